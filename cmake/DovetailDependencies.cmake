@@ -1,0 +1,12 @@
+# Everything here is a Debian 12 package (scripts/dependencies.txt lists them).
+find_package(Threads REQUIRED)
+find_package(absl REQUIRED)
+find_package(nlohmann_json 3.11 REQUIRED)
+find_package(Boost 1.74 REQUIRED)
+find_package(OpenSSL REQUIRED COMPONENTS Crypto)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
+pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
+find_package(prometheus-cpp REQUIRED COMPONENTS core)
+find_package(GTest REQUIRED)
+find_package(benchmark REQUIRED)
