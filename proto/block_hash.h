@@ -1,0 +1,11 @@
+#pragma once
+#include <array>
+#include <cstdint>
+
+namespace dovetail::proto {
+
+// Names the content of one KV block and of everything before it: SHA-256, cut to 128 bits, of (previous hash, the block's tokens), the
+// first one seeded with the salt of whoever may share it.
+using BlockHash = std::array<uint64_t, 2>;
+
+}  // namespace dovetail::proto

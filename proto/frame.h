@@ -1,0 +1,64 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/ids.h"
+#include "base/status.h"
+
+// What a Fabric moves: a header of 64 bytes and a payload. Tensors are raw payloads whose layout both ends compute (step_layout.h);
+// every other payload is an encoded message (sequence_frames.h, step_plan.h).
+
+namespace dovetail::proto {
+
+enum class FrameType : uint16_t {
+  // scheduler <-> compute worker
+  kStepPlan = 1,
+  kStepResult = 2,
+  // scheduler <-> attention worker
+  kOpenSequence = 16,
+  kSequenceOpened = 17,
+  kForkSequence = 18,
+  kReleaseSequence = 19,
+  kPrefixProbe = 20,
+  kPrefixProbed = 21,
+  kUnpin = 22,
+  kWorkerStatus = 23,
+  // compute worker <-> attention worker, within a step
+  kStepBegin = 32,
+  kStepRefused = 33,
+  kQuery = 34,     // payload: q rows of every entry and shard
+  kKeyValue = 35,  // payload: k, then v rows of every entry and shard that appends
+  kPartial = 36,   // payload: what attention over the shards gave
+};
+
+inline constexpr uint32_t kFrameMagic = 0x4c545644;  // "DVTL"
+inline constexpr uint16_t kFrameVersion = 1;
+inline constexpr uint64_t kMaxPayloadBytes = uint64_t{1} << 32;
+
+// Little-endian, fixed size. `epoch` is that of the attention worker concerned (the receiver's on the way there, the sender's on the way
+// back): a frame of another incarnation is dropped.
+struct FrameHeader {
+  uint32_t magic = kFrameMagic;
+  uint16_t version = kFrameVersion;
+  FrameType type{};
+  uint32_t epoch = 0;
+  uint16_t micro_batch = 0;
+  uint16_t op = 0;  // attention op, for tensors
+  uint64_t step = 0;
+  uint64_t payload_bytes = 0;
+  uint64_t reserved[3] = {0, 0, 0};
+  uint32_t reserved32 = 0;
+  uint32_t checksum = 0;  // CRC-32C of the 60 bytes before it
+};
+static_assert(sizeof(FrameHeader) == 64);
+
+// Fills in magic, version, payload size and checksum.
+FrameHeader MakeHeader(FrameType type, Epoch epoch, StepId step, MicroBatchId micro_batch, int op, uint64_t payload_bytes);
+
+// kInvalidArgument names the first field that is wrong. Reserved fields must be 0.
+absl::Status Validate(const FrameHeader& header);
+
+uint32_t Crc32c(std::span<const std::byte> bytes);
+
+}  // namespace dovetail::proto

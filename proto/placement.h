@@ -1,0 +1,66 @@
+#pragma once
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "absl/container/inlined_vector.h"
+#include "base/ids.h"
+#include "base/status.h"
+#include "proto/attention_spec.h"
+
+// Which attention worker holds which tokens and heads of a sequence: data, never a code path.
+
+namespace dovetail::proto {
+
+inline constexpr Position kOpenEnd = std::numeric_limits<Position>::max();
+inline constexpr int kMaxShards = 64;  // of one sequence
+
+struct HeadRange {  // of KV heads
+  int begin = 0;
+  int end = 0;
+  int size() const { return end - begin; }
+  bool operator==(const HeadRange&) const = default;
+};
+
+struct TokenRange {  // of positions; begins on a segment, ends on one or is open
+  Position begin = 0;
+  Position end = kOpenEnd;
+  bool whole() const { return begin == 0 && end == kOpenEnd; }
+  bool operator==(const TokenRange&) const = default;
+};
+
+struct Shard {
+  LayerGroup group;
+  WorkerId worker;
+  Epoch epoch;
+  HeadRange kv_heads;
+  TokenRange tokens;
+  bool operator==(const Shard&) const = default;
+};
+
+// Covers each group's kv_heads x positions exactly once.
+using Placement = absl::InlinedVector<Shard, 4>;
+
+// kInvalidArgument names the shard and what it leaves out, overlaps or exceeds.
+absl::Status Validate(const Placement& placement, const AttentionTable& table);
+
+// Everything on one worker: a shard per group.
+Placement WholePlacement(const AttentionTable& table, WorkerId worker, Epoch epoch);
+
+// The rows of a step that concern one shard: an entry's new tokens are positions [ctx_len, ctx_len + q_len). Both ends of the wire
+// compute frames' layouts from this, so nothing about layout travels.
+struct ShardRows {
+  int q_first = 0;   // first new token (0-based in the entry) whose query the shard answers
+  int q_count = 0;   // through the last new token; 0: the shard is not involved
+  int kv_first = 0;  // first new token whose K and V the shard appends
+  int kv_count = 0;
+};
+ShardRows RowsOf(const TokenRange& tokens, int window, Position ctx_len, int q_len);
+
+// Segments [begin, end) fall into this many maximal aligned power-of-two subtrees of the merge tree: what a token shard returns for a
+// row. 0 for an empty range.
+int SubtreeCount(int64_t begin_segment, int64_t end_segment);
+
+std::string DebugString(const Shard& shard);
+
+}  // namespace dovetail::proto

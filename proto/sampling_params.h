@@ -1,0 +1,45 @@
+#pragma once
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "base/ids.h"
+
+namespace dovetail::proto {
+
+// How the next token of a sequence is chosen; a plain value that travels in the step plan. The server validates ranges (server/).
+// A draw is argmax(logit / temperature + Gumbel(seed, position, token id)) over the candidates that the filters leave.
+struct SamplingParams {
+  float temperature = 1.0f;         // 0: greedy
+  int32_t top_k = 0;                // 0: all
+  float top_p = 1.0f;
+  float min_p = 0.0f;
+  float repetition_penalty = 1.0f;  // over prompt and output tokens
+  float presence_penalty = 0.0f;    // over output tokens
+  float frequency_penalty = 0.0f;   // over output tokens
+  uint64_t seed = 0;
+  std::vector<std::pair<TokenId, float>> logit_bias;
+  std::vector<TokenId> allowed_token_ids;  // empty: all
+  std::vector<TokenId> banned_token_ids;   // bad words of one token
+  int32_t logprobs = -1;            // top alternatives reported a token; 0: the sampled one only, -1: none
+
+  bool needs_history() const {
+    return repetition_penalty != 1.0f || presence_penalty != 0.0f || frequency_penalty != 0.0f;
+  }
+  bool operator==(const SamplingParams&) const = default;
+};
+
+// Log probabilities of one position: over the raw logits (temperature 1, no penalties).
+struct TokenLogprob {
+  TokenId token = 0;
+  float logprob = 0;
+  int32_t rank = 0;  // 1: the most probable
+  bool operator==(const TokenLogprob&) const = default;
+};
+struct PositionLogprobs {
+  TokenLogprob chosen;
+  std::vector<TokenLogprob> top;  // by falling probability; ties by token id
+  bool operator==(const PositionLogprobs&) const = default;
+};
+
+}  // namespace dovetail::proto

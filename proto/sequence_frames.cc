@@ -1,0 +1,99 @@
+#include "proto/sequence_frames.h"
+
+#include "proto/codec.h"
+#include "proto/fields.h"
+
+namespace dovetail::proto {
+namespace {
+
+template <typename T, typename Message>
+concept Is = std::is_same_v<std::remove_const_t<T>, Message>;
+
+void FieldsOf(auto& a, Is<OpenSequence> auto& m) {
+  a.Id("sequence", m.sequence);
+  ShardsField(a, m.shards);
+  a.Array("hashes", m.hashes, kMaxSequenceBlocks);
+}
+
+void FieldsOf(auto& a, Is<SequenceOpened> auto& m) {
+  a.Id("sequence", m.sequence);
+  a.Array("resumable", m.resumable, kMaxSequenceBlocks);
+}
+
+void FieldsOf(auto& a, Is<ForkSequence> auto& m) {
+  a.Id("parent", m.parent);
+  a.Id("child", m.child);
+  PositionField(a, "ctx_len", m.ctx_len);
+}
+
+void FieldsOf(auto& a, Is<ReleaseSequence> auto& m) {
+  a.Id("sequence", m.sequence);
+  PositionField(a, "ctx_len", m.ctx_len);
+  a.Array("hashes", m.hashes, kMaxSequenceBlocks);
+}
+
+void FieldsOf(auto& a, Is<PrefixProbe> auto& m) {
+  a.Number("pin_id", m.pin_id);
+  ShardsField(a, m.shards);
+  a.Array("hashes", m.hashes, kMaxSequenceBlocks);
+}
+
+void FieldsOf(auto& a, Is<PrefixProbed> auto& m) {
+  a.Number("pin_id", m.pin_id);
+  a.Array("resumable", m.resumable, kMaxSequenceBlocks);
+}
+
+void FieldsOf(auto& a, Is<Unpin> auto& m) { a.Number("pin_id", m.pin_id); }
+
+void FieldsOf(auto& a, Is<WorkerStatus> auto& m) {
+  a.Number("blocks_total", m.blocks_total);
+  a.Number("blocks_in_use", m.blocks_in_use);
+  a.Number("blocks_cached", m.blocks_cached);
+  a.Number("sequences", m.sequences);
+}
+
+void FieldsOf(auto& archive, Is<StepBegin> auto& m) {
+  archive.Each("entries", m.entries, kMaxStepEntries, [](auto& a, auto& entry) {
+    a.Id("entry.sequence", entry.sequence);
+    PositionField(a, "entry.ctx_len", entry.ctx_len);
+    a.Number("entry.q_len", entry.q_len);
+    if constexpr (std::remove_reference_t<decltype(a)>::kDecoding)
+      a.Require(entry.q_len >= 1 && entry.q_len <= kMaxStepTokens, "entry.q_len", "is outside the limit");
+    a.Array("entry.hashes", entry.hashes, kMaxSequenceBlocks);
+  });
+}
+
+void FieldsOf(auto& a, Is<StepRefused> auto& m) {
+  a.Bool("out_of_memory", m.out_of_memory);
+  a.Text("reason", m.reason, 4096);
+}
+
+}  // namespace
+
+#define DT_MESSAGE(Message)                                             \
+  void Encode(const Message& message, std::vector<std::byte>& out) {    \
+    Encoder encoder(out);                                               \
+    FieldsOf(encoder, message);                                         \
+  }                                                                     \
+  template <>                                                           \
+  absl::StatusOr<Message> Decode<Message>(std::span<const std::byte> bytes) { \
+    Decoder decoder(bytes);                                             \
+    Message message;                                                    \
+    FieldsOf(decoder, message);                                         \
+    if (absl::Status status = decoder.Finish(); !status.ok()) return Annotate(status, #Message); \
+    return message;                                                     \
+  }
+
+DT_MESSAGE(OpenSequence)
+DT_MESSAGE(SequenceOpened)
+DT_MESSAGE(ForkSequence)
+DT_MESSAGE(ReleaseSequence)
+DT_MESSAGE(PrefixProbe)
+DT_MESSAGE(PrefixProbed)
+DT_MESSAGE(Unpin)
+DT_MESSAGE(WorkerStatus)
+DT_MESSAGE(StepBegin)
+DT_MESSAGE(StepRefused)
+#undef DT_MESSAGE
+
+}  // namespace dovetail::proto

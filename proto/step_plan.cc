@@ -1,0 +1,153 @@
+#include "proto/step_plan.h"
+
+#include "proto/codec.h"
+#include "proto/fields.h"
+
+namespace dovetail::proto {
+namespace {
+
+constexpr size_t kMaxBias = 1024;
+constexpr size_t kMaxTokenList = 1 << 20;
+constexpr size_t kMaxHistory = size_t{kMaxSequenceBlocks} * kSegmentTokens;
+constexpr size_t kMaxLogits = size_t{1} << 30;
+
+template <typename T, typename Message>
+concept Is = std::is_same_v<std::remove_const_t<T>, Message>;
+
+void FieldsOf(auto& archive, Is<SamplingParams> auto& p) {
+  archive.Number("temperature", p.temperature);
+  archive.Number("top_k", p.top_k);
+  archive.Number("top_p", p.top_p);
+  archive.Number("min_p", p.min_p);
+  archive.Number("repetition_penalty", p.repetition_penalty);
+  archive.Number("presence_penalty", p.presence_penalty);
+  archive.Number("frequency_penalty", p.frequency_penalty);
+  archive.Number("seed", p.seed);
+  archive.Each("logit_bias", p.logit_bias, kMaxBias, [](auto& a, auto& bias) {
+    a.Number("logit_bias.token", bias.first);
+    a.Number("logit_bias.value", bias.second);
+  });
+  archive.Array("allowed_token_ids", p.allowed_token_ids, kMaxTokenList);
+  archive.Array("banned_token_ids", p.banned_token_ids, kMaxTokenList);
+  archive.Number("logprobs", p.logprobs);
+  if constexpr (std::remove_reference_t<decltype(archive)>::kDecoding) {
+    archive.Require(std::isfinite(p.temperature) && p.temperature >= 0, "temperature", "is negative or not finite");
+    archive.Require(p.top_p >= 0 && p.top_p <= 1, "top_p", "is outside 0..1");
+    archive.Require(p.min_p >= 0 && p.min_p <= 1, "min_p", "is outside 0..1");
+    archive.Require(std::isfinite(p.repetition_penalty) && p.repetition_penalty > 0, "repetition_penalty",
+                    "is not a positive number");
+    archive.Require(std::isfinite(p.presence_penalty) && std::isfinite(p.frequency_penalty), "penalty",
+                    "is not finite");
+    archive.Require(p.logprobs >= -1 && p.logprobs <= kMaxTopLogprobs, "logprobs", "is outside the limit");
+  }
+}
+
+void FieldsOf(auto& a, Is<StepEntry> auto& e) {
+  a.Id("sequence", e.sequence);
+  PositionField(a, "ctx_len", e.ctx_len);
+  a.Array("tokens", e.tokens, kMaxStepTokens);
+  a.Number("rope_length", e.rope_length);
+  a.Bool("sample", e.sample);
+  a.Number("prompt_logprobs", e.prompt_logprobs);
+  a.Number("logits_rows", e.logits_rows);
+  a.Number("next_prompt_token", e.next_prompt_token);
+  if (e.sample) FieldsOf(a, e.sampling);
+  a.Array("banned_now", e.banned_now, kMaxTokenList);
+  a.Number("prompt_tokens", e.prompt_tokens);
+  a.Bool("history_given", e.history_given);
+  a.Array("history", e.history, kMaxHistory);
+  ShardsField(a, e.placement);
+  a.Array("block_hashes", e.block_hashes, kMaxSequenceBlocks);
+  if constexpr (std::remove_reference_t<decltype(a)>::kDecoding) {
+    a.Require(!e.tokens.empty(), "tokens", "is empty");
+    a.Require(e.rope_length >= 0, "rope_length", "is negative");
+    a.Require(e.prompt_tokens >= 0, "prompt_tokens", "is negative");
+    a.Require(e.prompt_logprobs >= -1 && e.prompt_logprobs <= kMaxTopLogprobs, "prompt_logprobs",
+              "is outside the limit");
+    a.Require(e.logits_rows >= 0 && static_cast<size_t>(e.logits_rows) <= e.tokens.size(), "logits_rows",
+              "is more than the entry's tokens");
+  }
+}
+
+void FieldsOf(auto& archive, Is<StepPlan> auto& plan) {
+  archive.Id("step", plan.step);
+  archive.Id("micro_batch", plan.micro_batch);
+  archive.Each("entries", plan.entries, kMaxStepEntries, [](auto& a, auto& entry) { FieldsOf(a, entry); });
+  if constexpr (std::remove_reference_t<decltype(archive)>::kDecoding) {
+    size_t tokens = 0;
+    for (const StepEntry& entry : plan.entries) tokens += entry.tokens.size();
+    archive.Require(tokens >= 1 && tokens <= kMaxStepTokens, "entries", "hold no token or more than a step may");
+  }
+}
+
+void FieldsOf(auto& archive, Is<PositionLogprobs> auto& p) {
+  const auto one = [](auto& a, auto& logprob) {
+    a.Number("logprob.token", logprob.token);
+    a.Number("logprob.logprob", logprob.logprob);
+    a.Number("logprob.rank", logprob.rank);
+  };
+  one(archive, p.chosen);
+  archive.Each("top", p.top, kMaxTopLogprobs, one);
+}
+
+template <typename Archive, typename Enum>
+void StatusField(Archive& a, Enum& status) {
+  a.Number("status", status);
+  if constexpr (Archive::kDecoding) a.Require(status <= StepStatus::kBadLogits, "status", "is unknown");
+}
+
+void FieldsOf(auto& archive, Is<EntryResult> auto& r) {
+  archive.Id("sequence", r.sequence);
+  StatusField(archive, r.status);
+  PositionField(archive, "position", r.position);
+  archive.Number("token", r.token);
+  archive.Bool("has_logprobs", r.has_logprobs);
+  if (r.has_logprobs) FieldsOf(archive, r.logprobs);
+  archive.Each("prompt_logprobs", r.prompt_logprobs, kMaxStepTokens,
+               [](auto& a, auto& logprobs) { FieldsOf(a, logprobs); });
+  archive.Array("logits", r.logits, kMaxLogits);
+}
+
+void FieldsOf(auto& archive, Is<StepResult> auto& r) {
+  archive.Id("step", r.step);
+  archive.Id("micro_batch", r.micro_batch);
+  StatusField(archive, r.status);
+  archive.Text("error", r.error, 4096);
+  archive.Id("failed_worker", r.failed_worker);
+  archive.Each("entries", r.entries, kMaxStepEntries, [](auto& a, auto& entry) { FieldsOf(a, entry); });
+  archive.Number("total_us", r.timings.total_us);
+  archive.Number("dense_us", r.timings.dense_us);
+  archive.Number("attention_wait_us", r.timings.attention_wait_us);
+  archive.Number("sample_us", r.timings.sample_us);
+}
+
+template <typename Message>
+absl::StatusOr<Message> DecodeMessage(std::span<const std::byte> bytes, const char* name) {
+  Decoder decoder(bytes);
+  Message message;
+  FieldsOf(decoder, message);
+  if (absl::Status status = decoder.Finish(); !status.ok()) return Annotate(status, name);
+  return message;
+}
+
+}  // namespace
+
+void Encode(const StepPlan& plan, std::vector<std::byte>& out) {
+  Encoder encoder(out);
+  FieldsOf(encoder, plan);
+}
+
+absl::StatusOr<StepPlan> DecodeStepPlan(std::span<const std::byte> bytes) {
+  return DecodeMessage<StepPlan>(bytes, "StepPlan");
+}
+
+void Encode(const StepResult& result, std::vector<std::byte>& out) {
+  Encoder encoder(out);
+  FieldsOf(encoder, result);
+}
+
+absl::StatusOr<StepResult> DecodeStepResult(std::span<const std::byte> bytes) {
+  return DecodeMessage<StepResult>(bytes, "StepResult");
+}
+
+}  // namespace dovetail::proto

@@ -1,0 +1,94 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/status.h"
+#include "proto/block_hash.h"
+#include "proto/placement.h"
+#include "proto/sampling_params.h"
+
+// A step is one micro-batch of sequences, each with q_len >= 1 new tokens: decode is q_len = 1, a prefill chunk hundreds.
+// StepPlan goes from the scheduler to a compute worker, StepResult comes back. Plain values; Encode and Decode are exact inverses and
+// Decode validates everything before use (kInvalidArgument names the field).
+
+namespace dovetail::proto {
+
+inline constexpr int kMaxStepEntries = 4096;
+inline constexpr int kMaxStepTokens = 65536;   // new tokens of all entries together
+inline constexpr int kMaxTopLogprobs = 64;
+
+struct StepEntry {
+  SequenceId sequence;
+  Position ctx_len = 0;           // tokens whose K and V count; the new ones are positions ctx_len, ctx_len + 1, ...
+  std::vector<TokenId> tokens;    // the q_len new ones
+  int32_t rope_length = 0;        // the length that length-dependent rope kinds assume for this sequence (model/rope.h)
+  bool sample = false;            // the last new token is the last one known: choose the next
+  int32_t prompt_logprobs = -1;   // >= 0: report log probabilities of each new token's successor, this many alternatives
+  int32_t logits_rows = 0;        // return the logits of this many last new tokens
+  TokenId next_prompt_token = -1; // with prompt_logprobs: what follows the last new token; -1: nothing
+  SamplingParams sampling;        // if sample
+  std::vector<TokenId> banned_now;   // with sample: not to be chosen at this position (stop tokens before min_tokens)
+  int32_t prompt_tokens = 0;      // how many tokens of `history` + `tokens` belong to the prompt
+  std::vector<TokenId> history;   // tokens before ctx_len, given when penalties need them and the worker has not seen them
+  bool history_given = false;
+  Placement placement;
+  std::vector<BlockHash> block_hashes;  // of blocks that ctx_len completed since the sequence's last step
+  bool operator==(const StepEntry&) const = default;
+};
+
+struct StepPlan {
+  StepId step;
+  MicroBatchId micro_batch;
+  std::vector<StepEntry> entries;
+  bool operator==(const StepPlan&) const = default;
+};
+
+enum class StepStatus : uint8_t {
+  kOk = 0,
+  kOutOfMemory = 1,   // an attention worker has no block left: nothing was committed, the scheduler frees some and repeats
+  kWorkerFailed = 2,  // a worker refused or failed; `error` says why
+  kBadLogits = 3,     // NaN or nothing left to choose from
+};
+
+struct EntryResult {
+  SequenceId sequence;
+  StepStatus status = StepStatus::kOk;
+  Position position = 0;     // of the sampled token: ctx_len + q_len
+  TokenId token = -1;        // -1: none was asked for
+  bool has_logprobs = false;
+  PositionLogprobs logprobs;
+  std::vector<PositionLogprobs> prompt_logprobs;  // of positions ctx_len + 1, ...
+  std::vector<float> logits;                      // [logits_rows, vocab]
+  bool operator==(const EntryResult&) const = default;
+};
+
+struct StepTimings {  // microseconds, measured by the compute worker's shell
+  int64_t total_us = 0;
+  int64_t dense_us = 0;
+  int64_t attention_wait_us = 0;
+  int64_t sample_us = 0;
+  bool operator==(const StepTimings&) const = default;
+};
+
+struct StepResult {
+  StepId step;
+  MicroBatchId micro_batch;
+  StepStatus status = StepStatus::kOk;
+  std::string error;
+  WorkerId failed_worker;
+  std::vector<EntryResult> entries;  // in the plan's order
+  StepTimings timings;
+  bool operator==(const StepResult&) const = default;
+};
+
+void Encode(const StepPlan& plan, std::vector<std::byte>& out);  // replaces out's contents; keeps its capacity
+absl::StatusOr<StepPlan> DecodeStepPlan(std::span<const std::byte> bytes);
+
+void Encode(const StepResult& result, std::vector<std::byte>& out);
+absl::StatusOr<StepResult> DecodeStepResult(std::span<const std::byte> bytes);
+
+}  // namespace dovetail::proto

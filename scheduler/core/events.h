@@ -1,0 +1,102 @@
+#pragma once
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/ids.h"
+#include "proto/attention_spec.h"
+#include "proto/block_hash.h"
+#include "proto/placement.h"
+#include "proto/sequence_frames.h"
+#include "proto/step_plan.h"
+#include "scheduler/core/request.h"
+
+// Everything that can happen to the scheduler, and everything it can ask for.
+
+namespace dovetail::scheduler {
+
+// ---- events ----
+
+struct RequestArrived {
+  std::shared_ptr<const GenerationRequest> request;
+};
+struct RequestCancelled {  // the client is gone: ends all its choices as kCancelled, frees their KV within a step
+  RequestId request;
+};
+struct ChoiceStopped {  // the server found a stop string: ends the choice as kStop; later tokens of it are dropped
+  RequestId request;
+  int choice = 0;
+};
+struct RequestPaused {  // the reader is slow: keep its KV, plan no steps for it
+  RequestId request;
+};
+struct RequestResumed {
+  RequestId request;
+};
+struct AttentionWorkerJoined {
+  WorkerId worker;
+  Epoch epoch;
+  uint64_t kv_blocks = 0;  // capacity in KvBlocks: 64 tokens x one KV head x one attention op
+};
+struct ComputeWorkerJoined {
+  WorkerId worker;
+};
+struct SequenceOpened {  // answer to OpenSequence and ForkSequence
+  WorkerId worker;
+  Epoch epoch;
+  proto::SequenceOpened opened;
+};
+struct PrefixProbed {
+  WorkerId worker;
+  Epoch epoch;
+  proto::PrefixProbed probed;
+};
+struct StepFinished {
+  WorkerId compute_worker;
+  proto::StepResult result;
+};
+struct Tick {};
+
+using Event = std::variant<RequestArrived, RequestCancelled, ChoiceStopped, RequestPaused, RequestResumed,
+                           AttentionWorkerJoined, ComputeWorkerJoined, SequenceOpened, PrefixProbed, StepFinished, Tick>;
+
+// ---- actions ----
+
+struct OpenSequence {
+  WorkerId worker;
+  Epoch epoch;
+  proto::OpenSequence message;
+};
+struct ForkSequence {
+  WorkerId worker;
+  Epoch epoch;
+  proto::ForkSequence message;
+};
+struct ReleaseSequence {
+  WorkerId worker;
+  Epoch epoch;
+  proto::ReleaseSequence message;
+};
+struct ProbePrefix {
+  WorkerId worker;
+  Epoch epoch;
+  proto::PrefixProbe message;
+};
+struct Unpin {
+  WorkerId worker;
+  Epoch epoch;
+  proto::Unpin message;
+};
+struct RunStep {
+  WorkerId compute_worker;
+  proto::StepPlan plan;
+};
+struct EmitUpdate {  // already in the token log: may be shown
+  GenerationUpdate update;
+};
+
+using Action = std::variant<OpenSequence, ForkSequence, ReleaseSequence, ProbePrefix, Unpin, RunStep, EmitUpdate>;
+
+}  // namespace dovetail::scheduler

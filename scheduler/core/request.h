@@ -1,0 +1,66 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/ids.h"
+#include "proto/sampling_params.h"
+
+// What a generation request is to the scheduler, and what comes back. Plain values: text, HTTP and JSON stay in server/.
+
+namespace dovetail::scheduler {
+
+inline constexpr int kMaxChoices = 8;
+
+// Immutable once submitted; shared (shared_ptr<const>) between the server that made it and the scheduler that runs it.
+struct GenerationRequest {
+  RequestId id;
+  std::string tenant;              // who is billed and kept apart: the unit of fairness, and the salt of the prefix cache
+  std::string cache_salt;          // further keeps prefix blocks apart; empty: the tenant's own
+  int priority = 0;                // lower runs first among one tenant's requests
+  std::vector<TokenId> prompt;     // >= 1 token
+  int choices = 1;                 // 1..kMaxChoices; choice i draws with the seed `sampling.seed + i`
+  proto::SamplingParams sampling;
+  int max_tokens = 16;             // output tokens of each choice
+  int min_tokens = 0;              // end tokens cannot be chosen before
+  std::vector<TokenId> stop_token_ids;  // end a choice when chosen; the token is reported (the server decides whether to show it)
+  int prompt_logprobs = -1;        // >= 0: log probabilities of prompt positions 1.. with this many alternatives; bypasses prefix hits
+  int logits_last = 0;             // return the logits of this many last prompt positions
+  bool logits_of_output = false;   // and of each sampled position
+  bool use_prefix_cache = true;
+};
+
+enum class FinishReason : uint8_t {
+  kStop = 0,       // a stop token, or the server found a stop string
+  kLength = 1,     // max_tokens or the model's positions
+  kCancelled = 2,
+  kError = 3,      // `error` says what
+};
+
+// One thing that happened to a request; delivered in order, each position of each choice exactly once.
+struct GenerationUpdate {
+  RequestId request;
+  int choice = 0;
+
+  std::vector<TokenId> tokens;     // new output tokens, [first_index, first_index + size)
+  int first_index = 0;             // of tokens[0] among the choice's output tokens
+  std::vector<proto::PositionLogprobs> logprobs;         // per token, if asked for
+  std::vector<std::vector<float>> logits;                // per token, if asked for
+
+  std::vector<proto::PositionLogprobs> prompt_logprobs;  // appended, positions in order (choice 0 only)
+  std::vector<float> prompt_logits;                      // [logits_last, vocab], once, before the first token (choice 0 only)
+
+  bool choice_finished = false;
+  FinishReason reason = FinishReason::kStop;
+  TokenId stop_token = -1;         // the one that ended it, if one did
+  std::string error;
+  absl::StatusCode error_code = absl::StatusCode::kOk;
+
+  bool request_finished = false;   // nothing follows
+  int prompt_tokens = 0;           // valid from the first update on
+  int cached_tokens = 0;           // of the prompt, from the prefix cache
+};
+
+}  // namespace dovetail::scheduler

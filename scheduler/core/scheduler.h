@@ -1,0 +1,66 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "proto/attention_spec.h"
+#include "scheduler/core/events.h"
+
+namespace dovetail::scheduler {
+
+// How sequences are laid over attention workers. kMixed alternates between the other three, sequence by sequence.
+enum class PlacementPolicy : uint8_t { kRequest = 0, kHeads = 1, kTokens = 2, kMixed = 3 };
+
+struct SchedulerOptions {
+  int max_num_seqs = 256;             // running sequences
+  int max_num_batched_tokens = 2048;  // new tokens of a step
+  int max_model_len = 2048;           // prompt + output tokens of a sequence
+  int max_queued_requests = 4096;     // waiting; one more is refused with kResourceExhausted
+  int micro_batches = 1;              // steps in flight
+  bool enable_prefix_caching = true;
+  bool enable_chunked_prefill = true;
+  PlacementPolicy placement = PlacementPolicy::kRequest;
+  int token_shard_tokens = 256;       // kTokens: tokens per shard, a multiple of 64; later shards go round the workers
+  uint64_t model_digest = 0;          // part of every block hash: model, KV dtype, attention table
+  proto::AttentionTable attention;
+
+  absl::Status Validate() const;      // kInvalidArgument names the flag and what it may be
+};
+
+struct SchedulerStats {
+  int running_sequences = 0;
+  int waiting_requests = 0;
+  int paused_requests = 0;
+  double kv_usage = 0;                // used over capacity of the fullest attention worker, 0..1
+  uint64_t preemptions = 0;
+  uint64_t prompt_tokens = 0;
+  uint64_t generation_tokens = 0;
+  uint64_t prefix_queries = 0;        // tokens asked for
+  uint64_t prefix_hits = 0;           // tokens found
+  uint64_t steps = 0;
+  uint64_t late_events = 0;           // unknown or late, dropped
+};
+
+// Decides everything the cluster does, and does nothing itself. Single-threaded, deterministic: the same events at the same times give
+// the same actions, in every process and in the simulator. No clock, thread, socket or log. At most `SchedulerOptions` of anything.
+class SchedulerCore {
+ public:
+  SchedulerCore(const SchedulerOptions& options, uint64_t seed);
+  ~SchedulerCore();
+
+  // Applies one event that happened at `now` and appends what must be done about it. Unknown or late events are dropped and counted.
+  void Handle(const Event& event, absl::Time now, std::vector<Action>& actions);
+
+  // The next time at which Handle(Tick{}) must be called even if nothing happens. absl::InfiniteFuture() if none.
+  absl::Time NextDeadline() const;
+
+  SchedulerStats stats() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace dovetail::scheduler

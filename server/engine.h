@@ -1,0 +1,56 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "scheduler/core/request.h"
+#include "scheduler/core/scheduler.h"
+
+namespace dovetail::server {
+
+// Receives what happens to one request. Called on the engine's thread, in order; must return at once (post to your own thread) and must
+// not call the Engine. The engine keeps the sink alive until it delivered the update with request_finished.
+class GenerationSink {
+ public:
+  virtual ~GenerationSink() = default;
+  virtual void OnUpdate(scheduler::GenerationUpdate update) = 0;
+};
+
+struct StepSample {  // of one finished step, for metrics
+  int new_tokens = 0;
+  int sequences = 0;
+  int64_t total_us = 0, dense_us = 0, attention_wait_us = 0, sample_us = 0;
+};
+
+struct EngineStats {
+  scheduler::SchedulerStats scheduler;
+  uint64_t kv_blocks_total = 0, kv_blocks_in_use = 0, kv_blocks_cached = 0;  // over all attention workers
+  absl::Time last_progress;      // when a step last finished, or the engine was last idle
+  bool healthy = true;           // false: the engine cannot make progress any more; `error` says why
+  std::string error;
+};
+
+// Generates tokens. The embedded cluster implements it in this process; a client of a remote scheduler will too. Thread-safe; nothing
+// blocks for longer than a queue push.
+class Engine {
+ public:
+  virtual ~Engine() = default;
+
+  // Takes the request (its id is chosen here and returned). The sink hears of everything that follows, at least the end.
+  // kResourceExhausted: the queue is full, nothing was taken. kUnavailable: draining or dead. kInvalidArgument: can never run here
+  // (empty prompt, prompt and max_tokens beyond the model's positions, more KV than all workers have).
+  virtual absl::StatusOr<RequestId> Submit(scheduler::GenerationRequest request, std::shared_ptr<GenerationSink> sink) = 0;
+
+  virtual void Cancel(RequestId request) = 0;                      // unknown or finished: nothing happens
+  virtual void StopChoice(RequestId request, int choice) = 0;      // a stop string was found
+  virtual void Pause(RequestId request) = 0;                       // the reader is slow
+  virtual void Resume(RequestId request) = 0;
+
+  virtual EngineStats stats() = 0;
+  virtual std::vector<StepSample> TakeStepSamples() = 0;           // since the last call; at most the last 4096
+};
+
+}  // namespace dovetail::server
