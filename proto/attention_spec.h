@@ -5,14 +5,12 @@
 
 #include "base/dtype.h"
 #include "base/ids.h"
+#include "base/segment_tree.h"
 #include "base/status.h"
 
 // What an attention worker is told about a model: one small table, sent at join. It loads no weights and reads no config.
 
 namespace dovetail::proto {
-
-// Tokens summed before anything is merged; every placement, block and Q-first boundary is a multiple of it (docs/adr/0002).
-inline constexpr int kSegmentTokens = 64;
 
 // Limits a table must keep; Validate() names the one that is broken.
 inline constexpr int kMaxAttentionOps = 1024;

@@ -1,7 +1,6 @@
 #include "proto/placement.h"
 
 #include <algorithm>
-#include <bit>
 #include <vector>
 
 namespace dovetail::proto {
@@ -75,17 +74,6 @@ ShardRows RowsOf(const TokenRange& tokens, int window, Position ctx_len, int q_l
     rows.q_count = q_len - rows.q_first;
   }
   return rows;
-}
-
-int SubtreeCount(int64_t begin, int64_t end) {
-  int count = 0;
-  while (begin < end) {
-    int64_t size = begin == 0 ? std::bit_floor(static_cast<uint64_t>(end)) : begin & -begin;
-    while (begin + size > end) size /= 2;
-    begin += size;
-    ++count;
-  }
-  return count;
 }
 
 std::string DebugString(const Shard& shard) {

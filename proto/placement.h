@@ -57,10 +57,6 @@ struct ShardRows {
 };
 ShardRows RowsOf(const TokenRange& tokens, int window, Position ctx_len, int q_len);
 
-// Segments [begin, end) fall into this many maximal aligned power-of-two subtrees of the merge tree: what a token shard returns for a
-// row. 0 for an empty range.
-int SubtreeCount(int64_t begin_segment, int64_t end_segment);
-
 std::string DebugString(const Shard& shard);
 
 }  // namespace dovetail::proto

@@ -1,0 +1,49 @@
+#include "proto/step_layout.h"
+
+namespace dovetail::proto {
+
+int SubtreesOfRow(Position position, int window, const TokenRange& tokens) {
+  return CountSubtrees(VisibleSegments(position, window, tokens.begin, tokens.end));
+}
+
+void StepLayout::Add(int entry, int shard, const HeadRange& heads, const TokenRange& tokens, Position ctx_len, int q_len,
+                     const SoftmaxSpec& spec) {
+  ShardStep item;
+  item.entry = entry;
+  item.shard = shard;
+  item.kv_heads = heads;
+  item.tokens = tokens;
+  item.ctx_len = ctx_len;
+  item.q_len = q_len;
+  item.rows = RowsOf(tokens, spec.window, ctx_len, q_len);
+  item.query_heads = heads.size() * spec.group_size();
+  if (item.rows.q_count > 0 || item.rows.kv_count > 0) items.push_back(item);
+}
+
+void StepLayout::Finish(const SoftmaxSpec& spec) {
+  const int64_t element = SizeOf(spec.kv);
+  query_bytes = key_value_bytes = partial_bytes = 0;
+  for (ShardStep& item : items) {
+    item.query_offset = query_bytes;
+    query_bytes += element * item.rows.q_count * item.query_heads * spec.key_dim;
+    item.key_offset = key_value_bytes;
+    key_value_bytes += element * item.rows.kv_count * item.kv_heads.size() * spec.key_dim;
+  }
+  for (ShardStep& item : items) {
+    item.value_offset = key_value_bytes;
+    key_value_bytes += element * item.rows.kv_count * item.kv_heads.size() * spec.value_dim;
+    if (item.tokens.whole()) {
+      item.partial_offset = partial_bytes;
+      partial_bytes += element * item.rows.q_count * item.query_heads * spec.value_dim;
+      continue;
+    }
+    partial_bytes = (partial_bytes + 3) / 4 * 4;
+    item.partial_offset = partial_bytes;
+    for (int row = 0; row < item.rows.q_count; ++row) {
+      const Position position = item.ctx_len + item.rows.q_first + row;
+      partial_bytes += int64_t{4} * SubtreesOfRow(position, spec.window, item.tokens) * item.query_heads * (spec.value_dim + 2);
+    }
+  }
+}
+
+}  // namespace dovetail::proto

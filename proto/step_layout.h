@@ -1,0 +1,51 @@
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "base/ids.h"
+#include "proto/attention_spec.h"
+#include "proto/placement.h"
+
+namespace dovetail::proto {
+
+// One shard's part of a step: which of an entry's new tokens it answers and appends, and where their bytes lie in the payloads.
+struct ShardStep {
+  int entry = 0;        // index among the step's entries
+  int shard = 0;        // index among the sequence's shards on this worker, in the order of OpenSequence
+  HeadRange kv_heads;
+  TokenRange tokens;
+  Position ctx_len = 0;
+  int q_len = 0;
+  ShardRows rows;
+  int query_heads = 0;  // of the shard: kv_heads.size() x group size
+  int64_t query_offset = 0;    // bytes into kQuery: [rows.q_count, query_heads, key_dim]
+  int64_t key_offset = 0;      // bytes into kKeyValue: [rows.kv_count, kv_heads, key_dim]
+  int64_t value_offset = 0;    // bytes into kKeyValue: [rows.kv_count, kv_heads, value_dim]
+  int64_t partial_offset = 0;  // bytes into kPartial
+};
+
+// How the tensors of one layer group and one attention worker lie in the payloads of a step. Compute and attention worker both build
+// it from (placement, ctx_len, q_len), so nothing about it travels.
+//   kQuery:    the items' query rows one after the other, wire dtype (SoftmaxSpec::kv)
+//   kKeyValue: the items' key rows one after the other, then the items' value rows, wire dtype
+//   kPartial:  an item whose shard holds all tokens: o [q_count, query_heads, value_dim], wire dtype: finished.
+//              An item of a token shard: per query row the partials [subtrees, query_heads, value_dim + 2] (o, m, l; f32), the
+//              maximal aligned subtrees of the segments of the shard that the row sees, in order. Begins at a multiple of 4 bytes.
+struct StepLayout {
+  std::vector<ShardStep> items;
+  int64_t query_bytes = 0;
+  int64_t key_value_bytes = 0;
+  int64_t partial_bytes = 0;
+
+  void Clear() { items.clear(); query_bytes = key_value_bytes = partial_bytes = 0; }
+
+  // Appends an item; entries in order, and an entry's shards in order. Offsets become valid with Finish().
+  void Add(int entry, int shard, const HeadRange& heads, const TokenRange& tokens, Position ctx_len, int q_len,
+           const SoftmaxSpec& spec);
+  void Finish(const SoftmaxSpec& spec);
+};
+
+// Subtree partials that a row at `position` gets from a token shard.
+int SubtreesOfRow(Position position, int window, const TokenRange& tokens);
+
+}  // namespace dovetail::proto

@@ -1,0 +1,27 @@
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+
+#include "absl/time/time.h"
+
+namespace dovetail::transport {
+
+// Wakes the thread of an event loop. Ring() is cheap while nobody sleeps: one atomic exchange, no lock, no syscall. Thread-safe; one
+// thread waits.
+class Doorbell {
+ public:
+  // Everything written before Ring() is seen by the waiter after Wait() returns.
+  void Ring();
+
+  // Returns once Ring() was called since the last Wait() returned, or after `timeout`. True: it rang.
+  bool Wait(absl::Duration timeout);
+
+ private:
+  enum State : int { kQuiet, kRung, kSleeping };
+  std::atomic<int> state_{kQuiet};
+  std::mutex mutex_;
+  std::condition_variable wake_;
+};
+
+}  // namespace dovetail::transport
