@@ -1,0 +1,2 @@
+dovetail_test(model_dequantize_test SRCS dequantize_test.cc DEPS dovetail_model_files)
+dovetail_test(model_gguf_test SRCS gguf_test.cc DEPS dovetail_model_files)
