@@ -2,10 +2,6 @@
 
 namespace dovetail::proto {
 
-int SubtreesOfRow(Position position, int window, const TokenRange& tokens) {
-  return CountSubtrees(VisibleSegments(position, window, tokens.begin, tokens.end));
-}
-
 void StepLayout::Add(int entry, int shard, const HeadRange& heads, const TokenRange& tokens, Position ctx_len, int q_len,
                      const SoftmaxSpec& spec) {
   ShardStep item;
@@ -39,10 +35,12 @@ void StepLayout::Finish(const SoftmaxSpec& spec) {
     }
     partial_bytes = (partial_bytes + 3) / 4 * 4;
     item.partial_offset = partial_bytes;
+    item.nodes = 0;
     for (int row = 0; row < item.rows.q_count; ++row) {
       const Position position = item.ctx_len + item.rows.q_first + row;
-      partial_bytes += int64_t{4} * SubtreesOfRow(position, spec.window, item.tokens) * item.query_heads * (spec.value_dim + 2);
+      item.nodes += CountSubtrees(VisibleSegments(position, spec.window, item.tokens.begin, item.tokens.end));
     }
+    partial_bytes += int64_t{4} * item.nodes * item.query_heads * (spec.value_dim + 2);
   }
 }
 

@@ -22,6 +22,7 @@ struct ShardStep {
   int64_t key_offset = 0;      // bytes into kKeyValue: [rows.kv_count, kv_heads, key_dim]
   int64_t value_offset = 0;    // bytes into kKeyValue: [rows.kv_count, kv_heads, value_dim]
   int64_t partial_offset = 0;  // bytes into kPartial
+  int64_t nodes = 0;           // subtrees over all rows, for token shards
 };
 
 // How the tensors of one layer group and one attention worker lie in the payloads of a step. Compute and attention worker both build
@@ -29,8 +30,8 @@ struct ShardStep {
 //   kQuery:    the items' query rows one after the other, wire dtype (SoftmaxSpec::kv)
 //   kKeyValue: the items' key rows one after the other, then the items' value rows, wire dtype
 //   kPartial:  an item whose shard holds all tokens: o [q_count, query_heads, value_dim], wire dtype: finished.
-//              An item of a token shard: per query row the partials [subtrees, query_heads, value_dim + 2] (o, m, l; f32), the
-//              maximal aligned subtrees of the segments of the shard that the row sees, in order. Begins at a multiple of 4 bytes.
+//              An item of a token shard, f32: o [nodes, query_heads, value_dim], then m and l [nodes, query_heads, 2], where the nodes
+//              are the maximal aligned subtrees that each row sees, row by row (base/segment_tree.h). Begins at a multiple of 4 bytes.
 struct StepLayout {
   std::vector<ShardStep> items;
   int64_t query_bytes = 0;
@@ -44,8 +45,5 @@ struct StepLayout {
            const SoftmaxSpec& spec);
   void Finish(const SoftmaxSpec& spec);
 };
-
-// Subtree partials that a row at `position` gets from a token shard.
-int SubtreesOfRow(Position position, int window, const TokenRange& tokens);
 
 }  // namespace dovetail::proto

@@ -1,0 +1,162 @@
+#include "attention_worker/attention_executor.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/op_context.h"
+#include "kernels/thread_pool.h"
+
+namespace dovetail::attention {
+
+size_t AttentionExecutor::BlockBytes(const proto::AttentionTable& table) {
+  size_t bytes = 0;
+  for (const proto::AttentionSpec& spec : table.groups) {
+    const auto& softmax = std::get<proto::SoftmaxSpec>(spec);
+    const kernels::KvBlockLayout layout{softmax.key_dim, softmax.value_dim, softmax.kv};
+    bytes = std::max(bytes, (layout.bytes() + 63) / 64 * 64);
+  }
+  return bytes;
+}
+
+AttentionExecutor::AttentionExecutor(kernels::Device& device, const AttentionWorkerCore& core, int micro_batches)
+    : device_(device),
+      core_(core),
+      block_bytes_(BlockBytes(core.table())),
+      stream_(device.CreateStream()),
+      micro_batches_(micro_batches) {}
+
+absl::StatusOr<std::unique_ptr<AttentionExecutor>> AttentionExecutor::Create(kernels::Device& device,
+                                                                             const AttentionWorkerCore& core,
+                                                                             uint32_t kv_blocks, int micro_batches) {
+  std::unique_ptr<AttentionExecutor> executor(new AttentionExecutor(device, core, micro_batches));
+  DT_ASSIGN_OR_RETURN(executor->arena_, device.Allocate(size_t{kv_blocks} * executor->block_bytes_));
+  return executor;
+}
+
+kernels::AttentionShape AttentionExecutor::ShapeOf(LayerGroup group) const {
+  const proto::SoftmaxSpec& spec = core_.table().softmax(group);
+  return kernels::AttentionShape{spec.group_size(), spec.key_dim, spec.value_dim, spec.scale, spec.window, spec.kv};
+}
+
+absl::Status AttentionExecutor::Grow(std::unique_ptr<kernels::Buffer>& buffer, size_t bytes) {
+  if (buffer != nullptr && buffer->size_bytes() >= bytes) return absl::OkStatus();
+  buffer.reset();
+  DT_ASSIGN_OR_RETURN(buffer, device_.Allocate(bytes + bytes / 4));
+  return absl::OkStatus();
+}
+
+void AttentionExecutor::Copy(std::span<const BlockCopy> copies) {
+  for (const BlockCopy& copy : copies) std::memcpy(BlockAt(copy.to), BlockAt(copy.from), block_bytes_);
+}
+
+absl::Status AttentionExecutor::PrepareStep(MicroBatchId id) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  batch.attention.reset();
+  size_t scratch = 0, partial = 0, pointers = 0, items = 0;
+  for (int g = 0; g < core_.table().group_count(); ++g) {
+    const LayerGroup group(static_cast<uint16_t>(g));
+    const proto::StepLayout& layout = core_.LayoutOf(id, group);
+    kernels::AttentionLimits limits;
+    size_t group_pointers = 0;
+    for (const proto::ShardStep& item : layout.items) {
+      ++limits.items;
+      limits.rows += item.rows.q_count;
+      limits.kv_heads = std::max(limits.kv_heads, item.kv_heads.size());
+      limits.tokens = std::max<int64_t>(limits.tokens, std::min(item.ctx_len + item.q_len, item.tokens.end) - item.tokens.begin);
+      group_pointers += core_.ShardOf(id, item).sets.size() * item.kv_heads.size();
+    }
+    limits.threads = stream_->pool().threads();
+    if (limits.items > 0) scratch = std::max(scratch, kernels::PagedAttentionScratchBytes(ShapeOf(group), limits));
+    partial = std::max<size_t>(partial, layout.partial_bytes);
+    pointers = std::max(pointers, group_pointers);
+    items = std::max(items, layout.items.size());
+  }
+  batch.block_pointers.reserve(pointers);
+  batch.items.reserve(items);
+  batch.appends.reserve(items);
+  DT_RETURN_IF_ERROR(Grow(batch.scratch, scratch));
+  return Grow(batch.partial, partial);
+}
+
+// Block pointers are laid out [item][KV head][block of the shard].
+void AttentionExecutor::FillTables(MicroBatch& batch, MicroBatchId id, int op) {
+  const LayerGroup group = core_.table().op_group[op];
+  const int op_index = core_.table().op_index_in_group[op];
+  batch.block_pointers.clear();
+  batch.items.clear();
+  for (const proto::ShardStep& step : core_.LayoutOf(id, group).items) {
+    const ShardState& shard = core_.ShardOf(id, step);
+    const size_t first = batch.block_pointers.size();
+    const int heads = step.kv_heads.size();
+    for (int head = 0; head < heads; ++head)
+      for (const BlockSetId set : shard.sets)
+        batch.block_pointers.push_back(set == kNoBlockSet ? nullptr : BlockAt(core_.BlocksOf(set)[op_index * heads + head]));
+    kernels::AttentionItem item;
+    item.q_rows = step.rows.q_count;
+    item.kv_heads = heads;
+    item.first_position = step.ctx_len + step.rows.q_first;
+    item.token_begin = step.tokens.begin;
+    item.token_end = std::min<Position>(step.ctx_len + step.q_len, step.tokens.end);
+    item.blocks.blocks = batch.block_pointers.data() + first;
+    item.blocks.head_step = static_cast<int64_t>(shard.sets.size());
+    item.blocks.first_segment = static_cast<int32_t>(shard.first_block());
+    item.blocks.segments = static_cast<int32_t>(shard.sets.size());
+    batch.items.push_back(item);
+  }
+}
+
+absl::Status AttentionExecutor::AttendComplete(MicroBatchId id, int op, std::span<const std::byte> query) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  FillTables(batch, id, op);
+  const LayerGroup group = core_.table().op_group[op];
+  const proto::StepLayout& layout = core_.LayoutOf(id, group);
+  const int value_dim = core_.table().softmax(group).value_dim;
+  for (size_t i = 0; i < layout.items.size(); ++i) {
+    const proto::ShardStep& step = layout.items[i];
+    kernels::AttentionItem& item = batch.items[i];
+    std::byte* out = batch.partial->data() + step.partial_offset;
+    item.q = query.data() + step.query_offset;
+    if (step.tokens.whole()) {
+      item.o = out;
+    } else {
+      item.partial_o = reinterpret_cast<float*>(out);
+      item.partial_ml = item.partial_o + step.nodes * step.query_heads * value_dim;
+    }
+  }
+  auto attention = kernels::PagedAttention::Begin(kernels::ContextOf(*stream_), ShapeOf(group), batch.items,
+                                                  {batch.scratch->data(), batch.scratch->size_bytes()});
+  DT_RETURN_IF_ERROR(attention.status());
+  batch.attention.emplace(*std::move(attention));
+  batch.attention->AttendComplete();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::span<const std::byte>> AttentionExecutor::AppendAndFinish(MicroBatchId id, int op,
+                                                                              std::span<const std::byte> key_value) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  if (!batch.attention.has_value()) return Internal("attention op ", op, ": k and v came without q");
+  const LayerGroup group = core_.table().op_group[op];
+  const proto::StepLayout& layout = core_.LayoutOf(id, group);
+  batch.appends.clear();
+  for (size_t i = 0; i < layout.items.size(); ++i) {
+    const proto::ShardStep& step = layout.items[i];
+    if (step.rows.kv_count == 0) continue;
+    kernels::KvAppendItem append;
+    append.k = key_value.data() + step.key_offset;
+    append.v = key_value.data() + step.value_offset;
+    append.rows = step.rows.kv_count;
+    append.kv_heads = step.kv_heads.size();
+    append.first_position = step.ctx_len + step.rows.kv_first;
+    append.blocks = batch.items[i].blocks;
+    batch.appends.push_back(append);
+  }
+  const kernels::AttentionShape shape = ShapeOf(group);
+  DT_RETURN_IF_ERROR(kernels::KvAppend(kernels::ContextOf(*stream_), shape.layout(), batch.appends));
+  batch.attention->AttendRest();
+  batch.attention->Finish();
+  batch.attention.reset();
+  stream_->Synchronize();
+  return std::span<const std::byte>(batch.partial->data(), layout.partial_bytes);
+}
+
+}  // namespace dovetail::attention

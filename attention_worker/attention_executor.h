@@ -1,0 +1,57 @@
+#pragma once
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "attention_worker/core/attention_worker_core.h"
+#include "base/status.h"
+#include "kernels/device.h"
+#include "kernels/kv_append.h"
+#include "kernels/paged_attention.h"
+
+namespace dovetail::attention {
+
+// Runs the kernels that an AttentionWorkerCore asks for, over one arena of KV blocks. Owned by the node's event loop. The per-op functions
+// neither allocate nor lock once PrepareStep has grown the buffers.
+class AttentionExecutor {
+ public:
+  // Bytes of one KvBlock of this model: the largest over its layer groups, since all share the arena.
+  static size_t BlockBytes(const proto::AttentionTable& table);
+
+  // kResourceExhausted when the device has no room for kv_blocks blocks.
+  static absl::StatusOr<std::unique_ptr<AttentionExecutor>> Create(kernels::Device& device, const AttentionWorkerCore& core,
+                                                                   uint32_t kv_blocks, int micro_batches);
+
+  void Copy(std::span<const BlockCopy> copies);
+  absl::Status PrepareStep(MicroBatchId micro_batch);
+  absl::Status AttendComplete(MicroBatchId micro_batch, int op, std::span<const std::byte> query);
+  // Returns the payload of kPartial; valid until the next op of the micro-batch.
+  absl::StatusOr<std::span<const std::byte>> AppendAndFinish(MicroBatchId micro_batch, int op, std::span<const std::byte> key_value);
+
+ private:
+  struct MicroBatch {
+    std::vector<std::byte*> block_pointers;           // of all items of the op at hand
+    std::vector<kernels::AttentionItem> items;
+    std::vector<kernels::KvAppendItem> appends;
+    std::unique_ptr<kernels::Buffer> scratch;
+    std::unique_ptr<kernels::Buffer> partial;
+    std::optional<kernels::PagedAttention> attention; // between q and k, v
+  };
+
+  AttentionExecutor(kernels::Device& device, const AttentionWorkerCore& core, int micro_batches);
+  kernels::AttentionShape ShapeOf(LayerGroup group) const;
+  absl::Status Grow(std::unique_ptr<kernels::Buffer>& buffer, size_t bytes);
+  void FillTables(MicroBatch& batch, MicroBatchId id, int op);
+  std::byte* BlockAt(KvBlockId block) const { return arena_->data() + size_t{block} * block_bytes_; }
+
+  kernels::Device& device_;
+  const AttentionWorkerCore& core_;
+  const size_t block_bytes_;
+  std::unique_ptr<kernels::Stream> stream_;
+  std::unique_ptr<kernels::Buffer> arena_;
+  std::vector<MicroBatch> micro_batches_;
+};
+
+}  // namespace dovetail::attention

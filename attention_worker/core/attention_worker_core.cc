@@ -1,0 +1,226 @@
+#include "attention_worker/core/attention_worker_core.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+
+namespace dovetail::attention {
+
+using proto::FrameHeader;
+using proto::FrameType;
+
+AttentionWorkerCore::AttentionWorkerCore(const proto::AttentionTable& table, const AttentionWorkerOptions& options)
+    : table_(table), options_(options), sequences_(table_, options.kv_blocks), micro_batches_(options.micro_batches) {
+  for (MicroBatch& batch : micro_batches_) batch.layouts.resize(table_.group_count());
+}
+
+void AttentionWorkerCore::Handle(NodeId from, const FrameHeader& header, std::span<const std::byte> payload,
+                                 std::vector<Action>& actions) {
+  if (header.epoch != options_.epoch.value() || header.payload_bytes != payload.size()) {
+    ++counters_.dropped_frames;
+    return;
+  }
+  switch (header.type) {
+    case FrameType::kOpenSequence: return OnOpen(from, header, payload, actions);
+    case FrameType::kForkSequence: return OnFork(from, header, payload, actions);
+    case FrameType::kReleaseSequence: return OnRelease(payload);
+    case FrameType::kPrefixProbe: return OnProbe(from, header, payload, actions);
+    case FrameType::kUnpin: {
+      const auto message = proto::Decode<proto::Unpin>(payload);
+      if (message.ok()) return sequences_.Unpin(message->pin_id);
+      break;
+    }
+    case FrameType::kStepBegin: return OnStepBegin(from, header, payload, actions);
+    case FrameType::kQuery: return OnQuery(from, header, payload, actions);
+    case FrameType::kKeyValue: return OnKeyValue(from, header, payload, actions);
+    default: break;
+  }
+  ++counters_.dropped_frames;
+}
+
+template <typename Message>
+void AttentionWorkerCore::Reply(NodeId to, const FrameHeader& header, FrameType type, const Message& message,
+                                std::vector<Action>& actions) const {
+  SendFrame frame{to, type, StepId(header.step), MicroBatchId(header.micro_batch), {}};
+  proto::Encode(message, frame.message);
+  actions.push_back(std::move(frame));
+}
+
+void AttentionWorkerCore::Refuse(NodeId to, const FrameHeader& header, bool out_of_memory, std::string reason,
+                                 std::vector<Action>& actions) {
+  ++counters_.refused_steps;
+  Reply(to, header, FrameType::kStepRefused, proto::StepRefused{out_of_memory, std::move(reason)}, actions);
+}
+
+absl::Status AttentionWorkerCore::CheckShardsAreOurs(const std::vector<proto::Shard>& shards) const {
+  for (const proto::Shard& shard : shards)
+    if (shard.worker != options_.worker || shard.epoch != options_.epoch)
+      return InvalidArgument(DebugString(shard), ": this is worker ", options_.worker.value(), ", epoch ",
+                             options_.epoch.value());
+  return absl::OkStatus();
+}
+
+void AttentionWorkerCore::OnOpen(NodeId from, const FrameHeader& header, std::span<const std::byte> payload,
+                                 std::vector<Action>& actions) {
+  const auto message = proto::Decode<proto::OpenSequence>(payload);
+  if (!message.ok() || !CheckShardsAreOurs(message->shards).ok()) {
+    ++counters_.dropped_frames;
+    return;
+  }
+  const auto opened = sequences_.Open(*message);
+  // An empty list says no: not even a fresh start is possible here.
+  proto::SequenceOpened reply{message->sequence, {}};
+  if (opened.ok()) reply.resumable = (*opened)->resumable;
+  Reply(from, header, FrameType::kSequenceOpened, reply, actions);
+}
+
+void AttentionWorkerCore::OnFork(NodeId from, const FrameHeader& header, std::span<const std::byte> payload,
+                                 std::vector<Action>& actions) {
+  const auto message = proto::Decode<proto::ForkSequence>(payload);
+  if (!message.ok()) {
+    ++counters_.dropped_frames;
+    return;
+  }
+  proto::SequenceOpened reply{message->child, {}};
+  if (sequences_.Fork(*message).ok()) reply.resumable.push_back(static_cast<uint32_t>(message->ctx_len / kSegmentTokens));
+  Reply(from, header, FrameType::kSequenceOpened, reply, actions);
+}
+
+void AttentionWorkerCore::OnRelease(std::span<const std::byte> payload) {
+  const auto message = proto::Decode<proto::ReleaseSequence>(payload);
+  if (!message.ok()) {
+    ++counters_.dropped_frames;
+    return;
+  }
+  // A step that still runs on it can never finish: its frames are dropped from here on.
+  const SequenceState* released = sequences_.Find(message->sequence);
+  for (MicroBatch& batch : micro_batches_)
+    for (const SequenceState* sequence : batch.sequences)
+      if (released != nullptr && sequence == released) batch.phase = Phase::kIdle;
+  sequences_.Release(*message);
+}
+
+void AttentionWorkerCore::OnProbe(NodeId from, const FrameHeader& header, std::span<const std::byte> payload,
+                                  std::vector<Action>& actions) {
+  const auto message = proto::Decode<proto::PrefixProbe>(payload);
+  if (!message.ok() || !CheckShardsAreOurs(message->shards).ok()) {
+    ++counters_.dropped_frames;
+    return;
+  }
+  Reply(from, header, FrameType::kPrefixProbed, proto::PrefixProbed{message->pin_id, sequences_.Probe(*message)}, actions);
+}
+
+absl::Status AttentionWorkerCore::CommitEntries(const proto::StepBegin& message) {
+  absl::flat_hash_set<SequenceId> seen;
+  for (const proto::StepBeginEntry& entry : message.entries)
+    if (!seen.insert(entry.sequence).second)
+      return InvalidArgument("sequence ", entry.sequence.value(), " is in the step twice");
+  for (const proto::StepBeginEntry& entry : message.entries) {
+    SequenceState* sequence = sequences_.Find(entry.sequence);
+    if (sequence == nullptr) return NotFound("sequence ", entry.sequence.value(), " is not open here");
+    DT_RETURN_IF_ERROR(sequences_.Commit(*sequence, entry.ctx_len, entry.hashes));
+  }
+  return absl::OkStatus();
+}
+
+void AttentionWorkerCore::OnStepBegin(NodeId from, const FrameHeader& header, std::span<const std::byte> payload,
+                                      std::vector<Action>& actions) {
+  if (header.micro_batch >= micro_batches_.size()) {
+    return Refuse(from, header, false, absl::StrCat("micro-batch ", header.micro_batch, ": this worker has ", micro_batches_.size()),
+                  actions);
+  }
+  MicroBatch& batch = micro_batches_[header.micro_batch];
+  if (StepId(header.step) < batch.step) {
+    ++counters_.dropped_frames;
+    return;
+  }
+  auto message = proto::Decode<proto::StepBegin>(payload);
+  if (!message.ok()) return Refuse(from, header, false, std::string(message.status().message()), actions);
+  batch.phase = Phase::kIdle;
+  if (absl::Status status = CommitEntries(*message); !status.ok())
+    return Refuse(from, header, false, std::string(status.message()), actions);
+
+  int64_t blocks = 0;
+  for (const proto::StepBeginEntry& entry : message->entries)
+    blocks += sequences_.BlocksToAppend(*sequences_.Find(entry.sequence), entry.q_len);
+  if (!sequences_.MakeRoom(blocks)) {
+    const proto::WorkerStatus now = sequences_.status();
+    return Refuse(from, header, true,
+                  absl::StrCat("the step needs ", blocks, " KvBlocks; ", now.blocks_total - now.blocks_in_use, " of ",
+                               now.blocks_total, " are free"),
+                  actions);
+  }
+  CopyBlocks copies;
+  batch.sequences.clear();
+  for (const proto::StepBeginEntry& entry : message->entries) {
+    SequenceState* sequence = sequences_.Find(entry.sequence);
+    sequences_.Append(*sequence, entry.q_len, copies.copies);
+    batch.sequences.push_back(sequence);
+  }
+  if (!copies.copies.empty()) actions.push_back(std::move(copies));
+
+  batch.step = StepId(header.step);
+  batch.compute = from;
+  BuildLayouts(*message, batch);
+  batch.next_op = NextOp(batch, 0);
+  batch.phase = batch.next_op < table_.op_count() ? Phase::kAwaitQuery : Phase::kIdle;
+  ++counters_.steps;
+  actions.push_back(PrepareStep{MicroBatchId(header.micro_batch)});
+}
+
+void AttentionWorkerCore::BuildLayouts(const proto::StepBegin& message, MicroBatch& batch) const {
+  for (proto::StepLayout& layout : batch.layouts) layout.Clear();
+  for (size_t e = 0; e < message.entries.size(); ++e) {
+    const proto::StepBeginEntry& entry = message.entries[e];
+    const std::vector<ShardState>& shards = batch.sequences[e]->shards;
+    for (size_t s = 0; s < shards.size(); ++s) {
+      const proto::Shard& shard = shards[s].shard;
+      batch.layouts[shard.group.value()].Add(static_cast<int>(e), static_cast<int>(s), shard.kv_heads, shard.tokens,
+                                             entry.ctx_len, entry.q_len, table_.softmax(shard.group));
+    }
+  }
+  for (int group = 0; group < table_.group_count(); ++group)
+    batch.layouts[group].Finish(table_.softmax(LayerGroup(static_cast<uint16_t>(group))));
+}
+
+int AttentionWorkerCore::NextOp(const MicroBatch& batch, int op) const {
+  while (op < table_.op_count() && batch.layouts[table_.op_group[op].value()].items.empty()) ++op;
+  return op;
+}
+
+AttentionWorkerCore::MicroBatch* AttentionWorkerCore::Expecting(NodeId from, const FrameHeader& header, Phase phase,
+                                                                int64_t payload_bytes) {
+  if (header.micro_batch >= micro_batches_.size()) return nullptr;
+  MicroBatch& batch = micro_batches_[header.micro_batch];
+  if (batch.phase != phase || batch.step.value() != header.step || batch.next_op != header.op || batch.compute != from)
+    return nullptr;
+  const proto::StepLayout& layout = batch.layouts[table_.op_group[header.op].value()];
+  const int64_t expected = phase == Phase::kAwaitQuery ? layout.query_bytes : layout.key_value_bytes;
+  return payload_bytes == expected ? &batch : nullptr;
+}
+
+void AttentionWorkerCore::OnQuery(NodeId from, const FrameHeader& header, std::span<const std::byte> payload,
+                                  std::vector<Action>& actions) {
+  MicroBatch* batch = Expecting(from, header, Phase::kAwaitQuery, payload.size());
+  if (batch == nullptr) {
+    ++counters_.dropped_frames;
+    return;
+  }
+  batch->phase = Phase::kAwaitKeyValue;
+  actions.push_back(AttendComplete{MicroBatchId(header.micro_batch), header.op, payload});
+}
+
+void AttentionWorkerCore::OnKeyValue(NodeId from, const FrameHeader& header, std::span<const std::byte> payload,
+                                     std::vector<Action>& actions) {
+  MicroBatch* batch = Expecting(from, header, Phase::kAwaitKeyValue, payload.size());
+  if (batch == nullptr) {
+    ++counters_.dropped_frames;
+    return;
+  }
+  batch->next_op = NextOp(*batch, header.op + 1);
+  batch->phase = batch->next_op < table_.op_count() ? Phase::kAwaitQuery : Phase::kIdle;
+  actions.push_back(AppendAndFinish{MicroBatchId(header.micro_batch), header.op, payload, from, batch->step});
+}
+
+}  // namespace dovetail::attention

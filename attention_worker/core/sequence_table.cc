@@ -1,0 +1,269 @@
+#include "attention_worker/core/sequence_table.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+
+namespace dovetail::attention {
+
+SequenceTable::SequenceTable(const proto::AttentionTable& table, uint32_t capacity_blocks)
+    : table_(table), pool_(capacity_blocks), index_(pool_) {}
+
+PrefixKey SequenceTable::KeyOf(const proto::Shard& shard, const proto::BlockHash& hash) const {
+  return PrefixKey{hash, shard.group.value(), static_cast<uint16_t>(shard.kv_heads.begin),
+                   static_cast<uint16_t>(shard.kv_heads.end)};
+}
+
+uint32_t SequenceTable::BlocksPerSet(const proto::Shard& shard) const {
+  return static_cast<uint32_t>(table_.ops_in_group[shard.group.value()] * shard.kv_heads.size());
+}
+
+int64_t SequenceTable::FirstVisibleBlock(const proto::Shard& shard, Position position) const {
+  const int window = table_.softmax(shard.group).window;
+  if (window == 0) return 0;
+  return std::max<Position>(0, position - window + 1) / kSegmentTokens;
+}
+
+absl::Status SequenceTable::ValidateShards(const std::vector<proto::Shard>& shards) const {
+  if (shards.empty()) return InvalidArgument("shards: this worker is given none");
+  for (const proto::Shard& shard : shards) {
+    if (shard.group.value() >= table_.group_count())
+      return InvalidArgument(DebugString(shard), ": the model has ", table_.group_count(), " layer groups");
+    if (shard.kv_heads.end > table_.softmax(shard.group).kv_heads)
+      return InvalidArgument(DebugString(shard), ": the group has ", table_.softmax(shard.group).kv_heads, " KV heads");
+  }
+  return absl::OkStatus();
+}
+
+// A full-attention shard stops at the first block that is missing; a windowed one can do without early blocks.
+std::vector<BlockSetId> SequenceTable::FindCached(const proto::Shard& shard,
+                                                  const std::vector<proto::BlockHash>& hashes) const {
+  std::vector<BlockSetId> sets;
+  const int64_t first = shard.tokens.begin / kSegmentTokens;
+  const int64_t last = std::min<int64_t>(hashes.size(), shard.tokens.end / kSegmentTokens);
+  const bool windowed = table_.softmax(shard.group).window > 0;
+  for (int64_t block = first; block < last; ++block) {
+    const BlockSetId set = index_.Find(KeyOf(shard, hashes[block]));
+    if (set == kNoBlockSet && !windowed) break;
+    sets.push_back(set);
+  }
+  while (!sets.empty() && sets.back() == kNoBlockSet) sets.pop_back();
+  return sets;
+}
+
+std::vector<uint32_t> SequenceTable::Resumable(const std::vector<ShardState>& shards, size_t blocks) const {
+  std::vector<uint32_t> counts;
+  for (int64_t count = static_cast<int64_t>(blocks); count > 0; --count) {
+    const bool all = std::all_of(shards.begin(), shards.end(), [&](const ShardState& state) {
+      const int64_t from = std::max(state.first_block(), FirstVisibleBlock(state.shard, count * kSegmentTokens));
+      const int64_t to = std::min<int64_t>(count, state.shard.tokens.end / kSegmentTokens);
+      if (to - state.first_block() > static_cast<int64_t>(state.sets.size())) return false;
+      for (int64_t block = from; block < to; ++block)
+        if (state.sets[block - state.first_block()] == kNoBlockSet) return false;
+      return true;
+    });
+    if (all) counts.push_back(static_cast<uint32_t>(count));
+  }
+  counts.push_back(0);
+  return counts;
+}
+
+absl::StatusOr<const SequenceState*> SequenceTable::Open(const proto::OpenSequence& message) {
+  DT_RETURN_IF_ERROR(ValidateShards(message.shards));
+  if (sequences_.size() >= kMaxSequences && Find(message.sequence) == nullptr)
+    return ResourceExhausted("sequence ", message.sequence.value(), ": ", kMaxSequences, " sequences are open");
+  Release(proto::ReleaseSequence{message.sequence, 0, {}});
+  auto sequence = std::make_unique<SequenceState>();
+  sequence->id = message.sequence;
+  sequence->hashes = message.hashes;
+  for (const proto::Shard& shard : message.shards) {
+    sequence->shards.push_back(ShardState{shard, FindCached(shard, message.hashes)});
+    for (const BlockSetId set : sequence->shards.back().sets)
+      if (set != kNoBlockSet) index_.Acquire(set);
+  }
+  sequence->resumable = Resumable(sequence->shards, message.hashes.size());
+  const SequenceState* opened = sequence.get();
+  sequences_[message.sequence] = std::move(sequence);
+  return opened;
+}
+
+absl::StatusOr<const SequenceState*> SequenceTable::Fork(const proto::ForkSequence& message) {
+  const SequenceState* parent = Find(message.parent);
+  if (parent == nullptr) return NotFound("fork: sequence ", message.parent.value(), " is not open here");
+  if (message.ctx_len < parent->ctx_len || message.ctx_len > parent->ctx_len + parent->q_len || !parent->started)
+    return InvalidArgument("fork: ctx_len ", message.ctx_len, ": sequence ", message.parent.value(), " holds ",
+                           parent->ctx_len, " to ", parent->ctx_len + parent->q_len, " tokens");
+  if (message.child == message.parent) return InvalidArgument("fork: sequence ", message.child.value(), " is its own child");
+  if (sequences_.size() >= kMaxSequences)
+    return ResourceExhausted("sequence ", message.child.value(), ": ", kMaxSequences, " sequences are open");
+  Release(proto::ReleaseSequence{message.child, 0, {}});
+  auto child = std::make_unique<SequenceState>(*parent);
+  child->id = message.child;
+  child->q_len = 0;
+  child->ctx_len = message.ctx_len;
+  for (ShardState& shard : child->shards) {
+    const BlockRange held = BlocksHolding(shard, 0, message.ctx_len);
+    shard.sets.resize(std::min<size_t>(shard.sets.size(), held.last));
+    for (const BlockSetId set : shard.sets)
+      if (set != kNoBlockSet) index_.Acquire(set);
+  }
+  const SequenceState* opened = child.get();
+  sequences_[message.child] = std::move(child);
+  return opened;
+}
+
+void SequenceTable::ReleaseSets(SequenceState& sequence) {
+  // Later blocks go first, so that eviction takes the end of a prefix before its beginning.
+  for (ShardState& shard : sequence.shards)
+    for (auto set = shard.sets.rbegin(); set != shard.sets.rend(); ++set)
+      if (*set != kNoBlockSet) index_.Release(*set);
+}
+
+void SequenceTable::Release(const proto::ReleaseSequence& message) {
+  SequenceState* sequence = Find(message.sequence);
+  if (sequence == nullptr) return;
+  if (sequence->started && message.ctx_len >= sequence->ctx_len && message.ctx_len <= sequence->ctx_len + sequence->q_len) {
+    sequence->hashes.insert(sequence->hashes.end(), message.hashes.begin(), message.hashes.end());
+    sequence->ctx_len = message.ctx_len;
+    IndexCommitted(*sequence);
+  }
+  ReleaseSets(*sequence);
+  sequences_.erase(message.sequence);
+}
+
+std::vector<uint32_t> SequenceTable::Probe(const proto::PrefixProbe& message) {
+  if (!ValidateShards(message.shards).ok()) return {0};
+  std::vector<ShardState> shards;
+  for (const proto::Shard& shard : message.shards) shards.push_back(ShardState{shard, FindCached(shard, message.hashes)});
+  if (message.pin_id != 0) {
+    Unpin(message.pin_id);
+    Pin& pin = pins_[message.pin_id];
+    for (const ShardState& shard : shards)
+      for (const BlockSetId set : shard.sets)
+        if (set != kNoBlockSet) {
+          index_.Acquire(set);
+          pin.sets.push_back(set);
+        }
+  }
+  return Resumable(shards, message.hashes.size());
+}
+
+void SequenceTable::Unpin(uint64_t pin_id) {
+  const auto it = pins_.find(pin_id);
+  if (it == pins_.end()) return;
+  for (auto set = it->second.sets.rbegin(); set != it->second.sets.rend(); ++set) index_.Release(*set);
+  pins_.erase(it);
+}
+
+SequenceState* SequenceTable::Find(SequenceId id) {
+  const auto it = sequences_.find(id);
+  return it == sequences_.end() ? nullptr : it->second.get();
+}
+
+SequenceTable::BlockRange SequenceTable::BlocksHolding(const ShardState& shard, Position begin, Position end) const {
+  begin = std::max(begin, shard.shard.tokens.begin);
+  end = std::min(end, shard.shard.tokens.end);
+  if (begin >= end) {
+    const int64_t at = std::clamp<Position>(end, shard.shard.tokens.begin, shard.shard.tokens.end) / kSegmentTokens -
+                       shard.first_block();
+    return {at, at};
+  }
+  return {begin / kSegmentTokens - shard.first_block(), (end + kSegmentTokens - 1) / kSegmentTokens - shard.first_block()};
+}
+
+void SequenceTable::IndexCommitted(SequenceState& sequence) {
+  while ((sequence.indexed_blocks + 1) * kSegmentTokens <= sequence.ctx_len &&
+         sequence.indexed_blocks < static_cast<int64_t>(sequence.hashes.size())) {
+    const int64_t block = sequence.indexed_blocks++;
+    for (const ShardState& shard : sequence.shards) {
+      const int64_t i = block - shard.first_block();
+      if (i < 0 || i >= static_cast<int64_t>(shard.sets.size()) || shard.sets[i] == kNoBlockSet) continue;
+      index_.Insert(KeyOf(shard.shard, sequence.hashes[block]), shard.sets[i]);
+    }
+  }
+}
+
+absl::Status SequenceTable::Commit(SequenceState& sequence, Position ctx_len,
+                                   const std::vector<proto::BlockHash>& new_hashes) {
+  if (!sequence.started) {
+    const bool offered = ctx_len % kSegmentTokens == 0 &&
+                         std::find(sequence.resumable.begin(), sequence.resumable.end(), ctx_len / kSegmentTokens) !=
+                             sequence.resumable.end();
+    if (!offered)
+      return InvalidArgument("sequence ", sequence.id.value(), ": ctx_len ", ctx_len,
+                             " of its first step is not one that was offered");
+  } else if (ctx_len < sequence.ctx_len || ctx_len > sequence.ctx_len + sequence.q_len) {
+    return InvalidArgument("sequence ", sequence.id.value(), ": ctx_len ", ctx_len, " is outside ", sequence.ctx_len, "..",
+                           sequence.ctx_len + sequence.q_len);
+  }
+  if (!sequence.started) sequence.indexed_blocks = ctx_len / kSegmentTokens;
+  sequence.started = true;
+  sequence.ctx_len = ctx_len;
+  sequence.q_len = 0;
+  sequence.hashes.insert(sequence.hashes.end(), new_hashes.begin(), new_hashes.end());
+  IndexCommitted(sequence);
+  for (ShardState& shard : sequence.shards) {
+    const size_t keep = BlocksHolding(shard, 0, ctx_len).last;
+    while (shard.sets.size() > keep) {
+      if (shard.sets.back() != kNoBlockSet) index_.Release(shard.sets.back());
+      shard.sets.pop_back();
+    }
+    const int64_t visible = FirstVisibleBlock(shard.shard, ctx_len) - shard.first_block();
+    for (int64_t i = std::min<int64_t>(visible, shard.sets.size()) - 1; i >= 0 && shard.sets[i] != kNoBlockSet; --i) {
+      index_.Release(shard.sets[i]);
+      shard.sets[i] = kNoBlockSet;
+    }
+  }
+  return absl::OkStatus();
+}
+
+bool SequenceTable::MustCopy(BlockSetId set) const { return set != kNoBlockSet && pool_.references(set) > 1; }
+
+int64_t SequenceTable::BlocksToAppend(const SequenceState& sequence, int q_len) const {
+  int64_t blocks = 0;
+  for (const ShardState& shard : sequence.shards) {
+    const BlockRange range = BlocksHolding(shard, sequence.ctx_len, sequence.ctx_len + q_len);
+    for (int64_t i = range.first; i < range.last; ++i) {
+      const BlockSetId set = i < static_cast<int64_t>(shard.sets.size()) ? shard.sets[i] : kNoBlockSet;
+      if (set == kNoBlockSet || MustCopy(set)) blocks += BlocksPerSet(shard.shard);
+    }
+  }
+  return blocks;
+}
+
+bool SequenceTable::MakeRoom(int64_t blocks) {
+  return blocks <= pool_.capacity() && index_.MakeRoom(static_cast<uint32_t>(blocks));
+}
+
+void SequenceTable::Append(SequenceState& sequence, int q_len, std::vector<BlockCopy>& copies) {
+  for (ShardState& shard : sequence.shards) {
+    const BlockRange range = BlocksHolding(shard, sequence.ctx_len, sequence.ctx_len + q_len);
+    if (static_cast<int64_t>(shard.sets.size()) < range.last) shard.sets.resize(range.last, kNoBlockSet);
+    for (int64_t i = range.first; i < range.last; ++i) {
+      BlockSetId& set = shard.sets[i];
+      if (set != kNoBlockSet && !MustCopy(set)) continue;
+      const BlockSetId fresh = pool_.Allocate(BlocksPerSet(shard.shard));
+      DT_CHECK(fresh != kNoBlockSet, "room was made for this");
+      if (set != kNoBlockSet) {
+        const auto& from = pool_.blocks(set);
+        const auto& to = pool_.blocks(fresh);
+        for (size_t b = 0; b < from.size(); ++b) copies.push_back(BlockCopy{from[b], to[b]});
+        index_.Release(set);
+      }
+      set = fresh;
+    }
+  }
+  sequence.q_len = q_len;
+}
+
+proto::WorkerStatus SequenceTable::status() const {
+  proto::WorkerStatus status;
+  status.blocks_total = pool_.capacity();
+  status.blocks_cached = index_.evictable_blocks();
+  status.blocks_in_use = pool_.capacity() - pool_.free_blocks() - index_.evictable_blocks();
+  status.sequences = sequences_.size();
+  return status;
+}
+
+}  // namespace dovetail::attention

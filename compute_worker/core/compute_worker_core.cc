@@ -1,0 +1,229 @@
+#include "compute_worker/core/compute_worker_core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+
+namespace dovetail::compute {
+
+using proto::StepEntry;
+using proto::StepPlan;
+using proto::StepResult;
+using proto::StepStatus;
+
+ComputeWorkerCore::ComputeWorkerCore(const proto::AttentionTable& table, StepProgram program,
+                                     const ComputeWorkerOptions& options)
+    : table_(table), program_(std::move(program)), options_(options), micro_batches_(options.micro_batches) {}
+
+void ComputeWorkerCore::AddAttentionWorker(const AttentionWorkerAddress& address) {
+  for (AttentionWorkerAddress& known : workers_)
+    if (known.worker == address.worker) {
+      known = address;
+      return;
+    }
+  workers_.push_back(address);
+}
+
+bool ComputeWorkerCore::idle() const {
+  return std::none_of(micro_batches_.begin(), micro_batches_.end(), [](const MicroBatch& b) { return b.running; });
+}
+
+void ComputeWorkerCore::Handle(Event event, std::vector<Action>& actions) {
+  std::visit([&](auto&& e) { On(std::move(e), actions); }, std::move(event));
+}
+
+absl::Status ComputeWorkerCore::CheckPlan(const StepPlan& plan) const {
+  size_t tokens = 0;
+  absl::flat_hash_set<SequenceId> seen;
+  for (const StepEntry& entry : plan.entries) {
+    if (!seen.insert(entry.sequence).second)
+      return InvalidArgument("sequence ", entry.sequence.value(), " is in the step twice");
+    tokens += entry.tokens.size();
+    DT_RETURN_IF_ERROR(proto::Validate(entry.placement, table_));
+    for (const TokenId token : entry.tokens)
+      if (token < 0 || token >= options_.vocab_size)
+        return InvalidArgument("sequence ", entry.sequence.value(), ": token ", token, " is outside the vocabulary of ",
+                               options_.vocab_size);
+  }
+  if (tokens == 0 || tokens > static_cast<size_t>(options_.max_step_tokens))
+    return InvalidArgument("step ", plan.step.value(), ": ", tokens, " tokens; this worker takes 1..", options_.max_step_tokens);
+  return absl::OkStatus();
+}
+
+// One entry's shards, worker by worker in the order of its placement: the order in which OpenSequence named them.
+absl::Status ComputeWorkerCore::AddEntry(MicroBatch& batch, int index) const {
+  const StepEntry& entry = batch.plan.entries[index];
+  const int q_len = static_cast<int>(entry.tokens.size());
+  std::vector<int> shards_of_part(batch.parts.size(), 0);
+  for (const proto::Shard& shard : entry.placement) {
+    auto part = std::find_if(batch.parts.begin(), batch.parts.end(),
+                             [&](const WorkerPart& p) { return p.worker == shard.worker && p.epoch == shard.epoch; });
+    if (part == batch.parts.end()) {
+      const auto address = std::find_if(workers_.begin(), workers_.end(), [&](const AttentionWorkerAddress& a) {
+        return a.worker == shard.worker && a.epoch == shard.epoch;
+      });
+      if (address == workers_.end())
+        return NotFound("sequence ", entry.sequence.value(), ": attention worker ", shard.worker.value(), " of epoch ",
+                        shard.epoch.value(), " is not connected");
+      WorkerPart fresh{address->worker, address->epoch, address->node, {}, {}, {}, false};
+      fresh.layouts.resize(table_.group_count());
+      part = batch.parts.insert(batch.parts.end(), std::move(fresh));
+      shards_of_part.push_back(0);
+    }
+    const size_t p = part - batch.parts.begin();
+    auto& begin = part->begin.entries;
+    if (begin.empty() || begin.back().sequence != entry.sequence)
+      begin.push_back({entry.sequence, entry.ctx_len, q_len, entry.block_hashes});
+    // Layout entries index the step's entries of this worker on its side and of the plan on ours; offsets agree.
+    part->layouts[shard.group.value()].Add(index, shards_of_part[p]++, shard.kv_heads, shard.tokens, entry.ctx_len, q_len,
+                                           table_.softmax(shard.group));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ComputeWorkerCore::BuildParts(MicroBatch& batch) const {
+  batch.parts.clear();
+  for (size_t entry = 0; entry < batch.plan.entries.size(); ++entry)
+    DT_RETURN_IF_ERROR(AddEntry(batch, static_cast<int>(entry)));
+  for (WorkerPart& part : batch.parts)
+    for (int group = 0; group < table_.group_count(); ++group)
+      part.layouts[group].Finish(table_.softmax(LayerGroup(static_cast<uint16_t>(group))));
+  return absl::OkStatus();
+}
+
+void ComputeWorkerCore::On(PlanArrived event, std::vector<Action>& actions) {
+  const MicroBatchId id = event.plan.micro_batch;
+  StepResult failure{event.plan.step, id, StepStatus::kWorkerFailed, {}, {}, {}, {}};
+  if (id.value() >= micro_batches_.size() || micro_batches_[id.value()].running) {
+    failure.error = absl::StrCat("micro-batch ", id.value(), " is busy or not one of this worker's ", micro_batches_.size());
+    ++counters_.refused_plans;
+    actions.push_back(FinishStep{id, std::move(failure)});
+    return;
+  }
+  MicroBatch& batch = micro_batches_[id.value()];
+  batch.plan = std::move(event.plan);
+  absl::Status status = CheckPlan(batch.plan);
+  if (status.ok()) status = BuildParts(batch);
+  if (!status.ok()) {
+    failure.error = std::string(status.message());
+    ++counters_.refused_plans;
+    actions.push_back(FinishStep{id, std::move(failure)});
+    return;
+  }
+  batch.running = true;
+  batch.aborted = false;
+  batch.dense_in_flight = false;
+  batch.stage = 0;
+  batch.awaiting = 0;
+  ++counters_.steps;
+  for (const WorkerPart& part : batch.parts)
+    actions.push_back(SendStepBegin{part.node, part.epoch, batch.plan.step, id, part.begin});
+  actions.push_back(PrepareStep{id});
+  Advance(id, actions);
+}
+
+// Emits actions up to the next thing that must be waited for.
+void ComputeWorkerCore::Advance(MicroBatchId id, std::vector<Action>& actions) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  while (batch.stage < program_.size()) {
+    const Stage& stage = program_[batch.stage];
+    switch (stage.kind) {
+      case StageKind::kDense:
+        batch.dense_in_flight = true;
+        actions.push_back(RunDense{id, stage.index});
+        return;
+      case StageKind::kSendQuery:
+        batch.awaiting = ExpectPartials(batch, stage.index);
+        actions.push_back(SendQuery{id, stage.index});
+        break;
+      case StageKind::kSendKeyValue:
+        actions.push_back(SendKeyValue{id, stage.index});
+        break;
+      case StageKind::kAwaitPartials:
+        if (batch.awaiting > 0) return;
+        break;
+    }
+    ++batch.stage;
+  }
+  batch.dense_in_flight = true;
+  actions.push_back(Sample{id});
+}
+
+int ComputeWorkerCore::ExpectPartials(MicroBatch& batch, int op) {
+  const uint16_t group = table_.op_group[op].value();
+  int expected = 0;
+  for (WorkerPart& part : batch.parts) {
+    part.partial = {};
+    part.awaited = !part.layouts[group].items.empty();
+    expected += part.awaited;
+  }
+  return expected;
+}
+
+void ComputeWorkerCore::On(DenseDone event, std::vector<Action>& actions) {
+  MicroBatch& batch = micro_batches_[event.micro_batch.value()];
+  batch.dense_in_flight = false;
+  if (batch.aborted) return Finish(batch, std::move(batch.failure), actions);
+  ++batch.stage;
+  Advance(event.micro_batch, actions);
+}
+
+ComputeWorkerCore::MicroBatch* ComputeWorkerCore::Running(MicroBatchId id, StepId step) {
+  if (id.value() >= micro_batches_.size()) return nullptr;
+  MicroBatch& batch = micro_batches_[id.value()];
+  return batch.running && batch.plan.step == step ? &batch : nullptr;
+}
+
+void ComputeWorkerCore::On(PartialArrived event, std::vector<Action>& actions) {
+  MicroBatch* batch = Running(event.micro_batch, event.step);
+  const bool in_program = batch != nullptr && event.op < table_.op_count() && batch->stage < program_.size() &&
+                          program_[batch->stage].kind == StageKind::kAwaitPartials && program_[batch->stage].index == event.op;
+  if (in_program) {
+    const uint16_t group = table_.op_group[event.op].value();
+    for (WorkerPart& part : batch->parts) {
+      if (part.node != event.from || part.epoch != event.epoch || !part.awaited ||
+          part.layouts[group].partial_bytes != static_cast<int64_t>(event.payload.size()))
+        continue;
+      part.awaited = false;
+      part.partial = event.payload;
+      if (--batch->awaiting == 0 && !batch->aborted) Advance(event.micro_batch, actions);
+      return;
+    }
+  }
+  ++counters_.dropped_frames;
+}
+
+void ComputeWorkerCore::On(StepRefused event, std::vector<Action>& actions) {
+  MicroBatch* batch = Running(event.micro_batch, event.step);
+  const WorkerPart* from = nullptr;
+  if (batch != nullptr)
+    for (const WorkerPart& part : batch->parts)
+      if (part.node == event.from && part.epoch == event.epoch) from = &part;
+  if (from == nullptr || batch->aborted) {
+    ++counters_.dropped_frames;
+    return;
+  }
+  batch->aborted = true;
+  batch->failure = StepResult{batch->plan.step,
+                              event.micro_batch,
+                              event.refused.out_of_memory ? StepStatus::kOutOfMemory : StepStatus::kWorkerFailed,
+                              absl::StrCat("attention worker ", from->worker.value(), ": ", event.refused.reason),
+                              from->worker,
+                              {},
+                              {}};
+  if (!batch->dense_in_flight) Finish(*batch, std::move(batch->failure), actions);
+}
+
+void ComputeWorkerCore::On(SampleDone event, std::vector<Action>& actions) {
+  MicroBatch& batch = micro_batches_[event.micro_batch.value()];
+  batch.dense_in_flight = false;
+  Finish(batch, batch.aborted ? std::move(batch.failure) : std::move(event.result), actions);
+}
+
+void ComputeWorkerCore::Finish(MicroBatch& batch, StepResult result, std::vector<Action>& actions) {
+  batch.running = false;
+  actions.push_back(FinishStep{batch.plan.micro_batch, std::move(result)});
+}
+
+}  // namespace dovetail::compute

@@ -1,0 +1,162 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/ids.h"
+#include "compute_worker/core/step_program.h"
+#include "proto/attention_spec.h"
+#include "proto/sequence_frames.h"
+#include "proto/step_layout.h"
+#include "proto/step_plan.h"
+
+namespace dovetail::compute {
+
+// ---- events ----
+
+struct PlanArrived {
+  proto::StepPlan plan;
+};
+struct DenseDone {  // the RunDense of this micro-batch has finished
+  MicroBatchId micro_batch;
+};
+struct PartialArrived {
+  NodeId from;
+  Epoch epoch;
+  StepId step;
+  MicroBatchId micro_batch;
+  int op = 0;
+  std::span<const std::byte> payload;  // stays valid until the next op's query is sent
+};
+struct StepRefused {
+  NodeId from;
+  Epoch epoch;
+  StepId step;
+  MicroBatchId micro_batch;
+  proto::StepRefused refused;
+};
+struct SampleDone {
+  MicroBatchId micro_batch;
+  proto::StepResult result;
+};
+using Event = std::variant<PlanArrived, DenseDone, PartialArrived, StepRefused, SampleDone>;
+
+// ---- actions ----
+
+struct SendStepBegin {
+  NodeId to;
+  Epoch epoch;
+  StepId step;
+  MicroBatchId micro_batch;
+  proto::StepBegin message;
+};
+struct PrepareStep {  // size buffers for PlanOf(micro_batch)
+  MicroBatchId micro_batch;
+};
+struct RunDense {
+  MicroBatchId micro_batch;
+  int index = 0;
+};
+struct SendQuery {  // to every part of PartsOf(micro_batch) that has items in the op's group
+  MicroBatchId micro_batch;
+  int op = 0;
+};
+struct SendKeyValue {
+  MicroBatchId micro_batch;
+  int op = 0;
+};
+struct Sample {  // final norm, head, choice of tokens; ends with SampleDone
+  MicroBatchId micro_batch;
+};
+struct FinishStep {
+  MicroBatchId micro_batch;
+  proto::StepResult result;
+};
+using Action = std::variant<SendStepBegin, PrepareStep, RunDense, SendQuery, SendKeyValue, Sample, FinishStep>;
+
+// One attention worker's part in a micro-batch's step.
+struct WorkerPart {
+  WorkerId worker;
+  Epoch epoch;
+  NodeId node;
+  proto::StepBegin begin;
+  std::vector<proto::StepLayout> layouts;  // by layer group
+  std::span<const std::byte> partial;      // of the op at hand, once it has arrived
+  bool awaited = false;
+};
+
+struct AttentionWorkerAddress {
+  WorkerId worker;
+  Epoch epoch;
+  NodeId node;
+};
+
+struct ComputeWorkerOptions {
+  int micro_batches = 1;               // in flight, 1..16
+  int max_step_tokens = 2048;
+  int32_t vocab_size = 0;
+};
+
+struct ComputeWorkerCounters {
+  uint64_t steps = 0;
+  uint64_t refused_plans = 0;
+  uint64_t dropped_frames = 0;         // late, repeated, of another epoch or step
+};
+
+// The compute worker as a value: one state machine per micro-batch, from its plan through the layers to its result. It sends q before k and
+// v, waits for every partial, and owns nothing between steps. While one micro-batch waits for attention another runs its dense pieces.
+// Single-threaded; deterministic; no clock, socket or kernel. Allocates only when a plan arrives.
+class ComputeWorkerCore {
+ public:
+  ComputeWorkerCore(const proto::AttentionTable& table, StepProgram program, const ComputeWorkerOptions& options);
+
+  // Attention workers that plans may name. A later call with the same worker replaces its epoch and node.
+  void AddAttentionWorker(const AttentionWorkerAddress& address);
+
+  // Applies an event; appends actions, to be done in order. A plan that cannot run finishes at once with kWorkerFailed and says why.
+  void Handle(Event event, std::vector<Action>& actions);
+
+  const proto::StepPlan& PlanOf(MicroBatchId id) const { return micro_batches_[id.value()].plan; }
+  const std::vector<WorkerPart>& PartsOf(MicroBatchId id) const { return micro_batches_[id.value()].parts; }
+  const proto::AttentionTable& table() const { return table_; }
+  const ComputeWorkerCounters& counters() const { return counters_; }
+  bool idle() const;
+
+ private:
+  struct MicroBatch {
+    bool running = false;
+    bool aborted = false;     // a worker refused: finish as soon as the dense piece at hand is done
+    bool dense_in_flight = false;
+    proto::StepPlan plan;
+    std::vector<WorkerPart> parts;
+    size_t stage = 0;
+    int awaiting = 0;         // partials still to come
+    proto::StepResult failure;
+  };
+
+  void On(PlanArrived event, std::vector<Action>& actions);
+  void On(DenseDone event, std::vector<Action>& actions);
+  void On(PartialArrived event, std::vector<Action>& actions);
+  void On(StepRefused event, std::vector<Action>& actions);
+  void On(SampleDone event, std::vector<Action>& actions);
+
+  absl::Status CheckPlan(const proto::StepPlan& plan) const;
+  absl::Status BuildParts(MicroBatch& batch) const;
+  absl::Status AddEntry(MicroBatch& batch, int entry) const;
+  void Advance(MicroBatchId id, std::vector<Action>& actions);
+  int ExpectPartials(MicroBatch& batch, int op);
+  void Finish(MicroBatch& batch, proto::StepResult result, std::vector<Action>& actions);
+  MicroBatch* Running(MicroBatchId id, StepId step);
+
+  const proto::AttentionTable table_;
+  const StepProgram program_;
+  const ComputeWorkerOptions options_;
+  std::vector<AttentionWorkerAddress> workers_;
+  std::vector<MicroBatch> micro_batches_;
+  ComputeWorkerCounters counters_;
+};
+
+}  // namespace dovetail::compute

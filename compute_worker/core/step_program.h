@@ -1,0 +1,21 @@
+#pragma once
+#include <vector>
+
+namespace dovetail::compute {
+
+// A step through a model as a straight line of stages: dense pieces, cut at attention. Built once from the model's typed layer steps.
+enum class StageKind {
+  kDense,          // run dense piece `index`
+  kSendQuery,      // send q of attention op `index` to the workers of its layer group
+  kSendKeyValue,   // send its k and v
+  kAwaitPartials,  // wait for what attention gave
+};
+
+struct Stage {
+  StageKind kind;
+  int index = 0;
+};
+
+using StepProgram = std::vector<Stage>;
+
+}  // namespace dovetail::compute

@@ -1,0 +1,60 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <variant>
+#include <vector>
+
+#include "kernels/packed_weights.h"
+#include "model/config.h"
+
+namespace dovetail::model {
+
+// A layer is a short list of typed steps, cut at attention. A compute worker runs them in order over the residual stream x [rows, hidden]
+// (f32) and two working tensors: h (a normed x) and a (what attention gave back). A linear-state layer or an expert layer is further kinds
+// of step; nothing else changes. Immutable once loaded; thread-safe.
+
+struct RmsNorm {
+  std::vector<float> weight;
+  float eps = 0;
+};
+
+// y = x W^T + bias.
+struct Projection {
+  kernels::PackedWeights weights;  // [out, in]
+  std::vector<float> bias;         // [out] or empty
+  const float* bias_or_null() const { return bias.empty() ? nullptr : bias.data(); }
+};
+
+struct InputNorm {  // h = norm(x)
+  RmsNorm norm;
+};
+struct QueryProjection {  // q = rope(head_norm(h Wq)); sent as soon as it is there
+  int op = 0;
+  Projection q;                      // [heads * key_dim, hidden]
+  std::optional<RmsNorm> head_norm;  // over key_dim
+  int rope = -1;                     // index into ModelConfig::ropes; -1: none
+};
+struct KeyValueProjection {  // k = rope(head_norm(h Wk)), v = h Wv
+  int op = 0;
+  Projection k, v;
+  std::optional<RmsNorm> head_norm;
+  int rope = -1;
+};
+struct AttentionCut {  // a = attention(op): computed where the KV lives
+  int op = 0;
+};
+struct OutputProjection {  // x += post_norm(a Wo)
+  Projection o;
+  std::optional<RmsNorm> post_norm;
+};
+struct GatedMlp {  // x += post_norm(down(act(gate h) * up h)), h = norm(x)
+  RmsNorm norm;
+  Projection gate, up, down;
+  Activation activation = Activation::kSilu;
+  std::optional<RmsNorm> post_norm;
+};
+
+using LayerStep =
+    std::variant<InputNorm, QueryProjection, KeyValueProjection, AttentionCut, OutputProjection, GatedMlp>;
+
+}  // namespace dovetail::model
