@@ -1,0 +1,1 @@
+dovetail_test(paged_attention_test SRCS paged_attention_test.cc DEPS dovetail_kernels)
