@@ -1,0 +1,59 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "model/tokenizer/detokenizer.h"
+#include "model/tokenizer/stop_strings.h"
+#include "scheduler/core/request.h"
+#include "server/openai/json.h"
+#include "server/openai/response_spec.h"
+#include "server/openai/served_model.h"
+
+namespace dovetail::server {
+
+// A shown token with its log probabilities; `text_offset` is where its text begins, in code points of the choice's text.
+struct ShownLogprob {
+  proto::PositionLogprobs position;
+  size_t text_offset = 0;
+};
+
+// One choice: engine tokens in, shown text out. Ends itself when a stop string completes; what the engine still sends then is dropped.
+// A plain value of one thread.
+class Choice {
+ public:
+  Choice(const ServedModel& model, const ResponseSpec& spec, size_t echoed_code_points);
+
+  struct Delta {
+    std::string text;
+    std::vector<TokenId> tokens;
+    std::vector<ShownLogprob> logprobs;
+    int counted = 0;              // tokens that usage counts
+    bool finished = false;        // by this update
+    bool stop_in_engine = false;  // a stop string: the engine does not know yet
+  };
+  Delta Add(const scheduler::GenerationUpdate& update);
+
+  bool finished() const { return finished_; }
+  const std::string& finish_reason() const { return finish_reason_; }  // "stop" or "length"
+  const Json& stop_reason() const { return stop_reason_; }             // the stop string, the stop token id, or null
+  int completion_tokens() const { return completion_tokens_; }
+  double cumulative_logprob() const { return cumulative_logprob_; }
+
+ private:
+  void AddToken(const scheduler::GenerationUpdate& update, size_t i, Delta& delta);
+  void Finish(const scheduler::GenerationUpdate& update, Delta& delta);
+  std::string Watch(std::string text);
+
+  const ResponseSpec& spec_;
+  const size_t echoed_;
+  std::optional<model::IncrementalDetokenizer> detokenizer_;
+  std::optional<model::StopMatcher> matcher_;
+  int completion_tokens_ = 0;
+  double cumulative_logprob_ = 0;
+  bool finished_ = false;
+  std::string finish_reason_;
+  Json stop_reason_;
+};
+
+}  // namespace dovetail::server

@@ -1,0 +1,259 @@
+#include "server/openai/generation_response.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "server/openai/api_error.h"
+
+namespace dovetail::server {
+namespace {
+
+size_t CodePoints(const std::string& text) {
+  return std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; });
+}
+
+// An engine's own words stay inside: they may name what a client must not see.
+absl::Status EngineFailure(const scheduler::GenerationUpdate& update) {
+  if (update.reason == scheduler::FinishReason::kCancelled) return absl::UnavailableError("cancelled");
+  const bool retryable = update.error_code == absl::StatusCode::kUnavailable || update.error_code == absl::StatusCode::kResourceExhausted;
+  return absl::Status(retryable ? update.error_code : absl::StatusCode::kInternal, "generation failed");
+}
+
+}  // namespace
+
+GenerationResponse::GenerationResponse(std::shared_ptr<const ServedModel> model, ResponseSpec spec)
+    : model_(std::move(model)), spec_(std::move(spec)), logprobs_json_(*model_, spec_.tokens_as_ids) {
+  prompts_.resize(spec_.prompts.size());
+  for (size_t p = 0; p < prompts_.size(); ++p) {
+    Prompt& prompt = prompts_[p];
+    prompt.prompt_tokens = static_cast<int>(spec_.prompts[p].size());
+    if (spec_.echo && model_->tokenizer != nullptr) prompt.echo_text = model_->tokenizer->Decode(spec_.prompts[p], spec_.skip_special_tokens);
+    const size_t echoed = CodePoints(prompt.echo_text);
+    for (int c = 0; c < spec_.best_of; ++c) prompt.choices.emplace_back(Choice(*model_, spec_, echoed));
+  }
+}
+
+GenerationResponse::Effects GenerationResponse::OnUpdate(int p, const scheduler::GenerationUpdate& update) {
+  Effects effects;
+  if (done_) return effects;
+  Prompt& prompt = prompts_[p];
+  prompt.cached_tokens = update.cached_tokens;
+  std::copy(update.prompt_logprobs.begin(), update.prompt_logprobs.end(), std::back_inserter(prompt.logprobs));
+
+  const bool failed = update.choice_finished && (update.reason == scheduler::FinishReason::kError || update.reason == scheduler::FinishReason::kCancelled);
+  if (failed && !prompt.choices[update.choice].state.finished()) {
+    effects.frames = Fail(EngineFailure(update));
+    effects.done = true;
+    return effects;
+  }
+  Choice::Delta delta = prompt.choices[update.choice].state.Add(update);
+  effects.tokens = delta.counted;
+  if (delta.stop_in_engine) effects.stops.push_back({p, update.choice});
+  if (spec_.stream) {
+    Stream(p, update.choice, std::move(delta), effects);
+  } else {
+    ChoiceOutput& output = prompt.choices[update.choice];
+    output.text += delta.text;
+    output.tokens.insert(output.tokens.end(), delta.tokens.begin(), delta.tokens.end());
+    std::move(delta.logprobs.begin(), delta.logprobs.end(), std::back_inserter(output.logprobs));
+  }
+  CheckDone(effects);
+  return effects;
+}
+
+void GenerationResponse::CheckDone(Effects& effects) {
+  for (const Prompt& prompt : prompts_)
+    for (const ChoiceOutput& choice : prompt.choices)
+      if (!choice.state.finished()) return;
+  done_ = effects.done = true;
+  if (!spec_.stream) return;
+  if (spec_.include_usage) {
+    Json chunk = ChunkHead();
+    chunk["choices"] = Json::array();
+    chunk["usage"] = UsageJson();
+    AppendFrame(chunk, effects.frames);
+  }
+  effects.frames += "data: [DONE]\n\n";
+}
+
+std::string GenerationResponse::Fail(absl::Status why) {
+  if (done_) return "";
+  done_ = true;
+  failure_ = std::move(why);
+  if (!spec_.stream) return "";
+  return absl::StrCat("data: ", ErrorBody(ToApiError(failure_)), "\n\n");
+}
+
+// ---- streaming ----
+
+Json GenerationResponse::ChunkHead() const {
+  return {{"id", spec_.id},
+          {"object", spec_.chat() ? "chat.completion.chunk" : "text_completion"},
+          {"created", spec_.created},
+          {"model", spec_.model},
+          {"system_fingerprint", model_->fingerprint}};
+}
+
+void GenerationResponse::AppendFrame(const Json& json, std::string& frames) const {
+  frames += "data: ";
+  frames += Dump(json);
+  frames += "\n\n";
+}
+
+void GenerationResponse::AppendChunk(Json choice, std::string& frames, const Json* extra) const {
+  Json chunk = ChunkHead();
+  chunk["choices"] = Json::array({std::move(choice)});
+  if (spec_.continuous_usage) {
+    chunk["usage"] = UsageJson();
+  } else if (spec_.include_usage) {
+    chunk["usage"] = nullptr;
+  }
+  if (extra != nullptr) chunk.update(*extra);
+  AppendFrame(chunk, frames);
+}
+
+// The role in chat; the prompt itself where echo is asked for.
+void GenerationResponse::BeginChoice(int p, int c, Choice::Delta& delta, Effects& effects) {
+  prompts_[p].choices[c].began = true;
+  if (spec_.chat()) {
+    const Json delta_json = {{"role", "assistant"}, {"content", nullptr}};
+    Json extra = Json::object();
+    if (spec_.return_token_ids) extra["prompt_token_ids"] = spec_.prompts[p];
+    AppendChunk({{"index", Index(p, c)}, {"delta", delta_json}, {"logprobs", nullptr}, {"finish_reason", nullptr}}, effects.frames, &extra);
+    return;
+  }
+  delta.text.insert(0, prompts_[p].echo_text);
+  if (spec_.echo && spec_.logprobs >= 0) {
+    auto all = EchoedLogprobs(p);
+    std::move(delta.logprobs.begin(), delta.logprobs.end(), std::back_inserter(all));
+    delta.logprobs = std::move(all);
+  }
+}
+
+void GenerationResponse::Stream(int p, int c, Choice::Delta delta, Effects& effects) {
+  ChoiceOutput& output = prompts_[p].choices[c];
+  if (delta.counted == 0 && !delta.finished) return;
+  const bool first = !output.began;
+  if (first) BeginChoice(p, c, delta, effects);
+  const bool details = !delta.tokens.empty() && (spec_.logprobs >= 0 || spec_.return_token_ids);
+  const int index = Index(p, c);
+  if (spec_.chat()) {
+    if (!delta.text.empty() || details) {
+      Json choice = {{"index", index}, {"delta", {{"content", delta.text}}}, {"logprobs", LogprobsOrNull(delta.logprobs)}, {"finish_reason", nullptr}};
+      if (spec_.return_token_ids) choice["token_ids"] = delta.tokens;
+      AppendChunk(std::move(choice), effects.frames);
+    }
+    if (delta.finished)
+      AppendChunk({{"index", index}, {"delta", Json::object()}, {"logprobs", nullptr}, {"finish_reason", output.state.finish_reason()},
+                   {"stop_reason", output.state.stop_reason()}},
+                  effects.frames);
+    return;
+  }
+  if (delta.text.empty() && !details && !delta.finished) return;
+  Json choice = {{"index", index}, {"text", delta.text}, {"logprobs", LogprobsOrNull(delta.logprobs)},
+                 {"finish_reason", delta.finished ? Json(output.state.finish_reason()) : Json()}};
+  if (delta.finished) choice["stop_reason"] = output.state.stop_reason();
+  if (spec_.return_token_ids) {
+    choice["token_ids"] = delta.tokens;
+    if (first) choice["prompt_token_ids"] = spec_.prompts[p];
+  }
+  AppendChunk(std::move(choice), effects.frames);
+}
+
+// ---- bodies ----
+
+Json GenerationResponse::LogprobsOrNull(std::span<const ShownLogprob> shown) const {
+  if (spec_.logprobs < 0 || (spec_.stream && shown.empty())) return nullptr;
+  return spec_.chat() ? logprobs_json_.Chat(shown) : logprobs_json_.Completion(shown);
+}
+
+std::vector<ShownLogprob> GenerationResponse::EchoedLogprobs(int p) const {
+  const std::vector<TokenId>& ids = spec_.prompts[p];
+  std::vector<ShownLogprob> shown;
+  if (model_->tokenizer == nullptr) return shown;
+  model::IncrementalDetokenizer detokenizer(*model_->tokenizer, {.skip_special_tokens = spec_.skip_special_tokens, .at_sequence_start = true});
+  for (size_t i = 0; i < ids.size(); ++i) {
+    ShownLogprob one;
+    one.text_offset = detokenizer.emitted_code_points();
+    if (i > 0 && i - 1 < prompts_[p].logprobs.size()) {
+      one.position = prompts_[p].logprobs[i - 1];
+      one.position.top.resize(std::min<size_t>(one.position.top.size(), spec_.logprobs));
+    } else {
+      one.position.chosen.token = -1 - ids[i];
+    }
+    detokenizer.Push(ids[i]);
+    shown.push_back(std::move(one));
+  }
+  return shown;
+}
+
+UsageTotals GenerationResponse::usage() const {
+  UsageTotals totals;
+  for (const Prompt& prompt : prompts_) {
+    totals.prompt_tokens += prompt.prompt_tokens;
+    totals.cached_tokens += prompt.cached_tokens;
+    for (const ChoiceOutput& choice : prompt.choices) totals.completion_tokens += choice.state.completion_tokens();
+  }
+  return totals;
+}
+
+Json GenerationResponse::UsageJson() const {
+  const UsageTotals totals = usage();
+  return {{"prompt_tokens", totals.prompt_tokens},
+          {"completion_tokens", totals.completion_tokens},
+          {"total_tokens", totals.prompt_tokens + totals.completion_tokens},
+          {"prompt_tokens_details", {{"cached_tokens", totals.cached_tokens}}}};
+}
+
+// best_of: the n most probable, by falling cumulative log probability; ties keep their order.
+std::vector<const GenerationResponse::ChoiceOutput*> GenerationResponse::Shown(const Prompt& prompt) const {
+  std::vector<const ChoiceOutput*> shown;
+  for (const ChoiceOutput& choice : prompt.choices) shown.push_back(&choice);
+  if (spec_.best_of > spec_.n) {
+    std::stable_sort(shown.begin(), shown.end(), [](const ChoiceOutput* a, const ChoiceOutput* b) {
+      return a->state.cumulative_logprob() > b->state.cumulative_logprob();
+    });
+    shown.resize(spec_.n);
+  }
+  return shown;
+}
+
+Json GenerationResponse::ChoiceJson(int p, const ChoiceOutput& output, int index) const {
+  const Prompt& prompt = prompts_[p];
+  Json choice = {{"index", index}};
+  std::vector<ShownLogprob> shown;
+  if (spec_.echo && spec_.logprobs >= 0) shown = EchoedLogprobs(p);
+  shown.insert(shown.end(), output.logprobs.begin(), output.logprobs.end());
+  if (spec_.chat()) {
+    choice["message"] = {{"role", "assistant"}, {"content", output.text}, {"refusal", nullptr}};
+  } else {
+    choice["text"] = prompt.echo_text + output.text;
+  }
+  choice["logprobs"] = LogprobsOrNull(shown);
+  choice["finish_reason"] = output.state.finish_reason();
+  choice["stop_reason"] = output.state.stop_reason();
+  if (spec_.return_token_ids) {
+    choice["token_ids"] = output.tokens;
+    if (!spec_.chat()) choice["prompt_token_ids"] = spec_.prompts[p];
+  }
+  if (spec_.prompt_logprobs >= 0 && !spec_.chat()) choice["prompt_logprobs"] = logprobs_json_.Prompt(prompt.logprobs, spec_.prompt_logprobs);
+  return choice;
+}
+
+std::string GenerationResponse::Body() const {
+  DT_CHECK(done_ && failure_.ok() && !spec_.stream);
+  Json choices = Json::array();
+  for (size_t p = 0; p < prompts_.size(); ++p) {
+    int c = 0;
+    for (const ChoiceOutput* output : Shown(prompts_[p])) choices.push_back(ChoiceJson(static_cast<int>(p), *output, Index(p, c++)));
+  }
+  Json body = {{"id", spec_.id}, {"object", spec_.chat() ? "chat.completion" : "text_completion"}, {"created", spec_.created}, {"model", spec_.model}};
+  body["choices"] = std::move(choices);
+  body["usage"] = UsageJson();
+  body["system_fingerprint"] = model_->fingerprint;
+  if (spec_.chat() && spec_.return_token_ids) body["prompt_token_ids"] = spec_.prompts[0];
+  if (spec_.chat() && spec_.prompt_logprobs >= 0) body["prompt_logprobs"] = logprobs_json_.Prompt(prompts_[0].logprobs, spec_.prompt_logprobs);
+  return Dump(body);
+}
+
+}  // namespace dovetail::server

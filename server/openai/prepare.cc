@@ -1,0 +1,190 @@
+#include "server/openai/prepare.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "absl/strings/ascii.h"
+#include "server/openai/api_error.h"
+
+namespace dovetail::server {
+namespace {
+
+// Cuts the rendered text right after the last occurrence of the final message's content, so that the model goes on with it.
+absl::Status CutAfterFinalMessage(const ChatPrompt& prompt, std::vector<RenderedPart>& parts) {
+  const std::string param = "continue_final_message";
+  const Json& content = prompt.messages.back()["content"];
+  const std::string final_text(absl::StripAsciiWhitespace(content.get_ref<const std::string&>()));
+  if (final_text.empty()) return BadField(param, "the last message is empty; there is nothing to continue");
+  std::string all;
+  for (const RenderedPart& part : parts) all += part.text;
+  const size_t at = all.rfind(final_text);
+  if (at == std::string::npos) return BadField(param, "the chat template does not show the last message as it is");
+  size_t keep = at + final_text.size();
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (keep >= parts[i].text.size()) {
+      keep -= parts[i].text.size();
+      continue;
+    }
+    parts[i].text.resize(keep);
+    parts.resize(i + 1);
+    break;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<proto::SamplingParams> MakeSampling(const GenerationFields& fields, const ServedModel& model, uint64_t random_seed) {
+  const SamplingDefaults& defaults = model.defaults;
+  proto::SamplingParams sampling;
+  sampling.temperature = fields.temperature.value_or(defaults.temperature.value_or(1.0f));
+  // top_p 0 means "the best one", which any smaller positive bound also means; a filter must leave something.
+  sampling.top_p = std::max(fields.top_p.value_or(defaults.top_p.value_or(1.0f)), 1e-6f);
+  sampling.min_p = fields.min_p.value_or(defaults.min_p.value_or(0.0f));
+  sampling.top_k = fields.top_k.value_or(defaults.top_k.value_or(0));
+  sampling.repetition_penalty = fields.repetition_penalty.value_or(defaults.repetition_penalty.value_or(1.0f));
+  sampling.presence_penalty = fields.presence_penalty.value_or(0.0f);
+  sampling.frequency_penalty = fields.frequency_penalty.value_or(0.0f);
+  sampling.seed = fields.seed ? static_cast<uint64_t>(*fields.seed) : random_seed;
+  sampling.logit_bias = fields.logit_bias;
+  sampling.allowed_token_ids = fields.allowed_token_ids;
+  sampling.logprobs = fields.best_of > fields.n ? std::max(fields.logprobs, 0) : fields.logprobs;
+  for (size_t i = 0; i < fields.bad_words.size(); ++i) {
+    const std::string param = absl::StrCat("bad_words.", i);
+    if (model.tokenizer == nullptr) return BadField(param, "this model has no tokenizer; use logit_bias");
+    const model::EncodeOptions plain{.add_special = false, .parse_special = false};
+    DT_ASSIGN_OR_RETURN(const auto ids, model.tokenizer->Encode(fields.bad_words[i], plain));
+    if (ids.size() != 1) return BadField(param, "is ", ids.size(), " tokens; only words of one token can be banned");
+    sampling.banned_token_ids.push_back(ids[0]);
+    DT_ASSIGN_OR_RETURN(const auto after_space, model.tokenizer->Encode(absl::StrCat(" ", fields.bad_words[i]), plain));
+    if (after_space.size() == 1 && after_space[0] != ids[0]) sampling.banned_token_ids.push_back(after_space[0]);
+  }
+  return sampling;
+}
+
+absl::Status Truncate(const GenerationFields& fields, const ServedModel& model, std::vector<TokenId>& prompt) {
+  if (!fields.truncate_prompt_tokens) return absl::OkStatus();
+  int64_t keep = *fields.truncate_prompt_tokens;
+  if (keep < 0) keep = std::max<int64_t>(1, model.max_model_len - std::max<int64_t>(fields.max_tokens.value_or(1), 1));
+  if (keep > model.max_model_len)
+    return BadField("truncate_prompt_tokens", keep, " is more than the model's ", model.max_model_len, " positions");
+  if (static_cast<int64_t>(prompt.size()) > keep) prompt.erase(prompt.begin(), prompt.end() - keep);
+  return absl::OkStatus();
+}
+
+// How many tokens may follow a prompt of this length.
+absl::StatusOr<int> OutputTokens(const GenerationFields& fields, const ServedModel& model, size_t prompt_tokens, bool chat) {
+  const int64_t used = static_cast<int64_t>(prompt_tokens);
+  const int64_t positions = model.max_model_len;
+  if (used == 0) return BadField(chat ? "messages" : "prompt", "no token is left to begin with");
+  if (used >= positions)
+    return ContextExceeded(chat ? "messages" : "prompt", used, positions,
+                           absl::StrCat(used, " tokens, but this model has ", positions, " positions for prompt and output; shorten it to at most ", positions - 1));
+  const int64_t fits = positions - used;
+  if (!fields.max_tokens) return static_cast<int>(fits);
+  if (fields.max_tokens == 16 && fits < 16) return static_cast<int>(fits);  // completions' default asks for no more than there is
+  if (*fields.max_tokens > fits)
+    return ContextExceeded("max_tokens", used, positions,
+                           absl::StrCat(*fields.max_tokens, " exceeds what fits: this model has ", positions,
+                                        " positions and the prompt uses ", used, "; ask for at most ", fits));
+  return static_cast<int>(std::max<int64_t>(*fields.max_tokens, 1));
+}
+
+absl::StatusOr<scheduler::GenerationRequest> MakeRequest(const GenerationFields& fields, const ServedModel& model, const RequestContext& context,
+                                                         const proto::SamplingParams& sampling, std::vector<TokenId> prompt, bool chat) {
+  DT_RETURN_IF_ERROR(Truncate(fields, model, prompt));
+  scheduler::GenerationRequest request;
+  DT_ASSIGN_OR_RETURN(request.max_tokens, OutputTokens(fields, model, prompt.size(), chat));
+  if (fields.min_tokens > request.max_tokens)
+    return BadField("min_tokens", fields.min_tokens, " exceeds the ", request.max_tokens, " tokens that may be generated");
+  request.tenant = context.tenant;
+  request.cache_salt = fields.cache_salt;
+  request.priority = fields.priority;
+  request.prompt = std::move(prompt);
+  request.choices = fields.best_of;
+  request.sampling = sampling;
+  request.min_tokens = fields.min_tokens;
+  if (!fields.ignore_eos) request.stop_token_ids = model.end_token_ids;
+  for (TokenId id : fields.stop_token_ids)
+    if (std::find(request.stop_token_ids.begin(), request.stop_token_ids.end(), id) == request.stop_token_ids.end())
+      request.stop_token_ids.push_back(id);
+  request.prompt_logprobs = fields.prompt_logprobs;
+  if (fields.echo) request.prompt_logprobs = std::max(fields.prompt_logprobs, fields.logprobs);
+  request.use_prefix_cache = fields.use_prefix_cache;
+  return request;
+}
+
+ResponseSpec MakeSpec(const GenerationFields& fields, const ServedModel& model, const RequestContext& context, Endpoint endpoint) {
+  ResponseSpec spec;
+  spec.endpoint = endpoint;
+  spec.id = absl::StrCat(endpoint == Endpoint::kChat ? "chatcmpl-" : "cmpl-", context.id);
+  spec.model = fields.model;
+  spec.created = context.created;
+  spec.stream = fields.stream;
+  spec.include_usage = fields.include_usage;
+  spec.continuous_usage = fields.continuous_usage;
+  spec.n = fields.n;
+  spec.best_of = fields.best_of;
+  spec.echo = fields.echo;
+  spec.drop_output = fields.max_tokens == 0;
+  spec.min_tokens = fields.min_tokens;
+  spec.stop = fields.stop;
+  spec.user_stop_token_ids = fields.stop_token_ids;
+  spec.include_stop = fields.include_stop_str_in_output;
+  spec.skip_special_tokens = fields.skip_special_tokens;
+  spec.logprobs = fields.logprobs;
+  spec.prompt_logprobs = fields.prompt_logprobs;
+  spec.return_token_ids = fields.return_token_ids || model.tokenizer == nullptr;
+  spec.tokens_as_ids = fields.return_tokens_as_token_ids;
+  return spec;
+}
+
+// A tokenizer refuses what cannot be a prompt (broken UTF-8, too long): that is the field's fault.
+absl::Status AboutField(const absl::Status& status, const std::string& param) {
+  return status.code() == absl::StatusCode::kInvalidArgument ? BadField(param, std::string(status.message())) : status;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<TokenId>> EncodeChat(const ChatPrompt& prompt, bool continue_final, bool add_special, const ServedModel& model) {
+  auto parts = model.chat(prompt);
+  if (!parts.ok()) return AboutField(parts.status(), "messages");
+  if (continue_final) DT_RETURN_IF_ERROR(CutAfterFinalMessage(prompt, *parts));
+  std::vector<model::PromptPart> views;
+  views.reserve(parts->size());
+  for (const RenderedPart& part : *parts) views.push_back({part.text, part.is_input});
+  auto ids = model.tokenizer->EncodeParts(views, {.add_special = add_special});
+  if (!ids.ok()) return AboutField(ids.status(), "messages");
+  return ids;
+}
+
+absl::StatusOr<PreparedGeneration> Prepare(const CompletionRequest& request, const ServedModel& model, const RequestContext& context) {
+  const GenerationFields& fields = request.fields;
+  PreparedGeneration prepared{MakeSpec(fields, model, context, Endpoint::kCompletions), {}};
+  DT_ASSIGN_OR_RETURN(const auto sampling, MakeSampling(fields, model, context.random_seed));
+  for (size_t i = 0; i < request.prompts.size(); ++i) {
+    std::vector<TokenId> ids;
+    if (const auto* text = std::get_if<std::string>(&request.prompts[i])) {
+      auto encoded = model.tokenizer->Encode(*text, {.add_special = fields.add_special_tokens.value_or(true), .parse_special = true});
+      if (!encoded.ok()) return AboutField(encoded.status(), request.prompts.size() == 1 ? "prompt" : absl::StrCat("prompt.", i));
+      ids = *std::move(encoded);
+    } else {
+      ids = std::get<std::vector<TokenId>>(request.prompts[i]);
+    }
+    DT_ASSIGN_OR_RETURN(auto made, MakeRequest(fields, model, context, sampling, std::move(ids), /*chat=*/false));
+    prepared.spec.prompts.push_back(made.prompt);
+    prepared.requests.push_back(std::move(made));
+  }
+  return prepared;
+}
+
+absl::StatusOr<PreparedGeneration> Prepare(const ChatRequest& request, const ServedModel& model, const RequestContext& context) {
+  const GenerationFields& fields = request.fields;
+  PreparedGeneration prepared{MakeSpec(fields, model, context, Endpoint::kChat), {}};
+  DT_ASSIGN_OR_RETURN(const auto sampling, MakeSampling(fields, model, context.random_seed));
+  DT_ASSIGN_OR_RETURN(auto ids, EncodeChat(request.prompt, request.continue_final_message, fields.add_special_tokens.value_or(false), model));
+  DT_ASSIGN_OR_RETURN(auto made, MakeRequest(fields, model, context, sampling, std::move(ids), /*chat=*/true));
+  prepared.spec.prompts.push_back(made.prompt);
+  prepared.requests.push_back(std::move(made));
+  return prepared;
+}
+
+}  // namespace dovetail::server

@@ -1,0 +1,35 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "scheduler/core/request.h"
+#include "server/openai/requests.h"
+#include "server/openai/response_spec.h"
+#include "server/openai/served_model.h"
+
+namespace dovetail::server {
+
+// From a checked request to what the engine runs: renders the template, tokenises, fills in defaults, and checks what depends on the
+// prompt's length. Costs up to some 100 ms for a large prompt: called on a worker thread.
+
+struct RequestContext {
+  std::string id;           // of the HTTP request; becomes part of the completion id
+  std::string tenant;
+  int64_t created = 0;      // Unix seconds
+  uint64_t random_seed = 0; // used where the request names no seed
+};
+
+struct PreparedGeneration {
+  ResponseSpec spec;
+  std::vector<scheduler::GenerationRequest> requests;  // one for each prompt
+};
+
+// kInvalidArgument, with the context sizes if the prompt does not fit.
+absl::StatusOr<PreparedGeneration> Prepare(const CompletionRequest& request, const ServedModel& model, const RequestContext& context);
+absl::StatusOr<PreparedGeneration> Prepare(const ChatRequest& request, const ServedModel& model, const RequestContext& context);
+
+// The ids of a rendered conversation. With `continue_final` the text ends where the last message's content does.
+absl::StatusOr<std::vector<TokenId>> EncodeChat(const ChatPrompt& prompt, bool continue_final, bool add_special, const ServedModel& model);
+
+}  // namespace dovetail::server

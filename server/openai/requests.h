@@ -1,0 +1,91 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/status.h"
+#include "server/openai/json.h"
+#include "server/openai/served_model.h"
+
+// The bodies of the POST routes as typed values. Parsing checks everything that can be known without tokenising; fields that exist
+// elsewhere but not here are refused by name (unsupported_fields.h), unknown ones are ignored.
+
+namespace dovetail::server {
+
+// What both generation endpoints share. An optional that is empty was absent or null.
+struct GenerationFields {
+  std::string model;
+  bool stream = false;
+  bool include_usage = false;
+  bool continuous_usage = false;
+
+  int n = 1;
+  int best_of = 1;  // >= n
+  std::optional<int64_t> max_tokens;
+  int min_tokens = 0;
+  std::optional<float> temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
+  std::optional<int> top_k;
+  std::optional<int64_t> seed;
+  std::vector<std::pair<TokenId, float>> logit_bias;
+  std::vector<TokenId> allowed_token_ids;
+  std::vector<std::string> bad_words;
+
+  std::vector<std::string> stop;
+  std::vector<TokenId> stop_token_ids;
+  bool include_stop_str_in_output = false;
+  bool ignore_eos = false;
+
+  bool skip_special_tokens = true;
+  std::optional<bool> add_special_tokens;
+  bool return_token_ids = false;
+  bool return_tokens_as_token_ids = false;
+  std::optional<int64_t> truncate_prompt_tokens;  // -1: to what the model can hold
+  int logprobs = -1;                              // alternatives a token; -1: none
+  int prompt_logprobs = -1;
+  bool echo = false;
+
+  int priority = 0;
+  std::string cache_salt;
+  bool use_prefix_cache = true;
+};
+
+using PromptInput = std::variant<std::string, std::vector<TokenId>>;
+
+struct CompletionRequest {
+  GenerationFields fields;
+  std::vector<PromptInput> prompts;  // >= 1, none empty
+};
+
+struct ChatRequest {
+  GenerationFields fields;
+  ChatPrompt prompt;
+  bool continue_final_message = false;
+};
+
+struct TokenizeRequest {
+  std::string model;                           // may be empty: the served one
+  std::variant<std::string, ChatPrompt> input;
+  bool add_special = true;
+  bool parse_special = true;
+  bool with_pieces = false;
+  bool return_token_strs = false;
+};
+
+struct DetokenizeRequest {
+  std::string model;
+  std::vector<TokenId> tokens;
+};
+
+// kInvalidArgument with the field (api_error.h), or kNotFound for a model that is not served.
+absl::StatusOr<CompletionRequest> ParseCompletionRequest(const Json& body, const ServedModel& model);
+absl::StatusOr<ChatRequest> ParseChatRequest(const Json& body, const ServedModel& model);
+absl::StatusOr<TokenizeRequest> ParseTokenizeRequest(const Json& body, const ServedModel& model);
+absl::StatusOr<DetokenizeRequest> ParseDetokenizeRequest(const Json& body, const ServedModel& model);
+
+// The messages of a chat as the template gets them: text parts joined by newlines, `developer` as `system`.
+absl::StatusOr<Json> ParseMessages(const Json& value);
+
+}  // namespace dovetail::server

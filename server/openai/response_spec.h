@@ -1,0 +1,43 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/ids.h"
+#include "scheduler/core/request.h"
+#include "server/openai/unsupported_fields.h"
+
+namespace dovetail::server {
+
+// How the tokens of one HTTP request become its answer. A value; everything about text, nothing about sockets.
+struct ResponseSpec {
+  Endpoint endpoint = Endpoint::kCompletions;
+  std::string id;       // "cmpl-..." or "chatcmpl-..."
+  std::string model;    // as the client called it
+  int64_t created = 0;  // Unix seconds
+
+  bool stream = false;
+  bool include_usage = false;
+  bool continuous_usage = false;
+
+  int n = 1;        // choices shown of each prompt
+  int best_of = 1;  // choices generated of each prompt
+  bool echo = false;
+  bool drop_output = false;  // max_tokens 0: the engine's one token is not shown
+  int min_tokens = 0;
+
+  std::vector<std::string> stop;
+  std::vector<TokenId> user_stop_token_ids;
+  bool include_stop = false;
+  bool skip_special_tokens = true;
+  int logprobs = -1;
+  int prompt_logprobs = -1;
+  bool return_token_ids = false;
+  bool tokens_as_ids = false;
+
+  std::vector<std::vector<TokenId>> prompts;  // of each engine request, in order
+
+  bool chat() const { return endpoint == Endpoint::kChat; }
+};
+
+}  // namespace dovetail::server

@@ -1,0 +1,57 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/status.h"
+#include "model/tokenizer/tokenizer.h"
+#include "server/openai/json.h"
+
+namespace dovetail::server {
+
+// A conversation as the chat template sees it.
+struct ChatPrompt {
+  Json messages;  // checked: array of {role, content: string or null, ...}
+  bool add_generation_prompt = true;
+  Json template_kwargs = Json::object();  // values only
+};
+
+// A piece of the rendered prompt: what a user wrote (input, never control tokens) or what the template wrote around it.
+struct RenderedPart {
+  std::string text;
+  bool is_input = false;
+};
+
+// Renders a conversation; bounded in time and memory, thread-safe. kInvalidArgument: this conversation cannot be rendered (the
+// template raised an error, or the conversation is too large for its limits).
+using ChatRenderer = std::function<absl::StatusOr<std::vector<RenderedPart>>(const ChatPrompt&)>;
+
+// What generation_config.json (or the GGUF file) recommends, used where a request says nothing.
+struct SamplingDefaults {
+  std::optional<float> temperature, top_p, min_p, repetition_penalty;
+  std::optional<int> top_k;
+};
+
+// Everything the API knows about the one model behind it. Immutable, shared by all threads.
+struct ServedModel {
+  std::vector<std::string> names;  // at least one; the first is the one responses show
+  bool accept_any_name = false;    // do not answer 404 for an unknown `model`
+
+  std::shared_ptr<const model::Tokenizer> tokenizer;  // null: a model without one takes token ids and returns them
+  ChatRenderer chat;                                  // empty: no chat template, /v1/chat/completions answers 400
+
+  int max_model_len = 0;                 // prompt and output tokens of a sequence
+  int vocab_size = 0;                    // rows of the output layer
+  std::vector<TokenId> end_token_ids;    // end a choice unless ignore_eos
+  SamplingDefaults defaults;
+
+  std::string owned_by = "dovetail";
+  int64_t created = 0;                   // Unix seconds
+  std::string fingerprint = "fp_dovetail";
+};
+
+}  // namespace dovetail::server
