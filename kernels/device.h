@@ -17,7 +17,8 @@ enum class Isa : uint8_t { kAvx2 = 0, kAvx512 = 1 };  // kAvx512: F, BW, VL, DQ,
 
 // An ordered queue of kernels on one device. Ops take a Stream&, check their arguments, enqueue and return; what they read and write
 // must stay valid until Synchronize(). On the CPU an op has finished when it returns: it ran on the caller and the pool's threads.
-// Thread-compatible: one thread at a time per stream. Streams of one CpuDevice share its pool, so they must not run concurrently.
+// Thread-compatible: one thread at a time per stream. Streams of one CpuDevice share its pool: while one op has it, an op of another stream
+// runs on its caller alone. A stream must not outlive its device.
 class Stream {
  public:
   virtual ~Stream() = default;
@@ -48,9 +49,11 @@ class Device {
 struct CpuDeviceOptions {
   int threads = 0;                     // compute threads including the caller's; 0: one per usable core
   Isa max_isa = Isa::kAvx512;          // tests pin a weaker level; never above what the CPU has
+  int spin_us = 100;                   // how long an idle compute thread watches for work before it sleeps: thread_pool.h
 };
+inline constexpr int kMaxSpinUs = 1'000'000;
 
-// kInvalidArgument for a thread count outside 1..256 (after defaulting), kFailedPrecondition on a CPU below x86-64-v3.
+// kInvalidArgument for a thread count outside 1..256 (after defaulting) or spin_us outside 0..kMaxSpinUs, kFailedPrecondition on a CPU below x86-64-v3.
 absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(const CpuDeviceOptions& options);
 
 }  // namespace dovetail::kernels

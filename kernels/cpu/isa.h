@@ -1,0 +1,16 @@
+#pragma once
+#include <optional>
+
+#include "kernels/device.h"
+
+namespace dovetail::kernels {
+
+// The strongest level this CPU and its operating system run, or nullopt below x86-64-v3 (AVX2, FMA, F16C, BMI2).
+std::optional<Isa> DetectIsa();
+
+const char* Name(Isa isa);  // "avx2", "avx512"
+
+// Cores this process may run on (its affinity mask), at least 1.
+int UsableCores();
+
+}  // namespace dovetail::kernels

@@ -1,0 +1,178 @@
+#include "kernels/gemm.h"
+
+#include <algorithm>
+
+#include "kernels/kernel_table.h"
+#include "kernels/thread_pool.h"
+
+namespace dovetail::kernels {
+namespace {
+
+constexpr int64_t kRowBlock = 256;            // rows of x that stay in L2 while the tiles pass
+constexpr int64_t kSerialConversion = 8192;   // elements of x that one thread converts faster than several are started
+constexpr int64_t kConversionTask = 8192;     // elements of x a task converts
+constexpr int64_t kMacsPerTask = 400'000;     // some microseconds
+
+int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+int64_t CeilDiv(int64_t n, int64_t d) { return (n + d - 1) / d; }
+
+// Hands out 64-byte aligned pieces of the scratch. With a null base it only measures.
+class Arena {
+ public:
+  explicit Arena(std::byte* base) : base_(base) {}
+  template <typename T>
+  T* Take(int64_t count) {
+    T* piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
+    used_ += RoundUp(count * static_cast<int64_t>(sizeof(T)), 64);
+    return piece;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  size_t used_ = 0;
+};
+
+// Groups of 32 are counted up so that f32 matrices of any width may be measured too.
+QuantizedRows TakeQuantized(Arena& arena, int64_t m, int64_t cols) {
+  QuantizedRows rows;
+  rows.stride = RoundUp(cols, 64);
+  rows.groups = CeilDiv(cols, kActivationGroup);
+  rows.codes = arena.Take<int8_t>(m * rows.stride);
+  rows.scale = arena.Take<float>(m * rows.groups);
+  rows.scaled_sum = arena.Take<float>(m * rows.groups);
+  rows.negative_sum = arena.Take<int32_t>(m * rows.groups);
+  rows.negative_sum16 = arena.Take<int32_t>(m * rows.groups * 2);
+  return rows;
+}
+
+int64_t BF16Stride(int64_t cols) { return RoundUp(cols, 32); }
+
+struct Needs {
+  bool bf16 = false;
+  bool quantized = false;
+};
+
+Needs NeedsOf(std::span<const GemmOutput> outputs) {
+  Needs needs;
+  for (const GemmOutput& output : outputs) {
+    const PackedFormat format = output.weights->format();
+    if (IsQuantized(format)) needs.quantized = true;
+    if (format == PackedFormat::kBF16) needs.bf16 = true;
+  }
+  return needs;
+}
+
+absl::Status CheckOutput(const GemmOutput& output, size_t i, int64_t m, int64_t cols) {
+  if (output.weights == nullptr) return InvalidArgument("gemm: output ", i, " has no weights");
+  if (output.weights->cols() != cols) {
+    return InvalidArgument("gemm: output ", i, " has weights of ", output.weights->cols(), " columns, the first has ", cols);
+  }
+  if (output.y == nullptr && m > 0 && output.weights->rows() > 0) return InvalidArgument("gemm: output ", i, " has no y");
+  if (output.y_stride < output.weights->rows()) {
+    return InvalidArgument("gemm: output ", i, " has a y_stride of ", output.y_stride, " for ", output.weights->rows(), " columns");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Check(const GemmArgs& args) {
+  if (args.m < 0 || args.m > kMaxGemmRows) return InvalidArgument("gemm: m = ", args.m, " is outside 0..", kMaxGemmRows);
+  if (args.outputs.size() > kMaxGemmOutputs) {
+    return InvalidArgument("gemm: ", args.outputs.size(), " outputs are more than ", kMaxGemmOutputs);
+  }
+  if (args.outputs.empty()) return absl::OkStatus();
+  const PackedWeights* first = args.outputs[0].weights;
+  const int64_t cols = first == nullptr ? 0 : first->cols();
+  for (size_t i = 0; i < args.outputs.size(); ++i) DT_RETURN_IF_ERROR(CheckOutput(args.outputs[i], i, args.m, cols));
+  if (args.x == nullptr && args.m > 0 && cols > 0) return InvalidArgument("gemm: x is null");
+  if (args.x_stride < cols) return InvalidArgument("gemm: x_stride of ", args.x_stride, " for ", cols, " columns");
+  const size_t need = GemmScratchBytes(args.m, cols);
+  if (args.scratch.size() < need || reinterpret_cast<uintptr_t>(args.scratch.data()) % 64 != 0) {
+    return InvalidArgument("gemm: needs ", need, " bytes of scratch aligned to 64, got ", args.scratch.size());
+  }
+  return absl::OkStatus();
+}
+
+void Convert(PrepareRowsFn prepare, const GemmRows& rows, int64_t m, int64_t cols, ThreadPool& pool) {
+  if (m * cols <= kSerialConversion) return prepare(rows, cols, 0, m);
+  const int64_t rows_per_task = std::max<int64_t>(1, kConversionTask / cols);
+  pool.Run(static_cast<int>(CeilDiv(m, rows_per_task)), [&](int task) {
+    const int64_t begin = task * rows_per_task;
+    prepare(rows, cols, begin, std::min(m, begin + rows_per_task));
+  });
+}
+
+// The outputs' tiles in one line, cut into tasks of `tiles_per_task`, for each block of rows.
+class Plan {
+ public:
+  Plan(const GemmArgs& args, int64_t cols, int threads) : args_(args) {
+    for (const GemmOutput& output : args.outputs) tiles_ += output.weights->tiles();
+    row_block_ = std::min(args.m, kRowBlock);
+    row_blocks_ = CeilDiv(args.m, row_block_);
+    // Large enough to be worth an atomic add, small enough that the threads finish together; whole pairs, which the micro-kernels like.
+    const int64_t by_work = kMacsPerTask / std::max<int64_t>(1, row_block_ * cols * kTileRows);
+    const int64_t by_balance = tiles_ * row_blocks_ / (threads * int64_t{4});
+    tiles_per_task_ = RoundUp(std::max<int64_t>(1, std::min(std::max(by_work, by_balance / 4), by_balance)), 4);
+    tasks_per_block_ = CeilDiv(tiles_, tiles_per_task_);
+  }
+
+  int tasks() const { return static_cast<int>(row_blocks_ * tasks_per_block_); }
+
+  void Run(int task, const GemmRows& rows, const GemmKernels& kernels) const {
+    const int64_t row_begin = task / tasks_per_block_ * row_block_;
+    const int64_t row_end = std::min(args_.m, row_begin + row_block_);
+    const int64_t begin = task % tasks_per_block_ * tiles_per_task_;
+    const int64_t end = std::min(tiles_, begin + tiles_per_task_);
+    int64_t first = 0;  // of this output, in the line
+    for (const GemmOutput& output : args_.outputs) {
+      const int64_t tiles = output.weights->tiles();
+      const int64_t tile_begin = std::max<int64_t>(begin - first, 0), tile_end = std::min(end - first, tiles);
+      if (tile_begin < tile_end) {
+        const PackedView& view = output.weights->view();
+        const GemmTarget target{output.y, output.y_stride, output.bias, output.accumulate};
+        kernels.block[static_cast<int>(view.format)](rows, view, target, row_begin, row_end, tile_begin, tile_end);
+      }
+      first += tiles;
+    }
+  }
+
+ private:
+  const GemmArgs& args_;
+  int64_t tiles_ = 0, row_block_ = 1, row_blocks_ = 1, tiles_per_task_ = 1, tasks_per_block_ = 1;
+};
+
+}  // namespace
+
+size_t GemmScratchBytes(int64_t m, int64_t cols) {
+  Arena arena(nullptr);
+  arena.Take<uint16_t>(m * BF16Stride(cols));
+  TakeQuantized(arena, m, cols);
+  return arena.used();
+}
+
+absl::Status Gemm(const GemmArgs& args, Stream& stream) {
+  DT_RETURN_IF_ERROR(Check(args));
+  if (args.m == 0 || args.outputs.empty()) return absl::OkStatus();
+  const int64_t cols = args.outputs[0].weights->cols();
+  const GemmKernels& kernels = stream.kernels().gemm;
+  ThreadPool& pool = stream.pool();
+  GemmRows rows;
+  rows.f32 = args.x;
+  rows.f32_stride = args.x_stride;
+  Arena arena(args.scratch.data());
+  const Needs needs = NeedsOf(args.outputs);
+  if (needs.bf16) {
+    rows.bf16_stride = BF16Stride(cols);
+    rows.bf16 = arena.Take<uint16_t>(args.m * rows.bf16_stride);
+    Convert(kernels.round_rows_to_bf16, rows, args.m, cols, pool);
+  }
+  if (needs.quantized) {
+    rows.quantized = TakeQuantized(arena, args.m, cols);
+    Convert(kernels.quantize_rows, rows, args.m, cols, pool);
+  }
+  const Plan plan(args, cols, pool.threads());
+  pool.Run(plan.tasks(), [&](int task) { plan.Run(task, rows, kernels); });
+  return absl::OkStatus();
+}
+
+}  // namespace dovetail::kernels
