@@ -31,6 +31,7 @@ absl::StatusOr<std::string> Normalise(const std::string& name, const std::string
     if (c == '"') in_string = true;
     if (c == '{' || c == '[') ++depth;
     if (c == '}' || c == ']') --depth;
+    if (c == '\0') return InvalidArgument(name, ": is not valid JSON at byte ", i + 1);
     if (depth > kMaxJsonDepth) return InvalidArgument(name, ": nests deeper than ", kMaxJsonDepth, " levels at byte ", i);
     bool replaced = false;
     for (const Replacement& number : kPythonNumbers) {

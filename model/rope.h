@@ -47,7 +47,9 @@ struct RopeTable {
 
 // kDynamic and kLongRope depend on how long the sequence is. Their reference recomputes every key at every length; here keys are stored
 // rotated, so the length is fixed when a sequence is opened and stays with it for its life: through decoding, preemption, recovery and moves.
-// The logits of the prompt then equal the reference's full pass; tokens generated across the boundary keep the prompt's frequencies.
+// The logits of the prompt then equal the reference's full pass of the prompt; tokens generated after it keep the prompt's frequencies, where the reference's full
+// pass of n tokens takes n's. (transformers also remembers the longest length it has seen: a reference taken after a longer pass has that one's frequencies.
+// The golden llama_dynamic is such a case: its step 0 is at length 77, its prompt logits and hidden states at 108.) A caller may fix any other length.
 enum class RopeLengthRule {
   kPrompt,        // the prompt's tokens (the default)
   kModelMaximum,  // the longest the model allows, the same for every sequence, as vLLM does: prefixes are shared by all lengths

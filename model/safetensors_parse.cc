@@ -207,6 +207,9 @@ absl::StatusOr<std::vector<SafetensorsTensor>> ParseSafetensors(const std::strin
   }
   const char* header = reinterpret_cast<const char*>(bytes.data()) + 8;
   if (header_bytes == 0 || header[0] != '{') return InvalidArgument(name, ": the header does not begin with '{'");
+  if (const void* nul = std::memchr(header, 0, header_bytes)) {  // the JSON library would take it for the end
+    return InvalidArgument(name, ": the header is not valid JSON at byte ", static_cast<const char*>(nul) - header + 1);
+  }
 
   HeaderReader reader;
   const bool parsed = nlohmann::json::sax_parse(header, header + header_bytes, &reader);
