@@ -12,8 +12,8 @@ namespace dovetail::kernels {
 //   1. raw log-probabilities, if asked for: log-softmax of the logits as they came ("raw_logprobs")
 //   2. allowed ids: all others become -inf;  banned ids (bad words, stop ids before min_tokens): -inf;  logit_bias: added
 //   3. repetition penalty on every id seen (positive logits divided, others multiplied), then frequency * count and presence subtracted for ids generated
-//   4. temperature 0: the largest logit, the lowest id on ties. Otherwise z = logit / temperature, and
-//   5. min_p keeps z >= max z + ln(min_p);  top_k keeps the k largest, ties with the k-th kept too;  top_p, over the softmax of what is left,
+//   4. temperature 0: the largest logit, the lowest id on ties. Otherwise z = (logit - max logit) * (1 / temperature) in f32, and
+//   5. min_p keeps z >= ln(min_p);  top_k keeps the k largest, ties with the k-th kept too;  top_p, over the softmax of what is left,
 //      keeps the smallest set of largest z whose mass reaches top_p (ties by lower id first), at least one
 //   6. argmax of z + Gumbel(seed, position, id) over the kept ids, the lowest id on ties
 //

@@ -105,14 +105,13 @@ DT_INLINE void Philox(U32x16 (&c)[4], uint32_t k0, uint32_t k1) {
   }
 }
 
-// -ln(-ln(1 - v)), keeping the precision of small v.
-DT_INLINE F32x16 GumbelOf(F32x16 v) {
-  const F32x16 rest = Sub(Set1(1.0f), v);
-  const F32x16 lost = Sub(Set1(1.0f), rest);  // what the subtraction really took
-  // -ln(1 - v) = -ln(rest) * v / lost; v itself where nothing was taken. rest is 0 for the largest v: hold it at 2^-25.
-  const F32x16 quotient = Div(Mul(Sub(Zero(), Log(Max(rest, Set1(0x1p-25f)))), v), Max(lost, Set1(0x1p-25f)));
-  const F32x16 exponential = SelectLess(lost, Set1(0x1p-24f), v, quotient);
-  return Sub(Zero(), Log(exponential));
+// -ln(-ln(1 - v)) for v = (w + 0.5) / 2^32, to about 1e-6. The complement of w gives 1 - v with all its digits, and the factor v / (1 - rest)
+// gives back what the logarithm of a number near 1 has lost.
+DT_INLINE F32x16 GumbelOf(U32x16 w) {
+  const F32x16 v = UnitInterval(w), rest = UnitInterval(Xor(w, SetU32(0xffffffffu)));
+  const F32x16 lost = Sub(Set1(1.0f), rest);
+  const F32x16 quotient = Div(Mul(Sub(Zero(), Log(rest)), v), Max(lost, Set1(0x1p-24f)));
+  return Sub(Zero(), Log(SelectLess(lost, Set1(0x1p-24f), v, quotient)));
 }
 
 static float GumbelScores(const float* x, int64_t n, uint64_t seed, uint64_t position, float* out) {
@@ -124,7 +123,7 @@ static float GumbelScores(const float* x, int64_t n, uint64_t seed, uint64_t pos
     for (int word = 0; word < 4; ++word) {
       const int64_t at = i + word * 16;
       if (at >= n) break;
-      const F32x16 score = Add(LoadFirst(x + at, n - at, -__builtin_inff()), GumbelOf(UnitInterval(c[word])));
+      const F32x16 score = Add(LoadFirst(x + at, n - at, -__builtin_inff()), GumbelOf(c[word]));
       max = Max(score, max);
       StoreFirst(out + at, score, n - at);
     }

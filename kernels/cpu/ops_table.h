@@ -63,6 +63,8 @@ struct OpsTable {
   void (*add)(const float* a, const float* b, float* out, int64_t n);
   void (*scale)(const float* a, float factor, float* out, int64_t n);
 
+  void (*shift_scale)(const float* a, float shift, float factor, float* out, int64_t n);  // (a - shift) * factor
+
   LogitStats (*logit_stats)(const float* x, int64_t n);                // n >= 1
   double (*sum_exp)(const float* x, float max, int64_t n);             // sum exp(x - max); relative error below 1e-6
   int64_t (*count_at_least)(const float* x, float threshold, int64_t n);

@@ -30,6 +30,7 @@ static OpsTable MakeTable(Isa isa) {
   t.gelu_mul = GeluMul;
   t.add = AddRows;
   t.scale = ScaleRows;
+  t.shift_scale = ShiftScaleRows;
   t.logit_stats = Stats;
   t.sum_exp = SumExp;
   t.count_at_least = CountAtLeast;

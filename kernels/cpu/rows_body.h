@@ -62,6 +62,11 @@ static void ScaleRows(const float* a, float factor, float* out, int64_t n) {
   for (int64_t i = 0; i < n; i += 16) StoreFirst(out + i, Mul(LoadFirst(a + i, n - i), f), n - i);
 }
 
+static void ShiftScaleRows(const float* a, float shift, float factor, float* out, int64_t n) {
+  const F32x16 s = Set1(shift), f = Set1(factor);
+  for (int64_t i = 0; i < n; i += 16) StoreFirst(out + i, Mul(Sub(LoadFirst(a + i, n - i), s), f), n - i);
+}
+
 static void ExpRows(const float* x, float* out, int64_t n) {
   for (int64_t i = 0; i < n; i += 16) StoreFirst(out + i, Exp(LoadFirst(x + i, n - i)), n - i);
 }

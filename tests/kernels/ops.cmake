@@ -1,1 +1,2 @@
 dovetail_test(paged_attention_test SRCS paged_attention_test.cc DEPS dovetail_kernels)
+dovetail_test(merge_partials_test SRCS merge_partials_test.cc DEPS dovetail_kernels)

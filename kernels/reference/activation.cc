@@ -1,0 +1,16 @@
+#include "kernels/reference/activation.h"
+
+#include <cmath>
+
+namespace dovetail::kernels::reference {
+
+double SiluMul(double gate, double up) { return gate / (1.0 + std::exp(-gate)) * up; }
+
+double GeluMul(double gate, double up) {
+  constexpr double kPi = 3.14159265358979323846;
+  // 1 + tanh u = 2 / (1 + e^-2u), which does not cancel for negative u.
+  const double u = std::sqrt(2.0 / kPi) * (gate + 0.044715 * gate * gate * gate);
+  return gate / (1.0 + std::exp(-2.0 * u)) * up;
+}
+
+}  // namespace dovetail::kernels::reference

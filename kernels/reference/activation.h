@@ -1,0 +1,9 @@
+#pragma once
+
+namespace dovetail::kernels::reference {
+
+// activation.h on one element, in double precision.
+double SiluMul(double gate, double up);
+double GeluMul(double gate, double up);
+
+}  // namespace dovetail::kernels::reference
