@@ -1,5 +1,5 @@
 dovetail_test(model_dequantize_test SRCS dequantize_test.cc DEPS dovetail_model_files)
-dovetail_test(model_gguf_test SRCS gguf_test.cc DEPS dovetail_model_files)
+dovetail_test(model_gguf_test SRCS gguf_malformed_test.cc gguf_test.cc DEPS dovetail_model_files)
 dovetail_test(model_checkpoint_test SRCS checkpoint_test.cc DEPS dovetail_model_files)
 dovetail_test(model_rope_test SRCS rope_test.cc DEPS dovetail_model_files)
 dovetail_test(model_safetensors_test SRCS safetensors_test.cc DEPS dovetail_model_files)
