@@ -44,6 +44,7 @@ struct AttentionCut {  // a = attention(op): computed where the KV lives
   int op = 0;
 };
 struct OutputProjection {  // x += post_norm(a Wo)
+  int op = 0;                        // whose result a is
   Projection o;
   std::optional<RmsNorm> post_norm;
 };

@@ -46,6 +46,11 @@ absl::Status Validate(const Placement& placement, const AttentionTable& table) {
   if (placement.size() > kMaxShards)
     return InvalidArgument("placement: ", placement.size(), " shards; at most ", kMaxShards);
   for (const Shard& shard : placement) DT_RETURN_IF_ERROR(ValidateShard(shard, table));
+  for (const Shard& a : placement)
+    for (const Shard& b : placement)
+      if (a.group == b.group && a.kv_heads.begin < b.kv_heads.end && b.kv_heads.begin < a.kv_heads.end &&
+          !(a.kv_heads == b.kv_heads))
+        return InvalidArgument(DebugString(a), " and ", DebugString(b), ": head ranges must be equal or disjoint");
   for (int group = 0; group < table.group_count(); ++group)
     for (int head = 0; head < table.softmax(LayerGroup(group)).kv_heads; ++head)
       DT_RETURN_IF_ERROR(ValidateHead(placement, LayerGroup(group), head));

@@ -38,7 +38,7 @@ struct Shard {
   bool operator==(const Shard&) const = default;
 };
 
-// Covers each group's kv_heads x positions exactly once.
+// Covers each group's kv_heads x positions exactly once. Head ranges of one group are equal or disjoint.
 using Placement = absl::InlinedVector<Shard, 4>;
 
 // kInvalidArgument names the shard and what it leaves out, overlaps or exceeds.

@@ -163,6 +163,7 @@ int ComputeWorkerCore::ExpectPartials(MicroBatch& batch, int op) {
 
 void ComputeWorkerCore::On(DenseDone event, std::vector<Action>& actions) {
   MicroBatch& batch = micro_batches_[event.micro_batch.value()];
+  if (!batch.running) return;
   batch.dense_in_flight = false;
   if (batch.aborted) return Finish(batch, std::move(batch.failure), actions);
   ++batch.stage;
@@ -217,8 +218,17 @@ void ComputeWorkerCore::On(StepRefused event, std::vector<Action>& actions) {
 
 void ComputeWorkerCore::On(SampleDone event, std::vector<Action>& actions) {
   MicroBatch& batch = micro_batches_[event.micro_batch.value()];
+  if (!batch.running) return;
   batch.dense_in_flight = false;
   Finish(batch, batch.aborted ? std::move(batch.failure) : std::move(event.result), actions);
+}
+
+void ComputeWorkerCore::On(StepFailed event, std::vector<Action>& actions) {
+  MicroBatch& batch = micro_batches_[event.micro_batch.value()];
+  if (!batch.running) return;
+  batch.dense_in_flight = false;
+  const StepStatus status = absl::IsResourceExhausted(event.status) ? StepStatus::kOutOfMemory : StepStatus::kWorkerFailed;
+  Finish(batch, StepResult{batch.plan.step, event.micro_batch, status, std::string(event.status.message()), {}, {}, {}}, actions);
 }
 
 void ComputeWorkerCore::Finish(MicroBatch& batch, StepResult result, std::vector<Action>& actions) {

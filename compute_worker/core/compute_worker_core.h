@@ -42,7 +42,11 @@ struct SampleDone {
   MicroBatchId micro_batch;
   proto::StepResult result;
 };
-using Event = std::variant<PlanArrived, DenseDone, PartialArrived, StepRefused, SampleDone>;
+struct StepFailed {  // the shell could not do what it was asked: a kernel refused, a frame could not be sent, no memory
+  MicroBatchId micro_batch;
+  absl::Status status;
+};
+using Event = std::variant<PlanArrived, DenseDone, PartialArrived, StepRefused, SampleDone, StepFailed>;
 
 // ---- actions ----
 
@@ -123,6 +127,7 @@ class ComputeWorkerCore {
   const std::vector<WorkerPart>& PartsOf(MicroBatchId id) const { return micro_batches_[id.value()].parts; }
   const proto::AttentionTable& table() const { return table_; }
   const ComputeWorkerCounters& counters() const { return counters_; }
+  bool running(MicroBatchId id) const { return micro_batches_[id.value()].running; }
   bool idle() const;
 
  private:
@@ -142,6 +147,7 @@ class ComputeWorkerCore {
   void On(PartialArrived event, std::vector<Action>& actions);
   void On(StepRefused event, std::vector<Action>& actions);
   void On(SampleDone event, std::vector<Action>& actions);
+  void On(StepFailed event, std::vector<Action>& actions);
 
   absl::Status CheckPlan(const proto::StepPlan& plan) const;
   absl::Status BuildParts(MicroBatch& batch) const;

@@ -1,0 +1,158 @@
+#include "compute_worker/compute_worker_node.h"
+
+#include <utility>
+#include <variant>
+
+#include "base/log.h"
+
+namespace dovetail::compute {
+
+using proto::FrameType;
+using proto::MakeHeader;
+using proto::StepStatus;
+
+ComputeWorkerNode::ComputeWorkerNode(const model::LoadedModel& model, const proto::AttentionTable& table,
+                                     const ComputeWorkerOptions& options, NodeId scheduler, kernels::Device& device,
+                                     transport::Port& port, Clock& clock)
+    : scheduler_(scheduler),
+      core_(table, ProgramOf(model), options),
+      dense_(model, core_.table(), device, options.micro_batches),
+      sampler_(model, device, dense_.stream()),
+      port_(port),
+      clock_(clock),
+      timers_(options.micro_batches) {
+  actions_.reserve(64);
+}
+
+void ComputeWorkerNode::OnFrame(const transport::Delivery& delivery) {
+  const proto::FrameHeader& header = delivery.header;
+  if (!proto::Validate(header).ok() || header.payload_bytes != delivery.payload.size()) return;
+  const StepId step(header.step);
+  const MicroBatchId id(header.micro_batch);
+  switch (header.type) {
+    case FrameType::kStepPlan: {
+      auto plan = proto::DecodeStepPlan(delivery.payload);
+      if (!plan.ok()) {
+        LogError("compute worker: ", std::string(plan.status().message()));
+        proto::StepResult refused{step, id, StepStatus::kWorkerFailed, std::string(plan.status().message()), {}, {}, {}};
+        FinishStep finish{id, std::move(refused)};
+        if (absl::Status sent = Perform(finish); !sent.ok()) LogError("compute worker: ", std::string(sent.message()));
+        return;
+      }
+      return Feed(PlanArrived{*std::move(plan)});
+    }
+    case FrameType::kPartial:
+      return Feed(PartialArrived{delivery.from, Epoch(header.epoch), step, id, header.op, delivery.payload});
+    case FrameType::kStepRefused: {
+      auto refused = proto::Decode<proto::StepRefused>(delivery.payload);
+      if (refused.ok()) Feed(StepRefused{delivery.from, Epoch(header.epoch), step, id, *std::move(refused)});
+      return;
+    }
+    default: return;
+  }
+}
+
+// Performing an action may feed the core again (a dense piece is done when Perform returns), so actions wait in a list.
+void ComputeWorkerNode::Feed(Event event) {
+  const bool outermost = actions_.empty();
+  if (const auto* arrived = std::get_if<PlanArrived>(&event); arrived != nullptr) {
+    const size_t id = arrived->plan.micro_batch.value();
+    if (id < timers_.size()) timers_[id] = Timer{clock_.Now(), {}, {}, {}, {}};
+  }
+  if (const auto* partial = std::get_if<PartialArrived>(&event); partial != nullptr) {
+    Timer& timer = timers_[partial->micro_batch.value() < timers_.size() ? partial->micro_batch.value() : 0];
+    const absl::Time now = clock_.Now();
+    timer.waiting += now - timer.waiting_since;
+    timer.waiting_since = now;
+  }
+  core_.Handle(std::move(event), actions_);
+  if (!outermost) return;
+  for (size_t i = 0; i < actions_.size(); ++i) {
+    Action action = std::move(actions_[i]);
+    const MicroBatchId id = std::visit([](const auto& a) { return a.micro_batch; }, action);
+    // What was asked for before a step failed is void.
+    if (!std::holds_alternative<FinishStep>(action) && !core_.running(id)) continue;
+    if (const absl::Status status = Perform(action); !status.ok()) {
+      LogError("compute worker: ", std::string(status.message()));
+      FailStep(id, status);
+    }
+  }
+  actions_.clear();
+}
+
+absl::Status ComputeWorkerNode::Perform(Action& action) {
+  struct Visitor {
+    ComputeWorkerNode& node;
+    absl::Status operator()(SendStepBegin& a) { return node.Perform(a); }
+    absl::Status operator()(PrepareStep& a) { return node.dense_.PrepareStep(node.core_, a.micro_batch); }
+    absl::Status operator()(RunDense& a) { return node.Perform(a); }
+    absl::Status operator()(SendQuery& a) { return node.SendTensors(a.micro_batch, a.op, FrameType::kQuery); }
+    absl::Status operator()(SendKeyValue& a) {
+      node.timers_[a.micro_batch.value()].waiting_since = node.clock_.Now();
+      return node.SendTensors(a.micro_batch, a.op, FrameType::kKeyValue);
+    }
+    absl::Status operator()(Sample& a) { return node.Perform(a); }
+    absl::Status operator()(FinishStep& a) { return node.Perform(a); }
+  };
+  return std::visit(Visitor{*this}, action);
+}
+
+absl::Status ComputeWorkerNode::Perform(SendStepBegin& send) {
+  std::vector<std::byte> message;
+  proto::Encode(send.message, message);
+  const auto header = MakeHeader(FrameType::kStepBegin, send.epoch, send.step, send.micro_batch, 0, message.size());
+  return port_.SendMessage(send.to, header, std::move(message));
+}
+
+absl::Status ComputeWorkerNode::SendTensors(MicroBatchId id, int op, FrameType type) {
+  const LayerGroup group = core_.table().op_group[op];
+  const std::vector<WorkerPart>& parts = core_.PartsOf(id);
+  StepWire& wire = dense_.wire(id);
+  for (size_t p = 0; p < parts.size(); ++p) {
+    if (parts[p].layouts[group.value()].items.empty()) continue;
+    const auto payload = type == FrameType::kQuery ? wire.PackQuery(parts, static_cast<int>(p), group)
+                                                   : wire.PackKeyValue(parts, static_cast<int>(p), group);
+    const auto header = MakeHeader(type, parts[p].epoch, core_.PlanOf(id).step, id, op, payload.size());
+    DT_RETURN_IF_ERROR(port_.SendTensor(parts[p].node, header, payload));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ComputeWorkerNode::Perform(RunDense& run) {
+  const absl::Time begun = clock_.Now();
+  DT_RETURN_IF_ERROR(dense_.Run(core_, run.micro_batch, run.index));
+  timers_[run.micro_batch.value()].dense += clock_.Now() - begun;
+  core_.Handle(DenseDone{run.micro_batch}, actions_);
+  return absl::OkStatus();
+}
+
+absl::Status ComputeWorkerNode::Perform(Sample& sample) {
+  const absl::Time begun = clock_.Now();
+  const proto::StepPlan& plan = core_.PlanOf(sample.micro_batch);
+  proto::StepResult result;
+  result.step = plan.step;
+  result.micro_batch = plan.micro_batch;
+  DT_RETURN_IF_ERROR(sampler_.Run(plan, dense_.residual(sample.micro_batch), result));
+  timers_[sample.micro_batch.value()].sampling += clock_.Now() - begun;
+  core_.Handle(SampleDone{sample.micro_batch, std::move(result)}, actions_);
+  return absl::OkStatus();
+}
+
+absl::Status ComputeWorkerNode::Perform(FinishStep& finish) {
+  if (finish.micro_batch.value() < timers_.size()) {
+    const Timer& timer = timers_[finish.micro_batch.value()];
+    finish.result.timings = {absl::ToInt64Microseconds(clock_.Now() - timer.begun), absl::ToInt64Microseconds(timer.dense),
+                             absl::ToInt64Microseconds(timer.waiting), absl::ToInt64Microseconds(timer.sampling)};
+  }
+  std::vector<std::byte> message;
+  proto::Encode(finish.result, message);
+  const auto header = MakeHeader(FrameType::kStepResult, Epoch(0), finish.result.step, finish.result.micro_batch, 0, message.size());
+  return port_.SendMessage(scheduler_, header, std::move(message));
+}
+
+// A kernel or a send failed: the step ends as failed, whatever state its machine was in.
+void ComputeWorkerNode::FailStep(MicroBatchId id, const absl::Status& status) {
+  core_.Handle(StepFailed{id, status}, actions_);
+}
+
+}  // namespace dovetail::compute

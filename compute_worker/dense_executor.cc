@@ -1,0 +1,242 @@
+#include "compute_worker/dense_executor.h"
+
+#include <algorithm>
+#include <variant>
+
+#include "kernels/activation.h"
+#include "kernels/convert.h"
+#include "kernels/gemm.h"
+#include "kernels/rms_norm.h"
+#include "kernels/rope.h"
+
+namespace dovetail::compute {
+
+constexpr size_t kMaxCachedRopes = 256;
+
+StepProgram ProgramOf(const model::LoadedModel& model) {
+  StepProgram program;
+  for (size_t i = 0; i < model.steps.size(); ++i) {
+    const int index = static_cast<int>(i);
+    if (const auto* cut = std::get_if<model::AttentionCut>(&model.steps[i]))
+      program.push_back({StageKind::kAwaitPartials, cut->op});
+    else
+      program.push_back({StageKind::kDense, index});
+    if (const auto* query = std::get_if<model::QueryProjection>(&model.steps[i]))
+      program.push_back({StageKind::kSendQuery, query->op});
+    if (const auto* key_value = std::get_if<model::KeyValueProjection>(&model.steps[i]))
+      program.push_back({StageKind::kSendKeyValue, key_value->op});
+  }
+  return program;
+}
+
+DenseExecutor::DenseExecutor(const model::LoadedModel& model, const proto::AttentionTable& table, kernels::Device& device,
+                             int micro_batches)
+    : model_(model),
+      table_(table),
+      device_(device),
+      stream_(device.CreateStream()),
+      context_(kernels::ContextOf(*stream_)),
+      micro_batches_(micro_batches) {
+  for (MicroBatch& batch : micro_batches_) {
+    batch.wire = std::make_unique<StepWire>(device, table);
+    batch.angles.resize(model.config().ropes.size());
+  }
+}
+
+absl::Status DenseExecutor::Grow(BufferPtr& buffer, size_t bytes) {
+  if (buffer != nullptr && buffer->size_bytes() >= bytes) return absl::OkStatus();
+  buffer.reset();
+  DT_ASSIGN_OR_RETURN(buffer, device_.Allocate(bytes + bytes / 4));
+  return absl::OkStatus();
+}
+
+absl::Status DenseExecutor::GrowScratch(int64_t rows) {
+  const model::ModelConfig& config = model_.config();
+  const int64_t query = config.heads * config.key_dim, out = config.heads * config.value_dim;
+  const int64_t key_value = config.kv_heads * (config.key_dim + config.value_dim);
+  DT_RETURN_IF_ERROR(Grow(heads_, rows * std::max({query, out, key_value}) * sizeof(float)));
+  DT_RETURN_IF_ERROR(Grow(gate_, rows * config.intermediate_size * sizeof(float)));
+  DT_RETURN_IF_ERROR(Grow(up_, rows * config.intermediate_size * sizeof(float)));
+  DT_RETURN_IF_ERROR(Grow(out_, rows * config.hidden_size * sizeof(float)));
+  const int64_t cols = std::max({config.hidden_size, out, config.intermediate_size});
+  return Grow(gemm_scratch_, kernels::GemmScratchBytes(rows, cols));
+}
+
+absl::Status DenseExecutor::PrepareStep(const ComputeWorkerCore& core, MicroBatchId id) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  const proto::StepPlan& plan = core.PlanOf(id);
+  DT_RETURN_IF_ERROR(batch.wire->Prepare(core, id));
+  const int64_t rows = batch.wire->rows();
+  const size_t stream_bytes = rows * model_.config().hidden_size * sizeof(float);
+  DT_RETURN_IF_ERROR(Grow(batch.x, stream_bytes));
+  DT_RETURN_IF_ERROR(Grow(batch.h, stream_bytes));
+  DT_RETURN_IF_ERROR(GrowScratch(rows));
+  batch.tokens.clear();
+  batch.positions.clear();
+  for (const proto::StepEntry& entry : plan.entries)
+    for (size_t i = 0; i < entry.tokens.size(); ++i) {
+      batch.tokens.push_back(entry.tokens[i]);
+      batch.positions.push_back(static_cast<int32_t>(entry.ctx_len + static_cast<Position>(i)));
+    }
+  DT_RETURN_IF_ERROR(model_.embedding.Gather(batch.tokens, Floats(*batch.x)));
+  return ComputeAngles(plan, batch);
+}
+
+const model::RopeTable& DenseExecutor::RopeFor(int rope, int64_t length) {
+  const model::RopeSpec& spec = model_.config().ropes[rope];
+  const int64_t variant = model::RopeVariant(spec, length);
+  auto it = std::find_if(rope_cache_.begin(), rope_cache_.end(),
+                         [&](const CachedRope& c) { return c.rope == rope && c.variant == variant; });
+  if (it == rope_cache_.end()) {
+    if (rope_cache_.size() >= kMaxCachedRopes) rope_cache_.pop_back();
+    rope_cache_.push_front(CachedRope{rope, variant, model::MakeRopeTable(spec, length)});
+  } else {
+    rope_cache_.splice(rope_cache_.begin(), rope_cache_, it);
+  }
+  return rope_cache_.front().table;
+}
+
+absl::Status DenseExecutor::ComputeAngles(const proto::StepPlan& plan, MicroBatch& batch) {
+  const int64_t rows = batch.wire->rows();
+  for (size_t rope = 0; rope < batch.angles.size(); ++rope) {
+    RopeAngles& angles = batch.angles[rope];
+    angles.pairs = model_.config().ropes[rope].rotary_dims / 2;
+    DT_RETURN_IF_ERROR(Grow(angles.cos, rows * angles.pairs * sizeof(float)));
+    DT_RETURN_IF_ERROR(Grow(angles.sin, rows * angles.pairs * sizeof(float)));
+    // Runs of entries whose sequences share frequencies go together.
+    for (size_t begin = 0; begin < plan.entries.size();) {
+      const model::RopeTable& table = RopeFor(static_cast<int>(rope), plan.entries[begin].rope_length);
+      const int64_t variant = rope_cache_.front().variant;
+      size_t end = begin + 1;
+      while (end < plan.entries.size() &&
+             model::RopeVariant(model_.config().ropes[rope], plan.entries[end].rope_length) == variant)
+        ++end;
+      const int64_t first = batch.wire->row_begin(static_cast<int>(begin));
+      const int64_t last = end < plan.entries.size() ? batch.wire->row_begin(static_cast<int>(end)) : rows;
+      kernels::ComputeRopeTable(context_, std::span(batch.positions).subspan(first, last - first), table.inv_freq,
+                                table.multiplier, Floats(*angles.cos) + first * angles.pairs,
+                                Floats(*angles.sin) + first * angles.pairs);
+      begin = end;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DenseExecutor::Run(const ComputeWorkerCore& core, MicroBatchId id, int index) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  const std::vector<WorkerPart>& parts = core.PartsOf(id);
+  return std::visit([&](const auto& step) { return RunStep(step, batch, parts); }, model_.steps[index]);
+}
+
+absl::Status DenseExecutor::Norm(const model::RmsNorm& norm, float* x, float* out, int64_t rows, int vectors) {
+  kernels::RmsNormArgs args;
+  args.x = x;
+  args.weight = norm.weight.data();
+  args.eps = norm.eps;
+  args.rows = rows;
+  args.vectors = vectors;
+  args.size = static_cast<int>(norm.weight.size());
+  args.out = out;
+  return kernels::RmsNorm(context_, args);
+}
+
+absl::Status DenseExecutor::RunStep(const model::InputNorm& step, MicroBatch& batch, const std::vector<WorkerPart>&) {
+  return Norm(step.norm, Floats(*batch.x), Floats(*batch.h), batch.wire->rows(), 1);
+}
+
+absl::Status DenseExecutor::ToWire(float* x, int64_t rows, int heads, int dim, const std::optional<model::RmsNorm>& head_norm,
+                                   int rope, const MicroBatch& batch, DType type, std::byte* out) {
+  if (head_norm.has_value()) DT_RETURN_IF_ERROR(Norm(*head_norm, x, x, rows, heads));
+  kernels::RopeArgs args;
+  args.x = x;
+  args.rows = rows;
+  args.heads = heads;
+  args.head_dim = dim;
+  if (rope >= 0) {
+    const RopeAngles& angles = batch.angles[rope];
+    args.rotary = 2 * angles.pairs;
+    args.cos = Floats(*angles.cos);
+    args.sin = Floats(*angles.sin);
+  }
+  args.dtype = type;
+  args.out = out;
+  return kernels::Rope(context_, args);
+}
+
+namespace {
+
+kernels::GemmOutput OutputOf(const model::Projection& projection, float* y) {
+  return kernels::GemmOutput{&projection.weights, y, projection.weights.rows(), projection.bias_or_null(), false};
+}
+
+}  // namespace
+
+absl::Status DenseExecutor::RunStep(const model::QueryProjection& step, MicroBatch& batch, const std::vector<WorkerPart>&) {
+  const int64_t rows = batch.wire->rows(), hidden = model_.config().hidden_size;
+  const LayerGroup group = table_.op_group[step.op];
+  const proto::SoftmaxSpec& spec = table_.softmax(group);
+  const kernels::GemmOutput outputs[] = {OutputOf(step.q, Floats(*heads_))};
+  DT_RETURN_IF_ERROR(kernels::Gemm({Floats(*batch.h), hidden, rows, outputs, {gemm_scratch_->data(), gemm_scratch_->size_bytes()}}, *stream_));
+  return ToWire(Floats(*heads_), rows, spec.query_heads, spec.key_dim, step.head_norm, step.rope, batch, spec.kv,
+                batch.wire->query());
+}
+
+absl::Status DenseExecutor::RunStep(const model::KeyValueProjection& step, MicroBatch& batch,
+                                    const std::vector<WorkerPart>&) {
+  const int64_t rows = batch.wire->rows(), hidden = model_.config().hidden_size;
+  const LayerGroup group = table_.op_group[step.op];
+  const proto::SoftmaxSpec& spec = table_.softmax(group);
+  float* k = Floats(*heads_);
+  float* v = k + rows * spec.kv_heads * spec.key_dim;
+  const kernels::GemmOutput outputs[] = {OutputOf(step.k, k), OutputOf(step.v, v)};
+  DT_RETURN_IF_ERROR(kernels::Gemm({Floats(*batch.h), hidden, rows, outputs, {gemm_scratch_->data(), gemm_scratch_->size_bytes()}}, *stream_));
+  DT_RETURN_IF_ERROR(ToWire(k, rows, spec.kv_heads, spec.key_dim, step.head_norm, step.rope, batch, spec.kv, batch.wire->key()));
+  kernels::FromFloat(context_, spec.kv, v, batch.wire->value(group), {rows, int64_t{spec.kv_heads} * spec.value_dim, 0, 0});
+  return absl::OkStatus();
+}
+
+absl::Status DenseExecutor::RunStep(const model::AttentionCut& step, MicroBatch&, const std::vector<WorkerPart>&) {
+  return Internal("attention op ", step.op, " runs on attention workers, not here");
+}
+
+absl::Status DenseExecutor::AddProjection(const model::Projection& projection, const std::optional<model::RmsNorm>& post_norm,
+                                          const float* in, MicroBatch& batch) {
+  const int64_t rows = batch.wire->rows(), hidden = model_.config().hidden_size;
+  float* x = Floats(*batch.x);
+  kernels::GemmOutput output = OutputOf(projection, post_norm ? Floats(*out_) : x);
+  output.accumulate = !post_norm.has_value();
+  DT_RETURN_IF_ERROR(kernels::Gemm({in, projection.weights.cols(), rows, std::span(&output, 1),
+                                    {gemm_scratch_->data(), gemm_scratch_->size_bytes()}}, *stream_));
+  if (!post_norm.has_value()) return absl::OkStatus();
+  DT_RETURN_IF_ERROR(Norm(*post_norm, Floats(*out_), Floats(*out_), rows, 1));
+  return kernels::Add(context_, x, Floats(*out_), x, rows * hidden);
+}
+
+absl::Status DenseExecutor::RunStep(const model::OutputProjection& step, MicroBatch& batch,
+                                    const std::vector<WorkerPart>& parts) {
+  const LayerGroup group = table_.op_group[step.op];
+  const proto::SoftmaxSpec& spec = table_.softmax(group);
+  DT_ASSIGN_OR_RETURN(const std::byte* attended, batch.wire->JoinPartials(parts, group, context_));
+  kernels::ToFloat(context_, spec.kv, attended, Floats(*heads_),
+                   {batch.wire->rows(), int64_t{spec.query_heads} * spec.value_dim, 0, 0});
+  return AddProjection(step.o, step.post_norm, Floats(*heads_), batch);
+}
+
+absl::Status DenseExecutor::RunStep(const model::GatedMlp& step, MicroBatch& batch, const std::vector<WorkerPart>&) {
+  const int64_t rows = batch.wire->rows(), hidden = model_.config().hidden_size;
+  float* h = Floats(*batch.h);
+  DT_RETURN_IF_ERROR(Norm(step.norm, Floats(*batch.x), h, rows, 1));
+  const kernels::GemmOutput outputs[] = {OutputOf(step.gate, Floats(*gate_)), OutputOf(step.up, Floats(*up_))};
+  DT_RETURN_IF_ERROR(kernels::Gemm({h, hidden, rows, outputs, {gemm_scratch_->data(), gemm_scratch_->size_bytes()}}, *stream_));
+  kernels::GatedActivationArgs activation;
+  activation.activation = step.activation == model::Activation::kSilu ? kernels::Activation::kSilu : kernels::Activation::kGeluTanh;
+  activation.gate = Floats(*gate_);
+  activation.up = Floats(*up_);
+  activation.out = Floats(*gate_);
+  activation.rows = rows;
+  activation.size = model_.config().intermediate_size;
+  DT_RETURN_IF_ERROR(kernels::GatedActivation(context_, activation));
+  return AddProjection(step.down, step.post_norm, Floats(*gate_), batch);
+}
+
+}  // namespace dovetail::compute

@@ -1,0 +1,92 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "compute_worker/core/compute_worker_core.h"
+#include "compute_worker/step_wire.h"
+#include "kernels/device.h"
+#include "kernels/op_context.h"
+#include "model/loaded_model.h"
+
+namespace dovetail::compute {
+
+// The straight-line program of a model: every layer step as a dense piece, cut where q, k, v leave and partials arrive.
+StepProgram ProgramOf(const model::LoadedModel& model);
+
+// Runs dense pieces. What a micro-batch carries from piece to piece (the residual stream, h, rope angles, wire tensors) is its own; scratch
+// is shared, since pieces run one at a time. Owned by the node's event loop. Run() neither allocates nor locks.
+class DenseExecutor {
+ public:
+  // `model` and `device` outlive it.
+  DenseExecutor(const model::LoadedModel& model, const proto::AttentionTable& table, kernels::Device& device, int micro_batches);
+
+  // Sizes buffers for the plan, embeds its tokens and computes rope angles.
+  absl::Status PrepareStep(const ComputeWorkerCore& core, MicroBatchId id);
+
+  absl::Status Run(const ComputeWorkerCore& core, MicroBatchId id, int index);
+
+  StepWire& wire(MicroBatchId id) { return *micro_batches_[id.value()].wire; }
+  // The residual stream after the last piece: [rows, hidden].
+  const float* residual(MicroBatchId id) const { return Floats(*micro_batches_[id.value()].x); }
+  kernels::Stream& stream() { return *stream_; }
+
+ private:
+  using BufferPtr = std::unique_ptr<kernels::Buffer>;
+  struct RopeAngles {
+    BufferPtr cos, sin;  // [rows, pairs]
+    int pairs = 0;
+  };
+  struct MicroBatch {
+    BufferPtr x, h;                  // [rows, hidden]
+    std::vector<RopeAngles> angles;  // by rope of the config
+    std::vector<int32_t> positions;
+    std::vector<TokenId> tokens;
+    std::unique_ptr<StepWire> wire;
+  };
+  struct CachedRope {
+    int rope = 0;
+    int64_t variant = 0;
+    model::RopeTable table;
+  };
+
+  static float* Floats(kernels::Buffer& buffer) { return reinterpret_cast<float*>(buffer.data()); }
+  static const float* Floats(const kernels::Buffer& buffer) {
+    return reinterpret_cast<const float*>(const_cast<kernels::Buffer&>(buffer).data());
+  }
+  absl::Status Grow(BufferPtr& buffer, size_t bytes);
+  absl::Status GrowScratch(int64_t rows);
+  absl::Status ComputeAngles(const proto::StepPlan& plan, MicroBatch& batch);
+  const model::RopeTable& RopeFor(int rope, int64_t length);
+
+  absl::Status RunStep(const model::InputNorm& step, MicroBatch& batch, const std::vector<WorkerPart>& parts);
+  absl::Status RunStep(const model::QueryProjection& step, MicroBatch& batch, const std::vector<WorkerPart>& parts);
+  absl::Status RunStep(const model::KeyValueProjection& step, MicroBatch& batch, const std::vector<WorkerPart>& parts);
+  absl::Status RunStep(const model::AttentionCut& step, MicroBatch& batch, const std::vector<WorkerPart>& parts);
+  absl::Status RunStep(const model::OutputProjection& step, MicroBatch& batch, const std::vector<WorkerPart>& parts);
+  absl::Status RunStep(const model::GatedMlp& step, MicroBatch& batch, const std::vector<WorkerPart>& parts);
+
+  absl::Status Norm(const model::RmsNorm& norm, float* x, float* out, int64_t rows, int vectors);
+  // [rows, heads, dim] f32 -> wire type, head-normed and rotated on the way.
+  absl::Status ToWire(float* x, int64_t rows, int heads, int dim, const std::optional<model::RmsNorm>& head_norm, int rope,
+                      const MicroBatch& batch, DType type, std::byte* out);
+  // x += post_norm(in W + b).
+  absl::Status AddProjection(const model::Projection& projection, const std::optional<model::RmsNorm>& post_norm,
+                             const float* in, MicroBatch& batch);
+
+  const model::LoadedModel& model_;
+  const proto::AttentionTable& table_;
+  kernels::Device& device_;
+  std::unique_ptr<kernels::Stream> stream_;
+  kernels::OpContext context_;
+  std::vector<MicroBatch> micro_batches_;
+  std::list<CachedRope> rope_cache_;  // front: used last
+  BufferPtr heads_, gate_, up_, out_, gemm_scratch_;
+};
+
+}  // namespace dovetail::compute

@@ -1,0 +1,201 @@
+#include "compute_worker/step_wire.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace dovetail::compute {
+namespace {
+
+// Copies rows of `heads` heads between a full tensor (row stride `full_heads`) and a dense part of it.
+struct HeadSlice {
+  int64_t rows = 0;
+  int64_t full_row_bytes = 0;   // of the full tensor
+  int64_t offset_bytes = 0;     // of the slice in a row
+  int64_t slice_bytes = 0;      // of the slice in a row
+};
+
+void CopyOut(const std::byte* full, std::byte* part, const HeadSlice& s) {
+  for (int64_t row = 0; row < s.rows; ++row)
+    std::memcpy(part + row * s.slice_bytes, full + row * s.full_row_bytes + s.offset_bytes, s.slice_bytes);
+}
+
+void CopyIn(const std::byte* part, std::byte* full, const HeadSlice& s) {
+  for (int64_t row = 0; row < s.rows; ++row)
+    std::memcpy(full + row * s.full_row_bytes + s.offset_bytes, part + row * s.slice_bytes, s.slice_bytes);
+}
+
+HeadSlice SliceOf(int64_t rows, int64_t heads, int64_t first, int64_t count, int64_t head_bytes) {
+  return HeadSlice{rows, heads * head_bytes, first * head_bytes, count * head_bytes};
+}
+
+}  // namespace
+
+absl::Status StepWire::Grow(std::unique_ptr<kernels::Buffer>& buffer, size_t bytes) {
+  if (buffer != nullptr && buffer->size_bytes() >= bytes) return absl::OkStatus();
+  buffer.reset();
+  DT_ASSIGN_OR_RETURN(buffer, device_.Allocate(bytes + bytes / 4));
+  return absl::OkStatus();
+}
+
+int64_t StepWire::KeyBytes(LayerGroup group) const {
+  const proto::SoftmaxSpec& spec = table_.softmax(group);
+  return rows_ * spec.kv_heads * spec.key_dim * static_cast<int64_t>(SizeOf(spec.kv));
+}
+
+absl::Status StepWire::Prepare(const ComputeWorkerCore& core, MicroBatchId id) {
+  const proto::StepPlan& plan = core.PlanOf(id);
+  const std::vector<WorkerPart>& parts = core.PartsOf(id);
+  rows_ = 0;
+  row_begin_.clear();
+  for (const proto::StepEntry& entry : plan.entries) {
+    row_begin_.push_back(rows_);
+    rows_ += static_cast<int64_t>(entry.tokens.size());
+  }
+  groups_.resize(table_.group_count());
+  size_t query = 0, key_value = 0, joined = 0;
+  for (int g = 0; g < table_.group_count(); ++g) {
+    const LayerGroup group(static_cast<uint16_t>(g));
+    const proto::SoftmaxSpec& spec = table_.softmax(group);
+    const size_t row_elements = rows_ * SizeOf(spec.kv);
+    query = std::max(query, row_elements * spec.query_heads * spec.key_dim);
+    key_value = std::max(key_value, row_elements * spec.kv_heads * (spec.key_dim + spec.value_dim));
+    joined = std::max(joined, row_elements * spec.query_heads * spec.value_dim);
+    groups_[g].whole = IsWhole(parts, group);
+    PlanSplits(parts, group);
+  }
+  DT_RETURN_IF_ERROR(Grow(query_, query));
+  DT_RETURN_IF_ERROR(Grow(key_value_, key_value));
+  DT_RETURN_IF_ERROR(Grow(joined_, joined));
+  if (part_query_.size() < parts.size()) {
+    part_query_.resize(parts.size());
+    part_key_value_.resize(parts.size());
+  }
+  for (size_t p = 0; p < parts.size(); ++p) {
+    size_t part_query = 0, part_key_value = 0;
+    for (int g = 0; g < table_.group_count(); ++g) {
+      if (groups_[g].whole) continue;
+      part_query = std::max<size_t>(part_query, parts[p].layouts[g].query_bytes);
+      part_key_value = std::max<size_t>(part_key_value, parts[p].layouts[g].key_value_bytes);
+    }
+    DT_RETURN_IF_ERROR(Grow(part_query_[p], part_query));
+    DT_RETURN_IF_ERROR(Grow(part_key_value_[p], part_key_value));
+  }
+  return absl::OkStatus();
+}
+
+bool StepWire::IsWhole(const std::vector<WorkerPart>& parts, LayerGroup group) const {
+  if (parts.size() != 1) return false;
+  const auto& items = parts[0].layouts[group.value()].items;
+  if (items.size() != row_begin_.size()) return false;
+  const int kv_heads = table_.softmax(group).kv_heads;
+  return std::all_of(items.begin(), items.end(), [&](const proto::ShardStep& item) {
+    return item.tokens.whole() && item.kv_heads.size() == kv_heads;
+  });
+}
+
+void StepWire::PlanSplits(const std::vector<WorkerPart>& parts, LayerGroup group) {
+  Group& plan = groups_[group.value()];
+  plan.splits.clear();
+  plan.merges.clear();
+  for (size_t p = 0; p < parts.size(); ++p) {
+    const auto& items = parts[p].layouts[group.value()].items;
+    for (size_t i = 0; i < items.size(); ++i) {
+      if (items[i].tokens.whole()) continue;
+      auto split = std::find_if(plan.splits.begin(), plan.splits.end(), [&](const TokenSplit& s) {
+        const ItemRef& first = s.shards.front();
+        return s.entry == items[i].entry && parts[first.part].layouts[group.value()].items[first.item].kv_heads == items[i].kv_heads;
+      });
+      if (split == plan.splits.end()) split = plan.splits.insert(split, TokenSplit{items[i].entry, {}, {}});
+      split->shards.push_back(ItemRef{static_cast<int>(p), static_cast<int>(i)});
+    }
+  }
+  for (TokenSplit& split : plan.splits) {
+    std::sort(split.shards.begin(), split.shards.end(), [&](const ItemRef& a, const ItemRef& b) {
+      return parts[a.part].layouts[group.value()].items[a.item].tokens.begin <
+             parts[b.part].layouts[group.value()].items[b.item].tokens.begin;
+    });
+    split.partials.resize(split.shards.size());
+  }
+  plan.merges.resize(plan.splits.size());
+}
+
+std::span<const std::byte> StepWire::PackQuery(const std::vector<WorkerPart>& parts, int p, LayerGroup group) {
+  const proto::StepLayout& layout = parts[p].layouts[group.value()];
+  if (groups_[group.value()].whole) return {query_->data(), static_cast<size_t>(layout.query_bytes)};
+  const proto::SoftmaxSpec& spec = table_.softmax(group);
+  const int64_t head_bytes = spec.key_dim * static_cast<int64_t>(SizeOf(spec.kv));
+  std::byte* out = part_query_[p]->data();
+  for (const proto::ShardStep& item : layout.items) {
+    const HeadSlice slice = SliceOf(item.rows.q_count, spec.query_heads, item.kv_heads.begin * spec.group_size(),
+                                    item.query_heads, head_bytes);
+    CopyOut(query_->data() + (row_begin_[item.entry] + item.rows.q_first) * slice.full_row_bytes, out + item.query_offset, slice);
+  }
+  return {out, static_cast<size_t>(layout.query_bytes)};
+}
+
+std::span<const std::byte> StepWire::PackKeyValue(const std::vector<WorkerPart>& parts, int p, LayerGroup group) {
+  const proto::StepLayout& layout = parts[p].layouts[group.value()];
+  if (groups_[group.value()].whole) return {key_value_->data(), static_cast<size_t>(layout.key_value_bytes)};
+  const proto::SoftmaxSpec& spec = table_.softmax(group);
+  const int64_t element = static_cast<int64_t>(SizeOf(spec.kv));
+  std::byte* out = part_key_value_[p]->data();
+  for (const proto::ShardStep& item : layout.items) {
+    const int64_t row = row_begin_[item.entry] + item.rows.kv_first;
+    const HeadSlice k = SliceOf(item.rows.kv_count, spec.kv_heads, item.kv_heads.begin, item.kv_heads.size(), spec.key_dim * element);
+    CopyOut(key() + row * k.full_row_bytes, out + item.key_offset, k);
+    const HeadSlice v = SliceOf(item.rows.kv_count, spec.kv_heads, item.kv_heads.begin, item.kv_heads.size(), spec.value_dim * element);
+    CopyOut(value(group) + row * v.full_row_bytes, out + item.value_offset, v);
+  }
+  return {out, static_cast<size_t>(layout.key_value_bytes)};
+}
+
+void StepWire::CopyWholeItems(const std::vector<WorkerPart>& parts, LayerGroup group) {
+  const proto::SoftmaxSpec& spec = table_.softmax(group);
+  const int64_t head_bytes = spec.value_dim * static_cast<int64_t>(SizeOf(spec.kv));
+  for (const WorkerPart& part : parts)
+    for (const proto::ShardStep& item : part.layouts[group.value()].items) {
+      if (!item.tokens.whole()) continue;
+      const HeadSlice slice = SliceOf(item.rows.q_count, spec.query_heads, item.kv_heads.begin * spec.group_size(),
+                                      item.query_heads, head_bytes);
+      CopyIn(part.partial.data() + item.partial_offset,
+             joined_->data() + (row_begin_[item.entry] + item.rows.q_first) * slice.full_row_bytes, slice);
+    }
+}
+
+absl::StatusOr<const std::byte*> StepWire::JoinPartials(const std::vector<WorkerPart>& parts, LayerGroup group,
+                                                        const kernels::OpContext& context) {
+  Group& plan = groups_[group.value()];
+  if (plan.whole) return parts[0].partial.data();
+  CopyWholeItems(parts, group);
+  if (plan.splits.empty()) return joined_->data();
+  const proto::SoftmaxSpec& spec = table_.softmax(group);
+  for (size_t s = 0; s < plan.splits.size(); ++s) {
+    TokenSplit& split = plan.splits[s];
+    for (size_t i = 0; i < split.shards.size(); ++i) {
+      const WorkerPart& part = parts[split.shards[i].part];
+      const proto::ShardStep& item = part.layouts[group.value()].items[split.shards[i].item];
+      kernels::ShardPartials& partial = split.partials[i];
+      partial.token_begin = item.tokens.begin;
+      partial.token_end = std::min<Position>(item.tokens.end, item.ctx_len + item.q_len);
+      partial.o = reinterpret_cast<const float*>(part.partial.data() + item.partial_offset);
+      partial.ml = partial.o + item.nodes * item.query_heads * spec.value_dim;
+    }
+    const ItemRef& first = split.shards.front();
+    const proto::ShardStep& any = parts[first.part].layouts[group.value()].items[first.item];
+    const int64_t head_bytes = spec.value_dim * static_cast<int64_t>(SizeOf(spec.kv));
+    kernels::MergeItem& merge = plan.merges[s];
+    merge.shards = split.partials;
+    merge.q_rows = any.q_len;
+    merge.heads = any.query_heads;
+    merge.value_dim = spec.value_dim;
+    merge.window = spec.window;
+    merge.first_position = any.ctx_len;
+    merge.dtype = spec.kv;
+    merge.o = joined_->data() + (row_begin_[split.entry] * spec.query_heads + any.kv_heads.begin * spec.group_size()) * head_bytes;
+    merge.o_row_step = int64_t{spec.query_heads} * spec.value_dim;
+  }
+  DT_RETURN_IF_ERROR(kernels::MergeShardPartials(context, plan.merges));
+  return joined_->data();
+}
+
+}  // namespace dovetail::compute

@@ -1,0 +1,61 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/status.h"
+#include "compute_worker/token_history.h"
+#include "kernels/device.h"
+#include "kernels/op_context.h"
+#include "model/loaded_model.h"
+#include "proto/step_plan.h"
+
+namespace dovetail::compute {
+
+// The end of a step: final norm and head for the rows that need logits, then the choice of tokens, log probabilities and whatever else
+// the plan asked to see. Rows go through in chunks of kRowsAtOnce, so that a long prompt's logits never lie in memory all at once.
+// Owned by the node's event loop.
+class TokenSampler {
+ public:
+  static constexpr int kRowsAtOnce = 64;
+
+  TokenSampler(const model::LoadedModel& model, kernels::Device& device, kernels::Stream& stream);
+
+  // residual: [rows of the plan, hidden]. Fills result.entries, one per plan entry. An entry that cannot be sampled says so in its own
+  // status; an error is one of the whole step.
+  absl::Status Run(const proto::StepPlan& plan, const float* residual, proto::StepResult& result);
+
+ private:
+  // One row of logits and what it is for.
+  struct LogitsRow {
+    int entry = 0;
+    int64_t row = 0;             // of the step
+    bool sample = false;
+    TokenId scored_token = -1;   // prompt_logprobs: the token that follows
+    bool return_logits = false;
+    bool failed = false;         // NaN logits
+    std::vector<kernels::TokenCount> counts;
+    std::vector<kernels::TokenBias> bias;
+    std::vector<int32_t> banned;
+    proto::PositionLogprobs prompt_logprobs;
+  };
+
+  void CollectRows(const proto::StepPlan& plan);
+  void FillSamplingInputs(const proto::StepPlan& plan, proto::StepResult& result);
+  absl::Status ComputeLogits(const float* residual, size_t first, size_t count);
+  void HandleRow(const proto::StepPlan& plan, LogitsRow& row, const float* logits, std::span<std::byte> scratch,
+                 proto::EntryResult& result) const;
+  void SampleInto(const proto::StepEntry& entry, const LogitsRow& row, std::span<const float> logits,
+                  std::span<std::byte> scratch, proto::EntryResult& result) const;
+
+  const model::LoadedModel& model_;
+  kernels::Device& device_;
+  kernels::Stream& stream_;
+  const kernels::OpContext context_;
+  const int64_t vocab_;
+  TokenHistory history_;
+  std::vector<LogitsRow> rows_;
+  std::unique_ptr<kernels::Buffer> gathered_, logits_, gemm_scratch_, sampling_scratch_;
+};
+
+}  // namespace dovetail::compute

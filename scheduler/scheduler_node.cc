@@ -1,0 +1,116 @@
+#include "scheduler/scheduler_node.h"
+
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "base/log.h"
+#include "proto/sequence_frames.h"
+
+namespace dovetail::scheduler {
+
+using proto::FrameType;
+using proto::MakeHeader;
+
+namespace {
+constexpr int kFramesPerPoll = 64;
+}
+
+SchedulerNode::SchedulerNode(const SchedulerOptions& options, uint64_t seed, transport::Port& port, Clock& clock, EmitFn emit,
+                             StepFn on_step)
+    : core_(options, seed), port_(port), clock_(clock), emit_(std::move(emit)), on_step_(std::move(on_step)) {}
+
+void SchedulerNode::AddAttentionWorker(WorkerId worker, Epoch epoch, NodeId node, uint64_t kv_blocks) {
+  attention_.push_back(Peer{worker, epoch, node});
+  Handle(AttentionWorkerJoined{worker, epoch, kv_blocks});
+}
+
+void SchedulerNode::AddComputeWorker(WorkerId worker, NodeId node) {
+  compute_.push_back(Peer{worker, Epoch(0), node});
+  Handle(ComputeWorkerJoined{worker});
+}
+
+void SchedulerNode::Handle(const Event& event) {
+  actions_.clear();
+  core_.Handle(event, clock_.Now(), actions_);
+  for (Action& action : actions_)
+    if (const absl::Status status = Perform(action); !status.ok()) LogError("scheduler: ", std::string(status.message()));
+}
+
+int SchedulerNode::Poll() {
+  const int frames = port_.Poll(*this, kFramesPerPoll);
+  if (clock_.Now() >= core_.NextDeadline()) Handle(Tick{});
+  return frames;
+}
+
+const SchedulerNode::Peer* SchedulerNode::AttentionPeer(NodeId node) const {
+  for (const Peer& peer : attention_)
+    if (peer.node == node) return &peer;
+  return nullptr;
+}
+
+void SchedulerNode::OnFrame(const transport::Delivery& delivery) {
+  if (!proto::Validate(delivery.header).ok()) return;
+  if (delivery.header.type == FrameType::kStepResult) {
+    for (const Peer& peer : compute_) {
+      if (peer.node != delivery.from) continue;
+      auto result = proto::DecodeStepResult(delivery.payload);
+      if (!result.ok()) return LogError("scheduler: ", std::string(result.status().message()));
+      on_step_(*result, static_cast<int>(result->entries.size()));
+      return Handle(StepFinished{peer.worker, *std::move(result)});
+    }
+    return;
+  }
+  const Peer* peer = AttentionPeer(delivery.from);
+  if (peer == nullptr) return;
+  const Epoch epoch(delivery.header.epoch);
+  if (delivery.header.type == FrameType::kSequenceOpened) {
+    if (auto opened = proto::Decode<proto::SequenceOpened>(delivery.payload); opened.ok())
+      Handle(SequenceOpened{peer->worker, epoch, *std::move(opened)});
+  } else if (delivery.header.type == FrameType::kPrefixProbed) {
+    if (auto probed = proto::Decode<proto::PrefixProbed>(delivery.payload); probed.ok())
+      Handle(PrefixProbed{peer->worker, epoch, *std::move(probed)});
+  }
+}
+
+template <typename Message>
+absl::Status SchedulerNode::SendTo(WorkerId worker, Epoch epoch, FrameType type, const Message& message) {
+  for (const Peer& peer : attention_) {
+    if (peer.worker != worker || peer.epoch != epoch) continue;
+    std::vector<std::byte> bytes;
+    proto::Encode(message, bytes);
+    const auto header = MakeHeader(type, epoch, StepId(0), MicroBatchId(0), 0, bytes.size());
+    return port_.SendMessage(peer.node, header, std::move(bytes));
+  }
+  return NotFound("attention worker ", worker.value(), " of epoch ", epoch.value(), " is not connected");
+}
+
+absl::Status SchedulerNode::Perform(Action& action) {
+  struct Visitor {
+    SchedulerNode& node;
+    absl::Status operator()(OpenSequence& a) { return node.SendTo(a.worker, a.epoch, FrameType::kOpenSequence, a.message); }
+    absl::Status operator()(ForkSequence& a) { return node.SendTo(a.worker, a.epoch, FrameType::kForkSequence, a.message); }
+    absl::Status operator()(ReleaseSequence& a) {
+      return node.SendTo(a.worker, a.epoch, FrameType::kReleaseSequence, a.message);
+    }
+    absl::Status operator()(ProbePrefix& a) { return node.SendTo(a.worker, a.epoch, FrameType::kPrefixProbe, a.message); }
+    absl::Status operator()(Unpin& a) { return node.SendTo(a.worker, a.epoch, FrameType::kUnpin, a.message); }
+    absl::Status operator()(RunStep& a) {
+      for (const Peer& peer : node.compute_) {
+        if (peer.worker != a.compute_worker) continue;
+        std::vector<std::byte> bytes;
+        proto::Encode(a.plan, bytes);
+        const auto header = MakeHeader(FrameType::kStepPlan, Epoch(0), a.plan.step, a.plan.micro_batch, 0, bytes.size());
+        return node.port_.SendMessage(peer.node, header, std::move(bytes));
+      }
+      return NotFound("compute worker ", a.compute_worker.value(), " is not connected");
+    }
+    absl::Status operator()(EmitUpdate& a) {
+      node.emit_(std::move(a.update));
+      return absl::OkStatus();
+    }
+  };
+  return std::visit(Visitor{*this}, action);
+}
+
+}  // namespace dovetail::scheduler

@@ -1,0 +1,57 @@
+#pragma once
+#include <functional>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/ids.h"
+#include "base/status.h"
+#include "scheduler/core/scheduler.h"
+#include "transport/fabric.h"
+
+namespace dovetail::scheduler {
+
+// The scheduler's shell: turns frames into events and actions into frames. Owned by one event loop.
+class SchedulerNode final : public transport::FrameHandler {
+ public:
+  using EmitFn = std::function<void(GenerationUpdate)>;    // an update that is in the token log
+  using StepFn = std::function<void(const proto::StepResult&, int sequences)>;
+
+  // `port` and `clock` outlive the node.
+  SchedulerNode(const SchedulerOptions& options, uint64_t seed, transport::Port& port, Clock& clock, EmitFn emit, StepFn on_step);
+
+  void AddAttentionWorker(WorkerId worker, Epoch epoch, NodeId node, uint64_t kv_blocks);
+  void AddComputeWorker(WorkerId worker, NodeId node);
+
+  // An event from outside the fabric: a request, a cancellation.
+  void Handle(const Event& event);
+
+  // Handles what has arrived and deadlines that have passed; returns how many frames.
+  int Poll();
+
+  absl::Time NextDeadline() const { return core_.NextDeadline(); }
+  SchedulerStats stats() const { return core_.stats(); }
+
+  void OnFrame(const transport::Delivery& delivery) override;
+
+ private:
+  struct Peer {
+    WorkerId worker;
+    Epoch epoch;
+    NodeId node;
+  };
+
+  absl::Status Perform(Action& action);
+  template <typename Message>
+  absl::Status SendTo(WorkerId worker, Epoch epoch, proto::FrameType type, const Message& message);
+  const Peer* AttentionPeer(NodeId node) const;
+
+  SchedulerCore core_;
+  transport::Port& port_;
+  Clock& clock_;
+  const EmitFn emit_;
+  const StepFn on_step_;
+  std::vector<Peer> attention_, compute_;
+  std::vector<Action> actions_;
+};
+
+}  // namespace dovetail::scheduler

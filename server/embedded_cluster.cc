@@ -1,0 +1,257 @@
+#include "server/embedded_cluster.h"
+
+#include <sys/sysinfo.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "attention_worker/attention_executor.h"
+#include "base/sha256.h"
+#include "compute_worker/attention_specs.h"
+
+namespace dovetail::server {
+namespace {
+
+uint64_t MachineBytes() {
+  struct sysinfo info;
+  return sysinfo(&info) == 0 ? uint64_t{info.totalram} * info.mem_unit : uint64_t{8} << 30;
+}
+
+// Names what a KV block's bytes depend on besides tokens: model, weights' format and KV type.
+uint64_t DigestOf(const model::LoadedModel& model, DType kv) {
+  const model::ModelConfig& config = model.config();
+  const std::string text = absl::StrCat(config.name, "|", model.checkpoint->name(), "|", config.layers.size(), "|", config.hidden_size,
+                                        "|", config.vocab_size, "|", model.weight_bytes, "|", static_cast<int>(kv));
+  const Sha256Digest digest = Sha256(std::as_bytes(std::span(text.data(), text.size())));
+  uint64_t value;
+  std::memcpy(&value, digest.data(), sizeof(value));
+  return value;
+}
+
+}  // namespace
+
+EmbeddedCluster::EmbeddedCluster(const model::LoadedModel& model, const EmbeddedClusterOptions& options)
+    : model_(model), options_(options), clock_(SystemClock()) {}
+
+absl::StatusOr<std::unique_ptr<EmbeddedCluster>> EmbeddedCluster::Create(const model::LoadedModel& model, kernels::Device& device,
+                                                                         const EmbeddedClusterOptions& options) {
+  if (options.attention_workers < 1 || options.attention_workers > 64)
+    return InvalidArgument("--attention-workers: ", options.attention_workers, " is outside 1..64");
+  std::unique_ptr<EmbeddedCluster> cluster(new EmbeddedCluster(model, options));
+  DT_RETURN_IF_ERROR(cluster->Build(device));
+  cluster->thread_ = std::thread([raw = cluster.get()] { raw->Run(); });
+  return cluster;
+}
+
+absl::Status EmbeddedCluster::SizeKvCache(const proto::AttentionTable& table) {
+  const uint64_t block_bytes = attention::AttentionExecutor::BlockBytes(table);
+  uint64_t blocks_per_64_tokens = 0;
+  for (int group = 0; group < table.group_count(); ++group)
+    blocks_per_64_tokens += uint64_t(table.ops_in_group[group]) * table.softmax(LayerGroup(static_cast<uint16_t>(group))).kv_heads;
+  const uint64_t set_bytes = blocks_per_64_tokens * block_bytes;
+  const uint64_t sets_per_sequence = (options_.scheduler.max_model_len + kSegmentTokens - 1) / kSegmentTokens + 1;
+  uint64_t bytes = options_.kv_cache_bytes;
+  if (bytes == 0) {
+    const uint64_t most = set_bytes * sets_per_sequence * options_.scheduler.max_num_seqs;
+    const uint64_t least = set_bytes * sets_per_sequence * options_.attention_workers;
+    bytes = std::min(most, std::max(MachineBytes() / 4, least));
+  }
+  const uint64_t sets = bytes / set_bytes / options_.attention_workers;  // of each worker
+  if (sets < 2)
+    return ResourceExhausted("--kv-cache-memory-bytes: ", bytes, " bytes over ", options_.attention_workers,
+                             " attention workers hold less than 128 tokens; this model needs ", set_bytes,
+                             " bytes per 64 tokens and worker");
+  const uint64_t worker_blocks = sets * blocks_per_64_tokens;
+  if (worker_blocks > UINT32_MAX) return InvalidArgument("--kv-cache-memory-bytes: ", bytes, " is more than a worker can index");
+  kv_blocks_ = worker_blocks * options_.attention_workers;
+  kv_tokens_ = sets * kSegmentTokens * options_.attention_workers;
+  kv_bytes_ = kv_blocks_ * block_bytes;
+  return absl::OkStatus();
+}
+
+absl::Status EmbeddedCluster::Build(kernels::Device& device) {
+  DT_ASSIGN_OR_RETURN(const proto::AttentionTable table, compute::AttentionTableOf(model_.config(), options_.kv_dtype));
+  options_.scheduler.attention = table;
+  options_.scheduler.model_digest = DigestOf(model_, options_.kv_dtype);
+  DT_RETURN_IF_ERROR(options_.scheduler.Validate());
+  DT_RETURN_IF_ERROR(SizeKvCache(table));
+
+  const int nodes = 2 + options_.attention_workers;
+  for (int i = 0; i < nodes; ++i) ports_.push_back(fabric_.CreatePort(&doorbell_));
+  transport::Port& scheduler_port = *ports_[0];
+  transport::Port& compute_port = *ports_[1];
+
+  scheduler_ = std::make_unique<scheduler::SchedulerNode>(
+      options_.scheduler, options_.seed, scheduler_port, clock_, [this](scheduler::GenerationUpdate update) { Emit(std::move(update)); },
+      [this](const proto::StepResult& result, int sequences) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (step_samples_.size() == kMaxStepSamples) step_samples_.pop_front();
+        step_samples_.push_back({static_cast<int>(result.entries.size()), sequences, result.timings.total_us, result.timings.dense_us,
+                                 result.timings.attention_wait_us, result.timings.sample_us});
+      });
+  compute::ComputeWorkerOptions compute_options;
+  compute_options.micro_batches = options_.scheduler.micro_batches;
+  compute_options.max_step_tokens = std::max(options_.scheduler.max_num_batched_tokens, options_.scheduler.max_num_seqs);
+  compute_options.vocab_size = static_cast<int32_t>(model_.config().vocab_size);
+  compute_ = std::make_unique<compute::ComputeWorkerNode>(model_, table, compute_options, scheduler_port.id(), device, compute_port, clock_);
+
+  const uint32_t worker_blocks = static_cast<uint32_t>(kv_blocks_ / options_.attention_workers);
+  for (int i = 0; i < options_.attention_workers; ++i) {
+    const WorkerId worker(static_cast<uint32_t>(i));
+    const Epoch epoch(1);
+    transport::Port& port = *ports_[2 + i];
+    auto node = attention::AttentionWorkerNode::Create(
+        table, {worker, epoch, worker_blocks, options_.scheduler.micro_batches}, device, port);
+    if (!node.ok())
+      return Annotate(node.status(), absl::StrCat("KV cache of ", kv_bytes_, " bytes (--kv-cache-memory-bytes asks for another size)"));
+    attention_.push_back(*std::move(node));
+    compute_->AddAttentionWorker({worker, epoch, port.id()});
+    scheduler_->AddAttentionWorker(worker, epoch, port.id(), worker_blocks);
+  }
+  scheduler_->AddComputeWorker(WorkerId(0), compute_port.id());
+  PublishStats();
+  return absl::OkStatus();
+}
+
+EmbeddedCluster::~EmbeddedCluster() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+  }
+  doorbell_.Ring();
+  if (thread_.joinable()) thread_.join();
+}
+
+absl::Status EmbeddedCluster::CheckRequest(const scheduler::GenerationRequest& request) const {
+  if (request.prompt.empty()) return InvalidArgument("prompt: has no token");
+  for (const TokenId token : request.prompt)
+    if (token < 0 || token >= model_.config().vocab_size)
+      return InvalidArgument("prompt: token ", token, " is outside the vocabulary of ", model_.config().vocab_size);
+  if (static_cast<int64_t>(request.prompt.size()) >= options_.scheduler.max_model_len)
+    return InvalidArgument("prompt: ", request.prompt.size(), " tokens leave no room for output; sequences have at most ",
+                           options_.scheduler.max_model_len, " tokens (--max-model-len)");
+  if (request.choices < 1 || request.choices > scheduler::kMaxChoices)
+    return InvalidArgument("n: ", request.choices, " is outside 1..", scheduler::kMaxChoices);
+  if (request.max_tokens < 1) return InvalidArgument("max_tokens: ", request.max_tokens, " is not positive");
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RequestId> EmbeddedCluster::Submit(scheduler::GenerationRequest request, std::shared_ptr<GenerationSink> sink) {
+  DT_RETURN_IF_ERROR(CheckRequest(request));
+  // Rotated keys of length-dependent rope kinds are shared only between sequences that rotate alike.
+  for (const model::RopeSpec& rope : model_.config().ropes)
+    if (const int64_t variant = model::RopeVariant(rope, static_cast<int64_t>(request.prompt.size())); variant != 0)
+      absl::StrAppend(&request.cache_salt, "|rope", variant);
+  const RequestId id(next_request_.fetch_add(1, std::memory_order_relaxed));
+  request.id = id;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (stopping_) return absl::UnavailableError("the engine is stopping");
+    const int limit = options_.scheduler.max_queued_requests + options_.scheduler.max_num_seqs;
+    if (requests_in_system_ >= limit || stats_.scheduler.waiting_requests >= options_.scheduler.max_queued_requests)
+      return ResourceExhausted("the queue is full: ", requests_in_system_, " requests are being served or waiting");
+    ++requests_in_system_;
+    new_sinks_[id] = std::move(sink);
+    inbox_.push_back(scheduler::RequestArrived{std::make_shared<const scheduler::GenerationRequest>(std::move(request))});
+  }
+  doorbell_.Ring();
+  return id;
+}
+
+void EmbeddedCluster::Push(scheduler::Event event) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    inbox_.push_back(std::move(event));
+  }
+  doorbell_.Ring();
+}
+
+void EmbeddedCluster::Cancel(RequestId request) { Push(scheduler::RequestCancelled{request}); }
+void EmbeddedCluster::StopChoice(RequestId request, int choice) { Push(scheduler::ChoiceStopped{request, choice}); }
+void EmbeddedCluster::Pause(RequestId request) { Push(scheduler::RequestPaused{request}); }
+void EmbeddedCluster::Resume(RequestId request) { Push(scheduler::RequestResumed{request}); }
+
+EngineStats EmbeddedCluster::stats() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return stats_;
+}
+
+std::vector<StepSample> EmbeddedCluster::TakeStepSamples() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<StepSample> samples(step_samples_.begin(), step_samples_.end());
+  step_samples_.clear();
+  return samples;
+}
+
+void EmbeddedCluster::Emit(scheduler::GenerationUpdate update) {
+  const auto it = sinks_.find(update.request);
+  if (it == sinks_.end()) return;
+  const std::shared_ptr<GenerationSink> sink = it->second;
+  if (update.request_finished) {
+    sinks_.erase(it);
+    std::lock_guard<std::mutex> lock(mutex_);
+    --requests_in_system_;
+  }
+  sink->OnUpdate(std::move(update));
+}
+
+void EmbeddedCluster::PublishStats() {
+  EngineStats now;
+  now.scheduler = scheduler_->stats();
+  for (const auto& worker : attention_) {
+    const proto::WorkerStatus status = worker->core().status();
+    now.kv_blocks_total += status.blocks_total;
+    now.kv_blocks_in_use += status.blocks_in_use;
+    now.kv_blocks_cached += status.blocks_cached;
+  }
+  now.last_progress = clock_.Now();
+  std::lock_guard<std::mutex> lock(mutex_);
+  stats_ = now;
+}
+
+bool EmbeddedCluster::RunOnce() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    taken_.swap(inbox_);
+    for (auto& [id, sink] : new_sinks_) sinks_[id] = std::move(sink);
+    new_sinks_.clear();
+  }
+  for (const scheduler::Event& event : taken_) scheduler_->Handle(event);
+  int handled = static_cast<int>(taken_.size());
+  taken_.clear();
+  const int scheduled = scheduler_->Poll();
+  if (handled + scheduled > 0) PublishStats();
+  handled += scheduled + compute_->Poll();
+  for (const auto& worker : attention_) handled += worker->Poll();
+  return handled > 0;
+}
+
+void EmbeddedCluster::Run() {
+  while (true) {
+    if (RunOnce()) continue;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (stopping_) break;
+    }
+    PublishStats();
+    const absl::Duration until_deadline = scheduler_->NextDeadline() - clock_.Now();
+    doorbell_.Wait(std::clamp(until_deadline, absl::ZeroDuration(), absl::Milliseconds(500)));
+  }
+  EndEverything();
+}
+
+void EmbeddedCluster::EndEverything() {
+  for (auto& [id, sink] : sinks_) {
+    scheduler::GenerationUpdate update;
+    update.request = id;
+    update.reason = scheduler::FinishReason::kCancelled;
+    update.choice_finished = update.request_finished = true;
+    update.error = "the engine was stopped";
+    update.error_code = absl::StatusCode::kUnavailable;
+    sink->OnUpdate(std::move(update));
+  }
+  sinks_.clear();
+}
+
+}  // namespace dovetail::server

@@ -1,0 +1,99 @@
+#pragma once
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <variant>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "attention_worker/attention_worker_node.h"
+#include "base/clock.h"
+#include "base/dtype.h"
+#include "base/status.h"
+#include "compute_worker/compute_worker_node.h"
+#include "kernels/device.h"
+#include "model/loaded_model.h"
+#include "scheduler/scheduler_node.h"
+#include "server/engine.h"
+#include "transport/inproc/inproc_fabric.h"
+
+namespace dovetail::server {
+
+struct EmbeddedClusterOptions {
+  int attention_workers = 1;          // 1..64
+  uint64_t kv_cache_bytes = 0;        // over all attention workers; 0: what the options need at most, within a quarter of memory
+  DType kv_dtype = DType::kBF16;
+  int threads = 0;                    // compute threads that all nodes share; 0: one per core
+  scheduler::SchedulerOptions scheduler;  // model_digest and attention are filled in
+  uint64_t seed = 0;
+};
+
+// The disaggregated system in one process: a scheduler, a compute worker and N attention workers, each a node with its own core and its
+// own port of an InprocFabric. One thread runs their event loops in turn; kernels spread over one pool. Thread-safe as Engine says.
+class EmbeddedCluster final : public Engine {
+ public:
+  // `model` and `device` outlive it. kInvalidArgument for options, kResourceExhausted when the KV cache does not fit; the message names
+  // the flag.
+  static absl::StatusOr<std::unique_ptr<EmbeddedCluster>> Create(const model::LoadedModel& model, kernels::Device& device,
+                                                                 const EmbeddedClusterOptions& options);
+  // Ends what still runs as cancelled.
+  ~EmbeddedCluster() override;
+
+  absl::StatusOr<RequestId> Submit(scheduler::GenerationRequest request, std::shared_ptr<GenerationSink> sink) override;
+  void Cancel(RequestId request) override;
+  void StopChoice(RequestId request, int choice) override;
+  void Pause(RequestId request) override;
+  void Resume(RequestId request) override;
+  EngineStats stats() override;
+  std::vector<StepSample> TakeStepSamples() override;
+
+  uint64_t kv_blocks() const { return kv_blocks_; }
+  uint64_t kv_tokens() const { return kv_tokens_; }          // that fit, counting full-attention layers
+  uint64_t kv_bytes() const { return kv_bytes_; }
+
+ private:
+  static constexpr size_t kMaxStepSamples = 4096;
+
+  EmbeddedCluster(const model::LoadedModel& model, const EmbeddedClusterOptions& options);
+  absl::Status Build(kernels::Device& device);
+  absl::Status SizeKvCache(const proto::AttentionTable& table);
+  absl::Status CheckRequest(const scheduler::GenerationRequest& request) const;
+  void Push(scheduler::Event event);
+  void Run();
+  bool RunOnce();
+  void Emit(scheduler::GenerationUpdate update);
+  void PublishStats();
+  void EndEverything();
+
+  const model::LoadedModel& model_;
+  EmbeddedClusterOptions options_;
+  Clock& clock_;
+  uint64_t kv_blocks_ = 0, kv_tokens_ = 0, kv_bytes_ = 0;
+
+  transport::Doorbell doorbell_;
+  transport::InprocFabric fabric_;
+  std::vector<std::unique_ptr<transport::Port>> ports_;
+  std::unique_ptr<scheduler::SchedulerNode> scheduler_;
+  std::unique_ptr<compute::ComputeWorkerNode> compute_;
+  std::vector<std::unique_ptr<attention::AttentionWorkerNode>> attention_;
+
+  std::mutex mutex_;  // of what follows
+  std::vector<scheduler::Event> inbox_;
+  absl::flat_hash_map<RequestId, std::shared_ptr<GenerationSink>> new_sinks_;
+  EngineStats stats_;
+  std::deque<StepSample> step_samples_;
+  int requests_in_system_ = 0;
+  bool stopping_ = false;
+
+  // Engine thread only.
+  std::vector<scheduler::Event> taken_;
+  absl::flat_hash_map<RequestId, std::shared_ptr<GenerationSink>> sinks_;
+
+  std::atomic<uint64_t> next_request_{1};
+  std::thread thread_;
+};
+
+}  // namespace dovetail::server
