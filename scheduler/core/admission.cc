@@ -1,0 +1,226 @@
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "scheduler/core/limits.h"
+#include "scheduler/core/placement_policy.h"
+#include "scheduler/core/scheduler_impl.h"
+
+// Who may start, and where.
+
+namespace dovetail::scheduler {
+
+void SchedulerCore::Impl::Admit() {
+  if (budget_.workers().empty() || compute_workers_.empty()) return;
+  if (active_.empty()) admission_held_ = false;
+  if (admission_held_) return;
+  // Nobody overtakes the first of the tenant that was served least: a large request would otherwise wait for ever.
+  while (Tenant* tenant = queues_.LeastServed()) {
+    if (!AdmitOne(*tenant->waiting.begin()->second)) return;
+  }
+}
+
+Position SchedulerCore::Impl::MostTokens(const Sequence& sequence) const {
+  return std::min<Position>(sequence.prompt_size() + sequence.params().max_tokens, options_.max_model_len);
+}
+
+std::vector<proto::Placement> SchedulerCore::Impl::Candidates(const Sequence& sequence, PlacementPolicy policy,
+                                                              const std::vector<KvBudget::Worker>& workers) const {
+  std::vector<proto::Placement> candidates;
+  switch (policy) {
+    case PlacementPolicy::kHeads:
+      candidates.push_back(SplitHeads(options_.attention, workers, EmptiestFirst(workers)));
+      break;
+    case PlacementPolicy::kTokens:
+      candidates.push_back(SplitTokens(options_.attention, workers, EmptiestFirst(workers), options_.token_shard_tokens,
+                                       MostTokens(sequence)));
+      break;
+    default:
+      for (int worker : PreferredForWhole(workers, sequence.hits)) {
+        candidates.push_back(proto::WholePlacement(options_.attention, workers[worker].id, workers[worker].epoch));
+      }
+  }
+  return candidates;
+}
+
+std::optional<PlacementPolicy> SchedulerCore::Impl::NextPolicy(const Sequence& sequence) const {
+  std::vector<KvBudget::Worker> empty = budget_.workers();
+  for (KvBudget::Worker& worker : empty) worker.used = 0;
+  for (uint64_t turn = placement_turn_; turn < placement_turn_ + 3; ++turn) {
+    const PlacementPolicy policy = PolicyOfTurn(options_.placement, turn);
+    for (const proto::Placement& placement : Candidates(sequence, policy, empty)) {
+      if (budget_.FitsEmpty(budget_.CostOf(placement, {.end = sequence.size()}))) return policy;
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<proto::Placement> SchedulerCore::Impl::Place(const Sequence& sequence, PlacementPolicy policy) const {
+  for (proto::Placement& placement : Candidates(sequence, policy, budget_.workers())) {
+    // Room to grow by a block, unless nobody else is there.
+    const Charges roomy = budget_.CostOf(placement, {.end = sequence.size() + kSegmentTokens});
+    if (!budget_.Lacking(roomy, {}, kAdmissionSpare)) return placement;
+    const Charges exact = budget_.CostOf(placement, {.end = sequence.size()});
+    const bool alone = std::all_of(exact.begin(), exact.end(),
+                                   [&](const struct Charge& c) { return budget_.workers()[c.worker].used == 0; });
+    if (alone && budget_.FitsEmpty(exact)) return placement;
+  }
+  return std::nullopt;
+}
+
+bool SchedulerCore::Impl::AdmitOne(Sequence& sequence) {
+  const Tenant& tenant = *sequence.request->tenant;
+  const std::optional<PlacementPolicy> policy = NextPolicy(sequence);
+  if (!policy.has_value()) {
+    EndChoice(sequence, FinishReason::kError, TooLarge(sequence));
+    return true;
+  }
+  const int promised = sequence.leads() ? std::min(sequence.request->unforked, options_.max_num_seqs - 1) : 0;
+  if (!FreeSlots(tenant, 1 + promised)) return false;
+  std::optional<proto::Placement> placement = Place(sequence, *policy);
+  while (!placement.has_value()) {
+    if (!FreeBlocksFor(sequence, *policy)) return false;
+    placement = Place(sequence, *policy);
+  }
+  queues_.Remove(sequence);
+  --waiting_;
+  TakeSlot(sequence);
+  ++placement_turn_;
+  if (WantsProbe(sequence, *policy)) {
+    Probe(sequence);
+  } else {
+    Open(sequence, *std::move(placement));
+  }
+  return true;
+}
+
+absl::Status SchedulerCore::Impl::TooLarge(const Sequence& sequence) const {
+  const proto::Placement whole = proto::WholePlacement(options_.attention, budget_.workers()[0].id, budget_.workers()[0].epoch);
+  return ResourceExhausted("kv cache: ", sequence.size(), " tokens need ",
+                           TotalBlocks(budget_.CostOf(whole, {.end = sequence.size()})), " KV blocks, but the attention workers have ",
+                           budget_.capacity(), " in all; shorten the prompt or give them more memory");
+}
+
+// Makes room for `needed` sequences of `tenant`: at the cost of those whose reader is slow, then of a tenant that has more than its
+// part of the slots while this one has less.
+bool SchedulerCore::Impl::FreeSlots(const Tenant& tenant, int needed) {
+  while (slots_used() + needed > options_.max_num_seqs) {
+    if (PreemptPaused(std::nullopt)) continue;
+    const int fair = std::max(1, options_.max_num_seqs / queues_.tenant_count());
+    if (tenant.slots + needed > fair) return false;
+    Sequence* victim = PickVictim(std::nullopt, [&](const Tenant& other) {
+      return &other != &tenant && other.slots > fair && other.served > tenant.served;
+    });
+    if (victim == nullptr) return false;
+    Preempt(*victim);
+  }
+  return true;
+}
+
+// The same for KV blocks, on the worker where they lack.
+bool SchedulerCore::Impl::FreeBlocksFor(const Sequence& sequence, PlacementPolicy policy) {
+  const Tenant& tenant = *sequence.request->tenant;
+  const std::vector<proto::Placement> candidates = Candidates(sequence, policy, budget_.workers());
+  const Charges cost = budget_.CostOf(candidates.front(), {.end = sequence.size() + kSegmentTokens});
+  const std::optional<int> lacking = budget_.Lacking(cost, {}, kAdmissionSpare);
+  if (!lacking.has_value()) return false;
+  if (PreemptPaused(lacking)) return true;
+  const uint64_t fair = budget_.capacity() / static_cast<uint64_t>(queues_.tenant_count());
+  if (tenant.kv_blocks + TotalBlocks(cost) > fair) return false;
+  Sequence* victim = PickVictim(lacking, [&](const Tenant& other) {
+    return &other != &tenant && other.kv_blocks > fair && other.served > tenant.served;
+  });
+  if (victim == nullptr) return false;
+  Preempt(*victim);
+  return true;
+}
+
+bool SchedulerCore::Impl::PreemptPaused(std::optional<int> worker) {
+  if (paused_ == 0) return false;
+  Sequence* newest = nullptr;
+  for (Sequence* sequence : active_) {
+    if (!sequence->request->paused || !IsEvictable(*sequence)) continue;
+    if (worker.has_value() && !HoldsOn(*sequence, *worker)) continue;
+    if (newest == nullptr || newest->age() < sequence->age()) newest = sequence;
+  }
+  if (newest == nullptr) return false;
+  Preempt(*newest);
+  return true;
+}
+
+bool SchedulerCore::Impl::WantsProbe(const Sequence& sequence, PlacementPolicy policy) const {
+  return policy == PlacementPolicy::kRequest && budget_.workers().size() > 1 && !sequence.probed &&
+         UsableHashes(sequence) > 0;
+}
+
+void SchedulerCore::Impl::Probe(Sequence& sequence) {
+  sequence.phase = Phase::kProbing;
+  sequence.pin_id = next_pin_++;
+  sequence.probe_deadline = now_ + kProbeTimeout;
+  sequence.probes_awaited.clear();
+  sequence.pinned_on.clear();
+  sequence.hits.assign(budget_.workers().size(), 0);
+  probes_[sequence.pin_id] = &sequence;
+  probing_.push_back(&sequence);
+  std::vector<proto::BlockHash> hashes;
+  AppendHashes(sequence, 0, UsableHashes(sequence), hashes);
+  for (size_t i = 0; i < budget_.workers().size(); ++i) {
+    const KvBudget::Worker& worker = budget_.workers()[i];
+    sequence.probes_awaited.push_back(static_cast<int>(i));
+    sequence.pinned_on.emplace_back(worker.id, worker.epoch);
+    const proto::Placement whole = proto::WholePlacement(options_.attention, worker.id, worker.epoch);
+    Act(ProbePrefix{.worker = worker.id,
+                                    .epoch = worker.epoch,
+                                    .message = {.pin_id = sequence.pin_id,
+                                                .shards = {whole.begin(), whole.end()},
+                                                .hashes = hashes}});
+  }
+}
+
+void SchedulerCore::Impl::On(const PrefixProbed& event) {
+  const auto at = probes_.find(event.probed.pin_id);
+  const std::optional<int> worker = budget_.IndexOf(event.worker);
+  auto* awaited = at == probes_.end() || !worker.has_value() || !budget_.IsCurrent(event.worker, event.epoch)
+                      ? nullptr
+                      : &at->second->probes_awaited;
+  if (awaited == nullptr || std::find(awaited->begin(), awaited->end(), *worker) == awaited->end()) {
+    ++stats_.late_events;
+    return;
+  }
+  Sequence& sequence = *at->second;
+  awaited->erase(std::find(awaited->begin(), awaited->end(), *worker));
+  for (uint32_t blocks : event.probed.resumable) {
+    if (blocks <= UsableHashes(sequence)) sequence.hits[*worker] = std::max(sequence.hits[*worker], blocks);
+  }
+  if (awaited->empty()) PlaceProbed(sequence);
+}
+
+void SchedulerCore::Impl::PlaceProbed(Sequence& sequence) {
+  sequence.probed = true;
+  if (std::optional<proto::Placement> placement = Place(sequence, PlacementPolicy::kRequest)) {
+    Open(sequence, *std::move(placement));
+    EndProbe(sequence);  // after Open: what was opened is kept by the sequence, not by the pin
+    sequence.probed = false;
+    sequence.hits.clear();
+  } else {
+    EndProbe(sequence);
+    GiveBackSlot(sequence);
+    Wait(sequence);
+  }
+}
+
+void SchedulerCore::Impl::EndProbe(Sequence& sequence) {
+  probes_.erase(sequence.pin_id);
+  probing_.erase(std::find(probing_.begin(), probing_.end(), &sequence));
+  for (const auto& [worker, epoch] : sequence.pinned_on) {
+    if (!budget_.IsCurrent(worker, epoch)) continue;
+    Act(Unpin{.worker = worker, .epoch = epoch, .message = {.pin_id = sequence.pin_id}});
+  }
+  sequence.pinned_on.clear();
+}
+
+void SchedulerCore::Impl::ExpireProbes() {
+  while (!probing_.empty() && probing_.front()->probe_deadline <= now_) PlaceProbed(*probing_.front());
+}
+
+}  // namespace dovetail::scheduler

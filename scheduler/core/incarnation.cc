@@ -1,0 +1,320 @@
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "base/check.h"
+#include "scheduler/core/block_hasher.h"
+#include "scheduler/core/scheduler_impl.h"
+
+// A sequence's time on attention workers: opened or forked, ready, released. Preemption ends it and lets another begin.
+
+namespace dovetail::scheduler {
+
+void SchedulerCore::Impl::On(const AttentionWorkerJoined& event) {
+  const bool restarted = budget_.IndexOf(event.worker).has_value();
+  budget_.Join(event.worker, event.epoch, event.kv_blocks);
+  if (!restarted) return;
+  // Whatever lay on it is gone: those sequences begin again from the token log.
+  const std::vector<Sequence*> before = active_;
+  for (Sequence* sequence : before) {
+    const bool on_it = std::any_of(sequence->placement.begin(), sequence->placement.end(), [&](const proto::Shard& shard) {
+      return shard.worker == event.worker && shard.epoch != event.epoch;
+    });
+    if (!on_it || sequence->phase < Phase::kOpening) continue;
+    if (sequence->in_flight) {
+      sequence->lost = true;
+    } else {
+      Preempt(*sequence);
+    }
+  }
+}
+
+void SchedulerCore::Impl::Wait(Sequence& sequence) {
+  sequence.phase = Phase::kWaiting;
+  ++waiting_;
+  if (!sequence.request->paused) queues_.Push(sequence);
+}
+
+void SchedulerCore::Impl::TakeSlot(Sequence& sequence) {
+  active_.push_back(&sequence);
+  RequestState& request = *sequence.request;
+  ++request.tenant->slots;
+  if (!sequence.leads()) return;
+  request.reserved_slots = std::min(request.unforked, options_.max_num_seqs - 1);
+  reserved_slots_ += request.reserved_slots;
+  request.tenant->slots += request.reserved_slots;
+}
+
+void SchedulerCore::Impl::GiveBackSlot(Sequence& sequence) {
+  active_.erase(std::find(active_.begin(), active_.end(), &sequence));
+  RequestState& request = *sequence.request;
+  --request.tenant->slots;
+  const bool led = request.unforked > 0;  // only its leader can be active before it is forked
+  if (!led) return;
+  reserved_slots_ -= request.reserved_slots;
+  request.tenant->slots -= request.reserved_slots;
+  request.reserved_slots = 0;
+}
+
+void SchedulerCore::Impl::Charge(Sequence& sequence, const Charges& cost) {
+  uint64_t& blocks = sequence.request->tenant->kv_blocks;
+  blocks -= TotalBlocks(sequence.charges);
+  budget_.Exchange(sequence.charges, cost);
+  blocks += TotalBlocks(sequence.charges);
+}
+
+void SchedulerCore::Impl::ChargeShared(RequestState& request, const Charges& cost) {
+  request.tenant->kv_blocks -= TotalBlocks(request.shared.charges);
+  budget_.Exchange(request.shared.charges, cost);
+  request.tenant->kv_blocks += TotalBlocks(request.shared.charges);
+}
+
+bool SchedulerCore::Impl::MayLookUp(const Sequence& sequence) const {
+  const GenerationRequest& params = sequence.params();
+  if (!options_.enable_prefix_caching || !params.use_prefix_cache) return false;
+  const bool needs_prompt_logprobs = params.prompt_logprobs >= 0 && sequence.choice == 0 &&
+                                     sequence.request->prompt_logprobs_next < sequence.prompt_size();
+  return !needs_prompt_logprobs;
+}
+
+uint32_t SchedulerCore::Impl::UsableHashes(const Sequence& sequence) const {
+  if (!MayLookUp(sequence)) return 0;
+  // At least one token is computed: the one whose logits choose the next, or the last before a fork.
+  Position most = sequence.prefill_end() - 1;
+  const GenerationRequest& params = sequence.params();
+  if (params.logits_last > 0 && sequence.choice == 0 && !sequence.request->prompt_logits_done) {
+    most = std::min(most, sequence.prompt_size() - params.logits_last);
+  }
+  return static_cast<uint32_t>(std::max<Position>(0, most) / kSegmentTokens);
+}
+
+const proto::BlockHash& SchedulerCore::Impl::HashOf(Sequence& sequence, int64_t block) {
+  const int64_t prompt_blocks = sequence.prompt_size() / kSegmentTokens;
+  RequestState& request = *sequence.request;
+  std::array<TokenId, kSegmentTokens> tokens;
+  const auto chain = [&](std::vector<proto::BlockHash>& hashes, int64_t first, int64_t at) {
+    while (static_cast<int64_t>(hashes.size()) <= at - first) {
+      const int64_t next = first + static_cast<int64_t>(hashes.size());
+      const proto::BlockHash& previous = next == 0 ? request.chain_seed : HashOf(sequence, next - 1);
+      for (int i = 0; i < kSegmentTokens; ++i) tokens[i] = sequence.token(next * kSegmentTokens + i);
+      hashes.push_back(NextBlockHash(proto::BlockHash(previous), tokens));
+    }
+  };
+  if (block < prompt_blocks) {
+    chain(request.prompt_hashes, 0, block);
+    return request.prompt_hashes[block];
+  }
+  chain(sequence.output_hashes, prompt_blocks, block);
+  return sequence.output_hashes[block - prompt_blocks];
+}
+
+void SchedulerCore::Impl::AppendHashes(Sequence& sequence, int64_t first, int64_t end,
+                                       std::vector<proto::BlockHash>& out) {
+  for (int64_t block = first; block < end; ++block) out.push_back(HashOf(sequence, block));
+}
+
+void SchedulerCore::Impl::Open(Sequence& sequence, proto::Placement placement) {
+  const Position size = sequence.size();
+  sequence.phase = Phase::kOpening;
+  sequence.id = SequenceId(next_sequence_++);
+  incarnations_[sequence.id] = &sequence;
+  sequence.placement = std::move(placement);
+  sequence.awaited.clear();
+  sequence.resumable.clear();
+  sequence.ctx_len = sequence.told_ctx_len = 0;
+  sequence.shared_blocks = sequence.named_blocks = 0;
+  sequence.stepped = sequence.awaits_forks = sequence.history_seen = false;
+  sequence.reserved = BlocksOf(size) * kSegmentTokens;
+  Charge(sequence, budget_.CostOf(sequence.placement, {.end = sequence.reserved}));
+  if (sequence.choice == 0 && !sequence.request->prompt_logits_done) {
+    sequence.request->prompt_logits.clear();
+    sequence.request->prompt_logits_rows = 0;
+  }
+
+  sequence.hashes_sent = UsableHashes(sequence);
+  std::vector<proto::BlockHash> hashes;
+  AppendHashes(sequence, 0, sequence.hashes_sent, hashes);
+  for (const proto::Shard& shard : sequence.placement) {
+    auto& awaited = sequence.awaited;
+    if (std::find(awaited.begin(), awaited.end(), shard.worker) != awaited.end()) continue;
+    awaited.push_back(shard.worker);
+    OpenSequence open{.worker = shard.worker, .epoch = shard.epoch, .message = {.sequence = sequence.id, .shards = {}, .hashes = hashes}};
+    for (const proto::Shard& other : sequence.placement) {
+      if (other.worker == shard.worker) open.message.shards.push_back(other);
+    }
+    Act(std::move(open));
+  }
+}
+
+void SchedulerCore::Impl::On(const SequenceOpened& event) {
+  const auto at = incarnations_.find(event.opened.sequence);
+  Sequence* sequence = at == incarnations_.end() ? nullptr : at->second;
+  const bool expected = sequence != nullptr && budget_.IsCurrent(event.worker, event.epoch) &&
+                        (sequence->phase == Phase::kOpening || sequence->phase == Phase::kForking);
+  auto* awaited = expected ? std::find(sequence->awaited.begin(), sequence->awaited.end(), event.worker) : nullptr;
+  if (!expected || awaited == sequence->awaited.end()) {
+    ++stats_.late_events;
+    return;
+  }
+  const bool first = sequence->resumable.empty();
+  sequence->awaited.erase(awaited);
+  std::vector<uint32_t> offered = event.opened.resumable;
+  offered.push_back(0);
+  if (first) {
+    sequence->resumable = std::move(offered);
+  } else {
+    std::erase_if(sequence->resumable, [&](uint32_t start) {
+      return std::find(offered.begin(), offered.end(), start) == offered.end();
+    });
+  }
+  if (!sequence->awaited.empty()) return;
+  if (sequence->phase == Phase::kOpening) return StartOpened(*sequence);
+
+  const uint32_t wanted = static_cast<uint32_t>(sequence->ctx_len / kSegmentTokens);
+  const auto& starts = sequence->resumable;
+  if (std::find(starts.begin(), starts.end(), wanted) != starts.end()) {
+    MakeReady(*sequence);
+  } else {
+    Preempt(*sequence);  // the fork failed somewhere: on its own, then
+  }
+  FinishForks(*sequence->request);
+}
+
+void SchedulerCore::Impl::StartOpened(Sequence& sequence) {
+  uint32_t start = 0;
+  for (uint32_t offered : sequence.resumable) {
+    if (offered <= sequence.hashes_sent) start = std::max(start, offered);
+  }
+  sequence.ctx_len = sequence.told_ctx_len = Position{start} * kSegmentTokens;
+  sequence.named_blocks = start;
+  if (MayLookUp(sequence)) {
+    stats_.prefix_queries += sequence.size();
+    stats_.prefix_hits += sequence.ctx_len;
+  }
+  if (!sequence.request->started) {
+    sequence.request->started = true;
+    stats_.prompt_tokens += sequence.prompt_size();
+    sequence.request->cached_tokens = static_cast<int>(sequence.ctx_len);
+  }
+  MakeReady(sequence);
+}
+
+void SchedulerCore::Impl::MakeReady(Sequence& sequence) {
+  sequence.phase = Phase::kReady;
+  int least = 0;
+  for (int i = 1; i < options_.micro_batches; ++i) {
+    if (micro_batches_[i].members.size() < micro_batches_[least].members.size()) least = i;
+  }
+  Enlist(sequence, least);
+}
+
+void SchedulerCore::Impl::Enlist(Sequence& sequence, int micro_batch) {
+  sequence.micro_batch = micro_batch;
+  auto& members = micro_batches_[micro_batch].members;
+  members.insert(std::upper_bound(members.begin(), members.end(), &sequence,
+                                  [](const Sequence* a, const Sequence* b) { return a->age() < b->age(); }),
+                 &sequence);
+}
+
+// `parent` holds the prompt but its last token: what all choices have in common.
+void SchedulerCore::Impl::Fork(Sequence& parent) {
+  RequestState& request = *parent.request;
+  const Position common = parent.prompt_size() - 1;
+  parent.shared_blocks = common / kSegmentTokens;
+  const Extent shared{.end = parent.shared_blocks * kSegmentTokens, .ctx_len = parent.told_ctx_len};
+  const Extent own{.first_block = parent.shared_blocks, .end = parent.reserved, .ctx_len = parent.told_ctx_len};
+  Charge(parent, budget_.CostOf(parent.placement, own));
+  ChargeShared(request, budget_.CostOf(parent.placement, shared));
+  request.shared.users = 1;
+  parent.shares_prefix = true;
+
+  reserved_slots_ -= request.reserved_slots;
+  request.tenant->slots -= request.reserved_slots;
+  request.reserved_slots = 0;
+  request.unforked = 0;
+  for (auto& child : request.choices) {
+    if (child->phase != Phase::kUnforked) continue;
+    if (ForkOne(parent, *child)) {
+      parent.awaits_forks = true;
+    } else {
+      child->restarted = true;
+      Wait(*child);
+    }
+  }
+}
+
+bool SchedulerCore::Impl::ForkOne(Sequence& parent, Sequence& child) {
+  if (slots_used() >= options_.max_num_seqs) return false;
+  const Position common = parent.prompt_size() - 1;
+  const Extent own{.first_block = parent.shared_blocks,
+                   .end = BlocksOf(parent.prompt_size()) * kSegmentTokens,
+                   .ctx_len = parent.told_ctx_len};
+  const Charges cost = budget_.CostOf(parent.placement, own);
+  if (budget_.Lacking(cost, {}).has_value()) return false;
+
+  child.phase = Phase::kForking;
+  child.restarted = true;
+  child.id = SequenceId(next_sequence_++);
+  incarnations_[child.id] = &child;
+  child.placement = parent.placement;
+  child.ctx_len = common;
+  child.told_ctx_len = parent.told_ctx_len;
+  child.named_blocks = parent.named_blocks;
+  child.shared_blocks = parent.shared_blocks;
+  child.reserved = own.end;
+  child.stepped = true;
+  TakeSlot(child);
+  Charge(child, cost);
+  ++parent.request->shared.users;
+  child.shares_prefix = true;
+  for (const proto::Shard& shard : child.placement) {
+    if (std::find(child.awaited.begin(), child.awaited.end(), shard.worker) != child.awaited.end()) continue;
+    child.awaited.push_back(shard.worker);
+    Act(ForkSequence{.worker = shard.worker,
+                                     .epoch = shard.epoch,
+                                     .message = {.parent = parent.id, .child = child.id, .ctx_len = common}});
+  }
+  return true;
+}
+
+void SchedulerCore::Impl::FinishForks(RequestState& request) {
+  for (const auto& sequence : request.choices) {
+    if (sequence->phase == Phase::kForking) return;
+  }
+  for (auto& sequence : request.choices) sequence->awaits_forks = false;
+}
+
+void SchedulerCore::Impl::Release(Sequence& sequence) {
+  DT_CHECK(!sequence.in_flight, "a sequence was released under a step");
+  proto::ReleaseSequence message{.sequence = sequence.id, .ctx_len = sequence.stepped ? sequence.ctx_len : 0, .hashes = {}};
+  if (options_.enable_prefix_caching && sequence.stepped) {
+    AppendHashes(sequence, sequence.named_blocks, sequence.ctx_len / kSegmentTokens, message.hashes);
+  }
+  for (size_t i = 0; i < sequence.placement.size(); ++i) {
+    const proto::Shard& shard = sequence.placement[i];
+    const auto told = std::find_if(sequence.placement.begin(), sequence.placement.begin() + i,
+                                   [&](const proto::Shard& other) { return other.worker == shard.worker; });
+    if (told != sequence.placement.begin() + i || !budget_.IsCurrent(shard.worker, shard.epoch)) continue;
+    Act(ReleaseSequence{.worker = shard.worker, .epoch = shard.epoch, .message = message});
+  }
+  Charge(sequence, {});
+  if (sequence.shares_prefix && --sequence.request->shared.users == 0) ChargeShared(*sequence.request, {});
+  sequence.shares_prefix = sequence.awaits_forks = false;
+  if (sequence.micro_batch >= 0) std::erase(micro_batches_[sequence.micro_batch].members, &sequence);
+  sequence.micro_batch = -1;
+  sequence.placement.clear();
+  sequence.awaited.clear();
+  sequence.lost = false;
+  incarnations_.erase(sequence.id);
+  GiveBackSlot(sequence);
+}
+
+void SchedulerCore::Impl::Preempt(Sequence& sequence) {
+  Release(sequence);
+  ++stats_.preemptions;
+  sequence.restarted = true;
+  Wait(sequence);
+  FinishForks(*sequence.request);
+}
+
+}  // namespace dovetail::scheduler

@@ -1,0 +1,44 @@
+#include <string>
+
+#include "scheduler/core/limits.h"
+#include "scheduler/core/scheduler.h"
+
+namespace dovetail::scheduler {
+namespace {
+
+absl::Status CheckRange(const char* flag, int64_t value, int64_t least, int64_t most) {
+  if (value >= least && value <= most) return absl::OkStatus();
+  return InvalidArgument(flag, ": ", value, " is not in ", least, "..", most);
+}
+
+}  // namespace
+
+absl::Status SchedulerOptions::Validate() const {
+  DT_RETURN_IF_ERROR(CheckRange("--max-num-seqs", max_num_seqs, 1, proto::kMaxStepEntries));
+  DT_RETURN_IF_ERROR(CheckRange("--max-num-batched-tokens", max_num_batched_tokens, 1, proto::kMaxStepTokens));
+  DT_RETURN_IF_ERROR(
+      CheckRange("--max-model-len", max_model_len, 1, int64_t{proto::kMaxSequenceBlocks} * kSegmentTokens));
+  DT_RETURN_IF_ERROR(CheckRange("--max-queued-requests", max_queued_requests, 1, kMaxQueuedRequests));
+  DT_RETURN_IF_ERROR(CheckRange("--micro-batches", micro_batches, 1, kMaxMicroBatches));
+  if (max_num_batched_tokens < max_num_seqs) {
+    return InvalidArgument("--max-num-batched-tokens: ", max_num_batched_tokens, " is less than --max-num-seqs ",
+                           max_num_seqs, ", so not every running sequence could get a token in a step; raise the one or lower the other");
+  }
+  if (!enable_chunked_prefill && max_num_batched_tokens < max_model_len) {
+    return InvalidArgument("--max-num-batched-tokens: ", max_num_batched_tokens, " is less than --max-model-len ",
+                           max_model_len, ", so without --enable-chunked-prefill the longest prompt would fit no step");
+  }
+  if (placement > PlacementPolicy::kMixed) {
+    return InvalidArgument("--placement: ", static_cast<int>(placement), " is none of request, heads, tokens and mixed");
+  }
+  if (token_shard_tokens < kSegmentTokens || token_shard_tokens % kSegmentTokens != 0) {
+    return InvalidArgument("--token-shard-tokens: ", token_shard_tokens, " is not a positive multiple of ",
+                           kSegmentTokens);
+  }
+  if (attention.op_count() < 1 || attention.group_count() < 1) {
+    return InvalidArgument("attention: the table has no attention op; build it from the model's config");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace dovetail::scheduler

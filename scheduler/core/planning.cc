@@ -1,0 +1,271 @@
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "base/check.h"
+#include "scheduler/core/scheduler_impl.h"
+
+// What is in a step: a token of every running sequence, then as much of the prompts as the budget leaves, in equal parts for tenants.
+
+namespace dovetail::scheduler {
+
+void SchedulerCore::Impl::On(const ComputeWorkerJoined& event) {
+  if (std::find(compute_workers_.begin(), compute_workers_.end(), event.worker) != compute_workers_.end()) {
+    ++stats_.late_events;
+    return;
+  }
+  compute_workers_.push_back(event.worker);
+}
+
+void SchedulerCore::Impl::Plan() {
+  if (compute_workers_.empty()) return;
+  // The one that has waited longest first, so that no micro-batch always finds the KV taken.
+  std::vector<int>& idle = idle_scratch_;
+  idle.clear();
+  for (int i = 0; i < options_.micro_batches; ++i) {
+    if (!micro_batches_[i].in_flight && !micro_batches_[i].held) idle.push_back(i);
+  }
+  std::sort(idle.begin(), idle.end(), [&](int a, int b) {
+    return std::make_pair(micro_batches_[a].step, a) < std::make_pair(micro_batches_[b].step, b);
+  });
+  for (int index : idle) PlanStep(index);
+}
+
+void SchedulerCore::Impl::Balance(int index) {
+  auto& members = micro_batches_[index].members;
+  for (;;) {
+    int least = index;
+    for (int i = 0; i < options_.micro_batches; ++i) {
+      if (micro_batches_[i].members.size() < micro_batches_[least].members.size()) least = i;
+    }
+    if (members.size() <= micro_batches_[least].members.size() + 1) return;
+    Sequence& moved = *members.back();
+    members.pop_back();
+    Enlist(moved, least);
+  }
+}
+
+void SchedulerCore::Impl::PlanStep(int index) {
+  Balance(index);
+  MicroBatch& batch = micro_batches_[index];
+  if (batch.members.empty()) return;
+  chosen_.clear();
+  int budget = options_.max_num_batched_tokens;
+  batch.prefill_only_last = !options_.enable_chunked_prefill && !batch.prefill_only_last && LongestWaitsForRoom(batch);
+  if (!batch.prefill_only_last) ChooseDecodes(batch, budget);
+  ChoosePrefills(batch, budget);
+  if (chosen_.empty()) return;
+
+  batch.in_flight = true;
+  batch.step = StepId(next_step_++);
+  batch.compute_worker = compute_workers_[index % compute_workers_.size()];
+  batch.entries.resize(chosen_.size());
+  RunStep run{.compute_worker = batch.compute_worker,
+              .plan = {.step = batch.step, .micro_batch = MicroBatchId(static_cast<uint16_t>(index)), .entries = {}}};
+  run.plan.entries.resize(chosen_.size());
+  for (size_t i = 0; i < chosen_.size(); ++i) {
+    FillEntry(*chosen_[i], batch.compute_worker, run.plan.entries[i], batch.entries[i]);
+  }
+  Act(std::move(run));
+}
+
+// Without chunking: does the oldest prompt need more of the step than the decodes leave?
+bool SchedulerCore::Impl::LongestWaitsForRoom(const MicroBatch& batch) const {
+  Position decodes = 0;
+  const Sequence* oldest = nullptr;
+  for (const Sequence* sequence : batch.members) {
+    if (!IsRunnable(*sequence)) continue;
+    if (sequence->prefill_end() - sequence->ctx_len == 1) {
+      ++decodes;
+    } else if (oldest == nullptr) {
+      oldest = sequence;
+    }
+  }
+  return oldest != nullptr && decodes + oldest->prefill_end() - oldest->ctx_len > options_.max_num_batched_tokens;
+}
+
+void SchedulerCore::Impl::ChooseDecodes(MicroBatch& batch, int& budget) {
+  scratch_.assign(batch.members.begin(), batch.members.end());  // growing one may preempt another
+  const int index = static_cast<int>(&batch - micro_batches_.data());
+  for (Sequence* sequence : scratch_) {
+    if (budget == 0) return;
+    if (sequence->micro_batch != index || !IsRunnable(*sequence)) continue;
+    if (sequence->prefill_end() - sequence->ctx_len != 1 || !Grow(*sequence, sequence->ctx_len + 1)) continue;
+    sequence->planned = 1;
+    chosen_.push_back(sequence);
+    --budget;
+  }
+}
+
+void SchedulerCore::Impl::GivePrefill(Sequence& sequence, int most, int& budget) {
+  const Position left = sequence.prefill_end() - sequence.ctx_len - sequence.planned;
+  Position given = std::min<Position>(left, most);
+  if (!options_.enable_chunked_prefill && given < left) return;
+  if (given <= 0) return;
+  if (sequence.planned == 0) chosen_.push_back(&sequence);
+  sequence.planned += static_cast<int>(given);
+  budget -= static_cast<int>(given);
+}
+
+void SchedulerCore::Impl::ChoosePrefills(MicroBatch& batch, int& budget) {
+  scratch_.clear();
+  for (Sequence* sequence : batch.members) {
+    if (sequence->planned == 0 && IsRunnable(*sequence) && sequence->prefill_end() - sequence->ctx_len > 1) {
+      scratch_.push_back(sequence);
+    }
+  }
+  if (scratch_.empty() || budget == 0) return;
+  // By tenant, the least served first; the oldest first within one, as members are.
+  std::stable_sort(scratch_.begin(), scratch_.end(), [](const Sequence* a, const Sequence* b) {
+    const Tenant& x = *a->request->tenant;
+    const Tenant& y = *b->request->tenant;
+    return &x != &y && std::tie(x.served, x.name) < std::tie(y.served, y.name);
+  });
+  int tenants = 1;
+  for (size_t i = 1; i < scratch_.size(); ++i) tenants += scratch_[i]->request->tenant != scratch_[i - 1]->request->tenant;
+  for (size_t i = 0; i < scratch_.size() && options_.enable_chunked_prefill && tenants > 1;) {
+    int part = std::max(1, budget / tenants--);
+    const Tenant* tenant = scratch_[i]->request->tenant;
+    for (; i < scratch_.size() && scratch_[i]->request->tenant == tenant; ++i) {
+      const int before = budget;
+      GivePrefill(*scratch_[i], std::min(part, budget), budget);
+      part -= before - budget;
+    }
+    tenants = std::max(tenants, 1);
+  }
+  for (Sequence* sequence : scratch_) GivePrefill(*sequence, budget, budget);  // what nobody's part used up
+}
+
+bool SchedulerCore::Impl::IsRunnable(const Sequence& sequence) const {
+  return sequence.phase == Phase::kReady && !sequence.in_flight && !sequence.request->paused && !sequence.awaits_forks;
+}
+
+bool SchedulerCore::Impl::IsEvictable(const Sequence& sequence) const {
+  const bool holds = sequence.phase >= Phase::kOpening && sequence.phase <= Phase::kReady;
+  return holds && !sequence.in_flight && sequence.planned == 0;
+}
+
+bool SchedulerCore::Impl::HoldsOn(const Sequence& sequence, int worker) const {
+  return BlocksOn(sequence.charges, worker) > 0 ||
+         (sequence.shares_prefix && BlocksOn(sequence.request->shared.charges, worker) > 0);
+}
+
+const Sequence* SchedulerCore::Impl::Oldest() const {
+  const Sequence* oldest = nullptr;
+  for (const Sequence* sequence : active_) {
+    if (sequence->phase < Phase::kOpening || sequence->phase > Phase::kReady || sequence->request->paused) continue;
+    if (oldest == nullptr || sequence->age() < oldest->age()) oldest = sequence;
+  }
+  return oldest;
+}
+
+// Paused ones first, then the newest of the tenant served most; never the oldest of all, which therefore always ends.
+Sequence* SchedulerCore::Impl::PickVictim(std::optional<int> worker, absl::FunctionRef<bool(const Tenant&)> allowed) const {
+  const Sequence* oldest = Oldest();
+  Sequence* victim = nullptr;
+  const auto rank = [](const Sequence& s) {
+    return std::make_tuple(s.request->paused, s.request->tenant->served, s.request->tenant, s.age());
+  };
+  const auto comes_before = [&](const Sequence& a, const Sequence& b) {
+    const auto [a_paused, a_served, a_tenant, a_age] = rank(a);
+    const auto [b_paused, b_served, b_tenant, b_age] = rank(b);
+    if (a_paused != b_paused) return a_paused;
+    if (a_served != b_served) return a_served > b_served;
+    if (a_tenant != b_tenant) return a_tenant->name < b_tenant->name;
+    return a_age > b_age;
+  };
+  for (Sequence* sequence : active_) {
+    if (sequence == oldest || !IsEvictable(*sequence) || !allowed(*sequence->request->tenant)) continue;
+    if (worker.has_value() && !HoldsOn(*sequence, *worker)) continue;
+    if (victim == nullptr || comes_before(*sequence, *victim)) victim = sequence;
+  }
+  return victim;
+}
+
+bool SchedulerCore::Impl::Grow(Sequence& sequence, Position end) {
+  if (end <= sequence.reserved) return true;
+  const Position target = BlocksOf(end) * kSegmentTokens;
+  const Charges cost = budget_.CostOf(
+      sequence.placement, {.first_block = sequence.shared_blocks, .end = target, .ctx_len = sequence.told_ctx_len});
+  while (const std::optional<int> lacking = budget_.Lacking(cost, sequence.charges)) {
+    Sequence* victim = PickVictim(lacking, [](const Tenant&) { return true; });
+    if (victim == nullptr) {
+      const bool others = std::any_of(active_.begin(), active_.end(), [&](const Sequence* other) {
+        return other != &sequence && HoldsOn(*other, *lacking);
+      });
+      if (!others) EndChoice(sequence, FinishReason::kError, OutgrewWorker(sequence, *lacking));
+      return false;  // others are in flight: when they return
+    }
+    Preempt(*victim);
+    if (victim == &sequence) return false;
+  }
+  Charge(sequence, cost);
+  sequence.reserved = target;
+  return true;
+}
+
+absl::Status SchedulerCore::Impl::OutgrewWorker(const Sequence& sequence, int worker) const {
+  const KvBudget::Worker& full = budget_.workers()[worker];
+  return ResourceExhausted("kv cache: attention worker ", full.id.value(), " holds ", full.capacity, " KV blocks, and token ",
+                           sequence.size(), " of this request needs more; ask for fewer tokens or give it more memory");
+}
+
+void SchedulerCore::Impl::FillEntry(Sequence& sequence, WorkerId compute_worker, proto::StepEntry& entry,
+                                    PlannedEntry& planned) {
+  const GenerationRequest& params = sequence.params();
+  const Position ctx_len = sequence.ctx_len;
+  const Position end = ctx_len + sequence.planned;
+  entry.sequence = sequence.id;
+  entry.ctx_len = ctx_len;
+  entry.tokens.reserve(sequence.planned);
+  for (Position at = ctx_len; at < end; ++at) entry.tokens.push_back(sequence.token(at));
+  entry.rope_length = static_cast<int32_t>(sequence.prompt_size());
+  entry.sample = end == sequence.size() && params.max_tokens > 0;
+  entry.placement = sequence.placement;
+  if (options_.enable_prefix_caching) {
+    AppendHashes(sequence, sequence.named_blocks, ctx_len / kSegmentTokens, entry.block_hashes);
+  }
+  const RequestState& request = *sequence.request;
+  if (sequence.choice == 0 && ctx_len < sequence.prompt_size()) {
+    const Position next = request.prompt_logprobs_next;
+    if (params.prompt_logprobs >= 0 && next < sequence.prompt_size() && next <= end && ctx_len + 1 < sequence.prompt_size()) {
+      entry.prompt_logprobs = params.prompt_logprobs;
+      entry.next_prompt_token = end < sequence.prompt_size() ? sequence.token(end) : -1;
+    }
+    if (params.logits_last > 0 && !request.prompt_logits_done) {
+      const Position first = std::max(ctx_len, sequence.prompt_size() - params.logits_last);
+      entry.logits_rows = static_cast<int32_t>(std::max<Position>(0, end - first));
+    }
+  }
+  if (entry.sample) FillSampling(sequence, compute_worker, entry);
+  const Position given_from = entry.history_given ? 0 : ctx_len;
+  entry.prompt_tokens = static_cast<int32_t>(
+      std::max<Position>(0, std::min(sequence.prompt_size(), end) - given_from));
+
+  planned = {.sequence = &sequence,
+             .id = sequence.id,
+             .ctx_len = ctx_len,
+             .q_len = sequence.planned,
+             .logits_rows = entry.logits_rows,
+             .sample = entry.sample};
+  request.tenant->served += static_cast<uint64_t>(sequence.planned);
+  sequence.in_flight = true;
+  sequence.planned = 0;
+}
+
+void SchedulerCore::Impl::FillSampling(Sequence& sequence, WorkerId compute_worker, proto::StepEntry& entry) {
+  const GenerationRequest& params = sequence.params();
+  entry.sampling = params.sampling;
+  entry.sampling.seed += static_cast<uint64_t>(sequence.choice);
+  if (sequence.output.size() < params.min_tokens) entry.banned_now = params.stop_token_ids;
+  if (params.logits_of_output) entry.logits_rows = std::max(entry.logits_rows, 1);
+  const bool seen = sequence.history_seen && sequence.history_worker == compute_worker;
+  if (!params.sampling.needs_history() || seen) return;
+  entry.history_given = true;
+  entry.history.reserve(sequence.ctx_len);
+  for (Position at = 0; at < sequence.ctx_len; ++at) entry.history.push_back(sequence.token(at));
+  sequence.history_seen = true;
+  sequence.history_worker = compute_worker;
+}
+
+}  // namespace dovetail::scheduler

@@ -1,0 +1,218 @@
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "scheduler/core/block_hasher.h"
+#include "scheduler/core/scheduler_impl.h"
+
+// Arrival and ends of requests and of their choices.
+
+namespace dovetail::scheduler {
+
+absl::Status SchedulerCore::Impl::CheckRequest(const GenerationRequest& request) const {
+  const int64_t prompt = static_cast<int64_t>(request.prompt.size());
+  if (prompt < 1) return InvalidArgument("prompt: has no token; give at least one");
+  if (request.choices < 1 || request.choices > kMaxChoices) {
+    return InvalidArgument("n: ", request.choices, " is not in 1..", kMaxChoices);
+  }
+  if (request.max_tokens < 0) return InvalidArgument("max_tokens: ", request.max_tokens, " is negative");
+  if (request.min_tokens < 0) return InvalidArgument("min_tokens: ", request.min_tokens, " is negative");
+  if (request.logits_last < 0 || request.logits_last > prompt) {
+    return InvalidArgument("logits_last: ", request.logits_last, " is not in 0..", prompt, ", the length of the prompt");
+  }
+  if (request.prompt_logprobs > proto::kMaxTopLogprobs) {
+    return InvalidArgument("prompt_logprobs: ", request.prompt_logprobs, " is more than ", proto::kMaxTopLogprobs);
+  }
+  const int64_t longest = options_.max_model_len - (request.max_tokens > 0 ? 1 : 0);
+  if (prompt > longest) {
+    return InvalidArgument("prompt: ", prompt, " tokens, but this server takes ", longest, " (--max-model-len ",
+                           options_.max_model_len, ", output included); shorten the prompt");
+  }
+  return absl::OkStatus();
+}
+
+void SchedulerCore::Impl::On(const RequestArrived& event) {
+  if (event.request == nullptr || Find(event.request->id) != nullptr) {
+    ++stats_.late_events;
+    return;
+  }
+  const GenerationRequest& params = *event.request;
+  if (absl::Status status = CheckRequest(params); !status.ok()) return Refuse(params, status);
+  if (waiting_ >= options_.max_queued_requests) {
+    return Refuse(params, ResourceExhausted("the queue holds ", options_.max_queued_requests,
+                                            " requests (--max-queued-requests); try again later"));
+  }
+  auto& request = requests_[params.id];
+  request = std::make_unique<RequestState>();
+  request->request = event.request;
+  request->ordinal = next_ordinal_++;
+  request->tenant = &queues_.Enter(params.tenant);
+  request->chain_seed = ChainSeed(options_.model_digest, params.tenant, params.cache_salt);
+  request->open_choices = params.choices;
+  for (int i = 0; i < params.choices; ++i) {
+    request->choices.push_back(std::make_unique<Sequence>());
+    request->choices.back()->request = request.get();
+    request->choices.back()->choice = i;
+  }
+  // With one prompt token there is nothing to prefill together.
+  const bool together = params.prompt.size() > 1 || params.max_tokens == 0;
+  request->unforked = together ? params.choices - 1 : 0;
+  for (auto& sequence : request->choices) {
+    if (sequence->choice == 0 || !together) Wait(*sequence);
+  }
+}
+
+void SchedulerCore::Impl::Refuse(const GenerationRequest& request, const absl::Status& status) {
+  const int choices = std::clamp(request.choices, 1, kMaxChoices);
+  for (int i = 0; i < choices; ++i) {
+    Emit({.request = request.id,
+          .choice = i,
+          .choice_finished = true,
+          .reason = FinishReason::kError,
+          .error = std::string(status.message()),
+          .error_code = status.code(),
+          .request_finished = i + 1 == choices,
+          .prompt_tokens = static_cast<int>(request.prompt.size())});
+  }
+}
+
+void SchedulerCore::Impl::On(const RequestCancelled& event) {
+  RequestState* request = Find(event.request);
+  if (request == nullptr || request->open_choices == 0) {
+    ++stats_.late_events;
+    return;
+  }
+  EndRequest(*request, FinishReason::kCancelled, absl::OkStatus());
+}
+
+void SchedulerCore::Impl::On(const ChoiceStopped& event) {
+  RequestState* request = Find(event.request);
+  const bool known = request != nullptr && event.choice >= 0 && event.choice < request->request->choices;
+  if (!known || request->choices[event.choice]->phase == Phase::kEnded) {
+    ++stats_.late_events;
+    return;
+  }
+  EndChoice(*request->choices[event.choice], FinishReason::kStop);
+}
+
+void SchedulerCore::Impl::On(const RequestPaused& event) {
+  RequestState* request = Find(event.request);
+  if (request == nullptr || request->open_choices == 0 || request->paused) {
+    ++stats_.late_events;
+    return;
+  }
+  request->paused = true;
+  ++paused_;
+  for (auto& sequence : request->choices) {
+    if (sequence->phase == Phase::kWaiting) queues_.Remove(*sequence);
+  }
+}
+
+void SchedulerCore::Impl::On(const RequestResumed& event) {
+  RequestState* request = Find(event.request);
+  if (request == nullptr || !request->paused) {
+    ++stats_.late_events;
+    return;
+  }
+  request->paused = false;
+  --paused_;
+  for (auto& sequence : request->choices) {
+    if (sequence->phase == Phase::kWaiting) queues_.Push(*sequence);
+  }
+}
+
+RequestState* SchedulerCore::Impl::Find(RequestId id) {
+  const auto at = requests_.find(id);
+  return at == requests_.end() ? nullptr : at->second.get();
+}
+
+GenerationUpdate SchedulerCore::Impl::UpdateFor(const Sequence& sequence) const {
+  return {.request = sequence.params().id,
+          .choice = sequence.choice,
+          .first_index = static_cast<int>(sequence.output.size()),
+          .prompt_tokens = static_cast<int>(sequence.prompt_size()),
+          .cached_tokens = sequence.request->cached_tokens};
+}
+
+void SchedulerCore::Impl::EndChoice(Sequence& sequence, FinishReason reason, const absl::Status& status) {
+  GenerationUpdate update = UpdateFor(sequence);
+  update.reason = reason;
+  update.error = std::string(status.message());
+  update.error_code = status.code();
+  EndChoice(sequence, std::move(update));
+}
+
+void SchedulerCore::Impl::EndChoice(Sequence& sequence, GenerationUpdate update) {
+  DT_CHECK(sequence.phase != Phase::kEnded, "a choice ended twice");
+  RequestState& request = *sequence.request;
+  switch (sequence.phase) {
+    case Phase::kUnforked:
+      --request.unforked;
+      if (request.reserved_slots > request.unforked) {
+        --request.reserved_slots;
+        --reserved_slots_;
+        --request.tenant->slots;
+      }
+      break;
+    case Phase::kWaiting:
+      --waiting_;
+      queues_.Remove(sequence);
+      break;
+    case Phase::kProbing:
+      EndProbe(sequence);
+      GiveBackSlot(sequence);
+      break;
+    default:
+      if (!sequence.in_flight) Release(sequence);
+  }
+  sequence.phase = Phase::kEnded;
+  FinishForks(request);
+
+  update.choice_finished = true;
+  update.request_finished = --request.open_choices == 0;
+  Emit(std::move(update));
+  if (request.open_choices == 0) {
+    if (request.paused) --paused_;
+    request.paused = false;
+    finished_.push_back(request.request->id);
+  } else if (request.unforked > 0) {
+    LetNextChoiceLead(request);
+  }
+}
+
+void SchedulerCore::Impl::LetNextChoiceLead(RequestState& request) {
+  Sequence* next = nullptr;
+  for (auto& sequence : request.choices) {
+    if (sequence->phase != Phase::kUnforked && sequence->phase != Phase::kEnded) return;  // somebody leads
+    if (sequence->phase == Phase::kUnforked && next == nullptr) next = sequence.get();
+  }
+  if (next == nullptr) return;
+  --request.unforked;
+  Wait(*next);
+}
+
+void SchedulerCore::Impl::EndRequest(RequestState& request, FinishReason reason, const absl::Status& status) {
+  // The unforked first, so that none of them takes the lead for an instant.
+  for (const bool unforked : {true, false}) {
+    for (auto& sequence : request.choices) {
+      if (sequence->phase == Phase::kEnded || (sequence->phase == Phase::kUnforked) != unforked) continue;
+      EndChoice(*sequence, reason, status);
+    }
+  }
+}
+
+void SchedulerCore::Impl::ForgetFinished() {
+  std::erase_if(finished_, [this](RequestId id) {
+    const auto at = requests_.find(id);
+    DT_CHECK(at != requests_.end(), "a request was forgotten twice");
+    RequestState& request = *at->second;
+    for (const auto& sequence : request.choices) {
+      if (sequence->in_flight) return false;
+    }
+    queues_.Leave(*request.tenant);
+    requests_.erase(at);
+    return true;
+  });
+}
+
+}  // namespace dovetail::scheduler

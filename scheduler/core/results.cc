@@ -1,0 +1,161 @@
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "scheduler/core/limits.h"
+#include "scheduler/core/scheduler_impl.h"
+
+// What came of a step: tokens enter the log, then may be shown.
+
+namespace dovetail::scheduler {
+
+void SchedulerCore::Impl::On(const StepFinished& event) {
+  const proto::StepResult& result = event.result;
+  const size_t index = result.micro_batch.value();
+  if (index >= micro_batches_.size() || !micro_batches_[index].in_flight || micro_batches_[index].step != result.step ||
+      micro_batches_[index].compute_worker != event.compute_worker) {
+    ++stats_.late_events;
+    return;
+  }
+  MicroBatch& batch = micro_batches_[index];
+  batch.in_flight = false;
+  for (MicroBatch& other : micro_batches_) other.held = false;
+  if (result.status == proto::StepStatus::kOutOfMemory) return OutOfMemory(batch, result);
+  if (result.status == proto::StepStatus::kWorkerFailed) {
+    return Fail(batch, absl::StrCat("worker ", result.failed_worker.value(), " failed: ", result.error));
+  }
+  const bool complete = std::equal(result.entries.begin(), result.entries.end(), batch.entries.begin(), batch.entries.end(),
+                                   [](const proto::EntryResult& got, const PlannedEntry& asked) { return got.sequence == asked.id; });
+  if (!complete) return Fail(batch, "the step's result does not list the step's sequences");
+  ++stats_.steps;
+  admission_held_ = false;
+  batch.out_of_memory_in_a_row = 0;
+  for (size_t i = 0; i < batch.entries.size(); ++i) {
+    batch.entries[i].sequence->in_flight = false;
+    Commit(batch.entries[i], result.entries[i]);
+    Settle(*batch.entries[i].sequence);
+  }
+  batch.entries.clear();
+}
+
+void SchedulerCore::Impl::Commit(const PlannedEntry& entry, const proto::EntryResult& result) {
+  Sequence& sequence = *entry.sequence;
+  sequence.stepped = true;
+  sequence.told_ctx_len = entry.ctx_len;
+  sequence.ctx_len = entry.ctx_len + entry.q_len;
+  sequence.named_blocks = entry.ctx_len / kSegmentTokens;
+  if (sequence.phase == Phase::kEnded) return;
+  if (result.status != proto::StepStatus::kOk) {
+    const char* what = result.status == proto::StepStatus::kBadLogits ? "the model gave no usable logits (NaN, or no token is allowed)"
+                                                                      : "the step failed for this sequence";
+    return EndChoice(sequence, FinishReason::kError, Internal(what, " at position ", sequence.ctx_len));
+  }
+  GenerationUpdate update = UpdateFor(sequence);
+  TakePromptOutputs(entry, result, update);
+  if (entry.sample) return TakeToken(entry, result, std::move(update));
+  if (sequence.ctx_len == sequence.size()) {  // max_tokens is 0: the prompt was all
+    update.reason = FinishReason::kLength;
+    RequestState& request = *sequence.request;
+    for (auto& other : request.choices) {  // nothing is forked from a prompt that nobody continues
+      if (other->phase == Phase::kUnforked) EndChoice(*other, FinishReason::kLength);
+    }
+    return EndChoice(sequence, std::move(update));
+  }
+  if (!update.prompt_logprobs.empty() || !update.prompt_logits.empty()) Emit(std::move(update));
+  if (sequence.leads() && sequence.ctx_len == sequence.prefill_end()) Fork(sequence);
+}
+
+void SchedulerCore::Impl::TakePromptOutputs(const PlannedEntry& entry, const proto::EntryResult& result,
+                                            GenerationUpdate& update) {
+  Sequence& sequence = *entry.sequence;
+  RequestState& request = *sequence.request;
+  if (sequence.choice != 0) return;
+  Position position = entry.ctx_len + 1;
+  for (const proto::PositionLogprobs& logprobs : result.prompt_logprobs) {
+    if (position == request.prompt_logprobs_next && position < sequence.prompt_size()) {
+      update.prompt_logprobs.push_back(logprobs);
+      ++request.prompt_logprobs_next;
+    }
+    ++position;
+  }
+  const int wanted = sequence.params().logits_last;
+  if (wanted == 0 || request.prompt_logits_done || entry.logits_rows == 0 || entry.ctx_len >= sequence.prompt_size()) return;
+  request.prompt_logits.insert(request.prompt_logits.end(), result.logits.begin(), result.logits.end());
+  request.prompt_logits_rows += entry.logits_rows;
+  if (request.prompt_logits_rows < wanted) return;
+  update.prompt_logits = std::move(request.prompt_logits);
+  request.prompt_logits.clear();
+  request.prompt_logits_done = true;
+}
+
+void SchedulerCore::Impl::TakeToken(const PlannedEntry& entry, const proto::EntryResult& result, GenerationUpdate update) {
+  Sequence& sequence = *entry.sequence;
+  const GenerationRequest& params = sequence.params();
+  const Position index = result.position - sequence.prompt_size();
+  if (result.token < 0 || sequence.output.Record(index, result.token) != TokenLog::Outcome::kLogged) {
+    return EndChoice(sequence, FinishReason::kError,
+                     Internal("the step's token ", result.token, " for position ", result.position,
+                              " does not continue this sequence of ", sequence.size(), " tokens"));
+  }
+  ++stats_.generation_tokens;
+  update.tokens.push_back(result.token);
+  if (result.has_logprobs) update.logprobs.push_back(result.logprobs);
+  if (params.logits_of_output && entry.logits_rows > 0) {
+    const size_t vocab = result.logits.size() / static_cast<size_t>(entry.logits_rows);
+    update.logits.emplace_back(result.logits.end() - static_cast<std::ptrdiff_t>(vocab), result.logits.end());
+  }
+  const auto& stops = params.stop_token_ids;
+  const bool stopped = index >= params.min_tokens && std::find(stops.begin(), stops.end(), result.token) != stops.end();
+  const bool full = sequence.output.size() >= params.max_tokens || sequence.size() >= options_.max_model_len;
+  if (!stopped && !full) return Emit(std::move(update));
+  update.reason = stopped ? FinishReason::kStop : FinishReason::kLength;
+  if (stopped) update.stop_token = result.token;
+  EndChoice(sequence, std::move(update));
+}
+
+void SchedulerCore::Impl::Settle(Sequence& sequence) {
+  if (sequence.placement.empty()) return;
+  if (sequence.phase == Phase::kEnded) {
+    Release(sequence);
+  } else if (sequence.lost) {
+    Preempt(sequence);
+  }
+}
+
+// Nothing was committed: the entries are as before, and the step is planned again once somebody made room.
+void SchedulerCore::Impl::OutOfMemory(MicroBatch& batch, const proto::StepResult& result) {
+  for (const PlannedEntry& entry : batch.entries) {
+    Sequence& sequence = *entry.sequence;
+    sequence.in_flight = false;
+    sequence.history_seen = false;
+    sequence.request->tenant->served -= static_cast<uint64_t>(entry.q_len);
+    Settle(sequence);
+  }
+  batch.entries.clear();
+  admission_held_ = true;
+  const auto anyone = [](const Tenant&) { return true; };
+  Sequence* victim = PickVictim(budget_.IndexOf(result.failed_worker), anyone);
+  if (victim == nullptr) victim = PickVictim(std::nullopt, anyone);
+  if (victim != nullptr) return Preempt(*victim);
+  batch.held = std::any_of(micro_batches_.begin(), micro_batches_.end(), [](const MicroBatch& b) { return b.in_flight; });
+  if (batch.held || active_.empty()) return;
+  if (++batch.out_of_memory_in_a_row < kOutOfMemoryRetries) return;
+  batch.out_of_memory_in_a_row = 0;
+  const Sequence* oldest = Oldest();
+  if (oldest == nullptr) return;
+  EndChoice(*oldest->request->choices[oldest->choice], FinishReason::kError,
+            ResourceExhausted("kv cache: an attention worker has no room for this request alone (", result.error,
+                              "); shorten it or give the worker more memory"));
+}
+
+void SchedulerCore::Impl::Fail(MicroBatch& batch, const std::string& error) {
+  for (const PlannedEntry& entry : batch.entries) entry.sequence->in_flight = false;
+  for (const PlannedEntry& entry : batch.entries) {
+    Sequence& sequence = *entry.sequence;
+    if (sequence.phase != Phase::kEnded) EndRequest(*sequence.request, FinishReason::kError, absl::UnavailableError(error));
+    Settle(sequence);
+  }
+  batch.entries.clear();
+}
+
+}  // namespace dovetail::scheduler

@@ -1,0 +1,58 @@
+#include "scheduler/core/scheduler.h"
+
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "scheduler/core/scheduler_impl.h"
+
+namespace dovetail::scheduler {
+
+SchedulerCore::SchedulerCore(const SchedulerOptions& options, uint64_t seed)
+    : impl_(std::make_unique<Impl>(options, seed)) {}
+SchedulerCore::~SchedulerCore() = default;
+
+void SchedulerCore::Handle(const Event& event, absl::Time now, std::vector<Action>& actions) {
+  impl_->Handle(event, now, actions);
+}
+absl::Time SchedulerCore::NextDeadline() const { return impl_->NextDeadline(); }
+SchedulerStats SchedulerCore::stats() const { return impl_->stats(); }
+
+SchedulerCore::Impl::Impl(const SchedulerOptions& options, uint64_t seed)
+    : options_(options),
+      budget_(options_.attention, options_.max_num_batched_tokens),
+      micro_batches_(options.micro_batches),
+      placement_turn_(seed) {
+  const absl::Status status = options_.Validate();
+  DT_CHECK(status.ok(), std::string(status.message()));
+}
+
+void SchedulerCore::Impl::Handle(const Event& event, absl::Time now, std::vector<Action>& actions) {
+  now_ = now;
+  actions_ = &actions;
+  std::visit([this](const auto& e) { On(e); }, event);
+  ExpireProbes();
+  Pump();
+  ForgetFinished();
+  actions_ = nullptr;
+}
+
+void SchedulerCore::Impl::Pump() {
+  Admit();
+  Plan();
+}
+
+absl::Time SchedulerCore::Impl::NextDeadline() const {
+  return probing_.empty() ? absl::InfiniteFuture() : probing_.front()->probe_deadline;
+}
+
+SchedulerStats SchedulerCore::Impl::stats() const {
+  SchedulerStats stats = stats_;
+  stats.running_sequences = static_cast<int>(active_.size());
+  stats.waiting_requests = waiting_;
+  stats.paused_requests = paused_;
+  stats.kv_usage = budget_.fullest_usage();
+  return stats;
+}
+
+}  // namespace dovetail::scheduler

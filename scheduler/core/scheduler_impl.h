@@ -1,0 +1,176 @@
+#pragma once
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
+#include "scheduler/core/kv_budget.h"
+#include "scheduler/core/scheduler.h"
+#include "scheduler/core/sequence.h"
+#include "scheduler/core/tenant_queues.h"
+
+// The parts of SchedulerCore. Each event changes the records, then Pump() admits who may start and plans a step for every idle
+// micro-batch. Files: requests.cc (arrival, ends), incarnation.cc (open, fork, release, preempt), admission.cc (who may start, where),
+// planning.cc (what is in a step), results.cc (what came of it).
+
+namespace dovetail::scheduler {
+
+// One entry of a step in flight.
+struct PlannedEntry {
+  Sequence* sequence = nullptr;
+  SequenceId id;
+  Position ctx_len = 0;
+  int q_len = 0;
+  int logits_rows = 0;
+  bool sample = false;
+};
+
+// A set of ready sequences that step together; at most one step of it is in flight.
+struct MicroBatch {
+  std::vector<Sequence*> members;  // by age
+  std::vector<PlannedEntry> entries;
+  bool in_flight = false;
+  bool held = false;               // out of memory with nobody to preempt: not planned until another step finished
+  int out_of_memory_in_a_row = 0;  // with nobody left to preempt
+  bool prefill_only_last = false;  // without chunking: the last step left decodes out
+  StepId step;
+  WorkerId compute_worker;
+};
+
+class SchedulerCore::Impl {
+ public:
+  Impl(const SchedulerOptions& options, uint64_t seed);
+
+  void Handle(const Event& event, absl::Time now, std::vector<Action>& actions);
+  absl::Time NextDeadline() const;
+  SchedulerStats stats() const;
+
+ private:
+  // requests.cc
+  void On(const RequestArrived& event);
+  void On(const RequestCancelled& event);
+  void On(const ChoiceStopped& event);
+  void On(const RequestPaused& event);
+  void On(const RequestResumed& event);
+  absl::Status CheckRequest(const GenerationRequest& request) const;
+  void Refuse(const GenerationRequest& request, const absl::Status& status);
+  RequestState* Find(RequestId id);
+  GenerationUpdate UpdateFor(const Sequence& sequence) const;
+  void EndChoice(Sequence& sequence, FinishReason reason, const absl::Status& status = absl::OkStatus());
+  void EndChoice(Sequence& sequence, GenerationUpdate update);  // `update` says reason and error
+  void EndRequest(RequestState& request, FinishReason reason, const absl::Status& status);
+  void LetNextChoiceLead(RequestState& request);
+  void ForgetFinished();
+
+  // incarnation.cc
+  void On(const AttentionWorkerJoined& event);
+  void On(const SequenceOpened& event);
+  void TakeSlot(Sequence& sequence);
+  void GiveBackSlot(Sequence& sequence);
+  void Charge(Sequence& sequence, const Charges& cost);
+  void ChargeShared(RequestState& request, const Charges& cost);
+  void Open(Sequence& sequence, proto::Placement placement);
+  void StartOpened(Sequence& sequence);
+  void MakeReady(Sequence& sequence);
+  void Enlist(Sequence& sequence, int micro_batch);
+  void Fork(Sequence& parent);
+  bool ForkOne(Sequence& parent, Sequence& child);
+  void FinishForks(RequestState& request);
+  void Release(Sequence& sequence);   // ends the incarnation; no step in flight contains it
+  void Preempt(Sequence& sequence);
+  void Wait(Sequence& sequence);      // to its tenant's queue
+  bool MayLookUp(const Sequence& sequence) const;
+  uint32_t UsableHashes(const Sequence& sequence) const;
+  const proto::BlockHash& HashOf(Sequence& sequence, int64_t block);
+  void AppendHashes(Sequence& sequence, int64_t first, int64_t end, std::vector<proto::BlockHash>& out);
+
+  // admission.cc
+  void On(const PrefixProbed& event);
+  void Admit();
+  bool AdmitOne(Sequence& sequence);
+  bool FreeSlots(const Tenant& tenant, int needed);
+  bool FreeBlocksFor(const Sequence& sequence, PlacementPolicy policy);
+  bool PreemptPaused(std::optional<int> worker);
+  absl::Status TooLarge(const Sequence& sequence) const;
+  std::vector<proto::Placement> Candidates(const Sequence& sequence, PlacementPolicy policy,
+                                           const std::vector<KvBudget::Worker>& workers) const;
+  std::optional<proto::Placement> Place(const Sequence& sequence, PlacementPolicy policy) const;
+  bool WantsProbe(const Sequence& sequence, PlacementPolicy policy) const;
+  void Probe(Sequence& sequence);
+  void PlaceProbed(Sequence& sequence);
+  void EndProbe(Sequence& sequence);
+  void ExpireProbes();
+  std::optional<PlacementPolicy> NextPolicy(const Sequence& sequence) const;  // nothing: it cannot fit, ever
+  Position MostTokens(const Sequence& sequence) const;
+
+  // planning.cc
+  void On(const ComputeWorkerJoined& event);
+  void Plan();
+  void PlanStep(int index);
+  void Balance(int index);
+  void ChooseDecodes(MicroBatch& batch, int& budget);
+  void ChoosePrefills(MicroBatch& batch, int& budget);
+  void GivePrefill(Sequence& sequence, int most, int& budget);
+  bool LongestWaitsForRoom(const MicroBatch& batch) const;
+  bool IsRunnable(const Sequence& sequence) const;
+  bool Grow(Sequence& sequence, Position end);  // false: not now; the sequence may have been preempted or ended
+  Sequence* PickVictim(std::optional<int> worker, absl::FunctionRef<bool(const Tenant&)> allowed) const;
+  bool HoldsOn(const Sequence& sequence, int worker) const;
+  const Sequence* Oldest() const;
+  bool IsEvictable(const Sequence& sequence) const;
+  absl::Status OutgrewWorker(const Sequence& sequence, int worker) const;
+  void FillEntry(Sequence& sequence, WorkerId compute_worker, proto::StepEntry& entry, PlannedEntry& planned);
+  void FillSampling(Sequence& sequence, WorkerId compute_worker, proto::StepEntry& entry);
+
+  // results.cc
+  void On(const StepFinished& event);
+  void On(const Tick&) {}
+  void Commit(const PlannedEntry& entry, const proto::EntryResult& result);
+  void TakePromptOutputs(const PlannedEntry& entry, const proto::EntryResult& result, GenerationUpdate& update);
+  void TakeToken(const PlannedEntry& entry, const proto::EntryResult& result, GenerationUpdate update);
+  void OutOfMemory(MicroBatch& batch, const proto::StepResult& result);
+  void Fail(MicroBatch& batch, const std::string& error);
+  void Settle(Sequence& sequence);  // after its step returned: carries out what had to wait
+
+  template <typename A>
+  void Act(A action) {
+    actions_->emplace_back(std::in_place_type<A>, std::move(action));
+  }
+  void Emit(GenerationUpdate update) { Act(EmitUpdate{std::move(update)}); }
+  void Pump();
+  int slots_used() const { return static_cast<int>(active_.size()) + reserved_slots_; }
+
+  const SchedulerOptions options_;
+  KvBudget budget_;
+  TenantQueues queues_;
+  absl::flat_hash_map<RequestId, std::unique_ptr<RequestState>> requests_;   // looked up, never iterated
+  absl::flat_hash_map<SequenceId, Sequence*> incarnations_;                  // looked up, never iterated
+  absl::flat_hash_map<uint64_t, Sequence*> probes_;                          // by pin id; looked up, never iterated
+  std::vector<Sequence*> active_;      // all that hold a slot, in the order of admission
+  std::deque<Sequence*> probing_;      // by deadline
+  std::vector<MicroBatch> micro_batches_;
+  std::vector<WorkerId> compute_workers_;
+  std::vector<RequestId> finished_;    // to be forgotten when this event is done
+  std::vector<Sequence*> scratch_, chosen_;
+  std::vector<int> idle_scratch_;
+  int reserved_slots_ = 0;
+  int waiting_ = 0;                    // sequences in Phase::kWaiting
+  int paused_ = 0;
+  bool admission_held_ = false;        // a worker ran out of memory: no newcomers until a step went well
+  uint64_t next_ordinal_ = 0;
+  uint64_t next_sequence_ = 1;
+  uint64_t next_pin_ = 1;
+  uint64_t next_step_ = 1;
+  uint64_t placement_turn_;
+  SchedulerStats stats_;
+
+  absl::Time now_;
+  std::vector<Action>* actions_ = nullptr;
+};
+
+}  // namespace dovetail::scheduler

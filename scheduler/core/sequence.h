@@ -1,0 +1,116 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <tuple>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/time/time.h"
+#include "base/ids.h"
+#include "proto/block_hash.h"
+#include "proto/placement.h"
+#include "scheduler/core/kv_budget.h"
+#include "scheduler/core/request.h"
+#include "scheduler/core/token_log.h"
+
+// What the scheduler knows of a request and of each of its choices. Plain records; scheduler_impl.h has the rules.
+
+namespace dovetail::scheduler {
+
+struct Tenant;
+struct RequestState;
+
+enum class Phase : uint8_t {
+  kUnforked,  // waits for a sibling to prefill the prompt
+  kWaiting,   // in its tenant's queue, or kept out of it while paused; holds nothing
+  kProbing,   // attention workers were asked what they hold of its prompt; holds a slot
+  kOpening,   // OpenSequence is out; holds a slot and KV, as all below
+  kForking,   // ForkSequence is out
+  kReady,     // may be in steps
+  kEnded,     // the choice is over; a step in flight may still contain it
+};
+
+// One choice of a request: its tokens, and the incarnation that holds KV for them now. Preemption ends an incarnation, not a choice.
+struct Sequence {
+  RequestState* request = nullptr;
+  int choice = 0;
+  Phase phase = Phase::kUnforked;
+  TokenLog output;
+  bool restarted = false;   // had been admitted before: goes to the front of its tenant's queue
+
+  // The incarnation. Each has an id of its own, so that answers to a former one are recognised.
+  SequenceId id;
+  proto::Placement placement;
+  absl::InlinedVector<WorkerId, 4> awaited;  // workers that have not answered OpenSequence or ForkSequence
+  std::vector<uint32_t> resumable;           // starts, in blocks and falling, that all answers so far offer
+  uint32_t hashes_sent = 0;
+  Charges charges;
+  Position ctx_len = 0;       // committed tokens
+  Position told_ctx_len = 0;  // what attention workers heard in the last step that finished
+  Position reserved = 0;      // tokens that `charges` cover
+  int64_t shared_blocks = 0;  // leading blocks that the request's `shared` covers
+  int64_t named_blocks = 0;   // blocks whose hashes went out in steps that finished
+  bool stepped = false;       // a step of this incarnation finished
+  bool shares_prefix = false; // is one of the users of the request's `shared`
+  bool awaits_forks = false;  // siblings are being forked from it
+  int micro_batch = -1;
+  bool in_flight = false;
+  bool lost = false;          // an attention worker under it restarted
+  int planned = 0;            // new tokens in the step being built
+  bool history_seen = false;  // by `history_worker`
+  WorkerId history_worker;
+
+  // Before placement.
+  bool probed = false;
+  uint64_t pin_id = 0;
+  absl::Time probe_deadline;
+  absl::InlinedVector<int, 4> probes_awaited;  // worker indices
+  std::vector<std::pair<WorkerId, Epoch>> pinned_on;
+  std::vector<uint32_t> hits;  // blocks, by worker index
+
+  std::vector<proto::BlockHash> output_hashes;  // of blocks after the prompt's full ones
+
+  const GenerationRequest& params() const;
+  Position prompt_size() const { return static_cast<Position>(params().prompt.size()); }
+  Position size() const { return prompt_size() + output.size(); }
+  TokenId token(Position at) const { return at < prompt_size() ? params().prompt[at] : output[at - prompt_size()]; }
+  bool leads() const;           // prefills the prompt on behalf of unforked siblings
+  Position prefill_end() const { return leads() ? prompt_size() - 1 : size(); }
+  std::tuple<uint64_t, int> age() const;  // smaller is older
+};
+
+// Prompt blocks that several choices use: charged once, until the last of them lets go.
+struct SharedPrefix {
+  int users = 0;
+  Charges charges;
+};
+
+struct RequestState {
+  std::shared_ptr<const GenerationRequest> request;
+  Tenant* tenant = nullptr;
+  uint64_t ordinal = 0;  // of arrival
+  bool paused = false;
+  bool started = false;  // an update with cached_tokens may have gone out
+  int cached_tokens = 0;
+  int open_choices = 0;
+  int unforked = 0;
+  int reserved_slots = 0;  // for unforked choices
+  std::vector<std::unique_ptr<Sequence>> choices;
+  SharedPrefix shared;
+  proto::BlockHash chain_seed{};
+  std::vector<proto::BlockHash> prompt_hashes;
+
+  // What the prompt itself yields, of choice 0.
+  Position prompt_logprobs_next = 1;  // the first position not yet delivered
+  bool prompt_logits_done = false;
+  std::vector<float> prompt_logits;
+  int prompt_logits_rows = 0;
+};
+
+inline const GenerationRequest& Sequence::params() const { return *request->request; }
+inline bool Sequence::leads() const {
+  return request->unforked > 0 && params().max_tokens > 0 && phase != Phase::kUnforked;
+}
+inline std::tuple<uint64_t, int> Sequence::age() const { return {request->ordinal, choice}; }
+
+}  // namespace dovetail::scheduler

@@ -1,0 +1,58 @@
+#include "scheduler/core/tenant_queues.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace dovetail::scheduler {
+namespace {
+
+QueueKey KeyOf(const Sequence& sequence) {
+  return {!sequence.restarted, sequence.restarted ? 0 : sequence.params().priority, sequence.request->ordinal,
+          sequence.choice};
+}
+
+}  // namespace
+
+Tenant& TenantQueues::Enter(const std::string& name) {
+  const auto [at, is_new] = tenants_.try_emplace(name);
+  Tenant& tenant = at->second;
+  if (is_new) {
+    tenant.name = name;
+    uint64_t least = UINT64_MAX;
+    for (const auto& [other_name, other] : tenants_) {
+      if (&other != &tenant) least = std::min(least, other.served);
+    }
+    tenant.served = least == UINT64_MAX ? 0 : least;
+  }
+  ++tenant.requests;
+  return tenant;
+}
+
+void TenantQueues::Leave(Tenant& tenant) {
+  if (--tenant.requests > 0) return;
+  DT_CHECK(tenant.waiting.empty() && tenant.slots == 0 && tenant.kv_blocks == 0, "a tenant left something behind");
+  tenants_.erase(std::string(tenant.name));
+}
+
+void TenantQueues::Push(Sequence& sequence) {
+  const bool is_new = sequence.request->tenant->waiting.emplace(KeyOf(sequence), &sequence).second;
+  DT_CHECK(is_new, "a sequence was queued twice");
+  ++waiting_;
+}
+
+void TenantQueues::Remove(Sequence& sequence) {
+  waiting_ -= static_cast<int>(sequence.request->tenant->waiting.erase(KeyOf(sequence)));
+}
+
+Tenant* TenantQueues::LeastServed() {
+  if (waiting_ == 0) return nullptr;
+  Tenant* least = nullptr;
+  for (auto& [name, tenant] : tenants_) {
+    if (tenant.waiting.empty()) continue;
+    if (least == nullptr || tenant.served < least->served) least = &tenant;
+  }
+  return least;
+}
+
+}  // namespace dovetail::scheduler

@@ -1,0 +1,347 @@
+#include "tests/scheduler/fake_cluster.h"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+
+namespace dovetail::scheduler {
+namespace {
+
+uint64_t Mix(uint64_t hash, uint64_t value) {
+  hash ^= value + 0x9e3779b97f4a7c15ull + (hash << 6) + (hash >> 2);
+  hash *= 0xff51afd7ed558ccdull;
+  return hash ^ (hash >> 32);
+}
+
+// The model: the next token is a hash of all tokens so far and of the seed.
+TokenId NextToken(uint64_t tokens_hash, int32_t rope_length, uint64_t seed, Position position, int vocabulary,
+                  const std::vector<TokenId>& banned) {
+  uint64_t hash = Mix(Mix(Mix(tokens_hash, static_cast<uint64_t>(rope_length)), seed), static_cast<uint64_t>(position));
+  for (;; hash = Mix(hash, 1)) {
+    const TokenId token = static_cast<TokenId>(hash % static_cast<uint64_t>(vocabulary));
+    if (std::find(banned.begin(), banned.end(), token) == banned.end()) return token;
+  }
+}
+
+}  // namespace
+
+proto::AttentionTable SmallTable(int ops, int kv_heads, int windowed) {
+  std::vector<proto::AttentionSpec> specs;
+  for (int i = 0; i < ops + windowed; ++i) {
+    proto::SoftmaxSpec spec{.query_heads = 2 * kv_heads, .kv_heads = kv_heads, .key_dim = 16, .value_dim = 16, .scale = 0.25f};
+    if (i >= ops) spec.window = 96;
+    specs.push_back(spec);
+  }
+  auto table = proto::AttentionTable::Build(specs);
+  DT_CHECK(table.ok(), std::string(table.status().message()));
+  return *std::move(table);
+}
+
+std::vector<TokenId> SomePrompt(int size, uint64_t seed, int vocabulary) {
+  std::mt19937_64 random(seed);
+  std::vector<TokenId> prompt;
+  for (int i = 0; i < size; ++i) prompt.push_back(static_cast<TokenId>(random() % static_cast<uint64_t>(vocabulary)));
+  return prompt;
+}
+
+FakeCluster::FakeCluster(ClusterOptions options)
+    : options_(std::move(options)), core_(options_.scheduler, options_.seed), random_(options_.seed) {
+  for (size_t i = 0; i < options_.kv_blocks.size(); ++i) {
+    const WorkerId id(static_cast<uint32_t>(i));
+    workers_.emplace_back(id, Epoch(1), options_.kv_blocks[i], &options_.scheduler.attention);
+    Post(now_, AttentionWorkerJoined{.worker = id, .epoch = Epoch(1), .kv_blocks = options_.kv_blocks[i]});
+  }
+  for (int i = 0; i < options_.compute_workers; ++i) {
+    Post(now_, ComputeWorkerJoined{.worker = WorkerId(static_cast<uint32_t>(100 + i))});
+  }
+}
+
+RequestId FakeCluster::SubmitAt(absl::Time when, GenerationRequest request) {
+  if (request.id == RequestId(0)) request.id = RequestId(next_request_++);
+  const RequestId id = request.id;
+  Client& client = clients_[id];
+  client.request = std::make_shared<const GenerationRequest>(std::move(request));
+  client.streams.resize(std::clamp(client.request->choices, 1, kMaxChoices));
+  Post(when, RequestArrived{client.request});
+  return id;
+}
+
+void FakeCluster::Post(absl::Time when, Event event) {
+  events_.emplace(std::make_pair(std::max(when, now_), next_event_++), std::move(event));
+}
+
+bool FakeCluster::RunOne() {
+  const absl::Time deadline = core_.NextDeadline();
+  if (events_.empty() && deadline == absl::InfiniteFuture()) return false;
+  if (events_.empty() || deadline < events_.begin()->first.first) {
+    now_ = std::max(now_, deadline);
+    Deliver(Tick{});
+    if (core_.NextDeadline() <= now_) Violate("a deadline that passed is still the next");
+    return true;
+  }
+  const auto first = events_.begin();
+  now_ = first->first.first;
+  const Event event = std::move(first->second);
+  events_.erase(first);
+  Deliver(event);
+  return true;
+}
+
+void FakeCluster::RunUntilIdle(int most_events) {
+  while (RunOne()) {
+    if (--most_events == 0) return Violate("does not come to rest");
+    if (violations_.size() > 20) return;
+  }
+}
+
+void FakeCluster::RunUntil(absl::Time when) {
+  while (!events_.empty() && std::min(events_.begin()->first.first, core_.NextDeadline()) <= when) RunOne();
+  now_ = std::max(now_, when);
+}
+
+void FakeCluster::Deliver(const Event& event) {
+  if (const auto* joined = std::get_if<AttentionWorkerJoined>(&event)) {
+    if (joined->epoch != worker(joined->worker).epoch()) worker(joined->worker).Restart();
+  }
+  if (const auto* finished = std::get_if<StepFinished>(&event)) in_flight_.erase(finished->result.micro_batch.value());
+  std::vector<Action> actions;
+  core_.Handle(event, now_, actions);
+  for (const Action& action : actions) {
+    if (on_action) on_action(action);
+    trace = Mix(trace, action.index());
+    std::visit([this](const auto& a) { Do(a); }, action);
+  }
+  for (FakeAttentionWorker& each : workers_) {
+    for (const std::string& complaint : each.TakeComplaints()) Violate(complaint);
+  }
+  const SchedulerStats stats = core_.stats();
+  if (stats.running_sequences > options_.scheduler.max_num_seqs) Violate("more sequences than --max-num-seqs");
+  if (stats.kv_usage > 1) Violate("the budget is overdrawn");
+}
+
+void FakeCluster::Violate(const std::string& what) {
+  violations_.push_back(absl::StrCat("at ", absl::ToInt64Microseconds(now_ - absl::UnixEpoch()), " us: ", what));
+}
+
+absl::Duration FakeCluster::AnswerDelay() {
+  const int64_t most = absl::ToInt64Microseconds(options_.answer_delay_most);
+  return absl::Microseconds(most == 0 ? 0 : static_cast<int64_t>(random_() % static_cast<uint64_t>(most + 1)));
+}
+
+bool FakeCluster::Chance(double probability) {
+  return probability > 0 && static_cast<double>(random_() >> 11) * 0x1p-53 < probability;
+}
+
+void FakeCluster::Do(const OpenSequence& action) {
+  if (Chance(options_.evict)) worker(action.worker).EvictSome(random_());
+  Post(now_ + AnswerDelay(), SequenceOpened{action.worker, action.epoch, worker(action.worker).Open(action.message)});
+}
+
+void FakeCluster::Do(const ForkSequence& action) {
+  if (InFlight(action.message.parent)) Violate("a sequence was forked under a step");
+  Post(now_ + AnswerDelay(), SequenceOpened{action.worker, action.epoch, worker(action.worker).Fork(action.message)});
+}
+
+void FakeCluster::Do(const ReleaseSequence& action) {
+  if (action.epoch != worker(action.worker).epoch()) return Violate("a release for a former epoch");
+  if (InFlight(action.message.sequence)) Violate("a sequence was released under a step");
+  trace = Mix(trace, action.message.sequence.value());
+  worker(action.worker).Release(action.message);
+}
+
+void FakeCluster::Do(const ProbePrefix& action) {
+  if (Chance(options_.evict)) worker(action.worker).EvictSome(random_());
+  Post(now_ + AnswerDelay(),
+       PrefixProbed{action.worker,
+                    action.epoch,
+                    {.pin_id = action.message.pin_id,
+                     .resumable = worker(action.worker).Probe(action.message.shards, action.message.hashes)}});
+}
+
+void FakeCluster::Do(const Unpin&) {}
+
+bool FakeCluster::InFlight(SequenceId sequence) const {
+  for (const auto& [micro_batch, running] : in_flight_) {
+    for (const proto::StepEntry& entry : running.plan.entries) {
+      if (entry.sequence == sequence) return true;
+    }
+  }
+  return false;
+}
+
+void FakeCluster::CheckPlan(const RunStep& action) {
+  const proto::StepPlan& plan = action.plan;
+  const SchedulerOptions& limits = options_.scheduler;
+  if (!(last_step_ < plan.step)) Violate("step ids do not grow");
+  last_step_ = plan.step;
+  if (in_flight_.contains(plan.micro_batch.value())) Violate("two steps of a micro-batch in flight");
+  if (plan.micro_batch.value() >= limits.micro_batches) Violate("a micro-batch too many");
+  size_t tokens = 0;
+  std::set<SequenceId> seen;
+  for (const proto::StepEntry& entry : plan.entries) {
+    tokens += entry.tokens.size();
+    if (entry.tokens.empty()) Violate("an entry without tokens");
+    if (!seen.insert(entry.sequence).second || InFlight(entry.sequence)) Violate("a sequence in two steps at once");
+    if (const absl::Status valid = proto::Validate(entry.placement, limits.attention); !valid.ok()) {
+      Violate(std::string(valid.message()));
+    }
+    const auto [rope, is_new] = rope_lengths_.emplace(entry.sequence, entry.rope_length);
+    if (rope->second != entry.rope_length) Violate("the rope length changed");
+  }
+  if (plan.entries.empty()) Violate("an empty step");
+  if (tokens > static_cast<size_t>(limits.max_num_batched_tokens)) Violate(absl::StrCat(tokens, " tokens in a step"));
+  most_sequences_in_step = std::max(most_sequences_in_step, static_cast<int>(plan.entries.size()));
+}
+
+void FakeCluster::Do(const RunStep& action) {
+  CheckPlan(action);
+  ++steps;
+  const proto::StepPlan& plan = action.plan;
+  proto::StepResult result{.step = plan.step, .micro_batch = plan.micro_batch};
+  result.status = std::exchange(next_status_, std::nullopt).value_or(proto::StepStatus::kOk);
+  if (Chance(options_.out_of_memory)) result.status = proto::StepStatus::kOutOfMemory;
+  int64_t tokens = 0;
+  for (const proto::StepEntry& entry : plan.entries) {
+    tokens += static_cast<int64_t>(entry.tokens.size());
+    trace = Mix(Mix(trace, entry.sequence.value()), static_cast<uint64_t>(entry.ctx_len));
+    if (result.status != proto::StepStatus::kOk) continue;
+    std::set<WorkerId> involved;
+    for (const proto::Shard& shard : entry.placement) {
+      if (shard.epoch == worker(shard.worker).epoch() && involved.insert(shard.worker).second) worker(shard.worker).Step(entry);
+    }
+  }
+  if (result.status == proto::StepStatus::kOk) {
+    for (const proto::StepEntry& entry : plan.entries) result.entries.push_back(RunEntry(entry, action.compute_worker));
+  } else {
+    result.error = "as the test wanted";
+  }
+  if (std::exchange(spoil_next_entry_, false) && !result.entries.empty()) {
+    result.status = result.entries[0].status = proto::StepStatus::kBadLogits;
+  }
+  in_flight_[plan.micro_batch.value()] = {action.compute_worker, plan};
+  Post(now_ + options_.step_base + tokens * options_.step_per_token, StepFinished{action.compute_worker, std::move(result)});
+}
+
+proto::EntryResult FakeCluster::RunEntry(const proto::StepEntry& entry, WorkerId compute_worker) {
+  proto::EntryResult result{.sequence = entry.sequence};
+  const Position end = entry.ctx_len + static_cast<Position>(entry.tokens.size());
+  result.position = end;
+  uint64_t hash = 0;
+  for (Position position = 0; position < end; ++position) {
+    TokenId token = -1;
+    for (const proto::Shard& shard : entry.placement) {
+      if (position < shard.tokens.begin || position >= shard.tokens.end) continue;
+      const int window = options_.scheduler.attention.softmax(shard.group).window;
+      if (window > 0 && entry.ctx_len - position >= window) continue;  // no row of this step sees it
+      for (const int head : {shard.kv_heads.begin, shard.kv_heads.end - 1}) {
+        const TokenId held = worker(shard.worker).Read(entry.sequence, shard.group, head, position);
+        if (token != -1 && held != token) Violate(absl::StrCat("shards disagree about position ", position));
+        token = held;
+        if (held == -1) Violate(absl::StrCat("nobody holds position ", position, " of sequence ", entry.sequence.value()));
+      }
+    }
+    hash = Mix(hash, static_cast<uint64_t>(token));
+  }
+  auto& history = histories_[{compute_worker.value(), entry.sequence}];
+  if (entry.history_given) history = entry.history;
+  if (entry.history_given && static_cast<Position>(history.size()) != entry.ctx_len) Violate("a history of the wrong length");
+  if (entry.sample) {
+    if (entry.sampling.needs_history() && static_cast<Position>(history.size()) != entry.ctx_len) Violate("history is missing");
+    history.insert(history.end(), entry.tokens.begin(), entry.tokens.end());
+    uint64_t seen = hash;
+    if (entry.sampling.needs_history()) {
+      seen = 0;
+      for (TokenId token : history) seen = Mix(seen, static_cast<uint64_t>(token));
+    }
+    if (seen != hash) Violate("the history is not what the sequence says");
+    result.token = NextToken(hash, entry.rope_length, entry.sampling.seed, end, options_.vocabulary, entry.banned_now);
+    if (entry.sampling.logprobs >= 0) {
+      result.has_logprobs = true;
+      result.logprobs.chosen.token = result.token;
+    }
+  }
+  const Position whole_from = entry.history_given ? 0 : entry.ctx_len;
+  if (entry.prompt_tokens != std::max<Position>(0, std::min<Position>(entry.rope_length, end) - whole_from)) {
+    Violate("prompt_tokens is wrong");
+  }
+  if (entry.prompt_logprobs >= 0) {
+    std::vector<TokenId> successors(entry.tokens.begin() + 1, entry.tokens.end());
+    if (entry.next_prompt_token >= 0) successors.push_back(entry.next_prompt_token);
+    for (TokenId token : successors) result.prompt_logprobs.push_back({.chosen = {.token = token}});
+  }
+  if (entry.logits_rows > static_cast<int>(entry.tokens.size())) Violate("more rows of logits than tokens");
+  for (Position position = end - entry.logits_rows; position < end; ++position) {
+    result.logits.push_back(static_cast<float>(position));
+    result.logits.push_back(static_cast<float>(entry.tokens[position - entry.ctx_len]));
+  }
+  return result;
+}
+
+void FakeCluster::Do(const EmitUpdate& action) {
+  const auto at = clients_.find(action.update.request);
+  if (at == clients_.end()) return Violate("an update for an unknown request");
+  CheckUpdate(at->second, action.update);
+}
+
+void FakeCluster::CheckUpdate(Client& client, const GenerationUpdate& update) {
+  if (client.finished) return Violate("an update after the end of the request");
+  if (update.choice < 0 || update.choice >= static_cast<int>(client.streams.size())) return Violate("an update for no choice");
+  Stream& stream = client.streams[update.choice];
+  if (stream.finished) return Violate("an update after the end of the choice");
+  if (update.first_index != static_cast<int>(stream.tokens.size())) Violate("positions are not in order");
+  if (stream.tokens.empty() && !update.tokens.empty()) stream.first_token = now_;
+  stream.tokens.insert(stream.tokens.end(), update.tokens.begin(), update.tokens.end());
+  stream.logits.insert(stream.logits.end(), update.logits.begin(), update.logits.end());
+  stream.prompt_logprobs.insert(stream.prompt_logprobs.end(), update.prompt_logprobs.begin(), update.prompt_logprobs.end());
+  if (!update.prompt_logits.empty() && !stream.prompt_logits.empty()) Violate("prompt logits came twice");
+  stream.prompt_logits.insert(stream.prompt_logits.end(), update.prompt_logits.begin(), update.prompt_logits.end());
+  if (update.prompt_tokens != static_cast<int>(client.request->prompt.size())) Violate("prompt_tokens is missing");
+  stream.cached_tokens = update.cached_tokens;
+  if (update.choice_finished) {
+    stream.finished = true;
+    stream.reason = update.reason;
+    stream.stop_token = update.stop_token;
+    stream.error = update.error;
+    stream.error_code = update.error_code;
+    stream.end = now_;
+  }
+  const bool all = std::all_of(client.streams.begin(), client.streams.end(), [](const Stream& s) { return s.finished; });
+  if (update.request_finished != all) Violate("request_finished is wrong");
+  client.finished = update.request_finished;
+}
+
+std::vector<TokenId> FakeCluster::Undisturbed(const GenerationRequest& request, int choice) const {
+  std::vector<TokenId> output;
+  const int32_t prompt = static_cast<int32_t>(request.prompt.size());
+  uint64_t hash = 0;
+  for (TokenId token : request.prompt) hash = Mix(hash, static_cast<uint64_t>(token));
+  while (static_cast<int>(output.size()) < request.max_tokens &&
+         prompt + static_cast<int>(output.size()) < options_.scheduler.max_model_len) {
+    const bool may_stop = static_cast<int>(output.size()) >= request.min_tokens;
+    const TokenId token = NextToken(hash, prompt, request.sampling.seed + static_cast<uint64_t>(choice),
+                                    prompt + static_cast<Position>(output.size()), options_.vocabulary,
+                                    may_stop ? std::vector<TokenId>() : request.stop_token_ids);
+    output.push_back(token);
+    hash = Mix(hash, static_cast<uint64_t>(token));
+    const auto& stops = request.stop_token_ids;
+    if (may_stop && std::find(stops.begin(), stops.end(), token) != stops.end()) break;
+  }
+  return output;
+}
+
+std::vector<RequestId> FakeCluster::requests() const {
+  std::vector<RequestId> ids;
+  for (const auto& [id, client] : clients_) ids.push_back(id);
+  return ids;
+}
+
+int FakeCluster::sequences_held() const {
+  size_t held = 0;
+  for (const FakeAttentionWorker& each : workers_) held += each.sequences();
+  return static_cast<int>(held);
+}
+
+}  // namespace dovetail::scheduler

@@ -1,0 +1,137 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "scheduler/core/scheduler.h"
+#include "tests/scheduler/fake_workers.h"
+
+// A cluster in virtual time around one SchedulerCore. Attention workers remember which token lies at which position of which shard, the
+// compute worker's next token is a hash of what it reads from them, so whatever goes missing, stale or astray changes a stream. After
+// every event the rules of the step protocol are checked; `violations()` says which were broken.
+
+namespace dovetail::scheduler {
+
+struct ClusterOptions {
+  SchedulerOptions scheduler;
+  std::vector<uint64_t> kv_blocks = {100000};  // of each attention worker
+  int compute_workers = 1;
+  absl::Duration step_base = absl::Milliseconds(1);
+  absl::Duration step_per_token = absl::Microseconds(10);
+  absl::Duration answer_delay_most = absl::ZeroDuration();
+  double out_of_memory = 0;  // probability of a step
+  double evict = 0;          // probability at an open or probe that the cache lost something
+  uint64_t seed = 1;
+  int vocabulary = 50;
+};
+
+// What a client saw of one choice.
+struct Stream {
+  std::vector<TokenId> tokens;
+  std::vector<proto::PositionLogprobs> prompt_logprobs;
+  std::vector<float> prompt_logits;
+  std::vector<std::vector<float>> logits;
+  bool finished = false;
+  FinishReason reason = FinishReason::kStop;
+  TokenId stop_token = -1;
+  std::string error;
+  absl::StatusCode error_code = absl::StatusCode::kOk;
+  int cached_tokens = 0;
+  absl::Time first_token, end;
+};
+
+class FakeCluster {
+ public:
+  explicit FakeCluster(ClusterOptions options);
+
+  absl::Time now() const { return now_; }
+  absl::Time at(absl::Duration after_start) const { return absl::UnixEpoch() + after_start; }
+
+  // Takes an id if the request has none (0).
+  RequestId Submit(GenerationRequest request) { return SubmitAt(now_, std::move(request)); }
+  RequestId SubmitAt(absl::Time when, GenerationRequest request);
+  void Post(absl::Time when, Event event);
+
+  bool RunOne();                    // the next event; false: nothing left to happen
+  void RunUntilIdle(int most_events = 2'000'000);
+  void RunUntil(absl::Time when);   // all events up to then
+  void FailNextStep(proto::StepStatus status) { next_status_ = status; }
+  void SpoilNextEntry() { spoil_next_entry_ = true; }  // kBadLogits in the next step's first entry
+  std::function<void(const Action&)> on_action;        // sees every action before it is carried out
+
+  const Stream& stream(RequestId id, int choice = 0) { return clients_.at(id).streams[choice]; }
+  bool finished(RequestId id) const { return clients_.at(id).finished; }
+  const GenerationRequest& request(RequestId id) const { return *clients_.at(id).request; }
+  std::vector<RequestId> requests() const;
+  SchedulerCore& core() { return core_; }
+
+  // What choice `choice` must read if nothing ends it early.
+  std::vector<TokenId> Undisturbed(const GenerationRequest& request, int choice) const;
+
+  const std::vector<std::string>& violations() const { return violations_; }
+  int sequences_held() const;
+  int steps_in_flight() const { return static_cast<int>(in_flight_.size()); }
+  uint64_t steps = 0;
+  uint64_t trace = 0;  // hash of all actions
+  int most_sequences_in_step = 0;
+
+ private:
+  struct Client {
+    std::shared_ptr<const GenerationRequest> request;
+    std::vector<Stream> streams;
+    bool finished = false;
+  };
+  struct Running {
+    WorkerId compute_worker;
+    proto::StepPlan plan;
+  };
+
+  void Violate(const std::string& what);
+  void Deliver(const Event& event);
+  void Do(const OpenSequence& action);
+  void Do(const ForkSequence& action);
+  void Do(const ReleaseSequence& action);
+  void Do(const ProbePrefix& action);
+  void Do(const Unpin& action);
+  void Do(const RunStep& action);
+  void Do(const EmitUpdate& action);
+  void CheckUpdate(Client& client, const GenerationUpdate& update);
+  proto::EntryResult RunEntry(const proto::StepEntry& entry, WorkerId compute_worker);
+  void CheckPlan(const RunStep& action);
+  bool InFlight(SequenceId sequence) const;
+  FakeAttentionWorker& worker(WorkerId id) { return workers_.at(id.value()); }
+  absl::Duration AnswerDelay();
+  bool Chance(double probability);
+
+  ClusterOptions options_;
+  SchedulerCore core_;
+  std::mt19937_64 random_;
+  absl::Time now_ = absl::UnixEpoch();
+  uint64_t next_event_ = 0;
+  uint64_t next_request_ = 1;
+  std::map<std::pair<absl::Time, uint64_t>, Event> events_;
+  std::vector<FakeAttentionWorker> workers_;
+  std::map<std::pair<uint32_t, SequenceId>, std::vector<TokenId>> histories_;  // of compute workers
+  std::map<uint16_t, Running> in_flight_;
+  std::map<SequenceId, int32_t> rope_lengths_;
+  std::map<RequestId, Client> clients_;
+  std::optional<proto::StepStatus> next_status_;
+  bool spoil_next_entry_ = false;
+  StepId last_step_;
+  std::vector<std::string> violations_;
+};
+
+// The attention table of a model with `ops` equal full-attention ops, and then `windowed` ops that see 96 tokens.
+proto::AttentionTable SmallTable(int ops = 2, int kv_heads = 2, int windowed = 0);
+
+std::vector<TokenId> SomePrompt(int size, uint64_t seed, int vocabulary = 50);
+
+}  // namespace dovetail::scheduler

@@ -1,0 +1,190 @@
+#include "tests/scheduler/fake_workers.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace dovetail::scheduler {
+
+void FakeAttentionWorker::Complain(SequenceId sequence, const std::string& what) {
+  complaints_.push_back(absl::StrCat("attention worker ", id_.value(), ": sequence ", sequence.value(), ": ", what));
+}
+
+int64_t FakeAttentionWorker::FirstVisible(const proto::Shard& shard, Position ctx_len) const {
+  const int window = table_->softmax(shard.group).window;
+  const int64_t visible = window == 0 ? 0 : std::max<Position>(0, ctx_len + 1 - window) / kSegmentTokens;
+  return std::max(visible, shard.tokens.begin / kSegmentTokens);
+}
+
+std::vector<uint32_t> FakeAttentionWorker::Probe(const std::vector<proto::Shard>& shards,
+                                                 const std::vector<proto::BlockHash>& hashes) const {
+  std::vector<uint32_t> resumable;
+  for (uint32_t count = static_cast<uint32_t>(hashes.size()); count > 0; --count) {
+    bool all = true;
+    for (const proto::Shard& shard : shards) {
+      const int64_t end = std::min<Position>(shard.tokens.end, Position{count} * kSegmentTokens) / kSegmentTokens;
+      for (int64_t block = FirstVisible(shard, Position{count} * kSegmentTokens); block < end && all; ++block) {
+        all = cache_.contains(KeyOf(hashes[block], shard));
+      }
+    }
+    if (all) resumable.push_back(count);
+  }
+  resumable.push_back(0);
+  return resumable;
+}
+
+proto::SequenceOpened FakeAttentionWorker::Open(const proto::OpenSequence& message) {
+  if (sequences_.contains(message.sequence)) Complain(message.sequence, "opened twice");
+  Held held;
+  for (const proto::Shard& shard : message.shards) {
+    if (shard.worker != id_ || shard.epoch != epoch_) Complain(message.sequence, "was given another worker's shard");
+    HeldShard& added = held.shards.emplace_back();
+    added.shard = shard;
+    for (size_t block = 0; block < message.hashes.size(); ++block) {  // taken over at once
+      const auto cached = cache_.find(KeyOf(message.hashes[block], shard));
+      const Position begin = static_cast<Position>(block) * kSegmentTokens;
+      if (cached == cache_.end() || begin < shard.tokens.begin || begin >= shard.tokens.end) continue;
+      added.blocks[static_cast<int64_t>(block)] = std::make_shared<Block>(Block{cached->second});
+    }
+  }
+  held.resumable = Probe(message.shards, message.hashes);
+  held.offered = message.hashes;
+  const auto resumable = held.resumable;
+  sequences_[message.sequence] = std::move(held);
+  return {.sequence = message.sequence, .resumable = resumable};
+}
+
+proto::SequenceOpened FakeAttentionWorker::Fork(const proto::ForkSequence& message) {
+  const auto parent = sequences_.find(message.parent);
+  if (parent == sequences_.end()) {
+    Complain(message.parent, "forked, but unknown");
+    return {.sequence = message.child, .resumable = {0}};
+  }
+  if (sequences_.contains(message.child)) Complain(message.child, "forked twice");
+  if (!parent->second.stepped || message.ctx_len != parent->second.end) {
+    Complain(message.parent, absl::StrCat("forked at ", message.ctx_len, ", but its end is ", parent->second.end));
+  }
+  Held child = parent->second;
+  child.ctx_len = child.end = message.ctx_len;
+  for (HeldShard& held : child.shards) {
+    if (message.ctx_len % kSegmentTokens == 0) continue;
+    const auto open = held.blocks.find(message.ctx_len / kSegmentTokens);
+    if (open != held.blocks.end()) open->second = std::make_shared<Block>(*open->second);
+  }
+  sequences_[message.child] = std::move(child);
+  return {.sequence = message.child, .resumable = {static_cast<uint32_t>(message.ctx_len / kSegmentTokens), 0}};
+}
+
+void FakeAttentionWorker::Name(Held& held, Position ctx_len, const std::vector<proto::BlockHash>& hashes, bool exact) {
+  const int64_t complete = ctx_len / kSegmentTokens;
+  const int64_t first = complete - static_cast<int64_t>(hashes.size());
+  if (first < 0 || first > held.named || (exact && !hashes.empty() && complete < held.named)) {
+    complaints_.push_back(absl::StrCat("attention worker ", id_.value(), ": ", hashes.size(), " block hashes at ", ctx_len,
+                                       " do not follow ", held.named));
+    return;
+  }
+  held.named = std::max(held.named, complete);
+  for (size_t i = 0; i < hashes.size(); ++i) {
+    const int64_t block = first + static_cast<int64_t>(i);
+    for (HeldShard& shard : held.shards) {
+      const auto at = shard.blocks.find(block);
+      if (at == shard.blocks.end()) continue;  // not its tokens, or out of its window
+      const auto [cached, is_new] = cache_.emplace(KeyOf(hashes[i], shard.shard), at->second->tokens);
+      if (!is_new && cached->second != at->second->tokens) complaints_.push_back("one hash names two contents");
+      if (at->second->tokens.size() != kSegmentTokens) complaints_.push_back("an incomplete block was named");
+    }
+  }
+}
+
+void FakeAttentionWorker::Release(const proto::ReleaseSequence& message) {
+  const auto at = sequences_.find(message.sequence);
+  if (at == sequences_.end()) return Complain(message.sequence, "released, but unknown");
+  Held& held = at->second;
+  if (held.stepped) {
+    if (message.ctx_len != held.ctx_len && message.ctx_len != held.end) {
+      Complain(message.sequence, absl::StrCat("released at ", message.ctx_len, ", but it is at ", held.ctx_len, "..", held.end));
+    }
+    Name(held, message.ctx_len, message.hashes, false);
+  } else if (!message.hashes.empty()) {
+    Complain(message.sequence, "released with hashes of blocks that were never computed");
+  }
+  sequences_.erase(at);
+}
+
+void FakeAttentionWorker::Append(HeldShard& held, Position position, TokenId token) {
+  auto& block = held.blocks[position / kSegmentTokens];
+  if (block == nullptr) block = std::make_shared<Block>();
+  if (block.use_count() > 1) block = std::make_shared<Block>(*block);
+  const size_t offset = static_cast<size_t>(position % kSegmentTokens);
+  if (block->tokens.size() < offset) complaints_.push_back(absl::StrCat("a hole before position ", position));
+  block->tokens.resize(offset);
+  block->tokens.push_back(token);
+}
+
+void FakeAttentionWorker::Step(const proto::StepEntry& entry) {
+  const auto at = sequences_.find(entry.sequence);
+  if (at == sequences_.end()) return Complain(entry.sequence, "in a step, but not open");
+  Held& held = at->second;
+  const Position ctx_len = entry.ctx_len;
+  if (!held.stepped) {
+    const bool offered = ctx_len % kSegmentTokens == 0 &&
+                         std::find(held.resumable.begin(), held.resumable.end(), ctx_len / kSegmentTokens) != held.resumable.end();
+    if (!offered) Complain(entry.sequence, absl::StrCat("starts at ", ctx_len, ", which was not offered"));
+    held.named = ctx_len / kSegmentTokens;
+  } else if (ctx_len != held.ctx_len && ctx_len != held.end) {
+    Complain(entry.sequence, absl::StrCat("goes on at ", ctx_len, ", but it is at ", held.ctx_len, "..", held.end));
+  }
+  Name(held, ctx_len, entry.block_hashes, true);
+  const Position end = ctx_len + static_cast<Position>(entry.tokens.size());
+  for (HeldShard& shard : held.shards) {
+    std::erase_if(shard.blocks, [&](const auto& block) {
+      return block.first < FirstVisible(shard.shard, ctx_len) || block.first * kSegmentTokens >= std::max<Position>(ctx_len, 1);
+    });
+    for (Position position = ctx_len; position < end; ++position) {
+      if (position < shard.shard.tokens.begin || position >= shard.shard.tokens.end) continue;
+      Append(shard, position, entry.tokens[position - ctx_len]);
+    }
+  }
+  held.stepped = true;
+  held.ctx_len = ctx_len;
+  held.end = end;
+  if (blocks_in_use() > capacity_) Complain(entry.sequence, absl::StrCat("exceeds the ", capacity_, " blocks that there are"));
+}
+
+TokenId FakeAttentionWorker::Read(SequenceId sequence, LayerGroup group, int kv_head, Position position) const {
+  const auto at = sequences_.find(sequence);
+  if (at == sequences_.end()) return -1;
+  for (const HeldShard& held : at->second.shards) {
+    const proto::Shard& shard = held.shard;
+    if (shard.group != group || kv_head < shard.kv_heads.begin || kv_head >= shard.kv_heads.end) continue;
+    const auto block = held.blocks.find(position / kSegmentTokens);
+    if (position < shard.tokens.begin || position >= shard.tokens.end || block == held.blocks.end()) continue;
+    const size_t offset = static_cast<size_t>(position % kSegmentTokens);
+    if (offset < block->second->tokens.size()) return block->second->tokens[offset];
+  }
+  return -1;
+}
+
+void FakeAttentionWorker::EvictSome(uint64_t random) {
+  if (cache_.empty()) return;
+  auto victim = cache_.begin();
+  std::advance(victim, random % cache_.size());
+  cache_.erase(victim);
+}
+
+uint64_t FakeAttentionWorker::blocks_in_use() const {
+  std::set<const Block*> counted;
+  uint64_t blocks = 0;
+  for (const auto& [id, held] : sequences_) {
+    if (!held.stepped) continue;  // what is taken over from the cache is counted when it is used
+    for (const HeldShard& shard : held.shards) {
+      const uint64_t each = static_cast<uint64_t>(shard.shard.kv_heads.size()) * table_->ops_in_group[shard.shard.group.value()];
+      for (const auto& [index, block] : shard.blocks) blocks += counted.insert(block.get()).second ? each : 0;
+    }
+  }
+  return blocks;
+}
+
+}  // namespace dovetail::scheduler

@@ -1,0 +1,84 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/ids.h"
+#include "proto/attention_spec.h"
+#include "proto/placement.h"
+#include "proto/sequence_frames.h"
+#include "proto/step_plan.h"
+
+namespace dovetail::scheduler {
+
+// An attention worker that stores token ids instead of keys and values, block by block, shard by shard, and says what is wrong with
+// what it is told. Memory is counted as a real one would: 64 tokens x a KV head x an attention op, copy on write, windows freed.
+class FakeAttentionWorker {
+ public:
+  FakeAttentionWorker(WorkerId id, Epoch epoch, uint64_t capacity, const proto::AttentionTable* table)
+      : id_(id), epoch_(epoch), capacity_(capacity), table_(table) {}
+
+  WorkerId id() const { return id_; }
+  Epoch epoch() const { return epoch_; }
+  void Restart() {
+    ++epoch_;
+    sequences_.clear();
+    cache_.clear();
+  }
+
+  proto::SequenceOpened Open(const proto::OpenSequence& message);
+  proto::SequenceOpened Fork(const proto::ForkSequence& message);
+  void Release(const proto::ReleaseSequence& message);
+  std::vector<uint32_t> Probe(const std::vector<proto::Shard>& shards, const std::vector<proto::BlockHash>& hashes) const;
+
+  // StepBegin and the appends of one entry. Then Read() gives what each shard holds.
+  void Step(const proto::StepEntry& entry);
+  // The token at `position` that the shard of `group` holding `kv_head` remembers; -1: none.
+  TokenId Read(SequenceId sequence, LayerGroup group, int kv_head, Position position) const;
+
+  void EvictSome(uint64_t random);
+  bool Knows(SequenceId sequence) const { return sequences_.contains(sequence); }
+  size_t sequences() const { return sequences_.size(); }
+  uint64_t blocks_in_use() const;
+  uint64_t capacity() const { return capacity_; }
+  std::vector<std::string> TakeComplaints() { return std::exchange(complaints_, {}); }
+
+ private:
+  struct Block {
+    std::vector<TokenId> tokens;
+  };
+  struct HeldShard {
+    proto::Shard shard;
+    std::map<int64_t, std::shared_ptr<Block>> blocks;
+  };
+  struct Held {
+    std::vector<HeldShard> shards;
+    std::vector<uint32_t> resumable;        // before the first step
+    std::vector<proto::BlockHash> offered;  // hashes it was opened with
+    bool stepped = false;
+    Position ctx_len = 0, end = 0;
+    int64_t named = 0;
+  };
+  using CacheKey = std::tuple<proto::BlockHash, uint16_t, int, int>;  // hash, group, heads
+
+  static CacheKey KeyOf(const proto::BlockHash& hash, const proto::Shard& shard) {
+    return {hash, shard.group.value(), shard.kv_heads.begin, shard.kv_heads.end};
+  }
+  int64_t FirstVisible(const proto::Shard& shard, Position ctx_len) const;
+  void Append(HeldShard& held, Position position, TokenId token);
+  void Name(Held& held, Position ctx_len, const std::vector<proto::BlockHash>& hashes, bool exact);
+  void Complain(SequenceId sequence, const std::string& what);
+
+  WorkerId id_;
+  Epoch epoch_;
+  uint64_t capacity_;
+  const proto::AttentionTable* table_;
+  std::map<SequenceId, Held> sequences_;
+  std::map<CacheKey, std::vector<TokenId>> cache_;
+  std::vector<std::string> complaints_;
+};
+
+}  // namespace dovetail::scheduler
