@@ -1,3 +1,9 @@
 # The disaggregated system in one process, behind Engine.
 dovetail_library(embedded_cluster SRCS embedded_cluster.cc
   DEPS dovetail_attention_worker dovetail_compute_worker dovetail_scheduler dovetail_model dovetail_transport)
+
+dovetail_library(cli SRCS cli/engine_flags.cc cli/generation.cc cli/logits_command.cc
+  DEPS dovetail_embedded_cluster CLI11::CLI11)
+add_executable(dovetail cli/main.cc)
+target_link_libraries(dovetail PRIVATE dovetail_cli)
+set_target_properties(dovetail PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})

@@ -1,0 +1,137 @@
+#include "server/cli/engine_flags.h"
+
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <utility>
+
+#include "base/log.h"
+#include "model/checkpoint.h"
+
+namespace dovetail::cli {
+
+void AddEngineFlags(CLI::App& command, EngineFlags& flags) {
+  command.add_option("MODEL", flags.model, "A .gguf file, or a Hugging Face folder (config.json and safetensors)")->required();
+  command.add_option("--dtype", flags.dtype, "Weights: auto (quantised blocks as they are, else the file's type), float32, bfloat16")
+      ->check(CLI::IsMember({"auto", "float32", "bfloat16"}))
+      ->group("Model");
+  command.add_option("--max-model-len", flags.max_model_len, "Longest sequence, prompt and output; 0: what the model allows")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 26))
+      ->group("Model");
+  command.add_option("--seed", flags.seed, "Seed of requests that bring none")->group("Model");
+  command.add_option("--kv-cache-dtype", flags.kv_cache_dtype, "K, V and the wire: auto (float32 with --dtype float32, else bfloat16), "
+                     "bfloat16, float16, float32")
+      ->check(CLI::IsMember({"auto", "bfloat16", "float16", "float32"}))
+      ->group("KV cache");
+  command.add_option("--kv-cache-memory-bytes", flags.kv_cache_memory, "Size of the KV cache over all attention workers, as 8GiB; "
+                     "auto: what --max-num-seqs sequences need, at most a quarter of memory")
+      ->group("KV cache");
+  command.add_option("--block-size", flags.block_size, "Tokens of a KV block; 64 is the only size")->group("KV cache");
+  command.add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", flags.enable_prefix_caching,
+                   "Reuse the KV of equal prompt beginnings (on)")
+      ->group("KV cache");
+  command.add_option("--max-num-seqs", flags.max_num_seqs, "Sequences that run at a time")->group("Scheduling");
+  command.add_option("--max-num-batched-tokens", flags.max_num_batched_tokens, "New tokens of a step")->group("Scheduling");
+  command.add_flag("--enable-chunked-prefill,!--no-enable-chunked-prefill", flags.enable_chunked_prefill,
+                   "Mix pieces of long prompts with decoding (on)")
+      ->group("Scheduling");
+  command.add_option("--max-num-queued-reqs", flags.max_queued_requests, "Requests that wait; one more gets 503")->group("Scheduling");
+  command.add_option("--attention-workers", flags.attention_workers, "Attention workers in this process, each with its own KV cache")
+      ->group("Disaggregation");
+  command.add_option("--placement", flags.placement, "How sequences lie over them: request, heads, tokens, mixed")
+      ->check(CLI::IsMember({"request", "heads", "tokens", "mixed"}))
+      ->group("Disaggregation");
+  command.add_option("--micro-batches", flags.micro_batches, "Steps in flight")->group("Disaggregation");
+  command.add_option("--threads", flags.threads, "Compute threads that all workers share; 0: one per core")->group("Device");
+}
+
+absl::StatusOr<uint64_t> ParseBytes(const std::string& flag, const std::string& text) {
+  double value = 0;
+  int used = 0;
+  if (std::sscanf(text.c_str(), "%lf%n", &value, &used) != 1 || !std::isfinite(value) || value < 0)
+    return InvalidArgument(flag, ": '", text, "' is no size; write 8GiB, 512MiB or a number of bytes");
+  const std::string unit = text.substr(used);
+  double factor = 0;
+  for (const auto& [name, bytes] : {std::pair<const char*, double>{"", 1}, {"B", 1}, {"KiB", 1024}, {"MiB", 1 << 20},
+                                    {"GiB", 1 << 30}, {"TiB", std::ldexp(1, 40)}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}})
+    if (unit == name) factor = bytes;
+  if (factor == 0 || value * factor > std::ldexp(1, 62))
+    return InvalidArgument(flag, ": '", text, "' is no size; write 8GiB, 512MiB or a number of bytes");
+  return static_cast<uint64_t>(value * factor);
+}
+
+model::LoadProgress TerminalProgress(const std::string& what) {
+  if (!isatty(STDERR_FILENO)) return {};
+  return [what, last = -1](double done) mutable {
+    const int percent = static_cast<int>(done * 100);
+    if (percent == last) return;
+    last = percent;
+    const std::string bar(percent * 30 / 100, '#');
+    std::fprintf(stderr, "\r%s [%-30s] %3d %%%s", what.c_str(), bar.c_str(), percent, percent == 100 ? "\n" : "");
+  };
+}
+
+namespace {
+
+DType KvDtypeOf(const EngineFlags& flags) {
+  if (flags.kv_cache_dtype == "float32") return DType::kF32;
+  if (flags.kv_cache_dtype == "float16") return DType::kF16;
+  if (flags.kv_cache_dtype == "bfloat16") return DType::kBF16;
+  return flags.dtype == "float32" ? DType::kF32 : DType::kBF16;
+}
+
+model::WeightFormat WeightFormatOf(const EngineFlags& flags) {
+  if (flags.dtype == "float32") return model::WeightFormat::kF32;
+  return flags.dtype == "bfloat16" ? model::WeightFormat::kBF16 : model::WeightFormat::kAuto;
+}
+
+scheduler::PlacementPolicy PlacementOf(const EngineFlags& flags) {
+  if (flags.placement == "heads") return scheduler::PlacementPolicy::kHeads;
+  if (flags.placement == "tokens") return scheduler::PlacementPolicy::kTokens;
+  return flags.placement == "mixed" ? scheduler::PlacementPolicy::kMixed : scheduler::PlacementPolicy::kRequest;
+}
+
+}  // namespace
+
+absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model::LoadProgress& progress) {
+  if (flags.block_size != kSegmentTokens)
+    return InvalidArgument("--block-size: ", flags.block_size, "; KV blocks hold ", kSegmentTokens, " tokens, the only size there is");
+  RunningEngine engine;
+  kernels::CpuDeviceOptions device_options;
+  device_options.threads = flags.threads;
+  auto device = kernels::CreateCpuDevice(device_options);
+  if (!device.ok()) return Annotate(device.status(), "--threads");
+  engine.device = *std::move(device);
+
+  DT_ASSIGN_OR_RETURN(std::unique_ptr<model::Checkpoint> checkpoint, model::OpenCheckpoint(flags.model));
+  for (const std::string& warning : checkpoint->warnings()) LogWarning(warning);
+  const int64_t model_positions = checkpoint->config().max_positions;
+  engine.max_model_len = flags.max_model_len == 0 ? model_positions : flags.max_model_len;
+  if (engine.max_model_len > model_positions)
+    return InvalidArgument("--max-model-len: ", engine.max_model_len, " exceeds the model's ", model_positions, " positions");
+
+  server::EmbeddedClusterOptions options;
+  options.attention_workers = flags.attention_workers;
+  if (flags.kv_cache_memory != "auto") {
+    DT_ASSIGN_OR_RETURN(options.kv_cache_bytes, ParseBytes("--kv-cache-memory-bytes", flags.kv_cache_memory));
+    if (options.kv_cache_bytes == 0) return InvalidArgument("--kv-cache-memory-bytes: the KV cache has no byte");
+  }
+  engine.kv_dtype = options.kv_dtype = KvDtypeOf(flags);
+  options.seed = flags.seed;
+  options.scheduler.max_num_seqs = flags.max_num_seqs;
+  options.scheduler.max_num_batched_tokens = flags.max_num_batched_tokens;
+  options.scheduler.max_model_len = static_cast<int>(engine.max_model_len);
+  options.scheduler.max_queued_requests = flags.max_queued_requests;
+  options.scheduler.micro_batches = flags.micro_batches;
+  options.scheduler.enable_prefix_caching = flags.enable_prefix_caching;
+  options.scheduler.enable_chunked_prefill = flags.enable_chunked_prefill;
+  options.scheduler.placement = PlacementOf(flags);
+
+  auto stream = engine.device->CreateStream();
+  DT_ASSIGN_OR_RETURN(engine.model, model::LoadModel(std::move(checkpoint), WeightFormatOf(flags), &stream->pool(), progress));
+  DT_ASSIGN_OR_RETURN(engine.cluster, server::EmbeddedCluster::Create(*engine.model, *engine.device, options));
+  return engine;
+}
+
+}  // namespace dovetail::cli

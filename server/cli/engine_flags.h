@@ -1,0 +1,56 @@
+#pragma once
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/dtype.h"
+#include "base/status.h"
+#include "kernels/device.h"
+#include "model/loaded_model.h"
+#include "server/embedded_cluster.h"
+
+namespace dovetail::cli {
+
+// The flags of every command that runs a model, spelled as in vLLM where it has them.
+struct EngineFlags {
+  std::string model;
+  std::string dtype = "auto";
+  std::string kv_cache_dtype = "auto";
+  std::string placement = "request";
+  int64_t max_model_len = 0;
+  int max_num_seqs = 256;
+  int max_num_batched_tokens = 512;
+  int block_size = 64;
+  bool enable_prefix_caching = true;
+  bool enable_chunked_prefill = true;
+  uint64_t seed = 0;
+  std::string kv_cache_memory = "auto";
+  int attention_workers = 1;
+  int micro_batches = 1;
+  int threads = 0;
+  int max_queued_requests = 4096;
+};
+
+// Adds MODEL and the flags to a command.
+void AddEngineFlags(CLI::App& command, EngineFlags& flags);
+
+// A model being served in this process. Members are destroyed in reverse order: the cluster before what it runs on.
+struct RunningEngine {
+  std::unique_ptr<kernels::Device> device;
+  std::unique_ptr<model::LoadedModel> model;
+  std::unique_ptr<server::EmbeddedCluster> cluster;
+  int64_t max_model_len = 0;
+  DType kv_dtype = DType::kBF16;
+};
+
+// Opens, loads and starts. Errors name the flag or the file. `progress` may be empty.
+absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model::LoadProgress& progress);
+
+// A progress bar on stderr if that is a terminal, else nothing.
+model::LoadProgress TerminalProgress(const std::string& what);
+
+// "8GiB", "512MiB", "1073741824" -> bytes.
+absl::StatusOr<uint64_t> ParseBytes(const std::string& flag, const std::string& text);
+
+}  // namespace dovetail::cli

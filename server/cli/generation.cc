@@ -1,0 +1,45 @@
+#include "server/cli/generation.h"
+
+#include <iterator>
+#include <utility>
+
+namespace dovetail::cli {
+
+void CollectingSink::OnUpdate(scheduler::GenerationUpdate update) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (finished_ || update.choice < 0 || update.choice >= static_cast<int>(choices_.size())) {
+    ++protocol_errors_;
+    return;
+  }
+  Choice& choice = choices_[update.choice];
+  if (choice.finished && (!update.tokens.empty() || update.choice_finished)) ++protocol_errors_;
+  if (!update.tokens.empty() && update.first_index != static_cast<int>(choice.tokens.size())) ++protocol_errors_;
+  tokens_ += update.tokens.size();
+  choice.tokens.insert(choice.tokens.end(), update.tokens.begin(), update.tokens.end());
+  std::move(update.logprobs.begin(), update.logprobs.end(), std::back_inserter(choice.logprobs));
+  std::move(update.logits.begin(), update.logits.end(), std::back_inserter(choice.logits));
+  std::move(update.prompt_logprobs.begin(), update.prompt_logprobs.end(), std::back_inserter(prompt_logprobs_));
+  if (!update.prompt_logits.empty()) prompt_logits_ = std::move(update.prompt_logits);
+  cached_tokens_ = update.cached_tokens;
+  if (update.choice_finished) {
+    choice.finished = true;
+    choice.reason = update.reason;
+    if (update.reason == scheduler::FinishReason::kError && status_.ok())
+      status_ = absl::Status(update.error_code == absl::StatusCode::kOk ? absl::StatusCode::kInternal : update.error_code, update.error);
+  }
+  finished_ = update.request_finished;
+  changed_.notify_all();
+}
+
+void CollectingSink::WaitForTokens(size_t tokens) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [&] { return finished_ || tokens_ >= tokens; });
+}
+
+absl::Status CollectingSink::WaitForEnd() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [&] { return finished_; });
+  return status_;
+}
+
+}  // namespace dovetail::cli

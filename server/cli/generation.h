@@ -1,0 +1,53 @@
+#pragma once
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "server/engine.h"
+
+namespace dovetail::cli {
+
+// Collects one request's updates; for commands and tests that wait for the end.
+class CollectingSink final : public server::GenerationSink {
+ public:
+  explicit CollectingSink(int choices = 1) : choices_(choices) {}
+
+  struct Choice {
+    std::vector<TokenId> tokens;
+    std::vector<proto::PositionLogprobs> logprobs;
+    std::vector<std::vector<float>> logits;
+    bool finished = false;
+    scheduler::FinishReason reason = scheduler::FinishReason::kStop;
+  };
+
+  void OnUpdate(scheduler::GenerationUpdate update) override;
+
+  // Blocks until the request has ended or `tokens` output tokens (over all choices) are there.
+  void WaitForTokens(size_t tokens);
+  // Blocks until the end; kError ends become a Status.
+  absl::Status WaitForEnd();
+
+  // After the end:
+  const std::vector<Choice>& choices() const { return choices_; }
+  const std::vector<float>& prompt_logits() const { return prompt_logits_; }
+  const std::vector<proto::PositionLogprobs>& prompt_logprobs() const { return prompt_logprobs_; }
+  int cached_tokens() const { return cached_tokens_; }
+  int protocol_errors() const { return protocol_errors_; }  // positions repeated or skipped, updates after the end
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Choice> choices_;
+  std::vector<float> prompt_logits_;
+  std::vector<proto::PositionLogprobs> prompt_logprobs_;
+  int cached_tokens_ = 0;
+  int protocol_errors_ = 0;
+  size_t tokens_ = 0;
+  bool finished_ = false;
+  absl::Status status_;
+};
+
+}  // namespace dovetail::cli

@@ -1,0 +1,68 @@
+#include <cstdio>
+#include <fstream>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "server/cli/commands.h"
+#include "server/cli/generation.h"
+
+namespace dovetail::cli {
+namespace {
+
+absl::StatusOr<std::vector<TokenId>> ParseIds(const std::string& text) {
+  std::vector<TokenId> ids;
+  for (const auto piece : absl::StrSplit(text, ',', absl::SkipWhitespace())) {
+    TokenId id;
+    if (!absl::SimpleAtoi(piece, &id))
+      return InvalidArgument("--ids: '", std::string(piece), "' is no token id; write them as 1,2,3");
+    ids.push_back(id);
+  }
+  if (ids.empty()) return InvalidArgument("--ids: has no token id; write them as 1,2,3");
+  return ids;
+}
+
+// NumPy's format 1.0: magic, version, header length, a Python dict padded to 64 bytes, then the data.
+absl::Status WriteNpy(const std::string& path, const std::vector<float>& values, size_t rows, size_t cols) {
+  std::string header = absl::StrCat("{'descr': '<f4', 'fortran_order': False, 'shape': (", rows, ", ", cols, "), }");
+  while ((10 + header.size() + 1) % 64 != 0) header += ' ';
+  header += '\n';
+  const auto length = static_cast<uint16_t>(header.size());
+  std::ofstream out(path, std::ios::binary);
+  out.write("\x93NUMPY\x01\x00", 8);
+  out.write(reinterpret_cast<const char*>(&length), sizeof(length));
+  out << header;
+  out.write(reinterpret_cast<const char*>(values.data()), static_cast<std::streamsize>(values.size() * sizeof(float)));
+  out.close();
+  if (!out) return absl::UnavailableError(absl::StrCat("--out: cannot write ", path));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status RunLogits(const LogitsFlags& flags) {
+  DT_ASSIGN_OR_RETURN(const std::vector<TokenId> ids, ParseIds(flags.ids));
+  if (flags.last < 0 || flags.last > static_cast<int>(ids.size()))
+    return InvalidArgument("--last: ", flags.last, " is outside 0..", ids.size(), ", the number of ids");
+  DT_ASSIGN_OR_RETURN(const RunningEngine engine, StartEngine(flags.engine, {}));
+  scheduler::GenerationRequest request;
+  request.tenant = "logits";
+  request.prompt = ids;
+  request.sampling.temperature = 0;
+  request.max_tokens = std::max(1, flags.greedy);
+  request.logits_last = flags.last == 0 ? static_cast<int>(ids.size()) : flags.last;
+  const int rows = request.logits_last;
+  auto sink = std::make_shared<CollectingSink>();
+  DT_RETURN_IF_ERROR(engine.cluster->Submit(std::move(request), sink).status());
+  DT_RETURN_IF_ERROR(sink->WaitForEnd());
+  const size_t vocab = static_cast<size_t>(engine.model->config().vocab_size);
+  if (sink->prompt_logits().size() != rows * vocab)
+    return Internal("logits: expected ", rows, " x ", vocab, " values, got ", sink->prompt_logits().size());
+  if (!flags.out.empty()) DT_RETURN_IF_ERROR(WriteNpy(flags.out, sink->prompt_logits(), rows, vocab));
+  std::vector<TokenId> greedy = sink->choices()[0].tokens;
+  greedy.resize(std::min<size_t>(greedy.size(), flags.greedy));
+  std::printf("{\"greedy_ids\": [%s]}\n", absl::StrJoin(greedy, ", ").c_str());
+  return absl::OkStatus();
+}
+
+}  // namespace dovetail::cli
