@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "model/tokenizer/tokenizer.h"
 #include "server/openai/api_error.h"
 
 namespace dovetail::server {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "model/tokenizer/tokenizer.h"
 #include "model/tokenizer/utf8.h"
 
 namespace dovetail::server {

@@ -107,9 +107,9 @@ absl::StatusOr<ChatRequest> ParseChatRequest(const Json& body, const ServedModel
   const Json* messages = reader.Find("messages");
   if (messages == nullptr) return BadField("messages", "is required: an array of {role, content}");
   DT_ASSIGN_OR_RETURN(request.prompt.messages, ParseMessages(*messages));
-  DT_ASSIGN_OR_RETURN(request.continue_final_message, reader.Bool("continue_final_message", false));
-  DT_ASSIGN_OR_RETURN(request.prompt.add_generation_prompt, reader.Bool("add_generation_prompt", !request.continue_final_message));
-  if (request.continue_final_message && request.prompt.add_generation_prompt)
+  DT_ASSIGN_OR_RETURN(request.prompt.continue_final_message, reader.Bool("continue_final_message", false));
+  DT_ASSIGN_OR_RETURN(request.prompt.add_generation_prompt, reader.Bool("add_generation_prompt", !request.prompt.continue_final_message));
+  if (request.prompt.continue_final_message && request.prompt.add_generation_prompt)
     return BadField("continue_final_message", "cannot be true together with add_generation_prompt");
   DT_RETURN_IF_ERROR(ParseTemplateKwargs(reader, request.prompt));
   return request;

@@ -1,36 +1,13 @@
 #include "server/openai/prepare.h"
 
 #include <algorithm>
-#include <numeric>
 
-#include "absl/strings/ascii.h"
+#include "absl/container/fixed_array.h"
+#include "model/tokenizer/tokenizer.h"
 #include "server/openai/api_error.h"
 
 namespace dovetail::server {
 namespace {
-
-// Cuts the rendered text right after the last occurrence of the final message's content, so that the model goes on with it.
-absl::Status CutAfterFinalMessage(const ChatPrompt& prompt, std::vector<RenderedPart>& parts) {
-  const std::string param = "continue_final_message";
-  const Json& content = prompt.messages.back()["content"];
-  const std::string final_text(absl::StripAsciiWhitespace(content.get_ref<const std::string&>()));
-  if (final_text.empty()) return BadField(param, "the last message is empty; there is nothing to continue");
-  std::string all;
-  for (const RenderedPart& part : parts) all += part.text;
-  const size_t at = all.rfind(final_text);
-  if (at == std::string::npos) return BadField(param, "the chat template does not show the last message as it is");
-  size_t keep = at + final_text.size();
-  for (size_t i = 0; i < parts.size(); ++i) {
-    if (keep >= parts[i].text.size()) {
-      keep -= parts[i].text.size();
-      continue;
-    }
-    parts[i].text.resize(keep);
-    parts.resize(i + 1);
-    break;
-  }
-  return absl::OkStatus();
-}
 
 absl::StatusOr<proto::SamplingParams> MakeSampling(const GenerationFields& fields, const ServedModel& model, uint64_t random_seed) {
   const SamplingDefaults& defaults = model.defaults;
@@ -137,20 +114,19 @@ ResponseSpec MakeSpec(const GenerationFields& fields, const ServedModel& model, 
   return spec;
 }
 
-// A tokenizer refuses what cannot be a prompt (broken UTF-8, too long): that is the field's fault.
+// A template or tokenizer refuses what cannot be a prompt (raised errors, beyond its limits, too long): that is the field's fault.
 absl::Status AboutField(const absl::Status& status, const std::string& param) {
-  return status.code() == absl::StatusCode::kInvalidArgument ? BadField(param, std::string(status.message())) : status;
+  const bool theirs = status.code() == absl::StatusCode::kInvalidArgument || status.code() == absl::StatusCode::kResourceExhausted;
+  return theirs ? BadField(param, std::string(status.message())) : status;
 }
 
 }  // namespace
 
-absl::StatusOr<std::vector<TokenId>> EncodeChat(const ChatPrompt& prompt, bool continue_final, bool add_special, const ServedModel& model) {
+absl::StatusOr<std::vector<TokenId>> EncodeChat(const ChatPrompt& prompt, bool add_special, const ServedModel& model) {
   auto parts = model.chat(prompt);
   if (!parts.ok()) return AboutField(parts.status(), "messages");
-  if (continue_final) DT_RETURN_IF_ERROR(CutAfterFinalMessage(prompt, *parts));
-  std::vector<model::PromptPart> views;
-  views.reserve(parts->size());
-  for (const RenderedPart& part : *parts) views.push_back({part.text, part.is_input});
+  absl::FixedArray<model::PromptPart> views(parts->size());
+  for (size_t i = 0; i < parts->size(); ++i) views[i] = {(*parts)[i].text, (*parts)[i].is_input};
   auto ids = model.tokenizer->EncodeParts(views, {.add_special = add_special});
   if (!ids.ok()) return AboutField(ids.status(), "messages");
   return ids;
@@ -180,7 +156,7 @@ absl::StatusOr<PreparedGeneration> Prepare(const ChatRequest& request, const Ser
   const GenerationFields& fields = request.fields;
   PreparedGeneration prepared{MakeSpec(fields, model, context, Endpoint::kChat), {}};
   DT_ASSIGN_OR_RETURN(const auto sampling, MakeSampling(fields, model, context.random_seed));
-  DT_ASSIGN_OR_RETURN(auto ids, EncodeChat(request.prompt, request.continue_final_message, fields.add_special_tokens.value_or(false), model));
+  DT_ASSIGN_OR_RETURN(auto ids, EncodeChat(request.prompt, fields.add_special_tokens.value_or(false), model));
   DT_ASSIGN_OR_RETURN(auto made, MakeRequest(fields, model, context, sampling, std::move(ids), /*chat=*/true));
   prepared.spec.prompts.push_back(made.prompt);
   prepared.requests.push_back(std::move(made));

@@ -29,7 +29,7 @@ struct PreparedGeneration {
 absl::StatusOr<PreparedGeneration> Prepare(const CompletionRequest& request, const ServedModel& model, const RequestContext& context);
 absl::StatusOr<PreparedGeneration> Prepare(const ChatRequest& request, const ServedModel& model, const RequestContext& context);
 
-// The ids of a rendered conversation. With `continue_final` the text ends where the last message's content does.
-absl::StatusOr<std::vector<TokenId>> EncodeChat(const ChatPrompt& prompt, bool continue_final, bool add_special, const ServedModel& model);
+// The ids of a rendered conversation.
+absl::StatusOr<std::vector<TokenId>> EncodeChat(const ChatPrompt& prompt, bool add_special, const ServedModel& model);
 
 }  // namespace dovetail::server

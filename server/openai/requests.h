@@ -62,7 +62,6 @@ struct CompletionRequest {
 struct ChatRequest {
   GenerationFields fields;
   ChatPrompt prompt;
-  bool continue_final_message = false;
 };
 
 struct TokenizeRequest {

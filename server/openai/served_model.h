@@ -8,8 +8,11 @@
 
 #include "base/ids.h"
 #include "base/status.h"
-#include "model/tokenizer/tokenizer.h"
 #include "server/openai/json.h"
+
+namespace dovetail::model {
+class Tokenizer;
+}
 
 namespace dovetail::server {
 
@@ -17,6 +20,7 @@ namespace dovetail::server {
 struct ChatPrompt {
   Json messages;  // checked: array of {role, content: string or null, ...}
   bool add_generation_prompt = true;
+  bool continue_final_message = false;  // end the prompt where the last message's text does; excludes the former
   Json template_kwargs = Json::object();  // values only
 };
 

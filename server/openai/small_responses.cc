@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "model/tokenizer/tokenizer.h"
 #include "model/tokenizer/utf8.h"
 #include "server/openai/api_error.h"
 #include "server/openai/prepare.h"
@@ -70,7 +71,7 @@ absl::StatusOr<std::string> TokenizerInfoBody(const ServedModel& model) {
 absl::StatusOr<std::string> TokenizeBody(const TokenizeRequest& request, const ServedModel& model) {
   std::vector<TokenId> ids;
   if (const auto* chat = std::get_if<ChatPrompt>(&request.input)) {
-    DT_ASSIGN_OR_RETURN(ids, EncodeChat(*chat, /*continue_final=*/false, request.add_special, model));
+    DT_ASSIGN_OR_RETURN(ids, EncodeChat(*chat, request.add_special, model));
   } else {
     auto encoded = model.tokenizer->Encode(std::get<std::string>(request.input),
                                            {.add_special = request.add_special, .parse_special = request.parse_special});

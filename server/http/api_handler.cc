@@ -1,0 +1,211 @@
+#include "server/http/api_handler.h"
+
+#include <random>
+
+#include "absl/strings/match.h"
+#include "absl/time/clock.h"
+#include "base/clock.h"
+#include "server/http/responses.h"
+#include "server/openai/small_responses.h"
+
+namespace dovetail::server {
+namespace {
+
+bool IsJson(const std::string& content_type) {
+  const size_t end = std::min(content_type.find(';'), content_type.size());
+  std::string type = content_type.substr(0, end);
+  while (!type.empty() && (type.back() == ' ' || type.back() == '\t')) type.pop_back();
+  return absl::EqualsIgnoreCase(type, "application/json");
+}
+
+bool Generates(RouteId route) { return route == RouteId::kCompletions || route == RouteId::kChat; }
+
+uint64_t RandomSeed() {
+  std::random_device device;
+  return (uint64_t{device()} << 32) | device();
+}
+
+HttpResponse Loading() { return ErrorResponse(503, "unavailable_error", "The model is loading; try again shortly.", "loading"); }
+HttpResponse Draining() {
+  HttpResponse response = ErrorResponse(503, "unavailable_error", "This server is shutting down; ask another replica.", "draining");
+  response.close = true;
+  return response;
+}
+HttpResponse Busy(int status) { return ErrorResponse(ToApiError(absl::ResourceExhaustedError(""), status)); }
+
+}  // namespace
+
+ApiHandler::ApiHandler(const HttpServerOptions& options)
+    : options_(options), keys_(options.api_keys, options.metrics_api_keys), work_(options.worker_threads, options.max_queued_work) {}
+
+void ApiHandler::SetBackend(std::shared_ptr<const Backend> backend) {
+  std::lock_guard lock(mutex_);
+  backend_ = std::move(backend);
+}
+
+std::shared_ptr<const Backend> ApiHandler::backend() const {
+  std::lock_guard lock(mutex_);
+  return backend_;
+}
+
+void ApiHandler::CollectMetrics() {
+  const auto backend = this->backend();
+  if (backend == nullptr) return;
+  backend->metrics->Update(backend->engine->stats(), backend->engine->TakeStepSamples());
+  if (connection_counts_) {
+    const auto [open, active] = connection_counts_();
+    backend->metrics->SetConnections(open, active);
+  }
+}
+
+// ---- before the body ----
+
+std::optional<HttpResponse> ApiHandler::OnHead(const RequestHead& head) {
+  const RouteMatch match = MatchRoute(head.method, head.path);
+  const Scope scope = match.route != nullptr ? match.route->scope : Scope::kInference;
+  if (!keys_.Authorize(head, scope))
+    return ErrorResponse(401, "authentication_error", "Missing or incorrect API key: send it as Authorization: Bearer KEY.", "invalid_api_key");
+  if (match.route == nullptr && !match.allow.empty()) {
+    HttpResponse response = ErrorResponse(405, "invalid_request_error", "This path does not take that method.", "method_not_allowed");
+    response.headers.emplace_back("Allow", match.allow);
+    return response;
+  }
+  if (match.route == nullptr) return ErrorResponse(404, "not_found_error", "There is nothing at this path.", "unknown_url");
+  if (match.route->method == "POST") {
+    const std::string* type = head.Find("content-type");
+    if (type != nullptr && !IsJson(*type))
+      return ErrorResponse(415, "invalid_request_error", "The body must be application/json.", "unsupported_media_type");
+    return RefuseBusy(match.route->id);
+  }
+  return std::nullopt;
+}
+
+// Reading and tokenising a request that cannot run costs time that running ones need.
+std::optional<HttpResponse> ApiHandler::RefuseBusy(RouteId route) const {
+  if (draining_) return Draining();
+  const auto backend = this->backend();
+  if (backend == nullptr) return Loading();
+  if (!Generates(route)) return std::nullopt;
+  const EngineStats stats = backend->engine->stats();
+  if (!stats.healthy) return ErrorResponse(ToApiError(absl::UnavailableError("")));
+  if (stats.scheduler.waiting_requests >= options_.max_queued_requests) return Busy(options_.overload_status);
+  return std::nullopt;
+}
+
+HttpResponse ApiHandler::ProtocolError(int status, const std::string& message) {
+  HttpResponse response = ErrorResponse(status, status == 503 ? "overloaded_error" : "invalid_request_error", message);
+  if (const auto backend = this->backend()) backend->metrics->HttpResponse("none", status);
+  return response;
+}
+
+// ---- requests ----
+
+void ApiHandler::Answer(Exchange& exchange, const Route& route, HttpResponse response) {
+  if (const auto backend = this->backend()) backend->metrics->HttpResponse(std::string(route.path), response.status);
+  exchange.Respond(std::move(response));
+}
+
+void ApiHandler::OnRequest(std::shared_ptr<Exchange> exchange) {
+  const RouteMatch match = MatchRoute(exchange->head().method, exchange->head().path);
+  switch (match.route->id) {
+    case RouteId::kCompletions:
+    case RouteId::kChat: return Generate(*match.route, std::move(exchange));
+    case RouteId::kTokenize:
+    case RouteId::kDetokenize: return Tokenize(*match.route, std::move(exchange));
+    default: return Get(*match.route, match.rest, *exchange);
+  }
+}
+
+HttpResponse ApiHandler::Health(const Backend* backend) const {
+  if (backend == nullptr) return Loading();
+  const EngineStats stats = backend->engine->stats();
+  const bool has_work = stats.scheduler.running_sequences > 0 || stats.scheduler.waiting_requests > 0;
+  const bool stalled = has_work && SystemClock().Now() - stats.last_progress > absl::FromChrono(options_.health_stall_limit);
+  if (!stats.healthy || stalled) return ErrorResponse(503, "unavailable_error", "The engine makes no progress.", "engine_stalled");
+  return JsonResponse(R"({"status":"ok"})");
+}
+
+HttpResponse ApiHandler::Ready(const Backend* backend) const {
+  if (draining_) return ErrorResponse(503, "unavailable_error", "This server is shutting down.", "draining");
+  HttpResponse health = Health(backend);
+  if (health.status != 200) return health;
+  return JsonResponse(R"({"status":"ready"})");
+}
+
+void ApiHandler::Get(const Route& route, std::string_view rest, Exchange& exchange) {
+  const auto backend = this->backend();
+  const auto respond = [&](absl::StatusOr<std::string> body) {
+    Answer(exchange, route, body.ok() ? JsonResponse(*std::move(body)) : ErrorResponse(ToApiError(body.status())));
+  };
+  switch (route.id) {
+    case RouteId::kLive: return Answer(exchange, route, JsonResponse(R"({"status":"alive"})"));
+    case RouteId::kReady: return Answer(exchange, route, Ready(backend.get()));
+    case RouteId::kHealth: return Answer(exchange, route, Health(backend.get()));
+    case RouteId::kVersion: return Answer(exchange, route, JsonResponse(Dump({{"version", options_.version}})));
+    default: break;
+  }
+  if (backend == nullptr) return Answer(exchange, route, Loading());
+  switch (route.id) {
+    case RouteId::kModels: return respond(ModelsBody(*backend->model));
+    case RouteId::kModel: return respond(ModelBody(*backend->model, std::string(rest)));
+    case RouteId::kTokenizerInfo: return respond(TokenizerInfoBody(*backend->model));
+    default: break;
+  }
+  CollectMetrics();
+  HttpResponse response;
+  response.content_type = "text/plain; version=0.0.4; charset=utf-8";
+  response.body = backend->metrics->Text();
+  Answer(exchange, route, std::move(response));
+}
+
+void ApiHandler::OnWorker(const Route& route, std::shared_ptr<Exchange> exchange, std::function<void()> task) {
+  if (!work_.TryPost(std::move(task))) Answer(*exchange, route, Busy(options_.overload_status));
+}
+
+absl::StatusOr<PreparedGeneration> ApiHandler::PrepareGeneration(const Route& route, const std::string& body, const Backend& backend,
+                                                                 const RequestContext& context) const {
+  DT_ASSIGN_OR_RETURN(const Json json, ParseJson(body, options_.json));
+  if (route.id == RouteId::kChat) {
+    DT_ASSIGN_OR_RETURN(const ChatRequest request, ParseChatRequest(json, *backend.model));
+    return Prepare(request, *backend.model, context);
+  }
+  DT_ASSIGN_OR_RETURN(const CompletionRequest request, ParseCompletionRequest(json, *backend.model));
+  return Prepare(request, *backend.model, context);
+}
+
+void ApiHandler::Generate(const Route& route, std::shared_ptr<Exchange> exchange) {
+  const absl::Time arrived = SystemClock().Now();
+  RequestContext context;
+  context.id = exchange->id();
+  context.tenant = keys_.Authorize(exchange->head(), route.scope).value_or("anonymous");
+  context.created = absl::ToUnixSeconds(absl::Now());
+  context.random_seed = RandomSeed();
+  OnWorker(route, exchange, [this, &route, exchange, arrived, context, backend = backend()] {
+    auto prepared = std::make_shared<absl::StatusOr<PreparedGeneration>>(PrepareGeneration(route, exchange->body(), *backend, context));
+    exchange->Post([this, &route, exchange, arrived, backend, prepared] {
+      if (!prepared->ok()) return Answer(*exchange, route, ErrorResponse(ToApiError(prepared->status(), options_.overload_status)));
+      if (draining_) return Answer(*exchange, route, Draining());
+      exchange->body() = std::string();
+      const auto generation = std::make_shared<Generation>(backend, options_, exchange, **std::move(prepared), arrived);
+      backend->metrics->HttpResponse(std::string(route.path), generation->Start(inboxes_[exchange->io_thread()]));
+    });
+  });
+}
+
+void ApiHandler::Tokenize(const Route& route, std::shared_ptr<Exchange> exchange) {
+  OnWorker(route, exchange, [this, &route, exchange, backend = backend()] {
+    const auto body = [&]() -> absl::StatusOr<std::string> {
+      DT_ASSIGN_OR_RETURN(const Json json, ParseJson(exchange->body(), options_.json));
+      if (route.id == RouteId::kDetokenize) {
+        DT_ASSIGN_OR_RETURN(const DetokenizeRequest request, ParseDetokenizeRequest(json, *backend->model));
+        return DetokenizeBody(request, *backend->model);
+      }
+      DT_ASSIGN_OR_RETURN(const TokenizeRequest request, ParseTokenizeRequest(json, *backend->model));
+      return TokenizeBody(request, *backend->model);
+    }();
+    auto response = std::make_shared<HttpResponse>(body.ok() ? JsonResponse(*body) : ErrorResponse(ToApiError(body.status(), options_.overload_status)));
+    exchange->Post([this, &route, exchange, response] { Answer(*exchange, route, std::move(*response)); });
+  });
+}
+
+}  // namespace dovetail::server

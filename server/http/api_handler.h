@@ -1,0 +1,59 @@
+#pragma once
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "server/http/generation.h"
+#include "server/http/key_ring.h"
+#include "server/http/options.h"
+#include "server/http/routes.h"
+#include "server/http/work_queue.h"
+
+namespace dovetail::server {
+
+// The routes: who may, what it means, which thread does it. Parsing, templates and tokenising run on the work queue; everything else is
+// short and runs on the I/O thread. Thread-safe.
+class ApiHandler : public HttpHandler {
+ public:
+  explicit ApiHandler(const HttpServerOptions& options);
+
+  // Before requests come. One inbox for each I/O thread.
+  void SetInboxes(std::vector<std::shared_ptr<UpdateInbox>> inboxes) { inboxes_ = std::move(inboxes); }
+  void SetBackend(std::shared_ptr<const Backend> backend);  // until then: loading
+  void SetDraining() { draining_ = true; }
+  bool draining() const { return draining_; }
+  void SetConnectionCounts(std::function<std::pair<int, int>()> counts) { connection_counts_ = std::move(counts); }
+
+  // Takes over the engine's numbers for /metrics; called at least every few seconds.
+  void CollectMetrics();
+  void StopWork() { work_.Stop(); }
+
+  std::optional<HttpResponse> OnHead(const RequestHead& head) override;
+  void OnRequest(std::shared_ptr<Exchange> exchange) override;
+  HttpResponse ProtocolError(int status, const std::string& message) override;
+
+ private:
+  std::shared_ptr<const Backend> backend() const;
+  std::optional<HttpResponse> RefuseBusy(RouteId route) const;
+  void Get(const Route& route, std::string_view rest, Exchange& exchange);
+  void Answer(Exchange& exchange, const Route& route, HttpResponse response);
+  void OnWorker(const Route& route, std::shared_ptr<Exchange> exchange, std::function<void()> task);
+  absl::StatusOr<PreparedGeneration> PrepareGeneration(const Route& route, const std::string& body, const Backend& backend, const RequestContext& context) const;
+  void Generate(const Route& route, std::shared_ptr<Exchange> exchange);
+  void Tokenize(const Route& route, std::shared_ptr<Exchange> exchange);
+  HttpResponse Health(const Backend* backend) const;
+  HttpResponse Ready(const Backend* backend) const;
+
+  const HttpServerOptions& options_;
+  const KeyRing keys_;
+  std::vector<std::shared_ptr<UpdateInbox>> inboxes_;
+  std::function<std::pair<int, int>()> connection_counts_;
+  std::atomic<bool> draining_{false};
+  mutable std::mutex mutex_;
+  std::shared_ptr<const Backend> backend_;
+  WorkQueue work_;
+};
+
+}  // namespace dovetail::server

@@ -1,0 +1,86 @@
+#include "server/http/body_decoder.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace dovetail::server {
+namespace {
+constexpr int kMaxSizeLine = 256;
+constexpr int kMaxSizeDigits = 8;
+}  // namespace
+
+BodyDecoder::BodyDecoder(const RequestHead& head, size_t max_bytes) : max_bytes_(max_bytes) {
+  if (head.chunked) {
+    state_ = State::kSize;
+  } else if (head.content_length.value_or(0) > 0) {
+    state_ = State::kLength;
+    left_ = *head.content_length;
+    if (left_ > max_bytes) Fail(413, absl::StrCat("The body has ", left_, " bytes; at most ", max_bytes, " are allowed."));
+  }
+}
+
+void BodyDecoder::Fail(int status, std::string message) {
+  if (problem_.status == 0) problem_ = {status, std::move(message)};
+}
+
+size_t BodyDecoder::Consume(std::string_view bytes) {
+  size_t used = 0;
+  while (used < bytes.size() && !done() && problem_.status == 0) {
+    if (state_ != State::kLength && state_ != State::kData) {
+      TakeFramingByte(bytes[used++]);
+      continue;
+    }
+    const size_t take = std::min<uint64_t>(left_, bytes.size() - used);
+    body_.append(bytes.substr(used, take));
+    used += take;
+    left_ -= take;
+    if (left_ == 0) state_ = state_ == State::kLength ? State::kDone : State::kDataCr;
+  }
+  received_ += used;
+  return used;
+}
+
+void BodyDecoder::EndOfSizeLine() {
+  if (digits_ == 0) return Fail(400, "A chunk has no size.");
+  if (body_.size() + left_ > max_bytes_) return Fail(413, absl::StrCat("The body has more than ", max_bytes_, " bytes."));
+  state_ = left_ == 0 ? State::kLastCr : State::kData;
+  digits_ = line_bytes_ = 0;
+}
+
+void BodyDecoder::TakeFramingByte(char c) {
+  const auto expect = [&](char wanted, State next) {
+    if (c != wanted) return Fail(400, "A chunk does not end where its size says, or a line ends without CRLF, or trailers follow.");
+    state_ = next;
+  };
+  switch (state_) {
+    case State::kSize: {
+      const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+      if (digit >= 0) {
+        if (++digits_ > kMaxSizeDigits) return Fail(400, "A chunk size has too many digits.");
+        left_ = left_ * 16 + digit;
+      } else if (c == ';' && digits_ > 0) {
+        state_ = State::kExtension;
+      } else if (c == '\r') {
+        state_ = State::kSizeLf;
+      } else {
+        Fail(400, "A chunk size is not a plain hexadecimal number.");
+      }
+      return;
+    }
+    case State::kExtension:
+      if (c == '\r') state_ = State::kSizeLf;
+      else if (static_cast<unsigned char>(c) < 0x20 || ++line_bytes_ > kMaxSizeLine) Fail(400, "A chunk extension is too long or has control characters.");
+      return;
+    case State::kSizeLf:
+      if (c != '\n') return Fail(400, "A carriage return stands inside a chunk size line.");
+      return EndOfSizeLine();
+    case State::kDataCr: return expect('\r', State::kDataLf);
+    case State::kDataLf: return expect('\n', State::kSize);
+    case State::kLastCr: return expect('\r', State::kLastLf);
+    case State::kLastLf: return expect('\n', State::kDone);
+    default: return;
+  }
+}
+
+}  // namespace dovetail::server

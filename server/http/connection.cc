@@ -1,0 +1,388 @@
+#include "server/http/connection.h"
+
+#include <boost/asio/post.hpp>
+#include <boost/asio/write.hpp>
+
+#include <array>
+
+#include "absl/strings/str_cat.h"
+
+namespace dovetail::server {
+namespace {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+
+constexpr size_t kReadChunk = 16 * 1024;
+constexpr size_t kMaxPipelined = 64 * 1024;        // sent by the client while its request is handled
+constexpr size_t kMaxLingerBytes = 8 * 1024 * 1024;
+constexpr uint64_t kSmallBody = 64 * 1024;         // read to the end even when refused, so that the connection lives on
+constexpr size_t kMaxRequestId = 128;
+
+std::string_view Reason(int status) {
+  switch (status) {
+    case 200: return "OK";
+    case 400: return "Bad Request";
+    case 401: return "Unauthorized";
+    case 404: return "Not Found";
+    case 405: return "Method Not Allowed";
+    case 408: return "Request Timeout";
+    case 411: return "Length Required";
+    case 413: return "Content Too Large";
+    case 414: return "URI Too Long";
+    case 415: return "Unsupported Media Type";
+    case 417: return "Expectation Failed";
+    case 429: return "Too Many Requests";
+    case 431: return "Request Header Fields Too Large";
+    case 500: return "Internal Server Error";
+    case 503: return "Service Unavailable";
+    case 505: return "HTTP Version Not Supported";
+    default: return "Status";
+  }
+}
+
+// A client's own id is echoed only if it can do no harm in a header, a log line or a JSON text.
+bool IsGoodRequestId(const std::string& id) {
+  if (id.empty() || id.size() > kMaxRequestId) return false;
+  for (const unsigned char c : id)
+    if (!(std::isalnum(c) || c == '-' || c == '_' || c == '.' || c == ':')) return false;
+  return true;
+}
+
+}  // namespace
+
+Connection::Connection(asio::ip::tcp::socket socket, int io_thread, const HttpServerOptions& options, HttpHandler& handler, ConnectionOwner& owner)
+    : socket_(std::move(socket)), deadline_(socket_.get_executor()), io_thread_(io_thread), options_(options), handler_(handler), owner_(owner) {}
+
+Connection::~Connection() = default;
+
+void Connection::Start() {
+  error_code ignored;
+  socket_.non_blocking(true, ignored);
+  socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
+  if (options_.socket_send_buffer_bytes > 0)
+    socket_.set_option(asio::socket_base::send_buffer_size(options_.socket_send_buffer_bytes), ignored);
+  Arm(options_.header_timeout);
+  Watch();
+}
+
+void Connection::Post(std::function<void()> task) { asio::post(socket_.get_executor(), std::move(task)); }
+
+void Connection::Close() {
+  if (state_ == State::kClosed) return;
+  state_ = State::kClosed;
+  Disarm();
+  error_code ignored;
+  socket_.close(ignored);
+  if (const auto exchange = std::move(exchange_)) {
+    exchange_.reset();
+    exchange->Gone();
+    owner_.OnExchangeEnded();
+  }
+  owner_.OnClosed(this);
+}
+
+void Connection::CloseIfIdle() {
+  if (state_ == State::kHead && !head_began_) Close();
+}
+
+void Connection::ShutdownExchange() {
+  if (exchange_ && !finishing_ && exchange_->on_shutdown) {
+    const auto callback = exchange_->on_shutdown;
+    callback();
+  }
+}
+
+// ---- reading ----
+
+void Connection::Watch() {
+  if (watching_ || state_ == State::kClosed) return;
+  watching_ = true;
+  socket_.async_wait(asio::ip::tcp::socket::wait_read, [self = shared_from_this()](const error_code& error) {
+    self->watching_ = false;
+    if (error) {
+      if (error != asio::error::operation_aborted) self->Close();
+      return;
+    }
+    if (self->state_ != State::kClosed) self->OnReadable();
+  });
+}
+
+void Connection::OnReadable() {
+  std::array<char, kReadChunk> chunk;
+  error_code error;
+  const size_t bytes = socket_.read_some(asio::buffer(chunk), error);
+  if (error == asio::error::would_block || error == asio::error::try_again) return Watch();
+  if (error == asio::error::eof) return OnEndOfInput();
+  if (error) return Close();
+  if (state_ == State::kLinger) {
+    linger_bytes_ += bytes;
+    if (linger_bytes_ > kMaxLingerBytes) return Close();
+    return Watch();
+  }
+  input_.append(chunk.data(), bytes);
+  if (state_ == State::kHandling && input_.size() > kMaxPipelined) return Close();
+  Advance();
+  Watch();
+}
+
+// The client sends nothing more. One that waits for an answer is taken to have left; one whose answer is complete still gets it.
+void Connection::OnEndOfInput() {
+  if (state_ == State::kHandling && finishing_) {
+    keep_alive_ = false;
+    return;  // OnAllWritten closes
+  }
+  Close();
+}
+
+void Connection::Advance() {
+  while ((state_ == State::kHead && AdvanceHead()) || (state_ == State::kBody && AdvanceBody())) {
+  }
+}
+
+// Returns whether the state changed.
+bool Connection::AdvanceHead() {
+  if (input_.empty()) return false;
+  if (!head_began_) {
+    head_began_ = true;
+    Arm(options_.header_timeout);
+  }
+  ScanHead(input_, options_.head, scan_);
+  if (scan_.problem.status != 0) return ProtocolFailure(scan_.problem), false;
+  if (scan_.end == 0) return false;
+
+  head_ = RequestHead();
+  const HttpProblem problem = ParseHead(std::string_view(input_).substr(0, scan_.end), head_);
+  input_.erase(0, scan_.end);
+  const std::string* id = head_.Find("x-request-id");
+  request_id_ = id != nullptr && IsGoodRequestId(*id) ? *id : owner_.NewRequestId();
+  if (problem.status != 0) return ProtocolFailure(problem), false;
+  keep_alive_ = head_.keep_alive;
+  head_only_ = head_.method == "HEAD";
+  if (head_.method == "POST" && !head_.chunked && !head_.content_length)
+    return ProtocolFailure({411, "A POST needs a Content-Length, or chunked transfer encoding."}), false;
+
+  refusal_ = handler_.OnHead(head_);
+  if (refusal_ && (head_.chunked || head_.expect_continue || head_.content_length.value_or(0) > kSmallBody)) {
+    Refuse(*std::move(refusal_), /*body_follows=*/true);
+    return false;
+  }
+  body_ = BodyDecoder(head_, options_.max_body_bytes);
+  if (body_.problem().status != 0) return ProtocolFailure(body_.problem()), false;
+  if (head_.expect_continue && !body_.done()) Send("HTTP/1.1 100 Continue\r\n\r\n", 0);
+  state_ = State::kBody;
+  body_began_ = std::chrono::steady_clock::now();
+  Arm(options_.body_grace);
+  return true;
+}
+
+bool Connection::AdvanceBody() {
+  input_.erase(0, body_.Consume(input_));
+  if (body_.problem().status != 0) return ProtocolFailure(body_.problem()), false;
+  if (body_.done()) {
+    BeginRequest();
+    return true;
+  }
+  const auto allowed = options_.body_grace + std::chrono::milliseconds(body_.received() * 1000 / options_.min_body_bytes_per_s);
+  const auto spent = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - body_began_);
+  Arm(std::max(allowed - spent, std::chrono::milliseconds(1)));
+  return false;
+}
+
+void Connection::BeginRequest() {
+  state_ = State::kHandling;
+  finishing_ = false;
+  Disarm();
+  exchange_ = std::make_shared<Exchange>(shared_from_this(), std::move(head_), std::move(body_.body()), request_id_);
+  owner_.OnExchangeBegan();
+  const auto exchange = exchange_;
+  if (refusal_) {
+    HttpResponse response = *std::move(refusal_);
+    refusal_.reset();
+    exchange->Respond(std::move(response));
+  } else {
+    handler_.OnRequest(exchange);
+  }
+}
+
+// ---- refusing ----
+
+void Connection::ProtocolFailure(const HttpProblem& problem) {
+  if (request_id_.empty()) request_id_ = owner_.NewRequestId();
+  Refuse(handler_.ProtocolError(problem.status, problem.message), /*body_follows=*/true);
+}
+
+void Connection::Refuse(HttpResponse response, bool body_follows) {
+  refusal_.reset();
+  response.close = response.close || body_follows;
+  keep_alive_ = false;
+  state_ = State::kHandling;
+  finishing_ = true;
+  input_.clear();
+  std::string bytes = ResponseHead(response, /*stream=*/false);
+  if (!head_only_) bytes += response.body;
+  Send(std::move(bytes), 0);
+}
+
+// Closing with unread input would make the kernel discard the answer on its way: say goodbye, then read on for a while.
+void Connection::EnterLinger() {
+  state_ = State::kLinger;
+  input_.clear();
+  error_code ignored;
+  socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
+  Arm(options_.linger_timeout);
+  Watch();
+}
+
+// ---- responding ----
+
+std::string Connection::ResponseHead(const HttpResponse& response, bool stream) const {
+  std::string head = absl::StrCat("HTTP/1.1 ", response.status, " ", absl::string_view(Reason(response.status).data(), Reason(response.status).size()),
+                                  "\r\nContent-Type: ", response.content_type, "\r\n");
+  if (!stream) {
+    absl::StrAppend(&head, "Content-Length: ", response.body.size(), "\r\n");
+  } else if (chunked_) {
+    head += "Transfer-Encoding: chunked\r\n";
+  }
+  for (const auto& [name, value] : response.headers) absl::StrAppend(&head, name, ": ", value, "\r\n");
+  absl::StrAppend(&head, "X-Request-Id: ", request_id_, "\r\n");
+  const bool alive = keep_alive_ && !response.close;
+  head += alive ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n";
+  return head;
+}
+
+void Connection::Respond(Exchange* exchange, HttpResponse response) {
+  if (exchange != exchange_.get()) return;
+  if (response.close) keep_alive_ = false;
+  std::string bytes = ResponseHead(response, /*stream=*/false);
+  if (!head_only_) bytes += response.body;
+  finishing_ = true;
+  Send(std::move(bytes), 0);
+}
+
+void Connection::BeginStream(Exchange* exchange) {
+  if (exchange != exchange_.get()) return;
+  chunked_ = exchange->head().minor_version == 1;
+  if (!chunked_) keep_alive_ = false;
+  HttpResponse response;
+  response.content_type = "text/event-stream; charset=utf-8";
+  response.headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
+  Send(ResponseHead(response, /*stream=*/true), 0);
+}
+
+void Connection::WriteStream(Exchange* exchange, const std::string& frames, int tokens) {
+  if (exchange != exchange_.get()) return;
+  if (!chunked_) return Send(frames, tokens);
+  Send(absl::StrCat(absl::Hex(frames.size()), "\r\n", frames, "\r\n"), tokens);
+}
+
+void Connection::EndStream(Exchange* exchange) {
+  if (exchange != exchange_.get()) return;
+  finishing_ = true;
+  if (chunked_) Send("0\r\n\r\n", 0);
+  else if (!writing_ && output_.empty()) OnAllWritten();
+}
+
+Exchange::Backlog Connection::backlog() const { return {static_cast<size_t>(queued_total_ - sent_total_), backlog_tokens_}; }
+
+void Connection::Send(std::string bytes, int tokens) {
+  if (state_ == State::kClosed) return;
+  queued_total_ += bytes.size();
+  if (output_.empty()) output_ = std::move(bytes);
+  else output_ += bytes;
+  if (tokens > 0) {
+    token_marks_.push_back({queued_total_, tokens});
+    backlog_tokens_ += tokens;
+  }
+  if (!writing_) {
+    Arm(options_.write_stall_timeout);
+    Flush();
+  }
+}
+
+void Connection::Flush() {
+  if (in_flight_sent_ == in_flight_.size()) {
+    in_flight_.clear();
+    std::swap(in_flight_, output_);
+    in_flight_sent_ = 0;
+  }
+  writing_ = true;
+  const auto rest = asio::buffer(in_flight_.data() + in_flight_sent_, in_flight_.size() - in_flight_sent_);
+  socket_.async_write_some(rest, [self = shared_from_this()](const error_code& error, size_t bytes) { self->OnWritten(error, bytes); });
+}
+
+void Connection::OnWritten(const error_code& error, size_t bytes) {
+  writing_ = false;
+  if (state_ == State::kClosed) return;
+  if (error) return Close();
+  in_flight_sent_ += bytes;
+  sent_total_ += bytes;
+  while (!token_marks_.empty() && token_marks_.front().end <= sent_total_) {
+    backlog_tokens_ -= token_marks_.front().tokens;
+    token_marks_.pop_front();
+  }
+  if (in_flight_sent_ < in_flight_.size() || !output_.empty()) {
+    Arm(options_.write_stall_timeout);
+    return Flush();
+  }
+  in_flight_.clear();
+  in_flight_sent_ = 0;
+  if (in_flight_.capacity() > kMaxPipelined) in_flight_.shrink_to_fit();
+  OnAllWritten();
+}
+
+void Connection::OnAllWritten() {
+  if (state_ == State::kHandling) {
+    Disarm();
+    if (finishing_) return EndExchange(keep_alive_);
+    if (exchange_ && exchange_->on_drained) {
+      const auto callback = exchange_->on_drained;
+      callback();
+    }
+  }
+}
+
+void Connection::EndExchange(bool keep_alive) {
+  if (const auto exchange = std::move(exchange_)) {
+    exchange_.reset();
+    exchange->on_gone = exchange->on_drained = exchange->on_shutdown = nullptr;
+    owner_.OnExchangeEnded();
+  }
+  if (!keep_alive) return EnterLinger();
+  state_ = State::kHead;
+  scan_ = HeadScan();
+  head_began_ = false;
+  request_id_.clear();
+  Arm(options_.idle_timeout);
+  Advance();
+  Watch();
+}
+
+// ---- time ----
+
+void Connection::Arm(std::chrono::milliseconds after) {
+  const uint64_t serial = ++deadline_serial_;
+  deadline_.expires_after(after);
+  deadline_.async_wait([self = shared_from_this(), serial](const error_code& error) {
+    if (!error && serial == self->deadline_serial_ && self->state_ != State::kClosed) self->OnDeadline();
+  });
+}
+
+void Connection::Disarm() {
+  ++deadline_serial_;
+  deadline_.cancel();
+}
+
+void Connection::OnDeadline() {
+  switch (state_) {
+    case State::kHead:
+      if (!head_began_) return Close();
+      return ProtocolFailure({408, "The request's headers did not arrive in time."});
+    case State::kBody:
+      return ProtocolFailure({408, "The request's body arrived too slowly."});
+    default:
+      return Close();  // the client did not read, or did not leave
+  }
+}
+
+}  // namespace dovetail::server

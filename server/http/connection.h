@@ -1,0 +1,115 @@
+#pragma once
+#include <utility>  // before Boost 1.74's asio, which forgets it in C++20
+
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include <deque>
+#include <memory>
+#include <string>
+
+#include "server/http/body_decoder.h"
+#include "server/http/exchange.h"
+#include "server/http/options.h"
+
+namespace dovetail::server {
+
+class Connection;
+
+// Who keeps count of connections (the listener). Called on I/O threads.
+class ConnectionOwner {
+ public:
+  virtual ~ConnectionOwner() = default;
+  virtual void OnClosed(Connection* connection) = 0;
+  virtual void OnExchangeBegan() = 0;
+  virtual void OnExchangeEnded() = 0;
+  virtual std::string NewRequestId() = 0;
+};
+
+// One accepted socket: reads heads and bodies within limits and deadlines, hands requests to the handler one after the other, writes what
+// they answer. The read side is always watched, so that a client that leaves is noticed while its answer is made. One I/O thread.
+class Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  Connection(boost::asio::ip::tcp::socket socket, int io_thread, const HttpServerOptions& options, HttpHandler& handler, ConnectionOwner& owner);
+  ~Connection();
+
+  void Start();
+  void Close();                  // at once
+  void CloseIfIdle();            // when no request is under way
+  void ShutdownExchange();       // tells the request under way to end
+
+  // For Exchange.
+  void Respond(Exchange* exchange, HttpResponse response);
+  void BeginStream(Exchange* exchange);
+  void WriteStream(Exchange* exchange, const std::string& frames, int tokens);
+  void EndStream(Exchange* exchange);
+  Exchange::Backlog backlog() const;
+  int io_thread() const { return io_thread_; }
+  void Post(std::function<void()> task);
+
+ private:
+  enum class State { kHead, kBody, kHandling, kLinger, kClosed };
+
+  void Watch();                  // waits for the socket to be readable
+  void OnReadable();
+  void OnEndOfInput();
+  void Advance();
+  bool AdvanceHead();
+  bool AdvanceBody();
+  void BeginRequest();
+  void Refuse(HttpResponse response, bool body_follows);
+  void ProtocolFailure(const HttpProblem& problem);
+  void EndExchange(bool keep_alive);
+  void EnterLinger();
+
+  std::string ResponseHead(const HttpResponse& response, bool stream) const;
+  void Send(std::string bytes, int tokens);
+  void Flush();
+  void OnWritten(const boost::system::error_code& error, size_t bytes);
+  void OnAllWritten();
+
+  void Arm(std::chrono::milliseconds after);
+  void Disarm();
+  void OnDeadline();
+
+  boost::asio::ip::tcp::socket socket_;
+  boost::asio::steady_timer deadline_;
+  uint64_t deadline_serial_ = 0;
+  const int io_thread_;
+  const HttpServerOptions& options_;
+  HttpHandler& handler_;
+  ConnectionOwner& owner_;
+
+  State state_ = State::kHead;
+  bool watching_ = false;
+  std::string input_;            // read, not yet used
+  bool head_began_ = false;
+
+  HeadScan scan_;
+  RequestHead head_;
+  BodyDecoder body_;
+  std::chrono::steady_clock::time_point body_began_;
+  std::optional<HttpResponse> refusal_;  // to send once the body was read
+
+  std::shared_ptr<Exchange> exchange_;
+  std::string request_id_;
+  bool keep_alive_ = true;
+  bool head_only_ = false;       // HEAD: headers without the body
+  bool chunked_ = false;         // the stream's framing
+  bool finishing_ = false;       // the response is complete, its bytes are not all out
+
+  std::string output_;           // to be written after in_flight_
+  std::string in_flight_;
+  size_t in_flight_sent_ = 0;
+  bool writing_ = false;
+  uint64_t queued_total_ = 0, sent_total_ = 0;  // bytes ever
+  struct TokenMark {
+    uint64_t end = 0;
+    int tokens = 0;
+  };
+  std::deque<TokenMark> token_marks_;
+  int backlog_tokens_ = 0;
+  size_t linger_bytes_ = 0;
+};
+
+}  // namespace dovetail::server

@@ -1,0 +1,53 @@
+#include "server/http/exchange.h"
+
+#include "server/http/connection.h"
+
+namespace dovetail::server {
+
+Exchange::Exchange(std::shared_ptr<Connection> connection, RequestHead head, std::string body, std::string id)
+    : connection_(std::move(connection)), head_(std::move(head)), body_(std::move(body)), id_(std::move(id)) {}
+
+int Exchange::io_thread() const { return connection_->io_thread(); }
+
+void Exchange::Respond(HttpResponse response) {
+  if (gone_ || complete_) return;
+  complete_ = true;
+  connection_->Respond(this, std::move(response));
+}
+
+void Exchange::StartStream() {
+  if (gone_ || complete_ || streaming_) return;
+  streaming_ = true;
+  connection_->BeginStream(this);
+}
+
+void Exchange::Write(const std::string& frames, int tokens) {
+  if (gone_ || complete_ || frames.empty()) return;
+  connection_->WriteStream(this, frames, tokens);
+}
+
+void Exchange::EndStream() {
+  if (gone_ || complete_) return;
+  complete_ = true;
+  connection_->EndStream(this);
+}
+
+Exchange::Backlog Exchange::backlog() const { return connection_->backlog(); }
+
+void Exchange::Abort() {
+  if (gone_) return;
+  const auto keep = shared_from_this();
+  connection_->Close();
+}
+
+void Exchange::Post(std::function<void()> task) { connection_->Post(std::move(task)); }
+
+void Exchange::Gone() {
+  if (gone_) return;
+  gone_ = true;
+  const auto callback = std::move(on_gone);
+  on_gone = on_drained = on_shutdown = nullptr;
+  if (!complete_ && callback) callback();
+}
+
+}  // namespace dovetail::server

@@ -1,0 +1,83 @@
+#pragma once
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/http/request_head.h"
+
+namespace dovetail::server {
+
+struct HttpResponse {
+  int status = 200;
+  std::string content_type = "application/json";
+  std::string body;
+  std::vector<std::pair<std::string, std::string>> headers;
+  bool close = false;  // end the connection afterwards
+};
+
+class Connection;
+
+// One request on a connection, until its response is complete. Everything but Post belongs to the connection's I/O thread. Calls after
+// the client is gone, or after the response is complete, do nothing.
+class Exchange : public std::enable_shared_from_this<Exchange> {
+ public:
+  Exchange(std::shared_ptr<Connection> connection, RequestHead head, std::string body, std::string id);
+
+  const RequestHead& head() const { return head_; }
+  std::string& body() { return body_; }
+  const std::string& id() const { return id_; }  // X-Request-Id, the client's or ours
+  int io_thread() const;
+
+  void Respond(HttpResponse response);
+
+  // A stream of server-sent events: the head goes out with the first bytes. `tokens` counts towards the backlog.
+  void StartStream();
+  void Write(const std::string& frames, int tokens);
+  void EndStream();
+  bool streaming() const { return streaming_; }
+
+  struct Backlog {
+    size_t bytes = 0;
+    int tokens = 0;
+  };
+  Backlog backlog() const;  // written and not yet taken by the client's kernel
+
+  // The client left, or did not read for too long; nothing can be sent any more. At most once, before the response is complete.
+  std::function<void()> on_gone;
+  // The backlog is empty again.
+  std::function<void()> on_drained;
+  // The server wants to end: answer with an error now.
+  std::function<void()> on_shutdown;
+  bool gone() const { return gone_; }
+  void Abort();  // drops the connection
+
+  void Post(std::function<void()> task);  // runs it on the I/O thread; from any thread
+
+ private:
+  friend class Connection;
+  void Gone();
+
+  std::shared_ptr<Connection> connection_;
+  const RequestHead head_;
+  std::string body_;
+  const std::string id_;
+  bool streaming_ = false;
+  bool complete_ = false;
+  bool gone_ = false;
+};
+
+// What a server does with requests. Called on I/O threads; must not block.
+class HttpHandler {
+ public:
+  virtual ~HttpHandler() = default;
+  // After the head, before the body: a response to refuse it, or nothing.
+  virtual std::optional<HttpResponse> OnHead(const RequestHead& head) = 0;
+  virtual void OnRequest(std::shared_ptr<Exchange> exchange) = 0;
+  // The body of an error that the protocol layer found (malformed, too large, too slow).
+  virtual HttpResponse ProtocolError(int status, const std::string& message) = 0;
+};
+
+}  // namespace dovetail::server

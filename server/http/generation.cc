@@ -1,0 +1,194 @@
+#include "server/http/generation.h"
+
+#include <algorithm>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "server/http/responses.h"
+
+namespace dovetail::server {
+namespace {
+
+class Sink : public GenerationSink {
+ public:
+  Sink(std::shared_ptr<UpdateInbox> inbox, std::shared_ptr<Generation> generation, int prompt)
+      : inbox_(std::move(inbox)), generation_(std::move(generation)), prompt_(prompt) {}
+  void OnUpdate(scheduler::GenerationUpdate update) override { inbox_->Push(generation_, prompt_, std::move(update)); }
+
+ private:
+  const std::shared_ptr<UpdateInbox> inbox_;
+  const std::shared_ptr<Generation> generation_;
+  const int prompt_;
+};
+
+}  // namespace
+
+Generation::Generation(std::shared_ptr<const Backend> backend, const HttpServerOptions& options, std::shared_ptr<Exchange> exchange,
+                       PreparedGeneration prepared, absl::Time arrived)
+    : backend_(std::move(backend)),
+      options_(options),
+      exchange_(std::move(exchange)),
+      requests_(std::move(prepared.requests)),
+      response_(backend_->model, std::move(prepared.spec)),
+      prompts_(requests_.size()),
+      arrived_(arrived) {
+  for (size_t p = 0; p < prompts_.size(); ++p) {
+    prompts_[p].max_tokens = requests_[p].max_tokens;
+    prompts_[p].choice_tokens.resize(requests_[p].choices);
+    prompts_[p].last_token.resize(requests_[p].choices, absl::InfiniteFuture());
+  }
+}
+
+absl::Status Generation::Submit(const std::shared_ptr<UpdateInbox>& inbox) {
+  for (size_t p = 0; p < prompts_.size(); ++p) {
+    auto sink = std::make_shared<Sink>(inbox, shared_from_this(), static_cast<int>(p));
+    DT_ASSIGN_OR_RETURN(prompts_[p].id, backend_->engine->Submit(std::move(requests_[p]), std::move(sink)));
+    prompts_[p].submitted = true;
+    backend_->metrics->PromptAccepted(static_cast<int64_t>(response_.spec().prompts[p].size()));
+  }
+  return absl::OkStatus();
+}
+
+int Generation::Start(const std::shared_ptr<UpdateInbox>& inbox) {
+  if (exchange_->gone()) return 499;
+  submitted_ = SystemClock().Now();
+  const absl::Status status = Submit(inbox);
+  requests_.clear();
+  if (!status.ok()) {
+    const HttpResponse response = ErrorResponse(ToApiError(status, options_.overload_status));
+    CancelInEngine();
+    response_.Fail(status);
+    exchange_->Respond(response);
+    Finish();
+    return response.status;
+  }
+  const auto self = shared_from_this();
+  exchange_->on_gone = [self] { self->OnGone(); };
+  exchange_->on_drained = [self] { self->OnDrained(); };
+  exchange_->on_shutdown = [self] { self->OnShutdown(); };
+  return 200;
+}
+
+void Generation::CountTokens(PromptState& prompt, int choice, int count) {
+  if (count == 0) return;
+  const absl::Time now = SystemClock().Now();
+  if (prompt.first_token == absl::InfiniteFuture()) {
+    prompt.first_token = now;
+    backend_->metrics->FirstToken(now - arrived_);
+  }
+  absl::Time& last = prompt.last_token[choice];
+  backend_->metrics->Tokens(count, last == absl::InfiniteFuture() ? absl::InfiniteDuration() : now - last);
+  last = now;
+  prompt.choice_tokens[choice] += count;
+}
+
+void Generation::OnUpdate(int p, const scheduler::GenerationUpdate& update) {
+  PromptState& prompt = prompts_[p];
+  if (update.request_finished) prompt.engine_finished = true;
+  if (exchange_ == nullptr) return;
+  prompt.cached_tokens = update.cached_tokens;
+  if (update.reason == scheduler::FinishReason::kError && update.choice_finished) LogError("request ", exchange_->id(), " failed: ", update.error);
+  const GenerationResponse::Effects effects = response_.OnUpdate(p, update);
+  CountTokens(prompt, update.choice, effects.tokens);
+  for (const auto& stop : effects.stops)
+    if (!prompts_[stop.prompt].engine_finished) backend_->engine->StopChoice(prompts_[stop.prompt].id, stop.choice);
+  Show(effects);
+}
+
+void Generation::Show(const GenerationResponse::Effects& effects) {
+  if (response_.spec().stream && (response_.failure().ok() || exchange_->streaming())) {
+    if (!effects.frames.empty()) {
+      exchange_->StartStream();
+      exchange_->Write(effects.frames, effects.tokens);
+    }
+    if (effects.done) exchange_->EndStream();
+    else WatchBacklog();
+  } else if (effects.done) {
+    if (response_.failure().ok()) exchange_->Respond(JsonResponse(response_.Body()));
+    else exchange_->Respond(ErrorResponse(ToApiError(response_.failure(), options_.overload_status)));
+  }
+  if (effects.done && exchange_ != nullptr) {
+    if (!response_.failure().ok()) CancelInEngine();
+    Finish();
+  }
+}
+
+// At half of what a stream may hold back the engine pauses it; what was under way may still come. A client that lets the other half fill
+// up all the same is not reading.
+void Generation::WatchBacklog() {
+  if (exchange_ == nullptr) return;
+  const Exchange::Backlog backlog = exchange_->backlog();
+  if (!paused_) {
+    if (backlog.bytes < options_.max_stream_backlog_bytes / 2 && backlog.tokens < options_.max_stream_backlog_tokens / 2) return;
+    paused_ = true;
+    bytes_when_paused_ = backlog.bytes;
+    for (const PromptState& prompt : prompts_)
+      if (!prompt.engine_finished) backend_->engine->Pause(prompt.id);
+    return;
+  }
+  if (backlog.bytes <= bytes_when_paused_ + options_.max_stream_backlog_bytes / 2 && backlog.tokens <= options_.max_stream_backlog_tokens) return;
+  exchange_->Abort();  // comes back as OnGone
+}
+
+void Generation::OnDrained() {
+  if (!paused_ || exchange_ == nullptr) return;
+  paused_ = false;
+  for (const PromptState& prompt : prompts_)
+    if (!prompt.engine_finished) backend_->engine->Resume(prompt.id);
+}
+
+void Generation::OnGone() {
+  if (exchange_ == nullptr) return;
+  gone_ = true;
+  if (paused_) backend_->metrics->SlowReaderCancelled();
+  CancelInEngine();
+  response_.Fail(absl::CancelledError("the client left"));
+  Finish();
+}
+
+void Generation::OnShutdown() {
+  if (exchange_ == nullptr) return;
+  GenerationResponse::Effects effects;
+  effects.frames = response_.Fail(absl::UnavailableError("the server is shutting down"));
+  effects.done = true;
+  Show(effects);
+}
+
+void Generation::CancelInEngine() {
+  for (const PromptState& prompt : prompts_)
+    if (prompt.submitted && !prompt.engine_finished) backend_->engine->Cancel(prompt.id);
+}
+
+RequestEnd Generation::EndOf(int p) const {
+  if (gone_) return RequestEnd::kAbort;
+  if (!response_.failure().ok()) return RequestEnd::kError;
+  for (size_t c = 0; c < prompts_[p].choice_tokens.size(); ++c)
+    if (response_.FinishReason(p, static_cast<int>(c)) == "length") return RequestEnd::kLength;
+  return RequestEnd::kStop;
+}
+
+void Generation::Finish() {
+  const absl::Time now = SystemClock().Now();
+  for (size_t p = 0; p < prompts_.size(); ++p) {
+    const PromptState& prompt = prompts_[p];
+    if (!prompt.submitted) continue;
+    RequestRecord record;
+    record.end = EndOf(static_cast<int>(p));
+    record.prompt_tokens = static_cast<int64_t>(response_.spec().prompts[p].size());
+    record.cached_tokens = prompt.cached_tokens;
+    for (const int64_t tokens : prompt.choice_tokens) {
+      record.generation_tokens += tokens;
+      record.largest_choice = std::max(record.largest_choice, tokens);
+    }
+    record.choices = response_.spec().best_of;
+    record.max_tokens = prompt.max_tokens;
+    record.submitted = submitted_ - arrived_;
+    if (prompt.first_token != absl::InfiniteFuture()) record.first_token = prompt.first_token - arrived_;
+    record.ended = now - arrived_;
+    backend_->metrics->RequestFinished(record);
+  }
+  exchange_->on_gone = exchange_->on_drained = exchange_->on_shutdown = nullptr;
+  exchange_.reset();
+}
+
+}  // namespace dovetail::server

@@ -1,0 +1,71 @@
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "server/engine.h"
+#include "server/http/exchange.h"
+#include "server/http/options.h"
+#include "server/http/update_inbox.h"
+#include "server/metrics/server_metrics.h"
+#include "server/openai/generation_response.h"
+#include "server/openai/prepare.h"
+
+namespace dovetail::server {
+
+// Where requests go. Outlives every Generation, except the sinks that the engine keeps.
+struct Backend {
+  std::shared_ptr<const ServedModel> model;
+  Engine* engine = nullptr;
+  std::unique_ptr<ServerMetrics> metrics;
+};
+
+// One generation request between its HTTP exchange and the engine: submits, turns updates into frames, pauses the engine when the client
+// reads slowly, cancels when it leaves. Lives on the exchange's I/O thread.
+class Generation : public std::enable_shared_from_this<Generation> {
+ public:
+  Generation(std::shared_ptr<const Backend> backend, const HttpServerOptions& options, std::shared_ptr<Exchange> exchange,
+             PreparedGeneration prepared, absl::Time arrived);
+
+  // Submits every prompt. If the engine takes one and refuses the next, nothing runs and the client gets the refusal. Returns the HTTP
+  // status of an answer given at once, 200 if the generation runs.
+  int Start(const std::shared_ptr<UpdateInbox>& inbox);
+  void OnUpdate(int prompt, const scheduler::GenerationUpdate& update);
+
+ private:
+  struct PromptState {
+    RequestId id;
+    bool submitted = false;
+    bool engine_finished = false;
+    int64_t max_tokens = 0;
+    int64_t cached_tokens = 0;
+    absl::Time first_token = absl::InfiniteFuture();
+    std::vector<int64_t> choice_tokens;
+    std::vector<absl::Time> last_token;  // by choice
+  };
+
+  absl::Status Submit(const std::shared_ptr<UpdateInbox>& inbox);
+  void CountTokens(PromptState& prompt, int choice, int count);
+  void Show(const GenerationResponse::Effects& effects);
+  void WatchBacklog();
+  void OnDrained();
+  void OnGone();
+  void OnShutdown();
+  void CancelInEngine();
+  void Finish();              // the response is complete or will never be: settle the accounts and let go
+  RequestEnd EndOf(int prompt) const;
+
+  const std::shared_ptr<const Backend> backend_;
+  const HttpServerOptions& options_;
+  std::shared_ptr<Exchange> exchange_;  // null once finished
+  std::vector<scheduler::GenerationRequest> requests_;
+  GenerationResponse response_;
+  std::vector<PromptState> prompts_;
+  const absl::Time arrived_;
+  absl::Time submitted_;
+  bool gone_ = false;
+  bool paused_ = false;
+  size_t bytes_when_paused_ = 0;
+};
+
+}  // namespace dovetail::server

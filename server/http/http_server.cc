@@ -1,0 +1,91 @@
+#include "server/http/http_server.h"
+
+#include <boost/asio/post.hpp>
+
+#include "server/http/api_handler.h"
+#include "server/http/listener.h"
+
+namespace dovetail::server {
+namespace {
+constexpr std::chrono::seconds kCollectEvery{1};
+constexpr absl::Duration kDrainGrace = absl::Seconds(1);  // for the error frames to be written
+}  // namespace
+
+class HttpServer::Impl {
+ public:
+  explicit Impl(HttpServerOptions options)
+      : options_(std::move(options)), handler_(options_), listener_(std::make_unique<Listener>(options_, handler_)) {
+    for (int i = 0; i < options_.io_threads; ++i) {
+      boost::asio::io_context& context = listener_->context(i);
+      inboxes_.push_back(std::make_shared<UpdateInbox>([&context](std::function<void()> task) { boost::asio::post(context, std::move(task)); }));
+    }
+    handler_.SetInboxes(inboxes_);
+    handler_.SetConnectionCounts([listener = listener_.get()] { return std::pair(listener->connections(), listener->active_exchanges()); });
+  }
+
+  absl::Status Start() {
+    DT_RETURN_IF_ERROR(options_.Validate());
+    collect_timer_.emplace(listener_->context(0));
+    CollectLater();
+    DT_RETURN_IF_ERROR(listener_->Start());
+    running_ = true;
+    return absl::OkStatus();
+  }
+
+  void Serve(std::shared_ptr<const ServedModel> model, Engine* engine, int kv_block_size) {
+    auto backend = std::make_shared<Backend>();
+    backend->metrics = std::make_unique<ServerMetrics>(
+        ServerMetrics::Info{model->names.front(), model->max_model_len, kv_block_size, options_.version});
+    backend->model = std::move(model);
+    backend->engine = engine;
+    handler_.SetBackend(std::move(backend));
+  }
+
+  bool Drain(absl::Duration limit) {
+    handler_.SetDraining();
+    return listener_->Drain(limit, kDrainGrace);
+  }
+
+  void Stop() {
+    if (!running_) return;
+    running_ = false;
+    handler_.SetDraining();
+    handler_.StopWork();
+    listener_->Stop();
+    for (const auto& inbox : inboxes_) inbox->Close();
+  }
+
+  Listener& listener() { return *listener_; }
+
+ private:
+  // Step samples are kept only for so long: fetch them whether or not anybody asks for /metrics.
+  void CollectLater() {
+    collect_timer_->expires_after(kCollectEvery);
+    collect_timer_->async_wait([this](const boost::system::error_code& error) {
+      if (error) return;
+      handler_.CollectMetrics();
+      CollectLater();
+    });
+  }
+
+  const HttpServerOptions options_;
+  ApiHandler handler_;
+  std::vector<std::shared_ptr<UpdateInbox>> inboxes_;
+  std::unique_ptr<Listener> listener_;
+  std::optional<boost::asio::steady_timer> collect_timer_;
+  bool running_ = false;
+};
+
+HttpServer::HttpServer(HttpServerOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+HttpServer::~HttpServer() { Stop(); }
+absl::Status HttpServer::Start() { return impl_->Start(); }
+int HttpServer::port() const { return impl_->listener().port(); }
+void HttpServer::Serve(std::shared_ptr<const ServedModel> model, Engine* engine, int kv_block_size) {
+  impl_->Serve(std::move(model), engine, kv_block_size);
+}
+bool HttpServer::Drain(absl::Duration limit) { return impl_->Drain(limit); }
+void HttpServer::Stop() { impl_->Stop(); }
+int HttpServer::connections() const { return impl_->listener().connections(); }
+int HttpServer::active_requests() const { return impl_->listener().active_exchanges(); }
+
+}  // namespace dovetail::server

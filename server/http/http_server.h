@@ -1,0 +1,46 @@
+#pragma once
+#include <memory>
+
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "server/engine.h"
+#include "server/http/options.h"
+#include "server/openai/served_model.h"
+
+namespace dovetail::server {
+
+// The OpenAI-style API of one model over HTTP/1.1. Starts to listen before the model is loaded (/live answers, /ready does not), serves
+// once it is told what. Thread-safe.
+//
+//   HttpServer server(options);
+//   DT_RETURN_IF_ERROR(server.Start());          // server.port()
+//   server.Serve(model, engine);
+//   ... SIGTERM: server.Drain(absl::Seconds(30)); server.Stop();
+class HttpServer {
+ public:
+  explicit HttpServer(HttpServerOptions options);
+  ~HttpServer();  // Stop()
+
+  // Checks the options, binds, starts the threads. Once.
+  absl::Status Start();
+  int port() const;  // the real one, after Start()
+
+  // From now on requests run on `engine`, which outlives the server (Stop() cancels what it still runs). `kv_block_size` is for metrics.
+  void Serve(std::shared_ptr<const ServedModel> model, Engine* engine, int kv_block_size = 64);
+
+  // Readiness fails and new requests get 503 with Retry-After at once; running ones go on. Blocks until all ended, at most `limit`: then
+  // the rest gets an error frame (or 503) and is cancelled. Returns whether all ended by themselves.
+  bool Drain(absl::Duration limit);
+
+  // Closes all connections, cancels their requests, joins the threads.
+  void Stop();
+
+  int connections() const;
+  int active_requests() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace dovetail::server

@@ -1,0 +1,170 @@
+#include "server/http/listener.h"
+
+#include <boost/asio/post.hpp>
+
+#include <array>
+
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "base/log.h"
+
+namespace dovetail::server {
+namespace {
+
+namespace asio = boost::asio;
+using asio::ip::tcp;
+using boost::system::error_code;
+
+constexpr std::chrono::milliseconds kAcceptRetry{50};  // after running out of file descriptors
+
+std::chrono::nanoseconds Chrono(absl::Duration duration) { return absl::ToChronoNanoseconds(duration); }
+
+}  // namespace
+
+Listener::Listener(const HttpServerOptions& options, HttpHandler& handler) : options_(options), handler_(handler) {
+  std::random_device device;
+  std::seed_seq seed{device(), device(), device(), device()};
+  random_.seed(seed);
+  for (int i = 0; i < options_.io_threads; ++i) threads_.push_back(std::make_unique<IoThread>());
+}
+
+Listener::~Listener() { Stop(); }
+
+absl::Status Listener::Start() {
+  error_code error;
+  const auto address = asio::ip::make_address(options_.host == "localhost" ? "127.0.0.1" : options_.host, error);
+  if (error) return InvalidArgument("--host: ", options_.host, " is not an IP address");
+  const tcp::endpoint endpoint(address, static_cast<uint16_t>(options_.port));
+  acceptor_ = std::make_unique<tcp::acceptor>(threads_[0]->context);
+  accept_retry_ = std::make_unique<asio::steady_timer>(threads_[0]->context);
+  acceptor_->open(endpoint.protocol(), error);
+  if (!error) acceptor_->set_option(asio::socket_base::reuse_address(true), error);
+  if (!error) acceptor_->bind(endpoint, error);
+  if (!error) acceptor_->listen(asio::socket_base::max_listen_connections, error);
+  if (error)
+    return absl::UnavailableError(absl::StrCat("cannot listen on ", options_.host, ":", options_.port, ": ", error.message(), "; choose another --port"));
+  port_ = acceptor_->local_endpoint().port();
+  Accept();
+  for (auto& io : threads_) io->thread = std::thread([&context = io->context] { context.run(); });
+  started_ = true;
+  return absl::OkStatus();
+}
+
+void Listener::Accept() {
+  const int thread = next_thread_;
+  next_thread_ = (next_thread_ + 1) % static_cast<int>(threads_.size());
+  acceptor_->async_accept(threads_[thread]->context, [this, thread](const error_code& error, tcp::socket socket) {
+    OnAccepted(error, std::move(socket), thread);
+  });
+}
+
+void Listener::OnAccepted(const error_code& error, tcp::socket socket, int io_thread) {
+  if (error == asio::error::operation_aborted) return;
+  if (error) {  // out of file descriptors, or the peer left already
+    accept_retry_->expires_after(kAcceptRetry);
+    accept_retry_->async_wait([this](const error_code& cancelled) {
+      if (!cancelled) Accept();
+    });
+    return;
+  }
+  std::shared_ptr<Connection> connection;
+  {
+    std::lock_guard lock(mutex_);
+    if (static_cast<int>(connections_.size()) < options_.max_connections) {
+      ConnectionOwner& owner = *this;
+      connection = std::make_shared<Connection>(std::move(socket), io_thread, options_, handler_, owner);
+      connections_.emplace(connection.get(), connection);
+    }
+  }
+  if (connection) {
+    connection->Post([connection] { connection->Start(); });
+  } else {
+    RefuseConnection(std::move(socket));
+  }
+  Accept();
+}
+
+void Listener::RefuseConnection(tcp::socket socket) {
+  const HttpResponse response = handler_.ProtocolError(503, "Too many connections are open; try again shortly.");
+  const std::string text =
+      absl::StrCat("HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: ", response.body.size(),
+                   "\r\nRetry-After: 1\r\nX-Request-Id: ", NewRequestId(), "\r\nConnection: close\r\n\r\n", response.body);
+  error_code ignored;
+  socket.non_blocking(true, ignored);
+  socket.write_some(asio::buffer(text), ignored);  // fits the empty send buffer, or is not worth waiting for
+  socket.shutdown(tcp::socket::shutdown_send, ignored);
+  std::array<char, 4096> sink;
+  socket.read_some(asio::buffer(sink), ignored);  // unread input would turn the close into a reset
+}
+
+std::string Listener::NewRequestId() {
+  std::lock_guard lock(mutex_);
+  return absl::StrFormat("%016x%016x", random_(), random_());
+}
+
+void Listener::OnClosed(Connection* connection) {
+  std::lock_guard lock(mutex_);
+  connections_.erase(connection);
+}
+
+void Listener::OnExchangeBegan() {
+  std::lock_guard lock(mutex_);
+  ++active_exchanges_;
+}
+
+void Listener::OnExchangeEnded() {
+  std::lock_guard lock(mutex_);
+  if (--active_exchanges_ == 0) idle_.notify_all();
+}
+
+int Listener::connections() const {
+  std::lock_guard lock(mutex_);
+  return static_cast<int>(connections_.size());
+}
+
+int Listener::active_exchanges() const {
+  std::lock_guard lock(mutex_);
+  return active_exchanges_;
+}
+
+std::vector<std::shared_ptr<Connection>> Listener::Snapshot() {
+  std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<Connection>> all;
+  for (const auto& [key, weak] : connections_)
+    if (auto connection = weak.lock()) all.push_back(std::move(connection));
+  return all;
+}
+
+bool Listener::Drain(absl::Duration limit, absl::Duration grace) {
+  const auto idle = [this] { return active_exchanges_ == 0; };
+  bool ended = false;
+  {
+    std::unique_lock lock(mutex_);
+    ended = idle_.wait_for(lock, Chrono(limit), idle);
+  }
+  if (ended) return true;
+  for (const auto& connection : Snapshot()) connection->Post([connection] { connection->ShutdownExchange(); });
+  std::unique_lock lock(mutex_);
+  idle_.wait_for(lock, Chrono(grace), idle);
+  return false;
+}
+
+void Listener::Stop() {
+  if (!started_) return;
+  started_ = false;
+  // On the accepting thread, so that every connection there will ever be is in the snapshot; each thread stops after what was posted to it.
+  asio::post(threads_[0]->context, [this] {
+    error_code ignored;
+    acceptor_->close(ignored);
+    accept_retry_->cancel();
+    for (const auto& connection : Snapshot()) connection->Post([connection] { connection->Close(); });
+    for (auto& io : threads_)
+      asio::post(io->context, [&io] {
+        io->work.reset();
+        io->context.stop();
+      });
+  });
+  for (auto& io : threads_) io->thread.join();
+}
+
+}  // namespace dovetail::server

@@ -1,0 +1,78 @@
+#pragma once
+#include <utility>  // before Boost 1.74's asio, which forgets it in C++20
+
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "server/http/connection.h"
+#include "server/http/options.h"
+
+namespace dovetail::server {
+
+// The listening socket, the I/O threads and the connections they hold. Connections beyond the maximum get a 503 and are closed. Thread-safe.
+class Listener : private ConnectionOwner {
+ public:
+  // Both outlive the listener.
+  Listener(const HttpServerOptions& options, HttpHandler& handler);
+  ~Listener() override;  // Stop()
+
+  // Binds and begins to serve. kUnavailable names the address that cannot be bound.
+  absl::Status Start();
+  int port() const { return port_; }
+
+  // Waits until no request is under way or `limit` is over; then tells those that are left to end and gives them `grace` to be written.
+  // Returns whether all ended by themselves. New connections are still accepted: the handler answers them.
+  bool Drain(absl::Duration limit, absl::Duration grace);
+  void Stop();  // closes everything and joins the threads
+
+  int connections() const;
+  int active_exchanges() const;
+
+  boost::asio::io_context& context(int io_thread) { return threads_[io_thread]->context; }
+  std::string NewRequestId() override;
+
+ private:
+  struct IoThread {
+    boost::asio::io_context context{1};
+    boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work{context.get_executor()};
+    std::thread thread;
+  };
+
+  void Accept();
+  void OnAccepted(const boost::system::error_code& error, boost::asio::ip::tcp::socket socket, int io_thread);
+  void RefuseConnection(boost::asio::ip::tcp::socket socket);
+  std::vector<std::shared_ptr<Connection>> Snapshot();
+
+  void OnClosed(Connection* connection) override;
+  void OnExchangeBegan() override;
+  void OnExchangeEnded() override;
+
+  const HttpServerOptions& options_;
+  HttpHandler& handler_;
+  std::vector<std::unique_ptr<IoThread>> threads_;
+  std::unique_ptr<boost::asio::ip::tcp::acceptor> acceptor_;
+  std::unique_ptr<boost::asio::steady_timer> accept_retry_;
+  int port_ = 0;
+  int next_thread_ = 0;
+  bool started_ = false;
+
+  mutable std::mutex mutex_;
+  std::condition_variable idle_;
+  std::unordered_map<Connection*, std::weak_ptr<Connection>> connections_;
+  int active_exchanges_ = 0;
+  std::mt19937_64 random_;
+};
+
+}  // namespace dovetail::server

@@ -1,0 +1,50 @@
+#pragma once
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "server/http/request_head.h"
+#include "server/openai/json.h"
+
+namespace dovetail::server {
+
+struct HttpServerOptions {
+  std::string host = "127.0.0.1";
+  int port = 8000;                       // 0: a free one, see HttpServer::port()
+  int io_threads = 1;
+  int worker_threads = 1;                // parse, render and tokenise
+  int max_queued_work = 256;             // requests waiting for a worker
+  int max_queued_requests = 1024;        // in the engine; one more is refused before it is tokenised
+  int overload_status = 503;             // or 429: what a full queue answers
+
+  std::vector<std::string> api_keys;          // empty: everybody may do everything
+  std::vector<std::string> metrics_api_keys;  // who may read /metrics; empty: the holders of an API key
+
+  int max_connections = 4096;
+  HeadLimits head;
+  size_t max_body_bytes = size_t{4} << 20;
+  JsonLimits json;
+
+  std::chrono::milliseconds header_timeout{10'000};   // from the first byte (or the accept) to the end of the head
+  std::chrono::milliseconds body_grace{10'000};       // a body may take this long, and
+  size_t min_body_bytes_per_s = 1024;                 // as long as its bytes at this rate
+  std::chrono::milliseconds idle_timeout{60'000};     // between requests
+  std::chrono::milliseconds write_stall_timeout{30'000};  // no byte accepted by the client: it is gone
+  std::chrono::milliseconds linger_timeout{2'000};    // after an error, for the client to read it
+  std::chrono::milliseconds health_stall_limit{60'000};   // work but no progress: /health fails
+
+  // Of one stream, not yet taken by the client. At half of either the engine pauses the request; past either it is cancelled.
+  size_t max_stream_backlog_bytes = 64 * 1024;
+  int max_stream_backlog_tokens = 256;
+  int socket_send_buffer_bytes = 64 * 1024;           // the kernel's share; 0: its default
+
+  std::string version = "0.1.0";
+
+  // kInvalidArgument names the flag and what it may be.
+  absl::Status Validate() const;
+};
+
+}  // namespace dovetail::server

@@ -1,0 +1,31 @@
+#include "server/http/responses.h"
+
+namespace dovetail::server {
+
+HttpResponse ErrorResponse(const ApiError& error) {
+  HttpResponse response;
+  response.status = error.http_status;
+  response.body = ErrorBody(error);
+  if (error.http_status == 429 || error.http_status == 503)
+    response.headers.emplace_back("Retry-After", std::to_string(error.retry_after_s > 0 ? error.retry_after_s : 1));
+  if (error.http_status == 401) response.headers.emplace_back("WWW-Authenticate", "Bearer");
+  if (error.http_status == 500) response.headers.emplace_back("x-should-retry", "false");
+  return response;
+}
+
+HttpResponse ErrorResponse(int status, const std::string& type, const std::string& message, const std::string& code) {
+  ApiError error;
+  error.http_status = status;
+  error.type = type;
+  error.message = message;
+  if (!code.empty()) error.code = code;
+  return ErrorResponse(error);
+}
+
+HttpResponse JsonResponse(std::string body) {
+  HttpResponse response;
+  response.body = std::move(body);
+  return response;
+}
+
+}  // namespace dovetail::server

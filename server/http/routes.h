@@ -1,0 +1,31 @@
+#pragma once
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "server/http/key_ring.h"
+
+namespace dovetail::server {
+
+enum class RouteId {
+  kModels, kModel, kCompletions, kChat, kTokenize, kDetokenize, kTokenizerInfo, kHealth, kLive, kReady, kVersion, kMetrics,
+};
+
+struct Route {
+  RouteId id;
+  std::string_view method;  // GET answers HEAD too
+  std::string_view path;    // ending in '/': any non-empty rest follows
+  Scope scope;
+};
+
+// Everything this server answers; what is not here is 404, or 401 first.
+std::span<const Route> Routes();
+
+struct RouteMatch {
+  const Route* route = nullptr;   // null: no such path, or not with this method
+  std::string_view rest;          // behind a path ending in '/'
+  std::string allow;              // methods of the path, if only the method is wrong
+};
+RouteMatch MatchRoute(std::string_view method, std::string_view path);
+
+}  // namespace dovetail::server

@@ -1,0 +1,36 @@
+#pragma once
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "scheduler/core/request.h"
+
+namespace dovetail::server {
+
+class Generation;
+
+// Carries updates from the engine's thread to one I/O thread. However many updates a step brings, the I/O thread is woken once.
+// Thread-safe. Outlives the I/O thread's context in the sinks that the engine still holds: closed, it drops what comes.
+class UpdateInbox : public std::enable_shared_from_this<UpdateInbox> {
+ public:
+  // `post` runs a task on the I/O thread.
+  explicit UpdateInbox(std::function<void(std::function<void()>)> post) : post_(std::move(post)) {}
+
+  void Push(std::shared_ptr<Generation> to, int prompt, scheduler::GenerationUpdate update);
+  void Close();
+
+ private:
+  struct Item {
+    std::shared_ptr<Generation> to;
+    int prompt;
+    scheduler::GenerationUpdate update;
+  };
+  void Deliver();
+
+  std::mutex mutex_;
+  std::function<void(std::function<void()>)> post_;  // empty: closed
+  std::vector<Item> items_;
+};
+
+}  // namespace dovetail::server

@@ -1,0 +1,61 @@
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "server/engine.h"
+
+namespace dovetail::server {
+
+enum class RequestEnd { kStop, kLength, kAbort, kError };
+
+// What is known of a finished generation request (one per prompt), for histograms. Times are durations since it arrived.
+struct RequestRecord {
+  RequestEnd end = RequestEnd::kStop;
+  int64_t prompt_tokens = 0;
+  int64_t cached_tokens = 0;
+  int64_t generation_tokens = 0;
+  int64_t largest_choice = 0;  // tokens of the longest choice
+  int choices = 1;
+  int64_t max_tokens = 0;
+  absl::Duration submitted;                 // parsed, tokenised and handed to the engine
+  absl::Duration first_token = absl::InfiniteDuration();
+  absl::Duration ended;
+};
+
+// Counters, gauges and histograms in Prometheus' text format: native names ("dovetail:...") and, for routers and dashboards that know
+// vLLM, the same values under vLLM's names ("vllm:...", labels model_name and engine="0"). Thread-safe.
+//
+// Conservation: prompt and generation token counters equal the sums over the per-request histograms, and what `usage` says, for requests
+// that ended well, were aborted, or failed.
+class ServerMetrics {
+ public:
+  struct Info {
+    std::string model_name;
+    int max_model_len = 0;
+    int block_size = 0;
+    std::string version;
+  };
+  explicit ServerMetrics(const Info& info);
+  ~ServerMetrics();
+
+  void HttpResponse(const std::string& route, int status);
+  void PromptAccepted(int64_t prompt_tokens);                  // handed to the engine
+  void FirstToken(absl::Duration since_arrival);
+  void Tokens(int count, absl::Duration since_last);           // since_last: infinite for a choice's first
+  void RequestFinished(const RequestRecord& record);
+  void SlowReaderCancelled();
+
+  // Takes over the engine's numbers. `samples` are steps since the last call.
+  void Update(const EngineStats& stats, const std::vector<StepSample>& samples);
+  void SetConnections(int open, int streams);
+
+  std::string Text() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace dovetail::server

@@ -1,0 +1,47 @@
+#include "tests/server/test_model.h"
+
+#include "base/check.h"
+#include "model/tokenizer/byte_level.h"
+#include "model/tokenizer/tokenizer.h"
+#include "server/openai/chat_renderer.h"
+
+namespace dovetail::server::test {
+
+std::shared_ptr<ServedModel> TestModel(int max_model_len) {
+  model::TokenizerData data;
+  for (int byte = 0; byte < 256; ++byte) {
+    data.tokens.push_back(model::SpellingOfBytes(std::string(1, static_cast<char>(byte))));
+    data.types.push_back(model::TokenType::kNormal);
+  }
+  for (const char* special : {"<bos>", "<eos>", "<turn>", "<pad>"}) {
+    data.tokens.push_back(special);
+    data.types.push_back(model::TokenType::kControl);
+  }
+  for (const char* merged : {"the", "th"}) {
+    data.tokens.push_back(merged);
+    data.types.push_back(model::TokenType::kNormal);
+  }
+  data.merges = {{'t', 'h'}, {kThe + 1, 'e'}};
+  data.pre_tokenizer = model::PreTokenizer::kGpt2;
+  data.prefix_ids = {kBos};
+  data.special.bos = kBos;
+  data.special.eos = kEos;
+  auto tokenizer = model::Tokenizer::Create(std::move(data));
+  DT_CHECK(tokenizer.ok(), std::string(tokenizer.status().message()));
+
+  auto served = std::make_shared<ServedModel>();
+  served->names = {"bytes", "bytes-alias"};
+  served->tokenizer = *std::move(tokenizer);
+  auto chat = MakeChatRenderer(
+      "{% for m in messages %}<turn>{{ m['role'] }}:{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<turn>assistant:{% endif %}",
+      "<bos>", "<eos>");
+  DT_CHECK(chat.ok(), std::string(chat.status().message()));
+  served->chat = *std::move(chat);
+  served->max_model_len = max_model_len;
+  served->vocab_size = served->tokenizer->vocab_size();
+  served->end_token_ids = {kEos};
+  served->created = 1700000000;
+  return served;
+}
+
+}  // namespace dovetail::server::test
