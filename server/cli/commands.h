@@ -19,4 +19,30 @@ struct LogitsFlags {
 // Writes the float32 logits [last, vocab] of the last positions as .npy and prints {"greedy_ids": [...]}.
 absl::Status RunLogits(const LogitsFlags& flags);
 
+struct ServeFlags {
+  EngineFlags engine;
+  std::string host = "127.0.0.1";
+  int port = 8000;
+  std::vector<std::string> api_keys, metrics_api_keys;
+  std::string served_model_name;
+  std::string chat_template;
+  int shutdown_timeout = 30;
+};
+// Serves the OpenAI API until SIGTERM or SIGINT, then drains.
+absl::Status RunServe(const ServeFlags& flags);
+
+struct RunFlags {
+  EngineFlags engine;
+  std::string prompt;
+  std::string chat_template;
+  float temperature = 0;
+  int max_tokens = 256;
+  bool raw = false;  // no chat template
+};
+// Answers one prompt on stdout as it is generated.
+absl::Status RunPrompt(const RunFlags& flags);
+
+// Prints what a model holds and what it would need.
+absl::Status RunInspect(const std::string& model);
+
 }  // namespace dovetail::cli

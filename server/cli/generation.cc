@@ -36,6 +36,18 @@ void CollectingSink::WaitForTokens(size_t tokens) {
   changed_.wait(lock, [&] { return finished_ || tokens_ >= tokens; });
 }
 
+void CollectingSink::StreamTokens(const std::function<void(TokenId)>& token) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (size_t next = 0;; ++next) {
+    changed_.wait(lock, [&] { return finished_ || choices_[0].tokens.size() > next; });
+    if (choices_[0].tokens.size() <= next) return;
+    const TokenId id = choices_[0].tokens[next];
+    lock.unlock();
+    token(id);
+    lock.lock();
+  }
+}
+
 absl::Status CollectingSink::WaitForEnd() {
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait(lock, [&] { return finished_; });

@@ -27,6 +27,8 @@ class CollectingSink final : public server::GenerationSink {
 
   // Blocks until the request has ended or `tokens` output tokens (over all choices) are there.
   void WaitForTokens(size_t tokens);
+  // Calls `token` for each output token of choice 0 as it comes; blocks until the end.
+  void StreamTokens(const std::function<void(TokenId)>& token);
   // Blocks until the end; kError ends become a Status.
   absl::Status WaitForEnd();
 

@@ -24,12 +24,50 @@ void AddLogits(CLI::App& app, LogitsFlags& flags, int& exit_code) {
   command->callback([&] { exit_code = Report(RunLogits(flags)); });
 }
 
+void AddServe(CLI::App& app, ServeFlags& flags, int& exit_code) {
+  CLI::App* command = app.add_subcommand("serve", "Serve a model over the OpenAI HTTP API");
+  AddEngineFlags(*command, flags.engine);
+  command->add_option("--host", flags.host, "Address to listen on")->group("HTTP");
+  command->add_option("--port", flags.port, "Port to listen on; 0: a free one")->group("HTTP");
+  command->add_option("--api-key", flags.api_keys, "A key that clients must present; repeatable; none: everybody may")->group("HTTP");
+  command->add_option("--metrics-api-key", flags.metrics_api_keys, "A key for /metrics alone; repeatable")->group("HTTP");
+  command->add_option("--served-model-name", flags.served_model_name, "What the API calls the model")->group("HTTP");
+  command->add_option("--chat-template", flags.chat_template, "A Jinja file used in place of the model's own template")->group("HTTP");
+  command->add_option("--shutdown-timeout", flags.shutdown_timeout, "Seconds that running requests have after SIGTERM")
+      ->check(CLI::Range(0, 86400))
+      ->group("HTTP");
+  command->callback([&] { exit_code = Report(RunServe(flags)); });
+}
+
+void AddRun(CLI::App& app, RunFlags& flags, int& exit_code) {
+  CLI::App* command = app.add_subcommand("run", "Answer one prompt in the terminal");
+  AddEngineFlags(*command, flags.engine);
+  command->add_option("PROMPT", flags.prompt, "The prompt")->required();
+  command->add_option("--temperature", flags.temperature, "0: greedy")->check(CLI::Range(0.0f, 100.0f));
+  command->add_option("--max-tokens", flags.max_tokens, "Longest answer")->check(CLI::Range(1, 1 << 26));
+  command->add_option("--chat-template", flags.chat_template, "A Jinja file used in place of the model's own template");
+  command->add_flag("--raw", flags.raw, "Continue the prompt as it is, without a chat template");
+  command->callback([&] { exit_code = Report(RunPrompt(flags)); });
+}
+
+void AddInspect(CLI::App& app, std::string& model, int& exit_code) {
+  CLI::App* command = app.add_subcommand("inspect", "Print what a model holds and what it would need");
+  command->add_option("MODEL", model, "A .gguf file, or a Hugging Face folder")->required();
+  command->callback([&] { exit_code = Report(RunInspect(model)); });
+}
+
 int Main(int argc, char** argv) {
   CLI::App app("dovetail: an LLM inference server with dense layers and attention on different machines", "dovetail");
   app.require_subcommand(1);
   int exit_code = 0;
   LogitsFlags logits;
   AddLogits(app, logits, exit_code);
+  ServeFlags serve;
+  AddServe(app, serve, exit_code);
+  RunFlags run;
+  AddRun(app, run, exit_code);
+  std::string inspected;
+  AddInspect(app, inspected, exit_code);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
