@@ -30,8 +30,11 @@ class CheckpointBuilder {
     for (const TensorNeed& need : TensorsOf(config)) {
       const std::string& name = gguf ? need.gguf : need.hf;
       const std::optional<FoundTensor> found = lookup(name);
-      if (!found) return InvalidArgument(checkpoint.name_, ": tensor ", name, " is missing, which ", View(Name(config.architecture)), " needs");
+      if (!found)
+        return InvalidArgument(checkpoint.name_, ": tensor ", name, " is missing, which ",
+                               View(Name(config.architecture)), " needs");
       DT_ASSIGN_OR_RETURN(TensorSource source, MakeSource(config, need, *found, gguf));
+      checkpoint.index_.emplace(need.canonical, checkpoint.names_.size());
       checkpoint.names_.push_back(need.canonical);
       checkpoint.sources_.push_back(source);
       used.insert(name);
@@ -55,13 +58,17 @@ class CheckpointBuilder {
     return absl::StrCat("[", text, "]");
   }
 
-  static absl::StatusOr<TensorSource> MakeSource(const ModelConfig& config, const TensorNeed& need, const FoundTensor& found, bool gguf) {
+  static absl::StatusOr<TensorSource> MakeSource(const ModelConfig& config, const TensorNeed& need,
+                                                 const FoundTensor& found, bool gguf) {
     const std::string what = absl::StrCat(View(found.stored.file), ": tensor ", Printable(found.stored.name));
-    if (!found.type) return Unimplemented(what, " is stored as ", View(found.stored.type), "; F32, F16 and BF16 are read from safetensors");
+    if (!found.type)
+      return Unimplemented(what, " is stored as ", View(found.stored.type),
+                           "; F32, F16 and BF16 are read from safetensors");
     std::vector<int64_t> expected{need.stored_rows};
     if (need.cols != 0) expected.push_back(need.cols);
     if (found.stored.shape != expected) {
-      return InvalidArgument(what, ": its shape is ", ShapeText(found.stored.shape), ", but the config asks for ", ShapeText(expected));
+      return InvalidArgument(what, ": its shape is ", ShapeText(found.stored.shape), ", but the config asks for ",
+                             ShapeText(expected));
     }
     TensorSource source;
     source.file = found.stored.file;
@@ -70,10 +77,12 @@ class CheckpointBuilder {
     source.rows = need.rows;
     source.cols = std::max<int64_t>(need.cols, 1);
     if (need.cols == 0 && IsQuantized(source.type)) {
-      return Unimplemented(what, " is a vector stored as ", View(found.stored.type), "; vectors are read as F32, F16 and BF16");
+      return Unimplemented(what, " is a vector stored as ", View(found.stored.type),
+                           "; vectors are read as F32, F16 and BF16");
     }
     source.row_bytes = RowBytes(source.type, source.cols);
-    source.bytes = found.bytes.subspan(static_cast<size_t>(need.first_row * source.row_bytes), static_cast<size_t>(need.rows * source.row_bytes));
+    source.bytes = found.bytes.subspan(static_cast<size_t>(need.first_row * source.row_bytes),
+                                       static_cast<size_t>(need.rows * source.row_bytes));
     if (gguf) source.interleaved_head_rows = need.interleaved_head_rows;
     if (need.norm && config.norms_stored_minus_one) source.add = 1.0f;
     return source;
@@ -84,8 +93,8 @@ class CheckpointBuilder {
     for (const StoredTensor& tensor : checkpoint.stored_tensors()) {
       if (used.contains(tensor.name) || IsIgnoredTensor(checkpoint.config_, tensor.name)) continue;
       if (checkpoint.warnings_.size() + 1 < Checkpoint::kMaxWarnings) {
-        checkpoint.warnings_.push_back(absl::StrCat(View(tensor.file), ": tensor ", Printable(tensor.name), " is not used by ",
-                                                    View(Name(checkpoint.config_.architecture))));
+        checkpoint.warnings_.push_back(absl::StrCat(View(tensor.file), ": tensor ", Printable(tensor.name),
+                                                    " is not used by ", View(Name(checkpoint.config_.architecture))));
       } else {
         ++unnamed;
       }
@@ -103,7 +112,11 @@ class GgufCheckpoint : public Checkpoint {
   const GgufFile* gguf() const override { return file_.get(); }
 
   StoredTensor Stored(const GgufTensor& tensor) const {
-    return {file_->part_name(tensor.part), tensor.name, Name(tensor.type), {tensor.dims.rbegin(), tensor.dims.rend()}, tensor.elements,
+    return {file_->part_name(tensor.part),
+            tensor.name,
+            Name(tensor.type),
+            {tensor.dims.rbegin(), tensor.dims.rend()},
+            tensor.elements,
             static_cast<int64_t>(tensor.bytes.size())};
   }
   std::vector<StoredTensor> stored_tensors() const override {
@@ -134,7 +147,8 @@ class SafetensorsCheckpoint : public Checkpoint {
   Format format() const override { return Format::kSafetensors; }
 
   StoredTensor Stored(const SafetensorsTensor& tensor) const {
-    return {file_->shard_name(tensor.shard), tensor.name, tensor.dtype, tensor.shape, tensor.elements, static_cast<int64_t>(tensor.bytes.size())};
+    return {file_->shard_name(tensor.shard),          tensor.name, tensor.dtype, tensor.shape, tensor.elements,
+            static_cast<int64_t>(tensor.bytes.size())};
   }
   std::vector<StoredTensor> stored_tensors() const override {
     std::vector<StoredTensor> all;
@@ -156,7 +170,8 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> OpenGguf(const fs::path& path) {
   DT_ASSIGN_OR_RETURN(ModelConfig config, ConfigFromGguf(*file));
   auto checkpoint = std::make_unique<GgufCheckpoint>(std::move(file));
   CheckpointBuilder::Identify(*checkpoint, std::move(config), path, path.parent_path());
-  DT_RETURN_IF_ERROR(CheckpointBuilder::Resolve(*checkpoint, /*gguf=*/true, [&](const std::string& name) { return checkpoint->Lookup(name); }));
+  DT_RETURN_IF_ERROR(CheckpointBuilder::Resolve(*checkpoint, /*gguf=*/true,
+                                                [&](const std::string& name) { return checkpoint->Lookup(name); }));
   return checkpoint;
 }
 
@@ -171,7 +186,8 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> OpenFolder(const fs::path& folder) {
   DT_ASSIGN_OR_RETURN(auto file, SafetensorsFile::OpenFolder(folder));
   auto checkpoint = std::make_unique<SafetensorsCheckpoint>(std::move(file));
   CheckpointBuilder::Identify(*checkpoint, std::move(config), folder, folder);
-  DT_RETURN_IF_ERROR(CheckpointBuilder::Resolve(*checkpoint, /*gguf=*/false, [&](const std::string& name) { return checkpoint->Lookup(name); }));
+  DT_RETURN_IF_ERROR(CheckpointBuilder::Resolve(*checkpoint, /*gguf=*/false,
+                                                [&](const std::string& name) { return checkpoint->Lookup(name); }));
   return checkpoint;
 }
 
@@ -183,7 +199,8 @@ std::vector<fs::path> GgufModelsIn(const fs::path& folder) {
     const std::string name = it->path().filename().string();
     if (!name.ends_with(".gguf")) continue;
     const size_t of = name.rfind("-of-");
-    const bool later_part = of != std::string::npos && of >= 6 && name[of - 6] == '-' && name.substr(of - 5, 5) != "00001";
+    const bool later_part =
+        of != std::string::npos && of >= 6 && name[of - 6] == '-' && name.substr(of - 5, 5) != "00001";
     if (!later_part) models.push_back(it->path());
   }
   std::sort(models.begin(), models.end());
@@ -211,7 +228,8 @@ void TensorSource::ReadRows(int64_t first, int64_t count, std::span<float> out) 
   if (interleaved_head_rows == 0) {
     Dequantize(type, bytes.data() + first * row_bytes, count * cols, out.data());
   } else {
-    for (int64_t r = 0; r < count; ++r) Dequantize(type, bytes.data() + SourceRow(first + r) * row_bytes, cols, out.data() + r * cols);
+    for (int64_t r = 0; r < count; ++r)
+      Dequantize(type, bytes.data() + SourceRow(first + r) * row_bytes, cols, out.data() + r * cols);
   }
   if (add != 0) {
     for (float& value : out) value += add;
@@ -225,9 +243,9 @@ std::vector<float> TensorSource::ReadAll() const {
 }
 
 absl::StatusOr<TensorSource> Checkpoint::Find(std::string_view canonical) const {
-  const auto it = std::find(names_.begin(), names_.end(), canonical);
-  if (it == names_.end()) return NotFound(name_, ": the model has no weight called ", Printable(canonical));
-  return sources_[static_cast<size_t>(it - names_.begin())];
+  const auto it = index_.find(std::string(canonical));
+  if (it == index_.end()) return NotFound(name_, ": the model has no weight called ", Printable(canonical));
+  return sources_[it->second];
 }
 
 absl::StatusOr<std::unique_ptr<Checkpoint>> OpenCheckpoint(const fs::path& path) {
@@ -238,8 +256,12 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> OpenCheckpoint(const fs::path& path)
   if (fs::exists(path / "config.json", error)) return OpenFolder(path);
   const std::vector<fs::path> models = GgufModelsIn(path);
   if (models.size() == 1) return OpenGguf(models.front());
-  if (models.empty()) return NotFound(BaseName(path), ": holds neither config.json nor a .gguf file; name a GGUF file or the folder of a Hugging Face model");
-  return InvalidArgument(BaseName(path), ": holds ", models.size(), " GGUF models; name one of them, for example ", BaseName(models.front()));
+  if (models.empty())
+    return NotFound(
+        BaseName(path),
+        ": holds neither config.json nor a .gguf file; name a GGUF file or the folder of a Hugging Face model");
+  return InvalidArgument(BaseName(path), ": holds ", models.size(), " GGUF models; name one of them, for example ",
+                         BaseName(models.front()));
 }
 
 }  // namespace dovetail::model

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "base/status.h"
 #include "model/config.h"
 #include "model/ggml_types.h"
@@ -16,9 +17,9 @@ namespace dovetail::model {
 class GgufFile;
 class SafetensorsFile;
 
-// Where one weight of the model lies, by its canonical name. Logical row r, of `cols` elements, is stored row first_row + SourceRow(r) of the stored tensor;
-// `bytes` are the stored rows [first_row, first_row + rows), row_bytes each, in stored order. Vectors (norms, biases) have cols = 1 and rows = their length.
-// Views the Checkpoint that gave it.
+// Where one weight of the model lies, by its canonical name. Logical row r, of `cols` elements, is stored row first_row
+// + SourceRow(r) of the stored tensor; `bytes` are the stored rows [first_row, first_row + rows), row_bytes each, in
+// stored order. Vectors (norms, biases) have cols = 1 and rows = their length. Views the Checkpoint that gave it.
 struct TensorSource {
   std::string_view file;         // base name
   std::string_view stored_name;  // in that file
@@ -26,7 +27,8 @@ struct TensorSource {
   int64_t rows = 0, cols = 0;
   int64_t row_bytes = 0;
   std::span<const std::byte> bytes;
-  // GGUF's llama-like files interleave the two halves of each head's rows in Q and K: > 0 is the number of rows of one head, 0 = stored as is.
+  // GGUF's llama-like files interleave the two halves of each head's rows in Q and K: > 0 is the number of rows of one
+  // head, 0 = stored as is.
   int64_t interleaved_head_rows = 0;
   float add = 0;  // added to every value: 1 where the file holds w of (1 + w)
 
@@ -42,24 +44,31 @@ struct TensorSource {
 // A tensor as the file has it, for inspection.
 struct StoredTensor {
   std::string_view file, name;
-  std::string_view type;  // "Q4_K", "BF16", ...
+  std::string_view type;       // "Q4_K", "BF16", ...
   std::vector<int64_t> shape;  // outermost first
   int64_t elements = 0;
   int64_t bytes = 0;
 };
 
-// A model's configuration and weights, whatever they are stored as. Immutable, thread-safe; weights are mapped, not read.
+// A model's configuration and weights, whatever they are stored as. Immutable, thread-safe; weights are mapped, not
+// read.
 //
-// Canonical names (N = 0 .. layers - 1; [shape]; H hidden, I intermediate, n_h heads, n_kv KV heads, d key_dim, dv value_dim):
-//   embed.weight [vocab, H]   final_norm.weight [H]   lm_head.weight [vocab, H] (embed.weight again when tied)
-//   layers.N.input_norm.weight [H]               before attention
-//   layers.N.attn.q_proj.weight [n_h d, H]       layers.N.attn.k_proj.weight [n_kv d, H]   layers.N.attn.v_proj.weight [n_kv dv, H]
-//   layers.N.attn.o_proj.weight [H, n_h dv]      layers.N.attn.{q,k}_norm.weight [d]  with qk_norm
-//   layers.N.post_attn_norm.weight [H]           with post_norms: after attention, before the residual sum
-//   layers.N.pre_mlp_norm.weight [H]             before the MLP (HF's post_attention_layernorm where there are two norms)
-//   layers.N.mlp.{gate,up}_proj.weight [I, H]    layers.N.mlp.down_proj.weight [H, I]
-//   layers.N.post_mlp_norm.weight [H]            with post_norms
+// Canonical names (N = 0 .. layers - 1; H hidden, I intermediate, n_h heads, n_kv KV heads, d key_dim, dv value_dim):
+//   embed.weight                        [vocab, H]
+//   layers.N.input_norm.weight          [H]         before attention
+//   layers.N.attn.q_proj.weight         [n_h d, H]
+//   layers.N.attn.k_proj.weight         [n_kv d, H]
+//   layers.N.attn.v_proj.weight         [n_kv dv, H]
+//   layers.N.attn.o_proj.weight         [H, n_h dv]
+//   layers.N.attn.{q,k}_norm.weight     [d]         with qk_norm
+//   layers.N.post_attn_norm.weight      [H]         with post_norms: after attention, before the residual sum
+//   layers.N.pre_mlp_norm.weight        [H]         HF's post_attention_layernorm where there are two norms
+//   layers.N.mlp.{gate,up}_proj.weight  [I, H]
+//   layers.N.mlp.down_proj.weight       [H, I]
+//   layers.N.post_mlp_norm.weight       [H]         with post_norms
 //   layers.N.attn.{q,k,v,o}_proj.bias, layers.N.mlp.{gate,up,down}_proj.bias   where the config says so
+//   final_norm.weight                   [H]
+//   lm_head.weight                      [vocab, H]  embed.weight again when tied
 // Phi-3's fused qkv_proj and gate_up_proj appear as row ranges of one stored tensor under these names.
 class Checkpoint {
  public:
@@ -70,7 +79,8 @@ class Checkpoint {
   const ModelConfig& config() const { return config_; }
   virtual Format format() const = 0;
 
-  // The weight called `canonical`. kNotFound for a name that this model does not have; every name that the config asks for is there.
+  // The weight called `canonical`. kNotFound for a name that this model does not have; every name that the config asks
+  // for is there.
   absl::StatusOr<TensorSource> Find(std::string_view canonical) const;
   // All canonical names, in the order of use.
   const std::vector<std::string>& names() const { return names_; }
@@ -95,12 +105,14 @@ class Checkpoint {
   std::string name_;
   std::vector<std::string> names_;
   std::vector<TensorSource> sources_;  // of names_
+  absl::flat_hash_map<std::string, size_t> index_;
   std::vector<std::string> warnings_;
 };
 
 // Opens a .gguf file, a folder with config.json and safetensors, or a folder with exactly one GGUF model.
-// Everything is checked here: that each weight exists, in a type that is read and in the shape that the config asks for. Errors: those of the readers and of
-// ConfigFrom*; kInvalidArgument naming file, tensor, expected and found shape; kNotFound when the path holds no model.
+// Everything is checked here: that each weight exists, in a type that is read and in the shape that the config asks
+// for. Errors: those of the readers and of ConfigFrom*; kInvalidArgument naming file, tensor, expected and found shape;
+// kNotFound when the path holds no model.
 absl::StatusOr<std::unique_ptr<Checkpoint>> OpenCheckpoint(const std::filesystem::path& path);
 
 }  // namespace dovetail::model

@@ -29,28 +29,36 @@ class LayerNeeds {
   }
 
  private:
-  TensorNeed& Add(const std::string& canonical, const std::string& hf, const std::string& gguf, int64_t rows, int64_t cols) {
-    TensorNeed need{.canonical = canonical_ + canonical, .hf = hf_ + hf, .gguf = gguf_ + gguf, .rows = rows, .cols = cols};
+  TensorNeed& Add(const std::string& canonical, const std::string& hf, const std::string& gguf, int64_t rows,
+                  int64_t cols) {
+    TensorNeed need{
+        .canonical = canonical_ + canonical, .hf = hf_ + hf, .gguf = gguf_ + gguf, .rows = rows, .cols = cols};
     need.stored_rows = rows;
     return out_.emplace_back(std::move(need));
   }
 
   void Norm(const char* canonical, const char* hf, const char* gguf, int64_t size) {
-    Add(absl::StrCat(canonical, ".weight"), absl::StrCat(hf, ".weight"), absl::StrCat(gguf, ".weight"), size, 0).norm = true;
+    Add(absl::StrCat(canonical, ".weight"), absl::StrCat(hf, ".weight"), absl::StrCat(gguf, ".weight"), size, 0).norm =
+        true;
   }
 
   // A projection and, if it has one, its bias. `head_rows` > 0: rotated by rope, so GGUF may hold it interleaved.
-  void Projection(const char* canonical, const char* hf, const char* gguf, int64_t rows, int64_t cols, bool bias, int64_t head_rows = 0) {
+  void Projection(const char* canonical, const char* hf, const char* gguf, int64_t rows, int64_t cols, bool bias,
+                  int64_t head_rows = 0) {
     const bool interleaved = c_.architecture == Architecture::kLlama || c_.architecture == Architecture::kMistral ||
                              c_.architecture == Architecture::kSmolLm3;
     const int64_t swap = interleaved ? head_rows : 0;
-    Add(absl::StrCat(canonical, ".weight"), absl::StrCat(hf, ".weight"), absl::StrCat(gguf, ".weight"), rows, cols).interleaved_head_rows = swap;
-    if (bias) Add(absl::StrCat(canonical, ".bias"), absl::StrCat(hf, ".bias"), absl::StrCat(gguf, ".bias"), rows, 0).interleaved_head_rows = swap;
+    Add(absl::StrCat(canonical, ".weight"), absl::StrCat(hf, ".weight"), absl::StrCat(gguf, ".weight"), rows, cols)
+        .interleaved_head_rows = swap;
+    if (bias)
+      Add(absl::StrCat(canonical, ".bias"), absl::StrCat(hf, ".bias"), absl::StrCat(gguf, ".bias"), rows, 0)
+          .interleaved_head_rows = swap;
   }
 
   // Rows [first, first + rows) of a fused tensor.
   void Part(const char* canonical, const char* hf, const char* gguf, int64_t first, int64_t rows, int64_t total) {
-    TensorNeed& need = Add(absl::StrCat(canonical, ".weight"), absl::StrCat(hf, ".weight"), absl::StrCat(gguf, ".weight"), rows, c_.hidden_size);
+    TensorNeed& need = Add(absl::StrCat(canonical, ".weight"), absl::StrCat(hf, ".weight"),
+                           absl::StrCat(gguf, ".weight"), rows, c_.hidden_size);
     need.first_row = first;
     need.stored_rows = total;
   }
@@ -90,17 +98,21 @@ class LayerNeeds {
   std::vector<TensorNeed>& out_;
 };
 
-TensorNeed Whole(const char* canonical, const char* hf, const char* gguf, int64_t rows, int64_t cols, bool norm = false) {
-  return {.canonical = canonical, .hf = hf, .gguf = gguf, .rows = rows, .cols = cols, .stored_rows = rows, .norm = norm};
+TensorNeed Whole(const char* canonical, const char* hf, const char* gguf, int64_t rows, int64_t cols,
+                 bool norm = false) {
+  return {
+      .canonical = canonical, .hf = hf, .gguf = gguf, .rows = rows, .cols = cols, .stored_rows = rows, .norm = norm};
 }
 
 }  // namespace
 
 std::vector<TensorNeed> TensorsOf(const ModelConfig& config) {
   std::vector<TensorNeed> needs;
-  needs.push_back(Whole("embed.weight", "model.embed_tokens.weight", "token_embd.weight", config.vocab_size, config.hidden_size));
+  needs.push_back(
+      Whole("embed.weight", "model.embed_tokens.weight", "token_embd.weight", config.vocab_size, config.hidden_size));
   for (size_t layer = 0; layer < config.layers.size(); ++layer) LayerNeeds(config, layer, needs).Append();
-  needs.push_back(Whole("final_norm.weight", "model.norm.weight", "output_norm.weight", config.hidden_size, 0, /*norm=*/true));
+  needs.push_back(
+      Whole("final_norm.weight", "model.norm.weight", "output_norm.weight", config.hidden_size, 0, /*norm=*/true));
   TensorNeed head = Whole("lm_head.weight", "lm_head.weight", "output.weight", config.vocab_size, config.hidden_size);
   if (config.tie_embeddings) head.hf = needs.front().hf, head.gguf = needs.front().gguf;
   needs.push_back(std::move(head));
@@ -110,7 +122,8 @@ std::vector<TensorNeed> TensorsOf(const ModelConfig& config) {
 bool IsIgnoredTensor(const ModelConfig& config, std::string_view stored_name) {
   if (stored_name.ends_with(".rotary_emb.inv_freq")) return true;  // a buffer that old checkpoints saved
   if (config.tie_embeddings && stored_name == "lm_head.weight") return true;
-  return stored_name == "rope_freqs.weight" || stored_name == "rope_factors_long.weight" || stored_name == "rope_factors_short.weight";
+  return stored_name == "rope_freqs.weight" || stored_name == "rope_factors_long.weight" ||
+         stored_name == "rope_factors_short.weight";
 }
 
 }  // namespace dovetail::model

@@ -7,16 +7,17 @@
 
 namespace dovetail::model {
 
-// One weight that a model needs, and where each format keeps it: rows [first_row, first_row + rows) of a stored tensor of stored_rows rows.
+// One weight that a model needs, and where each format keeps it: rows [first_row, first_row + rows) of a stored tensor
+// of stored_rows rows.
 struct TensorNeed {
   std::string canonical;
-  std::string hf, gguf;   // stored names
+  std::string hf, gguf;  // stored names
   int64_t rows = 0;
-  int64_t cols = 0;       // 0 = a vector of `rows` elements
+  int64_t cols = 0;  // 0 = a vector of `rows` elements
   int64_t first_row = 0;
   int64_t stored_rows = 0;
-  bool norm = false;                   // HF may hold w of (1 + w)
-  int64_t interleaved_head_rows = 0;   // in GGUF
+  bool norm = false;                  // HF may hold w of (1 + w)
+  int64_t interleaved_head_rows = 0;  // in GGUF
 };
 
 // Every weight of the model, in the order of use (checkpoint.h lists the canonical names). Pure.

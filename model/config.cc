@@ -30,35 +30,48 @@ std::vector<Range> Ranges(const ModelConfig& c) {
 
 absl::Status ValidateRope(const std::string& file, const ModelConfig& config, const RopeSpec& rope) {
   const absl::string_view kind(Name(rope.kind).data(), Name(rope.kind).size());
-  if (!(rope.theta > 1.0 && rope.theta <= 1e15)) return InvalidArgument(file, ": the rope base is ", rope.theta, "; it must be in (1, 1e15]");
+  if (!(rope.theta > 1.0 && rope.theta <= 1e15))
+    return InvalidArgument(file, ": the rope base is ", rope.theta, "; it must be in (1, 1e15]");
   if (rope.rotary_dims < 2 || rope.rotary_dims % 2 != 0 || rope.rotary_dims > config.key_dim) {
-    return InvalidArgument(file, ": rope turns ", rope.rotary_dims, " dimensions of a head; it must be even, from 2 to the ", config.key_dim, " there are");
+    return InvalidArgument(file, ": rope turns ", rope.rotary_dims,
+                           " dimensions of a head; it must be even, from 2 to the ", config.key_dim, " there are");
   }
-  if (!(rope.factor >= 1.0 && rope.factor <= 1e6)) return InvalidArgument(file, ": the factor of ", kind, " rope is ", rope.factor, "; it must be in [1, 1e6]");
+  if (!(rope.factor >= 1.0 && rope.factor <= 1e6))
+    return InvalidArgument(file, ": the factor of ", kind, " rope is ", rope.factor, "; it must be in [1, 1e6]");
   if (!(rope.attention_factor > 0.0 && rope.attention_factor <= 1e3)) {
-    return InvalidArgument(file, ": the attention factor of ", kind, " rope is ", rope.attention_factor, "; it must be in (0, 1000]");
+    return InvalidArgument(file, ": the attention factor of ", kind, " rope is ", rope.attention_factor,
+                           "; it must be in (0, 1000]");
   }
-  const bool needs_original = rope.kind == RopeKind::kLlama3 || rope.kind == RopeKind::kYarn || rope.kind == RopeKind::kLongRope;
+  const bool needs_original =
+      rope.kind == RopeKind::kLlama3 || rope.kind == RopeKind::kYarn || rope.kind == RopeKind::kLongRope;
   if (needs_original && (rope.original_max_positions < 2 || rope.original_max_positions > (int64_t{1} << 27))) {
-    return InvalidArgument(file, ": original_max_position_embeddings of ", kind, " rope is ", rope.original_max_positions, "; it must be in [2, 2^27]");
+    return InvalidArgument(file, ": original_max_position_embeddings of ", kind, " rope is ",
+                           rope.original_max_positions, "; it must be in [2, 2^27]");
   }
-  if (rope.kind == RopeKind::kLlama3 && !(rope.low_freq_factor > 0 && rope.high_freq_factor > rope.low_freq_factor && rope.high_freq_factor <= 1e6)) {
-    return InvalidArgument(file, ": llama3 rope needs 0 < low_freq_factor < high_freq_factor; they are ", rope.low_freq_factor, " and ", rope.high_freq_factor);
+  if (rope.kind == RopeKind::kLlama3 &&
+      !(rope.low_freq_factor > 0 && rope.high_freq_factor > rope.low_freq_factor && rope.high_freq_factor <= 1e6)) {
+    return InvalidArgument(file, ": llama3 rope needs 0 < low_freq_factor < high_freq_factor; they are ",
+                           rope.low_freq_factor, " and ", rope.high_freq_factor);
   }
-  if (rope.kind == RopeKind::kYarn && !(rope.beta_slow > 0 && rope.beta_fast > rope.beta_slow && rope.beta_fast <= 1e6)) {
-    return InvalidArgument(file, ": yarn rope needs 0 < beta_slow < beta_fast; they are ", rope.beta_slow, " and ", rope.beta_fast);
+  if (rope.kind == RopeKind::kYarn &&
+      !(rope.beta_slow > 0 && rope.beta_fast > rope.beta_slow && rope.beta_fast <= 1e6)) {
+    return InvalidArgument(file, ": yarn rope needs 0 < beta_slow < beta_fast; they are ", rope.beta_slow, " and ",
+                           rope.beta_fast);
   }
   const auto pairs = static_cast<size_t>(rope.rotary_dims / 2);
   const auto positive = [](const std::vector<float>& values) {
     return std::all_of(values.begin(), values.end(), [](float v) { return v > 0.0f && std::isfinite(v); });
   };
-  for (const auto& [what, values, needed] : {std::tuple("short_factor", &rope.short_factor, rope.kind == RopeKind::kLongRope),
-                                             std::tuple("long_factor", &rope.long_factor, rope.kind == RopeKind::kLongRope),
-                                             std::tuple("rope_freqs", &rope.divisors, false)}) {
+  for (const auto& [what, values, needed] :
+       {std::tuple("short_factor", &rope.short_factor, rope.kind == RopeKind::kLongRope),
+        std::tuple("long_factor", &rope.long_factor, rope.kind == RopeKind::kLongRope),
+        std::tuple("rope_freqs", &rope.divisors, false)}) {
     if ((needed || !values->empty()) && values->size() != pairs) {
-      return InvalidArgument(file, ": ", what, " of ", kind, " rope has ", values->size(), " numbers, but ", rope.rotary_dims, " rotary dimensions need ", pairs);
+      return InvalidArgument(file, ": ", what, " of ", kind, " rope has ", values->size(), " numbers, but ",
+                             rope.rotary_dims, " rotary dimensions need ", pairs);
     }
-    if (!positive(*values)) return InvalidArgument(file, ": ", what, " of ", kind, " rope holds a number that is not positive and finite");
+    if (!positive(*values))
+      return InvalidArgument(file, ": ", what, " of ", kind, " rope holds a number that is not positive and finite");
   }
   return absl::OkStatus();
 }
@@ -68,7 +81,8 @@ absl::Status ValidateLayers(const std::string& file, const ModelConfig& config) 
     const LayerConfig& layer = config.layers[i];
     DT_CHECK(layer.rope < static_cast<int>(config.ropes.size()));
     if (layer.kind == LayerKind::kSlidingAttention && (layer.window < 1 || layer.window > (int64_t{1} << 27))) {
-      return InvalidArgument(file, ": layer ", i, " is sliding_attention, but its window is ", layer.window, "; it must be at least 1");
+      return InvalidArgument(file, ": layer ", i, " is sliding_attention, but its window is ", layer.window,
+                             "; it must be at least 1");
     }
     if (layer.kind == LayerKind::kFullAttention && layer.window != 0) {
       return InvalidArgument(file, ": layer ", i, " is full_attention, but has a window of ", layer.window);
@@ -83,7 +97,8 @@ absl::Status ValidateTokens(const std::string& file, const ModelConfig& config) 
   for (const TokenId id : config.stop_ids) ids.emplace_back("an end-of-sequence", id);
   for (const auto& [what, id] : ids) {
     if (id < 0 || id >= config.vocab_size) {
-      return InvalidArgument(file, ": ", what, " token is ", id, ", but the vocabulary has ", config.vocab_size, " tokens");
+      return InvalidArgument(file, ": ", what, " token is ", id, ", but the vocabulary has ", config.vocab_size,
+                             " tokens");
     }
   }
   return absl::OkStatus();
@@ -93,13 +108,20 @@ absl::Status ValidateTokens(const std::string& file, const ModelConfig& config) 
 
 std::string_view Name(Architecture architecture) {
   switch (architecture) {
-    case Architecture::kLlama: return "llama";
-    case Architecture::kMistral: return "mistral";
-    case Architecture::kSmolLm3: return "smollm3";
-    case Architecture::kQwen2: return "qwen2";
-    case Architecture::kQwen3: return "qwen3";
-    case Architecture::kPhi3: return "phi3";
-    case Architecture::kGemma3: return "gemma3_text";
+    case Architecture::kLlama:
+      return "llama";
+    case Architecture::kMistral:
+      return "mistral";
+    case Architecture::kSmolLm3:
+      return "smollm3";
+    case Architecture::kQwen2:
+      return "qwen2";
+    case Architecture::kQwen3:
+      return "qwen3";
+    case Architecture::kPhi3:
+      return "phi3";
+    case Architecture::kGemma3:
+      return "gemma3_text";
   }
   return "unknown";
 }
@@ -107,13 +129,16 @@ std::string_view Name(Architecture architecture) {
 absl::Status ValidateConfig(const std::string& file, const ModelConfig& config) {
   for (const Range& range : Ranges(config)) {
     if (range.value < range.low || range.value > range.high) {
-      return InvalidArgument(file, ": ", range.what, " is ", range.value, "; it must be in [", range.low, ", ", range.high, "]");
+      return InvalidArgument(file, ": ", range.what, " is ", range.value, "; it must be in [", range.low, ", ",
+                             range.high, "]");
     }
   }
   if (config.heads % config.kv_heads != 0) {
-    return InvalidArgument(file, ": ", config.heads, " attention heads cannot share ", config.kv_heads, " key/value heads evenly");
+    return InvalidArgument(file, ": ", config.heads, " attention heads cannot share ", config.kv_heads,
+                           " key/value heads evenly");
   }
-  if (!(config.norm_eps > 0 && config.norm_eps <= 0.1)) return InvalidArgument(file, ": the norm epsilon is ", config.norm_eps, "; it must be in (0, 0.1]");
+  if (!(config.norm_eps > 0 && config.norm_eps <= 0.1))
+    return InvalidArgument(file, ": the norm epsilon is ", config.norm_eps, "; it must be in (0, 0.1]");
   if (!(config.attention_scale > 0 && config.attention_scale <= 1e3f)) {
     return InvalidArgument(file, ": the attention scale is ", config.attention_scale, "; it must be in (0, 1000]");
   }

@@ -38,16 +38,17 @@ struct SamplingDefaults {
   std::optional<bool> do_sample;  // false: greedy unless a request asks otherwise
 };
 
-// A dense decoder as one immutable struct, the same whether it was read from config.json or from GGUF metadata. Checked: a ModelConfig that was
-// returned holds sane, agreeing numbers. With H hidden_size, n_h heads, n_kv kv_heads:
+// A dense decoder as one immutable struct, the same whether it was read from config.json or from GGUF metadata.
+// Checked: a ModelConfig that was returned holds sane, agreeing numbers. With H hidden_size, n_h heads, n_kv kv_heads:
 //
 //   x = embed[token] * embedding_scale
 //   per layer: a = attention(rmsnorm(x) * input_norm); x += post_norms ? rmsnorm(a) * post_attn_norm : a
 //              m = mlp(rmsnorm(x) * pre_mlp_norm);     x += post_norms ? rmsnorm(m) * post_mlp_norm : m
 //   logits = lm_head(rmsnorm(x) * final_norm)
 //
-// Q is [n_h * key_dim, H], K [n_kv * key_dim, H], V [n_kv * value_dim, H], O [H, n_h * value_dim]; query head h reads KV head h / (n_h / n_kv). With qk_norm, rmsnorm
-// over key_dim of each head of q and k comes before rope. Norm weights that a family stores as w for (1 + w) are given out as 1 + w (checkpoint.h).
+// Q is [n_h * key_dim, H], K [n_kv * key_dim, H], V [n_kv * value_dim, H], O [H, n_h * value_dim]; query head h reads
+// KV head h / (n_h / n_kv). With qk_norm, rmsnorm over key_dim of each head of q and k comes before rope. Norm weights
+// that a family stores as w for (1 + w) are given out as 1 + w (checkpoint.h).
 struct ModelConfig {
   Architecture architecture = Architecture::kLlama;
   std::string name;  // what the file calls itself; may be empty
@@ -77,15 +78,20 @@ struct ModelConfig {
   SamplingDefaults sampling;
   DType weights_dtype = DType::kF32;  // what the model was made in; the files may store other types
 
-  const RopeSpec* RopeOf(const LayerConfig& layer) const { return layer.rope < 0 ? nullptr : &ropes[static_cast<size_t>(layer.rope)]; }
+  const RopeSpec* RopeOf(const LayerConfig& layer) const {
+    return layer.rope < 0 ? nullptr : &ropes[static_cast<size_t>(layer.rope)];
+  }
 };
 
-// From config.json, in the spelling of transformers 4 or 5, and generation_config.json (null when there is none). `file` names config.json in error texts.
-// Errors: kUnimplemented for an architecture, layer kind, rope kind or feature that is not served; kInvalidArgument for a field that is missing,
-// of the wrong type, out of range, or contradicts another. Both name the field.
-absl::StatusOr<ModelConfig> ConfigFromJson(const std::string& file, const nlohmann::json& config, const nlohmann::json& generation_config);
+// From config.json, in the spelling of transformers 4 or 5, and generation_config.json (null when there is none).
+// `file` names config.json in error texts. Errors: kUnimplemented for an architecture, layer kind, rope kind or feature
+// that is not served; kInvalidArgument for a field that is missing, of the wrong type, out of range, or contradicts
+// another. Both name the field.
+absl::StatusOr<ModelConfig> ConfigFromJson(const std::string& file, const nlohmann::json& config,
+                                           const nlohmann::json& generation_config);
 
-// From GGUF metadata and the tensors that are there (biases, tied embeddings, rope factors). Errors as above, naming the key.
+// From GGUF metadata and the tensors that are there (biases, tied embeddings, rope factors). Errors as above, naming
+// the key.
 absl::StatusOr<ModelConfig> ConfigFromGguf(const GgufFile& gguf);
 
 // The checks both share: ranges and agreement. `file` is for error texts.

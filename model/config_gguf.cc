@@ -6,7 +6,8 @@
 #include "model/file_errors.h"
 #include "model/gguf.h"
 
-// GGUF metadata, with what llama.cpp keeps in code instead of the file (Gemma's layer pattern, SmolLM3's layers without rope).
+// GGUF metadata, with what llama.cpp keeps in code instead of the file (Gemma's layer pattern, SmolLM3's layers without
+// rope).
 
 namespace dovetail::model {
 namespace {
@@ -21,9 +22,9 @@ constexpr Family kFamilies[] = {
     {"qwen3", Architecture::kQwen3}, {"phi3", Architecture::kPhi3},       {"gemma3", Architecture::kGemma3},
 };
 
-constexpr int64_t kGemmaPattern = 6;             // five local layers, one global
+constexpr int64_t kGemmaPattern = 6;  // five local layers, one global
 constexpr double kGemmaLocalTheta = 1e4;
-constexpr int64_t kGemma27bLayers = 62;          // the only size whose scale is not key_dim^-0.5
+constexpr int64_t kGemma27bLayers = 62;  // the only size whose scale is not key_dim^-0.5
 constexpr int64_t kSmolLm3NoRopeInterval = 4;
 
 class Reader {
@@ -92,9 +93,11 @@ class Reader {
       return Unimplemented(gguf_.name(), ": architecture '", Printable(*name), "' is not served; served are ", known);
     }
     DT_ASSIGN_OR_RETURN(const auto experts, gguf_.Int(Key("expert_count")));
-    if (experts.value_or(0) > 0) return Unimplemented(gguf_.name(), ": has ", *experts, " experts; expert layers are not served");
+    if (experts.value_or(0) > 0)
+      return Unimplemented(gguf_.name(), ": has ", *experts, " experts; expert layers are not served");
     for (const char* field : {"attn_logit_softcapping", "final_logit_softcapping", "attention.temperature_scale"}) {
-      if (gguf_.Find(Key(field)) != nullptr) return Unimplemented(gguf_.name(), ": metadata key ", Key(field), " is set, which is not served");
+      if (gguf_.Find(Key(field)) != nullptr)
+        return Unimplemented(gguf_.name(), ": metadata key ", Key(field), " is set, which is not served");
     }
     DT_ASSIGN_OR_RETURN(const auto title, gguf_.String("general.name"));
     config_.name = std::string(title.value_or(""));
@@ -114,19 +117,23 @@ class Reader {
     c.kv_heads = kv_heads.value_or(c.heads);
     DT_ASSIGN_OR_RETURN(const auto key_dim, gguf_.Int(Key("attention.key_length")));
     if (!key_dim && c.hidden_size % c.heads != 0) {
-      return Bad("metadata key ", Key("attention.key_length"), " is missing, and ", c.hidden_size, " is not a multiple of ", c.heads, " heads");
+      return Bad("metadata key ", Key("attention.key_length"), " is missing, and ", c.hidden_size,
+                 " is not a multiple of ", c.heads, " heads");
     }
     c.key_dim = key_dim.value_or(c.hidden_size / c.heads);
     DT_ASSIGN_OR_RETURN(const auto value_dim, gguf_.Int(Key("attention.value_length")));
     c.value_dim = value_dim.value_or(c.hidden_size / c.heads);
-    if (c.key_dim < 2 || c.key_dim > 1024) return Bad("the key dimension of a head is ", c.key_dim, "; it must be in [2, 1024]");
+    if (c.key_dim < 2 || c.key_dim > 1024)
+      return Bad("the key dimension of a head is ", c.key_dim, "; it must be in [2, 1024]");
     DT_ASSIGN_OR_RETURN(const auto eps, gguf_.Float(Key("attention.layer_norm_rms_epsilon")));
     if (!eps) return Bad("metadata key ", Key("attention.layer_norm_rms_epsilon"), " is missing");
     c.norm_eps = *eps;
 
     const GgufTensor* embedding = gguf_.FindTensor("token_embd.weight");
-    if (embedding == nullptr) return Bad("tensor token_embd.weight is missing; this file holds no model (a vocabulary only?)");
-    if (embedding->dims.size() != 2) return Bad("tensor token_embd.weight has ", embedding->dims.size(), " dimensions; it must have 2");
+    if (embedding == nullptr)
+      return Bad("tensor token_embd.weight is missing; this file holds no model (a vocabulary only?)");
+    if (embedding->dims.size() != 2)
+      return Bad("tensor token_embd.weight has ", embedding->dims.size(), " dimensions; it must have 2");
     c.vocab_size = embedding->dims[1];
     c.tie_embeddings = gguf_.FindTensor("output.weight") == nullptr;
     return absl::OkStatus();
@@ -148,7 +155,8 @@ class Reader {
     c.activation = Activation::kGeluTanh;
     c.embedding_scale = static_cast<float>(std::sqrt(static_cast<double>(c.hidden_size)));
     if (static_cast<int64_t>(c.layers.size()) == kGemma27bLayers) {
-      c.attention_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.hidden_size) / static_cast<double>(c.heads)));
+      c.attention_scale =
+          static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.hidden_size) / static_cast<double>(c.heads)));
     }
     return absl::OkStatus();
   }
@@ -157,7 +165,8 @@ class Reader {
     const GgufTensor* tensor = gguf_.FindTensor(name);
     if (tensor == nullptr) return std::vector<float>();
     if (tensor->dims.size() != 1 || tensor->elements > 1024) {
-      return Bad("tensor ", name, " has ", Commas(static_cast<uint64_t>(tensor->elements)), " numbers; rope needs one per pair of dimensions");
+      return Bad("tensor ", name, " has ", Commas(static_cast<uint64_t>(tensor->elements)),
+                 " numbers; rope needs one per pair of dimensions");
     }
     std::vector<float> values(static_cast<size_t>(tensor->elements));
     Dequantize(tensor->type, tensor->bytes.data(), tensor->elements, values.data());
@@ -170,8 +179,11 @@ class Reader {
     if (!type || *type == "none") return RopeKind::kDefault;
     if (*type == "linear") return RopeKind::kLinear;
     if (*type == "yarn") return RopeKind::kYarn;
-    if (*type == "longrope") return Bad("metadata key ", Key("rope.scaling.type"), " is longrope, but tensors rope_factors_long.weight and rope_factors_short.weight are missing");
-    return Unimplemented(gguf_.name(), ": rope scaling type '", Printable(*type), "' is not served; served are none, linear, yarn and longrope");
+    if (*type == "longrope")
+      return Bad("metadata key ", Key("rope.scaling.type"),
+                 " is longrope, but tensors rope_factors_long.weight and rope_factors_short.weight are missing");
+    return Unimplemented(gguf_.name(), ": rope scaling type '", Printable(*type),
+                         "' is not served; served are none, linear, yarn and longrope");
   }
 
   absl::StatusOr<RopeSpec> ReadRope() const {
@@ -179,12 +191,17 @@ class Reader {
     DT_RETURN_IF_ERROR(ReadFloat("rope.freq_base", rope.theta));
     DT_ASSIGN_OR_RETURN(const auto dims, gguf_.Int(Key("rope.dimension_count")));
     if (dims.value_or(2) < 2 || dims.value_or(2) > config_.key_dim) {
-      return Bad("metadata key ", Key("rope.dimension_count"), " is ", *dims, "; it must be in [2, ", config_.key_dim, "]");
+      return Bad("metadata key ", Key("rope.dimension_count"), " is ", *dims, "; it must be in [2, ", config_.key_dim,
+                 "]");
     }
     rope.rotary_dims = static_cast<int>(dims.value_or(config_.key_dim));
-    const bool interleaved = config_.architecture == Architecture::kLlama || config_.architecture == Architecture::kSmolLm3;
-    if (interleaved && rope.rotary_dims != config_.key_dim) {  // the converter interleaves whole heads, so which dimensions turn is lost
-      return Unimplemented(gguf_.name(), ": rope turns ", rope.rotary_dims, " of ", config_.key_dim, " dimensions, which is not served for ", prefix_);
+    const bool interleaved =
+        config_.architecture == Architecture::kLlama || config_.architecture == Architecture::kSmolLm3;
+    if (interleaved &&
+        rope.rotary_dims !=
+            config_.key_dim) {  // the converter interleaves whole heads, so which dimensions turn is lost
+      return Unimplemented(gguf_.name(), ": rope turns ", rope.rotary_dims, " of ", config_.key_dim,
+                           " dimensions, which is not served for ", prefix_);
     }
     rope.max_positions = config_.max_positions;
     DT_ASSIGN_OR_RETURN(rope.divisors, FactorTensor("rope_freqs.weight"));
@@ -195,11 +212,13 @@ class Reader {
 
     DT_ASSIGN_OR_RETURN(const auto original, gguf_.Int(Key("rope.scaling.original_context_length")));
     rope.original_max_positions = original.value_or(config_.max_positions);
-    if (rope.original_max_positions < 1) return Bad("metadata key ", Key("rope.scaling.original_context_length"), " must be at least 1");
+    if (rope.original_max_positions < 1)
+      return Bad("metadata key ", Key("rope.scaling.original_context_length"), " must be at least 1");
     if (rope.kind != RopeKind::kLongRope && gguf_.Find(Key("rope.scaling.factor")) == nullptr) {
       return Bad("metadata key ", Key("rope.scaling.factor"), " is missing");
     }
-    rope.factor = std::max(1.0, static_cast<double>(config_.max_positions) / static_cast<double>(rope.original_max_positions));
+    rope.factor =
+        std::max(1.0, static_cast<double>(config_.max_positions) / static_cast<double>(rope.original_max_positions));
     DT_RETURN_IF_ERROR(ReadFloat("rope.scaling.factor", rope.factor));
     DT_RETURN_IF_ERROR(ReadFloat("rope.scaling.yarn_beta_fast", rope.beta_fast));
     DT_RETURN_IF_ERROR(ReadFloat("rope.scaling.yarn_beta_slow", rope.beta_slow));
@@ -208,9 +227,11 @@ class Reader {
 
   absl::StatusOr<RopeSpec> WithAttentionFactor(RopeSpec rope) const {
     DT_ASSIGN_OR_RETURN(const auto explicit_factor, gguf_.Float(Key("rope.scaling.attn_factor")));
-    if (rope.kind == RopeKind::kYarn) rope.attention_factor = explicit_factor.value_or(1.0) * YarnMscale(rope.factor);  // as llama.cpp
+    if (rope.kind == RopeKind::kYarn)
+      rope.attention_factor = explicit_factor.value_or(1.0) * YarnMscale(rope.factor);  // as llama.cpp
     if (rope.kind == RopeKind::kLongRope) {
-      rope.attention_factor = explicit_factor.value_or(LongRopeMultiplier(rope.factor, std::max<int64_t>(rope.original_max_positions, 2)));
+      rope.attention_factor =
+          explicit_factor.value_or(LongRopeMultiplier(rope.factor, std::max<int64_t>(rope.original_max_positions, 2)));
     }
     return rope;
   }
@@ -229,12 +250,14 @@ class Reader {
   absl::StatusOr<std::vector<bool>> ReadSliding(int64_t window) const {
     std::vector<bool> sliding(config_.layers.size(), window > 0);
     if (config_.architecture != Architecture::kGemma3) return sliding;
-    if (window < 1) return Bad("metadata key ", Key("attention.sliding_window"), " is missing or 0, but Gemma 3 has sliding layers");
+    if (window < 1)
+      return Bad("metadata key ", Key("attention.sliding_window"), " is missing or 0, but Gemma 3 has sliding layers");
     const std::string key = Key("attention.sliding_window_pattern");
     const GgufValue* value = gguf_.Find(key);
     if (value != nullptr && value->type == GgufValueType::kArray) {
       DT_ASSIGN_OR_RETURN(const auto flags, gguf_.Ints(key));
-      if (flags->size() != sliding.size()) return Bad("metadata key ", key, " has ", flags->size(), " entries for ", sliding.size(), " layers");
+      if (flags->size() != sliding.size())
+        return Bad("metadata key ", key, " has ", flags->size(), " entries for ", sliding.size(), " layers");
       for (size_t i = 0; i < sliding.size(); ++i) sliding[i] = (*flags)[i] != 0;
       return sliding;
     }
@@ -254,7 +277,8 @@ class Reader {
       LayerConfig& layer = config_.layers[i];
       layer.kind = sliding[i] ? LayerKind::kSlidingAttention : LayerKind::kFullAttention;
       layer.window = sliding[i] ? *window : 0;
-      const bool no_rope = config_.architecture == Architecture::kSmolLm3 && static_cast<int64_t>(i + 1) % kSmolLm3NoRopeInterval == 0;
+      const bool no_rope =
+          config_.architecture == Architecture::kSmolLm3 && static_cast<int64_t>(i + 1) % kSmolLm3NoRopeInterval == 0;
       layer.rope = no_rope ? -1 : AddRope(config_, sliding[i] ? local : full);
     }
     return absl::OkStatus();
@@ -272,7 +296,8 @@ class Reader {
   absl::Status ReadTokens() {
     DT_ASSIGN_OR_RETURN(config_.bos, ReadToken("tokenizer.ggml.bos_token_id"));
     std::vector<TokenId>& stops = config_.stop_ids;
-    for (const char* key : {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"}) {
+    for (const char* key :
+         {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"}) {
       DT_ASSIGN_OR_RETURN(const auto id, ReadToken(key));
       if (id) stops.push_back(*id);
     }

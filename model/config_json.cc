@@ -2,11 +2,12 @@
 #include <cmath>
 
 #include "model/config.h"
+#include "model/config_json_rope.h"
 #include "model/file_errors.h"
 #include "model/json_file.h"
 
-// config.json as transformers 4 and 5 write it. Defaults are those of transformers' configuration classes: a field that a
-// class knows may be missing from an older file.
+// config.json as transformers 4 and 5 write it. Defaults are those of transformers' configuration classes: a field that
+// a class knows may be missing from an older file.
 
 namespace dovetail::model {
 namespace {
@@ -73,11 +74,13 @@ absl::Status ReadSizes(const JsonFields& fields, const Family& family, ModelConf
   if (!head_dim) head_dim = family.head_dim_default;
   if (!head_dim) {
     if (config.hidden_size % config.heads != 0) {
-      return fields.Error("head_dim", absl::StrCat("is missing, and hidden_size ", config.hidden_size, " is not a multiple of num_attention_heads ", config.heads));
+      return fields.Error("head_dim", absl::StrCat("is missing, and hidden_size ", config.hidden_size,
+                                                   " is not a multiple of num_attention_heads ", config.heads));
     }
     head_dim = config.hidden_size / config.heads;
   }
-  if (*head_dim < 2 || *head_dim > 1024) return fields.Error("head_dim", absl::StrCat("is ", *head_dim, "; it must be in [2, 1024]"));
+  if (*head_dim < 2 || *head_dim > 1024)
+    return fields.Error("head_dim", absl::StrCat("is ", *head_dim, "; it must be in [2, 1024]"));
   config.key_dim = config.value_dim = *head_dim;
   DT_ASSIGN_OR_RETURN(const auto eps, fields.Float("rms_norm_eps"));
   config.norm_eps = eps.value_or(family.eps_default);
@@ -107,7 +110,8 @@ absl::Status ReadActivation(const JsonFields& fields, ModelConfig& config) {
   } else if (activation == "gelu_pytorch_tanh") {
     config.activation = Activation::kGeluTanh;
   } else {
-    return Unimplemented(fields.file(), ": ", field, " '", Printable(activation), "' is not served; served are silu and gelu_pytorch_tanh");
+    return Unimplemented(fields.file(), ": ", field, " '", Printable(activation),
+                         "' is not served; served are silu and gelu_pytorch_tanh");
   }
   return absl::OkStatus();
 }
@@ -121,10 +125,15 @@ absl::Status ReadBiases(const JsonFields& fields, ModelConfig& config) {
       config.mlp_bias = mlp.value_or(false);
       [[fallthrough]];
     case Architecture::kQwen3:
-    case Architecture::kGemma3: config.q_bias = config.k_bias = config.v_bias = config.o_bias = attention.value_or(false); break;
-    case Architecture::kQwen2: config.q_bias = config.k_bias = config.v_bias = true; break;
+    case Architecture::kGemma3:
+      config.q_bias = config.k_bias = config.v_bias = config.o_bias = attention.value_or(false);
+      break;
+    case Architecture::kQwen2:
+      config.q_bias = config.k_bias = config.v_bias = true;
+      break;
     case Architecture::kMistral:
-    case Architecture::kPhi3: break;
+    case Architecture::kPhi3:
+      break;
   }
   return absl::OkStatus();
 }
@@ -134,7 +143,8 @@ absl::Status ReadScales(const JsonFields& fields, ModelConfig& config) {
   if (config.architecture == Architecture::kGemma3) {
     DT_ASSIGN_OR_RETURN(const auto scalar, fields.Float("query_pre_attn_scalar"));
     query_dim = scalar.value_or(256.0);
-    if (!(query_dim > 0)) return fields.Error("query_pre_attn_scalar", absl::StrCat("is ", query_dim, "; it must be positive"));
+    if (!(query_dim > 0))
+      return fields.Error("query_pre_attn_scalar", absl::StrCat("is ", query_dim, "; it must be positive"));
     config.qk_norm = config.post_norms = config.norms_stored_minus_one = true;
     // The reference keeps the factor in the model's dtype.
     const auto scale = static_cast<float>(std::sqrt(static_cast<double>(config.hidden_size)));
@@ -147,136 +157,14 @@ absl::Status ReadScales(const JsonFields& fields, ModelConfig& config) {
   return absl::OkStatus();
 }
 
-// --- Rope -------------------------------------------------------------------------------------------------------------------------
-
-struct RopeDefaults {
-  double theta;
-  double partial;  // share of the head's dimensions that turn
-};
-
-absl::StatusOr<RopeKind> ReadRopeKind(const JsonFields& scaling) {
-  DT_ASSIGN_OR_RETURN(const auto new_spelling, scaling.String("rope_type"));
-  DT_ASSIGN_OR_RETURN(const auto old_spelling, scaling.String("type"));
-  const std::string kind = new_spelling.value_or(old_spelling.value_or("default"));
-  if (kind == "default") return RopeKind::kDefault;
-  if (kind == "su") return RopeKind::kLongRope;  // Phi-3's first spelling
-  for (const RopeKind known : {RopeKind::kLinear, RopeKind::kDynamic, RopeKind::kLlama3, RopeKind::kYarn, RopeKind::kLongRope}) {
-    if (kind == Name(known)) return known;
-  }
-  return Unimplemented(scaling.file(), ": rope type '", Printable(kind), "' is not served; served are default, linear, dynamic, llama3, yarn and longrope");
-}
-
-absl::Status Read(const JsonFields& fields, const char* field, double& value) {
-  DT_ASSIGN_OR_RETURN(const auto read, fields.Float(field));
-  if (read) value = *read;
-  return absl::OkStatus();
-}
-
-absl::Status ReadFactorLists(const JsonFields& scaling, RopeSpec& rope) {
-  for (const auto& [field, list] : {std::pair("short_factor", &rope.short_factor), std::pair("long_factor", &rope.long_factor)}) {
-    DT_ASSIGN_OR_RETURN(const auto values, scaling.Floats(field));
-    if (!values) return scaling.Error(field, "is missing");
-    list->assign(values->begin(), values->end());
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ReadAttentionFactor(const JsonFields& scaling, RopeSpec& rope) {
-  DT_ASSIGN_OR_RETURN(const auto explicit_factor, scaling.Float("attention_factor"));
-  if (explicit_factor) {
-    rope.attention_factor = *explicit_factor;
-  } else if (rope.kind == RopeKind::kLongRope) {
-    rope.attention_factor = LongRopeMultiplier(rope.factor, rope.original_max_positions);
-  } else if (rope.kind == RopeKind::kYarn) {
-    double mscale = 0, mscale_all = 0;
-    DT_RETURN_IF_ERROR(Read(scaling, "mscale", mscale));
-    DT_RETURN_IF_ERROR(Read(scaling, "mscale_all_dim", mscale_all));
-    rope.attention_factor = mscale != 0 && mscale_all != 0 ? YarnMscale(rope.factor, mscale) / YarnMscale(rope.factor, mscale_all) : YarnMscale(rope.factor);
-  }
-  return absl::OkStatus();
-}
-
-// `scaling` is rope_parameters (5) or rope_scaling (4); `top` is the config around it.
-absl::StatusOr<RopeSpec> ReadRope(const JsonFields& top, const JsonFields& scaling, RopeDefaults defaults, const ModelConfig& config) {
-  RopeSpec rope;
-  DT_ASSIGN_OR_RETURN(rope.kind, ReadRopeKind(scaling));
-  rope.theta = defaults.theta;
-  DT_RETURN_IF_ERROR(Read(scaling, "rope_theta", rope.theta));
-  double partial = defaults.partial;
-  DT_RETURN_IF_ERROR(Read(scaling, "partial_rotary_factor", partial));
-  if (!(partial > 0 && partial <= 1)) return scaling.Error("partial_rotary_factor", absl::StrCat("is ", partial, "; it must be in (0, 1]"));
-  rope.rotary_dims = static_cast<int>(static_cast<double>(config.key_dim) * partial);
-  rope.max_positions = config.max_positions;
-  if (rope.kind == RopeKind::kDefault) return rope;
-
-  DT_ASSIGN_OR_RETURN(auto original, scaling.Int("original_max_position_embeddings"));
-  if (!original) {
-    DT_ASSIGN_OR_RETURN(original, top.Int("original_max_position_embeddings"));
-  }
-  if (!original && (rope.kind == RopeKind::kLlama3 || rope.kind == RopeKind::kLongRope)) {
-    return scaling.Error("original_max_position_embeddings", "is missing");
-  }
-  rope.original_max_positions = original.value_or(config.max_positions);
-  if (rope.original_max_positions < 1) return scaling.Error("original_max_position_embeddings", "must be at least 1");
-  DT_ASSIGN_OR_RETURN(const auto factor, scaling.Float("factor"));
-  if (!factor && rope.kind != RopeKind::kYarn && rope.kind != RopeKind::kLongRope) return scaling.Error("factor", "is missing");
-  const double stretched = static_cast<double>(config.max_positions) / static_cast<double>(rope.original_max_positions);
-  rope.factor = factor.value_or(std::max(1.0, stretched));
-  if (!(rope.factor >= 1.0 && rope.factor <= 1e6)) return scaling.Error("factor", absl::StrCat("is ", rope.factor, "; it must be in [1, 1e6]"));
-
-  DT_RETURN_IF_ERROR(Read(scaling, "low_freq_factor", rope.low_freq_factor));
-  DT_RETURN_IF_ERROR(Read(scaling, "high_freq_factor", rope.high_freq_factor));
-  DT_RETURN_IF_ERROR(Read(scaling, "beta_fast", rope.beta_fast));
-  DT_RETURN_IF_ERROR(Read(scaling, "beta_slow", rope.beta_slow));
-  DT_ASSIGN_OR_RETURN(const auto truncate, scaling.Bool("truncate"));
-  rope.truncate = truncate.value_or(true);
-  if (rope.kind == RopeKind::kLongRope) DT_RETURN_IF_ERROR(ReadFactorLists(scaling, rope));
-  DT_RETURN_IF_ERROR(ReadAttentionFactor(scaling, rope));
-  return rope;
-}
-
-struct Ropes {
-  RopeSpec full, sliding;
-};
-
-absl::StatusOr<Ropes> ReadRopes(const JsonFields& top, const Family& family, const ModelConfig& config) {
-  static const nlohmann::json kNothing = nlohmann::json::object();
-  const JsonFields nothing(top.file(), kNothing);
-  RopeDefaults defaults{family.theta_default, 1.0};
-  DT_RETURN_IF_ERROR(Read(top, "rope_theta", defaults.theta));
-  DT_RETURN_IF_ERROR(Read(top, "partial_rotary_factor", defaults.partial));
-  RopeDefaults local = defaults;
-  const bool gemma = config.architecture == Architecture::kGemma3;
-  if (gemma) {
-    local.theta = 1e4;
-    DT_RETURN_IF_ERROR(Read(top, "rope_local_base_freq", local.theta));
-  }
-  DT_ASSIGN_OR_RETURN(const auto parameters, top.Object("rope_parameters"));
-  if (parameters && (parameters->Has("full_attention") || parameters->Has("sliding_attention"))) {
-    Ropes ropes;
-    DT_ASSIGN_OR_RETURN(const auto full, parameters->Object("full_attention"));
-    DT_ASSIGN_OR_RETURN(const auto sliding, parameters->Object("sliding_attention"));
-    DT_ASSIGN_OR_RETURN(ropes.full, ReadRope(top, full.value_or(nothing), defaults, config));
-    DT_ASSIGN_OR_RETURN(ropes.sliding, ReadRope(top, sliding.value_or(nothing), local, config));
-    return ropes;
-  }
-  DT_ASSIGN_OR_RETURN(const auto scaling, top.Object("rope_scaling"));
-  Ropes ropes;
-  DT_ASSIGN_OR_RETURN(ropes.full, ReadRope(top, parameters ? *parameters : scaling.value_or(nothing), defaults, config));
-  ropes.sliding = ropes.full;
-  if (gemma) {  // the local layers are never scaled
-    DT_ASSIGN_OR_RETURN(ropes.sliding, ReadRope(top, nothing, local, config));
-  }
-  return ropes;
-}
-
-// --- Layers -----------------------------------------------------------------------------------------------------------------------
+// --- Layers ---
 
 // The window that sliding layers have, or nullopt when the model has none.
 absl::StatusOr<std::optional<int64_t>> ReadWindow(const JsonFields& fields, const ModelConfig& config) {
   DT_ASSIGN_OR_RETURN(std::optional<int64_t> window, fields.Int("sliding_window"));
   switch (config.architecture) {
-    case Architecture::kLlama: return std::nullopt;
+    case Architecture::kLlama:
+      return std::nullopt;
     case Architecture::kQwen2:
     case Architecture::kQwen3:
     case Architecture::kSmolLm3: {
@@ -286,20 +174,25 @@ absl::StatusOr<std::optional<int64_t>> ReadWindow(const JsonFields& fields, cons
     }
     case Architecture::kMistral:
     case Architecture::kGemma3:
-    case Architecture::kPhi3: break;
+    case Architecture::kPhi3:
+      break;
   }
   return window;
 }
 
 // Which layers slide where the config has no layer_types: each family's own rule.
-absl::StatusOr<std::vector<bool>> DefaultSliding(const JsonFields& fields, const ModelConfig& config, bool has_window, const std::vector<bool>& has_rope) {
+absl::StatusOr<std::vector<bool>> DefaultSliding(const JsonFields& fields, const ModelConfig& config, bool has_window,
+                                                 const std::vector<bool>& has_rope) {
   const size_t layers = config.layers.size();
   std::vector<bool> sliding(layers, false);
   if (!has_window) return sliding;
   switch (config.architecture) {
-    case Architecture::kLlama: break;
+    case Architecture::kLlama:
+      break;
     case Architecture::kMistral:
-    case Architecture::kPhi3: sliding.assign(layers, true); break;
+    case Architecture::kPhi3:
+      sliding.assign(layers, true);
+      break;
     case Architecture::kSmolLm3:
       for (size_t i = 0; i < layers; ++i) sliding[i] = !has_rope[i];
       break;
@@ -315,7 +208,8 @@ absl::StatusOr<std::vector<bool>> DefaultSliding(const JsonFields& fields, const
         DT_ASSIGN_OR_RETURN(pattern, fields.Int("_sliding_window_pattern"));
       }
       const int64_t every = pattern.value_or(6);
-      if (every < 1) return fields.Error("sliding_window_pattern", absl::StrCat("is ", every, "; it must be at least 1"));
+      if (every < 1)
+        return fields.Error("sliding_window_pattern", absl::StrCat("is ", every, "; it must be at least 1"));
       for (size_t i = 0; i < layers; ++i) sliding[i] = static_cast<int64_t>(i + 1) % every != 0;
       break;
     }
@@ -331,7 +225,8 @@ absl::StatusOr<std::vector<bool>> ReadHasRope(const JsonFields& fields, const Mo
   const int64_t every = interval.value_or(4);
   if (every < 1) return fields.Error("no_rope_layer_interval", absl::StrCat("is ", every, "; it must be at least 1"));
   if (flags && flags->size() != has_rope.size()) {
-    return fields.Error("no_rope_layers", absl::StrCat("has ", flags->size(), " entries, but num_hidden_layers is ", has_rope.size()));
+    return fields.Error("no_rope_layers",
+                        absl::StrCat("has ", flags->size(), " entries, but num_hidden_layers is ", has_rope.size()));
   }
   for (size_t i = 0; i < has_rope.size(); ++i) {
     has_rope[i] = flags ? (*flags)[i] != 0 : static_cast<int64_t>(i + 1) % every != 0;
@@ -340,23 +235,26 @@ absl::StatusOr<std::vector<bool>> ReadHasRope(const JsonFields& fields, const Mo
 }
 
 absl::Status ReadLayers(const JsonFields& fields, const Family& family, ModelConfig& config) {
-  DT_ASSIGN_OR_RETURN(const Ropes ropes, ReadRopes(fields, family, config));
+  DT_ASSIGN_OR_RETURN(const JsonRopes ropes, ReadRopes(fields, family.theta_default, config));
   DT_ASSIGN_OR_RETURN(const std::vector<bool> has_rope, ReadHasRope(fields, config));
   DT_ASSIGN_OR_RETURN(const auto window, ReadWindow(fields, config));
   DT_ASSIGN_OR_RETURN(std::vector<bool> sliding, DefaultSliding(fields, config, window.has_value(), has_rope));
   DT_ASSIGN_OR_RETURN(const auto types, fields.Strings("layer_types"));
   if (types && types->size() != config.layers.size()) {
-    return fields.Error("layer_types", absl::StrCat("has ", types->size(), " entries, but num_hidden_layers is ", config.layers.size()));
+    return fields.Error("layer_types", absl::StrCat("has ", types->size(), " entries, but num_hidden_layers is ",
+                                                    config.layers.size()));
   }
   for (size_t i = 0; i < config.layers.size(); ++i) {
     if (types) {
       const std::string& type = (*types)[i];
       if (type != "full_attention" && type != "sliding_attention") {
-        return Unimplemented(fields.file(), ": layer_types[", i, "] is '", Printable(type), "', which is not served in ", family.model_type);
+        return Unimplemented(fields.file(), ": layer_types[", i, "] is '", Printable(type),
+                             "', which is not served in ", family.model_type);
       }
       sliding[i] = type == "sliding_attention";
     }
-    if (sliding[i] && !window) return fields.Error("sliding_window", absl::StrCat("is missing, but layer ", i, " is sliding_attention"));
+    if (sliding[i] && !window)
+      return fields.Error("sliding_window", absl::StrCat("is missing, but layer ", i, " is sliding_attention"));
     LayerConfig& layer = config.layers[i];
     layer.kind = sliding[i] ? LayerKind::kSlidingAttention : LayerKind::kFullAttention;
     layer.window = sliding[i] ? *window : 0;
@@ -365,7 +263,7 @@ absl::Status ReadLayers(const JsonFields& fields, const Family& family, ModelCon
   return absl::OkStatus();
 }
 
-// --- Tokens and sampling ----------------------------------------------------------------------------------------------------------
+// --- Tokens and sampling ---
 
 absl::Status AddStopIds(const JsonFields& fields, ModelConfig& config) {
   DT_ASSIGN_OR_RETURN(const auto ids, fields.Ints("eos_token_id"));
@@ -401,9 +299,11 @@ absl::Status ReadTokens(const JsonFields& fields, const nlohmann::json& generati
 
 }  // namespace
 
-absl::StatusOr<ModelConfig> ConfigFromJson(const std::string& file, const nlohmann::json& json, const nlohmann::json& generation_config) {
+absl::StatusOr<ModelConfig> ConfigFromJson(const std::string& file, const nlohmann::json& json,
+                                           const nlohmann::json& generation_config) {
   if (!json.is_object()) return InvalidArgument(file, ": is not a JSON object");
-  if (!generation_config.is_null() && !generation_config.is_object()) return InvalidArgument("generation_config.json: is not a JSON object");
+  if (!generation_config.is_null() && !generation_config.is_object())
+    return InvalidArgument("generation_config.json: is not a JSON object");
   const JsonFields fields(file, json);
   DT_ASSIGN_OR_RETURN(const Family* family, FindFamily(fields));
   ModelConfig config;

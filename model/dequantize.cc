@@ -118,14 +118,22 @@ void Dequantize(GgmlType type, const std::byte* blocks, int64_t elements, float*
     case GgmlType::kBF16:
       for (int64_t i = 0; i < elements; ++i) out[i] = ToFloat(BF16{LoadU16(blocks + 2 * i)});
       return;
-    case GgmlType::kQ4_0: return Blocks<BlockQ4_0>(type, blocks, elements, out);
-    case GgmlType::kQ4_1: return Blocks<BlockQ4_1>(type, blocks, elements, out);
-    case GgmlType::kQ5_0: return Blocks<BlockQ5_0>(type, blocks, elements, out);
-    case GgmlType::kQ5_1: return Blocks<BlockQ5_1>(type, blocks, elements, out);
-    case GgmlType::kQ8_0: return Blocks<BlockQ8_0>(type, blocks, elements, out);
-    case GgmlType::kQ4_K: return Blocks<BlockQ4_K>(type, blocks, elements, out);
-    case GgmlType::kQ5_K: return Blocks<BlockQ5_K>(type, blocks, elements, out);
-    case GgmlType::kQ6_K: return Blocks<BlockQ6_K>(type, blocks, elements, out);
+    case GgmlType::kQ4_0:
+      return Blocks<BlockQ4_0>(type, blocks, elements, out);
+    case GgmlType::kQ4_1:
+      return Blocks<BlockQ4_1>(type, blocks, elements, out);
+    case GgmlType::kQ5_0:
+      return Blocks<BlockQ5_0>(type, blocks, elements, out);
+    case GgmlType::kQ5_1:
+      return Blocks<BlockQ5_1>(type, blocks, elements, out);
+    case GgmlType::kQ8_0:
+      return Blocks<BlockQ8_0>(type, blocks, elements, out);
+    case GgmlType::kQ4_K:
+      return Blocks<BlockQ4_K>(type, blocks, elements, out);
+    case GgmlType::kQ5_K:
+      return Blocks<BlockQ5_K>(type, blocks, elements, out);
+    case GgmlType::kQ6_K:
+      return Blocks<BlockQ6_K>(type, blocks, elements, out);
   }
   DT_CHECK(false, "not a GgmlType");
 }

@@ -36,16 +36,20 @@ std::string Count(int64_t count) {
 std::string LayersText(const ModelConfig& config) {
   std::map<std::string, int> kinds;
   for (const LayerConfig& layer : config.layers) {
-    std::string kind = layer.kind == LayerKind::kFullAttention ? std::string("full attention") : absl::StrCat("attention over the last ", layer.window);
+    std::string kind = layer.kind == LayerKind::kFullAttention ? std::string("full attention")
+                                                               : absl::StrCat("attention over the last ", layer.window);
     if (layer.rope < 0) kind += " without rope";
     ++kinds[kind];
   }
-  const auto format = [](std::string* out, const std::pair<const std::string, int>& kind) { absl::StrAppend(out, kind.second, " ", kind.first); };
+  const auto format = [](std::string* out, const std::pair<const std::string, int>& kind) {
+    absl::StrAppend(out, kind.second, " ", kind.first);
+  };
   return absl::StrCat(config.layers.size(), ": ", absl::StrJoin(kinds, ", ", format));
 }
 
 std::string HeadsText(const ModelConfig& config) {
-  std::string text = absl::StrCat(config.heads, " query, ", config.kv_heads, " key/value, of ", config.key_dim, " dimensions");
+  std::string text =
+      absl::StrCat(config.heads, " query, ", config.kv_heads, " key/value, of ", config.key_dim, " dimensions");
   if (config.value_dim != config.key_dim) absl::StrAppend(&text, " (values ", config.value_dim, ")");
   if (config.qk_norm) text += ", normalised";
   return text;
@@ -53,7 +57,8 @@ std::string HeadsText(const ModelConfig& config) {
 
 std::string RopeText(const RopeSpec& rope, const ModelConfig& config) {
   std::string text = absl::StrFormat("%s, base %g", View(Name(rope.kind)), rope.theta);
-  if (rope.rotary_dims != config.key_dim) absl::StrAppend(&text, ", ", rope.rotary_dims, " of ", config.key_dim, " dimensions");
+  if (rope.rotary_dims != config.key_dim)
+    absl::StrAppend(&text, ", ", rope.rotary_dims, " of ", config.key_dim, " dimensions");
   if (rope.kind != RopeKind::kDefault) absl::StrAppend(&text, absl::StrFormat(", factor %g", rope.factor));
   if (!rope.divisors.empty()) text += ", with the file's divisors";
   if (rope.original_max_positions > 0) absl::StrAppend(&text, ", made for ", rope.original_max_positions, " positions");
@@ -83,9 +88,11 @@ bool Exists(const fs::path& path) {
 std::string FolderTokenizer(const fs::path& folder) {
   if (!Exists(folder / "tokenizer.json")) return "absent";
   const auto json = ReadJsonFile(folder / "tokenizer.json");
-  const auto model = json.ok() && json->is_object() && json->contains("model") ? JsonFields("", (*json)["model"]).String("type")
-                                                                               : absl::StatusOr<std::optional<std::string>>(std::nullopt);
-  return model.ok() && *model ? absl::StrCat("tokenizer.json (", Printable(**model), ")") : std::string("tokenizer.json");
+  const auto model = json.ok() && json->is_object() && json->contains("model")
+                         ? JsonFields("", (*json)["model"]).String("type")
+                         : absl::StatusOr<std::optional<std::string>>(std::nullopt);
+  return model.ok() && *model ? absl::StrCat("tokenizer.json (", Printable(**model), ")")
+                              : std::string("tokenizer.json");
 }
 
 bool HasChatTemplate(const Checkpoint& checkpoint) {
@@ -120,12 +127,19 @@ int64_t WeightBytes(const Checkpoint& checkpoint) {
 std::string Holds(const Checkpoint& checkpoint) {
   const ModelConfig& config = checkpoint.config();
   const bool gguf = checkpoint.gguf() != nullptr;
-  std::string text = absl::StrCat(checkpoint.name(), gguf ? absl::StrCat(": GGUF version ", checkpoint.gguf()->version()) : std::string(": Hugging Face folder"), "\n");
-  text += Line("architecture", absl::StrCat(View(Name(config.architecture)), config.name.empty() ? "" : absl::StrCat(", \"", Printable(config.name), "\"")));
-  text += Line("parameters", absl::StrCat(Count(Parameters(checkpoint)), config.tie_embeddings ? ", output shared with the embedding" : ""));
+  std::string text = absl::StrCat(
+      checkpoint.name(),
+      gguf ? absl::StrCat(": GGUF version ", checkpoint.gguf()->version()) : std::string(": Hugging Face folder"),
+      "\n");
+  text +=
+      Line("architecture", absl::StrCat(View(Name(config.architecture)),
+                                        config.name.empty() ? "" : absl::StrCat(", \"", Printable(config.name), "\"")));
+  text += Line("parameters", absl::StrCat(Count(Parameters(checkpoint)),
+                                          config.tie_embeddings ? ", output shared with the embedding" : ""));
   text += Line("layers", LayersText(config));
   text += Line("heads", HeadsText(config));
-  text += Line("sizes", absl::StrCat("hidden ", config.hidden_size, ", MLP ", config.intermediate_size, config.activation == Activation::kSilu ? " (silu)" : " (gelu)"));
+  text += Line("sizes", absl::StrCat("hidden ", config.hidden_size, ", MLP ", config.intermediate_size,
+                                     config.activation == Activation::kSilu ? " (silu)" : " (gelu)"));
   text += Line("context", absl::StrCat(Commas(static_cast<uint64_t>(config.max_positions)), " positions"));
   for (const RopeSpec& rope : config.ropes) text += Line("rope", RopeText(rope, config));
   text += Line("vocabulary", VocabularyText(config));
@@ -140,7 +154,8 @@ std::string Holds(const Checkpoint& checkpoint) {
 int64_t KvBytes(const ModelConfig& config, int64_t tokens, DType kv) {
   const int64_t per_token = config.kv_heads * (config.key_dim + config.value_dim) * static_cast<int64_t>(SizeOf(kv));
   int64_t bytes = 0;
-  for (const LayerConfig& layer : config.layers) bytes += per_token * (layer.window > 0 ? std::min(tokens, layer.window) : tokens);
+  for (const LayerConfig& layer : config.layers)
+    bytes += per_token * (layer.window > 0 ? std::min(tokens, layer.window) : tokens);
   return bytes;
 }
 
@@ -158,8 +173,9 @@ std::string Describe(const Checkpoint& checkpoint) {
   const ModelConfig& config = checkpoint.config();
   std::string text = Holds(checkpoint) + "needs\n";
   text += Line("weights", Binary(WeightBytes(checkpoint)));
-  text += Line("KV cache", absl::StrCat(Binary(KvBytes(config, 1, DType::kBF16)), " per token in bfloat16; ", Binary(KvBytes(config, 1024, DType::kBF16)),
-                                        " for 1k tokens, ", Binary(KvBytes(config, 8192, DType::kBF16)), " for 8k"));
+  text += Line("KV cache", absl::StrCat(Binary(KvBytes(config, 1, DType::kBF16)), " per token in bfloat16; ",
+                                        Binary(KvBytes(config, 1024, DType::kBF16)), " for 1k tokens, ",
+                                        Binary(KvBytes(config, 8192, DType::kBF16)), " for 8k"));
   for (const std::string& warning : checkpoint.warnings()) absl::StrAppend(&text, "warning: ", warning, "\n");
   return text;
 }

@@ -23,19 +23,27 @@ T LoadAt(std::span<const std::byte> bytes, uint64_t index) {
 // Element `index` of `bytes` as int64; nullopt if `type` is no integer or the value does not fit.
 std::optional<int64_t> LoadInt(GgufValueType type, std::span<const std::byte> bytes, uint64_t index) {
   switch (type) {
-    case GgufValueType::kU8: return LoadAt<uint8_t>(bytes, index);
-    case GgufValueType::kI8: return LoadAt<int8_t>(bytes, index);
-    case GgufValueType::kU16: return LoadAt<uint16_t>(bytes, index);
-    case GgufValueType::kI16: return LoadAt<int16_t>(bytes, index);
-    case GgufValueType::kU32: return LoadAt<uint32_t>(bytes, index);
-    case GgufValueType::kI32: return LoadAt<int32_t>(bytes, index);
-    case GgufValueType::kI64: return LoadAt<int64_t>(bytes, index);
+    case GgufValueType::kU8:
+      return LoadAt<uint8_t>(bytes, index);
+    case GgufValueType::kI8:
+      return LoadAt<int8_t>(bytes, index);
+    case GgufValueType::kU16:
+      return LoadAt<uint16_t>(bytes, index);
+    case GgufValueType::kI16:
+      return LoadAt<int16_t>(bytes, index);
+    case GgufValueType::kU32:
+      return LoadAt<uint32_t>(bytes, index);
+    case GgufValueType::kI32:
+      return LoadAt<int32_t>(bytes, index);
+    case GgufValueType::kI64:
+      return LoadAt<int64_t>(bytes, index);
     case GgufValueType::kU64: {
       const auto value = LoadAt<uint64_t>(bytes, index);
       if (value > static_cast<uint64_t>(INT64_MAX)) return std::nullopt;
       return static_cast<int64_t>(value);
     }
-    default: return std::nullopt;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -81,7 +89,8 @@ absl::StatusOr<std::unique_ptr<GgufFile>> GgufFile::Open(const std::filesystem::
   return result;
 }
 
-absl::StatusOr<std::unique_ptr<GgufFile>> GgufFile::FromBytes(const std::string& name, std::span<const std::byte> bytes) {
+absl::StatusOr<std::unique_ptr<GgufFile>> GgufFile::FromBytes(const std::string& name,
+                                                              std::span<const std::byte> bytes) {
   std::unique_ptr<GgufFile> result(new GgufFile());
   DT_ASSIGN_OR_RETURN(GgufContents contents, ParseGguf(name, bytes));
   DT_RETURN_IF_ERROR(result->Add(name, std::move(contents)));
@@ -99,7 +108,8 @@ absl::Status GgufFile::Add(const std::string& name, GgufContents contents) {
   for (GgufTensor& tensor : contents.tensors) {
     tensor.part = part;
     if (!tensor_index_.emplace(tensor.name, tensors_.size()).second) {
-      return InvalidArgument(name, ": tensor ", Printable(tensor.name), " is also in ", part_names_.front(), " or a part before this one");
+      return InvalidArgument(name, ": tensor ", Printable(tensor.name), " is also in ", part_names_.front(),
+                             " or a part before this one");
     }
     tensors_.push_back(std::move(tensor));
   }
@@ -114,13 +124,15 @@ absl::Status GgufFile::OpenOtherParts(const std::filesystem::path& first) {
   }
   DT_ASSIGN_OR_RETURN(const auto number, Int("split.no"));
   if (number.value_or(0) != 0) {
-    return InvalidArgument(name(), ": is part ", *number + 1, " of ", *count, " of a split model; open the part that ends in ",
+    return InvalidArgument(name(), ": is part ", *number + 1, " of ", *count,
+                           " of a split model; open the part that ends in ",
                            absl::StrFormat("-00001-of-%05d.gguf", *count));
   }
   const auto stem = SplitStem(name(), 1, *count);
   if (!stem) {
     return InvalidArgument(name(), ": is the first of ", *count, " parts, so it must be called <name>",
-                           absl::StrFormat("-00001-of-%05d.gguf", *count), " and lie beside the others; give it its name back");
+                           absl::StrFormat("-00001-of-%05d.gguf", *count),
+                           " and lie beside the others; give it its name back");
   }
   for (int64_t i = 2; i <= *count; ++i) {
     const std::string part = absl::StrFormat("%s-%05d-of-%05d.gguf", *stem, i, *count);
@@ -136,7 +148,8 @@ absl::Status GgufFile::OpenOtherParts(const std::filesystem::path& first) {
   }
   DT_ASSIGN_OR_RETURN(const auto total, Int("split.tensors.count"));
   if (total && *total != static_cast<int64_t>(tensors_.size())) {
-    return InvalidArgument(name(), ": split.tensors.count is ", *total, ", but the ", *count, " parts hold ", tensors_.size(), " tensors");
+    return InvalidArgument(name(), ": split.tensors.count is ", *total, ", but the ", *count, " parts hold ",
+                           tensors_.size(), " tensors");
   }
   return absl::OkStatus();
 }
@@ -152,7 +165,8 @@ const GgufValue* GgufFile::Find(std::string_view key) const {
 }
 
 absl::Status GgufFile::WrongType(std::string_view key, std::string_view wanted, const GgufValue& found) const {
-  return InvalidArgument(name(), ": metadata key ", Printable(key), " must be ", Text(wanted), ", but is ", Describe(found));
+  return InvalidArgument(name(), ": metadata key ", Printable(key), " must be ", Text(wanted), ", but is ",
+                         Describe(found));
 }
 
 absl::StatusOr<std::optional<int64_t>> GgufFile::Int(std::string_view key) const {

@@ -17,12 +17,12 @@ namespace dovetail::model {
 // A GGUF model: one file, or all parts of a split one, mapped read-only. Immutable, thread-safe.
 // Every view that it gives (names, strings, tensor bytes) lives as long as the object.
 //
-// Metadata accessors give nullopt for an absent key, and kInvalidArgument naming file, key, wanted and found type for a key
-// of another type. Integers may be stored in any width; a value outside int64 is refused.
+// Metadata accessors give nullopt for an absent key, and kInvalidArgument naming file, key, wanted and found type for a
+// key of another type. Integers may be stored in any width; a value outside int64 is refused.
 class GgufFile {
  public:
-  // Opens `path`, and for "<name>-00001-of-000NN.gguf" the NN - 1 other parts beside it. Errors: ParseGguf's, MappedFile's, and
-  // kInvalidArgument for a part other than the first, or parts that do not belong together.
+  // Opens `path`, and for "<name>-00001-of-000NN.gguf" the NN - 1 other parts beside it. Errors: ParseGguf's,
+  // MappedFile's, and kInvalidArgument for a part other than the first, or parts that do not belong together.
   static absl::StatusOr<std::unique_ptr<GgufFile>> Open(const std::filesystem::path& path);
 
   // One file's bytes in memory, which must outlive the result; `name` appears in error texts. For tests and fuzzing.

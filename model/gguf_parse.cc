@@ -22,17 +22,22 @@ uint64_t ScalarBytes(GgufValueType type) {
   switch (type) {
     case GgufValueType::kU8:
     case GgufValueType::kI8:
-    case GgufValueType::kBool: return 1;
+    case GgufValueType::kBool:
+      return 1;
     case GgufValueType::kU16:
-    case GgufValueType::kI16: return 2;
+    case GgufValueType::kI16:
+      return 2;
     case GgufValueType::kU32:
     case GgufValueType::kI32:
-    case GgufValueType::kF32: return 4;
+    case GgufValueType::kF32:
+      return 4;
     case GgufValueType::kU64:
     case GgufValueType::kI64:
-    case GgufValueType::kF64: return 8;
+    case GgufValueType::kF64:
+      return 8;
     case GgufValueType::kString:
-    case GgufValueType::kArray: return 0;
+    case GgufValueType::kArray:
+      return 0;
   }
   return 0;
 }
@@ -96,7 +101,8 @@ class Parser {
       return Unimplemented(name_, ": is big-endian; only little-endian GGUF is read, convert the model again");
     }
     if (contents_.version != 2 && contents_.version != 3) {
-      return Unimplemented(name_, ": is GGUF version ", contents_.version, "; versions 2 and 3 are read, convert the model again");
+      return Unimplemented(name_, ": is GGUF version ", contents_.version,
+                           "; versions 2 and 3 are read, convert the model again");
     }
     DT_ASSIGN_OR_RETURN(tensor_count_, Read<uint64_t>("the tensor count"));
     DT_ASSIGN_OR_RETURN(key_count_, Read<uint64_t>("the key count"));
@@ -112,7 +118,8 @@ class Parser {
   absl::Status ReadMetadata() {
     absl::flat_hash_set<std::string_view> seen;
     for (uint64_t i = 0; i < key_count_; ++i) {
-      DT_ASSIGN_OR_RETURN(const std::string_view key, ReadString(absl::StrCat("metadata key ", i + 1, " of ", key_count_)));
+      DT_ASSIGN_OR_RETURN(const std::string_view key,
+                          ReadString(absl::StrCat("metadata key ", i + 1, " of ", key_count_)));
       if (key.empty()) return Bad("metadata key ", i + 1, " of ", key_count_, " is empty");
       if (!seen.insert(key).second) return Bad("metadata key ", Quoted(key), " appears twice");
       DT_ASSIGN_OR_RETURN(const GgufValue value, ReadValue(absl::StrCat("metadata key ", Quoted(key))));
@@ -148,7 +155,8 @@ class Parser {
     if (value.element == GgufValueType::kArray) return Bad(what, " is an array of arrays, which is not read");
     DT_ASSIGN_OR_RETURN(value.count, Read<uint64_t>(absl::StrCat(what, ": the array length")));
     if (value.count > kGgufMaxArrayElements) {
-      return Bad(what, " is an array of ", Commas(value.count), " elements; at most ", Commas(kGgufMaxArrayElements), " are read");
+      return Bad(what, " is an array of ", Commas(value.count), " elements; at most ", Commas(kGgufMaxArrayElements),
+                 " are read");
     }
     if (value.element != GgufValueType::kString) {  // count <= 2^30 and 8 bytes: the product cannot overflow
       DT_ASSIGN_OR_RETURN(value.bytes, Take(value.count * ScalarBytes(value.element),
@@ -183,7 +191,8 @@ class Parser {
 
   absl::Status CheckBools(std::span<const std::byte> values, const std::string& what) const {
     for (const std::byte value : values) {
-      if (value > std::byte{1}) return Bad(what, " holds a bool of value ", static_cast<int>(value), "; only 0 and 1 are bools");
+      if (value > std::byte{1})
+        return Bad(what, " holds a bool of value ", static_cast<int>(value), "; only 0 and 1 are bools");
     }
     return absl::OkStatus();
   }
@@ -196,7 +205,8 @@ class Parser {
       }
       std::memcpy(&contents_.alignment, value.bytes.data(), 4);
       if (!std::has_single_bit(contents_.alignment) || contents_.alignment > kGgufMaxAlignment) {
-        return Bad("general.alignment is ", contents_.alignment, "; it must be a power of two up to ", Commas(kGgufMaxAlignment));
+        return Bad("general.alignment is ", contents_.alignment, "; it must be a power of two up to ",
+                   Commas(kGgufMaxAlignment));
       }
     }
     return absl::OkStatus();
@@ -210,7 +220,8 @@ class Parser {
       const std::string what = absl::StrCat("tensor ", Printable(tensor.name));
       if (tensor.name.empty()) return Bad("the name of tensor ", i + 1, " of ", tensor_count_, " is empty");
       if (tensor.name.size() > kMaxTensorNameBytes) {
-        return Bad(what, ": the name has ", tensor.name.size(), " bytes; at most ", kMaxTensorNameBytes, " are allowed");
+        return Bad(what, ": the name has ", tensor.name.size(), " bytes; at most ", kMaxTensorNameBytes,
+                   " are allowed");
       }
       if (!seen.insert(tensor.name).second) return Bad(what, " appears twice");
       DT_RETURN_IF_ERROR(ReadDims(what, tensor));
@@ -242,12 +253,13 @@ class Parser {
     const auto type = GgmlTypeFromId(id);
     if (!type) {
       return Unimplemented(name_, ": ", what, " is stored as ", GgmlTypeName(id),
-                           "; F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K are read: quantise the model as one of them");
+                           "; F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K are read: quantise the "
+                           "model as one of them");
     }
     tensor.type = *type;
     if (tensor.dims[0] % BlockElements(*type) != 0) {
-      return Bad(what, ": rows of ", Commas(tensor.dims[0]), " elements are not whole blocks of ", BlockElements(*type), " (",
-                 GgmlTypeName(id), ")");
+      return Bad(what, ": rows of ", Commas(tensor.dims[0]), " elements are not whole blocks of ", BlockElements(*type),
+                 " (", GgmlTypeName(id), ")");
     }
     return absl::OkStatus();
   }
@@ -262,19 +274,22 @@ class Parser {
       GgufTensor& tensor = contents_.tensors[i];
       const std::string what = absl::StrCat("tensor ", Printable(tensor.name));
       if (offsets_[i] != expected) {
-        return Bad(what, ": begins at offset ", Commas(offsets_[i]), " of the data, but the tensors before it end at ", Commas(expected));
+        return Bad(what, ": begins at offset ", Commas(offsets_[i]), " of the data, but the tensors before it end at ",
+                   Commas(expected));
       }
       const uint64_t blocks = static_cast<uint64_t>(tensor.elements / BlockElements(tensor.type));
       uint64_t size = 0;
       if (__builtin_mul_overflow(blocks, static_cast<uint64_t>(BlockBytes(tensor.type)), &size) || size >> 62 != 0) {
-        return Bad(what, ": ", Commas(static_cast<uint64_t>(tensor.elements)), " elements are more bytes than a file can have");
+        return Bad(what, ": ", Commas(static_cast<uint64_t>(tensor.elements)),
+                   " elements are more bytes than a file can have");
       }
       const uint64_t begin = data_start + expected;  // both below 2^63
       const uint64_t left = begin <= bytes_.size() ? bytes_.size() - begin : 0;
       if (size > left) {
         const std::string elements = Commas(static_cast<uint64_t>(tensor.elements));
-        return DataLoss(name_, ": ", what, ": ", elements, " elements of ", GgmlTypeName(static_cast<uint32_t>(tensor.type)), " need ",
-                        Commas(size), " bytes, but the file ends ", Commas(left), " bytes after its start",
+        return DataLoss(name_, ": ", what, ": ", elements, " elements of ",
+                        GgmlTypeName(static_cast<uint32_t>(tensor.type)), " need ", Commas(size),
+                        " bytes, but the file ends ", Commas(left), " bytes after its start",
                         absl::string_view(kTruncated.data(), kTruncated.size()));
       }
       tensor.bytes = bytes_.subspan(begin, size);

@@ -12,7 +12,8 @@ namespace {
 struct Replacement {
   std::string_view from, to;
 };
-constexpr Replacement kPythonNumbers[] = {{"-Infinity", "-1.7976931348623157e308"}, {"Infinity", "1.7976931348623157e308"}, {"NaN", "null"}};
+constexpr Replacement kPythonNumbers[] = {
+    {"-Infinity", "-1.7976931348623157e308"}, {"Infinity", "1.7976931348623157e308"}, {"NaN", "null"}};
 
 // Replaces Python's non-JSON numbers outside strings and measures how deep the text nests, without recursion.
 absl::StatusOr<std::string> Normalise(const std::string& name, const std::string& text) {
@@ -32,7 +33,8 @@ absl::StatusOr<std::string> Normalise(const std::string& name, const std::string
     if (c == '{' || c == '[') ++depth;
     if (c == '}' || c == ']') --depth;
     if (c == '\0') return InvalidArgument(name, ": is not valid JSON at byte ", i + 1);
-    if (depth > kMaxJsonDepth) return InvalidArgument(name, ": nests deeper than ", kMaxJsonDepth, " levels at byte ", i);
+    if (depth > kMaxJsonDepth)
+      return InvalidArgument(name, ": nests deeper than ", kMaxJsonDepth, " levels at byte ", i);
     bool replaced = false;
     for (const Replacement& number : kPythonNumbers) {
       if (std::string_view(text).substr(i).starts_with(number.from)) {
@@ -64,7 +66,8 @@ std::optional<int64_t> ToInt(const nlohmann::json& value) {
 
 absl::StatusOr<nlohmann::json> ParseJson(const std::string& name, std::string text) {
   if (text.size() > kMaxJsonFileBytes) {
-    return InvalidArgument(name, ": has ", Commas(text.size()), " bytes; at most ", Commas(kMaxJsonFileBytes), " are read");
+    return InvalidArgument(name, ": has ", Commas(text.size()), " bytes; at most ", Commas(kMaxJsonFileBytes),
+                           " are read");
   }
   DT_ASSIGN_OR_RETURN(text, Normalise(name, text));
   try {
@@ -79,9 +82,11 @@ absl::StatusOr<nlohmann::json> ParseJson(const std::string& name, std::string te
 absl::StatusOr<nlohmann::json> ReadJsonFile(const std::filesystem::path& path) {
   DT_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(path));
   if (file->bytes().size() > kMaxJsonFileBytes) {
-    return InvalidArgument(file->name(), ": has ", Commas(file->bytes().size()), " bytes; at most ", Commas(kMaxJsonFileBytes), " are read");
+    return InvalidArgument(file->name(), ": has ", Commas(file->bytes().size()), " bytes; at most ",
+                           Commas(kMaxJsonFileBytes), " are read");
   }
-  return ParseJson(file->name(), std::string(reinterpret_cast<const char*>(file->bytes().data()), file->bytes().size()));
+  return ParseJson(file->name(),
+                   std::string(reinterpret_cast<const char*>(file->bytes().data()), file->bytes().size()));
 }
 
 bool JsonFields::Has(const char* field) const { return Get(field) != nullptr; }

@@ -10,11 +10,12 @@
 namespace dovetail::model {
 
 // A regular file mapped read-only for as long as the object lives. Immutable, thread-safe.
-// Someone who truncates the file while it is mapped makes readers fault: model files are replaced by renaming, never rewritten in place.
+// Someone who truncates the file while it is mapped makes readers fault: model files are replaced by renaming, never
+// rewritten in place.
 class MappedFile {
  public:
-  // Errors: kNotFound when there is no such file; kInvalidArgument for a folder, pipe or device; kPermissionDenied or kInternal
-  // as the system says. Texts carry the base name only. Never blocks on a pipe.
+  // Errors: kNotFound when there is no such file; kInvalidArgument for a folder, pipe or device; kPermissionDenied or
+  // kInternal as the system says. Texts carry the base name only. Never blocks on a pipe.
   static absl::StatusOr<std::unique_ptr<MappedFile>> Open(const std::filesystem::path& path);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;

@@ -27,7 +27,8 @@ std::vector<float> PlainFrequencies(double theta, const RopeSpec& spec) {
 }
 
 double DynamicTheta(const RopeSpec& spec, int64_t length) {
-  const double m = static_cast<double>(spec.max_positions), n = static_cast<double>(std::max(length, spec.max_positions));
+  const double m = static_cast<double>(spec.max_positions),
+               n = static_cast<double>(std::max(length, spec.max_positions));
   const double r = spec.rotary_dims;
   if (r <= 2) return spec.theta;  // one pair turns at 1 whatever theta is
   return spec.theta * std::pow(spec.factor * n / m - (spec.factor - 1.0), r / (r - 2.0));
@@ -68,7 +69,8 @@ std::vector<float> YarnFrequencies(const RopeSpec& spec) {
   for (size_t i = 0; i < powers.size(); ++i) {
     const float extrapolated = 1.0f / powers[i];
     const float interpolated = 1.0f / (static_cast<float>(spec.factor) * powers[i]);
-    const float ramp = std::clamp((static_cast<float>(i) - static_cast<float>(low)) / static_cast<float>(high - low), 0.0f, 1.0f);
+    const float ramp =
+        std::clamp((static_cast<float>(i) - static_cast<float>(low)) / static_cast<float>(high - low), 0.0f, 1.0f);
     const float keep = 1.0f - ramp;
     powers[i] = interpolated * (1.0f - keep) + extrapolated * keep;
   }
@@ -88,12 +90,18 @@ std::vector<float> LongRopeFrequencies(const RopeSpec& spec, int64_t length) {
 
 std::string_view Name(RopeKind kind) {
   switch (kind) {
-    case RopeKind::kDefault: return "default";
-    case RopeKind::kLinear: return "linear";
-    case RopeKind::kDynamic: return "dynamic";
-    case RopeKind::kLlama3: return "llama3";
-    case RopeKind::kYarn: return "yarn";
-    case RopeKind::kLongRope: return "longrope";
+    case RopeKind::kDefault:
+      return "default";
+    case RopeKind::kLinear:
+      return "linear";
+    case RopeKind::kDynamic:
+      return "dynamic";
+    case RopeKind::kLlama3:
+      return "llama3";
+    case RopeKind::kYarn:
+      return "yarn";
+    case RopeKind::kLongRope:
+      return "longrope";
   }
   return "unknown";
 }
@@ -114,18 +122,26 @@ RopeTable MakeRopeTable(const RopeSpec& spec, int64_t length) {
   RopeTable table;
   table.multiplier = static_cast<float>(spec.attention_factor);
   switch (spec.kind) {
-    case RopeKind::kDefault: table.inv_freq = PlainFrequencies(spec.theta, spec); break;
+    case RopeKind::kDefault:
+      table.inv_freq = PlainFrequencies(spec.theta, spec);
+      break;
     case RopeKind::kLinear:
       table.inv_freq = PlainFrequencies(spec.theta, spec);
       for (float& f : table.inv_freq) f /= static_cast<float>(spec.factor);
       break;
-    case RopeKind::kDynamic: table.inv_freq = PlainFrequencies(DynamicTheta(spec, length), spec); break;
+    case RopeKind::kDynamic:
+      table.inv_freq = PlainFrequencies(DynamicTheta(spec, length), spec);
+      break;
     case RopeKind::kLlama3:
       table.inv_freq = PlainFrequencies(spec.theta, spec);
       ScaleLlama3(spec, table.inv_freq);
       break;
-    case RopeKind::kYarn: table.inv_freq = YarnFrequencies(spec); break;
-    case RopeKind::kLongRope: table.inv_freq = LongRopeFrequencies(spec, length); break;
+    case RopeKind::kYarn:
+      table.inv_freq = YarnFrequencies(spec);
+      break;
+    case RopeKind::kLongRope:
+      table.inv_freq = LongRopeFrequencies(spec, length);
+      break;
   }
   return table;
 }

@@ -36,7 +36,8 @@ absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::OpenFolder(con
     return result;
   }
   if (fs::exists(folder / kSingle, ignored)) return Open(folder / kSingle);
-  return NotFound(BaseName(folder), ": has neither ", kSingle, " nor ", kIndex, "; download the safetensors files of the model");
+  return NotFound(BaseName(folder), ": has neither ", kSingle, " nor ", kIndex,
+                  "; download the safetensors files of the model");
 }
 
 absl::Status SafetensorsFile::AddShard(const fs::path& path) {
@@ -69,14 +70,16 @@ absl::Status SafetensorsFile::OpenShards(const fs::path& index) {
     }
     shards.insert(file.get_ref<const std::string&>());
   }
-  if (shards.size() > kMaxShards) return InvalidArgument(kIndex, ": names ", shards.size(), " files; at most ", kMaxShards, " are read");
+  if (shards.size() > kMaxShards)
+    return InvalidArgument(kIndex, ": names ", shards.size(), " files; at most ", kMaxShards, " are read");
   for (const std::string& shard : shards) {
     if (absl::Status status = AddShard(index.parent_path() / shard); !status.ok()) return Annotate(status, kIndex);
   }
   for (const auto& [tensor, file] : map->items()) {
     const SafetensorsTensor* found = Find(tensor);
     if (found == nullptr || shard_name(found->shard) != file.get_ref<const std::string&>()) {
-      return InvalidArgument(kIndex, ": says that tensor ", Printable(tensor), " is in ", Printable(file.get_ref<const std::string&>()),
+      return InvalidArgument(kIndex, ": says that tensor ", Printable(tensor), " is in ",
+                             Printable(file.get_ref<const std::string&>()),
                              ", which does not hold it; the files are of different models");
     }
   }

@@ -12,15 +12,16 @@
 
 namespace dovetail::model {
 
-// The safetensors weights of a model folder: model.safetensors, or the shards that model.safetensors.index.json names, mapped read-only.
-// Immutable, thread-safe. Tensor bytes live as long as the object.
+// The safetensors weights of a model folder: model.safetensors, or the shards that model.safetensors.index.json names,
+// mapped read-only. Immutable, thread-safe. Tensor bytes live as long as the object.
 class SafetensorsFile {
  public:
   // One file. Errors: ParseSafetensors's and MappedFile's.
   static absl::StatusOr<std::unique_ptr<SafetensorsFile>> Open(const std::filesystem::path& path);
 
-  // The weights in `folder`. Prefers the index when both are there. Besides the errors of the files: kNotFound when there are no weights,
-  // kInvalidArgument for an index whose file names are not plain names in the folder, or that does not agree with what the shards hold.
+  // The weights in `folder`. Prefers the index when both are there. Besides the errors of the files: kNotFound when
+  // there are no weights, kInvalidArgument for an index whose file names are not plain names in the folder, or that
+  // does not agree with what the shards hold.
   static absl::StatusOr<std::unique_ptr<SafetensorsFile>> OpenFolder(const std::filesystem::path& folder);
 
   const std::vector<SafetensorsTensor>& tensors() const { return tensors_; }

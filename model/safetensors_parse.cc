@@ -17,10 +17,10 @@ struct DtypeBits {
 };
 
 constexpr DtypeBits kDtypes[] = {
-    {"BOOL", 8},      {"U8", 8},           {"I8", 8},           {"F8_E5M2", 8},  {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
-    {"F8_E5M2FNUZ", 8}, {"I16", 16},       {"U16", 16},         {"F16", 16},     {"BF16", 16},   {"I32", 32},    {"U32", 32},
-    {"F32", 32},      {"C64", 64},         {"F64", 64},         {"I64", 64},     {"U64", 64},    {"F4", 4},      {"F6_E2M3", 6},
-    {"F6_E3M2", 6},
+    {"BOOL", 8},        {"U8", 8},          {"I8", 8},      {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8},
+    {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},    {"U16", 16},    {"F16", 16},    {"BF16", 16},
+    {"I32", 32},        {"U32", 32},        {"F32", 32},    {"C64", 64},    {"F64", 64},    {"I64", 64},
+    {"U64", 64},        {"F4", 4},          {"F6_E2M3", 6}, {"F6_E3M2", 6},
 };
 
 std::optional<uint64_t> BitsOf(std::string_view dtype) {
@@ -36,8 +36,8 @@ struct Entry {
   std::vector<uint64_t> offsets;
 };
 
-// Takes the header's JSON event by event, so that nothing but the format's own shape is ever built: an object of objects, whose members
-// are dtype, shape and data_offsets. The first violation stops the parser and stays in `error`.
+// Takes the header's JSON event by event, so that nothing but the format's own shape is ever built: an object of
+// objects, whose members are dtype, shape and data_offsets. The first violation stops the parser and stays in `error`.
 class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
  public:
   std::vector<Entry> entries;
@@ -62,11 +62,15 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   bool key(string_t& name) override {
     if (level_ == Level::kTop) return TopKey(name);
     if (level_ == Level::kMetadata) {
-      return metadata_keys_.insert(name).second || Fail(absl::StrCat("__metadata__ has the key '", Printable(name), "' twice"));
+      return metadata_keys_.insert(name).second ||
+             Fail(absl::StrCat("__metadata__ has the key '", Printable(name), "' twice"));
     }
     Entry& entry = entries.back();
     field_ = name;
-    bool* seen = name == "dtype" ? &entry.has_dtype : name == "shape" ? &entry.has_shape : name == "data_offsets" ? &entry.has_offsets : nullptr;
+    bool* seen = name == "dtype"          ? &entry.has_dtype
+                 : name == "shape"        ? &entry.has_shape
+                 : name == "data_offsets" ? &entry.has_offsets
+                                          : nullptr;
     if (seen == nullptr) return Refuse(absl::StrCat("has the unknown field '", Printable(name), "'"));
     if (*seen) return Refuse(absl::StrCat("has the field ", name, " twice"));
     *seen = true;
@@ -95,7 +99,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     Entry& entry = entries.back();
     if (value > static_cast<uint64_t>(INT64_MAX)) return Refuse(absl::StrCat("has a ", field_, " over 63 bits"));
     if (field_ == "shape") {
-      if (entry.tensor.shape.size() == kSafetensorsMaxDims) return Refuse(absl::StrCat("has more than ", kSafetensorsMaxDims, " dimensions"));
+      if (entry.tensor.shape.size() == kSafetensorsMaxDims)
+        return Refuse(absl::StrCat("has more than ", kSafetensorsMaxDims, " dimensions"));
       entry.tensor.shape.push_back(static_cast<int64_t>(value));
     } else {
       if (entry.offsets.size() == 2) return Refuse("must have two data_offsets");
@@ -158,25 +163,29 @@ std::optional<uint64_t> SizeOf(SafetensorsTensor& tensor) {
     if (__builtin_mul_overflow(tensor.elements, size, &tensor.elements)) return std::nullopt;
   }
   uint64_t bits = 0;
-  if (__builtin_mul_overflow(static_cast<uint64_t>(tensor.elements), *BitsOf(tensor.dtype), &bits) || bits % 8 != 0) return std::nullopt;
+  if (__builtin_mul_overflow(static_cast<uint64_t>(tensor.elements), *BitsOf(tensor.dtype), &bits) || bits % 8 != 0)
+    return std::nullopt;
   return bits / 8;
 }
 
 absl::Status Place(const std::string& name, std::span<const std::byte> data, std::vector<Entry>& entries) {
-  std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.offsets < b.offsets; });
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](const Entry& a, const Entry& b) { return a.offsets < b.offsets; });
   uint64_t expected = 0;
   for (Entry& entry : entries) {
     const uint64_t begin = entry.offsets[0], end = entry.offsets[1];
     const std::string what = absl::StrCat(name, ": tensor ", Printable(entry.tensor.name));
     if (end < begin) return InvalidArgument(what, ": its data_offsets [", begin, ", ", end, "] run backwards");
     if (begin != expected) {
-      return InvalidArgument(what, ": begins at byte ", Commas(begin), " of the data, but the tensors before it end at ", Commas(expected),
+      return InvalidArgument(what, ": begins at byte ", Commas(begin),
+                             " of the data, but the tensors before it end at ", Commas(expected),
                              begin > expected ? " (a hole)" : " (an overlap)");
     }
     const auto size = SizeOf(entry.tensor);
     if (!size) return InvalidArgument(what, ": its shape and dtype give no whole number of bytes, or one over 64 bits");
     if (*size != end - begin) {
-      return InvalidArgument(what, ": its shape and dtype need ", Commas(*size), " bytes, but its data_offsets hold ", Commas(end - begin));
+      return InvalidArgument(what, ": its shape and dtype need ", Commas(*size), " bytes, but its data_offsets hold ",
+                             Commas(end - begin));
     }
     if (end > data.size()) {
       return DataLoss(what, ": ends at byte ", Commas(end), " of the data, but the file has only ", Commas(data.size()),
@@ -193,17 +202,20 @@ absl::Status Place(const std::string& name, std::span<const std::byte> data, std
 
 }  // namespace
 
-absl::StatusOr<std::vector<SafetensorsTensor>> ParseSafetensors(const std::string& name, std::span<const std::byte> bytes) {
-  if (bytes.size() < 8) return DataLoss(name, ": has ", bytes.size(), " bytes; a safetensors file begins with 8 bytes of header length");
+absl::StatusOr<std::vector<SafetensorsTensor>> ParseSafetensors(const std::string& name,
+                                                                std::span<const std::byte> bytes) {
+  if (bytes.size() < 8)
+    return DataLoss(name, ": has ", bytes.size(), " bytes; a safetensors file begins with 8 bytes of header length");
   uint64_t header_bytes = 0;
   std::memcpy(&header_bytes, bytes.data(), 8);
   if (header_bytes > kSafetensorsMaxHeaderBytes) {
-    return InvalidArgument(name, ": says its header has ", Commas(header_bytes), " bytes; at most ", Commas(kSafetensorsMaxHeaderBytes),
+    return InvalidArgument(name, ": says its header has ", Commas(header_bytes), " bytes; at most ",
+                           Commas(kSafetensorsMaxHeaderBytes),
                            " are read: this is no safetensors file, or a damaged one");
   }
   if (header_bytes > bytes.size() - 8) {
-    return DataLoss(name, ": the header needs ", Commas(header_bytes), " bytes, but the file ends ", Commas(bytes.size() - 8),
-                    " bytes after its start; the download is probably incomplete");
+    return DataLoss(name, ": the header needs ", Commas(header_bytes), " bytes, but the file ends ",
+                    Commas(bytes.size() - 8), " bytes after its start; the download is probably incomplete");
   }
   const char* header = reinterpret_cast<const char*>(bytes.data()) + 8;
   if (header_bytes == 0 || header[0] != '{') return InvalidArgument(name, ": the header does not begin with '{'");

@@ -19,7 +19,9 @@ void FuzzSafetensors(const uint8_t* data, size_t size) {
     bytes += tensor.bytes.size();
   }
   DT_CHECK(bytes <= size);
-  if (!tensors->empty() && bytes > 0) DT_CHECK(tensors->back().bytes.data() + tensors->back().bytes.size() == reinterpret_cast<const std::byte*>(data) + size);
+  if (!tensors->empty() && bytes > 0)
+    DT_CHECK(tensors->back().bytes.data() + tensors->back().bytes.size() ==
+             reinterpret_cast<const std::byte*>(data) + size);
 }
 
 }  // namespace dovetail::fuzz

@@ -16,14 +16,14 @@ namespace dovetail::model {
 namespace {
 
 namespace fs = std::filesystem;
+using test::GgufBuilder;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using test::GgufBuilder;
 
-const std::vector<std::string> kDenseGoldens = {"gemma3",      "llama3_gqa",    "llama_bias",   "llama_dynamic",   "llama_linear",
-                                                "llama_mha",   "llama_yarn",    "mistral_swa",  "phi3_longrope",   "phi4_partial",
-                                                "qwen2_bias",  "qwen3_mixed_swa", "qwen3_qknorm", "smollm3"};
+const std::vector<std::string> kDenseGoldens = {
+    "gemma3",      "llama3_gqa",    "llama_bias",   "llama_dynamic", "llama_linear",    "llama_mha",    "llama_yarn",
+    "mistral_swa", "phi3_longrope", "phi4_partial", "qwen2_bias",    "qwen3_mixed_swa", "qwen3_qknorm", "smollm3"};
 
 void Write(const fs::path& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
 
@@ -85,7 +85,8 @@ TEST(Checkpoint, GivesGemmasNormsAsOnePlusW) {
   DOVETAIL_DATA_OR_SKIP(const auto archive, "goldens/goldens_dense.tar.gz");
   const auto checkpoint = Open(Unpack(archive) / "gemma3");
   ASSERT_NE(checkpoint, nullptr);
-  for (const char* name : {"layers.0.input_norm.weight", "layers.0.attn.q_norm.weight", "layers.3.post_mlp_norm.weight", "final_norm.weight"}) {
+  for (const char* name : {"layers.0.input_norm.weight", "layers.0.attn.q_norm.weight", "layers.3.post_mlp_norm.weight",
+                           "final_norm.weight"}) {
     const TensorSource source = checkpoint->Find(name).value();
     std::vector<float> stored(static_cast<size_t>(source.rows));
     Dequantize(source.type, source.bytes.data(), source.rows, stored.data());
@@ -97,7 +98,8 @@ TEST(Checkpoint, GivesGemmasNormsAsOnePlusW) {
 
 TEST(Checkpoint, GivesTheSameWeightsFromGgufAsFromHuggingFace) {
   DOVETAIL_DATA_OR_SKIP(const auto folder, "models/stories260K");
-  const auto hf = Open(folder / "hf"), f32 = Open(folder / "stories260K-f32.gguf"), f16 = Open(folder / "stories260K-f16.gguf");
+  const auto hf = Open(folder / "hf"), f32 = Open(folder / "stories260K-f32.gguf"),
+             f16 = Open(folder / "stories260K-f16.gguf");
   ASSERT_TRUE(hf && f32 && f16);
   EXPECT_EQ(hf->names(), f32->names());
   EXPECT_EQ(hf->names(), f16->names());
@@ -161,7 +163,8 @@ TEST(Checkpoint, OpensTheQuickstartsModel) {
   EXPECT_THAT(config.stop_ids, ElementsAre(2));
   EXPECT_THAT(checkpoint->warnings(), IsEmpty());
   EXPECT_EQ(checkpoint->Find("layers.7.attn.q_proj.weight").value().type, GgmlType::kQ4_1);
-  EXPECT_EQ(checkpoint->Find("lm_head.weight").value().bytes.data(), checkpoint->Find("embed.weight").value().bytes.data());
+  EXPECT_EQ(checkpoint->Find("lm_head.weight").value().bytes.data(),
+            checkpoint->Find("embed.weight").value().bytes.data());
   for (const std::string& name : checkpoint->names()) {
     if (name == "embed.weight" || name == "lm_head.weight") continue;
     const std::vector<float> values = checkpoint->Find(name).value().ReadAll();
@@ -175,8 +178,9 @@ TEST(Checkpoint, OpensTheQuickstartsModel) {
 class TinyFolder {
  public:
   fs::path path = dovetail::test::TempFolder();
-  nlohmann::json config = {{"model_type", "llama"}, {"hidden_size", 4},       {"intermediate_size", 2},          {"num_hidden_layers", 1},
-                           {"num_attention_heads", 2}, {"vocab_size", 3},      {"max_position_embeddings", 16}, {"eos_token_id", 2}};
+  nlohmann::json config = {{"model_type", "llama"},         {"hidden_size", 4},         {"intermediate_size", 2},
+                           {"num_hidden_layers", 1},        {"num_attention_heads", 2}, {"vocab_size", 3},
+                           {"max_position_embeddings", 16}, {"eos_token_id", 2}};
   std::vector<std::pair<std::string, std::vector<int64_t>>> tensors = {
       {"model.embed_tokens.weight", {3, 4}},
       {"model.layers.0.input_layernorm.weight", {4}},
@@ -204,7 +208,8 @@ class TinyFolder {
       end += bytes;
     }
     const std::string text = header.dump();
-    Write(path / "model.safetensors", GgufBuilder::Raw<uint64_t>(text.size()) + text + std::string(static_cast<size_t>(end), '\0'));
+    Write(path / "model.safetensors",
+          GgufBuilder::Raw<uint64_t>(text.size()) + text + std::string(static_cast<size_t>(end), '\0'));
     Write(path / "config.json", config.dump());
     return OpenCheckpoint(path);
   }
@@ -221,7 +226,9 @@ TEST(CheckpointErrors, TheSmallestFolderOpens) {
 TEST(CheckpointErrors, NameTheTensorAndBothShapes) {
   TinyFolder folder;
   folder.tensors[3].second = {2, 4};
-  EXPECT_EQ(folder.Error(), "model.safetensors: tensor model.layers.0.self_attn.k_proj.weight: its shape is [2, 4], but the config asks for [4, 4]");
+  EXPECT_EQ(folder.Error(),
+            "model.safetensors: tensor model.layers.0.self_attn.k_proj.weight: its shape is [2, 4], but the config "
+            "asks for [4, 4]");
 }
 
 TEST(CheckpointErrors, NameAMissingTensor) {
@@ -234,7 +241,9 @@ TEST(CheckpointErrors, NameATypeThatIsNotRead) {
   TinyFolder folder;
   folder.dtype = "F8_E4M3";
   folder.element_bytes = 1;
-  EXPECT_EQ(folder.Error(), "model.safetensors: tensor model.embed_tokens.weight is stored as F8_E4M3; F32, F16 and BF16 are read from safetensors");
+  EXPECT_EQ(folder.Error(),
+            "model.safetensors: tensor model.embed_tokens.weight is stored as F8_E4M3; F32, F16 and BF16 are read from "
+            "safetensors");
 }
 
 TEST(CheckpointErrors, AnUnknownTensorIsAWarningAndTheirNumberIsBounded) {
@@ -243,7 +252,8 @@ TEST(CheckpointErrors, AnUnknownTensorIsAWarningAndTheirNumberIsBounded) {
   folder.tensors.push_back({"model.extra.weight", {2}});
   auto checkpoint = folder.Open();
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  EXPECT_THAT((*checkpoint)->warnings(), ElementsAre("model.safetensors: tensor model.extra.weight is not used by llama"));
+  EXPECT_THAT((*checkpoint)->warnings(),
+              ElementsAre("model.safetensors: tensor model.extra.weight is not used by llama"));
   for (int i = 0; i < 100; ++i) folder.tensors.push_back({absl::StrCat("extra.", i), {1}});
   checkpoint = folder.Open();
   ASSERT_EQ((*checkpoint)->warnings().size(), Checkpoint::kMaxWarnings);
@@ -253,23 +263,33 @@ TEST(CheckpointErrors, AnUnknownTensorIsAWarningAndTheirNumberIsBounded) {
 TEST(CheckpointErrors, SayWhatAPathLacks) {
   const fs::path folder = dovetail::test::TempFolder();
   EXPECT_EQ(OpenCheckpoint(folder / "absent").status(), absl::NotFoundError("absent: no such file or folder"));
-  EXPECT_THAT(std::string(OpenCheckpoint(folder).status().message()), HasSubstr("holds neither config.json nor a .gguf file"));
+  EXPECT_THAT(std::string(OpenCheckpoint(folder).status().message()),
+              HasSubstr("holds neither config.json nor a .gguf file"));
   Write(folder / "a.gguf", "");
   Write(folder / "b.gguf", "");
-  EXPECT_THAT(std::string(OpenCheckpoint(folder).status().message()), HasSubstr("holds 2 GGUF models; name one of them, for example a.gguf"));
+  EXPECT_THAT(std::string(OpenCheckpoint(folder).status().message()),
+              HasSubstr("holds 2 GGUF models; name one of them, for example a.gguf"));
   fs::remove(folder / "a.gguf");
   EXPECT_THAT(std::string(OpenCheckpoint(folder).status().message()), HasSubstr("b.gguf: the magic needs 4 bytes"));
   Write(folder / "config.json", "{\"model_type\": \"llama\", ");
-  EXPECT_THAT(std::string(OpenCheckpoint(folder).status().message()), HasSubstr("config.json: is not valid JSON at byte"));
+  EXPECT_THAT(std::string(OpenCheckpoint(folder).status().message()),
+              HasSubstr("config.json: is not valid JSON at byte"));
 }
 
 TEST(CheckpointErrors, AVocabularyFileIsNoModel) {
-  const std::string bytes = GgufBuilder().Text("general.architecture", "llama").U32("llama.block_count", 1).U32("llama.embedding_length", 4)
-      .U32("llama.feed_forward_length", 4).U32("llama.context_length", 8).U32("llama.attention.head_count", 2)
-      .F32("llama.attention.layer_norm_rms_epsilon", 1e-5f).Build();
+  const std::string bytes = GgufBuilder()
+                                .Text("general.architecture", "llama")
+                                .U32("llama.block_count", 1)
+                                .U32("llama.embedding_length", 4)
+                                .U32("llama.feed_forward_length", 4)
+                                .U32("llama.context_length", 8)
+                                .U32("llama.attention.head_count", 2)
+                                .F32("llama.attention.layer_norm_rms_epsilon", 1e-5f)
+                                .Build();
   const fs::path path = dovetail::test::TempFolder() / "vocab.gguf";
   Write(path, bytes);
-  EXPECT_EQ(OpenCheckpoint(path).status().message(), "vocab.gguf: tensor token_embd.weight is missing; this file holds no model (a vocabulary only?)");
+  EXPECT_EQ(OpenCheckpoint(path).status().message(),
+            "vocab.gguf: tensor token_embd.weight is missing; this file holds no model (a vocabulary only?)");
 }
 
 }  // namespace

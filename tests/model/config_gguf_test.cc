@@ -14,10 +14,10 @@
 namespace dovetail::model {
 namespace {
 
+using test::GgufBuilder;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using test::GgufBuilder;
 
 constexpr uint64_t kHidden = 16, kQ = 32, kKv = 16, kMlp = 24, kVocab = 5;
 
@@ -25,8 +25,14 @@ class Model {
  public:
   explicit Model(const std::string& architecture, uint32_t layers = 1) : arch_(architecture), layers_(layers) {
     file.Text("general.architecture", architecture);
-    U32("block_count", layers).U32("embedding_length", kHidden).U32("feed_forward_length", kMlp).U32("context_length", 256);
-    U32("attention.head_count", 4).U32("attention.head_count_kv", 2).U32("attention.key_length", 8).U32("attention.value_length", 8);
+    U32("block_count", layers)
+        .U32("embedding_length", kHidden)
+        .U32("feed_forward_length", kMlp)
+        .U32("context_length", 256);
+    U32("attention.head_count", 4)
+        .U32("attention.head_count_kv", 2)
+        .U32("attention.key_length", 8)
+        .U32("attention.value_length", 8);
     F32("attention.layer_norm_rms_epsilon", 1e-6f);
   }
   Model& U32(const std::string& key, uint32_t value) { return file.U32(arch_ + "." + key, value), *this; }
@@ -63,7 +69,9 @@ class Model {
     if (phi) {
       Tensor(blk + "attn_qkv.weight", {kHidden, kQ + 2 * kKv}).Tensor(blk + "ffn_up.weight", {kHidden, 2 * kMlp});
     } else {
-      Tensor(blk + "attn_q.weight", {kHidden, kQ}).Tensor(blk + "attn_k.weight", {kHidden, kKv}).Tensor(blk + "attn_v.weight", {kHidden, kKv});
+      Tensor(blk + "attn_q.weight", {kHidden, kQ})
+          .Tensor(blk + "attn_k.weight", {kHidden, kKv})
+          .Tensor(blk + "attn_v.weight", {kHidden, kKv});
       Tensor(blk + "ffn_gate.weight", {kHidden, kMlp}).Tensor(blk + "ffn_up.weight", {kHidden, kMlp});
     }
     Tensor(blk + "attn_output.weight", {kQ, kHidden}).Tensor(blk + "ffn_down.weight", {kMlp, kHidden});
@@ -118,8 +126,12 @@ TEST(GgufConfig, UndoesTheInterleavingOfQAndKAndTheirBiasesInLlamaOnly) {
 }
 
 TEST(GgufConfig, GemmaHasItsPatternScalesAndRopesAndNormsAsStored) {
-  const auto gemma = Open(Model("gemma3", 7).U32("attention.sliding_window", 16).F32("rope.freq_base", 1e6f).Text("rope.scaling.type", "linear")
-                              .F32("rope.scaling.factor", 8).Weights());
+  const auto gemma = Open(Model("gemma3", 7)
+                              .U32("attention.sliding_window", 16)
+                              .F32("rope.freq_base", 1e6f)
+                              .Text("rope.scaling.type", "linear")
+                              .F32("rope.scaling.factor", 8)
+                              .Weights());
   ASSERT_NE(gemma, nullptr);
   const ModelConfig& config = gemma->config();
   std::vector<int64_t> windows;
@@ -150,7 +162,10 @@ TEST(GgufConfig, FoldsTheFilesRopeTensorsIn) {
   EXPECT_THAT(llama3->warnings(), IsEmpty());
 
   Model phi("phi3");
-  phi.U32("rope.scaling.original_context_length", 64).Tensor("rope_factors_long.weight", {4}, 2).Tensor("rope_factors_short.weight", {4}, 1).Weights();
+  phi.U32("rope.scaling.original_context_length", 64)
+      .Tensor("rope_factors_long.weight", {4}, 2)
+      .Tensor("rope_factors_short.weight", {4}, 1)
+      .Weights();
   const auto checkpoint = Open(phi);
   ASSERT_NE(checkpoint, nullptr);
   const RopeSpec& rope = checkpoint->config().ropes[0];
@@ -161,7 +176,11 @@ TEST(GgufConfig, FoldsTheFilesRopeTensorsIn) {
 }
 
 TEST(GgufConfig, YarnAndPartialRotation) {
-  const auto yarn = Open(Model("qwen2").Text("rope.scaling.type", "yarn").F32("rope.scaling.factor", 4).U32("rope.scaling.original_context_length", 64).Weights());
+  const auto yarn = Open(Model("qwen2")
+                             .Text("rope.scaling.type", "yarn")
+                             .F32("rope.scaling.factor", 4)
+                             .U32("rope.scaling.original_context_length", 64)
+                             .Weights());
   ASSERT_NE(yarn, nullptr);
   EXPECT_EQ(yarn->config().ropes[0].kind, RopeKind::kYarn);
   EXPECT_DOUBLE_EQ(yarn->config().ropes[0].attention_factor, 0.1 * std::log(4.0) + 1);
@@ -171,14 +190,22 @@ TEST(GgufConfig, YarnAndPartialRotation) {
 }
 
 TEST(GgufConfigErrors, NameTheKey) {
-  EXPECT_THAT(Model("mamba2").Weights().Error(), HasSubstr("architecture 'mamba2' is not served; served are llama, smollm3, qwen2, qwen3, phi3, gemma3"));
-  EXPECT_EQ(Model("llama").U32("expert_count", 8).Weights().Error(), "model.gguf: has 8 experts; expert layers are not served");
-  EXPECT_THAT(Model("llama").Text("rope.scaling.type", "ntk").Weights().Error(), HasSubstr("rope scaling type 'ntk' is not served"));
-  EXPECT_THAT(Model("qwen2").Text("rope.scaling.type", "yarn").Weights().Error(), HasSubstr("qwen2.rope.scaling.factor is missing"));
-  EXPECT_THAT(Model("llama").U32("rope.dimension_count", 9).Weights().Error(), HasSubstr("llama.rope.dimension_count is 9; it must be in [2, 8]"));
-  EXPECT_THAT(Model("llama").U32("rope.dimension_count", 4).Weights().Error(), HasSubstr("rope turns 4 of 8 dimensions, which is not served for llama"));
-  EXPECT_THAT(Model("llama").Tensor("rope_freqs.weight", {3}, 1).Weights().Error(), HasSubstr("rope_freqs of default rope has 3 numbers, but 8 rotary dimensions need 4"));
-  EXPECT_THAT(Model("llama").Tensor("rope_freqs.weight", {4}, 0).Weights().Error(), HasSubstr("not positive and finite"));
+  EXPECT_THAT(Model("mamba2").Weights().Error(),
+              HasSubstr("architecture 'mamba2' is not served; served are llama, smollm3, qwen2, qwen3, phi3, gemma3"));
+  EXPECT_EQ(Model("llama").U32("expert_count", 8).Weights().Error(),
+            "model.gguf: has 8 experts; expert layers are not served");
+  EXPECT_THAT(Model("llama").Text("rope.scaling.type", "ntk").Weights().Error(),
+              HasSubstr("rope scaling type 'ntk' is not served"));
+  EXPECT_THAT(Model("qwen2").Text("rope.scaling.type", "yarn").Weights().Error(),
+              HasSubstr("qwen2.rope.scaling.factor is missing"));
+  EXPECT_THAT(Model("llama").U32("rope.dimension_count", 9).Weights().Error(),
+              HasSubstr("llama.rope.dimension_count is 9; it must be in [2, 8]"));
+  EXPECT_THAT(Model("llama").U32("rope.dimension_count", 4).Weights().Error(),
+              HasSubstr("rope turns 4 of 8 dimensions, which is not served for llama"));
+  EXPECT_THAT(Model("llama").Tensor("rope_freqs.weight", {3}, 1).Weights().Error(),
+              HasSubstr("rope_freqs of default rope has 3 numbers, but 8 rotary dimensions need 4"));
+  EXPECT_THAT(Model("llama").Tensor("rope_freqs.weight", {4}, 0).Weights().Error(),
+              HasSubstr("not positive and finite"));
   Model eos("llama");
   eos.file.U32("tokenizer.ggml.eos_token_id", 5);
   EXPECT_THAT(eos.Weights().Error(), HasSubstr("tokenizer.ggml.eos_token_id is 5, but the vocabulary has 5 tokens"));
@@ -190,8 +217,13 @@ TEST(GgufConfigErrors, NameTheKey) {
 TEST(GgufConfigErrors, PerLayerArraysMustAgree) {
   const auto error = [](const std::vector<int32_t>& heads) {
     GgufBuilder file;
-    file.Text("general.architecture", "llama").U32("llama.block_count", 2).U32("llama.embedding_length", 16).U32("llama.feed_forward_length", 4)
-        .U32("llama.context_length", 8).I32s("llama.attention.head_count", heads).F32("llama.attention.layer_norm_rms_epsilon", 1e-5f);
+    file.Text("general.architecture", "llama")
+        .U32("llama.block_count", 2)
+        .U32("llama.embedding_length", 16)
+        .U32("llama.feed_forward_length", 4)
+        .U32("llama.context_length", 8)
+        .I32s("llama.attention.head_count", heads)
+        .F32("llama.attention.layer_norm_rms_epsilon", 1e-5f);
     const std::string bytes = file.Build();
     const auto gguf = GgufFile::FromBytes("model.gguf", std::as_bytes(std::span(bytes.data(), bytes.size())));
     return std::string(ConfigFromGguf(**gguf).status().message());

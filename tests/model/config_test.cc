@@ -16,9 +16,13 @@ using ::testing::IsEmpty;
 using Json = nlohmann::json;
 
 Json Base(const std::string& model_type) {
-  return {{"model_type", model_type},     {"hidden_size", 64},         {"intermediate_size", 96}, {"num_hidden_layers", 4}, {"num_attention_heads", 4},
-          {"num_key_value_heads", 2},     {"vocab_size", 320},         {"rms_norm_eps", 1e-6},    {"head_dim", 16},         {"max_position_embeddings", 256},
-          {"bos_token_id", 1},            {"eos_token_id", 2},         {"pad_token_id", nullptr}};
+  return {{"model_type", model_type}, {"hidden_size", 64},
+          {"intermediate_size", 96},  {"num_hidden_layers", 4},
+          {"num_attention_heads", 4}, {"num_key_value_heads", 2},
+          {"vocab_size", 320},        {"rms_norm_eps", 1e-6},
+          {"head_dim", 16},           {"max_position_embeddings", 256},
+          {"bos_token_id", 1},        {"eos_token_id", 2},
+          {"pad_token_id", nullptr}};
 }
 
 Json With(Json config, const Json& changes) {
@@ -43,10 +47,20 @@ std::vector<int64_t> Windows(const ModelConfig& config) {
 }
 
 TEST(Config, ReadsBothSpellingsOfRopeAlike) {
-  const Json v4 = With(Base("llama"), {{"rope_theta", 5e5}, {"rope_scaling", {{"type", "llama3"}, {"factor", 8.0}, {"low_freq_factor", 1.0},
-      {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 64}}}});
-  const Json v5 = With(Base("llama"), {{"rope_parameters", {{"rope_type", "llama3"}, {"rope_theta", 5e5}, {"factor", 8.0}, {"low_freq_factor", 1.0},
-      {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 64}}}});
+  const Json v4 = With(Base("llama"), {{"rope_theta", 5e5},
+                                       {"rope_scaling",
+                                        {{"type", "llama3"},
+                                         {"factor", 8.0},
+                                         {"low_freq_factor", 1.0},
+                                         {"high_freq_factor", 4.0},
+                                         {"original_max_position_embeddings", 64}}}});
+  const Json v5 = With(Base("llama"), {{"rope_parameters",
+                                        {{"rope_type", "llama3"},
+                                         {"rope_theta", 5e5},
+                                         {"factor", 8.0},
+                                         {"low_freq_factor", 1.0},
+                                         {"high_freq_factor", 4.0},
+                                         {"original_max_position_embeddings", 64}}}});
   const ModelConfig config = Read(v5);
   EXPECT_EQ(Read(v4).ropes, config.ropes);
   ASSERT_EQ(config.ropes.size(), 1u);
@@ -76,7 +90,8 @@ TEST(Config, HeadDimensionDoesNotFollowFromTheHiddenSize) {
 }
 
 TEST(Config, CollectsEveryStopTokenOfBothFiles) {
-  const Json generation = {{"eos_token_id", {7, 2, 9}}, {"temperature", 0.6}, {"top_p", 0.9}, {"top_k", 20}, {"do_sample", true}};
+  const Json generation = {
+      {"eos_token_id", {7, 2, 9}}, {"temperature", 0.6}, {"top_p", 0.9}, {"top_k", 20}, {"do_sample", true}};
   const ModelConfig config = Read(With(Base("llama"), {{"eos_token_id", {2, 5}}}), generation);
   EXPECT_THAT(config.stop_ids, ElementsAre(2, 5, 7, 9));
   EXPECT_EQ(config.sampling.temperature, 0.6);
@@ -97,12 +112,14 @@ TEST(Config, BiasesFollowTheFamily) {
 TEST(Config, WindowsFollowTheFamily) {
   EXPECT_THAT(Windows(Read(With(Base("mistral"), {{"sliding_window", 16}}))), ElementsAre(16, 16, 16, 16));
   EXPECT_THAT(Windows(Read(With(Base("mistral"), {{"sliding_window", nullptr}}))), ElementsAre(0, 0, 0, 0));
-  const Json qwen = With(Base("qwen2"), {{"use_sliding_window", true}, {"sliding_window", 16}, {"max_window_layers", 2}});
+  const Json qwen =
+      With(Base("qwen2"), {{"use_sliding_window", true}, {"sliding_window", 16}, {"max_window_layers", 2}});
   EXPECT_THAT(Windows(Read(qwen)), ElementsAre(0, 0, 16, 16));
   EXPECT_THAT(Windows(Read(With(qwen, {{"use_sliding_window", false}}))), ElementsAre(0, 0, 0, 0));
   const Json types = {{"layer_types", {"sliding_attention", "full_attention", "full_attention", "sliding_attention"}}};
   EXPECT_THAT(Windows(Read(With(qwen, types))), ElementsAre(16, 0, 0, 16)) << "an explicit list decides";
-  EXPECT_THAT(Windows(Read(With(Base("gemma3_text"), {{"sliding_window", 16}, {"sliding_window_pattern", 2}}))), ElementsAre(16, 0, 16, 0));
+  EXPECT_THAT(Windows(Read(With(Base("gemma3_text"), {{"sliding_window", 16}, {"sliding_window_pattern", 2}}))),
+              ElementsAre(16, 0, 16, 0));
 }
 
 TEST(Config, SmolLm3LeavesRopeOutOfSomeLayers) {
@@ -113,16 +130,25 @@ TEST(Config, SmolLm3LeavesRopeOutOfSomeLayers) {
   };
   EXPECT_THAT(ropes(Read(Base("smollm3"))), ElementsAre(0, 0, 0, -1));
   EXPECT_THAT(ropes(Read(With(Base("smollm3"), {{"no_rope_layers", {0, 1, 0, 1}}}))), ElementsAre(-1, 0, -1, 0));
-  EXPECT_THAT(Error(With(Base("smollm3"), {{"no_rope_layers", {0, 1}}})), HasSubstr("no_rope_layers has 2 entries, but num_hidden_layers is 4"));
+  EXPECT_THAT(Error(With(Base("smollm3"), {{"no_rope_layers", {0, 1}}})),
+              HasSubstr("no_rope_layers has 2 entries, but num_hidden_layers is 4"));
 }
 
 TEST(Config, Gemma3HasTwoRopesFourNormsAndItsOwnScales) {
-  const Json v4 = With(Base("gemma3_text"), {{"sliding_window", 16}, {"sliding_window_pattern", 4}, {"query_pre_attn_scalar", 24}, {"rope_theta", 1e6},
-      {"rope_local_base_freq", 1e4}, {"rope_scaling", {{"rope_type", "linear"}, {"factor", 8.0}}}, {"hidden_activation", "gelu_pytorch_tanh"}});
-  Json v5 = With(Base("gemma3_text"), {{"sliding_window", 16}, {"query_pre_attn_scalar", 24},
-      {"layer_types", {"sliding_attention", "sliding_attention", "sliding_attention", "full_attention"}},
-      {"rope_parameters", {{"full_attention", {{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 1e6}}},
-                           {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 1e4}}}}}});
+  const Json v4 = With(Base("gemma3_text"), {{"sliding_window", 16},
+                                             {"sliding_window_pattern", 4},
+                                             {"query_pre_attn_scalar", 24},
+                                             {"rope_theta", 1e6},
+                                             {"rope_local_base_freq", 1e4},
+                                             {"rope_scaling", {{"rope_type", "linear"}, {"factor", 8.0}}},
+                                             {"hidden_activation", "gelu_pytorch_tanh"}});
+  Json v5 = With(Base("gemma3_text"),
+                 {{"sliding_window", 16},
+                  {"query_pre_attn_scalar", 24},
+                  {"layer_types", {"sliding_attention", "sliding_attention", "sliding_attention", "full_attention"}},
+                  {"rope_parameters",
+                   {{"full_attention", {{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 1e6}}},
+                    {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 1e4}}}}}});
   for (const Json& json : {v4, v5}) {
     const ModelConfig config = Read(json);
     EXPECT_TRUE(config.post_norms && config.qk_norm && config.norms_stored_minus_one && config.tie_embeddings);
@@ -145,7 +171,8 @@ TEST(Config, Gemma3KeepsTheEmbeddingScaleInTheModelsDtype) {
 }
 
 TEST(Config, Phi3ReadsLongRopeAndPartialRotation) {
-  const Json lists = {{"type", "longrope"}, {"short_factor", std::vector<double>(8, 1.5)}, {"long_factor", std::vector<double>(8, 4)}};
+  const Json lists = {
+      {"type", "longrope"}, {"short_factor", std::vector<double>(8, 1.5)}, {"long_factor", std::vector<double>(8, 4)}};
   const Json longrope = With(Base("phi3"), {{"original_max_position_embeddings", 64}, {"rope_scaling", lists}});
   const ModelConfig config = Read(longrope);
   ASSERT_EQ(config.ropes.size(), 1u);
@@ -162,13 +189,20 @@ TEST(Config, Phi3ReadsLongRopeAndPartialRotation) {
 
 TEST(Config, YarnsMultiplierIsDerivedUnlessGiven) {
   const Json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 64}};
-  EXPECT_DOUBLE_EQ(Read(With(Base("llama"), {{"rope_scaling", yarn}})).ropes[0].attention_factor, 0.1 * std::log(4.0) + 1);
-  EXPECT_DOUBLE_EQ(Read(With(Base("llama"), {{"rope_scaling", With(yarn, {{"attention_factor", 1.5}})}})).ropes[0].attention_factor, 1.5);
-  EXPECT_DOUBLE_EQ(Read(With(Base("llama"), {{"rope_scaling", With(yarn, {{"mscale", 1.0}, {"mscale_all_dim", 1.0}})}})).ropes[0].attention_factor, 1.0);
+  EXPECT_DOUBLE_EQ(Read(With(Base("llama"), {{"rope_scaling", yarn}})).ropes[0].attention_factor,
+                   0.1 * std::log(4.0) + 1);
+  EXPECT_DOUBLE_EQ(
+      Read(With(Base("llama"), {{"rope_scaling", With(yarn, {{"attention_factor", 1.5}})}})).ropes[0].attention_factor,
+      1.5);
+  EXPECT_DOUBLE_EQ(Read(With(Base("llama"), {{"rope_scaling", With(yarn, {{"mscale", 1.0}, {"mscale_all_dim", 1.0}})}}))
+                       .ropes[0]
+                       .attention_factor,
+                   1.0);
 }
 
 TEST(ConfigErrors, NameTheFieldThatIsMissingOrOfTheWrongType) {
-  for (const char* field : {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size", "max_position_embeddings"}) {
+  for (const char* field : {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+                            "vocab_size", "max_position_embeddings"}) {
     Json config = Base("llama");
     config.erase(field);
     EXPECT_EQ(Error(config), absl::StrCat("config.json: ", field, " is missing"));
@@ -179,43 +213,63 @@ TEST(ConfigErrors, NameTheFieldThatIsMissingOrOfTheWrongType) {
   }
   EXPECT_THAT(Error(Json::array()), HasSubstr("is not a JSON object"));
   EXPECT_THAT(Error(Json::object()), HasSubstr("model_type is missing"));
-  EXPECT_THAT(Error(With(Base("llama"), {{"tie_word_embeddings", 1}})), HasSubstr("tie_word_embeddings must be true or false"));
-  EXPECT_THAT(Error(With(Base("llama"), {{"rope_scaling", {{"type", "linear"}}}})), HasSubstr("rope_scaling.factor is missing"));
+  EXPECT_THAT(Error(With(Base("llama"), {{"tie_word_embeddings", 1}})),
+              HasSubstr("tie_word_embeddings must be true or false"));
+  EXPECT_THAT(Error(With(Base("llama"), {{"rope_scaling", {{"type", "linear"}}}})),
+              HasSubstr("rope_scaling.factor is missing"));
   EXPECT_THAT(Error(With(Base("llama"), {{"rope_scaling", "linear"}})), HasSubstr("rope_scaling must be an object"));
 }
 
 TEST(ConfigErrors, SayWhatIsNotServed) {
-  EXPECT_EQ(Error(Base("mamba2")), "config.json: model_type 'mamba2' is not served; served are llama, mistral, smollm3, qwen2, qwen3, phi3, gemma3_text");
+  EXPECT_EQ(Error(Base("mamba2")),
+            "config.json: model_type 'mamba2' is not served; served are llama, mistral, smollm3, qwen2, qwen3, phi3, "
+            "gemma3_text");
   EXPECT_THAT(Error(With(Base("llama"), {{"hidden_act", "relu"}})), HasSubstr("hidden_act 'relu' is not served"));
-  EXPECT_THAT(Error(With(Base("llama"), {{"quantization_config", {{"quant_method", "gptq"}}}})), HasSubstr("quantization_config is set, which is not served"));
-  EXPECT_THAT(Error(With(Base("llama"), {{"rope_scaling", {{"type", "mrope"}}}})), HasSubstr("rope type 'mrope' is not served"));
-  EXPECT_THAT(Error(With(Base("qwen3"), {{"layer_types", {"full_attention", "linear_attention", "full_attention", "full_attention"}}})),
-              HasSubstr("layer_types[1] is 'linear_attention', which is not served in qwen3"));
+  EXPECT_THAT(Error(With(Base("llama"), {{"quantization_config", {{"quant_method", "gptq"}}}})),
+              HasSubstr("quantization_config is set, which is not served"));
+  EXPECT_THAT(Error(With(Base("llama"), {{"rope_scaling", {{"type", "mrope"}}}})),
+              HasSubstr("rope type 'mrope' is not served"));
+  EXPECT_THAT(
+      Error(With(Base("qwen3"),
+                 {{"layer_types", {"full_attention", "linear_attention", "full_attention", "full_attention"}}})),
+      HasSubstr("layer_types[1] is 'linear_attention', which is not served in qwen3"));
 }
 
 TEST(ConfigErrors, RefuseContradictionsAndAbsurdNumbers) {
   const auto error = [](const Json& changes) { return Error(With(Base("llama"), changes)); };
-  EXPECT_THAT(error({{"num_key_value_heads", 3}}), HasSubstr("4 attention heads cannot share 3 key/value heads evenly"));
+  EXPECT_THAT(error({{"num_key_value_heads", 3}}),
+              HasSubstr("4 attention heads cannot share 3 key/value heads evenly"));
   EXPECT_THAT(error({{"hidden_size", 1e12}}), HasSubstr("the hidden size is 1000000000000"));
   EXPECT_THAT(error({{"num_hidden_layers", 1u << 30}}), HasSubstr("num_hidden_layers is 1073741824; at most 1024"));
   EXPECT_THAT(error({{"head_dim", 1e18}}), HasSubstr("head_dim must be an integer"));
   EXPECT_THAT(error({{"head_dim", 100000}}), HasSubstr("head_dim is 100000; it must be in [2, 1024]"));
   EXPECT_THAT(error({{"head_dim", 17}}), HasSubstr("rope turns 17 dimensions of a head; it must be even"));
-  EXPECT_THAT(error({{"head_dim", nullptr}, {"hidden_size", 63}}), HasSubstr("head_dim is missing, and hidden_size 63 is not a multiple"));
+  EXPECT_THAT(error({{"head_dim", nullptr}, {"hidden_size", 63}}),
+              HasSubstr("head_dim is missing, and hidden_size 63 is not a multiple"));
   EXPECT_THAT(error({{"rms_norm_eps", 0}}), HasSubstr("the norm epsilon is 0"));
   EXPECT_THAT(error({{"rope_theta", -1}}), HasSubstr("the rope base is -1"));
   EXPECT_THAT(error({{"rope_theta", 1.7976931348623157e308}}), HasSubstr("the rope base is 1.79769e+308"));
   EXPECT_THAT(error({{"eos_token_id", 320}}), HasSubstr("eos_token_id is 320, but vocab_size is 320"));
   EXPECT_THAT(error({{"bos_token_id", -1}}), HasSubstr("bos_token_id is -1"));
-  EXPECT_THAT(error({{"rope_scaling", {{"type", "linear"}, {"factor", 0.5}}}}), HasSubstr("rope_scaling.factor is 0.5; it must be in [1, 1e6]"));
-  EXPECT_THAT(error({{"rope_scaling", {{"type", "llama3"}, {"factor", 8}, {"low_freq_factor", 4}, {"high_freq_factor", 1}, {"original_max_position_embeddings", 64}}}}),
+  EXPECT_THAT(error({{"rope_scaling", {{"type", "linear"}, {"factor", 0.5}}}}),
+              HasSubstr("rope_scaling.factor is 0.5; it must be in [1, 1e6]"));
+  EXPECT_THAT(error({{"rope_scaling",
+                      {{"type", "llama3"},
+                       {"factor", 8},
+                       {"low_freq_factor", 4},
+                       {"high_freq_factor", 1},
+                       {"original_max_position_embeddings", 64}}}}),
               HasSubstr("llama3 rope needs 0 < low_freq_factor < high_freq_factor"));
   EXPECT_THAT(error({{"partial_rotary_factor", 1.5}}), HasSubstr("partial_rotary_factor is 1.5; it must be in (0, 1]"));
-  EXPECT_THAT(Error(With(Base("mistral"), {{"sliding_window", -5}})), HasSubstr("its window is -5; it must be at least 1"));
-  EXPECT_THAT(Error(With(Base("qwen3"), {{"layer_types", {"full_attention"}}})), HasSubstr("layer_types has 1 entries, but num_hidden_layers is 4"));
-  EXPECT_THAT(Error(With(Base("qwen3"), {{"layer_types", Json::array({"full_attention", "full_attention", "full_attention", "sliding_attention"})}})),
+  EXPECT_THAT(Error(With(Base("mistral"), {{"sliding_window", -5}})),
+              HasSubstr("its window is -5; it must be at least 1"));
+  EXPECT_THAT(Error(With(Base("qwen3"), {{"layer_types", {"full_attention"}}})),
+              HasSubstr("layer_types has 1 entries, but num_hidden_layers is 4"));
+  EXPECT_THAT(Error(With(Base("qwen3"), {{"layer_types", Json::array({"full_attention", "full_attention",
+                                                                      "full_attention", "sliding_attention"})}})),
               HasSubstr("sliding_window is missing, but layer 3 is sliding_attention"));
-  EXPECT_THAT(Error(Base("llama"), {{"eos_token_id", {2, 999}}}), HasSubstr("generation_config.json: eos_token_id is 999"));
+  EXPECT_THAT(Error(Base("llama"), {{"eos_token_id", {2, 999}}}),
+              HasSubstr("generation_config.json: eos_token_id is 999"));
 }
 
 TEST(JsonFile, ReadsPythonsNumbersButNotInsideStrings) {
@@ -229,7 +283,8 @@ TEST(JsonFile, ReadsPythonsNumbersButNotInsideStrings) {
 
 TEST(JsonFile, RefusesWhatIsNotJsonOrTooDeep) {
   EXPECT_EQ(ParseJson("c.json", "{\"a\": }").status().message(), "c.json: is not valid JSON at byte 7");
-  EXPECT_THAT(std::string(ParseJson("c.json", std::string(1000000, '[')).status().message()), HasSubstr("nests deeper than 32 levels at byte 32"));
+  EXPECT_THAT(std::string(ParseJson("c.json", std::string(1000000, '[')).status().message()),
+              HasSubstr("nests deeper than 32 levels at byte 32"));
   EXPECT_THAT(std::string(ParseJson("c.json", "{\"a\": \"\xff\"}").status().message()), HasSubstr("not valid JSON"));
   EXPECT_THAT(std::string(ParseJson("c.json", "1e999").status().message()), HasSubstr("a number out of range"));
   EXPECT_THAT(std::string(ParseJson("c.json", "").status().message()), HasSubstr("not valid JSON"));

@@ -52,7 +52,8 @@ class GgufBuilder {
   }
 
   // A tensor info with any content; `data` is appended padded.
-  GgufBuilder& Info(const std::string& name, const std::vector<uint64_t>& dims, uint32_t type, uint64_t offset, const std::string& data = "") {
+  GgufBuilder& Info(const std::string& name, const std::vector<uint64_t>& dims, uint32_t type, uint64_t offset,
+                    const std::string& data = "") {
     infos_ += String(name) + Raw<uint32_t>(static_cast<uint32_t>(dims.size()));
     for (const uint64_t dim : dims) infos_ += Raw(dim);
     infos_ += Raw(type) + Raw(offset);
@@ -62,15 +63,18 @@ class GgufBuilder {
     return *this;
   }
   // A well-formed tensor of `data`; dims innermost first.
-  GgufBuilder& Tensor(const std::string& name, const std::vector<uint64_t>& dims, GgmlType type, const std::string& data) {
+  GgufBuilder& Tensor(const std::string& name, const std::vector<uint64_t>& dims, GgmlType type,
+                      const std::string& data) {
     return Info(name, dims, static_cast<uint32_t>(type), data_.size(), data);
   }
   GgufBuilder& Tensor(const std::string& name, const std::vector<uint64_t>& dims, std::span<const float> values) {
-    return Tensor(name, dims, GgmlType::kF32, std::string(reinterpret_cast<const char*>(values.data()), values.size_bytes()));
+    return Tensor(name, dims, GgmlType::kF32,
+                  std::string(reinterpret_cast<const char*>(values.data()), values.size_bytes()));
   }
 
   std::string Header() const {
-    return magic + Raw(version) + Raw(tensor_count.value_or(tensors_)) + Raw(key_count.value_or(keys_)) + metadata_ + infos_;
+    return magic + Raw(version) + Raw(tensor_count.value_or(tensors_)) + Raw(key_count.value_or(keys_)) + metadata_ +
+           infos_;
   }
   std::string Build() const {
     std::string bytes = Header();

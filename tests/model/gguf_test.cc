@@ -11,15 +11,19 @@
 namespace dovetail::model {
 namespace {
 
+using test::GgufBuilder;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using test::GgufBuilder;
 
 std::span<const std::byte> Bytes(const std::string& text) { return std::as_bytes(std::span(text.data(), text.size())); }
 
-absl::StatusOr<std::unique_ptr<GgufFile>> Parse(const std::string& bytes) { return GgufFile::FromBytes("model.gguf", Bytes(bytes)); }
+absl::StatusOr<std::unique_ptr<GgufFile>> Parse(const std::string& bytes) {
+  return GgufFile::FromBytes("model.gguf", Bytes(bytes));
+}
 
-void Write(const std::filesystem::path& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
+void Write(const std::filesystem::path& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
 
 // A small file with every kind of value and two tensors.
 GgufBuilder Small() {
@@ -81,12 +85,13 @@ TEST(Gguf, RefusesAFileCutInsideATensor) {
   const size_t data = whole.size() - 96;  // 24 bytes padded to 32, then 34 bytes padded to 64
   for (const size_t cut : {data, data + 1, data + 23}) {
     EXPECT_EQ(Parse(whole.substr(0, cut)).status().message(),
-              absl::StrCat("model.gguf: tensor a.weight: 6 elements of F32 need 24 bytes, but the file ends ", cut - data,
-                           " bytes after its start; the download is probably incomplete"));
+              absl::StrCat("model.gguf: tensor a.weight: 6 elements of F32 need 24 bytes, but the file ends ",
+                           cut - data, " bytes after its start; the download is probably incomplete"));
   }
-  EXPECT_EQ(Parse(whole.substr(0, data + 32 + 33)).status().message(),
-            "model.gguf: tensor b.weight: 32 elements of Q8_0 need 34 bytes, but the file ends 33 bytes after its start; "
-            "the download is probably incomplete");
+  EXPECT_EQ(
+      Parse(whole.substr(0, data + 32 + 33)).status().message(),
+      "model.gguf: tensor b.weight: 32 elements of Q8_0 need 34 bytes, but the file ends 33 bytes after its start; "
+      "the download is probably incomplete");
   EXPECT_TRUE(Parse(whole.substr(0, data + 32 + 34)).ok()) << "the last tensor's padding may be absent";
 }
 
@@ -121,7 +126,8 @@ TEST(Gguf, SaysThatAFileIsMissingOrAFolder) {
   EXPECT_THAT(std::string(GgufFile::Open(folder).status().message()), HasSubstr("is not a regular file"));
   Write(folder / "empty.gguf", "");
   EXPECT_EQ(GgufFile::Open(folder / "empty.gguf").status().message(),
-            "empty.gguf: the magic needs 4 bytes, but the file ends 0 bytes after its start; the download is probably incomplete");
+            "empty.gguf: the magic needs 4 bytes, but the file ends 0 bytes after its start; the download is probably "
+            "incomplete");
 }
 
 // Part `number` of `count`, with one tensor of its own.
@@ -156,11 +162,14 @@ TEST(GgufSplit, RefusesPartsThatAreMissingRenamedOrForeign) {
   Write(second, Part(0, 2, "b").Build());
   EXPECT_THAT(std::string(GgufFile::Open(first).status().message()), HasSubstr("do not say that it is part 2 of 2"));
   Write(second, Part(1, 2, "a").Build());
-  EXPECT_THAT(std::string(GgufFile::Open(first).status().message()), HasSubstr("tensor a is also in m-00001-of-00002.gguf"));
+  EXPECT_THAT(std::string(GgufFile::Open(first).status().message()),
+              HasSubstr("tensor a is also in m-00001-of-00002.gguf"));
   Write(second, Part(1, 2, "b").Tensor("c", {1}, std::vector<float>{1}).Build());
-  EXPECT_THAT(std::string(GgufFile::Open(first).status().message()), HasSubstr("split.tensors.count is 2, but the 2 parts hold 3"));
+  EXPECT_THAT(std::string(GgufFile::Open(first).status().message()),
+              HasSubstr("split.tensors.count is 2, but the 2 parts hold 3"));
   Write(folder / "renamed.gguf", Part(0, 2, "a").Build());
-  EXPECT_THAT(std::string(GgufFile::Open(folder / "renamed.gguf").status().message()), HasSubstr("give it its name back"));
+  EXPECT_THAT(std::string(GgufFile::Open(folder / "renamed.gguf").status().message()),
+              HasSubstr("give it its name back"));
 }
 
 }  // namespace

@@ -24,7 +24,9 @@ RopeSpec Spec(RopeKind kind, int rotary_dims = 64) {
 }
 
 // theta^(-2i/r) in double.
-double Plain(const RopeSpec& spec, size_t i) { return std::pow(spec.theta, -2.0 * static_cast<double>(i) / spec.rotary_dims); }
+double Plain(const RopeSpec& spec, size_t i) {
+  return std::pow(spec.theta, -2.0 * static_cast<double>(i) / spec.rotary_dims);
+}
 
 // Every frequency within 2e-6 of the formula evaluated in double.
 template <typename Formula>
@@ -65,7 +67,8 @@ TEST(Rope, DynamicRaisesThetaBeyondTheModelsPositions) {
   }
   for (const int64_t n : {77, 1000}) {
     const double theta = spec.theta * std::pow(2.0 * static_cast<double>(n) / 64 - 1, 16.0 / 14.0);
-    ExpectFrequencies(MakeRopeTable(spec, n), spec, [&](size_t i) { return std::pow(theta, -2.0 * static_cast<double>(i) / 16); });
+    ExpectFrequencies(MakeRopeTable(spec, n), spec,
+                      [&](size_t i) { return std::pow(theta, -2.0 * static_cast<double>(i) / 16); });
   }
 }
 
@@ -93,7 +96,9 @@ TEST(Rope, YarnRampsBetweenWholeDimensions) {
   spec.attention_factor = YarnMscale(4);
   for (const bool truncate : {true, false}) {
     spec.truncate = truncate;
-    const auto dimension = [&](double b) { return 64 * std::log(1024 / (2 * std::numbers::pi * b)) / (2 * std::log(spec.theta)); };
+    const auto dimension = [&](double b) {
+      return 64 * std::log(1024 / (2 * std::numbers::pi * b)) / (2 * std::log(spec.theta));
+    };
     const double low = truncate ? std::floor(dimension(32)) : dimension(32);
     const double high = truncate ? std::ceil(dimension(1)) : dimension(1);
     ASSERT_GT(low, 0);
@@ -117,7 +122,8 @@ TEST(Rope, LongRopeSwitchesItsDivisorsWhereTheOriginalContextEnds) {
   spec.attention_factor = LongRopeMultiplier(4, 64);
   for (const int64_t n : {24, 64, 65, 77}) {
     const RopeTable table = MakeRopeTable(spec, n);
-    ExpectFrequencies(table, spec, [&](size_t i) { return Plain(spec, i) / (n > 64 ? spec.long_factor : spec.short_factor)[i]; });
+    ExpectFrequencies(table, spec,
+                      [&](size_t i) { return Plain(spec, i) / (n > 64 ? spec.long_factor : spec.short_factor)[i]; });
     EXPECT_FLOAT_EQ(table.multiplier, static_cast<float>(std::sqrt(1 + std::log(4.0) / std::log(64.0))));
   }
 }
