@@ -9,6 +9,8 @@
 namespace dovetail::server {
 namespace {
 
+constexpr size_t kHardBacklogFactor = 16;  // times max_stream_backlog_bytes: a stall of our own must not look like a slow reader
+
 class Sink : public GenerationSink {
  public:
   Sink(std::shared_ptr<UpdateInbox> inbox, std::shared_ptr<Generation> generation, int prompt)
@@ -113,21 +115,20 @@ void Generation::Show(const GenerationResponse::Effects& effects) {
   }
 }
 
-// At half of what a stream may hold back the engine pauses it; what was under way may still come. A client that lets the other half fill
-// up all the same is not reading.
+// At half of what a stream may hold back the engine pauses it; what was under way still comes. Who then takes nothing for a while is cut
+// off by the connection. Should the engine go on all the same, memory has its own bound.
 void Generation::WatchBacklog() {
   if (exchange_ == nullptr) return;
   const Exchange::Backlog backlog = exchange_->backlog();
   if (!paused_) {
     if (backlog.bytes < options_.max_stream_backlog_bytes / 2 && backlog.tokens < options_.max_stream_backlog_tokens / 2) return;
     paused_ = true;
-    bytes_when_paused_ = backlog.bytes;
+    bytes_when_paused_ = backlog.bytes;  // one frame may be large: log probabilities of a long prompt
     for (const PromptState& prompt : prompts_)
       if (!prompt.engine_finished) backend_->engine->Pause(prompt.id);
     return;
   }
-  if (backlog.bytes <= bytes_when_paused_ + options_.max_stream_backlog_bytes / 2 && backlog.tokens <= options_.max_stream_backlog_tokens) return;
-  exchange_->Abort();  // comes back as OnGone
+  if (backlog.bytes > bytes_when_paused_ + kHardBacklogFactor * options_.max_stream_backlog_bytes) exchange_->Abort();  // comes back as OnGone
 }
 
 void Generation::OnDrained() {

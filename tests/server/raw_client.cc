@@ -108,7 +108,7 @@ RawResponse RawClient::Read(bool head_only) {
     response.complete = buffer_.size() >= length;
     response.body = buffer_.substr(0, length);
     buffer_.erase(0, length);
-  } else if (response.headers["transfer-encoding"] == "chunked") {
+  } else if (response.headers.count("transfer-encoding") > 0) {
     while (ReadUntil("\r\n")) {
       const size_t line = buffer_.find("\r\n");
       const size_t size = std::stoul(buffer_.substr(0, line), nullptr, 16);
@@ -128,7 +128,7 @@ RawResponse RawClient::Read(bool head_only) {
     response.body = std::exchange(buffer_, {});
     response.complete = eof_;
   }
-  if (response.headers["connection"] == "close") response.closed = WaitForClose();
+  if (response.headers.count("connection") > 0 && response.headers["connection"] == "close") response.closed = WaitForClose();
   return response;
 }
 

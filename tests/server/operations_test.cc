@@ -1,0 +1,284 @@
+// What operators rely on: keys, health, drain, overload, metrics, and error texts that tell nothing.
+#include <gmock/gmock.h>
+
+#include <thread>
+
+#include "server/http/routes.h"
+#include "tests/server/test_server.h"
+
+namespace dovetail::server::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string RequestFor(const Route& route, const std::string& headers) {
+  const std::string path = absl::StrCat(std::string(route.path), route.path.back() == '/' ? "bytes" : "");
+  if (route.method == "GET") return Get(path, headers);
+  if (route.id == RouteId::kChat) return Post(path, R"({"model":"bytes","messages":[{"role":"user","content":"x"}],"max_tokens":1})", headers);
+  if (route.id == RouteId::kDetokenize) return Post(path, R"({"tokens":[97]})", headers);
+  return Post(path, R"({"model":"bytes","prompt":"x"})", headers);
+}
+
+TEST(Auth, WithKeysEveryRouteButThreeWantsTheRightOne) {
+  HttpServerOptions options;
+  options.api_keys = {"first-key", "second-key"};
+  options.metrics_api_keys = {"metrics-key"};
+  TestServer test({}, options);
+  for (const Route& route : Routes()) {
+    const auto status = [&](const std::string& headers) { return test.Ask(RequestFor(route, headers)).status; };
+    const bool open = route.id == RouteId::kHealth || route.id == RouteId::kLive || route.id == RouteId::kReady;
+    const bool metrics = route.id == RouteId::kMetrics;
+    for (const char* none : {"", "Authorization: Bearer \r\n", "Authorization: Bearer wrong\r\n", "Authorization: first-key\r\n",
+                             "Authorization: Basic first-key\r\n", "X-Api-Key: first-ke\r\n", "X-Api-Key: first-keyy\r\n"})
+      EXPECT_EQ(status(none), open ? 200 : 401) << route.path << " " << none;
+    for (const char* key : {"Authorization: Bearer first-key\r\n", "authorization: bearer second-key\r\n", "X-Api-Key: first-key\r\n"})
+      EXPECT_EQ(status(key), metrics ? 401 : 200) << route.path << " " << key;
+    EXPECT_EQ(status("Authorization: Bearer metrics-key\r\n"), open || metrics ? 200 : 401) << route.path;
+  }
+  EXPECT_EQ(test.Ask(Get("/no/such/path")).status, 401);  // what exists is nobody's business
+  EXPECT_EQ(test.Ask(Get("/no/such/path", "X-Api-Key: first-key\r\n")).status, 404);
+  const Json error = test.AskJson(Get("/v1/models"), 401);
+  EXPECT_EQ(error["error"]["type"], "authentication_error");
+  EXPECT_EQ(error["error"]["code"], "invalid_api_key");
+}
+
+TEST(Auth, EachKeyIsATenantOfItsOwn) {
+  HttpServerOptions options;
+  options.api_keys = {"first-key", "second-key"};
+  TestServer test({}, options);
+  for (const char* key : {"first-key", "second-key", "first-key"})
+    test.Ask(Post("/v1/completions", R"({"model":"bytes","prompt":"x"})", absl::StrCat("X-Api-Key: ", key, "\r\n")));
+  const auto submitted = test.engine.log().submitted;
+  EXPECT_EQ(submitted[0].tenant, submitted[2].tenant);
+  EXPECT_NE(submitted[0].tenant, submitted[1].tenant);
+  EXPECT_EQ(submitted[0].tenant.find("first"), std::string::npos);
+  EXPECT_EQ(test.Ask(Get("/metrics", "X-Api-Key: first-key\r\n")).status, 200);  // no metrics key: API keys do
+}
+
+TEST(Routes, AnswerWhatClientsExpect) {
+  TestServer test;
+  EXPECT_EQ(test.AskJson(Get("/v1/models"))["data"][0]["id"], "bytes");
+  EXPECT_EQ(test.AskJson(Get("/v1/models"))["data"][0]["max_model_len"], 4096);
+  EXPECT_EQ(test.AskJson(Get("/v1/models/bytes%2Dalias"))["id"], "bytes-alias");
+  EXPECT_EQ(test.AskJson(Get("/tokenizer_info"))["eos_token"], "<eos>");
+  EXPECT_EQ(Dump(test.AskJson(Post("/tokenize", R"({"prompt":"the"})"))), R"({"count":2,"max_model_len":4096,"tokens":[256,260],"token_strs":null})");
+  EXPECT_EQ(Dump(test.AskJson(Post("/tokenize", R"({"content":"the","with_pieces":true})"))["tokens"]), R"([{"id":260,"piece":"the"}])");
+  EXPECT_EQ(Dump(test.AskJson(Post("/tokenize", R"({"messages":[{"role":"user","content":"the"}],"return_token_strs":true,"add_generation_prompt":false})"))["token_strs"]),
+            R"(["<turn>","u","s","e","r",":","the"])");
+  const Json text = test.AskJson(Post("/detokenize", R"({"tokens":[260,33]})"));
+  EXPECT_EQ(text["prompt"], "the!");
+  EXPECT_EQ(text["content"], "the!");
+  EXPECT_EQ(test.AskJson(Get("/version"))["version"], "0.1.0");
+}
+
+TEST(Health, MeansProgress) {
+  TestServer test;
+  EXPECT_EQ(test.Ask(Get("/health")).status, 200);
+  EXPECT_EQ(test.Ask(Get("/ready")).status, 200);
+  test.engine.SetHealthy(false);
+  EXPECT_EQ(test.Ask(Get("/health")).status, 503);
+  EXPECT_EQ(test.Ask(Get("/ready")).status, 503);
+  EXPECT_EQ(test.Ask(Get("/live")).status, 200);
+  EXPECT_EQ(test.Ask(Post("/v1/completions", R"({"model":"bytes","prompt":"x"})")).status, 503);
+  test.engine.SetHealthy(true);
+  test.engine.SetStalled();
+  EXPECT_EQ(test.AskJson(Get("/health"), 503)["error"]["code"], "engine_stalled");
+}
+
+TEST(Health, ALoadingServerIsAliveAndNotReady) {
+  HttpServerOptions options;
+  options.port = 0;
+  HttpServer server(options);
+  ASSERT_TRUE(server.Start().ok());
+  const auto ask = [&](const std::string& request) {
+    RawClient client(server.port());
+    client.Send(request);
+    return client.Read();
+  };
+  EXPECT_EQ(ask(Get("/live")).status, 200);
+  EXPECT_EQ(ask(Get("/ready")).status, 503);
+  const RawResponse refused = ask(Post("/v1/completions", R"({"model":"bytes","prompt":"x"})"));
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_EQ(refused.headers.count("retry-after"), 1u);
+  FakeEngine engine;
+  server.Serve(TestModel(), &engine);
+  EXPECT_EQ(ask(Get("/ready")).status, 200);
+  server.Stop();
+}
+
+TEST(Overload, AFullQueueIsA503WithRetryAfterAndTakesNothing) {
+  TestServer test({.max_queued = 2, .manual = true});
+  RawClient first(test.port());
+  first.Send(Post("/v1/completions", R"({"model":"bytes","prompt":"x"})"));
+  ASSERT_TRUE(test.engine.WaitFor([](const auto& log) { return log.live == 1; }));
+  const RawResponse refused = test.Ask(Post("/v1/completions", R"({"model":"bytes","prompt":["x","y"]})"));  // one fits, the other does not
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_EQ(refused.headers.at("retry-after"), "1");
+  EXPECT_TRUE(test.engine.WaitFor([](const auto& log) { return log.cancelled == 1 && log.live == 1; }));
+}
+
+TEST(Overload, TheStatusCanBe429) {
+  HttpServerOptions options;
+  options.overload_status = 429;
+  TestServer test({.max_queued = 0}, options);
+  EXPECT_EQ(test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":"x"})"), 429)["error"]["code"], "overloaded");
+}
+
+TEST(Drain, RunningStreamsFinishAndNewRequestsAreRefused) {
+  TestServer test({.manual = true});
+  RawClient client(test.port());
+  client.Send(Post("/v1/completions", R"({"model":"bytes","prompt":"x","max_tokens":8,"stream":true})"));
+  test.engine.Step(3);
+  ASSERT_TRUE(client.ReadUntil("data: "));
+  bool clean = false;
+  std::thread drain([&] { clean = test.server.Drain(absl::Seconds(30)); });
+  while (test.Ask(Get("/ready")).status != 503) {
+  }
+  EXPECT_EQ(test.Ask(Get("/live")).status, 200);
+  const RawResponse refused = test.Ask(Post("/v1/completions", R"({"model":"bytes","prompt":"x"})"));
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_EQ(refused.headers.count("retry-after"), 1u);
+  test.engine.Step(5);
+  const RawResponse response = client.Read();
+  EXPECT_EQ(SseData(response.body).back(), "[DONE]");
+  drain.join();
+  EXPECT_TRUE(clean);
+}
+
+TEST(Drain, WhatIsLeftAtTheLimitEndsWithAnErrorFrame) {
+  TestServer test({.manual = true});
+  RawClient client(test.port());
+  client.Send(Post("/v1/completions", R"({"model":"bytes","prompt":"x","max_tokens":8,"stream":true})"));
+  RawClient waiting(test.port());
+  waiting.Send(Post("/v1/completions", R"({"model":"bytes","prompt":"x","max_tokens":8})"));
+  ASSERT_TRUE(test.engine.WaitFor([](const auto& log) { return log.live == 2; }));
+  test.engine.Step(3);
+  ASSERT_TRUE(client.ReadUntil("data: "));
+  EXPECT_FALSE(test.server.Drain(absl::Milliseconds(20)));
+  const RawResponse response = client.Read();
+  EXPECT_TRUE(response.complete);
+  EXPECT_EQ((*ParseJson(SseData(response.body).back()))["error"]["type"], "unavailable_error");
+  EXPECT_EQ(waiting.Read().status, 503);
+  EXPECT_TRUE(test.engine.WaitFor([](const auto& log) { return log.live == 0; }));
+}
+
+TEST(Drain, StoppingWithRequestsUnderWayCancelsThem) {
+  FakeEngine engine({.step_interval = absl::Microseconds(100)});
+  HttpServerOptions options;
+  options.port = 0;
+  auto server = std::make_unique<HttpServer>(options);
+  ASSERT_TRUE(server->Start().ok());
+  server->Serve(TestModel(), &engine);
+  std::vector<RawClient> clients;
+  for (int i = 0; i < 20; ++i) clients.emplace_back(server->port()).Send(Post("/v1/completions", R"({"model":"bytes","prompt":"x","max_tokens":4000,"stream":true})"));
+  for (RawClient& client : clients) ASSERT_TRUE(client.ReadUntil("data: "));
+  server.reset();
+  EXPECT_TRUE(engine.WaitFor([](const auto& log) { return log.live == 0; }));
+  for (RawClient& client : clients) EXPECT_TRUE(client.WaitForClose());
+}
+
+// ---- metrics ----
+
+double Value(const std::string& text, const std::string& line_start) {
+  size_t at = 0;
+  double sum = 0;
+  while ((at = text.find(line_start, at)) != std::string::npos) {
+    if (at == 0 || text[at - 1] == '\n') sum += std::stod(text.substr(text.find(' ', text.find('}', at)) + 1));
+    ++at;
+  }
+  return sum;
+}
+
+TEST(Metrics, TokensAreConservedForGoodAbortedAndFailedRequests) {
+  FakeEngineOptions options;
+  options.manual = true;
+  options.fail_after = 12;
+  TestServer test(options);
+  // good: 8 tokens each of 2 choices
+  RawClient good(test.port());
+  good.Send(Post("/v1/completions", R"({"model":"bytes","prompt":"abc","max_tokens":8,"n":2})"));
+  ASSERT_TRUE(test.engine.WaitFor([](const auto& log) { return log.live == 1; }));
+  test.engine.Step(8);
+  const auto usage = (*ParseJson(good.Read().body))["usage"];
+  EXPECT_EQ(usage["completion_tokens"], 16);
+  // failed after 12 tokens
+  RawClient bad(test.port());
+  bad.Send(Post("/v1/completions", R"({"model":"bytes","prompt":"abcd","max_tokens":100,"stream":true})"));
+  ASSERT_TRUE(test.engine.WaitFor([](const auto& log) { return log.live == 1; }));
+  test.engine.Step(13);
+  const size_t frames = SseData(bad.Read().body).size();
+  EXPECT_EQ(frames, 13u);
+  // aborted after 5
+  RawClient gone(test.port());
+  gone.Send(Post("/v1/completions", R"({"model":"bytes","prompt":"abcde","max_tokens":100,"stream":true,"stream_options":{"continuous_usage_stats":true}})"));
+  ASSERT_TRUE(test.engine.WaitFor([](const auto& log) { return log.live == 1; }));
+  test.engine.Step(5);
+  ASSERT_TRUE(gone.ReadUntil("\"completion_tokens\":5"));
+  gone.Close();
+  ASSERT_TRUE(test.engine.WaitFor([](const auto& log) { return log.live == 0; }));
+
+  const std::string text = test.Ask(Get("/metrics")).body;
+  for (const std::string prefix : {"dovetail:", "vllm:"}) {
+    EXPECT_EQ(Value(text, prefix + "prompt_tokens_total"), 4 + 5 + 6);
+    EXPECT_EQ(Value(text, prefix + "generation_tokens_total"), 16 + 12 + 5);
+    EXPECT_EQ(Value(text, prefix + "request_prompt_tokens_sum"), 4 + 5 + 6);
+    EXPECT_EQ(Value(text, prefix + "request_generation_tokens_sum"), 16 + 12 + 5);
+    EXPECT_EQ(Value(text, prefix + "e2e_request_latency_seconds_count"), 3);
+    EXPECT_EQ(Value(text, prefix + "time_to_first_token_seconds_count"), 3);
+  }
+  EXPECT_THAT(text, HasSubstr("vllm:request_success_total{engine=\"0\",finished_reason=\"abort\",model_name=\"bytes\"} 1"));
+  EXPECT_THAT(text, HasSubstr("vllm:request_success_total{engine=\"0\",finished_reason=\"error\",model_name=\"bytes\"} 1"));
+  EXPECT_THAT(text, HasSubstr("vllm:num_requests_running{engine=\"0\",model_name=\"bytes\"} 0"));
+  EXPECT_THAT(text, HasSubstr("vllm:num_requests_waiting{engine=\"0\",model_name=\"bytes\"} 0"));
+  EXPECT_THAT(text, HasSubstr("vllm:kv_cache_usage_perc{engine=\"0\",model_name=\"bytes\"} 0"));
+  EXPECT_GT(Value(text, "dovetail:step_dense_seconds_count"), 0);
+  EXPECT_THAT(text, HasSubstr("dovetail:http_responses_total{route=\"/v1/completions\",status=\"200\"} 3"));
+}
+
+// ---- error texts ----
+
+TEST(Leak, NoErrorBodyHasAPathAnAddressOrAnInternalName) {
+  FakeEngineOptions failing;
+  failing.fail_after = 0;
+  TestServer test(failing);
+  const std::vector<std::string> requests = {
+      Get("/nope"), Post("/v1/models", "{}"), Post("/v1/completions", "{"), Post("/v1/completions", "[]"), Post("/v1/completions", R"({"model":1})"),
+      Post("/v1/completions", R"({"model":"x","prompt":"x"})"), Post("/v1/completions", R"({"model":"bytes","prompt":"x"})"),
+      Post("/v1/completions", R"({"model":"bytes","prompt":"x","stream":true})"), Post("/v1/completions", "\"\xFF\""),
+      Post("/v1/chat/completions", R"({"model":"bytes","messages":[{"role":"user","content":{}}]})"), "GARBAGE\r\n\r\n",
+      Post("/tokenize", "{}"), Post("/detokenize", R"({"tokens":[99999999]})"),
+      "POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 99999999\r\n\r\n"};
+  for (const std::string& request : requests) {
+    const RawResponse response = test.Ask(request);
+    EXPECT_GE(response.status, 400);
+    const auto json = ParseJson(response.body);
+    ASSERT_TRUE(json.ok()) << response.body;
+    for (const char* key : {"message", "type", "param", "code"}) EXPECT_TRUE((*json)["error"].contains(key)) << response.body;
+    for (const char* leak : {"0x", "/var", "/work", "/tmp", "/usr", "/home", ".cc", ".sock", "nlohmann", "json.exception", "dovetail::", "absl", "boost", "shm"})
+      EXPECT_EQ(response.body.find(leak), std::string::npos) << response.body;
+  }
+}
+
+TEST(Options, AreCheckedByName) {
+  const auto message = [](auto change) {
+    HttpServerOptions options;
+    change(options);
+    return std::string(options.Validate().message());
+  };
+  EXPECT_EQ(message([](auto&) {}), "");
+  EXPECT_THAT(message([](auto& o) { o.port = 65536; }), HasSubstr("--port: 65536"));
+  EXPECT_THAT(message([](auto& o) { o.api_keys = {""}; }), HasSubstr("--api-key"));
+  EXPECT_THAT(message([](auto& o) { o.api_keys = {"a b"}; }), HasSubstr("--api-key"));
+  EXPECT_THAT(message([](auto& o) { o.overload_status = 500; }), HasSubstr("overload_status"));
+  EXPECT_THAT(message([](auto& o) { o.host = ""; }), HasSubstr("--host"));
+  HttpServerOptions taken;
+  TestServer test;
+  taken.port = test.port();
+  HttpServer second(taken);
+  const absl::Status status = second.Start();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("choose another --port"));
+}
+
+}  // namespace
+}  // namespace dovetail::server::test
