@@ -32,6 +32,7 @@ class RawClient {
   // Reads at least until the received, not yet consumed bytes contain `text`; false at the end of the stream.
   bool ReadUntil(std::string_view text);
   bool WaitForClose();                            // reads and drops until the server closes
+  int fd() const { return fd_; }
 
  private:
   bool Fill();
