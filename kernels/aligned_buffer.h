@@ -6,14 +6,16 @@
 
 namespace dovetail::kernels {
 
-// Zeroed host memory, aligned to 64 bytes, freed on destruction. Large buffers (kHugeBytes and more) are aligned to 2 MiB, ask the system for huge
-// pages and take physical memory only when touched. Movable; thread-compatible.
+// Zeroed host memory, aligned to 64 bytes, freed on destruction. Large buffers (kHugeBytes and
+// more) are aligned to 2 MiB, ask the system for huge pages and take physical memory only when
+// touched. Movable; thread-compatible.
 class AlignedBuffer {
  public:
   static constexpr size_t kAlignment = 64;
   static constexpr size_t kHugeBytes = size_t{4} << 20;
 
-  // kResourceExhausted, with both sizes, when the machine has less memory than that or the system refuses.
+  // kResourceExhausted, with both sizes, when the machine has less memory than that or the system
+  // refuses.
   static absl::StatusOr<AlignedBuffer> Create(size_t size_bytes);
 
   AlignedBuffer() = default;

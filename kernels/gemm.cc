@@ -8,10 +8,11 @@
 namespace dovetail::kernels {
 namespace {
 
-constexpr int64_t kRowBlock = 256;            // rows of x that stay in L2 while the tiles pass
-constexpr int64_t kSerialConversion = 8192;   // elements of x that one thread converts faster than several are started
-constexpr int64_t kConversionTask = 8192;     // elements of x a task converts
-constexpr int64_t kMacsPerTask = 400'000;     // some microseconds
+constexpr int64_t kRowBlock = 256;  // rows of x that stay in L2 while the tiles pass
+constexpr int64_t kSerialConversion =
+    8192;  // elements of x that one thread converts faster than several are started
+constexpr int64_t kConversionTask = 8192;  // elements of x a task converts
+constexpr int64_t kMacsPerTask = 400'000;  // some microseconds
 
 int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 int64_t CeilDiv(int64_t n, int64_t d) { return (n + d - 1) / d; }
@@ -33,20 +34,18 @@ class Arena {
   size_t used_ = 0;
 };
 
+int64_t Panels(int64_t m) { return CeilDiv(m, kPanelRows); }
+
 // Groups of 32 are counted up so that f32 matrices of any width may be measured too.
-QuantizedRows TakeQuantized(Arena& arena, int64_t m, int64_t cols) {
-  QuantizedRows rows;
-  rows.stride = RoundUp(cols, 64);
+void TakeQuantized(Arena& arena, int64_t m, int64_t cols, GemmRows& rows) {
   rows.groups = CeilDiv(cols, kActivationGroup);
-  rows.codes = arena.Take<int8_t>(m * rows.stride);
-  rows.scale = arena.Take<float>(m * rows.groups);
-  rows.scaled_sum = arena.Take<float>(m * rows.groups);
-  rows.negative_sum = arena.Take<int32_t>(m * rows.groups);
-  rows.negative_sum16 = arena.Take<int32_t>(m * rows.groups * 2);
-  return rows;
+  rows.quantized = arena.Take<ActivationGroup>(Panels(m) * rows.groups);
 }
 
-int64_t BF16Stride(int64_t cols) { return RoundUp(cols, 32); }
+void TakeBF16(Arena& arena, int64_t m, int64_t cols, GemmRows& rows) {
+  rows.pairs = CeilDiv(cols, 2);
+  rows.bf16 = arena.Take<uint16_t>(Panels(m) * rows.pairs * kPanelRows * 2);
+}
 
 struct Needs {
   bool bf16 = false;
@@ -66,36 +65,45 @@ Needs NeedsOf(std::span<const GemmOutput> outputs) {
 absl::Status CheckOutput(const GemmOutput& output, size_t i, int64_t m, int64_t cols) {
   if (output.weights == nullptr) return InvalidArgument("gemm: output ", i, " has no weights");
   if (output.weights->cols() != cols) {
-    return InvalidArgument("gemm: output ", i, " has weights of ", output.weights->cols(), " columns, the first has ", cols);
+    return InvalidArgument("gemm: output ", i, " has weights of ", output.weights->cols(),
+                           " columns, the first has ", cols);
   }
-  if (output.y == nullptr && m > 0 && output.weights->rows() > 0) return InvalidArgument("gemm: output ", i, " has no y");
+  if (output.y == nullptr && m > 0 && output.weights->rows() > 0)
+    return InvalidArgument("gemm: output ", i, " has no y");
   if (output.y_stride < output.weights->rows()) {
-    return InvalidArgument("gemm: output ", i, " has a y_stride of ", output.y_stride, " for ", output.weights->rows(), " columns");
+    return InvalidArgument("gemm: output ", i, " has a y_stride of ", output.y_stride, " for ",
+                           output.weights->rows(), " columns");
   }
   return absl::OkStatus();
 }
 
 absl::Status Check(const GemmArgs& args) {
-  if (args.m < 0 || args.m > kMaxGemmRows) return InvalidArgument("gemm: m = ", args.m, " is outside 0..", kMaxGemmRows);
+  if (args.m < 0 || args.m > kMaxGemmRows)
+    return InvalidArgument("gemm: m = ", args.m, " is outside 0..", kMaxGemmRows);
   if (args.outputs.size() > kMaxGemmOutputs) {
-    return InvalidArgument("gemm: ", args.outputs.size(), " outputs are more than ", kMaxGemmOutputs);
+    return InvalidArgument("gemm: ", args.outputs.size(), " outputs are more than ",
+                           kMaxGemmOutputs);
   }
   if (args.outputs.empty()) return absl::OkStatus();
   const PackedWeights* first = args.outputs[0].weights;
   const int64_t cols = first == nullptr ? 0 : first->cols();
-  for (size_t i = 0; i < args.outputs.size(); ++i) DT_RETURN_IF_ERROR(CheckOutput(args.outputs[i], i, args.m, cols));
+  for (size_t i = 0; i < args.outputs.size(); ++i)
+    DT_RETURN_IF_ERROR(CheckOutput(args.outputs[i], i, args.m, cols));
   if (args.x == nullptr && args.m > 0 && cols > 0) return InvalidArgument("gemm: x is null");
-  if (args.x_stride < cols) return InvalidArgument("gemm: x_stride of ", args.x_stride, " for ", cols, " columns");
+  if (args.x_stride < cols)
+    return InvalidArgument("gemm: x_stride of ", args.x_stride, " for ", cols, " columns");
   const size_t need = GemmScratchBytes(args.m, cols);
   if (args.scratch.size() < need || reinterpret_cast<uintptr_t>(args.scratch.data()) % 64 != 0) {
-    return InvalidArgument("gemm: needs ", need, " bytes of scratch aligned to 64, got ", args.scratch.size());
+    return InvalidArgument("gemm: needs ", need, " bytes of scratch aligned to 64, got ",
+                           args.scratch.size());
   }
   return absl::OkStatus();
 }
 
-void Convert(PrepareRowsFn prepare, const GemmRows& rows, int64_t m, int64_t cols, ThreadPool& pool) {
+void Convert(PrepareRowsFn prepare, const GemmRows& rows, int64_t m, int64_t cols,
+             ThreadPool& pool) {
   if (m * cols <= kSerialConversion) return prepare(rows, cols, 0, m);
-  const int64_t rows_per_task = std::max<int64_t>(1, kConversionTask / cols);
+  const int64_t rows_per_task = RoundUp(std::max<int64_t>(1, kConversionTask / cols), kPanelRows);
   pool.Run(static_cast<int>(CeilDiv(m, rows_per_task)), [&](int task) {
     const int64_t begin = task * rows_per_task;
     prepare(rows, cols, begin, std::min(m, begin + rows_per_task));
@@ -109,10 +117,12 @@ class Plan {
     for (const GemmOutput& output : args.outputs) tiles_ += output.weights->tiles();
     row_block_ = std::min(args.m, kRowBlock);
     row_blocks_ = CeilDiv(args.m, row_block_);
-    // Large enough to be worth an atomic add, small enough that the threads finish together; whole pairs, which the micro-kernels like.
+    // Large enough to be worth an atomic add, small enough that the threads finish together; whole
+    // pairs, which the micro-kernels like.
     const int64_t by_work = kMacsPerTask / std::max<int64_t>(1, row_block_ * cols * kTileRows);
     const int64_t by_balance = tiles_ * row_blocks_ / (threads * int64_t{4});
-    tiles_per_task_ = RoundUp(std::max<int64_t>(1, std::min(std::max(by_work, by_balance / 4), by_balance)), 4);
+    tiles_per_task_ =
+        RoundUp(std::max<int64_t>(1, std::min(std::max(by_work, by_balance / 4), by_balance)), 4);
     tasks_per_block_ = CeilDiv(tiles_, tiles_per_task_);
   }
 
@@ -126,11 +136,13 @@ class Plan {
     int64_t first = 0;  // of this output, in the line
     for (const GemmOutput& output : args_.outputs) {
       const int64_t tiles = output.weights->tiles();
-      const int64_t tile_begin = std::max<int64_t>(begin - first, 0), tile_end = std::min(end - first, tiles);
+      const int64_t tile_begin = std::max<int64_t>(begin - first, 0),
+                    tile_end = std::min(end - first, tiles);
       if (tile_begin < tile_end) {
         const PackedView& view = output.weights->view();
         const GemmTarget target{output.y, output.y_stride, output.bias, output.accumulate};
-        kernels.block[static_cast<int>(view.format)](rows, view, target, row_begin, row_end, tile_begin, tile_end);
+        kernels.block[static_cast<int>(view.format)](rows, view, target, row_begin, row_end,
+                                                     tile_begin, tile_end);
       }
       first += tiles;
     }
@@ -145,8 +157,9 @@ class Plan {
 
 size_t GemmScratchBytes(int64_t m, int64_t cols) {
   Arena arena(nullptr);
-  arena.Take<uint16_t>(m * BF16Stride(cols));
-  TakeQuantized(arena, m, cols);
+  GemmRows rows;
+  TakeBF16(arena, m, cols, rows);
+  TakeQuantized(arena, m, cols, rows);
   return arena.used();
 }
 
@@ -162,12 +175,11 @@ absl::Status Gemm(const GemmArgs& args, Stream& stream) {
   Arena arena(args.scratch.data());
   const Needs needs = NeedsOf(args.outputs);
   if (needs.bf16) {
-    rows.bf16_stride = BF16Stride(cols);
-    rows.bf16 = arena.Take<uint16_t>(args.m * rows.bf16_stride);
+    TakeBF16(arena, args.m, cols, rows);
     Convert(kernels.round_rows_to_bf16, rows, args.m, cols, pool);
   }
   if (needs.quantized) {
-    rows.quantized = TakeQuantized(arena, args.m, cols);
+    TakeQuantized(arena, args.m, cols, rows);
     Convert(kernels.quantize_rows, rows, args.m, cols, pool);
   }
   const Plan plan(args, cols, pool.threads());

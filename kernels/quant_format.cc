@@ -11,14 +11,23 @@ namespace dovetail::kernels {
 namespace {
 
 constexpr std::array<RowFormatInfo, kRowFormats> kInfo = {{
-    {"F32", 1, 4}, {"F16", 1, 2}, {"BF16", 1, 2},
-    {"Q4_0", 32, 18}, {"Q4_1", 32, 20}, {"Q5_0", 32, 22}, {"Q5_1", 32, 24}, {"Q8_0", 32, 34},
-    {"Q4_K", 256, 144}, {"Q5_K", 256, 176}, {"Q6_K", 256, 210},
+    {"F32", 1, 4},
+    {"F16", 1, 2},
+    {"BF16", 1, 2},
+    {"Q4_0", 32, 18},
+    {"Q4_1", 32, 20},
+    {"Q5_0", 32, 22},
+    {"Q5_1", 32, 24},
+    {"Q8_0", 32, 34},
+    {"Q4_K", 256, 144},
+    {"Q5_K", 256, 176},
+    {"Q6_K", 256, 210},
 }};
 
 float F(uint16_t half) { return ToFloat(F16{half}); }
 
-// Codes, and per group a scale and an offset, of one block. Each format is one overload; rows are loops over blocks.
+// Codes, and per group a scale and an offset, of one block. Each format is one overload; rows are
+// loops over blocks.
 struct Group {
   float scale, offset;
 };
@@ -83,7 +92,8 @@ void Unpack(const BlockQ5_K& b, uint8_t* codes, Group* g) {
   for (int s = 0; s < 8; ++s) {
     for (int l = 0; l < 32; ++l) {
       const uint8_t byte = b.qs[32 * (s / 2) + l];
-      codes[32 * s + l] = static_cast<uint8_t>((s % 2 ? byte >> 4 : byte & 15) + 16 * (b.qh[l] >> s & 1));
+      codes[32 * s + l] =
+          static_cast<uint8_t>((s % 2 ? byte >> 4 : byte & 15) + 16 * (b.qh[l] >> s & 1));
     }
     g[s] = ScaleMinK(s, b.scales, F(b.d), F(b.dmin));
   }
@@ -133,7 +143,8 @@ void UnpackRow(const std::byte* row, int64_t cols, GroupedRow out) {
   });
 }
 
-// ggml multiplies by the signed code where the format is symmetric, and adds the minimum where it is not: the roundings must be the same.
+// ggml multiplies by the signed code where the format is symmetric, and adds the minimum where it
+// is not: the roundings must be the same.
 template <typename Block>
 void DequantizeBlocks(const std::byte* row, int64_t cols, float* out) {
   constexpr bool symmetric = std::is_same_v<Block, BlockQ4_0> || std::is_same_v<Block, BlockQ5_0> ||
@@ -147,7 +158,8 @@ void DequantizeBlocks(const std::byte* row, int64_t cols, float* out) {
     float* y = out + i * kElements<Block>;
     for (int e = 0; e < kElements<Block>; ++e) {
       const Group& g = groups[e / group];
-      y[e] = symmetric ? g.scale * static_cast<float>(codes[e] - zero) : g.scale * static_cast<float>(codes[e]) + g.offset;
+      y[e] = symmetric ? g.scale * static_cast<float>(codes[e] - zero)
+                       : g.scale * static_cast<float>(codes[e]) + g.offset;
     }
   });
 }
@@ -167,24 +179,35 @@ int64_t RowBytes(RowFormat format, int64_t cols) {
 
 void UnpackGroups(RowFormat format, const std::byte* row, int64_t cols, GroupedRow out) {
   switch (format) {
-    case RowFormat::kQ4_0: return UnpackRow<BlockQ4_0>(row, cols, out);
-    case RowFormat::kQ4_1: return UnpackRow<BlockQ4_1>(row, cols, out);
-    case RowFormat::kQ5_0: return UnpackRow<BlockQ5_0>(row, cols, out);
-    case RowFormat::kQ5_1: return UnpackRow<BlockQ5_1>(row, cols, out);
-    case RowFormat::kQ8_0: return UnpackRow<BlockQ8_0>(row, cols, out);
-    case RowFormat::kQ4_K: return UnpackRow<BlockQ4_K>(row, cols, out);
-    case RowFormat::kQ5_K: return UnpackRow<BlockQ5_K>(row, cols, out);
-    case RowFormat::kQ6_K: return UnpackRow<BlockQ6_K>(row, cols, out);
+    case RowFormat::kQ4_0:
+      return UnpackRow<BlockQ4_0>(row, cols, out);
+    case RowFormat::kQ4_1:
+      return UnpackRow<BlockQ4_1>(row, cols, out);
+    case RowFormat::kQ5_0:
+      return UnpackRow<BlockQ5_0>(row, cols, out);
+    case RowFormat::kQ5_1:
+      return UnpackRow<BlockQ5_1>(row, cols, out);
+    case RowFormat::kQ8_0:
+      return UnpackRow<BlockQ8_0>(row, cols, out);
+    case RowFormat::kQ4_K:
+      return UnpackRow<BlockQ4_K>(row, cols, out);
+    case RowFormat::kQ5_K:
+      return UnpackRow<BlockQ5_K>(row, cols, out);
+    case RowFormat::kQ6_K:
+      return UnpackRow<BlockQ6_K>(row, cols, out);
     case RowFormat::kF32:
     case RowFormat::kF16:
-    case RowFormat::kBF16: break;
+    case RowFormat::kBF16:
+      break;
   }
   DT_CHECK(false, Info(format).name, " has no groups");
 }
 
 void DequantizeRow(RowFormat format, const std::byte* row, int64_t cols, float* out) {
   switch (format) {
-    case RowFormat::kF32: std::memcpy(out, row, cols * sizeof(float)); return;
+    case RowFormat::kF32:
+      std::memcpy(out, row, cols * sizeof(float));
+      return;
     case RowFormat::kF16:
       for (int64_t i = 0; i < cols; ++i) {
         F16 x;
@@ -199,14 +222,22 @@ void DequantizeRow(RowFormat format, const std::byte* row, int64_t cols, float* 
         out[i] = ToFloat(x);
       }
       return;
-    case RowFormat::kQ4_0: return DequantizeBlocks<BlockQ4_0>(row, cols, out);
-    case RowFormat::kQ4_1: return DequantizeBlocks<BlockQ4_1>(row, cols, out);
-    case RowFormat::kQ5_0: return DequantizeBlocks<BlockQ5_0>(row, cols, out);
-    case RowFormat::kQ5_1: return DequantizeBlocks<BlockQ5_1>(row, cols, out);
-    case RowFormat::kQ8_0: return DequantizeBlocks<BlockQ8_0>(row, cols, out);
-    case RowFormat::kQ4_K: return DequantizeBlocks<BlockQ4_K>(row, cols, out);
-    case RowFormat::kQ5_K: return DequantizeBlocks<BlockQ5_K>(row, cols, out);
-    case RowFormat::kQ6_K: return DequantizeBlocks<BlockQ6_K>(row, cols, out);
+    case RowFormat::kQ4_0:
+      return DequantizeBlocks<BlockQ4_0>(row, cols, out);
+    case RowFormat::kQ4_1:
+      return DequantizeBlocks<BlockQ4_1>(row, cols, out);
+    case RowFormat::kQ5_0:
+      return DequantizeBlocks<BlockQ5_0>(row, cols, out);
+    case RowFormat::kQ5_1:
+      return DequantizeBlocks<BlockQ5_1>(row, cols, out);
+    case RowFormat::kQ8_0:
+      return DequantizeBlocks<BlockQ8_0>(row, cols, out);
+    case RowFormat::kQ4_K:
+      return DequantizeBlocks<BlockQ4_K>(row, cols, out);
+    case RowFormat::kQ5_K:
+      return DequantizeBlocks<BlockQ5_K>(row, cols, out);
+    case RowFormat::kQ6_K:
+      return DequantizeBlocks<BlockQ6_K>(row, cols, out);
   }
 }
 

@@ -16,7 +16,8 @@ uint64_t NextOf(uint64_t job) { return job & 0xffffffffu; }
 
 }  // namespace
 
-ThreadPool::ThreadPool(const ThreadPoolOptions& options) : threads_(options.threads), spin_us_(options.spin_us) {
+ThreadPool::ThreadPool(const ThreadPoolOptions& options)
+    : threads_(options.threads), spin_us_(options.spin_us) {
   DT_CHECK(options.threads >= 1 && options.threads <= kMaxThreads, options.threads);
   DT_CHECK(options.spin_us >= 0, options.spin_us);
   workers_.reserve(threads_ - 1);
@@ -64,7 +65,8 @@ bool ThreadPool::HasWork() const {
   return NextOf(job) < TasksOf(job);
 }
 
-// Claims and runs tasks until none is left; false if there was none. The look before the claim keeps idle threads from adding to the word.
+// Claims and runs tasks until none is left; false if there was none. The look before the claim
+// keeps idle threads from adding to the word.
 bool ThreadPool::RunClaimedTasks() {
   bool any = false;
   while (HasWork()) {

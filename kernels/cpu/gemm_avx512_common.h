@@ -1,6 +1,8 @@
-// Shared by the AVX-512 GEMM files: storing a tile, choosing how many rows and tiles go together. Includes nothing with inline functions (gemm_kernels.h).
+// Shared by the AVX-512 GEMM files: storing a tile, choosing how many rows and tiles go together.
+// Includes nothing with inline functions (gemm_kernels.h).
 #pragma once
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12 warns inside its own intrinsics (GCC bug 105593)
+#pragma GCC diagnostic ignored \
+    "-Wmaybe-uninitialized"  // g++ 12 warns inside its own intrinsics (GCC bug 105593)
 #include <immintrin.h>
 
 #include "kernels/cpu/gemm_kernels.h"
@@ -11,14 +13,32 @@ namespace {
 #define DT_INLINE static inline __attribute__((always_inline))
 
 // The outputs of one tile in one row; the last tile has fewer than 16.
-DT_INLINE void StoreTile(__m512 sum, const PackedView& w, const GemmTarget& out, int64_t row, int64_t tile) {
+DT_INLINE void StoreTile(__m512 sum, const PackedView& w, const GemmTarget& out, int64_t row,
+                         int64_t tile) {
   const int64_t left = w.rows - tile * kTileRows;
   const __mmask16 mask = left >= kTileRows ? 0xffff : static_cast<__mmask16>((1u << left) - 1);
   float* y = out.y + row * out.y_stride + tile * kTileRows;
-  if (out.bias != nullptr) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, out.bias + tile * kTileRows));
+  if (out.bias != nullptr)
+    sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, out.bias + tile * kTileRows));
   if (out.accumulate) sum = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, y), sum);
   _mm512_mask_storeu_ps(y, mask, sum);
 }
+
+// Single rows run at the speed of memory. Tiles walked side by side are too many short streams for
+// the hardware prefetcher, so the bytes of the next tiles are asked for in their order, a share at
+// each step over the present ones. Beyond the last tile usually lies the next matrix; prefetching
+// never faults.
+struct PrefetchAhead {
+  const std::byte* at;
+  int64_t lines_per_step;
+
+  __attribute__((always_inline)) PrefetchAhead(const std::byte* begin, int64_t bytes, int64_t steps)
+      : at(begin), lines_per_step((bytes / 64 + steps - 1) / (steps > 0 ? steps : 1)) {}
+  __attribute__((always_inline)) void Step() {
+    for (int64_t i = 0; i < lines_per_step; ++i) _mm_prefetch(at + i * 64, _MM_HINT_T1);
+    at += lines_per_step * 64;
+  }
+};
 
 // Kernel::Run<rows, tiles>(row, tile) computes a block of outputs in registers.
 template <typename Kernel, int kTiles>
@@ -26,23 +46,33 @@ DT_INLINE void ForRows(const Kernel& kernel, int64_t row_begin, int64_t row_end,
   int64_t row = row_begin;
   for (; row + 8 <= row_end; row += 8) kernel.template Run<8, kTiles>(row, tile);
   switch (row_end - row) {
-    case 7: return kernel.template Run<7, kTiles>(row, tile);
-    case 6: return kernel.template Run<6, kTiles>(row, tile);
-    case 5: return kernel.template Run<5, kTiles>(row, tile);
-    case 4: return kernel.template Run<4, kTiles>(row, tile);
-    case 3: return kernel.template Run<3, kTiles>(row, tile);
-    case 2: return kernel.template Run<2, kTiles>(row, tile);
-    case 1: return kernel.template Run<1, kTiles>(row, tile);
-    default: return;
+    case 7:
+      return kernel.template Run<7, kTiles>(row, tile);
+    case 6:
+      return kernel.template Run<6, kTiles>(row, tile);
+    case 5:
+      return kernel.template Run<5, kTiles>(row, tile);
+    case 4:
+      return kernel.template Run<4, kTiles>(row, tile);
+    case 3:
+      return kernel.template Run<3, kTiles>(row, tile);
+    case 2:
+      return kernel.template Run<2, kTiles>(row, tile);
+    case 1:
+      return kernel.template Run<1, kTiles>(row, tile);
+    default:
+      return;
   }
 }
 
-// All tiles and rows, with the tiles in the outer loop: a group of tiles stays in L1 or L2 while the rows pass.
+// All tiles and rows, with the tiles in the outer loop: a group of tiles stays in L1 or L2 while
+// the rows pass.
 template <typename Kernel>
-DT_INLINE void ForBlocks(const Kernel& kernel, int64_t row_begin, int64_t row_end, int64_t tile_begin, int64_t tile_end) {
+DT_INLINE void ForBlocks(const Kernel& kernel, int64_t row_begin, int64_t row_end,
+                         int64_t tile_begin, int64_t tile_end) {
   int64_t tile = tile_begin;
   if (row_end - row_begin == 1) {
-    for (; tile + 4 <= tile_end; tile += 4) kernel.template Run<1, 4>(row_begin, tile);
+    for (; tile + 2 <= tile_end; tile += 2) kernel.template Run<1, 2>(row_begin, tile);
     for (; tile < tile_end; ++tile) kernel.template Run<1, 1>(row_begin, tile);
     return;
   }

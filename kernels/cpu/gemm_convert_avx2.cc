@@ -5,11 +5,15 @@
 namespace dovetail::kernels::avx2 {
 namespace {
 
-// Largest |x| by its bits: as integers NaN is above infinity, so that it comes out and spoils the scale, as it should.
+constexpr int kVector = 8;
+
+// Largest |x| by its bits: as integers NaN is above infinity, so that it comes out and spoils the
+// scale, as it should.
 DT_INLINE float MaxAbs32(const __m256* v) {
   const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
   __m256i m = _mm256_setzero_si256();
-  for (int i = 0; i < 4; ++i) m = _mm256_max_epu32(m, _mm256_and_si256(_mm256_castps_si256(v[i]), magnitude));
+  for (int i = 0; i < 4; ++i)
+    m = _mm256_max_epu32(m, _mm256_and_si256(_mm256_castps_si256(v[i]), magnitude));
   __m128i n = _mm_max_epu32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
   n = _mm_max_epu32(n, _mm_shuffle_epi32(n, 0x4e));
   n = _mm_max_epu32(n, _mm_shuffle_epi32(n, 0xb1));
@@ -23,43 +27,56 @@ DT_INLINE int Sum(__m256i v) {
   return _mm_cvtsi128_si32(n);
 }
 
-DT_INLINE void QuantizeGroup(const float* in, int8_t* codes, float* scale, float* scaled_sum, int32_t* negative_sum, int32_t* negative_sum16) {
+DT_INLINE void QuantizeGroup(const float* in, int row, ActivationGroup& out) {
+  int8_t* codes = out.codes[row];
   __m256 v[4];
   for (int i = 0; i < 4; ++i) v[i] = _mm256_loadu_ps(in + 8 * i);
   const float largest = MaxAbs32(v);
   const float s = largest < kSmallestActivation ? 0.0f : largest / 127.0f;
   const __m256 inverse = _mm256_set1_ps(largest < kSmallestActivation ? 0.0f : 127.0f / largest);
   __m256i c[4];
-  for (int i = 0; i < 4; ++i) c[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));  // rounds to nearest even
+  for (int i = 0; i < 4; ++i)
+    c[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));  // rounds to nearest even
   const int first = Sum(_mm256_add_epi32(c[0], c[1])), second = Sum(_mm256_add_epi32(c[2], c[3]));
-  const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(c[0], c[1]), _mm256_packs_epi32(c[2], c[3]));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
-  *scale = s;
-  *scaled_sum = s * static_cast<float>(first + second);
-  *negative_sum = -(first + second);
-  negative_sum16[0] = -first;
-  negative_sum16[1] = -second;
+  const __m256i packed =
+      _mm256_packs_epi16(_mm256_packs_epi32(c[0], c[1]), _mm256_packs_epi32(c[2], c[3]));
+  _mm256_storeu_si256(
+      reinterpret_cast<__m256i*>(codes),
+      _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+  out.scale[row] = s;
+  out.scaled_sum[row] = s * static_cast<float>(first + second);
+  out.negative_sum[row] = -(first + second);
+  out.negative_sum16[0][row] = -first;
+  out.negative_sum16[1][row] = -second;
 }
 
 DT_INLINE __m128i ToBF16(__m256 x) {
   const __m256i u = _mm256_castps_si256(x);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
-  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  const __m256i rounded =
+      _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
   const __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(0x40));
-  const __m256i r = _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+  const __m256i r =
+      _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
   return _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1));
+}
+
+// Eight floats, zero from the n-th on.
+DT_INLINE __m256 LoadFirst(const float* in, int64_t n) {
+  if (n >= kVector) return _mm256_loadu_ps(in);
+  float first[kVector] = {};
+  memcpy(first, in, static_cast<size_t>(n) * sizeof(float));
+  return _mm256_loadu_ps(first);
 }
 
 }  // namespace
 
 void QuantizeRows(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end) {
-  const QuantizedRows& q = x.quantized;
   for (int64_t row = row_begin; row < row_end; ++row) {
     const float* in = x.f32 + row * x.f32_stride;
+    ActivationGroup* panel = x.QuantizedPanel(row);
     for (int64_t g = 0; g < cols / kActivationGroup; ++g) {
-      const int64_t at = row * q.groups + g;
-      QuantizeGroup(in + g * kActivationGroup, q.codes + row * q.stride + g * kActivationGroup, q.scale + at, q.scaled_sum + at,
-                    q.negative_sum + at, q.negative_sum16 + 2 * at);
+      QuantizeGroup(in + g * kActivationGroup, static_cast<int>(row % kPanelRows), panel[g]);
     }
   }
 }
@@ -67,13 +84,13 @@ void QuantizeRows(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t ro
 void RoundRowsToBF16(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end) {
   for (int64_t row = row_begin; row < row_end; ++row) {
     const float* in = x.f32 + row * x.f32_stride;
-    uint16_t* out = x.bf16 + row * x.bf16_stride;
-    int64_t k = 0;
-    for (; k + 8 <= cols; k += 8) _mm_storeu_si128(reinterpret_cast<__m128i*>(out + k), ToBF16(_mm256_loadu_ps(in + k)));
-    if (k < cols) {  // the stride leaves room for whole vectors
-      float rest[8] = {};
-      memcpy(rest, in + k, static_cast<size_t>(cols - k) * sizeof(float));
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + k), ToBF16(_mm256_loadu_ps(rest)));
+    uint16_t* out = x.BF16Panel(row) + row % kPanelRows * 2;
+    for (int64_t k = 0; k < cols; k += kVector) {
+      alignas(64) uint16_t rounded[kVector];
+      _mm_store_si128(reinterpret_cast<__m128i*>(rounded), ToBF16(LoadFirst(in + k, cols - k)));
+      const int64_t pairs = (cols - k < kVector ? cols - k + 1 : kVector) / 2;
+      for (int64_t p = 0; p < pairs; ++p)
+        memcpy(out + (k / 2 + p) * kPanelRows * 2, rounded + 2 * p, 4);
     }
   }
 }

@@ -3,46 +3,52 @@
 namespace dovetail::kernels::avx512 {
 namespace {
 
-// The same values as in gemm_convert_avx2.cc, to the bit; there is why the maximum is taken over integers.
-DT_INLINE void QuantizeGroup(const float* in, int8_t* codes, float* scale, float* scaled_sum, int32_t* negative_sum, int32_t* negative_sum16) {
+constexpr int kVector = 16;
+
+// The same values as in gemm_convert_avx2.cc, to the bit; there is why the maximum is taken over
+// integers.
+DT_INLINE void QuantizeGroup(const float* in, int row, ActivationGroup& out) {
+  int8_t* codes = out.codes[row];
   const __m512 a = _mm512_loadu_ps(in), b = _mm512_loadu_ps(in + 16);
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-  const unsigned bits = _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(a), magnitude),
-                                                                 _mm512_and_si512(_mm512_castps_si512(b), magnitude)));
+  const unsigned bits = _mm512_reduce_max_epu32(
+      _mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(a), magnitude),
+                       _mm512_and_si512(_mm512_castps_si512(b), magnitude)));
   float largest;
   __builtin_memcpy(&largest, &bits, 4);
   const float s = largest < kSmallestActivation ? 0.0f : largest / 127.0f;
   const __m512 inverse = _mm512_set1_ps(largest < kSmallestActivation ? 0.0f : 127.0f / largest);
-  const __m512i ca = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse)), cb = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
+  const __m512i ca = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse)),
+                cb = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), _mm512_cvtsepi32_epi8(ca));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + 16), _mm512_cvtsepi32_epi8(cb));
   const int first = _mm512_reduce_add_epi32(ca), second = _mm512_reduce_add_epi32(cb);
-  *scale = s;
-  *scaled_sum = s * static_cast<float>(first + second);
-  *negative_sum = -(first + second);
-  negative_sum16[0] = -first;
-  negative_sum16[1] = -second;
+  out.scale[row] = s;
+  out.scaled_sum[row] = s * static_cast<float>(first + second);
+  out.negative_sum[row] = -(first + second);
+  out.negative_sum16[0][row] = -first;
+  out.negative_sum16[1][row] = -second;
 }
 
 // Not vcvtneps2bf16, which takes denormals for zero: integers round as base/dtype.h does.
 DT_INLINE __m256i ToBF16(__m512 x) {
   const __m512i u = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  const __m512i rounded =
+      _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
   const __m512i quiet = _mm512_or_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(0x40));
-  return _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), rounded, quiet));
+  return _mm512_cvtepi32_epi16(
+      _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), rounded, quiet));
 }
 
 }  // namespace
 
 void QuantizeRows(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end) {
-  const QuantizedRows& q = x.quantized;
   for (int64_t row = row_begin; row < row_end; ++row) {
     const float* in = x.f32 + row * x.f32_stride;
+    ActivationGroup* panel = x.QuantizedPanel(row);
     for (int64_t g = 0; g < cols / kActivationGroup; ++g) {
-      const int64_t at = row * q.groups + g;
-      QuantizeGroup(in + g * kActivationGroup, q.codes + row * q.stride + g * kActivationGroup, q.scale + at, q.scaled_sum + at,
-                    q.negative_sum + at, q.negative_sum16 + 2 * at);
+      QuantizeGroup(in + g * kActivationGroup, static_cast<int>(row % kPanelRows), panel[g]);
     }
   }
 }
@@ -50,10 +56,16 @@ void QuantizeRows(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t ro
 void RoundRowsToBF16(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end) {
   for (int64_t row = row_begin; row < row_end; ++row) {
     const float* in = x.f32 + row * x.f32_stride;
-    uint16_t* out = x.bf16 + row * x.bf16_stride;
-    for (int64_t k = 0; k < cols; k += 16) {  // the stride leaves room for whole vectors
-      const __mmask16 mask = cols - k >= 16 ? 0xffff : static_cast<__mmask16>((1u << (cols - k)) - 1);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + k), ToBF16(_mm512_maskz_loadu_ps(mask, in + k)));
+    uint16_t* out = x.BF16Panel(row) + row % kPanelRows * 2;
+    for (int64_t k = 0; k < cols; k += kVector) {
+      alignas(64) uint16_t rounded[kVector];
+      const __mmask16 mask =
+          cols - k >= kVector ? 0xffff : static_cast<__mmask16>((1u << (cols - k)) - 1);
+      _mm256_store_si256(reinterpret_cast<__m256i*>(rounded),
+                         ToBF16(_mm512_maskz_loadu_ps(mask, in + k)));
+      const int64_t pairs = (cols - k < kVector ? cols - k + 1 : kVector) / 2;
+      for (int64_t p = 0; p < pairs; ++p)
+        __builtin_memcpy(out + (k / 2 + p) * kPanelRows * 2, rounded + 2 * p, 4);
     }
   }
 }

@@ -2,39 +2,43 @@
 #include <cstddef>
 #include <cstdint>
 
-// What the GEMM driver (kernels/gemm.cc) and the micro-kernels of each ISA share. Plain structs and function pointers only: the files compiled for a wider ISA
-// include nothing that has inline functions, whose copies the linker could pick for everybody.
+// What the GEMM driver (kernels/gemm.cc) and the micro-kernels of each ISA share. The files
+// compiled for a wider ISA include nothing that has inline functions, whose copies the linker could
+// pick for everybody: here are plain structs and function pointers, and what has a body is always
+// inlined.
 
 namespace dovetail::kernels {
 
-inline constexpr int kTileRows = 16;      // out features of a packed tile
+inline constexpr int kTileRows = 16;         // out features of a packed tile
 inline constexpr int kActivationGroup = 32;  // activations that share a scale
 
 enum class PackedFormat : uint8_t {
   kF32,
   kBF16,
-  kU4Symmetric,     // Q4_0: 4-bit codes about 8, scale f16
-  kU4Affine,        // Q4_1: 4-bit codes, scale and offset f16
-  kU4AffineF32,     // Q4_K: 4-bit codes, scale and offset f32 (products of two file values, not exact in f16)
-  kU8Symmetric,     // Q8_0, Q5_0: 8-bit codes about 128, scale f16
-  kU8Affine,        // Q5_1: 8-bit codes, scale and offset f16
-  kU8AffineF32,     // Q5_K: 8-bit codes, scale and offset f32
+  kU4Symmetric,  // Q4_0: 4-bit codes about 8, scale f16
+  kU4Affine,     // Q4_1: 4-bit codes, scale and offset f16
+  kU4AffineF32,  // Q4_K: 4-bit codes, scale and offset f32 (products of two file values, not exact
+                 // in f16)
+  kU8Symmetric,  // Q8_0, Q5_0: 8-bit codes about 128, scale f16
+  kU8Affine,     // Q5_1: 8-bit codes, scale and offset f16
+  kU8AffineF32,  // Q5_K: 8-bit codes, scale and offset f32
   kU8SymmetricG16,  // Q6_K: 8-bit codes about 128, scale f32 per 16 columns
 };
 inline constexpr int kPackedFormats = 9;
 
 struct PackedTraits {
-  int code_bits;     // 4 or 8; 0 for the float formats
-  int group;         // columns that share a scale
-  int scale_bytes;   // 2 (f16) or 4 (f32)
-  bool affine;       // has offsets; else symmetric about code 1 << (code_bits - 1)
+  int code_bits;    // 4 or 8; 0 for the float formats
+  int group;        // columns that share a scale
+  int scale_bytes;  // 2 (f16) or 4 (f32)
+  bool affine;      // has offsets; else symmetric about code 1 << (code_bits - 1)
 };
 constexpr PackedTraits kPackedTraits[kPackedFormats] = {
-    {0, 1, 0, false}, {0, 2, 0, false},
-    {4, 32, 2, false}, {4, 32, 2, true}, {4, 32, 4, true},
-    {8, 32, 2, false}, {8, 32, 2, true}, {8, 32, 4, true}, {8, 16, 4, false},
+    {0, 1, 0, false},  {0, 2, 0, false}, {4, 32, 2, false}, {4, 32, 2, true},  {4, 32, 4, true},
+    {8, 32, 2, false}, {8, 32, 2, true}, {8, 32, 4, true},  {8, 16, 4, false},
 };
-constexpr bool IsQuantized(PackedFormat format) { return kPackedTraits[static_cast<int>(format)].code_bits != 0; }
+constexpr bool IsQuantized(PackedFormat format) {
+  return kPackedTraits[static_cast<int>(format)].code_bits != 0;
+}
 
 struct PackedView {
   PackedFormat format = PackedFormat::kF32;
@@ -44,34 +48,49 @@ struct PackedView {
   const std::byte* data = nullptr;
 };
 
-// The rows of x in the forms the formats need; a form nobody asked for is null.
-struct QuantizedRows {
-  int8_t* codes = nullptr;         // [rows][stride], x = scale * code, stride a multiple of 64
-  int64_t stride = 0;
-  int64_t groups = 0;              // of 32 columns
-  float* scale = nullptr;          // [rows][groups], max|x| / 127
-  float* scaled_sum = nullptr;     // [rows][groups], scale * sum of codes
-  int32_t* negative_sum = nullptr;     // [rows][groups], -sum of codes
-  int32_t* negative_sum16 = nullptr;   // [rows][2 * groups], the same per 16 columns
+inline constexpr int kPanelRows = 8;  // rows of x that go through a tile together
+
+// Eight rows of x, 32 columns, quantised: x = scale * code. Rows lie side by side, so that a
+// micro-kernel reaches all of them from one pointer. Only the rows that exist are ever written or
+// read.
+struct alignas(32) ActivationGroup {
+  int8_t codes[kPanelRows][kActivationGroup];
+  float scale[kPanelRows];                // max|x| / 127
+  float scaled_sum[kPanelRows];           // scale * sum of codes
+  int32_t negative_sum[kPanelRows];       // -sum of codes
+  int32_t negative_sum16[2][kPanelRows];  // the same of the first and the second 16
 };
+
+// The rows of x in the forms the formats need; a form nobody asked for is null.
 struct GemmRows {
-  const float* f32 = nullptr;
+  const float* f32 = nullptr;  // [rows], row stride f32_stride
   int64_t f32_stride = 0;
-  uint16_t* bf16 = nullptr;        // [rows][bf16_stride], zero from cols on to the next even column
-  int64_t bf16_stride = 0;
-  QuantizedRows quantized;
+  ActivationGroup* quantized = nullptr;  // [panels of 8 rows][groups]
+  int64_t groups = 0;
+  uint16_t* bf16 =
+      nullptr;  // [panels of 8 rows][pairs of columns][8][2], an odd last column is paired with 0
+  int64_t pairs = 0;
+
+  __attribute__((always_inline)) ActivationGroup* QuantizedPanel(int64_t row) const {
+    return quantized + row / kPanelRows * groups;
+  }
+  __attribute__((always_inline)) uint16_t* BF16Panel(int64_t row) const {
+    return bf16 + row / kPanelRows * pairs * kPanelRows * 2;
+  }
 };
 
 struct GemmTarget {
   float* y = nullptr;
   int64_t y_stride = 0;
-  const float* bias = nullptr;     // [out features] or null
-  bool accumulate = false;         // y += instead of y =
+  const float* bias = nullptr;  // [out features] or null
+  bool accumulate = false;      // y += instead of y =
 };
 
-// y rows [row_begin, row_end) x tiles [tile_begin, tile_end). Every output is one chain over ascending columns that depends on nothing but its x row and W.
-using GemmBlockFn = void (*)(const GemmRows& x, const PackedView& w, const GemmTarget& out, int64_t row_begin, int64_t row_end,
-                             int64_t tile_begin, int64_t tile_end);
+// y rows [row_begin, row_end) x tiles [tile_begin, tile_end). Every output is one chain over
+// ascending columns that depends on nothing but its x row and W.
+using GemmBlockFn = void (*)(const GemmRows& x, const PackedView& w, const GemmTarget& out,
+                             int64_t row_begin, int64_t row_end, int64_t tile_begin,
+                             int64_t tile_end);
 // Fills rows [row_begin, row_end) of one converted form from x.f32.
 using PrepareRowsFn = void (*)(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
 
@@ -86,15 +105,19 @@ inline constexpr float kSmallestActivation = 1e-35f;
 
 // One namespace an ISA, one file a family.
 namespace avx2 {
-void GemmF32(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t, int64_t, int64_t);
-void GemmBF16(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t, int64_t, int64_t);
+void GemmF32(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t, int64_t,
+             int64_t);
+void GemmBF16(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t, int64_t,
+              int64_t);
 void QuantizeRows(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
 void RoundRowsToBF16(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
 GemmKernels GemmTable();
 }  // namespace avx2
 namespace avx512 {
-void GemmF32(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t, int64_t, int64_t);
-void GemmBF16(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t, int64_t, int64_t);
+void GemmF32(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t, int64_t,
+             int64_t);
+void GemmBF16(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t, int64_t,
+              int64_t);
 void QuantizeRows(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
 void RoundRowsToBF16(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
 GemmKernels GemmTable();

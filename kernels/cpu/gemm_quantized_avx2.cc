@@ -5,8 +5,9 @@
 namespace dovetail::kernels::avx2 {
 namespace {
 
-// Sum of code * activation over one group, for eight out features, exact. vpmaddubsw adds two u8 x s8 products in 16 bits with saturation:
-// four-bit codes cannot reach it (2 * 15 * 128 = 3840, and eight steps of that still fit), eight-bit codes would, and are widened instead.
+// Sum of code * activation over one group, for eight out features, exact. vpmaddubsw adds two u8 x
+// s8 products in 16 bits with saturation: four-bit codes cannot reach it (2 * 15 * 128 = 3840, and
+// eight steps of that still fit), eight-bit codes would, and are widened instead.
 template <int kBits>
 struct GroupSum;
 
@@ -22,7 +23,9 @@ struct GroupSum<4> {
   __attribute__((always_inline)) void Add(__m256i codes, const int8_t* x) {
     sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, Broadcast(x)));
   }
-  __attribute__((always_inline)) __m256i Total() const { return _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
+  __attribute__((always_inline)) __m256i Total() const {
+    return _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
+  }
 };
 
 template <>
@@ -31,7 +34,8 @@ struct GroupSum<8> {
 
   __attribute__((always_inline)) void Add(__m256i codes, const int8_t* x) {
     const __m256i v = GroupSum<4>::Broadcast(x);
-    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(0xff)), _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8));
+    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(0xff)),
+                                           _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8));
     const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(codes, 8), _mm256_srai_epi16(v, 8));
     sum = _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
   }
@@ -40,7 +44,8 @@ struct GroupSum<8> {
 
 template <int kBytes>
 DT_INLINE __m256 LoadScales(const std::byte* at, int64_t index) {
-  if constexpr (kBytes == 2) return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(at + index * 2)));
+  if constexpr (kBytes == 2)
+    return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(at + index * 2)));
   return _mm256_load_ps(reinterpret_cast<const float*>(at) + index);
 }
 
@@ -50,7 +55,8 @@ struct QuantizedKernel {
   static constexpr int kBits = kTraits.code_bits;
   static constexpr int kGroup = kTraits.group;
   static constexpr int kSteps = kGroup / 4;
-  static constexpr int kZeroShift = kBits - 1;  // the zero code of symmetric formats is 1 << kZeroShift
+  static constexpr int kZeroShift =
+      kBits - 1;  // the zero code of symmetric formats is 1 << kZeroShift
 
   const GemmRows& x;
   const PackedView& w;
@@ -59,39 +65,50 @@ struct QuantizedKernel {
   template <int kRows>
   void Run(int64_t row, int64_t tile) const {
     __m256 sum[2][kRows];
-    for (int half = 0; half < 2; ++half) Half<kRows>(row, w.data + tile * w.tile_bytes, half, sum[half]);
-    for (int r = 0; r < kRows; ++r) StoreTile(sum[0][r], sum[1][r], out, row + r, tile, LanesOf(w, tile));
+    for (int half = 0; half < 2; ++half)
+      Half<kRows>(row, w.data + tile * w.tile_bytes, half, sum[half]);
+    for (int r = 0; r < kRows; ++r)
+      StoreTile(sum[0][r], sum[1][r], out, row + r, tile, LanesOf(w, tile));
   }
 
  private:
   // Out features 8 half .. 8 half + 7 of a tile.
   template <int kRows>
-  __attribute__((always_inline)) void Half(int64_t row, const std::byte* tile, int half, __m256* sum) const {
-    const QuantizedRows& q = x.quantized;
+  __attribute__((always_inline)) void Half(int64_t row, const std::byte* tile, int half,
+                                           __m256* sum) const {
+    const ActivationGroup* panel = x.QuantizedPanel(row);
+    const int lane = static_cast<int>(row % kPanelRows);
     const int64_t groups = w.cols / kGroup;
     for (int r = 0; r < kRows; ++r) sum[r] = _mm256_setzero_ps();
     for (int64_t g = 0; g < groups; ++g) {
+      const ActivationGroup& in = panel[g * kGroup / kActivationGroup];
+      const int part = kGroup == 16 ? static_cast<int>(g % 2) : 0;  // of the activation group
       GroupSum<kBits> product[kRows];
-      AddCodes<kRows>(q.codes + row * q.stride + g * kGroup, tile + g * kGroup * kTileRows * kBits / 8 + half * 32, product);
-      const __m256 scale = LoadScales<kTraits.scale_bytes>(tile + w.scales_at, g * kTileRows + half * 8);
+      AddCodes<kRows>(&in.codes[lane][part * 16],
+                      tile + g * kGroup * kTileRows * kBits / 8 + half * 32, product);
+      const __m256 scale =
+          LoadScales<kTraits.scale_bytes>(tile + w.scales_at, g * kTileRows + half * 8);
       __m256 offset = _mm256_setzero_ps();
-      if constexpr (kTraits.affine) offset = LoadScales<kTraits.scale_bytes>(tile + w.offsets_at, g * kTileRows + half * 8);
+      if constexpr (kTraits.affine)
+        offset = LoadScales<kTraits.scale_bytes>(tile + w.offsets_at, g * kTileRows + half * 8);
+      const int32_t* negative_sum = kGroup == 16 ? in.negative_sum16[part] : in.negative_sum;
       for (int r = 0; r < kRows; ++r) {
-        const int64_t at = (row + r) * q.groups + g * kGroup / kActivationGroup;
         __m256i total = product[r].Total();
-        if constexpr (!kTraits.affine) {
-          const int negative = kGroup == 16 ? q.negative_sum16[(row + r) * q.groups * 2 + g] : q.negative_sum[at];
-          total = _mm256_add_epi32(total, _mm256_slli_epi32(_mm256_set1_epi32(negative), kZeroShift));
-        }
-        sum[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(total), _mm256_mul_ps(scale, _mm256_set1_ps(q.scale[at])), sum[r]);
-        if constexpr (kTraits.affine) sum[r] = _mm256_fmadd_ps(offset, _mm256_set1_ps(q.scaled_sum[at]), sum[r]);
+        if constexpr (!kTraits.affine)
+          total = _mm256_add_epi32(
+              total, _mm256_slli_epi32(_mm256_set1_epi32(negative_sum[lane + r]), kZeroShift));
+        sum[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(total),
+                                 _mm256_mul_ps(scale, _mm256_set1_ps(in.scale[lane + r])), sum[r]);
+        if constexpr (kTraits.affine)
+          sum[r] = _mm256_fmadd_ps(offset, _mm256_set1_ps(in.scaled_sum[lane + r]), sum[r]);
       }
     }
   }
 
   template <int kRows>
-  __attribute__((always_inline)) void AddCodes(const int8_t* in, const std::byte* codes, GroupSum<kBits>* product) const {
-    const int64_t stride = x.quantized.stride;
+  __attribute__((always_inline)) void AddCodes(const int8_t* in, const std::byte* codes,
+                                               GroupSum<kBits>* product) const {
+    constexpr int stride = kActivationGroup;
     constexpr int kLoads = kBits == 8 ? kSteps : kSteps / 2;
     for (int i = 0; i < kLoads; ++i) {
       const __m256i bytes = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes + i * 64));
@@ -99,7 +116,8 @@ struct QuantizedKernel {
         for (int r = 0; r < kRows; ++r) product[r].Add(bytes, in + r * stride + 4 * i);
       } else {
         const __m256i nibble = _mm256_set1_epi8(15);
-        const __m256i low = _mm256_and_si256(bytes, nibble), high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
+        const __m256i low = _mm256_and_si256(bytes, nibble),
+                      high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
         for (int r = 0; r < kRows; ++r) {
           product[r].Add(low, in + r * stride + 8 * i);
           product[r].Add(high, in + r * stride + 8 * i + 4);
@@ -110,8 +128,8 @@ struct QuantizedKernel {
 };
 
 template <PackedFormat kFormat>
-void GemmQuantized(const GemmRows& x, const PackedView& w, const GemmTarget& out, int64_t row_begin, int64_t row_end, int64_t tile_begin,
-                   int64_t tile_end) {
+void GemmQuantized(const GemmRows& x, const PackedView& w, const GemmTarget& out, int64_t row_begin,
+                   int64_t row_end, int64_t tile_begin, int64_t tile_end) {
   ForTiles(QuantizedKernel<kFormat>{x, w, out}, row_begin, row_end, tile_begin, tile_end);
 }
 
@@ -121,13 +139,18 @@ GemmKernels GemmTable() {
   GemmKernels table;
   table.block[static_cast<int>(PackedFormat::kF32)] = GemmF32;
   table.block[static_cast<int>(PackedFormat::kBF16)] = GemmBF16;
-  table.block[static_cast<int>(PackedFormat::kU4Symmetric)] = GemmQuantized<PackedFormat::kU4Symmetric>;
+  table.block[static_cast<int>(PackedFormat::kU4Symmetric)] =
+      GemmQuantized<PackedFormat::kU4Symmetric>;
   table.block[static_cast<int>(PackedFormat::kU4Affine)] = GemmQuantized<PackedFormat::kU4Affine>;
-  table.block[static_cast<int>(PackedFormat::kU4AffineF32)] = GemmQuantized<PackedFormat::kU4AffineF32>;
-  table.block[static_cast<int>(PackedFormat::kU8Symmetric)] = GemmQuantized<PackedFormat::kU8Symmetric>;
+  table.block[static_cast<int>(PackedFormat::kU4AffineF32)] =
+      GemmQuantized<PackedFormat::kU4AffineF32>;
+  table.block[static_cast<int>(PackedFormat::kU8Symmetric)] =
+      GemmQuantized<PackedFormat::kU8Symmetric>;
   table.block[static_cast<int>(PackedFormat::kU8Affine)] = GemmQuantized<PackedFormat::kU8Affine>;
-  table.block[static_cast<int>(PackedFormat::kU8AffineF32)] = GemmQuantized<PackedFormat::kU8AffineF32>;
-  table.block[static_cast<int>(PackedFormat::kU8SymmetricG16)] = GemmQuantized<PackedFormat::kU8SymmetricG16>;
+  table.block[static_cast<int>(PackedFormat::kU8AffineF32)] =
+      GemmQuantized<PackedFormat::kU8AffineF32>;
+  table.block[static_cast<int>(PackedFormat::kU8SymmetricG16)] =
+      GemmQuantized<PackedFormat::kU8SymmetricG16>;
   table.quantize_rows = QuantizeRows;
   table.round_rows_to_bf16 = RoundRowsToBF16;
   return table;

@@ -5,7 +5,9 @@ namespace {
 
 template <int kBytes>
 DT_INLINE __m512 LoadScales(const std::byte* at, int64_t group) {
-  if constexpr (kBytes == 2) return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(at + group * kTileRows * 2)));
+  if constexpr (kBytes == 2)
+    return _mm512_cvtph_ps(
+        _mm256_load_si256(reinterpret_cast<const __m256i*>(at + group * kTileRows * 2)));
   return _mm512_load_ps(at + group * kTileRows * 4);
 }
 
@@ -15,14 +17,17 @@ DT_INLINE __m512i Broadcast4(const int8_t* x) {
   return _mm512_set1_epi32(bits);
 }
 
-// vpdpbusd: unsigned weight codes, signed activation codes; one step is 4 columns of 16 out features. The integer sum of a group is exact (32 * 255 * 128
-// fits easily), so only the order over groups matters: ascending, one fused multiply-add for the codes and, where the format is affine, one for the offset.
+// vpdpbusd: unsigned weight codes, signed activation codes; one step is 4 columns of 16 out
+// features. The integer sum of a group is exact (32 * 255 * 128 fits easily), so only the order
+// over groups matters: ascending, one fused multiply-add for the codes and, where the format is
+// affine, one for the offset.
 template <PackedFormat kFormat>
 struct QuantizedKernel {
   static constexpr PackedTraits kTraits = kPackedTraits[static_cast<int>(kFormat)];
   static constexpr int kBits = kTraits.code_bits;
   static constexpr int kGroup = kTraits.group;
-  static constexpr int kZeroShift = kBits - 1;  // the zero code of symmetric formats is 1 << kZeroShift
+  static constexpr int kZeroShift =
+      kBits - 1;  // the zero code of symmetric formats is 1 << kZeroShift
   static constexpr int kGroupBytes = kGroup * kTileRows * kBits / 8;
   static constexpr int kTilesTogether = 1;
 
@@ -32,19 +37,23 @@ struct QuantizedKernel {
 
   template <int kRows, int kTiles>
   void Run(int64_t row, int64_t tile) const {
-    const QuantizedRows& q = x.quantized;
     const std::byte* weights = w.data + tile * w.tile_bytes;
-    const int8_t* in = q.codes + row * q.stride;
+    const ActivationGroup* panel = x.QuantizedPanel(row);
     __m512 sum[kRows][kTiles];
     for (int r = 0; r < kRows; ++r) {
       for (int t = 0; t < kTiles; ++t) sum[r][t] = _mm512_setzero_ps();
     }
     const int64_t groups = w.cols / kGroup;
+    PrefetchAhead ahead(weights + 2 * kTiles * w.tile_bytes, kRows == 1 ? kTiles * w.tile_bytes : 0,
+                        groups);
     for (int64_t g = 0; g < groups; ++g) {
+      if constexpr (kRows == 1) ahead.Step();
       __m512i product[kRows][kTiles];
-      StartGroup<kRows, kTiles>(row, g, product);
-      AddGroup<kRows, kTiles>(in + g * kGroup, weights + g * kGroupBytes, product);
-      ScaleGroup<kRows, kTiles>(row, g, weights, product, sum);
+      const ActivationGroup& in = panel[g * kGroup / kActivationGroup];
+      const int part = kGroup == 16 ? static_cast<int>(g % 2) : 0;  // of the activation group
+      StartGroup<kRows, kTiles>(kGroup == 16 ? in.negative_sum16[part] : in.negative_sum, product);
+      AddGroup<kRows, kTiles>(&in.codes[0][part * 16], weights + g * kGroupBytes, product);
+      ScaleGroup<kRows, kTiles>(in, g, weights, product, sum);
     }
     for (int r = 0; r < kRows; ++r) {
       for (int t = 0; t < kTiles; ++t) StoreTile(sum[r][t], w, out, row + r, tile + t);
@@ -54,23 +63,23 @@ struct QuantizedKernel {
  private:
   // The zero point costs nothing inside the group: sum (code - zero) c = sum code c - zero sum c.
   template <int kRows, int kTiles>
-  __attribute__((always_inline)) void StartGroup(int64_t row, int64_t g, __m512i (&product)[kRows][kTiles]) const {
-    const QuantizedRows& q = x.quantized;
+  __attribute__((always_inline)) void StartGroup(const int32_t* negative_sum,
+                                                 __m512i (&product)[kRows][kTiles]) const {
     for (int r = 0; r < kRows; ++r) {
       __m512i start = _mm512_setzero_si512();
-      if constexpr (!kTraits.affine) {
-        const int32_t* sums = kGroup == 16 ? q.negative_sum16 + (row + r) * q.groups * 2 : q.negative_sum + (row + r) * q.groups;
-        start = _mm512_slli_epi32(_mm512_set1_epi32(sums[g]), kZeroShift);
-      }
+      if constexpr (!kTraits.affine)
+        start = _mm512_slli_epi32(_mm512_set1_epi32(negative_sum[r]), kZeroShift);
       for (int t = 0; t < kTiles; ++t) product[r][t] = start;
     }
   }
 
   template <int kRows, int kTiles>
-  __attribute__((always_inline)) void AddGroup(const int8_t* in, const std::byte* codes, __m512i (&product)[kRows][kTiles]) const {
+  __attribute__((always_inline)) void AddGroup(const int8_t* in, const std::byte* codes,
+                                               __m512i (&product)[kRows][kTiles]) const {
     for (int i = 0; i < kGroupBytes / 64; ++i) {
       __m512i bytes[kTiles];
-      for (int t = 0; t < kTiles; ++t) bytes[t] = _mm512_load_si512(codes + t * w.tile_bytes + i * 64);
+      for (int t = 0; t < kTiles; ++t)
+        bytes[t] = _mm512_load_si512(codes + t * w.tile_bytes + i * 64);
       if constexpr (kBits == 8) {
         AddStep<kRows, kTiles>(in + 4 * i, bytes, product);
       } else {
@@ -87,36 +96,39 @@ struct QuantizedKernel {
   }
 
   template <int kRows, int kTiles>
-  __attribute__((always_inline)) void AddStep(const int8_t* in, const __m512i* codes, __m512i (&product)[kRows][kTiles]) const {
+  __attribute__((always_inline)) void AddStep(const int8_t* in, const __m512i* codes,
+                                              __m512i (&product)[kRows][kTiles]) const {
     for (int r = 0; r < kRows; ++r) {
-      const __m512i v = Broadcast4(in + r * x.quantized.stride);
-      for (int t = 0; t < kTiles; ++t) product[r][t] = _mm512_dpbusd_epi32(product[r][t], codes[t], v);
+      const __m512i v = Broadcast4(in + r * kActivationGroup);
+      for (int t = 0; t < kTiles; ++t)
+        product[r][t] = _mm512_dpbusd_epi32(product[r][t], codes[t], v);
     }
   }
 
   template <int kRows, int kTiles>
-  __attribute__((always_inline)) void ScaleGroup(int64_t row, int64_t g, const std::byte* weights, const __m512i (&product)[kRows][kTiles],
+  __attribute__((always_inline)) void ScaleGroup(const ActivationGroup& in, int64_t g,
+                                                 const std::byte* weights,
+                                                 const __m512i (&product)[kRows][kTiles],
                                                  __m512 (&sum)[kRows][kTiles]) const {
-    const QuantizedRows& q = x.quantized;
-    const int64_t activation_group = g * kGroup / kActivationGroup;
     for (int t = 0; t < kTiles; ++t) {
       const std::byte* tile = weights + t * w.tile_bytes;
       const __m512 scale = LoadScales<kTraits.scale_bytes>(tile + w.scales_at, g);
       __m512 offset = _mm512_setzero_ps();
-      if constexpr (kTraits.affine) offset = LoadScales<kTraits.scale_bytes>(tile + w.offsets_at, g);
+      if constexpr (kTraits.affine)
+        offset = LoadScales<kTraits.scale_bytes>(tile + w.offsets_at, g);
       for (int r = 0; r < kRows; ++r) {
-        const int64_t at = (row + r) * q.groups + activation_group;
-        const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(q.scale[at]));
+        const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(in.scale[r]));
         sum[r][t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product[r][t]), both, sum[r][t]);
-        if constexpr (kTraits.affine) sum[r][t] = _mm512_fmadd_ps(offset, _mm512_set1_ps(q.scaled_sum[at]), sum[r][t]);
+        if constexpr (kTraits.affine)
+          sum[r][t] = _mm512_fmadd_ps(offset, _mm512_set1_ps(in.scaled_sum[r]), sum[r][t]);
       }
     }
   }
 };
 
 template <PackedFormat kFormat>
-void GemmQuantized(const GemmRows& x, const PackedView& w, const GemmTarget& out, int64_t row_begin, int64_t row_end, int64_t tile_begin,
-                   int64_t tile_end) {
+void GemmQuantized(const GemmRows& x, const PackedView& w, const GemmTarget& out, int64_t row_begin,
+                   int64_t row_end, int64_t tile_begin, int64_t tile_end) {
   ForBlocks(QuantizedKernel<kFormat>{x, w, out}, row_begin, row_end, tile_begin, tile_end);
 }
 
@@ -126,13 +138,18 @@ GemmKernels GemmTable() {
   GemmKernels table;
   table.block[static_cast<int>(PackedFormat::kF32)] = GemmF32;
   table.block[static_cast<int>(PackedFormat::kBF16)] = GemmBF16;
-  table.block[static_cast<int>(PackedFormat::kU4Symmetric)] = GemmQuantized<PackedFormat::kU4Symmetric>;
+  table.block[static_cast<int>(PackedFormat::kU4Symmetric)] =
+      GemmQuantized<PackedFormat::kU4Symmetric>;
   table.block[static_cast<int>(PackedFormat::kU4Affine)] = GemmQuantized<PackedFormat::kU4Affine>;
-  table.block[static_cast<int>(PackedFormat::kU4AffineF32)] = GemmQuantized<PackedFormat::kU4AffineF32>;
-  table.block[static_cast<int>(PackedFormat::kU8Symmetric)] = GemmQuantized<PackedFormat::kU8Symmetric>;
+  table.block[static_cast<int>(PackedFormat::kU4AffineF32)] =
+      GemmQuantized<PackedFormat::kU4AffineF32>;
+  table.block[static_cast<int>(PackedFormat::kU8Symmetric)] =
+      GemmQuantized<PackedFormat::kU8Symmetric>;
   table.block[static_cast<int>(PackedFormat::kU8Affine)] = GemmQuantized<PackedFormat::kU8Affine>;
-  table.block[static_cast<int>(PackedFormat::kU8AffineF32)] = GemmQuantized<PackedFormat::kU8AffineF32>;
-  table.block[static_cast<int>(PackedFormat::kU8SymmetricG16)] = GemmQuantized<PackedFormat::kU8SymmetricG16>;
+  table.block[static_cast<int>(PackedFormat::kU8AffineF32)] =
+      GemmQuantized<PackedFormat::kU8AffineF32>;
+  table.block[static_cast<int>(PackedFormat::kU8SymmetricG16)] =
+      GemmQuantized<PackedFormat::kU8SymmetricG16>;
   table.quantize_rows = QuantizeRows;
   table.round_rows_to_bf16 = RoundRowsToBF16;
   return table;

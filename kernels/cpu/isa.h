@@ -5,7 +5,8 @@
 
 namespace dovetail::kernels {
 
-// The strongest level this CPU and its operating system run, or nullopt below x86-64-v3 (AVX2, FMA, F16C, BMI2).
+// The strongest level this CPU and its operating system run, or nullopt below x86-64-v3 (AVX2, FMA,
+// F16C, BMI2).
 std::optional<Isa> DetectIsa();
 
 const char* Name(Isa isa);  // "avx2", "avx512"

@@ -20,14 +20,18 @@ TEST(CpuDevice, UsesOneThreadPerUsableCoreUnlessTold) {
 }
 
 TEST(CpuDevice, RefusesThreadCountsOutsideItsRange) {
-  EXPECT_EQ(std::string(CreateCpuDevice({.threads = 257}).status().message()), "threads: 257 is outside 1..256; 0 takes one per usable core");
+  EXPECT_EQ(std::string(CreateCpuDevice({.threads = 257}).status().message()),
+            "threads: 257 is outside 1..256; 0 takes one per usable core");
   EXPECT_EQ(CreateCpuDevice({.threads = -1}).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(CreateCpuDevice({.spin_us = -1}).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(CpuDevice, NeverChoosesAnIsaAboveTheOneAllowed) {
-  EXPECT_EQ(CreateCpuDevice({.threads = 1, .max_isa = Isa::kAvx2}).value()->CreateStream()->kernels().isa, Isa::kAvx2);
-  EXPECT_EQ(CreateCpuDevice({.threads = 1}).value()->CreateStream()->kernels().isa, DetectIsa().value());
+  EXPECT_EQ(
+      CreateCpuDevice({.threads = 1, .max_isa = Isa::kAvx2}).value()->CreateStream()->kernels().isa,
+      Isa::kAvx2);
+  EXPECT_EQ(CreateCpuDevice({.threads = 1}).value()->CreateStream()->kernels().isa,
+            DetectIsa().value());
 }
 
 TEST(CpuDevice, GivesZeroedAlignedMemory) {
@@ -46,7 +50,8 @@ TEST(CpuDevice, RefusesMemoryTheMachineDoesNotHave) {
   const auto device = CreateCpuDevice({.threads = 1}).value();
   const absl::Status status = device->Allocate(std::numeric_limits<size_t>::max() / 2).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("does not fit into this machine's"));
+  EXPECT_THAT(std::string(status.message()),
+              testing::HasSubstr("does not fit into this machine's"));
 }
 
 }  // namespace

@@ -6,12 +6,15 @@
 
 namespace dovetail::kernels::test {
 
-// A weight matrix in a file's row format, made of random blocks with plausible scales: every code, sign and sub-block scale occurs.
+// A weight matrix in a file's row format, made of random blocks with plausible scales: every code,
+// sign and sub-block scale occurs.
 class RawMatrix {
  public:
   RawMatrix(RowFormat format, int64_t rows, int64_t cols, uint32_t seed);
 
-  RowSource source() const { return {format_, rows_, cols_, at_}; }  // valid as long as this object, which does not move
+  RowSource source() const {
+    return {format_, rows_, cols_, at_};
+  }  // valid as long as this object, which does not move
   RawMatrix(const RawMatrix&) = delete;
 
  private:
@@ -31,6 +34,7 @@ class RawMatrix {
 std::vector<float> RandomActivations(int64_t count, uint32_t seed);
 
 // sqrt(sum (y - expected)^2 / sum expected^2).
-double RelativeRms(const float* y, int64_t y_stride, const std::vector<double>& expected, int64_t m, int64_t n);
+double RelativeRms(const float* y, int64_t y_stride, const std::vector<double>& expected, int64_t m,
+                   int64_t n);
 
 }  // namespace dovetail::kernels::test

@@ -33,7 +33,8 @@ constexpr double kF32Sum = 1e-6;  // f32 sums over a few hundred terms
 const Case kCases[] = {
     {RowFormat::kF32, PackedFormat::kF32, kF32Sum, kF32Sum},
     {RowFormat::kF16, PackedFormat::kF32, kF32Sum, kF32Sum},
-    {RowFormat::kF16, PackedFormat::kBF16, 3e-3, 4e-3},  // rounding the weights shows in the tight budget too
+    {RowFormat::kF16, PackedFormat::kBF16, 3e-3,
+     4e-3},  // rounding the weights shows in the tight budget too
     {RowFormat::kBF16, PackedFormat::kBF16, kF32Sum, 3e-3},
     {RowFormat::kQ4_0, PackedFormat::kU4Symmetric, kF32Sum, 1.2e-2},
     {RowFormat::kQ4_1, PackedFormat::kU4Affine, kF32Sum, 1.2e-2},
@@ -56,17 +57,22 @@ std::string CaseName(const testing::TestParamInfo<std::tuple<Case, Isa>>& info) 
   return name;
 }
 
-// A stream with its device; threads share no more than the machine has, so that a test does not depend on it.
+// A stream with its device; threads share no more than the machine has, so that a test does not
+// depend on it.
 struct Cpu {
-  Cpu(Isa isa, int threads) : device(CreateCpuDevice({.threads = threads, .max_isa = isa}).value()), stream(device->CreateStream()) {}
+  Cpu(Isa isa, int threads)
+      : device(CreateCpuDevice({.threads = threads, .max_isa = isa}).value()),
+        stream(device->CreateStream()) {}
   std::unique_ptr<Device> device;
   std::unique_ptr<Stream> stream;
 };
 
 constexpr float kSentinel = 12345.0f;
 
-// y = x W^T with guards around y; checks that the guards survived. Result [m, rows] without the guards.
-std::vector<float> RunGemm(Cpu& cpu, const PackedWeights& w, const std::vector<float>& x, int64_t m, const float* bias = nullptr) {
+// y = x W^T with guards around y; checks that the guards survived. Result [m, rows] without the
+// guards.
+std::vector<float> RunGemm(Cpu& cpu, const PackedWeights& w, const std::vector<float>& x, int64_t m,
+                           const float* bias = nullptr) {
   constexpr int64_t kGuard = 5;
   const int64_t stride = w.rows() + kGuard;
   std::vector<float> y(m * stride + kGuard, kSentinel);
@@ -74,16 +80,23 @@ std::vector<float> RunGemm(Cpu& cpu, const PackedWeights& w, const std::vector<f
   const size_t need = GemmScratchBytes(m, w.cols());
   std::memset(scratch.data(), 0x5a, scratch.size_bytes());
   const GemmOutput output{.weights = &w, .y = y.data() + kGuard, .y_stride = stride, .bias = bias};
-  const absl::Status status = Gemm({.x = x.data(), .x_stride = w.cols(), .m = m, .outputs = {&output, 1},
-                                    .scratch = scratch.bytes().first(need)}, *cpu.stream);
+  const absl::Status status = Gemm({.x = x.data(),
+                                    .x_stride = w.cols(),
+                                    .m = m,
+                                    .outputs = {&output, 1},
+                                    .scratch = scratch.bytes().first(need)},
+                                   *cpu.stream);
   EXPECT_TRUE(status.ok()) << status;
-  for (size_t i = need; i < scratch.size_bytes(); ++i) EXPECT_EQ(scratch.data()[i], std::byte{0x5a}) << "beyond the scratch";
+  for (size_t i = need; i < scratch.size_bytes(); ++i)
+    EXPECT_EQ(scratch.data()[i], std::byte{0x5a}) << "beyond the scratch";
   std::vector<float> result;
   for (int64_t i = 0; i < m; ++i) {
-    for (int64_t j = 0; j < kGuard; ++j) EXPECT_EQ(y[i * stride + j], kSentinel) << "before row " << i;
+    for (int64_t j = 0; j < kGuard; ++j)
+      EXPECT_EQ(y[i * stride + j], kSentinel) << "before row " << i;
     result.insert(result.end(), y.begin() + i * stride + kGuard, y.begin() + (i + 1) * stride);
   }
-  for (int64_t j = 0; j < kGuard; ++j) EXPECT_EQ(y[m * stride + j], kSentinel) << "behind the last row";
+  for (int64_t j = 0; j < kGuard; ++j)
+    EXPECT_EQ(y[m * stride + j], kSentinel) << "behind the last row";
   return result;
 }
 
@@ -101,7 +114,9 @@ class GemmFormats : public testing::TestWithParam<std::tuple<Case, Isa>> {
 TEST_P(GemmFormats, StaysWithinTheErrorBudgetForRaggedShapes) {
   Cpu cpu(isa(), 2);
   const int block = Info(format().from).block_elements;
-  const std::vector<int64_t> widths = block == 1 && !IsQuantized(format().to) ? std::vector<int64_t>{1, 7, 33, 257} : std::vector<int64_t>{block, 3 * int64_t{block}};
+  const std::vector<int64_t> widths = block == 1 && !IsQuantized(format().to)
+                                          ? std::vector<int64_t>{1, 7, 33, 257}
+                                          : std::vector<int64_t>{block, 3 * int64_t{block}};
   for (const int64_t cols : widths) {
     for (const int64_t rows : {1, 15, 16, 17, 75}) {
       const RawMatrix matrix(format().from, rows, cols, 7 + rows);
@@ -111,9 +126,11 @@ TEST_P(GemmFormats, StaysWithinTheErrorBudgetForRaggedShapes) {
         const std::vector<float> x = RandomActivations(m * cols, 11 + m);
         const std::vector<float> seen = reference::AsActivations(format().to, x, m, cols);
         const std::vector<float> y = RunGemm(cpu, w, x, m);
-        // Cancellation may leave a single output far below its terms: errors are judged against matrices, not single numbers.
+        // Cancellation may leave a single output far below its terms: errors are judged against
+        // matrices, not single numbers.
         if (rows < 15) continue;
-        EXPECT_LE(RelativeRms(y.data(), rows, reference::Gemm(seen, dense, m, rows, cols), m, rows), format().tight)
+        EXPECT_LE(RelativeRms(y.data(), rows, reference::Gemm(seen, dense, m, rows, cols), m, rows),
+                  format().tight)
             << rows << " x " << cols << ", m = " << m;
       }
     }
@@ -127,7 +144,8 @@ TEST_P(GemmFormats, IsCloseToTheExactProduct) {
   const PackedWeights w = PackWeights(format().to, matrix.source(), nullptr).value();
   const std::vector<float> x = RandomActivations(m * cols, 5);
   const std::vector<float> y = RunGemm(cpu, w, x, m);
-  const std::vector<double> exact = reference::Gemm(x, reference::DequantizeAll(matrix.source()), m, rows, cols);
+  const std::vector<double> exact =
+      reference::Gemm(x, reference::DequantizeAll(matrix.source()), m, rows, cols);
   const double error = RelativeRms(y.data(), rows, exact, m, rows);
   RecordProperty("relative_rms", std::to_string(error));
   EXPECT_LE(error, format().budget);
@@ -141,15 +159,18 @@ TEST_P(GemmFormats, GivesARowTheSameBitsInAnyBatchOnAnyNumberOfThreads) {
   Cpu alone(isa(), 1);
   std::vector<float> one_by_one;
   for (int64_t i = 0; i < m; ++i) {
-    const std::vector<float> y = RunGemm(alone, w, {x.begin() + i * cols, x.begin() + (i + 1) * cols}, 1);
+    const std::vector<float> y =
+        RunGemm(alone, w, {x.begin() + i * cols, x.begin() + (i + 1) * cols}, 1);
     one_by_one.insert(one_by_one.end(), y.begin(), y.end());
   }
   for (const int threads : {1, 2, 3}) {
     Cpu cpu(isa(), threads);
     for (int64_t batch = 1; batch <= m; ++batch) {
       const int64_t first = (batch * 5) % (m - batch + 1);  // the row's neighbours change too
-      const std::vector<float> y = RunGemm(cpu, w, {x.begin() + first * cols, x.begin() + (first + batch) * cols}, batch);
-      ASSERT_EQ(std::memcmp(y.data(), one_by_one.data() + first * rows, y.size() * sizeof(float)), 0)
+      const std::vector<float> y =
+          RunGemm(cpu, w, {x.begin() + first * cols, x.begin() + (first + batch) * cols}, batch);
+      ASSERT_EQ(std::memcmp(y.data(), one_by_one.data() + first * rows, y.size() * sizeof(float)),
+                0)
           << "batch " << batch << ", threads " << threads;
     }
   }
@@ -178,7 +199,10 @@ TEST_P(GemmFormats, KeepsNanAndInfinityInTheirRows) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GemmFormats, testing::Combine(testing::ValuesIn(kCases), testing::Values(Isa::kAvx2, Isa::kAvx512)), CaseName);
+INSTANTIATE_TEST_SUITE_P(All, GemmFormats,
+                         testing::Combine(testing::ValuesIn(kCases),
+                                          testing::Values(Isa::kAvx2, Isa::kAvx512)),
+                         CaseName);
 
 class GemmIsa : public testing::TestWithParam<Isa> {
  protected:
@@ -186,7 +210,8 @@ class GemmIsa : public testing::TestWithParam<Isa> {
     if (DetectIsa().value() < GetParam()) GTEST_SKIP() << "this CPU lacks " << Name(GetParam());
   }
 };
-INSTANTIATE_TEST_SUITE_P(All, GemmIsa, testing::Values(Isa::kAvx2, Isa::kAvx512), [](const auto& info) { return std::string(Name(info.param)); });
+INSTANTIATE_TEST_SUITE_P(All, GemmIsa, testing::Values(Isa::kAvx2, Isa::kAvx512),
+                         [](const auto& info) { return std::string(Name(info.param)); });
 
 // Weight code 255 (or 0), activation 127: the sums that saturate in vpmaddubsw.
 TEST_P(GemmIsa, SumsTheLargestCodesExactly) {
@@ -197,10 +222,16 @@ TEST_P(GemmIsa, SumsTheLargestCodesExactly) {
     blocks[b].d = ToF16(1.0f).bits;
     for (int8_t& q : blocks[b].qs) q = b < 2 ? 127 : -128;
   }
-  const auto row_at = [&](int64_t row) { return reinterpret_cast<const std::byte*>(&blocks[row * 2]); };
-  const PackedWeights w = PackWeights(PackedFormat::kU8Symmetric, {RowFormat::kQ8_0, 2, kCols, row_at}, nullptr).value();
-  EXPECT_THAT(RunGemm(cpu, w, std::vector<float>(kCols, 127.0f), 1), testing::ElementsAre(64.0f * 127 * 127, -64.0f * 127 * 128));
-  EXPECT_THAT(RunGemm(cpu, w, std::vector<float>(kCols, -127.0f), 1), testing::ElementsAre(-64.0f * 127 * 127, 64.0f * 127 * 128));
+  const auto row_at = [&](int64_t row) {
+    return reinterpret_cast<const std::byte*>(&blocks[row * 2]);
+  };
+  const PackedWeights w =
+      PackWeights(PackedFormat::kU8Symmetric, {RowFormat::kQ8_0, 2, kCols, row_at}, nullptr)
+          .value();
+  EXPECT_THAT(RunGemm(cpu, w, std::vector<float>(kCols, 127.0f), 1),
+              testing::ElementsAre(64.0f * 127 * 127, -64.0f * 127 * 128));
+  EXPECT_THAT(RunGemm(cpu, w, std::vector<float>(kCols, -127.0f), 1),
+              testing::ElementsAre(-64.0f * 127 * 127, 64.0f * 127 * 128));
 }
 
 TEST_P(GemmIsa, AddsBiasAndResidualAfterTheProduct) {
@@ -209,12 +240,20 @@ TEST_P(GemmIsa, AddsBiasAndResidualAfterTheProduct) {
   const RawMatrix matrix(RowFormat::kQ4_1, rows, cols, 41);
   const PackedWeights w = PackWeights(PackedFormat::kU4Affine, matrix.source(), nullptr).value();
   const std::vector<float> x = RandomActivations(m * cols, 42), bias = RandomActivations(rows, 43);
-  const std::vector<float> plain = RunGemm(cpu, w, x, m), biased = RunGemm(cpu, w, x, m, bias.data());
+  const std::vector<float> plain = RunGemm(cpu, w, x, m),
+                           biased = RunGemm(cpu, w, x, m, bias.data());
   std::vector<float> y = RandomActivations(m * rows, 44);
   const std::vector<float> before = y;
   AlignedBuffer scratch = AlignedBuffer::Create(GemmScratchBytes(m, cols)).value();
-  const GemmOutput output{.weights = &w, .y = y.data(), .y_stride = rows, .bias = bias.data(), .accumulate = true};
-  ASSERT_TRUE(Gemm({.x = x.data(), .x_stride = cols, .m = m, .outputs = {&output, 1}, .scratch = scratch.bytes()}, *cpu.stream).ok());
+  const GemmOutput output{
+      .weights = &w, .y = y.data(), .y_stride = rows, .bias = bias.data(), .accumulate = true};
+  ASSERT_TRUE(Gemm({.x = x.data(),
+                    .x_stride = cols,
+                    .m = m,
+                    .outputs = {&output, 1},
+                    .scratch = scratch.bytes()},
+                   *cpu.stream)
+                  .ok());
   for (int64_t i = 0; i < m * rows; ++i) {
     EXPECT_EQ(biased[i], plain[i] + bias[i % rows]);
     EXPECT_EQ(y[i], before[i] + biased[i]);
@@ -224,16 +263,25 @@ TEST_P(GemmIsa, AddsBiasAndResidualAfterTheProduct) {
 TEST_P(GemmIsa, GivesOutputsThatShareAnInputTheBitsTheyHaveAlone) {
   Cpu cpu(GetParam(), 2);
   const int64_t cols = 256, m = 11;
-  const RawMatrix q(RowFormat::kQ4_K, 100, cols, 51), k(RowFormat::kF16, 33, cols, 52), v(RowFormat::kQ6_K, 48, cols, 53), o(RowFormat::kF32, 5, cols, 54);
-  const PackedWeights weights[] = {PackWeights(PackedFormat::kU4AffineF32, q.source(), nullptr).value(), PackWeights(PackedFormat::kBF16, k.source(), nullptr).value(),
-                                   PackWeights(PackedFormat::kU8SymmetricG16, v.source(), nullptr).value(), PackWeights(PackedFormat::kF32, o.source(), nullptr).value()};
+  const RawMatrix q(RowFormat::kQ4_K, 100, cols, 51), k(RowFormat::kF16, 33, cols, 52),
+      v(RowFormat::kQ6_K, 48, cols, 53), o(RowFormat::kF32, 5, cols, 54);
+  const PackedWeights weights[] = {
+      PackWeights(PackedFormat::kU4AffineF32, q.source(), nullptr).value(),
+      PackWeights(PackedFormat::kBF16, k.source(), nullptr).value(),
+      PackWeights(PackedFormat::kU8SymmetricG16, v.source(), nullptr).value(),
+      PackWeights(PackedFormat::kF32, o.source(), nullptr).value()};
   const std::vector<float> x = RandomActivations(m * cols, 55);
   std::vector<std::vector<float>> y;
   std::vector<GemmOutput> outputs;
   for (const PackedWeights& w : weights) y.emplace_back(m * w.rows());
-  for (int i = 0; i < 4; ++i) outputs.push_back({.weights = &weights[i], .y = y[i].data(), .y_stride = weights[i].rows()});
+  for (int i = 0; i < 4; ++i)
+    outputs.push_back({.weights = &weights[i], .y = y[i].data(), .y_stride = weights[i].rows()});
   AlignedBuffer scratch = AlignedBuffer::Create(GemmScratchBytes(m, cols)).value();
-  ASSERT_TRUE(Gemm({.x = x.data(), .x_stride = cols, .m = m, .outputs = outputs, .scratch = scratch.bytes()}, *cpu.stream).ok());
+  ASSERT_TRUE(
+      Gemm(
+          {.x = x.data(), .x_stride = cols, .m = m, .outputs = outputs, .scratch = scratch.bytes()},
+          *cpu.stream)
+          .ok());
   for (int i = 0; i < 4; ++i) EXPECT_EQ(y[i], RunGemm(cpu, weights[i], x, m)) << i;
 }
 
@@ -245,7 +293,11 @@ TEST_P(GemmIsa, TakesManyRowsThroughSeveralRowBlocks) {
   const std::vector<float> x = RandomActivations(m * cols, 62);
   const std::vector<float> y = RunGemm(cpu, w, x, m);
   const std::vector<float> seen = reference::AsActivations(w.format(), x, m, cols);
-  EXPECT_LE(RelativeRms(y.data(), rows, reference::Gemm(seen, reference::DequantizeAll(matrix.source()), m, rows, cols), m, rows), kF32Sum);
+  EXPECT_LE(
+      RelativeRms(y.data(), rows,
+                  reference::Gemm(seen, reference::DequantizeAll(matrix.source()), m, rows, cols),
+                  m, rows),
+      kF32Sum);
 }
 
 TEST_P(GemmIsa, CountsAGroupOfTinyActivationsAsZero) {
@@ -270,16 +322,27 @@ TEST(Gemm, RefusesWhatDoesNotFitBeforeItWrites) {
   const PackedWeights b = PackWeights(PackedFormat::kU4Symmetric, wide.source(), nullptr).value();
   std::vector<float> x(96), y(16, kSentinel);
   AlignedBuffer scratch = AlignedBuffer::Create(GemmScratchBytes(1, 96)).value();
-  const auto run = [&](std::vector<GemmOutput> outputs, int64_t m, int64_t x_stride, size_t scratch_bytes) {
-    return std::string(Gemm({.x = x.data(), .x_stride = x_stride, .m = m, .outputs = outputs, .scratch = scratch.bytes().first(scratch_bytes)}, *cpu.stream).message());
+  const auto run = [&](std::vector<GemmOutput> outputs, int64_t m, int64_t x_stride,
+                       size_t scratch_bytes) {
+    return std::string(Gemm({.x = x.data(),
+                             .x_stride = x_stride,
+                             .m = m,
+                             .outputs = outputs,
+                             .scratch = scratch.bytes().first(scratch_bytes)},
+                            *cpu.stream)
+                           .message());
   };
   const GemmOutput good{.weights = &a, .y = y.data(), .y_stride = 16};
   const size_t all = scratch.size_bytes();
-  EXPECT_EQ(run({good, {.weights = &b, .y = y.data(), .y_stride = 16}}, 1, 96, all), "gemm: output 1 has weights of 96 columns, the first has 64");
+  EXPECT_EQ(run({good, {.weights = &b, .y = y.data(), .y_stride = 16}}, 1, 96, all),
+            "gemm: output 1 has weights of 96 columns, the first has 64");
   EXPECT_EQ(run({good}, 1, 63, all), "gemm: x_stride of 63 for 64 columns");
-  EXPECT_EQ(run({{.weights = &a, .y = y.data(), .y_stride = 15}}, 1, 64, all), "gemm: output 0 has a y_stride of 15 for 16 columns");
-  EXPECT_EQ(run({{.weights = nullptr, .y = y.data(), .y_stride = 16}}, 1, 64, all), "gemm: output 0 has no weights");
-  EXPECT_EQ(run({{.weights = &a, .y = nullptr, .y_stride = 16}}, 1, 64, all), "gemm: output 0 has no y");
+  EXPECT_EQ(run({{.weights = &a, .y = y.data(), .y_stride = 15}}, 1, 64, all),
+            "gemm: output 0 has a y_stride of 15 for 16 columns");
+  EXPECT_EQ(run({{.weights = nullptr, .y = y.data(), .y_stride = 16}}, 1, 64, all),
+            "gemm: output 0 has no weights");
+  EXPECT_EQ(run({{.weights = &a, .y = nullptr, .y_stride = 16}}, 1, 64, all),
+            "gemm: output 0 has no y");
   EXPECT_EQ(run({good}, -1, 64, all), "gemm: m = -1 is outside 0..1048576");
   EXPECT_THAT(run({good}, 1, 64, 64), testing::HasSubstr("bytes of scratch aligned to 64, got 64"));
   EXPECT_THAT(y, testing::Each(kSentinel));
