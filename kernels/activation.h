@@ -7,8 +7,8 @@
 namespace dovetail::kernels {
 
 enum class Activation : uint8_t {
-  kSilu,       // g / (1 + e^-g)
-  kGeluTanh,   // g/2 (1 + tanh(sqrt(2/pi) (g + 0.044715 g^3))), "gelu_pytorch_tanh"
+  kSilu,      // g / (1 + e^-g)
+  kGeluTanh,  // g/2 (1 + tanh(sqrt(2/pi) (g + 0.044715 g^3))), "gelu_pytorch_tanh"
 };
 
 // out = activation(gate) * up, f32 [rows][size] each.
@@ -16,16 +16,17 @@ struct GatedActivationArgs {
   Activation activation = Activation::kSilu;
   const float* gate = nullptr;
   const float* up = nullptr;
-  float* out = nullptr;       // may be gate or up
+  float* out = nullptr;  // may be gate or up
   int64_t rows = 0;
   int64_t size = 0;
-  int64_t gate_step = 0;      // floats from row to row; 0: dense
+  int64_t gate_step = 0;  // floats from row to row; 0: dense
   int64_t up_step = 0;
   int64_t out_step = 0;
 };
 
-// All of these: kInvalidArgument for null pointers and negative sizes; run on the caller and the pool and return when done; allocate nothing; each
-// element depends on its own inputs only, on both ISAs alike. Oracle: reference/activation.h.
+// All of these: kInvalidArgument for null pointers and negative sizes; run on the caller and the
+// pool and return when done; allocate nothing; each element depends on its own inputs only, on both
+// ISAs alike. Oracle: reference/activation.h.
 absl::Status GatedActivation(const OpContext& context, const GatedActivationArgs& args);
 
 // out[i] = a[i] + b[i], out may be a or b.

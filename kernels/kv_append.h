@@ -8,13 +8,15 @@
 
 namespace dovetail::kernels {
 
-// Writes k and v of `rows` new tokens at positions first_position.. into the KV blocks of one sequence shard, for all its KV heads.
-// k, v: [rows][kv_heads][key_dim], [rows][kv_heads][value_dim] in the KV type, rounded by whoever made them. The table must name the blocks
-// of every position written; nothing else of a block changes, so repeating an append is harmless.
+// Writes k and v of `rows` new tokens at positions first_position.. into the KV blocks of one
+// sequence shard, for all its KV heads. k, v: [rows][kv_heads][key_dim],
+// [rows][kv_heads][value_dim] in the KV type, rounded by whoever made them. The table must name the
+// blocks of every position written; nothing else of a block changes, so repeating an append is
+// harmless.
 struct KvAppendItem {
   const void* k = nullptr;
   const void* v = nullptr;
-  int64_t k_row_step = 0;      // elements from row to row; 0: dense
+  int64_t k_row_step = 0;  // elements from row to row; 0: dense
   int64_t v_row_step = 0;
   int rows = 0;
   int kv_heads = 0;
@@ -23,8 +25,10 @@ struct KvAppendItem {
 };
 
 // Errors:  kInvalidArgument, naming the item, before anything is written.
-// Threads: runs on the caller and the pool, returns when done. Two items must not write the same token. Allocates nothing.
-// Cost:    rows * kv_heads * (key_dim + value_dim) elements read and written.
-absl::Status KvAppend(const OpContext& context, const KvBlockLayout& layout, std::span<const KvAppendItem> items);
+// Threads: runs on the caller and the pool, returns when done. Two items must not write the same
+// token. Allocates nothing. Cost:    rows * kv_heads * (key_dim + value_dim) elements read and
+// written.
+absl::Status KvAppend(const OpContext& context, const KvBlockLayout& layout,
+                      std::span<const KvAppendItem> items);
 
 }  // namespace dovetail::kernels

@@ -4,8 +4,8 @@
 
 namespace dovetail::kernels {
 
-// What a CPU op runs with: the pool it spreads its rows over, and the inner loops of one ISA. A small value; both must outlive the call.
-// No op's result depends on the pool.
+// What a CPU op runs with: the pool it spreads its rows over, and the inner loops of one ISA. A
+// small value; both must outlive the call. No op's result depends on the pool.
 struct OpContext {
   ThreadPool* pool = nullptr;
   const OpsTable* table = nullptr;
@@ -17,10 +17,13 @@ OpContext ContextOf(Stream& stream);
 // Rows are handed to threads in runs of at least this many elements (about 2 us of work).
 inline constexpr int64_t kElementsPerTask = 16384;
 
-// Calls rows(begin, end) over disjoint runs that cover 0..count - 1, on the pool when there is enough work.
+// Calls rows(begin, end) over disjoint runs that cover 0..count - 1, on the pool when there is
+// enough work.
 template <typename Rows>
 void ForRows(const OpContext& context, int64_t count, int64_t elements_per_row, Rows&& rows) {
-  const int64_t per_task = elements_per_row >= kElementsPerTask ? 1 : kElementsPerTask / (elements_per_row > 0 ? elements_per_row : 1);
+  const int64_t per_task = elements_per_row >= kElementsPerTask
+                               ? 1
+                               : kElementsPerTask / (elements_per_row > 0 ? elements_per_row : 1);
   const int64_t tasks = (count + per_task - 1) / per_task;
   if (tasks <= 1) {
     if (count > 0) rows(int64_t{0}, count);

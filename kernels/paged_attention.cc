@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "kernels/paged_attention_checks.h"
 #include "kernels/tree_fold.h"
 
 namespace dovetail::kernels {
@@ -35,75 +36,7 @@ class Arena {
   std::byte* end_;
 };
 
-SegmentRange ItemSegments(const AttentionShape& shape, const AttentionItem& item) {
-  const SegmentRange first = VisibleSegments(item.first_position, shape.window, item.token_begin, item.token_end);
-  const SegmentRange last =
-      VisibleSegments(item.first_position + item.q_rows - 1, shape.window, item.token_begin, item.token_end);
-  if (first.empty()) return last;
-  return {first.begin, last.empty() ? first.end : std::max(first.end, last.end)};
-}
-
-// Rows in the middle see what neither the first nor the last does when a window slides off a shard.
-SegmentRange AllSegments(const AttentionShape& shape, const AttentionItem& item) {
-  SegmentRange range = ItemSegments(shape, item);
-  if (shape.window == 0) return range;
-  for (int r = 0; r < item.q_rows; ++r) {
-    const SegmentRange row = VisibleSegments(item.first_position + r, shape.window, item.token_begin, item.token_end);
-    if (row.empty()) continue;
-    if (range.empty()) range = row;
-    range = {std::min(range.begin, row.begin), std::max(range.end, row.end)};
-  }
-  return range;
-}
-
-absl::Status CheckShape(const AttentionShape& shape) {
-  DT_RETURN_IF_ERROR(shape.layout().Validate());
-  if (shape.group < 1 || shape.group > 256) {
-    return InvalidArgument("attention: ", shape.group, " query heads per KV head is outside 1..256");
-  }
-  if (shape.window < 0) return InvalidArgument("attention: window ", shape.window, " is negative; 0 means none");
-  return absl::OkStatus();
-}
-
-absl::Status CheckItem(const AttentionShape& shape, const AttentionItem& item, int index) {
-  const auto bad = [&](const auto&... parts) { return InvalidArgument("attention item ", index, ": ", parts...); };
-  if (item.q == nullptr) return bad("q is null");
-  if (item.q_rows < 1) return bad("q_rows ", item.q_rows, " is below 1");
-  if (item.kv_heads < 1 || item.kv_heads > 65536) return bad("kv_heads ", item.kv_heads, " is outside 1..65536");
-  if (item.first_position < 0 || item.first_position + item.q_rows > kMaxPositions) {
-    return bad("rows at positions ", item.first_position, "..", item.first_position + item.q_rows - 1, " leave 0..",
-               kMaxPositions - 1);
-  }
-  if (item.token_begin < 0 || item.token_begin % kSegmentTokens != 0) {
-    return bad("token_begin ", item.token_begin, " is not a multiple of ", kSegmentTokens);
-  }
-  if (item.token_end < item.token_begin || item.token_end > kMaxPositions) {
-    return bad("token_end ", item.token_end, " is outside ", item.token_begin, "..", kMaxPositions);
-  }
-  const bool whole = item.o != nullptr;
-  if (whole == (item.partial_o != nullptr) || (item.partial_o != nullptr) != (item.partial_ml != nullptr)) {
-    return bad("give either o, or partial_o and partial_ml");
-  }
-  if (item.sinks != nullptr && !whole) return bad("sinks belong to the merge of a token shard's partials");
-  const SegmentRange range = AllSegments(shape, item);
-  if (range.empty()) return absl::OkStatus();
-  if (item.blocks.blocks == nullptr || range.begin < item.blocks.first_segment ||
-      range.end > item.blocks.first_segment + item.blocks.segments) {
-    return bad("sees segments ", range.begin, "..", range.end - 1, ", its block table names ", item.blocks.first_segment,
-               "..", item.blocks.first_segment + item.blocks.segments - 1);
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
-
-int64_t PartialNodes(int64_t first_position, int q_rows, int window, int64_t token_begin, int64_t token_end) {
-  int64_t nodes = 0;
-  for (int r = 0; r < q_rows; ++r) {
-    nodes += CountSubtrees(VisibleSegments(first_position + r, window, token_begin, token_end));
-  }
-  return nodes;
-}
 
 // The unmerged partials of one (row, head), leftmost first.
 struct PagedAttention::Stack {
@@ -128,7 +61,8 @@ struct PagedAttention::Stack {
   }
 };
 
-// An item's segments cut into pieces for more threads, with stacks of their own: [kv_heads][count][row_heads].
+// An item's segments cut into pieces for more threads, with stacks of their own:
+// [kv_heads][count][row_heads].
 struct PagedAttention::Chunks {
   int32_t segments = 0;  // per chunk, a power of two; 0: the item is not cut
   int32_t first = 0;     // number of the first chunk
@@ -144,11 +78,11 @@ struct PagedAttention::ItemState {
   SegmentNode* nodes = nullptr;
   int32_t* counts = nullptr;
   int capacity = 0;
-  int row_heads = 0;           // q_rows * group, per KV head
+  int row_heads = 0;  // q_rows * group, per KV head
   int tiles = 0;
-  SegmentRange segments;       // all that any row sees
-  int32_t done = 0;            // segments below this are in the stacks
-  SegmentRange phase;          // of the running Attend
+  SegmentRange segments;  // all that any row sees
+  int32_t done = 0;       // segments below this are in the stacks
+  SegmentRange phase;     // of the running Attend
   Chunks chunks;
 };
 
@@ -159,24 +93,32 @@ struct PagedAttention::Task {
   int32_t chunk = -1;  // -1: straight onto the rows' stacks
 };
 
-PagedAttention::PagedAttention(const OpContext& context, const AttentionShape& shape, std::span<const AttentionItem> items)
+PagedAttention::PagedAttention(const OpContext& context, const AttentionShape& shape,
+                               std::span<const AttentionItem> items)
     : context_(context), shape_(shape), items_(items) {}
 
 size_t PagedAttentionScratchBytes(const AttentionShape& shape, const AttentionLimits& limits) {
   const int64_t segments = limits.tokens / kSegmentTokens + 2;
-  const size_t capacity = MaxStackNodes(static_cast<int32_t>(std::min<int64_t>(segments, kMaxPositions / kSegmentTokens)), false);
+  const size_t capacity = MaxStackNodes(
+      static_cast<int32_t>(std::min<int64_t>(segments, kMaxPositions / kSegmentTokens)), false);
   const size_t row_heads = static_cast<size_t>(limits.rows) * limits.kv_heads * shape.group;
-  const size_t per_row = capacity * (PartialFloats(shape.value_dim) * sizeof(float) + sizeof(SegmentNode)) + sizeof(int32_t);
-  const size_t tasks = 2 * static_cast<size_t>(limits.items) * limits.kv_heads + row_heads / kMaxTileRows +
+  const size_t per_row =
+      capacity * (PartialFloats(shape.value_dim) * sizeof(float) + sizeof(SegmentNode)) +
+      sizeof(int32_t);
+  const size_t tasks = 2 * static_cast<size_t>(limits.items) * limits.kv_heads +
+                       row_heads / kMaxTileRows +
                        static_cast<size_t>(limits.threads) * kTasksPerThread * 4;
   return row_heads * per_row + tasks * 16 + static_cast<size_t>(limits.items) * (256 + 3 * kAlign) +
          static_cast<size_t>(limits.threads) * kChunkBytesPerThread + 16 * kAlign;
 }
 
-absl::StatusOr<PagedAttention> PagedAttention::Begin(const OpContext& context, const AttentionShape& shape,
-                                                     std::span<const AttentionItem> items, std::span<std::byte> scratch) {
-  DT_RETURN_IF_ERROR(CheckShape(shape));
-  for (size_t i = 0; i < items.size(); ++i) DT_RETURN_IF_ERROR(CheckItem(shape, items[i], static_cast<int>(i)));
+absl::StatusOr<PagedAttention> PagedAttention::Begin(const OpContext& context,
+                                                     const AttentionShape& shape,
+                                                     std::span<const AttentionItem> items,
+                                                     std::span<std::byte> scratch) {
+  DT_RETURN_IF_ERROR(CheckAttentionShape(shape));
+  for (size_t i = 0; i < items.size(); ++i)
+    DT_RETURN_IF_ERROR(CheckAttentionItem(shape, items[i], static_cast<int>(i)));
   PagedAttention op(context, shape, items);
   DT_RETURN_IF_ERROR(op.LayOut(scratch));
   return op;
@@ -186,8 +128,8 @@ absl::Status PagedAttention::LayOut(std::span<std::byte> scratch) {
   static_assert(sizeof(ItemState) <= 256 && sizeof(Task) == 16);
   Arena arena(scratch.data(), scratch.data() + scratch.size());
   const auto too_small = [&] {
-    return ResourceExhausted("attention: a scratch of ", scratch.size(), " bytes is too small for ", items_.size(),
-                             " items; size it with PagedAttentionScratchBytes");
+    return ResourceExhausted("attention: a scratch of ", scratch.size(), " bytes is too small for ",
+                             items_.size(), " items; size it with PagedAttentionScratchBytes");
   };
   states_ = arena.Take<ItemState>(items_.size());
   if (states_ == nullptr && !items_.empty()) return too_small();
@@ -196,21 +138,24 @@ absl::Status PagedAttention::LayOut(std::span<std::byte> scratch) {
   for (size_t i = 0; i < items_.size(); ++i) {
     const AttentionItem& item = items_[i];
     ItemState& state = *new (&states_[i]) ItemState();
-    state.segments = AllSegments(shape_, item);
+    state.segments = SegmentsOfItem(shape_, item);
     state.done = state.segments.begin;
-    state.capacity = MaxStackNodes(state.segments.end - state.segments.begin, item.token_begin == 0 && shape_.window == 0);
+    state.capacity = MaxStackNodes(state.segments.end - state.segments.begin,
+                                   item.token_begin == 0 && shape_.window == 0);
     state.row_heads = item.q_rows * shape_.group;
     state.tiles = (state.row_heads + kMaxTileRows - 1) / kMaxTileRows;
     const size_t stacks = static_cast<size_t>(state.row_heads) * item.kv_heads;
     state.counts = arena.Take<int32_t>(stacks);
     state.nodes = arena.Take<SegmentNode>(stacks * state.capacity);
     state.partials = arena.Take<float>(stacks * state.capacity * floats);
-    if (state.counts == nullptr || state.nodes == nullptr || state.partials == nullptr) return too_small();
+    if (state.counts == nullptr || state.nodes == nullptr || state.partials == nullptr)
+      return too_small();
     std::memset(state.counts, 0, stacks * sizeof(int32_t));
     base_tasks += static_cast<int64_t>(state.tiles) * item.kv_heads;
   }
   const int64_t tasks = base_tasks + int64_t{context_.pool->threads()} * kTasksPerThread * 4;
-  if (tasks >= ThreadPool::kMaxTasks) return InvalidArgument("attention: ", tasks, " tasks in one call; split the step");
+  if (tasks >= ThreadPool::kMaxTasks)
+    return InvalidArgument("attention: ", tasks, " tasks in one call; split the step");
   max_tasks_ = static_cast<int>(tasks);
   tasks_ = arena.Take<Task>(max_tasks_);
   if (tasks_ == nullptr) return too_small();
@@ -223,22 +168,25 @@ PagedAttention::Stack PagedAttention::RowStack(int item, int kv_head, int row) c
   const ItemState& state = states_[item];
   const int64_t index = static_cast<int64_t>(kv_head) * state.row_heads + row;
   const int floats = PartialFloats(shape_.value_dim);
-  return {state.partials + index * state.capacity * floats, state.nodes + index * state.capacity, state.counts + index,
-          floats};
+  return {state.partials + index * state.capacity * floats, state.nodes + index * state.capacity,
+          state.counts + index, floats};
 }
 
 PagedAttention::Stack PagedAttention::ChunkStack(int item, int kv_head, int chunk, int row) const {
   const ItemState& state = states_[item];
   const Chunks& chunks = state.chunks;
-  const int64_t index = (static_cast<int64_t>(kv_head) * chunks.count + chunk) * state.row_heads + row;
+  const int64_t index =
+      (static_cast<int64_t>(kv_head) * chunks.count + chunk) * state.row_heads + row;
   const int floats = PartialFloats(shape_.value_dim);
-  return {chunks.partials + index * chunks.capacity * floats, chunks.nodes + index * chunks.capacity,
-          chunks.counts + index, floats};
+  return {chunks.partials + index * chunks.capacity * floats,
+          chunks.nodes + index * chunks.capacity, chunks.counts + index, floats};
 }
 
-// Cuts an item's segments into aligned power-of-two chunks, each with stacks of its own. False, and nothing changed, where the memory or the
-// task list does not allow it; then the item is done in one piece, with the same bits.
-bool PagedAttention::PlanChunks(int item, int32_t chunk_segments, std::byte*& free, Task* tasks, int& count) {
+// Cuts an item's segments into aligned power-of-two chunks, each with stacks of its own. False, and
+// nothing changed, where the memory or the task list does not allow it; then the item is done in
+// one piece, with the same bits.
+bool PagedAttention::PlanChunks(int item, int32_t chunk_segments, std::byte*& free, Task* tasks,
+                                int& count) {
   ItemState& state = states_[item];
   const int kv_heads = items_[item].kv_heads;
   Chunks chunks;
@@ -252,7 +200,8 @@ bool PagedAttention::PlanChunks(int item, int32_t chunk_segments, std::byte*& fr
   chunks.counts = arena.Take<int32_t>(stacks);
   chunks.nodes = arena.Take<SegmentNode>(stacks * chunks.capacity);
   chunks.partials = arena.Take<float>(stacks * chunks.capacity * PartialFloats(shape_.value_dim));
-  if (chunks.counts == nullptr || chunks.nodes == nullptr || chunks.partials == nullptr) return false;
+  if (chunks.counts == nullptr || chunks.nodes == nullptr || chunks.partials == nullptr)
+    return false;
   std::memset(chunks.counts, 0, stacks * sizeof(int32_t));
   free = arena.next();
   state.chunks = chunks;
@@ -268,7 +217,8 @@ int PagedAttention::PlanTasks(bool complete_only) {
   for (size_t i = 0; i < items_.size(); ++i) {
     ItemState& state = states_[i];
     int32_t end = state.segments.end;
-    if (complete_only) end = std::min<int32_t>(end, static_cast<int32_t>(items_[i].first_position / kSegmentTokens));
+    if (complete_only)
+      end = std::min<int32_t>(end, static_cast<int32_t>(items_[i].first_position / kSegmentTokens));
     state.phase = {state.done, std::max(end, state.done)};
     state.done = state.phase.end;
     state.chunks = {};
@@ -288,7 +238,8 @@ int PagedAttention::PlanTasks(bool complete_only) {
     max_tasks_ = all_tasks - static_cast<int>(base_tasks_left);  // leave room for those that come
     if (threads > 1 && state.tiles == 1) {
       const int64_t wish = std::max<int64_t>(kMinChunkSegments, target / state.row_heads);
-      const auto chunk = static_cast<int32_t>(std::bit_ceil(static_cast<uint64_t>(std::min<int64_t>(wish, 1 << 24))));
+      const auto chunk = static_cast<int32_t>(
+          std::bit_ceil(static_cast<uint64_t>(std::min<int64_t>(wish, 1 << 24))));
       if (PlanChunks(static_cast<int>(i), chunk, free, tasks_, count)) continue;
     }
     for (int h = 0; h < items_[i].kv_heads; ++h) {
@@ -299,31 +250,35 @@ int PagedAttention::PlanTasks(bool complete_only) {
   return count;
 }
 
-void PagedAttention::RunTask(const Task& task) {
-  const AttentionItem& item = items_[task.item];
-  const ItemState& state = states_[task.item];
-  const OpsTable& table = *context_.table;
-  const int dtype = static_cast<int>(shape_.dtype);
-  const int stride = PartialStride(shape_.value_dim);
-  const size_t element = SizeOf(shape_.dtype);
-  const int group = shape_.group;
-  const int first_row = task.tile * kMaxTileRows;
-  const int rows = std::min(kMaxTileRows, state.row_heads - first_row);
-
-  alignas(64) std::byte prepared[kMaxTileRows * 256 * sizeof(float)];
-  alignas(64) float scores[kMaxTileRows * kSegmentTokens];
+// The (row, head)s of one task, ready to go through segments.
+struct PagedAttention::Tile {
+  int rows = 0;
+  SegmentRange range;  // that any of them sees, within the task
   Stack stacks[kMaxTileRows];
   TokenSpan visible[kMaxTileRows];
-  const int64_t q_step = item.q_row_step != 0 ? item.q_row_step : int64_t{item.kv_heads} * group * shape_.key_dim;
+  alignas(64) std::byte prepared[kMaxTileRows * 256 * sizeof(float)];
+};
+
+void PagedAttention::Prepare(const Task& task, Tile& tile) const {
+  const AttentionItem& item = items_[task.item];
+  const ItemState& state = states_[task.item];
+  const int group = shape_.group, first = task.tile * kMaxTileRows;
+  const int64_t q_step =
+      item.q_row_step != 0 ? item.q_row_step : int64_t{item.kv_heads} * group * shape_.key_dim;
+  tile.rows = std::min(kMaxTileRows, state.row_heads - first);
   SegmentRange range{INT32_MAX, 0};
-  for (int r = 0; r < rows; ++r) {
-    const int row = (first_row + r) / group, head = task.kv_head * group + (first_row + r) % group;
-    const std::byte* q = static_cast<const std::byte*>(item.q) + (row * q_step + int64_t{head} * shape_.key_dim) * element;
-    table.prepare_query[dtype](q, shape_.key_dim, prepared + r * shape_.key_dim * 4);
-    stacks[r] = task.chunk < 0 ? RowStack(task.item, task.kv_head, first_row + r)
-                               : ChunkStack(task.item, task.kv_head, task.chunk, first_row + r);
-    visible[r] = VisibleTokens(item.first_position + row, shape_.window, item.token_begin, item.token_end);
-    const SegmentRange sees = SegmentsOf(visible[r]);
+  for (int r = 0; r < tile.rows; ++r) {
+    const int row = (first + r) / group, head = task.kv_head * group + (first + r) % group;
+    const int64_t at = row * q_step + int64_t{head} * shape_.key_dim;
+    const std::byte* q =
+        static_cast<const std::byte*>(item.q) + at * static_cast<int64_t>(SizeOf(shape_.dtype));
+    context_.table->prepare_query[static_cast<int>(shape_.dtype)](
+        q, shape_.key_dim, tile.prepared + r * shape_.key_dim * 4);
+    tile.stacks[r] = task.chunk < 0 ? RowStack(task.item, task.kv_head, first + r)
+                                    : ChunkStack(task.item, task.kv_head, task.chunk, first + r);
+    tile.visible[r] =
+        VisibleTokens(item.first_position + row, shape_.window, item.token_begin, item.token_end);
+    const SegmentRange sees = SegmentsOf(tile.visible[r]);
     if (!sees.empty()) range = {std::min(range.begin, sees.begin), std::max(range.end, sees.end)};
   }
   range = {std::max(range.begin, state.phase.begin), std::min(range.end, state.phase.end)};
@@ -331,41 +286,50 @@ void PagedAttention::RunTask(const Task& task) {
     const int32_t begin = (state.chunks.first + task.chunk) * state.chunks.segments;
     range = {std::max(range.begin, begin), std::min(range.end, begin + state.chunks.segments)};
   }
+  tile.range = range;
+}
 
+void PagedAttention::RunTask(const Task& task) {
+  const KvBlockTable& blocks = items_[task.item].blocks;
+  const OpsTable& table = *context_.table;
   const size_t value_offset = shape_.layout().key_bytes();
-  const void* q_rows[kMaxTileRows];
+  Tile tile;
+  Prepare(task, tile);
+
+  alignas(64) float scores[kMaxTileRows * kSegmentTokens];
+  const void* q[kMaxTileRows];
   float* partials[kMaxTileRows];
-  uint8_t begins[kMaxTileRows], ends[kMaxTileRows];
-  uint8_t who[kMaxTileRows];
-  SegmentTask segment_task;
-  segment_task.key_dim = shape_.key_dim;
-  segment_task.value_stride = stride;
-  segment_task.scale = shape_.scale;
-  segment_task.q = q_rows;
-  segment_task.begin = begins;
-  segment_task.end = ends;
-  segment_task.partial = partials;
-  segment_task.scores = scores;
-  for (int32_t segment = range.begin; segment < range.end; ++segment) {
+  uint8_t begins[kMaxTileRows], ends[kMaxTileRows], who[kMaxTileRows];
+  SegmentTask work{.key_dim = shape_.key_dim,
+                   .value_stride = PartialStride(shape_.value_dim),
+                   .scale = shape_.scale,
+                   .q = q,
+                   .begin = begins,
+                   .end = ends,
+                   .partial = partials,
+                   .scores = scores};
+  for (int32_t segment = tile.range.begin; segment < tile.range.end; ++segment) {
     const int64_t base = int64_t{segment} * kSegmentTokens;
-    int n = 0;
-    for (int r = 0; r < rows; ++r) {
-      const int64_t begin = std::max(visible[r].begin - base, int64_t{0});
-      const int64_t end = std::min(visible[r].end - base, int64_t{kSegmentTokens});
+    work.rows = 0;
+    for (int r = 0; r < tile.rows; ++r) {
+      const int64_t begin = std::max(tile.visible[r].begin - base, int64_t{0});
+      const int64_t end = std::min(tile.visible[r].end - base, int64_t{kSegmentTokens});
       if (begin >= end) continue;
-      q_rows[n] = prepared + r * shape_.key_dim * 4;
-      partials[n] = stacks[r].top();
+      const int n = work.rows++;
+      q[n] = tile.prepared + r * shape_.key_dim * 4;
+      partials[n] = tile.stacks[r].top();
       begins[n] = static_cast<uint8_t>(begin);
       ends[n] = static_cast<uint8_t>(end);
-      who[n++] = static_cast<uint8_t>(r);
+      who[n] = static_cast<uint8_t>(r);
     }
-    if (n == 0) continue;
-    segment_task.rows = n;
-    segment_task.keys = item.blocks.block(task.kv_head, segment);
-    segment_task.values = segment_task.keys + value_offset;
-    segment_task.next_keys = segment + 1 < range.end ? item.blocks.block(task.kv_head, segment + 1) : nullptr;
-    table.attend_segment[dtype](segment_task);
-    for (int i = 0; i < n; ++i) stacks[who[i]].Push({segment, 0}, table, stride);
+    if (work.rows == 0) continue;
+    work.keys = blocks.block(task.kv_head, segment);
+    work.values = work.keys + value_offset;
+    work.next_keys =
+        segment + 1 < tile.range.end ? blocks.block(task.kv_head, segment + 1) : nullptr;
+    table.attend_segment[static_cast<int>(shape_.dtype)](work);
+    for (int i = 0; i < work.rows; ++i)
+      tile.stacks[who[i]].Push({segment, 0}, table, work.value_stride);
   }
 }
 
@@ -377,7 +341,8 @@ void PagedAttention::JoinChunks(int item, int kv_head) {
     for (int c = 0; c < state.chunks.count; ++c) {
       const Stack chunk = ChunkStack(item, kv_head, c, row);
       for (int i = 0; i < *chunk.count; ++i) {
-        std::memcpy(stack.top(), chunk.partials + static_cast<int64_t>(i) * chunk.floats, (stride + 2) * sizeof(float));
+        std::memcpy(stack.top(), chunk.partials + static_cast<int64_t>(i) * chunk.floats,
+                    (stride + 2) * sizeof(float));
         stack.Push(chunk.nodes[i], *context_.table, stride);
       }
     }
@@ -390,9 +355,11 @@ void PagedAttention::Attend(bool complete_only) {
   int joins = 0;
   for (size_t i = 0; i < items_.size(); ++i) {
     if (states_[i].chunks.count == 0) continue;
-    for (int h = 0; h < items_[i].kv_heads; ++h) tasks_[joins++] = {static_cast<int32_t>(i), h, 0, 0};
+    for (int h = 0; h < items_[i].kv_heads; ++h)
+      tasks_[joins++] = {static_cast<int32_t>(i), h, 0, 0};
   }
-  if (joins > 0) context_.pool->Run(joins, [&](int t) { JoinChunks(tasks_[t].item, tasks_[t].kv_head); });
+  if (joins > 0)
+    context_.pool->Run(joins, [&](int t) { JoinChunks(tasks_[t].item, tasks_[t].kv_head); });
 }
 
 void PagedAttention::AttendComplete() { Attend(true); }
@@ -401,7 +368,8 @@ void PagedAttention::AttendRest() { Attend(false); }
 void PagedAttention::FinishRow(int index, int64_t row, int64_t node) {
   const AttentionItem& item = items_[index];
   const OpsTable& table = *context_.table;
-  const int stride = PartialStride(shape_.value_dim), value_dim = shape_.value_dim, group = shape_.group;
+  const int stride = PartialStride(shape_.value_dim), value_dim = shape_.value_dim,
+            group = shape_.group;
   const int heads = item.kv_heads * group;
   alignas(64) float nothing[PartialFloats(256)] = {};
   nothing[stride] = -__builtin_inff();
@@ -423,9 +391,10 @@ void PagedAttention::FinishRow(int index, int64_t row, int64_t node) {
     }
     const float* root = fold.Finish();
     const int64_t step = item.o_row_step != 0 ? item.o_row_step : int64_t{heads} * value_dim;
-    std::byte* out = static_cast<std::byte*>(item.o) + (row * step + int64_t{head} * value_dim) * SizeOf(shape_.dtype);
-    table.finish_partial(root != nullptr ? root : nothing, value_dim, item.sinks != nullptr ? item.sinks + head : nullptr,
-                         shape_.dtype, out);
+    std::byte* out = static_cast<std::byte*>(item.o) +
+                     (row * step + int64_t{head} * value_dim) * SizeOf(shape_.dtype);
+    table.finish_partial(root != nullptr ? root : nothing, value_dim,
+                         item.sinks != nullptr ? item.sinks + head : nullptr, shape_.dtype, out);
   }
 }
 
@@ -436,12 +405,14 @@ void PagedAttention::Finish() {
     ForRows(context_, item.q_rows, elements, [&](int64_t begin, int64_t end) {
       int64_t node = 0;
       if (item.o == nullptr) {
-        node = PartialNodes(item.first_position, static_cast<int>(begin), shape_.window, item.token_begin, item.token_end);
+        node = PartialNodes(item.first_position, static_cast<int>(begin), shape_.window,
+                            item.token_begin, item.token_end);
       }
       for (int64_t row = begin; row < end; ++row) {
         FinishRow(static_cast<int>(i), row, node);
         if (item.o == nullptr) {
-          node += CountSubtrees(VisibleSegments(item.first_position + row, shape_.window, item.token_begin, item.token_end));
+          node += CountSubtrees(VisibleSegments(item.first_position + row, shape_.window,
+                                                item.token_begin, item.token_end));
         }
       }
     });

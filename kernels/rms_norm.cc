@@ -4,7 +4,8 @@ namespace dovetail::kernels {
 
 absl::Status RmsNorm(const OpContext& context, const RmsNormArgs& args) {
   if (args.rows < 0 || args.vectors < 1 || args.size < 1 || args.size > (1 << 20)) {
-    return InvalidArgument("rms_norm: ", args.rows, " rows of ", args.vectors, " vectors of ", args.size, " floats");
+    return InvalidArgument("rms_norm: ", args.rows, " rows of ", args.vectors, " vectors of ",
+                           args.size, " floats");
   }
   if (args.rows == 0) return absl::OkStatus();
   if (args.x == nullptr || args.weight == nullptr || args.out == nullptr) {
@@ -18,9 +19,10 @@ absl::Status RmsNorm(const OpContext& context, const RmsNormArgs& args) {
     for (int64_t row = begin; row < end; ++row) {
       for (int v = 0; v < args.vectors; ++v) {
         const int64_t at = int64_t{v} * args.size;
-        const float* residual = args.residual != nullptr ? args.residual + row * residual_step + at : nullptr;
-        context.table->rms_norm(args.x + row * x_step + at, residual, args.weight, args.eps, args.size,
-                                args.out + row * out_step + at);
+        const float* residual =
+            args.residual != nullptr ? args.residual + row * residual_step + at : nullptr;
+        context.table->rms_norm(args.x + row * x_step + at, residual, args.weight, args.eps,
+                                args.size, args.out + row * out_step + at);
       }
     }
   });

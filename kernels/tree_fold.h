@@ -5,26 +5,32 @@
 
 namespace dovetail::kernels {
 
-// Folds partials that arrive from left to right into the value of the full binary tree over absolute segments (segment_tree.h): two
-// neighbours merge as soon as nothing that comes later can lie below the node that joins them. Whatever subtrees the partials stand for,
-// leaves or larger, from one shard or many, the merges and their order are the same. Holds at most kMaxDepth unmerged partials, because
-// the join levels of its neighbours strictly decrease. Thread-compatible, a value; the partials' memory belongs to the caller.
+// Folds partials that arrive from left to right into the value of the full binary tree over
+// absolute segments (segment_tree.h): two neighbours merge as soon as nothing that comes later can
+// lie below the node that joins them. Whatever subtrees the partials stand for, leaves or larger,
+// from one shard or many, the merges and their order are the same. Holds at most kMaxDepth unmerged
+// partials, because the join levels of its neighbours strictly decrease. Thread-compatible, a
+// value; the partials' memory belongs to the caller.
 class TreeFold {
  public:
   static constexpr int kMaxDepth = 33;
 
   TreeFold(const OpsTable& table, int stride) : table_(table), stride_(stride) {}
 
-  // Merges what can be merged before `node` comes. Returns the index its partial will have, which is free from now on: a caller that
-  // keeps kMaxDepth slots may load it into that slot.
+  // Merges what can be merged before `node` comes. Returns the index its partial will have, which
+  // is free from now on: a caller that keeps kMaxDepth slots may load it into that slot.
   int MakeRoom(SegmentNode node) {
-    const int join = size_ > 0 ? std::bit_width(static_cast<uint32_t>(entries_[size_ - 1].last ^ node.begin)) : 0;
+    const int join =
+        size_ > 0 ? std::bit_width(static_cast<uint32_t>(entries_[size_ - 1].last ^ node.begin))
+                  : 0;
     while (size_ >= 2 && entries_[size_ - 1].join < join) MergeTop();
     DT_CHECK(size_ < kMaxDepth);
-    entries_[size_] = {.partial = nullptr, .last = node.begin + (int32_t{1} << node.level) - 1, .join = join};
+    entries_[size_] = {
+        .partial = nullptr, .last = node.begin + (int32_t{1} << node.level) - 1, .join = join};
     return size_;
   }
-  // Adds the partial of the node last given to MakeRoom. It may be overwritten until Finish returns.
+  // Adds the partial of the node last given to MakeRoom. It may be overwritten until Finish
+  // returns.
   void Push(float* partial) { entries_[size_++].partial = partial; }
 
   // The root, in the memory of the leftmost partial; null if nothing was pushed.

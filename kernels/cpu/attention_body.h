@@ -1,8 +1,10 @@
-// Attention over one segment of 64 tokens, merging and finishing of partials. Included once per ISA after simd.h.
+// Attention over one segment of 64 tokens, merging and finishing of partials. Included once per ISA
+// after simd.h.
 //
-// What a row gets does not depend on the rows beside it: each score is one chain of FMAs over the key dimension in ascending order; the
-// maximum and the sum run over 64 lanes in a fixed tree, invisible lanes being -inf and 0; each output element is one chain of FMAs over
-// the visible tokens in ascending order. Tiling only decides how many such chains run side by side.
+// What a row gets does not depend on the rows beside it: each score is one chain of FMAs over the
+// key dimension in ascending order; the maximum and the sum run over 64 lanes in a fixed tree,
+// invisible lanes being -inf and 0; each output element is one chain of FMAs over the visible
+// tokens in ascending order. Tiling only decides how many such chains run side by side.
 #pragma once
 #include "kernels/cpu/ops_table.h"
 #include "kernels/cpu/simd.h"
@@ -10,7 +12,7 @@
 namespace dovetail::kernels::DT_ISA_NS {
 
 #ifdef DT_ISA_AVX512
-constexpr int kTile = 6;        // rows side by side
+constexpr int kTile = 6;  // rows side by side
 constexpr int kTileVectors = 4;
 #else
 constexpr int kTile = 2;
@@ -37,8 +39,19 @@ struct ElementBF16 {
   static F32x16 LoadValues(const std::byte* p) { return LoadBF16(p); }
 };
 
+// Asks for the share of a block of `bytes` that belongs to step i of `steps`. Blocks lie scattered,
+// so the hardware's prefetcher starts anew in each: the values are asked for while the keys are
+// read, and the next block's keys while the values are.
+DT_INLINE void PrefetchShare(const std::byte* block, int bytes, int i, int steps) {
+  const int lines = bytes / 64;
+  const int end = (i + 1) * lines / steps;
+  for (int line = i * lines / steps; line < end; ++line) {
+    _mm_prefetch(reinterpret_cast<const char*>(block) + line * 64, _MM_HINT_T0);
+  }
+}
+
 // acc[r][g] over all key dimensions for R rows and G groups of 16 tokens beginning at `keys`.
-template <typename E, int R, int G>
+template <typename E, int R, int G, bool kPrefetch>
 DT_INLINE void ScoreTile(const SegmentTask& task, int row, int group) {
   const int group_bytes = task.key_dim * 16 * E::kBytes;
   const std::byte* keys = task.keys + group * group_bytes;
@@ -51,6 +64,8 @@ DT_INLINE void ScoreTile(const SegmentTask& task, int row, int group) {
   }
   for (int i = 0; i < steps; ++i) {
     const std::byte* p = keys + i * E::kStepBytes;
+    if constexpr (kPrefetch)
+      PrefetchShare(task.values, task.value_stride * 64 * E::kBytes, i, steps);
     if constexpr (E::kDimsPerStep == 2) {
 #ifdef DT_ISA_AVX512
       __m512bh k[G];
@@ -58,7 +73,8 @@ DT_INLINE void ScoreTile(const SegmentTask& task, int row, int group) {
       for (int g = 0; g < G; ++g) k[g] = (__m512bh)_mm512_loadu_si512(p + g * group_bytes);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const __m512bh q = (__m512bh)_mm512_set1_epi32(static_cast<const int32_t*>(task.q[row + r])[i]);
+        const __m512bh q =
+            (__m512bh)_mm512_set1_epi32(static_cast<const int32_t*>(task.q[row + r])[i]);
 #pragma GCC unroll 8
         for (int g = 0; g < G; ++g) acc[r][g].v = _mm512_dpbf16_ps(acc[r][g].v, k[g], q);
       }
@@ -90,18 +106,31 @@ DT_INLINE void ScoreTile(const SegmentTask& task, int row, int group) {
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int g = 0; g < G; ++g) Store(task.scores + (row + r) * 64 + (group + g) * 16, Mul(acc[r][g], scale));
+    for (int g = 0; g < G; ++g)
+      Store(task.scores + (row + r) * 64 + (group + g) * 16, Mul(acc[r][g], scale));
   }
+}
+
+template <typename E, int R, bool kPrefetch>
+DT_INLINE void ScoreGroups(const SegmentTask& task, int row, int g, int group_end) {
+  if constexpr (kTileVectors >= 4) {
+    for (; g + 4 <= group_end; g += 4) ScoreTile<E, R, 4, kPrefetch>(task, row, g);
+  }
+  if (g + 2 <= group_end) {
+    ScoreTile<E, R, 2, kPrefetch>(task, row, g);
+    g += 2;
+  }
+  for (; g + 2 <= group_end; g += 2) ScoreTile<E, R, 2, false>(task, row, g);
+  if (g < group_end) ScoreTile<E, R, 1, false>(task, row, g);
 }
 
 template <typename E, int R>
 static void ScoreRows(const SegmentTask& task, int row, int group_begin, int group_end) {
-  int g = group_begin;
-  if constexpr (kTileVectors >= 4) {
-    for (; g + 4 <= group_end; g += 4) ScoreTile<E, R, 4>(task, row, g);
+  if (row == 0) {
+    ScoreGroups<E, R, true>(task, row, group_begin, group_end);
+  } else {
+    ScoreGroups<E, R, false>(task, row, group_begin, group_end);
   }
-  for (; g + 2 <= group_end; g += 2) ScoreTile<E, R, 2>(task, row, g);
-  if (g < group_end) ScoreTile<E, R, 1>(task, row, g);
 }
 
 // Scores -> exp(s - m) in place, m and l into the partial.
@@ -110,7 +139,8 @@ DT_INLINE void SoftmaxRow(float* scores, int begin, int end, float* m_out, float
   F32x16 s[4];
   for (int g = 0; g < 4; ++g) {
     s[g] = nothing;
-    if (begin < g * 16 + 16 && end > g * 16) s[g] = KeepLanes(Load(scores + g * 16), begin - g * 16, end - g * 16);
+    if (begin < g * 16 + 16 && end > g * 16)
+      s[g] = KeepLanes(Load(scores + g * 16), begin - g * 16, end - g * 16);
   }
   const float m = ReduceMax(Max(Max(s[0], s[1]), Max(s[2], s[3])));
   const F32x16 reference = Set1(m);
@@ -122,19 +152,25 @@ DT_INLINE void SoftmaxRow(float* scores, int begin, int end, float* m_out, float
   *l_out = ReduceAdd(Add(Add(s[0], s[1]), Add(s[2], s[3])));
 }
 
-// o[r][vector..] (+)= p[r][t] v[t] for tokens [begin, end) of R rows and J vectors of 16 value elements.
+// o[r][vector..] (+)= p[r][t] v[t] for tokens [begin, end) of R rows and J vectors of 16 value
+// elements.
 template <typename E, int R, int J>
-DT_INLINE void ValueTile(const SegmentTask& task, int row, int vector, int begin, int end, bool fresh) {
+DT_INLINE void ValueTile(const SegmentTask& task, int row, int vector, int begin, int end,
+                         bool fresh) {
   F32x16 acc[R][J];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int j = 0; j < J; ++j) acc[r][j] = fresh ? Zero() : Load(task.partial[row + r] + (vector + j) * 16);
+    for (int j = 0; j < J; ++j)
+      acc[r][j] = fresh ? Zero() : Load(task.partial[row + r] + (vector + j) * 16);
   }
   const int row_bytes = task.value_stride * E::kBytes;
   const std::byte* values = task.values + vector * 16 * E::kBytes;
   const float* p = task.scores + row * 64;
+  const bool prefetch = row == 0 && vector == 0 && task.next_keys != nullptr;
+  const int key_bytes = task.key_dim * 64 * E::kBytes;
   for (int t = begin; t < end; ++t) {
+    if (prefetch) PrefetchShare(task.next_keys, key_bytes, t, 64);
     const std::byte* v_row = values + t * row_bytes;
     F32x16 v[J];
 #pragma GCC unroll 8
@@ -164,7 +200,8 @@ static void ValueRows(const SegmentTask& task, int row, int begin, int end, bool
   if (j < vectors) ValueTile<E, R, 1>(task, row, j, begin, end, fresh);
 }
 
-// The tokens that all R rows see run together; those before and after, row by row. Each row still goes through its tokens in order.
+// The tokens that all R rows see run together; those before and after, row by row. Each row still
+// goes through its tokens in order.
 template <typename E, int R>
 static void ValueRowsMasked(const SegmentTask& task, int row) {
   int common_begin = 0, common_end = 64;
@@ -176,13 +213,15 @@ static void ValueRowsMasked(const SegmentTask& task, int row) {
     ValueRows<E, 1>(task, row, common_begin, common_end, true);
   } else {
     if (common_begin >= common_end) {
-      for (int r = row; r < row + R; ++r) ValueRows<E, 1>(task, r, task.begin[r], task.end[r], true);
+      for (int r = row; r < row + R; ++r)
+        ValueRows<E, 1>(task, r, task.begin[r], task.end[r], true);
       return;
     }
     bool fresh = true;
     for (int r = row; r < row + R; ++r) fresh = fresh && task.begin[r] == common_begin;
     if (!fresh) {
-      for (int r = row; r < row + R; ++r) ValueRows<E, 1>(task, r, task.begin[r], common_begin, true);
+      for (int r = row; r < row + R; ++r)
+        ValueRows<E, 1>(task, r, task.begin[r], common_begin, true);
     }
     ValueRows<E, R>(task, row, common_begin, common_end, fresh);
     for (int r = row; r < row + R; ++r) {
@@ -195,16 +234,28 @@ static void ValueRowsMasked(const SegmentTask& task, int row) {
 template <typename E>
 DT_INLINE void AllScores(const SegmentTask& task, int group_begin, int group_end) {
   int row = 0;
-  for (; row + kTile <= task.rows; row += kTile) ScoreRows<E, kTile>(task, row, group_begin, group_end);
+  for (; row + kTile <= task.rows; row += kTile)
+    ScoreRows<E, kTile>(task, row, group_begin, group_end);
   switch (task.rows - row) {
 #ifdef DT_ISA_AVX512
-    case 5: ScoreRows<E, 5>(task, row, group_begin, group_end); break;
-    case 4: ScoreRows<E, 4>(task, row, group_begin, group_end); break;
-    case 3: ScoreRows<E, 3>(task, row, group_begin, group_end); break;
-    case 2: ScoreRows<E, 2>(task, row, group_begin, group_end); break;
+    case 5:
+      ScoreRows<E, 5>(task, row, group_begin, group_end);
+      break;
+    case 4:
+      ScoreRows<E, 4>(task, row, group_begin, group_end);
+      break;
+    case 3:
+      ScoreRows<E, 3>(task, row, group_begin, group_end);
+      break;
+    case 2:
+      ScoreRows<E, 2>(task, row, group_begin, group_end);
+      break;
 #endif
-    case 1: ScoreRows<E, 1>(task, row, group_begin, group_end); break;
-    default: break;
+    case 1:
+      ScoreRows<E, 1>(task, row, group_begin, group_end);
+      break;
+    default:
+      break;
   }
 }
 
@@ -214,13 +265,24 @@ DT_INLINE void AllValues(const SegmentTask& task) {
   for (; row + kTile <= task.rows; row += kTile) ValueRowsMasked<E, kTile>(task, row);
   switch (task.rows - row) {
 #ifdef DT_ISA_AVX512
-    case 5: ValueRowsMasked<E, 5>(task, row); break;
-    case 4: ValueRowsMasked<E, 4>(task, row); break;
-    case 3: ValueRowsMasked<E, 3>(task, row); break;
-    case 2: ValueRowsMasked<E, 2>(task, row); break;
+    case 5:
+      ValueRowsMasked<E, 5>(task, row);
+      break;
+    case 4:
+      ValueRowsMasked<E, 4>(task, row);
+      break;
+    case 3:
+      ValueRowsMasked<E, 3>(task, row);
+      break;
+    case 2:
+      ValueRowsMasked<E, 2>(task, row);
+      break;
 #endif
-    case 1: ValueRowsMasked<E, 1>(task, row); break;
-    default: break;
+    case 1:
+      ValueRowsMasked<E, 1>(task, row);
+      break;
+    default:
+      break;
   }
 }
 
@@ -231,9 +293,6 @@ static void AttendSegment(const SegmentTask& task) {
     if (task.begin[r] < first) first = task.begin[r];
     if (task.end[r] > last) last = task.end[r];
   }
-  if (task.next_keys != nullptr) {
-    for (int line = 0; line < 16; ++line) _mm_prefetch(reinterpret_cast<const char*>(task.next_keys) + line * 64, _MM_HINT_T0);
-  }
   AllScores<E>(task, first / 16, (last + 15) / 16);
   for (int r = 0; r < task.rows; ++r) {
     float* partial = task.partial[r] + task.value_stride;
@@ -242,9 +301,12 @@ static void AttendSegment(const SegmentTask& task) {
   AllValues<E>(task);
 }
 
-static void PrepareQueryF32(const void* q, int key_dim, void* out) { memcpy(out, q, static_cast<size_t>(key_dim) * 4); }
+static void PrepareQueryF32(const void* q, int key_dim, void* out) {
+  memcpy(out, q, static_cast<size_t>(key_dim) * 4);
+}
 static void PrepareQueryF16(const void* q, int key_dim, void* out) {
-  for (int i = 0; i < key_dim; ++i) static_cast<float*>(out)[i] = _cvtsh_ss(static_cast<const uint16_t*>(q)[i]);
+  for (int i = 0; i < key_dim; ++i)
+    static_cast<float*>(out)[i] = _cvtsh_ss(static_cast<const uint16_t*>(q)[i]);
 }
 static void PrepareQueryBF16(const void* q, int key_dim, void* out) {
 #ifdef DT_ISA_AVX512
@@ -268,7 +330,8 @@ static void MergePartials(float* a, const float* b, int stride) {
   }
   const float m = m_a > m_b ? m_a : m_b;
   const F32x16 scale_a = Exp(Set1(m_a - m)), scale_b = Exp(Set1(m_b - m));
-  for (int i = 0; i < stride; i += 16) Store(a + i, Fma(Load(b + i), scale_b, Mul(Load(a + i), scale_a)));
+  for (int i = 0; i < stride; i += 16)
+    Store(a + i, Fma(Load(b + i), scale_b, Mul(Load(a + i), scale_a)));
   alignas(64) float l[16];
   Store(l, Fma(Set1(l_b), scale_b, Mul(Set1(l_a), scale_a)));
   a[stride] = m;
@@ -287,7 +350,8 @@ DT_INLINE void StoreElements(DType dtype, F32x16 x, std::byte* out, int n) {
   memcpy(out, lanes, static_cast<size_t>(n) * (dtype == DType::kF32 ? 4 : 2));
 }
 
-static void FinishPartial(const float* partial, int value_dim, const float* sink, DType dtype, void* out) {
+static void FinishPartial(const float* partial, int value_dim, const float* sink, DType dtype,
+                          void* out) {
   const int stride = (value_dim + 15) / 16 * 16;
   const float m = partial[stride];
   float l = partial[stride + 1];

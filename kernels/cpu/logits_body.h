@@ -8,7 +8,8 @@ namespace dovetail::kernels::DT_ISA_NS {
 static LogitStats Stats(const float* x, int64_t n) {
   const float lowest = -__builtin_inff();
   F32x16 max[4] = {Set1(lowest), Set1(lowest), Set1(lowest), Set1(lowest)};
-  F32x16 nan = Zero();  // x - x is NaN for NaN and for infinities: tell them apart only if something turned up
+  F32x16 nan = Zero();  // x - x is NaN for NaN and for infinities: tell them apart only if
+                        // something turned up
   int64_t i = 0;
   for (; i + 64 <= n; i += 64) {
     for (int j = 0; j < 4; ++j) {
@@ -25,7 +26,8 @@ static LogitStats Stats(const float* x, int64_t n) {
   LogitStats stats;
   stats.max = ReduceMax(Max(Max(max[0], max[1]), Max(max[2], max[3])));
   if (AnyUnordered(nan)) {
-    for (int64_t k = 0; k < n && !stats.has_nan; k += 16) stats.has_nan = AnyUnordered(LoadFirst(x + k, n - k));
+    for (int64_t k = 0; k < n && !stats.has_nan; k += 16)
+      stats.has_nan = AnyUnordered(LoadFirst(x + k, n - k));
   }
   const F32x16 top = Set1(stats.max);
   for (int64_t k = 0; k < n; k += 16) {
@@ -54,6 +56,22 @@ static double SumExp(const float* x, float max, int64_t n) {
   return total;
 }
 
+static double MassAtLeast(const float* x, const float* weight, float threshold, int64_t n) {
+  const F32x16 t = Set1(threshold);
+  double total = 0;
+  for (int64_t begin = 0; begin < n; begin += 1024) {
+    const int64_t end = n < begin + 1024 ? n : begin + 1024;
+    F32x16 sum[2] = {Zero(), Zero()};
+    for (int64_t i = begin; i < end; i += 16) {
+      F32x16& s = sum[i / 16 % 2];
+      s = Add(s, SelectLess(LoadFirst(x + i, end - i, -__builtin_inff()), t, Zero(),
+                            LoadFirst(weight + i, end - i)));
+    }
+    total += ReduceAdd(Add(sum[0], sum[1]));
+  }
+  return total;
+}
+
 // a >= b, false for NaN.
 DT_INLINE uint32_t AtLeastMask(F32x16 a, F32x16 b) { return GreaterMask(a, b) | EqualMask(a, b); }
 
@@ -68,7 +86,8 @@ static int64_t CountAtLeast(const float* x, float threshold, int64_t n) {
   return count;
 }
 
-static int64_t CollectAtLeast(const float* x, float threshold, int64_t n, int32_t* out, int64_t capacity) {
+static int64_t CollectAtLeast(const float* x, float threshold, int64_t n, int32_t* out,
+                              int64_t capacity) {
   const F32x16 t = Set1(threshold);
   int64_t count = 0;
   for (int64_t i = 0; i < n; i += 16) {
@@ -84,7 +103,8 @@ static int64_t CollectAtLeast(const float* x, float threshold, int64_t n, int32_
 static void ChunkMax(const float* x, int64_t n, float* out) {
   for (int64_t i = 0; i < n; i += 64) {
     F32x16 max = Set1(-__builtin_inff());
-    for (int64_t j = i; j < i + 64 && j < n; j += 16) max = Max(LoadFirst(x + j, n - j, -__builtin_inff()), max);
+    for (int64_t j = i; j < i + 64 && j < n; j += 16)
+      max = Max(LoadFirst(x + j, n - j, -__builtin_inff()), max);
     out[i / 64] = ReduceMax(max);
   }
 }
@@ -105,8 +125,9 @@ DT_INLINE void Philox(U32x16 (&c)[4], uint32_t k0, uint32_t k1) {
   }
 }
 
-// -ln(-ln(1 - v)) for v = (w + 0.5) / 2^32, to about 1e-6. The complement of w gives 1 - v with all its digits, and the factor v / (1 - rest)
-// gives back what the logarithm of a number near 1 has lost.
+// -ln(-ln(1 - v)) for v = (w + 0.5) / 2^32, to about 1e-6. The complement of w gives 1 - v with all
+// its digits, and the factor v / (1 - rest) gives back what the logarithm of a number near 1 has
+// lost.
 DT_INLINE F32x16 GumbelOf(U32x16 w) {
   const F32x16 v = UnitInterval(w), rest = UnitInterval(Xor(w, SetU32(0xffffffffu)));
   const F32x16 lost = Sub(Set1(1.0f), rest);
@@ -117,7 +138,8 @@ DT_INLINE F32x16 GumbelOf(U32x16 w) {
 static float GumbelScores(const float* x, int64_t n, uint64_t seed, uint64_t position, float* out) {
   F32x16 max = Set1(-__builtin_inff());
   for (int64_t i = 0; i < n; i += 64) {
-    U32x16 c[4] = {IotaU32(static_cast<uint32_t>(i / 64 * 16)), SetU32(0), SetU32(static_cast<uint32_t>(position)),
+    U32x16 c[4] = {IotaU32(static_cast<uint32_t>(i / 64 * 16)), SetU32(0),
+                   SetU32(static_cast<uint32_t>(position)),
                    SetU32(static_cast<uint32_t>(position >> 32))};
     Philox(c, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
     for (int word = 0; word < 4; ++word) {

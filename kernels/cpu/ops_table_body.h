@@ -33,6 +33,7 @@ static OpsTable MakeTable(Isa isa) {
   t.shift_scale = ShiftScaleRows;
   t.logit_stats = Stats;
   t.sum_exp = SumExp;
+  t.mass_at_least = MassAtLeast;
   t.count_at_least = CountAtLeast;
   t.collect_at_least = CollectAtLeast;
   t.chunk_max = ChunkMax;

@@ -1,5 +1,6 @@
-// Norms, rope, activations, conversions: one row or run of elements at a time. Included once per ISA after simd.h. Tails are padded, not
-// looped over, so an element's bits do not depend on where in a row it lies.
+// Norms, rope, activations, conversions: one row or run of elements at a time. Included once per
+// ISA after simd.h. Tails are padded, not looped over, so an element's bits do not depend on where
+// in a row it lies.
 #pragma once
 #include "kernels/cpu/ops_table.h"
 #include "kernels/cpu/simd.h"
@@ -19,7 +20,8 @@ static void RmsNorm(float* x, const float* r, const float* weight, float eps, in
   const float squares = ReduceAdd(Add(Add(sum[0], sum[1]), Add(sum[2], sum[3])));
   const F32x16 inverse = Set1(1.0f / __builtin_sqrtf(squares / static_cast<float>(n) + eps));
   for (int i = 0; i < n; i += 16) {
-    StoreFirst(out + i, Mul(Mul(LoadFirst(x + i, n - i), inverse), LoadFirst(weight + i, n - i)), n - i);
+    StoreFirst(out + i, Mul(Mul(LoadFirst(x + i, n - i), inverse), LoadFirst(weight + i, n - i)),
+               n - i);
   }
 }
 
@@ -54,7 +56,8 @@ static void GeluMul(const float* gate, const float* up, float* out, int64_t n) {
 }
 
 static void AddRows(const float* a, const float* b, float* out, int64_t n) {
-  for (int64_t i = 0; i < n; i += 16) StoreFirst(out + i, Add(LoadFirst(a + i, n - i), LoadFirst(b + i, n - i)), n - i);
+  for (int64_t i = 0; i < n; i += 16)
+    StoreFirst(out + i, Add(LoadFirst(a + i, n - i), LoadFirst(b + i, n - i)), n - i);
 }
 
 static void ScaleRows(const float* a, float factor, float* out, int64_t n) {
@@ -64,15 +67,20 @@ static void ScaleRows(const float* a, float factor, float* out, int64_t n) {
 
 static void ShiftScaleRows(const float* a, float shift, float factor, float* out, int64_t n) {
   const F32x16 s = Set1(shift), f = Set1(factor);
-  for (int64_t i = 0; i < n; i += 16) StoreFirst(out + i, Mul(Sub(LoadFirst(a + i, n - i), s), f), n - i);
+  for (int64_t i = 0; i < n; i += 16)
+    StoreFirst(out + i, Mul(Sub(LoadFirst(a + i, n - i), s), f), n - i);
 }
 
 static void ExpRows(const float* x, float* out, int64_t n) {
   for (int64_t i = 0; i < n; i += 16) StoreFirst(out + i, Exp(LoadFirst(x + i, n - i)), n - i);
 }
 
-static void F32ToFloat(const void* in, float* out, int64_t n) { memmove(out, in, static_cast<size_t>(n) * 4); }
-static void F32FromFloat(const float* in, void* out, int64_t n) { memmove(out, in, static_cast<size_t>(n) * 4); }
+static void F32ToFloat(const void* in, float* out, int64_t n) {
+  memmove(out, in, static_cast<size_t>(n) * 4);
+}
+static void F32FromFloat(const float* in, void* out, int64_t n) {
+  memmove(out, in, static_cast<size_t>(n) * 4);
+}
 
 template <F32x16 (*LoadHalf)(const void*)>
 static void HalfToFloat(const void* in, float* out, int64_t n) {

@@ -4,7 +4,8 @@
 
 namespace dovetail::kernels::reference {
 
-std::vector<double> Rope(std::span<const float> head, int position, std::span<const float> inv_freq, double multiplier) {
+std::vector<double> Rope(std::span<const float> head, int position, std::span<const float> inv_freq,
+                         double multiplier) {
   std::vector<double> y(head.begin(), head.end());
   const size_t half = inv_freq.size();
   for (size_t i = 0; i < half; ++i) {

@@ -25,8 +25,8 @@ absl::StatusOr<Value> LoopAttribute(Runtime& runtime, const Value& object, const
   if (name == "revindex0") return Value(length - index0 - 1);
   if (name == "previtem") return loop.previous;
   if (name == "nextitem") return loop.next;
-  if (name == "depth") return Value(int64_t{loop.depth0 + 1});
-  if (name == "depth0") return Value(int64_t{loop.depth0});
+  if (name == "depth") return Value(int64_t{1});  // only recursive loops, which we refuse, have more
+  if (name == "depth0") return Value(int64_t{0});
   return MissingAttribute(object, runtime.Keep(name));
 }
 
@@ -131,6 +131,9 @@ absl::StatusOr<Value> GetAttribute(Runtime& runtime, const Value& object, const 
     return Value(bound);
   }
   if (object.kind() == Kind::kLoop) return LoopAttribute(runtime, object, name);
+  if (object.kind() == Kind::kCallable && object.callable().macro && name == "name") {
+    return runtime.NewString(object.callable().name, /*is_input=*/false);
+  }
   const Value* found = nullptr;
   if (object.kind() == Kind::kNamespace) found = object.space().Find(name);
   if (object.IsDict() && !IsUnsafeMethod(object, name)) found = object.dict().Find(name);

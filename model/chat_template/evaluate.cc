@@ -197,6 +197,7 @@ absl::StatusOr<Value> Interpreter::Visit(const FilterCall& node, int line) {
 }
 
 absl::StatusOr<Value> Interpreter::ApplyFilter(const FilterCall& node, int line, const Value& input) {
+  line_ = line;
   if (!node.filter) return InvalidArgument("No filter named '", node.name, "'");
   DT_ASSIGN_OR_RETURN(const Args args, EvaluateArguments(node.arguments));
   line_ = line;

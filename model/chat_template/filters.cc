@@ -359,7 +359,11 @@ Result RoundFilter(Runtime&, const Value& self, const Args& args) {
   if (method == "ceil") return Value(std::ceil(self.number() * scale) / scale);
   if (method == "floor") return Value(std::floor(self.number() * scale) / scale);
   if (method != "common") return InvalidArgument("method must be common, ceil or floor");
-  if (precision <= 0) return Value(std::nearbyint(self.number() * scale) / scale);
+  if (self.IsInteger() && precision >= 0) return Value(self.integer());
+  if (precision <= 0) {
+    const double rounded = std::nearbyint(self.number() * scale) / scale;
+    return self.IsInteger() && std::abs(rounded) < 9e18 ? Value(static_cast<int64_t>(rounded)) : Value(rounded);
+  }
   char digits[400];
   std::snprintf(digits, sizeof digits, "%.*f", static_cast<int>(std::min<int64_t>(precision, 60)), self.number());
   return Value(std::strtod(digits, nullptr));

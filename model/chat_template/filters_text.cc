@@ -36,7 +36,7 @@ Result TrimFilter(Runtime& runtime, const Value& self, const Args& args) {
   if (!bound[0] || bound[0]->IsNone()) return runtime.NewString(Strip(text, Side::kBoth));
   if (!bound[0]->IsString()) return TypeError(*bound[0], "cannot be the characters to trim");
   const std::string_view characters = bound[0]->view();
-  DT_RETURN_IF_ERROR(runtime.ChargeBytes(text.size() * (1 + characters.size())));
+  DT_RETURN_IF_ERROR(runtime.Charge(1 + (text.size() + 4 * characters.size()) / 16));
   return runtime.NewString(Strip(text, Side::kBoth, &characters));
 }
 

@@ -237,10 +237,13 @@ absl::StatusOr<Value> FieldValue(Runtime& runtime, std::string_view name, const 
     }
     return InvalidArgument("format(): no argument '", std::string(root.substr(0, 40)), "'");
   }
+  constexpr int kManual = -1;
+  if (root.empty() ? next_index == kManual : next_index > 0) {
+    return InvalidArgument("format(): cannot mix manual and automatic field numbering");
+  }
   int index = next_index;
-  if (root.empty()) {
-    ++next_index;
-  } else {
+  next_index = root.empty() ? next_index + 1 : kManual;
+  if (!root.empty()) {
     size_t at = 0;
     DT_ASSIGN_OR_RETURN(index, TakeNumber(root, at, kMaxWidth));
   }

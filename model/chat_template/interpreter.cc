@@ -146,7 +146,6 @@ absl::StatusOr<Interpreter::Flow> Interpreter::Visit(const For& node) {
   }
   DT_ASSIGN_OR_RETURN(LoopState * loop, runtime_.NewLoop());
   loop->length = items.size();
-  loop->depth0 = loops_++;
   const auto undefined = [this] { return Value(Undefined{runtime_.Keep("there is no such item in the loop")}); };
   for (size_t i = 0; i < items.size(); ++i) {
     DT_RETURN_IF_ERROR(runtime_.Charge());
@@ -160,7 +159,6 @@ absl::StatusOr<Interpreter::Flow> Interpreter::Visit(const For& node) {
     PopScope(outer);
     if (flow == Flow::kBreak) break;
   }
-  --loops_;
   return Flow::kNormal;
 }
 

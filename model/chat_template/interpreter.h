@@ -96,7 +96,6 @@ class Interpreter {
   int line_ = 1;
   int frames_ = 0;
   int macros_ = 0;
-  int loops_ = 0;
 };
 
 class Interpreter::Frame {

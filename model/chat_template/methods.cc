@@ -31,7 +31,7 @@ Result StripMethod(Runtime& runtime, const Value& self, const Args& args) {
   DT_ASSIGN_OR_RETURN(const auto bound, BoundArgs::Bind("strip", args, {"chars"}));
   std::string_view storage;
   DT_ASSIGN_OR_RETURN(const std::string_view* characters, OptionalView(bound, 0, storage));
-  DT_RETURN_IF_ERROR(runtime.ChargeBytes(self.text().size() * (1 + storage.size())));
+  DT_RETURN_IF_ERROR(runtime.Charge(1 + (self.text().size() + 4 * storage.size()) / 16));
   return runtime.NewString(Strip(self.text(), side, characters));
 }
 

@@ -329,6 +329,7 @@ absl::StatusOr<ExprPtr> Parser::ParseTest(ExprPtr input) {
     DT_ASSIGN_OR_RETURN(operand, ParsePostfix(std::move(operand)));
     node.arguments.positional.push_back(std::move(operand));
   }
+  if (AtName("is")) return SyntaxError(line, "tests cannot be chained with 'is'");
   ExprPtr test = Make(line, std::move(node));
   return negated ? Make(line, Unary{UnaryOp::kNot, std::move(test)}) : std::move(test);
 }

@@ -8,13 +8,31 @@
 namespace dovetail::model::jinja {
 namespace {
 
-bool IsStripped(char32_t c, const std::string_view* characters) {
-  if (!characters) return IsSpace(c);
-  for (size_t at = 0; at < characters->size();) {
-    if (DecodeAt(*characters, at) == c) return true;
+// The characters that strip() removes.
+class StripSet {
+ public:
+  explicit StripSet(const std::string_view* characters) : is_space_(!characters) {
+    for (size_t at = 0; characters && at < characters->size();) {
+      const char32_t c = DecodeAt(*characters, at);
+      if (c < 128) {
+        ascii_[c] = true;
+      } else {
+        others_.push_back(c);
+      }
+    }
+    std::sort(others_.begin(), others_.end());
   }
-  return false;
-}
+
+  bool Contains(char32_t c) const {
+    if (is_space_) return IsSpace(c);
+    return c < 128 ? ascii_[c] : std::binary_search(others_.begin(), others_.end(), c);
+  }
+
+ private:
+  const bool is_space_;
+  bool ascii_[128] = {};
+  std::vector<char32_t> others_;
+};
 
 absl::Status AddPiece(Runtime& runtime, std::vector<Text>& pieces, Text piece) {
   if (pieces.size() >= runtime.limits().list_items) return runtime.ChargeItems(pieces.size() + 1);
@@ -33,7 +51,7 @@ absl::StatusOr<std::vector<Text>> SplitBySpace(Runtime& runtime, const Text& tex
     if (!is_space && begin == std::string_view::npos) {
       begin = start;
       if (limit >= 0 && static_cast<int64_t>(pieces.size()) >= limit) {
-        DT_RETURN_IF_ERROR(AddPiece(runtime, pieces, Strip(text.Slice(begin, view.size()), Side::kRight)));
+        DT_RETURN_IF_ERROR(AddPiece(runtime, pieces, text.Slice(begin, view.size())));
         return pieces;
       }
     } else if (is_space && begin != std::string_view::npos) {
@@ -58,7 +76,7 @@ absl::StatusOr<std::vector<Text>> SplitBySpaceFromRight(Runtime& runtime, const 
       cut = previous;
     }
     if (limit >= 0 && static_cast<int64_t>(pieces.size()) >= limit) cut = 0;
-    DT_RETURN_IF_ERROR(AddPiece(runtime, pieces, cut == 0 ? Strip(rest, Side::kLeft) : rest.Slice(cut, rest.size())));
+    DT_RETURN_IF_ERROR(AddPiece(runtime, pieces, rest.Slice(cut, rest.size())));
     DT_RETURN_IF_ERROR(runtime.ChargeBytes(cut));
     rest = Strip(rest.Slice(0, cut), Side::kRight);
   }
@@ -70,17 +88,18 @@ absl::StatusOr<std::vector<Text>> SplitBySpaceFromRight(Runtime& runtime, const 
 }  // namespace
 
 Text Strip(const Text& text, Side side, const std::string_view* characters) {
+  const StripSet stripped(characters);
   const std::string_view view = text.view();
   size_t begin = 0, end = view.size();
   while (side != Side::kRight && begin < end) {
     size_t next = begin;
-    if (!IsStripped(DecodeAt(view, next), characters)) break;
+    if (!stripped.Contains(DecodeAt(view, next))) break;
     begin = next;
   }
   while (side != Side::kLeft && begin < end) {
     const size_t previous = PreviousOffset(view, end);
     size_t at = previous;
-    if (!IsStripped(DecodeAt(view, at), characters)) break;
+    if (!stripped.Contains(DecodeAt(view, at))) break;
     end = previous;
   }
   return text.Slice(begin, end);

@@ -118,7 +118,6 @@ struct Namespace {
 struct LoopState {
   size_t index0 = 0;
   size_t length = 0;
-  int depth0 = 0;
   Value previous, next;
   bool has_last_changed = false;
   Value last_changed;  // arguments of the last loop.changed(...)

@@ -12,7 +12,6 @@ namespace dovetail::scheduler {
 
 void SchedulerCore::Impl::Admit() {
   if (budget_.workers().empty() || compute_workers_.empty()) return;
-  if (active_.empty()) admission_held_ = false;
   if (admission_held_) return;
   // Nobody overtakes the first of the tenant that was served least: a large request would otherwise wait for ever.
   while (Tenant* tenant = queues_.LeastServed()) {

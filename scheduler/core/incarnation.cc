@@ -49,8 +49,11 @@ void SchedulerCore::Impl::GiveBackSlot(Sequence& sequence) {
   active_.erase(std::find(active_.begin(), active_.end(), &sequence));
   RequestState& request = *sequence.request;
   --request.tenant->slots;
-  const bool led = request.unforked > 0;  // only its leader can be active before it is forked
-  if (!led) return;
+  if (sequence.phase != Phase::kEnded) DropPromises(request);  // else another may lead by now
+}
+
+// Only the leader of unforked choices has any.
+void SchedulerCore::Impl::DropPromises(RequestState& request) {
   reserved_slots_ -= request.reserved_slots;
   request.tenant->slots -= request.reserved_slots;
   request.reserved_slots = 0;
@@ -228,9 +231,7 @@ void SchedulerCore::Impl::Fork(Sequence& parent) {
   request.shared.users = 1;
   parent.shares_prefix = true;
 
-  reserved_slots_ -= request.reserved_slots;
-  request.tenant->slots -= request.reserved_slots;
-  request.reserved_slots = 0;
+  DropPromises(request);
   request.unforked = 0;
   for (auto& child : request.choices) {
     if (child->phase != Phase::kUnforked) continue;
@@ -286,6 +287,7 @@ void SchedulerCore::Impl::FinishForks(RequestState& request) {
 
 void SchedulerCore::Impl::Release(Sequence& sequence) {
   DT_CHECK(!sequence.in_flight, "a sequence was released under a step");
+  ++releases_;
   proto::ReleaseSequence message{.sequence = sequence.id, .ctx_len = sequence.stepped ? sequence.ctx_len : 0, .hashes = {}};
   if (options_.enable_prefix_caching && sequence.stepped) {
     AppendHashes(sequence, sequence.named_blocks, sequence.ctx_len / kSegmentTokens, message.hashes);

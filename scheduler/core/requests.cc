@@ -165,6 +165,7 @@ void SchedulerCore::Impl::EndChoice(Sequence& sequence, GenerationUpdate update)
     default:
       if (!sequence.in_flight) Release(sequence);
   }
+  if (sequence.phase != Phase::kUnforked) DropPromises(request);
   sequence.phase = Phase::kEnded;
   FinishForks(request);
 

@@ -62,7 +62,7 @@ void SchedulerCore::Impl::Commit(const PlannedEntry& entry, const proto::EntryRe
     return EndChoice(sequence, std::move(update));
   }
   if (!update.prompt_logprobs.empty() || !update.prompt_logits.empty()) Emit(std::move(update));
-  if (sequence.leads() && sequence.ctx_len == sequence.prefill_end()) Fork(sequence);
+  if (sequence.leads() && sequence.ctx_len == sequence.prefill_end() && !sequence.lost) Fork(sequence);
 }
 
 void SchedulerCore::Impl::TakePromptOutputs(const PlannedEntry& entry, const proto::EntryResult& result,

@@ -72,6 +72,7 @@ class SchedulerCore::Impl {
   void On(const SequenceOpened& event);
   void TakeSlot(Sequence& sequence);
   void GiveBackSlot(Sequence& sequence);
+  void DropPromises(RequestState& request);
   void Charge(Sequence& sequence, const Charges& cost);
   void ChargeShared(RequestState& request, const Charges& cost);
   void Open(Sequence& sequence, proto::Placement placement);
@@ -162,6 +163,7 @@ class SchedulerCore::Impl {
   int waiting_ = 0;                    // sequences in Phase::kWaiting
   int paused_ = 0;
   bool admission_held_ = false;        // a worker ran out of memory: no newcomers until a step went well
+  uint64_t releases_ = 0;              // incarnations that ended
   uint64_t next_ordinal_ = 0;
   uint64_t next_sequence_ = 1;
   uint64_t next_pin_ = 1;

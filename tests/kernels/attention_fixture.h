@@ -12,7 +12,8 @@
 
 namespace dovetail::kernels::testing {
 
-// One sequence with random q, k and v for all its positions, in the wire type, and ways to have its attention computed.
+// One sequence with random q, k and v for all its positions, in the wire type, and ways to have its
+// attention computed.
 class TestSequence {
  public:
   TestSequence(const AttentionShape& shape, int kv_heads, int64_t length, uint64_t seed)
@@ -51,23 +52,33 @@ class TestSequence {
   std::vector<std::byte> q_, k_, v_;
 };
 
-// The blocks of one shard: KV heads [head_begin, head_end) and tokens [token_begin, token_end) of a sequence. Blocks start full of NaN, so
-// that a token read before it is written, or beside the mask, shows.
+// The blocks of one shard: KV heads [head_begin, head_end) and tokens [token_begin, token_end) of a
+// sequence. Blocks start full of NaN, so that a token read before it is written, or beside the
+// mask, shows.
 class TestShard {
  public:
-  TestShard(const TestSequence& sequence, int head_begin, int head_end, int64_t token_begin, int64_t token_end)
-      : sequence_(sequence), head_begin_(head_begin), heads_(head_end - head_begin), begin_(token_begin), end_(token_end) {
+  TestShard(const TestSequence& sequence, int head_begin, int head_end, int64_t token_begin,
+            int64_t token_end)
+      : sequence_(sequence),
+        head_begin_(head_begin),
+        heads_(head_end - head_begin),
+        begin_(token_begin),
+        end_(token_end) {
     const KvBlockLayout layout = sequence.shape().layout();
     first_segment_ = static_cast<int32_t>(begin_ / kSegmentTokens);
     segments_ = static_cast<int32_t>((end_ + kSegmentTokens - 1) / kSegmentTokens) - first_segment_;
     const size_t count = static_cast<size_t>(heads_) * segments_;
     memory_ = std::make_unique<Scratch>(count * layout.bytes());
     std::memset(memory_->span().data(), 0xff, count * layout.bytes());
-    for (size_t i = 0; i < count; ++i) blocks_.push_back(memory_->span().data() + (count - 1 - i) * layout.bytes());
+    for (size_t i = 0; i < count; ++i)
+      blocks_.push_back(memory_->span().data() + (count - 1 - i) * layout.bytes());
   }
 
   KvBlockTable table() const {
-    return {.blocks = blocks_.data(), .head_step = segments_, .first_segment = first_segment_, .segments = segments_};
+    return {.blocks = blocks_.data(),
+            .head_step = segments_,
+            .first_segment = first_segment_,
+            .segments = segments_};
   }
   int head_begin() const { return head_begin_; }
   int query_heads() const { return heads_ * sequence_.shape().group; }
@@ -80,10 +91,14 @@ class TestShard {
     to = std::min(to, end_);
     if (from >= to) return;
     const AttentionShape& shape = sequence_.shape();
-    KvAppendItem item{.k = sequence_.k(from, head_begin_), .v = sequence_.v(from, head_begin_),
+    KvAppendItem item{.k = sequence_.k(from, head_begin_),
+                      .v = sequence_.v(from, head_begin_),
                       .k_row_step = int64_t{sequence_.kv_heads()} * shape.key_dim,
                       .v_row_step = int64_t{sequence_.kv_heads()} * shape.value_dim,
-                      .rows = static_cast<int>(to - from), .kv_heads = heads_, .first_position = from, .blocks = table()};
+                      .rows = static_cast<int>(to - from),
+                      .kv_heads = heads_,
+                      .first_position = from,
+                      .blocks = table()};
     ASSERT_TRUE(KvAppend(context, shape.layout(), {&item, 1}).ok());
   }
 
@@ -91,8 +106,12 @@ class TestShard {
   AttentionItem Item(int64_t position, int rows) const {
     return {.q = sequence_.q(position, head_begin_ * sequence_.shape().group),
             .q_row_step = int64_t{sequence_.heads()} * sequence_.shape().key_dim,
-            .q_rows = rows, .kv_heads = heads_, .first_position = position, .token_begin = begin_,
-            .token_end = std::max(begin_, std::min(end_, position + rows)), .blocks = table()};
+            .q_rows = rows,
+            .kv_heads = heads_,
+            .first_position = position,
+            .token_begin = begin_,
+            .token_end = std::max(begin_, std::min(end_, position + rows)),
+            .blocks = table()};
   }
 
  private:
@@ -104,8 +123,10 @@ class TestShard {
   std::vector<std::byte*> blocks_;
 };
 
-inline size_t ScratchBytesFor(const OpContext& context, const AttentionShape& shape, std::span<const AttentionItem> items) {
-  AttentionLimits limits{.items = static_cast<int>(items.size()), .threads = context.pool->threads()};
+inline size_t ScratchBytesFor(const OpContext& context, const AttentionShape& shape,
+                              std::span<const AttentionItem> items) {
+  AttentionLimits limits{.items = static_cast<int>(items.size()),
+                         .threads = context.pool->threads()};
   for (const AttentionItem& item : items) {
     limits.rows += item.q_rows;
     limits.kv_heads = std::max(limits.kv_heads, item.kv_heads);
@@ -114,7 +135,8 @@ inline size_t ScratchBytesFor(const OpContext& context, const AttentionShape& sh
   return PagedAttentionScratchBytes(shape, limits);
 }
 
-inline void RunAttention(const OpContext& context, const AttentionShape& shape, std::span<const AttentionItem> items) {
+inline void RunAttention(const OpContext& context, const AttentionShape& shape,
+                         std::span<const AttentionItem> items) {
   Scratch scratch(ScratchBytesFor(context, shape, items));
   auto op = PagedAttention::Begin(context, shape, items, scratch.span());
   ASSERT_TRUE(op.ok()) << op.status();

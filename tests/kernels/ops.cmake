@@ -2,3 +2,4 @@ dovetail_test(paged_attention_test SRCS paged_attention_test.cc DEPS dovetail_ke
 dovetail_test(merge_partials_test SRCS merge_partials_test.cc DEPS dovetail_kernels)
 dovetail_test(row_ops_test SRCS row_ops_test.cc DEPS dovetail_kernels)
 dovetail_test(sampling_test SRCS sampling_test.cc DEPS dovetail_kernels)
+dovetail_test(ops_allocation_test SRCS ops_allocation_test.cc DEPS dovetail_kernels)

@@ -51,7 +51,8 @@ FakeCluster::FakeCluster(ClusterOptions options)
     : options_(std::move(options)), core_(options_.scheduler, options_.seed), random_(options_.seed) {
   for (size_t i = 0; i < options_.kv_blocks.size(); ++i) {
     const WorkerId id(static_cast<uint32_t>(i));
-    workers_.emplace_back(id, Epoch(1), options_.kv_blocks[i], &options_.scheduler.attention);
+    workers_.emplace_back(id, Epoch(1), options_.kv_blocks[i], &options_.scheduler.attention,
+                          options_.scheduler.enable_prefix_caching);
     Post(now_, AttentionWorkerJoined{.worker = id, .epoch = Epoch(1), .kv_blocks = options_.kv_blocks[i]});
   }
   for (int i = 0; i < options_.compute_workers; ++i) {

@@ -78,6 +78,10 @@ proto::SequenceOpened FakeAttentionWorker::Fork(const proto::ForkSequence& messa
 }
 
 void FakeAttentionWorker::Name(Held& held, Position ctx_len, const std::vector<proto::BlockHash>& hashes, bool exact) {
+  if (!caching_) {
+    if (!hashes.empty()) complaints_.push_back("block hashes without a prefix cache");
+    return;
+  }
   const int64_t complete = ctx_len / kSegmentTokens;
   const int64_t first = complete - static_cast<int64_t>(hashes.size());
   if (first < 0 || first > held.named || (exact && !hashes.empty() && complete < held.named)) {

@@ -18,8 +18,8 @@ namespace dovetail::scheduler {
 // what it is told. Memory is counted as a real one would: 64 tokens x a KV head x an attention op, copy on write, windows freed.
 class FakeAttentionWorker {
  public:
-  FakeAttentionWorker(WorkerId id, Epoch epoch, uint64_t capacity, const proto::AttentionTable* table)
-      : id_(id), epoch_(epoch), capacity_(capacity), table_(table) {}
+  FakeAttentionWorker(WorkerId id, Epoch epoch, uint64_t capacity, const proto::AttentionTable* table, bool caching)
+      : id_(id), epoch_(epoch), capacity_(capacity), table_(table), caching_(caching) {}
 
   WorkerId id() const { return id_; }
   Epoch epoch() const { return epoch_; }
@@ -76,6 +76,7 @@ class FakeAttentionWorker {
   Epoch epoch_;
   uint64_t capacity_;
   const proto::AttentionTable* table_;
+  bool caching_;  // block hashes are expected
   std::map<SequenceId, Held> sequences_;
   std::map<CacheKey, std::vector<TokenId>> cache_;
   std::vector<std::string> complaints_;

@@ -1,0 +1,157 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "tests/scheduler/fake_cluster.h"
+
+// One tenant asks for ten times its share. In virtual time: a step costs 2 ms and 20 us a token.
+
+namespace dovetail::scheduler {
+namespace {
+
+using ::testing::IsEmpty;
+
+struct Load {
+  std::string tenant;
+  absl::Duration every;  // a request arrives
+  int prompt = 0, max_tokens = 0;
+};
+
+struct Goodput {
+  double tokens_per_second = 0;  // of requests that ended within the time
+  double mean_latency_ms = 0;
+};
+
+struct Setting {
+  int max_num_seqs = 32;
+  uint64_t kv_blocks = 100000;
+  int micro_batches = 1;
+};
+
+std::map<std::string, Goodput> Serve(const std::vector<Load>& loads, const Setting& setting) {
+  ClusterOptions options;
+  options.scheduler.attention = SmallTable(1, 1);
+  options.scheduler.max_num_seqs = setting.max_num_seqs;
+  options.scheduler.max_num_batched_tokens = 256;
+  options.scheduler.micro_batches = setting.micro_batches;
+  options.kv_blocks = {setting.kv_blocks};
+  options.step_base = absl::Milliseconds(2);
+  options.step_per_token = absl::Microseconds(20);
+  FakeCluster cluster(options);
+  const absl::Duration span = absl::Seconds(40);
+  uint64_t seed = 1;
+  for (const Load& load : loads) {
+    for (absl::Duration when = load.every / 2; when < span; when += load.every) {
+      GenerationRequest request;
+      request.tenant = load.tenant;
+      request.prompt = SomePrompt(load.prompt, ++seed);
+      request.max_tokens = load.max_tokens;
+      cluster.SubmitAt(cluster.at(when), request);
+    }
+  }
+  cluster.RunUntil(cluster.at(span));
+  EXPECT_THAT(cluster.violations(), IsEmpty());
+  std::map<std::string, Goodput> result;
+  std::map<std::string, int> requests;
+  for (const RequestId id : cluster.requests()) {
+    const Stream& stream = cluster.stream(id);
+    if (!stream.finished || stream.reason != FinishReason::kLength) continue;
+    Goodput& goodput = result[cluster.request(id).tenant];
+    goodput.tokens_per_second += static_cast<double>(stream.tokens.size()) / absl::ToDoubleSeconds(span);
+    goodput.mean_latency_ms += absl::ToDoubleMilliseconds(stream.end - absl::UnixEpoch());
+    ++requests[cluster.request(id).tenant];
+  }
+  return result;
+}
+
+// `fair` is what each of four tenants may ask for: together a bit less than the cluster can do. The greedy one asks for ten times that.
+void ExpectOthersKeepTheirGoodput(const Load& fair, const Load& greedy, const Setting& setting) {
+  std::vector<Load> all = {greedy};
+  all.back().tenant = "greedy";
+  for (const char* name : {"modest 1", "modest 2", "modest 3"}) {
+    all.push_back(fair);
+    all.back().tenant = name;
+  }
+  const auto together = Serve(all, setting);
+  for (const Load& load : all) {
+    const double alone = Serve({load}, setting).at(load.tenant).tokens_per_second;
+    const double now = together.contains(load.tenant) ? together.at(load.tenant).tokens_per_second : 0;
+    std::printf("%s: %.0f tok/s alone, %.0f together (%.0f %%)\n", load.tenant.c_str(), alone, now, 100 * now / alone);
+    if (load.tenant == "greedy") {
+      EXPECT_GT(now, 0.5 * fair.max_tokens / absl::ToDoubleSeconds(fair.every)) << "the greedy one still gets its share";
+    } else {
+      EXPECT_GE(now, 0.9 * alone) << load.tenant;
+    }
+  }
+}
+
+// 32 sequences decode in 2.64 ms, so about 12,000 tok/s at best; prompts of 64 cost 1.3 ms each.
+TEST(Fairness, DecodesOfAGreedyTenantLeaveTheOthersTheirGoodput) {
+  const Load fair{.tenant = "", .every = absl::Milliseconds(50), .prompt = 64, .max_tokens = 100};
+  Load greedy = fair;
+  greedy.every = fair.every / 10;
+  ExpectOthersKeepTheirGoodput(fair, greedy, {});
+}
+
+TEST(Fairness, LongPromptsOfAGreedyTenantLeaveTheOthersTheirGoodput) {
+  const Load fair{.tenant = "", .every = absl::Milliseconds(50), .prompt = 64, .max_tokens = 50};
+  const Load greedy{.tenant = "", .every = absl::Milliseconds(50), .prompt = 1400, .max_tokens = 100};
+  ExpectOthersKeepTheirGoodput(fair, greedy, {});
+}
+
+TEST(Fairness, LongStreamsOfAGreedyTenantThatHoldAllSlotsAreSetBack) {
+  const Load fair{.tenant = "", .every = absl::Milliseconds(100), .prompt = 64, .max_tokens = 50};
+  const Load greedy{.tenant = "", .every = absl::Milliseconds(50), .prompt = 100, .max_tokens = 1500};
+  ExpectOthersKeepTheirGoodput(fair, greedy, {});
+}
+
+TEST(Fairness, AGreedyTenantThatHoldsAllTheKvIsSetBack) {
+  const Load fair{.tenant = "", .every = absl::Milliseconds(100), .prompt = 64, .max_tokens = 50};
+  const Load greedy{.tenant = "", .every = absl::Milliseconds(50), .prompt = 1000, .max_tokens = 500};
+  ExpectOthersKeepTheirGoodput(fair, greedy, {.max_num_seqs = 256, .kv_blocks = 200});
+}
+
+TEST(Fairness, HoldsWithTwoMicroBatches) {
+  const Load fair{.tenant = "", .every = absl::Milliseconds(100), .prompt = 64, .max_tokens = 50};
+  const Load greedy{.tenant = "", .every = absl::Milliseconds(10), .prompt = 64, .max_tokens = 500};
+  ExpectOthersKeepTheirGoodput(fair, greedy, {.micro_batches = 2});
+}
+
+// Closed loop: everybody always has work. Tokens are then shared evenly, whatever the shapes of the requests.
+TEST(Fairness, TenantsThatAlwaysHaveWorkGetEqualTokens) {
+  ClusterOptions options;
+  options.scheduler.attention = SmallTable(1, 1);
+  options.scheduler.max_num_seqs = 16;
+  options.scheduler.max_num_batched_tokens = 128;
+  options.kv_blocks = {100000};
+  FakeCluster cluster(options);
+  std::map<std::string, int> prompt = {{"a", 20}, {"b", 200}, {"c", 60}};
+  for (int i = 0; i < 400; ++i) {
+    for (const auto& [tenant, size] : prompt) {
+      GenerationRequest request;
+      request.tenant = tenant;
+      request.prompt = SomePrompt(size, static_cast<uint64_t>(i) * 3 + static_cast<uint64_t>(size));
+      request.max_tokens = 30;
+      cluster.Submit(request);
+    }
+  }
+  cluster.RunUntil(cluster.at(absl::Seconds(1)));
+  EXPECT_THAT(cluster.violations(), IsEmpty());
+  std::map<std::string, double> computed;
+  for (const RequestId id : cluster.requests()) {
+    const Stream& stream = cluster.stream(id);
+    if (stream.tokens.empty()) continue;
+    computed[cluster.request(id).tenant] += static_cast<double>(cluster.request(id).prompt.size() + stream.tokens.size());
+  }
+  for (const auto& [tenant, tokens] : computed) {
+    std::printf("%s: %.0f tokens computed\n", tenant.c_str(), tokens);
+    EXPECT_GT(tokens, 0.8 * computed["a"]);
+    EXPECT_LT(tokens, 1.25 * computed["a"]);
+  }
+}
+
+}  // namespace
+}  // namespace dovetail::scheduler

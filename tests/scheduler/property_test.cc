@@ -1,0 +1,193 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <random>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "tests/scheduler/fake_cluster.h"
+
+#ifndef DOVETAIL_SEED_COUNT
+#define DOVETAIL_SEED_COUNT 300
+#endif
+
+// Whatever the cluster looks like and whatever happens to it, a stream is a function of its request: random clusters, requests and
+// disturbances, by seed. DOVETAIL_SEED repeats one, DOVETAIL_SEEDS says how many.
+
+namespace dovetail::scheduler {
+namespace {
+
+using ::testing::IsEmpty;
+
+class Dice {
+ public:
+  explicit Dice(uint64_t seed) : random_(seed) {}
+  int Of(int least, int most) { return least + static_cast<int>(random_() % static_cast<uint64_t>(most - least + 1)); }
+  bool Coin(int one_in = 2) { return Of(1, one_in) == 1; }
+  uint64_t Bits() { return random_(); }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+ClusterOptions SomeCluster(Dice& dice, uint64_t seed) {
+  ClusterOptions options;
+  SchedulerOptions& scheduler = options.scheduler;
+  scheduler.attention = SmallTable(dice.Of(1, 2), dice.Of(1, 3), dice.Coin() ? dice.Of(1, 2) : 0);
+  scheduler.micro_batches = dice.Of(1, 3);
+  scheduler.max_num_seqs = dice.Of(1, 12);
+  scheduler.max_num_batched_tokens = std::max(scheduler.max_num_seqs, dice.Coin() ? dice.Of(1, 40) : dice.Of(40, 400));
+  scheduler.max_model_len = dice.Of(300, 700);
+  scheduler.enable_prefix_caching = !dice.Coin(4);
+  if (dice.Coin(6)) {
+    scheduler.enable_chunked_prefill = false;
+    scheduler.max_num_batched_tokens = scheduler.max_model_len + dice.Of(0, 100);
+  }
+  scheduler.placement = static_cast<PlacementPolicy>(dice.Of(0, 3));
+  scheduler.token_shard_tokens = 64 * dice.Of(1, 4);
+  scheduler.max_queued_requests = dice.Coin(4) ? dice.Of(1, 10) : 1000;
+  options.kv_blocks.assign(dice.Of(1, 4), 0);
+  const int per_block = scheduler.attention.op_count() * scheduler.attention.softmax(LayerGroup(0)).kv_heads;
+  for (uint64_t& blocks : options.kv_blocks) {
+    blocks = static_cast<uint64_t>(per_block * (dice.Coin() ? dice.Of(6, 14) : dice.Of(14, 200)));
+  }
+  options.compute_workers = dice.Coin(3) ? 2 : 1;
+  options.answer_delay_most = dice.Coin() ? absl::Milliseconds(dice.Of(1, 25)) : absl::ZeroDuration();
+  options.out_of_memory = dice.Coin(4) ? 0.1 : 0;
+  options.evict = dice.Coin() ? 0.3 : 0;
+  options.seed = seed;
+  return options;
+}
+
+GenerationRequest SomeRequest(Dice& dice, int most_prompt) {
+  GenerationRequest request;
+  request.tenant = absl::StrCat("tenant ", dice.Of(1, 3));
+  if (dice.Coin(5)) request.cache_salt = "salt";
+  request.priority = dice.Of(0, 1);
+  const int size = dice.Coin() ? dice.Of(1, 70) : dice.Of(1, most_prompt);
+  request.prompt = SomePrompt(size, dice.Coin() ? 1 : dice.Bits());  // often a prefix of another
+  if (dice.Coin(3)) request.prompt.back() = 0;
+  request.choices = dice.Coin(4) ? dice.Of(2, 5) : 1;
+  request.max_tokens = dice.Coin(10) ? 0 : dice.Of(1, 150);
+  request.min_tokens = dice.Coin(3) ? dice.Of(0, 20) : 0;
+  for (int i = dice.Of(0, 2); i > 0; --i) request.stop_token_ids.push_back(dice.Of(0, 49));
+  if (dice.Coin(4)) request.prompt_logprobs = dice.Of(0, 3);
+  if (dice.Coin(4)) request.logits_last = dice.Of(1, size);
+  request.logits_of_output = dice.Coin(5);
+  request.use_prefix_cache = !dice.Coin(6);
+  request.sampling.seed = dice.Bits();
+  if (dice.Coin(3)) request.sampling.repetition_penalty = 1.2f;
+  if (dice.Coin(3)) request.sampling.logprobs = 1;
+  return request;
+}
+
+// A stream is what the model says, or its beginning if something ended it early.
+void CheckStream(FakeCluster& cluster, RequestId id, int choice) {
+  const GenerationRequest& request = cluster.request(id);
+  const Stream& stream = cluster.stream(id, choice);
+  SCOPED_TRACE(absl::StrCat("request ", id.value(), " choice ", choice, " ", stream.error));
+  ASSERT_TRUE(stream.finished);
+  std::vector<TokenId> expected = cluster.Undisturbed(request, choice);
+  ASSERT_LE(stream.tokens.size(), expected.size());
+  const bool complete = stream.tokens.size() == expected.size();
+  expected.resize(stream.tokens.size());
+  EXPECT_EQ(stream.tokens, expected);
+  const bool ran_out = stream.reason == FinishReason::kLength || (stream.reason == FinishReason::kStop && stream.stop_token >= 0);
+  EXPECT_TRUE(complete || !ran_out);
+  EXPECT_EQ(stream.error_code, stream.reason == FinishReason::kError ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kOk);
+  EXPECT_EQ(stream.logits.size(), request.logits_of_output ? stream.tokens.size() : 0);
+  for (size_t i = 0; i < stream.logits.size(); ++i) EXPECT_EQ(stream.logits[i][0], request.prompt.size() + i - 1);
+  if (choice != 0 || (stream.reason != FinishReason::kLength && stream.tokens.empty())) return;
+  if (request.prompt_logprobs >= 0) {
+    ASSERT_EQ(stream.prompt_logprobs.size(), request.prompt.size() - 1);
+    for (size_t i = 1; i < request.prompt.size(); ++i) EXPECT_EQ(stream.prompt_logprobs[i - 1].chosen.token, request.prompt[i]);
+  }
+  ASSERT_EQ(stream.prompt_logits.size(), 2u * request.logits_last);
+  for (int i = 0; i < request.logits_last; ++i) {
+    const size_t position = request.prompt.size() - request.logits_last + i;
+    EXPECT_EQ(stream.prompt_logits[2 * i], static_cast<float>(position));
+    EXPECT_EQ(stream.prompt_logits[2 * i + 1], static_cast<float>(request.prompt[position]));
+  }
+}
+
+struct Outcome {
+  uint64_t trace = 0, preemptions = 0, hits = 0, tokens = 0, errors = 0;
+};
+
+Outcome RunSeed(uint64_t seed) {
+  Dice dice(seed);
+  const ClusterOptions options = SomeCluster(dice, seed);
+  FakeCluster cluster(options);
+  const int requests = dice.Of(1, 40);
+  const int span_ms = dice.Of(0, 300);
+  std::vector<RequestId> submitted;
+  for (int i = 0; i < requests; ++i) {
+    const absl::Time when = cluster.at(absl::Milliseconds(dice.Of(0, span_ms)));
+    const RequestId id = cluster.SubmitAt(when, SomeRequest(dice, options.scheduler.max_model_len - 1));
+    submitted.push_back(id);
+    const absl::Time later = when + absl::Milliseconds(dice.Of(0, 200));
+    if (dice.Coin(6)) cluster.Post(later, RequestCancelled{id});
+    if (dice.Coin(8)) cluster.Post(later, ChoiceStopped{id, dice.Of(0, 1)});
+    if (dice.Coin(6)) {
+      cluster.Post(later, RequestPaused{id});
+      cluster.Post(later + absl::Milliseconds(dice.Of(0, 500)), RequestResumed{id});
+    }
+  }
+  if (dice.Coin(6)) {  // an attention worker restarts and forgets everything
+    const WorkerId worker(static_cast<uint32_t>(dice.Of(0, static_cast<int>(options.kv_blocks.size()) - 1)));
+    cluster.Post(cluster.at(absl::Milliseconds(dice.Of(0, 400))),
+                 AttentionWorkerJoined{worker, Epoch(2), options.kv_blocks[worker.value()]});
+  }
+  cluster.RunUntilIdle();
+  Outcome outcome;
+  EXPECT_THAT(cluster.violations(), IsEmpty());
+  for (RequestId id : submitted) {
+    EXPECT_TRUE(cluster.finished(id));
+    for (int choice = 0; choice < cluster.request(id).choices; ++choice) {
+      CheckStream(cluster, id, choice);
+      outcome.tokens += cluster.stream(id, choice).tokens.size();
+      outcome.errors += cluster.stream(id, choice).reason == FinishReason::kError;
+    }
+  }
+  EXPECT_EQ(cluster.sequences_held(), 0);
+  const SchedulerStats stats = cluster.core().stats();
+  EXPECT_EQ(stats.running_sequences, 0);
+  EXPECT_EQ(stats.waiting_requests, 0);
+  EXPECT_EQ(stats.paused_requests, 0);
+  EXPECT_EQ(stats.kv_usage, 0);
+  outcome.trace = cluster.trace;
+  outcome.preemptions = stats.preemptions;
+  outcome.hits = stats.prefix_hits;
+  return outcome;
+}
+
+TEST(Streams, DependOnNothingButTheirRequest) {
+  const char* only = std::getenv("DOVETAIL_SEED");
+  const char* count = std::getenv("DOVETAIL_SEEDS");
+  const uint64_t first = only != nullptr ? std::strtoull(only, nullptr, 10) : 1;
+  const uint64_t last = only != nullptr ? first : (count != nullptr ? std::strtoull(count, nullptr, 10) : DOVETAIL_SEED_COUNT);
+  Outcome all;
+  for (uint64_t seed = first; seed <= last; ++seed) {
+    SCOPED_TRACE(absl::StrCat("DOVETAIL_SEED=", seed));
+    const Outcome outcome = RunSeed(seed);
+    if (::testing::Test::HasFailure()) return;
+    if (seed % 20 == 0) {
+      EXPECT_EQ(RunSeed(seed).trace, outcome.trace) << "not the same actions twice";
+    }
+    all.preemptions += outcome.preemptions;
+    all.hits += outcome.hits;
+    all.tokens += outcome.tokens;
+    all.errors += outcome.errors;
+  }
+  std::printf("seeds %llu..%llu: %llu tokens, %llu preemptions, %llu prefix tokens found, %llu errors\n",
+              static_cast<unsigned long long>(first), static_cast<unsigned long long>(last),
+              static_cast<unsigned long long>(all.tokens), static_cast<unsigned long long>(all.preemptions),
+              static_cast<unsigned long long>(all.hits), static_cast<unsigned long long>(all.errors));
+  if (only != nullptr) return;
+  EXPECT_GT(all.preemptions, 100u);  // else the seeds are too tame to say anything
+  EXPECT_GT(all.hits, 1000u);
+}
+
+}  // namespace
+}  // namespace dovetail::scheduler
