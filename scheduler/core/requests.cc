@@ -38,10 +38,7 @@ void SchedulerCore::Impl::On(const RequestArrived& event) {
   }
   const GenerationRequest& params = *event.request;
   if (absl::Status status = CheckRequest(params); !status.ok()) return Refuse(params, status);
-  if (waiting_ >= options_.max_queued_requests) {
-    return Refuse(params, ResourceExhausted("the queue holds ", options_.max_queued_requests,
-                                            " requests (--max-queued-requests); try again later"));
-  }
+  if (waiting_ >= options_.max_queued_requests && !MakeRoomInQueue(params.tenant)) return Refuse(params, QueueFull());
   auto& request = requests_[params.id];
   request = std::make_unique<RequestState>();
   request->request = event.request;
@@ -60,6 +57,18 @@ void SchedulerCore::Impl::On(const RequestArrived& event) {
   for (auto& sequence : request->choices) {
     if (sequence->choice == 0 || !together) Wait(*sequence);
   }
+}
+
+absl::Status SchedulerCore::Impl::QueueFull() const {
+  return ResourceExhausted("the queue holds ", options_.max_queued_requests, " requests (--max-queued-requests); try again later");
+}
+
+// A full queue is shared, too: whoever fills most of it loses the last one for a tenant that has fewer there.
+bool SchedulerCore::Impl::MakeRoomInQueue(const std::string& tenant) {
+  Sequence* last = queues_.LastOfLongest(tenant);
+  if (last == nullptr) return false;
+  EndRequest(*last->request, FinishReason::kError, QueueFull());
+  return true;
 }
 
 void SchedulerCore::Impl::Refuse(const GenerationRequest& request, const absl::Status& status) {

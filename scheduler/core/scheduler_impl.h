@@ -58,6 +58,8 @@ class SchedulerCore::Impl {
   void On(const RequestPaused& event);
   void On(const RequestResumed& event);
   absl::Status CheckRequest(const GenerationRequest& request) const;
+  absl::Status QueueFull() const;
+  bool MakeRoomInQueue(const std::string& tenant);
   void Refuse(const GenerationRequest& request, const absl::Status& status);
   RequestState* Find(RequestId id);
   GenerationUpdate UpdateFor(const Sequence& sequence) const;

@@ -55,4 +55,16 @@ Tenant* TenantQueues::LeastServed() {
   return least;
 }
 
+Sequence* TenantQueues::LastOfLongest(const std::string& than) {
+  const auto own = tenants_.find(than);
+  const size_t fewer = (own == tenants_.end() ? 0 : own->second.waiting.size()) + 1;
+  Tenant* longest = nullptr;
+  for (auto& [name, tenant] : tenants_) {
+    if (longest == nullptr || tenant.waiting.size() > longest->waiting.size()) longest = &tenant;
+  }
+  if (longest == nullptr || longest->waiting.size() <= fewer) return nullptr;
+  Sequence* last = longest->waiting.rbegin()->second;
+  return last->restarted ? nullptr : last;
+}
+
 }  // namespace dovetail::scheduler

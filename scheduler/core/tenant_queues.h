@@ -33,6 +33,9 @@ class TenantQueues {
   void Remove(Sequence& sequence);         // nothing happens if it is not there
   Tenant* LeastServed();                   // of those with a sequence in the queue; null: nobody waits
 
+  // The last in line of the tenant with the longest queue, if it never ran and `than` would still have fewer with one more; else null.
+  Sequence* LastOfLongest(const std::string& than);
+
   int tenant_count() const { return static_cast<int>(tenants_.size()); }
   int waiting() const { return waiting_; }
 

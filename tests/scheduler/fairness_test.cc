@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <map>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -20,18 +21,14 @@ struct Load {
   int prompt = 0, max_tokens = 0;
 };
 
-struct Goodput {
-  double tokens_per_second = 0;  // of requests that ended within the time
-  double mean_latency_ms = 0;
-};
-
 struct Setting {
   int max_num_seqs = 32;
   uint64_t kv_blocks = 100000;
   int micro_batches = 1;
 };
 
-std::map<std::string, Goodput> Serve(const std::vector<Load>& loads, const Setting& setting) {
+// Tokens per second of requests that ended within the time, by tenant.
+std::map<std::string, double> Serve(const std::vector<Load>& loads, const Setting& setting) {
   ClusterOptions options;
   options.scheduler.attention = SmallTable(1, 1);
   options.scheduler.max_num_seqs = setting.max_num_seqs;
@@ -54,17 +51,13 @@ std::map<std::string, Goodput> Serve(const std::vector<Load>& loads, const Setti
   }
   cluster.RunUntil(cluster.at(span));
   EXPECT_THAT(cluster.violations(), IsEmpty());
-  std::map<std::string, Goodput> result;
-  std::map<std::string, int> requests;
+  std::map<std::string, double> goodput;
   for (const RequestId id : cluster.requests()) {
     const Stream& stream = cluster.stream(id);
     if (!stream.finished || stream.reason != FinishReason::kLength) continue;
-    Goodput& goodput = result[cluster.request(id).tenant];
-    goodput.tokens_per_second += static_cast<double>(stream.tokens.size()) / absl::ToDoubleSeconds(span);
-    goodput.mean_latency_ms += absl::ToDoubleMilliseconds(stream.end - absl::UnixEpoch());
-    ++requests[cluster.request(id).tenant];
+    goodput[cluster.request(id).tenant] += static_cast<double>(stream.tokens.size()) / absl::ToDoubleSeconds(span);
   }
-  return result;
+  return goodput;
 }
 
 // `fair` is what each of four tenants may ask for: together a bit less than the cluster can do. The greedy one asks for ten times that.
@@ -77,8 +70,8 @@ void ExpectOthersKeepTheirGoodput(const Load& fair, const Load& greedy, const Se
   }
   const auto together = Serve(all, setting);
   for (const Load& load : all) {
-    const double alone = Serve({load}, setting).at(load.tenant).tokens_per_second;
-    const double now = together.contains(load.tenant) ? together.at(load.tenant).tokens_per_second : 0;
+    const double alone = Serve({load}, setting).at(load.tenant);
+    const double now = together.contains(load.tenant) ? together.at(load.tenant) : 0;
     std::printf("%s: %.0f tok/s alone, %.0f together (%.0f %%)\n", load.tenant.c_str(), alone, now, 100 * now / alone);
     if (load.tenant == "greedy") {
       EXPECT_GT(now, 0.5 * fair.max_tokens / absl::ToDoubleSeconds(fair.every)) << "the greedy one still gets its share";
