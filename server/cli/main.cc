@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "server/cli/bench_command.h"
 #include "server/cli/commands.h"
 
 namespace dovetail::cli {
@@ -56,6 +57,12 @@ void AddInspect(CLI::App& app, std::string& model, int& exit_code) {
   command->callback([&] { exit_code = Report(RunInspect(model)); });
 }
 
+void AddBench(CLI::App& app, BenchFlags& flags, int& exit_code) {
+  CLI::App* command = app.add_subcommand("bench", "Measure a model in this process: one stream, prefill, batches");
+  AddBenchFlags(*command, flags);
+  command->callback([&] { exit_code = Report(RunBench(flags)); });
+}
+
 int Main(int argc, char** argv) {
   CLI::App app("dovetail: an LLM inference server with dense layers and attention on different machines", "dovetail");
   app.require_subcommand(1);
@@ -68,6 +75,8 @@ int Main(int argc, char** argv) {
   AddRun(app, run, exit_code);
   std::string inspected;
   AddInspect(app, inspected, exit_code);
+  BenchFlags bench;
+  AddBench(app, bench, exit_code);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

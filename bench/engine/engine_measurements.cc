@@ -1,0 +1,154 @@
+#include "bench/engine/engine_measurements.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace dovetail::bench {
+namespace {
+
+using std::chrono::duration;
+using std::chrono::steady_clock;
+
+double Seconds(TimePoint from, TimePoint to) { return duration<double>(to - from).count(); }
+
+// Notes when tokens come.
+class TimingSink final : public server::GenerationSink {
+ public:
+  void OnUpdate(scheduler::GenerationUpdate update) override {
+    const TimePoint now = steady_clock::now();
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!update.tokens.empty()) arrivals_.push_back({now, static_cast<int>(update.tokens.size())});
+    if (update.choice_finished && update.reason != scheduler::FinishReason::kLength)
+      status_ = absl::UnavailableError(absl::StrCat("a measured sequence ended early: ", update.error.empty() ? "stopped" : update.error));
+    if (!update.request_finished) return;
+    finished_ = true;
+    changed_.notify_all();
+  }
+
+  absl::Status Wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return finished_; });
+    return status_;
+  }
+
+  // After Wait().
+  const std::vector<Arrival>& arrivals() const { return arrivals_; }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Arrival> arrivals_;
+  bool finished_ = false;
+  absl::Status status_;
+};
+
+scheduler::GenerationRequest RequestOf(std::vector<TokenId> prompt, int max_tokens) {
+  scheduler::GenerationRequest request;
+  request.tenant = "bench";
+  request.prompt = std::move(prompt);
+  request.sampling.temperature = 0;
+  request.max_tokens = max_tokens;
+  request.use_prefix_cache = false;
+  return request;
+}
+
+struct TimedRun {
+  TimePoint start;
+  std::vector<std::vector<Arrival>> sequences;
+};
+
+absl::StatusOr<TimedRun> RunAll(server::Engine& engine, std::vector<scheduler::GenerationRequest> requests) {
+  std::vector<std::shared_ptr<TimingSink>> sinks;
+  TimedRun run;
+  run.start = steady_clock::now();
+  absl::Status status;
+  for (scheduler::GenerationRequest& request : requests) {
+    auto sink = std::make_shared<TimingSink>();
+    status = engine.Submit(std::move(request), sink).status();
+    if (!status.ok()) break;
+    sinks.push_back(std::move(sink));
+  }
+  for (const auto& sink : sinks) {
+    status.Update(sink->Wait());
+    run.sequences.push_back(sink->arrivals());
+  }
+  DT_RETURN_IF_ERROR(status);
+  return run;
+}
+
+}  // namespace
+
+std::vector<TokenId> PromptSource::Next(int length) {
+  std::mt19937_64 random(seed++);
+  std::vector<TokenId> prompt(length);
+  for (TokenId& token : prompt) token = static_cast<TokenId>(random() % static_cast<uint64_t>(vocab_size));
+  return prompt;
+}
+
+absl::StatusOr<Window> FullBatchWindow(const std::vector<std::vector<Arrival>>& sequences, int tokens_each) {
+  if (sequences.empty() || tokens_each < 1) return InvalidArgument("batch: has no sequence or no token to measure");
+  TimePoint start = TimePoint::min();
+  for (const std::vector<Arrival>& arrivals : sequences) {
+    if (arrivals.empty()) return FailedPrecondition("batch: a sequence gave no token");
+    start = std::max(start, arrivals.front().time);
+  }
+  struct Later {
+    TimePoint time;
+    int tokens;
+    size_t sequence;
+  };
+  std::vector<Later> later;
+  for (size_t i = 0; i < sequences.size(); ++i)
+    for (const Arrival& arrival : sequences[i])
+      if (arrival.time > start) later.push_back({arrival.time, arrival.tokens, i});
+  std::sort(later.begin(), later.end(), [](const Later& a, const Later& b) { return a.time < b.time; });
+
+  const int64_t wanted = int64_t{tokens_each} * static_cast<int64_t>(sequences.size());
+  Window window;
+  std::vector<int> share(sequences.size());
+  for (const Later& arrival : later) {
+    if (window.tokens >= wanted) break;
+    window.tokens += arrival.tokens;
+    window.seconds = Seconds(start, arrival.time);
+    share[arrival.sequence] += arrival.tokens;
+  }
+  // The window begins and ends inside a step, so that a sequence may have one token less than the others.
+  const int least = *std::min_element(share.begin(), share.end());
+  if (window.tokens < wanted || least < tokens_each - 1)
+    return FailedPrecondition("batch: was not full throughout: one of ", sequences.size(), " sequences gave ", least, " of ", tokens_each,
+                              " tokens; does the engine run as many at a time (--max-num-seqs), and has it KV cache for them?");
+  return window;
+}
+
+absl::StatusOr<Window> MeasureDecode(server::Engine& engine, PromptSource& prompts, int tokens) {
+  DT_ASSIGN_OR_RETURN(const TimedRun run, RunAll(engine, {RequestOf(prompts.Next(1), tokens)}));
+  return Window{Seconds(run.start, run.sequences[0].back().time), tokens};
+}
+
+absl::StatusOr<Window> MeasurePrefill(server::Engine& engine, PromptSource& prompts, int tokens) {
+  DT_ASSIGN_OR_RETURN(const TimedRun run, RunAll(engine, {RequestOf(prompts.Next(tokens), 1)}));
+  return Window{Seconds(run.start, run.sequences[0].front().time), tokens};
+}
+
+int OutputTokensNeeded(const BatchShape& shape) {
+  constexpr int kMargin = 8;  // steps: a prompt that ends inside one, and the first and last of the window
+  const int64_t prompt_tokens = int64_t{shape.sequences} * shape.prompt_tokens;
+  const int64_t prompt_tokens_per_step = std::max(1, shape.tokens_per_step - shape.sequences);  // beside all that decode already
+  return shape.output_tokens + static_cast<int>((prompt_tokens + prompt_tokens_per_step - 1) / prompt_tokens_per_step) + kMargin;
+}
+
+absl::StatusOr<Window> MeasureBatch(server::Engine& engine, PromptSource& prompts, const BatchShape& shape) {
+  std::vector<scheduler::GenerationRequest> requests;
+  for (int i = 0; i < shape.sequences; ++i)
+    requests.push_back(RequestOf(prompts.Next(shape.prompt_tokens), OutputTokensNeeded(shape)));
+  DT_ASSIGN_OR_RETURN(const TimedRun run, RunAll(engine, std::move(requests)));
+  return FullBatchWindow(run.sequences, shape.output_tokens);
+}
+
+}  // namespace dovetail::bench

@@ -1,0 +1,47 @@
+#include "bench/engine/memory_rate.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/aligned_buffer.h"
+
+namespace dovetail::bench {
+namespace {
+
+constexpr size_t kBytes = size_t{256} << 20;
+constexpr size_t kPieceBytes = size_t{1} << 20;  // a task: long against claiming it, short against a thread that is delayed
+constexpr int kPasses = 5;
+
+// Eight independent sums, so that the loop waits for memory and not for its own additions.
+uint64_t SumPiece(const std::byte* begin) {
+  const auto* words = reinterpret_cast<const uint64_t*>(begin);
+  uint64_t sums[32] = {};
+  for (size_t i = 0; i < kPieceBytes / sizeof(uint64_t); i += 32)
+    for (size_t lane = 0; lane < 32; ++lane) sums[lane] += words[i + lane];
+  uint64_t total = 0;
+  for (const uint64_t sum : sums) total += sum;
+  return total;
+}
+
+}  // namespace
+
+absl::StatusOr<double> MeasureReadRate(kernels::ThreadPool& pool) {
+  DT_ASSIGN_OR_RETURN(kernels::AlignedBuffer memory, kernels::AlignedBuffer::Create(kBytes));
+  std::memset(memory.data(), 1, kBytes);
+  std::atomic<uint64_t> sink{0};  // keeps the sums from being optimised away
+  double best_seconds = 1e9;
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const auto start = std::chrono::steady_clock::now();
+    pool.Run(static_cast<int>(kBytes / kPieceBytes), [&](int piece) {
+      sink.fetch_add(SumPiece(memory.data() + static_cast<size_t>(piece) * kPieceBytes), std::memory_order_relaxed);
+    });
+    best_seconds = std::min(best_seconds, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  if (sink.load() == 0) return Internal("memory read rate: the sums are wrong");
+  return static_cast<double>(kBytes) / best_seconds;
+}
+
+}  // namespace dovetail::bench

@@ -1,0 +1,29 @@
+#pragma once
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "server/cli/engine_flags.h"
+
+namespace dovetail::cli {
+
+struct BenchFlags {
+  EngineFlags engine;
+  int prompt_tokens = 512;        // of the prefill measurement; 0: none
+  int output_tokens = 128;        // of the single-stream measurement; 0: none
+  std::vector<int> batch = {16, 64};
+  int batch_prompt_tokens = 128;
+  int batch_output_tokens = 64;
+  int repeat = 5;
+  bool json = false;
+};
+
+// Adds MODEL, the engine's flags and these.
+void AddBenchFlags(CLI::App& command, BenchFlags& flags);
+
+// Loads the model and measures it in this process: decoding of one sequence, prefill, decoding of full batches. Prints a table or JSON.
+// Errors before anything is loaded where a flag alone shows them.
+absl::Status RunBench(const BenchFlags& flags);
+
+}  // namespace dovetail::cli
