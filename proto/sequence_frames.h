@@ -46,7 +46,7 @@ struct ForkSequence {
 };
 
 // Scheduler -> attention worker. Forgets the sequence; its full committed blocks stay in the prefix cache until evicted. `hashes` name
-// blocks completed since the last StepBegin. Releasing an unknown sequence is harmless.
+// the last blocks that end at or before ctx_len, as in StepBegin. Releasing an unknown sequence is harmless.
 struct ReleaseSequence {
   SequenceId sequence;
   Position ctx_len = 0;  // committed tokens
@@ -87,7 +87,7 @@ struct StepBeginEntry {
   SequenceId sequence;
   Position ctx_len = 0;
   int32_t q_len = 0;
-  std::vector<BlockHash> hashes;  // of blocks that ctx_len completed since the last step
+  std::vector<BlockHash> hashes;  // of the last blocks that end at or before ctx_len; those that came before may come again
   bool operator==(const StepBeginEntry&) const = default;
 };
 struct StepBegin {
@@ -95,7 +95,8 @@ struct StepBegin {
   bool operator==(const StepBegin&) const = default;
 };
 
-// Attention worker -> compute worker: the step cannot run here, nothing was changed by it.
+// Attention worker -> compute worker: the step cannot run here. Nothing was changed by it; lacking memory, nothing but the commit that its
+// ctx_len meant, so that it may be repeated.
 struct StepRefused {
   bool out_of_memory = false;
   std::string reason;

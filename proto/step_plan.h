@@ -36,7 +36,7 @@ struct StepEntry {
   std::vector<TokenId> history;   // tokens before ctx_len, given when penalties need them and the worker has not seen them
   bool history_given = false;
   Placement placement;
-  std::vector<BlockHash> block_hashes;  // of blocks that ctx_len completed since the sequence's last step
+  std::vector<BlockHash> block_hashes;  // for StepBegin: of the last blocks that end at or before ctx_len
   bool operator==(const StepEntry&) const = default;
 };
 

@@ -68,6 +68,7 @@ void AttentionWorkerCore::OnOpen(NodeId from, const FrameHeader& header, std::sp
     ++counters_.dropped_frames;
     return;
   }
+  EndStepOf(message->sequence);  // of a sequence that this one replaces
   const auto opened = sequences_.Open(*message);
   // An empty list says no: not even a fresh start is possible here.
   proto::SequenceOpened reply{message->sequence, {}};
@@ -83,6 +84,7 @@ void AttentionWorkerCore::OnFork(NodeId from, const FrameHeader& header, std::sp
     return;
   }
   proto::SequenceOpened reply{message->child, {}};
+  if (message->child != message->parent) EndStepOf(message->child);
   if (sequences_.Fork(*message).ok()) reply.resumable.push_back(static_cast<uint32_t>(message->ctx_len / kSegmentTokens));
   Reply(from, header, FrameType::kSequenceOpened, reply, actions);
 }
@@ -93,12 +95,20 @@ void AttentionWorkerCore::OnRelease(std::span<const std::byte> payload) {
     ++counters_.dropped_frames;
     return;
   }
-  // A step that still runs on it can never finish: its frames are dropped from here on.
-  const SequenceState* released = sequences_.Find(message->sequence);
-  for (MicroBatch& batch : micro_batches_)
-    for (const SequenceState* sequence : batch.sequences)
-      if (released != nullptr && sequence == released) batch.phase = Phase::kIdle;
+  EndStepOf(message->sequence);
   sequences_.Release(*message);
+}
+
+// A step that was still running can never finish: its frames are dropped from here on.
+void AttentionWorkerCore::EndStep(MicroBatch& batch) {
+  for (SequenceState* sequence : batch.sequences) sequence->micro_batch = SequenceState::kNoMicroBatch;
+  batch.sequences.clear();
+  batch.phase = Phase::kIdle;
+}
+
+void AttentionWorkerCore::EndStepOf(SequenceId id) {
+  const SequenceState* sequence = sequences_.Find(id);
+  if (sequence != nullptr && sequence->micro_batch != SequenceState::kNoMicroBatch) EndStep(micro_batches_[sequence->micro_batch]);
 }
 
 void AttentionWorkerCore::OnProbe(NodeId from, const FrameHeader& header, std::span<const std::byte> payload,
@@ -111,7 +121,7 @@ void AttentionWorkerCore::OnProbe(NodeId from, const FrameHeader& header, std::s
   Reply(from, header, FrameType::kPrefixProbed, proto::PrefixProbed{message->pin_id, sequences_.Probe(*message)}, actions);
 }
 
-absl::Status AttentionWorkerCore::CommitEntries(const proto::StepBegin& message) {
+absl::Status AttentionWorkerCore::CommitEntries(const FrameHeader& header, const proto::StepBegin& message) {
   absl::flat_hash_set<SequenceId> seen;
   for (const proto::StepBeginEntry& entry : message.entries)
     if (!seen.insert(entry.sequence).second)
@@ -119,7 +129,17 @@ absl::Status AttentionWorkerCore::CommitEntries(const proto::StepBegin& message)
   for (const proto::StepBeginEntry& entry : message.entries) {
     SequenceState* sequence = sequences_.Find(entry.sequence);
     if (sequence == nullptr) return NotFound("sequence ", entry.sequence.value(), " is not open here");
-    DT_RETURN_IF_ERROR(sequences_.Commit(*sequence, entry.ctx_len, entry.hashes));
+    if (sequence->micro_batch != SequenceState::kNoMicroBatch) {
+      const MicroBatch& other = micro_batches_[sequence->micro_batch];
+      if (other.phase != Phase::kIdle && other.step.value() >= header.step)
+        return FailedPrecondition("sequence ", entry.sequence.value(), " is in step ", other.step.value(), " of micro-batch ",
+                                  sequence->micro_batch);
+    }
+    DT_RETURN_IF_ERROR(sequences_.CheckCommit(*sequence, entry.ctx_len, entry.hashes));
+  }
+  for (const proto::StepBeginEntry& entry : message.entries) {
+    EndStepOf(entry.sequence);
+    DT_RETURN_IF_ERROR(sequences_.Commit(*sequences_.Find(entry.sequence), entry.ctx_len, entry.hashes));
   }
   return absl::OkStatus();
 }
@@ -137,13 +157,14 @@ void AttentionWorkerCore::OnStepBegin(NodeId from, const FrameHeader& header, st
   }
   auto message = proto::Decode<proto::StepBegin>(payload);
   if (!message.ok()) return Refuse(from, header, false, std::string(message.status().message()), actions);
-  batch.phase = Phase::kIdle;
-  if (absl::Status status = CommitEntries(*message); !status.ok())
+  EndStep(batch);
+  if (absl::Status status = CommitEntries(header, *message); !status.ok())
     return Refuse(from, header, false, std::string(status.message()), actions);
 
-  int64_t blocks = 0;
+  std::vector<SequenceTable::Growth> growth;
   for (const proto::StepBeginEntry& entry : message->entries)
-    blocks += sequences_.BlocksToAppend(*sequences_.Find(entry.sequence), entry.q_len);
+    growth.push_back({sequences_.Find(entry.sequence), entry.q_len});
+  const int64_t blocks = sequences_.BlocksToAppend(growth);
   if (!sequences_.MakeRoom(blocks)) {
     const proto::WorkerStatus now = sequences_.status();
     return Refuse(from, header, true,
@@ -152,10 +173,10 @@ void AttentionWorkerCore::OnStepBegin(NodeId from, const FrameHeader& header, st
                   actions);
   }
   CopyBlocks copies;
-  batch.sequences.clear();
   for (const proto::StepBeginEntry& entry : message->entries) {
     SequenceState* sequence = sequences_.Find(entry.sequence);
     sequences_.Append(*sequence, entry.q_len, copies.copies);
+    sequence->micro_batch = header.micro_batch;
     batch.sequences.push_back(sequence);
   }
   if (!copies.copies.empty()) actions.push_back(std::move(copies));

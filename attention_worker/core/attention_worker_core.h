@@ -67,7 +67,8 @@ class AttentionWorkerCore {
   AttentionWorkerCore(const proto::AttentionTable& table, const AttentionWorkerOptions& options);
 
   // Applies a frame from `from`; appends actions. A frame that is malformed, late or of another epoch is dropped and counted; a step that
-  // cannot run is answered with kStepRefused and changes nothing.
+  // cannot run is answered with kStepRefused and changes nothing (lacking memory, nothing but the commit of the step before). A sequence
+  // is in one step at a time: releasing or reopening it, or a newer step of another micro-batch, ends the step that it was in.
   void Handle(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload, std::vector<Action>& actions);
 
   // For the shell, between PrepareStep and the end of the step.
@@ -91,13 +92,15 @@ class AttentionWorkerCore {
     NodeId compute;
     Phase phase = Phase::kIdle;
     int next_op = 0;
-    std::vector<SequenceState*> sequences;   // by entry; null once released
+    std::vector<SequenceState*> sequences;   // by entry, each knowing this micro-batch
     std::vector<proto::StepLayout> layouts;  // by group
   };
 
   void OnOpen(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload, std::vector<Action>& actions);
   void OnFork(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload, std::vector<Action>& actions);
   void OnRelease(std::span<const std::byte> payload);
+  void EndStep(MicroBatch& batch);
+  void EndStepOf(SequenceId id);
   void OnProbe(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload, std::vector<Action>& actions);
   void OnStepBegin(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
                    std::vector<Action>& actions);
@@ -106,7 +109,7 @@ class AttentionWorkerCore {
                   std::vector<Action>& actions);
 
   absl::Status CheckShardsAreOurs(const std::vector<proto::Shard>& shards) const;
-  absl::Status CommitEntries(const proto::StepBegin& message);
+  absl::Status CommitEntries(const proto::FrameHeader& header, const proto::StepBegin& message);
   void Refuse(NodeId to, const proto::FrameHeader& header, bool out_of_memory, std::string reason, std::vector<Action>& actions);
   void BuildLayouts(const proto::StepBegin& message, MicroBatch& batch) const;
   // The first op at or after `op` in which this worker has a part, or op_count().

@@ -53,18 +53,23 @@ std::vector<BlockSetId> SequenceTable::FindCached(const proto::Shard& shard,
 }
 
 std::vector<uint32_t> SequenceTable::Resumable(const std::vector<ShardState>& shards, size_t blocks) const {
-  std::vector<uint32_t> counts;
-  for (int64_t count = static_cast<int64_t>(blocks); count > 0; --count) {
-    const bool all = std::all_of(shards.begin(), shards.end(), [&](const ShardState& state) {
-      const int64_t from = std::max(state.first_block(), FirstVisibleBlock(state.shard, count * kSegmentTokens));
-      const int64_t to = std::min<int64_t>(count, state.shard.tokens.end / kSegmentTokens);
-      if (to - state.first_block() > static_cast<int64_t>(state.sets.size())) return false;
-      for (int64_t block = from; block < to; ++block)
-        if (state.sets[block - state.first_block()] == kNoBlockSet) return false;
-      return true;
-    });
-    if (all) counts.push_back(static_cast<uint32_t>(count));
+  std::vector<bool> possible(blocks + 1, true);
+  for (const ShardState& state : shards) {
+    const int64_t held = static_cast<int64_t>(state.sets.size());
+    int64_t run_begin = 0;  // sets[run_begin .. to) are all there
+    int64_t to = 0;
+    for (int64_t count = 1; count <= static_cast<int64_t>(blocks); ++count) {
+      const int64_t end = std::min<int64_t>(count, state.shard.tokens.end / kSegmentTokens) - state.first_block();
+      for (; to < std::min(end, held); ++to)
+        if (state.sets[to] == kNoBlockSet) run_begin = to + 1;
+      const int64_t from = FirstVisibleBlock(state.shard, count * kSegmentTokens) - state.first_block();
+      const bool visible_is_held = from >= end || (end <= held && std::max<int64_t>(from, 0) >= run_begin);
+      if (end > 0 && !visible_is_held) possible[count] = false;
+    }
   }
+  std::vector<uint32_t> counts;
+  for (size_t count = blocks; count > 0; --count)
+    if (possible[count]) counts.push_back(static_cast<uint32_t>(count));
   counts.push_back(0);
   return counts;
 }
@@ -101,10 +106,15 @@ absl::StatusOr<const SequenceState*> SequenceTable::Fork(const proto::ForkSequen
   auto child = std::make_unique<SequenceState>(*parent);
   child->id = message.child;
   child->q_len = 0;
+  child->micro_batch = SequenceState::kNoMicroBatch;
   child->ctx_len = message.ctx_len;
+  // What the parent was going to hold beyond the fork names nothing here.
+  child->hashes.resize(std::min<size_t>(child->hashes.size(), message.ctx_len / kSegmentTokens));
+  child->indexed_blocks = std::min(child->indexed_blocks, message.ctx_len / kSegmentTokens);
   for (ShardState& shard : child->shards) {
     const BlockRange held = BlocksHolding(shard, 0, message.ctx_len);
     shard.sets.resize(std::min<size_t>(shard.sets.size(), held.last));
+    shard.left_by_window = std::min<int64_t>(shard.left_by_window, shard.sets.size());
     for (const BlockSetId set : shard.sets)
       if (set != kNoBlockSet) index_.Acquire(set);
   }
@@ -123,8 +133,8 @@ void SequenceTable::ReleaseSets(SequenceState& sequence) {
 void SequenceTable::Release(const proto::ReleaseSequence& message) {
   SequenceState* sequence = Find(message.sequence);
   if (sequence == nullptr) return;
-  if (sequence->started && message.ctx_len >= sequence->ctx_len && message.ctx_len <= sequence->ctx_len + sequence->q_len) {
-    sequence->hashes.insert(sequence->hashes.end(), message.hashes.begin(), message.hashes.end());
+  if (sequence->started && CheckCommit(*sequence, message.ctx_len, message.hashes).ok()) {
+    TakeHashes(*sequence, message.ctx_len, message.hashes);
     sequence->ctx_len = message.ctx_len;
     IndexCommitted(*sequence);
   }
@@ -134,6 +144,7 @@ void SequenceTable::Release(const proto::ReleaseSequence& message) {
 
 std::vector<uint32_t> SequenceTable::Probe(const proto::PrefixProbe& message) {
   if (!ValidateShards(message.shards).ok()) return {0};
+  if (message.pin_id != 0 && pins_.size() >= kMaxPins && !pins_.contains(message.pin_id)) return {0};
   std::vector<ShardState> shards;
   for (const proto::Shard& shard : message.shards) shards.push_back(ShardState{shard, FindCached(shard, message.hashes)});
   if (message.pin_id != 0) {
@@ -184,8 +195,28 @@ void SequenceTable::IndexCommitted(SequenceState& sequence) {
   }
 }
 
-absl::Status SequenceTable::Commit(SequenceState& sequence, Position ctx_len,
-                                   const std::vector<proto::BlockHash>& new_hashes) {
+absl::Status SequenceTable::CheckHashes(const SequenceState& sequence, Position ctx_len,
+                                        const std::vector<proto::BlockHash>& hashes) {
+  if (hashes.empty()) return absl::OkStatus();
+  const int64_t end = ctx_len / kSegmentTokens;
+  const int64_t first = end - static_cast<int64_t>(hashes.size());
+  const int64_t known = static_cast<int64_t>(sequence.hashes.size());
+  if (first < 0 || first > known)
+    return InvalidArgument("sequence ", sequence.id.value(), ": ", hashes.size(), " hashes end at block ", end, " of ctx_len ", ctx_len,
+                           "; the first ", known, " are known");
+  for (int64_t block = first; block < std::min(end, known); ++block)
+    if (sequence.hashes[block] != hashes[block - first])
+      return InvalidArgument("sequence ", sequence.id.value(), ": the hash of block ", block, " is not the one given before");
+  return absl::OkStatus();
+}
+
+void SequenceTable::TakeHashes(SequenceState& sequence, Position ctx_len, const std::vector<proto::BlockHash>& hashes) {
+  const int64_t known_of_these = static_cast<int64_t>(sequence.hashes.size() + hashes.size()) - ctx_len / kSegmentTokens;
+  for (size_t i = std::max<int64_t>(0, known_of_these); i < hashes.size(); ++i) sequence.hashes.push_back(hashes[i]);
+}
+
+absl::Status SequenceTable::CheckCommit(const SequenceState& sequence, Position ctx_len,
+                                        const std::vector<proto::BlockHash>& hashes) const {
   if (!sequence.started) {
     const bool offered = ctx_len % kSegmentTokens == 0 &&
                          std::find(sequence.resumable.begin(), sequence.resumable.end(), ctx_len / kSegmentTokens) !=
@@ -197,11 +228,25 @@ absl::Status SequenceTable::Commit(SequenceState& sequence, Position ctx_len,
     return InvalidArgument("sequence ", sequence.id.value(), ": ctx_len ", ctx_len, " is outside ", sequence.ctx_len, "..",
                            sequence.ctx_len + sequence.q_len);
   }
+  return CheckHashes(sequence, ctx_len, hashes);
+}
+
+void SequenceTable::DropLeftByWindow(ShardState& shard, Position ctx_len) {
+  const int64_t visible = FirstVisibleBlock(shard.shard, ctx_len) - shard.first_block();
+  for (; shard.left_by_window < std::min<int64_t>(visible, shard.sets.size()); ++shard.left_by_window) {
+    BlockSetId& set = shard.sets[shard.left_by_window];
+    if (set != kNoBlockSet) index_.Release(set);
+    set = kNoBlockSet;
+  }
+}
+
+absl::Status SequenceTable::Commit(SequenceState& sequence, Position ctx_len, const std::vector<proto::BlockHash>& hashes) {
+  DT_RETURN_IF_ERROR(CheckCommit(sequence, ctx_len, hashes));
   if (!sequence.started) sequence.indexed_blocks = ctx_len / kSegmentTokens;
   sequence.started = true;
   sequence.ctx_len = ctx_len;
   sequence.q_len = 0;
-  sequence.hashes.insert(sequence.hashes.end(), new_hashes.begin(), new_hashes.end());
+  TakeHashes(sequence, ctx_len, hashes);
   IndexCommitted(sequence);
   for (ShardState& shard : sequence.shards) {
     const size_t keep = BlocksHolding(shard, 0, ctx_len).last;
@@ -209,25 +254,36 @@ absl::Status SequenceTable::Commit(SequenceState& sequence, Position ctx_len,
       if (shard.sets.back() != kNoBlockSet) index_.Release(shard.sets.back());
       shard.sets.pop_back();
     }
-    const int64_t visible = FirstVisibleBlock(shard.shard, ctx_len) - shard.first_block();
-    for (int64_t i = std::min<int64_t>(visible, shard.sets.size()) - 1; i >= 0 && shard.sets[i] != kNoBlockSet; --i) {
-      index_.Release(shard.sets[i]);
-      shard.sets[i] = kNoBlockSet;
-    }
+    DropLeftByWindow(shard, ctx_len);
   }
   return absl::OkStatus();
 }
 
 bool SequenceTable::MustCopy(BlockSetId set) const { return set != kNoBlockSet && pool_.references(set) > 1; }
 
-int64_t SequenceTable::BlocksToAppend(const SequenceState& sequence, int q_len) const {
+int64_t SequenceTable::BlocksToAppend(std::span<const Growth> step) const {
   int64_t blocks = 0;
-  for (const ShardState& shard : sequence.shards) {
-    const BlockRange range = BlocksHolding(shard, sequence.ctx_len, sequence.ctx_len + q_len);
-    for (int64_t i = range.first; i < range.last; ++i) {
-      const BlockSetId set = i < static_cast<int64_t>(shard.sets.size()) ? shard.sets[i] : kNoBlockSet;
-      if (set == kNoBlockSet || MustCopy(set)) blocks += BlocksPerSet(shard.shard);
+  std::vector<BlockSetId> shared;  // once for each sequence of the step that is about to write to it
+  for (const Growth& growth : step) {
+    const Position ctx_len = growth.sequence->ctx_len;
+    for (const ShardState& shard : growth.sequence->shards) {
+      const BlockRange range = BlocksHolding(shard, ctx_len, ctx_len + growth.q_len);
+      for (int64_t i = range.first; i < range.last; ++i) {
+        const BlockSetId set = i < static_cast<int64_t>(shard.sets.size()) ? shard.sets[i] : kNoBlockSet;
+        if (set == kNoBlockSet) {
+          blocks += BlocksPerSet(shard.shard);
+        } else if (MustCopy(set)) {
+          shared.push_back(set);
+        }
+      }
     }
+  }
+  std::sort(shared.begin(), shared.end());
+  for (size_t i = 0; i < shared.size();) {
+    const BlockSetId set = shared[i];
+    int64_t writers = 0;
+    for (; i < shared.size() && shared[i] == set; ++i) ++writers;
+    blocks += std::min<int64_t>(writers, pool_.references(set) - 1) * static_cast<int64_t>(pool_.blocks(set).size());
   }
   return blocks;
 }

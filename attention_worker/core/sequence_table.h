@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -19,6 +20,7 @@ namespace dovetail::attention {
 struct ShardState {
   proto::Shard shard;
   std::vector<BlockSetId> sets;  // [i]: tokens 64 x (first_block() + i) ..; kNoBlockSet: not held (not yet, or left by the window)
+  int64_t left_by_window = 0;    // sets[0 .. this) are kNoBlockSet for good
 
   int64_t first_block() const { return shard.tokens.begin / kSegmentTokens; }
 };
@@ -33,6 +35,8 @@ struct SequenceState {
   Position ctx_len = 0;
   int q_len = 0;
   int64_t indexed_blocks = 0;             // blocks below this were offered to the prefix index
+  int micro_batch = kNoMicroBatch;        // whose step it is in, or was in last; the worker core's
+  static constexpr int kNoMicroBatch = -1;
 };
 
 struct BlockCopy {
@@ -45,6 +49,7 @@ struct BlockCopy {
 class SequenceTable {
  public:
   static constexpr size_t kMaxSequences = 65536;
+  static constexpr size_t kMaxPins = 65536;
 
   SequenceTable(const proto::AttentionTable& table, uint32_t capacity_blocks);
 
@@ -57,7 +62,8 @@ class SequenceTable {
 
   void Release(const proto::ReleaseSequence& message);
 
-  // Block counts, falling, at which shards like these could start from the prefix cache. Pins what it found if pin_id is not 0.
+  // Block counts, falling, at which shards like these could start from the prefix cache. Pins what it found if pin_id is not 0. With
+  // kMaxPins held, another pin is answered with {0}: nothing that could be relied on.
   std::vector<uint32_t> Probe(const proto::PrefixProbe& message);
   void Unpin(uint64_t pin_id);
 
@@ -65,11 +71,18 @@ class SequenceTable {
   SequenceState* Find(SequenceId id);
 
   // Commits what came before ctx_len: keeps it, forgets the rest, offers full blocks to the prefix index, drops what windows have left
-  // behind. kInvalidArgument if the sequence cannot stand at ctx_len; then nothing changes.
-  absl::Status Commit(SequenceState& sequence, Position ctx_len, const std::vector<proto::BlockHash>& new_hashes);
+  // behind. `hashes` name the last blocks that end at or before ctx_len; naming one again is harmless. kInvalidArgument if the sequence
+  // cannot stand at ctx_len or the hashes do not continue (or contradict) those it has; then nothing changes.
+  absl::Status Commit(SequenceState& sequence, Position ctx_len, const std::vector<proto::BlockHash>& hashes);
+  absl::Status CheckCommit(const SequenceState& sequence, Position ctx_len, const std::vector<proto::BlockHash>& hashes) const;
 
-  // KvBlocks that appending q_len tokens needs, copies of shared blocks included.
-  int64_t BlocksToAppend(const SequenceState& sequence, int q_len) const;
+  // KvBlocks that appending these tokens to these sequences, all different and committed, needs: copies of shared blocks included, but
+  // not for the last one that still shares.
+  struct Growth {
+    const SequenceState* sequence = nullptr;
+    int q_len = 0;
+  };
+  int64_t BlocksToAppend(std::span<const Growth> step) const;
 
   // False: that many blocks cannot be had.
   bool MakeRoom(int64_t blocks);
@@ -100,7 +113,10 @@ class SequenceTable {
   BlockRange BlocksHolding(const ShardState& shard, Position begin, Position end) const;
   bool MustCopy(BlockSetId set) const;
   void ReleaseSets(SequenceState& sequence);
+  static absl::Status CheckHashes(const SequenceState& sequence, Position ctx_len, const std::vector<proto::BlockHash>& hashes);
+  static void TakeHashes(SequenceState& sequence, Position ctx_len, const std::vector<proto::BlockHash>& hashes);
   void IndexCommitted(SequenceState& sequence);
+  void DropLeftByWindow(ShardState& shard, Position ctx_len);
 
   const proto::AttentionTable& table_;
   BlockPool pool_;

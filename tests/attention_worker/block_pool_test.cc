@@ -1,0 +1,65 @@
+#include "attention_worker/core/block_pool.h"
+
+#include <set>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace dovetail::attention {
+namespace {
+
+using ::testing::ElementsAre;
+
+TEST(BlockPool, HandsOutEveryBlockOnceAndThenNone) {
+  BlockPool pool(7);
+  std::set<KvBlockId> seen;
+  for (int i = 0; i < 3; ++i) {
+    const BlockSetId set = pool.Allocate(2);
+    ASSERT_NE(set, kNoBlockSet);
+    for (const KvBlockId block : pool.blocks(set)) EXPECT_TRUE(seen.insert(block).second) << block << " was given out twice";
+  }
+  EXPECT_EQ(pool.free_blocks(), 1u);
+  EXPECT_EQ(pool.Allocate(2), kNoBlockSet);
+  EXPECT_EQ(pool.free_blocks(), 1u) << "a refused allocation takes nothing";
+  EXPECT_NE(pool.Allocate(1), kNoBlockSet);
+  EXPECT_EQ(pool.free_blocks(), 0u);
+}
+
+TEST(BlockPool, ASetIsFreedOnlyByItsOwnerAndThenComesBackWithANewGeneration) {
+  BlockPool pool(4);
+  const BlockSetId set = pool.Allocate(4);
+  const std::vector<KvBlockId> blocks = pool.blocks(set);
+  const uint32_t generation = pool.generation(set);
+  pool.AddReference(set);
+  EXPECT_EQ(pool.references(set), 2u);
+  EXPECT_EQ(pool.DropReference(set), 1u);
+  EXPECT_EQ(pool.DropReference(set), 0u);
+  EXPECT_EQ(pool.free_blocks(), 0u) << "an unreferenced set may still be wanted by the prefix index";
+  pool.Free(set);
+  EXPECT_EQ(pool.free_blocks(), 4u);
+
+  const BlockSetId again = pool.Allocate(4);
+  EXPECT_EQ(again, set) << "set ids are recycled";
+  EXPECT_NE(pool.generation(again), generation) << "a stale reference to the set must show";
+  EXPECT_THAT(pool.blocks(again), ::testing::UnorderedElementsAreArray(blocks));
+}
+
+TEST(BlockPool, AllocatesInAFixedOrder) {
+  BlockPool a(6), b(6);
+  EXPECT_THAT(a.blocks(a.Allocate(3)), ElementsAre(2, 1, 0));
+  EXPECT_EQ(b.blocks(b.Allocate(3)), a.blocks(0)) << "the same calls give the same blocks in every process";
+}
+
+TEST(BlockPoolDeathTest, StopsAtAReferenceToWhatIsNotAllocated) {
+  BlockPool pool(2);
+  const BlockSetId set = pool.Allocate(1);
+  EXPECT_DEATH(pool.Free(set), "freed while in use or twice");
+  pool.DropReference(set);
+  EXPECT_DEATH(pool.DropReference(set), "references > 0");
+  pool.Free(set);
+  EXPECT_DEATH(pool.Free(set), "freed while in use or twice");
+  EXPECT_DEATH(pool.AddReference(set), "allocated");
+}
+
+}  // namespace
+}  // namespace dovetail::attention

@@ -1,0 +1,84 @@
+#include "attention_worker/core/prefix_index.h"
+
+#include "gtest/gtest.h"
+
+namespace dovetail::attention {
+namespace {
+
+PrefixKey Key(uint64_t content) { return PrefixKey{{content, 1}, 0, 0, 2}; }
+
+class PrefixIndexTest : public ::testing::Test {
+ protected:
+  // A set of 2 blocks, findable under `content`, that nobody uses any more.
+  BlockSetId Cached(uint64_t content) {
+    const BlockSetId set = pool_.Allocate(2);
+    EXPECT_TRUE(index_.Insert(Key(content), set));
+    index_.Release(set);
+    return set;
+  }
+
+  BlockPool pool_{8};
+  PrefixIndex index_{pool_};
+};
+
+TEST_F(PrefixIndexTest, FindsASetByItsWholeKeyOnly) {
+  const BlockSetId set = Cached(5);
+  EXPECT_EQ(index_.Find(Key(5)), set);
+  for (const PrefixKey& other : {PrefixKey{{5, 2}, 0, 0, 2}, PrefixKey{{6, 1}, 0, 0, 2}, PrefixKey{{5, 1}, 1, 0, 2},
+                                 PrefixKey{{5, 1}, 0, 1, 2}, PrefixKey{{5, 1}, 0, 0, 1}})
+    EXPECT_EQ(index_.Find(other), kNoBlockSet) << "another hash, layer group or head range is other content";
+}
+
+TEST_F(PrefixIndexTest, TheFirstSetOfAContentStaysAndALaterOneIsAnonymous) {
+  const BlockSetId first = Cached(5);
+  const BlockSetId second = pool_.Allocate(2);
+  EXPECT_FALSE(index_.Insert(Key(5), second));
+  EXPECT_FALSE(index_.Insert(Key(6), first)) << "a set has one name";
+  index_.Release(second);
+  EXPECT_EQ(index_.Find(Key(5)), first);
+  EXPECT_EQ(pool_.free_blocks(), 6u) << "the anonymous set was freed at once";
+}
+
+TEST_F(PrefixIndexTest, AnUnusedSetCanBeEvictedAndOneInUseCannot) {
+  const BlockSetId set = Cached(5);
+  EXPECT_EQ(index_.evictable_blocks(), 2u);
+  index_.Acquire(set);
+  EXPECT_EQ(index_.evictable_blocks(), 0u);
+  EXPECT_FALSE(index_.MakeRoom(7)) << "6 are free";
+  index_.Release(set);
+  EXPECT_TRUE(index_.MakeRoom(7));
+  EXPECT_EQ(index_.Find(Key(5)), kNoBlockSet);
+  EXPECT_EQ(pool_.free_blocks(), 8u);
+  EXPECT_EQ(index_.size(), 0u);
+}
+
+TEST_F(PrefixIndexTest, EvictsTheLeastRecentlyUsedFirstAndNoMoreThanNeeded) {
+  Cached(1), Cached(2), Cached(3);
+  const BlockSetId one = index_.Find(Key(1));
+  index_.Acquire(one);
+  index_.Release(one);  // used again: now the newest
+  EXPECT_TRUE(index_.MakeRoom(3));
+  EXPECT_EQ(index_.Find(Key(2)), kNoBlockSet);
+  EXPECT_NE(index_.Find(Key(3)), kNoBlockSet);
+  EXPECT_TRUE(index_.MakeRoom(6));
+  EXPECT_EQ(index_.Find(Key(3)), kNoBlockSet);
+  EXPECT_NE(index_.Find(Key(1)), kNoBlockSet);
+}
+
+TEST_F(PrefixIndexTest, FreesNothingWhenEvenAllWouldNotDo) {
+  Cached(1);
+  EXPECT_FALSE(index_.MakeRoom(9));
+  EXPECT_NE(index_.Find(Key(1)), kNoBlockSet);
+}
+
+TEST_F(PrefixIndexTest, ASetSharedByTwoBecomesEvictableWithTheLastOfThem) {
+  const BlockSetId set = Cached(5);
+  index_.Acquire(set), index_.Acquire(set);
+  index_.Release(set);
+  EXPECT_EQ(index_.evictable_blocks(), 0u);
+  index_.Release(set);
+  EXPECT_EQ(index_.evictable_blocks(), 2u);
+}
+
+}  // namespace
+}  // namespace dovetail::attention
