@@ -1,0 +1,320 @@
+#include "control/convert.h"
+
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "base/dtype.h"
+#include "base/ids.h"
+
+namespace dovetail::control {
+namespace {
+
+absl::Status CheckText(const char* field, const std::string& text, size_t most, bool may_be_empty = false) {
+  if (text.empty() && !may_be_empty) return InvalidArgument(field, ": is empty");
+  if (text.size() > most) return InvalidArgument(field, ": has ", text.size(), " bytes, more than ", most);
+  return absl::OkStatus();
+}
+
+// Names appear on operators' terminals and in log lines.
+absl::Status CheckName(const char* field, const std::string& text, size_t most) {
+  DT_RETURN_IF_ERROR(CheckText(field, text, most));
+  for (const char c : text)
+    if (c < 0x20 || c > 0x7e) return InvalidArgument(field, ": holds a character that is not printable ASCII");
+  return absl::OkStatus();
+}
+
+absl::Status CheckRange(const char* field, uint64_t value, uint64_t least, uint64_t most) {
+  if (value >= least && value <= most) return absl::OkStatus();
+  return InvalidArgument(field, ": ", value, " is outside ", least, "..", most);
+}
+
+absl::Status CheckFinite(const char* field, float value) {
+  return std::isfinite(value) ? absl::OkStatus() : InvalidArgument(field, ": is not finite");
+}
+
+pb::Role RoleToProto(Role role) {
+  if (role == Role::kAttentionWorker) return pb::ROLE_ATTENTION_WORKER;
+  return role == Role::kComputeWorker ? pb::ROLE_COMPUTE_WORKER : pb::ROLE_UNSPECIFIED;
+}
+
+absl::StatusOr<Role> RoleFromProto(pb::Role role, bool scheduler_allowed) {
+  if (role == pb::ROLE_ATTENTION_WORKER) return Role::kAttentionWorker;
+  if (role == pb::ROLE_COMPUTE_WORKER) return Role::kComputeWorker;
+  if (role == pb::ROLE_UNSPECIFIED && scheduler_allowed) return Role::kScheduler;
+  return InvalidArgument("role: ", static_cast<int>(role), " is no role that a worker can have");
+}
+
+}  // namespace
+
+const char* NameOf(Role role) {
+  if (role == Role::kAttentionWorker) return "attention";
+  return role == Role::kComputeWorker ? "compute" : "scheduler";
+}
+
+void ToProto(const proto::AttentionTable& table, pb::AttentionTable& out) {
+  out.Clear();
+  for (int group = 0; group < table.group_count(); ++group) {
+    const proto::SoftmaxSpec& spec = table.softmax(LayerGroup(static_cast<uint16_t>(group)));
+    pb::SoftmaxSpec& to = *out.add_groups();
+    to.set_query_heads(spec.query_heads);
+    to.set_kv_heads(spec.kv_heads);
+    to.set_key_dim(spec.key_dim);
+    to.set_value_dim(spec.value_dim);
+    to.set_scale(spec.scale);
+    to.set_window(spec.window);
+    to.set_kv_dtype(static_cast<uint32_t>(spec.kv));
+  }
+  for (const LayerGroup group : table.op_group) out.add_op_group(group.value());
+}
+
+absl::StatusOr<proto::AttentionTable> FromProto(const pb::AttentionTable& in) {
+  DT_RETURN_IF_ERROR(CheckRange("attention.groups", in.groups_size(), 1, proto::kMaxLayerGroups));
+  DT_RETURN_IF_ERROR(CheckRange("attention.op_group", in.op_group_size(), 1, proto::kMaxAttentionOps));
+  std::vector<proto::SoftmaxSpec> specs;
+  for (const pb::SoftmaxSpec& from : in.groups()) {
+    DT_RETURN_IF_ERROR(CheckRange("attention.query_heads", from.query_heads(), 1, proto::kMaxHeads));
+    DT_RETURN_IF_ERROR(CheckRange("attention.kv_heads", from.kv_heads(), 1, proto::kMaxHeads));
+    DT_RETURN_IF_ERROR(CheckRange("attention.key_dim", from.key_dim(), 1, proto::kMaxHeadDim));
+    DT_RETURN_IF_ERROR(CheckRange("attention.value_dim", from.value_dim(), 1, proto::kMaxHeadDim));
+    DT_RETURN_IF_ERROR(CheckRange("attention.window", from.window(), 0, std::numeric_limits<int32_t>::max()));
+    DT_RETURN_IF_ERROR(CheckRange("attention.kv_dtype", from.kv_dtype(), 0, static_cast<uint64_t>(DType::kBF16)));
+    DT_RETURN_IF_ERROR(CheckFinite("attention.scale", from.scale()));
+    proto::SoftmaxSpec spec;
+    spec.query_heads = static_cast<int>(from.query_heads());
+    spec.kv_heads = static_cast<int>(from.kv_heads());
+    spec.key_dim = static_cast<int>(from.key_dim());
+    spec.value_dim = static_cast<int>(from.value_dim());
+    spec.scale = from.scale();
+    spec.window = static_cast<int>(from.window());
+    spec.kv = static_cast<DType>(from.kv_dtype());
+    specs.push_back(spec);
+  }
+  std::vector<proto::AttentionSpec> ops;
+  for (const uint32_t group : in.op_group()) {
+    if (group >= specs.size()) return InvalidArgument("attention.op_group: there is no group ", group);
+    ops.push_back(specs[group]);
+  }
+  DT_ASSIGN_OR_RETURN(proto::AttentionTable table, proto::AttentionTable::Build(ops));
+  // Both ends number groups by first appearance; a table that does not would name other groups in its placements.
+  for (int op = 0; op < table.op_count(); ++op)
+    if (table.op_group[op].value() != in.op_group(op))
+      return InvalidArgument("attention.op_group: op ", op, " is in group ", in.op_group(op), ", but belongs to group ",
+                             table.op_group[op].value());
+  return table;
+}
+
+void ToProto(const ModelSummary& model, pb::Model& out) {
+  out.Clear();
+  out.set_name(model.name);
+  out.set_digest(model.digest);
+  ToProto(model.attention, *out.mutable_attention());
+  out.set_vocab_size(model.vocab_size);
+  out.set_max_positions(model.max_positions);
+  if (model.bos) out.set_bos(*model.bos);
+  for (const TokenId id : model.stop_ids) out.add_stop_ids(id);
+  if (model.temperature) out.set_temperature(*model.temperature);
+  if (model.top_p) out.set_top_p(*model.top_p);
+  if (model.min_p) out.set_min_p(*model.min_p);
+  if (model.repetition_penalty) out.set_repetition_penalty(*model.repetition_penalty);
+  if (model.top_k) out.set_top_k(*model.top_k);
+  for (const LengthRope& rope : model.length_ropes) {
+    pb::LengthRope& to = *out.add_length_ropes();
+    to.set_kind(rope.kind);
+    to.set_max_positions(rope.max_positions);
+    to.set_original_max_positions(rope.original_max_positions);
+  }
+  for (const FileSummary& file : model.files) {
+    pb::ModelFile& to = *out.add_files();
+    to.set_name(file.name);
+    to.set_size(file.size);
+    to.set_sha256(file.sha256);
+  }
+  out.set_weight_bytes(model.weight_bytes);
+}
+
+absl::StatusOr<ModelSummary> FromProto(const pb::Model& in) {
+  ModelSummary model;
+  DT_RETURN_IF_ERROR(CheckName("model.name", in.name(), 4 * kMaxNameBytes));
+  model.name = in.name();
+  model.digest = in.digest();
+  DT_ASSIGN_OR_RETURN(model.attention, FromProto(in.attention()));
+  DT_RETURN_IF_ERROR(CheckRange("model.vocab_size", in.vocab_size(), 1, 1 << 24));
+  model.vocab_size = static_cast<int>(in.vocab_size());
+  DT_RETURN_IF_ERROR(CheckRange("model.max_positions", in.max_positions(), 1, uint64_t{1} << 26));
+  model.max_positions = static_cast<int64_t>(in.max_positions());
+  const auto is_token = [&](int64_t id) { return id >= 0 && id < model.vocab_size; };
+  if (in.has_bos()) {
+    if (!is_token(in.bos())) return InvalidArgument("model.bos: ", in.bos(), " is outside the vocabulary");
+    model.bos = in.bos();
+  }
+  DT_RETURN_IF_ERROR(CheckRange("model.stop_ids", in.stop_ids_size(), 0, 1024));
+  for (const TokenId id : in.stop_ids()) {
+    if (!is_token(id)) return InvalidArgument("model.stop_ids: ", id, " is outside the vocabulary");
+    model.stop_ids.push_back(id);
+  }
+  for (const float value : {in.temperature(), in.top_p(), in.min_p(), in.repetition_penalty()})
+    DT_RETURN_IF_ERROR(CheckFinite("model's sampling defaults", value));
+  if (in.has_temperature()) model.temperature = in.temperature();
+  if (in.has_top_p()) model.top_p = in.top_p();
+  if (in.has_min_p()) model.min_p = in.min_p();
+  if (in.has_repetition_penalty()) model.repetition_penalty = in.repetition_penalty();
+  DT_RETURN_IF_ERROR(CheckRange("model.top_k", in.top_k(), 0, 1 << 24));
+  if (in.has_top_k()) model.top_k = static_cast<int>(in.top_k());
+  DT_RETURN_IF_ERROR(CheckRange("model.length_ropes", in.length_ropes_size(), 0, 64));
+  for (const pb::LengthRope& rope : in.length_ropes()) {
+    DT_RETURN_IF_ERROR(CheckRange("model.length_ropes.kind", rope.kind(), 0, 255));
+    DT_RETURN_IF_ERROR(CheckRange("model.length_ropes.max_positions", rope.max_positions(), 0, uint64_t{1} << 32));
+    DT_RETURN_IF_ERROR(CheckRange("model.length_ropes.original_max_positions", rope.original_max_positions(), 0, uint64_t{1} << 32));
+    model.length_ropes.push_back({static_cast<int>(rope.kind()), static_cast<int64_t>(rope.max_positions()),
+                                  static_cast<int64_t>(rope.original_max_positions())});
+  }
+  DT_RETURN_IF_ERROR(CheckRange("model.files", in.files_size(), 0, kMaxModelFiles));
+  uint64_t total = 0;
+  for (const pb::ModelFile& file : in.files()) {
+    DT_RETURN_IF_ERROR(CheckName("model.files.name", file.name(), kMaxNameBytes));
+    if (file.name().find('/') != std::string::npos) return InvalidArgument("model.files.name: holds a slash");
+    if (file.sha256().size() != 32) return InvalidArgument("model.files.sha256: has ", file.sha256().size(), " bytes, not 32");
+    DT_RETURN_IF_ERROR(CheckRange("model.files.size", file.size(), 0, kMaxModelFileBytes));
+    total += file.size();
+    model.files.push_back({file.name(), file.size(), file.sha256()});
+  }
+  DT_RETURN_IF_ERROR(CheckRange("model.files: bytes of all", total, 0, kMaxModelFileBytes));
+  model.weight_bytes = in.weight_bytes();
+  return model;
+}
+
+void ToProto(const JoinRequest& request, pb::JoinRequest& out) {
+  out.Clear();
+  out.set_role(RoleToProto(request.role));
+  out.set_name(request.name);
+  out.set_node(request.node.value());
+  out.set_build_version(request.build_version);
+  out.set_frame_version(request.frame_version);
+  out.set_data_plane_version(request.data_plane_version);
+  out.set_data_plane_address(request.data_plane_address);
+  pb::Capabilities& capabilities = *out.mutable_capabilities();
+  capabilities.set_kv_bytes(request.capabilities.kv_bytes);
+  capabilities.set_cores(request.capabilities.cores);
+  capabilities.set_memory_bytes_per_s(request.capabilities.memory_bytes_per_s);
+  capabilities.set_device(request.capabilities.device);
+  if (request.model) ToProto(*request.model, *out.mutable_model());
+}
+
+absl::StatusOr<JoinRequest> FromProto(const pb::JoinRequest& in) {
+  JoinRequest request;
+  DT_ASSIGN_OR_RETURN(request.role, RoleFromProto(in.role(), /*scheduler_allowed=*/false));
+  DT_RETURN_IF_ERROR(CheckName("name", in.name(), kMaxNameBytes));
+  request.name = in.name();
+  DT_RETURN_IF_ERROR(CheckRange("node", in.node(), 1, std::numeric_limits<uint32_t>::max()));
+  request.node = NodeId(in.node());
+  DT_RETURN_IF_ERROR(CheckName("build_version", in.build_version(), kMaxVersionBytes));
+  request.build_version = in.build_version();
+  request.frame_version = in.frame_version();
+  DT_RETURN_IF_ERROR(CheckName("data_plane_version", in.data_plane_version(), kMaxVersionBytes));
+  request.data_plane_version = in.data_plane_version();
+  DT_RETURN_IF_ERROR(CheckText("data_plane_address", in.data_plane_address(), kMaxAddressBytes));
+  request.data_plane_address = in.data_plane_address();
+  const pb::Capabilities& capabilities = in.capabilities();
+  DT_RETURN_IF_ERROR(CheckRange("capabilities.cores", capabilities.cores(), 1, 1 << 16));
+  request.capabilities.cores = static_cast<int>(capabilities.cores());
+  DT_RETURN_IF_ERROR(CheckRange("capabilities.kv_bytes", capabilities.kv_bytes(), 0, uint64_t{1} << 50));
+  request.capabilities.kv_bytes = capabilities.kv_bytes();
+  DT_RETURN_IF_ERROR(CheckRange("capabilities.memory_bytes_per_s", capabilities.memory_bytes_per_s(), 0, uint64_t{1} << 50));
+  request.capabilities.memory_bytes_per_s = capabilities.memory_bytes_per_s();
+  DT_RETURN_IF_ERROR(CheckName("capabilities.device", capabilities.device(), kMaxNameBytes));
+  request.capabilities.device = capabilities.device();
+  if (request.role == Role::kComputeWorker) {
+    if (!in.has_model()) return InvalidArgument("model: a compute worker must bring one");
+    DT_ASSIGN_OR_RETURN(request.model, FromProto(in.model()));
+  } else if (request.capabilities.kv_bytes == 0) {
+    return InvalidArgument("capabilities.kv_bytes: an attention worker needs memory for KV; start it with --kv-capacity");
+  }
+  return request;
+}
+
+void ToProto(const JoinReply& reply, pb::JoinReply& out) {
+  out.Clear();
+  out.set_worker(reply.worker.value());
+  out.set_epoch(reply.epoch.value());
+  out.set_lease_ms(reply.lease_ms);
+  out.set_heartbeat_ms(reply.heartbeat_ms);
+  out.set_wants_model_files(reply.wants_model_files);
+  out.set_cluster(reply.cluster);
+}
+
+absl::StatusOr<JoinReply> FromProto(const pb::JoinReply& in) {
+  DT_RETURN_IF_ERROR(CheckRange("lease_ms", in.lease_ms(), 1, 3'600'000));
+  DT_RETURN_IF_ERROR(CheckRange("heartbeat_ms", in.heartbeat_ms(), 1, in.lease_ms()));
+  return JoinReply{WorkerId(in.worker()), Epoch(in.epoch()), in.lease_ms(), in.heartbeat_ms(), in.wants_model_files(), in.cluster()};
+}
+
+void ToProto(const Heartbeat& heartbeat, pb::Heartbeat& out) {
+  out.Clear();
+  out.set_sequence_number(heartbeat.sequence_number);
+  out.set_kv_blocks_total(heartbeat.kv_blocks_total);
+  out.set_kv_blocks_in_use(heartbeat.kv_blocks_in_use);
+  out.set_kv_blocks_cached(heartbeat.kv_blocks_cached);
+  out.set_steps(heartbeat.steps);
+  for (const Link& link : heartbeat.links) {
+    pb::Link& to = *out.add_links();
+    to.set_node(link.node.value());
+    to.set_lanes(link.lanes);
+  }
+}
+
+absl::StatusOr<Heartbeat> FromProto(const pb::Heartbeat& in) {
+  Heartbeat heartbeat{in.sequence_number(), in.kv_blocks_total(), in.kv_blocks_in_use(), in.kv_blocks_cached(), in.steps(), {}};
+  DT_RETURN_IF_ERROR(CheckRange("links", in.links_size(), 0, kMaxPeers));
+  for (const pb::Link& link : in.links()) {
+    DT_RETURN_IF_ERROR(CheckName("links.lanes", link.lanes(), kMaxLaneBytes));
+    heartbeat.links.push_back({NodeId(link.node()), link.lanes()});
+  }
+  return heartbeat;
+}
+
+void ToProto(const Configuration& configuration, pb::Configuration& out) {
+  out.Clear();
+  ToProto(configuration.attention, *out.mutable_attention());
+  out.set_model_digest(configuration.model_digest);
+  out.set_micro_batches(configuration.micro_batches);
+  out.set_max_step_tokens(configuration.max_step_tokens);
+}
+
+absl::StatusOr<Configuration> FromProto(const pb::Configuration& in) {
+  Configuration configuration;
+  DT_ASSIGN_OR_RETURN(configuration.attention, FromProto(in.attention()));
+  configuration.model_digest = in.model_digest();
+  DT_RETURN_IF_ERROR(CheckRange("micro_batches", in.micro_batches(), 1, 16));
+  configuration.micro_batches = static_cast<int>(in.micro_batches());
+  DT_RETURN_IF_ERROR(CheckRange("max_step_tokens", in.max_step_tokens(), 1, 65536));
+  configuration.max_step_tokens = static_cast<int>(in.max_step_tokens());
+  return configuration;
+}
+
+void ToProto(const Peers& peers, pb::Peers& out) {
+  out.Clear();
+  out.set_version(peers.version);
+  for (const Peer& peer : peers.peers) {
+    pb::Peer& to = *out.add_peers();
+    to.set_node(peer.node.value());
+    to.set_epoch(peer.epoch.value());
+    to.set_worker(peer.worker.value());
+    to.set_role(RoleToProto(peer.role));
+    to.set_data_plane_address(peer.address);
+  }
+}
+
+absl::StatusOr<Peers> FromProto(const pb::Peers& in) {
+  Peers peers;
+  peers.version = in.version();
+  DT_RETURN_IF_ERROR(CheckRange("peers", in.peers_size(), 0, kMaxPeers));
+  for (const pb::Peer& from : in.peers()) {
+    DT_ASSIGN_OR_RETURN(const Role role, RoleFromProto(from.role(), /*scheduler_allowed=*/true));
+    DT_RETURN_IF_ERROR(CheckText("peers.data_plane_address", from.data_plane_address(), kMaxAddressBytes));
+    peers.peers.push_back({NodeId(from.node()), Epoch(from.epoch()), WorkerId(from.worker()), role, from.data_plane_address()});
+  }
+  return peers;
+}
+
+}  // namespace dovetail::control

@@ -1,0 +1,20 @@
+#pragma once
+#include "base/status.h"
+#include "proto/control/dovetail_control.pb.h"
+#include "scheduler/core/request.h"
+
+// Generation requests and updates between servers and the scheduler. FromProto checks counts and kinds; what a value may be for this
+// model is checked by the scheduler, as for embedded requests.
+
+namespace dovetail::control {
+
+inline constexpr int kMaxPromptTokens = 1 << 22;   // of one message (kMaxMessageBytes)
+inline constexpr int kMaxTokenListSize = 1 << 17;  // stop, allowed, banned tokens, biases
+
+void ToProto(const scheduler::GenerationRequest& request, v1::GenerationRequest& out);
+absl::StatusOr<scheduler::GenerationRequest> FromProto(const v1::GenerationRequest& in);
+
+void ToProto(const scheduler::GenerationUpdate& update, v1::Update& out);
+absl::StatusOr<scheduler::GenerationUpdate> FromProto(const v1::Update& in);
+
+}  // namespace dovetail::control

@@ -1,0 +1,183 @@
+#include "control/membership_client.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "base/clock.h"
+#include "control/convert.h"
+
+namespace dovetail::control {
+namespace {
+
+int64_t NowMicros() { return absl::ToUnixMicros(SystemClock().Now()); }
+
+std::chrono::system_clock::time_point DeadlineIn(absl::Duration timeout) {
+  return std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<MembershipClient>> MembershipClient::Join(const Options& options) {
+  std::unique_ptr<MembershipClient> client(new MembershipClient(options));
+  DT_ASSIGN_OR_RETURN(client->channel_, MakeChannel("--scheduler", options.scheduler, options.security));
+  client->stub_ = v1::Membership::NewStub(client->channel_);
+  DT_RETURN_IF_ERROR(client->JoinNow());
+  if (client->reply_.wants_model_files) DT_RETURN_IF_ERROR(client->PutFiles());
+  AddToken(options.security, client->stream_context_);
+  client->stream_ = client->stub_->Attend(&client->stream_context_);
+  v1::WorkerReport hello;
+  ToProto(Heartbeat{}, *hello.mutable_heartbeat());
+  client->Write(std::move(hello));  // a failure shows in Run()
+  return client;
+}
+
+MembershipClient::~MembershipClient() {
+  Stop();
+  if (stream_ == nullptr) return;
+  v1::SchedulerOrder rest;
+  while (stream_->Read(&rest)) {
+  }
+  stream_->Finish();
+}
+
+void MembershipClient::Prepare(grpc::ClientContext& context) const {
+  AddToken(options_.security, context);
+  context.set_deadline(DeadlineIn(options_.call_timeout));
+}
+
+absl::Status MembershipClient::JoinNow() {
+  grpc::ClientContext context;
+  Prepare(context);
+  v1::JoinRequest request;
+  ToProto(options_.request, request);
+  v1::JoinReply reply;
+  const grpc::Status status = stub_->Join(&context, request, &reply);
+  if (!status.ok()) return ExplainCallFailure("scheduler", options_.scheduler, options_.security, status);
+  DT_ASSIGN_OR_RETURN(reply_, FromProto(reply));
+  return absl::OkStatus();
+}
+
+absl::Status MembershipClient::PutFiles() {
+  grpc::ClientContext context;
+  AddToken(options_.security, context);
+  context.set_deadline(DeadlineIn(absl::Seconds(60)));
+  v1::PutModelFilesReply reply;
+  const auto writer = stub_->PutModelFiles(&context, &reply);
+  bool open = true;
+  for (size_t file = 0; file < options_.files.size() && open; ++file) {
+    const std::string& bytes = options_.files[file].bytes;
+    for (size_t at = 0; at < bytes.size() && open; at += kFileChunkBytes) {
+      v1::ModelFileChunk chunk;
+      chunk.set_worker(reply_.worker.value());
+      chunk.set_epoch(reply_.epoch.value());
+      chunk.set_file(static_cast<uint32_t>(file));
+      chunk.set_data(bytes.substr(at, kFileChunkBytes));
+      open = writer->Write(chunk);
+    }
+  }
+  writer->WritesDone();
+  const grpc::Status status = writer->Finish();
+  if (status.ok()) return absl::OkStatus();
+  return Annotate(ExplainCallFailure("scheduler", options_.scheduler, options_.security, status), "sending the tokenizer files");
+}
+
+bool MembershipClient::Write(v1::WorkerReport report) {
+  report.set_worker(reply_.worker.value());
+  report.set_epoch(reply_.epoch.value());
+  std::lock_guard<std::mutex> lock(write_mutex_);
+  return stream_ != nullptr && stream_->Write(report);
+}
+
+void MembershipClient::Beat(const std::function<Heartbeat()>& heartbeat) {
+  const auto interval = std::chrono::milliseconds(reply_.heartbeat_ms);
+  // The scheduler answers every heartbeat; it is given longer than it gives us, so that its view of a cut comes first.
+  const int64_t patience_us = 3 * int64_t{reply_.lease_ms} * 1000;
+  uint64_t number = 0;
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!wake_.wait_for(lock, interval, [this] { return ended_; })) {
+    lock.unlock();
+    Heartbeat beat = heartbeat();
+    beat.sequence_number = ++number;
+    v1::WorkerReport report;
+    ToProto(beat, *report.mutable_heartbeat());
+    const bool written = Write(std::move(report));
+    if (NowMicros() - heard_us_ > patience_us) {
+      silent_ = true;
+      stream_context_.TryCancel();
+    }
+    lock.lock();
+    if (!written) return;
+  }
+}
+
+absl::Status MembershipClient::Run(const Handlers& handlers) {
+  heard_us_ = NowMicros();
+  std::thread beating([&] { Beat(handlers.heartbeat); });
+  absl::Status end;
+  v1::SchedulerOrder order;
+  while (end.ok() && stream_->Read(&order)) {
+    heard_us_ = NowMicros();
+    if (order.has_configuration()) {
+      auto configuration = FromProto(order.configuration());
+      if (configuration.ok()) handlers.on_configuration(*std::move(configuration));
+      end = configuration.status();
+    } else if (order.has_peers()) {
+      auto peers = FromProto(order.peers());
+      if (peers.ok()) handlers.on_peers(*std::move(peers));
+      end = peers.status();
+    } else if (order.has_dismissal()) {
+      end = absl::AbortedError(order.dismissal().reason().substr(0, 4096));
+    }
+  }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ended_ = true;
+  }
+  wake_.notify_all();
+  stream_context_.TryCancel();
+  beating.join();
+  const grpc::Status status = stream_->Finish();
+  {
+    std::lock_guard<std::mutex> lock(write_mutex_);
+    stream_.reset();
+  }
+  if (stopped_) return absl::OkStatus();
+  if (!end.ok()) return end;
+  if (silent_)
+    return absl::UnavailableError(absl::StrCat("scheduler ", options_.scheduler, ": silent for ", 3 * reply_.lease_ms, " ms; is the network cut?"));
+  // A refusal (this worker's lease ran out, say) comes as the stream's status; joining again is the remedy for all of them.
+  return absl::UnavailableError(absl::StrCat("scheduler ", options_.scheduler, ": ", status.ok() ? "ended the membership"
+                                                                                                 : status.error_message()));
+}
+
+void MembershipClient::ReportReady(uint64_t kv_blocks) {
+  v1::WorkerReport report;
+  report.mutable_ready()->set_kv_blocks(kv_blocks);
+  Write(std::move(report));
+}
+
+void MembershipClient::ReportApplied(uint64_t peers_version) {
+  v1::WorkerReport report;
+  report.mutable_applied()->set_peers_version(peers_version);
+  Write(std::move(report));
+}
+
+void MembershipClient::Leave() {
+  grpc::ClientContext context;
+  AddToken(options_.security, context);
+  context.set_deadline(DeadlineIn(absl::Seconds(1)));
+  v1::LeaveRequest request;
+  request.set_worker(reply_.worker.value());
+  request.set_epoch(reply_.epoch.value());
+  v1::LeaveReply reply;
+  stub_->Leave(&context, request, &reply);  // if it fails, the end of the stream says the same
+  Stop();
+}
+
+void MembershipClient::Stop() {
+  stopped_ = true;
+  stream_context_.TryCancel();
+}
+
+}  // namespace dovetail::control

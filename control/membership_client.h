@@ -1,0 +1,76 @@
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "control/messages.h"
+#include "control/security.h"
+#include "proto/control/dovetail_control.grpc.pb.h"
+
+namespace dovetail::control {
+
+// A worker's membership: Join, then one stream on which it reports and takes orders. One object is one incarnation.
+class MembershipClient {
+ public:
+  struct Options {
+    std::string scheduler;  // HOST:PORT
+    Security security;
+    JoinRequest request;
+    std::vector<TextFile> files;            // of request.model
+    absl::Duration call_timeout = absl::Seconds(5);
+  };
+  // Called by Run() on its thread.
+  struct Handlers {
+    std::function<void(Configuration)> on_configuration;
+    std::function<void(Peers)> on_peers;
+    std::function<Heartbeat()> heartbeat;   // on the heartbeat thread; the sequence number is filled in
+  };
+
+  // Joins, and uploads the model's files if the scheduler lacks them. Blocks. Errors are one line naming the remedy: kUnavailable may be
+  // tried again, others will stay.
+  static absl::StatusOr<std::unique_ptr<MembershipClient>> Join(const Options& options);
+  ~MembershipClient();
+
+  const JoinReply& membership() const { return reply_; }
+
+  // Serves the stream until it ends; blocks. kOk: Stop() was called. kAborted: the scheduler dismissed this worker, the message says why.
+  // kUnavailable: the scheduler is gone, or was silent for a lease.
+  absl::Status Run(const Handlers& handlers);
+
+  // Thread-safe.
+  void ReportReady(uint64_t kv_blocks);
+  void ReportApplied(uint64_t peers_version);
+  void Leave();  // tells the scheduler and ends Run()
+  void Stop();   // ends Run()
+
+ private:
+  explicit MembershipClient(Options options) : options_(std::move(options)) {}
+  absl::Status JoinNow();
+  absl::Status PutFiles();
+  bool Write(v1::WorkerReport report);
+  void Beat(const std::function<Heartbeat()>& heartbeat);
+  void Prepare(grpc::ClientContext& context) const;
+
+  const Options options_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::Membership::Stub> stub_;
+  JoinReply reply_;
+  grpc::ClientContext stream_context_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::WorkerReport, v1::SchedulerOrder>> stream_;
+
+  std::mutex write_mutex_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool ended_ = false;
+  std::atomic<bool> stopped_{false};
+  std::atomic<bool> silent_{false};
+  std::atomic<int64_t> heard_us_{0};
+};
+
+}  // namespace dovetail::control

@@ -1,0 +1,127 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/status.h"
+#include "proto/attention_spec.h"
+
+// What the control plane says, as plain values. The generated types stay in control/ and the shells (control/convert.h).
+
+namespace dovetail::control {
+
+inline constexpr size_t kMaxNameBytes = 128;
+inline constexpr size_t kMaxVersionBytes = 128;
+inline constexpr size_t kMaxAddressBytes = 64 << 10;
+inline constexpr size_t kMaxLaneBytes = 256;
+inline constexpr int kMaxPeers = 1024;
+inline constexpr int kMaxModelFiles = 16;
+inline constexpr uint64_t kMaxModelFileBytes = uint64_t{96} << 20;  // all together
+inline constexpr size_t kFileChunkBytes = size_t{1} << 20;
+inline constexpr int kMaxMessageBytes = 16 << 20;  // of one gRPC message
+inline constexpr const char* kBuildVersion = "0.1.0";
+
+enum class Role : uint8_t { kScheduler = 0, kAttentionWorker = 1, kComputeWorker = 2 };
+const char* NameOf(Role role);  // "scheduler", "attention", "compute"
+
+// A file of a model that servers need: tokenizer, chat template. `name` is a base name.
+struct TextFile {
+  std::string name;
+  std::string bytes;
+};
+
+struct FileSummary {
+  std::string name;
+  uint64_t size = 0;
+  std::string sha256;  // 32 bytes
+  bool operator==(const FileSummary&) const = default;
+};
+
+// A position embedding that depends on the sequence's length (model/rope.h).
+struct LengthRope {
+  int kind = 0;  // model::RopeKind
+  int64_t max_positions = 0, original_max_positions = 0;
+  bool operator==(const LengthRope&) const = default;
+};
+
+// A model as attention workers and servers know it; no weights, no layers.
+struct ModelSummary {
+  std::string name;
+  uint64_t digest = 0;
+  proto::AttentionTable attention;
+  int vocab_size = 0;
+  int64_t max_positions = 0;
+  std::optional<TokenId> bos;
+  std::vector<TokenId> stop_ids;
+  std::optional<float> temperature, top_p, min_p, repetition_penalty;
+  std::optional<int> top_k;
+  std::vector<LengthRope> length_ropes;
+  std::vector<FileSummary> files;
+  uint64_t weight_bytes = 0;
+};
+
+struct Capabilities {
+  uint64_t kv_bytes = 0;
+  int cores = 0;
+  uint64_t memory_bytes_per_s = 0;
+  std::string device;
+};
+
+struct JoinRequest {
+  Role role = Role::kAttentionWorker;
+  std::string name;
+  NodeId node;
+  std::string build_version;
+  uint32_t frame_version = 0;
+  std::string data_plane_version;
+  std::string data_plane_address;
+  Capabilities capabilities;
+  std::optional<ModelSummary> model;  // of a compute worker
+};
+
+struct JoinReply {
+  WorkerId worker;
+  Epoch epoch;
+  uint32_t lease_ms = 0;
+  uint32_t heartbeat_ms = 0;
+  bool wants_model_files = false;
+  uint64_t cluster = 0;
+};
+
+struct Link {
+  NodeId node;
+  std::string lanes;
+  bool operator==(const Link&) const = default;
+};
+
+struct Heartbeat {
+  uint64_t sequence_number = 0;
+  uint64_t kv_blocks_total = 0, kv_blocks_in_use = 0, kv_blocks_cached = 0;
+  uint64_t steps = 0;
+  std::vector<Link> links;
+};
+
+struct Configuration {
+  proto::AttentionTable attention;
+  uint64_t model_digest = 0;
+  int micro_batches = 1;
+  int max_step_tokens = 0;
+};
+
+struct Peer {
+  NodeId node;
+  Epoch epoch;
+  WorkerId worker;
+  Role role = Role::kScheduler;
+  std::string address;
+  bool operator==(const Peer&) const = default;
+};
+
+struct Peers {
+  uint64_t version = 0;
+  std::vector<Peer> peers;
+};
+
+}  // namespace dovetail::control

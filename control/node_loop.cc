@@ -1,0 +1,74 @@
+#include "control/node_loop.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <utility>
+
+#include "base/clock.h"
+
+namespace dovetail::control {
+namespace {
+constexpr absl::Duration kLongestSleep = absl::Milliseconds(500);
+}
+
+NodeLoop::NodeLoop(transport::Connector& connector) : connector_(connector), thread_([this] { Run(); }) {}
+
+NodeLoop::~NodeLoop() { Stop(); }
+
+bool NodeLoop::Post(std::function<void()> work) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (stopping_) return false;
+    posted_.push_back(std::move(work));
+  }
+  connector_.Wake();
+  return true;
+}
+
+bool NodeLoop::Call(const std::function<void()>& work) {
+  std::mutex mutex;
+  std::condition_variable done;
+  bool finished = false;
+  const bool posted = Post([&] {
+    work();
+    std::lock_guard<std::mutex> lock(mutex);
+    finished = true;
+    done.notify_one();
+  });
+  if (!posted) return false;
+  std::unique_lock<std::mutex> lock(mutex);
+  done.wait(lock, [&] { return finished; });
+  return true;
+}
+
+void NodeLoop::Stop() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+  }
+  connector_.Wake();
+  if (thread_.joinable()) thread_.join();
+}
+
+void NodeLoop::Run() {
+  std::vector<std::function<void()>> taken;
+  while (true) {
+    bool stop = false;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      taken.swap(posted_);
+      stop = stopping_;
+    }
+    for (auto& work : taken) work();
+    const bool worked = !taken.empty();
+    taken.clear();
+    if (stop) return;
+    if (node_.turn && node_.turn() > 0) continue;
+    if (worked) continue;
+    absl::Duration sleep = kLongestSleep;
+    if (node_.next_deadline) sleep = std::min(sleep, node_.next_deadline() - SystemClock().Now());
+    if (sleep > absl::ZeroDuration()) connector_.Wait(sleep);
+  }
+}
+
+}  // namespace dovetail::control

@@ -1,0 +1,48 @@
+#pragma once
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "transport/connector.h"
+
+namespace dovetail::control {
+
+// The event loop of a node: one thread that owns a Connector and whatever runs over it. Other threads Post() work. Between turns that did
+// nothing it sleeps in Connector::Wait().
+class NodeLoop {
+ public:
+  // `turn`: does what there is to do and returns how much (0: idle). `next_deadline`: when a turn is due although nothing arrives.
+  struct Node {
+    std::function<int()> turn;
+    std::function<absl::Time()> next_deadline;  // SystemClock(); may be empty
+  };
+
+  // `connector` outlives the loop.
+  explicit NodeLoop(transport::Connector& connector);
+  ~NodeLoop();  // Stop()
+
+  // On the loop's thread, or before anything was posted.
+  void SetNode(Node node) { node_ = std::move(node); }
+
+  // Thread-safe. Runs `work` on the loop's thread, in the order of the calls; false: the loop has stopped, nothing was kept.
+  bool Post(std::function<void()> work);
+  // Post and wait until it ran. Not on the loop's thread.
+  bool Call(const std::function<void()>& work);
+
+  // Runs what was posted, then ends the thread. Not on the loop's thread.
+  void Stop();
+
+ private:
+  void Run();
+
+  transport::Connector& connector_;
+  Node node_;
+  std::mutex mutex_;
+  std::vector<std::function<void()>> posted_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace dovetail::control

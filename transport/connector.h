@@ -1,0 +1,35 @@
+#pragma once
+#include <string>
+
+#include "absl/time/time.h"
+#include "base/ids.h"
+#include "base/status.h"
+#include "transport/fabric.h"
+
+namespace dovetail::transport {
+
+// A Port whose peers come and go while it runs: what a node of a cluster of processes is given. Owned by one event loop; only Wake() may
+// be called from other threads.
+class Connector : public Port {
+ public:
+  // How peers reach this port, opaque; travels over the control plane only. version() names the library and its version: ports of
+  // different versions must not be connected.
+  virtual std::string address() const = 0;
+  virtual std::string version() const = 0;
+
+  // Connects to a peer's incarnation. Frames to and from it may flow at once. kAlreadyExists: the node is a peer. kInvalidArgument,
+  // kUnavailable: the address cannot be used, or only over a lane that was not asked for; the message names the remedy.
+  virtual absl::Status AddPeer(NodeId node, Epoch epoch, const std::string& address) = 0;
+
+  // Closes the connection by force; what it still sends is dropped. Unknown nodes are ignored. Does not block on the peer.
+  virtual void RemovePeer(NodeId node) = 0;
+
+  // What carries frames to the peer, as operators know it: "shm", "tcp/eth0". Empty: no such peer.
+  virtual std::string LanesTo(NodeId node) const = 0;
+
+  // Returns when a frame may be there, Wake() was called since the last Wait() returned, or after `timeout`.
+  virtual void Wait(absl::Duration timeout) = 0;
+  virtual void Wake() = 0;
+};
+
+}  // namespace dovetail::transport
