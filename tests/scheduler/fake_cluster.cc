@@ -150,6 +150,7 @@ void FakeCluster::Do(const ReleaseSequence& action) {
   if (action.epoch != worker(action.worker).epoch()) return Violate("a release for a former epoch");
   if (InFlight(action.message.sequence)) Violate("a sequence was released under a step");
   trace = Mix(trace, action.message.sequence.value());
+  last_reads_.erase(action.message.sequence);
   worker(action.worker).Release(action.message);
 }
 
@@ -226,12 +227,8 @@ void FakeCluster::Do(const RunStep& action) {
   Post(now_ + options_.step_base + tokens * options_.step_per_token, StepFinished{action.compute_worker, std::move(result)});
 }
 
-proto::EntryResult FakeCluster::RunEntry(const proto::StepEntry& entry, WorkerId compute_worker) {
-  proto::EntryResult result{.sequence = entry.sequence};
-  const Position end = entry.ctx_len + static_cast<Position>(entry.tokens.size());
-  result.position = end;
-  uint64_t hash = 0;
-  for (Position position = 0; position < end; ++position) {
+uint64_t FakeCluster::ReadBack(const proto::StepEntry& entry, Position begin, Position end, uint64_t hash) {
+  for (Position position = begin; position < end; ++position) {
     TokenId token = -1;
     for (const proto::Shard& shard : entry.placement) {
       if (position < shard.tokens.begin || position >= shard.tokens.end) continue;
@@ -246,6 +243,26 @@ proto::EntryResult FakeCluster::RunEntry(const proto::StepEntry& entry, WorkerId
     }
     hash = Mix(hash, static_cast<uint64_t>(token));
   }
+  return hash;
+}
+
+uint64_t FakeCluster::ReadContext(const proto::StepEntry& entry) {
+  const Position end = entry.ctx_len + static_cast<Position>(entry.tokens.size());
+  if (options_.reread_every == 1) return ReadBack(entry, 0, end, 0);
+  LastRead& last = last_reads_[entry.sequence];
+  const bool goes_on = last.end == entry.ctx_len;
+  const bool reread = !goes_on || ++last.steps % options_.reread_every == 0;
+  const uint64_t context = reread ? ReadBack(entry, 0, entry.ctx_len, 0) : last.hash;
+  if (goes_on && context != last.hash) Violate(absl::StrCat("sequence ", entry.sequence.value(), " does not hold what it did"));
+  last.end = end;
+  return last.hash = ReadBack(entry, entry.ctx_len, end, context);
+}
+
+proto::EntryResult FakeCluster::RunEntry(const proto::StepEntry& entry, WorkerId compute_worker) {
+  proto::EntryResult result{.sequence = entry.sequence};
+  const Position end = entry.ctx_len + static_cast<Position>(entry.tokens.size());
+  result.position = end;
+  const uint64_t hash = ReadContext(entry);
   auto& history = histories_[{compute_worker.value(), entry.sequence}];
   if (entry.history_given) history = entry.history;
   if (entry.history_given && static_cast<Position>(history.size()) != entry.ctx_len) Violate("a history of the wrong length");

@@ -31,6 +31,9 @@ struct ClusterOptions {
   double evict = 0;          // probability at an open or probe that the cache lost something
   uint64_t seed = 1;
   int vocabulary = 50;
+  // How often a sequence's whole context is read back from the attention workers: in every n-th of its steps. Between, what is new is read
+  // and the rest is remembered, which makes long simulations cheap.
+  int reread_every = 1;
 };
 
 // What a client saw of one choice.
@@ -93,6 +96,11 @@ class FakeCluster {
     WorkerId compute_worker;
     proto::StepPlan plan;
   };
+  struct LastRead {
+    Position end = 0;
+    uint64_t hash = 0;
+    int steps = 0;
+  };
 
   void Violate(const std::string& what);
   void Deliver(const Event& event);
@@ -105,6 +113,9 @@ class FakeCluster {
   void Do(const EmitUpdate& action);
   void CheckUpdate(Client& client, const GenerationUpdate& update);
   proto::EntryResult RunEntry(const proto::StepEntry& entry, WorkerId compute_worker);
+  // The hash of tokens [0, end) of a sequence as its attention workers hold them, going on from `hash` of [0, begin).
+  uint64_t ReadBack(const proto::StepEntry& entry, Position begin, Position end, uint64_t hash);
+  uint64_t ReadContext(const proto::StepEntry& entry);
   void CheckPlan(const RunStep& action);
   bool InFlight(SequenceId sequence) const;
   FakeAttentionWorker& worker(WorkerId id) { return workers_.at(id.value()); }
@@ -120,6 +131,7 @@ class FakeCluster {
   std::map<std::pair<absl::Time, uint64_t>, Event> events_;
   std::vector<FakeAttentionWorker> workers_;
   std::map<std::pair<uint32_t, SequenceId>, std::vector<TokenId>> histories_;  // of compute workers
+  std::map<SequenceId, LastRead> last_reads_;  // only with reread_every > 1
   std::map<uint16_t, Running> in_flight_;
   std::map<SequenceId, int32_t> rope_lengths_;
   std::map<RequestId, Client> clients_;

@@ -73,6 +73,7 @@ proto::SequenceOpened FakeAttentionWorker::Fork(const proto::ForkSequence& messa
     const auto open = held.blocks.find(message.ctx_len / kSegmentTokens);
     if (open != held.blocks.end()) open->second = std::make_shared<Block>(*open->second);
   }
+  blocks_at_most_ += child.blocks;
   sequences_[message.child] = std::move(child);
   return {.sequence = message.child, .resumable = {static_cast<uint32_t>(message.ctx_len / kSegmentTokens), 0}};
 }
@@ -114,6 +115,7 @@ void FakeAttentionWorker::Release(const proto::ReleaseSequence& message) {
   } else if (!message.hashes.empty()) {
     Complain(message.sequence, "released with hashes of blocks that were never computed");
   }
+  blocks_at_most_ -= held.blocks;
   sequences_.erase(at);
 }
 
@@ -154,7 +156,8 @@ void FakeAttentionWorker::Step(const proto::StepEntry& entry) {
   held.stepped = true;
   held.ctx_len = ctx_len;
   held.end = end;
-  if (blocks_in_use() > capacity_) Complain(entry.sequence, absl::StrCat("exceeds the ", capacity_, " blocks that there are"));
+  Recount(held);
+  if (blocks_at_most_ > capacity_ && blocks_in_use() > capacity_) Complain(entry.sequence, absl::StrCat("exceeds the ", capacity_, " blocks that there are"));
 }
 
 TokenId FakeAttentionWorker::Read(SequenceId sequence, LayerGroup group, int kv_head, Position position) const {
@@ -178,13 +181,24 @@ void FakeAttentionWorker::EvictSome(uint64_t random) {
   cache_.erase(victim);
 }
 
+uint64_t FakeAttentionWorker::BlocksPerIndex(const proto::Shard& shard) const {
+  return static_cast<uint64_t>(shard.kv_heads.size()) * table_->ops_in_group[shard.group.value()];
+}
+
+void FakeAttentionWorker::Recount(Held& held) {
+  blocks_at_most_ -= held.blocks;
+  held.blocks = 0;
+  for (const HeldShard& shard : held.shards) held.blocks += BlocksPerIndex(shard.shard) * shard.blocks.size();
+  blocks_at_most_ += held.blocks;
+}
+
 uint64_t FakeAttentionWorker::blocks_in_use() const {
   std::set<const Block*> counted;
   uint64_t blocks = 0;
   for (const auto& [id, held] : sequences_) {
     if (!held.stepped) continue;  // what is taken over from the cache is counted when it is used
     for (const HeldShard& shard : held.shards) {
-      const uint64_t each = static_cast<uint64_t>(shard.shard.kv_heads.size()) * table_->ops_in_group[shard.shard.group.value()];
+      const uint64_t each = BlocksPerIndex(shard.shard);
       for (const auto& [index, block] : shard.blocks) blocks += counted.insert(block.get()).second ? each : 0;
     }
   }

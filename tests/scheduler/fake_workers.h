@@ -27,6 +27,7 @@ class FakeAttentionWorker {
     ++epoch_;
     sequences_.clear();
     cache_.clear();
+    blocks_at_most_ = 0;
   }
 
   proto::SequenceOpened Open(const proto::OpenSequence& message);
@@ -61,6 +62,7 @@ class FakeAttentionWorker {
     bool stepped = false;
     Position ctx_len = 0, end = 0;
     int64_t named = 0;
+    uint64_t blocks = 0;  // as in blocks_in_use(), shared ones included
   };
   using CacheKey = std::tuple<proto::BlockHash, uint16_t, int, int>;  // hash, group, heads
 
@@ -71,6 +73,8 @@ class FakeAttentionWorker {
   void Append(HeldShard& held, Position position, TokenId token);
   void Name(Held& held, Position ctx_len, const std::vector<proto::BlockHash>& hashes, bool exact);
   void Complain(SequenceId sequence, const std::string& what);
+  uint64_t BlocksPerIndex(const proto::Shard& shard) const;
+  void Recount(Held& held);
 
   WorkerId id_;
   Epoch epoch_;
@@ -79,6 +83,7 @@ class FakeAttentionWorker {
   bool caching_;  // block hashes are expected
   std::map<SequenceId, Held> sequences_;
   std::map<CacheKey, std::vector<TokenId>> cache_;
+  uint64_t blocks_at_most_ = 0;  // sum of Held::blocks: blocks_in_use() if nothing is shared
   std::vector<std::string> complaints_;
 };
 
