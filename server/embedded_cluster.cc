@@ -3,12 +3,11 @@
 #include <sys/sysinfo.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "attention_worker/attention_executor.h"
-#include "base/sha256.h"
 #include "compute_worker/attention_specs.h"
+#include "server/model_digest.h"
 
 namespace dovetail::server {
 namespace {
@@ -18,17 +17,6 @@ uint64_t MachineBytes() {
   return sysinfo(&info) == 0 ? uint64_t{info.totalram} * info.mem_unit : uint64_t{8} << 30;
 }
 
-// Names what a KV block's bytes depend on besides tokens: model, weights' format and KV type.
-uint64_t DigestOf(const model::LoadedModel& model, DType kv) {
-  const model::ModelConfig& config = model.config();
-  const std::string text = absl::StrCat(config.name, "|", model.checkpoint->name(), "|", config.layers.size(), "|", config.hidden_size,
-                                        "|", config.vocab_size, "|", model.weight_bytes, "|", static_cast<int>(kv));
-  const Sha256Digest digest = Sha256(std::as_bytes(std::span(text.data(), text.size())));
-  uint64_t value;
-  std::memcpy(&value, digest.data(), sizeof(value));
-  return value;
-}
-
 }  // namespace
 
 EmbeddedCluster::EmbeddedCluster(const model::LoadedModel& model, const EmbeddedClusterOptions& options)
@@ -36,8 +24,8 @@ EmbeddedCluster::EmbeddedCluster(const model::LoadedModel& model, const Embedded
 
 absl::StatusOr<std::unique_ptr<EmbeddedCluster>> EmbeddedCluster::Create(const model::LoadedModel& model, kernels::Device& device,
                                                                          const EmbeddedClusterOptions& options) {
-  if (options.attention_workers < 1 || options.attention_workers > 64)
-    return InvalidArgument("--attention-workers: ", options.attention_workers, " is outside 1..64");
+  if (options.attention_workers < 1 || options.attention_workers > kMaxAttentionWorkers)
+    return InvalidArgument("--attention-workers: ", options.attention_workers, " is outside 1..", kMaxAttentionWorkers);
   std::unique_ptr<EmbeddedCluster> cluster(new EmbeddedCluster(model, options));
   DT_RETURN_IF_ERROR(cluster->Build(device));
   cluster->thread_ = std::thread([raw = cluster.get()] { raw->Run(); });
@@ -73,7 +61,7 @@ absl::Status EmbeddedCluster::SizeKvCache(const proto::AttentionTable& table) {
 absl::Status EmbeddedCluster::Build(kernels::Device& device) {
   DT_ASSIGN_OR_RETURN(const proto::AttentionTable table, compute::AttentionTableOf(model_.config(), options_.kv_dtype));
   options_.scheduler.attention = table;
-  options_.scheduler.model_digest = DigestOf(model_, options_.kv_dtype);
+  options_.scheduler.model_digest = ModelDigest(*model_.checkpoint, options_.kv_dtype);
   DT_RETURN_IF_ERROR(options_.scheduler.Validate());
   DT_RETURN_IF_ERROR(SizeKvCache(table));
 

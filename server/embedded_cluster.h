@@ -22,8 +22,10 @@
 
 namespace dovetail::server {
 
+inline constexpr int kMaxAttentionWorkers = 64;  // in one process
+
 struct EmbeddedClusterOptions {
-  int attention_workers = 1;          // 1..64
+  int attention_workers = 1;          // 1..kMaxAttentionWorkers
   uint64_t kv_cache_bytes = 0;        // over all attention workers; 0: what the options need at most, within a quarter of memory
   DType kv_dtype = DType::kBF16;
   int threads = 0;                    // compute threads that all nodes share; 0: one per core
@@ -53,6 +55,7 @@ class EmbeddedCluster final : public Engine {
   uint64_t kv_blocks() const { return kv_blocks_; }
   uint64_t kv_tokens() const { return kv_tokens_; }          // that fit, counting full-attention layers
   uint64_t kv_bytes() const { return kv_bytes_; }
+  uint64_t model_digest() const { return options_.scheduler.model_digest; }  // model_digest.h
 
  private:
   static constexpr size_t kMaxStepSamples = 4096;

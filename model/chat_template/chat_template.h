@@ -8,16 +8,10 @@
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "model/chat_template/limits.h"
+#include "model/prompt_part.h"
 #include "nlohmann/json.hpp"
 
 namespace dovetail::model {
-
-// A stretch of a rendered prompt. `is_input`: it came from the conversation (a message, a tool, a template argument) or was derived
-// from it; otherwise the template wrote it.
-struct PromptPart {
-  std::string text;
-  bool is_input = false;
-};
 
 // A rendered conversation, ready for the tokenizer. Neighbouring parts differ in is_input; none is empty.
 //

@@ -10,6 +10,7 @@
 
 #include "base/ids.h"
 #include "base/status.h"
+#include "model/prompt_part.h"
 #include "model/tokenizer/bpe.h"
 #include "model/tokenizer/pre_tokenizer.h"
 #include "model/tokenizer/special_tokens.h"
@@ -23,13 +24,6 @@ struct EncodeOptions {
   bool add_special = true;     // put the model's beginning and end tokens around the text (bos, eos)
   bool parse_special = false;  // control tokens spelled out in the text become those tokens
   size_t max_input_bytes = kDefaultMaxInputBytes;
-};
-
-// One part of a prompt. What a user wrote is input and never yields a control token, whatever it spells; what the chat
-// template wrote around it may.
-struct PromptPart {
-  std::string_view text;
-  bool is_input = true;
 };
 
 // Text to token ids and back. Immutable and thread-safe after Create; blocks on nothing.

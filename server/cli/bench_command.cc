@@ -9,6 +9,7 @@
 #include "bench/engine/engine_measurements.h"
 #include "bench/engine/memory_rate.h"
 #include "bench/engine/statistics.h"
+#include "server/cli/command_line.h"
 
 namespace dovetail::cli {
 namespace {
@@ -130,20 +131,29 @@ std::vector<Measurement> Plan(const BenchFlags& flags, server::Engine& engine, b
 void AddBenchFlags(CLI::App& command, BenchFlags& flags) {
   AddEngineFlags(command, flags.engine);
   command.add_option("--prompt-tokens", flags.prompt_tokens, "Prefill: tokens of the prompt; 0: do not measure it")
-      ->check(CLI::Range(0, kMaxTokens))
+      ->check(WholeNumber(0, kMaxTokens))
+      ->type_name("N")
       ->group("Measurement");
   command.add_option("--output-tokens", flags.output_tokens, "Single stream: tokens decoded after one prompt token; 0: do not measure it")
-      ->check(CLI::Range(0, kMaxTokens))
+      ->check(WholeNumber(0, kMaxTokens))
+      ->type_name("N")
       ->group("Measurement");
-  command.add_option("--batch", flags.batch, "Sequences decoded together, as 1,16,64")->delimiter(',')->group("Measurement");
+  command.add_option("--batch", flags.batch, "Sequences decoded together, as 1,16,64")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->type_name("N,N")
+      ->group("Measurement");
   command.add_option("--batch-prompt-tokens", flags.batch_prompt_tokens, "Batches: prompt of each sequence")
-      ->check(CLI::Range(1, kMaxTokens))
+      ->check(WholeNumber(1, kMaxTokens))
+      ->type_name("N")
       ->group("Measurement");
   command.add_option("--batch-output-tokens", flags.batch_output_tokens, "Batches: tokens measured of each sequence")
-      ->check(CLI::Range(1, kMaxTokens))
+      ->check(WholeNumber(1, kMaxTokens))
+      ->type_name("N")
       ->group("Measurement");
   command.add_option("--repeat", flags.repeat, "Rounds; a round takes every measurement once")
-      ->check(CLI::Range(1, 1000))
+      ->check(WholeNumber(1, 1000))
+      ->type_name("N")
       ->group("Measurement");
   command.add_flag("--json", flags.json, "Print JSON with every value")->group("Measurement");
 }
@@ -159,7 +169,7 @@ absl::Status RunBench(const BenchFlags& flags) {
   report.weight_bytes = static_cast<double>(engine.model->weight_bytes);
   DT_ASSIGN_OR_RETURN(report.read_bytes_per_s, bench::MeasureReadRate(stream->pool()));
 
-  bench::PromptSource prompts{static_cast<int>(engine.model->config().vocab_size), flags.engine.seed + 1};
+  bench::PromptSource prompts{static_cast<int>(engine.model->config().vocab_size), flags.engine.seed.value_or(0) + 1};
   DT_RETURN_IF_ERROR(bench::MeasureDecode(*engine.cluster, prompts, kWarmUpTokens).status());
   report.measurements = Plan(flags, *engine.cluster, prompts);
   for (int round = 0; round < flags.repeat; ++round)

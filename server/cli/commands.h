@@ -24,8 +24,10 @@ struct ServeFlags {
   std::string host = "127.0.0.1";
   int port = 8000;
   std::vector<std::string> api_keys, metrics_api_keys;
-  std::string served_model_name;
+  std::vector<std::string> served_model_names;
+  bool ignore_model_name = false;
   std::string chat_template;
+  int overload_status = 503;
   int shutdown_timeout = 30;
 };
 // Serves the OpenAI API until SIGTERM or SIGINT, then drains.

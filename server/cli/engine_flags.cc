@@ -7,43 +7,108 @@
 #include <utility>
 
 #include "base/log.h"
+#include "kernels/thread_pool.h"
 #include "model/checkpoint.h"
+#include "proto/sequence_frames.h"
+#include "proto/step_plan.h"
+#include "scheduler/core/limits.h"
+#include "server/cli/command_line.h"
 
 namespace dovetail::cli {
 
-void AddEngineFlags(CLI::App& command, EngineFlags& flags) {
-  command.add_option("MODEL", flags.model, "A .gguf file, or a Hugging Face folder (config.json and safetensors)")->required();
-  command.add_option("--dtype", flags.dtype, "Weights: auto (quantised blocks as they are, else the file's type), float32, bfloat16")
-      ->check(CLI::IsMember({"auto", "float32", "bfloat16"}))
+namespace {
+
+void AddModelFlags(CLI::App& command, EngineFlags& flags) {
+  command.add_option("--dtype", flags.dtype,
+                     "Weights: auto keeps quantised blocks and otherwise the file's type; or float32, bfloat16")
+      ->check(OneOf({"auto", "float32", "bfloat16"}))
+      ->type_name("TYPE")
       ->group("Model");
-  command.add_option("--max-model-len", flags.max_model_len, "Longest sequence, prompt and output; 0: what the model allows")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 26))
+  command.add_option("--max-model-len", flags.max_model_len,
+                     "Longest sequence, prompt and output together; 0: what the model was made for")
+      ->check(WholeNumber(0, int64_t{proto::kMaxSequenceBlocks} * kSegmentTokens, "0 takes what the model allows"))
+      ->type_name("TOKENS")
       ->group("Model");
-  command.add_option("--seed", flags.seed, "Seed of requests that bring none")->group("Model");
-  command.add_option("--kv-cache-dtype", flags.kv_cache_dtype, "K, V and the wire: auto (float32 with --dtype float32, else bfloat16), "
-                     "bfloat16, float16, float32")
-      ->check(CLI::IsMember({"auto", "bfloat16", "float16", "float32"}))
+  command.add_option("--seed", flags.seed,
+                     "Seed of requests that bring none, so that they repeat themselves; without it they differ")
+      ->check(WholeNumber(0, INT64_MAX))
+      ->type_name("N")
+      ->default_str("")
+      ->group("Model");
+}
+
+void AddCacheFlags(CLI::App& command, EngineFlags& flags) {
+  command.add_option("--kv-cache-dtype", flags.kv_cache_dtype,
+                     "K and V, in memory and on the wire: bfloat16, float16, float32; auto: float32 with --dtype "
+                     "float32, else bfloat16")
+      ->check(OneOf({"auto", "bfloat16", "float16", "float32"}))
+      ->type_name("TYPE")
       ->group("KV cache");
-  command.add_option("--kv-cache-memory-bytes", flags.kv_cache_memory, "Size of the KV cache over all attention workers, as 8GiB; "
-                     "auto: what --max-num-seqs sequences need, at most a quarter of memory")
+  command.add_option("--kv-cache-memory-bytes", flags.kv_cache_memory,
+                     "Size of the KV cache over all attention workers, as 8GiB; auto: what --max-num-seqs sequences "
+                     "of full length need, within a quarter of this machine's memory")
+      ->type_name("SIZE")
       ->group("KV cache");
-  command.add_option("--block-size", flags.block_size, "Tokens of a KV block; 64 is the only size")->group("KV cache");
+  command.add_option("--block-size", flags.block_size, "Tokens of a KV block; 64 is the only size there is")
+      ->check(WholeNumber(kSegmentTokens, kSegmentTokens, "KV blocks have one size; leave the flag out"))
+      ->type_name("TOKENS")
+      ->group("KV cache");
   command.add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", flags.enable_prefix_caching,
-                   "Reuse the KV of equal prompt beginnings (on)")
+                   "Reuse the KV of equal prompt beginnings, of the same API key only [on]")
       ->group("KV cache");
-  command.add_option("--max-num-seqs", flags.max_num_seqs, "Sequences that run at a time")->group("Scheduling");
-  command.add_option("--max-num-batched-tokens", flags.max_num_batched_tokens, "New tokens of a step")->group("Scheduling");
-  command.add_flag("--enable-chunked-prefill,!--no-enable-chunked-prefill", flags.enable_chunked_prefill,
-                   "Mix pieces of long prompts with decoding (on)")
+}
+
+void AddSchedulingFlags(CLI::App& command, EngineFlags& flags) {
+  command.add_option("--max-num-seqs", flags.max_num_seqs, "Sequences that run at a time; more wait")
+      ->check(WholeNumber(1, proto::kMaxStepEntries))
+      ->type_name("N")
       ->group("Scheduling");
-  command.add_option("--max-num-queued-reqs", flags.max_queued_requests, "Requests that wait; one more gets 503")->group("Scheduling");
-  command.add_option("--attention-workers", flags.attention_workers, "Attention workers in this process, each with its own KV cache")
+  command.add_option("--max-num-batched-tokens", flags.max_num_batched_tokens,
+                     "New tokens of a step, of all sequences; less means smaller gaps while long prompts are read")
+      ->check(WholeNumber(1, proto::kMaxStepTokens))
+      ->type_name("TOKENS")
+      ->group("Scheduling");
+  command.add_flag("--enable-chunked-prefill,!--no-enable-chunked-prefill", flags.enable_chunked_prefill,
+                   "Mix pieces of long prompts with decoding [on]")
+      ->group("Scheduling");
+  command.add_option("--max-num-queued-reqs", flags.max_queued_requests,
+                     "Requests that wait; one more is refused with Retry-After")
+      ->check(WholeNumber(1, scheduler::kMaxQueuedRequests))
+      ->type_name("N")
+      ->group("Scheduling");
+}
+
+void AddClusterFlags(CLI::App& command, EngineFlags& flags) {
+  command.add_option("--attention-workers", flags.attention_workers,
+                     "Attention workers in this process, each with a KV cache of its own")
+      ->check(WholeNumber(1, server::kMaxAttentionWorkers))
+      ->type_name("N")
       ->group("Disaggregation");
-  command.add_option("--placement", flags.placement, "How sequences lie over them: request, heads, tokens, mixed")
-      ->check(CLI::IsMember({"request", "heads", "tokens", "mixed"}))
+  command.add_option("--placement", flags.placement,
+                     "How sequences lie over them: request (whole), heads, tokens, or mixed (in turn)")
+      ->check(OneOf({"request", "heads", "tokens", "mixed"}))
+      ->type_name("HOW")
       ->group("Disaggregation");
-  command.add_option("--micro-batches", flags.micro_batches, "Steps in flight")->group("Disaggregation");
-  command.add_option("--threads", flags.threads, "Compute threads that all workers share; 0: one per core")->group("Device");
+  command.add_option("--micro-batches", flags.micro_batches,
+                     "Steps in flight: while one is in dense layers another is in attention")
+      ->check(WholeNumber(1, scheduler::kMaxMicroBatches))
+      ->type_name("N")
+      ->group("Disaggregation");
+  command.add_option("--threads", flags.threads, "Compute threads that all workers share; 0: one per core")
+      ->check(WholeNumber(0, kernels::ThreadPool::kMaxThreads, "0 takes one per core"))
+      ->type_name("N")
+      ->group("Device");
+}
+
+}  // namespace
+
+void AddEngineFlags(CLI::App& command, EngineFlags& flags) {
+  command.add_option("MODEL", flags.model, "A .gguf file, or a Hugging Face folder (config.json and safetensors)")
+      ->required();
+  AddModelFlags(command, flags);
+  AddCacheFlags(command, flags);
+  AddSchedulingFlags(command, flags);
+  AddClusterFlags(command, flags);
 }
 
 absl::StatusOr<uint64_t> ParseBytes(const std::string& flag, const std::string& text) {
@@ -95,8 +160,6 @@ scheduler::PlacementPolicy PlacementOf(const EngineFlags& flags) {
 }  // namespace
 
 absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model::LoadProgress& progress) {
-  if (flags.block_size != kSegmentTokens)
-    return InvalidArgument("--block-size: ", flags.block_size, "; KV blocks hold ", kSegmentTokens, " tokens, the only size there is");
   RunningEngine engine;
   kernels::CpuDeviceOptions device_options;
   device_options.threads = flags.threads;
@@ -109,16 +172,18 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model:
   const int64_t model_positions = checkpoint->config().max_positions;
   engine.max_model_len = flags.max_model_len == 0 ? model_positions : flags.max_model_len;
   if (engine.max_model_len > model_positions)
-    return InvalidArgument("--max-model-len: ", engine.max_model_len, " exceeds the model's ", model_positions, " positions");
+    return InvalidArgument("--max-model-len: ", engine.max_model_len, " exceeds the ", model_positions,
+                           " positions that ", checkpoint->name(), " was made for; ask for at most that, or for 0");
 
   server::EmbeddedClusterOptions options;
   options.attention_workers = flags.attention_workers;
   if (flags.kv_cache_memory != "auto") {
     DT_ASSIGN_OR_RETURN(options.kv_cache_bytes, ParseBytes("--kv-cache-memory-bytes", flags.kv_cache_memory));
-    if (options.kv_cache_bytes == 0) return InvalidArgument("--kv-cache-memory-bytes: the KV cache has no byte");
+    if (options.kv_cache_bytes == 0)
+      return InvalidArgument("--kv-cache-memory-bytes: a KV cache of no bytes holds no token; write 8GiB, or auto");
   }
   engine.kv_dtype = options.kv_dtype = KvDtypeOf(flags);
-  options.seed = flags.seed;
+  options.seed = flags.seed.value_or(0);
   options.scheduler.max_num_seqs = flags.max_num_seqs;
   options.scheduler.max_num_batched_tokens = flags.max_num_batched_tokens;
   options.scheduler.max_model_len = static_cast<int>(engine.max_model_len);

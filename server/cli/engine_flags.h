@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/dtype.h"
@@ -24,7 +25,7 @@ struct EngineFlags {
   int block_size = 64;
   bool enable_prefix_caching = true;
   bool enable_chunked_prefill = true;
-  uint64_t seed = 0;
+  std::optional<uint64_t> seed;
   std::string kv_cache_memory = "auto";
   int attention_workers = 1;
   int micro_batches = 1;

@@ -1,74 +1,143 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <cstdlib>
+#include <exception>
+#include <new>
 #include <string>
 
 #include "server/cli/bench_command.h"
+#include "server/cli/command_line.h"
 #include "server/cli/commands.h"
+#include "server/version.h"
 
 namespace dovetail::cli {
 namespace {
 
-int Report(const absl::Status& status) {
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "dovetail: %s\n", std::string(status.message()).c_str());
-  return 1;
+constexpr const char* kModelHelp = "A .gguf file, or a Hugging Face folder (config.json and safetensors)";
+constexpr const char* kTemplateHelp =
+    "Chat template: a Jinja file, or a built-in one (chatml, llama3, gemma, mistral, phi3, zephyr, llama2), in place of "
+    "the model's own";
+
+int Fail(const std::string& text, int exit_code) {
+  std::fprintf(stderr, "dovetail: %s\n", text.c_str());
+  return exit_code;
 }
 
-void AddLogits(CLI::App& app, LogitsFlags& flags, int& exit_code) {
-  CLI::App* command = app.add_subcommand("logits", "Write the logits of given token ids (how references are compared)");
-  AddEngineFlags(*command, flags.engine);
-  command->add_option("--ids", flags.ids, "Token ids, as 1,2,3")->required();
-  command->add_option("--last", flags.last, "Only the last K positions; 0: all");
-  command->add_option("--greedy", flags.greedy, "Also generate N tokens greedily and print their ids");
-  command->add_option("--out", flags.out, "The .npy file to write");
-  command->callback([&] { exit_code = Report(RunLogits(flags)); });
+int Report(const absl::Status& status) { return status.ok() ? 0 : Fail(std::string(status.message()), 1); }
+
+CLI::App& AddCommand(CLI::App& app, const std::string& name, const std::string& text, const std::string& examples) {
+  CLI::App* command = app.add_subcommand(name, text);
+  command->footer("Examples:\n" + examples);
+  return *command;
 }
 
 void AddServe(CLI::App& app, ServeFlags& flags, int& exit_code) {
-  CLI::App* command = app.add_subcommand("serve", "Serve a model over the OpenAI HTTP API");
-  AddEngineFlags(*command, flags.engine);
-  command->add_option("--host", flags.host, "Address to listen on")->group("HTTP");
-  command->add_option("--port", flags.port, "Port to listen on; 0: a free one")->group("HTTP");
-  command->add_option("--api-key", flags.api_keys, "A key that clients must present; repeatable; none: everybody may")->group("HTTP");
-  command->add_option("--metrics-api-key", flags.metrics_api_keys, "A key for /metrics alone; repeatable")->group("HTTP");
-  command->add_option("--served-model-name", flags.served_model_name, "What the API calls the model")->group("HTTP");
-  command->add_option("--chat-template", flags.chat_template, "A Jinja file used in place of the model's own template")->group("HTTP");
-  command->add_option("--shutdown-timeout", flags.shutdown_timeout, "Seconds that running requests have after SIGTERM")
-      ->check(CLI::Range(0, 86400))
+  CLI::App& command = AddCommand(app, "serve", "Serve a model over the OpenAI HTTP API until SIGTERM or Ctrl-C, then drain",
+                                 "  dovetail serve smollm2-135m-instruct.gguf\n"
+                                 "  dovetail serve ./Qwen2.5-0.5B-Instruct --host 0.0.0.0 --api-key \"$KEY\" --max-model-len 8192\n"
+                                 "  dovetail serve model.gguf --attention-workers 3 --placement mixed\n");
+  AddEngineFlags(command, flags.engine);
+  command.add_option("--host", flags.host, "Address to listen on; 127.0.0.1 is this machine only, 0.0.0.0 everybody")
+      ->type_name("ADDRESS")
       ->group("HTTP");
-  command->callback([&] { exit_code = Report(RunServe(flags)); });
+  command.add_option("--port", flags.port, "Port to listen on; 0 takes a free one and prints it")
+      ->check(WholeNumber(0, 65535, "0 takes a free one"))
+      ->type_name("PORT")
+      ->group("HTTP");
+  command.add_option("--api-key", flags.api_keys,
+                     "A key that clients must send as Authorization: Bearer KEY; may be repeated; each is a tenant of "
+                     "its own. Without one everybody may ask")
+      ->allow_extra_args(false)
+      ->type_name("KEY")
+      ->group("HTTP");
+  command.add_option("--metrics-api-key", flags.metrics_api_keys,
+                     "A key for /metrics alone; may be repeated; without one API keys do")
+      ->allow_extra_args(false)
+      ->type_name("KEY")
+      ->group("HTTP");
+  command.add_option("--served-model-name", flags.served_model_names,
+                     "What the API calls the model; may be repeated, the first is shown. Else the file's name")
+      ->allow_extra_args(false)
+      ->type_name("NAME")
+      ->group("HTTP");
+  command.add_flag("--ignore-model-name", flags.ignore_model_name,
+                   "Serve requests for other models too, in place of answering 404 [off]")
+      ->group("HTTP");
+  command.add_option("--chat-template", flags.chat_template, kTemplateHelp)->type_name("FILE|NAME")->group("HTTP");
+  command.add_option("--overload-status", flags.overload_status,
+                     "What a full queue answers: 503 (ask another replica) or 429 (ask again later)")
+      ->check(OneOf({"503", "429"}))
+      ->type_name("CODE")
+      ->group("HTTP");
+  command.add_option("--shutdown-timeout", flags.shutdown_timeout,
+                     "Seconds that running requests have to end after SIGTERM; a second signal ends them at once")
+      ->check(WholeNumber(0, 86400))
+      ->type_name("SECONDS")
+      ->group("HTTP");
+  command.callback([&] { exit_code = Report(RunServe(flags)); });
 }
 
 void AddRun(CLI::App& app, RunFlags& flags, int& exit_code) {
-  CLI::App* command = app.add_subcommand("run", "Answer one prompt in the terminal");
-  AddEngineFlags(*command, flags.engine);
-  command->add_option("PROMPT", flags.prompt, "The prompt")->required();
-  command->add_option("--temperature", flags.temperature, "0: greedy")->check(CLI::Range(0.0f, 100.0f));
-  command->add_option("--max-tokens", flags.max_tokens, "Longest answer")->check(CLI::Range(1, 1 << 26));
-  command->add_option("--chat-template", flags.chat_template, "A Jinja file used in place of the model's own template");
-  command->add_flag("--raw", flags.raw, "Continue the prompt as it is, without a chat template");
-  command->callback([&] { exit_code = Report(RunPrompt(flags)); });
+  CLI::App& command = AddCommand(app, "run", "Answer one prompt in the terminal",
+                                 "  dovetail run smollm2-135m-instruct.gguf \"What is the capital of France?\"\n"
+                                 "  dovetail run stories.gguf \"Once upon a time\" --raw --max-tokens 100 --temperature 0.8\n");
+  AddEngineFlags(command, flags.engine);
+  command.add_option("PROMPT", flags.prompt, "What to answer")->required();
+  command.add_option("--temperature", flags.temperature, "0 always takes the likeliest token; more is more varied")
+      ->check(Number(0, 100))
+      ->type_name("T")
+      ->group("Answer");
+  command.add_option("--max-tokens", flags.max_tokens, "Longest answer; less where the model's positions end")
+      ->check(WholeNumber(1, int64_t{1} << 26))
+      ->type_name("TOKENS")
+      ->group("Answer");
+  command.add_option("--chat-template", flags.chat_template, kTemplateHelp)->type_name("FILE|NAME")->group("Answer");
+  command.add_flag("--raw", flags.raw, "Continue the prompt as it is, without a chat template")->group("Answer");
+  command.callback([&] { exit_code = Report(RunPrompt(flags)); });
 }
 
 void AddInspect(CLI::App& app, std::string& model, int& exit_code) {
-  CLI::App* command = app.add_subcommand("inspect", "Print what a model holds and what it would need");
-  command->add_option("MODEL", model, "A .gguf file, or a Hugging Face folder")->required();
-  command->callback([&] { exit_code = Report(RunInspect(model)); });
+  CLI::App& command = AddCommand(app, "inspect", "Print what a model holds and what it would need, without loading it",
+                                 "  dovetail inspect smollm2-135m-instruct.gguf\n");
+  command.add_option("MODEL", model, kModelHelp)->required();
+  command.callback([&] { exit_code = Report(RunInspect(model)); });
+}
+
+void AddLogits(CLI::App& app, LogitsFlags& flags, int& exit_code) {
+  CLI::App& command = AddCommand(app, "logits", "Write the logits of given token ids: how references are compared",
+                                 "  dovetail logits model.gguf --ids 1,403,407 --last 1 --greedy 20 --dtype float32 --out logits.npy\n");
+  AddEngineFlags(command, flags.engine);
+  command.add_option("--ids", flags.ids, "The prompt as token ids, 1,2,3")->required()->type_name("IDS")->group("Logits");
+  command.add_option("--last", flags.last, "Only the logits of the last K positions; 0: of all")
+      ->check(WholeNumber(0, INT32_MAX))
+      ->type_name("K")
+      ->group("Logits");
+  command.add_option("--greedy", flags.greedy, "Also generate N tokens greedily and print their ids")
+      ->check(WholeNumber(0, INT32_MAX))
+      ->type_name("N")
+      ->group("Logits");
+  command.add_option("--out", flags.out, "The .npy file to write: float32 [positions, vocabulary]")
+      ->type_name("FILE")
+      ->group("Logits");
+  command.callback([&] { exit_code = Report(RunLogits(flags)); });
 }
 
 void AddBench(CLI::App& app, BenchFlags& flags, int& exit_code) {
-  CLI::App* command = app.add_subcommand("bench", "Measure a model in this process: one stream, prefill, batches");
-  AddBenchFlags(*command, flags);
-  command->callback([&] { exit_code = Report(RunBench(flags)); });
+  CLI::App& command = AddCommand(app, "bench", "Measure a model in this process: one stream, prefill, batches",
+                                 "  dovetail bench smollm2-135m-instruct.gguf --batch 1,16,64 --repeat 3\n");
+  AddBenchFlags(command, flags);
+  command.callback([&] { exit_code = Report(RunBench(flags)); });
 }
 
 int Main(int argc, char** argv) {
-  CLI::App app("dovetail: an LLM inference server with dense layers and attention on different machines", "dovetail");
+  CLI::App app("dovetail: an LLM inference server with the dense layers and the attention of every layer on different "
+               "workers",
+               "dovetail");
+  app.formatter(HelpFormatter());
+  app.option_defaults()->always_capture_default();
   app.require_subcommand(1);
+  app.footer("`dovetail COMMAND --help` explains the flags of a command.");
+  app.set_version_flag("--version", std::string("dovetail ") + kVersion, "Print the version and exit");
   int exit_code = 0;
-  LogitsFlags logits;
-  AddLogits(app, logits, exit_code);
   ServeFlags serve;
   AddServe(app, serve, exit_code);
   RunFlags run;
@@ -77,10 +146,17 @@ int Main(int argc, char** argv) {
   AddInspect(app, inspected, exit_code);
   BenchFlags bench;
   AddBench(app, bench, exit_code);
+  LogitsFlags logits;
+  AddLogits(app, logits, exit_code);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error);
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    return Fail(ExplainUsage(app, argc, argv, error), kUsageError);
+  } catch (const std::bad_alloc&) {  // of a library, or the standard one: what it wanted is unknown
+    return Fail("this machine has too little free memory for what was asked", 1);
+  } catch (const std::exception& error) {
+    return Fail(error.what(), 1);
   }
   return exit_code;
 }

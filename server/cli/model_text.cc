@@ -6,10 +6,14 @@
 #include <sstream>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/log.h"
+#include "model/chat_template/builtin_templates.h"
+#include "model/chat_template/template_source.h"
 #include "model/gguf.h"
 #include "model/tokenizer/tokenizer_gguf.h"
 #include "model/tokenizer/tokenizer_json.h"
-#include "nlohmann/json.hpp"
 #include "server/openai/chat_renderer.h"
 
 namespace dovetail::cli {
@@ -24,7 +28,8 @@ absl::StatusOr<std::optional<std::string>> ReadTextFile(const fs::path& path) {
   if (!fs::is_regular_file(path, error)) return std::nullopt;
   const auto size = fs::file_size(path, error);
   if (error || size > kMaxTextFileBytes)
-    return InvalidArgument(path.filename().string(), ": is larger than ", kMaxTextFileBytes, " bytes or cannot be read");
+    return InvalidArgument(path.filename().string(), ": is larger than ", kMaxTextFileBytes,
+                           " bytes or cannot be read");
   std::ifstream in(path, std::ios::binary);
   std::ostringstream text;
   text << in.rdbuf();
@@ -59,6 +64,12 @@ absl::StatusOr<model::TokenizerData> DataFromGguf(const model::GgufFile& gguf) {
   return model::TokenizerDataFromGguf(fields);
 }
 
+absl::StatusOr<std::shared_ptr<const model::Tokenizer>> Build(model::TokenizerData data, const std::string& file) {
+  auto tokenizer = model::Tokenizer::Create(std::move(data));
+  if (!tokenizer.ok()) return Annotate(tokenizer.status(), absl::StrCat(file, ": tokenizer"));
+  return std::shared_ptr<const model::Tokenizer>(*std::move(tokenizer));
+}
+
 std::string TextOf(const model::Tokenizer* tokenizer, std::optional<TokenId> id) {
   return tokenizer != nullptr && id.has_value() ? std::string(tokenizer->TokenText(*id)) : std::string();
 }
@@ -70,69 +81,124 @@ absl::StatusOr<std::shared_ptr<const model::Tokenizer>> LoadTokenizer(const mode
     if (checkpoint.gguf()->Find("tokenizer.ggml.model") == nullptr) return nullptr;
     auto data = DataFromGguf(*checkpoint.gguf());
     if (!data.ok()) return Annotate(data.status(), checkpoint.name());
-    DT_ASSIGN_OR_RETURN(auto tokenizer, model::Tokenizer::Create(*std::move(data)));
-    return std::shared_ptr<const model::Tokenizer>(std::move(tokenizer));
+    return Build(*std::move(data), checkpoint.name());
   }
   DT_ASSIGN_OR_RETURN(const auto json, ReadTextFile(checkpoint.folder() / "tokenizer.json"));
   if (!json.has_value()) return nullptr;
   DT_ASSIGN_OR_RETURN(const auto config, ReadTextFile(checkpoint.folder() / "tokenizer_config.json"));
   std::optional<std::string_view> config_view;
   if (config.has_value()) config_view = *config;
-  DT_ASSIGN_OR_RETURN(auto data, model::TokenizerDataFromJson(*json, config_view));
-  DT_ASSIGN_OR_RETURN(auto tokenizer, model::Tokenizer::Create(std::move(data)));
-  return std::shared_ptr<const model::Tokenizer>(std::move(tokenizer));
+  auto data = model::TokenizerDataFromJson(*json, config_view);
+  if (!data.ok()) return Annotate(data.status(), checkpoint.name());
+  return Build(*std::move(data), checkpoint.name());
 }
 
-absl::StatusOr<std::string> LoadChatTemplate(const model::Checkpoint& checkpoint, const std::string& override_path) {
-  if (!override_path.empty()) {
-    DT_ASSIGN_OR_RETURN(const auto text, ReadTextFile(override_path));
-    if (!text.has_value()) return NotFound("--chat-template: there is no file ", fs::path(override_path).filename().string());
-    return *text;
-  }
+namespace {
+
+// The templates that a checkpoint brings, and where from.
+absl::StatusOr<model::TemplateSources> OwnTemplates(const model::Checkpoint& checkpoint, std::string& origin) {
+  model::TemplateSources sources;
   if (checkpoint.gguf() != nullptr) {
+    origin = absl::StrCat(checkpoint.name(), ": tokenizer.chat_template");
     DT_ASSIGN_OR_RETURN(const auto text, checkpoint.gguf()->String("tokenizer.chat_template"));
-    return std::string(text.value_or(std::string_view()));
+    if (text) sources.Set("default", std::string(*text));
+    return sources;
+  }
+  const auto in_folder = [&](const char* file) { return absl::StrCat(checkpoint.name(), "/", file); };
+  for (const char* file : {"tokenizer_config.json", "chat_template.json"}) {
+    DT_ASSIGN_OR_RETURN(const auto json, ReadTextFile(checkpoint.folder() / file));
+    if (!json) continue;
+    auto read = model::ReadTokenizerConfigTemplates(*json);
+    if (!read.ok()) return Annotate(read.status(), in_folder(file));
+    if (read->bos_token) sources.bos_token = read->bos_token;
+    if (read->eos_token) sources.eos_token = read->eos_token;
+    if (read->empty()) continue;
+    origin = in_folder(file);
+    sources.templates = std::move(read->templates);
   }
   DT_ASSIGN_OR_RETURN(const auto jinja, ReadTextFile(checkpoint.folder() / "chat_template.jinja"));
-  if (jinja.has_value()) return *jinja;
-  DT_ASSIGN_OR_RETURN(const auto config, ReadTextFile(checkpoint.folder() / "tokenizer_config.json"));
-  if (!config.has_value()) return std::string();
-  const auto json = nlohmann::json::parse(*config, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || !json.contains("chat_template")) return std::string();
-  const auto& found = json["chat_template"];
-  if (found.is_string()) return found.get<std::string>();
-  if (found.is_array())
-    for (const auto& entry : found)
-      if (entry.is_object() && entry.value("name", "") == "default") return entry.value("template", std::string());
-  return std::string();
+  if (!jinja) return sources;
+  origin = in_folder("chat_template.jinja");
+  sources.templates.clear();
+  sources.Set("default", *jinja);
+  return sources;
 }
 
-absl::StatusOr<std::shared_ptr<const server::ServedModel>> MakeServedModel(const model::Checkpoint& checkpoint, const std::string& name,
-                                                                           const std::string& chat_template_path,
-                                                                           int64_t max_model_len) {
+// A file wins over a built-in template of the same name: whoever wrote it meant it.
+absl::StatusOr<std::string> AskedTemplate(const std::string& asked) {
+  DT_ASSIGN_OR_RETURN(const auto text, ReadTextFile(asked));
+  if (text) return *text;
+  auto builtin = model::BuiltinTemplate(asked);
+  if (builtin.ok()) return builtin;
+  return NotFound("--chat-template: there is no file and no built-in template '", asked, "'; built in are ",
+                  absl::StrJoin(model::BuiltinTemplateNames(), ", "));
+}
+
+}  // namespace
+
+absl::StatusOr<ChatTemplateChoice> ChooseChatTemplate(const model::Checkpoint& checkpoint,
+                                                      const model::Tokenizer* tokenizer, const std::string& asked) {
+  ChatTemplateChoice choice;
+  DT_ASSIGN_OR_RETURN(const model::TemplateSources own, OwnTemplates(checkpoint, choice.origin));
+  const model::ModelConfig& config = checkpoint.config();
+  std::optional<TokenId> eos;
+  if (!config.stop_ids.empty()) eos = config.stop_ids.front();
+  choice.bos_token = own.bos_token.value_or(TextOf(tokenizer, config.bos));
+  choice.eos_token = own.eos_token.value_or(TextOf(tokenizer, eos));
+  if (!asked.empty()) {
+    choice.origin = absl::StrCat("--chat-template ", fs::path(asked).filename().string());
+    DT_ASSIGN_OR_RETURN(choice.source, AskedTemplate(asked));
+    return choice;
+  }
+  if (!own.empty()) {
+    auto selected = model::SelectTemplate(own, /*has_tools=*/false);
+    if (!selected.ok()) return Annotate(selected.status(), choice.origin);
+    choice.source = *std::move(selected);
+    return choice;
+  }
+  if (tokenizer == nullptr) return choice;
+  const auto has_token = [&](std::string_view text) {
+    const auto id = tokenizer->TokenToId(text);
+    return id && tokenizer->TypeOf(*id) != model::TokenType::kNormal;
+  };
+  const auto name = model::BuiltinTemplateFor(has_token);
+  if (!name) return choice;
+  choice.origin = absl::StrCat("the built-in chat template ", *name);
+  DT_ASSIGN_OR_RETURN(choice.source, model::BuiltinTemplate(*name));
+  LogInfo(checkpoint.name(), ": brings no chat template; its vocabulary has the tokens of ", *name,
+          ", so that built-in one is used");
+  return choice;
+}
+
+absl::StatusOr<std::shared_ptr<const server::ServedModel>> MakeServedModel(const model::Checkpoint& checkpoint,
+                                                                           const ServedModelOptions& options) {
   const model::ModelConfig& config = checkpoint.config();
   auto served = std::make_shared<server::ServedModel>();
-  served->names.push_back(name.empty() ? fs::path(checkpoint.name()).stem().string() : name);
+  served->names = options.names;
+  if (served->names.empty()) served->names.push_back(fs::path(checkpoint.name()).stem().string());
+  served->accept_any_name = options.accept_any_name;
   DT_ASSIGN_OR_RETURN(served->tokenizer, LoadTokenizer(checkpoint));
-  DT_ASSIGN_OR_RETURN(const std::string chat_template, LoadChatTemplate(checkpoint, chat_template_path));
-  if (!chat_template.empty()) {
-    const model::Tokenizer* tokenizer = served->tokenizer.get();
-    std::optional<TokenId> eos;
-    if (!config.stop_ids.empty()) eos = config.stop_ids.front();
-    auto renderer = server::MakeChatRenderer(chat_template, TextOf(tokenizer, config.bos), TextOf(tokenizer, eos));
-    if (!renderer.ok()) return Annotate(renderer.status(), "chat template");
+  DT_ASSIGN_OR_RETURN(const ChatTemplateChoice chat,
+                      ChooseChatTemplate(checkpoint, served->tokenizer.get(), options.chat_template));
+  if (!chat.source.empty()) {
+    auto renderer = server::MakeChatRenderer(chat.source, chat.bos_token, chat.eos_token);
+    if (!renderer.ok())
+      return InvalidArgument(chat.origin, ": ", std::string(renderer.status().message()),
+                             "; choose another one with --chat-template");
     served->chat = *std::move(renderer);
   }
-  served->max_model_len = static_cast<int>(max_model_len);
+  served->max_model_len = static_cast<int>(options.max_model_len);
   served->vocab_size = static_cast<int>(config.vocab_size);
   served->end_token_ids = config.stop_ids;
   const model::SamplingDefaults& defaults = config.sampling;
   if (defaults.temperature) served->defaults.temperature = static_cast<float>(*defaults.temperature);
   if (defaults.top_p) served->defaults.top_p = static_cast<float>(*defaults.top_p);
   if (defaults.min_p) served->defaults.min_p = static_cast<float>(*defaults.min_p);
-  if (defaults.repetition_penalty) served->defaults.repetition_penalty = static_cast<float>(*defaults.repetition_penalty);
+  if (defaults.repetition_penalty)
+    served->defaults.repetition_penalty = static_cast<float>(*defaults.repetition_penalty);
   if (defaults.top_k) served->defaults.top_k = static_cast<int>(*defaults.top_k);
   served->created = std::time(nullptr);
+  served->fingerprint = absl::StrCat("fp_", absl::Hex(options.model_digest, absl::kZeroPad16));
   return std::shared_ptr<const server::ServedModel>(std::move(served));
 }
 

@@ -1,22 +1,42 @@
 #pragma once
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "model/checkpoint.h"
 #include "model/tokenizer/tokenizer.h"
 #include "server/openai/served_model.h"
 
+// A model's text side: its tokenizer and its chat template.
+
 namespace dovetail::cli {
 
-// The tokenizer that came with a checkpoint: in the GGUF file, or tokenizer.json beside the weights. Null when there is none.
+// The tokenizer that came with a checkpoint: in the GGUF file, or tokenizer.json beside the weights. Null when there is
+// none. Errors name the file and the field.
 absl::StatusOr<std::shared_ptr<const model::Tokenizer>> LoadTokenizer(const model::Checkpoint& checkpoint);
 
-// The chat template's source: the file `override_path` if given, else what came with the checkpoint. Empty when there is none.
-absl::StatusOr<std::string> LoadChatTemplate(const model::Checkpoint& checkpoint, const std::string& override_path);
+struct ChatTemplateChoice {
+  std::string source;  // Jinja; empty: none
+  std::string origin;  // for error texts and the log: "--chat-template chatml", "model.gguf: tokenizer.chat_template"
+  std::string bos_token, eos_token;  // what it may write
+};
 
-// What the API serves. `name` empty: the model's own name.
-absl::StatusOr<std::shared_ptr<const server::ServedModel>> MakeServedModel(const model::Checkpoint& checkpoint, const std::string& name,
-                                                                           const std::string& chat_template_path, int64_t max_model_len);
+// The chat template to use: `asked` if given, a Jinja file or the name of a built-in one; else the model's own; else the
+// built-in one whose special tokens the vocabulary has; else none. kNotFound names --chat-template and what there is.
+absl::StatusOr<ChatTemplateChoice> ChooseChatTemplate(const model::Checkpoint& checkpoint,
+                                                      const model::Tokenizer* tokenizer, const std::string& asked);
+
+struct ServedModelOptions {
+  std::vector<std::string> names;  // empty: the file's name
+  bool accept_any_name = false;
+  std::string chat_template;       // --chat-template
+  int64_t max_model_len = 0;
+  uint64_t model_digest = 0;       // becomes the fingerprint that responses show
+};
+
+// What the API serves.
+absl::StatusOr<std::shared_ptr<const server::ServedModel>> MakeServedModel(const model::Checkpoint& checkpoint,
+                                                                           const ServedModelOptions& options);
 
 }  // namespace dovetail::cli

@@ -1,3 +1,5 @@
+#include <sys/resource.h>
+
 #include <csignal>
 #include <cstdio>
 #include <ctime>
@@ -19,9 +21,24 @@ sigset_t StopSignals() {
   return signals;
 }
 
+// A core dump would hold prompts and keys.
+void ForbidCoreDumps() {
+  const rlimit none{0, 0};
+  setrlimit(RLIMIT_CORE, &none);
+}
+
+absl::Status CheckNames(const ServeFlags& flags) {
+  for (const std::string& name : flags.served_model_names)
+    if (name.empty() || name.size() > 512)
+      return InvalidArgument("--served-model-name: a name has 1 to 512 bytes, not ", name.size());
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status RunServe(const ServeFlags& flags) {
+  ForbidCoreDumps();
+  DT_RETURN_IF_ERROR(CheckNames(flags));
   const sigset_t signals = StopSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // before any thread begins: they inherit it
   server::HttpServerOptions options;
@@ -30,11 +47,17 @@ absl::Status RunServe(const ServeFlags& flags) {
   options.api_keys = flags.api_keys;
   options.metrics_api_keys = flags.metrics_api_keys;
   options.max_queued_requests = flags.engine.max_queued_requests;
+  options.overload_status = flags.overload_status;
+  options.seed = flags.engine.seed;
   server::HttpServer http(options);
   DT_RETURN_IF_ERROR(http.Start());
   DT_ASSIGN_OR_RETURN(const RunningEngine engine, StartEngine(flags.engine, TerminalProgress("loading")));
-  DT_ASSIGN_OR_RETURN(auto served, MakeServedModel(*engine.model->checkpoint, flags.served_model_name, flags.chat_template,
-                                                   engine.max_model_len));
+  DT_ASSIGN_OR_RETURN(auto served,
+                      MakeServedModel(*engine.model->checkpoint, {.names = flags.served_model_names,
+                                                                  .accept_any_name = flags.ignore_model_name,
+                                                                  .chat_template = flags.chat_template,
+                                                                  .max_model_len = engine.max_model_len,
+                                                                  .model_digest = engine.cluster->model_digest()}));
   LogInfo("serving ", served->names.front(), ": ", engine.model->weight_bytes >> 20, " MiB of weights, KV cache of ",
           engine.cluster->kv_tokens(), " tokens (", engine.cluster->kv_bytes() >> 20, " MiB) on ", flags.engine.attention_workers,
           " attention worker(s)");

@@ -179,7 +179,7 @@ void ApiHandler::Generate(const Route& route, std::shared_ptr<Exchange> exchange
   context.id = exchange->id();
   context.tenant = keys_.Authorize(exchange->head(), route.scope).value_or("anonymous");
   context.created = absl::ToUnixSeconds(absl::Now());
-  context.random_seed = RandomSeed();
+  context.random_seed = options_.seed ? *options_.seed : RandomSeed();
   OnWorker(route, exchange, [this, &route, exchange, arrived, context, backend = backend()] {
     auto prepared = std::make_shared<absl::StatusOr<PreparedGeneration>>(PrepareGeneration(route, exchange->body(), *backend, context));
     exchange->Post([this, &route, exchange, arrived, backend, prepared] {

@@ -2,12 +2,14 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
 #include "server/http/request_head.h"
 #include "server/openai/json.h"
+#include "server/version.h"
 
 namespace dovetail::server {
 
@@ -19,6 +21,7 @@ struct HttpServerOptions {
   int max_queued_work = 256;             // requests waiting for a worker
   int max_queued_requests = 1024;        // in the engine; one more is refused before it is tokenised
   int overload_status = 503;             // or 429: what a full queue answers
+  std::optional<uint64_t> seed;          // of requests that bring none; nullopt: a random one each
 
   std::vector<std::string> api_keys;          // empty: everybody may do everything
   std::vector<std::string> metrics_api_keys;  // who may read /metrics; empty: the holders of an API key
@@ -41,7 +44,7 @@ struct HttpServerOptions {
   int max_stream_backlog_tokens = 256;
   int socket_send_buffer_bytes = 64 * 1024;           // the kernel's share; 0: its default
 
-  std::string version = "0.1.0";
+  std::string version = kVersion;
 
   // kInvalidArgument names the flag and what it may be.
   absl::Status Validate() const;

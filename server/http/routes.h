@@ -18,7 +18,7 @@ struct Route {
   Scope scope;
 };
 
-// Everything this server answers; what is not here is 404, or 401 first.
+// Everything this server answers; what is not here is 404, or 401 first. Immutable; pure functions.
 std::span<const Route> Routes();
 
 struct RouteMatch {

@@ -5,7 +5,7 @@
 #include "base/status.h"
 
 // Errors as OpenAI's clients expect them. Inside, an error is an absl::Status that may carry the field it is about; at the edge it
-// becomes an ApiError with an HTTP status and the envelope {"error": {message, type, param, code}}.
+// becomes an ApiError with an HTTP status and the envelope {"error": {message, type, param, code}}. Pure functions; thread-safe.
 
 namespace dovetail::server {
 

@@ -10,7 +10,7 @@ namespace dovetail::server {
 absl::StatusOr<ChatRenderer> MakeChatRenderer(std::string_view template_source, std::string bos_token, std::string eos_token) {
   DT_ASSIGN_OR_RETURN(auto parsed, model::ChatTemplate::Parse(template_source));
   return ChatRenderer([chat = std::move(parsed), bos = std::move(bos_token),
-                       eos = std::move(eos_token)](const ChatPrompt& prompt) -> absl::StatusOr<std::vector<RenderedPart>> {
+                       eos = std::move(eos_token)](const ChatPrompt& prompt) -> absl::StatusOr<std::vector<model::PromptPart>> {
     model::RenderInputs inputs;
     inputs.messages = prompt.messages;
     inputs.add_generation_prompt = prompt.add_generation_prompt;
@@ -21,9 +21,7 @@ absl::StatusOr<ChatRenderer> MakeChatRenderer(std::string_view template_source, 
     inputs.now = absl::Now();
     inputs.time_zone = absl::LocalTimeZone();
     DT_ASSIGN_OR_RETURN(auto rendered, chat.Render(inputs));
-    std::vector<RenderedPart> parts;
-    for (auto& part : rendered.parts) parts.push_back({std::move(part.text), part.is_input});
-    return parts;
+    return std::move(rendered.parts);
   });
 }
 

@@ -6,7 +6,7 @@
 #include "base/status.h"
 #include "nlohmann/json.hpp"
 
-// Request bodies as JSON, untrusted: every limit is checked while parsing, before memory is spent.
+// Request bodies as JSON, untrusted: every limit is checked while parsing, before memory is spent. Pure; thread-safe.
 
 namespace dovetail::server {
 

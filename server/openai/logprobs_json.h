@@ -8,6 +8,7 @@
 namespace dovetail::server {
 
 // Log probabilities in the shapes of the OpenAI API (and of vLLM for prompt_logprobs). -inf and NaN, which JSON lacks, become -9999.
+// Immutable; `model` outlives it.
 class LogprobsJson {
  public:
   LogprobsJson(const ServedModel& model, bool tokens_as_ids) : model_(model), tokens_as_ids_(tokens_as_ids) {}

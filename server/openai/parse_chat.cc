@@ -103,6 +103,7 @@ absl::StatusOr<ChatRequest> ParseChatRequest(const Json& body, const ServedModel
   DT_ASSIGN_OR_RETURN(request.fields, ParseGenerationFields(reader, model, Endpoint::kChat));
   if (request.fields.max_tokens == 0) return BadField("max_tokens", "0 asks for nothing; ask for at least 1");
   DT_RETURN_IF_ERROR(ParseChatLogprobs(reader, request.fields));
+  if (model.tokenizer == nullptr) return BadField("messages", "this model has no tokenizer; send token ids to /v1/completions");
   if (!model.chat) return BadField("messages", "this model has no chat template; use /v1/completions, or start the server with --chat-template");
   const Json* messages = reader.Find("messages");
   if (messages == nullptr) return BadField("messages", "is required: an array of {role, content}");

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "absl/container/fixed_array.h"
 #include "model/tokenizer/tokenizer.h"
 #include "server/openai/api_error.h"
 
@@ -123,11 +122,9 @@ absl::Status AboutField(const absl::Status& status, const std::string& param) {
 }  // namespace
 
 absl::StatusOr<std::vector<TokenId>> EncodeChat(const ChatPrompt& prompt, bool add_special, const ServedModel& model) {
-  auto parts = model.chat(prompt);
+  const auto parts = model.chat(prompt);
   if (!parts.ok()) return AboutField(parts.status(), "messages");
-  absl::FixedArray<model::PromptPart> views(parts->size());
-  for (size_t i = 0; i < parts->size(); ++i) views[i] = {(*parts)[i].text, (*parts)[i].is_input};
-  auto ids = model.tokenizer->EncodeParts(views, {.add_special = add_special});
+  auto ids = model.tokenizer->EncodeParts(*parts, {.add_special = add_special});
   if (!ids.ok()) return AboutField(ids.status(), "messages");
   return ids;
 }

@@ -29,7 +29,7 @@ struct PreparedGeneration {
 absl::StatusOr<PreparedGeneration> Prepare(const CompletionRequest& request, const ServedModel& model, const RequestContext& context);
 absl::StatusOr<PreparedGeneration> Prepare(const ChatRequest& request, const ServedModel& model, const RequestContext& context);
 
-// The ids of a rendered conversation.
+// The ids of a rendered conversation. The model has a tokenizer and a chat template.
 absl::StatusOr<std::vector<TokenId>> EncodeChat(const ChatPrompt& prompt, bool add_special, const ServedModel& model);
 
 }  // namespace dovetail::server

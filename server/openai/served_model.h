@@ -8,6 +8,7 @@
 
 #include "base/ids.h"
 #include "base/status.h"
+#include "model/prompt_part.h"
 #include "server/openai/json.h"
 
 namespace dovetail::model {
@@ -24,15 +25,9 @@ struct ChatPrompt {
   Json template_kwargs = Json::object();  // values only
 };
 
-// A piece of the rendered prompt: what a user wrote (input, never control tokens) or what the template wrote around it.
-struct RenderedPart {
-  std::string text;
-  bool is_input = false;
-};
-
 // Renders a conversation; bounded in time and memory, thread-safe. kInvalidArgument: this conversation cannot be rendered (the
 // template raised an error, or the conversation is too large for its limits).
-using ChatRenderer = std::function<absl::StatusOr<std::vector<RenderedPart>>(const ChatPrompt&)>;
+using ChatRenderer = std::function<absl::StatusOr<std::vector<model::PromptPart>>(const ChatPrompt&)>;
 
 // What generation_config.json (or the GGUF file) recommends, used where a request says nothing.
 struct SamplingDefaults {

@@ -5,7 +5,7 @@
 #include "server/openai/requests.h"
 #include "server/openai/served_model.h"
 
-// Bodies of the routes that do not generate.
+// Bodies of the routes that do not generate, as JSON text. Pure. Errors carry the field (api_error.h).
 
 namespace dovetail::server {
 

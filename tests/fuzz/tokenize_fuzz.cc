@@ -50,7 +50,7 @@ const Tokenizer& TokenizerFor(PreTokenizer pre) {
 
 void TokenizeOne(PreTokenizer pre, bool input, std::string_view text) {
   const Tokenizer& tokenizer = TokenizerFor(pre);
-  const PromptPart part{text, input};
+  const PromptPart part{std::string(text), input};
   const auto ids = tokenizer.EncodeParts({&part, 1}, {.add_special = false});
   DT_CHECK(ids.ok() == (model::ValidUtf8Prefix(text) == text.size()));
   if (!ids.ok()) return;

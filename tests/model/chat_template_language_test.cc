@@ -37,7 +37,9 @@ TEST_P(Language, RendersAsJinjaDoes) {
       EXPECT_EQ(prompt.status().code(), absl::StatusCode::kInvalidArgument) << prompt.status();
     } else {
       EXPECT_TRUE(prompt.ok()) << prompt.status();
-      if (prompt.ok()) EXPECT_EQ(prompt->Text(), row["text"].get<std::string>());
+      if (prompt.ok()) {
+        EXPECT_EQ(prompt->Text(), row["text"].get<std::string>());
+      }
     }
   }
 }

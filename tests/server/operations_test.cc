@@ -269,7 +269,7 @@ TEST(Options, AreCheckedByName) {
   EXPECT_THAT(message([](auto& o) { o.port = 65536; }), HasSubstr("--port: 65536"));
   EXPECT_THAT(message([](auto& o) { o.api_keys = {""}; }), HasSubstr("--api-key"));
   EXPECT_THAT(message([](auto& o) { o.api_keys = {"a b"}; }), HasSubstr("--api-key"));
-  EXPECT_THAT(message([](auto& o) { o.overload_status = 500; }), HasSubstr("overload_status"));
+  EXPECT_THAT(message([](auto& o) { o.overload_status = 500; }), HasSubstr("--overload-status"));
   EXPECT_THAT(message([](auto& o) { o.host = ""; }), HasSubstr("--host"));
   HttpServerOptions taken;
   TestServer test;

@@ -33,7 +33,9 @@ class Parameters : public testing::Test {
   void ExpectRefused(Endpoint endpoint, const std::string& field, const std::string& value) {
     const absl::Status status = Ask(endpoint, field, value);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << field << " = " << value << ": " << status;
-    if (value != "NaN") EXPECT_EQ(ToApiError(status).param.value_or("").substr(0, field.size()), field) << value << ": " << status;
+    if (value != "NaN") {
+      EXPECT_EQ(ToApiError(status).param.value_or("").substr(0, field.size()), field) << value << ": " << status;
+    }
     ++cases_;
   }
   void ExpectTakenOrRefused(Endpoint endpoint, const std::string& field, const std::string& value) {
@@ -173,7 +175,9 @@ TEST_F(Parameters, WhatIsNotSupportedIsRefusedByName) {
     const std::string name(field.name);
     for (const Endpoint endpoint : {Endpoint::kCompletions, Endpoint::kChat}) {
       if (!(endpoint == Endpoint::kChat ? field.chat : field.completions)) continue;
-      if (name != "messages" && name != "prompt") EXPECT_TRUE(Ask(endpoint, name, "null").ok()) << name;
+      if (name != "messages" && name != "prompt") {
+        EXPECT_TRUE(Ask(endpoint, name, "null").ok()) << name;
+      }
       ExpectRefused(endpoint, name, R"([{"x":1}])");
     }
   }
