@@ -8,13 +8,14 @@
 
 namespace dovetail::proto {
 
-// Position fields lie in 0 .. kMaxSequenceBlocks * kSegmentTokens.
+inline constexpr Position kMaxPosition = Position{kMaxSequenceBlocks} * kSegmentTokens;
+
+// Position fields lie in 0 .. kMaxPosition.
 template <typename Archive, typename T>
 void PositionField(Archive& archive, const char* name, T& position) {
   archive.Number(name, position);
   if constexpr (Archive::kDecoding)
-    archive.Require(position >= 0 && position <= Position{kMaxSequenceBlocks} * kSegmentTokens, name,
-                    "is not a position");
+    archive.Require(position >= 0 && position <= kMaxPosition, name, "is not a position");
 }
 
 template <typename Archive, typename T>
@@ -32,6 +33,8 @@ void Fields(Archive& a, T& shard)
     a.Require(shard.kv_heads.begin >= 0 && shard.kv_heads.begin < shard.kv_heads.end && shard.kv_heads.end <= kMaxHeads,
               "shard.kv_heads", "is empty or outside the limit");
     a.Require(shard.tokens.begin >= 0 && shard.tokens.begin < shard.tokens.end, "shard.tokens", "is empty");
+    a.Require(shard.tokens.begin <= kMaxPosition && (shard.tokens.end == kOpenEnd || shard.tokens.end <= kMaxPosition),
+              "shard.tokens", "lies beyond the last position");
     a.Require(shard.tokens.begin % kSegmentTokens == 0 &&
                   (shard.tokens.end == kOpenEnd || shard.tokens.end % kSegmentTokens == 0),
               "shard.tokens", "does not lie on segment boundaries");

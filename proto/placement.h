@@ -8,7 +8,7 @@
 #include "base/status.h"
 #include "proto/attention_spec.h"
 
-// Which attention worker holds which tokens and heads of a sequence: data, never a code path.
+// Which attention worker holds which tokens and heads of a sequence: data, never a code path. Plain values and pure functions.
 
 namespace dovetail::proto {
 

@@ -61,6 +61,11 @@ void FieldsOf(auto& archive, Is<StepBegin> auto& m) {
       a.Require(entry.q_len >= 1 && entry.q_len <= kMaxStepTokens, "entry.q_len", "is outside the limit");
     a.Array("entry.hashes", entry.hashes, kMaxSequenceBlocks);
   });
+  if constexpr (std::remove_reference_t<decltype(archive)>::kDecoding) {
+    int64_t tokens = 0;
+    for (const StepBeginEntry& entry : m.entries) tokens += entry.q_len;
+    archive.Require(tokens >= 1 && tokens <= kMaxStepTokens, "entries", "hold no token or more than a step may");
+  }
 }
 
 void FieldsOf(auto& a, Is<StepRefused> auto& m) {

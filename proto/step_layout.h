@@ -26,7 +26,7 @@ struct ShardStep {
 };
 
 // How the tensors of one layer group and one attention worker lie in the payloads of a step. Compute and attention worker both build
-// it from (placement, ctx_len, q_len), so nothing about it travels.
+// it from (placement, ctx_len, q_len), so nothing about it travels. Thread-compatible; Clear keeps the capacity.
 //   kQuery:    the items' query rows one after the other, wire dtype (SoftmaxSpec::kv)
 //   kKeyValue: the items' key rows one after the other, then the items' value rows, wire dtype
 //   kPartial:  an item whose shard holds all tokens: o [q_count, query_heads, value_dim], wire dtype: finished.

@@ -26,6 +26,10 @@ void FieldsOf(auto& archive, Is<SamplingParams> auto& p) {
   archive.Each("logit_bias", p.logit_bias, kMaxBias, [](auto& a, auto& bias) {
     a.Number("logit_bias.token", bias.first);
     a.Number("logit_bias.value", bias.second);
+    if constexpr (std::remove_reference_t<decltype(a)>::kDecoding) {
+      a.Require(bias.first >= 0, "logit_bias.token", "is negative");
+      a.Require(!std::isnan(bias.second), "logit_bias.value", "is not a number");
+    }
   });
   archive.Array("allowed_token_ids", p.allowed_token_ids, kMaxTokenList);
   archive.Array("banned_token_ids", p.banned_token_ids, kMaxTokenList);

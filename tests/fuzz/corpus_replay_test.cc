@@ -18,8 +18,11 @@ struct Target {
 };
 
 constexpr Target kTargets[] = {
+    {"attention_worker", FuzzAttentionWorker},
+    {"frame", FuzzFrame},
     {"gguf", FuzzGguf},
     {"safetensors", FuzzSafetensors},
+    {"step_plan", FuzzStepPlan},
     {"tokenize", FuzzTokenize},
     {"tokenizer_json", FuzzTokenizerJson},
 };

@@ -7,8 +7,11 @@
 
 namespace dovetail::fuzz {
 
+void FuzzAttentionWorker(const uint8_t* data, size_t size);
+void FuzzFrame(const uint8_t* data, size_t size);
 void FuzzGguf(const uint8_t* data, size_t size);
 void FuzzSafetensors(const uint8_t* data, size_t size);
+void FuzzStepPlan(const uint8_t* data, size_t size);
 void FuzzTokenize(const uint8_t* data, size_t size);
 void FuzzTokenizerJson(const uint8_t* data, size_t size);
 

@@ -1,0 +1,68 @@
+#include "proto/attention_spec.h"
+
+#include <limits>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace dovetail::proto {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+SoftmaxSpec Spec(int window = 0) {
+  SoftmaxSpec spec;
+  spec.query_heads = 8;
+  spec.kv_heads = 2;
+  spec.key_dim = spec.value_dim = 64;
+  spec.scale = 0.125f;
+  spec.window = window;
+  return spec;
+}
+
+template <typename Change>
+std::string With(Change change) {
+  SoftmaxSpec spec = Spec();
+  change(spec);
+  const auto table = AttentionTable::Build({Spec(), spec});
+  return table.ok() ? "accepted" : std::string(table.status().message());
+}
+
+TEST(AttentionTable, GroupsOpsOfEqualSpecInOrderOfFirstAppearance) {
+  const auto table = *AttentionTable::Build({Spec(512), Spec(), Spec(512), Spec(), Spec()});
+  EXPECT_EQ(table.op_count(), 5);
+  EXPECT_EQ(table.group_count(), 2);
+  EXPECT_THAT(table.op_group, ElementsAre(LayerGroup(0), LayerGroup(1), LayerGroup(0), LayerGroup(1), LayerGroup(1)));
+  EXPECT_THAT(table.op_index_in_group, ElementsAre(0, 0, 1, 1, 2));
+  EXPECT_THAT(table.ops_in_group, ElementsAre(2, 3));
+  EXPECT_EQ(table.softmax(LayerGroup(0)).window, 512);
+  EXPECT_EQ(table.softmax(LayerGroup(1)).group_size(), 4);
+}
+
+TEST(AttentionTable, NamesTheOpAndTheLimit) {
+  EXPECT_THAT(With([](SoftmaxSpec& s) { s.kv_heads = 0; }), HasSubstr("attention op 1: 8 query and 0 KV heads are outside 1..1024"));
+  EXPECT_THAT(With([](SoftmaxSpec& s) { s.query_heads = 1025; }), HasSubstr("outside 1..1024"));
+  EXPECT_THAT(With([](SoftmaxSpec& s) { s.kv_heads = 3; }), HasSubstr("8 query heads are no multiple of 3 KV heads"));
+  EXPECT_THAT(With([](SoftmaxSpec& s) { s.kv_heads = 16; }), HasSubstr("8 query heads are no multiple of 16 KV heads"));
+  for (const int dim : {0, -2, 63, 258}) {
+    EXPECT_THAT(With([&](SoftmaxSpec& s) { s.key_dim = dim; }), HasSubstr("is not an even number in 2..256"));
+    EXPECT_THAT(With([&](SoftmaxSpec& s) { s.value_dim = dim; }), HasSubstr("is not an even number in 2..256"));
+  }
+  EXPECT_THAT(With([](SoftmaxSpec& s) { s.scale = std::numeric_limits<float>::quiet_NaN(); }), HasSubstr("not usable"));
+  EXPECT_THAT(With([](SoftmaxSpec& s) { s.window = -1; }), HasSubstr("window -1 is not usable"));
+}
+
+TEST(AttentionTable, HasAtLeastOneOpAndNotTooManyOpsOrGroups) {
+  EXPECT_THAT(std::string(AttentionTable::Build({}).status().message()), HasSubstr("a model has 0 attention ops; 1..1024"));
+  EXPECT_TRUE(AttentionTable::Build(std::vector<AttentionSpec>(kMaxAttentionOps, Spec())).ok());
+  EXPECT_FALSE(AttentionTable::Build(std::vector<AttentionSpec>(kMaxAttentionOps + 1, Spec())).ok());
+  std::vector<AttentionSpec> different;
+  for (int i = 0; i < kMaxLayerGroups; ++i) different.push_back(Spec(i));
+  EXPECT_TRUE(AttentionTable::Build(different).ok());
+  different.push_back(Spec(99));
+  EXPECT_THAT(std::string(AttentionTable::Build(different).status().message()), HasSubstr("more than 16 different specs"));
+}
+
+}  // namespace
+}  // namespace dovetail::proto
