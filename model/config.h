@@ -58,7 +58,7 @@ struct ModelConfig {
   int64_t key_dim = 0, value_dim = 0;
   int64_t intermediate_size = 0;
   int64_t vocab_size = 0;     // rows of the embedding; a tokenizer may know fewer tokens
-  int64_t max_positions = 0;  // longest sequence
+  int64_t max_positions = 0;  // longest sequence; with dynamic rope, factor times what the model was trained at
 
   double norm_eps = 0;
   float attention_scale = 0;  // of q . k

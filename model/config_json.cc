@@ -234,6 +234,15 @@ absl::StatusOr<std::vector<bool>> ReadHasRope(const JsonFields& fields, const Mo
   return has_rope;
 }
 
+// max_position_embeddings is what the model was trained at. Dynamic NTK grows the base beyond it, and `factor` says how far it is meant to
+// go (vLLM serves max_position_embeddings * factor too); the other kinds' max_position_embeddings already is the stretched length.
+void StretchPositions(ModelConfig& config) {
+  const int64_t trained = config.max_positions;
+  for (const RopeSpec& rope : config.ropes)
+    if (rope.kind == RopeKind::kDynamic)
+      config.max_positions = std::max(config.max_positions, RopeLength(rope, RopeLengthRule::kModelMaximum, trained));
+}
+
 absl::Status ReadLayers(const JsonFields& fields, const Family& family, ModelConfig& config) {
   DT_ASSIGN_OR_RETURN(const JsonRopes ropes, ReadRopes(fields, family.theta_default, config));
   DT_ASSIGN_OR_RETURN(const std::vector<bool> has_rope, ReadHasRope(fields, config));
@@ -260,6 +269,7 @@ absl::Status ReadLayers(const JsonFields& fields, const Family& family, ModelCon
     layer.window = sliding[i] ? *window : 0;
     layer.rope = has_rope[i] ? AddRope(config, sliding[i] ? ropes.sliding : ropes.full) : -1;
   }
+  StretchPositions(config);
   return absl::OkStatus();
 }
 

@@ -52,8 +52,8 @@ struct RopeTable {
 // decoding, preemption, recovery and moves. The logits of the prompt then equal the reference's full pass of the
 // prompt; tokens generated after it keep the prompt's frequencies, where the reference's full pass of n tokens takes
 // n's. (transformers also remembers the longest length it has seen: a reference taken after a longer pass has that
-// one's frequencies. The golden llama_dynamic is such a case: its step 0 is at length 77, its prompt logits and hidden
-// states at 108.) A caller may fix any other length.
+// one's frequencies. The golden llama_dynamic is such a case: its step 0 and its hidden states are at length 77, its
+// prompt logits at 108.) A caller may fix any other length.
 enum class RopeLengthRule {
   kPrompt,        // the prompt's tokens (the default)
   kModelMaximum,  // the longest the model allows, the same for every sequence, as vLLM does: prefixes are shared by all

@@ -46,6 +46,17 @@ std::vector<int64_t> Windows(const ModelConfig& config) {
   return windows;
 }
 
+TEST(Config, DynamicRopeServesFactorTimesThePositionsTheModelWasTrainedAt) {
+  const auto scaled = [](const char* kind) {
+    return Read(With(Base("llama"), {{"max_position_embeddings", 64}, {"rope_scaling", {{"rope_type", kind}, {"factor", 2.5}}}}));
+  };
+  const ModelConfig dynamic = scaled("dynamic");
+  EXPECT_EQ(dynamic.max_positions, 160);
+  ASSERT_THAT(dynamic.ropes, testing::SizeIs(1));
+  EXPECT_EQ(dynamic.ropes[0].max_positions, 64) << "where the base begins to grow";
+  EXPECT_EQ(scaled("linear").max_positions, 64);
+}
+
 TEST(Config, ReadsBothSpellingsOfRopeAlike) {
   const Json v4 = With(Base("llama"), {{"rope_theta", 5e5},
                                        {"rope_scaling",
