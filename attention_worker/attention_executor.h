@@ -24,8 +24,14 @@ class AttentionExecutor {
   static absl::StatusOr<std::unique_ptr<AttentionExecutor>> Create(kernels::Device& device, const AttentionWorkerCore& core,
                                                                    uint32_t kv_blocks, int micro_batches);
 
+  // Copies whole blocks, in order.
   void Copy(std::span<const BlockCopy> copies);
+  // Grows the micro-batch's scratch, partials and tables to what core.LayoutOf(micro_batch, ..) needs.
+  // kResourceExhausted: no memory.
   absl::Status PrepareStep(MicroBatchId micro_batch);
+  // `query` and `key_value` are the payloads of kQuery and kKeyValue, laid out as core.LayoutOf says. `query` must stay
+  // as it is until AppendAndFinish has returned. Errors: those of kernels::PagedAttention and KvAppend; kInternal for k
+  // and v without q.
   absl::Status AttendComplete(MicroBatchId micro_batch, int op, std::span<const std::byte> query);
   // Returns the payload of kPartial; valid until the next op of the micro-batch.
   absl::StatusOr<std::span<const std::byte>> AppendAndFinish(MicroBatchId micro_batch, int op, std::span<const std::byte> key_value);

@@ -18,7 +18,9 @@ class AttentionWorkerNode final : public transport::FrameHandler {
                                                                      const AttentionWorkerOptions& options,
                                                                      kernels::Device& device, transport::Port& port);
 
-  // Handles what has arrived; returns how many frames.
+  // Handles what has arrived, at most kFramesPerPoll frames; returns how many. Does not wait for frames; blocks for as
+  // long as the attention that they start takes. What fails inside a step is logged here and answered with
+  // kStepRefused.
   int Poll() { return port_.Poll(*this, kFramesPerPoll); }
 
   void OnFrame(const transport::Delivery& delivery) override;

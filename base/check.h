@@ -1,8 +1,8 @@
 #pragma once
 #include <string>
 
-// DT_CHECK(condition) and DT_CHECK(condition, "message with ", parts): a broken invariant is a bug. On in release builds too:
-// prints the file, the condition and the message to stderr and aborts. Never used for what a user, a file or a peer can cause.
+// DT_CHECK(condition) and DT_CHECK(condition, "message with ", parts): a broken invariant is a bug. On in release builds
+// too: prints the file, the condition and the message and aborts. Never used for what a user, file or peer can cause. Thread-safe.
 
 #include "absl/strings/str_cat.h"
 

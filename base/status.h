@@ -6,7 +6,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 
-// Status helpers that Debian's Abseil lacks. Errors name the thing, the limit and the way out (docs/ARCHITECTURE.md).
+// Status helpers that Debian's Abseil lacks. Errors name the thing, the limit and the way out (README). Thread-safe.
 
 namespace dovetail {
 

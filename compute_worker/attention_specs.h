@@ -6,7 +6,8 @@
 
 namespace dovetail::compute {
 
-// What attention workers are told about a model: one spec per attention op, K and V stored as `kv`.
+// What attention workers are told about a model: one spec per attention op, K and V stored as `kv`. Pure. Errors:
+// AttentionTable::Build's.
 absl::StatusOr<proto::AttentionTable> AttentionTableOf(const model::ModelConfig& config, DType kv);
 
 }  // namespace dovetail::compute

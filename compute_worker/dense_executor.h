@@ -26,13 +26,18 @@ class DenseExecutor {
   // `model` and `device` outlive it.
   DenseExecutor(const model::LoadedModel& model, const proto::AttentionTable& table, kernels::Device& device, int micro_batches);
 
-  // Sizes buffers for the plan, embeds its tokens and computes rope angles.
+  // Sizes buffers for the plan that `core` runs in this micro-batch, embeds its tokens and computes rope angles.
+  // kResourceExhausted: no memory; kInvalidArgument: a token outside the vocabulary. Allocates.
   absl::Status PrepareStep(const ComputeWorkerCore& core, MicroBatchId id);
 
+  // Runs piece `index` of the model's steps over all rows of the micro-batch and waits for it. Reads and writes only
+  // that micro-batch's tensors; the partials of OutputProjection come from core.PartsOf(id). Errors are those of the
+  // kernels.
   absl::Status Run(const ComputeWorkerCore& core, MicroBatchId id, int index);
 
+  // Owned here; valid as long as the executor.
   StepWire& wire(MicroBatchId id) { return *micro_batches_[id.value()].wire; }
-  // The residual stream after the last piece: [rows, hidden].
+  // The residual stream after the last piece: [rows, hidden], f32; valid until the micro-batch's next PrepareStep.
   const float* residual(MicroBatchId id) const { return Floats(*micro_batches_[id.value()].x); }
   kernels::Stream& stream() { return *stream_; }
 

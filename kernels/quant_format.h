@@ -6,7 +6,7 @@ namespace dovetail::kernels {
 
 // How one row of a weight matrix lies in a model file. The quantised ones are ggml's blocks
 // (ggml-common.h at d99724f), little-endian, scales in f16, no padding; model/ maps its file types
-// onto these.
+// onto these. All pure; nothing is checked, every bit pattern is defined.
 enum class RowFormat : uint8_t {
   kF32,
   kF16,

@@ -12,7 +12,7 @@ namespace dovetail::model {
 // one after another in a file, so one call may span rows.
 //
 // The values are bit for bit those of ggml's own dequantiser (checked against vectors made with it). This is the plain
-// form for loading and for tests; kernels that compute on blocks have their own.
+// form for loading and for tests; kernels that compute on blocks have their own. Pure; thread-safe.
 void Dequantize(GgmlType type, const std::byte* blocks, int64_t elements, float* out);
 
 }  // namespace dovetail::model

@@ -8,6 +8,8 @@
 
 namespace dovetail::model {
 
+// The JSON files of a model, untrusted. Pure but for the reading; thread-safe.
+
 // config.json and its kin are at most this large and this deep.
 inline constexpr size_t kMaxJsonFileBytes = size_t{16} << 20;
 inline constexpr int kMaxJsonDepth = 32;

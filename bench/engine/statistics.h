@@ -3,7 +3,7 @@
 
 namespace dovetail::bench {
 
-// What repeated measurements of one thing say. All zero without a value.
+// What repeated measurements of one thing say. All zero without a value. Pure.
 struct Summary {
   double median = 0;
   double min = 0;

@@ -6,7 +6,7 @@
 namespace dovetail::kernels {
 
 // The strongest level this CPU and its operating system run, or nullopt below x86-64-v3 (AVX2, FMA,
-// F16C, BMI2).
+// F16C, BMI2). Like all here: thread-safe.
 std::optional<Isa> DetectIsa();
 
 const char* Name(Isa isa);  // "avx2", "avx512"

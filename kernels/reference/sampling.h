@@ -6,7 +6,8 @@
 
 namespace dovetail::kernels::reference {
 
-// sampling.h by full sorts and plain loops in double precision.
+// sampling.h by full sorts and plain loops in double precision. Pure; for tests. Arguments must
+// satisfy sampling.h's checks.
 struct Distribution {
   std::vector<double>
       z;  // processed logits over temperature; -inf where banned (greedy: the processed logits)

@@ -9,6 +9,7 @@
 
 // Chat templates of our own for models that bring none: `--chat-template chatml`, or chosen by the special tokens of the vocabulary.
 // Each accepts text content as a string or as a list of {"type": "text", "text": ...} parts, and refuses other parts.
+// Pure; thread-safe.
 
 namespace dovetail::model {
 

@@ -3,7 +3,8 @@
 #include <string>
 #include <string_view>
 
-// Code points of valid UTF-8, with Python's idea of white space, case and printability.
+// Code points of valid UTF-8, with Python's idea of white space, case and printability. Pure; thread-safe. Offsets are
+// bytes.
 
 namespace dovetail::model::jinja {
 

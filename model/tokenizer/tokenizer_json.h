@@ -14,7 +14,7 @@ inline constexpr size_t kMaxTokenizerJsonBytes = size_t{128} << 20;  // Gemma's 
 // add_bos_token, add_eos_token). BPE models, byte-level or with U+2581 for spaces, both spellings of merges.
 // A normalizer, pre-tokenizer, post-processor or decoder selects one of the known ways of working, or is refused.
 // Errors: kInvalidArgument for text that is not JSON or does not fit together, kUnimplemented for a tokenizer we do not have;
-// the message names file and field.
+// the message names file and field. Pure; the result owns its texts.
 absl::StatusOr<TokenizerData> TokenizerDataFromJson(std::string_view tokenizer_json,
                                                     std::optional<std::string_view> tokenizer_config_json = std::nullopt);
 

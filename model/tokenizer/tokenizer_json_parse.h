@@ -18,7 +18,8 @@ struct ParsedTokenizerJson {
   std::vector<std::pair<std::string, std::string>> merges;
 };
 
-// kInvalidArgument for what is not JSON, deeper than 32 levels, or not of the expected shape; `name` begins the messages.
+// kInvalidArgument for what is not JSON, deeper than 32 levels, or not of the expected shape; `name` begins the
+// messages. Pure.
 absl::StatusOr<ParsedTokenizerJson> ParseTokenizerJson(std::string_view name, std::string_view text);
 
 // A whole small JSON document as a tree, with the same limit on depth.

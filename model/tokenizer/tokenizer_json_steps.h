@@ -6,7 +6,8 @@
 namespace dovetail::model {
 
 // The parts of tokenizer.json that describe how text is treated. Each is a step or a Sequence of steps with a "type"; together
-// they must be one of the ways of working that TokenizerData can express. kUnimplemented names the step that is not.
+// they must be one of the ways of working that TokenizerData can express. kUnimplemented names the step that is not,
+// kInvalidArgument one that is malformed. Pure but for `data`.
 
 // normalizer, pre_tokenizer and decoder (null where absent): sets kind, pre_tokenizer, normalize_nfc and the space fields.
 absl::Status ReadTextSteps(const nlohmann::json& normalizer, const nlohmann::json& pre_tokenizer, const nlohmann::json& decoder,

@@ -11,7 +11,8 @@
 
 namespace dovetail::server {
 
-// Metrics under a native name and, if there is one, under vLLM's. Writing to a pair writes to both. The registry outlives them.
+// Metrics under a native name and, if there is one, under vLLM's. Writing to a pair writes to both. The registry
+// outlives them and owns the metrics. Writing is thread-safe; making pairs is not.
 
 template <typename Metric>
 struct Paired {
