@@ -36,6 +36,14 @@ void PrefixIndex::Release(BlockSetId set) {
   evictable_blocks_ += static_cast<uint32_t>(pool_.blocks(set).size());
 }
 
+void PrefixIndex::Forget(BlockSetId set) {
+  const auto it = by_set_.find(set);
+  if (it == by_set_.end()) return;
+  DT_CHECK(!it->second.evictable, "a set that nobody uses does not change");
+  by_key_.erase(it->second.key);
+  by_set_.erase(it);
+}
+
 bool PrefixIndex::MakeRoom(uint32_t blocks) {
   if (pool_.free_blocks() + evictable_blocks_ < blocks) return false;
   while (pool_.free_blocks() < blocks) {

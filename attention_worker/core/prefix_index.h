@@ -43,6 +43,9 @@ class PrefixIndex {
   // Drops a reference. An unreferenced set becomes evictable if it is findable, else it is freed.
   void Release(BlockSetId set);
 
+  // A set in use is about to change: its content cannot be found any more. Nothing happens if it could not.
+  void Forget(BlockSetId set);
+
   // Frees evictable sets, oldest first, until the pool has `blocks` free ones. False if even all would not do (then nothing is freed).
   bool MakeRoom(uint32_t blocks);
 

@@ -117,6 +117,7 @@ absl::StatusOr<const SequenceState*> SequenceTable::Fork(const proto::ForkSequen
     shard.left_by_window = std::min<int64_t>(shard.left_by_window, shard.sets.size());
     for (const BlockSetId set : shard.sets)
       if (set != kNoBlockSet) index_.Acquire(set);
+    DropLeftByWindow(shard, message.ctx_len);
   }
   const SequenceState* opened = child.get();
   sequences_[message.child] = std::move(child);
@@ -298,7 +299,11 @@ void SequenceTable::Append(SequenceState& sequence, int q_len, std::vector<Block
     if (static_cast<int64_t>(shard.sets.size()) < range.last) shard.sets.resize(range.last, kNoBlockSet);
     for (int64_t i = range.first; i < range.last; ++i) {
       BlockSetId& set = shard.sets[i];
-      if (set != kNoBlockSet && !MustCopy(set)) continue;
+      if (set != kNoBlockSet && !MustCopy(set)) {
+        // A fork may have committed (and named) tokens that this sequence has taken back and writes anew.
+        index_.Forget(set);
+        continue;
+      }
       const BlockSetId fresh = pool_.Allocate(BlocksPerSet(shard.shard));
       DT_CHECK(fresh != kNoBlockSet, "room was made for this");
       if (set != kNoBlockSet) {

@@ -71,6 +71,16 @@ TEST_F(PrefixIndexTest, FreesNothingWhenEvenAllWouldNotDo) {
   EXPECT_NE(index_.Find(Key(1)), kNoBlockSet);
 }
 
+TEST_F(PrefixIndexTest, ASetThatChangesCannotBeFoundAndIsFreedWhenItsUserEnds) {
+  const BlockSetId set = Cached(5);
+  index_.Acquire(set);
+  index_.Forget(set);
+  index_.Forget(set);
+  EXPECT_EQ(index_.Find(Key(5)), kNoBlockSet);
+  index_.Release(set);
+  EXPECT_EQ(pool_.free_blocks(), 8u);
+}
+
 TEST_F(PrefixIndexTest, ASetSharedByTwoBecomesEvictableWithTheLastOfThem) {
   const BlockSetId set = Cached(5);
   index_.Acquire(set), index_.Acquire(set);

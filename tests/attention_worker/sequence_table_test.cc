@@ -175,6 +175,18 @@ TEST(Fork, AStepOfAllSharersNeedsOneCopyLessThanThereAreSharers) {
   EXPECT_EQ(table.in_use(), 12u);
 }
 
+TEST(Fork, WhatAChildNamedIsNotFoundOnceTheParentWritesItAnew) {
+  Driver table(FullTable(), 32);
+  table.Open(1);
+  ASSERT_TRUE(table.Step(1, 0, 20).ok());
+  ASSERT_TRUE(table.Step(1, 20, 50).ok());
+  ASSERT_TRUE(table->Fork({SequenceId(1), SequenceId(2), 70}).ok());
+  table.Release(2, 70, Hashes(5, 1));
+  ASSERT_THAT(table->Probe({0, WholeShards(FullTable()), Hashes(5, 1)}), ElementsAre(1, 0));
+  ASSERT_TRUE(table.Step(1, 20, 60).ok()) << "the parent takes its last step back";
+  EXPECT_THAT(table->Probe({0, WholeShards(FullTable()), Hashes(5, 1)}), ElementsAre(0));
+}
+
 // ---- prefix cache ----
 
 TEST(PrefixCache, FullCommittedBlocksAreFoundAgain) {

@@ -1,0 +1,60 @@
+#include "attention_worker/attention_worker_main.h"
+
+#include <algorithm>
+
+#include "attention_worker/attention_executor.h"
+#include "attention_worker/attention_worker_node.h"
+
+namespace dovetail::attention {
+namespace {
+
+class ClusterAttentionWorker final : public control::WorkerNode {
+ public:
+  ClusterAttentionWorker(const AttentionWorkerMainOptions& options, kernels::Device& device, transport::Connector& connector,
+                         const control::JoinReply& membership)
+      : options_(options), device_(device), connector_(connector), membership_(membership) {}
+
+  absl::StatusOr<uint64_t> Configure(const control::Configuration& configuration) override {
+    const size_t block_bytes = AttentionExecutor::BlockBytes(configuration.attention);
+    const uint64_t blocks = std::min<uint64_t>(options_.kv_bytes / block_bytes, UINT32_MAX);
+    if (blocks == 0)
+      return InvalidArgument("--kv-capacity: ", options_.kv_bytes, " bytes hold no KV block; this model's have ", block_bytes, " bytes");
+    auto node = AttentionWorkerNode::Create(
+        configuration.attention, {membership_.worker, membership_.epoch, static_cast<uint32_t>(blocks), configuration.micro_batches},
+        device_, connector_);
+    if (!node.ok()) return Annotate(node.status(), absl::StrCat("--kv-capacity of ", options_.kv_bytes, " bytes"));
+    node_ = *std::move(node);
+    return blocks;
+  }
+
+  void AddPeer(const control::Peer&) override {}     // it answers whom the connector lets through
+  void RemovePeer(const control::Peer&) override {}  // steps of a dead compute worker are replaced by the next ones
+  int Poll() override { return node_->Poll(); }
+
+  control::Heartbeat Status() const override {
+    control::Heartbeat heartbeat;
+    if (node_ == nullptr) return heartbeat;
+    const proto::WorkerStatus status = node_->core().status();
+    heartbeat.kv_blocks_total = status.blocks_total;
+    heartbeat.kv_blocks_in_use = status.blocks_in_use;
+    heartbeat.kv_blocks_cached = status.blocks_cached;
+    heartbeat.steps = node_->core().counters().steps;
+    return heartbeat;
+  }
+
+ private:
+  const AttentionWorkerMainOptions options_;
+  kernels::Device& device_;
+  transport::Connector& connector_;
+  const control::JoinReply membership_;
+  std::unique_ptr<AttentionWorkerNode> node_;
+};
+
+}  // namespace
+
+std::unique_ptr<control::WorkerNode> MakeAttentionWorker(const AttentionWorkerMainOptions& options, kernels::Device& device,
+                                                         transport::Connector& connector, const control::JoinReply& membership) {
+  return std::make_unique<ClusterAttentionWorker>(options, device, connector, membership);
+}
+
+}  // namespace dovetail::attention
