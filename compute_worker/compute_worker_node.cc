@@ -24,6 +24,16 @@ ComputeWorkerNode::ComputeWorkerNode(const model::LoadedModel& model, const prot
   actions_.reserve(64);
 }
 
+namespace {
+
+// A peer that cannot be reached is about to be declared lost, which ends the step by LoseAttentionWorker. Failing it here would blame the
+// request.
+absl::Status UnlessUnreachable(const absl::Status& sent) {
+  return absl::IsUnavailable(sent) || absl::IsNotFound(sent) ? absl::OkStatus() : sent;
+}
+
+}  // namespace
+
 void ComputeWorkerNode::OnFrame(const transport::Delivery& delivery) {
   const proto::FrameHeader& header = delivery.header;
   if (!proto::Validate(header).ok() || header.payload_bytes != delivery.payload.size()) return;
@@ -101,7 +111,7 @@ absl::Status ComputeWorkerNode::Perform(SendStepBegin& send) {
   std::vector<std::byte> message;
   proto::Encode(send.message, message);
   const auto header = MakeHeader(FrameType::kStepBegin, send.epoch, send.step, send.micro_batch, 0, message.size());
-  return port_.SendMessage(send.to, header, std::move(message));
+  return UnlessUnreachable(port_.SendMessage(send.to, header, std::move(message)));
 }
 
 absl::Status ComputeWorkerNode::SendTensors(MicroBatchId id, int op, FrameType type) {
@@ -113,7 +123,7 @@ absl::Status ComputeWorkerNode::SendTensors(MicroBatchId id, int op, FrameType t
     const auto payload = type == FrameType::kQuery ? wire.PackQuery(parts, static_cast<int>(p), group)
                                                    : wire.PackKeyValue(parts, static_cast<int>(p), group);
     const auto header = MakeHeader(type, parts[p].epoch, core_.PlanOf(id).step, id, op, payload.size());
-    DT_RETURN_IF_ERROR(port_.SendTensor(parts[p].node, header, payload));
+    DT_RETURN_IF_ERROR(UnlessUnreachable(port_.SendTensor(parts[p].node, header, payload)));
   }
   return absl::OkStatus();
 }

@@ -22,6 +22,9 @@ class ComputeWorkerNode final : public transport::FrameHandler {
 
   void AddAttentionWorker(const AttentionWorkerAddress& address) { core_.AddAttentionWorker(address); }
 
+  // Its steps end as failed by it; what else it sends is dropped. Not from inside Poll().
+  void LoseAttentionWorker(WorkerId worker, Epoch epoch) { Feed(AttentionWorkerLost{worker, epoch}); }
+
   // Handles what has arrived; returns how many frames.
   int Poll() { return port_.Poll(*this, kFramesPerPoll); }
 

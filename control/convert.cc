@@ -189,6 +189,7 @@ void ToProto(const JoinRequest& request, pb::JoinRequest& out) {
   out.set_role(RoleToProto(request.role));
   out.set_name(request.name);
   out.set_node(request.node.value());
+  out.set_epoch(request.epoch.value());
   out.set_build_version(request.build_version);
   out.set_frame_version(request.frame_version);
   out.set_data_plane_version(request.data_plane_version);
@@ -208,6 +209,8 @@ absl::StatusOr<JoinRequest> FromProto(const pb::JoinRequest& in) {
   request.name = in.name();
   DT_RETURN_IF_ERROR(CheckRange("node", in.node(), 1, std::numeric_limits<uint32_t>::max()));
   request.node = NodeId(in.node());
+  DT_RETURN_IF_ERROR(CheckRange("epoch", in.epoch(), 1, std::numeric_limits<uint32_t>::max()));
+  request.epoch = Epoch(in.epoch());
   DT_RETURN_IF_ERROR(CheckName("build_version", in.build_version(), kMaxVersionBytes));
   request.build_version = in.build_version();
   request.frame_version = in.frame_version();
@@ -271,6 +274,17 @@ absl::StatusOr<Heartbeat> FromProto(const pb::Heartbeat& in) {
     heartbeat.links.push_back({NodeId(link.node()), link.lanes()});
   }
   return heartbeat;
+}
+
+void ToProto(const LinkFailed& failed, pb::LinkFailed& out) {
+  out.set_node(failed.node.value());
+  out.set_epoch(failed.epoch.value());
+  out.set_why(failed.why.substr(0, kMaxLaneBytes));
+}
+
+absl::StatusOr<LinkFailed> FromProto(const pb::LinkFailed& in) {
+  DT_RETURN_IF_ERROR(CheckText("link_failed.why", in.why(), kMaxLaneBytes, /*may_be_empty=*/true));
+  return LinkFailed{NodeId(in.node()), Epoch(in.epoch()), in.why()};
 }
 
 void ToProto(const Configuration& configuration, pb::Configuration& out) {

@@ -14,6 +14,7 @@ void ToProto(const ModelSummary& model, pb::Model& out);
 void ToProto(const JoinRequest& request, pb::JoinRequest& out);
 void ToProto(const JoinReply& reply, pb::JoinReply& out);
 void ToProto(const Heartbeat& heartbeat, pb::Heartbeat& out);
+void ToProto(const LinkFailed& failed, pb::LinkFailed& out);
 void ToProto(const Configuration& configuration, pb::Configuration& out);
 void ToProto(const Peers& peers, pb::Peers& out);
 
@@ -22,6 +23,7 @@ absl::StatusOr<ModelSummary> FromProto(const pb::Model& in);
 absl::StatusOr<JoinRequest> FromProto(const pb::JoinRequest& in);
 absl::StatusOr<JoinReply> FromProto(const pb::JoinReply& in);
 absl::StatusOr<Heartbeat> FromProto(const pb::Heartbeat& in);
+absl::StatusOr<LinkFailed> FromProto(const pb::LinkFailed& in);
 absl::StatusOr<Configuration> FromProto(const pb::Configuration& in);
 absl::StatusOr<Peers> FromProto(const pb::Peers& in);
 

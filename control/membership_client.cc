@@ -163,6 +163,12 @@ void MembershipClient::ReportApplied(uint64_t peers_version) {
   Write(std::move(report));
 }
 
+void MembershipClient::ReportLinkFailed(const LinkFailed& failed) {
+  v1::WorkerReport report;
+  ToProto(failed, *report.mutable_link_failed());
+  Write(std::move(report));
+}
+
 void MembershipClient::Leave() {
   grpc::ClientContext context;
   AddToken(options_.security, context);

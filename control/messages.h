@@ -73,6 +73,7 @@ struct JoinRequest {
   Role role = Role::kAttentionWorker;
   std::string name;
   NodeId node;
+  Epoch epoch;
   std::string build_version;
   uint32_t frame_version = 0;
   std::string data_plane_version;
@@ -101,6 +102,12 @@ struct Heartbeat {
   uint64_t kv_blocks_total = 0, kv_blocks_in_use = 0, kv_blocks_cached = 0;
   uint64_t steps = 0;
   std::vector<Link> links;
+};
+
+struct LinkFailed {
+  NodeId node;
+  Epoch epoch;
+  std::string why;
 };
 
 struct Configuration {

@@ -30,6 +30,16 @@ void SchedulerNode::AddComputeWorker(WorkerId worker, NodeId node) {
   Handle(ComputeWorkerJoined{worker});
 }
 
+void SchedulerNode::LoseAttentionWorker(WorkerId worker, Epoch epoch) {
+  std::erase_if(attention_, [&](const Peer& peer) { return peer.worker == worker && peer.epoch == epoch; });
+  Handle(AttentionWorkerLost{worker, epoch});
+}
+
+void SchedulerNode::LoseComputeWorker(WorkerId worker) {
+  std::erase_if(compute_, [&](const Peer& peer) { return peer.worker == worker; });
+  Handle(ComputeWorkerLost{worker});
+}
+
 void SchedulerNode::Handle(const Event& event) {
   actions_.clear();
   core_.Handle(event, clock_.Now(), actions_);

@@ -13,16 +13,25 @@ namespace dovetail::scheduler {
 // The scheduler's shell: turns frames into events and actions into frames. Owned by one event loop.
 class SchedulerNode final : public transport::FrameHandler {
  public:
+  // Called on the event loop, in order; must return at once.
   using EmitFn = std::function<void(GenerationUpdate)>;    // an update that is in the token log
-  using StepFn = std::function<void(const proto::StepResult&, int sequences)>;
+  using StepFn = std::function<void(const proto::StepResult&, int sequences)>;  // a step came back, before the core hears of it
 
   // `port` and `clock` outlive the node.
   SchedulerNode(const SchedulerOptions& options, uint64_t seed, transport::Port& port, Clock& clock, EmitFn emit, StepFn on_step);
 
+  // Peers, before the first request. kv_blocks: capacity in KvBlocks.
   void AddAttentionWorker(WorkerId worker, Epoch epoch, NodeId node, uint64_t kv_blocks);
   void AddComputeWorker(WorkerId worker, NodeId node);
 
-  // An event from outside the fabric: a request, a cancellation.
+  // Gone workers: what they still send is dropped, what they had is done elsewhere. Not from inside Poll().
+  void LoseAttentionWorker(WorkerId worker, Epoch epoch);
+  void LoseComputeWorker(WorkerId worker);
+  // Nothing new is placed on it; HoldsNothing() says when it may be lost without harm.
+  void DrainAttentionWorker(WorkerId worker, Epoch epoch) { Handle(AttentionWorkerDraining{worker, epoch}); }
+  bool HoldsNothing(WorkerId worker) const { return core_.HoldsNothing(worker); }
+
+  // An event from outside the fabric: a request, a cancellation. What cannot be sent is logged; nothing blocks.
   void Handle(const Event& event);
 
   // Handles what has arrived and deadlines that have passed; returns how many frames.

@@ -1,5 +1,6 @@
 #pragma once
 #include <string>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "base/ids.h"
@@ -23,6 +24,14 @@ class Connector : public Port {
 
   // Closes the connection by force; what it still sends is dropped. Unknown nodes are ignored. Does not block on the peer.
   virtual void RemovePeer(NodeId node) = 0;
+
+  // Peers that cannot be reached any more since the last call, each once. They stay peers until removed.
+  struct Failure {
+    NodeId node;
+    Epoch epoch;
+    std::string why;
+  };
+  virtual std::vector<Failure> TakeFailures() = 0;
 
   // What carries frames to the peer, as operators know it: "shm", "tcp/eth0". Empty: no such peer.
   virtual std::string LanesTo(NodeId node) const = 0;

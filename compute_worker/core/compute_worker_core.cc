@@ -205,15 +205,32 @@ void ComputeWorkerCore::On(StepRefused event, std::vector<Action>& actions) {
     ++counters_.dropped_frames;
     return;
   }
-  batch->aborted = true;
-  batch->failure = StepResult{batch->plan.step,
-                              event.micro_batch,
-                              event.refused.out_of_memory ? StepStatus::kOutOfMemory : StepStatus::kWorkerFailed,
-                              absl::StrCat("attention worker ", from->worker.value(), ": ", event.refused.reason),
-                              from->worker,
-                              {},
-                              {}};
-  if (!batch->dense_in_flight) Finish(*batch, std::move(batch->failure), actions);
+  Abort(*batch, *from, event.refused.out_of_memory, event.refused.reason, actions);
+}
+
+void ComputeWorkerCore::Abort(MicroBatch& batch, const WorkerPart& by, bool out_of_memory, const std::string& reason,
+                              std::vector<Action>& actions) {
+  batch.aborted = true;
+  batch.failure = StepResult{batch.plan.step,
+                             batch.plan.micro_batch,
+                             out_of_memory ? StepStatus::kOutOfMemory : StepStatus::kWorkerFailed,
+                             absl::StrCat("attention worker ", by.worker.value(), ": ", reason),
+                             by.worker,
+                             {},
+                             {}};
+  if (!batch.dense_in_flight) Finish(batch, std::move(batch.failure), actions);
+}
+
+void ComputeWorkerCore::On(AttentionWorkerLost event, std::vector<Action>& actions) {
+  std::erase_if(workers_, [&](const AttentionWorkerAddress& a) { return a.worker == event.worker && a.epoch == event.epoch; });
+  for (MicroBatch& batch : micro_batches_) {
+    if (!batch.running || batch.aborted) continue;
+    for (const WorkerPart& part : batch.parts) {
+      if (part.worker != event.worker || part.epoch != event.epoch) continue;
+      Abort(batch, part, /*out_of_memory=*/false, "lost", actions);
+      break;
+    }
+  }
 }
 
 void ComputeWorkerCore::On(SampleDone event, std::vector<Action>& actions) {

@@ -46,7 +46,11 @@ struct StepFailed {  // the shell could not do what it was asked: a kernel refus
   MicroBatchId micro_batch;
   absl::Status status;
 };
-using Event = std::variant<PlanArrived, DenseDone, PartialArrived, StepRefused, SampleDone, StepFailed>;
+struct AttentionWorkerLost {  // ends the steps that it has a part in; later plans must not name it
+  WorkerId worker;
+  Epoch epoch;
+};
+using Event = std::variant<PlanArrived, DenseDone, PartialArrived, StepRefused, SampleDone, StepFailed, AttentionWorkerLost>;
 
 // ---- actions ----
 
@@ -148,6 +152,8 @@ class ComputeWorkerCore {
   void On(StepRefused event, std::vector<Action>& actions);
   void On(SampleDone event, std::vector<Action>& actions);
   void On(StepFailed event, std::vector<Action>& actions);
+  void On(AttentionWorkerLost event, std::vector<Action>& actions);
+  void Abort(MicroBatch& batch, const WorkerPart& by, bool out_of_memory, const std::string& reason, std::vector<Action>& actions);
 
   absl::Status CheckPlan(const proto::StepPlan& plan) const;
   absl::Status BuildParts(MicroBatch& batch) const;

@@ -11,7 +11,7 @@
 namespace dovetail::scheduler {
 
 void SchedulerCore::Impl::Admit() {
-  if (budget_.workers().empty() || compute_workers_.empty()) return;
+  if (!budget_.any_usable() || compute_workers_.empty()) return;
   if (admission_held_) return;
   // Nobody overtakes the first of the tenant that was served least: a large request would otherwise wait for ever.
   while (Tenant* tenant = queues_.LeastServed()) {
@@ -165,6 +165,7 @@ void SchedulerCore::Impl::Probe(Sequence& sequence) {
   AppendHashes(sequence, 0, UsableHashes(sequence), hashes);
   for (size_t i = 0; i < budget_.workers().size(); ++i) {
     const KvBudget::Worker& worker = budget_.workers()[i];
+    if (!worker.usable()) continue;
     sequence.probes_awaited.push_back(static_cast<int>(i));
     sequence.pinned_on.emplace_back(worker.id, worker.epoch);
     const proto::Placement whole = proto::WholePlacement(options_.attention, worker.id, worker.epoch);

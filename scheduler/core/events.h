@@ -40,7 +40,18 @@ struct AttentionWorkerJoined {
   Epoch epoch;
   uint64_t kv_blocks = 0;  // capacity in KvBlocks: 64 tokens x one KV head x one attention op
 };
+struct AttentionWorkerLost {  // what lay on it is gone: its sequences begin again elsewhere, from the token log
+  WorkerId worker;
+  Epoch epoch;
+};
+struct AttentionWorkerDraining {  // keeps what it has, gets nothing new; SchedulerCore::HoldsNothing says when it may go
+  WorkerId worker;
+  Epoch epoch;
+};
 struct ComputeWorkerJoined {
+  WorkerId worker;
+};
+struct ComputeWorkerLost {  // its steps are repeated by another
   WorkerId worker;
 };
 struct SequenceOpened {  // answer to OpenSequence and ForkSequence
@@ -60,7 +71,8 @@ struct StepFinished {
 struct Tick {};
 
 using Event = std::variant<RequestArrived, RequestCancelled, ChoiceStopped, RequestPaused, RequestResumed,
-                           AttentionWorkerJoined, ComputeWorkerJoined, SequenceOpened, PrefixProbed, StepFinished, Tick>;
+                           AttentionWorkerJoined, AttentionWorkerLost, AttentionWorkerDraining, ComputeWorkerJoined,
+                           ComputeWorkerLost, SequenceOpened, PrefixProbed, StepFinished, Tick>;
 
 // ---- actions ----
 

@@ -12,21 +12,9 @@ namespace dovetail::scheduler {
 
 void SchedulerCore::Impl::On(const AttentionWorkerJoined& event) {
   const bool restarted = budget_.IndexOf(event.worker).has_value();
+  if (!restarted) ForgetLostWorkers();
   budget_.Join(event.worker, event.epoch, event.kv_blocks);
-  if (!restarted) return;
-  // Whatever lay on it is gone: those sequences begin again from the token log.
-  const std::vector<Sequence*> before = active_;
-  for (Sequence* sequence : before) {
-    const bool on_it = std::any_of(sequence->placement.begin(), sequence->placement.end(), [&](const proto::Shard& shard) {
-      return shard.worker == event.worker && shard.epoch != event.epoch;
-    });
-    if (!on_it || sequence->phase < Phase::kOpening) continue;
-    if (sequence->in_flight) {
-      sequence->lost = true;
-    } else {
-      Preempt(*sequence);
-    }
-  }
+  if (restarted) RestartSequencesOn(event.worker, event.epoch);
 }
 
 void SchedulerCore::Impl::Wait(Sequence& sequence) {

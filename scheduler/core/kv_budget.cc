@@ -7,12 +7,31 @@
 namespace dovetail::scheduler {
 
 void KvBudget::Join(WorkerId id, Epoch epoch, uint64_t capacity) {
+  const Worker joined{.id = id, .epoch = epoch, .capacity = capacity};
   if (const auto known = IndexOf(id)) {
-    workers_[*known].epoch = epoch;
-    workers_[*known].capacity = capacity;
+    const uint64_t used = workers_[*known].used;
+    workers_[*known] = joined;
+    workers_[*known].used = used;
+  } else if (const auto forgotten = IndexOf(kForgotten)) {
+    workers_[*forgotten] = joined;
   } else {
-    workers_.push_back({.id = id, .epoch = epoch, .capacity = capacity});
+    workers_.push_back(joined);
   }
+}
+
+void KvBudget::Lose(WorkerId id) {
+  const auto worker = IndexOf(id);
+  if (!worker) return;
+  workers_[*worker].lost = true;
+  workers_[*worker].capacity = 0;
+}
+
+void KvBudget::Drain(WorkerId id) {
+  if (const auto worker = IndexOf(id)) workers_[*worker].draining = true;
+}
+
+bool KvBudget::any_usable() const {
+  return std::any_of(workers_.begin(), workers_.end(), [](const Worker& worker) { return worker.usable(); });
 }
 
 std::optional<int> KvBudget::IndexOf(WorkerId id) const {
@@ -24,7 +43,7 @@ std::optional<int> KvBudget::IndexOf(WorkerId id) const {
 
 bool KvBudget::IsCurrent(WorkerId id, Epoch epoch) const {
   const auto index = IndexOf(id);
-  return index.has_value() && workers_[*index].epoch == epoch;
+  return index.has_value() && workers_[*index].epoch == epoch && !workers_[*index].lost;
 }
 
 uint64_t KvBudget::capacity() const {
@@ -35,7 +54,8 @@ uint64_t KvBudget::capacity() const {
 
 double KvBudget::fullest_usage() const {
   double usage = 0;
-  for (const Worker& worker : workers_) usage = std::max(usage, worker.usage());
+  for (const Worker& worker : workers_)
+    if (!worker.lost) usage = std::max(usage, worker.usage());
   return usage;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -38,6 +39,9 @@ class KvBudget {
     Epoch epoch;
     uint64_t capacity = 0;
     uint64_t used = 0;
+    bool lost = false;      // sequences that lay on it may still be charged here until their steps return
+    bool draining = false;  // keeps what it has
+    bool usable() const { return !lost && !draining; }
     uint64_t free() const { return used < capacity ? capacity - used : 0; }
     double usage() const { return capacity == 0 ? 1.0 : static_cast<double>(used) / static_cast<double>(capacity); }
   };
@@ -48,8 +52,13 @@ class KvBudget {
   // A worker that was known keeps its index and what is charged to it.
   void Join(WorkerId id, Epoch epoch, uint64_t capacity);
   const std::vector<Worker>& workers() const { return workers_; }  // in the order they joined
+  // Nothing new may lie on a lost or draining worker. Once nobody names a lost one any more, Forget() lets a newcomer take its index.
+  void Lose(WorkerId id);
+  void Drain(WorkerId id);
+  void Forget(int worker) { workers_[worker].id = kForgotten; }
+  bool any_usable() const;
   std::optional<int> IndexOf(WorkerId id) const;
-  bool IsCurrent(WorkerId id, Epoch epoch) const;
+  bool IsCurrent(WorkerId id, Epoch epoch) const;  // and not lost
   uint64_t capacity() const;
   double fullest_usage() const;
 
@@ -64,6 +73,8 @@ class KvBudget {
   void Exchange(Charges& held, const Charges& cost);
 
  private:
+  static constexpr WorkerId kForgotten{std::numeric_limits<uint32_t>::max()};
+
   int64_t BlocksOfShard(const proto::Shard& shard, const Extent& extent) const;
 
   const proto::AttentionTable& table_;

@@ -13,6 +13,7 @@ Position RoundUp(Position tokens) { return BlocksOf(tokens) * kSegmentTokens; }
 std::vector<int> EmptiestFirst(const std::vector<KvBudget::Worker>& workers) {
   std::vector<int> order(workers.size());
   std::iota(order.begin(), order.end(), 0);
+  std::erase_if(order, [&](int worker) { return !workers[worker].usable(); });
   std::sort(order.begin(), order.end(), [&](int a, int b) {
     if (workers[a].free() != workers[b].free()) return workers[a].free() > workers[b].free();
     return workers[a].id < workers[b].id;
@@ -24,7 +25,7 @@ std::vector<int> PreferredForWhole(const std::vector<KvBudget::Worker>& workers,
   std::vector<int> order = EmptiestFirst(workers);
   if (order.empty() || hits.empty()) return order;
   double lowest = 1;
-  for (const KvBudget::Worker& worker : workers) lowest = std::min(lowest, worker.usage());
+  for (const int worker : order) lowest = std::min(lowest, workers[worker].usage());
   const auto worth = [&](int worker) -> uint32_t {
     const bool much_fuller = workers[worker].usage() > lowest + kPrefixWorthUsage;
     return much_fuller || worker >= static_cast<int>(hits.size()) ? 0 : hits[worker];

@@ -151,7 +151,7 @@ void SchedulerCore::Impl::EndChoice(Sequence& sequence, FinishReason reason, con
   EndChoice(sequence, std::move(update));
 }
 
-void SchedulerCore::Impl::EndChoice(Sequence& sequence, GenerationUpdate update) {
+void SchedulerCore::Impl::EndChoice(Sequence& sequence, GenerationUpdate&& update) {
   DT_CHECK(sequence.phase != Phase::kEnded, "a choice ended twice");
   RequestState& request = *sequence.request;
   switch (sequence.phase) {

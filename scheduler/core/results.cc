@@ -22,6 +22,9 @@ void SchedulerCore::Impl::On(const StepFinished& event) {
   for (MicroBatch& other : micro_batches_) other.held = false;
   if (result.status == proto::StepStatus::kOutOfMemory) return OutOfMemory(batch, result);
   if (result.status == proto::StepStatus::kWorkerFailed) {
+    // The step of a worker that is known to be lost has nothing wrong with it.
+    const auto failed = budget_.IndexOf(result.failed_worker);
+    if (failed && budget_.workers()[*failed].lost) return RepeatStep(batch);
     return Fail(batch, absl::StrCat("worker ", result.failed_worker.value(), " failed: ", result.error));
   }
   const bool complete = std::equal(result.entries.begin(), result.entries.end(), batch.entries.begin(), batch.entries.end(),
@@ -88,7 +91,7 @@ void SchedulerCore::Impl::TakePromptOutputs(const PlannedEntry& entry, const pro
   request.prompt_logits_done = true;
 }
 
-void SchedulerCore::Impl::TakeToken(const PlannedEntry& entry, const proto::EntryResult& result, GenerationUpdate update) {
+void SchedulerCore::Impl::TakeToken(const PlannedEntry& entry, const proto::EntryResult& result, GenerationUpdate&& update) {
   Sequence& sequence = *entry.sequence;
   const GenerationRequest& params = sequence.params();
   const Position index = result.position - sequence.prompt_size();
@@ -124,14 +127,7 @@ void SchedulerCore::Impl::Settle(Sequence& sequence) {
 
 // Nothing was committed: the entries are as before, and the step is planned again once somebody made room.
 void SchedulerCore::Impl::OutOfMemory(MicroBatch& batch, const proto::StepResult& result) {
-  for (const PlannedEntry& entry : batch.entries) {
-    Sequence& sequence = *entry.sequence;
-    sequence.in_flight = false;
-    sequence.history_seen = false;
-    sequence.request->tenant->served -= static_cast<uint64_t>(entry.q_len);
-    Settle(sequence);
-  }
-  batch.entries.clear();
+  RepeatStep(batch);
   admission_held_ = true;
   const auto anyone = [](const Tenant&) { return true; };
   Sequence* victim = PickVictim(budget_.IndexOf(result.failed_worker), anyone);

@@ -18,6 +18,7 @@ void SchedulerCore::Handle(const Event& event, absl::Time now, std::vector<Actio
 }
 absl::Time SchedulerCore::NextDeadline() const { return impl_->NextDeadline(); }
 SchedulerStats SchedulerCore::stats() const { return impl_->stats(); }
+bool SchedulerCore::HoldsNothing(WorkerId worker) const { return impl_->HoldsNothing(worker); }
 
 SchedulerCore::Impl::Impl(const SchedulerOptions& options, uint64_t seed)
     : options_(options),

@@ -58,6 +58,9 @@ class SchedulerCore {
 
   SchedulerStats stats() const;
 
+  // No sequence lies on this attention worker: one that drains may go.
+  bool HoldsNothing(WorkerId worker) const;
+
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;

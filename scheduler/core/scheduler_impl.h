@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -16,7 +17,7 @@
 
 // The parts of SchedulerCore. Each event changes the records, then Pump() admits who may start and plans a step for every idle
 // micro-batch. Files: requests.cc (arrival, ends), incarnation.cc (open, fork, release, preempt), admission.cc (who may start, where),
-// planning.cc (what is in a step), results.cc (what came of it).
+// loss.cc (workers that go), planning.cc (what is in a step), results.cc (what came of it).
 
 namespace dovetail::scheduler {
 
@@ -49,6 +50,7 @@ class SchedulerCore::Impl {
   void Handle(const Event& event, absl::Time now, std::vector<Action>& actions);
   absl::Time NextDeadline() const;
   SchedulerStats stats() const;
+  bool HoldsNothing(WorkerId worker) const;
 
  private:
   // requests.cc
@@ -64,7 +66,7 @@ class SchedulerCore::Impl {
   RequestState* Find(RequestId id);
   GenerationUpdate UpdateFor(const Sequence& sequence) const;
   void EndChoice(Sequence& sequence, FinishReason reason, const absl::Status& status = absl::OkStatus());
-  void EndChoice(Sequence& sequence, GenerationUpdate update);  // `update` says reason and error
+  void EndChoice(Sequence& sequence, GenerationUpdate&& update);  // `update` says reason and error
   void EndRequest(RequestState& request, FinishReason reason, const absl::Status& status);
   void LetNextChoiceLead(RequestState& request);
   void ForgetFinished();
@@ -72,6 +74,18 @@ class SchedulerCore::Impl {
   // incarnation.cc
   void On(const AttentionWorkerJoined& event);
   void On(const SequenceOpened& event);
+
+  // loss.cc
+  void On(const AttentionWorkerLost& event);
+  void On(const AttentionWorkerDraining& event);
+  void On(const ComputeWorkerLost& event);
+  void RestartSequencesOn(WorkerId worker, std::optional<Epoch> but_not_of);
+  void EndProbesOf(int worker);
+  void ForgetLostWorkers();
+  bool NamedByAnyone(WorkerId worker) const;
+  void RepeatStep(MicroBatch& batch);
+
+  // incarnation.cc
   void TakeSlot(Sequence& sequence);
   void GiveBackSlot(Sequence& sequence);
   void DropPromises(RequestState& request);
@@ -135,16 +149,18 @@ class SchedulerCore::Impl {
   void On(const Tick&) {}
   void Commit(const PlannedEntry& entry, const proto::EntryResult& result);
   void TakePromptOutputs(const PlannedEntry& entry, const proto::EntryResult& result, GenerationUpdate& update);
-  void TakeToken(const PlannedEntry& entry, const proto::EntryResult& result, GenerationUpdate update);
+  void TakeToken(const PlannedEntry& entry, const proto::EntryResult& result, GenerationUpdate&& update);
   void OutOfMemory(MicroBatch& batch, const proto::StepResult& result);
   void Fail(MicroBatch& batch, const std::string& error);
   void Settle(Sequence& sequence);  // after its step returned: carries out what had to wait
 
   template <typename A>
-  void Act(A action) {
+  void Act(A&& action) {
+    static_assert(!std::is_lvalue_reference_v<A>, "actions are given away");
     actions_->emplace_back(std::in_place_type<A>, std::move(action));
   }
-  void Emit(GenerationUpdate update) { Act(EmitUpdate{std::move(update)}); }
+  // By reference all the way: an update is large, and there is one per sequence and step.
+  void Emit(GenerationUpdate&& update) { actions_->emplace_back(std::in_place_type<EmitUpdate>, std::move(update)); }
   void Pump();
   int slots_used() const { return static_cast<int>(active_.size()) + reserved_slots_; }
 

@@ -1,0 +1,57 @@
+#include "compute_worker/compute_worker_main.h"
+
+#include "base/clock.h"
+#include "compute_worker/compute_worker_node.h"
+
+namespace dovetail::compute {
+namespace {
+
+constexpr NodeId kSchedulerNode(0);
+
+class ClusterComputeWorker final : public control::WorkerNode {
+ public:
+  ClusterComputeWorker(const model::LoadedModel& model, uint64_t digest, kernels::Device& device, transport::Connector& connector)
+      : model_(model), digest_(digest), device_(device), connector_(connector) {}
+
+  absl::StatusOr<uint64_t> Configure(const control::Configuration& configuration) override {
+    if (configuration.model_digest != digest_)
+      return FailedPrecondition("the cluster serves another model than this compute worker has loaded");
+    ComputeWorkerOptions options;
+    options.micro_batches = configuration.micro_batches;
+    options.max_step_tokens = configuration.max_step_tokens;
+    options.vocab_size = static_cast<int32_t>(model_.config().vocab_size);
+    node_ = std::make_unique<ComputeWorkerNode>(model_, configuration.attention, options, kSchedulerNode, device_, connector_,
+                                                SystemClock());
+    return 0;
+  }
+
+  void AddPeer(const control::Peer& peer) override {
+    if (peer.role == control::Role::kAttentionWorker) node_->AddAttentionWorker({peer.worker, peer.epoch, peer.node});
+  }
+  void RemovePeer(const control::Peer& peer) override {
+    if (peer.role == control::Role::kAttentionWorker) node_->LoseAttentionWorker(peer.worker, peer.epoch);
+  }
+  int Poll() override { return node_->Poll(); }
+
+  control::Heartbeat Status() const override {
+    control::Heartbeat heartbeat;
+    if (node_ != nullptr) heartbeat.steps = node_->core().counters().steps;
+    return heartbeat;
+  }
+
+ private:
+  const model::LoadedModel& model_;
+  const uint64_t digest_;
+  kernels::Device& device_;
+  transport::Connector& connector_;
+  std::unique_ptr<ComputeWorkerNode> node_;
+};
+
+}  // namespace
+
+std::unique_ptr<control::WorkerNode> MakeComputeWorker(const model::LoadedModel& model, uint64_t digest, kernels::Device& device,
+                                                       transport::Connector& connector) {
+  return std::make_unique<ClusterComputeWorker>(model, digest, device, connector);
+}
+
+}  // namespace dovetail::compute

@@ -1,0 +1,15 @@
+#pragma once
+#include <memory>
+
+#include "control/worker_main.h"
+#include "kernels/device.h"
+#include "model/loaded_model.h"
+
+namespace dovetail::compute {
+
+// A compute worker of a cluster, for WorkerMain. `model` and `device` outlive the node. `digest` is what the model was announced with:
+// a cluster that is configured for another is refused.
+std::unique_ptr<control::WorkerNode> MakeComputeWorker(const model::LoadedModel& model, uint64_t digest, kernels::Device& device,
+                                                       transport::Connector& connector);
+
+}  // namespace dovetail::compute

@@ -1,0 +1,290 @@
+#include "scheduler/control_members.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "proto/frame.h"
+
+namespace dovetail::scheduler {
+
+using control::Role;
+
+namespace {
+
+constexpr NodeId kSchedulerNode(0);
+
+bool IsUp(const Member& member) { return member.state >= MemberState::kConnecting; }
+bool IsServing(const Member& member) { return member.state >= MemberState::kServing; }
+
+}  // namespace
+
+const char* NameOf(MemberState state) {
+  switch (state) {
+    case MemberState::kJoining: return "joining";
+    case MemberState::kWaiting: return "waiting";
+    case MemberState::kPreparing: return "preparing";
+    case MemberState::kConnecting: return "connecting";
+    case MemberState::kServing: return "serving";
+    case MemberState::kDraining: return "draining";
+  }
+  return "unknown";
+}
+
+Member* ControlMembers::Mutable(WorkerId worker) {
+  const auto it = members_.find(worker);
+  return it == members_.end() ? nullptr : &it->second;
+}
+const Member* ControlMembers::Find(WorkerId worker) const { return const_cast<ControlMembers*>(this)->Mutable(worker); }
+
+const Member* ControlMembers::FindNode(NodeId node) const {
+  for (const auto& [id, member] : members_)
+    if (member.request.node == node) return &member;
+  return nullptr;
+}
+
+const Member* ControlMembers::FindName(const std::string& name) const {
+  for (const auto& [id, member] : members_)
+    if (member.request.name == name) return &member;
+  return nullptr;
+}
+
+absl::Status ControlMembers::CheckVersions(const control::JoinRequest& request) const {
+  if (request.frame_version != proto::kFrameVersion)
+    return FailedPrecondition(request.name, ": speaks version ", request.frame_version, " of the data frames, this scheduler version ",
+                              proto::kFrameVersion, "; run the same release of dovetail everywhere");
+  if (request.data_plane_version != options_.data_plane_version)
+    return FailedPrecondition(request.name, ": uses ", request.data_plane_version, ", this scheduler ", options_.data_plane_version,
+                              "; different versions do not understand each other: install one on every host");
+  return absl::OkStatus();
+}
+
+absl::Status ControlMembers::CheckModel(const control::JoinRequest& request) const {
+  if (!model_ || !request.model) return absl::OkStatus();
+  if (request.model->digest == model_->digest && request.model->attention.op_group == model_->attention.op_group &&
+      request.model->attention.groups == model_->attention.groups)
+    return absl::OkStatus();
+  return FailedPrecondition(request.name, ": brings the model ", request.model->name, ", but this cluster serves ", model_->name,
+                            " (or another --dtype or --kv-cache-dtype of it); give it the same model and flags, or start another scheduler");
+}
+
+absl::StatusOr<control::JoinReply> ControlMembers::Join(const control::JoinRequest& request, absl::Time now) {
+  DT_RETURN_IF_ERROR(CheckVersions(request));
+  DT_RETURN_IF_ERROR(CheckModel(request));
+  if (const Member* other = FindNode(request.node); other != nullptr)
+    return absl::AlreadyExistsError(absl::StrCat(request.name, ": this process is already a member, as worker ", other->worker.value()));
+  if (used_nodes_.contains(request.node) || request.node == kSchedulerNode)
+    return absl::AlreadyExistsError(absl::StrCat(request.name, ": node ", request.node.value(), " was a member before; join with a new one"));
+  if (FindName(request.name) != nullptr)
+    return absl::AlreadyExistsError(absl::StrCat(request.name, ": a worker of this name is a member; stop it, or give another --name"));
+  if (static_cast<int>(members_.size()) >= options_.max_members)
+    return ResourceExhausted("the cluster has its ", options_.max_members, " members; raise --max-workers of the scheduler");
+  Member member;
+  member.worker = WorkerId(next_worker_++);
+  member.epoch = request.epoch;
+  member.request = request;
+  member.joined = member.heard = now;
+  if (request.model && !model_) {
+    model_ = request.model;
+    model_complete_ = false;
+  }
+  used_nodes_.insert(request.node);
+  const bool wants_files = request.model && !model_complete_;
+  const control::JoinReply reply{member.worker,
+                                 member.epoch,
+                                 static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.lease)),
+                                 static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.heartbeat)),
+                                 wants_files,
+                                 options_.cluster};
+  members_.emplace(member.worker, std::move(member));
+  return reply;
+}
+
+absl::Status ControlMembers::Attend(WorkerId worker, Epoch epoch, absl::Time now, std::vector<MemberAction>& actions) {
+  Member* member = Mutable(worker);
+  if (member == nullptr || member->epoch != epoch)
+    return NotFound("worker ", worker.value(), " of epoch ", epoch.value(), " is no member (its lease ran out?); join again");
+  if (member->state != MemberState::kJoining)
+    return absl::AlreadyExistsError(absl::StrCat("worker ", worker.value(), " attends already"));
+  member->state = MemberState::kWaiting;
+  member->heard = now;
+  actions.push_back(ConnectNode{worker, member->request.node, member->epoch, member->request.data_plane_address});
+  if (model_complete_) Configure(*member, actions);
+  return absl::OkStatus();
+}
+
+void ControlMembers::ModelComplete(std::vector<MemberAction>& actions) {
+  if (model_complete_ || !model_) return;
+  model_complete_ = true;
+  for (auto& [id, member] : members_)
+    if (member.state == MemberState::kWaiting) Configure(member, actions);
+}
+
+void ControlMembers::Configure(Member& member, std::vector<MemberAction>& actions) {
+  member.state = MemberState::kPreparing;
+  actions.push_back(SendConfiguration{member.worker});
+}
+
+void ControlMembers::Heard(WorkerId worker, control::Heartbeat heartbeat, absl::Time now) {
+  Member* member = Mutable(worker);
+  if (member == nullptr) return;
+  member->heard = now;
+  if (heartbeat.links.empty()) heartbeat.links = std::move(member->last.links);
+  member->last = std::move(heartbeat);
+}
+
+absl::Status ControlMembers::Ready(WorkerId worker, uint64_t kv_blocks, absl::Time now, std::vector<MemberAction>& actions) {
+  Member* member = Mutable(worker);
+  if (member == nullptr) return NotFound("worker ", worker.value(), " is no member");
+  if (member->state != MemberState::kPreparing)
+    return FailedPrecondition("worker ", worker.value(), " is ready, but was not configured or said so before");
+  if (member->request.role == Role::kAttentionWorker && (kv_blocks == 0 || kv_blocks > UINT32_MAX))
+    return InvalidArgument("worker ", worker.value(), ": ", kv_blocks, " KV blocks are not in 1..2^32");
+  member->kv_blocks = kv_blocks;
+  member->heard = now;
+  member->state = MemberState::kConnecting;
+  SendPeersToAll(actions);
+  return absl::OkStatus();
+}
+
+// Frames flow between the scheduler and everybody, and between workers of unlike roles.
+bool ControlMembers::NeedsPeer(const Member& member, const Member& other) const {
+  return IsUp(member) && IsUp(other) && member.request.role != other.request.role;
+}
+
+bool ControlMembers::Connected(const Member& a, const Member& b) const {
+  return a.known.contains(b.request.node) && b.known.contains(a.request.node);
+}
+
+void ControlMembers::SendPeersTo(Member& member, std::vector<MemberAction>& actions) {
+  control::Peers peers;
+  peers.peers.push_back({kSchedulerNode, options_.epoch, WorkerId(0), Role::kScheduler, options_.data_plane_address});
+  for (const auto& [id, other] : members_)
+    if (NeedsPeer(member, other))
+      peers.peers.push_back({other.request.node, other.epoch, other.worker, other.request.role, other.request.data_plane_address});
+  if (peers.peers == member.last_sent) return;
+  member.last_sent = peers.peers;
+  peers.version = version_;
+  std::set<NodeId> nodes;
+  for (const control::Peer& peer : peers.peers) nodes.insert(peer.node);
+  // What it is told to disconnect cannot be relied on from now on.
+  std::erase_if(member.known, [&](NodeId node) { return !nodes.contains(node); });
+  member.sent.emplace_back(peers.version, std::move(nodes));
+  actions.push_back(SendPeers{member.worker, std::move(peers)});
+}
+
+void ControlMembers::SendPeersToAll(std::vector<MemberAction>& actions) {
+  ++version_;
+  for (auto& [id, member] : members_)
+    if (IsUp(member)) SendPeersTo(member, actions);
+}
+
+absl::Status ControlMembers::Applied(WorkerId worker, uint64_t version, absl::Time now, std::vector<MemberAction>& actions) {
+  Member* member = Mutable(worker);
+  if (member == nullptr) return NotFound("worker ", worker.value(), " is no member");
+  member->heard = now;
+  const auto it = std::find_if(member->sent.begin(), member->sent.end(), [&](const auto& list) { return list.first == version; });
+  if (it == member->sent.end()) return FailedPrecondition("worker ", worker.value(), " applied peers of version ", version, ", which it was not sent");
+  member->known.clear();
+  for (const NodeId node : it->second)  // only who is still meant to be a peer
+    if (std::any_of(member->last_sent.begin(), member->last_sent.end(), [&](const control::Peer& peer) { return peer.node == node; }))
+      member->known.insert(node);
+  member->sent.erase(member->sent.begin(), it + 1);
+  ServeWhoCan(actions);
+  return absl::OkStatus();
+}
+
+bool ControlMembers::MayServe(const Member& member) const {
+  if (member.state != MemberState::kConnecting || !member.known.contains(kSchedulerNode)) return false;
+  for (const auto& [id, other] : members_) {
+    if (!NeedsPeer(member, other)) continue;
+    // An attention worker may appear in any compute worker's plan. A compute worker's plans name attention workers that serve.
+    const bool must = member.request.role == Role::kAttentionWorker || IsServing(other);
+    if (must && !Connected(member, other)) return false;
+  }
+  return true;
+}
+
+void ControlMembers::ServeWhoCan(std::vector<MemberAction>& actions) {
+  for (auto& [id, member] : members_) {
+    if (!MayServe(member)) continue;
+    member.state = MemberState::kServing;
+    actions.push_back(BeginServing{member.worker});
+  }
+}
+
+void ControlMembers::Remove(WorkerId worker, const std::string& why, bool dismissed, std::vector<MemberAction>& actions) {
+  const auto it = members_.find(worker);
+  if (it == members_.end()) return;
+  const Member member = std::move(it->second);
+  members_.erase(it);
+  // A compute worker that died before its files came leaves no model behind.
+  if (member.request.role == Role::kComputeWorker && model_ && !model_complete_ &&
+      std::none_of(members_.begin(), members_.end(), [](const auto& other) { return other.second.request.role == Role::kComputeWorker; }))
+    model_.reset();
+  if (IsServing(member)) actions.push_back(EndServing{worker, member.request.role, member.epoch, why});
+  if (member.state > MemberState::kJoining) actions.push_back(DisconnectNode{member.request.node});
+  actions.push_back(EndSession{worker, dismissed, why});
+  if (!IsUp(member)) return;
+  SendPeersToAll(actions);
+  ServeWhoCan(actions);  // who waited for it need not any more
+}
+
+void ControlMembers::LinkFailed(WorkerId reporter, const control::LinkFailed& failed, std::vector<MemberAction>& actions) {
+  const Member* from = Find(reporter);
+  if (from == nullptr) return;
+  if (failed.node == kSchedulerNode) return Refuse(reporter, absl::StrCat("cannot reach the scheduler: ", failed.why), actions);
+  const Member* peer = FindNode(failed.node);
+  if (peer == nullptr || peer->epoch != failed.epoch) return;  // gone already
+  const Member* attention = from->request.role == Role::kAttentionWorker ? from : peer;
+  const Member* compute = attention == from ? peer : from;
+  Refuse(attention->worker, absl::StrCat(attention->request.name, " and ", compute->request.name, " cannot reach each other: ", failed.why),
+         actions);
+}
+
+void ControlMembers::Gone(WorkerId worker, const std::string& why, std::vector<MemberAction>& actions) {
+  Remove(worker, why, /*dismissed=*/false, actions);
+}
+void ControlMembers::Refuse(WorkerId worker, const std::string& why, std::vector<MemberAction>& actions) {
+  Remove(worker, why, /*dismissed=*/true, actions);
+}
+
+absl::Status ControlMembers::Drain(WorkerId worker, std::vector<MemberAction>& actions) {
+  Member* member = Mutable(worker);
+  if (member == nullptr) return NotFound("worker ", worker.value(), " is no member; `dovetail status` lists them");
+  if (member->state == MemberState::kDraining) return absl::OkStatus();
+  if (member->state != MemberState::kServing) {
+    Remove(worker, "drained before it served", /*dismissed=*/true, actions);
+    return absl::OkStatus();
+  }
+  member->state = MemberState::kDraining;
+  actions.push_back(DrainMember{worker});
+  return absl::OkStatus();
+}
+
+void ControlMembers::Drained(WorkerId worker, std::vector<MemberAction>& actions) {
+  const Member* member = Find(worker);
+  if (member == nullptr || member->state != MemberState::kDraining) return;
+  Remove(worker, "drained", /*dismissed=*/true, actions);
+}
+
+absl::Time ControlMembers::NextDeadline() const {
+  absl::Time deadline = absl::InfiniteFuture();
+  for (const auto& [id, member] : members_)
+    deadline = std::min(deadline, member.heard + (member.state == MemberState::kJoining ? options_.join_grace : options_.lease));
+  return deadline;
+}
+
+void ControlMembers::Forgive(absl::Duration gap) {
+  for (auto& [id, member] : members_) member.heard += gap;
+}
+
+void ControlMembers::Expire(absl::Time now, std::vector<MemberAction>& actions) {
+  std::vector<WorkerId> expired;
+  for (const auto& [id, member] : members_)
+    if (now >= member.heard + (member.state == MemberState::kJoining ? options_.join_grace : options_.lease)) expired.push_back(id);
+  for (const WorkerId worker : expired)
+    Remove(worker, absl::StrCat("silent for ", absl::ToInt64Milliseconds(options_.lease), " ms: stopped, or cut off"), /*dismissed=*/false,
+           actions);
+}
+
+}  // namespace dovetail::scheduler

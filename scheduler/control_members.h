@@ -1,0 +1,157 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/ids.h"
+#include "base/status.h"
+#include "control/messages.h"
+
+namespace dovetail::scheduler {
+
+struct MembershipOptions {
+  absl::Duration lease = absl::Milliseconds(400);
+  absl::Duration heartbeat = absl::Milliseconds(100);
+  absl::Duration join_grace = absl::Seconds(60);  // from Join to the first report: model files travel meanwhile
+  int max_members = 128;
+  std::string data_plane_version;                 // the scheduler's own
+  std::string data_plane_address;
+  Epoch epoch;                                    // of the scheduler's port
+  uint64_t cluster = 0;
+  int micro_batches = 1;
+  int max_step_tokens = 512;
+};
+
+// A member goes through these in order; what it is told and when depends on them.
+enum class MemberState : uint8_t {
+  kJoining,     // granted; its stream has not begun
+  kWaiting,     // no model is there yet to be configured for
+  kPreparing,   // configured; allocates its KV blocks
+  kConnecting,  // ready; peers connect to it and it to them
+  kServing,     // the scheduler core may use it
+  kDraining,    // serving what it has
+};
+const char* NameOf(MemberState state);
+
+struct Member {
+  WorkerId worker;
+  Epoch epoch;
+  control::JoinRequest request;
+  MemberState state = MemberState::kJoining;
+  absl::Time joined, heard;
+  control::Heartbeat last;
+  uint64_t kv_blocks = 0;
+  std::set<NodeId> known;                                              // peers that it has connected to
+  std::vector<std::pair<uint64_t, std::set<NodeId>>> sent;             // lists of peers not yet applied, by version
+  std::vector<control::Peer> last_sent;
+};
+
+// What the shell must do, in order.
+struct SendConfiguration {
+  WorkerId worker;
+};
+struct SendPeers {
+  WorkerId worker;
+  control::Peers peers;
+};
+struct ConnectNode {     // the scheduler's own port; if it cannot, Refuse(worker, why)
+  WorkerId worker;
+  NodeId node;
+  Epoch epoch;
+  std::string address;
+};
+struct DisconnectNode {
+  NodeId node;
+};
+struct BeginServing {    // the scheduler core may use it
+  WorkerId worker;
+};
+struct DrainMember {     // the core places nothing new on it; call Drained() once it has nothing left
+  WorkerId worker;
+};
+struct EndServing {      // the core must not use it any more; sent only after BeginServing
+  WorkerId worker;
+  control::Role role;
+  Epoch epoch;
+  std::string why;
+};
+struct EndSession {      // close its stream; `dismissed`: tell it that it is out
+  WorkerId worker;
+  bool dismissed = false;
+  std::string why;
+};
+using MemberAction = std::variant<SendConfiguration, SendPeers, ConnectNode, DisconnectNode, BeginServing, DrainMember, EndServing,
+                                  EndSession>;
+
+// Who belongs to the cluster, as a value: events in, actions out, `now` is an argument. A member is used only when it and everybody it
+// must exchange frames with have said that they are connected, so no frame is sent to who would drop it. Worker ids, node ids and epochs
+// are never used twice. Single-threaded, deterministic; no clock, socket or gRPC.
+class ControlMembers {
+ public:
+  explicit ControlMembers(MembershipOptions options) : options_(std::move(options)) {}
+
+  // kFailedPrecondition: versions or models differ; kAlreadyExists: the node or the name is taken; kResourceExhausted: full.
+  absl::StatusOr<control::JoinReply> Join(const control::JoinRequest& request, absl::Time now);
+
+  // Its stream began. kNotFound: no such member, or a former incarnation of it.
+  absl::Status Attend(WorkerId worker, Epoch epoch, absl::Time now, std::vector<MemberAction>& actions);
+  void Heard(WorkerId worker, control::Heartbeat heartbeat, absl::Time now);
+  absl::Status Ready(WorkerId worker, uint64_t kv_blocks, absl::Time now, std::vector<MemberAction>& actions);
+  absl::Status Applied(WorkerId worker, uint64_t version, absl::Time now, std::vector<MemberAction>& actions);
+
+  // `reporter` cannot reach a peer. Of a compute and an attention worker it is the latter that must join anew: it can be replaced at the
+  // price of a prefill.
+  void LinkFailed(WorkerId reporter, const control::LinkFailed& failed, std::vector<MemberAction>& actions);
+
+  // The member is gone, by itself (stream ended, left) or because it must (refused).
+  void Gone(WorkerId worker, const std::string& why, std::vector<MemberAction>& actions);
+  void Refuse(WorkerId worker, const std::string& why, std::vector<MemberAction>& actions);
+
+  absl::Status Drain(WorkerId worker, std::vector<MemberAction>& actions);
+  void Drained(WorkerId worker, std::vector<MemberAction>& actions);
+
+  // Ends members whose lease has run out.
+  void Expire(absl::Time now, std::vector<MemberAction>& actions);
+  absl::Time NextDeadline() const;
+  // Nobody could be heard for `gap`: everybody has that much longer.
+  void Forgive(absl::Duration gap);
+
+  // The cluster's model: the first compute worker's. Its files may still be missing.
+  const std::optional<control::ModelSummary>& model() const { return model_; }
+  // All files of the model are there: from now on members are configured for it.
+  void ModelComplete(std::vector<MemberAction>& actions);
+  bool model_complete() const { return model_complete_; }
+
+  const std::map<WorkerId, Member>& members() const { return members_; }
+  const Member* Find(WorkerId worker) const;
+  const Member* FindNode(NodeId node) const;
+  const Member* FindName(const std::string& name) const;
+
+ private:
+  Member* Mutable(WorkerId worker);
+  absl::Status CheckVersions(const control::JoinRequest& request) const;
+  absl::Status CheckModel(const control::JoinRequest& request) const;
+  void Configure(Member& member, std::vector<MemberAction>& actions);
+  bool NeedsPeer(const Member& member, const Member& other) const;
+  bool Connected(const Member& a, const Member& b) const;
+  void SendPeersTo(Member& member, std::vector<MemberAction>& actions);
+  void SendPeersToAll(std::vector<MemberAction>& actions);
+  void ServeWhoCan(std::vector<MemberAction>& actions);
+  bool MayServe(const Member& member) const;
+  void Remove(WorkerId worker, const std::string& why, bool dismissed, std::vector<MemberAction>& actions);
+
+  const MembershipOptions options_;
+  std::map<WorkerId, Member> members_;  // iterated in a fixed order
+  std::set<NodeId> used_nodes_;         // of this and former members
+  std::optional<control::ModelSummary> model_;
+  bool model_complete_ = false;
+  uint32_t next_worker_ = 1;
+  uint64_t version_ = 0;
+};
+
+}  // namespace dovetail::scheduler

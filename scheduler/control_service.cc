@@ -1,0 +1,349 @@
+#include "scheduler/control_service.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "base/log.h"
+#include "control/bidi_session.h"
+#include "control/convert.h"
+#include "proto/control/dovetail_admin.grpc.pb.h"
+#include "proto/control/dovetail_control.grpc.pb.h"
+
+namespace dovetail::scheduler {
+
+namespace pb = control::v1;
+using control::ToGrpc;
+
+namespace {
+
+constexpr size_t kMaxQueuedOrders = 4096;
+constexpr size_t kMaxQueuedEvents = 65536;
+
+// What the services share.
+struct Context {
+  const control::Security security;
+  control::NodeLoop& loop;
+  ClusterScheduler& scheduler;
+
+  // Runs `work` on the loop and finishes the call with what it returns.
+  template <typename Work>
+  grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* call, Work work) {
+    grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+    if (const absl::Status allowed = control::CheckToken(security, *call); !allowed.ok()) {
+      reactor->Finish(ToGrpc(allowed));
+    } else if (!loop.Post([reactor, work = std::move(work)] { reactor->Finish(ToGrpc(work())); })) {
+      reactor->Finish(Stopping());
+    }
+    return reactor;
+  }
+  static grpc::Status Stopping() { return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the scheduler is stopping"); }
+};
+
+// Takes a model's files from a worker.
+class FileReader final : public grpc::ServerReadReactor<pb::ModelFileChunk> {
+ public:
+  FileReader(Context& context, grpc::CallbackServerContext* call) : context_(context) {
+    if (const absl::Status allowed = control::CheckToken(context.security, *call); !allowed.ok()) {
+      Finish(ToGrpc(allowed));
+    } else {
+      StartRead(&chunk_);
+    }
+  }
+  void OnReadDone(bool ok) override {
+    if (!ok) return Deliver();
+    if (const absl::Status taken = Take(); !taken.ok()) return Finish(ToGrpc(taken));
+    StartRead(&chunk_);
+  }
+  void OnDone() override { delete this; }
+
+ private:
+  absl::Status Take() {
+    worker_ = WorkerId(chunk_.worker());
+    epoch_ = Epoch(chunk_.epoch());
+    total_ += chunk_.data().size();
+    if (chunk_.file() >= static_cast<uint32_t>(control::kMaxModelFiles) || total_ > control::kMaxModelFileBytes)
+      return InvalidArgument("model files: more than ", control::kMaxModelFiles, " or than ", control::kMaxModelFileBytes, " bytes");
+    if (files_.size() <= chunk_.file()) files_.resize(chunk_.file() + 1);
+    files_[chunk_.file()] += chunk_.data();
+    return absl::OkStatus();
+  }
+  void Deliver() {
+    const bool posted = context_.loop.Post(
+        [this] { Finish(ToGrpc(context_.scheduler.PutModelFiles(worker_, epoch_, std::move(files_)))); });
+    if (!posted) Finish(Context::Stopping());
+  }
+
+  Context& context_;
+  pb::ModelFileChunk chunk_;
+  WorkerId worker_;
+  Epoch epoch_;
+  uint64_t total_ = 0;
+  std::vector<std::string> files_;
+};
+
+// Gives a model's files to a server.
+class FileWriter final : public grpc::ServerWriteReactor<pb::ModelFileChunk> {
+ public:
+  FileWriter(Context& context, grpc::CallbackServerContext* call, uint64_t digest) {
+    if (const absl::Status allowed = control::CheckToken(context.security, *call); !allowed.ok()) {
+      Finish(ToGrpc(allowed));
+      return;
+    }
+    const bool posted = context.loop.Post([this, &context, digest] {
+      auto files = context.scheduler.ModelFiles(digest);
+      if (!files.ok()) return Finish(ToGrpc(files.status()));
+      files_ = *std::move(files);
+      WriteNext();
+    });
+    if (!posted) Finish(Context::Stopping());
+  }
+  void OnWriteDone(bool ok) override {
+    if (!ok) return Finish(grpc::Status(grpc::StatusCode::CANCELLED, "the peer is gone"));
+    WriteNext();
+  }
+  void OnDone() override { delete this; }
+
+ private:
+  void WriteNext() {
+    while (file_ < files_->size() && at_ >= (*files_)[file_].bytes.size()) {
+      ++file_;
+      at_ = 0;
+    }
+    if (file_ == files_->size()) return Finish(grpc::Status::OK);
+    chunk_.set_file(static_cast<uint32_t>(file_));
+    chunk_.set_data((*files_)[file_].bytes.substr(at_, control::kFileChunkBytes));
+    at_ += control::kFileChunkBytes;
+    StartWrite(&chunk_);
+  }
+
+  std::shared_ptr<const std::vector<control::TextFile>> files_;
+  size_t file_ = 0, at_ = 0;
+  pb::ModelFileChunk chunk_;
+};
+
+class MembershipService final : public pb::Membership::CallbackService {
+ public:
+  explicit MembershipService(Context& context) : context_(context) {}
+
+  grpc::ServerUnaryReactor* Join(grpc::CallbackServerContext* call, const pb::JoinRequest* request, pb::JoinReply* reply) override {
+    return context_.Answer(call, [this, request, reply]() -> absl::Status {
+      DT_ASSIGN_OR_RETURN(const control::JoinRequest parsed, control::FromProto(*request));
+      DT_ASSIGN_OR_RETURN(const control::JoinReply joined, context_.scheduler.Join(parsed));
+      control::ToProto(joined, *reply);
+      return absl::OkStatus();
+    });
+  }
+
+  grpc::ServerReadReactor<pb::ModelFileChunk>* PutModelFiles(grpc::CallbackServerContext* call, pb::PutModelFilesReply*) override {
+    return new FileReader(context_, call);
+  }
+
+  grpc::ServerUnaryReactor* Leave(grpc::CallbackServerContext* call, const pb::LeaveRequest* request, pb::LeaveReply*) override {
+    return context_.Answer(call, [this, request]() -> absl::Status {
+      context_.scheduler.Leave(WorkerId(request->worker()), Epoch(request->epoch()));
+      return absl::OkStatus();
+    });
+  }
+
+  grpc::ServerBidiReactor<pb::WorkerReport, pb::SchedulerOrder>* Attend(grpc::CallbackServerContext* call) override {
+    using Session = control::BidiSession<pb::WorkerReport, pb::SchedulerOrder>;
+    const auto session = Session::Start(call, kMaxQueuedOrders);
+    // Who speaks, from the first report on. Touched by one gRPC callback at a time.
+    const auto who = std::make_shared<std::pair<WorkerId, Epoch>>();
+    const auto known = std::make_shared<bool>(false);
+    typename Session::Handlers handlers;
+    const std::weak_ptr<Session> weak = session;
+    handlers.on_message = [this, weak, who, known](const pb::WorkerReport& report) {
+      const auto open = weak.lock();
+      if (open == nullptr) return;
+      const std::pair<WorkerId, Epoch> speaker(WorkerId(report.worker()), Epoch(report.epoch()));
+      if (!*known) {
+        *who = speaker;
+        *known = true;
+        return Begin(open, speaker);
+      }
+      if (speaker != *who) return open->Close(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "one stream carries one worker's reports"));
+      if (const absl::Status taken = Take(speaker.first, report); !taken.ok()) open->Close(ToGrpc(taken));
+    };
+    handlers.on_closed = [this, who, known] {
+      if (*known) context_.loop.Post([this, speaker = *who] { context_.scheduler.OnStreamEnded(speaker.first, speaker.second); });
+    };
+    if (const absl::Status allowed = control::CheckToken(context_.security, *call); !allowed.ok()) session->Close(ToGrpc(allowed));
+    session->Begin(std::move(handlers));
+    return session.get();
+  }
+
+ private:
+  template <typename Session>
+  void Begin(const std::shared_ptr<Session>& session, std::pair<WorkerId, Epoch> speaker) {
+    const bool posted = context_.loop.Post([this, session, speaker] {
+      WorkerStream stream{[session](pb::SchedulerOrder order) { session->Send(std::move(order)); },
+                          [session](const absl::Status& status) { session->Close(ToGrpc(status)); }};
+      if (const absl::Status begun = context_.scheduler.Attend(speaker.first, speaker.second, std::move(stream)); !begun.ok())
+        session->Close(ToGrpc(begun));
+    });
+    if (!posted) session->Close(Context::Stopping());
+  }
+
+  absl::Status Take(WorkerId worker, const pb::WorkerReport& report) {
+    std::function<void()> work;
+    if (report.has_heartbeat()) {
+      DT_ASSIGN_OR_RETURN(control::Heartbeat heartbeat, control::FromProto(report.heartbeat()));
+      work = [this, worker, heartbeat = std::move(heartbeat)] { context_.scheduler.OnHeartbeat(worker, heartbeat); };
+    } else if (report.has_ready()) {
+      work = [this, worker, blocks = report.ready().kv_blocks()] { context_.scheduler.OnReady(worker, blocks); };
+    } else if (report.has_applied()) {
+      work = [this, worker, version = report.applied().peers_version()] { context_.scheduler.OnApplied(worker, version); };
+    } else if (report.has_link_failed()) {
+      DT_ASSIGN_OR_RETURN(control::LinkFailed failed, control::FromProto(report.link_failed()));
+      work = [this, worker, failed = std::move(failed)] { context_.scheduler.OnLinkFailed(worker, failed); };
+    } else {
+      return InvalidArgument("report: says nothing that is known");
+    }
+    return context_.loop.Post(std::move(work)) ? absl::OkStatus() : absl::UnavailableError("the scheduler is stopping");
+  }
+
+  Context& context_;
+};
+
+class GenerationService final : public pb::Generation::CallbackService {
+ public:
+  explicit GenerationService(Context& context) : context_(context) {}
+
+  grpc::ServerUnaryReactor* GetModel(grpc::CallbackServerContext* call, const pb::GetModelRequest*, pb::GetModelReply* reply) override {
+    return context_.Answer(call, [this, reply] { return context_.scheduler.GetModel(*reply); });
+  }
+
+  grpc::ServerWriteReactor<pb::ModelFileChunk>* GetModelFiles(grpc::CallbackServerContext* call,
+                                                              const pb::GetModelFilesRequest* request) override {
+    return new FileWriter(context_, call, request->digest());
+  }
+
+  grpc::ServerBidiReactor<pb::GenerationCommands, pb::GenerationEvents>* Open(grpc::CallbackServerContext* call) override {
+    using Session = control::BidiSession<pb::GenerationCommands, pb::GenerationEvents>;
+    const auto session = Session::Start(call, kMaxQueuedEvents);
+    const auto server = std::make_shared<uint64_t>(0);  // touched on the loop only
+    typename Session::Handlers handlers;
+    handlers.on_message = [this, server](const pb::GenerationCommands& commands) {
+      context_.loop.Post([this, server, commands] { context_.scheduler.OnCommands(*server, commands); });
+    };
+    handlers.on_closed = [this, server] { context_.loop.Post([this, server] { context_.scheduler.RemoveServer(*server); }); };
+    const absl::Status allowed = control::CheckToken(context_.security, *call);
+    const bool posted = allowed.ok() && context_.loop.Post([this, session, server] {
+      const auto added = context_.scheduler.AddServer([session](pb::GenerationEvents events) { session->Send(std::move(events)); });
+      if (!added.ok()) return session->Close(ToGrpc(added.status()));
+      *server = *added;
+    });
+    if (!allowed.ok()) session->Close(ToGrpc(allowed));
+    if (allowed.ok() && !posted) session->Close(Context::Stopping());
+    session->Begin(std::move(handlers));
+    return session.get();
+  }
+
+ private:
+  Context& context_;
+};
+
+class AdminService final : public admin::v1::Admin::CallbackService {
+ public:
+  explicit AdminService(Context& context) : context_(context) {}
+
+  grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* call, const admin::v1::GetStatusRequest*,
+                                      admin::v1::ClusterStatus* reply) override {
+    return context_.Answer(call, [this, reply] {
+      context_.scheduler.Describe(*reply);
+      return absl::OkStatus();
+    });
+  }
+  grpc::ServerUnaryReactor* ListWorkers(grpc::CallbackServerContext* call, const admin::v1::ListWorkersRequest*,
+                                        admin::v1::ListWorkersReply* reply) override {
+    return context_.Answer(call, [this, reply] {
+      admin::v1::ClusterStatus status;
+      context_.scheduler.Describe(status);
+      reply->mutable_workers()->Swap(status.mutable_workers());
+      return absl::OkStatus();
+    });
+  }
+  grpc::ServerUnaryReactor* DrainWorker(grpc::CallbackServerContext* call, const admin::v1::DrainWorkerRequest* request,
+                                        admin::v1::DrainWorkerReply*) override {
+    return context_.Answer(call, [this, request]() -> absl::Status {
+      if (request->who_case() == admin::v1::DrainWorkerRequest::kWorker) return context_.scheduler.Drain(WorkerId(request->worker()));
+      return context_.scheduler.Drain(request->name());
+    });
+  }
+
+ private:
+  Context& context_;
+};
+
+}  // namespace
+
+class ControlService::Impl {
+ public:
+  Impl(const control::Security& security, control::NodeLoop& loop, ClusterScheduler& scheduler)
+      : context_{security, loop, scheduler}, membership_(context_), generation_(context_), admin_(context_) {}
+
+  absl::Status Start(const std::string& listen, int& port) {
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort(listen, control::MakeServerCredentials(context_.security), &port);
+    builder.SetMaxReceiveMessageSize(control::kMaxMessageBytes);
+    builder.SetMaxSendMessageSize(control::kMaxMessageBytes);
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // else two schedulers would share a port
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 1024);
+    builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, 8 << 10);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 5'000);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10'000);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+    builder.RegisterService(&membership_);
+    builder.RegisterService(&generation_);
+    builder.RegisterService(&admin_);
+    server_ = builder.BuildAndStart();
+    if (server_ == nullptr || port == 0) {
+      server_.reset();
+      return absl::AlreadyExistsError(absl::StrCat("--listen ", listen, ": cannot listen there; the port is taken (by another scheduler?) or "
+                                                   "the address is not this host's. Stop the other one, or choose another port"));
+    }
+    return absl::OkStatus();
+  }
+
+  void Stop() {
+    if (server_ == nullptr) return;
+    server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(200));
+    server_->Wait();
+    server_.reset();
+  }
+
+ private:
+  Context context_;
+  MembershipService membership_;
+  GenerationService generation_;
+  AdminService admin_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+ControlService::ControlService() = default;
+ControlService::~ControlService() { Stop(); }
+
+absl::StatusOr<std::unique_ptr<ControlService>> ControlService::Start(const std::string& listen, const control::Security& security,
+                                                                      control::NodeLoop& loop, ClusterScheduler& scheduler) {
+  DT_RETURN_IF_ERROR(control::CheckAddress("--listen", listen, /*may_be_free=*/true));
+  DT_RETURN_IF_ERROR(security.Validate());
+  std::unique_ptr<ControlService> service(new ControlService());
+  service->impl_ = std::make_unique<Impl>(security, loop, scheduler);
+  DT_RETURN_IF_ERROR(service->impl_->Start(listen, service->port_));
+  return service;
+}
+
+void ControlService::Stop() {
+  if (impl_ != nullptr) impl_->Stop();
+}
+
+}  // namespace dovetail::scheduler

@@ -1,0 +1,100 @@
+#include <algorithm>
+#include <utility>
+
+#include "scheduler/core/scheduler_impl.h"
+
+// Workers that go: lost ones at once, draining ones when nothing lies on them any more.
+
+namespace dovetail::scheduler {
+
+void SchedulerCore::Impl::On(const AttentionWorkerLost& event) {
+  if (!budget_.IsCurrent(event.worker, event.epoch)) {
+    ++stats_.late_events;
+    return;
+  }
+  const int index = *budget_.IndexOf(event.worker);
+  budget_.Lose(event.worker);
+  EndProbesOf(index);
+  RestartSequencesOn(event.worker, /*but_not_of=*/std::nullopt);
+}
+
+void SchedulerCore::Impl::On(const AttentionWorkerDraining& event) {
+  if (!budget_.IsCurrent(event.worker, event.epoch)) {
+    ++stats_.late_events;
+    return;
+  }
+  budget_.Drain(event.worker);
+}
+
+void SchedulerCore::Impl::On(const ComputeWorkerLost& event) {
+  if (std::erase(compute_workers_, event.worker) == 0) {
+    ++stats_.late_events;
+    return;
+  }
+  for (MicroBatch& batch : micro_batches_) {
+    batch.held = false;
+    if (!batch.in_flight || batch.compute_worker != event.worker) continue;
+    batch.in_flight = false;
+    RepeatStep(batch);
+  }
+}
+
+// Whatever lay there is gone: those sequences begin again from the token log.
+void SchedulerCore::Impl::RestartSequencesOn(WorkerId worker, std::optional<Epoch> but_not_of) {
+  const std::vector<Sequence*> before = active_;
+  for (Sequence* sequence : before) {
+    const bool on_it = std::any_of(sequence->placement.begin(), sequence->placement.end(), [&](const proto::Shard& shard) {
+      return shard.worker == worker && shard.epoch != but_not_of;
+    });
+    if (!on_it || sequence->phase < Phase::kOpening) continue;
+    if (sequence->in_flight) {
+      sequence->lost = true;
+    } else {
+      Preempt(*sequence);
+    }
+  }
+}
+
+void SchedulerCore::Impl::EndProbesOf(int worker) {
+  const std::deque<Sequence*> before = probing_;
+  for (Sequence* sequence : before) {
+    auto& awaited = sequence->probes_awaited;
+    const auto at = std::find(awaited.begin(), awaited.end(), worker);
+    if (at == awaited.end()) continue;
+    awaited.erase(at);
+    if (awaited.empty()) PlaceProbed(*sequence);
+  }
+}
+
+bool SchedulerCore::Impl::NamedByAnyone(WorkerId worker) const {
+  return std::any_of(active_.begin(), active_.end(), [&](const Sequence* sequence) {
+    return std::any_of(sequence->placement.begin(), sequence->placement.end(),
+                       [&](const proto::Shard& shard) { return shard.worker == worker; });
+  });
+}
+
+void SchedulerCore::Impl::ForgetLostWorkers() {
+  for (size_t i = 0; i < budget_.workers().size(); ++i) {
+    const KvBudget::Worker& worker = budget_.workers()[i];
+    if (worker.lost && worker.used == 0 && !NamedByAnyone(worker.id)) budget_.Forget(static_cast<int>(i));
+  }
+}
+
+bool SchedulerCore::Impl::HoldsNothing(WorkerId worker) const {
+  const auto index = budget_.IndexOf(worker);
+  return !index || (budget_.workers()[*index].used == 0 && !NamedByAnyone(worker));
+}
+
+// Nothing was committed: the entries are as before, and the step is planned again.
+void SchedulerCore::Impl::RepeatStep(MicroBatch& batch) {
+  for (const PlannedEntry& entry : batch.entries) {
+    Sequence& sequence = *entry.sequence;
+    sequence.in_flight = false;
+    sequence.history_seen = false;
+    sequence.request->tenant->served -= static_cast<uint64_t>(entry.q_len);
+    Settle(sequence);
+  }
+  batch.entries.clear();
+}
+
+}  // namespace dovetail::scheduler
