@@ -4,18 +4,19 @@
 #include <mutex>
 
 #include "absl/time/time.h"
+#include "transport/waiter.h"
 
 namespace dovetail::transport {
 
 // Wakes the thread of an event loop. Ring() is cheap while nobody sleeps: one atomic exchange, no lock, no syscall. Thread-safe; one
 // thread waits.
-class Doorbell {
+class Doorbell final : public Waiter {
  public:
   // Everything written before Ring() is seen by the waiter after Wait() returns.
-  void Ring();
+  void Ring() override;
 
   // Returns once Ring() was called since the last Wait() returned, or after `timeout`. True: it rang.
-  bool Wait(absl::Duration timeout);
+  bool Wait(absl::Duration timeout) override;
 
  private:
   enum State : int { kQuiet, kRung, kSleeping };

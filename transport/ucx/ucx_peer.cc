@@ -1,0 +1,222 @@
+#include "transport/ucx/ucx_peer.h"
+
+#include <utility>
+
+#include "absl/strings/str_join.h"
+#include "transport/ucx/ucx_port.h"
+
+namespace dovetail::transport::ucx {
+namespace {
+
+inline constexpr unsigned kActiveMessageId = 1;
+inline constexpr uint64_t kMaxBytesPosted = 4 << 20;  // the rest waits where it can still be dropped
+inline constexpr uint64_t kCreditEveryFrames = kMaxFramesInFlight / 8;
+
+}  // namespace
+
+struct UcxPeer::Callbacks {
+  static void OnSent(void* request, ucs_status_t status, void* user_data) {
+    auto& frame = *static_cast<SendWindow::Frame*>(user_data);
+    auto& peer = *static_cast<UcxPeer*>(frame.owner);
+    peer.Sent(frame);
+    if (status != UCS_OK && status != UCS_ERR_CANCELED) peer.Fail(UcxError(status, "a frame could not be sent"));
+    ucp_request_free(request);
+    peer.PostWaiting();
+  }
+
+  static void OnEndpointError(void* argument, ucp_ep_h, ucs_status_t status) {
+    auto& peer = *static_cast<UcxPeer*>(argument);
+    peer.broken_ = true;
+    peer.Fail(UcxError(status, "the connection broke"));
+  }
+};
+
+UcxPeer::UcxPeer(UcxPort& port, const NodeAddress& address, uint64_t max_bytes)
+    : port_(port), node_(address.node), epoch_(address.epoch), key_(address.key), sent_(max_bytes, this), received_(max_bytes) {
+  for (SendWindow::Frame& frame : control_) frame.owner = this;
+}
+
+UcxPeer::~UcxPeer() = default;
+
+absl::Status UcxPeer::Connect(const NodeAddress& address, Lanes lanes) {
+  ucp_ep_params_t params{};
+  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.address = reinterpret_cast<const ucp_address_t*>(address.worker.data());
+  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  params.err_handler = {Callbacks::OnEndpointError, this};
+  const ucs_status_t status = ucp_ep_create(port_.worker_->get(), &params, &endpoint_);
+  if (status == UCS_ERR_UNREACHABLE)
+    return FailedPrecondition("no lane of --lanes ", absl::string_view(NameOf(lanes).data(), NameOf(lanes).size()), " leads there",
+                              lanes == Lanes::kShm ? ": shared memory needs one host and one PID namespace; use --lanes tcp"
+                                                   : "; was it started with the same --lanes?");
+  if (status != UCS_OK) return UcxError(status, "UCX endpoint");
+  const std::vector<std::string> transports = TransportsIn(DescribeEndpoint(endpoint_));
+  lane_ = absl::StrJoin(transports, ",");
+  DT_RETURN_IF_ERROR(CheckLanes(lanes, transports));
+  SendControl(WireKind::kHello);
+  return failure_;
+}
+
+WireHeader UcxPeer::NewHeader(WireKind kind) {
+  WireHeader header;
+  header.kind = kind;
+  header.from = port_.options_.node.value();
+  header.from_epoch = port_.options_.epoch.value();
+  header.key = key_;
+  return header;
+}
+
+void UcxPeer::SendControl(WireKind kind) {
+  SendWindow::Frame& frame = control_[static_cast<int>(kind) - 1];
+  if (frame.busy || !failure_.ok()) return;
+  frame.header = NewHeader(kind);
+  if (kind != WireKind::kCredit) {  // greetings tell the limits, which must be alike
+    frame.header.sequence = port_.options_.max_frame_bytes;
+    frame.header.offset = port_.options_.max_bytes_in_flight;
+  }
+  Post(frame);
+}
+
+void UcxPeer::OnGreeting(const WireHeader& header) {
+  if (header.sequence != port_.options_.max_frame_bytes || header.offset != port_.options_.max_bytes_in_flight)
+    return Fail(FailedPrecondition("it takes frames of ", header.sequence, " bytes and ", header.offset, " in flight, this node ",
+                                   port_.options_.max_frame_bytes, " and ", port_.options_.max_bytes_in_flight,
+                                   "; start every node with the same limits"));
+  if (header.kind == WireKind::kHello) SendControl(WireKind::kWelcome);
+  if (connected_) return;
+  connected_ = true;
+  PostWaiting();
+}
+
+absl::Status UcxPeer::Send(const proto::FrameHeader& header, WireKind kind, std::span<const std::byte> payload,
+                           std::vector<std::byte>* message) {
+  if (!failure_.ok()) return absl::UnavailableError(absl::StrCat("node ", node_.value(), ": ", failure_.message()));
+  SendWindow::Frame* frame = sent_.Next(payload.size(), kind != WireKind::kMessage);
+  if (frame == nullptr)
+    return ResourceExhausted("node ", node_.value(), " has ", sent_.unread(), " unread frames from node ", port_.options_.node.value(),
+                             " and ", sent_.bytes(), " bytes; at most ", kMaxFramesInFlight, " and ",
+                             port_.options_.max_bytes_in_flight);
+  frame->header = NewHeader(kind);
+  frame->header.frame = header;
+  frame->payload = payload;
+  if (message != nullptr) frame->message = std::move(*message);
+  sent_.Push(*frame);
+  if (IsAnswer(header)) ReleaseAnswered(header);
+  PostWaiting();
+  return absl::OkStatus();
+}
+
+void UcxPeer::PostWaiting() {
+  while (posted_ < sent_.next() && bytes_posted_ < kMaxBytesPosted && connected_ && failure_.ok()) Post(sent_.At(posted_++));
+}
+
+void UcxPeer::Sent(SendWindow::Frame& frame) {
+  bytes_posted_ -= frame.payload.size();
+  frame.busy = false;
+  frame.message = {};
+}
+
+void UcxPeer::Post(SendWindow::Frame& frame) {
+  frame.header.delivered = delivered_told_ = received_.delivered();
+  bytes_untold_ = 0;
+  Seal(frame.header);
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
+  param.cb.send = Callbacks::OnSent;
+  param.user_data = &frame;
+  param.flags = UCP_AM_SEND_FLAG_EAGER;
+  frame.busy = true;
+  bytes_posted_ += frame.payload.size();
+  ++port_.counters_.frames_sent;
+  port_.counters_.bytes_sent += frame.payload.size();
+  const ucs_status_ptr_t request = ucp_am_send_nbx(endpoint_, kActiveMessageId, &frame.header, sizeof(WireHeader), frame.payload.data(),
+                                                   frame.payload.size(), &param);
+  if (UCS_PTR_IS_PTR(request)) return;
+  Sent(frame);
+  if (UCS_PTR_IS_ERR(request)) Fail(UcxError(UCS_PTR_STATUS(request), "a frame could not be sent"));
+}
+
+void UcxPeer::OnAcknowledgement(const WireHeader& header) {
+  if (!sent_.Delivered(header.delivered))
+    return Fail(InvalidArgument("it acknowledges ", header.delivered, " frames, but was sent ", sent_.next()));
+  if (header.kind >= WireKind::kMessage && IsAnswer(header.frame))
+    sent_.Answered(header.frame.micro_batch, header.delivered, [](const SendWindow::Tensor&) {});
+}
+
+void UcxPeer::BeginDelivery(const ReceiveWindow::Frame& frame) {
+  delivering_tensor_ = frame.tensor;
+  delivering_micro_batch_ = frame.header.micro_batch;
+  answered_at_once_ = false;
+}
+
+void UcxPeer::EndDelivery(const ReceiveWindow::Frame& frame) {
+  bytes_untold_ += frame.bytes;
+  if (frame.tensor && !frame.refused && !answered_at_once_) {
+    received_.Hold(frame);
+  } else {
+    received_.Release(frame);
+    GiveBack(port_.worker_->get(), frame);
+  }
+  delivering_tensor_ = false;
+}
+
+// The handler may still read the frame it was handed when it answers it; everything before that is over.
+void UcxPeer::ReleaseAnswered(const proto::FrameHeader& answer) {
+  if (delivering_tensor_ && delivering_micro_batch_ == answer.micro_batch) answered_at_once_ = true;
+  received_.Answer(answer.micro_batch,
+                   [this](const ReceiveWindow::Frame& frame) { GiveBack(port_.worker_->get(), frame); });
+}
+
+void UcxPeer::GiveBack(ucp_worker_h worker, const ReceiveWindow::Frame& frame) {
+  if (frame.data != nullptr && !frame.placed) ucp_am_data_release(worker, const_cast<std::byte*>(frame.data));
+}
+
+bool UcxPeer::OwesCredit() const {
+  return received_.delivered() - delivered_told_ >= kCreditEveryFrames || bytes_untold_ >= port_.options_.max_bytes_in_flight / 8;
+}
+
+void UcxPeer::Fail(const absl::Status& status) {
+  if (!failure_.ok()) return;
+  failure_ = status;
+  port_.Report(*this);
+}
+
+bool UcxPeer::Finished(ucs_status_ptr_t& request) {
+  if (!UCS_PTR_IS_PTR(request)) return true;
+  if (ucp_request_check_status(request) == UCS_INPROGRESS) return false;
+  ucp_request_free(std::exchange(request, nullptr));
+  return true;
+}
+
+void UcxPeer::StartFlush() {
+  if (endpoint_ == nullptr || broken_ || UCS_PTR_IS_PTR(flush_request_)) return;
+  const ucp_request_param_t param{};
+  flush_request_ = ucp_ep_flush_nbx(endpoint_, &param);
+}
+
+bool UcxPeer::Flushed() { return broken_ || (Finished(flush_request_) && (posted_ == sent_.next() || !connected_ || !failure_.ok())); }
+
+void UcxPeer::StartClose() {
+  received_.Clear([this](const ReceiveWindow::Frame& frame) { GiveBack(port_.worker_->get(), frame); });
+  if (failure_.ok()) failure_ = absl::CancelledError("it was removed");
+  if (lane_.find("tcp") != std::string::npos)
+    StartFlush();
+  else
+    ForceClose();
+}
+
+bool UcxPeer::Closed() {
+  if (endpoint_ != nullptr && Flushed()) ForceClose();
+  const bool flushed = Finished(flush_request_);
+  return endpoint_ == nullptr && Finished(close_request_) && flushed;
+}
+
+void UcxPeer::ForceClose() {
+  if (endpoint_ == nullptr) return;
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = UCP_EP_CLOSE_FLAG_FORCE;
+  close_request_ = ucp_ep_close_nbx(std::exchange(endpoint_, nullptr), &param);
+}
+
+}  // namespace dovetail::transport::ucx

@@ -1,0 +1,95 @@
+#pragma once
+#include <string>
+
+#include "base/ids.h"
+#include "base/status.h"
+#include "transport/ucx/receive_window.h"
+#include "transport/ucx/send_window.h"
+#include "transport/ucx/ucx_worker.h"
+
+namespace dovetail::transport::ucx {
+
+class UcxPort;
+
+// One incarnation of another node, as a UcxPort sees it: an endpoint, what was sent over it and what came. Reactor-owned, as its port;
+// outlives its endpoint's callbacks: the port keeps it until Closed().
+class UcxPeer {
+ public:
+  UcxPeer(UcxPort& port, const NodeAddress& address, uint64_t max_bytes);
+  ~UcxPeer();
+
+  // Makes the endpoint and greets. On an error nothing was sent.
+  absl::Status Connect(const NodeAddress& address, Lanes lanes);
+
+  void SendControl(WireKind kind);  // kHello, kWelcome, kCredit; nothing if the last of that kind is still on its way
+  void OnGreeting(const WireHeader& header);
+
+  absl::Status Send(const proto::FrameHeader& header, WireKind kind, std::span<const std::byte> payload,
+                    std::vector<std::byte>* message);
+
+  // What a valid header of the peer says about frames of ours.
+  void OnAcknowledgement(const WireHeader& header);
+
+  // Before a frame is handed over, and after.
+  void BeginDelivery(const ReceiveWindow::Frame& frame);
+  void EndDelivery(const ReceiveWindow::Frame& frame);
+
+  // The peer is lost: from now on Send refuses. Only the first reason counts.
+  void Fail(const absl::Status& status);
+
+  bool OwesCredit() const;
+
+  // Starts to send what is posted; true once it is sent, or never will be.
+  void StartFlush();
+  bool Flushed();
+
+  // Gives everything received back and sends nothing more. The endpoint closes once that is safe: UCX 1.13 crashes when a TCP endpoint
+  // is closed by force while it still has something to write and the connection breaks afterwards. So such an endpoint stays until it
+  // has written that, or broken.
+  void StartClose();
+  bool Closed();      // drives closing
+  void ForceClose();  // now, if it was not yet; the worker must not be progressed any more unless Flushed()
+
+  NodeId node() const { return node_; }
+  Epoch epoch() const { return epoch_; }
+  bool connected() const { return connected_; }
+  const absl::Status& failure() const { return failure_; }
+  const std::string& lane() const { return lane_; }
+  ReceiveWindow& received() { return received_; }
+
+ private:
+  struct Callbacks;
+
+  WireHeader NewHeader(WireKind kind);
+  void Post(SendWindow::Frame& frame);
+  void PostWaiting();
+  void Sent(SendWindow::Frame& frame);
+  void ReleaseAnswered(const proto::FrameHeader& answer);
+  static void GiveBack(ucp_worker_h worker, const ReceiveWindow::Frame& frame);
+  bool Finished(ucs_status_ptr_t& request);
+
+  UcxPort& port_;
+  const NodeId node_;
+  const Epoch epoch_;
+  const uint64_t key_;          // the peer's
+  ucp_ep_h endpoint_ = nullptr;
+  std::string lane_;
+  bool connected_ = false;
+  bool broken_ = false;               // says UCX
+  absl::Status failure_;
+  SendWindow sent_;
+  ReceiveWindow received_;
+  uint64_t posted_ = 0;               // frames below it have left the window for UCX
+  uint64_t bytes_posted_ = 0;         // that UCX still reads
+  uint64_t delivered_told_ = 0;       // the last `delivered` sent to the peer
+  uint64_t bytes_untold_ = 0;         // of messages handed over since
+  SendWindow::Frame control_[3];      // hello, welcome, credit
+  // The frame being handed over, if it is a tensor; and whether it has been answered meanwhile.
+  bool delivering_tensor_ = false;
+  bool answered_at_once_ = false;
+  uint16_t delivering_micro_batch_ = 0;
+  ucs_status_ptr_t close_request_ = nullptr;
+  ucs_status_ptr_t flush_request_ = nullptr;
+};
+
+}  // namespace dovetail::transport::ucx

@@ -1,0 +1,331 @@
+#include "transport/ucx/ucx_port.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <ucp/api/ucp.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <utility>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "transport/ucx/ucx_peer.h"
+
+namespace dovetail::transport::ucx {
+namespace {
+
+inline constexpr unsigned kActiveMessageId = 1;
+inline constexpr int kMaxProgressPerPoll = 64;
+inline constexpr absl::Duration kNap = absl::Milliseconds(1);
+
+uint64_t RandomKey() {
+  std::random_device device;
+  return uint64_t{device()} << 32 | device();
+}
+
+}  // namespace
+
+struct UcxPort::Callbacks {
+  static ucs_status_t OnActiveMessage(void* argument, const void* header, size_t header_bytes, void* data, size_t bytes,
+                                      const ucp_am_recv_param_t* param) {
+    auto& port = *static_cast<UcxPort*>(argument);
+    WireHeader wire;
+    const bool whole = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0 &&
+                       (bytes == 0 || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0);
+    if (!whole || header_bytes != sizeof(wire)) {
+      ++port.counters_.dropped_malformed;
+      return UCS_OK;
+    }
+    std::memcpy(&wire, header, sizeof(wire));
+    if (!Check(wire).ok()) {
+      ++port.counters_.dropped_malformed;
+      return UCS_OK;
+    }
+    bool kept = false;
+    port.OnWire(wire, static_cast<const std::byte*>(data), bytes, &kept);
+    return kept ? UCS_INPROGRESS : UCS_OK;
+  }
+};
+
+absl::Status UcxOptions::Validate() const {
+  if (first_port < 0 || last_port > 65535 || last_port < first_port || (first_port == 0) != (last_port == 0))
+    return InvalidArgument("data-plane ports ", first_port, "-", last_port, ": not a range within 1-65535");
+  if (max_frame_bytes == 0 || max_frame_bytes > proto::kMaxPayloadBytes)
+    return InvalidArgument("max_frame_bytes: ", max_frame_bytes, " is outside 1..", proto::kMaxPayloadBytes);
+  if (max_bytes_in_flight < max_frame_bytes + max_frame_bytes / 4)
+    return InvalidArgument("max_bytes_in_flight: ", max_bytes_in_flight, " is less than 1.25 frames of ", max_frame_bytes, " bytes");
+  if (spin < absl::ZeroDuration() || keepalive <= absl::ZeroDuration() || close_timeout < absl::ZeroDuration())
+    return InvalidArgument("spin, keepalive, close_timeout: must not be negative, nor keepalive 0");
+  return absl::OkStatus();
+}
+
+UcxPort::UcxPort(const UcxOptions& options) : options_(options), key_(RandomKey()) {}
+
+absl::StatusOr<std::unique_ptr<UcxPort>> UcxPort::Create(const UcxOptions& options) {
+  DT_RETURN_IF_ERROR(options.Validate());
+  std::unique_ptr<UcxPort> port(new UcxPort(options));
+  DT_RETURN_IF_ERROR(port->Init());
+  return port;
+}
+
+absl::Status UcxPort::Init() {
+  DT_ASSIGN_OR_RETURN(worker_, UcxWorker::Create({options_.lanes, options_.devices, options_.first_port, options_.last_port,
+                                                  options_.keepalive}));
+  ucp_am_handler_param_t param{};
+  param.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG |
+                     UCP_AM_HANDLER_PARAM_FIELD_FLAGS;
+  param.id = kActiveMessageId;
+  param.cb = Callbacks::OnActiveMessage;
+  param.arg = this;
+  param.flags = UCP_AM_FLAG_WHOLE_MSG | UCP_AM_FLAG_PERSISTENT_DATA;
+  if (const ucs_status_t status = ucp_worker_set_am_recv_handler(worker_->get(), &param); status != UCS_OK)
+    return UcxError(status, "UCX active messages");
+  bell_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  if (bell_fd_ < 0) return ResourceExhausted("eventfd: ", std::strerror(errno));
+  return absl::OkStatus();
+}
+
+UcxPort::~UcxPort() {
+  if (worker_ != nullptr) {
+    const absl::Time deadline = SystemClock().Now() + options_.close_timeout;
+    const auto progress_until = [&](auto&& done) {
+      while (!done() && SystemClock().Now() < deadline) worker_->Progress();
+    };
+    for (auto& peer : peers_) peer->StartFlush();
+    progress_until([&] { return std::all_of(peers_.begin(), peers_.end(), [](auto& peer) { return peer->Flushed(); }); });
+    for (auto& peer : peers_) {
+      peer->StartClose();
+      closing_.push_back(std::move(peer));
+    }
+    peers_.clear();
+    by_node_.clear();
+    progress_until([&] {
+      ReapClosing();
+      return closing_.empty();
+    });
+    for (auto& peer : closing_) peer->ForceClose();
+    worker_.reset();
+  }
+  if (bell_fd_ >= 0) close(bell_fd_);
+}
+
+std::string UcxPort::Version() { return ucp_get_version_string(); }
+
+std::string UcxPort::local_address() const {
+  const absl::StatusOr<std::string> worker = worker_->Address();
+  if (!worker.ok()) return "";
+  return Encode(NodeAddress{options_.node, options_.epoch, key_, *worker});
+}
+
+UcxPeer* UcxPort::Find(NodeId node) const {
+  const auto it = by_node_.find(node);
+  return it == by_node_.end() ? nullptr : it->second;
+}
+
+absl::Status UcxPort::AddPeer(NodeId node, const std::string& bytes, const std::string& version, Epoch epoch) {
+  DT_CHECK(!delivering_);
+  const std::string name = absl::StrCat("node ", node.value());
+  if (version != Version())
+    return FailedPrecondition(name, ": runs UCX ", version.substr(0, 64), ", this node ", Version(),
+                              "; versions do not talk to each other: use one build for every role");
+  auto address = DecodeNodeAddress(bytes);
+  if (!address.ok()) return Annotate(address.status(), name);
+  if (address->node != node || address->epoch != epoch)
+    return InvalidArgument(name, " epoch ", epoch.value(), ": the address is that of node ", address->node.value(), " epoch ",
+                           address->epoch.value());
+  if (node == options_.node) return InvalidArgument(name, ": is this node itself");
+  if (const UcxPeer* known = Find(node); known != nullptr)
+    return absl::AlreadyExistsError(absl::StrCat(name, ": epoch ", known->epoch().value(), " of it is a peer already"));
+  auto peer = std::make_unique<UcxPeer>(*this, *address, options_.max_bytes_in_flight);
+  if (absl::Status connected = peer->Connect(*address, options_.lanes); !connected.ok()) {
+    peer->StartClose();
+    closing_.push_back(std::move(peer));
+    return Annotate(connected, name);
+  }
+  by_node_[node] = peer.get();
+  peers_.push_back(std::move(peer));
+  return absl::OkStatus();
+}
+
+absl::Status UcxPort::RemovePeer(NodeId node) {
+  DT_CHECK(!delivering_);
+  const auto it = std::find_if(peers_.begin(), peers_.end(), [&](const auto& peer) { return peer->node() == node; });
+  if (it == peers_.end()) return NotFound("node ", node.value(), " is no peer");
+  (*it)->StartClose();
+  closing_.push_back(std::move(*it));
+  peers_.erase(it);
+  by_node_.erase(node);
+  ReapClosing();
+  return absl::OkStatus();
+}
+
+void UcxPort::ReapClosing() {
+  std::erase_if(closing_, [](auto& peer) { return peer->Closed(); });
+}
+
+bool UcxPort::Connected(NodeId node) const {
+  const UcxPeer* peer = Find(node);
+  return peer != nullptr && peer->connected();
+}
+
+absl::StatusOr<std::string> UcxPort::LaneOf(NodeId node) const {
+  const UcxPeer* peer = Find(node);
+  if (peer == nullptr) return NotFound("node ", node.value(), " is no peer");
+  return peer->lane();
+}
+
+void UcxPort::Report(UcxPeer& peer) { failures_.push_back(PeerFailure{peer.node(), peer.epoch(), peer.failure()}); }
+
+std::vector<PeerFailure> UcxPort::TakeFailures() { return std::exchange(failures_, {}); }
+
+absl::Status UcxPort::Send(NodeId to, const proto::FrameHeader& header, WireKind kind, std::span<const std::byte> payload,
+                           std::vector<std::byte>* message) {
+  UcxPeer* peer = Find(to);
+  if (peer == nullptr) return NotFound("node ", to.value(), " is no peer");
+  if (payload.size() > options_.max_frame_bytes)
+    return InvalidArgument("a frame of ", payload.size(), " bytes to node ", to.value(), "; at most ", options_.max_frame_bytes);
+  return peer->Send(header, kind, payload, message);
+}
+
+absl::Status UcxPort::SendMessage(NodeId to, const proto::FrameHeader& header, std::vector<std::byte> payload) {
+  const std::span<const std::byte> view = payload;
+  return Send(to, header, WireKind::kMessage, view, &payload);
+}
+
+absl::Status UcxPort::SendTensor(NodeId to, const proto::FrameHeader& header, std::span<const std::byte> payload) {
+  return Send(to, header, WireKind::kTensor, payload, nullptr);
+}
+
+void UcxPort::OnWire(const WireHeader& header, const std::byte* data, uint64_t bytes, bool* kept) {
+  UcxPeer* peer = Find(NodeId(header.from));
+  if (peer == nullptr || header.key != key_ || peer->epoch() != Epoch(header.from_epoch)) {
+    ++counters_.dropped_foreign;
+    return;
+  }
+  if (!peer->failure().ok()) return;
+  switch (header.kind) {
+    case WireKind::kHello:
+    case WireKind::kWelcome: return peer->OnGreeting(header);
+    case WireKind::kCredit: return peer->OnAcknowledgement(header);
+    case WireKind::kMessage:
+    case WireKind::kTensor: return OnFrame(*peer, header, data, bytes, kept);
+    case WireKind::kPlaced: return peer->Fail(InvalidArgument("it refers to a receive region that it does not have"));
+  }
+}
+
+void UcxPort::OnFrame(UcxPeer& peer, const WireHeader& header, const std::byte* data, uint64_t bytes, bool* kept) {
+  if (bytes > options_.max_frame_bytes)
+    return peer.Fail(InvalidArgument("it sent a frame of ", bytes, " bytes; at most ", options_.max_frame_bytes));
+  ReceiveWindow::Frame frame{header.frame, bytes > 0 ? data : nullptr, bytes, header.kind != WireKind::kMessage, false, false};
+  if (!proto::Validate(header.frame).ok() || header.frame.payload_bytes != bytes) {
+    frame = {};
+    frame.refused = true;
+    ++counters_.dropped_refused;
+  }
+  switch (peer.received().Accept(header.sequence, frame)) {
+    case ReceiveWindow::Verdict::kRepeated: ++counters_.dropped_repeated; return;
+    case ReceiveWindow::Verdict::kBeyondCredit:
+      return peer.Fail(InvalidArgument("it sent more than ", kMaxFramesInFlight, " unread frames or ", options_.max_bytes_in_flight,
+                                       " unanswered bytes"));
+    case ReceiveWindow::Verdict::kTaken: break;
+  }
+  *kept = frame.bytes > 0;
+  peer.OnAcknowledgement(header);
+}
+
+bool UcxPort::Deliverable() const {
+  return std::any_of(peers_.begin(), peers_.end(), [](const auto& peer) { return peer->received().HasNext(); });
+}
+
+void UcxPort::Progress() {
+  for (int i = 0; i < kMaxProgressPerPoll; ++i)
+    if (worker_->Progress() == 0 || Deliverable()) break;
+  if (!closing_.empty()) ReapClosing();
+}
+
+void UcxPort::DeliverOne(UcxPeer& peer, FrameHandler& handler) {
+  const ReceiveWindow::Frame frame = peer.received().Pop();
+  peer.BeginDelivery(frame);
+  if (!frame.refused) {
+    ++counters_.frames_received;
+    counters_.bytes_received += frame.bytes;
+    handler.OnFrame(Delivery{peer.node(), frame.header, {frame.data, frame.bytes}});
+  }
+  peer.EndDelivery(frame);
+}
+
+int UcxPort::Poll(FrameHandler& handler, int max_frames) {
+  DT_CHECK(!delivering_);
+  Progress();
+  delivering_ = true;
+  int handled = 0;
+  for (size_t idle = 0; handled < max_frames && idle < peers_.size(); ++next_peer_) {
+    UcxPeer& peer = *peers_[next_peer_ % peers_.size()];
+    if (peer.received().HasNext()) {
+      DeliverOne(peer, handler);
+      ++handled;
+      idle = 0;
+    } else {
+      ++idle;
+    }
+  }
+  delivering_ = false;
+  if (handled > 0) ReturnCredits();
+  return handled;
+}
+
+void UcxPort::ReturnCredits() {
+  for (auto& peer : peers_)
+    if (peer->OwesCredit()) peer->SendControl(WireKind::kCredit);
+}
+
+void UcxPort::Ring() {
+  if (doze_.exchange(kRung, std::memory_order_acq_rel) != kSleeping) return;
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(bell_fd_, &one, sizeof(one));
+}
+
+bool UcxPort::SomethingToDo() const {
+  return doze_.load(std::memory_order_acquire) == kRung || !failures_.empty() || Deliverable();
+}
+
+bool UcxPort::Wait(absl::Duration timeout) {
+  const absl::Time begun = SystemClock().Now();
+  const absl::Time deadline = begun + std::min(timeout, absl::Hours(1));
+  const absl::Time spin_end = std::min(deadline, begun + options_.spin);
+  while (true) {
+    Progress();
+    if (SomethingToDo()) {
+      doze_.store(kQuiet, std::memory_order_release);
+      return true;
+    }
+    const absl::Time now = SystemClock().Now();
+    if (now >= deadline) return false;
+    if (now >= spin_end) Sleep(deadline - now);
+  }
+}
+
+// Sleeps until UCX has something, the bell rings or time is over. UCX refuses to be armed while it has work: then it gets another chance
+// to do it, and if that leads nowhere (a peer that is stopped takes nothing), the nap is short.
+void UcxPort::Sleep(absl::Duration timeout) {
+  int quiet = kQuiet;
+  if (!doze_.compare_exchange_strong(quiet, kSleeping, std::memory_order_acq_rel)) return;
+  const ucs_status_t armed = ucp_worker_arm(worker_->get());
+  if (armed == UCS_OK || worker_->Progress() == 0) {
+    if (armed != UCS_OK) timeout = std::min(timeout, kNap);
+    pollfd fds[2] = {{worker_->event_fd(), POLLIN, 0}, {bell_fd_, POLLIN, 0}};
+    const timespec limit = absl::ToTimespec(timeout);
+    ppoll(fds, 2, &limit, nullptr);
+    if ((fds[1].revents & POLLIN) != 0) {
+      uint64_t rings;
+      [[maybe_unused]] const ssize_t taken = read(bell_fd_, &rings, sizeof(rings));
+    }
+  }
+  int sleeping = kSleeping;
+  doze_.compare_exchange_strong(sleeping, kQuiet, std::memory_order_acq_rel);
+}
+
+}  // namespace dovetail::transport::ucx

@@ -1,0 +1,150 @@
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/ids.h"
+#include "base/status.h"
+#include "transport/fabric.h"
+#include "transport/ucx/lanes.h"
+#include "transport/ucx/receive_window.h"
+#include "transport/ucx/send_window.h"
+#include "transport/waiter.h"
+
+namespace dovetail::transport::ucx {
+
+class UcxPeer;
+class UcxWorker;
+
+struct UcxOptions {
+  NodeId node;                                        // of this port, unique in the cluster
+  Epoch epoch;                                        // this incarnation of it
+  Lanes lanes = Lanes::kAny;
+  std::string devices;                                // network devices, comma-separated; empty: all
+  int first_port = 0;                                 // TCP ports to listen on, inclusive; 0: any
+  int last_port = 0;
+  uint64_t max_frame_bytes = uint64_t{256} << 20;     // of a payload; the same on every node
+  uint64_t max_bytes_in_flight = uint64_t{512} << 20;  // to one peer, unread or unanswered; the same on every node
+  absl::Duration spin = absl::Microseconds(50);       // Wait polls this long before it sleeps
+  absl::Duration keepalive = absl::Seconds(1);        // of UCX; finds some dead peers, no stopped ones
+  absl::Duration close_timeout = absl::Milliseconds(200);  // the destructor tries this long to send what was posted
+
+  absl::Status Validate() const;  // names the field
+};
+
+// A peer that can no longer be reached, or broke the protocol. It is sent nothing more; RemovePeer() takes it away.
+struct PeerFailure {
+  NodeId node;
+  Epoch epoch;
+  absl::Status status;
+};
+
+struct UcxCounters {
+  uint64_t frames_sent = 0;
+  uint64_t frames_received = 0;    // handed to the node
+  uint64_t bytes_sent = 0;         // payloads
+  uint64_t bytes_received = 0;
+  uint64_t dropped_malformed = 0;  // no valid header
+  uint64_t dropped_foreign = 0;    // of an unknown node or another incarnation, or without this node's key
+  uint64_t dropped_refused = 0;    // of a peer, but with a frame header that is not valid
+  uint64_t dropped_repeated = 0;
+};
+
+// A node's port to the nodes of other processes, over UCX. Every payload travels in an active message and is received into memory of
+// UCX, aligned to 64 bytes; a tensor stays there until this node has answered it (IsAnswer, send_window.h).
+//
+// Peers are made known by the control plane: each side adds the other, in any order, with the address that the other gave out. Frames may
+// be sent at once; they leave when the peer has added this node too. Frames of one peer are handed over in the order they were sent.
+//
+// UCX finds neither stopped peers nor, for a second or for ever, dead ones on the same host: deadlines and heartbeats belong to the nodes.
+//
+// Reactor-owned (Ring aside): one thread at a time, which must keep calling Poll or Wait, since payloads beyond some 100 KiB leave only
+// then. SendMessage and SendTensor also return kUnavailable once the peer has failed, kInvalidArgument for payloads over
+// max_frame_bytes; kResourceExhausted also when max_bytes_in_flight are unread or unanswered.
+class UcxPort final : public Port, public Waiter {
+ public:
+  // kFailedPrecondition: this host lacks the lanes asked for.
+  static absl::StatusOr<std::unique_ptr<UcxPort>> Create(const UcxOptions& options);
+
+  // Sends what is posted, for at most close_timeout, then closes by force. Never hangs on a peer.
+  ~UcxPort() override;
+
+  // For the control plane to tell the other nodes. Nodes of different UCX builds must not connect.
+  std::string local_address() const;
+  static std::string Version();
+
+  // Connects to incarnation `epoch` of a node. Not from inside a FrameHandler.
+  //   kFailedPrecondition  it runs another version of UCX, or no lane that was asked for leads to it
+  //   kInvalidArgument, kDataLoss  the address is not its, or damaged
+  //   kAlreadyExists       an incarnation of it is a peer: remove that one first
+  absl::Status AddPeer(NodeId node, const std::string& address, const std::string& version, Epoch epoch);
+
+  // Forgets a peer and everything it sent, and sends it nothing more. Returns at once. kNotFound. Not from inside a FrameHandler. What is
+  // half sent (4 MiB at most, and the frame that passed this) is read until it is sent or the connection breaks: such tensors must
+  // stay mapped.
+  absl::Status RemovePeer(NodeId node);
+
+  // Both sides have added each other.
+  bool Connected(NodeId node) const;
+
+  // The transports that carry data to a peer, as "posix/memory" or "tcp/eth0".
+  absl::StatusOr<std::string> LaneOf(NodeId node) const;
+
+  // Peers that failed since the last call. A failed peer is reported once; Wait returns when there is one.
+  std::vector<PeerFailure> TakeFailures();
+
+  const UcxCounters& counters() const { return counters_; }
+
+  // Port
+  NodeId id() const override { return options_.node; }
+  absl::Status SendMessage(NodeId to, const proto::FrameHeader& header, std::vector<std::byte> payload) override;
+  absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, std::span<const std::byte> payload) override;
+  int Poll(FrameHandler& handler, int max_frames) override;
+
+  // Waiter. Polls for `spin`, then sleeps until a peer or Ring() wakes it.
+  void Ring() override;
+  bool Wait(absl::Duration timeout) override;
+
+ private:
+  friend class UcxPeer;
+  struct Callbacks;
+  enum Doze : int { kQuiet, kRung, kSleeping };
+
+  explicit UcxPort(const UcxOptions& options);
+  absl::Status Init();
+
+  absl::Status Send(NodeId to, const proto::FrameHeader& header, WireKind kind, std::span<const std::byte> payload,
+                    std::vector<std::byte>* message);
+  UcxPeer* Find(NodeId node) const;
+  void OnWire(const WireHeader& header, const std::byte* data, uint64_t bytes, bool* kept);
+  void OnFrame(UcxPeer& peer, const WireHeader& header, const std::byte* data, uint64_t bytes, bool* kept);
+  void Progress();
+  bool Deliverable() const;
+  void DeliverOne(UcxPeer& peer, FrameHandler& handler);
+  void ReturnCredits();
+  void Report(UcxPeer& peer);
+  bool SomethingToDo() const;
+  void Sleep(absl::Duration timeout);
+  void ReapClosing();
+
+  const UcxOptions options_;
+  uint64_t key_ = 0;
+  std::unique_ptr<UcxWorker> worker_;
+  std::vector<std::unique_ptr<UcxPeer>> peers_;
+  absl::flat_hash_map<NodeId, UcxPeer*> by_node_;
+  std::vector<std::unique_ptr<UcxPeer>> closing_;
+  std::vector<PeerFailure> failures_;
+  size_t next_peer_ = 0;  // whose turn it is
+  bool delivering_ = false;
+  UcxCounters counters_;
+
+  int bell_fd_ = -1;
+  std::atomic<int> doze_{kQuiet};
+};
+
+}  // namespace dovetail::transport::ucx

@@ -1,0 +1,138 @@
+#include "transport/ucx/ucx_worker.h"
+
+#include <ucs/debug/debug.h>
+#include <ucs/debug/log_def.h>
+
+#include <csignal>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+
+#include "base/log.h"
+
+namespace dovetail::transport::ucx {
+namespace {
+
+ucs_log_func_rc_t ForwardLog(const char*, unsigned, const char*, ucs_log_level_t level, const ucs_log_component_config_t*,
+                             const char* format, va_list arguments) {
+  // Failures come back as statuses, which say what they mean here and what to do; what UCX says besides is for debugging.
+  if (level > UCS_LOG_LEVEL_WARN) return UCS_LOG_FUNC_RC_STOP;
+  char text[512];
+  std::vsnprintf(text, sizeof(text), format, arguments);
+  if (level == UCS_LOG_LEVEL_FATAL)
+    LogError("UCX: ", text);
+  else
+    LogLine(LogLevel::kDebug, absl::StrCat("UCX: ", text));
+  return UCS_LOG_FUNC_RC_STOP;
+}
+
+// UCX of this age writes its log to stdout and catches SIGSEGV and its kind, which are the program's own affair.
+void TameLibrary() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    ucs_log_push_handler(ForwardLog);
+    for (const int signal : {SIGILL, SIGSEGV, SIGBUS, SIGFPE}) ucs_debug_disable_signal(signal);
+  });
+}
+
+struct ConfigRelease {
+  void operator()(ucp_config_t* config) const { ucp_config_release(config); }
+};
+
+absl::Status Set(ucp_config_t* config, const char* name, const std::string& value) {
+  const ucs_status_t status = ucp_config_modify(config, name, value.c_str());
+  return status == UCS_OK ? absl::OkStatus() : UcxError(status, absl::StrCat("UCX setting ", name, "=", value));
+}
+
+absl::Status NoLane(const UcxWorkerOptions& options, ucs_status_t status) {
+  const std::string asked(NameOf(options.lanes));
+  const std::string devices = options.devices.empty() ? "" : absl::StrCat(" on device ", options.devices);
+  if (options.lanes == Lanes::kRc)
+    return FailedPrecondition("--lanes rc: this host has no usable RDMA device", devices,
+                              "; install or enable RDMA, or start every node with --lanes tcp");
+  return UcxError(status, absl::StrCat("--lanes ", asked, ": this host has no such lane", devices));
+}
+
+}  // namespace
+
+absl::Status UcxError(ucs_status_t status, const std::string& what) {
+  const std::string text = absl::StrCat(what, ": ", ucs_status_string(status));
+  switch (status) {
+    case UCS_ERR_NO_DEVICE:
+    case UCS_ERR_UNREACHABLE:
+    case UCS_ERR_UNSUPPORTED: return absl::FailedPreconditionError(text);
+    case UCS_ERR_NO_MEMORY:
+    case UCS_ERR_NO_RESOURCE:
+    case UCS_ERR_BUSY: return absl::ResourceExhaustedError(text);
+    default: return absl::UnavailableError(text);
+  }
+}
+
+absl::StatusOr<std::unique_ptr<UcxWorker>> UcxWorker::Create(const UcxWorkerOptions& options) {
+  TameLibrary();
+  std::unique_ptr<UcxWorker> worker(new UcxWorker);
+  DT_RETURN_IF_ERROR(worker->Init(options));
+  return worker;
+}
+
+absl::Status UcxWorker::Init(const UcxWorkerOptions& options) {
+  ucp_config_t* raw = nullptr;
+  if (const ucs_status_t status = ucp_config_read(nullptr, nullptr, &raw); status != UCS_OK) return UcxError(status, "UCX settings");
+  const std::unique_ptr<ucp_config_t, ConfigRelease> config(raw);
+  DT_RETURN_IF_ERROR(Set(raw, "TLS", std::string(UcxTransports(options.lanes))));
+  // Receivers get every payload as a whole: a rendezvous that its sender does not live to finish would have to be given up by a timer.
+  DT_RETURN_IF_ERROR(Set(raw, "RNDV_THRESH", "inf"));
+  DT_RETURN_IF_ERROR(Set(raw, "KEEPALIVE_INTERVAL", absl::StrCat(absl::ToInt64Milliseconds(options.keepalive), "ms")));
+  if (!options.devices.empty()) DT_RETURN_IF_ERROR(Set(raw, "NET_DEVICES", options.devices));
+  // Without it shared memory refuses endpoints that handle errors, and UCX silently takes TCP.
+  if (options.lanes == Lanes::kShm || options.lanes == Lanes::kAny) DT_RETURN_IF_ERROR(Set(raw, "MM_ERROR_HANDLING", "y"));
+  // Without TCP_ in front, unlike the environment variable: with it, UCX 1.13 takes no notice.
+  if (options.first_port > 0 && (options.lanes == Lanes::kTcp || options.lanes == Lanes::kAny))
+    DT_RETURN_IF_ERROR(Set(raw, "PORT_RANGE", absl::StrCat(options.first_port, "-", options.last_port)));
+
+  ucp_params_t params{};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES;
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_RMA | UCP_FEATURE_WAKEUP;
+  if (const ucs_status_t status = ucp_init(&params, raw, &context_); status != UCS_OK) return NoLane(options, status);
+
+  ucp_worker_params_t worker_params{};
+  worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_AM_ALIGNMENT;
+  worker_params.thread_mode = UCS_THREAD_MODE_SINGLE;
+  worker_params.am_alignment = 64;  // kernels read payloads in place
+  if (const ucs_status_t status = ucp_worker_create(context_, &worker_params, &worker_); status != UCS_OK)
+    return UcxError(status, options.first_port > 0 ? absl::StrCat("UCX worker (TCP ports ", options.first_port, " to ",
+                                                                  options.last_port, ", are they taken?)")
+                                                   : "UCX worker");
+  if (const ucs_status_t status = ucp_worker_get_efd(worker_, &event_fd_); status != UCS_OK) return UcxError(status, "UCX event fd");
+  return absl::OkStatus();
+}
+
+UcxWorker::~UcxWorker() {
+  if (worker_ != nullptr) ucp_worker_destroy(worker_);
+  if (context_ != nullptr) ucp_cleanup(context_);
+}
+
+absl::StatusOr<std::string> UcxWorker::Address() const {
+  ucp_address_t* address = nullptr;
+  size_t length = 0;
+  if (const ucs_status_t status = ucp_worker_get_address(worker_, &address, &length); status != UCS_OK)
+    return UcxError(status, "UCX address");
+  std::string bytes(reinterpret_cast<const char*>(address), length);
+  ucp_worker_release_address(worker_, address);
+  return bytes;
+}
+
+std::string DescribeEndpoint(ucp_ep_h endpoint) {
+  char* text = nullptr;
+  size_t length = 0;
+  std::FILE* stream = open_memstream(&text, &length);
+  if (stream == nullptr) return "";
+  ucp_ep_print_info(endpoint, stream);
+  std::fclose(stream);
+  std::string description(text, length);
+  std::free(text);
+  return description;
+}
+
+}  // namespace dovetail::transport::ucx

@@ -1,0 +1,50 @@
+#pragma once
+#include <ucp/api/ucp.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "transport/ucx/lanes.h"
+
+namespace dovetail::transport::ucx {
+
+struct UcxWorkerOptions {
+  Lanes lanes = Lanes::kAny;
+  std::string devices;            // network devices, comma-separated; empty: all
+  int first_port = 0;             // of TCP; 0: any
+  int last_port = 0;
+  absl::Duration keepalive = absl::Seconds(1);
+};
+
+// One ucp_context and one ucp_worker, set up by this program and not by the environment. Reactor-owned.
+class UcxWorker {
+ public:
+  // kFailedPrecondition: this host has no such lane. The message names the option.
+  static absl::StatusOr<std::unique_ptr<UcxWorker>> Create(const UcxWorkerOptions& options);
+  ~UcxWorker();
+
+  ucp_context_h context() const { return context_; }
+  ucp_worker_h get() const { return worker_; }
+  int event_fd() const { return event_fd_; }
+  unsigned Progress() { return ucp_worker_progress(worker_); }
+
+  absl::StatusOr<std::string> Address() const;
+
+ private:
+  UcxWorker() = default;
+  absl::Status Init(const UcxWorkerOptions& options);
+
+  ucp_context_h context_ = nullptr;
+  ucp_worker_h worker_ = nullptr;
+  int event_fd_ = -1;
+};
+
+// "what: UCX's text for it".
+absl::Status UcxError(ucs_status_t status, const std::string& what);
+
+// UCX's text about an endpoint.
+std::string DescribeEndpoint(ucp_ep_h endpoint);
+
+}  // namespace dovetail::transport::ucx

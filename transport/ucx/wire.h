@@ -1,0 +1,77 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "base/ids.h"
+#include "base/status.h"
+#include "proto/frame.h"
+
+// The bytes that UcxPort puts around a frame, and the address by which nodes find each other. Little-endian, fixed size.
+
+namespace dovetail::transport::ucx {
+
+enum class WireKind : uint16_t {
+  kHello = 1,     // the sender has added the receiver as a peer
+  kWelcome = 2,   // answers kHello: so has the receiver
+  kCredit = 3,    // only tells `delivered`
+  kMessage = 4,   // payload follows; the receiver drops it after handling
+  kTensor = 5,    // payload follows; the receiver keeps it until it has answered
+  kPlaced = 6,    // as kTensor, but the payload was PUT into the receiver's region at `offset` before this was sent
+};
+
+inline constexpr uint32_t kWireMagic = 0x55545644;  // "DVTU"
+inline constexpr uint16_t kWireVersion = 1;
+
+// The user header of every active message. `key` is the receiver's, which it gives out over the control plane only: what does not carry
+// it was not sent by a member. Frames (kMessage and later) are numbered from 0 by `sequence`; `delivered` counts the frames of the
+// receiver that the sender has handed to its node.
+struct WireHeader {
+  uint32_t magic = kWireMagic;
+  uint16_t version = kWireVersion;
+  WireKind kind{};
+  uint32_t from = 0;
+  uint32_t from_epoch = 0;
+  uint64_t key = 0;
+  uint64_t sequence = 0;
+  uint64_t delivered = 0;
+  uint64_t offset = 0;
+  proto::FrameHeader frame;
+  uint32_t reserved = 0;
+  uint32_t checksum = 0;  // CRC-32C of the 116 bytes before it
+};
+static_assert(sizeof(WireHeader) == 120);
+
+void Seal(WireHeader& header);  // fills in the checksum
+
+// Magic, version, checksum, kind and reserved bytes. Says nothing about `frame`.
+absl::Status Check(const WireHeader& header);
+
+// What one node tells the others over the control plane.
+struct NodeAddress {
+  NodeId node;
+  Epoch epoch;
+  uint64_t key = 0;
+  std::string worker;  // UCX's own address; parsed by UCX, so never fed from a source that is not trusted
+};
+
+inline constexpr size_t kMaxWorkerAddressBytes = 16 << 10;
+
+std::string Encode(const NodeAddress& address);
+absl::StatusOr<NodeAddress> DecodeNodeAddress(std::string_view bytes);
+
+// Where a peer may PUT: an rkey of UCX and the address it is valid for.
+struct RegionKey {
+  NodeId owner;
+  Epoch owner_epoch;
+  NodeId writer;  // the one node that may use it
+  uint64_t base = 0;
+  uint64_t bytes = 0;
+  std::string rkey;
+};
+
+std::string Encode(const RegionKey& key);
+absl::StatusOr<RegionKey> DecodeRegionKey(std::string_view bytes);
+
+}  // namespace dovetail::transport::ucx
