@@ -1,0 +1,49 @@
+#include "tests/cluster/test_engine.h"
+
+#include <utility>
+
+#include "model/checkpoint.h"
+
+namespace dovetail::test {
+
+absl::StatusOr<std::unique_ptr<TestModel>> TestModel::Load(const std::filesystem::path& path, model::WeightFormat format,
+                                                           const kernels::CpuDeviceOptions& device) {
+  auto loaded = std::make_unique<TestModel>();
+  DT_ASSIGN_OR_RETURN(loaded->device, kernels::CreateCpuDevice(device));
+  DT_ASSIGN_OR_RETURN(std::unique_ptr<model::Checkpoint> checkpoint, model::OpenCheckpoint(path));
+  const auto stream = loaded->device->CreateStream();
+  DT_ASSIGN_OR_RETURN(loaded->model, model::LoadModel(std::move(checkpoint), format, &stream->pool(), {}));
+  return loaded;
+}
+
+server::EmbeddedClusterOptions ClusterOptionsFor(const TestModel& model, DType kv) {
+  server::EmbeddedClusterOptions options;
+  options.kv_dtype = kv;
+  options.scheduler.max_model_len = static_cast<int>(model.config().max_positions);
+  options.scheduler.max_num_seqs = 8;
+  options.scheduler.max_num_batched_tokens = 512;
+  return options;
+}
+
+absl::StatusOr<std::unique_ptr<server::EmbeddedCluster>> StartCluster(const TestModel& model,
+                                                                      const server::EmbeddedClusterOptions& options) {
+  return server::EmbeddedCluster::Create(*model.model, *model.device, options);
+}
+
+absl::StatusOr<std::shared_ptr<cli::CollectingSink>> Generate(server::Engine& engine, scheduler::GenerationRequest request) {
+  auto sink = std::make_shared<cli::CollectingSink>(request.choices);
+  DT_RETURN_IF_ERROR(engine.Submit(std::move(request), sink).status());
+  DT_RETURN_IF_ERROR(sink->WaitForEnd());
+  return sink;
+}
+
+scheduler::GenerationRequest GreedyRequest(std::vector<TokenId> prompt, int max_tokens) {
+  scheduler::GenerationRequest request;
+  request.tenant = "test";
+  request.prompt = std::move(prompt);
+  request.sampling.temperature = 0;
+  request.max_tokens = max_tokens;
+  return request;
+}
+
+}  // namespace dovetail::test

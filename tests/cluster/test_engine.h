@@ -1,0 +1,39 @@
+#pragma once
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/device.h"
+#include "model/loaded_model.h"
+#include "server/cli/generation.h"
+#include "server/embedded_cluster.h"
+
+// The whole engine in a test: a model from a file, a cluster over it, requests in and what came of them out.
+
+namespace dovetail::test {
+
+// A model packed for a device, to be shared by any number of clusters. Not movable: clusters hold references.
+struct TestModel {
+  std::unique_ptr<kernels::Device> device;
+  std::unique_ptr<model::LoadedModel> model;
+
+  const model::ModelConfig& config() const { return model->config(); }
+
+  static absl::StatusOr<std::unique_ptr<TestModel>> Load(const std::filesystem::path& path, model::WeightFormat format,
+                                                         const kernels::CpuDeviceOptions& device = {.threads = 2});
+};
+
+// Options with every length the model allows, chunks of at most 512 tokens, K and V in `kv`.
+server::EmbeddedClusterOptions ClusterOptionsFor(const TestModel& model, DType kv);
+
+absl::StatusOr<std::unique_ptr<server::EmbeddedCluster>> StartCluster(const TestModel& model,
+                                                                      const server::EmbeddedClusterOptions& options);
+
+// Submits the request and waits for its end.
+absl::StatusOr<std::shared_ptr<cli::CollectingSink>> Generate(server::Engine& engine, scheduler::GenerationRequest request);
+
+// A greedy request; nothing ends it before max_tokens.
+scheduler::GenerationRequest GreedyRequest(std::vector<TokenId> prompt, int max_tokens);
+
+}  // namespace dovetail::test

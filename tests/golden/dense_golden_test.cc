@@ -1,0 +1,219 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "nlohmann/json.hpp"
+#include "tests/cluster/test_engine.h"
+#include "tests/golden/budgets.h"
+#include "tests/golden/reference.h"
+#include "tests/support/test_data.h"
+
+// 14 tiny random checkpoints, one for each thing a dense family does differently, against full float32 passes of transformers: the last
+// logits of a long and of a short prompt, the residual stream after each layer, 32 greedy tokens. Everything runs through the frames, over
+// three attention workers that hold sequences whole, by heads and by tokens in turn.
+
+namespace dovetail::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Golden {
+  fs::path folder;
+  std::vector<TokenId> prompt, greedy;
+  int short_len = 0;
+  std::map<std::string, Matrix> tensors;
+
+  std::vector<TokenId> Tokens(size_t count) const {  // the prompt and what follows, cut to `count`
+    std::vector<TokenId> tokens = prompt;
+    tokens.insert(tokens.end(), greedy.begin(), greedy.end());
+    tokens.resize(count);
+    return tokens;
+  }
+};
+
+struct Served {
+  std::unique_ptr<TestModel> model;
+  std::unique_ptr<server::EmbeddedCluster> cluster;
+
+  // The logits of positions [first, tokens.size()).
+  Matrix LogitsFrom(const std::vector<TokenId>& tokens, size_t first) {
+    scheduler::GenerationRequest request = GreedyRequest(tokens, 1);
+    request.logits_last = static_cast<int>(tokens.size() - first);
+    Matrix logits{request.logits_last, model->model->head.weights.rows(), {}};
+    const auto done = Generate(*cluster, std::move(request));
+    EXPECT_TRUE(done.ok()) << done.status();
+    if (done.ok()) logits.values = (*done)->prompt_logits();
+    return logits;
+  }
+};
+
+// A norm whose eps dwarfs every mean square is a multiplication by weight / sqrt(eps); with an identity for the head, the "logits" of
+// what is left of the model are the residual stream itself.
+absl::Status ShowResidual(TestModel& test, int layers, bool normed) {
+  model::LoadedModel& model = *test.model;
+  auto step = model.steps.begin();
+  for (int layer = 0; layer < layers; ++layer)
+    step = std::find_if(step, model.steps.end(), [](const auto& s) { return std::holds_alternative<model::GatedMlp>(s); }) + 1;
+  model.steps.erase(step, model.steps.end());
+  const int64_t hidden = model.config().hidden_size;
+  if (!normed) {
+    constexpr float kScale = 1 << 20;
+    model.final_norm = {std::vector<float>(hidden, kScale), kScale * kScale};
+  }
+  std::vector<float> identity(hidden * hidden, 0.0f);
+  for (int64_t i = 0; i < hidden; ++i) identity[i * hidden + i] = 1;
+  const auto row_at = [&](int64_t row) { return reinterpret_cast<const std::byte*>(identity.data() + row * hidden); };
+  DT_ASSIGN_OR_RETURN(model.head.weights,
+                      kernels::PackWeights(kernels::PackedFormat::kF32,
+                                           kernels::RowSource{kernels::RowFormat::kF32, hidden, hidden, row_at}, nullptr));
+  return absl::OkStatus();
+}
+
+class DenseGolden : public ::testing::TestWithParam<std::tuple<DenseBudget, kernels::Isa>> {
+ public:
+  static void SetUpTestSuite() {
+    if (const auto archive = TestData("goldens/goldens_dense.tar.gz")) unpacked = Unpack(*archive) / "dense";
+  }
+
+ protected:
+  void SetUp() override {
+    DOVETAIL_DATA_OR_SKIP(const auto archive, "goldens/goldens_dense.tar.gz");
+    golden_.folder = unpacked / budget_.model;
+    const auto json = nlohmann::json::parse(ReadFile(golden_.folder / "golden.json"));
+    golden_.prompt = json["prompt_ids"].get<std::vector<TokenId>>();
+    golden_.greedy = json["greedy_ids"].get<std::vector<TokenId>>();
+    golden_.short_len = json["short_len"];
+    auto tensors = ReadSafetensors(golden_.folder / "golden.safetensors");
+    ASSERT_TRUE(tensors.ok()) << tensors.status();
+    golden_.tensors = *std::move(tensors);
+  }
+
+  // `residual_after` >= 0: a model that shows the residual stream after that many layers in place of logits.
+  Served Start(int residual_after = -1) {
+    const bool f32 = budget_.path == Path::kF32;
+    Served run;
+    auto model = TestModel::Load(golden_.folder, f32 ? model::WeightFormat::kF32 : model::WeightFormat::kAuto,
+                                 {.threads = 2, .max_isa = std::get<1>(GetParam())});
+    EXPECT_TRUE(model.ok()) << model.status();
+    run.model = *std::move(model);
+    if (residual_after >= 0) {
+      const bool normed = residual_after == static_cast<int>(run.model->config().layers.size());
+      EXPECT_TRUE(ShowResidual(*run.model, residual_after, normed).ok());
+    }
+    server::EmbeddedClusterOptions options = ClusterOptionsFor(*run.model, f32 ? DType::kF32 : DType::kBF16);
+    options.attention_workers = 3;
+    options.scheduler.placement = scheduler::PlacementPolicy::kMixed;
+    options.scheduler.micro_batches = 2;
+    options.scheduler.max_num_batched_tokens = 48;
+    auto cluster = StartCluster(*run.model, options);
+    EXPECT_TRUE(cluster.ok()) << cluster.status();
+    run.cluster = *std::move(cluster);
+    return run;
+  }
+
+  // Shown with the test's results (--gtest_output): what budgets are frozen from.
+  void Measured(const char* what, double error) { RecordProperty(what, absl::StrCat(error)); }
+
+  bool IsDynamic(const Served& run) const { return run.model->config().ropes[0].kind == model::RopeKind::kDynamic; }
+
+  // The last four positions of the prompt, with the rope frequencies of a sequence of `length` >= that of the prompt.
+  Matrix Last4(Served& run, size_t length) {
+    Matrix last = run.LogitsFrom(golden_.Tokens(length), golden_.prompt.size() - 4);
+    last.rows = 4;
+    last.values.resize(std::min<size_t>(last.values.size(), 4 * last.cols));
+    return last;
+  }
+
+  static fs::path unpacked;
+  const DenseBudget budget_ = std::get<0>(GetParam());
+  Golden golden_;
+};
+fs::path DenseGolden::unpacked;
+
+TEST_P(DenseGolden, TheLogitsOfALongAndOfAShortPromptAreTheReferences) {
+  Served run = Start();
+  // Frequencies of dynamic NTK depend on the longest sequence that the reference had run before, here the last greedy step (model/rope.h).
+  const size_t length = golden_.prompt.size() + (IsDynamic(run) ? golden_.greedy.size() - 1 : 0);
+  const double last4 = RelativeRms(Last4(run, length).values, golden_.tensors["logits_last4"].values);
+  const Matrix short_logits = run.LogitsFrom(golden_.Tokens(golden_.short_len), golden_.short_len - 4);
+  const double short4 = RelativeRms(short_logits.values, golden_.tensors["short_logits_last4"].values);
+  Measured("logits", std::max(last4, short4));
+  EXPECT_LE(last4, budget_.logits);
+  EXPECT_LE(short4, budget_.logits);
+}
+
+TEST_P(DenseGolden, TheResidualStreamAfterEachLayerIsTheReferences) {
+  double worst = 0;
+  for (int layer = 0; golden_.tensors.contains(absl::StrCat("hidden.", layer)); ++layer) {
+    Served run = Start(layer);
+    const double error =
+        RelativeRms(Last4(run, golden_.prompt.size()).values, golden_.tensors[absl::StrCat("hidden.", layer)].values);
+    EXPECT_LE(error, budget_.hidden) << "after " << layer << " layers";
+    worst = std::max(worst, error);
+  }
+  Measured("hidden", worst);
+  EXPECT_TRUE(golden_.tensors.contains("hidden.4"));
+}
+
+TEST_P(DenseGolden, EveryCertainTokenIsChosenWhenTheReferencesTokensAreGiven) {
+  Served run = Start();
+  const Matrix& reference = golden_.tensors["step_logits"];
+  const size_t prompt = golden_.prompt.size(), steps = golden_.greedy.size();
+  Matrix ours{static_cast<int64_t>(steps), reference.cols, {}};
+  if (IsDynamic(run)) {
+    for (size_t step = 0; step < steps; ++step) {  // each at its own length, as the reference ran it
+      const Matrix row = run.LogitsFrom(golden_.Tokens(prompt + step), prompt + step - 1);
+      ours.values.insert(ours.values.end(), row.values.begin(), row.values.end());
+    }
+  } else {
+    ours = run.LogitsFrom(golden_.Tokens(prompt + steps - 1), prompt - 1);
+  }
+  const double error = RelativeRms(ours.values, reference.values);
+  Measured("steps", error);
+  ASSERT_LE(error, budget_.logits);
+  int certain = 0;
+  for (size_t step = 0; step < steps; ++step) {
+    if (!IsCertain(reference.row(step), budget_.logits)) continue;
+    ++certain;
+    EXPECT_EQ(ArgMax(ours.row(step)), golden_.greedy[step]) << "step " << step;
+  }
+  EXPECT_GE(certain, budget_.path == Path::kF32 ? 32 : 24) << "too few steps say anything";
+}
+
+TEST_P(DenseGolden, GreedyDecodingGivesTheReferencesTokensUpToTheFirstUncertainOne) {
+  Served run = Start();
+  const Matrix& reference = golden_.tensors["step_logits"];
+  // Later steps of dynamic NTK keep the frequencies of the prompt's length here, not so in the reference.
+  const int steps = IsDynamic(run) ? 1 : static_cast<int>(golden_.greedy.size());
+  scheduler::GenerationRequest request = GreedyRequest(golden_.prompt, steps);
+  request.logits_of_output = true;
+  const auto done = Generate(*run.cluster, std::move(request));
+  ASSERT_TRUE(done.ok()) << done.status();
+  const auto& choice = (*done)->choices()[0];
+  ASSERT_EQ(choice.tokens.size(), static_cast<size_t>(steps));
+  ASSERT_EQ(choice.logits.size(), static_cast<size_t>(steps));
+  std::vector<float> ours, theirs;
+  for (int step = 0; step < steps; ++step) {
+    ours.insert(ours.end(), choice.logits[step].begin(), choice.logits[step].end());
+    theirs.insert(theirs.end(), reference.row(step).begin(), reference.row(step).end());
+    if (choice.tokens[step] == golden_.greedy[step]) continue;
+    EXPECT_FALSE(IsCertain(reference.row(step), budget_.logits)) << "step " << step;
+    break;  // from here on the contexts differ
+  }
+  const double error = RelativeRms(ours, theirs);
+  Measured("decode", error);
+  EXPECT_LE(error, budget_.logits);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DenseGolden,
+                         ::testing::Combine(::testing::ValuesIn(kDenseBudgets),
+                                            ::testing::Values(kernels::Isa::kAvx2, kernels::Isa::kAvx512)),
+                         [](const auto& info) {
+                           const DenseBudget& budget = std::get<0>(info.param);
+                           return absl::StrCat(budget.model, "_", Name(budget.path),
+                                               std::get<1>(info.param) == kernels::Isa::kAvx2 ? "_avx2" : "_avx512");
+                         });
+
+}  // namespace
+}  // namespace dovetail::test

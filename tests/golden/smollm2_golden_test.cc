@@ -1,0 +1,116 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+
+#include "nlohmann/json.hpp"
+#include "tests/cluster/test_engine.h"
+#include "tests/golden/budgets.h"
+#include "tests/golden/reference.h"
+#include "tests/support/test_data.h"
+
+// SmolLM2-135M-Instruct, the very file the quickstart serves, against float32 passes of transformers over the same file: the logits after
+// four chats and one long text, and what greedy decoding then says.
+
+namespace dovetail::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Where scripts/fetch_model puts it.
+fs::path FetchedModel() {
+  const char* cache = std::getenv("XDG_CACHE_HOME");
+  const char* home = std::getenv("HOME");
+  const fs::path base = cache != nullptr && *cache != '\0' ? fs::path(cache) : fs::path(home == nullptr ? "" : home) / ".cache";
+  return base / "dovetail" / "smollm2-135m-instruct.gguf";
+}
+
+struct Case {
+  std::vector<TokenId> prompt, greedy;
+  std::vector<double> margins;  // of each greedy token, in logits
+};
+
+std::vector<Case> ReadCases(const fs::path& folder) {
+  std::vector<Case> cases;
+  for (const auto& json : nlohmann::json::parse(ReadFile(folder / "golden.json")))
+    cases.push_back({json["prompt_ids"].get<std::vector<TokenId>>(), json["greedy_ids"].get<std::vector<TokenId>>(),
+                     json["margins"].get<std::vector<double>>()});
+  return cases;
+}
+
+double Rms(std::span<const float> values) {
+  double sum = 0;
+  for (const float v : values) sum += static_cast<double>(v) * v;
+  return std::sqrt(sum / static_cast<double>(values.size()));
+}
+
+// The chats' prompts have up to kChatTokens tokens; the long text 2,000.
+constexpr size_t kChatTokens = 200;
+
+void CompareWithReference(const SmolLm2Budget& budget, bool long_text = false) {
+  DOVETAIL_DATA_OR_SKIP(const auto folder, "models/smollm2-135m-instruct");
+  ASSERT_TRUE(fs::exists(FetchedModel())) << "scripts/fetch_model gets it: " << FetchedModel();
+  const auto reference = ReadNpy(folder / "golden_logits_f32.npy");
+  ASSERT_TRUE(reference.ok()) << reference.status();
+  const std::vector<Case> cases = ReadCases(folder);
+  ASSERT_EQ(reference->rows, static_cast<int64_t>(cases.size()));
+
+  const auto model = TestModel::Load(FetchedModel(), budget.weights);
+  ASSERT_TRUE(model.ok()) << model.status();
+  server::EmbeddedClusterOptions options = ClusterOptionsFor(**model, budget.kv);
+  options.attention_workers = 3;
+  options.scheduler.placement = scheduler::PlacementPolicy::kMixed;
+  options.scheduler.max_model_len = 2048 + 128;
+  const auto cluster = StartCluster(**model, options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+
+  // All at once: they are decoded as a batch.
+  std::vector<std::pair<size_t, std::shared_ptr<cli::CollectingSink>>> running;
+  for (size_t i = 0; i < cases.size(); ++i) {
+    if ((cases[i].prompt.size() > kChatTokens) != long_text) continue;
+    scheduler::GenerationRequest request = GreedyRequest(cases[i].prompt, static_cast<int>(cases[i].greedy.size()));
+    request.logits_last = 1;
+    running.emplace_back(i, std::make_shared<cli::CollectingSink>());
+    const auto submitted = (*cluster)->Submit(std::move(request), running.back().second);
+    ASSERT_TRUE(submitted.ok()) << submitted.status();
+  }
+  ASSERT_EQ(running.size(), long_text ? 1u : 4u);
+
+  double worst = 0;
+  int certain = 0, tokens = 0;
+  for (const auto& [i, sink] : running) {
+    SCOPED_TRACE(absl::StrCat("case ", i));
+    ASSERT_TRUE(sink->WaitForEnd().ok());
+    const double error = RelativeRms(sink->prompt_logits(), reference->row(i));
+    EXPECT_LE(error, budget.logits);
+    worst = std::max(worst, error);
+    // The budget of later steps in logits: that of the prompt's last row.
+    const double certain_margin = 2 * budget.logits * Rms(reference->row(i));
+    const Case& expected = cases[i];
+    const std::vector<TokenId>& ours = sink->choices()[0].tokens;
+    ASSERT_EQ(ours.size(), expected.greedy.size());
+    for (size_t step = 0; step < ours.size(); ++step) {
+      const bool is_certain = expected.margins[step] > certain_margin;
+      ++tokens;
+      certain += is_certain;
+      if (ours[step] == expected.greedy[step]) continue;
+      EXPECT_FALSE(is_certain) << "step " << step << ", whose margin is " << expected.margins[step];
+      break;  // from here on the contexts differ
+    }
+  }
+  ::testing::Test::RecordProperty("logits", absl::StrCat(worst));
+  ::testing::Test::RecordProperty("tokens", tokens);
+  ::testing::Test::RecordProperty("certain", certain);
+  EXPECT_GE(certain, budget.least_certain) << "of " << tokens << ": too few tokens say anything";
+}
+
+#ifndef DOVETAIL_LONG
+TEST(SmolLm2Golden, ChatsWithWeightsDequantisedOnceToF32) { CompareWithReference(kSmolLm2F32); }
+TEST(SmolLm2Golden, ChatsWithWeightsDequantisedOnceToBf16) { CompareWithReference(kSmolLm2BF16); }
+#else
+TEST(SmolLm2Golden, ALongTextWithWeightsDequantisedOnceToF32) { CompareWithReference(kSmolLm2F32, true); }
+TEST(SmolLm2Golden, ALongTextWithKeysAndValuesInBf16) { CompareWithReference(kSmolLm2KvBF16, true); }
+#endif
+
+}  // namespace
+}  // namespace dovetail::test
