@@ -1,0 +1,227 @@
+// The life of a `dovetail serve` process: clients that leave, full queues, tenants, signals, and what it leaves behind.
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "tests/server/serve_process.h"
+#include "tests/support/test_data.h"
+
+namespace dovetail::server::test {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr char kModel[] = "models/stories260K/stories260K-f32.gguf";
+
+class Serve : public testing::Test {
+ protected:
+  void SetUp() override {
+    DOVETAIL_DATA_OR_SKIP(const auto model, kModel);
+    model_ = model.string();
+  }
+  std::vector<std::string> With(std::vector<std::string> flags) const {
+    flags.insert(flags.begin(), {model_, "--served-model-name", "stories"});
+    return flags;
+  }
+  // A stream of 8 choices that nobody reads until its client does: 1 MB, more than what a connection holds back.
+  static std::string LongStream() {
+    return Post("/v1/completions", R"({"model":"stories","prompt":"Once","n":8,"max_tokens":490,"ignore_eos":true,"stream":true})");
+  }
+  std::string model_;
+};
+
+TEST_F(Serve, AClientThatLeavesFreesItsKv) {
+  ServeProcess server(With({}));
+  Json prompts = Json::array();
+  for (int i = 0; i < 128; ++i) prompts.push_back("Once upon a time");
+  for (const bool stream : {true, false}) {
+    RawClient client(server.port());
+    client.Send(Post("/v1/completions", Dump({{"model", "stories"}, {"prompt", prompts}, {"n", 8}, {"max_tokens", 500},
+                                              {"ignore_eos", true}, {"stream", stream}})));
+    if (stream) {
+      ASSERT_TRUE(client.ReadUntil("data: "));
+    } else {
+      while (server.Metric("dovetail:kv_blocks_in_use") == 0) {
+      }
+    }
+    client.Reset();
+    EXPECT_TRUE(server.WaitForMetric("dovetail:kv_blocks_in_use", 0));
+    EXPECT_EQ(server.Metric("vllm:num_requests_running"), 0);
+    EXPECT_EQ(server.Metric("vllm:num_requests_waiting"), 0);
+    EXPECT_EQ(server.Metric("vllm:kv_cache_usage_perc"), 0);
+  }
+  EXPECT_EQ(server.Metric("vllm:request_success_total{engine=\"0\",finished_reason=\"abort\""), 256);
+  EXPECT_LT(server.Metric("dovetail:generation_tokens_total"), 128 * 8 * 500);  // of twice as many
+  server.AskJson(Post("/v1/completions", R"({"model":"stories","prompt":"Once"})"));
+}
+
+TEST_F(Serve, AFullQueueIsRefusedWithTheStatusAskedFor) {
+  for (const std::string status : {"429", "503"}) {
+    ServeProcess server(With({"--max-num-seqs", "1", "--max-num-queued-reqs", "1", "--overload-status", status}));
+    std::string prompts = "\"Once\"";
+    for (int i = 1; i < 128; ++i) prompts += ",\"Once\"";
+    const RawResponse refused = server.Ask(
+        Post("/v1/completions", absl::StrCat(R"({"model":"stories","max_tokens":500,"ignore_eos":true,"prompt":[)", prompts, "]}")));
+    EXPECT_EQ(std::to_string(refused.status), status) << refused.body;
+    EXPECT_EQ(refused.headers.count("retry-after"), 1u);
+    EXPECT_EQ((*ParseJson(refused.body))["error"]["code"], "overloaded");
+    EXPECT_TRUE(server.WaitForMetric("vllm:num_requests_running", 0));
+    EXPECT_TRUE(server.WaitForMetric("vllm:num_requests_waiting", 0));
+    server.AskJson(Post("/v1/completions", R"({"model":"stories","prompt":"Once"})"));
+  }
+}
+
+TEST_F(Serve, OneTenantsPromptsAreNotInAnothersCache) {
+  ServeProcess server(With({"--api-key", "alpha", "--api-key", "beta", "--metrics-api-key", "gamma"}));
+  const std::string body = Dump({{"model", "stories"}, {"prompt", std::vector<int>(200, 403)}, {"max_tokens", 1}});
+  const auto cached = [&](const std::string& key, const std::string& sent) {
+    const RawResponse response = server.Ask(Post("/v1/completions", sent, absl::StrCat("Authorization: Bearer ", key, "\r\n")));
+    EXPECT_EQ(response.status, 200) << response.body;
+    return (*ParseJson(response.body))["usage"]["prompt_tokens_details"]["cached_tokens"].get<int>();
+  };
+  EXPECT_EQ(cached("alpha", body), 0);
+  EXPECT_EQ(cached("alpha", body), 192);  // three blocks of 64
+  EXPECT_EQ(cached("beta", body), 0);
+  EXPECT_EQ(cached("beta", body), 192);
+  Json salted = *ParseJson(body);
+  salted["cache_salt"] = "of one conversation";
+  EXPECT_EQ(cached("alpha", Dump(salted)), 0);
+  EXPECT_EQ(cached("alpha", Dump(salted)), 192);
+  EXPECT_EQ(server.Ask(Get("/metrics", "X-Api-Key: alpha\r\n")).status, 401);
+  EXPECT_EQ(server.Ask(Get("/metrics", "X-Api-Key: gamma\r\n")).status, 200);
+  EXPECT_EQ(server.Ask(Post("/v1/completions", body)).status, 401);
+}
+
+TEST_F(Serve, ASignalDrains) {
+  for (const int signal : {SIGTERM, SIGINT}) {
+    ServeProcess server(With({}));
+    RawClient reader(server.port(), /*receive_buffer_bytes=*/4096);
+    reader.Send(LongStream());
+    ASSERT_TRUE(server.WaitForMetric("dovetail:requests_paused", 1));
+    server.Signal(signal);
+    while (server.Ask(Get("/ready")).status == 200) {
+    }
+    EXPECT_EQ(server.Ask(Get("/live")).status, 200);
+    const RawResponse refused = server.Ask(Post("/v1/completions", R"({"model":"stories","prompt":"Once"})"));
+    EXPECT_EQ(refused.status, 503);
+    EXPECT_EQ(refused.headers.count("retry-after"), 1u);
+    const RawResponse response = reader.Read();
+    EXPECT_EQ(SseData(response.body).back(), "[DONE]");
+    int ends = 0;
+    for (const std::string& frame : SseData(response.body)) ends += frame.find("\"finish_reason\":\"length\"") != std::string::npos;
+    EXPECT_EQ(ends, 8);
+    EXPECT_EQ(server.Wait(), 0);
+  }
+}
+
+TEST_F(Serve, WhatIsLeftAtTheTimeoutEndsWithAnErrorFrame) {
+  ServeProcess server(With({"--shutdown-timeout", "0"}));
+  RawClient reader(server.port(), /*receive_buffer_bytes=*/4096);
+  reader.Send(LongStream());
+  ASSERT_TRUE(server.WaitForMetric("dovetail:requests_paused", 1));
+  server.Signal(SIGTERM);
+  const RawResponse response = reader.Read();
+  const auto frames = SseData(response.body);
+  ASSERT_FALSE(frames.empty());
+  EXPECT_EQ((*ParseJson(frames.back()))["error"]["type"], "unavailable_error");
+  EXPECT_EQ(server.Wait(), 0);
+}
+
+TEST_F(Serve, ASecondSignalEndsAtOnce) {
+  ServeProcess server(With({"--shutdown-timeout", "3600"}));
+  RawClient reader(server.port(), /*receive_buffer_bytes=*/4096);
+  reader.Send(LongStream());
+  ASSERT_TRUE(server.WaitForMetric("dovetail:requests_paused", 1));
+  server.Signal(SIGTERM);
+  while (server.Ask(Get("/ready")).status == 200) {
+  }
+  server.Signal(SIGTERM);
+  EXPECT_EQ(server.Wait(), 128 + SIGTERM);
+}
+
+TEST_F(Serve, NoPromptIsLoggedOrDumped) {
+  ServeProcess server(With({"--chat-template", "chatml"}));
+  const std::string canary = "canary-3f81";
+  for (const char* stream : {"true", "false"}) {
+    server.Ask(Post("/v1/completions", absl::StrCat(R"({"model":"stories","prompt":")", canary, R"(","stream":)", stream, "}")));
+    server.Ask(Post("/v1/chat/completions", absl::StrCat(R"({"model":"stories","messages":[{"role":"user","content":")", canary,
+                                                         R"("}],"max_tokens":4,"stream":)", stream, "}")));
+  }
+  server.Ask(Post("/v1/completions", absl::StrCat(R"({"model":"stories","prompt":")", canary, R"(","n":99})")));
+  server.Ask(Post("/v1/completions", canary));
+  std::ifstream limits(absl::StrCat("/proc/", server.pid(), "/limits"));
+  std::stringstream text;
+  text << limits.rdbuf();
+  EXPECT_THAT(text.str(), testing::ContainsRegex("Max core file size +0 +0 "));
+  server.Signal(SIGTERM);
+  EXPECT_EQ(server.Wait(), 0);
+  const std::string log = server.ErrorText();
+  EXPECT_THAT(log, HasSubstr("serving stories"));
+  EXPECT_THAT(log, Not(HasSubstr("canary")));
+}
+
+TEST_F(Serve, AChatWithoutATemplateSaysSo) {
+  ServeProcess server(With({}));
+  const Json error = server.AskJson(
+      Post("/v1/chat/completions", R"({"model":"stories","messages":[{"role":"user","content":"hi"}]})"), 400)["error"];
+  EXPECT_THAT(error["message"].get<std::string>(), HasSubstr("--chat-template"));
+  EXPECT_EQ(error["param"], "messages");
+}
+
+TEST_F(Serve, AModelWithoutATokenizerTakesAndGivesTokenIds) {
+  DOVETAIL_DATA_OR_SKIP(const auto folder, "models/stories260K/hf");
+  ServeProcess server({folder.string(), "--chat-template", "chatml"});
+  const Json body = server.AskJson(Post("/v1/completions", R"({"model":"hf","prompt":[1,403,407],"max_tokens":5,"temperature":0})"));
+  EXPECT_EQ(body["choices"][0]["token_ids"].size(), 5u);
+  EXPECT_EQ(server.AskJson(Post("/v1/completions", R"({"model":"hf","prompt":"Once"})"), 400)["error"]["param"], "prompt");
+  EXPECT_EQ(server.AskJson(Post("/v1/chat/completions", R"({"model":"hf","messages":[{"role":"user","content":"hi"}]})"), 400)["error"]["param"],
+            "messages");
+  EXPECT_EQ(server.Ask(Get("/tokenizer_info")).status, 404);
+  EXPECT_EQ(server.Ask(Post("/tokenize", R"({"prompt":"Once"})")).status, 400);
+}
+
+// Templates that never end, come from a file as they might from a model: the chat is refused, and a stream beside it goes on.
+TEST_F(Serve, AnEndlessTemplateIsRefusedAndOthersGoOn) {
+  const std::string path = (dovetail::test::TempFolder() / "endless.jinja").string();
+  for (const char* source :
+       {"{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}",
+        "{% macro again(n) %}{{ again(n + 1) }}{% endmacro %}{{ again(0) }}", "{% for i in range(999999999) %}{% endfor %}",
+        "{% set ns = namespace(s='x') %}{% for i in range(64) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}",
+        "{{ messages.__class__.__mro__ }}"}) {
+    std::ofstream(path) << source;
+    ServeProcess server(With({"--chat-template", path}));
+    RawClient stream(server.port());
+    stream.Send(Post("/v1/completions", R"({"model":"stories","prompt":"Once","max_tokens":400,"ignore_eos":true,"stream":true})"));
+    for (int i = 0; i < 3; ++i) {
+      const Json error = server.AskJson(
+          Post("/v1/chat/completions", R"({"model":"stories","messages":[{"role":"user","content":"hi"}]})"), 400)["error"];
+      EXPECT_EQ(error["param"], "messages") << source;
+    }
+    EXPECT_EQ(SseData(stream.Read().body).back(), "[DONE]");
+  }
+}
+
+TEST_F(Serve, OtherModelNamesAreRefusedUnlessToldOtherwise) {
+  ServeProcess server(With({"--served-model-name", "second", "--ignore-model-name"}));
+  const Json models = server.AskJson(Get("/v1/models"))["data"];
+  ASSERT_EQ(models.size(), 2u);
+  EXPECT_EQ(models[0]["id"], "stories");
+  EXPECT_EQ(models[1]["id"], "second");
+  EXPECT_EQ(server.AskJson(Post("/v1/completions", R"({"model":"gpt-4o","prompt":"Once"})"))["model"], "gpt-4o");
+}
+
+TEST_F(Serve, ASeedOfTheServersMakesRequestsRepeatThemselves) {
+  ServeProcess server(With({"--seed", "7"}));
+  const auto draw = [&](const std::string& more) {
+    return server.AskJson(Post("/v1/completions", absl::StrCat(R"({"model":"stories","prompt":"Once","temperature":1)", more, "}")))["choices"][0]["text"];
+  };
+  EXPECT_EQ(draw(""), draw(""));
+  EXPECT_EQ(draw(""), draw(",\"seed\":7"));
+  EXPECT_NE(draw(""), draw(",\"seed\":8"));
+}
+
+}  // namespace
+}  // namespace dovetail::server::test
