@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "base/ids.h"
 #include "base/status.h"
 #include "proto/block_hash.h"
@@ -24,7 +25,7 @@ inline constexpr int kMaxTopLogprobs = 64;
 struct StepEntry {
   SequenceId sequence;
   Position ctx_len = 0;           // tokens whose K and V count; the new ones are positions ctx_len, ctx_len + 1, ...
-  std::vector<TokenId> tokens;    // the q_len new ones
+  absl::InlinedVector<TokenId, 4> tokens;  // the q_len new ones; without an allocation when decoding
   int32_t rope_length = 0;        // the length that length-dependent rope kinds assume for this sequence (model/rope.h)
   bool sample = false;            // the last new token is the last one known: choose the next
   int32_t prompt_logprobs = -1;   // >= 0: report log probabilities of each new token's successor, this many alternatives

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "base/ids.h"
 #include "proto/sampling_params.h"
@@ -44,7 +45,7 @@ struct GenerationUpdate {
   RequestId request;
   int choice = 0;
 
-  std::vector<TokenId> tokens;     // new output tokens, [first_index, first_index + size)
+  absl::InlinedVector<TokenId, 4> tokens;  // new output tokens, [first_index, first_index + size)
   int first_index = 0;             // of tokens[0] among the choice's output tokens
   std::vector<proto::PositionLogprobs> logprobs;         // per token, if asked for
   std::vector<std::vector<float>> logits;                // per token, if asked for

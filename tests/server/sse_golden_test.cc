@@ -22,7 +22,7 @@ scheduler::GenerationUpdate Tokens(std::vector<TokenId> tokens, int choice = 0) 
   scheduler::GenerationUpdate update;
   update.choice = choice;
   for (const TokenId token : tokens) update.logprobs.push_back({{token, -0.5f, 1}, {{token, -0.5f, 1}, {'z', -1.5f, 2}}});
-  update.tokens = std::move(tokens);
+  update.tokens.assign(tokens.begin(), tokens.end());
   update.prompt_tokens = 3;
   update.cached_tokens = 2;
   return update;
