@@ -23,20 +23,29 @@ function(dovetail_isa_sources ISA)
   set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS "${FLAGS}")
 endfunction()
 
-# dovetail_test(NAME SRCS a_test.cc ... DEPS lib ... [LONG] [TIMEOUT seconds])
-#   One GoogleTest binary and one ctest entry. LONG tests run only under ./check --long.
+# dovetail_test(NAME SRCS a_test.cc ... DEPS lib ... [LONG] [THREADS] [TIMEOUT seconds])
+#   One GoogleTest binary and one ctest entry. LONG tests run only under ./check --long, which also runs THREADS tests
+#   under ThreadSanitizer. Sanitizers have five times the time.
 function(dovetail_test NAME)
-  cmake_parse_arguments(ARG "LONG" "TIMEOUT" "SRCS;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "LONG;THREADS" "TIMEOUT" "SRCS;DEPS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
+  endif()
+  if(DOVETAIL_SANITIZE)
+    math(EXPR ARG_TIMEOUT "5 * ${ARG_TIMEOUT}")
   endif()
   add_executable(${NAME} ${ARG_SRCS})
   target_link_libraries(${NAME} PRIVATE ${ARG_DEPS} dovetail_test_support GTest::gmock GTest::gtest GTest::gtest_main)
   add_test(NAME ${NAME} COMMAND ${NAME})
   set_tests_properties(${NAME} PROPERTIES TIMEOUT ${ARG_TIMEOUT})
+  set(LABELS "")
   if(ARG_LONG)
-    set_tests_properties(${NAME} PROPERTIES LABELS long)
+    list(APPEND LABELS long)
   endif()
+  if(ARG_THREADS)
+    list(APPEND LABELS threads)
+  endif()
+  set_tests_properties(${NAME} PROPERTIES LABELS "${LABELS}")
 endfunction()
 
 # dovetail_bench(NAME SRCS a_bench.cc ... DEPS lib ...): a Google Benchmark binary in bench/.

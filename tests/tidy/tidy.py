@@ -1,0 +1,198 @@
+#!/usr/bin/env python3
+"""Checks what compilers do not: which folder includes which, and the small rules of the house.
+
+  tests/tidy/tidy.py [--root FOLDER] [--update-long-lines]
+
+Prints one line a finding, "file:line: what, and what to do", and exits 1 if there is any. Looks at the files that git tracks, or at all
+files where there is no repository. long_lines.txt counts the over-long lines that files had when the limit came; a file may lose some
+of them but gain none, and --update-long-lines writes what is left.
+"""
+import argparse
+import os
+import re
+import subprocess
+import sys
+
+MAX_LINES = 600
+MAX_COLUMNS = 120
+LONG_LINES = 'tests/tidy/long_lines.txt'
+
+# folder: the folders that its files may include, besides itself and those below it that have no line of their own. The longest folder
+# that a file lies in counts. architecture: docs/ARCHITECTURE.md.
+ALLOWED = {
+    'base': [],
+    'proto': ['base'],
+    'proto/control': [],
+    'kernels': ['base'],
+    'transport': ['base', 'proto'],
+    'transport/ucx': ['base', 'proto', 'transport'],
+    'model': ['base', 'kernels'],
+    'scheduler/core': ['base', 'proto'],
+    'attention_worker/core': ['base', 'proto'],
+    'compute_worker/core': ['base', 'proto'],
+    'control': ['base', 'proto', 'proto/control', 'scheduler/core', 'transport', 'transport/ucx'],
+    'scheduler': ['base', 'control', 'proto', 'proto/control', 'scheduler/core', 'transport'],
+    'attention_worker': ['attention_worker/core', 'base', 'control', 'kernels', 'proto', 'transport'],
+    'compute_worker': ['base', 'compute_worker/core', 'control', 'kernels', 'model', 'proto', 'transport'],
+    'server/http': ['base', 'model', 'scheduler/core', 'server', 'server/metrics', 'server/openai'],
+    'server/metrics': ['base', 'scheduler/core', 'server'],
+    'server/openai': ['base', 'model', 'proto', 'scheduler/core'],
+    'server': ['attention_worker', 'attention_worker/core', 'base', 'bench', 'compute_worker', 'compute_worker/core', 'control',
+               'kernels', 'model', 'proto', 'proto/control', 'scheduler', 'scheduler/core', 'server/http', 'server/metrics',
+               'server/openai', 'transport'],
+}
+
+# Headers of the outside world: which folders may include them.
+OUTSIDE = [
+    ('gRPC', re.compile(r'^(grpc|grpcpp|google/protobuf)/|\.pb\.h$'), re.compile(r'^(control|scheduler|server|tests|bench)/')),
+    ('UCX', re.compile(r'^(ucp|ucs|uct|ucm)/'), re.compile(r'^(transport/ucx|tests/transport_ucx|bench/transport)/')),
+    ('CUDA', re.compile(r'^(cuda|cublas|cudnn|nccl|nvml)'), re.compile(r'(^|/)cuda/')),
+]
+# What a core must not know: threads, clocks, sockets, devices, logs.
+NOT_IN_CORE = re.compile(
+    r'^(thread|mutex|shared_mutex|condition_variable|future|atomic|barrier|latch|semaphore|stop_token|chrono|ctime|time\.h|random'
+    r'|pthread\.h|unistd\.h|fcntl\.h|sys/.*|netinet/.*|boost/.*|asio.*|absl/synchronization/.*|absl/time/clock\.h'
+    r'|base/(clock|log)\.h|grpc.*|google/protobuf.*|ucp/.*|ucs/.*|uct/.*|cuda.*)$')
+
+INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]')
+SOURCE = re.compile(r'\.(h|cc|cu|cuh)$')
+TEXT = re.compile(r'(\.(h|cc|cu|cuh|cmake|txt|py|sh|md|json|proto|yaml|yml)|(^|/)(check|quickstart|run|install_dependencies|fetch_model))$')
+# Data of others' making, and this folder, whose patterns would find themselves.
+SKIPPED = re.compile(r'^(tests/data/|tests/fuzz/corpus/|tests/golden/data/|tests/tidy/)')
+FOREIGN = re.compile(r'\.(md|json|proto|yaml|yml|svg|html|css|js)$')  # no line or column limits
+
+UNFINISHED = re.compile(r'\b(TODO|FIXME|XXX|HACK)\b')
+MACHINE = re.compile(r'(^|[\s"\'=(:,\[])/(work|root|home|mnt|Users|tmp/build[\w-]*)/\w')
+REGISTRY = re.compile(r'--(extra-)?index-url|PIP_(EXTRA_)?INDEX_URL|https?://[^/\s]*(artifactory|nexus|registry|mirror|\.internal|\.corp\b)')
+
+
+def tracked_files(root):
+    listed = subprocess.run(['git', '-C', root, 'ls-files', '-z'], capture_output=True, check=False)
+    inside = subprocess.run(['git', '-C', root, 'rev-parse', '--show-toplevel'], capture_output=True, text=True, check=False)
+    if listed.returncode == 0 and os.path.realpath(inside.stdout.strip()) == os.path.realpath(root):
+        names = [os.fsdecode(name) for name in listed.stdout.split(b'\0') if name]
+    else:
+        names = []
+        for folder, folders, files in os.walk(root):
+            folders[:] = [f for f in folders if f != '.git' and not f.startswith('build')]
+            names += [os.path.relpath(os.path.join(folder, f), root) for f in files]
+    return sorted(name for name in names if os.path.isfile(os.path.join(root, name)))
+
+
+def rule_folder(path):
+    """The longest folder of ALLOWED that `path` lies in, or None."""
+    parts = os.path.dirname(path).split('/')
+    for length in range(len(parts), 0, -1):
+        folder = '/'.join(parts[:length])
+        if folder in ALLOWED:
+            return folder
+    return None
+
+
+def in_core(path):
+    return '/core/' in path and path.split('/')[0] in ('scheduler', 'attention_worker', 'compute_worker')
+
+
+def check_include(path, header, quoted):
+    """Yields what is wrong with one include."""
+    for name, pattern, where in OUTSIDE:
+        if pattern.search(header) and not where.search(path):
+            yield f'includes {header}: {name} headers stay out of here'
+    if in_core(path) and NOT_IN_CORE.search(header):
+        yield f'includes {header}: a core knows no thread, clock, socket, device or log; pass it events and times'
+    folder, target = rule_folder(path), rule_folder(header)
+    if not quoted or folder is None or folder == target:
+        return
+    if target is None:
+        if header.split('/')[0] in ('tests', 'bench', 'deploy') and header.split('/')[0] not in ALLOWED[folder]:
+            yield f'includes {header}: product code does not depend on {header.split("/")[0]}/'
+        return
+    if target not in ALLOWED[folder]:
+        yield f'includes {header}: {folder}/ may not depend on {target}/ (docs/ARCHITECTURE.md lists the edges)'
+
+
+def check_source(path, lines):
+    for number, line in enumerate(lines, 1):
+        found = INCLUDE.match(line)
+        if found:
+            for problem in check_include(path, found[2], found[1] == '"'):
+                yield number, problem
+    if path.endswith('.h'):
+        directives = [line.strip() for line in lines if line.lstrip().startswith('#')]
+        if not directives or directives[0] != '#pragma once':
+            yield 1, 'a header begins with #pragma once'
+
+
+def check_text(path, lines, long_allowed):
+    if not FOREIGN.search(path):
+        if len(lines) > MAX_LINES:
+            yield MAX_LINES + 1, f'{len(lines)} lines; at most {MAX_LINES}: look for the idea that is missing'
+        long = [n for n, line in enumerate(lines, 1) if len(line) > MAX_COLUMNS]
+        if len(long) > long_allowed:
+            yield long[-1], f'{len(long)} lines of more than {MAX_COLUMNS} columns; {long_allowed} are allowed here ({LONG_LINES})'
+    for number, line in enumerate(lines, 1):
+        if UNFINISHED.search(line):
+            yield number, 'unfinished work is not committed: do it or describe it in an issue'
+        if MACHINE.search(line):
+            yield number, 'names a path of one machine'
+        if REGISTRY.search(line):
+            yield number, "names a package registry: that is the installing machine's choice"
+
+
+def read_lines(root, path):
+    with open(os.path.join(root, path), encoding='utf-8', errors='replace') as file:
+        return file.read().split('\n')[:-1] if os.path.getsize(os.path.join(root, path)) else []
+
+
+def read_long_lines(root):
+    allowed = {}
+    if os.path.exists(os.path.join(root, LONG_LINES)):
+        for line in read_lines(root, LONG_LINES):
+            count, path = line.split(' ', 1)
+            allowed[path] = int(count)
+    return allowed
+
+
+def write_long_lines(root):
+    before = read_long_lines(root)
+    with open(os.path.join(root, LONG_LINES), 'w', encoding='utf-8') as out:
+        for path in tracked_files(root):
+            if not TEXT.search(path) or SKIPPED.search(path) or FOREIGN.search(path):
+                continue
+            count = sum(len(line) > MAX_COLUMNS for line in read_lines(root, path))
+            if before:
+                count = min(count, before.get(path, 0))
+            if count:
+                out.write(f'{count} {path}\n')
+
+
+def findings(root):
+    allowed = read_long_lines(root)
+    for path in tracked_files(root):
+        if not TEXT.search(path) or SKIPPED.search(path):
+            continue
+        lines = read_lines(root, path)
+        problems = list(check_text(path, lines, allowed.get(path, 0)))
+        if SOURCE.search(path):
+            problems += check_source(path, lines)
+        for number, problem in problems:
+            yield f'{path}:{number}: {problem}'
+
+
+def main():
+    parser = argparse.ArgumentParser(description='Checks include edges and the small rules of the house.')
+    parser.add_argument('--root', default=os.path.join(os.path.dirname(__file__), '..', '..'))
+    parser.add_argument('--update-long-lines', action='store_true', help=f'write {LONG_LINES}')
+    arguments = parser.parse_args()
+    if arguments.update_long_lines:
+        write_long_lines(arguments.root)
+    found = list(findings(arguments.root))
+    for line in found:
+        print(line)
+    if found:
+        print(f'{len(found)} findings')
+    return 1 if found else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
