@@ -161,6 +161,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(std::unique_ptr<Checkpoin
   DT_ASSIGN_OR_RETURN(model->final_norm, loader.ReadNorm("final_norm"));
   DT_ASSIGN_OR_RETURN(model->head, loader.ReadProjection("lm_head", false));
   model->weight_bytes = loader.weight_bytes();
+  if (progress) progress(1.0);  // weights used twice, or not at all, leave the sum short
   model->checkpoint = std::move(checkpoint);
   return model;
 }
