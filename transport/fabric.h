@@ -8,13 +8,14 @@
 #include "base/status.h"
 #include "proto/frame.h"
 
-// How nodes exchange frames. A process is a node = core + device + Port + clock; only the constructors of fabrics differ between one
-// process, several and the simulator.
+// How nodes exchange frames. A process is a node = core + device + Port + clock; only the constructors of fabrics
+// differ between one process, several and the simulator.
 
 namespace dovetail::transport {
 
-// One frame as its receiver sees it. `payload` of a message is valid during the handler. `payload` of a tensor lies in the sender's
-// registered memory (or a copy of it) and stays as it is until the receiver has answered it, which is when the sender may reuse it.
+// One frame as its receiver sees it. `payload` of a message is valid during the handler. `payload` of a tensor lies in
+// the sender's registered memory (or a copy of it) and stays as it is until the receiver has answered it, which is when
+// the sender may reuse it.
 struct Delivery {
   NodeId from;
   proto::FrameHeader header;
@@ -27,21 +28,23 @@ class FrameHandler {
   virtual void OnFrame(const Delivery& delivery) = 0;
 };
 
-// A node's attachment to a fabric. Owned by the node's event loop: one thread at a time. Frames between two nodes arrive in the order
-// they were sent; none is lost or repeated unless the fabric is a faulty one.
+// A node's attachment to a fabric. Owned by the node's event loop: one thread at a time. Frames between two nodes
+// arrive in the order they were sent; none is lost or repeated unless the fabric is a faulty one.
 class Port {
  public:
   virtual ~Port() = default;
   virtual NodeId id() const = 0;
 
-  // Sends an encoded message; takes the bytes. kNotFound: no such node. kResourceExhausted: the peer has kMaxFramesInFlight frames of
-  // ours unread (nothing was sent). Does not block.
+  // Sends an encoded message; takes the bytes. kNotFound: no such node. kUnavailable: it has left. kResourceExhausted:
+  // the peer has kMaxFramesInFlight frames of ours unread (nothing was sent). Does not block.
   virtual absl::Status SendMessage(NodeId to, const proto::FrameHeader& header, std::vector<std::byte> payload) = 0;
 
-  // Sends memory that stays the caller's, unchanged until the frame is answered. Errors as above. Does not allocate, lock or block.
+  // Sends memory that stays the caller's, unchanged until the frame is answered. Errors as above. Does not allocate,
+  // lock or block.
   virtual absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, std::span<const std::byte> payload) = 0;
 
-  // Hands at most `max_frames` received frames to the handler, round-robin over the peers. Returns how many. Does not block.
+  // Hands at most `max_frames` received frames to the handler, round-robin over the peers. Returns how many. Does not
+  // block.
   virtual int Poll(FrameHandler& handler, int max_frames) = 0;
 };
 

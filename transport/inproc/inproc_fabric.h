@@ -9,24 +9,27 @@ namespace dovetail::transport {
 
 class InprocPort;
 
-// The fabric of one process: a wait-free ring between each pair of nodes, no copies. Nodes may run on one thread or on several. All
-// ports are created before any is used (thread-compatible until then, thread-safe afterwards); the fabric outlives them.
+// The fabric of one process: a wait-free ring between each pair of nodes, no copies. Nodes may run on one thread or on
+// several. All ports are created before any is used (thread-compatible until then, thread-safe afterwards); the fabric
+// outlives them.
 class InprocFabric {
  public:
   InprocFabric();
   ~InprocFabric();
 
-  // A port for a new node; ids count from 0. `doorbell` rings when a frame is there for it (null: nobody sleeps); several nodes of one
-  // thread share one. It outlives the port.
+  // A port for a new node; ids count from 0. `doorbell` rings when a frame is there for it (null: nobody sleeps);
+  // several nodes of one thread share one. It outlives the fabric. Once the port is destroyed, sends to it fail with
+  // kUnavailable and what it did not read is dropped.
   std::unique_ptr<Port> CreatePort(Doorbell* doorbell);
 
  private:
   friend class InprocPort;
   struct Frame;
   struct Link;
+  struct Node;
   Link* LinkBetween(NodeId from, NodeId to);
 
-  std::vector<Doorbell*> doorbells_;                        // by node
+  std::vector<std::unique_ptr<Node>> nodes_;
   std::vector<std::vector<std::unique_ptr<Link>>> links_;   // [to][from]
 };
 

@@ -7,7 +7,8 @@
 
 namespace dovetail::transport {
 
-// A bounded queue between one writing and one reading thread. Wait-free; allocates only in the constructor. Elements must be movable.
+// A bounded queue between one writing and one reading thread. Wait-free; allocates only in the constructor. Elements
+// must be movable.
 template <typename T>
 class SpscRing {
  public:
