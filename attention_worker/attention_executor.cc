@@ -52,6 +52,7 @@ void AttentionExecutor::Copy(std::span<const BlockCopy> copies) {
 absl::Status AttentionExecutor::PrepareStep(MicroBatchId id) {
   MicroBatch& batch = micro_batches_[id.value()];
   batch.attention.reset();
+  batch.prepared = false;
   size_t scratch = 0, partial = 0, pointers = 0, items = 0;
   for (int g = 0; g < core_.table().group_count(); ++g) {
     const LayerGroup group(static_cast<uint16_t>(g));
@@ -75,7 +76,9 @@ absl::Status AttentionExecutor::PrepareStep(MicroBatchId id) {
   batch.items.reserve(items);
   batch.appends.reserve(items);
   DT_RETURN_IF_ERROR(Grow(batch.scratch, scratch));
-  return Grow(batch.partial, partial);
+  DT_RETURN_IF_ERROR(Grow(batch.partial, partial));
+  batch.prepared = true;
+  return absl::OkStatus();
 }
 
 // Block pointers are laid out [item][KV head][block of the shard].
@@ -107,6 +110,7 @@ void AttentionExecutor::FillTables(MicroBatch& batch, MicroBatchId id, int op) {
 
 absl::Status AttentionExecutor::AttendComplete(MicroBatchId id, int op, std::span<const std::byte> query) {
   MicroBatch& batch = micro_batches_[id.value()];
+  if (!batch.prepared) return Internal("attention op ", op, ": its step has no buffers");  // q of a step just refused
   FillTables(batch, id, op);
   const LayerGroup group = core_.table().op_group[op];
   const proto::StepLayout& layout = core_.LayoutOf(id, group);

@@ -43,6 +43,7 @@ class AttentionExecutor {
     std::vector<kernels::KvAppendItem> appends;
     std::unique_ptr<kernels::Buffer> scratch;
     std::unique_ptr<kernels::Buffer> partial;
+    bool prepared = false;                            // the buffers are large enough for the step
     std::optional<kernels::PagedAttention> attention; // between q and k, v
   };
 
