@@ -8,7 +8,8 @@
 #include "base/segment_tree.h"
 #include "base/status.h"
 
-// What an attention worker is told about a model: one small table, sent at join. It loads no weights and reads no config.
+// What an attention worker is told about a model: one small table, sent at join. It loads no weights and reads no
+// config.
 
 namespace dovetail::proto {
 
@@ -35,7 +36,8 @@ struct SoftmaxSpec {
 // A linear-state family is one more alternative here.
 using AttentionSpec = std::variant<SoftmaxSpec>;
 
-// The attention ops of a model in layer order, each in the layer group of ops with an equal spec. Immutable after Build().
+// The attention ops of a model in layer order, each in the layer group of ops with an equal spec. Immutable after
+// Build().
 struct AttentionTable {
   std::vector<AttentionSpec> groups;     // by LayerGroup
   std::vector<LayerGroup> op_group;      // by attention op

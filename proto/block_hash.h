@@ -4,8 +4,9 @@
 
 namespace dovetail::proto {
 
-// Names the content of one KV block and of everything before it: SHA-256, cut to 128 bits, of (previous hash, the block's tokens), the
-// first one seeded with the salt of whoever may share it (scheduler/core/block_hasher.h makes them). Little-endian on the wire.
+// Names the content of one KV block and of everything before it: SHA-256, cut to 128 bits, of (previous hash, the
+// block's tokens), the first one seeded with the salt of whoever may share it (scheduler/core/block_hasher.h makes
+// them). Little-endian on the wire.
 using BlockHash = std::array<uint64_t, 2>;
 
 }  // namespace dovetail::proto

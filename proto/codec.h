@@ -13,9 +13,10 @@
 #include "base/ids.h"
 #include "base/status.h"
 
-// Little-endian, size-pinned encoding of plain structs. Each struct has one function Fields(archive, value) that names its fields in
-// order; Encoder and Decoder both run it, so they cannot disagree. Numbers travel as their fixed-width bytes, vectors and strings as a
-// u32 count and the elements. The decoder checks each count against its limit and the bytes that are left before it allocates.
+// Little-endian, size-pinned encoding of plain structs. Each struct has one function Fields(archive, value) that names
+// its fields in order; Encoder and Decoder both run it, so they cannot disagree. Numbers travel as their fixed-width
+// bytes, vectors and strings as a u32 count and the elements. The decoder checks each count against its limit and the
+// bytes that are left before it allocates.
 
 namespace dovetail::proto {
 

@@ -6,8 +6,8 @@
 #include "base/ids.h"
 #include "base/status.h"
 
-// What a Fabric moves: a header of 64 bytes and a payload. Tensors are raw payloads whose layout both ends compute (step_layout.h);
-// every other payload is an encoded message (sequence_frames.h, step_plan.h). Plain values and pure
+// What a Fabric moves: a header of 64 bytes and a payload. Tensors are raw payloads whose layout both ends compute
+// (step_layout.h); every other payload is an encoded message (sequence_frames.h, step_plan.h). Plain values and pure
 // functions.
 
 namespace dovetail::proto {
@@ -37,8 +37,8 @@ inline constexpr uint32_t kFrameMagic = 0x4c545644;  // "DVTL"
 inline constexpr uint16_t kFrameVersion = 1;
 inline constexpr uint64_t kMaxPayloadBytes = uint64_t{1} << 32;
 
-// Little-endian, fixed size. `epoch` is that of the attention worker concerned (the receiver's on the way there, the sender's on the way
-// back): a frame of another incarnation is dropped.
+// Little-endian, fixed size. `epoch` is that of the attention worker concerned (the receiver's on the way there, the
+// sender's on the way back): a frame of another incarnation is dropped.
 struct FrameHeader {
   uint32_t magic = kFrameMagic;
   uint16_t version = kFrameVersion;
@@ -55,7 +55,8 @@ struct FrameHeader {
 static_assert(sizeof(FrameHeader) == 64);
 
 // Fills in magic, version, payload size and checksum.
-FrameHeader MakeHeader(FrameType type, Epoch epoch, StepId step, MicroBatchId micro_batch, int op, uint64_t payload_bytes);
+FrameHeader MakeHeader(FrameType type, Epoch epoch, StepId step, MicroBatchId micro_batch, int op,
+                       uint64_t payload_bytes);
 
 // kInvalidArgument names the first field that is wrong. Reserved fields must be 0.
 absl::Status Validate(const FrameHeader& header);

@@ -8,7 +8,8 @@
 #include "base/status.h"
 #include "proto/attention_spec.h"
 
-// Which attention worker holds which tokens and heads of a sequence: data, never a code path. Plain values and pure functions.
+// Which attention worker holds which tokens and heads of a sequence: data, never a code path. Plain values and pure
+// functions.
 
 namespace dovetail::proto {
 
@@ -47,8 +48,8 @@ absl::Status Validate(const Placement& placement, const AttentionTable& table);
 // Everything on one worker: a shard per group.
 Placement WholePlacement(const AttentionTable& table, WorkerId worker, Epoch epoch);
 
-// The rows of a step that concern one shard: an entry's new tokens are positions [ctx_len, ctx_len + q_len). Both ends of the wire
-// compute frames' layouts from this, so nothing about layout travels.
+// The rows of a step that concern one shard: an entry's new tokens are positions [ctx_len, ctx_len + q_len). Both ends
+// of the wire compute frames' layouts from this, so nothing about layout travels.
 struct ShardRows {
   int q_first = 0;   // first new token (0-based in the entry) whose query the shard answers
   int q_count = 0;   // through the last new token; 0: the shard is not involved

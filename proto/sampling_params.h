@@ -7,8 +7,9 @@
 
 namespace dovetail::proto {
 
-// How the next token of a sequence is chosen; a plain value that travels in the step plan. The server validates ranges (server/).
-// A draw is argmax(logit / temperature + Gumbel(seed, position, token id)) over the candidates that the filters leave.
+// How the next token of a sequence is chosen; a plain value that travels in the step plan. The server validates ranges
+// (server/). A draw is argmax(logit / temperature + Gumbel(seed, position, token id)) over the candidates that the
+// filters leave.
 struct SamplingParams {
   float temperature = 1.0f;         // 0: greedy
   int32_t top_k = 0;                // 0: all

@@ -2,8 +2,8 @@
 
 namespace dovetail::proto {
 
-void StepLayout::Add(int entry, int shard, const HeadRange& heads, const TokenRange& tokens, Position ctx_len, int q_len,
-                     const SoftmaxSpec& spec) {
+void StepLayout::Add(int entry, int shard, const HeadRange& heads, const TokenRange& tokens, Position ctx_len,
+                     int q_len, const SoftmaxSpec& spec) {
   ShardStep item;
   item.entry = entry;
   item.shard = shard;

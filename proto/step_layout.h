@@ -8,7 +8,8 @@
 
 namespace dovetail::proto {
 
-// One shard's part of a step: which of an entry's new tokens it answers and appends, and where their bytes lie in the payloads.
+// One shard's part of a step: which of an entry's new tokens it answers and appends, and where their bytes lie in the
+// payloads.
 struct ShardStep {
   int entry = 0;        // index among the step's entries
   int shard = 0;        // index among the sequence's shards on this worker, in the order of OpenSequence
@@ -25,13 +26,15 @@ struct ShardStep {
   int64_t nodes = 0;           // subtrees over all rows, for token shards
 };
 
-// How the tensors of one layer group and one attention worker lie in the payloads of a step. Compute and attention worker both build
-// it from (placement, ctx_len, q_len), so nothing about it travels. Thread-compatible; Clear keeps the capacity.
+// How the tensors of one layer group and one attention worker lie in the payloads of a step. Compute and attention
+// worker both build it from (placement, ctx_len, q_len), so nothing about it travels. Thread-compatible; Clear keeps
+// the capacity.
 //   kQuery:    the items' query rows one after the other, wire dtype (SoftmaxSpec::kv)
 //   kKeyValue: the items' key rows one after the other, then the items' value rows, wire dtype
 //   kPartial:  an item whose shard holds all tokens: o [q_count, query_heads, value_dim], wire dtype: finished.
-//              An item of a token shard, f32: o [nodes, query_heads, value_dim], then m and l [nodes, query_heads, 2], where the nodes
-//              are the maximal aligned subtrees that each row sees, row by row (base/segment_tree.h). Begins at a multiple of 4 bytes.
+//              An item of a token shard, f32: o [nodes, query_heads, value_dim], then m and l [nodes, query_heads, 2],
+//              where the nodes are the maximal aligned subtrees that each row sees, row by row (base/segment_tree.h).
+//              Begins at a multiple of 4 bytes.
 struct StepLayout {
   std::vector<ShardStep> items;
   int64_t query_bytes = 0;

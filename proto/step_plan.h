@@ -12,9 +12,9 @@
 #include "proto/placement.h"
 #include "proto/sampling_params.h"
 
-// A step is one micro-batch of sequences, each with q_len >= 1 new tokens: decode is q_len = 1, a prefill chunk hundreds.
-// StepPlan goes from the scheduler to a compute worker, StepResult comes back. Plain values; Encode and Decode are exact inverses and
-// Decode validates everything before use (kInvalidArgument names the field).
+// A step is one micro-batch of sequences, each with q_len >= 1 new tokens: decode is q_len = 1, a prefill chunk
+// hundreds. StepPlan goes from the scheduler to a compute worker, StepResult comes back. Plain values; Encode and
+// Decode are exact inverses and Decode validates everything before use (kInvalidArgument names the field).
 
 namespace dovetail::proto {
 
@@ -28,13 +28,14 @@ struct StepEntry {
   absl::InlinedVector<TokenId, 4> tokens;  // the q_len new ones; without an allocation when decoding
   int32_t rope_length = 0;        // the length that length-dependent rope kinds assume for this sequence (model/rope.h)
   bool sample = false;            // the last new token is the last one known: choose the next
-  int32_t prompt_logprobs = -1;   // >= 0: report log probabilities of each new token's successor, this many alternatives
+  int32_t prompt_logprobs = -1;  // >= 0: report log probabilities of each new token's successor, this many alternatives
   int32_t logits_rows = 0;        // return the logits of this many last new tokens
   TokenId next_prompt_token = -1; // with prompt_logprobs: what follows the last new token; -1: nothing
   SamplingParams sampling;        // if sample
   std::vector<TokenId> banned_now;   // with sample: not to be chosen at this position (stop tokens before min_tokens)
   int32_t prompt_tokens = 0;      // how many tokens of `history` + `tokens` belong to the prompt
-  std::vector<TokenId> history;   // tokens before ctx_len, given when penalties need them and the worker has not seen them
+  std::vector<TokenId>
+      history;  // tokens before ctx_len, given when penalties need them and the worker has not seen them
   bool history_given = false;
   Placement placement;
   std::vector<BlockHash> block_hashes;  // for StepBegin: of the last blocks that end at or before ctx_len
@@ -50,7 +51,8 @@ struct StepPlan {
 
 enum class StepStatus : uint8_t {
   kOk = 0,
-  kOutOfMemory = 1,   // an attention worker has no block left: nothing was committed, the scheduler frees some and repeats
+  kOutOfMemory =
+      1,  // an attention worker has no block left: nothing was committed, the scheduler frees some and repeats
   kWorkerFailed = 2,  // a worker refused or failed; `error` says why
   kBadLogits = 3,     // NaN or nothing left to choose from
 };

@@ -85,7 +85,8 @@ void AttentionWorkerCore::OnFork(NodeId from, const FrameHeader& header, std::sp
   }
   proto::SequenceOpened reply{message->child, {}};
   if (message->child != message->parent) EndStepOf(message->child);
-  if (sequences_.Fork(*message).ok()) reply.resumable.push_back(static_cast<uint32_t>(message->ctx_len / kSegmentTokens));
+  if (sequences_.Fork(*message).ok())
+    reply.resumable.push_back(static_cast<uint32_t>(message->ctx_len / kSegmentTokens));
   Reply(from, header, FrameType::kSequenceOpened, reply, actions);
 }
 
@@ -108,7 +109,8 @@ void AttentionWorkerCore::EndStep(MicroBatch& batch) {
 
 void AttentionWorkerCore::EndStepOf(SequenceId id) {
   const SequenceState* sequence = sequences_.Find(id);
-  if (sequence != nullptr && sequence->micro_batch != SequenceState::kNoMicroBatch) EndStep(micro_batches_[sequence->micro_batch]);
+  if (sequence != nullptr && sequence->micro_batch != SequenceState::kNoMicroBatch)
+    EndStep(micro_batches_[sequence->micro_batch]);
 }
 
 void AttentionWorkerCore::OnProbe(NodeId from, const FrameHeader& header, std::span<const std::byte> payload,
@@ -118,7 +120,8 @@ void AttentionWorkerCore::OnProbe(NodeId from, const FrameHeader& header, std::s
     ++counters_.dropped_frames;
     return;
   }
-  Reply(from, header, FrameType::kPrefixProbed, proto::PrefixProbed{message->pin_id, sequences_.Probe(*message)}, actions);
+  Reply(from, header, FrameType::kPrefixProbed, proto::PrefixProbed{message->pin_id, sequences_.Probe(*message)},
+        actions);
 }
 
 absl::Status AttentionWorkerCore::CommitEntries(const FrameHeader& header, const proto::StepBegin& message) {
@@ -132,8 +135,8 @@ absl::Status AttentionWorkerCore::CommitEntries(const FrameHeader& header, const
     if (sequence->micro_batch != SequenceState::kNoMicroBatch) {
       const MicroBatch& other = micro_batches_[sequence->micro_batch];
       if (other.phase != Phase::kIdle && other.step.value() >= header.step)
-        return FailedPrecondition("sequence ", entry.sequence.value(), " is in step ", other.step.value(), " of micro-batch ",
-                                  sequence->micro_batch);
+        return FailedPrecondition("sequence ", entry.sequence.value(), " is in step ", other.step.value(),
+                                  " of micro-batch ", sequence->micro_batch);
     }
     DT_RETURN_IF_ERROR(sequences_.CheckCommit(*sequence, entry.ctx_len, entry.hashes));
   }
@@ -147,7 +150,8 @@ absl::Status AttentionWorkerCore::CommitEntries(const FrameHeader& header, const
 void AttentionWorkerCore::OnStepBegin(NodeId from, const FrameHeader& header, std::span<const std::byte> payload,
                                       std::vector<Action>& actions) {
   if (header.micro_batch >= micro_batches_.size()) {
-    return Refuse(from, header, false, absl::StrCat("micro-batch ", header.micro_batch, ": this worker has ", micro_batches_.size()),
+    return Refuse(from, header, false,
+                  absl::StrCat("micro-batch ", header.micro_batch, ": this worker has ", micro_batches_.size()),
                   actions);
   }
   MicroBatch& batch = micro_batches_[header.micro_batch];

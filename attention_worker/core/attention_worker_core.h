@@ -59,17 +59,19 @@ struct AttentionWorkerCounters {
   uint64_t dropped_frames = 0;   // of another epoch, late, out of order or malformed
 };
 
-// The attention worker as a value: frames in, actions out. It owns the KV blocks' bookkeeping, knows shards and positions, and neither
-// weights nor tokens nor requests. Single-threaded; deterministic; no clock, socket or kernel. Nothing allocates between StepBegin and
-// the last kPartial of a step once buffers have grown to its size.
+// The attention worker as a value: frames in, actions out. It owns the KV blocks' bookkeeping, knows shards and
+// positions, and neither weights nor tokens nor requests. Single-threaded; deterministic; no clock, socket or kernel.
+// Nothing allocates between StepBegin and the last kPartial of a step once buffers have grown to its size.
 class AttentionWorkerCore {
  public:
   AttentionWorkerCore(const proto::AttentionTable& table, const AttentionWorkerOptions& options);
 
-  // Applies a frame from `from`; appends actions. A frame that is malformed, late or of another epoch is dropped and counted; a step that
-  // cannot run is answered with kStepRefused and changes nothing (lacking memory, nothing but the commit of the step before). A sequence
-  // is in one step at a time: releasing or reopening it, or a newer step of another micro-batch, ends the step that it was in.
-  void Handle(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload, std::vector<Action>& actions);
+  // Applies a frame from `from`; appends actions. A frame that is malformed, late or of another epoch is dropped and
+  // counted; a step that cannot run is answered with kStepRefused and changes nothing (lacking memory, nothing but the
+  // commit of the step before). A sequence is in one step at a time: releasing or reopening it, or a newer step of
+  // another micro-batch, ends the step that it was in.
+  void Handle(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
+              std::vector<Action>& actions);
 
   // For the shell, between PrepareStep and the end of the step.
   const proto::StepLayout& LayoutOf(MicroBatchId micro_batch, LayerGroup group) const {
@@ -96,21 +98,26 @@ class AttentionWorkerCore {
     std::vector<proto::StepLayout> layouts;  // by group
   };
 
-  void OnOpen(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload, std::vector<Action>& actions);
-  void OnFork(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload, std::vector<Action>& actions);
+  void OnOpen(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
+              std::vector<Action>& actions);
+  void OnFork(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
+              std::vector<Action>& actions);
   void OnRelease(std::span<const std::byte> payload);
   void EndStep(MicroBatch& batch);
   void EndStepOf(SequenceId id);
-  void OnProbe(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload, std::vector<Action>& actions);
+  void OnProbe(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
+               std::vector<Action>& actions);
   void OnStepBegin(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
                    std::vector<Action>& actions);
-  void OnQuery(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload, std::vector<Action>& actions);
+  void OnQuery(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
+               std::vector<Action>& actions);
   void OnKeyValue(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
                   std::vector<Action>& actions);
 
   absl::Status CheckShardsAreOurs(const std::vector<proto::Shard>& shards) const;
   absl::Status CommitEntries(const proto::FrameHeader& header, const proto::StepBegin& message);
-  void Refuse(NodeId to, const proto::FrameHeader& header, bool out_of_memory, std::string reason, std::vector<Action>& actions);
+  void Refuse(NodeId to, const proto::FrameHeader& header, bool out_of_memory, std::string reason,
+              std::vector<Action>& actions);
   void BuildLayouts(const proto::StepBegin& message, MicroBatch& batch) const;
   // The first op at or after `op` in which this worker has a part, or op_count().
   int NextOp(const MicroBatch& batch, int op) const;

@@ -6,15 +6,18 @@
 
 namespace dovetail::attention {
 
-// A KvBlock: 64 tokens of K and V of one KV head of one attention op; an index into the worker's arena. Never leaves the worker.
+// A KvBlock: 64 tokens of K and V of one KV head of one attention op; an index into the worker's arena. Never leaves
+// the worker.
 using KvBlockId = uint32_t;
 
-// A block set: the KvBlocks of one shard (its ops x its KV heads) for the same 64 tokens. Allocated, shared, hashed and freed together.
+// A block set: the KvBlocks of one shard (its ops x its KV heads) for the same 64 tokens. Allocated, shared, hashed and
+// freed together.
 using BlockSetId = uint32_t;
 inline constexpr BlockSetId kNoBlockSet = ~BlockSetId{0};
 
-// All KvBlocks of a worker, handed out as reference-counted sets. Every KvBlock is in exactly one set or free; a set that is allocated
-// again gets a new generation, so that a stale reference shows. Thread-compatible. Allocation touches no heap once sets are recycled.
+// All KvBlocks of a worker, handed out as reference-counted sets. Every KvBlock is in exactly one set or free; a set
+// that is allocated again gets a new generation, so that a stale reference shows. Thread-compatible. Allocation touches
+// no heap once sets are recycled.
 class BlockPool {
  public:
   explicit BlockPool(uint32_t capacity_blocks);
@@ -26,7 +29,8 @@ class BlockPool {
   BlockSetId Allocate(uint32_t blocks);
 
   void AddReference(BlockSetId set);
-  // Drops one reference; returns how many are left. At 0 the set is not freed: its owner decides (the prefix index may keep it).
+  // Drops one reference; returns how many are left. At 0 the set is not freed: its owner decides (the prefix index may
+  // keep it).
   uint32_t DropReference(BlockSetId set);
   // Gives the blocks of an unreferenced set back.
   void Free(BlockSetId set);

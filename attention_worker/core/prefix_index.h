@@ -10,8 +10,8 @@
 
 namespace dovetail::attention {
 
-// What a block set holds: which tokens (the chain hash covers all before them, model, KV dtype and salt), of which layer group and
-// which KV heads.
+// What a block set holds: which tokens (the chain hash covers all before them, model, KV dtype and salt), of which
+// layer group and which KV heads.
 struct PrefixKey {
   proto::BlockHash hash{};
   uint16_t group = 0;
@@ -25,8 +25,8 @@ struct PrefixKey {
   }
 };
 
-// Block sets that can be found by content. A set with references is in use; one without is evictable, least recently used first.
-// Thread-compatible.
+// Block sets that can be found by content. A set with references is in use; one without is evictable, least recently
+// used first. Thread-compatible.
 class PrefixIndex {
  public:
   explicit PrefixIndex(BlockPool& pool) : pool_(pool) {}
@@ -46,7 +46,8 @@ class PrefixIndex {
   // A set in use is about to change: its content cannot be found any more. Nothing happens if it could not.
   void Forget(BlockSetId set);
 
-  // Frees evictable sets, oldest first, until the pool has `blocks` free ones. False if even all would not do (then nothing is freed).
+  // Frees evictable sets, oldest first, until the pool has `blocks` free ones. False if even all would not do (then
+  // nothing is freed).
   bool MakeRoom(uint32_t blocks);
 
   uint32_t evictable_blocks() const { return evictable_blocks_; }

@@ -99,7 +99,8 @@ absl::StatusOr<const SequenceState*> SequenceTable::Fork(const proto::ForkSequen
   if (message.ctx_len < parent->ctx_len || message.ctx_len > parent->ctx_len + parent->q_len || !parent->started)
     return InvalidArgument("fork: ctx_len ", message.ctx_len, ": sequence ", message.parent.value(), " holds ",
                            parent->ctx_len, " to ", parent->ctx_len + parent->q_len, " tokens");
-  if (message.child == message.parent) return InvalidArgument("fork: sequence ", message.child.value(), " is its own child");
+  if (message.child == message.parent)
+    return InvalidArgument("fork: sequence ", message.child.value(), " is its own child");
   if (sequences_.size() >= kMaxSequences)
     return ResourceExhausted("sequence ", message.child.value(), ": ", kMaxSequences, " sequences are open");
   Release(proto::ReleaseSequence{message.child, 0, {}});
@@ -147,7 +148,8 @@ std::vector<uint32_t> SequenceTable::Probe(const proto::PrefixProbe& message) {
   if (!ValidateShards(message.shards).ok()) return {0};
   if (message.pin_id != 0 && pins_.size() >= kMaxPins && !pins_.contains(message.pin_id)) return {0};
   std::vector<ShardState> shards;
-  for (const proto::Shard& shard : message.shards) shards.push_back(ShardState{shard, FindCached(shard, message.hashes)});
+  for (const proto::Shard& shard : message.shards)
+    shards.push_back(ShardState{shard, FindCached(shard, message.hashes)});
   if (message.pin_id != 0) {
     Unpin(message.pin_id);
     Pin& pin = pins_[message.pin_id];
@@ -181,7 +183,8 @@ SequenceTable::BlockRange SequenceTable::BlocksHolding(const ShardState& shard, 
                        shard.first_block();
     return {at, at};
   }
-  return {begin / kSegmentTokens - shard.first_block(), (end + kSegmentTokens - 1) / kSegmentTokens - shard.first_block()};
+  return {begin / kSegmentTokens - shard.first_block(),
+          (end + kSegmentTokens - 1) / kSegmentTokens - shard.first_block()};
 }
 
 void SequenceTable::IndexCommitted(SequenceState& sequence) {
@@ -203,16 +206,18 @@ absl::Status SequenceTable::CheckHashes(const SequenceState& sequence, Position 
   const int64_t first = end - static_cast<int64_t>(hashes.size());
   const int64_t known = static_cast<int64_t>(sequence.hashes.size());
   if (first < 0 || first > known)
-    return InvalidArgument("sequence ", sequence.id.value(), ": ", hashes.size(), " hashes end at block ", end, " of ctx_len ", ctx_len,
-                           "; the first ", known, " are known");
+    return InvalidArgument("sequence ", sequence.id.value(), ": ", hashes.size(), " hashes end at block ", end,
+                           " of ctx_len ", ctx_len, "; the first ", known, " are known");
   for (int64_t block = first; block < std::min(end, known); ++block)
     if (sequence.hashes[block] != hashes[block - first])
-      return InvalidArgument("sequence ", sequence.id.value(), ": the hash of block ", block, " is not the one given before");
+      return InvalidArgument("sequence ", sequence.id.value(), ": the hash of block ", block,
+                             " is not the one given before");
   return absl::OkStatus();
 }
 
 void SequenceTable::TakeHashes(SequenceState& sequence, Position ctx_len, const std::vector<proto::BlockHash>& hashes) {
-  const int64_t known_of_these = static_cast<int64_t>(sequence.hashes.size() + hashes.size()) - ctx_len / kSegmentTokens;
+  const int64_t known_of_these =
+      static_cast<int64_t>(sequence.hashes.size() + hashes.size()) - ctx_len / kSegmentTokens;
   for (size_t i = std::max<int64_t>(0, known_of_these); i < hashes.size(); ++i) sequence.hashes.push_back(hashes[i]);
 }
 
@@ -226,8 +231,8 @@ absl::Status SequenceTable::CheckCommit(const SequenceState& sequence, Position 
       return InvalidArgument("sequence ", sequence.id.value(), ": ctx_len ", ctx_len,
                              " of its first step is not one that was offered");
   } else if (ctx_len < sequence.ctx_len || ctx_len > sequence.ctx_len + sequence.q_len) {
-    return InvalidArgument("sequence ", sequence.id.value(), ": ctx_len ", ctx_len, " is outside ", sequence.ctx_len, "..",
-                           sequence.ctx_len + sequence.q_len);
+    return InvalidArgument("sequence ", sequence.id.value(), ": ctx_len ", ctx_len, " is outside ", sequence.ctx_len,
+                           "..", sequence.ctx_len + sequence.q_len);
   }
   return CheckHashes(sequence, ctx_len, hashes);
 }
@@ -241,7 +246,8 @@ void SequenceTable::DropLeftByWindow(ShardState& shard, Position ctx_len) {
   }
 }
 
-absl::Status SequenceTable::Commit(SequenceState& sequence, Position ctx_len, const std::vector<proto::BlockHash>& hashes) {
+absl::Status SequenceTable::Commit(SequenceState& sequence, Position ctx_len,
+                                   const std::vector<proto::BlockHash>& hashes) {
   DT_RETURN_IF_ERROR(CheckCommit(sequence, ctx_len, hashes));
   if (!sequence.started) sequence.indexed_blocks = ctx_len / kSegmentTokens;
   sequence.started = true;

@@ -19,7 +19,8 @@ namespace dovetail::attention {
 // One shard of a live sequence: the block sets of its token range, in order.
 struct ShardState {
   proto::Shard shard;
-  std::vector<BlockSetId> sets;  // [i]: tokens 64 x (first_block() + i) ..; kNoBlockSet: not held (not yet, or left by the window)
+  std::vector<BlockSetId>
+      sets;  // [i]: tokens 64 x (first_block() + i) ..; kNoBlockSet: not held (not yet, or left by the window)
   int64_t left_by_window = 0;    // sets[0 .. this) are kNoBlockSet for good
 
   int64_t first_block() const { return shard.tokens.begin / kSegmentTokens; }
@@ -44,8 +45,8 @@ struct BlockCopy {
   KvBlockId to = 0;
 };
 
-// The sequences of an attention worker and the block sets they hold. Decides allocation, sharing, truncation and release; touches no KV
-// byte. Thread-compatible. Memory in use is bounded by the pool and by kMaxSequences.
+// The sequences of an attention worker and the block sets they hold. Decides allocation, sharing, truncation and
+// release; touches no KV byte. Thread-compatible. Memory in use is bounded by the pool and by kMaxSequences.
 class SequenceTable {
  public:
   static constexpr size_t kMaxSequences = 65536;
@@ -53,8 +54,8 @@ class SequenceTable {
 
   SequenceTable(const proto::AttentionTable& table, uint32_t capacity_blocks);
 
-  // See proto::OpenSequence. kInvalidArgument: a shard that this model does not have; kResourceExhausted: too many sequences. On error
-  // nothing changes. The pointer stays valid until the sequence is released.
+  // See proto::OpenSequence. kInvalidArgument: a shard that this model does not have; kResourceExhausted: too many
+  // sequences. On error nothing changes. The pointer stays valid until the sequence is released.
   absl::StatusOr<const SequenceState*> Open(const proto::OpenSequence& message);
 
   // See proto::ForkSequence. kNotFound: no such parent; kInvalidArgument: it does not hold ctx_len tokens.
@@ -62,22 +63,24 @@ class SequenceTable {
 
   void Release(const proto::ReleaseSequence& message);
 
-  // Block counts, falling, at which shards like these could start from the prefix cache. Pins what it found if pin_id is not 0. With
-  // kMaxPins held, another pin is answered with {0}: nothing that could be relied on.
+  // Block counts, falling, at which shards like these could start from the prefix cache. Pins what it found if pin_id
+  // is not 0. With kMaxPins held, another pin is answered with {0}: nothing that could be relied on.
   std::vector<uint32_t> Probe(const proto::PrefixProbe& message);
   void Unpin(uint64_t pin_id);
 
   // Null if unknown.
   SequenceState* Find(SequenceId id);
 
-  // Commits what came before ctx_len: keeps it, forgets the rest, offers full blocks to the prefix index, drops what windows have left
-  // behind. `hashes` name the last blocks that end at or before ctx_len; naming one again is harmless. kInvalidArgument if the sequence
-  // cannot stand at ctx_len or the hashes do not continue (or contradict) those it has; then nothing changes.
+  // Commits what came before ctx_len: keeps it, forgets the rest, offers full blocks to the prefix index, drops what
+  // windows have left behind. `hashes` name the last blocks that end at or before ctx_len; naming one again is
+  // harmless. kInvalidArgument if the sequence cannot stand at ctx_len or the hashes do not continue (or contradict)
+  // those it has; then nothing changes.
   absl::Status Commit(SequenceState& sequence, Position ctx_len, const std::vector<proto::BlockHash>& hashes);
-  absl::Status CheckCommit(const SequenceState& sequence, Position ctx_len, const std::vector<proto::BlockHash>& hashes) const;
+  absl::Status CheckCommit(const SequenceState& sequence, Position ctx_len,
+                           const std::vector<proto::BlockHash>& hashes) const;
 
-  // KvBlocks that appending these tokens to these sequences, all different and committed, needs: copies of shared blocks included, but
-  // not for the last one that still shares.
+  // KvBlocks that appending these tokens to these sequences, all different and committed, needs: copies of shared
+  // blocks included, but not for the last one that still shares.
   struct Growth {
     const SequenceState* sequence = nullptr;
     int q_len = 0;
@@ -87,7 +90,8 @@ class SequenceTable {
   // False: that many blocks cannot be had.
   bool MakeRoom(int64_t blocks);
 
-  // Makes room for q_len more tokens; MakeRoom has been called. Appends the copies to be made before anything is written.
+  // Makes room for q_len more tokens; MakeRoom has been called. Appends the copies to be made before anything is
+  // written.
   void Append(SequenceState& sequence, int q_len, std::vector<BlockCopy>& copies);
 
   proto::WorkerStatus status() const;
@@ -113,7 +117,8 @@ class SequenceTable {
   BlockRange BlocksHolding(const ShardState& shard, Position begin, Position end) const;
   bool MustCopy(BlockSetId set) const;
   void ReleaseSets(SequenceState& sequence);
-  static absl::Status CheckHashes(const SequenceState& sequence, Position ctx_len, const std::vector<proto::BlockHash>& hashes);
+  static absl::Status CheckHashes(const SequenceState& sequence, Position ctx_len,
+                                  const std::vector<proto::BlockHash>& hashes);
   static void TakeHashes(SequenceState& sequence, Position ctx_len, const std::vector<proto::BlockHash>& hashes);
   void IndexCommitted(SequenceState& sequence);
   void DropLeftByWindow(ShardState& shard, Position ctx_len);

@@ -17,14 +17,16 @@ constexpr NodeId kScheduler{0}, kCompute{1}, kOtherCompute{2};
 
 class AttentionWorkerCoreTest : public ::testing::Test {
  protected:
-  // MixedTable: ops 0 and 2 are of group 0 (2 KV heads, 4 query heads), op 1 of group 1 (1 KV head, 2 query heads, window 100). A whole
-  // step of r rows carries 64 r bytes of q and 48 r of k, v for group 0; half of that for group 1.
-  explicit AttentionWorkerCoreTest(uint32_t blocks = 64) : core_(MixedTable(), {kWorker, kEpoch, blocks, /*micro_batches=*/2}) {}
+  // MixedTable: ops 0 and 2 are of group 0 (2 KV heads, 4 query heads), op 1 of group 1 (1 KV head, 2 query heads,
+  // window 100). A whole step of r rows carries 64 r bytes of q and 48 r of k, v for group 0; half of that for group 1.
+  explicit AttentionWorkerCoreTest(uint32_t blocks = 64)
+      : core_(MixedTable(), {kWorker, kEpoch, blocks, /*micro_batches=*/2}) {}
 
   // Gives the core a frame; returns what it wants done.
-  std::vector<Action> Send(NodeId from, FrameType type, std::vector<std::byte> payload, uint64_t step = 0, int micro_batch = 0, int op = 0,
-                           Epoch epoch = kEpoch) {
-    const auto header = proto::MakeHeader(type, epoch, StepId(step), MicroBatchId(static_cast<uint16_t>(micro_batch)), op, payload.size());
+  std::vector<Action> Send(NodeId from, FrameType type, std::vector<std::byte> payload, uint64_t step = 0,
+                           int micro_batch = 0, int op = 0, Epoch epoch = kEpoch) {
+    const auto header = proto::MakeHeader(type, epoch, StepId(step), MicroBatchId(static_cast<uint16_t>(micro_batch)),
+                                          op, payload.size());
     std::vector<Action> actions;
     core_.Handle(from, header, payload, actions);
     return actions;
@@ -36,7 +38,8 @@ class AttentionWorkerCoreTest : public ::testing::Test {
     return Send(type == FrameType::kStepBegin ? kCompute : kScheduler, type, payload, step, micro_batch);
   }
   std::vector<Action> Open(uint64_t id, std::vector<proto::Shard> shards, std::vector<proto::BlockHash> hashes = {}) {
-    return SendMessage(FrameType::kOpenSequence, proto::OpenSequence{SequenceId(id), std::move(shards), std::move(hashes)});
+    return SendMessage(FrameType::kOpenSequence,
+                       proto::OpenSequence{SequenceId(id), std::move(shards), std::move(hashes)});
   }
   std::vector<Action> Open(uint64_t id) { return Open(id, WholeShards(MixedTable())); }
   std::vector<Action> Begin(uint64_t step, std::vector<proto::StepBeginEntry> entries, int micro_batch = 0) {
@@ -67,7 +70,9 @@ class AttentionWorkerCoreTest : public ::testing::Test {
     }
     return *proto::Decode<Message>(frame->message);
   }
-  static proto::StepRefused Refused(const std::vector<Action>& actions) { return Sent<proto::StepRefused>(actions, FrameType::kStepRefused); }
+  static proto::StepRefused Refused(const std::vector<Action>& actions) {
+    return Sent<proto::StepRefused>(actions, FrameType::kStepRefused);
+  }
   static bool Prepares(const std::vector<Action>& actions) {
     return !actions.empty() && std::holds_alternative<PrepareStep>(actions.back());
   }
@@ -140,8 +145,8 @@ TEST_F(AttentionWorkerCoreTest, DropsFramesOfAnotherEpochSizeTypeOrWorker) {
   core_.Handle(kScheduler, header, open, actions);
   EXPECT_THAT(actions, IsEmpty()) << "a payload of another size than its header says";
   EXPECT_THAT(Send(kScheduler, FrameType::kStepPlan, open), IsEmpty());
-  for (const FrameType type : {FrameType::kOpenSequence, FrameType::kForkSequence, FrameType::kReleaseSequence, FrameType::kPrefixProbe,
-                               FrameType::kUnpin})
+  for (const FrameType type : {FrameType::kOpenSequence, FrameType::kForkSequence, FrameType::kReleaseSequence,
+                               FrameType::kPrefixProbe, FrameType::kUnpin})
     EXPECT_THAT(Send(kScheduler, type, std::vector<std::byte>(3)), IsEmpty()) << "cut";
   auto foreign = WholeShards(MixedTable());
   foreign[1].worker = WorkerId(8);
@@ -171,7 +176,8 @@ TEST_F(AttentionWorkerCoreTest, RefusesAStepWithTheReasonAndChangesNothing) {
     EXPECT_EQ(State(1).q_len, 70) << reason;
   };
   expect_refused(Begin(2, {{SequenceId(1), 70, 1, {}}, {SequenceId(3), 0, 1, {}}}), "sequence 3 is not open here");
-  expect_refused(Begin(2, {{SequenceId(1), 70, 1, {}}, {SequenceId(2), 71, 1, {}}}), "sequence 2: ctx_len 71 is outside 0..70");
+  expect_refused(Begin(2, {{SequenceId(1), 70, 1, {}}, {SequenceId(2), 71, 1, {}}}),
+                 "sequence 2: ctx_len 71 is outside 0..70");
   expect_refused(Begin(2, {{SequenceId(1), 70, 1, {}}, {SequenceId(1), 70, 1, {}}}), "sequence 1 is in the step twice");
   expect_refused(Begin(2, {{SequenceId(1), 70, 1, {}}}, 2), "micro-batch 2: this worker has 2");
   expect_refused(Begin(2, {{SequenceId(1), 70, 0, {}}}), "entry.q_len is outside the limit");
@@ -264,7 +270,8 @@ TEST_F(AttentionWorkerCoreTest, ANewerStepOfAnotherMicroBatchTakesTheSequenceOve
   Query(5, 0, 6400, 0);
   ASSERT_TRUE(Prepares(Begin(6, {{SequenceId(1), 0, 1, {}}}, 1)));
   EXPECT_THAT(KeyValue(5, 0, 4800, 0), IsEmpty()) << "its blocks are another step's now";
-  EXPECT_THAT(Refused(Begin(5, {{SequenceId(1), 0, 100, {}}}, 0)).reason, HasSubstr("sequence 1 is in step 6 of micro-batch 1"));
+  EXPECT_THAT(Refused(Begin(5, {{SequenceId(1), 0, 100, {}}}, 0)).reason,
+              HasSubstr("sequence 1 is in step 6 of micro-batch 1"));
   RunStep(6, 1, 1);
 }
 
@@ -273,15 +280,17 @@ TEST_F(AttentionWorkerCoreTest, AForkIsAnsweredAndItsFirstStepCopiesBeforeAnythi
   Begin(1, {{SequenceId(1), 0, 70, {}}});
   RunStep(1, 70);
   const auto forked = Sent<proto::SequenceOpened>(
-      SendMessage(FrameType::kForkSequence, proto::ForkSequence{SequenceId(1), SequenceId(2), 70}), FrameType::kSequenceOpened);
+      SendMessage(FrameType::kForkSequence, proto::ForkSequence{SequenceId(1), SequenceId(2), 70}),
+      FrameType::kSequenceOpened);
   EXPECT_EQ(forked.sequence, SequenceId(2));
   EXPECT_THAT(forked.resumable, ElementsAre(1));
   const auto begun = Begin(2, {{SequenceId(1), 70, 1, {}}, {SequenceId(2), 70, 1, {}}});
   ASSERT_THAT(begun, SizeIs(2));
   EXPECT_THAT(std::get<CopyBlocks>(begun[0]).copies, SizeIs(5)) << "the open block: 2 ops x 2 heads and 1 x 1";
   EXPECT_TRUE(Prepares(begun));
-  EXPECT_THAT(Sent<proto::SequenceOpened>(SendMessage(FrameType::kForkSequence, proto::ForkSequence{SequenceId(9), SequenceId(3), 0}),
-                                          FrameType::kSequenceOpened)
+  EXPECT_THAT(Sent<proto::SequenceOpened>(
+                  SendMessage(FrameType::kForkSequence, proto::ForkSequence{SequenceId(9), SequenceId(3), 0}),
+                  FrameType::kSequenceOpened)
                   .resumable,
               IsEmpty());
 }
@@ -291,13 +300,15 @@ TEST_F(AttentionWorkerCoreTest, ProbesPinAndReopenedPromptsHit) {
   Begin(1, {{SequenceId(1), 0, 128, {}}});
   SendMessage(FrameType::kReleaseSequence, proto::ReleaseSequence{SequenceId(1), 128, Hashes(5, 2)});
   const auto probed = Sent<proto::PrefixProbed>(
-      SendMessage(FrameType::kPrefixProbe, proto::PrefixProbe{12, WholeShards(MixedTable()), Hashes(5, 2)}), FrameType::kPrefixProbed);
+      SendMessage(FrameType::kPrefixProbe, proto::PrefixProbe{12, WholeShards(MixedTable()), Hashes(5, 2)}),
+      FrameType::kPrefixProbed);
   EXPECT_EQ(probed.pin_id, 12u);
   EXPECT_THAT(probed.resumable, ElementsAre(2, 1, 0));
   EXPECT_EQ(core_.status().blocks_in_use, 10u);
   SendMessage(FrameType::kUnpin, proto::Unpin{12});
   EXPECT_EQ(core_.status().blocks_in_use, 0u);
-  EXPECT_THAT(Sent<proto::SequenceOpened>(Open(2, WholeShards(MixedTable()), Hashes(5, 2)), FrameType::kSequenceOpened).resumable,
+  EXPECT_THAT(Sent<proto::SequenceOpened>(Open(2, WholeShards(MixedTable()), Hashes(5, 2)), FrameType::kSequenceOpened)
+                  .resumable,
               ElementsAre(2, 1, 0));
   EXPECT_TRUE(Prepares(Begin(2, {{SequenceId(2), 128, 1, {}}})));
   RunStep(2, 1);
@@ -306,9 +317,12 @@ TEST_F(AttentionWorkerCoreTest, ProbesPinAndReopenedPromptsHit) {
 TEST_F(AttentionWorkerCoreTest, PlacementsByRequestHeadsAndTokensMixInOneStep) {
   Open(1);                                                                 // everything
   Open(2, {ShardOf(0, {1, 2})});                                           // one head of group 0
-  Open(3, {ShardOf(0, {0, 2}, {64, 128}), ShardOf(1, {0, 1}, {0, 64})});   // tokens 64..127, and the beginning of the window
+  Open(3, {ShardOf(0, {0, 2}, {64, 128}),
+           ShardOf(1, {0, 1}, {0, 64})});  // tokens 64..127, and the beginning of the window
   Open(4, {ShardOf(0, {0, 1}, {0, 64}), ShardOf(0, {1, 2})});              // one head in part, one whole
-  ASSERT_TRUE(Prepares(Begin(1, {{SequenceId(1), 0, 2, {}}, {SequenceId(2), 0, 2, {}}, {SequenceId(3), 0, 100, {}}, {SequenceId(4), 0, 2, {}}})));
+  ASSERT_TRUE(Prepares(Begin(
+      1,
+      {{SequenceId(1), 0, 2, {}}, {SequenceId(2), 0, 2, {}}, {SequenceId(3), 0, 100, {}}, {SequenceId(4), 0, 2, {}}})));
   const proto::StepLayout& full = core_.LayoutOf(MicroBatchId(0), LayerGroup(0));
   ASSERT_THAT(full.items, SizeIs(5));
   EXPECT_EQ(full.items[1].entry, 1);

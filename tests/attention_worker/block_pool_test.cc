@@ -16,7 +16,8 @@ TEST(BlockPool, HandsOutEveryBlockOnceAndThenNone) {
   for (int i = 0; i < 3; ++i) {
     const BlockSetId set = pool.Allocate(2);
     ASSERT_NE(set, kNoBlockSet);
-    for (const KvBlockId block : pool.blocks(set)) EXPECT_TRUE(seen.insert(block).second) << block << " was given out twice";
+    for (const KvBlockId block : pool.blocks(set))
+      EXPECT_TRUE(seen.insert(block).second) << block << " was given out twice";
   }
   EXPECT_EQ(pool.free_blocks(), 1u);
   EXPECT_EQ(pool.Allocate(2), kNoBlockSet);

@@ -34,7 +34,8 @@ proto::Shard ShardOf(int group, proto::HeadRange heads, proto::TokenRange tokens
 // A whole shard for each group.
 std::vector<proto::Shard> WholeShards(const proto::AttentionTable& table);
 
-// The chain hashes of the first `count` blocks of a text in which token t of version v is v + t: texts of one version share prefixes.
+// The chain hashes of the first `count` blocks of a text in which token t of version v is v + t: texts of one version
+// share prefixes.
 std::vector<proto::BlockHash> Hashes(int version, int count);
 // Those of blocks [first, end).
 std::vector<proto::BlockHash> HashesBetween(int version, int first, int end);
@@ -52,10 +53,13 @@ class Driver {
   // Commit, make room, append. kResourceExhausted if there is no room.
   absl::Status Step(uint64_t id, Position ctx_len, int q_len, std::vector<proto::BlockHash> hashes = {});
   void Release(uint64_t id, Position ctx_len = 0, std::vector<proto::BlockHash> hashes = {});
-  // Opens, prefills `tokens` in one step, commits them with the hashes of `version` and releases: the cache now holds the full blocks.
+  // Opens, prefills `tokens` in one step, commits them with the hashes of `version` and releases: the cache now holds
+  // the full blocks.
   void Cache(uint64_t id, int version, int tokens);
 
-  const std::vector<BlockSetId>& Sets(uint64_t id, int shard = 0) { return sequences_.Find(SequenceId(id))->shards[shard].sets; }
+  const std::vector<BlockSetId>& Sets(uint64_t id, int shard = 0) {
+    return sequences_.Find(SequenceId(id))->shards[shard].sets;
+  }
   uint64_t in_use() const { return sequences_.status().blocks_in_use; }
   uint64_t cached() const { return sequences_.status().blocks_cached; }
   std::vector<BlockCopy> copies;  // of the last step

@@ -22,17 +22,22 @@ uint64_t Mix(uint64_t a, uint64_t b) {
 }  // namespace
 
 ModelledTable::ModelledTable(const proto::AttentionTable& table, uint32_t blocks, uint64_t seed)
-    : table_(table), sequences_(table_, blocks), random_(seed), blocks_(blocks, std::vector<Content>(kSegmentTokens, kGarbage)) {}
+    : table_(table),
+      sequences_(table_, blocks),
+      random_(seed),
+      blocks_(blocks, std::vector<Content>(kSegmentTokens, kGarbage)) {}
 
 ModelledTable::Content ModelledTable::ContentAt(const Modelled& sequence, Position position) const {
   Content content = Mix(sequence.salt, 1);
-  for (Position at = 0; at <= position; ++at) content = Mix(content, static_cast<uint64_t>(sequence.tokens[static_cast<size_t>(at)]));
+  for (Position at = 0; at <= position; ++at)
+    content = Mix(content, static_cast<uint64_t>(sequence.tokens[static_cast<size_t>(at)]));
   return content;
 }
 
 std::vector<proto::BlockHash> ModelledTable::HashesOf(const Modelled& sequence, int64_t first, int64_t end) const {
   std::vector<proto::BlockHash> hashes;
-  for (int64_t block = first; block < end; ++block) hashes.push_back({ContentAt(sequence, block * kSegmentTokens + 63), 7});
+  for (int64_t block = first; block < end; ++block)
+    hashes.push_back({ContentAt(sequence, block * kSegmentTokens + 63), 7});
   return hashes;
 }
 
@@ -42,7 +47,9 @@ std::vector<proto::Shard> ModelledTable::RandomShards() {
     case 0: return WholeShards(table_);
     case 1: return {ShardOf(0, {0, 1}), ShardOf(0, {1, 2}), ShardOf(1, {0, 1})};
     case 2: return {ShardOf(0, {0, 2}, {0, 128}), ShardOf(1, {0, 1})};
-    default: return {ShardOf(0, {0, 2}, {0, 64}), ShardOf(0, {0, 1}, {128, proto::kOpenEnd}), ShardOf(1, {0, 1}, {64, proto::kOpenEnd})};
+    default:
+      return {ShardOf(0, {0, 2}, {0, 64}), ShardOf(0, {0, 1}, {128, proto::kOpenEnd}),
+              ShardOf(1, {0, 1}, {64, proto::kOpenEnd})};
   }
 }
 
@@ -106,8 +113,8 @@ void ModelledTable::Step(bool many) {
     Modelled& sequence = modelled_[id];
     // The step before is repeated, partly taken back (what was written wrongly, always), or taken as it is.
     const int kept = !sequence.good || random_() % 10 == 0 ? 0
-                     : random_() % 6 == 0                  ? static_cast<int>(random_() % static_cast<uint64_t>(sequence.q_len + 1))
-                                                           : sequence.q_len;
+                     : random_() % 6 == 0 ? static_cast<int>(random_() % static_cast<uint64_t>(sequence.q_len + 1))
+                                          : sequence.q_len;
     Part part{id, sequence.ctx_len + kept, 0, {}};
     const Position prompt_left = static_cast<Position>(sequence.tokens.size()) - part.ctx_len;
     part.q_len = 1 + static_cast<int>(random_() % (prompt_left > 1 ? static_cast<uint64_t>(prompt_left) : 3));
@@ -133,11 +140,13 @@ void ModelledTable::Step(bool many) {
   const int64_t blocks = sequences_.BlocksToAppend(growth);
   const proto::WorkerStatus before = sequences_.status();
   const bool room = sequences_.MakeRoom(blocks);
-  ASSERT_EQ(room, static_cast<int64_t>(before.blocks_total - before.blocks_in_use) >= blocks) << "refused only when really full";
+  ASSERT_EQ(room, static_cast<int64_t>(before.blocks_total - before.blocks_in_use) >= blocks)
+      << "refused only when really full";
   if (!room) return;
   std::vector<BlockCopy> copies;
   for (const Part& part : parts) sequences_.Append(*sequences_.Find(SequenceId(part.id)), part.q_len, copies);
-  ASSERT_EQ(static_cast<int64_t>(sequences_.status().blocks_in_use), static_cast<int64_t>(before.blocks_in_use) + blocks)
+  ASSERT_EQ(static_cast<int64_t>(sequences_.status().blocks_in_use),
+            static_cast<int64_t>(before.blocks_in_use) + blocks)
       << "a step takes exactly what it asked for";
   for (const BlockCopy& copy : copies) blocks_[copy.to] = blocks_[copy.from];
   for (const Part& part : parts) {
@@ -178,7 +187,9 @@ void ModelledTable::Release() {
   const Modelled& sequence = modelled_[id];
   const Position at = sequence.ctx_len + (sequence.good ? sequence.q_len : 0);
   absl::StrAppend(&history_, "release ", id, " at ", at);
-  sequences_.Release({SequenceId(id), at, sequence.started ? HashesOf(sequence, sequence.named, at / kSegmentTokens) : std::vector<proto::BlockHash>{}});
+  sequences_.Release(
+      {SequenceId(id), at,
+       sequence.started ? HashesOf(sequence, sequence.named, at / kSegmentTokens) : std::vector<proto::BlockHash>{}});
   EXPECT_EQ(sequences_.Find(SequenceId(id)), nullptr);
   modelled_.erase(id);
 }
@@ -193,7 +204,8 @@ void ModelledTable::Probe() {
   const Modelled& sequence = modelled_[PickSequence()];
   const uint64_t pin = random_() % 3;  // 0: no pin; 1 and 2 are taken again and again
   absl::StrAppend(&history_, "probe with pin ", pin);
-  const auto found = sequences_.Probe({pin, RandomShards(), HashesOf(sequence, 0, static_cast<int64_t>(sequence.tokens.size()) / kSegmentTokens)});
+  const auto found = sequences_.Probe(
+      {pin, RandomShards(), HashesOf(sequence, 0, static_cast<int64_t>(sequence.tokens.size()) / kSegmentTokens)});
   EXPECT_EQ(found.back(), 0u);
   if (pin != 0 && std::find(pins_.begin(), pins_.end(), pin) == pins_.end()) pins_.push_back(pin);
 }
@@ -210,8 +222,9 @@ void ModelledTable::Write(uint64_t id, Position begin, Position end, bool good) 
       const int group = shard.shard.group.value(), heads = shard.shard.kv_heads.size();
       for (int op = 0; op < table_.ops_in_group[group]; ++op)
         for (int head = 0; head < heads; ++head)
-          blocks_[sequences_.pool().blocks(set)[static_cast<size_t>(op * heads + head)]][static_cast<size_t>(at % kSegmentTokens)] =
-              SlotContent(token, group, op, shard.shard.kv_heads.begin + head);
+          blocks_[sequences_.pool().blocks(set)[static_cast<size_t>(op * heads + head)]]
+                 [static_cast<size_t>(at % kSegmentTokens)] =
+                     SlotContent(token, group, op, shard.shard.kv_heads.begin + head);
     }
   }
 }
@@ -223,7 +236,8 @@ void ModelledTable::CheckContent(uint64_t id) {
   ASSERT_EQ(state.ctx_len, sequence.ctx_len);
   std::vector<Content> contents;
   Content content = Mix(sequence.salt, 1);
-  for (Position at = 0; at < sequence.ctx_len; ++at) contents.push_back(content = Mix(content, static_cast<uint64_t>(sequence.tokens[static_cast<size_t>(at)])));
+  for (Position at = 0; at < sequence.ctx_len; ++at)
+    contents.push_back(content = Mix(content, static_cast<uint64_t>(sequence.tokens[static_cast<size_t>(at)])));
   for (const ShardState& shard : state.shards) {
     const int group = shard.shard.group.value(), heads = shard.shard.kv_heads.size();
     const int window = table_.softmax(shard.shard.group).window;
@@ -234,11 +248,13 @@ void ModelledTable::CheckContent(uint64_t id) {
       ASSERT_NE(set, kNoBlockSet) << "sequence " << id << " position " << at;
       for (int op = 0; op < table_.ops_in_group[group]; ++op)
         for (int head = 0; head < heads; ++head)
-          ASSERT_EQ(blocks_[sequences_.pool().blocks(set)[static_cast<size_t>(op * heads + head)]][static_cast<size_t>(at % kSegmentTokens)],
+          ASSERT_EQ(blocks_[sequences_.pool().blocks(set)[static_cast<size_t>(op * heads + head)]]
+                           [static_cast<size_t>(at % kSegmentTokens)],
                     SlotContent(contents[static_cast<size_t>(at)], group, op, shard.shard.kv_heads.begin + head))
               << "sequence " << id << " position " << at << " group " << group << " op " << op << " head " << head;
     }
-    const int64_t left = std::min<int64_t>(first / kSegmentTokens - shard.first_block(), static_cast<int64_t>(shard.sets.size()));
+    const int64_t left =
+        std::min<int64_t>(first / kSegmentTokens - shard.first_block(), static_cast<int64_t>(shard.sets.size()));
     for (int64_t i = 0; window > 0 && i < left; ++i)
       ASSERT_EQ(shard.sets[static_cast<size_t>(i)], kNoBlockSet) << "the window has left it";
   }
@@ -256,7 +272,8 @@ void ModelledTable::CheckAccounts() {
     held += sequences_.pool().blocks(set).size();
     ASSERT_GE(sequences_.pool().references(set), count);
     ASSERT_TRUE(!pins_.empty() || sequences_.pool().references(set) == count) << "a reference leaked";
-    for (const KvBlockId block : sequences_.pool().blocks(set)) ASSERT_TRUE(seen.insert(block).second) << "block " << block << " is in two sets";
+    for (const KvBlockId block : sequences_.pool().blocks(set))
+      ASSERT_TRUE(seen.insert(block).second) << "block " << block << " is in two sets";
   }
   const proto::WorkerStatus status = sequences_.status();
   ASSERT_EQ(status.sequences, modelled_.size());

@@ -8,9 +8,9 @@
 
 namespace dovetail::attention::testing {
 
-// A sequence table beside a naive model of it: every token of every sequence is remembered as a number that names it and all before it,
-// and every KvBlock as the numbers last written into its 64 slots. Random operations are applied to both; whatever a sequence still sees
-// must read back as its own tokens, and every block must be accounted for.
+// A sequence table beside a naive model of it: every token of every sequence is remembered as a number that names it
+// and all before it, and every KvBlock as the numbers last written into its 64 slots. Random operations are applied to
+// both; whatever a sequence still sees must read back as its own tokens, and every block must be accounted for.
 class ModelledTable {
  public:
   ModelledTable(const proto::AttentionTable& table, uint32_t blocks, uint64_t seed);

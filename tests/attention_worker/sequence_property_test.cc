@@ -24,7 +24,8 @@ TEST(SequenceTableProperty, RandomOperationsKeepEveryTokenReadableAndEveryBlockA
     ModelledTable table(MixedTable(), seed % 3 == 0 ? 30 : seed % 3 == 1 ? 90 : 400, seed);
     for (int step = 0; step < 300; ++step) {
       table.RandomOperation();
-      ASSERT_FALSE(::testing::Test::HasFailure()) << "DOVETAIL_SEED=" << seed << ", operation " << step << ": " << table.history();
+      ASSERT_FALSE(::testing::Test::HasFailure())
+          << "DOVETAIL_SEED=" << seed << ", operation " << step << ": " << table.history();
     }
     table.ReleaseAll();
     ASSERT_FALSE(::testing::Test::HasFailure()) << "DOVETAIL_SEED=" << seed << ", at the end";

@@ -55,7 +55,8 @@ TEST(SequenceTable, ARepeatedStepFindsEverythingAsItWas) {
 TEST(SequenceTable, RefusesAPositionThatTheSequenceCannotStandAtAndChangesNothing) {
   Driver table(FullTable(), 16);
   table.Open(1);
-  EXPECT_THAT(std::string(table.Step(1, 64, 1).message()), HasSubstr("ctx_len 64 of its first step is not one that was offered"));
+  EXPECT_THAT(std::string(table.Step(1, 64, 1).message()),
+              HasSubstr("ctx_len 64 of its first step is not one that was offered"));
   ASSERT_TRUE(table.Step(1, 0, 100).ok());
   ASSERT_TRUE(table.Step(1, 100, 10).ok());
   EXPECT_THAT(std::string(table.Step(1, 99, 1).message()), HasSubstr("sequence 1: ctx_len 99 is outside 100..110"));
@@ -145,13 +146,16 @@ TEST(Fork, AtAnEarlierPositionOfTheRunningStepLeavesTheRestBehind) {
 TEST(Fork, NamesWhatItRefuses) {
   Driver table(FullTable(), 32);
   table.Open(1);
-  EXPECT_THAT(std::string(table->Fork({SequenceId(9), SequenceId(2), 0}).status().message()), HasSubstr("sequence 9 is not open"));
+  EXPECT_THAT(std::string(table->Fork({SequenceId(9), SequenceId(2), 0}).status().message()),
+              HasSubstr("sequence 9 is not open"));
   EXPECT_FALSE(table->Fork({SequenceId(1), SequenceId(2), 0}).ok()) << "not started: nothing to copy";
   ASSERT_TRUE(table.Step(1, 0, 10).ok());
   ASSERT_TRUE(table.Step(1, 10, 10).ok());
   for (const Position at : {9, 21})
-    EXPECT_THAT(std::string(table->Fork({SequenceId(1), SequenceId(2), at}).status().message()), HasSubstr("holds 10 to 20 tokens"));
-  EXPECT_THAT(std::string(table->Fork({SequenceId(1), SequenceId(1), 10}).status().message()), HasSubstr("its own child"));
+    EXPECT_THAT(std::string(table->Fork({SequenceId(1), SequenceId(2), at}).status().message()),
+                HasSubstr("holds 10 to 20 tokens"));
+  EXPECT_THAT(std::string(table->Fork({SequenceId(1), SequenceId(1), 10}).status().message()),
+              HasSubstr("its own child"));
   EXPECT_EQ(table->status().sequences, 1u);
 }
 
@@ -255,7 +259,8 @@ TEST(PrefixCache, RefusesHashesThatLeaveBlocksOutOrContradict) {
   table.Open(1, Hashes(5, 1));
   ASSERT_TRUE(table.Step(1, 0, 200).ok());
   EXPECT_THAT(std::string(table.Step(1, 200, 1, HashesBetween(5, 2, 3)).message()), HasSubstr("the first 1 are known"));
-  EXPECT_THAT(std::string(table.Step(1, 200, 1, Hashes(6, 3)).message()), HasSubstr("hash of block 0 is not the one given before"));
+  EXPECT_THAT(std::string(table.Step(1, 200, 1, Hashes(6, 3)).message()),
+              HasSubstr("hash of block 0 is not the one given before"));
   EXPECT_THAT(std::string(table.Step(1, 200, 1, Hashes(5, 4)).message()), HasSubstr("4 hashes end at block 3"));
   EXPECT_EQ(table->Find(SequenceId(1))->ctx_len, 0) << "nothing was committed";
   EXPECT_TRUE(table.Step(1, 200, 1, HashesBetween(5, 0, 3)).ok());
@@ -347,7 +352,8 @@ TEST(Pin, ThereIsAMostOfPins) {
   table.Cache(1, 5, 64);
   const auto shards = WholeShards(FullTable());
   for (uint64_t id = 1; id <= SequenceTable::kMaxPins; ++id) table->Probe({id, shards, {}});
-  EXPECT_THAT(table->Probe({1u << 20, shards, Hashes(5, 1)}), ElementsAre(0)) << "it cannot be kept, so it is not promised";
+  EXPECT_THAT(table->Probe({1u << 20, shards, Hashes(5, 1)}), ElementsAre(0))
+      << "it cannot be kept, so it is not promised";
   EXPECT_THAT(table->Probe({3, shards, Hashes(5, 1)}), ElementsAre(1, 0)) << "one that is held may change";
   table->Unpin(4);
   EXPECT_THAT(table->Probe({1u << 20, shards, Hashes(5, 1)}), ElementsAre(1, 0));
@@ -405,8 +411,8 @@ TEST(Window, BlocksBehindAHoleInTheHitAreGivenBackToo) {
   table->Unpin(9), table->Unpin(10);
   EXPECT_EQ(table.in_use(), 3u);
   ASSERT_TRUE(table.Step(2, 256, 1).ok());
-  EXPECT_THAT(table.Sets(2), ElementsAre(kNoBlockSet, kNoBlockSet, ::testing::Ne(kNoBlockSet), ::testing::Ne(kNoBlockSet),
-                                         ::testing::Ne(kNoBlockSet)));
+  EXPECT_THAT(table.Sets(2), ElementsAre(kNoBlockSet, kNoBlockSet, ::testing::Ne(kNoBlockSet),
+                                         ::testing::Ne(kNoBlockSet), ::testing::Ne(kNoBlockSet)));
   EXPECT_EQ(table.in_use(), 3u);
 }
 

@@ -10,9 +10,11 @@
 
 namespace dovetail::fuzz {
 
-// Frames to one attention worker, each a header and payload_bytes of payload. Whatever they say, blocks are never lost or doubled.
+// Frames to one attention worker, each a header and payload_bytes of payload. Whatever they say, blocks are never lost
+// or doubled.
 void FuzzAttentionWorker(const uint8_t* data, size_t size) {
-  const auto table = proto::AttentionTable::Build({proto::SoftmaxSpec{4, 2, 8, 8, 1, 0}, proto::SoftmaxSpec{4, 2, 8, 8, 1, 100}});
+  const auto table =
+      proto::AttentionTable::Build({proto::SoftmaxSpec{4, 2, 8, 8, 1, 0}, proto::SoftmaxSpec{4, 2, 8, 8, 1, 100}});
   attention::AttentionWorkerCore core(*table, {WorkerId(7), Epoch(3), /*kv_blocks=*/64, /*micro_batches=*/2});
   std::vector<attention::Action> actions;
   auto bytes = std::as_bytes(std::span(data, size));
@@ -28,7 +30,8 @@ void FuzzAttentionWorker(const uint8_t* data, size_t size) {
       const auto* prepare = std::get_if<attention::PrepareStep>(&action);
       if (prepare == nullptr) continue;
       for (int group = 0; group < table->group_count(); ++group)
-        for (const proto::ShardStep& item : core.LayoutOf(prepare->micro_batch, LayerGroup(static_cast<uint16_t>(group))).items)
+        for (const proto::ShardStep& item :
+             core.LayoutOf(prepare->micro_batch, LayerGroup(static_cast<uint16_t>(group))).items)
           for (const attention::BlockSetId set : core.ShardOf(prepare->micro_batch, item).sets)
             if (set != attention::kNoBlockSet)
               for (const attention::KvBlockId block : core.BlocksOf(set)) DT_CHECK(block < 64);

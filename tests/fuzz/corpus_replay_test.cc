@@ -5,7 +5,8 @@
 #include "tests/fuzz/targets.h"
 #include "tests/support/test_data.h"
 
-// Every build runs every target over its corpus, cut and with bytes changed: what fuzzing once found stays found without a fuzzer.
+// Every build runs every target over its corpus, cut and with bytes changed: what fuzzing once found stays found
+// without a fuzzer.
 
 namespace dovetail::fuzz {
 namespace {
@@ -18,9 +19,12 @@ struct Target {
 };
 
 constexpr Target kTargets[] = {
+    {"api_request", FuzzApiRequest},
     {"attention_worker", FuzzAttentionWorker},
+    {"chat_template", FuzzChatTemplate},
     {"frame", FuzzFrame},
     {"gguf", FuzzGguf},
+    {"http_request", FuzzHttpRequest},
     {"safetensors", FuzzSafetensors},
     {"step_plan", FuzzStepPlan},
     {"tokenize", FuzzTokenize},

@@ -30,7 +30,8 @@ void FuzzStepPlan(const uint8_t* data, size_t size) {
   const auto plan = proto::DecodeStepPlan(bytes);
   CheckAgain(plan, bytes);
   if (!plan.ok()) return;
-  const auto table = proto::AttentionTable::Build({proto::SoftmaxSpec{8, 4, 64, 64, 1, 0}, proto::SoftmaxSpec{8, 4, 64, 64, 1, 512}});
+  const auto table =
+      proto::AttentionTable::Build({proto::SoftmaxSpec{8, 4, 64, 64, 1, 0}, proto::SoftmaxSpec{8, 4, 64, 64, 1, 512}});
   for (const proto::StepEntry& entry : plan->entries) {
     const bool valid = proto::Validate(entry.placement, *table).ok();
     int appended = 0;

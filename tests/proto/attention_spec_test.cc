@@ -41,7 +41,8 @@ TEST(AttentionTable, GroupsOpsOfEqualSpecInOrderOfFirstAppearance) {
 }
 
 TEST(AttentionTable, NamesTheOpAndTheLimit) {
-  EXPECT_THAT(With([](SoftmaxSpec& s) { s.kv_heads = 0; }), HasSubstr("attention op 1: 8 query and 0 KV heads are outside 1..1024"));
+  EXPECT_THAT(With([](SoftmaxSpec& s) { s.kv_heads = 0; }),
+              HasSubstr("attention op 1: 8 query and 0 KV heads are outside 1..1024"));
   EXPECT_THAT(With([](SoftmaxSpec& s) { s.query_heads = 1025; }), HasSubstr("outside 1..1024"));
   EXPECT_THAT(With([](SoftmaxSpec& s) { s.kv_heads = 3; }), HasSubstr("8 query heads are no multiple of 3 KV heads"));
   EXPECT_THAT(With([](SoftmaxSpec& s) { s.kv_heads = 16; }), HasSubstr("8 query heads are no multiple of 16 KV heads"));
@@ -54,14 +55,16 @@ TEST(AttentionTable, NamesTheOpAndTheLimit) {
 }
 
 TEST(AttentionTable, HasAtLeastOneOpAndNotTooManyOpsOrGroups) {
-  EXPECT_THAT(std::string(AttentionTable::Build({}).status().message()), HasSubstr("a model has 0 attention ops; 1..1024"));
+  EXPECT_THAT(std::string(AttentionTable::Build({}).status().message()),
+              HasSubstr("a model has 0 attention ops; 1..1024"));
   EXPECT_TRUE(AttentionTable::Build(std::vector<AttentionSpec>(kMaxAttentionOps, Spec())).ok());
   EXPECT_FALSE(AttentionTable::Build(std::vector<AttentionSpec>(kMaxAttentionOps + 1, Spec())).ok());
   std::vector<AttentionSpec> different;
   for (int i = 0; i < kMaxLayerGroups; ++i) different.push_back(Spec(i));
   EXPECT_TRUE(AttentionTable::Build(different).ok());
   different.push_back(Spec(99));
-  EXPECT_THAT(std::string(AttentionTable::Build(different).status().message()), HasSubstr("more than 16 different specs"));
+  EXPECT_THAT(std::string(AttentionTable::Build(different).status().message()),
+              HasSubstr("more than 16 different specs"));
 }
 
 }  // namespace

@@ -11,10 +11,11 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr FrameType kAllTypes[] = {FrameType::kStepPlan,      FrameType::kStepResult,   FrameType::kOpenSequence, FrameType::kSequenceOpened,
-                                   FrameType::kForkSequence,  FrameType::kReleaseSequence, FrameType::kPrefixProbe,
-                                   FrameType::kPrefixProbed,  FrameType::kUnpin,        FrameType::kWorkerStatus, FrameType::kStepBegin,
-                                   FrameType::kStepRefused,   FrameType::kQuery,        FrameType::kKeyValue,     FrameType::kPartial};
+constexpr FrameType kAllTypes[] = {FrameType::kStepPlan,       FrameType::kStepResult,   FrameType::kOpenSequence,
+                                   FrameType::kSequenceOpened, FrameType::kForkSequence, FrameType::kReleaseSequence,
+                                   FrameType::kPrefixProbe,    FrameType::kPrefixProbed, FrameType::kUnpin,
+                                   FrameType::kWorkerStatus,   FrameType::kStepBegin,    FrameType::kStepRefused,
+                                   FrameType::kQuery,          FrameType::kKeyValue,     FrameType::kPartial};
 
 FrameHeader Good() { return MakeHeader(FrameType::kQuery, Epoch(3), StepId(99), MicroBatchId(1), 17, 4096); }
 
@@ -60,8 +61,10 @@ TEST(FrameHeader, EveryTypeIsKnownAndNoOther) {
     known += Validate(MakeHeader(static_cast<FrameType>(type), Epoch(0), StepId(0), MicroBatchId(0), 0, 0)).ok();
   EXPECT_EQ(known, static_cast<int>(std::size(kAllTypes)));
   for (const FrameType type : kAllTypes)
-    EXPECT_EQ(Verdict(MakeHeader(type, Epoch(0), StepId(0), MicroBatchId(0), 0, 0)), "accepted") << static_cast<int>(type);
-  EXPECT_THAT(Verdict(MakeHeader(FrameType(3), Epoch(0), StepId(0), MicroBatchId(0), 0, 0)), HasSubstr("type 3 is unknown"));
+    EXPECT_EQ(Verdict(MakeHeader(type, Epoch(0), StepId(0), MicroBatchId(0), 0, 0)), "accepted")
+        << static_cast<int>(type);
+  EXPECT_THAT(Verdict(MakeHeader(FrameType(3), Epoch(0), StepId(0), MicroBatchId(0), 0, 0)),
+              HasSubstr("type 3 is unknown"));
 }
 
 TEST(FrameHeader, WrongMagicVersionSizeOrReservedBytesAreNamed) {

@@ -53,14 +53,17 @@ std::string OneShard(Change change) {
 
 TEST(StepPlanField, PositionsLieWithinTheLimit) {
   EXPECT_EQ(Plan([](StepEntry& e) { e.ctx_len = kLastPosition; }), "accepted");
-  EXPECT_THAT(Plan([](StepEntry& e) { e.ctx_len = kLastPosition + 1; }), HasSubstr("StepPlan: ctx_len is not a position"));
+  EXPECT_THAT(Plan([](StepEntry& e) { e.ctx_len = kLastPosition + 1; }),
+              HasSubstr("StepPlan: ctx_len is not a position"));
   EXPECT_THAT(Plan([](StepEntry& e) { e.ctx_len = -1; }), HasSubstr("ctx_len is not a position"));
 }
 
 TEST(StepPlanField, AnEntryHasTokensAndAStepNotTooMany) {
   EXPECT_THAT(Plan([](StepEntry& e) { e.tokens.clear(), e.logits_rows = 0; }), HasSubstr("tokens is empty"));
-  EXPECT_THAT(Plan([](StepEntry& e) { e.tokens.resize(kMaxStepTokens + 1); }), HasSubstr("tokens counts 65537 elements; at most 65536"));
-  EXPECT_THAT(Plan([](StepEntry& e) { e.tokens.resize(kMaxStepTokens); }), HasSubstr("entries hold no token or more than a step may"))
+  EXPECT_THAT(Plan([](StepEntry& e) { e.tokens.resize(kMaxStepTokens + 1); }),
+              HasSubstr("tokens counts 65537 elements; at most 65536"));
+  EXPECT_THAT(Plan([](StepEntry& e) { e.tokens.resize(kMaxStepTokens); }),
+              HasSubstr("entries hold no token or more than a step may"))
       << "the other entry has one too";
   const auto none = DecodeStepPlan(Bytes(StepPlan{}));
   EXPECT_THAT(std::string(none.status().message()), HasSubstr("entries hold no token"));
@@ -77,27 +80,33 @@ TEST(StepPlanField, CountsAndRowsAreNotNegative) {
 TEST(StepPlanField, LogprobsLieWithinTheLimit) {
   EXPECT_EQ(Plan([](StepEntry& e) { e.prompt_logprobs = kMaxTopLogprobs; }), "accepted");
   for (const int bad : {-2, kMaxTopLogprobs + 1}) {
-    EXPECT_THAT(Plan([&](StepEntry& e) { e.prompt_logprobs = bad; }), HasSubstr("prompt_logprobs is outside the limit"));
+    EXPECT_THAT(Plan([&](StepEntry& e) { e.prompt_logprobs = bad; }),
+                HasSubstr("prompt_logprobs is outside the limit"));
     EXPECT_THAT(Sampling([&](SamplingParams& p) { p.logprobs = bad; }), HasSubstr("logprobs is outside the limit"));
   }
 }
 
 TEST(StepPlanField, SamplingParametersAreNumbersInTheirRange) {
   for (const float bad : {-0.1f, kNan, kInfinity})
-    EXPECT_THAT(Sampling([&](SamplingParams& p) { p.temperature = bad; }), HasSubstr("temperature is negative or not finite"));
+    EXPECT_THAT(Sampling([&](SamplingParams& p) { p.temperature = bad; }),
+                HasSubstr("temperature is negative or not finite"));
   for (const float bad : {-0.1f, 1.1f, kNan, kInfinity}) {
     EXPECT_THAT(Sampling([&](SamplingParams& p) { p.top_p = bad; }), HasSubstr("top_p is outside 0..1"));
     EXPECT_THAT(Sampling([&](SamplingParams& p) { p.min_p = bad; }), HasSubstr("min_p is outside 0..1"));
   }
   for (const float bad : {0.0f, -1.0f, kNan, kInfinity})
-    EXPECT_THAT(Sampling([&](SamplingParams& p) { p.repetition_penalty = bad; }), HasSubstr("repetition_penalty is not a positive"));
+    EXPECT_THAT(Sampling([&](SamplingParams& p) { p.repetition_penalty = bad; }),
+                HasSubstr("repetition_penalty is not a positive"));
   for (const float bad : {kNan, kInfinity, -kInfinity}) {
     EXPECT_THAT(Sampling([&](SamplingParams& p) { p.presence_penalty = bad; }), HasSubstr("penalty is not finite"));
     EXPECT_THAT(Sampling([&](SamplingParams& p) { p.frequency_penalty = bad; }), HasSubstr("penalty is not finite"));
   }
-  EXPECT_THAT(Sampling([](SamplingParams& p) { p.logit_bias[1].first = -1; }), HasSubstr("logit_bias.token is negative"));
-  EXPECT_THAT(Sampling([](SamplingParams& p) { p.logit_bias[1].second = kNan; }), HasSubstr("logit_bias.value is not a number"));
-  EXPECT_THAT(Sampling([](SamplingParams& p) { p.logit_bias.resize(1025); }), HasSubstr("logit_bias counts 1025 elements; at most 1024"));
+  EXPECT_THAT(Sampling([](SamplingParams& p) { p.logit_bias[1].first = -1; }),
+              HasSubstr("logit_bias.token is negative"));
+  EXPECT_THAT(Sampling([](SamplingParams& p) { p.logit_bias[1].second = kNan; }),
+              HasSubstr("logit_bias.value is not a number"));
+  EXPECT_THAT(Sampling([](SamplingParams& p) { p.logit_bias.resize(1025); }),
+              HasSubstr("logit_bias counts 1025 elements; at most 1024"));
 }
 
 TEST(StepPlanField, FlagsAreZeroOrOne) {
@@ -112,7 +121,8 @@ TEST(StepPlanField, FlagsAreZeroOrOne) {
     return std::string(DecodeStepPlan(changed).status().message());
   };
   EXPECT_THAT(with_two_at_the_flag([](StepEntry& e) { e.sample = false; }), HasSubstr("sample is neither 0 nor 1"));
-  EXPECT_THAT(with_two_at_the_flag([](StepEntry& e) { e.history_given = false; }), HasSubstr("history_given is neither 0 nor 1"));
+  EXPECT_THAT(with_two_at_the_flag([](StepEntry& e) { e.history_given = false; }),
+              HasSubstr("history_given is neither 0 nor 1"));
 }
 
 TEST(Shard, LiesOnSegmentBoundariesAndHasHeads) {
@@ -121,11 +131,14 @@ TEST(Shard, LiesOnSegmentBoundariesAndHasHeads) {
   for (const TokenRange bad : {TokenRange{64, 64}, TokenRange{128, 64}, TokenRange{-64, 64}})
     EXPECT_THAT(OneShard([&](Shard& s) { s.tokens = bad; }), HasSubstr("OpenSequence: shard.tokens is empty"));
   for (const TokenRange bad : {TokenRange{0, 65}, TokenRange{1, 64}})
-    EXPECT_THAT(OneShard([&](Shard& s) { s.tokens = bad; }), HasSubstr("shard.tokens does not lie on segment boundaries"));
-  for (const TokenRange bad : {TokenRange{0, kLastPosition + 64}, TokenRange{kLastPosition + 64, kOpenEnd}, TokenRange{0, kOpenEnd - 63}})
+    EXPECT_THAT(OneShard([&](Shard& s) { s.tokens = bad; }),
+                HasSubstr("shard.tokens does not lie on segment boundaries"));
+  for (const TokenRange bad :
+       {TokenRange{0, kLastPosition + 64}, TokenRange{kLastPosition + 64, kOpenEnd}, TokenRange{0, kOpenEnd - 63}})
     EXPECT_THAT(OneShard([&](Shard& s) { s.tokens = bad; }), HasSubstr("shard.tokens lies beyond the last position"));
   for (const HeadRange bad : {HeadRange{0, 0}, HeadRange{-1, 2}, HeadRange{3, 2}, HeadRange{0, kMaxHeads + 1}})
-    EXPECT_THAT(OneShard([&](Shard& s) { s.kv_heads = bad; }), HasSubstr("shard.kv_heads is empty or outside the limit"));
+    EXPECT_THAT(OneShard([&](Shard& s) { s.kv_heads = bad; }),
+                HasSubstr("shard.kv_heads is empty or outside the limit"));
 }
 
 TEST(Shard, AreNotTooMany) {
@@ -152,22 +165,31 @@ TEST(StepBeginField, TokensLieWithinTheLimit) {
 }
 
 TEST(OtherFields, OfSequenceMessages) {
-  EXPECT_THAT(Whole(ForkSequence{SequenceId(1), SequenceId(2), -1}), HasSubstr("ForkSequence: ctx_len is not a position"));
-  EXPECT_THAT(Whole(ReleaseSequence{SequenceId(1), kLastPosition + 1, {}}), HasSubstr("ReleaseSequence: ctx_len is not a position"));
-  EXPECT_THAT(Whole(StepRefused{false, std::string(5000, 'x')}), HasSubstr("reason counts 5000 elements; at most 4096"));
+  EXPECT_THAT(Whole(ForkSequence{SequenceId(1), SequenceId(2), -1}),
+              HasSubstr("ForkSequence: ctx_len is not a position"));
+  EXPECT_THAT(Whole(ReleaseSequence{SequenceId(1), kLastPosition + 1, {}}),
+              HasSubstr("ReleaseSequence: ctx_len is not a position"));
+  EXPECT_THAT(Whole(StepRefused{false, std::string(5000, 'x')}),
+              HasSubstr("reason counts 5000 elements; at most 4096"));
   auto refused = Bytes(StepRefused{});
   refused[0] = std::byte{7};
-  EXPECT_THAT(std::string(Decode<StepRefused>(refused).status().message()), HasSubstr("out_of_memory is neither 0 nor 1"));
+  EXPECT_THAT(std::string(Decode<StepRefused>(refused).status().message()),
+              HasSubstr("out_of_memory is neither 0 nor 1"));
 }
 
 TEST(StepResultField, IsRefusedByName) {
   EXPECT_EQ(Result([](StepResult&) {}), "accepted");
-  EXPECT_THAT(Result([](StepResult& r) { r.status = static_cast<StepStatus>(4); }), HasSubstr("StepResult: status is unknown"));
-  EXPECT_THAT(Result([](StepResult& r) { r.entries[0].status = static_cast<StepStatus>(255); }), HasSubstr("status is unknown"));
+  EXPECT_THAT(Result([](StepResult& r) { r.status = static_cast<StepStatus>(4); }),
+              HasSubstr("StepResult: status is unknown"));
+  EXPECT_THAT(Result([](StepResult& r) { r.entries[0].status = static_cast<StepStatus>(255); }),
+              HasSubstr("status is unknown"));
   EXPECT_THAT(Result([](StepResult& r) { r.entries[0].position = -5; }), HasSubstr("position is not a position"));
-  EXPECT_THAT(Result([](StepResult& r) { r.error.assign(4097, 'x'); }), HasSubstr("error counts 4097 elements; at most 4096"));
-  EXPECT_THAT(Result([](StepResult& r) { r.entries[0].logprobs.top.resize(65); }), HasSubstr("top counts 65 elements; at most 64"));
-  EXPECT_THAT(Result([](StepResult& r) { r.entries.resize(kMaxStepEntries + 1); }), HasSubstr("entries counts 4097 elements; at most 4096"));
+  EXPECT_THAT(Result([](StepResult& r) { r.error.assign(4097, 'x'); }),
+              HasSubstr("error counts 4097 elements; at most 4096"));
+  EXPECT_THAT(Result([](StepResult& r) { r.entries[0].logprobs.top.resize(65); }),
+              HasSubstr("top counts 65 elements; at most 64"));
+  EXPECT_THAT(Result([](StepResult& r) { r.entries.resize(kMaxStepEntries + 1); }),
+              HasSubstr("entries counts 4097 elements; at most 4096"));
 }
 
 }  // namespace

@@ -10,7 +10,8 @@ std::vector<BlockHash> SomeHashes(int count) {
 }
 
 std::vector<Shard> SomeShards() {
-  return {{LayerGroup(1), WorkerId(2), Epoch(3), {0, 4}, {0, 128}}, {LayerGroup(1), WorkerId(9), Epoch(8), {4, 6}, {128, kOpenEnd}}};
+  return {{LayerGroup(1), WorkerId(2), Epoch(3), {0, 4}, {0, 128}},
+          {LayerGroup(1), WorkerId(9), Epoch(8), {4, 6}, {128, kOpenEnd}}};
 }
 
 PositionLogprobs SomeLogprobs() { return {{11, -0.25f, 1}, {{11, -0.25f, 1}, {7, -3.5f, 2}}}; }
@@ -78,8 +79,8 @@ StepResult FullResult() {
   entry.logprobs = SomeLogprobs();
   entry.prompt_logprobs = {SomeLogprobs(), {}};
   entry.logits = {1.5f, -2.0f, 0.0f};
-  return StepResult{StepId(77), MicroBatchId(3), StepStatus::kWorkerFailed, "attention worker 2: out of blocks", WorkerId(2),
-                    {entry, EntryResult{}}, {1000, 600, 300, 100}};
+  return StepResult{StepId(77),  MicroBatchId(3),        StepStatus::kWorkerFailed, "attention worker 2: out of blocks",
+                    WorkerId(2), {entry, EntryResult{}}, {1000, 600, 300, 100}};
 }
 
 OpenSequence FullOpen() { return {SequenceId(5), SomeShards(), SomeHashes(3)}; }
@@ -88,10 +89,11 @@ StepBegin FullBegin() { return {{{SequenceId(1), 128, 1, SomeHashes(1)}, {Sequen
 
 std::vector<MessageKind> AllMessages() {
   std::vector<MessageKind> all;
-  all.push_back({"StepPlan", {Bytes(FullPlan())}, [](std::span<const std::byte> bytes) -> absl::StatusOr<std::vector<std::byte>> {
-                   DT_ASSIGN_OR_RETURN(const StepPlan plan, DecodeStepPlan(bytes));
-                   return Bytes(plan);
-                 }});
+  all.push_back(
+      {"StepPlan", {Bytes(FullPlan())}, [](std::span<const std::byte> bytes) -> absl::StatusOr<std::vector<std::byte>> {
+         DT_ASSIGN_OR_RETURN(const StepPlan plan, DecodeStepPlan(bytes));
+         return Bytes(plan);
+       }});
   all.push_back({"StepResult",
                  {Bytes(FullResult()), Bytes(StepResult{})},
                  [](std::span<const std::byte> bytes) -> absl::StatusOr<std::vector<std::byte>> {

@@ -68,7 +68,8 @@ TEST(EveryMessage, WithBytesAfterItsEndIsRefused) {
   for (const MessageKind& kind : AllMessages())
     for (auto sample : kind.samples) {
       sample.push_back(std::byte{0});
-      EXPECT_THAT(Text(kind.decode(sample).status()), HasSubstr("message has 1 bytes after its last field")) << kind.name;
+      EXPECT_THAT(Text(kind.decode(sample).status()), HasSubstr("message has 1 bytes after its last field"))
+          << kind.name;
     }
 }
 

@@ -38,7 +38,9 @@ TEST(PlacementValidate, AcceptsAWholeOneAndSplitsByHeadsAndTokens) {
   EXPECT_EQ(Verdict(WholePlacement(TwoGroups(), WorkerId(1), Epoch(1))), "valid");
   EXPECT_EQ(Verdict({MakeShard(0, {0, 1}), MakeShard(0, {1, 4}), kSecondGroup}), "valid");
   EXPECT_EQ(Verdict({MakeShard(0, {0, 4}, {0, 64}), MakeShard(0, {0, 4}, {64, kOpenEnd}), kSecondGroup}), "valid");
-  EXPECT_EQ(Verdict({kSecondGroup, MakeShard(0, {2, 4}), MakeShard(0, {0, 2}, {128, kOpenEnd}), MakeShard(0, {0, 2}, {0, 128})}), "valid")
+  EXPECT_EQ(Verdict({kSecondGroup, MakeShard(0, {2, 4}), MakeShard(0, {0, 2}, {128, kOpenEnd}),
+                     MakeShard(0, {0, 2}, {0, 128})}),
+            "valid")
       << "order is free, and each head range has its own tokens";
 }
 
@@ -46,25 +48,31 @@ TEST(PlacementValidate, NamesWhatIsPlacedNowhereOrTwice) {
   EXPECT_THAT(Verdict({}), HasSubstr("group 0 KV head 0: positions from 0 are placed nowhere"));
   EXPECT_THAT(Verdict({MakeShard(0, {0, 4})}), HasSubstr("group 1 KV head 0: positions from 0 are placed nowhere"));
   EXPECT_THAT(Verdict({MakeShard(0, {0, 2}), MakeShard(0, {3, 4}), kSecondGroup}), HasSubstr("group 0 KV head 2"));
-  EXPECT_THAT(Verdict({MakeShard(0, {0, 4}, {0, 64}), kSecondGroup}), HasSubstr("positions from 64 are placed nowhere"));
-  EXPECT_THAT(Verdict({MakeShard(0, {0, 4}, {64, kOpenEnd}), kSecondGroup}), HasSubstr("positions from 0 are placed nowhere"));
+  EXPECT_THAT(Verdict({MakeShard(0, {0, 4}, {0, 64}), kSecondGroup}),
+              HasSubstr("positions from 64 are placed nowhere"));
+  EXPECT_THAT(Verdict({MakeShard(0, {0, 4}, {64, kOpenEnd}), kSecondGroup}),
+              HasSubstr("positions from 0 are placed nowhere"));
   EXPECT_THAT(Verdict({MakeShard(0, {0, 4}, {0, 64}), MakeShard(0, {0, 4}, {128, kOpenEnd}), kSecondGroup}),
               HasSubstr("positions from 64 are placed nowhere"));
   EXPECT_THAT(Verdict({MakeShard(0, {0, 4}), MakeShard(0, {0, 4}, {64, kOpenEnd}), kSecondGroup}),
               HasSubstr("positions from 64 are placed twice"));
-  EXPECT_THAT(Verdict({MakeShard(0, {0, 4}), kSecondGroup, kSecondGroup}), HasSubstr("group 1 KV head 0: positions from 0 are placed twice"));
+  EXPECT_THAT(Verdict({MakeShard(0, {0, 4}), kSecondGroup, kSecondGroup}),
+              HasSubstr("group 1 KV head 0: positions from 0 are placed twice"));
 }
 
 TEST(PlacementValidate, NamesTheShardThatIsOutOfRange) {
-  EXPECT_THAT(Verdict({MakeShard(2, {0, 4})}), HasSubstr("shard of group 2 on worker 1, KV heads 0..4, tokens 0..: the model has 2"));
+  EXPECT_THAT(Verdict({MakeShard(2, {0, 4})}),
+              HasSubstr("shard of group 2 on worker 1, KV heads 0..4, tokens 0..: the model has 2"));
   for (const HeadRange heads : {HeadRange{0, 5}, HeadRange{-1, 4}, HeadRange{2, 2}, HeadRange{3, 2}})
     EXPECT_THAT(Verdict({MakeShard(0, heads), kSecondGroup}), HasSubstr("KV heads must lie in 0..4"));
   for (const TokenRange tokens : {TokenRange{0, 63}, TokenRange{1, kOpenEnd}, TokenRange{64, 64}, TokenRange{-64, 64}})
     EXPECT_THAT(Verdict({MakeShard(0, {0, 4}, tokens), kSecondGroup}), HasSubstr("begin and end on multiples of 64"));
   EXPECT_THAT(Verdict({MakeShard(0, {0, 4}, {0, kOpenEnd - 63}), kSecondGroup}), HasSubstr("tokens lie in 0.."));
-  EXPECT_THAT(Verdict({MakeShard(0, {0, 3}), MakeShard(0, {2, 4}), kSecondGroup}), HasSubstr("head ranges must be equal or disjoint"));
+  EXPECT_THAT(Verdict({MakeShard(0, {0, 3}), MakeShard(0, {2, 4}), kSecondGroup}),
+              HasSubstr("head ranges must be equal or disjoint"));
   Placement many;
-  for (int i = 0; i <= kMaxShards; ++i) many.push_back(MakeShard(0, {0, 4}, {i * 64, i == kMaxShards ? kOpenEnd : (i + 1) * 64}));
+  for (int i = 0; i <= kMaxShards; ++i)
+    many.push_back(MakeShard(0, {0, 4}, {i * 64, i == kMaxShards ? kOpenEnd : (i + 1) * 64}));
   EXPECT_THAT(Verdict(many), HasSubstr("65 shards; at most 64"));
 }
 
@@ -134,7 +142,8 @@ TEST(RowsOf, AnswersEveryQueryThatSeesTheShardAndAppendsItsOwnTokensOnly) {
     const Position ctx_len = static_cast<Position>(random() % 600);
     const int q_len = 1 + static_cast<int>(random() % (random() % 2 == 0 ? 3 : 300));
     const ShardRows rows = RowsOf(tokens, window, ctx_len, q_len);
-    SCOPED_TRACE(absl::StrCat("tokens ", begin, "..", tokens.end, " window ", window, " ctx_len ", ctx_len, " q_len ", q_len));
+    SCOPED_TRACE(
+        absl::StrCat("tokens ", begin, "..", tokens.end, " window ", window, " ctx_len ", ctx_len, " q_len ", q_len));
 
     int first_seeing = -1, appended = 0, first_appended = -1;
     for (int row = 0; row < q_len; ++row) {

@@ -71,7 +71,8 @@ TEST(StepLayout, PartsOfAPayloadNeitherOverlapNorLeaveGapsOrBreakAlignment) {
       const Position begin = static_cast<Position>(random() % 3) * 64;
       const TokenRange tokens{begin, random() % 2 == 0 ? kOpenEnd : begin + 64};
       const int head = static_cast<int>(random() % 3);
-      layout.Add(entry, 0, {head, 3}, tokens, static_cast<Position>(random() % 300), 1 + static_cast<int>(random() % 20), spec);
+      layout.Add(entry, 0, {head, 3}, tokens, static_cast<Position>(random() % 300),
+                 1 + static_cast<int>(random() % 20), spec);
     }
     layout.Finish(spec);
     std::vector<std::pair<int64_t, int64_t>> query, key_value, partial;  // offset, size
@@ -80,7 +81,8 @@ TEST(StepLayout, PartsOfAPayloadNeitherOverlapNorLeaveGapsOrBreakAlignment) {
       key_value.emplace_back(item.key_offset, element * item.rows.kv_count * item.kv_heads.size() * spec.key_dim);
       key_value.emplace_back(item.value_offset, element * item.rows.kv_count * item.kv_heads.size() * spec.value_dim);
       const int64_t whole = element * item.rows.q_count * item.query_heads * spec.value_dim;
-      partial.emplace_back(item.partial_offset, item.tokens.whole() ? whole : 4 * item.nodes * item.query_heads * (spec.value_dim + 2));
+      partial.emplace_back(item.partial_offset,
+                           item.tokens.whole() ? whole : 4 * item.nodes * item.query_heads * (spec.value_dim + 2));
       EXPECT_TRUE(item.tokens.whole() || item.partial_offset % 4 == 0);
     }
     const auto check = [](std::vector<std::pair<int64_t, int64_t>> parts, int64_t bytes, int64_t slack) {
