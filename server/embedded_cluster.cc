@@ -142,6 +142,7 @@ absl::StatusOr<RequestId> EmbeddedCluster::Submit(scheduler::GenerationRequest r
     ++requests_in_system_;
     new_sinks_[id] = std::move(sink);
     inbox_.push_back(scheduler::RequestArrived{std::make_shared<const scheduler::GenerationRequest>(std::move(request))});
+    inbox_filled_.store(true, std::memory_order_release);
   }
   doorbell_.Ring();
   return id;
@@ -151,6 +152,7 @@ void EmbeddedCluster::Push(scheduler::Event event) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     inbox_.push_back(std::move(event));
+    inbox_filled_.store(true, std::memory_order_release);
   }
   doorbell_.Ring();
 }
@@ -199,8 +201,9 @@ void EmbeddedCluster::PublishStats() {
 }
 
 bool EmbeddedCluster::RunOnce() {
-  {
+  if (inbox_filled_.load(std::memory_order_acquire)) {  // looked at between any two layers: no lock unless there is something
     std::lock_guard<std::mutex> lock(mutex_);
+    inbox_filled_.store(false, std::memory_order_relaxed);
     taken_.swap(inbox_);
     for (auto& [id, sink] : new_sinks_) sinks_[id] = std::move(sink);
     new_sinks_.clear();

@@ -85,6 +85,7 @@ class EmbeddedCluster final : public Engine {
 
   std::mutex mutex_;  // of what follows
   std::vector<scheduler::Event> inbox_;
+  std::atomic<bool> inbox_filled_{false};  // inbox_ holds something; read without the mutex
   absl::flat_hash_map<RequestId, std::shared_ptr<GenerationSink>> new_sinks_;
   EngineStats stats_;
   std::deque<StepSample> step_samples_;
