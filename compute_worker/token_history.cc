@@ -24,7 +24,12 @@ absl::Status TokenHistory::Update(const proto::StepEntry& entry) {
                               " tokens; this worker knows ", sequence.tokens.size());
   sequence.tokens.resize(entry.ctx_len);  // a repeated step brings the same tokens again
   sequence.tokens.insert(sequence.tokens.end(), entry.tokens.begin(), entry.tokens.end());
-  sequence.prompt_tokens = entry.prompt_tokens;
+  // The entry counts within what it brings: all tokens, or the new ones.
+  if (entry.history_given) {
+    sequence.prompt_tokens = entry.prompt_tokens;
+  } else if (entry.prompt_tokens > 0) {
+    sequence.prompt_tokens = static_cast<int32_t>(entry.ctx_len) + entry.prompt_tokens;
+  }
   return absl::OkStatus();
 }
 

@@ -46,6 +46,13 @@ absl::Status ComputeWorkerCore::CheckPlan(const StepPlan& plan) const {
         return InvalidArgument("sequence ", entry.sequence.value(), ": token ", token, " is outside the vocabulary of ",
                                options_.vocab_size);
   }
+  for (const MicroBatch& batch : micro_batches_) {
+    if (!batch.running) continue;
+    for (const StepEntry& entry : batch.plan.entries)
+      if (seen.contains(entry.sequence))
+        return InvalidArgument("sequence ", entry.sequence.value(), " is in step ", batch.plan.step.value(), " of micro-batch ",
+                               batch.plan.micro_batch.value(), ", which is still running");
+  }
   if (tokens == 0 || tokens > static_cast<size_t>(options_.max_step_tokens))
     return InvalidArgument("step ", plan.step.value(), ": ", tokens, " tokens; this worker takes 1..", options_.max_step_tokens);
   return absl::OkStatus();
