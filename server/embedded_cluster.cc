@@ -201,7 +201,8 @@ void EmbeddedCluster::PublishStats() {
 }
 
 bool EmbeddedCluster::RunOnce() {
-  if (inbox_filled_.load(std::memory_order_acquire)) {  // looked at between any two layers: no lock unless there is something
+  // Looked at between any two layers: no lock unless there is something.
+  if (inbox_filled_.load(std::memory_order_acquire)) {
     std::lock_guard<std::mutex> lock(mutex_);
     inbox_filled_.store(false, std::memory_order_relaxed);
     taken_.swap(inbox_);
