@@ -9,20 +9,22 @@
 
 namespace dovetail::transport {
 
-// A Port whose peers come and go while it runs: what a node of a cluster of processes is given. Owned by one event loop; only Wake() may
-// be called from other threads.
+// A Port whose peers come and go while it runs: what a node of a cluster of processes is given. Owned by one event
+// loop; only Wake() may be called from other threads.
 class Connector : public Port {
  public:
-  // How peers reach this port, opaque; travels over the control plane only. version() names the library and its version: ports of
-  // different versions must not be connected.
+  // How peers reach this port, opaque; travels over the control plane only. version() names the library and its
+  // version: ports of different versions must not be connected.
   virtual std::string address() const = 0;
   virtual std::string version() const = 0;
 
-  // Connects to a peer's incarnation. Frames to and from it may flow at once. kAlreadyExists: the node is a peer. kInvalidArgument,
-  // kUnavailable: the address cannot be used, or only over a lane that was not asked for; the message names the remedy.
+  // Connects to a peer's incarnation. Frames to and from it may flow at once. kAlreadyExists: the node is a peer.
+  // kInvalidArgument, kUnavailable: the address cannot be used, or only over a lane that was not asked for; the message
+  // names the remedy.
   virtual absl::Status AddPeer(NodeId node, Epoch epoch, const std::string& address) = 0;
 
-  // Closes the connection by force; what it still sends is dropped. Unknown nodes are ignored. Does not block on the peer.
+  // Closes the connection by force; what it still sends is dropped. Unknown nodes are ignored. Does not block on the
+  // peer.
   virtual void RemovePeer(NodeId node) = 0;
 
   // Peers that cannot be reached any more since the last call, each once. They stay peers until removed.

@@ -46,12 +46,26 @@ struct TestNode {
   int Poll(int max_frames = 64) { return port->Poll(collector, max_frames); }
 };
 
+// How payloads travel: over which lanes, and whether tensors of any size are put into regions or none is (on TCP none ever is).
+struct Way {
+  Lanes lanes;
+  bool put;
+};
+
+inline std::string NameOfWay(const Way& way) { return std::string(NameOf(way.lanes)) + (way.put ? "_put" : ""); }
+
 inline UcxOptions OptionsFor(uint32_t node, Lanes lanes, uint32_t epoch = 1) {
   UcxOptions options;
   options.node = NodeId(node);
   options.epoch = Epoch(epoch);
   options.lanes = lanes;
   if (lanes == Lanes::kTcp) options.devices = "lo";
+  return options;
+}
+
+inline UcxOptions OptionsFor(uint32_t node, const Way& way, uint32_t epoch = 1) {
+  UcxOptions options = OptionsFor(node, way.lanes, epoch);
+  options.put_min_bytes = way.put ? 1 : ~uint64_t{0};
   return options;
 }
 
@@ -69,8 +83,14 @@ inline absl::Status Add(TestNode& node, const TestNode& peer, uint32_t epoch = 1
   return node.port->AddPeer(peer.id(), peer.port->local_address(), UcxPort::Version(), Epoch(epoch));
 }
 
+// Lets `writer` put into a region of `owner`.
+inline absl::Status Open(TestNode& owner, TestNode& writer) {
+  const absl::StatusOr<std::string> key = owner.port->ReceiveRegionFor(writer.id());
+  return key.ok() ? writer.port->OpenRegion(owner.id(), *key) : key.status();
+}
+
 inline bool Connect(TestNode& a, TestNode& b) {
-  return Add(a, b).ok() && Add(b, a).ok() &&
+  return Add(a, b).ok() && Add(b, a).ok() && Open(a, b).ok() && Open(b, a).ok() &&
          PumpUntil({&a, &b}, [&] { return a.port->Connected(b.id()) && b.port->Connected(a.id()); });
 }
 

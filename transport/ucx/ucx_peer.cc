@@ -24,6 +24,15 @@ struct UcxPeer::Callbacks {
     peer.PostWaiting();
   }
 
+  static void OnPut(void* request, ucs_status_t status, void* user_data) {
+    auto& frame = *static_cast<SendWindow::Frame*>(user_data);
+    auto& peer = *static_cast<UcxPeer*>(frame.owner);
+    ucp_request_free(request);
+    if (status == UCS_OK && peer.endpoint_ != nullptr) return peer.NotifyPlaced(frame);
+    peer.Sent(frame);
+    if (status != UCS_OK && status != UCS_ERR_CANCELED) peer.Fail(UcxError(status, "a payload could not be put"));
+  }
+
   static void OnEndpointError(void* argument, ucp_ep_h, ucs_status_t status) {
     auto& peer = *static_cast<UcxPeer*>(argument);
     peer.broken_ = true;
@@ -52,6 +61,7 @@ absl::Status UcxPeer::Connect(const NodeAddress& address, Lanes lanes) {
   if (status != UCS_OK) return UcxError(status, "UCX endpoint");
   const std::vector<std::string> transports = TransportsIn(DescribeEndpoint(endpoint_));
   lane_ = absl::StrJoin(transports, ",");
+  mapped_ = CheckLanes(Lanes::kShm, transports).ok();
   DT_RETURN_IF_ERROR(CheckLanes(lanes, transports));
   SendControl(WireKind::kHello);
   return failure_;
@@ -100,6 +110,7 @@ absl::Status UcxPeer::Send(const proto::FrameHeader& header, WireKind kind, std:
   frame->header.frame = header;
   frame->payload = payload;
   if (message != nullptr) frame->message = std::move(*message);
+  if (kind == WireKind::kTensor && payload.size() >= port_.options_.put_min_bytes && slots_ != nullptr) Place(*frame);
   sent_.Push(*frame);
   if (IsAnswer(header)) ReleaseAnswered(header);
   PostWaiting();
@@ -116,7 +127,43 @@ void UcxPeer::Sent(SendWindow::Frame& frame) {
   frame.message = {};
 }
 
+void UcxPeer::Place(SendWindow::Frame& frame) {
+  const uint64_t offset = slots_->Allocate(frame.payload.size());
+  if (offset == SlotAllocator::kNone) return;  // too large, or the region is full: it goes as an active message
+  frame.header.kind = WireKind::kPlaced;
+  frame.header.offset = offset;
+}
+
 void UcxPeer::Post(SendWindow::Frame& frame) {
+  frame.busy = true;
+  bytes_posted_ += frame.payload.size();
+  if (frame.header.kind == WireKind::kPlaced)
+    PutPayload(frame);
+  else
+    PostHeader(frame, frame.payload);
+}
+
+// Into mapped memory, as a rule done when it returns.
+void UcxPeer::PutPayload(SendWindow::Frame& frame) {
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+  param.cb.send = Callbacks::OnPut;
+  param.user_data = &frame;
+  const ucs_status_ptr_t request = ucp_put_nbx(endpoint_, frame.payload.data(), frame.payload.size(),
+                                               remote_base_ + frame.header.offset, remote_key_, &param);
+  if (UCS_PTR_IS_PTR(request)) return;
+  if (!UCS_PTR_IS_ERR(request)) return NotifyPlaced(frame);
+  Sent(frame);
+  Fail(UcxError(UCS_PTR_STATUS(request), "a payload could not be put"));
+}
+
+// Between a put and what tells of it stands a fence.
+void UcxPeer::NotifyPlaced(SendWindow::Frame& frame) {
+  ucp_worker_fence(port_.worker_->get());
+  PostHeader(frame, {});
+}
+
+void UcxPeer::PostHeader(SendWindow::Frame& frame, std::span<const std::byte> payload) {
   frame.header.delivered = delivered_told_ = received_.delivered();
   bytes_untold_ = 0;
   Seal(frame.header);
@@ -125,12 +172,10 @@ void UcxPeer::Post(SendWindow::Frame& frame) {
   param.cb.send = Callbacks::OnSent;
   param.user_data = &frame;
   param.flags = UCP_AM_SEND_FLAG_EAGER;
-  frame.busy = true;
-  bytes_posted_ += frame.payload.size();
   ++port_.counters_.frames_sent;
   port_.counters_.bytes_sent += frame.payload.size();
-  const ucs_status_ptr_t request = ucp_am_send_nbx(endpoint_, kActiveMessageId, &frame.header, sizeof(WireHeader), frame.payload.data(),
-                                                   frame.payload.size(), &param);
+  const ucs_status_ptr_t request = ucp_am_send_nbx(endpoint_, kActiveMessageId, &frame.header, sizeof(WireHeader), payload.data(),
+                                                   payload.size(), &param);
   if (UCS_PTR_IS_PTR(request)) return;
   Sent(frame);
   if (UCS_PTR_IS_ERR(request)) Fail(UcxError(UCS_PTR_STATUS(request), "a frame could not be sent"));
@@ -140,7 +185,26 @@ void UcxPeer::OnAcknowledgement(const WireHeader& header) {
   if (!sent_.Delivered(header.delivered))
     return Fail(InvalidArgument("it acknowledges ", header.delivered, " frames, but was sent ", sent_.next()));
   if (header.kind >= WireKind::kMessage && IsAnswer(header.frame))
-    sent_.Answered(header.frame.micro_batch, header.delivered, [](const SendWindow::Tensor&) {});
+    sent_.Answered(header.frame.micro_batch, header.delivered, [this](const SendWindow::Tensor& tensor) {
+      if (tensor.placed) slots_->Free(tensor.offset);
+    });
+}
+
+absl::StatusOr<const ReceiveRegion*> UcxPeer::MakeRegion() {
+  if (region_ == nullptr) {
+    DT_ASSIGN_OR_RETURN(region_, ReceiveRegion::Create(*port_.worker_, port_.options_.receive_region_bytes));
+  }
+  return region_.get();
+}
+
+absl::Status UcxPeer::OpenRegion(const RegionKey& key) {
+  if (slots_ != nullptr) return absl::AlreadyExistsError("its receive region is open already");
+  if (endpoint_ == nullptr || !failure_.ok()) return absl::UnavailableError(failure_.message());
+  if (const ucs_status_t status = ucp_ep_rkey_unpack(endpoint_, key.rkey.data(), &remote_key_); status != UCS_OK)
+    return UcxError(status, "the key of its receive region");
+  remote_base_ = key.base;
+  slots_ = std::make_unique<SlotAllocator>(key.bytes);
+  return absl::OkStatus();
 }
 
 void UcxPeer::BeginDelivery(const ReceiveWindow::Frame& frame) {
@@ -217,6 +281,7 @@ void UcxPeer::ForceClose() {
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
   param.flags = UCP_EP_CLOSE_FLAG_FORCE;
   close_request_ = ucp_ep_close_nbx(std::exchange(endpoint_, nullptr), &param);
+  if (remote_key_ != nullptr) ucp_rkey_destroy(std::exchange(remote_key_, nullptr));
 }
 
 }  // namespace dovetail::transport::ucx

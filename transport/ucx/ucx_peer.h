@@ -1,10 +1,16 @@
 #pragma once
+#include <memory>
+#include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/ids.h"
 #include "base/status.h"
 #include "transport/ucx/receive_window.h"
+#include "transport/ucx/region.h"
 #include "transport/ucx/send_window.h"
+#include "transport/ucx/slot_allocator.h"
 #include "transport/ucx/ucx_worker.h"
 
 namespace dovetail::transport::ucx {
@@ -26,6 +32,14 @@ class UcxPeer {
 
   absl::Status Send(const proto::FrameHeader& header, WireKind kind, std::span<const std::byte> payload,
                     std::vector<std::byte>* message);
+
+  // Where the peer may PUT; made at the first call, null before.
+  absl::StatusOr<const ReceiveRegion*> MakeRegion();
+  const ReceiveRegion* region() const { return region_.get(); }
+  std::unique_ptr<ReceiveRegion> TakeRegion() { return std::move(region_); }
+
+  // Where this node may PUT. kAlreadyExists, or what UCX says to the key.
+  absl::Status OpenRegion(const RegionKey& key);
 
   // What a valid header of the peer says about frames of ours.
   void OnAcknowledgement(const WireHeader& header);
@@ -54,6 +68,7 @@ class UcxPeer {
   Epoch epoch() const { return epoch_; }
   bool connected() const { return connected_; }
   const absl::Status& failure() const { return failure_; }
+  bool mapped() const { return mapped_; }
   const std::string& lane() const { return lane_; }
   ReceiveWindow& received() { return received_; }
 
@@ -61,7 +76,11 @@ class UcxPeer {
   struct Callbacks;
 
   WireHeader NewHeader(WireKind kind);
+  void Place(SendWindow::Frame& frame);
   void Post(SendWindow::Frame& frame);
+  void PostHeader(SendWindow::Frame& frame, std::span<const std::byte> payload);
+  void PutPayload(SendWindow::Frame& frame);
+  void NotifyPlaced(SendWindow::Frame& frame);
   void PostWaiting();
   void Sent(SendWindow::Frame& frame);
   void ReleaseAnswered(const proto::FrameHeader& answer);
@@ -74,6 +93,7 @@ class UcxPeer {
   const uint64_t key_;          // the peer's
   ucp_ep_h endpoint_ = nullptr;
   std::string lane_;
+  bool mapped_ = false;               // the lane is shared memory alone
   bool connected_ = false;
   bool broken_ = false;               // says UCX
   absl::Status failure_;
@@ -83,6 +103,10 @@ class UcxPeer {
   uint64_t bytes_posted_ = 0;         // that UCX still reads
   uint64_t delivered_told_ = 0;       // the last `delivered` sent to the peer
   uint64_t bytes_untold_ = 0;         // of messages handed over since
+  std::unique_ptr<ReceiveRegion> region_;
+  ucp_rkey_h remote_key_ = nullptr;
+  uint64_t remote_base_ = 0;
+  std::unique_ptr<SlotAllocator> slots_;  // of the peer's region
   SendWindow::Frame control_[3];      // hello, welcome, credit
   // The frame being handed over, if it is a tensor; and whether it has been answered meanwhile.
   bool delivering_tensor_ = false;

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/log.h"
+#include "transport/ucx/region.h"
 #include "transport/ucx/ucx_peer.h"
 
 namespace dovetail::transport::ucx {
@@ -57,6 +57,8 @@ absl::Status UcxOptions::Validate() const {
     return InvalidArgument("max_frame_bytes: ", max_frame_bytes, " is outside 1..", proto::kMaxPayloadBytes);
   if (max_bytes_in_flight < max_frame_bytes + max_frame_bytes / 4)
     return InvalidArgument("max_bytes_in_flight: ", max_bytes_in_flight, " is less than 1.25 frames of ", max_frame_bytes, " bytes");
+  if (receive_region_bytes < SlotAllocator::kSmallestSlot)
+    return InvalidArgument("receive_region_bytes: ", receive_region_bytes, " is less than ", SlotAllocator::kSmallestSlot);
   if (spin < absl::ZeroDuration() || keepalive <= absl::ZeroDuration() || close_timeout < absl::ZeroDuration())
     return InvalidArgument("spin, keepalive, close_timeout: must not be negative, nor keepalive 0");
   return absl::OkStatus();
@@ -107,6 +109,8 @@ UcxPort::~UcxPort() {
       return closing_.empty();
     });
     for (auto& peer : closing_) peer->ForceClose();
+    closing_.clear();
+    retired_.clear();
     worker_.reset();
   }
   if (bell_fd_ >= 0) close(bell_fd_);
@@ -154,12 +158,47 @@ absl::Status UcxPort::RemovePeer(NodeId node) {
   DT_CHECK(!delivering_);
   const auto it = std::find_if(peers_.begin(), peers_.end(), [&](const auto& peer) { return peer->node() == node; });
   if (it == peers_.end()) return NotFound("node ", node.value(), " is no peer");
+  if (auto region = (*it)->TakeRegion(); region != nullptr) retired_.push_back({node, (*it)->epoch(), std::move(region)});
   (*it)->StartClose();
   closing_.push_back(std::move(*it));
   peers_.erase(it);
   by_node_.erase(node);
   ReapClosing();
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> UcxPort::ReceiveRegionFor(NodeId node) {
+  UcxPeer* peer = Find(node);
+  if (peer == nullptr) return NotFound("node ", node.value(), " is no peer");
+  if (!peer->mapped()) return "";
+  DT_ASSIGN_OR_RETURN(const ReceiveRegion* region, peer->MakeRegion());
+  DT_ASSIGN_OR_RETURN(std::string key, region->RemoteKey());
+  return Encode(RegionKey{options_.node, options_.epoch, node, reinterpret_cast<uint64_t>(region->data()), region->size_bytes(),
+                          std::move(key)});
+}
+
+absl::Status UcxPort::OpenRegion(NodeId node, const std::string& bytes) {
+  UcxPeer* peer = Find(node);
+  if (peer == nullptr) return NotFound("node ", node.value(), " is no peer");
+  const std::string name = absl::StrCat("node ", node.value());
+  if (bytes.empty()) return absl::OkStatus();
+  auto key = DecodeRegionKey(bytes);
+  if (!key.ok()) return Annotate(key.status(), name);
+  if (key->owner != node || key->owner_epoch != peer->epoch() || key->writer != options_.node)
+    return InvalidArgument(name, ": the region key is for node ", key->writer.value(), " into node ", key->owner.value(), " epoch ",
+                           key->owner_epoch.value());
+  const absl::Status opened = peer->OpenRegion(*key);
+  return opened.ok() ? opened : Annotate(opened, name);
+}
+
+void UcxPort::ProcessEnded(NodeId node, Epoch epoch) {
+  std::erase_if(retired_, [&](const Retired& retired) { return retired.node == node && retired.epoch == epoch; });
+}
+
+uint64_t UcxPort::retired_region_bytes() const {
+  uint64_t bytes = 0;
+  for (const Retired& retired : retired_) bytes += retired.region->size_bytes();
+  return bytes;
 }
 
 void UcxPort::ReapClosing() {
@@ -211,19 +250,35 @@ void UcxPort::OnWire(const WireHeader& header, const std::byte* data, uint64_t b
     case WireKind::kWelcome: return peer->OnGreeting(header);
     case WireKind::kCredit: return peer->OnAcknowledgement(header);
     case WireKind::kMessage:
-    case WireKind::kTensor: return OnFrame(*peer, header, data, bytes, kept);
-    case WireKind::kPlaced: return peer->Fail(InvalidArgument("it refers to a receive region that it does not have"));
+    case WireKind::kTensor:
+    case WireKind::kPlaced: return OnFrame(*peer, header, data, bytes, kept);
   }
+}
+
+// Where the payload of a placed frame lies. False: not within the peer's region.
+bool UcxPort::Locate(UcxPeer& peer, const WireHeader& header, ReceiveWindow::Frame& frame) {
+  const ReceiveRegion* region = peer.region();
+  const uint64_t bytes = header.frame.payload_bytes;
+  if (region == nullptr || bytes > region->size_bytes() || header.offset > region->size_bytes() - bytes || header.offset % 64 != 0)
+    return false;
+  frame.data = region->data() + header.offset;
+  frame.bytes = bytes;
+  frame.placed = true;
+  return true;
 }
 
 void UcxPort::OnFrame(UcxPeer& peer, const WireHeader& header, const std::byte* data, uint64_t bytes, bool* kept) {
   if (bytes > options_.max_frame_bytes)
     return peer.Fail(InvalidArgument("it sent a frame of ", bytes, " bytes; at most ", options_.max_frame_bytes));
   ReceiveWindow::Frame frame{header.frame, bytes > 0 ? data : nullptr, bytes, header.kind != WireKind::kMessage, false, false};
-  if (!proto::Validate(header.frame).ok() || header.frame.payload_bytes != bytes) {
+  const bool placed = header.kind == WireKind::kPlaced;
+  if (!proto::Validate(header.frame).ok() || (placed ? bytes != 0 : header.frame.payload_bytes != bytes)) {
     frame = {};
     frame.refused = true;
     ++counters_.dropped_refused;
+  } else if (placed && !Locate(peer, header, frame)) {
+    return peer.Fail(InvalidArgument("it placed ", header.frame.payload_bytes, " bytes at ", header.offset,
+                                     ", which is outside its receive region"));
   }
   switch (peer.received().Accept(header.sequence, frame)) {
     case ReceiveWindow::Verdict::kRepeated: ++counters_.dropped_repeated; return;
@@ -232,7 +287,7 @@ void UcxPort::OnFrame(UcxPeer& peer, const WireHeader& header, const std::byte* 
                                        " unanswered bytes"));
     case ReceiveWindow::Verdict::kTaken: break;
   }
-  *kept = frame.bytes > 0;
+  *kept = frame.bytes > 0 && !frame.placed;
   peer.OnAcknowledgement(header);
 }
 

@@ -1,0 +1,99 @@
+#pragma once
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <sstream>
+#include <string>
+
+#include "absl/strings/escaping.h"
+#include "tests/transport_ucx/ucx_nodes.h"
+
+namespace dovetail::transport::ucx {
+
+// A peer_process: an echoing node that can be stopped and killed. Killed and reaped at the end.
+class ChildNode {
+ public:
+  ChildNode(uint32_t node, Lanes lanes, uint32_t epoch = 1) : node_(node), epoch_(epoch) {
+    int to[2], from[2];
+    DT_CHECK(pipe2(to, O_CLOEXEC) == 0 && pipe2(from, O_CLOEXEC) == 0);
+    const std::string id = absl::StrCat(node), incarnation = absl::StrCat(epoch), lane(NameOf(lanes));
+    pid_ = fork();
+    if (pid_ == 0) {
+      dup2(to[0], STDIN_FILENO);
+      dup2(from[1], STDOUT_FILENO);
+      execl(DOVETAIL_PEER_PROCESS, "peer_process", id.c_str(), incarnation.c_str(), lane.c_str(), nullptr);
+      _exit(127);
+    }
+    close(to[0]);
+    close(from[1]);
+    input_ = to[1];
+    output_ = from[0];
+    std::istringstream line(ReadLine());
+    std::string word, hex;
+    line >> word >> hex >> version_;
+    address_ = word == "ADDRESS" ? absl::HexStringToBytes(hex) : "";
+  }
+  ~ChildNode() {
+    close(input_);
+    close(output_);
+    Kill();
+    Reap();
+  }
+
+  NodeId id() const { return NodeId(node_); }
+  pid_t pid() const { return pid_; }
+  void Signal(int signal) { kill(pid_, signal); }
+  void Kill() {
+    if (pid_ > 0) kill(pid_, SIGKILL);
+  }
+  void Reap() {
+    if (pid_ > 0) waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+  // Ends as a node does that is asked to: closes its port. Returns its exit status.
+  int Finish() {
+    close(std::exchange(input_, -1));
+    int status = -1;
+    waitpid(std::exchange(pid_, -1), &status, 0);
+    return status;
+  }
+
+  // Each adds the other, and lets it put into a region if `put`; "" or what went wrong.
+  std::string Join(TestNode& node, bool put, uint32_t node_epoch = 1) {
+    std::istringstream added(Ask(
+        absl::StrCat("ADD ", node.id().value(), " ", node_epoch, " ", absl::BytesToHexString(node.port->local_address()), " ",
+                     UcxPort::Version())));
+    std::string word, key;
+    added >> word >> key;
+    if (word != "ADDED") return added.str();
+    absl::Status status = node.port->AddPeer(id(), address_, version_, Epoch(epoch_));
+    if (!status.ok() || !put) return std::string(status.message());
+    status = node.port->OpenRegion(id(), absl::HexStringToBytes(key));
+    if (!status.ok()) return std::string(status.message());
+    const absl::StatusOr<std::string> own = node.port->ReceiveRegionFor(id());
+    if (!own.ok()) return std::string(own.status().message());
+    const std::string opened = Ask(absl::StrCat("OPEN ", node.id().value(), " ", absl::BytesToHexString(*own)));
+    return opened == "OPENED" ? "" : opened;
+  }
+
+ private:
+  std::string Ask(std::string line) {
+    line += "\n";
+    DT_CHECK(write(input_, line.data(), line.size()) == static_cast<ssize_t>(line.size()));
+    return ReadLine();
+  }
+  std::string ReadLine() {
+    std::string line;
+    for (char byte; read(output_, &byte, 1) == 1 && byte != '\n';) line.push_back(byte);
+    return line;
+  }
+
+  const uint32_t node_, epoch_;
+  pid_t pid_ = -1;
+  int input_ = -1, output_ = -1;
+  std::string address_, version_;
+};
+
+}  // namespace dovetail::transport::ucx

@@ -1,0 +1,97 @@
+// A node in a process of its own, for tests: peer_process NODE EPOCH LANES.
+// Prints "ADDRESS <hex> <version>"; reads "ADD <node> <epoch> <hex> <version>" lines and prints "ADDED <hex of a region's key>" or the
+// error for each; reads "OPEN <node> <hex of a region's key>" lines and prints "OPENED" or the error; sends every
+// message back as it came and answers every tensor with a partial of the same bytes. Ends when stdin does.
+#include <poll.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <deque>
+#include <iostream>
+#include <sstream>
+#include <string>
+
+#include "absl/strings/escaping.h"
+#include "transport/ucx/ucx_port.h"
+
+namespace dovetail::transport::ucx {
+namespace {
+
+class Echo final : public FrameHandler {
+ public:
+  explicit Echo(UcxPort& port) : port_(port) {}
+
+  void OnFrame(const Delivery& delivery) override {
+    std::vector<std::byte> copy(delivery.payload.begin(), delivery.payload.end());
+    proto::FrameHeader header = delivery.header;
+    if (header.type != proto::FrameType::kQuery) {
+      (void)port_.SendMessage(delivery.from, header, std::move(copy));
+      return;
+    }
+    header = proto::MakeHeader(proto::FrameType::kPartial, Epoch(header.epoch), StepId(header.step), MicroBatchId(header.micro_batch),
+                               0, copy.size());
+    answers_.push_back(std::move(copy));
+    if (answers_.size() > 16) answers_.pop_front();
+    (void)port_.SendTensor(delivery.from, header, answers_.back());
+  }
+
+ private:
+  UcxPort& port_;
+  std::deque<std::vector<std::byte>> answers_;
+};
+
+void AddPeer(UcxPort& port, std::istream& command) {
+  uint32_t node = 0, epoch = 0;
+  std::string hex, version;
+  command >> node >> epoch >> hex >> version;
+  const absl::Status added = port.AddPeer(NodeId(node), absl::HexStringToBytes(hex), version, Epoch(epoch));
+  const absl::StatusOr<std::string> region = added.ok() ? port.ReceiveRegionFor(NodeId(node)) : added;
+  std::cout << (region.ok() ? "ADDED " + absl::BytesToHexString(*region) : std::string(region.status().message())) << std::endl;
+}
+
+void OpenRegion(UcxPort& port, std::istream& command) {
+  uint32_t node = 0;
+  std::string hex;
+  command >> node >> hex;
+  const absl::Status opened = port.OpenRegion(NodeId(node), absl::HexStringToBytes(hex));
+  std::cout << (opened.ok() ? "OPENED" : std::string(opened.message())) << std::endl;
+}
+
+int Main(char** arguments) {
+  UcxOptions options;
+  options.node = NodeId(static_cast<uint32_t>(std::atoi(arguments[1])));
+  options.epoch = Epoch(static_cast<uint32_t>(std::atoi(arguments[2])));
+  options.lanes = *ParseLanes(arguments[3]);
+  if (options.lanes == Lanes::kTcp) options.devices = "lo";
+  options.put_min_bytes = 1;  // once a region is open
+  auto port = UcxPort::Create(options);
+  if (!port.ok()) {
+    std::cout << port.status().message() << std::endl;
+    return 1;
+  }
+  std::cout << "ADDRESS " << absl::BytesToHexString((*port)->local_address()) << " " << UcxPort::Version() << std::endl;
+  Echo echo(**port);
+  std::string input;
+  while (true) {
+    pollfd readable{STDIN_FILENO, POLLIN, 0};
+    if (poll(&readable, 1, 0) > 0) {
+      char bytes[4096];
+      const ssize_t count = read(STDIN_FILENO, bytes, sizeof(bytes));
+      if (count <= 0) return 0;
+      input.append(bytes, static_cast<size_t>(count));
+      for (size_t end; (end = input.find('\n')) != std::string::npos; input.erase(0, end + 1)) {
+        std::istringstream line(input.substr(0, end));
+        std::string word;
+        line >> word;
+        if (word == "ADD") AddPeer(**port, line);
+        if (word == "OPEN") OpenRegion(**port, line);
+      }
+    }
+    if ((*port)->Poll(echo, 64) == 0) (*port)->Wait(absl::Milliseconds(2));
+  }
+}
+
+}  // namespace
+}  // namespace dovetail::transport::ucx
+
+int main(int count, char** arguments) { return count == 4 ? dovetail::transport::ucx::Main(arguments) : 2; }

@@ -1,0 +1,204 @@
+// What arrives at a port that no honest node has sent: through UCX itself, from a worker of our own.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "tests/transport_ucx/ucx_nodes.h"
+#include "transport/ucx/ucx_worker.h"
+
+namespace dovetail::transport::ucx {
+namespace {
+
+using proto::FrameType;
+using ::testing::HasSubstr;
+
+constexpr uint64_t kOwnKey = 99;
+
+class Rogue {
+ public:
+  explicit Rogue(TestNode& victim) : victim_(victim), target_(*DecodeNodeAddress(victim.port->local_address())) {
+    auto worker = UcxWorker::Create({Lanes::kShm, "", 0, 0, absl::Seconds(1)});
+    DT_CHECK(worker.ok());
+    worker_ = *std::move(worker);
+    ucp_ep_params_t params{};
+    params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
+    params.address = reinterpret_cast<const ucp_address_t*>(target_.worker.data());
+    params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+    DT_CHECK(ucp_ep_create(worker_->get(), &params, &endpoint_) == UCS_OK);
+  }
+  ~Rogue() {
+    ucp_request_param_t param{};
+    param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+    param.flags = UCP_EP_CLOSE_FLAG_FORCE;
+    const ucs_status_ptr_t request = ucp_ep_close_nbx(endpoint_, &param);
+    for (int i = 0; i < 1000; ++i) worker_->Progress();
+    if (UCS_PTR_IS_PTR(request)) ucp_request_free(request);
+  }
+
+  void Join() {
+    const std::string address = Encode(NodeAddress{NodeId(9), Epoch(1), kOwnKey, *worker_->Address()});
+    ASSERT_TRUE(victim_.port->AddPeer(NodeId(9), address, UcxPort::Version(), Epoch(1)).ok());
+    WireHeader hello = HeaderFor(WireKind::kHello);
+    hello.sequence = UcxOptions().max_frame_bytes;
+    hello.offset = UcxOptions().max_bytes_in_flight;
+    Send(hello, {});
+    ASSERT_TRUE(PumpUntil({&victim_}, [&] { return victim_.port->Connected(NodeId(9)); }));
+  }
+
+  WireHeader HeaderFor(WireKind kind) const {
+    WireHeader header;
+    header.kind = kind;
+    header.from = 9;
+    header.from_epoch = 1;
+    header.key = target_.key;
+    return header;
+  }
+  WireHeader Frame(uint64_t sequence, size_t bytes, WireKind kind = WireKind::kMessage) const {
+    WireHeader header = HeaderFor(kind);
+    header.sequence = sequence;
+    header.frame = HeaderOf(FrameType::kStepPlan, sequence, 0, bytes);
+    return header;
+  }
+
+  void Send(WireHeader header, const std::vector<std::byte>& payload) {
+    Seal(header);
+    SendRaw({reinterpret_cast<const std::byte*>(&header), sizeof(header)}, payload);
+  }
+  void SendRaw(std::span<const std::byte> header, const std::vector<std::byte>& payload) {
+    const ucp_request_param_t param{};
+    const ucs_status_ptr_t request =
+        ucp_am_send_nbx(endpoint_, 1, header.data(), header.size(), payload.data(), payload.size(), &param);
+    ASSERT_FALSE(UCS_PTR_IS_ERR(request));
+    if (!UCS_PTR_IS_PTR(request)) return;
+    ASSERT_TRUE(PumpUntil({&victim_}, [&] {
+      worker_->Progress();
+      return ucp_request_check_status(request) != UCS_INPROGRESS;
+    }));
+    ucp_request_free(request);
+  }
+
+ private:
+  TestNode& victim_;
+  const NodeAddress target_;
+  std::unique_ptr<UcxWorker> worker_;
+  ucp_ep_h endpoint_ = nullptr;
+};
+
+std::string FailureOf(TestNode& node) {
+  std::vector<PeerFailure> failures;
+  if (!PumpUntil({&node}, [&] { return !(failures = node.port->TakeFailures()).empty(); })) return "none";
+  EXPECT_EQ(failures[0].node, NodeId(9));
+  return std::string(failures[0].status.message());
+}
+
+TEST(UcxHostile, WhatHasNoValidHeaderIsDroppedAndCountedAndMembersGoOn) {
+  TestNode victim(OptionsFor(1, Lanes::kShm)), member(OptionsFor(2, Lanes::kShm));
+  ASSERT_TRUE(Connect(victim, member));
+  Rogue rogue(victim);
+  std::mt19937 random(11);
+  for (int i = 0; i < 500; ++i) {
+    std::vector<std::byte> header(random() % 300), payload(random() % 20'000);
+    for (std::byte& byte : header) byte = static_cast<std::byte>(random());
+    rogue.SendRaw(header, payload);
+    victim.Poll();
+  }
+  WireHeader unsealed = rogue.Frame(0, 4);
+  rogue.SendRaw({reinterpret_cast<const std::byte*>(&unsealed), sizeof(unsealed)}, Pattern(4, 0));
+  ASSERT_TRUE(PumpUntil({&victim}, [&] { return victim.port->counters().dropped_malformed == 501; }));
+  ASSERT_TRUE(SendMessage(member, victim, 1, Pattern(10, 1)).ok());
+  ASSERT_TRUE(PumpUntil({&victim, &member}, [&] { return victim.collector.frames.size() == 1; }));
+  EXPECT_EQ(victim.collector.frames[0].from, member.id());
+}
+
+TEST(UcxHostile, FramesOfStrangersOfOtherIncarnationsAndWithoutTheKeyAreDropped) {
+  TestNode victim(OptionsFor(1, Lanes::kShm));
+  Rogue rogue(victim);
+  rogue.Send(rogue.Frame(0, 4), Pattern(4, 0));  // not added
+  ASSERT_TRUE(PumpUntil({&victim}, [&] { return victim.port->counters().dropped_foreign == 1; }));
+  rogue.Join();
+  WireHeader header = rogue.Frame(0, 4);
+  header.from_epoch = 2;
+  rogue.Send(header, Pattern(4, 0));
+  header = rogue.Frame(0, 4);
+  header.key ^= 1;
+  rogue.Send(header, Pattern(4, 0));
+  header = rogue.Frame(0, 4);
+  header.from = 8;
+  rogue.Send(header, Pattern(4, 0));
+  ASSERT_TRUE(PumpUntil({&victim}, [&] { return victim.port->counters().dropped_foreign == 4; }));
+  EXPECT_TRUE(victim.collector.frames.empty());
+  rogue.Send(rogue.Frame(0, 4), Pattern(4, 0));
+  ASSERT_TRUE(PumpUntil({&victim}, [&] { return victim.collector.frames.size() == 1; }));
+}
+
+TEST(UcxHostile, FramesThatArriveOutOfOrderOrTwiceAreHandedOverInOrderAndOnce) {
+  TestNode victim(OptionsFor(1, Lanes::kShm));
+  Rogue rogue(victim);
+  rogue.Join();
+  for (const uint64_t sequence : {2, 1, 2, 3, 0, 0, 1}) rogue.Send(rogue.Frame(sequence, 4), Pattern(4, 0));
+  ASSERT_TRUE(PumpUntil({&victim}, [&] { return victim.port->counters().dropped_repeated == 3; }));
+  victim.Poll();
+  ASSERT_EQ(victim.collector.frames.size(), 4u);
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(victim.collector.frames[i].header.step, i);
+}
+
+class UcxBreach : public ::testing::Test {
+ protected:
+  UcxBreach() : victim_(OptionsFor(1, Lanes::kShm)), rogue_(victim_) { rogue_.Join(); }
+  TestNode victim_;
+  Rogue rogue_;
+};
+
+TEST_F(UcxBreach, MoreFramesThanCredit) {
+  rogue_.Send(rogue_.Frame(kMaxFramesInFlight, 4), Pattern(4, 0));
+  EXPECT_THAT(FailureOf(victim_), HasSubstr("more than 1024 unread frames"));
+}
+
+TEST_F(UcxBreach, AnAcknowledgementOfFramesThatWereNotSent) {
+  WireHeader credit = rogue_.HeaderFor(WireKind::kCredit);
+  credit.delivered = 1;
+  rogue_.Send(credit, {});
+  EXPECT_EQ(FailureOf(victim_), "it acknowledges 1 frames, but was sent 0");
+}
+
+TEST_F(UcxBreach, ARegionThatIsNotThere) {
+  rogue_.Send(rogue_.Frame(0, 4096, WireKind::kPlaced), {});
+  EXPECT_THAT(FailureOf(victim_), HasSubstr("outside its receive region"));
+}
+
+TEST_F(UcxBreach, APlaceOutsideTheRegion) {
+  ASSERT_TRUE(victim_.port->ReceiveRegionFor(NodeId(9)).ok());
+  WireHeader inside = rogue_.Frame(0, 4096, WireKind::kPlaced);
+  rogue_.Send(inside, {});
+  ASSERT_TRUE(PumpUntil({&victim_}, [&] { return victim_.collector.frames.size() == 1; }));
+  WireHeader outside = rogue_.Frame(1, 4096, WireKind::kPlaced);
+  outside.offset = (uint64_t{64} << 20) - 4096 + 64 + (uint64_t{1} << 22);
+  rogue_.Send(outside, {});
+  EXPECT_THAT(FailureOf(victim_), HasSubstr("outside its receive region"));
+}
+
+TEST_F(UcxBreach, APlaceWhoseEndWrapsAround) {
+  ASSERT_TRUE(victim_.port->ReceiveRegionFor(NodeId(9)).ok());
+  WireHeader wrapped = rogue_.Frame(0, 4096, WireKind::kPlaced);
+  wrapped.offset = ~uint64_t{63};
+  rogue_.Send(wrapped, {});
+  EXPECT_THAT(FailureOf(victim_), HasSubstr("outside its receive region"));
+}
+
+TEST(UcxHostile, APayloadBeyondTheLimitDropsThePeerAndOnlyIt) {
+  UcxOptions options = OptionsFor(1, Lanes::kShm), other = OptionsFor(2, Lanes::kShm);
+  options.max_frame_bytes = other.max_frame_bytes = 1 << 20;
+  TestNode victim(options), member(other);
+  ASSERT_TRUE(Connect(victim, member));
+  Rogue rogue(victim);
+  const std::string address = Encode(NodeAddress{NodeId(9), Epoch(1), kOwnKey, DecodeNodeAddress(member.port->local_address())->worker});
+  ASSERT_TRUE(victim.port->AddPeer(NodeId(9), address, UcxPort::Version(), Epoch(1)).ok());
+  rogue.Send(rogue.Frame(0, (1 << 20) + 1), Pattern((1 << 20) + 1, 0));
+  EXPECT_EQ(FailureOf(victim), "it sent a frame of 1048577 bytes; at most 1048576");
+  ASSERT_TRUE(SendMessage(member, victim, 1, Pattern(1 << 20, 1)).ok());
+  ASSERT_TRUE(PumpUntil({&victim, &member}, [&] { return victim.collector.frames.size() == 1; }));
+}
+
+}  // namespace
+}  // namespace dovetail::transport::ucx

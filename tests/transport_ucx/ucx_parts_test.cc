@@ -1,0 +1,131 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+
+#include "transport/ucx/lanes.h"
+#include "transport/ucx/slot_allocator.h"
+#include "transport/ucx/wire.h"
+
+namespace dovetail::transport::ucx {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+TEST(Lanes, AreParsedAndAnythingElseIsNamed) {
+  EXPECT_EQ(*ParseLanes("shm"), Lanes::kShm);
+  EXPECT_EQ(*ParseLanes("tcp"), Lanes::kTcp);
+  EXPECT_EQ(*ParseLanes("rc"), Lanes::kRc);
+  EXPECT_EQ(*ParseLanes("any"), Lanes::kAny);
+  EXPECT_EQ(ParseLanes("cuda_ipc").status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(ParseLanes("ib").status(), absl::InvalidArgumentError("--lanes ib: is none of shm, tcp, rc, cuda_ipc, any"));
+}
+
+TEST(Lanes, AreReadFromUcxsTextAboutAnEndpoint) {
+  const char* text =
+      "# UCP endpoint\n#   lane[0]:  1:sysv/memory.0 md[1]  -> md[1]/sysv/sysdev[255] am am_bw#0 keepalive\n"
+      "#   lane[1]:  2:posix/memory.0 md[2]  -> md[2]\n#   lane[2]:  3:tcp/eth0.12.0 md[2]  -> md[2]\n#   lane[3]: 2:posix/memory.0 m\n";
+  EXPECT_THAT(TransportsIn(text), ElementsAre("sysv/memory", "posix/memory", "tcp/eth0.12"));
+  EXPECT_TRUE(TransportsIn("lane[").empty());
+  EXPECT_TRUE(TransportsIn("").empty());
+}
+
+TEST(Lanes, OnesThatWereNotAskedForAreRefused) {
+  EXPECT_TRUE(CheckLanes(Lanes::kShm, {"posix/memory"}).ok());
+  EXPECT_TRUE(CheckLanes(Lanes::kRc, {"rc_mlx5/mlx5_0:1", "ud_mlx5/mlx5_0:1"}).ok());
+  EXPECT_EQ(CheckLanes(Lanes::kRc, {"tcp/eth0"}),
+            absl::FailedPreconditionError("UCX chose tcp/eth0, but --lanes asked for rc: install or enable RDMA on both hosts, or start "
+                                          "every node with --lanes tcp"));
+  EXPECT_THAT(std::string(CheckLanes(Lanes::kShm, {"posix/memory", "tcp/lo"}).message()),
+              HasSubstr("UCX chose posix/memory, tcp/lo, but --lanes asked for shm"));
+  EXPECT_FALSE(CheckLanes(Lanes::kAny, {}).ok());
+}
+
+TEST(Wire, AHeaderWithAnyBitTurnedIsRefused) {
+  WireHeader header;
+  header.kind = WireKind::kTensor;
+  header.key = 77;
+  Seal(header);
+  ASSERT_TRUE(Check(header).ok());
+  for (size_t bit = 0; bit < sizeof(header) * 8; ++bit) {
+    WireHeader damaged = header;
+    reinterpret_cast<unsigned char*>(&damaged)[bit / 8] ^= static_cast<unsigned char>(1u << (bit % 8));
+    EXPECT_FALSE(Check(damaged).ok()) << bit;
+  }
+  for (const uint16_t kind : {0, 7, 65535}) {
+    header.kind = static_cast<WireKind>(kind);
+    Seal(header);
+    EXPECT_FALSE(Check(header).ok());
+  }
+}
+
+TEST(Wire, AddressesAndKeysComeBackAsTheyWereAndDamagedOnesDoNot) {
+  const std::string address = Encode(NodeAddress{NodeId(3), Epoch(4), 0x123456789abcdef0, "worker"});
+  const NodeAddress decoded = *DecodeNodeAddress(address);
+  EXPECT_EQ(decoded.node, NodeId(3));
+  EXPECT_EQ(decoded.epoch, Epoch(4));
+  EXPECT_EQ(decoded.key, 0x123456789abcdef0u);
+  EXPECT_EQ(decoded.worker, "worker");
+  const std::string key = Encode(RegionKey{NodeId(1), Epoch(2), NodeId(3), 4096, 8192, "rkey"});
+  const RegionKey region = *DecodeRegionKey(key);
+  EXPECT_EQ(region.owner, NodeId(1));
+  EXPECT_EQ(region.owner_epoch, Epoch(2));
+  EXPECT_EQ(region.writer, NodeId(3));
+  EXPECT_EQ(region.base, 4096u);
+  EXPECT_EQ(region.bytes, 8192u);
+  EXPECT_EQ(region.rkey, "rkey");
+  EXPECT_FALSE(DecodeNodeAddress(key).ok());
+  EXPECT_FALSE(DecodeRegionKey(address).ok());
+  for (size_t i = 0; i < key.size(); ++i) EXPECT_FALSE(DecodeRegionKey(key.substr(0, i)).ok());
+}
+
+TEST(SlotAllocator, SlotsNeverOverlapAndEverythingComesBackWhole) {
+  constexpr uint64_t kBytes = 4 << 20;
+  SlotAllocator slots(kBytes);
+  std::mt19937 random(5);
+  std::map<uint64_t, uint64_t> used;  // offset -> bytes
+  int refused = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    if (random() % 2 == 0 && !used.empty()) {
+      auto it = std::next(used.begin(), random() % used.size());
+      slots.Free(it->first);
+      used.erase(it);
+      continue;
+    }
+    const uint64_t bytes = random() % 200'000;
+    const uint64_t offset = slots.Allocate(bytes);
+    if (offset == SlotAllocator::kNone) {
+      ++refused;
+      continue;
+    }
+    ASSERT_LE(offset + bytes, kBytes);
+    const auto next = used.lower_bound(offset);
+    if (next != used.end()) {
+      ASSERT_LE(offset + bytes, next->first);
+    }
+    if (next != used.begin()) {
+      ASSERT_LE(std::prev(next)->first + std::prev(next)->second, offset);
+    }
+    used[offset] = std::max<uint64_t>(bytes, 1);
+  }
+  EXPECT_GT(refused, 0);
+  for (const auto& [offset, bytes] : used) slots.Free(offset);
+  EXPECT_EQ(slots.bytes_used(), 0u);
+  EXPECT_EQ(slots.Allocate(kBytes), 0u);  // merged again
+  EXPECT_EQ(slots.Allocate(1), SlotAllocator::kNone);
+}
+
+TEST(SlotAllocator, TheSlotLastFreedIsUsedNextAndTooLargeIsRefused) {
+  SlotAllocator slots(1 << 20);
+  const uint64_t a = slots.Allocate(16 << 10), b = slots.Allocate(16 << 10);
+  EXPECT_NE(a, b);
+  slots.Free(a);
+  EXPECT_EQ(slots.Allocate(10 << 10), a);
+  EXPECT_EQ(slots.Allocate((1 << 20) + 1), SlotAllocator::kNone);
+  EXPECT_EQ(SlotAllocator(100).Allocate(1), SlotAllocator::kNone);
+}
+
+}  // namespace
+}  // namespace dovetail::transport::ucx

@@ -1,0 +1,74 @@
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <random>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "transport/fabric.h"
+
+namespace dovetail::transport {
+
+// How often what goes wrong, by chance in 0..1, for each frame that is sent.
+struct Faults {
+  double drop = 0;
+  double duplicate = 0;
+  double delay = 0;                                       // held back, with what follows it to the same peer
+  absl::Duration delay_max = absl::Milliseconds(5);       // for how long at most
+};
+
+// A Port that loses, repeats and delays what is sent through it, the same way each time for the same seed and calls. Frames to one peer
+// stay in order (that is what every fabric promises); frames to different peers change places as they are delayed. Receiving is
+// untouched: wrap the ports of both sides for faults both ways. Thread rule of the port it wraps; delayed frames leave in Poll. A
+// tensor that is delayed is sent from a copy, which stays until the port is destroyed or Forget() is called.
+class FaultyPort final : public Port {
+ public:
+  // `port` and `clock` outlive it.
+  FaultyPort(Port& port, Clock& clock, uint64_t seed) : port_(port), clock_(clock), random_(seed) {}
+
+  void Set(const Faults& faults) { faults_ = faults; }
+
+  // Everything sent to `peer` is lost, and everything received from it, until Mend.
+  void Cut(NodeId peer) { cut_.insert(peer); }
+  void Mend(NodeId peer) { cut_.erase(peer); }
+
+  // No frame that was delayed so far is unanswered any more: gives the copies back.
+  void Forget();
+
+  int64_t dropped() const { return dropped_; }
+  int64_t duplicated() const { return duplicated_; }
+  int64_t delayed() const { return delayed_; }
+
+  NodeId id() const override { return port_.id(); }
+  absl::Status SendMessage(NodeId to, const proto::FrameHeader& header, std::vector<std::byte> payload) override;
+  absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, std::span<const std::byte> payload) override;
+  int Poll(FrameHandler& handler, int max_frames) override;
+
+ private:
+  struct Late {
+    absl::Time due;
+    proto::FrameHeader header;
+    bool tensor = false;
+    std::vector<std::byte> payload;
+  };
+  enum class Fate { kSend, kDrop, kDuplicate, kDelay };
+
+  Fate Decide(NodeId to);
+  bool Chance(double probability) { return std::uniform_real_distribution<double>(0, 1)(random_) < probability; }
+  absl::Status Hold(NodeId to, const proto::FrameHeader& header, bool tensor, std::vector<std::byte> payload);
+  void SendDue();
+
+  Port& port_;
+  Clock& clock_;
+  std::mt19937_64 random_;
+  Faults faults_;
+  absl::flat_hash_set<NodeId> cut_;
+  std::vector<std::pair<NodeId, std::deque<Late>>> late_;  // in the order peers were first delayed, for repeatability
+  std::deque<std::vector<std::byte>> copies_;              // of tensors that were sent late
+  int64_t dropped_ = 0, duplicated_ = 0, delayed_ = 0;
+};
+
+}  // namespace dovetail::transport
