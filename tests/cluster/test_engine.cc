@@ -6,7 +6,8 @@
 
 namespace dovetail::test {
 
-absl::StatusOr<std::unique_ptr<TestModel>> TestModel::Load(const std::filesystem::path& path, model::WeightFormat format,
+absl::StatusOr<std::unique_ptr<TestModel>> TestModel::Load(const std::filesystem::path& path,
+                                                           model::WeightFormat format,
                                                            const kernels::CpuDeviceOptions& device) {
   auto loaded = std::make_unique<TestModel>();
   DT_ASSIGN_OR_RETURN(loaded->device, kernels::CreateCpuDevice(device));
@@ -30,7 +31,8 @@ absl::StatusOr<std::unique_ptr<server::EmbeddedCluster>> StartCluster(const Test
   return server::EmbeddedCluster::Create(*model.model, *model.device, options);
 }
 
-absl::StatusOr<std::shared_ptr<cli::CollectingSink>> Generate(server::Engine& engine, scheduler::GenerationRequest request) {
+absl::StatusOr<std::shared_ptr<cli::CollectingSink>> Generate(server::Engine& engine,
+                                                              scheduler::GenerationRequest request) {
   auto sink = std::make_shared<cli::CollectingSink>(request.choices);
   DT_RETURN_IF_ERROR(engine.Submit(std::move(request), sink).status());
   DT_RETURN_IF_ERROR(sink->WaitForEnd());

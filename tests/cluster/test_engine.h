@@ -31,7 +31,8 @@ absl::StatusOr<std::unique_ptr<server::EmbeddedCluster>> StartCluster(const Test
                                                                       const server::EmbeddedClusterOptions& options);
 
 // Submits the request and waits for its end.
-absl::StatusOr<std::shared_ptr<cli::CollectingSink>> Generate(server::Engine& engine, scheduler::GenerationRequest request);
+absl::StatusOr<std::shared_ptr<cli::CollectingSink>> Generate(server::Engine& engine,
+                                                              scheduler::GenerationRequest request);
 
 // A greedy request; nothing ends it before max_tokens.
 scheduler::GenerationRequest GreedyRequest(std::vector<TokenId> prompt, int max_tokens);

@@ -9,9 +9,10 @@
 #include "tests/golden/reference.h"
 #include "tests/support/test_data.h"
 
-// 14 tiny random checkpoints, one for each thing a dense family does differently, against full float32 passes of transformers: the last
-// logits of a long and of a short prompt, the residual stream after each layer, 32 greedy tokens. Everything runs through the frames, over
-// three attention workers that hold sequences whole, by heads and by tokens in turn.
+// 14 tiny random checkpoints, one for each thing a dense family does differently, against full float32 passes of
+// transformers: the last logits of a long and of a short prompt, the residual stream after each layer, 32 greedy
+// tokens. Everything runs through the frames, over three attention workers that hold sequences whole, by heads and by
+// tokens in turn.
 
 namespace dovetail::test {
 namespace {
@@ -48,13 +49,15 @@ struct Served {
   }
 };
 
-// A norm whose eps dwarfs every mean square is a multiplication by weight / sqrt(eps); with an identity for the head, the "logits" of
-// what is left of the model are the residual stream itself.
+// A norm whose eps dwarfs every mean square is a multiplication by weight / sqrt(eps); with an identity for the head,
+// the "logits" of what is left of the model are the residual stream itself.
 absl::Status ShowResidual(TestModel& test, int layers, bool normed) {
   model::LoadedModel& model = *test.model;
   auto step = model.steps.begin();
   for (int layer = 0; layer < layers; ++layer)
-    step = std::find_if(step, model.steps.end(), [](const auto& s) { return std::holds_alternative<model::GatedMlp>(s); }) + 1;
+    step = std::find_if(step, model.steps.end(),
+                        [](const auto& s) { return std::holds_alternative<model::GatedMlp>(s); }) +
+           1;
   model.steps.erase(step, model.steps.end());
   const int64_t hidden = model.config().hidden_size;
   if (!normed) {
@@ -64,9 +67,10 @@ absl::Status ShowResidual(TestModel& test, int layers, bool normed) {
   std::vector<float> identity(hidden * hidden, 0.0f);
   for (int64_t i = 0; i < hidden; ++i) identity[i * hidden + i] = 1;
   const auto row_at = [&](int64_t row) { return reinterpret_cast<const std::byte*>(identity.data() + row * hidden); };
-  DT_ASSIGN_OR_RETURN(model.head.weights,
-                      kernels::PackWeights(kernels::PackedFormat::kF32,
-                                           kernels::RowSource{kernels::RowFormat::kF32, hidden, hidden, row_at}, nullptr));
+  DT_ASSIGN_OR_RETURN(
+      model.head.weights,
+      kernels::PackWeights(kernels::PackedFormat::kF32,
+                           kernels::RowSource{kernels::RowFormat::kF32, hidden, hidden, row_at}, nullptr));
   return absl::OkStatus();
 }
 
@@ -133,7 +137,8 @@ fs::path DenseGolden::unpacked;
 
 TEST_P(DenseGolden, TheLogitsOfALongAndOfAShortPromptAreTheReferences) {
   Served run = Start();
-  // Frequencies of dynamic NTK depend on the longest sequence that the reference had run before, here the last greedy step (model/rope.h).
+  // Frequencies of dynamic NTK depend on the longest sequence that the reference had run before, here the last greedy
+  // step (model/rope.h).
   const size_t length = golden_.prompt.size() + (IsDynamic(run) ? golden_.greedy.size() - 1 : 0);
   const double last4 = RelativeRms(Last4(run, length).values, golden_.tensors["logits_last4"].values);
   const Matrix short_logits = run.LogitsFrom(golden_.Tokens(golden_.short_len), golden_.short_len - 4);

@@ -83,8 +83,10 @@ TokenId ArgMax(std::span<const float> logits) {
 double Margin(std::span<const float> logits) {
   float best = -std::numeric_limits<float>::infinity(), second = best;
   for (const float v : logits) {
-    if (v > best) second = std::exchange(best, v);
-    else second = std::max(second, v);
+    if (v > best)
+      second = std::exchange(best, v);
+    else
+      second = std::max(second, v);
   }
   return static_cast<double>(best) - second;
 }

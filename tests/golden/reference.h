@@ -37,7 +37,8 @@ TokenId ArgMax(std::span<const float> logits);
 // Best minus second best.
 double Margin(std::span<const float> logits);
 
-// A choice is certain if the reference's margin exceeds twice the logit budget: `budget`, relative, times the RMS of the row.
+// A choice is certain if the reference's margin exceeds twice the logit budget: `budget`, relative, times the RMS of
+// the row.
 bool IsCertain(std::span<const float> reference, double budget);
 
 }  // namespace dovetail::test

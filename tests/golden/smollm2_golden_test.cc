@@ -9,8 +9,8 @@
 #include "tests/golden/reference.h"
 #include "tests/support/test_data.h"
 
-// SmolLM2-135M-Instruct, the very file the quickstart serves, against float32 passes of transformers over the same file: the logits after
-// four chats and one long text, and what greedy decoding then says.
+// SmolLM2-135M-Instruct, the very file the quickstart serves, against float32 passes of transformers over the same
+// file: the logits after four chats and one long text, and what greedy decoding then says.
 
 namespace dovetail::test {
 namespace {
@@ -21,7 +21,8 @@ namespace fs = std::filesystem;
 fs::path FetchedModel() {
   const char* cache = std::getenv("XDG_CACHE_HOME");
   const char* home = std::getenv("HOME");
-  const fs::path base = cache != nullptr && *cache != '\0' ? fs::path(cache) : fs::path(home == nullptr ? "" : home) / ".cache";
+  const fs::path base =
+      cache != nullptr && *cache != '\0' ? fs::path(cache) : fs::path(home == nullptr ? "" : home) / ".cache";
   return base / "dovetail" / "smollm2-135m-instruct.gguf";
 }
 

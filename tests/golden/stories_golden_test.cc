@@ -6,8 +6,9 @@
 #include "tests/golden/reference.h"
 #include "tests/support/test_data.h"
 
-// stories260K, a trained Llama of 260,000 parameters with grouped heads of 8, as a Hugging Face folder and as GGUF in f32 and f16, against
-// the logits and the 96 greedy tokens of a float64 reference; through the frames, over three attention workers and mixed placement.
+// stories260K, a trained Llama of 260,000 parameters with grouped heads of 8, as a Hugging Face folder and as GGUF in
+// f32 and f16, against the logits and the 96 greedy tokens of a float64 reference; through the frames, over three
+// attention workers and mixed placement.
 
 namespace dovetail::test {
 namespace {
@@ -23,7 +24,8 @@ TEST_P(StoriesGolden, NinetySixGreedyTokensAndTheLogitsThatChoseThemAreTheRefere
   ASSERT_EQ(reference->rows, static_cast<int64_t>(greedy.size()));
 
   const bool f32 = GetParam().path == Path::kF32;
-  const auto model = TestModel::Load(folder / GetParam().file, f32 ? model::WeightFormat::kF32 : model::WeightFormat::kBF16);
+  const auto model =
+      TestModel::Load(folder / GetParam().file, f32 ? model::WeightFormat::kF32 : model::WeightFormat::kBF16);
   ASSERT_TRUE(model.ok()) << model.status();
   server::EmbeddedClusterOptions options = ClusterOptionsFor(**model, f32 ? DType::kF32 : DType::kBF16);
   options.attention_workers = 3;
@@ -55,9 +57,8 @@ TEST_P(StoriesGolden, NinetySixGreedyTokensAndTheLogitsThatChoseThemAreTheRefere
   EXPECT_LE(worst, GetParam().logits);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, StoriesGolden, ::testing::ValuesIn(kStoriesBudgets), [](const auto& info) {
-  return absl::StrCat(info.param.name, "_", Name(info.param.path));
-});
+INSTANTIATE_TEST_SUITE_P(All, StoriesGolden, ::testing::ValuesIn(kStoriesBudgets),
+                         [](const auto& info) { return absl::StrCat(info.param.name, "_", Name(info.param.path)); });
 
 }  // namespace
 }  // namespace dovetail::test

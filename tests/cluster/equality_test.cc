@@ -1,0 +1,56 @@
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "tests/cluster/scenario_runner.h"
+
+#ifndef DOVETAIL_SEED_COUNT
+#define DOVETAIL_SEED_COUNT 120
+#endif
+
+// However many attention workers there are, wherever a sequence lies, whoever it shares steps with, however its prompt
+// was cut, whether it was preempted, forked, or found its prefix cached: the bits of its logits and its tokens are
+// those it has alone. By seed: DOVETAIL_SEED repeats one, DOVETAIL_SEEDS says how many. A failure is printed as the
+// simplest scenario that still fails.
+
+namespace dovetail::test {
+namespace {
+
+uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? otherwise : std::strtoull(value, nullptr, 10);
+}
+
+TEST(Cluster, EveryStreamIsBitForBitTheOneItsRequestHasAlone) {
+  const uint64_t only = FromEnvironment("DOVETAIL_SEED", 0);
+  const uint64_t first = only > 0 ? only : 1;
+  const uint64_t last = only > 0 ? only : FromEnvironment("DOVETAIL_SEEDS", DOVETAIL_SEED_COUNT);
+  ScenarioRunner runner;
+  Outcome all;
+  for (uint64_t seed = first; seed <= last; ++seed) {
+    const Scenario scenario = SomeScenario(seed, runner.models());
+    const Outcome outcome = runner.Run(scenario);
+    if (!outcome.difference.empty()) {
+      const Scenario smallest = runner.Shrink(scenario, 3);
+      std::string again;
+      for (int i = 0; i < 10 && again.empty(); ++i) again = runner.Run(smallest).difference;
+      FAIL() << scenario.ToString() << "\n"
+             << outcome.difference << "\nsimplest: " << smallest.ToString() << "\n"
+             << again;
+    }
+    all.tokens += outcome.tokens;
+    all.preemptions += outcome.preemptions;
+    all.prefix_hits += outcome.prefix_hits;
+  }
+  std::printf("seeds %llu..%llu: %llu tokens, %llu preemptions, %llu prefix tokens found\n",
+              static_cast<unsigned long long>(first), static_cast<unsigned long long>(last),
+              static_cast<unsigned long long>(all.tokens), static_cast<unsigned long long>(all.preemptions),
+              static_cast<unsigned long long>(all.prefix_hits));
+  if (only > 0) return;
+  EXPECT_GT(all.preemptions, (last - first) / 10) << "the seeds are too tame to say anything";
+  EXPECT_GT(all.prefix_hits, 10 * (last - first));
+}
+
+}  // namespace
+}  // namespace dovetail::test

@@ -1,0 +1,78 @@
+#pragma once
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "scheduler/core/request.h"
+#include "scheduler/core/scheduler.h"
+
+// What may not change a request's tokens or the bits of its logits: how the cluster is built, and who else is there.
+// Plain values, drawn from a seed, printed and shrunk.
+
+namespace dovetail::test {
+
+inline constexpr int kLongestPrompt = 300, kMostTokens = 100;
+inline constexpr int kScenarioPositions = kLongestPrompt + kMostTokens;
+
+class Dice {
+ public:
+  explicit Dice(uint64_t seed) : random_(seed) {}
+  int Of(int least, int most) { return least + static_cast<int>(random_() % static_cast<uint64_t>(most - least + 1)); }
+  bool OneIn(int n) { return Of(1, n) == 1; }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+struct RequestSpec {
+  int family = 0;  // prompts of one family begin alike
+  int prompt = 1;  // tokens
+  int twist = 0;   // changes the prompt's last token
+  int max_tokens = 1;
+  int choices = 1;
+  int style = 0;  // 0: greedy; others: temperatures, filters, penalties
+  int seed = 0;
+  int logits_last = 0;
+  int prompt_logprobs = -1;
+  bool use_prefix_cache = true;
+  int tenant = 0;
+  int after = -1;  // submitted once request `after` has given `after_tokens`; -1: at once
+  int after_tokens = 0;
+  int cancel_after = -1;  // tokens; -1: runs to its end
+
+  scheduler::GenerationRequest Request(int vocab) const;
+  std::string ToString() const;
+};
+
+// Which model a scenario runs on; scenario_runner.h builds them.
+enum class TinyModelKind { kGrouped, kWindowed, kBF16, kQuantised, kStories };
+const char* Name(TinyModelKind kind);
+
+struct Scenario {
+  uint64_t seed = 0;
+  TinyModelKind model = TinyModelKind::kGrouped;
+  DType kv = DType::kF32;
+  bool avx512 = true;
+  int threads = 1;
+  int workers = 1;
+  scheduler::PlacementPolicy placement = scheduler::PlacementPolicy::kRequest;
+  int micro_batches = 1;
+  bool prefix_cache = false;
+  int spare_blocks = -1;  // per worker, beyond what the largest request alone needs; -1: room for everybody
+  bool chunked = true;
+  int step_tokens = kScenarioPositions;
+  int max_seqs = 8;
+  int token_shard = 64;
+  std::vector<RequestSpec> requests;
+
+  std::string ToString() const;
+};
+
+Scenario SomeScenario(uint64_t seed, const std::vector<TinyModelKind>& models);
+
+// Every scenario that is a little simpler than this one, the largest simplifications first.
+std::vector<Scenario> SimplerScenarios(const Scenario& scenario);
+
+}  // namespace dovetail::test

@@ -1,0 +1,246 @@
+#include "tests/cluster/scenario_runner.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "attention_worker/attention_executor.h"
+#include "base/check.h"
+#include "compute_worker/attention_specs.h"
+#include "tests/cluster/tiny_model.h"
+#include "tests/support/test_data.h"
+
+namespace dovetail::test {
+namespace {
+
+using model::GgmlType;
+
+TinyModelSpec SpecOf(TinyModelKind kind) {
+  TinyModelSpec spec;
+  spec.seed = static_cast<uint64_t>(kind) + 1;
+  switch (kind) {
+    case TinyModelKind::kGrouped:
+    case TinyModelKind::kStories:
+      break;
+    case TinyModelKind::kWindowed:  // a window that ends inside a segment, three KV heads for up to five workers
+      spec.architecture = "gemma3";
+      spec.layers = 4;
+      spec.heads = 6;
+      spec.kv_heads = 3;
+      spec.window = 83;
+      break;
+    case TinyModelKind::kBF16:
+      spec.layers = 3;
+      spec.types = {GgmlType::kBF16};
+      break;
+    case TinyModelKind::kQuantised:
+      spec.hidden = spec.mlp = 256;
+      spec.head_dim = 64;
+      spec.vocab = 128;
+      spec.types = {GgmlType::kQ4_0, GgmlType::kQ4_1, GgmlType::kQ5_0, GgmlType::kQ5_1, GgmlType::kQ8_0,
+                    GgmlType::kQ4_K, GgmlType::kQ5_K, GgmlType::kQ6_K, GgmlType::kF16};
+      break;
+  }
+  return spec;
+}
+
+int64_t BlocksOf(int tokens) { return (tokens + kSegmentTokens - 1) / kSegmentTokens; }
+
+// Bytes of all KV heads and layers of `blocks` x 64 tokens on each of `workers`.
+uint64_t KvBytes(const TestModel& model, DType kv, int64_t blocks, int workers) {
+  const auto table = compute::AttentionTableOf(model.config(), kv);
+  DT_CHECK(table.ok());
+  uint64_t kv_blocks = 0;
+  for (int group = 0; group < table->group_count(); ++group)
+    kv_blocks +=
+        uint64_t(table->ops_in_group[group]) * table->softmax(LayerGroup(static_cast<uint16_t>(group))).kv_heads;
+  return kv_blocks * attention::AttentionExecutor::BlockBytes(*table) * blocks * workers;
+}
+
+// Where two rows of floats first differ as bits, or empty.
+std::string DifferentBits(std::span<const float> ours, std::span<const float> alone) {
+  if (ours.size() != alone.size()) return absl::StrCat(ours.size(), " values, alone ", alone.size());
+  if (std::memcmp(ours.data(), alone.data(), ours.size_bytes()) == 0) return "";
+  size_t first = 0, count = 0;
+  for (size_t i = ours.size(); i-- > 0;)
+    if (std::memcmp(&ours[i], &alone[i], sizeof(float)) != 0) first = i, ++count;
+  return absl::StrCat(count, " of ", ours.size(), " values differ; number ", first, " is ", ours[first], ", alone ",
+                      alone[first]);
+}
+
+std::string KvHeld(server::Engine& engine) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  uint64_t held = 0;
+  do {
+    held = engine.stats().kv_blocks_in_use;
+    if (held == 0) return "";
+    std::this_thread::yield();
+  } while (std::chrono::steady_clock::now() < deadline);
+  return absl::StrCat(held, " KV blocks are held after the last request ended");
+}
+
+}  // namespace
+
+ScenarioRunner::ScenarioRunner() {
+  const std::filesystem::path folder = TempFolder();
+  for (const TinyModelKind kind :
+       {TinyModelKind::kGrouped, TinyModelKind::kWindowed, TinyModelKind::kBF16, TinyModelKind::kQuantised}) {
+    files_[kind] = WriteTinyModel(SpecOf(kind), folder);
+    models_.push_back(kind);
+  }
+  if (const auto stories = TestData("models/stories260K/hf")) {
+    files_[TinyModelKind::kStories] = *stories;
+    models_.push_back(TinyModelKind::kStories);
+  }
+}
+
+TestModel& ScenarioRunner::Model(TinyModelKind kind, bool avx512, int threads) {
+  auto& model = loaded_[{kind, avx512, threads}];
+  if (model == nullptr) {
+    auto loaded =
+        TestModel::Load(files_.at(kind), model::WeightFormat::kAuto,
+                        {.threads = threads, .max_isa = avx512 ? kernels::Isa::kAvx512 : kernels::Isa::kAvx2});
+    DT_CHECK(loaded.ok(), std::string(loaded.status().message()));
+    model = *std::move(loaded);
+  }
+  return *model;
+}
+
+server::Engine& ScenarioRunner::AloneEngine(const Alone& which) {
+  auto& engine = alone_[which];
+  if (engine == nullptr) {
+    const auto [kind, avx512, kv] = which;
+    TestModel& model = Model(kind, avx512, 1);
+    server::EmbeddedClusterOptions options = ClusterOptionsFor(model, kv);
+    options.scheduler.max_model_len = kScenarioPositions;
+    options.scheduler.max_num_batched_tokens = kScenarioPositions;
+    options.scheduler.max_num_seqs = 1;
+    options.scheduler.enable_prefix_caching = false;
+    auto cluster = StartCluster(model, options);
+    DT_CHECK(cluster.ok(), std::string(cluster.status().message()));
+    engine = *std::move(cluster);
+  }
+  return *engine;
+}
+
+ScenarioRunner::Choice ScenarioRunner::RunAlone(const Alone& which, const RequestSpec& spec, int choice) {
+  const TestModel& model = Model(std::get<0>(which), std::get<1>(which), 1);
+  scheduler::GenerationRequest request = spec.Request(static_cast<int>(model.config().vocab_size));
+  request.choices = 1;
+  request.sampling.seed += static_cast<uint64_t>(choice);
+  const auto done = Generate(AloneEngine(which), std::move(request));
+  DT_CHECK(done.ok(), std::string(done.status().message()), " ", spec.ToString());
+  const cli::CollectingSink& sink = **done;
+  return {sink.choices()[0].tokens, sink.choices()[0].logits, sink.choices()[0].logprobs, sink.prompt_logprobs(),
+          sink.prompt_logits()};
+}
+
+std::string ScenarioRunner::CompareChoice(const Choice& alone, const cli::CollectingSink& sink, int index,
+                                          bool cancelled) {
+  const cli::CollectingSink::Choice& choice = sink.choices()[index];
+  if (!choice.finished) return "did not finish";
+  if (index == 0 && !(cancelled && sink.prompt_logits().empty()))
+    if (std::string bits = DifferentBits(sink.prompt_logits(), alone.prompt_logits); !bits.empty())
+      return "prompt logits: " + bits;
+  if (index == 0 && !cancelled && sink.prompt_logprobs() != alone.prompt_logprobs)
+    return "prompt log probabilities differ";
+  if (choice.tokens.size() > alone.tokens.size() || (!cancelled && choice.tokens.size() < alone.tokens.size()))
+    return absl::StrCat("has ", choice.tokens.size(), " tokens, alone ", alone.tokens.size());
+  if (choice.logits.size() != choice.tokens.size() || choice.logprobs.size() != choice.tokens.size())
+    return absl::StrCat("has ", choice.tokens.size(), " tokens, but logits of ", choice.logits.size(),
+                        " and log probabilities of ", choice.logprobs.size());
+  for (size_t i = 0; i < choice.tokens.size(); ++i) {
+    if (std::string bits = DifferentBits(choice.logits[i], alone.logits[i]); !bits.empty())
+      return absl::StrCat("logits of token ", i, ": ", bits);
+    if (choice.tokens[i] != alone.tokens[i])
+      return absl::StrCat("token ", i, " is ", choice.tokens[i], ", alone ", alone.tokens[i], ", from the same logits");
+    if (choice.logprobs[i] != alone.logprobs[i]) return absl::StrCat("log probabilities of token ", i, " differ");
+  }
+  return "";
+}
+
+std::string ScenarioRunner::Compare(const Scenario& scenario, size_t index, const cli::CollectingSink& sink) {
+  const RequestSpec& spec = scenario.requests[index];
+  if (sink.protocol_errors() > 0)
+    return absl::StrCat("request ", index, ": ", sink.protocol_errors(), " updates out of order");
+  for (int choice = 0; choice < spec.choices; ++choice) {
+    const Choice alone = RunAlone({scenario.model, scenario.avx512, scenario.kv}, spec, choice);
+    const std::string difference = CompareChoice(alone, sink, choice, spec.cancel_after >= 0);
+    if (!difference.empty()) return absl::StrCat("request ", index, " choice ", choice, ": ", difference);
+  }
+  return "";
+}
+
+Outcome ScenarioRunner::Run(const Scenario& scenario) {
+  TestModel& model = Model(scenario.model, scenario.avx512, scenario.threads);
+  server::EmbeddedClusterOptions options = ClusterOptionsFor(model, scenario.kv);
+  options.attention_workers = scenario.workers;
+  options.scheduler.placement = scenario.placement;
+  options.scheduler.micro_batches = scenario.micro_batches;
+  options.scheduler.enable_prefix_caching = scenario.prefix_cache;
+  options.scheduler.enable_chunked_prefill = scenario.chunked;
+  options.scheduler.max_model_len = kScenarioPositions;
+  options.scheduler.max_num_batched_tokens = scenario.step_tokens;
+  options.scheduler.max_num_seqs = scenario.max_seqs;
+  options.scheduler.token_shard_tokens = scenario.token_shard;
+  int64_t largest = 0;
+  for (const RequestSpec& request : scenario.requests)
+    largest = std::max(largest, BlocksOf(request.prompt + request.max_tokens));
+  const int64_t blocks = scenario.spare_blocks < 0 ? 256 : std::max<int64_t>(2, largest + scenario.spare_blocks);
+  options.kv_cache_bytes = KvBytes(model, scenario.kv, blocks, scenario.workers);
+  const auto cluster = StartCluster(model, options);
+  Outcome outcome;
+  if (!cluster.ok()) {
+    outcome.difference = absl::StrCat("the cluster does not start: ", std::string(cluster.status().message()));
+    return outcome;
+  }
+
+  std::vector<std::shared_ptr<cli::CollectingSink>> sinks;
+  for (const RequestSpec& spec : scenario.requests) {
+    if (spec.after >= 0) sinks[spec.after]->WaitForTokens(spec.after_tokens);
+    sinks.push_back(std::make_shared<cli::CollectingSink>(spec.choices));
+    const auto id = (*cluster)->Submit(spec.Request(static_cast<int>(model.config().vocab_size)), sinks.back());
+    if (!id.ok()) {
+      outcome.difference =
+          absl::StrCat("request ", sinks.size() - 1, " is refused: ", std::string(id.status().message()));
+      return outcome;
+    }
+    if (spec.cancel_after < 0) continue;
+    sinks.back()->WaitForTokens(spec.cancel_after);
+    (*cluster)->Cancel(*id);
+  }
+  for (size_t i = 0; i < sinks.size(); ++i) {
+    const absl::Status ended = sinks[i]->WaitForEnd();
+    if (!ended.ok()) outcome.difference = absl::StrCat("request ", i, " failed: ", std::string(ended.message()));
+  }
+  for (size_t i = 0; i < sinks.size() && outcome.difference.empty(); ++i) {
+    outcome.difference = Compare(scenario, i, *sinks[i]);
+    for (const auto& choice : sinks[i]->choices()) outcome.tokens += choice.tokens.size();
+  }
+  if (outcome.difference.empty()) outcome.difference = KvHeld(**cluster);
+  const server::EngineStats stats = (*cluster)->stats();
+  outcome.preemptions = stats.scheduler.preemptions;
+  outcome.prefix_hits = stats.scheduler.prefix_hits;
+  return outcome;
+}
+
+Scenario ScenarioRunner::Shrink(Scenario failing, int attempts) {
+  const auto differs = [&](const Scenario& scenario) {
+    for (int i = 0; i < attempts; ++i)
+      if (!Run(scenario).difference.empty()) return true;
+    return false;
+  };
+  for (bool smaller = true; smaller;) {
+    smaller = false;
+    for (const Scenario& candidate : SimplerScenarios(failing)) {
+      if (!differs(candidate)) continue;
+      failing = candidate;
+      smaller = true;
+      break;
+    }
+  }
+  return failing;
+}
+
+}  // namespace dovetail::test

@@ -1,0 +1,54 @@
+#pragma once
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "tests/cluster/scenario.h"
+#include "tests/cluster/test_engine.h"
+
+namespace dovetail::test {
+
+struct Outcome {
+  std::string difference;  // from each request alone; empty: none
+  uint64_t tokens = 0, preemptions = 0, prefix_hits = 0;
+};
+
+// Runs scenarios over the embedded cluster and compares every choice of every request, to the bit, with the same
+// request alone: on one attention worker, one thread, its prompt in one chunk, without a prefix cache, a request of its
+// own for each choice.
+class ScenarioRunner {
+ public:
+  ScenarioRunner();
+
+  // The models there are: the last one only where the test data is.
+  const std::vector<TinyModelKind>& models() const { return models_; }
+
+  Outcome Run(const Scenario& scenario);
+
+  // The simplest scenario to be found that still differs; each candidate gets `attempts` runs, since threads race.
+  Scenario Shrink(Scenario failing, int attempts);
+
+ private:
+  struct Choice {
+    std::vector<TokenId> tokens;
+    std::vector<std::vector<float>> logits;
+    std::vector<proto::PositionLogprobs> logprobs, prompt_logprobs;
+    std::vector<float> prompt_logits;
+  };
+  using Alone = std::tuple<TinyModelKind, bool, DType>;
+
+  TestModel& Model(TinyModelKind kind, bool avx512, int threads);
+  server::Engine& AloneEngine(const Alone& which);
+  Choice RunAlone(const Alone& which, const RequestSpec& spec, int choice);
+  std::string Compare(const Scenario& scenario, size_t index, const cli::CollectingSink& sink);
+  static std::string CompareChoice(const Choice& alone, const cli::CollectingSink& sink, int choice, bool cancelled);
+
+  std::vector<TinyModelKind> models_;
+  std::map<TinyModelKind, std::filesystem::path> files_;
+  std::map<std::tuple<TinyModelKind, bool, int>, std::unique_ptr<TestModel>> loaded_;
+  std::map<Alone, std::unique_ptr<server::EmbeddedCluster>> alone_;  // after loaded_: they refer to it
+};
+
+}  // namespace dovetail::test
