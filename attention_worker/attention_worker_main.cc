@@ -10,18 +10,20 @@ namespace {
 
 class ClusterAttentionWorker final : public control::WorkerNode {
  public:
-  ClusterAttentionWorker(const AttentionWorkerMainOptions& options, kernels::Device& device, transport::Connector& connector,
-                         const control::JoinReply& membership)
+  ClusterAttentionWorker(const AttentionWorkerMainOptions& options, kernels::Device& device,
+                         transport::Connector& connector, const control::JoinReply& membership)
       : options_(options), device_(device), connector_(connector), membership_(membership) {}
 
   absl::StatusOr<uint64_t> Configure(const control::Configuration& configuration) override {
     const size_t block_bytes = AttentionExecutor::BlockBytes(configuration.attention);
     const uint64_t blocks = std::min<uint64_t>(options_.kv_bytes / block_bytes, UINT32_MAX);
     if (blocks == 0)
-      return InvalidArgument("--kv-capacity: ", options_.kv_bytes, " bytes hold no KV block; this model's have ", block_bytes, " bytes");
+      return InvalidArgument("--kv-capacity: ", options_.kv_bytes, " bytes hold no KV block; this model's have ",
+                             block_bytes, " bytes");
     auto node = AttentionWorkerNode::Create(
-        configuration.attention, {membership_.worker, membership_.epoch, static_cast<uint32_t>(blocks), configuration.micro_batches},
-        device_, connector_);
+        configuration.attention,
+        {membership_.worker, membership_.epoch, static_cast<uint32_t>(blocks), configuration.micro_batches}, device_,
+        connector_);
     if (!node.ok()) return Annotate(node.status(), absl::StrCat("--kv-capacity of ", options_.kv_bytes, " bytes"));
     node_ = *std::move(node);
     return blocks;
@@ -52,8 +54,9 @@ class ClusterAttentionWorker final : public control::WorkerNode {
 
 }  // namespace
 
-std::unique_ptr<control::WorkerNode> MakeAttentionWorker(const AttentionWorkerMainOptions& options, kernels::Device& device,
-                                                         transport::Connector& connector, const control::JoinReply& membership) {
+std::unique_ptr<control::WorkerNode> MakeAttentionWorker(const AttentionWorkerMainOptions& options,
+                                                         kernels::Device& device, transport::Connector& connector,
+                                                         const control::JoinReply& membership) {
   return std::make_unique<ClusterAttentionWorker>(options, device, connector, membership);
 }
 

@@ -6,14 +6,15 @@
 
 namespace dovetail::attention {
 
-// An attention worker of a cluster. Knows no model: what it must know of one comes with the configuration, and its KV blocks are allocated
-// then, as many as fit into `kv_bytes`.
+// An attention worker of a cluster. Knows no model: what it must know of one comes with the configuration, and its KV
+// blocks are allocated then, as many as fit into `kv_bytes`.
 struct AttentionWorkerMainOptions {
   uint64_t kv_bytes = 0;
 };
 
 // For WorkerMain. `device` outlives the node.
-std::unique_ptr<control::WorkerNode> MakeAttentionWorker(const AttentionWorkerMainOptions& options, kernels::Device& device,
-                                                         transport::Connector& connector, const control::JoinReply& membership);
+std::unique_ptr<control::WorkerNode> MakeAttentionWorker(const AttentionWorkerMainOptions& options,
+                                                         kernels::Device& device, transport::Connector& connector,
+                                                         const control::JoinReply& membership);
 
 }  // namespace dovetail::attention

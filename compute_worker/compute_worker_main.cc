@@ -10,7 +10,8 @@ constexpr NodeId kSchedulerNode(0);
 
 class ClusterComputeWorker final : public control::WorkerNode {
  public:
-  ClusterComputeWorker(const model::LoadedModel& model, uint64_t digest, kernels::Device& device, transport::Connector& connector)
+  ClusterComputeWorker(const model::LoadedModel& model, uint64_t digest, kernels::Device& device,
+                       transport::Connector& connector)
       : model_(model), digest_(digest), device_(device), connector_(connector) {}
 
   absl::StatusOr<uint64_t> Configure(const control::Configuration& configuration) override {
@@ -20,8 +21,8 @@ class ClusterComputeWorker final : public control::WorkerNode {
     options.micro_batches = configuration.micro_batches;
     options.max_step_tokens = configuration.max_step_tokens;
     options.vocab_size = static_cast<int32_t>(model_.config().vocab_size);
-    node_ = std::make_unique<ComputeWorkerNode>(model_, configuration.attention, options, kSchedulerNode, device_, connector_,
-                                                SystemClock());
+    node_ = std::make_unique<ComputeWorkerNode>(model_, configuration.attention, options, kSchedulerNode, device_,
+                                                connector_, SystemClock());
     return 0;
   }
 
@@ -49,8 +50,8 @@ class ClusterComputeWorker final : public control::WorkerNode {
 
 }  // namespace
 
-std::unique_ptr<control::WorkerNode> MakeComputeWorker(const model::LoadedModel& model, uint64_t digest, kernels::Device& device,
-                                                       transport::Connector& connector) {
+std::unique_ptr<control::WorkerNode> MakeComputeWorker(const model::LoadedModel& model, uint64_t digest,
+                                                       kernels::Device& device, transport::Connector& connector) {
   return std::make_unique<ClusterComputeWorker>(model, digest, device, connector);
 }
 

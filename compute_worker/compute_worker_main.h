@@ -7,9 +7,9 @@
 
 namespace dovetail::compute {
 
-// A compute worker of a cluster, for WorkerMain. `model` and `device` outlive the node. `digest` is what the model was announced with:
-// a cluster that is configured for another is refused.
-std::unique_ptr<control::WorkerNode> MakeComputeWorker(const model::LoadedModel& model, uint64_t digest, kernels::Device& device,
-                                                       transport::Connector& connector);
+// A compute worker of a cluster, for WorkerMain. `model` and `device` outlive the node. `digest` is what the model was
+// announced with: a cluster that is configured for another is refused.
+std::unique_ptr<control::WorkerNode> MakeComputeWorker(const model::LoadedModel& model, uint64_t digest,
+                                                       kernels::Device& device, transport::Connector& connector);
 
 }  // namespace dovetail::compute

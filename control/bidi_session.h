@@ -9,8 +9,8 @@
 
 namespace dovetail::control {
 
-// The server's end of one bidirectional stream. Messages go out in the order of Send(); at most `max_queued` wait for a slow peer, one
-// more ends the stream. Thread-safe. Keeps itself alive until gRPC is done with it.
+// The server's end of one bidirectional stream. Messages go out in the order of Send(); at most `max_queued` wait for a
+// slow peer, one more ends the stream. Thread-safe. Keeps itself alive until gRPC is done with it.
 template <typename In, typename Out>
 class BidiSession final : public grpc::ServerBidiReactor<In, Out> {
  public:

@@ -165,7 +165,8 @@ absl::StatusOr<ModelSummary> FromProto(const pb::Model& in) {
   for (const pb::LengthRope& rope : in.length_ropes()) {
     DT_RETURN_IF_ERROR(CheckRange("model.length_ropes.kind", rope.kind(), 0, 255));
     DT_RETURN_IF_ERROR(CheckRange("model.length_ropes.max_positions", rope.max_positions(), 0, uint64_t{1} << 32));
-    DT_RETURN_IF_ERROR(CheckRange("model.length_ropes.original_max_positions", rope.original_max_positions(), 0, uint64_t{1} << 32));
+    DT_RETURN_IF_ERROR(
+        CheckRange("model.length_ropes.original_max_positions", rope.original_max_positions(), 0, uint64_t{1} << 32));
     model.length_ropes.push_back({static_cast<int>(rope.kind()), static_cast<int64_t>(rope.max_positions()),
                                   static_cast<int64_t>(rope.original_max_positions())});
   }
@@ -174,7 +175,8 @@ absl::StatusOr<ModelSummary> FromProto(const pb::Model& in) {
   for (const pb::ModelFile& file : in.files()) {
     DT_RETURN_IF_ERROR(CheckName("model.files.name", file.name(), kMaxNameBytes));
     if (file.name().find('/') != std::string::npos) return InvalidArgument("model.files.name: holds a slash");
-    if (file.sha256().size() != 32) return InvalidArgument("model.files.sha256: has ", file.sha256().size(), " bytes, not 32");
+    if (file.sha256().size() != 32)
+      return InvalidArgument("model.files.sha256: has ", file.sha256().size(), " bytes, not 32");
     DT_RETURN_IF_ERROR(CheckRange("model.files.size", file.size(), 0, kMaxModelFileBytes));
     total += file.size();
     model.files.push_back({file.name(), file.size(), file.sha256()});
@@ -223,7 +225,8 @@ absl::StatusOr<JoinRequest> FromProto(const pb::JoinRequest& in) {
   request.capabilities.cores = static_cast<int>(capabilities.cores());
   DT_RETURN_IF_ERROR(CheckRange("capabilities.kv_bytes", capabilities.kv_bytes(), 0, uint64_t{1} << 50));
   request.capabilities.kv_bytes = capabilities.kv_bytes();
-  DT_RETURN_IF_ERROR(CheckRange("capabilities.memory_bytes_per_s", capabilities.memory_bytes_per_s(), 0, uint64_t{1} << 50));
+  DT_RETURN_IF_ERROR(
+      CheckRange("capabilities.memory_bytes_per_s", capabilities.memory_bytes_per_s(), 0, uint64_t{1} << 50));
   request.capabilities.memory_bytes_per_s = capabilities.memory_bytes_per_s();
   DT_RETURN_IF_ERROR(CheckName("capabilities.device", capabilities.device(), kMaxNameBytes));
   request.capabilities.device = capabilities.device();
@@ -231,7 +234,8 @@ absl::StatusOr<JoinRequest> FromProto(const pb::JoinRequest& in) {
     if (!in.has_model()) return InvalidArgument("model: a compute worker must bring one");
     DT_ASSIGN_OR_RETURN(request.model, FromProto(in.model()));
   } else if (request.capabilities.kv_bytes == 0) {
-    return InvalidArgument("capabilities.kv_bytes: an attention worker needs memory for KV; start it with --kv-capacity");
+    return InvalidArgument(
+        "capabilities.kv_bytes: an attention worker needs memory for KV; start it with --kv-capacity");
   }
   return request;
 }
@@ -249,7 +253,8 @@ void ToProto(const JoinReply& reply, pb::JoinReply& out) {
 absl::StatusOr<JoinReply> FromProto(const pb::JoinReply& in) {
   DT_RETURN_IF_ERROR(CheckRange("lease_ms", in.lease_ms(), 1, 3'600'000));
   DT_RETURN_IF_ERROR(CheckRange("heartbeat_ms", in.heartbeat_ms(), 1, in.lease_ms()));
-  return JoinReply{WorkerId(in.worker()), Epoch(in.epoch()), in.lease_ms(), in.heartbeat_ms(), in.wants_model_files(), in.cluster()};
+  return JoinReply{WorkerId(in.worker()), Epoch(in.epoch()),      in.lease_ms(),
+                   in.heartbeat_ms(),     in.wants_model_files(), in.cluster()};
 }
 
 void ToProto(const Heartbeat& heartbeat, pb::Heartbeat& out) {
@@ -267,7 +272,8 @@ void ToProto(const Heartbeat& heartbeat, pb::Heartbeat& out) {
 }
 
 absl::StatusOr<Heartbeat> FromProto(const pb::Heartbeat& in) {
-  Heartbeat heartbeat{in.sequence_number(), in.kv_blocks_total(), in.kv_blocks_in_use(), in.kv_blocks_cached(), in.steps(), {}};
+  Heartbeat heartbeat{in.sequence_number(),  in.kv_blocks_total(), in.kv_blocks_in_use(),
+                      in.kv_blocks_cached(), in.steps(),           {}};
   DT_RETURN_IF_ERROR(CheckRange("links", in.links_size(), 0, kMaxPeers));
   for (const pb::Link& link : in.links()) {
     DT_RETURN_IF_ERROR(CheckName("links.lanes", link.lanes(), kMaxLaneBytes));
@@ -326,7 +332,8 @@ absl::StatusOr<Peers> FromProto(const pb::Peers& in) {
   for (const pb::Peer& from : in.peers()) {
     DT_ASSIGN_OR_RETURN(const Role role, RoleFromProto(from.role(), /*scheduler_allowed=*/true));
     DT_RETURN_IF_ERROR(CheckText("peers.data_plane_address", from.data_plane_address(), kMaxAddressBytes));
-    peers.peers.push_back({NodeId(from.node()), Epoch(from.epoch()), WorkerId(from.worker()), role, from.data_plane_address()});
+    peers.peers.push_back(
+        {NodeId(from.node()), Epoch(from.epoch()), WorkerId(from.worker()), role, from.data_plane_address()});
   }
   return peers;
 }

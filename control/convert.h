@@ -3,7 +3,8 @@
 #include "control/messages.h"
 #include "proto/control/dovetail_control.pb.h"
 
-// Plain values to generated messages and back. FromProto checks everything before use: kInvalidArgument names the field and the limit.
+// Plain values to generated messages and back. FromProto checks everything before use: kInvalidArgument names the field
+// and the limit.
 
 namespace dovetail::control {
 

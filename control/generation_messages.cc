@@ -32,7 +32,9 @@ void LogprobsToProto(const proto::PositionLogprobs& logprobs, v1::PositionLogpro
 
 absl::StatusOr<proto::PositionLogprobs> LogprobsFromProto(const v1::PositionLogprobs& in) {
   DT_RETURN_IF_ERROR(CheckCount("logprobs.top", in.top_size(), proto::kMaxTopLogprobs));
-  const auto one = [](const v1::TokenLogprob& from) { return proto::TokenLogprob{from.token(), from.logprob(), from.rank()}; };
+  const auto one = [](const v1::TokenLogprob& from) {
+    return proto::TokenLogprob{from.token(), from.logprob(), from.rank()};
+  };
   proto::PositionLogprobs logprobs;
   logprobs.chosen = one(in.chosen());
   for (const v1::TokenLogprob& top : in.top()) logprobs.top.push_back(one(top));
@@ -68,7 +70,8 @@ absl::StatusOr<proto::SamplingParams> FromProto(const v1::Sampling& in) {
   if (in.repetition_penalty() <= 0)
     return InvalidArgument("sampling.repetition_penalty: ", in.repetition_penalty(), " is not positive");
   if (in.bias_tokens_size() != in.bias_values_size())
-    return InvalidArgument("sampling: ", in.bias_tokens_size(), " biased tokens, but ", in.bias_values_size(), " biases");
+    return InvalidArgument("sampling: ", in.bias_tokens_size(), " biased tokens, but ", in.bias_values_size(),
+                           " biases");
   DT_RETURN_IF_ERROR(CheckCount("sampling.bias_tokens", in.bias_tokens_size(), kMaxTokenListSize));
   DT_RETURN_IF_ERROR(CheckCount("sampling.allowed_token_ids", in.allowed_token_ids_size(), kMaxTokenListSize));
   DT_RETURN_IF_ERROR(CheckCount("sampling.banned_token_ids", in.banned_token_ids_size(), kMaxTokenListSize));
@@ -161,8 +164,10 @@ void ToProto(const GenerationUpdate& update, v1::Update& out) {
 }
 
 absl::StatusOr<GenerationUpdate> FromProto(const v1::Update& in) {
-  if (in.choice() >= static_cast<uint32_t>(scheduler::kMaxChoices)) return InvalidArgument("choice: ", in.choice(), " is too large");
-  if (in.reason() > static_cast<uint32_t>(scheduler::FinishReason::kError)) return InvalidArgument("reason: ", in.reason(), " is unknown");
+  if (in.choice() >= static_cast<uint32_t>(scheduler::kMaxChoices))
+    return InvalidArgument("choice: ", in.choice(), " is too large");
+  if (in.reason() > static_cast<uint32_t>(scheduler::FinishReason::kError))
+    return InvalidArgument("reason: ", in.reason(), " is unknown");
   if (in.error_code() > static_cast<uint32_t>(absl::StatusCode::kUnauthenticated))
     return InvalidArgument("error_code: ", in.error_code(), " is unknown");
   if (in.error().size() > kMaxErrorBytes) return InvalidArgument("error: longer than ", kMaxErrorBytes, " bytes");

@@ -3,8 +3,8 @@
 #include "proto/control/dovetail_control.pb.h"
 #include "scheduler/core/request.h"
 
-// Generation requests and updates between servers and the scheduler. FromProto checks counts and kinds; what a value may be for this
-// model is checked by the scheduler, as for embedded requests.
+// Generation requests and updates between servers and the scheduler. FromProto checks counts and kinds; what a value
+// may be for this model is checked by the scheduler, as for embedded requests.
 
 namespace dovetail::control {
 

@@ -79,7 +79,8 @@ absl::Status MembershipClient::PutFiles() {
   writer->WritesDone();
   const grpc::Status status = writer->Finish();
   if (status.ok()) return absl::OkStatus();
-  return Annotate(ExplainCallFailure("scheduler", options_.scheduler, options_.security, status), "sending the tokenizer files");
+  return Annotate(ExplainCallFailure("scheduler", options_.scheduler, options_.security, status),
+                  "sending the tokenizer files");
 }
 
 bool MembershipClient::Write(v1::WorkerReport report) {
@@ -145,10 +146,12 @@ absl::Status MembershipClient::Run(const Handlers& handlers) {
   if (stopped_) return absl::OkStatus();
   if (!end.ok()) return end;
   if (silent_)
-    return absl::UnavailableError(absl::StrCat("scheduler ", options_.scheduler, ": silent for ", 3 * reply_.lease_ms, " ms; is the network cut?"));
-  // A refusal (this worker's lease ran out, say) comes as the stream's status; joining again is the remedy for all of them.
-  return absl::UnavailableError(absl::StrCat("scheduler ", options_.scheduler, ": ", status.ok() ? "ended the membership"
-                                                                                                 : status.error_message()));
+    return absl::UnavailableError(absl::StrCat("scheduler ", options_.scheduler, ": silent for ", 3 * reply_.lease_ms,
+                                               " ms; is the network cut?"));
+  // A refusal (this worker's lease ran out, say) comes as the stream's status; joining again is the remedy for all of
+  // them.
+  return absl::UnavailableError(absl::StrCat("scheduler ", options_.scheduler, ": ",
+                                             status.ok() ? "ended the membership" : status.error_message()));
 }
 
 void MembershipClient::ReportReady(uint64_t kv_blocks) {

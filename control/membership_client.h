@@ -22,25 +22,25 @@ class MembershipClient {
     std::string scheduler;  // HOST:PORT
     Security security;
     JoinRequest request;
-    std::vector<TextFile> files;            // of request.model
+    std::vector<TextFile> files;  // of request.model
     absl::Duration call_timeout = absl::Seconds(5);
   };
   // Called by Run() on its thread.
   struct Handlers {
     std::function<void(Configuration)> on_configuration;
     std::function<void(Peers)> on_peers;
-    std::function<Heartbeat()> heartbeat;   // on the heartbeat thread; the sequence number is filled in
+    std::function<Heartbeat()> heartbeat;  // on the heartbeat thread; the sequence number is filled in
   };
 
-  // Joins, and uploads the model's files if the scheduler lacks them. Blocks. Errors are one line naming the remedy: kUnavailable may be
-  // tried again, others will stay.
+  // Joins, and uploads the model's files if the scheduler lacks them. Blocks. Errors are one line naming the remedy:
+  // kUnavailable may be tried again, others will stay.
   static absl::StatusOr<std::unique_ptr<MembershipClient>> Join(const Options& options);
   ~MembershipClient();
 
   const JoinReply& membership() const { return reply_; }
 
-  // Serves the stream until it ends; blocks. kOk: Stop() was called. kAborted: the scheduler dismissed this worker, the message says why.
-  // kUnavailable: the scheduler is gone, or was silent for a lease.
+  // Serves the stream until it ends; blocks. kOk: Stop() was called. kAborted: the scheduler dismissed this worker, the
+  // message says why. kUnavailable: the scheduler is gone, or was silent for a lease.
   absl::Status Run(const Handlers& handlers);
 
   // Thread-safe.

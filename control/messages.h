@@ -8,7 +8,8 @@
 #include "base/status.h"
 #include "proto/attention_spec.h"
 
-// What the control plane says, as plain values. The generated types stay in control/ and the shells (control/convert.h).
+// What the control plane says, as plain values. The generated types stay in control/ and the shells
+// (control/convert.h).
 
 namespace dovetail::control {
 

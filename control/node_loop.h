@@ -9,11 +9,12 @@
 
 namespace dovetail::control {
 
-// The event loop of a node: one thread that owns a Connector and whatever runs over it. Other threads Post() work. Between turns that did
-// nothing it sleeps in Connector::Wait().
+// The event loop of a node: one thread that owns a Connector and whatever runs over it. Other threads Post() work.
+// Between turns that did nothing it sleeps in Connector::Wait().
 class NodeLoop {
  public:
-  // `turn`: does what there is to do and returns how much (0: idle). `next_deadline`: when a turn is due although nothing arrives.
+  // `turn`: does what there is to do and returns how much (0: idle). `next_deadline`: when a turn is due although
+  // nothing arrives.
   struct Node {
     std::function<int()> turn;
     std::function<absl::Time()> next_deadline;  // SystemClock(); may be empty
@@ -26,7 +27,8 @@ class NodeLoop {
   // On the loop's thread, or before anything was posted.
   void SetNode(Node node) { node_ = std::move(node); }
 
-  // Thread-safe. Runs `work` on the loop's thread, in the order of the calls; false: the loop has stopped, nothing was kept.
+  // Thread-safe. Runs `work` on the loop's thread, in the order of the calls; false: the loop has stopped, nothing was
+  // kept.
   bool Post(std::function<void()> work);
   // Post and wait until it ran. Not on the loop's thread.
   bool Call(const std::function<void()>& work);

@@ -50,7 +50,8 @@ absl::StatusOr<Owned<X509>> ReadCertificate(const char* flag, const std::string&
   Owned<X509> cert(PEM_read_X509(file.get(), nullptr, nullptr, nullptr));
   if (cert == nullptr) return InvalidArgument(flag, ": ", path, " holds no PEM certificate");
   if (X509_cmp_current_time(X509_get0_notAfter(cert.get())) < 0)
-    return FailedPrecondition(flag, ": ", path, " expired on ", DateOf(X509_get0_notAfter(cert.get())), "; renew the certificate");
+    return FailedPrecondition(flag, ": ", path, " expired on ", DateOf(X509_get0_notAfter(cert.get())),
+                              "; renew the certificate");
   if (X509_cmp_current_time(X509_get0_notBefore(cert.get())) > 0)
     return FailedPrecondition(flag, ": ", path, " is not valid before ", DateOf(X509_get0_notBefore(cert.get())),
                               "; is this machine's clock right?");
@@ -58,8 +59,8 @@ absl::StatusOr<Owned<X509>> ReadCertificate(const char* flag, const std::string&
 }
 
 std::shared_ptr<grpc::experimental::CertificateProviderInterface> ProviderOf(const Security& security) {
-  return std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(security.key_file, security.cert_file, security.ca_file,
-                                                                              kReloadSeconds);
+  return std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(security.key_file, security.cert_file,
+                                                                              security.ca_file, kReloadSeconds);
 }
 
 }  // namespace
@@ -85,10 +86,11 @@ absl::StatusOr<std::string> ReadTokenFile(const std::string& path) {
   std::getline(in, token);
   while (!token.empty() && (token.back() == '\r' || token.back() == ' ')) token.pop_back();
   if (token.size() < kLeastTokenBytes || token.size() > kMostTokenBytes)
-    return InvalidArgument("--join-token-file: the first line of ", path, " has ", token.size(), " characters; a token has ",
-                           kLeastTokenBytes, "..", kMostTokenBytes);
+    return InvalidArgument("--join-token-file: the first line of ", path, " has ", token.size(),
+                           " characters; a token has ", kLeastTokenBytes, "..", kMostTokenBytes);
   for (const char c : token)
-    if (c < 0x21 || c > 0x7e) return InvalidArgument("--join-token-file: ", path, " holds a character that is not printable ASCII");
+    if (c < 0x21 || c > 0x7e)
+      return InvalidArgument("--join-token-file: ", path, " holds a character that is not printable ASCII");
   return token;
 }
 
@@ -114,12 +116,14 @@ absl::Status CheckAddress(const std::string& flag, const std::string& address, b
   const size_t colon = address.rfind(':');
   int port = -1;
   const bool good = colon != std::string::npos && colon > 0 && address.find('/') == std::string::npos &&
-                    absl::SimpleAtoi(address.substr(colon + 1), &port) && port >= (may_be_free ? 0 : 1) && port <= 65535;
+                    absl::SimpleAtoi(address.substr(colon + 1), &port) && port >= (may_be_free ? 0 : 1) &&
+                    port <= 65535;
   if (good) return absl::OkStatus();
   return InvalidArgument(flag, ": '", address, "' is no address; write HOST:PORT, as 10.0.0.5:7100");
 }
 
-absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const std::string& flag, const std::string& address, const Security& security) {
+absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const std::string& flag, const std::string& address,
+                                                           const Security& security) {
   DT_RETURN_IF_ERROR(CheckAddress(flag, address, /*may_be_free=*/false));
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
@@ -147,7 +151,8 @@ absl::Status CheckToken(const Security& security, const grpc::ServerContextBase&
   const bool good = found != context.client_metadata().end() && found->second.size() == security.join_token.size() &&
                     CRYPTO_memcmp(found->second.data(), security.join_token.data(), security.join_token.size()) == 0;
   if (good) return absl::OkStatus();
-  return absl::UnauthenticatedError("the join token is missing or another one; start with the --join-token-file of this cluster");
+  return absl::UnauthenticatedError(
+      "the join token is missing or another one; start with the --join-token-file of this cluster");
 }
 
 grpc::Status ToGrpc(const absl::Status& status) {
@@ -160,22 +165,30 @@ absl::Status FromGrpc(const grpc::Status& status) {
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
 }
 
-absl::Status ExplainCallFailure(const std::string& who, const std::string& address, const Security& security, const grpc::Status& status) {
+absl::Status ExplainCallFailure(const std::string& who, const std::string& address, const Security& security,
+                                const grpc::Status& status) {
   const std::string& text = status.error_message();
   if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED)
-    return FailedPrecondition(who, " ", address, ": speaks gRPC, but is not what was asked for (", text, "); check the port");
-  if (status.error_code() != grpc::StatusCode::UNAVAILABLE && status.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED)
+    return FailedPrecondition(who, " ", address, ": speaks gRPC, but is not what was asked for (", text,
+                              "); check the port");
+  if (status.error_code() != grpc::StatusCode::UNAVAILABLE &&
+      status.error_code() != grpc::StatusCode::DEADLINE_EXCEEDED)
     return Annotate(FromGrpc(status), absl::StrCat(who, " ", address));
   const char* remedy = "is it running, and may this host reach the port?";
-  if (absl::StrContains(text, "DNS resolution failed") || absl::StrContains(text, "ares") || absl::StrContains(text, "Name or service"))
+  if (absl::StrContains(text, "DNS resolution failed") || absl::StrContains(text, "ares") ||
+      absl::StrContains(text, "Name or service"))
     remedy = "the host name is not known; check its spelling";
-  else if (security.tls() && (absl::StrContains(text, "certificate") || absl::StrContains(text, "andshake") || absl::StrContains(text, "SSL") ||
-                              absl::StrContains(text, "Peer")))
-    remedy = "the TLS handshake failed: an expired certificate, another --tls-ca, or a name that the certificate does not have "
-             "(--tls-server-name)";
-  else if (!security.tls() && (absl::StrContains(text, "Socket closed") || absl::StrContains(text, "reset") || absl::StrContains(text, "Broken pipe")))
+  else if (security.tls() && (absl::StrContains(text, "certificate") || absl::StrContains(text, "andshake") ||
+                              absl::StrContains(text, "SSL") || absl::StrContains(text, "Peer")))
+    remedy =
+        "the TLS handshake failed: an expired certificate, another --tls-ca, or a name that the certificate does not "
+        "have "
+        "(--tls-server-name)";
+  else if (!security.tls() && (absl::StrContains(text, "Socket closed") || absl::StrContains(text, "reset") ||
+                               absl::StrContains(text, "Broken pipe")))
     remedy = "it may ask for TLS: give --tls-cert, --tls-key and --tls-ca";
-  return absl::UnavailableError(absl::StrCat(who, " ", address, ": cannot be reached; ", remedy, " (", text.substr(0, 200), ")"));
+  return absl::UnavailableError(
+      absl::StrCat(who, " ", address, ": cannot be reached; ", remedy, " (", text.substr(0, 200), ")"));
 }
 
 }  // namespace dovetail::control

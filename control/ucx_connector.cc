@@ -11,7 +11,7 @@ absl::StatusOr<std::unique_ptr<UcxConnector>> UcxConnector::Create(const transpo
 
 // Versions were compared when the peer joined: the scheduler admits only its own.
 absl::Status UcxConnector::AddPeer(NodeId node, Epoch epoch, const std::string& address) {
-  return port_->AddPeer(node, address, version(), epoch);
+  return port_->AddPeer(node, address, transport::ucx::UcxPort::Version(), epoch);
 }
 
 void UcxConnector::RemovePeer(NodeId node) {

@@ -23,7 +23,7 @@ class UcxConnector final : public transport::Connector {
   int Poll(transport::FrameHandler& handler, int max_frames) override { return port_->Poll(handler, max_frames); }
 
   std::string address() const override { return port_->local_address(); }
-  std::string version() const override { return transport::ucx::UcxPort::Version(); }
+  std::string version() const override { return "ucx " + transport::ucx::UcxPort::Version(); }
   absl::Status AddPeer(NodeId node, Epoch epoch, const std::string& address) override;
   void RemovePeer(NodeId node) override;
   std::vector<Failure> TakeFailures() override;

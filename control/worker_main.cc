@@ -19,15 +19,14 @@ constexpr absl::Duration kNamePatience = absl::Seconds(2);
 // One incarnation's life between joining and its end.
 class Session {
  public:
-  Session(MembershipClient& client, transport::Connector& connector, std::unique_ptr<WorkerNode> node, const std::string& name)
+  Session(MembershipClient& client, transport::Connector& connector, std::unique_ptr<WorkerNode> node,
+          const std::string& name)
       : client_(client), connector_(connector), node_(std::move(node)), name_(name), loop_(connector) {}
 
   absl::Status Run() {
     MembershipClient::Handlers handlers;
     handlers.on_configuration = [this](const Configuration& configuration) { Configure(configuration); };
-    handlers.on_peers = [this](Peers peers) {
-      loop_.Post([this, peers = std::move(peers)] { Apply(peers); });
-    };
+    handlers.on_peers = [this](Peers peers) { loop_.Post([this, peers = std::move(peers)] { Apply(peers); }); };
     handlers.heartbeat = [this] {
       std::lock_guard<std::mutex> lock(mutex_);
       return heartbeat_;
@@ -70,7 +69,9 @@ class Session {
         return Fail(Annotate(added, absl::StrCat("connecting to ", NameOf(peer.role), " ", peer.worker.value())));
       peers_[id] = peer;
       node_->AddPeer(peer);
-      const std::string who = peer.role == Role::kScheduler ? "the scheduler" : absl::StrCat(NameOf(peer.role), " worker ", peer.worker.value());
+      const std::string who = peer.role == Role::kScheduler
+                                  ? "the scheduler"
+                                  : absl::StrCat(NameOf(peer.role), " worker ", peer.worker.value());
       LogInfo(name_, " reaches ", who, " over ", connector_.LanesTo(id));
     }
     Publish();
@@ -112,11 +113,11 @@ class Session {
   const std::string name_;
   std::map<NodeId, Peer> peers_;  // on the loop
   absl::Time next_publish_;
-  bool configured_ = false;       // on the loop
-  std::mutex mutex_;              // of what follows
+  bool configured_ = false;  // on the loop
+  std::mutex mutex_;         // of what follows
   Heartbeat heartbeat_;
   absl::Status failure_;
-  NodeLoop loop_;                 // last: its thread uses the rest
+  NodeLoop loop_;  // last: its thread uses the rest
 };
 
 uint32_t RandomId(std::random_device& random) {
@@ -128,8 +129,10 @@ uint32_t RandomId(std::random_device& random) {
 WorkerMain::WorkerMain(WorkerMainOptions options, ConnectorFactory make_connector, NodeFactory make_node)
     : options_(std::move(options)), make_connector_(std::move(make_connector)), make_node_(std::move(make_node)) {}
 
-// The scheduler may start later than its workers. Refusals are final, but for the name of this worker's own former incarnation.
-absl::StatusOr<std::unique_ptr<MembershipClient>> WorkerMain::JoinPatiently(std::unique_ptr<transport::Connector>& connector) {
+// The scheduler may start later than its workers. Refusals are final, but for the name of this worker's own former
+// incarnation.
+absl::StatusOr<std::unique_ptr<MembershipClient>> WorkerMain::JoinPatiently(
+    std::unique_ptr<transport::Connector>& connector) {
   std::random_device random;
   const absl::Time begun = SystemClock().Now();
   bool said = false;
@@ -142,8 +145,16 @@ absl::StatusOr<std::unique_ptr<MembershipClient>> WorkerMain::JoinPatiently(std:
     join.scheduler = options_.scheduler;
     join.security = options_.security;
     join.files = options_.files;
-    join.request = JoinRequest{options_.role,           options_.name,         node, epoch, kBuildVersion, proto::kFrameVersion,
-                               connector->version(),    connector->address(),  options_.capabilities, options_.model};
+    join.request = JoinRequest{options_.role,
+                               options_.name,
+                               node,
+                               epoch,
+                               kBuildVersion,
+                               proto::kFrameVersion,
+                               connector->version(),
+                               connector->address(),
+                               options_.capabilities,
+                               options_.model};
     auto client = MembershipClient::Join(join);
     if (client.ok() || stopping_) return client;
     // The name of a former incarnation is free when its lease has run out.
@@ -151,7 +162,9 @@ absl::StatusOr<std::unique_ptr<MembershipClient>> WorkerMain::JoinPatiently(std:
     if (absl::IsUnavailable(client.status())) patience = options_.join_timeout;
     if (absl::IsAlreadyExists(client.status())) patience = std::min(options_.join_timeout, kNamePatience);
     if (SystemClock().Now() - begun >= patience) return client.status();
-    if (!said) LogWarning(options_.name, ": ", std::string(client.status().message()), "; trying for ", absl::FormatDuration(patience));
+    if (!said)
+      LogWarning(options_.name, ": ", std::string(client.status().message()), "; trying for ",
+                 absl::FormatDuration(patience));
     said = true;
     std::unique_lock<std::mutex> lock(mutex_);
     wake_.wait_for(lock, absl::ToChronoMilliseconds(kRetryPause), [this] { return stopping_.load(); });
@@ -165,7 +178,8 @@ absl::Status WorkerMain::Serve(MembershipClient& client, transport::Connector& c
     if (stopping_) return absl::OkStatus();
     client_ = &client;
   }
-  LogInfo(options_.name, " is ", NameOf(options_.role), " worker ", client.membership().worker.value(), " of ", options_.scheduler);
+  LogInfo(options_.name, " is ", NameOf(options_.role), " worker ", client.membership().worker.value(), " of ",
+          options_.scheduler);
   const absl::Status end = Session(client, connector, make_node_(connector, client.membership()), options_.name).Run();
   std::lock_guard<std::mutex> lock(mutex_);
   client_ = nullptr;

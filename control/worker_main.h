@@ -13,32 +13,34 @@
 
 namespace dovetail::control {
 
-// What a role does with its membership. One object is one incarnation; everything but Configure is called on the loop's thread.
+// What a role does with its membership. One object is one incarnation; everything but Configure is called on the loop's
+// thread.
 class WorkerNode {
  public:
   virtual ~WorkerNode() = default;
-  // Allocates for the model; blocks. The KV blocks it has (0 for a compute worker). Called once, before anything else, on another thread
-  // while the loop does not use the node.
+  // Allocates for the model; blocks. The KV blocks it has (0 for a compute worker). Called once, before anything else,
+  // on another thread while the loop does not use the node.
   virtual absl::StatusOr<uint64_t> Configure(const Configuration& configuration) = 0;
-  virtual void AddPeer(const Peer& peer) = 0;        // after the connector knows it
-  virtual void RemovePeer(const Peer& peer) = 0;     // before the connector forgets it
-  virtual int Poll() = 0;                            // frames handled
+  virtual void AddPeer(const Peer& peer) = 0;     // after the connector knows it
+  virtual void RemovePeer(const Peer& peer) = 0;  // before the connector forgets it
+  virtual int Poll() = 0;                         // frames handled
   virtual Heartbeat Status() const = 0;
 };
 
 struct WorkerMainOptions {
-  std::string scheduler;                             // HOST:PORT
+  std::string scheduler;  // HOST:PORT
   Security security;
   Role role = Role::kAttentionWorker;
   std::string name;
   Capabilities capabilities;
-  std::optional<ModelSummary> model;                 // of a compute worker
+  std::optional<ModelSummary> model;  // of a compute worker
   std::vector<TextFile> files;
-  absl::Duration join_timeout = absl::Seconds(30);   // how long a scheduler that cannot be reached is tried
+  absl::Duration join_timeout = absl::Seconds(30);  // how long a scheduler that cannot be reached is tried
 };
 
-// A worker process: joins, serves, and joins anew as another incarnation whenever its membership ends, until it is stopped, drained, or
-// refused for good. Each incarnation has a connector, a node id and an epoch of its own: nothing that was sent to a former one reaches it.
+// A worker process: joins, serves, and joins anew as another incarnation whenever its membership ends, until it is
+// stopped, drained, or refused for good. Each incarnation has a connector, a node id and an epoch of its own: nothing
+// that was sent to a former one reaches it.
 class WorkerMain {
  public:
   using ConnectorFactory = std::function<absl::StatusOr<std::unique_ptr<transport::Connector>>(NodeId, Epoch)>;

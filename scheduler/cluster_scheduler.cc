@@ -36,8 +36,8 @@ ClusterScheduler::ClusterScheduler(ClusterSchedulerOptions options, transport::C
 
 absl::Status ClusterScheduler::CheckLength(const control::ModelSummary& model) const {
   if (options_.scheduler.max_model_len <= model.max_positions) return absl::OkStatus();
-  return FailedPrecondition("--max-model-len of the scheduler: ", options_.scheduler.max_model_len, " exceeds the ", model.max_positions,
-                            " positions of ", model.name);
+  return FailedPrecondition("--max-model-len of the scheduler: ", options_.scheduler.max_model_len, " exceeds the ",
+                            model.max_positions, " positions of ", model.name);
 }
 
 absl::StatusOr<control::JoinReply> ClusterScheduler::Join(const control::JoinRequest& request) {
@@ -47,10 +47,11 @@ absl::StatusOr<control::JoinReply> ClusterScheduler::Join(const control::JoinReq
     LogWarning("refused: ", std::string(reply.status().message()));
     return reply;
   }
-  LogInfo(request.name, " joins as ", control::NameOf(request.role), " worker ", reply->worker.value(), ": ", request.capabilities.cores,
-          " cores, ", request.capabilities.memory_bytes_per_s / 1'000'000'000, " GB/s",
-          request.role == Role::kAttentionWorker ? absl::StrCat(", ", request.capabilities.kv_bytes >> 20, " MiB for KV")
-                                                 : absl::StrCat(", model ", request.model->name));
+  LogInfo(request.name, " joins as ", control::NameOf(request.role), " worker ", reply->worker.value(), ": ",
+          request.capabilities.cores, " cores, ", request.capabilities.memory_bytes_per_s / 1'000'000'000, " GB/s",
+          request.role == Role::kAttentionWorker
+              ? absl::StrCat(", ", request.capabilities.kv_bytes >> 20, " MiB for KV")
+              : absl::StrCat(", model ", request.model->name));
   if (reply->wants_model_files && request.model->files.empty()) {
     DT_RETURN_IF_ERROR(PutModelFiles(reply->worker, reply->epoch, {}));
     reply->wants_model_files = false;
@@ -69,7 +70,8 @@ absl::Status ClusterScheduler::PutModelFiles(WorkerId worker, Epoch epoch, std::
   auto files = std::make_shared<std::vector<control::TextFile>>();
   for (size_t i = 0; i < expected.size(); ++i) {
     const Sha256Digest digest = Sha256(std::as_bytes(std::span(contents[i].data(), contents[i].size())));
-    if (contents[i].size() != expected[i].size || std::string(reinterpret_cast<const char*>(digest.data()), digest.size()) != expected[i].sha256)
+    if (contents[i].size() != expected[i].size ||
+        std::string(reinterpret_cast<const char*>(digest.data()), digest.size()) != expected[i].sha256)
       return DataLoss("model files: ", expected[i].name, " is not the file that was announced");
     files->push_back({expected[i].name, std::move(contents[i])});
   }
@@ -96,12 +98,14 @@ absl::Status ClusterScheduler::BuildNode() {
   DT_RETURN_IF_ERROR(options.Validate());
   options_.scheduler = options;
   node_ = std::make_unique<SchedulerNode>(
-      options, options_.seed, connector_, clock_, [this](GenerationUpdate update) { generation_.OnUpdate(std::move(update)); },
+      options, options_.seed, connector_, clock_,
+      [this](GenerationUpdate update) { generation_.OnUpdate(std::move(update)); },
       [this](const proto::StepResult& result, int sequences) {
         last_progress_ = clock_.Now();
         generation_.OnStep(result, sequences);
       });
-  LogInfo("serving ", model.name, ": sequences of ", options.max_model_len, " tokens, ", options.max_num_seqs, " at a time");
+  LogInfo("serving ", model.name, ": sequences of ", options.max_model_len, " tokens, ", options.max_num_seqs,
+          " at a time");
   return absl::OkStatus();
 }
 
@@ -204,7 +208,8 @@ void ClusterScheduler::On(const ConnectNode& action) {
   const absl::Status status = connector_.AddPeer(action.node, action.epoch, action.address);
   if (status.ok()) return;
   std::vector<MemberAction> actions;
-  members_.Refuse(action.worker, absl::StrCat("the scheduler cannot connect to it: ", std::string(status.message())), actions);
+  members_.Refuse(action.worker, absl::StrCat("the scheduler cannot connect to it: ", std::string(status.message())),
+                  actions);
   Perform(std::move(actions));
 }
 
@@ -213,8 +218,8 @@ void ClusterScheduler::On(const DisconnectNode& action) { connector_.RemovePeer(
 void ClusterScheduler::On(const BeginServing& action) {
   const Member* member = members_.Find(action.worker);
   if (member == nullptr) return;
-  LogInfo(member->request.name, " serves as ", control::NameOf(member->request.role), " worker ", member->worker.value(), " over ",
-          connector_.LanesTo(member->request.node),
+  LogInfo(member->request.name, " serves as ", control::NameOf(member->request.role), " worker ",
+          member->worker.value(), " over ", connector_.LanesTo(member->request.node),
           member->kv_blocks > 0 ? absl::StrCat(", ", member->kv_blocks, " KV blocks") : std::string());
   if (member->request.role == Role::kAttentionWorker) {
     node_->AddAttentionWorker(member->worker, member->epoch, member->request.node, member->kv_blocks);
@@ -257,7 +262,8 @@ void ClusterScheduler::On(const EndSession& action) {
 
 absl::Status ClusterScheduler::GetModel(pb::GetModelReply& reply) const {
   if (node_ == nullptr || !members_.model_complete())
-    return absl::UnavailableError("no compute worker has joined yet; start `dovetail compute-worker MODEL --scheduler ...`");
+    return absl::UnavailableError(
+        "no compute worker has joined yet; start `dovetail compute-worker MODEL --scheduler ...`");
   control::ToProto(*members_.model(), *reply.mutable_model());
   reply.set_max_model_len(options_.scheduler.max_model_len);
   reply.set_max_num_seqs(options_.scheduler.max_num_seqs);
@@ -265,8 +271,10 @@ absl::Status ClusterScheduler::GetModel(pb::GetModelReply& reply) const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<const std::vector<control::TextFile>>> ClusterScheduler::ModelFiles(uint64_t digest) const {
-  if (files_ == nullptr || members_.model()->digest != digest) return NotFound("no model of that digest is served here");
+absl::StatusOr<std::shared_ptr<const std::vector<control::TextFile>>> ClusterScheduler::ModelFiles(
+    uint64_t digest) const {
+  if (files_ == nullptr || members_.model()->digest != digest)
+    return NotFound("no model of that digest is served here");
   return files_;
 }
 
@@ -356,7 +364,9 @@ void ClusterScheduler::FinishDrains() {
   std::vector<MemberAction> actions;
   std::vector<WorkerId> done;
   for (const auto& [id, member] : members_.members())
-    if (member.state == MemberState::kDraining && (member.request.role == Role::kComputeWorker || node_->HoldsNothing(id))) done.push_back(id);
+    if (member.state == MemberState::kDraining &&
+        (member.request.role == Role::kComputeWorker || node_->HoldsNothing(id)))
+      done.push_back(id);
   for (const WorkerId worker : done) members_.Drained(worker, actions);
   if (!actions.empty()) Perform(std::move(actions));
 }

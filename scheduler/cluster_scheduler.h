@@ -29,8 +29,8 @@ struct WorkerStream {
   std::function<void(const absl::Status&)> close;
 };
 
-// The scheduler of a cluster: members, servers, and, once there is a model, the scheduler's node. Owned by one event loop: everything is
-// called on its thread.
+// The scheduler of a cluster: members, servers, and, once there is a model, the scheduler's node. Owned by one event
+// loop: everything is called on its thread.
 class ClusterScheduler {
  public:
   // `connector` and `clock` outlive it.
@@ -52,7 +52,9 @@ class ClusterScheduler {
   absl::StatusOr<std::shared_ptr<const std::vector<control::TextFile>>> ModelFiles(uint64_t digest) const;
   absl::StatusOr<uint64_t> AddServer(ControlGeneration::SendFn send);
   void RemoveServer(uint64_t server) { generation_.RemoveServer(server); }
-  void OnCommands(uint64_t server, const control::v1::GenerationCommands& commands) { generation_.OnCommands(server, commands); }
+  void OnCommands(uint64_t server, const control::v1::GenerationCommands& commands) {
+    generation_.OnCommands(server, commands);
+  }
 
   // Operators.
   void Describe(admin::v1::ClusterStatus& status) const;
@@ -92,7 +94,7 @@ class ClusterScheduler {
   std::shared_ptr<const std::vector<control::TextFile>> files_;
   std::unique_ptr<SchedulerNode> node_;
   ControlGeneration generation_;
-  std::vector<MemberAction> pending_;   // actions of actions
+  std::vector<MemberAction> pending_;  // actions of actions
   bool performing_ = false;
   absl::Time last_turn_, last_progress_;
   absl::Time next_stats_;

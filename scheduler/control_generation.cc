@@ -39,7 +39,8 @@ void ControlGeneration::Submit(Server& server, uint64_t id, RequestId theirs, co
   if (server.requests.contains(theirs))
     return Refuse(server, theirs, absl::AlreadyExistsError(absl::StrCat("request ", theirs.value(), " runs already")));
   if (static_cast<int>(origins_.size()) >= max_requests_)
-    return Refuse(server, theirs, ResourceExhausted("the queue is full: ", origins_.size(), " requests are being served or waiting"));
+    return Refuse(server, theirs,
+                  ResourceExhausted("the queue is full: ", origins_.size(), " requests are being served or waiting"));
   auto request = control::FromProto(message);
   if (!request.ok()) return Refuse(server, theirs, request.status());
   const RequestId ours(next_request_++);

@@ -13,8 +13,9 @@
 
 namespace dovetail::scheduler {
 
-// The servers that are connected, and whose request is whose. Every server numbers its requests by itself; the scheduler gives them
-// numbers of its own. Updates of one turn of the loop travel to a server in one message. Owned by the scheduler's loop.
+// The servers that are connected, and whose request is whose. Every server numbers its requests by itself; the
+// scheduler gives them numbers of its own. Updates of one turn of the loop travel to a server in one message. Owned by
+// the scheduler's loop.
 class ControlGeneration {
  public:
   using SendFn = std::function<void(control::v1::GenerationEvents)>;
@@ -23,7 +24,7 @@ class ControlGeneration {
   // `handle` gives events to the scheduler's node. At most `max_requests` are in the system; one more is refused.
   ControlGeneration(HandleFn handle, int max_requests) : handle_(std::move(handle)), max_requests_(max_requests) {}
 
-  uint64_t AddServer(SendFn send);  // its number
+  uint64_t AddServer(SendFn send);     // its number
   void RemoveServer(uint64_t server);  // cancels what it submitted
   int servers() const { return static_cast<int>(servers_.size()); }
 

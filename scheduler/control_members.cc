@@ -20,12 +20,18 @@ bool IsServing(const Member& member) { return member.state >= MemberState::kServ
 
 const char* NameOf(MemberState state) {
   switch (state) {
-    case MemberState::kJoining: return "joining";
-    case MemberState::kWaiting: return "waiting";
-    case MemberState::kPreparing: return "preparing";
-    case MemberState::kConnecting: return "connecting";
-    case MemberState::kServing: return "serving";
-    case MemberState::kDraining: return "draining";
+    case MemberState::kJoining:
+      return "joining";
+    case MemberState::kWaiting:
+      return "waiting";
+    case MemberState::kPreparing:
+      return "preparing";
+    case MemberState::kConnecting:
+      return "connecting";
+    case MemberState::kServing:
+      return "serving";
+    case MemberState::kDraining:
+      return "draining";
   }
   return "unknown";
 }
@@ -50,10 +56,12 @@ const Member* ControlMembers::FindName(const std::string& name) const {
 
 absl::Status ControlMembers::CheckVersions(const control::JoinRequest& request) const {
   if (request.frame_version != proto::kFrameVersion)
-    return FailedPrecondition(request.name, ": speaks version ", request.frame_version, " of the data frames, this scheduler version ",
-                              proto::kFrameVersion, "; run the same release of dovetail everywhere");
+    return FailedPrecondition(request.name, ": speaks version ", request.frame_version,
+                              " of the data frames, this scheduler version ", proto::kFrameVersion,
+                              "; run the same release of dovetail everywhere");
   if (request.data_plane_version != options_.data_plane_version)
-    return FailedPrecondition(request.name, ": uses ", request.data_plane_version, ", this scheduler ", options_.data_plane_version,
+    return FailedPrecondition(request.name, ": uses ", request.data_plane_version, ", this scheduler ",
+                              options_.data_plane_version,
                               "; different versions do not understand each other: install one on every host");
   return absl::OkStatus();
 }
@@ -63,21 +71,26 @@ absl::Status ControlMembers::CheckModel(const control::JoinRequest& request) con
   if (request.model->digest == model_->digest && request.model->attention.op_group == model_->attention.op_group &&
       request.model->attention.groups == model_->attention.groups)
     return absl::OkStatus();
-  return FailedPrecondition(request.name, ": brings the model ", request.model->name, ", but this cluster serves ", model_->name,
-                            " (or another --dtype or --kv-cache-dtype of it); give it the same model and flags, or start another scheduler");
+  return FailedPrecondition(
+      request.name, ": brings the model ", request.model->name, ", but this cluster serves ", model_->name,
+      " (or another --dtype or --kv-cache-dtype of it); give it the same model and flags, or start another scheduler");
 }
 
 absl::StatusOr<control::JoinReply> ControlMembers::Join(const control::JoinRequest& request, absl::Time now) {
   DT_RETURN_IF_ERROR(CheckVersions(request));
   DT_RETURN_IF_ERROR(CheckModel(request));
   if (const Member* other = FindNode(request.node); other != nullptr)
-    return absl::AlreadyExistsError(absl::StrCat(request.name, ": this process is already a member, as worker ", other->worker.value()));
+    return absl::AlreadyExistsError(
+        absl::StrCat(request.name, ": this process is already a member, as worker ", other->worker.value()));
   if (used_nodes_.contains(request.node) || request.node == kSchedulerNode)
-    return absl::AlreadyExistsError(absl::StrCat(request.name, ": node ", request.node.value(), " was a member before; join with a new one"));
+    return absl::AlreadyExistsError(
+        absl::StrCat(request.name, ": node ", request.node.value(), " was a member before; join with a new one"));
   if (FindName(request.name) != nullptr)
-    return absl::AlreadyExistsError(absl::StrCat(request.name, ": a worker of this name is a member; stop it, or give another --name"));
+    return absl::AlreadyExistsError(
+        absl::StrCat(request.name, ": a worker of this name is a member; stop it, or give another --name"));
   if (static_cast<int>(members_.size()) >= options_.max_members)
-    return ResourceExhausted("the cluster has its ", options_.max_members, " members; raise --max-workers of the scheduler");
+    return ResourceExhausted("the cluster has its ", options_.max_members,
+                             " members; raise --max-workers of the scheduler");
   Member member;
   member.worker = WorkerId(next_worker_++);
   member.epoch = request.epoch;
@@ -102,7 +115,8 @@ absl::StatusOr<control::JoinReply> ControlMembers::Join(const control::JoinReque
 absl::Status ControlMembers::Attend(WorkerId worker, Epoch epoch, absl::Time now, std::vector<MemberAction>& actions) {
   Member* member = Mutable(worker);
   if (member == nullptr || member->epoch != epoch)
-    return NotFound("worker ", worker.value(), " of epoch ", epoch.value(), " is no member (its lease ran out?); join again");
+    return NotFound("worker ", worker.value(), " of epoch ", epoch.value(),
+                    " is no member (its lease ran out?); join again");
   if (member->state != MemberState::kJoining)
     return absl::AlreadyExistsError(absl::StrCat("worker ", worker.value(), " attends already"));
   member->state = MemberState::kWaiting;
@@ -132,7 +146,8 @@ void ControlMembers::Heard(WorkerId worker, control::Heartbeat heartbeat, absl::
   member->last = std::move(heartbeat);
 }
 
-absl::Status ControlMembers::Ready(WorkerId worker, uint64_t kv_blocks, absl::Time now, std::vector<MemberAction>& actions) {
+absl::Status ControlMembers::Ready(WorkerId worker, uint64_t kv_blocks, absl::Time now,
+                                   std::vector<MemberAction>& actions) {
   Member* member = Mutable(worker);
   if (member == nullptr) return NotFound("worker ", worker.value(), " is no member");
   if (member->state != MemberState::kPreparing)
@@ -160,7 +175,8 @@ void ControlMembers::SendPeersTo(Member& member, std::vector<MemberAction>& acti
   peers.peers.push_back({kSchedulerNode, options_.epoch, WorkerId(0), Role::kScheduler, options_.data_plane_address});
   for (const auto& [id, other] : members_)
     if (NeedsPeer(member, other))
-      peers.peers.push_back({other.request.node, other.epoch, other.worker, other.request.role, other.request.data_plane_address});
+      peers.peers.push_back(
+          {other.request.node, other.epoch, other.worker, other.request.role, other.request.data_plane_address});
   if (peers.peers == member.last_sent) return;
   member.last_sent = peers.peers;
   peers.version = version_;
@@ -178,15 +194,20 @@ void ControlMembers::SendPeersToAll(std::vector<MemberAction>& actions) {
     if (IsUp(member)) SendPeersTo(member, actions);
 }
 
-absl::Status ControlMembers::Applied(WorkerId worker, uint64_t version, absl::Time now, std::vector<MemberAction>& actions) {
+absl::Status ControlMembers::Applied(WorkerId worker, uint64_t version, absl::Time now,
+                                     std::vector<MemberAction>& actions) {
   Member* member = Mutable(worker);
   if (member == nullptr) return NotFound("worker ", worker.value(), " is no member");
   member->heard = now;
-  const auto it = std::find_if(member->sent.begin(), member->sent.end(), [&](const auto& list) { return list.first == version; });
-  if (it == member->sent.end()) return FailedPrecondition("worker ", worker.value(), " applied peers of version ", version, ", which it was not sent");
+  const auto it =
+      std::find_if(member->sent.begin(), member->sent.end(), [&](const auto& list) { return list.first == version; });
+  if (it == member->sent.end())
+    return FailedPrecondition("worker ", worker.value(), " applied peers of version ", version,
+                              ", which it was not sent");
   member->known.clear();
   for (const NodeId node : it->second)  // only who is still meant to be a peer
-    if (std::any_of(member->last_sent.begin(), member->last_sent.end(), [&](const control::Peer& peer) { return peer.node == node; }))
+    if (std::any_of(member->last_sent.begin(), member->last_sent.end(),
+                    [&](const control::Peer& peer) { return peer.node == node; }))
       member->known.insert(node);
   member->sent.erase(member->sent.begin(), it + 1);
   ServeWhoCan(actions);
@@ -197,7 +218,8 @@ bool ControlMembers::MayServe(const Member& member) const {
   if (member.state != MemberState::kConnecting || !member.known.contains(kSchedulerNode)) return false;
   for (const auto& [id, other] : members_) {
     if (!NeedsPeer(member, other)) continue;
-    // An attention worker may appear in any compute worker's plan. A compute worker's plans name attention workers that serve.
+    // An attention worker may appear in any compute worker's plan. A compute worker's plans name attention workers that
+    // serve.
     const bool must = member.request.role == Role::kAttentionWorker || IsServing(other);
     if (must && !Connected(member, other)) return false;
   }
@@ -212,14 +234,16 @@ void ControlMembers::ServeWhoCan(std::vector<MemberAction>& actions) {
   }
 }
 
-void ControlMembers::Remove(WorkerId worker, const std::string& why, bool dismissed, std::vector<MemberAction>& actions) {
+void ControlMembers::Remove(WorkerId worker, const std::string& why, bool dismissed,
+                            std::vector<MemberAction>& actions) {
   const auto it = members_.find(worker);
   if (it == members_.end()) return;
   const Member member = std::move(it->second);
   members_.erase(it);
   // A compute worker that died before its files came leaves no model behind.
   if (member.request.role == Role::kComputeWorker && model_ && !model_complete_ &&
-      std::none_of(members_.begin(), members_.end(), [](const auto& other) { return other.second.request.role == Role::kComputeWorker; }))
+      std::none_of(members_.begin(), members_.end(),
+                   [](const auto& other) { return other.second.request.role == Role::kComputeWorker; }))
     model_.reset();
   if (IsServing(member)) actions.push_back(EndServing{worker, member.request.role, member.epoch, why});
   if (member.state > MemberState::kJoining) actions.push_back(DisconnectNode{member.request.node});
@@ -229,16 +253,20 @@ void ControlMembers::Remove(WorkerId worker, const std::string& why, bool dismis
   ServeWhoCan(actions);  // who waited for it need not any more
 }
 
-void ControlMembers::LinkFailed(WorkerId reporter, const control::LinkFailed& failed, std::vector<MemberAction>& actions) {
+void ControlMembers::LinkFailed(WorkerId reporter, const control::LinkFailed& failed,
+                                std::vector<MemberAction>& actions) {
   const Member* from = Find(reporter);
   if (from == nullptr) return;
-  if (failed.node == kSchedulerNode) return Refuse(reporter, absl::StrCat("cannot reach the scheduler: ", failed.why), actions);
+  if (failed.node == kSchedulerNode)
+    return Refuse(reporter, absl::StrCat("cannot reach the scheduler: ", failed.why), actions);
   const Member* peer = FindNode(failed.node);
   if (peer == nullptr || peer->epoch != failed.epoch) return;  // gone already
   const Member* attention = from->request.role == Role::kAttentionWorker ? from : peer;
   const Member* compute = attention == from ? peer : from;
-  Refuse(attention->worker, absl::StrCat(attention->request.name, " and ", compute->request.name, " cannot reach each other: ", failed.why),
-         actions);
+  Refuse(
+      attention->worker,
+      absl::StrCat(attention->request.name, " and ", compute->request.name, " cannot reach each other: ", failed.why),
+      actions);
 }
 
 void ControlMembers::Gone(WorkerId worker, const std::string& why, std::vector<MemberAction>& actions) {
@@ -270,7 +298,8 @@ void ControlMembers::Drained(WorkerId worker, std::vector<MemberAction>& actions
 absl::Time ControlMembers::NextDeadline() const {
   absl::Time deadline = absl::InfiniteFuture();
   for (const auto& [id, member] : members_)
-    deadline = std::min(deadline, member.heard + (member.state == MemberState::kJoining ? options_.join_grace : options_.lease));
+    deadline = std::min(deadline,
+                        member.heard + (member.state == MemberState::kJoining ? options_.join_grace : options_.lease));
   return deadline;
 }
 
@@ -281,10 +310,11 @@ void ControlMembers::Forgive(absl::Duration gap) {
 void ControlMembers::Expire(absl::Time now, std::vector<MemberAction>& actions) {
   std::vector<WorkerId> expired;
   for (const auto& [id, member] : members_)
-    if (now >= member.heard + (member.state == MemberState::kJoining ? options_.join_grace : options_.lease)) expired.push_back(id);
+    if (now >= member.heard + (member.state == MemberState::kJoining ? options_.join_grace : options_.lease))
+      expired.push_back(id);
   for (const WorkerId worker : expired)
-    Remove(worker, absl::StrCat("silent for ", absl::ToInt64Milliseconds(options_.lease), " ms: stopped, or cut off"), /*dismissed=*/false,
-           actions);
+    Remove(worker, absl::StrCat("silent for ", absl::ToInt64Milliseconds(options_.lease), " ms: stopped, or cut off"),
+           /*dismissed=*/false, actions);
 }
 
 }  // namespace dovetail::scheduler

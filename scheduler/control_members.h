@@ -19,9 +19,9 @@ struct MembershipOptions {
   absl::Duration heartbeat = absl::Milliseconds(100);
   absl::Duration join_grace = absl::Seconds(60);  // from Join to the first report: model files travel meanwhile
   int max_members = 128;
-  std::string data_plane_version;                 // the scheduler's own
+  std::string data_plane_version;  // the scheduler's own
   std::string data_plane_address;
-  Epoch epoch;                                    // of the scheduler's port
+  Epoch epoch;  // of the scheduler's port
   uint64_t cluster = 0;
   int micro_batches = 1;
   int max_step_tokens = 512;
@@ -46,8 +46,8 @@ struct Member {
   absl::Time joined, heard;
   control::Heartbeat last;
   uint64_t kv_blocks = 0;
-  std::set<NodeId> known;                                              // peers that it has connected to
-  std::vector<std::pair<uint64_t, std::set<NodeId>>> sent;             // lists of peers not yet applied, by version
+  std::set<NodeId> known;                                   // peers that it has connected to
+  std::vector<std::pair<uint64_t, std::set<NodeId>>> sent;  // lists of peers not yet applied, by version
   std::vector<control::Peer> last_sent;
 };
 
@@ -59,7 +59,7 @@ struct SendPeers {
   WorkerId worker;
   control::Peers peers;
 };
-struct ConnectNode {     // the scheduler's own port; if it cannot, Refuse(worker, why)
+struct ConnectNode {  // the scheduler's own port; if it cannot, Refuse(worker, why)
   WorkerId worker;
   NodeId node;
   Epoch epoch;
@@ -68,34 +68,35 @@ struct ConnectNode {     // the scheduler's own port; if it cannot, Refuse(worke
 struct DisconnectNode {
   NodeId node;
 };
-struct BeginServing {    // the scheduler core may use it
+struct BeginServing {  // the scheduler core may use it
   WorkerId worker;
 };
-struct DrainMember {     // the core places nothing new on it; call Drained() once it has nothing left
+struct DrainMember {  // the core places nothing new on it; call Drained() once it has nothing left
   WorkerId worker;
 };
-struct EndServing {      // the core must not use it any more; sent only after BeginServing
+struct EndServing {  // the core must not use it any more; sent only after BeginServing
   WorkerId worker;
   control::Role role;
   Epoch epoch;
   std::string why;
 };
-struct EndSession {      // close its stream; `dismissed`: tell it that it is out
+struct EndSession {  // close its stream; `dismissed`: tell it that it is out
   WorkerId worker;
   bool dismissed = false;
   std::string why;
 };
-using MemberAction = std::variant<SendConfiguration, SendPeers, ConnectNode, DisconnectNode, BeginServing, DrainMember, EndServing,
-                                  EndSession>;
+using MemberAction = std::variant<SendConfiguration, SendPeers, ConnectNode, DisconnectNode, BeginServing, DrainMember,
+                                  EndServing, EndSession>;
 
-// Who belongs to the cluster, as a value: events in, actions out, `now` is an argument. A member is used only when it and everybody it
-// must exchange frames with have said that they are connected, so no frame is sent to who would drop it. Worker ids, node ids and epochs
-// are never used twice. Single-threaded, deterministic; no clock, socket or gRPC.
+// Who belongs to the cluster, as a value: events in, actions out, `now` is an argument. A member is used only when it
+// and everybody it must exchange frames with have said that they are connected, so no frame is sent to who would drop
+// it. Worker ids, node ids and epochs are never used twice. Single-threaded, deterministic; no clock, socket or gRPC.
 class ControlMembers {
  public:
   explicit ControlMembers(MembershipOptions options) : options_(std::move(options)) {}
 
-  // kFailedPrecondition: versions or models differ; kAlreadyExists: the node or the name is taken; kResourceExhausted: full.
+  // kFailedPrecondition: versions or models differ; kAlreadyExists: the node or the name is taken; kResourceExhausted:
+  // full.
   absl::StatusOr<control::JoinReply> Join(const control::JoinRequest& request, absl::Time now);
 
   // Its stream began. kNotFound: no such member, or a former incarnation of it.
@@ -104,8 +105,8 @@ class ControlMembers {
   absl::Status Ready(WorkerId worker, uint64_t kv_blocks, absl::Time now, std::vector<MemberAction>& actions);
   absl::Status Applied(WorkerId worker, uint64_t version, absl::Time now, std::vector<MemberAction>& actions);
 
-  // `reporter` cannot reach a peer. Of a compute and an attention worker it is the latter that must join anew: it can be replaced at the
-  // price of a prefill.
+  // `reporter` cannot reach a peer. Of a compute and an attention worker it is the latter that must join anew: it can
+  // be replaced at the price of a prefill.
   void LinkFailed(WorkerId reporter, const control::LinkFailed& failed, std::vector<MemberAction>& actions);
 
   // The member is gone, by itself (stream ended, left) or because it must (refused).

@@ -67,7 +67,8 @@ class FileReader final : public grpc::ServerReadReactor<pb::ModelFileChunk> {
     epoch_ = Epoch(chunk_.epoch());
     total_ += chunk_.data().size();
     if (chunk_.file() >= static_cast<uint32_t>(control::kMaxModelFiles) || total_ > control::kMaxModelFileBytes)
-      return InvalidArgument("model files: more than ", control::kMaxModelFiles, " or than ", control::kMaxModelFileBytes, " bytes");
+      return InvalidArgument("model files: more than ", control::kMaxModelFiles, " or than ",
+                             control::kMaxModelFileBytes, " bytes");
     if (files_.size() <= chunk_.file()) files_.resize(chunk_.file() + 1);
     files_[chunk_.file()] += chunk_.data();
     return absl::OkStatus();
@@ -130,7 +131,8 @@ class MembershipService final : public pb::Membership::CallbackService {
  public:
   explicit MembershipService(Context& context) : context_(context) {}
 
-  grpc::ServerUnaryReactor* Join(grpc::CallbackServerContext* call, const pb::JoinRequest* request, pb::JoinReply* reply) override {
+  grpc::ServerUnaryReactor* Join(grpc::CallbackServerContext* call, const pb::JoinRequest* request,
+                                 pb::JoinReply* reply) override {
     return context_.Answer(call, [this, request, reply]() -> absl::Status {
       DT_ASSIGN_OR_RETURN(const control::JoinRequest parsed, control::FromProto(*request));
       DT_ASSIGN_OR_RETURN(const control::JoinReply joined, context_.scheduler.Join(parsed));
@@ -139,11 +141,13 @@ class MembershipService final : public pb::Membership::CallbackService {
     });
   }
 
-  grpc::ServerReadReactor<pb::ModelFileChunk>* PutModelFiles(grpc::CallbackServerContext* call, pb::PutModelFilesReply*) override {
+  grpc::ServerReadReactor<pb::ModelFileChunk>* PutModelFiles(grpc::CallbackServerContext* call,
+                                                             pb::PutModelFilesReply*) override {
     return new FileReader(context_, call);
   }
 
-  grpc::ServerUnaryReactor* Leave(grpc::CallbackServerContext* call, const pb::LeaveRequest* request, pb::LeaveReply*) override {
+  grpc::ServerUnaryReactor* Leave(grpc::CallbackServerContext* call, const pb::LeaveRequest* request,
+                                  pb::LeaveReply*) override {
     return context_.Answer(call, [this, request]() -> absl::Status {
       context_.scheduler.Leave(WorkerId(request->worker()), Epoch(request->epoch()));
       return absl::OkStatus();
@@ -167,13 +171,16 @@ class MembershipService final : public pb::Membership::CallbackService {
         *known = true;
         return Begin(open, speaker);
       }
-      if (speaker != *who) return open->Close(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "one stream carries one worker's reports"));
+      if (speaker != *who)
+        return open->Close(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "one stream carries one worker's reports"));
       if (const absl::Status taken = Take(speaker.first, report); !taken.ok()) open->Close(ToGrpc(taken));
     };
     handlers.on_closed = [this, who, known] {
-      if (*known) context_.loop.Post([this, speaker = *who] { context_.scheduler.OnStreamEnded(speaker.first, speaker.second); });
+      if (*known)
+        context_.loop.Post([this, speaker = *who] { context_.scheduler.OnStreamEnded(speaker.first, speaker.second); });
     };
-    if (const absl::Status allowed = control::CheckToken(context_.security, *call); !allowed.ok()) session->Close(ToGrpc(allowed));
+    if (const absl::Status allowed = control::CheckToken(context_.security, *call); !allowed.ok())
+      session->Close(ToGrpc(allowed));
     session->Begin(std::move(handlers));
     return session.get();
   }
@@ -184,7 +191,8 @@ class MembershipService final : public pb::Membership::CallbackService {
     const bool posted = context_.loop.Post([this, session, speaker] {
       WorkerStream stream{[session](pb::SchedulerOrder order) { session->Send(std::move(order)); },
                           [session](const absl::Status& status) { session->Close(ToGrpc(status)); }};
-      if (const absl::Status begun = context_.scheduler.Attend(speaker.first, speaker.second, std::move(stream)); !begun.ok())
+      if (const absl::Status begun = context_.scheduler.Attend(speaker.first, speaker.second, std::move(stream));
+          !begun.ok())
         session->Close(ToGrpc(begun));
     });
     if (!posted) session->Close(Context::Stopping());
@@ -198,7 +206,9 @@ class MembershipService final : public pb::Membership::CallbackService {
     } else if (report.has_ready()) {
       work = [this, worker, blocks = report.ready().kv_blocks()] { context_.scheduler.OnReady(worker, blocks); };
     } else if (report.has_applied()) {
-      work = [this, worker, version = report.applied().peers_version()] { context_.scheduler.OnApplied(worker, version); };
+      work = [this, worker, version = report.applied().peers_version()] {
+        context_.scheduler.OnApplied(worker, version);
+      };
     } else if (report.has_link_failed()) {
       DT_ASSIGN_OR_RETURN(control::LinkFailed failed, control::FromProto(report.link_failed()));
       work = [this, worker, failed = std::move(failed)] { context_.scheduler.OnLinkFailed(worker, failed); };
@@ -215,7 +225,8 @@ class GenerationService final : public pb::Generation::CallbackService {
  public:
   explicit GenerationService(Context& context) : context_(context) {}
 
-  grpc::ServerUnaryReactor* GetModel(grpc::CallbackServerContext* call, const pb::GetModelRequest*, pb::GetModelReply* reply) override {
+  grpc::ServerUnaryReactor* GetModel(grpc::CallbackServerContext* call, const pb::GetModelRequest*,
+                                     pb::GetModelReply* reply) override {
     return context_.Answer(call, [this, reply] { return context_.scheduler.GetModel(*reply); });
   }
 
@@ -224,7 +235,8 @@ class GenerationService final : public pb::Generation::CallbackService {
     return new FileWriter(context_, call, request->digest());
   }
 
-  grpc::ServerBidiReactor<pb::GenerationCommands, pb::GenerationEvents>* Open(grpc::CallbackServerContext* call) override {
+  grpc::ServerBidiReactor<pb::GenerationCommands, pb::GenerationEvents>* Open(
+      grpc::CallbackServerContext* call) override {
     using Session = control::BidiSession<pb::GenerationCommands, pb::GenerationEvents>;
     const auto session = Session::Start(call, kMaxQueuedEvents);
     const auto server = std::make_shared<uint64_t>(0);  // touched on the loop only
@@ -232,10 +244,13 @@ class GenerationService final : public pb::Generation::CallbackService {
     handlers.on_message = [this, server](const pb::GenerationCommands& commands) {
       context_.loop.Post([this, server, commands] { context_.scheduler.OnCommands(*server, commands); });
     };
-    handlers.on_closed = [this, server] { context_.loop.Post([this, server] { context_.scheduler.RemoveServer(*server); }); };
+    handlers.on_closed = [this, server] {
+      context_.loop.Post([this, server] { context_.scheduler.RemoveServer(*server); });
+    };
     const absl::Status allowed = control::CheckToken(context_.security, *call);
     const bool posted = allowed.ok() && context_.loop.Post([this, session, server] {
-      const auto added = context_.scheduler.AddServer([session](pb::GenerationEvents events) { session->Send(std::move(events)); });
+      const auto added =
+          context_.scheduler.AddServer([session](pb::GenerationEvents events) { session->Send(std::move(events)); });
       if (!added.ok()) return session->Close(ToGrpc(added.status()));
       *server = *added;
     });
@@ -272,7 +287,8 @@ class AdminService final : public admin::v1::Admin::CallbackService {
   grpc::ServerUnaryReactor* DrainWorker(grpc::CallbackServerContext* call, const admin::v1::DrainWorkerRequest* request,
                                         admin::v1::DrainWorkerReply*) override {
     return context_.Answer(call, [this, request]() -> absl::Status {
-      if (request->who_case() == admin::v1::DrainWorkerRequest::kWorker) return context_.scheduler.Drain(WorkerId(request->worker()));
+      if (request->who_case() == admin::v1::DrainWorkerRequest::kWorker)
+        return context_.scheduler.Drain(WorkerId(request->worker()));
       return context_.scheduler.Drain(request->name());
     });
   }
@@ -308,8 +324,10 @@ class ControlService::Impl {
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port == 0) {
       server_.reset();
-      return absl::AlreadyExistsError(absl::StrCat("--listen ", listen, ": cannot listen there; the port is taken (by another scheduler?) or "
-                                                   "the address is not this host's. Stop the other one, or choose another port"));
+      return absl::AlreadyExistsError(
+          absl::StrCat("--listen ", listen,
+                       ": cannot listen there; the port is taken (by another scheduler?) or "
+                       "the address is not this host's. Stop the other one, or choose another port"));
     }
     return absl::OkStatus();
   }
@@ -332,8 +350,10 @@ class ControlService::Impl {
 ControlService::ControlService() = default;
 ControlService::~ControlService() { Stop(); }
 
-absl::StatusOr<std::unique_ptr<ControlService>> ControlService::Start(const std::string& listen, const control::Security& security,
-                                                                      control::NodeLoop& loop, ClusterScheduler& scheduler) {
+absl::StatusOr<std::unique_ptr<ControlService>> ControlService::Start(const std::string& listen,
+                                                                      const control::Security& security,
+                                                                      control::NodeLoop& loop,
+                                                                      ClusterScheduler& scheduler) {
   DT_RETURN_IF_ERROR(control::CheckAddress("--listen", listen, /*may_be_free=*/true));
   DT_RETURN_IF_ERROR(security.Validate());
   std::unique_ptr<ControlService> service(new ControlService());

@@ -9,12 +9,13 @@
 
 namespace dovetail::scheduler {
 
-// The gRPC face of a ClusterScheduler: Membership, Generation and Admin on one port, with health and reflection. Calls are checked on
-// gRPC's threads and carried out on the loop's.
+// The gRPC face of a ClusterScheduler: Membership, Generation and Admin on one port, with health and reflection. Calls
+// are checked on gRPC's threads and carried out on the loop's.
 class ControlService {
  public:
   // `scheduler` lives on `loop`; both outlive this. kInvalidArgument: the address; kAlreadyExists: the port is taken.
-  static absl::StatusOr<std::unique_ptr<ControlService>> Start(const std::string& listen, const control::Security& security,
+  static absl::StatusOr<std::unique_ptr<ControlService>> Start(const std::string& listen,
+                                                               const control::Security& security,
                                                                control::NodeLoop& loop, ClusterScheduler& scheduler);
   ~ControlService();  // Stop()
 

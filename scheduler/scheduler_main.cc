@@ -26,11 +26,14 @@ absl::StatusOr<std::unique_ptr<SchedulerMain>> SchedulerMain::Start(const Schedu
   main->loop_ = std::make_unique<control::NodeLoop>(*main->connector_);
   ClusterScheduler* scheduler = main->scheduler_.get();
   main->loop_->Call([&] {
-    main->loop_->SetNode({[scheduler] { return scheduler->Turn(); }, [scheduler] { return scheduler->NextDeadline(); }});
+    main->loop_->SetNode(
+        {[scheduler] { return scheduler->Turn(); }, [scheduler] { return scheduler->NextDeadline(); }});
   });
-  DT_ASSIGN_OR_RETURN(main->service_, ControlService::Start(options.listen, options.security, *main->loop_, *main->scheduler_));
+  DT_ASSIGN_OR_RETURN(main->service_,
+                      ControlService::Start(options.listen, options.security, *main->loop_, *main->scheduler_));
   if (!options.security.tls() && options.listen.rfind("127.", 0) != 0 && options.listen.rfind("localhost:", 0) != 0)
-    LogWarning("--listen ", options.listen, ": the control plane is not encrypted and takes everybody; give --tls-cert, --tls-key and --tls-ca");
+    LogWarning("--listen ", options.listen,
+               ": the control plane is not encrypted and takes everybody; give --tls-cert, --tls-key and --tls-ca");
   return main;
 }
 

@@ -16,8 +16,8 @@ namespace {
 constexpr int kFramesPerPoll = 64;
 }
 
-SchedulerNode::SchedulerNode(const SchedulerOptions& options, uint64_t seed, transport::Port& port, Clock& clock, EmitFn emit,
-                             StepFn on_step)
+SchedulerNode::SchedulerNode(const SchedulerOptions& options, uint64_t seed, transport::Port& port, Clock& clock,
+                             EmitFn emit, StepFn on_step)
     : core_(options, seed), port_(port), clock_(clock), emit_(std::move(emit)), on_step_(std::move(on_step)) {}
 
 void SchedulerNode::AddAttentionWorker(WorkerId worker, Epoch epoch, NodeId node, uint64_t kv_blocks) {
@@ -44,7 +44,8 @@ void SchedulerNode::Handle(const Event& event) {
   actions_.clear();
   core_.Handle(event, clock_.Now(), actions_);
   for (Action& action : actions_)
-    if (const absl::Status status = Perform(action); !status.ok()) LogError("scheduler: ", std::string(status.message()));
+    if (const absl::Status status = Perform(action); !status.ok())
+      LogError("scheduler: ", std::string(status.message()));
 }
 
 int SchedulerNode::Poll() {
@@ -98,19 +99,26 @@ absl::Status SchedulerNode::SendTo(WorkerId worker, Epoch epoch, FrameType type,
 absl::Status SchedulerNode::Perform(Action& action) {
   struct Visitor {
     SchedulerNode& node;
-    absl::Status operator()(OpenSequence& a) { return node.SendTo(a.worker, a.epoch, FrameType::kOpenSequence, a.message); }
-    absl::Status operator()(ForkSequence& a) { return node.SendTo(a.worker, a.epoch, FrameType::kForkSequence, a.message); }
+    absl::Status operator()(OpenSequence& a) {
+      return node.SendTo(a.worker, a.epoch, FrameType::kOpenSequence, a.message);
+    }
+    absl::Status operator()(ForkSequence& a) {
+      return node.SendTo(a.worker, a.epoch, FrameType::kForkSequence, a.message);
+    }
     absl::Status operator()(ReleaseSequence& a) {
       return node.SendTo(a.worker, a.epoch, FrameType::kReleaseSequence, a.message);
     }
-    absl::Status operator()(ProbePrefix& a) { return node.SendTo(a.worker, a.epoch, FrameType::kPrefixProbe, a.message); }
+    absl::Status operator()(ProbePrefix& a) {
+      return node.SendTo(a.worker, a.epoch, FrameType::kPrefixProbe, a.message);
+    }
     absl::Status operator()(Unpin& a) { return node.SendTo(a.worker, a.epoch, FrameType::kUnpin, a.message); }
     absl::Status operator()(RunStep& a) {
       for (const Peer& peer : node.compute_) {
         if (peer.worker != a.compute_worker) continue;
         std::vector<std::byte> bytes;
         proto::Encode(a.plan, bytes);
-        const auto header = MakeHeader(FrameType::kStepPlan, Epoch(0), a.plan.step, a.plan.micro_batch, 0, bytes.size());
+        const auto header =
+            MakeHeader(FrameType::kStepPlan, Epoch(0), a.plan.step, a.plan.micro_batch, 0, bytes.size());
         return node.port_.SendMessage(peer.node, header, std::move(bytes));
       }
       return NotFound("compute worker ", a.compute_worker.value(), " is not connected");

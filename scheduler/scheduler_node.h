@@ -14,11 +14,13 @@ namespace dovetail::scheduler {
 class SchedulerNode final : public transport::FrameHandler {
  public:
   // Called on the event loop, in order; must return at once.
-  using EmitFn = std::function<void(GenerationUpdate)>;    // an update that is in the token log
-  using StepFn = std::function<void(const proto::StepResult&, int sequences)>;  // a step came back, before the core hears of it
+  using EmitFn = std::function<void(GenerationUpdate)>;  // an update that is in the token log
+  using StepFn =
+      std::function<void(const proto::StepResult&, int sequences)>;  // a step came back, before the core hears of it
 
   // `port` and `clock` outlive the node.
-  SchedulerNode(const SchedulerOptions& options, uint64_t seed, transport::Port& port, Clock& clock, EmitFn emit, StepFn on_step);
+  SchedulerNode(const SchedulerOptions& options, uint64_t seed, transport::Port& port, Clock& clock, EmitFn emit,
+                StepFn on_step);
 
   // Peers, before the first request. kv_blocks: capacity in KvBlocks.
   void AddAttentionWorker(WorkerId worker, Epoch epoch, NodeId node, uint64_t kv_blocks);

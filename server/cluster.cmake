@@ -2,8 +2,26 @@
 dovetail_library(embedded_cluster SRCS embedded_cluster.cc model_digest.cc
   DEPS dovetail_attention_worker dovetail_compute_worker dovetail_scheduler dovetail_model dovetail_transport)
 
+# A server whose engine is another process's scheduler.
+dovetail_library(remote_engine SRCS remote_engine.cc remote_model.cc
+  DEPS dovetail_compute_worker dovetail_control dovetail_embedded_cluster dovetail_model)
+
+# The generation API that routers speak, beside HTTP.
+dovetail_library(grpc_server SRCS grpc/generate_request.cc grpc/generate_response.cc grpc/generation_service.cc
+  DEPS dovetail_control dovetail_http dovetail_openai dovetail_scheduler_core dovetail_tokenizer dovetail_vllm_proto
+       gRPC::grpc++_reflection)
+
 dovetail_library(cli
   SRCS
+    cli/attention_worker_command.cc
+    cli/child_processes.cc
+    cli/cluster_commands.cc
+    cli/cluster_flags.cc
+    cli/compute_worker_command.cc
+    cli/scheduler_command.cc
+    cli/server_command.cc
+    cli/status_command.cc
+    cli/up_command.cc
     cli/bench_command.cc
     cli/command_line.cc
     cli/engine_flags.cc
@@ -13,7 +31,9 @@ dovetail_library(cli
     cli/model_text.cc
     cli/run_command.cc
     cli/serve_command.cc
-  DEPS dovetail_bench_engine dovetail_chat_template dovetail_embedded_cluster dovetail_http dovetail_openai dovetail_tokenizer
+  DEPS dovetail_attention_worker_main dovetail_bench_engine dovetail_chat_template dovetail_cluster_scheduler
+       dovetail_compute_worker_main dovetail_embedded_cluster dovetail_grpc_server dovetail_http dovetail_openai
+       dovetail_remote_engine dovetail_tokenizer dovetail_ucx_connector
        CLI11::CLI11)
 add_executable(dovetail cli/main.cc)
 target_link_libraries(dovetail PRIVATE dovetail_cli)

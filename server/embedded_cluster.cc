@@ -32,19 +32,32 @@ absl::StatusOr<std::unique_ptr<EmbeddedCluster>> EmbeddedCluster::Create(const m
   return cluster;
 }
 
+namespace {
+
+// KV blocks of 64 tokens, over all attention ops.
+uint64_t BlocksPerSegment(const proto::AttentionTable& table) {
+  uint64_t blocks = 0;
+  for (int group = 0; group < table.group_count(); ++group)
+    blocks += uint64_t(table.ops_in_group[group]) * table.softmax(LayerGroup(static_cast<uint16_t>(group))).kv_heads;
+  return blocks;
+}
+
+}  // namespace
+
+uint64_t DefaultKvCacheBytes(const proto::AttentionTable& table, const scheduler::SchedulerOptions& options, int attention_workers) {
+  const uint64_t set_bytes = BlocksPerSegment(table) * attention::AttentionExecutor::BlockBytes(table);
+  const uint64_t sets_per_sequence = (options.max_model_len + kSegmentTokens - 1) / kSegmentTokens + 1;
+  const uint64_t most = set_bytes * sets_per_sequence * options.max_num_seqs;
+  const uint64_t least = set_bytes * sets_per_sequence * attention_workers;
+  return std::min(most, std::max(MachineBytes() / 4, least));
+}
+
 absl::Status EmbeddedCluster::SizeKvCache(const proto::AttentionTable& table) {
   const uint64_t block_bytes = attention::AttentionExecutor::BlockBytes(table);
-  uint64_t blocks_per_64_tokens = 0;
-  for (int group = 0; group < table.group_count(); ++group)
-    blocks_per_64_tokens += uint64_t(table.ops_in_group[group]) * table.softmax(LayerGroup(static_cast<uint16_t>(group))).kv_heads;
+  const uint64_t blocks_per_64_tokens = BlocksPerSegment(table);
   const uint64_t set_bytes = blocks_per_64_tokens * block_bytes;
-  const uint64_t sets_per_sequence = (options_.scheduler.max_model_len + kSegmentTokens - 1) / kSegmentTokens + 1;
   uint64_t bytes = options_.kv_cache_bytes;
-  if (bytes == 0) {
-    const uint64_t most = set_bytes * sets_per_sequence * options_.scheduler.max_num_seqs;
-    const uint64_t least = set_bytes * sets_per_sequence * options_.attention_workers;
-    bytes = std::min(most, std::max(MachineBytes() / 4, least));
-  }
+  if (bytes == 0) bytes = DefaultKvCacheBytes(table, options_.scheduler, options_.attention_workers);
   const uint64_t sets = bytes / set_bytes / options_.attention_workers;  // of each worker
   if (sets < 2)
     return ResourceExhausted("--kv-cache-memory-bytes: ", bytes, " bytes over ", options_.attention_workers,

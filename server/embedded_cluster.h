@@ -24,6 +24,9 @@ namespace dovetail::server {
 
 inline constexpr int kMaxAttentionWorkers = 64;  // in one process
 
+// What `options` need at most over all attention workers of one machine, within a quarter of its memory.
+uint64_t DefaultKvCacheBytes(const proto::AttentionTable& table, const scheduler::SchedulerOptions& options, int attention_workers);
+
 struct EmbeddedClusterOptions {
   int attention_workers = 1;          // 1..kMaxAttentionWorkers
   uint64_t kv_cache_bytes = 0;        // over all attention workers; 0: what the options need at most, within a quarter of memory

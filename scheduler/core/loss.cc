@@ -43,9 +43,9 @@ void SchedulerCore::Impl::On(const ComputeWorkerLost& event) {
 void SchedulerCore::Impl::RestartSequencesOn(WorkerId worker, std::optional<Epoch> but_not_of) {
   const std::vector<Sequence*> before = active_;
   for (Sequence* sequence : before) {
-    const bool on_it = std::any_of(sequence->placement.begin(), sequence->placement.end(), [&](const proto::Shard& shard) {
-      return shard.worker == worker && shard.epoch != but_not_of;
-    });
+    const bool on_it =
+        std::any_of(sequence->placement.begin(), sequence->placement.end(),
+                    [&](const proto::Shard& shard) { return shard.worker == worker && shard.epoch != but_not_of; });
     if (!on_it || sequence->phase < Phase::kOpening) continue;
     if (sequence->in_flight) {
       sequence->lost = true;

@@ -16,14 +16,25 @@
 
 namespace dovetail::cli {
 
-namespace {
-
-void AddModelFlags(CLI::App& command, EngineFlags& flags) {
+void AddWeightFlags(CLI::App& command, EngineFlags& flags) {
   command.add_option("--dtype", flags.dtype,
                      "Weights: auto keeps quantised blocks and otherwise the file's type; or float32, bfloat16")
       ->check(OneOf({"auto", "float32", "bfloat16"}))
       ->type_name("TYPE")
       ->group("Model");
+  command.add_option("--kv-cache-dtype", flags.kv_cache_dtype,
+                     "K and V, in memory and on the wire: bfloat16, float16, float32; auto: float32 with --dtype "
+                     "float32, else bfloat16")
+      ->check(OneOf({"auto", "bfloat16", "float16", "float32"}))
+      ->type_name("TYPE")
+      ->group("KV cache");
+  command.add_option("--threads", flags.threads, "Compute threads that all workers share; 0: one per core")
+      ->check(WholeNumber(0, kernels::ThreadPool::kMaxThreads, "0 takes one per core"))
+      ->type_name("N")
+      ->group("Device");
+}
+
+void AddSchedulerFlags(CLI::App& command, EngineFlags& flags) {
   command.add_option("--max-model-len", flags.max_model_len,
                      "Longest sequence, prompt and output together; 0: what the model was made for")
       ->check(WholeNumber(0, int64_t{proto::kMaxSequenceBlocks} * kSegmentTokens, "0 takes what the model allows"))
@@ -35,30 +46,9 @@ void AddModelFlags(CLI::App& command, EngineFlags& flags) {
       ->type_name("N")
       ->default_str("")
       ->group("Model");
-}
-
-void AddCacheFlags(CLI::App& command, EngineFlags& flags) {
-  command.add_option("--kv-cache-dtype", flags.kv_cache_dtype,
-                     "K and V, in memory and on the wire: bfloat16, float16, float32; auto: float32 with --dtype "
-                     "float32, else bfloat16")
-      ->check(OneOf({"auto", "bfloat16", "float16", "float32"}))
-      ->type_name("TYPE")
-      ->group("KV cache");
-  command.add_option("--kv-cache-memory-bytes", flags.kv_cache_memory,
-                     "Size of the KV cache over all attention workers, as 8GiB; auto: what --max-num-seqs sequences "
-                     "of full length need, within a quarter of this machine's memory")
-      ->type_name("SIZE")
-      ->group("KV cache");
-  command.add_option("--block-size", flags.block_size, "Tokens of a KV block; 64 is the only size there is")
-      ->check(WholeNumber(kSegmentTokens, kSegmentTokens, "KV blocks have one size; leave the flag out"))
-      ->type_name("TOKENS")
-      ->group("KV cache");
   command.add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", flags.enable_prefix_caching,
                    "Reuse the KV of equal prompt beginnings, of the same API key only [on]")
       ->group("KV cache");
-}
-
-void AddSchedulingFlags(CLI::App& command, EngineFlags& flags) {
   command.add_option("--max-num-seqs", flags.max_num_seqs, "Sequences that run at a time; more wait")
       ->check(WholeNumber(1, proto::kMaxStepEntries))
       ->type_name("N")
@@ -76,14 +66,6 @@ void AddSchedulingFlags(CLI::App& command, EngineFlags& flags) {
       ->check(WholeNumber(1, scheduler::kMaxQueuedRequests))
       ->type_name("N")
       ->group("Scheduling");
-}
-
-void AddClusterFlags(CLI::App& command, EngineFlags& flags) {
-  command.add_option("--attention-workers", flags.attention_workers,
-                     "Attention workers in this process, each with a KV cache of its own")
-      ->check(WholeNumber(1, server::kMaxAttentionWorkers))
-      ->type_name("N")
-      ->group("Disaggregation");
   command.add_option("--placement", flags.placement,
                      "How sequences lie over them: request (whole), heads, tokens, or mixed (in turn)")
       ->check(OneOf({"request", "heads", "tokens", "mixed"}))
@@ -94,10 +76,25 @@ void AddClusterFlags(CLI::App& command, EngineFlags& flags) {
       ->check(WholeNumber(1, scheduler::kMaxMicroBatches))
       ->type_name("N")
       ->group("Disaggregation");
-  command.add_option("--threads", flags.threads, "Compute threads that all workers share; 0: one per core")
-      ->check(WholeNumber(0, kernels::ThreadPool::kMaxThreads, "0 takes one per core"))
+}
+
+namespace {
+
+void AddCacheFlags(CLI::App& command, EngineFlags& flags) {
+  command.add_option("--kv-cache-memory-bytes", flags.kv_cache_memory,
+                     "Size of the KV cache over all attention workers, as 8GiB; auto: what --max-num-seqs sequences "
+                     "of full length need, within a quarter of this machine's memory")
+      ->type_name("SIZE")
+      ->group("KV cache");
+  command.add_option("--block-size", flags.block_size, "Tokens of a KV block; 64 is the only size there is")
+      ->check(WholeNumber(kSegmentTokens, kSegmentTokens, "KV blocks have one size; leave the flag out"))
+      ->type_name("TOKENS")
+      ->group("KV cache");
+  command.add_option("--attention-workers", flags.attention_workers,
+                     "Attention workers in this process, each with a KV cache of its own")
+      ->check(WholeNumber(1, server::kMaxAttentionWorkers))
       ->type_name("N")
-      ->group("Device");
+      ->group("Disaggregation");
 }
 
 }  // namespace
@@ -105,10 +102,9 @@ void AddClusterFlags(CLI::App& command, EngineFlags& flags) {
 void AddEngineFlags(CLI::App& command, EngineFlags& flags) {
   command.add_option("MODEL", flags.model, "A .gguf file, or a Hugging Face folder (config.json and safetensors)")
       ->required();
-  AddModelFlags(command, flags);
+  AddWeightFlags(command, flags);
   AddCacheFlags(command, flags);
-  AddSchedulingFlags(command, flags);
-  AddClusterFlags(command, flags);
+  AddSchedulerFlags(command, flags);
 }
 
 absl::StatusOr<uint64_t> ParseBytes(const std::string& flag, const std::string& text) {
@@ -137,14 +133,14 @@ model::LoadProgress TerminalProgress(const std::string& what) {
   };
 }
 
-namespace {
-
 DType KvDtypeOf(const EngineFlags& flags) {
   if (flags.kv_cache_dtype == "float32") return DType::kF32;
   if (flags.kv_cache_dtype == "float16") return DType::kF16;
   if (flags.kv_cache_dtype == "bfloat16") return DType::kBF16;
   return flags.dtype == "float32" ? DType::kF32 : DType::kBF16;
 }
+
+namespace {
 
 model::WeightFormat WeightFormatOf(const EngineFlags& flags) {
   if (flags.dtype == "float32") return model::WeightFormat::kF32;
@@ -159,21 +155,50 @@ scheduler::PlacementPolicy PlacementOf(const EngineFlags& flags) {
 
 }  // namespace
 
-absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model::LoadProgress& progress) {
-  RunningEngine engine;
-  kernels::CpuDeviceOptions device_options;
-  device_options.threads = flags.threads;
-  auto device = kernels::CreateCpuDevice(device_options);
-  if (!device.ok()) return Annotate(device.status(), "--threads");
-  engine.device = *std::move(device);
+scheduler::SchedulerOptions SchedulerOptionsOf(const EngineFlags& flags) {
+  scheduler::SchedulerOptions options;
+  options.max_num_seqs = flags.max_num_seqs;
+  options.max_num_batched_tokens = flags.max_num_batched_tokens;
+  options.max_model_len = static_cast<int>(flags.max_model_len);
+  options.max_queued_requests = flags.max_queued_requests;
+  options.micro_batches = flags.micro_batches;
+  options.enable_prefix_caching = flags.enable_prefix_caching;
+  options.enable_chunked_prefill = flags.enable_chunked_prefill;
+  options.placement = PlacementOf(flags);
+  return options;
+}
 
+absl::StatusOr<std::unique_ptr<kernels::Device>> CreateDevice(const EngineFlags& flags) {
+  kernels::CpuDeviceOptions options;
+  options.threads = flags.threads;
+  auto device = kernels::CreateCpuDevice(options);
+  if (!device.ok()) return Annotate(device.status(), "--threads");
+  return device;
+}
+
+absl::StatusOr<std::unique_ptr<model::Checkpoint>> OpenModel(const EngineFlags& flags) {
   DT_ASSIGN_OR_RETURN(std::unique_ptr<model::Checkpoint> checkpoint, model::OpenCheckpoint(flags.model));
   for (const std::string& warning : checkpoint->warnings()) LogWarning(warning);
-  const int64_t model_positions = checkpoint->config().max_positions;
-  engine.max_model_len = flags.max_model_len == 0 ? model_positions : flags.max_model_len;
-  if (engine.max_model_len > model_positions)
-    return InvalidArgument("--max-model-len: ", engine.max_model_len, " exceeds the ", model_positions,
-                           " positions that ", checkpoint->name(), " was made for; ask for at most that, or for 0");
+  const int64_t positions = checkpoint->config().max_positions;
+  if (flags.max_model_len > positions)
+    return InvalidArgument("--max-model-len: ", flags.max_model_len, " exceeds the ", positions, " positions that ",
+                           checkpoint->name(), " was made for; ask for at most that, or for 0");
+  return checkpoint;
+}
+
+absl::StatusOr<std::unique_ptr<model::LoadedModel>> LoadOpenModel(const EngineFlags& flags,
+                                                                  std::unique_ptr<model::Checkpoint> checkpoint,
+                                                                  kernels::Device& device,
+                                                                  const model::LoadProgress& progress) {
+  const auto stream = device.CreateStream();
+  return model::LoadModel(std::move(checkpoint), WeightFormatOf(flags), &stream->pool(), progress);
+}
+
+absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model::LoadProgress& progress) {
+  RunningEngine engine;
+  DT_ASSIGN_OR_RETURN(engine.device, CreateDevice(flags));
+  DT_ASSIGN_OR_RETURN(std::unique_ptr<model::Checkpoint> checkpoint, OpenModel(flags));
+  engine.max_model_len = flags.max_model_len == 0 ? checkpoint->config().max_positions : flags.max_model_len;
 
   server::EmbeddedClusterOptions options;
   options.attention_workers = flags.attention_workers;
@@ -184,17 +209,10 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model:
   }
   engine.kv_dtype = options.kv_dtype = KvDtypeOf(flags);
   options.seed = flags.seed.value_or(0);
-  options.scheduler.max_num_seqs = flags.max_num_seqs;
-  options.scheduler.max_num_batched_tokens = flags.max_num_batched_tokens;
+  options.scheduler = SchedulerOptionsOf(flags);
   options.scheduler.max_model_len = static_cast<int>(engine.max_model_len);
-  options.scheduler.max_queued_requests = flags.max_queued_requests;
-  options.scheduler.micro_batches = flags.micro_batches;
-  options.scheduler.enable_prefix_caching = flags.enable_prefix_caching;
-  options.scheduler.enable_chunked_prefill = flags.enable_chunked_prefill;
-  options.scheduler.placement = PlacementOf(flags);
 
-  auto stream = engine.device->CreateStream();
-  DT_ASSIGN_OR_RETURN(engine.model, model::LoadModel(std::move(checkpoint), WeightFormatOf(flags), &stream->pool(), progress));
+  DT_ASSIGN_OR_RETURN(engine.model, LoadOpenModel(flags, std::move(checkpoint), *engine.device, progress));
   DT_ASSIGN_OR_RETURN(engine.cluster, server::EmbeddedCluster::Create(*engine.model, *engine.device, options));
   return engine;
 }

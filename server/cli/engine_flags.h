@@ -36,6 +36,20 @@ struct EngineFlags {
 // Adds MODEL and the flags to a command.
 void AddEngineFlags(CLI::App& command, EngineFlags& flags);
 
+// Parts of it, for commands that run a part of the system: weights and their device; what the scheduler decides by.
+void AddWeightFlags(CLI::App& command, EngineFlags& flags);
+void AddSchedulerFlags(CLI::App& command, EngineFlags& flags);
+
+// What the flags mean. attention, model_digest and a max_model_len of 0 are for the caller to fill in.
+scheduler::SchedulerOptions SchedulerOptionsOf(const EngineFlags& flags);
+DType KvDtypeOf(const EngineFlags& flags);
+absl::StatusOr<std::unique_ptr<kernels::Device>> CreateDevice(const EngineFlags& flags);
+// Checks --max-model-len, logs the checkpoint's warnings.
+absl::StatusOr<std::unique_ptr<model::Checkpoint>> OpenModel(const EngineFlags& flags);
+absl::StatusOr<std::unique_ptr<model::LoadedModel>> LoadOpenModel(const EngineFlags& flags,
+                                                                  std::unique_ptr<model::Checkpoint> checkpoint,
+                                                                  kernels::Device& device, const model::LoadProgress& progress);
+
 // A model being served in this process. Members are destroyed in reverse order: the cluster before what it runs on.
 struct RunningEngine {
   std::unique_ptr<kernels::Device> device;

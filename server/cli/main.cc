@@ -5,6 +5,7 @@
 #include <string>
 
 #include "server/cli/bench_command.h"
+#include "server/cli/cluster_commands.h"
 #include "server/cli/command_line.h"
 #include "server/cli/commands.h"
 #include "server/version.h"
@@ -142,6 +143,8 @@ int Main(int argc, char** argv) {
   AddServe(app, serve, exit_code);
   RunFlags run;
   AddRun(app, run, exit_code);
+  ClusterCommands cluster;
+  cluster.AddTo(app, [&](const absl::Status& status) { exit_code = Report(status); });
   std::string inspected;
   AddInspect(app, inspected, exit_code);
   BenchFlags bench;

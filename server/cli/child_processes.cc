@@ -1,0 +1,132 @@
+#include "server/cli/child_processes.h"
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "base/clock.h"
+
+namespace dovetail::cli {
+namespace {
+
+constexpr absl::Duration kReapPause = absl::Milliseconds(10);
+
+void ReadLines(int fd, const std::string& name, const std::function<void(const std::string&)>& on_line) {
+  FILE* in = fdopen(fd, "r");
+  char* line = nullptr;
+  size_t capacity = 0;
+  while (getline(&line, &capacity, in) > 0) {
+    std::string text(line);
+    while (!text.empty() && text.back() == '\n') text.pop_back();
+    std::printf("[%s] %s\n", name.c_str(), text.c_str());
+    std::fflush(stdout);
+    if (on_line) on_line(text);
+  }
+  std::free(line);
+  std::fclose(in);
+}
+
+// In the child, between fork and exec: async-signal-safe calls only.
+[[noreturn]] void Become(const char* binary, char* const* arguments, int output, pid_t parent) {
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (getppid() != parent) _exit(1);  // it died in between
+  setpgid(0, 0);                      // Ctrl-C is the parent's to pass on, in its order
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  dup2(output, STDOUT_FILENO);
+  dup2(output, STDERR_FILENO);
+  execv(binary, arguments);
+  _exit(127);
+}
+
+std::string HowItEnded(int status) {
+  if (WIFSIGNALED(status)) return absl::StrCat("was killed by signal ", WTERMSIG(status));
+  return absl::StrCat("exited with ", WEXITSTATUS(status));
+}
+
+}  // namespace
+
+ChildProcesses::~ChildProcesses() { StopAll(absl::Seconds(5)); }
+
+absl::Status ChildProcesses::Start(const std::string& name, const std::vector<std::string>& arguments,
+                                   std::function<void(const std::string&)> on_line) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return ResourceExhausted(name, ": cannot be started: ", std::strerror(errno));
+  std::vector<std::string> all = {"dovetail"};
+  all.insert(all.end(), arguments.begin(), arguments.end());
+  std::vector<char*> pointers;
+  for (std::string& argument : all) pointers.push_back(argument.data());
+  pointers.push_back(nullptr);
+  const pid_t parent = getpid();
+  const pid_t pid = fork();
+  if (pid == 0) Become("/proc/self/exe", pointers.data(), ends[1], parent);
+  close(ends[1]);
+  if (pid < 0) {
+    close(ends[0]);
+    return ResourceExhausted(name, ": cannot be started: ", std::strerror(errno));
+  }
+  auto child = std::make_unique<Child>();
+  child->name = name;
+  child->pid = pid;
+  child->reader = std::thread([fd = ends[0], name, on_line = std::move(on_line)] { ReadLines(fd, name, on_line); });
+  children_.push_back(std::move(child));
+  return absl::OkStatus();
+}
+
+void ChildProcesses::Finish(Child& child) {
+  child.pid = -1;
+  child.reader.join();
+}
+
+std::vector<ChildProcesses::Ended> ChildProcesses::Reap() {
+  std::vector<Ended> ended;
+  for (auto& child : children_) {
+    int status = 0;
+    if (waitpid(child->pid, &status, WNOHANG) != child->pid) continue;
+    ended.push_back({child->name, HowItEnded(status)});
+    Finish(*child);
+  }
+  std::erase_if(children_, [](const auto& child) { return child->pid < 0; });
+  return ended;
+}
+
+pid_t ChildProcesses::PidOf(const std::string& name) const {
+  for (const auto& child : children_)
+    if (child->name == name) return child->pid;
+  return -1;
+}
+
+void ChildProcesses::Stop(const std::string& name, absl::Duration patience) {
+  const pid_t pid = PidOf(name);
+  if (pid < 0) return;
+  kill(pid, SIGTERM);
+  const absl::Time give_up = SystemClock().Now() + patience;
+  while (PidOf(name) == pid) {
+    Reap();
+    if (PidOf(name) != pid) return;
+    if (SystemClock().Now() >= give_up) kill(pid, SIGKILL);
+    absl::SleepFor(kReapPause);
+  }
+}
+
+void ChildProcesses::StopAll(absl::Duration patience) {
+  for (auto it = children_.rbegin(); it != children_.rend(); ++it) kill((*it)->pid, SIGTERM);
+  const absl::Time give_up = SystemClock().Now() + patience;
+  while (!children_.empty()) {
+    Reap();
+    if (SystemClock().Now() >= give_up)
+      for (const auto& child : children_) kill(child->pid, SIGKILL);
+    if (!children_.empty()) absl::SleepFor(kReapPause);
+  }
+}
+
+}  // namespace dovetail::cli

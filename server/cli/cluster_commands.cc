@@ -1,0 +1,186 @@
+#include "server/cli/cluster_commands.h"
+
+#include "scheduler/core/limits.h"
+#include "server/cli/command_line.h"
+#include "server/embedded_cluster.h"
+
+namespace dovetail::cli {
+namespace {
+
+CLI::App& AddCommand(CLI::App& app, const std::string& name, const std::string& text, const std::string& examples) {
+  CLI::App* command = app.add_subcommand(name, text);
+  command->footer("Examples:\n" + examples);
+  return *command;
+}
+
+void AddNameFlag(CLI::App& command, std::string& name) {
+  command.add_option("--name", name, "What operators see; unique in the cluster. Else the role, host and process")
+      ->type_name("NAME")
+      ->group("Control plane");
+}
+
+void AddJoinTimeoutFlag(CLI::App& command, int& seconds) {
+  command.add_option("--join-timeout", seconds, "How long a scheduler that cannot be reached is tried")
+      ->check(WholeNumber(0, 86400))
+      ->type_name("SECONDS")
+      ->group("Control plane");
+}
+
+void AddLeaseFlag(CLI::App& command, int& lease_ms) {
+  command
+      .add_option("--lease-ms", lease_ms, "A worker that is silent this long is taken out and its work done elsewhere")
+      ->check(WholeNumber(50, 600'000))
+      ->type_name("MS")
+      ->group("Control plane");
+}
+
+void AddServerFlags(CLI::App& command, ServerFlags& flags) {
+  command.add_option("--host", flags.host, "Address to listen on; 127.0.0.1 is this machine only, 0.0.0.0 everybody")
+      ->type_name("ADDRESS")
+      ->group("HTTP");
+  command.add_option("--port", flags.port, "Port to listen on; 0 takes a free one and prints it")
+      ->check(WholeNumber(0, 65535, "0 takes a free one"))
+      ->type_name("PORT")
+      ->group("HTTP");
+  command
+      .add_option("--grpc-listen", flags.grpc_listen,
+                  "Also serve the gRPC generation API there, as 127.0.0.1:50051; else not at all")
+      ->type_name("HOST:PORT")
+      ->group("HTTP");
+  command
+      .add_option("--api-key", flags.api_keys,
+                  "A key that clients must send as Authorization: Bearer KEY; may be repeated")
+      ->allow_extra_args(false)
+      ->type_name("KEY")
+      ->group("HTTP");
+  command.add_option("--metrics-api-key", flags.metrics_api_keys, "A key for /metrics alone; may be repeated")
+      ->allow_extra_args(false)
+      ->type_name("KEY")
+      ->group("HTTP");
+  command
+      .add_option("--served-model-name", flags.served_model_names,
+                  "What the API calls the model; may be repeated, the first is shown")
+      ->allow_extra_args(false)
+      ->type_name("NAME")
+      ->group("HTTP");
+  command.add_flag("--ignore-model-name", flags.ignore_model_name, "Answer whatever model a request names")
+      ->group("HTTP");
+  command
+      .add_option("--chat-template", flags.chat_template,
+                  "Chat template: a Jinja file or a built-in one, in place of the model's own")
+      ->type_name("FILE|NAME")
+      ->group("HTTP");
+  command.add_option("--overload-status", flags.overload_status, "What a full queue answers: 503 or 429")
+      ->check(CLI::IsMember({503, 429}))
+      ->type_name("CODE")
+      ->group("HTTP");
+  command.add_option("--shutdown-timeout", flags.shutdown_timeout, "How long running requests have after SIGTERM")
+      ->check(WholeNumber(0, 86400))
+      ->type_name("SECONDS")
+      ->group("HTTP");
+}
+
+}  // namespace
+
+void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::Status&)>& report) {
+  CLI::App& up = AddCommand(
+      app, "up",
+      "Start a cluster on this machine: scheduler, server, compute worker and attention workers as processes",
+      "  dovetail up smollm2-135m-instruct.gguf --attention-workers 3\n");
+  AddEngineFlags(up, up_.engine);
+  AddServerFlags(up, up_.server);
+  AddLeaseFlag(up, up_.lease_ms);
+  up.add_option("--listen", up_.listen, "Where the scheduler listens; port 0 takes a free one")
+      ->type_name("HOST:PORT")
+      ->group("Control plane");
+  up.add_option("--lanes", up_.lanes, "What carries tensors: shm, tcp, or any")
+      ->check(OneOf({"any", "shm", "tcp", "rc", "cuda_ipc"}))
+      ->type_name("LANES")
+      ->group("Data plane");
+  up.callback([this, report] { report(RunUp(up_)); });
+
+  CLI::App& scheduler =
+      AddCommand(app, "scheduler", "Run the scheduler of a cluster; workers and servers connect to it",
+                 "  dovetail scheduler --listen 10.0.0.5:7100 --join-token-file token --lanes tcp\n");
+  scheduler
+      .add_option("--listen", scheduler_.listen,
+                  "Where workers and servers find it; port 0 takes a free one and prints it")
+      ->type_name("HOST:PORT")
+      ->group("Control plane");
+  AddSecurityFlags(scheduler, scheduler_.control);
+  AddLeaseFlag(scheduler, scheduler_.lease_ms);
+  scheduler.add_option("--max-workers", scheduler_.max_workers, "Most workers of all roles")
+      ->check(WholeNumber(1, 1000))
+      ->type_name("N")
+      ->group("Control plane");
+  AddDataFlags(scheduler, scheduler_.data);
+  AddSchedulerFlags(scheduler, scheduler_.engine);
+  scheduler.callback([this, report] { report(RunScheduler(scheduler_)); });
+
+  CLI::App& attention =
+      AddCommand(app, "attention-worker", "Run an attention worker: it holds KV cache, no weights, and knows no model",
+                 "  dovetail attention-worker --scheduler 10.0.0.5:7100 --kv-capacity 8GiB\n");
+  AddSchedulerAddressFlag(attention, attention_.control);
+  attention.add_option("--kv-capacity", attention_.kv_capacity, "Memory for KV, as 8GiB")
+      ->required()
+      ->type_name("SIZE")
+      ->group("KV cache");
+  AddNameFlag(attention, attention_.name);
+  AddJoinTimeoutFlag(attention, attention_.join_timeout);
+  attention.add_option("--threads", attention_.threads, "Compute threads; 0: one per core")
+      ->check(WholeNumber(0, 256, "0 takes one per core"))
+      ->type_name("N")
+      ->group("Device");
+  AddSecurityFlags(attention, attention_.control);
+  AddDataFlags(attention, attention_.data);
+  attention.callback([this, report] { report(RunAttentionWorker(attention_)); });
+
+  CLI::App& compute =
+      AddCommand(app, "compute-worker", "Run a compute worker: it holds the weights and runs the dense layers",
+                 "  dovetail compute-worker smollm2-135m-instruct.gguf --scheduler 10.0.0.5:7100\n");
+  compute
+      .add_option("MODEL", compute_.engine.model,
+                  "A .gguf file, or a Hugging Face folder (config.json and safetensors)")
+      ->required();
+  AddSchedulerAddressFlag(compute, compute_.control);
+  AddWeightFlags(compute, compute_.engine);
+  AddNameFlag(compute, compute_.name);
+  AddJoinTimeoutFlag(compute, compute_.join_timeout);
+  AddSecurityFlags(compute, compute_.control);
+  AddDataFlags(compute, compute_.data);
+  compute.callback([this, report] { report(RunComputeWorker(compute_)); });
+
+  CLI::App& server =
+      AddCommand(app, "server", "Serve the OpenAI HTTP API (and gRPC) of a cluster; needs no model files",
+                 "  dovetail server --scheduler 10.0.0.5:7100 --host 0.0.0.0 --api-key \"$KEY\"\n");
+  AddSchedulerAddressFlag(server, server_.control);
+  AddServerFlags(server, server_);
+  server
+      .add_option("--seed", server_.seed,
+                  "Seed of requests that bring none, so that they repeat themselves; without it they differ")
+      ->check(WholeNumber(0, INT64_MAX))
+      ->type_name("N")
+      ->default_str("")
+      ->group("HTTP");
+  server.add_option("--connect-timeout", server_.connect_timeout, "How long to wait for a scheduler and its model")
+      ->check(WholeNumber(1, 86400))
+      ->type_name("SECONDS")
+      ->group("Control plane");
+  AddSecurityFlags(server, server_.control);
+  server.callback([this, report] { report(RunServer(server_)); });
+
+  CLI::App& status = AddCommand(app, "status", "Print a cluster: its model, workers, lanes and load",
+                                "  dovetail status --scheduler 10.0.0.5:7100\n");
+  AddSchedulerAddressFlag(status, status_);
+  AddSecurityFlags(status, status_);
+  status.callback([this, report] { report(RunStatus(status_)); });
+
+  CLI::App& drain = AddCommand(app, "drain", "Let a worker leave a cluster once its sequences have ended",
+                               "  dovetail drain attention-2 --scheduler 10.0.0.5:7100\n");
+  drain.add_option("WORKER", drained_, "Its name or number, as `dovetail status` prints them")->required();
+  AddSchedulerAddressFlag(drain, drain_);
+  AddSecurityFlags(drain, drain_);
+  drain.callback([this, report] { report(RunDrain(drain_, drained_)); });
+}
+
+}  // namespace dovetail::cli

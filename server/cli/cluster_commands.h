@@ -1,0 +1,91 @@
+#pragma once
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "server/cli/cluster_flags.h"
+#include "server/cli/engine_flags.h"
+
+// The commands of a cluster of processes: one for each role, `up` for all of them on this machine, `status` and `drain`
+// for operators.
+
+namespace dovetail::cli {
+
+struct SchedulerFlags {
+  std::string listen = "127.0.0.1:7100";
+  EngineFlags engine;  // what the scheduler decides by
+  ControlFlags control;
+  DataFlags data;
+  int lease_ms = 400;
+  int max_workers = 128;
+};
+absl::Status RunScheduler(const SchedulerFlags& flags);
+
+struct AttentionWorkerFlags {
+  std::string kv_capacity;
+  std::string name;
+  int threads = 0;
+  int join_timeout = 30;
+  ControlFlags control;
+  DataFlags data;
+};
+absl::Status RunAttentionWorker(const AttentionWorkerFlags& flags);
+
+struct ComputeWorkerFlags {
+  EngineFlags engine;  // weights and their device
+  std::string name;
+  int join_timeout = 30;
+  ControlFlags control;
+  DataFlags data;
+};
+absl::Status RunComputeWorker(const ComputeWorkerFlags& flags);
+
+struct ServerFlags {
+  std::string host = "127.0.0.1";
+  int port = 8000;
+  std::string grpc_listen;  // empty: no gRPC
+  std::vector<std::string> api_keys, metrics_api_keys;
+  std::vector<std::string> served_model_names;
+  bool ignore_model_name = false;
+  std::string chat_template;
+  int overload_status = 503;
+  int shutdown_timeout = 30;
+  int connect_timeout = 60;
+  std::optional<uint64_t> seed;
+  ControlFlags control;
+};
+absl::Status RunServer(const ServerFlags& flags);
+
+struct UpFlags {
+  EngineFlags engine;
+  ServerFlags server;
+  std::string lanes = "shm";
+  std::string listen = "127.0.0.1:0";  // of the scheduler
+  int lease_ms = 400;
+};
+// Starts every role as a process of its own on this machine, serves, restarts workers that die; SIGTERM or SIGINT stops
+// all.
+absl::Status RunUp(const UpFlags& flags);
+
+absl::Status RunStatus(const ControlFlags& flags);
+absl::Status RunDrain(const ControlFlags& flags, const std::string& worker);
+
+// Adds all of them to the binary. `report` prints a status and gives the exit code.
+class ClusterCommands {
+ public:
+  void AddTo(CLI::App& app, const std::function<void(const absl::Status&)>& report);
+
+ private:
+  SchedulerFlags scheduler_;
+  AttentionWorkerFlags attention_;
+  ComputeWorkerFlags compute_;
+  ServerFlags server_;
+  UpFlags up_;
+  ControlFlags status_, drain_;
+  std::string drained_;
+};
+
+}  // namespace dovetail::cli

@@ -1,0 +1,133 @@
+#include "server/cli/cluster_flags.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <thread>
+#include <utility>
+
+#include "control/ucx_connector.h"
+#include "server/cli/command_line.h"
+
+namespace dovetail::cli {
+
+void AddSchedulerAddressFlag(CLI::App& command, ControlFlags& flags) {
+  command.add_option("--scheduler", flags.scheduler, "Where `dovetail scheduler` listens")
+      ->type_name("HOST:PORT")
+      ->group("Control plane");
+}
+
+void AddSecurityFlags(CLI::App& command, ControlFlags& flags) {
+  command
+      .add_option("--tls-cert", flags.tls_cert,
+                  "This role's certificate, PEM; with key and CA the control plane is mutual TLS. Files are read "
+                  "again when they change")
+      ->type_name("FILE")
+      ->group("Control plane");
+  command.add_option("--tls-key", flags.tls_key, "Its private key, PEM")->type_name("FILE")->group("Control plane");
+  command.add_option("--tls-ca", flags.tls_ca, "Who may sign the others' certificates, PEM")
+      ->type_name("FILE")
+      ->group("Control plane");
+  command
+      .add_option("--tls-server-name", flags.tls_server_name,
+                  "The name in the scheduler's certificate, if not its address")
+      ->type_name("NAME")
+      ->group("Control plane");
+  command
+      .add_option("--join-token-file", flags.join_token_file,
+                  "A file with the cluster's secret, the same for all roles")
+      ->type_name("FILE")
+      ->group("Control plane");
+}
+
+absl::StatusOr<control::Security> SecurityOf(const ControlFlags& flags) {
+  control::Security security;
+  security.cert_file = flags.tls_cert;
+  security.key_file = flags.tls_key;
+  security.ca_file = flags.tls_ca;
+  security.server_name = flags.tls_server_name;
+  if (!flags.join_token_file.empty()) {
+    DT_ASSIGN_OR_RETURN(security.join_token, control::ReadTokenFile(flags.join_token_file));
+  }
+  DT_RETURN_IF_ERROR(security.Validate());
+  return security;
+}
+
+void AddDataFlags(CLI::App& command, DataFlags& flags) {
+  command
+      .add_option(
+          "--lanes", flags.lanes,
+          "What may carry tensors: shm (one host), tcp, rc (RDMA), or any; others are refused, never used silently")
+      ->check(OneOf({"any", "shm", "tcp", "rc", "cuda_ipc"}))
+      ->type_name("LANES")
+      ->group("Data plane");
+  command.add_option("--data-devices", flags.devices, "Network devices for tensors, as eth0,eth1; else all")
+      ->type_name("NAMES")
+      ->group("Data plane");
+  command.add_option("--data-ports", flags.ports, "TCP ports for tensors, as 7200-7299; else any")
+      ->type_name("FIRST-LAST")
+      ->group("Data plane");
+}
+
+absl::StatusOr<control::WorkerMain::ConnectorFactory> ConnectorsOf(const DataFlags& flags) {
+  transport::ucx::UcxOptions options;
+  DT_ASSIGN_OR_RETURN(options.lanes, transport::ucx::ParseLanes(flags.lanes));
+  options.devices = flags.devices;
+  int used = 0;
+  if (!flags.ports.empty() &&
+      (std::sscanf(flags.ports.c_str(), "%d-%d%n", &options.first_port, &options.last_port, &used) != 2 ||
+       used != static_cast<int>(flags.ports.size()) || options.first_port < 1 || options.last_port > 65535 ||
+       options.first_port > options.last_port))
+    return InvalidArgument("--data-ports: '", flags.ports,
+                           "' is no range of ports; write FIRST-LAST within 1..65535, as 7200-7299");
+  return [options](NodeId node, Epoch epoch) mutable -> absl::StatusOr<std::unique_ptr<transport::Connector>> {
+    options.node = node;
+    options.epoch = epoch;
+    DT_ASSIGN_OR_RETURN(std::unique_ptr<transport::Connector> connector, control::UcxConnector::Create(options));
+    return connector;
+  };
+}
+
+StopSignal::StopSignal() {
+  sigemptyset(&signals_);
+  sigaddset(&signals_, SIGTERM);
+  sigaddset(&signals_, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
+}
+
+bool StopSignal::TakeWithin(absl::Duration timeout) {
+  const timespec time = absl::ToTimespec(timeout);
+  if (sigtimedwait(&signals_, nullptr, &time) > 0) raised_ = true;
+  return raised_;
+}
+
+bool StopSignal::Raised() { return raised_ || TakeWithin(absl::ZeroDuration()); }
+
+void StopSignal::Wait() {
+  while (!raised_) TakeWithin(absl::Seconds(3600));
+}
+
+void StopSignal::RestoreDefault() { pthread_sigmask(SIG_UNBLOCK, &signals_, nullptr); }
+
+absl::Status StopSignal::RunUntil(const std::function<absl::Status()>& work, const std::function<void()>& stop) {
+  std::atomic<bool> done{false};
+  std::thread watcher([&] {
+    while (!done)
+      if (TakeWithin(absl::Milliseconds(100))) return stop();
+  });
+  const absl::Status status = work();
+  done = true;
+  watcher.join();
+  return status;
+}
+
+std::string DefaultName(const std::string& role) {
+  char host[65] = "host";
+  gethostname(host, sizeof(host) - 1);
+  return absl::StrCat(role, "-", host, "-", getpid());
+}
+
+}  // namespace dovetail::cli

@@ -1,0 +1,37 @@
+#include <thread>
+
+#include "base/log.h"
+#include "compute_worker/compute_worker_main.h"
+#include "server/cli/cluster_commands.h"
+#include "server/remote_model.h"
+
+namespace dovetail::cli {
+
+absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
+  StopSignal stop;
+  DT_ASSIGN_OR_RETURN(auto connectors, ConnectorsOf(flags.data));
+  control::WorkerMainOptions options;
+  options.scheduler = flags.control.scheduler;
+  DT_RETURN_IF_ERROR(control::CheckAddress("--scheduler", options.scheduler, /*may_be_free=*/false));
+  DT_ASSIGN_OR_RETURN(options.security, SecurityOf(flags.control));
+  DT_ASSIGN_OR_RETURN(const auto device, CreateDevice(flags.engine));
+  DT_ASSIGN_OR_RETURN(auto checkpoint, OpenModel(flags.engine));
+  DT_ASSIGN_OR_RETURN(const auto model,
+                      LoadOpenModel(flags.engine, std::move(checkpoint), *device, TerminalProgress("loading")));
+  options.role = control::Role::kComputeWorker;
+  options.name = flags.name.empty() ? DefaultName("compute") : flags.name;
+  options.capabilities = {0, static_cast<int>(std::thread::hardware_concurrency()), control::MeasureMemoryBandwidth(),
+                          device->name()};
+  options.join_timeout = absl::Seconds(flags.join_timeout);
+  DT_ASSIGN_OR_RETURN(options.model, server::SummarizeModel(*model->checkpoint, KvDtypeOf(flags.engine),
+                                                            model->weight_bytes, options.files));
+  LogInfo("loaded ", options.model->name, ": ", model->weight_bytes >> 20, " MiB of weights");
+  const uint64_t digest = options.model->digest;
+  control::WorkerMain worker(options, std::move(connectors),
+                             [&](transport::Connector& connector, const control::JoinReply&) {
+                               return compute::MakeComputeWorker(*model, digest, *device, connector);
+                             });
+  return stop.RunUntil([&] { return worker.Run(); }, [&] { worker.Stop(); });
+}
+
+}  // namespace dovetail::cli

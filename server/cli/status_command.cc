@@ -1,0 +1,88 @@
+#include <chrono>
+#include <cstdio>
+
+#include "proto/control/dovetail_admin.grpc.pb.h"
+#include "server/cli/cluster_commands.h"
+
+namespace dovetail::cli {
+
+namespace pb = admin::v1;
+
+namespace {
+
+struct AdminCall {
+  control::Security security;
+  std::unique_ptr<pb::Admin::Stub> stub;
+  grpc::ClientContext context;
+};
+
+absl::Status Prepare(const ControlFlags& flags, AdminCall& call) {
+  DT_ASSIGN_OR_RETURN(call.security, SecurityOf(flags));
+  DT_ASSIGN_OR_RETURN(const auto channel, control::MakeChannel("--scheduler", flags.scheduler, call.security));
+  call.stub = pb::Admin::NewStub(channel);
+  control::AddToken(call.security, call.context);
+  call.context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(5));
+  return absl::OkStatus();
+}
+
+void Print(const pb::Worker& worker) {
+  std::printf("%6u  %-24s %-9s %-10s %5u %7.1f", worker.worker(), worker.name().c_str(), worker.role().c_str(),
+              worker.state().c_str(), worker.cores(), static_cast<double>(worker.memory_bytes_per_s()) / 1e9);
+  if (worker.kv_blocks() > 0) {
+    std::printf(" %9.1f %5.1f%%", static_cast<double>(worker.kv_bytes()) / (1 << 20),
+                100.0 * static_cast<double>(worker.kv_blocks_in_use()) / static_cast<double>(worker.kv_blocks()));
+  } else {
+    std::printf(" %9s %6s", "-", "-");
+  }
+  std::printf(" %9llu %8.0f s\n", static_cast<unsigned long long>(worker.steps()), worker.joined_seconds_ago());
+}
+
+void Print(const pb::ClusterStatus& status) {
+  std::printf("model %s, %s; dovetail %s, %s, up %.0f s\n",
+              status.model().empty() ? "(none yet)" : status.model().c_str(),
+              status.serving() ? "serving" : status.why_not().c_str(), status.version().c_str(),
+              status.data_plane_version().c_str(), status.uptime_seconds());
+  std::printf("%u server(s), %u sequences running, %u requests waiting, %llu tokens in %llu steps\n\n",
+              status.servers(), status.running_sequences(), status.waiting_requests(),
+              static_cast<unsigned long long>(status.generation_tokens()),
+              static_cast<unsigned long long>(status.steps()));
+  std::printf("worker  %-24s %-9s %-10s %5s %7s %9s %6s %9s %10s\n", "name", "role", "state", "cores", "GB/s", "KV MiB",
+              "used", "steps", "joined ago");
+  for (const pb::Worker& worker : status.workers()) Print(worker);
+  std::printf("\nlanes\n");
+  for (const pb::Worker& worker : status.workers())
+    for (const pb::Link& link : worker.links())
+      std::printf("  %-24s -> %-24s %s\n", worker.name().c_str(), link.peer().c_str(), link.lanes().c_str());
+}
+
+}  // namespace
+
+absl::Status RunStatus(const ControlFlags& flags) {
+  AdminCall call;
+  DT_RETURN_IF_ERROR(Prepare(flags, call));
+  pb::ClusterStatus status;
+  const grpc::Status done = call.stub->GetStatus(&call.context, pb::GetStatusRequest(), &status);
+  if (!done.ok()) return control::ExplainCallFailure("scheduler", flags.scheduler, call.security, done);
+  Print(status);
+  return absl::OkStatus();
+}
+
+absl::Status RunDrain(const ControlFlags& flags, const std::string& worker) {
+  AdminCall call;
+  DT_RETURN_IF_ERROR(Prepare(flags, call));
+  pb::DrainWorkerRequest request;
+  char* end = nullptr;
+  const unsigned long number = std::strtoul(worker.c_str(), &end, 10);
+  if (*end == '\0' && !worker.empty()) {
+    request.set_worker(static_cast<uint32_t>(number));
+  } else {
+    request.set_name(worker);
+  }
+  pb::DrainWorkerReply reply;
+  const grpc::Status done = call.stub->DrainWorker(&call.context, request, &reply);
+  if (!done.ok()) return control::ExplainCallFailure("scheduler", flags.scheduler, call.security, done);
+  std::printf("%s drains: it gets no new sequences and leaves when it has none\n", worker.c_str());
+  return absl::OkStatus();
+}
+
+}  // namespace dovetail::cli

@@ -1,0 +1,249 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <future>
+#include <map>
+#include <thread>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "compute_worker/attention_specs.h"
+#include "server/cli/child_processes.h"
+#include "server/cli/cluster_commands.h"
+#include "server/embedded_cluster.h"
+
+namespace dovetail::cli {
+namespace {
+
+constexpr absl::Duration kPollPause = absl::Milliseconds(50);
+constexpr absl::Duration kSchedulerStart = absl::Seconds(15);
+constexpr absl::Duration kQuickEnd = absl::Seconds(3);
+constexpr absl::Duration kRestartPause = absl::Milliseconds(200);
+constexpr absl::Duration kLanesAreKnown = absl::Milliseconds(300);  // by the next heartbeats
+constexpr absl::Duration kAnnounceAnyway = absl::Seconds(10);
+constexpr int kQuickEndsAllowed = 3;
+constexpr absl::Duration kStopPatience = absl::Seconds(5);
+
+using Arguments = std::vector<std::string>;
+
+// What the parent must know of a child's output: the address after a marker in its first line that has it.
+class Announcement {
+ public:
+  explicit Announcement(std::string marker) : marker_(std::move(marker)), future_(promise_.get_future()) {}
+  void OnLine(const std::string& line) {  // on the reader's thread
+    if (said_ || line.rfind(marker_, 0) != 0) return;
+    said_ = true;
+    promise_.set_value(line.substr(marker_.size()));
+  }
+  bool Ready() const { return future_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
+  std::string Take() { return future_.get(); }
+
+ private:
+  const std::string marker_;
+  std::promise<std::string> promise_;
+  std::future<std::string> future_;
+  bool said_ = false;
+};
+
+class Up {
+ public:
+  Up(const UpFlags& flags, StopSignal& stop) : flags_(flags), stop_(stop) {}
+
+  absl::Status Run() {
+    DT_RETURN_IF_ERROR(SizeKvCache());
+    DT_RETURN_IF_ERROR(StartScheduler());
+    if (stop_.Raised()) return absl::OkStatus();
+    DT_RETURN_IF_ERROR(StartWorkers());
+    DT_RETURN_IF_ERROR(
+        children_.Start("server", ServerArguments(), [this](const std::string& line) { server_.OnLine(line); }));
+    const absl::Status end = Watch();
+    children_.Stop("server", absl::Seconds(flags_.server.shutdown_timeout) + absl::Seconds(1));
+    children_.StopAll(kStopPatience);
+    return end;
+  }
+
+ private:
+  absl::Status SizeKvCache() {
+    if (flags_.engine.kv_cache_memory != "auto") {
+      DT_ASSIGN_OR_RETURN(const uint64_t bytes, ParseBytes("--kv-cache-memory-bytes", flags_.engine.kv_cache_memory));
+      kv_bytes_ = bytes / flags_.engine.attention_workers;
+    } else {
+      DT_ASSIGN_OR_RETURN(const auto checkpoint, OpenModel(flags_.engine));
+      DT_ASSIGN_OR_RETURN(const auto table, compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(flags_.engine)));
+      scheduler::SchedulerOptions options = SchedulerOptionsOf(flags_.engine);
+      if (options.max_model_len == 0) options.max_model_len = static_cast<int>(checkpoint->config().max_positions);
+      kv_bytes_ = server::DefaultKvCacheBytes(table, options, flags_.engine.attention_workers) /
+                  flags_.engine.attention_workers;
+    }
+    if (kv_bytes_ > 0) return absl::OkStatus();
+    return InvalidArgument("--kv-cache-memory-bytes: a KV cache of no bytes holds no token; write 8GiB, or auto");
+  }
+
+  absl::Status StartScheduler() {
+    const EngineFlags& engine = flags_.engine;
+    Arguments arguments = {"scheduler",
+                           "--listen",
+                           flags_.listen,
+                           "--lanes",
+                           flags_.lanes,
+                           "--lease-ms",
+                           std::to_string(flags_.lease_ms),
+                           "--max-model-len",
+                           std::to_string(engine.max_model_len),
+                           "--max-num-seqs",
+                           std::to_string(engine.max_num_seqs),
+                           "--max-num-batched-tokens",
+                           std::to_string(engine.max_num_batched_tokens),
+                           "--max-num-queued-reqs",
+                           std::to_string(engine.max_queued_requests),
+                           "--placement",
+                           engine.placement,
+                           "--micro-batches",
+                           std::to_string(engine.micro_batches),
+                           engine.enable_prefix_caching ? "--enable-prefix-caching" : "--no-enable-prefix-caching",
+                           engine.enable_chunked_prefill ? "--enable-chunked-prefill" : "--no-enable-chunked-prefill"};
+    if (engine.seed) arguments.insert(arguments.end(), {"--seed", std::to_string(*engine.seed)});
+    DT_RETURN_IF_ERROR(children_.Start("scheduler", arguments, [this](const std::string& line) {
+      scheduler_.OnLine(line);
+      if (line.find(" serves as ") != std::string::npos) ++workers_that_serve_;
+    }));
+    const absl::Time give_up = SystemClock().Now() + kSchedulerStart;
+    while (!scheduler_.Ready() && !stop_.Raised()) {
+      if (!children_.Reap().empty())
+        return absl::UnavailableError("the scheduler did not start; its last line says why");
+      if (SystemClock().Now() > give_up) return absl::DeadlineExceededError("the scheduler did not start within 15 s");
+      absl::SleepFor(kPollPause);
+    }
+    if (!stop_.Raised()) address_ = scheduler_.Take();
+    return absl::OkStatus();
+  }
+
+  absl::Status StartWorkers() {
+    const EngineFlags& engine = flags_.engine;
+    workers_["compute-1"] = {"compute-worker",   engine.model,
+                             "--name",           "compute-1",
+                             "--scheduler",      address_,
+                             "--lanes",          flags_.lanes,
+                             "--dtype",          engine.dtype,
+                             "--kv-cache-dtype", engine.kv_cache_dtype,
+                             "--threads",        std::to_string(engine.threads)};
+    // Attention shares the cores with the dense layers here: one thread a worker unless there are many cores.
+    const int cores = static_cast<int>(std::thread::hardware_concurrency());
+    const int threads = std::max(1, cores / (2 * engine.attention_workers));
+    for (int i = 1; i <= engine.attention_workers; ++i) {
+      const std::string name = absl::StrCat("attention-", i);
+      workers_[name] = {"attention-worker",
+                        "--name",
+                        name,
+                        "--scheduler",
+                        address_,
+                        "--lanes",
+                        flags_.lanes,
+                        "--kv-capacity",
+                        std::to_string(kv_bytes_),
+                        "--threads",
+                        std::to_string(threads)};
+    }
+    for (const auto& [name, arguments] : workers_) DT_RETURN_IF_ERROR(StartWorker(name));
+    return absl::OkStatus();
+  }
+
+  absl::Status StartWorker(const std::string& name) {
+    started_[name] = SystemClock().Now();
+    return children_.Start(name, workers_[name]);
+  }
+
+  Arguments ServerArguments() const {
+    const ServerFlags& server = flags_.server;
+    Arguments arguments = {"server",
+                           "--scheduler",
+                           address_,
+                           "--host",
+                           server.host,
+                           "--port",
+                           std::to_string(server.port),
+                           "--overload-status",
+                           std::to_string(server.overload_status),
+                           "--shutdown-timeout",
+                           std::to_string(server.shutdown_timeout)};
+    const auto add = [&](const std::string& flag, const std::string& value) {
+      if (!value.empty()) arguments.insert(arguments.end(), {flag, value});
+    };
+    for (const std::string& key : server.api_keys) add("--api-key", key);
+    for (const std::string& key : server.metrics_api_keys) add("--metrics-api-key", key);
+    for (const std::string& name : server.served_model_names) add("--served-model-name", name);
+    add("--chat-template", server.chat_template);
+    add("--grpc-listen", server.grpc_listen);
+    if (server.ignore_model_name) arguments.push_back("--ignore-model-name");
+    if (flags_.engine.seed) add("--seed", std::to_string(*flags_.engine.seed));
+    return arguments;
+  }
+
+  absl::Status Watch() {
+    bool announced = false;
+    std::map<std::string, absl::Time> to_restart;
+    while (!stop_.Raised()) {
+      for (const ChildProcesses::Ended& ended : children_.Reap()) {
+        if (!workers_.contains(ended.name))
+          return absl::UnavailableError(absl::StrCat("the ", ended.name, " ", ended.how, "; stopping"));
+        const bool quick = SystemClock().Now() - started_[ended.name] < kQuickEnd;
+        quick_ends_[ended.name] = quick ? quick_ends_[ended.name] + 1 : 0;
+        if (quick_ends_[ended.name] >= kQuickEndsAllowed || (quick && !announced && ended.how.rfind("exited", 0) == 0))
+          return absl::UnavailableError(absl::StrCat(ended.name, " ", ended.how, "; its last line says why"));
+        LogWarning(ended.name, " ", ended.how, "; starting another");
+        to_restart[ended.name] = SystemClock().Now() + kRestartPause;
+      }
+      for (auto it = to_restart.begin(); it != to_restart.end();) {
+        if (SystemClock().Now() < it->second) {
+          ++it;
+          continue;
+        }
+        DT_RETURN_IF_ERROR(StartWorker(it->first));
+        it = to_restart.erase(it);
+      }
+      if (!announced && server_.Ready()) {
+        const absl::Time now = SystemClock().Now();
+        server_ready_ = std::min(server_ready_, now);
+        const bool all = workers_that_serve_ >= static_cast<int>(workers_.size());
+        all_serve_ = all ? std::min(all_serve_, now) : absl::InfiniteFuture();
+        announced = now > all_serve_ + kLanesAreKnown || now > server_ready_ + kAnnounceAnyway;
+        if (announced) Announce();
+      }
+      absl::SleepFor(kPollPause);
+    }
+    return absl::OkStatus();
+  }
+
+  void Announce() {
+    ControlFlags control;
+    control.scheduler = address_;
+    if (const absl::Status shown = RunStatus(control); !shown.ok()) LogWarning(std::string(shown.message()));
+    std::printf("\nready: http://%s  (scheduler %s; Ctrl-C stops all)\n", server_.Take().c_str(), address_.c_str());
+    std::fflush(stdout);
+  }
+
+  const UpFlags& flags_;
+  StopSignal& stop_;
+  uint64_t kv_bytes_ = 0;  // of each attention worker
+  std::string address_;    // of the scheduler
+  Announcement scheduler_{"listening on "}, server_{"listening on http://"};
+  std::map<std::string, Arguments> workers_;
+  std::atomic<int> workers_that_serve_{0};  // so far, of all incarnations
+  absl::Time server_ready_ = absl::InfiniteFuture(), all_serve_ = absl::InfiniteFuture();
+  std::map<std::string, absl::Time> started_;
+  std::map<std::string, int> quick_ends_;
+  ChildProcesses children_;  // last: its readers use the announcements
+};
+
+}  // namespace
+
+absl::Status RunUp(const UpFlags& flags) {
+  StopSignal stop;
+  return Up(flags, stop).Run();
+}
+
+}  // namespace dovetail::cli

@@ -1,0 +1,78 @@
+#include "server/grpc/generate_request.h"
+
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/openai/requests.h"
+
+namespace dovetail::server {
+
+namespace pb = vllm::grpc::engine;
+
+namespace {
+
+absl::Status CheckServed(const pb::GenerateRequest& request) {
+  const pb::SamplingParams& params = request.sampling_params();
+  if (params.constraint_case() != pb::SamplingParams::CONSTRAINT_NOT_SET)
+    return Unimplemented("sampling_params.constraint: structured output is not served here; leave it out");
+  if (request.has_data_parallel_rank() && request.data_parallel_rank() != 0)
+    return InvalidArgument("data_parallel_rank: ", request.data_parallel_rank(), "; there is only rank 0");
+  if (request.input_case() == pb::GenerateRequest::INPUT_NOT_SET)
+    return InvalidArgument("input: give tokenized.input_ids or text");
+  for (const float value : {params.temperature(), params.top_p(), params.min_p(), params.repetition_penalty(),
+                            params.presence_penalty(), params.frequency_penalty()})
+    if (!std::isfinite(value)) return InvalidArgument("sampling_params: holds a number that is not finite");
+  for (const auto& [token, bias] : params.logit_bias())
+    if (!std::isfinite(bias)) return InvalidArgument("sampling_params.logit_bias: of token ", token, " is not finite");
+  return absl::OkStatus();
+}
+
+// The request as the body of a completion. One validator, for every transport: ranges, model limits and texts are those
+// of HTTP.
+Json BodyOf(const pb::GenerateRequest& request, const ServedModel& model) {
+  const pb::SamplingParams& params = request.sampling_params();
+  Json body = {{"model", model.names.front()}, {"stream", request.stream()}};
+  if (request.has_text()) {
+    body["prompt"] = request.text();
+  } else {
+    const auto& ids = request.tokenized().input_ids();
+    body["prompt"] = std::vector<uint32_t>(ids.begin(), ids.end());
+  }
+  if (params.has_temperature()) body["temperature"] = params.temperature();
+  if (params.top_p() != 0) body["top_p"] = params.top_p();
+  if (params.top_k() != 0) body["top_k"] = params.top_k();
+  if (params.min_p() != 0) body["min_p"] = params.min_p();
+  if (params.repetition_penalty() != 0) body["repetition_penalty"] = params.repetition_penalty();
+  body["frequency_penalty"] = params.frequency_penalty();
+  body["presence_penalty"] = params.presence_penalty();
+  if (params.has_max_tokens()) body["max_tokens"] = params.max_tokens();
+  body["min_tokens"] = params.min_tokens();
+  if (params.stop_size() > 0) body["stop"] = std::vector<std::string>(params.stop().begin(), params.stop().end());
+  if (params.stop_token_ids_size() > 0)
+    body["stop_token_ids"] = std::vector<uint32_t>(params.stop_token_ids().begin(), params.stop_token_ids().end());
+  body["ignore_eos"] = params.ignore_eos();
+  if (params.n() != 0) body["n"] = params.n();
+  if (params.has_logprobs()) body["logprobs"] = params.logprobs();
+  if (params.has_prompt_logprobs()) body["prompt_logprobs"] = params.prompt_logprobs();
+  if (params.has_seed()) body["seed"] = params.seed();
+  body["include_stop_str_in_output"] = params.include_stop_str_in_output();
+  if (params.has_truncate_prompt_tokens()) body["truncate_prompt_tokens"] = params.truncate_prompt_tokens();
+  for (const auto& [token, bias] : params.logit_bias()) body["logit_bias"][std::to_string(token)] = bias;
+  return body;
+}
+
+}  // namespace
+
+absl::StatusOr<PreparedGeneration> PrepareGrpcRequest(const pb::GenerateRequest& request, const ServedModel& model,
+                                                      const RequestContext& context) {
+  DT_RETURN_IF_ERROR(CheckServed(request));
+  DT_ASSIGN_OR_RETURN(CompletionRequest parsed, ParseCompletionRequest(BodyOf(request, model), model));
+  if (!request.sampling_params().has_max_tokens()) parsed.fields.max_tokens.reset();  // as many as fit
+  DT_ASSIGN_OR_RETURN(PreparedGeneration prepared, Prepare(parsed, model, context));
+  if (prepared.requests.size() != 1) return InvalidArgument("input: exactly one prompt is taken");
+  return prepared;
+}
+
+}  // namespace dovetail::server

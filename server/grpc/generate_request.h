@@ -1,0 +1,13 @@
+#pragma once
+#include "base/status.h"
+#include "proto/control/vllm_engine.pb.h"
+#include "server/openai/prepare.h"
+
+namespace dovetail::server {
+
+// A checked generation request: what the HTTP API would make of the same fields. Errors name the field
+// (kInvalidArgument), or are kUnimplemented for what is not served.
+absl::StatusOr<PreparedGeneration> PrepareGrpcRequest(const vllm::grpc::engine::GenerateRequest& request,
+                                                      const ServedModel& model, const RequestContext& context);
+
+}  // namespace dovetail::server

@@ -1,0 +1,40 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "proto/control/vllm_engine.pb.h"
+#include "server/openai/choice.h"
+#include "server/openai/prepare.h"
+
+namespace dovetail::server {
+
+// The updates of one request as messages: chunks while it streams, one `complete` for each choice. A value of one
+// thread.
+class GenerateResponseBuilder {
+ public:
+  GenerateResponseBuilder(const ServedModel& model, ResponseSpec spec);
+
+  struct Step {
+    std::vector<vllm::grpc::engine::GenerateResponse> messages;
+    std::vector<int> stop_choices;  // a stop string completed: the engine does not know yet
+  };
+  Step Add(const scheduler::GenerationUpdate& update);
+
+ private:
+  struct Output {
+    explicit Output(const ServedModel& model, const ResponseSpec& spec) : choice(model, spec, 0) {}
+    Choice choice;
+    std::vector<TokenId> tokens;
+    vllm::grpc::engine::OutputLogProbs logprobs;
+    bool complete = false;
+  };
+
+  void FillPromptLogprobs(const scheduler::GenerationUpdate& update);
+
+  const ResponseSpec spec_;
+  std::vector<Output> outputs_;
+  vllm::grpc::engine::InputLogProbs prompt_logprobs_;
+  bool prompt_logprobs_sent_ = false;
+};
+
+}  // namespace dovetail::server

@@ -1,0 +1,41 @@
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "server/engine.h"
+#include "server/openai/served_model.h"
+
+namespace dovetail::server {
+
+struct GrpcServerOptions {
+  std::string listen = "127.0.0.1:50051";  // port 0: a free one
+  std::vector<std::string> api_keys;       // empty: everybody may; else metadata `authorization: Bearer KEY`
+  int max_num_seqs = 0;                    // shown to routers
+  std::string kv_cache_dtype;
+};
+
+// The generation API for routers: vllm.grpc.engine.VllmEngine, with grpc.health.v1 and reflection. Requests are checked
+// by the rules of the HTTP API (server/openai); stop strings end a choice here. A reader that is slow pauses its
+// request. Thread-safe.
+class GrpcServer {
+ public:
+  // `engine` outlives it. kAlreadyExists: the port is taken; kInvalidArgument: the address.
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const GrpcServerOptions& options,
+                                                           std::shared_ptr<const ServedModel> model, Engine* engine);
+  ~GrpcServer();  // Stop(0)
+
+  int port() const;
+
+  // Health says NOT_SERVING and new requests are refused at once; running ones have `limit`, then they are cancelled.
+  void Stop(absl::Duration limit);
+
+ private:
+  class Impl;
+  GrpcServer();
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace dovetail::server

@@ -1,0 +1,24 @@
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/status.h"
+#include "control/messages.h"
+#include "model/checkpoint.h"
+
+namespace dovetail::server {
+
+// What a compute worker tells a cluster about the model that it has loaded, and the files that servers need of it:
+// tokenizer and chat templates. `files` is filled in. Errors name the file.
+absl::StatusOr<control::ModelSummary> SummarizeModel(const model::Checkpoint& checkpoint, DType kv_dtype,
+                                                     uint64_t weight_bytes, std::vector<control::TextFile>& files);
+
+// The same model for a server: a checkpoint without weights, whose tokenizer, templates and generation defaults are
+// read as a local one's. Files lie in `folder`, which must exist and stay.
+absl::StatusOr<std::unique_ptr<model::Checkpoint>> OpenRemoteModel(const control::ModelSummary& summary,
+                                                                   const std::vector<control::TextFile>& files,
+                                                                   const std::string& folder);
+
+}  // namespace dovetail::server
