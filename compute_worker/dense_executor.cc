@@ -166,7 +166,8 @@ absl::Status DenseExecutor::ToWire(float* x, int64_t rows, int heads, int dim, c
 namespace {
 
 kernels::GemmOutput OutputOf(const model::Projection& projection, float* y) {
-  return kernels::GemmOutput{&projection.weights, y, projection.weights.rows(), projection.bias_or_null(), false};
+  return kernels::GemmOutput{&projection.weights, y, projection.weights.rows(), projection.bias_or_null(), false,
+                             projection.activations};
 }
 
 }  // namespace

@@ -39,7 +39,12 @@ int64_t Panels(int64_t m) { return CeilDiv(m, kPanelRows); }
 // Groups of 32 are counted up so that f32 matrices of any width may be measured too.
 void TakeQuantized(Arena& arena, int64_t m, int64_t cols, GemmRows& rows) {
   rows.groups = CeilDiv(cols, kActivationGroup);
-  rows.quantized = arena.Take<ActivationGroup>(Panels(m) * rows.groups);
+  rows.quantized = arena.Take<ActivationGroup<1>>(Panels(m) * rows.groups);
+}
+
+void TakePrecise(Arena& arena, int64_t m, int64_t cols, GemmRows& rows) {
+  rows.groups = CeilDiv(cols, kActivationGroup);
+  rows.precise = arena.Take<ActivationGroup<2>>(Panels(m) * rows.groups);
 }
 
 void TakeBF16(Arena& arena, int64_t m, int64_t cols, GemmRows& rows) {
@@ -50,13 +55,15 @@ void TakeBF16(Arena& arena, int64_t m, int64_t cols, GemmRows& rows) {
 struct Needs {
   bool bf16 = false;
   bool quantized = false;
+  bool precise = false;
 };
 
 Needs NeedsOf(std::span<const GemmOutput> outputs) {
   Needs needs;
   for (const GemmOutput& output : outputs) {
     const PackedFormat format = output.weights->format();
-    if (IsQuantized(format)) needs.quantized = true;
+    if (IsQuantized(format))
+      (output.activations == ActivationBits::k16 ? needs.precise : needs.quantized) = true;
     if (format == PackedFormat::kBF16) needs.bf16 = true;
   }
   return needs;
@@ -141,8 +148,8 @@ class Plan {
       if (tile_begin < tile_end) {
         const PackedView& view = output.weights->view();
         const GemmTarget target{output.y, output.y_stride, output.bias, output.accumulate};
-        kernels.block[static_cast<int>(view.format)](rows, view, target, row_begin, row_end,
-                                                     tile_begin, tile_end);
+        kernels.block[static_cast<int>(output.activations)][static_cast<int>(view.format)](
+            rows, view, target, row_begin, row_end, tile_begin, tile_end);
       }
       first += tiles;
     }
@@ -160,6 +167,7 @@ size_t GemmScratchBytes(int64_t m, int64_t cols) {
   GemmRows rows;
   TakeBF16(arena, m, cols, rows);
   TakeQuantized(arena, m, cols, rows);
+  TakePrecise(arena, m, cols, rows);
   return arena.used();
 }
 
@@ -180,7 +188,11 @@ absl::Status Gemm(const GemmArgs& args, Stream& stream) {
   }
   if (needs.quantized) {
     TakeQuantized(arena, args.m, cols, rows);
-    Convert(kernels.quantize_rows, rows, args.m, cols, pool);
+    Convert(kernels.quantize_rows[static_cast<int>(ActivationBits::k8)], rows, args.m, cols, pool);
+  }
+  if (needs.precise) {
+    TakePrecise(arena, args.m, cols, rows);
+    Convert(kernels.quantize_rows[static_cast<int>(ActivationBits::k16)], rows, args.m, cols, pool);
   }
   const Plan plan(args, cols, pool.threads());
   pool.Run(plan.tasks(), [&](int task) { plan.Run(task, rows, kernels); });

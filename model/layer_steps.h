@@ -22,6 +22,9 @@ struct RmsNorm {
 struct Projection {
   kernels::PackedWeights weights;  // [out, in]
   std::vector<float> bias;         // [out] or empty
+  // How finely x is quantised where the weights are. Eight bits lose what stands beside an outlier: the logits of SmolLM2-135M
+  // (Q4_1) are then up to 9.7e-2 (relative RMS) off, with 16 bits everywhere 1.1e-4 (4.6e-3 with KV in bf16).
+  kernels::ActivationBits activations = kernels::ActivationBits::k16;
   const float* bias_or_null() const { return bias.empty() ? nullptr : bias.data(); }
 };
 

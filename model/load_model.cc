@@ -2,28 +2,11 @@
 #include <utility>
 
 #include "kernels/thread_pool.h"
+#include "model/dequantize.h"
 #include "model/loaded_model.h"
 
 namespace dovetail::model {
 namespace {
-
-absl::StatusOr<kernels::RowFormat> RowFormatOf(GgmlType type) {
-  using kernels::RowFormat;
-  switch (type) {
-    case GgmlType::kF32: return RowFormat::kF32;
-    case GgmlType::kF16: return RowFormat::kF16;
-    case GgmlType::kBF16: return RowFormat::kBF16;
-    case GgmlType::kQ4_0: return RowFormat::kQ4_0;
-    case GgmlType::kQ4_1: return RowFormat::kQ4_1;
-    case GgmlType::kQ5_0: return RowFormat::kQ5_0;
-    case GgmlType::kQ5_1: return RowFormat::kQ5_1;
-    case GgmlType::kQ8_0: return RowFormat::kQ8_0;
-    case GgmlType::kQ4_K: return RowFormat::kQ4_K;
-    case GgmlType::kQ5_K: return RowFormat::kQ5_K;
-    case GgmlType::kQ6_K: return RowFormat::kQ6_K;
-    default: return Unimplemented("weights of type ", std::string(Name(type)), " cannot be multiplied");
-  }
-}
 
 kernels::PackedFormat PackedFormatOf(WeightFormat wanted, kernels::RowFormat stored) {
   switch (wanted) {
@@ -45,7 +28,7 @@ class Loader {
   absl::StatusOr<Projection> ReadProjection(const std::string& name, bool has_bias) {
     Projection projection;
     DT_ASSIGN_OR_RETURN(const TensorSource tensor, checkpoint_.Find(name + ".weight"));
-    DT_ASSIGN_OR_RETURN(const kernels::RowFormat row_format, RowFormatOf(tensor.type));
+    const kernels::RowFormat row_format = RowFormatOf(tensor.type);
     const auto row_at = [&](int64_t row) { return tensor.bytes.data() + tensor.SourceRow(row) * tensor.row_bytes; };
     auto packed = kernels::PackWeights(PackedFormatOf(format_, row_format),
                                        kernels::RowSource{row_format, tensor.rows, tensor.cols, row_at}, pool_);

@@ -1,4 +1,5 @@
-// gemm_bench [--threads N] [--isa avx2|avx512] [--rows 1,8,...] [--formats Q4_1,Q8_0,...]: the
+// gemm_bench [--threads N] [--isa avx2|avx512] [--rows 1,8,...] [--formats Q4_1,Q8_0,...]
+// [--activations 8|16]: the
 // matrix products of one SmolLM2-135M step for several numbers of rows, against what this machine's
 // memory and registers can do in the same run.
 //
@@ -35,6 +36,7 @@ constexpr double kSecondsEach = 0.4;
 struct Options {
   int threads = 0;
   Isa isa = Isa::kAvx512;
+  ActivationBits activations = ActivationBits::k8;
   std::vector<int64_t> rows = {1, 2, 4, 8, 16, 64, 512};
   std::vector<std::string> formats = {"Q4_1", "Q4_0", "Q8_0", "Q6_K", "BF16", "F32"};
 };
@@ -72,8 +74,8 @@ struct Cost {
 // An op with weights, ready to run.
 class Product {
  public:
-  Product(const Op& op, RowFormat format, Stream& stream)
-      : stream_(stream), cols_(RoundCols(format, op.cols)) {
+  Product(const Op& op, RowFormat format, ActivationBits activations, Stream& stream)
+      : stream_(stream), activations_(activations), cols_(RoundCols(format, op.cols)) {
     for (const int64_t rows : op.rows)
       weights_.push_back(RandomWeights(format, rows, cols_, stream.pool()));
     for (const PackedWeights& w : weights_)
@@ -90,7 +92,10 @@ class Product {
   void Run(const float* x, float* y, int64_t m, std::span<std::byte> scratch) {
     GemmOutput outputs[3];
     for (size_t i = 0; i < weights_.size(); ++i) {
-      outputs[i] = {.weights = &weights_[i], .y = y, .y_stride = weights_[i].rows()};
+      outputs[i] = {.weights = &weights_[i],
+                    .y = y,
+                    .y_stride = weights_[i].rows(),
+                    .activations = activations_};
       y += m * weights_[i].rows();
     }
     const absl::Status status = Gemm({.x = x,
@@ -104,6 +109,7 @@ class Product {
 
  private:
   Stream& stream_;
+  ActivationBits activations_;
   int64_t cols_;
   std::vector<PackedWeights> weights_;
   Cost cost_;
@@ -142,7 +148,8 @@ class Bench {
                 "GOP/s", "of peak", "GB/s", "of read");
     std::vector<std::vector<Product>> layers(kLayers);
     for (auto& layer : layers) {
-      for (const Op& op : LayerOps()) layer.emplace_back(op, format, *stream_);
+      for (const Op& op : LayerOps())
+        layer.emplace_back(op, format, options_.activations, *stream_);
     }
     std::vector<float> x(kMaxRows * 2048), y(kMaxRows * 2 * kFfn + 1);
     std::mt19937 random(2);
@@ -175,7 +182,7 @@ class Bench {
 
   void RunHead(RowFormat format) {
     constexpr int64_t kMaxHeadM = 64;
-    Product head({"head", kHidden, {kVocab}}, format, *stream_);
+    Product head({"head", kHidden, {kVocab}}, format, options_.activations, *stream_);
     std::vector<float> x(kMaxHeadM * 1024, 0.5f), y(kMaxHeadM * kVocab);
     AlignedBuffer scratch = AlignedBuffer::Create(GemmScratchBytes(kMaxHeadM, 1024)).value();
     for (const int64_t m : options_.rows) {
@@ -209,6 +216,10 @@ bool ParseOptions(int argc, char** argv, Options& options) {
       options.isa = value == "avx2" ? Isa::kAvx2 : Isa::kAvx512;
       continue;
     }
+    if (flag == "--activations" && (value == "8" || value == "16")) {
+      options.activations = value == "8" ? ActivationBits::k8 : ActivationBits::k16;
+      continue;
+    }
     if (flag == "--rows") {
       options.rows.clear();
       for (const auto piece : absl::StrSplit(value, ',')) {
@@ -232,7 +243,7 @@ int Main(int argc, char** argv) {
   if (!ParseOptions(argc, argv, options)) {
     std::fprintf(stderr,
                  "usage: gemm_bench [--threads N] [--isa avx2|avx512] [--rows 1,8,...] [--formats "
-                 "Q4_1,Q8_0,BF16,...]\n");
+                 "Q4_1,Q8_0,BF16,...] [--activations 8|16]\n");
     return 2;
   }
   Bench bench(options);

@@ -27,22 +27,38 @@ DT_INLINE int Sum(__m256i v) {
   return _mm_cvtsi128_si32(n);
 }
 
-DT_INLINE void QuantizeGroup(const float* in, int row, ActivationGroup& out) {
-  int8_t* codes = out.codes[row];
+// 32 integers as bytes, saturated.
+DT_INLINE void StoreCodes(const __m256i* c, int8_t* out) {
+  const __m256i packed =
+      _mm256_packs_epi16(_mm256_packs_epi32(c[0], c[1]), _mm256_packs_epi32(c[2], c[3]));
+  _mm256_storeu_si256(
+      reinterpret_cast<__m256i*>(out),
+      _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+}
+
+template <int kPlanes>
+DT_INLINE void QuantizeGroup(const float* in, int row, ActivationGroup<kPlanes>& out) {
+  constexpr float kLargest = kLargestCode<kPlanes>;
   __m256 v[4];
   for (int i = 0; i < 4; ++i) v[i] = _mm256_loadu_ps(in + 8 * i);
   const float largest = MaxAbs32(v);
-  const float s = largest < kSmallestActivation ? 0.0f : largest / 127.0f;
-  const __m256 inverse = _mm256_set1_ps(largest < kSmallestActivation ? 0.0f : 127.0f / largest);
+  const bool zero = largest < kSmallestActivation<kPlanes>;
+  const float s = zero ? 0.0f : largest / kLargest;
+  const __m256 inverse = _mm256_set1_ps(zero ? 0.0f : kLargest / largest);
   __m256i c[4];
   for (int i = 0; i < 4; ++i)
     c[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));  // rounds to nearest even
   const int first = Sum(_mm256_add_epi32(c[0], c[1])), second = Sum(_mm256_add_epi32(c[2], c[3]));
-  const __m256i packed =
-      _mm256_packs_epi16(_mm256_packs_epi32(c[0], c[1]), _mm256_packs_epi32(c[2], c[3]));
-  _mm256_storeu_si256(
-      reinterpret_cast<__m256i*>(codes),
-      _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+  if constexpr (kPlanes == 2) {
+    __m256i low[4];
+    for (int i = 0; i < 4; ++i) {
+      const __m256i high = _mm256_srai_epi32(_mm256_add_epi32(c[i], _mm256_set1_epi32(128)), 8);
+      low[i] = _mm256_sub_epi32(c[i], _mm256_slli_epi32(high, 8));
+      c[i] = high;
+    }
+    StoreCodes(low, out.codes[1][row]);
+  }
+  StoreCodes(c, out.codes[0][row]);
   out.scale[row] = s;
   out.scaled_sum[row] = s * static_cast<float>(first + second);
   out.negative_sum[row] = -(first + second);
@@ -69,16 +85,25 @@ DT_INLINE __m256 LoadFirst(const float* in, int64_t n) {
   return _mm256_loadu_ps(first);
 }
 
-}  // namespace
-
-void QuantizeRows(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end) {
+template <int kPlanes>
+DT_INLINE void QuantizeAll(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end) {
   for (int64_t row = row_begin; row < row_end; ++row) {
     const float* in = x.f32 + row * x.f32_stride;
-    ActivationGroup* panel = x.QuantizedPanel(row);
+    ActivationGroup<kPlanes>* panel = x.QuantizedPanel<kPlanes>(row);
     for (int64_t g = 0; g < cols / kActivationGroup; ++g) {
       QuantizeGroup(in + g * kActivationGroup, static_cast<int>(row % kPanelRows), panel[g]);
     }
   }
+}
+
+}  // namespace
+
+void QuantizeRows(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end) {
+  QuantizeAll<1>(x, cols, row_begin, row_end);
+}
+
+void QuantizeRowsPrecisely(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end) {
+  QuantizeAll<2>(x, cols, row_begin, row_end);
 }
 
 void RoundRowsToBF16(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end) {

@@ -5,10 +5,17 @@ namespace {
 
 constexpr int kVector = 16;
 
+// 32 integers as bytes, saturated.
+DT_INLINE void StoreCodes(__m512i a, __m512i b, int8_t* out) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtsepi32_epi8(a));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 16), _mm512_cvtsepi32_epi8(b));
+}
+
 // The same values as in gemm_convert_avx2.cc, to the bit; there is why the maximum is taken over
 // integers.
-DT_INLINE void QuantizeGroup(const float* in, int row, ActivationGroup& out) {
-  int8_t* codes = out.codes[row];
+template <int kPlanes>
+DT_INLINE void QuantizeGroup(const float* in, int row, ActivationGroup<kPlanes>& out) {
+  constexpr float kLargest = kLargestCode<kPlanes>;
   const __m512 a = _mm512_loadu_ps(in), b = _mm512_loadu_ps(in + 16);
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
   const unsigned bits = _mm512_reduce_max_epu32(
@@ -16,12 +23,21 @@ DT_INLINE void QuantizeGroup(const float* in, int row, ActivationGroup& out) {
                        _mm512_and_si512(_mm512_castps_si512(b), magnitude)));
   float largest;
   __builtin_memcpy(&largest, &bits, 4);
-  const float s = largest < kSmallestActivation ? 0.0f : largest / 127.0f;
-  const __m512 inverse = _mm512_set1_ps(largest < kSmallestActivation ? 0.0f : 127.0f / largest);
+  const bool zero = largest < kSmallestActivation<kPlanes>;
+  const float s = zero ? 0.0f : largest / kLargest;
+  const __m512 inverse = _mm512_set1_ps(zero ? 0.0f : kLargest / largest);
   const __m512i ca = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse)),
                 cb = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), _mm512_cvtsepi32_epi8(ca));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + 16), _mm512_cvtsepi32_epi8(cb));
+  if constexpr (kPlanes == 1) {
+    StoreCodes(ca, cb, out.codes[0][row]);
+  } else {
+    const __m512i half = _mm512_set1_epi32(128);
+    const __m512i ha = _mm512_srai_epi32(_mm512_add_epi32(ca, half), 8),
+                  hb = _mm512_srai_epi32(_mm512_add_epi32(cb, half), 8);
+    StoreCodes(ha, hb, out.codes[0][row]);
+    StoreCodes(_mm512_sub_epi32(ca, _mm512_slli_epi32(ha, 8)),
+               _mm512_sub_epi32(cb, _mm512_slli_epi32(hb, 8)), out.codes[1][row]);
+  }
   const int first = _mm512_reduce_add_epi32(ca), second = _mm512_reduce_add_epi32(cb);
   out.scale[row] = s;
   out.scaled_sum[row] = s * static_cast<float>(first + second);
@@ -41,16 +57,25 @@ DT_INLINE __m256i ToBF16(__m512 x) {
       _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), rounded, quiet));
 }
 
-}  // namespace
-
-void QuantizeRows(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end) {
+template <int kPlanes>
+DT_INLINE void QuantizeAll(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end) {
   for (int64_t row = row_begin; row < row_end; ++row) {
     const float* in = x.f32 + row * x.f32_stride;
-    ActivationGroup* panel = x.QuantizedPanel(row);
+    ActivationGroup<kPlanes>* panel = x.QuantizedPanel<kPlanes>(row);
     for (int64_t g = 0; g < cols / kActivationGroup; ++g) {
       QuantizeGroup(in + g * kActivationGroup, static_cast<int>(row % kPanelRows), panel[g]);
     }
   }
+}
+
+}  // namespace
+
+void QuantizeRows(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end) {
+  QuantizeAll<1>(x, cols, row_begin, row_end);
+}
+
+void QuantizeRowsPrecisely(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end) {
+  QuantizeAll<2>(x, cols, row_begin, row_end);
 }
 
 void RoundRowsToBF16(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end) {

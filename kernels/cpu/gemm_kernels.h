@@ -50,29 +50,47 @@ struct PackedView {
 
 inline constexpr int kPanelRows = 8;  // rows of x that go through a tile together
 
-// Eight rows of x, 32 columns, quantised: x = scale * code. Rows lie side by side, so that a
+// How finely activations are quantised before they meet quantised weights.
+enum class ActivationBits : uint8_t {
+  k8,   // one plane of bytes
+  k16,  // two planes: twice the multiplications, 1/256 of the rounding error
+};
+inline constexpr int kActivationWidths = 2;
+
+// Eight rows of x, 32 columns, quantised: x = scale * code, where code is the byte of the only
+// plane, or 256 times that of the first plus that of the second. Rows lie side by side, so that a
 // micro-kernel reaches all of them from one pointer. Only the rows that exist are ever written or
 // read.
+template <int kPlanes>
 struct alignas(32) ActivationGroup {
-  int8_t codes[kPanelRows][kActivationGroup];
-  float scale[kPanelRows];                // max|x| / 127
+  int8_t codes[kPlanes][kPanelRows][kActivationGroup];
+  float scale[kPanelRows];                // max|x| / kLargestCode
   float scaled_sum[kPanelRows];           // scale * sum of codes
   int32_t negative_sum[kPanelRows];       // -sum of codes
   int32_t negative_sum16[2][kPanelRows];  // the same of the first and the second 16
 };
+// 127 * 256: the first plane then never exceeds 127, whatever the second rounds to.
+template <int kPlanes>
+inline constexpr float kLargestCode = kPlanes == 1 ? 127.0f : 32512.0f;
 
 // The rows of x in the forms the formats need; a form nobody asked for is null.
 struct GemmRows {
   const float* f32 = nullptr;  // [rows], row stride f32_stride
   int64_t f32_stride = 0;
-  ActivationGroup* quantized = nullptr;  // [panels of 8 rows][groups]
+  ActivationGroup<1>* quantized = nullptr;  // [panels of 8 rows][groups]
+  ActivationGroup<2>* precise = nullptr;    // the same
   int64_t groups = 0;
   uint16_t* bf16 =
       nullptr;  // [panels of 8 rows][pairs of columns][8][2], an odd last column is paired with 0
   int64_t pairs = 0;
 
-  __attribute__((always_inline)) ActivationGroup* QuantizedPanel(int64_t row) const {
-    return quantized + row / kPanelRows * groups;
+  template <int kPlanes>
+  __attribute__((always_inline)) ActivationGroup<kPlanes>* QuantizedPanel(int64_t row) const {
+    if constexpr (kPlanes == 1) {
+      return quantized + row / kPanelRows * groups;
+    } else {
+      return precise + row / kPanelRows * groups;
+    }
   }
   __attribute__((always_inline)) uint16_t* BF16Panel(int64_t row) const {
     return bf16 + row / kPanelRows * pairs * kPanelRows * 2;
@@ -95,13 +113,14 @@ using GemmBlockFn = void (*)(const GemmRows& x, const PackedView& w, const GemmT
 using PrepareRowsFn = void (*)(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
 
 struct GemmKernels {
-  GemmBlockFn block[kPackedFormats];
-  PrepareRowsFn quantize_rows;
+  GemmBlockFn block[kActivationWidths][kPackedFormats];  // the float formats have one for both
+  PrepareRowsFn quantize_rows[kActivationWidths];
   PrepareRowsFn round_rows_to_bf16;
 };
 
 // Below this the inverse of a group's scale would overflow: the whole group counts as zero.
-inline constexpr float kSmallestActivation = 1e-35f;
+template <int kPlanes>
+inline constexpr float kSmallestActivation = kPlanes == 1 ? 1e-35f : 1e-33f;
 
 // One namespace an ISA, one file a family.
 namespace avx2 {
@@ -110,6 +129,7 @@ void GemmF32(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int
 void GemmBF16(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t, int64_t,
               int64_t);
 void QuantizeRows(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
+void QuantizeRowsPrecisely(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
 void RoundRowsToBF16(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
 GemmKernels GemmTable();
 }  // namespace avx2
@@ -119,6 +139,7 @@ void GemmF32(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int
 void GemmBF16(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t, int64_t,
               int64_t);
 void QuantizeRows(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
+void QuantizeRowsPrecisely(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
 void RoundRowsToBF16(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
 GemmKernels GemmTable();
 }  // namespace avx512

@@ -5,38 +5,53 @@
 namespace dovetail::kernels::avx2 {
 namespace {
 
+DT_INLINE __m256i Broadcast4(const int8_t* x) {
+  int bits;
+  memcpy(&bits, x, 4);
+  return _mm256_set1_epi32(bits);
+}
+
+constexpr int kPlaneStride = kPanelRows * kActivationGroup;  // bytes from a code to its second byte
+
 // Sum of code * activation over one group, for eight out features, exact. vpmaddubsw adds two u8 x
 // s8 products in 16 bits with saturation: four-bit codes cannot reach it (2 * 15 * 128 = 3840, and
 // eight steps of that still fit), eight-bit codes would, and are widened instead.
-template <int kBits>
+template <int kBits, int kPlanes>
 struct GroupSum;
 
-template <>
-struct GroupSum<4> {
-  __m256i sum = _mm256_setzero_si256();  // 16 bits, two halves of a step
+template <int kPlanes>
+struct GroupSum<4, kPlanes> {
+  __m256i sum[kPlanes] = {};  // 16 bits, two halves of a step
 
-  DT_INLINE __m256i Broadcast(const int8_t* x) {
-    int bits;
-    memcpy(&bits, x, 4);
-    return _mm256_set1_epi32(bits);
-  }
   __attribute__((always_inline)) void Add(__m256i codes, const int8_t* x) {
-    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, Broadcast(x)));
+    for (int p = 0; p < kPlanes; ++p) {
+      sum[p] =
+          _mm256_add_epi16(sum[p], _mm256_maddubs_epi16(codes, Broadcast4(x + p * kPlaneStride)));
+    }
   }
   __attribute__((always_inline)) __m256i Total() const {
-    return _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
+    const __m256i one = _mm256_set1_epi16(1);
+    const __m256i first = _mm256_madd_epi16(sum[0], one);
+    if constexpr (kPlanes == 1) return first;
+    return _mm256_add_epi32(_mm256_slli_epi32(first, 8), _mm256_madd_epi16(sum[kPlanes - 1], one));
   }
 };
 
-template <>
-struct GroupSum<8> {
+// The planes are joined before they are multiplied: activations are widened to 16 bits anyway.
+template <int kPlanes>
+struct GroupSum<8, kPlanes> {
   __m256i sum = _mm256_setzero_si256();  // 32 bits
 
   __attribute__((always_inline)) void Add(__m256i codes, const int8_t* x) {
-    const __m256i v = GroupSum<4>::Broadcast(x);
-    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(0xff)),
-                                           _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8));
-    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(codes, 8), _mm256_srai_epi16(v, 8));
+    const __m256i low = Broadcast4(x + (kPlanes - 1) * kPlaneStride);
+    __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(low, 8), 8), odd = _mm256_srai_epi16(low, 8);
+    if constexpr (kPlanes == 2) {
+      const __m256i high = Broadcast4(x);
+      even = _mm256_add_epi16(even, _mm256_slli_epi16(high, 8));
+      odd = _mm256_add_epi16(odd, _mm256_andnot_si256(_mm256_set1_epi16(0xff), high));
+    }
+    even = _mm256_madd_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(0xff)), even);
+    odd = _mm256_madd_epi16(_mm256_srli_epi16(codes, 8), odd);
     sum = _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
   }
   __attribute__((always_inline)) __m256i Total() const { return sum; }
@@ -49,7 +64,7 @@ DT_INLINE __m256 LoadScales(const std::byte* at, int64_t index) {
   return _mm256_load_ps(reinterpret_cast<const float*>(at) + index);
 }
 
-template <PackedFormat kFormat>
+template <PackedFormat kFormat, int kPlanes>
 struct QuantizedKernel {
   static constexpr PackedTraits kTraits = kPackedTraits[static_cast<int>(kFormat)];
   static constexpr int kBits = kTraits.code_bits;
@@ -76,15 +91,15 @@ struct QuantizedKernel {
   template <int kRows>
   __attribute__((always_inline)) void Half(int64_t row, const std::byte* tile, int half,
                                            __m256* sum) const {
-    const ActivationGroup* panel = x.QuantizedPanel(row);
+    const ActivationGroup<kPlanes>* panel = x.QuantizedPanel<kPlanes>(row);
     const int lane = static_cast<int>(row % kPanelRows);
     const int64_t groups = w.cols / kGroup;
     for (int r = 0; r < kRows; ++r) sum[r] = _mm256_setzero_ps();
     for (int64_t g = 0; g < groups; ++g) {
-      const ActivationGroup& in = panel[g * kGroup / kActivationGroup];
+      const ActivationGroup<kPlanes>& in = panel[g * kGroup / kActivationGroup];
       const int part = kGroup == 16 ? static_cast<int>(g % 2) : 0;  // of the activation group
-      GroupSum<kBits> product[kRows];
-      AddCodes<kRows>(&in.codes[lane][part * 16],
+      GroupSum<kBits, kPlanes> product[kRows];
+      AddCodes<kRows>(&in.codes[0][lane][part * 16],
                       tile + g * kGroup * kTileRows * kBits / 8 + half * 32, product);
       const __m256 scale =
           LoadScales<kTraits.scale_bytes>(tile + w.scales_at, g * kTileRows + half * 8);
@@ -107,7 +122,7 @@ struct QuantizedKernel {
 
   template <int kRows>
   __attribute__((always_inline)) void AddCodes(const int8_t* in, const std::byte* codes,
-                                               GroupSum<kBits>* product) const {
+                                               GroupSum<kBits, kPlanes>* product) const {
     constexpr int stride = kActivationGroup;
     constexpr int kLoads = kBits == 8 ? kSteps : kSteps / 2;
     for (int i = 0; i < kLoads; ++i) {
@@ -127,31 +142,34 @@ struct QuantizedKernel {
   }
 };
 
-template <PackedFormat kFormat>
+template <PackedFormat kFormat, int kPlanes>
 void GemmQuantized(const GemmRows& x, const PackedView& w, const GemmTarget& out, int64_t row_begin,
                    int64_t row_end, int64_t tile_begin, int64_t tile_end) {
-  ForTiles(QuantizedKernel<kFormat>{x, w, out}, row_begin, row_end, tile_begin, tile_end);
+  ForTiles(QuantizedKernel<kFormat, kPlanes>{x, w, out}, row_begin, row_end, tile_begin, tile_end);
+}
+
+template <int kPlanes>
+DT_INLINE void FillTable(GemmBlockFn (&block)[kPackedFormats]) {
+  using enum PackedFormat;
+  block[static_cast<int>(kF32)] = GemmF32;
+  block[static_cast<int>(kBF16)] = GemmBF16;
+  block[static_cast<int>(kU4Symmetric)] = GemmQuantized<kU4Symmetric, kPlanes>;
+  block[static_cast<int>(kU4Affine)] = GemmQuantized<kU4Affine, kPlanes>;
+  block[static_cast<int>(kU4AffineF32)] = GemmQuantized<kU4AffineF32, kPlanes>;
+  block[static_cast<int>(kU8Symmetric)] = GemmQuantized<kU8Symmetric, kPlanes>;
+  block[static_cast<int>(kU8Affine)] = GemmQuantized<kU8Affine, kPlanes>;
+  block[static_cast<int>(kU8AffineF32)] = GemmQuantized<kU8AffineF32, kPlanes>;
+  block[static_cast<int>(kU8SymmetricG16)] = GemmQuantized<kU8SymmetricG16, kPlanes>;
 }
 
 }  // namespace
 
 GemmKernels GemmTable() {
   GemmKernels table;
-  table.block[static_cast<int>(PackedFormat::kF32)] = GemmF32;
-  table.block[static_cast<int>(PackedFormat::kBF16)] = GemmBF16;
-  table.block[static_cast<int>(PackedFormat::kU4Symmetric)] =
-      GemmQuantized<PackedFormat::kU4Symmetric>;
-  table.block[static_cast<int>(PackedFormat::kU4Affine)] = GemmQuantized<PackedFormat::kU4Affine>;
-  table.block[static_cast<int>(PackedFormat::kU4AffineF32)] =
-      GemmQuantized<PackedFormat::kU4AffineF32>;
-  table.block[static_cast<int>(PackedFormat::kU8Symmetric)] =
-      GemmQuantized<PackedFormat::kU8Symmetric>;
-  table.block[static_cast<int>(PackedFormat::kU8Affine)] = GemmQuantized<PackedFormat::kU8Affine>;
-  table.block[static_cast<int>(PackedFormat::kU8AffineF32)] =
-      GemmQuantized<PackedFormat::kU8AffineF32>;
-  table.block[static_cast<int>(PackedFormat::kU8SymmetricG16)] =
-      GemmQuantized<PackedFormat::kU8SymmetricG16>;
-  table.quantize_rows = QuantizeRows;
+  FillTable<1>(table.block[static_cast<int>(ActivationBits::k8)]);
+  FillTable<2>(table.block[static_cast<int>(ActivationBits::k16)]);
+  table.quantize_rows[static_cast<int>(ActivationBits::k8)] = QuantizeRows;
+  table.quantize_rows[static_cast<int>(ActivationBits::k16)] = QuantizeRowsPrecisely;
   table.round_rows_to_bf16 = RoundRowsToBF16;
   return table;
 }

@@ -18,10 +18,11 @@ DT_INLINE __m512i Broadcast4(const int8_t* x) {
 }
 
 // vpdpbusd: unsigned weight codes, signed activation codes; one step is 4 columns of 16 out
-// features. The integer sum of a group is exact (32 * 255 * 128 fits easily), so only the order
+// features. The integer sum of a group is exact, with two planes too (32 * 255 * 32512 < 2^29 even
+// after the zero point has been taken off), so only the order
 // over groups matters: ascending, one fused multiply-add for the codes and, where the format is
 // affine, one for the offset.
-template <PackedFormat kFormat>
+template <PackedFormat kFormat, int kPlanes>
 struct QuantizedKernel {
   static constexpr PackedTraits kTraits = kPackedTraits[static_cast<int>(kFormat)];
   static constexpr int kBits = kTraits.code_bits;
@@ -38,7 +39,7 @@ struct QuantizedKernel {
   template <int kRows, int kTiles>
   void Run(int64_t row, int64_t tile) const {
     const std::byte* weights = w.data + tile * w.tile_bytes;
-    const ActivationGroup* panel = x.QuantizedPanel(row);
+    const ActivationGroup<kPlanes>* panel = x.QuantizedPanel<kPlanes>(row);
     __m512 sum[kRows][kTiles];
     for (int r = 0; r < kRows; ++r) {
       for (int t = 0; t < kTiles; ++t) sum[r][t] = _mm512_setzero_ps();
@@ -48,11 +49,11 @@ struct QuantizedKernel {
                         groups);
     for (int64_t g = 0; g < groups; ++g) {
       if constexpr (kRows == 1) ahead.Step();
-      __m512i product[kRows][kTiles];
-      const ActivationGroup& in = panel[g * kGroup / kActivationGroup];
+      __m512i product[kPlanes][kRows][kTiles];  // of the codes with each plane
+      const ActivationGroup<kPlanes>& in = panel[g * kGroup / kActivationGroup];
       const int part = kGroup == 16 ? static_cast<int>(g % 2) : 0;  // of the activation group
       StartGroup<kRows, kTiles>(kGroup == 16 ? in.negative_sum16[part] : in.negative_sum, product);
-      AddGroup<kRows, kTiles>(&in.codes[0][part * 16], weights + g * kGroupBytes, product);
+      AddGroup<kRows, kTiles>(&in.codes[0][0][part * 16], weights + g * kGroupBytes, product);
       ScaleGroup<kRows, kTiles>(in, g, weights, product, sum);
     }
     for (int r = 0; r < kRows; ++r) {
@@ -64,18 +65,22 @@ struct QuantizedKernel {
   // The zero point costs nothing inside the group: sum (code - zero) c = sum code c - zero sum c.
   template <int kRows, int kTiles>
   __attribute__((always_inline)) void StartGroup(const int32_t* negative_sum,
-                                                 __m512i (&product)[kRows][kTiles]) const {
+                                                 __m512i (&product)[kPlanes][kRows][kTiles]) const {
     for (int r = 0; r < kRows; ++r) {
       __m512i start = _mm512_setzero_si512();
       if constexpr (!kTraits.affine)
         start = _mm512_slli_epi32(_mm512_set1_epi32(negative_sum[r]), kZeroShift);
-      for (int t = 0; t < kTiles; ++t) product[r][t] = start;
+      for (int t = 0; t < kTiles; ++t) {
+        product[kPlanes - 1][r][t] = start;
+        if constexpr (kPlanes == 2) product[0][r][t] = _mm512_setzero_si512();
+      }
     }
   }
 
   template <int kRows, int kTiles>
   __attribute__((always_inline)) void AddGroup(const int8_t* in, const std::byte* codes,
-                                               __m512i (&product)[kRows][kTiles]) const {
+                                               __m512i (&product)[kPlanes][kRows][kTiles]) const {
+#pragma GCC unroll 8  // a loop would keep the sums of sixteen rows and planes in memory
     for (int i = 0; i < kGroupBytes / 64; ++i) {
       __m512i bytes[kTiles];
       for (int t = 0; t < kTiles; ++t)
@@ -97,18 +102,20 @@ struct QuantizedKernel {
 
   template <int kRows, int kTiles>
   __attribute__((always_inline)) void AddStep(const int8_t* in, const __m512i* codes,
-                                              __m512i (&product)[kRows][kTiles]) const {
-    for (int r = 0; r < kRows; ++r) {
-      const __m512i v = Broadcast4(in + r * kActivationGroup);
-      for (int t = 0; t < kTiles; ++t)
-        product[r][t] = _mm512_dpbusd_epi32(product[r][t], codes[t], v);
+                                              __m512i (&product)[kPlanes][kRows][kTiles]) const {
+    for (int p = 0; p < kPlanes; ++p) {
+      for (int r = 0; r < kRows; ++r) {
+        const __m512i v = Broadcast4(in + (p * kPanelRows + r) * kActivationGroup);
+        for (int t = 0; t < kTiles; ++t)
+          product[p][r][t] = _mm512_dpbusd_epi32(product[p][r][t], codes[t], v);
+      }
     }
   }
 
   template <int kRows, int kTiles>
-  __attribute__((always_inline)) void ScaleGroup(const ActivationGroup& in, int64_t g,
+  __attribute__((always_inline)) void ScaleGroup(const ActivationGroup<kPlanes>& in, int64_t g,
                                                  const std::byte* weights,
-                                                 const __m512i (&product)[kRows][kTiles],
+                                                 const __m512i (&product)[kPlanes][kRows][kTiles],
                                                  __m512 (&sum)[kRows][kTiles]) const {
     for (int t = 0; t < kTiles; ++t) {
       const std::byte* tile = weights + t * w.tile_bytes;
@@ -118,7 +125,10 @@ struct QuantizedKernel {
         offset = LoadScales<kTraits.scale_bytes>(tile + w.offsets_at, g);
       for (int r = 0; r < kRows; ++r) {
         const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(in.scale[r]));
-        sum[r][t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product[r][t]), both, sum[r][t]);
+        __m512i total = product[0][r][t];
+        if constexpr (kPlanes == 2)
+          total = _mm512_add_epi32(_mm512_slli_epi32(total, 8), product[1][r][t]);
+        sum[r][t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), both, sum[r][t]);
         if constexpr (kTraits.affine)
           sum[r][t] = _mm512_fmadd_ps(offset, _mm512_set1_ps(in.scaled_sum[r]), sum[r][t]);
       }
@@ -126,31 +136,34 @@ struct QuantizedKernel {
   }
 };
 
-template <PackedFormat kFormat>
+template <PackedFormat kFormat, int kPlanes>
 void GemmQuantized(const GemmRows& x, const PackedView& w, const GemmTarget& out, int64_t row_begin,
                    int64_t row_end, int64_t tile_begin, int64_t tile_end) {
-  ForBlocks(QuantizedKernel<kFormat>{x, w, out}, row_begin, row_end, tile_begin, tile_end);
+  ForBlocks(QuantizedKernel<kFormat, kPlanes>{x, w, out}, row_begin, row_end, tile_begin, tile_end);
+}
+
+template <int kPlanes>
+DT_INLINE void FillTable(GemmBlockFn (&block)[kPackedFormats]) {
+  using enum PackedFormat;
+  block[static_cast<int>(kF32)] = GemmF32;
+  block[static_cast<int>(kBF16)] = GemmBF16;
+  block[static_cast<int>(kU4Symmetric)] = GemmQuantized<kU4Symmetric, kPlanes>;
+  block[static_cast<int>(kU4Affine)] = GemmQuantized<kU4Affine, kPlanes>;
+  block[static_cast<int>(kU4AffineF32)] = GemmQuantized<kU4AffineF32, kPlanes>;
+  block[static_cast<int>(kU8Symmetric)] = GemmQuantized<kU8Symmetric, kPlanes>;
+  block[static_cast<int>(kU8Affine)] = GemmQuantized<kU8Affine, kPlanes>;
+  block[static_cast<int>(kU8AffineF32)] = GemmQuantized<kU8AffineF32, kPlanes>;
+  block[static_cast<int>(kU8SymmetricG16)] = GemmQuantized<kU8SymmetricG16, kPlanes>;
 }
 
 }  // namespace
 
 GemmKernels GemmTable() {
   GemmKernels table;
-  table.block[static_cast<int>(PackedFormat::kF32)] = GemmF32;
-  table.block[static_cast<int>(PackedFormat::kBF16)] = GemmBF16;
-  table.block[static_cast<int>(PackedFormat::kU4Symmetric)] =
-      GemmQuantized<PackedFormat::kU4Symmetric>;
-  table.block[static_cast<int>(PackedFormat::kU4Affine)] = GemmQuantized<PackedFormat::kU4Affine>;
-  table.block[static_cast<int>(PackedFormat::kU4AffineF32)] =
-      GemmQuantized<PackedFormat::kU4AffineF32>;
-  table.block[static_cast<int>(PackedFormat::kU8Symmetric)] =
-      GemmQuantized<PackedFormat::kU8Symmetric>;
-  table.block[static_cast<int>(PackedFormat::kU8Affine)] = GemmQuantized<PackedFormat::kU8Affine>;
-  table.block[static_cast<int>(PackedFormat::kU8AffineF32)] =
-      GemmQuantized<PackedFormat::kU8AffineF32>;
-  table.block[static_cast<int>(PackedFormat::kU8SymmetricG16)] =
-      GemmQuantized<PackedFormat::kU8SymmetricG16>;
-  table.quantize_rows = QuantizeRows;
+  FillTable<1>(table.block[static_cast<int>(ActivationBits::k8)]);
+  FillTable<2>(table.block[static_cast<int>(ActivationBits::k16)]);
+  table.quantize_rows[static_cast<int>(ActivationBits::k8)] = QuantizeRows;
+  table.quantize_rows[static_cast<int>(ActivationBits::k16)] = QuantizeRowsPrecisely;
   table.round_rows_to_bf16 = RoundRowsToBF16;
   return table;
 }

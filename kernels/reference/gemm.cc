@@ -27,20 +27,21 @@ std::vector<double> Gemm(std::span<const float> x, std::span<const float> w, int
   return y;
 }
 
-std::vector<float> AsActivations(PackedFormat format, std::span<const float> x, int64_t m,
-                                 int64_t cols) {
+std::vector<float> AsActivations(PackedFormat format, ActivationBits bits,
+                                 std::span<const float> x, int64_t m, int64_t cols) {
   std::vector<float> out(x.begin(), x.end());
   if (format == PackedFormat::kBF16) {
     for (float& v : out) v = ToFloat(ToBF16(v));
   }
   if (!IsQuantized(format)) return out;
+  const float largest_code = bits == ActivationBits::k8 ? kLargestCode<1> : kLargestCode<2>;
   for (int64_t begin = 0; begin < m * cols; begin += kActivationGroup) {
     float largest = 0;
     for (int k = 0; k < kActivationGroup; ++k) largest = std::max(largest, std::fabs(x[begin + k]));
-    const float scale = largest / 127.0f;
+    const float scale = largest / largest_code;
     for (int k = 0; k < kActivationGroup; ++k) {
       out[begin + k] =
-          largest == 0 ? 0.0f : scale * std::nearbyint(x[begin + k] * (127.0f / largest));
+          largest == 0 ? 0.0f : scale * std::nearbyint(x[begin + k] * (largest_code / largest));
     }
   }
   return out;

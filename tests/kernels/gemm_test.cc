@@ -24,33 +24,48 @@ using test::RelativeRms;
 struct Case {
   RowFormat from;
   PackedFormat to;
+  ActivationBits bits;
   double tight;   // relative RMS against the double-precision product of what the kernel sees
   double budget;  // relative RMS against the double-precision product of x itself
 };
 
 constexpr double kF32Sum = 1e-6;  // f32 sums over a few hundred terms
+// Rounding x to a 127th, or a 32512th, of the largest of its group. Outliers of 20 sigma are in
+// the test's activations.
+constexpr double kBits8 = 1.2e-2, kBits16 = 5e-5;
+
+constexpr ActivationBits kB8 = ActivationBits::k8, kB16 = ActivationBits::k16;
 
 const Case kCases[] = {
-    {RowFormat::kF32, PackedFormat::kF32, kF32Sum, kF32Sum},
-    {RowFormat::kF16, PackedFormat::kF32, kF32Sum, kF32Sum},
-    {RowFormat::kF16, PackedFormat::kBF16, 3e-3,
+    {RowFormat::kF32, PackedFormat::kF32, kB8, kF32Sum, kF32Sum},
+    {RowFormat::kF16, PackedFormat::kF32, kB8, kF32Sum, kF32Sum},
+    {RowFormat::kF16, PackedFormat::kBF16, kB8, 3e-3,
      4e-3},  // rounding the weights shows in the tight budget too
-    {RowFormat::kBF16, PackedFormat::kBF16, kF32Sum, 3e-3},
-    {RowFormat::kQ4_0, PackedFormat::kU4Symmetric, kF32Sum, 1.2e-2},
-    {RowFormat::kQ4_1, PackedFormat::kU4Affine, kF32Sum, 1.2e-2},
-    {RowFormat::kQ5_0, PackedFormat::kU8Symmetric, kF32Sum, 1.2e-2},
-    {RowFormat::kQ5_1, PackedFormat::kU8Affine, kF32Sum, 1.2e-2},
-    {RowFormat::kQ8_0, PackedFormat::kU8Symmetric, kF32Sum, 1.2e-2},
-    {RowFormat::kQ4_K, PackedFormat::kU4AffineF32, kF32Sum, 1.2e-2},
-    {RowFormat::kQ5_K, PackedFormat::kU8AffineF32, kF32Sum, 1.2e-2},
-    {RowFormat::kQ6_K, PackedFormat::kU8SymmetricG16, kF32Sum, 1.2e-2},
-    {RowFormat::kQ4_1, PackedFormat::kF32, kF32Sum, kF32Sum},
-    {RowFormat::kQ6_K, PackedFormat::kBF16, 3e-3, 4e-3},
+    {RowFormat::kBF16, PackedFormat::kBF16, kB8, kF32Sum, 3e-3},
+    {RowFormat::kQ4_0, PackedFormat::kU4Symmetric, kB8, kF32Sum, kBits8},
+    {RowFormat::kQ4_0, PackedFormat::kU4Symmetric, kB16, kF32Sum, kBits16},
+    {RowFormat::kQ4_1, PackedFormat::kU4Affine, kB8, kF32Sum, kBits8},
+    {RowFormat::kQ4_1, PackedFormat::kU4Affine, kB16, kF32Sum, kBits16},
+    {RowFormat::kQ5_0, PackedFormat::kU8Symmetric, kB8, kF32Sum, kBits8},
+    {RowFormat::kQ5_0, PackedFormat::kU8Symmetric, kB16, kF32Sum, kBits16},
+    {RowFormat::kQ5_1, PackedFormat::kU8Affine, kB8, kF32Sum, kBits8},
+    {RowFormat::kQ5_1, PackedFormat::kU8Affine, kB16, kF32Sum, kBits16},
+    {RowFormat::kQ8_0, PackedFormat::kU8Symmetric, kB8, kF32Sum, kBits8},
+    {RowFormat::kQ8_0, PackedFormat::kU8Symmetric, kB16, kF32Sum, kBits16},
+    {RowFormat::kQ4_K, PackedFormat::kU4AffineF32, kB8, kF32Sum, kBits8},
+    {RowFormat::kQ4_K, PackedFormat::kU4AffineF32, kB16, kF32Sum, kBits16},
+    {RowFormat::kQ5_K, PackedFormat::kU8AffineF32, kB8, kF32Sum, kBits8},
+    {RowFormat::kQ5_K, PackedFormat::kU8AffineF32, kB16, kF32Sum, kBits16},
+    {RowFormat::kQ6_K, PackedFormat::kU8SymmetricG16, kB8, kF32Sum, kBits8},
+    {RowFormat::kQ6_K, PackedFormat::kU8SymmetricG16, kB16, kF32Sum, kBits16},
+    {RowFormat::kQ4_1, PackedFormat::kF32, kB8, kF32Sum, kF32Sum},
+    {RowFormat::kQ6_K, PackedFormat::kBF16, kB8, 3e-3, 4e-3},
 };
 
 std::string CaseName(const testing::TestParamInfo<std::tuple<Case, Isa>>& info) {
   const auto& [c, isa] = info.param;
-  std::string name = std::string(Info(c.from).name) + "_as_" + Name(c.to) + "_" + Name(isa);
+  std::string name = std::string(Info(c.from).name) + "_as_" + Name(c.to) + "_" +
+                     (c.bits == kB16 ? "a16_" : "") + Name(isa);
   for (char& ch : name) {
     if (ch == '-') ch = '_';
   }
@@ -72,14 +87,15 @@ constexpr float kSentinel = 12345.0f;
 // y = x W^T with guards around y; checks that the guards survived. Result [m, rows] without the
 // guards.
 std::vector<float> RunGemm(Cpu& cpu, const PackedWeights& w, const std::vector<float>& x, int64_t m,
-                           const float* bias = nullptr) {
+                           ActivationBits bits = kB8, const float* bias = nullptr) {
   constexpr int64_t kGuard = 5;
   const int64_t stride = w.rows() + kGuard;
   std::vector<float> y(m * stride + kGuard, kSentinel);
   AlignedBuffer scratch = AlignedBuffer::Create(GemmScratchBytes(m, w.cols()) + 64).value();
   const size_t need = GemmScratchBytes(m, w.cols());
   std::memset(scratch.data(), 0x5a, scratch.size_bytes());
-  const GemmOutput output{.weights = &w, .y = y.data() + kGuard, .y_stride = stride, .bias = bias};
+  const GemmOutput output{
+      .weights = &w, .y = y.data() + kGuard, .y_stride = stride, .bias = bias, .activations = bits};
   const absl::Status status = Gemm({.x = x.data(),
                                     .x_stride = w.cols(),
                                     .m = m,
@@ -124,8 +140,9 @@ TEST_P(GemmFormats, StaysWithinTheErrorBudgetForRaggedShapes) {
       const std::vector<float> dense = reference::DequantizeAll(matrix.source());
       for (const int64_t m : {1, 2, 3, 5, 8, 13}) {
         const std::vector<float> x = RandomActivations(m * cols, 11 + m);
-        const std::vector<float> seen = reference::AsActivations(format().to, x, m, cols);
-        const std::vector<float> y = RunGemm(cpu, w, x, m);
+        const std::vector<float> seen =
+            reference::AsActivations(format().to, format().bits, x, m, cols);
+        const std::vector<float> y = RunGemm(cpu, w, x, m, format().bits);
         // Cancellation may leave a single output far below its terms: errors are judged against
         // matrices, not single numbers.
         if (rows < 15) continue;
@@ -143,7 +160,7 @@ TEST_P(GemmFormats, IsCloseToTheExactProduct) {
   const RawMatrix matrix(format().from, rows, cols, 3);
   const PackedWeights w = PackWeights(format().to, matrix.source(), nullptr).value();
   const std::vector<float> x = RandomActivations(m * cols, 5);
-  const std::vector<float> y = RunGemm(cpu, w, x, m);
+  const std::vector<float> y = RunGemm(cpu, w, x, m, format().bits);
   const std::vector<double> exact =
       reference::Gemm(x, reference::DequantizeAll(matrix.source()), m, rows, cols);
   const double error = RelativeRms(y.data(), rows, exact, m, rows);
@@ -160,7 +177,7 @@ TEST_P(GemmFormats, GivesARowTheSameBitsInAnyBatchOnAnyNumberOfThreads) {
   std::vector<float> one_by_one;
   for (int64_t i = 0; i < m; ++i) {
     const std::vector<float> y =
-        RunGemm(alone, w, {x.begin() + i * cols, x.begin() + (i + 1) * cols}, 1);
+        RunGemm(alone, w, {x.begin() + i * cols, x.begin() + (i + 1) * cols}, 1, format().bits);
     one_by_one.insert(one_by_one.end(), y.begin(), y.end());
   }
   for (const int threads : {1, 2, 3}) {
@@ -168,7 +185,8 @@ TEST_P(GemmFormats, GivesARowTheSameBitsInAnyBatchOnAnyNumberOfThreads) {
     for (int64_t batch = 1; batch <= m; ++batch) {
       const int64_t first = (batch * 5) % (m - batch + 1);  // the row's neighbours change too
       const std::vector<float> y =
-          RunGemm(cpu, w, {x.begin() + first * cols, x.begin() + (first + batch) * cols}, batch);
+          RunGemm(cpu, w, {x.begin() + first * cols, x.begin() + (first + batch) * cols}, batch,
+                  format().bits);
       ASSERT_EQ(std::memcmp(y.data(), one_by_one.data() + first * rows, y.size() * sizeof(float)),
                 0)
           << "batch " << batch << ", threads " << threads;
@@ -182,10 +200,10 @@ TEST_P(GemmFormats, KeepsNanAndInfinityInTheirRows) {
   const RawMatrix matrix(format().from, rows, cols, 31);
   const PackedWeights w = PackWeights(format().to, matrix.source(), nullptr).value();
   std::vector<float> x = RandomActivations(m * cols, 32);
-  const std::vector<float> clean = RunGemm(cpu, w, x, m);
+  const std::vector<float> clean = RunGemm(cpu, w, x, m, format().bits);
   x[2 * cols + 17] = std::numeric_limits<float>::quiet_NaN();
   x[6 * cols + 1] = std::numeric_limits<float>::infinity();
-  const std::vector<float> y = RunGemm(cpu, w, x, m);
+  const std::vector<float> y = RunGemm(cpu, w, x, m, format().bits);
   for (int64_t i = 0; i < m; ++i) {
     for (int64_t j = 0; j < rows; ++j) {
       if (i == 2) {
@@ -232,6 +250,58 @@ TEST_P(GemmIsa, SumsTheLargestCodesExactly) {
               testing::ElementsAre(64.0f * 127 * 127, -64.0f * 127 * 128));
   EXPECT_THAT(RunGemm(cpu, w, std::vector<float>(kCols, -127.0f), 1),
               testing::ElementsAre(-64.0f * 127 * 127, 64.0f * 127 * 128));
+  // The same with both planes: each group's sum is exact and a power of two times a small number.
+  EXPECT_THAT(RunGemm(cpu, w, std::vector<float>(kCols, 32512.0f), 1, kB16),
+              testing::ElementsAre(64.0f * 127 * 32512, -64.0f * 128 * 32512));
+  EXPECT_THAT(RunGemm(cpu, w, std::vector<float>(kCols, -32512.0f), 1, kB16),
+              testing::ElementsAre(-64.0f * 127 * 32512, 64.0f * 128 * 32512));
+}
+
+// Beside a value of 127 * 256, integers are their own codes: 127 in the low plane, 128 and more
+// carry into the high one.
+TEST_P(GemmIsa, JoinsTheTwoPlanesOfAnActivationExactly) {
+  Cpu cpu(GetParam(), 1);
+  constexpr int64_t kCols = 32;
+  BlockQ8_0 block{.d = ToF16(1.0f).bits, .qs = {}};
+  block.qs[1] = 3;
+  const auto row_at = [&](int64_t) { return reinterpret_cast<const std::byte*>(&block); };
+  const PackedWeights w =
+      PackWeights(PackedFormat::kU8Symmetric, {RowFormat::kQ8_0, 1, kCols, row_at}, nullptr)
+          .value();
+  for (const float value : {0.0f, 1.0f, 127.0f, 128.0f, 129.0f, 255.0f, 256.0f, 12345.0f, 32511.0f,
+                            -1.0f, -127.0f, -128.0f, -129.0f, -256.0f, -12345.0f, -32512.0f}) {
+    std::vector<float> x(kCols, 0.0f);
+    x[0] = 32512.0f;
+    x[1] = value;
+    EXPECT_THAT(RunGemm(cpu, w, x, 1, kB16), testing::ElementsAre(3 * value));
+  }
+}
+
+TEST_P(GemmIsa, KeepsWhatStandsBesideAnOutlierWithSixteenBitsOnly) {
+  Cpu cpu(GetParam(), 2);
+  const int64_t rows = 64, cols = 256;
+  const RawMatrix matrix(RowFormat::kQ4_1, rows, cols, 81);
+  const PackedWeights w = PackWeights(PackedFormat::kU4Affine, matrix.source(), nullptr).value();
+  std::vector<float> x(cols);
+  for (int64_t k = 0; k < cols; ++k) x[k] = 2 * std::sin(static_cast<float>(k));
+  for (int64_t g = 0; g < cols; g += 32) x[g] = 1000.0f;
+  // What the other 31 contribute: the difference to the outliers alone.
+  std::vector<float> outliers(cols, 0.0f), others = x;
+  for (int64_t g = 0; g < cols; g += 32) {
+    outliers[g] = 1000.0f;
+    others[g] = 0.0f;
+  }
+  const std::vector<double> exact =
+      reference::Gemm(others, reference::DequantizeAll(matrix.source()), 1, rows, cols);
+  const auto error = [&](ActivationBits bits) {
+    std::vector<float> y = RunGemm(cpu, w, x, 1, bits);
+    const std::vector<float> of_outliers = RunGemm(cpu, w, outliers, 1, bits);
+    for (int64_t i = 0; i < rows; ++i) y[i] -= of_outliers[i];
+    return RelativeRms(y.data(), rows, exact, 1, rows);
+  };
+  EXPECT_GT(error(kB8), 0.9);  // steps of 7.9: nothing is left
+  // Steps of 0.031, 0.0089 RMS against 1.4: 0.0063, and the products of the sines cancel to half of what noise would add up to.
+  EXPECT_LT(error(kB16), 2e-2);
 }
 
 TEST_P(GemmIsa, AddsBiasAndResidualAfterTheProduct) {
@@ -241,7 +311,7 @@ TEST_P(GemmIsa, AddsBiasAndResidualAfterTheProduct) {
   const PackedWeights w = PackWeights(PackedFormat::kU4Affine, matrix.source(), nullptr).value();
   const std::vector<float> x = RandomActivations(m * cols, 42), bias = RandomActivations(rows, 43);
   const std::vector<float> plain = RunGemm(cpu, w, x, m),
-                           biased = RunGemm(cpu, w, x, m, bias.data());
+                           biased = RunGemm(cpu, w, x, m, kB8, bias.data());
   std::vector<float> y = RandomActivations(m * rows, 44);
   const std::vector<float> before = y;
   AlignedBuffer scratch = AlignedBuffer::Create(GemmScratchBytes(m, cols)).value();
@@ -292,7 +362,7 @@ TEST_P(GemmIsa, TakesManyRowsThroughSeveralRowBlocks) {
   const PackedWeights w = PackWeights(PackedFormat::kU8Symmetric, matrix.source(), nullptr).value();
   const std::vector<float> x = RandomActivations(m * cols, 62);
   const std::vector<float> y = RunGemm(cpu, w, x, m);
-  const std::vector<float> seen = reference::AsActivations(w.format(), x, m, cols);
+  const std::vector<float> seen = reference::AsActivations(w.format(), kB8, x, m, cols);
   EXPECT_LE(
       RelativeRms(y.data(), rows,
                   reference::Gemm(seen, reference::DequantizeAll(matrix.source()), m, rows, cols),
@@ -304,8 +374,10 @@ TEST_P(GemmIsa, CountsAGroupOfTinyActivationsAsZero) {
   Cpu cpu(GetParam(), 1);
   const RawMatrix matrix(RowFormat::kQ4_0, 16, 64, 71);
   const PackedWeights w = PackWeights(PackedFormat::kU4Symmetric, matrix.source(), nullptr).value();
-  EXPECT_THAT(RunGemm(cpu, w, std::vector<float>(64, 1e-39f), 1), testing::Each(0.0f));
-  EXPECT_THAT(RunGemm(cpu, w, std::vector<float>(64, 0.0f), 1), testing::Each(0.0f));
+  for (const ActivationBits bits : {kB8, kB16}) {
+    EXPECT_THAT(RunGemm(cpu, w, std::vector<float>(64, 1e-39f), 1, bits), testing::Each(0.0f));
+    EXPECT_THAT(RunGemm(cpu, w, std::vector<float>(64, 0.0f), 1, bits), testing::Each(0.0f));
+  }
 }
 
 TEST(Gemm, WritesNothingForNoRows) {
