@@ -4,7 +4,7 @@
 #include "scheduler/core/request.h"
 
 // Generation requests and updates between servers and the scheduler. FromProto checks counts and kinds; what a value
-// may be for this model is checked by the scheduler, as for embedded requests.
+// may be for this model is checked by the scheduler, as for embedded requests. Pure.
 
 namespace dovetail::control {
 

@@ -8,7 +8,7 @@
 
 namespace dovetail::control {
 
-// A UcxPort as a Connector.
+// A UcxPort as a Connector. Reactor-owned, Wake() aside.
 class UcxConnector final : public transport::Connector {
  public:
   static absl::StatusOr<std::unique_ptr<UcxConnector>> Create(const transport::ucx::UcxOptions& options);

@@ -16,7 +16,7 @@ absl::StatusOr<control::ModelSummary> SummarizeModel(const model::Checkpoint& ch
                                                      uint64_t weight_bytes, std::vector<control::TextFile>& files);
 
 // The same model for a server: a checkpoint without weights, whose tokenizer, templates and generation defaults are
-// read as a local one's. Files lie in `folder`, which must exist and stay.
+// read as a local one's. Files lie in `folder`, which must exist and stay. Both block on files; thread-safe.
 absl::StatusOr<std::unique_ptr<model::Checkpoint>> OpenRemoteModel(const control::ModelSummary& summary,
                                                                    const std::vector<control::TextFile>& files,
                                                                    const std::string& folder);

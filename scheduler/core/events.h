@@ -13,7 +13,7 @@
 #include "proto/step_plan.h"
 #include "scheduler/core/request.h"
 
-// Everything that can happen to the scheduler, and everything it can ask for.
+// Everything that can happen to the scheduler, and everything it can ask for. Plain values.
 
 namespace dovetail::scheduler {
 
