@@ -91,7 +91,8 @@ absl::Status TokenSampler::ComputeLogits(const float* residual, size_t first, si
   norm.size = static_cast<int>(hidden);
   norm.out = gathered;
   DT_RETURN_IF_ERROR(kernels::RmsNorm(context_, norm));
-  const kernels::GemmOutput outputs[] = {{&model_.head.weights, Floats(*logits_), vocab_, model_.head.bias_or_null(), false}};
+  const kernels::GemmOutput outputs[] = {
+      {&model_.head.weights, Floats(*logits_), vocab_, model_.head.bias_or_null(), false, model_.head.activations}};
   return kernels::Gemm({gathered, hidden, static_cast<int64_t>(count), outputs,
                         {gemm_scratch_->data(), gemm_scratch_->size_bytes()}}, stream_);
 }
