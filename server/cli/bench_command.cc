@@ -82,8 +82,8 @@ void PrintJson(const Report& report) {
 
 absl::Status CheckFlags(const BenchFlags& flags) {
   for (const int sequences : flags.batch) {
-    if (sequences < 1 || sequences > kMaxBatch)
-      return InvalidArgument("--batch: ", sequences, " is outside 1..", kMaxBatch);
+    if (sequences < 0 || sequences > kMaxBatch)
+      return InvalidArgument("--batch: ", sequences, " is outside 0..", kMaxBatch);
     if (sequences > flags.engine.max_num_seqs)
       return InvalidArgument("--batch: ", sequences, " sequences exceed --max-num-seqs ", flags.engine.max_num_seqs);
     if (sequences >= flags.engine.max_num_batched_tokens)
@@ -119,10 +119,12 @@ std::vector<Measurement> Plan(const BenchFlags& flags, server::Engine& engine, b
   if (flags.prompt_tokens > 0)
     rows.push_back({absl::StrCat("prefill ", flags.prompt_tokens), 1, flags.prompt_tokens, 0,
                     [&engine, &prompts, tokens = flags.prompt_tokens] { return bench::MeasurePrefill(engine, prompts, tokens); }});
-  for (const int sequences : flags.batch)
+  for (const int sequences : flags.batch) {
+    if (sequences == 0) continue;
     rows.push_back({absl::StrCat("decode ", flags.batch_output_tokens, ", ", sequences, " sequences of ", flags.batch_prompt_tokens),
                     sequences, flags.batch_prompt_tokens, flags.batch_output_tokens,
                     [&engine, &prompts, shape = ShapeOf(flags, sequences)] { return bench::MeasureBatch(engine, prompts, shape); }});
+  }
   return rows;
 }
 
@@ -138,7 +140,7 @@ void AddBenchFlags(CLI::App& command, BenchFlags& flags) {
       ->check(WholeNumber(0, kMaxTokens))
       ->type_name("N")
       ->group("Measurement");
-  command.add_option("--batch", flags.batch, "Sequences decoded together, as 1,16,64")
+  command.add_option("--batch", flags.batch, "Sequences decoded together, as 1,16,64; 0: do not measure it")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("N,N")
@@ -171,6 +173,7 @@ absl::Status RunBench(const BenchFlags& flags) {
 
   bench::PromptSource prompts{static_cast<int>(engine.model->config().vocab_size), flags.engine.seed.value_or(0) + 1};
   DT_RETURN_IF_ERROR(bench::MeasureDecode(*engine.cluster, prompts, kWarmUpTokens).status());
+  if (flags.prompt_tokens > 0) DT_RETURN_IF_ERROR(bench::MeasurePrefill(*engine.cluster, prompts, flags.prompt_tokens).status());
   report.measurements = Plan(flags, *engine.cluster, prompts);
   for (int round = 0; round < flags.repeat; ++round)
     for (Measurement& row : report.measurements) {
