@@ -63,7 +63,8 @@ absl::Status AttentionExecutor::PrepareStep(MicroBatchId id) {
       ++limits.items;
       limits.rows += item.rows.q_count;
       limits.kv_heads = std::max(limits.kv_heads, item.kv_heads.size());
-      limits.tokens = std::max<int64_t>(limits.tokens, std::min(item.ctx_len + item.q_len, item.tokens.end) - item.tokens.begin);
+      limits.tokens =
+          std::max<int64_t>(limits.tokens, std::min(item.ctx_len + item.q_len, item.tokens.end) - item.tokens.begin);
       group_pointers += core_.ShardOf(id, item).sets.size() * item.kv_heads.size();
     }
     limits.threads = stream_->pool().threads();
@@ -93,7 +94,8 @@ void AttentionExecutor::FillTables(MicroBatch& batch, MicroBatchId id, int op) {
     const int heads = step.kv_heads.size();
     for (int head = 0; head < heads; ++head)
       for (const BlockSetId set : shard.sets)
-        batch.block_pointers.push_back(set == kNoBlockSet ? nullptr : BlockAt(core_.BlocksOf(set)[op_index * heads + head]));
+        batch.block_pointers.push_back(set == kNoBlockSet ? nullptr
+                                                          : BlockAt(core_.BlocksOf(set)[op_index * heads + head]));
     kernels::AttentionItem item;
     item.q_rows = step.rows.q_count;
     item.kv_heads = heads;

@@ -13,16 +13,17 @@
 
 namespace dovetail::attention {
 
-// Runs the kernels that an AttentionWorkerCore asks for, over one arena of KV blocks. Owned by the node's event loop. The per-op functions
-// neither allocate nor lock once PrepareStep has grown the buffers.
+// Runs the kernels that an AttentionWorkerCore asks for, over one arena of KV blocks. Owned by the node's event loop.
+// The per-op functions neither allocate nor lock once PrepareStep has grown the buffers.
 class AttentionExecutor {
  public:
   // Bytes of one KvBlock of this model: the largest over its layer groups, since all share the arena.
   static size_t BlockBytes(const proto::AttentionTable& table);
 
   // kResourceExhausted when the device has no room for kv_blocks blocks.
-  static absl::StatusOr<std::unique_ptr<AttentionExecutor>> Create(kernels::Device& device, const AttentionWorkerCore& core,
-                                                                   uint32_t kv_blocks, int micro_batches);
+  static absl::StatusOr<std::unique_ptr<AttentionExecutor>> Create(kernels::Device& device,
+                                                                   const AttentionWorkerCore& core, uint32_t kv_blocks,
+                                                                   int micro_batches);
 
   // Copies whole blocks, in order.
   void Copy(std::span<const BlockCopy> copies);
@@ -34,7 +35,8 @@ class AttentionExecutor {
   // and v without q.
   absl::Status AttendComplete(MicroBatchId micro_batch, int op, std::span<const std::byte> query);
   // Returns the payload of kPartial; valid until the next op of the micro-batch.
-  absl::StatusOr<std::span<const std::byte>> AppendAndFinish(MicroBatchId micro_batch, int op, std::span<const std::byte> key_value);
+  absl::StatusOr<std::span<const std::byte>> AppendAndFinish(MicroBatchId micro_batch, int op,
+                                                             std::span<const std::byte> key_value);
 
  private:
   struct MicroBatch {

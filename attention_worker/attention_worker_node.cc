@@ -51,7 +51,8 @@ absl::Status AttentionWorkerNode::Perform(Action& action) {
     AttentionWorkerNode& node;
 
     absl::Status operator()(SendFrame& send) {
-      const auto header = MakeHeader(send.type, node.options_.epoch, send.step, send.micro_batch, 0, send.message.size());
+      const auto header =
+          MakeHeader(send.type, node.options_.epoch, send.step, send.micro_batch, 0, send.message.size());
       return node.port_.SendMessage(send.to, header, std::move(send.message));
     }
     absl::Status operator()(CopyBlocks& copy) {
@@ -65,8 +66,8 @@ absl::Status AttentionWorkerNode::Perform(Action& action) {
     absl::Status operator()(AppendAndFinish& finish) {
       DT_ASSIGN_OR_RETURN(const auto partial,
                           node.executor_->AppendAndFinish(finish.micro_batch, finish.op, finish.key_value));
-      const auto header = MakeHeader(FrameType::kPartial, node.options_.epoch, finish.step, finish.micro_batch, finish.op,
-                                     partial.size());
+      const auto header = MakeHeader(FrameType::kPartial, node.options_.epoch, finish.step, finish.micro_batch,
+                                     finish.op, partial.size());
       return node.port_.SendTensor(finish.reply_to, header, partial);
     }
   };

@@ -13,7 +13,8 @@ namespace dovetail::attention {
 // An attention worker: core + device + port. Owned by one event loop, which calls Poll().
 class AttentionWorkerNode final : public transport::FrameHandler {
  public:
-  // `device` and `port` outlive the node. kInvalidArgument for options out of range, kResourceExhausted if the KV arena does not fit.
+  // `device` and `port` outlive the node. kInvalidArgument for options out of range, kResourceExhausted if the KV arena
+  // does not fit.
   static absl::StatusOr<std::unique_ptr<AttentionWorkerNode>> Create(const proto::AttentionTable& table,
                                                                      const AttentionWorkerOptions& options,
                                                                      kernels::Device& device, transport::Port& port);

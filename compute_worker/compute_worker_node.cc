@@ -26,8 +26,8 @@ ComputeWorkerNode::ComputeWorkerNode(const model::LoadedModel& model, const prot
 
 namespace {
 
-// A peer that cannot be reached is about to be declared lost, which ends the step by LoseAttentionWorker. Failing it here would blame the
-// request.
+// A peer that cannot be reached is about to be declared lost, which ends the step by LoseAttentionWorker. Failing it
+// here would blame the request.
 absl::Status UnlessUnreachable(const absl::Status& sent) {
   return absl::IsUnavailable(sent) || absl::IsNotFound(sent) ? absl::OkStatus() : sent;
 }
@@ -44,7 +44,8 @@ void ComputeWorkerNode::OnFrame(const transport::Delivery& delivery) {
       auto plan = proto::DecodeStepPlan(delivery.payload);
       if (!plan.ok()) {
         LogError("compute worker: ", std::string(plan.status().message()));
-        proto::StepResult refused{step, id, StepStatus::kWorkerFailed, std::string(plan.status().message()), {}, {}, {}};
+        proto::StepResult refused{step, id, StepStatus::kWorkerFailed, std::string(plan.status().message()), {},
+                                  {},   {}};
         FinishStep finish{id, std::move(refused)};
         if (absl::Status sent = Perform(finish); !sent.ok()) LogError("compute worker: ", std::string(sent.message()));
         return;
@@ -151,12 +152,14 @@ absl::Status ComputeWorkerNode::Perform(Sample& sample) {
 absl::Status ComputeWorkerNode::Perform(FinishStep& finish) {
   if (finish.micro_batch.value() < timers_.size()) {
     const Timer& timer = timers_[finish.micro_batch.value()];
-    finish.result.timings = {absl::ToInt64Microseconds(clock_.Now() - timer.begun), absl::ToInt64Microseconds(timer.dense),
-                             absl::ToInt64Microseconds(timer.waiting), absl::ToInt64Microseconds(timer.sampling)};
+    finish.result.timings = {absl::ToInt64Microseconds(clock_.Now() - timer.begun),
+                             absl::ToInt64Microseconds(timer.dense), absl::ToInt64Microseconds(timer.waiting),
+                             absl::ToInt64Microseconds(timer.sampling)};
   }
   std::vector<std::byte> message;
   proto::Encode(finish.result, message);
-  const auto header = MakeHeader(FrameType::kStepResult, Epoch(0), finish.result.step, finish.result.micro_batch, 0, message.size());
+  const auto header =
+      MakeHeader(FrameType::kStepResult, Epoch(0), finish.result.step, finish.result.micro_batch, 0, message.size());
   return port_.SendMessage(scheduler_, header, std::move(message));
 }
 

@@ -17,8 +17,9 @@ namespace dovetail::compute {
 class ComputeWorkerNode final : public transport::FrameHandler {
  public:
   // All references outlive the node. `scheduler` gets the step results.
-  ComputeWorkerNode(const model::LoadedModel& model, const proto::AttentionTable& table, const ComputeWorkerOptions& options,
-                    NodeId scheduler, kernels::Device& device, transport::Port& port, Clock& clock);
+  ComputeWorkerNode(const model::LoadedModel& model, const proto::AttentionTable& table,
+                    const ComputeWorkerOptions& options, NodeId scheduler, kernels::Device& device,
+                    transport::Port& port, Clock& clock);
 
   void AddAttentionWorker(const AttentionWorkerAddress& address) { core_.AddAttentionWorker(address); }
 

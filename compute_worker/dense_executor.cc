@@ -29,8 +29,8 @@ StepProgram ProgramOf(const model::LoadedModel& model) {
   return program;
 }
 
-DenseExecutor::DenseExecutor(const model::LoadedModel& model, const proto::AttentionTable& table, kernels::Device& device,
-                             int micro_batches)
+DenseExecutor::DenseExecutor(const model::LoadedModel& model, const proto::AttentionTable& table,
+                             kernels::Device& device, int micro_batches)
     : model_(model),
       table_(table),
       device_(device),
@@ -144,8 +144,9 @@ absl::Status DenseExecutor::RunStep(const model::InputNorm& step, MicroBatch& ba
   return Norm(step.norm, Floats(*batch.x), Floats(*batch.h), batch.wire->rows(), 1);
 }
 
-absl::Status DenseExecutor::ToWire(float* x, int64_t rows, int heads, int dim, const std::optional<model::RmsNorm>& head_norm,
-                                   int rope, const MicroBatch& batch, DType type, std::byte* out) {
+absl::Status DenseExecutor::ToWire(float* x, int64_t rows, int heads, int dim,
+                                   const std::optional<model::RmsNorm>& head_norm, int rope, const MicroBatch& batch,
+                                   DType type, std::byte* out) {
   if (head_norm.has_value()) DT_RETURN_IF_ERROR(Norm(*head_norm, x, x, rows, heads));
   kernels::RopeArgs args;
   args.x = x;
@@ -172,12 +173,14 @@ kernels::GemmOutput OutputOf(const model::Projection& projection, float* y) {
 
 }  // namespace
 
-absl::Status DenseExecutor::RunStep(const model::QueryProjection& step, MicroBatch& batch, const std::vector<WorkerPart>&) {
+absl::Status DenseExecutor::RunStep(const model::QueryProjection& step, MicroBatch& batch,
+                                    const std::vector<WorkerPart>&) {
   const int64_t rows = batch.wire->rows(), hidden = model_.config().hidden_size;
   const LayerGroup group = table_.op_group[step.op];
   const proto::SoftmaxSpec& spec = table_.softmax(group);
   const kernels::GemmOutput outputs[] = {OutputOf(step.q, Floats(*heads_))};
-  DT_RETURN_IF_ERROR(kernels::Gemm({Floats(*batch.h), hidden, rows, outputs, {gemm_scratch_->data(), gemm_scratch_->size_bytes()}}, *stream_));
+  DT_RETURN_IF_ERROR(kernels::Gemm(
+      {Floats(*batch.h), hidden, rows, outputs, {gemm_scratch_->data(), gemm_scratch_->size_bytes()}}, *stream_));
   return ToWire(Floats(*heads_), rows, spec.query_heads, spec.key_dim, step.head_norm, step.rope, batch, spec.kv,
                 batch.wire->query());
 }
@@ -190,9 +193,12 @@ absl::Status DenseExecutor::RunStep(const model::KeyValueProjection& step, Micro
   float* k = Floats(*heads_);
   float* v = k + rows * spec.kv_heads * spec.key_dim;
   const kernels::GemmOutput outputs[] = {OutputOf(step.k, k), OutputOf(step.v, v)};
-  DT_RETURN_IF_ERROR(kernels::Gemm({Floats(*batch.h), hidden, rows, outputs, {gemm_scratch_->data(), gemm_scratch_->size_bytes()}}, *stream_));
-  DT_RETURN_IF_ERROR(ToWire(k, rows, spec.kv_heads, spec.key_dim, step.head_norm, step.rope, batch, spec.kv, batch.wire->key()));
-  kernels::FromFloat(context_, spec.kv, v, batch.wire->value(group), {rows, int64_t{spec.kv_heads} * spec.value_dim, 0, 0});
+  DT_RETURN_IF_ERROR(kernels::Gemm(
+      {Floats(*batch.h), hidden, rows, outputs, {gemm_scratch_->data(), gemm_scratch_->size_bytes()}}, *stream_));
+  DT_RETURN_IF_ERROR(
+      ToWire(k, rows, spec.kv_heads, spec.key_dim, step.head_norm, step.rope, batch, spec.kv, batch.wire->key()));
+  kernels::FromFloat(context_, spec.kv, v, batch.wire->value(group),
+                     {rows, int64_t{spec.kv_heads} * spec.value_dim, 0, 0});
   return absl::OkStatus();
 }
 
@@ -200,8 +206,9 @@ absl::Status DenseExecutor::RunStep(const model::AttentionCut& step, MicroBatch&
   return Internal("attention op ", step.op, " runs on attention workers, not here");
 }
 
-absl::Status DenseExecutor::AddProjection(const model::Projection& projection, const std::optional<model::RmsNorm>& post_norm,
-                                          const float* in, MicroBatch& batch) {
+absl::Status DenseExecutor::AddProjection(const model::Projection& projection,
+                                          const std::optional<model::RmsNorm>& post_norm, const float* in,
+                                          MicroBatch& batch) {
   const int64_t rows = batch.wire->rows(), hidden = model_.config().hidden_size;
   float* x = Floats(*batch.x);
   kernels::GemmOutput output = OutputOf(projection, post_norm ? Floats(*out_) : x);
@@ -228,9 +235,11 @@ absl::Status DenseExecutor::RunStep(const model::GatedMlp& step, MicroBatch& bat
   float* h = Floats(*batch.h);
   DT_RETURN_IF_ERROR(Norm(step.norm, Floats(*batch.x), h, rows, 1));
   const kernels::GemmOutput outputs[] = {OutputOf(step.gate, Floats(*gate_)), OutputOf(step.up, Floats(*up_))};
-  DT_RETURN_IF_ERROR(kernels::Gemm({h, hidden, rows, outputs, {gemm_scratch_->data(), gemm_scratch_->size_bytes()}}, *stream_));
+  DT_RETURN_IF_ERROR(
+      kernels::Gemm({h, hidden, rows, outputs, {gemm_scratch_->data(), gemm_scratch_->size_bytes()}}, *stream_));
   kernels::GatedActivationArgs activation;
-  activation.activation = step.activation == model::Activation::kSilu ? kernels::Activation::kSilu : kernels::Activation::kGeluTanh;
+  activation.activation =
+      step.activation == model::Activation::kSilu ? kernels::Activation::kSilu : kernels::Activation::kGeluTanh;
   activation.gate = Floats(*gate_);
   activation.up = Floats(*up_);
   activation.out = Floats(*gate_);

@@ -19,12 +19,14 @@ namespace dovetail::compute {
 // The straight-line program of a model: every layer step as a dense piece, cut where q, k, v leave and partials arrive.
 StepProgram ProgramOf(const model::LoadedModel& model);
 
-// Runs dense pieces. What a micro-batch carries from piece to piece (the residual stream, h, rope angles, wire tensors) is its own; scratch
-// is shared, since pieces run one at a time. Owned by the node's event loop. Run() neither allocates nor locks.
+// Runs dense pieces. What a micro-batch carries from piece to piece (the residual stream, h, rope angles, wire tensors)
+// is its own; scratch is shared, since pieces run one at a time. Owned by the node's event loop. Run() neither
+// allocates nor locks.
 class DenseExecutor {
  public:
   // `model` and `device` outlive it.
-  DenseExecutor(const model::LoadedModel& model, const proto::AttentionTable& table, kernels::Device& device, int micro_batches);
+  DenseExecutor(const model::LoadedModel& model, const proto::AttentionTable& table, kernels::Device& device,
+                int micro_batches);
 
   // Sizes buffers for the plan that `core` runs in this micro-batch, embeds its tokens and computes rope angles.
   // kResourceExhausted: no memory; kInvalidArgument: a token outside the vocabulary. Allocates.
@@ -78,8 +80,8 @@ class DenseExecutor {
 
   absl::Status Norm(const model::RmsNorm& norm, float* x, float* out, int64_t rows, int vectors);
   // [rows, heads, dim] f32 -> wire type, head-normed and rotated on the way.
-  absl::Status ToWire(float* x, int64_t rows, int heads, int dim, const std::optional<model::RmsNorm>& head_norm, int rope,
-                      const MicroBatch& batch, DType type, std::byte* out);
+  absl::Status ToWire(float* x, int64_t rows, int heads, int dim, const std::optional<model::RmsNorm>& head_norm,
+                      int rope, const MicroBatch& batch, DType type, std::byte* out);
   // x += post_norm(in W + b).
   absl::Status AddProjection(const model::Projection& projection, const std::optional<model::RmsNorm>& post_norm,
                              const float* in, MicroBatch& batch);

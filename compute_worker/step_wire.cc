@@ -103,7 +103,8 @@ void StepWire::PlanSplits(const std::vector<WorkerPart>& parts, LayerGroup group
       if (items[i].tokens.whole()) continue;
       auto split = std::find_if(plan.splits.begin(), plan.splits.end(), [&](const TokenSplit& s) {
         const ItemRef& first = s.shards.front();
-        return s.entry == items[i].entry && parts[first.part].layouts[group.value()].items[first.item].kv_heads == items[i].kv_heads;
+        return s.entry == items[i].entry &&
+               parts[first.part].layouts[group.value()].items[first.item].kv_heads == items[i].kv_heads;
       });
       if (split == plan.splits.end()) split = plan.splits.insert(split, TokenSplit{items[i].entry, {}, {}});
       split->shards.push_back(ItemRef{static_cast<int>(p), static_cast<int>(i)});
@@ -128,7 +129,8 @@ std::span<const std::byte> StepWire::PackQuery(const std::vector<WorkerPart>& pa
   for (const proto::ShardStep& item : layout.items) {
     const HeadSlice slice = SliceOf(item.rows.q_count, spec.query_heads, item.kv_heads.begin * spec.group_size(),
                                     item.query_heads, head_bytes);
-    CopyOut(query_->data() + (row_begin_[item.entry] + item.rows.q_first) * slice.full_row_bytes, out + item.query_offset, slice);
+    CopyOut(query_->data() + (row_begin_[item.entry] + item.rows.q_first) * slice.full_row_bytes,
+            out + item.query_offset, slice);
   }
   return {out, static_cast<size_t>(layout.query_bytes)};
 }
@@ -141,9 +143,11 @@ std::span<const std::byte> StepWire::PackKeyValue(const std::vector<WorkerPart>&
   std::byte* out = part_key_value_[p]->data();
   for (const proto::ShardStep& item : layout.items) {
     const int64_t row = row_begin_[item.entry] + item.rows.kv_first;
-    const HeadSlice k = SliceOf(item.rows.kv_count, spec.kv_heads, item.kv_heads.begin, item.kv_heads.size(), spec.key_dim * element);
+    const HeadSlice k =
+        SliceOf(item.rows.kv_count, spec.kv_heads, item.kv_heads.begin, item.kv_heads.size(), spec.key_dim * element);
     CopyOut(key() + row * k.full_row_bytes, out + item.key_offset, k);
-    const HeadSlice v = SliceOf(item.rows.kv_count, spec.kv_heads, item.kv_heads.begin, item.kv_heads.size(), spec.value_dim * element);
+    const HeadSlice v =
+        SliceOf(item.rows.kv_count, spec.kv_heads, item.kv_heads.begin, item.kv_heads.size(), spec.value_dim * element);
     CopyOut(value(group) + row * v.full_row_bytes, out + item.value_offset, v);
   }
   return {out, static_cast<size_t>(layout.key_value_bytes)};
@@ -191,7 +195,8 @@ absl::StatusOr<const std::byte*> StepWire::JoinPartials(const std::vector<Worker
     merge.window = spec.window;
     merge.first_position = any.ctx_len;
     merge.dtype = spec.kv;
-    merge.o = joined_->data() + (row_begin_[split.entry] * spec.query_heads + any.kv_heads.begin * spec.group_size()) * head_bytes;
+    merge.o = joined_->data() +
+              (row_begin_[split.entry] * spec.query_heads + any.kv_heads.begin * spec.group_size()) * head_bytes;
     merge.o_row_step = int64_t{spec.query_heads} * spec.value_dim;
   }
   DT_RETURN_IF_ERROR(kernels::MergeShardPartials(context, plan.merges));

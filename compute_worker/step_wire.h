@@ -12,21 +12,23 @@
 
 namespace dovetail::compute {
 
-// The tensors of one micro-batch at the seam: q, k and v on their way out, what attention gave on its way in. Rows are the step's new
-// tokens, entry by entry, row-major over heads, in the wire type of the op's layer group. If one worker holds everything its payload is
-// the tensor itself, else each worker's part is packed into a buffer of its own. Thread-compatible; nothing allocates between Prepare
-// calls.
+// The tensors of one micro-batch at the seam: q, k and v on their way out, what attention gave on its way in. Rows are
+// the step's new tokens, entry by entry, row-major over heads, in the wire type of the op's layer group. If one worker
+// holds everything its payload is the tensor itself, else each worker's part is packed into a buffer of its own.
+// Thread-compatible; nothing allocates between Prepare calls.
 class StepWire {
  public:
   StepWire(kernels::Device& device, const proto::AttentionTable& table) : device_(device), table_(table) {}
 
-  // For the plan that `core` runs in this micro-batch: computes row offsets, sizes buffers. kResourceExhausted: no memory.
+  // For the plan that `core` runs in this micro-batch: computes row offsets, sizes buffers. kResourceExhausted: no
+  // memory.
   absl::Status Prepare(const ComputeWorkerCore& core, MicroBatchId id);
 
   int64_t rows() const { return rows_; }
   int64_t row_begin(int entry) const { return row_begin_[entry]; }
 
-  // Where the dense step writes, wire type: [rows, query_heads, key_dim], [rows, kv_heads, key_dim], [rows, kv_heads, value_dim].
+  // Where the dense step writes, wire type: [rows, query_heads, key_dim], [rows, kv_heads, key_dim], [rows, kv_heads,
+  // value_dim].
   std::byte* query() { return query_->data(); }
   std::byte* key() { return key_value_->data(); }
   std::byte* value(LayerGroup group) { return key_value_->data() + KeyBytes(group); }
@@ -35,7 +37,8 @@ class StepWire {
   std::span<const std::byte> PackQuery(const std::vector<WorkerPart>& parts, int p, LayerGroup group);
   std::span<const std::byte> PackKeyValue(const std::vector<WorkerPart>& parts, int p, LayerGroup group);
 
-  // All partials of an op as a [rows, query_heads * value_dim] tensor in the wire type: the one worker's payload itself, or joined here.
+  // All partials of an op as a [rows, query_heads * value_dim] tensor in the wire type: the one worker's payload
+  // itself, or joined here.
   absl::StatusOr<const std::byte*> JoinPartials(const std::vector<WorkerPart>& parts, LayerGroup group,
                                                 const kernels::OpContext& context);
 

@@ -37,7 +37,11 @@ float* Floats(kernels::Buffer& buffer) { return reinterpret_cast<float*>(buffer.
 }  // namespace
 
 TokenSampler::TokenSampler(const model::LoadedModel& model, kernels::Device& device, kernels::Stream& stream)
-    : model_(model), device_(device), stream_(stream), context_(kernels::ContextOf(stream)), vocab_(model.head.weights.rows()) {}
+    : model_(model),
+      device_(device),
+      stream_(stream),
+      context_(kernels::ContextOf(stream)),
+      vocab_(model.head.weights.rows()) {}
 
 void TokenSampler::CollectRows(const proto::StepPlan& plan) {
   rows_.clear();
@@ -63,7 +67,8 @@ void TokenSampler::FillSamplingInputs(const proto::StepPlan& plan, proto::StepRe
   for (size_t e = 0; e < plan.entries.size(); ++e) {
     const StepEntry& entry = plan.entries[e];
     if (!entry.sampling.needs_history()) continue;
-    if (const absl::Status status = history_.Update(entry); !status.ok()) result.entries[e].status = StepStatus::kWorkerFailed;
+    if (const absl::Status status = history_.Update(entry); !status.ok())
+      result.entries[e].status = StepStatus::kWorkerFailed;
   }
   for (LogitsRow& row : rows_) {
     const StepEntry& entry = plan.entries[row.entry];
@@ -125,8 +130,8 @@ void TokenSampler::SampleInto(const StepEntry& entry, const LogitsRow& row, std:
   result.logprobs = ToWire(*sampled);
 }
 
-void TokenSampler::HandleRow(const proto::StepPlan& plan, LogitsRow& row, const float* logits, std::span<std::byte> scratch,
-                             EntryResult& result) const {
+void TokenSampler::HandleRow(const proto::StepPlan& plan, LogitsRow& row, const float* logits,
+                             std::span<std::byte> scratch, EntryResult& result) const {
   const StepEntry& entry = plan.entries[row.entry];
   const std::span<const float> all(logits, vocab_);
   if (row.scored_token >= 0) {
@@ -159,8 +164,8 @@ absl::Status TokenSampler::Run(const proto::StepPlan& plan, const float* residua
     // Rows of one entry touch one result: the sampled row is its last, and the others leave only row.prompt_logprobs.
     context_.pool->Run(static_cast<int>(count), [&](int i) {
       LogitsRow& row = rows_[first + i];
-      HandleRow(plan, row, Floats(*logits_) + i * vocab_, {sampling_scratch_->data() + i * scratch_bytes, scratch_bytes},
-                result.entries[row.entry]);
+      HandleRow(plan, row, Floats(*logits_) + i * vocab_,
+                {sampling_scratch_->data() + i * scratch_bytes, scratch_bytes}, result.entries[row.entry]);
     });
     for (size_t i = 0; i < count; ++i) {
       LogitsRow& row = rows_[first + i];

@@ -12,17 +12,17 @@
 
 namespace dovetail::compute {
 
-// The end of a step: final norm and head for the rows that need logits, then the choice of tokens, log probabilities and whatever else
-// the plan asked to see. Rows go through in chunks of kRowsAtOnce, so that a long prompt's logits never lie in memory all at once.
-// Owned by the node's event loop.
+// The end of a step: final norm and head for the rows that need logits, then the choice of tokens, log probabilities
+// and whatever else the plan asked to see. Rows go through in chunks of kRowsAtOnce, so that a long prompt's logits
+// never lie in memory all at once. Owned by the node's event loop.
 class TokenSampler {
  public:
   static constexpr int kRowsAtOnce = 64;
 
   TokenSampler(const model::LoadedModel& model, kernels::Device& device, kernels::Stream& stream);
 
-  // residual: [rows of the plan, hidden]. Fills result.entries, one per plan entry. An entry that cannot be sampled says so in its own
-  // status; an error is one of the whole step.
+  // residual: [rows of the plan, hidden]. Fills result.entries, one per plan entry. An entry that cannot be sampled
+  // says so in its own status; an error is one of the whole step.
   absl::Status Run(const proto::StepPlan& plan, const float* residual, proto::StepResult& result);
 
  private:

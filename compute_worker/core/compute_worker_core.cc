@@ -50,11 +50,12 @@ absl::Status ComputeWorkerCore::CheckPlan(const StepPlan& plan) const {
     if (!batch.running) continue;
     for (const StepEntry& entry : batch.plan.entries)
       if (seen.contains(entry.sequence))
-        return InvalidArgument("sequence ", entry.sequence.value(), " is in step ", batch.plan.step.value(), " of micro-batch ",
-                               batch.plan.micro_batch.value(), ", which is still running");
+        return InvalidArgument("sequence ", entry.sequence.value(), " is in step ", batch.plan.step.value(),
+                               " of micro-batch ", batch.plan.micro_batch.value(), ", which is still running");
   }
   if (tokens == 0 || tokens > static_cast<size_t>(options_.max_step_tokens))
-    return InvalidArgument("step ", plan.step.value(), ": ", tokens, " tokens; this worker takes 1..", options_.max_step_tokens);
+    return InvalidArgument("step ", plan.step.value(), ": ", tokens, " tokens; this worker takes 1..",
+                           options_.max_step_tokens);
   return absl::OkStatus();
 }
 
@@ -83,8 +84,8 @@ absl::Status ComputeWorkerCore::AddEntry(MicroBatch& batch, int index) const {
     if (begin.empty() || begin.back().sequence != entry.sequence)
       begin.push_back({entry.sequence, entry.ctx_len, q_len, entry.block_hashes});
     // Layout entries index the step's entries of this worker on its side and of the plan on ours; offsets agree.
-    part->layouts[shard.group.value()].Add(index, shards_of_part[p]++, shard.kv_heads, shard.tokens, entry.ctx_len, q_len,
-                                           table_.softmax(shard.group));
+    part->layouts[shard.group.value()].Add(index, shards_of_part[p]++, shard.kv_heads, shard.tokens, entry.ctx_len,
+                                           q_len, table_.softmax(shard.group));
   }
   return absl::OkStatus();
 }
@@ -103,7 +104,8 @@ void ComputeWorkerCore::On(PlanArrived event, std::vector<Action>& actions) {
   const MicroBatchId id = event.plan.micro_batch;
   StepResult failure{event.plan.step, id, StepStatus::kWorkerFailed, {}, {}, {}, {}};
   if (id.value() >= micro_batches_.size() || micro_batches_[id.value()].running) {
-    failure.error = absl::StrCat("micro-batch ", id.value(), " is busy or not one of this worker's ", micro_batches_.size());
+    failure.error =
+        absl::StrCat("micro-batch ", id.value(), " is busy or not one of this worker's ", micro_batches_.size());
     ++counters_.refused_plans;
     actions.push_back(FinishStep{id, std::move(failure)});
     return;
@@ -186,7 +188,8 @@ ComputeWorkerCore::MicroBatch* ComputeWorkerCore::Running(MicroBatchId id, StepI
 void ComputeWorkerCore::On(PartialArrived event, std::vector<Action>& actions) {
   MicroBatch* batch = Running(event.micro_batch, event.step);
   const bool in_program = batch != nullptr && event.op < table_.op_count() && batch->stage < program_.size() &&
-                          program_[batch->stage].kind == StageKind::kAwaitPartials && program_[batch->stage].index == event.op;
+                          program_[batch->stage].kind == StageKind::kAwaitPartials &&
+                          program_[batch->stage].index == event.op;
   if (in_program) {
     const uint16_t group = table_.op_group[event.op].value();
     for (WorkerPart& part : batch->parts) {
@@ -229,7 +232,8 @@ void ComputeWorkerCore::Abort(MicroBatch& batch, const WorkerPart& by, bool out_
 }
 
 void ComputeWorkerCore::On(AttentionWorkerLost event, std::vector<Action>& actions) {
-  std::erase_if(workers_, [&](const AttentionWorkerAddress& a) { return a.worker == event.worker && a.epoch == event.epoch; });
+  std::erase_if(workers_,
+                [&](const AttentionWorkerAddress& a) { return a.worker == event.worker && a.epoch == event.epoch; });
   for (MicroBatch& batch : micro_batches_) {
     if (!batch.running || batch.aborted) continue;
     for (const WorkerPart& part : batch.parts) {
@@ -251,8 +255,10 @@ void ComputeWorkerCore::On(StepFailed event, std::vector<Action>& actions) {
   MicroBatch& batch = micro_batches_[event.micro_batch.value()];
   if (!batch.running) return;
   batch.dense_in_flight = false;
-  const StepStatus status = absl::IsResourceExhausted(event.status) ? StepStatus::kOutOfMemory : StepStatus::kWorkerFailed;
-  Finish(batch, StepResult{batch.plan.step, event.micro_batch, status, std::string(event.status.message()), {}, {}, {}}, actions);
+  const StepStatus status =
+      absl::IsResourceExhausted(event.status) ? StepStatus::kOutOfMemory : StepStatus::kWorkerFailed;
+  Finish(batch, StepResult{batch.plan.step, event.micro_batch, status, std::string(event.status.message()), {}, {}, {}},
+         actions);
 }
 
 void ComputeWorkerCore::Finish(MicroBatch& batch, StepResult result, std::vector<Action>& actions) {

@@ -50,7 +50,8 @@ struct AttentionWorkerLost {  // ends the steps that it has a part in; later pla
   WorkerId worker;
   Epoch epoch;
 };
-using Event = std::variant<PlanArrived, DenseDone, PartialArrived, StepRefused, SampleDone, StepFailed, AttentionWorkerLost>;
+using Event =
+    std::variant<PlanArrived, DenseDone, PartialArrived, StepRefused, SampleDone, StepFailed, AttentionWorkerLost>;
 
 // ---- actions ----
 
@@ -114,9 +115,10 @@ struct ComputeWorkerCounters {
   uint64_t dropped_frames = 0;         // late, repeated, of another epoch or step
 };
 
-// The compute worker as a value: one state machine per micro-batch, from its plan through the layers to its result. It sends q before k and
-// v, waits for every partial, and owns nothing between steps. While one micro-batch waits for attention another runs its dense pieces.
-// Single-threaded; deterministic; no clock, socket or kernel. Allocates only when a plan arrives.
+// The compute worker as a value: one state machine per micro-batch, from its plan through the layers to its result. It
+// sends q before k and v, waits for every partial, and owns nothing between steps. While one micro-batch waits for
+// attention another runs its dense pieces. Single-threaded; deterministic; no clock, socket or kernel. Allocates only
+// when a plan arrives.
 class ComputeWorkerCore {
  public:
   ComputeWorkerCore(const proto::AttentionTable& table, StepProgram program, const ComputeWorkerOptions& options);
@@ -124,7 +126,8 @@ class ComputeWorkerCore {
   // Attention workers that plans may name. A later call with the same worker replaces its epoch and node.
   void AddAttentionWorker(const AttentionWorkerAddress& address);
 
-  // Applies an event; appends actions, to be done in order. A plan that cannot run finishes at once with kWorkerFailed and says why.
+  // Applies an event; appends actions, to be done in order. A plan that cannot run finishes at once with kWorkerFailed
+  // and says why.
   void Handle(Event event, std::vector<Action>& actions);
 
   const proto::StepPlan& PlanOf(MicroBatchId id) const { return micro_batches_[id.value()].plan; }
@@ -153,7 +156,8 @@ class ComputeWorkerCore {
   void On(SampleDone event, std::vector<Action>& actions);
   void On(StepFailed event, std::vector<Action>& actions);
   void On(AttentionWorkerLost event, std::vector<Action>& actions);
-  void Abort(MicroBatch& batch, const WorkerPart& by, bool out_of_memory, const std::string& reason, std::vector<Action>& actions);
+  void Abort(MicroBatch& batch, const WorkerPart& by, bool out_of_memory, const std::string& reason,
+             std::vector<Action>& actions);
 
   absl::Status CheckPlan(const proto::StepPlan& plan) const;
   absl::Status BuildParts(MicroBatch& batch) const;
