@@ -43,13 +43,33 @@ void SchedulerNode::LoseComputeWorker(WorkerId worker) {
 void SchedulerNode::Handle(const Event& event) {
   actions_.clear();
   core_.Handle(event, clock_.Now(), actions_);
-  for (Action& action : actions_)
-    if (const absl::Status status = Perform(action); !status.ok())
-      LogError("scheduler: ", std::string(status.message()));
+  for (Action& action : actions_) {
+    const bool sends = !std::holds_alternative<EmitUpdate>(action);
+    if (sends && !unsent_.empty()) {
+      unsent_.push_back(std::move(action));
+    } else if (!Done(Perform(action))) {
+      unsent_.push_back(std::move(action));
+    }
+  }
+}
+
+bool SchedulerNode::Done(const absl::Status& status) {
+  if (absl::IsResourceExhausted(status)) return false;
+  if (!status.ok()) LogError("scheduler: ", std::string(status.message()));
+  return true;
+}
+
+int SchedulerNode::SendUnsent() {
+  int sent = 0;
+  while (!unsent_.empty() && Done(Perform(unsent_.front()))) {
+    unsent_.pop_front();
+    ++sent;
+  }
+  return sent;
 }
 
 int SchedulerNode::Poll() {
-  const int frames = port_.Poll(*this, kFramesPerPoll);
+  const int frames = SendUnsent() + port_.Poll(*this, kFramesPerPoll);
   if (clock_.Now() >= core_.NextDeadline()) Handle(Tick{});
   return frames;
 }

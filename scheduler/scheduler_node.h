@@ -1,4 +1,5 @@
 #pragma once
+#include <deque>
 #include <functional>
 #include <vector>
 
@@ -36,7 +37,7 @@ class SchedulerNode final : public transport::FrameHandler {
   // An event from outside the fabric: a request, a cancellation. What cannot be sent is logged; nothing blocks.
   void Handle(const Event& event);
 
-  // Handles what has arrived and deadlines that have passed; returns how many frames.
+  // Sends what found no room before, handles what has arrived and deadlines that have passed; returns how many frames.
   int Poll();
 
   absl::Time NextDeadline() const { return core_.NextDeadline(); }
@@ -51,7 +52,10 @@ class SchedulerNode final : public transport::FrameHandler {
     NodeId node;
   };
 
+  // kResourceExhausted: the peer reads slower than we write; the action is as before.
   absl::Status Perform(Action& action);
+  bool Done(const absl::Status& status);  // false: to be tried again
+  int SendUnsent();
   template <typename Message>
   absl::Status SendTo(WorkerId worker, Epoch epoch, proto::FrameType type, const Message& message);
   const Peer* AttentionPeer(NodeId node) const;
@@ -63,6 +67,7 @@ class SchedulerNode final : public transport::FrameHandler {
   const StepFn on_step_;
   std::vector<Peer> attention_, compute_;
   std::vector<Action> actions_;
+  std::deque<Action> unsent_;  // in order, since a peer had no room for the first; none overtakes another
 };
 
 }  // namespace dovetail::scheduler
