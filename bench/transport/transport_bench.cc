@@ -89,10 +89,6 @@ class Wire {
 void Connect(UcxPort& port, NodeId peer, Wire& wire) {
   wire.Send(port.local_address());
   DT_CHECK(port.AddPeer(peer, wire.Receive(), UcxPort::Version(), Epoch(1)).ok());
-  const auto key = port.ReceiveRegionFor(peer);
-  DT_CHECK(key.ok());
-  wire.Send(*key);
-  DT_CHECK(port.OpenRegion(peer, wire.Receive()).ok());
 }
 
 proto::FrameHeader HeaderOf(FrameType type, uint64_t step, size_t bytes) {

@@ -60,22 +60,12 @@ class ChildNode {
     return status;
   }
 
-  // Each adds the other, and lets it put into a region if `put`; "" or what went wrong.
-  std::string Join(TestNode& node, bool put, uint32_t node_epoch = 1) {
-    std::istringstream added(Ask(
-        absl::StrCat("ADD ", node.id().value(), " ", node_epoch, " ", absl::BytesToHexString(node.port->local_address()), " ",
-                     UcxPort::Version())));
-    std::string word, key;
-    added >> word >> key;
-    if (word != "ADDED") return added.str();
-    absl::Status status = node.port->AddPeer(id(), address_, version_, Epoch(epoch_));
-    if (!status.ok() || !put) return std::string(status.message());
-    status = node.port->OpenRegion(id(), absl::HexStringToBytes(key));
-    if (!status.ok()) return std::string(status.message());
-    const absl::StatusOr<std::string> own = node.port->ReceiveRegionFor(id());
-    if (!own.ok()) return std::string(own.status().message());
-    const std::string opened = Ask(absl::StrCat("OPEN ", node.id().value(), " ", absl::BytesToHexString(*own)));
-    return opened == "OPENED" ? "" : opened;
+  // Each adds the other; "" or what went wrong.
+  std::string Join(TestNode& node, uint32_t node_epoch = 1) {
+    const std::string added = Ask(absl::StrCat("ADD ", node.id().value(), " ", node_epoch, " ",
+                                               absl::BytesToHexString(node.port->local_address()), " ", UcxPort::Version()));
+    if (added != "ADDED") return added;
+    return std::string(node.port->AddPeer(id(), address_, version_, Epoch(epoch_)).message());
   }
 
  private:

@@ -1,6 +1,5 @@
 // A node in a process of its own, for tests: peer_process NODE EPOCH LANES.
-// Prints "ADDRESS <hex> <version>"; reads "ADD <node> <epoch> <hex> <version>" lines and prints "ADDED <hex of a region's key>" or the
-// error for each; reads "OPEN <node> <hex of a region's key>" lines and prints "OPENED" or the error; sends every
+// Prints "ADDRESS <hex> <version>"; reads "ADD <node> <epoch> <hex> <version>" lines and prints "ADDED" or the error for each; sends every
 // message back as it came and answers every tensor with a partial of the same bytes. Ends when stdin does.
 #include <poll.h>
 #include <unistd.h>
@@ -45,16 +44,7 @@ void AddPeer(UcxPort& port, std::istream& command) {
   std::string hex, version;
   command >> node >> epoch >> hex >> version;
   const absl::Status added = port.AddPeer(NodeId(node), absl::HexStringToBytes(hex), version, Epoch(epoch));
-  const absl::StatusOr<std::string> region = added.ok() ? port.ReceiveRegionFor(NodeId(node)) : added;
-  std::cout << (region.ok() ? "ADDED " + absl::BytesToHexString(*region) : std::string(region.status().message())) << std::endl;
-}
-
-void OpenRegion(UcxPort& port, std::istream& command) {
-  uint32_t node = 0;
-  std::string hex;
-  command >> node >> hex;
-  const absl::Status opened = port.OpenRegion(NodeId(node), absl::HexStringToBytes(hex));
-  std::cout << (opened.ok() ? "OPENED" : std::string(opened.message())) << std::endl;
+  std::cout << (added.ok() ? "ADDED" : std::string(added.message())) << std::endl;
 }
 
 int Main(char** arguments) {
@@ -63,7 +53,7 @@ int Main(char** arguments) {
   options.epoch = Epoch(static_cast<uint32_t>(std::atoi(arguments[2])));
   options.lanes = *ParseLanes(arguments[3]);
   if (options.lanes == Lanes::kTcp) options.devices = "lo";
-  options.put_min_bytes = 1;  // once a region is open
+  options.put_min_bytes = 1;
   auto port = UcxPort::Create(options);
   if (!port.ok()) {
     std::cout << port.status().message() << std::endl;
@@ -84,7 +74,6 @@ int Main(char** arguments) {
         std::string word;
         line >> word;
         if (word == "ADD") AddPeer(**port, line);
-        if (word == "OPEN") OpenRegion(**port, line);
       }
     }
     if ((*port)->Poll(echo, 64) == 0) (*port)->Wait(absl::Milliseconds(2));

@@ -83,14 +83,8 @@ inline absl::Status Add(TestNode& node, const TestNode& peer, uint32_t epoch = 1
   return node.port->AddPeer(peer.id(), peer.port->local_address(), UcxPort::Version(), Epoch(epoch));
 }
 
-// Lets `writer` put into a region of `owner`.
-inline absl::Status Open(TestNode& owner, TestNode& writer) {
-  const absl::StatusOr<std::string> key = owner.port->ReceiveRegionFor(writer.id());
-  return key.ok() ? writer.port->OpenRegion(owner.id(), *key) : key.status();
-}
-
 inline bool Connect(TestNode& a, TestNode& b) {
-  return Add(a, b).ok() && Add(b, a).ok() && Open(a, b).ok() && Open(b, a).ok() &&
+  return Add(a, b).ok() && Add(b, a).ok() &&
          PumpUntil({&a, &b}, [&] { return a.port->Connected(b.id()) && b.port->Connected(a.id()); });
 }
 

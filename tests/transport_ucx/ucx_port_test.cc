@@ -199,36 +199,6 @@ TEST_P(UcxPortTest, ARegionThatIsFullOrTooSmallIsNoObstacle) {
   }
 }
 
-TEST_P(UcxPortTest, ARegionOfARemovedPeerIsKeptUntilItsProcessHasEnded) {
-  TestNode a(Options(1)), b(Options(2, 5));
-  ASSERT_TRUE(Add(a, b, 5).ok());
-  ASSERT_TRUE(a.port->ReceiveRegionFor(b.id()).ok());
-  EXPECT_EQ(a.port->retired_region_bytes(), 0u);
-  ASSERT_TRUE(a.port->RemovePeer(b.id()).ok());
-  const uint64_t region = GetParam().lanes == Lanes::kShm ? uint64_t{64} << 20 : 0;  // TCP has none
-  EXPECT_EQ(a.port->retired_region_bytes(), region);
-  a.port->ProcessEnded(b.id(), Epoch(4));
-  EXPECT_EQ(a.port->retired_region_bytes(), region);
-  a.port->ProcessEnded(b.id(), Epoch(5));
-  EXPECT_EQ(a.port->retired_region_bytes(), 0u);
-}
-
-TEST_P(UcxPortTest, RegionKeysForSomeoneElseOrOfAnotherIncarnationAreRefused) {
-  if (GetParam().lanes != Lanes::kShm) GTEST_SKIP() << "TCP has no regions";
-  TestNode a(Options(1)), b(Options(2)), c(Options(3));
-  for (TestNode* peer : {&b, &c}) {
-    ASSERT_TRUE(Add(a, *peer).ok());
-    ASSERT_TRUE(Add(*peer, a).ok());
-  }
-  const std::string key = *a.port->ReceiveRegionFor(b.id());
-  EXPECT_EQ(c.port->OpenRegion(a.id(), key).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(b.port->OpenRegion(c.id(), key).code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(b.port->OpenRegion(a.id(), key.substr(1)).code(), absl::StatusCode::kDataLoss);
-  EXPECT_TRUE(b.port->OpenRegion(a.id(), key).ok());
-  EXPECT_EQ(b.port->OpenRegion(a.id(), key).code(), absl::StatusCode::kAlreadyExists);
-  EXPECT_EQ(a.port->ReceiveRegionFor(NodeId(9)).status().code(), absl::StatusCode::kNotFound);
-}
-
 TEST_P(UcxPortTest, RefusesAnotherVersionOfUcxInOneLine) {
   TestNode a(Options(1)), b(Options(2));
   const absl::Status refused = a.port->AddPeer(b.id(), b.port->local_address(), "1.22.0", Epoch(1));
@@ -313,10 +283,10 @@ TEST_P(UcxPortTest, TeardownWithUnsentFramesToAPeerThatReadsNothingIsBounded) {
 }
 
 TEST_P(UcxPortTest, RemovingAPeerWithUnsentFramesReturnsAtOnceAndLeavesTheOthersAlone) {
+  const auto tensor = Pattern(16 << 20, 1);  // outlives the ports: what is half sent is still read
   TestNode a(Options(1)), b(Options(2)), c(Options(3));
   ASSERT_TRUE(Connect(a, b));
   ASSERT_TRUE(Connect(a, c));
-  const auto tensor = Pattern(16 << 20, 1);
   for (int i = 0; i < 10; ++i) ASSERT_TRUE(SendTensor(a, b, i, tensor).ok());
   const absl::Time begun = SystemClock().Now();
   ASSERT_TRUE(a.port->RemovePeer(b.id()).ok());

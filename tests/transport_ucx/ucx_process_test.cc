@@ -45,7 +45,7 @@ bool RoundTrip(TestNode& node, const ChildNode& child, uint64_t step, size_t byt
 TEST_P(UcxProcessTest, TensorsGoToAnotherProcessAndBack) {
   TestNode node(OptionsFor(1, GetParam()));
   ChildNode child(2, GetParam().lanes);
-  ASSERT_EQ(child.Join(node, GetParam().put), "");
+  ASSERT_EQ(child.Join(node), "");
   uint64_t step = 0;
   for (const size_t bytes : {0ul, 1ul, 64ul, 4096ul, 12288ul, 65536ul, 786432ul, 16ul << 20})
     for (int i = 0; i < 3; ++i) EXPECT_TRUE(RoundTrip(node, child, ++step, bytes)) << bytes;
@@ -54,11 +54,11 @@ TEST_P(UcxProcessTest, TensorsGoToAnotherProcessAndBack) {
 TEST_P(UcxProcessTest, AKilledPeerIsRemovedAtOnceAndItsNextIncarnationServes) {
   TestNode node(OptionsFor(1, GetParam()));
   ChildNode other(3, GetParam().lanes);
-  ASSERT_EQ(other.Join(node, GetParam().put), "");
+  ASSERT_EQ(other.Join(node), "");
   const auto tensor = Pattern(1 << 20, 1);
   for (uint32_t epoch = 1; epoch <= 3; ++epoch) {
     ChildNode child(2, GetParam().lanes, epoch);
-    ASSERT_EQ(child.Join(node, GetParam().put), "");
+    ASSERT_EQ(child.Join(node), "");
     ASSERT_TRUE(RoundTrip(node, child, epoch, 100'000));
     child.Kill();
     // Sends fail, or run out of credit, and never block; the node does not have to wait for UCX to notice.
@@ -79,7 +79,7 @@ TEST_P(UcxProcessTest, AKilledPeerIsRemovedAtOnceAndItsNextIncarnationServes) {
 TEST_P(UcxProcessTest, APeerThatDiesIsReportedOnceByUcxOrOursToRemove) {
   TestNode node(OptionsFor(1, GetParam()));
   ChildNode child(2, GetParam().lanes);
-  ASSERT_EQ(child.Join(node, GetParam().put), "");
+  ASSERT_EQ(child.Join(node), "");
   ASSERT_TRUE(RoundTrip(node, child, 1, 1000));
   child.Kill();
   child.Reap();  // UCX does not see the death of a process that nobody has reaped
@@ -99,7 +99,7 @@ TEST_P(UcxProcessTest, APeerThatDiesIsReportedOnceByUcxOrOursToRemove) {
 TEST_P(UcxProcessTest, AStoppedPeerHoldsNobodyUpAndSpeaksInVainOnceItHasBeenReplaced) {
   TestNode node(OptionsFor(1, GetParam()));
   ChildNode child(2, GetParam().lanes, 1);
-  ASSERT_EQ(child.Join(node, GetParam().put), "");
+  ASSERT_EQ(child.Join(node), "");
   ASSERT_TRUE(RoundTrip(node, child, 1, 1000));
   child.Signal(SIGSTOP);
   const auto tensor = Pattern(1 << 20, 1);
@@ -115,7 +115,7 @@ TEST_P(UcxProcessTest, AStoppedPeerHoldsNobodyUpAndSpeaksInVainOnceItHasBeenRepl
   EXPECT_LT(SystemClock().Now() - begun, absl::Seconds(3));
 
   ChildNode next(2, GetParam().lanes, 2);
-  ASSERT_EQ(next.Join(node, GetParam().put), "");
+  ASSERT_EQ(next.Join(node), "");
   ASSERT_TRUE(RoundTrip(node, next, 5000, 1000));
   const uint64_t received = node.port->counters().frames_received;
   child.Signal(SIGCONT);
@@ -129,8 +129,8 @@ TEST_P(UcxProcessTest, NothingIsLeftInSharedMemoryByNodesThatEndOrAreKilled) {
   {
     TestNode node(OptionsFor(1, GetParam()));
     ChildNode killed(2, GetParam().lanes), ended(3, GetParam().lanes);
-    ASSERT_EQ(killed.Join(node, GetParam().put), "");
-    ASSERT_EQ(ended.Join(node, GetParam().put), "");
+    ASSERT_EQ(killed.Join(node), "");
+    ASSERT_EQ(ended.Join(node), "");
     ASSERT_TRUE(RoundTrip(node, killed, 1, 1 << 20));
     ASSERT_TRUE(RoundTrip(node, ended, 1, 1 << 20));
     killed.Kill();

@@ -9,11 +9,11 @@
 
 namespace dovetail::transport::ucx {
 
-// Memory that one incarnation of one peer may PUT into. Memory that a peer can still reach is not used for anything else: a region whose
-// peer was removed is kept, unused, until that process is known to be dead.
+// Shared memory that one incarnation of one peer may PUT into. It is an object of its own, which lives until nobody maps it: a peer that was
+// stopped and goes on after its region is gone here writes into pages that nothing else will ever use.
 class ReceiveRegion {
  public:
-  // kResourceExhausted: no memory, or no shared memory (a container's /dev/shm may be small).
+  // kResourceExhausted: no memory, or less than sixteen times as much shared memory (a container's /dev/shm may be small).
   static absl::StatusOr<std::unique_ptr<ReceiveRegion>> Create(const UcxWorker& worker, uint64_t bytes);
   ~ReceiveRegion();
 

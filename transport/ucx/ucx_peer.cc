@@ -3,12 +3,12 @@
 #include <utility>
 
 #include "absl/strings/str_join.h"
+#include "base/log.h"
 #include "transport/ucx/ucx_port.h"
 
 namespace dovetail::transport::ucx {
 namespace {
 
-inline constexpr unsigned kActiveMessageId = 1;
 inline constexpr uint64_t kMaxBytesPosted = 4 << 20;  // the rest waits where it can still be dropped
 inline constexpr uint64_t kCreditEveryFrames = kMaxFramesInFlight / 8;
 
@@ -61,8 +61,8 @@ absl::Status UcxPeer::Connect(const NodeAddress& address, Lanes lanes) {
   if (status != UCS_OK) return UcxError(status, "UCX endpoint");
   const std::vector<std::string> transports = TransportsIn(DescribeEndpoint(endpoint_));
   lane_ = absl::StrJoin(transports, ",");
-  mapped_ = CheckLanes(Lanes::kShm, transports).ok();
   DT_RETURN_IF_ERROR(CheckLanes(lanes, transports));
+  if (port_.options_.receive_region_bytes > 0 && CheckLanes(Lanes::kShm, transports).ok()) MakeRegion();
   SendControl(WireKind::kHello);
   return failure_;
 }
@@ -83,17 +83,21 @@ void UcxPeer::SendControl(WireKind kind) {
   if (kind != WireKind::kCredit) {  // greetings tell the limits, which must be alike
     frame.header.sequence = port_.options_.max_frame_bytes;
     frame.header.offset = port_.options_.max_bytes_in_flight;
+    frame.payload = std::as_bytes(std::span(region_key_));
   }
   Post(frame);
 }
 
-void UcxPeer::OnGreeting(const WireHeader& header) {
+void UcxPeer::OnGreeting(const WireHeader& header, std::string_view region_key) {
   if (header.sequence != port_.options_.max_frame_bytes || header.offset != port_.options_.max_bytes_in_flight)
     return Fail(FailedPrecondition("it takes frames of ", header.sequence, " bytes and ", header.offset, " in flight, this node ",
                                    port_.options_.max_frame_bytes, " and ", port_.options_.max_bytes_in_flight,
                                    "; start every node with the same limits"));
   if (header.kind == WireKind::kHello) SendControl(WireKind::kWelcome);
   if (connected_) return;
+  if (!region_key.empty()) {
+    if (const absl::Status opened = OpenRegion(region_key); !opened.ok()) return Fail(opened);
+  }
   connected_ = true;
   PostWaiting();
 }
@@ -190,18 +194,26 @@ void UcxPeer::OnAcknowledgement(const WireHeader& header) {
     });
 }
 
-absl::StatusOr<const ReceiveRegion*> UcxPeer::MakeRegion() {
-  if (region_ == nullptr) {
-    DT_ASSIGN_OR_RETURN(region_, ReceiveRegion::Create(*port_.worker_, port_.options_.receive_region_bytes));
+// Without a region everything goes as active messages, which is slower and nothing else.
+void UcxPeer::MakeRegion() {
+  auto region = ReceiveRegion::Create(*port_.worker_, port_.options_.receive_region_bytes);
+  auto key = region.ok() ? (*region)->RemoteKey() : region.status();
+  if (!key.ok()) {
+    LogWarning("node ", node_.value(), ": its tensors come as active messages: ", std::string(key.status().message()));
+    return;
   }
-  return region_.get();
+  region_ = *std::move(region);
+  region_key_ = Encode(RegionKey{port_.options_.node, port_.options_.epoch, node_, reinterpret_cast<uint64_t>(region_->data()),
+                                 region_->size_bytes(), *std::move(key)});
 }
 
-absl::Status UcxPeer::OpenRegion(const RegionKey& key) {
-  if (slots_ != nullptr) return absl::AlreadyExistsError("its receive region is open already");
-  if (endpoint_ == nullptr || !failure_.ok()) return absl::UnavailableError(failure_.message());
+absl::Status UcxPeer::OpenRegion(std::string_view bytes) {
+  DT_ASSIGN_OR_RETURN(const RegionKey key, DecodeRegionKey(bytes));
+  if (key.owner != node_ || key.owner_epoch != epoch_ || key.writer != port_.options_.node)
+    return InvalidArgument("region key: it is for node ", key.writer.value(), " into node ", key.owner.value(), " epoch ",
+                           key.owner_epoch.value());
   if (const ucs_status_t status = ucp_ep_rkey_unpack(endpoint_, key.rkey.data(), &remote_key_); status != UCS_OK)
-    return UcxError(status, "the key of its receive region");
+    return UcxError(status, "region key");
   remote_base_ = key.base;
   slots_ = std::make_unique<SlotAllocator>(key.bytes);
   return absl::OkStatus();
@@ -224,7 +236,7 @@ void UcxPeer::EndDelivery(const ReceiveWindow::Frame& frame) {
   delivering_tensor_ = false;
 }
 
-// The handler may still read the frame it was handed when it answers it; everything before that is over.
+// A handler that answers is still at work on the frame it was handed, whose memory therefore outlives it.
 void UcxPeer::ReleaseAnswered(const proto::FrameHeader& answer) {
   if (delivering_tensor_ && delivering_micro_batch_ == answer.micro_batch) answered_at_once_ = true;
   received_.Answer(answer.micro_batch,

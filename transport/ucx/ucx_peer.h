@@ -2,6 +2,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -28,18 +29,12 @@ class UcxPeer {
   absl::Status Connect(const NodeAddress& address, Lanes lanes);
 
   void SendControl(WireKind kind);  // kHello, kWelcome, kCredit; nothing if the last of that kind is still on its way
-  void OnGreeting(const WireHeader& header);
+  void OnGreeting(const WireHeader& header, std::string_view region_key);
 
   absl::Status Send(const proto::FrameHeader& header, WireKind kind, std::span<const std::byte> payload,
                     std::vector<std::byte>* message);
 
-  // Where the peer may PUT; made at the first call, null before.
-  absl::StatusOr<const ReceiveRegion*> MakeRegion();
-  const ReceiveRegion* region() const { return region_.get(); }
-  std::unique_ptr<ReceiveRegion> TakeRegion() { return std::move(region_); }
-
-  // Where this node may PUT. kAlreadyExists, or what UCX says to the key.
-  absl::Status OpenRegion(const RegionKey& key);
+  const ReceiveRegion* region() const { return region_.get(); }  // where the peer may PUT; null: nowhere
 
   // What a valid header of the peer says about frames of ours.
   void OnAcknowledgement(const WireHeader& header);
@@ -68,7 +63,6 @@ class UcxPeer {
   Epoch epoch() const { return epoch_; }
   bool connected() const { return connected_; }
   const absl::Status& failure() const { return failure_; }
-  bool mapped() const { return mapped_; }
   const std::string& lane() const { return lane_; }
   ReceiveWindow& received() { return received_; }
 
@@ -76,6 +70,8 @@ class UcxPeer {
   struct Callbacks;
 
   WireHeader NewHeader(WireKind kind);
+  void MakeRegion();
+  absl::Status OpenRegion(std::string_view key);
   void Place(SendWindow::Frame& frame);
   void Post(SendWindow::Frame& frame);
   void PostHeader(SendWindow::Frame& frame, std::span<const std::byte> payload);
@@ -93,7 +89,6 @@ class UcxPeer {
   const uint64_t key_;          // the peer's
   ucp_ep_h endpoint_ = nullptr;
   std::string lane_;
-  bool mapped_ = false;               // the lane is shared memory alone
   bool connected_ = false;
   bool broken_ = false;               // says UCX
   absl::Status failure_;
@@ -104,6 +99,7 @@ class UcxPeer {
   uint64_t delivered_told_ = 0;       // the last `delivered` sent to the peer
   uint64_t bytes_untold_ = 0;         // of messages handed over since
   std::unique_ptr<ReceiveRegion> region_;
+  std::string region_key_;            // for the peer
   ucp_rkey_h remote_key_ = nullptr;
   uint64_t remote_base_ = 0;
   std::unique_ptr<SlotAllocator> slots_;  // of the peer's region

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <random>
 #include <utility>
@@ -17,7 +18,6 @@
 namespace dovetail::transport::ucx {
 namespace {
 
-inline constexpr unsigned kActiveMessageId = 1;
 inline constexpr int kMaxProgressPerPoll = 64;
 inline constexpr absl::Duration kNap = absl::Milliseconds(1);
 
@@ -57,8 +57,8 @@ absl::Status UcxOptions::Validate() const {
     return InvalidArgument("max_frame_bytes: ", max_frame_bytes, " is outside 1..", proto::kMaxPayloadBytes);
   if (max_bytes_in_flight < max_frame_bytes + max_frame_bytes / 4)
     return InvalidArgument("max_bytes_in_flight: ", max_bytes_in_flight, " is less than 1.25 frames of ", max_frame_bytes, " bytes");
-  if (receive_region_bytes < SlotAllocator::kSmallestSlot)
-    return InvalidArgument("receive_region_bytes: ", receive_region_bytes, " is less than ", SlotAllocator::kSmallestSlot);
+  if (receive_region_bytes != 0 && !std::has_single_bit(receive_region_bytes))
+    return InvalidArgument("receive_region_bytes: ", receive_region_bytes, " is neither 0 nor a power of two");
   if (spin < absl::ZeroDuration() || keepalive <= absl::ZeroDuration() || close_timeout < absl::ZeroDuration())
     return InvalidArgument("spin, keepalive, close_timeout: must not be negative, nor keepalive 0");
   return absl::OkStatus();
@@ -110,7 +110,6 @@ UcxPort::~UcxPort() {
     });
     for (auto& peer : closing_) peer->ForceClose();
     closing_.clear();
-    retired_.clear();
     worker_.reset();
   }
   if (bell_fd_ >= 0) close(bell_fd_);
@@ -158,47 +157,12 @@ absl::Status UcxPort::RemovePeer(NodeId node) {
   DT_CHECK(!delivering_);
   const auto it = std::find_if(peers_.begin(), peers_.end(), [&](const auto& peer) { return peer->node() == node; });
   if (it == peers_.end()) return NotFound("node ", node.value(), " is no peer");
-  if (auto region = (*it)->TakeRegion(); region != nullptr) retired_.push_back({node, (*it)->epoch(), std::move(region)});
   (*it)->StartClose();
   closing_.push_back(std::move(*it));
   peers_.erase(it);
   by_node_.erase(node);
   ReapClosing();
   return absl::OkStatus();
-}
-
-absl::StatusOr<std::string> UcxPort::ReceiveRegionFor(NodeId node) {
-  UcxPeer* peer = Find(node);
-  if (peer == nullptr) return NotFound("node ", node.value(), " is no peer");
-  if (!peer->mapped()) return "";
-  DT_ASSIGN_OR_RETURN(const ReceiveRegion* region, peer->MakeRegion());
-  DT_ASSIGN_OR_RETURN(std::string key, region->RemoteKey());
-  return Encode(RegionKey{options_.node, options_.epoch, node, reinterpret_cast<uint64_t>(region->data()), region->size_bytes(),
-                          std::move(key)});
-}
-
-absl::Status UcxPort::OpenRegion(NodeId node, const std::string& bytes) {
-  UcxPeer* peer = Find(node);
-  if (peer == nullptr) return NotFound("node ", node.value(), " is no peer");
-  const std::string name = absl::StrCat("node ", node.value());
-  if (bytes.empty()) return absl::OkStatus();
-  auto key = DecodeRegionKey(bytes);
-  if (!key.ok()) return Annotate(key.status(), name);
-  if (key->owner != node || key->owner_epoch != peer->epoch() || key->writer != options_.node)
-    return InvalidArgument(name, ": the region key is for node ", key->writer.value(), " into node ", key->owner.value(), " epoch ",
-                           key->owner_epoch.value());
-  const absl::Status opened = peer->OpenRegion(*key);
-  return opened.ok() ? opened : Annotate(opened, name);
-}
-
-void UcxPort::ProcessEnded(NodeId node, Epoch epoch) {
-  std::erase_if(retired_, [&](const Retired& retired) { return retired.node == node && retired.epoch == epoch; });
-}
-
-uint64_t UcxPort::retired_region_bytes() const {
-  uint64_t bytes = 0;
-  for (const Retired& retired : retired_) bytes += retired.region->size_bytes();
-  return bytes;
 }
 
 void UcxPort::ReapClosing() {
@@ -247,7 +211,7 @@ void UcxPort::OnWire(const WireHeader& header, const std::byte* data, uint64_t b
   if (!peer->failure().ok()) return;
   switch (header.kind) {
     case WireKind::kHello:
-    case WireKind::kWelcome: return peer->OnGreeting(header);
+    case WireKind::kWelcome: return peer->OnGreeting(header, {reinterpret_cast<const char*>(data), bytes});
     case WireKind::kCredit: return peer->OnAcknowledgement(header);
     case WireKind::kMessage:
     case WireKind::kTensor:

@@ -18,7 +18,6 @@
 
 namespace dovetail::transport::ucx {
 
-class ReceiveRegion;
 class UcxPeer;
 class UcxWorker;
 
@@ -31,7 +30,7 @@ struct UcxOptions {
   int last_port = 0;
   uint64_t max_frame_bytes = uint64_t{256} << 20;     // of a payload; the same on every node
   uint64_t max_bytes_in_flight = uint64_t{512} << 20;  // to one peer, unread or unanswered; the same on every node
-  uint64_t receive_region_bytes = uint64_t{64} << 20;  // that a peer may PUT into; a power of two of them is used
+  uint64_t receive_region_bytes = uint64_t{64} << 20;  // that each peer may PUT into, on shared memory; a power of two; 0: none
   uint64_t put_min_bytes = 2048;                      // smaller tensors go as active messages: measured, see the ADR
   absl::Duration spin = absl::Microseconds(50);       // Wait polls this long before it sleeps
   absl::Duration keepalive = absl::Seconds(1);        // of UCX; finds some dead peers, no stopped ones
@@ -59,9 +58,9 @@ struct UcxCounters {
 };
 
 // A node's port to the nodes of other processes, over UCX. Payloads travel in active messages and are received into memory of UCX,
-// aligned to 64 bytes. On shared memory, tensors of put_min_bytes and more are PUT into a region of the receiver's instead, once it has
-// let the sender do so (ReceiveRegionFor, OpenRegion), if the region has room; docs/adr/0014-payloads-over-ucx.md says why. Either way a
-// tensor stays until this node has answered it (IsAnswer, send_window.h).
+// aligned to 64 bytes. On shared memory, tensors of put_min_bytes and more are PUT into a region that the receiver made for this peer, if
+// /dev/shm had room for one and it has room for the tensor; docs/adr/0014-payloads-over-ucx.md says why. Either way a tensor stays until
+// this node has answered it (IsAnswer, send_window.h) or removes the peer.
 //
 // Peers are made known by the control plane: each side adds the other, in any order, with the address that the other gave out. Frames may
 // be sent at once; they leave when the peer has added this node too. Frames of one peer are handed over in the order they were sent.
@@ -93,19 +92,6 @@ class UcxPort final : public Port, public Waiter {
   // half sent (4 MiB at most, and the frame that passed this) is read until it is sent or the connection breaks: such tensors must
   // stay mapped.
   absl::Status RemovePeer(NodeId node);
-
-  // For the control plane to give to `peer` alone: its permission to PUT into a region of this node, which is made at the first call and
-  // belongs to this incarnation of the peer. Empty on lanes that do not use regions. kNotFound; kResourceExhausted: no memory. Without it
-  // everything goes as active messages.
-  absl::StatusOr<std::string> ReceiveRegionFor(NodeId peer);
-
-  // The permission that `peer` gave this node; nothing happens if it is empty. kInvalidArgument, kDataLoss: it is not that. kAlreadyExists.
-  absl::Status OpenRegion(NodeId peer, const std::string& key);
-
-  // The process that was this incarnation of a removed peer has ended: its region, which it could have written until then, is given
-  // back. Before, the region is kept and never used again.
-  void ProcessEnded(NodeId node, Epoch epoch);
-  uint64_t retired_region_bytes() const;
 
   // Both sides have added each other.
   bool Connected(NodeId node) const;
@@ -157,12 +143,6 @@ class UcxPort final : public Port, public Waiter {
   std::vector<std::unique_ptr<UcxPeer>> peers_;
   absl::flat_hash_map<NodeId, UcxPeer*> by_node_;
   std::vector<std::unique_ptr<UcxPeer>> closing_;
-  struct Retired {
-    NodeId node;
-    Epoch epoch;
-    std::unique_ptr<ReceiveRegion> region;
-  };
-  std::vector<Retired> retired_;
   std::vector<PeerFailure> failures_;
   size_t next_peer_ = 0;  // whose turn it is
   bool delivering_ = false;

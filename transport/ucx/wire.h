@@ -13,6 +13,7 @@
 namespace dovetail::transport::ucx {
 
 enum class WireKind : uint16_t {
+  // Greetings tell limits: `sequence` the bytes of a frame, `offset` those in flight. On shared memory a RegionKey follows.
   kHello = 1,     // the sender has added the receiver as a peer
   kWelcome = 2,   // answers kHello: so has the receiver
   kCredit = 3,    // only tells `delivered`
@@ -21,6 +22,7 @@ enum class WireKind : uint16_t {
   kPlaced = 6,    // as kTensor, but the payload was PUT into the receiver's region at `offset` before this was sent
 };
 
+inline constexpr unsigned kActiveMessageId = 1;     // of UCX; there is no other
 inline constexpr uint32_t kWireMagic = 0x55545644;  // "DVTU"
 inline constexpr uint16_t kWireVersion = 1;
 
@@ -61,7 +63,7 @@ inline constexpr size_t kMaxWorkerAddressBytes = 16 << 10;
 std::string Encode(const NodeAddress& address);
 absl::StatusOr<NodeAddress> DecodeNodeAddress(std::string_view bytes);
 
-// Where a peer may PUT: an rkey of UCX and the address it is valid for.
+// Where a peer may PUT: an rkey of UCX and the address it is valid for. Means nothing off this host.
 struct RegionKey {
   NodeId owner;
   Epoch owner_epoch;
