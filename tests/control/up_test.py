@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """`dovetail up` as its users run it: every role a process of its own, tensors over UCX. Arguments: the dovetail binary.
 
-Compares what the cluster says with what one process says, kills workers under a stream, and looks for what a stopped cluster leaves.
+Compares what the cluster says with what one process says, kills workers under a stream, and looks for what a stopped
+cluster leaves.
 """
 import json
 import os
@@ -23,12 +24,16 @@ TOKENS = 96
 START_LIMIT = 60
 
 
+def run(*arguments):
+    return subprocess.run([BINARY, *arguments], capture_output=True, text=True, timeout=60)
+
+
 def shared_memory():
     return {name for name in os.listdir("/dev/shm") if "ucx" in name or "ucp" in name}
 
 
 def embedded(prompt):
-    done = subprocess.run([BINARY, "run", MODEL, prompt, "--raw", "--max-tokens", str(TOKENS)], capture_output=True, text=True, timeout=60)
+    done = run("run", MODEL, prompt, "--raw", "--max-tokens", str(TOKENS))
     assert done.returncode == 0, done.stderr
     return done.stdout.rstrip("\n")
 
@@ -38,7 +43,8 @@ class Up:
 
     def __init__(self, *flags):
         self.lines, self.changed = [], threading.Condition()
-        self.process = subprocess.Popen([BINARY, "up", MODEL, "--port", "0", *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.process = subprocess.Popen([BINARY, "up", MODEL, "--port", "0", *flags], stdout=subprocess.PIPE,
+                                        stderr=subprocess.STDOUT, text=True)
         self.reader = threading.Thread(target=self._read)
         self.reader.start()
         ready = self.wait_for(r"^ready: (http://\S+)  \(scheduler (\S+);")
@@ -65,7 +71,7 @@ class Up:
                 self.changed.wait(end - time.monotonic())
 
     def status(self):
-        done = subprocess.run([BINARY, "status", "--scheduler", self.scheduler], capture_output=True, text=True, timeout=20)
+        done = run("status", "--scheduler", self.scheduler)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -81,15 +87,18 @@ class Up:
             assert time.monotonic() < end, status
 
     def children(self):
-        found = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(self.process.pid)], capture_output=True, text=True).stdout
-        return {int(line.split(None, 1)[0]): line.split(None, 1)[1] for line in found.splitlines() if "dovetail" in line}
+        listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(self.process.pid)], capture_output=True,
+                                text=True, check=False).stdout
+        found = (line.split(None, 1) for line in listed.splitlines() if "dovetail" in line)
+        return {int(pid): arguments for pid, arguments in found}
 
     def pid_of(self, name):
         return next(pid for pid, arguments in self.children().items() if f"--name {name} " in arguments)
 
     def stream(self, prompt, **fields):
         body = {"model": "x", "prompt": prompt, "temperature": 0, "max_tokens": TOKENS, "stream": True, **fields}
-        request = urllib.request.Request(self.url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        request = urllib.request.Request(self.url + "/v1/completions", json.dumps(body).encode(),
+                                         {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as response:
             for line in response:
                 if line.startswith(b"data: {"):
@@ -124,7 +133,7 @@ class UpTest(unittest.TestCase):
             for prompt in PROMPTS:
                 self.assertEqual(up.complete(prompt), expected[prompt])
 
-            # A worker is killed under a stream: the rest of it is computed elsewhere, and another worker takes its place.
+            # A worker is killed under a stream: the rest of it is computed elsewhere, and another takes its place.
             for victim in ("attention-1", "attention-2", "attention-3", "compute-1"):
                 seen = len(up.lines)
                 text = ""
@@ -156,7 +165,7 @@ class UpTest(unittest.TestCase):
 
 class CommandLineTest(unittest.TestCase):
     def fails(self, *arguments):
-        done = subprocess.run([BINARY, *arguments], capture_output=True, text=True, timeout=30)
+        done = run(*arguments)
         self.assertNotEqual(done.returncode, 0, done.stdout)
         last = done.stderr.strip().splitlines()[-1]
         self.assertTrue(last.startswith("dovetail: "), done.stderr)
@@ -166,20 +175,23 @@ class CommandLineTest(unittest.TestCase):
         with socket.socket() as held:  # bound, not listening: nobody answers there
             held.bind(("127.0.0.1", 0))
             nobody = f"127.0.0.1:{held.getsockname()[1]}"
-            self.assertIn("'http://x' is no address; write HOST:PORT", self.fails("status", "--scheduler", "http://x"))
-            self.assertIn(f"scheduler {nobody}: cannot be reached; is it running", self.fails("status", "--scheduler", nobody))
-            self.assertIn(f"scheduler {nobody}: cannot be reached",
-                          self.fails("attention-worker", "--scheduler", nobody, "--kv-capacity", "1MiB", "--join-timeout", "0"))
-            self.assertIn("--kv-capacity: 'lots' is no size", self.fails("attention-worker", "--kv-capacity", "lots"))
-            self.assertIn("'9-1' is no range of ports", self.fails("attention-worker", "--kv-capacity", "1MiB", "--data-ports", "9-1"))
-            self.assertIn("give all three", self.fails("status", "--tls-cert", "x.pem"))
+            worker = ("attention-worker", "--kv-capacity", "1MiB")
+            for arguments, text in (
+                    (("status", "--scheduler", "http://x"), "'http://x' is no address; write HOST:PORT"),
+                    (("status", "--scheduler", nobody), f"scheduler {nobody}: cannot be reached; is it running"),
+                    ((*worker, "--scheduler", nobody, "--join-timeout", "0"), f"scheduler {nobody}: cannot be reached"),
+                    (("attention-worker", "--kv-capacity", "lots"), "--kv-capacity: 'lots' is no size"),
+                    ((*worker, "--data-ports", "9-1"), "'9-1' is no range of ports"),
+                    (("status", "--tls-cert", "x.pem"), "give all three")):
+                self.assertIn(text, self.fails(*arguments))
 
     def test_a_second_scheduler_on_a_port_is_refused(self):
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             address = f"127.0.0.1:{taken.getsockname()[1]}"
-            self.assertIn(f"--listen {address}: cannot listen there; the port is taken", self.fails("scheduler", "--listen", address))
+            refused = self.fails("scheduler", "--listen", address)
+            self.assertIn(f"--listen {address}: cannot listen there; the port is taken", refused)
 
     def test_a_lane_that_this_host_lacks_is_refused(self):
         self.assertIn("rc", self.fails("scheduler", "--listen", "127.0.0.1:0", "--lanes", "rc"))

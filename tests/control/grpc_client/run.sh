@@ -1,7 +1,8 @@
 #!/bin/bash
 # A gRPC client generated from the public definition of VllmEngine (PyPI smg-grpc-proto) against a cluster.
 #   run.sh DOVETAIL_BINARY
-# Exits 77 (skipped) when the model is not there, or the client cannot be installed. The environment is kept for the next run.
+# Exits 77 (skipped) when the model is not there, or the client cannot be installed. The environment is kept for the
+# next run.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 export DOVETAIL_BINARY="$1"
@@ -13,7 +14,8 @@ venv="${DOVETAIL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/dovetail}/grpc-client-$s
 if [[ ! -f "$venv/complete" ]]; then
   rm -rf "$venv"
   mkdir -p "$(dirname "$venv")"
-  if ! { python3 -m venv "$venv" && "$venv/bin/pip" install --quiet --disable-pip-version-check -r "$here/requirements.txt"; }; then
+  if ! { python3 -m venv "$venv" &&
+         "$venv/bin/pip" install --quiet --disable-pip-version-check -r "$here/requirements.txt"; }; then
     echo "skipped: grpc_client: cannot install the client from PyPI" && exit 77
   fi
   touch "$venv/complete"

@@ -23,8 +23,8 @@ PROMPT = [1, 403, 407, 261, 378]
 @pytest.fixture(scope="session")
 def cluster():
     process = subprocess.Popen(
-        [os.environ["DOVETAIL_BINARY"], "up", os.environ["DOVETAIL_MODEL"], "--attention-workers", "2", "--port", "0", "--grpc-listen",
-         "127.0.0.1:0", "--api-key", KEY, "--placement", "mixed", "--shutdown-timeout", "1"],
+        [os.environ["DOVETAIL_BINARY"], "up", os.environ["DOVETAIL_MODEL"], "--attention-workers", "2", "--port", "0",
+         "--grpc-listen", "127.0.0.1:0", "--api-key", KEY, "--placement", "mixed", "--shutdown-timeout", "1"],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     found = {}
     for line in process.stdout:
@@ -70,7 +70,8 @@ def generate(stub, made):
 
 
 def over_http(cluster, **fields):
-    body = {"model": "stories260K-f32", "temperature": 0, "max_tokens": 24, "ignore_eos": True, "return_token_ids": True} | fields
+    body = {"model": "stories260K-f32", "temperature": 0, "max_tokens": 24, "ignore_eos": True}
+    body |= {"return_token_ids": True} | fields
     made = urllib.request.Request(f"http://{cluster['http']}/v1/completions", json.dumps(body).encode(),
                                   {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"})
     return json.load(urllib.request.urlopen(made, timeout=60))["choices"][0]
@@ -91,8 +92,10 @@ def test_without_stream_there_is_one_answer_a_choice(stub):
     messages = generate(stub, request(stream=False, sampling={"n": 3, "temperature": 1.0, "seed": 5}))
     assert sorted(m.complete.index for m in messages) == [0, 1, 2]
     again = generate(stub, request(stream=False, sampling={"n": 3, "temperature": 1.0, "seed": 5}))
-    key = lambda m: m.complete.index
-    assert [list(m.complete.output_ids) for m in sorted(messages, key=key)] == [list(m.complete.output_ids) for m in sorted(again, key=key)]
+
+    def by_choice(answers):
+        return {answer.complete.index: list(answer.complete.output_ids) for answer in answers}
+    assert by_choice(messages) == by_choice(again)
 
 
 def test_text_is_tokenised_as_over_http(stub, cluster):

@@ -1,0 +1,234 @@
+#!/usr/bin/env python3
+"""The roles of a cluster started by hand, as on several hosts: mutual TLS, a join token, tensors over TCP within a
+range of ports.
+
+Arguments: the dovetail binary.
+"""
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+import urllib.request
+
+BINARY = sys.argv.pop(1)
+DATA = os.environ.get("DOVETAIL_TEST_DATA")
+MODEL = os.path.join(DATA, "models/stories260K/stories260K-f32.gguf") if DATA else None
+FIRST_PORT = 20000 + os.getpid() % 20000  # of 40
+PORTS = f"{FIRST_PORT}-{FIRST_PORT + 39}"
+
+
+def run(*arguments):
+    return subprocess.run([BINARY, *arguments], capture_output=True, text=True, timeout=60)
+
+
+def openssl(*arguments):
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+
+
+class Certificates:
+    """A CA and what it signs, in a folder."""
+
+    def __init__(self, folder, name="ca"):
+        self.folder, self.name = folder, name
+        openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", self.path(f"{name}.key"), "-out",
+                self.path(f"{name}.pem"), "-days", "2", "-subj", f"/CN={name}")
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def issue(self, name, days="2"):
+        key, request, cert = self.path(f"{name}.key"), self.path(f"{name}.csr"), self.path(f"{name}.pem")
+        openssl("req", "-newkey", "rsa:2048", "-nodes", "-keyout", key + ".new", "-out", request, "-subj",
+                f"/CN={name}")
+        with open(self.path("san"), "w", encoding="ascii") as san:
+            san.write("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+        openssl("x509", "-req", "-in", request, "-CA", self.path(f"{self.name}.pem"), "-CAkey",
+                self.path(f"{self.name}.key"), "-CAcreateserial", "-days", days, "-extfile", self.path("san"), "-out",
+                cert + ".new")
+        os.replace(key + ".new", key)
+        os.replace(cert + ".new", cert)
+
+    def flags(self, name, ca=None):
+        return ["--tls-cert", self.path(f"{name}.pem"), "--tls-key", self.path(f"{name}.key"), "--tls-ca",
+                self.path(f"{ca or self.name}.pem")]
+
+
+class Role:
+    """A process whose lines are read as they come; ended by `with`."""
+
+    def __init__(self, *arguments):
+        self.lines, self.changed = [], threading.Condition()
+        self.process = subprocess.Popen([BINARY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                        text=True)
+        self.reader = threading.Thread(target=self._read)
+        self.reader.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.send_signal(signal.SIGCONT)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.reader.join()
+            raise AssertionError("did not end within 30 s of SIGTERM:\n" + "\n".join(self.lines)) from None
+        self.reader.join()
+        self.process.stdout.close()
+
+    def _read(self):
+        for line in self.process.stdout:
+            with self.changed:
+                self.lines.append(line.rstrip("\n"))
+                self.changed.notify_all()
+        with self.changed:
+            self.lines.append("(end)")
+            self.changed.notify_all()
+
+    def wait_for(self, pattern, limit=30):
+        end = time.monotonic() + limit
+        with self.changed:
+            while True:
+                for line in self.lines:
+                    if found := re.search(pattern, line):
+                        return found
+                if self.lines and self.lines[-1] == "(end)" or time.monotonic() > end:
+                    raise AssertionError(f"no line matches {pattern}:\n" + "\n".join(self.lines))
+                self.changed.wait(end - time.monotonic())
+
+
+def listening_ports(pid):
+    """TCP ports that a process listens on."""
+    inodes = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            link = os.readlink(f"/proc/{pid}/fd/{name}")
+        except OSError:
+            continue
+        if link.startswith("socket:["):
+            inodes.add(link[8:-1])
+    ports = set()
+    for table in ("tcp", "tcp6"):
+        with open(f"/proc/{pid}/net/{table}", encoding="ascii") as rows:
+            for row in rows.readlines()[1:]:
+                fields = row.split()
+                if fields[3] == "0A" and fields[9] in inodes:
+                    ports.add(int(fields[1].split(":")[1], 16))
+    return ports
+
+
+class RolesTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.certificates = Certificates(self.folder)
+        for name in ("scheduler", "worker", "server"):
+            self.certificates.issue(name)
+        self.token = os.path.join(self.folder, "token")
+        with open(self.token, "w", encoding="ascii") as token:
+            token.write("a-secret-of-this-cluster\n")
+        self.data = ["--lanes", "tcp", "--data-devices", "lo", "--data-ports", PORTS]
+
+    def control(self, name, address):
+        return ["--scheduler", address, "--join-token-file", self.token, *self.certificates.flags(name)]
+
+    def scheduler(self, *flags):
+        return Role("scheduler", "--listen", "127.0.0.1:0", "--join-token-file", self.token, *self.data, *flags,
+                    *self.certificates.flags("scheduler"))
+
+    def worker(self, address, name, *flags):
+        return Role("attention-worker", "--kv-capacity", "8MiB", "--name", name, "--threads", "1", *self.data,
+                    *self.control("worker", address), *flags)
+
+    def test_a_cluster_with_mutual_tls_a_token_and_tcp_lanes_in_a_range_of_ports(self):
+        expected = run("run", MODEL, "Once upon a time", "--raw", "--max-tokens", "40")
+        self.assertEqual(expected.returncode, 0, expected.stderr)
+        with self.scheduler() as scheduler:
+            address = scheduler.wait_for(r"^listening on (\S+)").group(1)
+            with (self.worker(address, "a1") as one, self.worker(address, "a2") as two,
+                  Role("compute-worker", MODEL, "--name", "c1", "--threads", "1", *self.data,
+                       *self.control("worker", address)) as compute,
+                  Role("server", "--port", "0", "--ignore-model-name", "--shutdown-timeout", "1",
+                       *self.control("server", address)) as server):
+                url = server.wait_for(r"^listening on (http://\S+)").group(1)
+                for name in ("a1", "a2", "c1"):
+                    self.assertIn("tcp", scheduler.wait_for(rf"{name} serves as .* over (\S+)").group(1))
+                body = {"model": "x", "prompt": "Once upon a time", "temperature": 0, "max_tokens": 40}
+                request = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode(),
+                                                 {"Content-Type": "application/json"})
+                with urllib.request.urlopen(request, timeout=60) as response:
+                    text = json.load(response)["choices"][0]["text"]
+                self.assertEqual(text, expected.stdout.rstrip("\n"))
+                for role in (one, two, compute):
+                    ports = listening_ports(role.process.pid)
+                    self.assertTrue(ports, "a worker listens for tensors")
+                    self.assertTrue(all(FIRST_PORT <= port < FIRST_PORT + 40 for port in ports), ports)
+
+                # Certificates renewed under the scheduler, and a CA that replaces the old one, are used at once.
+                renewed = Certificates(self.folder, "ca2")
+                for name in ("scheduler", "worker"):
+                    renewed.issue(name)
+                shutil.copyfile(renewed.path("ca2.pem"), self.certificates.path("ca.pem.new"))
+                os.replace(self.certificates.path("ca.pem.new"), self.certificates.path("ca.pem"))
+                with self.worker(address, "a3") as three:
+                    three.wait_for("a3 is attention worker")
+                    scheduler.wait_for("a3 serves as")
+
+    def test_who_lacks_the_token_or_a_certificate_is_told_so_and_the_cluster_goes_on(self):
+        with self.scheduler() as scheduler:
+            address = scheduler.wait_for(r"^listening on (\S+)").group(1)
+            worker = ["attention-worker", "--kv-capacity", "1MiB", "--join-timeout", "0", *self.data, "--scheduler",
+                      address]
+            token = ["--join-token-file", self.token]
+
+            def fails(*arguments):
+                done = run(*arguments)
+                self.assertEqual(done.returncode, 1, done.stderr)
+                return done.stderr.strip().splitlines()[-1]
+
+            self.assertIn("the join token is missing", fails(*worker, *self.certificates.flags("worker")))
+            self.assertIn("it may ask for TLS", fails(*worker, *token))
+            self.certificates.issue("late", days="-1")
+            self.assertIn("late.pem expired on", fails(*worker, *token, *self.certificates.flags("late")))
+            Certificates(self.folder, "stranger").issue("foreign")
+            foreign = [*self.certificates.flags("foreign")]
+            self.assertIn("cannot be reached", fails(*worker, *token, *foreign))
+            distrusting = self.certificates.flags("worker", "stranger")
+            self.assertIn("the TLS handshake failed", fails(*worker, *token, *distrusting))
+            path = self.certificates.path
+            mixed = ["--tls-cert", path("worker.pem"), "--tls-key", path("late.key"), "--tls-ca", path("ca.pem")]
+            self.assertIn("is not the key of the certificate", fails(*worker, *token, *mixed))
+            status = run("status", *self.control("worker", address))
+            self.assertEqual(status.returncode, 0, status.stderr)
+            self.assertIn("no compute worker has joined yet", status.stdout)
+
+    def test_a_worker_that_is_stopped_is_fenced_within_its_lease_and_joins_anew_when_it_goes_on(self):
+        with self.scheduler("--lease-ms", "400") as scheduler:
+            address = scheduler.wait_for(r"^listening on (\S+)").group(1)
+            with self.worker(address, "a1") as worker:
+                number = worker.wait_for(r"a1 is attention worker (\d+)").group(1)
+                while " waiting " not in run("status", *self.control("worker", address)).stdout:  # its lease has begun
+                    pass
+                worker.process.send_signal(signal.SIGSTOP)
+                begun = time.monotonic()
+                scheduler.wait_for(rf"worker {number} is out: silent for 400 ms")
+                self.assertLess(time.monotonic() - begun, 1.5)
+                worker.process.send_signal(signal.SIGCONT)
+                scheduler.wait_for(rf"a1 joins as attention worker (?!{number}:)")
+
+
+if __name__ == "__main__":
+    if MODEL is None or not os.path.exists(MODEL):
+        print("missing test data: models/stories260K/stories260K-f32.gguf")
+        sys.exit(77)
+    unittest.main(verbosity=2)
