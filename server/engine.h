@@ -11,8 +11,9 @@
 
 namespace dovetail::server {
 
-// Receives what happens to one request. Called on the engine's thread, in order; must return at once (post to your own thread) and must
-// not call the Engine. The engine keeps the sink alive until it delivered the update with request_finished.
+// Receives what happens to one request. Called on the engine's thread, in order; must return at once (post to your own
+// thread) and must not call the Engine. The engine keeps the sink alive until it delivered the update with
+// request_finished.
 class GenerationSink {
  public:
   virtual ~GenerationSink() = default;
@@ -33,16 +34,18 @@ struct EngineStats {
   std::string error;
 };
 
-// Generates tokens. The embedded cluster implements it in this process; a client of a remote scheduler will too. Thread-safe; nothing
-// blocks for longer than a queue push.
+// Generates tokens. The embedded cluster implements it in this process; a client of a remote scheduler will too.
+// Thread-safe; nothing blocks for longer than a queue push.
 class Engine {
  public:
   virtual ~Engine() = default;
 
-  // Takes the request (its id is chosen here and returned). The sink hears of everything that follows, at least the end.
-  // kResourceExhausted: the queue is full, nothing was taken. kUnavailable: draining or dead. kInvalidArgument: can never run here
-  // (empty prompt, prompt and max_tokens beyond the model's positions, more KV than all workers have).
-  virtual absl::StatusOr<RequestId> Submit(scheduler::GenerationRequest request, std::shared_ptr<GenerationSink> sink) = 0;
+  // Takes the request (its id is chosen here and returned). The sink hears of everything that follows, at least the
+  // end. kResourceExhausted: the queue is full, nothing was taken. kUnavailable: draining or dead. kInvalidArgument:
+  // can never run here (empty prompt, prompt and max_tokens beyond the model's positions, more KV than all workers
+  // have).
+  virtual absl::StatusOr<RequestId> Submit(scheduler::GenerationRequest request,
+                                           std::shared_ptr<GenerationSink> sink) = 0;
 
   virtual void Cancel(RequestId request) = 0;                      // unknown or finished: nothing happens
   virtual void StopChoice(RequestId request, int choice) = 0;      // a stop string was found

@@ -43,7 +43,12 @@ struct Attribute { ExprPtr object; std::string name; };
 struct Subscript { ExprPtr object, index; };
 struct Slice { ExprPtr object, begin, end, step; };  // each of the last three may be null
 struct Call { ExprPtr callee; CallArguments arguments; };
-struct FilterCall { ExprPtr input; std::string name; Filter filter; CallArguments arguments; };  // input null: a block's text
+struct FilterCall {
+  ExprPtr input;
+  std::string name;
+  Filter filter;
+  CallArguments arguments;
+};  // input null: a block's text
 struct TestCall { ExprPtr input; std::string name; Test test; CallArguments arguments; };
 
 struct Expr {

@@ -42,7 +42,8 @@ size_t StepBudget(const TemplateLimits& limits, const InputSize& size, size_t me
 
 absl::Status CheckInputs(const RenderInputs& inputs) {
   if (!inputs.messages.is_array()) return InvalidArgument("messages must be a list");
-  if (!inputs.extra.is_null() && !inputs.extra.is_object()) return InvalidArgument("chat_template_kwargs must be an object");
+  if (!inputs.extra.is_null() && !inputs.extra.is_object())
+    return InvalidArgument("chat_template_kwargs must be an object");
   if (inputs.continue_final_message) {
     if (inputs.add_generation_prompt) {
       return InvalidArgument("continue_final_message and add_generation_prompt exclude each other: set one to false");
@@ -107,7 +108,8 @@ std::string FinalText(const ordered_json& message) {
   if (content.is_string()) return content.get<std::string>();
   if (!content.is_array()) return "";
   for (auto part = content.rbegin(); part != content.rend(); ++part) {
-    if (part->is_object() && part->contains("text") && (*part)["text"].is_string()) return (*part)["text"].get<std::string>();
+    if (part->is_object() && part->contains("text") && (*part)["text"].is_string())
+      return (*part)["text"].get<std::string>();
   }
   return "";
 }
@@ -118,8 +120,9 @@ absl::StatusOr<jinja::Text> CutAfterFinalMessage(const jinja::Text& text, const 
   const jinja::Text trimmed = jinja::Strip(final_text, jinja::Side::kBoth);
   const size_t at = jinja::FindLastBytes(text.view(), trimmed.view());
   if (trimmed.empty() || at == std::string_view::npos) {
-    return InvalidArgument("continue_final_message: the template does not show the text of the last message, so it cannot be "
-                           "continued");
+    return InvalidArgument(
+        "continue_final_message: the template does not show the text of the last message, so it cannot be "
+        "continued");
   }
   const jinja::Text with_tail = jinja::Strip(final_text, jinja::Side::kLeft);
   const bool kept = text.view().substr(at).starts_with(with_tail.view());
@@ -139,7 +142,9 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Parse(std::string_view source, const 
   return ChatTemplate(std::make_shared<const jinja::Ast>(std::move(ast)), limits);
 }
 
-absl::StatusOr<RenderedPrompt> ChatTemplate::Render(const RenderInputs& inputs) const { return Render(inputs, nullptr); }
+absl::StatusOr<RenderedPrompt> ChatTemplate::Render(const RenderInputs& inputs) const {
+  return Render(inputs, nullptr);
+}
 
 absl::StatusOr<RenderedPrompt> ChatTemplate::Render(const RenderInputs& inputs, size_t* steps_used) const {
   DT_RETURN_IF_ERROR(CheckInputs(inputs));

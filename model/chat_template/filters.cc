@@ -28,7 +28,8 @@ Result ReadPath(Runtime& runtime, Value value, const Value& path) {
   while (true) {
     const size_t dot = std::min(rest.find('.'), rest.size());
     const std::string part(rest.substr(0, dot));
-    const bool is_index = !part.empty() && part.size() < 10 && part.find_first_not_of("0123456789") == std::string::npos;
+    const bool is_index =
+        !part.empty() && part.size() < 10 && part.find_first_not_of("0123456789") == std::string::npos;
     const Value key = is_index ? Value(int64_t{std::stoll(part)}) : Value::String(part);
     DT_ASSIGN_OR_RETURN(value, GetItem(runtime, value, key));
     if (dot == rest.size()) return value;
@@ -74,7 +75,8 @@ absl::Status SortKeyed(Runtime& runtime, std::vector<Keyed>& items, bool reverse
   return absl::OkStatus();
 }
 
-Result SortValues(Runtime& runtime, const std::vector<Value>& values, const Value* path, bool case_sensitive, bool reverse) {
+Result SortValues(Runtime& runtime, const std::vector<Value>& values, const Value* path, bool case_sensitive,
+                  bool reverse) {
   std::vector<Keyed> keyed;
   for (const Value& value : values) {
     DT_ASSIGN_OR_RETURN(Value key, KeyOf(runtime, value, path));
@@ -135,7 +137,8 @@ template <bool last>
 Result EndFilter(Runtime& runtime, const Value& self, const Args& args) {
   DT_RETURN_IF_ERROR(BoundArgs::Bind(last ? "last" : "first", args, {}).status());
   DT_ASSIGN_OR_RETURN(const std::vector<Value> values, Iterate(runtime, self));
-  if (values.empty()) return Value(Undefined{runtime.Keep(last ? "last item of an empty sequence" : "first item of an empty sequence")});
+  if (values.empty())
+    return Value(Undefined{runtime.Keep(last ? "last item of an empty sequence" : "first item of an empty sequence")});
   return last ? values.back() : values.front();
 }
 
@@ -178,7 +181,8 @@ Result SelectFilter(Runtime& runtime, const Value& self, const Args& args) {
   if (args.positional.size() > kTestAt) {
     const Value& name = args.positional[kTestAt];
     test = name.IsString() ? FindTest(name.view()) : nullptr;
-    if (!test) return InvalidArgument("No test named '", name.IsString() ? std::string(name.view()) : TypeName(name), "'");
+    if (!test)
+      return InvalidArgument("No test named '", name.IsString() ? std::string(name.view()) : TypeName(name), "'");
   }
   const Args rest = Tail(args, kTestAt + 1);
   if (!self.Truthy()) return NewListOf(runtime, {});  // Jinja does not even look at what it would iterate
@@ -209,7 +213,8 @@ Result MapFilter(Runtime& runtime, const Value& self, const Args& args) {
   }
   const Value& name = args.positional[0];
   const Filter filter = name.IsString() ? FindFilter(name.view()) : nullptr;
-  if (!filter) return InvalidArgument("No filter named '", name.IsString() ? std::string(name.view()) : TypeName(name), "'");
+  if (!filter)
+    return InvalidArgument("No filter named '", name.IsString() ? std::string(name.view()) : TypeName(name), "'");
   if (filter == &MapFilter) return InvalidArgument("map cannot be mapped over a sequence");
   const Args rest = Tail(args, 1);
   for (Value& value : values) {
@@ -235,7 +240,8 @@ Result UniqueFilter(Runtime& runtime, const Value& self, const Args& args) {
 }
 
 Result GroupByFilter(Runtime& runtime, const Value& self, const Args& args) {
-  DT_ASSIGN_OR_RETURN(const auto bound, BoundArgs::Bind("groupby", args, {"attribute", "default", "case_sensitive"}, 1));
+  DT_ASSIGN_OR_RETURN(const auto bound,
+                      BoundArgs::Bind("groupby", args, {"attribute", "default", "case_sensitive"}, 1));
   DT_ASSIGN_OR_RETURN(const Value sorted, SortFilter(runtime, self, Args{{}, {{"attribute", *bound[0]}}}));
   std::vector<Value> groups;
   for (const Value& value : sorted.list().items) {
@@ -258,7 +264,8 @@ Result GroupByFilter(Runtime& runtime, const Value& self, const Args& args) {
 Result BatchFilter(Runtime& runtime, const Value& self, const Args& args) {
   DT_ASSIGN_OR_RETURN(const auto bound, BoundArgs::Bind("batch", args, {"linecount", "fill_with"}, 1));
   DT_ASSIGN_OR_RETURN(const int64_t size, bound.Integer(0, 1));
-  if (size < 1 || static_cast<size_t>(size) > runtime.limits().list_items) return InvalidArgument("batch: bad size ", size);
+  if (size < 1 || static_cast<size_t>(size) > runtime.limits().list_items)
+    return InvalidArgument("batch: bad size ", size);
   DT_ASSIGN_OR_RETURN(const std::vector<Value> values, Iterate(runtime, self));
   std::vector<Value> out;
   for (const Value& value : values) {
@@ -276,7 +283,8 @@ Result BatchFilter(Runtime& runtime, const Value& self, const Args& args) {
 
 template <bool want_max>
 Result ExtremeFilter(Runtime& runtime, const Value& self, const Args& args) {
-  DT_ASSIGN_OR_RETURN(const auto bound, BoundArgs::Bind(want_max ? "max" : "min", args, {"case_sensitive", "attribute"}));
+  DT_ASSIGN_OR_RETURN(const auto bound,
+                      BoundArgs::Bind(want_max ? "max" : "min", args, {"case_sensitive", "attribute"}));
   DT_ASSIGN_OR_RETURN(const std::vector<Value> values, Iterate(runtime, self));
   if (values.empty()) return Value(Undefined{runtime.Keep("extreme of an empty sequence")});
   Value best, best_key;
@@ -324,7 +332,8 @@ Result IntFilter(Runtime& runtime, const Value& self, const Args& args) {
   const int64_t integer = std::strtoll(text.c_str(), &end, static_cast<int>(base));
   if (!text.empty() && *end == '\0' && errno == 0) return Value(integer);
   const double number = std::strtod(text.c_str(), &end);
-  if (!text.empty() && *end == '\0' && base == 10 && std::abs(number) < 9.2e18) return Value(static_cast<int64_t>(number));
+  if (!text.empty() && *end == '\0' && base == 10 && std::abs(number) < 9.2e18)
+    return Value(static_cast<int64_t>(number));
   return otherwise;
 }
 

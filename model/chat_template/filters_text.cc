@@ -94,7 +94,8 @@ Result IndentFilter(Runtime& runtime, const Value& self, const Args& args) {
     const bool is_blank = lines[i].view() == "\n" || lines[i].view() == "\r\n";
     if (i == 0 ? first : blank || !is_blank) {
       DT_RETURN_IF_ERROR(runtime.ChargeBytes(indent.Cost()));
-      if (out.size() + indent.size() > runtime.string_bytes_max()) return runtime.ChargeString(out.size() + indent.size());
+      if (out.size() + indent.size() > runtime.string_bytes_max())
+        return runtime.ChargeString(out.size() + indent.size());
       out.Append(indent);
     }
     out.Append(lines[i]);
@@ -176,7 +177,8 @@ absl::Status ReadIndent(const BoundArgs& bound, size_t i, JsonFormat& format) {
 
 Result ToJsonFilter(Runtime& runtime, const Value& self, const Args& args) {
   // The order of transformers' tojson.
-  DT_ASSIGN_OR_RETURN(const auto bound, BoundArgs::Bind("tojson", args, {"ensure_ascii", "indent", "separators", "sort_keys"}));
+  DT_ASSIGN_OR_RETURN(const auto bound,
+                      BoundArgs::Bind("tojson", args, {"ensure_ascii", "indent", "separators", "sort_keys"}));
   JsonFormat format;
   // Jinja's own tojson takes the indentation first; ensure_ascii is a bool in every template that passes it.
   const bool indent_first = bound[0] && bound[0]->kind() == Kind::kInt;
@@ -184,8 +186,8 @@ Result ToJsonFilter(Runtime& runtime, const Value& self, const Args& args) {
   DT_RETURN_IF_ERROR(ReadIndent(bound, indent_first ? 0 : 1, format));
   format.sort_keys = bound.Truthy(3, false);
   if (bound[2] && !bound[2]->IsNone()) {
-    const bool is_pair = bound[2]->IsList() && bound[2]->list().items.size() == 2 && bound[2]->list().items[0].IsString() &&
-                         bound[2]->list().items[1].IsString();
+    const bool is_pair = bound[2]->IsList() && bound[2]->list().items.size() == 2 &&
+                         bound[2]->list().items[0].IsString() && bound[2]->list().items[1].IsString();
     if (!is_pair) return InvalidArgument("tojson: separators must be a pair of strings");
     format.item_separator = std::string(bound[2]->list().items[0].view());
     format.key_separator = std::string(bound[2]->list().items[1].view());

@@ -87,7 +87,8 @@ absl::StatusOr<Text> FormatNumber(const Value& value, const Spec& spec) {
   std::string digits, prefix;
   if (wants_integer) {
     const double number = value.number();
-    if (!value.IsInteger() && !(std::abs(number) < 9e18)) return InvalidArgument("cannot convert the float to an integer");
+    if (!value.IsInteger() && !(std::abs(number) < 9e18))
+      return InvalidArgument("cannot convert the float to an integer");
     const int64_t integer = value.IsInteger() ? value.integer() : static_cast<int64_t>(number);
     negative = integer < 0;
     digits = IntegerDigits(negative ? 0 - static_cast<uint64_t>(integer) : static_cast<uint64_t>(integer), spec.type);
@@ -275,7 +276,8 @@ absl::StatusOr<Text> FormatPercent(Runtime& runtime, const Text& format, const V
     if (at < text.size() && text[at] == '(') {
       const size_t close = text.find(')', at);
       if (close == std::string_view::npos || !values.IsDict()) return InvalidArgument("format requires a mapping");
-      DT_ASSIGN_OR_RETURN(value, GetItem(runtime, values, Value::String(std::string(text.substr(at + 1, close - at - 1)))));
+      DT_ASSIGN_OR_RETURN(value,
+                          GetItem(runtime, values, Value::String(std::string(text.substr(at + 1, close - at - 1)))));
       at = close + 1;
       used_name = true;
     } else {
@@ -312,7 +314,8 @@ absl::StatusOr<Text> FormatBraces(Runtime& runtime, const Text& format, const Ar
       continue;
     }
     const size_t close = text.find('}', at);
-    if (text[brace] == '}' || close == std::string_view::npos) return InvalidArgument("single brace in a format string");
+    if (text[brace] == '}' || close == std::string_view::npos)
+      return InvalidArgument("single brace in a format string");
     std::string_view field = text.substr(at, close - at);
     at = close + 1;
     const size_t colon = std::min(field.find(':'), field.size());

@@ -5,11 +5,12 @@
 
 namespace dovetail::model::jinja {
 
-// format % values: values is a tuple, a dict for %(name)s, or the single value. Conversions d i u s r a f F e g x X o c and %,
-// with flags, width and precision.
+// format % values: values is a tuple, a dict for %(name)s, or the single value. Conversions d i u s r a f F e g x X o c
+// and %, with flags, width and precision.
 absl::StatusOr<Text> FormatPercent(Runtime& runtime, const Text& format, const Value& values);
 
-// format.format(*args): {}, {0}, {name}, {0.attribute}, {0[key]}, !r and !s, and specs [[fill]align][sign][0][width][,][.precision][type].
+// format.format(*args): {}, {0}, {name}, {0.attribute}, {0[key]}, !r and !s, and specs
+// [[fill]align][sign][0][width][,][.precision][type].
 absl::StatusOr<Text> FormatBraces(Runtime& runtime, const Text& format, const Args& args);
 
 }  // namespace dovetail::model::jinja

@@ -82,7 +82,8 @@ absl::StatusOr<Interpreter::Flow> Interpreter::Execute(const Stmt& stmt) {
 
 absl::Status Interpreter::CheckOutput() const {
   if (out_->size() <= runtime_.string_bytes_max()) return absl::OkStatus();
-  return ResourceExhausted("the template wrote more than ", runtime_.string_bytes_max(), " bytes for this conversation");
+  return ResourceExhausted("the template wrote more than ", runtime_.string_bytes_max(),
+                           " bytes for this conversation");
 }
 
 absl::StatusOr<Interpreter::Flow> Interpreter::Visit(const TextOut& node) {
@@ -260,8 +261,8 @@ absl::StatusOr<Interpreter::Flow> Interpreter::Visit(const CallBlock& node) {
   return Flow::kNormal;
 }
 
-// Binds the arguments of a macro in the current scope, Jinja's way: missing ones are undefined, and what has no parameter goes to
-// varargs and kwargs.
+// Binds the arguments of a macro in the current scope, Jinja's way: missing ones are undefined, and what has no
+// parameter goes to varargs and kwargs.
 absl::Status Interpreter::BindParameters(const MacroDefinition& macro, Args& args, const Value* caller) {
   std::vector<bool> used(args.named.size(), false);
   for (size_t i = 0; i < macro.parameters.size(); ++i) {
@@ -301,7 +302,8 @@ absl::Status Interpreter::BindParameters(const MacroDefinition& macro, Args& arg
     DT_RETURN_IF_ERROR(runtime_.Insert(*kwargs, Value::String(args.named[i].first), args.named[i].second));
   }
   if (macro.uses_kwargs) SetVariable(ast_.kwargs_id, Value(kwargs));
-  if (caller && !macro.uses_caller) return InvalidArgument("macro '", macro.name, "' was called with a block but uses no caller");
+  if (caller && !macro.uses_caller)
+    return InvalidArgument("macro '", macro.name, "' was called with a block but uses no caller");
   if (macro.uses_caller) {
     SetVariable(ast_.caller_id, caller ? *caller : Value(Undefined{&ast_.names[static_cast<size_t>(ast_.caller_id)]}));
   }
@@ -311,8 +313,8 @@ absl::Status Interpreter::BindParameters(const MacroDefinition& macro, Args& arg
 absl::StatusOr<Value> Interpreter::CallMacro(const Callable& callable, Args args, const Value* caller) {
   const MacroDefinition& macro = *callable.macro;
   if (macros_ >= runtime_.limits().macro_depth) {
-    return ResourceExhausted("macro '", macro.name, "': macros call one another deeper than ", runtime_.limits().macro_depth,
-                             " levels");
+    return ResourceExhausted("macro '", macro.name, "': macros call one another deeper than ",
+                             runtime_.limits().macro_depth, " levels");
   }
   ++macros_;
   Text text;

@@ -104,7 +104,8 @@ class Lexer {
 
   absl::Status LexTag(size_t tag) {
     const char kind = source_[tag + 1];
-    const char sign = tag + 2 < source_.size() && (source_[tag + 2] == '-' || source_[tag + 2] == '+') ? source_[tag + 2] : 0;
+    const char sign =
+        tag + 2 < source_.size() && (source_[tag + 2] == '-' || source_[tag + 2] == '+') ? source_[tag + 2] : 0;
     const std::string_view text = TrimmedBefore(source_.substr(at_, tag - at_), sign, kind == '{');
     Emit(TokenType::kText, std::string(text));
     AdvanceTo(tag);
@@ -161,7 +162,8 @@ class Lexer {
   absl::Status LexRaw(int opened) {
     for (size_t i = at_; (i = source_.find("{%", i)) != std::string_view::npos; i += 2) {
       size_t word = i + 2;
-      const char begin_sign = word < source_.size() && (source_[word] == '-' || source_[word] == '+') ? source_[word++] : 0;
+      const char begin_sign =
+          word < source_.size() && (source_[word] == '-' || source_[word] == '+') ? source_[word++] : 0;
       while (word < source_.size() && IsSpace(static_cast<unsigned char>(source_[word]))) ++word;
       if (!source_.substr(word).starts_with("endraw")) continue;
       word += 6;
@@ -234,7 +236,8 @@ class Lexer {
     if (Peek() == '0' && std::strchr("xXoObB", Peek(1)) && Peek(1) != '\0') {
       base = (Peek(1) | 0x20) == 'x' ? 16 : (Peek(1) | 0x20) == 'o' ? 8 : 2;
       to += 2;
-      while (to < source_.size() && (std::isxdigit(static_cast<unsigned char>(source_[to])) || source_[to] == '_')) ++to;
+      while (to < source_.size() && (std::isxdigit(static_cast<unsigned char>(source_[to])) || source_[to] == '_'))
+        ++to;
     } else {
       const auto digits = [&] {
         while (to < source_.size() && (IsDigitByte(source_[to]) || source_[to] == '_')) ++to;
@@ -258,8 +261,10 @@ class Lexer {
     Token token{is_float ? TokenType::kFloat : TokenType::kInteger, line_, text};
     const char* begin = text.data() + (base == 10 ? 0 : 2);
     const char* end = text.data() + text.size();
-    const auto parsed = is_float ? std::from_chars(begin, end, token.number) : std::from_chars(begin, end, token.integer, base);
-    if (parsed.ec != std::errc() || parsed.ptr != end) return SyntaxError(line_, "the number " + text + " is out of range");
+    const auto parsed =
+        is_float ? std::from_chars(begin, end, token.number) : std::from_chars(begin, end, token.integer, base);
+    if (parsed.ec != std::errc() || parsed.ptr != end)
+      return SyntaxError(line_, "the number " + text + " is out of range");
     tokens_.push_back(std::move(token));
     AdvanceTo(to);
     return absl::OkStatus();

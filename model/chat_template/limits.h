@@ -3,8 +3,9 @@
 
 namespace dovetail::model {
 
-// What one chat template may use. A template comes with a model file and is untrusted: every loop, string, list and recursion is
-// bounded, so that no template runs longer than about 100 ms or holds more than some ten MiB beyond its input.
+// What one chat template may use. A template comes with a model file and is untrusted: every loop, string, list and
+// recursion is bounded, so that no template runs longer than about 100 ms or holds more than some ten MiB beyond its
+// input.
 //
 // A step is one evaluated node of the template, one element visited, or 64 bytes of string written or searched.
 struct TemplateLimits {

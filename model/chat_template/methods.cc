@@ -153,7 +153,8 @@ Result CountMethod(Runtime& runtime, const Value& self, const Args& args) {
   DT_RETURN_IF_ERROR(runtime.Charge(1 + self.text().size() / 4));
   if (what->empty()) return Value(static_cast<int64_t>(CountCodePoints(self.view())) + 1);
   int64_t count = 0;
-  for (size_t at = 0; (at = FindBytes(self.view(), what->view(), at)) != std::string_view::npos; at += what->size()) ++count;
+  for (size_t at = 0; (at = FindBytes(self.view(), what->view(), at)) != std::string_view::npos; at += what->size())
+    ++count;
   return Value(count);
 }
 
@@ -185,8 +186,9 @@ Result ZeroFillMethod(Runtime& runtime, const Value& self, const Args& args) {
   DT_ASSIGN_OR_RETURN(const int64_t width, bound.Integer(0, 0));
   const Text& text = self.text();
   const size_t sign = text.view().starts_with('-') || text.view().starts_with('+') ? 1 : 0;
-  DT_ASSIGN_OR_RETURN(const Text digits, PadTo(runtime, text.Slice(sign, text.size()), width - static_cast<int64_t>(sign),
-                                               "0", /*left=*/true, /*right=*/false));
+  DT_ASSIGN_OR_RETURN(const Text digits,
+                      PadTo(runtime, text.Slice(sign, text.size()), width - static_cast<int64_t>(sign), "0",
+                            /*left=*/true, /*right=*/false));
   Text out = text.Slice(0, sign);
   out.Append(digits);
   return runtime.NewString(std::move(out));
@@ -251,7 +253,8 @@ Result ListPop(Runtime& runtime, const Value& self, const Args& args) {
   auto& items = self.list().items;
   const auto length = static_cast<int64_t>(items.size());
   if (index < 0) index += length;
-  if (index < 0 || index >= length) return InvalidArgument(length == 0 ? "pop from empty list" : "pop index out of range");
+  if (index < 0 || index >= length)
+    return InvalidArgument(length == 0 ? "pop from empty list" : "pop index out of range");
   DT_RETURN_IF_ERROR(runtime.Charge(static_cast<size_t>(length - index)));
   Value item = items[static_cast<size_t>(index)];
   items.erase(items.begin() + index);
@@ -416,7 +419,9 @@ Filter FindListMethod(std::string_view name, bool is_tuple, const TemplateLimits
 bool IsUnsafeMethod(const Value& object, std::string_view name) {
   static constexpr std::string_view kDict[] = {"clear", "pop", "popitem", "setdefault", "update"};
   static constexpr std::string_view kList[] = {"append", "reverse", "insert", "sort", "extend", "remove", "clear"};
-  const auto in = [&](const auto& table) { return std::find(std::begin(table), std::end(table), name) != std::end(table); };
+  const auto in = [&](const auto& table) {
+    return std::find(std::begin(table), std::end(table), name) != std::end(table);
+  };
   return (object.IsDict() && in(kDict)) || (object.IsList() && !object.list().is_tuple && in(kList));
 }
 

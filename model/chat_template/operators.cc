@@ -139,7 +139,8 @@ absl::StatusOr<Value> Apply(Runtime& runtime, BinaryOp op, const Value& left, co
   if (right.IsUndefined()) return UndefinedError(right);
   if (left.IsInteger() && right.IsInteger()) return ApplyIntegers(op, left.integer(), right.integer());
   if (left.IsNumber() && right.IsNumber()) return ApplyDoubles(op, left.number(), right.number());
-  if (op == BinaryOp::kAdd && left.IsString() && right.IsString()) return AddStrings(runtime, left.text(), right.text());
+  if (op == BinaryOp::kAdd && left.IsString() && right.IsString())
+    return AddStrings(runtime, left.text(), right.text());
   if (op == BinaryOp::kAdd && left.IsList() && right.IsList() && left.list().is_tuple == right.list().is_tuple) {
     return AddLists(runtime, left.list(), right.list());
   }
@@ -152,8 +153,8 @@ absl::StatusOr<Value> Apply(Runtime& runtime, BinaryOp op, const Value& left, co
   if (op == BinaryOp::kAdd && left.IsString()) {
     return InvalidArgument("can only concatenate str (not \"", TypeName(right), "\") to str");
   }
-  return InvalidArgument("unsupported operand type(s) for ", Symbol(op), ": '", TypeName(left), "' and '", TypeName(right),
-                         "'");
+  return InvalidArgument("unsupported operand type(s) for ", Symbol(op), ": '", TypeName(left), "' and '",
+                         TypeName(right), "'");
 }
 
 absl::StatusOr<Value> Negate(const Value& value) {

@@ -22,7 +22,8 @@ absl::StatusOr<Value> GetAttribute(Runtime& runtime, const Value& object, const 
 // The built-in method of that name, or null.
 Filter FindMethod(Runtime& runtime, const Value& object, std::string_view name);
 // object[begin:end:step]; each bound null or a value that may be none.
-absl::StatusOr<Value> GetSlice(Runtime& runtime, const Value& object, const Value* begin, const Value* end, const Value* step);
+absl::StatusOr<Value> GetSlice(Runtime& runtime, const Value& object, const Value* begin, const Value* end,
+                               const Value* step);
 
 // The elements of anything iterable: a list's items, a dict's keys, a string's characters, nothing for undefined.
 absl::StatusOr<std::vector<Value>> Iterate(Runtime& runtime, const Value& value);

@@ -81,7 +81,8 @@ absl::Status Parser::CheckNesting() const {
   return ResourceExhausted("chat template line ", Current().line, ": nested deeper than ", limits_.nesting, " levels");
 }
 
-// Parses up to a tag whose first word is one of `ends`, leaving that word as the current token; up to the end without `ends`.
+// Parses up to a tag whose first word is one of `ends`, leaving that word as the current token; up to the end without
+// `ends`.
 absl::StatusOr<Block> Parser::ParseBlock(std::initializer_list<std::string_view> ends) {
   Level level(*this);
   DT_RETURN_IF_ERROR(CheckNesting());
@@ -365,7 +366,8 @@ absl::StatusOr<Target> Parser::ParseTargetElement(bool allow_attribute) {
 
 absl::StatusOr<Ast> ParseTemplate(std::string_view source, const TemplateLimits& limits) {
   if (source.size() > limits.source_bytes) {
-    return ResourceExhausted("the chat template has ", source.size(), " bytes; at most ", limits.source_bytes, " are allowed");
+    return ResourceExhausted("the chat template has ", source.size(), " bytes; at most ", limits.source_bytes,
+                             " are allowed");
   }
   if (!IsValidUtf8(source)) return InvalidArgument("the chat template is not valid UTF-8");
   DT_ASSIGN_OR_RETURN(std::vector<Token> tokens, Tokenize(source));

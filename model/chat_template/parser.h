@@ -7,8 +7,8 @@
 
 namespace dovetail::model::jinja {
 
-// Parses a template (grammar of Jinja 3.1 without blocks, inheritance, include, import and recursive loops; with loop controls).
-// Errors: kInvalidArgument naming the line; kResourceExhausted for a template beyond `limits`. Pure.
+// Parses a template (grammar of Jinja 3.1 without blocks, inheritance, include, import and recursive loops; with loop
+// controls). Errors: kInvalidArgument naming the line; kResourceExhausted for a template beyond `limits`. Pure.
 absl::StatusOr<Ast> ParseTemplate(std::string_view source, const TemplateLimits& limits);
 
 }  // namespace dovetail::model::jinja

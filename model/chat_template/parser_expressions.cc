@@ -316,10 +316,10 @@ absl::StatusOr<ExprPtr> Parser::ParseTest(ExprPtr input) {
   node.input = std::move(input);
   DT_ASSIGN_OR_RETURN(node.name, TakeName("the name of a test"));
   node.test = FindTest(node.name);
-  const bool has_operand = At(TokenType::kString) || At(TokenType::kInteger) || At(TokenType::kFloat) || AtOperator("[") ||
-                           AtOperator("{") ||
-                           (At(TokenType::kName) && !AtName("else") && !AtName("or") && !AtName("and") && !AtName("if") &&
-                            !AtName("is") && !AtName("in") && !AtName("not"));
+  const bool has_operand = At(TokenType::kString) || At(TokenType::kInteger) || At(TokenType::kFloat) ||
+                           AtOperator("[") || AtOperator("{") ||
+                           (At(TokenType::kName) && !AtName("else") && !AtName("or") && !AtName("and") &&
+                            !AtName("if") && !AtName("is") && !AtName("in") && !AtName("not"));
   if (AtOperator("(")) {
     DT_ASSIGN_OR_RETURN(node.arguments, ParseArguments());
   } else if (has_operand) {

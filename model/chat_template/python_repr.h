@@ -10,7 +10,8 @@ namespace dovetail::model::jinja {
 // Shortest digits that read back as the same number, Python's spelling: 1.0, 1e+16, inf, nan.
 std::string FloatRepr(double value);
 
-// str(value): what `{{ value }}` prints. A string keeps its flags; the text of a container is input if anything in it is.
+// str(value): what `{{ value }}` prints. A string keeps its flags; the text of a container is input if anything in it
+// is.
 absl::StatusOr<Text> ToText(Runtime& runtime, const Value& value);
 absl::StatusOr<Text> ToRepr(Runtime& runtime, const Value& value);
 

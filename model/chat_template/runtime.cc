@@ -2,8 +2,8 @@
 
 namespace dovetail::model::jinja {
 
-absl::StatusOr<BoundArgs> BoundArgs::Bind(const char* callee, const Args& args, std::initializer_list<const char*> names,
-                                          size_t required) {
+absl::StatusOr<BoundArgs> BoundArgs::Bind(const char* callee, const Args& args,
+                                          std::initializer_list<const char*> names, size_t required) {
   BoundArgs bound;
   bound.callee_ = callee;
   if (args.positional.size() > names.size()) {
@@ -35,7 +35,8 @@ absl::StatusOr<int64_t> BoundArgs::Integer(size_t i, int64_t otherwise) const {
 
 absl::Status Runtime::OutOfSteps() {
   steps_left_ = 0;
-  return ResourceExhausted("the template ran for more than its ", steps_, " steps; it loops too long for this conversation");
+  return ResourceExhausted("the template ran for more than its ", steps_,
+                           " steps; it loops too long for this conversation");
 }
 
 absl::Status Runtime::ChargeString(size_t bytes) {

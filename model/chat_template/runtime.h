@@ -63,7 +63,12 @@ class Runtime {
   static constexpr size_t kAttributes = 256;
 
   Runtime(const TemplateLimits& limits, size_t steps, size_t string_bytes_max, absl::Time now, absl::TimeZone zone)
-      : limits_(limits), steps_(steps), steps_left_(steps), string_bytes_max_(string_bytes_max), now_(now), zone_(zone) {}
+      : limits_(limits),
+        steps_(steps),
+        steps_left_(steps),
+        string_bytes_max_(string_bytes_max),
+        now_(now),
+        zone_(zone) {}
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
 
@@ -84,7 +89,9 @@ class Runtime {
   absl::Status ChargeItems(size_t items);
 
   absl::StatusOr<Value> NewString(Text text);
-  absl::StatusOr<Value> NewString(std::string bytes, bool is_input) { return NewString(Text(std::move(bytes), is_input)); }
+  absl::StatusOr<Value> NewString(std::string bytes, bool is_input) {
+    return NewString(Text(std::move(bytes), is_input));
+  }
   absl::StatusOr<List*> NewList(size_t reserve = 0, bool is_tuple = false);
   absl::StatusOr<Value> NewTuple(Value first, Value second);
   absl::StatusOr<Dict*> NewDict();

@@ -33,7 +33,9 @@ bool IsStringValue(const Value& v) { return v.IsString(); }
 bool IsMapping(const Value& v) { return v.IsDict(); }
 bool IsSequence(const Value& v) { return v.IsString() || v.IsList() || v.IsDict() || v.IsUndefined(); }
 bool IsIterable(const Value& v) { return IsSequence(v); }
-bool IsCallable(const Value& v) { return v.kind() == Kind::kCallable || v.IsUndefined(); }  // undefined too, as in Jinja
+bool IsCallable(const Value& v) {
+  return v.kind() == Kind::kCallable || v.IsUndefined();
+}  // undefined too, as in Jinja
 
 TestResult DivisibleBy(Runtime& runtime, const Value& self, const Args& args) {
   DT_ASSIGN_OR_RETURN(const auto bound, BoundArgs::Bind("divisibleby", args, {"num"}, 1));

@@ -23,7 +23,8 @@ class Text {
   // Bytes held: what copying this text is charged for.
   size_t Cost() const { return bytes_.size() + sizeof(size_t) * switches_.size(); }
 
-  // Jinja's Markup: text that counts as HTML-escaped. What is added to it gets escaped; only `safe` and `escape` make it.
+  // Jinja's Markup: text that counts as HTML-escaped. What is added to it gets escaped; only `safe` and `escape` make
+  // it.
   bool is_markup() const { return is_markup_; }
   void set_markup(bool is_markup) { is_markup_ = is_markup; }
 

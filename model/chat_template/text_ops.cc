@@ -171,7 +171,9 @@ absl::StatusOr<Text> Replace(Runtime& runtime, const Text& text, std::string_vie
   for (int64_t done = 0; limit < 0 || done < limit; ++done) {
     size_t found = FindBytes(view, from, from.empty() && done > 0 ? at + 1 : at);
     if (from.empty()) {  // Python inserts before every code point and at the end
-      found = done == 0 ? 0 : at < view.size() ? at + CodePointBytes(static_cast<unsigned char>(view[at])) : std::string_view::npos;
+      found = done == 0          ? 0
+              : at < view.size() ? at + CodePointBytes(static_cast<unsigned char>(view[at]))
+                                 : std::string_view::npos;
     }
     if (found == std::string_view::npos) break;
     DT_RETURN_IF_ERROR(runtime.ChargeBytes(to.Cost()));
@@ -240,7 +242,8 @@ absl::StatusOr<Value> TextList(Runtime& runtime, std::vector<Text> texts, bool i
   return Value(list);
 }
 
-absl::StatusOr<Text> PadTo(Runtime& runtime, const Text& text, int64_t width, std::string_view fill, bool left, bool right) {
+absl::StatusOr<Text> PadTo(Runtime& runtime, const Text& text, int64_t width, std::string_view fill, bool left,
+                           bool right) {
   const auto length = static_cast<int64_t>(CountCodePoints(text.view()));
   if (width <= length) return text;
   const auto missing = static_cast<size_t>(width - length);
@@ -257,13 +260,15 @@ absl::StatusOr<Text> PadTo(Runtime& runtime, const Text& text, int64_t width, st
   return out;
 }
 
-absl::StatusOr<Value> Join(Runtime& runtime, const std::vector<Value>& items, const Text& separator, bool only_strings) {
+absl::StatusOr<Value> Join(Runtime& runtime, const std::vector<Value>& items, const Text& separator,
+                           bool only_strings) {
   Text out;
   for (size_t i = 0; i < items.size(); ++i) {
     if (only_strings && !items[i].IsString()) {
       return InvalidArgument("sequence item ", i, ": expected str instance, ", TypeName(items[i]), " found");
     }
-    if (out.size() + separator.size() > runtime.string_bytes_max()) return runtime.ChargeString(out.size() + separator.size());
+    if (out.size() + separator.size() > runtime.string_bytes_max())
+      return runtime.ChargeString(out.size() + separator.size());
     DT_RETURN_IF_ERROR(runtime.ChargeBytes(separator.Cost()));
     if (i > 0) out.Append(separator);
     if (items[i].IsString()) {

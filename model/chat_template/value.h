@@ -10,8 +10,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "model/chat_template/text.h"
 
-// The values of a template. Numbers and strings are immutable; containers are owned by the Heap of one rendering and referred to
-// by raw pointers, so that a template which ties containers into a ring leaks nothing.
+// The values of a template. Numbers and strings are immutable; containers are owned by the Heap of one rendering and
+// referred to by raw pointers, so that a template which ties containers into a ring leaks nothing.
 
 namespace dovetail::model::jinja {
 

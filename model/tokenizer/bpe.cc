@@ -55,7 +55,9 @@ void BpeMerger::Merge(std::string_view piece, std::vector<BpeSymbol>& symbols) {
   if (count < 2) return;
   nodes_.assign(count, Node{});
   heap_.clear();
-  const auto entry = [this](int32_t at) { return static_cast<uint64_t>(nodes_[at].with_next.rank) << 32 | static_cast<uint32_t>(at); };
+  const auto entry = [this](int32_t at) {
+    return static_cast<uint64_t>(nodes_[at].with_next.rank) << 32 | static_cast<uint32_t>(at);
+  };
   const auto push = [&](int32_t at) {
     Rate(piece, symbols, at);
     if (nodes_[at].with_next.id == kNoToken) return;
@@ -76,7 +78,8 @@ void BpeMerger::Merge(std::string_view piece, std::vector<BpeSymbol>& symbols) {
     heap_.pop_back();
     const int32_t at = static_cast<int32_t>(top & 0xFFFFFFFFu);
     Node& node = nodes_[at];
-    // An entry is stale when its symbol is gone or now has a pair of another rank; of the same rank it is that pair's turn.
+    // An entry is stale when its symbol is gone or now has a pair of another rank; of the same rank it is that pair's
+    // turn.
     if (!node.alive || node.with_next.id == kNoToken || node.with_next.rank != top >> 32) continue;
     const int32_t eaten = node.next;
     symbols[at].end = symbols[eaten].end;

@@ -21,8 +21,8 @@ struct MergeResult {
   TokenId id = kNoToken;
 };
 
-// Says which adjacent symbols merge: by a list of merges (tokenizer.json, GPT-2 style GGUF), or, where the file only has
-// scores (SPM-style GGUF), every pair that spells a token, best score first. Immutable and thread-safe once filled.
+// Says which adjacent symbols merge: by a list of merges (tokenizer.json, GPT-2 style GGUF), or, where the file only
+// has scores (SPM-style GGUF), every pair that spells a token, best score first. Immutable and thread-safe once filled.
 class MergeRules {
  public:
   // A rule of a merge list; a pair that comes twice keeps its first rank.

@@ -7,7 +7,9 @@
 namespace dovetail::model {
 
 IncrementalDetokenizer::IncrementalDetokenizer(const Tokenizer& tokenizer, DetokenizeOptions options)
-    : tokenizer_(&tokenizer), options_(options), strip_space_(options.at_sequence_start && tokenizer.strip_first_space()) {}
+    : tokenizer_(&tokenizer),
+      options_(options),
+      strip_space_(options.at_sequence_start && tokenizer.strip_first_space()) {}
 
 std::string IncrementalDetokenizer::Push(TokenId id) {
   if (options_.skip_special_tokens && tokenizer_->IsSpecial(id)) return {};
@@ -25,7 +27,8 @@ std::string IncrementalDetokenizer::Emit(bool finish) {
   std::string text;
   DrainUtf8(pending_, finish, text);
   emitted_bytes_ += text.size();
-  emitted_code_points_ += std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<uint8_t>(c) & 0xC0) != 0x80; });
+  emitted_code_points_ +=
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<uint8_t>(c) & 0xC0) != 0x80; });
   return text;
 }
 

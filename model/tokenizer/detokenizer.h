@@ -7,8 +7,8 @@
 
 namespace dovetail::model {
 
-// There is no spaces_between_special_tokens here: the decoders we know put nothing between special tokens, as those of the
-// models' own fast tokenizers, so both of its values mean the same text.
+// There is no spaces_between_special_tokens here: the decoders we know put nothing between special tokens, as those of
+// the models' own fast tokenizers, so both of its values mean the same text.
 struct DetokenizeOptions {
   bool skip_special_tokens = true;
   // The first token is the first of the whole sequence, where SPM-style tokenizers drop one space; false when the ids
@@ -16,9 +16,9 @@ struct DetokenizeOptions {
   bool at_sequence_start = false;
 };
 
-// Turns ids into text one at a time. What Push returns is final and whole characters; a character that is still incomplete
-// is held back (at most 3 bytes). The returned texts and that of Flush, joined, are the text of the ids however they are
-// grouped. Thread-compatible; copyable. The tokenizer outlives it.
+// Turns ids into text one at a time. What Push returns is final and whole characters; a character that is still
+// incomplete is held back (at most 3 bytes). The returned texts and that of Flush, joined, are the text of the ids
+// however they are grouped. Thread-compatible; copyable. The tokenizer outlives it.
 class IncrementalDetokenizer {
  public:
   explicit IncrementalDetokenizer(const Tokenizer& tokenizer, DetokenizeOptions options = {});
@@ -29,7 +29,8 @@ class IncrementalDetokenizer {
   // The end: an incomplete character becomes U+FFFD.
   std::string Flush();
 
-  // Length of all text returned so far: where the text of the next token begins (logprobs' text_offset counts code points).
+  // Length of all text returned so far: where the text of the next token begins (logprobs' text_offset counts code
+  // points).
   size_t emitted_bytes() const { return emitted_bytes_; }
   size_t emitted_code_points() const { return emitted_code_points_; }
 

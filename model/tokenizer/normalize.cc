@@ -10,14 +10,16 @@
 namespace dovetail::model {
 namespace {
 
-// Every character below U+0300 is its own NFC and composes with nothing before it; the first mark is U+0300 (bytes CC 80).
+// Every character below U+0300 is its own NFC and composes with nothing before it; the first mark is U+0300 (bytes CC
+// 80).
 bool SurelyNfc(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return static_cast<uint8_t>(c) < 0xCC; });
 }
 
 int CombiningClass(utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; }
 
-// Canonical ordering. utf8proc's own is a bubble sort: quadratic in a run of marks, which a user may make as long as he likes.
+// Canonical ordering. utf8proc's own is a bubble sort: quadratic in a run of marks, which a user may make as long as he
+// likes.
 void SortMarks(std::vector<utf8proc_int32_t>& text) {
   auto run = text.begin();
   while (run != text.end()) {
@@ -51,8 +53,9 @@ absl::StatusOr<std::string> NormalizeNfc(std::string_view text) {
     text.remove_prefix(step.length);
   }
   SortMarks(points);
-  const utf8proc_ssize_t length = utf8proc_normalize_utf32(
-      points.data(), static_cast<utf8proc_ssize_t>(points.size()), static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
+  const utf8proc_ssize_t length =
+      utf8proc_normalize_utf32(points.data(), static_cast<utf8proc_ssize_t>(points.size()),
+                               static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
   if (length < 0) return InvalidArgument("text cannot be normalised: ", utf8proc_errmsg(length));
   std::string normalized;
   normalized.reserve(points.size());
@@ -79,8 +82,8 @@ bool IsWordCharacter(char32_t c) {
 }
 
 bool IsWhiteSpace(char32_t c) {
-  return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) ||
-         c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+  return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
 }  // namespace dovetail::model

@@ -132,7 +132,8 @@ absl::StatusOr<GgufPre> PreTokenizerOfGguf(std::string_view name) {
 
 absl::StatusOr<PreTokenizer> PreTokenizerOfPatterns(std::span<const std::string> patterns) {
   for (const PreTokenizerRow& row : Rows()) {
-    if (!row.patterns.empty() && std::equal(patterns.begin(), patterns.end(), row.patterns.begin(), row.patterns.end())) {
+    if (!row.patterns.empty() &&
+        std::equal(patterns.begin(), patterns.end(), row.patterns.begin(), row.patterns.end())) {
       return row.pre;
     }
   }
@@ -167,9 +168,10 @@ absl::StatusOr<PieceSplitter> PieceSplitter::Create(PreTokenizer pre) {
     const std::string pattern = ForPcre2(spelled);
     int error = 0;
     PCRE2_SIZE offset = 0;
-    Code code(pcre2_compile(reinterpret_cast<PCRE2_SPTR8>(pattern.data()), pattern.size(), PCRE2_UTF | PCRE2_UCP, &error,
-                            &offset, nullptr));
-    if (code == nullptr) return Internal("pre-tokenizer ", std::string(Name(pre)), ": ", ErrorText(error), " at ", offset);
+    Code code(pcre2_compile(reinterpret_cast<PCRE2_SPTR8>(pattern.data()), pattern.size(), PCRE2_UTF | PCRE2_UCP,
+                            &error, &offset, nullptr));
+    if (code == nullptr)
+      return Internal("pre-tokenizer ", std::string(Name(pre)), ": ", ErrorText(error), " at ", offset);
     // Without the JIT (no executable memory allowed) the interpreter gives the same matches.
     pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE);
     impl->passes.push_back(std::move(code));
@@ -182,12 +184,13 @@ absl::Status PieceSplitter::Impl::SplitOne(const Code& code, pcre2_match_data* m
   const PCRE2_SIZE* const span = pcre2_get_ovector_pointer(match);
   size_t done = 0;
   while (done < text.size()) {
-    const int rc = pcre2_match(code.get(), reinterpret_cast<PCRE2_SPTR8>(text.data()), text.size(), done, PCRE2_NO_UTF_CHECK,
-                               match, context.get());
+    const int rc = pcre2_match(code.get(), reinterpret_cast<PCRE2_SPTR8>(text.data()), text.size(), done,
+                               PCRE2_NO_UTF_CHECK, match, context.get());
     if (rc == PCRE2_ERROR_NOMATCH) break;
     if (rc < 0) return ResourceExhausted("the text is too irregular to tokenize: ", ErrorText(rc));
     DT_CHECK(span[1] > span[0] && span[0] >= done, "a pre-tokenizer matched nothing");
-    if (span[0] > done) pieces.push_back(text.substr(done, span[0] - done));  // what no alternative covers stays a piece
+    if (span[0] > done)
+      pieces.push_back(text.substr(done, span[0] - done));  // what no alternative covers stays a piece
     pieces.push_back(text.substr(span[0], span[1] - span[0]));
     done = span[1];
   }

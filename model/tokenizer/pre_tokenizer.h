@@ -10,8 +10,8 @@
 
 namespace dovetail::model {
 
-// How text is cut into pieces before merging. A pattern or a name in a model file only selects one of these: no expression
-// that comes from a file is ever run, and one we do not know is refused.
+// How text is cut into pieces before merging. A pattern or a name in a model file only selects one of these: no
+// expression that comes from a file is ever run, and one we do not know is refused.
 enum class PreTokenizer : uint8_t {
   kNone,  // SPM-style: the whole text is one piece
   kGpt2,
@@ -39,12 +39,12 @@ struct GgufPre {
 // kUnimplemented for a name that is not known here, listing those that are.
 absl::StatusOr<GgufPre> PreTokenizerOfGguf(std::string_view name);
 
-// The pre-tokenizer whose expressions are exactly `patterns`, applied one after the other (tokenizer.json's Split steps).
-// kUnimplemented if there is none.
+// The pre-tokenizer whose expressions are exactly `patterns`, applied one after the other (tokenizer.json's Split
+// steps). kUnimplemented if there is none.
 absl::StatusOr<PreTokenizer> PreTokenizerOfPatterns(std::span<const std::string> patterns);
 
-// Cuts text into pieces. Immutable and thread-safe. Time and memory are linear in the text, the stack used does not depend
-// on it: the expressions run on PCRE2 with limits, never on std::regex.
+// Cuts text into pieces. Immutable and thread-safe. Time and memory are linear in the text, the stack used does not
+// depend on it: the expressions run on PCRE2 with limits, never on std::regex.
 class PieceSplitter {
  public:
   static absl::StatusOr<PieceSplitter> Create(PreTokenizer pre);

@@ -30,8 +30,9 @@ class SpecialTokenCutter {
   // anywhere. kInvalidArgument for one longer than kMaxSpecialTokenBytes.
   static absl::StatusOr<SpecialTokenCutter> Create(const TokenizerData& data);
 
-  // Cuts `text`, whose bytes are covered by `spans` in order without gaps. A control token is found only if every one of
-  // its bytes lies where it is allowed. Fragments of text are not empty. Time O(bytes x longest token), in practice O(bytes).
+  // Cuts `text`, whose bytes are covered by `spans` in order without gaps. A control token is found only if every one
+  // of its bytes lies where it is allowed. Fragments of text are not empty. Time O(bytes x longest token), in practice
+  // O(bytes).
   std::vector<TextFragment> Cut(std::string_view text, std::span<const TextSpan> spans) const;
 
  private:

@@ -19,14 +19,14 @@ struct StopMatch {
   size_t end = 0;         // one past its last byte
 };
 
-// Watches streamed text for stop strings. The match is the one that ends first; of those ending there, the longest. So the
-// outcome is a pure function of the text: how it was cut into pushes does not matter. Text that may still be the
+// Watches streamed text for stop strings. The match is the one that ends first; of those ending there, the longest. So
+// the outcome is a pure function of the text: how it was cut into pushes does not matter. Text that may still be the
 // beginning of a stop string is held back (less than kMaxStopStringBytes).
 // Thread-compatible; copyable. Time O(bytes x stop strings). Source: Knuth, Morris and Pratt 1977.
 class StopMatcher {
  public:
-  // kInvalidArgument for more than kMaxStopStrings, an empty or over-long one, or invalid UTF-8; the message begins with
-  // "stop". With `include_stop` the matched string is shown, as include_stop_str_in_output asks.
+  // kInvalidArgument for more than kMaxStopStrings, an empty or over-long one, or invalid UTF-8; the message begins
+  // with "stop". With `include_stop` the matched string is shown, as include_stop_str_in_output asks.
   static absl::StatusOr<StopMatcher> Create(std::vector<std::string> stop_strings, bool include_stop = false);
 
   // Appends text (whole characters) and returns what may be shown now. After a match nothing more is ever shown.

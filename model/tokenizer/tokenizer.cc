@@ -63,7 +63,8 @@ absl::StatusOr<std::vector<TokenId>> Tokenizer::EncodeSpans(std::string_view tex
   return ids;
 }
 
-absl::Status Tokenizer::EncodeText(std::string_view text, bool first, Scratch& scratch, std::vector<TokenId>& ids) const {
+absl::Status Tokenizer::EncodeText(std::string_view text, bool first, Scratch& scratch,
+                                   std::vector<TokenId>& ids) const {
   std::string changed;
   if (normalize_nfc_) {
     DT_ASSIGN_OR_RETURN(changed, NormalizeNfc(text));
@@ -79,7 +80,8 @@ absl::Status Tokenizer::EncodeText(std::string_view text, bool first, Scratch& s
   return absl::OkStatus();
 }
 
-// Tokens hold spaces where the file spells U+2581, so text is brought to the same form: the two are one to an SPM tokenizer.
+// Tokens hold spaces where the file spells U+2581, so text is brought to the same form: the two are one to an SPM
+// tokenizer.
 std::string Tokenizer::AsSpm(std::string_view text, bool first) const {
   const bool wanted = space_prefix_ == SpacePrefix::kEveryText || (space_prefix_ == SpacePrefix::kFirstText && first);
   std::string spm;
@@ -124,8 +126,8 @@ void Tokenizer::EncodePiece(std::string_view piece, Scratch& scratch, std::vecto
 void Tokenizer::EmitUncovered(std::string_view bytes, std::vector<TokenId>& ids) const {
   if (kind_ == TokenizerKind::kSpmBpe) {
     if (bytes == " ") bytes = kSpmSpace;
-    const bool covered =
-        std::all_of(bytes.begin(), bytes.end(), [this](char b) { return byte_token_[static_cast<uint8_t>(b)] != kNoToken; });
+    const bool covered = std::all_of(bytes.begin(), bytes.end(),
+                                     [this](char b) { return byte_token_[static_cast<uint8_t>(b)] != kNoToken; });
     if (covered) {
       for (const char byte : bytes) ids.push_back(byte_token_[static_cast<uint8_t>(byte)]);
       return;

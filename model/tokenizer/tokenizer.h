@@ -28,23 +28,24 @@ struct EncodeOptions {
 
 // Text to token ids and back. Immutable and thread-safe after Create; blocks on nothing.
 //
-// Encoding: special tokens are cut out first (special_tokens.h), the rest is normalised, split (pre_tokenizer.h) and merged
-// (bpe.h). Every valid text encodes; time is O(n log n), memory about 60 bytes per byte of the longest piece. Tokens of
-// type control, unknown and unused are never the result of merging.
-// Decoding works on bytes; ill-formed UTF-8 becomes U+FFFD as DrainUtf8 says.
+// Encoding: special tokens are cut out first (special_tokens.h), the rest is normalised, split (pre_tokenizer.h) and
+// merged (bpe.h). Every valid text encodes; time is O(n log n), memory about 60 bytes per byte of the longest piece.
+// Tokens of type control, unknown and unused are never the result of merging. Decoding works on bytes; ill-formed UTF-8
+// becomes U+FFFD as DrainUtf8 says.
 class Tokenizer {
  public:
-  // Checks `data` and builds the tables. kInvalidArgument names the field and the entry: ids out of range, a spelling that
-  // comes twice, byte tokens other than <0x00>..<0xFF>, scores that are missing or not finite, merges whose result is no
-  // token, no way to spell some byte.
+  // Checks `data` and builds the tables. kInvalidArgument names the field and the entry: ids out of range, a spelling
+  // that comes twice, byte tokens other than <0x00>..<0xFF>, scores that are missing or not finite, merges whose result
+  // is no token, no way to spell some byte.
   static absl::StatusOr<std::unique_ptr<const Tokenizer>> Create(TokenizerData data);
 
   // kInvalidArgument if `text` is not valid UTF-8 (with the offset) or longer than max_input_bytes.
   absl::StatusOr<std::vector<TokenId>> Encode(std::string_view text, const EncodeOptions& options = {}) const;
 
-  // Encodes the concatenation of `parts` as one text, so that the ids are those of the rendered prompt; but a control token
-  // is recognised only where none of its bytes is input. options.parse_special is not looked at.
-  absl::StatusOr<std::vector<TokenId>> EncodeParts(std::span<const PromptPart> parts, const EncodeOptions& options = {}) const;
+  // Encodes the concatenation of `parts` as one text, so that the ids are those of the rendered prompt; but a control
+  // token is recognised only where none of its bytes is input. options.parse_special is not looked at.
+  absl::StatusOr<std::vector<TokenId>> EncodeParts(std::span<const PromptPart> parts,
+                                                   const EncodeOptions& options = {}) const;
 
   // The text of `ids` as the beginning of a sequence. The same as pushing them through an IncrementalDetokenizer.
   std::string Decode(std::span<const TokenId> ids, bool skip_special) const;

@@ -22,13 +22,15 @@ absl::Status CheckTokens(const TokenizerData& data) {
   if (count > kMaxVocabularyTokens) {
     return InvalidArgument("tokens: ", count, " tokens exceed the limit of ", kMaxVocabularyTokens);
   }
-  if (data.types.size() != count) return InvalidArgument("token types: ", data.types.size(), " entries for ", count, " tokens");
+  if (data.types.size() != count)
+    return InvalidArgument("token types: ", data.types.size(), " entries for ", count, " tokens");
   std::unordered_set<std::string_view> seen;
   seen.reserve(count);
   for (size_t id = 0; id < count; ++id) {
     const std::string& spelling = data.tokens[id];
     const TokenType type = data.types[id];
-    if (!KnownType(type)) return InvalidArgument("token types[", id, "]: ", static_cast<int>(type), " is not one of 1..6");
+    if (!KnownType(type))
+      return InvalidArgument("token types[", id, "]: ", static_cast<int>(type), " is not one of 1..6");
     if (spelling.size() > kMaxTokenBytes) {
       return InvalidArgument("tokens[", id, "]: ", spelling.size(), " bytes exceed the limit of ", kMaxTokenBytes);
     }
@@ -37,7 +39,8 @@ absl::Status CheckTokens(const TokenizerData& data) {
       return InvalidArgument("tokens[", id, "]: an empty token that is not marked unused");
     }
     if (!seen.insert(spelling).second) {
-      return InvalidArgument("tokens[", id, "]: ", QuoteToken(spelling), " is in the vocabulary twice; the file is damaged");
+      return InvalidArgument("tokens[", id, "]: ", QuoteToken(spelling),
+                             " is in the vocabulary twice; the file is damaged");
     }
     if (type == TokenType::kByte && !ParseByteToken(spelling)) {
       return InvalidArgument("tokens[", id, "]: byte token ", QuoteToken(spelling), " is not one of <0x00>..<0xFF>");
@@ -121,7 +124,8 @@ absl::StatusOr<std::unique_ptr<const Tokenizer>> Tokenizer::Create(TokenizerData
   tokenizer->prefix_ids_ = data.prefix_ids;
   tokenizer->suffix_ids_ = data.suffix_ids;
   if (data.kind == TokenizerKind::kByteLevelBpe) {
-    if (data.pre_tokenizer == PreTokenizer::kNone) return InvalidArgument("pre-tokenizer: a byte-level tokenizer needs one");
+    if (data.pre_tokenizer == PreTokenizer::kNone)
+      return InvalidArgument("pre-tokenizer: a byte-level tokenizer needs one");
     DT_ASSIGN_OR_RETURN(tokenizer->splitter_, PieceSplitter::Create(data.pre_tokenizer));
   }
   DT_ASSIGN_OR_RETURN(tokenizer->cutter_, SpecialTokenCutter::Create(data));
@@ -175,7 +179,8 @@ absl::Status Tokenizer::BuildByteTokens(const TokenizerData& data) {
   if (special_.unk.has_value()) return absl::OkStatus();
   for (int byte = 0; byte < 256; ++byte) {
     if (byte_token_[byte] == kNoToken && !NeverInText(byte)) {
-      return InvalidArgument("tokens: neither a token for byte ", byte, " nor an unknown token; not every text can be encoded");
+      return InvalidArgument("tokens: neither a token for byte ", byte,
+                             " nor an unknown token; not every text can be encoded");
     }
   }
   return absl::OkStatus();

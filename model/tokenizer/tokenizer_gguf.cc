@@ -18,11 +18,12 @@ absl::Status CopyTokens(const GgufTokenizerFields& fields, TokenizerData& data) 
   data.types.reserve(count);
   for (size_t id = 0; id < count; ++id) {
     if (fields.tokens[id].size() > kMaxTokenBytes) {
-      return InvalidArgument("tokenizer.ggml.tokens[", id, "]: ", fields.tokens[id].size(), " bytes exceed the limit of ",
-                             kMaxTokenBytes);
+      return InvalidArgument("tokenizer.ggml.tokens[", id, "]: ", fields.tokens[id].size(),
+                             " bytes exceed the limit of ", kMaxTokenBytes);
     }
     const int64_t type = fields.token_type[id];
-    if (type < 1 || type > 6) return InvalidArgument("tokenizer.ggml.token_type[", id, "]: ", type, " is not one of 1..6");
+    if (type < 1 || type > 6)
+      return InvalidArgument("tokenizer.ggml.token_type[", id, "]: ", type, " is not one of 1..6");
     data.tokens.emplace_back(fields.tokens[id]);
     // Converters fill holes in the vocabulary with empty tokens.
     data.types.push_back(fields.tokens[id].empty() ? TokenType::kUnused : static_cast<TokenType>(type));
@@ -35,7 +36,8 @@ absl::Status CopyId(std::string_view key, const std::optional<int64_t>& id, size
   // Some converters write 0xFFFFFFFF or -1 for "none".
   if (*id == -1 || *id == 0xFFFFFFFFll) return absl::OkStatus();
   if (*id < 0 || static_cast<uint64_t>(*id) >= count) {
-    return InvalidArgument("tokenizer.ggml.", std::string(key), ": ", *id, " is outside the vocabulary of ", count, " tokens");
+    return InvalidArgument("tokenizer.ggml.", std::string(key), ": ", *id, " is outside the vocabulary of ", count,
+                           " tokens");
   }
   out = static_cast<TokenId>(*id);
   return absl::OkStatus();
@@ -62,18 +64,21 @@ absl::Status CopySpecialIds(const GgufTokenizerFields& fields, TokenizerData& da
 
 absl::Status SetAffixes(const GgufTokenizerFields& fields, bool add_bos, TokenizerData& data) {
   if (fields.add_bos_token.value_or(add_bos)) {
-    if (!data.special.bos.has_value()) return InvalidArgument("tokenizer.ggml.bos_token_id: missing, but texts begin with it");
+    if (!data.special.bos.has_value())
+      return InvalidArgument("tokenizer.ggml.bos_token_id: missing, but texts begin with it");
     data.prefix_ids.push_back(*data.special.bos);
   }
   if (fields.add_eos_token.value_or(false)) {
-    if (!data.special.eos.has_value()) return InvalidArgument("tokenizer.ggml.eos_token_id: missing, but texts end with it");
+    if (!data.special.eos.has_value())
+      return InvalidArgument("tokenizer.ggml.eos_token_id: missing, but texts end with it");
     data.suffix_ids.push_back(*data.special.eos);
   }
   return absl::OkStatus();
 }
 
 // "left right": neither part has a plain space, for byte-level spelling has none.
-absl::StatusOr<std::vector<std::pair<std::string, std::string>>> SplitMerges(const std::vector<std::string_view>& merges) {
+absl::StatusOr<std::vector<std::pair<std::string, std::string>>> SplitMerges(
+    const std::vector<std::string_view>& merges) {
   std::vector<std::pair<std::string, std::string>> pairs;
   if (merges.size() > kMaxMerges) {
     return InvalidArgument("tokenizer.ggml.merges: ", merges.size(), " merges exceed the limit of ", kMaxMerges);
@@ -82,7 +87,8 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> SplitMerges(con
   for (size_t rank = 0; rank < merges.size(); ++rank) {
     const size_t space = merges[rank].find(' ', 1);
     if (space == std::string_view::npos || space + 1 == merges[rank].size()) {
-      return InvalidArgument("tokenizer.ggml.merges[", rank, "]: ", QuoteToken(merges[rank]), " is not two tokens and a space");
+      return InvalidArgument("tokenizer.ggml.merges[", rank, "]: ", QuoteToken(merges[rank]),
+                             " is not two tokens and a space");
     }
     pairs.emplace_back(merges[rank].substr(0, space), merges[rank].substr(space + 1));
   }
@@ -92,8 +98,9 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> SplitMerges(con
 absl::Status FillByteLevel(const GgufTokenizerFields& fields, TokenizerData& data) {
   data.kind = TokenizerKind::kByteLevelBpe;
   if (!fields.pre.has_value()) {
-    return InvalidArgument("tokenizer.ggml.pre: missing, so it is unknown how this model splits text; convert the model "
-                           "again with a newer converter, or use its Hugging Face folder");
+    return InvalidArgument(
+        "tokenizer.ggml.pre: missing, so it is unknown how this model splits text; convert the model "
+        "again with a newer converter, or use its Hugging Face folder");
   }
   DT_ASSIGN_OR_RETURN(const GgufPre pre, PreTokenizerOfGguf(*fields.pre));
   data.pre_tokenizer = pre.pre;
@@ -108,7 +115,8 @@ absl::Status FillByteLevel(const GgufTokenizerFields& fields, TokenizerData& dat
 absl::Status FillSpm(const GgufTokenizerFields& fields, TokenizerData& data) {
   data.kind = TokenizerKind::kSpmBpe;
   if (fields.scores.size() != data.tokens.size()) {
-    return InvalidArgument("tokenizer.ggml.scores: ", fields.scores.size(), " entries for ", data.tokens.size(), " tokens");
+    return InvalidArgument("tokenizer.ggml.scores: ", fields.scores.size(), " entries for ", data.tokens.size(),
+                           " tokens");
   }
   data.scores = fields.scores;
   data.byte_fallback = true;
@@ -129,7 +137,8 @@ absl::StatusOr<TokenizerData> TokenizerDataFromGguf(const GgufTokenizerFields& f
   } else if (fields.model == "llama") {
     DT_RETURN_IF_ERROR(FillSpm(fields, data));
   } else {
-    return Unimplemented("tokenizer.ggml.model: ", QuoteToken(fields.model), " is not a tokenizer we know (gpt2, llama)");
+    return Unimplemented("tokenizer.ggml.model: ", QuoteToken(fields.model),
+                         " is not a tokenizer we know (gpt2, llama)");
   }
   return data;
 }

@@ -10,8 +10,8 @@
 
 namespace dovetail::model {
 
-// The `tokenizer.ggml.*` metadata of a GGUF file, each field as stored (without the prefix); absent ones are empty. The views
-// belong to the file.
+// The `tokenizer.ggml.*` metadata of a GGUF file, each field as stored (without the prefix); absent ones are empty. The
+// views belong to the file.
 struct GgufTokenizerFields {
   std::string_view model;                // "gpt2" or "llama"
   std::optional<std::string_view> pre;   // ignored for "llama"

@@ -38,7 +38,8 @@ absl::Status PutToken(TokenizerData& data, const std::string& spelling, int64_t 
     data.types.resize(at + 1, TokenType::kUnused);  // holes stay unused
   }
   if (!data.tokens[at].empty() && data.tokens[at] != spelling) {
-    return InvalidArgument("token id ", id, " is given to both ", QuoteToken(data.tokens[at]), " and ", QuoteToken(spelling));
+    return InvalidArgument("token id ", id, " is given to both ", QuoteToken(data.tokens[at]), " and ",
+                           QuoteToken(spelling));
   }
   data.tokens[at] = spelling;
   data.types[at] = type;
@@ -68,7 +69,8 @@ absl::Status ReadAddedTokens(const json& document, TokenizerData& data) {
     const TokenType type = Flag(added[i], "special") ? TokenType::kControl : TokenType::kUserDefined;
     const int64_t value = id.get<int64_t>();
     DT_RETURN_IF_ERROR(PutToken(data, content.get<std::string>(), value, type));
-    const CutRule rule{static_cast<TokenId>(value), Flag(added[i], "lstrip"), Flag(added[i], "rstrip"), Flag(added[i], "single_word")};
+    const CutRule rule{static_cast<TokenId>(value), Flag(added[i], "lstrip"), Flag(added[i], "rstrip"),
+                       Flag(added[i], "single_word")};
     if (rule.strip_left || rule.strip_right || rule.single_word) data.cut_rules.push_back(rule);
   }
   return absl::OkStatus();
@@ -104,7 +106,8 @@ absl::Status ReadUnknownToken(const json& model, TokenizerData& data) {
   if (!unknown.is_string()) return InvalidArgument("model.unk_token: not a string");
   data.special.unk = Find(data, unknown.get_ref<const std::string&>());
   if (!data.special.unk.has_value()) {
-    return InvalidArgument("model.unk_token: ", QuoteToken(unknown.get_ref<const std::string&>()), " is not in the vocabulary");
+    return InvalidArgument("model.unk_token: ", QuoteToken(unknown.get_ref<const std::string&>()),
+                           " is not in the vocabulary");
   }
   data.types[*data.special.unk] = TokenType::kUnknown;
   return absl::OkStatus();
@@ -117,13 +120,16 @@ absl::Status ReadRole(const json& config, const char* field, TokenizerData& data
   if (spelling.is_null()) return absl::OkStatus();
   if (!spelling.is_string()) return InvalidArgument(field, ": not a string");
   id = Find(data, spelling.get_ref<const std::string&>());
-  if (!id.has_value()) return InvalidArgument(field, ": ", QuoteToken(spelling.get_ref<const std::string&>()), " is not in the vocabulary");
+  if (!id.has_value())
+    return InvalidArgument(field, ": ", QuoteToken(spelling.get_ref<const std::string&>()),
+                           " is not in the vocabulary");
   if (data.types[*id] != TokenType::kUnknown) data.types[*id] = TokenType::kControl;  // a role makes a token special
   return absl::OkStatus();
 }
 
 // add_bos_token and add_eos_token, where present, overrule what the post-processor says about that token.
-absl::Status ApplyAffixFlag(const json& config, const char* field, const std::optional<TokenId>& id, std::vector<TokenId>& affix) {
+absl::Status ApplyAffixFlag(const json& config, const char* field, const std::optional<TokenId>& id,
+                            std::vector<TokenId>& affix) {
   const json& flag = Field(config, field);
   if (!flag.is_boolean()) return absl::OkStatus();
   if (!flag.get<bool>()) {
@@ -152,9 +158,11 @@ absl::StatusOr<TokenizerData> ReadDocument(const ParsedTokenizerJson& parsed) {
   DT_RETURN_IF_ERROR(ReadAddedTokens(document, data));
   DT_RETURN_IF_ERROR(ReadUnknownToken(model, data));
   DT_ASSIGN_OR_RETURN(data.merges, ResolveMerges(data.tokens, parsed.merges, "model.merges"));
-  DT_RETURN_IF_ERROR(ReadTextSteps(Field(document, "normalizer"), Field(document, "pre_tokenizer"), Field(document, "decoder"), data));
+  DT_RETURN_IF_ERROR(
+      ReadTextSteps(Field(document, "normalizer"), Field(document, "pre_tokenizer"), Field(document, "decoder"), data));
   DT_RETURN_IF_ERROR(ReadPostProcessor(Field(document, "post_processor"), data));
-  if (data.kind == TokenizerKind::kSpmBpe && data.merges.empty()) return InvalidArgument("model.merges: missing or empty");
+  if (data.kind == TokenizerKind::kSpmBpe && data.merges.empty())
+    return InvalidArgument("model.merges: missing or empty");
   return data;
 }
 

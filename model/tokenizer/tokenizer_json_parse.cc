@@ -12,7 +12,8 @@ using Event = json::parse_event_t;
 
 constexpr int kMaxDepth = 32;
 
-// Watches the parser's events. Depth 1 is the document, 2 the "model" object, 3 the tables in it, 4 a merge of two strings.
+// Watches the parser's events. Depth 1 is the document, 2 the "model" object, 3 the tables in it, 4 a merge of two
+// strings.
 class TableTaker {
  public:
   explicit TableTaker(ParsedTokenizerJson& parsed) : parsed_(parsed) {}
@@ -40,7 +41,8 @@ class TableTaker {
   bool OnKey(int depth, const json& key) {
     const std::string& name = key.get_ref<const std::string&>();
     if (depth == 1) in_model_ = name == "model";
-    if (depth == 2 && in_model_) table_ = name == "vocab" ? Table::kVocabulary : name == "merges" ? Table::kMerges : Table::kNone;
+    if (depth == 2 && in_model_)
+      table_ = name == "vocab" ? Table::kVocabulary : name == "merges" ? Table::kMerges : Table::kNone;
     if (depth <= 2) return true;
     if (table_ == Table::kVocabulary && depth == 3) {
       key_ = name;
@@ -55,7 +57,8 @@ class TableTaker {
       if (event == Event::object_end) table_ = Table::kNone;
       return true;
     }
-    if (event != Event::value || !value.is_number_integer()) return Fail("model.vocab: " + QuoteToken(key_) + " has no integer id");
+    if (event != Event::value || !value.is_number_integer())
+      return Fail("model.vocab: " + QuoteToken(key_) + " has no integer id");
     if (parsed_.vocabulary.size() >= kMaxVocabularyTokens) return Fail("model.vocab: more than 1048576 tokens");
     parsed_.vocabulary.emplace_back(std::move(key_), value.get<int64_t>());
     return true;  // its key was not kept, so neither is it
@@ -71,7 +74,8 @@ class TableTaker {
     if (depth == 3 && event == Event::array_start) return true;
     if (depth == 3 && event == Event::array_end) return AddPairMerge(value);
     if (depth == 4 && event == Event::value && value.is_string()) return true;
-    return Fail("model.merges: entry " + std::to_string(parsed_.merges.size()) + " is neither \"a b\" nor [\"a\", \"b\"]");
+    return Fail("model.merges: entry " + std::to_string(parsed_.merges.size()) +
+                " is neither \"a b\" nor [\"a\", \"b\"]");
   }
 
   bool AddSpelledMerge(const json& value) {

@@ -127,10 +127,12 @@ absl::Status ReadPreTokenizer(const std::vector<Step>& steps, TokenizerData& dat
   data.kind = TokenizerKind::kSpmBpe;
   data.pre_tokenizer = PreTokenizer::kNone;
   if (steps.size() == 1 && steps[0].type == "Metaspace" && !spm_normalizer) return ReadMetaspace(steps[0], data);
-  if (!spm_normalizer) return Unsupported("pre_tokenizer", steps.empty() ? "none at all" : steps.back().type + " at the end");
+  if (!spm_normalizer)
+    return Unsupported("pre_tokenizer", steps.empty() ? "none at all" : steps.back().type + " at the end");
   for (const Step& step : steps) {
     // Gemma: splits at spaces after the normalizer has replaced them all, so it never splits.
-    const bool idle = step.type == "Split" && PatternText(step, "String") == " " && Text(step, "behavior") == "MergedWithPrevious";
+    const bool idle =
+        step.type == "Split" && PatternText(step, "String") == " " && Text(step, "behavior") == "MergedWithPrevious";
     if (!idle) return Unsupported("pre_tokenizer", step.type + " after spaces were replaced");
   }
   return absl::OkStatus();
@@ -141,7 +143,8 @@ absl::Status ReadDecoder(const std::vector<Step>& steps, TokenizerData& data) {
   for (const Step& step : steps) {
     if (!spm && step.type == "ByteLevel") continue;
     if (step.type == "ByteFallback" || step.type == "Fuse") continue;
-    if (spm && step.type == "Replace" && PatternText(step, "String") == kSpmSpace && Text(step, "content") == " ") continue;
+    if (spm && step.type == "Replace" && PatternText(step, "String") == kSpmSpace && Text(step, "content") == " ")
+      continue;
     if (spm && step.type == "Strip" && Text(step, "content") == " " && step.fields->value("start", json()) == 1 &&
         step.fields->value("stop", json()) == 0) {
       data.strip_first_space = true;
@@ -160,7 +163,8 @@ absl::Status ReadDecoder(const std::vector<Step>& steps, TokenizerData& data) {
 absl::Status ReadTemplate(const Step& step, TokenizerData& data) {
   const auto single = step.fields->find("single");
   const auto tokens = step.fields->find("special_tokens");
-  if (single == step.fields->end() || !single->is_array()) return InvalidArgument("post_processor: no array \"single\"");
+  if (single == step.fields->end() || !single->is_array())
+    return InvalidArgument("post_processor: no array \"single\"");
   std::vector<TokenId>* affix = &data.prefix_ids;
   for (const json& part : *single) {
     if (part.is_object() && part.contains("Sequence")) {
@@ -178,7 +182,8 @@ absl::Status ReadTemplate(const Step& step, TokenizerData& data) {
       return InvalidArgument("post_processor.special_tokens: no ids for a token of the template");
     }
     for (const json& id : *ids) {
-      const bool fits = id.is_number_integer() && id.get<int64_t>() >= 0 && id.get<int64_t>() < static_cast<int64_t>(data.tokens.size());
+      const bool fits = id.is_number_integer() && id.get<int64_t>() >= 0 &&
+                        id.get<int64_t>() < static_cast<int64_t>(data.tokens.size());
       if (!fits) return InvalidArgument("post_processor.special_tokens: an id outside the vocabulary");
       affix->push_back(id.get<TokenId>());
     }
@@ -189,7 +194,8 @@ absl::Status ReadTemplate(const Step& step, TokenizerData& data) {
 
 }  // namespace
 
-absl::Status ReadTextSteps(const json& normalizer, const json& pre_tokenizer, const json& decoder, TokenizerData& data) {
+absl::Status ReadTextSteps(const json& normalizer, const json& pre_tokenizer, const json& decoder,
+                           TokenizerData& data) {
   std::vector<Step> normal, pre, decode;
   DT_RETURN_IF_ERROR(Flatten("normalizer", normalizer, normal));
   DT_RETURN_IF_ERROR(Flatten("pre_tokenizer", pre_tokenizer, pre));

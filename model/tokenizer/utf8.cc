@@ -3,7 +3,8 @@
 namespace dovetail::model {
 namespace {
 
-// The lowest and highest second byte after `lead`, and the length announced; length 0 if `lead` cannot begin a character.
+// The lowest and highest second byte after `lead`, and the length announced; length 0 if `lead` cannot begin a
+// character.
 struct Lead {
   uint8_t length = 0, low = 0x80, high = 0xBF;
 };

@@ -27,8 +27,8 @@ size_t ValidUtf8Prefix(std::string_view text);
 
 void AppendUtf8(char32_t code_point, std::string& out);
 
-// Moves everything that is certain from the front of `pending` to the end of `out`: whole characters, and U+FFFD for what
-// can no longer become one. At most 3 bytes stay in `pending`; none if `finish`.
+// Moves everything that is certain from the front of `pending` to the end of `out`: whole characters, and U+FFFD for
+// what can no longer become one. At most 3 bytes stay in `pending`; none if `finish`.
 void DrainUtf8(std::string& pending, bool finish, std::string& out);
 
 }  // namespace dovetail::model

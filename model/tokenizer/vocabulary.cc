@@ -65,7 +65,8 @@ absl::StatusOr<std::vector<TokenMerge>> ResolveMerges(const std::vector<std::str
     result.assign(left).append(right);
     for (const std::string* part : {&left, &right, static_cast<const std::string*>(&result)}) {
       if (part->empty() || !ids.contains(*part)) {
-        return InvalidArgument(field, "[", rank, "]: token ", QuoteToken(*part), " is not in the vocabulary; the file is damaged");
+        return InvalidArgument(field, "[", rank, "]: token ", QuoteToken(*part),
+                               " is not in the vocabulary; the file is damaged");
       }
     }
     resolved.push_back({ids.at(left), ids.at(right)});

@@ -13,8 +13,8 @@
 
 namespace dovetail::model {
 
-// What a model file says about its tokenizer, as plain data: the two readers (tokenizer_json.h, tokenizer_gguf.h) fill it,
-// Tokenizer::Create (tokenizer.h) checks it and turns it into something that runs.
+// What a model file says about its tokenizer, as plain data: the two readers (tokenizer_json.h, tokenizer_gguf.h) fill
+// it, Tokenizer::Create (tokenizer.h) checks it and turns it into something that runs.
 
 inline constexpr size_t kMaxVocabularyTokens = size_t{1} << 20;
 inline constexpr size_t kMaxTokenBytes = 4096;       // one token's spelling; real ones stay under 300
@@ -79,8 +79,8 @@ struct TokenizerData {
   SpecialIds special;
 };
 
-// Turns merges spelled as pairs of tokens into ids. kInvalidArgument names the first merge whose parts or result are not
-// in `tokens`. `where` names the field in error messages.
+// Turns merges spelled as pairs of tokens into ids. kInvalidArgument names the first merge whose parts or result are
+// not in `tokens`. `where` names the field in error messages.
 absl::StatusOr<std::vector<TokenMerge>> ResolveMerges(const std::vector<std::string>& tokens,
                                                       const std::vector<std::pair<std::string, std::string>>& merges,
                                                       std::string_view where);

@@ -25,9 +25,12 @@ uint64_t RandomSeed() {
   return (uint64_t{device()} << 32) | device();
 }
 
-HttpResponse Loading() { return ErrorResponse(503, "unavailable_error", "The model is loading; try again shortly.", "loading"); }
+HttpResponse Loading() {
+  return ErrorResponse(503, "unavailable_error", "The model is loading; try again shortly.", "loading");
+}
 HttpResponse Draining() {
-  HttpResponse response = ErrorResponse(503, "unavailable_error", "This server is shutting down; ask another replica.", "draining");
+  HttpResponse response =
+      ErrorResponse(503, "unavailable_error", "This server is shutting down; ask another replica.", "draining");
   response.close = true;
   return response;
 }
@@ -36,7 +39,9 @@ HttpResponse Busy(int status) { return ErrorResponse(ToApiError(absl::ResourceEx
 }  // namespace
 
 ApiHandler::ApiHandler(const HttpServerOptions& options)
-    : options_(options), keys_(options.api_keys, options.metrics_api_keys), work_(options.worker_threads, options.max_queued_work) {}
+    : options_(options),
+      keys_(options.api_keys, options.metrics_api_keys),
+      work_(options.worker_threads, options.max_queued_work) {}
 
 void ApiHandler::SetBackend(std::shared_ptr<const Backend> backend) {
   std::lock_guard lock(mutex_);
@@ -64,17 +69,21 @@ std::optional<HttpResponse> ApiHandler::OnHead(const RequestHead& head) {
   const RouteMatch match = MatchRoute(head.method, head.path);
   const Scope scope = match.route != nullptr ? match.route->scope : Scope::kInference;
   if (!keys_.Authorize(head, scope))
-    return ErrorResponse(401, "authentication_error", "Missing or incorrect API key: send it as Authorization: Bearer KEY.", "invalid_api_key");
+    return ErrorResponse(401, "authentication_error",
+                         "Missing or incorrect API key: send it as Authorization: Bearer KEY.", "invalid_api_key");
   if (match.route == nullptr && !match.allow.empty()) {
-    HttpResponse response = ErrorResponse(405, "invalid_request_error", "This path does not take that method.", "method_not_allowed");
+    HttpResponse response =
+        ErrorResponse(405, "invalid_request_error", "This path does not take that method.", "method_not_allowed");
     response.headers.emplace_back("Allow", match.allow);
     return response;
   }
-  if (match.route == nullptr) return ErrorResponse(404, "not_found_error", "There is nothing at this path.", "unknown_url");
+  if (match.route == nullptr)
+    return ErrorResponse(404, "not_found_error", "There is nothing at this path.", "unknown_url");
   if (match.route->method == "POST") {
     const std::string* type = head.Find("content-type");
     if (type != nullptr && !IsJson(*type))
-      return ErrorResponse(415, "invalid_request_error", "The body must be application/json.", "unsupported_media_type");
+      return ErrorResponse(415, "invalid_request_error", "The body must be application/json.",
+                           "unsupported_media_type");
     return RefuseBusy(match.route->id);
   }
   return std::nullopt;
@@ -120,8 +129,10 @@ HttpResponse ApiHandler::Health(const Backend* backend) const {
   if (backend == nullptr) return Loading();
   const EngineStats stats = backend->engine->stats();
   const bool has_work = stats.scheduler.running_sequences > 0 || stats.scheduler.waiting_requests > 0;
-  const bool stalled = has_work && SystemClock().Now() - stats.last_progress > absl::FromChrono(options_.health_stall_limit);
-  if (!stats.healthy || stalled) return ErrorResponse(503, "unavailable_error", "The engine makes no progress.", "engine_stalled");
+  const bool stalled =
+      has_work && SystemClock().Now() - stats.last_progress > absl::FromChrono(options_.health_stall_limit);
+  if (!stats.healthy || stalled)
+    return ErrorResponse(503, "unavailable_error", "The engine makes no progress.", "engine_stalled");
   return JsonResponse(R"({"status":"ok"})");
 }
 
@@ -162,7 +173,8 @@ void ApiHandler::OnWorker(const Route& route, std::shared_ptr<Exchange> exchange
   if (!work_.TryPost(std::move(task))) Answer(*exchange, route, Busy(options_.overload_status));
 }
 
-absl::StatusOr<PreparedGeneration> ApiHandler::PrepareGeneration(const Route& route, const std::string& body, const Backend& backend,
+absl::StatusOr<PreparedGeneration> ApiHandler::PrepareGeneration(const Route& route, const std::string& body,
+                                                                 const Backend& backend,
                                                                  const RequestContext& context) const {
   DT_ASSIGN_OR_RETURN(const Json json, ParseJson(body, options_.json));
   if (route.id == RouteId::kChat) {
@@ -181,9 +193,11 @@ void ApiHandler::Generate(const Route& route, std::shared_ptr<Exchange> exchange
   context.created = absl::ToUnixSeconds(absl::Now());
   context.random_seed = options_.seed ? *options_.seed : RandomSeed();
   OnWorker(route, exchange, [this, &route, exchange, arrived, context, backend = backend()] {
-    auto prepared = std::make_shared<absl::StatusOr<PreparedGeneration>>(PrepareGeneration(route, exchange->body(), *backend, context));
+    auto prepared = std::make_shared<absl::StatusOr<PreparedGeneration>>(
+        PrepareGeneration(route, exchange->body(), *backend, context));
     exchange->Post([this, &route, exchange, arrived, backend, prepared] {
-      if (!prepared->ok()) return Answer(*exchange, route, ErrorResponse(ToApiError(prepared->status(), options_.overload_status)));
+      if (!prepared->ok())
+        return Answer(*exchange, route, ErrorResponse(ToApiError(prepared->status(), options_.overload_status)));
       if (draining_) return Answer(*exchange, route, Draining());
       exchange->body() = std::string();
       const auto generation = std::make_shared<Generation>(backend, options_, exchange, **std::move(prepared), arrived);
@@ -203,7 +217,8 @@ void ApiHandler::Tokenize(const Route& route, std::shared_ptr<Exchange> exchange
       DT_ASSIGN_OR_RETURN(const TokenizeRequest request, ParseTokenizeRequest(json, *backend->model));
       return TokenizeBody(request, *backend->model);
     }();
-    auto response = std::make_shared<HttpResponse>(body.ok() ? JsonResponse(*body) : ErrorResponse(ToApiError(body.status(), options_.overload_status)));
+    auto response = std::make_shared<HttpResponse>(
+        body.ok() ? JsonResponse(*body) : ErrorResponse(ToApiError(body.status(), options_.overload_status)));
     exchange->Post([this, &route, exchange, response] { Answer(*exchange, route, std::move(*response)); });
   });
 }

@@ -13,8 +13,8 @@
 
 namespace dovetail::server {
 
-// The routes: who may, what it means, which thread does it. Parsing, templates and tokenising run on the work queue; everything else is
-// short and runs on the I/O thread. Thread-safe.
+// The routes: who may, what it means, which thread does it. Parsing, templates and tokenising run on the work queue;
+// everything else is short and runs on the I/O thread. Thread-safe.
 class ApiHandler : public HttpHandler {
  public:
   explicit ApiHandler(const HttpServerOptions& options);
@@ -40,7 +40,8 @@ class ApiHandler : public HttpHandler {
   void Get(const Route& route, std::string_view rest, Exchange& exchange);
   void Answer(Exchange& exchange, const Route& route, HttpResponse response);
   void OnWorker(const Route& route, std::shared_ptr<Exchange> exchange, std::function<void()> task);
-  absl::StatusOr<PreparedGeneration> PrepareGeneration(const Route& route, const std::string& body, const Backend& backend, const RequestContext& context) const;
+  absl::StatusOr<PreparedGeneration> PrepareGeneration(const Route& route, const std::string& body,
+                                                       const Backend& backend, const RequestContext& context) const;
   void Generate(const Route& route, std::shared_ptr<Exchange> exchange);
   void Tokenize(const Route& route, std::shared_ptr<Exchange> exchange);
   HttpResponse Health(const Backend* backend) const;

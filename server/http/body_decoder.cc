@@ -16,7 +16,8 @@ BodyDecoder::BodyDecoder(const RequestHead& head, size_t max_bytes) : max_bytes_
   } else if (head.content_length.value_or(0) > 0) {
     state_ = State::kLength;
     left_ = *head.content_length;
-    if (left_ > max_bytes) Fail(413, absl::StrCat("The body has ", left_, " bytes; at most ", max_bytes, " are allowed."));
+    if (left_ > max_bytes)
+      Fail(413, absl::StrCat("The body has ", left_, " bytes; at most ", max_bytes, " are allowed."));
   }
 }
 
@@ -43,19 +44,24 @@ size_t BodyDecoder::Consume(std::string_view bytes) {
 
 void BodyDecoder::EndOfSizeLine() {
   if (digits_ == 0) return Fail(400, "A chunk has no size.");
-  if (body_.size() + left_ > max_bytes_) return Fail(413, absl::StrCat("The body has more than ", max_bytes_, " bytes."));
+  if (body_.size() + left_ > max_bytes_)
+    return Fail(413, absl::StrCat("The body has more than ", max_bytes_, " bytes."));
   state_ = left_ == 0 ? State::kLastCr : State::kData;
   digits_ = line_bytes_ = 0;
 }
 
 void BodyDecoder::TakeFramingByte(char c) {
   const auto expect = [&](char wanted, State next) {
-    if (c != wanted) return Fail(400, "A chunk does not end where its size says, or a line ends without CRLF, or trailers follow.");
+    if (c != wanted)
+      return Fail(400, "A chunk does not end where its size says, or a line ends without CRLF, or trailers follow.");
     state_ = next;
   };
   switch (state_) {
     case State::kSize: {
-      const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+      const int digit = c >= '0' && c <= '9'   ? c - '0'
+                        : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                        : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                               : -1;
       if (digit >= 0) {
         if (++digits_ > kMaxSizeDigits) return Fail(400, "A chunk size has too many digits.");
         left_ = left_ * 16 + digit;
@@ -70,7 +76,8 @@ void BodyDecoder::TakeFramingByte(char c) {
     }
     case State::kExtension:
       if (c == '\r') state_ = State::kSizeLf;
-      else if (static_cast<unsigned char>(c) < 0x20 || ++line_bytes_ > kMaxSizeLine) Fail(400, "A chunk extension is too long or has control characters.");
+      else if (static_cast<unsigned char>(c) < 0x20 || ++line_bytes_ > kMaxSizeLine)
+        Fail(400, "A chunk extension is too long or has control characters.");
       return;
     case State::kSizeLf:
       if (c != '\n') return Fail(400, "A carriage return stands inside a chunk size line.");

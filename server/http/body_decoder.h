@@ -7,8 +7,8 @@
 
 namespace dovetail::server {
 
-// Collects the body of one request, of known length or chunked, up to a limit. Chunk sizes are plain hexadecimal digits, lines end in
-// CRLF, trailers are refused. A value of one thread.
+// Collects the body of one request, of known length or chunked, up to a limit. Chunk sizes are plain hexadecimal
+// digits, lines end in CRLF, trailers are refused. A value of one thread.
 class BodyDecoder {
  public:
   BodyDecoder() = default;

@@ -51,8 +51,14 @@ bool IsGoodRequestId(const std::string& id) {
 
 }  // namespace
 
-Connection::Connection(asio::ip::tcp::socket socket, int io_thread, const HttpServerOptions& options, HttpHandler& handler, ConnectionOwner& owner)
-    : socket_(std::move(socket)), deadline_(socket_.get_executor()), io_thread_(io_thread), options_(options), handler_(handler), owner_(owner) {}
+Connection::Connection(asio::ip::tcp::socket socket, int io_thread, const HttpServerOptions& options,
+                       HttpHandler& handler, ConnectionOwner& owner)
+    : socket_(std::move(socket)),
+      deadline_(socket_.get_executor()),
+      io_thread_(io_thread),
+      options_(options),
+      handler_(handler),
+      owner_(owner) {}
 
 Connection::~Connection() = default;
 
@@ -126,7 +132,8 @@ void Connection::OnReadable() {
   Watch();
 }
 
-// The client sends nothing more. One that waits for an answer is taken to have left; one whose answer is complete still gets it.
+// The client sends nothing more. One that waits for an answer is taken to have left; one whose answer is complete still
+// gets it.
 void Connection::OnEndOfInput() {
   if (state_ == State::kHandling && finishing_) {
     keep_alive_ = false;
@@ -183,8 +190,10 @@ bool Connection::AdvanceBody() {
     BeginRequest();
     return true;
   }
-  const auto allowed = options_.body_grace + std::chrono::milliseconds(body_.received() * 1000 / options_.min_body_bytes_per_s);
-  const auto spent = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - body_began_);
+  const auto allowed =
+      options_.body_grace + std::chrono::milliseconds(body_.received() * 1000 / options_.min_body_bytes_per_s);
+  const auto spent =
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - body_began_);
   Arm(std::max(allowed - spent, std::chrono::milliseconds(1)));
   return false;
 }
@@ -237,7 +246,8 @@ void Connection::EnterLinger() {
 // ---- responding ----
 
 std::string Connection::ResponseHead(const HttpResponse& response, bool stream) const {
-  std::string head = absl::StrCat("HTTP/1.1 ", response.status, " ", absl::string_view(Reason(response.status).data(), Reason(response.status).size()),
+  std::string head = absl::StrCat("HTTP/1.1 ", response.status, " ",
+                                  absl::string_view(Reason(response.status).data(), Reason(response.status).size()),
                                   "\r\nContent-Type: ", response.content_type, "\r\n");
   if (!stream) {
     absl::StrAppend(&head, "Content-Length: ", response.body.size(), "\r\n");
@@ -283,7 +293,9 @@ void Connection::EndStream(Exchange* exchange) {
   else if (!writing_ && output_.empty()) OnAllWritten();
 }
 
-Exchange::Backlog Connection::backlog() const { return {static_cast<size_t>(queued_total_ - sent_total_), backlog_tokens_}; }
+Exchange::Backlog Connection::backlog() const {
+  return {static_cast<size_t>(queued_total_ - sent_total_), backlog_tokens_};
+}
 
 void Connection::Send(std::string bytes, int tokens) {
   if (state_ == State::kClosed) return;
@@ -308,7 +320,8 @@ void Connection::Flush() {
   }
   writing_ = true;
   const auto rest = asio::buffer(in_flight_.data() + in_flight_sent_, in_flight_.size() - in_flight_sent_);
-  socket_.async_write_some(rest, [self = shared_from_this()](const error_code& error, size_t bytes) { self->OnWritten(error, bytes); });
+  socket_.async_write_some(
+      rest, [self = shared_from_this()](const error_code& error, size_t bytes) { self->OnWritten(error, bytes); });
 }
 
 void Connection::OnWritten(const error_code& error, size_t bytes) {

@@ -26,11 +26,13 @@ class ConnectionOwner {
   virtual std::string NewRequestId() = 0;
 };
 
-// One accepted socket: reads heads and bodies within limits and deadlines, hands requests to the handler one after the other, writes what
-// they answer. The read side is always watched, so that a client that leaves is noticed while its answer is made. One I/O thread.
+// One accepted socket: reads heads and bodies within limits and deadlines, hands requests to the handler one after the
+// other, writes what they answer. The read side is always watched, so that a client that leaves is noticed while its
+// answer is made. One I/O thread.
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  Connection(boost::asio::ip::tcp::socket socket, int io_thread, const HttpServerOptions& options, HttpHandler& handler, ConnectionOwner& owner);
+  Connection(boost::asio::ip::tcp::socket socket, int io_thread, const HttpServerOptions& options, HttpHandler& handler,
+             ConnectionOwner& owner);
   ~Connection();
 
   void Start();

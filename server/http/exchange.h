@@ -20,8 +20,8 @@ struct HttpResponse {
 
 class Connection;
 
-// One request on a connection, until its response is complete. Everything but Post belongs to the connection's I/O thread. Calls after
-// the client is gone, or after the response is complete, do nothing.
+// One request on a connection, until its response is complete. Everything but Post belongs to the connection's I/O
+// thread. Calls after the client is gone, or after the response is complete, do nothing.
 class Exchange : public std::enable_shared_from_this<Exchange> {
  public:
   Exchange(std::shared_ptr<Connection> connection, RequestHead head, std::string body, std::string id);
@@ -45,7 +45,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   };
   Backlog backlog() const;  // written and not yet taken by the client's kernel
 
-  // The client left, or did not read for too long; nothing can be sent any more. At most once, before the response is complete.
+  // The client left, or did not read for too long; nothing can be sent any more. At most once, before the response is
+  // complete.
   std::function<void()> on_gone;
   // The backlog is empty again.
   std::function<void()> on_drained;

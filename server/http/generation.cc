@@ -9,7 +9,8 @@
 namespace dovetail::server {
 namespace {
 
-constexpr size_t kHardBacklogFactor = 16;  // times max_stream_backlog_bytes: a stall of our own must not look like a slow reader
+constexpr size_t kHardBacklogFactor =
+    16;  // times max_stream_backlog_bytes: a stall of our own must not look like a slow reader
 
 class Sink : public GenerationSink {
  public:
@@ -25,8 +26,8 @@ class Sink : public GenerationSink {
 
 }  // namespace
 
-Generation::Generation(std::shared_ptr<const Backend> backend, const HttpServerOptions& options, std::shared_ptr<Exchange> exchange,
-                       PreparedGeneration prepared, absl::Time arrived)
+Generation::Generation(std::shared_ptr<const Backend> backend, const HttpServerOptions& options,
+                       std::shared_ptr<Exchange> exchange, PreparedGeneration prepared, absl::Time arrived)
     : backend_(std::move(backend)),
       options_(options),
       exchange_(std::move(exchange)),
@@ -89,7 +90,8 @@ void Generation::OnUpdate(int p, const scheduler::GenerationUpdate& update) {
   if (update.request_finished) prompt.engine_finished = true;
   if (exchange_ == nullptr) return;
   prompt.cached_tokens = update.cached_tokens;
-  if (update.reason == scheduler::FinishReason::kError && update.choice_finished) LogError("request ", exchange_->id(), " failed: ", update.error);
+  if (update.reason == scheduler::FinishReason::kError && update.choice_finished)
+    LogError("request ", exchange_->id(), " failed: ", update.error);
   const GenerationResponse::Effects effects = response_.OnUpdate(p, update);
   CountTokens(prompt, update.choice, effects.tokens);
   for (const auto& stop : effects.stops)
@@ -115,20 +117,23 @@ void Generation::Show(const GenerationResponse::Effects& effects) {
   }
 }
 
-// At half of what a stream may hold back the engine pauses it; what was under way still comes. Who then takes nothing for a while is cut
-// off by the connection. Should the engine go on all the same, memory has its own bound.
+// At half of what a stream may hold back the engine pauses it; what was under way still comes. Who then takes nothing
+// for a while is cut off by the connection. Should the engine go on all the same, memory has its own bound.
 void Generation::WatchBacklog() {
   if (exchange_ == nullptr) return;
   const Exchange::Backlog backlog = exchange_->backlog();
   if (!paused_) {
-    if (backlog.bytes < options_.max_stream_backlog_bytes / 2 && backlog.tokens < options_.max_stream_backlog_tokens / 2) return;
+    if (backlog.bytes < options_.max_stream_backlog_bytes / 2 &&
+        backlog.tokens < options_.max_stream_backlog_tokens / 2)
+      return;
     paused_ = true;
     bytes_when_paused_ = backlog.bytes;  // one frame may be large: log probabilities of a long prompt
     for (const PromptState& prompt : prompts_)
       if (!prompt.engine_finished) backend_->engine->Pause(prompt.id);
     return;
   }
-  if (backlog.bytes > bytes_when_paused_ + kHardBacklogFactor * options_.max_stream_backlog_bytes) exchange_->Abort();  // comes back as OnGone
+  if (backlog.bytes > bytes_when_paused_ + kHardBacklogFactor * options_.max_stream_backlog_bytes)
+    exchange_->Abort();  // comes back as OnGone
 }
 
 void Generation::OnDrained() {

@@ -20,15 +20,15 @@ struct Backend {
   std::unique_ptr<ServerMetrics> metrics;
 };
 
-// One generation request between its HTTP exchange and the engine: submits, turns updates into frames, pauses the engine when the client
-// reads slowly, cancels when it leaves. Lives on the exchange's I/O thread.
+// One generation request between its HTTP exchange and the engine: submits, turns updates into frames, pauses the
+// engine when the client reads slowly, cancels when it leaves. Lives on the exchange's I/O thread.
 class Generation : public std::enable_shared_from_this<Generation> {
  public:
-  Generation(std::shared_ptr<const Backend> backend, const HttpServerOptions& options, std::shared_ptr<Exchange> exchange,
-             PreparedGeneration prepared, absl::Time arrived);
+  Generation(std::shared_ptr<const Backend> backend, const HttpServerOptions& options,
+             std::shared_ptr<Exchange> exchange, PreparedGeneration prepared, absl::Time arrived);
 
-  // Submits every prompt. If the engine takes one and refuses the next, nothing runs and the client gets the refusal. Returns the HTTP
-  // status of an answer given at once, 200 if the generation runs.
+  // Submits every prompt. If the engine takes one and refuses the next, nothing runs and the client gets the refusal.
+  // Returns the HTTP status of an answer given at once, 200 if the generation runs.
   int Start(const std::shared_ptr<UpdateInbox>& inbox);
   void OnUpdate(int prompt, const scheduler::GenerationUpdate& update);
 

@@ -17,10 +17,12 @@ class HttpServer::Impl {
       : options_(std::move(options)), handler_(options_), listener_(std::make_unique<Listener>(options_, handler_)) {
     for (int i = 0; i < options_.io_threads; ++i) {
       boost::asio::io_context& context = listener_->context(i);
-      inboxes_.push_back(std::make_shared<UpdateInbox>([&context](std::function<void()> task) { boost::asio::post(context, std::move(task)); }));
+      inboxes_.push_back(std::make_shared<UpdateInbox>(
+          [&context](std::function<void()> task) { boost::asio::post(context, std::move(task)); }));
     }
     handler_.SetInboxes(inboxes_);
-    handler_.SetConnectionCounts([listener = listener_.get()] { return std::pair(listener->connections(), listener->active_exchanges()); });
+    handler_.SetConnectionCounts(
+        [listener = listener_.get()] { return std::pair(listener->connections(), listener->active_exchanges()); });
   }
 
   absl::Status Start() {
@@ -32,10 +34,10 @@ class HttpServer::Impl {
     return absl::OkStatus();
   }
 
-  void Serve(std::shared_ptr<const ServedModel> model, Engine* engine, int kv_block_size) {
+  void Serve(std::shared_ptr<const ServedModel> model, Engine* engine, int kv_block_size, int64_t kv_blocks) {
     auto backend = std::make_shared<Backend>();
     backend->metrics = std::make_unique<ServerMetrics>(
-        ServerMetrics::Info{model->names.front(), model->max_model_len, kv_block_size, options_.version});
+        ServerMetrics::Info{model->names.front(), model->max_model_len, kv_block_size, kv_blocks, options_.version});
     backend->model = std::move(model);
     backend->engine = engine;
     handler_.SetBackend(std::move(backend));
@@ -80,8 +82,9 @@ HttpServer::HttpServer(HttpServerOptions options) : impl_(std::make_unique<Impl>
 HttpServer::~HttpServer() { Stop(); }
 absl::Status HttpServer::Start() { return impl_->Start(); }
 int HttpServer::port() const { return impl_->listener().port(); }
-void HttpServer::Serve(std::shared_ptr<const ServedModel> model, Engine* engine, int kv_block_size) {
-  impl_->Serve(std::move(model), engine, kv_block_size);
+void HttpServer::Serve(std::shared_ptr<const ServedModel> model, Engine* engine, int kv_block_size,
+                       int64_t kv_blocks) {
+  impl_->Serve(std::move(model), engine, kv_block_size, kv_blocks);
 }
 bool HttpServer::Drain(absl::Duration limit) { return impl_->Drain(limit); }
 void HttpServer::Stop() { impl_->Stop(); }

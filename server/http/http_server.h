@@ -9,8 +9,8 @@
 
 namespace dovetail::server {
 
-// The OpenAI-style API of one model over HTTP/1.1. Starts to listen before the model is loaded (/live answers, /ready does not), serves
-// once it is told what. Thread-safe.
+// The OpenAI-style API of one model over HTTP/1.1. Starts to listen before the model is loaded (/live answers, /ready
+// does not), serves once it is told what. Thread-safe.
 //
 //   HttpServer server(options);
 //   DT_RETURN_IF_ERROR(server.Start());          // server.port()
@@ -25,11 +25,12 @@ class HttpServer {
   absl::Status Start();
   int port() const;  // the real one, after Start()
 
-  // From now on requests run on `engine`, which outlives the server (Stop() cancels what it still runs). `kv_block_size` is for metrics.
-  void Serve(std::shared_ptr<const ServedModel> model, Engine* engine, int kv_block_size = 64);
+  // From now on requests run on `engine`, which outlives the server (Stop() cancels what it still runs).
+  // `kv_block_size` and `kv_blocks` (of that many tokens each, over all layers) are for metrics.
+  void Serve(std::shared_ptr<const ServedModel> model, Engine* engine, int kv_block_size = 64, int64_t kv_blocks = 0);
 
-  // Readiness fails and new requests get 503 with Retry-After at once; running ones go on. Blocks until all ended, at most `limit`: then
-  // the rest gets an error frame (or 503) and is cancelled. Returns whether all ended by themselves.
+  // Readiness fails and new requests get 503 with Retry-After at once; running ones go on. Blocks until all ended, at
+  // most `limit`: then the rest gets an error frame (or 503) and is cancelled. Returns whether all ended by themselves.
   bool Drain(absl::Duration limit);
 
   // Closes all connections, cancels their requests, joins the threads.

@@ -20,7 +20,8 @@ bool EqualInConstantTime(const Sha256Digest& a, const Sha256Digest& b) {
 std::optional<std::string_view> Credential(const RequestHead& head) {
   constexpr std::string_view kBearer = "bearer ";
   if (const std::string* authorization = head.Find("authorization")) {
-    if (authorization->size() <= kBearer.size() || !absl::StartsWithIgnoreCase(*authorization, "bearer ")) return std::nullopt;
+    if (authorization->size() <= kBearer.size() || !absl::StartsWithIgnoreCase(*authorization, "bearer "))
+      return std::nullopt;
     return std::string_view(*authorization).substr(kBearer.size());
   }
   if (const std::string* key = head.Find("x-api-key")) return *key;

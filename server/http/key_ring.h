@@ -15,13 +15,14 @@ enum class Scope {
   kMetrics,    // a metrics key; if there are none, an API key
 };
 
-// The keys as SHA-256 digests; what a client sends is hashed and compared with all of them in constant time. Immutable; thread-safe.
+// The keys as SHA-256 digests; what a client sends is hashed and compared with all of them in constant time. Immutable;
+// thread-safe.
 class KeyRing {
  public:
   KeyRing(const std::vector<std::string>& api_keys, const std::vector<std::string>& metrics_keys);
 
-  // The tenant that the head's credentials (Authorization: Bearer, or X-Api-Key) belong to, or nullopt: refused. Without any API keys
-  // everybody is "anonymous".
+  // The tenant that the head's credentials (Authorization: Bearer, or X-Api-Key) belong to, or nullopt: refused.
+  // Without any API keys everybody is "anonymous".
   std::optional<std::string> Authorize(const RequestHead& head, Scope scope) const;
 
   bool closed() const { return !api_.empty(); }

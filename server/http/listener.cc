@@ -42,7 +42,8 @@ absl::Status Listener::Start() {
   if (!error) acceptor_->bind(endpoint, error);
   if (!error) acceptor_->listen(asio::socket_base::max_listen_connections, error);
   if (error)
-    return absl::UnavailableError(absl::StrCat("cannot listen on ", options_.host, ":", options_.port, ": ", error.message(), "; choose another --port"));
+    return absl::UnavailableError(absl::StrCat("cannot listen on ", options_.host, ":", options_.port, ": ",
+                                               error.message(), "; choose another --port"));
   port_ = acceptor_->local_endpoint().port();
   Accept();
   for (auto& io : threads_) io->thread = std::thread([&context = io->context] { context.run(); });
@@ -86,9 +87,9 @@ void Listener::OnAccepted(const error_code& error, tcp::socket socket, int io_th
 
 void Listener::RefuseConnection(tcp::socket socket) {
   const HttpResponse response = handler_.ProtocolError(503, "Too many connections are open; try again shortly.");
-  const std::string text =
-      absl::StrCat("HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: ", response.body.size(),
-                   "\r\nRetry-After: 1\r\nX-Request-Id: ", NewRequestId(), "\r\nConnection: close\r\n\r\n", response.body);
+  const std::string text = absl::StrCat(
+      "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: ", response.body.size(),
+      "\r\nRetry-After: 1\r\nX-Request-Id: ", NewRequestId(), "\r\nConnection: close\r\n\r\n", response.body);
   error_code ignored;
   socket.non_blocking(true, ignored);
   socket.write_some(asio::buffer(text), ignored);  // fits the empty send buffer, or is not worth waiting for
@@ -152,7 +153,8 @@ bool Listener::Drain(absl::Duration limit, absl::Duration grace) {
 void Listener::Stop() {
   if (!started_) return;
   started_ = false;
-  // On the accepting thread, so that every connection there will ever be is in the snapshot; each thread stops after what was posted to it.
+  // On the accepting thread, so that every connection there will ever be is in the snapshot; each thread stops after
+  // what was posted to it.
   asio::post(threads_[0]->context, [this] {
     error_code ignored;
     acceptor_->close(ignored);

@@ -21,7 +21,8 @@
 
 namespace dovetail::server {
 
-// The listening socket, the I/O threads and the connections they hold. Connections beyond the maximum get a 503 and are closed. Thread-safe.
+// The listening socket, the I/O threads and the connections they hold. Connections beyond the maximum get a 503 and are
+// closed. Thread-safe.
 class Listener : private ConnectionOwner {
  public:
   // Both outlive the listener.
@@ -32,8 +33,9 @@ class Listener : private ConnectionOwner {
   absl::Status Start();
   int port() const { return port_; }
 
-  // Waits until no request is under way or `limit` is over; then tells those that are left to end and gives them `grace` to be written.
-  // Returns whether all ended by themselves. New connections are still accepted: the handler answers them.
+  // Waits until no request is under way or `limit` is over; then tells those that are left to end and gives them
+  // `grace` to be written. Returns whether all ended by themselves. New connections are still accepted: the handler
+  // answers them.
   bool Drain(absl::Duration limit, absl::Duration grace);
   void Stop();  // closes everything and joins the threads
 

@@ -12,7 +12,8 @@ absl::Status CheckKeys(const char* flag, const std::vector<std::string>& keys) {
   for (const std::string& key : keys) {
     if (key.size() < 1 || key.size() > 1024) return InvalidArgument(flag, ": a key must have 1 to 1024 characters");
     for (const unsigned char c : key)
-      if (c <= 0x20 || c >= 0x7f) return InvalidArgument(flag, ": a key may only have visible ASCII characters, as it travels in a header");
+      if (c <= 0x20 || c >= 0x7f)
+        return InvalidArgument(flag, ": a key may only have visible ASCII characters, as it travels in a header");
   }
   return absl::OkStatus();
 }
@@ -26,15 +27,18 @@ absl::Status HttpServerOptions::Validate() const {
   DT_RETURN_IF_ERROR(InRange("worker_threads", worker_threads, 1, 64));
   DT_RETURN_IF_ERROR(InRange("max_queued_work", max_queued_work, 1, 1 << 20));
   DT_RETURN_IF_ERROR(InRange("max_queued_requests", max_queued_requests, 1, 1 << 20));
-  if (overload_status != 503 && overload_status != 429) return InvalidArgument("--overload-status: ", overload_status, " is neither 503 nor 429");
+  if (overload_status != 503 && overload_status != 429)
+    return InvalidArgument("--overload-status: ", overload_status, " is neither 503 nor 429");
   DT_RETURN_IF_ERROR(CheckKeys("--api-key", api_keys));
   DT_RETURN_IF_ERROR(CheckKeys("--metrics-api-key", metrics_api_keys));
   DT_RETURN_IF_ERROR(InRange("max_connections", max_connections, 1, 1 << 20));
   DT_RETURN_IF_ERROR(InRange("max_body_bytes", static_cast<int64_t>(max_body_bytes), 1024, int64_t{64} << 20));
   DT_RETURN_IF_ERROR(InRange("min_body_bytes_per_s", static_cast<int64_t>(min_body_bytes_per_s), 1, 1 << 30));
-  DT_RETURN_IF_ERROR(InRange("max_stream_backlog_bytes", static_cast<int64_t>(max_stream_backlog_bytes), 1024, 64 << 20));
+  DT_RETURN_IF_ERROR(
+      InRange("max_stream_backlog_bytes", static_cast<int64_t>(max_stream_backlog_bytes), 1024, 64 << 20));
   DT_RETURN_IF_ERROR(InRange("max_stream_backlog_tokens", max_stream_backlog_tokens, 2, 1 << 20));
-  for (const auto timeout : {header_timeout, body_grace, idle_timeout, write_stall_timeout, linger_timeout, health_stall_limit})
+  for (const auto timeout :
+       {header_timeout, body_grace, idle_timeout, write_stall_timeout, linger_timeout, health_stall_limit})
     DT_RETURN_IF_ERROR(InRange("a timeout in milliseconds", timeout.count(), 1, 86'400'000));
   return absl::OkStatus();
 }

@@ -39,7 +39,8 @@ struct HttpServerOptions {
   std::chrono::milliseconds linger_timeout{2'000};    // after an error, for the client to read it
   std::chrono::milliseconds health_stall_limit{60'000};   // work but no progress: /health fails
 
-  // Of one stream, not yet taken by the client. At half of either the engine pauses the request until the client took all.
+  // Of one stream, not yet taken by the client. At half of either the engine pauses the request until the client took
+  // all.
   size_t max_stream_backlog_bytes = 64 * 1024;
   int max_stream_backlog_tokens = 256;
   int socket_send_buffer_bytes = 64 * 1024;           // the kernel's share; 0: its default

@@ -58,22 +58,26 @@ HttpProblem ParseRequestLine(std::string_view line, RequestHead& out) {
   const size_t first = line.find(' ');
   const size_t last = line.rfind(' ');
   if (first == std::string_view::npos || first == last) return Bad("The request line is not METHOD TARGET VERSION.");
-  const std::string_view method = line.substr(0, first), target = line.substr(first + 1, last - first - 1), version = line.substr(last + 1);
+  const std::string_view method = line.substr(0, first), target = line.substr(first + 1, last - first - 1),
+                         version = line.substr(last + 1);
   if (!IsToken(method) || method.size() > 32) return Bad("The request method is not a token.");
   if (version == "HTTP/1.1") {
     out.minor_version = 1;
   } else if (version == "HTTP/1.0") {
     out.minor_version = 0;
-  } else if (version.size() == 8 && version.substr(0, 5) == "HTTP/" && absl::ascii_isdigit(version[5]) && version[6] == '.' && absl::ascii_isdigit(version[7])) {
+  } else if (version.size() == 8 && version.substr(0, 5) == "HTTP/" && absl::ascii_isdigit(version[5]) &&
+             version[6] == '.' && absl::ascii_isdigit(version[7])) {
     return {505, "This server speaks HTTP/1.1 and HTTP/1.0."};
   } else {
     return Bad("The request line does not end with an HTTP version.");
   }
   if (target.empty() || target.front() != '/') return Bad("The request target must begin with a slash.");
   for (const unsigned char c : target)
-    if (c <= 0x20 || c >= 0x7f || c == '#') return Bad("The request target has a character that must be percent-encoded.");
+    if (c <= 0x20 || c >= 0x7f || c == '#')
+      return Bad("The request target has a character that must be percent-encoded.");
   const size_t question = target.find('?');
-  if (!PercentDecode(target.substr(0, question), out.path)) return Bad("The request target has a bad percent-encoding.");
+  if (!PercentDecode(target.substr(0, question), out.path))
+    return Bad("The request target has a bad percent-encoding.");
   if (question != std::string_view::npos) out.query = target.substr(question + 1);
   out.method = method;
   return {};
@@ -81,7 +85,8 @@ HttpProblem ParseRequestLine(std::string_view line, RequestHead& out) {
 
 HttpProblem ParseContentLength(std::string_view value, RequestHead& out) {
   if (out.content_length) return Bad("Content-Length comes twice.");
-  if (value.empty() || value.size() > 18 || !std::all_of(value.begin(), value.end(), [](char c) { return c >= '0' && c <= '9'; }))
+  if (value.empty() || value.size() > 18 ||
+      !std::all_of(value.begin(), value.end(), [](char c) { return c >= '0' && c <= '9'; }))
     return Bad("Content-Length is not a plain decimal number.");
   uint64_t length = 0;
   for (const char c : value) length = length * 10 + (c - '0');
@@ -93,7 +98,8 @@ HttpProblem ParseHeader(std::string_view line, RequestHead& out) {
   const size_t colon = line.find(':');
   if (colon == std::string_view::npos) return Bad("A header line has no colon.");
   const std::string_view name = line.substr(0, colon);
-  if (!IsToken(name)) return Bad("A header name is not a token (white space, folding and control characters are refused).");
+  if (!IsToken(name))
+    return Bad("A header name is not a token (white space, folding and control characters are refused).");
   const std::string_view value = Trim(line.substr(colon + 1));
   const std::string lower = Lower(name);
   if (lower == "content-length") {
@@ -152,16 +158,21 @@ void ScanHead(std::string_view bytes, const HeadLimits& limits, HeadScan& scan) 
         scan.end = i + 1;
         return;
       }
-      if (++scan.lines > limits.headers + 1) return void(scan.problem = {431, absl::StrCat("More than ", limits.headers, " headers.")});
+      if (++scan.lines > limits.headers + 1)
+        return void(scan.problem = {431, absl::StrCat("More than ", limits.headers, " headers.")});
       continue;
     }
     if (i > 0 && bytes[i - 1] == '\r') return void(scan.problem = Bad("A carriage return stands inside a line."));
-    if ((c < 0x20 && c != '\t' && c != '\r') || c == 0x7f) return void(scan.problem = Bad("The request head has a control character."));
+    if ((c < 0x20 && c != '\t' && c != '\r') || c == 0x7f)
+      return void(scan.problem = Bad("The request head has a control character."));
     if (i - scan.line_begin >= limits.line_bytes) {
-      if (scan.lines == 0) return void(scan.problem = {414, absl::StrCat("The request line is longer than ", limits.line_bytes, " bytes.")});
+      if (scan.lines == 0)
+        return void(
+            scan.problem = {414, absl::StrCat("The request line is longer than ", limits.line_bytes, " bytes.")});
       return void(scan.problem = {431, absl::StrCat("A header line is longer than ", limits.line_bytes, " bytes.")});
     }
-    if (i >= limits.total_bytes) return void(scan.problem = {431, absl::StrCat("The headers are longer than ", limits.total_bytes, " bytes.")});
+    if (i >= limits.total_bytes)
+      return void(scan.problem = {431, absl::StrCat("The headers are longer than ", limits.total_bytes, " bytes.")});
   }
 }
 

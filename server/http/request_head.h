@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-// The head of an HTTP/1.x request, read as strictly as RFC 9112 allows: what two parsers could read in two ways is refused, so that
-// nothing can be smuggled past a proxy. Pure functions over bytes.
+// The head of an HTTP/1.x request, read as strictly as RFC 9112 allows: what two parsers could read in two ways is
+// refused, so that nothing can be smuggled past a proxy. Pure functions over bytes.
 
 namespace dovetail::server {
 
@@ -37,7 +37,8 @@ struct HttpProblem {
   std::string message;
 };
 
-// Looks for the empty line that ends the head, resuming at `scanned` (start with 0). Refuses what no later byte could make right.
+// Looks for the empty line that ends the head, resuming at `scanned` (start with 0). Refuses what no later byte could
+// make right.
 struct HeadScan {
   size_t scanned = 0;     // bytes looked at
   size_t line_begin = 0;

@@ -27,7 +27,9 @@ RouteMatch MatchRoute(std::string_view method, std::string_view path) {
   RouteMatch match;
   for (const Route& route : kRoutes) {
     const bool prefix = route.path.back() == '/';
-    if (prefix ? !(path.size() > route.path.size() && path.substr(0, route.path.size()) == route.path) : path != route.path) continue;
+    if (prefix ? !(path.size() > route.path.size() && path.substr(0, route.path.size()) == route.path)
+               : path != route.path)
+      continue;
     if (method == route.method || (method == "HEAD" && route.method == "GET")) {
       match.route = &route;
       if (prefix) match.rest = path.substr(route.path.size());

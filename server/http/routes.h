@@ -8,7 +8,18 @@
 namespace dovetail::server {
 
 enum class RouteId {
-  kModels, kModel, kCompletions, kChat, kTokenize, kDetokenize, kTokenizerInfo, kHealth, kLive, kReady, kVersion, kMetrics,
+  kModels,
+  kModel,
+  kCompletions,
+  kChat,
+  kTokenize,
+  kDetokenize,
+  kTokenizerInfo,
+  kHealth,
+  kLive,
+  kReady,
+  kVersion,
+  kMetrics,
 };
 
 struct Route {

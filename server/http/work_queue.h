@@ -8,8 +8,8 @@
 
 namespace dovetail::server {
 
-// A few threads that do what would hold up an I/O thread: parsing, rendering, tokenising. The queue is bounded: TryPost says no when it
-// is full, and the caller answers that the server is busy. Thread-safe.
+// A few threads that do what would hold up an I/O thread: parsing, rendering, tokenising. The queue is bounded: TryPost
+// says no when it is full, and the caller answers that the server is busy. Thread-safe.
 class WorkQueue {
  public:
   WorkQueue(int threads, int max_queued);

@@ -46,9 +46,11 @@ class PairMaker {
   using Labels = std::map<std::string, std::string>;
   PairMaker(prometheus::Registry& registry, Labels labels) : registry_(registry), labels_(std::move(labels)) {}
 
-  CounterPair Counter(const std::string& name, const std::string& alias, const std::string& help, const Labels& extra = {});
+  CounterPair Counter(const std::string& name, const std::string& alias, const std::string& help,
+                      const Labels& extra = {});
   GaugePair Gauge(const std::string& name, const std::string& alias, const std::string& help, const Labels& extra = {});
-  HistogramPair Histogram(const std::string& name, const std::string& alias, const std::string& help, const std::vector<double>& buckets);
+  HistogramPair Histogram(const std::string& name, const std::string& alias, const std::string& help,
+                          const std::vector<double>& buckets);
 
  private:
   Labels With(const Labels& extra, bool alias) const;

@@ -12,9 +12,12 @@ namespace dovetail::server {
 namespace {
 
 // vLLM's ranges (design of its loggers), so that dashboards' quantiles mean the same.
-const std::vector<double> kFirstTokenS = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560};
-const std::vector<double> kPerTokenS = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80};
-const std::vector<double> kRequestS = {0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
+const std::vector<double> kFirstTokenS = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+                                          1,     2.5,   5,    7.5,  10,   20,   40,   80,  160,  640, 2560};
+const std::vector<double> kPerTokenS = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
+                                        0.75, 1,     2.5,  5,     7.5, 10,   20,  40,  80};
+const std::vector<double> kRequestS = {0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
+                                       30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
 const std::vector<double> kStepS = {0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10};
 const std::vector<double> kStepTokens = {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
 const std::vector<double> kChoices = {1, 2, 5, 10, 20};
@@ -38,12 +41,17 @@ constexpr std::array<const char*, 4> kEnds = {"stop", "length", "abort", "error"
 
 class ServerMetrics::Impl {
  public:
-  explicit Impl(const Info& info) : make_(registry_, {{"model_name", info.model_name}}), token_buckets_(TokenBuckets(info.max_model_len)) {
+  explicit Impl(const Info& info)
+      : make_(registry_, {{"model_name", info.model_name}}), token_buckets_(TokenBuckets(info.max_model_len)) {
     for (size_t i = 0; i < kEnds.size(); ++i)
-      ends_[i] = make_.Counter("requests_total", "request_success_total", "Requests by how they ended.", {{"finished_reason", kEnds[i]}});
+      ends_[i] = make_.Counter("requests_total", "request_success_total", "Requests by how they ended.",
+                               {{"finished_reason", kEnds[i]}});
     make_.Gauge("info", "", "Constant 1; the labels say what runs.", {{"version", info.version}}).Set(1);
-    make_.Gauge("cache_config_info", "cache_config_info", "Constant 1; the labels describe the KV cache.",
-                {{"block_size", std::to_string(info.block_size)}, {"max_model_len", std::to_string(info.max_model_len)}}).Set(1);
+    make_
+        .Gauge("cache_config_info", "cache_config_info", "Constant 1; the labels describe the KV cache.",
+               {{"block_size", std::to_string(info.block_size)}, {"max_model_len", std::to_string(info.max_model_len)},
+         {"num_gpu_blocks", std::to_string(info.block_count)}})
+        .Set(1);
   }
 
   prometheus::Registry registry_;
@@ -52,48 +60,77 @@ class ServerMetrics::Impl {
   std::array<CounterPair, kEnds.size()> ends_;
 
   // requests
-  CounterPair prompt_tokens_ = make_.Counter("prompt_tokens_total", "prompt_tokens_total", "Prompt tokens of all requests.");
-  CounterPair generation_tokens_ = make_.Counter("generation_tokens_total", "generation_tokens_total", "Tokens generated.");
-  CounterPair cached_tokens_ = make_.Counter("prompt_tokens_cached_total", "prompt_tokens_cached_total", "Prompt tokens found in the prefix cache.");
-  HistogramPair first_token_ = make_.Histogram("time_to_first_token_seconds", "time_to_first_token_seconds", "From arrival to the first token.", kFirstTokenS);
-  HistogramPair inter_token_ = make_.Histogram("inter_token_latency_seconds", "inter_token_latency_seconds", "Between tokens of a choice.", kPerTokenS);
-  HistogramPair per_output_token_ = make_.Histogram("request_time_per_output_token_seconds", "request_time_per_output_token_seconds", "A request's mean time per token after the first.", kPerTokenS);
-  HistogramPair e2e_ = make_.Histogram("e2e_request_latency_seconds", "e2e_request_latency_seconds", "From arrival to the end.", kRequestS);
-  HistogramPair inference_ = make_.Histogram("request_inference_time_seconds", "request_inference_time_seconds", "In the engine.", kRequestS);
-  HistogramPair prefill_ = make_.Histogram("request_prefill_time_seconds", "request_prefill_time_seconds", "In the engine, to the first token.", kRequestS);
-  HistogramPair decode_ = make_.Histogram("request_decode_time_seconds", "request_decode_time_seconds", "From the first token to the end.", kRequestS);
-  HistogramPair request_prompt_ = make_.Histogram("request_prompt_tokens", "request_prompt_tokens", "Prompt tokens a request.", token_buckets_);
-  HistogramPair request_generation_ = make_.Histogram("request_generation_tokens", "request_generation_tokens", "Generated tokens a request.", token_buckets_);
-  HistogramPair request_largest_ = make_.Histogram("request_max_num_generation_tokens", "request_max_num_generation_tokens", "Tokens of a request's longest choice.", token_buckets_);
+  CounterPair prompt_tokens_ =
+      make_.Counter("prompt_tokens_total", "prompt_tokens_total", "Prompt tokens of all requests.");
+  CounterPair generation_tokens_ =
+      make_.Counter("generation_tokens_total", "generation_tokens_total", "Tokens generated.");
+  CounterPair cached_tokens_ = make_.Counter("prompt_tokens_cached_total", "prompt_tokens_cached_total",
+                                             "Prompt tokens found in the prefix cache.");
+  HistogramPair first_token_ = make_.Histogram("time_to_first_token_seconds", "time_to_first_token_seconds",
+                                               "From arrival to the first token.", kFirstTokenS);
+  HistogramPair inter_token_ = make_.Histogram("inter_token_latency_seconds", "inter_token_latency_seconds",
+                                               "Between tokens of a choice.", kPerTokenS);
+  HistogramPair per_output_token_ =
+      make_.Histogram("request_time_per_output_token_seconds", "request_time_per_output_token_seconds",
+                      "A request's mean time per token after the first.", kPerTokenS);
+  HistogramPair e2e_ = make_.Histogram("e2e_request_latency_seconds", "e2e_request_latency_seconds",
+                                       "From arrival to the end.", kRequestS);
+  HistogramPair inference_ =
+      make_.Histogram("request_inference_time_seconds", "request_inference_time_seconds", "In the engine.", kRequestS);
+  HistogramPair prefill_ = make_.Histogram("request_prefill_time_seconds", "request_prefill_time_seconds",
+                                           "In the engine, to the first token.", kRequestS);
+  HistogramPair decode_ = make_.Histogram("request_decode_time_seconds", "request_decode_time_seconds",
+                                          "From the first token to the end.", kRequestS);
+  HistogramPair request_prompt_ =
+      make_.Histogram("request_prompt_tokens", "request_prompt_tokens", "Prompt tokens a request.", token_buckets_);
+  HistogramPair request_computed_ =
+      make_.Histogram("request_prefill_kv_computed_tokens", "request_prefill_kv_computed_tokens",
+                      "Prompt tokens a request that were not in the prefix cache.", token_buckets_);
+  HistogramPair request_generation_ = make_.Histogram("request_generation_tokens", "request_generation_tokens",
+                                                      "Generated tokens a request.", token_buckets_);
+  HistogramPair request_largest_ =
+      make_.Histogram("request_max_num_generation_tokens", "request_max_num_generation_tokens",
+                      "Tokens of a request's longest choice.", token_buckets_);
   HistogramPair request_n_ = make_.Histogram("request_params_n", "request_params_n", "Choices asked for.", kChoices);
-  HistogramPair request_max_tokens_ = make_.Histogram("request_params_max_tokens", "request_params_max_tokens", "Tokens asked for.", token_buckets_);
-  CounterPair slow_readers_ = make_.Counter("slow_readers_cancelled_total", "", "Streams cancelled because the client did not read.");
+  HistogramPair request_max_tokens_ =
+      make_.Histogram("request_params_max_tokens", "request_params_max_tokens", "Tokens asked for.", token_buckets_);
+  CounterPair slow_readers_ =
+      make_.Counter("slow_readers_cancelled_total", "", "Streams cancelled because the client did not read.");
 
   // engine
   GaugePair running_ = make_.Gauge("requests_running", "num_requests_running", "Sequences being generated.");
   GaugePair waiting_ = make_.Gauge("requests_waiting", "num_requests_waiting", "Requests in the queue.");
   GaugePair paused_ = make_.Gauge("requests_paused", "", "Requests whose reader is slow.");
-  GaugePair kv_usage_ = make_.Gauge("kv_cache_usage_perc", "kv_cache_usage_perc", "KV used by live sequences on the fullest attention worker, 0 to 1.");
+  GaugePair kv_usage_ = make_.Gauge("kv_cache_usage_perc", "kv_cache_usage_perc",
+                                    "KV used by live sequences on the fullest attention worker, 0 to 1.");
   GaugePair blocks_total_ = make_.Gauge("kv_blocks_total", "", "KV blocks of all attention workers.");
   GaugePair blocks_used_ = make_.Gauge("kv_blocks_in_use", "", "KV blocks of live sequences.");
   GaugePair blocks_cached_ = make_.Gauge("kv_blocks_cached", "", "KV blocks kept for prefix hits only.");
   GaugePair healthy_ = make_.Gauge("healthy", "", "1: the engine makes progress.");
-  CounterPair preemptions_ = make_.Counter("preemptions_total", "num_preemptions_total", "Sequences preempted to be recomputed.");
-  CounterPair prefix_queries_ = make_.Counter("prefix_cache_queries_total", "prefix_cache_queries_total", "Tokens looked up in the prefix cache.");
-  CounterPair prefix_hits_ = make_.Counter("prefix_cache_hits_total", "prefix_cache_hits_total", "Tokens found in the prefix cache.");
+  CounterPair preemptions_ =
+      make_.Counter("preemptions_total", "num_preemptions_total", "Sequences preempted to be recomputed.");
+  CounterPair prefix_queries_ = make_.Counter("prefix_cache_queries_total", "prefix_cache_queries_total",
+                                              "Tokens looked up in the prefix cache.");
+  CounterPair prefix_hits_ =
+      make_.Counter("prefix_cache_hits_total", "prefix_cache_hits_total", "Tokens found in the prefix cache.");
   CounterPair steps_ = make_.Counter("steps_total", "", "Engine steps.");
-  CounterPair late_events_ = make_.Counter("late_events_total", "", "Results of an old epoch or a finished request, dropped.");
-  HistogramPair step_tokens_ = make_.Histogram("step_tokens", "iteration_tokens_total", "New tokens a step.", kStepTokens);
+  CounterPair late_events_ =
+      make_.Counter("late_events_total", "", "Results of an old epoch or a finished request, dropped.");
+  HistogramPair step_tokens_ =
+      make_.Histogram("step_tokens", "iteration_tokens_total", "New tokens a step.", kStepTokens);
   HistogramPair step_ = make_.Histogram("step_seconds", "", "A step, whole.", kStepS);
   HistogramPair step_dense_ = make_.Histogram("step_dense_seconds", "", "A step's dense layers.", kStepS);
-  HistogramPair step_attention_wait_ = make_.Histogram("step_attention_wait_seconds", "", "A step's wait for attention workers.", kStepS);
+  HistogramPair step_attention_wait_ =
+      make_.Histogram("step_attention_wait_seconds", "", "A step's wait for attention workers.", kStepS);
   HistogramPair step_sample_ = make_.Histogram("step_sample_seconds", "", "A step's sampling.", kStepS);
 
   // HTTP
   GaugePair connections_ = make_.Gauge("http_connections", "", "Open connections.");
   GaugePair active_ = make_.Gauge("http_requests_active", "", "HTTP requests under way.");
-  prometheus::Family<prometheus::Counter>& http_ =
-      prometheus::BuildCounter().Name("dovetail:http_responses_total").Help("Responses by route and status.").Register(registry_);
+  prometheus::Family<prometheus::Counter>& http_ = prometheus::BuildCounter()
+                                                       .Name("dovetail:http_responses_total")
+                                                       .Help("Responses by route and status.")
+                                                       .Register(registry_);
 
   // The engine counts from its start; Prometheus counters are fed with differences.
   std::mutex mutex_;
@@ -107,7 +144,9 @@ void ServerMetrics::HttpResponse(const std::string& route, int status) {
   impl_->http_.Add({{"route", route}, {"status", std::to_string(status)}}).Increment();
 }
 
-void ServerMetrics::PromptAccepted(int64_t prompt_tokens) { impl_->prompt_tokens_.Add(static_cast<double>(prompt_tokens)); }
+void ServerMetrics::PromptAccepted(int64_t prompt_tokens) {
+  impl_->prompt_tokens_.Add(static_cast<double>(prompt_tokens));
+}
 
 void ServerMetrics::FirstToken(absl::Duration since_arrival) { impl_->first_token_.Observe(Seconds(since_arrival)); }
 
@@ -122,6 +161,7 @@ void ServerMetrics::RequestFinished(const RequestRecord& record) {
   m.ends_[static_cast<size_t>(record.end)].Add(1);
   m.cached_tokens_.Add(static_cast<double>(record.cached_tokens));
   m.request_prompt_.Observe(static_cast<double>(record.prompt_tokens));
+  m.request_computed_.Observe(static_cast<double>(record.prompt_tokens - record.cached_tokens));
   m.request_generation_.Observe(static_cast<double>(record.generation_tokens));
   m.request_largest_.Observe(static_cast<double>(record.largest_choice));
   m.request_n_.Observe(record.choices);
@@ -132,7 +172,8 @@ void ServerMetrics::RequestFinished(const RequestRecord& record) {
   m.prefill_.Observe(Seconds(record.first_token - record.submitted));
   m.decode_.Observe(Seconds(record.ended - record.first_token));
   if (record.largest_choice > 1)
-    m.per_output_token_.Observe(Seconds(record.ended - record.first_token) / static_cast<double>(record.largest_choice - 1));
+    m.per_output_token_.Observe(Seconds(record.ended - record.first_token) /
+                                static_cast<double>(record.largest_choice - 1));
 }
 
 void ServerMetrics::SlowReaderCancelled() { impl_->slow_readers_.Add(1); }

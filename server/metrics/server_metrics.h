@@ -10,7 +10,8 @@ namespace dovetail::server {
 
 enum class RequestEnd { kStop, kLength, kAbort, kError };
 
-// What is known of a finished generation request (one per prompt), for histograms. Times are durations since it arrived.
+// What is known of a finished generation request (one per prompt), for histograms. Times are durations since it
+// arrived.
 struct RequestRecord {
   RequestEnd end = RequestEnd::kStop;
   int64_t prompt_tokens = 0;
@@ -24,17 +25,19 @@ struct RequestRecord {
   absl::Duration ended;
 };
 
-// Counters, gauges and histograms in Prometheus' text format: native names ("dovetail:...") and, for routers and dashboards that know
-// vLLM, the same values under vLLM's names ("vllm:...", labels model_name and engine="0"). Thread-safe.
+// Counters, gauges and histograms in Prometheus' text format: native names ("dovetail:...") and, for routers and
+// dashboards that know vLLM, the same values under vLLM's names ("vllm:...", labels model_name and engine="0").
+// Thread-safe.
 //
-// Conservation: prompt and generation token counters equal the sums over the per-request histograms, and what `usage` says, for requests
-// that ended well, were aborted, or failed.
+// Conservation: prompt and generation token counters equal the sums over the per-request histograms, and what `usage`
+// says, for requests that ended well, were aborted, or failed.
 class ServerMetrics {
  public:
   struct Info {
     std::string model_name;
     int max_model_len = 0;
-    int block_size = 0;
+    int block_size = 0;        // tokens
+    int64_t block_count = 0;   // of that many tokens each, over all layers; 0: not known
     std::string version;
   };
   explicit ServerMetrics(const Info& info);

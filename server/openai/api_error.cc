@@ -35,7 +35,8 @@ absl::Status WithParam(absl::Status status, const std::string& param) {
 }
 }  // namespace internal
 
-absl::Status ContextExceeded(const std::string& param, int64_t n_prompt_tokens, int64_t n_ctx, const std::string& message) {
+absl::Status ContextExceeded(const std::string& param, int64_t n_prompt_tokens, int64_t n_ctx,
+                             const std::string& message) {
   absl::Status status = BadField(param, message);
   status.SetPayload(kType, absl::Cord("exceed_context_size_error"));
   status.SetPayload(kCode, absl::Cord("context_length_exceeded"));
@@ -45,8 +46,8 @@ absl::Status ContextExceeded(const std::string& param, int64_t n_prompt_tokens, 
 }
 
 absl::Status UnknownModel(const std::string& name) {
-  absl::Status status =
-      NotFound("The model `", name.size() <= 256 ? name : std::string("(a long name)"), "` does not exist; GET /v1/models lists what is served");
+  absl::Status status = NotFound("The model `", name.size() <= 256 ? name : std::string("(a long name)"),
+                                 "` does not exist; GET /v1/models lists what is served");
   status.SetPayload(kParam, absl::Cord("model"));
   status.SetPayload(kCode, absl::Cord("model_not_found"));
   return status;

@@ -4,8 +4,9 @@
 
 #include "base/status.h"
 
-// Errors as OpenAI's clients expect them. Inside, an error is an absl::Status that may carry the field it is about; at the edge it
-// becomes an ApiError with an HTTP status and the envelope {"error": {message, type, param, code}}. Pure functions; thread-safe.
+// Errors as OpenAI's clients expect them. Inside, an error is an absl::Status that may carry the field it is about; at
+// the edge it becomes an ApiError with an HTTP status and the envelope {"error": {message, type, param, code}}. Pure
+// functions; thread-safe.
 
 namespace dovetail::server {
 
@@ -24,11 +25,12 @@ template <typename... Args>
 absl::Status BadField(const std::string& param, const Args&... args);
 
 // The prompt does not fit. `n_ctx` is the model's positions.
-absl::Status ContextExceeded(const std::string& param, int64_t n_prompt_tokens, int64_t n_ctx, const std::string& message);
+absl::Status ContextExceeded(const std::string& param, int64_t n_prompt_tokens, int64_t n_ctx,
+                             const std::string& message);
 absl::Status UnknownModel(const std::string& name);
 
-// kInvalidArgument 400, kUnauthenticated 401, kNotFound 404, kResourceExhausted `overload_status`, kUnavailable 503, else 500 with a
-// fixed text: what an internal error says (paths, addresses) never leaves the process.
+// kInvalidArgument 400, kUnauthenticated 401, kNotFound 404, kResourceExhausted `overload_status`, kUnavailable 503,
+// else 500 with a fixed text: what an internal error says (paths, addresses) never leaves the process.
 ApiError ToApiError(const absl::Status& status, int overload_status = 503);
 
 std::string ErrorBody(const ApiError& error);  // the envelope as JSON

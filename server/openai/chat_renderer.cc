@@ -7,10 +7,11 @@
 
 namespace dovetail::server {
 
-absl::StatusOr<ChatRenderer> MakeChatRenderer(std::string_view template_source, std::string bos_token, std::string eos_token) {
+absl::StatusOr<ChatRenderer> MakeChatRenderer(std::string_view template_source, std::string bos_token,
+                                              std::string eos_token) {
   DT_ASSIGN_OR_RETURN(auto parsed, model::ChatTemplate::Parse(template_source));
-  return ChatRenderer([chat = std::move(parsed), bos = std::move(bos_token),
-                       eos = std::move(eos_token)](const ChatPrompt& prompt) -> absl::StatusOr<std::vector<model::PromptPart>> {
+  return ChatRenderer([chat = std::move(parsed), bos = std::move(bos_token), eos = std::move(eos_token)](
+                          const ChatPrompt& prompt) -> absl::StatusOr<std::vector<model::PromptPart>> {
     model::RenderInputs inputs;
     inputs.messages = prompt.messages;
     inputs.add_generation_prompt = prompt.add_generation_prompt;

@@ -6,7 +6,8 @@
 
 namespace dovetail::server {
 
-Choice::Choice(const ServedModel& model, const ResponseSpec& spec, size_t echoed_code_points) : spec_(spec), echoed_(echoed_code_points) {
+Choice::Choice(const ServedModel& model, const ResponseSpec& spec, size_t echoed_code_points)
+    : spec_(spec), echoed_(echoed_code_points) {
   if (model.tokenizer == nullptr) return;
   detokenizer_.emplace(*model.tokenizer, model::DetokenizeOptions{.skip_special_tokens = spec.skip_special_tokens});
   if (spec.stop.empty()) return;
@@ -33,7 +34,8 @@ void Choice::AddToken(const scheduler::GenerationUpdate& update, size_t i, Delta
   if (!shown) return;
   const size_t offset = detokenizer_ ? detokenizer_->emitted_code_points() : 0;
   if (detokenizer_) delta.text += Watch(detokenizer_->Push(token));
-  if (spec_.logprobs >= 0 && i < update.logprobs.size()) delta.logprobs.push_back({update.logprobs[i], echoed_ + offset});
+  if (spec_.logprobs >= 0 && i < update.logprobs.size())
+    delta.logprobs.push_back({update.logprobs[i], echoed_ + offset});
 }
 
 void Choice::Finish(const scheduler::GenerationUpdate& update, Delta& delta) {
@@ -48,7 +50,8 @@ void Choice::Finish(const scheduler::GenerationUpdate& update, Delta& delta) {
   } else {
     finish_reason_ = update.reason == scheduler::FinishReason::kLength ? "length" : "stop";
     const auto& mine = spec_.user_stop_token_ids;
-    if (update.stop_token >= 0 && std::find(mine.begin(), mine.end(), update.stop_token) != mine.end()) stop_reason_ = update.stop_token;
+    if (update.stop_token >= 0 && std::find(mine.begin(), mine.end(), update.stop_token) != mine.end())
+      stop_reason_ = update.stop_token;
   }
 }
 

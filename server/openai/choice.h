@@ -12,14 +12,15 @@
 
 namespace dovetail::server {
 
-// A shown token with its log probabilities; `text_offset` is where its text begins, in code points of the choice's text.
+// A shown token with its log probabilities; `text_offset` is where its text begins, in code points of the choice's
+// text.
 struct ShownLogprob {
   proto::PositionLogprobs position;
   size_t text_offset = 0;
 };
 
-// One choice: engine tokens in, shown text out. Ends itself when a stop string completes; what the engine still sends then is dropped.
-// A plain value of one thread.
+// One choice: engine tokens in, shown text out. Ends itself when a stop string completes; what the engine still sends
+// then is dropped. A plain value of one thread.
 class Choice {
  public:
   Choice(const ServedModel& model, const ResponseSpec& spec, size_t echoed_code_points);

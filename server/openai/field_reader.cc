@@ -25,7 +25,8 @@ std::string Describe(const Json& value) {
   switch (value.type()) {
     case Json::value_t::string: {
       const auto& text = value.get_ref<const std::string&>();
-      return text.size() <= 40 ? absl::StrCat("the string ", Dump(value)) : absl::StrCat("a string of ", text.size(), " bytes");
+      return text.size() <= 40 ? absl::StrCat("the string ", Dump(value))
+                               : absl::StrCat("a string of ", text.size(), " bytes");
     }
     case Json::value_t::boolean: return value.get<bool>() ? "true" : "false";
     case Json::value_t::array: return "an array";
@@ -76,7 +77,9 @@ const Json* FieldReader::Find(const std::string& name) const {
   return at == object_.end() || at->is_null() ? nullptr : &*at;
 }
 
-std::string FieldReader::Path(const std::string& name) const { return path_.empty() ? name : absl::StrCat(path_, ".", name); }
+std::string FieldReader::Path(const std::string& name) const {
+  return path_.empty() ? name : absl::StrCat(path_, ".", name);
+}
 
 absl::StatusOr<std::optional<int64_t>> FieldReader::Int(const std::string& name) const {
   const Json* value = Find(name);
@@ -113,7 +116,8 @@ absl::StatusOr<std::optional<std::vector<TokenId>>> FieldReader::TokenIds(const 
   const Json* value = Find(name);
   if (value == nullptr) return std::nullopt;
   if (!value->is_array()) return BadField(Path(name), "must be an array of token ids, not ", Describe(*value));
-  if (value->size() > max_count) return BadField(Path(name), value->size(), " token ids; at most ", max_count, " are allowed");
+  if (value->size() > max_count)
+    return BadField(Path(name), value->size(), " token ids; at most ", max_count, " are allowed");
   std::vector<TokenId> ids;
   ids.reserve(value->size());
   for (const Json& element : *value) {

@@ -10,9 +10,9 @@
 
 namespace dovetail::server {
 
-// Reads the fields of one JSON object. An absent field and an explicit null are the same: nullopt (a client library writes null for
-// everything it leaves out). Each error is kInvalidArgument, says what was found and what is allowed, and carries the dotted path.
-// Immutable.
+// Reads the fields of one JSON object. An absent field and an explicit null are the same: nullopt (a client library
+// writes null for everything it leaves out). Each error is kInvalidArgument, says what was found and what is allowed,
+// and carries the dotted path. Immutable.
 class FieldReader {
  public:
   // `object` must outlive the reader. `path` is where it is: "" or "stream_options".
@@ -22,13 +22,15 @@ class FieldReader {
   bool Has(const std::string& name) const { return Find(name) != nullptr; }
   std::string Path(const std::string& name) const;
 
-  // By the rule of that name in parameters.h. A float with an integer value counts as an integer: JSON does not tell them apart.
+  // By the rule of that name in parameters.h. A float with an integer value counts as an integer: JSON does not tell
+  // them apart.
   absl::StatusOr<std::optional<int64_t>> Int(const std::string& name) const;
   absl::StatusOr<std::optional<float>> Float(const std::string& name) const;
 
   absl::StatusOr<bool> Bool(const std::string& name, bool absent) const;
   absl::StatusOr<std::optional<std::string>> String(const std::string& name, size_t max_bytes) const;
-  absl::StatusOr<std::optional<std::vector<TokenId>>> TokenIds(const std::string& name, size_t max_count, int vocab_size) const;
+  absl::StatusOr<std::optional<std::vector<TokenId>>> TokenIds(const std::string& name, size_t max_count,
+                                                               int vocab_size) const;
 
  private:
   const Json& object_;

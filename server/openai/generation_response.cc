@@ -16,7 +16,8 @@ size_t CodePoints(const std::string& text) {
 // An engine's own words stay inside: they may name what a client must not see.
 absl::Status EngineFailure(const scheduler::GenerationUpdate& update) {
   if (update.reason == scheduler::FinishReason::kCancelled) return absl::UnavailableError("cancelled");
-  const bool retryable = update.error_code == absl::StatusCode::kUnavailable || update.error_code == absl::StatusCode::kResourceExhausted;
+  const bool retryable =
+      update.error_code == absl::StatusCode::kUnavailable || update.error_code == absl::StatusCode::kResourceExhausted;
   return absl::Status(retryable ? update.error_code : absl::StatusCode::kInternal, "generation failed");
 }
 
@@ -28,7 +29,8 @@ GenerationResponse::GenerationResponse(std::shared_ptr<const ServedModel> model,
   for (size_t p = 0; p < prompts_.size(); ++p) {
     Prompt& prompt = prompts_[p];
     prompt.prompt_tokens = static_cast<int>(spec_.prompts[p].size());
-    if (spec_.echo && model_->tokenizer != nullptr) prompt.echo_text = model_->tokenizer->Decode(spec_.prompts[p], spec_.skip_special_tokens);
+    if (spec_.echo && model_->tokenizer != nullptr)
+      prompt.echo_text = model_->tokenizer->Decode(spec_.prompts[p], spec_.skip_special_tokens);
     const size_t echoed = CodePoints(prompt.echo_text);
     for (int c = 0; c < spec_.best_of; ++c) prompt.choices.emplace_back(Choice(*model_, spec_, echoed));
   }
@@ -41,7 +43,8 @@ GenerationResponse::Effects GenerationResponse::OnUpdate(int p, const scheduler:
   prompt.cached_tokens = update.cached_tokens;
   std::copy(update.prompt_logprobs.begin(), update.prompt_logprobs.end(), std::back_inserter(prompt.logprobs));
 
-  const bool failed = update.choice_finished && (update.reason == scheduler::FinishReason::kError || update.reason == scheduler::FinishReason::kCancelled);
+  const bool failed = update.choice_finished && (update.reason == scheduler::FinishReason::kError ||
+                                                 update.reason == scheduler::FinishReason::kCancelled);
   if (failed && !prompt.choices[update.choice].state.finished()) {
     effects.frames = Fail(EngineFailure(update));
     effects.done = true;
@@ -120,7 +123,8 @@ void GenerationResponse::BeginChoice(int p, int c, Choice::Delta& delta, Effects
     const Json delta_json = {{"role", "assistant"}, {"content", nullptr}};
     Json extra = Json::object();
     if (spec_.return_token_ids) extra["prompt_token_ids"] = spec_.prompts[p];
-    AppendChunk({{"index", Index(p, c)}, {"delta", delta_json}, {"logprobs", nullptr}, {"finish_reason", nullptr}}, effects.frames, &extra);
+    AppendChunk({{"index", Index(p, c)}, {"delta", delta_json}, {"logprobs", nullptr}, {"finish_reason", nullptr}},
+                effects.frames, &extra);
     return;
   }
   delta.text.insert(0, prompts_[p].echo_text);
@@ -140,12 +144,18 @@ void GenerationResponse::Stream(int p, int c, Choice::Delta delta, Effects& effe
   const int index = Index(p, c);
   if (spec_.chat()) {
     if (!delta.text.empty() || details) {
-      Json choice = {{"index", index}, {"delta", {{"content", delta.text}}}, {"logprobs", LogprobsOrNull(delta.logprobs)}, {"finish_reason", nullptr}};
+      Json choice = {{"index", index},
+                     {"delta", {{"content", delta.text}}},
+                     {"logprobs", LogprobsOrNull(delta.logprobs)},
+                     {"finish_reason", nullptr}};
       if (spec_.return_token_ids) choice["token_ids"] = delta.tokens;
       AppendChunk(std::move(choice), effects.frames);
     }
     if (delta.finished)
-      AppendChunk({{"index", index}, {"delta", Json::object()}, {"logprobs", nullptr}, {"finish_reason", output.state.finish_reason()},
+      AppendChunk({{"index", index},
+                   {"delta", Json::object()},
+                   {"logprobs", nullptr},
+                   {"finish_reason", output.state.finish_reason()},
                    {"stop_reason", output.state.stop_reason()}},
                   effects.frames);
     return;
@@ -172,7 +182,8 @@ std::vector<ShownLogprob> GenerationResponse::EchoedLogprobs(int p) const {
   const std::vector<TokenId>& ids = spec_.prompts[p];
   std::vector<ShownLogprob> shown;
   if (model_->tokenizer == nullptr) return shown;
-  model::IncrementalDetokenizer detokenizer(*model_->tokenizer, {.skip_special_tokens = spec_.skip_special_tokens, .at_sequence_start = true});
+  model::IncrementalDetokenizer detokenizer(
+      *model_->tokenizer, {.skip_special_tokens = spec_.skip_special_tokens, .at_sequence_start = true});
   for (size_t i = 0; i < ids.size(); ++i) {
     ShownLogprob one;
     one.text_offset = detokenizer.emitted_code_points();
@@ -237,7 +248,8 @@ Json GenerationResponse::ChoiceJson(int p, const ChoiceOutput& output, int index
     choice["token_ids"] = output.tokens;
     if (!spec_.chat()) choice["prompt_token_ids"] = spec_.prompts[p];
   }
-  if (spec_.prompt_logprobs >= 0 && !spec_.chat()) choice["prompt_logprobs"] = logprobs_json_.Prompt(prompt.logprobs, spec_.prompt_logprobs);
+  if (spec_.prompt_logprobs >= 0 && !spec_.chat())
+    choice["prompt_logprobs"] = logprobs_json_.Prompt(prompt.logprobs, spec_.prompt_logprobs);
   return choice;
 }
 
@@ -246,14 +258,19 @@ std::string GenerationResponse::Body() const {
   Json choices = Json::array();
   for (size_t p = 0; p < prompts_.size(); ++p) {
     int c = 0;
-    for (const ChoiceOutput* output : Shown(prompts_[p])) choices.push_back(ChoiceJson(static_cast<int>(p), *output, Index(p, c++)));
+    for (const ChoiceOutput* output : Shown(prompts_[p]))
+      choices.push_back(ChoiceJson(static_cast<int>(p), *output, Index(p, c++)));
   }
-  Json body = {{"id", spec_.id}, {"object", spec_.chat() ? "chat.completion" : "text_completion"}, {"created", spec_.created}, {"model", spec_.model}};
+  Json body = {{"id", spec_.id},
+               {"object", spec_.chat() ? "chat.completion" : "text_completion"},
+               {"created", spec_.created},
+               {"model", spec_.model}};
   body["choices"] = std::move(choices);
   body["usage"] = UsageJson();
   body["system_fingerprint"] = model_->fingerprint;
   if (spec_.chat() && spec_.return_token_ids) body["prompt_token_ids"] = spec_.prompts[0];
-  if (spec_.chat() && spec_.prompt_logprobs >= 0) body["prompt_logprobs"] = logprobs_json_.Prompt(prompts_[0].logprobs, spec_.prompt_logprobs);
+  if (spec_.chat() && spec_.prompt_logprobs >= 0)
+    body["prompt_logprobs"] = logprobs_json_.Prompt(prompts_[0].logprobs, spec_.prompt_logprobs);
   return Dump(body);
 }
 

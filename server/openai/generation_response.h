@@ -17,12 +17,12 @@ struct UsageTotals {
   int64_t cached_tokens = 0;
 };
 
-// The answer to one generation request as it grows: engine updates in, SSE frames or one JSON body out. A state machine without I/O, of
-// one thread.
+// The answer to one generation request as it grows: engine updates in, SSE frames or one JSON body out. A state machine
+// without I/O, of one thread.
 //
-// Choice c of prompt p has the index p * n + c. Frames follow the OpenAI API: in chat first the role, last a finish_reason without
-// content; the same id everywhere; usage null until an extra chunk at the end when asked for; "data: [DONE]" after a success only. After
-// a failure the last frame is {"error": ...}.
+// Choice c of prompt p has the index p * n + c. Frames follow the OpenAI API: in chat first the role, last a
+// finish_reason without content; the same id everywhere; usage null until an extra chunk at the end when asked for;
+// "data: [DONE]" after a success only. After a failure the last frame is {"error": ...}.
 class GenerationResponse {
  public:
   GenerationResponse(std::shared_ptr<const ServedModel> model, ResponseSpec spec);
@@ -51,7 +51,9 @@ class GenerationResponse {
 
   UsageTotals usage() const;
   const ResponseSpec& spec() const { return spec_; }
-  std::string FinishReason(int prompt, int choice) const { return prompts_[prompt].choices[choice].state.finish_reason(); }
+  std::string FinishReason(int prompt, int choice) const {
+    return prompts_[prompt].choices[choice].state.finish_reason();
+  }
 
  private:
   struct ChoiceOutput {  // what Body() shows, and whether a stream's choice began

@@ -17,8 +17,9 @@ struct JsonLimits {
   size_t values = 500'000;  // of any kind, in total
 };
 
-// Strict RFC 8259: UTF-8 without overlong forms or lone surrogates (escaped ones too), no NaN, no comments, nothing after the value. A key
-// that comes twice in one object is refused, since proxies in front of us may read the other one. kInvalidArgument names the byte.
+// Strict RFC 8259: UTF-8 without overlong forms or lone surrogates (escaped ones too), no NaN, no comments, nothing
+// after the value. A key that comes twice in one object is refused, since proxies in front of us may read the other
+// one. kInvalidArgument names the byte.
 absl::StatusOr<Json> ParseJson(std::string_view text, const JsonLimits& limits = {});
 
 // Compact text. Bytes that are not UTF-8 become U+FFFD.

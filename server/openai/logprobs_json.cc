@@ -9,7 +9,9 @@
 namespace dovetail::server {
 namespace {
 
-double Finite(float logprob) { return std::isfinite(logprob) ? std::max(static_cast<double>(logprob), -9999.0) : -9999.0; }
+double Finite(float logprob) {
+  return std::isfinite(logprob) ? std::max(static_cast<double>(logprob), -9999.0) : -9999.0;
+}
 
 std::string Bytes(const ServedModel& model, TokenId id) {
   return model.tokenizer == nullptr ? std::string() : std::string(model.tokenizer->TokenText(id));
@@ -43,7 +45,10 @@ Json LogprobsJson::Completion(std::span<const ShownLogprob> shown) const {
     alternatives[TokenString(chosen.token)] = Finite(chosen.logprob);
     top.push_back(std::move(alternatives));
   }
-  return {{"tokens", std::move(tokens)}, {"token_logprobs", std::move(logprobs)}, {"top_logprobs", std::move(top)}, {"text_offset", std::move(offsets)}};
+  return {{"tokens", std::move(tokens)},
+          {"token_logprobs", std::move(logprobs)},
+          {"top_logprobs", std::move(top)},
+          {"text_offset", std::move(offsets)}};
 }
 
 Json LogprobsJson::ChatEntry(const proto::TokenLogprob& token) const {
@@ -70,7 +75,8 @@ Json LogprobsJson::Prompt(std::span<const proto::PositionLogprobs> positions, in
   for (const auto& position : positions) {
     Json entry = Json::object();
     const auto add = [&](const proto::TokenLogprob& token) {
-      entry[std::to_string(token.token)] = {{"logprob", Finite(token.logprob)}, {"rank", token.rank}, {"decoded_token", TokenString(token.token)}};
+      entry[std::to_string(token.token)] = {
+          {"logprob", Finite(token.logprob)}, {"rank", token.rank}, {"decoded_token", TokenString(token.token)}};
     };
     const size_t count = std::min<size_t>(position.top.size(), alternatives);
     for (size_t i = 0; i < count; ++i) add(position.top[i]);

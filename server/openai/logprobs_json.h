@@ -7,13 +7,14 @@
 
 namespace dovetail::server {
 
-// Log probabilities in the shapes of the OpenAI API (and of vLLM for prompt_logprobs). -inf and NaN, which JSON lacks, become -9999.
-// Immutable; `model` outlives it.
+// Log probabilities in the shapes of the OpenAI API (and of vLLM for prompt_logprobs). -inf and NaN, which JSON lacks,
+// become -9999. Immutable; `model` outlives it.
 class LogprobsJson {
  public:
   LogprobsJson(const ServedModel& model, bool tokens_as_ids) : model_(model), tokens_as_ids_(tokens_as_ids) {}
 
-  // {tokens, token_logprobs, top_logprobs, text_offset}. A position whose chosen.token is -1 - id has no probability: the first of a prompt.
+  // {tokens, token_logprobs, top_logprobs, text_offset}. A position whose chosen.token is -1 - id has no probability:
+  // the first of a prompt.
   Json Completion(std::span<const ShownLogprob> shown) const;
   // {content: [{token, logprob, bytes, top_logprobs}], refusal: null}
   Json Chat(std::span<const ShownLogprob> shown) const;

@@ -4,8 +4,9 @@
 #include <span>
 #include <string_view>
 
-// Every numeric field of a request and the range it may have: the one table behind validation, its tests and the error texts. What a
-// model further limits (max_tokens, token ids) is checked when the prompt is known (prepare.h). Constants.
+// Every numeric field of a request and the range it may have: the one table behind validation, its tests and the error
+// texts. What a model further limits (max_tokens, token ids) is checked when the prompt is known (prepare.h).
+// Constants.
 
 namespace dovetail::server {
 

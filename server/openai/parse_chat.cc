@@ -18,7 +18,8 @@ absl::StatusOr<std::string> ParseContentParts(const Json& parts, const std::stri
     DT_ASSIGN_OR_RETURN(const auto type, reader.String("type", 64));
     if (!type) return BadField(absl::StrCat(at, ".type"), "is required");
     if (*type != "text")
-      return BadField(absl::StrCat(at, ".type"), "only \"text\" is supported: this server reads no images, audio, video or files");
+      return BadField(absl::StrCat(at, ".type"),
+                      "only \"text\" is supported: this server reads no images, audio, video or files");
     const Json* value = reader.Find("text");
     if (value == nullptr || !value->is_string()) return BadField(absl::StrCat(at, ".text"), "must be a string");
     if (index++ > 0) text += '\n';
@@ -32,10 +33,12 @@ absl::StatusOr<Json> ParseMessage(const Json& value, const std::string& path) {
   const FieldReader reader(value, path);
   DT_ASSIGN_OR_RETURN(auto role, reader.String("role", 64));
   if (!role) return BadField(reader.Path("role"), "is required");
-  if (*role == "tool" || *role == "function") return BadField(reader.Path("role"), "tools are not supported yet, so neither are their results");
+  if (*role == "tool" || *role == "function")
+    return BadField(reader.Path("role"), "tools are not supported yet, so neither are their results");
   if (*role == "developer") role = "system";
   if (std::find(kRoles.begin(), kRoles.end(), *role) == kRoles.end())
-    return BadField(reader.Path("role"), "must be system, developer, user or assistant, not ", Describe(*reader.Find("role")));
+    return BadField(reader.Path("role"), "must be system, developer, user or assistant, not ",
+                    Describe(*reader.Find("role")));
   for (const char* name : {"tool_calls", "function_call", "audio", "images"}) {
     const Json* field = reader.Find(name);
     if (field != nullptr && !field->empty()) return BadField(reader.Path(name), "not supported yet; leave it out");
@@ -44,7 +47,8 @@ absl::StatusOr<Json> ParseMessage(const Json& value, const std::string& path) {
   Json message = {{"role", *role}};
   const Json* content = reader.Find("content");
   if (content == nullptr) {
-    if (*role != "assistant") return BadField(reader.Path("content"), "is required: a string, or an array of text parts");
+    if (*role != "assistant")
+      return BadField(reader.Path("content"), "is required: a string, or an array of text parts");
     message["content"] = "";
   } else if (content->is_string()) {
     message["content"] = *content;
@@ -66,8 +70,8 @@ absl::Status ParseTemplateKwargs(const FieldReader& reader, ChatPrompt& prompt) 
   if (!kwargs->is_object()) return BadField("chat_template_kwargs", "must be an object, not ", Describe(*kwargs));
   if (kwargs->size() > 64) return BadField("chat_template_kwargs", kwargs->size(), " entries; at most 64 are allowed");
   for (const auto& [key, value] : kwargs->items())
-    for (const char* taken : {"chat_template", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message",
-                              "bos_token", "eos_token", "tokenize"})
+    for (const char* taken : {"chat_template", "messages", "tools", "documents", "add_generation_prompt",
+                              "continue_final_message", "bos_token", "eos_token", "tokenize"})
       if (key == taken) return BadField(absl::StrCat("chat_template_kwargs.", key), "cannot be set this way");
   prompt.template_kwargs = *kwargs;
   return absl::OkStatus();
@@ -86,7 +90,8 @@ absl::Status ParseChatLogprobs(const FieldReader& reader, GenerationFields& fiel
 absl::StatusOr<Json> ParseMessages(const Json& value) {
   if (!value.is_array()) return BadField("messages", "must be an array of messages, not ", Describe(value));
   if (value.empty()) return BadField("messages", "is empty");
-  if (value.size() > kMaxMessages) return BadField("messages", value.size(), " messages; at most ", kMaxMessages, " are allowed");
+  if (value.size() > kMaxMessages)
+    return BadField("messages", value.size(), " messages; at most ", kMaxMessages, " are allowed");
   Json messages = Json::array();
   for (const Json& one : value) {
     DT_ASSIGN_OR_RETURN(Json message, ParseMessage(one, absl::StrCat("messages.", messages.size())));
@@ -103,13 +108,17 @@ absl::StatusOr<ChatRequest> ParseChatRequest(const Json& body, const ServedModel
   DT_ASSIGN_OR_RETURN(request.fields, ParseGenerationFields(reader, model, Endpoint::kChat));
   if (request.fields.max_tokens == 0) return BadField("max_tokens", "0 asks for nothing; ask for at least 1");
   DT_RETURN_IF_ERROR(ParseChatLogprobs(reader, request.fields));
-  if (model.tokenizer == nullptr) return BadField("messages", "this model has no tokenizer; send token ids to /v1/completions");
-  if (!model.chat) return BadField("messages", "this model has no chat template; use /v1/completions, or start the server with --chat-template");
+  if (model.tokenizer == nullptr)
+    return BadField("messages", "this model has no tokenizer; send token ids to /v1/completions");
+  if (!model.chat)
+    return BadField("messages",
+                    "this model has no chat template; use /v1/completions, or start the server with --chat-template");
   const Json* messages = reader.Find("messages");
   if (messages == nullptr) return BadField("messages", "is required: an array of {role, content}");
   DT_ASSIGN_OR_RETURN(request.prompt.messages, ParseMessages(*messages));
   DT_ASSIGN_OR_RETURN(request.prompt.continue_final_message, reader.Bool("continue_final_message", false));
-  DT_ASSIGN_OR_RETURN(request.prompt.add_generation_prompt, reader.Bool("add_generation_prompt", !request.prompt.continue_final_message));
+  DT_ASSIGN_OR_RETURN(request.prompt.add_generation_prompt,
+                      reader.Bool("add_generation_prompt", !request.prompt.continue_final_message));
   if (request.prompt.continue_final_message && request.prompt.add_generation_prompt)
     return BadField("continue_final_message", "cannot be true together with add_generation_prompt");
   DT_RETURN_IF_ERROR(ParseTemplateKwargs(reader, request.prompt));

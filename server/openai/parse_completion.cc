@@ -23,14 +23,17 @@ absl::StatusOr<PromptInput> ParsePrompt(const Json& value, const std::string& pa
 
 absl::StatusOr<std::vector<PromptInput>> ParsePrompts(const FieldReader& reader, const ServedModel& model) {
   const Json* value = reader.Find("prompt");
-  if (value == nullptr) return BadField("prompt", "is required: a string, an array of strings, token ids, or arrays of token ids");
+  if (value == nullptr)
+    return BadField("prompt", "is required: a string, an array of strings, token ids, or arrays of token ids");
   std::vector<PromptInput> prompts;
-  const bool several = value->is_array() && !value->empty() && (value->front().is_string() || value->front().is_array());
+  const bool several =
+      value->is_array() && !value->empty() && (value->front().is_string() || value->front().is_array());
   if (!several) {
     DT_ASSIGN_OR_RETURN(prompts.emplace_back(), ParsePrompt(*value, "prompt", model));
     return prompts;
   }
-  if (value->size() > kMaxPrompts) return BadField("prompt", value->size(), " prompts; at most ", kMaxPrompts, " are allowed in one request");
+  if (value->size() > kMaxPrompts)
+    return BadField("prompt", value->size(), " prompts; at most ", kMaxPrompts, " are allowed in one request");
   for (const Json& one : *value) {
     const std::string path = absl::StrCat("prompt.", prompts.size());
     DT_ASSIGN_OR_RETURN(prompts.emplace_back(), ParsePrompt(one, path, model));

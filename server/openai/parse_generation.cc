@@ -18,7 +18,8 @@ absl::Status ParseStream(const FieldReader& reader, GenerationFields& fields) {
   const FieldReader inner(*options, "stream_options");
   DT_ASSIGN_OR_RETURN(fields.include_usage, inner.Bool("include_usage", false));
   DT_ASSIGN_OR_RETURN(fields.continuous_usage, inner.Bool("continuous_usage_stats", false));
-  DT_RETURN_IF_ERROR(inner.Bool("include_obfuscation", false).status());  // accepted; padding hides nothing from our own users
+  DT_RETURN_IF_ERROR(
+      inner.Bool("include_obfuscation", false).status());  // accepted; padding hides nothing from our own users
   return absl::OkStatus();
 }
 
@@ -51,13 +52,16 @@ absl::Status ParseLogitBias(const FieldReader& reader, const ServedModel& model,
   const Json* value = reader.Find("logit_bias");
   if (value == nullptr) return absl::OkStatus();
   if (!value->is_object()) return BadField("logit_bias", "must be an object of token ids, not ", Describe(*value));
-  if (value->size() > kMaxLogitBias) return BadField("logit_bias", value->size(), " entries; at most ", kMaxLogitBias, " are allowed");
+  if (value->size() > kMaxLogitBias)
+    return BadField("logit_bias", value->size(), " entries; at most ", kMaxLogitBias, " are allowed");
   for (const auto& [key, bias] : value->items()) {
     int64_t id = 0;
-    const bool digits = !key.empty() && key.size() <= 10 && std::all_of(key.begin(), key.end(), [](char c) { return c >= '0' && c <= '9'; });
+    const bool digits = !key.empty() && key.size() <= 10 &&
+                        std::all_of(key.begin(), key.end(), [](char c) { return c >= '0' && c <= '9'; });
     if (!digits || !absl::SimpleAtoi(key, &id) || id >= model.vocab_size)
       return BadField("logit_bias", "a key is not a token id between 0 and ", model.vocab_size - 1);
-    DT_ASSIGN_OR_RETURN(const float amount, ToFloat(bias, absl::StrCat("logit_bias.", key), {"logit_bias", -100.0, 100.0}));
+    DT_ASSIGN_OR_RETURN(const float amount,
+                        ToFloat(bias, absl::StrCat("logit_bias.", key), {"logit_bias", -100.0, 100.0}));
     fields.logit_bias.emplace_back(static_cast<TokenId>(id), amount);
   }
   // "07" and "7" are different keys and the same token.
@@ -69,7 +73,8 @@ absl::Status ParseLogitBias(const FieldReader& reader, const ServedModel& model,
 }
 
 // A string or an array of them.
-absl::StatusOr<std::vector<std::string>> ParseStrings(const FieldReader& reader, const std::string& name, size_t max_count, size_t max_bytes) {
+absl::StatusOr<std::vector<std::string>> ParseStrings(const FieldReader& reader, const std::string& name,
+                                                      size_t max_count, size_t max_bytes) {
   std::vector<std::string> strings;
   const Json* value = reader.Find(name);
   if (value == nullptr) return strings;
@@ -93,7 +98,8 @@ absl::StatusOr<std::vector<std::string>> ParseStrings(const FieldReader& reader,
 
 absl::Status ParseStops(const FieldReader& reader, const ServedModel& model, GenerationFields& fields) {
   const Json* stop = reader.Find("stop");
-  if (stop == nullptr || !stop->is_string() || !stop->get_ref<const std::string&>().empty()) {  // stop: "" asks for nothing
+  if (stop == nullptr || !stop->is_string() ||
+      !stop->get_ref<const std::string&>().empty()) {  // stop: "" asks for nothing
     DT_ASSIGN_OR_RETURN(fields.stop, ParseStrings(reader, "stop", kMaxStopStrings, kMaxStopBytes));
   }
   if (!fields.stop.empty() && model.tokenizer == nullptr)
@@ -119,15 +125,16 @@ absl::Status ParseText(const FieldReader& reader, GenerationFields& fields) {
   DT_ASSIGN_OR_RETURN(fields.return_token_ids, reader.Bool("return_token_ids", false));
   DT_ASSIGN_OR_RETURN(fields.return_tokens_as_token_ids, reader.Bool("return_tokens_as_token_ids", false));
   DT_ASSIGN_OR_RETURN(fields.truncate_prompt_tokens, reader.Int("truncate_prompt_tokens"));
-  if (fields.truncate_prompt_tokens == 0) return BadField("truncate_prompt_tokens", "0 would leave no prompt; use -1 or a positive number");
+  if (fields.truncate_prompt_tokens == 0)
+    return BadField("truncate_prompt_tokens", "0 would leave no prompt; use -1 or a positive number");
   DT_ASSIGN_OR_RETURN(const auto prompt_logprobs, reader.Int("prompt_logprobs"));
   fields.prompt_logprobs = static_cast<int>(prompt_logprobs.value_or(-1));
   if (prompt_logprobs && fields.stream) return BadField("prompt_logprobs", "not available when stream is true");
   return absl::OkStatus();
 }
 
-// Accepted for what they are: labels, hints and bookkeeping that change no token. Their types are checked, so that a client's mistake
-// does not go unseen.
+// Accepted for what they are: labels, hints and bookkeeping that change no token. Their types are checked, so that a
+// client's mistake does not go unseen.
 absl::Status ParseBookkeeping(const FieldReader& reader, GenerationFields& fields) {
   DT_ASSIGN_OR_RETURN(const auto priority, reader.Int("priority"));
   fields.priority = static_cast<int>(priority.value_or(0));
@@ -155,7 +162,8 @@ absl::Status RequireObject(const Json& body) {
 absl::StatusOr<std::string> ParseModelName(const FieldReader& reader, const ServedModel& model, bool required) {
   DT_ASSIGN_OR_RETURN(const auto name, reader.String("model", kMaxNameBytes));
   if (!name) {
-    if (required && !model.accept_any_name) return BadField("model", "is required; this server has \"", model.names.front(), "\"");
+    if (required && !model.accept_any_name)
+      return BadField("model", "is required; this server has \"", model.names.front(), "\"");
     return model.names.front();
   }
   const bool known = std::find(model.names.begin(), model.names.end(), *name) != model.names.end();
@@ -163,7 +171,8 @@ absl::StatusOr<std::string> ParseModelName(const FieldReader& reader, const Serv
   return *name;
 }
 
-absl::StatusOr<GenerationFields> ParseGenerationFields(const FieldReader& reader, const ServedModel& model, Endpoint endpoint) {
+absl::StatusOr<GenerationFields> ParseGenerationFields(const FieldReader& reader, const ServedModel& model,
+                                                       Endpoint endpoint) {
   GenerationFields fields;
   DT_ASSIGN_OR_RETURN(fields.model, ParseModelName(reader, model, /*required=*/true));
   DT_RETURN_IF_ERROR(ParseStream(reader, fields));

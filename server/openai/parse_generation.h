@@ -5,9 +5,10 @@
 
 namespace dovetail::server {
 
-// The fields that /v1/completions and /v1/chat/completions share. `logprobs` differs between the two and is left to the caller.
-// These are pure; errors carry the field (api_error.h).
-absl::StatusOr<GenerationFields> ParseGenerationFields(const FieldReader& reader, const ServedModel& model, Endpoint endpoint);
+// The fields that /v1/completions and /v1/chat/completions share. `logprobs` differs between the two and is left to the
+// caller. These are pure; errors carry the field (api_error.h).
+absl::StatusOr<GenerationFields> ParseGenerationFields(const FieldReader& reader, const ServedModel& model,
+                                                       Endpoint endpoint);
 
 // The name in `model`, or NotFound. An absent name is refused if `required`.
 absl::StatusOr<std::string> ParseModelName(const FieldReader& reader, const ServedModel& model, bool required);

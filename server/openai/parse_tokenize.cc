@@ -2,15 +2,16 @@
 
 namespace dovetail::server {
 
-// vLLM sends {prompt | messages, add_special_tokens, return_token_strs}, llama.cpp's clients {content, add_special, parse_special,
-// with_pieces}. The key tells which; their defaults differ.
+// vLLM sends {prompt | messages, add_special_tokens, return_token_strs}, llama.cpp's clients {content, add_special,
+// parse_special, with_pieces}. The key tells which; their defaults differ.
 absl::StatusOr<TokenizeRequest> ParseTokenizeRequest(const Json& body, const ServedModel& model) {
   DT_RETURN_IF_ERROR(RequireObject(body));
   const FieldReader reader(body);
   TokenizeRequest request;
   DT_ASSIGN_OR_RETURN(request.model, ParseModelName(reader, model, /*required=*/false));
   if (model.tokenizer == nullptr) return BadField("prompt", "this model has no tokenizer");
-  if (reader.Has("chat_template")) return BadField("chat_template", "the chat template belongs to the server; a request cannot bring one");
+  if (reader.Has("chat_template"))
+    return BadField("chat_template", "the chat template belongs to the server; a request cannot bring one");
   const int inputs = reader.Has("prompt") + reader.Has("messages") + reader.Has("content");
   if (inputs != 1) return BadField("prompt", "exactly one of prompt, messages and content is required");
 

@@ -8,7 +8,8 @@
 namespace dovetail::server {
 namespace {
 
-absl::StatusOr<proto::SamplingParams> MakeSampling(const GenerationFields& fields, const ServedModel& model, uint64_t random_seed) {
+absl::StatusOr<proto::SamplingParams> MakeSampling(const GenerationFields& fields, const ServedModel& model,
+                                                   uint64_t random_seed) {
   const SamplingDefaults& defaults = model.defaults;
   proto::SamplingParams sampling;
   sampling.temperature = fields.temperature.value_or(defaults.temperature.value_or(1.0f));
@@ -47,16 +48,19 @@ absl::Status Truncate(const GenerationFields& fields, const ServedModel& model, 
 }
 
 // How many tokens may follow a prompt of this length.
-absl::StatusOr<int> OutputTokens(const GenerationFields& fields, const ServedModel& model, size_t prompt_tokens, bool chat) {
+absl::StatusOr<int> OutputTokens(const GenerationFields& fields, const ServedModel& model, size_t prompt_tokens,
+                                 bool chat) {
   const int64_t used = static_cast<int64_t>(prompt_tokens);
   const int64_t positions = model.max_model_len;
   if (used == 0) return BadField(chat ? "messages" : "prompt", "no token is left to begin with");
   if (used >= positions)
     return ContextExceeded(chat ? "messages" : "prompt", used, positions,
-                           absl::StrCat(used, " tokens, but this model has ", positions, " positions for prompt and output; shorten it to at most ", positions - 1));
+                           absl::StrCat(used, " tokens, but this model has ", positions,
+                                        " positions for prompt and output; shorten it to at most ", positions - 1));
   const int64_t fits = positions - used;
   if (!fields.max_tokens) return static_cast<int>(fits);
-  if (fields.max_tokens == 16 && fits < 16) return static_cast<int>(fits);  // completions' default asks for no more than there is
+  if (fields.max_tokens == 16 && fits < 16)
+    return static_cast<int>(fits);  // completions' default asks for no more than there is
   if (*fields.max_tokens > fits)
     return ContextExceeded("max_tokens", used, positions,
                            absl::StrCat(*fields.max_tokens, " exceeds what fits: this model has ", positions,
@@ -64,13 +68,16 @@ absl::StatusOr<int> OutputTokens(const GenerationFields& fields, const ServedMod
   return static_cast<int>(std::max<int64_t>(*fields.max_tokens, 1));
 }
 
-absl::StatusOr<scheduler::GenerationRequest> MakeRequest(const GenerationFields& fields, const ServedModel& model, const RequestContext& context,
-                                                         const proto::SamplingParams& sampling, std::vector<TokenId> prompt, bool chat) {
+absl::StatusOr<scheduler::GenerationRequest> MakeRequest(const GenerationFields& fields, const ServedModel& model,
+                                                         const RequestContext& context,
+                                                         const proto::SamplingParams& sampling,
+                                                         std::vector<TokenId> prompt, bool chat) {
   DT_RETURN_IF_ERROR(Truncate(fields, model, prompt));
   scheduler::GenerationRequest request;
   DT_ASSIGN_OR_RETURN(request.max_tokens, OutputTokens(fields, model, prompt.size(), chat));
   if (fields.min_tokens > request.max_tokens)
-    return BadField("min_tokens", fields.min_tokens, " exceeds the ", request.max_tokens, " tokens that may be generated");
+    return BadField("min_tokens", fields.min_tokens, " exceeds the ", request.max_tokens,
+                    " tokens that may be generated");
   request.tenant = context.tenant;
   request.cache_salt = fields.cache_salt;
   request.priority = fields.priority;
@@ -88,7 +95,8 @@ absl::StatusOr<scheduler::GenerationRequest> MakeRequest(const GenerationFields&
   return request;
 }
 
-ResponseSpec MakeSpec(const GenerationFields& fields, const ServedModel& model, const RequestContext& context, Endpoint endpoint) {
+ResponseSpec MakeSpec(const GenerationFields& fields, const ServedModel& model, const RequestContext& context,
+                      Endpoint endpoint) {
   ResponseSpec spec;
   spec.endpoint = endpoint;
   spec.id = absl::StrCat(endpoint == Endpoint::kChat ? "chatcmpl-" : "cmpl-", context.id);
@@ -113,9 +121,11 @@ ResponseSpec MakeSpec(const GenerationFields& fields, const ServedModel& model, 
   return spec;
 }
 
-// A template or tokenizer refuses what cannot be a prompt (raised errors, beyond its limits, too long): that is the field's fault.
+// A template or tokenizer refuses what cannot be a prompt (raised errors, beyond its limits, too long): that is the
+// field's fault.
 absl::Status AboutField(const absl::Status& status, const std::string& param) {
-  const bool theirs = status.code() == absl::StatusCode::kInvalidArgument || status.code() == absl::StatusCode::kResourceExhausted;
+  const bool theirs =
+      status.code() == absl::StatusCode::kInvalidArgument || status.code() == absl::StatusCode::kResourceExhausted;
   return theirs ? BadField(param, std::string(status.message())) : status;
 }
 
@@ -129,15 +139,18 @@ absl::StatusOr<std::vector<TokenId>> EncodeChat(const ChatPrompt& prompt, bool a
   return ids;
 }
 
-absl::StatusOr<PreparedGeneration> Prepare(const CompletionRequest& request, const ServedModel& model, const RequestContext& context) {
+absl::StatusOr<PreparedGeneration> Prepare(const CompletionRequest& request, const ServedModel& model,
+                                           const RequestContext& context) {
   const GenerationFields& fields = request.fields;
   PreparedGeneration prepared{MakeSpec(fields, model, context, Endpoint::kCompletions), {}};
   DT_ASSIGN_OR_RETURN(const auto sampling, MakeSampling(fields, model, context.random_seed));
   for (size_t i = 0; i < request.prompts.size(); ++i) {
     std::vector<TokenId> ids;
     if (const auto* text = std::get_if<std::string>(&request.prompts[i])) {
-      auto encoded = model.tokenizer->Encode(*text, {.add_special = fields.add_special_tokens.value_or(true), .parse_special = true});
-      if (!encoded.ok()) return AboutField(encoded.status(), request.prompts.size() == 1 ? "prompt" : absl::StrCat("prompt.", i));
+      auto encoded = model.tokenizer->Encode(
+          *text, {.add_special = fields.add_special_tokens.value_or(true), .parse_special = true});
+      if (!encoded.ok())
+        return AboutField(encoded.status(), request.prompts.size() == 1 ? "prompt" : absl::StrCat("prompt.", i));
       ids = *std::move(encoded);
     } else {
       ids = std::get<std::vector<TokenId>>(request.prompts[i]);
@@ -149,7 +162,8 @@ absl::StatusOr<PreparedGeneration> Prepare(const CompletionRequest& request, con
   return prepared;
 }
 
-absl::StatusOr<PreparedGeneration> Prepare(const ChatRequest& request, const ServedModel& model, const RequestContext& context) {
+absl::StatusOr<PreparedGeneration> Prepare(const ChatRequest& request, const ServedModel& model,
+                                           const RequestContext& context) {
   const GenerationFields& fields = request.fields;
   PreparedGeneration prepared{MakeSpec(fields, model, context, Endpoint::kChat), {}};
   DT_ASSIGN_OR_RETURN(const auto sampling, MakeSampling(fields, model, context.random_seed));

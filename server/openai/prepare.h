@@ -10,8 +10,8 @@
 
 namespace dovetail::server {
 
-// From a checked request to what the engine runs: renders the template, tokenises, fills in defaults, and checks what depends on the
-// prompt's length. Costs up to some 100 ms for a large prompt: called on a worker thread.
+// From a checked request to what the engine runs: renders the template, tokenises, fills in defaults, and checks what
+// depends on the prompt's length. Costs up to some 100 ms for a large prompt: called on a worker thread.
 
 struct RequestContext {
   std::string id;           // of the HTTP request; becomes part of the completion id
@@ -26,8 +26,10 @@ struct PreparedGeneration {
 };
 
 // kInvalidArgument, with the context sizes if the prompt does not fit.
-absl::StatusOr<PreparedGeneration> Prepare(const CompletionRequest& request, const ServedModel& model, const RequestContext& context);
-absl::StatusOr<PreparedGeneration> Prepare(const ChatRequest& request, const ServedModel& model, const RequestContext& context);
+absl::StatusOr<PreparedGeneration> Prepare(const CompletionRequest& request, const ServedModel& model,
+                                           const RequestContext& context);
+absl::StatusOr<PreparedGeneration> Prepare(const ChatRequest& request, const ServedModel& model,
+                                           const RequestContext& context);
 
 // The ids of a rendered conversation. The model has a tokenizer and a chat template.
 absl::StatusOr<std::vector<TokenId>> EncodeChat(const ChatPrompt& prompt, bool add_special, const ServedModel& model);

@@ -10,8 +10,8 @@
 #include "server/openai/json.h"
 #include "server/openai/served_model.h"
 
-// The bodies of the POST routes as typed values. Parsing checks everything that can be known without tokenising; fields that exist
-// elsewhere but not here are refused by name (unsupported_fields.h), unknown ones are ignored.
+// The bodies of the POST routes as typed values. Parsing checks everything that can be known without tokenising; fields
+// that exist elsewhere but not here are refused by name (unsupported_fields.h), unknown ones are ignored.
 
 namespace dovetail::server {
 

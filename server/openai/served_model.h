@@ -25,8 +25,8 @@ struct ChatPrompt {
   Json template_kwargs = Json::object();  // values only
 };
 
-// Renders a conversation; bounded in time and memory, thread-safe. kInvalidArgument: this conversation cannot be rendered (the
-// template raised an error, or the conversation is too large for its limits).
+// Renders a conversation; bounded in time and memory, thread-safe. kInvalidArgument: this conversation cannot be
+// rendered (the template raised an error, or the conversation is too large for its limits).
 using ChatRenderer = std::function<absl::StatusOr<std::vector<model::PromptPart>>(const ChatPrompt&)>;
 
 // What generation_config.json (or the GGUF file) recommends, used where a request says nothing.

@@ -73,8 +73,9 @@ absl::StatusOr<std::string> TokenizeBody(const TokenizeRequest& request, const S
   if (const auto* chat = std::get_if<ChatPrompt>(&request.input)) {
     DT_ASSIGN_OR_RETURN(ids, EncodeChat(*chat, request.add_special, model));
   } else {
-    auto encoded = model.tokenizer->Encode(std::get<std::string>(request.input),
-                                           {.add_special = request.add_special, .parse_special = request.parse_special});
+    auto encoded =
+        model.tokenizer->Encode(std::get<std::string>(request.input),
+                                {.add_special = request.add_special, .parse_special = request.parse_special});
     if (!encoded.ok()) return BadField("prompt", std::string(encoded.status().message()));
     ids = *std::move(encoded);
   }

@@ -12,7 +12,8 @@ constexpr std::string_view kTools = "tools are not supported yet; leave it out";
 constexpr std::string_view kConstraint = "structured output is not supported yet; leave it out";
 constexpr std::string_view kText = "this server reads and writes text only";
 constexpr std::string_view kSampler = "this sampler is not supported; use temperature, top_p, top_k and min_p";
-constexpr std::string_view kTemplate = "the chat template belongs to the server (--chat-template); a request cannot bring one";
+constexpr std::string_view kTemplate =
+    "the chat template belongs to the server (--chat-template); a request cannot bring one";
 constexpr std::string_view kNotHere = "not supported; leave it out";
 
 constexpr UnsupportedField kFields[] = {

@@ -9,7 +9,8 @@ namespace dovetail::server {
 
 enum class Endpoint { kCompletions, kChat };
 
-// A field that clients know from other servers and that would change the answer if it were obeyed. Silence would be a wrong answer.
+// A field that clients know from other servers and that would change the answer if it were obeyed. Silence would be a
+// wrong answer.
 struct UnsupportedField {
   std::string_view name;
   bool completions;           // refused at /v1/completions

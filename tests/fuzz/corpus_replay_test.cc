@@ -19,9 +19,12 @@ struct Target {
 };
 
 constexpr Target kTargets[] = {
+    {"api_request", FuzzApiRequest},
     {"attention_worker", FuzzAttentionWorker},
+    {"chat_template", FuzzChatTemplate},
     {"frame", FuzzFrame},
     {"gguf", FuzzGguf},
+    {"http_request", FuzzHttpRequest},
     {"safetensors", FuzzSafetensors},
     {"step_plan", FuzzStepPlan},
     {"tokenize", FuzzTokenize},

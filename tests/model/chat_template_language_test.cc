@@ -4,8 +4,8 @@
 #include "nlohmann/json.hpp"
 #include "tests/support/test_data.h"
 
-// Small templates of our own, one a feature, with the text that Jinja2 3.1.2 in its immutable sandbox gives for each, or the error that
-// it raises (tests/data/chat_templates/language.json).
+// Small templates of our own, one a feature, with the text that Jinja2 3.1.2 in its immutable sandbox gives for each,
+// or the error that it raises (tests/data/chat_templates/language.json).
 
 namespace dovetail::model {
 namespace {

@@ -43,12 +43,15 @@ std::string Repeat(const std::string& text, int times) {
 TEST(TemplateLimits, LoopsWithinLoopsRunOutOfStepsAndTheErrorNamesTheLine) {
   const auto status = Refusal("first line\n{% for a in range(2000) %}\n{{ a }}{{ a }}{% endfor %}");
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("chat template line 3: the template ran for more than its 10200 steps"));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("chat template line 3: the template ran for more than its 10200 steps"));
 }
 
 TEST(TemplateLimits, EveryEvilTemplateIsRefusedWithinATenthOfASecond) {
-  const std::string nested_list = "{% set ns = namespace(x=[]) %}{% for i in range(900) %}{% set ns.x = [ns.x] %}{% endfor %}";
-  const std::string doubling = "{% set ns = namespace(x=['a']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}";
+  const std::string nested_list =
+      "{% set ns = namespace(x=[]) %}{% for i in range(900) %}{% set ns.x = [ns.x] %}{% endfor %}";
+  const std::string doubling =
+      "{% set ns = namespace(x=['a']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}";
   const std::string cases[] = {
       "{% for x in range(10**9) %}{% endfor %}",
       "{{ range(10**18) | list }}",
@@ -61,8 +64,10 @@ TEST(TemplateLimits, EveryEvilTemplateIsRefusedWithinATenthOfASecond) {
       "{% set ns = namespace(s='aaaa') %}{% for i in range(64) %}{% set ns.s = ns.s ~ ns.s ~ ns.s %}{% endfor %}",
       "{% set ns = namespace(s='aa') %}{% for i in range(64) %}{% set ns.s = ns.s.replace('a', ns.s) %}{% endfor %}",
       "{% set ns = namespace(s='aa') %}{% for i in range(64) %}{% set ns.s = ns.s | replace('', 'xx') %}{% endfor %}",
-      "{% set ns = namespace(s='aa') %}{% for i in range(64) %}{% set ns.s = ns.s.join([ns.s, ns.s, ns.s]) %}{% endfor %}",
-      "{% set ns = namespace(s='aa') %}{% for i in range(64) %}{% set ns.s = '%s%s%s' % (ns.s, ns.s, ns.s) %}{% endfor %}",
+      "{% set ns = namespace(s='aa') %}{% for i in range(64) %}{% set ns.s = ns.s.join([ns.s, ns.s, ns.s]) %}{% endfor "
+      "%}",
+      "{% set ns = namespace(s='aa') %}{% for i in range(64) %}{% set ns.s = '%s%s%s' % (ns.s, ns.s, ns.s) %}{% endfor "
+      "%}",
       "{% set ns = namespace(s='aa') %}{% for i in range(64) %}{% set ns.s = '{0}{0}{0}'.format(ns.s) %}{% endfor %}",
       "{% set ns = namespace(s='\\\\') %}{% for i in range(64) %}{% set ns.s = ns.s | tojson %}{% endfor %}",
       "{% set ns = namespace(s='\\\\') %}{% for i in range(64) %}{% set ns.s = [ns.s] | string %}{% endfor %}",
@@ -79,7 +84,8 @@ TEST(TemplateLimits, EveryEvilTemplateIsRefusedWithinATenthOfASecond) {
       "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
       "{% macro a() %}{{ b() }}{% endmacro %}{% macro b() %}{{ a() }}{{ a() }}{% endmacro %}{{ a() }}",
       "{% macro m(n) %}{% if n > 0 %}{{ m(n - 1) }}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(30) }}",
-      "{% macro m() %}{{ caller() }}{% endmacro %}{% macro r() %}{% call m() %}{{ r() }}{% endcall %}{% endmacro %}{{ r() }}",
+      "{% macro m() %}{{ caller() }}{% endmacro %}{% macro r() %}{% call m() %}{{ r() }}{% endcall %}{% endmacro %}{{ "
+      "r() }}",
       nested_list + "{{ ns.x }}",
       nested_list + "{{ ns.x | tojson }}",
       nested_list + "{{ ns.x == ns.x }}",
@@ -115,8 +121,8 @@ TEST(TemplateLimits, EveryEvilTemplateIsRefusedWithinATenthOfASecond) {
 }
 
 TEST(TemplateLimits, NothingThatLoadsAnotherTemplateIsUnderstood) {
-  for (const char* source : {"{% include 'x' %}", "{% import 'x' as y %}", "{% from 'x' import y %}", "{% extends 'x' %}",
-                             "{% block b %}{% endblock %}"}) {
+  for (const char* source : {"{% include 'x' %}", "{% import 'x' as y %}", "{% from 'x' import y %}",
+                             "{% extends 'x' %}", "{% block b %}{% endblock %}"}) {
     const auto status = Refusal(std::string("\n\n") + source);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << source;
     EXPECT_THAT(std::string(status.message()), HasSubstr("chat template line 3: ")) << source;
@@ -129,9 +135,10 @@ TEST(TemplateLimits, DeeplyNestedSourceIsRefusedByTheParser) {
   for (const std::string& source :
        {"{{ " + Repeat("(", n) + "1" + Repeat(")", n) + " }}", "{{ " + Repeat("[", n) + Repeat("]", n) + " }}",
         "{{ " + Repeat("not ", n) + "1 }}", "{{ " + Repeat("-", n) + "1 }}", "{{ " + Repeat("+ ", n) + "1 }}",
-        Repeat("{% if 1 %}", n) + Repeat("{% endif %}", n), Repeat("{% for x in y %}", n), "{{ a" + Repeat(".a", n) + " }}",
-        "{{ a" + Repeat("()", n) + " }}", "{{ a" + Repeat("|e", n) + " }}", "{{ " + Repeat("{1:", n) + " }}",
-        "{{ a" + Repeat(" if 1 else a", n) + " }}", "{{ a" + Repeat(" if 1", n) + " }}", "{{ " + Repeat("a[", n) + " }}",
+        Repeat("{% if 1 %}", n) + Repeat("{% endif %}", n), Repeat("{% for x in y %}", n),
+        "{{ a" + Repeat(".a", n) + " }}", "{{ a" + Repeat("()", n) + " }}", "{{ a" + Repeat("|e", n) + " }}",
+        "{{ " + Repeat("{1:", n) + " }}", "{{ a" + Repeat(" if 1 else a", n) + " }}",
+        "{{ a" + Repeat(" if 1", n) + " }}", "{{ " + Repeat("a[", n) + " }}",
         "{% set " + Repeat("(", n) + "a" + Repeat(")", n) + " = 1 %}", "{% set x" + Repeat("|e", n) + " %}{% endset %}",
         "{{ " + Repeat("1 is eq ", n) + " }}"}) {
     EXPECT_FALSE(Refusal(source).ok()) << source.substr(0, 40);
@@ -165,15 +172,21 @@ TEST(TemplateLimits, EvenWithTheLargestBudgetAnEvilTemplateStopsInTime) {
   const RenderInputs inputs = Conversation(1'000, 4'000);
   for (const char* source : {
            "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}",
-           "{% for a in range(99999) %}{% for b in range(99999) %}{% set x = {'a': [b, a], 'b': 'c'} %}{% endfor %}{% endfor %}",
-           "{% for a in range(99999) %}{% for b in range(99999) %}{% set x = 'a,b,c,d'.split(',') | map('upper') | join %}{% endfor %}{% endfor %}",
+           "{% for a in range(99999) %}{% for b in range(99999) %}{% set x = {'a': [b, a], 'b': 'c'} %}{% endfor %}{% "
+           "endfor %}",
+           "{% for a in range(99999) %}{% for b in range(99999) %}{% set x = 'a,b,c,d'.split(',') | map('upper') | "
+           "join %}{% endfor %}{% endfor %}",
            "{% for a in messages %}{% for b in messages %}{% set x = b.content | upper %}{% endfor %}{% endfor %}",
            "{% for a in messages %}{% for b in messages %}{% set x = b | tojson %}{% endfor %}{% endfor %}",
            "{% for a in messages %}{% for b in messages %}{% set x = b.content | list %}{% endfor %}{% endfor %}",
-           "{% for a in messages %}{% for b in messages %}{% set x = b.content.replace('a', 'b') %}{% endfor %}{% endfor %}",
-           "{% for a in messages %}{% for b in messages %}{% set x = b.content.strip('bcdea') %}{% endfor %}{% endfor %}",
-           "{% for a in messages %}{% for b in messages %}{% if b.content == a.content %}{% endif %}{% endfor %}{% endfor %}",
-           "{% macro m(x) %}{{ x }}{% endmacro %}{% for a in range(99999) %}{% for b in range(99999) %}{{ m(b) }}{% endfor %}{% endfor %}",
+           "{% for a in messages %}{% for b in messages %}{% set x = b.content.replace('a', 'b') %}{% endfor %}{% "
+           "endfor %}",
+           "{% for a in messages %}{% for b in messages %}{% set x = b.content.strip('bcdea') %}{% endfor %}{% endfor "
+           "%}",
+           "{% for a in messages %}{% for b in messages %}{% if b.content == a.content %}{% endif %}{% endfor %}{% "
+           "endfor %}",
+           "{% macro m(x) %}{{ x }}{% endmacro %}{% for a in range(99999) %}{% for b in range(99999) %}{{ m(b) }}{% "
+           "endfor %}{% endfor %}",
            "{% for a in range(99999) %}{% for b in range(99999) %}{% set x = a ~ b ~ 1.5 %}{% endfor %}{% endfor %}",
        }) {
     EXPECT_EQ(Refusal(source, inputs).code(), absl::StatusCode::kResourceExhausted) << source;
@@ -182,7 +195,8 @@ TEST(TemplateLimits, EvenWithTheLargestBudgetAnEvilTemplateStopsInTime) {
 
 TEST(TemplateLimits, ALongConversationHasRoomForAnHonestTemplate) {
   const auto parsed = ChatTemplate::Parse(
-      "{% for m in messages %}{% if m.role == 'user' %}<u>{{ m.content | trim }}{% else %}<a>{{ m.content.split('x')[-1].strip() }}"
+      "{% for m in messages %}{% if m.role == 'user' %}<u>{{ m.content | trim }}{% else %}<a>{{ "
+      "m.content.split('x')[-1].strip() }}"
       "{% endif %}{% if not loop.last and loop.nextitem.role == m.role %}!{% endif %}</t>\n{% endfor %}");
   for (const auto& [messages, bytes] : {std::pair<size_t, size_t>{1, 4'000'000}, {2'000, 2'000}, {20, 100}}) {
     const auto prompt = parsed->Render(Conversation(messages, bytes));
@@ -212,7 +226,8 @@ TEST(TemplateErrors, NameTheLineAndWhatWasWrong) {
       {"{{ 1\n | nope }}", "chat template line 2: No filter named 'nope'"},
       {"{% if 1 %}\n{{ 2 ", "chat template line 2: a tag is not closed before the end of the template"},
       {"{% for x in y %}\n", "chat template line 1: expected 'endfor', got the end of the template"},
-      {"{% set ns = 1 %}\n{% set ns.x = 2 %}", "chat template line 2: cannot assign attribute on non-namespace object 'ns'"},
+      {"{% set ns = 1 %}\n{% set ns.x = 2 %}",
+       "chat template line 2: cannot assign attribute on non-namespace object 'ns'"},
       {"{{ 'a' + 1 }}", "chat template line 1: can only concatenate str (not \"int\") to str"},
       {"{% macro m() %}\n\n{{ 1 / 0 }}{% endmacro %}{{ m() }}", "chat template line 3: division by zero"},
   };
@@ -223,16 +238,20 @@ TEST(TemplateLimits, ListsGrowOnlyWhereTheSandboxIsLoosened) {
   TemplateLimits limits;
   limits.allow_list_mutation = true;
   const auto parsed = ChatTemplate::Parse(
-      "{% set l = [2] %}{% set _ = l.append(3) %}{% set _ = l.insert(0, 1) %}{% set _ = l.extend([4]) %}{{ l }}", limits);
+      "{% set l = [2] %}{% set _ = l.append(3) %}{% set _ = l.insert(0, 1) %}{% set _ = l.extend([4]) %}{{ l }}",
+      limits);
   const auto prompt = parsed->Render({});
   ASSERT_TRUE(prompt.ok()) << prompt.status();
   EXPECT_EQ(prompt->Text(), "[1, 2, 3, 4]");
   EXPECT_FALSE(Refusal("{% set l = [] %}{% set _ = l.append(l) %}{{ l }}", {}, limits).ok());
-  EXPECT_FALSE(Refusal("{% set l = [1] %}{% for i in range(64) %}{% set _ = l.extend(l) %}{% endfor %}", {}, limits).ok());
+  EXPECT_FALSE(
+      Refusal("{% set l = [1] %}{% for i in range(64) %}{% set _ = l.extend(l) %}{% endfor %}", {}, limits).ok());
 }
 
 TEST(ChatTemplateThreads, OneTemplateRendersInManyThreadsAtOnce) {
-  const auto parsed = ChatTemplate::Parse("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{{ m.content }}{% endfor %}{{ ns.n }}");
+  const auto parsed = ChatTemplate::Parse(
+      "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{{ m.content }}{% endfor %}{{ ns.n "
+      "}}");
   ASSERT_TRUE(parsed.ok());
   std::vector<std::thread> threads;
   std::vector<std::string> texts(4);

@@ -38,11 +38,14 @@ TEST(BuiltinTemplates, EachWritesItsFormat) {
        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
        "<|im_start|>user\nand 2+2?<|im_end|>\n<|im_start|>assistant\n"},
       {"llama3",
-       "<s><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n1+1?"
-       "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n2<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"
+       "<s><|start_header_id|>system<|end_header_id|>\n\nBe "
+       "brief.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n1+1?"
+       "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n2<|eot_id|><|start_header_id|>user<|end_header_id|>"
+       "\n\n"
        "and 2+2?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"},
       {"gemma",
-       "<s><start_of_turn>user\nBe brief.\n\n1+1?<end_of_turn>\n<start_of_turn>model\n2<end_of_turn>\n<start_of_turn>user\n"
+       "<s><start_of_turn>user\nBe "
+       "brief.\n\n1+1?<end_of_turn>\n<start_of_turn>model\n2<end_of_turn>\n<start_of_turn>user\n"
        "and 2+2?<end_of_turn>\n<start_of_turn>model\n"},
       {"mistral", "<s>[INST] Be brief.\n\n1+1?[/INST] 2</s>[INST] and 2+2?[/INST]"},
       {"llama2", "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\n1+1? [/INST] 2 </s><s>[INST] and 2+2? [/INST]"},
@@ -113,7 +116,8 @@ TEST(TemplateSource, AFileOfItsOwnReplacesTheConfigs) {
 
 TEST(TemplateSource, SaysWhatIsMissingOrWrong) {
   EXPECT_THAT(std::string(SelectTemplate({}, false).status().message()), HasSubstr("--chat-template"));
-  EXPECT_THAT(std::string(SelectTemplate({{{"a", ""}, {"b", ""}}, {}, {}}, false).status().message()), HasSubstr("a, b"));
+  EXPECT_THAT(std::string(SelectTemplate({{{"a", ""}, {"b", ""}}, {}, {}}, false).status().message()),
+              HasSubstr("a, b"));
   for (const char* json : {"[]", "{", R"({"chat_template": 5})", R"({"chat_template": [{"name": "x"}]})", R"({"chat_template": {"x": 1}})",
                            R"({"bos_token": 3})"}) {
     EXPECT_EQ(ReadTokenizerConfigTemplates(json).status().code(), absl::StatusCode::kInvalidArgument) << json;
@@ -125,9 +129,11 @@ TEST(ContinueFinalMessage, EndsThePromptInsideTheLastMessage) {
   inputs.add_generation_prompt = false;
   inputs.continue_final_message = true;
   EXPECT_EQ(RenderBuiltin("chatml", inputs)->Text(), "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nSure, ");
-  EXPECT_EQ(RenderBuiltin("llama2", inputs)->Text(), "<s>[INST] Hi [/INST] Sure, ") << "the format's own space stands for the trimmed one";
+  EXPECT_EQ(RenderBuiltin("llama2", inputs)->Text(), "<s>[INST] Hi [/INST] Sure, ")
+      << "the format's own space stands for the trimmed one";
   inputs.messages.back()["content"] = "Sure,\n\n";
-  EXPECT_EQ(RenderBuiltin("llama2", inputs)->Text(), "<s>[INST] Hi [/INST] Sure,") << "the template trimmed the message";
+  EXPECT_EQ(RenderBuiltin("llama2", inputs)->Text(), "<s>[INST] Hi [/INST] Sure,")
+      << "the template trimmed the message";
 }
 
 TEST(ContinueFinalMessage, RefusesContradictionsAndInvisibleMessages) {
@@ -136,7 +142,8 @@ TEST(ContinueFinalMessage, RefusesContradictionsAndInvisibleMessages) {
   EXPECT_THAT(std::string(RenderBuiltin("chatml", inputs).status().message()), HasSubstr("exclude each other"));
   inputs.add_generation_prompt = false;
   const auto blind = ChatTemplate::Parse("nothing");
-  EXPECT_THAT(std::string(blind->Render(inputs).status().message()), HasSubstr("does not show the text of the last message"));
+  EXPECT_THAT(std::string(blind->Render(inputs).status().message()),
+              HasSubstr("does not show the text of the last message"));
   inputs.messages = ordered_json::array();
   EXPECT_EQ(RenderBuiltin("chatml", inputs).status().code(), absl::StatusCode::kInvalidArgument);
 }
@@ -161,7 +168,8 @@ TEST(RenderInputs, TheClockIsGivenWithItsZone) {
   RenderInputs inputs;
   inputs.now = absl::FromCivil(absl::CivilSecond(2026, 1, 2, 23, 30, 0), absl::UTCTimeZone());
   inputs.time_zone = absl::FixedTimeZone(3600);
-  EXPECT_EQ(ChatTemplate::Parse("{{ strftime_now('%d %B %Y %H:%M') }}")->Render(inputs)->Text(), "03 January 2026 00:30");
+  EXPECT_EQ(ChatTemplate::Parse("{{ strftime_now('%d %B %Y %H:%M') }}")->Render(inputs)->Text(),
+            "03 January 2026 00:30");
 }
 
 TEST(RenderInputs, BrokenUtf8IsRefused) {

@@ -12,8 +12,8 @@
 #include "tests/model/tokenizer_test_models.h"
 #include "tests/support/test_data.h"
 
-// A megabyte of one character must be no heavier than a megabyte of prose: no deep recursion, no quadratic time, no heap of
-// match states. Each text is encoded on a thread with a stack of 256 KiB.
+// A megabyte of one character must be no heavier than a megabyte of prose: no deep recursion, no quadratic time, no
+// heap of match states. Each text is encoded on a thread with a stack of 256 KiB.
 
 namespace dovetail::model::test {
 namespace {
@@ -32,10 +32,21 @@ struct Unit {
 };
 
 const std::vector<Unit>& Units() {
-  static const auto* const units = new std::vector<Unit>{
-      {"A", "A"}, {"space", " "}, {"CJK", "漢"}, {"mark", "\u0301"}, {"digit", "7"}, {"emoji", "🚀"}, {"newline", "\n"},
-      {"lower", "a"}, {"apostrophe", "'"}, {"space and newline", " \n"}, {"control", "\x01"}, {"marks of two classes", "\u0301\u0323"},
-      {"unclosed special", "<|bos|"}, {"letter and mark", "a\u0323\u0301"}, {"upper after CJK", "漢AAAAAAA"}};
+  static const auto* const units = new std::vector<Unit>{{"A", "A"},
+                                                         {"space", " "},
+                                                         {"CJK", "漢"},
+                                                         {"mark", "\u0301"},
+                                                         {"digit", "7"},
+                                                         {"emoji", "🚀"},
+                                                         {"newline", "\n"},
+                                                         {"lower", "a"},
+                                                         {"apostrophe", "'"},
+                                                         {"space and newline", " \n"},
+                                                         {"control", "\x01"},
+                                                         {"marks of two classes", "\u0301\u0323"},
+                                                         {"unclosed special", "<|bos|"},
+                                                         {"letter and mark", "a\u0323\u0301"},
+                                                         {"upper after CJK", "漢AAAAAAA"}};
   return *units;
 }
 
@@ -110,8 +121,8 @@ void ExpectHarmless(const Tokenizer& tokenizer, const std::string& what) {
     if (kInstrumented) continue;
     const size_t peak = StatusKib("VmHWM");
     EXPECT_LT(peak > before ? peak - before : 0, 128u * 1024);
-    // Eight times the text takes 8 times as long if the work is linear and 64 times if it is quadratic: 24 tells them apart on a busy
-    // machine, too, where single times vary by half.
+    // Eight times the text takes 8 times as long if the work is linear and 64 times if it is quadratic: 24 tells them
+    // apart on a busy machine, too, where single times vary by half.
     const double eighth_seconds = encode(eighth);
     for (int retry = 0; retry < 4 && seconds >= 1.0; ++retry) seconds = std::min(seconds, encode(whole));
     slowest = std::max(slowest, seconds);
@@ -123,8 +134,9 @@ void ExpectHarmless(const Tokenizer& tokenizer, const std::string& what) {
 }
 
 TEST(TokenizerLimits, AMegabyteOfOneCharacterIsHarmlessForEveryPreTokenizer) {
-  for (const PreTokenizer pre : {PreTokenizer::kGpt2, PreTokenizer::kLlama3, PreTokenizer::kQwen2, PreTokenizer::kQwen35,
-                                 PreTokenizer::kGpt4o, PreTokenizer::kTekken, PreTokenizer::kDeepSeek3, PreTokenizer::kSmolLm}) {
+  for (const PreTokenizer pre :
+       {PreTokenizer::kGpt2, PreTokenizer::kLlama3, PreTokenizer::kQwen2, PreTokenizer::kQwen35, PreTokenizer::kGpt4o,
+        PreTokenizer::kTekken, PreTokenizer::kDeepSeek3, PreTokenizer::kSmolLm}) {
     TokenizerData data = TalesData();
     data.pre_tokenizer = pre;
     data.normalize_nfc = pre == PreTokenizer::kQwen2;

@@ -21,20 +21,22 @@ Pieces Split(PreTokenizer pre, std::string_view text) {
 // What the tokenizers library (0.23.3) makes of the same text with the same patterns.
 TEST(PreTokenizer, SplitsAsTheModelsOwnTokenizersDo) {
   const std::string text = "I'LL pay 12345 for  HelloWorld's\n\n  x=漢字カナ!";
-  EXPECT_EQ(Split(PreTokenizer::kGpt2, text),
-            (Pieces{"I", "'", "LL", " pay", " 12345", " for", " ", " HelloWorld", "'s", "\n\n ", " x", "=", "漢字カナ", "!"}));
-  EXPECT_EQ(Split(PreTokenizer::kLlama3, text),
-            (Pieces{"I", "'LL", " pay", " ", "123", "45", " for", " ", " HelloWorld", "'s", "\n\n", " ", " x", "=漢字カナ", "!"}));
-  EXPECT_EQ(Split(PreTokenizer::kQwen2, text), (Pieces{"I", "'LL", " pay", " ", "1", "2", "3", "4", "5", " for", " ", " HelloWorld",
-                                                       "'s", "\n\n", " ", " x", "=漢字カナ", "!"}));
-  EXPECT_EQ(Split(PreTokenizer::kGpt4o, text), (Pieces{"I'LL", " pay", " ", "123", "45", " for", " ", " Hello", "World's", "\n\n",
-                                                       " ", " x", "=漢字カナ", "!"}));
-  EXPECT_EQ(Split(PreTokenizer::kTekken, text), (Pieces{"I", "'LL", " pay", " ", "1", "2", "3", "4", "5", " for", " ", " Hello",
-                                                        "World", "'s", "\n\n", " ", " x", "=漢字カナ", "!"}));
-  EXPECT_EQ(Split(PreTokenizer::kDeepSeek3, text), (Pieces{"I", "'LL", " pay", " ", "123", "45", " for", " ", " HelloWorld", "'s",
-                                                           "\n\n", " ", " x", "=", "漢字カナ", "!"}));
-  EXPECT_EQ(Split(PreTokenizer::kSmolLm, text), (Pieces{"I", "'", "LL", " pay", " ", "1", "2", "3", "4", "5", " for", " ",
-                                                        " HelloWorld", "'s", "\n\n ", " x", "=", "漢字カナ", "!"}));
+  EXPECT_EQ(Split(PreTokenizer::kGpt2, text), (Pieces{"I", "'", "LL", " pay", " 12345", " for", " ", " HelloWorld",
+                                                      "'s", "\n\n ", " x", "=", "漢字カナ", "!"}));
+  EXPECT_EQ(Split(PreTokenizer::kLlama3, text), (Pieces{"I", "'LL", " pay", " ", "123", "45", " for", " ",
+                                                        " HelloWorld", "'s", "\n\n", " ", " x", "=漢字カナ", "!"}));
+  EXPECT_EQ(Split(PreTokenizer::kQwen2, text), (Pieces{"I", "'LL", " pay", " ", "1", "2", "3", "4", "5", " for", " ",
+                                                       " HelloWorld", "'s", "\n\n", " ", " x", "=漢字カナ", "!"}));
+  EXPECT_EQ(Split(PreTokenizer::kGpt4o, text), (Pieces{"I'LL", " pay", " ", "123", "45", " for", " ", " Hello",
+                                                       "World's", "\n\n", " ", " x", "=漢字カナ", "!"}));
+  EXPECT_EQ(Split(PreTokenizer::kTekken, text), (Pieces{"I", "'LL", " pay", " ", "1", "2", "3", "4", "5", " for", " ",
+                                                        " Hello", "World", "'s", "\n\n", " ", " x", "=漢字カナ", "!"}));
+  EXPECT_EQ(Split(PreTokenizer::kDeepSeek3, text),
+            (Pieces{"I", "'LL", " pay", " ", "123", "45", " for", " ", " HelloWorld", "'s", "\n\n", " ", " x", "=",
+                    "漢字カナ", "!"}));
+  EXPECT_EQ(Split(PreTokenizer::kSmolLm, text),
+            (Pieces{"I", "'", "LL", " pay", " ", "1", "2", "3", "4", "5", " for", " ", " HelloWorld", "'s", "\n\n ",
+                    " x", "=", "漢字カナ", "!"}));
   EXPECT_EQ(Split(PreTokenizer::kNone, text), Pieces{text});
 }
 
@@ -48,8 +50,9 @@ TEST(PreTokenizer, TheMongolianVowelSeparatorIsNotWhiteSpace) {
 }
 
 TEST(PreTokenizer, PiecesCoverEveryText) {
-  for (const PreTokenizer pre : {PreTokenizer::kGpt2, PreTokenizer::kLlama3, PreTokenizer::kQwen2, PreTokenizer::kQwen35,
-                                 PreTokenizer::kGpt4o, PreTokenizer::kTekken, PreTokenizer::kDeepSeek3, PreTokenizer::kSmolLm}) {
+  for (const PreTokenizer pre :
+       {PreTokenizer::kGpt2, PreTokenizer::kLlama3, PreTokenizer::kQwen2, PreTokenizer::kQwen35, PreTokenizer::kGpt4o,
+        PreTokenizer::kTekken, PreTokenizer::kDeepSeek3, PreTokenizer::kSmolLm}) {
     for (const std::string& text : OddTexts(/*seed=*/6, 300)) {
       std::string joined;
       for (const std::string& piece : Split(pre, text)) {

@@ -34,7 +34,8 @@ std::string Refusal(TokenizerData data, const std::function<void(TokenizerData&)
 TEST(TokenizerCreate, RefusesVocabulariesThatDoNotFitTogether) {
   const TokenizerData spm = TinySpmData();
   const TokenizerData bytes = TinyByteLevelData();
-  EXPECT_THAT(Refusal(spm, [](auto& d) { d.tokens[5] = "<0x-1>"; }), AllOf(HasSubstr("tokens[5]"), HasSubstr("<0x-1>")));
+  EXPECT_THAT(Refusal(spm, [](auto& d) { d.tokens[5] = "<0x-1>"; }),
+              AllOf(HasSubstr("tokens[5]"), HasSubstr("<0x-1>")));
   EXPECT_THAT(Refusal(spm, [](auto& d) { d.tokens[5] = "<0x100>"; }), HasSubstr("<0x00>..<0xFF>"));
   EXPECT_THAT(Refusal(spm, [](auto& d) { d.tokens[13] = "<0x0b>"; }), HasSubstr("the same byte"));
   EXPECT_THAT(Refusal(spm, [](auto& d) { d.tokens[270] = d.tokens[260]; }), HasSubstr("twice"));
@@ -48,7 +49,8 @@ TEST(TokenizerCreate, RefusesVocabulariesThatDoNotFitTogether) {
   EXPECT_THAT(Refusal(spm, [](auto& d) { d.special.bos = -1; }), HasSubstr("bos token"));
   EXPECT_THAT(Refusal(spm, [](auto& d) { d.special.unk = 1 << 20; }), HasSubstr("unknown token"));
   EXPECT_THAT(Refusal(spm, [](auto& d) { d.prefix_ids = {99999}; }), HasSubstr("outside the vocabulary"));
-  EXPECT_THAT(Refusal(spm, [](auto& d) { d.special.unk.reset(), d.types[100] = TokenType::kUnused; }), HasSubstr("byte 97"));
+  EXPECT_THAT(Refusal(spm, [](auto& d) { d.special.unk.reset(), d.types[100] = TokenType::kUnused; }),
+              HasSubstr("byte 97"));
   EXPECT_THAT(Refusal(bytes, [](auto& d) { d.merges.push_back({'h', 99999}); }), HasSubstr("merges"));
   EXPECT_THAT(Refusal(bytes, [](auto& d) { d.merges.push_back({'x', 'y'}); }), HasSubstr("merges[5]"));
   EXPECT_THAT(Refusal(bytes, [](auto& d) { d.cut_rules.push_back({.id = -7}); }), HasSubstr("added token"));
@@ -117,28 +119,34 @@ TEST(TokenizerFromGguf, NamesTheKeyAtFault) {
   const std::string huge(1 << 20, 'x');
   EXPECT_THAT(GgufRefusal(spm, [](auto& f) { f.model = "t5"; }), HasSubstr("tokenizer.ggml.model: \"t5\""));
   EXPECT_THAT(GgufRefusal(spm, [](auto& f) { f.tokens.clear(); }), HasSubstr("tokenizer.ggml.tokens"));
-  EXPECT_THAT(GgufRefusal(spm, [](auto& f) { f.scores.clear(); }), HasSubstr("tokenizer.ggml.scores: 0 entries for 291"));
+  EXPECT_THAT(GgufRefusal(spm, [](auto& f) { f.scores.clear(); }),
+              HasSubstr("tokenizer.ggml.scores: 0 entries for 291"));
   EXPECT_THAT(GgufRefusal(spm, [](auto& f) { f.token_type.clear(); }), HasSubstr("tokenizer.ggml.token_type"));
   EXPECT_THAT(GgufRefusal(spm, [](auto& f) { f.token_type[3] = -6; }), HasSubstr("token_type[3]: -6"));
   EXPECT_THAT(GgufRefusal(spm, [](auto& f) { f.bos_token_id = 291; }), HasSubstr("bos_token_id: 291 is outside"));
   EXPECT_THAT(GgufRefusal(spm, [](auto& f) { f.eos_token_id = -2; }), HasSubstr("eos_token_id: -2"));
   EXPECT_THAT(GgufRefusal(spm, [](auto& f) { f.bos_token_id.reset(); }), HasSubstr("bos_token_id: missing"));
   EXPECT_THAT(GgufRefusal(spm, [&](auto& f) { f.tokens[270] = huge; }), HasSubstr("tokens[270]: 1048576 bytes"));
-  EXPECT_THAT(GgufRefusal(bytes, [](auto& f) { f.pre = "default"; }), AllOf(HasSubstr("tokenizer.ggml.pre"), HasSubstr("llama-bpe")));
+  EXPECT_THAT(GgufRefusal(bytes, [](auto& f) { f.pre = "default"; }),
+              AllOf(HasSubstr("tokenizer.ggml.pre"), HasSubstr("llama-bpe")));
   EXPECT_THAT(GgufRefusal(bytes, [](auto& f) { f.pre.reset(); }), HasSubstr("tokenizer.ggml.pre: missing"));
   EXPECT_THAT(GgufRefusal(bytes, [](auto& f) { f.merges.clear(); }), HasSubstr("tokenizer.ggml.merges"));
   EXPECT_THAT(GgufRefusal(bytes, [](auto& f) { f.merges[1] = "ll"; }), HasSubstr("merges[1]"));
   EXPECT_THAT(GgufRefusal(bytes, [](auto& f) { f.merges[1] = ""; }), HasSubstr("merges[1]"));
-  EXPECT_THAT(GgufRefusal(bytes, [](auto& f) { f.merges[2] = "ll zz"; }), AllOf(HasSubstr("merges[2]"), HasSubstr("\"zz\"")));
+  EXPECT_THAT(GgufRefusal(bytes, [](auto& f) { f.merges[2] = "ll zz"; }),
+              AllOf(HasSubstr("merges[2]"), HasSubstr("\"zz\"")));
 }
 
-json TalesJson() { return json::parse(dovetail::test::ReadFile(dovetail::test::ProjectData("tales_tokenizer/tokenizer.json"))); }
+json TalesJson() {
+  return json::parse(dovetail::test::ReadFile(dovetail::test::ProjectData("tales_tokenizer/tokenizer.json")));
+}
 
 TEST(TokenizerFromJson, BothSpellingsOfMergesGiveTheSame) {
   json document = TalesJson();
   const auto pairs = TokenizerDataFromJson(document.dump());
   ASSERT_TRUE(pairs.ok()) << pairs.status();
-  for (json& merge : document["model"]["merges"]) merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
+  for (json& merge : document["model"]["merges"])
+    merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
   const auto spelled = TokenizerDataFromJson(document.dump());
   ASSERT_TRUE(spelled.ok()) << spelled.status();
   ASSERT_EQ(pairs->merges.size(), 3838u);
@@ -157,7 +165,8 @@ TEST(TokenizerFromJson, TheConfigSaysWhichTokensHaveWhichRole) {
   EXPECT_TRUE(TokenizerDataFromJson(document, R"({"bos_token": null, "add_bos_token": false})").ok());
   EXPECT_THAT(Message(TokenizerDataFromJson(document, R"({"add_bos_token": true})").status()), HasSubstr("tokenizer_config.json: add_bos_token"));
   EXPECT_THAT(Message(TokenizerDataFromJson(document, R"({"eos_token": "<|none|>"})").status()), HasSubstr("eos_token: \"<|none|>\" is not in"));
-  EXPECT_THAT(Message(TokenizerDataFromJson(document, "[]").status()), HasSubstr("tokenizer_config.json: not a JSON object"));
+  EXPECT_THAT(Message(TokenizerDataFromJson(document, "[]").status()),
+              HasSubstr("tokenizer_config.json: not a JSON object"));
 }
 
 TEST(TokenizerFromJson, AFalseFlagOverrulesTheTemplate) {
@@ -177,13 +186,23 @@ TEST(TokenizerFromJson, AFalseFlagOverrulesTheTemplate) {
 // tokenizer.json of the Gemma kind: spaces replaced, then a split at spaces that never happens.
 TEST(TokenizerFromJson, GemmasIdleSplitIsUnderstood) {
   const TokenizerData tiny = TinySpmData();
-  json document = {{"normalizer", {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "▁"}}},
-                   {"pre_tokenizer", {{"type", "Split"}, {"pattern", {{"String", " "}}}, {"behavior", "MergedWithPrevious"}, {"invert", false}}},
-                   {"decoder", {{"type", "Sequence"}, {"decoders", json::array({{{"type", "Replace"}, {"pattern", {{"String", "▁"}}}, {"content", " "}},
-                                                                               {{"type", "ByteFallback"}}, {{"type", "Fuse"}}})}}},
-                   {"model", {{"type", "BPE"}, {"byte_fallback", true}, {"fuse_unk", true}, {"unk_token", "<unk>"},
-                              {"merges", {"h e", "l l", "ll o", "he llo", "▁ hello"}}, {"vocab", json::object()}}},
-                   {"added_tokens", json::array({{{"id", 1}, {"content", "<s>"}, {"special", true}}})}};
+  json document = {
+      {"normalizer", {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "▁"}}},
+      {"pre_tokenizer",
+       {{"type", "Split"}, {"pattern", {{"String", " "}}}, {"behavior", "MergedWithPrevious"}, {"invert", false}}},
+      {"decoder",
+       {{"type", "Sequence"},
+        {"decoders", json::array({{{"type", "Replace"}, {"pattern", {{"String", "▁"}}}, {"content", " "}},
+                                  {{"type", "ByteFallback"}},
+                                  {{"type", "Fuse"}}})}}},
+      {"model",
+       {{"type", "BPE"},
+        {"byte_fallback", true},
+        {"fuse_unk", true},
+        {"unk_token", "<unk>"},
+        {"merges", {"h e", "l l", "ll o", "he llo", "▁ hello"}},
+        {"vocab", json::object()}}},
+      {"added_tokens", json::array({{{"id", 1}, {"content", "<s>"}, {"special", true}}})}};
   for (size_t id = 0; id < tiny.tokens.size(); ++id) document["model"]["vocab"][tiny.tokens[id]] = id;
   const auto data = TokenizerDataFromJson(document.dump());
   ASSERT_TRUE(data.ok()) << data.status();
@@ -193,7 +212,8 @@ TEST(TokenizerFromJson, GemmasIdleSplitIsUnderstood) {
 
   // Mistral's newer files: Metaspace, a space in front of the first text unless it has one.
   document["normalizer"] = nullptr;
-  document["pre_tokenizer"] = {{"type", "Metaspace"}, {"replacement", "▁"}, {"prepend_scheme", "first"}, {"split", false}};
+  document["pre_tokenizer"] = {
+      {"type", "Metaspace"}, {"replacement", "▁"}, {"prepend_scheme", "first"}, {"split", false}};
   const auto metaspace = Make(*TokenizerDataFromJson(document.dump()));
   const EncodeOptions options{.add_special = false, .parse_special = true};
   EXPECT_THAT(*metaspace->Encode("hello", options), ElementsAre(290));
@@ -212,47 +232,72 @@ std::string JsonRefusal(const std::function<void(json&)>& spoil) {
 }
 
 TEST(TokenizerFromJson, NamesTheFieldAtFault) {
-  EXPECT_THAT(JsonRefusal([](json& d) { d["model"]["type"] = "Unigram"; }), HasSubstr("tokenizer.json: model.type: \"Unigram\""));
+  EXPECT_THAT(JsonRefusal([](json& d) { d["model"]["type"] = "Unigram"; }),
+              HasSubstr("tokenizer.json: model.type: \"Unigram\""));
   EXPECT_THAT(JsonRefusal([](json& d) { d.erase("model"); }), HasSubstr("model: missing"));
   EXPECT_THAT(JsonRefusal([](json& d) { d["model"]["vocab"] = nullptr; }), HasSubstr("model.vocab: not an object"));
   EXPECT_THAT(JsonRefusal([](json& d) { d["model"]["vocab"]["the"] = "7"; }), HasSubstr("\"the\" has no integer id"));
-  EXPECT_THAT(JsonRefusal([](json& d) { d["model"]["vocab"]["the"] = json::array({1}); }), HasSubstr("\"the\" has no integer id"));
+  EXPECT_THAT(JsonRefusal([](json& d) { d["model"]["vocab"]["the"] = json::array({1}); }),
+              HasSubstr("\"the\" has no integer id"));
   EXPECT_THAT(JsonRefusal([](json& d) { d["model"]["vocab"]["zzz"] = -1; }), HasSubstr("id -1"));
   EXPECT_THAT(JsonRefusal([](json& d) { d["model"]["vocab"]["zzz"] = 1ll << 40; }), HasSubstr("id 1099511627776"));
   EXPECT_THAT(JsonRefusal([](json& d) { d["model"]["vocab"]["zzz"] = 5; }), HasSubstr("given to both"));
-  EXPECT_THAT(JsonRefusal([](json& d) { d["model"]["vocab"][std::string(1 << 20, 'z')] = 4096; }), HasSubstr("limit of 4096"));
+  EXPECT_THAT(JsonRefusal([](json& d) { d["model"]["vocab"][std::string(1 << 20, 'z')] = 4096; }),
+              HasSubstr("limit of 4096"));
   EXPECT_THAT(JsonRefusal([](json& d) { d["model"]["merges"] = "a b"; }), HasSubstr("model.merges: not an array"));
   EXPECT_THAT(JsonRefusal([](json& d) { d["model"]["merges"][3] = 5; }), HasSubstr("model.merges: entry 3"));
-  EXPECT_THAT(JsonRefusal([](json& d) { d["model"]["merges"][3] = json::array({"a"}); }), HasSubstr("entry 3 is not a pair"));
-  EXPECT_THAT(JsonRefusal([](json& d) { d["model"]["merges"][3] = json::array({"a", json::array()}); }), HasSubstr("entry 3"));
-  EXPECT_THAT(JsonRefusal([](json& d) { d["model"]["merges"][3] = {"q", "zzz"}; }), HasSubstr("model.merges[3]: token \"zzz\""));
+  EXPECT_THAT(JsonRefusal([](json& d) { d["model"]["merges"][3] = json::array({"a"}); }),
+              HasSubstr("entry 3 is not a pair"));
+  EXPECT_THAT(JsonRefusal([](json& d) {
+                d["model"]["merges"][3] = json::array({"a", json::array()});
+              }),
+              HasSubstr("entry 3"));
+  EXPECT_THAT(JsonRefusal([](json& d) {
+                d["model"]["merges"][3] = {"q", "zzz"};
+              }),
+              HasSubstr("model.merges[3]: token \"zzz\""));
   EXPECT_THAT(JsonRefusal([](json& d) { d["model"]["unk_token"] = "<none>"; }), HasSubstr("model.unk_token"));
   EXPECT_THAT(JsonRefusal([](json& d) { d["model"]["dropout"] = 0.1; }), HasSubstr("model.dropout"));
   EXPECT_THAT(JsonRefusal([](json& d) { d["model"]["end_of_word_suffix"] = "</w>"; }), HasSubstr("end_of_word_suffix"));
   EXPECT_THAT(JsonRefusal([](json& d) { d["added_tokens"][0]["id"] = 9; }), HasSubstr("given to both"));
   EXPECT_THAT(JsonRefusal([](json& d) { d["added_tokens"][0].erase("content"); }), HasSubstr("added_tokens[0]"));
-  EXPECT_THAT(JsonRefusal([](json& d) { d["normalizer"] = {{"type", "Lowercase"}}; }), HasSubstr("normalizer: Lowercase"));
-  EXPECT_THAT(JsonRefusal([](json& d) { d["pre_tokenizer"] = {{"type", "Whitespace"}}; }), HasSubstr("pre_tokenizer: Whitespace"));
-  EXPECT_THAT(JsonRefusal([](json& d) { d["pre_tokenizer"]["add_prefix_space"] = true; }), HasSubstr("add_prefix_space"));
+  EXPECT_THAT(JsonRefusal([](json& d) {
+                d["normalizer"] = {{"type", "Lowercase"}};
+              }),
+              HasSubstr("normalizer: Lowercase"));
+  EXPECT_THAT(JsonRefusal([](json& d) {
+                d["pre_tokenizer"] = {{"type", "Whitespace"}};
+              }),
+              HasSubstr("pre_tokenizer: Whitespace"));
+  EXPECT_THAT(JsonRefusal([](json& d) { d["pre_tokenizer"]["add_prefix_space"] = true; }),
+              HasSubstr("add_prefix_space"));
   EXPECT_THAT(JsonRefusal([](json& d) { d["decoder"] = {{"type", "CTC"}}; }), HasSubstr("decoder: CTC"));
-  EXPECT_THAT(JsonRefusal([](json& d) { d["post_processor"] = {{"type", "RobertaProcessing"}}; }), HasSubstr("post_processor: RobertaProcessing"));
+  EXPECT_THAT(JsonRefusal([](json& d) {
+                d["post_processor"] = {{"type", "RobertaProcessing"}};
+              }),
+              HasSubstr("post_processor: RobertaProcessing"));
 }
 
 // The expression is one that takes exponential time in a backtracking engine; it is compared, never run.
 TEST(TokenizerFromJson, RefusesAnUnknownPatternWithoutRunningIt) {
   const std::string message = JsonRefusal([](json& d) {
-    d["pre_tokenizer"] = {{"type", "Sequence"},
-                          {"pretokenizers", json::array({{{"type", "Split"}, {"pattern", {{"Regex", "(a+)+$"}}}, {"behavior", "Isolated"}, {"invert", false}},
-                                                         {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}})}};
+    d["pre_tokenizer"] = {
+        {"type", "Sequence"},
+        {"pretokenizers",
+         json::array(
+             {{{"type", "Split"}, {"pattern", {{"Regex", "(a+)+$"}}}, {"behavior", "Isolated"}, {"invert", false}},
+              {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}})}};
   });
   EXPECT_THAT(message, AllOf(HasSubstr("\"(a+)+$\""), HasSubstr("llama3")));
 }
 
 TEST(TokenizerFromJson, RefusesWhatIsNotJsonOrTooDeep) {
-  for (const std::string& text : {std::string(), std::string("{\"model\": "), std::string("\xFF\xFE"), std::string("[]"), std::string("7")}) {
+  for (const std::string& text :
+       {std::string(), std::string("{\"model\": "), std::string("\xFF\xFE"), std::string("[]"), std::string("7")}) {
     EXPECT_EQ(TokenizerDataFromJson(text).status().code(), absl::StatusCode::kInvalidArgument) << text;
   }
-  EXPECT_THAT(Message(TokenizerDataFromJson(std::string(100000, '[') + std::string(100000, ']')).status()), HasSubstr("32 levels"));
+  EXPECT_THAT(Message(TokenizerDataFromJson(std::string(100000, '[') + std::string(100000, ']')).status()),
+              HasSubstr("32 levels"));
   std::string open(2000000, '[');
   EXPECT_FALSE(TokenizerDataFromJson(open).ok());
 }
@@ -267,7 +312,8 @@ TEST(TokenizerFromJson, AKeyThatComesTwiceIsFound) {
 
 TEST(TokenizerFromJson, EveryTruncationIsRefused) {
   const std::string text = TalesJson().dump();
-  for (size_t size = 0; size < text.size(); size += 997) EXPECT_FALSE(TokenizerDataFromJson(text.substr(0, size)).ok()) << size;
+  for (size_t size = 0; size < text.size(); size += 997)
+    EXPECT_FALSE(TokenizerDataFromJson(text.substr(0, size)).ok()) << size;
 }
 
 }  // namespace

@@ -30,7 +30,8 @@ TEST(Tokenizer, ControlTokensSpelledInTextAreTextUnlessAllowed) {
   const auto plain = Ids(tokenizer->Encode("hello<|end|>", {.add_special = false}));
   EXPECT_THAT(plain, testing::Not(testing::Contains(kEnd)));
   EXPECT_EQ(tokenizer->Decode(plain, true), "hello<|end|>");
-  EXPECT_THAT(Ids(tokenizer->Encode("hello<|end|>", {.add_special = false, .parse_special = true})), ElementsAre(kHello, kEnd));
+  EXPECT_THAT(Ids(tokenizer->Encode("hello<|end|>", {.add_special = false, .parse_special = true})),
+              ElementsAre(kHello, kEnd));
 }
 
 TEST(Tokenizer, UserDefinedTokensAreFoundAnywhereAndShown) {

@@ -107,7 +107,9 @@ TEST(StopMatcher, TheOutcomeDependsOnTheTextAloneNotOnItsPieces) {
 
 TEST(StopMatcher, LimitsAreNamed) {
   EXPECT_TRUE(StopMatcher::Create(std::vector<std::string>(16, std::string(256, 'x'))).ok());
-  const auto message = [](std::vector<std::string> stops) { return std::string(StopMatcher::Create(std::move(stops)).status().message()); };
+  const auto message = [](std::vector<std::string> stops) {
+    return std::string(StopMatcher::Create(std::move(stops)).status().message());
+  };
   EXPECT_THAT(message(std::vector<std::string>(17, "x")), HasSubstr("stop: 17 strings exceed the limit of 16"));
   EXPECT_THAT(message({"ok", std::string(257, 'x')}), HasSubstr("stop[1]: 257 bytes"));
   EXPECT_THAT(message({""}), HasSubstr("stop[0]"));

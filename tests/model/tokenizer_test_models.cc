@@ -69,7 +69,8 @@ TokenizerData TinyByteLevelData() {
   TokenizerData data;
   data.kind = TokenizerKind::kByteLevelBpe;
   data.pre_tokenizer = PreTokenizer::kGpt2;
-  for (int byte = 0; byte < 256; ++byte) data.tokens.push_back(SpellingOfBytes(std::string(1, static_cast<char>(byte))));
+  for (int byte = 0; byte < 256; ++byte)
+    data.tokens.push_back(SpellingOfBytes(std::string(1, static_cast<char>(byte))));
   for (const char* word : {"he", "ll", "llo", "hello", " hello"}) data.tokens.push_back(SpellingOfBytes(word));
   data.types.assign(data.tokens.size(), TokenType::kNormal);
   data.merges = {{'h', 'e'}, {'l', 'l'}, {257, 'o'}, {256, 258}, {' ', 259}};
@@ -152,9 +153,11 @@ std::vector<Vector> ReadVectors(const std::filesystem::path& folder, const std::
 
 std::vector<std::string> OddTexts(uint64_t seed, int count) {
   static constexpr const char* kParts[] = {
-      "hello", " hello", "he", "l",  " ",  "  ",       "\n", "\r\n",   "\t", "'s",  "'LL",      "1",      "2345",     "½",  "٣",
-      "é",     "e\u0301", "\u0323", "漢字", "カナ", "한국어", "ไทย", "हिन्दी", "🚀", "👩\u200d🚀", "\u00a0", "\u3000", "\u180e", "<|end|>",
-      "<|bos|>", "<tool>", "</s>", "<s>", "<unk>", "▁", "Ġ", "!?", "://", "_", "ABC", "ǅ", "\x01", "\x7f", "\U000e0001", "<0x0A>"};
+      "hello",  " hello",  "he",      "l",      " ",     "  ",   "\n",       "\r\n",       "\t",
+      "'s",     "'LL",     "1",       "2345",   "½",     "٣",    "é",        "e\u0301",    "\u0323",
+      "漢字",   "カナ",    "한국어",  "ไทย",    "हिन्दी", "🚀",    "👩\u200d🚀", "\u00a0",     "\u3000",
+      "\u180e", "<|end|>", "<|bos|>", "<tool>", "</s>",  "<s>",  "<unk>",    "▁",          "Ġ",
+      "!?",     "://",     "_",       "ABC",    "ǅ",     "\x01", "\x7f",     "\U000e0001", "<0x0A>"};
   std::mt19937_64 random(seed);
   std::vector<std::string> texts;
   for (int i = 0; i < count; ++i) {

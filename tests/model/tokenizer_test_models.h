@@ -10,10 +10,12 @@
 
 namespace dovetail::model::test {
 
-// The 256 byte tokens as ids 0..255, then "he", "ll", "llo", "hello", " hello", then <|bos|>, <|end|> (control) and <tool> (user-defined).
+// The 256 byte tokens as ids 0..255, then "he", "ll", "llo", "hello", " hello", then <|bos|>, <|end|> (control) and
+// <tool> (user-defined).
 TokenizerData TinyByteLevelData();
 
-// <unk>, <s>, </s>, the 256 byte tokens from id 3, then " ", "a".."z", "he", "ll", "llo", "hello", " hello"; scores like a trained model's.
+// <unk>, <s>, </s>, the 256 byte tokens from id 3, then " ", "a".."z", "he", "ll", "llo", "hello", " hello"; scores
+// like a trained model's.
 TokenizerData TinySpmData();
 
 // Fails the test if the data is refused.

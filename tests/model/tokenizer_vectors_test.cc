@@ -87,7 +87,8 @@ TEST(TokenizerVectors, TalesPromptsHaveTheGoldenIds) {
   const auto golden = nlohmann::json::parse(ReadFile(path));
   ASSERT_GT(golden.size(), 0u);
   for (const auto& entry : golden) {
-    EXPECT_EQ(tokenizer->Decode(entry["greedy_ids"].get<std::vector<TokenId>>(), /*skip_special=*/false), entry["text"]);
+    EXPECT_EQ(tokenizer->Decode(entry["greedy_ids"].get<std::vector<TokenId>>(), /*skip_special=*/false),
+              entry["text"]);
     if (entry["prompt"] == "long") continue;  // ids repeated, not a text
     const auto ids = tokenizer->Encode(entry["prompt"].get<std::string>());
     ASSERT_TRUE(ids.ok());
@@ -111,14 +112,16 @@ TEST(TokenizerVectors, Stories260KStartsAtBosAndRoundTrips) {
 TEST(TokenizerVectors, SmolLm2ChatPromptsHaveTheGoldenIds) {
   DOVETAIL_DATA_OR_SKIP(const auto golden_path, "models/smollm2-135m-instruct/golden.json");
   const char* home = std::getenv("HOME");
-  const std::filesystem::path path = std::filesystem::path(home ? home : "") / ".cache/dovetail/smollm2-135m-instruct.gguf";
+  const std::filesystem::path path =
+      std::filesystem::path(home ? home : "") / ".cache/dovetail/smollm2-135m-instruct.gguf";
   if (!std::filesystem::exists(path)) GTEST_SKIP() << "missing model: smollm2-135m-instruct.gguf";
   const auto tokenizer = FromGgufFile(path);
   ASSERT_NE(tokenizer, nullptr);
   const auto golden = nlohmann::json::parse(ReadFile(golden_path));
   ASSERT_GT(golden.size(), 0u);
   for (const auto& entry : golden) {
-    EXPECT_EQ(tokenizer->Decode(entry["greedy_ids"].get<std::vector<TokenId>>(), /*skip_special=*/false), entry["text"]);
+    EXPECT_EQ(tokenizer->Decode(entry["greedy_ids"].get<std::vector<TokenId>>(), /*skip_special=*/false),
+              entry["text"]);
     if (!entry.contains("rendered")) continue;  // ids repeated, not a text
     const auto rendered = entry["rendered"].get<std::string>();
     const auto ids = tokenizer->Encode(rendered, {.add_special = false, .parse_special = true});

@@ -109,12 +109,16 @@ TEST(Completions, InAStreamEachOfNChoicesFinishesOnce) {
   std::map<int, int> finishes;
   for (const Json& chunk : Chunks(response.body))
     if (!chunk["choices"][0]["finish_reason"].is_null()) ++finishes[chunk["choices"][0]["index"].get<int>()];
-  EXPECT_THAT(finishes, testing::ElementsAre(testing::Pair(0, 1), testing::Pair(1, 1), testing::Pair(2, 1), testing::Pair(3, 1)));
+  EXPECT_THAT(finishes,
+              testing::ElementsAre(testing::Pair(0, 1), testing::Pair(1, 1), testing::Pair(2, 1), testing::Pair(3, 1)));
 }
 
 TEST(Completions, TheBestOfAreThoseWithTheGreatestProbability) {
-  // Choice c's log probabilities fall with its index in the fake engine's tokens only through length: the shortest is the most probable.
-  TestServer test({.next = [](const scheduler::GenerationRequest&, int choice, int index) { return index == choice + 1 ? kEos : 'a' + choice; }});
+  // Choice c's log probabilities fall with its index in the fake engine's tokens only through length: the shortest is
+  // the most probable.
+  TestServer test({.next = [](const scheduler::GenerationRequest&, int choice, int index) {
+    return index == choice + 1 ? kEos : 'a' + choice;
+  }});
   const Json body = test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":"x","n":2,"best_of":4,"max_tokens":8})"));
   ASSERT_EQ(body["choices"].size(), 2u);
   EXPECT_EQ(body["choices"][0]["text"], "a");
@@ -226,7 +230,9 @@ TEST(Completions, SameSeedSameTextOtherSeedOtherText) {
 
 TEST(Completions, MultibyteCharactersAreNeverCutInAStream) {
   const std::string text = "na\xC3\xAFve \xF0\x9F\x98\x80!";
-  TestServer test({.next = [text](const auto&, int, int index) { return static_cast<TokenId>(static_cast<uint8_t>(text[index])); }});
+  TestServer test({.next = [text](const auto&, int, int index) {
+    return static_cast<TokenId>(static_cast<uint8_t>(text[index]));
+  }});
   const RawResponse response = test.Ask(Post("/v1/completions", absl::StrCat(R"({"model":"bytes","prompt":"x","stream":true,"max_tokens":)", text.size(), "}")));
   std::string all;
   for (const Json& chunk : Chunks(response.body)) {

@@ -20,7 +20,8 @@ TokenId DefaultNext(const scheduler::GenerationRequest& request, int choice, int
 proto::PositionLogprobs Logprobs(TokenId token, int index, int alternatives) {
   proto::PositionLogprobs position;
   position.chosen = {token, -0.25f - 0.001f * static_cast<float>(index), 1};
-  for (int i = 0; i < alternatives; ++i) position.top.push_back({(token + i) % 256, position.chosen.logprob - static_cast<float>(i), i + 1});
+  for (int i = 0; i < alternatives; ++i)
+    position.top.push_back({(token + i) % 256, position.chosen.logprob - static_cast<float>(i), i + 1});
   return position;
 }
 
@@ -37,7 +38,8 @@ FakeEngine::~FakeEngine() {
   thread_.join();
 }
 
-absl::StatusOr<RequestId> FakeEngine::Submit(scheduler::GenerationRequest request, std::shared_ptr<GenerationSink> sink) {
+absl::StatusOr<RequestId> FakeEngine::Submit(scheduler::GenerationRequest request,
+                                             std::shared_ptr<GenerationSink> sink) {
   std::lock_guard lock(mutex_);
   if (!refusal_.ok()) return refusal_;
   if (static_cast<int>(live_.size()) >= options_.max_queued) return absl::ResourceExhaustedError("the queue is full");
@@ -174,7 +176,8 @@ void FakeEngine::Run() {
 }
 
 void FakeEngine::StepAll(std::vector<Delivery>& out) {
-  StepSample sample{.new_tokens = 0, .sequences = 0, .total_us = 1000, .dense_us = 600, .attention_wait_us = 300, .sample_us = 100};
+  StepSample sample{
+      .new_tokens = 0, .sequences = 0, .total_us = 1000, .dense_us = 600, .attention_wait_us = 300, .sample_us = 100};
   const bool may_step = !options_.manual || steps_allowed_ > 0;
   for (auto at = live_.begin(); at != live_.end();) {
     Live& live = at->second;
@@ -227,13 +230,16 @@ scheduler::GenerationUpdate FakeEngine::NextOf(Live& live, int choice) {
     return update;
   }
   if (choice == 0 && !live.began && request.prompt_logprobs >= 0)
-    for (size_t i = 1; i < request.prompt.size(); ++i) update.prompt_logprobs.push_back(Logprobs(request.prompt[i], 0, request.prompt_logprobs));
+    for (size_t i = 1; i < request.prompt.size(); ++i)
+      update.prompt_logprobs.push_back(Logprobs(request.prompt[i], 0, request.prompt_logprobs));
   live.began = true;
 
   TokenId token = options_.next ? options_.next(request, choice, index) : DefaultNext(request, choice, index);
-  if (options_.eos_after >= 0 && index >= options_.eos_after && index >= request.min_tokens && !request.stop_token_ids.empty())
+  if (options_.eos_after >= 0 && index >= options_.eos_after && index >= request.min_tokens &&
+      !request.stop_token_ids.empty())
     token = request.stop_token_ids.front();
-  if (!request.sampling.allowed_token_ids.empty()) token = request.sampling.allowed_token_ids[index % request.sampling.allowed_token_ids.size()];
+  if (!request.sampling.allowed_token_ids.empty())
+    token = request.sampling.allowed_token_ids[index % request.sampling.allowed_token_ids.size()];
   update.tokens = {token};
   update.first_index = index;
   if (request.sampling.logprobs >= 0) update.logprobs.push_back(Logprobs(token, index, request.sampling.logprobs));

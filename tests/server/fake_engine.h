@@ -23,8 +23,8 @@ struct FakeEngineOptions {
   std::function<TokenId(const scheduler::GenerationRequest&, int choice, int index)> next;
 };
 
-// An Engine without a model: deterministic tokens, one for each choice of each request a step, on a thread of its own. It obeys Cancel,
-// StopChoice, Pause and Resume, and remembers what it was told.
+// An Engine without a model: deterministic tokens, one for each choice of each request a step, on a thread of its own.
+// It obeys Cancel, StopChoice, Pause and Resume, and remembers what it was told.
 class FakeEngine : public Engine {
  public:
   explicit FakeEngine(FakeEngineOptions options = {});

@@ -1,4 +1,5 @@
-// A server on 127.0.0.1 before a fake engine, for client libraries to talk to when there is no model: fake_server [--port N] [--api-key K].
+// A server on 127.0.0.1 before a fake engine, for client libraries to talk to when there is no model: fake_server
+// [--port N] [--api-key K].
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>

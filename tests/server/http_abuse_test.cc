@@ -1,4 +1,5 @@
-// Requests that no honest client sends, over real sockets. Each gets a precise answer or is cut off; the server goes on.
+// Requests that no honest client sends, over real sockets. Each gets a precise answer or is cut off; the server goes
+// on.
 #include <gmock/gmock.h>
 
 #include "tests/server/test_server.h"
@@ -120,7 +121,8 @@ TEST(Http, SizesBeyondTheLimitsAreRefused) {
 TEST(Http, ATooLargeBodyStillGetsToReadItsAnswer) {
   TestServer test;
   RawClient client(test.port());
-  client.Send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: 5000000\r\n\r\n");
+  client.Send(
+      "POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: 5000000\r\n\r\n");
   client.Send(std::string(3'000'000, ' '));
   EXPECT_EQ(client.Read().status, 413);
 }
@@ -147,7 +149,8 @@ TEST(Http, ExpectContinueIsAnswered) {
   TestServer test;
   RawClient client(test.port());
   const std::string body = R"({"model":"bytes","prompt":"x"})";
-  client.Send(absl::StrCat("POST /v1/completions HTTP/1.1\r\nHost: t\r\nExpect: 100-continue\r\nContent-Length: ", body.size(), "\r\n\r\n"));
+  client.Send(absl::StrCat(
+      "POST /v1/completions HTTP/1.1\r\nHost: t\r\nExpect: 100-continue\r\nContent-Length: ", body.size(), "\r\n\r\n"));
   EXPECT_EQ(client.Read().status, 100);
   client.Send(body);
   EXPECT_EQ(client.Read().status, 200);
@@ -166,7 +169,8 @@ TEST(Http, RequestsOnOneConnectionAreAnsweredInOrder) {
 TEST(Http, AnOldClientGetsAnUnchunkedStreamThatEndsWithTheConnection) {
   TestServer test;
   const std::string body = R"({"model":"bytes","prompt":"x","stream":true})";
-  const RawResponse response = test.Ask(absl::StrCat("POST /v1/completions HTTP/1.0\r\nContent-Length: ", body.size(), "\r\n\r\n", body));
+  const RawResponse response =
+      test.Ask(absl::StrCat("POST /v1/completions HTTP/1.0\r\nContent-Length: ", body.size(), "\r\n\r\n", body));
   EXPECT_EQ(response.headers.count("transfer-encoding"), 0u);
   EXPECT_EQ(SseData(response.body).back(), "[DONE]");
 }
@@ -187,7 +191,10 @@ TEST(Http, WrongMethodsPathsAndTypesAreNamed) {
   EXPECT_EQ(response.headers.at("allow"), "POST");
   EXPECT_EQ(test.Ask(Post("/v1/models", "{}")).status, 405);
   EXPECT_EQ(test.Ask(Get("/v1/other")).status, 404);
-  EXPECT_EQ(test.Ask("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}").status, 415);
+  EXPECT_EQ(
+      test.Ask("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}")
+          .status,
+      415);
   EXPECT_EQ(test.AskJson(Post("/v1/completions", R"({"model":"gpt-x","prompt":"x"})"), 404)["error"]["code"], "model_not_found");
   EXPECT_EQ(test.AskJson(Get("/v1/models/gpt-x"), 404)["error"]["param"], "model");
   EXPECT_EQ(test.AskJson(Post("/v1/completions", "{"), 400)["error"]["type"], "invalid_request_error");

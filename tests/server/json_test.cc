@@ -32,14 +32,14 @@ TEST(Json, RefusesAKeyThatComesTwice) {
 }
 
 TEST(Json, RefusesWhatIsNotJson) {
-  for (const char* bad : {"", "{", "{]", "nul", "NaN", "[NaN]", "Infinity", "1e999", "{'a':1}", "[1,]", "/**/1", "1 2", "{\"a\":1}x", "01", "+1",
-                          "\"\x01\"", "\xEF\xBB\xBF{}"})
+  for (const char* bad : {"", "{", "{]", "nul", "NaN", "[NaN]", "Infinity", "1e999", "{'a':1}", "[1,]", "/**/1", "1 2",
+                          "{\"a\":1}x", "01", "+1", "\"\x01\"", "\xEF\xBB\xBF{}"})
     EXPECT_FALSE(ParseJson(bad).ok()) << bad;
 }
 
 TEST(Json, RefusesBrokenUtf8AndLoneSurrogates) {
-  for (const char* bad : {"\"\xFF\"", "\"\xC0\xAF\"", "\"\xED\xA0\x80\"", "\"\xF5\x80\x80\x80\"", "\"\xE2\x82\"", "\"\\ud800\"", "\"\\udc00\"",
-                          "\"\\ud800\\u0041\"", "{\"\xFF\":1}"})
+  for (const char* bad : {"\"\xFF\"", "\"\xC0\xAF\"", "\"\xED\xA0\x80\"", "\"\xF5\x80\x80\x80\"", "\"\xE2\x82\"",
+                          "\"\\ud800\"", "\"\\udc00\"", "\"\\ud800\\u0041\"", "{\"\xFF\":1}"})
     EXPECT_FALSE(ParseJson(bad).ok()) << bad;
   EXPECT_EQ(*ParseJson("\"\\ud83d\\ude00\""), "\xF0\x9F\x98\x80");
 }

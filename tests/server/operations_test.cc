@@ -28,10 +28,12 @@ TEST(Auth, WithKeysEveryRouteButThreeWantsTheRightOne) {
     const auto status = [&](const std::string& headers) { return test.Ask(RequestFor(route, headers)).status; };
     const bool open = route.id == RouteId::kHealth || route.id == RouteId::kLive || route.id == RouteId::kReady;
     const bool metrics = route.id == RouteId::kMetrics;
-    for (const char* none : {"", "Authorization: Bearer \r\n", "Authorization: Bearer wrong\r\n", "Authorization: first-key\r\n",
-                             "Authorization: Basic first-key\r\n", "X-Api-Key: first-ke\r\n", "X-Api-Key: first-keyy\r\n"})
+    for (const char* none :
+         {"", "Authorization: Bearer \r\n", "Authorization: Bearer wrong\r\n", "Authorization: first-key\r\n",
+          "Authorization: Basic first-key\r\n", "X-Api-Key: first-ke\r\n", "X-Api-Key: first-keyy\r\n"})
       EXPECT_EQ(status(none), open ? 200 : 401) << route.path << " " << none;
-    for (const char* key : {"Authorization: Bearer first-key\r\n", "authorization: bearer second-key\r\n", "X-Api-Key: first-key\r\n"})
+    for (const char* key :
+         {"Authorization: Bearer first-key\r\n", "authorization: bearer second-key\r\n", "X-Api-Key: first-key\r\n"})
       EXPECT_EQ(status(key), metrics ? 401 : 200) << route.path << " " << key;
     EXPECT_EQ(status("Authorization: Bearer metrics-key\r\n"), open || metrics ? 200 : 401) << route.path;
   }
@@ -226,8 +228,10 @@ TEST(Metrics, TokensAreConservedForGoodAbortedAndFailedRequests) {
     EXPECT_EQ(Value(text, prefix + "e2e_request_latency_seconds_count"), 3);
     EXPECT_EQ(Value(text, prefix + "time_to_first_token_seconds_count"), 3);
   }
-  EXPECT_THAT(text, HasSubstr("vllm:request_success_total{engine=\"0\",finished_reason=\"abort\",model_name=\"bytes\"} 1"));
-  EXPECT_THAT(text, HasSubstr("vllm:request_success_total{engine=\"0\",finished_reason=\"error\",model_name=\"bytes\"} 1"));
+  EXPECT_THAT(text,
+              HasSubstr("vllm:request_success_total{engine=\"0\",finished_reason=\"abort\",model_name=\"bytes\"} 1"));
+  EXPECT_THAT(text,
+              HasSubstr("vllm:request_success_total{engine=\"0\",finished_reason=\"error\",model_name=\"bytes\"} 1"));
   EXPECT_THAT(text, HasSubstr("vllm:num_requests_running{engine=\"0\",model_name=\"bytes\"} 0"));
   EXPECT_THAT(text, HasSubstr("vllm:num_requests_waiting{engine=\"0\",model_name=\"bytes\"} 0"));
   EXPECT_THAT(text, HasSubstr("vllm:kv_cache_usage_perc{engine=\"0\",model_name=\"bytes\"} 0"));
@@ -253,8 +257,10 @@ TEST(Leak, NoErrorBodyHasAPathAnAddressOrAnInternalName) {
     EXPECT_GE(response.status, 400);
     const auto json = ParseJson(response.body);
     ASSERT_TRUE(json.ok()) << response.body;
-    for (const char* key : {"message", "type", "param", "code"}) EXPECT_TRUE((*json)["error"].contains(key)) << response.body;
-    for (const char* leak : {"0x", "/var", "/work", "/tmp", "/usr", "/home", ".cc", ".sock", "nlohmann", "json.exception", "dovetail::", "absl", "boost", "shm"})
+    for (const char* key : {"message", "type", "param", "code"})
+      EXPECT_TRUE((*json)["error"].contains(key)) << response.body;
+    for (const char* leak : {"0x", "/var", "/work", "/tmp", "/usr", "/home", ".cc", ".sock", "nlohmann",
+                             "json.exception", "dovetail::", "absl", "boost", "shm"})
       EXPECT_EQ(response.body.find(leak), std::string::npos) << response.body;
   }
 }

@@ -19,7 +19,8 @@ using ::testing::StartsWith;
 class Parameters : public testing::Test {
  protected:
   // Parses and prepares a request with this one field added.
-  absl::Status Ask(Endpoint endpoint, const std::string& field, const std::string& value, const std::string& more = "") {
+  absl::Status Ask(Endpoint endpoint, const std::string& field, const std::string& value,
+                   const std::string& more = "") {
     const std::string base = endpoint == Endpoint::kChat ? R"({"model":"bytes","messages":[{"role":"user","content":"hi"}])" : R"({"model":"bytes","prompt":"hi")";
     const auto json = ParseJson(absl::StrCat(base, more, ",\"", field, "\":", value, "}"));
     if (!json.ok()) return json.status();
@@ -40,7 +41,8 @@ class Parameters : public testing::Test {
   }
   void ExpectTakenOrRefused(Endpoint endpoint, const std::string& field, const std::string& value) {
     const absl::Status status = Ask(endpoint, field, value);
-    EXPECT_TRUE(status.ok() || status.code() == absl::StatusCode::kInvalidArgument) << field << " = " << value << ": " << status;
+    EXPECT_TRUE(status.ok() || status.code() == absl::StatusCode::kInvalidArgument)
+        << field << " = " << value << ": " << status;
     ++cases_;
   }
 
@@ -61,7 +63,8 @@ TEST_F(Parameters, EveryIntegerIsCheckedAtItsLimits) {
       if (rule.max < std::numeric_limits<int64_t>::max()) ExpectRefused(endpoint, name, std::to_string(rule.max + 1));
       if (rule.min > -1) ExpectRefused(endpoint, name, "-1");
       if (rule.max < int64_t{1} << 31) ExpectRefused(endpoint, name, "2147483648");
-      for (const char* bad : {"9223372036854775808", "-9223372036854775809", "1e308", "-1e308", "1.5", "NaN", "\"1\"", "true", "[]", "{}", "[1]"})
+      for (const char* bad : {"9223372036854775808", "-9223372036854775809", "1e308", "-1e308", "1.5", "NaN", "\"1\"",
+                              "true", "[]", "{}", "[1]"})
         ExpectRefused(endpoint, name, bad);
     }
   }
@@ -77,9 +80,10 @@ TEST_F(Parameters, EveryNumberIsCheckedAtItsLimits) {
       EXPECT_TRUE(Ask(endpoint, name, absl::StrCat(rule.min)).ok()) << name;
       EXPECT_TRUE(Ask(endpoint, name, absl::StrCat(rule.max)).ok()) << name;
       EXPECT_TRUE(Ask(endpoint, name, absl::StrCat((rule.min + rule.max) / 2)).ok()) << name;
-      for (const std::string& bad : {absl::StrCat(rule.min - 1), absl::StrCat(rule.max + 1), absl::StrCat(rule.max + 0.01), std::string("2147483648"),
-                                     std::string("9223372036854775808"), std::string("1e308"), std::string("-1e308"), std::string("NaN"),
-                                     std::string("\"0.5\""), std::string("false"), std::string("[]"), std::string("{}")})
+      for (const std::string& bad :
+           {absl::StrCat(rule.min - 1), absl::StrCat(rule.max + 1), absl::StrCat(rule.max + 0.01),
+            std::string("2147483648"), std::string("9223372036854775808"), std::string("1e308"), std::string("-1e308"),
+            std::string("NaN"), std::string("\"0.5\""), std::string("false"), std::string("[]"), std::string("{}")})
         ExpectRefused(endpoint, name, bad);
     }
   }
@@ -87,8 +91,9 @@ TEST_F(Parameters, EveryNumberIsCheckedAtItsLimits) {
 }
 
 TEST_F(Parameters, EveryFlagMustBeABoolean) {
-  for (const char* name : {"stream", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens",
-                           "add_special_tokens", "return_token_ids", "return_tokens_as_token_ids", "cache_prompt", "store", "parallel_tool_calls"}) {
+  for (const char* name : {"stream", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens",
+                           "spaces_between_special_tokens", "add_special_tokens", "return_token_ids",
+                           "return_tokens_as_token_ids", "cache_prompt", "store", "parallel_tool_calls"}) {
     for (const Endpoint endpoint : {Endpoint::kCompletions, Endpoint::kChat}) {
       for (const char* good : {"true", "false", "null"}) EXPECT_TRUE(Ask(endpoint, name, good).ok()) << name;
       for (const char* bad : {"1", "0", "\"true\"", "[]", "{}", "1e308"}) ExpectRefused(endpoint, name, bad);
@@ -97,7 +102,8 @@ TEST_F(Parameters, EveryFlagMustBeABoolean) {
 }
 
 TEST_F(Parameters, LabelsMustBeStrings) {
-  for (const char* name : {"user", "safety_identifier", "prompt_cache_key", "request_id", "service_tier", "cache_salt"}) {
+  for (const char* name :
+       {"user", "safety_identifier", "prompt_cache_key", "request_id", "service_tier", "cache_salt"}) {
     EXPECT_TRUE(Ask(Endpoint::kChat, name, "\"x\"").ok()) << name;
     EXPECT_TRUE(Ask(Endpoint::kChat, name, "null").ok()) << name;
     for (const char* bad : {"1", "true", "[]", "{}"}) ExpectRefused(Endpoint::kChat, name, bad);
@@ -114,7 +120,8 @@ TEST_F(Parameters, StopsAreBounded) {
   };
   for (const auto& good : {std::string("\"x\""), std::string("\"\""), std::string("[]"), strings(16, 256)})
     EXPECT_TRUE(Ask(Endpoint::kCompletions, "stop", good).ok()) << good.substr(0, 20);
-  for (const auto& bad : {strings(17, 1), strings(1, 257), std::string("[\"\"]"), std::string("[1]"), std::string("1"), std::string("{}"), std::string("[null]")})
+  for (const auto& bad : {strings(17, 1), strings(1, 257), std::string("[\"\"]"), std::string("[1]"), std::string("1"),
+                          std::string("{}"), std::string("[null]")})
     ExpectRefused(Endpoint::kCompletions, "stop", bad);
   for (const char* bad : {"[-1]", "[262]", "[2147483648]", "[9223372036854775808]", "[\"1\"]", "[1.5]", "1", "{}"})
     for (const char* name : {"stop_token_ids", "allowed_token_ids"}) ExpectRefused(Endpoint::kCompletions, name, bad);
@@ -136,8 +143,10 @@ TEST_F(Parameters, PromptsAreTextOrTokenIds) {
     const auto request = ParseCompletionRequest(*json, *model_);
     return request.ok() ? Prepare(*request, *model_, {}).status() : request.status();
   };
-  for (const char* good : {"\"x\"", "[\"x\",\"y\"]", "[1,2]", "[[1,2],[3]]", "[[1],\"x\"]"}) EXPECT_TRUE(ask(good).ok()) << good;
-  for (const char* bad : {"null", "\"\"", "[]", "[[]]", "[\"\"]", "[-1]", "[262]", "[1.5]", "[null]", "[1,\"x\"]", "1", "{}", "true", "[[[1]]]", "[9223372036854775808]"})
+  for (const char* good : {"\"x\"", "[\"x\",\"y\"]", "[1,2]", "[[1,2],[3]]", "[[1],\"x\"]"})
+    EXPECT_TRUE(ask(good).ok()) << good;
+  for (const char* bad : {"null", "\"\"", "[]", "[[]]", "[\"\"]", "[-1]", "[262]", "[1.5]", "[null]", "[1,\"x\"]", "1",
+                          "{}", "true", "[[[1]]]", "[9223372036854775808]"})
     EXPECT_EQ(ToApiError(ask(bad)).param.value_or("").substr(0, 6), "prompt") << bad;
   std::string many = "[\"x\"";
   for (int i = 0; i < kMaxPrompts; ++i) many += ",\"x\"";
@@ -195,9 +204,11 @@ TEST_F(Parameters, WhatIsNotSupportedIsRefusedByName) {
 TEST_F(Parameters, CombinationsThatContradictAreRefused) {
   EXPECT_THAT(std::string(Ask(Endpoint::kCompletions, "best_of", "1", R"(,"n":2)").message()), StartsWith("best_of: 1 is less than n"));
   EXPECT_THAT(std::string(Ask(Endpoint::kCompletions, "best_of", "2", R"(,"stream":true)").message()), StartsWith("best_of:"));
-  EXPECT_THAT(std::string(Ask(Endpoint::kChat, "top_logprobs", "2").message()), HasSubstr("only allowed when logprobs is true"));
+  EXPECT_THAT(std::string(Ask(Endpoint::kChat, "top_logprobs", "2").message()),
+              HasSubstr("only allowed when logprobs is true"));
   EXPECT_THAT(std::string(Ask(Endpoint::kChat, "stream_options", R"({"include_usage":true})").message()), HasSubstr("only allowed when stream"));
-  EXPECT_THAT(std::string(Ask(Endpoint::kCompletions, "min_tokens", "17").message()), StartsWith("min_tokens: 17 is more than max_tokens"));
+  EXPECT_THAT(std::string(Ask(Endpoint::kCompletions, "min_tokens", "17").message()),
+              StartsWith("min_tokens: 17 is more than max_tokens"));
   EXPECT_THAT(std::string(Ask(Endpoint::kChat, "continue_final_message", "true", R"(,"add_generation_prompt":true)").message()), StartsWith("continue_final_message:"));
 }
 
@@ -218,7 +229,8 @@ TEST_F(Parameters, APromptThatDoesNotFitSaysByHowMuch) {
   EXPECT_EQ(long_prompt.n_prompt_tokens, 41);
   EXPECT_EQ(long_prompt.n_ctx, 32);
   const ApiError long_output = ToApiError(ask(R"("prompt":"abcdefghi","max_tokens":23)"));
-  EXPECT_EQ(long_output.message, "max_tokens: 23 exceeds what fits: this model has 32 positions and the prompt uses 10; ask for at most 22");
+  EXPECT_EQ(long_output.message,
+            "max_tokens: 23 exceeds what fits: this model has 32 positions and the prompt uses 10; ask for at most 22");
   EXPECT_TRUE(ask(R"("prompt":"abcdefghi","max_tokens":22)").ok());
   EXPECT_TRUE(ask(absl::StrCat(R"("prompt":")", std::string(40, 'x'), R"(","truncate_prompt_tokens":-1)")).ok());
   EXPECT_TRUE(ask(absl::StrCat(R"("prompt":")", std::string(25, 'x'), "\"")).ok());  // the default of 16 is no demand

@@ -26,7 +26,8 @@ absl::string_view A(std::string_view text) { return {text.data(), text.size()}; 
 RawClient::RawClient(int port, int receive_buffer_bytes) {
   fd_ = socket(AF_INET, SOCK_STREAM, 0);
   DT_CHECK(fd_ >= 0);
-  if (receive_buffer_bytes > 0) setsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &receive_buffer_bytes, sizeof receive_buffer_bytes);
+  if (receive_buffer_bytes > 0)
+    setsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &receive_buffer_bytes, sizeof receive_buffer_bytes);
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
@@ -34,7 +35,8 @@ RawClient::RawClient(int port, int receive_buffer_bytes) {
   DT_CHECK(connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0, "cannot connect to port ", port);
 }
 
-RawClient::RawClient(RawClient&& other) noexcept : fd_(std::exchange(other.fd_, -1)), eof_(other.eof_), buffer_(std::move(other.buffer_)) {}
+RawClient::RawClient(RawClient&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)), eof_(other.eof_), buffer_(std::move(other.buffer_)) {}
 RawClient::~RawClient() { Close(); }
 
 void RawClient::Close() {
@@ -96,7 +98,8 @@ RawResponse RawClient::Read(bool head_only) {
   response.status = std::stoi(head.substr(9, 3));
   for (size_t at = head.find("\r\n") + 2; at < head.size();) {
     const size_t line_end = head.find("\r\n", at), colon = head.find(':', at);
-    response.headers[absl::AsciiStrToLower(head.substr(at, colon - at))] = Trim(std::string_view(head).substr(colon + 1, line_end - colon - 1));
+    response.headers[absl::AsciiStrToLower(head.substr(at, colon - at))] =
+        Trim(std::string_view(head).substr(colon + 1, line_end - colon - 1));
     at = line_end + 2;
   }
   if (head_only || response.status == 100) {
@@ -128,7 +131,8 @@ RawResponse RawClient::Read(bool head_only) {
     response.body = std::exchange(buffer_, {});
     response.complete = eof_;
   }
-  if (response.headers.count("connection") > 0 && response.headers["connection"] == "close") response.closed = WaitForClose();
+  if (response.headers.count("connection") > 0 && response.headers["connection"] == "close")
+    response.closed = WaitForClose();
   return response;
 }
 
@@ -137,8 +141,9 @@ std::string Get(std::string_view path, std::string_view headers) {
 }
 
 std::string Post(std::string_view path, std::string_view body, std::string_view headers) {
-  return absl::StrCat("POST ", A(path), " HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: ", body.size(), "\r\n",
-                      A(headers), "\r\n", A(body));
+  return absl::StrCat("POST ", A(path),
+                      " HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: ", body.size(),
+                      "\r\n", A(headers), "\r\n", A(body));
 }
 
 std::vector<std::string> SseData(const std::string& body) {

@@ -24,8 +24,8 @@ class RealEngine : public testing::Test {
  protected:
   static void SetUpTestSuite() {
     if (const auto model = dovetail::test::TestData(kModel))
-      server_ = new ServeProcess({model->string(), "--served-model-name", "stories", "--attention-workers", "2", "--placement",
-                                  "mixed", "--chat-template", "chatml"});
+      server_ = new ServeProcess({model->string(), "--served-model-name", "stories", "--attention-workers", "2",
+                                  "--placement", "mixed", "--chat-template", "chatml"});
   }
   static void TearDownTestSuite() {
     if (server_ == nullptr) return;
@@ -137,7 +137,8 @@ void ExpectSame(const Collected& stream, const Collected& body) {
   EXPECT_EQ(stream.stop_reason, body.stop_reason);
   EXPECT_EQ(stream.tokens, body.tokens);
   EXPECT_EQ(stream.logprobs, body.logprobs);
-  for (const char* key : {"prompt_tokens", "completion_tokens", "total_tokens"}) EXPECT_EQ(stream.usage[key], body.usage[key]);
+  for (const char* key : {"prompt_tokens", "completion_tokens", "total_tokens"})
+    EXPECT_EQ(stream.usage[key], body.usage[key]);
 }
 
 // Requests of every kind; the streams among them are also asked for without streaming.
@@ -260,12 +261,14 @@ TEST_F(RealEngine, LogitBiasBadWordsAndAllowedTokensSteer) {
   const std::vector<TokenId> cat = Tokenize(" cat");
   ASSERT_FALSE(cat.empty());
   const std::string id = std::to_string(cat[0]);
-  EXPECT_EQ(Complete({{"logit_bias", {{id, 100}}}, {"max_tokens", 4}, {"return_token_ids", true}})["choices"][0]["token_ids"],
-            Json(std::vector<TokenId>(4, cat[0])));
+  EXPECT_EQ(
+      Complete({{"logit_bias", {{id, 100}}}, {"max_tokens", 4}, {"return_token_ids", true}})["choices"][0]["token_ids"],
+      Json(std::vector<TokenId>(4, cat[0])));
   const Json first = Complete({{"max_tokens", 1}, {"return_token_ids", true}})["choices"][0]["token_ids"][0];
   const Json banned = Complete({{"max_tokens", 24}, {"return_token_ids", true}, {"logit_bias", {{Dump(first), -100}}}});
   for (const Json& token : banned["choices"][0]["token_ids"]) EXPECT_NE(token, first);
-  const Json allowed = Complete({{"allowed_token_ids", {cat[0], 403}}, {"temperature", 1}, {"seed", 1}, {"return_token_ids", true}});
+  const Json allowed =
+      Complete({{"allowed_token_ids", {cat[0], 403}}, {"temperature", 1}, {"seed", 1}, {"return_token_ids", true}});
   for (const Json& token : allowed["choices"][0]["token_ids"]) EXPECT_TRUE(token == cat[0] || token == 403) << token;
 }
 
@@ -330,7 +333,8 @@ TEST_F(RealEngine, LogprobsAreThoseOfADistribution) {
   }
 }
 
-// A text's log probabilities are the same bits whether it was generated, echoed as a prompt, or asked for as prompt_logprobs.
+// A text's log probabilities are the same bits whether it was generated, echoed as a prompt, or asked for as
+// prompt_logprobs.
 TEST_F(RealEngine, EchoAndPromptLogprobsAreThoseOfGeneration) {
   const Json made = Complete({{"logprobs", 1}, {"return_token_ids", true}, {"max_tokens", 100}});
   const std::vector<double> generated = made["choices"][0]["logprobs"]["token_logprobs"];
@@ -342,7 +346,8 @@ TEST_F(RealEngine, EchoAndPromptLogprobsAreThoseOfGeneration) {
   ASSERT_EQ(again.size(), ids.size());
   EXPECT_TRUE(again[0].is_null());
   EXPECT_EQ(echoed["usage"]["completion_tokens"], 0);
-  const Json asked = Complete({{"prompt", ids}, {"prompt_logprobs", 2}, {"max_tokens", 1}})["choices"][0]["prompt_logprobs"];
+  const Json asked =
+      Complete({{"prompt", ids}, {"prompt_logprobs", 2}, {"max_tokens", 1}})["choices"][0]["prompt_logprobs"];
   ASSERT_EQ(asked.size(), ids.size());
   EXPECT_TRUE(asked[0].is_null());
   for (size_t i = 0; i < generated.size(); ++i) {
@@ -365,24 +370,83 @@ TEST_F(RealEngine, APromptThatIsTooLongSaysByHowMuch) {
 TEST_F(RealEngine, EveryParameterAtAndPastItsLimitsIsTakenOrRefused) {
   RawClient client(server_->port());
   int cases = 0;
-  for (const char* field : {"max_tokens", "max_completion_tokens", "min_tokens", "n", "best_of", "top_k", "logprobs", "prompt_logprobs", "seed",
-                            "truncate_prompt_tokens", "priority", "temperature", "top_p", "min_p", "repetition_penalty",
-                            "presence_penalty", "frequency_penalty", "stop", "stop_token_ids", "logit_bias", "allowed_token_ids",
-                            "bad_words", "echo", "stream", "suffix", "user", "cache_salt", "prompt", "model"}) {
-    for (const char* value :
-         {"-1", "0", "1", "2", "8", "9", "20", "21", "-2.0", "2.0", "2.01", "0.01", "10.1", "511", "512", "2147483647", "2147483648",
-          "-2147483649", "9223372036854775807", "9223372036854775808", "1e308", "-1e308", "1e-320", "NaN", "Infinity", "null",
-          "\"x\"", "\"\"", "[]", "{}", "[1]", "[-1]", "[511]", "[512]", "[[1]]", "{\"2\":1}", "{\"2\":1e308}", "{\"512\":1}",
-          "[\"a\"]", "true"}) {
-      const std::string base = R"({"model":"stories","prompt":"Once","max_tokens":2,)";
-      std::string body = absl::StrCat(base, "\"", field, "\":", value, "}");
-      for (const char* named : {"model", "prompt", "max_tokens"})  // keys may come once only
-        if (std::string_view(field) == named)
-          body = absl::StrCat(R"({"user":"u")", named[1] == 'o' ? "" : R"(,"model":"stories")", named[0] == 'p' ? "" : R"(,"prompt":"Once")", ",\"",
-                              field, "\":", value, "}");
+  for (const char* field : {"max_tokens",
+                            "max_completion_tokens",
+                            "min_tokens",
+                            "n",
+                            "best_of",
+                            "top_k",
+                            "logprobs",
+                            "prompt_logprobs",
+                            "seed",
+                            "truncate_prompt_tokens",
+                            "priority",
+                            "temperature",
+                            "top_p",
+                            "min_p",
+                            "repetition_penalty",
+                            "presence_penalty",
+                            "frequency_penalty",
+                            "stop",
+                            "stop_token_ids",
+                            "logit_bias",
+                            "allowed_token_ids",
+                            "bad_words",
+                            "echo",
+                            "stream",
+                            "suffix",
+                            "user",
+                            "cache_salt",
+                            "prompt",
+                            "model"}) {
+    for (const char* value : {"-1",
+                              "0",
+                              "1",
+                              "2",
+                              "8",
+                              "9",
+                              "20",
+                              "21",
+                              "-2.0",
+                              "2.0",
+                              "2.01",
+                              "0.01",
+                              "10.1",
+                              "511",
+                              "512",
+                              "2147483647",
+                              "2147483648",
+                              "-2147483649",
+                              "9223372036854775807",
+                              "9223372036854775808",
+                              "1e308",
+                              "-1e308",
+                              "1e-320",
+                              "NaN",
+                              "Infinity",
+                              "null",
+                              "\"x\"",
+                              "\"\"",
+                              "[]",
+                              "{}",
+                              "[1]",
+                              "[-1]",
+                              "[511]",
+                              "[512]",
+                              "[[1]]",
+                              "{\"2\":1}",
+                              "{\"2\":1e308}",
+                              "{\"512\":1}",
+                              "[\"a\"]",
+                              "true"}) {
+      std::string body = "{";  // keys may come once only
+      for (const char* other : {R"("model":"stories")", R"("prompt":"Once")", R"("max_tokens":2)"})
+        if (std::string(other).find(absl::StrCat("\"", field, "\":")) == std::string::npos) absl::StrAppend(&body, other, ",");
+      absl::StrAppend(&body, "\"", field, "\":", value, "}");
       client.Send(Post("/v1/completions", body));
       const RawResponse response = client.Read();
-      const bool expected = response.status == 200 || response.status == 400 || (response.status == 404 && std::string_view(field) == "model");
+      const bool expected = response.status == 200 || response.status == 400 ||
+                            (response.status == 404 && std::string_view(field) == "model");
       EXPECT_TRUE(expected) << response.status << " " << body << " " << response.body;
       ++cases;
     }

@@ -119,8 +119,8 @@ ServeProcess::ServeProcess(std::vector<std::string> arguments) {
   }
   close(out[0]);
   const size_t colon = text.rfind(':');
-  DT_CHECK(text.rfind("listening on http://", 0) == 0 && colon != std::string::npos, "the server does not listen: ", text,
-           ErrorText());
+  DT_CHECK(text.rfind("listening on http://", 0) == 0 && colon != std::string::npos,
+           "the server does not listen: ", text, ErrorText());
   port_ = std::stoi(text.substr(colon + 1));
 }
 

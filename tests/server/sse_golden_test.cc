@@ -21,14 +21,16 @@ ResponseSpec Spec(Endpoint endpoint) {
 scheduler::GenerationUpdate Tokens(std::vector<TokenId> tokens, int choice = 0) {
   scheduler::GenerationUpdate update;
   update.choice = choice;
-  for (const TokenId token : tokens) update.logprobs.push_back({{token, -0.5f, 1}, {{token, -0.5f, 1}, {'z', -1.5f, 2}}});
+  for (const TokenId token : tokens)
+    update.logprobs.push_back({{token, -0.5f, 1}, {{token, -0.5f, 1}, {'z', -1.5f, 2}}});
   update.tokens.assign(tokens.begin(), tokens.end());
   update.prompt_tokens = 3;
   update.cached_tokens = 2;
   return update;
 }
 
-scheduler::GenerationUpdate Finished(scheduler::GenerationUpdate update, scheduler::FinishReason reason, TokenId stop_token = -1) {
+scheduler::GenerationUpdate Finished(scheduler::GenerationUpdate update, scheduler::FinishReason reason,
+                                     TokenId stop_token = -1) {
   update.choice_finished = true;
   update.reason = reason;
   update.stop_token = stop_token;
@@ -45,7 +47,8 @@ std::string Transcript(ResponseSpec spec, const std::vector<scheduler::Generatio
 
 TEST(SseGolden, AChat) {
   EXPECT_EQ(
-      Transcript(Spec(Endpoint::kChat), {Tokens({'H', 'e'}), Tokens({'y'}), Finished(Tokens({kEos}), scheduler::FinishReason::kStop, kEos)}),
+      Transcript(Spec(Endpoint::kChat),
+                 {Tokens({'H', 'e'}), Tokens({'y'}), Finished(Tokens({kEos}), scheduler::FinishReason::kStop, kEos)}),
       R"(data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"bytes","system_fingerprint":"fp_dovetail","choices":[{"index":0,"delta":{"role":"assistant","content":null},"logprobs":null,"finish_reason":null}]}
 
 data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"bytes","system_fingerprint":"fp_dovetail","choices":[{"index":0,"delta":{"content":"He"},"logprobs":null,"finish_reason":null}]}
@@ -84,7 +87,8 @@ TEST(SseGolden, ACompletionOfTwoChoicesWithEchoAndAStopString) {
   spec.echo = true;
   spec.stop = {"xy"};
   EXPECT_EQ(
-      Transcript(spec, {Tokens({'a', 'x'}), Tokens({'b'}, 1), Tokens({'y', 'q'}), Finished(Tokens({'x'}, 1), scheduler::FinishReason::kLength)}),
+      Transcript(spec, {Tokens({'a', 'x'}), Tokens({'b'}, 1), Tokens({'y', 'q'}),
+                        Finished(Tokens({'x'}, 1), scheduler::FinishReason::kLength)}),
       R"(data: {"id":"cmpl-1","object":"text_completion","created":1700000000,"model":"bytes","system_fingerprint":"fp_dovetail","choices":[{"index":0,"text":"hia","logprobs":null,"finish_reason":null}]}
 
 data: {"id":"cmpl-1","object":"text_completion","created":1700000000,"model":"bytes","system_fingerprint":"fp_dovetail","choices":[{"index":1,"text":"hib","logprobs":null,"finish_reason":null}]}

@@ -33,7 +33,8 @@ std::shared_ptr<ServedModel> TestModel(int max_model_len) {
   served->names = {"bytes", "bytes-alias"};
   served->tokenizer = *std::move(tokenizer);
   auto chat = MakeChatRenderer(
-      "{% for m in messages %}<turn>{{ m['role'] }}:{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<turn>assistant:{% endif %}",
+      "{% for m in messages %}<turn>{{ m['role'] }}:{{ m['content'] }}{% endfor %}{% if add_generation_prompt "
+      "%}<turn>assistant:{% endif %}",
       "<bos>", "<eos>");
   DT_CHECK(chat.ok(), std::string(chat.status().message()));
   served->chat = *std::move(chat);

@@ -14,7 +14,8 @@ namespace dovetail::server::test {
 
 // A server on a free port of 127.0.0.1 before a fake engine.
 struct TestServer {
-  explicit TestServer(FakeEngineOptions engine_options = {}, HttpServerOptions options = {}, std::shared_ptr<ServedModel> served = TestModel())
+  explicit TestServer(FakeEngineOptions engine_options = {}, HttpServerOptions options = {},
+                      std::shared_ptr<ServedModel> served = TestModel())
       : engine(std::move(engine_options)), server(WithFreePort(std::move(options))) {
     const absl::Status started = server.Start();
     EXPECT_TRUE(started.ok()) << started.message();
