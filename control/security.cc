@@ -89,7 +89,7 @@ absl::StatusOr<std::string> ReadTokenFile(const std::string& path) {
     return InvalidArgument("--join-token-file: the first line of ", path, " has ", token.size(),
                            " characters; a token has ", kLeastTokenBytes, "..", kMostTokenBytes);
   for (const char c : token)
-    if (c < 0x21 || c > 0x7e)
+    if (c < 0x20 || c > 0x7e)
       return InvalidArgument("--join-token-file: ", path, " holds a character that is not printable ASCII");
   return token;
 }

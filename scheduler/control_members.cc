@@ -295,11 +295,15 @@ void ControlMembers::Drained(WorkerId worker, std::vector<MemberAction>& actions
   Remove(worker, "drained", /*dismissed=*/true, actions);
 }
 
+absl::Duration ControlMembers::PatienceWith(const Member& member) const {
+  if (member.state != MemberState::kJoining) return options_.lease;
+  return member.request.model ? options_.upload_grace : std::max(options_.lease, options_.join_grace);
+}
+
 absl::Time ControlMembers::NextDeadline() const {
   absl::Time deadline = absl::InfiniteFuture();
   for (const auto& [id, member] : members_)
-    deadline = std::min(deadline,
-                        member.heard + (member.state == MemberState::kJoining ? options_.join_grace : options_.lease));
+    deadline = std::min(deadline, member.heard + PatienceWith(member));
   return deadline;
 }
 
@@ -310,11 +314,11 @@ void ControlMembers::Forgive(absl::Duration gap) {
 void ControlMembers::Expire(absl::Time now, std::vector<MemberAction>& actions) {
   std::vector<WorkerId> expired;
   for (const auto& [id, member] : members_)
-    if (now >= member.heard + (member.state == MemberState::kJoining ? options_.join_grace : options_.lease))
-      expired.push_back(id);
-  for (const WorkerId worker : expired)
-    Remove(worker, absl::StrCat("silent for ", absl::ToInt64Milliseconds(options_.lease), " ms: stopped, or cut off"),
-           /*dismissed=*/false, actions);
+    if (now >= member.heard + PatienceWith(member)) expired.push_back(id);
+  for (const WorkerId worker : expired) {
+    const int64_t silent_ms = absl::ToInt64Milliseconds(PatienceWith(members_.at(worker)));
+    Remove(worker, absl::StrCat("silent for ", silent_ms, " ms: stopped, or cut off"), /*dismissed=*/false, actions);
+  }
 }
 
 }  // namespace dovetail::scheduler

@@ -17,7 +17,8 @@ namespace dovetail::scheduler {
 struct MembershipOptions {
   absl::Duration lease = absl::Milliseconds(400);
   absl::Duration heartbeat = absl::Milliseconds(100);
-  absl::Duration join_grace = absl::Seconds(60);  // from Join to the first report: model files travel meanwhile
+  absl::Duration join_grace = absl::Seconds(2);     // from Join to the first report
+  absl::Duration upload_grace = absl::Seconds(60);  // the same of a compute worker: model files travel meanwhile
   int max_members = 128;
   std::string data_plane_version;  // the scheduler's own
   std::string data_plane_address;
@@ -143,6 +144,7 @@ class ControlMembers {
   void SendPeersTo(Member& member, std::vector<MemberAction>& actions);
   void SendPeersToAll(std::vector<MemberAction>& actions);
   void ServeWhoCan(std::vector<MemberAction>& actions);
+  absl::Duration PatienceWith(const Member& member) const;
   bool MayServe(const Member& member) const;
   void Remove(WorkerId worker, const std::string& why, bool dismissed, std::vector<MemberAction>& actions);
 
