@@ -39,6 +39,15 @@ size_t EditDistance(const std::string& a, const std::string& b) {
   return row[b.size()];
 }
 
+// Whether the dashed words of `text`, at least two, are words of `name`, in that order.
+bool HasWordsOf(const std::string& name, const std::string& text) {
+  const std::vector<std::string> wanted = absl::StrSplit(text, '-', absl::SkipEmpty());
+  size_t found = 0;
+  for (const auto word : absl::StrSplit(name, '-'))
+    if (found < wanted.size() && word == wanted[found]) ++found;
+  return wanted.size() >= 2 && found == wanted.size();
+}
+
 std::string Wrapped(const std::string& text, size_t indent) {
   std::string out;
   size_t column = indent;
@@ -169,7 +178,7 @@ std::string NearestName(const std::string& text, const std::vector<std::string>&
   size_t least = std::max<size_t>(2, text.size() / 3) + 1;
   for (const std::string& name : names) {
     const bool begins = text.size() >= 3 && name.compare(0, text.size(), text) == 0;
-    const size_t distance = begins ? 1 : EditDistance(text, name);
+    const size_t distance = begins || HasWordsOf(name, text) ? 1 : EditDistance(text, name);
     if (distance >= least) continue;
     least = distance;
     nearest = name;
@@ -203,6 +212,8 @@ std::string ExplainUsage(const CLI::App& app, int argc, char** argv, const CLI::
   what = what.substr(0, what.find('\n'));
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr)
     what = absl::StrCat("there are more arguments than this command takes; ", help);
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr)
+    what = absl::StrCat(what.substr(0, what.find(':')), " needs a value");
   return absl::StrCat(command->get_name(), ": ", what);
 }
 

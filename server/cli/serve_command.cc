@@ -61,7 +61,8 @@ absl::Status RunServe(const ServeFlags& flags) {
   LogInfo("serving ", served->names.front(), ": ", engine.model->weight_bytes >> 20, " MiB of weights, KV cache of ",
           engine.cluster->kv_tokens(), " tokens (", engine.cluster->kv_bytes() >> 20, " MiB) on ", flags.engine.attention_workers,
           " attention worker(s)");
-  http.Serve(std::move(served), engine.cluster.get(), kSegmentTokens);
+  http.Serve(std::move(served), engine.cluster.get(), kSegmentTokens,
+             static_cast<int64_t>(engine.cluster->kv_tokens() / kSegmentTokens));
   std::printf("listening on http://%s:%d\n", flags.host.c_str(), http.port());
   std::fflush(stdout);
   int signal = 0;

@@ -1,0 +1,102 @@
+// How soon the engine of this process lets go of a request that its client left.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "server/cli/engine_flags.h"
+#include "tests/support/test_data.h"
+
+namespace dovetail::server::test {
+namespace {
+
+// Holds the engine's thread at its `at`-th token until let go, so that what comes later is after a certain moment.
+class HoldingSink : public GenerationSink {
+ public:
+  explicit HoldingSink(size_t at) : at_(at) {}
+
+  void OnUpdate(scheduler::GenerationUpdate update) override {
+    std::unique_lock lock(mutex_);
+    tokens_ += update.tokens.size();
+    finished_ = finished_ || update.request_finished;
+    reason_ = update.reason;
+    changed_.notify_all();
+    if (tokens_ >= at_ && !let_go_) changed_.wait(lock, [this] { return let_go_; });
+  }
+  void WaitUntilHeld() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return tokens_ >= at_; });
+  }
+  void LetGo() {
+    std::lock_guard lock(mutex_);
+    let_go_ = true;
+    changed_.notify_all();
+  }
+  void WaitForEnd() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return finished_; });
+  }
+  size_t tokens() {
+    std::lock_guard lock(mutex_);
+    return tokens_;
+  }
+  scheduler::FinishReason reason() {
+    std::lock_guard lock(mutex_);
+    return reason_;
+  }
+
+ private:
+  const size_t at_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  size_t tokens_ = 0;
+  bool finished_ = false, let_go_ = false;
+  scheduler::FinishReason reason_ = scheduler::FinishReason::kStop;
+};
+
+class EngineCancel : public testing::TestWithParam<int> {};
+
+TEST_P(EngineCancel, EndsWithinOneStepAndFreesItsKv) {
+  DOVETAIL_DATA_OR_SKIP(const auto model, "models/stories260K/stories260K-f32.gguf");
+  cli::EngineFlags flags;
+  flags.model = model.string();
+  flags.attention_workers = 3;
+  flags.placement = "mixed";
+  flags.micro_batches = GetParam();
+  flags.enable_prefix_caching = false;
+  const auto engine = cli::StartEngine(flags, {});
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  for (const int choices : {1, 4}) {
+    scheduler::GenerationRequest request;
+    request.tenant = "test";
+    request.prompt.assign(100, 403);
+    request.choices = choices;
+    request.max_tokens = 400;
+    constexpr size_t kBefore = 40;
+    const auto sink = std::make_shared<HoldingSink>(kBefore);
+    const auto id = engine->cluster->Submit(std::move(request), sink);
+    ASSERT_TRUE(id.ok()) << id.status();
+    sink->WaitUntilHeld();
+    EXPECT_GT(engine->cluster->stats().kv_blocks_in_use, 0u);
+    (void)engine->cluster->TakeStepSamples();
+    engine->cluster->Cancel(*id);
+    sink->LetGo();
+    sink->WaitForEnd();
+    EXPECT_EQ(sink->reason(), scheduler::FinishReason::kCancelled);
+    // Every step that was under way may still end; none begins.
+    EXPECT_LE(sink->tokens(), kBefore + static_cast<size_t>(choices * (1 + GetParam())));
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (engine->cluster->stats().kv_blocks_in_use > 0 && std::chrono::steady_clock::now() < deadline)
+      std::this_thread::yield();
+    EXPECT_EQ(engine->cluster->stats().kv_blocks_in_use, 0u);
+    EXPECT_EQ(engine->cluster->stats().scheduler.running_sequences, 0);
+    // Those, and the one whose tokens the sink was being told: a step is recorded behind them.
+    EXPECT_LE(engine->cluster->TakeStepSamples().size(), static_cast<size_t>(GetParam()) + 1);
+  }
+}
+INSTANTIATE_TEST_SUITE_P(MicroBatches, EngineCancel, testing::Values(1, 2, 3));
+
+}  // namespace
+}  // namespace dovetail::server::test
