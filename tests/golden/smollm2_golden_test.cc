@@ -106,9 +106,12 @@ void CompareWithReference(const SmolLm2Budget& budget, bool long_text = false) {
 }
 
 #ifndef DOVETAIL_LONG
+TEST(SmolLm2Golden, ChatsComputedDirectlyOnQuantisedBlocks) { CompareWithReference(kSmolLm2Direct); }
+TEST(SmolLm2Golden, ChatsComputedDirectlyOnQuantisedBlocksWithAnExactCache) { CompareWithReference(kSmolLm2DirectF32); }
 TEST(SmolLm2Golden, ChatsWithWeightsDequantisedOnceToF32) { CompareWithReference(kSmolLm2F32); }
 TEST(SmolLm2Golden, ChatsWithWeightsDequantisedOnceToBf16) { CompareWithReference(kSmolLm2BF16); }
 #else
+TEST(SmolLm2Golden, ALongTextComputedDirectlyOnQuantisedBlocks) { CompareWithReference(kSmolLm2Direct, true); }
 TEST(SmolLm2Golden, ALongTextWithWeightsDequantisedOnceToF32) { CompareWithReference(kSmolLm2F32, true); }
 TEST(SmolLm2Golden, ALongTextWithKeysAndValuesInBf16) { CompareWithReference(kSmolLm2KvBF16, true); }
 #endif
