@@ -3,12 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
+#include <variant>
+#include <vector>
+
 #include "tests/scheduler/fake_cluster.h"
 
 namespace dovetail::scheduler {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -69,6 +72,267 @@ TEST(ContinuousBatching, ChoicesAreForkedAndDrawWithTheirOwnSeeds) {
   cluster.RunUntilIdle();
   for (int i = 0; i < 4; ++i) EXPECT_EQ(cluster.stream(id, i).tokens, cluster.Undisturbed(cluster.request(id), i));
   EXPECT_NE(cluster.stream(id, 0).tokens, cluster.stream(id, 1).tokens);
+  ExpectClean(cluster);
+}
+
+// Every plan that the core asked for.
+std::vector<proto::StepPlan> PlansOf(FakeCluster& cluster) {
+  std::vector<proto::StepPlan> plans;
+  cluster.on_action = [&plans](const Action& action) {
+    if (const auto* run = std::get_if<RunStep>(&action)) plans.push_back(run->plan);
+  };
+  cluster.RunUntilIdle();
+  cluster.on_action = nullptr;
+  return plans;
+}
+
+int TokensOf(const proto::StepPlan& plan) {
+  int tokens = 0;
+  for (const proto::StepEntry& entry : plan.entries) tokens += static_cast<int>(entry.tokens.size());
+  return tokens;
+}
+
+TEST(ChunkedPrefill, ALongPromptIsReadInPiecesWhileOthersGoOnDecoding) {
+  ClusterOptions options = SmallCluster();
+  options.scheduler.max_num_seqs = 8;
+  options.scheduler.max_num_batched_tokens = 64;
+  FakeCluster cluster(options);
+  const RequestId talker = cluster.Submit(Ask(5, 40));
+  const RequestId reader = cluster.SubmitAt(cluster.at(absl::Milliseconds(3)), Ask(500, 4, "a", 9));
+  const auto plans = PlansOf(cluster);
+  int mixed = 0;
+  for (const proto::StepPlan& plan : plans) {
+    EXPECT_LE(TokensOf(plan), 64);
+    if (plan.entries.size() < 2 || TokensOf(plan) == 2) continue;
+    ++mixed;
+    EXPECT_EQ(plan.entries[0].tokens.size(), 1u) << "the stream gets its token in every step";
+    if (!plan.entries[1].sample) EXPECT_EQ(TokensOf(plan), 64) << "the prompt gets all the rest";
+  }
+  EXPECT_EQ(mixed, 8);  // 500 tokens at 63 a step
+  for (const RequestId id : {talker, reader}) EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0));
+  ExpectClean(cluster);
+}
+
+TEST(ChunkedPrefill, CanBeTurnedOff) {
+  ClusterOptions options = SmallCluster();
+  options.scheduler.enable_chunked_prefill = false;
+  options.scheduler.max_model_len = 256;
+  FakeCluster cluster(options);
+  for (int i = 0; i < 4; ++i) cluster.Submit(Ask(100, 10, "a", i + 1));
+  for (const proto::StepPlan& plan : PlansOf(cluster))
+    for (const proto::StepEntry& entry : plan.entries) EXPECT_TRUE(entry.tokens.size() == 1 || entry.tokens.size() == 100);
+  ExpectClean(cluster);
+}
+
+// 2 ops x 2 KV heads: 4 blocks per 64 tokens.
+TEST(Admission, WaitsUntilTheKvBudgetHasRoom) {
+  ClusterOptions options = SmallCluster();
+  options.kv_blocks = {20};  // 5 x 64 tokens
+  FakeCluster cluster(options);
+  const RequestId first = cluster.Submit(Ask(150, 30));  // 3 x 64
+  const RequestId second = cluster.Submit(Ask(150, 30, "a", 8));
+  cluster.RunUntil(cluster.at(absl::Milliseconds(10)));
+  EXPECT_EQ(cluster.core().stats().running_sequences, 1);
+  EXPECT_EQ(cluster.core().stats().waiting_requests, 1);
+  EXPECT_DOUBLE_EQ(cluster.core().stats().kv_usage, 12.0 / 20);
+  cluster.RunUntilIdle();
+  EXPECT_GE(cluster.stream(second).first_token, cluster.stream(first).end);
+  EXPECT_EQ(cluster.core().stats().preemptions, 0u);
+  ExpectClean(cluster);
+}
+
+TEST(Admission, RefusesWhatCouldNeverFitWithBothSizes) {
+  ClusterOptions options = SmallCluster();
+  options.kv_blocks = {20};
+  FakeCluster cluster(options);
+  const RequestId id = cluster.Submit(Ask(400, 5));
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(id).error_code, absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(cluster.stream(id).error, HasSubstr("400 tokens need 28 KV blocks, but the attention workers have 20 in all"));
+  ExpectClean(cluster);
+}
+
+TEST(Admission, NeverRunsMoreSequencesThanAllowed) {
+  ClusterOptions options = SmallCluster();
+  options.scheduler.max_num_seqs = 3;
+  FakeCluster cluster(options);
+  for (int i = 0; i < 10; ++i) cluster.Submit(Ask(20, 10, "a", i + 1));
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.most_sequences_in_step, 3);
+  ExpectClean(cluster);
+}
+
+TEST(Preemption, BeginsAgainFromTheTokenLogAndChangesNoToken) {
+  ClusterOptions options = SmallCluster();
+  options.kv_blocks = {4 * 10};
+  FakeCluster cluster(options);
+  for (int i = 0; i < 4; ++i) cluster.Submit(Ask(60, 150, "a", i + 1));  // each grows from 1 to 4 x 64 tokens
+  cluster.RunUntilIdle();
+  EXPECT_GE(cluster.core().stats().preemptions, 1u);
+  for (const RequestId id : cluster.requests()) {
+    EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0));
+    EXPECT_EQ(cluster.stream(id).tokens.size(), 150u);
+  }
+  ExpectClean(cluster);
+}
+
+TEST(Preemption, FollowsAWorkerThatRanOutOfMemory) {
+  FakeCluster cluster(SmallCluster());
+  for (int i = 0; i < 3; ++i) cluster.Submit(Ask(60, 20, "a", i + 1));
+  cluster.RunUntil(cluster.at(absl::Milliseconds(8)));
+  cluster.FailNextStep(proto::StepStatus::kOutOfMemory);
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.core().stats().preemptions, 1u);
+  for (const RequestId id : cluster.requests()) EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0));
+  ExpectClean(cluster);
+}
+
+TEST(Cancellation, FreesTheKvWithinAStepAndLeavesTheOthersAlone) {
+  FakeCluster cluster(SmallCluster());
+  const RequestId gone = cluster.Submit(Ask(100, 1000));
+  const RequestId stays = cluster.Submit(Ask(30, 50, "a", 8));
+  cluster.RunUntil(cluster.at(absl::Milliseconds(20)));
+  EXPECT_EQ(cluster.sequences_held(), 2);
+  cluster.Post(cluster.now(), RequestCancelled{gone});
+  const uint64_t steps = cluster.steps;
+  while (cluster.sequences_held() == 2) ASSERT_TRUE(cluster.RunOne());
+  EXPECT_LE(cluster.steps, steps + 1);
+  EXPECT_EQ(cluster.stream(gone).reason, FinishReason::kCancelled);
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(stays).tokens, cluster.Undisturbed(cluster.request(stays), 0));
+  ExpectClean(cluster);
+}
+
+TEST(Cancellation, OfOneThatStillWaitsEndsItAtOnce) {
+  ClusterOptions options = SmallCluster();
+  options.scheduler.max_num_seqs = 1;
+  FakeCluster cluster(options);
+  cluster.Submit(Ask(10, 100));
+  const RequestId waits = cluster.Submit(Ask(10, 100, "a", 8));
+  cluster.RunUntil(cluster.at(absl::Milliseconds(10)));
+  cluster.Post(cluster.now(), RequestCancelled{waits});
+  cluster.RunUntil(cluster.now());
+  EXPECT_TRUE(cluster.finished(waits));
+  EXPECT_TRUE(cluster.stream(waits).tokens.empty());
+  cluster.Post(cluster.now(), RequestCancelled{waits});  // late
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.core().stats().late_events, 1u);
+  ExpectClean(cluster);
+}
+
+TEST(Ends, AStopTokenIsReportedButNotBeforeMinTokens) {
+  FakeCluster cluster(SmallCluster());
+  GenerationRequest request = Ask(10, 200);
+  const std::vector<TokenId> free_run = cluster.Undisturbed(request, 0);
+  request.stop_token_ids = {free_run[3]};
+  const RequestId stops = cluster.Submit(request);
+  request.min_tokens = 10;
+  const RequestId later = cluster.Submit(request);
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(stops).reason, FinishReason::kStop);
+  EXPECT_EQ(cluster.stream(stops).stop_token, free_run[3]);
+  EXPECT_LE(cluster.stream(stops).tokens.size(), 4u);
+  EXPECT_GT(cluster.stream(later).tokens.size(), 10u);
+  for (int i = 0; i < 10; ++i) EXPECT_NE(cluster.stream(later).tokens[i], free_run[3]);
+  ExpectClean(cluster);
+}
+
+TEST(TokenLogged, ResultsThatComeTwiceOrLateAreDroppedAndCounted) {
+  FakeCluster cluster(SmallCluster());
+  const RequestId id = cluster.Submit(Ask(10, 20));
+  std::vector<proto::StepPlan> plans;
+  cluster.on_action = [&plans](const Action& action) {
+    if (const auto* run = std::get_if<RunStep>(&action)) plans.push_back(run->plan);
+  };
+  cluster.RunUntil(cluster.at(absl::Milliseconds(8)));
+  ASSERT_GE(plans.size(), 3u);
+  for (const size_t step : {size_t{0}, plans.size() - 2}) {
+    proto::StepResult again{.step = plans[step].step, .micro_batch = plans[step].micro_batch};
+    again.entries.push_back({.sequence = plans[step].entries[0].sequence, .position = plans[step].entries[0].ctx_len + 1, .token = 1});
+    cluster.Post(cluster.now(), StepFinished{WorkerId(100), again});
+  }
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.core().stats().late_events, 2u);
+  EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0));
+  ExpectClean(cluster);
+}
+
+TEST(Failures, ABadEntryEndsItsRequestOnly) {
+  FakeCluster cluster(SmallCluster());
+  const RequestId spoiled = cluster.Submit(Ask(10, 20));
+  const RequestId fine = cluster.Submit(Ask(10, 20, "a", 8));
+  cluster.RunUntil(cluster.at(absl::Milliseconds(5)));
+  cluster.SpoilNextEntry();
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(spoiled).error_code, absl::StatusCode::kInternal);
+  EXPECT_THAT(cluster.stream(spoiled).error, HasSubstr("no usable logits"));
+  EXPECT_EQ(cluster.stream(fine).tokens, cluster.Undisturbed(cluster.request(fine), 0));
+  ExpectClean(cluster);
+}
+
+TEST(Failures, AFailedWorkerEndsTheRequestsOfTheStep) {
+  FakeCluster cluster(SmallCluster());
+  const RequestId id = cluster.Submit(Ask(10, 20));
+  cluster.RunUntil(cluster.at(absl::Milliseconds(5)));
+  cluster.FailNextStep(proto::StepStatus::kWorkerFailed);
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(id).error_code, absl::StatusCode::kUnavailable);
+  const RequestId next = cluster.Submit(Ask(10, 20));
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(next).tokens, cluster.Undisturbed(cluster.request(next), 0));
+  ExpectClean(cluster);
+}
+
+TEST(Pauses, ASlowReaderGetsNoStepsAndLosesItsKvWhenOthersNeedIt) {
+  ClusterOptions options = SmallCluster();
+  options.kv_blocks = {20};
+  FakeCluster cluster(options);
+  const RequestId slow = cluster.Submit(Ask(100, 50));
+  cluster.RunUntil(cluster.at(absl::Milliseconds(10)));
+  cluster.Post(cluster.now(), RequestPaused{slow});
+  cluster.RunUntil(cluster.now() + absl::Milliseconds(5));
+  const size_t read = cluster.stream(slow).tokens.size();
+  const RequestId other = cluster.Submit(Ask(200, 20, "a", 8));
+  cluster.RunUntilIdle();
+  EXPECT_TRUE(cluster.finished(other));
+  EXPECT_EQ(cluster.stream(slow).tokens.size(), read);
+  EXPECT_EQ(cluster.core().stats().preemptions, 1u);
+  cluster.Post(cluster.now(), RequestResumed{slow});
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(slow).tokens, cluster.Undisturbed(cluster.request(slow), 0));
+  ExpectClean(cluster);
+}
+
+TEST(PrefixCache, ASecondRequestOfTheTenantStartsBehindWhatIsKept) {
+  FakeCluster cluster(SmallCluster(2));
+  const RequestId first = cluster.Submit(Ask(300, 5));
+  cluster.RunUntilIdle();
+  const RequestId again = cluster.Submit(Ask(300, 5));
+  const RequestId stranger = cluster.Submit(Ask(300, 5, "b"));
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(first).cached_tokens, 0);
+  EXPECT_EQ(cluster.stream(again).cached_tokens, 256);
+  EXPECT_EQ(cluster.stream(stranger).cached_tokens, 0) << "another tenant's blocks are salted otherwise";
+  EXPECT_EQ(cluster.core().stats().prefix_hits, 256u);
+  EXPECT_EQ(cluster.stream(again).tokens, cluster.stream(first).tokens);
+  ExpectClean(cluster);
+}
+
+TEST(Queue, AFullOneRefusesTheLastOfTheTenantThatFillsIt) {
+  ClusterOptions options = SmallCluster();
+  options.scheduler.max_num_seqs = 1;
+  options.scheduler.max_queued_requests = 3;
+  FakeCluster cluster(options);
+  std::vector<RequestId> greedy;
+  for (int i = 0; i < 5; ++i) greedy.push_back(cluster.Submit(Ask(10, 50, "greedy", i + 1)));  // one runs, three wait
+  const RequestId modest = cluster.Submit(Ask(10, 5, "modest", 9));
+  cluster.RunUntil(cluster.at(absl::Milliseconds(1)));
+  for (const size_t refused : {3u, 4u}) {
+    EXPECT_EQ(cluster.stream(greedy[refused]).error_code, absl::StatusCode::kResourceExhausted);
+    EXPECT_THAT(cluster.stream(greedy[refused]).error, HasSubstr("the queue holds 3 requests (--max-queued-requests)"));
+  }
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(modest).reason, FinishReason::kLength);
   ExpectClean(cluster);
 }
 

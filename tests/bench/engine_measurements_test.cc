@@ -1,0 +1,139 @@
+#include "bench/engine/engine_measurements.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bench/engine/memory_rate.h"
+
+namespace dovetail::bench {
+namespace {
+
+using ::testing::HasSubstr;
+using std::chrono::milliseconds;
+
+// Arrivals of one token each, in milliseconds.
+std::vector<Arrival> At(const std::vector<int>& times) {
+  std::vector<Arrival> arrivals;
+  for (const int ms : times) arrivals.push_back({TimePoint() + milliseconds(ms), 1});
+  return arrivals;
+}
+
+TEST(FullBatchWindow, BeginsWhenTheLastSequenceShowsItsFirstToken) {
+  const auto window = FullBatchWindow({At({10, 20, 30, 40, 50}), At({25, 30, 40, 50, 60})}, 2);
+  ASSERT_TRUE(window.ok()) << window.status();
+  EXPECT_EQ(window->tokens, 4);                  // at 30, 30, 40, 40
+  EXPECT_DOUBLE_EQ(window->seconds, 0.015);      // from 25 to 40
+  EXPECT_NEAR(window->tokens_per_s(), 4 / 0.015, 1e-9);
+}
+
+TEST(FullBatchWindow, CountsTokensThatComeTogether) {
+  std::vector<Arrival> pairs = At({10, 20, 30});
+  for (Arrival& arrival : pairs) arrival.tokens = 2;
+  const auto window = FullBatchWindow({pairs}, 4);
+  ASSERT_TRUE(window.ok()) << window.status();
+  EXPECT_EQ(window->tokens, 4);
+  EXPECT_DOUBLE_EQ(window->seconds, 0.020);
+}
+
+TEST(FullBatchWindow, RefusesABatchThatWasNeverFull) {
+  // One sequence had ended before the other began.
+  const auto apart = FullBatchWindow({At({1, 2, 3, 4}), At({10, 11, 12, 13, 14, 15, 16, 17})}, 3);
+  EXPECT_EQ(apart.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(apart.status().message()), HasSubstr("gave 0 of 3 tokens"));
+  EXPECT_THAT(std::string(apart.status().message()), HasSubstr("--max-num-seqs"));
+  EXPECT_EQ(FullBatchWindow({At({1, 2}), At({})}, 1).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(FullBatchWindow({At({1, 2})}, 5).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(FullBatchWindow({}, 1).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(BatchShape, OutputsLastUntilTheOthersPromptsAreRead) {
+  // 64 prompts of 128 at 512 a step, 64 of which decode: 19 steps.
+  EXPECT_EQ(OutputTokensNeeded({.sequences = 64, .prompt_tokens = 128, .output_tokens = 64, .tokens_per_step = 512}), 64 + 19 + 8);
+  EXPECT_EQ(OutputTokensNeeded({.sequences = 1, .prompt_tokens = 128, .output_tokens = 64, .tokens_per_step = 512}), 64 + 1 + 8);
+}
+
+TEST(PromptSource, NeverGivesTheSamePromptTwiceAndStaysInTheVocabulary) {
+  PromptSource source{.vocab_size = 300, .seed = 5};
+  std::set<std::vector<TokenId>> prompts;
+  for (int i = 0; i < 20; ++i) {
+    prompts.insert(source.Next(16));
+    for (const TokenId token : *prompts.rbegin()) EXPECT_TRUE(token >= 0 && token < 300);
+  }
+  EXPECT_EQ(prompts.size(), 20u);
+  PromptSource again{.vocab_size = 300, .seed = 5};
+  EXPECT_TRUE(prompts.contains(again.Next(16)));
+}
+
+// Answers every request at once, from inside Submit.
+class InstantEngine final : public server::Engine {
+ public:
+  absl::StatusOr<RequestId> Submit(scheduler::GenerationRequest request, std::shared_ptr<server::GenerationSink> sink) override {
+    requests.push_back(request);
+    if (refuse) return absl::ResourceExhaustedError("the queue is full");
+    for (int i = 0; i < request.max_tokens; ++i) {
+      scheduler::GenerationUpdate update;
+      update.tokens = {1};
+      update.first_index = i;
+      update.choice_finished = update.request_finished = i + 1 == request.max_tokens || stop_early;
+      update.reason = stop_early ? scheduler::FinishReason::kStop : scheduler::FinishReason::kLength;
+      sink->OnUpdate(std::move(update));
+      if (stop_early) break;
+    }
+    return RequestId(requests.size());
+  }
+  void Cancel(RequestId) override {}
+  void StopChoice(RequestId, int) override {}
+  void Pause(RequestId) override {}
+  void Resume(RequestId) override {}
+  server::EngineStats stats() override { return {}; }
+  std::vector<server::StepSample> TakeStepSamples() override { return {}; }
+
+  std::vector<scheduler::GenerationRequest> requests;
+  bool refuse = false, stop_early = false;
+};
+
+TEST(Measurements, AskForWhatTheyMeasure) {
+  InstantEngine engine;
+  PromptSource prompts{.vocab_size = 100};
+  const auto decode = MeasureDecode(engine, prompts, 32);
+  ASSERT_TRUE(decode.ok()) << decode.status();
+  EXPECT_EQ(decode->tokens, 32);
+  const auto prefill = MeasurePrefill(engine, prompts, 200);
+  ASSERT_TRUE(prefill.ok()) << prefill.status();
+  EXPECT_EQ(prefill->tokens, 200);
+  ASSERT_EQ(engine.requests.size(), 2u);
+  EXPECT_EQ(engine.requests[0].prompt.size(), 1u);
+  EXPECT_EQ(engine.requests[0].max_tokens, 32);
+  EXPECT_EQ(engine.requests[1].prompt.size(), 200u);
+  EXPECT_EQ(engine.requests[1].max_tokens, 1);
+  for (const auto& request : engine.requests) {
+    EXPECT_FALSE(request.use_prefix_cache);
+    EXPECT_TRUE(request.stop_token_ids.empty());
+  }
+}
+
+TEST(Measurements, PassOnRefusalsAndSequencesThatEndEarly) {
+  InstantEngine engine;
+  PromptSource prompts{.vocab_size = 100};
+  engine.stop_early = true;
+  EXPECT_EQ(MeasureDecode(engine, prompts, 32).status().code(), absl::StatusCode::kUnavailable);
+  engine.refuse = true;
+  EXPECT_EQ(MeasureBatch(engine, prompts, {.sequences = 4}).status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST(MemoryRate, IsWithinWhatMachinesDo) {
+  kernels::ThreadPool pool({.threads = 2});
+  const auto rate = MeasureReadRate(pool);
+  ASSERT_TRUE(rate.ok()) << rate.status();
+  EXPECT_GT(*rate, 1e8);
+  EXPECT_LT(*rate, 1e13);
+}
+
+}  // namespace
+}  // namespace dovetail::bench

@@ -1,0 +1,309 @@
+#include "scheduler/control_members.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+
+#include "proto/frame.h"
+
+// Membership as a value: who may be used, and when.
+
+namespace dovetail::scheduler {
+namespace {
+
+using control::Role;
+using testing::HasSubstr;
+
+const absl::Time kStart = absl::UnixEpoch();
+
+proto::AttentionTable Table(int heads = 4) {
+  proto::SoftmaxSpec spec;
+  spec.query_heads = heads;
+  spec.kv_heads = 2;
+  spec.key_dim = spec.value_dim = 8;
+  spec.scale = 1;
+  return *proto::AttentionTable::Build({spec, spec});
+}
+
+control::JoinRequest Request(Role role, uint32_t node, const std::string& name) {
+  control::JoinRequest request;
+  request.role = role;
+  request.name = name;
+  request.node = NodeId(node);
+  request.epoch = Epoch(node * 10);
+  request.build_version = "test";
+  request.frame_version = proto::kFrameVersion;
+  request.data_plane_version = "ucx 1";
+  request.data_plane_address = "address of " + name;
+  request.capabilities = {1 << 20, 4, 10'000'000'000, "cpu"};
+  if (role == Role::kComputeWorker) {
+    request.model.emplace();
+    request.model->name = "tiny";
+    request.model->digest = 7;
+    request.model->attention = Table();
+    request.model->vocab_size = 10;
+    request.model->max_positions = 64;
+  }
+  return request;
+}
+
+MembershipOptions Options() {
+  MembershipOptions options;
+  options.data_plane_version = "ucx 1";
+  options.data_plane_address = "scheduler";
+  options.max_members = 8;
+  return options;
+}
+
+// The members and what was asked of the shell. Says "applied" on a worker's behalf when told to.
+struct Cluster {
+  ControlMembers members{Options()};
+  absl::Time now = kStart;
+  std::vector<MemberAction> actions;
+
+  WorkerId Join(Role role, uint32_t node, const std::string& name) {
+    const auto reply = members.Join(Request(role, node, name), now);
+    EXPECT_TRUE(reply.ok()) << reply.status();
+    EXPECT_TRUE(members.Attend(reply->worker, reply->epoch, now, actions).ok());
+    if (role == Role::kComputeWorker) members.ModelComplete(actions);
+    return reply->worker;
+  }
+  void Ready(WorkerId worker, uint64_t blocks = 100) { ASSERT_TRUE(members.Ready(worker, blocks, now, actions).ok()); }
+  // The worker connects to everybody that the newest list names.
+  void Apply(WorkerId worker) {
+    uint64_t version = 0;
+    for (const MemberAction& action : actions)
+      if (const auto* peers = std::get_if<SendPeers>(&action); peers != nullptr && peers->worker == worker)
+        version = peers->peers.version;
+    ASSERT_NE(version, 0u) << "worker " << worker.value() << " was sent no peers";
+    ASSERT_TRUE(members.Applied(worker, version, now, actions).ok());
+  }
+  template <typename Action>
+  int Count(WorkerId worker) const {
+    int count = 0;
+    for (const MemberAction& action : actions)
+      if (const auto* found = std::get_if<Action>(&action); found != nullptr && found->worker == worker) ++count;
+    return count;
+  }
+  bool Serves(WorkerId worker) const {
+    return members.Find(worker) != nullptr && members.Find(worker)->state == MemberState::kServing;
+  }
+};
+
+TEST(Members, AWorkerServesOnlyWhenBothSidesHaveConnected) {
+  Cluster cluster;
+  const WorkerId compute = cluster.Join(Role::kComputeWorker, 1, "c");
+  const WorkerId attention = cluster.Join(Role::kAttentionWorker, 2, "a");
+  EXPECT_EQ(cluster.Count<SendConfiguration>(attention), 1);
+  cluster.Ready(compute, 0);
+  cluster.Ready(attention);
+  EXPECT_FALSE(cluster.Serves(attention));
+  cluster.Apply(attention);
+  EXPECT_FALSE(cluster.Serves(attention)) << "the compute worker does not know it yet";
+  cluster.Apply(compute);
+  EXPECT_TRUE(cluster.Serves(attention));
+  EXPECT_TRUE(cluster.Serves(compute));
+}
+
+TEST(Members, AnAttentionWorkerThatComesBeforeAnyModelWaitsForIt) {
+  Cluster cluster;
+  const WorkerId attention = cluster.Join(Role::kAttentionWorker, 2, "a");
+  EXPECT_EQ(cluster.Count<SendConfiguration>(attention), 0);
+  cluster.Join(Role::kComputeWorker, 1, "c");
+  EXPECT_EQ(cluster.Count<SendConfiguration>(attention), 1);
+}
+
+TEST(Members, AnOldListOfPeersDoesNotProveAConnectionToANewcomer) {
+  Cluster cluster;
+  const WorkerId compute = cluster.Join(Role::kComputeWorker, 1, "c");
+  cluster.Ready(compute, 0);
+  std::vector<MemberAction> before;
+  before.swap(cluster.actions);  // the list with the scheduler alone, not yet applied
+  const WorkerId attention = cluster.Join(Role::kAttentionWorker, 2, "a");
+  cluster.Ready(attention);
+  cluster.Apply(attention);
+  before.swap(cluster.actions);
+  cluster.Apply(compute);  // of the old version
+  EXPECT_TRUE(cluster.Serves(compute)) << "nobody else serves whom it would have to reach";
+  EXPECT_FALSE(cluster.Serves(attention));
+  before.swap(cluster.actions);
+  cluster.Apply(compute);
+  EXPECT_TRUE(cluster.Serves(attention));
+}
+
+TEST(Members, ASilentWorkerIsOutAfterItsLeaseAndItsNameIsFreeAgain) {
+  Cluster cluster;
+  const WorkerId compute = cluster.Join(Role::kComputeWorker, 1, "c");
+  const WorkerId attention = cluster.Join(Role::kAttentionWorker, 2, "a");
+  cluster.Ready(compute, 0);
+  cluster.Ready(attention);
+  cluster.Apply(compute);
+  cluster.Apply(attention);
+  ASSERT_TRUE(cluster.Serves(attention));
+  cluster.now += absl::Milliseconds(399);
+  cluster.members.Heard(compute, {}, cluster.now);
+  cluster.members.Expire(cluster.now, cluster.actions);
+  EXPECT_TRUE(cluster.Serves(attention));
+  EXPECT_EQ(cluster.members.NextDeadline(), kStart + absl::Milliseconds(400));
+  cluster.now += absl::Milliseconds(1);
+  cluster.members.Expire(cluster.now, cluster.actions);
+  EXPECT_EQ(cluster.members.Find(attention), nullptr);
+  EXPECT_EQ(cluster.Count<EndServing>(attention), 1);
+  EXPECT_EQ(cluster.Count<EndSession>(attention), 1);
+  EXPECT_TRUE(cluster.Serves(compute));
+  const WorkerId next = cluster.Join(Role::kAttentionWorker, 3, "a");
+  EXPECT_NE(next, attention);
+}
+
+TEST(Members, AWorkerThatDiesBetweenJoiningAndAttendingIsForgotten) {
+  Cluster cluster;
+  const auto joined = cluster.members.Join(Request(Role::kAttentionWorker, 2, "a"), kStart);
+  ASSERT_TRUE(joined.ok());
+  cluster.members.Expire(kStart + absl::Milliseconds(1999), cluster.actions);
+  EXPECT_NE(cluster.members.Find(joined->worker), nullptr);
+  cluster.members.Expire(kStart + absl::Seconds(2), cluster.actions);
+  EXPECT_EQ(cluster.members.Find(joined->worker), nullptr);
+  EXPECT_EQ(cluster.Count<EndServing>(joined->worker), 0);
+}
+
+TEST(Members, AStoppedSchedulerForgivesTheTimeInWhichItHeardNobody) {
+  Cluster cluster;
+  const WorkerId attention = cluster.Join(Role::kAttentionWorker, 2, "a");
+  cluster.now += absl::Seconds(5);
+  cluster.members.Forgive(absl::Seconds(5));
+  cluster.members.Expire(cluster.now, cluster.actions);
+  EXPECT_NE(cluster.members.Find(attention), nullptr);
+}
+
+TEST(Members, RefusalsNameWhatIsWrongAndTheRemedy) {
+  Cluster cluster;
+  cluster.Join(Role::kComputeWorker, 1, "c");
+  const auto refusal = [&](const control::JoinRequest& request) {
+    return cluster.members.Join(request, kStart).status();
+  };
+
+  control::JoinRequest request = Request(Role::kAttentionWorker, 5, "x");
+  request.data_plane_version = "ucx 2";
+  EXPECT_EQ(refusal(request).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refusal(request).message()),
+              testing::AllOf(HasSubstr("x: uses ucx 2"), HasSubstr("ucx 1"), HasSubstr("install one")));
+
+  request = Request(Role::kAttentionWorker, 5, "x");
+  request.frame_version = 99;
+  EXPECT_THAT(std::string(refusal(request).message()),
+              testing::AllOf(HasSubstr("version 99"), HasSubstr("same release")));
+
+  request = Request(Role::kComputeWorker, 5, "x");
+  request.model->digest = 8;
+  EXPECT_EQ(refusal(request).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refusal(request).message()),
+              testing::AllOf(HasSubstr("cluster serves tiny"), HasSubstr("--kv-cache-dtype")));
+
+  EXPECT_EQ(refusal(Request(Role::kAttentionWorker, 1, "x")).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(std::string(refusal(Request(Role::kAttentionWorker, 1, "x")).message()), HasSubstr("already a member"));
+  EXPECT_THAT(std::string(refusal(Request(Role::kAttentionWorker, 5, "c")).message()), HasSubstr("--name"));
+
+  for (uint32_t node = 10; node < 17; ++node) cluster.Join(Role::kAttentionWorker, node, "w" + std::to_string(node));
+  EXPECT_EQ(refusal(Request(Role::kAttentionWorker, 30, "x")).code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST(Members, AnIncarnationThatWasFencedCanNeitherAttendNorJoinAgain) {
+  Cluster cluster;
+  const WorkerId attention = cluster.Join(Role::kAttentionWorker, 2, "a");
+  const Epoch epoch = cluster.members.Find(attention)->epoch;
+  cluster.members.Gone(attention, "test", cluster.actions);
+  EXPECT_EQ(cluster.members.Attend(attention, epoch, kStart, cluster.actions).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(cluster.members.Join(Request(Role::kAttentionWorker, 2, "a"), kStart).status().code(),
+            absl::StatusCode::kAlreadyExists);
+}
+
+TEST(Members, ADrainingWorkerServesOnUntilItHasNothingLeft) {
+  Cluster cluster;
+  const WorkerId compute = cluster.Join(Role::kComputeWorker, 1, "c");
+  const WorkerId attention = cluster.Join(Role::kAttentionWorker, 2, "a");
+  cluster.Ready(compute, 0);
+  cluster.Ready(attention);
+  cluster.Apply(compute);
+  cluster.Apply(attention);
+  ASSERT_TRUE(cluster.members.Drain(attention, cluster.actions).ok());
+  EXPECT_EQ(cluster.Count<DrainMember>(attention), 1);
+  EXPECT_EQ(cluster.Count<EndServing>(attention), 0);
+  cluster.members.Drained(attention, cluster.actions);
+  EXPECT_EQ(cluster.Count<EndServing>(attention), 1);
+  EXPECT_EQ(cluster.members.Drain(attention, cluster.actions).code(), absl::StatusCode::kNotFound);
+}
+
+TEST(Members, OfTwoWorkersThatCannotReachEachOtherTheAttentionWorkerGoes) {
+  Cluster cluster;
+  const WorkerId compute = cluster.Join(Role::kComputeWorker, 1, "c");
+  const WorkerId attention = cluster.Join(Role::kAttentionWorker, 2, "a");
+  cluster.Ready(compute, 0);
+  cluster.Ready(attention);
+  cluster.members.LinkFailed(compute, {NodeId(2), Epoch(999), "reset"}, cluster.actions);
+  EXPECT_NE(cluster.members.Find(attention), nullptr) << "the report was of a former incarnation";
+  cluster.members.LinkFailed(compute, {NodeId(2), Epoch(20), "reset"}, cluster.actions);
+  EXPECT_EQ(cluster.members.Find(attention), nullptr);
+  EXPECT_NE(cluster.members.Find(compute), nullptr);
+}
+
+// Whatever happens in whatever order: BeginServing and EndServing alternate, and no pair that must exchange frames
+// serves unconnected.
+TEST(Members, RandomLivesNeverUseAWorkerThatIsNotConnected) {
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937_64 random(seed);
+    Cluster cluster;
+    std::map<WorkerId, bool> used;
+    std::map<WorkerId, std::vector<control::Peers>> unread;
+    uint32_t next_node = 1;
+    for (int turn = 0; turn < 120; ++turn) {
+      std::vector<WorkerId> ids;
+      for (const auto& [id, member] : cluster.members.members()) ids.push_back(id);
+      const WorkerId some = ids.empty() ? WorkerId(0) : ids[random() % ids.size()];
+      switch (random() % 6) {
+        case 0:
+          if (ids.size() < 8) {
+            const uint32_t node = next_node++;
+            cluster.Join(node % 3 == 0 ? Role::kComputeWorker : Role::kAttentionWorker, node,
+                         "w" + std::to_string(node));
+          }
+          break;
+        case 1:
+          cluster.members.Ready(some, 10, cluster.now, cluster.actions).IgnoreError();
+          break;
+        case 2:
+        case 3:
+          if (!unread[some].empty()) {
+            EXPECT_TRUE(cluster.members.Applied(some, unread[some].front().version, cluster.now, cluster.actions).ok());
+            unread[some].erase(unread[some].begin());
+          }
+          break;
+        case 4:
+          if (random() % 4 == 0) cluster.members.Gone(some, "test", cluster.actions);
+          break;
+        case 5:
+          if (random() % 4 == 0) cluster.members.Drain(some, cluster.actions).IgnoreError();
+          break;
+      }
+      for (const MemberAction& action : cluster.actions) {
+        if (const auto* peers = std::get_if<SendPeers>(&action)) unread[peers->worker].push_back(peers->peers);
+        if (const auto* begin = std::get_if<BeginServing>(&action))
+          EXPECT_FALSE(std::exchange(used[begin->worker], true));
+        if (const auto* end = std::get_if<EndServing>(&action)) EXPECT_TRUE(std::exchange(used[end->worker], false));
+        if (const auto* end = std::get_if<EndSession>(&action)) unread.erase(end->worker);
+      }
+      cluster.actions.clear();
+      for (const auto& [a, one] : cluster.members.members())
+        for (const auto& [b, other] : cluster.members.members())
+          if (one.state == MemberState::kServing && other.state == MemberState::kServing &&
+              one.request.role != other.request.role)
+            EXPECT_TRUE(one.known.contains(other.request.node))
+                << a.value() << " serves but does not know " << b.value();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dovetail::scheduler

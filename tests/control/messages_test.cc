@@ -1,0 +1,243 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <random>
+
+#include "control/convert.h"
+#include "control/generation_messages.h"
+#include "control/security.h"
+#include "proto/frame.h"
+#include "tests/support/test_data.h"
+
+// What crosses the control plane is checked before it is used.
+
+namespace dovetail::control {
+namespace {
+
+using testing::HasSubstr;
+
+JoinRequest GoodJoin() {
+  proto::SoftmaxSpec wide, narrow;
+  wide.query_heads = 8;
+  wide.kv_heads = 2;
+  wide.key_dim = wide.value_dim = 16;
+  wide.scale = 0.25f;
+  narrow = wide;
+  narrow.window = 128;
+  JoinRequest request;
+  request.role = Role::kComputeWorker;
+  request.name = "compute-1";
+  request.node = NodeId(17);
+  request.epoch = Epoch(4);
+  request.build_version = "0.1.0";
+  request.frame_version = proto::kFrameVersion;
+  request.data_plane_version = "ucx 1.13.1";
+  request.data_plane_address = std::string("\0binary", 7);
+  request.capabilities = {0, 8, 20'000'000'000, "cpu"};
+  ModelSummary& model = request.model.emplace();
+  model.name = "tiny";
+  model.digest = ~uint64_t{0};
+  model.attention = *proto::AttentionTable::Build({wide, narrow, wide});
+  model.vocab_size = 512;
+  model.max_positions = 2048;
+  model.bos = 1;
+  model.stop_ids = {2, 3};
+  model.temperature = 0.5f;
+  model.top_k = 40;
+  model.length_ropes = {{2, 4096, 1024}};
+  model.files = {{"tokenizer.json", 100, std::string(32, 'x')}};
+  return request;
+}
+
+TEST(ControlMessages, AJoinRequestSurvivesTheWire) {
+  v1::JoinRequest wire, again;
+  ToProto(GoodJoin(), wire);
+  const auto read = FromProto(wire);
+  ASSERT_TRUE(read.ok()) << read.status();
+  ToProto(*read, again);
+  EXPECT_EQ(wire.SerializeAsString(), again.SerializeAsString());
+  EXPECT_EQ(read->model->attention.op_group, GoodJoin().model->attention.op_group);
+  EXPECT_EQ(read->data_plane_address.size(), 7u);
+}
+
+TEST(ControlMessages, EveryBadFieldOfAJoinRequestIsNamed) {
+  using Change = std::function<void(v1::JoinRequest&)>;
+  const std::vector<std::pair<const char*, Change>> cases = {
+      {"role", [](auto& r) { r.set_role(v1::ROLE_UNSPECIFIED); }},
+      {"role", [](auto& r) { r.set_role(static_cast<v1::Role>(77)); }},
+      {"name", [](auto& r) { r.set_name(""); }},
+      {"name", [](auto& r) { r.set_name("line\nbreak"); }},
+      {"name", [](auto& r) { r.set_name(std::string(129, 'a')); }},
+      {"node", [](auto& r) { r.set_node(0); }},
+      {"epoch", [](auto& r) { r.set_epoch(0); }},
+      {"data_plane_address", [](auto& r) { r.set_data_plane_address(std::string(kMaxAddressBytes + 1, 'a')); }},
+      {"capabilities.cores", [](auto& r) { r.mutable_capabilities()->set_cores(0); }},
+      {"capabilities.kv_bytes", [](auto& r) { r.mutable_capabilities()->set_kv_bytes(~uint64_t{0}); }},
+      {"kv-capacity",
+       [](auto& r) {
+         r.set_role(v1::ROLE_ATTENTION_WORKER);
+         r.mutable_capabilities()->set_kv_bytes(0);
+       }},
+      {"model", [](auto& r) { r.clear_model(); }},
+      {"model.vocab_size", [](auto& r) { r.mutable_model()->set_vocab_size(0); }},
+      {"model.max_positions", [](auto& r) { r.mutable_model()->set_max_positions(~uint64_t{0}); }},
+      {"model.bos", [](auto& r) { r.mutable_model()->set_bos(512); }},
+      {"model.stop_ids", [](auto& r) { r.mutable_model()->add_stop_ids(-1); }},
+      {"sampling defaults",
+       [](auto& r) { r.mutable_model()->set_temperature(std::numeric_limits<float>::quiet_NaN()); }},
+      {"attention.groups", [](auto& r) { r.mutable_model()->mutable_attention()->clear_groups(); }},
+      {"attention.op_group", [](auto& r) { r.mutable_model()->mutable_attention()->add_op_group(9); }},
+      {"attention.op_group",
+       [](auto& r) {  // groups in another order than of first appearance
+         auto* table = r.mutable_model()->mutable_attention();
+         table->set_op_group(0, 1);
+         table->set_op_group(1, 0);
+       }},
+      {"attention.kv_heads",
+       [](auto& r) { r.mutable_model()->mutable_attention()->mutable_groups(0)->set_kv_heads(0); }},
+      {"query heads", [](auto& r) { r.mutable_model()->mutable_attention()->mutable_groups(0)->set_kv_heads(3); }},
+      {"attention.kv_dtype",
+       [](auto& r) { r.mutable_model()->mutable_attention()->mutable_groups(0)->set_kv_dtype(9); }},
+      {"attention.scale",
+       [](auto& r) { r.mutable_model()->mutable_attention()->mutable_groups(0)->set_scale(INFINITY); }},
+      {"model.files.name", [](auto& r) { r.mutable_model()->mutable_files(0)->set_name("../etc/passwd"); }},
+      {"model.files.sha256", [](auto& r) { r.mutable_model()->mutable_files(0)->set_sha256("short"); }},
+      {"model.files", [](auto& r) { r.mutable_model()->mutable_files(0)->set_size(kMaxModelFileBytes + 1); }},
+  };
+  for (const auto& [field, change] : cases) {
+    v1::JoinRequest wire;
+    ToProto(GoodJoin(), wire);
+    change(wire);
+    const auto read = FromProto(wire);
+    EXPECT_EQ(read.status().code(), absl::StatusCode::kInvalidArgument) << field;
+    EXPECT_THAT(std::string(read.status().message()), HasSubstr(field));
+  }
+}
+
+scheduler::GenerationRequest GoodRequest() {
+  scheduler::GenerationRequest request;
+  request.tenant = "t";
+  request.cache_salt = "s";
+  request.priority = -3;
+  request.prompt = {1, 2, 3};
+  request.choices = 2;
+  request.sampling.temperature = 0.5f;
+  request.sampling.logprobs = 0;
+  request.sampling.seed = ~uint64_t{0};
+  request.sampling.logit_bias = {{5, -1.5f}};
+  request.sampling.allowed_token_ids = {5, 6};
+  request.max_tokens = 7;
+  request.stop_token_ids = {2};
+  request.prompt_logprobs = 0;
+  request.use_prefix_cache = false;
+  return request;
+}
+
+TEST(ControlMessages, AGenerationRequestSurvivesTheWire) {
+  v1::GenerationRequest wire;
+  ToProto(GoodRequest(), wire);
+  const auto read = FromProto(wire);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->prompt, GoodRequest().prompt);
+  EXPECT_EQ(read->sampling, GoodRequest().sampling);
+  EXPECT_EQ(read->prompt_logprobs, 0);
+  EXPECT_EQ(read->priority, -3);
+  EXPECT_FALSE(read->use_prefix_cache);
+  v1::GenerationRequest again;
+  ToProto(*read, again);
+  EXPECT_EQ(wire.SerializeAsString(), again.SerializeAsString());
+}
+
+TEST(ControlMessages, EveryBadFieldOfAGenerationRequestIsNamed) {
+  using Change = std::function<void(v1::GenerationRequest&)>;
+  const std::vector<std::pair<const char*, Change>> cases = {
+      {"prompt", [](auto& r) { r.clear_prompt(); }},
+      {"choices", [](auto& r) { r.set_choices(0); }},
+      {"choices", [](auto& r) { r.set_choices(9); }},
+      {"max_tokens", [](auto& r) { r.set_max_tokens(1u << 31); }},
+      {"min_tokens", [](auto& r) { r.set_min_tokens(1u << 31); }},
+      {"prompt_logprobs", [](auto& r) { r.set_prompt_logprobs(65); }},
+      {"logits_last", [](auto& r) { r.set_logits_last(4); }},
+      {"tenant", [](auto& r) { r.set_tenant(std::string(1025, 'a')); }},
+      {"sampling", [](auto& r) { r.mutable_sampling()->set_temperature(NAN); }},
+      {"sampling.temperature", [](auto& r) { r.mutable_sampling()->set_temperature(-1); }},
+      {"sampling.top_k", [](auto& r) { r.mutable_sampling()->set_top_k(-1); }},
+      {"sampling.top_p", [](auto& r) { r.mutable_sampling()->set_top_p(1.5f); }},
+      {"sampling.min_p", [](auto& r) { r.mutable_sampling()->set_min_p(-0.5f); }},
+      {"sampling.repetition_penalty", [](auto& r) { r.mutable_sampling()->set_repetition_penalty(0); }},
+      {"biased tokens", [](auto& r) { r.mutable_sampling()->add_bias_tokens(1); }},
+      {"sampling.bias_values", [](auto& r) { r.mutable_sampling()->set_bias_values(0, INFINITY); }},
+      {"sampling.logprobs", [](auto& r) { r.mutable_sampling()->set_logprobs(65); }},
+  };
+  for (const auto& [field, change] : cases) {
+    v1::GenerationRequest wire;
+    ToProto(GoodRequest(), wire);
+    change(wire);
+    const auto read = FromProto(wire);
+    EXPECT_EQ(read.status().code(), absl::StatusCode::kInvalidArgument) << field;
+    EXPECT_THAT(std::string(read.status().message()), HasSubstr(field));
+  }
+}
+
+TEST(ControlMessages, AnUpdateSurvivesTheWire) {
+  scheduler::GenerationUpdate update;
+  update.request = RequestId(9);
+  update.choice = 1;
+  update.tokens = {4, 5};
+  update.first_index = 3;
+  update.logprobs = {{{4, -0.5f, 1}, {{4, -0.5f, 1}, {6, -1.0f, 2}}}, {{5, -2.0f, 3}, {}}};
+  update.logits = {{1.0f, 2.0f}};
+  update.choice_finished = true;
+  update.reason = scheduler::FinishReason::kError;
+  update.error = "why";
+  update.error_code = absl::StatusCode::kUnavailable;
+  update.stop_token = -1;
+  v1::Update wire, again;
+  ToProto(update, wire);
+  const auto read = FromProto(wire);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->logprobs, update.logprobs);
+  EXPECT_EQ(read->error_code, absl::StatusCode::kUnavailable);
+  ToProto(*read, again);
+  EXPECT_EQ(wire.SerializeAsString(), again.SerializeAsString());
+  wire.set_reason(99);
+  EXPECT_THAT(std::string(FromProto(wire).status().message()), HasSubstr("reason"));
+}
+
+// Bytes that once were a message, with some of them changed, either read as something valid or are refused.
+TEST(ControlMessages, DamagedMessagesAreRefusedOrValidButNeverAnythingElse) {
+  std::mt19937_64 random(42);
+  v1::JoinRequest join;
+  ToProto(GoodJoin(), join);
+  const std::string good = join.SerializeAsString();
+  int refused = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    std::string bytes = good;
+    for (int n = 1 + static_cast<int>(random() % 4); n > 0; --n)
+      bytes[random() % bytes.size()] = static_cast<char>(random());
+    v1::JoinRequest wire;
+    if (!wire.ParseFromString(bytes)) continue;
+    const auto read = FromProto(wire);
+    if (!read.ok()) {
+      ++refused;
+      continue;
+    }
+    EXPECT_FALSE(read->name.empty());
+    EXPECT_LE(read->model ? read->model->files.size() : 0, static_cast<size_t>(kMaxModelFiles));
+  }
+  EXPECT_GT(refused, 1000);
+}
+
+TEST(ControlAddresses, WhatIsNoHostAndPortIsRefusedByTheNameOfItsFlag) {
+  for (const char* bad :
+       {"", "host", "host:", ":7100", "host:0", "host:65536", "host:-1", "host:71x", "http://host:7100", "host:7100/"})
+    EXPECT_THAT(std::string(CheckAddress("--scheduler", bad, false).message()), HasSubstr("--scheduler")) << bad;
+  for (const char* good : {"host:7100", "127.0.0.1:1", "[::1]:65535"})
+    EXPECT_TRUE(CheckAddress("--scheduler", good, false).ok()) << good;
+  EXPECT_TRUE(CheckAddress("--listen", "127.0.0.1:0", true).ok());
+}
+
+}  // namespace
+}  // namespace dovetail::control
