@@ -70,7 +70,8 @@ struct SmolLm2Budget {
 inline constexpr SmolLm2Budget kSmolLm2F32 = {model::WeightFormat::kF32, DType::kF32, 1.2e-5, 64};
 inline constexpr SmolLm2Budget kSmolLm2KvBF16 = {model::WeightFormat::kF32, DType::kBF16, 2e-2, 60};
 inline constexpr SmolLm2Budget kSmolLm2BF16 = {model::WeightFormat::kBF16, DType::kBF16, 2e-2, 60};
-// kAuto computes directly on the blocks: the first as served by default, the second without the error of bf16 K, V and wire.
+// kAuto computes directly on the blocks: the first as served by default, the second without the error of bf16 K, V
+// and wire.
 inline constexpr SmolLm2Budget kSmolLm2Direct = {model::WeightFormat::kAuto, DType::kBF16, 5e-2, 60};
 inline constexpr SmolLm2Budget kSmolLm2DirectF32 = {model::WeightFormat::kAuto, DType::kF32, 5e-2, 60};
 

@@ -6,8 +6,9 @@
 #include "tests/golden/reference.h"
 #include "tests/support/test_data.h"
 
-// The two ways of computing with quantised weights, for every block type: directly on the blocks, and dequantised once to f32 (which is
-// bit-exact, tests/model/dequantize_test.cc). A random model of one type, through the whole engine, with exact K, V and wire.
+// The two ways of computing with quantised weights, for every block type: directly on the blocks, and dequantised
+// once to f32 (which is bit-exact, tests/model/dequantize_test.cc). A random model of one type, through the whole
+// engine, with exact K, V and wire.
 
 namespace dovetail::test {
 namespace {
