@@ -50,13 +50,16 @@ struct Mistake {
   std::string said;
 };
 
+const std::string kAllCommands =
+    "serve, run, up, scheduler, attention-worker, compute-worker, server, status, drain, inspect, bench, logits";
+
 TEST(Cli, AMistakeIsNamedInOneLineWithTheRemedy) {
   const std::vector<Mistake> mistakes = {
-      {{}, "say what to do: serve, run, inspect, bench, logits; `dovetail --help` explains"},
+      {{}, "say what to do: " + kAllCommands + "; `dovetail --help` explains"},
       {{"serv", "m"}, "there is no command 'serv'; did you mean serve?"},
       {{"inspct", "m"}, "there is no command 'inspct'; did you mean inspect?"},
-      {{"frobnicate"}, "there is no command 'frobnicate'; there are serve, run, inspect, bench, logits"},
-      {{"--port", "1"}, "there is no flag '--port' before the command; there are serve, run, inspect, bench, logits"},
+      {{"frobnicate"}, "there is no command 'frobnicate'; there are " + kAllCommands},
+      {{"--port", "1"}, "there is no flag '--port' before the command; there are " + kAllCommands},
       {{"serve"}, "serve: MODEL is required"},
       {{"serve", "m", "n"},
        "serve: there are more arguments than this command takes; `dovetail serve --help` lists them"},
