@@ -57,10 +57,12 @@ bool Open(const Flags& flags, int index, Stream& stream) {
   address.sin_port = htons(static_cast<uint16_t>(flags.port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   if (stream.fd < 0 || connect(stream.fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) return false;
-  const std::string body = absl::StrCat(R"({"model":")", flags.model, R"(","prompt":"Once upon a time","temperature":1,"seed":)", index,
+  const std::string body = absl::StrCat(R"({"model":")", flags.model, R"(","prompt":"Once upon a time","temperature":1,)",
+                                        R"("seed":)", index,
                                         R"(,"ignore_eos":true,"stream":true,"max_tokens":)", flags.tokens, "}");
-  const std::string request = absl::StrCat("POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: ",
-                                           body.size(), "\r\n\r\n", body);
+  const std::string request = absl::StrCat(
+      "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: ", body.size(),
+      "\r\n\r\n", body);
   stream.sent = Clock::now();
   return send(stream.fd, request.data(), request.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(request.size());
 }
@@ -140,20 +142,22 @@ int Main(int argc, char** argv) {
   app.add_option("--streams", flags.streams, "Held open at once")->check(CLI::Range(1, 10000));
   app.add_option("--tokens", flags.tokens, "Of each")->check(CLI::Range(2, 1 << 20));
   app.add_option("--rounds", flags.rounds)->check(CLI::Range(1, 100));
-  app.add_option("--late", flags.late, "Streams that come one by one while the others run")->check(CLI::Range(0, 10000));
+  app.add_option("--late", flags.late, "Streams that come one by one while the others run")
+      ->check(CLI::Range(0, 10000));
   CLI11_PARSE(app, argc, argv);
   flags.late = std::min(flags.late, flags.streams - 1);
   double worst = 0;
   bool complete = true;
-  std::printf("%8s %8s %10s %12s %10s %10s %10s %14s %12s\n", "streams", "tokens", "tok/s", "gap p50 ms", "p99", "p99.9", "max",
-              "first p99 ms", "client CPU s");
+  std::printf("%8s %8s %10s %12s %10s %10s %10s %14s %12s\n", "streams", "tokens", "tok/s", "gap p50 ms", "p99",
+              "p99.9", "max", "first p99 ms", "client CPU s");
   for (int i = 0; i < flags.rounds; ++i) {
     const double cpu = CpuSeconds();
     Round round = Run(flags);
     const double longest = Quantile(round.gaps_ms, 1);
     std::printf("%8d %8d %10.0f %12.1f %10.1f %10.1f %10.1f %14.1f %12.2f\n", flags.streams, flags.tokens,
-                flags.streams * flags.tokens / round.seconds, Quantile(round.gaps_ms, 0.5), Quantile(round.gaps_ms, 0.99),
-                Quantile(round.gaps_ms, 0.999), longest, Quantile(round.first_ms, 0.99), CpuSeconds() - cpu);
+                flags.streams * flags.tokens / round.seconds, Quantile(round.gaps_ms, 0.5),
+                Quantile(round.gaps_ms, 0.99), Quantile(round.gaps_ms, 0.999), longest, Quantile(round.first_ms, 0.99),
+                CpuSeconds() - cpu);
     worst = std::max(worst, longest);
     complete = complete && round.complete == flags.streams;
   }
