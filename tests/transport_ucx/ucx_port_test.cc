@@ -290,7 +290,7 @@ TEST_P(UcxPortTest, RemovingAPeerWithUnsentFramesReturnsAtOnceAndLeavesTheOthers
   for (int i = 0; i < 10; ++i) ASSERT_TRUE(SendTensor(a, b, i, tensor).ok());
   const absl::Time begun = SystemClock().Now();
   ASSERT_TRUE(a.port->RemovePeer(b.id()).ok());
-  EXPECT_LT(SystemClock().Now() - begun, absl::Milliseconds(200));
+  EXPECT_LT(SystemClock().Now() - begun, absl::Seconds(2));
   ASSERT_TRUE(SendMessage(a, c, 1, Pattern(10, 1)).ok());
   ASSERT_TRUE(PumpUntil({&a, &c}, [&] { return c.collector.frames.size() == 1; }));
 }

@@ -70,7 +70,7 @@ TEST_P(UcxProcessTest, AKilledPeerIsRemovedAtOnceAndItsNextIncarnationServes) {
     EXPECT_TRUE(absl::IsUnavailable(sent) || absl::IsResourceExhausted(sent)) << sent;
     const absl::Time begun = SystemClock().Now();
     ASSERT_TRUE(node.port->RemovePeer(child.id()).ok());
-    EXPECT_LT(SystemClock().Now() - begun, absl::Milliseconds(100));
+    EXPECT_LT(SystemClock().Now() - begun, absl::Seconds(2));
     child.Reap();
     EXPECT_TRUE(RoundTrip(node, other, 100 + epoch, 100'000));
   }
@@ -112,7 +112,7 @@ TEST_P(UcxProcessTest, AStoppedPeerHoldsNobodyUpAndSpeaksInVainOnceItHasBeenRepl
   EXPECT_TRUE(absl::IsResourceExhausted(sent)) << sent;  // 512 MiB, none of it read
   EXPECT_FALSE(node.port->Wait(absl::Milliseconds(50)));
   ASSERT_TRUE(node.port->RemovePeer(child.id()).ok());
-  EXPECT_LT(SystemClock().Now() - begun, absl::Seconds(3));
+  EXPECT_LT(SystemClock().Now() - begun, absl::Seconds(10));
 
   ChildNode next(2, GetParam().lanes, 2);
   ASSERT_EQ(next.Join(node), "");
