@@ -71,8 +71,8 @@ std::vector<double> GapsOfStreams(
 
 double P99(const std::vector<double>& sorted) { return sorted[sorted.size() * 99 / 100]; }
 
-// 200 streams of a token every 20 ms each. bench/server measures the 200 ms that a quiet machine keeps to; here a stream
-// must not be starved, however busy the machine is.
+// 200 streams of a token every 20 ms each. bench/server measures the 200 ms that a quiet machine keeps to; here no
+// stream may be starved, however busy the machine is.
 TEST(Load, TwoHundredStreamsFlowWithoutAStall) {
   TestServer test({.step_interval = absl::Milliseconds(20)});
   const std::vector<double> gaps = GapsOfStreams(test, 200, 100);
