@@ -1,5 +1,6 @@
 #pragma once
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -66,6 +67,16 @@ class ChildNode {
                                                absl::BytesToHexString(node.port->local_address()), " ", UcxPort::Version()));
     if (added != "ADDED") return added;
     return std::string(node.port->AddPeer(id(), address_, version_, Epoch(epoch_)).message());
+  }
+
+  // Sends `count` tensors of `bytes` to the node, one in about 2 ms. Pushed(): all of them, waiting for at most `wait`.
+  void Push(TestNode& node, int count, size_t bytes) {
+    const std::string line = absl::StrCat("PUSH ", node.id().value(), " ", count, " ", bytes, "\n");
+    DT_CHECK(write(input_, line.data(), line.size()) == static_cast<ssize_t>(line.size()));
+  }
+  bool Pushed(absl::Duration wait) {
+    pollfd readable{output_, POLLIN, 0};
+    return poll(&readable, 1, static_cast<int>(absl::ToInt64Milliseconds(wait))) > 0 && ReadLine() == "PUSHED";
   }
 
  private:

@@ -1,6 +1,7 @@
 // A node in a process of its own, for tests: peer_process NODE EPOCH LANES.
 // Prints "ADDRESS <hex> <version>"; reads "ADD <node> <epoch> <hex> <version>" lines and prints "ADDED" or the error for each; sends every
-// message back as it came and answers every tensor with a partial of the same bytes. Ends when stdin does.
+// message back as it came and answers every tensor with a partial of the same bytes. "PUSH <node> <count> <bytes>" sends so many tensors,
+// one a turn, each byte 0xEE, that nobody needs to answer, and prints "PUSHED" or the error. Ends when stdin does.
 #include <poll.h>
 #include <unistd.h>
 
@@ -47,6 +48,25 @@ void AddPeer(UcxPort& port, std::istream& command) {
   std::cout << (added.ok() ? "ADDED" : std::string(added.message())) << std::endl;
 }
 
+struct Push {
+  uint32_t node = 0;
+  int left = 0;
+  std::vector<std::byte> tensor;
+
+  void Begin(std::istream& command) {
+    size_t bytes = 0;
+    command >> node >> left >> bytes;
+    tensor.assign(bytes, std::byte{0xEE});
+  }
+  void Turn(UcxPort& port) {
+    if (left == 0) return;
+    const auto header = proto::MakeHeader(proto::FrameType::kQuery, Epoch(1), StepId(left), MicroBatchId(15), 0, tensor.size());
+    const absl::Status sent = port.SendTensor(NodeId(node), header, tensor);
+    if (!sent.ok()) left = 1;
+    if (--left == 0) std::cout << (sent.ok() ? "PUSHED" : std::string(sent.message())) << std::endl;
+  }
+};
+
 int Main(char** arguments) {
   UcxOptions options;
   options.node = NodeId(static_cast<uint32_t>(std::atoi(arguments[1])));
@@ -61,6 +81,7 @@ int Main(char** arguments) {
   }
   std::cout << "ADDRESS " << absl::BytesToHexString((*port)->local_address()) << " " << UcxPort::Version() << std::endl;
   Echo echo(**port);
+  Push push;
   std::string input;
   while (true) {
     pollfd readable{STDIN_FILENO, POLLIN, 0};
@@ -74,8 +95,10 @@ int Main(char** arguments) {
         std::string word;
         line >> word;
         if (word == "ADD") AddPeer(**port, line);
+        if (word == "PUSH") push.Begin(line);
       }
     }
+    push.Turn(**port);
     if ((*port)->Poll(echo, 64) == 0) (*port)->Wait(absl::Milliseconds(2));
   }
 }

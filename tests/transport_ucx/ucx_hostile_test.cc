@@ -5,6 +5,7 @@
 #include <random>
 
 #include "tests/transport_ucx/ucx_nodes.h"
+#include "transport/ucx/region.h"
 #include "transport/ucx/ucx_worker.h"
 
 namespace dovetail::transport::ucx {
@@ -43,7 +44,7 @@ class Rogue {
 
   // Is added, and greets with these bytes as the key of a region.
   void Join(const std::string& region_key = "") {
-    const std::string address = Encode(NodeAddress{NodeId(9), Epoch(1), kOwnKey, *worker_->Address()});
+    const std::string address = Encode(NodeAddress{NodeId(9), Epoch(1), kOwnKey, {}, *worker_->Address()});
     ASSERT_TRUE(victim_.port->AddPeer(NodeId(9), address, UcxPort::Version(), Epoch(1)).ok());
     WireHeader hello = HeaderFor(WireKind::kHello);
     hello.sequence = UcxOptions().max_frame_bytes;
@@ -198,7 +199,7 @@ TEST(UcxHostile, APlaceInARegionThatWasNotMadeDropsThePeer) {
 }
 
 TEST(UcxHostile, AGreetingWithAKeyForSomeoneElseOrNoneAtAllDropsThePeer) {
-  const std::string other = Encode(RegionKey{NodeId(9), Epoch(1), NodeId(5), 4096, 4096, "key"});
+  const std::string other = Encode(RegionKey{NodeId(9), Epoch(1), NodeId(5), 4096, 4096, 1, "key"});
   for (const std::string& key : {other, other.substr(1), std::string("nonsense")}) {
     TestNode victim(OptionsFor(1, Lanes::kShm));
     Rogue rogue(victim);
@@ -208,13 +209,32 @@ TEST(UcxHostile, AGreetingWithAKeyForSomeoneElseOrNoneAtAllDropsThePeer) {
   }
 }
 
+TEST(UcxHostile, AKeyThatOpensAnotherRegionThanItWasMadeForDropsThePeer) {
+  auto worker = UcxWorker::Create({Lanes::kShm, "", 0, 0, absl::Seconds(1)});
+  ASSERT_TRUE(worker.ok());
+  auto region = ReceiveRegion::Create(**worker, 1 << 20);
+  ASSERT_TRUE(region.ok());
+  const auto base = reinterpret_cast<uint64_t>((*region)->data());
+  const uint64_t token = (*region)->token();
+  for (const bool stale : {true, false}) {
+    TestNode victim(OptionsFor(1, Lanes::kShm));
+    Rogue rogue(victim);
+    rogue.Join(Encode(RegionKey{NodeId(9), Epoch(1), NodeId(1), base, 1 << 20, token + stale, *(*region)->RemoteKey()}));
+    if (stale) {
+      EXPECT_EQ(FailureOf(victim), "region key: the region is gone");
+    } else {
+      EXPECT_TRUE(PumpUntil({&victim}, [&] { return victim.port->Connected(NodeId(9)); }));
+    }
+  }
+}
+
 TEST(UcxHostile, APayloadBeyondTheLimitDropsThePeerAndOnlyIt) {
   UcxOptions options = OptionsFor(1, Lanes::kShm), other = OptionsFor(2, Lanes::kShm);
   options.max_frame_bytes = other.max_frame_bytes = 1 << 20;
   TestNode victim(options), member(other);
   ASSERT_TRUE(Connect(victim, member));
   Rogue rogue(victim);
-  const std::string address = Encode(NodeAddress{NodeId(9), Epoch(1), kOwnKey, DecodeNodeAddress(member.port->local_address())->worker});
+  const std::string address = Encode(NodeAddress{NodeId(9), Epoch(1), kOwnKey, {}, DecodeNodeAddress(member.port->local_address())->worker});
   ASSERT_TRUE(victim.port->AddPeer(NodeId(9), address, UcxPort::Version(), Epoch(1)).ok());
   rogue.Send(rogue.Frame(0, (1 << 20) + 1), Pattern((1 << 20) + 1, 0));
   EXPECT_EQ(FailureOf(victim), "it sent a frame of 1048577 bytes; at most 1048576");

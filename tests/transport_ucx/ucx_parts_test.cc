@@ -1,10 +1,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <fstream>
 #include <map>
 #include <random>
 
 #include "transport/ucx/lanes.h"
+#include "transport/ucx/process.h"
 #include "transport/ucx/slot_allocator.h"
 #include "transport/ucx/wire.h"
 
@@ -54,7 +60,7 @@ TEST(Wire, AHeaderWithAnyBitTurnedIsRefused) {
     reinterpret_cast<unsigned char*>(&damaged)[bit / 8] ^= static_cast<unsigned char>(1u << (bit % 8));
     EXPECT_FALSE(Check(damaged).ok()) << bit;
   }
-  for (const uint16_t kind : {0, 7, 65535}) {
+  for (const uint16_t kind : {0, 8, 65535}) {
     header.kind = static_cast<WireKind>(kind);
     Seal(header);
     EXPECT_FALSE(Check(header).ok());
@@ -62,23 +68,52 @@ TEST(Wire, AHeaderWithAnyBitTurnedIsRefused) {
 }
 
 TEST(Wire, AddressesAndKeysComeBackAsTheyWereAndDamagedOnesDoNot) {
-  const std::string address = Encode(NodeAddress{NodeId(3), Epoch(4), 0x123456789abcdef0, "worker"});
+  const std::string address = Encode(NodeAddress{NodeId(3), Epoch(4), 0x123456789abcdef0, {77, 88}, "worker"});
   const NodeAddress decoded = *DecodeNodeAddress(address);
   EXPECT_EQ(decoded.node, NodeId(3));
   EXPECT_EQ(decoded.epoch, Epoch(4));
   EXPECT_EQ(decoded.key, 0x123456789abcdef0u);
+  EXPECT_EQ(decoded.process, (ProcessIdentity{77, 88}));
   EXPECT_EQ(decoded.worker, "worker");
-  const std::string key = Encode(RegionKey{NodeId(1), Epoch(2), NodeId(3), 4096, 8192, "rkey"});
+  const std::string key = Encode(RegionKey{NodeId(1), Epoch(2), NodeId(3), 4096, 8192, 99, "rkey"});
   const RegionKey region = *DecodeRegionKey(key);
   EXPECT_EQ(region.owner, NodeId(1));
   EXPECT_EQ(region.owner_epoch, Epoch(2));
   EXPECT_EQ(region.writer, NodeId(3));
   EXPECT_EQ(region.base, 4096u);
   EXPECT_EQ(region.bytes, 8192u);
+  EXPECT_EQ(region.token, 99u);
   EXPECT_EQ(region.rkey, "rkey");
   EXPECT_FALSE(DecodeNodeAddress(key).ok());
   EXPECT_FALSE(DecodeRegionKey(address).ok());
   for (size_t i = 0; i < key.size(); ++i) EXPECT_FALSE(DecodeRegionKey(key.substr(0, i)).ok());
+}
+
+TEST(ProcessWatch, AProcessHasEndedOnceItIsKilledThoughNobodyReapedIt) {
+  const pid_t child = fork();
+  if (child == 0) {
+    pause();
+    _exit(0);
+  }
+  ProcessIdentity identity{static_cast<uint32_t>(child), 0};
+  EXPECT_FALSE(ProcessWatch(identity).Ended());  // without its start nobody knows who is meant
+  std::ifstream stat(absl::StrCat("/proc/", child, "/stat"));
+  std::string field;
+  for (int i = 0; i < 22; ++i) stat >> field;
+  identity.start = std::stoull(field);
+  ProcessWatch watch(identity);
+  EXPECT_FALSE(watch.Ended());
+  EXPECT_TRUE(ProcessWatch(ProcessIdentity{identity.pid, identity.start + 1}).Ended());  // the number is another's now
+  kill(child, SIGKILL);
+  pollfd ended{watch.fd(), POLLIN, 0};
+  EXPECT_EQ(poll(&ended, 1, 10'000), 1);
+  EXPECT_TRUE(watch.Ended());
+  ProcessWatch moved = std::move(watch);
+  EXPECT_TRUE(moved.Ended());
+  waitpid(child, nullptr, 0);
+  EXPECT_TRUE(ProcessWatch(identity).Ended());  // nobody has the number
+  EXPECT_FALSE(ProcessWatch(ThisProcess()).Ended());
+  EXPECT_FALSE(ProcessWatch().Ended());
 }
 
 TEST(SlotAllocator, SlotsNeverOverlapAndEverythingComesBackWhole) {

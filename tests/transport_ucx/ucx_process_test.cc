@@ -124,6 +124,122 @@ TEST_P(UcxProcessTest, AStoppedPeerHoldsNobodyUpAndSpeaksInVainOnceItHasBeenRepl
   EXPECT_EQ(node.port->counters().frames_received, received + 20);
 }
 
+// The tensors of one peer, held and compared, while another one that was removed writes.
+TEST(UcxRegions, WhatAStoppedPeerStillPutsLandsWhereNobodyReads) {
+  TestNode node(OptionsFor(1, Way{Lanes::kShm, true}));
+  auto child = std::make_unique<ChildNode>(2, Lanes::kShm);
+  ASSERT_EQ(child->Join(node), "");
+  constexpr int kPushes = 900;
+  child->Push(node, kPushes, 16 << 10);
+  ASSERT_TRUE(PumpUntil({&node}, [&] { return node.collector.frames.size() >= 5; }));
+  child->Signal(SIGSTOP);
+  int status = 0;
+  ASSERT_EQ(waitpid(child->pid(), &status, WUNTRACED), child->pid());
+  ASSERT_TRUE(WIFSTOPPED(status));
+  while (node.Poll() > 0) {
+  }
+  const size_t before = node.collector.frames.size();
+  ASSERT_LT(before, kPushes / 2u);
+  ASSERT_TRUE(node.port->RemovePeer(child->id()).ok());
+  EXPECT_EQ(node.port->retired_bytes(), UcxOptions().receive_region_bytes);
+
+  // Its successor gets a region at once. The tensors that it puts there are held, since nothing answers them.
+  ChildNode next(2, Lanes::kShm, 2);
+  ASSERT_EQ(next.Join(node), "");
+  constexpr int kHeld = 200;
+  node.collector.frames.clear();
+  next.Push(node, kHeld, 16 << 10);
+  ASSERT_TRUE(PumpUntil({&node}, [&] { return node.collector.frames.size() == kHeld; }));
+  ASSERT_TRUE(next.Pushed(absl::Seconds(10)));
+  for (const Received& frame : node.collector.frames)
+    std::memset(const_cast<std::byte*>(frame.payload.data()), 0x11, frame.payload.size());
+
+  const uint64_t foreign = node.port->counters().dropped_foreign;
+  child->Signal(SIGCONT);
+  ASSERT_TRUE(PumpUntil({&node}, [&] { return child->Pushed(absl::ZeroDuration()); }));
+  while (node.port->Wait(absl::Milliseconds(20))) node.Poll();
+  EXPECT_GE(node.port->counters().dropped_foreign - foreign, kPushes - before);  // it had put that many more
+  for (const Received& frame : node.collector.frames)
+    for (const std::byte byte : frame.payload) ASSERT_EQ(byte, std::byte{0x11});
+  EXPECT_EQ(node.port->retired_bytes(), UcxOptions().receive_region_bytes);  // for it could go on
+
+  child->Kill();  // and is not even reaped
+  EXPECT_TRUE(PumpUntil({&node}, [&] {
+    node.port->Wait(absl::Milliseconds(5));
+    return node.port->retired_bytes() == 0;
+  }));
+  child.reset();
+}
+
+TEST(UcxRegions, APortThatEndsSaysThatItWritesNoMoreThoughItsProcessGoesOn) {
+  TestNode node(OptionsFor(1, Way{Lanes::kShm, true}));
+  for (uint32_t epoch = 1; epoch <= 3; ++epoch) {
+    TestNode peer(OptionsFor(2, Way{Lanes::kShm, true}, epoch));
+    ASSERT_TRUE(Add(node, peer, epoch).ok() && Add(peer, node).ok());
+    ASSERT_TRUE(PumpUntil({&node, &peer}, [&] { return peer.port->Connected(node.id()) && node.port->Connected(peer.id()); }));
+    ASSERT_TRUE(node.port->RemovePeer(peer.id()).ok());
+    EXPECT_EQ(node.port->retired_bytes(), UcxOptions().receive_region_bytes);
+    peer.port.reset();
+    EXPECT_TRUE(PumpUntil({&node}, [&] { return node.port->retired_bytes() == 0; })) << "incarnation " << epoch;
+  }
+}
+
+TEST(UcxRegions, WhatIsKeptForStoppedPeersIsBoundedAndBeyondItTensorsComeAsMessages) {
+  UcxOptions options = OptionsFor(1, Way{Lanes::kShm, true});
+  options.max_retired_bytes = 2 * options.receive_region_bytes;
+  TestNode node(options);
+  std::vector<std::unique_ptr<ChildNode>> stopped;
+  for (uint32_t i = 0; i < 5; ++i) {
+    stopped.push_back(std::make_unique<ChildNode>(10 + i, Lanes::kShm));
+    ASSERT_EQ(stopped.back()->Join(node), "");
+    ASSERT_TRUE(RoundTrip(node, *stopped.back(), 1, 100'000));
+    stopped.back()->Signal(SIGSTOP);
+    ASSERT_TRUE(node.port->RemovePeer(stopped.back()->id()).ok());
+    EXPECT_EQ(node.port->retired_bytes(), std::min<uint64_t>(i + 1, 2) * options.receive_region_bytes);
+  }
+}
+
+TEST(UcxRegions, AProcessThatEndsIsReportedAtOnceThoughNobodyReapsIt) {
+  UcxOptions options = OptionsFor(1, Lanes::kShm);
+  options.keepalive = absl::Hours(1);  // so that UCX cannot have noticed
+  TestNode node(options);
+  ChildNode child(2, Lanes::kShm);
+  ASSERT_EQ(child.Join(node), "");
+  ASSERT_TRUE(RoundTrip(node, child, 1, 1000));
+  child.Kill();
+  std::vector<PeerFailure> failures;
+  while (failures.empty()) {
+    ASSERT_TRUE(node.port->Wait(absl::Seconds(10)));
+    node.Poll();
+    failures = node.port->TakeFailures();
+  }
+  EXPECT_EQ(failures[0].node, child.id());
+  EXPECT_EQ(failures[0].status.message(), "its process has ended");
+  EXPECT_FALSE(node.port->Wait(absl::Milliseconds(20)));  // said once, it wakes nobody any more
+}
+
+TEST_P(UcxProcessTest, AStoppedPeerIsSilentAndOneThatOnlyHasNothingToSayIsNot) {
+  TestNode node(OptionsFor(1, GetParam()));
+  ChildNode quiet(2, GetParam().lanes), stopped(3, GetParam().lanes);
+  ASSERT_EQ(quiet.Join(node), "");
+  ASSERT_EQ(stopped.Join(node), "");
+  ASSERT_TRUE(RoundTrip(node, quiet, 1, 1000) && RoundTrip(node, stopped, 2, 1000));
+  EXPECT_TRUE(node.port->SilentPeers().empty());
+  stopped.Signal(SIGSTOP);
+  const auto silent = [&] {
+    node.port->Wait(absl::Milliseconds(10));
+    node.Poll();
+    return !node.port->SilentPeers().empty();
+  };
+  ASSERT_TRUE(PumpUntil({&node}, silent));
+  ASSERT_EQ(node.port->SilentPeers().size(), 1u);
+  EXPECT_EQ(node.port->SilentPeers()[0].node, stopped.id());
+  EXPECT_GT(node.port->SilentPeers()[0].length, UcxOptions().silence);
+  EXPECT_EQ(node.port->SilentPeers()[0].epoch, Epoch(1));
+  stopped.Signal(SIGCONT);
+  EXPECT_TRUE(PumpUntil({&node}, [&] { return !silent(); }));
+}
+
 TEST_P(UcxProcessTest, NothingIsLeftInSharedMemoryByNodesThatEndOrAreKilled) {
   const std::set<std::string> before = SharedMemory();
   {

@@ -1,8 +1,11 @@
 #include "transport/ucx/region.h"
 
+#include <sys/mman.h>
 #include <sys/statvfs.h>
 
 #include <algorithm>
+#include <cstring>
+#include <random>
 
 namespace dovetail::transport::ucx {
 namespace {
@@ -27,7 +30,7 @@ absl::StatusOr<std::unique_ptr<ReceiveRegion>> ReceiveRegion::Create(const UcxWo
   std::unique_ptr<ReceiveRegion> region(new ReceiveRegion(worker.context()));
   ucp_mem_map_params_t params{};
   params.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_FLAGS;
-  params.length = bytes;
+  params.length = kTokenBefore + bytes;
   params.flags = UCP_MEM_MAP_ALLOCATE | UCP_MEM_MAP_NONBLOCK;
   if (const ucs_status_t status = ucp_mem_map(region->context_, &params, &region->handle_); status != UCS_OK)
     return UcxError(status, absl::StrCat("a receive region of ", bytes, " bytes"));
@@ -35,10 +38,16 @@ absl::StatusOr<std::unique_ptr<ReceiveRegion>> ReceiveRegion::Create(const UcxWo
   attributes.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS | UCP_MEM_ATTR_FIELD_LENGTH;
   if (const ucs_status_t status = ucp_mem_query(region->handle_, &attributes); status != UCS_OK)
     return UcxError(status, "a receive region");
-  region->data_ = static_cast<std::byte*>(attributes.address);
-  region->bytes_ = std::min<uint64_t>(bytes, attributes.length);
+  region->data_ = static_cast<std::byte*>(attributes.address) + kTokenBefore;
+  region->bytes_ = std::min<uint64_t>(bytes, attributes.length - kTokenBefore);
+  std::random_device random;
+  region->token_ = uint64_t{random()} << 32 | random();
+  std::memcpy(attributes.address, &region->token_, sizeof(region->token_));
   return region;
 }
+
+// If the system does not want to, they stay until the region goes.
+void ReceiveRegion::DropPages() { [[maybe_unused]] const int dropped = madvise(data_, bytes_, MADV_REMOVE); }
 
 ReceiveRegion::~ReceiveRegion() {
   if (handle_ != nullptr) ucp_mem_unmap(context_, handle_);

@@ -1,5 +1,6 @@
 #include "transport/ucx/ucx_peer.h"
 
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_join.h"
@@ -62,7 +63,10 @@ absl::Status UcxPeer::Connect(const NodeAddress& address, Lanes lanes) {
   const std::vector<std::string> transports = TransportsIn(DescribeEndpoint(endpoint_));
   lane_ = absl::StrJoin(transports, ",");
   DT_RETURN_IF_ERROR(CheckLanes(lanes, transports));
-  if (port_.options_.receive_region_bytes > 0 && CheckLanes(Lanes::kShm, transports).ok()) MakeRegion();
+  if (CheckLanes(Lanes::kShm, transports).ok()) {
+    process_ = ProcessWatch(address.process);
+    if (port_.options_.receive_region_bytes > 0) MakeRegion();
+  }
   SendControl(WireKind::kHello);
   return failure_;
 }
@@ -77,10 +81,10 @@ WireHeader UcxPeer::NewHeader(WireKind kind) {
 }
 
 void UcxPeer::SendControl(WireKind kind) {
-  SendWindow::Frame& frame = control_[static_cast<int>(kind) - 1];
+  SendWindow::Frame& frame = control_[kind == WireKind::kGoodbye ? 3 : static_cast<int>(kind) - 1];
   if (frame.busy || !failure_.ok()) return;
   frame.header = NewHeader(kind);
-  if (kind != WireKind::kCredit) {  // greetings tell the limits, which must be alike
+  if (kind == WireKind::kHello || kind == WireKind::kWelcome) {  // greetings tell the limits, which must be alike
     frame.header.sequence = port_.options_.max_frame_bytes;
     frame.header.offset = port_.options_.max_bytes_in_flight;
     frame.payload = std::as_bytes(std::span(region_key_));
@@ -169,6 +173,7 @@ void UcxPeer::NotifyPlaced(SendWindow::Frame& frame) {
 
 void UcxPeer::PostHeader(SendWindow::Frame& frame, std::span<const std::byte> payload) {
   frame.header.delivered = delivered_told_ = received_.delivered();
+  spoke_ = port_.now_;
   bytes_untold_ = 0;
   Seal(frame.header);
   ucp_request_param_t param{};
@@ -190,12 +195,17 @@ void UcxPeer::OnAcknowledgement(const WireHeader& header) {
     return Fail(InvalidArgument("it acknowledges ", header.delivered, " frames, but was sent ", sent_.next()));
   if (header.kind >= WireKind::kMessage && IsAnswer(header.frame))
     sent_.Answered(header.frame.micro_batch, header.delivered, [this](const SendWindow::Tensor& tensor) {
-      if (tensor.placed) slots_->Free(tensor.offset);
+      if (tensor.placed && slots_ != nullptr) slots_->Free(tensor.offset);
     });
 }
 
 // Without a region everything goes as active messages, which is slower and nothing else.
 void UcxPeer::MakeRegion() {
+  if (!port_.retired_.HasRoom()) {
+    LogWarning("node ", node_.value(), ": its tensors come as active messages: ", port_.retired_.bytes(),
+               " bytes are kept for stopped peers that may still write there; end their processes");
+    return;
+  }
   auto region = ReceiveRegion::Create(*port_.worker_, port_.options_.receive_region_bytes);
   auto key = region.ok() ? (*region)->RemoteKey() : region.status();
   if (!key.ok()) {
@@ -204,7 +214,7 @@ void UcxPeer::MakeRegion() {
   }
   region_ = *std::move(region);
   region_key_ = Encode(RegionKey{port_.options_.node, port_.options_.epoch, node_, reinterpret_cast<uint64_t>(region_->data()),
-                                 region_->size_bytes(), *std::move(key)});
+                                 region_->size_bytes(), region_->token(), *std::move(key)});
 }
 
 absl::Status UcxPeer::OpenRegion(std::string_view bytes) {
@@ -214,6 +224,14 @@ absl::Status UcxPeer::OpenRegion(std::string_view bytes) {
                            key.owner_epoch.value());
   if (const ucs_status_t status = ucp_ep_rkey_unpack(endpoint_, key.rkey.data(), &remote_key_); status != UCS_OK)
     return UcxError(status, "region key");
+  // The key names a descriptor of the peer's: of another region by now, if the peer has started anew meanwhile.
+  void* front = nullptr;
+  uint64_t token = 0;
+  if (const ucs_status_t status = ucp_rkey_ptr(remote_key_, key.base - ReceiveRegion::kTokenBefore, &front);
+      status != UCS_OK)
+    return UcxError(status, "region key");
+  std::memcpy(&token, front, sizeof(token));
+  if (token != key.token) return absl::UnavailableError("region key: the region is gone");
   remote_base_ = key.base;
   slots_ = std::make_unique<SlotAllocator>(key.bytes);
   return absl::OkStatus();
@@ -245,6 +263,19 @@ void UcxPeer::ReleaseAnswered(const proto::FrameHeader& answer) {
 
 void UcxPeer::GiveBack(ucp_worker_h worker, const ReceiveWindow::Frame& frame) {
   if (frame.data != nullptr && !frame.placed) ucp_am_data_release(worker, const_cast<std::byte*>(frame.data));
+}
+
+std::unique_ptr<ReceiveRegion> UcxPeer::TakeRegion() {
+  if (region_released_) region_.reset();
+  return std::move(region_);
+}
+
+// What is still being put would be written after the goodbye: then there is none.
+void UcxPeer::SayGoodbye() {
+  if (remote_key_ == nullptr || endpoint_ == nullptr || broken_ || bytes_posted_ > 0) return;
+  ucp_rkey_destroy(std::exchange(remote_key_, nullptr));
+  slots_.reset();
+  SendControl(WireKind::kGoodbye);
 }
 
 bool UcxPeer::OwesCredit() const {

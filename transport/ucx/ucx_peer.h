@@ -6,8 +6,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "base/ids.h"
 #include "base/status.h"
+#include "transport/ucx/process.h"
 #include "transport/ucx/receive_window.h"
 #include "transport/ucx/region.h"
 #include "transport/ucx/send_window.h"
@@ -28,13 +30,28 @@ class UcxPeer {
   // Makes the endpoint and greets. On an error nothing was sent.
   absl::Status Connect(const NodeAddress& address, Lanes lanes);
 
-  void SendControl(WireKind kind);  // kHello, kWelcome, kCredit; nothing if the last of that kind is still on its way
+  void SendControl(WireKind kind);  // nothing if the last of that kind is still on its way
   void OnGreeting(const WireHeader& header, std::string_view region_key);
 
   absl::Status Send(const proto::FrameHeader& header, WireKind kind, std::span<const std::byte> payload,
                     std::vector<std::byte>* message);
 
   const ReceiveRegion* region() const { return region_.get(); }  // where the peer may PUT; null: nowhere
+
+  // The peer's port ends and has given up the region: nobody writes there any more.
+  void OnGoodbye() { region_released_ = true; }
+
+  // Before the end of this port: gives up the peer's region and says so.
+  void SayGoodbye();
+
+  // The region of a peer that was removed, if it may still write there, and its process.
+  std::unique_ptr<ReceiveRegion> TakeRegion();
+  ProcessWatch& process() { return process_; }
+
+  // When a valid frame last came, and one was last sent, to within a tick of the port.
+  absl::Time heard() const { return heard_; }
+  void Hear(absl::Time now) { heard_ = now; }
+  absl::Time spoke() const { return spoke_; }
 
   // What a valid header of the peer says about frames of ours.
   void OnAcknowledgement(const WireHeader& header);
@@ -103,7 +120,10 @@ class UcxPeer {
   ucp_rkey_h remote_key_ = nullptr;
   uint64_t remote_base_ = 0;
   std::unique_ptr<SlotAllocator> slots_;  // of the peer's region
-  SendWindow::Frame control_[3];      // hello, welcome, credit
+  SendWindow::Frame control_[4];      // hello, welcome, credit, goodbye
+  ProcessWatch process_;              // of the peer; of nobody if it may be on another host
+  bool region_released_ = false;
+  absl::Time heard_, spoke_;
   // The frame being handed over, if it is a tensor; and whether it has been answered meanwhile.
   bool delivering_tensor_ = false;
   bool answered_at_once_ = false;

@@ -1,6 +1,7 @@
 #include "transport/ucx/ucx_port.h"
 
 #include <poll.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <ucp/api/ucp.h>
 #include <unistd.h>
@@ -20,6 +21,9 @@ namespace {
 
 inline constexpr int kMaxProgressPerPoll = 64;
 inline constexpr absl::Duration kNap = absl::Milliseconds(1);
+inline constexpr uint32_t kPollsPerLookAtTheClock = 32;
+inline constexpr int kSilencesToConnect = 10;  // the other side may hear of this one later
+inline constexpr int kDeathsAtATime = 16;
 
 uint64_t RandomKey() {
   std::random_device device;
@@ -59,12 +63,16 @@ absl::Status UcxOptions::Validate() const {
     return InvalidArgument("max_bytes_in_flight: ", max_bytes_in_flight, " is less than 1.25 frames of ", max_frame_bytes, " bytes");
   if (receive_region_bytes != 0 && !std::has_single_bit(receive_region_bytes))
     return InvalidArgument("receive_region_bytes: ", receive_region_bytes, " is neither 0 nor a power of two");
+  if (beat <= absl::ZeroDuration() || silence < 4 * beat)
+    return InvalidArgument("beat, silence: ", absl::FormatDuration(beat), " and ", absl::FormatDuration(silence),
+                           "; silence is at least four beats");
   if (spin < absl::ZeroDuration() || keepalive <= absl::ZeroDuration() || close_timeout < absl::ZeroDuration())
     return InvalidArgument("spin, keepalive, close_timeout: must not be negative, nor keepalive 0");
   return absl::OkStatus();
 }
 
-UcxPort::UcxPort(const UcxOptions& options) : options_(options), key_(RandomKey()) {}
+UcxPort::UcxPort(const UcxOptions& options)
+    : options_(options), key_(RandomKey()), retired_(options.max_retired_bytes), now_(SystemClock().Now()), next_tick_(now_) {}
 
 absl::StatusOr<std::unique_ptr<UcxPort>> UcxPort::Create(const UcxOptions& options) {
   DT_RETURN_IF_ERROR(options.Validate());
@@ -86,7 +94,8 @@ absl::Status UcxPort::Init() {
   if (const ucs_status_t status = ucp_worker_set_am_recv_handler(worker_->get(), &param); status != UCS_OK)
     return UcxError(status, "UCX active messages");
   bell_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-  if (bell_fd_ < 0) return ResourceExhausted("eventfd: ", std::strerror(errno));
+  deaths_fd_ = epoll_create1(EPOLL_CLOEXEC);
+  if (bell_fd_ < 0 || deaths_fd_ < 0) return ResourceExhausted("eventfd, epoll: ", std::strerror(errno));
   return absl::OkStatus();
 }
 
@@ -96,8 +105,13 @@ UcxPort::~UcxPort() {
     const auto progress_until = [&](auto&& done) {
       while (!done() && SystemClock().Now() < deadline) worker_->Progress();
     };
-    for (auto& peer : peers_) peer->StartFlush();
-    progress_until([&] { return std::all_of(peers_.begin(), peers_.end(), [](auto& peer) { return peer->Flushed(); }); });
+    const auto flush = [&] {
+      for (auto& peer : peers_) peer->StartFlush();
+      progress_until([&] { return std::all_of(peers_.begin(), peers_.end(), [](auto& peer) { return peer->Flushed(); }); });
+    };
+    flush();
+    for (auto& peer : peers_) peer->SayGoodbye();
+    flush();
     for (auto& peer : peers_) {
       peer->StartClose();
       closing_.push_back(std::move(peer));
@@ -110,9 +124,11 @@ UcxPort::~UcxPort() {
     });
     for (auto& peer : closing_) peer->ForceClose();
     closing_.clear();
+    retired_.Clear();
     worker_.reset();
   }
   if (bell_fd_ >= 0) close(bell_fd_);
+  if (deaths_fd_ >= 0) close(deaths_fd_);
 }
 
 std::string UcxPort::Version() { return ucp_get_version_string(); }
@@ -120,7 +136,7 @@ std::string UcxPort::Version() { return ucp_get_version_string(); }
 std::string UcxPort::local_address() const {
   const absl::StatusOr<std::string> worker = worker_->Address();
   if (!worker.ok()) return "";
-  return Encode(NodeAddress{options_.node, options_.epoch, key_, *worker});
+  return Encode(NodeAddress{options_.node, options_.epoch, key_, ThisProcess(), *worker});
 }
 
 UcxPeer* UcxPort::Find(NodeId node) const {
@@ -148,6 +164,11 @@ absl::Status UcxPort::AddPeer(NodeId node, const std::string& bytes, const std::
     closing_.push_back(std::move(peer));
     return Annotate(connected, name);
   }
+  if (const int process = peer->process().fd(); process >= 0) {
+    epoll_event event{EPOLLIN, {.u32 = node.value()}};
+    epoll_ctl(deaths_fd_, EPOLL_CTL_ADD, process, &event);
+  }
+  peer->Hear(std::max(now_, next_tick_));
   by_node_[node] = peer.get();
   peers_.push_back(std::move(peer));
   return absl::OkStatus();
@@ -157,7 +178,11 @@ absl::Status UcxPort::RemovePeer(NodeId node) {
   DT_CHECK(!delivering_);
   const auto it = std::find_if(peers_.begin(), peers_.end(), [&](const auto& peer) { return peer->node() == node; });
   if (it == peers_.end()) return NotFound("node ", node.value(), " is no peer");
-  (*it)->StartClose();
+  UcxPeer& peer = **it;
+  peer.StartClose();
+  if (const int process = peer.process().fd(); process >= 0) epoll_ctl(deaths_fd_, EPOLL_CTL_DEL, process, nullptr);
+  if (auto region = peer.TakeRegion(); region != nullptr && !peer.process().Ended())
+    retired_.Add(node, peer.epoch(), std::move(region), std::move(peer.process()));
   closing_.push_back(std::move(*it));
   peers_.erase(it);
   by_node_.erase(node);
@@ -204,15 +229,18 @@ absl::Status UcxPort::SendTensor(NodeId to, const proto::FrameHeader& header, st
 
 void UcxPort::OnWire(const WireHeader& header, const std::byte* data, uint64_t bytes, bool* kept) {
   UcxPeer* peer = Find(NodeId(header.from));
+  if (header.kind == WireKind::kGoodbye && header.key == key_) retired_.Released(NodeId(header.from), Epoch(header.from_epoch));
   if (peer == nullptr || header.key != key_ || peer->epoch() != Epoch(header.from_epoch)) {
     ++counters_.dropped_foreign;
     return;
   }
   if (!peer->failure().ok()) return;
+  peer->Hear(now_);
   switch (header.kind) {
     case WireKind::kHello:
     case WireKind::kWelcome: return peer->OnGreeting(header, {reinterpret_cast<const char*>(data), bytes});
     case WireKind::kCredit: return peer->OnAcknowledgement(header);
+    case WireKind::kGoodbye: return peer->OnGoodbye();
     case WireKind::kMessage:
     case WireKind::kTensor:
     case WireKind::kPlaced: return OnFrame(*peer, header, data, bytes, kept);
@@ -276,8 +304,44 @@ void UcxPort::DeliverOne(UcxPeer& peer, FrameHandler& handler) {
   peer.EndDelivery(frame);
 }
 
+// What must happen now and then: every peer hears something, and the dead are noticed. A node that did not poll for a while could hear
+// nobody, which is not its peers' fault.
+void UcxPort::Tick(absl::Time now) {
+  const absl::Duration away = now - now_ - options_.beat;
+  now_ = now;
+  next_tick_ = now + options_.beat / 2;
+  for (auto& peer : peers_) {
+    if (away > absl::ZeroDuration()) peer->Hear(std::min(now, peer->heard() + away));
+    if (peer->connected() && now - peer->spoke() >= options_.beat * 3 / 4) peer->SendControl(WireKind::kCredit);
+  }
+  TakeDeaths();
+  if (!retired_.empty()) retired_.Reap();
+}
+
+void UcxPort::TakeDeaths() {
+  epoll_event events[kDeathsAtATime];
+  const int count = epoll_wait(deaths_fd_, events, kDeathsAtATime, 0);
+  for (int i = 0; i < count; ++i) {
+    UcxPeer* peer = Find(NodeId(events[i].data.u32));
+    if (peer == nullptr) continue;
+    epoll_ctl(deaths_fd_, EPOLL_CTL_DEL, peer->process().fd(), nullptr);
+    peer->Fail(absl::UnavailableError("its process has ended"));
+  }
+}
+
+std::vector<UcxPort::Silence> UcxPort::SilentPeers() const {
+  std::vector<Silence> silent;
+  for (const auto& peer : peers_) {
+    const absl::Duration length = now_ - peer->heard();
+    if (length > options_.silence * (peer->connected() ? 1 : kSilencesToConnect))
+      silent.push_back({peer->node(), peer->epoch(), length});
+  }
+  return silent;
+}
+
 int UcxPort::Poll(FrameHandler& handler, int max_frames) {
   DT_CHECK(!delivering_);
+  if (++polls_ % kPollsPerLookAtTheClock == 0) TickAt(SystemClock().Now());
   Progress();
   delivering_ = true;
   int handled = 0;
@@ -313,6 +377,7 @@ bool UcxPort::SomethingToDo() const {
 
 bool UcxPort::Wait(absl::Duration timeout) {
   const absl::Time begun = SystemClock().Now();
+  TickAt(begun);
   const absl::Time deadline = begun + std::min(timeout, absl::Hours(1));
   const absl::Time spin_end = std::min(deadline, begun + options_.spin);
   while (true) {
@@ -323,7 +388,8 @@ bool UcxPort::Wait(absl::Duration timeout) {
     }
     const absl::Time now = SystemClock().Now();
     if (now >= deadline) return false;
-    if (now >= spin_end) Sleep(deadline - now);
+    TickAt(now);
+    if (now >= spin_end) Sleep(std::min(deadline, next_tick_) - now);
   }
 }
 
@@ -335,9 +401,10 @@ void UcxPort::Sleep(absl::Duration timeout) {
   const ucs_status_t armed = ucp_worker_arm(worker_->get());
   if (armed == UCS_OK || worker_->Progress() == 0) {
     if (armed != UCS_OK) timeout = std::min(timeout, kNap);
-    pollfd fds[2] = {{worker_->event_fd(), POLLIN, 0}, {bell_fd_, POLLIN, 0}};
+    pollfd fds[3] = {{worker_->event_fd(), POLLIN, 0}, {bell_fd_, POLLIN, 0}, {deaths_fd_, POLLIN, 0}};
     const timespec limit = absl::ToTimespec(timeout);
-    ppoll(fds, 2, &limit, nullptr);
+    ppoll(fds, 3, &limit, nullptr);
+    if ((fds[2].revents & POLLIN) != 0) TakeDeaths();
     if ((fds[1].revents & POLLIN) != 0) {
       uint64_t rings;
       [[maybe_unused]] const ssize_t taken = read(bell_fd_, &rings, sizeof(rings));

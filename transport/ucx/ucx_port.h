@@ -13,6 +13,7 @@
 #include "transport/fabric.h"
 #include "transport/ucx/lanes.h"
 #include "transport/ucx/receive_window.h"
+#include "transport/ucx/retired_regions.h"
 #include "transport/ucx/send_window.h"
 #include "transport/waiter.h"
 
@@ -31,9 +32,12 @@ struct UcxOptions {
   uint64_t max_frame_bytes = uint64_t{256} << 20;     // of a payload; the same on every node
   uint64_t max_bytes_in_flight = uint64_t{512} << 20;  // to one peer, unread or unanswered; the same on every node
   uint64_t receive_region_bytes = uint64_t{64} << 20;  // that each peer may PUT into, on shared memory; a power of two; 0: none
+  uint64_t max_retired_bytes = uint64_t{2} << 30;  // of regions of removed peers; beyond it new peers get none
   uint64_t put_min_bytes = 2048;                      // smaller tensors go as active messages: measured, see the ADR
   absl::Duration spin = absl::Microseconds(50);       // Wait polls this long before it sleeps
   absl::Duration keepalive = absl::Seconds(1);        // of UCX; finds some dead peers, no stopped ones
+  absl::Duration beat = absl::Milliseconds(50);       // every peer hears this node at least so often
+  absl::Duration silence = absl::Milliseconds(500);   // SilentPeers() are those not heard for longer
   absl::Duration close_timeout = absl::Milliseconds(200);  // the destructor tries this long to send what was posted
 
   absl::Status Validate() const;  // names the field
@@ -65,7 +69,12 @@ struct UcxCounters {
 // Peers are made known by the control plane: each side adds the other, in any order, with the address that the other gave out. Frames may
 // be sent at once; they leave when the peer has added this node too. Frames of one peer are handed over in the order they were sent.
 //
-// UCX finds neither stopped peers nor, for a second or for ever, dead ones on the same host: deadlines and heartbeats belong to the nodes.
+// UCX finds neither stopped peers nor, for a second or for ever, dead ones on the same host. The port reports a process that ends on its
+// own host at once, and tells who has been silent: that may be a stopped peer, a cut network, or one that is busy and polls its port
+// too seldom, which only the nodes can tell apart.
+//
+// A peer on shared memory that was removed while its process goes on may be in the middle of a PUT. Its region stays as long as that is
+// so (RetiredRegions) and is nobody else's.
 //
 // Reactor-owned (Ring aside): one thread at a time, which must keep calling Poll or Wait, since payloads beyond some 100 KiB leave only
 // then. SendMessage and SendTensor also return kUnavailable once the peer has failed, kInvalidArgument for payloads over
@@ -102,7 +111,16 @@ class UcxPort final : public Port, public Waiter {
   // Peers that failed since the last call. A failed peer is reported once; Wait returns when there is one.
   std::vector<PeerFailure> TakeFailures();
 
+  // Peers that were not heard for `silence`, while this port was polled. A peer that never answered has ten times as long.
+  struct Silence {
+    NodeId node;
+    Epoch epoch;
+    absl::Duration length;
+  };
+  std::vector<Silence> SilentPeers() const;
+
   const UcxCounters& counters() const { return counters_; }
+  uint64_t retired_bytes() const { return retired_.bytes(); }
 
   // Port
   NodeId id() const override { return options_.node; }
@@ -136,6 +154,11 @@ class UcxPort final : public Port, public Waiter {
   bool SomethingToDo() const;
   void Sleep(absl::Duration timeout);
   void ReapClosing();
+  void TickAt(absl::Time now) {
+    if (now >= next_tick_) Tick(now);
+  }
+  void Tick(absl::Time now);
+  void TakeDeaths();
 
   const UcxOptions options_;
   uint64_t key_ = 0;
@@ -143,12 +166,16 @@ class UcxPort final : public Port, public Waiter {
   std::vector<std::unique_ptr<UcxPeer>> peers_;
   absl::flat_hash_map<NodeId, UcxPeer*> by_node_;
   std::vector<std::unique_ptr<UcxPeer>> closing_;
+  RetiredRegions retired_;
   std::vector<PeerFailure> failures_;
   size_t next_peer_ = 0;  // whose turn it is
   bool delivering_ = false;
   UcxCounters counters_;
+  absl::Time now_, next_tick_;  // of the last tick; a message does not pay for a look at the clock
+  uint32_t polls_ = 0;
 
   int bell_fd_ = -1;
+  int deaths_fd_ = -1;  // an epoll of the peers' processes
   std::atomic<int> doze_{kQuiet};
 };
 

@@ -67,7 +67,7 @@ absl::Status Check(const WireHeader& header) {
     return InvalidArgument("wire header: version ", header.version, "; this node speaks ", kWireVersion);
   if (header.checksum != ChecksumOf(header)) return DataLoss("wire header: the checksum does not match");
   const auto kind = static_cast<uint16_t>(header.kind);
-  if (kind < 1 || kind > 6) return InvalidArgument("wire header: kind ", kind, " is unknown");
+  if (kind < 1 || kind > 7) return InvalidArgument("wire header: kind ", kind, " is unknown");
   if (header.reserved != 0) return InvalidArgument("wire header: reserved bytes are not 0");
   return absl::OkStatus();
 }
@@ -78,6 +78,8 @@ std::string Encode(const NodeAddress& address) {
   Put(out, address.node.value());
   Put(out, address.epoch.value());
   Put(out, address.key);
+  Put(out, address.process.pid);
+  Put(out, address.process.start);
   Put(out, static_cast<uint32_t>(address.worker.size()));
   out += address.worker;
   Put(out, ChecksumOf(out));
@@ -90,6 +92,8 @@ absl::StatusOr<NodeAddress> DecodeNodeAddress(std::string_view bytes) {
   address.node = NodeId(reader.Take<uint32_t>());
   address.epoch = Epoch(reader.Take<uint32_t>());
   address.key = reader.Take<uint64_t>();
+  address.process.pid = reader.Take<uint32_t>();
+  address.process.start = reader.Take<uint64_t>();
   DT_ASSIGN_OR_RETURN(address.worker, TakeTail(reader, "node address"));
   return address;
 }
@@ -102,6 +106,7 @@ std::string Encode(const RegionKey& key) {
   Put(out, key.writer.value());
   Put(out, key.base);
   Put(out, key.bytes);
+  Put(out, key.token);
   Put(out, static_cast<uint32_t>(key.rkey.size()));
   out += key.rkey;
   Put(out, ChecksumOf(out));
@@ -116,6 +121,7 @@ absl::StatusOr<RegionKey> DecodeRegionKey(std::string_view bytes) {
   key.writer = NodeId(reader.Take<uint32_t>());
   key.base = reader.Take<uint64_t>();
   key.bytes = reader.Take<uint64_t>();
+  key.token = reader.Take<uint64_t>();
   DT_ASSIGN_OR_RETURN(key.rkey, TakeTail(reader, "region key"));
   return key;
 }

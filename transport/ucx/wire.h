@@ -7,6 +7,7 @@
 #include "base/ids.h"
 #include "base/status.h"
 #include "proto/frame.h"
+#include "transport/ucx/process.h"
 
 // The bytes that UcxPort puts around a frame, and the address by which nodes find each other. Little-endian, fixed size.
 
@@ -20,11 +21,12 @@ enum class WireKind : uint16_t {
   kMessage = 4,   // payload follows; the receiver drops it after handling
   kTensor = 5,    // payload follows; the receiver keeps it until it has answered
   kPlaced = 6,    // as kTensor, but the payload was PUT into the receiver's region at `offset` before this was sent
+  kGoodbye = 7,   // the sender's port ends, and has given up the receiver's region: it cannot write there any more
 };
 
 inline constexpr unsigned kActiveMessageId = 1;     // of UCX; there is no other
 inline constexpr uint32_t kWireMagic = 0x55545644;  // "DVTU"
-inline constexpr uint16_t kWireVersion = 1;
+inline constexpr uint16_t kWireVersion = 2;
 
 // The user header of every active message. `key` is the receiver's, which it gives out over the control plane only: what does not carry
 // it was not sent by a member. Frames (kMessage and later) are numbered from 0 by `sequence`; `delivered` counts the frames of the
@@ -55,6 +57,7 @@ struct NodeAddress {
   NodeId node;
   Epoch epoch;
   uint64_t key = 0;
+  ProcessIdentity process;  // means something on its own host only
   std::string worker;  // UCX's own address; parsed by UCX, so never fed from a source that is not trusted
 };
 
@@ -70,6 +73,7 @@ struct RegionKey {
   NodeId writer;  // the one node that may use it
   uint64_t base = 0;
   uint64_t bytes = 0;
+  uint64_t token = 0;  // lies kTokenBefore bytes before `base`, if the key still opens what it was made for
   std::string rkey;
 };
 

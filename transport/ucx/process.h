@@ -1,0 +1,40 @@
+#pragma once
+#include <cstdint>
+#include <utility>
+
+namespace dovetail::transport::ucx {
+
+// A process of this PID namespace, for ever: its number may be given to another one once it has ended, with a later
+// start.
+struct ProcessIdentity {
+  uint32_t pid = 0;    // 0: unknown
+  uint64_t start = 0;  // clock ticks since the host booted
+  bool operator==(const ProcessIdentity&) const = default;
+};
+
+ProcessIdentity ThisProcess();
+
+// Tells when a process has ended, also while nobody has reaped it. Move-only; one thread at a time.
+class ProcessWatch {
+ public:
+  ProcessWatch() = default;  // of nobody: never ends
+  // A process that cannot be watched (unknown, or another namespace's) never ends as far as this is concerned; one that
+  // is not there any more has ended.
+  explicit ProcessWatch(const ProcessIdentity& process);
+  ~ProcessWatch();
+  ProcessWatch(ProcessWatch&& other) noexcept { *this = std::move(other); }
+  ProcessWatch& operator=(ProcessWatch&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    std::swap(ended_, other.ended_);
+    return *this;
+  }
+
+  bool Ended();                   // a syscall until it is true
+  int fd() const { return fd_; }  // readable when it has ended; -1: nothing to wait for
+
+ private:
+  int fd_ = -1;
+  bool ended_ = false;
+};
+
+}  // namespace dovetail::transport::ucx
