@@ -1,0 +1,235 @@
+#include "kernels/linear_state.h"
+
+#include <algorithm>
+
+#include "kernels/cpu/linear_state_kernels.h"
+
+namespace dovetail::kernels {
+namespace {
+
+using Layout = LinearStateLayout;
+
+int Padded(int n) { return (n + 15) / 16 * 16; }
+size_t RoundUp(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// The rows of all sections of one block of one head.
+struct BlockRows {
+  std::byte* rows[Layout::kSections][Layout::kMaxRows];
+
+  BlockRows() = default;
+  void Fill(const Layout& layout, std::byte* const* pieces, size_t piece_bytes) {
+    for (int s = 0; s < Layout::kSections; ++s)
+      layout.Rows(static_cast<Layout::Section>(s), pieces, piece_bytes, rows[s]);
+  }
+};
+
+// An item's blocks by number.
+std::byte* const* PiecesOf(const LinearStateItem& item, int64_t block) {
+  const int64_t i = block - item.first_block;
+  if (i < 0 || i >= item.blocks) return nullptr;
+  std::byte* const* pieces = item.pieces + i * item.pieces_per_block;
+  return pieces[0] != nullptr ? pieces : nullptr;
+}
+
+int64_t BlockOf(int64_t position) { return position / Layout::kTokens; }
+
+bool NeedsScratch(const LinearStateItem& item) {
+  for (int64_t block = BlockOf(item.first_position); block <= BlockOf(item.first_position + item.rows - 1); ++block)
+    if (PiecesOf(item, block) == nullptr) return true;
+  return false;
+}
+
+absl::Status CheckItem(const LinearStateShape& shape, const Layout& layout, const LinearStateItem& item, size_t index) {
+  const auto error = [&](const auto&... what) { return InvalidArgument("linear_state: item ", index, ": ", what...); };
+  if (item.rows < 1 || item.first_position < 0 || item.first_position + item.rows > kMaxPositions)
+    return error(item.rows, " rows at position ", item.first_position);
+  if (item.q == nullptr || item.k == nullptr || item.v == nullptr || item.o == nullptr || item.pieces == nullptr)
+    return error("q, k, v, o or pieces is null");
+  if (shape.decay == DecayForm::kVector && item.log_decay == nullptr) return error("log_decay is null");
+  if (shape.update == StateUpdate::kDelta && item.beta == nullptr) return error("beta is null");
+  if (shape.update == StateUpdate::kRankOne && (item.b == nullptr || item.c == nullptr)) return error("b or c is null");
+  const int pieces = layout.pieces(item.piece_bytes);
+  if (pieces == 0 || item.pieces_per_block < pieces)
+    return error(item.pieces_per_block, " pieces of ", item.piece_bytes, " bytes a block; the layout needs ", pieces);
+  const int64_t first = BlockOf(item.first_position), last = BlockOf(item.first_position + item.rows - 1);
+  if (first > 0 && PiecesOf(item, first - 1) == nullptr) return error("the state before block ", first, " is missing");
+  if (item.first_position % Layout::kTokens != 0 && PiecesOf(item, first) == nullptr)
+    return error("block ", first, " is missing; its first tokens are in it");
+  if (PiecesOf(item, last) == nullptr) return error("block ", last, " is missing; the last token goes there");
+  return absl::OkStatus();
+}
+
+LinearTile TileOf(const LinearStateShape& shape, const BlockRows& block, const BlockRows* before) {
+  LinearTile tile;
+  tile.key_dim = shape.key_dim;
+  tile.value_dim = shape.value_dim;
+  tile.vector_decay = shape.decay == DecayForm::kVector;
+  tile.delta = shape.update == StateUpdate::kDelta;
+  tile.rank_one = shape.update == StateUpdate::kRankOne;
+  tile.state_bf16 = shape.state == DType::kBF16;
+  tile.state = before != nullptr ? before->rows[Layout::kState] : nullptr;
+  tile.keys = block.rows[Layout::kKeys];
+  tile.values = block.rows[Layout::kValues];
+  tile.decays = block.rows[Layout::kDecays];
+  tile.rank_keys = block.rows[Layout::kRankKeys];
+  tile.rank_values = block.rows[Layout::kRankValues];
+  return tile;
+}
+
+void PointAt(const LinearStateItem& item, int row, LinearTile& tile) {
+  const auto at = [row](auto* base, int64_t step) { return base != nullptr ? base + row * step : nullptr; };
+  tile.q = at(item.q, tile.q_step = item.q_step);
+  tile.k = at(item.k, tile.k_step = item.k_step);
+  tile.v = at(item.v, tile.v_step = item.v_step);
+  tile.o = at(item.o, tile.o_step = item.o_step);
+  tile.beta = at(item.beta, tile.beta_step = item.beta_step);
+  tile.b = at(item.b, tile.b_step = item.b_step);
+  tile.c = at(item.c, tile.c_step = item.c_step);
+  tile.decay_step = item.log_decay != nullptr ? item.decay_step : 0;
+  tile.log_decay = item.log_decay != nullptr ? item.log_decay + row * item.decay_step : &item.constant_log_decay;
+}
+
+// Block by block; what has no block of its own goes through two blocks of scratch, by turns.
+void RunItem(const LinearStateKernels& kernels, const LinearStateShape& shape, const Layout& layout,
+             const LinearStateItem& item, std::byte* scratch) {
+  BlockRows memory[2];
+  BlockRows *block = &memory[0], *before = &memory[1];
+  int64_t number = BlockOf(item.first_position);
+  if (number > 0) before->Fill(layout, PiecesOf(item, number - 1), item.piece_bytes);
+  for (int row = 0; row < item.rows; ++number) {
+    const int first = static_cast<int>((item.first_position + row) % Layout::kTokens);
+    const int count = std::min(Layout::kTokens - first, item.rows - row);
+    if (std::byte* const* pieces = PiecesOf(item, number)) {
+      block->Fill(layout, pieces, item.piece_bytes);
+    } else {
+      std::byte* whole = scratch + (number % 2) * layout.bytes();
+      block->Fill(layout, &whole, layout.bytes());
+    }
+    LinearTile tile = TileOf(shape, *block, number > 0 ? before : nullptr);
+    for (int done = 0; done < count; done += kLinearTileRows) {
+      tile.first = first + done;
+      tile.rows = std::min(kLinearTileRows, count - done);
+      PointAt(item, row + done, tile);
+      kernels.append(tile);
+    }
+    row += count;
+    if (first + count == Layout::kTokens) kernels.advance(tile, block->rows[Layout::kState]);
+    std::swap(block, before);
+  }
+}
+
+}  // namespace
+
+absl::Status LinearStateShape::Validate() const {
+  if (key_dim < 1 || key_dim > kLinearMaxDim || value_dim < 1 || value_dim > kLinearMaxDim)
+    return InvalidArgument("linear_state: a state of ", key_dim, " x ", value_dim, "; each may be 1..", kLinearMaxDim);
+  if (history_channels < 0 || history_channels > 8 * kLinearMaxDim)
+    return InvalidArgument("linear_state: a history of ", history_channels, " channels; 0..", 8 * kLinearMaxDim);
+  if (update == StateUpdate::kRankOne && decay != DecayForm::kVector)
+    return InvalidArgument("linear_state: a rank-one update needs a vector decay");
+  if (state != DType::kF32 && state != DType::kBF16)
+    return InvalidArgument("linear_state: a state is kept in float32 or bfloat16, not ", std::string(Name(state)));
+  return absl::OkStatus();
+}
+
+LinearStateLayout::LinearStateLayout(const LinearStateShape& shape) {
+  const size_t key_row = RoundUp(4 * Padded(shape.key_dim)), value_row = RoundUp(4 * Padded(shape.value_dim));
+  const size_t token_row = 4 * kTokens;
+  const bool vector = shape.decay == DecayForm::kVector;
+  sections_[kState] = {shape.key_dim, RoundUp(SizeOf(shape.state) * Padded(shape.value_dim))};
+  sections_[kKeys] = vector ? Extent{kTokens, key_row} : Extent{shape.key_dim, token_row};
+  sections_[kValues] = {kTokens, value_row};
+  sections_[kDecays] = vector ? Extent{kTokens, key_row} : Extent{1, token_row};
+  if (shape.update == StateUpdate::kRankOne) {
+    sections_[kRankKeys] = {kTokens, key_row};
+    sections_[kRankValues] = {kTokens, value_row};
+  }
+  if (shape.history_channels > 0)
+    sections_[kHistory] = {kTokens, RoundUp(SizeOf(shape.history) * shape.history_channels)};
+}
+
+size_t LinearStateLayout::bytes() const {
+  size_t bytes = 0;
+  for (const Extent& section : sections_) bytes += section.rows * section.row_bytes;
+  return bytes;
+}
+
+int LinearStateLayout::pieces(size_t piece_bytes) const {
+  int pieces = 1;
+  size_t used = 0;
+  for (const Extent& section : sections_) {
+    if (section.row_bytes > piece_bytes) return 0;
+    for (int row = 0; row < section.rows; ++row) {
+      if (used + section.row_bytes > piece_bytes) {
+        ++pieces;
+        used = 0;
+      }
+      used += section.row_bytes;
+    }
+  }
+  return pieces;
+}
+
+void LinearStateLayout::Rows(Section wanted, std::byte* const* pieces, size_t piece_bytes, std::byte** out) const {
+  size_t used = 0;
+  for (int s = 0; s <= wanted; ++s) {
+    const Extent& section = sections_[s];
+    if (section.rows == 0) continue;
+    if (s < wanted) {  // rows that still fit here, then whole pieces
+      const size_t fit = std::min<size_t>((piece_bytes - used) / section.row_bytes, section.rows);
+      const size_t left = section.rows - fit;
+      used += fit * section.row_bytes;
+      if (left == 0) continue;
+      const size_t per_piece = piece_bytes / section.row_bytes, full = (left - 1) / per_piece;
+      pieces += 1 + full;
+      used = (left - full * per_piece) * section.row_bytes;
+      continue;
+    }
+    for (int row = 0; row < section.rows; ++row) {
+      if (used + section.row_bytes > piece_bytes) {
+        ++pieces;
+        used = 0;
+      }
+      out[row] = *pieces + used;
+      used += section.row_bytes;
+    }
+  }
+}
+
+size_t LinearStateScratchBytes(const LinearStateShape& shape, std::span<const LinearStateItem> items) {
+  const size_t per_item = 2 * LinearStateLayout(shape).bytes();
+  return per_item * std::count_if(items.begin(), items.end(), NeedsScratch);
+}
+
+absl::Status LinearState(const OpContext& context, const LinearStateShape& shape,
+                         std::span<const LinearStateItem> items, std::span<std::byte> scratch) {
+  DT_RETURN_IF_ERROR(shape.Validate());
+  const Layout layout(shape);
+  for (size_t i = 0; i < items.size(); ++i) DT_RETURN_IF_ERROR(CheckItem(shape, layout, items[i], i));
+  if (const size_t needed = LinearStateScratchBytes(shape, items); needed > scratch.size())
+    return ResourceExhausted("linear_state: ", scratch.size(), " bytes of scratch, ", needed, " are needed");
+  const LinearStateKernels& kernels = SelectLinearState(context.table->isa);
+  const size_t per_item = 2 * layout.bytes();
+  const int64_t row_work = int64_t{shape.key_dim} * shape.value_dim;
+  int64_t most_rows = 0;
+  for (const LinearStateItem& item : items) most_rows = std::max<int64_t>(most_rows, item.rows);
+  const auto run = [&](int64_t i, size_t scratch_index) {
+    RunItem(kernels, shape, layout, items[i], scratch.data() + scratch_index * per_item);
+  };
+  const bool any_scratch = std::any_of(items.begin(), items.end(), NeedsScratch);
+  ForRows(context, static_cast<int64_t>(items.size()), row_work * most_rows, [&](int64_t begin, int64_t end) {
+    size_t before = 0;  // items with scratch before this run
+    if (any_scratch) before = std::count_if(items.begin(), items.begin() + begin, NeedsScratch);
+    for (int64_t i = begin; i < end; ++i) {
+      run(i, before);
+      if (any_scratch && NeedsScratch(items[i])) ++before;
+    }
+  });
+  return absl::OkStatus();
+}
+
+const LinearStateKernels& SelectLinearState(Isa isa) {
+  return isa == Isa::kAvx512 ? LinearStateAvx512() : LinearStateAvx2();
+}
+
+}  // namespace dovetail::kernels
