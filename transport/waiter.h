@@ -3,8 +3,8 @@
 
 namespace dovetail::transport {
 
-// What the thread of an event loop sleeps on: a Doorbell when every frame comes from this process, a UcxPort when frames also come
-// from others. The loop is the same for both:
+// What the thread of an event loop sleeps on: a Doorbell when every frame comes from this process, a UcxPort when
+// frames also come from others. The loop is the same for both:
 //   while (running) {
 //     if (node.Poll() > 0) continue;      // frames and events of other threads
 //     waiter.Wait(until_next_deadline);
@@ -13,11 +13,12 @@ class Waiter {
  public:
   virtual ~Waiter() = default;
 
-  // Something was left for the loop. Thread-safe, never blocks; what was written before it is seen after Wait() returns.
+  // Something was left for the loop. Thread-safe, never blocks; what was written before it is seen after Wait()
+  // returns.
   virtual void Ring() = 0;
 
-  // Returns once Ring() was called since the last Wait() returned, or a frame may be there to Poll, or after `timeout` (then false). One
-  // thread waits.
+  // Returns once Ring() was called since the last Wait() returned, or a frame may be there to Poll, or after `timeout`
+  // (then false). One thread waits.
   virtual bool Wait(absl::Duration timeout) = 0;
 };
 

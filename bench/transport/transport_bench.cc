@@ -1,4 +1,5 @@
-// One way latency and bandwidth of UcxPort between two processes, for tensors of one size over one lane. Prints one line:
+// One way latency and bandwidth of UcxPort between two processes, for tensors of one size over one lane. Prints one
+// line:
 //   latency  <lanes> <payload> <bytes> <median us one way> <mean us one way>
 //   stream   <lanes> <payload> <bytes> <MB/s> <us CPU per message, both sides>
 // bench/transport/compare runs it beside ucx_perftest.
@@ -39,7 +40,9 @@ double Seconds(SteadyClock::duration d) { return std::chrono::duration<double>(d
 double CpuSeconds() {
   rusage usage;
   getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec); };
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
@@ -98,14 +101,16 @@ proto::FrameHeader HeaderOf(FrameType type, uint64_t step, size_t bytes) {
 // Answers each query of a ping-pong with a tensor of its size, and every eighth of a stream with an empty one.
 class Responder final : public FrameHandler {
  public:
-  Responder(UcxPort& port, const Settings& settings) : port_(port), stream_(settings.test == "stream"), answer_(settings.bytes) {}
+  Responder(UcxPort& port, const Settings& settings)
+      : port_(port), stream_(settings.test == "stream"), answer_(settings.bytes) {}
 
   void OnFrame(const Delivery& delivery) override {
     last = delivery.header.step == kLastStep;
     if (stream_ && !last && ++unanswered_ < kAnswerEvery) return;
     unanswered_ = 0;
     const std::span<const std::byte> answer(answer_.data(), stream_ ? 0 : answer_.size());
-    DT_CHECK(port_.SendTensor(delivery.from, HeaderOf(FrameType::kPartial, delivery.header.step, answer.size()), answer).ok());
+    DT_CHECK(port_.SendTensor(delivery.from, HeaderOf(FrameType::kPartial, delivery.header.step, answer.size()), answer)
+                 .ok());
   }
   bool last = false;
 
@@ -154,7 +159,8 @@ void Ping(UcxPort& port, const Settings& settings) {
 void Stream(UcxPort& port, const Settings& settings, Wire& wire) {
   const std::vector<std::byte> query(settings.bytes);
   Counter answers;
-  const uint64_t window = std::clamp<uint64_t>((8 << 20) / std::max<uint64_t>(settings.bytes, 1), 2 * kAnswerEvery, 256);
+  const uint64_t window =
+      std::clamp<uint64_t>((8 << 20) / std::max<uint64_t>(settings.bytes, 1), 2 * kAnswerEvery, 256);
   uint64_t sent = 0;
   const auto run = [&](double seconds) {
     const auto begun = SteadyClock::now();

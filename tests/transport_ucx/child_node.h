@@ -63,8 +63,9 @@ class ChildNode {
 
   // Each adds the other; "" or what went wrong.
   std::string Join(TestNode& node, uint32_t node_epoch = 1) {
-    const std::string added = Ask(absl::StrCat("ADD ", node.id().value(), " ", node_epoch, " ",
-                                               absl::BytesToHexString(node.port->local_address()), " ", UcxPort::Version()));
+    const std::string added =
+        Ask(absl::StrCat("ADD ", node.id().value(), " ", node_epoch, " ",
+                         absl::BytesToHexString(node.port->local_address()), " ", UcxPort::Version()));
     if (added != "ADDED") return added;
     return std::string(node.port->AddPeer(id(), address_, version_, Epoch(epoch_)).message());
   }

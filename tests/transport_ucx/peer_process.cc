@@ -1,7 +1,8 @@
 // A node in a process of its own, for tests: peer_process NODE EPOCH LANES.
-// Prints "ADDRESS <hex> <version>"; reads "ADD <node> <epoch> <hex> <version>" lines and prints "ADDED" or the error for each; sends every
-// message back as it came and answers every tensor with a partial of the same bytes. "PUSH <node> <count> <bytes>" sends so many tensors,
-// one a turn, each byte 0xEE, that nobody needs to answer, and prints "PUSHED" or the error. Ends when stdin does.
+// Prints "ADDRESS <hex> <version>"; reads "ADD <node> <epoch> <hex> <version>" lines and prints "ADDED" or the error
+// for each; sends every message back as it came and answers every tensor with a partial of the same bytes. "PUSH <node>
+// <count> <bytes>" sends so many tensors, one a turn, each byte 0xEE, that nobody needs to answer, and prints "PUSHED"
+// or the error. Ends when stdin does.
 #include <poll.h>
 #include <unistd.h>
 
@@ -28,8 +29,8 @@ class Echo final : public FrameHandler {
       (void)port_.SendMessage(delivery.from, header, std::move(copy));
       return;
     }
-    header = proto::MakeHeader(proto::FrameType::kPartial, Epoch(header.epoch), StepId(header.step), MicroBatchId(header.micro_batch),
-                               0, copy.size());
+    header = proto::MakeHeader(proto::FrameType::kPartial, Epoch(header.epoch), StepId(header.step),
+                               MicroBatchId(header.micro_batch), 0, copy.size());
     answers_.push_back(std::move(copy));
     if (answers_.size() > 16) answers_.pop_front();
     (void)port_.SendTensor(delivery.from, header, answers_.back());
@@ -60,7 +61,8 @@ struct Push {
   }
   void Turn(UcxPort& port) {
     if (left == 0) return;
-    const auto header = proto::MakeHeader(proto::FrameType::kQuery, Epoch(1), StepId(left), MicroBatchId(15), 0, tensor.size());
+    const auto header =
+        proto::MakeHeader(proto::FrameType::kQuery, Epoch(1), StepId(left), MicroBatchId(15), 0, tensor.size());
     const absl::Status sent = port.SendTensor(NodeId(node), header, tensor);
     if (!sent.ok()) left = 1;
     if (--left == 0) std::cout << (sent.ok() ? "PUSHED" : std::string(sent.message())) << std::endl;

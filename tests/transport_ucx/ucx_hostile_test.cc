@@ -76,8 +76,8 @@ class Rogue {
   }
   void SendRaw(std::span<const std::byte> header, const std::vector<std::byte>& payload) {
     const ucp_request_param_t param{};
-    const ucs_status_ptr_t request =
-        ucp_am_send_nbx(endpoint_, kActiveMessageId, header.data(), header.size(), payload.data(), payload.size(), &param);
+    const ucs_status_ptr_t request = ucp_am_send_nbx(endpoint_, kActiveMessageId, header.data(), header.size(),
+                                                     payload.data(), payload.size(), &param);
     ASSERT_FALSE(UCS_PTR_IS_ERR(request));
     if (!UCS_PTR_IS_PTR(request)) return;
     ASSERT_TRUE(PumpUntil({&victim_}, [&] {
@@ -219,7 +219,8 @@ TEST(UcxHostile, AKeyThatOpensAnotherRegionThanItWasMadeForDropsThePeer) {
   for (const bool stale : {true, false}) {
     TestNode victim(OptionsFor(1, Lanes::kShm));
     Rogue rogue(victim);
-    rogue.Join(Encode(RegionKey{NodeId(9), Epoch(1), NodeId(1), base, 1 << 20, token + stale, *(*region)->RemoteKey()}));
+    rogue.Join(
+        Encode(RegionKey{NodeId(9), Epoch(1), NodeId(1), base, 1 << 20, token + stale, *(*region)->RemoteKey()}));
     if (stale) {
       EXPECT_EQ(FailureOf(victim), "region key: the region is gone");
     } else {
@@ -234,7 +235,8 @@ TEST(UcxHostile, APayloadBeyondTheLimitDropsThePeerAndOnlyIt) {
   TestNode victim(options), member(other);
   ASSERT_TRUE(Connect(victim, member));
   Rogue rogue(victim);
-  const std::string address = Encode(NodeAddress{NodeId(9), Epoch(1), kOwnKey, {}, DecodeNodeAddress(member.port->local_address())->worker});
+  const std::string address =
+      Encode(NodeAddress{NodeId(9), Epoch(1), kOwnKey, {}, DecodeNodeAddress(member.port->local_address())->worker});
   ASSERT_TRUE(victim.port->AddPeer(NodeId(9), address, UcxPort::Version(), Epoch(1)).ok());
   rogue.Send(rogue.Frame(0, (1 << 20) + 1), Pattern((1 << 20) + 1, 0));
   EXPECT_EQ(FailureOf(victim), "it sent a frame of 1048577 bytes; at most 1048576");

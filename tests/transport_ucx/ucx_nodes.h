@@ -19,14 +19,15 @@ namespace dovetail::transport::ucx {
 struct Received {
   NodeId from;
   proto::FrameHeader header;
-  std::vector<std::byte> bytes;          // a copy
-  std::span<const std::byte> payload;    // what the handler was given
+  std::vector<std::byte> bytes;        // a copy
+  std::span<const std::byte> payload;  // what the handler was given
 };
 
 class Collector final : public FrameHandler {
  public:
   void OnFrame(const Delivery& delivery) override {
-    frames.push_back({delivery.from, delivery.header, {delivery.payload.begin(), delivery.payload.end()}, delivery.payload});
+    frames.push_back(
+        {delivery.from, delivery.header, {delivery.payload.begin(), delivery.payload.end()}, delivery.payload});
     if (then) then(delivery);
   }
   std::deque<Received> frames;
@@ -46,7 +47,8 @@ struct TestNode {
   int Poll(int max_frames = 64) { return port->Poll(collector, max_frames); }
 };
 
-// How payloads travel: over which lanes, and whether tensors of any size are put into regions or none is (on TCP none ever is).
+// How payloads travel: over which lanes, and whether tensors of any size are put into regions or none is (on TCP none
+// ever is).
 struct Way {
   Lanes lanes;
   bool put;

@@ -26,13 +26,15 @@ TEST(Lanes, AreParsedAndAnythingElseIsNamed) {
   EXPECT_EQ(*ParseLanes("rc"), Lanes::kRc);
   EXPECT_EQ(*ParseLanes("any"), Lanes::kAny);
   EXPECT_EQ(ParseLanes("cuda_ipc").status().code(), absl::StatusCode::kUnimplemented);
-  EXPECT_EQ(ParseLanes("ib").status(), absl::InvalidArgumentError("--lanes ib: is none of shm, tcp, rc, cuda_ipc, any"));
+  EXPECT_EQ(ParseLanes("ib").status(),
+            absl::InvalidArgumentError("--lanes ib: is none of shm, tcp, rc, cuda_ipc, any"));
 }
 
 TEST(Lanes, AreReadFromUcxsTextAboutAnEndpoint) {
   const char* text =
       "# UCP endpoint\n#   lane[0]:  1:sysv/memory.0 md[1]  -> md[1]/sysv/sysdev[255] am am_bw#0 keepalive\n"
-      "#   lane[1]:  2:posix/memory.0 md[2]  -> md[2]\n#   lane[2]:  3:tcp/eth0.12.0 md[2]  -> md[2]\n#   lane[3]: 2:posix/memory.0 m\n";
+      "#   lane[1]:  2:posix/memory.0 md[2]  -> md[2]\n#   lane[2]:  3:tcp/eth0.12.0 md[2]  -> md[2]\n#   lane[3]: "
+      "2:posix/memory.0 m\n";
   EXPECT_THAT(TransportsIn(text), ElementsAre("sysv/memory", "posix/memory", "tcp/eth0.12"));
   EXPECT_TRUE(TransportsIn("lane[").empty());
   EXPECT_TRUE(TransportsIn("").empty());
@@ -42,8 +44,9 @@ TEST(Lanes, OnesThatWereNotAskedForAreRefused) {
   EXPECT_TRUE(CheckLanes(Lanes::kShm, {"posix/memory"}).ok());
   EXPECT_TRUE(CheckLanes(Lanes::kRc, {"rc_mlx5/mlx5_0:1", "ud_mlx5/mlx5_0:1"}).ok());
   EXPECT_EQ(CheckLanes(Lanes::kRc, {"tcp/eth0"}),
-            absl::FailedPreconditionError("UCX chose tcp/eth0, but --lanes asked for rc: install or enable RDMA on both hosts, or start "
-                                          "every node with --lanes tcp"));
+            absl::FailedPreconditionError(
+                "UCX chose tcp/eth0, but --lanes asked for rc: install or enable RDMA on both hosts, or start "
+                "every node with --lanes tcp"));
   EXPECT_THAT(std::string(CheckLanes(Lanes::kShm, {"posix/memory", "tcp/lo"}).message()),
               HasSubstr("UCX chose posix/memory, tcp/lo, but --lanes asked for shm"));
   EXPECT_FALSE(CheckLanes(Lanes::kAny, {}).ok());

@@ -34,7 +34,8 @@ TEST_P(UcxPortTest, ConnectsOverTheLaneAskedForAndNamesIt) {
 TEST_P(UcxPortTest, FramesOfEverySizeArriveInOrderWithTheirBytes) {
   TestNode a(Options(1)), b(Options(2));
   ASSERT_TRUE(Connect(a, b));
-  const std::vector<size_t> sizes = {0, 1, 8, 63, 64, 4096, 8101, 8200, 65536, 100'001, 1 << 20, 3, 16 << 20, 5, 0, 300'000};
+  const std::vector<size_t> sizes = {0,     1,       8,       63, 64,       4096, 8101, 8200,
+                                     65536, 100'001, 1 << 20, 3,  16 << 20, 5,    0,    300'000};
   std::vector<std::vector<std::byte>> tensors;
   for (size_t i = 0; i < sizes.size(); ++i) tensors.push_back(Pattern(sizes[i], i));
   for (size_t i = 0; i < sizes.size(); ++i) {
@@ -67,7 +68,8 @@ TEST_P(UcxPortTest, ThreeNodesOnThreadsOfTheirOwnEachSeeEveryOtherInOrder) {
     std::vector<uint64_t> sent(3, 0);
     size_t received = 0;
     node.collector.then = [&](const Delivery&) { ++received; };
-    while (received < 2 * kFrames || sent[(node.id().value() + 1) % 3] < kFrames || sent[(node.id().value() + 2) % 3] < kFrames) {
+    while (received < 2 * kFrames || sent[(node.id().value() + 1) % 3] < kFrames ||
+           sent[(node.id().value() + 2) % 3] < kFrames) {
       for (auto& peer : nodes) {
         uint64_t& next = sent[peer->id().value()];
         if (peer->id() == node.id() || next == kFrames) continue;
@@ -195,7 +197,8 @@ TEST_P(UcxPortTest, ARegionThatIsFullOrTooSmallIsNoObstacle) {
   ASSERT_TRUE(PumpUntil({&a, &b}, [&] { return b.collector.frames.size() == 40; }));
   for (int i = 0; i < 40; ++i) {
     EXPECT_EQ(b.collector.frames[i].bytes, tensors[i]) << i;
-    EXPECT_TRUE(std::ranges::equal(b.collector.frames[i].payload, tensors[i])) << i;  // none is answered: all are still there
+    EXPECT_TRUE(std::ranges::equal(b.collector.frames[i].payload, tensors[i]))
+        << i;  // none is answered: all are still there
   }
 }
 
@@ -216,7 +219,8 @@ TEST_P(UcxPortTest, RefusesAddressesThatAreDamagedOrOfSomeoneElse) {
     EXPECT_FALSE(a.port->AddPeer(b.id(), damaged, UcxPort::Version(), Epoch(1)).ok()) << "byte " << i;
     EXPECT_FALSE(a.port->AddPeer(b.id(), address.substr(0, i), UcxPort::Version(), Epoch(1)).ok()) << "length " << i;
   }
-  EXPECT_EQ(a.port->AddPeer(NodeId(5), address, UcxPort::Version(), Epoch(1)).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(a.port->AddPeer(NodeId(5), address, UcxPort::Version(), Epoch(1)).code(),
+            absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(a.port->AddPeer(b.id(), address, UcxPort::Version(), Epoch(2)).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(a.port->AddPeer(a.id(), a.port->local_address(), UcxPort::Version(), Epoch(1)).code(),
             absl::StatusCode::kInvalidArgument);

@@ -91,7 +91,8 @@ TEST_P(UcxProcessTest, APeerThatDiesIsReportedOnceByUcxOrOursToRemove) {
   ASSERT_EQ(failures.size(), 1u);
   EXPECT_EQ(failures[0].node, child.id());
   EXPECT_EQ(failures[0].epoch, Epoch(1));
-  EXPECT_EQ(node.port->SendMessage(child.id(), HeaderOf(FrameType::kStepPlan, 1, 0, 0), {}).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(node.port->SendMessage(child.id(), HeaderOf(FrameType::kStepPlan, 1, 0, 0), {}).code(),
+            absl::StatusCode::kUnavailable);
   EXPECT_TRUE(node.port->RemovePeer(child.id()).ok());
   EXPECT_TRUE(node.port->TakeFailures().empty());
 }
@@ -176,7 +177,8 @@ TEST(UcxRegions, APortThatEndsSaysThatItWritesNoMoreThoughItsProcessGoesOn) {
   for (uint32_t epoch = 1; epoch <= 3; ++epoch) {
     TestNode peer(OptionsFor(2, Way{Lanes::kShm, true}, epoch));
     ASSERT_TRUE(Add(node, peer, epoch).ok() && Add(peer, node).ok());
-    ASSERT_TRUE(PumpUntil({&node, &peer}, [&] { return peer.port->Connected(node.id()) && node.port->Connected(peer.id()); }));
+    ASSERT_TRUE(
+        PumpUntil({&node, &peer}, [&] { return peer.port->Connected(node.id()) && node.port->Connected(peer.id()); }));
     ASSERT_TRUE(node.port->RemovePeer(peer.id()).ok());
     EXPECT_EQ(node.port->retired_bytes(), UcxOptions().receive_region_bytes);
     peer.port.reset();
@@ -262,23 +264,26 @@ TEST(UcxLanesTest, RdmaWithoutTheHardwareIsRefusedInOneLine) {
   UcxOptions options;
   options.lanes = Lanes::kRc;
   EXPECT_EQ(UcxPort::Create(options).status(),
-            absl::FailedPreconditionError("--lanes rc: this host has no usable RDMA device; install or enable RDMA, or start every "
-                                          "node with --lanes tcp"));
+            absl::FailedPreconditionError(
+                "--lanes rc: this host has no usable RDMA device; install or enable RDMA, or start every "
+                "node with --lanes tcp"));
 }
 
 TEST(UcxLanesTest, NodesWithUnlikeLanesAreRefused) {
   TestNode shm(OptionsFor(1, Lanes::kShm)), tcp(OptionsFor(2, Lanes::kTcp));
   const absl::Status refused = Add(shm, tcp);
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(refused.message(), "node 2: no lane of --lanes shm leads there: shared memory needs one host and one PID namespace; use "
-                               "--lanes tcp");
+  EXPECT_EQ(refused.message(),
+            "node 2: no lane of --lanes shm leads there: shared memory needs one host and one PID namespace; use "
+            "--lanes tcp");
   EXPECT_EQ(Add(tcp, shm).code(), absl::StatusCode::kFailedPrecondition);
 }
 
 TEST(UcxLanesTest, AnyLaneOnOneHostIsSharedMemory) {
   TestNode a(OptionsFor(1, Lanes::kAny)), b(OptionsFor(2, Lanes::kAny));
   ASSERT_TRUE(Connect(a, b));
-  EXPECT_THAT(*a.port->LaneOf(b.id()), ::testing::AnyOf(::testing::HasSubstr("posix/memory"), ::testing::HasSubstr("sysv/memory")));
+  EXPECT_THAT(*a.port->LaneOf(b.id()),
+              ::testing::AnyOf(::testing::HasSubstr("posix/memory"), ::testing::HasSubstr("sysv/memory")));
 }
 
 TEST(UcxLanesTest, TcpListensWithinTheRangeGivenAndOnTheDeviceGiven) {
@@ -290,8 +295,8 @@ TEST(UcxLanesTest, TcpListensWithinTheRangeGivenAndOnTheDeviceGiven) {
     std::ifstream sockets("/proc/self/net/tcp");
     for (std::string line; std::getline(sockets, line);) {
       unsigned slot = 0, host = 0, port = 0, remote = 0, remote_port = 0, state = 0;
-      if (std::sscanf(line.c_str(), " %u: %x:%x %x:%x %x", &slot, &host, &port, &remote, &remote_port, &state) == 6 && state == 10 &&
-          port >= 23000 && port <= 23040 && host == 0x0100007f)
+      if (std::sscanf(line.c_str(), " %u: %x:%x %x:%x %x", &slot, &host, &port, &remote, &remote_port, &state) == 6 &&
+          state == 10 && port >= 23000 && port <= 23040 && host == 0x0100007f)
         ++found;
     }
     return found;
@@ -309,7 +314,8 @@ TEST(UcxLanesTest, ADeviceThatIsNotThereIsNamed) {
   options.devices = "nosuch0";
   const absl::Status refused = UcxPort::Create(options).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("--lanes tcp: this host has no such lane on device nosuch0"));
+  EXPECT_THAT(std::string(refused.message()),
+              ::testing::HasSubstr("--lanes tcp: this host has no such lane on device nosuch0"));
 }
 
 }  // namespace

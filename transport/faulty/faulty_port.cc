@@ -38,10 +38,12 @@ FaultyPort::Fate FaultyPort::Decide(NodeId to) {
   return duplicate ? Fate::kDuplicate : Fate::kSend;
 }
 
-absl::Status FaultyPort::Hold(NodeId to, const proto::FrameHeader& header, bool tensor, std::vector<std::byte> payload) {
+absl::Status FaultyPort::Hold(NodeId to, const proto::FrameHeader& header, bool tensor,
+                              std::vector<std::byte> payload) {
   auto peer = std::find_if(late_.begin(), late_.end(), [&](const auto& entry) { return entry.first == to; });
   if (peer == late_.end()) peer = late_.insert(peer, {to, {}});
-  if (peer->second.size() == kMaxLateFrames) return ResourceExhausted("node ", to.value(), ": ", kMaxLateFrames, " frames are late");
+  if (peer->second.size() == kMaxLateFrames)
+    return ResourceExhausted("node ", to.value(), ": ", kMaxLateFrames, " frames are late");
   const absl::Duration wait = faults_.delay_max * std::uniform_real_distribution<double>(0, 1)(random_);
   peer->second.push_back(Late{clock_.Now() + wait, header, tensor, std::move(payload)});
   ++delayed_;

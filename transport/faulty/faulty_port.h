@@ -16,14 +16,15 @@ namespace dovetail::transport {
 struct Faults {
   double drop = 0;
   double duplicate = 0;
-  double delay = 0;                                       // held back, with what follows it to the same peer
-  absl::Duration delay_max = absl::Milliseconds(5);       // for how long at most
+  double delay = 0;                                  // held back, with what follows it to the same peer
+  absl::Duration delay_max = absl::Milliseconds(5);  // for how long at most
 };
 
-// A Port that loses, repeats and delays what is sent through it, the same way each time for the same seed and calls. Frames to one peer
-// stay in order (that is what every fabric promises); frames to different peers change places as they are delayed. Receiving is
-// untouched: wrap the ports of both sides for faults both ways. Thread rule of the port it wraps; delayed frames leave in Poll. A
-// tensor that is delayed is sent from a copy, which stays until the port is destroyed or Forget() is called.
+// A Port that loses, repeats and delays what is sent through it, the same way each time for the same seed and calls.
+// Frames to one peer stay in order (that is what every fabric promises); frames to different peers change places as
+// they are delayed. Receiving is untouched: wrap the ports of both sides for faults both ways. Thread rule of the port
+// it wraps; delayed frames leave in Poll. A tensor that is delayed is sent from a copy, which stays until the port is
+// destroyed or Forget() is called.
 class FaultyPort final : public Port {
  public:
   // `port` and `clock` outlive it.

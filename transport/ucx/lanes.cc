@@ -26,7 +26,8 @@ bool Belongs(Lanes lanes, std::string_view transport) {
 absl::StatusOr<Lanes> ParseLanes(std::string_view text) {
   for (const Lanes lanes : {Lanes::kShm, Lanes::kTcp, Lanes::kRc, Lanes::kAny})
     if (text == NameOf(lanes)) return lanes;
-  if (text == "cuda_ipc") return Unimplemented("--lanes cuda_ipc: this build of UCX has no CUDA; use shm, tcp, rc or any");
+  if (text == "cuda_ipc")
+    return Unimplemented("--lanes cuda_ipc: this build of UCX has no CUDA; use shm, tcp, rc or any");
   return InvalidArgument("--lanes ", View(text.substr(0, 64)), ": is none of shm, tcp, rc, cuda_ipc, any");
 }
 
@@ -70,13 +71,14 @@ std::vector<std::string> TransportsIn(std::string_view info) {
 }
 
 absl::Status CheckLanes(Lanes lanes, const std::vector<std::string>& transports) {
-  const bool fits = !transports.empty() &&
-                    std::all_of(transports.begin(), transports.end(), [&](const std::string& t) { return Belongs(lanes, t); });
+  const bool fits = !transports.empty() && std::all_of(transports.begin(), transports.end(),
+                                                       [&](const std::string& t) { return Belongs(lanes, t); });
   if (fits) return absl::OkStatus();
   const std::string chosen = transports.empty() ? "nothing" : absl::StrJoin(transports, ", ");
   return FailedPrecondition("UCX chose ", chosen, ", but --lanes asked for ", View(NameOf(lanes)), ": ",
-                            lanes == Lanes::kRc ? "install or enable RDMA on both hosts, or start every node with --lanes tcp"
-                                                : "start every node of the cluster with the same --lanes");
+                            lanes == Lanes::kRc
+                                ? "install or enable RDMA on both hosts, or start every node with --lanes tcp"
+                                : "start every node of the cluster with the same --lanes");
 }
 
 }  // namespace dovetail::transport::ucx

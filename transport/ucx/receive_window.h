@@ -8,9 +8,9 @@
 
 namespace dovetail::transport::ucx {
 
-// What one node holds of one peer's frames: those not handed over yet, in the order of their sequence numbers however they arrived, and
-// the tensors that were handed over but not answered. The mirror of the peer's SendWindow. Thread-compatible; allocates only in the
-// constructor.
+// What one node holds of one peer's frames: those not handed over yet, in the order of their sequence numbers however
+// they arrived, and the tensors that were handed over but not answered. The mirror of the peer's SendWindow.
+// Thread-compatible; allocates only in the constructor.
 class ReceiveWindow {
  public:
   struct Frame {
@@ -23,7 +23,8 @@ class ReceiveWindow {
   };
   enum class Verdict { kTaken, kRepeated, kBeyondCredit };
 
-  explicit ReceiveWindow(uint64_t max_bytes) : max_bytes_(max_bytes), frames_(kMaxFramesInFlight), present_(kMaxFramesInFlight) {
+  explicit ReceiveWindow(uint64_t max_bytes)
+      : max_bytes_(max_bytes), frames_(kMaxFramesInFlight), present_(kMaxFramesInFlight) {
     held_.reserve(kMaxFramesInFlight);
   }
 
@@ -80,11 +81,11 @@ class ReceiveWindow {
 
  private:
   const uint64_t max_bytes_;
-  std::vector<Frame> frames_;    // by sequence
+  std::vector<Frame> frames_;  // by sequence
   std::vector<bool> present_;
   std::vector<Frame> held_;
   uint64_t delivered_ = 0;
-  uint64_t bytes_ = 0;           // queued and held
+  uint64_t bytes_ = 0;  // queued and held
   size_t queued_ = 0;
 };
 

@@ -10,8 +10,8 @@
 namespace dovetail::transport::ucx {
 namespace {
 
-// Pages of shared memory come into being when they are written, by the peer, which dies of it if there are none left; and other regions
-// are made out of the same space.
+// Pages of shared memory come into being when they are written, by the peer, which dies of it if there are none left;
+// and other regions are made out of the same space.
 inline constexpr uint64_t kRoomForRegions = 16;
 
 absl::Status CheckSharedMemory(uint64_t bytes) {
@@ -19,8 +19,9 @@ absl::Status CheckSharedMemory(uint64_t bytes) {
   if (statvfs("/dev/shm", &info) != 0) return absl::OkStatus();  // not where UCX takes it from
   const uint64_t free = uint64_t{info.f_bavail} * info.f_frsize;
   if (free / kRoomForRegions >= bytes) return absl::OkStatus();
-  return ResourceExhausted("a receive region of ", bytes, " bytes wants ", kRoomForRegions, " times that free in /dev/shm, which has ",
-                           free, "; enlarge it (--shm-size of a container)");
+  return ResourceExhausted("a receive region of ", bytes, " bytes wants ", kRoomForRegions,
+                           " times that free in /dev/shm, which has ", free,
+                           "; enlarge it (--shm-size of a container)");
 }
 
 }  // namespace

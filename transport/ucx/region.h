@@ -9,9 +9,9 @@
 
 namespace dovetail::transport::ucx {
 
-// Shared memory that one incarnation of one peer may PUT into. It is an object of its own. Its key names a descriptor of
-// this process, which the system gives to something else once the region is gone: a region therefore stays until nobody
-// can use its key any more (RetiredRegions), and who opens a key compares the token at its front.
+// Shared memory that one incarnation of one peer may PUT into. It is an object of its own. Its key names a descriptor
+// of this process, which the system gives to something else once the region is gone: a region therefore stays until
+// nobody can use its key any more (RetiredRegions), and who opens a key compares the token at its front.
 class ReceiveRegion {
  public:
   // kResourceExhausted: no memory, or less than sixteen times as much shared memory (a container's /dev/shm may be

@@ -4,9 +4,9 @@
 
 namespace dovetail::transport::ucx {
 
-// Hands out slots of a peer's receive region: a buddy allocator, since tensors are freed in another order than they were sent. The slot
-// last freed of a size is the next one used, so that it is still in a cache. Thread-compatible; allocates only in the constructor;
-// O(log size) otherwise.
+// Hands out slots of a peer's receive region: a buddy allocator, since tensors are freed in another order than they
+// were sent. The slot last freed of a size is the next one used, so that it is still in a cache. Thread-compatible;
+// allocates only in the constructor; O(log size) otherwise.
 class SlotAllocator {
  public:
   static constexpr uint64_t kSmallestSlot = 4096;

@@ -42,7 +42,12 @@ struct UcxPeer::Callbacks {
 };
 
 UcxPeer::UcxPeer(UcxPort& port, const NodeAddress& address, uint64_t max_bytes)
-    : port_(port), node_(address.node), epoch_(address.epoch), key_(address.key), sent_(max_bytes, this), received_(max_bytes) {
+    : port_(port),
+      node_(address.node),
+      epoch_(address.epoch),
+      key_(address.key),
+      sent_(max_bytes, this),
+      received_(max_bytes) {
   for (SendWindow::Frame& frame : control_) frame.owner = this;
 }
 
@@ -50,15 +55,17 @@ UcxPeer::~UcxPeer() = default;
 
 absl::Status UcxPeer::Connect(const NodeAddress& address, Lanes lanes) {
   ucp_ep_params_t params{};
-  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.field_mask =
+      UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
   params.address = reinterpret_cast<const ucp_address_t*>(address.worker.data());
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler = {Callbacks::OnEndpointError, this};
   const ucs_status_t status = ucp_ep_create(port_.worker_->get(), &params, &endpoint_);
   if (status == UCS_ERR_UNREACHABLE)
-    return FailedPrecondition("no lane of --lanes ", absl::string_view(NameOf(lanes).data(), NameOf(lanes).size()), " leads there",
-                              lanes == Lanes::kShm ? ": shared memory needs one host and one PID namespace; use --lanes tcp"
-                                                   : "; was it started with the same --lanes?");
+    return FailedPrecondition(
+        "no lane of --lanes ", absl::string_view(NameOf(lanes).data(), NameOf(lanes).size()), " leads there",
+        lanes == Lanes::kShm ? ": shared memory needs one host and one PID namespace; use --lanes tcp"
+                             : "; was it started with the same --lanes?");
   if (status != UCS_OK) return UcxError(status, "UCX endpoint");
   const std::vector<std::string> transports = TransportsIn(DescribeEndpoint(endpoint_));
   lane_ = absl::StrJoin(transports, ",");
@@ -94,9 +101,9 @@ void UcxPeer::SendControl(WireKind kind) {
 
 void UcxPeer::OnGreeting(const WireHeader& header, std::string_view region_key) {
   if (header.sequence != port_.options_.max_frame_bytes || header.offset != port_.options_.max_bytes_in_flight)
-    return Fail(FailedPrecondition("it takes frames of ", header.sequence, " bytes and ", header.offset, " in flight, this node ",
-                                   port_.options_.max_frame_bytes, " and ", port_.options_.max_bytes_in_flight,
-                                   "; start every node with the same limits"));
+    return Fail(FailedPrecondition("it takes frames of ", header.sequence, " bytes and ", header.offset,
+                                   " in flight, this node ", port_.options_.max_frame_bytes, " and ",
+                                   port_.options_.max_bytes_in_flight, "; start every node with the same limits"));
   if (header.kind == WireKind::kHello) SendControl(WireKind::kWelcome);
   if (connected_) return;
   if (!region_key.empty()) {
@@ -111,9 +118,9 @@ absl::Status UcxPeer::Send(const proto::FrameHeader& header, WireKind kind, std:
   if (!failure_.ok()) return absl::UnavailableError(absl::StrCat("node ", node_.value(), ": ", failure_.message()));
   SendWindow::Frame* frame = sent_.Next(payload.size(), kind != WireKind::kMessage);
   if (frame == nullptr)
-    return ResourceExhausted("node ", node_.value(), " has ", sent_.unread(), " unread frames from node ", port_.options_.node.value(),
-                             " and ", sent_.bytes(), " bytes; at most ", kMaxFramesInFlight, " and ",
-                             port_.options_.max_bytes_in_flight);
+    return ResourceExhausted("node ", node_.value(), " has ", sent_.unread(), " unread frames from node ",
+                             port_.options_.node.value(), " and ", sent_.bytes(), " bytes; at most ",
+                             kMaxFramesInFlight, " and ", port_.options_.max_bytes_in_flight);
   frame->header = NewHeader(kind);
   frame->header.frame = header;
   frame->payload = payload;
@@ -126,7 +133,8 @@ absl::Status UcxPeer::Send(const proto::FrameHeader& header, WireKind kind, std:
 }
 
 void UcxPeer::PostWaiting() {
-  while (posted_ < sent_.next() && bytes_posted_ < kMaxBytesPosted && connected_ && failure_.ok()) Post(sent_.At(posted_++));
+  while (posted_ < sent_.next() && bytes_posted_ < kMaxBytesPosted && connected_ && failure_.ok())
+    Post(sent_.At(posted_++));
 }
 
 void UcxPeer::Sent(SendWindow::Frame& frame) {
@@ -183,8 +191,8 @@ void UcxPeer::PostHeader(SendWindow::Frame& frame, std::span<const std::byte> pa
   param.flags = UCP_AM_SEND_FLAG_EAGER;
   ++port_.counters_.frames_sent;
   port_.counters_.bytes_sent += frame.payload.size();
-  const ucs_status_ptr_t request = ucp_am_send_nbx(endpoint_, kActiveMessageId, &frame.header, sizeof(WireHeader), payload.data(),
-                                                   payload.size(), &param);
+  const ucs_status_ptr_t request = ucp_am_send_nbx(endpoint_, kActiveMessageId, &frame.header, sizeof(WireHeader),
+                                                   payload.data(), payload.size(), &param);
   if (UCS_PTR_IS_PTR(request)) return;
   Sent(frame);
   if (UCS_PTR_IS_ERR(request)) Fail(UcxError(UCS_PTR_STATUS(request), "a frame could not be sent"));
@@ -213,15 +221,16 @@ void UcxPeer::MakeRegion() {
     return;
   }
   region_ = *std::move(region);
-  region_key_ = Encode(RegionKey{port_.options_.node, port_.options_.epoch, node_, reinterpret_cast<uint64_t>(region_->data()),
-                                 region_->size_bytes(), region_->token(), *std::move(key)});
+  region_key_ =
+      Encode(RegionKey{port_.options_.node, port_.options_.epoch, node_, reinterpret_cast<uint64_t>(region_->data()),
+                       region_->size_bytes(), region_->token(), *std::move(key)});
 }
 
 absl::Status UcxPeer::OpenRegion(std::string_view bytes) {
   DT_ASSIGN_OR_RETURN(const RegionKey key, DecodeRegionKey(bytes));
   if (key.owner != node_ || key.owner_epoch != epoch_ || key.writer != port_.options_.node)
-    return InvalidArgument("region key: it is for node ", key.writer.value(), " into node ", key.owner.value(), " epoch ",
-                           key.owner_epoch.value());
+    return InvalidArgument("region key: it is for node ", key.writer.value(), " into node ", key.owner.value(),
+                           " epoch ", key.owner_epoch.value());
   if (const ucs_status_t status = ucp_ep_rkey_unpack(endpoint_, key.rkey.data(), &remote_key_); status != UCS_OK)
     return UcxError(status, "region key");
   // The key names a descriptor of the peer's: of another region by now, if the peer has started anew meanwhile.
@@ -279,7 +288,8 @@ void UcxPeer::SayGoodbye() {
 }
 
 bool UcxPeer::OwesCredit() const {
-  return received_.delivered() - delivered_told_ >= kCreditEveryFrames || bytes_untold_ >= port_.options_.max_bytes_in_flight / 8;
+  return received_.delivered() - delivered_told_ >= kCreditEveryFrames ||
+         bytes_untold_ >= port_.options_.max_bytes_in_flight / 8;
 }
 
 void UcxPeer::Fail(const absl::Status& status) {
@@ -301,7 +311,9 @@ void UcxPeer::StartFlush() {
   flush_request_ = ucp_ep_flush_nbx(endpoint_, &param);
 }
 
-bool UcxPeer::Flushed() { return broken_ || (Finished(flush_request_) && (posted_ == sent_.next() || !connected_ || !failure_.ok())); }
+bool UcxPeer::Flushed() {
+  return broken_ || (Finished(flush_request_) && (posted_ == sent_.next() || !connected_ || !failure_.ok()));
+}
 
 void UcxPeer::StartClose() {
   received_.Clear([this](const ReceiveWindow::Frame& frame) { GiveBack(port_.worker_->get(), frame); });

@@ -20,8 +20,8 @@ namespace dovetail::transport::ucx {
 
 class UcxPort;
 
-// One incarnation of another node, as a UcxPort sees it: an endpoint, what was sent over it and what came. Reactor-owned, as its port;
-// outlives its endpoint's callbacks: the port keeps it until Closed().
+// One incarnation of another node, as a UcxPort sees it: an endpoint, what was sent over it and what came.
+// Reactor-owned, as its port; outlives its endpoint's callbacks: the port keeps it until Closed().
 class UcxPeer {
  public:
   UcxPeer(UcxPort& port, const NodeAddress& address, uint64_t max_bytes);
@@ -69,9 +69,9 @@ class UcxPeer {
   void StartFlush();
   bool Flushed();
 
-  // Gives everything received back and sends nothing more. The endpoint closes once that is safe: UCX 1.13 crashes when a TCP endpoint
-  // is closed by force while it still has something to write and the connection breaks afterwards. So such an endpoint stays until it
-  // has written that, or broken.
+  // Gives everything received back and sends nothing more. The endpoint closes once that is safe: UCX 1.13 crashes when
+  // a TCP endpoint is closed by force while it still has something to write and the connection breaks afterwards. So
+  // such an endpoint stays until it has written that, or broken.
   void StartClose();
   bool Closed();      // drives closing
   void ForceClose();  // now, if it was not yet; the worker must not be progressed any more unless Flushed()
@@ -103,25 +103,25 @@ class UcxPeer {
   UcxPort& port_;
   const NodeId node_;
   const Epoch epoch_;
-  const uint64_t key_;          // the peer's
+  const uint64_t key_;  // the peer's
   ucp_ep_h endpoint_ = nullptr;
   std::string lane_;
   bool connected_ = false;
-  bool broken_ = false;               // says UCX
+  bool broken_ = false;  // says UCX
   absl::Status failure_;
   SendWindow sent_;
   ReceiveWindow received_;
-  uint64_t posted_ = 0;               // frames below it have left the window for UCX
-  uint64_t bytes_posted_ = 0;         // that UCX still reads
-  uint64_t delivered_told_ = 0;       // the last `delivered` sent to the peer
-  uint64_t bytes_untold_ = 0;         // of messages handed over since
+  uint64_t posted_ = 0;          // frames below it have left the window for UCX
+  uint64_t bytes_posted_ = 0;    // that UCX still reads
+  uint64_t delivered_told_ = 0;  // the last `delivered` sent to the peer
+  uint64_t bytes_untold_ = 0;    // of messages handed over since
   std::unique_ptr<ReceiveRegion> region_;
-  std::string region_key_;            // for the peer
+  std::string region_key_;  // for the peer
   ucp_rkey_h remote_key_ = nullptr;
   uint64_t remote_base_ = 0;
   std::unique_ptr<SlotAllocator> slots_;  // of the peer's region
-  SendWindow::Frame control_[4];      // hello, welcome, credit, goodbye
-  ProcessWatch process_;              // of the peer; of nobody if it may be on another host
+  SendWindow::Frame control_[4];          // hello, welcome, credit, goodbye
+  ProcessWatch process_;                  // of the peer; of nobody if it may be on another host
   bool region_released_ = false;
   absl::Time heard_, spoke_;
   // The frame being handed over, if it is a tensor; and whether it has been answered meanwhile.

@@ -60,7 +60,8 @@ absl::Status UcxOptions::Validate() const {
   if (max_frame_bytes == 0 || max_frame_bytes > proto::kMaxPayloadBytes)
     return InvalidArgument("max_frame_bytes: ", max_frame_bytes, " is outside 1..", proto::kMaxPayloadBytes);
   if (max_bytes_in_flight < max_frame_bytes + max_frame_bytes / 4)
-    return InvalidArgument("max_bytes_in_flight: ", max_bytes_in_flight, " is less than 1.25 frames of ", max_frame_bytes, " bytes");
+    return InvalidArgument("max_bytes_in_flight: ", max_bytes_in_flight, " is less than 1.25 frames of ",
+                           max_frame_bytes, " bytes");
   if (receive_region_bytes != 0 && !std::has_single_bit(receive_region_bytes))
     return InvalidArgument("receive_region_bytes: ", receive_region_bytes, " is neither 0 nor a power of two");
   if (beat <= absl::ZeroDuration() || silence < 4 * beat)
@@ -72,7 +73,11 @@ absl::Status UcxOptions::Validate() const {
 }
 
 UcxPort::UcxPort(const UcxOptions& options)
-    : options_(options), key_(RandomKey()), retired_(options.max_retired_bytes), now_(SystemClock().Now()), next_tick_(now_) {}
+    : options_(options),
+      key_(RandomKey()),
+      retired_(options.max_retired_bytes),
+      now_(SystemClock().Now()),
+      next_tick_(now_) {}
 
 absl::StatusOr<std::unique_ptr<UcxPort>> UcxPort::Create(const UcxOptions& options) {
   DT_RETURN_IF_ERROR(options.Validate());
@@ -82,8 +87,8 @@ absl::StatusOr<std::unique_ptr<UcxPort>> UcxPort::Create(const UcxOptions& optio
 }
 
 absl::Status UcxPort::Init() {
-  DT_ASSIGN_OR_RETURN(worker_, UcxWorker::Create({options_.lanes, options_.devices, options_.first_port, options_.last_port,
-                                                  options_.keepalive}));
+  DT_ASSIGN_OR_RETURN(worker_, UcxWorker::Create({options_.lanes, options_.devices, options_.first_port,
+                                                  options_.last_port, options_.keepalive}));
   ucp_am_handler_param_t param{};
   param.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG |
                      UCP_AM_HANDLER_PARAM_FIELD_FLAGS;
@@ -107,7 +112,8 @@ UcxPort::~UcxPort() {
     };
     const auto flush = [&] {
       for (auto& peer : peers_) peer->StartFlush();
-      progress_until([&] { return std::all_of(peers_.begin(), peers_.end(), [](auto& peer) { return peer->Flushed(); }); });
+      progress_until(
+          [&] { return std::all_of(peers_.begin(), peers_.end(), [](auto& peer) { return peer->Flushed(); }); });
     };
     flush();
     for (auto& peer : peers_) peer->SayGoodbye();
@@ -153,8 +159,8 @@ absl::Status UcxPort::AddPeer(NodeId node, const std::string& bytes, const std::
   auto address = DecodeNodeAddress(bytes);
   if (!address.ok()) return Annotate(address.status(), name);
   if (address->node != node || address->epoch != epoch)
-    return InvalidArgument(name, " epoch ", epoch.value(), ": the address is that of node ", address->node.value(), " epoch ",
-                           address->epoch.value());
+    return InvalidArgument(name, " epoch ", epoch.value(), ": the address is that of node ", address->node.value(),
+                           " epoch ", address->epoch.value());
   if (node == options_.node) return InvalidArgument(name, ": is this node itself");
   if (const UcxPeer* known = Find(node); known != nullptr)
     return absl::AlreadyExistsError(absl::StrCat(name, ": epoch ", known->epoch().value(), " of it is a peer already"));
@@ -209,12 +215,13 @@ void UcxPort::Report(UcxPeer& peer) { failures_.push_back(PeerFailure{peer.node(
 
 std::vector<PeerFailure> UcxPort::TakeFailures() { return std::exchange(failures_, {}); }
 
-absl::Status UcxPort::Send(NodeId to, const proto::FrameHeader& header, WireKind kind, std::span<const std::byte> payload,
-                           std::vector<std::byte>* message) {
+absl::Status UcxPort::Send(NodeId to, const proto::FrameHeader& header, WireKind kind,
+                           std::span<const std::byte> payload, std::vector<std::byte>* message) {
   UcxPeer* peer = Find(to);
   if (peer == nullptr) return NotFound("node ", to.value(), " is no peer");
   if (payload.size() > options_.max_frame_bytes)
-    return InvalidArgument("a frame of ", payload.size(), " bytes to node ", to.value(), "; at most ", options_.max_frame_bytes);
+    return InvalidArgument("a frame of ", payload.size(), " bytes to node ", to.value(), "; at most ",
+                           options_.max_frame_bytes);
   return peer->Send(header, kind, payload, message);
 }
 
@@ -229,7 +236,8 @@ absl::Status UcxPort::SendTensor(NodeId to, const proto::FrameHeader& header, st
 
 void UcxPort::OnWire(const WireHeader& header, const std::byte* data, uint64_t bytes, bool* kept) {
   UcxPeer* peer = Find(NodeId(header.from));
-  if (header.kind == WireKind::kGoodbye && header.key == key_) retired_.Released(NodeId(header.from), Epoch(header.from_epoch));
+  if (header.kind == WireKind::kGoodbye && header.key == key_)
+    retired_.Released(NodeId(header.from), Epoch(header.from_epoch));
   if (peer == nullptr || header.key != key_ || peer->epoch() != Epoch(header.from_epoch)) {
     ++counters_.dropped_foreign;
     return;
@@ -251,7 +259,8 @@ void UcxPort::OnWire(const WireHeader& header, const std::byte* data, uint64_t b
 bool UcxPort::Locate(UcxPeer& peer, const WireHeader& header, ReceiveWindow::Frame& frame) {
   const ReceiveRegion* region = peer.region();
   const uint64_t bytes = header.frame.payload_bytes;
-  if (region == nullptr || bytes > region->size_bytes() || header.offset > region->size_bytes() - bytes || header.offset % 64 != 0)
+  if (region == nullptr || bytes > region->size_bytes() || header.offset > region->size_bytes() - bytes ||
+      header.offset % 64 != 0)
     return false;
   frame.data = region->data() + header.offset;
   frame.bytes = bytes;
@@ -262,7 +271,8 @@ bool UcxPort::Locate(UcxPeer& peer, const WireHeader& header, ReceiveWindow::Fra
 void UcxPort::OnFrame(UcxPeer& peer, const WireHeader& header, const std::byte* data, uint64_t bytes, bool* kept) {
   if (bytes > options_.max_frame_bytes)
     return peer.Fail(InvalidArgument("it sent a frame of ", bytes, " bytes; at most ", options_.max_frame_bytes));
-  ReceiveWindow::Frame frame{header.frame, bytes > 0 ? data : nullptr, bytes, header.kind != WireKind::kMessage, false, false};
+  ReceiveWindow::Frame frame{header.frame, bytes > 0 ? data : nullptr, bytes, header.kind != WireKind::kMessage, false,
+                             false};
   const bool placed = header.kind == WireKind::kPlaced;
   if (!proto::Validate(header.frame).ok() || (placed ? bytes != 0 : header.frame.payload_bytes != bytes)) {
     frame = {};
@@ -275,8 +285,8 @@ void UcxPort::OnFrame(UcxPeer& peer, const WireHeader& header, const std::byte* 
   switch (peer.received().Accept(header.sequence, frame)) {
     case ReceiveWindow::Verdict::kRepeated: ++counters_.dropped_repeated; return;
     case ReceiveWindow::Verdict::kBeyondCredit:
-      return peer.Fail(InvalidArgument("it sent more than ", kMaxFramesInFlight, " unread frames or ", options_.max_bytes_in_flight,
-                                       " unanswered bytes"));
+      return peer.Fail(InvalidArgument("it sent more than ", kMaxFramesInFlight, " unread frames or ",
+                                       options_.max_bytes_in_flight, " unanswered bytes"));
     case ReceiveWindow::Verdict::kTaken: break;
   }
   *kept = frame.bytes > 0 && !frame.placed;
@@ -304,8 +314,8 @@ void UcxPort::DeliverOne(UcxPeer& peer, FrameHandler& handler) {
   peer.EndDelivery(frame);
 }
 
-// What must happen now and then: every peer hears something, and the dead are noticed. A node that did not poll for a while could hear
-// nobody, which is not its peers' fault.
+// What must happen now and then: every peer hears something, and the dead are noticed. A node that did not poll for a
+// while could hear nobody, which is not its peers' fault.
 void UcxPort::Tick(absl::Time now) {
   const absl::Duration away = now - now_ - options_.beat;
   now_ = now;
@@ -393,8 +403,8 @@ bool UcxPort::Wait(absl::Duration timeout) {
   }
 }
 
-// Sleeps until UCX has something, the bell rings or time is over. UCX refuses to be armed while it has work: then it gets another chance
-// to do it, and if that leads nowhere (a peer that is stopped takes nothing), the nap is short.
+// Sleeps until UCX has something, the bell rings or time is over. UCX refuses to be armed while it has work: then it
+// gets another chance to do it, and if that leads nowhere (a peer that is stopped takes nothing), the nap is short.
 void UcxPort::Sleep(absl::Duration timeout) {
   int quiet = kQuiet;
   if (!doze_.compare_exchange_strong(quiet, kSleeping, std::memory_order_acq_rel)) return;

@@ -23,21 +23,22 @@ class UcxPeer;
 class UcxWorker;
 
 struct UcxOptions {
-  NodeId node;                                        // of this port, unique in the cluster
-  Epoch epoch;                                        // this incarnation of it
+  NodeId node;  // of this port, unique in the cluster
+  Epoch epoch;  // this incarnation of it
   Lanes lanes = Lanes::kAny;
-  std::string devices;                                // network devices, comma-separated; empty: all
-  int first_port = 0;                                 // TCP ports to listen on, inclusive; 0: any
+  std::string devices;  // network devices, comma-separated; empty: all
+  int first_port = 0;   // TCP ports to listen on, inclusive; 0: any
   int last_port = 0;
-  uint64_t max_frame_bytes = uint64_t{256} << 20;     // of a payload; the same on every node
+  uint64_t max_frame_bytes = uint64_t{256} << 20;      // of a payload; the same on every node
   uint64_t max_bytes_in_flight = uint64_t{512} << 20;  // to one peer, unread or unanswered; the same on every node
-  uint64_t receive_region_bytes = uint64_t{64} << 20;  // that each peer may PUT into, on shared memory; a power of two; 0: none
-  uint64_t max_retired_bytes = uint64_t{2} << 30;  // of regions of removed peers; beyond it new peers get none
-  uint64_t put_min_bytes = 2048;                      // smaller tensors go as active messages: measured, see the ADR
-  absl::Duration spin = absl::Microseconds(50);       // Wait polls this long before it sleeps
-  absl::Duration keepalive = absl::Seconds(1);        // of UCX; finds some dead peers, no stopped ones
-  absl::Duration beat = absl::Milliseconds(50);       // every peer hears this node at least so often
-  absl::Duration silence = absl::Milliseconds(500);   // SilentPeers() are those not heard for longer
+  uint64_t receive_region_bytes = uint64_t{64}
+                                  << 20;  // that each peer may PUT into, on shared memory; a power of two; 0: none
+  uint64_t max_retired_bytes = uint64_t{2} << 30;    // of regions of removed peers; beyond it new peers get none
+  uint64_t put_min_bytes = 2048;                     // smaller tensors go as active messages: measured, see the ADR
+  absl::Duration spin = absl::Microseconds(50);      // Wait polls this long before it sleeps
+  absl::Duration keepalive = absl::Seconds(1);       // of UCX; finds some dead peers, no stopped ones
+  absl::Duration beat = absl::Milliseconds(50);      // every peer hears this node at least so often
+  absl::Duration silence = absl::Milliseconds(500);  // SilentPeers() are those not heard for longer
   absl::Duration close_timeout = absl::Milliseconds(200);  // the destructor tries this long to send what was posted
 
   absl::Status Validate() const;  // names the field
@@ -52,8 +53,8 @@ struct PeerFailure {
 
 struct UcxCounters {
   uint64_t frames_sent = 0;
-  uint64_t frames_received = 0;    // handed to the node
-  uint64_t bytes_sent = 0;         // payloads
+  uint64_t frames_received = 0;  // handed to the node
+  uint64_t bytes_sent = 0;       // payloads
   uint64_t bytes_received = 0;
   uint64_t dropped_malformed = 0;  // no valid header
   uint64_t dropped_foreign = 0;    // of an unknown node or another incarnation, or without this node's key
@@ -61,24 +62,27 @@ struct UcxCounters {
   uint64_t dropped_repeated = 0;
 };
 
-// A node's port to the nodes of other processes, over UCX. Payloads travel in active messages and are received into memory of UCX,
-// aligned to 64 bytes. On shared memory, tensors of put_min_bytes and more are PUT into a region that the receiver made for this peer, if
-// /dev/shm had room for one and it has room for the tensor; docs/adr/0014-payloads-over-ucx.md says why. Either way a tensor stays until
-// this node has answered it (IsAnswer, send_window.h) or removes the peer.
+// A node's port to the nodes of other processes, over UCX. Payloads travel in active messages and are received into
+// memory of UCX, aligned to 64 bytes. On shared memory, tensors of put_min_bytes and more are PUT into a region that
+// the receiver made for this peer, if /dev/shm had room for one and it has room for the tensor;
+// docs/adr/0014-payloads-over-ucx.md says why. Either way a tensor stays until this node has answered it (IsAnswer,
+// send_window.h) or removes the peer.
 //
-// Peers are made known by the control plane: each side adds the other, in any order, with the address that the other gave out. Frames may
-// be sent at once; they leave when the peer has added this node too. Frames of one peer are handed over in the order they were sent.
+// Peers are made known by the control plane: each side adds the other, in any order, with the address that the other
+// gave out. Frames may be sent at once; they leave when the peer has added this node too. Frames of one peer are handed
+// over in the order they were sent.
 //
-// UCX finds neither stopped peers nor, for a second or for ever, dead ones on the same host. The port reports a process that ends on its
-// own host at once, and tells who has been silent: that may be a stopped peer, a cut network, or one that is busy and polls its port
-// too seldom, which only the nodes can tell apart.
+// UCX finds neither stopped peers nor, for a second or for ever, dead ones on the same host. The port reports a process
+// that ends on its own host at once, and tells who has been silent: that may be a stopped peer, a cut network, or one
+// that is busy and polls its port too seldom, which only the nodes can tell apart.
 //
-// A peer on shared memory that was removed while its process goes on may be in the middle of a PUT. Its region stays as long as that is
-// so (RetiredRegions) and is nobody else's.
+// A peer on shared memory that was removed while its process goes on may be in the middle of a PUT. Its region stays as
+// long as that is so (RetiredRegions) and is nobody else's.
 //
-// Reactor-owned (Ring aside): one thread at a time, which must keep calling Poll or Wait, since payloads beyond some 100 KiB leave only
-// then. SendMessage and SendTensor also return kUnavailable once the peer has failed, kInvalidArgument for payloads over
-// max_frame_bytes; kResourceExhausted also when max_bytes_in_flight are unread or unanswered.
+// Reactor-owned (Ring aside): one thread at a time, which must keep calling Poll or Wait, since payloads beyond some
+// 100 KiB leave only then. SendMessage and SendTensor also return kUnavailable once the peer has failed,
+// kInvalidArgument for payloads over max_frame_bytes; kResourceExhausted also when max_bytes_in_flight are unread or
+// unanswered.
 class UcxPort final : public Port, public Waiter {
  public:
   // kFailedPrecondition: this host lacks the lanes asked for.
@@ -97,9 +101,9 @@ class UcxPort final : public Port, public Waiter {
   //   kAlreadyExists       an incarnation of it is a peer: remove that one first
   absl::Status AddPeer(NodeId node, const std::string& address, const std::string& version, Epoch epoch);
 
-  // Forgets a peer and everything it sent, and sends it nothing more. Returns at once. kNotFound. Not from inside a FrameHandler. What is
-  // half sent (4 MiB at most, and the frame that passed this) is read until it is sent or the connection breaks: such tensors must
-  // stay mapped.
+  // Forgets a peer and everything it sent, and sends it nothing more. Returns at once. kNotFound. Not from inside a
+  // FrameHandler. What is half sent (4 MiB at most, and the frame that passed this) is read until it is sent or the
+  // connection breaks: such tensors must stay mapped.
   absl::Status RemovePeer(NodeId node);
 
   // Both sides have added each other.
@@ -111,7 +115,8 @@ class UcxPort final : public Port, public Waiter {
   // Peers that failed since the last call. A failed peer is reported once; Wait returns when there is one.
   std::vector<PeerFailure> TakeFailures();
 
-  // Peers that were not heard for `silence`, while this port was polled. A peer that never answered has ten times as long.
+  // Peers that were not heard for `silence`, while this port was polled. A peer that never answered has ten times as
+  // long.
   struct Silence {
     NodeId node;
     Epoch epoch;

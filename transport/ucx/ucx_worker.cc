@@ -14,9 +14,10 @@
 namespace dovetail::transport::ucx {
 namespace {
 
-ucs_log_func_rc_t ForwardLog(const char*, unsigned, const char*, ucs_log_level_t level, const ucs_log_component_config_t*,
-                             const char* format, va_list arguments) {
-  // Failures come back as statuses, which say what they mean here and what to do; what UCX says besides is for debugging.
+ucs_log_func_rc_t ForwardLog(const char*, unsigned, const char*, ucs_log_level_t level,
+                             const ucs_log_component_config_t*, const char* format, va_list arguments) {
+  // Failures come back as statuses, which say what they mean here and what to do; what UCX says besides is for
+  // debugging.
   if (level > UCS_LOG_LEVEL_WARN) return UCS_LOG_FUNC_RC_STOP;
   char text[512];
   std::vsnprintf(text, sizeof(text), format, arguments);
@@ -78,10 +79,12 @@ absl::StatusOr<std::unique_ptr<UcxWorker>> UcxWorker::Create(const UcxWorkerOpti
 
 absl::Status UcxWorker::Init(const UcxWorkerOptions& options) {
   ucp_config_t* raw = nullptr;
-  if (const ucs_status_t status = ucp_config_read(nullptr, nullptr, &raw); status != UCS_OK) return UcxError(status, "UCX settings");
+  if (const ucs_status_t status = ucp_config_read(nullptr, nullptr, &raw); status != UCS_OK)
+    return UcxError(status, "UCX settings");
   const std::unique_ptr<ucp_config_t, ConfigRelease> config(raw);
   DT_RETURN_IF_ERROR(Set(raw, "TLS", std::string(UcxTransports(options.lanes))));
-  // Receivers get every payload as a whole: a rendezvous that its sender does not live to finish would have to be given up by a timer.
+  // Receivers get every payload as a whole: a rendezvous that its sender does not live to finish would have to be given
+  // up by a timer.
   DT_RETURN_IF_ERROR(Set(raw, "RNDV_THRESH", "inf"));
   DT_RETURN_IF_ERROR(Set(raw, "KEEPALIVE_INTERVAL", absl::StrCat(absl::ToInt64Milliseconds(options.keepalive), "ms")));
   if (!options.devices.empty()) DT_RETURN_IF_ERROR(Set(raw, "NET_DEVICES", options.devices));
@@ -108,7 +111,8 @@ absl::Status UcxWorker::Init(const UcxWorkerOptions& options) {
     return UcxError(status, options.first_port > 0 ? absl::StrCat("UCX worker (TCP ports ", options.first_port, " to ",
                                                                   options.last_port, ", are they taken?)")
                                                    : "UCX worker");
-  if (const ucs_status_t status = ucp_worker_get_efd(worker_, &event_fd_); status != UCS_OK) return UcxError(status, "UCX event fd");
+  if (const ucs_status_t status = ucp_worker_get_efd(worker_, &event_fd_); status != UCS_OK)
+    return UcxError(status, "UCX event fd");
   return absl::OkStatus();
 }
 

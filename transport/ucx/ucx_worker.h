@@ -12,8 +12,8 @@ namespace dovetail::transport::ucx {
 
 struct UcxWorkerOptions {
   Lanes lanes = Lanes::kAny;
-  std::string devices;            // network devices, comma-separated; empty: all
-  int first_port = 0;             // of TCP; 0: any
+  std::string devices;  // network devices, comma-separated; empty: all
+  int first_port = 0;   // of TCP; 0: any
   int last_port = 0;
   absl::Duration keepalive = absl::Seconds(1);
 };

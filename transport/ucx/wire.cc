@@ -13,7 +13,9 @@ uint32_t ChecksumOf(const WireHeader& header) {
   return proto::Crc32c(std::as_bytes(std::span(&header, 1)).first(offsetof(WireHeader, checksum)));
 }
 
-uint32_t ChecksumOf(std::string_view bytes) { return proto::Crc32c(std::as_bytes(std::span(bytes.data(), bytes.size()))); }
+uint32_t ChecksumOf(std::string_view bytes) {
+  return proto::Crc32c(std::as_bytes(std::span(bytes.data(), bytes.size())));
+}
 
 template <typename T>
 void Put(std::string& out, T value) {

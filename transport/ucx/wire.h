@@ -9,28 +9,30 @@
 #include "proto/frame.h"
 #include "transport/ucx/process.h"
 
-// The bytes that UcxPort puts around a frame, and the address by which nodes find each other. Little-endian, fixed size.
+// The bytes that UcxPort puts around a frame, and the address by which nodes find each other. Little-endian, fixed
+// size. Values and pure functions of them: thread-safe.
 
 namespace dovetail::transport::ucx {
 
 enum class WireKind : uint16_t {
-  // Greetings tell limits: `sequence` the bytes of a frame, `offset` those in flight. On shared memory a RegionKey follows.
-  kHello = 1,     // the sender has added the receiver as a peer
-  kWelcome = 2,   // answers kHello: so has the receiver
-  kCredit = 3,    // only tells `delivered`
-  kMessage = 4,   // payload follows; the receiver drops it after handling
-  kTensor = 5,    // payload follows; the receiver keeps it until it has answered
-  kPlaced = 6,    // as kTensor, but the payload was PUT into the receiver's region at `offset` before this was sent
-  kGoodbye = 7,   // the sender's port ends, and has given up the receiver's region: it cannot write there any more
+  // Greetings tell limits: `sequence` the bytes of a frame, `offset` those in flight. On shared memory a RegionKey
+  // follows.
+  kHello = 1,    // the sender has added the receiver as a peer
+  kWelcome = 2,  // answers kHello: so has the receiver
+  kCredit = 3,   // only tells `delivered`
+  kMessage = 4,  // payload follows; the receiver drops it after handling
+  kTensor = 5,   // payload follows; the receiver keeps it until it has answered
+  kPlaced = 6,   // as kTensor, but the payload was PUT into the receiver's region at `offset` before this was sent
+  kGoodbye = 7,  // the sender's port ends, and has given up the receiver's region: it cannot write there any more
 };
 
 inline constexpr unsigned kActiveMessageId = 1;     // of UCX; there is no other
 inline constexpr uint32_t kWireMagic = 0x55545644;  // "DVTU"
 inline constexpr uint16_t kWireVersion = 2;
 
-// The user header of every active message. `key` is the receiver's, which it gives out over the control plane only: what does not carry
-// it was not sent by a member. Frames (kMessage and later) are numbered from 0 by `sequence`; `delivered` counts the frames of the
-// receiver that the sender has handed to its node.
+// The user header of every active message. `key` is the receiver's, which it gives out over the control plane only:
+// what does not carry it was not sent by a member. Frames (kMessage and later) are numbered from 0 by `sequence`;
+// `delivered` counts the frames of the receiver that the sender has handed to its node.
 struct WireHeader {
   uint32_t magic = kWireMagic;
   uint16_t version = kWireVersion;
@@ -58,7 +60,7 @@ struct NodeAddress {
   Epoch epoch;
   uint64_t key = 0;
   ProcessIdentity process;  // means something on its own host only
-  std::string worker;  // UCX's own address; parsed by UCX, so never fed from a source that is not trusted
+  std::string worker;       // UCX's own address; parsed by UCX, so never fed from a source that is not trusted
 };
 
 inline constexpr size_t kMaxWorkerAddressBytes = 16 << 10;
