@@ -62,9 +62,9 @@ Needs NeedsOf(std::span<const GemmOutput> outputs) {
   Needs needs;
   for (const GemmOutput& output : outputs) {
     const PackedFormat format = output.weights->format();
-    if (IsQuantized(format))
-      (output.activations == ActivationBits::k16 ? needs.precise : needs.quantized) = true;
-    if (format == PackedFormat::kBF16) needs.bf16 = true;
+    const bool precise = output.activations == ActivationBits::k16;
+    if (IsQuantized(format)) (precise ? needs.precise : needs.quantized) = true;
+    if (format == PackedFormat::kBF16 && !precise) needs.bf16 = true;
   }
   return needs;
 }

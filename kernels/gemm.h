@@ -16,7 +16,7 @@ struct GemmOutput {
   int64_t y_stride = 0;
   const float* bias = nullptr;                      // [weights->rows()] or null
   bool accumulate = false;                          // y += x W^T + bias: the residual add
-  ActivationBits activations = ActivationBits::k8;  // for quantised weights; the others ignore it
+  ActivationBits activations = ActivationBits::k8;  // f32 weights ignore it
 };
 
 struct GemmArgs {
@@ -38,14 +38,15 @@ size_t GemmScratchBytes(int64_t m, int64_t cols);
 
 // y = x W^T + bias (or y += ...) for each output, in f32.
 //
-// f32 weights: f32 multiply and add. bf16 weights: x is rounded to bf16, products are summed in
-// f32. Quantised weights: x is quantised per row and group of 32 columns to 8 or 16 bits (x ~ s c,
+// f32 weights: f32 multiply and add. bf16 weights: the same, with 8-bit activations after x has been
+// rounded to bf16. Quantised weights: x is quantised per row and group of 32 columns to 8 or 16 bits (x ~ s c,
 // s = max|x| / 127 or max|x| / 32512), products are summed exactly in integers within a group, then
 // in f32 over groups in ascending order:
 //   y = sum_g s_g scale_g sum_k (code_k - zero) c_k          (symmetric)
 //   y = sum_g s_g scale_g sum_k code_k c_k + offset_g s_g sum_k c_k   (affine)
-// 8 bits lose what stands beside an outlier in its group; 16 cost little at m = 1, where memory is
-// the limit, and up to twice the time at large m (bench/results/). Bits: each output depends on its
+// 8 bits lose what stands beside an outlier in its group, and what an outlier itself has beyond 8
+// bits; 16 cost little at m = 1, where memory is the limit, and up to twice the time at large m
+// (bench/results/). Bits: each output depends on its
 // row of x and on W only, not on m, the other rows, the other outputs or the number of threads
 // (docs/ARCHITECTURE.md, determinism 1). AVX2 and AVX-512 may differ in the last bits. A NaN or
 // infinity in x makes the outputs of its row NaN or infinite, and no others. Errors:

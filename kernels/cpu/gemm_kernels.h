@@ -50,10 +50,10 @@ struct PackedView {
 
 inline constexpr int kPanelRows = 8;  // rows of x that go through a tile together
 
-// How finely activations are quantised before they meet quantised weights.
+// How finely activations are rounded before they meet quantised or bf16 weights.
 enum class ActivationBits : uint8_t {
-  k8,   // one plane of bytes
-  k16,  // two planes: twice the multiplications, 1/256 of the rounding error
+  k8,   // one plane of bytes; bf16, whose mantissa has 8 bits
+  k16,  // two planes of bytes; f32. Twice the multiplications, 1/256 of the rounding error or less
 };
 inline constexpr int kActivationWidths = 2;
 
@@ -113,7 +113,7 @@ using GemmBlockFn = void (*)(const GemmRows& x, const PackedView& w, const GemmT
 using PrepareRowsFn = void (*)(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
 
 struct GemmKernels {
-  GemmBlockFn block[kActivationWidths][kPackedFormats];  // the float formats have one for both
+  GemmBlockFn block[kActivationWidths][kPackedFormats];  // kF32 has one for both
   PrepareRowsFn quantize_rows[kActivationWidths];
   PrepareRowsFn round_rows_to_bf16;
 };
@@ -128,6 +128,8 @@ void GemmF32(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int
              int64_t);
 void GemmBF16(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t, int64_t,
               int64_t);
+void GemmRoundedBF16(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t,
+                     int64_t, int64_t);
 void QuantizeRows(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
 void QuantizeRowsPrecisely(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
 void RoundRowsToBF16(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
@@ -138,6 +140,8 @@ void GemmF32(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int
              int64_t);
 void GemmBF16(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t, int64_t,
               int64_t);
+void GemmRoundedBF16(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t,
+                     int64_t, int64_t);
 void QuantizeRows(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
 void QuantizeRowsPrecisely(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
 void RoundRowsToBF16(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);

@@ -152,7 +152,7 @@ template <int kPlanes>
 DT_INLINE void FillTable(GemmBlockFn (&block)[kPackedFormats]) {
   using enum PackedFormat;
   block[static_cast<int>(kF32)] = GemmF32;
-  block[static_cast<int>(kBF16)] = GemmBF16;
+  block[static_cast<int>(kBF16)] = kPlanes == 1 ? GemmRoundedBF16 : GemmBF16;
   block[static_cast<int>(kU4Symmetric)] = GemmQuantized<kU4Symmetric, kPlanes>;
   block[static_cast<int>(kU4Affine)] = GemmQuantized<kU4Affine, kPlanes>;
   block[static_cast<int>(kU4AffineF32)] = GemmQuantized<kU4AffineF32, kPlanes>;

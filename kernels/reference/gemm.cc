@@ -30,7 +30,7 @@ std::vector<double> Gemm(std::span<const float> x, std::span<const float> w, int
 std::vector<float> AsActivations(PackedFormat format, ActivationBits bits,
                                  std::span<const float> x, int64_t m, int64_t cols) {
   std::vector<float> out(x.begin(), x.end());
-  if (format == PackedFormat::kBF16) {
+  if (format == PackedFormat::kBF16 && bits == ActivationBits::k8) {
     for (float& v : out) v = ToFloat(ToBF16(v));
   }
   if (!IsQuantized(format)) return out;

@@ -48,7 +48,8 @@ double Rms(std::span<const float> values) {
 // The chats' prompts have up to kChatTokens tokens; the long text 2,000.
 constexpr size_t kChatTokens = 200;
 
-void CompareWithReference(const SmolLm2Budget& budget, bool long_text = false) {
+void CompareWithReference(const SmolLm2Budget& budget) {
+  const bool long_text = budget.text == Text::kLong;
   DOVETAIL_DATA_OR_SKIP(const auto folder, "models/smollm2-135m-instruct");
   ASSERT_TRUE(fs::exists(FetchedModel())) << "scripts/fetch_model gets it: " << FetchedModel();
   const auto reference = ReadNpy(folder / "golden_logits_f32.npy");
@@ -106,14 +107,18 @@ void CompareWithReference(const SmolLm2Budget& budget, bool long_text = false) {
 }
 
 #ifndef DOVETAIL_LONG
-TEST(SmolLm2Golden, ChatsComputedDirectlyOnQuantisedBlocks) { CompareWithReference(kSmolLm2Direct); }
-TEST(SmolLm2Golden, ChatsComputedDirectlyOnQuantisedBlocksWithAnExactCache) { CompareWithReference(kSmolLm2DirectF32); }
-TEST(SmolLm2Golden, ChatsWithWeightsDequantisedOnceToF32) { CompareWithReference(kSmolLm2F32); }
-TEST(SmolLm2Golden, ChatsWithWeightsDequantisedOnceToBf16) { CompareWithReference(kSmolLm2BF16); }
+TEST(SmolLm2Golden, ChatsComputedDirectlyOnQuantisedBlocks) { CompareWithReference(kChatsDirect); }
+TEST(SmolLm2Golden, ChatsComputedDirectlyOnQuantisedBlocksWithAnExactCache) { CompareWithReference(kChatsDirectF32); }
+TEST(SmolLm2Golden, ChatsWithWeightsDequantisedOnceToF32) { CompareWithReference(kChatsF32); }
+TEST(SmolLm2Golden, ChatsWithWeightsDequantisedOnceToBf16) { CompareWithReference(kChatsBF16); }
 #else
-TEST(SmolLm2Golden, ALongTextComputedDirectlyOnQuantisedBlocks) { CompareWithReference(kSmolLm2Direct, true); }
-TEST(SmolLm2Golden, ALongTextWithWeightsDequantisedOnceToF32) { CompareWithReference(kSmolLm2F32, true); }
-TEST(SmolLm2Golden, ALongTextWithKeysAndValuesInBf16) { CompareWithReference(kSmolLm2KvBF16, true); }
+TEST(SmolLm2Golden, ALongTextComputedDirectlyOnQuantisedBlocks) { CompareWithReference(kLongDirect); }
+TEST(SmolLm2Golden, ALongTextComputedDirectlyOnQuantisedBlocksWithAnExactCache) {
+  CompareWithReference(kLongDirectF32);
+}
+TEST(SmolLm2Golden, ALongTextWithWeightsDequantisedOnceToF32) { CompareWithReference(kLongF32); }
+TEST(SmolLm2Golden, ALongTextWithWeightsDequantisedOnceToBf16) { CompareWithReference(kLongBF16); }
+TEST(SmolLm2Golden, ALongTextWithKeysAndValuesInBf16) { CompareWithReference(kLongKvBF16); }
 #endif
 
 }  // namespace
