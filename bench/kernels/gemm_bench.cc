@@ -36,7 +36,7 @@ constexpr double kSecondsEach = 0.4;
 struct Options {
   int threads = 0;
   Isa isa = Isa::kAvx512;
-  ActivationBits activations = ActivationBits::k8;
+  ActivationBits activations = ActivationBits::k16;  // as every projection has
   std::vector<int64_t> rows = {1, 2, 4, 8, 16, 64, 512};
   std::vector<std::string> formats = {"Q4_1", "Q4_0", "Q8_0", "Q6_K", "BF16", "F32"};
 };

@@ -3,6 +3,7 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/gemm_kernels.h"
+#include "kernels/cpu/gemm_prefetch.h"
 
 namespace dovetail::kernels::avx2 {
 namespace {

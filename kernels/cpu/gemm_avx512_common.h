@@ -6,6 +6,7 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/gemm_kernels.h"
+#include "kernels/cpu/gemm_prefetch.h"
 
 namespace dovetail::kernels::avx512 {
 namespace {
@@ -23,22 +24,6 @@ DT_INLINE void StoreTile(__m512 sum, const PackedView& w, const GemmTarget& out,
   if (out.accumulate) sum = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, y), sum);
   _mm512_mask_storeu_ps(y, mask, sum);
 }
-
-// Single rows run at the speed of memory. Tiles walked side by side are too many short streams for
-// the hardware prefetcher, so the bytes of the next tiles are asked for in their order, a share at
-// each step over the present ones. Beyond the last tile usually lies the next matrix; prefetching
-// never faults.
-struct PrefetchAhead {
-  const std::byte* at;
-  int64_t lines_per_step;
-
-  __attribute__((always_inline)) PrefetchAhead(const std::byte* begin, int64_t bytes, int64_t steps)
-      : at(begin), lines_per_step((bytes / 64 + steps - 1) / (steps > 0 ? steps : 1)) {}
-  __attribute__((always_inline)) void Step() {
-    for (int64_t i = 0; i < lines_per_step; ++i) _mm_prefetch(at + i * 64, _MM_HINT_T1);
-    at += lines_per_step * 64;
-  }
-};
 
 // Kernel::Run<rows, tiles>(row, tile) computes a block of outputs in registers.
 template <typename Kernel, int kTiles>

@@ -28,8 +28,10 @@ struct FloatKernel {
     const float* in = x.f32 + row * x.f32_stride;
     __m256 sum[kRows][2] = {};
     const int64_t steps = w.cols / kStep;
+    PrefetchAhead ahead(weights + 2 * w.tile_bytes, kRows == 1 ? w.tile_bytes : 0, steps);
     __m256 columns[kStep][2];
     for (int64_t step = 0; step < steps; ++step) {
+      if constexpr (kRows == 1) ahead.Step();
       Load(weights + step * 64, columns);
       for (int c = 0; c < kStep; ++c) Add<kRows>(columns[c], in + step * kStep + c, sum);
     }

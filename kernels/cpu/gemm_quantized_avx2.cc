@@ -79,9 +79,12 @@ struct QuantizedKernel {
 
   template <int kRows>
   void Run(int64_t row, int64_t tile) const {
+    const std::byte* weights = w.data + tile * w.tile_bytes;
+    PrefetchAhead ahead(weights + 2 * w.tile_bytes, kRows == 1 ? w.tile_bytes : 0,
+                        2 * (w.cols / kGroup));
     __m256 sum[2][kRows];
-    for (int half = 0; half < 2; ++half)
-      Half<kRows>(row, w.data + tile * w.tile_bytes, half, sum[half]);
+    Half<kRows>(row, weights, 0, ahead, sum[0]);
+    Half<kRows>(row, weights, 1, ahead, sum[1]);
     for (int r = 0; r < kRows; ++r)
       StoreTile(sum[0][r], sum[1][r], out, row + r, tile, LanesOf(w, tile));
   }
@@ -90,12 +93,13 @@ struct QuantizedKernel {
   // Out features 8 half .. 8 half + 7 of a tile.
   template <int kRows>
   __attribute__((always_inline)) void Half(int64_t row, const std::byte* tile, int half,
-                                           __m256* sum) const {
+                                           PrefetchAhead& ahead, __m256 (&sum)[kRows]) const {
     const ActivationGroup<kPlanes>* panel = x.QuantizedPanel<kPlanes>(row);
     const int lane = static_cast<int>(row % kPanelRows);
     const int64_t groups = w.cols / kGroup;
     for (int r = 0; r < kRows; ++r) sum[r] = _mm256_setzero_ps();
     for (int64_t g = 0; g < groups; ++g) {
+      if constexpr (kRows == 1) ahead.Step();
       const ActivationGroup<kPlanes>& in = panel[g * kGroup / kActivationGroup];
       const int part = kGroup == 16 ? static_cast<int>(g % 2) : 0;  // of the activation group
       GroupSum<kBits, kPlanes> product[kRows];
