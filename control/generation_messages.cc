@@ -161,6 +161,7 @@ void ToProto(const GenerationUpdate& update, v1::Update& out) {
   out.set_request_finished(update.request_finished);
   out.set_prompt_tokens(update.prompt_tokens);
   out.set_cached_tokens(update.cached_tokens);
+  out.set_queued_us(update.queued_us);
 }
 
 absl::StatusOr<GenerationUpdate> FromProto(const v1::Update& in) {
@@ -193,6 +194,7 @@ absl::StatusOr<GenerationUpdate> FromProto(const v1::Update& in) {
   update.request_finished = in.request_finished();
   update.prompt_tokens = static_cast<int>(in.prompt_tokens());
   update.cached_tokens = static_cast<int>(in.cached_tokens());
+  update.queued_us = in.queued_us();
   return update;
 }
 

@@ -27,7 +27,7 @@ ClusterScheduler::ClusterScheduler(ClusterSchedulerOptions options, transport::C
       started_(clock.Now()),
       members_(options_.membership),
       generation_([this](const Event& event) { node_->Handle(event); },
-                  options_.scheduler.max_queued_requests + options_.scheduler.max_num_seqs),
+                  options_.scheduler.max_queued_requests + options_.scheduler.max_num_seqs + 1),
       last_turn_(started_),
       last_progress_(started_),
       next_stats_(started_) {}
@@ -100,9 +100,9 @@ absl::Status ClusterScheduler::BuildNode() {
   node_ = std::make_unique<SchedulerNode>(
       options, options_.seed, connector_, clock_,
       [this](GenerationUpdate update) { generation_.OnUpdate(std::move(update)); },
-      [this](const proto::StepResult& result, int sequences) {
+      [this](const proto::StepResult& result, int sequences, int new_tokens) {
         last_progress_ = clock_.Now();
-        generation_.OnStep(result, sequences);
+        generation_.OnStep(result, sequences, new_tokens);
       });
   LogInfo("serving ", model.name, ": sequences of ", options.max_model_len, " tokens, ", options.max_num_seqs,
           " at a time");

@@ -82,10 +82,10 @@ void ControlGeneration::OnUpdate(GenerationUpdate update) {
   control::ToProto(update, *server.pending.add_updates());
 }
 
-void ControlGeneration::OnStep(const proto::StepResult& result, int sequences) {
+void ControlGeneration::OnStep(const proto::StepResult& result, int sequences, int new_tokens) {
   for (auto& [id, server] : servers_) {
     pb::StepSample& sample = *server.pending.add_steps();
-    sample.set_new_tokens(static_cast<uint32_t>(result.entries.size()));
+    sample.set_new_tokens(static_cast<uint32_t>(new_tokens));
     sample.set_sequences(sequences);
     sample.set_total_us(result.timings.total_us);
     sample.set_dense_us(result.timings.dense_us);

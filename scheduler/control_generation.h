@@ -32,7 +32,7 @@ class ControlGeneration {
   void OnCommands(uint64_t server, const control::v1::GenerationCommands& commands);
 
   void OnUpdate(GenerationUpdate update);
-  void OnStep(const proto::StepResult& result, int sequences);
+  void OnStep(const proto::StepResult& result, int sequences, int new_tokens);
 
   // Sends what has gathered since the last call; with `stats` to every server.
   void Flush(const control::v1::Stats* stats);

@@ -18,7 +18,8 @@ constexpr int kFramesPerPoll = 64;
 
 SchedulerNode::SchedulerNode(const SchedulerOptions& options, uint64_t seed, transport::Port& port, Clock& clock,
                              EmitFn emit, StepFn on_step)
-    : core_(options, seed), port_(port), clock_(clock), emit_(std::move(emit)), on_step_(std::move(on_step)) {}
+    : core_(options, seed), port_(port), clock_(clock), emit_(std::move(emit)), on_step_(std::move(on_step)),
+      step_tokens_(options.micro_batches) {}
 
 void SchedulerNode::AddAttentionWorker(WorkerId worker, Epoch epoch, NodeId node, uint64_t kv_blocks) {
   attention_.push_back(Peer{worker, epoch, node});
@@ -80,6 +81,11 @@ const SchedulerNode::Peer* SchedulerNode::AttentionPeer(NodeId node) const {
   return nullptr;
 }
 
+int SchedulerNode::TokensOf(const proto::StepResult& result) const {
+  const size_t index = result.micro_batch.value();
+  return index < step_tokens_.size() && step_tokens_[index].step == result.step ? step_tokens_[index].new_tokens : 0;
+}
+
 void SchedulerNode::OnFrame(const transport::Delivery& delivery) {
   if (!proto::Validate(delivery.header).ok()) return;
   if (delivery.header.type == FrameType::kStepResult) {
@@ -87,7 +93,7 @@ void SchedulerNode::OnFrame(const transport::Delivery& delivery) {
       if (peer.node != delivery.from) continue;
       auto result = proto::DecodeStepResult(delivery.payload);
       if (!result.ok()) return LogError("scheduler: ", std::string(result.status().message()));
-      on_step_(*result, static_cast<int>(result->entries.size()));
+      on_step_(*result, static_cast<int>(result->entries.size()), TokensOf(*result));
       return Handle(StepFinished{peer.worker, *std::move(result)});
     }
     return;
@@ -137,6 +143,9 @@ absl::Status SchedulerNode::Perform(Action& action) {
         if (peer.worker != a.compute_worker) continue;
         std::vector<std::byte> bytes;
         proto::Encode(a.plan, bytes);
+        StepTokens& tokens = node.step_tokens_[a.plan.micro_batch.value()];
+        tokens = {a.plan.step, 0};
+        for (const proto::StepEntry& entry : a.plan.entries) tokens.new_tokens += static_cast<int>(entry.tokens.size());
         const auto header =
             MakeHeader(FrameType::kStepPlan, Epoch(0), a.plan.step, a.plan.micro_batch, 0, bytes.size());
         return node.port_.SendMessage(peer.node, header, std::move(bytes));

@@ -16,8 +16,8 @@ class SchedulerNode final : public transport::FrameHandler {
  public:
   // Called on the event loop, in order; must return at once.
   using EmitFn = std::function<void(GenerationUpdate)>;  // an update that is in the token log
-  using StepFn =
-      std::function<void(const proto::StepResult&, int sequences)>;  // a step came back, before the core hears of it
+  // A step came back, before the core hears of it. new_tokens: of all its sequences; 0 if the plan is forgotten.
+  using StepFn = std::function<void(const proto::StepResult&, int sequences, int new_tokens)>;
 
   // `port` and `clock` outlive the node.
   SchedulerNode(const SchedulerOptions& options, uint64_t seed, transport::Port& port, Clock& clock, EmitFn emit,
@@ -65,7 +65,14 @@ class SchedulerNode final : public transport::FrameHandler {
   Clock& clock_;
   const EmitFn emit_;
   const StepFn on_step_;
+  int TokensOf(const proto::StepResult& result) const;
+
+  struct StepTokens {
+    StepId step;
+    int new_tokens = 0;
+  };
   std::vector<Peer> attention_, compute_;
+  std::vector<StepTokens> step_tokens_;  // of each micro-batch's last plan
   std::vector<Action> actions_;
   std::deque<Action> unsent_;  // in order, since a peer had no room for the first; none overtakes another
 };

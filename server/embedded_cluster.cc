@@ -85,10 +85,10 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
 
   scheduler_ = std::make_unique<scheduler::SchedulerNode>(
       options_.scheduler, options_.seed, scheduler_port, clock_, [this](scheduler::GenerationUpdate update) { Emit(std::move(update)); },
-      [this](const proto::StepResult& result, int sequences) {
+      [this](const proto::StepResult& result, int sequences, int new_tokens) {
         std::lock_guard<std::mutex> lock(mutex_);
         if (step_samples_.size() == kMaxStepSamples) step_samples_.pop_front();
-        step_samples_.push_back({static_cast<int>(result.entries.size()), sequences, result.timings.total_us, result.timings.dense_us,
+        step_samples_.push_back({new_tokens, sequences, result.timings.total_us, result.timings.dense_us,
                                  result.timings.attention_wait_us, result.timings.sample_us});
       });
   compute::ComputeWorkerOptions compute_options;
@@ -149,8 +149,8 @@ absl::StatusOr<RequestId> EmbeddedCluster::Submit(scheduler::GenerationRequest r
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopping_) return absl::UnavailableError("the engine is stopping");
-    const int limit = options_.scheduler.max_queued_requests + options_.scheduler.max_num_seqs;
-    if (requests_in_system_ >= limit || stats_.scheduler.waiting_requests >= options_.scheduler.max_queued_requests)
+    // Who of several tenants gives way in a full queue is the scheduler's to say; this bounds what it has not seen yet.
+    if (requests_in_system_ >= 2 * options_.scheduler.max_queued_requests + options_.scheduler.max_num_seqs)
       return ResourceExhausted("the queue is full: ", requests_in_system_, " requests are being served or waiting");
     ++requests_in_system_;
     new_sinks_[id] = std::move(sink);
@@ -203,7 +203,7 @@ void EmbeddedCluster::PublishStats() {
   EngineStats now;
   now.scheduler = scheduler_->stats();
   for (const auto& worker : attention_) {
-    const proto::WorkerStatus status = worker->core().status();
+    const auto status = worker->core().status();
     now.kv_blocks_total += status.blocks_total;
     now.kv_blocks_in_use += status.blocks_in_use;
     now.kv_blocks_cached += status.blocks_cached;

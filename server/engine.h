@@ -21,7 +21,7 @@ class GenerationSink {
 };
 
 struct StepSample {  // of one finished step, for metrics
-  int new_tokens = 0;
+  int new_tokens = 0;  // computed: of prompts and of decoding
   int sequences = 0;
   int64_t total_us = 0, dense_us = 0, attention_wait_us = 0, sample_us = 0;
 };

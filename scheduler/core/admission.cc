@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "scheduler/core/limits.h"
 #include "scheduler/core/placement_policy.h"
@@ -95,9 +96,10 @@ bool SchedulerCore::Impl::AdmitOne(Sequence& sequence) {
 
 absl::Status SchedulerCore::Impl::TooLarge(const Sequence& sequence) const {
   const proto::Placement whole = proto::WholePlacement(options_.attention, budget_.workers()[0].id, budget_.workers()[0].epoch);
-  return ResourceExhausted("kv cache: ", sequence.size(), " tokens need ",
-                           TotalBlocks(budget_.CostOf(whole, {.end = sequence.size()})), " KV blocks, but the attention workers have ",
-                           budget_.capacity(), " in all; shorten the prompt or give them more memory");
+  return absl::OutOfRangeError(absl::StrCat(
+      "kv cache: ", sequence.size(), " tokens need ", TotalBlocks(budget_.CostOf(whole, {.end = sequence.size()})),
+      " KV blocks, but the attention workers have ", budget_.capacity(),
+      " in all; shorten the prompt or give them more memory"));
 }
 
 // Makes room for `needed` sequences of `tenant`: at the cost of those whose reader is slow, then of a tenant that has more than its

@@ -26,6 +26,7 @@ void SchedulerCore::Impl::Wait(Sequence& sequence) {
 void SchedulerCore::Impl::TakeSlot(Sequence& sequence) {
   active_.push_back(&sequence);
   RequestState& request = *sequence.request;
+  request.admitted = std::min(request.admitted, now_);
   ++request.tenant->slots;
   if (!sequence.leads()) return;
   request.reserved_slots = std::min(request.unforked, options_.max_num_seqs - 1);

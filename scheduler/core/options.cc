@@ -18,7 +18,7 @@ absl::Status SchedulerOptions::Validate() const {
   DT_RETURN_IF_ERROR(CheckRange("--max-num-batched-tokens", max_num_batched_tokens, 1, proto::kMaxStepTokens));
   DT_RETURN_IF_ERROR(
       CheckRange("--max-model-len", max_model_len, 1, int64_t{proto::kMaxSequenceBlocks} * kSegmentTokens));
-  DT_RETURN_IF_ERROR(CheckRange("--max-queued-requests", max_queued_requests, 1, kMaxQueuedRequests));
+  DT_RETURN_IF_ERROR(CheckRange("--max-num-queued-reqs", max_queued_requests, 1, kMaxQueuedRequests));
   DT_RETURN_IF_ERROR(CheckRange("--micro-batches", micro_batches, 1, kMaxMicroBatches));
   if (max_num_batched_tokens < max_num_seqs) {
     return InvalidArgument("--max-num-batched-tokens: ", max_num_batched_tokens, " is less than --max-num-seqs ",

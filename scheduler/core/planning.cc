@@ -2,6 +2,7 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "scheduler/core/scheduler_impl.h"
 
@@ -206,8 +207,9 @@ bool SchedulerCore::Impl::Grow(Sequence& sequence, Position end) {
 
 absl::Status SchedulerCore::Impl::OutgrewWorker(const Sequence& sequence, int worker) const {
   const KvBudget::Worker& full = budget_.workers()[worker];
-  return ResourceExhausted("kv cache: attention worker ", full.id.value(), " holds ", full.capacity, " KV blocks, and token ",
-                           sequence.size(), " of this request needs more; ask for fewer tokens or give it more memory");
+  return absl::OutOfRangeError(absl::StrCat(
+      "kv cache: attention worker ", full.id.value(), " holds ", full.capacity, " KV blocks, and token ", sequence.size(),
+      " of this request needs more; ask for fewer tokens or give it more memory"));
 }
 
 void SchedulerCore::Impl::FillEntry(Sequence& sequence, WorkerId compute_worker, proto::StepEntry& entry,

@@ -62,6 +62,7 @@ struct GenerationUpdate {
   bool request_finished = false;   // nothing follows
   int prompt_tokens = 0;           // valid from the first update on
   int cached_tokens = 0;           // of the prompt, from the prefix cache
+  int64_t queued_us = 0;           // from arrival until it first got a slot, or until now
 };
 
 }  // namespace dovetail::scheduler

@@ -38,11 +38,14 @@ void SchedulerCore::Impl::On(const RequestArrived& event) {
   }
   const GenerationRequest& params = *event.request;
   if (absl::Status status = CheckRequest(params); !status.ok()) return Refuse(params, status);
-  if (waiting_ >= options_.max_queued_requests && !MakeRoomInQueue(params.tenant)) return Refuse(params, QueueFull());
+  if (waiting_ >= options_.max_queued_requests && !MakeRoomInQueue(params.tenant)) {
+    return Refuse(params, QueueFull(params.tenant));
+  }
   auto& request = requests_[params.id];
   request = std::make_unique<RequestState>();
   request->request = event.request;
   request->ordinal = next_ordinal_++;
+  request->arrived = now_;
   request->tenant = &queues_.Enter(params.tenant);
   request->chain_seed = ChainSeed(options_.model_digest, params.tenant, params.cache_salt);
   request->open_choices = params.choices;
@@ -59,16 +62,29 @@ void SchedulerCore::Impl::On(const RequestArrived& event) {
   }
 }
 
-absl::Status SchedulerCore::Impl::QueueFull() const {
-  return ResourceExhausted("the queue holds ", options_.max_queued_requests, " requests (--max-queued-requests); try again later");
+// kAborted for a tenant that has its part of the queue: others may still come. kResourceExhausted: nobody may.
+absl::Status SchedulerCore::Impl::QueueFull(const std::string& tenant) const {
+  if (queues_.HasItsPart(tenant)) {
+    return absl::AbortedError(
+        absl::StrCat("the queue holds ", options_.max_queued_requests,
+                     " requests (--max-num-queued-reqs), and this tenant has its part of it; try again later"));
+  }
+  return ResourceExhausted("the queue holds ", options_.max_queued_requests,
+                           " requests (--max-num-queued-reqs); try again later");
 }
 
 // A full queue is shared, too: whoever fills most of it loses the last one for a tenant that has fewer there.
 bool SchedulerCore::Impl::MakeRoomInQueue(const std::string& tenant) {
   Sequence* last = queues_.LastOfLongest(tenant);
   if (last == nullptr) return false;
-  EndRequest(*last->request, FinishReason::kError, QueueFull());
+  EndRequest(*last->request, FinishReason::kError, PushedOut());
   return true;
+}
+
+absl::Status SchedulerCore::Impl::PushedOut() const {
+  return absl::AbortedError(
+      absl::StrCat("the queue holds ", options_.max_queued_requests,
+                   " requests (--max-num-queued-reqs), and a tenant with fewer needed a place; try again later"));
 }
 
 void SchedulerCore::Impl::Refuse(const GenerationRequest& request, const absl::Status& status) {
@@ -140,7 +156,9 @@ GenerationUpdate SchedulerCore::Impl::UpdateFor(const Sequence& sequence) const 
           .choice = sequence.choice,
           .first_index = static_cast<int>(sequence.output.size()),
           .prompt_tokens = static_cast<int>(sequence.prompt_size()),
-          .cached_tokens = sequence.request->cached_tokens};
+          .cached_tokens = sequence.request->cached_tokens,
+          .queued_us = absl::ToInt64Microseconds(std::min(sequence.request->admitted, now_) -
+                                                 sequence.request->arrived)};
 }
 
 void SchedulerCore::Impl::EndChoice(Sequence& sequence, FinishReason reason, const absl::Status& status) {

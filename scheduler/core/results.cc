@@ -140,8 +140,8 @@ void SchedulerCore::Impl::OutOfMemory(MicroBatch& batch, const proto::StepResult
   const Sequence* oldest = Oldest();
   if (oldest == nullptr) return;
   EndChoice(*oldest->request->choices[oldest->choice], FinishReason::kError,
-            ResourceExhausted("kv cache: an attention worker has no room for this request alone (", result.error,
-                              "); shorten it or give the worker more memory"));
+            absl::OutOfRangeError(absl::StrCat("kv cache: an attention worker has no room for this request alone (",
+                                               result.error, "); shorten it or give the worker more memory")));
 }
 
 void SchedulerCore::Impl::Fail(MicroBatch& batch, const std::string& error) {

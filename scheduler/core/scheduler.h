@@ -17,7 +17,7 @@ struct SchedulerOptions {
   int max_num_seqs = 256;             // running sequences
   int max_num_batched_tokens = 2048;  // new tokens of a step
   int max_model_len = 2048;           // prompt + output tokens of a sequence
-  int max_queued_requests = 4096;     // waiting; for one more, it or the last of the tenant with most is refused (kResourceExhausted)
+  int max_queued_requests = 4096;     // waiting; one more is refused (kResourceExhausted), or kAborted: the last of the tenant with most
   int micro_batches = 1;              // steps in flight
   bool enable_prefix_caching = true;
   bool enable_chunked_prefill = true;

@@ -60,7 +60,8 @@ class SchedulerCore::Impl {
   void On(const RequestPaused& event);
   void On(const RequestResumed& event);
   absl::Status CheckRequest(const GenerationRequest& request) const;
-  absl::Status QueueFull() const;
+  absl::Status QueueFull(const std::string& tenant) const;
+  absl::Status PushedOut() const;
   bool MakeRoomInQueue(const std::string& tenant);
   void Refuse(const GenerationRequest& request, const absl::Status& status);
   RequestState* Find(RequestId id);

@@ -89,6 +89,8 @@ struct RequestState {
   std::shared_ptr<const GenerationRequest> request;
   Tenant* tenant = nullptr;
   uint64_t ordinal = 0;  // of arrival
+  absl::Time arrived;
+  absl::Time admitted = absl::InfiniteFuture();  // when a choice first got a slot
   bool paused = false;
   bool started = false;  // an update with cached_tokens may have gone out
   int cached_tokens = 0;

@@ -12,6 +12,13 @@ QueueKey KeyOf(const Sequence& sequence) {
           sequence.choice};
 }
 
+// Of several choices one may run while another waits.
+bool NeverRan(const RequestState& request) {
+  return std::all_of(request.choices.begin(), request.choices.end(), [](const auto& sequence) {
+    return !sequence->restarted && (sequence->phase == Phase::kWaiting || sequence->phase == Phase::kUnforked);
+  });
+}
+
 }  // namespace
 
 Tenant& TenantQueues::Enter(const std::string& name) {
@@ -31,7 +38,8 @@ Tenant& TenantQueues::Enter(const std::string& name) {
 
 void TenantQueues::Leave(Tenant& tenant) {
   if (--tenant.requests > 0) return;
-  DT_CHECK(tenant.waiting.empty() && tenant.slots == 0 && tenant.kv_blocks == 0, "a tenant left something behind: ", tenant.waiting.size(), " waiting, ", tenant.slots, " slots, ", tenant.kv_blocks, " KV blocks");
+  DT_CHECK(tenant.waiting.empty() && tenant.slots == 0 && tenant.kv_blocks == 0, "a tenant left something behind: ",
+           tenant.waiting.size(), " waiting, ", tenant.slots, " slots, ", tenant.kv_blocks, " KV blocks");
   tenants_.erase(std::string(tenant.name));
 }
 
@@ -63,8 +71,22 @@ Sequence* TenantQueues::LastOfLongest(const std::string& than) {
     if (longest == nullptr || tenant.waiting.size() > longest->waiting.size()) longest = &tenant;
   }
   if (longest == nullptr || longest->waiting.size() <= fewer) return nullptr;
-  Sequence* last = longest->waiting.rbegin()->second;
-  return last->restarted ? nullptr : last;
+  for (auto at = longest->waiting.rbegin(); at != longest->waiting.rend(); ++at) {
+    if (NeverRan(*at->second->request)) return at->second;
+  }
+  return nullptr;
+}
+
+bool TenantQueues::HasItsPart(const std::string& name) const {
+  const auto own = tenants_.find(name);
+  if (own == tenants_.end()) return false;
+  size_t all = 0, tenants = 0;
+  for (const auto& [other, tenant] : tenants_) {
+    all += tenant.waiting.size();
+    tenants += !tenant.waiting.empty();
+  }
+  const size_t mine = own->second.waiting.size();
+  return mine > 0 && mine < all && mine * tenants >= all;
 }
 
 }  // namespace dovetail::scheduler

@@ -82,8 +82,10 @@ class EngineCalls {
 };
 
 grpc::Status ErrorOf(const scheduler::GenerationUpdate& update) {
-  const absl::StatusCode code =
-      update.error_code == absl::StatusCode::kOk ? absl::StatusCode::kInternal : update.error_code;
+  absl::StatusCode code = update.error_code;
+  if (code == absl::StatusCode::kOk) code = absl::StatusCode::kInternal;
+  // A tenant that has its part of a full queue.
+  if (code == absl::StatusCode::kAborted) code = absl::StatusCode::kResourceExhausted;
   // What an internal error says (paths, addresses) never leaves the process.
   if (code == absl::StatusCode::kInternal) return grpc::Status(grpc::StatusCode::INTERNAL, "the generation failed");
   return grpc::Status(static_cast<grpc::StatusCode>(code), update.error);

@@ -34,13 +34,13 @@ HttpResponse Draining() {
   response.close = true;
   return response;
 }
-HttpResponse Busy(int status) { return ErrorResponse(ToApiError(absl::ResourceExhaustedError(""), status)); }
 
 }  // namespace
 
 ApiHandler::ApiHandler(const HttpServerOptions& options)
     : options_(options),
       keys_(options.api_keys, options.metrics_api_keys),
+      admission_(std::make_shared<Admission>(options.max_queued_requests, options.overload_status)),
       work_(options.worker_threads, options.max_queued_work) {}
 
 void ApiHandler::SetBackend(std::shared_ptr<const Backend> backend) {
@@ -67,8 +67,16 @@ void ApiHandler::CollectMetrics() {
 
 std::optional<HttpResponse> ApiHandler::OnHead(const RequestHead& head) {
   const RouteMatch match = MatchRoute(head.method, head.path);
+  std::optional<HttpResponse> refusal = Refusal(head, match);
+  if (const auto backend = this->backend(); backend != nullptr && refusal)
+    backend->metrics->HttpResponse(match.route == nullptr ? "none" : std::string(match.route->path), refusal->status);
+  return refusal;
+}
+
+std::optional<HttpResponse> ApiHandler::Refusal(const RequestHead& head, const RouteMatch& match) const {
   const Scope scope = match.route != nullptr ? match.route->scope : Scope::kInference;
-  if (!keys_.Authorize(head, scope))
+  const std::optional<std::string> tenant = keys_.Authorize(head, scope);
+  if (!tenant)
     return ErrorResponse(401, "authentication_error",
                          "Missing or incorrect API key: send it as Authorization: Bearer KEY.", "invalid_api_key");
   if (match.route == nullptr && !match.allow.empty()) {
@@ -84,21 +92,25 @@ std::optional<HttpResponse> ApiHandler::OnHead(const RequestHead& head) {
     if (type != nullptr && !IsJson(*type))
       return ErrorResponse(415, "invalid_request_error", "The body must be application/json.",
                            "unsupported_media_type");
-    return RefuseBusy(match.route->id);
+    return RefuseBusy(match.route->id, *tenant);
   }
   return std::nullopt;
 }
 
 // Reading and tokenising a request that cannot run costs time that running ones need.
-std::optional<HttpResponse> ApiHandler::RefuseBusy(RouteId route) const {
+std::optional<HttpResponse> ApiHandler::RefuseBusy(RouteId route, const std::string& tenant) const {
   if (draining_) return Draining();
   const auto backend = this->backend();
   if (backend == nullptr) return Loading();
   if (!Generates(route)) return std::nullopt;
   const EngineStats stats = backend->engine->stats();
   if (!stats.healthy) return ErrorResponse(ToApiError(absl::UnavailableError("")));
-  if (stats.scheduler.waiting_requests >= options_.max_queued_requests) return Busy(options_.overload_status);
+  if (const absl::Status room = admission_->Check(tenant, stats.scheduler); !room.ok()) return Busy(*backend, room);
   return std::nullopt;
+}
+
+HttpResponse ApiHandler::Busy(const Backend& backend, const absl::Status& why) const {
+  return admission_->ErrorFor(why, backend.engine->stats().scheduler.waiting_requests, SystemClock().Now());
 }
 
 HttpResponse ApiHandler::ProtocolError(int status, const std::string& message) {
@@ -170,7 +182,8 @@ void ApiHandler::Get(const Route& route, std::string_view rest, Exchange& exchan
 }
 
 void ApiHandler::OnWorker(const Route& route, std::shared_ptr<Exchange> exchange, std::function<void()> task) {
-  if (!work_.TryPost(std::move(task))) Answer(*exchange, route, Busy(options_.overload_status));
+  if (!work_.TryPost(std::move(task)))
+    Answer(*exchange, route, Busy(*backend(), ResourceExhausted("too many requests are being read")));
 }
 
 absl::StatusOr<PreparedGeneration> ApiHandler::PrepareGeneration(const Route& route, const std::string& body,
@@ -186,22 +199,22 @@ absl::StatusOr<PreparedGeneration> ApiHandler::PrepareGeneration(const Route& ro
 }
 
 void ApiHandler::Generate(const Route& route, std::shared_ptr<Exchange> exchange) {
-  const absl::Time arrived = SystemClock().Now();
   RequestContext context;
   context.id = exchange->id();
   context.tenant = keys_.Authorize(exchange->head(), route.scope).value_or("anonymous");
   context.created = absl::ToUnixSeconds(absl::Now());
+  const GenerationContext about{std::string(route.path), context.tenant, admission_, SystemClock().Now()};
   context.random_seed = options_.seed ? *options_.seed : RandomSeed();
-  OnWorker(route, exchange, [this, &route, exchange, arrived, context, backend = backend()] {
+  OnWorker(route, exchange, [this, &route, exchange, about, context, backend = backend()] {
     auto prepared = std::make_shared<absl::StatusOr<PreparedGeneration>>(
         PrepareGeneration(route, exchange->body(), *backend, context));
-    exchange->Post([this, &route, exchange, arrived, backend, prepared] {
+    exchange->Post([this, &route, exchange, about, backend, prepared] {
       if (!prepared->ok())
         return Answer(*exchange, route, ErrorResponse(ToApiError(prepared->status(), options_.overload_status)));
       if (draining_) return Answer(*exchange, route, Draining());
       exchange->body() = std::string();
-      const auto generation = std::make_shared<Generation>(backend, options_, exchange, **std::move(prepared), arrived);
-      backend->metrics->HttpResponse(std::string(route.path), generation->Start(inboxes_[exchange->io_thread()]));
+      const auto generation = std::make_shared<Generation>(backend, options_, exchange, **std::move(prepared), about);
+      generation->Start(inboxes_[exchange->io_thread()]);
     });
   });
 }

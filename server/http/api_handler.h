@@ -5,6 +5,7 @@
 #include <mutex>
 #include <vector>
 
+#include "server/http/admission.h"
 #include "server/http/generation.h"
 #include "server/http/key_ring.h"
 #include "server/http/options.h"
@@ -36,7 +37,9 @@ class ApiHandler : public HttpHandler {
 
  private:
   std::shared_ptr<const Backend> backend() const;
-  std::optional<HttpResponse> RefuseBusy(RouteId route) const;
+  std::optional<HttpResponse> Refusal(const RequestHead& head, const RouteMatch& match) const;
+  std::optional<HttpResponse> RefuseBusy(RouteId route, const std::string& tenant) const;
+  HttpResponse Busy(const Backend& backend, const absl::Status& why) const;
   void Get(const Route& route, std::string_view rest, Exchange& exchange);
   void Answer(Exchange& exchange, const Route& route, HttpResponse response);
   void OnWorker(const Route& route, std::shared_ptr<Exchange> exchange, std::function<void()> task);
@@ -49,6 +52,7 @@ class ApiHandler : public HttpHandler {
 
   const HttpServerOptions& options_;
   const KeyRing keys_;
+  const std::shared_ptr<Admission> admission_;
   std::vector<std::shared_ptr<UpdateInbox>> inboxes_;
   std::function<std::pair<int, int>()> connection_counts_;
   std::atomic<bool> draining_{false};

@@ -27,14 +27,14 @@ class Sink : public GenerationSink {
 }  // namespace
 
 Generation::Generation(std::shared_ptr<const Backend> backend, const HttpServerOptions& options,
-                       std::shared_ptr<Exchange> exchange, PreparedGeneration prepared, absl::Time arrived)
+                       std::shared_ptr<Exchange> exchange, PreparedGeneration prepared, GenerationContext context)
     : backend_(std::move(backend)),
       options_(options),
       exchange_(std::move(exchange)),
       requests_(std::move(prepared.requests)),
       response_(backend_->model, std::move(prepared.spec)),
       prompts_(requests_.size()),
-      arrived_(arrived) {
+      context_(std::move(context)) {
   for (size_t p = 0; p < prompts_.size(); ++p) {
     prompts_[p].max_tokens = requests_[p].max_tokens;
     prompts_[p].choice_tokens.resize(requests_[p].choices);
@@ -52,24 +52,36 @@ absl::Status Generation::Submit(const std::shared_ptr<UpdateInbox>& inbox) {
   return absl::OkStatus();
 }
 
-int Generation::Start(const std::shared_ptr<UpdateInbox>& inbox) {
-  if (exchange_->gone()) return 499;
+void Generation::Start(const std::shared_ptr<UpdateInbox>& inbox) {
+  if (exchange_->gone()) return CountAnswer(499);
   submitted_ = SystemClock().Now();
+  context_.admission->Began(context_.tenant, static_cast<int>(prompts_.size()));
   const absl::Status status = Submit(inbox);
   requests_.clear();
   if (!status.ok()) {
-    const HttpResponse response = ErrorResponse(ToApiError(status, options_.overload_status));
     CancelInEngine();
     response_.Fail(status);
-    exchange_->Respond(response);
-    Finish();
-    return response.status;
+    Answer(ErrorFor(status));
+    return Finish();
   }
   const auto self = shared_from_this();
   exchange_->on_gone = [self] { self->OnGone(); };
   exchange_->on_drained = [self] { self->OnDrained(); };
   exchange_->on_shutdown = [self] { self->OnShutdown(); };
-  return 200;
+}
+
+HttpResponse Generation::ErrorFor(const absl::Status& status) const {
+  const int waiting = backend_->engine->stats().scheduler.waiting_requests;
+  return context_.admission->ErrorFor(status, waiting, SystemClock().Now());
+}
+
+void Generation::Answer(HttpResponse response) {
+  CountAnswer(response.status);
+  exchange_->Respond(std::move(response));
+}
+
+void Generation::CountAnswer(int status) {
+  if (!std::exchange(answer_counted_, true)) backend_->metrics->HttpResponse(context_.route, status);
 }
 
 void Generation::CountTokens(PromptState& prompt, int choice, int count) {
@@ -77,7 +89,7 @@ void Generation::CountTokens(PromptState& prompt, int choice, int count) {
   const absl::Time now = SystemClock().Now();
   if (prompt.first_token == absl::InfiniteFuture()) {
     prompt.first_token = now;
-    backend_->metrics->FirstToken(now - arrived_);
+    backend_->metrics->FirstToken(now - context_.arrived);
   }
   absl::Time& last = prompt.last_token[choice];
   backend_->metrics->Tokens(count, last == absl::InfiniteFuture() ? absl::InfiniteDuration() : now - last);
@@ -90,7 +102,10 @@ void Generation::OnUpdate(int p, const scheduler::GenerationUpdate& update) {
   if (update.request_finished) prompt.engine_finished = true;
   if (exchange_ == nullptr) return;
   prompt.cached_tokens = update.cached_tokens;
-  if (update.reason == scheduler::FinishReason::kError && update.choice_finished)
+  prompt.queued_us = update.queued_us;
+  const bool refused =
+      update.error_code == absl::StatusCode::kAborted || update.error_code == absl::StatusCode::kResourceExhausted;
+  if (update.reason == scheduler::FinishReason::kError && update.choice_finished && !refused)
     LogError("request ", exchange_->id(), " failed: ", update.error);
   const GenerationResponse::Effects effects = response_.OnUpdate(p, update);
   CountTokens(prompt, update.choice, effects.tokens);
@@ -102,14 +117,14 @@ void Generation::OnUpdate(int p, const scheduler::GenerationUpdate& update) {
 void Generation::Show(const GenerationResponse::Effects& effects) {
   if (response_.spec().stream && (response_.failure().ok() || exchange_->streaming())) {
     if (!effects.frames.empty()) {
+      CountAnswer(200);
       exchange_->StartStream();
       exchange_->Write(effects.frames, effects.tokens);
     }
     if (effects.done) exchange_->EndStream();
     else WatchBacklog();
   } else if (effects.done) {
-    if (response_.failure().ok()) exchange_->Respond(JsonResponse(response_.Body()));
-    else exchange_->Respond(ErrorResponse(ToApiError(response_.failure(), options_.overload_status)));
+    Answer(response_.failure().ok() ? JsonResponse(response_.Body()) : ErrorFor(response_.failure()));
   }
   if (effects.done && exchange_ != nullptr) {
     if (!response_.failure().ok()) CancelInEngine();
@@ -146,6 +161,7 @@ void Generation::OnDrained() {
 void Generation::OnGone() {
   if (exchange_ == nullptr) return;
   gone_ = true;
+  CountAnswer(499);
   if (paused_) backend_->metrics->SlowReaderCancelled();
   CancelInEngine();
   response_.Fail(absl::CancelledError("the client left"));
@@ -175,6 +191,7 @@ RequestEnd Generation::EndOf(int p) const {
 
 void Generation::Finish() {
   const absl::Time now = SystemClock().Now();
+  context_.admission->Ended(context_.tenant, static_cast<int>(prompts_.size()), now);
   for (size_t p = 0; p < prompts_.size(); ++p) {
     const PromptState& prompt = prompts_[p];
     if (!prompt.submitted) continue;
@@ -188,9 +205,10 @@ void Generation::Finish() {
     }
     record.choices = response_.spec().best_of;
     record.max_tokens = prompt.max_tokens;
-    record.submitted = submitted_ - arrived_;
-    if (prompt.first_token != absl::InfiniteFuture()) record.first_token = prompt.first_token - arrived_;
-    record.ended = now - arrived_;
+    record.submitted = submitted_ - context_.arrived;
+    record.queued = absl::Microseconds(prompt.queued_us);
+    if (prompt.first_token != absl::InfiniteFuture()) record.first_token = prompt.first_token - context_.arrived;
+    record.ended = now - context_.arrived;
     backend_->metrics->RequestFinished(record);
   }
   exchange_->on_gone = exchange_->on_drained = exchange_->on_shutdown = nullptr;

@@ -4,6 +4,7 @@
 
 #include "absl/time/time.h"
 #include "server/engine.h"
+#include "server/http/admission.h"
 #include "server/http/exchange.h"
 #include "server/http/options.h"
 #include "server/http/update_inbox.h"
@@ -20,16 +21,23 @@ struct Backend {
   std::unique_ptr<ServerMetrics> metrics;
 };
 
+// What a Generation is told by the route that made it.
+struct GenerationContext {
+  std::string route;   // for metrics
+  std::string tenant;
+  std::shared_ptr<Admission> admission;
+  absl::Time arrived;
+};
+
 // One generation request between its HTTP exchange and the engine: submits, turns updates into frames, pauses the
 // engine when the client reads slowly, cancels when it leaves. Lives on the exchange's I/O thread.
 class Generation : public std::enable_shared_from_this<Generation> {
  public:
   Generation(std::shared_ptr<const Backend> backend, const HttpServerOptions& options,
-             std::shared_ptr<Exchange> exchange, PreparedGeneration prepared, absl::Time arrived);
+             std::shared_ptr<Exchange> exchange, PreparedGeneration prepared, GenerationContext context);
 
   // Submits every prompt. If the engine takes one and refuses the next, nothing runs and the client gets the refusal.
-  // Returns the HTTP status of an answer given at once, 200 if the generation runs.
-  int Start(const std::shared_ptr<UpdateInbox>& inbox);
+  void Start(const std::shared_ptr<UpdateInbox>& inbox);
   void OnUpdate(int prompt, const scheduler::GenerationUpdate& update);
 
  private:
@@ -39,6 +47,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     bool engine_finished = false;
     int64_t max_tokens = 0;
     int64_t cached_tokens = 0;
+    int64_t queued_us = 0;
     absl::Time first_token = absl::InfiniteFuture();
     std::vector<int64_t> choice_tokens;
     std::vector<absl::Time> last_token;  // by choice
@@ -47,6 +56,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
   absl::Status Submit(const std::shared_ptr<UpdateInbox>& inbox);
   void CountTokens(PromptState& prompt, int choice, int count);
   void Show(const GenerationResponse::Effects& effects);
+  void Answer(HttpResponse response);
+  void CountAnswer(int status);
+  HttpResponse ErrorFor(const absl::Status& status) const;
   void WatchBacklog();
   void OnDrained();
   void OnGone();
@@ -61,8 +73,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
   std::vector<scheduler::GenerationRequest> requests_;
   GenerationResponse response_;
   std::vector<PromptState> prompts_;
-  const absl::Time arrived_;
+  const GenerationContext context_;
   absl::Time submitted_;
+  bool answer_counted_ = false;
   bool gone_ = false;
   bool paused_ = false;
   size_t bytes_when_paused_ = 0;

@@ -7,6 +7,7 @@ constexpr Route kRoutes[] = {
     {RouteId::kModels, "GET", "/v1/models", Scope::kInference},
     {RouteId::kModel, "GET", "/v1/models/", Scope::kInference},
     {RouteId::kCompletions, "POST", "/v1/completions", Scope::kInference},
+    {RouteId::kCompletions, "POST", "/completions", Scope::kInference},
     {RouteId::kChat, "POST", "/v1/chat/completions", Scope::kInference},
     {RouteId::kChat, "POST", "/chat/completions", Scope::kInference},
     {RouteId::kTokenize, "POST", "/tokenize", Scope::kInference},

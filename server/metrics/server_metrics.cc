@@ -66,6 +66,12 @@ class ServerMetrics::Impl {
       make_.Counter("generation_tokens_total", "generation_tokens_total", "Tokens generated.");
   CounterPair cached_tokens_ = make_.Counter("prompt_tokens_cached_total", "prompt_tokens_cached_total",
                                              "Prompt tokens found in the prefix cache.");
+  CounterPair computed_tokens_ =
+      make_.Counter("prompt_tokens_by_source_total", "prompt_tokens_by_source_total",
+                    "Prompt tokens of ended requests by where their KV came from.", {{"source", "local_compute"}});
+  CounterPair found_tokens_ =
+      make_.Counter("prompt_tokens_by_source_total", "prompt_tokens_by_source_total",
+                    "Prompt tokens of ended requests by where their KV came from.", {{"source", "local_cache_hit"}});
   HistogramPair first_token_ = make_.Histogram("time_to_first_token_seconds", "time_to_first_token_seconds",
                                                "From arrival to the first token.", kFirstTokenS);
   HistogramPair inter_token_ = make_.Histogram("inter_token_latency_seconds", "inter_token_latency_seconds",
@@ -75,10 +81,12 @@ class ServerMetrics::Impl {
                       "A request's mean time per token after the first.", kPerTokenS);
   HistogramPair e2e_ = make_.Histogram("e2e_request_latency_seconds", "e2e_request_latency_seconds",
                                        "From arrival to the end.", kRequestS);
-  HistogramPair inference_ =
-      make_.Histogram("request_inference_time_seconds", "request_inference_time_seconds", "In the engine.", kRequestS);
+  HistogramPair queue_ = make_.Histogram("request_queue_time_seconds", "request_queue_time_seconds",
+                                         "In the engine, waiting for a place.", kRequestS);
+  HistogramPair inference_ = make_.Histogram("request_inference_time_seconds", "request_inference_time_seconds",
+                                             "In the engine, running.", kRequestS);
   HistogramPair prefill_ = make_.Histogram("request_prefill_time_seconds", "request_prefill_time_seconds",
-                                           "In the engine, to the first token.", kRequestS);
+                                           "From a place in the engine to the first token.", kRequestS);
   HistogramPair decode_ = make_.Histogram("request_decode_time_seconds", "request_decode_time_seconds",
                                           "From the first token to the end.", kRequestS);
   HistogramPair request_prompt_ =
@@ -167,9 +175,13 @@ void ServerMetrics::RequestFinished(const RequestRecord& record) {
   m.request_n_.Observe(record.choices);
   m.request_max_tokens_.Observe(static_cast<double>(record.max_tokens));
   m.e2e_.Observe(Seconds(record.ended));
-  m.inference_.Observe(Seconds(record.ended - record.submitted));
+  m.computed_tokens_.Add(static_cast<double>(record.prompt_tokens - record.cached_tokens));
+  m.found_tokens_.Add(static_cast<double>(record.cached_tokens));
+  const absl::Duration admitted = record.submitted + record.queued;
+  m.queue_.Observe(Seconds(record.queued));
+  m.inference_.Observe(Seconds(record.ended - admitted));
   if (record.first_token == absl::InfiniteDuration()) return;
-  m.prefill_.Observe(Seconds(record.first_token - record.submitted));
+  m.prefill_.Observe(Seconds(record.first_token - admitted));
   m.decode_.Observe(Seconds(record.ended - record.first_token));
   if (record.largest_choice > 1)
     m.per_output_token_.Observe(Seconds(record.ended - record.first_token) /

@@ -21,6 +21,7 @@ struct RequestRecord {
   int choices = 1;
   int64_t max_tokens = 0;
   absl::Duration submitted;                 // parsed, tokenised and handed to the engine
+  absl::Duration queued;                    // then waited for a place
   absl::Duration first_token = absl::InfiniteDuration();
   absl::Duration ended;
 };

@@ -82,6 +82,13 @@ ApiError ToApiError(const absl::Status& status, int overload_status) {
       error.code = "overloaded";
       error.retry_after_s = 1;
       break;
+    case absl::StatusCode::kAborted:
+      error.http_status = 429;
+      error.type = "rate_limit_error";
+      error.message = "Your requests fill your part of the server's queue; try again shortly.";
+      error.code = "rate_limit_exceeded";
+      error.retry_after_s = 1;
+      break;
     case absl::StatusCode::kUnavailable:
       error.http_status = 503;
       error.type = "unavailable_error";

@@ -16,9 +16,16 @@ size_t CodePoints(const std::string& text) {
 // An engine's own words stay inside: they may name what a client must not see.
 absl::Status EngineFailure(const scheduler::GenerationUpdate& update) {
   if (update.reason == scheduler::FinishReason::kCancelled) return absl::UnavailableError("cancelled");
-  const bool retryable =
-      update.error_code == absl::StatusCode::kUnavailable || update.error_code == absl::StatusCode::kResourceExhausted;
-  return absl::Status(retryable ? update.error_code : absl::StatusCode::kInternal, "generation failed");
+  switch (update.error_code) {
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kResourceExhausted:
+    case absl::StatusCode::kAborted: return absl::Status(update.error_code, "try again");
+    case absl::StatusCode::kOutOfRange:
+      return absl::OutOfRangeError(
+          "The server's KV cache has no room for this prompt and its output, even alone; shorten the prompt or ask for "
+          "fewer tokens.");
+    default: return Internal("generation failed");
+  }
 }
 
 }  // namespace

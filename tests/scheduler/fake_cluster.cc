@@ -318,6 +318,7 @@ void FakeCluster::CheckUpdate(Client& client, const GenerationUpdate& update) {
   stream.prompt_logits.insert(stream.prompt_logits.end(), update.prompt_logits.begin(), update.prompt_logits.end());
   if (update.prompt_tokens != static_cast<int>(client.request->prompt.size())) Violate("prompt_tokens is missing");
   stream.cached_tokens = update.cached_tokens;
+  stream.queued_us = update.queued_us;
   if (update.choice_finished) {
     stream.finished = true;
     stream.reason = update.reason;

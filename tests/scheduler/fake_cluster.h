@@ -48,6 +48,7 @@ struct Stream {
   std::string error;
   absl::StatusCode error_code = absl::StatusCode::kOk;
   int cached_tokens = 0;
+  int64_t queued_us = 0;
   absl::Time first_token, end;
 };
 

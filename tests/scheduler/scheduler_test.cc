@@ -147,7 +147,7 @@ TEST(Admission, RefusesWhatCouldNeverFitWithBothSizes) {
   FakeCluster cluster(options);
   const RequestId id = cluster.Submit(Ask(400, 5));
   cluster.RunUntilIdle();
-  EXPECT_EQ(cluster.stream(id).error_code, absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(cluster.stream(id).error_code, absl::StatusCode::kOutOfRange);
   EXPECT_THAT(cluster.stream(id).error, HasSubstr("400 tokens need 28 KV blocks, but the attention workers have 20 in all"));
   ExpectClean(cluster);
 }
@@ -318,22 +318,52 @@ TEST(PrefixCache, ASecondRequestOfTheTenantStartsBehindWhatIsKept) {
   ExpectClean(cluster);
 }
 
-TEST(Queue, AFullOneRefusesTheLastOfTheTenantThatFillsIt) {
+ClusterOptions OneRunsThreeWait() {
   ClusterOptions options = SmallCluster();
   options.scheduler.max_num_seqs = 1;
   options.scheduler.max_queued_requests = 3;
-  FakeCluster cluster(options);
+  return options;
+}
+
+TEST(Queue, AFullOneLosesTheLastOfTheTenantThatFillsIt) {
+  FakeCluster cluster(OneRunsThreeWait());
   std::vector<RequestId> greedy;
   for (int i = 0; i < 5; ++i) greedy.push_back(cluster.Submit(Ask(10, 50, "greedy", i + 1)));  // one runs, three wait
   const RequestId modest = cluster.Submit(Ask(10, 5, "modest", 9));
+  const RequestId late = cluster.Submit(Ask(10, 5, "greedy", 10));
   cluster.RunUntil(cluster.at(absl::Milliseconds(1)));
-  for (const size_t refused : {3u, 4u}) {
-    EXPECT_EQ(cluster.stream(greedy[refused]).error_code, absl::StatusCode::kResourceExhausted);
-    EXPECT_THAT(cluster.stream(greedy[refused]).error, HasSubstr("the queue holds 3 requests (--max-queued-requests)"));
-  }
+  EXPECT_EQ(cluster.stream(greedy[4]).error_code, absl::StatusCode::kResourceExhausted) << "nobody else was there";
+  EXPECT_THAT(cluster.stream(greedy[4]).error, HasSubstr("the queue holds 3 requests (--max-num-queued-reqs); try"));
+  EXPECT_EQ(cluster.stream(greedy[3]).error_code, absl::StatusCode::kAborted);
+  EXPECT_THAT(cluster.stream(greedy[3]).error, HasSubstr("a tenant with fewer needed a place"));
+  EXPECT_EQ(cluster.stream(late).error_code, absl::StatusCode::kAborted);
+  EXPECT_THAT(cluster.stream(late).error, HasSubstr("this tenant has its part of it"));
   cluster.RunUntilIdle();
   EXPECT_EQ(cluster.stream(modest).reason, FinishReason::kLength);
   ExpectClean(cluster);
+}
+
+TEST(Queue, NobodyLosesWhatHasBegun) {
+  FakeCluster cluster(OneRunsThreeWait());
+  GenerationRequest several = Ask(1, 50, "greedy");  // one prompt token: nothing to share, so one runs, three wait
+  several.choices = 4;
+  const RequestId begun = cluster.Submit(several);
+  const RequestId modest = cluster.Submit(Ask(10, 5, "modest", 9));
+  cluster.RunUntilIdle();
+  for (int choice = 0; choice < 4; ++choice) EXPECT_EQ(cluster.stream(begun, choice).reason, FinishReason::kLength);
+  EXPECT_EQ(cluster.stream(modest).error_code, absl::StatusCode::kResourceExhausted) << "it had no part of the queue";
+  ExpectClean(cluster);
+}
+
+TEST(Queue, UpdatesSayHowLongTheirRequestWaited) {
+  FakeCluster cluster(OneRunsThreeWait());
+  const RequestId first = cluster.Submit(Ask(10, 50));
+  const RequestId second = cluster.Submit(Ask(10, 5, "b", 2));
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(first).queued_us, 0);
+  EXPECT_GT(cluster.stream(second).queued_us, 0);
+  const absl::Duration busy = cluster.stream(first).end - cluster.at(absl::ZeroDuration());
+  EXPECT_EQ(cluster.stream(second).queued_us, absl::ToInt64Microseconds(busy));
 }
 
 }  // namespace

@@ -2,59 +2,14 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <condition_variable>
-#include <mutex>
 #include <thread>
 
 #include "server/cli/engine_flags.h"
+#include "tests/server/holding_sink.h"
 #include "tests/support/test_data.h"
 
 namespace dovetail::server::test {
 namespace {
-
-// Holds the engine's thread at its `at`-th token until let go, so that what comes later is after a certain moment.
-class HoldingSink : public GenerationSink {
- public:
-  explicit HoldingSink(size_t at) : at_(at) {}
-
-  void OnUpdate(scheduler::GenerationUpdate update) override {
-    std::unique_lock lock(mutex_);
-    tokens_ += update.tokens.size();
-    finished_ = finished_ || update.request_finished;
-    reason_ = update.reason;
-    changed_.notify_all();
-    if (tokens_ >= at_ && !let_go_) changed_.wait(lock, [this] { return let_go_; });
-  }
-  void WaitUntilHeld() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return tokens_ >= at_; });
-  }
-  void LetGo() {
-    std::lock_guard lock(mutex_);
-    let_go_ = true;
-    changed_.notify_all();
-  }
-  void WaitForEnd() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return finished_; });
-  }
-  size_t tokens() {
-    std::lock_guard lock(mutex_);
-    return tokens_;
-  }
-  scheduler::FinishReason reason() {
-    std::lock_guard lock(mutex_);
-    return reason_;
-  }
-
- private:
-  const size_t at_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  size_t tokens_ = 0;
-  bool finished_ = false, let_go_ = false;
-  scheduler::FinishReason reason_ = scheduler::FinishReason::kStop;
-};
 
 class EngineCancel : public testing::TestWithParam<int> {};
 

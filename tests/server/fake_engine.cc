@@ -216,6 +216,7 @@ scheduler::GenerationUpdate FakeEngine::NextOf(Live& live, int choice) {
   update.choice = choice;
   update.prompt_tokens = static_cast<int>(request.prompt.size());
   update.cached_tokens = update.prompt_tokens / 2;
+  update.queued_us = 250'000;
   if (live.cancelled) {
     update.choice_finished = true;
     update.reason = scheduler::FinishReason::kCancelled;

@@ -239,6 +239,49 @@ TEST(Metrics, TokensAreConservedForGoodAbortedAndFailedRequests) {
   EXPECT_THAT(text, HasSubstr("dovetail:http_responses_total{route=\"/v1/completions\",status=\"200\"} 3"));
 }
 
+TEST(Metrics, EveryAnswerIsCountedWithItsStatus) {
+  FakeEngineOptions failing;
+  failing.fail_after = 0;
+  TestServer test(failing);
+  const std::string json = R"({"model":"bytes","prompt":"x"})";
+  const std::string plain =
+      "POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: text/plain\r\nContent-Length: 0\r\n\r\n";
+  for (const std::string& request :
+       {Post("/v1/completions", json), Post("/v1/completions", "{"), plain, Post("/v1/models", "{}"), Get("/nowhere"),
+        Get("/v1/models"), Get("/v1/models/unknown"), std::string("GARBAGE\r\n\r\n")})
+    test.Ask(request);
+  const std::string text = test.Ask(Get("/metrics")).body;
+  for (const char* line :
+       {R"({route="/v1/completions",status="500"} 1)", R"({route="/v1/completions",status="400"} 1)",
+        R"({route="/v1/completions",status="415"} 1)", R"({route="none",status="405"} 1)",
+        R"({route="none",status="404"} 1)", R"({route="/v1/models",status="200"} 1)",
+        R"({route="/v1/models/",status="404"} 1)", R"({route="none",status="400"} 1)"})
+    EXPECT_THAT(text, HasSubstr(absl::StrCat("dovetail:http_responses_total", line, "\n")));
+}
+
+TEST(Metrics, HaveTheNamesThatRoutersAndDashboardsKnow) {
+  TestServer test;
+  test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":"abc","max_tokens":8})"));
+  const std::string text = test.Ask(Get("/metrics")).body;
+  for (const std::string name :
+       {"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info",
+        "prompt_tokens_total", "generation_tokens_total", "prompt_tokens_cached_total",
+        "prompt_tokens_by_source_total", "prefix_cache_queries_total", "prefix_cache_hits_total",
+        "num_preemptions_total", "request_success_total", "time_to_first_token_seconds", "inter_token_latency_seconds",
+        "request_time_per_output_token_seconds", "e2e_request_latency_seconds",
+        "request_queue_time_seconds", "request_inference_time_seconds", "request_prefill_time_seconds",
+        "request_decode_time_seconds", "request_prompt_tokens", "request_generation_tokens", "request_params_n",
+        "request_params_max_tokens", "request_max_num_generation_tokens", "iteration_tokens_total",
+        "request_prefill_kv_computed_tokens"})
+    EXPECT_THAT(text, HasSubstr(absl::StrCat("# TYPE vllm:", name, " ")));
+  for (const char* line :
+       {R"(vllm:prompt_tokens_by_source_total{engine="0",model_name="bytes",source="local_compute"} 2)",
+        R"(vllm:prompt_tokens_by_source_total{engine="0",model_name="bytes",source="local_cache_hit"} 2)",
+        R"(vllm:request_queue_time_seconds_count{engine="0",model_name="bytes"} 1)",
+        R"(vllm:request_queue_time_seconds_sum{engine="0",model_name="bytes"} 0.25)"})
+    EXPECT_THAT(text, HasSubstr(absl::StrCat(line, "\n")));
+}
+
 // ---- error texts ----
 
 TEST(Leak, NoErrorBodyHasAPathAnAddressOrAnInternalName) {

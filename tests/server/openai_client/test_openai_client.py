@@ -186,11 +186,11 @@ def test_a_prompt_that_does_not_fit(client, model):
 
 
 def test_leaving_a_stream_cancels_it(client, model, base_url):
-    aborted = lambda: metric(base_url, "vllm:num_requests_running")
+    held = lambda: metric(base_url, "vllm:num_requests_running") + metric(base_url, "dovetail:kv_blocks_in_use")
     stream = chat(client, model, stream=True, max_tokens=None, extra_body={"ignore_eos": True})
     next(iter(stream))
     stream.close()
-    wait_until(lambda: aborted() == 0)
+    wait_until(lambda: held() == 0)
     assert complete(client, model).choices
 
 

@@ -1,0 +1,57 @@
+#include "server/http/admission.h"
+
+#include <algorithm>
+
+#include "server/http/responses.h"
+#include "server/openai/api_error.h"
+
+namespace dovetail::server {
+
+// Of its requests here at most `running` run and `paused` are set aside: the others wait, maybe more than half of all
+// that do. Then nobody waits with more, and the scheduler would turn away one of this tenant's.
+absl::Status Admission::Check(const std::string& tenant, const scheduler::SchedulerStats& stats) const {
+  if (stats.waiting_requests < max_queued_requests_) return absl::OkStatus();
+  std::lock_guard lock(mutex_);
+  const auto own = active_.find(tenant);
+  if (own == active_.end()) return absl::OkStatus();
+  const int waiting = own->second - stats.running_sequences - stats.paused_requests;
+  if (2 * waiting <= stats.waiting_requests) return absl::OkStatus();
+  if (active_.size() > 1) return absl::AbortedError("this tenant fills the queue");
+  return ResourceExhausted("the queue is full");
+}
+
+void Admission::Began(const std::string& tenant, int requests) {
+  std::lock_guard lock(mutex_);
+  active_[tenant] += requests;
+}
+
+void Admission::Ended(const std::string& tenant, int requests, absl::Time now) {
+  std::lock_guard lock(mutex_);
+  if (const auto own = active_.find(tenant); own != active_.end() && (own->second -= requests) <= 0) active_.erase(own);
+  const int64_t second = absl::ToUnixSeconds(now);
+  const size_t slot = static_cast<size_t>(second % kSeconds);
+  if (seconds_[slot] != second) ended_[slot] = 0;
+  seconds_[slot] = second;
+  ended_[slot] += requests;
+  any_ended_ = true;
+}
+
+int Admission::RetryAfterSeconds(int waiting_requests, absl::Time now) const {
+  std::lock_guard lock(mutex_);
+  if (!any_ended_) return 1;  // nothing is known yet
+  const int64_t second = absl::ToUnixSeconds(now);
+  int ended = 0;
+  for (int i = 0; i < kSeconds; ++i)
+    if (seconds_[i] > second - kSeconds && seconds_[i] <= second) ended += ended_[i];
+  if (ended == 0) return kSeconds;
+  return static_cast<int>(std::clamp<int64_t>((int64_t{waiting_requests} * kSeconds + ended - 1) / ended, 1, 60));
+}
+
+HttpResponse Admission::ErrorFor(const absl::Status& status, int waiting_requests, absl::Time now) const {
+  ApiError error = ToApiError(status, overload_status_);
+  if (absl::IsResourceExhausted(status) || absl::IsAborted(status))
+    error.retry_after_s = RetryAfterSeconds(waiting_requests, now);
+  return ErrorResponse(error);
+}
+
+}  // namespace dovetail::server
