@@ -1,0 +1,92 @@
+#include "kernels/cuda/attention_plan.h"
+
+#include <algorithm>
+
+#include "kernels/segment_tree.h"
+
+namespace dovetail::kernels::cuda {
+namespace {
+
+constexpr int64_t kMaxBlocks = int64_t{1} << 30;
+
+// The segments that rows [row_begin, row_end) of an item see together.
+SegmentRange SegmentsOfRows(const PlannedItem& item, int window, int64_t row_begin, int64_t row_end) {
+  const TokenSpan first = VisibleTokens(item.first_position + row_begin, window, item.token_begin, item.token_end);
+  const TokenSpan last = VisibleTokens(item.first_position + row_end - 1, window, item.token_begin, item.token_end);
+  if (last.empty() && first.empty()) {
+    // A window may slide over a short shard between the two.
+    for (int64_t row = row_begin; row < row_end; ++row) {
+      const TokenSpan span = VisibleTokens(item.first_position + row, window, item.token_begin, item.token_end);
+      if (!span.empty()) return SegmentsOf({item.token_begin, item.token_end});
+    }
+    return {};
+  }
+  if (first.empty()) return SegmentsOf({item.token_begin, last.end});
+  if (last.empty()) return SegmentsOf({first.begin, item.token_end});
+  return SegmentsOf({first.begin, last.end});
+}
+
+}  // namespace
+
+int32_t RowTiles(std::span<const PlannedItem> items, int group) {
+  int64_t rows = 1;
+  for (const PlannedItem& item : items) rows = std::max<int64_t>(rows, int64_t{item.q_rows} * group);
+  int32_t tiles = 1;
+  while (tiles < kConsumerWarps && int64_t{tiles} * kTileRows < rows) tiles *= 2;
+  return tiles;
+}
+
+PieceBytes PieceBytesOf(const AttentionPlan& plan, int value_dim) {
+  const size_t rows = static_cast<size_t>(plan.grid) * 2 * plan.tiles * kTileRows;
+  return {.o = rows * value_dim * sizeof(float),
+          .ml = rows * 2 * sizeof(float),
+          .arrived = static_cast<size_t>(plan.grid) * plan.tiles * sizeof(int32_t)};
+}
+
+absl::StatusOr<AttentionPlan> PlanAttention(std::span<const PlannedItem> items, int group, int window, int multiprocessors) {
+  if (items.empty() || multiprocessors < 1) {
+    return InvalidArgument("attention plan: ", items.size(), " items on ", multiprocessors, " multiprocessors");
+  }
+  AttentionPlan plan;
+  plan.tiles = RowTiles(items, group);
+  plan.grid = multiprocessors;
+  const int64_t rows_per_group = int64_t{plan.tiles} * kTileRows;
+  int64_t blocks = 0;
+  for (size_t i = 0; i < items.size(); ++i) {
+    const PlannedItem& item = items[i];
+    const int64_t rows = int64_t{item.q_rows} * group;
+    for (int64_t row = 0, tile_group = 0; row < rows; row += rows_per_group, ++tile_group) {
+      const int64_t end = std::min(rows, row + rows_per_group);
+      const SegmentRange range = SegmentsOfRows(item, window, row / group, (end + group - 1) / group);
+      AttentionSpan span;
+      span.item = static_cast<int32_t>(i);
+      span.tile_group = static_cast<int32_t>(tile_group);
+      span.block_begin = static_cast<int32_t>(blocks);
+      span.segments = std::max(range.end - range.begin, 1);
+      span.first_segment = range.begin;
+      span.sees_nothing = range.empty() ? 1 : 0;
+      plan.spans.push_back(span);
+      blocks += int64_t{span.segments} * item.kv_heads;
+      if (blocks > kMaxBlocks) {
+        return InvalidArgument("attention plan: item ", i, " brings the step to more than ", kMaxBlocks,
+                               " KV blocks; give fewer sequences or shorter chunks");
+      }
+    }
+  }
+  plan.extent.total_blocks = static_cast<int32_t>(blocks);
+  plan.extent.parts = static_cast<int32_t>(std::min<int64_t>(blocks, plan.grid));
+  AttentionSpan sentinel;
+  sentinel.block_begin = plan.extent.total_blocks;
+  plan.spans.push_back(sentinel);
+  plan.first_span.reserve(plan.grid);
+  size_t span = 0;
+  for (int64_t part = 0; part < plan.extent.parts; ++part) {
+    const int64_t begin = part * blocks / plan.extent.parts;
+    while (span + 2 < plan.spans.size() && plan.spans[span + 1].block_begin <= begin) ++span;
+    plan.first_span.push_back(static_cast<int32_t>(span));
+  }
+  plan.first_span.resize(plan.grid);
+  return plan;
+}
+
+}  // namespace dovetail::kernels::cuda

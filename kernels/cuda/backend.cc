@@ -1,0 +1,66 @@
+#include "kernels/cuda/backend_abi.h"
+#include "kernels/cuda/gemm_lt.h"
+#include "kernels/cuda/launches.h"
+#include "kernels/cuda/runtime.h"
+
+namespace dovetail::kernels::cuda {
+namespace {
+
+int Attention(const AttentionLaunch* launch, const DeviceLimits* limits, void* stream) {
+  switch (launch->layout.type) {
+    case KvType::kBF16: return LaunchAttentionBF16(*launch, *limits, stream);
+    case KvType::kF16: return LaunchAttentionF16(*launch, *limits, stream);
+    case KvType::kE4M3: return LaunchAttentionE4M3(*launch, *limits, stream);
+  }
+  return 1;  // cudaErrorInvalidValue
+}
+
+constexpr Backend kBackend = {
+    .abi = kBackendAbi,
+    .error_text = runtime::ErrorText,
+    .is_out_of_memory = runtime::IsOutOfMemory,
+    .versions = runtime::Versions,
+    .device_count = runtime::DeviceCount,
+    .device_info = runtime::GetDeviceInfo,
+    .has_code = runtime::HasCode,
+    .memory_info = runtime::MemoryInfo,
+    .use_device = runtime::UseDevice,
+    .allocate = runtime::Allocate,
+    .release = runtime::Release,
+    .allocate_pinned = runtime::AllocatePinned,
+    .release_pinned = runtime::ReleasePinned,
+    .stream_create = runtime::StreamCreate,
+    .stream_destroy = runtime::StreamDestroy,
+    .stream_synchronize = runtime::StreamSynchronize,
+    .event_create = runtime::EventCreate,
+    .event_destroy = runtime::EventDestroy,
+    .event_record = runtime::EventRecord,
+    .event_done = runtime::EventDone,
+    .event_wait = runtime::EventWait,
+    .event_milliseconds = runtime::EventMilliseconds,
+    .copy = runtime::Copy,
+    .fill = runtime::Fill,
+    .capture_begin = runtime::CaptureBegin,
+    .capture_end = runtime::CaptureEnd,
+    .graph_launch = runtime::GraphLaunch,
+    .graph_destroy = runtime::GraphDestroy,
+    .attention = Attention,
+    .read_all = LaunchReadAll,
+    .merge = LaunchMerge,
+    .kv_append = LaunchKvAppend,
+    .rope_table = LaunchRopeTable,
+    .rms_norm = LaunchRmsNorm,
+    .gated_activation = LaunchGatedActivation,
+    .embed = LaunchEmbed,
+    .sample = LaunchSample,
+    .gemm_open = GemmOpen,
+    .gemm_close = GemmClose,
+    .gemm_run = GemmRun,
+};
+
+}  // namespace
+}  // namespace dovetail::kernels::cuda
+
+extern "C" __attribute__((visibility("default"))) const dovetail::kernels::cuda::Backend* dovetail_cuda_backend() {
+  return &dovetail::kernels::cuda::kBackend;
+}

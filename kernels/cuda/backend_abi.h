@@ -1,0 +1,98 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/attention_args.h"
+#include "kernels/cuda/row_args.h"
+
+namespace dovetail::kernels::cuda {
+
+// What libdovetail_cuda.so offers to the rest of Dovetail, which opens it at run time (cuda_library.h) and links nothing of CUDA.
+// Plain functions and structs, no exceptions, no C++ types of variable layout. `int` results are cudaError_t (0: done) unless said
+// otherwise; error_text explains them. Every function is thread-safe; those with a stream only enqueue and never synchronise.
+inline constexpr uint32_t kBackendAbi = 1;
+
+struct DeviceInfo {
+  char name[256];
+  int major, minor;
+  int multiprocessors;
+  int shared_bytes;       // that one thread block may have
+  int l2_bytes;
+  size_t memory_bytes;
+  char pci[32];
+};
+
+enum class GemmType : int32_t { kBF16 = 0, kF16 = 1 };
+
+// y = x w^T (+ y), x [m][k], w [n][k], y [m][n]; x and w of one type, y of that type or f32, sums in f32.
+struct GemmCall {
+  const void* x;
+  const void* w;
+  void* y;
+  const void* bias;  // [n] in the type of y, or null
+  int64_t m, n, k;
+  int64_t x_stride, w_stride, y_stride;  // elements
+  GemmType type;
+  int32_t y_is_f32;
+  int32_t accumulate;
+};
+
+struct Backend {
+  uint32_t abi;
+  const char* (*error_text)(int error);
+  bool (*is_out_of_memory)(int error);
+
+  // Versions as CUDA counts them, 13000 for 13.0; driver 0: none installed.
+  int (*versions)(int* driver, int* runtime);
+  int (*device_count)(int* count);
+  int (*device_info)(int device, DeviceInfo* info);
+  // Whether this library holds code that the device can run (machine code or PTX that its driver compiles).
+  int (*has_code)(int device, bool* has);
+  int (*memory_info)(int device, size_t* free_bytes, size_t* total_bytes);
+
+  int (*use_device)(int device);  // of this thread's following launches
+  int (*allocate)(int device, size_t bytes, void** memory);
+  int (*release)(int device, void* memory);
+  int (*allocate_pinned)(int device, size_t bytes, void** memory);
+  int (*release_pinned)(void* memory);
+
+  int (*stream_create)(int device, void** stream);
+  int (*stream_destroy)(int device, void* stream);
+  int (*stream_synchronize)(void* stream);
+  int (*event_create)(int device, bool timed, void** event);
+  int (*event_destroy)(void* event);
+  int (*event_record)(void* event, void* stream);
+  int (*event_done)(void* event, bool* done);
+  int (*event_wait)(void* event, void* stream);  // the stream waits
+  int (*event_milliseconds)(void* from, void* to, float* milliseconds);
+  int (*copy)(void* to, const void* from, size_t bytes, void* stream);  // any direction
+  int (*fill)(void* memory, uint8_t value, size_t bytes, void* stream);
+
+  // What a stream is given between begin and end is recorded, not run; launching the graph runs it again and again.
+  int (*capture_begin)(void* stream);
+  int (*capture_end)(void* stream, void** graph);
+  int (*graph_launch)(void* graph, void* stream);
+  int (*graph_destroy)(void* graph);
+
+  int (*attention)(const AttentionLaunch* launch, const DeviceLimits* limits, void* stream);
+  // Reads memory once, at the best rate a kernel gets: what attention is measured against. `result` is 4 bytes.
+  int (*read_all)(const void* memory, size_t bytes, void* result, void* stream);
+  int (*merge)(const MergeLaunch* launch, void* stream);
+  int (*kv_append)(const KvAppendLaunch* launch, void* stream);
+  int (*rope_table)(const RopeTableLaunch* launch, void* stream);
+  int (*rms_norm)(const RmsNormLaunch* launch, void* stream);
+  int (*gated_activation)(const ActivationLaunch* launch, void* stream);
+  int (*embed)(const EmbedLaunch* launch, void* stream);
+  int (*sample)(const SampleLaunch* launch, void* stream);
+
+  // cuBLASLt, opened at run time. gemm_open: 0, or a cublasStatus_t + 10000, or -1 with a text of what is missing.
+  int (*gemm_open)(int device, size_t workspace_bytes, void** gemm, char* text, size_t text_bytes);
+  int (*gemm_close)(void* gemm);
+  // The first call of a shape chooses an algorithm on the host; later calls only enqueue.
+  int (*gemm_run)(void* gemm, const GemmCall* call, void* stream);
+};
+
+}  // namespace dovetail::kernels::cuda
+
+// The only symbol that is looked up.
+extern "C" const dovetail::kernels::cuda::Backend* dovetail_cuda_backend();

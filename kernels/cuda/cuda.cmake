@@ -1,0 +1,16 @@
+# KERNELS_CUDA_SRCS: the host's side of the GPU, in every build. libdovetail_cuda.so: what it opens, where nvcc is found.
+set(KERNELS_CUDA_SRCS cuda/attention_plan.cc cuda/cuda_attention.cc cuda/cuda_device.cc cuda/cuda_library.cc cuda/memory_pool.cc)
+
+include(DovetailCuda)
+if(DOVETAIL_HAS_CUDA)
+  dovetail_cuda_objects(KERNELS_CUDA_OBJECTS cuda/attention_bf16.cu cuda/attention_f16.cu cuda/attention_e4m3.cu
+                        cuda/has_code.cu cuda/merge.cu cuda/row_ops.cu cuda/sampling.cu)
+  add_library(dovetail_cuda MODULE cuda/backend.cc cuda/gemm_lt.cc cuda/runtime.cc ${KERNELS_CUDA_OBJECTS})
+  set_source_files_properties(${KERNELS_CUDA_OBJECTS} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
+  target_include_directories(dovetail_cuda PRIVATE ${PROJECT_SOURCE_DIR})
+  target_include_directories(dovetail_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  target_compile_options(dovetail_cuda PRIVATE -fvisibility=hidden)
+  target_link_libraries(dovetail_cuda PRIVATE CUDA::cudart_static)
+  target_link_options(dovetail_cuda PRIVATE -Wl,--exclude-libs,ALL -Wl,--no-undefined)
+  set_target_properties(dovetail_cuda PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
+endif()

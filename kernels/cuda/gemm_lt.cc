@@ -1,0 +1,196 @@
+#include "kernels/cuda/gemm_lt.h"
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+
+namespace dovetail::kernels::cuda {
+namespace {
+
+constexpr int kBlasError = 10000;
+constexpr int kNotFound = -1;
+
+// The functions of cuBLASLt that are used.
+struct Blas {
+  decltype(&cublasLtCreate) create;
+  decltype(&cublasLtDestroy) destroy;
+  decltype(&cublasLtMatmul) matmul;
+  decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic;
+  decltype(&cublasLtMatmulDescCreate) desc_create;
+  decltype(&cublasLtMatmulDescDestroy) desc_destroy;
+  decltype(&cublasLtMatmulDescSetAttribute) desc_set;
+  decltype(&cublasLtMatrixLayoutCreate) layout_create;
+  decltype(&cublasLtMatrixLayoutDestroy) layout_destroy;
+  decltype(&cublasLtMatmulPreferenceCreate) preference_create;
+  decltype(&cublasLtMatmulPreferenceDestroy) preference_destroy;
+  decltype(&cublasLtMatmulPreferenceSetAttribute) preference_set;
+};
+
+template <typename Function>
+bool Find(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(library, name));
+  return function != nullptr;
+}
+
+bool FindAll(void* library, Blas& blas) {
+  return Find(library, "cublasLtCreate", blas.create) && Find(library, "cublasLtDestroy", blas.destroy) &&
+         Find(library, "cublasLtMatmul", blas.matmul) &&
+         Find(library, "cublasLtMatmulAlgoGetHeuristic", blas.heuristic) &&
+         Find(library, "cublasLtMatmulDescCreate", blas.desc_create) &&
+         Find(library, "cublasLtMatmulDescDestroy", blas.desc_destroy) &&
+         Find(library, "cublasLtMatmulDescSetAttribute", blas.desc_set) &&
+         Find(library, "cublasLtMatrixLayoutCreate", blas.layout_create) &&
+         Find(library, "cublasLtMatrixLayoutDestroy", blas.layout_destroy) &&
+         Find(library, "cublasLtMatmulPreferenceCreate", blas.preference_create) &&
+         Find(library, "cublasLtMatmulPreferenceDestroy", blas.preference_destroy) &&
+         Find(library, "cublasLtMatmulPreferenceSetAttribute", blas.preference_set);
+}
+
+// Where cuBLASLt of the CUDA that this library was built with may lie.
+void* OpenBlas(std::string& tried) {
+  const std::string name = "libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR);
+  const std::string toolkit = "/usr/local/cuda-" + std::to_string(CUBLAS_VER_MAJOR);
+  for (const std::string& folder : {std::string(), std::string("/usr/local/cuda/lib64/"), toolkit + "/lib64/",
+                                    std::string("/usr/lib/x86_64-linux-gnu/")}) {
+    void* library = dlopen((folder + name).c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library != nullptr) return library;
+    tried += (tried.empty() ? "" : ", ") + folder + name;
+  }
+  return nullptr;
+}
+
+
+// A shape, ready to run.
+struct Plan {
+  cublasLtMatmulDesc_t desc = nullptr;
+  cublasLtMatrixLayout_t w = nullptr, x = nullptr, y = nullptr;
+  cublasLtMatmulAlgo_t algorithm;
+};
+
+using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int, int, bool>;
+
+struct Gemm {
+  Blas blas;
+  cublasLtHandle_t handle = nullptr;
+  int device = 0;
+  void* workspace = nullptr;
+  size_t workspace_bytes = 0;
+  std::mutex mutex;  // guards plans
+  std::map<Key, Plan> plans;
+};
+
+#define BLAS_OR_RETURN(expr)                                                            \
+  do {                                                                                  \
+    if (const cublasStatus_t s = (expr); s != CUBLAS_STATUS_SUCCESS) return kBlasError + static_cast<int>(s); \
+  } while (false)
+
+int MakePlan(Gemm& gemm, const GemmCall& call, Plan& plan) {
+  const Blas& blas = gemm.blas;
+  const cudaDataType_t type = call.type == GemmType::kBF16 ? CUDA_R_16BF : CUDA_R_16F;
+  const cudaDataType_t y_type = call.y_is_f32 ? CUDA_R_32F : type;
+  BLAS_OR_RETURN(blas.desc_create(&plan.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  // Column-major: y^T [n x m] = w [k x n]^T x^T [k x m].
+  const cublasOperation_t transposed = CUBLAS_OP_T;
+  BLAS_OR_RETURN(blas.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof(transposed)));
+  if (call.bias != nullptr) {
+    const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    BLAS_OR_RETURN(blas.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue)));
+    BLAS_OR_RETURN(blas.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &y_type, sizeof(y_type)));
+  }
+  BLAS_OR_RETURN(blas.layout_create(&plan.w, type, call.k, call.n, call.w_stride));
+  BLAS_OR_RETURN(blas.layout_create(&plan.x, type, call.k, call.m, call.x_stride));
+  BLAS_OR_RETURN(blas.layout_create(&plan.y, y_type, call.n, call.m, call.y_stride));
+  cublasLtMatmulPreference_t preference = nullptr;
+  BLAS_OR_RETURN(blas.preference_create(&preference));
+  cublasStatus_t status = blas.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &gemm.workspace_bytes,
+                                              sizeof(gemm.workspace_bytes));
+  cublasLtMatmulHeuristicResult_t found{};
+  int count = 0;
+  if (status == CUBLAS_STATUS_SUCCESS) {
+    status = blas.heuristic(gemm.handle, plan.desc, plan.w, plan.x, plan.y, plan.y, preference, 1, &found, &count);
+  }
+  blas.preference_destroy(preference);
+  BLAS_OR_RETURN(status);
+  if (count == 0) return kBlasError + static_cast<int>(CUBLAS_STATUS_NOT_SUPPORTED);
+  plan.algorithm = found.algo;
+  return 0;
+}
+
+void Destroy(const Blas& blas, Plan& plan) {
+  if (plan.desc != nullptr) blas.desc_destroy(plan.desc);
+  for (const cublasLtMatrixLayout_t layout : {plan.w, plan.x, plan.y}) {
+    if (layout != nullptr) blas.layout_destroy(layout);
+  }
+}
+
+}  // namespace
+
+int GemmOpen(int device, size_t workspace_bytes, void** out, char* text, size_t text_bytes) {
+  *out = nullptr;
+  if (const cudaError_t error = cudaSetDevice(device); error != cudaSuccess) return static_cast<int>(error);
+  std::string tried;
+  void* library = OpenBlas(tried);
+  auto gemm = std::make_unique<Gemm>();
+  if (library == nullptr || !FindAll(library, gemm->blas)) {
+    std::snprintf(text, text_bytes, "cuBLASLt %d is not installed (tried %s); install NVIDIA's CUDA toolkit, or add its folder to "
+                  "LD_LIBRARY_PATH", CUBLAS_VER_MAJOR, tried.c_str());
+    return kNotFound;
+  }
+  if (const cudaError_t error = cudaMalloc(&gemm->workspace, workspace_bytes); error != cudaSuccess) {
+    cudaGetLastError();
+    return static_cast<int>(error);
+  }
+  gemm->device = device;
+  gemm->workspace_bytes = workspace_bytes;
+  if (const cublasStatus_t status = gemm->blas.create(&gemm->handle); status != CUBLAS_STATUS_SUCCESS) {
+    cudaFree(gemm->workspace);
+    return kBlasError + static_cast<int>(status);
+  }
+  *out = gemm.release();
+  return 0;
+}
+
+int GemmClose(void* opaque) {
+  auto* gemm = static_cast<Gemm*>(opaque);
+  for (auto& [key, plan] : gemm->plans) Destroy(gemm->blas, plan);
+  gemm->blas.destroy(gemm->handle);
+  cudaSetDevice(gemm->device);
+  cudaFree(gemm->workspace);
+  delete gemm;
+  return 0;
+}
+
+int GemmRun(void* opaque, const GemmCall* call, void* stream) {
+  auto& gemm = *static_cast<Gemm*>(opaque);
+  if (call->m == 0 || call->n == 0) return 0;
+  const std::lock_guard lock(gemm.mutex);
+  const Key key{call->m, call->n, call->k, call->x_stride, call->w_stride, call->y_stride, static_cast<int>(call->type),
+                call->y_is_f32, call->bias != nullptr};
+  auto found = gemm.plans.find(key);
+  if (found == gemm.plans.end()) {
+    Plan plan;
+    if (const int error = MakePlan(gemm, *call, plan); error != 0) {
+      Destroy(gemm.blas, plan);
+      return error;
+    }
+    found = gemm.plans.emplace(key, plan).first;
+  }
+  const Plan& plan = found->second;
+  if (call->bias != nullptr) {
+    BLAS_OR_RETURN(gemm.blas.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &call->bias, sizeof(call->bias)));
+  }
+  const float one = 1, beta = call->accumulate ? 1 : 0;
+  BLAS_OR_RETURN(gemm.blas.matmul(gemm.handle, plan.desc, &one, call->w, plan.w, call->x, plan.x, &beta, call->y, plan.y, call->y,
+                                  plan.y, &plan.algorithm, gemm.workspace, gemm.workspace_bytes,
+                                  static_cast<cudaStream_t>(stream)));
+  return 0;
+}
+
+}  // namespace dovetail::kernels::cuda

@@ -1,0 +1,216 @@
+#include <cuda_fp8.h>
+
+#include "kernels/cuda/launches.h"
+#include "kernels/cuda/wire.cuh"
+
+namespace dovetail::kernels::cuda {
+namespace {
+
+__device__ __forceinline__ float WarpSum(float x) {
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+  return x;
+}
+
+// One thread block a row. x is rounded to its type before it is squared, so that the stored row is what was normed.
+__global__ void __launch_bounds__(512) RmsNormKernel(const __grid_constant__ RmsNormLaunch p) {
+  __shared__ float sums[16];
+  const int64_t row = blockIdx.x;
+  const int64_t x_at = row * p.x_step, residual_at = row * p.residual_step, out_at = row * p.out_step;
+  const int pairs = p.size / 2;
+  float squares = 0;
+  for (int i = threadIdx.x; i < pairs; i += blockDim.x) {
+    float2 x = LoadWirePair(p.x_type, p.x, x_at + 2 * i);
+    if (p.residual != nullptr) {
+      const float2 r = LoadWirePair(p.x_type, p.residual, residual_at + 2 * i);
+      StoreWirePair(p.x_type, p.x, x_at + 2 * i, x.x + r.x, x.y + r.y);
+      x = LoadWirePair(p.x_type, p.x, x_at + 2 * i);
+    }
+    squares += x.x * x.x + x.y * x.y;
+  }
+  squares = WarpSum(squares);
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = squares;
+  __syncthreads();
+  float total = threadIdx.x % 32 < blockDim.x / 32 ? sums[threadIdx.x % 32] : 0.0f;
+  total = WarpSum(total);
+  const float inverse = rsqrtf(total / static_cast<float>(p.size) + p.eps);
+  for (int i = threadIdx.x; i < pairs; i += blockDim.x) {
+    const float2 x = LoadWirePair(p.x_type, p.x, x_at + 2 * i);
+    const float2 w = *reinterpret_cast<const float2*>(p.weight + 2 * i);
+    StoreWirePair(p.out_type, p.out, out_at + 2 * i, x.x * inverse * w.x, x.y * inverse * w.y);
+  }
+}
+
+__device__ __forceinline__ float Activate(bool gelu, float gate, float up) {
+  if (!gelu) return gate / (1 + __expf(-gate)) * up;
+  const float u = 0.7978845608028654f * (gate + 0.044715f * gate * gate * gate);
+  return gate / (1 + __expf(-2 * u)) * up;
+}
+
+__global__ void __launch_bounds__(256) ActivationKernel(const __grid_constant__ ActivationLaunch p) {
+  const int64_t row = blockIdx.y;
+  const int i = 2 * (blockIdx.x * 256 + threadIdx.x);
+  if (i >= p.size) return;
+  const float2 gate = LoadWirePair(p.type, p.gate, row * p.gate_step + i);
+  const float2 up = LoadWirePair(p.type, p.up, row * p.up_step + i);
+  StoreWirePair(p.type, p.out, row * p.out_step + i, Activate(p.gelu, gate.x, up.x), Activate(p.gelu, gate.y, up.y));
+}
+
+__global__ void __launch_bounds__(256) EmbedKernel(const __grid_constant__ EmbedLaunch p) {
+  const int64_t from = static_cast<int64_t>(p.ids[blockIdx.y]) * p.size, to = static_cast<int64_t>(blockIdx.y) * p.size;
+  const int i = 2 * (blockIdx.x * 256 + threadIdx.x);
+  if (i >= p.size) return;
+  const float2 x = LoadWirePair(p.table_type, p.table, from + i);
+  StoreWirePair(p.out_type, p.out, to + i, x.x * p.factor, x.y * p.factor);
+}
+
+// Sine and cosine in double of the f32 angle: large angles lose nothing.
+__global__ void __launch_bounds__(128) RopeTableKernel(const __grid_constant__ RopeTableLaunch p) {
+  const int64_t at = blockIdx.x * 128ll + threadIdx.x;
+  if (at >= static_cast<int64_t>(p.rows) * p.count) return;
+  const float position = static_cast<float>(p.positions[at / p.count]);
+  const double angle = static_cast<double>(__fmul_rn(position, p.inv_freq[at % p.count]));
+  double sine, cosine;
+  sincos(angle, &sine, &cosine);
+  p.cos[at] = static_cast<float>(cosine) * p.multiplier;
+  p.sin[at] = static_cast<float>(sine) * p.multiplier;
+}
+
+__device__ __forceinline__ void StoreKv(KvType type, std::byte* at, float x) {
+  if (type == KvType::kBF16) {
+    *reinterpret_cast<__nv_bfloat16*>(at) = __float2bfloat16_rn(x);
+  } else if (type == KvType::kF16) {
+    *reinterpret_cast<__half*>(at) = __float2half_rn(x);
+  } else {
+    *reinterpret_cast<__nv_fp8_storage_t*>(at) = __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
+  }
+}
+
+constexpr int kAppendWarps = 4;
+
+// One warp a (row, head), over the q heads, the k heads and the v heads.
+__global__ void __launch_bounds__(kAppendWarps * 32) KvAppendKernel(const __grid_constant__ KvAppendLaunch p) {
+  __shared__ float vectors[kAppendWarps][256];
+  float* x = vectors[threadIdx.x / 32];
+  const int lane = threadIdx.x % 32, row = blockIdx.y;
+  const int head = blockIdx.x * kAppendWarps + threadIdx.x / 32;
+  if (head >= p.q_heads + 2 * p.kv_heads) return;
+  const bool is_q = head < p.q_heads, is_v = head >= p.q_heads + p.kv_heads;
+  const int dim = is_v ? p.layout.value_dim : p.layout.key_dim;
+  const int64_t from = row * p.qkv_step + (is_v ? static_cast<int64_t>(p.q_heads + p.kv_heads) * p.layout.key_dim +
+                                                      static_cast<int64_t>(head - p.q_heads - p.kv_heads) * dim
+                                                : static_cast<int64_t>(head) * dim);
+  float squares = 0;
+  for (int i = 2 * lane; i < dim; i += 64) {
+    const float2 v = LoadWirePair(p.type, p.qkv, from + i);
+    x[i] = v.x;
+    x[i + 1] = v.y;
+    squares += v.x * v.x + v.y * v.y;
+  }
+  const float* norm = is_v ? nullptr : is_q ? p.q_norm : p.k_norm;
+  __syncwarp();
+  if (norm != nullptr) {
+    const float inverse = rsqrtf(WarpSum(squares) / static_cast<float>(dim) + p.norm_eps);
+    for (int i = lane; i < dim; i += 32) x[i] *= inverse * norm[i];
+    __syncwarp();
+  }
+  if (!is_v && p.cos != nullptr) {
+    const int half = p.rotary / 2;
+    for (int i = lane; i < half; i += 32) {
+      const float c = p.cos[static_cast<int64_t>(row) * half + i], s = p.sin[static_cast<int64_t>(row) * half + i];
+      const float a = x[i], b = x[i + half];
+      x[i] = a * c - b * s;
+      x[i + half] = b * c + a * s;
+    }
+    __syncwarp();
+  }
+  if (is_q) {
+    const int64_t to = row * p.q_out_step + static_cast<int64_t>(head) * dim;
+    for (int i = 2 * lane; i < dim; i += 64) StoreWirePair(p.type, p.q_out, to + i, x[i], x[i + 1]);
+    return;
+  }
+  const DeviceAttentionItem& item = p.items[p.row_items[row]];
+  const int position = p.positions[row], token = position % CudaKvLayout::kTokens;
+  const int kv_head = head - p.q_heads - (is_v ? p.kv_heads : 0);
+  std::byte* block = const_cast<std::byte*>(
+                         item.blocks[kv_head * item.head_step + (position / CudaKvLayout::kTokens - item.first_segment)]) +
+                     p.kv_offset;
+  const float scale = is_v ? p.value_scale : p.key_scale;
+  if (is_v) {
+    for (int i = lane; i < dim; i += 32) StoreKv(p.layout.type, block + p.layout.value_offset(token, i), x[i] / scale);
+    return;
+  }
+  const int padded = p.layout.key_row_bytes() / p.layout.element_bytes();
+  for (int i = lane; i < padded; i += 32) {
+    StoreKv(p.layout.type, block + p.layout.key_offset(token, i), i < dim ? x[i] / scale : 0.0f);
+  }
+}
+
+__global__ void __launch_bounds__(512) ReadKernel(const uint4* memory, int64_t chunks, uint32_t* result) {
+  uint32_t sum = 0;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  for (; i + 7 * step < chunks; i += 8 * step) {
+    uint4 v[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = __ldcs(memory + i + j * step);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sum ^= v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
+  }
+  for (; i < chunks; i += step) {
+    const uint4 v = __ldcs(memory + i);
+    sum ^= v.x ^ v.y ^ v.z ^ v.w;
+  }
+  if (sum == 0x12345678u) *result = sum;  // keeps the loads
+}
+
+cudaStream_t AsStream(void* stream) { return static_cast<cudaStream_t>(stream); }
+
+}  // namespace
+
+int LaunchRmsNorm(const RmsNormLaunch* launch, void* stream) {
+  if (launch->rows == 0) return 0;
+  int threads = 64;
+  while (threads < 512 && threads * 8 < launch->size) threads *= 2;
+  RmsNormKernel<<<launch->rows, threads, 0, AsStream(stream)>>>(*launch);
+  return static_cast<int>(cudaGetLastError());
+}
+
+int LaunchGatedActivation(const ActivationLaunch* launch, void* stream) {
+  if (launch->rows == 0 || launch->size == 0) return 0;
+  const dim3 grid((launch->size / 2 + 255) / 256, launch->rows);
+  ActivationKernel<<<grid, 256, 0, AsStream(stream)>>>(*launch);
+  return static_cast<int>(cudaGetLastError());
+}
+
+int LaunchEmbed(const EmbedLaunch* launch, void* stream) {
+  if (launch->rows == 0) return 0;
+  const dim3 grid((launch->size / 2 + 255) / 256, launch->rows);
+  EmbedKernel<<<grid, 256, 0, AsStream(stream)>>>(*launch);
+  return static_cast<int>(cudaGetLastError());
+}
+
+int LaunchRopeTable(const RopeTableLaunch* launch, void* stream) {
+  const int64_t n = static_cast<int64_t>(launch->rows) * launch->count;
+  if (n == 0) return 0;
+  RopeTableKernel<<<static_cast<unsigned>((n + 127) / 128), 128, 0, AsStream(stream)>>>(*launch);
+  return static_cast<int>(cudaGetLastError());
+}
+
+int LaunchKvAppend(const KvAppendLaunch* launch, void* stream) {
+  if (launch->rows == 0) return 0;
+  const dim3 grid((launch->q_heads + 2 * launch->kv_heads + kAppendWarps - 1) / kAppendWarps, launch->rows);
+  KvAppendKernel<<<grid, kAppendWarps * 32, 0, AsStream(stream)>>>(*launch);
+  return static_cast<int>(cudaGetLastError());
+}
+
+int LaunchReadAll(const void* memory, size_t bytes, void* result, void* stream) {
+  int device = 0, count = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  if (error != cudaSuccess) return static_cast<int>(error);
+  ReadKernel<<<count * 4, 512, 0, AsStream(stream)>>>(static_cast<const uint4*>(memory), static_cast<int64_t>(bytes / 16),
+                                                      static_cast<uint32_t*>(result));
+  return static_cast<int>(cudaGetLastError());
+}
+
+}  // namespace dovetail::kernels::cuda
