@@ -138,7 +138,7 @@ void ModelledTable::Step(bool many) {
     growth.push_back({state, part.q_len});
   }
   const int64_t blocks = sequences_.BlocksToAppend(growth);
-  const proto::WorkerStatus before = sequences_.status();
+  const auto before = sequences_.status();
   const bool room = sequences_.MakeRoom(blocks);
   ASSERT_EQ(room, static_cast<int64_t>(before.blocks_total - before.blocks_in_use) >= blocks)
       << "refused only when really full";
@@ -275,7 +275,7 @@ void ModelledTable::CheckAccounts() {
     for (const KvBlockId block : sequences_.pool().blocks(set))
       ASSERT_TRUE(seen.insert(block).second) << "block " << block << " is in two sets";
   }
-  const proto::WorkerStatus status = sequences_.status();
+  const auto status = sequences_.status();
   ASSERT_EQ(status.sequences, modelled_.size());
   ASSERT_GE(status.blocks_in_use, held);
   ASSERT_TRUE(!pins_.empty() || status.blocks_in_use == held) << "blocks leaked";

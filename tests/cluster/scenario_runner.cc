@@ -8,6 +8,7 @@
 #include "attention_worker/attention_executor.h"
 #include "base/check.h"
 #include "compute_worker/attention_specs.h"
+#include "server/openai/generation_response.h"
 #include "tests/cluster/tiny_model.h"
 #include "tests/support/test_data.h"
 
@@ -78,6 +79,30 @@ std::string KvHeld(server::Engine& engine) {
     std::this_thread::yield();
   } while (std::chrono::steady_clock::now() < deadline);
   return absl::StrCat(held, " KV blocks are held after the last request ended");
+}
+
+// What a client gets that asks for the best `n` of these choices.
+template <typename Choices>
+std::string BestOf(const RequestSpec& spec, int n, const Choices& choices) {
+  auto served = std::make_shared<server::ServedModel>();  // without a tokenizer: answers are token ids
+  served->names = {"tiny"};
+  server::ResponseSpec shape;
+  shape.n = n;
+  shape.best_of = spec.choices;
+  shape.logprobs = 0;
+  shape.return_token_ids = true;
+  shape.prompts = {{1}};
+  server::GenerationResponse response(std::move(served), std::move(shape));
+  for (int c = 0; c < spec.choices; ++c) {
+    scheduler::GenerationUpdate update;
+    update.choice = c;
+    update.tokens.assign(choices[c].tokens.begin(), choices[c].tokens.end());
+    update.logprobs = choices[c].logprobs;
+    update.choice_finished = true;
+    update.reason = scheduler::FinishReason::kLength;
+    response.OnUpdate(0, update);
+  }
+  return response.Body();
 }
 
 }  // namespace
@@ -164,10 +189,16 @@ std::string ScenarioRunner::Compare(const Scenario& scenario, size_t index, cons
   const RequestSpec& spec = scenario.requests[index];
   if (sink.protocol_errors() > 0)
     return absl::StrCat("request ", index, ": ", sink.protocol_errors(), " updates out of order");
+  std::vector<Choice> all_alone;
   for (int choice = 0; choice < spec.choices; ++choice) {
-    const Choice alone = RunAlone({scenario.model, scenario.avx512, scenario.kv}, spec, choice);
-    const std::string difference = CompareChoice(alone, sink, choice, spec.cancel_after >= 0);
+    all_alone.push_back(RunAlone({scenario.model, scenario.avx512, scenario.kv}, spec, choice));
+    const std::string difference = CompareChoice(all_alone.back(), sink, choice, spec.cancel_after >= 0);
     if (!difference.empty()) return absl::StrCat("request ", index, " choice ", choice, ": ", difference);
+  }
+  if (spec.cancel_after >= 0) return "";
+  for (int n = 1; n < spec.choices; ++n) {  // best_of
+    const std::string ours = BestOf(spec, n, sink.choices()), alone = BestOf(spec, n, all_alone);
+    if (ours != alone) return absl::StrCat("request ", index, ": the best ", n, " are ", ours, ", alone ", alone);
   }
   return "";
 }

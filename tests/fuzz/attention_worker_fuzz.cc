@@ -37,7 +37,7 @@ void FuzzAttentionWorker(const uint8_t* data, size_t size) {
               for (const attention::KvBlockId block : core.BlocksOf(set)) DT_CHECK(block < 64);
     }
   }
-  const proto::WorkerStatus status = core.status();
+  const auto status = core.status();
   DT_CHECK(status.blocks_in_use + status.blocks_cached + core.sequences().pool().free_blocks() == 64);
 }
 

@@ -32,7 +32,6 @@ void CheckPayload(proto::FrameType type, std::span<const std::byte> payload) {
     case proto::FrameType::kPrefixProbe: return CheckMessage<proto::PrefixProbe>(payload);
     case proto::FrameType::kPrefixProbed: return CheckMessage<proto::PrefixProbed>(payload);
     case proto::FrameType::kUnpin: return CheckMessage<proto::Unpin>(payload);
-    case proto::FrameType::kWorkerStatus: return CheckMessage<proto::WorkerStatus>(payload);
     case proto::FrameType::kStepBegin: return CheckMessage<proto::StepBegin>(payload);
     case proto::FrameType::kStepRefused: return CheckMessage<proto::StepRefused>(payload);
     default: return;
