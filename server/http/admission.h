@@ -12,8 +12,9 @@
 namespace dovetail::server {
 
 // Who is turned away before anybody read what he wants, and when he may come again. Knows what this server has in the
-// engine, by tenant. Who of several tenants must give way in a full queue is the scheduler's to decide; what is certain to be
-// refused there (a tenant that alone fills most of the queue) is refused here, where it costs nothing. Thread-safe.
+// engine, by tenant. Who of several tenants must give way in a full queue is the scheduler's to decide; what is certain
+// to be refused there (a tenant that alone fills most of the queue) is refused here, where it costs nothing.
+// Thread-safe.
 class Admission {
  public:
   Admission(int max_queued_requests, int overload_status)
