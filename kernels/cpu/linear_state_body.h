@@ -379,6 +379,13 @@ static void L2Norm(const float* x, float eps, float factor, int n, float* out) {
   for (int i = 0; i < n; i += kLanes) StoreFirst(out + i, Mul(LoadFirst(x + i, n - i), scale), n - i);
 }
 
-static constexpr LinearStateKernels kLinearStateKernels = {Append, Advance, Convolve, L2Norm};
+static void SigmoidMul(const float* gate, const float* x, float* out, int64_t n) {
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const F32x16 one = Set1(1.0f), y = LoadFirst(gate + i, n - i);
+    StoreFirst(out + i, Div(LoadFirst(x + i, n - i), Add(one, Exp(Sub(Zero(), y)))), n - i);
+  }
+}
+
+static constexpr LinearStateKernels kLinearStateKernels = {Append, Advance, Convolve, L2Norm, SigmoidMul};
 
 }  // namespace dovetail::kernels::DT_ISA_NS

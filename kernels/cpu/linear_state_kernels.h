@@ -51,6 +51,8 @@ struct LinearStateKernels {
                    bool silu, int64_t n, float* out);
   // out = x * rsqrt(sum(x^2) + eps) * factor.
   void (*l2_norm)(const float* x, float eps, float factor, int n, float* out);
+  // out = x / (1 + e^-gate) = x sigmoid(gate); out may be x or gate. gate = x gives silu.
+  void (*sigmoid_mul)(const float* gate, const float* x, float* out, int64_t n);
 };
 
 const LinearStateKernels& SelectLinearState(Isa isa);

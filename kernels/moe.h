@@ -1,0 +1,51 @@
+#pragma once
+#include <cstdint>
+#include <span>
+
+#include "base/status.h"
+#include "kernels/op_context.h"
+
+namespace dovetail::kernels {
+
+inline constexpr int kMaxExperts = 1024;
+
+// How a router's logits become scores.
+enum class RouterScore : uint8_t {
+  kSoftmax,          // over all experts
+  kSigmoid,          // each for itself
+  kSoftmaxOfChosen,  // the logits choose; softmax over the chosen ones
+};
+
+// Which experts serve a row, and with what weight.
+struct RouteArgs {
+  const float* logits = nullptr;    // [rows][experts]
+  const float* selection_bias = nullptr;  // [experts], added to the scores for choosing only; or null
+  RouterScore score = RouterScore::kSoftmax;
+  bool renormalise = true;          // the chosen weights sum to 1 ..
+  float scale = 1;                  // .. and are multiplied by this
+  int64_t rows = 0;
+  int experts = 0;                  // 1..kMaxExperts
+  int chosen = 0;                   // 1..experts
+  int32_t* expert = nullptr;        // [rows][chosen], best first; of equals the lower number
+  float* weight = nullptr;          // [rows][chosen]
+};
+
+// kInvalidArgument for null pointers and sizes outside the above. A row depends on its own logits only. NaN logits are
+// chosen last and weigh NaN.
+absl::Status Route(const OpContext& context, const RouteArgs& args);
+
+// out[row] (+)= sum over s of weight[row][s] * parts[slot[row][s]], s ascending: the order does not depend on who
+// computed what first.
+struct CombineArgs {
+  const float* parts = nullptr;     // [..][size]
+  const int32_t* slot = nullptr;    // [rows][chosen]: row of parts
+  const float* weight = nullptr;    // [rows][chosen]
+  int64_t rows = 0;
+  int chosen = 0;
+  int64_t size = 0;
+  float scale = 1;                  // of the whole sum
+  float* out = nullptr;             // [rows][size], added to
+};
+absl::Status CombineExperts(const OpContext& context, const CombineArgs& args);
+
+}  // namespace dovetail::kernels
