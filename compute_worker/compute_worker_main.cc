@@ -33,6 +33,7 @@ class ClusterComputeWorker final : public control::WorkerNode {
     if (peer.role == control::Role::kAttentionWorker) node_->LoseAttentionWorker(peer.worker, peer.epoch);
   }
   int Poll() override { return node_->Poll(); }
+  std::vector<NodeId> Overdue() override { return node_->Overdue(); }
 
   control::Heartbeat Status() const override {
     control::Heartbeat heartbeat;

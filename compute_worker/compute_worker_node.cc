@@ -1,11 +1,20 @@
 #include "compute_worker/compute_worker_node.h"
 
+#include <algorithm>
 #include <utility>
 #include <variant>
 
 #include "base/log.h"
 
 namespace dovetail::compute {
+namespace {
+
+constexpr size_t kWaitsKept = 63;
+constexpr absl::Duration kLeastPatience = absl::Milliseconds(100);
+constexpr absl::Duration kFirstPatience = absl::Seconds(1);  // before anything is usual
+constexpr int kUsualWaits = 5;
+
+}  // namespace
 
 using proto::FrameType;
 using proto::MakeHeader;
@@ -22,6 +31,7 @@ ComputeWorkerNode::ComputeWorkerNode(const model::LoadedModel& model, const prot
       clock_(clock),
       timers_(options.micro_batches) {
   actions_.reserve(64);
+  waits_.reserve(kWaitsKept);
 }
 
 namespace {
@@ -75,6 +85,8 @@ void ComputeWorkerNode::Feed(Event event) {
     const absl::Time now = clock_.Now();
     timer.waiting += now - timer.waiting_since;
     timer.waiting_since = now;
+    if (waits_.size() < kWaitsKept) waits_.resize(waits_.size() + 1);
+    waits_[next_wait_++ % kWaitsKept] = now - timer.sent;
   }
   core_.Handle(std::move(event), actions_);
   if (!outermost) return;
@@ -97,7 +109,10 @@ absl::Status ComputeWorkerNode::Perform(Action& action) {
     absl::Status operator()(SendStepBegin& a) { return node.Perform(a); }
     absl::Status operator()(PrepareStep& a) { return node.dense_.PrepareStep(node.core_, a.micro_batch); }
     absl::Status operator()(RunDense& a) { return node.Perform(a); }
-    absl::Status operator()(SendQuery& a) { return node.SendTensors(a.micro_batch, a.op, FrameType::kQuery); }
+    absl::Status operator()(SendQuery& a) {
+      node.timers_[a.micro_batch.value()].sent = node.clock_.Now();
+      return node.SendTensors(a.micro_batch, a.op, FrameType::kQuery);
+    }
     absl::Status operator()(SendKeyValue& a) {
       node.timers_[a.micro_batch.value()].waiting_since = node.clock_.Now();
       return node.SendTensors(a.micro_batch, a.op, FrameType::kKeyValue);
@@ -161,6 +176,27 @@ absl::Status ComputeWorkerNode::Perform(FinishStep& finish) {
   const auto header =
       MakeHeader(FrameType::kStepResult, Epoch(0), finish.result.step, finish.result.micro_batch, 0, message.size());
   return port_.SendMessage(scheduler_, header, std::move(message));
+}
+
+std::vector<NodeId> ComputeWorkerNode::Overdue() const {
+  const absl::Time now = clock_.Now();
+  std::vector<NodeId> overdue;
+  absl::Duration patience = absl::ZeroDuration();
+  for (size_t id = 0; id < timers_.size(); ++id) {
+    const MicroBatchId micro_batch(static_cast<uint16_t>(id));
+    if (!core_.running(micro_batch) || now - timers_[id].sent < kLeastPatience) continue;
+    if (patience == absl::ZeroDuration()) {
+      std::vector<absl::Duration> waits = waits_;
+      const auto median = waits.begin() + static_cast<int64_t>(waits.size() / 2);
+      std::nth_element(waits.begin(), median, waits.end());
+      patience = waits.empty() ? kFirstPatience : std::max(kLeastPatience, kUsualWaits * *median);
+    }
+    if (now - timers_[id].sent < patience) continue;
+    for (const WorkerPart& part : core_.PartsOf(micro_batch))
+      if (part.awaited && std::find(overdue.begin(), overdue.end(), part.node) == overdue.end())
+        overdue.push_back(part.node);
+  }
+  return overdue;
 }
 
 // A kernel or a send failed: the step ends as failed, whatever state its machine was in.

@@ -29,6 +29,10 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   // Handles what has arrived; returns how many frames.
   int Poll() { return port_.Poll(*this, kFramesPerPoll); }
 
+  // Attention workers whose partials a step has waited for five times as long as usual, and at least 100 ms. They may
+  // be lost, or just slow. To be asked when Poll() has handled everything that is there.
+  std::vector<NodeId> Overdue() const;
+
   void OnFrame(const transport::Delivery& delivery) override;
 
   const ComputeWorkerCore& core() const { return core_; }
@@ -37,7 +41,7 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   static constexpr int kFramesPerPoll = 64;
 
   struct Timer {  // of one micro-batch's step
-    absl::Time begun, waiting_since;
+    absl::Time begun, waiting_since, sent;  // sent: q of the op at hand
     absl::Duration dense, waiting, sampling;
   };
 
@@ -58,6 +62,8 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   transport::Port& port_;
   Clock& clock_;
   std::vector<Timer> timers_;
+  std::vector<absl::Duration> waits_;  // the last ones, from q to a partial, in a ring
+  size_t next_wait_ = 0;
   std::vector<Action> actions_;  // still to be performed
 };
 

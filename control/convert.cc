@@ -264,6 +264,7 @@ void ToProto(const Heartbeat& heartbeat, pb::Heartbeat& out) {
   out.set_kv_blocks_in_use(heartbeat.kv_blocks_in_use);
   out.set_kv_blocks_cached(heartbeat.kv_blocks_cached);
   out.set_steps(heartbeat.steps);
+  out.set_busy_ms(heartbeat.busy_ms);
   for (const Link& link : heartbeat.links) {
     pb::Link& to = *out.add_links();
     to.set_node(link.node.value());
@@ -273,7 +274,7 @@ void ToProto(const Heartbeat& heartbeat, pb::Heartbeat& out) {
 
 absl::StatusOr<Heartbeat> FromProto(const pb::Heartbeat& in) {
   Heartbeat heartbeat{in.sequence_number(),  in.kv_blocks_total(), in.kv_blocks_in_use(),
-                      in.kv_blocks_cached(), in.steps(),           {}};
+                      in.kv_blocks_cached(), in.steps(),           {}, in.busy_ms()};
   DT_RETURN_IF_ERROR(CheckRange("links", in.links_size(), 0, kMaxPeers));
   for (const pb::Link& link : in.links()) {
     DT_RETURN_IF_ERROR(CheckName("links.lanes", link.lanes(), kMaxLaneBytes));
@@ -286,11 +287,26 @@ void ToProto(const LinkFailed& failed, pb::LinkFailed& out) {
   out.set_node(failed.node.value());
   out.set_epoch(failed.epoch.value());
   out.set_why(failed.why.substr(0, kMaxLaneBytes));
+  out.set_kind(static_cast<pb::LinkFailed::Kind>(failed.kind));
 }
 
 absl::StatusOr<LinkFailed> FromProto(const pb::LinkFailed& in) {
   DT_RETURN_IF_ERROR(CheckText("link_failed.why", in.why(), kMaxLaneBytes, /*may_be_empty=*/true));
-  return LinkFailed{NodeId(in.node()), Epoch(in.epoch()), in.why()};
+  DT_RETURN_IF_ERROR(CheckRange("link_failed.kind", static_cast<uint64_t>(in.kind()), 0, 2));
+  return LinkFailed{NodeId(in.node()), Epoch(in.epoch()), in.why(), static_cast<LinkFailed::Kind>(in.kind())};
+}
+
+void ToProto(const Applied& applied, pb::Applied& out) {
+  out.Clear();
+  out.set_peers_version(applied.peers_version);
+  for (const NodeId node : applied.unconnected) out.add_unconnected(node.value());
+}
+
+absl::StatusOr<Applied> FromProto(const pb::Applied& in) {
+  DT_RETURN_IF_ERROR(CheckRange("applied.unconnected", in.unconnected_size(), 0, kMaxPeers));
+  Applied applied{in.peers_version(), {}};
+  for (const uint32_t node : in.unconnected()) applied.unconnected.push_back(NodeId(node));
+  return applied;
 }
 
 void ToProto(const Configuration& configuration, pb::Configuration& out) {

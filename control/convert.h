@@ -16,6 +16,7 @@ void ToProto(const JoinRequest& request, pb::JoinRequest& out);
 void ToProto(const JoinReply& reply, pb::JoinReply& out);
 void ToProto(const Heartbeat& heartbeat, pb::Heartbeat& out);
 void ToProto(const LinkFailed& failed, pb::LinkFailed& out);
+void ToProto(const Applied& applied, pb::Applied& out);
 void ToProto(const Configuration& configuration, pb::Configuration& out);
 void ToProto(const Peers& peers, pb::Peers& out);
 
@@ -25,6 +26,7 @@ absl::StatusOr<JoinRequest> FromProto(const pb::JoinRequest& in);
 absl::StatusOr<JoinReply> FromProto(const pb::JoinReply& in);
 absl::StatusOr<Heartbeat> FromProto(const pb::Heartbeat& in);
 absl::StatusOr<LinkFailed> FromProto(const pb::LinkFailed& in);
+absl::StatusOr<Applied> FromProto(const pb::Applied& in);
 absl::StatusOr<Configuration> FromProto(const pb::Configuration& in);
 absl::StatusOr<Peers> FromProto(const pb::Peers& in);
 

@@ -160,9 +160,9 @@ void MembershipClient::ReportReady(uint64_t kv_blocks) {
   Write(std::move(report));
 }
 
-void MembershipClient::ReportApplied(uint64_t peers_version) {
+void MembershipClient::ReportApplied(const Applied& applied) {
   v1::WorkerReport report;
-  report.mutable_applied()->set_peers_version(peers_version);
+  ToProto(applied, *report.mutable_applied());
   Write(std::move(report));
 }
 

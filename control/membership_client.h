@@ -45,7 +45,7 @@ class MembershipClient {
 
   // Thread-safe.
   void ReportReady(uint64_t kv_blocks);
-  void ReportApplied(uint64_t peers_version);
+  void ReportApplied(const Applied& applied);
   void ReportLinkFailed(const LinkFailed& failed);
   void Leave();  // tells the scheduler and ends Run()
   void Stop();   // ends Run()

@@ -103,12 +103,25 @@ struct Heartbeat {
   uint64_t kv_blocks_total = 0, kv_blocks_in_use = 0, kv_blocks_cached = 0;
   uint64_t steps = 0;
   std::vector<Link> links;
+  uint32_t busy_ms = 0;  // of its loop: meanwhile it neither hears nor is heard on the data plane
 };
 
 struct LinkFailed {
+  enum class Kind : uint8_t {
+    kBroken = 0,  // for good
+    kSilent = 1,  // nothing comes from there
+    kLate = 2,    // its part of a step is overdue
+  };
   NodeId node;
   Epoch epoch;
   std::string why;
+  Kind kind = Kind::kBroken;
+};
+
+// The peers of this version, but for `unconnected`, are connected. Said again as more of them are.
+struct Applied {
+  uint64_t peers_version = 0;
+  std::vector<NodeId> unconnected;
 };
 
 struct Configuration {

@@ -50,9 +50,16 @@ void NodeLoop::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
+absl::Duration NodeLoop::Busy() const {
+  const int64_t began = turn_began_us_.load(std::memory_order_relaxed);
+  const absl::Duration busy = SystemClock().Now() - absl::FromUnixMicros(began);
+  return began == 0 ? absl::ZeroDuration() : std::max(busy, absl::ZeroDuration());
+}
+
 void NodeLoop::Run() {
   std::vector<std::function<void()>> taken;
   while (true) {
+    turn_began_us_.store(absl::ToUnixMicros(SystemClock().Now()), std::memory_order_relaxed);
     bool stop = false;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -67,6 +74,7 @@ void NodeLoop::Run() {
     if (worked) continue;
     absl::Duration sleep = kLongestSleep;
     if (node_.next_deadline) sleep = std::min(sleep, node_.next_deadline() - SystemClock().Now());
+    turn_began_us_.store(0, std::memory_order_relaxed);
     if (sleep > absl::ZeroDuration()) connector_.Wait(sleep);
   }
 }

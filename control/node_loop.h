@@ -1,4 +1,5 @@
 #pragma once
+#include <atomic>
 #include <functional>
 #include <mutex>
 #include <thread>
@@ -33,6 +34,10 @@ class NodeLoop {
   // Post and wait until it ran. Not on the loop's thread.
   bool Call(const std::function<void()>& work);
 
+  // Thread-safe. For how long the turn at hand has gone on; 0 while the loop sleeps. A node that is at work for long
+  // neither hears its peers nor is heard by them.
+  absl::Duration Busy() const;
+
   // Runs what was posted, then ends the thread. Not on the loop's thread.
   void Stop();
 
@@ -41,6 +46,7 @@ class NodeLoop {
 
   transport::Connector& connector_;
   Node node_;
+  std::atomic<int64_t> turn_began_us_{0};  // 0: asleep
   std::mutex mutex_;
   std::vector<std::function<void()>> posted_;
   bool stopping_ = false;

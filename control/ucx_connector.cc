@@ -25,6 +25,12 @@ std::vector<transport::Connector::Failure> UcxConnector::TakeFailures() {
   return failures;
 }
 
+std::vector<transport::Connector::Silence> UcxConnector::SilentPeers() const {
+  std::vector<Silence> silent;
+  for (const auto& peer : port_->SilentPeers()) silent.push_back({peer.node, peer.epoch, peer.length});
+  return silent;
+}
+
 std::string UcxConnector::LanesTo(NodeId node) const {
   auto lane = port_->LaneOf(node);
   return lane.ok() ? *std::move(lane) : std::string();

@@ -27,6 +27,8 @@ class UcxConnector final : public transport::Connector {
   absl::Status AddPeer(NodeId node, Epoch epoch, const std::string& address) override;
   void RemovePeer(NodeId node) override;
   std::vector<Failure> TakeFailures() override;
+  bool Connected(NodeId node) const override { return port_->Connected(node); }
+  std::vector<Silence> SilentPeers() const override;
   std::string LanesTo(NodeId node) const override;
   void Wait(absl::Duration timeout) override { port_->Wait(timeout); }
   void Wake() override { port_->Ring(); }

@@ -15,6 +15,11 @@ namespace {
 
 constexpr absl::Duration kRetryPause = absl::Milliseconds(200);
 constexpr absl::Duration kNamePatience = absl::Seconds(2);
+constexpr absl::Duration kBetweenLooks = absl::Milliseconds(50);
+// A membership that ends this soon is not followed by another one at once.
+constexpr absl::Duration kShortMembership = absl::Seconds(1);
+constexpr absl::Duration kFirstPause = absl::Milliseconds(50);
+constexpr absl::Duration kLongestPause = absl::Seconds(2);
 
 // One incarnation's life between joining and its end.
 class Session {
@@ -29,7 +34,9 @@ class Session {
     handlers.on_peers = [this](Peers peers) { loop_.Post([this, peers = std::move(peers)] { Apply(peers); }); };
     handlers.heartbeat = [this] {
       std::lock_guard<std::mutex> lock(mutex_);
-      return heartbeat_;
+      Heartbeat heartbeat = heartbeat_;
+      heartbeat.busy_ms = static_cast<uint32_t>(absl::ToInt64Milliseconds(loop_.Busy()));
+      return heartbeat;
     };
     const absl::Status end = client_.Run(handlers);
     loop_.Stop();
@@ -43,7 +50,7 @@ class Session {
     if (!blocks.ok()) return Fail(blocks.status());
     loop_.Call([this] {
       configured_ = true;
-      loop_.SetNode({[this] { return Turn(); }, {}});
+      loop_.SetNode({[this] { return Turn(); }, [this] { return next_look_; }});
     });
     client_.ReportReady(*blocks);
   }
@@ -65,8 +72,15 @@ class Session {
     }
     for (const auto& [id, peer] : wanted) {
       if (peers_.contains(id)) continue;
-      if (const absl::Status added = connector_.AddPeer(id, peer.epoch, peer.address); !added.ok())
-        return Fail(Annotate(added, absl::StrCat("connecting to ", NameOf(peer.role), " ", peer.worker.value())));
+      if (const absl::Status added = connector_.AddPeer(id, peer.epoch, peer.address); !added.ok()) {
+        const absl::Status why =
+            Annotate(added, absl::StrCat("connecting to ", NameOf(peer.role), " ", peer.worker.value()));
+        if (peer.role == Role::kScheduler) return Fail(absl::UnavailableError(why.message()));
+        // It may have ended since; the scheduler decides which of the two must go.
+        LogWarning(name_, ": ", std::string(why.message()));
+        client_.ReportLinkFailed({id, peer.epoch, std::string(why.message())});
+        continue;
+      }
       peers_[id] = peer;
       node_->AddPeer(peer);
       const std::string who = peer.role == Role::kScheduler
@@ -75,7 +89,43 @@ class Session {
       LogInfo(name_, " reaches ", who, " over ", connector_.LanesTo(id));
     }
     Publish();
-    client_.ReportApplied(peers.version);
+    version_ = peers.version;
+    listed_.clear();
+    for (const Peer& peer : peers.peers) listed_.push_back(peer.node);
+    unconnected_ = Unconnected();
+    client_.ReportApplied({version_, unconnected_});
+  }
+
+  std::vector<NodeId> Unconnected() const {
+    std::vector<NodeId> unconnected;
+    for (const NodeId node : listed_)
+      if (!connector_.Connected(node)) unconnected.push_back(node);
+    return unconnected;
+  }
+
+  void TellWhoConnected() {
+    std::vector<NodeId> unconnected = Unconnected();
+    if (unconnected == unconnected_) return;
+    unconnected_ = std::move(unconnected);
+    client_.ReportApplied({version_, unconnected_});
+  }
+
+  // What the scheduler judges together with what it hears itself. Said again as long as it is so.
+  void TellWhoIsSuspect(bool idle) {
+    const auto silent = connector_.SilentPeers();
+    // Who hears nobody at all is deaf: then only the link to the scheduler is reported, which ends this incarnation.
+    const bool deaf = silent.size() >= 2 && silent.size() == peers_.size();
+    for (const transport::Connector::Silence& peer : silent) {
+      if (deaf && peers_[peer.node].role != Role::kScheduler) continue;
+      client_.ReportLinkFailed({peer.node, peer.epoch,
+                                absl::StrCat("nothing came for ", absl::ToInt64Milliseconds(peer.length), " ms"),
+                                LinkFailed::Kind::kSilent});
+    }
+    if (!idle || deaf) return;
+    for (const NodeId node : node_->Overdue())
+      if (const auto peer = peers_.find(node); peer != peers_.end())
+        client_.ReportLinkFailed(
+            {node, peer->second.epoch, "its part of a step is overdue", LinkFailed::Kind::kLate});
   }
 
   int Turn() {
@@ -84,10 +134,12 @@ class Session {
       LogWarning(name_, ": node ", failure.node.value(), " cannot be reached: ", failure.why);
       client_.ReportLinkFailed({failure.node, failure.epoch, failure.why});
     }
+    if (!unconnected_.empty()) TellWhoConnected();
     const absl::Time now = SystemClock().Now();
-    if (now >= next_publish_) {
-      next_publish_ = now + absl::Milliseconds(50);
+    if (now >= next_look_) {
+      next_look_ = now + kBetweenLooks;
       Publish();
+      TellWhoIsSuspect(frames == 0);
     }
     return frames;
   }
@@ -111,10 +163,14 @@ class Session {
   transport::Connector& connector_;
   const std::unique_ptr<WorkerNode> node_;
   const std::string name_;
-  std::map<NodeId, Peer> peers_;  // on the loop
-  absl::Time next_publish_;
-  bool configured_ = false;  // on the loop
-  std::mutex mutex_;         // of what follows
+  // On the loop.
+  std::map<NodeId, Peer> peers_;
+  uint64_t version_ = 0;             // of the peers
+  std::vector<NodeId> listed_;       // by the scheduler
+  std::vector<NodeId> unconnected_;  // as last told
+  absl::Time next_look_ = absl::InfinitePast();
+  bool configured_ = false;
+  std::mutex mutex_;  // of what follows
   Heartbeat heartbeat_;
   absl::Status failure_;
   NodeLoop loop_;  // last: its thread uses the rest
@@ -166,8 +222,7 @@ absl::StatusOr<std::unique_ptr<MembershipClient>> WorkerMain::JoinPatiently(
       LogWarning(options_.name, ": ", std::string(client.status().message()), "; trying for ",
                  absl::FormatDuration(patience));
     said = true;
-    std::unique_lock<std::mutex> lock(mutex_);
-    wake_.wait_for(lock, absl::ToChronoMilliseconds(kRetryPause), [this] { return stopping_.load(); });
+    Pause(kRetryPause);
     if (stopping_) return absl::CancelledError("stopped");
   }
 }
@@ -186,12 +241,20 @@ absl::Status WorkerMain::Serve(MembershipClient& client, transport::Connector& c
   return end;
 }
 
+void WorkerMain::Pause(absl::Duration length) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  wake_.wait_for(lock, absl::ToChronoMilliseconds(length), [this] { return stopping_.load(); });
+}
+
 absl::Status WorkerMain::Run() {
+  absl::Duration pause = kFirstPause;
+  absl::Time in_vain_since = SystemClock().Now();
   while (true) {
     std::unique_ptr<transport::Connector> connector;
     auto client = JoinPatiently(connector);
     if (stopping_) return absl::OkStatus();
     if (!client.ok()) return client.status();
+    const absl::Time begun = SystemClock().Now();
     const absl::Status end = Serve(**client, *connector);
     if (stopping_) return absl::OkStatus();
     client->reset();
@@ -201,6 +264,16 @@ absl::Status WorkerMain::Run() {
     }
     if (!absl::IsUnavailable(end) && !absl::IsAborted(end)) return end;
     LogWarning(options_.name, ": ", std::string(end.message()), "; joining again");
+    const absl::Time now = SystemClock().Now();
+    if (now - begun > kShortMembership) {
+      pause = kFirstPause;
+      in_vain_since = now;
+      continue;
+    }
+    if (now - in_vain_since > options_.join_timeout) return end;
+    connector.reset();
+    Pause(pause);
+    pause = std::min(2 * pause, kLongestPause);
   }
 }
 

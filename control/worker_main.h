@@ -24,6 +24,8 @@ class WorkerNode {
   virtual void AddPeer(const Peer& peer) = 0;     // after the connector knows it
   virtual void RemovePeer(const Peer& peer) = 0;  // before the connector forgets it
   virtual int Poll() = 0;                         // frames handled
+  // Peers whose part of a step is overdue. Asked when Poll() found nothing.
+  virtual std::vector<NodeId> Overdue() { return {}; }
   virtual Heartbeat Status() const = 0;
 };
 
@@ -57,6 +59,7 @@ class WorkerMain {
  private:
   absl::StatusOr<std::unique_ptr<MembershipClient>> JoinPatiently(std::unique_ptr<transport::Connector>& connector);
   absl::Status Serve(MembershipClient& client, transport::Connector& connector);
+  void Pause(absl::Duration length);
 
   const WorkerMainOptions options_;
   const ConnectorFactory make_connector_;

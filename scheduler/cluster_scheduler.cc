@@ -140,16 +140,16 @@ void ClusterScheduler::OnReady(WorkerId worker, uint64_t kv_blocks) {
   CloseIfRefused(worker, status);
 }
 
-void ClusterScheduler::OnApplied(WorkerId worker, uint64_t peers_version) {
+void ClusterScheduler::OnApplied(WorkerId worker, const control::Applied& applied) {
   std::vector<MemberAction> actions;
-  const absl::Status status = members_.Applied(worker, peers_version, clock_.Now(), actions);
+  const absl::Status status = members_.Applied(worker, applied, clock_.Now(), actions);
   Perform(std::move(actions));
   CloseIfRefused(worker, status);
 }
 
 void ClusterScheduler::OnLinkFailed(WorkerId worker, const control::LinkFailed& failed) {
   std::vector<MemberAction> actions;
-  members_.LinkFailed(worker, failed, actions);
+  members_.LinkFailed(worker, failed, clock_.Now(), actions);
   Perform(std::move(actions));
 }
 
@@ -417,7 +417,22 @@ void ClusterScheduler::PublishStats(bool something_happened) {
 void ClusterScheduler::WatchLoopGap(absl::Time now) {
   const absl::Duration gap = now - last_turn_;
   last_turn_ = now;
-  if (gap > options_.membership.lease / 2) members_.Forgive(gap);
+  if (gap > options_.membership.lease / 4) members_.Forgive(gap, now);
+}
+
+// A member whose frames do not come although it is heard here. If nobody's do, it is this process that is deaf.
+void ClusterScheduler::WatchDataPlane(absl::Time now, std::vector<MemberAction>& actions) {
+  if (now < next_look_) return;
+  next_look_ = now + options_.membership.heartbeat;
+  const auto silent = connector_.SilentPeers();
+  const auto connected = std::count_if(members_.members().begin(), members_.members().end(),
+                                       [](const auto& entry) { return entry.second.known.contains(NodeId(0)); });
+  if (silent.size() >= 2 && static_cast<int64_t>(silent.size()) == connected) {
+    LogError("nothing comes from any worker on the data plane; start this scheduler again if it stays so");
+    next_look_ = now + absl::Seconds(10);
+    return;
+  }
+  for (const transport::Connector::Silence& peer : silent) members_.Unheard(peer.node, peer.epoch, now, actions);
 }
 
 int ClusterScheduler::Turn() {
@@ -428,6 +443,7 @@ int ClusterScheduler::Turn() {
   for (const transport::Connector::Failure& failure : connector_.TakeFailures())
     if (const Member* member = members_.FindNode(failure.node); member != nullptr && member->epoch == failure.epoch)
       members_.Gone(member->worker, absl::StrCat("the scheduler cannot reach it: ", failure.why), actions);
+  WatchDataPlane(now, actions);
   members_.Expire(now, actions);
   if (!actions.empty()) Perform(std::move(actions));
   FinishDrains();
@@ -436,7 +452,7 @@ int ClusterScheduler::Turn() {
 }
 
 absl::Time ClusterScheduler::NextDeadline() const {
-  absl::Time deadline = std::min(members_.NextDeadline(), last_turn_ + options_.membership.lease / 4);
+  absl::Time deadline = std::min(members_.NextDeadline(), last_turn_ + options_.membership.heartbeat);
   if (node_ != nullptr) deadline = std::min(deadline, node_->NextDeadline());
   return deadline;
 }

@@ -42,7 +42,7 @@ class ClusterScheduler {
   absl::Status Attend(WorkerId worker, Epoch epoch, WorkerStream stream);
   void OnHeartbeat(WorkerId worker, control::Heartbeat heartbeat);
   void OnReady(WorkerId worker, uint64_t kv_blocks);
-  void OnApplied(WorkerId worker, uint64_t peers_version);
+  void OnApplied(WorkerId worker, const control::Applied& applied);
   void OnLinkFailed(WorkerId worker, const control::LinkFailed& failed);
   void OnStreamEnded(WorkerId worker, Epoch epoch);
   void Leave(WorkerId worker, Epoch epoch);
@@ -79,6 +79,7 @@ class ClusterScheduler {
   absl::Status BuildNode();
   absl::Status CheckLength(const control::ModelSummary& model) const;
   void WatchLoopGap(absl::Time now);
+  void WatchDataPlane(absl::Time now, std::vector<MemberAction>& actions);
   void FinishDrains();
   void PublishStats(bool something_happened);
   std::string WhyNotServing() const;  // empty: requests can run
@@ -97,7 +98,7 @@ class ClusterScheduler {
   std::vector<MemberAction> pending_;  // actions of actions
   bool performing_ = false;
   absl::Time last_turn_, last_progress_;
-  absl::Time next_stats_;
+  absl::Time next_stats_, next_look_;
 };
 
 }  // namespace dovetail::scheduler

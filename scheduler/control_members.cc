@@ -16,6 +16,20 @@ constexpr NodeId kSchedulerNode(0);
 bool IsUp(const Member& member) { return member.state >= MemberState::kConnecting; }
 bool IsServing(const Member& member) { return member.state >= MemberState::kServing; }
 
+constexpr uint32_t kAtWorkMs = 100;                               // a turn of so long is work
+constexpr absl::Duration kLateIsOneStory = absl::Milliseconds(500);  // between two reports of it
+constexpr absl::Duration kUnheardLately = absl::Seconds(5);
+
+bool AtWork(const Member& member) { return member.last.busy_ms >= kAtWorkMs; }
+
+// Notes one more attention worker that a compute worker does not hear.
+bool HearsSeveralNot(Member& compute, NodeId node, absl::Time now) {
+  std::erase_if(compute.unheard,
+                [&](const auto& entry) { return entry.second == node || now - entry.first > kUnheardLately; });
+  compute.unheard.emplace_back(now, node);
+  return compute.unheard.size() >= 2;
+}
+
 }  // namespace
 
 const char* NameOf(MemberState state) {
@@ -142,6 +156,7 @@ void ControlMembers::Heard(WorkerId worker, control::Heartbeat heartbeat, absl::
   Member* member = Mutable(worker);
   if (member == nullptr) return;
   member->heard = now;
+  member->suspected = false;
   if (heartbeat.links.empty()) heartbeat.links = std::move(member->last.links);
   member->last = std::move(heartbeat);
 }
@@ -194,22 +209,24 @@ void ControlMembers::SendPeersToAll(std::vector<MemberAction>& actions) {
     if (IsUp(member)) SendPeersTo(member, actions);
 }
 
-absl::Status ControlMembers::Applied(WorkerId worker, uint64_t version, absl::Time now,
+absl::Status ControlMembers::Applied(WorkerId worker, const control::Applied& applied, absl::Time now,
                                      std::vector<MemberAction>& actions) {
   Member* member = Mutable(worker);
   if (member == nullptr) return NotFound("worker ", worker.value(), " is no member");
   member->heard = now;
-  const auto it =
-      std::find_if(member->sent.begin(), member->sent.end(), [&](const auto& list) { return list.first == version; });
+  const auto it = std::find_if(member->sent.begin(), member->sent.end(),
+                               [&](const auto& list) { return list.first == applied.peers_version; });
   if (it == member->sent.end())
-    return FailedPrecondition("worker ", worker.value(), " applied peers of version ", version,
+    return FailedPrecondition("worker ", worker.value(), " applied peers of version ", applied.peers_version,
                               ", which it was not sent");
-  member->known.clear();
-  for (const NodeId node : it->second)  // only who is still meant to be a peer
-    if (std::any_of(member->last_sent.begin(), member->last_sent.end(),
-                    [&](const control::Peer& peer) { return peer.node == node; }))
-      member->known.insert(node);
-  member->sent.erase(member->sent.begin(), it + 1);
+  for (const NodeId node : it->second) {
+    const bool meant = std::any_of(member->last_sent.begin(), member->last_sent.end(),
+                                   [&](const control::Peer& peer) { return peer.node == node; });
+    const bool connected =
+        std::find(applied.unconnected.begin(), applied.unconnected.end(), node) == applied.unconnected.end();
+    if (meant && connected) member->known.insert(node);
+  }
+  member->sent.erase(member->sent.begin(), it);  // of this one it may say more
   ServeWhoCan(actions);
   return absl::OkStatus();
 }
@@ -253,20 +270,52 @@ void ControlMembers::Remove(WorkerId worker, const std::string& why, bool dismis
   ServeWhoCan(actions);  // who waited for it need not any more
 }
 
-void ControlMembers::LinkFailed(WorkerId reporter, const control::LinkFailed& failed,
+// Suspicion shortens the lease at once. A member that is heard all the same and has nothing else to do has a limit,
+// too.
+bool ControlMembers::LateForTooLong(Member& member, absl::Time now) const {
+  member.suspected = true;
+  if (AtWork(member) || now - member.late_at > kLateIsOneStory) member.late_since = now;
+  member.late_at = now;
+  return now - member.late_since >= options_.longest_lateness;
+}
+
+void ControlMembers::Part(Member& one, Member& other, const std::string& why, std::vector<MemberAction>& actions) {
+  const Member& attention = one.request.role == Role::kAttentionWorker ? one : other;
+  const Member& compute = &attention == &one ? other : one;
+  Refuse(attention.worker,
+         absl::StrCat(attention.request.name, " and ", compute.request.name, " cannot reach each other: ", why),
+         actions);
+}
+
+void ControlMembers::LinkFailed(WorkerId reporter, const control::LinkFailed& failed, absl::Time now,
                                 std::vector<MemberAction>& actions) {
-  const Member* from = Find(reporter);
+  using Kind = control::LinkFailed::Kind;
+  Member* from = Mutable(reporter);
   if (from == nullptr) return;
-  if (failed.node == kSchedulerNode)
+  if (failed.node == kSchedulerNode) {
+    if (failed.kind != Kind::kBroken && now < away_until_) return;
     return Refuse(reporter, absl::StrCat("cannot reach the scheduler: ", failed.why), actions);
-  const Member* peer = FindNode(failed.node);
-  if (peer == nullptr || peer->epoch != failed.epoch) return;  // gone already
-  const Member* attention = from->request.role == Role::kAttentionWorker ? from : peer;
-  const Member* compute = attention == from ? peer : from;
-  Refuse(
-      attention->worker,
-      absl::StrCat(attention->request.name, " and ", compute->request.name, " cannot reach each other: ", failed.why),
-      actions);
+  }
+  const Member* found = FindNode(failed.node);
+  if (found == nullptr || found->epoch != failed.epoch) return;  // gone already
+  Member* peer = Mutable(found->worker);
+  if (failed.kind == Kind::kLate && !LateForTooLong(*peer, now)) return;
+  if (failed.kind == Kind::kSilent) {
+    if (AtWork(*peer)) return;
+    if (now - peer->heard > options_.suspect_lease)
+      return Gone(peer->worker, absl::StrCat(from->request.name, " and the scheduler hear nothing from it"), actions);
+    if (from->request.role == Role::kComputeWorker && HearsSeveralNot(*from, failed.node, now))
+      Refuse(reporter, "cannot hear several attention workers", actions);
+    if (from = Mutable(reporter); from == nullptr) return;
+  }
+  Part(*from, *peer, failed.why, actions);
+}
+
+void ControlMembers::Unheard(NodeId node, Epoch epoch, absl::Time now, std::vector<MemberAction>& actions) {
+  const Member* member = FindNode(node);
+  if (member == nullptr || member->epoch != epoch || !member->known.contains(kSchedulerNode)) return;
+  if (AtWork(*member) || now < away_until_) return;
+  Refuse(member->worker, "the scheduler hears nothing from it on the data plane", actions);
 }
 
 void ControlMembers::Gone(WorkerId worker, const std::string& why, std::vector<MemberAction>& actions) {
@@ -296,6 +345,7 @@ void ControlMembers::Drained(WorkerId worker, std::vector<MemberAction>& actions
 }
 
 absl::Duration ControlMembers::PatienceWith(const Member& member) const {
+  if (member.suspected) return std::min(options_.lease, options_.suspect_lease);
   if (member.state != MemberState::kJoining) return options_.lease;
   return member.request.model ? options_.upload_grace : std::max(options_.lease, options_.join_grace);
 }
@@ -307,18 +357,21 @@ absl::Time ControlMembers::NextDeadline() const {
   return deadline;
 }
 
-void ControlMembers::Forgive(absl::Duration gap) {
+void ControlMembers::Forgive(absl::Duration gap, absl::Time now) {
+  away_until_ = now + options_.lease;
   for (auto& [id, member] : members_) member.heard += gap;
 }
 
 void ControlMembers::Expire(absl::Time now, std::vector<MemberAction>& actions) {
-  std::vector<WorkerId> expired;
-  for (const auto& [id, member] : members_)
-    if (now >= member.heard + PatienceWith(member)) expired.push_back(id);
-  for (const WorkerId worker : expired) {
-    const int64_t silent_ms = absl::ToInt64Milliseconds(PatienceWith(members_.at(worker)));
-    Remove(worker, absl::StrCat("silent for ", silent_ms, " ms: stopped, or cut off"), /*dismissed=*/false, actions);
+  std::vector<std::pair<WorkerId, std::string>> expired;
+  for (const auto& [id, member] : members_) {
+    if (now >= member.heard + PatienceWith(member))
+      expired.emplace_back(id, absl::StrCat("silent for ", absl::ToInt64Milliseconds(PatienceWith(member)),
+                                            " ms: stopped, or cut off"));
+    else if (absl::Milliseconds(member.last.busy_ms) > options_.longest_turn)
+      expired.emplace_back(id, absl::StrCat("stuck: its event loop has not turned for ", member.last.busy_ms, " ms"));
   }
+  for (const auto& [worker, why] : expired) Remove(worker, why, /*dismissed=*/false, actions);
 }
 
 }  // namespace dovetail::scheduler

@@ -16,7 +16,10 @@ namespace dovetail::scheduler {
 
 struct MembershipOptions {
   absl::Duration lease = absl::Milliseconds(400);
-  absl::Duration heartbeat = absl::Milliseconds(100);
+  absl::Duration suspect_lease = absl::Milliseconds(200);  // of a member whose part of a step is overdue
+  absl::Duration heartbeat = absl::Milliseconds(50);
+  absl::Duration longest_lateness = absl::Seconds(2);  // of a member that is heard and not at work
+  absl::Duration longest_turn = absl::Seconds(60);     // of a member's event loop
   absl::Duration join_grace = absl::Seconds(2);     // from Join to the first report
   absl::Duration upload_grace = absl::Seconds(60);  // the same of a compute worker: model files travel meanwhile
   int max_members = 128;
@@ -45,6 +48,9 @@ struct Member {
   control::JoinRequest request;
   MemberState state = MemberState::kJoining;
   absl::Time joined, heard;
+  bool suspected = false;          // since it was last heard
+  absl::Time late_since, late_at;  // first and last report of a step that waits for it
+  std::vector<std::pair<absl::Time, NodeId>> unheard;  // whom this compute worker lately could not hear
   control::Heartbeat last;
   uint64_t kv_blocks = 0;
   std::set<NodeId> known;                                   // peers that it has connected to
@@ -104,11 +110,18 @@ class ControlMembers {
   absl::Status Attend(WorkerId worker, Epoch epoch, absl::Time now, std::vector<MemberAction>& actions);
   void Heard(WorkerId worker, control::Heartbeat heartbeat, absl::Time now);
   absl::Status Ready(WorkerId worker, uint64_t kv_blocks, absl::Time now, std::vector<MemberAction>& actions);
-  absl::Status Applied(WorkerId worker, uint64_t version, absl::Time now, std::vector<MemberAction>& actions);
+  absl::Status Applied(WorkerId worker, const control::Applied& applied, absl::Time now,
+                       std::vector<MemberAction>& actions);
 
-  // `reporter` cannot reach a peer. Of a compute and an attention worker it is the latter that must join anew: it can
-  // be replaced at the price of a prefill.
-  void LinkFailed(WorkerId reporter, const control::LinkFailed& failed, std::vector<MemberAction>& actions);
+  // What `reporter` says about a peer on the data plane. Of a compute and an attention worker that cannot reach each
+  // other it is the latter that must join anew: it can be replaced at the price of a prefill. A compute worker that
+  // hears nothing of several attention workers must, too. A silent peer whose loop is at work is left alone. A late one
+  // is suspected: until it is heard again its lease is short.
+  void LinkFailed(WorkerId reporter, const control::LinkFailed& failed, absl::Time now,
+                  std::vector<MemberAction>& actions);
+
+  // The scheduler itself hears nothing from there on the data plane.
+  void Unheard(NodeId node, Epoch epoch, absl::Time now, std::vector<MemberAction>& actions);
 
   // The member is gone, by itself (stream ended, left) or because it must (refused).
   void Gone(WorkerId worker, const std::string& why, std::vector<MemberAction>& actions);
@@ -120,8 +133,8 @@ class ControlMembers {
   // Ends members whose lease has run out.
   void Expire(absl::Time now, std::vector<MemberAction>& actions);
   absl::Time NextDeadline() const;
-  // Nobody could be heard for `gap`: everybody has that much longer.
-  void Forgive(absl::Duration gap);
+  // Nobody could be heard for `gap`, nor hear the scheduler: everybody has that much longer.
+  void Forgive(absl::Duration gap, absl::Time now);
 
   // The cluster's model: the first compute worker's. Its files may still be missing.
   const std::optional<control::ModelSummary>& model() const { return model_; }
@@ -136,6 +149,8 @@ class ControlMembers {
 
  private:
   Member* Mutable(WorkerId worker);
+  bool LateForTooLong(Member& member, absl::Time now) const;
+  void Part(Member& one, Member& other, const std::string& why, std::vector<MemberAction>& actions);
   absl::Status CheckVersions(const control::JoinRequest& request) const;
   absl::Status CheckModel(const control::JoinRequest& request) const;
   void Configure(Member& member, std::vector<MemberAction>& actions);
@@ -155,6 +170,7 @@ class ControlMembers {
   bool model_complete_ = false;
   uint32_t next_worker_ = 1;
   uint64_t version_ = 0;
+  absl::Time away_until_ = absl::InfinitePast();  // the scheduler was, or members may still think so
 };
 
 }  // namespace dovetail::scheduler

@@ -206,9 +206,8 @@ class MembershipService final : public pb::Membership::CallbackService {
     } else if (report.has_ready()) {
       work = [this, worker, blocks = report.ready().kv_blocks()] { context_.scheduler.OnReady(worker, blocks); };
     } else if (report.has_applied()) {
-      work = [this, worker, version = report.applied().peers_version()] {
-        context_.scheduler.OnApplied(worker, version);
-      };
+      DT_ASSIGN_OR_RETURN(control::Applied applied, control::FromProto(report.applied()));
+      work = [this, worker, applied = std::move(applied)] { context_.scheduler.OnApplied(worker, applied); };
     } else if (report.has_link_failed()) {
       DT_ASSIGN_OR_RETURN(control::LinkFailed failed, control::FromProto(report.link_failed()));
       work = [this, worker, failed = std::move(failed)] { context_.scheduler.OnLinkFailed(worker, failed); };

@@ -15,7 +15,8 @@ absl::StatusOr<std::unique_ptr<SchedulerMain>> SchedulerMain::Start(const Schedu
   cluster.scheduler = options.scheduler;
   cluster.seed = options.seed;
   cluster.membership.lease = options.lease;
-  cluster.membership.heartbeat = options.lease / 4;
+  cluster.membership.suspect_lease = options.lease / 2;
+  cluster.membership.heartbeat = options.lease / 8;
   cluster.membership.max_members = options.max_workers;
   cluster.membership.data_plane_version = main->connector_->version();
   cluster.membership.data_plane_address = main->connector_->address();

@@ -35,10 +35,23 @@ class Connector : public Port {
   };
   virtual std::vector<Failure> TakeFailures() = 0;
 
+  // Both sides have added each other, and frames pass. False for who is no peer.
+  virtual bool Connected(NodeId node) const = 0;
+
+  // Peers from which nothing came for longer than peers are silent, while this port was polled. Such a peer is stopped,
+  // cut off, or too busy to poll its own port; it may speak again.
+  struct Silence {
+    NodeId node;
+    Epoch epoch;
+    absl::Duration length;
+  };
+  virtual std::vector<Silence> SilentPeers() const = 0;
+
   // What carries frames to the peer, as operators know it: "shm", "tcp/eth0". Empty: no such peer.
   virtual std::string LanesTo(NodeId node) const = 0;
 
-  // Returns when a frame may be there, Wake() was called since the last Wait() returned, or after `timeout`.
+  // Returns when a frame may be there, a peer has connected or failed, Wake() was called since the last Wait()
+  // returned, or after `timeout`.
   virtual void Wait(absl::Duration timeout) = 0;
   virtual void Wake() = 0;
 };

@@ -78,7 +78,7 @@ struct Cluster {
       if (const auto* peers = std::get_if<SendPeers>(&action); peers != nullptr && peers->worker == worker)
         version = peers->peers.version;
     ASSERT_NE(version, 0u) << "worker " << worker.value() << " was sent no peers";
-    ASSERT_TRUE(members.Applied(worker, version, now, actions).ok());
+    ASSERT_TRUE(members.Applied(worker, {version, {}}, now, actions).ok());
   }
   template <typename Action>
   int Count(WorkerId worker) const {
@@ -172,7 +172,7 @@ TEST(Members, AStoppedSchedulerForgivesTheTimeInWhichItHeardNobody) {
   Cluster cluster;
   const WorkerId attention = cluster.Join(Role::kAttentionWorker, 2, "a");
   cluster.now += absl::Seconds(5);
-  cluster.members.Forgive(absl::Seconds(5));
+  cluster.members.Forgive(absl::Seconds(5), cluster.now);
   cluster.members.Expire(cluster.now, cluster.actions);
   EXPECT_NE(cluster.members.Find(attention), nullptr);
 }
@@ -241,11 +241,178 @@ TEST(Members, OfTwoWorkersThatCannotReachEachOtherTheAttentionWorkerGoes) {
   const WorkerId attention = cluster.Join(Role::kAttentionWorker, 2, "a");
   cluster.Ready(compute, 0);
   cluster.Ready(attention);
-  cluster.members.LinkFailed(compute, {NodeId(2), Epoch(999), "reset"}, cluster.actions);
+  cluster.members.LinkFailed(compute, {NodeId(2), Epoch(999), "reset"}, kStart, cluster.actions);
   EXPECT_NE(cluster.members.Find(attention), nullptr) << "the report was of a former incarnation";
-  cluster.members.LinkFailed(compute, {NodeId(2), Epoch(20), "reset"}, cluster.actions);
+  cluster.members.LinkFailed(compute, {NodeId(2), Epoch(20), "reset"}, kStart, cluster.actions);
   EXPECT_EQ(cluster.members.Find(attention), nullptr);
   EXPECT_NE(cluster.members.Find(compute), nullptr);
+}
+
+// Two attention workers and a compute worker that serve, and time to tell stories about them.
+struct ServingCluster : Cluster {
+  WorkerId compute = Join(Role::kComputeWorker, 1, "c");
+  WorkerId one = Join(Role::kAttentionWorker, 2, "a2");
+  WorkerId two = Join(Role::kAttentionWorker, 3, "a3");
+  using Kind = control::LinkFailed::Kind;
+
+  ServingCluster() {
+    Ready(compute, 0);
+    Ready(one);
+    Ready(two);
+    for (const WorkerId worker : {compute, one, two}) Apply(worker);
+    EXPECT_TRUE(Serves(compute) && Serves(one) && Serves(two));
+  }
+  void Pass(int ms) { now += absl::Milliseconds(ms); }
+  void Hear(std::vector<WorkerId> workers, uint32_t busy_ms = 0) {
+    for (const WorkerId worker : workers) {
+      control::Heartbeat heartbeat;
+      heartbeat.busy_ms = busy_ms;
+      members.Heard(worker, heartbeat, now);
+    }
+  }
+  void Report(WorkerId from, WorkerId about, Kind kind) {
+    const Member* member = members.Find(about);
+    const control::LinkFailed failed{member->request.node, member->epoch, "why", kind};
+    members.LinkFailed(from, failed, now, actions);
+  }
+  bool Expired(WorkerId worker) {
+    members.Expire(now, actions);
+    return members.Find(worker) == nullptr;
+  }
+};
+
+TEST(Suspicion, HalvesTheLeaseOfAMemberThatIsNotHeardAnyMore) {
+  ServingCluster cluster;
+  cluster.Pass(100);
+  cluster.Hear({cluster.compute, cluster.two});
+  cluster.Report(cluster.compute, cluster.one, ServingCluster::Kind::kLate);
+  EXPECT_EQ(cluster.members.NextDeadline(), kStart + absl::Milliseconds(200));
+  cluster.Pass(99);
+  EXPECT_FALSE(cluster.Expired(cluster.one));
+  cluster.Pass(1);
+  EXPECT_TRUE(cluster.Expired(cluster.one));
+  EXPECT_EQ(cluster.Count<EndServing>(cluster.one), 1);
+}
+
+TEST(Suspicion, IsOverWhenTheMemberIsHeardAgain) {
+  ServingCluster cluster;
+  cluster.Report(cluster.compute, cluster.one, ServingCluster::Kind::kLate);
+  cluster.Pass(150);
+  cluster.Hear({cluster.compute, cluster.one, cluster.two});
+  cluster.Pass(300);
+  EXPECT_FALSE(cluster.Expired(cluster.one));
+}
+
+TEST(Suspicion, OfAMemberThatIsHeardAndIdleEndsItAfterTwoSecondsAndOneAtWorkHasAllTheTimeItNeeds) {
+  for (const uint32_t busy_ms : {0u, 3000u}) {
+    ServingCluster cluster;
+    for (int ms = 0; ms <= 10'000 && cluster.members.Find(cluster.one) != nullptr; ms += 50) {
+      cluster.Hear({cluster.compute, cluster.one, cluster.two}, busy_ms);
+      cluster.Report(cluster.compute, cluster.one, ServingCluster::Kind::kLate);
+      cluster.Pass(50);
+    }
+    const absl::Duration lasted = cluster.now - kStart;
+    EXPECT_EQ(lasted, busy_ms == 0 ? absl::Milliseconds(2050) : absl::Milliseconds(10'050));
+  }
+}
+
+TEST(Suspicion, LatenessNowAndThenIsNoStory) {
+  ServingCluster cluster;
+  for (int i = 0; i < 20; ++i) {
+    cluster.Hear({cluster.compute, cluster.one, cluster.two});
+    cluster.Report(cluster.compute, cluster.one, ServingCluster::Kind::kLate);
+    for (int ms = 0; ms < 600; ms += 50) {
+      cluster.Pass(50);
+      cluster.Hear({cluster.compute, cluster.one, cluster.two});
+    }
+  }
+  EXPECT_TRUE(cluster.Serves(cluster.one));
+}
+
+TEST(Silence, BetweenTwoMembersThatTheSchedulerHearsMakesTheAttentionWorkerJoinAnewWhoeverReportsIt) {
+  for (const bool by_compute : {true, false}) {
+    ServingCluster cluster;
+    if (by_compute)
+      cluster.Report(cluster.compute, cluster.one, ServingCluster::Kind::kSilent);
+    else
+      cluster.Report(cluster.one, cluster.compute, ServingCluster::Kind::kSilent);
+    EXPECT_EQ(cluster.members.Find(cluster.one), nullptr);
+    EXPECT_TRUE(cluster.Serves(cluster.compute) && cluster.Serves(cluster.two));
+  }
+}
+
+TEST(Silence, OfAMemberAtWorkIsNoFault) {
+  ServingCluster cluster;
+  cluster.Hear({cluster.one}, 700);
+  cluster.Report(cluster.compute, cluster.one, ServingCluster::Kind::kSilent);
+  cluster.members.Unheard(NodeId(2), Epoch(20), cluster.now, cluster.actions);
+  EXPECT_TRUE(cluster.Serves(cluster.one));
+}
+
+TEST(Silence, OfAStoppedComputeWorkerIsNotBlamedOnTheAttentionWorkersThatReportIt) {
+  ServingCluster cluster;
+  cluster.Pass(250);
+  cluster.Hear({cluster.one, cluster.two});
+  cluster.Report(cluster.one, cluster.compute, ServingCluster::Kind::kSilent);
+  EXPECT_EQ(cluster.members.Find(cluster.compute), nullptr);
+  EXPECT_NE(cluster.members.Find(cluster.one), nullptr);
+}
+
+TEST(Silence, OfSeveralAttentionWorkersIsTheComputeWorkersFaultToo) {
+  ServingCluster cluster;
+  cluster.Report(cluster.compute, cluster.one, ServingCluster::Kind::kSilent);
+  EXPECT_TRUE(cluster.Serves(cluster.compute));
+  cluster.Pass(100);
+  cluster.Report(cluster.compute, cluster.two, ServingCluster::Kind::kSilent);
+  EXPECT_EQ(cluster.members.Find(cluster.compute), nullptr);
+}
+
+TEST(Silence, OfTheSchedulerEndsWhoReportsItUnlessTheSchedulerWasAway) {
+  ServingCluster cluster;
+  const control::LinkFailed silent{NodeId(0), Epoch(0), "silent", ServingCluster::Kind::kSilent};
+  cluster.members.Forgive(absl::Milliseconds(600), cluster.now);
+  cluster.members.LinkFailed(cluster.one, silent, cluster.now, cluster.actions);
+  EXPECT_TRUE(cluster.Serves(cluster.one));
+  cluster.Pass(401);
+  cluster.members.LinkFailed(cluster.one, silent, cluster.now, cluster.actions);
+  EXPECT_EQ(cluster.members.Find(cluster.one), nullptr);
+  cluster.members.Unheard(NodeId(3), Epoch(31), cluster.now, cluster.actions);
+  EXPECT_NE(cluster.members.Find(cluster.two), nullptr) << "that was a former incarnation";
+  cluster.members.Unheard(NodeId(3), Epoch(30), cluster.now, cluster.actions);
+  EXPECT_EQ(cluster.members.Find(cluster.two), nullptr);
+}
+
+TEST(Silence, OfAWorkerThatHasNotConnectedYetIsNoFault) {
+  Cluster cluster;
+  const WorkerId waiting = cluster.Join(Role::kAttentionWorker, 2, "a");
+  cluster.now += absl::Seconds(100);
+  cluster.members.Heard(waiting, {}, cluster.now);
+  cluster.members.Unheard(NodeId(2), Epoch(20), cluster.now, cluster.actions);
+  EXPECT_NE(cluster.members.Find(waiting), nullptr);
+}
+
+TEST(Members, ALoopThatDoesNotTurnAnyMoreEndsItsMembership) {
+  ServingCluster cluster;
+  cluster.Hear({cluster.one}, 60'000);
+  EXPECT_FALSE(cluster.Expired(cluster.one));
+  cluster.Hear({cluster.one}, 60'001);
+  EXPECT_TRUE(cluster.Expired(cluster.one));
+}
+
+TEST(Members, APeerThatIsListedButNotConnectedKeepsOnlyWhoNeedsItFromServing) {
+  Cluster cluster;
+  const WorkerId compute = cluster.Join(Role::kComputeWorker, 1, "c");
+  const WorkerId near = cluster.Join(Role::kAttentionWorker, 2, "near");
+  const WorkerId far = cluster.Join(Role::kAttentionWorker, 3, "far");
+  for (const WorkerId worker : {compute, near, far}) cluster.Ready(worker, worker == compute ? 0 : 10);
+  cluster.Apply(near);
+  cluster.Apply(far);
+  const uint64_t version = cluster.members.Find(compute)->sent.back().first;
+  ASSERT_TRUE(cluster.members.Applied(compute, {version, {NodeId(3)}}, cluster.now, cluster.actions).ok());
+  EXPECT_TRUE(cluster.Serves(compute) && cluster.Serves(near));
+  EXPECT_FALSE(cluster.Serves(far));
+  ASSERT_TRUE(cluster.members.Applied(compute, {version, {}}, cluster.now, cluster.actions).ok());
+  EXPECT_TRUE(cluster.Serves(far));
 }
 
 // Whatever happens in whatever order: BeginServing and EndServing alternate, and no pair that must exchange frames
@@ -276,8 +443,11 @@ TEST(Members, RandomLivesNeverUseAWorkerThatIsNotConnected) {
         case 2:
         case 3:
           if (!unread[some].empty()) {
-            EXPECT_TRUE(cluster.members.Applied(some, unread[some].front().version, cluster.now, cluster.actions).ok());
-            unread[some].erase(unread[some].begin());
+            // In two steps now and then: first all but one are connected.
+            control::Applied applied{unread[some].front().version, {}};
+            if (random() % 2 == 0) applied.unconnected.push_back(unread[some].front().peers.back().node);
+            EXPECT_TRUE(cluster.members.Applied(some, applied, cluster.now, cluster.actions).ok());
+            if (applied.unconnected.empty()) unread[some].erase(unread[some].begin());
           }
           break;
         case 4:

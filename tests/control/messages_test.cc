@@ -135,6 +135,30 @@ scheduler::GenerationRequest GoodRequest() {
   return request;
 }
 
+TEST(ControlMessages, WhatIsSaidAboutPeersAndLoopsSurvivesTheWire) {
+  v1::LinkFailed failed;
+  ToProto(LinkFailed{NodeId(7), Epoch(8), "why", LinkFailed::Kind::kLate}, failed);
+  EXPECT_EQ(FromProto(failed)->kind, LinkFailed::Kind::kLate);
+  EXPECT_EQ(FromProto(failed)->node, NodeId(7));
+  failed.set_kind(static_cast<v1::LinkFailed::Kind>(3));
+  EXPECT_EQ(FromProto(failed).status(), absl::InvalidArgumentError("link_failed.kind: 3 is outside 0..2"));
+
+  v1::Applied applied;
+  ToProto(Applied{5, {NodeId(1), NodeId(9)}}, applied);
+  EXPECT_EQ(FromProto(applied)->peers_version, 5u);
+  EXPECT_THAT(FromProto(applied)->unconnected, testing::ElementsAre(NodeId(1), NodeId(9)));
+  for (int i = 0; i < kMaxPeers; ++i) applied.add_unconnected(1);
+  EXPECT_EQ(FromProto(applied).status(), absl::InvalidArgumentError("applied.unconnected: 1026 is outside 0..1024"));
+
+  Heartbeat heartbeat;
+  heartbeat.busy_ms = 1234;
+  heartbeat.links = {{NodeId(3), "tcp/eth0"}};
+  v1::Heartbeat wire;
+  ToProto(heartbeat, wire);
+  EXPECT_EQ(FromProto(wire)->busy_ms, 1234u);
+  EXPECT_EQ(FromProto(wire)->links, heartbeat.links);
+}
+
 TEST(ControlMessages, AGenerationRequestSurvivesTheWire) {
   v1::GenerationRequest wire;
   ToProto(GoodRequest(), wire);

@@ -12,10 +12,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import unittest
 import urllib.request
+
+import processes
 
 BINARY = sys.argv.pop(1)
 DATA = os.environ.get("DOVETAIL_TEST_DATA")
@@ -60,51 +61,9 @@ class Certificates:
                 self.path(f"{ca or self.name}.pem")]
 
 
-class Role:
-    """A process whose lines are read as they come; ended by `with`."""
-
+class Role(processes.Process):
     def __init__(self, *arguments):
-        self.lines, self.changed = [], threading.Condition()
-        self.process = subprocess.Popen([BINARY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                        text=True)
-        self.reader = threading.Thread(target=self._read)
-        self.reader.start()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            self.process.send_signal(signal.SIGCONT)
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.reader.join()
-            raise AssertionError("did not end within 30 s of SIGTERM:\n" + "\n".join(self.lines)) from None
-        self.reader.join()
-        self.process.stdout.close()
-
-    def _read(self):
-        for line in self.process.stdout:
-            with self.changed:
-                self.lines.append(line.rstrip("\n"))
-                self.changed.notify_all()
-        with self.changed:
-            self.lines.append("(end)")
-            self.changed.notify_all()
-
-    def wait_for(self, pattern, limit=30):
-        end = time.monotonic() + limit
-        with self.changed:
-            while True:
-                for line in self.lines:
-                    if found := re.search(pattern, line):
-                        return found
-                if self.lines and self.lines[-1] == "(end)" or time.monotonic() > end:
-                    raise AssertionError(f"no line matches {pattern}:\n" + "\n".join(self.lines))
-                self.changed.wait(end - time.monotonic())
+        super().__init__(BINARY, *arguments)
 
 
 def listening_ports(pid):
@@ -219,11 +178,11 @@ class RolesTest(unittest.TestCase):
                 number = worker.wait_for(r"a1 is attention worker (\d+)").group(1)
                 while " waiting " not in run("status", *self.control("worker", address)).stdout:  # its lease has begun
                     pass
-                worker.process.send_signal(signal.SIGSTOP)
+                worker.send(signal.SIGSTOP)
                 begun = time.monotonic()
                 scheduler.wait_for(rf"worker {number} is out: silent for 400 ms")
                 self.assertLess(time.monotonic() - begun, 1.5)
-                worker.process.send_signal(signal.SIGCONT)
+                worker.send(signal.SIGCONT)
                 scheduler.wait_for(rf"a1 joins as attention worker (?!{number}:)")
 
 

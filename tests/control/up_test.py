@@ -4,32 +4,26 @@
 Compares what the cluster says with what one process says, kills workers under a stream, and looks for what a stopped
 cluster leaves.
 """
-import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import unittest
-import urllib.request
+
+import processes
 
 BINARY = sys.argv.pop(1)
 DATA = os.environ.get("DOVETAIL_TEST_DATA")
 MODEL = os.path.join(DATA, "models/stories260K/stories260K-f32.gguf") if DATA else None
 PROMPTS = ["Once upon a time", "Lily and Tom went to the park. They saw", "The little dog was"]
 TOKENS = 96
-START_LIMIT = 60
 
 
 def run(*arguments):
     return subprocess.run([BINARY, *arguments], capture_output=True, text=True, timeout=60)
-
-
-def shared_memory():
-    return {name for name in os.listdir("/dev/shm") if "ucx" in name or "ucp" in name}
 
 
 def embedded(prompt):
@@ -38,37 +32,17 @@ def embedded(prompt):
     return done.stdout.rstrip("\n")
 
 
-class Up:
-    """A running cluster; its output is read as it comes."""
+class Up(processes.Process):
+    """A running cluster."""
 
     def __init__(self, *flags):
-        self.lines, self.changed = [], threading.Condition()
-        self.process = subprocess.Popen([BINARY, "up", MODEL, "--port", "0", *flags], stdout=subprocess.PIPE,
-                                        stderr=subprocess.STDOUT, text=True)
-        self.reader = threading.Thread(target=self._read)
-        self.reader.start()
-        ready = self.wait_for(r"^ready: (http://\S+)  \(scheduler (\S+);")
+        super().__init__(BINARY, "up", MODEL, "--port", "0", *flags)
+        try:
+            ready = self.wait_for(r"^ready: (http://\S+)  \(scheduler (\S+);")
+        except AssertionError:
+            self.stop()
+            raise
         self.url, self.scheduler = ready.group(1), ready.group(2)
-
-    def _read(self):
-        for line in self.process.stdout:
-            with self.changed:
-                self.lines.append(line.rstrip("\n"))
-                self.changed.notify_all()
-        with self.changed:
-            self.lines.append("(end)")
-            self.changed.notify_all()
-
-    def wait_for(self, pattern, after=0, limit=START_LIMIT):
-        end = time.monotonic() + limit
-        with self.changed:
-            while True:
-                for line in self.lines[after:]:
-                    if found := re.search(pattern, line):
-                        return found
-                if self.lines and self.lines[-1] == "(end)" or time.monotonic() > end:
-                    raise AssertionError(f"no line matches {pattern}:\n" + "\n".join(self.lines))
-                self.changed.wait(end - time.monotonic())
 
     def status(self):
         done = run("status", "--scheduler", self.scheduler)
@@ -86,41 +60,24 @@ class Up:
                 return status
             assert time.monotonic() < end, status
 
-    def children(self):
-        listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(self.process.pid)], capture_output=True,
-                                text=True, check=False).stdout
-        found = (line.split(None, 1) for line in listed.splitlines() if "dovetail" in line)
-        return {int(pid): arguments for pid, arguments in found}
-
     def pid_of(self, name):
-        return next(pid for pid, arguments in self.children().items() if f"--name {name} " in arguments)
+        return next(pid for pid, arguments in processes.children_of(self.pid).items() if f"--name {name} " in arguments)
 
-    def stream(self, prompt, **fields):
-        body = {"model": "x", "prompt": prompt, "temperature": 0, "max_tokens": TOKENS, "stream": True, **fields}
-        request = urllib.request.Request(self.url + "/v1/completions", json.dumps(body).encode(),
-                                         {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=60) as response:
-            for line in response:
-                if line.startswith(b"data: {"):
-                    chunk = json.loads(line[6:])
-                    assert "error" not in chunk, chunk
-                    if chunk["choices"]:
-                        yield chunk["choices"][0]["text"]
+    def stream(self, prompt):
+        return processes.stream(self.url, prompt, max_tokens=TOKENS)
 
     def complete(self, prompt):
         return "".join(self.stream(prompt))
 
-    def stop(self):
-        pids = list(self.children())
-        self.process.send_signal(signal.SIGINT)
-        code = self.process.wait(30)
-        self.reader.join()
-        return code, pids
+    def interrupt(self):
+        """As Ctrl-C does. Its exit status, and the processes it had."""
+        pids = list(processes.children_of(self.pid))
+        return self.stop(number=signal.SIGINT), pids
 
 
 class UpTest(unittest.TestCase):
     def test_a_cluster_of_processes_says_what_one_process_says_and_leaves_nothing(self):
-        before = shared_memory()
+        before = processes.shared_memory()
         expected = {prompt: embedded(prompt) for prompt in PROMPTS}
         self.assertGreater(len(expected[PROMPTS[0]]), 40)
         up = Up("--attention-workers", "3", "--placement", "mixed", "--ignore-model-name", "--shutdown-timeout", "2")
@@ -146,7 +103,7 @@ class UpTest(unittest.TestCase):
                 up.wait_until_serving(4)
             self.assertEqual(up.complete(PROMPTS[1]), expected[PROMPTS[1]])
         finally:
-            code, pids = up.stop()
+            code, pids = up.interrupt()
         self.assertEqual(code, 0, "\n".join(up.lines[-30:]))
         self.assertEqual(len(pids), 6)
         for pid in pids:
@@ -156,11 +113,7 @@ class UpTest(unittest.TestCase):
             with socket.socket() as free:
                 free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 free.bind((host, int(port)))
-        # Other programs of this machine may be in the middle of opening a segment; what a dead process left stays.
-        left, end = shared_memory() - before, time.monotonic() + 10
-        while left and time.monotonic() < end:
-            left &= shared_memory()
-        self.assertEqual(left, set())
+        self.assertEqual(processes.left_in_shared_memory(before), set())
 
 
 class CommandLineTest(unittest.TestCase):

@@ -22,6 +22,7 @@ constexpr Target kTargets[] = {
     {"api_request", FuzzApiRequest},
     {"attention_worker", FuzzAttentionWorker},
     {"chat_template", FuzzChatTemplate},
+    {"control", FuzzControl},
     {"frame", FuzzFrame},
     {"gguf", FuzzGguf},
     {"http_request", FuzzHttpRequest},
@@ -29,6 +30,7 @@ constexpr Target kTargets[] = {
     {"step_plan", FuzzStepPlan},
     {"tokenize", FuzzTokenize},
     {"tokenizer_json", FuzzTokenizerJson},
+    {"wire", FuzzWire},
 };
 
 void Feed(const Target& target, const std::string& bytes) {

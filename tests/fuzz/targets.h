@@ -11,6 +11,7 @@ namespace dovetail::fuzz {
 void FuzzApiRequest(const uint8_t* data, size_t size);
 void FuzzAttentionWorker(const uint8_t* data, size_t size);
 void FuzzChatTemplate(const uint8_t* data, size_t size);
+void FuzzControl(const uint8_t* data, size_t size);
 void FuzzFrame(const uint8_t* data, size_t size);
 void FuzzGguf(const uint8_t* data, size_t size);
 void FuzzHttpRequest(const uint8_t* data, size_t size);
@@ -18,5 +19,6 @@ void FuzzSafetensors(const uint8_t* data, size_t size);
 void FuzzStepPlan(const uint8_t* data, size_t size);
 void FuzzTokenize(const uint8_t* data, size_t size);
 void FuzzTokenizerJson(const uint8_t* data, size_t size);
+void FuzzWire(const uint8_t* data, size_t size);
 
 }  // namespace dovetail::fuzz

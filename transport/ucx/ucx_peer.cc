@@ -110,6 +110,7 @@ void UcxPeer::OnGreeting(const WireHeader& header, std::string_view region_key) 
     if (const absl::Status opened = OpenRegion(region_key); !opened.ok()) return Fail(opened);
   }
   connected_ = true;
+  port_.connected_one_ = true;
   PostWaiting();
 }
 

@@ -359,6 +359,7 @@ int UcxPort::Poll(FrameHandler& handler, int max_frames) {
     UcxPeer& peer = *peers_[next_peer_ % peers_.size()];
     if (peer.received().HasNext()) {
       DeliverOne(peer, handler);
+      TickAt(SystemClock().Now());  // the node may have been at work for long
       ++handled;
       idle = 0;
     } else {
@@ -382,12 +383,13 @@ void UcxPort::Ring() {
 }
 
 bool UcxPort::SomethingToDo() const {
-  return doze_.load(std::memory_order_acquire) == kRung || !failures_.empty() || Deliverable();
+  return doze_.load(std::memory_order_acquire) == kRung || connected_one_ || !failures_.empty() || Deliverable();
 }
 
 bool UcxPort::Wait(absl::Duration timeout) {
   const absl::Time begun = SystemClock().Now();
   TickAt(begun);
+  connected_one_ = false;
   const absl::Time deadline = begun + std::min(timeout, absl::Hours(1));
   const absl::Time spin_end = std::min(deadline, begun + options_.spin);
   while (true) {

@@ -178,6 +178,7 @@ class UcxPort final : public Port, public Waiter {
   UcxCounters counters_;
   absl::Time now_, next_tick_;  // of the last tick; a message does not pay for a look at the clock
   uint32_t polls_ = 0;
+  bool connected_one_ = false;  // since Wait() was called
 
   int bell_fd_ = -1;
   int deaths_fd_ = -1;  // an epoll of the peers' processes

@@ -94,6 +94,8 @@ absl::Status UcxWorker::Init(const UcxWorkerOptions& options) {
     // A wire header and a small payload fit an element of the FIFO: 35 ns less than through a segment of it.
     DT_RETURN_IF_ERROR(Set(raw, "MM_FIFO_ELEM_SIZE", "256"));
   }
+  // Else making an endpoint waits for the other host to answer, which one behind a cut link does after two minutes.
+  if (options.lanes == Lanes::kTcp || options.lanes == Lanes::kAny) DT_RETURN_IF_ERROR(Set(raw, "CONN_NB", "y"));
   // Without TCP_ in front, unlike the environment variable: with it, UCX 1.13 takes no notice.
   if (options.first_port > 0 && (options.lanes == Lanes::kTcp || options.lanes == Lanes::kAny))
     DT_RETURN_IF_ERROR(Set(raw, "PORT_RANGE", absl::StrCat(options.first_port, "-", options.last_port)));
