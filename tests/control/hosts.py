@@ -37,6 +37,7 @@ class Network:
     """`count` hosts, 0 to count - 1. Made on entering, gone on leaving."""
 
     PLANES = {"data0": "10.77.0", "ctl0": "10.78.0"}
+    data = ("--lanes", "tcp", "--data-devices", "data0")
 
     def __init__(self, count):
         self.names = [f"dvt{os.getpid()}-{i}" for i in range(count)]
@@ -96,13 +97,25 @@ class Network:
         ip("-n", self.names[host], "route", "del", "blackhole", f"{self.address(towards, device)}/32")
 
 
+class OneHost:
+    """This machine, for all roles together: tensors through shared memory."""
+
+    data = ("--lanes", "shm")
+
+    def address(self, _host, _device="ctl0"):
+        return "127.0.0.1"
+
+    def on(self, _host, *arguments):
+        return arguments
+
+
 class Cluster:
     """Scheduler, server, compute worker and attention worker "near" on host 0; "far1", "far2" on hosts 1 and 2."""
 
     def __init__(self, network, binary, model, *scheduler_flags):
         self.network, self.binary, self.model = network, binary, model
         self.roles, self.hosts = {}, {}
-        data = ["--lanes", "tcp", "--data-devices", "data0"]
+        data = network.data
         try:
             listen = f"{network.address(0)}:0"
             self.scheduler = self.start(0, "scheduler", "--listen", listen, *data, *scheduler_flags)
