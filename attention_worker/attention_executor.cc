@@ -18,15 +18,15 @@ size_t AttentionExecutor::BlockBytes(const proto::AttentionTable& table) {
   return bytes;
 }
 
-AttentionExecutor::AttentionExecutor(kernels::Device& device, const AttentionWorkerCore& core, int micro_batches)
+AttentionExecutor::AttentionExecutor(kernels::Device& device, AttentionWorkerCore& core, int micro_batches)
     : device_(device),
       core_(core),
       block_bytes_(BlockBytes(core.table())),
       stream_(device.CreateStream()),
-      micro_batches_(micro_batches) {}
+      micro_batches_(micro_batches + proto::kMoveSlots) {}
 
 absl::StatusOr<std::unique_ptr<AttentionExecutor>> AttentionExecutor::Create(kernels::Device& device,
-                                                                             const AttentionWorkerCore& core,
+                                                                             AttentionWorkerCore& core,
                                                                              uint32_t kv_blocks, int micro_batches) {
   std::unique_ptr<AttentionExecutor> executor(new AttentionExecutor(device, core, micro_batches));
   DT_ASSIGN_OR_RETURN(executor->arena_, device.Allocate(size_t{kv_blocks} * executor->block_bytes_));
@@ -60,11 +60,12 @@ absl::Status AttentionExecutor::PrepareStep(MicroBatchId id) {
     kernels::AttentionLimits limits;
     size_t group_pointers = 0;
     for (const proto::ShardStep& item : layout.items) {
-      ++limits.items;
-      limits.rows += item.rows.q_count;
-      limits.kv_heads = std::max(limits.kv_heads, item.kv_heads.size());
-      limits.tokens =
-          std::max<int64_t>(limits.tokens, std::min(item.ctx_len + item.q_len, item.tokens.end) - item.tokens.begin);
+      if (item.rows.q_count > 0) {
+        ++limits.items;
+        limits.rows += item.rows.q_count;
+        limits.kv_heads = std::max(limits.kv_heads, item.kv_heads.size());
+        limits.tokens = std::max<int64_t>(limits.tokens, item.attended_end() - item.tokens.begin);
+      }
       group_pointers += core_.ShardOf(id, item).sets.size() * item.kv_heads.size();
     }
     limits.threads = stream_->pool().threads();
@@ -75,6 +76,7 @@ absl::Status AttentionExecutor::PrepareStep(MicroBatchId id) {
   }
   batch.block_pointers.reserve(pointers);
   batch.items.reserve(items);
+  batch.attended.reserve(items);
   batch.appends.reserve(items);
   DT_RETURN_IF_ERROR(Grow(batch.scratch, scratch));
   DT_RETURN_IF_ERROR(Grow(batch.partial, partial));
@@ -101,7 +103,7 @@ void AttentionExecutor::FillTables(MicroBatch& batch, MicroBatchId id, int op) {
     item.kv_heads = heads;
     item.first_position = step.ctx_len + step.rows.q_first;
     item.token_begin = step.tokens.begin;
-    item.token_end = std::min<Position>(step.ctx_len + step.q_len, step.tokens.end);
+    item.token_end = step.attended_end();
     item.blocks.blocks = batch.block_pointers.data() + first;
     item.blocks.head_step = static_cast<int64_t>(shard.sets.size());
     item.blocks.first_segment = static_cast<int32_t>(shard.first_block());
@@ -113,23 +115,25 @@ void AttentionExecutor::FillTables(MicroBatch& batch, MicroBatchId id, int op) {
 absl::Status AttentionExecutor::AttendComplete(MicroBatchId id, int op, std::span<const std::byte> query) {
   MicroBatch& batch = micro_batches_[id.value()];
   if (!batch.prepared) return Internal("attention op ", op, ": its step has no buffers");  // q of a step just refused
-  FillTables(batch, id, op);
   const LayerGroup group = core_.table().op_group[op];
+  FillTables(batch, id, op);
   const proto::StepLayout& layout = core_.LayoutOf(id, group);
   const int value_dim = core_.table().softmax(group).value_dim;
+  batch.attended.clear();
   for (size_t i = 0; i < layout.items.size(); ++i) {
     const proto::ShardStep& step = layout.items[i];
-    kernels::AttentionItem& item = batch.items[i];
+    if (step.rows.q_count == 0) continue;
+    kernels::AttentionItem& item = batch.attended.emplace_back(batch.items[i]);
     std::byte* out = batch.partial->data() + step.partial_offset;
     item.q = query.data() + step.query_offset;
-    if (step.tokens.whole()) {
+    if (step.finished()) {
       item.o = out;
     } else {
       item.partial_o = reinterpret_cast<float*>(out);
       item.partial_ml = item.partial_o + step.nodes * step.query_heads * value_dim;
     }
   }
-  auto attention = kernels::PagedAttention::Begin(kernels::ContextOf(*stream_), ShapeOf(group), batch.items,
+  auto attention = kernels::PagedAttention::Begin(kernels::ContextOf(*stream_), ShapeOf(group), batch.attended,
                                                   {batch.scratch->data(), batch.scratch->size_bytes()});
   DT_RETURN_IF_ERROR(attention.status());
   batch.attention.emplace(*std::move(attention));
@@ -140,9 +144,12 @@ absl::Status AttentionExecutor::AttendComplete(MicroBatchId id, int op, std::spa
 absl::StatusOr<std::span<const std::byte>> AttentionExecutor::AppendAndFinish(MicroBatchId id, int op,
                                                                               std::span<const std::byte> key_value) {
   MicroBatch& batch = micro_batches_[id.value()];
-  if (!batch.attention.has_value()) return Internal("attention op ", op, ": k and v came without q");
   const LayerGroup group = core_.table().op_group[op];
   const proto::StepLayout& layout = core_.LayoutOf(id, group);
+  const bool asked = layout.query_bytes > 0;
+  if (asked != batch.attention.has_value() || !batch.prepared)
+    return Internal("attention op ", op, ": k and v came without q");
+  if (!asked) FillTables(batch, id, op);
   batch.appends.clear();
   for (size_t i = 0; i < layout.items.size(); ++i) {
     const proto::ShardStep& step = layout.items[i];
@@ -158,11 +165,70 @@ absl::StatusOr<std::span<const std::byte>> AttentionExecutor::AppendAndFinish(Mi
   }
   const kernels::AttentionShape shape = ShapeOf(group);
   DT_RETURN_IF_ERROR(kernels::KvAppend(kernels::ContextOf(*stream_), shape.layout(), batch.appends));
-  batch.attention->AttendRest();
-  batch.attention->Finish();
-  batch.attention.reset();
+  if (asked) {
+    batch.attention->AttendRest();
+    batch.attention->Finish();
+    batch.attention.reset();
+  }
   stream_->Synchronize();
   return std::span<const std::byte>(batch.partial->data(), layout.partial_bytes);
+}
+
+namespace {
+
+// Copies `rows` tokens of one head, from `token` of the first block on, out of the layout of blocks.
+struct HeadRows {
+  kernels::KvBlockLayout layout;
+  int token = 0;
+  int rows = 0;
+  std::byte* k = nullptr;  // of the first row
+  std::byte* v = nullptr;
+  size_t k_step = 0, v_step = 0;  // bytes from row to row
+};
+
+void GatherBlock(const std::byte* block, const HeadRows& out) {
+  const size_t element = SizeOf(out.layout.dtype);
+  for (int row = 0; row < out.rows; ++row) {
+    std::byte* k = out.k + row * out.k_step;
+    for (int i = 0; i < out.layout.key_dim; ++i)
+      std::memcpy(k + i * element, block + out.layout.key_offset(out.token + row, i), element);
+    std::memcpy(out.v + row * out.v_step, block + out.layout.value_offset(out.token + row, 0),
+                out.layout.value_dim * element);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::span<const std::byte>> AttentionExecutor::Gather(int slot, int op) {
+  const OutgoingMove& move = core_.OutgoingMoveOf(slot);
+  const LayerGroup group = core_.table().op_group[op];
+  const int op_index = core_.table().op_index_in_group[op];
+  const proto::StepLayout& layout = move.layouts[group.value()];
+  DT_RETURN_IF_ERROR(Grow(gathered_[slot], layout.key_value_bytes));
+  HeadRows out;
+  out.layout = ShapeOf(group).layout();
+  const size_t element = SizeOf(out.layout.dtype);
+  for (const proto::ShardStep& item : layout.items) {
+    const ShardState& shard = core_.ShardOf(move, item);
+    const int heads = item.kv_heads.size();
+    out.k_step = heads * out.layout.key_dim * element;
+    out.v_step = heads * out.layout.value_dim * element;
+    const Position begin = item.ctx_len + item.rows.kv_first, end = begin + item.rows.kv_count;
+    for (Position at = begin; at < end; at += out.rows) {
+      out.token = static_cast<int>(at % kSegmentTokens);
+      out.rows = static_cast<int>(std::min<Position>(kSegmentTokens - out.token, end - at));
+      const int64_t index = at / kSegmentTokens - shard.first_block();
+      const BlockSetId set = index < static_cast<int64_t>(shard.sets.size()) ? shard.sets[index] : kNoBlockSet;
+      if (set == kNoBlockSet) return Internal("move: tokens from ", at, " are not held here");
+      for (int head = 0; head < heads; ++head) {
+        std::byte* base = gathered_[slot]->data();
+        out.k = base + item.key_offset + (at - begin) * out.k_step + head * out.layout.key_dim * element;
+        out.v = base + item.value_offset + (at - begin) * out.v_step + head * out.layout.value_dim * element;
+        GatherBlock(BlockAt(core_.BlocksOf(set)[op_index * heads + head]), out);
+      }
+    }
+  }
+  return std::span<const std::byte>(gathered_[slot]->data(), layout.key_value_bytes);
 }
 
 }  // namespace dovetail::attention

@@ -1,4 +1,5 @@
 #pragma once
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -21,9 +22,8 @@ class AttentionExecutor {
   static size_t BlockBytes(const proto::AttentionTable& table);
 
   // kResourceExhausted when the device has no room for kv_blocks blocks.
-  static absl::StatusOr<std::unique_ptr<AttentionExecutor>> Create(kernels::Device& device,
-                                                                   const AttentionWorkerCore& core, uint32_t kv_blocks,
-                                                                   int micro_batches);
+  static absl::StatusOr<std::unique_ptr<AttentionExecutor>> Create(kernels::Device& device, AttentionWorkerCore& core,
+                                                                   uint32_t kv_blocks, int micro_batches);
 
   // Copies whole blocks, in order.
   void Copy(std::span<const BlockCopy> copies);
@@ -34,14 +34,19 @@ class AttentionExecutor {
   // as it is until AppendAndFinish has returned. Errors: those of kernels::PagedAttention and KvAppend; kInternal for k
   // and v without q.
   absl::Status AttendComplete(MicroBatchId micro_batch, int op, std::span<const std::byte> query);
-  // Returns the payload of kPartial; valid until the next op of the micro-batch.
+  // Returns the payload of kPartial; valid until the next op of the micro-batch. Where no q was due it is empty.
   absl::StatusOr<std::span<const std::byte>> AppendAndFinish(MicroBatchId micro_batch, int op,
                                                              std::span<const std::byte> key_value);
+
+  // The payload of kKeyValue of core.OutgoingMoveOf(slot), from the blocks; valid until the next one of the slot.
+  // kResourceExhausted: no memory.
+  absl::StatusOr<std::span<const std::byte>> Gather(int slot, int op);
 
  private:
   struct MicroBatch {
     std::vector<std::byte*> block_pointers;           // of all items of the op at hand
-    std::vector<kernels::AttentionItem> items;
+    std::vector<kernels::AttentionItem> items;        // by item of the layout
+    std::vector<kernels::AttentionItem> attended;     // those with queries
     std::vector<kernels::KvAppendItem> appends;
     std::unique_ptr<kernels::Buffer> scratch;
     std::unique_ptr<kernels::Buffer> partial;
@@ -49,18 +54,19 @@ class AttentionExecutor {
     std::optional<kernels::PagedAttention> attention; // between q and k, v
   };
 
-  AttentionExecutor(kernels::Device& device, const AttentionWorkerCore& core, int micro_batches);
+  AttentionExecutor(kernels::Device& device, AttentionWorkerCore& core, int micro_batches);
   kernels::AttentionShape ShapeOf(LayerGroup group) const;
   absl::Status Grow(std::unique_ptr<kernels::Buffer>& buffer, size_t bytes);
   void FillTables(MicroBatch& batch, MicroBatchId id, int op);
   std::byte* BlockAt(KvBlockId block) const { return arena_->data() + size_t{block} * block_bytes_; }
 
   kernels::Device& device_;
-  const AttentionWorkerCore& core_;
+  AttentionWorkerCore& core_;  // read only
   const size_t block_bytes_;
   std::unique_ptr<kernels::Stream> stream_;
   std::unique_ptr<kernels::Buffer> arena_;
-  std::vector<MicroBatch> micro_batches_;
+  std::vector<MicroBatch> micro_batches_;  // and a slot for each move that comes in
+  std::array<std::unique_ptr<kernels::Buffer>, proto::kMoveSlots> gathered_;
 };
 
 }  // namespace dovetail::attention

@@ -4,6 +4,8 @@
 
 #include "attention_worker/attention_executor.h"
 #include "attention_worker/attention_worker_node.h"
+#include "base/log.h"
+#include "base/trace.h"
 
 namespace dovetail::attention {
 namespace {
@@ -12,7 +14,15 @@ class ClusterAttentionWorker final : public control::WorkerNode {
  public:
   ClusterAttentionWorker(const AttentionWorkerMainOptions& options, kernels::Device& device,
                          transport::Connector& connector, const control::JoinReply& membership)
-      : options_(options), device_(device), connector_(connector), membership_(membership) {}
+      : options_(options), device_(device), connector_(connector), membership_(membership) {
+    if (!options_.trace_file.empty())
+      trace_ = std::make_unique<Trace>(absl::StrCat("attention worker ", membership_.worker.value()));
+  }
+  ~ClusterAttentionWorker() override {
+    if (trace_ == nullptr) return;
+    if (const absl::Status written = WriteChromeTrace(options_.trace_file, {trace_.get()}); !written.ok())
+      LogWarning(std::string(written.message()));
+  }
 
   absl::StatusOr<uint64_t> Configure(const control::Configuration& configuration) override {
     const size_t block_bytes = AttentionExecutor::BlockBytes(configuration.attention);
@@ -26,6 +36,7 @@ class ClusterAttentionWorker final : public control::WorkerNode {
         connector_);
     if (!node.ok()) return Annotate(node.status(), absl::StrCat("--kv-capacity of ", options_.kv_bytes, " bytes"));
     node_ = *std::move(node);
+    node_->SetTrace(trace_.get());
     return blocks;
   }
 
@@ -36,7 +47,7 @@ class ClusterAttentionWorker final : public control::WorkerNode {
   control::Heartbeat Status() const override {
     control::Heartbeat heartbeat;
     if (node_ == nullptr) return heartbeat;
-    const proto::WorkerStatus status = node_->core().status();
+    const auto status = node_->core().status();
     heartbeat.kv_blocks_total = status.blocks_total;
     heartbeat.kv_blocks_in_use = status.blocks_in_use;
     heartbeat.kv_blocks_cached = status.blocks_cached;
@@ -49,6 +60,7 @@ class ClusterAttentionWorker final : public control::WorkerNode {
   kernels::Device& device_;
   transport::Connector& connector_;
   const control::JoinReply membership_;
+  std::unique_ptr<Trace> trace_;
   std::unique_ptr<AttentionWorkerNode> node_;
 };
 

@@ -1,5 +1,6 @@
 #pragma once
 #include <memory>
+#include <string>
 
 #include "control/worker_main.h"
 #include "kernels/device.h"
@@ -10,6 +11,7 @@ namespace dovetail::attention {
 // blocks are allocated then, as many as fit into `kv_bytes`.
 struct AttentionWorkerMainOptions {
   uint64_t kv_bytes = 0;
+  std::string trace_file;  // written when an incarnation ends; empty: none
 };
 
 // For WorkerMain. `device` outlives the node.

@@ -13,11 +13,11 @@ using proto::MakeHeader;
 absl::StatusOr<std::unique_ptr<AttentionWorkerNode>> AttentionWorkerNode::Create(const proto::AttentionTable& table,
                                                                                  const AttentionWorkerOptions& options,
                                                                                  kernels::Device& device,
-                                                                                 transport::Port& port) {
+                                                                                 transport::Port& port, Clock& clock) {
   if (options.micro_batches < 1 || options.micro_batches > 16)
     return InvalidArgument("micro_batches: ", options.micro_batches, " is outside 1..16");
   if (options.kv_blocks < 1) return InvalidArgument("kv_blocks: the KV cache has no block");
-  std::unique_ptr<AttentionWorkerNode> node(new AttentionWorkerNode(table, options, port));
+  std::unique_ptr<AttentionWorkerNode> node(new AttentionWorkerNode(table, options, port, clock));
   DT_ASSIGN_OR_RETURN(node->executor_,
                       AttentionExecutor::Create(device, node->core_, options.kv_blocks, options.micro_batches));
   node->actions_.reserve(16);
@@ -32,9 +32,30 @@ void AttentionWorkerNode::OnFrame(const transport::Delivery& delivery) {
     const absl::Status status = Perform(action);
     if (status.ok()) continue;
     LogError("attention worker ", options_.worker.value(), ": ", std::string(status.message()));
+    if (const int slot = MoveSlotOf(action); slot >= 0) return FailMove(slot, status);
     RefuseStep(delivery, status);
     return;
   }
+}
+
+void AttentionWorkerNode::Note(const char* what, StepId step, MicroBatchId id, int op, absl::Time begin) {
+  if (trace_ != nullptr) trace_->Add({what, begin, clock_.Now() - begin, step, id, op});
+}
+
+int AttentionWorkerNode::MoveSlotOf(const Action& action) const {
+  if (const auto* send = std::get_if<SendMovedKeyValue>(&action)) return send->slot;
+  const auto* begin = std::get_if<SendFrame>(&action);
+  return begin != nullptr && begin->type == FrameType::kStepBegin ? begin->micro_batch.value() - options_.micro_batches
+                                                                  : -1;
+}
+
+// The target cannot be reached, or the rows cannot be gathered: the scheduler finds another way.
+void AttentionWorkerNode::FailMove(int slot, const absl::Status& status) {
+  std::vector<Action> actions;
+  core_.FailMove(slot, std::string(status.message()), actions);
+  for (Action& action : actions)
+    if (const absl::Status sent = Perform(action); !sent.ok())
+      LogError("attention worker ", options_.worker.value(), ": ", std::string(sent.message()));
 }
 
 void AttentionWorkerNode::RefuseStep(const transport::Delivery& delivery, const absl::Status& status) {
@@ -51,9 +72,15 @@ absl::Status AttentionWorkerNode::Perform(Action& action) {
     AttentionWorkerNode& node;
 
     absl::Status operator()(SendFrame& send) {
-      const auto header =
-          MakeHeader(send.type, node.options_.epoch, send.step, send.micro_batch, 0, send.message.size());
+      const auto header = MakeHeader(send.type, send.epoch, send.step, send.micro_batch, 0, send.message.size());
       return node.port_.SendMessage(send.to, header, std::move(send.message));
+    }
+    absl::Status operator()(SendMovedKeyValue& send) {
+      const OutgoingMove& move = node.core_.OutgoingMoveOf(send.slot);
+      DT_ASSIGN_OR_RETURN(const auto key_value, node.executor_->Gather(send.slot, send.op));
+      const auto header = MakeHeader(FrameType::kKeyValue, move.order.target_epoch, move.order.step, send.micro_batch,
+                                     send.op, key_value.size());
+      return node.port_.SendTensor(move.order.target, header, key_value);
     }
     absl::Status operator()(CopyBlocks& copy) {
       node.executor_->Copy(copy.copies);
@@ -61,13 +88,22 @@ absl::Status AttentionWorkerNode::Perform(Action& action) {
     }
     absl::Status operator()(PrepareStep& prepare) { return node.executor_->PrepareStep(prepare.micro_batch); }
     absl::Status operator()(AttendComplete& attend) {
-      return node.executor_->AttendComplete(attend.micro_batch, attend.op, attend.query);
+      const absl::Time begun = node.clock_.Now();
+      const absl::Status status = node.executor_->AttendComplete(attend.micro_batch, attend.op, attend.query);
+      node.query_busy_[attend.micro_batch.value()] = node.clock_.Now() - begun;
+      node.Note("attend before k, v", node.core_.StepOf(attend.micro_batch), attend.micro_batch, attend.op, begun);
+      return status;
     }
     absl::Status operator()(AppendAndFinish& finish) {
+      const absl::Time begun = node.clock_.Now();
       DT_ASSIGN_OR_RETURN(const auto partial,
                           node.executor_->AppendAndFinish(finish.micro_batch, finish.op, finish.key_value));
+      node.Note("append, attend", finish.step, finish.micro_batch, finish.op, begun);
+      absl::Duration& query_busy = node.query_busy_[finish.micro_batch.value()];
+      const absl::Duration busy = query_busy + (node.clock_.Now() - begun);
+      query_busy = absl::ZeroDuration();
       const auto header = MakeHeader(FrameType::kPartial, node.options_.epoch, finish.step, finish.micro_batch,
-                                     finish.op, partial.size());
+                                     finish.op, partial.size(), static_cast<uint32_t>(absl::ToInt64Microseconds(busy)));
       return node.port_.SendTensor(finish.reply_to, header, partial);
     }
   };

@@ -4,7 +4,9 @@
 
 #include "attention_worker/attention_executor.h"
 #include "attention_worker/core/attention_worker_core.h"
+#include "base/clock.h"
 #include "base/status.h"
+#include "base/trace.h"
 #include "kernels/device.h"
 #include "transport/fabric.h"
 
@@ -13,11 +15,12 @@ namespace dovetail::attention {
 // An attention worker: core + device + port. Owned by one event loop, which calls Poll().
 class AttentionWorkerNode final : public transport::FrameHandler {
  public:
-  // `device` and `port` outlive the node. kInvalidArgument for options out of range, kResourceExhausted if the KV arena
-  // does not fit.
+  // `device`, `port` and `clock` outlive the node. kInvalidArgument for options out of range, kResourceExhausted if the
+  // KV arena does not fit.
   static absl::StatusOr<std::unique_ptr<AttentionWorkerNode>> Create(const proto::AttentionTable& table,
                                                                      const AttentionWorkerOptions& options,
-                                                                     kernels::Device& device, transport::Port& port);
+                                                                     kernels::Device& device, transport::Port& port,
+                                                                     Clock& clock = SystemClock());
 
   // Handles what has arrived, at most kFramesPerPoll frames; returns how many. Does not wait for frames; blocks for as
   // long as the attention that they start takes. What fails inside a step is logged here and answered with
@@ -26,21 +29,35 @@ class AttentionWorkerNode final : public transport::FrameHandler {
 
   void OnFrame(const transport::Delivery& delivery) override;
 
+  // From now on what is done when goes there, too; outlives the node.
+  void SetTrace(Trace* trace) { trace_ = trace; }
+
   const AttentionWorkerCore& core() const { return core_; }
   AttentionWorkerCore& core() { return core_; }
 
  private:
   static constexpr int kFramesPerPoll = 64;
 
-  AttentionWorkerNode(const proto::AttentionTable& table, const AttentionWorkerOptions& options, transport::Port& port)
-      : options_(options), core_(table, options), port_(port) {}
+  AttentionWorkerNode(const proto::AttentionTable& table, const AttentionWorkerOptions& options, transport::Port& port,
+                      Clock& clock)
+      : options_(options),
+        core_(table, options),
+        port_(port),
+        clock_(clock),
+        query_busy_(options.micro_batches + proto::kMoveSlots) {}
 
   absl::Status Perform(Action& action);
+  void Note(const char* what, StepId step, MicroBatchId id, int op, absl::Time begin);
+  int MoveSlotOf(const Action& action) const;  // -1: not of a move that goes out
+  void FailMove(int slot, const absl::Status& status);
   void RefuseStep(const transport::Delivery& delivery, const absl::Status& status);
 
   const AttentionWorkerOptions options_;
   AttentionWorkerCore core_;
   transport::Port& port_;
+  Clock& clock_;
+  Trace* trace_ = nullptr;
+  std::vector<absl::Duration> query_busy_;  // of the op at hand, by micro-batch
   std::unique_ptr<AttentionExecutor> executor_;
   std::vector<Action> actions_;
 };

@@ -1,6 +1,8 @@
 #include "compute_worker/compute_worker_main.h"
 
 #include "base/clock.h"
+#include "base/log.h"
+#include "base/trace.h"
 #include "compute_worker/compute_worker_node.h"
 
 namespace dovetail::compute {
@@ -11,8 +13,23 @@ constexpr NodeId kSchedulerNode(0);
 class ClusterComputeWorker final : public control::WorkerNode {
  public:
   ClusterComputeWorker(const model::LoadedModel& model, uint64_t digest, kernels::Device& device,
-                       transport::Connector& connector)
-      : model_(model), digest_(digest), device_(device), connector_(connector) {}
+                       transport::Connector& connector, const ComputeWorkerTuning& tuning,
+                       const std::string& trace_file)
+      : model_(model),
+        digest_(digest),
+        device_(device),
+        connector_(connector),
+        tuning_(tuning),
+        trace_file_(trace_file) {
+    if (trace_file_.empty()) return;
+    trace_ = std::make_unique<Trace>("compute worker");
+    tuning_.trace = trace_.get();
+  }
+  ~ClusterComputeWorker() override {
+    if (trace_ == nullptr) return;
+    if (const absl::Status written = WriteChromeTrace(trace_file_, {trace_.get()}); !written.ok())
+      LogWarning(std::string(written.message()));
+  }
 
   absl::StatusOr<uint64_t> Configure(const control::Configuration& configuration) override {
     if (configuration.model_digest != digest_)
@@ -22,7 +39,7 @@ class ClusterComputeWorker final : public control::WorkerNode {
     options.max_step_tokens = configuration.max_step_tokens;
     options.vocab_size = static_cast<int32_t>(model_.config().vocab_size);
     node_ = std::make_unique<ComputeWorkerNode>(model_, configuration.attention, options, kSchedulerNode, device_,
-                                                connector_, SystemClock());
+                                                connector_, SystemClock(), tuning_);
     return 0;
   }
 
@@ -46,14 +63,19 @@ class ClusterComputeWorker final : public control::WorkerNode {
   const uint64_t digest_;
   kernels::Device& device_;
   transport::Connector& connector_;
+  ComputeWorkerTuning tuning_;
+  const std::string trace_file_;
+  std::unique_ptr<Trace> trace_;
   std::unique_ptr<ComputeWorkerNode> node_;
 };
 
 }  // namespace
 
 std::unique_ptr<control::WorkerNode> MakeComputeWorker(const model::LoadedModel& model, uint64_t digest,
-                                                       kernels::Device& device, transport::Connector& connector) {
-  return std::make_unique<ClusterComputeWorker>(model, digest, device, connector);
+                                                       kernels::Device& device, transport::Connector& connector,
+                                                       const ComputeWorkerTuning& tuning,
+                                                       const std::string& trace_file) {
+  return std::make_unique<ClusterComputeWorker>(model, digest, device, connector, tuning, trace_file);
 }
 
 }  // namespace dovetail::compute

@@ -14,6 +14,24 @@ constexpr absl::Duration kLeastPatience = absl::Milliseconds(100);
 constexpr absl::Duration kFirstPatience = absl::Seconds(1);  // before anything is usual
 constexpr int kUsualWaits = 5;
 
+constexpr uint64_t kMostPromptScratch = uint64_t{256} << 20;
+constexpr uint64_t kStepsOfPromptScratch = 4;
+
+ComputeWorkerOptions Tuned(ComputeWorkerOptions options, const ComputeWorkerTuning& tuning,
+                           const proto::AttentionTable& table) {
+  const uint64_t block_bytes = PromptAttention::BlockBytes(table);
+  uint64_t per_segment = 0;
+  for (const LayerGroup group : table.op_group) per_segment += table.softmax(group).kv_heads;
+  const uint64_t segments = kStepsOfPromptScratch * (options.max_step_tokens / kSegmentTokens + 1);
+  const uint64_t otherwise = std::min(kMostPromptScratch, segments * per_segment * block_bytes);
+  options.prompt_blocks = static_cast<uint32_t>(
+      std::min<uint64_t>(tuning.prompt_scratch_bytes.value_or(otherwise) / block_bytes, UINT32_MAX));
+  options.prompt_tokens = tuning.prompt_tokens;
+  options.hand_over_at_end = tuning.hand_over_at_end;
+  options.key_values_in_flight = tuning.hand_over_at_end ? table.op_count() : tuning.key_values_in_flight;
+  return options;
+}
+
 }  // namespace
 
 using proto::FrameType;
@@ -22,9 +40,10 @@ using proto::StepStatus;
 
 ComputeWorkerNode::ComputeWorkerNode(const model::LoadedModel& model, const proto::AttentionTable& table,
                                      const ComputeWorkerOptions& options, NodeId scheduler, kernels::Device& device,
-                                     transport::Port& port, Clock& clock)
+                                     transport::Port& port, Clock& clock, const ComputeWorkerTuning& tuning)
     : scheduler_(scheduler),
-      core_(table, ProgramOf(model), options),
+      trace_(tuning.trace),
+      core_(table, ProgramOf(model, tuning.q_first), Tuned(options, tuning, table)),
       dense_(model, core_.table(), device, options.micro_batches),
       sampler_(model, device, dense_.stream()),
       port_(port),
@@ -63,6 +82,8 @@ void ComputeWorkerNode::OnFrame(const transport::Delivery& delivery) {
       return Feed(PlanArrived{*std::move(plan)});
     }
     case FrameType::kPartial:
+      NoteBusy(header);
+      if (header.micro_batch < timers_.size()) Note("partial arrives", id, header.op);
       return Feed(PartialArrived{delivery.from, Epoch(header.epoch), step, id, header.op, delivery.payload});
     case FrameType::kStepRefused: {
       auto refused = proto::Decode<proto::StepRefused>(delivery.payload);
@@ -71,6 +92,25 @@ void ComputeWorkerNode::OnFrame(const transport::Delivery& delivery) {
     }
     default: return;
   }
+}
+
+// Until now, or an instant.
+void ComputeWorkerNode::Note(const char* what, MicroBatchId id, int op, absl::Time begin) {
+  if (trace_ == nullptr || !core_.running(id)) return;
+  const absl::Time now = clock_.Now();
+  const absl::Time since = begin == absl::InfinitePast() ? now : begin;
+  trace_->Add({what, since, now - since, core_.PlanOf(id).step, id, op});
+}
+
+void ComputeWorkerNode::NoteBusy(const proto::FrameHeader& partial) {
+  if (partial.micro_batch >= timers_.size()) return;
+  Timer& timer = timers_[partial.micro_batch];
+  if (timer.op != partial.op) {
+    timer.attention += timer.op_busy;
+    timer.op_busy = absl::ZeroDuration();
+    timer.op = partial.op;
+  }
+  timer.op_busy = std::max(timer.op_busy, absl::Microseconds(partial.busy_us));
 }
 
 // Performing an action may feed the core again (a dense piece is done when Perform returns), so actions wait in a list.
@@ -117,6 +157,7 @@ absl::Status ComputeWorkerNode::Perform(Action& action) {
       node.timers_[a.micro_batch.value()].waiting_since = node.clock_.Now();
       return node.SendTensors(a.micro_batch, a.op, FrameType::kKeyValue);
     }
+    absl::Status operator()(AttendPrompts& a) { return node.Perform(a); }
     absl::Status operator()(Sample& a) { return node.Perform(a); }
     absl::Status operator()(FinishStep& a) { return node.Perform(a); }
   };
@@ -134,10 +175,12 @@ absl::Status ComputeWorkerNode::SendTensors(MicroBatchId id, int op, FrameType t
   const LayerGroup group = core_.table().op_group[op];
   const std::vector<WorkerPart>& parts = core_.PartsOf(id);
   StepWire& wire = dense_.wire(id);
+  Note(type == FrameType::kQuery ? "send q" : "send k, v", id, op);
   for (size_t p = 0; p < parts.size(); ++p) {
-    if (parts[p].layouts[group.value()].items.empty()) continue;
+    const proto::StepLayout& layout = parts[p].layouts[group.value()];
+    if (layout.items.empty() || (type == FrameType::kQuery && layout.query_bytes == 0)) continue;
     const auto payload = type == FrameType::kQuery ? wire.PackQuery(parts, static_cast<int>(p), group)
-                                                   : wire.PackKeyValue(parts, static_cast<int>(p), group);
+                                                   : wire.PackKeyValue(parts, static_cast<int>(p), op);
     const auto header = MakeHeader(type, parts[p].epoch, core_.PlanOf(id).step, id, op, payload.size());
     DT_RETURN_IF_ERROR(UnlessUnreachable(port_.SendTensor(parts[p].node, header, payload)));
   }
@@ -147,8 +190,22 @@ absl::Status ComputeWorkerNode::SendTensors(MicroBatchId id, int op, FrameType t
 absl::Status ComputeWorkerNode::Perform(RunDense& run) {
   const absl::Time begun = clock_.Now();
   DT_RETURN_IF_ERROR(dense_.Run(core_, run.micro_batch, run.index));
-  timers_[run.micro_batch.value()].dense += clock_.Now() - begun;
+  Note("dense", run.micro_batch, run.index, begun);
+  Timer& timer = timers_[run.micro_batch.value()];
+  timer.waiting_since = clock_.Now();
+  timer.dense += timer.waiting_since - begun;
   core_.Handle(DenseDone{run.micro_batch}, actions_);
+  return absl::OkStatus();
+}
+
+absl::Status ComputeWorkerNode::Perform(AttendPrompts& attend) {
+  const absl::Time begun = clock_.Now();
+  DT_RETURN_IF_ERROR(dense_.AttendPrompts(core_, attend.micro_batch, attend.op));
+  Note("attend prompts", attend.micro_batch, attend.op, begun);
+  Timer& timer = timers_[attend.micro_batch.value()];
+  timer.waiting_since = clock_.Now();
+  timer.prompts += timer.waiting_since - begun;
+  core_.Handle(DenseDone{attend.micro_batch}, actions_);
   return absl::OkStatus();
 }
 
@@ -160,6 +217,7 @@ absl::Status ComputeWorkerNode::Perform(Sample& sample) {
   result.micro_batch = plan.micro_batch;
   DT_RETURN_IF_ERROR(sampler_.Run(plan, dense_.residual(sample.micro_batch), result));
   timers_[sample.micro_batch.value()].sampling += clock_.Now() - begun;
+  Note("sample", sample.micro_batch, -1, begun);
   core_.Handle(SampleDone{sample.micro_batch, std::move(result)}, actions_);
   return absl::OkStatus();
 }
@@ -168,8 +226,11 @@ absl::Status ComputeWorkerNode::Perform(FinishStep& finish) {
   if (finish.micro_batch.value() < timers_.size()) {
     const Timer& timer = timers_[finish.micro_batch.value()];
     finish.result.timings = {absl::ToInt64Microseconds(clock_.Now() - timer.begun),
-                             absl::ToInt64Microseconds(timer.dense), absl::ToInt64Microseconds(timer.waiting),
-                             absl::ToInt64Microseconds(timer.sampling)};
+                             absl::ToInt64Microseconds(timer.dense),
+                             absl::ToInt64Microseconds(timer.waiting),
+                             absl::ToInt64Microseconds(timer.sampling),
+                             absl::ToInt64Microseconds(std::min(timer.attention + timer.op_busy, timer.waiting)),
+                             absl::ToInt64Microseconds(timer.prompts)};
   }
   std::vector<std::byte> message;
   proto::Encode(finish.result, message);
@@ -193,7 +254,8 @@ std::vector<NodeId> ComputeWorkerNode::Overdue() const {
     }
     if (now - timers_[id].sent < patience) continue;
     for (const WorkerPart& part : core_.PartsOf(micro_batch))
-      if (part.awaited && std::find(overdue.begin(), overdue.end(), part.node) == overdue.end())
+      if ((part.awaited || !part.unanswered.empty()) &&
+          std::find(overdue.begin(), overdue.end(), part.node) == overdue.end())
         overdue.push_back(part.node);
   }
   return overdue;

@@ -1,9 +1,11 @@
 #pragma once
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "base/trace.h"
 #include "compute_worker/core/compute_worker_core.h"
 #include "compute_worker/dense_executor.h"
 #include "compute_worker/token_sampler.h"
@@ -13,13 +15,24 @@
 
 namespace dovetail::compute {
 
+// How a compute worker works; none of it changes a bit of what comes out.
+struct ComputeWorkerTuning {
+  bool q_first = true;  // q leaves before k and v are computed
+  std::optional<uint64_t>
+      prompt_scratch_bytes;       // K and V of prompts attended here; default: a few steps, at most 256 MiB
+  int prompt_tokens = 16;         // new tokens from which on an entry is attended here
+  int key_values_in_flight = 4;   // ops of k and v that an attention worker may owe an answer, 2..64
+  bool hand_over_at_end = false;  // all k and v of a prompt's step go when its layers are done
+  Trace* trace = nullptr;         // what is done when; outlives the worker
+};
+
 // A compute worker: core + device + port + clock. Owned by one event loop, which calls Poll().
 class ComputeWorkerNode final : public transport::FrameHandler {
  public:
   // All references outlive the node. `scheduler` gets the step results.
   ComputeWorkerNode(const model::LoadedModel& model, const proto::AttentionTable& table,
                     const ComputeWorkerOptions& options, NodeId scheduler, kernels::Device& device,
-                    transport::Port& port, Clock& clock);
+                    transport::Port& port, Clock& clock, const ComputeWorkerTuning& tuning = {});
 
   void AddAttentionWorker(const AttentionWorkerAddress& address) { core_.AddAttentionWorker(address); }
 
@@ -42,20 +55,27 @@ class ComputeWorkerNode final : public transport::FrameHandler {
 
   struct Timer {  // of one micro-batch's step
     absl::Time begun, waiting_since, sent;  // sent: q of the op at hand
-    absl::Duration dense, waiting, sampling;
+    absl::Duration dense, waiting, sampling, prompts;
+    absl::Duration attention;  // of the waiting: what the slowest worker of each op was busy
+    int op = -1;               // the op at hand
+    absl::Duration op_busy;    // of the slowest worker that has answered
   };
 
+  void NoteBusy(const proto::FrameHeader& partial);
+  void Note(const char* what, MicroBatchId id, int op, absl::Time begin = absl::InfinitePast());
   // Gives the core an event and performs what it asks for, until nothing is left to do.
   void Feed(Event event);
   absl::Status Perform(Action& action);
   absl::Status Perform(SendStepBegin& send);
   absl::Status Perform(RunDense& run);
+  absl::Status Perform(AttendPrompts& attend);
   absl::Status Perform(Sample& sample);
   absl::Status Perform(FinishStep& finish);
   absl::Status SendTensors(MicroBatchId id, int op, proto::FrameType type);
   void FailStep(MicroBatchId id, const absl::Status& status);
 
   const NodeId scheduler_;
+  Trace* const trace_;
   ComputeWorkerCore core_;
   DenseExecutor dense_;
   TokenSampler sampler_;

@@ -8,12 +8,13 @@
 #include "kernels/gemm.h"
 #include "kernels/rms_norm.h"
 #include "kernels/rope.h"
+#include "kernels/thread_pool.h"
 
 namespace dovetail::compute {
 
 constexpr size_t kMaxCachedRopes = 256;
 
-StepProgram ProgramOf(const model::LoadedModel& model) {
+StepProgram ProgramOf(const model::LoadedModel& model, bool q_first) {
   StepProgram program;
   for (size_t i = 0; i < model.steps.size(); ++i) {
     const int index = static_cast<int>(i);
@@ -21,10 +22,13 @@ StepProgram ProgramOf(const model::LoadedModel& model) {
       program.push_back({StageKind::kAwaitPartials, cut->op});
     else
       program.push_back({StageKind::kDense, index});
-    if (const auto* query = std::get_if<model::QueryProjection>(&model.steps[i]))
-      program.push_back({StageKind::kSendQuery, query->op});
-    if (const auto* key_value = std::get_if<model::KeyValueProjection>(&model.steps[i]))
-      program.push_back({StageKind::kSendKeyValue, key_value->op});
+    const auto* query = std::get_if<model::QueryProjection>(&model.steps[i]);
+    if (query != nullptr && q_first) program.push_back({StageKind::kSendQuery, query->op});
+    const auto* key_value = std::get_if<model::KeyValueProjection>(&model.steps[i]);
+    if (key_value == nullptr) continue;
+    if (!q_first) program.push_back({StageKind::kSendQuery, key_value->op});
+    program.push_back({StageKind::kSendKeyValue, key_value->op});
+    program.push_back({StageKind::kAttendPrompts, key_value->op});
   }
   return program;
 }
@@ -36,6 +40,7 @@ DenseExecutor::DenseExecutor(const model::LoadedModel& model, const proto::Atten
       device_(device),
       stream_(device.CreateStream()),
       context_(kernels::ContextOf(*stream_)),
+      prompts_(device, table, micro_batches),
       micro_batches_(micro_batches) {
   for (MicroBatch& batch : micro_batches_) {
     batch.wire = std::make_unique<StepWire>(device, table);
@@ -66,6 +71,7 @@ absl::Status DenseExecutor::PrepareStep(const ComputeWorkerCore& core, MicroBatc
   MicroBatch& batch = micro_batches_[id.value()];
   const proto::StepPlan& plan = core.PlanOf(id);
   DT_RETURN_IF_ERROR(batch.wire->Prepare(core, id));
+  DT_RETURN_IF_ERROR(prompts_.Prepare(core, id, stream_->pool().threads(), *batch.wire));
   const int64_t rows = batch.wire->rows();
   const size_t stream_bytes = rows * model_.config().hidden_size * sizeof(float);
   DT_RETURN_IF_ERROR(Grow(batch.x, stream_bytes));
@@ -195,9 +201,9 @@ absl::Status DenseExecutor::RunStep(const model::KeyValueProjection& step, Micro
   const kernels::GemmOutput outputs[] = {OutputOf(step.k, k), OutputOf(step.v, v)};
   DT_RETURN_IF_ERROR(kernels::Gemm(
       {Floats(*batch.h), hidden, rows, outputs, {gemm_scratch_->data(), gemm_scratch_->size_bytes()}}, *stream_));
-  DT_RETURN_IF_ERROR(
-      ToWire(k, rows, spec.kv_heads, spec.key_dim, step.head_norm, step.rope, batch, spec.kv, batch.wire->key()));
-  kernels::FromFloat(context_, spec.kv, v, batch.wire->value(group),
+  DT_RETURN_IF_ERROR(ToWire(k, rows, spec.kv_heads, spec.key_dim, step.head_norm, step.rope, batch, spec.kv,
+                            batch.wire->key(step.op)));
+  kernels::FromFloat(context_, spec.kv, v, batch.wire->value(step.op),
                      {rows, int64_t{spec.kv_heads} * spec.value_dim, 0, 0});
   return absl::OkStatus();
 }

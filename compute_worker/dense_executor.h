@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "compute_worker/core/compute_worker_core.h"
+#include "compute_worker/prompt_attention.h"
 #include "compute_worker/step_wire.h"
 #include "kernels/device.h"
 #include "kernels/op_context.h"
@@ -17,7 +18,8 @@
 namespace dovetail::compute {
 
 // The straight-line program of a model: every layer step as a dense piece, cut where q, k, v leave and partials arrive.
-StepProgram ProgramOf(const model::LoadedModel& model);
+// Without `q_first` q leaves with k and v.
+StepProgram ProgramOf(const model::LoadedModel& model, bool q_first = true);
 
 // Runs dense pieces. What a micro-batch carries from piece to piece (the residual stream, h, rope angles, wire tensors)
 // is its own; scratch is shared, since pieces run one at a time. Owned by the node's event loop. Run() neither
@@ -36,6 +38,11 @@ class DenseExecutor {
   // that micro-batch's tensors; the partials of OutputProjection come from core.PartsOf(id). Errors are those of the
   // kernels.
   absl::Status Run(const ComputeWorkerCore& core, MicroBatchId id, int index);
+
+  // Attends the micro-batch's prompts, as far as they are attended here.
+  absl::Status AttendPrompts(const ComputeWorkerCore& core, MicroBatchId id, int op) {
+    return prompts_.Run(core, id, op, wire(id), *stream_);
+  }
 
   // Owned here; valid as long as the executor.
   StepWire& wire(MicroBatchId id) { return *micro_batches_[id.value()].wire; }
@@ -91,6 +98,7 @@ class DenseExecutor {
   kernels::Device& device_;
   std::unique_ptr<kernels::Stream> stream_;
   kernels::OpContext context_;
+  PromptAttention prompts_;
   std::vector<MicroBatch> micro_batches_;
   std::list<CachedRope> rope_cache_;  // front: used last
   BufferPtr heads_, gate_, up_, out_, gemm_scratch_;

@@ -42,6 +42,17 @@ int64_t StepWire::KeyBytes(LayerGroup group) const {
   return rows_ * spec.kv_heads * spec.key_dim * static_cast<int64_t>(SizeOf(spec.kv));
 }
 
+absl::Status StepWire::GrowSlots(std::vector<std::unique_ptr<kernels::Buffer>>& buffers, size_t bytes) {
+  if (buffers.size() < static_cast<size_t>(slots_)) buffers.resize(slots_);
+  for (int slot = 0; slot < slots_; ++slot) DT_RETURN_IF_ERROR(Grow(buffers[slot], bytes));
+  return absl::OkStatus();
+}
+
+std::byte* StepWire::joined(int entry, LayerGroup group) {
+  const proto::SoftmaxSpec& spec = table_.softmax(group);
+  return joined_->data() + row_begin_[entry] * spec.query_heads * spec.value_dim * SizeOf(spec.kv);
+}
+
 absl::Status StepWire::Prepare(const ComputeWorkerCore& core, MicroBatchId id) {
   const proto::StepPlan& plan = core.PlanOf(id);
   const std::vector<WorkerPart>& parts = core.PartsOf(id);
@@ -52,6 +63,7 @@ absl::Status StepWire::Prepare(const ComputeWorkerCore& core, MicroBatchId id) {
     rows_ += static_cast<int64_t>(entry.tokens.size());
   }
   groups_.resize(table_.group_count());
+  slots_ = core.PromptsOf(id).empty() ? 1 : core.options().key_values_in_flight;
   size_t query = 0, key_value = 0, joined = 0;
   for (int g = 0; g < table_.group_count(); ++g) {
     const LayerGroup group(static_cast<uint16_t>(g));
@@ -60,11 +72,13 @@ absl::Status StepWire::Prepare(const ComputeWorkerCore& core, MicroBatchId id) {
     query = std::max(query, row_elements * spec.query_heads * spec.key_dim);
     key_value = std::max(key_value, row_elements * spec.kv_heads * (spec.key_dim + spec.value_dim));
     joined = std::max(joined, row_elements * spec.query_heads * spec.value_dim);
-    groups_[g].whole = IsWhole(parts, group);
+    groups_[g].whole_key_value = IsWhole(parts, group);
+    groups_[g].whole = groups_[g].whole_key_value && core.PromptsOf(id).empty();
+    PlanLocals(core, id, group);
     PlanSplits(parts, group);
   }
   DT_RETURN_IF_ERROR(Grow(query_, query));
-  DT_RETURN_IF_ERROR(Grow(key_value_, key_value));
+  DT_RETURN_IF_ERROR(GrowSlots(key_value_, key_value));
   DT_RETURN_IF_ERROR(Grow(joined_, joined));
   if (part_query_.size() < parts.size()) {
     part_query_.resize(parts.size());
@@ -73,12 +87,12 @@ absl::Status StepWire::Prepare(const ComputeWorkerCore& core, MicroBatchId id) {
   for (size_t p = 0; p < parts.size(); ++p) {
     size_t part_query = 0, part_key_value = 0;
     for (int g = 0; g < table_.group_count(); ++g) {
-      if (groups_[g].whole) continue;
-      part_query = std::max<size_t>(part_query, parts[p].layouts[g].query_bytes);
-      part_key_value = std::max<size_t>(part_key_value, parts[p].layouts[g].key_value_bytes);
+      if (!groups_[g].whole) part_query = std::max<size_t>(part_query, parts[p].layouts[g].query_bytes);
+      if (!groups_[g].whole_key_value)
+        part_key_value = std::max<size_t>(part_key_value, parts[p].layouts[g].key_value_bytes);
     }
     DT_RETURN_IF_ERROR(Grow(part_query_[p], part_query));
-    DT_RETURN_IF_ERROR(Grow(part_key_value_[p], part_key_value));
+    DT_RETURN_IF_ERROR(GrowSlots(part_key_value_[p], part_key_value));
   }
   return absl::OkStatus();
 }
@@ -93,6 +107,44 @@ bool StepWire::IsWhole(const std::vector<WorkerPart>& parts, LayerGroup group) c
   });
 }
 
+// One for each head range of the entry that has its earlier tokens elsewhere.
+void StepWire::PlanLocals(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group) {
+  std::vector<LocalPartial>& locals = groups_[group.value()].locals;
+  locals.clear();
+  for (const PromptEntry& prompt : core.PromptsOf(id)) {
+    const proto::StepEntry& entry = core.PlanOf(id).entries[prompt.entry];
+    LocalPartial local;
+    local.entry = prompt.entry;
+    local.ctx_len = entry.ctx_len;
+    local.q_len = static_cast<int>(entry.tokens.size());
+    local.begin = prompt.part->begin;
+    local.kv_heads = {0, table_.softmax(group).kv_heads};
+    if (local.begin == 0) {
+      locals.push_back(local);
+      continue;
+    }
+    const size_t first = locals.size();
+    for (const proto::Shard& shard : entry.placement) {
+      if (shard.group != group) continue;
+      const bool known = std::any_of(locals.begin() + static_cast<std::ptrdiff_t>(first), locals.end(),
+                                     [&](const LocalPartial& l) { return l.kv_heads == shard.kv_heads; });
+      if (known) continue;
+      local.kv_heads = shard.kv_heads;
+      locals.push_back(local);
+    }
+  }
+}
+
+StepWire::TokenSplit& StepWire::SplitOf(Group& plan, int entry, const proto::HeadRange& heads, LayerGroup group) {
+  for (TokenSplit& split : plan.splits)
+    if (split.entry == entry && split.kv_heads == heads) return split;
+  TokenSplit& split = plan.splits.emplace_back();
+  split.entry = entry;
+  split.kv_heads = heads;
+  split.query_heads = heads.size() * table_.softmax(group).group_size();
+  return split;
+}
+
 void StepWire::PlanSplits(const std::vector<WorkerPart>& parts, LayerGroup group) {
   Group& plan = groups_[group.value()];
   plan.splits.clear();
@@ -100,22 +152,27 @@ void StepWire::PlanSplits(const std::vector<WorkerPart>& parts, LayerGroup group
   for (size_t p = 0; p < parts.size(); ++p) {
     const auto& items = parts[p].layouts[group.value()].items;
     for (size_t i = 0; i < items.size(); ++i) {
-      if (items[i].tokens.whole()) continue;
-      auto split = std::find_if(plan.splits.begin(), plan.splits.end(), [&](const TokenSplit& s) {
-        const ItemRef& first = s.shards.front();
-        return s.entry == items[i].entry &&
-               parts[first.part].layouts[group.value()].items[first.item].kv_heads == items[i].kv_heads;
-      });
-      if (split == plan.splits.end()) split = plan.splits.insert(split, TokenSplit{items[i].entry, {}, {}});
-      split->shards.push_back(ItemRef{static_cast<int>(p), static_cast<int>(i)});
+      if (items[i].finished() || items[i].rows.q_count == 0) continue;
+      TokenSplit& split = SplitOf(plan, items[i].entry, items[i].kv_heads, group);
+      split.ctx_len = items[i].ctx_len;
+      split.q_len = items[i].q_len;
+      split.shards.push_back(ItemRef{static_cast<int>(p), static_cast<int>(i)});
     }
+  }
+  for (size_t i = 0; i < plan.locals.size(); ++i) {
+    const LocalPartial& local = plan.locals[i];
+    if (local.begin == 0) continue;
+    TokenSplit& split = SplitOf(plan, local.entry, local.kv_heads, group);
+    split.ctx_len = local.ctx_len;
+    split.q_len = local.q_len;
+    split.local = static_cast<int>(i);
   }
   for (TokenSplit& split : plan.splits) {
     std::sort(split.shards.begin(), split.shards.end(), [&](const ItemRef& a, const ItemRef& b) {
       return parts[a.part].layouts[group.value()].items[a.item].tokens.begin <
              parts[b.part].layouts[group.value()].items[b.item].tokens.begin;
     });
-    split.partials.resize(split.shards.size());
+    split.partials.resize(split.shards.size() + (split.local >= 0 ? 1 : 0));
   }
   plan.merges.resize(plan.splits.size());
 }
@@ -135,20 +192,21 @@ std::span<const std::byte> StepWire::PackQuery(const std::vector<WorkerPart>& pa
   return {out, static_cast<size_t>(layout.query_bytes)};
 }
 
-std::span<const std::byte> StepWire::PackKeyValue(const std::vector<WorkerPart>& parts, int p, LayerGroup group) {
+std::span<const std::byte> StepWire::PackKeyValue(const std::vector<WorkerPart>& parts, int p, int op) {
+  const LayerGroup group = table_.op_group[op];
   const proto::StepLayout& layout = parts[p].layouts[group.value()];
-  if (groups_[group.value()].whole) return {key_value_->data(), static_cast<size_t>(layout.key_value_bytes)};
+  if (groups_[group.value()].whole_key_value) return {key(op), static_cast<size_t>(layout.key_value_bytes)};
   const proto::SoftmaxSpec& spec = table_.softmax(group);
   const int64_t element = static_cast<int64_t>(SizeOf(spec.kv));
-  std::byte* out = part_key_value_[p]->data();
+  std::byte* out = part_key_value_[p][SlotOf(op)]->data();
   for (const proto::ShardStep& item : layout.items) {
     const int64_t row = row_begin_[item.entry] + item.rows.kv_first;
     const HeadSlice k =
         SliceOf(item.rows.kv_count, spec.kv_heads, item.kv_heads.begin, item.kv_heads.size(), spec.key_dim * element);
-    CopyOut(key() + row * k.full_row_bytes, out + item.key_offset, k);
+    CopyOut(key(op) + row * k.full_row_bytes, out + item.key_offset, k);
     const HeadSlice v =
         SliceOf(item.rows.kv_count, spec.kv_heads, item.kv_heads.begin, item.kv_heads.size(), spec.value_dim * element);
-    CopyOut(value(group) + row * v.full_row_bytes, out + item.value_offset, v);
+    CopyOut(value(op) + row * v.full_row_bytes, out + item.value_offset, v);
   }
   return {out, static_cast<size_t>(layout.key_value_bytes)};
 }
@@ -158,7 +216,7 @@ void StepWire::CopyWholeItems(const std::vector<WorkerPart>& parts, LayerGroup g
   const int64_t head_bytes = spec.value_dim * static_cast<int64_t>(SizeOf(spec.kv));
   for (const WorkerPart& part : parts)
     for (const proto::ShardStep& item : part.layouts[group.value()].items) {
-      if (!item.tokens.whole()) continue;
+      if (!item.finished()) continue;
       const HeadSlice slice = SliceOf(item.rows.q_count, spec.query_heads, item.kv_heads.begin * spec.group_size(),
                                       item.query_heads, head_bytes);
       CopyIn(part.partial.data() + item.partial_offset,
@@ -180,23 +238,25 @@ absl::StatusOr<const std::byte*> StepWire::JoinPartials(const std::vector<Worker
       const proto::ShardStep& item = part.layouts[group.value()].items[split.shards[i].item];
       kernels::ShardPartials& partial = split.partials[i];
       partial.token_begin = item.tokens.begin;
-      partial.token_end = std::min<Position>(item.tokens.end, item.ctx_len + item.q_len);
+      partial.token_end = item.attended_end();
       partial.o = reinterpret_cast<const float*>(part.partial.data() + item.partial_offset);
       partial.ml = partial.o + item.nodes * item.query_heads * spec.value_dim;
     }
-    const ItemRef& first = split.shards.front();
-    const proto::ShardStep& any = parts[first.part].layouts[group.value()].items[first.item];
+    if (split.local >= 0) {
+      const LocalPartial& local = plan.locals[split.local];
+      split.partials.back() = {local.begin, local.ctx_len + local.q_len, local.o, local.ml};
+    }
     const int64_t head_bytes = spec.value_dim * static_cast<int64_t>(SizeOf(spec.kv));
     kernels::MergeItem& merge = plan.merges[s];
     merge.shards = split.partials;
-    merge.q_rows = any.q_len;
-    merge.heads = any.query_heads;
+    merge.q_rows = split.q_len;
+    merge.heads = split.query_heads;
     merge.value_dim = spec.value_dim;
     merge.window = spec.window;
-    merge.first_position = any.ctx_len;
+    merge.first_position = split.ctx_len;
     merge.dtype = spec.kv;
     merge.o = joined_->data() +
-              (row_begin_[split.entry] * spec.query_heads + any.kv_heads.begin * spec.group_size()) * head_bytes;
+              (row_begin_[split.entry] * spec.query_heads + split.kv_heads.begin * spec.group_size()) * head_bytes;
     merge.o_row_step = int64_t{spec.query_heads} * spec.value_dim;
   }
   DT_RETURN_IF_ERROR(kernels::MergeShardPartials(context, plan.merges));

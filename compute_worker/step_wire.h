@@ -29,13 +29,28 @@ class StepWire {
 
   // Where the dense step writes, wire type: [rows, query_heads, key_dim], [rows, kv_heads, key_dim], [rows, kv_heads,
   // value_dim].
+  // With prompts in the step k and v of several ops are on their way at a time, each in memory of its own.
   std::byte* query() { return query_->data(); }
-  std::byte* key() { return key_value_->data(); }
-  std::byte* value(LayerGroup group) { return key_value_->data() + KeyBytes(group); }
+  std::byte* key(int op) { return key_value_[SlotOf(op)]->data(); }
+  std::byte* value(int op) { return key(op) + KeyBytes(table_.op_group[op]); }
 
-  // The payloads for part `p` of the micro-batch; valid until the next op's.
+  // The payloads for part `p` of the micro-batch; valid until the next op's, k and v until they were answered.
   std::span<const std::byte> PackQuery(const std::vector<WorkerPart>& parts, int p, LayerGroup group);
-  std::span<const std::byte> PackKeyValue(const std::vector<WorkerPart>& parts, int p, LayerGroup group);
+  std::span<const std::byte> PackKeyValue(const std::vector<WorkerPart>& parts, int p, int op);
+
+  // Attention over an entry's tokens from `begin` on, made here. Of all that its rows see (begin is 0) it is written to
+  // the entry's rows of joined(); else it is one more token shard for these heads, to be set before JoinPartials.
+  struct LocalPartial {
+    int entry = 0;
+    proto::HeadRange kv_heads;
+    Position ctx_len = 0;
+    int q_len = 0;
+    Position begin = 0;
+    const float* o = nullptr;
+    const float* ml = nullptr;
+  };
+  std::span<LocalPartial> locals(LayerGroup group) { return groups_[group.value()].locals; }
+  std::byte* joined(int entry, LayerGroup group);
 
   // All partials of an op as a [rows, query_heads * value_dim] tensor in the wire type: the one worker's payload
   // itself, or joined here.
@@ -50,19 +65,30 @@ class StepWire {
   // The token shards of one entry and head range, in token order.
   struct TokenSplit {
     int entry = 0;
+    proto::HeadRange kv_heads;
+    Position ctx_len = 0;
+    int q_len = 0;
+    int query_heads = 0;
     std::vector<ItemRef> shards;
+    int local = -1;  // index among the group's locals, after all shards
     std::vector<kernels::ShardPartials> partials;
   };
   struct Group {
     bool whole = false;             // one worker's payloads are the tensors themselves
+    bool whole_key_value = false;   // its k and v are
+    std::vector<LocalPartial> locals;
     std::vector<TokenSplit> splits;
     std::vector<kernels::MergeItem> merges;
   };
 
   int64_t KeyBytes(LayerGroup group) const;
   absl::Status Grow(std::unique_ptr<kernels::Buffer>& buffer, size_t bytes);
+  int SlotOf(int op) const { return op % slots_; }
   bool IsWhole(const std::vector<WorkerPart>& parts, LayerGroup group) const;
+  void PlanLocals(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group);
+  TokenSplit& SplitOf(Group& plan, int entry, const proto::HeadRange& heads, LayerGroup group);
   void PlanSplits(const std::vector<WorkerPart>& parts, LayerGroup group);
+  absl::Status GrowSlots(std::vector<std::unique_ptr<kernels::Buffer>>& buffers, size_t bytes);
   void CopyWholeItems(const std::vector<WorkerPart>& parts, LayerGroup group);
 
   kernels::Device& device_;
@@ -70,8 +96,11 @@ class StepWire {
   int64_t rows_ = 0;
   std::vector<int64_t> row_begin_;
   std::vector<Group> groups_;
-  std::unique_ptr<kernels::Buffer> query_, key_value_, joined_;
-  std::vector<std::unique_ptr<kernels::Buffer>> part_query_, part_key_value_;
+  int slots_ = 1;
+  std::unique_ptr<kernels::Buffer> query_, joined_;
+  std::vector<std::unique_ptr<kernels::Buffer>> key_value_;  // by slot
+  std::vector<std::unique_ptr<kernels::Buffer>> part_query_;
+  std::vector<std::vector<std::unique_ptr<kernels::Buffer>>> part_key_value_;  // by part and slot
 };
 
 }  // namespace dovetail::compute

@@ -13,7 +13,8 @@ uint32_t Checksum(const FrameHeader& header) {
 
 bool Known(FrameType type) {
   const auto value = static_cast<uint16_t>(type);
-  return (value >= 1 && value <= 2) || (value >= 16 && value <= 23) || (value >= 32 && value <= 36);
+  return (value >= 1 && value <= 2) || (value >= 16 && value <= 22) || value == 24 || value == 25 ||
+         (value >= 32 && value <= 36);
 }
 
 }  // namespace
@@ -31,7 +32,7 @@ uint32_t Crc32c(std::span<const std::byte> bytes) {
 }
 
 FrameHeader MakeHeader(FrameType type, Epoch epoch, StepId step, MicroBatchId micro_batch, int op,
-                       uint64_t payload_bytes) {
+                       uint64_t payload_bytes, uint32_t busy_us) {
   FrameHeader header;
   header.type = type;
   header.epoch = epoch.value();
@@ -39,6 +40,7 @@ FrameHeader MakeHeader(FrameType type, Epoch epoch, StepId step, MicroBatchId mi
   header.micro_batch = micro_batch.value();
   header.op = static_cast<uint16_t>(op);
   header.payload_bytes = payload_bytes;
+  header.busy_us = busy_us;
   header.checksum = Checksum(header);
   return header;
 }
@@ -51,7 +53,7 @@ absl::Status Validate(const FrameHeader& header) {
   if (!Known(header.type)) return InvalidArgument("frame: type ", static_cast<int>(header.type), " is unknown");
   if (header.payload_bytes > kMaxPayloadBytes)
     return InvalidArgument("frame: payload of ", header.payload_bytes, " bytes; at most ", kMaxPayloadBytes);
-  if (header.reserved[0] != 0 || header.reserved[1] != 0 || header.reserved[2] != 0 || header.reserved32 != 0)
+  if (header.reserved[0] != 0 || header.reserved[1] != 0 || header.reserved[2] != 0)
     return InvalidArgument("frame: reserved fields are not 0");
   return absl::OkStatus();
 }

@@ -24,13 +24,14 @@ enum class FrameType : uint16_t {
   kPrefixProbe = 20,
   kPrefixProbed = 21,
   kUnpin = 22,
-  kWorkerStatus = 23,
-  // compute worker <-> attention worker, within a step
+  kMoveSequence = 24,
+  kSequenceMoved = 25,
+  // compute worker <-> attention worker, within a step; attention worker -> attention worker, moving a sequence
   kStepBegin = 32,
   kStepRefused = 33,
   kQuery = 34,     // payload: q rows of every entry and shard
   kKeyValue = 35,  // payload: k, then v rows of every entry and shard that appends
-  kPartial = 36,   // payload: what attention over the shards gave
+  kPartial = 36,   // payload: what attention over the shards gave; nothing if no q was sent: k and v are in place
 };
 
 inline constexpr uint32_t kFrameMagic = 0x4c545644;  // "DVTL"
@@ -49,14 +50,14 @@ struct FrameHeader {
   uint64_t step = 0;
   uint64_t payload_bytes = 0;
   uint64_t reserved[3] = {0, 0, 0};
-  uint32_t reserved32 = 0;
+  uint32_t busy_us = 0;   // of kPartial: how long this op kept the attention worker busy
   uint32_t checksum = 0;  // CRC-32C of the 60 bytes before it
 };
 static_assert(sizeof(FrameHeader) == 64);
 
 // Fills in magic, version, payload size and checksum.
 FrameHeader MakeHeader(FrameType type, Epoch epoch, StepId step, MicroBatchId micro_batch, int op,
-                       uint64_t payload_bytes);
+                       uint64_t payload_bytes, uint32_t busy_us = 0);
 
 // kInvalidArgument names the first field that is wrong. Reserved fields must be 0.
 absl::Status Validate(const FrameHeader& header);

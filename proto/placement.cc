@@ -68,15 +68,16 @@ Placement WholePlacement(const AttentionTable& table, WorkerId worker, Epoch epo
   return placement;
 }
 
-ShardRows RowsOf(const TokenRange& tokens, int window, Position ctx_len, int q_len) {
+ShardRows RowsOf(const TokenRange& tokens, int window, Position ctx_len, int q_len, Position attend_end) {
   const Position end = ctx_len + q_len;
   ShardRows rows;
   rows.kv_first = static_cast<int>(std::clamp<Position>(tokens.begin - ctx_len, 0, q_len));
   rows.kv_count = static_cast<int>(std::clamp<Position>(tokens.end, ctx_len, end) - ctx_len) - rows.kv_first;
   rows.kv_count = std::max(rows.kv_count, 0);
   // The first new token sees the furthest back; if the shard ends before even that, nobody looks at it.
-  const bool out_of_window = window > 0 && tokens.end != kOpenEnd && tokens.end + window <= ctx_len + 1;
-  if (tokens.begin < end && !out_of_window) {
+  const Position last = std::min(tokens.end, attend_end);
+  const bool out_of_window = window > 0 && last != kOpenEnd && last + window <= ctx_len + 1;
+  if (tokens.begin < std::min(end, attend_end) && !out_of_window) {
     rows.q_first = static_cast<int>(std::max<Position>(tokens.begin - ctx_len, 0));
     rows.q_count = q_len - rows.q_first;
   }

@@ -56,7 +56,8 @@ struct ShardRows {
   int kv_first = 0;  // first new token whose K and V the shard appends
   int kv_count = 0;
 };
-ShardRows RowsOf(const TokenRange& tokens, int window, Position ctx_len, int q_len);
+// attend_end: as StepBeginEntry::attend_end; tokens from there on are attended elsewhere.
+ShardRows RowsOf(const TokenRange& tokens, int window, Position ctx_len, int q_len, Position attend_end = kOpenEnd);
 
 std::string DebugString(const Shard& shard);
 

@@ -13,6 +13,7 @@ void FieldsOf(auto& a, Is<OpenSequence> auto& m) {
   a.Id("sequence", m.sequence);
   ShardsField(a, m.shards);
   a.Array("hashes", m.hashes, kMaxSequenceBlocks);
+  a.Bool("extend", m.extend);
 }
 
 void FieldsOf(auto& a, Is<SequenceOpened> auto& m) {
@@ -45,11 +46,25 @@ void FieldsOf(auto& a, Is<PrefixProbed> auto& m) {
 
 void FieldsOf(auto& a, Is<Unpin> auto& m) { a.Number("pin_id", m.pin_id); }
 
-void FieldsOf(auto& a, Is<WorkerStatus> auto& m) {
-  a.Number("blocks_total", m.blocks_total);
-  a.Number("blocks_in_use", m.blocks_in_use);
-  a.Number("blocks_cached", m.blocks_cached);
-  a.Number("sequences", m.sequences);
+void FieldsOf(auto& a, Is<MoveSequence> auto& m) {
+  a.Id("sequence", m.sequence);
+  PositionField(a, "begin", m.begin);
+  PositionField(a, "end", m.end);
+  a.Number("slot", m.slot);
+  a.Id("step", m.step);
+  a.Id("target", m.target);
+  a.Id("target_epoch", m.target_epoch);
+  if constexpr (std::remove_reference_t<decltype(a)>::kDecoding) {
+    a.Require(m.begin % kSegmentTokens == 0 && m.begin < m.end, "begin", "is no segment boundary before the end");
+    a.Require(m.slot < kMoveSlots, "slot", "is outside the limit");
+  }
+}
+
+void FieldsOf(auto& a, Is<SequenceMoved> auto& m) {
+  a.Id("sequence", m.sequence);
+  a.Id("step", m.step);
+  a.Bool("moved", m.moved);
+  a.Text("reason", m.reason, 4096);
 }
 
 void FieldsOf(auto& archive, Is<StepBegin> auto& m) {
@@ -60,6 +75,12 @@ void FieldsOf(auto& archive, Is<StepBegin> auto& m) {
     if constexpr (std::remove_reference_t<decltype(a)>::kDecoding)
       a.Require(entry.q_len >= 1 && entry.q_len <= kMaxStepTokens, "entry.q_len", "is outside the limit");
     a.Array("entry.hashes", entry.hashes, kMaxSequenceBlocks);
+    a.Number("entry.attend_end", entry.attend_end);
+    PositionField(a, "entry.fill_end", entry.fill_end);
+    if constexpr (std::remove_reference_t<decltype(a)>::kDecoding)
+      a.Require(entry.attend_end == kOpenEnd || (entry.attend_end >= 0 && entry.attend_end <= entry.ctx_len &&
+                                                 entry.attend_end % kSegmentTokens == 0),
+                "entry.attend_end", "is no segment boundary at or before ctx_len");
   });
   if constexpr (std::remove_reference_t<decltype(archive)>::kDecoding) {
     int64_t tokens = 0;
@@ -96,7 +117,8 @@ DT_MESSAGE(ReleaseSequence)
 DT_MESSAGE(PrefixProbe)
 DT_MESSAGE(PrefixProbed)
 DT_MESSAGE(Unpin)
-DT_MESSAGE(WorkerStatus)
+DT_MESSAGE(MoveSequence)
+DT_MESSAGE(SequenceMoved)
 DT_MESSAGE(StepBegin)
 DT_MESSAGE(StepRefused)
 #undef DT_MESSAGE

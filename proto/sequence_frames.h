@@ -25,6 +25,8 @@ struct OpenSequence {
   SequenceId sequence;
   std::vector<Shard> shards;
   std::vector<BlockHash> hashes;  // of the prompt's full blocks, in order; empty: no prefix reuse
+  // The sequence is open here: it gets these shards in addition, and what they lack of its tokens comes by a move.
+  bool extend = false;
   bool operator==(const OpenSequence&) const = default;
 };
 
@@ -74,13 +76,29 @@ struct Unpin {
   bool operator==(const Unpin&) const = default;
 };
 
-// Attention worker -> scheduler, after a change: what the scheduler's budgets are checked against.
-struct WorkerStatus {
-  uint64_t blocks_total = 0;
-  uint64_t blocks_in_use = 0;     // referenced by live sequences or pins
-  uint64_t blocks_cached = 0;     // unreferenced, kept for prefix hits, evictable
-  uint64_t sequences = 0;
-  bool operator==(const WorkerStatus&) const = default;
+// Scheduler -> attention worker: send the K and V of all shards that you hold of a sequence to the attention worker
+// `target`, which has opened it (or was given more shards of it) with shards like these in the same order. Goes by
+// frames of steps without queries, in the micro-batch `slot` beyond those of compute workers: StepBegin with fill_end,
+// then kKeyValue per op, each answered by an empty kPartial. No step of the sequence is in flight meanwhile. Answered
+// by SequenceMoved; the sequence stays open here until it is released.
+inline constexpr int kMoveSlots = 4;          // sequences that one attention worker takes in or gives away at a time
+inline constexpr int kMoveChunkTokens = 512;  // of a step without queries; a multiple of 64
+struct MoveSequence {
+  SequenceId sequence;
+  Position begin = 0;  // a multiple of 64: the target has what comes before
+  Position end = 0;    // committed tokens
+  uint16_t slot = 0;
+  StepId step;  // greater than that of any earlier move
+  NodeId target;
+  Epoch target_epoch;
+  bool operator==(const MoveSequence&) const = default;
+};
+struct SequenceMoved {
+  SequenceId sequence;
+  StepId step;
+  bool moved = false;
+  std::string reason;  // why not
+  bool operator==(const SequenceMoved&) const = default;
 };
 
 // Compute worker -> attention worker, once per step. ctx_len is authoritative and commits the previous step: tokens
@@ -91,6 +109,12 @@ struct StepBeginEntry {
   int32_t q_len = 0;
   std::vector<BlockHash>
       hashes;  // of the last blocks that end at or before ctx_len; those that came before may come again
+  // Queries attend the tokens before this position here, the others where the asker is: a multiple of 64, at most
+  // ctx_len. 0: no query comes for this entry. kOpenEnd: all tokens, new ones included.
+  Position attend_end = kOpenEnd;
+  // > 0: a part of a move, for the shards that the sequence was given last; ctx_len commits nothing. Where the move
+  // ends.
+  Position fill_end = 0;
   bool operator==(const StepBeginEntry&) const = default;
 };
 struct StepBegin {
@@ -113,7 +137,8 @@ void Encode(const ReleaseSequence& message, std::vector<std::byte>& out);
 void Encode(const PrefixProbe& message, std::vector<std::byte>& out);
 void Encode(const PrefixProbed& message, std::vector<std::byte>& out);
 void Encode(const Unpin& message, std::vector<std::byte>& out);
-void Encode(const WorkerStatus& message, std::vector<std::byte>& out);
+void Encode(const MoveSequence& message, std::vector<std::byte>& out);
+void Encode(const SequenceMoved& message, std::vector<std::byte>& out);
 void Encode(const StepBegin& message, std::vector<std::byte>& out);
 void Encode(const StepRefused& message, std::vector<std::byte>& out);
 

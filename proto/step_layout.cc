@@ -3,7 +3,7 @@
 namespace dovetail::proto {
 
 void StepLayout::Add(int entry, int shard, const HeadRange& heads, const TokenRange& tokens, Position ctx_len,
-                     int q_len, const SoftmaxSpec& spec) {
+                     int q_len, const SoftmaxSpec& spec, Position attend_end) {
   ShardStep item;
   item.entry = entry;
   item.shard = shard;
@@ -11,7 +11,8 @@ void StepLayout::Add(int entry, int shard, const HeadRange& heads, const TokenRa
   item.tokens = tokens;
   item.ctx_len = ctx_len;
   item.q_len = q_len;
-  item.rows = RowsOf(tokens, spec.window, ctx_len, q_len);
+  item.attend_end = attend_end;
+  item.rows = RowsOf(tokens, spec.window, ctx_len, q_len, attend_end);
   item.query_heads = heads.size() * spec.group_size();
   if (item.rows.q_count > 0 || item.rows.kv_count > 0) items.push_back(item);
 }
@@ -28,7 +29,7 @@ void StepLayout::Finish(const SoftmaxSpec& spec) {
   for (ShardStep& item : items) {
     item.value_offset = key_value_bytes;
     key_value_bytes += element * item.rows.kv_count * item.kv_heads.size() * spec.value_dim;
-    if (item.tokens.whole()) {
+    if (item.finished()) {
       item.partial_offset = partial_bytes;
       partial_bytes += element * item.rows.q_count * item.query_heads * spec.value_dim;
       continue;
@@ -38,7 +39,8 @@ void StepLayout::Finish(const SoftmaxSpec& spec) {
     item.nodes = 0;
     for (int row = 0; row < item.rows.q_count; ++row) {
       const Position position = item.ctx_len + item.rows.q_first + row;
-      item.nodes += CountSubtrees(VisibleSegments(position, spec.window, item.tokens.begin, item.tokens.end));
+      item.nodes += CountSubtrees(
+          VisibleSegments(position, spec.window, item.tokens.begin, std::min(item.tokens.end, item.attend_end)));
     }
     partial_bytes += int64_t{4} * item.nodes * item.query_heads * (spec.value_dim + 2);
   }

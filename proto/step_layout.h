@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -17,13 +18,18 @@ struct ShardStep {
   TokenRange tokens;
   Position ctx_len = 0;
   int q_len = 0;
+  Position attend_end = kOpenEnd;  // queries attend tokens before it here
   ShardRows rows;
   int query_heads = 0;  // of the shard: kv_heads.size() x group size
   int64_t query_offset = 0;    // bytes into kQuery: [rows.q_count, query_heads, key_dim]
   int64_t key_offset = 0;      // bytes into kKeyValue: [rows.kv_count, kv_heads, key_dim]
   int64_t value_offset = 0;    // bytes into kKeyValue: [rows.kv_count, kv_heads, value_dim]
   int64_t partial_offset = 0;  // bytes into kPartial
-  int64_t nodes = 0;           // subtrees over all rows, for token shards
+  int64_t nodes = 0;           // subtrees over all rows, unless finished()
+
+  // All that its rows see is attended here: the answer is o itself.
+  bool finished() const { return tokens.whole() && attend_end == kOpenEnd; }
+  Position attended_end() const { return std::min({tokens.end, attend_end, ctx_len + q_len}); }
 };
 
 // How the tensors of one layer group and one attention worker lie in the payloads of a step. Compute and attention
@@ -45,7 +51,7 @@ struct StepLayout {
 
   // Appends an item; entries in order, and an entry's shards in order. Offsets become valid with Finish().
   void Add(int entry, int shard, const HeadRange& heads, const TokenRange& tokens, Position ctx_len, int q_len,
-           const SoftmaxSpec& spec);
+           const SoftmaxSpec& spec, Position attend_end = kOpenEnd);
   void Finish(const SoftmaxSpec& spec);
 };
 

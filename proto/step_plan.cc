@@ -123,6 +123,8 @@ void FieldsOf(auto& archive, Is<StepResult> auto& r) {
   archive.Number("dense_us", r.timings.dense_us);
   archive.Number("attention_wait_us", r.timings.attention_wait_us);
   archive.Number("sample_us", r.timings.sample_us);
+  archive.Number("attention_us", r.timings.attention_us);
+  archive.Number("prompt_us", r.timings.prompt_us);
 }
 
 template <typename Message>

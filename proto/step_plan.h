@@ -74,6 +74,8 @@ struct StepTimings {  // microseconds, measured by the compute worker's shell
   int64_t dense_us = 0;
   int64_t attention_wait_us = 0;
   int64_t sample_us = 0;
+  int64_t attention_us = 0;  // of the wait: what the slowest worker of each op was busy
+  int64_t prompt_us = 0;     // attention over prompts, on the compute worker itself
   bool operator==(const StepTimings&) const = default;
 };
 

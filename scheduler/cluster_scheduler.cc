@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/sha256.h"
 #include "control/convert.h"
+#include "scheduler/core/limits.h"
 
 namespace dovetail::scheduler {
 
@@ -189,7 +190,7 @@ void ClusterScheduler::On(const SendConfiguration& action) {
   control::Configuration configuration;
   configuration.attention = members_.model()->attention;
   configuration.model_digest = members_.model()->digest;
-  configuration.micro_batches = options_.scheduler.micro_batches;
+  configuration.micro_batches = kMaxMicroBatches;  // more come into use with more compute workers
   configuration.max_step_tokens = std::max(options_.scheduler.max_num_batched_tokens, options_.scheduler.max_num_seqs);
   pb::SchedulerOrder order;
   control::ToProto(configuration, *order.mutable_configuration());
@@ -222,7 +223,10 @@ void ClusterScheduler::On(const BeginServing& action) {
           member->worker.value(), " over ", connector_.LanesTo(member->request.node),
           member->kv_blocks > 0 ? absl::StrCat(", ", member->kv_blocks, " KV blocks") : std::string());
   if (member->request.role == Role::kAttentionWorker) {
-    node_->AddAttentionWorker(member->worker, member->epoch, member->request.node, member->kv_blocks);
+    // Attention reads all KV once a step: what it takes is memory, and how fast all cores together read it.
+    const control::Capabilities& has = member->request.capabilities;
+    node_->AddAttentionWorker(member->worker, member->epoch, member->request.node, member->kv_blocks,
+                              static_cast<double>(has.memory_bytes_per_s) * std::max(1, has.cores));
   } else {
     node_->AddComputeWorker(member->worker, member->request.node);
   }

@@ -91,6 +91,8 @@ void ControlGeneration::OnStep(const proto::StepResult& result, int sequences, i
     sample.set_dense_us(result.timings.dense_us);
     sample.set_attention_wait_us(result.timings.attention_wait_us);
     sample.set_sample_us(result.timings.sample_us);
+    sample.set_attention_us(result.timings.attention_us);
+    sample.set_prompt_us(result.timings.prompt_us);
   }
 }
 

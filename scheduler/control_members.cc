@@ -176,9 +176,11 @@ absl::Status ControlMembers::Ready(WorkerId worker, uint64_t kv_blocks, absl::Ti
   return absl::OkStatus();
 }
 
-// Frames flow between the scheduler and everybody, and between workers of unlike roles.
+// Frames flow between the scheduler and everybody, between workers of unlike roles, and between attention workers when
+// a sequence moves.
 bool ControlMembers::NeedsPeer(const Member& member, const Member& other) const {
-  return IsUp(member) && IsUp(other) && member.request.role != other.request.role;
+  const bool may_move = member.request.role == Role::kAttentionWorker && member.worker != other.worker;
+  return IsUp(member) && IsUp(other) && (member.request.role != other.request.role || may_move);
 }
 
 bool ControlMembers::Connected(const Member& a, const Member& b) const {
@@ -236,8 +238,9 @@ bool ControlMembers::MayServe(const Member& member) const {
   for (const auto& [id, other] : members_) {
     if (!NeedsPeer(member, other)) continue;
     // An attention worker may appear in any compute worker's plan. A compute worker's plans name attention workers that
-    // serve.
-    const bool must = member.request.role == Role::kAttentionWorker || IsServing(other);
+    // serve, and sequences move between those that serve.
+    const bool unlike = member.request.role != other.request.role;
+    const bool must = (member.request.role == Role::kAttentionWorker && unlike) || IsServing(other);
     if (must && !Connected(member, other)) return false;
   }
   return true;
@@ -299,6 +302,8 @@ void ControlMembers::LinkFailed(WorkerId reporter, const control::LinkFailed& fa
   const Member* found = FindNode(failed.node);
   if (found == nullptr || found->epoch != failed.epoch) return;  // gone already
   Member* peer = Mutable(found->worker);
+  // Between attention workers only a move fails, and who is dead is found out otherwise.
+  if (from->request.role == peer->request.role) return;
   if (failed.kind == Kind::kLate && !LateForTooLong(*peer, now)) return;
   if (failed.kind == Kind::kSilent) {
     if (AtWork(*peer)) return;

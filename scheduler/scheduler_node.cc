@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "proto/sequence_frames.h"
+#include "scheduler/core/limits.h"
 
 namespace dovetail::scheduler {
 
@@ -18,12 +19,16 @@ constexpr int kFramesPerPoll = 64;
 
 SchedulerNode::SchedulerNode(const SchedulerOptions& options, uint64_t seed, transport::Port& port, Clock& clock,
                              EmitFn emit, StepFn on_step)
-    : core_(options, seed), port_(port), clock_(clock), emit_(std::move(emit)), on_step_(std::move(on_step)),
-      step_tokens_(options.micro_batches) {}
+    : core_(options, seed),
+      port_(port),
+      clock_(clock),
+      emit_(std::move(emit)),
+      on_step_(std::move(on_step)),
+      step_tokens_(kMaxMicroBatches) {}
 
-void SchedulerNode::AddAttentionWorker(WorkerId worker, Epoch epoch, NodeId node, uint64_t kv_blocks) {
+void SchedulerNode::AddAttentionWorker(WorkerId worker, Epoch epoch, NodeId node, uint64_t kv_blocks, double rate) {
   attention_.push_back(Peer{worker, epoch, node});
-  Handle(AttentionWorkerJoined{worker, epoch, kv_blocks});
+  Handle(AttentionWorkerJoined{worker, epoch, kv_blocks, rate});
 }
 
 void SchedulerNode::AddComputeWorker(WorkerId worker, NodeId node) {
@@ -104,6 +109,9 @@ void SchedulerNode::OnFrame(const transport::Delivery& delivery) {
   if (delivery.header.type == FrameType::kSequenceOpened) {
     if (auto opened = proto::Decode<proto::SequenceOpened>(delivery.payload); opened.ok())
       Handle(SequenceOpened{peer->worker, epoch, *std::move(opened)});
+  } else if (delivery.header.type == FrameType::kSequenceMoved) {
+    if (auto moved = proto::Decode<proto::SequenceMoved>(delivery.payload); moved.ok())
+      Handle(SequenceMoved{peer->worker, epoch, *std::move(moved)});
   } else if (delivery.header.type == FrameType::kPrefixProbed) {
     if (auto probed = proto::Decode<proto::PrefixProbed>(delivery.payload); probed.ok())
       Handle(PrefixProbed{peer->worker, epoch, *std::move(probed)});
@@ -136,6 +144,11 @@ absl::Status SchedulerNode::Perform(Action& action) {
     }
     absl::Status operator()(ProbePrefix& a) {
       return node.SendTo(a.worker, a.epoch, FrameType::kPrefixProbe, a.message);
+    }
+    absl::Status operator()(MoveSequence& a) {
+      for (const Peer& peer : node.attention_)
+        if (peer.worker == a.to && peer.epoch == a.message.target_epoch) a.message.target = peer.node;
+      return node.SendTo(a.worker, a.epoch, FrameType::kMoveSequence, a.message);
     }
     absl::Status operator()(Unpin& a) { return node.SendTo(a.worker, a.epoch, FrameType::kUnpin, a.message); }
     absl::Status operator()(RunStep& a) {

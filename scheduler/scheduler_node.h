@@ -23,8 +23,8 @@ class SchedulerNode final : public transport::FrameHandler {
   SchedulerNode(const SchedulerOptions& options, uint64_t seed, transport::Port& port, Clock& clock, EmitFn emit,
                 StepFn on_step);
 
-  // Peers, before the first request. kv_blocks: capacity in KvBlocks.
-  void AddAttentionWorker(WorkerId worker, Epoch epoch, NodeId node, uint64_t kv_blocks);
+  // Peers, at any time. kv_blocks: capacity in KvBlocks; rate: as AttentionWorkerJoined.
+  void AddAttentionWorker(WorkerId worker, Epoch epoch, NodeId node, uint64_t kv_blocks, double rate = 1);
   void AddComputeWorker(WorkerId worker, NodeId node);
 
   // Gone workers: what they still send is dropped, what they had is done elsewhere. Not from inside Poll().

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "attention_worker/attention_executor.h"
+#include "base/log.h"
+#include "base/trace.h"
 #include "compute_worker/attention_specs.h"
 #include "server/model_digest.h"
 
@@ -89,13 +91,16 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
         std::lock_guard<std::mutex> lock(mutex_);
         if (step_samples_.size() == kMaxStepSamples) step_samples_.pop_front();
         step_samples_.push_back({new_tokens, sequences, result.timings.total_us, result.timings.dense_us,
-                                 result.timings.attention_wait_us, result.timings.sample_us});
+                                 result.timings.attention_wait_us, result.timings.sample_us,
+                                 result.timings.attention_us, result.timings.prompt_us});
       });
   compute::ComputeWorkerOptions compute_options;
   compute_options.micro_batches = options_.scheduler.micro_batches;
   compute_options.max_step_tokens = std::max(options_.scheduler.max_num_batched_tokens, options_.scheduler.max_num_seqs);
   compute_options.vocab_size = static_cast<int32_t>(model_.config().vocab_size);
-  compute_ = std::make_unique<compute::ComputeWorkerNode>(model_, table, compute_options, scheduler_port.id(), device, compute_port, clock_);
+  options_.compute.trace = NewTrace("compute worker");
+  compute_ = std::make_unique<compute::ComputeWorkerNode>(model_, table, compute_options, scheduler_port.id(), device,
+                                                          compute_port, clock_, options_.compute);
 
   const uint32_t worker_blocks = static_cast<uint32_t>(kv_blocks_ / options_.attention_workers);
   for (int i = 0; i < options_.attention_workers; ++i) {
@@ -107,12 +112,18 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
     if (!node.ok())
       return Annotate(node.status(), absl::StrCat("KV cache of ", kv_bytes_, " bytes (--kv-cache-memory-bytes asks for another size)"));
     attention_.push_back(*std::move(node));
+    attention_.back()->SetTrace(NewTrace(absl::StrCat("attention worker ", i)));
     compute_->AddAttentionWorker({worker, epoch, port.id()});
     scheduler_->AddAttentionWorker(worker, epoch, port.id(), worker_blocks);
   }
   scheduler_->AddComputeWorker(WorkerId(0), compute_port.id());
   PublishStats();
   return absl::OkStatus();
+}
+
+Trace* EmbeddedCluster::NewTrace(const std::string& name) {
+  if (options_.trace_file.empty()) return nullptr;
+  return traces_.emplace_back(std::make_unique<Trace>(name)).get();
 }
 
 EmbeddedCluster::~EmbeddedCluster() {
@@ -122,6 +133,11 @@ EmbeddedCluster::~EmbeddedCluster() {
   }
   doorbell_.Ring();
   if (thread_.joinable()) thread_.join();
+  std::vector<const Trace*> traces;
+  for (const auto& trace : traces_) traces.push_back(trace.get());
+  if (traces.empty()) return;
+  if (const absl::Status written = WriteChromeTrace(options_.trace_file, traces); !written.ok())
+    LogWarning(std::string(written.message()));
 }
 
 absl::Status EmbeddedCluster::CheckRequest(const scheduler::GenerationRequest& request) const {

@@ -34,6 +34,8 @@ struct EmbeddedClusterOptions {
   int threads = 0;                    // compute threads that all nodes share; 0: one per core
   scheduler::SchedulerOptions scheduler;  // model_digest and attention are filled in
   uint64_t seed = 0;
+  compute::ComputeWorkerTuning compute;
+  std::string trace_file;  // a Chrome trace of all workers, written at the end; empty: none
 };
 
 // The disaggregated system in one process: a scheduler, a compute worker and N attention workers, each a node with its own core and its
@@ -58,6 +60,7 @@ class EmbeddedCluster final : public Engine {
   uint64_t kv_blocks() const { return kv_blocks_; }
   uint64_t kv_tokens() const { return kv_tokens_; }          // that fit, counting full-attention layers
   uint64_t kv_bytes() const { return kv_bytes_; }
+  const std::vector<std::unique_ptr<Trace>>& traces() const { return traces_; }  // compute, then attention; when idle
   uint64_t model_digest() const { return options_.scheduler.model_digest; }  // model_digest.h
 
  private:
@@ -73,6 +76,7 @@ class EmbeddedCluster final : public Engine {
   void Emit(scheduler::GenerationUpdate update);
   void PublishStats();
   void EndEverything();
+  Trace* NewTrace(const std::string& name);  // null if none is asked for
 
   const model::LoadedModel& model_;
   EmbeddedClusterOptions options_;
@@ -84,6 +88,7 @@ class EmbeddedCluster final : public Engine {
   std::vector<std::unique_ptr<transport::Port>> ports_;
   std::unique_ptr<scheduler::SchedulerNode> scheduler_;
   std::unique_ptr<compute::ComputeWorkerNode> compute_;
+  std::vector<std::unique_ptr<Trace>> traces_;
   std::vector<std::unique_ptr<attention::AttentionWorkerNode>> attention_;
 
   std::mutex mutex_;  // of what follows

@@ -24,6 +24,8 @@ struct StepSample {  // of one finished step, for metrics
   int new_tokens = 0;  // computed: of prompts and of decoding
   int sequences = 0;
   int64_t total_us = 0, dense_us = 0, attention_wait_us = 0, sample_us = 0;
+  int64_t attention_us = 0;  // of the wait: the attention workers were busy; the rest went to the wire
+  int64_t prompt_us = 0;     // attention over prompts, on the compute worker itself
 };
 
 struct EngineStats {

@@ -11,12 +11,17 @@ using proto::FrameHeader;
 using proto::FrameType;
 
 AttentionWorkerCore::AttentionWorkerCore(const proto::AttentionTable& table, const AttentionWorkerOptions& options)
-    : table_(table), options_(options), sequences_(table_, options.kv_blocks), micro_batches_(options.micro_batches) {
+    : table_(table),
+      options_(options),
+      sequences_(table_, options.kv_blocks),
+      micro_batches_(options.micro_batches + proto::kMoveSlots) {
   for (MicroBatch& batch : micro_batches_) batch.layouts.resize(table_.group_count());
 }
 
 void AttentionWorkerCore::Handle(NodeId from, const FrameHeader& header, std::span<const std::byte> payload,
                                  std::vector<Action>& actions) {
+  const bool answer = header.type == FrameType::kPartial || header.type == FrameType::kStepRefused;
+  if (answer && header.payload_bytes == payload.size()) return OnMoveAnswer(from, header, payload, actions);
   if (header.epoch != options_.epoch.value() || header.payload_bytes != payload.size()) {
     ++counters_.dropped_frames;
     return;
@@ -25,6 +30,8 @@ void AttentionWorkerCore::Handle(NodeId from, const FrameHeader& header, std::sp
     case FrameType::kOpenSequence: return OnOpen(from, header, payload, actions);
     case FrameType::kForkSequence: return OnFork(from, header, payload, actions);
     case FrameType::kReleaseSequence: return OnRelease(payload);
+    case FrameType::kMoveSequence:
+      return OnMove(from, payload, actions);
     case FrameType::kPrefixProbe: return OnProbe(from, header, payload, actions);
     case FrameType::kUnpin: {
       const auto message = proto::Decode<proto::Unpin>(payload);
@@ -42,7 +49,7 @@ void AttentionWorkerCore::Handle(NodeId from, const FrameHeader& header, std::sp
 template <typename Message>
 void AttentionWorkerCore::Reply(NodeId to, const FrameHeader& header, FrameType type, const Message& message,
                                 std::vector<Action>& actions) const {
-  SendFrame frame{to, type, StepId(header.step), MicroBatchId(header.micro_batch), {}};
+  SendFrame frame{to, type, StepId(header.step), MicroBatchId(header.micro_batch), {}, options_.epoch};
   proto::Encode(message, frame.message);
   actions.push_back(std::move(frame));
 }
@@ -69,6 +76,7 @@ void AttentionWorkerCore::OnOpen(NodeId from, const FrameHeader& header, std::sp
     return;
   }
   EndStepOf(message->sequence);  // of a sequence that this one replaces
+  ForgetMoveOf(message->sequence);
   const auto opened = sequences_.Open(*message);
   // An empty list says no: not even a fresh start is possible here.
   proto::SequenceOpened reply{message->sequence, {}};
@@ -97,6 +105,7 @@ void AttentionWorkerCore::OnRelease(std::span<const std::byte> payload) {
     return;
   }
   EndStepOf(message->sequence);
+  ForgetMoveOf(message->sequence);
   sequences_.Release(*message);
 }
 
@@ -142,6 +151,7 @@ absl::Status AttentionWorkerCore::CommitEntries(const FrameHeader& header, const
   }
   for (const proto::StepBeginEntry& entry : message.entries) {
     EndStepOf(entry.sequence);
+    ForgetMoveOf(entry.sequence);
     DT_RETURN_IF_ERROR(sequences_.Commit(*sequences_.Find(entry.sequence), entry.ctx_len, entry.hashes));
   }
   return absl::OkStatus();
@@ -162,6 +172,14 @@ void AttentionWorkerCore::OnStepBegin(NodeId from, const FrameHeader& header, st
   auto message = proto::Decode<proto::StepBegin>(payload);
   if (!message.ok()) return Refuse(from, header, false, std::string(message.status().message()), actions);
   EndStep(batch);
+  const bool fills = message->entries[0].fill_end > 0;
+  const bool slot = header.micro_batch >= options_.micro_batches;
+  if (fills != slot || (fills && message->entries.size() != 1))
+    return Refuse(from, header, false,
+                  absl::StrCat("micro-batch ", header.micro_batch, ": this worker has ", options_.micro_batches,
+                               " for steps, and those after them for the parts of moves"),
+                  actions);
+  if (fills) return OnFill(from, header, message->entries[0], actions);
   if (absl::Status status = CommitEntries(header, *message); !status.ok())
     return Refuse(from, header, false, std::string(status.message()), actions);
 
@@ -170,7 +188,7 @@ void AttentionWorkerCore::OnStepBegin(NodeId from, const FrameHeader& header, st
     growth.push_back({sequences_.Find(entry.sequence), entry.q_len});
   const int64_t blocks = sequences_.BlocksToAppend(growth);
   if (!sequences_.MakeRoom(blocks)) {
-    const proto::WorkerStatus now = sequences_.status();
+    const WorkerStatus now = sequences_.status();
     return Refuse(from, header, true,
                   absl::StrCat("the step needs ", blocks, " KvBlocks; ", now.blocks_total - now.blocks_in_use, " of ",
                                now.blocks_total, " are free"),
@@ -189,7 +207,7 @@ void AttentionWorkerCore::OnStepBegin(NodeId from, const FrameHeader& header, st
   batch.compute = from;
   BuildLayouts(*message, batch);
   batch.next_op = NextOp(batch, 0);
-  batch.phase = batch.next_op < table_.op_count() ? Phase::kAwaitQuery : Phase::kIdle;
+  batch.phase = PhaseAt(batch);
   ++counters_.steps;
   actions.push_back(PrepareStep{MicroBatchId(header.micro_batch)});
 }
@@ -202,16 +220,27 @@ void AttentionWorkerCore::BuildLayouts(const proto::StepBegin& message, MicroBat
     for (size_t s = 0; s < shards.size(); ++s) {
       const proto::Shard& shard = shards[s].shard;
       batch.layouts[shard.group.value()].Add(static_cast<int>(e), static_cast<int>(s), shard.kv_heads, shard.tokens,
-                                             entry.ctx_len, entry.q_len, table_.softmax(shard.group));
+                                             entry.ctx_len, entry.q_len, table_.softmax(shard.group), entry.attend_end);
     }
   }
-  for (int group = 0; group < table_.group_count(); ++group)
-    batch.layouts[group].Finish(table_.softmax(LayerGroup(static_cast<uint16_t>(group))));
+  FinishLayouts(batch.layouts);
 }
 
-int AttentionWorkerCore::NextOp(const MicroBatch& batch, int op) const {
-  while (op < table_.op_count() && batch.layouts[table_.op_group[op].value()].items.empty()) ++op;
+void AttentionWorkerCore::FinishLayouts(std::vector<proto::StepLayout>& layouts) const {
+  for (int group = 0; group < table_.group_count(); ++group)
+    layouts[group].Finish(table_.softmax(LayerGroup(static_cast<uint16_t>(group))));
+}
+
+int AttentionWorkerCore::NextOp(const std::vector<proto::StepLayout>& layouts, int op) const {
+  while (op < table_.op_count() && layouts[table_.op_group[op].value()].items.empty()) ++op;
   return op;
+}
+
+// Where no q comes k and v are all there is.
+AttentionWorkerCore::Phase AttentionWorkerCore::PhaseAt(const MicroBatch& batch) const {
+  if (batch.next_op == table_.op_count()) return Phase::kIdle;
+  const proto::StepLayout& layout = batch.layouts[table_.op_group[batch.next_op].value()];
+  return layout.query_bytes > 0 ? Phase::kAwaitQuery : Phase::kAwaitKeyValue;
 }
 
 AttentionWorkerCore::MicroBatch* AttentionWorkerCore::Expecting(NodeId from, const FrameHeader& header, Phase phase,
@@ -244,7 +273,7 @@ void AttentionWorkerCore::OnKeyValue(NodeId from, const FrameHeader& header, std
     return;
   }
   batch->next_op = NextOp(*batch, header.op + 1);
-  batch->phase = batch->next_op < table_.op_count() ? Phase::kAwaitQuery : Phase::kIdle;
+  batch->phase = PhaseAt(*batch);
   actions.push_back(AppendAndFinish{MicroBatchId(header.micro_batch), header.op, payload, from, batch->step});
 }
 

@@ -1,7 +1,9 @@
 #pragma once
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <variant>
 #include <vector>
 
@@ -21,6 +23,13 @@ struct SendFrame {
   StepId step;
   MicroBatchId micro_batch;
   std::vector<std::byte> message;
+  Epoch epoch;  // the concerned attention worker's: this one's own, but for a move the target's
+};
+// Sends kKeyValue{step, micro_batch, op} of OutgoingMoveOf(slot) to its target: rows gathered from the blocks here.
+struct SendMovedKeyValue {
+  MicroBatchId micro_batch;
+  int slot = 0;
+  int op = 0;
 };
 // Before any kernel of the step that follows.
 struct CopyBlocks {
@@ -44,7 +53,18 @@ struct AppendAndFinish {
   NodeId reply_to;
   StepId step;
 };
-using Action = std::variant<SendFrame, CopyBlocks, PrepareStep, AttendComplete, AppendAndFinish>;
+using Action = std::variant<SendFrame, SendMovedKeyValue, CopyBlocks, PrepareStep, AttendComplete, AppendAndFinish>;
+
+// A sequence on its way to another attention worker: a part of its tokens at a time, op by op, each awaiting its
+// answer.
+struct OutgoingMove {
+  bool active = false;
+  proto::MoveSequence order;
+  NodeId scheduler;
+  SequenceTable::Part part;
+  int op = 0;
+  std::vector<proto::StepLayout> layouts;  // by group, of the part
+};
 
 struct AttentionWorkerOptions {
   WorkerId worker;
@@ -55,13 +75,15 @@ struct AttentionWorkerOptions {
 
 struct AttentionWorkerCounters {
   uint64_t steps = 0;
+  uint64_t moved_parts = 0;  // taken in
   uint64_t refused_steps = 0;
   uint64_t dropped_frames = 0;   // of another epoch, late, out of order or malformed
 };
 
 // The attention worker as a value: frames in, actions out. It owns the KV blocks' bookkeeping, knows shards and
 // positions, and neither weights nor tokens nor requests. Single-threaded; deterministic; no clock, socket or kernel.
-// Nothing allocates between StepBegin and the last kPartial of a step once buffers have grown to its size.
+// Nothing allocates between StepBegin and the last kPartial of a step once buffers have grown to its size. A move ends
+// with SequenceMoved, unless the scheduler releases or goes on with the sequence here: then it is forgotten.
 class AttentionWorkerCore {
  public:
   AttentionWorkerCore(const proto::AttentionTable& table, const AttentionWorkerOptions& options);
@@ -73,6 +95,11 @@ class AttentionWorkerCore {
   void Handle(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
               std::vector<Action>& actions);
 
+  // What Handle asked for a move could not be done.
+  void FailMove(int slot, std::string why, std::vector<Action>& actions) {
+    if (moves_[slot].active) EndMove(moves_[slot], false, std::move(why), actions);
+  }
+
   // For the shell, between PrepareStep and the end of the step.
   const proto::StepLayout& LayoutOf(MicroBatchId micro_batch, LayerGroup group) const {
     return micro_batches_[micro_batch.value()].layouts[group.value()];
@@ -80,10 +107,15 @@ class AttentionWorkerCore {
   const ShardState& ShardOf(MicroBatchId micro_batch, const proto::ShardStep& item) const {
     return micro_batches_[micro_batch.value()].sequences[item.entry]->shards[item.shard];
   }
+  const OutgoingMove& OutgoingMoveOf(int slot) const { return moves_[slot]; }
+  const ShardState& ShardOf(const OutgoingMove& move, const proto::ShardStep& item) {
+    return sequences_.Find(move.order.sequence)->shards[item.shard];
+  }
   const std::vector<KvBlockId>& BlocksOf(BlockSetId set) const { return sequences_.pool().blocks(set); }
 
+  StepId StepOf(MicroBatchId micro_batch) const { return micro_batches_[micro_batch.value()].step; }
   const proto::AttentionTable& table() const { return table_; }
-  proto::WorkerStatus status() const { return sequences_.status(); }
+  WorkerStatus status() const { return sequences_.status(); }
   const AttentionWorkerCounters& counters() const { return counters_; }
   SequenceTable& sequences() { return sequences_; }  // visible for tests
 
@@ -109,6 +141,21 @@ class AttentionWorkerCore {
                std::vector<Action>& actions);
   void OnStepBegin(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
                    std::vector<Action>& actions);
+  void OnFill(NodeId from, const proto::FrameHeader& header, const proto::StepBeginEntry& entry,
+              std::vector<Action>& actions);
+  // moves.cc
+  void OnMove(NodeId from, std::span<const std::byte> payload, std::vector<Action>& actions);
+  void OnMoveAnswer(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
+                    std::vector<Action>& actions);
+  void SendPart(OutgoingMove& move, Position begin, std::vector<Action>& actions);
+  void SendOp(OutgoingMove& move, int op, std::vector<Action>& actions);
+  void EndMove(OutgoingMove& move, bool moved, std::string reason, std::vector<Action>& actions);
+  void ForgetMoveOf(SequenceId id);
+  void AddPart(const SequenceState& sequence, size_t first_shard, const SequenceTable::Part& part,
+               std::vector<proto::StepLayout>& layouts) const;
+  void FinishLayouts(std::vector<proto::StepLayout>& layouts) const;
+  int NextOp(const std::vector<proto::StepLayout>& layouts, int op) const;
+  Phase PhaseAt(const MicroBatch& batch) const;  // of next_op
   void OnQuery(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
                std::vector<Action>& actions);
   void OnKeyValue(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
@@ -120,7 +167,7 @@ class AttentionWorkerCore {
               std::vector<Action>& actions);
   void BuildLayouts(const proto::StepBegin& message, MicroBatch& batch) const;
   // The first op at or after `op` in which this worker has a part, or op_count().
-  int NextOp(const MicroBatch& batch, int op) const;
+  int NextOp(const MicroBatch& batch, int op) const { return NextOp(batch.layouts, op); }
   // The micro-batch that expects this tensor frame now, or null.
   MicroBatch* Expecting(NodeId from, const proto::FrameHeader& header, Phase phase, int64_t payload_bytes);
   template <typename Message>
@@ -130,7 +177,8 @@ class AttentionWorkerCore {
   const proto::AttentionTable table_;
   const AttentionWorkerOptions options_;
   SequenceTable sequences_;
-  std::vector<MicroBatch> micro_batches_;
+  std::vector<MicroBatch> micro_batches_;  // those of compute workers, then one for each move that comes in
+  std::array<OutgoingMove, proto::kMoveSlots> moves_;
   AttentionWorkerCounters counters_;
 };
 

@@ -76,6 +76,7 @@ std::vector<uint32_t> SequenceTable::Resumable(const std::vector<ShardState>& sh
 
 absl::StatusOr<const SequenceState*> SequenceTable::Open(const proto::OpenSequence& message) {
   DT_RETURN_IF_ERROR(ValidateShards(message.shards));
+  if (message.extend) return Extend(message);
   if (sequences_.size() >= kMaxSequences && Find(message.sequence) == nullptr)
     return ResourceExhausted("sequence ", message.sequence.value(), ": ", kMaxSequences, " sequences are open");
   Release(proto::ReleaseSequence{message.sequence, 0, {}});
@@ -93,6 +94,76 @@ absl::StatusOr<const SequenceState*> SequenceTable::Open(const proto::OpenSequen
   return opened;
 }
 
+absl::StatusOr<const SequenceState*> SequenceTable::Extend(const proto::OpenSequence& message) {
+  SequenceState* sequence = Find(message.sequence);
+  if (sequence == nullptr || !sequence->started)
+    return NotFound("extend: sequence ", message.sequence.value(), " is not open here, or holds nothing yet");
+  for (const proto::Shard& shard : message.shards)
+    for (const ShardState& held : sequence->shards)
+      if (held.shard == shard) return InvalidArgument(DebugString(shard), ": the sequence has it already");
+  std::vector<ShardState> added;
+  for (const proto::Shard& shard : message.shards) {
+    added.push_back(ShardState{shard, FindCached(shard, message.hashes)});
+    for (const BlockSetId set : added.back().sets)
+      if (set != kNoBlockSet) index_.Acquire(set);
+  }
+  sequence->resumable = Resumable(added, message.hashes.size());
+  sequence->fill_shard = sequence->shards.size();
+  sequence->filled = SequenceState::kNotFilled;
+  sequence->indexed_blocks = 0;  // the new shards' blocks are to be found, too
+  for (ShardState& shard : added) sequence->shards.push_back(std::move(shard));
+  return sequence;
+}
+
+absl::Status SequenceTable::CheckFill(const SequenceState& sequence, const Part& part) const {
+  const bool extended = sequence.fill_shard > 0;
+  const Position most = extended ? sequence.ctx_len + sequence.q_len : kMaxPositions;
+  const bool first = sequence.filled == SequenceState::kNotFilled;
+  const bool offered = part.begin % kSegmentTokens == 0 &&
+                       std::find(sequence.resumable.begin(), sequence.resumable.end(), part.begin / kSegmentTokens) !=
+                           sequence.resumable.end();
+  const bool continues = first ? offered && (extended || !sequence.started) : part.begin == sequence.filled;
+  if (part.begin >= part.end || part.end > part.move_end || part.move_end > most || !continues)
+    return InvalidArgument("sequence ", sequence.id.value(), ": a move of tokens ", part.begin, "..", part.end, " of ",
+                           part.move_end, " does not continue what is here");
+  return absl::OkStatus();
+}
+
+Position SequenceTable::FillBegin(const proto::Shard& shard, const Part& part) const {
+  return std::clamp(FirstVisibleBlock(shard, part.move_end) * kSegmentTokens, part.begin, part.end);
+}
+
+int64_t SequenceTable::BlocksToFill(const SequenceState& sequence, const Part& part) const {
+  int64_t blocks = 0;
+  for (size_t s = sequence.fill_shard; s < sequence.shards.size(); ++s) {
+    const ShardState& shard = sequence.shards[s];
+    const BlockRange range = BlocksHolding(shard, FillBegin(shard.shard, part), part.end);
+    blocks += (range.last - range.first) * BlocksPerSet(shard.shard);
+  }
+  return blocks;
+}
+
+void SequenceTable::Fill(SequenceState& sequence, const Part& part) {
+  for (size_t s = sequence.fill_shard; s < sequence.shards.size(); ++s) {
+    ShardState& shard = sequence.shards[s];
+    // Cached sets beyond the agreed start go back: what comes is written to sets of its own.
+    const size_t keep = BlocksHolding(shard, 0, part.begin).last;
+    for (; shard.sets.size() > keep; shard.sets.pop_back())
+      if (shard.sets.back() != kNoBlockSet) index_.Release(shard.sets.back());
+    const BlockRange range = BlocksHolding(shard, FillBegin(shard.shard, part), part.end);
+    if (static_cast<int64_t>(shard.sets.size()) < range.last) shard.sets.resize(range.last, kNoBlockSet);
+    for (int64_t i = range.first; i < range.last; ++i) {
+      shard.sets[i] = pool_.Allocate(BlocksPerSet(shard.shard));
+      DT_CHECK(shard.sets[i] != kNoBlockSet, "room was made for this");
+    }
+  }
+  sequence.filled = part.end;
+  if (sequence.fill_shard > 0) return;
+  sequence.started = true;  // the next StepBegin stands at the end of the last part
+  sequence.ctx_len = part.begin;
+  sequence.q_len = static_cast<int>(part.end - part.begin);
+}
+
 absl::StatusOr<const SequenceState*> SequenceTable::Fork(const proto::ForkSequence& message) {
   const SequenceState* parent = Find(message.parent);
   if (parent == nullptr) return NotFound("fork: sequence ", message.parent.value(), " is not open here");
@@ -108,6 +179,7 @@ absl::StatusOr<const SequenceState*> SequenceTable::Fork(const proto::ForkSequen
   child->id = message.child;
   child->q_len = 0;
   child->micro_batch = SequenceState::kNoMicroBatch;
+  child->fill_shard = 0;
   child->ctx_len = message.ctx_len;
   // What the parent was going to hold beyond the fork names nothing here.
   child->hashes.resize(std::min<size_t>(child->hashes.size(), message.ctx_len / kSegmentTokens));
@@ -324,8 +396,8 @@ void SequenceTable::Append(SequenceState& sequence, int q_len, std::vector<Block
   sequence.q_len = q_len;
 }
 
-proto::WorkerStatus SequenceTable::status() const {
-  proto::WorkerStatus status;
+WorkerStatus SequenceTable::status() const {
+  WorkerStatus status;
   status.blocks_total = pool_.capacity();
   status.blocks_cached = index_.evictable_blocks();
   status.blocks_in_use = pool_.capacity() - pool_.free_blocks() - index_.evictable_blocks();

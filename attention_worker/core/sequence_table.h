@@ -36,8 +36,19 @@ struct SequenceState {
   Position ctx_len = 0;
   int q_len = 0;
   int64_t indexed_blocks = 0;             // blocks below this were offered to the prefix index
+  size_t fill_shard = 0;                  // a move brings the tokens of this shard and of those after it
+  Position filled = kNotFilled;           // so far
+  static constexpr Position kNotFilled = -1;
   int micro_batch = kNoMicroBatch;        // whose step it is in, or was in last; the worker core's
   static constexpr int kNoMicroBatch = -1;
+};
+
+// What a worker's memory is used for.
+struct WorkerStatus {
+  uint64_t blocks_total = 0;
+  uint64_t blocks_in_use = 0;  // referenced by live sequences or pins
+  uint64_t blocks_cached = 0;  // unreferenced, kept for prefix hits, evictable
+  uint64_t sequences = 0;
 };
 
 struct BlockCopy {
@@ -56,7 +67,21 @@ class SequenceTable {
 
   // See proto::OpenSequence. kInvalidArgument: a shard that this model does not have; kResourceExhausted: too many
   // sequences. On error nothing changes. The pointer stays valid until the sequence is released.
+  // With `extend`: kNotFound if the sequence is not open, kInvalidArgument for a shard that it has.
   absl::StatusOr<const SequenceState*> Open(const proto::OpenSequence& message);
+
+  // A part of a move: positions [begin, end) of [.., move_end) for the shards that Open gave the sequence last. The
+  // next part begins where this one ends. CheckFill, MakeRoom(BlocksToFill), Fill.
+  struct Part {
+    Position begin = 0;
+    Position end = 0;
+    Position move_end = 0;
+  };
+  absl::Status CheckFill(const SequenceState& sequence, const Part& part) const;
+  int64_t BlocksToFill(const SequenceState& sequence, const Part& part) const;
+  void Fill(SequenceState& sequence, const Part& part);
+  // Where the part begins in this shard: a windowed one needs only what will be visible. part.end: nowhere.
+  Position FillBegin(const proto::Shard& shard, const Part& part) const;
 
   // See proto::ForkSequence. kNotFound: no such parent; kInvalidArgument: it does not hold ctx_len tokens.
   absl::StatusOr<const SequenceState*> Fork(const proto::ForkSequence& message);
@@ -94,7 +119,7 @@ class SequenceTable {
   // written.
   void Append(SequenceState& sequence, int q_len, std::vector<BlockCopy>& copies);
 
-  proto::WorkerStatus status() const;
+  WorkerStatus status() const;
   const BlockPool& pool() const { return pool_; }
 
  private:
@@ -102,6 +127,7 @@ class SequenceTable {
     std::vector<BlockSetId> sets;
   };
 
+  absl::StatusOr<const SequenceState*> Extend(const proto::OpenSequence& message);
   PrefixKey KeyOf(const proto::Shard& shard, const proto::BlockHash& hash) const;
   uint32_t BlocksPerSet(const proto::Shard& shard) const;
   absl::Status ValidateShards(const std::vector<proto::Shard>& shards) const;

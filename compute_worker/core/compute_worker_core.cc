@@ -14,7 +14,11 @@ using proto::StepStatus;
 
 ComputeWorkerCore::ComputeWorkerCore(const proto::AttentionTable& table, StepProgram program,
                                      const ComputeWorkerOptions& options)
-    : table_(table), program_(std::move(program)), options_(options), micro_batches_(options.micro_batches) {}
+    : table_(table),
+      program_(std::move(program)),
+      options_(options),
+      micro_batches_(options.micro_batches),
+      scratch_(table_, options.prompt_blocks) {}
 
 void ComputeWorkerCore::AddAttentionWorker(const AttentionWorkerAddress& address) {
   for (AttentionWorkerAddress& known : workers_)
@@ -64,6 +68,9 @@ absl::Status ComputeWorkerCore::AddEntry(MicroBatch& batch, int index) const {
   const StepEntry& entry = batch.plan.entries[index];
   const int q_len = static_cast<int>(entry.tokens.size());
   std::vector<int> shards_of_part(batch.parts.size(), 0);
+  Position attend_end = proto::kOpenEnd;
+  for (const PromptEntry& prompt : batch.prompts)
+    if (prompt.entry == index) attend_end = prompt.part->begin;
   for (const proto::Shard& shard : entry.placement) {
     auto part = std::find_if(batch.parts.begin(), batch.parts.end(),
                              [&](const WorkerPart& p) { return p.worker == shard.worker && p.epoch == shard.epoch; });
@@ -74,7 +81,8 @@ absl::Status ComputeWorkerCore::AddEntry(MicroBatch& batch, int index) const {
       if (address == workers_.end())
         return NotFound("sequence ", entry.sequence.value(), ": attention worker ", shard.worker.value(), " of epoch ",
                         shard.epoch.value(), " is not connected");
-      WorkerPart fresh{address->worker, address->epoch, address->node, {}, {}, {}, false};
+      WorkerPart fresh{address->worker, address->epoch, address->node, {}, {}, {}, false, {}};
+      fresh.unanswered.reserve(options_.key_values_in_flight);
       fresh.layouts.resize(table_.group_count());
       part = batch.parts.insert(batch.parts.end(), std::move(fresh));
       shards_of_part.push_back(0);
@@ -82,10 +90,10 @@ absl::Status ComputeWorkerCore::AddEntry(MicroBatch& batch, int index) const {
     const size_t p = part - batch.parts.begin();
     auto& begin = part->begin.entries;
     if (begin.empty() || begin.back().sequence != entry.sequence)
-      begin.push_back({entry.sequence, entry.ctx_len, q_len, entry.block_hashes});
+      begin.push_back({entry.sequence, entry.ctx_len, q_len, entry.block_hashes, attend_end});
     // Layout entries index the step's entries of this worker on its side and of the plan on ours; offsets agree.
     part->layouts[shard.group.value()].Add(index, shards_of_part[p]++, shard.kv_heads, shard.tokens, entry.ctx_len,
-                                           q_len, table_.softmax(shard.group));
+                                           q_len, table_.softmax(shard.group), attend_end);
   }
   return absl::OkStatus();
 }
@@ -98,6 +106,30 @@ absl::Status ComputeWorkerCore::BuildParts(MicroBatch& batch) const {
     for (int group = 0; group < table_.group_count(); ++group)
       part.layouts[group].Finish(table_.softmax(LayerGroup(static_cast<uint16_t>(group))));
   return absl::OkStatus();
+}
+
+void ComputeWorkerCore::BeginPrompts(MicroBatch& batch) {
+  batch.prompts.clear();
+  for (size_t e = 0; e < batch.plan.entries.size(); ++e) {
+    const StepEntry& entry = batch.plan.entries[e];
+    const int q_len = static_cast<int>(entry.tokens.size());
+    if (q_len < options_.prompt_tokens) {
+      scratch_.Drop(entry.sequence);
+      continue;
+    }
+    const PromptScratch::Part* part = scratch_.Begin(entry.sequence, entry.ctx_len, q_len, /*more=*/!entry.sample);
+    if (part == nullptr) continue;
+    batch.prompts.push_back({static_cast<int>(e), part});
+    counters_.prompt_tokens_here += static_cast<uint64_t>(q_len);
+  }
+}
+
+void ComputeWorkerCore::EndPrompts(MicroBatch& batch, bool went_well) {
+  for (const PromptEntry& prompt : batch.prompts) {
+    const StepEntry& entry = batch.plan.entries[prompt.entry];
+    scratch_.End(entry.sequence, went_well, entry.ctx_len + static_cast<Position>(entry.tokens.size()));
+  }
+  batch.prompts.clear();
 }
 
 void ComputeWorkerCore::On(PlanArrived event, std::vector<Action>& actions) {
@@ -113,8 +145,12 @@ void ComputeWorkerCore::On(PlanArrived event, std::vector<Action>& actions) {
   MicroBatch& batch = micro_batches_[id.value()];
   batch.plan = std::move(event.plan);
   absl::Status status = CheckPlan(batch.plan);
-  if (status.ok()) status = BuildParts(batch);
+  if (status.ok()) {
+    BeginPrompts(batch);
+    status = BuildParts(batch);
+  }
   if (!status.ok()) {
+    EndPrompts(batch, /*went_well=*/false);
     failure.error = std::string(status.message());
     ++counters_.refused_plans;
     actions.push_back(FinishStep{id, std::move(failure)});
@@ -125,6 +161,12 @@ void ComputeWorkerCore::On(PlanArrived event, std::vector<Action>& actions) {
   batch.dense_in_flight = false;
   batch.stage = 0;
   batch.awaiting = 0;
+  batch.done.reset();
+  batch.hold_key_values = options_.hand_over_at_end && !batch.prompts.empty() &&
+                          std::all_of(batch.parts.begin(), batch.parts.end(), [](const WorkerPart& part) {
+                            return std::all_of(part.layouts.begin(), part.layouts.end(),
+                                               [](const proto::StepLayout& l) { return l.query_bytes == 0; });
+                          });
   ++counters_.steps;
   for (const WorkerPart& part : batch.parts)
     actions.push_back(SendStepBegin{part.node, part.epoch, batch.plan.step, id, part.begin});
@@ -147,16 +189,59 @@ void ComputeWorkerCore::Advance(MicroBatchId id, std::vector<Action>& actions) {
         actions.push_back(SendQuery{id, stage.index});
         break;
       case StageKind::kSendKeyValue:
+        if (batch.hold_key_values) break;
         actions.push_back(SendKeyValue{id, stage.index});
+        ExpectAnswers(batch, stage.index);
         break;
+      case StageKind::kAttendPrompts:
+        if (batch.prompts.empty()) break;
+        batch.dense_in_flight = true;
+        actions.push_back(AttendPrompts{id, stage.index});
+        return;
       case StageKind::kAwaitPartials:
-        if (batch.awaiting > 0) return;
+        if (!MayGoOn(batch)) return;
         break;
     }
     ++batch.stage;
   }
+  SendHeldKeyValues(id, actions);
   batch.dense_in_flight = true;
   actions.push_back(Sample{id});
+}
+
+void ComputeWorkerCore::SendHeldKeyValues(MicroBatchId id, std::vector<Action>& actions) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  if (!batch.hold_key_values) return;
+  for (const Stage& stage : program_) {
+    if (stage.kind != StageKind::kSendKeyValue) continue;
+    actions.push_back(SendKeyValue{id, stage.index});
+    ExpectAnswers(batch, stage.index);
+  }
+}
+
+// Nobody waits for the answer to k and v that came without a q, but their memory is in use until then.
+void ComputeWorkerCore::ExpectAnswers(MicroBatch& batch, int op) {
+  const uint16_t group = table_.op_group[op].value();
+  for (WorkerPart& part : batch.parts)
+    if (!part.layouts[group].items.empty() && part.layouts[group].query_bytes == 0) part.unanswered.push_back(op);
+}
+
+// All partials of the op are there, and the next op's k and v have somewhere to go.
+bool ComputeWorkerCore::MayGoOn(const MicroBatch& batch) const {
+  const size_t most = batch.hold_key_values ? table_.op_count() : options_.key_values_in_flight - 1;
+  return batch.awaiting == 0 && std::all_of(batch.parts.begin(), batch.parts.end(),
+                                            [&](const WorkerPart& part) { return part.unanswered.size() <= most; });
+}
+
+bool ComputeWorkerCore::TakeAnswer(MicroBatch& batch, const PartialArrived& event) {
+  for (WorkerPart& part : batch.parts) {
+    if (part.node != event.from || part.epoch != event.epoch || part.unanswered.empty() ||
+        part.unanswered.front() != event.op || !event.payload.empty())
+      continue;
+    part.unanswered.erase(part.unanswered.begin());
+    return true;
+  }
+  return false;
 }
 
 int ComputeWorkerCore::ExpectPartials(MicroBatch& batch, int op) {
@@ -164,7 +249,7 @@ int ComputeWorkerCore::ExpectPartials(MicroBatch& batch, int op) {
   int expected = 0;
   for (WorkerPart& part : batch.parts) {
     part.partial = {};
-    part.awaited = !part.layouts[group].items.empty();
+    part.awaited = part.layouts[group].query_bytes > 0;
     expected += part.awaited;
   }
   return expected;
@@ -187,6 +272,17 @@ ComputeWorkerCore::MicroBatch* ComputeWorkerCore::Running(MicroBatchId id, StepI
 
 void ComputeWorkerCore::On(PartialArrived event, std::vector<Action>& actions) {
   MicroBatch* batch = Running(event.micro_batch, event.step);
+  if (batch != nullptr && TakeAnswer(*batch, event)) {
+    const bool all = std::all_of(batch->parts.begin(), batch->parts.end(),
+                                 [](const WorkerPart& part) { return part.unanswered.empty(); });
+    if (batch->done.has_value()) {
+      if (all) Finish(*batch, *std::move(batch->done), actions);
+      return;
+    }
+    const bool waits = batch->stage < program_.size() && program_[batch->stage].kind == StageKind::kAwaitPartials;
+    if (waits && !batch->dense_in_flight && !batch->aborted && MayGoOn(*batch)) Advance(event.micro_batch, actions);
+    return;
+  }
   const bool in_program = batch != nullptr && event.op < table_.op_count() && batch->stage < program_.size() &&
                           program_[batch->stage].kind == StageKind::kAwaitPartials &&
                           program_[batch->stage].index == event.op;
@@ -198,7 +294,8 @@ void ComputeWorkerCore::On(PartialArrived event, std::vector<Action>& actions) {
         continue;
       part.awaited = false;
       part.partial = event.payload;
-      if (--batch->awaiting == 0 && !batch->aborted) Advance(event.micro_batch, actions);
+      --batch->awaiting;
+      if (MayGoOn(*batch) && !batch->aborted) Advance(event.micro_batch, actions);
       return;
     }
   }
@@ -248,7 +345,12 @@ void ComputeWorkerCore::On(SampleDone event, std::vector<Action>& actions) {
   MicroBatch& batch = micro_batches_[event.micro_batch.value()];
   if (!batch.running) return;
   batch.dense_in_flight = false;
-  Finish(batch, batch.aborted ? std::move(batch.failure) : std::move(event.result), actions);
+  if (batch.aborted) return Finish(batch, std::move(batch.failure), actions);
+  // Whoever runs the next step relies on what this one appended.
+  const bool all = std::all_of(batch.parts.begin(), batch.parts.end(),
+                               [](const WorkerPart& part) { return part.unanswered.empty(); });
+  if (all) return Finish(batch, std::move(event.result), actions);
+  batch.done = std::move(event.result);
 }
 
 void ComputeWorkerCore::On(StepFailed event, std::vector<Action>& actions) {
@@ -263,6 +365,7 @@ void ComputeWorkerCore::On(StepFailed event, std::vector<Action>& actions) {
 
 void ComputeWorkerCore::Finish(MicroBatch& batch, StepResult result, std::vector<Action>& actions) {
   batch.running = false;
+  EndPrompts(batch, result.status == StepStatus::kOk);
   actions.push_back(FinishStep{batch.plan.micro_batch, std::move(result)});
 }
 

@@ -1,12 +1,14 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "base/ids.h"
+#include "compute_worker/core/prompt_scratch.h"
 #include "compute_worker/core/step_program.h"
 #include "proto/attention_spec.h"
 #include "proto/sequence_frames.h"
@@ -20,7 +22,7 @@ namespace dovetail::compute {
 struct PlanArrived {
   proto::StepPlan plan;
 };
-struct DenseDone {  // the RunDense of this micro-batch has finished
+struct DenseDone {  // the RunDense or AttendPrompts of this micro-batch has finished
   MicroBatchId micro_batch;
 };
 struct PartialArrived {
@@ -77,6 +79,10 @@ struct SendKeyValue {
   MicroBatchId micro_batch;
   int op = 0;
 };
+struct AttendPrompts {  // PromptsOf(micro_batch), with the op's k and v appended to their blocks; ends with DenseDone
+  MicroBatchId micro_batch;
+  int op = 0;
+};
 struct Sample {  // final norm, head, choice of tokens; ends with SampleDone
   MicroBatchId micro_batch;
 };
@@ -84,7 +90,8 @@ struct FinishStep {
   MicroBatchId micro_batch;
   proto::StepResult result;
 };
-using Action = std::variant<SendStepBegin, PrepareStep, RunDense, SendQuery, SendKeyValue, Sample, FinishStep>;
+using Action =
+    std::variant<SendStepBegin, PrepareStep, RunDense, SendQuery, SendKeyValue, AttendPrompts, Sample, FinishStep>;
 
 // One attention worker's part in a micro-batch's step.
 struct WorkerPart {
@@ -95,6 +102,14 @@ struct WorkerPart {
   std::vector<proto::StepLayout> layouts;  // by layer group
   std::span<const std::byte> partial;      // of the op at hand, once it has arrived
   bool awaited = false;
+  // Ops whose k and v went without a q and were not answered yet, oldest first.
+  std::vector<int> unanswered;
+};
+
+// An entry of a step whose prompt is attended here from `part->begin` on; what comes before lies on attention workers.
+struct PromptEntry {
+  int entry = 0;
+  const PromptScratch::Part* part = nullptr;
 };
 
 struct AttentionWorkerAddress {
@@ -107,18 +122,25 @@ struct ComputeWorkerOptions {
   int micro_batches = 1;               // in flight, 1..16
   int max_step_tokens = 2048;
   int32_t vocab_size = 0;
+  // Prompts: an entry of so many new tokens is attended here, as far as the scratch goes; others on attention workers.
+  int prompt_tokens = 16;
+  uint32_t prompt_blocks = 0;     // of the scratch: 64 tokens x a KV head x an op; 0: all on attention workers
+  int key_values_in_flight = 4;   // ops whose k and v an attention worker has not answered: paces what prompts send
+  bool hand_over_at_end = false;  // k and v of steps that ask nothing go when all layers are done; then the above is
+                                  // the number of ops
 };
 
 struct ComputeWorkerCounters {
   uint64_t steps = 0;
   uint64_t refused_plans = 0;
   uint64_t dropped_frames = 0;         // late, repeated, of another epoch or step
+  uint64_t prompt_tokens_here = 0;     // attended by this worker
 };
 
 // The compute worker as a value: one state machine per micro-batch, from its plan through the layers to its result. It
-// sends q before k and v, waits for every partial, and owns nothing between steps. While one micro-batch waits for
-// attention another runs its dense pieces. Single-threaded; deterministic; no clock, socket or kernel. Allocates only
-// when a plan arrives.
+// sends q before k and v, waits for every partial, and owns nothing between steps but a scratch of prompts that it can
+// do without. While one micro-batch waits for attention another runs its dense pieces. Single-threaded; deterministic;
+// no clock, socket or kernel. Allocates only when a plan arrives.
 class ComputeWorkerCore {
  public:
   ComputeWorkerCore(const proto::AttentionTable& table, StepProgram program, const ComputeWorkerOptions& options);
@@ -132,6 +154,9 @@ class ComputeWorkerCore {
 
   const proto::StepPlan& PlanOf(MicroBatchId id) const { return micro_batches_[id.value()].plan; }
   const std::vector<WorkerPart>& PartsOf(MicroBatchId id) const { return micro_batches_[id.value()].parts; }
+  const std::vector<PromptEntry>& PromptsOf(MicroBatchId id) const { return micro_batches_[id.value()].prompts; }
+  const PromptScratch& scratch() const { return scratch_; }
+  const ComputeWorkerOptions& options() const { return options_; }
   const proto::AttentionTable& table() const { return table_; }
   const ComputeWorkerCounters& counters() const { return counters_; }
   bool running(MicroBatchId id) const { return micro_batches_[id.value()].running; }
@@ -144,6 +169,9 @@ class ComputeWorkerCore {
     bool dense_in_flight = false;
     proto::StepPlan plan;
     std::vector<WorkerPart> parts;
+    std::vector<PromptEntry> prompts;
+    bool hold_key_values = false;           // hand_over_at_end, and nothing is asked
+    std::optional<proto::StepResult> done;  // all but the last answers
     size_t stage = 0;
     int awaiting = 0;         // partials still to come
     proto::StepResult failure;
@@ -162,6 +190,12 @@ class ComputeWorkerCore {
   absl::Status CheckPlan(const proto::StepPlan& plan) const;
   absl::Status BuildParts(MicroBatch& batch) const;
   absl::Status AddEntry(MicroBatch& batch, int entry) const;
+  void BeginPrompts(MicroBatch& batch);
+  void EndPrompts(MicroBatch& batch, bool went_well);
+  void ExpectAnswers(MicroBatch& batch, int op);
+  bool MayGoOn(const MicroBatch& batch) const;
+  bool TakeAnswer(MicroBatch& batch, const PartialArrived& event);
+  void SendHeldKeyValues(MicroBatchId id, std::vector<Action>& actions);
   void Advance(MicroBatchId id, std::vector<Action>& actions);
   int ExpectPartials(MicroBatch& batch, int op);
   void Finish(MicroBatch& batch, proto::StepResult result, std::vector<Action>& actions);
@@ -172,6 +206,7 @@ class ComputeWorkerCore {
   const ComputeWorkerOptions options_;
   std::vector<AttentionWorkerAddress> workers_;
   std::vector<MicroBatch> micro_batches_;
+  PromptScratch scratch_;
   ComputeWorkerCounters counters_;
 };
 

@@ -9,6 +9,7 @@ enum class StageKind {
   kDense,          // run dense piece `index`
   kSendQuery,      // send q of attention op `index` to the workers of its layer group
   kSendKeyValue,   // send its k and v
+  kAttendPrompts,  // attend prompts of op `index` here, as far as their K and V are here
   kAwaitPartials,  // wait for what attention gave
 };
 

@@ -39,12 +39,14 @@ struct AttentionWorkerJoined {
   WorkerId worker;
   Epoch epoch;
   uint64_t kv_blocks = 0;  // capacity in KvBlocks: 64 tokens x one KV head x one attention op
+  double rate = 1;         // how fast it reads KV, in any unit that is the same for all
 };
 struct AttentionWorkerLost {  // what lay on it is gone: its sequences begin again elsewhere, from the token log
   WorkerId worker;
   Epoch epoch;
 };
-struct AttentionWorkerDraining {  // keeps what it has, gets nothing new; SchedulerCore::HoldsNothing says when it may go
+struct AttentionWorkerDraining {  // gets nothing new, and what it has moves to others; SchedulerCore::HoldsNothing says
+                                  // when it may go
   WorkerId worker;
   Epoch epoch;
 };
@@ -64,6 +66,11 @@ struct PrefixProbed {
   Epoch epoch;
   proto::PrefixProbed probed;
 };
+struct SequenceMoved {  // answer to MoveSequence
+  WorkerId worker;
+  Epoch epoch;
+  proto::SequenceMoved moved;
+};
 struct StepFinished {
   WorkerId compute_worker;
   proto::StepResult result;
@@ -72,7 +79,7 @@ struct Tick {};
 
 using Event = std::variant<RequestArrived, RequestCancelled, ChoiceStopped, RequestPaused, RequestResumed,
                            AttentionWorkerJoined, AttentionWorkerLost, AttentionWorkerDraining, ComputeWorkerJoined,
-                           ComputeWorkerLost, SequenceOpened, PrefixProbed, StepFinished, Tick>;
+                           ComputeWorkerLost, SequenceOpened, PrefixProbed, SequenceMoved, StepFinished, Tick>;
 
 // ---- actions ----
 
@@ -101,6 +108,12 @@ struct Unpin {
   Epoch epoch;
   proto::Unpin message;
 };
+struct MoveSequence {  // to the giver; the shell fills in the taker's node
+  WorkerId worker;
+  Epoch epoch;
+  WorkerId to;
+  proto::MoveSequence message;
+};
 struct RunStep {
   WorkerId compute_worker;
   proto::StepPlan plan;
@@ -109,6 +122,7 @@ struct EmitUpdate {  // already in the token log: may be shown
   GenerationUpdate update;
 };
 
-using Action = std::variant<OpenSequence, ForkSequence, ReleaseSequence, ProbePrefix, Unpin, RunStep, EmitUpdate>;
+using Action =
+    std::variant<OpenSequence, ForkSequence, ReleaseSequence, ProbePrefix, Unpin, MoveSequence, RunStep, EmitUpdate>;
 
 }  // namespace dovetail::scheduler

@@ -13,8 +13,12 @@ namespace dovetail::scheduler {
 void SchedulerCore::Impl::On(const AttentionWorkerJoined& event) {
   const bool restarted = budget_.IndexOf(event.worker).has_value();
   if (!restarted) ForgetLostWorkers();
-  budget_.Join(event.worker, event.epoch, event.kv_blocks);
-  if (restarted) RestartSequencesOn(event.worker, event.epoch);
+  budget_.Join(event.worker, event.epoch, event.kv_blocks, event.rate);
+  if (restarted) {
+    ForgetMovesTo(event.worker, event.epoch);
+    RestartSequencesOn(event.worker, event.epoch);
+  }
+  rebalance_ = true;
 }
 
 void SchedulerCore::Impl::Wait(Sequence& sequence) {
@@ -141,8 +145,9 @@ void SchedulerCore::Impl::Open(Sequence& sequence, proto::Placement placement) {
 void SchedulerCore::Impl::On(const SequenceOpened& event) {
   const auto at = incarnations_.find(event.opened.sequence);
   Sequence* sequence = at == incarnations_.end() ? nullptr : at->second;
-  const bool expected = sequence != nullptr && budget_.IsCurrent(event.worker, event.epoch) &&
-                        (sequence->phase == Phase::kOpening || sequence->phase == Phase::kForking);
+  const bool expected =
+      sequence != nullptr && budget_.IsCurrent(event.worker, event.epoch) &&
+      (sequence->phase == Phase::kOpening || sequence->phase == Phase::kForking || sequence->phase == Phase::kMoving);
   auto* awaited = expected ? std::find(sequence->awaited.begin(), sequence->awaited.end(), event.worker) : nullptr;
   if (!expected || awaited == sequence->awaited.end()) {
     ++stats_.late_events;
@@ -161,6 +166,7 @@ void SchedulerCore::Impl::On(const SequenceOpened& event) {
   }
   if (!sequence->awaited.empty()) return;
   if (sequence->phase == Phase::kOpening) return StartOpened(*sequence);
+  if (sequence->phase == Phase::kMoving) return OpenedByTaker(*sequence, event.opened.resumable.empty());
 
   const uint32_t wanted = static_cast<uint32_t>(sequence->ctx_len / kSegmentTokens);
   const auto& starts = sequence->resumable;
@@ -194,7 +200,7 @@ void SchedulerCore::Impl::StartOpened(Sequence& sequence) {
 void SchedulerCore::Impl::MakeReady(Sequence& sequence) {
   sequence.phase = Phase::kReady;
   int least = 0;
-  for (int i = 1; i < options_.micro_batches; ++i) {
+  for (int i = 1; i < micro_batches_in_use(); ++i) {
     if (micro_batches_[i].members.size() < micro_batches_[least].members.size()) least = i;
   }
   Enlist(sequence, least);
@@ -277,6 +283,10 @@ void SchedulerCore::Impl::FinishForks(RequestState& request) {
 void SchedulerCore::Impl::Release(Sequence& sequence) {
   DT_CHECK(!sequence.in_flight, "a sequence was released under a step");
   ++releases_;
+  if (sequence.phase == Phase::kMoving) {
+    ReleaseAtTaker(sequence);
+    EndMove(sequence);
+  }
   proto::ReleaseSequence message{.sequence = sequence.id, .ctx_len = sequence.stepped ? sequence.ctx_len : 0, .hashes = {}};
   if (options_.enable_prefix_caching && sequence.stepped) {
     AppendHashes(sequence, sequence.named_blocks, sequence.ctx_len / kSegmentTokens, message.hashes);

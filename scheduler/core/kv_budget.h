@@ -39,6 +39,7 @@ class KvBudget {
     Epoch epoch;
     uint64_t capacity = 0;
     uint64_t used = 0;
+    double rate = 1;        // AttentionWorkerJoined
     bool lost = false;      // sequences that lay on it may still be charged here until their steps return
     bool draining = false;  // keeps what it has
     bool usable() const { return !lost && !draining; }
@@ -50,7 +51,7 @@ class KvBudget {
   KvBudget(const proto::AttentionTable& table, int max_chunk) : table_(table), max_chunk_(max_chunk) {}
 
   // A worker that was known keeps its index and what is charged to it.
-  void Join(WorkerId id, Epoch epoch, uint64_t capacity);
+  void Join(WorkerId id, Epoch epoch, uint64_t capacity, double rate = 1);
   const std::vector<Worker>& workers() const { return workers_; }  // in the order they joined
   // Nothing new may lie on a lost or draining worker. Once nobody names a lost one any more, Forget() lets a newcomer take its index.
   void Lose(WorkerId id);

@@ -15,4 +15,12 @@ inline constexpr double kAdmissionSpare = 0.01;
 // How often a step that one sequence has to itself is tried again when a worker says that it is out of memory.
 inline constexpr int kOutOfMemoryRetries = 3;
 
+// How long a sequence may be on its way from one attention worker to another before it begins anew instead.
+inline constexpr absl::Duration kMoveTimeout = absl::Seconds(10);
+
+// How fast measured stage times follow the last step, and how many steps pass before the number of micro-batches may
+// change by one.
+inline constexpr double kStageTimesWeight = 0.125;
+inline constexpr int kStepsPerRotation = 32;
+
 }  // namespace dovetail::scheduler

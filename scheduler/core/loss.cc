@@ -3,7 +3,7 @@
 
 #include "scheduler/core/scheduler_impl.h"
 
-// Workers that go: lost ones at once, draining ones when nothing lies on them any more.
+// Workers that go: lost ones at once, draining ones when what lay on them has moved (moving.cc).
 
 namespace dovetail::scheduler {
 
@@ -15,6 +15,7 @@ void SchedulerCore::Impl::On(const AttentionWorkerLost& event) {
   const int index = *budget_.IndexOf(event.worker);
   budget_.Lose(event.worker);
   EndProbesOf(index);
+  ForgetMovesTo(event.worker, /*but_not_of=*/std::nullopt);
   RestartSequencesOn(event.worker, /*but_not_of=*/std::nullopt);
 }
 

@@ -8,13 +8,54 @@ namespace {
 
 Position RoundUp(Position tokens) { return BlocksOf(tokens) * kSegmentTokens; }
 
+// Hands out things one by one, each to whom it brings least beyond its part; the first of `order` among equals.
+class Dealer {
+ public:
+  Dealer(const std::vector<KvBudget::Worker>& workers, const std::vector<int>& order)
+      : order_(order), parts_(FairParts(workers)), dealt_(workers.size(), 0) {}
+
+  int Next() {
+    int best = order_.front();
+    for (const int worker : order_) {
+      if ((dealt_[worker] + 1) * parts_[best] < (dealt_[best] + 1) * parts_[worker]) best = worker;
+    }
+    ++dealt_[best];
+    return best;
+  }
+  int dealt(int worker) const { return static_cast<int>(dealt_[worker]); }
+
+ private:
+  const std::vector<int>& order_;
+  const std::vector<double> parts_;
+  std::vector<double> dealt_;
+};
+
 }  // namespace
+
+std::vector<double> FairParts(const std::vector<KvBudget::Worker>& workers) {
+  double capacity = 0, rate = 0;
+  for (const KvBudget::Worker& worker : workers) {
+    if (!worker.usable()) continue;
+    capacity += static_cast<double>(worker.capacity);
+    rate += worker.rate;
+  }
+  std::vector<double> parts;
+  for (const KvBudget::Worker& worker : workers) {
+    const double of_memory = capacity > 0 ? static_cast<double>(worker.capacity) / capacity : 0;
+    parts.push_back(worker.usable() ? std::min(of_memory, worker.rate / rate) : 0);
+  }
+  return parts;
+}
 
 std::vector<int> EmptiestFirst(const std::vector<KvBudget::Worker>& workers) {
   std::vector<int> order(workers.size());
   std::iota(order.begin(), order.end(), 0);
   std::erase_if(order, [&](int worker) { return !workers[worker].usable(); });
+  const std::vector<double> parts = FairParts(workers);
   std::sort(order.begin(), order.end(), [&](int a, int b) {
+    const double of_a = static_cast<double>(workers[a].used) * parts[b];
+    const double of_b = static_cast<double>(workers[b].used) * parts[a];
+    if (of_a != of_b) return of_a < of_b;
     if (workers[a].free() != workers[b].free()) return workers[a].free() > workers[b].free();
     return workers[a].id < workers[b].id;
   });
@@ -40,11 +81,15 @@ proto::Placement SplitHeads(const proto::AttentionTable& table, const std::vecto
   for (int g = 0; g < table.group_count(); ++g) {
     const LayerGroup group(static_cast<uint16_t>(g));
     const int heads = table.softmax(group).kv_heads;
-    const int parts = std::min({static_cast<int>(order.size()), heads, proto::kMaxShards / table.group_count()});
+    const int most = std::min<int>(static_cast<int>(order.size()), proto::kMaxShards / table.group_count());
+    const std::vector<int> takers(order.begin(), order.begin() + most);
+    Dealer dealer(workers, takers);
+    for (int head = 0; head < heads; ++head) dealer.Next();
     int begin = 0;
-    for (int part = 0; part < parts; ++part) {
-      const int size = heads / parts + (part < heads % parts ? 1 : 0);
-      const KvBudget::Worker& worker = workers[order[part]];
+    for (const int taker : takers) {
+      const int size = dealer.dealt(taker);
+      if (size == 0) continue;
+      const KvBudget::Worker& worker = workers[taker];
       placement.push_back({.group = group,
                            .worker = worker.id,
                            .epoch = worker.epoch,
@@ -68,8 +113,9 @@ proto::Placement SplitTokens(const proto::AttentionTable& table, const std::vect
   proto::Placement placement;
   for (int g = 0; g < table.group_count(); ++g) {
     const LayerGroup group(static_cast<uint16_t>(g));
+    Dealer dealer(workers, order);
     for (Position shard = 0; shard < count; ++shard) {
-      const KvBudget::Worker& worker = workers[order[shard % workers_used]];
+      const KvBudget::Worker& worker = workers[dealer.Next()];
       const bool last = shard + 1 == count;
       placement.push_back({.group = group,
                            .worker = worker.id,

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "scheduler/core/limits.h"
 #include "scheduler/core/scheduler_impl.h"
 
 // What is in a step: a token of every running sequence, then as much of the prompts as the budget leaves, in equal parts for tenants.
@@ -23,7 +24,8 @@ void SchedulerCore::Impl::Plan() {
   // The one that has waited longest first, so that no micro-batch always finds the KV taken.
   std::vector<int>& idle = idle_scratch_;
   idle.clear();
-  for (int i = 0; i < options_.micro_batches; ++i) {
+  EmptyUnused();
+  for (int i = 0; i < micro_batches_in_use(); ++i) {
     if (!micro_batches_[i].in_flight && !micro_batches_[i].held) idle.push_back(i);
   }
   std::sort(idle.begin(), idle.end(), [&](int a, int b) {
@@ -32,11 +34,55 @@ void SchedulerCore::Impl::Plan() {
   for (int index : idle) PlanStep(index);
 }
 
+// Each compute worker has as many; a micro-batch belongs to one of them at a time.
+int SchedulerCore::Impl::micro_batches_in_use() const {
+  const int workers = std::max(1, static_cast<int>(compute_workers_.size()));
+  const int of_each = options_.adapt_micro_batches ? rotation_ : options_.micro_batches;
+  return std::min(of_each * workers, kMaxMicroBatches);
+}
+
+// Fewer are in use than were: the members of the others go on in those.
+void SchedulerCore::Impl::EmptyUnused() {
+  for (int i = micro_batches_in_use(); i < kMaxMicroBatches; ++i) {
+    MicroBatch& unused = micro_batches_[i];
+    if (unused.in_flight || unused.members.empty()) continue;
+    const std::vector<Sequence*> members = std::exchange(unused.members, {});
+    for (Sequence* sequence : members) {
+      int least = 0;
+      for (int j = 1; j < micro_batches_in_use(); ++j) {
+        if (micro_batches_[j].members.size() < micro_batches_[least].members.size()) least = j;
+      }
+      Enlist(*sequence, least);
+    }
+  }
+}
+
+// Every so many steps the number of micro-batches goes one step towards what the times ask for: smaller batches change
+// the times.
+void SchedulerCore::Impl::NoteTimes(const proto::StepTimings& timings) {
+  if (timings.total_us <= 0) return;
+  const double ops = options_.attention.op_count();
+  const double wire = static_cast<double>(timings.attention_wait_us - timings.attention_us);
+  const StageTimes now{.dense_us = static_cast<double>(timings.dense_us + timings.prompt_us) / ops,
+                       .attention_us = static_cast<double>(timings.attention_us) / ops,
+                       .hop_us = std::max(0.0, wire) / ops / 2};
+  const double weight = stage_times_ == StageTimes{} ? 1 : kStageTimesWeight;
+  const auto smooth = [&](double& value, double measured) { value += weight * (measured - value); };
+  smooth(stage_times_.dense_us, now.dense_us);
+  smooth(stage_times_.attention_us, now.attention_us);
+  // With several micro-batches an answer also waits until the compute worker looks.
+  if (rotation_ == 1 || now.hop_us < stage_times_.hop_us) smooth(stage_times_.hop_us, now.hop_us);
+  if (!options_.adapt_micro_batches || ++steps_measured_ < kStepsPerRotation) return;
+  steps_measured_ = 0;
+  const int wanted = PlanRotation(stage_times_, options_.micro_batches).micro_batches;
+  rotation_ += wanted > rotation_ ? 1 : wanted < rotation_ ? -1 : 0;
+}
+
 void SchedulerCore::Impl::Balance(int index) {
   auto& members = micro_batches_[index].members;
   for (;;) {
     int least = index;
-    for (int i = 0; i < options_.micro_batches; ++i) {
+    for (int i = 0; i < micro_batches_in_use(); ++i) {
       if (micro_batches_[i].members.size() < micro_batches_[least].members.size()) least = i;
     }
     if (members.size() <= micro_batches_[least].members.size() + 1) return;

@@ -31,6 +31,7 @@ void SchedulerCore::Impl::On(const StepFinished& event) {
                                    [](const proto::EntryResult& got, const PlannedEntry& asked) { return got.sequence == asked.id; });
   if (!complete) return Fail(batch, "the step's result does not list the step's sequences");
   ++stats_.steps;
+  NoteTimes(result.timings);
   admission_held_ = false;
   batch.out_of_memory_in_a_row = 0;
   for (size_t i = 0; i < batch.entries.size(); ++i) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "scheduler/core/limits.h"
 #include "scheduler/core/scheduler_impl.h"
 
 namespace dovetail::scheduler {
@@ -23,7 +24,7 @@ bool SchedulerCore::HoldsNothing(WorkerId worker) const { return impl_->HoldsNot
 SchedulerCore::Impl::Impl(const SchedulerOptions& options, uint64_t seed)
     : options_(options),
       budget_(options_.attention, options_.max_num_batched_tokens),
-      micro_batches_(options.micro_batches),
+      micro_batches_(kMaxMicroBatches),
       placement_turn_(seed) {
   const absl::Status status = options_.Validate();
   DT_CHECK(status.ok(), std::string(status.message()));
@@ -34,6 +35,7 @@ void SchedulerCore::Impl::Handle(const Event& event, absl::Time now, std::vector
   actions_ = &actions;
   std::visit([this](const auto& e) { On(e); }, event);
   ExpireProbes();
+  ExpireMoves();
   Pump();
   ForgetFinished();
   actions_ = nullptr;
@@ -42,6 +44,7 @@ void SchedulerCore::Impl::Handle(const Event& event, absl::Time now, std::vector
 void SchedulerCore::Impl::Pump() {
   for (;;) {
     Admit();
+    StartMoves();
     const uint64_t releases = releases_;
     Plan();
     // While a step is in flight its end brings us back. Without one, whatever planning gave up must find its next owner now.
@@ -53,7 +56,10 @@ void SchedulerCore::Impl::Pump() {
 }
 
 absl::Time SchedulerCore::Impl::NextDeadline() const {
-  return probing_.empty() ? absl::InfiniteFuture() : probing_.front()->probe_deadline;
+  absl::Time deadline = absl::InfiniteFuture();
+  if (!probing_.empty()) deadline = probing_.front()->probe_deadline;
+  if (!moving_.empty()) deadline = std::min(deadline, moving_.front()->move.deadline);
+  return deadline;
 }
 
 SchedulerStats SchedulerCore::Impl::stats() const {
@@ -62,6 +68,8 @@ SchedulerStats SchedulerCore::Impl::stats() const {
   stats.waiting_requests = waiting_;
   stats.paused_requests = paused_;
   stats.kv_usage = budget_.fullest_usage();
+  stats.micro_batches = micro_batches_in_use();
+  stats.stage_times = stage_times_;
   return stats;
 }
 

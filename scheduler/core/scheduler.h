@@ -7,6 +7,7 @@
 #include "base/status.h"
 #include "proto/attention_spec.h"
 #include "scheduler/core/events.h"
+#include "scheduler/core/rotation_plan.h"
 
 namespace dovetail::scheduler {
 
@@ -18,7 +19,8 @@ struct SchedulerOptions {
   int max_num_batched_tokens = 2048;  // new tokens of a step
   int max_model_len = 2048;           // prompt + output tokens of a sequence
   int max_queued_requests = 4096;     // waiting; one more is refused (kResourceExhausted), or kAborted: the last of the tenant with most
-  int micro_batches = 1;              // steps in flight
+  int micro_batches = 1;              // steps in flight of each compute worker
+  bool adapt_micro_batches = false;   // as many of them as measured stage times ask for (rotation_plan.h)
   bool enable_prefix_caching = true;
   bool enable_chunked_prefill = true;
   PlacementPolicy placement = PlacementPolicy::kRequest;
@@ -40,7 +42,10 @@ struct SchedulerStats {
   uint64_t prefix_queries = 0;        // tokens asked for
   uint64_t prefix_hits = 0;           // tokens found
   uint64_t steps = 0;
+  uint64_t moves = 0;                 // of sequences between attention workers
   uint64_t late_events = 0;           // unknown or late, dropped
+  int micro_batches = 1;              // in use
+  StageTimes stage_times;             // of a layer, lately
 };
 
 // Decides everything the cluster does, and does nothing itself. Single-threaded, deterministic: the same events at the same times give

@@ -86,6 +86,22 @@ class SchedulerCore::Impl {
   bool NamedByAnyone(WorkerId worker) const;
   void RepeatStep(MicroBatch& batch);
 
+  // moving.cc
+  void On(const SequenceMoved& event);
+  void StartMoves();
+  void LeaveDrainingWorkers();
+  void Rebalance();
+  bool MayMove(const Sequence& sequence) const;
+  bool MoveAway(Sequence& sequence, int from, int to);
+  Charges WhileMoving(const Sequence& sequence, int from, const Charges& after) const;
+  void OpenedByTaker(Sequence& sequence, bool refused);
+  void FinishMove(Sequence& sequence);
+  void EndMove(Sequence& sequence);
+  void ReleaseAtTaker(const Sequence& sequence);
+  void ForgetMovesTo(WorkerId worker, std::optional<Epoch> but_not_of);
+  void ExpireMoves();
+  std::optional<uint16_t> FreeMoveSlot() const;
+
   // incarnation.cc
   void TakeSlot(Sequence& sequence);
   void GiveBackSlot(Sequence& sequence);
@@ -129,6 +145,9 @@ class SchedulerCore::Impl {
   // planning.cc
   void On(const ComputeWorkerJoined& event);
   void Plan();
+  int micro_batches_in_use() const;
+  void EmptyUnused();
+  void NoteTimes(const proto::StepTimings& timings);
   void PlanStep(int index);
   void Balance(int index);
   void ChooseDecodes(MicroBatch& batch, int& budget);
@@ -173,11 +192,16 @@ class SchedulerCore::Impl {
   absl::flat_hash_map<uint64_t, Sequence*> probes_;                          // by pin id; looked up, never iterated
   std::vector<Sequence*> active_;      // all that hold a slot, in the order of admission
   std::deque<Sequence*> probing_;      // by deadline
+  std::vector<Sequence*> moving_;      // at most proto::kMoveSlots, by deadline
+  bool rebalance_ = false;             // a worker joined: others may have much more to do than it
   std::vector<MicroBatch> micro_batches_;
   std::vector<WorkerId> compute_workers_;
   std::vector<RequestId> finished_;    // to be forgotten when this event is done
   std::vector<Sequence*> scratch_, chosen_;
   std::vector<int> idle_scratch_;
+  StageTimes stage_times_;  // of a layer; smoothed
+  int steps_measured_ = 0;  // since the number of micro-batches was last looked at
+  int rotation_ = 1;        // micro-batches of each compute worker, with adapt_micro_batches
   int reserved_slots_ = 0;
   int waiting_ = 0;                    // sequences in Phase::kWaiting
   int paused_ = 0;

@@ -26,8 +26,20 @@ enum class Phase : uint8_t {
   kProbing,   // attention workers were asked what they hold of its prompt; holds a slot
   kOpening,   // OpenSequence is out; holds a slot and KV, as all below
   kForking,   // ForkSequence is out
+  kMoving,    // another worker takes over what one holds of it; in no step meanwhile
   kReady,     // may be in steps
   kEnded,     // the choice is over; a step in flight may still contain it
+};
+
+// What is under way while a sequence is kMoving. It keeps its placement until the end.
+struct Move {
+  WorkerId from, to;
+  Epoch from_epoch, to_epoch;
+  uint16_t slot = 0;
+  StepId step;                 // kNone until the taker has opened it
+  bool extends = false;        // the taker held some of it before
+  proto::Placement placement;  // once it has moved
+  absl::Time deadline;
 };
 
 // One choice of a request: its tokens, and the incarnation that holds KV for them now. Preemption ends an incarnation, not a choice.
@@ -59,6 +71,8 @@ struct Sequence {
   int planned = 0;            // new tokens in the step being built
   bool history_seen = false;  // by `history_worker`
   WorkerId history_worker;
+
+  Move move;  // while kMoving
 
   // Before placement.
   bool probed = false;

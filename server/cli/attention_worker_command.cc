@@ -10,6 +10,7 @@ absl::Status RunAttentionWorker(const AttentionWorkerFlags& flags) {
   attention::AttentionWorkerMainOptions role;
   DT_ASSIGN_OR_RETURN(role.kv_bytes, ParseBytes("--kv-capacity", flags.kv_capacity));
   if (role.kv_bytes == 0) return InvalidArgument("--kv-capacity: a worker of no bytes holds no token; write 8GiB");
+  role.trace_file = flags.trace_file;
   EngineFlags device_flags;
   device_flags.threads = flags.threads;
   DT_ASSIGN_OR_RETURN(const auto device, CreateDevice(device_flags));
@@ -19,7 +20,8 @@ absl::Status RunAttentionWorker(const AttentionWorkerFlags& flags) {
   DT_ASSIGN_OR_RETURN(options.security, SecurityOf(flags.control));
   options.role = control::Role::kAttentionWorker;
   options.name = flags.name.empty() ? DefaultName("attention") : flags.name;
-  options.capabilities = {role.kv_bytes, static_cast<int>(std::thread::hardware_concurrency()),
+  options.capabilities = {role.kv_bytes,
+                          flags.threads > 0 ? flags.threads : static_cast<int>(std::thread::hardware_concurrency()),
                           control::MeasureMemoryBandwidth(), device->name()};
   options.join_timeout = absl::Seconds(flags.join_timeout);
   control::WorkerMain worker(options, std::move(connectors),

@@ -10,6 +10,7 @@
 #include "bench/engine/memory_rate.h"
 #include "bench/engine/statistics.h"
 #include "server/cli/command_line.h"
+#include "server/remote_engine.h"
 
 namespace dovetail::cli {
 namespace {
@@ -20,6 +21,24 @@ constexpr int kMaxTokens = 1 << 20;
 constexpr int kMaxBatch = 4096;
 constexpr int kWarmUpTokens = 8;
 
+// Where the time of steps went, in microseconds.
+struct Parts {
+  int64_t steps = 0, tokens = 0;
+  double total = 0, dense = 0, prompts = 0, attention = 0, wire = 0, sample = 0;
+  double bubble() const { return std::max(0.0, total - dense - prompts - attention - wire - sample); }
+
+  void Add(const server::StepSample& step) {
+    ++steps;
+    tokens += step.new_tokens;
+    total += static_cast<double>(step.total_us);
+    dense += static_cast<double>(step.dense_us);
+    prompts += static_cast<double>(step.prompt_us);
+    attention += static_cast<double>(step.attention_us);
+    wire += static_cast<double>(std::max<int64_t>(0, step.attention_wait_us - step.attention_us));
+    sample += static_cast<double>(step.sample_us);
+  }
+};
+
 // One row of the report.
 struct Measurement {
   std::string name;
@@ -27,6 +46,7 @@ struct Measurement {
   int prompt_tokens = 0, output_tokens = 0;
   std::function<absl::StatusOr<bench::Window>()> run;
   std::vector<double> tokens_per_s{};
+  Parts parts{};  // of all rounds
 
   // Seconds between two tokens of one sequence.
   double SecondsPerToken() const { return sequences / bench::Summarize(tokens_per_s).median; }
@@ -57,6 +77,14 @@ void PrintTable(const Report& report) {
     else
       std::printf(" %10.2f %15.0f%%\n", row.SecondsPerToken() * 1e3, report.ShareOfMemoryLimit(row) * 100);
   }
+  std::printf("\n%-34s %10s %9s %9s %9s %9s %9s %9s\n", "us per step", "step", "dense", "prompts", "attention", "wire",
+              "sample", "bubble");
+  for (const Measurement& row : report.measurements) {
+    const Parts& p = row.parts;
+    const double n = static_cast<double>(std::max<int64_t>(1, p.steps));
+    std::printf("%-34s %10.0f %9.0f %9.0f %9.0f %9.0f %9.0f %9.0f\n", row.name.c_str(), p.total / n, p.dense / n,
+                p.prompts / n, p.attention / n, p.wire / n, p.sample / n, p.bubble() / n);
+  }
 }
 
 void PrintJson(const Report& report) {
@@ -69,6 +97,10 @@ void PrintJson(const Report& report) {
                                    {"output_tokens", row.output_tokens},
                                    {"tokens_per_s", {{"median", speed.median}, {"min", speed.min}, {"max", speed.max}, {"all", row.tokens_per_s}}},
                                    {"ms_per_token", row.SecondsPerToken() * 1e3}};
+    const Parts& p = row.parts;
+    json["steps"] = {{"count", p.steps},    {"new_tokens", p.tokens},  {"total_us", p.total},
+                     {"dense_us", p.dense}, {"prompts_us", p.prompts}, {"attention_us", p.attention},
+                     {"wire_us", p.wire},   {"sample_us", p.sample},   {"bubble_us", p.bubble()}};
     if (!IsPrefill(row)) json["share_of_memory_limit"] = report.ShareOfMemoryLimit(row);
     rows.push_back(std::move(json));
   }
@@ -153,6 +185,12 @@ void AddBenchFlags(CLI::App& command, BenchFlags& flags) {
       ->check(WholeNumber(1, kMaxTokens))
       ->type_name("N")
       ->group("Measurement");
+  command
+      .add_option(
+          "--scheduler", flags.scheduler,
+          "Measure the cluster of this scheduler, with MODEL's vocabulary, in place of an engine in this process")
+      ->type_name("HOST:PORT")
+      ->group("Measurement");
   command.add_option("--repeat", flags.repeat, "Rounds; a round takes every measurement once")
       ->check(WholeNumber(1, 1000))
       ->type_name("N")
@@ -160,8 +198,46 @@ void AddBenchFlags(CLI::App& command, BenchFlags& flags) {
   command.add_flag("--json", flags.json, "Print JSON with every value")->group("Measurement");
 }
 
+namespace {
+
+absl::Status Measure(const BenchFlags& flags, server::Engine& engine, int vocab_size, Report& report) {
+  bench::PromptSource prompts{vocab_size, flags.engine.seed.value_or(0) + 1};
+  DT_RETURN_IF_ERROR(bench::MeasureDecode(engine, prompts, kWarmUpTokens).status());
+  if (flags.prompt_tokens > 0) DT_RETURN_IF_ERROR(bench::MeasurePrefill(engine, prompts, flags.prompt_tokens).status());
+  report.measurements = Plan(flags, engine, prompts);
+  for (int round = 0; round < flags.repeat; ++round)
+    for (Measurement& row : report.measurements) {
+      engine.TakeStepSamples();
+      auto window = row.run();
+      if (!window.ok()) return Annotate(window.status(), row.name);
+      row.tokens_per_s.push_back(window->tokens_per_s());
+      for (const server::StepSample& step : engine.TakeStepSamples()) row.parts.Add(step);
+    }
+  if (flags.json)
+    PrintJson(report);
+  else
+    PrintTable(report);
+  return absl::OkStatus();
+}
+
+absl::Status MeasureCluster(const BenchFlags& flags) {
+  DT_ASSIGN_OR_RETURN(const auto engine, server::RemoteEngine::Connect({flags.scheduler, {}, absl::Seconds(60), {}}));
+  DT_RETURN_IF_ERROR(CheckLengths(flags, engine->max_model_len()));
+  DT_ASSIGN_OR_RETURN(const auto device, CreateDevice(flags.engine));
+  const auto stream = device->CreateStream();
+  Report report;
+  report.model = engine->model().name;
+  report.threads = stream->pool().threads();
+  report.weight_bytes = static_cast<double>(engine->model().weight_bytes);
+  DT_ASSIGN_OR_RETURN(report.read_bytes_per_s, bench::MeasureReadRate(stream->pool()));
+  return Measure(flags, *engine, static_cast<int>(engine->model().vocab_size), report);
+}
+
+}  // namespace
+
 absl::Status RunBench(const BenchFlags& flags) {
   DT_RETURN_IF_ERROR(CheckFlags(flags));
+  if (!flags.scheduler.empty()) return MeasureCluster(flags);
   DT_ASSIGN_OR_RETURN(const RunningEngine engine, StartEngine(flags.engine, TerminalProgress("loading")));
   DT_RETURN_IF_ERROR(CheckLengths(flags, engine.max_model_len));
   const auto stream = engine.device->CreateStream();
@@ -170,22 +246,7 @@ absl::Status RunBench(const BenchFlags& flags) {
   report.threads = stream->pool().threads();
   report.weight_bytes = static_cast<double>(engine.model->weight_bytes);
   DT_ASSIGN_OR_RETURN(report.read_bytes_per_s, bench::MeasureReadRate(stream->pool()));
-
-  bench::PromptSource prompts{static_cast<int>(engine.model->config().vocab_size), flags.engine.seed.value_or(0) + 1};
-  DT_RETURN_IF_ERROR(bench::MeasureDecode(*engine.cluster, prompts, kWarmUpTokens).status());
-  if (flags.prompt_tokens > 0) DT_RETURN_IF_ERROR(bench::MeasurePrefill(*engine.cluster, prompts, flags.prompt_tokens).status());
-  report.measurements = Plan(flags, *engine.cluster, prompts);
-  for (int round = 0; round < flags.repeat; ++round)
-    for (Measurement& row : report.measurements) {
-      auto window = row.run();
-      if (!window.ok()) return Annotate(window.status(), row.name);
-      row.tokens_per_s.push_back(window->tokens_per_s());
-    }
-  if (flags.json)
-    PrintJson(report);
-  else
-    PrintTable(report);
-  return absl::OkStatus();
+  return Measure(flags, *engine.cluster, static_cast<int>(engine.model->config().vocab_size), report);
 }
 
 }  // namespace dovetail::cli

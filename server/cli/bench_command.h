@@ -10,6 +10,7 @@ namespace dovetail::cli {
 
 struct BenchFlags {
   EngineFlags engine;
+  std::string scheduler;          // of a running cluster to be measured; empty: the engine in this process
   int prompt_tokens = 512;        // of the prefill measurement; 0: none
   int output_tokens = 128;        // of the single-stream measurement; 0: none
   std::vector<int> batch = {16, 64};

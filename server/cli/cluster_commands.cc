@@ -131,6 +131,11 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
       ->check(WholeNumber(0, 256, "0 takes one per core"))
       ->type_name("N")
       ->group("Device");
+  attention
+      .add_option("--trace-file", attention_.trace_file,
+                  "Write what it did when, as a Chrome trace, at the end (chrome://tracing shows it)")
+      ->type_name("FILE")
+      ->group("Device");
   AddSecurityFlags(attention, attention_.control);
   AddDataFlags(attention, attention_.data);
   attention.callback([this, report] { report(RunAttentionWorker(attention_)); });
@@ -175,8 +180,9 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
   AddSecurityFlags(status, status_);
   status.callback([this, report] { report(RunStatus(status_)); });
 
-  CLI::App& drain = AddCommand(app, "drain", "Let a worker leave a cluster once its sequences have ended",
-                               "  dovetail drain attention-2 --scheduler 10.0.0.5:7100\n");
+  CLI::App& drain =
+      AddCommand(app, "drain", "Let a worker leave a cluster: what it holds moves to others, then it ends",
+                 "  dovetail drain attention-2 --scheduler 10.0.0.5:7100\n");
   drain.add_option("WORKER", drained_, "Its name or number, as `dovetail status` prints them")->required();
   AddSchedulerAddressFlag(drain, drain_);
   AddSecurityFlags(drain, drain_);

@@ -28,6 +28,7 @@ struct AttentionWorkerFlags {
   std::string kv_capacity;
   std::string name;
   int threads = 0;
+  std::string trace_file;
   int join_timeout = 30;
   ControlFlags control;
   DataFlags data;

@@ -27,10 +27,11 @@ absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
                                                             model->weight_bytes, options.files));
   LogInfo("loaded ", options.model->name, ": ", model->weight_bytes >> 20, " MiB of weights");
   const uint64_t digest = options.model->digest;
-  control::WorkerMain worker(options, std::move(connectors),
-                             [&](transport::Connector& connector, const control::JoinReply&) {
-                               return compute::MakeComputeWorker(*model, digest, *device, connector);
-                             });
+  DT_ASSIGN_OR_RETURN(const compute::ComputeWorkerTuning tuning, TuningOf(flags.engine));
+  control::WorkerMain worker(
+      options, std::move(connectors), [&](transport::Connector& connector, const control::JoinReply&) {
+        return compute::MakeComputeWorker(*model, digest, *device, connector, tuning, flags.engine.trace_file);
+      });
   return stop.RunUntil([&] { return worker.Run(); }, [&] { worker.Stop(); });
 }
 

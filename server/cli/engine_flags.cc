@@ -16,6 +16,8 @@
 
 namespace dovetail::cli {
 
+constexpr int kMostAdaptedMicroBatches = 4;
+
 void AddWeightFlags(CLI::App& command, EngineFlags& flags) {
   command.add_option("--dtype", flags.dtype,
                      "Weights: auto keeps quantised blocks and otherwise the file's type; or float32, bfloat16")
@@ -31,6 +33,27 @@ void AddWeightFlags(CLI::App& command, EngineFlags& flags) {
   command.add_option("--threads", flags.threads, "Compute threads that all workers share; 0: one per core")
       ->check(WholeNumber(0, kernels::ThreadPool::kMaxThreads, "0 takes one per core"))
       ->type_name("N")
+      ->group("Device");
+  command
+      .add_flag("--q-first,!--no-q-first", flags.q_first,
+                "Send q before k and v are computed, so that attention begins earlier [on]")
+      ->group("Disaggregation");
+  command
+      .add_option("--prompt-scratch", flags.prompt_scratch,
+                  "Memory for K and V of prompts that the compute worker attends itself, as 512MiB; 0: prompts are "
+                  "attended on attention workers; auto: a few steps")
+      ->type_name("SIZE")
+      ->group("Disaggregation");
+  command
+      .add_option("--hand-over", flags.hand_over,
+                  "When K and V of prompts go to attention workers: layers (as they are computed), or end (of a step)")
+      ->check(OneOf({"layers", "end"}))
+      ->type_name("WHEN")
+      ->group("Disaggregation");
+  command
+      .add_option("--trace-file", flags.trace_file,
+                  "Write what each worker did when, as a Chrome trace, at the end (chrome://tracing shows it)")
+      ->type_name("FILE")
       ->group("Device");
 }
 
@@ -71,9 +94,11 @@ void AddSchedulerFlags(CLI::App& command, EngineFlags& flags) {
       ->check(OneOf({"request", "heads", "tokens", "mixed"}))
       ->type_name("HOW")
       ->group("Disaggregation");
-  command.add_option("--micro-batches", flags.micro_batches,
-                     "Steps in flight: while one is in dense layers another is in attention")
-      ->check(WholeNumber(1, scheduler::kMaxMicroBatches))
+  command
+      .add_option("--micro-batches", flags.micro_batches,
+                  "Steps in flight of a compute worker: while one is in dense layers another is in attention; 0: as "
+                  "many as the measured times ask for")
+      ->check(WholeNumber(0, scheduler::kMaxMicroBatches, "0 measures"))
       ->type_name("N")
       ->group("Disaggregation");
 }
@@ -161,11 +186,22 @@ scheduler::SchedulerOptions SchedulerOptionsOf(const EngineFlags& flags) {
   options.max_num_batched_tokens = flags.max_num_batched_tokens;
   options.max_model_len = static_cast<int>(flags.max_model_len);
   options.max_queued_requests = flags.max_queued_requests;
-  options.micro_batches = flags.micro_batches;
+  options.adapt_micro_batches = flags.micro_batches == 0;
+  options.micro_batches = flags.micro_batches == 0 ? kMostAdaptedMicroBatches : flags.micro_batches;
   options.enable_prefix_caching = flags.enable_prefix_caching;
   options.enable_chunked_prefill = flags.enable_chunked_prefill;
   options.placement = PlacementOf(flags);
   return options;
+}
+
+absl::StatusOr<compute::ComputeWorkerTuning> TuningOf(const EngineFlags& flags) {
+  compute::ComputeWorkerTuning tuning;
+  tuning.q_first = flags.q_first;
+  tuning.hand_over_at_end = flags.hand_over == "end";
+  if (flags.prompt_scratch != "auto") {
+    DT_ASSIGN_OR_RETURN(tuning.prompt_scratch_bytes, ParseBytes("--prompt-scratch", flags.prompt_scratch));
+  }
+  return tuning;
 }
 
 absl::StatusOr<std::unique_ptr<kernels::Device>> CreateDevice(const EngineFlags& flags) {
@@ -210,6 +246,8 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model:
   engine.kv_dtype = options.kv_dtype = KvDtypeOf(flags);
   options.seed = flags.seed.value_or(0);
   options.scheduler = SchedulerOptionsOf(flags);
+  DT_ASSIGN_OR_RETURN(options.compute, TuningOf(flags));
+  options.trace_file = flags.trace_file;
   options.scheduler.max_model_len = static_cast<int>(engine.max_model_len);
 
   DT_ASSIGN_OR_RETURN(engine.model, LoadOpenModel(flags, std::move(checkpoint), *engine.device, progress));

@@ -31,6 +31,10 @@ struct EngineFlags {
   int micro_batches = 1;
   int threads = 0;
   int max_queued_requests = 4096;
+  bool q_first = true;
+  std::string prompt_scratch = "auto";
+  std::string hand_over = "layers";
+  std::string trace_file;
 };
 
 // Adds MODEL and the flags to a command.
@@ -42,6 +46,7 @@ void AddSchedulerFlags(CLI::App& command, EngineFlags& flags);
 
 // What the flags mean. attention, model_digest and a max_model_len of 0 are for the caller to fill in.
 scheduler::SchedulerOptions SchedulerOptionsOf(const EngineFlags& flags);
+absl::StatusOr<compute::ComputeWorkerTuning> TuningOf(const EngineFlags& flags);
 DType KvDtypeOf(const EngineFlags& flags);
 absl::StatusOr<std::unique_ptr<kernels::Device>> CreateDevice(const EngineFlags& flags);
 // Checks --max-model-len, logs the checkpoint's warnings.

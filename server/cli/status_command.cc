@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <string>
 
 #include "proto/control/dovetail_admin.grpc.pb.h"
 #include "server/cli/cluster_commands.h"
@@ -9,6 +11,8 @@ namespace dovetail::cli {
 namespace pb = admin::v1;
 
 namespace {
+
+constexpr absl::Duration kWatchPause = absl::Milliseconds(50);
 
 struct AdminCall {
   control::Security security;
@@ -81,7 +85,22 @@ absl::Status RunDrain(const ControlFlags& flags, const std::string& worker) {
   pb::DrainWorkerReply reply;
   const grpc::Status done = call.stub->DrainWorker(&call.context, request, &reply);
   if (!done.ok()) return control::ExplainCallFailure("scheduler", flags.scheduler, call.security, done);
-  std::printf("%s drains: it gets no new sequences and leaves when it has none\n", worker.c_str());
+  std::printf("%s drains: it gets no new sequences, and what it has moves to others\n", worker.c_str());
+  std::fflush(stdout);
+  while (true) {
+    AdminCall watch;
+    DT_RETURN_IF_ERROR(Prepare(flags, watch));
+    pb::ClusterStatus status;
+    const grpc::Status asked = watch.stub->GetStatus(&watch.context, pb::GetStatusRequest(), &status);
+    if (!asked.ok()) return control::ExplainCallFailure("scheduler", flags.scheduler, watch.security, asked);
+    const bool here = std::any_of(status.workers().begin(), status.workers().end(), [&](const pb::Worker& member) {
+      const bool named = member.name() == worker || std::to_string(member.worker()) == worker;
+      return named && member.state() == "draining";
+    });
+    if (!here) break;
+    absl::SleepFor(kWatchPause);
+  }
+  std::printf("%s holds nothing any more and has left\n", worker.c_str());
   return absl::OkStatus();
 }
 

@@ -124,13 +124,30 @@ class Up {
 
   absl::Status StartWorkers() {
     const EngineFlags& engine = flags_.engine;
-    workers_["compute-1"] = {"compute-worker",   engine.model,
-                             "--name",           "compute-1",
-                             "--scheduler",      address_,
-                             "--lanes",          flags_.lanes,
-                             "--dtype",          engine.dtype,
-                             "--kv-cache-dtype", engine.kv_cache_dtype,
-                             "--threads",        std::to_string(engine.threads)};
+    workers_["compute-1"] = {"compute-worker",
+                             engine.model,
+                             "--name",
+                             "compute-1",
+                             "--scheduler",
+                             address_,
+                             "--lanes",
+                             flags_.lanes,
+                             "--dtype",
+                             engine.dtype,
+                             "--kv-cache-dtype",
+                             engine.kv_cache_dtype,
+                             "--threads",
+                             std::to_string(engine.threads),
+                             "--prompt-scratch",
+                             engine.prompt_scratch,
+                             "--hand-over",
+                             engine.hand_over,
+                             engine.q_first ? "--q-first" : "--no-q-first"};
+    const auto trace = [&](const std::string& name) {
+      if (engine.trace_file.empty()) return;
+      workers_[name].insert(workers_[name].end(), {"--trace-file", absl::StrCat(engine.trace_file, ".", name)});
+    };
+    trace("compute-1");
     // Attention shares the cores with the dense layers here: one thread a worker unless there are many cores.
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     const int threads = std::max(1, cores / (2 * engine.attention_workers));
@@ -147,6 +164,7 @@ class Up {
                         std::to_string(kv_bytes_),
                         "--threads",
                         std::to_string(threads)};
+      trace(name);
     }
     for (const auto& [name, arguments] : workers_) DT_RETURN_IF_ERROR(StartWorker(name));
     return absl::OkStatus();

@@ -97,7 +97,9 @@ std::string Scenario::ToString() const {
       "DOVETAIL_SEED=", seed, "\n  model ", Name(model), " kv ", std::string(dovetail::Name(kv)),
       avx512 ? " avx512" : " avx2", " threads ", threads, "\n  workers ", workers, " placement ", Name(placement),
       " token_shard ", token_shard, " micro_batches ", micro_batches, " prefix_cache ", prefix_cache, " spare_blocks ",
-      spare_blocks, "\n  step_tokens ", step_tokens, " max_seqs ", max_seqs, chunked ? "" : " not chunked");
+      spare_blocks, "\n  prompt_kib ", prompt_kib, " prompt_tokens ", prompt_tokens, " key_values_in_flight ",
+      key_values_in_flight, q_first ? "" : " q with k and v", hand_over_at_end ? " hand-over at the end" : "",
+      "\n  step_tokens ", step_tokens, " max_seqs ", max_seqs, chunked ? "" : " not chunked");
   for (size_t i = 0; i < requests.size(); ++i) absl::StrAppend(&text, "\n  request ", i, ": ", requests[i].ToString());
   return text;
 }
@@ -123,6 +125,12 @@ Scenario SomeScenario(uint64_t seed, const std::vector<TinyModelKind>& models) {
                          : dice.OneIn(2)                    ? dice.Of(scenario.max_seqs, 40)
                                                             : dice.Of(41, 200);
   scenario.token_shard = 64 * dice.Of(1, 3);
+  Dice prompts(seed ^ 0x5ca1ab1e);
+  scenario.prompt_kib = prompts.OneIn(4) ? 0 : prompts.OneIn(2) ? prompts.Of(8, 400) : -1;
+  scenario.prompt_tokens = prompts.OneIn(2) ? 16 : prompts.Of(1, 40);
+  scenario.key_values_in_flight = prompts.Of(2, 5);
+  scenario.q_first = !prompts.OneIn(5);
+  scenario.hand_over_at_end = prompts.OneIn(5);
   for (int i = dice.Of(1, 6); i > 0; --i)
     scenario.requests.push_back(SomeRequest(dice, static_cast<int>(scenario.requests.size())));
   return scenario;
@@ -145,6 +153,11 @@ std::vector<Scenario> SimplerScenarios(const Scenario& scenario) {
     change(&Scenario::placement, PlacementPolicy::kTokens);
   }
   change(&Scenario::micro_batches, 1);
+  change(&Scenario::prompt_kib, 0);
+  change(&Scenario::prompt_kib, -1);
+  change(&Scenario::prompt_tokens, 16);
+  change(&Scenario::q_first, true);
+  change(&Scenario::hand_over_at_end, false);
   change(&Scenario::prefix_cache, false);
   change(&Scenario::spare_blocks, -1);
   change(&Scenario::chunked, true);

@@ -142,6 +142,7 @@ server::Engine& ScenarioRunner::AloneEngine(const Alone& which) {
     options.scheduler.max_num_batched_tokens = kScenarioPositions;
     options.scheduler.max_num_seqs = 1;
     options.scheduler.enable_prefix_caching = false;
+    options.compute.prompt_scratch_bytes = 0;  // all attention on the attention worker
     auto cluster = StartCluster(model, options);
     DT_CHECK(cluster.ok(), std::string(cluster.status().message()));
     engine = *std::move(cluster);
@@ -215,23 +216,41 @@ Outcome ScenarioRunner::Run(const Scenario& scenario) {
   options.scheduler.max_num_batched_tokens = scenario.step_tokens;
   options.scheduler.max_num_seqs = scenario.max_seqs;
   options.scheduler.token_shard_tokens = scenario.token_shard;
+  options.kv_cache_bytes = KvBytesOfWorker(scenario) * scenario.workers;
+  options.compute = TuningOf(scenario);
+  const auto cluster = StartCluster(model, options);
+  if (!cluster.ok())
+    return {absl::StrCat("the cluster does not start: ", std::string(cluster.status().message())), 0, 0, 0};
+  return Run(scenario, **cluster);
+}
+
+uint64_t ScenarioRunner::KvBytesOfWorker(const Scenario& scenario) {
   int64_t largest = 0;
   for (const RequestSpec& request : scenario.requests)
     largest = std::max(largest, BlocksOf(request.prompt + request.max_tokens));
   const int64_t blocks = scenario.spare_blocks < 0 ? 256 : std::max<int64_t>(2, largest + scenario.spare_blocks);
-  options.kv_cache_bytes = KvBytes(model, scenario.kv, blocks, scenario.workers);
-  const auto cluster = StartCluster(model, options);
+  return KvBytes(Model(scenario.model, scenario.avx512, scenario.threads), scenario.kv, blocks, 1);
+}
+
+compute::ComputeWorkerTuning ScenarioRunner::TuningOf(const Scenario& scenario) {
+  compute::ComputeWorkerTuning tuning;
+  if (scenario.prompt_kib >= 0) tuning.prompt_scratch_bytes = uint64_t(scenario.prompt_kib) << 10;
+  tuning.prompt_tokens = scenario.prompt_tokens;
+  tuning.key_values_in_flight = scenario.key_values_in_flight;
+  tuning.q_first = scenario.q_first;
+  tuning.hand_over_at_end = scenario.hand_over_at_end;
+  return tuning;
+}
+
+Outcome ScenarioRunner::Run(const Scenario& scenario, server::Engine& engine) {
+  TestModel& model = Model(scenario.model, scenario.avx512, scenario.threads);
   Outcome outcome;
-  if (!cluster.ok()) {
-    outcome.difference = absl::StrCat("the cluster does not start: ", std::string(cluster.status().message()));
-    return outcome;
-  }
 
   std::vector<std::shared_ptr<cli::CollectingSink>> sinks;
   for (const RequestSpec& spec : scenario.requests) {
     if (spec.after >= 0) sinks[spec.after]->WaitForTokens(spec.after_tokens);
     sinks.push_back(std::make_shared<cli::CollectingSink>(spec.choices));
-    const auto id = (*cluster)->Submit(spec.Request(static_cast<int>(model.config().vocab_size)), sinks.back());
+    const auto id = engine.Submit(spec.Request(static_cast<int>(model.config().vocab_size)), sinks.back());
     if (!id.ok()) {
       outcome.difference =
           absl::StrCat("request ", sinks.size() - 1, " is refused: ", std::string(id.status().message()));
@@ -239,7 +258,7 @@ Outcome ScenarioRunner::Run(const Scenario& scenario) {
     }
     if (spec.cancel_after < 0) continue;
     sinks.back()->WaitForTokens(spec.cancel_after);
-    (*cluster)->Cancel(*id);
+    engine.Cancel(*id);
   }
   for (size_t i = 0; i < sinks.size(); ++i) {
     const absl::Status ended = sinks[i]->WaitForEnd();
@@ -249,8 +268,8 @@ Outcome ScenarioRunner::Run(const Scenario& scenario) {
     outcome.difference = Compare(scenario, i, *sinks[i]);
     for (const auto& choice : sinks[i]->choices()) outcome.tokens += choice.tokens.size();
   }
-  if (outcome.difference.empty()) outcome.difference = KvHeld(**cluster);
-  const server::EngineStats stats = (*cluster)->stats();
+  if (outcome.difference.empty()) outcome.difference = KvHeld(engine);
+  const server::EngineStats stats = engine.stats();
   outcome.preemptions = stats.scheduler.preemptions;
   outcome.prefix_hits = stats.scheduler.prefix_hits;
   return outcome;

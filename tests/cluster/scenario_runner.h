@@ -26,6 +26,13 @@ class ScenarioRunner {
   const std::vector<TinyModelKind>& models() const { return models_; }
 
   Outcome Run(const Scenario& scenario);
+  // The same requests over an engine that is built as the scenario says; also what it leaves behind.
+  Outcome Run(const Scenario& scenario, server::Engine& engine);
+  // Bytes of KV that an attention worker of the scenario has.
+  uint64_t KvBytesOfWorker(const Scenario& scenario);
+  const std::filesystem::path& file(TinyModelKind kind) const { return files_.at(kind); }
+  // Of one prompt scratch, in the units that ComputeWorkerTuning takes.
+  static compute::ComputeWorkerTuning TuningOf(const Scenario& scenario);
 
   // The simplest scenario to be found that still differs; each candidate gets `attempts` runs, since threads race.
   Scenario Shrink(Scenario failing, int attempts);

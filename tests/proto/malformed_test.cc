@@ -157,11 +157,38 @@ TEST(StepBeginField, TokensLieWithinTheLimit) {
   }
   begin.entries[0].q_len = kMaxStepTokens;
   EXPECT_THAT(Whole(begin), HasSubstr("entries hold no token or more than a step may"));
-  begin.entries.pop_back();
+  begin.entries.resize(1);
   EXPECT_EQ(Whole(begin), "accepted");
   EXPECT_THAT(Whole(StepBegin{}), HasSubstr("entries hold no token"));
   begin.entries[0].ctx_len = -64;
   EXPECT_THAT(Whole(begin), HasSubstr("entry.ctx_len is not a position"));
+}
+
+TEST(StepBeginField, QueriesAttendWholeSegmentsBeforeTheStep) {
+  StepBegin begin = FullBegin();
+  for (const Position bad : {Position{-64}, Position{65}, Position{192}, kOpenEnd - 1}) {
+    begin.entries[0].attend_end = bad;
+    EXPECT_THAT(Whole(begin), HasSubstr("entry.attend_end is no segment boundary at or before ctx_len")) << bad;
+  }
+  for (const Position good : {Position{0}, Position{64}, Position{128}, kOpenEnd}) {
+    begin.entries[0].attend_end = good;
+    EXPECT_EQ(Whole(begin), "accepted") << good;
+  }
+}
+
+TEST(MoveSequenceField, GoesForwardFromASegmentInASlotThatThereIs) {
+  const MoveSequence good{SequenceId(5), 64, 700, 3, StepId(9), NodeId(7), Epoch(8)};
+  EXPECT_EQ(Whole(good), "accepted");
+  for (const auto& [begin, end, slot] : {std::tuple{Position{65}, Position{700}, 0},
+                                         {Position{704}, Position{700}, 0},
+                                         {Position{0}, Position{0}, 0},
+                                         {Position{-64}, Position{700}, 0},
+                                         {Position{0}, Position{1} << 40, 0},
+                                         {Position{0}, Position{64}, 4}}) {
+    MoveSequence bad = good;
+    bad.begin = begin, bad.end = end, bad.slot = static_cast<uint16_t>(slot);
+    EXPECT_THAT(Whole(bad), HasSubstr("MoveSequence: ")) << begin << ".." << end << " " << slot;
+  }
 }
 
 TEST(OtherFields, OfSequenceMessages) {

@@ -79,13 +79,18 @@ StepResult FullResult() {
   entry.logprobs = SomeLogprobs();
   entry.prompt_logprobs = {SomeLogprobs(), {}};
   entry.logits = {1.5f, -2.0f, 0.0f};
-  return StepResult{StepId(77),  MicroBatchId(3),        StepStatus::kWorkerFailed, "attention worker 2: out of blocks",
-                    WorkerId(2), {entry, EntryResult{}}, {1000, 600, 300, 100}};
+  return StepResult{
+      StepId(77),  MicroBatchId(3),        StepStatus::kWorkerFailed,     "attention worker 2: out of blocks",
+      WorkerId(2), {entry, EntryResult{}}, {1000, 600, 300, 100, 200, 50}};
 }
 
-OpenSequence FullOpen() { return {SequenceId(5), SomeShards(), SomeHashes(3)}; }
+OpenSequence FullOpen() { return {SequenceId(5), SomeShards(), SomeHashes(3), true}; }
 
-StepBegin FullBegin() { return {{{SequenceId(1), 128, 1, SomeHashes(1)}, {SequenceId(2), 0, 512, {}}}}; }
+StepBegin FullBegin() {
+  return {{{SequenceId(1), 128, 1, SomeHashes(1)},
+           {SequenceId(2), 0, 512, {}, 0, 512},
+           {SequenceId(3), 192, 64, {}, 128, 0}}};
+}
 
 std::vector<MessageKind> AllMessages() {
   std::vector<MessageKind> all;
@@ -107,7 +112,9 @@ std::vector<MessageKind> AllMessages() {
   all.push_back(SequenceMessage<PrefixProbe>("PrefixProbe", {{99, SomeShards(), SomeHashes(4)}, {}}));
   all.push_back(SequenceMessage<PrefixProbed>("PrefixProbed", {{99, {4, 0}}, {}}));
   all.push_back(SequenceMessage<Unpin>("Unpin", {{99}, {}}));
-  all.push_back(SequenceMessage<WorkerStatus>("WorkerStatus", {{100, 40, 20, 3}, {}}));
+  all.push_back(
+      SequenceMessage<MoveSequence>("MoveSequence", {{SequenceId(5), 64, 700, 3, StepId(9), NodeId(7), Epoch(8)}}));
+  all.push_back(SequenceMessage<SequenceMoved>("SequenceMoved", {{SequenceId(5), StepId(9), false, "cut"}, {}}));
   all.push_back(SequenceMessage<StepBegin>("StepBegin", {FullBegin()}));
   all.push_back(SequenceMessage<StepRefused>("StepRefused", {{true, "the step needs 12 KvBlocks"}, {}}));
   return all;

@@ -165,6 +165,17 @@ void FakeCluster::Do(const ProbePrefix& action) {
 
 void FakeCluster::Do(const Unpin&) {}
 
+void FakeCluster::Do(const MoveSequence& action) {
+  if (InFlight(action.message.sequence)) Violate("a sequence was moved under a step");
+  const bool current =
+      action.epoch == worker(action.worker).epoch() && action.message.target_epoch == worker(action.to).epoch();
+  const bool moved =
+      current && !Chance(options_.moves_fail) && worker(action.to).TakeFrom(worker(action.worker), action.message);
+  Post(now_ + AnswerDelay(),
+       SequenceMoved{
+           action.worker, action.epoch, {action.message.sequence, action.message.step, moved, "as the test wanted"}});
+}
+
 bool FakeCluster::InFlight(SequenceId sequence) const {
   for (const auto& [micro_batch, running] : in_flight_) {
     for (const proto::StepEntry& entry : running.plan.entries) {
@@ -180,7 +191,8 @@ void FakeCluster::CheckPlan(const RunStep& action) {
   if (!(last_step_ < plan.step)) Violate("step ids do not grow");
   last_step_ = plan.step;
   if (in_flight_.contains(plan.micro_batch.value())) Violate("two steps of a micro-batch in flight");
-  if (plan.micro_batch.value() >= limits.micro_batches) Violate("a micro-batch too many");
+  if (plan.micro_batch.value() >= limits.micro_batches * std::max(1, options_.compute_workers))
+    Violate("a micro-batch too many");
   size_t tokens = 0;
   std::set<SequenceId> seen;
   for (const proto::StepEntry& entry : plan.entries) {

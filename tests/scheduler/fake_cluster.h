@@ -29,6 +29,7 @@ struct ClusterOptions {
   absl::Duration answer_delay_most = absl::ZeroDuration();
   double out_of_memory = 0;  // probability of a step
   double evict = 0;          // probability at an open or probe that the cache lost something
+  double moves_fail = 0;     // probability of a move
   uint64_t seed = 1;
   int vocabulary = 50;
   // How often a sequence's whole context is read back from the attention workers: in every n-th of its steps. Between, what is new is read
@@ -76,6 +77,7 @@ class FakeCluster {
   const GenerationRequest& request(RequestId id) const { return *clients_.at(id).request; }
   std::vector<RequestId> requests() const;
   SchedulerCore& core() { return core_; }
+  FakeAttentionWorker& worker(WorkerId id) { return workers_.at(id.value()); }
 
   // What choice `choice` must read if nothing ends it early.
   std::vector<TokenId> Undisturbed(const GenerationRequest& request, int choice) const;
@@ -110,6 +112,7 @@ class FakeCluster {
   void Do(const ReleaseSequence& action);
   void Do(const ProbePrefix& action);
   void Do(const Unpin& action);
+  void Do(const MoveSequence& action);
   void Do(const RunStep& action);
   void Do(const EmitUpdate& action);
   void CheckUpdate(Client& client, const GenerationUpdate& update);
@@ -119,7 +122,6 @@ class FakeCluster {
   uint64_t ReadContext(const proto::StepEntry& entry);
   void CheckPlan(const RunStep& action);
   bool InFlight(SequenceId sequence) const;
-  FakeAttentionWorker& worker(WorkerId id) { return workers_.at(id.value()); }
   absl::Duration AnswerDelay();
   bool Chance(double probability);
 

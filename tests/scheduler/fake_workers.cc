@@ -36,8 +36,11 @@ std::vector<uint32_t> FakeAttentionWorker::Probe(const std::vector<proto::Shard>
 }
 
 proto::SequenceOpened FakeAttentionWorker::Open(const proto::OpenSequence& message) {
-  if (sequences_.contains(message.sequence)) Complain(message.sequence, "opened twice");
+  if (sequences_.contains(message.sequence) != message.extend)
+    Complain(message.sequence, "opened twice, or extended unopened");
   Held held;
+  if (message.extend) held = sequences_[message.sequence];
+  held.fill_shard = held.shards.size();
   for (const proto::Shard& shard : message.shards) {
     if (shard.worker != id_ || shard.epoch != epoch_) Complain(message.sequence, "was given another worker's shard");
     HeldShard& added = held.shards.emplace_back();
@@ -54,6 +57,41 @@ proto::SequenceOpened FakeAttentionWorker::Open(const proto::OpenSequence& messa
   const auto resumable = held.resumable;
   sequences_[message.sequence] = std::move(held);
   return {.sequence = message.sequence, .resumable = resumable};
+}
+
+bool FakeAttentionWorker::TakeFrom(const FakeAttentionWorker& giver, const proto::MoveSequence& message) {
+  const auto at = sequences_.find(message.sequence);
+  const auto from = giver.sequences_.find(message.sequence);
+  if (at == sequences_.end() || from == giver.sequences_.end()) return false;
+  Held& held = at->second;
+  const Held& given = from->second;
+  if (message.end != given.ctx_len && message.end != given.end)
+    Complain(message.sequence, "moved where it does not stand");
+  if (given.shards.size() != held.shards.size() - held.fill_shard)
+    Complain(message.sequence, "moves other shards than it has");
+  for (size_t i = 0; i < given.shards.size() && held.fill_shard + i < held.shards.size(); ++i) {
+    HeldShard& to = held.shards[held.fill_shard + i];
+    const HeldShard& source = given.shards[i];
+    if (source.shard.group != to.shard.group || !(source.shard.kv_heads == to.shard.kv_heads) ||
+        !(source.shard.tokens == to.shard.tokens)) {
+      Complain(message.sequence, "moves to a shard unlike its own");
+    }
+    std::erase_if(to.blocks, [&](const auto& block) { return block.first * kSegmentTokens >= message.begin; });
+    for (const auto& [index, block] : source.blocks) {
+      const Position begin = index * kSegmentTokens;
+      if (begin < message.begin || begin >= message.end || index < FirstVisible(to.shard, message.end)) continue;
+      auto copy = std::make_shared<Block>(*block);
+      copy->tokens.resize(std::min<size_t>(copy->tokens.size(), message.end - begin));
+      to.blocks[index] = std::move(copy);
+    }
+  }
+  if (held.fill_shard == 0) {
+    held.stepped = true;
+    held.ctx_len = held.end = message.end;
+    held.named = static_cast<int64_t>(held.offered.size());
+  }
+  Recount(held);
+  return true;
 }
 
 proto::SequenceOpened FakeAttentionWorker::Fork(const proto::ForkSequence& message) {

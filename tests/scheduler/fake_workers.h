@@ -33,6 +33,9 @@ class FakeAttentionWorker {
   proto::SequenceOpened Open(const proto::OpenSequence& message);
   proto::SequenceOpened Fork(const proto::ForkSequence& message);
   void Release(const proto::ReleaseSequence& message);
+  // Takes over what `giver` holds, into the shards that it was given last: as MoveSequence asks the giver. False: the
+  // giver does not hold that.
+  bool TakeFrom(const FakeAttentionWorker& giver, const proto::MoveSequence& message);
   std::vector<uint32_t> Probe(const std::vector<proto::Shard>& shards, const std::vector<proto::BlockHash>& hashes) const;
 
   // StepBegin and the appends of one entry. Then Read() gives what each shard holds.
@@ -60,6 +63,7 @@ class FakeAttentionWorker {
     std::vector<uint32_t> resumable;        // before the first step
     std::vector<proto::BlockHash> offered;  // hashes it was opened with
     bool stepped = false;
+    size_t fill_shard = 0;  // a move brings what this shard and those after it lack
     Position ctx_len = 0, end = 0;
     int64_t named = 0;
     uint64_t blocks = 0;  // as in blocks_in_use(), shared ones included

@@ -26,6 +26,10 @@ std::string Describe(const ProbePrefix& a) {
   return absl::StrCat("probe worker ", a.worker.value(), ", ", a.message.hashes.size(), " hashes");
 }
 std::string Describe(const Unpin& a) { return absl::StrCat("unpin on worker ", a.worker.value()); }
+std::string Describe(const MoveSequence& a) {
+  return absl::StrCat("move s", a.message.sequence.value(), "[", a.message.begin, "..", a.message.end, ") from worker ",
+                      a.worker.value(), " to ", a.to.value());
+}
 std::string Describe(const RunStep& a) {
   std::string text = absl::StrCat("step ", a.plan.step.value(), ":");
   for (const proto::StepEntry& entry : a.plan.entries) {

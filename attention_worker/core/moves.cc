@@ -1,0 +1,130 @@
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "attention_worker/core/attention_worker_core.h"
+
+// Sequences that move between attention workers: the giver plays the compute worker's part of steps that have no
+// queries, the taker runs them as it runs any step.
+
+namespace dovetail::attention {
+
+using proto::FrameHeader;
+using proto::FrameType;
+
+// ---- the taker ----
+
+void AttentionWorkerCore::OnFill(NodeId from, const FrameHeader& header, const proto::StepBeginEntry& entry,
+                                 std::vector<Action>& actions) {
+  MicroBatch& batch = micro_batches_[header.micro_batch];
+  SequenceState* sequence = sequences_.Find(entry.sequence);
+  const SequenceTable::Part part{entry.ctx_len, entry.ctx_len + entry.q_len, entry.fill_end};
+  absl::Status status = sequence == nullptr ? NotFound("sequence ", entry.sequence.value(), " is not open here")
+                                            : sequences_.CheckFill(*sequence, part);
+  if (!status.ok()) return Refuse(from, header, false, std::string(status.message()), actions);
+  const int64_t blocks = sequences_.BlocksToFill(*sequence, part);
+  if (!sequences_.MakeRoom(blocks))
+    return Refuse(from, header, true, absl::StrCat("a move needs ", blocks, " KvBlocks"), actions);
+  EndStepOf(entry.sequence);
+  sequences_.Fill(*sequence, part);
+  sequence->micro_batch = header.micro_batch;
+  batch.sequences.assign(1, sequence);
+  batch.step = StepId(header.step);
+  batch.compute = from;
+  for (proto::StepLayout& layout : batch.layouts) layout.Clear();
+  AddPart(*sequence, sequence->fill_shard, part, batch.layouts);
+  FinishLayouts(batch.layouts);
+  batch.next_op = NextOp(batch, 0);
+  batch.phase = PhaseAt(batch);
+  ++counters_.moved_parts;
+  actions.push_back(PrepareStep{MicroBatchId(header.micro_batch)});
+}
+
+void AttentionWorkerCore::AddPart(const SequenceState& sequence, size_t first_shard, const SequenceTable::Part& part,
+                                  std::vector<proto::StepLayout>& layouts) const {
+  for (size_t s = first_shard; s < sequence.shards.size(); ++s) {
+    const proto::Shard& shard = sequence.shards[s].shard;
+    const Position begin = sequences_.FillBegin(shard, part);
+    if (begin == part.end) continue;
+    proto::StepLayout& layout = layouts[shard.group.value()];
+    layout.Add(0, static_cast<int>(s), shard.kv_heads, shard.tokens, begin, static_cast<int>(part.end - begin),
+               table_.softmax(shard.group), /*attend_end=*/0);
+  }
+}
+
+// ---- the giver ----
+
+void AttentionWorkerCore::OnMove(NodeId from, std::span<const std::byte> payload, std::vector<Action>& actions) {
+  auto order = proto::Decode<proto::MoveSequence>(payload);
+  if (!order.ok()) {
+    ++counters_.dropped_frames;
+    return;
+  }
+  OutgoingMove& move = moves_[order->slot];
+  move.active = true;  // a former one in this slot was given up by the scheduler
+  move.order = *std::move(order);
+  move.scheduler = from;
+  move.layouts.resize(table_.group_count());
+  const SequenceState* sequence = sequences_.Find(move.order.sequence);
+  if (sequence == nullptr || !sequence->started || move.order.end < sequence->ctx_len ||
+      move.order.end > sequence->ctx_len + sequence->q_len)
+    return EndMove(move, false, "the sequence does not stand there", actions);
+  SendPart(move, move.order.begin, actions);
+}
+
+void AttentionWorkerCore::SendPart(OutgoingMove& move, Position begin, std::vector<Action>& actions) {
+  const proto::MoveSequence& order = move.order;
+  move.part = {begin, std::min(begin + proto::kMoveChunkTokens, order.end), order.end};
+  proto::StepBegin message;
+  message.entries.push_back({order.sequence, begin, static_cast<int32_t>(move.part.end - begin), {}, 0, order.end});
+  SendFrame frame{order.target, FrameType::kStepBegin,
+                  order.step,   MicroBatchId(static_cast<uint16_t>(options_.micro_batches + order.slot)),
+                  {},           order.target_epoch};
+  proto::Encode(message, frame.message);
+  actions.push_back(std::move(frame));
+  for (proto::StepLayout& layout : move.layouts) layout.Clear();
+  AddPart(*sequences_.Find(order.sequence), 0, move.part, move.layouts);
+  FinishLayouts(move.layouts);
+  SendOp(move, 0, actions);
+}
+
+// One op at a time: what the taker has not answered does not pile up before the steps of others.
+void AttentionWorkerCore::SendOp(OutgoingMove& move, int op, std::vector<Action>& actions) {
+  move.op = NextOp(move.layouts, op);
+  if (move.op < table_.op_count()) {
+    const MicroBatchId id(static_cast<uint16_t>(options_.micro_batches + move.order.slot));
+    actions.push_back(SendMovedKeyValue{id, move.order.slot, move.op});
+  } else if (move.part.end < move.order.end) {
+    SendPart(move, move.part.end, actions);
+  } else {
+    EndMove(move, true, "", actions);
+  }
+}
+
+void AttentionWorkerCore::OnMoveAnswer(NodeId from, const FrameHeader& header, std::span<const std::byte> payload,
+                                       std::vector<Action>& actions) {
+  const int slot = static_cast<int>(header.micro_batch) - options_.micro_batches;
+  OutgoingMove* move = slot >= 0 && slot < proto::kMoveSlots ? &moves_[slot] : nullptr;
+  const bool expected = move != nullptr && move->active && move->order.target == from &&
+                        move->order.target_epoch.value() == header.epoch && move->order.step.value() == header.step;
+  if (expected && header.type == FrameType::kStepRefused) {
+    const auto refused = proto::Decode<proto::StepRefused>(payload);
+    return EndMove(*move, false, refused.ok() ? refused->reason : "refused", actions);
+  }
+  if (expected && header.op == move->op && payload.empty()) return SendOp(*move, move->op + 1, actions);
+  ++counters_.dropped_frames;
+}
+
+void AttentionWorkerCore::EndMove(OutgoingMove& move, bool moved, std::string reason, std::vector<Action>& actions) {
+  move.active = false;
+  SendFrame frame{move.scheduler, FrameType::kSequenceMoved, move.order.step, MicroBatchId(0), {}, options_.epoch};
+  proto::Encode(proto::SequenceMoved{move.order.sequence, move.order.step, moved, std::move(reason)}, frame.message);
+  actions.push_back(std::move(frame));
+}
+
+void AttentionWorkerCore::ForgetMoveOf(SequenceId id) {
+  for (OutgoingMove& move : moves_)
+    if (move.order.sequence == id) move.active = false;
+}
+
+}  // namespace dovetail::attention

@@ -1,0 +1,60 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/segment_tree.h"
+#include "proto/attention_spec.h"
+
+namespace dovetail::compute {
+
+// Which blocks hold K and V of prompts that the compute worker attends itself. A cache: what does not fit or was
+// dropped is attended on attention workers, where everything is. A block is 64 tokens x one KV head x one attention op;
+// the last part of a prompt, and whatever does not fit for all ops, uses its blocks anew from op to op.
+// Thread-compatible; touches no byte of KV.
+class PromptScratch {
+ public:
+  // 64 tokens of a prompt.
+  struct Segment {
+    std::vector<uint32_t> blocks;  // [op][KV head], or [KV head] of the op at hand
+    bool of_one_op = false;
+  };
+  // What is here of a prompt whose step is running.
+  struct Part {
+    Position begin = 0;  // a multiple of 64: tokens from here on are attended here
+    Position end = 0;    // tokens of steps that went well
+    bool in_step = false;
+    uint64_t used = 0;  // when, for who goes first
+    std::vector<Segment> segments;
+  };
+
+  PromptScratch(const proto::AttentionTable& table, uint32_t capacity_blocks);
+
+  // A step is about to give the sequence q_len tokens at ctx_len. Null: attend them where the others are. Otherwise
+  // valid until End. `more`: another part of the prompt will follow.
+  const Part* Begin(SequenceId sequence, Position ctx_len, int q_len, bool more);
+  void End(SequenceId sequence, bool went_well, Position end);
+  void Drop(SequenceId sequence);
+
+  uint32_t BlockOf(const Segment& segment, int op, int head) const {
+    return segment.blocks[(segment.of_one_op ? 0 : first_block_[op]) + head];
+  }
+  uint32_t capacity() const { return capacity_; }
+  uint32_t free_blocks() const { return static_cast<uint32_t>(free_.size()); }
+
+ private:
+  void Resize(Part& part, size_t segments);
+  bool Grow(SequenceId sequence, Part& part, size_t segments, bool of_one_op);
+  bool MakeRoom(SequenceId but_not, size_t blocks);
+
+  const uint32_t capacity_;
+  std::vector<uint32_t> first_block_;  // by op
+  uint32_t blocks_of_all_ops_ = 0, blocks_of_one_op_ = 0;
+  std::vector<uint32_t> free_;
+  std::map<SequenceId, Part> parts_;
+  uint64_t uses_ = 0;
+};
+
+}  // namespace dovetail::compute

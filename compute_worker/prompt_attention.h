@@ -1,0 +1,54 @@
+#pragma once
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "base/status.h"
+#include "compute_worker/core/compute_worker_core.h"
+#include "compute_worker/step_wire.h"
+#include "kernels/device.h"
+#include "kernels/kv_append.h"
+#include "kernels/paged_attention.h"
+
+namespace dovetail::compute {
+
+// Attends prompts on the compute worker, over blocks that PromptScratch numbers: the same kernels and the same order of
+// sums as on attention workers, so the same bits. Owned by the node's event loop; Run neither allocates nor locks.
+class PromptAttention {
+ public:
+  // Bytes of one block of the scratch.
+  static size_t BlockBytes(const proto::AttentionTable& table);
+
+  PromptAttention(kernels::Device& device, const proto::AttentionTable& table, int micro_batches);
+
+  // For the plan that `core` runs in this micro-batch, after wire.Prepare; Run will use `threads`. The memory of the
+  // scratch is taken with the first prompt. kResourceExhausted: no memory.
+  absl::Status Prepare(const ComputeWorkerCore& core, MicroBatchId id, int threads, StepWire& wire);
+
+  // Appends the op's k and v to the blocks, attends, and leaves the results in the wire.
+  absl::Status Run(const ComputeWorkerCore& core, MicroBatchId id, int op, StepWire& wire, kernels::Stream& stream);
+
+ private:
+  struct MicroBatch {
+    std::vector<std::byte*> blocks;  // of all prompts of the op at hand: [prompt][KV head][segment]
+    std::vector<size_t> first;       // of a prompt, by index in PromptsOf
+    std::vector<kernels::KvAppendItem> appends;
+    std::vector<kernels::AttentionItem> items;
+    std::unique_ptr<kernels::Buffer> scratch, partial;
+  };
+
+  kernels::AttentionShape ShapeOf(LayerGroup group) const;
+  absl::Status Grow(std::unique_ptr<kernels::Buffer>& buffer, size_t bytes);
+  void FillBlocks(const ComputeWorkerCore& core, MicroBatchId id, int op);
+  kernels::KvBlockTable TableOf(const ComputeWorkerCore& core, MicroBatchId id, size_t prompt, int first_head) const;
+  void FillAppends(const ComputeWorkerCore& core, MicroBatchId id, int op, StepWire& wire);
+  void FillItems(const ComputeWorkerCore& core, MicroBatchId id, int op, StepWire& wire);
+
+  kernels::Device& device_;
+  const proto::AttentionTable& table_;
+  const size_t block_bytes_;
+  std::unique_ptr<kernels::Buffer> arena_;
+  std::vector<MicroBatch> micro_batches_;
+};
+
+}  // namespace dovetail::compute

@@ -1,0 +1,213 @@
+#include <deque>
+#include <map>
+
+#include "attention_worker/core/attention_worker_core.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/attention_worker/sequence_fixture.h"
+
+// A sequence goes from one attention worker to another by the frames of steps without queries. Two cores, and the test
+// as the wire between them.
+
+namespace dovetail::attention::testing {
+namespace {
+
+using proto::FrameType;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr NodeId kScheduler{0}, kCompute{1}, kGiverNode{2}, kTakerNode{3};
+constexpr WorkerId kTaker{8};
+constexpr Epoch kTakerEpoch{5};
+
+class Moves : public ::testing::Test {
+ protected:
+  explicit Moves(uint32_t taker_blocks = 400)
+      : giver_(MixedTable(), {kWorker, kEpoch, 400, 2}), taker_(MixedTable(), {kTaker, kTakerEpoch, taker_blocks, 2}) {}
+
+  AttentionWorkerCore& CoreOf(NodeId node) { return node == kGiverNode ? giver_ : taker_; }
+
+  // What the core answers to the scheduler or the compute worker stays in `answers_`; the rest is delivered.
+  void Send(NodeId from, NodeId to, const proto::FrameHeader& header, const std::vector<std::byte>& payload) {
+    std::vector<Action> actions;
+    CoreOf(to).Handle(from, header, payload, actions);
+    for (Action& action : actions) {
+      if (auto* frame = std::get_if<SendFrame>(&action)) {
+        const auto made =
+            proto::MakeHeader(frame->type, frame->epoch, frame->step, frame->micro_batch, 0, frame->message.size());
+        if (frame->to == kScheduler || frame->to == kCompute) {
+          answers_[frame->type] = frame->message;
+        } else {
+          wire_.push_back({to, frame->to, made, frame->message});
+        }
+      } else if (auto* move = std::get_if<SendMovedKeyValue>(&action)) {
+        const OutgoingMove& out = CoreOf(to).OutgoingMoveOf(move->slot);
+        const auto& layout = out.layouts[CoreOf(to).table().op_group[move->op].value()];
+        EXPECT_EQ(layout.query_bytes, 0);
+        wire_.push_back({to, out.order.target,
+                         proto::MakeHeader(FrameType::kKeyValue, out.order.target_epoch, out.order.step,
+                                           move->micro_batch, move->op, layout.key_value_bytes),
+                         std::vector<std::byte>(layout.key_value_bytes)});
+        key_value_bytes_ += layout.key_value_bytes;
+      } else if (auto* finish = std::get_if<AppendAndFinish>(&action); finish != nullptr && to == kTakerNode) {
+        ++appended_ops_;
+        wire_.push_back(
+            {to,
+             finish->reply_to,
+             proto::MakeHeader(FrameType::kPartial, kTakerEpoch, finish->step, finish->micro_batch, finish->op, 0),
+             {}});
+      }
+    }
+  }
+  void Deliver() {
+    while (!wire_.empty()) {
+      const Frame frame = wire_.front();
+      wire_.pop_front();
+      if (frame.to == kCompute) continue;
+      Send(frame.from, frame.to, frame.header, frame.payload);
+    }
+  }
+  template <typename Message>
+  void Tell(NodeId to, FrameType type, const Message& message, uint64_t step = 0) {
+    std::vector<std::byte> payload;
+    proto::Encode(message, payload);
+    const Epoch epoch = to == kGiverNode ? kEpoch : kTakerEpoch;
+    Send(type == FrameType::kStepBegin ? kCompute : kScheduler, to,
+         proto::MakeHeader(type, epoch, StepId(step), MicroBatchId(0), 0, payload.size()), payload);
+  }
+  // The giver holds `tokens` tokens of sequence 1 (and none is committed but those before the last 300).
+  void Hold(int tokens, std::vector<proto::Shard> shards = WholeShards(MixedTable())) {
+    Tell(kGiverNode, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(1), shards, {}});
+    for (int at = 0; at < tokens; at += 300)
+      Tell(kGiverNode, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(1), at, std::min(300, tokens - at), {}}}},
+           ++step_);
+  }
+  static std::vector<proto::Shard> Taken(std::vector<proto::Shard> shards) {
+    for (proto::Shard& shard : shards) shard.worker = kTaker, shard.epoch = kTakerEpoch;
+    return shards;
+  }
+  proto::SequenceMoved Move(Position begin, Position end) {
+    answers_.erase(FrameType::kSequenceMoved);
+    Tell(kGiverNode, FrameType::kMoveSequence,
+         proto::MoveSequence{SequenceId(1), begin, end, 1, StepId(++step_), kTakerNode, kTakerEpoch});
+    Deliver();
+    const auto moved = proto::Decode<proto::SequenceMoved>(answers_[FrameType::kSequenceMoved]);
+    EXPECT_TRUE(moved.ok()) << "no answer";
+    return moved.ok() ? *moved : proto::SequenceMoved{};
+  }
+  size_t SetsAt(size_t shard) {
+    size_t held = 0;
+    for (const BlockSetId set : taker_.sequences().Find(SequenceId(1))->shards[shard].sets) held += set != kNoBlockSet;
+    return held;
+  }
+
+  struct Frame {
+    NodeId from, to;
+    proto::FrameHeader header;
+    std::vector<std::byte> payload;
+  };
+  AttentionWorkerCore giver_, taker_;
+  std::deque<Frame> wire_;
+  std::map<FrameType, std::vector<std::byte>> answers_;
+  uint64_t step_ = 0;
+  int64_t key_value_bytes_ = 0;
+  int appended_ops_ = 0;
+};
+
+TEST_F(Moves, TheTakerThenStandsWhereTheGiverStood) {
+  Hold(1300);
+  Tell(kTakerNode, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(1), Taken(WholeShards(MixedTable())), {}});
+  EXPECT_TRUE(Move(0, 1300).moved);
+  EXPECT_EQ(SetsAt(0), 21u) << "1300 tokens in blocks of 64";
+  EXPECT_EQ(SetsAt(1), 3u) << "of the window of 100 tokens only what is still seen";
+  // 48 bytes a token in ops 0 and 2; 24 in op 1, of tokens from 1152 on.
+  EXPECT_EQ(key_value_bytes_, 2 * 48 * 1300 + 24 * (1300 - 1152));
+  EXPECT_EQ(taker_.counters().moved_parts, 3u) << "512 tokens at most each";
+  Tell(kTakerNode, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(1), 1300, 1, {}}}}, ++step_);
+  EXPECT_FALSE(answers_.contains(FrameType::kStepRefused));
+  EXPECT_EQ(taker_.sequences().Find(SequenceId(1))->ctx_len, 1300);
+  Tell(kGiverNode, FrameType::kReleaseSequence, proto::ReleaseSequence{SequenceId(1), 1300, {}});
+  EXPECT_EQ(giver_.status().blocks_in_use, 0u);
+}
+
+TEST_F(Moves, WhatTheTakersCacheHasStaysAtHome) {
+  Tell(kTakerNode, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(9), Taken(WholeShards(MixedTable())), {}});
+  Tell(kTakerNode, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(9), 0, 256, {}}}}, ++step_);
+  Tell(kTakerNode, FrameType::kReleaseSequence, proto::ReleaseSequence{SequenceId(9), 256, Hashes(1, 4)});
+  Hold(300);
+  Tell(kTakerNode, FrameType::kOpenSequence,
+       proto::OpenSequence{SequenceId(1), Taken(WholeShards(MixedTable())), Hashes(1, 4)});
+  EXPECT_EQ(proto::Decode<proto::SequenceOpened>(answers_[FrameType::kSequenceOpened])->resumable.front(), 4u);
+  EXPECT_TRUE(Move(256, 300).moved);
+  EXPECT_EQ(key_value_bytes_, 2 * 48 * 44 + 24 * 44);
+}
+
+TEST_F(Moves, AWorkerThatHoldsHeadsOfASequenceGetsTheOthersToo) {
+  const auto first = ShardOf(0, {0, 1}), second = ShardOf(0, {1, 2}), windowed = ShardOf(1, {0, 1});
+  Hold(200, {first, windowed});
+  Tell(kTakerNode, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(1), Taken({second}), {}});
+  Tell(kTakerNode, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(1), 0, 200, {}}}}, step_);
+  Tell(kTakerNode, FrameType::kOpenSequence,
+       proto::OpenSequence{SequenceId(1), Taken({first, windowed}), {}, /*extend=*/true});
+  EXPECT_TRUE(Move(0, 200).moved);
+  ASSERT_EQ(taker_.sequences().Find(SequenceId(1))->shards.size(), 3u);
+  EXPECT_EQ(SetsAt(0), 4u);
+  EXPECT_EQ(SetsAt(1), 4u);
+  Tell(kTakerNode, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(1), 200, 1, {}}}}, ++step_);
+  EXPECT_FALSE(answers_.contains(FrameType::kStepRefused));
+}
+
+TEST_F(Moves, SaysWhyNot) {
+  Hold(100);
+  EXPECT_THAT(Move(0, 100).reason, HasSubstr("not open here"));
+  Tell(kTakerNode, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(1), Taken(WholeShards(MixedTable())), {}});
+  EXPECT_THAT(Move(64, 100).reason, HasSubstr("does not continue")) << "the taker has nothing of the first 64";
+  EXPECT_THAT(Move(0, 101).reason, HasSubstr("does not stand there"));
+}
+
+TEST_F(Moves, AnswersOfOthersAndOfFormerMovesAreDropped) {
+  Hold(100);
+  Tell(kTakerNode, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(1), Taken(WholeShards(MixedTable())), {}});
+  Tell(kGiverNode, FrameType::kMoveSequence,
+       proto::MoveSequence{SequenceId(1), 0, 100, 1, StepId(50), kTakerNode, kTakerEpoch});
+  const uint64_t before = giver_.counters().dropped_frames;
+  const auto answer = [&](NodeId from, Epoch epoch, uint64_t step, int op) {
+    Send(from, kGiverNode, proto::MakeHeader(FrameType::kPartial, epoch, StepId(step), MicroBatchId(3), op, 0), {});
+  };
+  answer(kCompute, kTakerEpoch, 50, 0);
+  answer(kTakerNode, kEpoch, 50, 0);
+  answer(kTakerNode, kTakerEpoch, 49, 0);
+  answer(kTakerNode, kTakerEpoch, 50, 1);
+  EXPECT_EQ(giver_.counters().dropped_frames, before + 4);
+  Deliver();
+  EXPECT_TRUE(proto::Decode<proto::SequenceMoved>(answers_[FrameType::kSequenceMoved])->moved);
+}
+
+TEST_F(Moves, AReleasedSequenceStopsMoving) {
+  Hold(100);
+  Tell(kTakerNode, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(1), Taken(WholeShards(MixedTable())), {}});
+  Tell(kGiverNode, FrameType::kMoveSequence,
+       proto::MoveSequence{SequenceId(1), 0, 100, 0, StepId(50), kTakerNode, kTakerEpoch});
+  Tell(kGiverNode, FrameType::kReleaseSequence, proto::ReleaseSequence{SequenceId(1), 100, {}});
+  Tell(kTakerNode, FrameType::kReleaseSequence, proto::ReleaseSequence{SequenceId(1), 0, {}});
+  Deliver();
+  EXPECT_FALSE(answers_.contains(FrameType::kSequenceMoved));
+  EXPECT_EQ(giver_.status().blocks_in_use + taker_.status().blocks_in_use, 0u);
+}
+
+class FullTaker : public Moves {
+ protected:
+  FullTaker() : Moves(10) {}
+};
+
+TEST_F(FullTaker, RefusesAndKeepsNothing) {
+  Hold(600);
+  Tell(kTakerNode, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(1), Taken(WholeShards(MixedTable())), {}});
+  const auto moved = Move(0, 600);
+  EXPECT_FALSE(moved.moved);
+  EXPECT_THAT(moved.reason, HasSubstr("KvBlocks"));
+  EXPECT_EQ(taker_.status().blocks_in_use, 0u);
+}
+
+}  // namespace
+}  // namespace dovetail::attention::testing

@@ -1,0 +1,114 @@
+#include "scheduler/core/rotation_plan.h"
+
+#include <gtest/gtest.h>
+
+#include "scheduler/core/placement_policy.h"
+#include "tests/scheduler/fake_cluster.h"
+
+// How many micro-batches rotate, and how unlike workers share the KV.
+
+namespace dovetail::scheduler {
+namespace {
+
+TEST(RotationPlan, IsTheSmallestNumberThatKeepsTheBusierPoolBusy) {
+  EXPECT_EQ(PlanRotation({100, 0, 0}, 8).micro_batches, 1) << "nothing to overlap";
+  EXPECT_EQ(PlanRotation({100, 100, 0}, 8).micro_batches, 2);
+  EXPECT_EQ(PlanRotation({100, 100, 1}, 8).micro_batches, 3) << "two would leave both waiting for the hops";
+  EXPECT_EQ(PlanRotation({100, 20, 40}, 8).micro_batches, 2);
+  EXPECT_EQ(PlanRotation({10, 10, 100}, 8).micro_batches, 8) << "at most what there is";
+  EXPECT_EQ(PlanRotation({0, 0, 0}, 8).micro_batches, 1);
+}
+
+TEST(RotationPlan, TurnsAreSpreadOverTheCycle) {
+  const RotationPlan plan = PlanRotation({100, 80, 30}, 8);
+  EXPECT_EQ(plan.micro_batches, 3);
+  EXPECT_DOUBLE_EQ(plan.cycle_us, 300);
+  EXPECT_DOUBLE_EQ(plan.stagger_us, 100);
+  EXPECT_DOUBLE_EQ(PlanRotation({100, 80, 30}, 1).cycle_us, 240);
+}
+
+std::vector<KvBudget::Worker> Workers(std::vector<std::pair<uint64_t, double>> capacity_and_rate) {
+  std::vector<KvBudget::Worker> workers;
+  for (const auto& [capacity, rate] : capacity_and_rate)
+    workers.push_back({.id = WorkerId(static_cast<uint32_t>(workers.size())), .capacity = capacity, .rate = rate});
+  return workers;
+}
+
+TEST(FairParts, AreLimitedByMemoryAndBySpeed) {
+  EXPECT_EQ(FairParts(Workers({{100, 1}, {300, 1}})), (std::vector<double>{0.25, 0.5}));
+  EXPECT_EQ(FairParts(Workers({{100, 3}, {100, 1}})), (std::vector<double>{0.5, 0.25}));
+}
+
+proto::AttentionTable EightHeads() {
+  return *proto::AttentionTable::Build(
+      {proto::SoftmaxSpec{.query_heads = 8, .kv_heads = 8, .key_dim = 8, .value_dim = 8, .scale = 1}});
+}
+
+TEST(FairParts, HeadsAndTokensGoToWorkersByThem) {
+  const auto workers = Workers({{1000, 1}, {1000, 3}});
+  const auto heads = SplitHeads(EightHeads(), workers, {0, 1});
+  ASSERT_EQ(heads.size(), 2u);
+  EXPECT_EQ(heads[0].kv_heads, (proto::HeadRange{0, 3})) << "a quarter to a half: one to two";
+  EXPECT_EQ(heads[1].kv_heads, (proto::HeadRange{3, 8}));
+  int of_fast = 0;
+  const auto tokens = SplitTokens(EightHeads(), workers, {0, 1}, 64, 64 * 12);
+  ASSERT_EQ(tokens.size(), 12u);
+  for (const proto::Shard& shard : tokens) of_fast += shard.worker == WorkerId(1);
+  EXPECT_EQ(of_fast, 8);
+  EXPECT_TRUE(proto::Validate(heads, EightHeads()).ok());
+  EXPECT_TRUE(proto::Validate(tokens, EightHeads()).ok());
+}
+
+TEST(FairParts, SequencesGoToAFasterWorkerMoreOften) {
+  ClusterOptions options;
+  options.scheduler.attention = EightHeads();
+  options.scheduler.max_num_seqs = 12;
+  options.scheduler.enable_prefix_caching = false;
+  options.kv_blocks = {100000, 100000};
+  FakeCluster cluster(options);
+  cluster.Post(cluster.now(), AttentionWorkerLost{WorkerId(1), cluster.worker(WorkerId(1)).epoch()});
+  cluster.Post(cluster.now(),
+               AttentionWorkerJoined{WorkerId(1), Epoch(cluster.worker(WorkerId(1)).epoch().value() + 1), 100000, 3});
+  for (int i = 0; i < 12; ++i) {
+    GenerationRequest request;
+    request.tenant = "t";
+    request.prompt.assign(100, 7);
+    request.max_tokens = 100;
+    cluster.SubmitAt(cluster.at(absl::Milliseconds(1 + i)), request);
+  }
+  cluster.RunUntil(cluster.at(absl::Milliseconds(30)));
+  EXPECT_EQ(cluster.worker(WorkerId(0)).sequences(), 4u);
+  EXPECT_EQ(cluster.worker(WorkerId(1)).sequences(), 8u);
+  cluster.RunUntilIdle();
+  EXPECT_TRUE(cluster.violations().empty());
+}
+
+TEST(ComputeWorkers, EachOfSeveralHasMicroBatchesOfItsOwnAndOneMayBeLost) {
+  ClusterOptions options;
+  options.scheduler.attention = EightHeads();
+  options.scheduler.max_num_seqs = 12;
+  options.compute_workers = 3;
+  FakeCluster cluster(options);
+  std::map<WorkerId, int> steps;
+  cluster.on_action = [&](const Action& action) {
+    if (const auto* run = std::get_if<RunStep>(&action)) ++steps[run->compute_worker];
+  };
+  for (int i = 0; i < 9; ++i) {
+    GenerationRequest request;
+    request.tenant = "t";
+    request.prompt.assign(20 + i, i);
+    request.max_tokens = 60;
+    cluster.Submit(request);
+  }
+  cluster.RunUntil(cluster.at(absl::Milliseconds(40)));
+  EXPECT_EQ(steps.size(), 3u);
+  for (const auto& [worker, count] : steps) EXPECT_GT(count, 10) << worker.value();
+  EXPECT_EQ(cluster.most_sequences_in_step, 3);
+  cluster.RunUntilIdle();
+  EXPECT_TRUE(cluster.violations().empty());
+  for (const RequestId id : cluster.requests())
+    EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0));
+}
+
+}  // namespace
+}  // namespace dovetail::scheduler
