@@ -1,0 +1,52 @@
+#include <gtest/gtest.h>
+
+#include "tests/cluster/mini_cluster.h"
+#include "tests/cluster/scenario.h"
+#include "tests/cluster/scenario_runner.h"
+
+#ifndef DOVETAIL_SEED_COUNT
+#define DOVETAIL_SEED_COUNT 9
+#endif
+
+namespace dovetail::test {
+namespace {
+
+// By seed: models, placements, numbers of workers of both kinds, micro-batches, scratch, lanes, and requests that come,
+// share, are preempted and cancelled.
+TEST(MiniClusterProperty, WhateverTheClusterIsLikeEveryStreamIsTheOneItsRequestHasAlone) {
+  ScenarioRunner runner;
+  Outcome all;
+  for (uint64_t seed = 9001; seed < 9001 + DOVETAIL_SEED_COUNT; ++seed) {
+    const Scenario scenario = SomeScenario(seed, runner.models());
+    MiniClusterOptions options;
+    options.deployment = seed % 3 == 0 ? Deployment::kUcxThreads : Deployment::kThreads;
+    options.lanes = seed % 2 == 0 ? "shm" : "tcp";
+    options.model = runner.file(scenario.model);
+    options.kv = scenario.kv;
+    options.isa = scenario.avx512 ? kernels::Isa::kAvx512 : kernels::Isa::kAvx2;
+    options.kv_bytes = runner.KvBytesOfWorker(scenario);
+    options.attention_workers = scenario.workers;
+    options.compute_workers = seed % 4 == 0 ? 2 : 1;
+    options.compute = ScenarioRunner::TuningOf(scenario);
+    options.scheduler.placement = scenario.placement;
+    options.scheduler.micro_batches = scenario.micro_batches;
+    options.scheduler.adapt_micro_batches = seed % 5 == 0;
+    options.scheduler.enable_prefix_caching = scenario.prefix_cache;
+    options.scheduler.enable_chunked_prefill = scenario.chunked;
+    options.scheduler.max_model_len = kScenarioPositions;
+    options.scheduler.max_num_batched_tokens = scenario.step_tokens;
+    options.scheduler.max_num_seqs = scenario.max_seqs;
+    options.scheduler.token_shard_tokens = scenario.token_shard;
+    const auto cluster = MiniCluster::Start(options);
+    ASSERT_TRUE(cluster.ok()) << scenario.ToString() << "\n" << cluster.status();
+    const Outcome outcome = runner.Run(scenario, (*cluster)->engine());
+    EXPECT_EQ(outcome.difference, "") << Name(options.deployment) << " " << options.lanes << "\n"
+                                      << scenario.ToString();
+    all.preemptions += outcome.preemptions;
+    all.prefix_hits += outcome.prefix_hits;
+  }
+  EXPECT_GT(all.preemptions + all.prefix_hits, 0u) << "the seeds are too tame to say anything";
+}
+
+}  // namespace
+}  // namespace dovetail::test

@@ -1,0 +1,228 @@
+#include "tests/cluster/mini_cluster.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+
+#include "base/check.h"
+#include "nlohmann/json.hpp"
+#include "tests/support/test_data.h"
+
+// One body each: over threads of this process, over UCX between such threads, and over real processes. Whatever the
+// deployment, the lanes, the workers and the placement, what a request gets is to the bit what the embedded engine
+// gives it alone.
+
+namespace dovetail::test {
+namespace {
+
+struct Place {
+  Deployment deployment;
+  const char* lanes;
+};
+
+std::string NameOfPlace(const testing::TestParamInfo<Place>& info) {
+  return absl::StrCat(Name(info.param.deployment), "_", info.param.lanes);
+}
+
+class MiniClusterTest : public testing::TestWithParam<Place> {
+ protected:
+  void SetUp() override {
+    DOVETAIL_DATA_OR_SKIP(const auto folder, "models/stories260K");
+    folder_ = folder;
+  }
+
+  MiniClusterOptions Options() const {
+    MiniClusterOptions options;
+    options.deployment = GetParam().deployment;
+    options.lanes = GetParam().lanes;
+    options.model = folder_ / "stories260K-f32.gguf";
+    options.weights = model::WeightFormat::kF32;
+    options.kv = DType::kF32;
+    options.scheduler.max_model_len = 512;
+    options.scheduler.max_num_seqs = 8;
+    options.scheduler.max_num_batched_tokens = 128;
+    options.scheduler.placement = scheduler::PlacementPolicy::kMixed;
+    return options;
+  }
+
+  // The embedded engine with one worker, one thread, every prompt in one chunk and nothing else to do.
+  server::Engine& Alone() {
+    if (alone_ != nullptr) return *alone_;
+    auto model = TestModel::Load(folder_ / "stories260K-f32.gguf", model::WeightFormat::kF32, {.threads = 1});
+    DT_CHECK(model.ok(), std::string(model.status().message()));
+    model_ = *std::move(model);
+    server::EmbeddedClusterOptions options = ClusterOptionsFor(*model_, DType::kF32);
+    options.scheduler.max_num_seqs = 1;
+    options.scheduler.enable_prefix_caching = false;
+    auto cluster = StartCluster(*model_, options);
+    DT_CHECK(cluster.ok(), std::string(cluster.status().message()));
+    alone_ = *std::move(cluster);
+    return *alone_;
+  }
+
+  void ExpectWhatItHasAlone(const scheduler::GenerationRequest& request, const cli::CollectingSink& sink,
+                            bool cancelled = false) {
+    EXPECT_EQ(sink.protocol_errors(), 0);
+    for (int i = 0; i < request.choices; ++i) {
+      scheduler::GenerationRequest single = request;
+      single.choices = 1;
+      single.sampling.seed += static_cast<uint64_t>(i);
+      const auto alone = Generate(Alone(), single);
+      ASSERT_TRUE(alone.ok()) << alone.status();
+      const cli::CollectingSink::Choice& expected = (*alone)->choices()[0];
+      const cli::CollectingSink::Choice& choice = sink.choices()[i];
+      ASSERT_EQ(choice.tokens.size(), choice.logits.size());
+      if (!cancelled) {
+        ASSERT_EQ(choice.tokens, expected.tokens) << "choice " << i;
+      }
+      ASSERT_LE(choice.tokens.size(), expected.tokens.size());
+      for (size_t token = 0; token < choice.tokens.size(); ++token) {
+        ASSERT_EQ(choice.tokens[token], expected.tokens[token]) << "choice " << i << " token " << token;
+        ASSERT_EQ(choice.logits[token].size(), expected.logits[token].size());
+        ASSERT_EQ(std::memcmp(choice.logits[token].data(), expected.logits[token].data(),
+                              expected.logits[token].size() * sizeof(float)),
+                  0)
+            << "logits of choice " << i << " token " << token;
+      }
+    }
+  }
+
+  static scheduler::GenerationRequest Request(int prompt, int max_tokens, int salt = 0) {
+    scheduler::GenerationRequest request = GreedyRequest({1, 403, 407, 261, 378}, max_tokens);
+    for (int i = 0; static_cast<int>(request.prompt.size()) < prompt; ++i)
+      request.prompt.push_back(3 + (17 * i * i + 31 * i + 5 * salt) % 500);
+    request.logits_of_output = true;
+    return request;
+  }
+
+  static std::shared_ptr<cli::CollectingSink> Submit(MiniCluster& cluster,
+                                                     const scheduler::GenerationRequest& request) {
+    auto sink = std::make_shared<cli::CollectingSink>(request.choices);
+    const auto id = cluster.engine().Submit(request, sink);
+    EXPECT_TRUE(id.ok()) << id.status();
+    return sink;
+  }
+
+  std::filesystem::path folder_;
+  std::unique_ptr<TestModel> model_;
+  std::unique_ptr<server::EmbeddedCluster> alone_;
+};
+
+// A gap in what has to be there would show as a wrong bit: prompts that share beginnings, samples, several choices,
+// cancellation and too little memory at once.
+TEST_P(MiniClusterTest, EveryStreamIsToTheBitTheOneItsRequestHasAlone) {
+  MiniClusterOptions options = Options();
+  options.attention_workers = 3;
+  options.scheduler.micro_batches = 2;
+  options.kv_bytes = uint64_t{1} << 20;  // about six hundred tokens each: somebody must be preempted
+  const auto cluster = MiniCluster::Start(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+
+  std::vector<scheduler::GenerationRequest> requests;
+  for (const auto [prompt, salt] :
+       {std::pair{6, 0}, {200, 1}, {200, 1}, {64, 2}, {130, 3}, {300, 4}, {300, 4}, {1, 5}, {5, 0}, {260, 1}})
+    requests.push_back(Request(prompt, 60, salt));
+  requests[1].sampling.temperature = 0.9f;
+  requests[1].sampling.seed = 11;
+  requests[2].choices = 3;
+  requests[2].sampling.temperature = 1.1f;
+  std::vector<std::shared_ptr<cli::CollectingSink>> sinks;
+  for (const auto& request : requests) sinks.push_back(Submit(**cluster, request));
+  auto cancelled = std::make_shared<cli::CollectingSink>();
+  const auto id = (*cluster)->engine().Submit(Request(150, 300, 6), cancelled);
+  ASSERT_TRUE(id.ok());
+  cancelled->WaitForTokens(4);
+  (*cluster)->engine().Cancel(*id);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    ASSERT_TRUE(sinks[i]->WaitForEnd().ok()) << i;
+    SCOPED_TRACE(absl::StrCat("request ", i));
+    ExpectWhatItHasAlone(requests[i], *sinks[i]);
+  }
+  cancelled->WaitForEnd().IgnoreError();
+  ExpectWhatItHasAlone(Request(150, 300, 6), *cancelled, /*cancelled=*/true);
+  const auto late = Submit(**cluster, Request(300, 8, 4));  // its beginning is cached by now
+  ASSERT_TRUE(late->WaitForEnd().ok());
+  ExpectWhatItHasAlone(Request(300, 8, 4), *late);
+
+  server::EngineStats stats;
+  EXPECT_TRUE(MiniCluster::Eventually([&] {
+    stats = (*cluster)->engine().stats();
+    return stats.kv_blocks_in_use == 0 && stats.scheduler.running_sequences == 0;
+  })) << stats.kv_blocks_in_use
+      << " KV blocks are held after the last request ended";
+  EXPECT_GT(stats.scheduler.preemptions, 0u);
+  EXPECT_GT(stats.scheduler.prefix_hits, 0u);
+}
+
+TEST_P(MiniClusterTest, SaysTheReferencesGreedyTokens) {
+  const auto golden = nlohmann::json::parse(ReadFile(folder_ / "golden.json"));
+  MiniClusterOptions options = Options();
+  options.attention_workers = 2;
+  const auto cluster = MiniCluster::Start(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  const auto greedy = golden["greedy_ids"].get<std::vector<TokenId>>();
+  for (int placement = 0; placement < 3; ++placement) {
+    const auto done = Generate((*cluster)->engine(), GreedyRequest(golden["prompt_ids"].get<std::vector<TokenId>>(),
+                                                                   static_cast<int>(greedy.size())));
+    ASSERT_TRUE(done.ok()) << done.status();
+    EXPECT_EQ((*done)->choices()[0].tokens, greedy);
+  }
+}
+
+TEST_P(MiniClusterTest, StreamsGoOnWithTheSameBitsWhileWorkersComeAndGo) {
+  const auto cluster = MiniCluster::Start(Options());
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  const auto before = Submit(**cluster, Request(100, 250, 1));
+  before->WaitForTokens(10);
+  ASSERT_TRUE((*cluster)->AddAttentionWorker("a2").ok());
+  (*cluster)->Stop("a1");  // what lay on it is computed again on the other
+  const auto after = Submit(**cluster, Request(70, 250, 2));
+  ASSERT_TRUE(before->WaitForEnd().ok());
+  ExpectWhatItHasAlone(Request(100, 250, 1), *before);
+  after->WaitForTokens(5);
+  (*cluster)->Stop("c1");  // nobody is left to compute: the stream waits for the next one
+  ASSERT_TRUE((*cluster)->AddComputeWorker("c2").ok());
+  ASSERT_TRUE(after->WaitForEnd().ok());
+  ExpectWhatItHasAlone(Request(70, 250, 2), *after);
+}
+
+// Nothing is computed twice: the KV travels.
+TEST_P(MiniClusterTest, ADrainedWorkerGivesWhatItHoldsToTheOthersWhileStreamsGoOn) {
+  MiniClusterOptions options = Options();
+  options.attention_workers = 3;
+  options.scheduler.micro_batches = 2;
+  const auto cluster = MiniCluster::Start(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  std::vector<scheduler::GenerationRequest> requests;
+  std::vector<std::shared_ptr<cli::CollectingSink>> sinks;
+  for (int i = 0; i < 6; ++i) {
+    requests.push_back(Request(30 + 40 * i, 240, i));
+    if (i == 2) requests.back().choices = 2;
+    sinks.push_back(Submit(**cluster, requests.back()));
+  }
+  for (const auto& sink : sinks) sink->WaitForTokens(2);
+  ASSERT_TRUE((*cluster)->Drain("a2").ok());
+  ASSERT_TRUE((*cluster)->AddAttentionWorker("a4").ok());
+  ASSERT_TRUE((*cluster)->Drain("a1").ok());
+  EXPECT_EQ((*cluster)->Find((*cluster)->status(), "a1"), nullptr);
+  for (size_t i = 0; i < sinks.size(); ++i) {
+    ASSERT_TRUE(sinks[i]->WaitForEnd().ok());
+    SCOPED_TRACE(absl::StrCat("request ", i));
+    ExpectWhatItHasAlone(requests[i], *sinks[i]);
+  }
+  // Processes on a busy machine may take each other for dead.
+  if (GetParam().deployment != Deployment::kProcesses)
+    EXPECT_EQ((*cluster)->engine().stats().scheduler.preemptions, 0u);
+  EXPECT_TRUE(MiniCluster::Eventually([&] { return (*cluster)->engine().stats().kv_blocks_in_use == 0; }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Deployments, MiniClusterTest,
+                         testing::Values(Place{Deployment::kThreads, "memory"}, Place{Deployment::kUcxThreads, "shm"},
+                                         Place{Deployment::kUcxThreads, "tcp"}, Place{Deployment::kProcesses, "shm"},
+                                         Place{Deployment::kProcesses, "tcp"}),
+                         NameOfPlace);
+
+}  // namespace
+}  // namespace dovetail::test
