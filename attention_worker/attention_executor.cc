@@ -9,13 +9,17 @@
 namespace dovetail::attention {
 
 size_t AttentionExecutor::BlockBytes(const proto::AttentionTable& table) {
-  size_t bytes = 0;
+  size_t bytes = 0, state_bytes = 0;
   for (const proto::AttentionSpec& spec : table.groups) {
+    if (const auto* linear = std::get_if<proto::LinearSpec>(&spec)) {
+      state_bytes = std::max(state_bytes, kernels::LinearStateLayout(StateShapeOf(*linear)).bytes());
+      continue;
+    }
     const auto& softmax = std::get<proto::SoftmaxSpec>(spec);
     const kernels::KvBlockLayout layout{softmax.key_dim, softmax.value_dim, softmax.kv};
     bytes = std::max(bytes, (layout.bytes() + 63) / 64 * 64);
   }
-  return bytes;
+  return bytes > 0 ? bytes : state_bytes;
 }
 
 AttentionExecutor::AttentionExecutor(kernels::Device& device, AttentionWorkerCore& core, int micro_batches)
@@ -30,6 +34,12 @@ absl::StatusOr<std::unique_ptr<AttentionExecutor>> AttentionExecutor::Create(ker
                                                                              uint32_t kv_blocks, int micro_batches) {
   std::unique_ptr<AttentionExecutor> executor(new AttentionExecutor(device, core, micro_batches));
   DT_ASSIGN_OR_RETURN(executor->arena_, device.Allocate(size_t{kv_blocks} * executor->block_bytes_));
+  if (core.table().has_linear()) {
+    DT_ASSIGN_OR_RETURN(executor->linear_, LinearExecutor::Create(device, core, executor->block_bytes_,
+                                                                  [raw = executor.get()](KvBlockId block) {
+                                                                    return raw->BlockAt(block);
+                                                                  }));
+  }
   return executor;
 }
 
@@ -57,6 +67,11 @@ absl::Status AttentionExecutor::PrepareStep(MicroBatchId id) {
   for (int g = 0; g < core_.table().group_count(); ++g) {
     const LayerGroup group(static_cast<uint16_t>(g));
     const proto::StepLayout& layout = core_.LayoutOf(id, group);
+    if (core_.table().linear(group) != nullptr) {
+      DT_RETURN_IF_ERROR(linear_->Prepare(id, group));
+      partial = std::max<size_t>(partial, layout.partial_bytes);
+      continue;
+    }
     kernels::AttentionLimits limits;
     size_t group_pointers = 0;
     for (const proto::ShardStep& item : layout.items) {
@@ -116,6 +131,8 @@ absl::Status AttentionExecutor::AttendComplete(MicroBatchId id, int op, std::spa
   MicroBatch& batch = micro_batches_[id.value()];
   if (!batch.prepared) return Internal("attention op ", op, ": its step has no buffers");  // q of a step just refused
   const LayerGroup group = core_.table().op_group[op];
+  batch.linear_query = query;
+  if (core_.table().linear(group) != nullptr) return absl::OkStatus();  // its q needs the decays that come with k and v
   FillTables(batch, id, op);
   const proto::StepLayout& layout = core_.LayoutOf(id, group);
   const int value_dim = core_.table().softmax(group).value_dim;
@@ -146,6 +163,15 @@ absl::StatusOr<std::span<const std::byte>> AttentionExecutor::AppendAndFinish(Mi
   MicroBatch& batch = micro_batches_[id.value()];
   const LayerGroup group = core_.table().op_group[op];
   const proto::StepLayout& layout = core_.LayoutOf(id, group);
+  if (core_.table().linear(group) != nullptr) {
+    if (!batch.prepared || batch.linear_query.size() != static_cast<size_t>(layout.query_bytes))
+      return Internal("attention op ", op, ": k and v came without q");
+    DT_RETURN_IF_ERROR(linear_->Run(kernels::ContextOf(*stream_), id, op, batch.linear_query, key_value,
+                                    batch.partial->data()));
+    batch.linear_query = {};
+    stream_->Synchronize();
+    return std::span<const std::byte>(batch.partial->data(), layout.partial_bytes);
+  }
   const bool asked = layout.query_bytes > 0;
   if (asked != batch.attention.has_value() || !batch.prepared)
     return Internal("attention op ", op, ": k and v came without q");

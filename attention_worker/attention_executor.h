@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention_worker/core/attention_worker_core.h"
+#include "attention_worker/linear_executor.h"
 #include "base/status.h"
 #include "kernels/device.h"
 #include "kernels/kv_append.h"
@@ -37,7 +38,6 @@ class AttentionExecutor {
   // Returns the payload of kPartial; valid until the next op of the micro-batch. Where no q was due it is empty.
   absl::StatusOr<std::span<const std::byte>> AppendAndFinish(MicroBatchId micro_batch, int op,
                                                              std::span<const std::byte> key_value);
-
   // The payload of kKeyValue of core.OutgoingMoveOf(slot), from the blocks; valid until the next one of the slot.
   // kResourceExhausted: no memory.
   absl::StatusOr<std::span<const std::byte>> Gather(int slot, int op);
@@ -52,6 +52,7 @@ class AttentionExecutor {
     std::unique_ptr<kernels::Buffer> partial;
     bool prepared = false;                            // the buffers are large enough for the step
     std::optional<kernels::PagedAttention> attention; // between q and k, v
+    std::span<const std::byte> linear_query;          // likewise, of a linear state
   };
 
   AttentionExecutor(kernels::Device& device, AttentionWorkerCore& core, int micro_batches);
@@ -65,6 +66,7 @@ class AttentionExecutor {
   const size_t block_bytes_;
   std::unique_ptr<kernels::Stream> stream_;
   std::unique_ptr<kernels::Buffer> arena_;
+  std::unique_ptr<LinearExecutor> linear_;  // if the model has linear states
   std::vector<MicroBatch> micro_batches_;  // and a slot for each move that comes in
   std::array<std::unique_ptr<kernels::Buffer>, proto::kMoveSlots> gathered_;
 };

@@ -1,25 +1,102 @@
 #include "compute_worker/attention_specs.h"
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 #include <vector>
 
+#include "kernels/kv_block.h"
+#include "kernels/linear_state.h"
+
 namespace dovetail::compute {
+namespace {
+
+using Family = model::StateConfig::Family;
+
+proto::SoftmaxSpec SoftmaxSpecOf(const model::ModelConfig& config, const model::LayerConfig& layer, DType kv) {
+  proto::SoftmaxSpec spec;
+  spec.query_heads = static_cast<int>(config.heads);
+  spec.kv_heads = static_cast<int>(config.kv_heads);
+  spec.key_dim = static_cast<int>(config.key_dim);
+  spec.value_dim = static_cast<int>(config.value_dim);
+  spec.scale = config.attention_scale;
+  // A window that no sequence can outgrow is full attention.
+  spec.window = layer.window < config.max_positions ? static_cast<int>(layer.window) : 0;
+  spec.kv = kv;
+  return spec;
+}
+
+proto::LinearSpec LinearSpecOf(const model::StateConfig& state, DType wire) {
+  proto::LinearSpec spec;
+  spec.heads = static_cast<int>(state.heads);
+  spec.key_dim = static_cast<int>(state.key_dim);
+  spec.value_dim = static_cast<int>(state.value_dim);
+  spec.delta = state.family == Family::kGatedDelta || state.family == Family::kKda;
+  spec.vector_decay = state.family == Family::kKda;
+  spec.token_decay = spec.token_rate = state.family != Family::kLightning;
+  spec.normalise = spec.delta;
+  if (spec.delta) spec.query_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(state.key_dim)));
+  spec.conv_width = static_cast<int>(state.conv_width);
+  spec.wire = wire;
+  return spec;
+}
+
+// KvBlocks of one head's state, as an attention worker lays it out; 0: they are too small.
+int BlocksPerHead(const proto::LinearSpec& spec, size_t block_bytes) {
+  kernels::LinearStateShape shape;
+  shape.key_dim = spec.key_dim;
+  shape.value_dim = spec.value_dim;
+  shape.decay = spec.vector_decay ? kernels::DecayForm::kVector : kernels::DecayForm::kScalar;
+  shape.update = spec.delta ? kernels::StateUpdate::kDelta : kernels::StateUpdate::kAdd;
+  shape.state = spec.state;
+  shape.history_channels = spec.conv_width > 0 ? spec.channels() : 0;
+  shape.history = spec.wire;
+  const kernels::LinearStateLayout layout(shape);
+  return layout.pieces(block_bytes > 0 ? block_bytes : layout.bytes());
+}
+
+// MiniMax's slopes: 2^(-8 (h + 1) / heads), less in later layers.
+std::vector<float> LightningDecays(const model::ModelConfig& config, size_t layer) {
+  const double heads = static_cast<double>(config.state->heads), layers = static_cast<double>(config.layers.size());
+  const double factor = 1 - static_cast<double>(layer) / (layers - 1 + 1e-5) + 1e-5;
+  std::vector<float> decays;
+  for (int64_t head = 0; head < config.state->heads; ++head)
+    decays.push_back(static_cast<float>(-std::exp2(-8.0 * static_cast<double>(head + 1) / heads) * factor));
+  return decays;
+}
+
+}  // namespace
 
 absl::StatusOr<proto::AttentionTable> AttentionTableOf(const model::ModelConfig& config, DType kv) {
   std::vector<proto::AttentionSpec> ops;
-  for (const model::LayerConfig& layer : config.layers) {
-    proto::SoftmaxSpec spec;
-    spec.query_heads = static_cast<int>(config.heads);
-    spec.kv_heads = static_cast<int>(config.kv_heads);
-    spec.key_dim = static_cast<int>(config.key_dim);
-    spec.value_dim = static_cast<int>(config.value_dim);
-    spec.scale = config.attention_scale;
-    // A window that no sequence can outgrow is full attention.
-    spec.window = layer.window < config.max_positions ? static_cast<int>(layer.window) : 0;
-    spec.kv = kv;
-    ops.push_back(spec);
+  std::vector<proto::LinearConstants> constants;
+  // A KvBlock is as large as 64 tokens of a softmax head; states take several. Without softmax, a state is a block.
+  size_t block_bytes = 0;
+  if (std::any_of(config.layers.begin(), config.layers.end(),
+                  [](const model::LayerConfig& layer) { return layer.kind != model::LayerKind::kLinearState; })) {
+    const kernels::KvBlockLayout layout{static_cast<int>(config.key_dim), static_cast<int>(config.value_dim), kv};
+    block_bytes = (layout.bytes() + 63) / 64 * 64;
   }
-  return proto::AttentionTable::Build(ops);
+  for (size_t i = 0; i < config.layers.size(); ++i) {
+    constants.emplace_back();
+    if (config.layers[i].kind != model::LayerKind::kLinearState) {
+      ops.push_back(SoftmaxSpecOf(config, config.layers[i], kv));
+      continue;
+    }
+    proto::LinearSpec spec = LinearSpecOf(*config.state, kv);
+    spec.blocks_per_head = BlocksPerHead(spec, block_bytes);
+    if (spec.blocks_per_head == 0)
+      return Unimplemented("layer ", i, ": a row of its linear state does not fit into a KvBlock of ", block_bytes,
+                           " bytes");
+    ops.push_back(spec);
+    if (config.state->family == Family::kLightning) constants.back().log_decay = LightningDecays(config, i);
+    if (i < config.state_constants.size()) {
+      constants.back().conv = config.state_constants[i].conv;
+      constants.back().conv_bias = config.state_constants[i].conv_bias;
+      constants.back().skip = config.state_constants[i].skip;
+    }
+  }
+  return proto::AttentionTable::Build(ops, std::move(constants));
 }
 
 }  // namespace dovetail::compute

@@ -41,7 +41,8 @@ DenseExecutor::DenseExecutor(const model::LoadedModel& model, const proto::Atten
       stream_(device.CreateStream()),
       context_(kernels::ContextOf(*stream_)),
       prompts_(device, table, micro_batches),
-      micro_batches_(micro_batches) {
+      micro_batches_(micro_batches),
+      widths_(WidthsOf(model)) {
   for (MicroBatch& batch : micro_batches_) {
     batch.wire = std::make_unique<StepWire>(device, table);
     batch.angles.resize(model.config().ropes.size());
@@ -56,15 +57,17 @@ absl::Status DenseExecutor::Grow(BufferPtr& buffer, size_t bytes) {
 }
 
 absl::Status DenseExecutor::GrowScratch(int64_t rows) {
-  const model::ModelConfig& config = model_.config();
-  const int64_t query = config.heads * config.key_dim, out = config.heads * config.value_dim;
-  const int64_t key_value = config.kv_heads * (config.key_dim + config.value_dim);
-  DT_RETURN_IF_ERROR(Grow(heads_, rows * std::max({query, out, key_value}) * sizeof(float)));
-  DT_RETURN_IF_ERROR(Grow(gate_, rows * config.intermediate_size * sizeof(float)));
-  DT_RETURN_IF_ERROR(Grow(up_, rows * config.intermediate_size * sizeof(float)));
-  DT_RETURN_IF_ERROR(Grow(out_, rows * config.hidden_size * sizeof(float)));
-  const int64_t cols = std::max({config.hidden_size, out, config.intermediate_size});
-  return Grow(gemm_scratch_, kernels::GemmScratchBytes(rows, cols));
+  const int64_t hidden = model_.config().hidden_size;
+  DT_RETURN_IF_ERROR(Grow(heads_, rows * widths_.heads * sizeof(float)));
+  DT_RETURN_IF_ERROR(Grow(gate_, rows * widths_.gate * sizeof(float)));
+  DT_RETURN_IF_ERROR(Grow(up_, rows * widths_.up * sizeof(float)));
+  DT_RETURN_IF_ERROR(Grow(out_, rows * hidden * sizeof(float)));
+  DT_RETURN_IF_ERROR(Grow(router_, rows * widths_.experts * sizeof(float)));
+  DT_RETURN_IF_ERROR(Grow(expert_in_, rows * widths_.chosen * hidden * sizeof(float)));
+  DT_RETURN_IF_ERROR(Grow(expert_out_, rows * widths_.chosen * hidden * sizeof(float)));
+  for (std::vector<int32_t>* list : {&route_, &slot_, &member_}) list->resize(rows * widths_.chosen);
+  route_weight_.resize(rows * widths_.chosen);
+  return Grow(gemm_scratch_, kernels::GemmScratchBytes(rows, widths_.cols));
 }
 
 absl::Status DenseExecutor::PrepareStep(const ComputeWorkerCore& core, MicroBatchId id) {
@@ -147,13 +150,19 @@ absl::Status DenseExecutor::Norm(const model::RmsNorm& norm, float* x, float* ou
 }
 
 absl::Status DenseExecutor::RunStep(const model::InputNorm& step, MicroBatch& batch, const std::vector<WorkerPart>&) {
-  return Norm(step.norm, Floats(*batch.x), Floats(*batch.h), batch.wire->rows(), 1);
+  const int64_t rows = batch.wire->rows(), floats = rows * model_.config().hidden_size;
+  if (!step.norm) return kernels::Scale(context_, Floats(*batch.x), 1, Floats(*batch.h), floats);
+  DT_RETURN_IF_ERROR(Norm(*step.norm, Floats(*batch.x), Floats(*batch.h), rows, 1));
+  return Restart(step.restart, batch);
 }
 
 absl::Status DenseExecutor::ToWire(float* x, int64_t rows, int heads, int dim,
                                    const std::optional<model::RmsNorm>& head_norm, int rope, const MicroBatch& batch,
                                    DType type, std::byte* out) {
-  if (head_norm.has_value()) DT_RETURN_IF_ERROR(Norm(*head_norm, x, x, rows, heads));
+  if (head_norm.has_value()) {  // over each head, or over all of them
+    const int64_t vectors = int64_t{heads} * dim / static_cast<int64_t>(head_norm->weight.size());
+    DT_RETURN_IF_ERROR(Norm(*head_norm, x, x, rows, static_cast<int>(vectors)));
+  }
   kernels::RopeArgs args;
   args.x = x;
   args.rows = rows;
@@ -187,6 +196,7 @@ absl::Status DenseExecutor::RunStep(const model::QueryProjection& step, MicroBat
   const kernels::GemmOutput outputs[] = {OutputOf(step.q, Floats(*heads_))};
   DT_RETURN_IF_ERROR(kernels::Gemm(
       {Floats(*batch.h), hidden, rows, outputs, {gemm_scratch_->data(), gemm_scratch_->size_bytes()}}, *stream_));
+  if (step.silu) DT_RETURN_IF_ERROR(Silu(Floats(*heads_), rows * spec.query_heads * spec.key_dim));
   return ToWire(Floats(*heads_), rows, spec.query_heads, spec.key_dim, step.head_norm, step.rope, batch, spec.kv,
                 batch.wire->query());
 }
@@ -201,10 +211,13 @@ absl::Status DenseExecutor::RunStep(const model::KeyValueProjection& step, Micro
   const kernels::GemmOutput outputs[] = {OutputOf(step.k, k), OutputOf(step.v, v)};
   DT_RETURN_IF_ERROR(kernels::Gemm(
       {Floats(*batch.h), hidden, rows, outputs, {gemm_scratch_->data(), gemm_scratch_->size_bytes()}}, *stream_));
-  DT_RETURN_IF_ERROR(ToWire(k, rows, spec.kv_heads, spec.key_dim, step.head_norm, step.rope, batch, spec.kv,
-                            batch.wire->key(step.op)));
+  if (step.silu) DT_RETURN_IF_ERROR(Silu(k, rows * spec.kv_heads * (spec.key_dim + spec.value_dim)));
+  DT_RETURN_IF_ERROR(
+      ToWire(k, rows, spec.kv_heads, spec.key_dim, step.head_norm, step.rope, batch, spec.kv,
+             batch.wire->key(step.op)));
   kernels::FromFloat(context_, spec.kv, v, batch.wire->value(step.op),
                      {rows, int64_t{spec.kv_heads} * spec.value_dim, 0, 0});
+  if (step.gates.has_value()) return ComputeGates(*step.gates, step.op, batch);
   return absl::OkStatus();
 }
 
@@ -213,16 +226,18 @@ absl::Status DenseExecutor::RunStep(const model::AttentionCut& step, MicroBatch&
 }
 
 absl::Status DenseExecutor::AddProjection(const model::Projection& projection,
-                                          const std::optional<model::RmsNorm>& post_norm, const float* in,
+                                          const std::optional<model::RmsNorm>& post_norm, float scale, const float* in,
                                           MicroBatch& batch) {
   const int64_t rows = batch.wire->rows(), hidden = model_.config().hidden_size;
   float* x = Floats(*batch.x);
-  kernels::GemmOutput output = OutputOf(projection, post_norm ? Floats(*out_) : x);
-  output.accumulate = !post_norm.has_value();
+  const bool aside = post_norm.has_value() || scale != 1;
+  kernels::GemmOutput output = OutputOf(projection, aside ? Floats(*out_) : x);
+  output.accumulate = !aside;
   DT_RETURN_IF_ERROR(kernels::Gemm({in, projection.weights.cols(), rows, std::span(&output, 1),
                                     {gemm_scratch_->data(), gemm_scratch_->size_bytes()}}, *stream_));
-  if (!post_norm.has_value()) return absl::OkStatus();
-  DT_RETURN_IF_ERROR(Norm(*post_norm, Floats(*out_), Floats(*out_), rows, 1));
+  if (!aside) return absl::OkStatus();
+  if (post_norm.has_value()) DT_RETURN_IF_ERROR(Norm(*post_norm, Floats(*out_), Floats(*out_), rows, 1));
+  if (scale != 1) DT_RETURN_IF_ERROR(kernels::Scale(context_, Floats(*out_), scale, Floats(*out_), rows * hidden));
   return kernels::Add(context_, x, Floats(*out_), x, rows * hidden);
 }
 
@@ -233,26 +248,18 @@ absl::Status DenseExecutor::RunStep(const model::OutputProjection& step, MicroBa
   DT_ASSIGN_OR_RETURN(const std::byte* attended, batch.wire->JoinPartials(parts, group, context_));
   kernels::ToFloat(context_, spec.kv, attended, Floats(*heads_),
                    {batch.wire->rows(), int64_t{spec.query_heads} * spec.value_dim, 0, 0});
-  return AddProjection(step.o, step.post_norm, Floats(*heads_), batch);
+  if (step.gate.has_value())
+    DT_RETURN_IF_ERROR(ApplyGate(*step.gate, Floats(*heads_), int64_t{spec.query_heads} * spec.value_dim, batch));
+  return AddProjection(step.o, step.post_norm, step.scale, Floats(*heads_), batch);
 }
 
 absl::Status DenseExecutor::RunStep(const model::GatedMlp& step, MicroBatch& batch, const std::vector<WorkerPart>&) {
-  const int64_t rows = batch.wire->rows(), hidden = model_.config().hidden_size;
-  float* h = Floats(*batch.h);
-  DT_RETURN_IF_ERROR(Norm(step.norm, Floats(*batch.x), h, rows, 1));
-  const kernels::GemmOutput outputs[] = {OutputOf(step.gate, Floats(*gate_)), OutputOf(step.up, Floats(*up_))};
-  DT_RETURN_IF_ERROR(
-      kernels::Gemm({h, hidden, rows, outputs, {gemm_scratch_->data(), gemm_scratch_->size_bytes()}}, *stream_));
-  kernels::GatedActivationArgs activation;
-  activation.activation =
-      step.activation == model::Activation::kSilu ? kernels::Activation::kSilu : kernels::Activation::kGeluTanh;
-  activation.gate = Floats(*gate_);
-  activation.up = Floats(*up_);
-  activation.out = Floats(*gate_);
-  activation.rows = rows;
-  activation.size = model_.config().intermediate_size;
-  DT_RETURN_IF_ERROR(kernels::GatedActivation(context_, activation));
-  return AddProjection(step.down, step.post_norm, Floats(*gate_), batch);
+  const int64_t rows = batch.wire->rows();
+  float* h = step.norm.has_value() ? Floats(*batch.h) : Floats(*batch.x);
+  if (step.norm.has_value()) DT_RETURN_IF_ERROR(Norm(*step.norm, Floats(*batch.x), h, rows, 1));
+  DT_RETURN_IF_ERROR(Restart(step.restart, batch));
+  DT_RETURN_IF_ERROR(RunGatedMlp(step.gate, step.up, step.activation, h, rows));
+  return AddProjection(step.down, step.post_norm, step.scale, Floats(*gate_), batch);
 }
 
 }  // namespace dovetail::compute

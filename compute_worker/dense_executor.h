@@ -84,14 +84,35 @@ class DenseExecutor {
   absl::Status RunStep(const model::AttentionCut& step, MicroBatch& batch, const std::vector<WorkerPart>& parts);
   absl::Status RunStep(const model::OutputProjection& step, MicroBatch& batch, const std::vector<WorkerPart>& parts);
   absl::Status RunStep(const model::GatedMlp& step, MicroBatch& batch, const std::vector<WorkerPart>& parts);
+  absl::Status RunStep(const model::ExpertMlp& step, MicroBatch& batch, const std::vector<WorkerPart>& parts);
+
+  // hybrid_steps.cc: linear states and experts.
+  absl::Status Restart(const std::optional<float>& alpha, MicroBatch& batch);
+  absl::Status Silu(float* x, int64_t n);
+  absl::Status ComputeGates(const model::StateGates& gates, int op, MicroBatch& batch);
+  absl::Status ApplyGate(const model::OutputGate& gate, float* attended, int64_t width, MicroBatch& batch);
+  absl::Status ProjectLowRank(const model::LowRankProjection& projection, const float* in, int64_t rows, float* out);
+  absl::Status RunGatedMlp(const model::Projection& gate, const model::Projection& up, model::Activation activation,
+                           const float* in, int64_t rows);
+  absl::Status RunExperts(const model::ExpertMlp& step, const float* h, int64_t rows);
+  absl::Status AddSharedExpert(const model::ExpertMlp& step, const float* h, MicroBatch& batch);
+  absl::Status Multiply(const model::Projection& projection, const float* in, int64_t rows, float* out);
 
   absl::Status Norm(const model::RmsNorm& norm, float* x, float* out, int64_t rows, int vectors);
   // [rows, heads, dim] f32 -> wire type, head-normed and rotated on the way.
   absl::Status ToWire(float* x, int64_t rows, int heads, int dim, const std::optional<model::RmsNorm>& head_norm,
                       int rope, const MicroBatch& batch, DType type, std::byte* out);
-  // x += post_norm(in W + b).
+  // x += scale post_norm(in W + b).
   absl::Status AddProjection(const model::Projection& projection, const std::optional<model::RmsNorm>& post_norm,
-                             const float* in, MicroBatch& batch);
+                             float scale, const float* in, MicroBatch& batch);
+
+  // The most floats a row takes in each scratch buffer, over the steps of the model.
+  struct Widths {
+    int64_t heads = 0, gate = 0, up = 0, cols = 0;
+    int64_t experts = 0, chosen = 0;
+  };
+  static Widths WidthsOf(const model::LoadedModel& model);
+  std::span<std::byte> gemm_scratch() { return {gemm_scratch_->data(), gemm_scratch_->size_bytes()}; }
 
   const model::LoadedModel& model_;
   const proto::AttentionTable& table_;
@@ -101,7 +122,11 @@ class DenseExecutor {
   PromptAttention prompts_;
   std::vector<MicroBatch> micro_batches_;
   std::list<CachedRope> rope_cache_;  // front: used last
+  const Widths widths_;
   BufferPtr heads_, gate_, up_, out_, gemm_scratch_;
+  BufferPtr router_, expert_in_, expert_out_;    // logits [rows, experts]; [rows * chosen, hidden]
+  std::vector<int32_t> route_, slot_, member_;   // [rows * chosen]: experts; rows of expert_out_; its rows' step rows
+  std::vector<float> route_weight_;
 };
 
 }  // namespace dovetail::compute

@@ -42,6 +42,12 @@ int64_t StepWire::KeyBytes(LayerGroup group) const {
   return rows_ * spec.kv_heads * spec.key_dim * static_cast<int64_t>(SizeOf(spec.kv));
 }
 
+int64_t StepWire::GatesAt(LayerGroup group) const {
+  const proto::SoftmaxSpec& spec = table_.softmax(group);
+  const int64_t values = rows_ * spec.kv_heads * spec.value_dim * static_cast<int64_t>(SizeOf(spec.kv));
+  return (KeyBytes(group) + values + 3) / 4 * 4;
+}
+
 absl::Status StepWire::GrowSlots(std::vector<std::unique_ptr<kernels::Buffer>>& buffers, size_t bytes) {
   if (buffers.size() < static_cast<size_t>(slots_)) buffers.resize(slots_);
   for (int slot = 0; slot < slots_; ++slot) DT_RETURN_IF_ERROR(Grow(buffers[slot], bytes));
@@ -70,7 +76,8 @@ absl::Status StepWire::Prepare(const ComputeWorkerCore& core, MicroBatchId id) {
     const proto::SoftmaxSpec& spec = table_.softmax(group);
     const size_t row_elements = rows_ * SizeOf(spec.kv);
     query = std::max(query, row_elements * spec.query_heads * spec.key_dim);
-    key_value = std::max(key_value, row_elements * spec.kv_heads * (spec.key_dim + spec.value_dim));
+    const size_t gates = rows_ * spec.kv_heads * spec.gates * sizeof(float);
+    key_value = std::max(key_value, row_elements * spec.kv_heads * (spec.key_dim + spec.value_dim) + 3 + gates);
     joined = std::max(joined, row_elements * spec.query_heads * spec.value_dim);
     groups_[g].whole_key_value = IsWhole(parts, group);
     groups_[g].whole = groups_[g].whole_key_value && core.PromptsOf(id).empty();
@@ -207,6 +214,10 @@ std::span<const std::byte> StepWire::PackKeyValue(const std::vector<WorkerPart>&
     const HeadSlice v =
         SliceOf(item.rows.kv_count, spec.kv_heads, item.kv_heads.begin, item.kv_heads.size(), spec.value_dim * element);
     CopyOut(value(op) + row * v.full_row_bytes, out + item.value_offset, v);
+    if (spec.gates == 0) continue;
+    const HeadSlice gates = SliceOf(item.rows.kv_count, spec.kv_heads, item.kv_heads.begin, item.kv_heads.size(),
+                                    spec.gates * static_cast<int64_t>(sizeof(float)));
+    CopyOut(key(op) + GatesAt(group) + row * gates.full_row_bytes, out + item.gate_offset, gates);
   }
   return {out, static_cast<size_t>(layout.key_value_bytes)};
 }

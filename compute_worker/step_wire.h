@@ -33,6 +33,8 @@ class StepWire {
   std::byte* query() { return query_->data(); }
   std::byte* key(int op) { return key_value_[SlotOf(op)]->data(); }
   std::byte* value(int op) { return key(op) + KeyBytes(table_.op_group[op]); }
+  // [rows, kv_heads, gates] f32, of a linear state.
+  float* gates(int op) { return reinterpret_cast<float*>(key(op) + GatesAt(table_.op_group[op])); }
 
   // The payloads for part `p` of the micro-batch; valid until the next op's, k and v until they were answered.
   std::span<const std::byte> PackQuery(const std::vector<WorkerPart>& parts, int p, LayerGroup group);
@@ -82,6 +84,7 @@ class StepWire {
   };
 
   int64_t KeyBytes(LayerGroup group) const;
+  int64_t GatesAt(LayerGroup group) const;  // bytes from the first key
   absl::Status Grow(std::unique_ptr<kernels::Buffer>& buffer, size_t bytes);
   int SlotOf(int op) const { return op % slots_; }
   bool IsWhole(const std::vector<WorkerPart>& parts, LayerGroup group) const;

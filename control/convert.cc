@@ -52,6 +52,47 @@ const char* NameOf(Role role) {
   return role == Role::kComputeWorker ? "compute" : "scheduler";
 }
 
+namespace {
+
+void ToProto(const proto::LinearSpec& spec, pb::LinearState& out) {
+  out.set_delta(spec.delta);
+  out.set_vector_decay(spec.vector_decay);
+  out.set_token_decay(spec.token_decay);
+  out.set_token_rate(spec.token_rate);
+  out.set_normalise(spec.normalise);
+  out.set_query_scale(spec.query_scale);
+  out.set_conv_width(spec.conv_width);
+  out.set_state_dtype(static_cast<uint32_t>(spec.state));
+  out.set_blocks_per_head(spec.blocks_per_head);
+}
+
+absl::StatusOr<proto::LinearSpec> LinearFromProto(const pb::SoftmaxSpec& from) {
+  const pb::LinearState& linear = from.linear();
+  DT_RETURN_IF_ERROR(CheckRange("attention.linear.state_dtype", linear.state_dtype(), 0,
+                                static_cast<uint64_t>(DType::kBF16)));
+  DT_RETURN_IF_ERROR(CheckRange("attention.linear.conv_width", linear.conv_width(), 0,
+                                proto::LinearSpec::kMaxConvWidth));
+  DT_RETURN_IF_ERROR(CheckRange("attention.linear.blocks_per_head", linear.blocks_per_head(), 1, 1 << 16));
+  DT_RETURN_IF_ERROR(CheckFinite("attention.linear.query_scale", linear.query_scale()));
+  proto::LinearSpec spec;
+  spec.heads = static_cast<int>(from.kv_heads());
+  spec.key_dim = static_cast<int>(from.key_dim());
+  spec.value_dim = static_cast<int>(from.value_dim());
+  spec.wire = static_cast<DType>(from.kv_dtype());
+  spec.delta = linear.delta();
+  spec.vector_decay = linear.vector_decay();
+  spec.token_decay = linear.token_decay();
+  spec.token_rate = linear.token_rate();
+  spec.normalise = linear.normalise();
+  spec.query_scale = linear.query_scale();
+  spec.conv_width = static_cast<int>(linear.conv_width());
+  spec.state = static_cast<DType>(linear.state_dtype());
+  spec.blocks_per_head = static_cast<int>(linear.blocks_per_head());
+  return spec;
+}
+
+}  // namespace
+
 void ToProto(const proto::AttentionTable& table, pb::AttentionTable& out) {
   out.Clear();
   for (int group = 0; group < table.group_count(); ++group) {
@@ -64,6 +105,15 @@ void ToProto(const proto::AttentionTable& table, pb::AttentionTable& out) {
     to.set_scale(spec.scale);
     to.set_window(spec.window);
     to.set_kv_dtype(static_cast<uint32_t>(spec.kv));
+    if (const proto::LinearSpec* linear = table.linear(LayerGroup(static_cast<uint16_t>(group))))
+      ToProto(*linear, *to.mutable_linear());
+  }
+  for (const proto::LinearConstants& constants : table.constants) {
+    pb::LinearConstants& to = *out.add_constants();
+    to.mutable_log_decay()->Assign(constants.log_decay.begin(), constants.log_decay.end());
+    to.mutable_conv()->Assign(constants.conv.begin(), constants.conv.end());
+    to.mutable_conv_bias()->Assign(constants.conv_bias.begin(), constants.conv_bias.end());
+    to.mutable_skip()->Assign(constants.skip.begin(), constants.skip.end());
   }
   for (const LayerGroup group : table.op_group) out.add_op_group(group.value());
 }
@@ -71,7 +121,7 @@ void ToProto(const proto::AttentionTable& table, pb::AttentionTable& out) {
 absl::StatusOr<proto::AttentionTable> FromProto(const pb::AttentionTable& in) {
   DT_RETURN_IF_ERROR(CheckRange("attention.groups", in.groups_size(), 1, proto::kMaxLayerGroups));
   DT_RETURN_IF_ERROR(CheckRange("attention.op_group", in.op_group_size(), 1, proto::kMaxAttentionOps));
-  std::vector<proto::SoftmaxSpec> specs;
+  std::vector<proto::AttentionSpec> specs;
   for (const pb::SoftmaxSpec& from : in.groups()) {
     DT_RETURN_IF_ERROR(CheckRange("attention.query_heads", from.query_heads(), 1, proto::kMaxHeads));
     DT_RETURN_IF_ERROR(CheckRange("attention.kv_heads", from.kv_heads(), 1, proto::kMaxHeads));
@@ -80,6 +130,11 @@ absl::StatusOr<proto::AttentionTable> FromProto(const pb::AttentionTable& in) {
     DT_RETURN_IF_ERROR(CheckRange("attention.window", from.window(), 0, std::numeric_limits<int32_t>::max()));
     DT_RETURN_IF_ERROR(CheckRange("attention.kv_dtype", from.kv_dtype(), 0, static_cast<uint64_t>(DType::kBF16)));
     DT_RETURN_IF_ERROR(CheckFinite("attention.scale", from.scale()));
+    if (from.has_linear()) {
+      DT_ASSIGN_OR_RETURN(const proto::LinearSpec linear, LinearFromProto(from));
+      specs.push_back(linear);
+      continue;
+    }
     proto::SoftmaxSpec spec;
     spec.query_heads = static_cast<int>(from.query_heads());
     spec.kv_heads = static_cast<int>(from.kv_heads());
@@ -95,7 +150,13 @@ absl::StatusOr<proto::AttentionTable> FromProto(const pb::AttentionTable& in) {
     if (group >= specs.size()) return InvalidArgument("attention.op_group: there is no group ", group);
     ops.push_back(specs[group]);
   }
-  DT_ASSIGN_OR_RETURN(proto::AttentionTable table, proto::AttentionTable::Build(ops));
+  std::vector<proto::LinearConstants> constants;
+  for (const pb::LinearConstants& from : in.constants())
+    constants.push_back({{from.log_decay().begin(), from.log_decay().end()},
+                         {from.conv().begin(), from.conv().end()},
+                         {from.conv_bias().begin(), from.conv_bias().end()},
+                         {from.skip().begin(), from.skip().end()}});
+  DT_ASSIGN_OR_RETURN(proto::AttentionTable table, proto::AttentionTable::Build(ops, std::move(constants)));
   // Both ends number groups by first appearance; a table that does not would name other groups in its placements.
   for (int op = 0; op < table.op_count(); ++op)
     if (table.op_group[op].value() != in.op_group(op))

@@ -40,7 +40,7 @@ class CheckpointBuilder {
       used.insert(name);
     }
     WarnOfUnused(checkpoint, used);
-    return absl::OkStatus();
+    return ReadStateConstants(checkpoint);
   }
 
   static void Identify(Checkpoint& checkpoint, ModelConfig config, const fs::path& path, const fs::path& folder) {
@@ -50,6 +50,44 @@ class CheckpointBuilder {
   }
 
  private:
+  // The convolutions and skips of linear states become part of the config: attention workers are told of them.
+  static absl::Status ReadStateConstants(Checkpoint& checkpoint) {
+    ModelConfig& config = checkpoint.config_;
+    if (!config.state || config.state->conv_width == 0) return absl::OkStatus();
+    config.state_constants.resize(config.layers.size());
+    const StateConfig& s = *config.state;
+    for (size_t layer = 0; layer < config.layers.size(); ++layer) {
+      if (config.layers[layer].kind != LayerKind::kLinearState) continue;
+      ModelConfig::StateConstants& constants = config.state_constants[layer];
+      const int64_t channels = 2 * s.key_dim + s.value_dim;
+      constants.conv.resize(s.conv_width * s.heads * channels);
+      if (s.conv_bias) constants.conv_bias.resize(s.heads * channels);
+      int64_t first = 0;  // channel of a head
+      for (const auto& [part, dim] : {std::pair{"q", s.key_dim}, {"k", s.key_dim}, {"v", s.value_dim}}) {
+        const std::string name = absl::StrCat("layers.", layer, ".state.conv_", part);
+        DT_ASSIGN_OR_RETURN(const TensorSource weight, checkpoint.Find(name + ".weight"));
+        const std::vector<float> taps = weight.ReadAll();  // [heads * dim][width]
+        std::vector<float> bias;
+        if (s.conv_bias) {
+          DT_ASSIGN_OR_RETURN(const TensorSource source, checkpoint.Find(name + ".bias"));
+          bias = source.ReadAll();
+        }
+        for (int64_t row = 0; row < s.heads * dim; ++row) {
+          const int64_t channel = row / dim * channels + first + row % dim;
+          for (int64_t w = 0; w < s.conv_width; ++w)
+            constants.conv[w * s.heads * channels + channel] = taps[row * s.conv_width + w];
+          if (s.conv_bias) constants.conv_bias[channel] = bias[row];
+        }
+        first += dim;
+      }
+      if (s.family == StateConfig::Family::kMamba2) {
+        DT_ASSIGN_OR_RETURN(const TensorSource skip, checkpoint.Find(absl::StrCat("layers.", layer, ".state.skip")));
+        constants.skip = skip.ReadAll();
+      }
+    }
+    return absl::OkStatus();
+  }
+
   static absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
   static std::string ShapeText(const std::vector<int64_t>& shape) {
@@ -66,7 +104,14 @@ class CheckpointBuilder {
                            "; F32, F16 and BF16 are read from safetensors");
     std::vector<int64_t> expected{need.stored_rows};
     if (need.cols != 0) expected.push_back(need.cols);
-    if (found.stored.shape != expected) {
+    std::vector<int64_t> shape = found.stored.shape;
+    if (need.flattened && shape.size() > expected.size()) {
+      int64_t rows = 1;
+      for (size_t i = 0; i + expected.size() - 1 < shape.size(); ++i) rows *= shape[i];
+      shape.erase(shape.begin(), shape.end() - static_cast<int64_t>(expected.size()));
+      shape[0] = rows;
+    }
+    if (shape != expected) {
       return InvalidArgument(what, ": its shape is ", ShapeText(found.stored.shape), ", but the config asks for ",
                              ShapeText(expected));
     }
@@ -81,8 +126,10 @@ class CheckpointBuilder {
                            "; vectors are read as F32, F16 and BF16");
     }
     source.row_bytes = RowBytes(source.type, source.cols);
+    source.pattern = need.pattern;
+    const int64_t taken = need.pattern.rows > 0 ? need.stored_rows : need.rows;
     source.bytes = found.bytes.subspan(static_cast<size_t>(need.first_row * source.row_bytes),
-                                       static_cast<size_t>(need.rows * source.row_bytes));
+                                       static_cast<size_t>(taken * source.row_bytes));
     if (gguf) source.interleaved_head_rows = need.interleaved_head_rows;
     if (need.norm && config.norms_stored_minus_one) source.add = 1.0f;
     return source;
@@ -210,6 +257,7 @@ std::vector<fs::path> GgufModelsIn(const fs::path& folder) {
 }  // namespace
 
 int64_t TensorSource::SourceRow(int64_t r) const {
+  if (pattern.rows > 0) return pattern.SourceRow(r);
   if (interleaved_head_rows == 0) return r;
   const int64_t d = interleaved_head_rows, in_head = r % d;
   return r - in_head + 2 * (in_head % (d / 2)) + in_head / (d / 2);
@@ -217,7 +265,7 @@ int64_t TensorSource::SourceRow(int64_t r) const {
 
 std::vector<int32_t> TensorSource::RowOrder() const {
   std::vector<int32_t> order;
-  if (interleaved_head_rows == 0) return order;
+  if (interleaved_head_rows == 0 && pattern.rows == 0) return order;
   order.resize(static_cast<size_t>(rows));
   for (int64_t r = 0; r < rows; ++r) order[static_cast<size_t>(r)] = static_cast<int32_t>(SourceRow(r));
   return order;
@@ -225,7 +273,7 @@ std::vector<int32_t> TensorSource::RowOrder() const {
 
 void TensorSource::ReadRows(int64_t first, int64_t count, std::span<float> out) const {
   DT_CHECK(first >= 0 && count >= 0 && first + count <= rows && static_cast<int64_t>(out.size()) == count * cols);
-  if (interleaved_head_rows == 0) {
+  if (interleaved_head_rows == 0 && pattern.rows == 0) {
     Dequantize(type, bytes.data() + first * row_bytes, count * cols, out.data());
   } else {
     for (int64_t r = 0; r < count; ++r)

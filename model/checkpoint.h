@@ -17,6 +17,15 @@ namespace dovetail::model {
 class GgufFile;
 class SafetensorsFile;
 
+// Rows of a fused tensor: logical row r is stored row first + (r / rows / repeat) * stride + r % rows; rows = 0: r.
+struct RowPattern {
+  int64_t rows = 0;
+  int64_t stride = 0;
+  int64_t first = 0;
+  int64_t repeat = 1;  // logical groups that read the same stored one
+  int64_t SourceRow(int64_t r) const { return rows == 0 ? r : first + r / rows / repeat * stride + r % rows; }
+};
+
 // Where one weight of the model lies, by its canonical name. Logical row r, of `cols` elements, is stored row first_row
 // + SourceRow(r) of the stored tensor; `bytes` are the stored rows [first_row, first_row + rows), row_bytes each, in
 // stored order. Vectors (norms, biases) have cols = 1 and rows = their length. Views the Checkpoint that gave it.
@@ -30,6 +39,7 @@ struct TensorSource {
   // GGUF's llama-like files interleave the two halves of each head's rows in Q and K: > 0 is the number of rows of one
   // head, 0 = stored as is.
   int64_t interleaved_head_rows = 0;
+  RowPattern pattern;
   float add = 0;  // added to every value: 1 where the file holds w of (1 + w)
 
   // The stored row that holds logical row r: hf[h, i + s * d/2] = gguf[h, 2i + s].
@@ -67,6 +77,8 @@ struct StoredTensor {
 //   layers.N.mlp.down_proj.weight       [H, I]
 //   layers.N.post_mlp_norm.weight       [H]         with post_norms
 //   layers.N.attn.{q,k,v,o}_proj.bias, layers.N.mlp.{gate,up,down}_proj.bias   where the config says so
+// Of layers with linear states, instead of attn.*: layers.N.state.*, and of layers with experts, instead of mlp.*:
+// layers.N.router.*, layers.N.experts.E.*, layers.N.shared_expert.* (checkpoint_tensors_hybrid.cc).
 //   final_norm.weight                   [H]
 //   lm_head.weight                      [vocab, H]  embed.weight again when tied
 // Phi-3's fused qkv_proj and gate_up_proj appear as row ranges of one stored tensor under these names.

@@ -108,11 +108,20 @@ TensorNeed Whole(const char* canonical, const char* hf, const char* gguf, int64_
 
 std::vector<TensorNeed> TensorsOf(const ModelConfig& config) {
   std::vector<TensorNeed> needs;
-  needs.push_back(
-      Whole("embed.weight", "model.embed_tokens.weight", "token_embd.weight", config.vocab_size, config.hidden_size));
-  for (size_t layer = 0; layer < config.layers.size(); ++layer) LayerNeeds(config, layer, needs).Append();
-  needs.push_back(
-      Whole("final_norm.weight", "model.norm.weight", "output_norm.weight", config.hidden_size, 0, /*norm=*/true));
+  const bool mamba = config.architecture == Architecture::kMamba2, bamba = config.architecture == Architecture::kBamba;
+  const std::string embed = absl::StrCat(config.tensor_prefix, mamba ? "embeddings.weight" : "embed_tokens.weight");
+  const std::string norm = absl::StrCat(config.tensor_prefix, mamba   ? "norm_f.weight"
+                                                              : bamba ? "final_layernorm.weight"
+                                                                      : "norm.weight");
+  needs.push_back(Whole("embed.weight", embed.c_str(), "token_embd.weight", config.vocab_size, config.hidden_size));
+  for (size_t layer = 0; layer < config.layers.size(); ++layer) {
+    if (IsHybrid(config)) {
+      AppendHybridLayer(config, layer, needs);
+    } else {
+      LayerNeeds(config, layer, needs).Append();
+    }
+  }
+  needs.push_back(Whole("final_norm.weight", norm.c_str(), "output_norm.weight", config.hidden_size, 0, /*norm=*/true));
   TensorNeed head = Whole("lm_head.weight", "lm_head.weight", "output.weight", config.vocab_size, config.hidden_size);
   if (config.tie_embeddings) head.hf = needs.front().hf, head.gguf = needs.front().gguf;
   needs.push_back(std::move(head));
@@ -122,6 +131,10 @@ std::vector<TensorNeed> TensorsOf(const ModelConfig& config) {
 bool IsIgnoredTensor(const ModelConfig& config, std::string_view stored_name) {
   if (stored_name.ends_with(".rotary_emb.inv_freq")) return true;  // a buffer that old checkpoints saved
   if (config.tie_embeddings && stored_name == "lm_head.weight") return true;
+  // Buffers that transformers saves with lightning attention; multi-token prediction.
+  for (const char* buffer : {".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay"})
+    if (stored_name.ends_with(buffer)) return true;
+  if (stored_name.starts_with("mtp.")) return true;
   return stored_name == "rope_freqs.weight" || stored_name == "rope_factors_long.weight" ||
          stored_name == "rope_factors_short.weight";
 }

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "model/checkpoint.h"
 #include "model/config.h"
 
 namespace dovetail::model {
@@ -18,10 +19,16 @@ struct TensorNeed {
   int64_t stored_rows = 0;
   bool norm = false;                  // HF may hold w of (1 + w)
   int64_t interleaved_head_rows = 0;  // in GGUF
+  RowPattern pattern;                 // within the stored tensor; first_row is then 0
+  bool flattened = false;             // stored with more dimensions: all but the last count as rows
 };
 
 // Every weight of the model, in the order of use (checkpoint.h lists the canonical names). Pure.
 std::vector<TensorNeed> TensorsOf(const ModelConfig& config);
+
+// The weights of one layer of a model with linear states or experts. Pure.
+bool IsHybrid(const ModelConfig& config);
+void AppendHybridLayer(const ModelConfig& config, size_t layer, std::vector<TensorNeed>& needs);
 
 // Stored tensors that are known not to be weights, or that the config reader has already used.
 bool IsIgnoredTensor(const ModelConfig& config, std::string_view stored_name);

@@ -91,6 +91,47 @@ absl::Status ValidateLayers(const std::string& file, const ModelConfig& config) 
   return absl::OkStatus();
 }
 
+absl::Status ValidateHybrid(const std::string& file, const ModelConfig& config) {
+  for (size_t i = 0; i < config.layers.size(); ++i) {
+    if (config.layers[i].kind == LayerKind::kLinearState && !config.state)
+      return InvalidArgument(file, ": layer ", i, " is a linear state, but its sizes are missing");
+    if (config.layers[i].mlp == MlpKind::kExperts && !config.experts)
+      return InvalidArgument(file, ": layer ", i, " has experts, but their number is missing");
+  }
+  if (config.state) {
+    const StateConfig& s = *config.state;
+    for (const Range& range : {Range{"the number of linear-state heads", s.heads, 1, 1024},
+                               Range{"the number of linear-state key heads", s.key_heads, 1, 1024},
+                               Range{"the key dimension of a linear state", s.key_dim, 1, 256},
+                               Range{"the value dimension of a linear state", s.value_dim, 1, 256},
+                               Range{"the width of the convolution", s.conv_width, 0, 8}})
+      if (range.value < range.low || range.value > range.high)
+        return InvalidArgument(file, ": ", range.what, " is ", range.value, "; it must be in [", range.low, ", ",
+                               range.high, "]");
+    if (s.heads % s.key_heads != 0)
+      return InvalidArgument(file, ": ", s.heads, " linear-state heads cannot share ", s.key_heads,
+                             " key heads evenly");
+    if (!(s.step_low <= s.step_high))
+      return InvalidArgument(file, ": the step sizes' limits are ", s.step_low, " and ", s.step_high);
+  }
+  if (config.experts) {
+    const ExpertConfig& e = *config.experts;
+    if (e.experts < 1 || e.experts > 1024 || e.chosen < 1 || e.chosen > e.experts)
+      return InvalidArgument(file, ": a token goes to ", e.chosen, " of ", e.experts,
+                             " experts; from 1 of at most 1024 is served");
+    if (e.intermediate < 1 || e.intermediate > (1 << 20) || e.shared_intermediate < 0 ||
+        e.shared_intermediate > (1 << 20))
+      return InvalidArgument(file, ": the experts' intermediate sizes are ", e.intermediate, " and ",
+                             e.shared_intermediate);
+  }
+  const ResidualConfig& r = config.residual;
+  for (const float scale : {r.full_alpha, r.full_beta, r.linear_alpha, r.linear_beta, r.mlp_alpha, r.mlp_beta,
+                            config.logits_scale, config.embedding_scale})
+    if (!std::isfinite(scale) || std::abs(scale) > 1e6f)
+      return InvalidArgument(file, ": a residual, embedding or logits multiplier is ", scale);
+  return absl::OkStatus();
+}
+
 absl::Status ValidateTokens(const std::string& file, const ModelConfig& config) {
   std::vector<std::pair<const char*, TokenId>> ids;
   if (config.bos) ids.emplace_back("the beginning-of-sequence", *config.bos);
@@ -122,6 +163,28 @@ std::string_view Name(Architecture architecture) {
       return "phi3";
     case Architecture::kGemma3:
       return "gemma3_text";
+    case Architecture::kMixtral:
+      return "mixtral";
+    case Architecture::kQwen3Moe:
+      return "qwen3_moe";
+    case Architecture::kMiniMaxM2:
+      return "minimax_m2";
+    case Architecture::kMiniMax:
+      return "minimax";
+    case Architecture::kQwen3Next:
+      return "qwen3_next";
+    case Architecture::kQwen35:
+      return "qwen3_5_text";
+    case Architecture::kKimiLinear:
+      return "kimi_linear";
+    case Architecture::kOlmoHybrid:
+      return "olmo_hybrid";
+    case Architecture::kMamba2:
+      return "mamba2";
+    case Architecture::kBamba:
+      return "bamba";
+    case Architecture::kGraniteHybrid:
+      return "granitemoehybrid";
   }
   return "unknown";
 }
@@ -144,6 +207,7 @@ absl::Status ValidateConfig(const std::string& file, const ModelConfig& config) 
   }
   for (const RopeSpec& rope : config.ropes) DT_RETURN_IF_ERROR(ValidateRope(file, config, rope));
   DT_RETURN_IF_ERROR(ValidateLayers(file, config));
+  DT_RETURN_IF_ERROR(ValidateHybrid(file, config));
   return ValidateTokens(file, config);
 }
 

@@ -15,18 +15,71 @@ namespace dovetail::model {
 
 class GgufFile;
 
-enum class Architecture { kLlama, kMistral, kSmolLm3, kQwen2, kQwen3, kPhi3, kGemma3 };
+enum class Architecture {
+  kLlama, kMistral, kSmolLm3, kQwen2, kQwen3, kPhi3, kGemma3,
+  kMixtral, kQwen3Moe, kMiniMaxM2,  // experts
+  kMiniMax, kQwen3Next, kQwen35, kKimiLinear, kOlmoHybrid, kMamba2, kBamba, kGraniteHybrid,  // linear states
+};
 std::string_view Name(Architecture architecture);  // transformers' model_type: "llama", "gemma3_text", ...
 
 enum class Activation { kSilu, kGeluTanh };  // of the gate: down(act(gate x) * (up x))
 
-// What a layer does between its projections. Linear-state and expert layers become further kinds.
-enum class LayerKind { kFullAttention, kSlidingAttention };
+// What a layer does between its projections.
+enum class LayerKind { kFullAttention, kSlidingAttention, kLinearState };
+
+// What comes after that.
+enum class MlpKind { kDense, kExperts, kNone };
+
+// The linear states of a hybrid (kernels/linear_state.h; models' own names in checkpoint_tensors_hybrid.cc). Head h
+// reads the q and k of key head h / (heads / key_heads).
+struct StateConfig {
+  enum class Family {
+    kLightning,   // silu of q, k, v; a constant decay a head and layer
+    kGatedDelta,  // convolution, delta rule, one decay a head
+    kKda,         // convolution, delta rule, one decay a key channel
+    kMamba2,      // convolution over x, B, C: v, k, q; the step size is decay and rate
+  };
+  Family family = Family::kLightning;
+  int64_t heads = 0, key_heads = 0;
+  int64_t key_dim = 0, value_dim = 0;
+  int64_t conv_width = 0;  // 0: no convolution
+  bool conv_bias = false;
+  float rate_scale = 1;    // of the delta rule's sigmoid
+  float step_low = 0, step_high = 3e38f;  // of Mamba-2's step size
+  double out_norm_eps = 1e-6;
+  bool out_norm = true;
+  int64_t key_width() const { return key_heads * key_dim; }
+  int64_t value_width() const { return heads * value_dim; }
+  int64_t repeat() const { return heads / key_heads; }
+  int64_t decay_width() const { return family == Family::kKda ? key_dim : 1; }  // of a head
+};
+
+// The expert layers' MLPs.
+struct ExpertConfig {
+  enum class Score { kSoftmax, kSigmoid, kSoftmaxOfChosen };
+  int64_t experts = 0, chosen = 0;
+  int64_t intermediate = 0;
+  int64_t shared_intermediate = 0;  // 0: no shared expert
+  bool shared_gate = false;         // the shared expert is weighed by a sigmoid of its own
+  Score score = Score::kSoftmax;
+  bool renormalise = true;
+  bool selection_bias = false;      // added to the scores to choose by
+  float scale = 1;                  // of the chosen experts' sum
+};
+
+// x = alpha x + beta f(norm(x)); with from_norm alpha norm(x) + beta f(norm(x)).
+struct ResidualConfig {
+  bool from_norm = false;
+  float full_alpha = 1, full_beta = 1;
+  float linear_alpha = 1, linear_beta = 1;
+  float mlp_alpha = 1, mlp_beta = 1;
+};
 
 struct LayerConfig {
   LayerKind kind = LayerKind::kFullAttention;
   int64_t window = 0;  // a query at position i sees keys j with i - window < j <= i; 0 = all
   int rope = -1;       // index into ModelConfig::ropes; -1 = no position embedding in this layer
+  MlpKind mlp = MlpKind::kDense;
 
   bool operator==(const LayerConfig&) const = default;
 };
@@ -38,7 +91,7 @@ struct SamplingDefaults {
   std::optional<bool> do_sample;  // false: greedy unless a request asks otherwise
 };
 
-// A dense decoder as one immutable struct, the same whether it was read from config.json or from GGUF metadata.
+// A decoder as one immutable struct, the same whether it was read from config.json or from GGUF metadata.
 // Checked: a ModelConfig that was returned holds sane, agreeing numbers. With H hidden_size, n_h heads, n_kv kv_heads:
 //
 //   x = embed[token] * embedding_scale
@@ -69,6 +122,19 @@ struct ModelConfig {
   bool post_norms = false;              // Gemma's four norms a layer
   bool norms_stored_minus_one = false;  // the file holds w of (1 + w)
   bool tie_embeddings = false;          // lm_head is embed
+  bool whole_qk_norm = false;           // with qk_norm: over all heads of q and of k together
+  bool gated_attention = false;         // attention's result times a sigmoid of rows beside those of q
+  float logits_scale = 1;               // of the head's output
+  std::string tensor_prefix = "model.";  // of the weights' names in a Hugging Face folder
+
+  std::optional<StateConfig> state;
+  std::optional<ExpertConfig> experts;
+  ResidualConfig residual;
+  // Of each linear-state layer, read from the weights: attention workers need them (proto::LinearConstants).
+  struct StateConstants {
+    std::vector<float> conv, conv_bias, skip;
+  };
+  std::vector<StateConstants> state_constants;  // by layer
 
   std::vector<RopeSpec> ropes;  // the different ones; layers point into it
   std::vector<LayerConfig> layers;

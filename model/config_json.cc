@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "model/config.h"
+#include "model/config_json_hybrid.h"
 #include "model/config_json_rope.h"
 #include "model/file_errors.h"
 #include "model/json_file.h"
@@ -29,6 +30,17 @@ constexpr Family kFamilies[] = {
     {"qwen3", Architecture::kQwen3, false, 1e4, 1e-6, 128},
     {"phi3", Architecture::kPhi3, false, 1e4, 1e-5, std::nullopt},
     {"gemma3_text", Architecture::kGemma3, true, 1e6, 1e-6, 256},
+    {"mixtral", Architecture::kMixtral, false, 1e6, 1e-5, std::nullopt},
+    {"qwen3_moe", Architecture::kQwen3Moe, false, 1e4, 1e-6, 128},
+    {"minimax_m2", Architecture::kMiniMaxM2, false, 5e6, 1e-6, 128},
+    {"minimax", Architecture::kMiniMax, false, 1e6, 1e-5, std::nullopt},
+    {"qwen3_next", Architecture::kQwen3Next, false, 1e4, 1e-6, 256},
+    {"qwen3_5_text", Architecture::kQwen35, false, 1e4, 1e-6, 256},
+    {"kimi_linear", Architecture::kKimiLinear, false, 1e4, 1e-6, std::nullopt},
+    {"olmo_hybrid", Architecture::kOlmoHybrid, false, 5e5, 1e-6, std::nullopt},
+    {"mamba2", Architecture::kMamba2, false, 1e4, 1e-5, std::nullopt},
+    {"bamba", Architecture::kBamba, false, 1e4, 1e-5, std::nullopt},
+    {"granitemoehybrid", Architecture::kGraniteHybrid, true, 1e4, 1e-6, std::nullopt},
 };
 
 absl::StatusOr<const Family*> FindFamily(const JsonFields& fields) {
@@ -126,6 +138,12 @@ absl::Status ReadBiases(const JsonFields& fields, ModelConfig& config) {
       [[fallthrough]];
     case Architecture::kQwen3:
     case Architecture::kGemma3:
+    case Architecture::kQwen3Moe:
+    case Architecture::kQwen3Next:
+    case Architecture::kQwen35:
+    case Architecture::kOlmoHybrid:
+    case Architecture::kBamba:
+    case Architecture::kGraniteHybrid:
       config.q_bias = config.k_bias = config.v_bias = config.o_bias = attention.value_or(false);
       break;
     case Architecture::kQwen2:
@@ -133,6 +151,11 @@ absl::Status ReadBiases(const JsonFields& fields, ModelConfig& config) {
       break;
     case Architecture::kMistral:
     case Architecture::kPhi3:
+    case Architecture::kMixtral:
+    case Architecture::kMiniMaxM2:
+    case Architecture::kMiniMax:
+    case Architecture::kKimiLinear:
+    case Architecture::kMamba2:
       break;
   }
   return absl::OkStatus();
@@ -152,7 +175,8 @@ absl::Status ReadScales(const JsonFields& fields, ModelConfig& config) {
                              : config.weights_dtype == DType::kF16 ? ToFloat(ToF16(scale))
                                                                    : scale;
   }
-  if (config.architecture == Architecture::kQwen3) config.qk_norm = true;
+  if (config.architecture == Architecture::kQwen3 || config.architecture == Architecture::kQwen3Moe)
+    config.qk_norm = true;
   config.attention_scale = static_cast<float>(1.0 / std::sqrt(query_dim));
   return absl::OkStatus();
 }
@@ -164,15 +188,26 @@ absl::StatusOr<std::optional<int64_t>> ReadWindow(const JsonFields& fields, cons
   DT_ASSIGN_OR_RETURN(std::optional<int64_t> window, fields.Int("sliding_window"));
   switch (config.architecture) {
     case Architecture::kLlama:
+    case Architecture::kMiniMaxM2:
+    case Architecture::kMiniMax:
+    case Architecture::kQwen3Next:
+    case Architecture::kQwen35:
+    case Architecture::kKimiLinear:
+    case Architecture::kOlmoHybrid:
+    case Architecture::kMamba2:
+    case Architecture::kBamba:
+    case Architecture::kGraniteHybrid:
       return std::nullopt;
     case Architecture::kQwen2:
     case Architecture::kQwen3:
+    case Architecture::kQwen3Moe:
     case Architecture::kSmolLm3: {
       DT_ASSIGN_OR_RETURN(const auto used, fields.Bool("use_sliding_window"));
       if (!used.value_or(false)) return std::nullopt;
       break;
     }
     case Architecture::kMistral:
+    case Architecture::kMixtral:
     case Architecture::kGemma3:
     case Architecture::kPhi3:
       break;
@@ -187,9 +222,8 @@ absl::StatusOr<std::vector<bool>> DefaultSliding(const JsonFields& fields, const
   std::vector<bool> sliding(layers, false);
   if (!has_window) return sliding;
   switch (config.architecture) {
-    case Architecture::kLlama:
-      break;
     case Architecture::kMistral:
+    case Architecture::kMixtral:
     case Architecture::kPhi3:
       sliding.assign(layers, true);
       break;
@@ -197,6 +231,7 @@ absl::StatusOr<std::vector<bool>> DefaultSliding(const JsonFields& fields, const
       for (size_t i = 0; i < layers; ++i) sliding[i] = !has_rope[i];
       break;
     case Architecture::kQwen2:
+    case Architecture::kQwen3Moe:
     case Architecture::kQwen3: {
       DT_ASSIGN_OR_RETURN(const auto first, fields.Int("max_window_layers"));
       for (size_t i = 0; i < layers; ++i) sliding[i] = static_cast<int64_t>(i) >= first.value_or(28);
@@ -213,6 +248,8 @@ absl::StatusOr<std::vector<bool>> DefaultSliding(const JsonFields& fields, const
       for (size_t i = 0; i < layers; ++i) sliding[i] = static_cast<int64_t>(i + 1) % every != 0;
       break;
     }
+    default:  // no window
+      break;
   }
   return sliding;
 }
@@ -256,6 +293,10 @@ absl::Status ReadLayers(const JsonFields& fields, const Family& family, ModelCon
   for (size_t i = 0; i < config.layers.size(); ++i) {
     if (types) {
       const std::string& type = (*types)[i];
+      if (IsLinearLayer(config.architecture, type)) {
+        config.layers[i].kind = LayerKind::kLinearState;
+        continue;
+      }
       if (type != "full_attention" && type != "sliding_attention") {
         return Unimplemented(fields.file(), ": layer_types[", i, "] is '", Printable(type),
                              "', which is not served in ", family.model_type);
@@ -309,9 +350,10 @@ absl::Status ReadTokens(const JsonFields& fields, const nlohmann::json& generati
 
 }  // namespace
 
-absl::StatusOr<ModelConfig> ConfigFromJson(const std::string& file, const nlohmann::json& json,
+absl::StatusOr<ModelConfig> ConfigFromJson(const std::string& file, const nlohmann::json& given,
                                            const nlohmann::json& generation_config) {
-  if (!json.is_object()) return InvalidArgument(file, ": is not a JSON object");
+  if (!given.is_object()) return InvalidArgument(file, ": is not a JSON object");
+  DT_ASSIGN_OR_RETURN(const nlohmann::json json, CommonSpelling(file, given));
   if (!generation_config.is_null() && !generation_config.is_object())
     return InvalidArgument("generation_config.json: is not a JSON object");
   const JsonFields fields(file, json);
@@ -325,6 +367,7 @@ absl::StatusOr<ModelConfig> ConfigFromJson(const std::string& file, const nlohma
   DT_RETURN_IF_ERROR(ReadBiases(fields, config));
   DT_RETURN_IF_ERROR(ReadScales(fields, config));
   DT_RETURN_IF_ERROR(ReadLayers(fields, *family, config));
+  DT_RETURN_IF_ERROR(ReadHybrid(fields, config));
   DT_RETURN_IF_ERROR(ReadTokens(fields, generation_config, config));
   std::sort(config.stop_ids.begin(), config.stop_ids.end());
   config.stop_ids.erase(std::unique(config.stop_ids.begin(), config.stop_ids.end()), config.stop_ids.end());

@@ -22,43 +22,94 @@ struct RmsNorm {
 struct Projection {
   kernels::PackedWeights weights;  // [out, in]
   std::vector<float> bias;         // [out] or empty
-  // How finely x is quantised where the weights are. Eight bits lose what stands beside an outlier: the logits of SmolLM2-135M
-  // (Q4_1) are then up to 9.7e-2 (relative RMS) off, with 16 bits everywhere 1.1e-4 (4.6e-3 with KV in bf16).
+  // How finely x is rounded before it meets quantised or bf16 weights. Eight bits lose what stands beside an outlier: the
+  // logits of SmolLM2-135M (Q4_1) are then up to 9.7e-2 (relative RMS) off, with 16 bits everywhere 1.1e-4 (1.1e-2 with
+  // KV in bf16). With its weights in bf16, and KV in f32, it is 1.5e-2 with 8 bits and 4.3e-3 with 16.
   kernels::ActivationBits activations = kernels::ActivationBits::k16;
   const float* bias_or_null() const { return bias.empty() ? nullptr : bias.data(); }
 };
 
+// A wide projection as two narrow ones, or one.
+struct LowRankProjection {
+  std::optional<Projection> low;
+  Projection out;
+};
+
 struct InputNorm {  // h = norm(x)
-  RmsNorm norm;
+  std::optional<RmsNorm> norm;       // absent: h = x
+  std::optional<float> restart;      // then x = restart * h: the residual stream begins anew
 };
 struct QueryProjection {  // q = rope(head_norm(h Wq)); sent as soon as it is there
   int op = 0;
   Projection q;                      // [heads * key_dim, hidden]
-  std::optional<RmsNorm> head_norm;  // over key_dim
+  std::optional<RmsNorm> head_norm;  // over key_dim, or over all heads together
   int rope = -1;                     // index into ModelConfig::ropes; -1: none
+  bool silu = false;                 // q = silu(q)
+};
+// What the tokens of a linear state bring beside k and v, [rows, heads, decays + rates] in f32.
+struct StateGates {
+  LowRankProjection decay;           // log decay = factor clamp(softplus(h W + bias), low, high)
+  std::vector<float> bias, factor;   // [heads * width]
+  float low = 0, high = 3e38f;
+  int width = 1;                     // decays of a head
+  bool step_is_rate = false;         // Mamba-2: the clamped step size is also the rate
+  std::optional<Projection> rate;    // else rate = rate_scale sigmoid(h W)
+  float rate_scale = 1;
 };
 struct KeyValueProjection {  // k = rope(head_norm(h Wk)), v = h Wv
   int op = 0;
   Projection k, v;
   std::optional<RmsNorm> head_norm;
   int rope = -1;
+  bool silu = false;                 // of k and v
+  std::optional<StateGates> gates;
 };
 struct AttentionCut {  // a = attention(op): computed where the KV lives
   int op = 0;
 };
-struct OutputProjection {  // x += post_norm(a Wo)
+// a = norm(a) * act(h W), or norm(a * act(h W)).
+struct OutputGate {
+  std::optional<LowRankProjection> gate;  // absent: only the norm
+  bool silu = false;                 // else a sigmoid
+  std::optional<RmsNorm> norm;       // over vectors of its weight's size
+  bool gate_first = false;           // gated before the norm
+};
+struct OutputProjection {  // x += scale post_norm(gated(a) Wo)
   int op = 0;                        // whose result a is
   Projection o;
   std::optional<RmsNorm> post_norm;
+  std::optional<OutputGate> gate;
+  float scale = 1;
 };
-struct GatedMlp {  // x += post_norm(down(act(gate h) * up h)), h = norm(x)
-  RmsNorm norm;
+struct GatedMlp {  // x += scale post_norm(down(act(gate h) * up h)), h = norm(x)
+  std::optional<RmsNorm> norm;       // absent: h = x
   Projection gate, up, down;
   Activation activation = Activation::kSilu;
   std::optional<RmsNorm> post_norm;
+  std::optional<float> restart;      // as in InputNorm
+  float scale = 1;
+};
+// x += scale sum of weight_e expert_e(h) over the experts that the router chooses, + shared(h); h = norm(x).
+struct ExpertMlp {
+  struct Expert {
+    Projection gate, up, down;
+  };
+  RmsNorm norm;
+  std::optional<float> restart;
+  Projection router;                 // [experts, hidden], f32
+  std::vector<float> selection_bias;
+  ExpertConfig::Score score = ExpertConfig::Score::kSoftmax;
+  bool renormalise = true;
+  float route_scale = 1;
+  int chosen = 1;
+  std::vector<Expert> experts;
+  std::optional<Expert> shared;
+  std::optional<Projection> shared_gate;  // [1, hidden]: the shared expert times sigmoid(h w)
+  Activation activation = Activation::kSilu;
+  float scale = 1;
 };
 
 using LayerStep =
-    std::variant<InputNorm, QueryProjection, KeyValueProjection, AttentionCut, OutputProjection, GatedMlp>;
+    std::variant<InputNorm, QueryProjection, KeyValueProjection, AttentionCut, OutputProjection, GatedMlp, ExpertMlp>;
 
 }  // namespace dovetail::model

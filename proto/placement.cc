@@ -16,6 +16,8 @@ absl::Status ValidateShard(const Shard& shard, const AttentionTable& table) {
   if (tokens.begin < 0 || tokens.begin >= tokens.end || tokens.begin % kSegmentTokens != 0 ||
       (tokens.end != kOpenEnd && tokens.end % kSegmentTokens != 0))
     return InvalidArgument(DebugString(shard), ": token ranges begin and end on multiples of ", kSegmentTokens);
+  if (table.linear(shard.group) != nullptr && !tokens.whole())
+    return InvalidArgument(DebugString(shard), ": a linear state lies whole on one worker; shard its heads instead");
   if (tokens.begin > kMaxPositions || (tokens.end != kOpenEnd && tokens.end > kMaxPositions))
     return InvalidArgument(DebugString(shard), ": tokens lie in 0..", kMaxPositions);
   return absl::OkStatus();

@@ -44,6 +44,12 @@ void StepLayout::Finish(const SoftmaxSpec& spec) {
     }
     partial_bytes += int64_t{4} * item.nodes * item.query_heads * (spec.value_dim + 2);
   }
+  if (spec.gates == 0) return;
+  key_value_bytes = (key_value_bytes + 3) / 4 * 4;
+  for (ShardStep& item : items) {
+    item.gate_offset = key_value_bytes;
+    key_value_bytes += int64_t{4} * item.rows.kv_count * item.kv_heads.size() * spec.gates;
+  }
 }
 
 }  // namespace dovetail::proto

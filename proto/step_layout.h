@@ -24,6 +24,7 @@ struct ShardStep {
   int64_t query_offset = 0;    // bytes into kQuery: [rows.q_count, query_heads, key_dim]
   int64_t key_offset = 0;      // bytes into kKeyValue: [rows.kv_count, kv_heads, key_dim]
   int64_t value_offset = 0;    // bytes into kKeyValue: [rows.kv_count, kv_heads, value_dim]
+  int64_t gate_offset = 0;     // bytes into kKeyValue: [rows.kv_count, kv_heads, gates], f32
   int64_t partial_offset = 0;  // bytes into kPartial
   int64_t nodes = 0;           // subtrees over all rows, unless finished()
 
@@ -36,9 +37,10 @@ struct ShardStep {
 // worker both build it from (placement, ctx_len, q_len), so nothing about it travels. Thread-compatible; Clear keeps
 // the capacity.
 //   kQuery:    the items' query rows one after the other, wire dtype (SoftmaxSpec::kv)
-//   kKeyValue: the items' key rows one after the other, then the items' value rows, wire dtype
-//   kPartial:  an item whose shard holds all tokens: o [q_count, query_heads, value_dim], wire dtype: finished.
-//              An item of a token shard, f32: o [nodes, query_heads, value_dim], then m and l [nodes, query_heads, 2],
+//   kKeyValue: the items' key rows one after the other, then the items' value rows, wire dtype; of a linear state then,
+//              from a multiple of 4 bytes on, the items' gates, f32
+//   kPartial:  a finished() item: o [q_count, query_heads, value_dim], wire dtype.
+//              Any other, f32: o [nodes, query_heads, value_dim], then m and l [nodes, query_heads, 2],
 //              where the nodes are the maximal aligned subtrees that each row sees, row by row (base/segment_tree.h).
 //              Begins at a multiple of 4 bytes.
 struct StepLayout {

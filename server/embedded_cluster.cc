@@ -39,8 +39,10 @@ namespace {
 // KV blocks of 64 tokens, over all attention ops.
 uint64_t BlocksPerSegment(const proto::AttentionTable& table) {
   uint64_t blocks = 0;
-  for (int group = 0; group < table.group_count(); ++group)
-    blocks += uint64_t(table.ops_in_group[group]) * table.softmax(LayerGroup(static_cast<uint16_t>(group))).kv_heads;
+  for (int group = 0; group < table.group_count(); ++group) {
+    const proto::SoftmaxSpec& spec = table.softmax(LayerGroup(static_cast<uint16_t>(group)));
+    blocks += uint64_t(table.ops_in_group[group]) * spec.kv_heads * spec.blocks_per_head;
+  }
   return blocks;
 }
 

@@ -65,6 +65,7 @@ void AttentionWorkerCore::OnMove(NodeId from, std::span<const std::byte> payload
   move.order = *std::move(order);
   move.scheduler = from;
   move.layouts.resize(table_.group_count());
+  if (table_.has_linear()) return EndMove(move, false, "a linear state is rebuilt, not moved", actions);
   const SequenceState* sequence = sequences_.Find(move.order.sequence);
   if (sequence == nullptr || !sequence->started || move.order.end < sequence->ctx_len ||
       move.order.end > sequence->ctx_len + sequence->q_len)

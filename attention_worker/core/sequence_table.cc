@@ -16,7 +16,8 @@ PrefixKey SequenceTable::KeyOf(const proto::Shard& shard, const proto::BlockHash
 }
 
 uint32_t SequenceTable::BlocksPerSet(const proto::Shard& shard) const {
-  return static_cast<uint32_t>(table_.ops_in_group[shard.group.value()] * shard.kv_heads.size());
+  return static_cast<uint32_t>(table_.ops_in_group[shard.group.value()] * shard.kv_heads.size() *
+                               table_.softmax(shard.group).blocks_per_head);
 }
 
 int64_t SequenceTable::FirstVisibleBlock(const proto::Shard& shard, Position position) const {

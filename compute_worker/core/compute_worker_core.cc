@@ -110,6 +110,7 @@ absl::Status ComputeWorkerCore::BuildParts(MicroBatch& batch) const {
 
 void ComputeWorkerCore::BeginPrompts(MicroBatch& batch) {
   batch.prompts.clear();
+  if (table_.has_linear()) return;  // states are on attention workers, and what follows a layer needs them
   for (size_t e = 0; e < batch.plan.entries.size(); ++e) {
     const StepEntry& entry = batch.plan.entries[e];
     const int q_len = static_cast<int>(entry.tokens.size());

@@ -29,7 +29,8 @@ std::vector<double> LinearState(const LinearStateShape& shape, const LinearState
     }
     for (int i = 0; i < keys; ++i)
       for (int n = 0; n < values; ++n)
-        state[i * values + n] = w[i] * state[i * values + n] + b[i] * recalled[n] + k[i] * beta * tokens.v[t * values + n];
+        state[i * values + n] =
+            w[i] * state[i * values + n] + b[i] * recalled[n] + k[i] * beta * tokens.v[t * values + n];
     for (int i = 0; i < keys; ++i)
       for (int n = 0; n < values; ++n) out[t * values + n] += tokens.q[t * keys + i] * state[i * values + n];
   }

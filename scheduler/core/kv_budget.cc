@@ -79,7 +79,8 @@ Charges KvBudget::CostOf(const proto::Placement& placement, const Extent& extent
     const auto worker = IndexOf(shard.worker);
     DT_CHECK(worker.has_value(), "a shard on worker ", shard.worker.value(), ", which never joined");
     const uint64_t blocks = static_cast<uint64_t>(BlocksOfShard(shard, extent)) *
-                            table_.ops_in_group[shard.group.value()] * shard.kv_heads.size();
+                            table_.ops_in_group[shard.group.value()] * shard.kv_heads.size() *
+                            table_.softmax(shard.group).blocks_per_head;
     auto at = std::find_if(cost.begin(), cost.end(), [&](const Charge& c) { return c.worker >= *worker; });
     if (at == cost.end() || at->worker != *worker) at = cost.insert(at, Charge{.worker = *worker});
     at->blocks += blocks;

@@ -113,6 +113,15 @@ proto::Placement SplitTokens(const proto::AttentionTable& table, const std::vect
   proto::Placement placement;
   for (int g = 0; g < table.group_count(); ++g) {
     const LayerGroup group(static_cast<uint16_t>(g));
+    if (table.linear(group) != nullptr) {  // a state has no token ranges
+      const KvBudget::Worker& worker = workers[order[g % workers_used]];
+      placement.push_back({.group = group,
+                           .worker = worker.id,
+                           .epoch = worker.epoch,
+                           .kv_heads = {.begin = 0, .end = table.softmax(group).kv_heads},
+                           .tokens = {}});
+      continue;
+    }
     Dealer dealer(workers, order);
     for (Position shard = 0; shard < count; ++shard) {
       const KvBudget::Worker& worker = workers[dealer.Next()];

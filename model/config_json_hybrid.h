@@ -1,0 +1,23 @@
+#pragma once
+#include <string>
+#include <string_view>
+
+#include "model/config.h"
+#include "model/json_file.h"
+#include "nlohmann/json.hpp"
+
+namespace dovetail::model {
+
+// What hybrids with linear states and models with experts add to config.json. All pure; errors as ConfigFromJson's.
+
+// The same config in the names that dense models use: text models inside multimodal ones, layer lists of other shapes,
+// families that call a size something else.
+absl::StatusOr<nlohmann::json> CommonSpelling(const std::string& file, const nlohmann::json& config);
+
+// Whether layer_types means a linear state by this.
+bool IsLinearLayer(Architecture architecture, std::string_view type);
+
+// Fills in state, experts, residual and what else these families have; `config` has everything else.
+absl::Status ReadHybrid(const JsonFields& fields, ModelConfig& config);
+
+}  // namespace dovetail::model
