@@ -25,7 +25,8 @@ struct TokenTerms {
     const float* k = item.k + row * item.k_step;
     if (shape.update == StateUpdate::kDelta) beta = item.beta[row * item.beta_step];
     for (int i = 0; i < shape.key_dim; ++i) {
-      const float* decay = item.log_decay != nullptr ? item.log_decay + row * item.decay_step : &item.constant_log_decay;
+      const float* decay =
+          item.log_decay != nullptr ? item.log_decay + row * item.decay_step : &item.constant_log_decay;
       w[i] = std::exp(static_cast<double>(decay[shape.decay == DecayForm::kVector ? i : 0]));
       if (shape.update == StateUpdate::kDelta) {
         b[i] = -beta * k[i];

@@ -47,7 +47,7 @@ struct RequestSpec {
 };
 
 // Which model a scenario runs on; scenario_runner.h builds them.
-enum class TinyModelKind { kGrouped, kWindowed, kBF16, kQuantised, kStories };
+enum class TinyModelKind { kGrouped, kWindowed, kBF16, kQuantised, kGatedDelta, kLightning, kMamba2, kStories };
 const char* Name(TinyModelKind kind);
 
 struct Scenario {

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "compute_worker/attention_specs.h"
 #include "server/openai/generation_response.h"
+#include "tests/cluster/tiny_hybrid.h"
 #include "tests/cluster/tiny_model.h"
 #include "tests/support/test_data.h"
 
@@ -23,6 +24,9 @@ TinyModelSpec SpecOf(TinyModelKind kind) {
   switch (kind) {
     case TinyModelKind::kGrouped:
     case TinyModelKind::kStories:
+    case TinyModelKind::kGatedDelta:  // folders, not GGUF
+    case TinyModelKind::kLightning:
+    case TinyModelKind::kMamba2:
       break;
     case TinyModelKind::kWindowed:  // a window that ends inside a segment, three KV heads for up to five workers
       spec.architecture = "gemma3";
@@ -53,9 +57,10 @@ uint64_t KvBytes(const TestModel& model, DType kv, int64_t blocks, int workers) 
   const auto table = compute::AttentionTableOf(model.config(), kv);
   DT_CHECK(table.ok());
   uint64_t kv_blocks = 0;
-  for (int group = 0; group < table->group_count(); ++group)
-    kv_blocks +=
-        uint64_t(table->ops_in_group[group]) * table->softmax(LayerGroup(static_cast<uint16_t>(group))).kv_heads;
+  for (int group = 0; group < table->group_count(); ++group) {
+    const proto::SoftmaxSpec& spec = table->softmax(LayerGroup(static_cast<uint16_t>(group)));
+    kv_blocks += uint64_t(table->ops_in_group[group]) * spec.kv_heads * spec.blocks_per_head;
+  }
   return kv_blocks * attention::AttentionExecutor::BlockBytes(*table) * blocks * workers;
 }
 
@@ -112,6 +117,12 @@ ScenarioRunner::ScenarioRunner() {
   for (const TinyModelKind kind :
        {TinyModelKind::kGrouped, TinyModelKind::kWindowed, TinyModelKind::kBF16, TinyModelKind::kQuantised}) {
     files_[kind] = WriteTinyModel(SpecOf(kind), folder);
+    models_.push_back(kind);
+  }
+  for (const auto& [kind, config] : {std::pair{TinyModelKind::kGatedDelta, TinyGatedDeltaConfig()},
+                                     {TinyModelKind::kLightning, TinyLightningConfig()},
+                                     {TinyModelKind::kMamba2, TinyMamba2Config()}}) {
+    files_[kind] = WriteTinyFolder(config, static_cast<uint64_t>(kind), folder / Name(kind));
     models_.push_back(kind);
   }
   if (const auto stories = TestData("models/stories260K/hf")) {
