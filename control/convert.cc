@@ -330,6 +330,8 @@ void ToProto(const Heartbeat& heartbeat, pb::Heartbeat& out) {
     pb::Link& to = *out.add_links();
     to.set_node(link.node.value());
     to.set_lanes(link.lanes);
+    to.set_message_bytes(link.message_bytes);
+    to.set_tensor_bytes(link.tensor_bytes);
   }
 }
 
@@ -339,7 +341,7 @@ absl::StatusOr<Heartbeat> FromProto(const pb::Heartbeat& in) {
   DT_RETURN_IF_ERROR(CheckRange("links", in.links_size(), 0, kMaxPeers));
   for (const pb::Link& link : in.links()) {
     DT_RETURN_IF_ERROR(CheckName("links.lanes", link.lanes(), kMaxLaneBytes));
-    heartbeat.links.push_back({NodeId(link.node()), link.lanes()});
+    heartbeat.links.push_back({NodeId(link.node()), link.lanes(), link.message_bytes(), link.tensor_bytes()});
   }
   return heartbeat;
 }

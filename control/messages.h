@@ -95,6 +95,7 @@ struct JoinReply {
 struct Link {
   NodeId node;
   std::string lanes;
+  uint64_t message_bytes = 0, tensor_bytes = 0;  // payloads sent to the node
   bool operator==(const Link&) const = default;
 };
 

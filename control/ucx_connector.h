@@ -29,6 +29,10 @@ class UcxConnector final : public transport::Connector {
   std::vector<Failure> TakeFailures() override;
   bool Connected(NodeId node) const override { return port_->Connected(node); }
   std::vector<Silence> SilentPeers() const override;
+  Bytes BytesTo(NodeId node) const override {
+    const transport::ucx::LinkBytes bytes = port_->BytesTo(node);
+    return {bytes.messages, bytes.tensors};
+  }
   std::string LanesTo(NodeId node) const override;
   void Wait(absl::Duration timeout) override { port_->Wait(timeout); }
   void Wake() override { port_->Ring(); }

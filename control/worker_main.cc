@@ -146,7 +146,10 @@ class Session {
 
   void Publish() {
     Heartbeat heartbeat = node_->Status();
-    for (const auto& [id, peer] : peers_) heartbeat.links.push_back({id, connector_.LanesTo(id)});
+    for (const auto& [id, peer] : peers_) {
+      const transport::Connector::Bytes bytes = connector_.BytesTo(id);
+      heartbeat.links.push_back({id, connector_.LanesTo(id), bytes.messages, bytes.tensors});
+    }
     std::lock_guard<std::mutex> lock(mutex_);
     heartbeat_ = std::move(heartbeat);
   }

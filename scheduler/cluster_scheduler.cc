@@ -346,6 +346,8 @@ void ClusterScheduler::Describe(admin::v1::ClusterStatus& status) const {
       to.set_node(link.node.value());
       to.set_peer(NameOfNode(link.node));
       to.set_lanes(link.lanes);
+      to.set_message_bytes(link.message_bytes);
+      to.set_tensor_bytes(link.tensor_bytes);
     }
   }
 }

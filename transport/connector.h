@@ -47,6 +47,13 @@ class Connector : public Port {
   };
   virtual std::vector<Silence> SilentPeers() const = 0;
 
+  // Payloads sent to the peer. Nothing: no such peer.
+  struct Bytes {
+    uint64_t messages = 0;
+    uint64_t tensors = 0;
+  };
+  virtual Bytes BytesTo(NodeId node) const = 0;
+
   // What carries frames to the peer, as operators know it: "shm", "tcp/eth0". Empty: no such peer.
   virtual std::string LanesTo(NodeId node) const = 0;
 

@@ -53,10 +53,12 @@ void Print(const pb::ClusterStatus& status) {
   std::printf("worker  %-24s %-9s %-10s %5s %7s %9s %6s %9s %10s\n", "name", "role", "state", "cores", "GB/s", "KV MiB",
               "used", "steps", "joined ago");
   for (const pb::Worker& worker : status.workers()) Print(worker);
-  std::printf("\nlanes\n");
+  std::printf("\nlanes, and the bytes of tensors and of messages sent over them\n");
   for (const pb::Worker& worker : status.workers())
     for (const pb::Link& link : worker.links())
-      std::printf("  %-24s -> %-24s %s\n", worker.name().c_str(), link.peer().c_str(), link.lanes().c_str());
+      std::printf("  %-24s -> %-24s %-16s %14llu %12llu\n", worker.name().c_str(), link.peer().c_str(),
+                  link.lanes().c_str(), static_cast<unsigned long long>(link.tensor_bytes()),
+                  static_cast<unsigned long long>(link.message_bytes()));
 }
 
 }  // namespace

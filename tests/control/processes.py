@@ -45,7 +45,8 @@ class Process:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.reader.join()
-            raise AssertionError(f"did not end within {limit} s of signal {number}:\n" + "\n".join(self.lines)) from None
+            text = "\n".join(self.lines)
+            raise AssertionError(f"did not end within {limit} s of signal {number}:\n{text}") from None
         self.reader.join()
         self.process.stdout.close()
         return self.process.returncode

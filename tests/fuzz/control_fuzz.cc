@@ -32,8 +32,10 @@ void Command(const std::string& bytes) {
   control::v1::GenerationCommands commands;
   if (!commands.ParseFromString(bytes)) return;
   int64_t submitted = 0, handed_on = 0, refused = 0;
-  scheduler::ControlGeneration generation(
-      [&](const scheduler::Event& event) { handed_on += std::holds_alternative<scheduler::RequestArrived>(event); }, 16);
+  const auto count = [&](const scheduler::Event& event) {
+    handed_on += std::holds_alternative<scheduler::RequestArrived>(event);
+  };
+  scheduler::ControlGeneration generation(count, 16);
   const uint64_t server = generation.AddServer([&](const control::v1::GenerationEvents& events) {
     for (const control::v1::Update& update : events.updates()) refused += update.request_finished();
   });

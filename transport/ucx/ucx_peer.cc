@@ -1,5 +1,6 @@
 #include "transport/ucx/ucx_peer.h"
 
+#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -23,15 +24,6 @@ struct UcxPeer::Callbacks {
     if (status != UCS_OK && status != UCS_ERR_CANCELED) peer.Fail(UcxError(status, "a frame could not be sent"));
     ucp_request_free(request);
     peer.PostWaiting();
-  }
-
-  static void OnPut(void* request, ucs_status_t status, void* user_data) {
-    auto& frame = *static_cast<SendWindow::Frame*>(user_data);
-    auto& peer = *static_cast<UcxPeer*>(frame.owner);
-    ucp_request_free(request);
-    if (status == UCS_OK && peer.endpoint_ != nullptr) return peer.NotifyPlaced(frame);
-    peer.Sent(frame);
-    if (status != UCS_OK && status != UCS_ERR_CANCELED) peer.Fail(UcxError(status, "a payload could not be put"));
   }
 
   static void OnEndpointError(void* argument, ucp_ep_h, ucs_status_t status) {
@@ -127,6 +119,7 @@ absl::Status UcxPeer::Send(const proto::FrameHeader& header, WireKind kind, std:
   frame->payload = payload;
   if (message != nullptr) frame->message = std::move(*message);
   if (kind == WireKind::kTensor && payload.size() >= port_.options_.put_min_bytes && slots_ != nullptr) Place(*frame);
+  (kind == WireKind::kMessage ? message_bytes_ : tensor_bytes_) += payload.size();
   sent_.Push(*frame);
   if (IsAnswer(header)) ReleaseAnswered(header);
   PostWaiting();
@@ -160,23 +153,10 @@ void UcxPeer::Post(SendWindow::Frame& frame) {
     PostHeader(frame, frame.payload);
 }
 
-// Into mapped memory, as a rule done when it returns.
+// The region is mapped here: a put is a store, and the fence keeps what tells of it behind.
 void UcxPeer::PutPayload(SendWindow::Frame& frame) {
-  ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
-  param.cb.send = Callbacks::OnPut;
-  param.user_data = &frame;
-  const ucs_status_ptr_t request = ucp_put_nbx(endpoint_, frame.payload.data(), frame.payload.size(),
-                                               remote_base_ + frame.header.offset, remote_key_, &param);
-  if (UCS_PTR_IS_PTR(request)) return;
-  if (!UCS_PTR_IS_ERR(request)) return NotifyPlaced(frame);
-  Sent(frame);
-  Fail(UcxError(UCS_PTR_STATUS(request), "a payload could not be put"));
-}
-
-// Between a put and what tells of it stands a fence.
-void UcxPeer::NotifyPlaced(SendWindow::Frame& frame) {
-  ucp_worker_fence(port_.worker_->get());
+  std::memcpy(remote_data_ + frame.header.offset, frame.payload.data(), frame.payload.size());
+  std::atomic_thread_fence(std::memory_order_release);
   PostHeader(frame, {});
 }
 
@@ -242,7 +222,7 @@ absl::Status UcxPeer::OpenRegion(std::string_view bytes) {
     return UcxError(status, "region key");
   std::memcpy(&token, front, sizeof(token));
   if (token != key.token) return absl::UnavailableError("region key: the region is gone");
-  remote_base_ = key.base;
+  remote_data_ = static_cast<std::byte*>(front) + ReceiveRegion::kTokenBefore;
   slots_ = std::make_unique<SlotAllocator>(key.bytes);
   return absl::OkStatus();
 }
@@ -280,9 +260,9 @@ std::unique_ptr<ReceiveRegion> UcxPeer::TakeRegion() {
   return std::move(region_);
 }
 
-// What is still being put would be written after the goodbye: then there is none.
 void UcxPeer::SayGoodbye() {
-  if (remote_key_ == nullptr || endpoint_ == nullptr || broken_ || bytes_posted_ > 0) return;
+  // What still waits for its turn would be put after the goodbye: then there is none.
+  if (remote_key_ == nullptr || endpoint_ == nullptr || broken_ || posted_ != sent_.next()) return;
   ucp_rkey_destroy(std::exchange(remote_key_, nullptr));
   slots_.reset();
   SendControl(WireKind::kGoodbye);

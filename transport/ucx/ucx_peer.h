@@ -76,6 +76,9 @@ class UcxPeer {
   bool Closed();      // drives closing
   void ForceClose();  // now, if it was not yet; the worker must not be progressed any more unless Flushed()
 
+  uint64_t message_bytes() const { return message_bytes_; }
+  uint64_t tensor_bytes() const { return tensor_bytes_; }
+
   NodeId node() const { return node_; }
   Epoch epoch() const { return epoch_; }
   bool connected() const { return connected_; }
@@ -93,7 +96,6 @@ class UcxPeer {
   void Post(SendWindow::Frame& frame);
   void PostHeader(SendWindow::Frame& frame, std::span<const std::byte> payload);
   void PutPayload(SendWindow::Frame& frame);
-  void NotifyPlaced(SendWindow::Frame& frame);
   void PostWaiting();
   void Sent(SendWindow::Frame& frame);
   void ReleaseAnswered(const proto::FrameHeader& answer);
@@ -118,12 +120,13 @@ class UcxPeer {
   std::unique_ptr<ReceiveRegion> region_;
   std::string region_key_;  // for the peer
   ucp_rkey_h remote_key_ = nullptr;
-  uint64_t remote_base_ = 0;
+  std::byte* remote_data_ = nullptr;  // the peer's region, mapped by the key
   std::unique_ptr<SlotAllocator> slots_;  // of the peer's region
   SendWindow::Frame control_[4];          // hello, welcome, credit, goodbye
   ProcessWatch process_;                  // of the peer; of nobody if it may be on another host
   bool region_released_ = false;
   absl::Time heard_, spoke_;
+  uint64_t message_bytes_ = 0, tensor_bytes_ = 0;  // sent
   // The frame being handed over, if it is a tensor; and whether it has been answered meanwhile.
   bool delivering_tensor_ = false;
   bool answered_at_once_ = false;

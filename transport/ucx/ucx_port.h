@@ -62,6 +62,12 @@ struct UcxCounters {
   uint64_t dropped_repeated = 0;
 };
 
+// Payloads sent to one peer, frames that wait for credit included.
+struct LinkBytes {
+  uint64_t messages = 0;
+  uint64_t tensors = 0;
+};
+
 // A node's port to the nodes of other processes, over UCX. Payloads travel in active messages and are received into
 // memory of UCX, aligned to 64 bytes. On shared memory, tensors of put_min_bytes and more are PUT into a region that
 // the receiver made for this peer, if /dev/shm had room for one and it has room for the tensor;
@@ -112,6 +118,8 @@ class UcxPort final : public Port, public Waiter {
   // The transports that carry data to a peer, as "posix/memory" or "tcp/eth0".
   absl::StatusOr<std::string> LaneOf(NodeId node) const;
 
+  LinkBytes BytesTo(NodeId node) const;  // nothing to who is no peer
+
   // Peers that failed since the last call. A failed peer is reported once; Wait returns when there is one.
   std::vector<PeerFailure> TakeFailures();
 
@@ -152,7 +160,6 @@ class UcxPort final : public Port, public Waiter {
   void OnFrame(UcxPeer& peer, const WireHeader& header, const std::byte* data, uint64_t bytes, bool* kept);
   bool Locate(UcxPeer& peer, const WireHeader& header, ReceiveWindow::Frame& frame);
   void Progress();
-  bool Deliverable() const;
   void DeliverOne(UcxPeer& peer, FrameHandler& handler);
   void ReturnCredits();
   void Report(UcxPeer& peer);
@@ -163,6 +170,7 @@ class UcxPort final : public Port, public Waiter {
     if (now >= next_tick_) Tick(now);
   }
   void Tick(absl::Time now);
+  void LookAtTheClock();
   void TakeDeaths();
 
   const UcxOptions options_;
@@ -178,6 +186,8 @@ class UcxPort final : public Port, public Waiter {
   UcxCounters counters_;
   absl::Time now_, next_tick_;  // of the last tick; a message does not pay for a look at the clock
   uint32_t polls_ = 0;
+  uint64_t cycles_ = 0;       // at the last look at the clock
+  bool deliverable_ = false;  // a frame may wait for its turn
   bool connected_one_ = false;  // since Wait() was called
 
   int bell_fd_ = -1;
