@@ -185,7 +185,9 @@ void SchedulerCore::Impl::EndMove(Sequence& sequence) {
 void SchedulerCore::Impl::ReleaseAtTaker(const Sequence& sequence) {
   const Move& move = sequence.move;
   if (move.extends || !budget_.IsCurrent(move.to, move.to_epoch)) return;
-  Act(ReleaseSequence{.worker = move.to, .epoch = move.to_epoch, .message = {.sequence = sequence.id}});
+  Act(ReleaseSequence{.worker = move.to,
+                      .epoch = move.to_epoch,
+                      .message = {.sequence = sequence.id, .ctx_len = sequence.ctx_len, .hashes = {}}});
 }
 
 // The giver still has everything.

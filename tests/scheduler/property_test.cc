@@ -58,6 +58,7 @@ ClusterOptions SomeCluster(Dice& dice, uint64_t seed) {
   options.out_of_memory = dice.Coin(4) ? 0.1 : 0;
   options.evict = dice.Coin() ? 0.3 : 0;
   options.seed = seed;
+  if (seed % 4 == 0) options.moves_fail = 0.3;
   return options;
 }
 
@@ -117,7 +118,7 @@ void CheckStream(FakeCluster& cluster, RequestId id, int choice) {
 }
 
 struct Outcome {
-  uint64_t trace = 0, preemptions = 0, hits = 0, tokens = 0, errors = 0;
+  uint64_t trace = 0, preemptions = 0, hits = 0, tokens = 0, errors = 0, moves = 0;
 };
 
 Outcome RunSeed(uint64_t seed) {
@@ -144,6 +145,16 @@ Outcome RunSeed(uint64_t seed) {
     cluster.Post(cluster.at(absl::Milliseconds(dice.Of(0, 400))),
                  AttentionWorkerJoined{worker, Epoch(2), options.kv_blocks[worker.value()]});
   }
+  Dice moves(seed ^ 0x6d6f7665);
+  const int workers = static_cast<int>(options.kv_blocks.size());
+  for (int i = workers > 1 && moves.Coin() ? moves.Of(1, workers - 1) : 0; i > 0; --i) {
+    const WorkerId worker(static_cast<uint32_t>(i));  // one stays
+    cluster.Post(cluster.at(absl::Milliseconds(moves.Of(0, 400))), AttentionWorkerDraining{worker, Epoch(1)});
+    if (moves.Coin(3)) {  // and comes back
+      cluster.Post(cluster.at(absl::Milliseconds(moves.Of(400, 600))),
+                   AttentionWorkerJoined{worker, Epoch(2), options.kv_blocks[worker.value()]});
+    }
+  }
   cluster.RunUntilIdle();
   Outcome outcome;
   EXPECT_THAT(cluster.violations(), IsEmpty());
@@ -163,6 +174,7 @@ Outcome RunSeed(uint64_t seed) {
   EXPECT_EQ(stats.kv_usage, 0);
   outcome.trace = cluster.trace;
   outcome.preemptions = stats.preemptions;
+  outcome.moves = stats.moves;
   outcome.hits = stats.prefix_hits;
   return outcome;
 }
@@ -182,6 +194,7 @@ TEST(Streams, DependOnNothingButTheirRequest) {
     }
     all.preemptions += outcome.preemptions;
     all.hits += outcome.hits;
+    all.moves += outcome.moves;
     all.tokens += outcome.tokens;
     all.errors += outcome.errors;
   }
@@ -190,6 +203,7 @@ TEST(Streams, DependOnNothingButTheirRequest) {
               static_cast<unsigned long long>(all.tokens), static_cast<unsigned long long>(all.preemptions),
               static_cast<unsigned long long>(all.hits), static_cast<unsigned long long>(all.errors));
   if (only != nullptr) return;
+  EXPECT_GT(all.moves, 100u);
   EXPECT_GT(all.preemptions, 100u);  // else the seeds are too tame to say anything
   EXPECT_GT(all.hits, 1000u);
 }
