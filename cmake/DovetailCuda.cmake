@@ -1,5 +1,5 @@
-# CUDA is optional: DOVETAIL_CUDA=AUTO builds libdovetail_cuda.so where nvcc is found, ON insists, OFF does not look. Everything else
-# opens that library at run time, so no other target links or includes anything of CUDA.
+# CUDA is optional: DOVETAIL_CUDA=AUTO builds libdovetail_cuda.so where nvcc is found, ON insists, OFF does not look.
+# Everything else opens that library at run time, so no other target links or includes anything of CUDA.
 set(DOVETAIL_CUDA AUTO CACHE STRING "Build the CUDA library: AUTO, ON or OFF")
 set_property(CACHE DOVETAIL_CUDA PROPERTY STRINGS AUTO ON OFF)
 # As nvcc names them: 80, 90a; with -virtual behind it, PTX that a newer driver compiles.
@@ -12,8 +12,8 @@ if(NOT DOVETAIL_CUDA STREQUAL "OFF")
     set(DOVETAIL_HAS_CUDA TRUE)
     message(STATUS "CUDA ${CUDAToolkit_VERSION}: building for ${DOVETAIL_CUDA_ARCHITECTURES}")
   elseif(DOVETAIL_CUDA STREQUAL "ON")
-    message(FATAL_ERROR "DOVETAIL_CUDA=ON, but no CUDA toolkit (nvcc 12.4 or newer with libcudart_static.a) was found; put its "
-                        "bin folder on PATH, or configure with -DCUDAToolkit_ROOT=FOLDER")
+    message(FATAL_ERROR "DOVETAIL_CUDA=ON, but no CUDA toolkit (nvcc 12.4 or newer with libcudart_static.a) was "
+                        "found; put its bin folder on PATH, or configure with -DCUDAToolkit_ROOT=FOLDER")
   else()
     message(STATUS "CUDA: no nvcc found, building without it")
   endif()

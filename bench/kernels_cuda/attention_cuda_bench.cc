@@ -1,6 +1,7 @@
 // Times paged decode attention on a GPU against what a plain kernel reads in the same run.
 //   attention_cuda_bench [--quick] [shape]
-// Prints one line a shape: us of a call inside a CUDA graph (median), bytes of K and V over that time, and that over the read rate.
+// Prints one line a shape: us of a call inside a CUDA graph (median), bytes of K and V over that time, and that over
+// the read rate.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -67,7 +68,8 @@ class Bench {
 
   void Run() {
     const double rate = ReadRate();
-    std::printf("%s, %d multiprocessors; read rate %.0f GB/s\n", device_->info().name, device_->info().multiprocessors, rate);
+    std::printf("%s, %d multiprocessors; read rate %.0f GB/s\n", device_->info().name,
+                device_->info().multiprocessors, rate);
     for (const Shape& shape : kShapes) {
       if (only_.empty() || only_ == shape.name) Time(shape, rate);
     }
@@ -113,7 +115,8 @@ class Bench {
     const size_t bytes = size_t{4} << 30;
     Must(stream_->UseDevice());
     const double us = MedianUs(1, [&](int) {
-      Must(device_->library().Check(device_->library()->read_all(pool_->data(), bytes, result->data(), stream_->handle()), "read"));
+      Must(device_->library().Check(
+          device_->library()->read_all(pool_->data(), bytes, result->data(), stream_->handle()), "read"));
     });
     return static_cast<double>(bytes) / us / 1e3;
   }
@@ -134,29 +137,32 @@ class Bench {
     std::vector<CudaAttentionItem> items;
     const int64_t row = int64_t{s.q_heads} * s.dim;
     for (int i = 0; i < s.batch; ++i) {
-      items.push_back({.q_rows = s.q_rows,
-                       .kv_heads = s.kv_heads,
-                       .first_position = s.context - s.q_rows,
-                       .token_begin = 0,
-                       .token_end = s.context,
-                       .q_offset = i * s.q_rows * row,
-                       .q_row_step = row,
-                       .o_offset = i * s.q_rows * row,
-                       .o_row_step = row,
-                       .blocks = reinterpret_cast<const std::byte* const*>(device_table->data()) + i * segments * s.kv_heads,
-                       .head_step = segments});
+      items.push_back(
+          {.q_rows = s.q_rows,
+           .kv_heads = s.kv_heads,
+           .first_position = s.context - s.q_rows,
+           .token_begin = 0,
+           .token_end = s.context,
+           .q_offset = i * s.q_rows * row,
+           .q_row_step = row,
+           .o_offset = i * s.q_rows * row,
+           .o_row_step = row,
+           .blocks = reinterpret_cast<const std::byte* const*>(device_table->data()) + i * segments * s.kv_heads,
+           .head_step = segments});
     }
     const size_t activation_bytes = s.batch * s.q_rows * row * 2;
     const auto q = Must(device_->Allocate(activation_bytes)), o = Must(device_->Allocate(activation_bytes));
     Must(stream_->Copy(q->data(), pool_->data(), activation_bytes));
-    CudaAttentionShape shape{.group = s.q_heads / s.kv_heads, .layout = layout, .scale = 1 / std::sqrt(static_cast<float>(s.dim))};
+    CudaAttentionShape shape{
+        .group = s.q_heads / s.kv_heads, .layout = layout, .scale = 1 / std::sqrt(static_cast<float>(s.dim))};
     CudaAttention attention(*device_);
     Must(attention.Plan(*stream_, shape, items));
     Must(stream_->SynchronizeStatus());
     const int calls = std::max(4, copies);
     const double us = MedianUs(calls, [&](int i) {
-      Must(attention.Run(*stream_, shape,
-                         {.q = q->data(), .o = o->data(), .kv_offset_bytes = static_cast<size_t>((i % copies) * bytes)}));
+      Must(attention.Run(
+          *stream_, shape,
+          {.q = q->data(), .o = o->data(), .kv_offset_bytes = static_cast<size_t>((i % copies) * bytes)}));
     });
     const double gbps = bytes / us / 1e3;
     std::printf("%-20s %9.1f us %7.0f GB/s  %.3f of the read rate\n", s.name, us, gbps, gbps / rate);

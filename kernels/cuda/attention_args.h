@@ -14,17 +14,19 @@ inline constexpr int kTileRows = 16;      // (token, head) rows of one tensor co
 inline constexpr int kConsumerWarps = 8;  // of a thread block; kTiles below is 1, 2, 4 or 8
 inline constexpr int kMaxMergePieces = 1024;
 
-// One shard of one sequence (AttentionItem in paged_attention.h), with offsets where that has pointers, so that one upload a step
-// serves all layers.
+// One shard of one sequence (AttentionItem in paged_attention.h), with offsets where that has pointers, so that one
+// upload a step serves all layers.
 struct DeviceAttentionItem {
   int64_t q_offset = 0;    // elements from the call's q to row 0, a multiple of 8
   int64_t q_row_step = 0;  // elements, a multiple of 8
   int64_t o_offset = 0;    // elements from the call's o to row 0
   int64_t o_row_step = 0;
-  const std::byte* const* blocks = nullptr;  // device pointers in device memory: block (head h, segment first_segment + i) is
-  int64_t head_step = 0;                     // at blocks[h * head_step + i] + kv_offset
-  const float* sinks = nullptr;              // [kv_heads * group] or null
-  const int32_t* first_node = nullptr;       // partial outputs: [q_rows + 1], the first subtree of each row; null: writes o
+  const std::byte* const* blocks =
+      nullptr;                   // device pointers in device memory: block (head h, segment first_segment + i) is
+  int64_t head_step = 0;         // at blocks[h * head_step + i] + kv_offset
+  const float* sinks = nullptr;  // [kv_heads * group] or null
+  const int32_t* first_node =
+      nullptr;  // partial outputs: [q_rows + 1], the first subtree of each row; null: writes o
   int32_t first_segment = 0;
   int32_t kv_heads = 0;
   int32_t q_rows = 0;
@@ -33,21 +35,35 @@ struct DeviceAttentionItem {
   int32_t pad = 0;
 };
 
-// A run of equal work: for each KV head of an item, the blocks that one group of `tiles` row tiles sees. Blocks are numbered through
-// all spans, heads and segments; thread blocks take equal ranges of those numbers.
+// A run of equal work: for each KV head of an item, the blocks that one group of `tiles` row tiles sees. Blocks are
+// numbered through all spans, heads and segments.
 struct AttentionSpan {
   int32_t item = 0;
-  int32_t tile_group = 0;   // rows [tile_group * tiles * 16, ...) of the item's q_rows * group
-  int32_t block_begin = 0;  // number of the first block
-  int32_t segments = 0;     // per KV head, >= 1
+  int32_t tile_group = 0;  // rows [tile_group * tiles * 16, ...) of the item's q_rows * group
+  int32_t block_begin = 0;
+  int32_t block_end = 0;
+  int32_t segments = 0;  // per KV head, >= 1
   int32_t first_segment = 0;
-  int32_t sees_nothing = 0;  // 1: one pretended block, which nobody reads
+  int32_t sees_nothing = 0;  // 1: one pretended block a head, which nobody reads
+  int32_t pad = 0;
 };
 
-// What of a plan changes from step to step and is not in a launch's parameters, so that a recorded launch stays right.
+// What a thread block begins with; its range ends where the next one's begins (AttentionExtent).
+struct AttentionPart {
+  int32_t begin = 0;
+  int32_t end = 0;
+  int32_t span = 0;  // that holds `begin`
+  int32_t pad = 0;
+};
+
+// What of a plan changes from step to step and is not in a launch's parameters, so that a recorded launch stays
+// right. `parts` thread blocks share all blocks evenly; each has at least one.
 struct AttentionExtent {
-  int32_t total_blocks = 0;
-  int32_t parts = 0;  // thread blocks that have work, each at least one KV block; <= grid
+  int32_t blocks = 0;
+  int32_t parts = 0;  // <= grid
+
+  constexpr int32_t PartBegin(int64_t part) const { return static_cast<int32_t>(part * blocks / parts); }
+  constexpr int32_t PartOf(int64_t block) const { return static_cast<int32_t>(((block + 1) * parts - 1) / blocks); }
 };
 
 struct AttentionLaunch {
@@ -56,13 +72,13 @@ struct AttentionLaunch {
   float* partial_o = nullptr;   // [nodes][heads of the item][value_dim]
   float* partial_ml = nullptr;  // [nodes][heads of the item][2]
   const DeviceAttentionItem* items = nullptr;
-  const AttentionSpan* spans = nullptr;  // and one more, whose block_begin is total_blocks
-  const int32_t* first_span = nullptr;   // [grid]
+  const AttentionSpan* spans = nullptr;
+  const AttentionPart* parts = nullptr;
   const AttentionExtent* extent = nullptr;
-  float* piece_o = nullptr;              // [grid][2][tiles][16][value_dim]: pieces of rows whose blocks span thread blocks
-  float* piece_ml = nullptr;             // [grid][2][tiles][16][2]
-  int32_t* arrived = nullptr;            // [grid][tiles], zero before and after
-  int64_t kv_offset = 0;                 // bytes from a block pointer to this op's block
+  float* piece_o = nullptr;    // [grid][2][tiles][16][value_dim]: pieces of rows whose blocks lie in several parts
+  float* piece_ml = nullptr;   // [grid][2][tiles][16][2]
+  int32_t* arrived = nullptr;  // [grid][tiles], zero before and after
+  int64_t kv_offset = 0;       // bytes from a block pointer to this op's block
   CudaKvLayout layout;
   WireType q_type = WireType::kBF16;
   WireType o_type = WireType::kBF16;

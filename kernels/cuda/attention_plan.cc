@@ -8,7 +8,6 @@ namespace dovetail::kernels::cuda {
 namespace {
 
 constexpr int64_t kMaxBlocks = int64_t{1} << 30;
-
 // The segments that rows [row_begin, row_end) of an item see together.
 SegmentRange SegmentsOfRows(const PlannedItem& item, int window, int64_t row_begin, int64_t row_end) {
   const TokenSpan first = VisibleTokens(item.first_position + row_begin, window, item.token_begin, item.token_end);
@@ -36,14 +35,15 @@ int32_t RowTiles(std::span<const PlannedItem> items, int group) {
   return tiles;
 }
 
-PieceBytes PieceBytesOf(const AttentionPlan& plan, int value_dim) {
-  const size_t rows = static_cast<size_t>(plan.grid) * 2 * plan.tiles * kTileRows;
+PieceBytes PieceBytesOf(int32_t grid, int32_t tiles, int value_dim) {
+  const size_t rows = static_cast<size_t>(grid) * 2 * tiles * kTileRows;
   return {.o = rows * value_dim * sizeof(float),
           .ml = rows * 2 * sizeof(float),
-          .arrived = static_cast<size_t>(plan.grid) * plan.tiles * sizeof(int32_t)};
+          .arrived = static_cast<size_t>(grid) * tiles * sizeof(int32_t)};
 }
 
-absl::StatusOr<AttentionPlan> PlanAttention(std::span<const PlannedItem> items, int group, int window, int multiprocessors) {
+absl::StatusOr<AttentionPlan> PlanAttention(std::span<const PlannedItem> items, int group, int window,
+                                            int multiprocessors) {
   if (items.empty() || multiprocessors < 1) {
     return InvalidArgument("attention plan: ", items.size(), " items on ", multiprocessors, " multiprocessors");
   }
@@ -65,27 +65,23 @@ absl::StatusOr<AttentionPlan> PlanAttention(std::span<const PlannedItem> items, 
       span.segments = std::max(range.end - range.begin, 1);
       span.first_segment = range.begin;
       span.sees_nothing = range.empty() ? 1 : 0;
-      plan.spans.push_back(span);
       blocks += int64_t{span.segments} * item.kv_heads;
       if (blocks > kMaxBlocks) {
         return InvalidArgument("attention plan: item ", i, " brings the step to more than ", kMaxBlocks,
                                " KV blocks; give fewer sequences or shorter chunks");
       }
+      span.block_end = static_cast<int32_t>(blocks);
+      plan.spans.push_back(span);
     }
   }
-  plan.extent.total_blocks = static_cast<int32_t>(blocks);
-  plan.extent.parts = static_cast<int32_t>(std::min<int64_t>(blocks, plan.grid));
-  AttentionSpan sentinel;
-  sentinel.block_begin = plan.extent.total_blocks;
-  plan.spans.push_back(sentinel);
-  plan.first_span.reserve(plan.grid);
+  plan.extent = {.blocks = static_cast<int32_t>(blocks),
+                 .parts = static_cast<int32_t>(std::min<int64_t>(blocks, plan.grid))};
   size_t span = 0;
-  for (int64_t part = 0; part < plan.extent.parts; ++part) {
-    const int64_t begin = part * blocks / plan.extent.parts;
-    while (span + 2 < plan.spans.size() && plan.spans[span + 1].block_begin <= begin) ++span;
-    plan.first_span.push_back(static_cast<int32_t>(span));
+  for (int32_t part = 0; part < plan.extent.parts; ++part) {
+    const int32_t begin = plan.extent.PartBegin(part), end = plan.extent.PartBegin(part + 1);
+    while (plan.spans[span].block_end <= begin) ++span;
+    plan.parts.push_back({.begin = begin, .end = end, .span = static_cast<int32_t>(span)});
   }
-  plan.first_span.resize(plan.grid);
   return plan;
 }
 

@@ -36,6 +36,7 @@ constexpr Backend kBackend = {
     .event_destroy = runtime::EventDestroy,
     .event_record = runtime::EventRecord,
     .event_done = runtime::EventDone,
+    .event_synchronize = runtime::EventSynchronize,
     .event_wait = runtime::EventWait,
     .event_milliseconds = runtime::EventMilliseconds,
     .copy = runtime::Copy,

@@ -7,16 +7,17 @@
 
 namespace dovetail::kernels::cuda {
 
-// What libdovetail_cuda.so offers to the rest of Dovetail, which opens it at run time (cuda_library.h) and links nothing of CUDA.
-// Plain functions and structs, no exceptions, no C++ types of variable layout. `int` results are cudaError_t (0: done) unless said
-// otherwise; error_text explains them. Every function is thread-safe; those with a stream only enqueue and never synchronise.
+// What libdovetail_cuda.so offers to the rest of Dovetail, which opens it at run time (cuda_library.h) and links
+// nothing of CUDA. Plain functions and structs, no exceptions, no C++ types of variable layout. `int` results are
+// cudaError_t (0: done) unless said otherwise; error_text explains them. Every function is thread-safe; those with a
+// stream only enqueue and never synchronise.
 inline constexpr uint32_t kBackendAbi = 1;
 
 struct DeviceInfo {
   char name[256];
   int major, minor;
   int multiprocessors;
-  int shared_bytes;       // that one thread block may have
+  int shared_bytes;  // that one thread block may have
   int l2_bytes;
   size_t memory_bytes;
   char pci[32];
@@ -24,7 +25,8 @@ struct DeviceInfo {
 
 enum class GemmType : int32_t { kBF16 = 0, kF16 = 1 };
 
-// y = x w^T (+ y), x [m][k], w [n][k], y [m][n]; x and w of one type, y of that type or f32, sums in f32.
+// y = x w^T (+ y), x [m][k], w [n][k], y [m][n]; x and w of one type, y of that type or f32, sums in f32. Where y has
+// 16 bits, cuBLASLt may round the product before it adds y.
 struct GemmCall {
   const void* x;
   const void* w;
@@ -63,6 +65,7 @@ struct Backend {
   int (*event_destroy)(void* event);
   int (*event_record)(void* event, void* stream);
   int (*event_done)(void* event, bool* done);
+  int (*event_synchronize)(void* event);         // the host waits
   int (*event_wait)(void* event, void* stream);  // the stream waits
   int (*event_milliseconds)(void* from, void* to, float* milliseconds);
   int (*copy)(void* to, const void* from, size_t bytes, void* stream);  // any direction

@@ -1,5 +1,8 @@
-# KERNELS_CUDA_SRCS: the host's side of the GPU, in every build. libdovetail_cuda.so: what it opens, where nvcc is found.
-set(KERNELS_CUDA_SRCS cuda/attention_plan.cc cuda/cuda_attention.cc cuda/cuda_device.cc cuda/cuda_library.cc cuda/memory_pool.cc)
+# KERNELS_CUDA_SRCS: the host's side of the GPU, in every build.
+# libdovetail_cuda.so: what it opens, where nvcc is found.
+set(KERNELS_CUDA_SRCS cuda/attention_plan.cc cuda/cuda_attention.cc cuda/cuda_device.cc cuda/cuda_library.cc
+    cuda/cuda_ops.cc cuda/cuda_sampler.cc cuda/cuda_weights.cc
+    cuda/memory_pool.cc)
 
 include(DovetailCuda)
 if(DOVETAIL_HAS_CUDA)

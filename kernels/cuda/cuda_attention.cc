@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <thread>
 #include <vector>
 
 #include "kernels/paged_attention.h"
@@ -15,8 +14,8 @@ constexpr float kLog2E = 1.4426950408889634f;
 absl::Status CheckShape(const CudaAttentionShape& shape) {
   for (const int dim : {shape.layout.key_dim, shape.layout.value_dim}) {
     if (dim < 8 || dim > 256 || dim % 8 != 0) {
-      return InvalidArgument("attention on a GPU: head dimensions ", shape.layout.key_dim, " (keys) and ", shape.layout.value_dim,
-                             " (values) must be multiples of 8 in 8..256");
+      return InvalidArgument("attention on a GPU: head dimensions ", shape.layout.key_dim, " (keys) and ",
+                             shape.layout.value_dim, " (values) must be multiples of 8 in 8..256");
     }
   }
   if (shape.group < 1 || shape.group > 256) {
@@ -24,7 +23,8 @@ absl::Status CheckShape(const CudaAttentionShape& shape) {
   }
   if (shape.window < 0) return InvalidArgument("attention: window ", shape.window, " is negative; 0 means none");
   if (!(shape.scale > 0) || !(shape.key_scale > 0) || !std::isfinite(shape.scale * shape.key_scale)) {
-    return InvalidArgument("attention: scale ", shape.scale, " times key scale ", shape.key_scale, " must be a positive number");
+    return InvalidArgument("attention: scale ", shape.scale, " times key scale ", shape.key_scale,
+                           " must be a positive number");
   }
   return absl::OkStatus();
 }
@@ -58,15 +58,15 @@ size_t RoundUp(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 // Where the parts of a plan lie in one piece of memory.
 struct PlanLayout {
-  size_t extent = 0, items = 0, spans = 0, first_span = 0, first_node = 0, bytes = 0;
+  size_t extent = 0, items = 0, spans = 0, parts = 0, first_node = 0, bytes = 0;
 };
 
 PlanLayout LayOut(const AttentionPlan& plan, size_t items, size_t nodes) {
   PlanLayout at;
   at.items = RoundUp(sizeof(AttentionExtent));
   at.spans = at.items + RoundUp(items * sizeof(DeviceAttentionItem));
-  at.first_span = at.spans + RoundUp(plan.spans.size() * sizeof(AttentionSpan));
-  at.first_node = at.first_span + RoundUp(plan.first_span.size() * sizeof(int32_t));
+  at.parts = at.spans + RoundUp(plan.spans.size() * sizeof(AttentionSpan));
+  at.first_node = at.parts + RoundUp(plan.grid * sizeof(AttentionPart));
   at.bytes = at.first_node + RoundUp(nodes * sizeof(int32_t));
   return at;
 }
@@ -75,13 +75,15 @@ PlanLayout LayOut(const AttentionPlan& plan, size_t items, size_t nodes) {
 
 CudaAttention::CudaAttention(CudaDevice& device) : device_(device) {}
 
-absl::Status CudaAttention::Plan(CudaStream& stream, const CudaAttentionShape& shape, std::span<const CudaAttentionItem> items) {
+absl::Status CudaAttention::Plan(CudaStream& stream, const CudaAttentionShape& shape,
+                                 std::span<const CudaAttentionItem> items) {
   DT_RETURN_IF_ERROR(CheckShape(shape));
   std::vector<PlannedItem> planned;
   planned.reserve(items.size());
   for (size_t i = 0; i < items.size(); ++i) {
     DT_RETURN_IF_ERROR(CheckItem(items[i], i));
-    planned.push_back({items[i].q_rows, items[i].kv_heads, items[i].first_position, items[i].token_begin, items[i].token_end});
+    planned.push_back(
+        {items[i].q_rows, items[i].kv_heads, items[i].first_position, items[i].token_begin, items[i].token_end});
   }
   DT_ASSIGN_OR_RETURN(plan_, PlanAttention(planned, shape.group, shape.window, device_.info().multiprocessors));
   DT_RETURN_IF_ERROR(GrowPieces(stream, plan_.tiles, shape.layout.value_dim));
@@ -97,11 +99,7 @@ absl::Status CudaAttention::Upload(CudaStream& stream, std::span<const CudaAtten
   if (staging.copied.handle() == nullptr) {
     DT_ASSIGN_OR_RETURN(staging.copied, device_.CreateEvent());
   } else {
-    for (;;) {  // four plans ago: done, unless the device is far behind
-      DT_ASSIGN_OR_RETURN(const bool done, staging.copied.Done());
-      if (done) break;
-      std::this_thread::yield();
-    }
+    DT_RETURN_IF_ERROR(staging.copied.Synchronize());  // four plans ago: done, unless the device is far behind
   }
   if (staging.host == nullptr || staging.host->size_bytes() < at.bytes) {
     DT_ASSIGN_OR_RETURN(staging.host, device_.AllocatePinned(2 * at.bytes));
@@ -142,21 +140,18 @@ absl::Status CudaAttention::Upload(CudaStream& stream, std::span<const CudaAtten
     device_items[i] = out;
   }
   std::memcpy(host + at.spans, plan_.spans.data(), plan_.spans.size() * sizeof(AttentionSpan));
-  std::memcpy(host + at.first_span, plan_.first_span.data(), plan_.first_span.size() * sizeof(int32_t));
+  std::memcpy(host + at.parts, plan_.parts.data(), plan_.parts.size() * sizeof(AttentionPart));
   std::memcpy(host + at.extent, &plan_.extent, sizeof(plan_.extent));
   extent_ = reinterpret_cast<AttentionExtent*>(there + at.extent);
   items_ = reinterpret_cast<DeviceAttentionItem*>(there + at.items);
   spans_ = reinterpret_cast<AttentionSpan*>(there + at.spans);
-  first_span_ = reinterpret_cast<int32_t*>(there + at.first_span);
+  parts_ = reinterpret_cast<AttentionPart*>(there + at.parts);
   DT_RETURN_IF_ERROR(stream.Copy(there, host, at.bytes));
   return stream.Record(staging.copied);
 }
 
 absl::Status CudaAttention::GrowPieces(CudaStream& stream, int tiles, int value_dim) {
-  AttentionPlan bounds;
-  bounds.grid = device_.info().multiprocessors;
-  bounds.tiles = tiles;
-  const PieceBytes bytes = PieceBytesOf(bounds, value_dim);
+  const PieceBytes bytes = PieceBytesOf(device_.info().multiprocessors, tiles, value_dim);
   if (piece_o_ != nullptr && piece_o_->size_bytes() >= bytes.o && piece_ml_->size_bytes() >= bytes.ml &&
       arrived_->size_bytes() >= bytes.arrived) {
     return absl::OkStatus();
@@ -165,7 +160,7 @@ absl::Status CudaAttention::GrowPieces(CudaStream& stream, int tiles, int value_
   DT_ASSIGN_OR_RETURN(piece_o_, device_.Allocate(bytes.o));
   DT_ASSIGN_OR_RETURN(piece_ml_, device_.Allocate(bytes.ml));
   DT_ASSIGN_OR_RETURN(arrived_, device_.Allocate(bytes.arrived));
-  return stream.Fill(arrived_->data(), 0, bytes.arrived);
+  return stream.Fill(arrived_->data(), 0, arrived_->size_bytes());
 }
 
 absl::Status CudaAttention::Reserve(int64_t plan_bytes, int tiles, int value_dim) {
@@ -183,7 +178,8 @@ absl::Status CudaAttention::Reserve(int64_t plan_bytes, int tiles, int value_dim
 
 absl::Status CudaAttention::Run(CudaStream& stream, const CudaAttentionShape& shape, const CudaAttentionRun& run) {
   DT_RETURN_IF_ERROR(CheckShape(shape));
-  if (run.q == nullptr || (run.o == nullptr && run.partial_o == nullptr)) return InvalidArgument("attention: q or o is null");
+  if (run.q == nullptr || (run.o == nullptr && run.partial_o == nullptr))
+    return InvalidArgument("attention: q or o is null");
   AttentionLaunch launch;
   launch.q = run.q;
   launch.o = run.o;
@@ -191,7 +187,7 @@ absl::Status CudaAttention::Run(CudaStream& stream, const CudaAttentionShape& sh
   launch.partial_ml = run.partial_ml;
   launch.items = items_;
   launch.spans = spans_;
-  launch.first_span = first_span_;
+  launch.parts = parts_;
   launch.extent = extent_;
   launch.piece_o = reinterpret_cast<float*>(piece_o_->data());
   launch.piece_ml = reinterpret_cast<float*>(piece_ml_->data());

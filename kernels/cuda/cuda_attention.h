@@ -8,9 +8,9 @@
 
 namespace dovetail::kernels::cuda {
 
-// Paged attention on a GPU: what paged_attention.h computes, for q_rows of 1 to thousands, tuned for 1 to 16. Not bit-equal to the CPU
-// (docs/ARCHITECTURE.md, determinism): sums run in another order and weights are rounded to the type of the products. For one plan
-// the bits are always the same.
+// Paged attention on a GPU: what paged_attention.h computes, for q_rows of 1 to thousands, tuned for 1 to 16. Not
+// bit-equal to the CPU (docs/ARCHITECTURE.md, determinism): sums run in another order and weights are rounded to the
+// type of the products. For one plan the bits are always the same.
 
 // What is equal for all layers and items of a step.
 struct CudaAttentionShape {
@@ -19,12 +19,13 @@ struct CudaAttentionShape {
   CudaKvLayout layout;
   WireType q_type = WireType::kBF16;
   WireType o_type = WireType::kBF16;
-  float scale = 0;        // > 0
-  float key_scale = 1;    // what stored keys and values are to be multiplied by
+  float scale = 0;      // > 0
+  float key_scale = 1;  // what stored keys and values are to be multiplied by
   float value_scale = 1;
 };
 
-// One shard of one sequence. Pointers are device pointers and must stay valid until the last Run of the plan has finished.
+// One shard of one sequence. Pointers are device pointers and must stay valid until the last Run of the plan has
+// finished.
 struct CudaAttentionItem {
   int32_t q_rows = 0;
   int32_t kv_heads = 0;
@@ -39,8 +40,8 @@ struct CudaAttentionItem {
   int64_t head_step = 0;
   int32_t first_segment = 0;
   const float* sinks = nullptr;  // [kv_heads * group] or null; not for partial items
-  // Writes its rows' subtrees (paged_attention.h) to Run's partial_o and partial_ml instead of o: PartialNodes(...) of them from
-  // subtree `first_node` on. The first subtree of a row carries everything, the others nothing.
+  // Writes its rows' subtrees (paged_attention.h) to Run's partial_o and partial_ml instead of o: PartialNodes(...)
+  // of them from subtree `first_node` on. The first subtree of a row carries everything, the others nothing.
   bool partial = false;
   int32_t first_node = 0;
 };
@@ -58,9 +59,9 @@ class CudaAttention {
  public:
   explicit CudaAttention(CudaDevice& device);
 
-  // Plans a step and enqueues its upload. Memory grows to the largest plan so far: kResourceExhausted if it is not there (Reserve
-  // takes it in advance). kInvalidArgument, naming the item, for what the contract refuses. Waits, on the host, only for the
-  // upload of four plans ago.
+  // Plans a step and enqueues its upload. Memory grows to the largest plan so far: kResourceExhausted if it is not
+  // there (Reserve takes it in advance). kInvalidArgument, naming the item, for what the contract refuses. Waits, on
+  // the host, only for the upload of four plans ago.
   absl::Status Plan(CudaStream& stream, const CudaAttentionShape& shape, std::span<const CudaAttentionItem> items);
   // Enqueues one layer. The shape may differ from the plan's in scale, key_scale and value_scale only.
   absl::Status Run(CudaStream& stream, const CudaAttentionShape& shape, const CudaAttentionRun& run);
@@ -83,12 +84,12 @@ class CudaAttention {
   AttentionPlan plan_;
   std::array<Staging, 4> staging_;
   int next_staging_ = 0;
-  std::unique_ptr<Buffer> plan_memory_;  // items, spans, first spans, first nodes
+  std::unique_ptr<Buffer> plan_memory_;  // extent, items, spans, parts, first nodes
   std::unique_ptr<Buffer> piece_o_, piece_ml_, arrived_;
   AttentionExtent* extent_ = nullptr;  // these in plan_memory_
   DeviceAttentionItem* items_ = nullptr;
   AttentionSpan* spans_ = nullptr;
-  int32_t* first_span_ = nullptr;
+  AttentionPart* parts_ = nullptr;
 };
 
 }  // namespace dovetail::kernels::cuda

@@ -24,7 +24,8 @@ class PooledBuffer : public Buffer {
 
 class PinnedBuffer : public Buffer {
  public:
-  PinnedBuffer(const CudaLibrary& library, void* memory, size_t bytes) : library_(library), memory_(memory), bytes_(bytes) {}
+  PinnedBuffer(const CudaLibrary& library, void* memory, size_t bytes)
+      : library_(library), memory_(memory), bytes_(bytes) {}
   ~PinnedBuffer() override {
     if (memory_ != nullptr) library_->release_pinned(memory_);
   }
@@ -53,6 +54,9 @@ absl::StatusOr<bool> CudaEvent::Done() const {
   bool done = false;
   DT_RETURN_IF_ERROR(library_->Check((*library_)->event_done(event_, &done), "asking for an event"));
   return done;
+}
+absl::Status CudaEvent::Synchronize() const {
+  return library_->Check((*library_)->event_synchronize(event_), "waiting for an event");
 }
 absl::StatusOr<float> CudaEvent::MillisecondsSince(const CudaEvent& earlier) const {
   float milliseconds = 0;
@@ -94,7 +98,8 @@ absl::Status CudaStream::UseDevice() {
   return device_.library().Check(device_.library()->use_device(device_.index_), device_.name());
 }
 absl::Status CudaStream::Record(CudaEvent& event) {
-  return device_.library().Check(device_.library()->event_record(event.handle(), stream_), device_.name() + ": record");
+  return device_.library().Check(device_.library()->event_record(event.handle(), stream_),
+                                 device_.name() + ": record");
 }
 absl::Status CudaStream::Wait(const CudaEvent& event) {
   return device_.library().Check(device_.library()->event_wait(event.handle(), stream_), device_.name() + ": wait");
@@ -104,11 +109,13 @@ absl::Status CudaStream::BeginCapture() {
 }
 absl::StatusOr<CudaGraph> CudaStream::EndCapture() {
   void* graph = nullptr;
-  DT_RETURN_IF_ERROR(device_.library().Check(device_.library()->capture_end(stream_, &graph), device_.name() + ": end of a graph"));
+  DT_RETURN_IF_ERROR(
+      device_.library().Check(device_.library()->capture_end(stream_, &graph), device_.name() + ": end of a graph"));
   return CudaGraph(&device_.library(), graph);
 }
 absl::Status CudaStream::Launch(const CudaGraph& graph) {
-  return device_.library().Check(device_.library()->graph_launch(graph.graph_, stream_), device_.name() + ": launch of a graph");
+  return device_.library().Check(device_.library()->graph_launch(graph.graph_, stream_),
+                                 device_.name() + ": launch of a graph");
 }
 
 absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(std::shared_ptr<const CudaLibrary> library,
@@ -119,9 +126,11 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(std::shared_ptr<c
     return InvalidArgument("cuda:", options.index, ": this machine has ", survey.devices.size(), " GPUs");
   }
   const CudaDeviceSummary& summary = survey.devices[options.index];
-  if (!summary.usable.ok()) return Annotate(summary.usable, absl::StrCat("cuda:", options.index, " (", summary.info.name, ")"));
+  if (!summary.usable.ok())
+    return Annotate(summary.usable, absl::StrCat("cuda:", options.index, " (", summary.info.name, ")"));
   DT_ASSIGN_OR_RETURN(std::unique_ptr<Device> host, CreateCpuDevice({.threads = options.host_threads}));
-  return std::unique_ptr<CudaDevice>(new CudaDevice(std::move(library), options.index, summary.info, std::move(host)));
+  return std::unique_ptr<CudaDevice>(
+      new CudaDevice(std::move(library), options.index, summary.info, std::move(host)));
 }
 
 CudaDevice::CudaDevice(std::shared_ptr<const CudaLibrary> library, int index, const DeviceInfo& info,
@@ -166,8 +175,9 @@ absl::StatusOr<std::unique_ptr<Buffer>> CudaDevice::Allocate(size_t size_bytes) 
   if (!absl::IsResourceExhausted(memory.status())) return memory.status();
   const absl::StatusOr<Memory> now = this->memory();
   if (!now.ok()) return memory.status();
-  return ResourceExhausted(name(), " (", info_.name, "): ", Mebibytes(size_bytes), " asked for, ", Mebibytes(now->free_bytes),
-                           " of ", Mebibytes(now->total_bytes), " free; this process holds ", Mebibytes(now->taken_bytes),
+  return ResourceExhausted(name(), " (", info_.name, "): ", Mebibytes(size_bytes), " asked for, ",
+                           Mebibytes(now->free_bytes), " of ", Mebibytes(now->total_bytes),
+                           " free; this process holds ", Mebibytes(now->taken_bytes),
                            ", other processes may hold the rest");
 }
 
@@ -175,7 +185,8 @@ absl::StatusOr<std::unique_ptr<Buffer>> CudaDevice::AllocatePinned(size_t size_b
   void* memory = nullptr;
   if (size_bytes > 0) {
     const int error = (*library_)->allocate_pinned(index_, size_bytes, &memory);
-    DT_RETURN_IF_ERROR(library_->Check(error, absl::StrCat(name(), ": ", Mebibytes(size_bytes), " of pinned host memory")));
+    DT_RETURN_IF_ERROR(
+        library_->Check(error, absl::StrCat(name(), ": ", Mebibytes(size_bytes), " of pinned host memory")));
     std::memset(memory, 0, size_bytes);
   }
   return std::make_unique<PinnedBuffer>(*library_, memory, size_bytes);
@@ -191,7 +202,10 @@ absl::StatusOr<CudaDevice::Memory> CudaDevice::memory() const {
 }
 
 DeviceLimits CudaDevice::limits() const {
-  return {.multiprocessors = info_.multiprocessors, .shared_bytes = info_.shared_bytes, .major = info_.major, .minor = info_.minor};
+  return {.multiprocessors = info_.multiprocessors,
+          .shared_bytes = info_.shared_bytes,
+          .major = info_.major,
+          .minor = info_.minor};
 }
 
 absl::StatusOr<int> ParseCudaName(const std::string& name) {

@@ -10,7 +10,8 @@ namespace dovetail::kernels::cuda {
 
 class CudaDevice;
 
-// A mark in a stream. Waiting for it from another stream costs the host nothing. Movable; must not outlive its device.
+// A mark in a stream. Waiting for it from another stream costs the host nothing. Movable; must not outlive its
+// device.
 class CudaEvent {
  public:
   CudaEvent() = default;
@@ -20,6 +21,7 @@ class CudaEvent {
 
   void* handle() const { return event_; }
   absl::StatusOr<bool> Done() const;
+  absl::Status Synchronize() const;  // blocks the host
   // Both must be timed and done.
   absl::StatusOr<float> MillisecondsSince(const CudaEvent& earlier) const;
 
@@ -46,8 +48,9 @@ class CudaGraph {
   void* graph_ = nullptr;
 };
 
-// A CUDA stream. Ops of cuda_ops.h enqueue and return; pool() and kernels() are the host's, for the small work on its side.
-// Errors of kernels come back from SynchronizeStatus or from the next call; after one the device is lost (kInternal from then on).
+// A CUDA stream. Ops of cuda_ops.h enqueue and return; pool() and kernels() are the host's, for the small work on its
+// side. Errors of kernels come back from SynchronizeStatus or from the next call; after one the device is lost
+// (kInternal from then on).
 class CudaStream : public Stream {
  public:
   ~CudaStream() override;
@@ -102,20 +105,22 @@ class CudaDevice : public Device {
   absl::StatusOr<std::unique_ptr<Buffer>> AllocatePinned(size_t size_bytes);
 
   struct Memory {
-    size_t free_bytes = 0;   // of the whole device, for everybody
+    size_t free_bytes = 0;  // of the whole device, for everybody
     size_t total_bytes = 0;
     size_t taken_bytes = 0;  // buffers of this device object
     size_t kept_bytes = 0;   // in its pool
   };
   absl::StatusOr<Memory> memory() const;
 
+  int index() const { return index_; }
   const DeviceInfo& info() const { return info_; }
   DeviceLimits limits() const;
   const CudaLibrary& library() const { return *library_; }
 
  private:
   friend class CudaStream;
-  CudaDevice(std::shared_ptr<const CudaLibrary> library, int index, const DeviceInfo& info, std::unique_ptr<Device> host);
+  CudaDevice(std::shared_ptr<const CudaLibrary> library, int index, const DeviceInfo& info,
+             std::unique_ptr<Device> host);
 
   const std::shared_ptr<const CudaLibrary> library_;  // shared: opened once for all devices
   const int index_;

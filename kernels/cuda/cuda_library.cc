@@ -20,7 +20,8 @@ std::vector<std::string> Candidates(const std::string& path) {
   const fs::path program = fs::read_symlink("/proc/self/exe", error);
   if (error) return {};
   const fs::path folder = program.parent_path();
-  return {folder / kFileName, folder / "../lib" / kFileName, folder / "../../lib" / kFileName};
+  return {folder / kFileName, folder / "lib" / kFileName, folder / "../lib" / kFileName,
+          folder / "../../lib" / kFileName};
 }
 
 std::string Join(const std::vector<std::string>& parts) {
@@ -40,8 +41,8 @@ absl::Status Usable(const CudaLibrary& library, CudaDeviceSummary& device) {
   bool has_code = false;
   DT_RETURN_IF_ERROR(library.Check(library->has_code(device.index, &has_code), "loading kernels"));
   if (!has_code) {
-    return FailedPrecondition("this build has no kernels for compute capability ", device.info.major, ".", device.info.minor,
-                              "; build with it in DOVETAIL_CUDA_ARCHITECTURES");
+    return FailedPrecondition("this build has no kernels for compute capability ", device.info.major, ".",
+                              device.info.minor, "; build with it in DOVETAIL_CUDA_ARCHITECTURES");
   }
   size_t total = 0;
   return library.Check(library->memory_info(device.index, &device.free_bytes, &total), "asking for free memory");
@@ -83,7 +84,8 @@ CudaSurvey SurveyCuda(const CudaLibrary& library) {
   CudaSurvey survey;
   const int error = library->versions(&survey.driver_version, &survey.runtime_version);
   if (error != 0 || survey.driver_version == 0) {
-    survey.status = FailedPrecondition("no NVIDIA driver: install one for CUDA ", Version(kOldestDriver), " or newer");
+    survey.status =
+        FailedPrecondition("no NVIDIA driver: install one for CUDA ", Version(kOldestDriver), " or newer");
     return survey;
   }
   if (survey.driver_version < kOldestDriver) {

@@ -8,12 +8,14 @@
 
 namespace dovetail::kernels::cuda {
 
-// libdovetail_cuda.so, opened at run time, so that every binary starts on machines without a GPU and can say what is missing.
-// Immutable and thread-safe once opened; stays open for the life of the object, which must outlive all that was made with it.
+// libdovetail_cuda.so, opened at run time, so that every binary starts on machines without a GPU and can say what is
+// missing. Immutable and thread-safe once opened; stays open for the life of the object, which must outlive all that
+// was made with it.
 class CudaLibrary {
  public:
-  // Looks for the library at `path`, or, if that is empty, in the folder of this program, in ../lib and in ../../lib of it.
-  // kNotFound if this build has none there; kFailedPrecondition if it cannot be opened or is of another version.
+  // Looks for the library at `path`, or, if that is empty, in the folder of this program and in lib, ../lib
+  // and ../../lib of it. kNotFound if this build has none there; kFailedPrecondition if it cannot be opened or is of
+  // another version.
   static absl::StatusOr<std::shared_ptr<const CudaLibrary>> Open(const std::string& path = "");
   // Over functions of the caller's, which must outlive it; for tests.
   explicit CudaLibrary(const Backend* backend) : backend_(backend) {}
@@ -45,7 +47,7 @@ struct CudaDeviceSummary {
 // What there is. An error says why no GPU can be looked at: no library, no driver, a driver too old.
 struct CudaSurvey {
   absl::Status status;
-  int driver_version = 0;   // 13000 for 13.0; 0: none
+  int driver_version = 0;  // 13000 for 13.0; 0: none
   int runtime_version = 0;
   std::vector<CudaDeviceSummary> devices;
 };

@@ -66,7 +66,6 @@ void* OpenBlas(std::string& tried) {
   return nullptr;
 }
 
-
 // A shape, ready to run.
 struct Plan {
   cublasLtMatmulDesc_t desc = nullptr;
@@ -86,8 +85,8 @@ struct Gemm {
   std::map<Key, Plan> plans;
 };
 
-#define BLAS_OR_RETURN(expr)                                                            \
-  do {                                                                                  \
+#define BLAS_OR_RETURN(expr)                                                                                  \
+  do {                                                                                                        \
     if (const cublasStatus_t s = (expr); s != CUBLAS_STATUS_SUCCESS) return kBlasError + static_cast<int>(s); \
   } while (false)
 
@@ -109,8 +108,14 @@ int MakePlan(Gemm& gemm, const GemmCall& call, Plan& plan) {
   BLAS_OR_RETURN(blas.layout_create(&plan.y, y_type, call.n, call.m, call.y_stride));
   cublasLtMatmulPreference_t preference = nullptr;
   BLAS_OR_RETURN(blas.preference_create(&preference));
-  cublasStatus_t status = blas.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &gemm.workspace_bytes,
-                                              sizeof(gemm.workspace_bytes));
+  cublasStatus_t status = blas.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                              &gemm.workspace_bytes, sizeof(gemm.workspace_bytes));
+  // Parts of a sum are never rounded to the output's type.
+  const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  if (status == CUBLAS_STATUS_SUCCESS) {
+    status =
+        blas.preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof(reductions));
+  }
   cublasLtMatmulHeuristicResult_t found{};
   int count = 0;
   if (status == CUBLAS_STATUS_SUCCESS) {
@@ -139,8 +144,10 @@ int GemmOpen(int device, size_t workspace_bytes, void** out, char* text, size_t 
   void* library = OpenBlas(tried);
   auto gemm = std::make_unique<Gemm>();
   if (library == nullptr || !FindAll(library, gemm->blas)) {
-    std::snprintf(text, text_bytes, "cuBLASLt %d is not installed (tried %s); install NVIDIA's CUDA toolkit, or add its folder to "
-                  "LD_LIBRARY_PATH", CUBLAS_VER_MAJOR, tried.c_str());
+    std::snprintf(text, text_bytes,
+                  "cuBLASLt %d is not installed (tried %s); install NVIDIA's CUDA toolkit, or add its folder to "
+                  "LD_LIBRARY_PATH",
+                  CUBLAS_VER_MAJOR, tried.c_str());
     return kNotFound;
   }
   if (const cudaError_t error = cudaMalloc(&gemm->workspace, workspace_bytes); error != cudaSuccess) {
@@ -171,8 +178,15 @@ int GemmRun(void* opaque, const GemmCall* call, void* stream) {
   auto& gemm = *static_cast<Gemm*>(opaque);
   if (call->m == 0 || call->n == 0) return 0;
   const std::lock_guard lock(gemm.mutex);
-  const Key key{call->m, call->n, call->k, call->x_stride, call->w_stride, call->y_stride, static_cast<int>(call->type),
-                call->y_is_f32, call->bias != nullptr};
+  const Key key{call->m,
+                call->n,
+                call->k,
+                call->x_stride,
+                call->w_stride,
+                call->y_stride,
+                static_cast<int>(call->type),
+                call->y_is_f32,
+                call->bias != nullptr};
   auto found = gemm.plans.find(key);
   if (found == gemm.plans.end()) {
     Plan plan;
@@ -187,8 +201,8 @@ int GemmRun(void* opaque, const GemmCall* call, void* stream) {
     BLAS_OR_RETURN(gemm.blas.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &call->bias, sizeof(call->bias)));
   }
   const float one = 1, beta = call->accumulate ? 1 : 0;
-  BLAS_OR_RETURN(gemm.blas.matmul(gemm.handle, plan.desc, &one, call->w, plan.w, call->x, plan.x, &beta, call->y, plan.y, call->y,
-                                  plan.y, &plan.algorithm, gemm.workspace, gemm.workspace_bytes,
+  BLAS_OR_RETURN(gemm.blas.matmul(gemm.handle, plan.desc, &one, call->w, plan.w, call->x, plan.x, &beta, call->y,
+                                  plan.y, call->y, plan.y, &plan.algorithm, gemm.workspace, gemm.workspace_bytes,
                                   static_cast<cudaStream_t>(stream)));
   return 0;
 }

@@ -7,13 +7,13 @@ namespace dovetail::kernels::cuda {
 // Element types of a KvBlock on a GPU.
 enum class KvType : int32_t { kBF16 = 0, kF16 = 1, kE4M3 = 2 };
 
-// The memory of one KvBlock on a GPU: 64 tokens x one KV head x one attention op, K then V, contiguous, so that one bulk copy
-// brings a whole block into shared memory. Both halves lie in the order in which the tensor cores' B operand reads them, as runs of
-// 16 bytes ("chunks") along the dimension that is summed over:
+// The memory of one KvBlock on a GPU: 64 tokens x one KV head x one attention op, K then V, contiguous, so that one
+// bulk copy brings a whole block into shared memory. Both halves lie in the order in which the tensor cores' B
+// operand reads them, as runs of 16 bytes ("chunks") along the dimension that is summed over:
 //   K [64 tokens][key_dim], rows padded with zeros to whole chunks;      V^T [value_dim][64 tokens]
-// Where a row is a multiple of 128 bytes, odd rows swap chunks i and i ^ 4, so that the eight threads of a quarter warp, which read
-// four chunks of two neighbouring rows, touch every bank of shared memory once. A block begins on a 16-byte boundary.
-// Pure; host and device code. Immutable, a value.
+// Where a row is a multiple of 128 bytes, odd rows swap chunks i and i ^ 4, so that the eight threads of a quarter
+// warp, which read four chunks of two neighbouring rows, touch every bank of shared memory once. A block begins on a
+// 16-byte boundary. Pure; host and device code. Immutable, a value.
 struct CudaKvLayout {
   static constexpr int kTokens = 64;
   static constexpr int kChunk = 16;

@@ -7,7 +7,8 @@ namespace dovetail::kernels::cuda {
 
 // Parameters of the small kernels: device pointers, plain structs. Activations are in a wire type; sums are in f32.
 
-// Joins what token shards returned (merge_partials.h): row r of head h takes partials [first[r], first[r + 1]) of `order`.
+// Joins what token shards returned (merge_partials.h): row r of head h takes partials [first[r], first[r + 1]) of
+// `order`.
 struct MergeLaunch {
   const float* partial_o = nullptr;   // [nodes][heads][value_dim]
   const float* partial_ml = nullptr;  // [nodes][heads][2]
@@ -20,7 +21,8 @@ struct MergeLaunch {
   int32_t rows = 0, heads = 0, value_dim = 0;
 };
 
-// q and k of new tokens are normed per head (optional) and rotated, q is written back, k and v go into KvBlocks: one pass.
+// q and k of new tokens are normed per head (optional) and rotated, q is written back, k and v go into KvBlocks: one
+// pass.
 struct KvAppendLaunch {
   const void* qkv = nullptr;  // rows of [q heads * key_dim | kv heads * key_dim | kv heads * value_dim]
   int64_t qkv_step = 0;
@@ -34,12 +36,12 @@ struct KvAppendLaunch {
   const float* sin = nullptr;
   int32_t rotary = 0;
   int32_t rows = 0, q_heads = 0, kv_heads = 0;
-  const int32_t* positions = nullptr;         // [rows]
-  const int32_t* row_items = nullptr;         // [rows]: which item a row belongs to
+  const int32_t* positions = nullptr;          // [rows]
+  const int32_t* row_items = nullptr;          // [rows]: which item a row belongs to
   const DeviceAttentionItem* items = nullptr;  // blocks, head_step, first_segment
   int64_t kv_offset = 0;
   CudaKvLayout layout;
-  float key_scale = 1;    // k and v are divided by these (E4M3)
+  float key_scale = 1;  // k and v are divided by these (E4M3)
   float value_scale = 1;
 };
 
@@ -54,12 +56,12 @@ struct RopeTableLaunch {
 };
 
 struct RmsNormLaunch {
-  void* x = nullptr;               // [rows][size]; gets x + residual if there is one
-  const void* residual = nullptr;  // or null
-  const float* weight = nullptr;   // [size]
-  void* out = nullptr;             // may be x
+  void* x = nullptr;                                    // [rows][size]; gets x + residual if there is one
+  const void* residual = nullptr;                       // or null
+  const float* weight = nullptr;                        // [size]
+  void* out = nullptr;                                  // may be x
   int64_t x_step = 0, residual_step = 0, out_step = 0;  // elements
-  WireType x_type = WireType::kBF16;  // of x and residual
+  WireType x_type = WireType::kBF16;                    // of x and residual
   WireType out_type = WireType::kBF16;
   float eps = 0;
   int32_t rows = 0, size = 0;
@@ -94,9 +96,10 @@ struct SampleParams {
   float repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
   uint32_t seed_low = 0, seed_high = 0;
   int32_t position = 0;
-  int32_t first_seen = 0, seen = 0;      // of SampleLaunch.seen
-  int32_t first_bias = 0, biases = 0;    // of SampleLaunch.biases
-  int32_t logprob = 0;                   // 1: the token's log-probability is wanted
+  int32_t first_seen = 0, seen = 0;        // of SampleLaunch.seen
+  int32_t first_bias = 0, biases = 0;      // of SampleLaunch.biases
+  int32_t first_allowed = 0, allowed = 0;  // of SampleLaunch.allowed; 0: all
+  int32_t logprob = 0;                     // 1: the token's log-probability is wanted
 };
 struct SampleSeen {
   int32_t token = 0, generated = 0;
@@ -113,12 +116,14 @@ struct SampleOutput {
 };
 struct SampleLaunch {
   const float* logits = nullptr;  // [rows][step]
-  float* work = nullptr;          // same shape: rows with biases or penalties
+  float* work = nullptr;          // [rows][work_step]: rows with biases or penalties
   int64_t step = 0;
+  int64_t work_step = 0;
   int32_t rows = 0, vocab = 0;
   const SampleParams* params = nullptr;
   const SampleSeen* seen = nullptr;
   const SampleBias* biases = nullptr;
+  const int32_t* allowed = nullptr;
   SampleOutput* out = nullptr;
 };
 

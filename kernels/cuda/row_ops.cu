@@ -56,7 +56,8 @@ __global__ void __launch_bounds__(256) ActivationKernel(const __grid_constant__ 
 }
 
 __global__ void __launch_bounds__(256) EmbedKernel(const __grid_constant__ EmbedLaunch p) {
-  const int64_t from = static_cast<int64_t>(p.ids[blockIdx.y]) * p.size, to = static_cast<int64_t>(blockIdx.y) * p.size;
+  const int64_t from = static_cast<int64_t>(p.ids[blockIdx.y]) * p.size,
+                to = static_cast<int64_t>(blockIdx.y) * p.size;
   const int i = 2 * (blockIdx.x * 256 + threadIdx.x);
   if (i >= p.size) return;
   const float2 x = LoadWirePair(p.table_type, p.table, from + i);
@@ -131,12 +132,14 @@ __global__ void __launch_bounds__(kAppendWarps * 32) KvAppendKernel(const __grid
   const DeviceAttentionItem& item = p.items[p.row_items[row]];
   const int position = p.positions[row], token = position % CudaKvLayout::kTokens;
   const int kv_head = head - p.q_heads - (is_v ? p.kv_heads : 0);
-  std::byte* block = const_cast<std::byte*>(
-                         item.blocks[kv_head * item.head_step + (position / CudaKvLayout::kTokens - item.first_segment)]) +
-                     p.kv_offset;
+  std::byte* block =
+      const_cast<std::byte*>(
+          item.blocks[kv_head * item.head_step + (position / CudaKvLayout::kTokens - item.first_segment)]) +
+      p.kv_offset;
   const float scale = is_v ? p.value_scale : p.key_scale;
   if (is_v) {
-    for (int i = lane; i < dim; i += 32) StoreKv(p.layout.type, block + p.layout.value_offset(token, i), x[i] / scale);
+    for (int i = lane; i < dim; i += 32)
+      StoreKv(p.layout.type, block + p.layout.value_offset(token, i), x[i] / scale);
     return;
   }
   const int padded = p.layout.key_row_bytes() / p.layout.element_bytes();
@@ -208,8 +211,8 @@ int LaunchReadAll(const void* memory, size_t bytes, void* result, void* stream) 
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
   if (error != cudaSuccess) return static_cast<int>(error);
-  ReadKernel<<<count * 4, 512, 0, AsStream(stream)>>>(static_cast<const uint4*>(memory), static_cast<int64_t>(bytes / 16),
-                                                      static_cast<uint32_t*>(result));
+  ReadKernel<<<count * 4, 512, 0, AsStream(stream)>>>(
+      static_cast<const uint4*>(memory), static_cast<int64_t>(bytes / 16), static_cast<uint32_t*>(result));
   return static_cast<int>(cudaGetLastError());
 }
 

@@ -65,7 +65,8 @@ int Allocate(int device, size_t bytes, void** memory) {
 }
 
 int Release(int device, void* memory) {
-  return OnDevice(device, [](void* p) { return cudaFree(p); }, memory);
+  return OnDevice(
+      device, [](void* p) { return cudaFree(p); }, memory);
 }
 
 int AllocatePinned(int device, size_t bytes, void** memory) {
@@ -83,7 +84,8 @@ int StreamCreate(int device, void** stream) {
 }
 
 int StreamDestroy(int device, void* stream) {
-  return OnDevice(device, [](void* s) { return cudaStreamDestroy(AsStream(s)); }, stream);
+  return OnDevice(
+      device, [](void* s) { return cudaStreamDestroy(AsStream(s)); }, stream);
 }
 
 int StreamSynchronize(void* stream) { return Code(cudaStreamSynchronize(AsStream(stream))); }
@@ -104,6 +106,8 @@ int EventDone(void* event, bool* done) {
   return error == cudaErrorNotReady ? Code(error), 0 : Code(error);
 }
 
+int EventSynchronize(void* event) { return Code(cudaEventSynchronize(AsEvent(event))); }
+
 int EventWait(void* event, void* stream) { return Code(cudaStreamWaitEvent(AsStream(stream), AsEvent(event), 0)); }
 
 int EventMilliseconds(void* from, void* to, float* milliseconds) {
@@ -118,7 +122,9 @@ int Fill(void* memory, uint8_t value, size_t bytes, void* stream) {
   return Code(cudaMemsetAsync(memory, value, bytes, AsStream(stream)));
 }
 
-int CaptureBegin(void* stream) { return Code(cudaStreamBeginCapture(AsStream(stream), cudaStreamCaptureModeThreadLocal)); }
+int CaptureBegin(void* stream) {
+  return Code(cudaStreamBeginCapture(AsStream(stream), cudaStreamCaptureModeThreadLocal));
+}
 
 int CaptureEnd(void* stream, void** graph) {
   cudaGraph_t recorded = nullptr;

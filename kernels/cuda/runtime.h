@@ -27,6 +27,7 @@ int EventCreate(int device, bool timed, void** event);
 int EventDestroy(void* event);
 int EventRecord(void* event, void* stream);
 int EventDone(void* event, bool* done);
+int EventSynchronize(void* event);
 int EventWait(void* event, void* stream);
 int EventMilliseconds(void* from, void* to, float* milliseconds);
 int Copy(void* to, const void* from, size_t bytes, void* stream);

@@ -6,8 +6,8 @@
 namespace dovetail::kernels::cuda {
 namespace {
 
-// One thread block a row, as sampling.h orders it. Every sum that decides something is an integer sum, so that a draw does not depend
-// on the order in which threads add.
+// One thread block a row, as sampling.h orders it. Every sum that decides something is an integer sum, so that a draw
+// does not depend on the order in which threads add.
 
 constexpr int kThreads = 1024;
 constexpr int kBins = 2048;
@@ -94,8 +94,8 @@ __device__ void FindBin(unsigned long long target, int bins, Shared& shared) {
   shared.bin = bin;
 }
 
-// The largest key such that the weights of all keys at or above it reach `target` (> 0), and what those above it weigh. Entries without
-// a weight do not count. Each(visit) calls visit(key, weight) for this thread's entries.
+// The largest key such that the weights of all keys at or above it reach `target` (> 0), and what those above it
+// weigh. Entries without a weight do not count. Each(visit) calls visit(key, weight) for this thread's entries.
 template <typename Each>
 __device__ uint32_t SelectKey(unsigned long long target, unsigned long long& above, Shared& shared, Each&& each) {
   uint32_t prefix = 0;
@@ -149,7 +149,8 @@ __device__ __forceinline__ double ExactNoise(uint32_t word) {
   return -log(-log1p(-v));
 }
 
-// Which ids are left after min_p, top_k and top_p: those with a larger key than `key`, and of those with that key the ids <= last_id.
+// Which ids are left after min_p, top_k and top_p: those with a larger key than `key`, and of those with that key the
+// ids <= last_id.
 struct Cut {
   uint32_t key = 0;
   int last_id = INT_MAX;
@@ -205,7 +206,8 @@ __device__ Cut FindCut(const SampleParams& p, const Row& row, Shared& shared) {
   const unsigned long long each_mass = max(1ull, mass(__uint_as_float(bits)));
   const unsigned long long needed = (target - above + each_mass - 1) / each_mass;
   const uint32_t id_key = SelectKey(needed, above, shared, [&](auto&& visit) {
-    for (int id = threadIdx.x; id < row.vocab; id += kThreads) visit(~static_cast<uint32_t>(id), KeyOf(row.Z(id)) == cut.key ? 1 : 0);
+    for (int id = threadIdx.x; id < row.vocab; id += kThreads)
+      visit(~static_cast<uint32_t>(id), KeyOf(row.Z(id)) == cut.key ? 1 : 0);
   });
   cut.last_id = static_cast<int>(~id_key);
   return cut;
@@ -264,7 +266,12 @@ __device__ int Draw(const SampleParams& p, const Row& row, const Cut& cut, Share
 
 // Copies the row and applies bans, biases and penalties in sampling.h's order.
 __device__ void ApplyChanges(const SampleLaunch& launch, const SampleParams& p, const float* logits, float* work) {
-  for (int id = threadIdx.x; id < launch.vocab; id += kThreads) work[id] = logits[id];
+  for (int id = threadIdx.x; id < launch.vocab; id += kThreads) work[id] = p.allowed > 0 ? -INFINITY : logits[id];
+  __syncthreads();
+  for (int i = threadIdx.x; i < p.allowed; i += kThreads) {
+    const int id = launch.allowed[p.first_allowed + i];
+    work[id] = logits[id];
+  }
   __syncthreads();
   // A token may be both banned and biased: one thread keeps the order.
   if (threadIdx.x == 0) {
@@ -315,8 +322,8 @@ __global__ void __launch_bounds__(kThreads) SampleKernel(const __grid_constant__
   raw = BlockBest(raw, shared);
   Best top = raw;
   const float* z = logits;
-  if (p.biases > 0 || p.seen > 0) {
-    float* work = launch.work + blockIdx.x * launch.step;
+  if (p.biases > 0 || p.seen > 0 || p.allowed > 0) {
+    float* work = launch.work + blockIdx.x * launch.work_step;
     ApplyChanges(launch, p, logits, work);
     z = work;
     top = Best();

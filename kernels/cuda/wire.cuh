@@ -24,7 +24,8 @@ __device__ __forceinline__ float2 LoadWirePair(WireType type, const void* base, 
   if (type == WireType::kBF16) {
     return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(static_cast<const __nv_bfloat16*>(base) + at));
   }
-  if (type == WireType::kF16) return __half22float2(*reinterpret_cast<const __half2*>(static_cast<const __half*>(base) + at));
+  if (type == WireType::kF16)
+    return __half22float2(*reinterpret_cast<const __half2*>(static_cast<const __half*>(base) + at));
   return *reinterpret_cast<const float2*>(static_cast<const float*>(base) + at);
 }
 

@@ -45,7 +45,7 @@ class CudaAttentionTest : public testing::CudaTest {
   struct Sequence {
     SequenceSpec spec;
     std::vector<float> q;
-    std::vector<std::byte> blocks;              // [head][segment]
+    std::vector<std::byte> blocks;  // [head][segment]
     std::vector<float> reference_memory;
     std::vector<std::byte*> reference_blocks;
     std::unique_ptr<Buffer> device_blocks, device_table, device_sinks;
@@ -171,8 +171,12 @@ class CudaAttentionTest : public testing::CudaTest {
       ASSERT_EQ(o_bytes[i], std::byte{0xff}) << "wrote behind o";
     }
 
-    AttentionShape plain{.group = c.group, .key_dim = c.key_dim, .value_dim = c.value_dim, .scale = shape.scale,
-                         .window = c.window, .dtype = DType::kF32};
+    AttentionShape plain{.group = c.group,
+                         .key_dim = c.key_dim,
+                         .value_dim = c.value_dim,
+                         .scale = shape.scale,
+                         .window = c.window,
+                         .dtype = DType::kF32};
     double worst = 0;
     for (size_t i = 0; i < sequences.size(); ++i) {
       Sequence& s = sequences[i];
@@ -196,8 +200,9 @@ class CudaAttentionTest : public testing::CudaTest {
           for (int d = 0; d < c.value_dim; ++d) {
             double got = 0;
             if (!s.spec.partial) {
-              got = testing::FromWire(c.wire, o_bytes.data() + (items[i].o_offset + row * items[i].o_row_step +
-                                                                head * c.value_dim + d) * testing::BytesOf(c.wire));
+              got = testing::FromWire(
+                  c.wire, o_bytes.data() + (items[i].o_offset + row * items[i].o_row_step + head * c.value_dim + d) *
+                                               testing::BytesOf(c.wire));
             } else {
               if (row_nodes == 0) continue;
               const int64_t at = node * heads + head;
@@ -210,17 +215,17 @@ class CudaAttentionTest : public testing::CudaTest {
               }
             }
             const double error = std::abs(got - want[d]) / c.value_scale;
-            ASSERT_LE(error, BudgetOf(c)) << "sequence " << i << " row " << row << " head " << head << " dim " << d << ": " << got
-                                          << " for " << want[d];
+            ASSERT_LE(error, BudgetOf(c)) << "sequence " << i << " row " << row << " head " << head << " dim " << d
+                                          << ": " << got << " for " << want[d];
             worst = std::max(worst, error);
           }
         }
         node += row_nodes;
       }
     }
-    std::printf("  worst %.2e of %.2e: group %d, heads %d, dims %d/%d, type %d, wire %d, window %d, tiles %d\n", worst, BudgetOf(c),
-                c.group, c.kv_heads, c.key_dim, c.value_dim, static_cast<int>(c.type), static_cast<int>(c.wire), c.window,
-                attention.plan().tiles);
+    std::printf("  worst %.2e of %.2e: group %d, heads %d, dims %d/%d, type %d, wire %d, window %d, tiles %d\n",
+                worst, BudgetOf(c), c.group, c.kv_heads, c.key_dim, c.value_dim, static_cast<int>(c.type),
+                static_cast<int>(c.wire), c.window, attention.plan().tiles);
   }
 };
 
@@ -230,8 +235,13 @@ TEST_F(CudaAttentionTest, RaggedDecodeAgreesWithTheReferenceInEveryType) {
   for (const KvType type : {KvType::kBF16, KvType::kF16, KvType::kE4M3}) {
     for (const int dim : {64, 128}) {
       Check({.group = 4, .kv_heads = 2, .key_dim = dim, .value_dim = dim, .type = type},
-            {{.first_position = 0}, {.first_position = 62}, {.first_position = 63}, {.first_position = 64},
-             {.first_position = 700}, {.first_position = 129}, {.first_position = 1}},
+            {{.first_position = 0},
+             {.first_position = 62},
+             {.first_position = 63},
+             {.first_position = 64},
+             {.first_position = 700},
+             {.first_position = 129},
+             {.first_position = 1}},
             2 + dim);
     }
   }
@@ -239,8 +249,16 @@ TEST_F(CudaAttentionTest, RaggedDecodeAgreesWithTheReferenceInEveryType) {
 
 TEST_F(CudaAttentionTest, HeadDimensionsOfMultiplesOfEight) {
   for (const KvType type : {KvType::kBF16, KvType::kE4M3}) {
-    for (const auto& [key, value] : {std::pair{8, 8}, {24, 40}, {80, 80}, {96, 96}, {112, 112}, {128, 64}, {192, 128}, {256, 256},
-                                     {72, 200}, {248, 16}}) {
+    for (const auto& [key, value] : {std::pair{8, 8},
+                                     {24, 40},
+                                     {80, 80},
+                                     {96, 96},
+                                     {112, 112},
+                                     {128, 64},
+                                     {192, 128},
+                                     {256, 256},
+                                     {72, 200},
+                                     {248, 16}}) {
       Check({.group = 3, .kv_heads = 2, .key_dim = key, .value_dim = value, .type = type},
             {{.first_position = 300}, {.first_position = 17}}, 77 + key);
     }
@@ -251,14 +269,17 @@ TEST_F(CudaAttentionTest, EveryGroupSizeAndManyRows) {
   for (const int group : {1, 2, 3, 5, 7, 8, 9, 16, 17, 24}) {
     for (const int rows : {1, 2, 4, 7, 16}) {
       Check({.group = group, .kv_heads = 1, .key_dim = 64, .value_dim = 64},
-            {{.q_rows = rows, .first_position = 150}, {.q_rows = 1, .first_position = 64}, {.q_rows = rows, .first_position = 60}},
+            {{.q_rows = rows, .first_position = 150},
+             {.q_rows = 1, .first_position = 64},
+             {.q_rows = rows, .first_position = 60}},
             1000 + group * 20 + rows);
     }
   }
 }
 
 TEST_F(CudaAttentionTest, PrefillChunks) {
-  Check({.group = 4, .kv_heads = 2, .key_dim = 64, .value_dim = 64}, {{.q_rows = 200}, {.q_rows = 130, .first_position = 100}}, 5);
+  Check({.group = 4, .kv_heads = 2, .key_dim = 64, .value_dim = 64},
+        {{.q_rows = 200}, {.q_rows = 130, .first_position = 100}}, 5);
   Check({.group = 1, .kv_heads = 2, .key_dim = 128, .value_dim = 128, .type = KvType::kE4M3},
         {{.q_rows = 300}, {.q_rows = 1, .first_position = 500}}, 6);
 }
@@ -273,7 +294,13 @@ TEST_F(CudaAttentionTest, WindowsAndSinks) {
 
 TEST_F(CudaAttentionTest, LongContextsAreSplitOverThreadBlocks) {
   Check({.group = 4, .kv_heads = 1, .key_dim = 128, .value_dim = 128}, {{.first_position = 20000}}, 11);
-  Check({.group = 2, .kv_heads = 1, .key_dim = 64, .value_dim = 64, .type = KvType::kE4M3, .key_scale = 0.5f, .value_scale = 2},
+  Check({.group = 2,
+         .kv_heads = 1,
+         .key_dim = 64,
+         .value_dim = 64,
+         .type = KvType::kE4M3,
+         .key_scale = 0.5f,
+         .value_scale = 2},
         {{.q_rows = 4, .first_position = 9000, .sinks = true}, {.first_position = 100}}, 12);
 }
 
@@ -321,7 +348,10 @@ TEST_F(CudaAttentionTest, ManySequencesOfRandomLengths) {
 TEST_F(CudaAttentionTest, RefusesWhatItCannotDo) {
   CudaAttention attention(device());
   CudaAttentionShape shape{.layout = {64, 64, KvType::kBF16}, .scale = 0.125f};
-  CudaAttentionItem item{.q_rows = 1, .kv_heads = 1, .first_position = 0, .token_end = 1,
+  CudaAttentionItem item{.q_rows = 1,
+                         .kv_heads = 1,
+                         .first_position = 0,
+                         .token_end = 1,
                          .blocks = reinterpret_cast<const std::byte* const*>(16)};
   CudaAttentionShape odd = shape;
   odd.layout.key_dim = 60;

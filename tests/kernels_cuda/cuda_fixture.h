@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_device.h"
 
@@ -106,12 +107,13 @@ inline std::vector<float> FromWireBytes(WireType type, const std::vector<std::by
   return out;
 }
 
-// What an E4M3 byte means (OCP 8-bit floating point): 1 sign, 4 exponent (bias 7), 3 mantissa bits; 0x7f and 0xff are NaN.
+// What an E4M3 byte means (OCP 8-bit floating point): 1 sign, 4 exponent (bias 7), 3 mantissa bits; 0x7f and 0xff are
+// NaN.
 inline float FromE4M3(uint8_t bits) {
   const int exponent = (bits >> 3) & 15, mantissa = bits & 7;
   if ((bits & 0x7f) == 0x7f) return __builtin_nanf("");
-  const float magnitude =
-      exponent == 0 ? __builtin_ldexpf(static_cast<float>(mantissa), -9) : __builtin_ldexpf(static_cast<float>(8 + mantissa), exponent - 10);
+  const float magnitude = exponent == 0 ? __builtin_ldexpf(static_cast<float>(mantissa), -9)
+                                        : __builtin_ldexpf(static_cast<float>(8 + mantissa), exponent - 10);
   return bits & 0x80 ? -magnitude : magnitude;
 }
 // The nearest one, ties to the even mantissa, saturating.
