@@ -116,6 +116,7 @@ class Driver {
     events_.push_back(PrefixProbed{a.worker, a.epoch, {.pin_id = a.message.pin_id, .resumable = Offer(a.message.hashes)}});
   }
   void Do(const Unpin&) {}
+  void Do(const MoveSequence&) { DT_CHECK(false, "nothing is moved here"); }
   void Do(const RunStep& a) {
     now_ += absl::Milliseconds(10);
     StepFinished finished{a.compute_worker, {.step = a.plan.step, .micro_batch = a.plan.micro_batch}};
