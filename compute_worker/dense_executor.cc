@@ -208,9 +208,13 @@ absl::Status DenseExecutor::RunStep(const model::KeyValueProjection& step, Micro
   const proto::SoftmaxSpec& spec = table_.softmax(group);
   float* k = Floats(*heads_);
   float* v = k + rows * spec.kv_heads * spec.key_dim;
-  const kernels::GemmOutput outputs[] = {OutputOf(step.k, k), OutputOf(step.v, v)};
-  DT_RETURN_IF_ERROR(kernels::Gemm(
-      {Floats(*batch.h), hidden, rows, outputs, {gemm_scratch_->data(), gemm_scratch_->size_bytes()}}, *stream_));
+  if (step.latent.has_value()) {
+    DT_RETURN_IF_ERROR(ExpandLatent(*step.latent, batch, k, v));
+  } else {
+    const kernels::GemmOutput outputs[] = {OutputOf(step.k, k), OutputOf(step.v, v)};
+    DT_RETURN_IF_ERROR(kernels::Gemm(
+        {Floats(*batch.h), hidden, rows, outputs, {gemm_scratch_->data(), gemm_scratch_->size_bytes()}}, *stream_));
+  }
   if (step.silu) DT_RETURN_IF_ERROR(Silu(k, rows * spec.kv_heads * (spec.key_dim + spec.value_dim)));
   DT_RETURN_IF_ERROR(
       ToWire(k, rows, spec.kv_heads, spec.key_dim, step.head_norm, step.rope, batch, spec.kv,

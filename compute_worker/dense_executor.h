@@ -89,6 +89,7 @@ class DenseExecutor {
   // hybrid_steps.cc: linear states and experts.
   absl::Status Restart(const std::optional<float>& alpha, MicroBatch& batch);
   absl::Status Silu(float* x, int64_t n);
+  absl::Status ExpandLatent(const model::LatentKeyValue& latent, MicroBatch& batch, float* k, float* v);
   absl::Status ComputeGates(const model::StateGates& gates, int op, MicroBatch& batch);
   absl::Status ApplyGate(const model::OutputGate& gate, float* attended, int64_t width, MicroBatch& batch);
   absl::Status ProjectLowRank(const model::LowRankProjection& projection, const float* in, int64_t rows, float* out);

@@ -6,6 +6,7 @@
 #include "kernels/activation.h"
 #include "kernels/gemm.h"
 #include "kernels/moe.h"
+#include "kernels/rms_norm.h"
 #include "kernels/state_gates.h"
 
 // The dense steps around linear states, and experts.
@@ -31,6 +32,12 @@ DenseExecutor::Widths DenseExecutor::WidthsOf(const model::LoadedModel& model) {
       widen(w.heads, query->q.weights.rows());
     } else if (const auto* key_value = std::get_if<model::KeyValueProjection>(&step)) {
       widen(w.heads, key_value->k.weights.rows() + key_value->v.weights.rows());
+      if (const auto& latent = key_value->latent) {
+        widen(w.heads, int64_t{latent->heads} * (latent->own + latent->shared) + latent->v_up.weights.rows());
+        widen(w.gate, std::max(latent->down.weights.rows(), latent->k_up.weights.rows()));
+        widen(w.up, latent->k_up.weights.cols());
+        widen(w.cols, latent->k_up.weights.cols());
+      }
       if (!key_value->gates) continue;
       low_rank(key_value->gates->decay);
       if (key_value->gates->rate) widen(w.up, key_value->gates->rate->weights.rows());
@@ -76,6 +83,30 @@ absl::Status DenseExecutor::ProjectLowRank(const model::LowRankProjection& proje
   return Multiply(projection.out, Floats(*up_), rows, out);
 }
 
+// k [rows, heads, own + shared] and v, from the latent of h.
+absl::Status DenseExecutor::ExpandLatent(const model::LatentKeyValue& latent, MicroBatch& batch, float* k, float* v) {
+  const int64_t rows = batch.wire->rows(), rank = latent.k_up.weights.cols(), width = latent.down.weights.rows();
+  const int64_t dim = latent.own + latent.shared;
+  DT_RETURN_IF_ERROR(Multiply(latent.down, Floats(*batch.h), rows, Floats(*gate_)));
+  kernels::RmsNormArgs norm;
+  norm.x = Floats(*gate_);
+  norm.weight = latent.norm.weight.data();
+  norm.eps = latent.norm.eps;
+  norm.rows = rows;
+  norm.size = static_cast<int>(rank);
+  norm.out = Floats(*up_);
+  norm.x_step = width;
+  DT_RETURN_IF_ERROR(kernels::RmsNorm(context_, norm));
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t head = 0; head < latent.heads; ++head)
+      std::memcpy(k + (row * latent.heads + head) * dim + latent.own, Floats(*gate_) + row * width + rank,
+                  latent.shared * sizeof(float));
+  DT_RETURN_IF_ERROR(Multiply(latent.k_up, Floats(*up_), rows, Floats(*gate_)));
+  for (int64_t i = 0; i < rows * latent.heads; ++i)
+    std::memcpy(k + i * dim, Floats(*gate_) + i * latent.own, latent.own * sizeof(float));
+  return Multiply(latent.v_up, Floats(*up_), rows, v);
+}
+
 absl::Status DenseExecutor::ComputeGates(const model::StateGates& gates, int op, MicroBatch& batch) {
   const int64_t rows = batch.wire->rows();
   const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[op]);
@@ -96,7 +127,7 @@ absl::Status DenseExecutor::ComputeGates(const model::StateGates& gates, int op,
   DT_RETURN_IF_ERROR(kernels::StepDecay(context_, decay));
   if (!gates.rate.has_value()) return absl::OkStatus();
   DT_RETURN_IF_ERROR(Multiply(*gates.rate, Floats(*batch.h), rows, Floats(*up_)));
-  return kernels::SigmoidRate(context_, {Floats(*up_), gates.rate_scale, rows, spec.kv_heads, spec.gates, gates.width,
+  return kernels::SigmoidRate(context_, {Floats(*up_), 1, rows, spec.kv_heads, spec.gates, gates.width,
                                          out});
 }
 

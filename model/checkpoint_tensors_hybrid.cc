@@ -31,9 +31,6 @@ class HybridLayer {
       case Architecture::kMamba2:
         Norm("input_norm", "norm");
         break;
-      case Architecture::kOlmoHybrid:
-        if (l_.kind == LayerKind::kLinearState) Norm("input_norm", "attention_layer_norm");
-        break;
       default:
         Norm("input_norm", "input_layernorm");
     }
@@ -43,14 +40,6 @@ class HybridLayer {
         break;
       case Architecture::kBamba:
         Norm("pre_mlp_norm", "pre_ff_layernorm");
-        break;
-      case Architecture::kOlmoHybrid:
-        if (l_.kind == LayerKind::kLinearState) {
-          Norm("pre_mlp_norm", "feedforward_layer_norm");
-        } else {
-          Norm("post_attn_norm", "feedforward_layer_norm");
-          Norm("post_mlp_norm", "post_feedforward_layernorm");
-        }
         break;
       default:
         Norm("pre_mlp_norm", "post_attention_layernorm");
@@ -91,6 +80,16 @@ class HybridLayer {
     } else {
       project("q_proj", q, h, c_.q_bias);
     }
+    if (c_.latent) {
+      const LatentConfig& l = *c_.latent;
+      const int64_t own = l.own_key_dim, stride = own + c_.value_dim, total = c_.heads * stride;
+      Add("attn.latent_proj.weight", "self_attn.kv_a_proj_with_mqa.weight", l.rank + l.shared_key_dim, h);
+      Norm("attn.latent_norm", "self_attn.kv_a_layernorm", l.rank);
+      Add("attn.k_up_proj.weight", "self_attn.kv_b_proj.weight", c_.heads * own, l.rank, {own, stride, 0}, total);
+      Add("attn.v_up_proj.weight", "self_attn.kv_b_proj.weight", v, l.rank, {c_.value_dim, stride, own}, total);
+      project("o_proj", h, o, c_.o_bias);
+      return;
+    }
     project("k_proj", k, h, c_.k_bias);
     project("v_proj", v, h, c_.v_bias);
     if (c_.qk_norm) {
@@ -118,7 +117,7 @@ class HybridLayer {
       case Architecture::kMiniMax: return Lightning();
       case Architecture::kQwen3Next: return QwenNext();
       case Architecture::kQwen35: return Qwen35();
-      case Architecture::kOlmoHybrid: return Olmo();
+      case Architecture::kKimiLinear: return Kda();
       default: return Mamba();
     }
   }
@@ -176,22 +175,22 @@ class HybridLayer {
     DeltaRest();
   }
 
-  void Olmo() {
+  void Kda() {
     const StateConfig& s = *c_.state;
-    const int64_t h = c_.hidden_size, dk = s.key_dim, r = s.repeat(), keys = s.key_width();
-    const RowPattern repeated{dk, dk, 0, r};
-    Add("state.q_proj.weight", "linear_attn.q_proj.weight", s.heads * dk, h, repeated, keys);
-    Add("state.k_proj.weight", "linear_attn.k_proj.weight", s.heads * dk, h, repeated, keys);
-    Add("state.v_proj.weight", "linear_attn.v_proj.weight", s.value_width(), h);
-    Add("state.gate_proj.weight", "linear_attn.g_proj.weight", s.value_width(), h);
-    Add("state.rate_proj.weight", "linear_attn.b_proj.weight", s.heads, h);
-    Add("state.decay_proj.weight", "linear_attn.a_proj.weight", s.heads, h);
-    Conv("linear_attn.q_conv1d", "linear_attn.k_conv1d", "linear_attn.v_conv1d", repeated, repeated, {}, keys,
-         s.value_width());
-    Add("state.decay_bias", "linear_attn.dt_bias", s.heads, 0);
-    Add("state.a_log", "linear_attn.A_log", s.heads, 0);
-    Add("state.out_norm.weight", "linear_attn.o_norm.weight", s.value_dim, 0);
-    Add("state.o_proj.weight", "linear_attn.o_proj.weight", h, s.value_width());
+    const int64_t h = c_.hidden_size, width = s.heads * s.key_dim, low = s.key_dim;
+    const std::string m = "self_attn.";
+    for (const char* name : {"q", "k", "v"})
+      Add(absl::StrCat("state.", name, "_proj.weight"), absl::StrCat(m, name, "_proj.weight"), width, h);
+    Conv(m + "q_conv1d", m + "k_conv1d", m + "v_conv1d", {}, {}, {}, width, width);
+    Add("state.decay_low_proj.weight", m + "f_a_proj.weight", low, h);
+    Add("state.decay_proj.weight", m + "f_b_proj.weight", width, low);
+    Add("state.decay_bias", m + "dt_bias", width, 0);
+    Add("state.a_log", m + "A_log", s.heads, 0);
+    Add("state.rate_proj.weight", m + "b_proj.weight", s.heads, h);
+    Add("state.gate_low_proj.weight", m + "g_a_proj.weight", low, h);
+    Add("state.gate_proj.weight", m + "g_b_proj.weight", width, low);
+    Add("state.out_norm.weight", m + "o_norm.weight", s.value_dim, 0);
+    Add("state.o_proj.weight", m + "o_proj.weight", h, width);
   }
 
   // in_proj gives z, x, B, C and the step size; x is v, B is k, C is q.
@@ -229,7 +228,9 @@ class HybridLayer {
       Add("mlp.down_proj.weight", "shared_mlp.output_linear.weight", h, i);
       return;
     }
-    const std::string mlp = c_.architecture == Architecture::kBamba ? "feed_forward." : "mlp.";
+    const std::string mlp = c_.architecture == Architecture::kBamba         ? "feed_forward."
+                            : c_.architecture == Architecture::kKimiLinear ? "block_sparse_moe."
+                                                                           : "mlp.";
     GatedMlp("mlp.", mlp + "gate_proj.weight", mlp + "up_proj.weight", mlp + "down_proj.weight", i);
   }
 
@@ -254,14 +255,15 @@ class HybridLayer {
     }
     const std::string moe = qwen ? "mlp." : "block_sparse_moe.";
     Add("router.weight", moe + "gate.weight", e.experts, h);
-    if (e.selection_bias) Add("router.bias", moe + "e_score_correction_bias", e.experts, 0);
+    const bool kimi = c_.architecture == Architecture::kKimiLinear;
+    if (e.selection_bias) Add("router.bias", moe + (kimi ? "gate." : "") + "e_score_correction_bias", e.experts, 0);
     for (int64_t x = 0; x < e.experts; ++x) {
       const std::string expert = absl::StrCat("experts.", x, "."), stored = absl::StrCat(moe, "experts.", x, ".");
       GatedMlp(expert, stored + (qwen ? "gate_proj.weight" : "w1.weight"),
                stored + (qwen ? "up_proj.weight" : "w3.weight"), stored + (qwen ? "down_proj.weight" : "w2.weight"), i);
     }
     if (e.shared_intermediate == 0) return;
-    const std::string shared = moe + "shared_expert.";
+    const std::string shared = moe + (kimi ? "shared_experts." : "shared_expert.");
     GatedMlp("shared_expert.", shared + "gate_proj.weight", shared + "up_proj.weight", shared + "down_proj.weight",
              e.shared_intermediate);
     if (e.shared_gate) Add("shared_gate.weight", moe + "shared_expert_gate.weight", 1, h);

@@ -114,6 +114,13 @@ absl::Status ValidateHybrid(const std::string& file, const ModelConfig& config) 
     if (!(s.step_low <= s.step_high))
       return InvalidArgument(file, ": the step sizes' limits are ", s.step_low, " and ", s.step_high);
   }
+  if (config.latent) {
+    const LatentConfig& l = *config.latent;
+    if (l.rank < 1 || l.rank > (1 << 16) || l.own_key_dim < 1 || l.shared_key_dim < 1 ||
+        l.own_key_dim + l.shared_key_dim != config.key_dim)
+      return InvalidArgument(file, ": latent attention of rank ", l.rank, " with key dimensions ", l.own_key_dim,
+                             " and ", l.shared_key_dim);
+  }
   if (config.experts) {
     const ExpertConfig& e = *config.experts;
     if (e.experts < 1 || e.experts > 1024 || e.chosen < 1 || e.chosen > e.experts)
@@ -177,8 +184,6 @@ std::string_view Name(Architecture architecture) {
       return "qwen3_5_text";
     case Architecture::kKimiLinear:
       return "kimi_linear";
-    case Architecture::kOlmoHybrid:
-      return "olmo_hybrid";
     case Architecture::kMamba2:
       return "mamba2";
     case Architecture::kBamba:

@@ -18,7 +18,7 @@ class GgufFile;
 enum class Architecture {
   kLlama, kMistral, kSmolLm3, kQwen2, kQwen3, kPhi3, kGemma3,
   kMixtral, kQwen3Moe, kMiniMaxM2,  // experts
-  kMiniMax, kQwen3Next, kQwen35, kKimiLinear, kOlmoHybrid, kMamba2, kBamba, kGraniteHybrid,  // linear states
+  kMiniMax, kQwen3Next, kQwen35, kKimiLinear, kMamba2, kBamba, kGraniteHybrid,  // linear states
 };
 std::string_view Name(Architecture architecture);  // transformers' model_type: "llama", "gemma3_text", ...
 
@@ -44,7 +44,6 @@ struct StateConfig {
   int64_t key_dim = 0, value_dim = 0;
   int64_t conv_width = 0;  // 0: no convolution
   bool conv_bias = false;
-  float rate_scale = 1;    // of the delta rule's sigmoid
   float step_low = 0, step_high = 3e38f;  // of Mamba-2's step size
   double out_norm_eps = 1e-6;
   bool out_norm = true;
@@ -52,6 +51,13 @@ struct StateConfig {
   int64_t value_width() const { return heads * value_dim; }
   int64_t repeat() const { return heads / key_heads; }
   int64_t decay_width() const { return family == Family::kKda ? key_dim : 1; }  // of a head
+};
+
+// Keys and values of softmax layers that come from a latent (DeepSeek's MLA), expanded before they are sent.
+struct LatentConfig {
+  int64_t rank = 0;
+  int64_t own_key_dim = 0;     // of a head
+  int64_t shared_key_dim = 0;  // the same for all heads
 };
 
 // The expert layers' MLPs.
@@ -129,6 +135,7 @@ struct ModelConfig {
 
   std::optional<StateConfig> state;
   std::optional<ExpertConfig> experts;
+  std::optional<LatentConfig> latent;
   ResidualConfig residual;
   // Of each linear-state layer, read from the weights: attention workers need them (proto::LinearConstants).
   struct StateConstants {

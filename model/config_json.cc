@@ -37,7 +37,6 @@ constexpr Family kFamilies[] = {
     {"qwen3_next", Architecture::kQwen3Next, false, 1e4, 1e-6, 256},
     {"qwen3_5_text", Architecture::kQwen35, false, 1e4, 1e-6, 256},
     {"kimi_linear", Architecture::kKimiLinear, false, 1e4, 1e-6, std::nullopt},
-    {"olmo_hybrid", Architecture::kOlmoHybrid, false, 5e5, 1e-6, std::nullopt},
     {"mamba2", Architecture::kMamba2, false, 1e4, 1e-5, std::nullopt},
     {"bamba", Architecture::kBamba, false, 1e4, 1e-5, std::nullopt},
     {"granitemoehybrid", Architecture::kGraniteHybrid, true, 1e4, 1e-6, std::nullopt},
@@ -141,7 +140,6 @@ absl::Status ReadBiases(const JsonFields& fields, ModelConfig& config) {
     case Architecture::kQwen3Moe:
     case Architecture::kQwen3Next:
     case Architecture::kQwen35:
-    case Architecture::kOlmoHybrid:
     case Architecture::kBamba:
     case Architecture::kGraniteHybrid:
       config.q_bias = config.k_bias = config.v_bias = config.o_bias = attention.value_or(false);
@@ -193,7 +191,6 @@ absl::StatusOr<std::optional<int64_t>> ReadWindow(const JsonFields& fields, cons
     case Architecture::kQwen3Next:
     case Architecture::kQwen35:
     case Architecture::kKimiLinear:
-    case Architecture::kOlmoHybrid:
     case Architecture::kMamba2:
     case Architecture::kBamba:
     case Architecture::kGraniteHybrid:

@@ -184,13 +184,7 @@ absl::Status ReadGatedDelta(const JsonFields& fields, ModelConfig& config) {
   DT_ASSIGN_OR_RETURN(state.value_dim, Size(fields, "linear_value_head_dim"));
   DT_ASSIGN_OR_RETURN(state.conv_width, Size(fields, "linear_conv_kernel_dim", 4));
   state.out_norm_eps = config.norm_eps;
-  if (config.architecture == Architecture::kOlmoHybrid) {
-    DT_ASSIGN_OR_RETURN(const bool negative, Flag(fields, "linear_allow_neg_eigval", true));
-    state.rate_scale = negative ? 2 : 1;
-    config.qk_norm = config.whole_qk_norm = true;
-  } else {
-    config.qk_norm = config.gated_attention = config.norms_stored_minus_one = true;
-  }
+  config.qk_norm = config.gated_attention = config.norms_stored_minus_one = true;
   config.state = state;
   return config.architecture == Architecture::kQwen3Next ? ReadQwenExperts(fields, config) : absl::OkStatus();
 }
@@ -245,6 +239,47 @@ absl::Status ReadGranite(const JsonFields& fields, ModelConfig& config) {
   return absl::OkStatus();
 }
 
+absl::Status ReadKimiAttention(const JsonFields& fields, ModelConfig& config) {
+  DT_ASSIGN_OR_RETURN(const bool nope, Flag(fields, "mla_use_nope", false));
+  if (!nope) return Unimplemented(fields.file(), ": latent attention with rope (mla_use_nope false) is not served");
+  if (fields.Has("q_lora_rank")) return Unimplemented(fields.file(), ": q_lora_rank is set, which is not served");
+  LatentConfig latent;
+  DT_ASSIGN_OR_RETURN(latent.rank, Size(fields, "kv_lora_rank"));
+  DT_ASSIGN_OR_RETURN(latent.own_key_dim, Size(fields, "qk_nope_head_dim"));
+  DT_ASSIGN_OR_RETURN(latent.shared_key_dim, Size(fields, "qk_rope_head_dim"));
+  DT_ASSIGN_OR_RETURN(config.value_dim, Size(fields, "v_head_dim"));
+  config.key_dim = latent.own_key_dim + latent.shared_key_dim;
+  config.kv_heads = config.heads;
+  config.attention_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.key_dim)));
+  config.latent = latent;
+  for (LayerConfig& layer : config.layers) layer.rope = -1;
+  config.ropes.clear();
+  return absl::OkStatus();
+}
+
+absl::Status ReadKimiExperts(const JsonFields& fields, ModelConfig& config) {
+  ExpertConfig experts;
+  DT_RETURN_IF_ERROR(ReadExperts(fields, experts, "num_experts", "moe_intermediate_size"));
+  DT_ASSIGN_OR_RETURN(const int64_t groups, Size(fields, "num_expert_group", 1));
+  if (groups != 1) return Unimplemented(fields.file(), ": num_expert_group ", groups, " is not served");
+  experts.score = ExpertConfig::Score::kSigmoid;
+  experts.selection_bias = true;
+  DT_ASSIGN_OR_RETURN(experts.renormalise, Flag(fields, "moe_renormalize", true));
+  DT_ASSIGN_OR_RETURN(experts.scale, Scale(fields, "routed_scaling_factor", 1));
+  DT_ASSIGN_OR_RETURN(const auto shared, fields.Int("num_shared_experts"));
+  experts.shared_intermediate = std::clamp<int64_t>(shared.value_or(0), 0, 64) * experts.intermediate;
+  config.experts = experts;
+  DT_ASSIGN_OR_RETURN(const auto types, fields.Strings("mlp_layer_types"));
+  DT_ASSIGN_OR_RETURN(const auto first, fields.Int("first_k_dense_replace"));
+  if (types && types->size() != config.layers.size())
+    return fields.Error("mlp_layer_types", absl::StrCat("has ", types->size(), " entries for ", config.layers.size(),
+                                                        " layers"));
+  for (size_t i = 0; i < config.layers.size(); ++i)
+    if (types ? (*types)[i] == "sparse" : static_cast<int64_t>(i) >= first.value_or(0))
+      config.layers[i].mlp = MlpKind::kExperts;
+  return absl::OkStatus();
+}
+
 absl::Status ReadKimi(const JsonFields& fields, ModelConfig& config) {
   StateConfig state;
   state.family = Family::kKda;
@@ -255,7 +290,8 @@ absl::Status ReadKimi(const JsonFields& fields, ModelConfig& config) {
   DT_ASSIGN_OR_RETURN(state.conv_width, Size(fields, "linear_conv_kernel_dim", 4));
   state.out_norm_eps = config.norm_eps;
   config.state = state;
-  return Unimplemented(fields.file(), ": the latent attention of kimi_linear is not served");
+  DT_RETURN_IF_ERROR(ReadKimiAttention(fields, config));
+  return ReadKimiExperts(fields, config);
 }
 
 }  // namespace
@@ -293,7 +329,6 @@ bool IsLinearLayer(Architecture architecture, std::string_view type) {
     case Architecture::kQwen3Next:
     case Architecture::kQwen35:
     case Architecture::kKimiLinear:
-    case Architecture::kOlmoHybrid:
       return type == "linear_attention";
     case Architecture::kMamba2:
     case Architecture::kBamba:
@@ -331,7 +366,6 @@ absl::Status ReadHybrid(const JsonFields& fields, ModelConfig& config) {
       return ReadMiniMax(fields, config);
     case Architecture::kQwen3Next:
     case Architecture::kQwen35:
-    case Architecture::kOlmoHybrid:
       return ReadGatedDelta(fields, config);
     case Architecture::kKimiLinear:
       return ReadKimi(fields, config);

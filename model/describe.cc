@@ -33,12 +33,23 @@ std::string Count(int64_t count) {
   return Commas(static_cast<uint64_t>(count));
 }
 
+std::string StateText(const StateConfig& state) {
+  const char* family = state.family == StateConfig::Family::kLightning    ? "lightning"
+                       : state.family == StateConfig::Family::kGatedDelta ? "gated delta rule"
+                       : state.family == StateConfig::Family::kKda        ? "delta rule, decays by channel"
+                                                                          : "Mamba-2";
+  return absl::StrCat(" (", family, ", ", state.heads, " heads of ", state.key_dim, " x ", state.value_dim, ")");
+}
+
 std::string LayersText(const ModelConfig& config) {
   std::map<std::string, int> kinds;
   for (const LayerConfig& layer : config.layers) {
-    std::string kind = layer.kind == LayerKind::kFullAttention ? std::string("full attention")
-                                                               : absl::StrCat("attention over the last ", layer.window);
-    if (layer.rope < 0) kind += " without rope";
+    std::string kind = layer.kind == LayerKind::kFullAttention  ? std::string("full attention")
+                       : layer.kind == LayerKind::kLinearState ? absl::StrCat("linear state", StateText(*config.state))
+                                                                : absl::StrCat("attention over the last ", layer.window);
+    if (layer.rope < 0 && layer.kind != LayerKind::kLinearState) kind += " without rope";
+    if (layer.mlp == MlpKind::kExperts)
+      absl::StrAppend(&kind, ", ", config.experts->chosen, " of ", config.experts->experts, " experts");
     ++kinds[kind];
   }
   const auto format = [](std::string* out, const std::pair<const std::string, int>& kind) {
@@ -155,8 +166,17 @@ int64_t KvBytes(const ModelConfig& config, int64_t tokens, DType kv) {
   const int64_t per_token = config.kv_heads * (config.key_dim + config.value_dim) * static_cast<int64_t>(SizeOf(kv));
   int64_t bytes = 0;
   for (const LayerConfig& layer : config.layers)
-    bytes += per_token * (layer.window > 0 ? std::min(tokens, layer.window) : tokens);
+    if (layer.kind != LayerKind::kLinearState)
+      bytes += per_token * (layer.window > 0 ? std::min(tokens, layer.window) : tokens);
   return bytes;
+}
+
+int64_t StateBytes(const ModelConfig& config) {
+  if (!config.state) return 0;
+  const int64_t layers = std::count_if(config.layers.begin(), config.layers.end(), [](const LayerConfig& layer) {
+    return layer.kind == LayerKind::kLinearState;
+  });
+  return layers * config.state->heads * config.state->key_dim * config.state->value_dim * int64_t{4};
 }
 
 int64_t Parameters(const Checkpoint& checkpoint) {
@@ -176,6 +196,8 @@ std::string Describe(const Checkpoint& checkpoint) {
   text += Line("KV cache", absl::StrCat(Binary(KvBytes(config, 1, DType::kBF16)), " per token in bfloat16; ",
                                         Binary(KvBytes(config, 1024, DType::kBF16)), " for 1k tokens, ",
                                         Binary(KvBytes(config, 8192, DType::kBF16)), " for 8k"));
+  if (config.state)
+    text += Line("states", absl::StrCat(Binary(StateBytes(config)), " per sequence in float32, however long"));
   for (const std::string& warning : checkpoint.warnings()) absl::StrAppend(&text, "warning: ", warning, "\n");
   return text;
 }

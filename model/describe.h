@@ -11,6 +11,9 @@ namespace dovetail::model {
 // that many tokens. Without rounding to KV blocks.
 int64_t KvBytes(const ModelConfig& config, int64_t tokens, DType kv);
 
+// Bytes of the linear states of one sequence in f32, whatever its length.
+int64_t StateBytes(const ModelConfig& config);
+
 // Weights of the model, counted once where embedding and output share them.
 int64_t Parameters(const Checkpoint& checkpoint);
 

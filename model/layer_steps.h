@@ -53,8 +53,14 @@ struct StateGates {
   float low = 0, high = 3e38f;
   int width = 1;                     // decays of a head
   bool step_is_rate = false;         // Mamba-2: the clamped step size is also the rate
-  std::optional<Projection> rate;    // else rate = rate_scale sigmoid(h W)
-  float rate_scale = 1;
+  std::optional<Projection> rate;    // else rate = sigmoid(h W)
+};
+// Keys and values from one narrow latent: c = norm(first rows of h down), k = [c k_up | the other rows, for all heads].
+struct LatentKeyValue {
+  Projection down;                   // [rank + shared, hidden]
+  RmsNorm norm;                      // over the rank
+  Projection k_up, v_up;             // [heads * own, rank], [heads * value_dim, rank]
+  int heads = 0, own = 0, shared = 0;  // of a head's key dimensions
 };
 struct KeyValueProjection {  // k = rope(head_norm(h Wk)), v = h Wv
   int op = 0;
@@ -63,6 +69,7 @@ struct KeyValueProjection {  // k = rope(head_norm(h Wk)), v = h Wv
   int rope = -1;
   bool silu = false;                 // of k and v
   std::optional<StateGates> gates;
+  std::optional<LatentKeyValue> latent;  // instead of k and v
 };
 struct AttentionCut {  // a = attention(op): computed where the KV lives
   int op = 0;

@@ -52,8 +52,12 @@ class HybridReader {
     KeyValueProjection key_value;
     key_value.op = layer_;
     key_value.rope = l_.rope;
-    DT_ASSIGN_OR_RETURN(key_value.k, Project("attn.k_proj", c_.k_bias));
-    DT_ASSIGN_OR_RETURN(key_value.v, Project("attn.v_proj", c_.v_bias));
+    if (c_.latent) {
+      DT_ASSIGN_OR_RETURN(key_value.latent, ReadLatent());
+    } else {
+      DT_ASSIGN_OR_RETURN(key_value.k, Project("attn.k_proj", c_.k_bias));
+      DT_ASSIGN_OR_RETURN(key_value.v, Project("attn.v_proj", c_.v_bias));
+    }
     DT_ASSIGN_OR_RETURN(key_value.head_norm, loader_.ReadNormIf(c_.qk_norm, prefix_ + "attn.k_norm"));
     steps_.push_back(std::move(key_value));
     steps_.push_back(AttentionCut{layer_});
@@ -70,6 +74,18 @@ class HybridReader {
     }
     steps_.push_back(std::move(output));
     return absl::OkStatus();
+  }
+
+  absl::StatusOr<LatentKeyValue> ReadLatent() {
+    LatentKeyValue latent;
+    DT_ASSIGN_OR_RETURN(latent.down, Project("attn.latent_proj"));
+    DT_ASSIGN_OR_RETURN(latent.norm, loader_.ReadNorm(prefix_ + "attn.latent_norm"));
+    DT_ASSIGN_OR_RETURN(latent.k_up, Project("attn.k_up_proj"));
+    DT_ASSIGN_OR_RETURN(latent.v_up, Project("attn.v_up_proj"));
+    latent.heads = static_cast<int>(c_.heads);
+    latent.own = static_cast<int>(c_.latent->own_key_dim);
+    latent.shared = static_cast<int>(c_.latent->shared_key_dim);
+    return latent;
   }
 
   absl::StatusOr<StateGates> ReadGates() {
@@ -89,7 +105,6 @@ class HybridReader {
     gates.step_is_rate = s.family == Family::kMamba2;
     if (!gates.step_is_rate) {
       DT_ASSIGN_OR_RETURN(gates.rate, Project("state.rate_proj"));
-      gates.rate_scale = s.rate_scale;
     }
     return gates;
   }

@@ -67,5 +67,56 @@ TEST(AttentionTable, HasAtLeastOneOpAndNotTooManyOpsOrGroups) {
               HasSubstr("more than 16 different specs"));
 }
 
+LinearSpec State() {
+  LinearSpec spec;
+  spec.heads = 4;
+  spec.key_dim = 16;
+  spec.value_dim = 24;
+  spec.blocks_per_head = 3;
+  return spec;
+}
+
+TEST(AttentionTable, ALinearStateLooksLikeAttentionOverTheLastBlock) {
+  LinearConstants constants;
+  constants.log_decay.assign(4, -0.1f);
+  const auto table = *AttentionTable::Build({Spec(), State()}, {{}, constants});
+  EXPECT_TRUE(table.has_linear());
+  EXPECT_EQ(table.linear(LayerGroup(0)), nullptr);
+  ASSERT_NE(table.linear(LayerGroup(1)), nullptr);
+  const SoftmaxSpec& view = table.softmax(LayerGroup(1));
+  EXPECT_EQ(view.kv_heads, 4);
+  EXPECT_EQ(view.group_size(), 1);
+  EXPECT_EQ(view.window, 65);  // at any position: the block before, and the tokens since
+  EXPECT_EQ(view.blocks_per_head, 3);
+  EXPECT_EQ(view.gates, 0);
+  LinearSpec gated = State();
+  gated.delta = gated.token_decay = gated.token_rate = true;
+  EXPECT_EQ(gated.gates(), 2);
+  gated.vector_decay = true;
+  EXPECT_EQ(gated.gates(), 17);
+}
+
+TEST(AttentionTable, StatesWhoseConstantsDoNotFitAreNamed) {
+  const auto message = [](LinearSpec spec, LinearConstants constants) {
+    const auto table = AttentionTable::Build({spec}, {std::move(constants)});
+    return table.ok() ? "accepted" : std::string(table.status().message());
+  };
+  LinearConstants decays;
+  decays.log_decay.assign(4, -0.1f);
+  EXPECT_EQ(message(State(), decays), "accepted");
+  EXPECT_THAT(message(State(), {}), HasSubstr("attention op 0: its constants do not fit its spec"));
+  LinearConstants infinite = decays;
+  infinite.log_decay[2] = std::numeric_limits<float>::infinity();
+  EXPECT_THAT(message(State(), infinite), HasSubstr("a constant is not finite"));
+  LinearSpec delta = State();
+  delta.delta = true;
+  EXPECT_THAT(message(delta, decays), HasSubstr("contradicts itself"));
+  LinearSpec wide = State();
+  wide.conv_width = 9;
+  EXPECT_THAT(message(wide, decays), HasSubstr("a convolution over 9 tokens"));
+  EXPECT_THAT(std::string(AttentionTable::Build({State()}).status().message()),
+              HasSubstr("a model of 1 attention ops has constants of 0"));
+}
+
 }  // namespace
 }  // namespace dovetail::proto
