@@ -3,7 +3,8 @@
 set(DOVETAIL_CUDA AUTO CACHE STRING "Build the CUDA library: AUTO, ON or OFF")
 set_property(CACHE DOVETAIL_CUDA PROPERTY STRINGS AUTO ON OFF)
 # As nvcc names them: 80, 90a; with -virtual behind it, PTX that a newer driver compiles.
-set(DOVETAIL_CUDA_ARCHITECTURES "90a" CACHE STRING "Compute capabilities to build for, e.g. 80;90a;80-virtual")
+set(DOVETAIL_CUDA_ARCHITECTURES "80-virtual;90a" CACHE STRING
+    "Compute capabilities to build for, e.g. 80;90a;80-virtual")
 
 set(DOVETAIL_HAS_CUDA FALSE)
 if(NOT DOVETAIL_CUDA STREQUAL "OFF")
