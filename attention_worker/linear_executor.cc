@@ -118,7 +118,7 @@ void LinearExecutor::LayOut(const OpView& view) {
       for (int64_t block = FirstBlock(step); block < FirstBlock(step) + BlocksIn(step); ++block) {
         const bool held = block < static_cast<int64_t>(shard.sets.size()) && shard.sets[block] != kNoBlockSet;
         for (int p = 0; p < view.spec.blocks_per_head; ++p) {
-          const size_t at = (size_t{static_cast<size_t>(view.op_index)} * count + local) * view.spec.blocks_per_head + p;
+          const int at = (view.op_index * count + local) * view.spec.blocks_per_head + p;
           pieces_.push_back(held ? block_at_(core_.BlocksOf(shard.sets[block])[at]) : nullptr);
         }
       }
@@ -179,7 +179,8 @@ void LinearExecutor::Convolve(const OpView& view, const Head& head) {
   args.history = history;
   args.weights = view.constants.conv.data() + int64_t{head.head} * channels;
   args.weight_step = int64_t{spec.heads} * channels;
-  args.bias = view.constants.conv_bias.empty() ? nullptr : view.constants.conv_bias.data() + int64_t{head.head} * channels;
+  const std::vector<float>& bias = view.constants.conv_bias;
+  args.bias = bias.empty() ? nullptr : bias.data() + int64_t{head.head} * channels;
   args.width = spec.conv_width;
   args.rows = step.q_len;
   args.channels = channels;
@@ -226,10 +227,12 @@ void LinearExecutor::FinishHead(const OpView& view, const Head& head) const {
   const proto::ShardStep& step = *head.step;
   const int heads = step.kv_heads.size();
   const size_t element = SizeOf(spec.wire);
-  for (int row = 0; row < step.q_len; ++row)
-    view.context.table->from_float[static_cast<int>(spec.wire)](
-        head.o + int64_t{row} * spec.value_dim,
-        view.out + step.partial_offset + (int64_t{row} * heads + head.local) * spec.value_dim * element, spec.value_dim);
+  for (int row = 0; row < step.q_len; ++row) {
+    const int64_t at = (int64_t{row} * heads + head.local) * spec.value_dim;
+    view.context.table->from_float[static_cast<int>(spec.wire)](head.o + int64_t{row} * spec.value_dim,
+                                                                view.out + step.partial_offset + at * element,
+                                                                spec.value_dim);
+  }
 }
 
 namespace {

@@ -23,7 +23,8 @@ absl::StatusOr<int64_t> Size(const JsonFields& fields, const char* field, std::o
   DT_ASSIGN_OR_RETURN(const auto value, fields.Int(field));
   if (!value && !missing) return fields.Error(field, "is missing");
   const int64_t size = value.value_or(missing.value_or(0));
-  if (size < 1 || size > (int64_t{1} << 24)) return fields.Error(field, absl::StrCat("is ", size, "; it must be positive"));
+  if (size < 1 || size > (int64_t{1} << 24))
+    return fields.Error(field, absl::StrCat("is ", size, "; it must be positive"));
   return size;
 }
 
@@ -84,7 +85,8 @@ void SpellKimi(Json& c) {
     if (!c.contains("layer_types")) c["layer_types"] = Types(c, [&](int64_t i) { return Contains(full, i + 1); });
     if (linear.contains("head_dim")) SetDefault(c, "linear_head_dim", linear["head_dim"]);
     if (linear.contains("num_heads")) SetDefault(c, "linear_num_heads", linear["num_heads"]);
-    if (linear.contains("short_conv_kernel_size")) SetDefault(c, "linear_conv_kernel_dim", linear["short_conv_kernel_size"]);
+    if (linear.contains("short_conv_kernel_size"))
+      SetDefault(c, "linear_conv_kernel_dim", linear["short_conv_kernel_size"]);
   }
 }
 

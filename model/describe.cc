@@ -44,9 +44,9 @@ std::string StateText(const StateConfig& state) {
 std::string LayersText(const ModelConfig& config) {
   std::map<std::string, int> kinds;
   for (const LayerConfig& layer : config.layers) {
-    std::string kind = layer.kind == LayerKind::kFullAttention  ? std::string("full attention")
-                       : layer.kind == LayerKind::kLinearState ? absl::StrCat("linear state", StateText(*config.state))
-                                                                : absl::StrCat("attention over the last ", layer.window);
+    std::string kind = "full attention";
+    if (layer.kind == LayerKind::kLinearState) kind = "linear state" + StateText(*config.state);
+    if (layer.kind == LayerKind::kSlidingAttention) kind = absl::StrCat("attention over the last ", layer.window);
     if (layer.rope < 0 && layer.kind != LayerKind::kLinearState) kind += " without rope";
     if (layer.mlp == MlpKind::kExperts)
       absl::StrAppend(&kind, ", ", config.experts->chosen, " of ", config.experts->experts, " experts");

@@ -37,7 +37,8 @@ class Loader {
     auto packed = kernels::PackWeights(PackedFormatOf(format, row_format),
                                        kernels::RowSource{row_format, tensor.rows, tensor.cols, row_at}, pool_);
     if (!packed.ok())
-      return Annotate(packed.status(), absl::StrCat(std::string(tensor.file), ": tensor ", std::string(tensor.stored_name)));
+      return Annotate(packed.status(),
+                      absl::StrCat(std::string(tensor.file), ": tensor ", std::string(tensor.stored_name)));
     projection.weights = *std::move(packed);
     weight_bytes_ += projection.weights.size_bytes();
     Progress(tensor);

@@ -12,10 +12,12 @@ constexpr int kRows = kLinearTileRows;
 constexpr int kDim = kLinearMaxDim;
 constexpr int kTokens = kLinearBlockTokens;
 #ifdef DT_ISA_AVX512
-constexpr int kTileR = 4, kTileC = 4, kWide = 8;
+constexpr int kTileR = 4, kTileC = 4, kPairC = 8, kWide = 8;
 #else
-constexpr int kTileR = 2, kTileC = 2, kWide = 4;
+constexpr int kTileR = 2, kTileC = 2, kPairC = 2, kWide = 4;
 #endif
+
+constexpr int kAhead = 32;  // rows of S
 
 DT_INLINE int Padded(int n) { return (n + kLanes - 1) / kLanes * kLanes; }
 DT_INLINE float* RowOf(std::byte* const* rows, int i) { return reinterpret_cast<float*>(rows[i]); }
@@ -40,6 +42,11 @@ DT_INLINE void StateTile(const std::byte* const* state, const float* const* x, i
     for (int c = 0; c < C; ++c) sum[r][c] = Zero();
   for (int i = 0; i < n; ++i) {
     F32x16 s[C];
+    if constexpr (R <= 2) {  // decode: S comes from memory, row after row
+      const std::byte* ahead = state[i + kAhead < n ? i + kAhead : n - 1] + (kBF16 ? 2 : 4) * at;
+      for (int c = 0; c < (kBF16 ? (C + 1) / 2 : C); ++c)
+        _mm_prefetch(reinterpret_cast<const char*>(ahead) + 64 * c, _MM_HINT_T0);
+    }
     for (int c = 0; c < C; ++c) s[c] = LoadState<kBF16>(state[i], at + c * kLanes);
     for (int r = 0; r < R; ++r) {
       const F32x16 factor = Set1(x[r][i]);
@@ -62,7 +69,7 @@ static void StateProduct(const std::byte* const* state, const float* const* x, i
                          float* const* out) {
   int r = 0;
   for (; r + kTileR <= rows; r += kTileR) StateRows<kBF16, kTileR, kTileC>(state, x + r, n, stride, out + r);
-  for (; r + 2 <= rows; r += 2) StateRows<kBF16, 2, kWide / 2>(state, x + r, n, stride, out + r);
+  for (; r + 2 <= rows; r += 2) StateRows<kBF16, 2, kPairC>(state, x + r, n, stride, out + r);
   if (r < rows) StateRows<kBF16, 1, kWide>(state, x + r, n, stride, out + r);
 }
 
@@ -156,7 +163,6 @@ static void AppendEntries(const LinearTile& tile) {
     const float* k = tile.k + r * tile.k_step;
     CopyPadded(tile.v + r * tile.v_step, tile.value_dim, values, RowOf(tile.values, t));
     if (!tile.vector_decay) {
-      for (int i = 0; i < tile.key_dim; ++i) RowOf(tile.keys, i)[t] = k[i];
       RowOf(tile.decays, 0)[t] = Decay(tile.log_decay[r * tile.decay_step]);
       continue;
     }
@@ -166,6 +172,18 @@ static void AppendEntries(const LinearTile& tile) {
     for (int i = 0; i < keys; i += kLanes) Store(decays + i, Exp(Load(decays + i)));
     if (tile.rank_one) CopyPadded(tile.b + r * tile.b_step, tile.key_dim, keys, RowOf(tile.rank_keys, t));
   }
+}
+
+// A scalar decay's keys lie a line apart: their lines are on their way while S is read.
+static void PrefetchKeys(const LinearTile& tile) {
+  if (tile.vector_decay) return;
+  for (int i = 0; i < tile.key_dim; ++i)
+    _mm_prefetch(reinterpret_cast<const char*>(RowOf(tile.keys, i) + tile.first), _MM_HINT_T0);
+}
+static void AppendKeys(const LinearTile& tile) {
+  if (tile.vector_decay) return;
+  for (int i = 0; i < tile.key_dim; ++i)
+    for (int r = 0; r < tile.rows; ++r) RowOf(tile.keys, i)[tile.first + r] = tile.k[r * tile.k_step + i];
 }
 
 // What a tile computes on the way: rows that meet S, what comes back, and the weights of the tokens of the block.
@@ -239,8 +257,10 @@ static void MeetState(const LinearTile& tile, LinearWork& work) {
 static void Append(const LinearTile& tile) {
   LinearWork work;
   AppendEntries(tile);
+  PrefetchKeys(tile);
   PrepareRows(tile, work);
   MeetState(tile, work);
+  AppendKeys(tile);
   const int keys = tile.key_dim, stride = Padded(tile.value_dim);
   const FadingDotsFunction fading_dots = SelectFadingDots(Padded(keys) / kLanes);
   alignas(64) float dots[kTokens], rank_dots[kTokens], fade[kTokens];
@@ -281,11 +301,12 @@ static void Append(const LinearTile& tile) {
   }
 }
 
-// Keys faded to the end of the block: weight[token][channel], and the block's whole decay.
+// Keys faded to the end of the block, [token][channel] or, of scalar decays, [channel][token]; and its whole decay.
 struct AdvanceWork {
-  alignas(64) float keys[kTokens][kDim];
-  alignas(64) float rank_keys[kTokens][kDim];
+  alignas(64) float keys[kTokens * kDim];
+  alignas(64) float rank_keys[kTokens * kDim];
   alignas(64) float total[kDim];
+  int token_step = kDim, channel_step = 1;
 };
 
 static void FadeKeys(const LinearTile& tile, AdvanceWork& work) {
@@ -294,8 +315,11 @@ static void FadeKeys(const LinearTile& tile, AdvanceWork& work) {
     alignas(64) float fade[kTokens];
     const float* decays = RowOf(tile.decays, 0);
     Fade(decays, kTokens - 1, fade);
+    work.token_step = 1;
+    work.channel_step = kTokens;
     for (int i = 0; i < tile.key_dim; ++i)
-      for (int j = 0; j < kTokens; ++j) work.keys[j][i] = RowOf(tile.keys, i)[j] * fade[j];
+      for (int j = 0; j < kTokens; j += kLanes)
+        Store(work.keys + i * kTokens + j, Mul(Load(RowOf(tile.keys, i) + j), Load(fade + j)));
     float product = 1;
     for (int t = 0; t < kTokens; ++t) product *= decays[t];
     for (int i = 0; i < keys; ++i) work.total[i] = product;
@@ -304,8 +328,8 @@ static void FadeKeys(const LinearTile& tile, AdvanceWork& work) {
   for (int i = 0; i < keys; i += kLanes) {
     F32x16 fade = Set1(1.0f), product = Set1(1.0f);
     for (int j = kTokens - 1; j >= 0; --j) {
-      Store(work.keys[j] + i, Mul(Load(RowOf(tile.keys, j) + i), fade));
-      if (tile.rank_one) Store(work.rank_keys[j] + i, Mul(Load(RowOf(tile.rank_keys, j) + i), fade));
+      Store(work.keys + j * kDim + i, Mul(Load(RowOf(tile.keys, j) + i), fade));
+      if (tile.rank_one) Store(work.rank_keys + j * kDim + i, Mul(Load(RowOf(tile.rank_keys, j) + i), fade));
       fade = Mul(fade, Load(RowOf(tile.decays, j) + i));
     }
     for (int t = 0; t < kTokens; ++t) product = Mul(product, Load(RowOf(tile.decays, t) + i));
@@ -321,12 +345,12 @@ DT_INLINE void AdvanceTile(const LinearTile& tile, const AdvanceWork& work, int 
       sum[r][c] = tile.state != nullptr
                       ? Mul(Set1(work.total[i + r]), LoadState<kBF16>(tile.state[i + r], at + c * kLanes))
                       : Zero();
-  const auto add = [&](const float(*weights)[kDim], std::byte* const* values) {
+  const auto add = [&](const float* weights, std::byte* const* values) {
     for (int j = 0; j < kTokens; ++j) {
       F32x16 value[C];
       for (int c = 0; c < C; ++c) value[c] = Load(RowOf(values, j) + at + c * kLanes);
       for (int r = 0; r < R; ++r) {
-        const F32x16 weight = Set1(weights[j][i + r]);
+        const F32x16 weight = Set1(weights[j * work.token_step + (i + r) * work.channel_step]);
         for (int c = 0; c < C; ++c) sum[r][c] = Fma(weight, value[c], sum[r][c]);
       }
     }

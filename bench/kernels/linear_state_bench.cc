@@ -1,0 +1,170 @@
+// Linear states on the CPU. Decode: bytes of states and open blocks per second, beside a copy of the same memory.
+// Prefill: tokens per second of the blocked form, of the same op fed token by token, and of the double reference.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "benchmark/benchmark.h"
+#include "kernels/aligned_buffer.h"
+#include "kernels/cpu/isa.h"
+#include "kernels/linear_state.h"
+#include "kernels/reference/linear_state.h"
+#include "kernels/thread_pool.h"
+
+namespace dovetail::kernels {
+namespace {
+
+constexpr int kDim = 128;
+
+LinearStateShape ShapeOf(int family) {
+  if (family == 0) return {kDim, kDim, DecayForm::kScalar, StateUpdate::kAdd};      // lightning, Mamba-2
+  if (family == 1) return {kDim, kDim, DecayForm::kScalar, StateUpdate::kDelta};    // gated DeltaNet
+  return {kDim, kDim, DecayForm::kVector, StateUpdate::kDelta};                     // KDA
+}
+const char* const kFamilies[] = {"scalar", "delta", "vector_delta"};
+
+// Heads of 128 x 128 with their last two blocks.
+class Heads {
+ public:
+  Heads(int family, int heads, int rows, int64_t position, int threads)
+      : shape_(ShapeOf(family)), layout_(shape_), pool_({.threads = threads}),
+        context_{&pool_, &SelectOps(DetectIsa().value())} {
+    arena_ = AlignedBuffer::Create(2 * heads * layout_.bytes()).value();
+    auto* floats = reinterpret_cast<float*>(arena_.data());
+    for (size_t i = 0; i < arena_.size_bytes() / 4; ++i) floats[i] = 1e-3f * static_cast<float>(i % 97);
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal(0, 0.1f);
+    for (std::vector<float>* input : {&q_, &k_, &v_, &decay_, &o_}) {
+      input->resize(size_t{1} * heads * rows * kDim);
+      for (float& x : *input) x = normal(random);
+    }
+    for (float& g : decay_) g = -std::abs(g);
+    beta_.assign(heads * rows, 0.5f);
+    for (int i = 0; i < 2 * heads; ++i) pieces_.push_back(arena_.data() + i * layout_.bytes());
+    for (int head = 0; head < heads; ++head) {
+      LinearStateItem item;
+      const size_t at = size_t{1} * head * rows * kDim;
+      item.q = q_.data() + at;
+      item.k = k_.data() + at;
+      item.v = v_.data() + at;
+      item.o = o_.data() + at;
+      item.log_decay = decay_.data() + at;
+      item.beta = beta_.data() + head * rows;
+      item.q_step = item.k_step = item.v_step = item.o_step = item.decay_step = kDim;
+      item.beta_step = 1;
+      item.rows = rows;
+      item.first_position = position;
+      item.pieces = pieces_.data() + 2 * head;
+      item.piece_bytes = layout_.bytes();
+      item.first_block = std::max<int64_t>(0, (position + rows - 1) / 64 - 1);
+      item.blocks = 2;
+      items_.push_back(item);
+    }
+    scratch_ = AlignedBuffer::Create(LinearStateScratchBytes(shape_, items_) + 64).value();
+  }
+
+  void Run() {
+    if (!LinearState(context_, shape_, items_, scratch_.bytes()).ok()) std::abort();
+  }
+  void RunToken(int row) {  // of items made for one row
+    for (LinearStateItem& item : items_) {
+      item.first_position = row;
+      item.first_block = std::max<int64_t>(0, row / 64 - 1);
+      if (row >= 128 && row % 64 == 0) SwapBlocks(item);
+    }
+    Run();
+  }
+  // The full block becomes the one before.
+  void SwapBlocks(const LinearStateItem& item) {
+    const size_t at = item.pieces - pieces_.data();
+    std::swap(pieces_[at], pieces_[at + 1]);
+  }
+  // What one decode step reads and writes, with `open` tokens in the block.
+  double StepBytes(int open) const {
+    const double state = kDim * kDim * 4.0, token = 2.0 * kDim * 4;
+    const double write = open == 63 ? state : 0;
+    return items_.size() * (state + write + (open + 1) * token);
+  }
+  std::vector<float>& q() { return q_; }
+  std::vector<float>& k() { return k_; }
+  std::vector<float>& v() { return v_; }
+  std::vector<float>& decay() { return decay_; }
+  std::vector<float>& beta() { return beta_; }
+  const LinearStateShape& shape() const { return shape_; }
+
+ private:
+  const LinearStateShape shape_;
+  const LinearStateLayout layout_;
+  ThreadPool pool_;
+  const OpContext context_;
+  AlignedBuffer arena_, scratch_;
+  std::vector<float> q_, k_, v_, decay_, beta_, o_;
+  std::vector<std::byte*> pieces_;
+  std::vector<LinearStateItem> items_;
+};
+
+// 1,024 heads: 32 sequences of a layer of 32 heads, 64 MiB of states.
+void Decode(benchmark::State& state) {
+  const int family = static_cast<int>(state.range(0)), open = static_cast<int>(state.range(1));
+  Heads heads(family, 1024, 1, 640 + open, static_cast<int>(state.range(2)));
+  for (auto _ : state) heads.Run();
+  state.SetBytesProcessed(static_cast<int64_t>(static_cast<double>(state.iterations()) * heads.StepBytes(open)));
+  state.SetLabel(kFamilies[family]);
+}
+BENCHMARK(Decode)->ArgsProduct({{0, 1, 2}, {0, 31, 63}, {1, 2}})->UseRealTime()->Unit(benchmark::kMillisecond);
+
+void CopyLimit(benchmark::State& state) {
+  const size_t bytes = size_t{64} << 20;
+  const int threads = static_cast<int>(state.range(0));
+  AlignedBuffer from = AlignedBuffer::Create(bytes).value(), to = AlignedBuffer::Create(bytes).value();
+  std::memset(from.data(), 1, bytes);
+  std::memset(to.data(), 1, bytes);
+  ThreadPool pool({.threads = threads});
+  constexpr int kTasks = 64;
+  for (auto _ : state)
+    pool.Run(kTasks, [&](int i) {
+      std::memcpy(to.data() + bytes / kTasks * i, from.data() + bytes / kTasks * i, bytes / kTasks);
+    });
+  state.SetBytesProcessed(static_cast<int64_t>(state.iterations()) * 2 * bytes);
+}
+BENCHMARK(CopyLimit)->Arg(1)->Arg(2)->UseRealTime()->Unit(benchmark::kMillisecond);
+
+// 32 heads, 1,024 tokens.
+void Prefill(benchmark::State& state) {
+  const int family = static_cast<int>(state.range(0));
+  Heads heads(family, 32, 1024, 0, static_cast<int>(state.range(1)));
+  for (auto _ : state) heads.Run();
+  state.SetItemsProcessed(state.iterations() * 1024);
+  state.SetLabel(kFamilies[family]);
+}
+BENCHMARK(Prefill)->ArgsProduct({{0, 1, 2}, {1, 2}})->UseRealTime()->Unit(benchmark::kMillisecond);
+
+void PrefillTokenByToken(benchmark::State& state) {
+  const int family = static_cast<int>(state.range(0));
+  Heads heads(family, 32, 1, 0, 1);
+  for (auto _ : state)
+    for (int row = 0; row < 1024; ++row) heads.RunToken(row);
+  state.SetItemsProcessed(state.iterations() * 1024);
+  state.SetLabel(kFamilies[family]);
+}
+BENCHMARK(PrefillTokenByToken)->Arg(0)->Arg(1)->Arg(2)->UseRealTime()->Unit(benchmark::kMillisecond);
+
+void PrefillReference(benchmark::State& state) {
+  const int family = static_cast<int>(state.range(0));
+  Heads heads(family, 1, 256, 0, 1);
+  reference::LinearStateTokens tokens{256, heads.q().data(), heads.k().data(), heads.v().data(),
+                                      heads.decay().data(), heads.beta().data(), nullptr, nullptr};
+  std::vector<double> s(kDim * kDim, 0.0);
+  for (auto _ : state) benchmark::DoNotOptimize(reference::LinearState(heads.shape(), tokens, s));
+  state.SetItemsProcessed(state.iterations() * 256 / 32);  // of 32 heads
+  state.SetLabel(kFamilies[family]);
+}
+BENCHMARK(PrefillReference)->Arg(0)->Arg(1)->Arg(2)->UseRealTime()->Unit(benchmark::kMillisecond);
+
+}  // namespace
+}  // namespace dovetail::kernels
+
+BENCHMARK_MAIN();
