@@ -61,7 +61,8 @@ class LinkBytesTest(unittest.TestCase):
                 counts.append(cluster.tensor_bytes())
         finally:
             self.assertEqual(cluster.stop(number=signal.SIGINT), 0)
-        short, long = ({link: after[link] - before[link] for link in after} for before, after in zip(counts, counts[1:]))
+        short, long = ({link: after[link] - before[link] for link in after}
+                       for before, after in zip(counts, counts[1:]))
         return {link: (long[link] - short[link]) / 50 for link in long}  # the prompt's part is the same
 
     def test_one_worker_that_holds_everything(self):

@@ -52,7 +52,9 @@ class Up(processes.Process):
     def wait_until_serving(self, workers, limit=20):
         """Returns the status once so many workers serve and have told their lanes."""
         end = time.monotonic() + limit
-        links = 2 * (workers - 1) + workers  # compute worker and each attention worker, all and the scheduler
+        attention = workers - 1
+        # compute worker and each attention worker, those among each other, all and the scheduler
+        links = 2 * attention + attention * (attention - 1) + workers
         while True:
             status = self.status()
             serving = len(re.findall(r" (?:attention|compute) +serving ", status))

@@ -260,12 +260,13 @@ std::unique_ptr<ReceiveRegion> UcxPeer::TakeRegion() {
   return std::move(region_);
 }
 
-void UcxPeer::SayGoodbye() {
+bool UcxPeer::SayGoodbye() {
   // What still waits for its turn would be put after the goodbye: then there is none.
-  if (remote_key_ == nullptr || endpoint_ == nullptr || broken_ || posted_ != sent_.next()) return;
+  if (remote_key_ == nullptr || endpoint_ == nullptr || broken_ || posted_ != sent_.next()) return false;
   ucp_rkey_destroy(std::exchange(remote_key_, nullptr));
   slots_.reset();
   SendControl(WireKind::kGoodbye);
+  return true;
 }
 
 bool UcxPeer::OwesCredit() const {
@@ -299,14 +300,11 @@ bool UcxPeer::Flushed() {
 void UcxPeer::StartClose() {
   received_.Clear([this](const ReceiveWindow::Frame& frame) { GiveBack(port_.worker_->get(), frame); });
   if (failure_.ok()) failure_ = absl::CancelledError("it was removed");
-  if (lane_.find("tcp") != std::string::npos)
-    StartFlush();
-  else
-    ForceClose();
+  if (lane_.find("tcp") == std::string::npos) ForceClose();
 }
 
 bool UcxPeer::Closed() {
-  if (endpoint_ != nullptr && Flushed()) ForceClose();
+  if (endpoint_ != nullptr && broken_) ForceClose();
   const bool flushed = Finished(flush_request_);
   return endpoint_ == nullptr && Finished(close_request_) && flushed;
 }

@@ -41,8 +41,8 @@ class UcxPeer {
   // The peer's port ends and has given up the region: nobody writes there any more.
   void OnGoodbye() { region_released_ = true; }
 
-  // Before the end of this port: gives up the peer's region and says so.
-  void SayGoodbye();
+  // Before the end of this port: gives up the peer's region and says so. False: there is none to give up.
+  bool SayGoodbye();
 
   // The region of a peer that was removed, if it may still write there, and its process.
   std::unique_ptr<ReceiveRegion> TakeRegion();
@@ -69,10 +69,11 @@ class UcxPeer {
   void StartFlush();
   bool Flushed();
 
-  // Gives everything received back and sends nothing more. The endpoint closes once that is safe: UCX 1.13 crashes when
-  // a TCP endpoint is closed by force while it still has something to write and the connection breaks afterwards. So
-  // such an endpoint stays until it has written that, or broken.
+  // Gives everything received back and sends nothing more. A TCP endpoint stays until its connection breaks, as it does
+  // when the other side ends: UCX 1.13 crashes when one is closed by force while it still has something to write and the
+  // connection breaks afterwards, and when the answer to a flush comes over a link that was cut meanwhile.
   void StartClose();
+  bool Closing() const { return endpoint_ == nullptr; }
   bool Closed();      // drives closing
   void ForceClose();  // now, if it was not yet; the worker must not be progressed any more unless Flushed()
 

@@ -112,23 +112,25 @@ UcxPort::~UcxPort() {
     const auto progress_until = [&](auto&& done) {
       while (!done() && SystemClock().Now() < deadline) worker_->Progress();
     };
-    const auto flush = [&] {
-      for (auto& peer : peers_) peer->StartFlush();
-      progress_until(
-          [&] { return std::all_of(peers_.begin(), peers_.end(), [](auto& peer) { return peer->Flushed(); }); });
+    const auto flushed = [&] {
+      return std::all_of(peers_.begin(), peers_.end(), [](auto& peer) { return peer->Flushed(); });
     };
-    flush();
-    for (auto& peer : peers_) peer->SayGoodbye();
-    flush();
+    for (auto& peer : peers_) peer->StartFlush();
+    progress_until(flushed);
+    for (auto& peer : peers_)
+      if (peer->SayGoodbye()) peer->StartFlush();
+    progress_until(flushed);
     for (auto& peer : peers_) {
+      const bool sent = peer->Flushed();
       peer->StartClose();
+      if (sent) peer->ForceClose();
       closing_.push_back(std::move(peer));
     }
     peers_.clear();
     by_node_.clear();
     progress_until([&] {
       ReapClosing();
-      return closing_.empty();
+      return std::none_of(closing_.begin(), closing_.end(), [](auto& peer) { return peer->Closing(); });
     });
     for (auto& peer : closing_) peer->ForceClose();
     closing_.clear();
