@@ -70,6 +70,8 @@ class CudaAttention {
   absl::Status Reserve(int64_t plan_bytes, int tiles, int value_dim);
 
   const AttentionPlan& plan() const { return plan_; }
+  // The plan's items on the device, in their order: what KvAppendLaunch::items wants. Valid until the next Plan.
+  const DeviceAttentionItem* device_items() const { return items_; }
 
  private:
   struct Staging {

@@ -1,5 +1,7 @@
 #include <cuda_fp8.h>
 
+#include <initializer_list>
+
 #include "kernels/cuda/launches.h"
 #include "kernels/cuda/wire.cuh"
 
@@ -40,6 +42,42 @@ __global__ void __launch_bounds__(512) RmsNormKernel(const __grid_constant__ Rms
   }
 }
 
+__device__ __forceinline__ float BlockSum(float x, float* sums) {
+  x = WarpSum(x);
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = x;
+  __syncthreads();
+  return WarpSum(threadIdx.x % 32 < blockDim.x / 32 ? sums[threadIdx.x % 32] : 0.0f);
+}
+
+// The same for rows of 16-bit elements in runs of eight, one a thread: a row is read once.
+__global__ void __launch_bounds__(1024) RmsNormRunsKernel(const __grid_constant__ RmsNormLaunch p) {
+  __shared__ float sums[32];
+  const int64_t row = blockIdx.x;
+  const int i = 8 * threadIdx.x;
+  const bool there = i < p.size;
+  float x[8] = {}, squares = 0;
+  if (there) {
+    LoadWire8(p.x_type, p.x, row * p.x_step + i, x);
+    if (p.residual != nullptr) {
+      float r[8];
+      LoadWire8(p.x_type, p.residual, row * p.residual_step + i, r);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) x[j] += r[j];
+      StoreWire8(p.x_type, p.x, row * p.x_step + i, x);
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) squares += x[j] * x[j];
+  }
+  const float inverse = rsqrtf(BlockSum(squares, sums) / static_cast<float>(p.size) + p.eps);
+  if (!there) return;
+  const float4 a = *reinterpret_cast<const float4*>(p.weight + i),
+               b = *reinterpret_cast<const float4*>(p.weight + i + 4);
+  const float w[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+  for (int j = 0; j < 8; ++j) x[j] *= inverse * w[j];
+  StoreWire8(p.out_type, p.out, row * p.out_step + i, x);
+}
+
 __device__ __forceinline__ float Activate(bool gelu, float gate, float up) {
   if (!gelu) return gate / (1 + __expf(-gate)) * up;
   const float u = 0.7978845608028654f * (gate + 0.044715f * gate * gate * gate);
@@ -53,6 +91,18 @@ __global__ void __launch_bounds__(256) ActivationKernel(const __grid_constant__ 
   const float2 gate = LoadWirePair(p.type, p.gate, row * p.gate_step + i);
   const float2 up = LoadWirePair(p.type, p.up, row * p.up_step + i);
   StoreWirePair(p.type, p.out, row * p.out_step + i, Activate(p.gelu, gate.x, up.x), Activate(p.gelu, gate.y, up.y));
+}
+
+__global__ void __launch_bounds__(256) ActivationRunsKernel(const __grid_constant__ ActivationLaunch p) {
+  const int64_t row = blockIdx.y;
+  const int i = 8 * (blockIdx.x * 256 + threadIdx.x);
+  if (i >= p.size) return;
+  float gate[8], up[8];
+  LoadWire8(p.type, p.gate, row * p.gate_step + i, gate);
+  LoadWire8(p.type, p.up, row * p.up_step + i, up);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) gate[j] = Activate(p.gelu, gate[j], up[j]);
+  StoreWire8(p.type, p.out, row * p.out_step + i, gate);
 }
 
 __global__ void __launch_bounds__(256) EmbedKernel(const __grid_constant__ EmbedLaunch p) {
@@ -168,10 +218,29 @@ __global__ void __launch_bounds__(512) ReadKernel(const uint4* memory, int64_t c
 
 cudaStream_t AsStream(void* stream) { return static_cast<cudaStream_t>(stream); }
 
+// Whether rows can be moved 16 bytes at a time: sizes in elements of 16 bits.
+bool InRuns(std::initializer_list<int64_t> sizes, std::initializer_list<const void*> pointers) {
+  for (const int64_t size : sizes) {
+    if (size % 8 != 0) return false;
+  }
+  for (const void* pointer : pointers) {
+    if (reinterpret_cast<uintptr_t>(pointer) % 16 != 0) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 int LaunchRmsNorm(const RmsNormLaunch* launch, void* stream) {
   if (launch->rows == 0) return 0;
+  const bool runs = launch->x_type != WireType::kF32 && launch->out_type != WireType::kF32 && launch->size <= 8192 &&
+                    InRuns({launch->size, launch->x_step, launch->residual_step, launch->out_step},
+                           {launch->x, launch->residual, launch->out, launch->weight});
+  if (runs) {
+    const int run_threads = (launch->size / 8 + 31) / 32 * 32;
+    RmsNormRunsKernel<<<launch->rows, run_threads, 0, AsStream(stream)>>>(*launch);
+    return static_cast<int>(cudaGetLastError());
+  }
   int threads = 64;
   while (threads < 512 && threads * 8 < launch->size) threads *= 2;
   RmsNormKernel<<<launch->rows, threads, 0, AsStream(stream)>>>(*launch);
@@ -180,6 +249,12 @@ int LaunchRmsNorm(const RmsNormLaunch* launch, void* stream) {
 
 int LaunchGatedActivation(const ActivationLaunch* launch, void* stream) {
   if (launch->rows == 0 || launch->size == 0) return 0;
+  if (launch->type != WireType::kF32 && InRuns({launch->size, launch->gate_step, launch->up_step, launch->out_step},
+                                               {launch->gate, launch->up, launch->out})) {
+    const dim3 runs((launch->size / 8 + 255) / 256, launch->rows);
+    ActivationRunsKernel<<<runs, 256, 0, AsStream(stream)>>>(*launch);
+    return static_cast<int>(cudaGetLastError());
+  }
   const dim3 grid((launch->size / 2 + 255) / 256, launch->rows);
   ActivationKernel<<<grid, 256, 0, AsStream(stream)>>>(*launch);
   return static_cast<int>(cudaGetLastError());

@@ -313,6 +313,7 @@ __global__ void __launch_bounds__(kThreads) SampleKernel(const __grid_constant__
   SampleOutput out;
   Best raw;
   bool bad = false;
+#pragma unroll 8
   for (int id = threadIdx.x; id < launch.vocab; id += kThreads) {
     const float x = logits[id];
     bad |= isnan(x) || x == INFINITY;

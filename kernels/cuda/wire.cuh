@@ -29,6 +29,38 @@ __device__ __forceinline__ float2 LoadWirePair(WireType type, const void* base, 
   return *reinterpret_cast<const float2*>(static_cast<const float*>(base) + at);
 }
 
+// Eight elements of a 16-bit type, 16-byte aligned.
+__device__ __forceinline__ void LoadWire8(WireType type, const void* base, int64_t at, float (&x)[8]) {
+  const uint4 raw = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(base) + at);
+  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = type == WireType::kBF16
+                            ? __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&words[i]))
+                            : __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
+    x[2 * i] = pair.x;
+    x[2 * i + 1] = pair.y;
+  }
+}
+
+// Rounds x to the type, too.
+__device__ __forceinline__ void StoreWire8(WireType type, void* base, int64_t at, float (&x)[8]) {
+  uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (type == WireType::kBF16) {
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
+      words[i] = *reinterpret_cast<const uint32_t*>(&pair);
+      x[2 * i] = __low2float(pair), x[2 * i + 1] = __high2float(pair);
+    } else {
+      const __half2 pair = __floats2half2_rn(x[2 * i], x[2 * i + 1]);
+      words[i] = *reinterpret_cast<const uint32_t*>(&pair);
+      x[2 * i] = __low2float(pair), x[2 * i + 1] = __high2float(pair);
+    }
+  }
+  *reinterpret_cast<uint4*>(static_cast<uint16_t*>(base) + at) = make_uint4(words[0], words[1], words[2], words[3]);
+}
+
 __device__ __forceinline__ float LoadWire(WireType type, const void* base, int64_t at) {
   if (type == WireType::kBF16) return __bfloat162float(static_cast<const __nv_bfloat16*>(base)[at]);
   if (type == WireType::kF16) return __half2float(static_cast<const __half*>(base)[at]);

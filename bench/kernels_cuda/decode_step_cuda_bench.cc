@@ -1,0 +1,252 @@
+// Times one decode step of a Llama-3-8B shape on a GPU, as one CUDA graph: embeddings, 32 layers (norms, products,
+// rope with KV append, paged attention, activations), the head and greedy sampling, with random bf16 weights and 1024
+// tokens of KV a sequence.
+//   decode_step_cuda_bench
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/cuda_attention.h"
+#include "kernels/cuda/cuda_ops.h"
+
+namespace dovetail::kernels::cuda {
+namespace {
+
+constexpr int kLayers = 32, kHidden = 4096, kQHeads = 32, kKvHeads = 8, kDim = 128, kFfn = 14336, kVocab = 128256;
+constexpr int kContext = 1024, kMaxBatch = 256;
+constexpr int kQkv = (kQHeads + 2 * kKvHeads) * kDim;
+
+void Must(const absl::Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+  std::exit(1);
+}
+template <typename T>
+T Must(absl::StatusOr<T> value) {
+  Must(value.status());
+  return *std::move(value);
+}
+
+class DecodeStep {
+ public:
+  DecodeStep() {
+    device_ = Must(CudaDevice::Create(Must(CudaLibrary::Open()), {.index = 0}));
+    stream_ = Must(device_->CreateCudaStream());
+    gemm_ = Must(CudaGemm::Create(*device_));
+    const std::vector<uint16_t> noise = Noise();
+    seed_ = Upload(noise);
+    layer_elements_ = size_t{kHidden} * kQkv + size_t{kHidden} * kQHeads * kDim + size_t{3} * kHidden * kFfn;
+    weights_ = Random(kLayers * layer_elements_ * 2);
+    embedding_ = Random(size_t{kVocab} * kHidden * 2);
+    head_ = Random(size_t{kVocab} * kHidden * 2);
+    norm_ = Upload(std::vector<float>(kHidden, 1.0f));
+    layer_kv_bytes_ = size_t{kMaxBatch} * kKvHeads * (kContext / 64) * layout_.bytes();
+    kv_ = Random(kLayers * layer_kv_bytes_);
+    x_ = Random(kMaxBatch * kHidden * 2);
+    h_ = Random(kMaxBatch * kHidden * 2);
+    delta_ = Random(kMaxBatch * kHidden * 2);
+    qkv_ = Random(kMaxBatch * kQkv * 2);
+    o_ = Random(kMaxBatch * kQHeads * kDim * 2);
+    gate_up_ = Random(size_t{kMaxBatch} * 2 * kFfn * 2);
+    act_ = Random(size_t{kMaxBatch} * kFfn * 2);
+    logits_ = Random(size_t{kMaxBatch} * kVocab * 4);
+    cos_ = Random(kMaxBatch * kDim / 2 * 4);
+    sin_ = Random(kMaxBatch * kDim / 2 * 4);
+    out_ = Random(kMaxBatch * sizeof(SampleOutput));
+    std::vector<float> frequencies;
+    for (int i = 0; i < kDim / 2; ++i) frequencies.push_back(std::pow(500000.0f, -2.0f * i / kDim));
+    frequencies_ = Upload(frequencies);
+  }
+
+  void Time(int batch) {
+    Prepare(batch);
+    CudaAttention attention(*device_);
+    Must(attention.Plan(*stream_, shape_, items_));
+    Enqueue(batch, attention);  // chooses the algorithms of the products
+    Must(stream_->SynchronizeStatus());
+    Must(stream_->BeginCapture());
+    Enqueue(batch, attention);
+    const CudaGraph graph = Must(stream_->EndCapture());
+    CudaEvent begin = Must(device_->CreateEvent(true)), end = Must(device_->CreateEvent(true));
+    std::vector<float> times;
+    for (int i = 0; i < 25; ++i) {
+      Must(stream_->Record(begin));
+      Must(stream_->Launch(graph));
+      Must(stream_->Record(end));
+      Must(stream_->SynchronizeStatus());
+      times.push_back(Must(end.MillisecondsSince(begin)));
+    }
+    std::sort(times.begin() + 5, times.end());
+    const double ms = times[5 + (times.size() - 5) / 2];
+    const double bytes =
+        kLayers * (layer_elements_ * 2.0 + batch * kContext * kKvHeads * kDim * 4.0) + kVocab * 2.0 * kHidden;
+    std::printf("batch %3d: %.3f ms a step, %.0f tokens/s, weights and KV at %.0f GB/s\n", batch, ms,
+                batch / ms * 1e3, bytes / ms / 1e6);
+    std::fflush(stdout);
+  }
+
+ private:
+  static std::vector<uint16_t> Noise() {
+    std::vector<uint16_t> values(size_t{32} << 20);
+    std::mt19937_64 random(1);
+    for (uint16_t& v : values) v = static_cast<uint16_t>(0x3c00 | (random() & 0x80ff));  // bf16, 0.008 to 0.03
+    return values;
+  }
+  template <typename T>
+  std::unique_ptr<Buffer> Upload(const std::vector<T>& values) {
+    auto buffer = Must(device_->Allocate(values.size() * sizeof(T)));
+    Must(stream_->Copy(buffer->data(), values.data(), values.size() * sizeof(T)));
+    Must(stream_->SynchronizeStatus());
+    return buffer;
+  }
+  std::unique_ptr<Buffer> Random(size_t bytes) {
+    auto buffer = Must(device_->Allocate(bytes));
+    for (size_t at = 0; at < bytes; at += seed_->size_bytes()) {
+      Must(stream_->Copy(buffer->data() + at, seed_->data(), std::min(seed_->size_bytes(), bytes - at)));
+    }
+    return buffer;
+  }
+
+  void Prepare(int batch) {
+    const int segments = kContext / 64;
+    std::vector<const std::byte*> table;
+    for (int i = 0; i < batch * kKvHeads * segments; ++i) table.push_back(kv_->data() + size_t(i) * layout_.bytes());
+    std::shuffle(table.begin(), table.end(), std::mt19937_64(3));
+    table_ = Upload(table);
+    std::vector<int32_t> ids, positions, rows;
+    items_.clear();
+    for (int i = 0; i < batch; ++i) {
+      ids.push_back(i * 7 % kVocab);
+      positions.push_back(kContext - 1);
+      rows.push_back(i);
+      items_.push_back({.q_rows = 1,
+                        .kv_heads = kKvHeads,
+                        .first_position = kContext - 1,
+                        .token_begin = 0,
+                        .token_end = kContext,
+                        .q_offset = int64_t{i} * kQkv,
+                        .q_row_step = kQkv,
+                        .o_offset = int64_t{i} * kQHeads * kDim,
+                        .o_row_step = kQHeads * kDim,
+                        .blocks = reinterpret_cast<const std::byte* const*>(table_->data()) + i * segments * kKvHeads,
+                        .head_step = segments});
+    }
+    ids_ = Upload(ids);
+    positions_ = Upload(positions);
+    rows_ = Upload(rows);
+    params_ = Upload(std::vector<SampleParams>(batch));
+  }
+
+  void Product(const void* x, int64_t m, int64_t k, const void* w, int64_t n, void* y, bool f32 = false) {
+    Must(gemm_->Run(*stream_, {.x = x,
+                               .w = w,
+                               .y = y,
+                               .bias = nullptr,
+                               .m = m,
+                               .n = n,
+                               .k = k,
+                               .x_stride = k,
+                               .w_stride = k,
+                               .y_stride = n,
+                               .type = GemmType::kBF16,
+                               .y_is_f32 = f32,
+                               .accumulate = false}));
+  }
+  void Norm(int batch, bool residual) {
+    Must(RmsNorm(*stream_, {.x = x_->data(),
+                            .residual = residual ? delta_->data() : nullptr,
+                            .weight = reinterpret_cast<const float*>(norm_->data()),
+                            .out = h_->data(),
+                            .x_step = kHidden,
+                            .residual_step = kHidden,
+                            .out_step = kHidden,
+                            .eps = 1e-5f,
+                            .rows = batch,
+                            .size = kHidden}));
+  }
+
+  void Layer(int layer, int batch, CudaAttention& attention) {
+    const auto* w = reinterpret_cast<const uint16_t*>(weights_->data()) + layer * layer_elements_;
+    const auto* w_o = w + size_t{kHidden} * kQkv;
+    const auto* w_gate_up = w_o + size_t{kHidden} * kQHeads * kDim;
+    const auto* w_down = w_gate_up + size_t{2} * kHidden * kFfn;
+    Norm(batch, layer > 0);
+    Product(h_->data(), batch, kHidden, w, kQkv, qkv_->data());
+    Must(KvAppend(*stream_, {.qkv = qkv_->data(),
+                             .qkv_step = kQkv,
+                             .q_out = qkv_->data(),
+                             .q_out_step = kQkv,
+                             .cos = reinterpret_cast<const float*>(cos_->data()),
+                             .sin = reinterpret_cast<const float*>(sin_->data()),
+                             .rotary = kDim,
+                             .rows = batch,
+                             .q_heads = kQHeads,
+                             .kv_heads = kKvHeads,
+                             .positions = reinterpret_cast<const int32_t*>(positions_->data()),
+                             .row_items = reinterpret_cast<const int32_t*>(rows_->data()),
+                             .items = attention.device_items(),
+                             .kv_offset = static_cast<int64_t>(layer * layer_kv_bytes_),
+                             .layout = layout_}));
+    Must(attention.Run(*stream_, shape_,
+                       {.q = qkv_->data(), .o = o_->data(), .kv_offset_bytes = layer * layer_kv_bytes_}));
+    Product(o_->data(), batch, kQHeads * kDim, w_o, kHidden, delta_->data());
+    Norm(batch, true);
+    Product(h_->data(), batch, kHidden, w_gate_up, 2 * kFfn, gate_up_->data());
+    Must(GatedActivation(*stream_, {.gate = gate_up_->data(),
+                                    .up = reinterpret_cast<uint16_t*>(gate_up_->data()) + kFfn,
+                                    .out = act_->data(),
+                                    .gate_step = 2 * kFfn,
+                                    .up_step = 2 * kFfn,
+                                    .out_step = kFfn,
+                                    .rows = batch,
+                                    .size = kFfn}));
+    Product(act_->data(), batch, kFfn, w_down, kHidden, delta_->data());
+  }
+
+  void Enqueue(int batch, CudaAttention& attention) {
+    const auto* ids = reinterpret_cast<const int32_t*>(ids_->data());
+    Must(Embed(*stream_,
+               {.table = embedding_->data(), .ids = ids, .out = x_->data(), .rows = batch, .size = kHidden}));
+    Must(RopeTable(*stream_, {.positions = reinterpret_cast<const int32_t*>(positions_->data()),
+                              .inv_freq = reinterpret_cast<const float*>(frequencies_->data()),
+                              .cos = reinterpret_cast<float*>(cos_->data()),
+                              .sin = reinterpret_cast<float*>(sin_->data()),
+                              .rows = batch,
+                              .count = kDim / 2}));
+    for (int layer = 0; layer < kLayers; ++layer) Layer(layer, batch, attention);
+    Norm(batch, true);
+    Product(h_->data(), batch, kHidden, head_->data(), kVocab, logits_->data(), true);
+    Must(Sample(*stream_, {.logits = reinterpret_cast<const float*>(logits_->data()),
+                           .work = reinterpret_cast<float*>(logits_->data()),
+                           .step = kVocab,
+                           .work_step = kVocab,
+                           .rows = batch,
+                           .vocab = kVocab,
+                           .params = reinterpret_cast<const SampleParams*>(params_->data()),
+                           .out = reinterpret_cast<SampleOutput*>(out_->data())}));
+  }
+
+  const CudaKvLayout layout_{kDim, kDim, KvType::kBF16};
+  const CudaAttentionShape shape_{
+      .group = kQHeads / kKvHeads, .layout = {kDim, kDim, KvType::kBF16}, .scale = 0.08838834764831845f};
+  std::unique_ptr<CudaDevice> device_;
+  std::unique_ptr<CudaStream> stream_;
+  std::unique_ptr<CudaGemm> gemm_;
+  size_t layer_elements_ = 0, layer_kv_bytes_ = 0;
+  std::unique_ptr<Buffer> seed_, weights_, embedding_, head_, norm_, kv_, x_, h_, delta_, qkv_, o_, gate_up_, act_,
+      logits_, cos_, sin_, out_, frequencies_, table_, ids_, positions_, rows_, params_;
+  std::vector<CudaAttentionItem> items_;
+};
+
+}  // namespace
+}  // namespace dovetail::kernels::cuda
+
+int main() {
+  dovetail::kernels::cuda::DecodeStep step;
+  for (const int batch : {1, 16, 64, 256}) step.Time(batch);
+  return 0;
+}
