@@ -26,6 +26,7 @@ dovetail_library(cli
     cli/command_line.cc
     cli/engine_flags.cc
     cli/generation.cc
+    cli/devices_command.cc
     cli/inspect_command.cc
     cli/logits_command.cc
     cli/model_text.cc

@@ -47,4 +47,7 @@ absl::Status RunPrompt(const RunFlags& flags);
 // Prints what a model holds and what it would need.
 absl::Status RunInspect(const std::string& model);
 
+// Prints the devices of this machine that can be used, and why not the rest.
+absl::Status RunDevices();
+
 }  // namespace dovetail::cli

@@ -103,6 +103,12 @@ void AddInspect(CLI::App& app, std::string& model, int& exit_code) {
   command.callback([&] { exit_code = Report(RunInspect(model)); });
 }
 
+void AddDevices(CLI::App& app, int& exit_code) {
+  CLI::App& command = AddCommand(app, "devices", "List the devices that can be used, and say why not the rest",
+                                 "  dovetail devices\n");
+  command.callback([&] { exit_code = Report(RunDevices()); });
+}
+
 void AddLogits(CLI::App& app, LogitsFlags& flags, int& exit_code) {
   CLI::App& command = AddCommand(app, "logits", "Write the logits of given token ids: how references are compared",
                                  "  dovetail logits model.gguf --ids 1,403,407 --last 1 --greedy 20 --dtype float32 --out logits.npy\n");
@@ -147,6 +153,7 @@ int Main(int argc, char** argv) {
   cluster.AddTo(app, [&](const absl::Status& status) { exit_code = Report(status); });
   std::string inspected;
   AddInspect(app, inspected, exit_code);
+  AddDevices(app, exit_code);
   BenchFlags bench;
   AddBench(app, bench, exit_code);
   LogitsFlags logits;

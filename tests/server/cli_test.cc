@@ -14,6 +14,7 @@
 namespace dovetail::server::test {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -51,7 +52,8 @@ struct Mistake {
 };
 
 const std::string kAllCommands =
-    "serve, run, up, scheduler, attention-worker, compute-worker, server, status, drain, inspect, bench, logits";
+    "serve, run, up, scheduler, attention-worker, compute-worker, server, status, drain, inspect, devices, bench, "
+    "logits";
 
 TEST(Cli, AMistakeIsNamedInOneLineWithTheRemedy) {
   const std::vector<Mistake> mistakes = {
@@ -180,6 +182,16 @@ TEST_F(CliWithModel, InspectPrintsWhatTheFileHoldsAndNeeds) {
         "chat template  no", "F32", "\nneeds\n", "weights        1015.8 KiB",
         "KV cache       640 B per token in bfloat16"})
     EXPECT_THAT(result.out, HasSubstr(said));
+}
+
+TEST(Cli, DevicesListsTheCpuAndSaysWhatGpusLack) {
+  const CommandResult result = RunDovetail({"devices"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.err, "");
+  EXPECT_THAT(result.out, HasSubstr("cpu      "));
+  EXPECT_THAT(result.out, ContainsRegex("cores, AVX(2|-512)"));
+  EXPECT_THAT(result.out,
+              ContainsRegex("cuda:0   |cuda     not usable: (no CUDA library|no NVIDIA driver|the NVIDIA driver)"));
 }
 
 TEST_F(CliWithModel, RunAnswersAndShowsABarOnlyOnATerminal) {

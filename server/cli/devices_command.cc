@@ -1,0 +1,53 @@
+#include <cstdio>
+#include <string>
+
+#include "kernels/cpu/isa.h"
+#include "kernels/cuda/cuda_library.h"
+#include "kernels/thread_pool.h"
+#include "server/cli/commands.h"
+
+namespace dovetail::cli {
+namespace {
+
+using kernels::cuda::CudaDeviceSummary;
+
+std::string Gibibytes(size_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.1f GiB", static_cast<double>(bytes) / (size_t{1} << 30));
+  return text;
+}
+
+std::string CpuLine() {
+  const std::optional<kernels::Isa> isa = kernels::DetectIsa();
+  if (!isa) return "cpu      not usable: AVX2, FMA, F16C or BMI2 is missing (an x86-64-v3 processor is needed)\n";
+  return absl::StrCat("cpu      ", kernels::UsableCores(), " cores, ",
+                      *isa == kernels::Isa::kAvx512 ? "AVX-512 with VNNI and BF16" : "AVX2", "\n");
+}
+
+std::string GpuLine(const CudaDeviceSummary& device) {
+  std::string line = absl::StrCat("cuda:", device.index, "   ", device.info.name);
+  if (device.info.memory_bytes > 0) absl::StrAppend(&line, ", ", Gibibytes(device.info.memory_bytes));
+  if (!device.usable.ok()) return absl::StrCat(line, ", not usable: ", device.usable.message(), "\n");
+  return absl::StrCat(line, " (", Gibibytes(device.free_bytes), " free), compute capability ", device.info.major, ".",
+                      device.info.minor, ", ", device.info.multiprocessors, " multiprocessors, ", device.info.pci,
+                      "\n");
+}
+
+std::string GpuLines() {
+  const auto library = kernels::cuda::CudaLibrary::Open();
+  if (!library.ok()) return absl::StrCat("cuda     not usable: ", library.status().message(), "\n");
+  const kernels::cuda::CudaSurvey survey = kernels::cuda::SurveyCuda(**library);
+  if (!survey.status.ok()) return absl::StrCat("cuda     not usable: ", survey.status.message(), "\n");
+  std::string lines;
+  for (const CudaDeviceSummary& device : survey.devices) lines += GpuLine(device);
+  return lines.empty() ? "cuda     not usable: this machine has no NVIDIA GPU\n" : lines;
+}
+
+}  // namespace
+
+absl::Status RunDevices() {
+  std::fputs((CpuLine() + GpuLines()).c_str(), stdout);
+  return absl::OkStatus();
+}
+
+}  // namespace dovetail::cli
