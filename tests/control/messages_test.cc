@@ -62,6 +62,35 @@ TEST(ControlMessages, AJoinRequestSurvivesTheWire) {
   EXPECT_EQ(read->data_plane_address.size(), 7u);
 }
 
+TEST(ControlMessages, LinearStatesAndTheirConstantsSurviveTheWire) {
+  proto::LinearSpec state;
+  state.heads = 2;
+  state.key_dim = 3;
+  state.value_dim = 5;
+  state.delta = state.vector_decay = state.token_decay = state.token_rate = state.normalise = true;
+  state.query_scale = 0.25f;
+  state.conv_width = 4;
+  state.wire = DType::kF16;
+  state.blocks_per_head = 7;
+  proto::LinearConstants constants;
+  for (int i = 0; i < 4 * 2 * 11; ++i) constants.conv.push_back(0.5f * static_cast<float>(i));
+  constants.conv_bias.assign(2 * 11, 0.125f);
+  constants.skip = {1, 2};
+  JoinRequest request = GoodJoin();
+  request.model->attention = *proto::AttentionTable::Build({proto::SoftmaxSpec{2, 1, 4, 4, 1.0f}, state},
+                                                           {{}, constants});
+  v1::JoinRequest wire;
+  ToProto(request, wire);
+  const auto read = FromProto(wire);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->model->attention.groups, request.model->attention.groups);
+  EXPECT_EQ(read->model->attention.constants, request.model->attention.constants);
+  wire.mutable_model()->mutable_attention()->mutable_constants(1)->mutable_skip()->RemoveLast();
+  EXPECT_EQ(FromProto(wire).status().message(), "attention op 1: its constants do not fit its spec");
+  wire.mutable_model()->mutable_attention()->mutable_groups(1)->mutable_linear()->set_blocks_per_head(0);
+  EXPECT_NE(FromProto(wire).status().message().find("attention.linear.blocks_per_head"), absl::string_view::npos);
+}
+
 TEST(ControlMessages, EveryBadFieldOfAJoinRequestIsNamed) {
   using Change = std::function<void(v1::JoinRequest&)>;
   const std::vector<std::pair<const char*, Change>> cases = {
