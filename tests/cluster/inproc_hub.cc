@@ -39,10 +39,22 @@ class InprocHub::Port final : public transport::Connector {
     return box != hub_.boxes_.end() && box->second->peers.contains(box_->node);
   }
   std::vector<Silence> SilentPeers() const override { return {}; }
+  Bytes BytesTo(NodeId node) const override {
+    const auto sent = sent_.find(node);
+    return sent == sent_.end() ? Bytes{} : sent->second;
+  }
   std::vector<Failure> TakeFailures() override { return {}; }
   std::string LanesTo(NodeId node) const override { return peers_.contains(node) ? "memory" : ""; }
 
   absl::Status SendMessage(NodeId to, const proto::FrameHeader& header, std::vector<std::byte> payload) override {
+    sent_[to].messages += payload.size();
+    return Send(to, header, std::move(payload));
+  }
+  absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, std::span<const std::byte> payload) override {
+    sent_[to].tensors += payload.size();
+    return Send(to, header, std::vector<std::byte>(payload.begin(), payload.end()));
+  }
+  absl::Status Send(NodeId to, const proto::FrameHeader& header, std::vector<std::byte> payload) {
     const auto peer = peers_.find(to);
     if (peer == peers_.end()) return NotFound("node ", to.value(), " is no peer");
     std::lock_guard<std::mutex> lock(hub_.mutex_);
@@ -52,9 +64,6 @@ class InprocHub::Port final : public transport::Connector {
     box->second->frames.push_back({box_->node, box_->epoch, header, std::move(payload)});
     box->second->changed.notify_all();
     return absl::OkStatus();
-  }
-  absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, std::span<const std::byte> payload) override {
-    return SendMessage(to, header, std::vector<std::byte>(payload.begin(), payload.end()));
   }
 
   int Poll(transport::FrameHandler& handler, int max_frames) override {
@@ -96,6 +105,7 @@ class InprocHub::Port final : public transport::Connector {
   const std::shared_ptr<Box> box_;
   const std::string address_, version_;
   std::map<NodeId, std::pair<Epoch, std::string>> peers_;
+  std::map<NodeId, Bytes> sent_;
   std::deque<Frame> held_;
 };
 
