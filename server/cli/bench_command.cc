@@ -20,6 +20,7 @@ using bench::Summary;
 constexpr int kMaxTokens = 1 << 20;
 constexpr int kMaxBatch = 4096;
 constexpr int kWarmUpTokens = 8;
+constexpr absl::Duration kSamplesArrive = absl::Milliseconds(700);  // a scheduler sends them with its statistics
 
 // Where the time of steps went, in microseconds.
 struct Parts {
@@ -211,6 +212,7 @@ absl::Status Measure(const BenchFlags& flags, server::Engine& engine, int vocab_
       auto window = row.run();
       if (!window.ok()) return Annotate(window.status(), row.name);
       row.tokens_per_s.push_back(window->tokens_per_s());
+      if (!flags.scheduler.empty()) absl::SleepFor(kSamplesArrive);
       for (const server::StepSample& step : engine.TakeStepSamples()) row.parts.Add(step);
     }
   if (flags.json)
