@@ -70,10 +70,16 @@ class UcxPeer {
   bool Flushed();
 
   // Gives everything received back and sends nothing more. A TCP endpoint stays until its connection breaks, as it does
-  // when the other side ends: UCX 1.13 crashes when one is closed by force while it still has something to write and the
-  // connection breaks afterwards, and when the answer to a flush comes over a link that was cut meanwhile.
+  // when the other side ends: UCX 1.13 crashes when one is closed by force while it still has something to write and
+  // the connection breaks afterwards, and when the answer to a flush comes over a link that was cut meanwhile.
   void StartClose();
   bool Closing() const { return endpoint_ == nullptr; }
+
+  // Its TCP connection is neither made nor broken: UCX 1.13 aborts when such an endpoint, or its worker, goes while an
+  // answer to the peer's greeting waits in it (ucp_request.c:684).
+  bool Wiring() const {
+    return endpoint_ != nullptr && !connected_ && !broken_ && lane_.find("tcp") != std::string::npos;
+  }
   bool Closed();      // drives closing
   void ForceClose();  // now, if it was not yet; the worker must not be progressed any more unless Flushed()
 

@@ -121,7 +121,7 @@ UcxPort::~UcxPort() {
       if (peer->SayGoodbye()) peer->StartFlush();
     progress_until(flushed);
     for (auto& peer : peers_) {
-      const bool sent = peer->Flushed();
+      const bool sent = peer->Flushed() && !peer->Wiring();
       peer->StartClose();
       if (sent) peer->ForceClose();
       closing_.push_back(std::move(peer));
@@ -132,9 +132,17 @@ UcxPort::~UcxPort() {
       ReapClosing();
       return std::none_of(closing_.begin(), closing_.end(), [](auto& peer) { return peer->Closing(); });
     });
-    for (auto& peer : closing_) peer->ForceClose();
-    closing_.clear();
+    const auto wiring = [&] {
+      return std::any_of(closing_.begin(), closing_.end(), [](auto& peer) { return peer->Wiring(); });
+    };
+    progress_until([&] { return !wiring(); });
     retired_.Clear();
+    if (wiring()) {
+      worker_.release()->Abandon();
+    } else {
+      for (auto& peer : closing_) peer->ForceClose();
+    }
+    closing_.clear();
     worker_.reset();
   }
   if (bell_fd_ >= 0) close(bell_fd_);

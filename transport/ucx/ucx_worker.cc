@@ -118,6 +118,10 @@ absl::Status UcxWorker::Init(const UcxWorkerOptions& options) {
   return absl::OkStatus();
 }
 
+void UcxWorker::Abandon() {
+  LogWarning("data plane: a connection that is neither made nor broken is left behind with its worker");
+}
+
 UcxWorker::~UcxWorker() {
   if (worker_ != nullptr) ucp_worker_destroy(worker_);
   if (context_ != nullptr) ucp_cleanup(context_);

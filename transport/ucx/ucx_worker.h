@@ -32,6 +32,9 @@ class UcxWorker {
 
   absl::StatusOr<std::string> Address() const;
 
+  // Instead of the destructor, where that would not return: nothing is freed, and nothing happens any more.
+  void Abandon();
+
  private:
   UcxWorker() = default;
   absl::Status Init(const UcxWorkerOptions& options);
