@@ -75,12 +75,15 @@ std::string DifferentBits(std::span<const float> ours, std::span<const float> al
                       alone[first]);
 }
 
-std::string KvHeld(server::Engine& engine) {
+// Once the statistics, which another process may publish, know of these tokens.
+std::string KvHeld(server::Engine& engine, uint64_t tokens) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   uint64_t held = 0;
   do {
-    held = engine.stats().kv_blocks_in_use;
-    if (held == 0) return "";
+    const server::EngineStats stats = engine.stats();
+    held = stats.kv_blocks_in_use;
+    const bool known = stats.scheduler.generation_tokens >= tokens && stats.scheduler.running_sequences == 0;
+    if (known && held == 0) return "";
     std::this_thread::yield();
   } while (std::chrono::steady_clock::now() < deadline);
   return absl::StrCat(held, " KV blocks are held after the last request ended");
@@ -279,7 +282,7 @@ Outcome ScenarioRunner::Run(const Scenario& scenario, server::Engine& engine) {
     outcome.difference = Compare(scenario, i, *sinks[i]);
     for (const auto& choice : sinks[i]->choices()) outcome.tokens += choice.tokens.size();
   }
-  if (outcome.difference.empty()) outcome.difference = KvHeld(engine);
+  if (outcome.difference.empty()) outcome.difference = KvHeld(engine, outcome.tokens);
   const server::EngineStats stats = engine.stats();
   outcome.preemptions = stats.scheduler.preemptions;
   outcome.prefix_hits = stats.scheduler.prefix_hits;
