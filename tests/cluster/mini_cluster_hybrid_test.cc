@@ -1,0 +1,115 @@
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "base/check.h"
+#include "tests/cluster/mini_cluster.h"
+#include "tests/cluster/tiny_hybrid.h"
+#include "tests/support/test_data.h"
+
+// Linear states in a cluster: what a request gets is to the bit what the embedded engine gives it alone, though workers
+// die, are stopped, come and are drained while it runs.
+
+namespace dovetail::test {
+namespace {
+
+struct Hybrid {
+  const char* name;
+  std::string (*config)();
+  Deployment deployment;
+  const char* lanes;
+};
+
+class MiniClusterHybrid : public testing::TestWithParam<Hybrid> {
+ protected:
+  void SetUp() override { folder_ = WriteTinyFolder(GetParam().config(), 7, TempFolder() / GetParam().name); }
+
+  MiniClusterOptions Options() const {
+    MiniClusterOptions options;
+    options.deployment = GetParam().deployment;
+    options.lanes = GetParam().lanes;
+    options.model = folder_;
+    options.weights = model::WeightFormat::kF32;
+    options.kv = DType::kF32;
+    options.scheduler.max_model_len = 512;
+    options.scheduler.max_num_seqs = 8;
+    options.scheduler.max_num_batched_tokens = 128;
+    options.scheduler.placement = scheduler::PlacementPolicy::kMixed;
+    return options;
+  }
+
+  static scheduler::GenerationRequest Request(int prompt, int max_tokens, int salt) {
+    scheduler::GenerationRequest request = GreedyRequest({1}, max_tokens);
+    for (int i = 1; i < prompt; ++i) request.prompt.push_back(3 + (17 * i * i + 31 * i + 5 * salt) % 90);
+    request.logits_of_output = true;
+    return request;
+  }
+
+  static std::shared_ptr<cli::CollectingSink> Submit(MiniCluster& cluster,
+                                                     const scheduler::GenerationRequest& request) {
+    auto sink = std::make_shared<cli::CollectingSink>(request.choices);
+    const auto id = cluster.engine().Submit(request, sink);
+    EXPECT_TRUE(id.ok()) << id.status();
+    return sink;
+  }
+
+  void ExpectWhatItHasAlone(const scheduler::GenerationRequest& request, const cli::CollectingSink& sink) {
+    if (model_ == nullptr) {
+      auto model = TestModel::Load(folder_, model::WeightFormat::kF32, {.threads = 1});
+      DT_CHECK(model.ok(), std::string(model.status().message()));
+      model_ = *std::move(model);
+      server::EmbeddedClusterOptions options = ClusterOptionsFor(*model_, DType::kF32);
+      options.scheduler.enable_prefix_caching = false;
+      auto cluster = StartCluster(*model_, options);
+      DT_CHECK(cluster.ok(), std::string(cluster.status().message()));
+      alone_ = *std::move(cluster);
+    }
+    EXPECT_EQ(sink.protocol_errors(), 0);
+    const auto alone = Generate(*alone_, request);
+    ASSERT_TRUE(alone.ok()) << alone.status();
+    const auto &expected = (*alone)->choices()[0], &choice = sink.choices()[0];
+    ASSERT_EQ(choice.tokens, expected.tokens);
+    for (size_t token = 0; token < choice.tokens.size(); ++token)
+      ASSERT_EQ(std::memcmp(choice.logits[token].data(), expected.logits[token].data(),
+                            expected.logits[token].size() * sizeof(float)), 0) << "logits of token " << token;
+  }
+
+  std::filesystem::path folder_;
+  std::unique_ptr<TestModel> model_;
+  std::unique_ptr<server::EmbeddedCluster> alone_;
+};
+
+TEST_P(MiniClusterHybrid, StreamsGoOnWithTheSameBitsWhileStateWorkersComeAndGo) {
+  MiniClusterOptions options = Options();
+  options.attention_workers = 2;
+  const auto cluster = MiniCluster::Start(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  std::vector<scheduler::GenerationRequest> requests;
+  std::vector<std::shared_ptr<cli::CollectingSink>> sinks;
+  for (int i = 0; i < 3; ++i) {
+    requests.push_back(Request(40 + 70 * i, 200, i));
+    sinks.push_back(Submit(**cluster, requests.back()));
+  }
+  for (const auto& sink : sinks) sink->WaitForTokens(10);
+  ASSERT_TRUE((*cluster)->AddAttentionWorker("a3").ok());
+  (*cluster)->Stop("a1");  // its states are computed again from the token log
+  for (const auto& sink : sinks) sink->WaitForTokens(60);
+  ASSERT_TRUE((*cluster)->Drain("a2").ok());
+  for (size_t i = 0; i < sinks.size(); ++i) {
+    ASSERT_TRUE(sinks[i]->WaitForEnd().ok());
+    SCOPED_TRACE(absl::StrCat("request ", i));
+    ExpectWhatItHasAlone(requests[i], *sinks[i]);
+  }
+  EXPECT_TRUE(MiniCluster::Eventually([&] { return (*cluster)->engine().stats().kv_blocks_in_use == 0; }));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Models, MiniClusterHybrid,
+    testing::Values(Hybrid{"gated_delta_threads", TinyGatedDeltaConfig, Deployment::kThreads, "memory"},
+                    Hybrid{"lightning_threads", TinyLightningConfig, Deployment::kThreads, "memory"},
+                    Hybrid{"mamba2_threads", TinyMamba2Config, Deployment::kThreads, "memory"},
+                    Hybrid{"gated_delta_processes", TinyGatedDeltaConfig, Deployment::kProcesses, "shm"}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace dovetail::test
