@@ -137,7 +137,7 @@ UcxPort::~UcxPort() {
     };
     progress_until([&] { return !wiring(); });
     retired_.Clear();
-    if (wiring()) {
+    if (wiring() || cut_off_) {
       worker_.release()->Abandon();
     } else {
       for (auto& peer : closing_) peer->ForceClose();
@@ -178,6 +178,7 @@ absl::Status UcxPort::AddPeer(NodeId node, const std::string& bytes, const std::
     return absl::AlreadyExistsError(absl::StrCat(name, ": epoch ", known->epoch().value(), " of it is a peer already"));
   auto peer = std::make_unique<UcxPeer>(*this, *address, options_.max_bytes_in_flight);
   if (absl::Status connected = peer->Connect(*address, options_.lanes); !connected.ok()) {
+    cut_off_ = cut_off_ || options_.lanes != Lanes::kShm;
     peer->StartClose();
     closing_.push_back(std::move(peer));
     return Annotate(connected, name);

@@ -188,6 +188,7 @@ class UcxPort final : public Port, public Waiter {
   uint32_t polls_ = 0;
   uint64_t cycles_ = 0;       // at the last look at the clock
   bool deliverable_ = false;  // a frame may wait for its turn
+  bool cut_off_ = false;      // no way led to somebody, whose greeting UCX may still want to answer (UcxPeer::Wiring)
   bool connected_one_ = false;  // since Wait() was called
 
   int bell_fd_ = -1;
