@@ -98,7 +98,7 @@ void AddSchedulerFlags(CLI::App& command, EngineFlags& flags) {
       .add_option("--micro-batches", flags.micro_batches,
                   "Steps in flight of a compute worker: while one is in dense layers another is in attention; 0: as "
                   "many as the measured times ask for")
-      ->check(WholeNumber(0, scheduler::kMaxMicroBatches, "0 measures"))
+      ->check(WholeNumber(0, scheduler::kMaxMicroBatches, "0 takes as many as the measured times ask for"))
       ->type_name("N")
       ->group("Disaggregation");
 }

@@ -93,7 +93,7 @@ TEST(Cli, AMistakeIsNamedInOneLineWithTheRemedy) {
       {{"serve", "m", "--placement", "layers"},
        "serve: --placement: 'layers' is none of request, heads, tokens, mixed"},
       {{"serve", "m", "--attention-workers", "65"}, "serve: --attention-workers: 65 is outside 1..64"},
-      {{"serve", "m", "--micro-batches", "0"}, "serve: --micro-batches: 0 is outside 1..16"},
+      {{"serve", "m", "--micro-batches", "17"}, "serve: --micro-batches: 17 is outside 0..16; 0 takes as many as the measured times ask for"},
       {{"serve", "m", "--threads", "1000"}, "serve: --threads: 1000 is outside 0..256; 0 takes one per core"},
       {{"serve", "m", "--overload-status", "418"}, "serve: --overload-status: '418' is none of 503, 429"},
       {{"serve", "m", "--shutdown-timeout", "-1"}, "serve: --shutdown-timeout: -1 is outside 0..86400"},
