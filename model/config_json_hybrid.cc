@@ -100,7 +100,7 @@ void SpellMamba2(Json& c) {
   Rename(c, "conv_kernel", "mamba_d_conv");
   Rename(c, "use_conv_bias", "mamba_conv_bias");
   // There is no attention; what describes it is never used.
-  c["num_attention_heads"] = 1;
+  c["num_attention_heads"] = c["num_key_value_heads"] = 1;
   c["head_dim"] = 2;
   SetDefault(c, "intermediate_size", 1);
   SetDefault(c, "max_position_embeddings", 1 << 20);

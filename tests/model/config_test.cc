@@ -232,9 +232,10 @@ TEST(ConfigErrors, NameTheFieldThatIsMissingOrOfTheWrongType) {
 }
 
 TEST(ConfigErrors, SayWhatIsNotServed) {
-  EXPECT_EQ(Error(Base("mamba2")),
-            "config.json: model_type 'mamba2' is not served; served are llama, mistral, smollm3, qwen2, qwen3, phi3, "
-            "gemma3_text");
+  EXPECT_EQ(Error(Base("retnet")),
+            "config.json: model_type 'retnet' is not served; served are llama, mistral, smollm3, qwen2, qwen3, phi3, "
+            "gemma3_text, mixtral, qwen3_moe, minimax_m2, minimax, qwen3_next, qwen3_5_text, kimi_linear, mamba2, "
+            "bamba, granitemoehybrid");
   EXPECT_THAT(Error(With(Base("llama"), {{"hidden_act", "relu"}})), HasSubstr("hidden_act 'relu' is not served"));
   EXPECT_THAT(Error(With(Base("llama"), {{"quantization_config", {{"quant_method", "gptq"}}}})),
               HasSubstr("quantization_config is set, which is not served"));
