@@ -62,7 +62,7 @@ TEST(BenchCommand, MeasuresAModelAndPrintsJson) {
   flags.output_tokens = 20;
   flags.batch = {0, 3};
   flags.batch_prompt_tokens = 30;
-  flags.batch_output_tokens = 10;
+  flags.batch_output_tokens = 200;  // far more than are decoded while the last of three is being submitted
   flags.repeat = 2;
   flags.json = true;
   ::testing::internal::CaptureStdout();
@@ -75,7 +75,7 @@ TEST(BenchCommand, MeasuresAModelAndPrintsJson) {
   EXPECT_GT(json["memory_read_bytes_per_s"].get<double>(), 0);
   const auto& rows = json["measurements"];
   ASSERT_EQ(rows.size(), 3u);  // no row for a batch of 0
-  const std::vector<int> sequences = {1, 1, 3}, prompts = {1, 100, 30}, outputs = {20, 0, 10};
+  const std::vector<int> sequences = {1, 1, 3}, prompts = {1, 100, 30}, outputs = {20, 0, 200};
   for (size_t i = 0; i < rows.size(); ++i) {
     EXPECT_EQ(rows[i]["sequences"], sequences[i]);
     EXPECT_EQ(rows[i]["prompt_tokens"], prompts[i]);

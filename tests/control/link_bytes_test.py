@@ -74,13 +74,16 @@ class LinkBytesTest(unittest.TestCase):
         self.assertEqual(each[("compute-1", "scheduler")], 0)
         self.assertEqual(each[("attention-1", "scheduler")], 0)
 
-    def test_two_workers_that_hold_half_of_the_heads_each(self):
+    def test_two_workers_that_share_the_heads(self):
+        """Who holds how many depends on the read speeds measured when they joined."""
         each = self.bytes_per_token("--attention-workers", "2", "--placement", "heads")
-        for worker in ("attention-1", "attention-2"):
-            out = LAYERS * (QUERY_HEADS // 2 + 2 * (KV_HEADS // 2)) * HEAD_DIM * BYTES
-            back = LAYERS * QUERY_HEADS // 2 * HEAD_DIM * BYTES
-            self.assertEqual(each[("compute-1", worker)], out)
-            self.assertEqual(each[(worker, "compute-1")], back)
+        group = QUERY_HEADS // KV_HEADS
+        out, back = LAYERS * (group + 2) * HEAD_DIM * BYTES, LAYERS * group * HEAD_DIM * BYTES  # of one KV head
+        heads = [each[("compute-1", worker)] / out for worker in ("attention-1", "attention-2")]
+        self.assertEqual(sum(heads), KV_HEADS)
+        for worker, held in zip(("attention-1", "attention-2"), heads):
+            self.assertIn(held, range(1, KV_HEADS))
+            self.assertEqual(each[(worker, "compute-1")], held * back)
 
 
 if __name__ == "__main__":
