@@ -50,7 +50,8 @@ void FuzzFrame(const uint8_t* data, size_t size) {
   header.checksum = proto::Crc32c(std::as_bytes(std::span(&header, 1)).first(offsetof(proto::FrameHeader, checksum)));
   if (!proto::Validate(header).ok()) return;
   const proto::FrameHeader made = proto::MakeHeader(header.type, Epoch(header.epoch), StepId(header.step),
-                                                    MicroBatchId(header.micro_batch), header.op, header.payload_bytes, header.busy_us);
+                                                    MicroBatchId(header.micro_batch), header.op, header.payload_bytes,
+                                                    header.busy_us);
   DT_CHECK(std::memcmp(&made, &header, sizeof(header)) == 0);
   CheckPayload(header.type, std::as_bytes(std::span(data, size)).subspan(sizeof(header)));
 }
