@@ -12,6 +12,7 @@ using control::Role;
 namespace {
 
 constexpr NodeId kSchedulerNode(0);
+constexpr char kDrained[] = "drained";  // the one end after which a worker does not join again
 
 bool IsUp(const Member& member) { return member.state >= MemberState::kConnecting; }
 bool IsServing(const Member& member) { return member.state >= MemberState::kServing; }
@@ -267,7 +268,9 @@ void ControlMembers::Remove(WorkerId worker, const std::string& why, bool dismis
     model_.reset();
   if (IsServing(member)) actions.push_back(EndServing{worker, member.request.role, member.epoch, why});
   if (member.state > MemberState::kJoining) actions.push_back(DisconnectNode{member.request.node});
-  actions.push_back(EndSession{worker, dismissed, why});
+  // Whoever was told to go does not come back because it fell silent on its way out.
+  const bool drained = member.state == MemberState::kDraining;
+  actions.push_back(EndSession{worker, dismissed || drained, drained ? kDrained : why});
   if (!IsUp(member)) return;
   SendPeersToAll(actions);
   ServeWhoCan(actions);  // who waited for it need not any more
@@ -335,7 +338,7 @@ absl::Status ControlMembers::Drain(WorkerId worker, std::vector<MemberAction>& a
   if (member == nullptr) return NotFound("worker ", worker.value(), " is no member; `dovetail status` lists them");
   if (member->state == MemberState::kDraining) return absl::OkStatus();
   if (member->state != MemberState::kServing) {
-    Remove(worker, "drained before it served", /*dismissed=*/true, actions);
+    Remove(worker, kDrained, /*dismissed=*/true, actions);
     return absl::OkStatus();
   }
   member->state = MemberState::kDraining;
@@ -346,7 +349,7 @@ absl::Status ControlMembers::Drain(WorkerId worker, std::vector<MemberAction>& a
 void ControlMembers::Drained(WorkerId worker, std::vector<MemberAction>& actions) {
   const Member* member = Find(worker);
   if (member == nullptr || member->state != MemberState::kDraining) return;
-  Remove(worker, "drained", /*dismissed=*/true, actions);
+  Remove(worker, kDrained, /*dismissed=*/true, actions);
 }
 
 absl::Duration ControlMembers::PatienceWith(const Member& member) const {

@@ -6,6 +6,7 @@
 #include <map>
 #include <random>
 
+#include "absl/strings/str_cat.h"
 #include "proto/frame.h"
 
 // Membership as a value: who may be used, and when.
@@ -233,6 +234,31 @@ TEST(Members, ADrainingWorkerServesOnUntilItHasNothingLeft) {
   cluster.members.Drained(attention, cluster.actions);
   EXPECT_EQ(cluster.Count<EndServing>(attention), 1);
   EXPECT_EQ(cluster.members.Drain(attention, cluster.actions).code(), absl::StatusCode::kNotFound);
+}
+
+// A worker ends when it is dismissed as drained, and joins again after any other end.
+TEST(Members, AWorkerToldToDrainDoesNotComeBackWhateverHappensOnItsWayOut) {
+  const auto how_it_ended = [](const Cluster& cluster, WorkerId worker) {
+    for (const MemberAction& action : cluster.actions)
+      if (const auto* end = std::get_if<EndSession>(&action); end != nullptr && end->worker == worker)
+        return absl::StrCat(end->dismissed ? "dismissed: " : "cut: ", end->why);
+    return std::string("not yet");
+  };
+  Cluster cluster;
+  const WorkerId compute = cluster.Join(Role::kComputeWorker, 1, "c");
+  const WorkerId attention = cluster.Join(Role::kAttentionWorker, 2, "a");
+  cluster.Ready(compute, 0);
+  cluster.Ready(attention);
+  cluster.Apply(compute);
+  cluster.Apply(attention);
+  ASSERT_TRUE(cluster.members.Drain(attention, cluster.actions).ok());
+  cluster.members.Expire(kStart + absl::Hours(1), cluster.actions);
+  EXPECT_EQ(how_it_ended(cluster, attention), "dismissed: drained");
+
+  Cluster early;
+  const WorkerId joining = early.Join(Role::kAttentionWorker, 2, "a");
+  ASSERT_TRUE(early.members.Drain(joining, early.actions).ok());
+  EXPECT_EQ(how_it_ended(early, joining), "dismissed: drained");
 }
 
 TEST(Members, OfTwoWorkersThatCannotReachEachOtherTheAttentionWorkerGoes) {
