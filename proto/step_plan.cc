@@ -97,7 +97,7 @@ void FieldsOf(auto& archive, Is<PositionLogprobs> auto& p) {
 template <typename Archive, typename Enum>
 void StatusField(Archive& a, Enum& status) {
   a.Number("status", status);
-  if constexpr (Archive::kDecoding) a.Require(status <= StepStatus::kBadLogits, "status", "is unknown");
+  if constexpr (Archive::kDecoding) a.Require(status <= StepStatus::kWorkerUnreachable, "status", "is unknown");
 }
 
 void FieldsOf(auto& archive, Is<EntryResult> auto& r) {

@@ -55,6 +55,7 @@ enum class StepStatus : uint8_t {
       1,  // an attention worker has no block left: nothing was committed, the scheduler frees some and repeats
   kWorkerFailed = 2,  // a worker refused or failed; `error` says why
   kBadLogits = 3,     // NaN or nothing left to choose from
+  kWorkerUnreachable = 4,  // `failed_worker` is not connected (any more): nothing is wrong with the step itself
 };
 
 struct EntryResult {

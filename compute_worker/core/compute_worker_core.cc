@@ -64,7 +64,7 @@ absl::Status ComputeWorkerCore::CheckPlan(const StepPlan& plan) const {
 }
 
 // One entry's shards, worker by worker in the order of its placement: the order in which OpenSequence named them.
-absl::Status ComputeWorkerCore::AddEntry(MicroBatch& batch, int index) const {
+absl::Status ComputeWorkerCore::AddEntry(MicroBatch& batch, int index, StepResult& failure) const {
   const StepEntry& entry = batch.plan.entries[index];
   const int q_len = static_cast<int>(entry.tokens.size());
   std::vector<int> shards_of_part(batch.parts.size(), 0);
@@ -78,9 +78,12 @@ absl::Status ComputeWorkerCore::AddEntry(MicroBatch& batch, int index) const {
       const auto address = std::find_if(workers_.begin(), workers_.end(), [&](const AttentionWorkerAddress& a) {
         return a.worker == shard.worker && a.epoch == shard.epoch;
       });
-      if (address == workers_.end())
+      if (address == workers_.end()) {
+        failure.status = StepStatus::kWorkerUnreachable;
+        failure.failed_worker = shard.worker;
         return NotFound("sequence ", entry.sequence.value(), ": attention worker ", shard.worker.value(), " of epoch ",
                         shard.epoch.value(), " is not connected");
+      }
       WorkerPart fresh{address->worker, address->epoch, address->node, {}, {}, {}, false, {}};
       fresh.unanswered.reserve(options_.key_values_in_flight);
       fresh.layouts.resize(table_.group_count());
@@ -98,10 +101,10 @@ absl::Status ComputeWorkerCore::AddEntry(MicroBatch& batch, int index) const {
   return absl::OkStatus();
 }
 
-absl::Status ComputeWorkerCore::BuildParts(MicroBatch& batch) const {
+absl::Status ComputeWorkerCore::BuildParts(MicroBatch& batch, StepResult& failure) const {
   batch.parts.clear();
   for (size_t entry = 0; entry < batch.plan.entries.size(); ++entry)
-    DT_RETURN_IF_ERROR(AddEntry(batch, static_cast<int>(entry)));
+    DT_RETURN_IF_ERROR(AddEntry(batch, static_cast<int>(entry), failure));
   for (WorkerPart& part : batch.parts)
     for (int group = 0; group < table_.group_count(); ++group)
       part.layouts[group].Finish(table_.softmax(LayerGroup(static_cast<uint16_t>(group))));
@@ -148,7 +151,7 @@ void ComputeWorkerCore::On(PlanArrived event, std::vector<Action>& actions) {
   absl::Status status = CheckPlan(batch.plan);
   if (status.ok()) {
     BeginPrompts(batch);
-    status = BuildParts(batch);
+    status = BuildParts(batch, failure);
   }
   if (!status.ok()) {
     EndPrompts(batch, /*went_well=*/false);
@@ -313,15 +316,16 @@ void ComputeWorkerCore::On(StepRefused event, std::vector<Action>& actions) {
     ++counters_.dropped_frames;
     return;
   }
-  Abort(*batch, *from, event.refused.out_of_memory, event.refused.reason, actions);
+  const StepStatus status = event.refused.out_of_memory ? StepStatus::kOutOfMemory : StepStatus::kWorkerFailed;
+  Abort(*batch, *from, status, event.refused.reason, actions);
 }
 
-void ComputeWorkerCore::Abort(MicroBatch& batch, const WorkerPart& by, bool out_of_memory, const std::string& reason,
+void ComputeWorkerCore::Abort(MicroBatch& batch, const WorkerPart& by, StepStatus status, const std::string& reason,
                               std::vector<Action>& actions) {
   batch.aborted = true;
   batch.failure = StepResult{batch.plan.step,
                              batch.plan.micro_batch,
-                             out_of_memory ? StepStatus::kOutOfMemory : StepStatus::kWorkerFailed,
+                             status,
                              absl::StrCat("attention worker ", by.worker.value(), ": ", reason),
                              by.worker,
                              {},
@@ -336,7 +340,7 @@ void ComputeWorkerCore::On(AttentionWorkerLost event, std::vector<Action>& actio
     if (!batch.running || batch.aborted) continue;
     for (const WorkerPart& part : batch.parts) {
       if (part.worker != event.worker || part.epoch != event.epoch) continue;
-      Abort(batch, part, /*out_of_memory=*/false, "lost", actions);
+      Abort(batch, part, StepStatus::kWorkerUnreachable, "lost", actions);
       break;
     }
   }

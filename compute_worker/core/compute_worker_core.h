@@ -48,7 +48,7 @@ struct StepFailed {  // the shell could not do what it was asked: a kernel refus
   MicroBatchId micro_batch;
   absl::Status status;
 };
-struct AttentionWorkerLost {  // ends the steps that it has a part in; later plans must not name it
+struct AttentionWorkerLost {  // ends the steps that it has a part in and later ones that name it: kWorkerUnreachable
   WorkerId worker;
   Epoch epoch;
 };
@@ -149,7 +149,7 @@ class ComputeWorkerCore {
   void AddAttentionWorker(const AttentionWorkerAddress& address);
 
   // Applies an event; appends actions, to be done in order. A plan that cannot run finishes at once with kWorkerFailed
-  // and says why.
+  // and says why; one that names a worker that is not connected, with kWorkerUnreachable.
   void Handle(Event event, std::vector<Action>& actions);
 
   const proto::StepPlan& PlanOf(MicroBatchId id) const { return micro_batches_[id.value()].plan; }
@@ -184,12 +184,12 @@ class ComputeWorkerCore {
   void On(SampleDone event, std::vector<Action>& actions);
   void On(StepFailed event, std::vector<Action>& actions);
   void On(AttentionWorkerLost event, std::vector<Action>& actions);
-  void Abort(MicroBatch& batch, const WorkerPart& by, bool out_of_memory, const std::string& reason,
+  void Abort(MicroBatch& batch, const WorkerPart& by, proto::StepStatus status, const std::string& reason,
              std::vector<Action>& actions);
 
   absl::Status CheckPlan(const proto::StepPlan& plan) const;
-  absl::Status BuildParts(MicroBatch& batch) const;
-  absl::Status AddEntry(MicroBatch& batch, int entry) const;
+  absl::Status BuildParts(MicroBatch& batch, proto::StepResult& failure) const;
+  absl::Status AddEntry(MicroBatch& batch, int entry, proto::StepResult& failure) const;
   void BeginPrompts(MicroBatch& batch);
   void EndPrompts(MicroBatch& batch, bool went_well);
   void ExpectAnswers(MicroBatch& batch, int op);

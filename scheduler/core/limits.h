@@ -15,6 +15,12 @@ inline constexpr double kAdmissionSpare = 0.01;
 // How often a step that one sequence has to itself is tried again when a worker says that it is out of memory.
 inline constexpr int kOutOfMemoryRetries = 3;
 
+// A step that a compute worker could not run because it lost an attention worker which is well as far as the scheduler
+// knows is tried again so often, for so long, before the sequences on that worker end. News of a loss takes as long as
+// a missed heartbeat, and ends the pause.
+inline constexpr absl::Duration kUnreachablePause = absl::Milliseconds(10);
+inline constexpr absl::Duration kUnreachablePatience = absl::Seconds(5);
+
 // How long a sequence may be on its way from one attention worker to another before it begins anew instead.
 inline constexpr absl::Duration kMoveTimeout = absl::Seconds(10);
 

@@ -42,6 +42,7 @@ void SchedulerCore::Impl::On(const ComputeWorkerLost& event) {
 
 // Whatever lay there is gone: those sequences begin again from the token log.
 void SchedulerCore::Impl::RestartSequencesOn(WorkerId worker, std::optional<Epoch> but_not_of) {
+  for (MicroBatch& batch : micro_batches_) batch.not_before = absl::InfinitePast();  // who waited for this news
   const std::vector<Sequence*> before = active_;
   for (Sequence* sequence : before) {
     const bool on_it =

@@ -26,7 +26,8 @@ void SchedulerCore::Impl::Plan() {
   idle.clear();
   EmptyUnused();
   for (int i = 0; i < micro_batches_in_use(); ++i) {
-    if (!micro_batches_[i].in_flight && !micro_batches_[i].held) idle.push_back(i);
+    const MicroBatch& batch = micro_batches_[i];
+    if (!batch.in_flight && !batch.held && batch.not_before <= now_) idle.push_back(i);
   }
   std::sort(idle.begin(), idle.end(), [&](int a, int b) {
     return std::make_pair(micro_batches_[a].step, a) < std::make_pair(micro_batches_[b].step, b);

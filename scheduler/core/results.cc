@@ -21,10 +21,10 @@ void SchedulerCore::Impl::On(const StepFinished& event) {
   batch.in_flight = false;
   for (MicroBatch& other : micro_batches_) other.held = false;
   if (result.status == proto::StepStatus::kOutOfMemory) return OutOfMemory(batch, result);
+  if (result.status == proto::StepStatus::kWorkerUnreachable) return Unreachable(batch, result);
   if (result.status == proto::StepStatus::kWorkerFailed) {
     // The step of a worker that is known to be lost has nothing wrong with it.
-    const auto failed = budget_.IndexOf(result.failed_worker);
-    if (failed && budget_.workers()[*failed].lost) return RepeatStep(batch);
+    if (NamesLost(batch, result.failed_worker)) return RepeatStep(batch);
     return Fail(batch, absl::StrCat("worker ", result.failed_worker.value(), " failed: ", result.error));
   }
   const bool complete = std::equal(result.entries.begin(), result.entries.end(), batch.entries.begin(), batch.entries.end(),
@@ -34,6 +34,7 @@ void SchedulerCore::Impl::On(const StepFinished& event) {
   NoteTimes(result.timings);
   admission_held_ = false;
   batch.out_of_memory_in_a_row = 0;
+  batch.unreachable_since = absl::InfiniteFuture();
   for (size_t i = 0; i < batch.entries.size(); ++i) {
     batch.entries[i].sequence->in_flight = false;
     Commit(batch.entries[i], result.entries[i]);
@@ -143,6 +144,41 @@ void SchedulerCore::Impl::OutOfMemory(MicroBatch& batch, const proto::StepResult
   EndChoice(*oldest->request->choices[oldest->choice], FinishReason::kError,
             absl::OutOfRangeError(absl::StrCat("kv cache: an attention worker has no room for this request alone (",
                                                result.error, "); shorten it or give the worker more memory")));
+}
+
+bool SchedulerCore::Impl::Names(const Sequence& sequence, WorkerId worker, bool current) const {
+  return std::any_of(sequence.placement.begin(), sequence.placement.end(), [&](const proto::Shard& shard) {
+    return shard.worker == worker && budget_.IsCurrent(shard.worker, shard.epoch) == current;
+  });
+}
+
+bool SchedulerCore::Impl::NamesLost(const MicroBatch& batch, WorkerId worker) const {
+  return std::any_of(batch.entries.begin(), batch.entries.end(),
+                     [&](const PlannedEntry& entry) { return Names(*entry.sequence, worker, /*current=*/false); });
+}
+
+// The compute worker lost an attention worker. Steps and news of losses travel on different connections, so this may
+// come first: until the loss is known here, the batch waits. It goes on when that news comes, or is tried again.
+void SchedulerCore::Impl::Unreachable(MicroBatch& batch, const proto::StepResult& result) {
+  const auto current = [&](const PlannedEntry& entry) {
+    return Names(*entry.sequence, result.failed_worker, /*current=*/true);
+  };
+  const bool known = std::none_of(batch.entries.begin(), batch.entries.end(), current);
+  if (known) return RepeatStep(batch);
+  batch.unreachable_since = std::min(batch.unreachable_since, now_);
+  if (now_ - batch.unreachable_since < kUnreachablePatience) {
+    batch.not_before = now_ + kUnreachablePause;
+    return RepeatStep(batch);
+  }
+  batch.unreachable_since = absl::InfiniteFuture();
+  // Both still say that they are well, but they do not see each other.
+  std::vector<Sequence*> cut_off;
+  for (const PlannedEntry& entry : batch.entries)
+    if (current(entry)) cut_off.push_back(entry.sequence);
+  RepeatStep(batch);
+  for (Sequence* sequence : cut_off)
+    if (sequence->phase != Phase::kEnded)
+      EndRequest(*sequence->request, FinishReason::kError, absl::UnavailableError(result.error));
 }
 
 void SchedulerCore::Impl::Fail(MicroBatch& batch, const std::string& error) {

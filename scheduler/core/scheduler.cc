@@ -59,6 +59,9 @@ absl::Time SchedulerCore::Impl::NextDeadline() const {
   absl::Time deadline = absl::InfiniteFuture();
   if (!probing_.empty()) deadline = probing_.front()->probe_deadline;
   if (!moving_.empty()) deadline = std::min(deadline, moving_.front()->move.deadline);
+  for (const MicroBatch& batch : micro_batches_)
+    if (!batch.in_flight && !batch.members.empty() && batch.not_before > now_)
+      deadline = std::min(deadline, batch.not_before);
   return deadline;
 }
 

@@ -38,6 +38,8 @@ struct MicroBatch {
   bool in_flight = false;
   bool held = false;               // out of memory with nobody to preempt: not planned until another step finished
   int out_of_memory_in_a_row = 0;  // with nobody left to preempt
+  absl::Time not_before = absl::InfinitePast();           // not planned until then, or until a worker is lost
+  absl::Time unreachable_since = absl::InfiniteFuture();  // its steps end for a worker that is well as far as we know
   bool prefill_only_last = false;  // without chunking: the last step left decodes out
   StepId step;
   WorkerId compute_worker;
@@ -171,6 +173,9 @@ class SchedulerCore::Impl {
   void TakePromptOutputs(const PlannedEntry& entry, const proto::EntryResult& result, GenerationUpdate& update);
   void TakeToken(const PlannedEntry& entry, const proto::EntryResult& result, GenerationUpdate&& update);
   void OutOfMemory(MicroBatch& batch, const proto::StepResult& result);
+  void Unreachable(MicroBatch& batch, const proto::StepResult& result);
+  bool Names(const Sequence& sequence, WorkerId worker, bool current) const;  // in a shard of a current epoch, or not
+  bool NamesLost(const MicroBatch& batch, WorkerId worker) const;
   void Fail(MicroBatch& batch, const std::string& error);
   void Settle(Sequence& sequence);  // after its step returned: carries out what had to wait
 

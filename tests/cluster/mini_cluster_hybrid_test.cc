@@ -96,7 +96,7 @@ TEST_P(MiniClusterHybrid, StreamsGoOnWithTheSameBitsWhileStateWorkersComeAndGo) 
   for (const auto& sink : sinks) sink->WaitForTokens(60);
   ASSERT_TRUE((*cluster)->Drain("a2").ok());
   for (size_t i = 0; i < sinks.size(); ++i) {
-    ASSERT_TRUE(sinks[i]->WaitForEnd().ok());
+    ASSERT_EQ(sinks[i]->WaitForEnd(), absl::OkStatus());
     SCOPED_TRACE(absl::StrCat("request ", i));
     ExpectWhatItHasAlone(requests[i], *sinks[i]);
   }

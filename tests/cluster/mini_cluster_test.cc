@@ -136,7 +136,7 @@ TEST_P(MiniClusterTest, EveryStreamIsToTheBitTheOneItsRequestHasAlone) {
   cancelled->WaitForTokens(4);
   (*cluster)->engine().Cancel(*id);
   for (size_t i = 0; i < requests.size(); ++i) {
-    ASSERT_TRUE(sinks[i]->WaitForEnd().ok()) << i;
+    ASSERT_EQ(sinks[i]->WaitForEnd(), absl::OkStatus());
     SCOPED_TRACE(absl::StrCat("request ", i));
     ExpectWhatItHasAlone(requests[i], *sinks[i]);
   }
@@ -145,7 +145,7 @@ TEST_P(MiniClusterTest, EveryStreamIsToTheBitTheOneItsRequestHasAlone) {
   // The placements take turns: the fourth finds what the first left behind, whatever was evicted before.
   for (int i = 0; i < 4; ++i) {
     const auto late = Submit(**cluster, Request(300, 8, 4));
-    ASSERT_TRUE(late->WaitForEnd().ok());
+    ASSERT_EQ(late->WaitForEnd(), absl::OkStatus());
     ExpectWhatItHasAlone(Request(300, 8, 4), *late);
   }
 
@@ -183,12 +183,12 @@ TEST_P(MiniClusterTest, StreamsGoOnWithTheSameBitsWhileWorkersComeAndGo) {
   ASSERT_TRUE((*cluster)->AddAttentionWorker("a2").ok());
   (*cluster)->Stop("a1");  // what lay on it is computed again on the other
   const auto after = Submit(**cluster, Request(70, 250, 2));
-  ASSERT_TRUE(before->WaitForEnd().ok());
+  ASSERT_EQ(before->WaitForEnd(), absl::OkStatus());
   ExpectWhatItHasAlone(Request(100, 250, 1), *before);
   after->WaitForTokens(5);
   (*cluster)->Stop("c1");  // nobody is left to compute: the stream waits for the next one
   ASSERT_TRUE((*cluster)->AddComputeWorker("c2").ok());
-  ASSERT_TRUE(after->WaitForEnd().ok());
+  ASSERT_EQ(after->WaitForEnd(), absl::OkStatus());
   ExpectWhatItHasAlone(Request(70, 250, 2), *after);
 }
 
@@ -212,7 +212,7 @@ TEST_P(MiniClusterTest, ADrainedWorkerGivesWhatItHoldsToTheOthersWhileStreamsGoO
   ASSERT_TRUE((*cluster)->Drain("a1").ok());
   EXPECT_EQ((*cluster)->Find((*cluster)->status(), "a1"), nullptr);
   for (size_t i = 0; i < sinks.size(); ++i) {
-    ASSERT_TRUE(sinks[i]->WaitForEnd().ok());
+    ASSERT_EQ(sinks[i]->WaitForEnd(), absl::OkStatus());
     SCOPED_TRACE(absl::StrCat("request ", i));
     ExpectWhatItHasAlone(requests[i], *sinks[i]);
   }

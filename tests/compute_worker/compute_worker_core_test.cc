@@ -302,10 +302,11 @@ TEST_F(ComputeWorkerCoreTest, MicroBatchesNeverMixHoweverTheirEventsInterleave) 
 // ---- what cannot run ----
 
 TEST_F(ComputeWorkerCoreTest, APlanThatCannotRunFailsAtOnceAndSaysWhy) {
+  proto::StepStatus expected = proto::StepStatus::kWorkerFailed;
   const auto failure = [&](std::vector<proto::StepEntry> entries, int micro_batch = 0) {
     const auto lines = Plan(++step_, std::move(entries), micro_batch);
     EXPECT_EQ(lines.size(), 1u);
-    EXPECT_EQ(finished_.status, proto::StepStatus::kWorkerFailed);
+    EXPECT_EQ(finished_.status, expected);
     EXPECT_EQ(finished_.step, StepId(step_));
     return lines.empty() ? std::string() : lines[0];
   };
@@ -313,7 +314,10 @@ TEST_F(ComputeWorkerCoreTest, APlanThatCannotRunFailsAtOnceAndSaysWhy) {
   EXPECT_THAT(failure({Entry(1, On(0)), Entry(1, On(0))}), HasSubstr("sequence 1 is in the step twice"));
   EXPECT_THAT(failure({Entry(1, {ShardOf(0, 0)})}),
               HasSubstr("group 1 KV head 0: positions from 0 are placed nowhere"));
+  expected = proto::StepStatus::kWorkerUnreachable;
   EXPECT_THAT(failure({Entry(1, On(5))}), HasSubstr("attention worker 5 of epoch 1 is not connected"));
+  EXPECT_EQ(finished_.failed_worker, WorkerId(5)) << "who may be lost already";
+  expected = proto::StepStatus::kWorkerFailed;
   EXPECT_THAT(failure({Entry(1, On(0), 65)}), HasSubstr("65 tokens; this worker takes 1..64"));
   EXPECT_THAT(failure({}), HasSubstr("0 tokens; this worker takes 1..64"));
   auto entry = Entry(1, On(0));
@@ -391,6 +395,7 @@ TEST_F(ComputeWorkerCoreTest, ALostWorkerEndsTheStepsItHasAPartInAndNoOther) {
   RunToAttention(2, {Entry(3, On(2))}, 1);
   EXPECT_THAT(Feed(AttentionWorkerLost{WorkerId(1), Epoch(7)}), IsEmpty()) << "another incarnation";
   EXPECT_THAT(Feed(AttentionWorkerLost{WorkerId(1), kEpoch}), ElementsAre("failed: attention worker 1: lost"));
+  EXPECT_EQ(finished_.status, proto::StepStatus::kWorkerUnreachable) << "nothing is wrong with its sequences";
   EXPECT_EQ(finished_.failed_worker, WorkerId(1));
   EXPECT_THAT(Partial(2, 0, 2, 1), ElementsAre("dense 3"));
   EXPECT_THAT(Plan(3, {Entry(2, On(1))}, 0), ElementsAre(HasSubstr("attention worker 1 of epoch 1 is not connected")));

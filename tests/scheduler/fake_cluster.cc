@@ -107,6 +107,9 @@ void FakeCluster::Deliver(const Event& event) {
   if (const auto* joined = std::get_if<AttentionWorkerJoined>(&event)) {
     if (joined->epoch != worker(joined->worker).epoch()) worker(joined->worker).Restart();
   }
+  if (const auto* lost = std::get_if<AttentionWorkerLost>(&event)) {
+    if (lost->epoch == worker(lost->worker).epoch()) worker(lost->worker).Restart();
+  }
   if (const auto* finished = std::get_if<StepFinished>(&event)) in_flight_.erase(finished->result.micro_batch.value());
   std::vector<Action> actions;
   core_.Handle(event, now_, actions);
@@ -217,6 +220,13 @@ void FakeCluster::Do(const RunStep& action) {
   proto::StepResult result{.step = plan.step, .micro_batch = plan.micro_batch};
   result.status = std::exchange(next_status_, std::nullopt).value_or(proto::StepStatus::kOk);
   if (Chance(options_.out_of_memory)) result.status = proto::StepStatus::kOutOfMemory;
+  for (const proto::StepEntry& entry : plan.entries) {
+    for (const proto::Shard& shard : entry.placement) {
+      if (!disconnected_.contains({shard.worker, shard.epoch})) continue;
+      result.status = proto::StepStatus::kWorkerUnreachable;
+      result.failed_worker = shard.worker;
+    }
+  }
   int64_t tokens = 0;
   for (const proto::StepEntry& entry : plan.entries) {
     tokens += static_cast<int64_t>(entry.tokens.size());

@@ -70,6 +70,8 @@ class FakeCluster {
   void RunUntil(absl::Time when);   // all events up to then
   void FailNextStep(proto::StepStatus status) { next_status_ = status; }
   void SpoilNextEntry() { spoil_next_entry_ = true; }  // kBadLogits in the next step's first entry
+  // Compute workers no longer reach it as it is now; the scheduler knows nothing of that.
+  void Disconnect(WorkerId id) { disconnected_.insert({id, worker(id).epoch()}); }
   std::function<void(const Action&)> on_action;        // sees every action before it is carried out
 
   const Stream& stream(RequestId id, int choice = 0) { return clients_.at(id).streams[choice]; }
@@ -134,6 +136,7 @@ class FakeCluster {
   std::map<std::pair<absl::Time, uint64_t>, Event> events_;
   std::vector<FakeAttentionWorker> workers_;
   std::map<std::pair<uint32_t, SequenceId>, std::vector<TokenId>> histories_;  // of compute workers
+  std::set<std::pair<WorkerId, Epoch>> disconnected_;
   std::map<SequenceId, LastRead> last_reads_;  // only with reread_every > 1
   std::map<uint16_t, Running> in_flight_;
   std::map<SequenceId, int32_t> rope_lengths_;

@@ -145,6 +145,15 @@ Outcome RunSeed(uint64_t seed) {
     cluster.Post(cluster.at(absl::Milliseconds(dice.Of(0, 400))),
                  AttentionWorkerJoined{worker, Epoch(2), options.kv_blocks[worker.value()]});
   }
+  Dice losses(seed ^ 0x6c6f7373);
+  if (losses.Coin(4) && options.kv_blocks.size() > 1) {  // steps end for a worker some time before its loss is known
+    const WorkerId worker(static_cast<uint32_t>(losses.Of(1, static_cast<int>(options.kv_blocks.size()) - 1)));
+    const absl::Duration when = absl::Milliseconds(losses.Of(0, 400));
+    cluster.RunUntil(cluster.at(when));
+    cluster.Disconnect(worker);
+    cluster.Post(cluster.at(when + absl::Milliseconds(losses.Of(0, 300))),
+                 AttentionWorkerLost{worker, cluster.worker(worker).epoch()});
+  }
   Dice moves(seed ^ 0x6d6f7665);
   const int workers = static_cast<int>(options.kv_blocks.size());
   for (int i = workers > 1 && moves.Coin() ? moves.Of(1, workers - 1) : 0; i > 0; --i) {

@@ -106,7 +106,8 @@ TEST(ChunkedPrefill, ALongPromptIsReadInPiecesWhileOthersGoOnDecoding) {
     if (plan.entries.size() < 2 || TokensOf(plan) == 2) continue;
     ++mixed;
     EXPECT_EQ(plan.entries[0].tokens.size(), 1u) << "the stream gets its token in every step";
-    if (!plan.entries[1].sample) EXPECT_EQ(TokensOf(plan), 64) << "the prompt gets all the rest";
+    if (plan.entries[1].sample) continue;
+    EXPECT_EQ(TokensOf(plan), 64) << "the prompt gets all the rest";
   }
   EXPECT_EQ(mixed, 8);  // 500 tokens at 63 a step
   for (const RequestId id : {talker, reader}) EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0));
@@ -280,6 +281,45 @@ TEST(Failures, AFailedWorkerEndsTheRequestsOfTheStep) {
   const RequestId next = cluster.Submit(Ask(10, 20));
   cluster.RunUntilIdle();
   EXPECT_EQ(cluster.stream(next).tokens, cluster.Undisturbed(cluster.request(next), 0));
+  ExpectClean(cluster);
+}
+
+// A client's stream goes on when steps end for a worker whose loss is known later, was known before or is forgotten.
+TEST(Failures, AStepThatLostItsWorkerIsRepeatedHoweverLateTheNews) {
+  for (const absl::Duration late : {absl::ZeroDuration(), absl::Milliseconds(3), absl::Seconds(2)}) {
+    FakeCluster cluster(SmallCluster(2));
+    std::vector<RequestId> ids;
+    for (int i = 0; i < 4; ++i) ids.push_back(cluster.Submit(Ask(10 + i, 40)));
+    cluster.RunUntil(cluster.at(absl::Milliseconds(5)));
+    const Epoch epoch = cluster.worker(WorkerId(1)).epoch();
+    cluster.Disconnect(WorkerId(1));
+    cluster.Post(cluster.now() + late, AttentionWorkerLost{WorkerId(1), epoch});
+    cluster.RunUntilIdle();
+    EXPECT_LT(cluster.steps, 1000u) << "a step that cannot run is not tried all the time";
+    for (RequestId id : ids) {
+      EXPECT_EQ(cluster.stream(id).error, "");
+      EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0));
+    }
+    ExpectClean(cluster);
+  }
+}
+
+TEST(Failures, AWorkerThatStaysOutOfReachEndsTheRequestsOnIt) {
+  FakeCluster cluster(SmallCluster(2));
+  std::vector<RequestId> ids;
+  for (int i = 0; i < 4; ++i) ids.push_back(cluster.Submit(Ask(10 + i, 40)));
+  cluster.RunUntil(cluster.at(absl::Milliseconds(5)));
+  cluster.Disconnect(WorkerId(1));
+  cluster.RunUntilIdle();
+  int ended = 0;
+  for (RequestId id : ids) {
+    if (cluster.stream(id).error_code == absl::StatusCode::kUnavailable) {
+      ++ended;
+    } else {
+      EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0));
+    }
+  }
+  EXPECT_EQ(ended, 2);
   ExpectClean(cluster);
 }
 
