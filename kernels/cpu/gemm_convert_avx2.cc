@@ -60,10 +60,7 @@ DT_INLINE void QuantizeGroup(const float* in, int row, ActivationGroup<kPlanes>&
   }
   StoreCodes(c, out.codes[0][row]);
   out.scale[row] = s;
-  out.scaled_sum[row] = s * static_cast<float>(first + second);
-  out.negative_sum[row] = -(first + second);
-  out.negative_sum16[0][row] = -first;
-  out.negative_sum16[1][row] = -second;
+  SetSums(first, second, row, out);
 }
 
 DT_INLINE __m128i ToBF16(__m256 x) {

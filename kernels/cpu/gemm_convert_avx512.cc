@@ -40,10 +40,7 @@ DT_INLINE void QuantizeGroup(const float* in, int row, ActivationGroup<kPlanes>&
   }
   const int first = _mm512_reduce_add_epi32(ca), second = _mm512_reduce_add_epi32(cb);
   out.scale[row] = s;
-  out.scaled_sum[row] = s * static_cast<float>(first + second);
-  out.negative_sum[row] = -(first + second);
-  out.negative_sum16[0][row] = -first;
-  out.negative_sum16[1][row] = -second;
+  SetSums(first, second, row, out);
 }
 
 // Not vcvtneps2bf16, which takes denormals for zero: integers round as base/dtype.h does.

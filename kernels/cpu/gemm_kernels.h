@@ -69,6 +69,18 @@ struct alignas(32) ActivationGroup {
   int32_t negative_sum[kPanelRows];       // -sum of codes
   int32_t negative_sum16[2][kPanelRows];  // the same of the first and the second 16
 };
+// Sets the sums of a row's codes, of the first 16 and the second. A row with NaN has codes of -2^31: their sums wrap,
+// and its scale is NaN.
+template <int kPlanes>
+__attribute__((always_inline)) inline void SetSums(int32_t first, int32_t second, int row,
+                                                   ActivationGroup<kPlanes>& out) {
+  const uint32_t a = static_cast<uint32_t>(first), b = static_cast<uint32_t>(second);
+  out.scaled_sum[row] = out.scale[row] * static_cast<float>(static_cast<int32_t>(a + b));
+  out.negative_sum[row] = static_cast<int32_t>(0 - (a + b));
+  out.negative_sum16[0][row] = static_cast<int32_t>(0 - a);
+  out.negative_sum16[1][row] = static_cast<int32_t>(0 - b);
+}
+
 // 127 * 256: the first plane then never exceeds 127, whatever the second rounds to.
 template <int kPlanes>
 inline constexpr float kLargestCode = kPlanes == 1 ? 127.0f : 32512.0f;

@@ -61,9 +61,11 @@ std::string GroupThousands(std::string digits) {
 
 std::string IntegerDigits(uint64_t magnitude, char type) {
   const unsigned base = type == 'x' || type == 'X' ? 16 : type == 'o' ? 8 : type == 'b' ? 2 : 10;
+  // Named: g++ 12 with -fsanitize=undefined indexes a conditional string literal wrongly.
+  const char* const alphabet = type == 'X' ? "0123456789ABCDEF" : "0123456789abcdef";
   std::string out;
   do {
-    out.push_back((type == 'X' ? "0123456789ABCDEF" : "0123456789abcdef")[magnitude % base]);
+    out.push_back(alphabet[magnitude % base]);
     magnitude /= base;
   } while (magnitude > 0);
   std::reverse(out.begin(), out.end());

@@ -67,6 +67,7 @@ uint64_t KvBytes(const TestModel& model, DType kv, int64_t blocks, int workers) 
 // Where two rows of floats first differ as bits, or empty.
 std::string DifferentBits(std::span<const float> ours, std::span<const float> alone) {
   if (ours.size() != alone.size()) return absl::StrCat(ours.size(), " values, alone ", alone.size());
+  if (ours.empty()) return "";  // memcmp may not be given null
   if (std::memcmp(ours.data(), alone.data(), ours.size_bytes()) == 0) return "";
   size_t first = 0, count = 0;
   for (size_t i = ours.size(); i-- > 0;)

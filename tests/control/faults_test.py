@@ -155,7 +155,8 @@ class FaultsTest(unittest.TestCase):
             self.leaves_nothing(up, before)
 
     def test_a_worker_that_stutters_is_waited_for_and_not_fenced(self):
-        up = Up("--attention-workers", "3", "--placement", "mixed")
+        # A lease that outlasts the pauses even where asking for the status takes a second, as under sanitizers.
+        up = Up("--attention-workers", "3", "--placement", "mixed", "--lease-ms", "4000")
         try:
             up.wait_until_whole()
             slow = up.pids()["attention-2"]

@@ -315,10 +315,12 @@ TEST(Http, AReaderThatStopsIsCancelledAndOthersGoOn) {
 }
 
 TEST(Http, TwoHundredDisconnectsLeaveNothingBehind) {
-  TestServer test({.step_interval = absl::Milliseconds(1)});
+  TestServer test({.manual = true});
   {
     std::vector<RawClient> clients;
     for (int i = 0; i < 200; ++i) clients.emplace_back(test.port()).Send(Post("/v1/completions", kLongStream));
+    ASSERT_TRUE(test.engine.WaitFor([](const auto& log) { return log.live == 200; }));
+    test.engine.Step();
     for (RawClient& client : clients) ASSERT_TRUE(client.ReadUntil("data: "));
   }
   EXPECT_TRUE(test.engine.WaitFor([](const auto& log) { return log.live == 0 && log.cancelled == 200; }));
