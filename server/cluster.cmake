@@ -13,6 +13,7 @@ dovetail_library(grpc_server SRCS grpc/generate_request.cc grpc/generate_respons
 
 dovetail_library(cli
   SRCS
+    cli/api_server.cc
     cli/attention_worker_command.cc
     cli/child_processes.cc
     cli/cluster_commands.cc

@@ -219,6 +219,7 @@ void EmbeddedCluster::Emit(scheduler::GenerationUpdate update) {
 
 void EmbeddedCluster::PublishStats() {
   EngineStats now;
+  now.max_queued_requests = options_.scheduler.max_queued_requests;
   now.scheduler = scheduler_->stats();
   for (const auto& worker : attention_) {
     const auto status = worker->core().status();

@@ -30,6 +30,7 @@ struct StepSample {  // of one finished step, for metrics
 
 struct EngineStats {
   scheduler::SchedulerStats scheduler;
+  int max_queued_requests = 0;  // requests that may wait; 0: not known
   uint64_t kv_blocks_total = 0, kv_blocks_in_use = 0, kv_blocks_cached = 0;  // over all attention workers
   absl::Time last_progress;      // when a step last finished, or the engine was last idle
   bool healthy = true;           // false: the engine cannot make progress any more; `error` says why

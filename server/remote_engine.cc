@@ -83,6 +83,7 @@ absl::Status RemoteEngine::WaitForModel() {
   max_model_len_ = static_cast<int>(reply.max_model_len());
   max_num_seqs_ = static_cast<int>(std::min<uint32_t>(reply.max_num_seqs(), 1 << 20));
   max_queued_requests_ = static_cast<int>(std::min<uint32_t>(reply.max_queued_requests(), 1 << 20));
+  stats_.max_queued_requests = max_queued_requests_;
   return absl::OkStatus();
 }
 

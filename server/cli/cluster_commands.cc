@@ -34,52 +34,6 @@ void AddLeaseFlag(CLI::App& command, int& lease_ms) {
       ->group("Control plane");
 }
 
-void AddServerFlags(CLI::App& command, ServerFlags& flags) {
-  command.add_option("--host", flags.host, "Address to listen on; 127.0.0.1 is this machine only, 0.0.0.0 everybody")
-      ->type_name("ADDRESS")
-      ->group("HTTP");
-  command.add_option("--port", flags.port, "Port to listen on; 0 takes a free one and prints it")
-      ->check(WholeNumber(0, 65535, "0 takes a free one"))
-      ->type_name("PORT")
-      ->group("HTTP");
-  command
-      .add_option("--grpc-listen", flags.grpc_listen,
-                  "Also serve the gRPC generation API there, as 127.0.0.1:50051; else not at all")
-      ->type_name("HOST:PORT")
-      ->group("HTTP");
-  command
-      .add_option("--api-key", flags.api_keys,
-                  "A key that clients must send as Authorization: Bearer KEY; may be repeated")
-      ->allow_extra_args(false)
-      ->type_name("KEY")
-      ->group("HTTP");
-  command.add_option("--metrics-api-key", flags.metrics_api_keys, "A key for /metrics alone; may be repeated")
-      ->allow_extra_args(false)
-      ->type_name("KEY")
-      ->group("HTTP");
-  command
-      .add_option("--served-model-name", flags.served_model_names,
-                  "What the API calls the model; may be repeated, the first is shown")
-      ->allow_extra_args(false)
-      ->type_name("NAME")
-      ->group("HTTP");
-  command.add_flag("--ignore-model-name", flags.ignore_model_name, "Answer whatever model a request names")
-      ->group("HTTP");
-  command
-      .add_option("--chat-template", flags.chat_template,
-                  "Chat template: a Jinja file or a built-in one, in place of the model's own")
-      ->type_name("FILE|NAME")
-      ->group("HTTP");
-  command.add_option("--overload-status", flags.overload_status, "What a full queue answers: 503 or 429")
-      ->check(CLI::IsMember({503, 429}))
-      ->type_name("CODE")
-      ->group("HTTP");
-  command.add_option("--shutdown-timeout", flags.shutdown_timeout, "How long running requests have after SIGTERM")
-      ->check(WholeNumber(0, 86400))
-      ->type_name("SECONDS")
-      ->group("HTTP");
-}
-
 }  // namespace
 
 void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::Status&)>& report) {
@@ -88,7 +42,7 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
       "Start a cluster on this machine: scheduler, server, compute worker and attention workers as processes",
       "  dovetail up smollm2-135m-instruct.gguf --attention-workers 3\n");
   AddEngineFlags(up, up_.engine);
-  AddServerFlags(up, up_.server);
+  AddApiFlags(up, up_.server.api);
   AddLeaseFlag(up, up_.lease_ms);
   up.add_option("--listen", up_.listen, "Where the scheduler listens; port 0 takes a free one")
       ->type_name("HOST:PORT")
@@ -159,14 +113,14 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
       AddCommand(app, "server", "Serve the OpenAI HTTP API (and gRPC) of a cluster; needs no model files",
                  "  dovetail server --scheduler 10.0.0.5:7100 --host 0.0.0.0 --api-key \"$KEY\"\n");
   AddSchedulerAddressFlag(server, server_.control);
-  AddServerFlags(server, server_);
+  AddApiFlags(server, server_.api);
   server
       .add_option("--seed", server_.seed,
                   "Seed of requests that bring none, so that they repeat themselves; without it they differ")
       ->check(WholeNumber(0, INT64_MAX))
       ->type_name("N")
       ->default_str("")
-      ->group("HTTP");
+      ->group("API");
   server.add_option("--connect-timeout", server_.connect_timeout, "How long to wait for a scheduler and its model")
       ->check(WholeNumber(1, 86400))
       ->type_name("SECONDS")

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "server/cli/api_server.h"
 #include "server/cli/cluster_flags.h"
 #include "server/cli/engine_flags.h"
 
@@ -45,15 +46,7 @@ struct ComputeWorkerFlags {
 absl::Status RunComputeWorker(const ComputeWorkerFlags& flags);
 
 struct ServerFlags {
-  std::string host = "127.0.0.1";
-  int port = 8000;
-  std::string grpc_listen;  // empty: no gRPC
-  std::vector<std::string> api_keys, metrics_api_keys;
-  std::vector<std::string> served_model_names;
-  bool ignore_model_name = false;
-  std::string chat_template;
-  int overload_status = 503;
-  int shutdown_timeout = 30;
+  ApiFlags api;
   int connect_timeout = 60;
   std::optional<uint64_t> seed;
   ControlFlags control;

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "server/cli/api_server.h"
 #include "server/cli/engine_flags.h"
 
 // The commands of the `dovetail` binary. Each returns when it is done; errors are printed by main().
@@ -21,16 +22,9 @@ absl::Status RunLogits(const LogitsFlags& flags);
 
 struct ServeFlags {
   EngineFlags engine;
-  std::string host = "127.0.0.1";
-  int port = 8000;
-  std::vector<std::string> api_keys, metrics_api_keys;
-  std::vector<std::string> served_model_names;
-  bool ignore_model_name = false;
-  std::string chat_template;
-  int overload_status = 503;
-  int shutdown_timeout = 30;
+  ApiFlags api;
 };
-// Serves the OpenAI API until SIGTERM or SIGINT, then drains.
+// Serves the OpenAI API, and gRPC where asked, until SIGTERM or SIGINT, then drains.
 absl::Status RunServe(const ServeFlags& flags);
 
 struct RunFlags {

@@ -37,43 +37,7 @@ void AddServe(CLI::App& app, ServeFlags& flags, int& exit_code) {
                                  "  dovetail serve ./Qwen2.5-0.5B-Instruct --host 0.0.0.0 --api-key \"$KEY\" --max-model-len 8192\n"
                                  "  dovetail serve model.gguf --attention-workers 3 --placement mixed\n");
   AddEngineFlags(command, flags.engine);
-  command.add_option("--host", flags.host, "Address to listen on; 127.0.0.1 is this machine only, 0.0.0.0 everybody")
-      ->type_name("ADDRESS")
-      ->group("HTTP");
-  command.add_option("--port", flags.port, "Port to listen on; 0 takes a free one and prints it")
-      ->check(WholeNumber(0, 65535, "0 takes a free one"))
-      ->type_name("PORT")
-      ->group("HTTP");
-  command.add_option("--api-key", flags.api_keys,
-                     "A key that clients must send as Authorization: Bearer KEY; may be repeated; each is a tenant of "
-                     "its own. Without one everybody may ask")
-      ->allow_extra_args(false)
-      ->type_name("KEY")
-      ->group("HTTP");
-  command.add_option("--metrics-api-key", flags.metrics_api_keys,
-                     "A key for /metrics alone; may be repeated; without one API keys do")
-      ->allow_extra_args(false)
-      ->type_name("KEY")
-      ->group("HTTP");
-  command.add_option("--served-model-name", flags.served_model_names,
-                     "What the API calls the model; may be repeated, the first is shown. Else the file's name")
-      ->allow_extra_args(false)
-      ->type_name("NAME")
-      ->group("HTTP");
-  command.add_flag("--ignore-model-name", flags.ignore_model_name,
-                   "Serve requests for other models too, in place of answering 404 [off]")
-      ->group("HTTP");
-  command.add_option("--chat-template", flags.chat_template, kTemplateHelp)->type_name("FILE|NAME")->group("HTTP");
-  command.add_option("--overload-status", flags.overload_status,
-                     "What a full queue answers: 503 (ask another replica) or 429 (ask again later)")
-      ->check(OneOf({"503", "429"}))
-      ->type_name("CODE")
-      ->group("HTTP");
-  command.add_option("--shutdown-timeout", flags.shutdown_timeout,
-                     "Seconds that running requests have to end after SIGTERM; a second signal ends them at once")
-      ->check(WholeNumber(0, 86400))
-      ->type_name("SECONDS")
-      ->group("HTTP");
+  AddApiFlags(command, flags.api);
   command.callback([&] { exit_code = Report(RunServe(flags)); });
 }
 

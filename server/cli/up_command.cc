@@ -61,7 +61,7 @@ class Up {
     DT_RETURN_IF_ERROR(
         children_.Start("server", ServerArguments(), [this](const std::string& line) { server_.OnLine(line); }));
     const absl::Status end = Watch();
-    children_.Stop("server", absl::Seconds(flags_.server.shutdown_timeout) + absl::Seconds(1));
+    children_.Stop("server", absl::Seconds(flags_.server.api.shutdown_timeout) + absl::Seconds(1));
     children_.StopAll(kStopPatience);
     return end;
   }
@@ -176,27 +176,27 @@ class Up {
   }
 
   Arguments ServerArguments() const {
-    const ServerFlags& server = flags_.server;
+    const ApiFlags& api = flags_.server.api;
     Arguments arguments = {"server",
                            "--scheduler",
                            address_,
                            "--host",
-                           server.host,
+                           api.host,
                            "--port",
-                           std::to_string(server.port),
+                           std::to_string(api.port),
                            "--overload-status",
-                           std::to_string(server.overload_status),
+                           std::to_string(api.overload_status),
                            "--shutdown-timeout",
-                           std::to_string(server.shutdown_timeout)};
+                           std::to_string(api.shutdown_timeout)};
     const auto add = [&](const std::string& flag, const std::string& value) {
       if (!value.empty()) arguments.insert(arguments.end(), {flag, value});
     };
-    for (const std::string& key : server.api_keys) add("--api-key", key);
-    for (const std::string& key : server.metrics_api_keys) add("--metrics-api-key", key);
-    for (const std::string& name : server.served_model_names) add("--served-model-name", name);
-    add("--chat-template", server.chat_template);
-    add("--grpc-listen", server.grpc_listen);
-    if (server.ignore_model_name) arguments.push_back("--ignore-model-name");
+    for (const std::string& key : api.api_keys) add("--api-key", key);
+    for (const std::string& key : api.metrics_api_keys) add("--metrics-api-key", key);
+    for (const std::string& name : api.served_model_names) add("--served-model-name", name);
+    add("--chat-template", api.chat_template);
+    add("--grpc-listen", api.grpc_listen);
+    if (api.ignore_model_name) arguments.push_back("--ignore-model-name");
     if (flags_.engine.seed) add("--seed", std::to_string(*flags_.engine.seed));
     return arguments;
   }

@@ -9,8 +9,9 @@ namespace dovetail::server {
 
 // Of its requests here at most `running` run and `paused` are set aside: the others wait, maybe more than half of all
 // that do. Then nobody waits with more, and the scheduler would turn away one of this tenant's.
-absl::Status Admission::Check(const std::string& tenant, const scheduler::SchedulerStats& stats) const {
-  if (stats.waiting_requests < max_queued_requests_) return absl::OkStatus();
+absl::Status Admission::Check(const std::string& tenant, const EngineStats& engine) const {
+  const scheduler::SchedulerStats& stats = engine.scheduler;
+  if (engine.max_queued_requests == 0 || stats.waiting_requests < engine.max_queued_requests) return absl::OkStatus();
   std::lock_guard lock(mutex_);
   const auto own = active_.find(tenant);
   if (own == active_.end()) return absl::OkStatus();

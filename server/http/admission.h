@@ -6,7 +6,7 @@
 
 #include "absl/time/time.h"
 #include "base/status.h"
-#include "scheduler/core/scheduler.h"
+#include "server/engine.h"
 #include "server/http/exchange.h"
 
 namespace dovetail::server {
@@ -17,11 +17,10 @@ namespace dovetail::server {
 // Thread-safe.
 class Admission {
  public:
-  Admission(int max_queued_requests, int overload_status)
-      : max_queued_requests_(max_queued_requests), overload_status_(overload_status) {}
+  explicit Admission(int overload_status) : overload_status_(overload_status) {}
 
   // kResourceExhausted: the queue is full; kAborted: it is, and others have less of it than this tenant.
-  absl::Status Check(const std::string& tenant, const scheduler::SchedulerStats& stats) const;
+  absl::Status Check(const std::string& tenant, const EngineStats& stats) const;
 
   void Began(const std::string& tenant, int requests);
   void Ended(const std::string& tenant, int requests, absl::Time now);
@@ -35,7 +34,6 @@ class Admission {
  private:
   static constexpr int kSeconds = 10;  // that the rate is measured over
 
-  const int max_queued_requests_;
   const int overload_status_;
   mutable std::mutex mutex_;
   std::map<std::string, int> active_;        // requests in the engine; nobody is here with 0

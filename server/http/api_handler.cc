@@ -40,7 +40,7 @@ HttpResponse Draining() {
 ApiHandler::ApiHandler(const HttpServerOptions& options)
     : options_(options),
       keys_(options.api_keys, options.metrics_api_keys),
-      admission_(std::make_shared<Admission>(options.max_queued_requests, options.overload_status)),
+      admission_(std::make_shared<Admission>(options.overload_status)),
       work_(options.worker_threads, options.max_queued_work) {}
 
 void ApiHandler::SetBackend(std::shared_ptr<const Backend> backend) {
@@ -105,7 +105,7 @@ std::optional<HttpResponse> ApiHandler::RefuseBusy(RouteId route, const std::str
   if (!Generates(route)) return std::nullopt;
   const EngineStats stats = backend->engine->stats();
   if (!stats.healthy) return ErrorResponse(ToApiError(absl::UnavailableError("")));
-  if (const absl::Status room = admission_->Check(tenant, stats.scheduler); !room.ok()) return Busy(*backend, room);
+  if (const absl::Status room = admission_->Check(tenant, stats); !room.ok()) return Busy(*backend, room);
   return std::nullopt;
 }
 

@@ -19,7 +19,6 @@ struct HttpServerOptions {
   int io_threads = 1;
   int worker_threads = 1;                // parse, render and tokenise
   int max_queued_work = 256;             // requests waiting for a worker
-  int max_queued_requests = 1024;        // in the engine; one more is refused before it is tokenised
   int overload_status = 503;             // or 429: what a full queue answers
   std::optional<uint64_t> seed;          // of requests that bring none; nullopt: a random one each
 

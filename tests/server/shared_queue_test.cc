@@ -37,7 +37,6 @@ class SharedQueue : public testing::Test {
 
     HttpServerOptions http;
     http.port = 0;
-    http.max_queued_requests = 3;
     http.overload_status = overload_status;
     http.api_keys = {"alpha", "beta", "gamma"};
     server_.emplace(http);
@@ -142,15 +141,16 @@ TEST_F(SharedQueue, TheStatusOfAFullServerCanBe429) {
 
 // ---- before anybody reads the request ----
 
-scheduler::SchedulerStats Stats(int waiting, int running) {
-  scheduler::SchedulerStats stats;
-  stats.waiting_requests = waiting;
-  stats.running_sequences = running;
+EngineStats Stats(int waiting, int running) {  // of an engine with a queue of 10
+  EngineStats stats;
+  stats.max_queued_requests = 10;
+  stats.scheduler.waiting_requests = waiting;
+  stats.scheduler.running_sequences = running;
   return stats;
 }
 
 TEST(EarlyRefusal, HitsOnlyWhoCertainlyFillsTheQueue) {
-  Admission admission(/*max_queued_requests=*/10, /*overload_status=*/503);
+  Admission admission(/*overload_status=*/503);
   EXPECT_TRUE(admission.Check("a", Stats(10, 4)).ok()) << "it has nothing here; the scheduler decides";
   admission.Began("a", 13);
   EXPECT_TRUE(admission.Check("a", Stats(9, 4)).ok()) << "there is room";
@@ -164,7 +164,7 @@ TEST(EarlyRefusal, HitsOnlyWhoCertainlyFillsTheQueue) {
 
 TEST(RetryAfter, IsHowLongTheQueueTakesAtTheRateOfTheLastSeconds) {
   const absl::Time start = absl::UnixEpoch() + absl::Hours(1);
-  Admission admission(1000, 503);
+  Admission admission(503);
   admission.Began("a", 1000);
   EXPECT_EQ(admission.RetryAfterSeconds(500, start), 1) << "nothing is known yet";
   for (int second = 0; second < 10; ++second) admission.Ended("a", 5, start + absl::Seconds(second));

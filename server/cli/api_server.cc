@@ -1,0 +1,153 @@
+#include "server/cli/api_server.h"
+
+#include <cstdio>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "base/ids.h"
+#include "base/log.h"
+#include "server/cli/command_line.h"
+#include "server/cli/model_text.h"
+
+namespace dovetail::cli {
+namespace {
+
+server::HttpServerOptions HttpOptionsOf(const ApiFlags& flags, std::optional<uint64_t> seed) {
+  server::HttpServerOptions options;
+  options.host = flags.host;
+  options.port = flags.port;
+  options.api_keys = flags.api_keys;
+  options.metrics_api_keys = flags.metrics_api_keys;
+  options.overload_status = flags.overload_status;
+  options.seed = seed;
+  return options;
+}
+
+absl::Status CheckNames(const ApiFlags& flags) {
+  for (const std::string& name : flags.served_model_names)
+    if (name.empty() || name.size() > 512)
+      return InvalidArgument("--served-model-name: a name has 1 to 512 bytes, not ", name.size());
+  return absl::OkStatus();
+}
+
+void AddAddressFlags(CLI::App& command, ApiFlags& flags) {
+  command.add_option("--host", flags.host, "Address to listen on; 127.0.0.1 is this machine only, 0.0.0.0 everybody")
+      ->type_name("ADDRESS")
+      ->group("API");
+  command.add_option("--port", flags.port, "Port to listen on; 0 takes a free one and prints it")
+      ->check(WholeNumber(0, 65535, "0 takes a free one"))
+      ->type_name("PORT")
+      ->group("API");
+  command
+      .add_option("--grpc-listen", flags.grpc_listen,
+                  "Also serve the gRPC generation API there, as 127.0.0.1:50051; else not at all")
+      ->type_name("HOST:PORT")
+      ->group("API");
+}
+
+void AddKeyFlags(CLI::App& command, ApiFlags& flags) {
+  command
+      .add_option("--api-key", flags.api_keys,
+                  "A key that clients must send as Authorization: Bearer KEY; may be repeated; each is a tenant of its "
+                  "own. Without one everybody may ask")
+      ->allow_extra_args(false)
+      ->type_name("KEY")
+      ->group("API");
+  command
+      .add_option("--metrics-api-key", flags.metrics_api_keys,
+                  "A key for /metrics alone; may be repeated; without one API keys do")
+      ->allow_extra_args(false)
+      ->type_name("KEY")
+      ->group("API");
+}
+
+void AddModelFlags(CLI::App& command, ApiFlags& flags) {
+  command
+      .add_option("--served-model-name", flags.served_model_names,
+                  "What the API calls the model; may be repeated, the first is shown. Else the file's name")
+      ->allow_extra_args(false)
+      ->type_name("NAME")
+      ->group("API");
+  command
+      .add_flag("--ignore-model-name", flags.ignore_model_name,
+                "Serve requests for other models too, in place of answering 404 [off]")
+      ->group("API");
+  command
+      .add_option("--chat-template", flags.chat_template,
+                  "Chat template: a Jinja file, or a built-in one (chatml, llama3, gemma, mistral, phi3, zephyr, "
+                  "llama2), in place of the model's own")
+      ->type_name("FILE|NAME")
+      ->group("API");
+}
+
+void AddLoadFlags(CLI::App& command, ApiFlags& flags) {
+  command
+      .add_option("--overload-status", flags.overload_status,
+                  "What a full queue answers: 503 (ask another replica) or 429 (ask again later)")
+      ->check(OneOf({"503", "429"}))
+      ->type_name("CODE")
+      ->group("API");
+  command
+      .add_option("--shutdown-timeout", flags.shutdown_timeout,
+                  "Seconds that running requests have to end after SIGTERM; a second signal ends them at once")
+      ->check(WholeNumber(0, 86400))
+      ->type_name("SECONDS")
+      ->group("API");
+}
+
+}  // namespace
+
+void AddApiFlags(CLI::App& command, ApiFlags& flags) {
+  AddAddressFlags(command, flags);
+  AddKeyFlags(command, flags);
+  AddModelFlags(command, flags);
+  AddLoadFlags(command, flags);
+}
+
+ApiServer::ApiServer(const ApiFlags& flags, std::optional<uint64_t> seed)
+    : flags_(flags), http_(HttpOptionsOf(flags, seed)) {}
+
+absl::StatusOr<std::unique_ptr<ApiServer>> ApiServer::Start(const ApiFlags& flags, std::optional<uint64_t> seed) {
+  DT_RETURN_IF_ERROR(CheckNames(flags));
+  std::unique_ptr<ApiServer> api(new ApiServer(flags, seed));
+  DT_RETURN_IF_ERROR(api->http_.Start());
+  return api;
+}
+
+absl::Status ApiServer::Serve(const ServedEngine& served) {
+  DT_ASSIGN_OR_RETURN(const std::shared_ptr<const server::ServedModel> model,
+                      MakeServedModel(*served.checkpoint, {.names = flags_.served_model_names,
+                                                           .accept_any_name = flags_.ignore_model_name,
+                                                           .chat_template = flags_.chat_template,
+                                                           .max_model_len = served.max_model_len,
+                                                           .model_digest = served.model_digest}));
+  name_ = model->names.front();
+  if (!flags_.grpc_listen.empty()) {
+    server::GrpcServerOptions options;
+    options.listen = flags_.grpc_listen;
+    options.api_keys = flags_.api_keys;
+    options.max_num_seqs = served.max_num_seqs;
+    options.kv_cache_dtype = std::string(Name(served.kv_dtype));
+    DT_ASSIGN_OR_RETURN(grpc_, server::GrpcServer::Start(options, model, served.engine));
+  }
+  http_.Serve(model, served.engine, kSegmentTokens, served.kv_blocks);
+  return absl::OkStatus();
+}
+
+void ApiServer::PrintAddresses() const {
+  if (grpc_ != nullptr) {
+    const std::string host = flags_.grpc_listen.substr(0, flags_.grpc_listen.rfind(':'));
+    std::printf("listening on grpc://%s:%d\n", host.c_str(), grpc_->port());
+  }
+  std::printf("listening on http://%s:%d\n", flags_.host.c_str(), http_.port());
+  std::fflush(stdout);
+}
+
+void ApiServer::Drain() {
+  LogInfo("draining: running requests have ", flags_.shutdown_timeout, " s; a second signal ends them at once");
+  if (grpc_ != nullptr) grpc_->Stop(absl::Seconds(flags_.shutdown_timeout));
+  http_.Drain(absl::Seconds(flags_.shutdown_timeout));
+  http_.Stop();
+}
+
+}  // namespace dovetail::cli

@@ -1,0 +1,68 @@
+#pragma once
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/status.h"
+#include "model/checkpoint.h"
+#include "server/engine.h"
+#include "server/grpc/generation_service.h"
+#include "server/http/http_server.h"
+
+namespace dovetail::cli {
+
+// How clients reach a model: the same for an engine in this process (serve) and for that of a cluster (server, up).
+struct ApiFlags {
+  std::string host = "127.0.0.1";
+  int port = 8000;
+  std::string grpc_listen;  // empty: no gRPC
+  std::vector<std::string> api_keys, metrics_api_keys;
+  std::vector<std::string> served_model_names;
+  bool ignore_model_name = false;
+  std::string chat_template;
+  int overload_status = 503;
+  int shutdown_timeout = 30;  // seconds
+};
+void AddApiFlags(CLI::App& command, ApiFlags& flags);
+
+struct ServedEngine {
+  const model::Checkpoint* checkpoint = nullptr;  // its text side
+  server::Engine* engine = nullptr;
+  uint64_t model_digest = 0;
+  int64_t max_model_len = 0;
+  int max_num_seqs = 0;
+  DType kv_dtype = DType::kBF16;
+  int64_t kv_blocks = 0;  // shown in the metrics; 0: they change
+};
+
+// The HTTP API, and the gRPC one where asked for. Used by one thread.
+class ApiServer {
+ public:
+  // Listens; says that it is loading until Serve(). `seed`: of requests that bring none. kInvalidArgument names the
+  // flag.
+  static absl::StatusOr<std::unique_ptr<ApiServer>> Start(const ApiFlags& flags, std::optional<uint64_t> seed);
+
+  // Answers requests from now on. The engine outlives this object; the checkpoint need not.
+  absl::Status Serve(const ServedEngine& served);
+
+  // "smollm2-135m-instruct"; once served.
+  const std::string& model_name() const { return name_; }
+  // Prints the lines that say where it listens: who started this process waits for them.
+  void PrintAddresses() const;
+
+  // New requests are refused at once; running ones have the time that the flags give them.
+  void Drain();
+
+ private:
+  ApiServer(const ApiFlags& flags, std::optional<uint64_t> seed);
+
+  const ApiFlags flags_;
+  server::HttpServer http_;
+  std::unique_ptr<server::GrpcServer> grpc_;
+  std::string name_;
+};
+
+}  // namespace dovetail::cli
