@@ -9,17 +9,22 @@ namespace {
 
 using Layout = LinearStateLayout;
 
+constexpr int64_t kRunsPerThread = 8, kMaxRunItems = 16;
+
 int Padded(int n) { return (n + 15) / 16 * 16; }
 size_t RoundUp(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// The rows of all sections of one block of one head.
+// The rows of one block of one head, but for its history; or of the state alone.
 struct BlockRows {
-  std::byte* rows[Layout::kSections][Layout::kMaxRows];
+  std::byte* rows[Layout::kHistory][Layout::kMaxRows];
 
-  BlockRows() = default;
   void Fill(const Layout& layout, std::byte* const* pieces, size_t piece_bytes) {
-    for (int s = 0; s < Layout::kSections; ++s)
-      layout.Rows(static_cast<Layout::Section>(s), pieces, piece_bytes, rows[s]);
+    std::byte** out[Layout::kHistory];
+    for (int s = 0; s < Layout::kHistory; ++s) out[s] = rows[s];
+    layout.RowsUpTo(Layout::kRankValues, pieces, piece_bytes, out);
+  }
+  void FillState(const Layout& layout, std::byte* const* pieces, size_t piece_bytes) {
+    layout.Rows(Layout::kState, pieces, piece_bytes, rows[Layout::kState]);
   }
 };
 
@@ -39,7 +44,8 @@ bool NeedsScratch(const LinearStateItem& item) {
   return false;
 }
 
-absl::Status CheckItem(const LinearStateShape& shape, const Layout& layout, const LinearStateItem& item, size_t index) {
+// `pieces`: that a block needs of the item's size.
+absl::Status CheckItem(const LinearStateShape& shape, int pieces, const LinearStateItem& item, size_t index) {
   const auto error = [&](const auto&... what) { return InvalidArgument("linear_state: item ", index, ": ", what...); };
   if (item.rows < 1 || item.first_position < 0 || item.first_position + item.rows > kMaxPositions)
     return error(item.rows, " rows at position ", item.first_position);
@@ -48,7 +54,6 @@ absl::Status CheckItem(const LinearStateShape& shape, const Layout& layout, cons
   if (shape.decay == DecayForm::kVector && item.log_decay == nullptr) return error("log_decay is null");
   if (shape.update == StateUpdate::kDelta && item.beta == nullptr) return error("beta is null");
   if (shape.update == StateUpdate::kRankOne && (item.b == nullptr || item.c == nullptr)) return error("b or c is null");
-  const int pieces = layout.pieces(item.piece_bytes);
   if (pieces == 0 || item.pieces_per_block < pieces)
     return error(item.pieces_per_block, " pieces of ", item.piece_bytes, " bytes a block; the layout needs ", pieces);
   const int64_t first = BlockOf(item.first_position), last = BlockOf(item.first_position + item.rows - 1);
@@ -89,23 +94,87 @@ void PointAt(const LinearStateItem& item, int row, LinearTile& tile) {
   tile.log_decay = item.log_decay != nullptr ? item.log_decay + row * item.decay_step : &item.constant_log_decay;
 }
 
-// Block by block; what has no block of its own goes through two blocks of scratch, by turns.
-void RunItem(const LinearStateKernels& kernels, const LinearStateShape& shape, const Layout& layout,
-             const LinearStateItem& item, std::byte* scratch) {
+// The rows that an item begins with.
+struct ItemRows {
   BlockRows memory[2];
-  BlockRows *block = &memory[0], *before = &memory[1];
-  int64_t number = BlockOf(item.first_position);
-  if (number > 0) before->Fill(layout, PiecesOf(item, number - 1), item.piece_bytes);
+  BlockRows* block = &memory[0];   // of its first token
+  BlockRows* before = &memory[1];  // the state of the block before
+  bool has_block = false, has_before = false;
+  const LinearStateItem* item = nullptr;
+
+  void Fill(const Layout& layout, const LinearStateItem& of) {
+    item = &of;
+    const int64_t number = BlockOf(of.first_position);
+    std::byte* const* pieces = PiecesOf(of, number);
+    has_block = pieces != nullptr;
+    if (has_block) block->Fill(layout, pieces, of.piece_bytes);
+    has_before = number > 0;
+    if (has_before) before->FillState(layout, PiecesOf(of, number - 1), of.piece_bytes);
+  }
+};
+
+// An item of few tokens, all in one block, is bound by the memory it reads: decays, S, and the tokens of its block.
+// What comes after S is listed in the order of its use, up to the next item's first rows of S, so that fetching never
+// waits for sums.
+class DecodeFetch {
+ public:
+  static constexpr int kMaxTokens = 2;
+
+  static bool Fits(const LinearStateItem& item) {
+    return item.rows <= kMaxTokens &&
+           BlockOf(item.first_position) == BlockOf(item.first_position + item.rows - 1);
+  }
+
+  // `next`: the rows of what comes then, or null.
+  void List(const Layout& layout, const LinearStateItem& item, const BlockRows& block, const ItemRows* next,
+            LinearTile& tile) {
+    count_ = 0;
+    const int tokens = static_cast<int>(item.first_position % Layout::kTokens);
+    for (const Layout::Section section : {Layout::kKeys, Layout::kRankKeys, Layout::kValues, Layout::kRankValues})
+      Add(layout, section, block, std::min(tokens, layout.rows(section)));
+    if (next != nullptr) ListNext(layout, *next);
+    tile.next = fetches_;
+    tile.next_count = count_;
+  }
+
+ private:
+  void Add(const Layout& layout, Layout::Section section, const BlockRows& block, int rows) {
+    for (int row = 0; row < rows; ++row)
+      fetches_[count_++] = {block.rows[section][row], static_cast<int>(layout.row_bytes(section))};
+  }
+  void ListNext(const Layout& layout, const ItemRows& next) {
+    const int tokens = static_cast<int>(next.item->first_position % Layout::kTokens) + 1;
+    if (next.has_block) Add(layout, Layout::kDecays, *next.block, std::min(layout.rows(Layout::kDecays), tokens));
+    if (next.has_before)
+      Add(layout, Layout::kState, *next.before, std::min(kLinearAhead, layout.rows(Layout::kState)));
+  }
+
+  LinearFetch fetches_[5 * Layout::kTokens + kLinearAhead];
+  int count_ = 0;
+};
+
+// Block by block; what has no block of its own goes through two blocks of scratch, by turns. `rows` are the item's;
+// `next` those of what this thread will run then, or null.
+void RunItem(const LinearStateKernels& kernels, const LinearStateShape& shape, const Layout& layout, ItemRows& rows,
+             const ItemRows* next, std::byte* scratch) {
+  const LinearStateItem& item = *rows.item;
+  DecodeFetch fetch;
+  BlockRows *block = rows.block, *before = rows.before;
+  const int64_t first_block = BlockOf(item.first_position);
+  int64_t number = first_block;
   for (int row = 0; row < item.rows; ++number) {
     const int first = static_cast<int>((item.first_position + row) % Layout::kTokens);
     const int count = std::min(Layout::kTokens - first, item.rows - row);
-    if (std::byte* const* pieces = PiecesOf(item, number)) {
+    const bool filled = number == first_block && rows.has_block;
+    std::byte* const* pieces = PiecesOf(item, number);
+    if (!filled && pieces != nullptr) {
       block->Fill(layout, pieces, item.piece_bytes);
-    } else {
+    } else if (!filled) {
       std::byte* whole = scratch + (number % 2) * layout.bytes();
       block->Fill(layout, &whole, layout.bytes());
     }
     LinearTile tile = TileOf(shape, *block, number > 0 ? before : nullptr);
+    if (DecodeFetch::Fits(item)) fetch.List(layout, item, *block, next, tile);
     for (int done = 0; done < count; done += kLinearTileRows) {
       tile.first = first + done;
       tile.rows = std::min(kLinearTileRows, count - done);
@@ -137,7 +206,7 @@ LinearStateLayout::LinearStateLayout(const LinearStateShape& shape) {
   const size_t token_row = 4 * kTokens;
   const bool vector = shape.decay == DecayForm::kVector;
   sections_[kState] = {shape.key_dim, RoundUp(SizeOf(shape.state) * Padded(shape.value_dim))};
-  sections_[kKeys] = vector ? Extent{kTokens, key_row} : Extent{shape.key_dim, token_row};
+  sections_[kKeys] = {kTokens, key_row};
   sections_[kValues] = {kTokens, value_row};
   sections_[kDecays] = vector ? Extent{kTokens, key_row} : Extent{1, token_row};
   if (shape.update == StateUpdate::kRankOne) {
@@ -170,30 +239,32 @@ int LinearStateLayout::pieces(size_t piece_bytes) const {
   return pieces;
 }
 
-void LinearStateLayout::Rows(Section wanted, std::byte* const* pieces, size_t piece_bytes, std::byte** out) const {
-  size_t used = 0;
-  for (int s = 0; s <= wanted; ++s) {
-    const Extent& section = sections_[s];
-    if (section.rows == 0) continue;
-    if (s < wanted) {  // rows that still fit here, then whole pieces
-      const size_t fit = std::min<size_t>((piece_bytes - used) / section.row_bytes, section.rows);
-      const size_t left = section.rows - fit;
-      used += fit * section.row_bytes;
-      if (left == 0) continue;
-      const size_t per_piece = piece_bytes / section.row_bytes, full = (left - 1) / per_piece;
-      pieces += 1 + full;
-      used = (left - full * per_piece) * section.row_bytes;
-      continue;
-    }
-    for (int row = 0; row < section.rows; ++row) {
-      if (used + section.row_bytes > piece_bytes) {
-        ++pieces;
-        used = 0;
+void LinearStateLayout::RowsUpTo(Section last, std::byte* const* pieces, size_t piece_bytes,
+                                 std::byte** const* out) const {
+  std::byte* at = *pieces;
+  size_t left = piece_bytes;  // of the piece
+  for (int s = 0; s <= last; ++s) {
+    const size_t row_bytes = sections_[s].row_bytes;
+    for (int row = 0; row < sections_[s].rows;) {
+      if (left < row_bytes) {
+        at = *++pieces;
+        left = piece_bytes;
       }
-      out[row] = *pieces + used;
-      used += section.row_bytes;
+      const size_t wanted = (sections_[s].rows - row) * row_bytes;
+      const int rows = wanted <= left ? sections_[s].rows - row : static_cast<int>(left / row_bytes);
+      for (int i = 0; i < rows; ++i) out[s][row + i] = at + i * row_bytes;
+      row += rows;
+      at += rows * row_bytes;
+      left -= rows * row_bytes;
     }
   }
+}
+
+void LinearStateLayout::Rows(Section wanted, std::byte* const* pieces, size_t piece_bytes, std::byte** out) const {
+  std::byte* others[kMaxRows];
+  std::byte** all[kSections];
+  for (int s = 0; s < kSections; ++s) all[s] = s == wanted ? out : others;
+  RowsUpTo(wanted, pieces, piece_bytes, all);
 }
 
 size_t LinearStateScratchBytes(const LinearStateShape& shape, std::span<const LinearStateItem> items) {
@@ -205,7 +276,11 @@ absl::Status LinearState(const OpContext& context, const LinearStateShape& shape
                          std::span<const LinearStateItem> items, std::span<std::byte> scratch) {
   DT_RETURN_IF_ERROR(shape.Validate());
   const Layout layout(shape);
-  for (size_t i = 0; i < items.size(); ++i) DT_RETURN_IF_ERROR(CheckItem(shape, layout, items[i], i));
+  int pieces = 0;
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (i == 0 || items[i].piece_bytes != items[i - 1].piece_bytes) pieces = layout.pieces(items[i].piece_bytes);
+    DT_RETURN_IF_ERROR(CheckItem(shape, pieces, items[i], i));
+  }
   if (const size_t needed = LinearStateScratchBytes(shape, items); needed > scratch.size())
     return ResourceExhausted("linear_state: ", scratch.size(), " bytes of scratch, ", needed, " are needed");
   const LinearStateKernels& kernels = SelectLinearState(context.table->isa);
@@ -213,17 +288,25 @@ absl::Status LinearState(const OpContext& context, const LinearStateShape& shape
   const int64_t row_work = int64_t{shape.key_dim} * shape.value_dim;
   int64_t most_rows = 0;
   for (const LinearStateItem& item : items) most_rows = std::max<int64_t>(most_rows, item.rows);
-  const auto run = [&](int64_t i, size_t scratch_index) {
-    RunItem(kernels, shape, layout, items[i], scratch.data() + scratch_index * per_item);
-  };
   const bool any_scratch = std::any_of(items.begin(), items.end(), NeedsScratch);
-  ForRows(context, static_cast<int64_t>(items.size()), row_work * most_rows, [&](int64_t begin, int64_t end) {
+  const auto run = [&](int64_t begin, int64_t end) {
     size_t before = 0;  // items with scratch before this run
     if (any_scratch) before = std::count_if(items.begin(), items.begin() + begin, NeedsScratch);
+    ItemRows rows[2];  // of this item and of the next, by turns
+    rows[begin % 2].Fill(layout, items[begin]);
     for (int64_t i = begin; i < end; ++i) {
-      run(i, before);
+      ItemRows* next = i + 1 < end ? &rows[(i + 1) % 2] : nullptr;
+      if (next != nullptr) next->Fill(layout, items[i + 1]);
+      RunItem(kernels, shape, layout, rows[i % 2], next, scratch.data() + before * per_item);
       if (any_scratch && NeedsScratch(items[i])) ++before;
     }
+  };
+  // Runs of several items, so that one can fetch for the next; enough of them that no thread waits long for another.
+  const auto count = static_cast<int64_t>(items.size());
+  const int64_t run_items = std::clamp<int64_t>(count / (kRunsPerThread * context.pool->threads()), 1, kMaxRunItems);
+  const int64_t element_work = row_work * most_rows * run_items;
+  ForRows(context, (count + run_items - 1) / run_items, element_work, [&](int64_t begin, int64_t end) {
+    run(begin * run_items, std::min(end * run_items, count));
   });
   return absl::OkStatus();
 }

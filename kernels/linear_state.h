@@ -39,7 +39,7 @@ struct LinearStateShape {
 // What a state block of one head holds: S after its 64 tokens (written when the last of them arrives) and the tokens
 // themselves. Rows of sections lie one after the other in pieces of `piece_bytes`; none straddles two pieces.
 //   state        [key_dim] rows of value_stride elements
-//   keys         scalar decay: [key_dim] rows of 64 tokens; vector: [64] rows of key_stride
+//   keys         [64] rows of key_stride
 //   values       [64] rows of value_stride: v, or u = beta (v - S^T (w k)) of a delta rule
 //   decays       scalar: one row of 64; vector: [64] rows of key_stride: w
 //   rank_keys, rank_values   with kRankOne: b, and S^T c
@@ -58,6 +58,8 @@ class LinearStateLayout {
   int pieces(size_t piece_bytes) const;     // 0: a row does not fit
   // Fills `out` with the rows of a section.
   void Rows(Section section, std::byte* const* pieces, size_t piece_bytes, std::byte** out) const;
+  // Fills out[s] with those of every section s up to `last`.
+  void RowsUpTo(Section last, std::byte* const* pieces, size_t piece_bytes, std::byte** const* out) const;
 
  private:
   struct Extent {

@@ -84,7 +84,8 @@ class Heads {
   }
   // What one decode step reads and writes, with `open` tokens in the block.
   double StepBytes(int open) const {
-    const double state = kDim * kDim * 4.0, token = 2.0 * kDim * 4;
+    const bool vector = shape_.decay == DecayForm::kVector;  // decays as long as keys
+    const double state = kDim * kDim * 4.0, token = (vector ? 3.0 : 2.0) * kDim * 4;
     const double write = open == 63 ? state : 0;
     return items_.size() * (state + write + (open + 1) * token);
   }
@@ -131,6 +132,28 @@ void CopyLimit(benchmark::State& state) {
   state.SetBytesProcessed(static_cast<int64_t>(state.iterations()) * 2 * bytes);
 }
 BENCHMARK(CopyLimit)->Arg(1)->Arg(2)->UseRealTime()->Unit(benchmark::kMillisecond);
+
+// What reading alone can do: decode writes little.
+void ReadLimit(benchmark::State& state) {
+  const size_t bytes = size_t{64} << 20;
+  const int threads = static_cast<int>(state.range(0));
+  AlignedBuffer from = AlignedBuffer::Create(bytes).value();
+  std::memset(from.data(), 1, bytes);
+  ThreadPool pool({.threads = threads});
+  constexpr int kTasks = 64, kAhead = 4096;
+  for (auto _ : state)
+    pool.Run(kTasks, [&](int task) {
+      const auto* words = reinterpret_cast<const uint64_t*>(from.data() + bytes / kTasks * task);
+      uint64_t sums[32] = {};
+      for (size_t i = 0; i < bytes / kTasks / 8; i += 32) {
+        for (int line = 0; line < 4; ++line) __builtin_prefetch(words + i + kAhead / 8 + 8 * line);
+        for (int j = 0; j < 32; ++j) sums[j] += words[i + j];
+      }
+      for (uint64_t& sum : sums) benchmark::DoNotOptimize(sum);
+    });
+  state.SetBytesProcessed(static_cast<int64_t>(state.iterations()) * bytes);
+}
+BENCHMARK(ReadLimit)->Arg(1)->Arg(2)->UseRealTime()->Unit(benchmark::kMillisecond);
 
 // 32 heads, 1,024 tokens.
 void Prefill(benchmark::State& state) {

@@ -17,8 +17,6 @@ constexpr int kTileR = 4, kTileC = 4, kPairC = 8, kWide = 8;
 constexpr int kTileR = 2, kTileC = 2, kPairC = 2, kWide = 4;
 #endif
 
-constexpr int kAhead = 32;  // rows of S
-
 DT_INLINE int Padded(int n) { return (n + kLanes - 1) / kLanes * kLanes; }
 DT_INLINE float* RowOf(std::byte* const* rows, int i) { return reinterpret_cast<float*>(rows[i]); }
 DT_INLINE float Decay(float g) { return Exp(g); }
@@ -34,19 +32,42 @@ DT_INLINE void StoreState(std::byte* row, int at, F32x16 x) {
   Store(reinterpret_cast<float*>(row) + at, x);
 }
 
+// Of decode: S comes from memory, row after row, and what the tile lists as needed next comes with its last rows. Each
+// row of S fetches the one kLinearAhead rows on.
+class Ahead {
+ public:
+  Ahead(const LinearTile& tile, int n)
+      : next_(tile.next), count_(tile.next_count), per_row_((count_ + kLinearAhead - 1) / kLinearAhead) {
+    if (n < kLinearAhead) per_row_ = (count_ + n - 1) / n;
+  }
+  __attribute__((always_inline)) void Fetch(const std::byte* const* state, int i, int n, int offset, int bytes,
+                                            bool last_columns) {
+    if (i + kLinearAhead < n) return FetchRow(state[i + kLinearAhead] + offset, bytes);
+    if (!last_columns) return;
+    for (const int until = count_ < done_ + per_row_ ? count_ : done_ + per_row_; done_ < until; ++done_)
+      FetchRow(next_[done_].at, next_[done_].bytes);
+  }
+
+ private:
+  DT_INLINE void FetchRow(const std::byte* at, int bytes) {
+    for (int line = 0; line < bytes; line += 64)
+      _mm_prefetch(reinterpret_cast<const char*>(at) + line, _MM_HINT_T1);
+  }
+
+  const LinearFetch* next_;
+  int count_, per_row_, done_ = 0;
+};
+
 // out[r] = S^T x[r] for R rows and C vectors of columns from `at` on.
 template <bool kBF16, int R, int C>
-DT_INLINE void StateTile(const std::byte* const* state, const float* const* x, int n, int at, float* const* out) {
+DT_INLINE void StateTile(const std::byte* const* state, const float* const* x, int n, int at, bool last_columns,
+                         Ahead& ahead, float* const* out) {
   F32x16 sum[R][C];
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c) sum[r][c] = Zero();
   for (int i = 0; i < n; ++i) {
     F32x16 s[C];
-    if constexpr (R <= 2) {  // decode: S comes from memory, row after row
-      const std::byte* ahead = state[i + kAhead < n ? i + kAhead : n - 1] + (kBF16 ? 2 : 4) * at;
-      for (int c = 0; c < (kBF16 ? (C + 1) / 2 : C); ++c)
-        _mm_prefetch(reinterpret_cast<const char*>(ahead) + 64 * c, _MM_HINT_T0);
-    }
+    if constexpr (R <= 2) ahead.Fetch(state, i, n, (kBF16 ? 2 : 4) * at, (kBF16 ? 32 : 64) * C, last_columns);
     for (int c = 0; c < C; ++c) s[c] = LoadState<kBF16>(state[i], at + c * kLanes);
     for (int r = 0; r < R; ++r) {
       const F32x16 factor = Set1(x[r][i]);
@@ -58,19 +79,24 @@ DT_INLINE void StateTile(const std::byte* const* state, const float* const* x, i
 }
 
 template <bool kBF16, int R, int C>
-DT_INLINE void StateRows(const std::byte* const* state, const float* const* x, int n, int stride, float* const* out) {
+DT_INLINE void StateRows(const std::byte* const* state, const float* const* x, int n, int stride, Ahead& ahead,
+                         float* const* out) {
   int at = 0;
-  for (; at + C * kLanes <= stride; at += C * kLanes) StateTile<kBF16, R, C>(state, x, n, at, out);
-  for (; at < stride; at += kLanes) StateTile<kBF16, R, 1>(state, x, n, at, out);
+  for (; at + C * kLanes <= stride; at += C * kLanes)
+    StateTile<kBF16, R, C>(state, x, n, at, at + C * kLanes == stride, ahead, out);
+  for (; at < stride; at += kLanes)
+    StateTile<kBF16, R, 1>(state, x, n, at, at + kLanes == stride, ahead, out);
 }
 
 template <bool kBF16>
-static void StateProduct(const std::byte* const* state, const float* const* x, int rows, int n, int stride,
-                         float* const* out) {
+static void StateProduct(const LinearTile& tile, const float* const* x, int rows, int stride, float* const* out) {
+  const std::byte* const* state = tile.state;
+  const int n = tile.key_dim;
+  Ahead ahead(tile, n);
   int r = 0;
-  for (; r + kTileR <= rows; r += kTileR) StateRows<kBF16, kTileR, kTileC>(state, x + r, n, stride, out + r);
-  for (; r + 2 <= rows; r += 2) StateRows<kBF16, 2, kPairC>(state, x + r, n, stride, out + r);
-  if (r < rows) StateRows<kBF16, 1, kWide>(state, x + r, n, stride, out + r);
+  for (; r + kTileR <= rows; r += kTileR) StateRows<kBF16, kTileR, kTileC>(state, x + r, n, stride, ahead, out + r);
+  for (; r + 2 <= rows; r += 2) StateRows<kBF16, 2, kPairC>(state, x + r, n, stride, ahead, out + r);
+  if (r < rows) StateRows<kBF16, 1, kWide>(state, x + r, n, stride, ahead, out + r);
 }
 
 // row += sum over j < count of coefficient[j] * values[j], j ascending.
@@ -92,24 +118,30 @@ static void AddValues(const float* coefficient, int count, std::byte* const* val
   for (; at < stride; at += kLanes) AddValues<1>(coefficient, count, values, at, row);
 }
 
-// dots[j] = <x, k_j> for j < count (rounded up to whole vectors), keys [n] rows of 64 tokens.
+// dots[j] = <x, k_j> for j < count; x is padded as the keys are.
 template <int C>
-DT_INLINE void DotTile(std::byte* const* keys, const float* x, int n, int at, float* dots) {
-  F32x16 sum[C];
-  for (int c = 0; c < C; ++c) sum[c] = Zero();
-  for (int i = 0; i < n; ++i) {
-    const F32x16 factor = Set1(x[i]);
-    for (int c = 0; c < C; ++c) sum[c] = Fma(factor, Load(RowOf(keys, i) + at + c * kLanes), sum[c]);
+static void Dots(std::byte* const* keys, const float* x, int count, float* dots) {
+  F32x16 value[C];
+  for (int c = 0; c < C; ++c) value[c] = Load(x + c * kLanes);
+  const auto product = [&](int j) {
+    const float* key = RowOf(keys, j);
+    F32x16 sum = Mul(value[0], Load(key));
+    for (int c = 1; c < C; ++c) sum = Fma(value[c], Load(key + c * kLanes), sum);
+    return sum;
+  };
+  int j = 0;
+  for (; j + 4 <= count; j += 4) {
+    const F32x16 a = product(j), b = product(j + 1), c = product(j + 2), d = product(j + 3);
+    ReduceAdd4(a, b, c, d, dots + j);
   }
-  for (int c = 0; c < C; ++c) Store(dots + at + c * kLanes, sum[c]);
+  for (; j < count; ++j) dots[j] = ReduceAdd(product(j));
 }
-static void Dots(std::byte* const* keys, const float* x, int n, int count, float* dots) {
-  switch ((count + kLanes - 1) / kLanes) {
-    case 1: return DotTile<1>(keys, x, n, 0, dots);
-    case 2: return DotTile<2>(keys, x, n, 0, dots);
-    case 3: return DotTile<3>(keys, x, n, 0, dots);
-    default: return DotTile<4>(keys, x, n, 0, dots);
-  }
+using DotsFunction = decltype(&Dots<1>);
+static DotsFunction SelectDots(int vectors) {
+  static constexpr DotsFunction kBySize[] = {Dots<1>,  Dots<2>,  Dots<3>,  Dots<4>,  Dots<5>,  Dots<6>,
+                                             Dots<7>,  Dots<8>,  Dots<9>,  Dots<10>, Dots<11>, Dots<12>,
+                                             Dots<13>, Dots<14>, Dots<15>, Dots<16>};
+  return kBySize[vectors - 1];
 }
 
 // fade[j] = w_{j+1} .. w_t for j <= t, multiplied from t downwards.
@@ -121,16 +153,13 @@ static void Fade(const float* decays, int t, float* fade) {
   }
 }
 
-// With x faded on its way back from token t to token j: dots[j] = <x, keys[j]> for last >= j >= 0. Where `first_fade`,
-// x meets w_t before the first key. other_keys may be null.
+// With x faded on its way back from token `last` to token j: dots[j] = <x, keys[j]> for last >= j >= 0. other_keys may
+// be null.
 template <int C>
-static void FadingDots(const float* x, std::byte* const* decays, int last, const float* first_fade,
-                       std::byte* const* keys, float* dots, std::byte* const* other_keys, float* other_dots, int n) {
+static void FadingDots(const float* x, std::byte* const* decays, int last, std::byte* const* keys, float* dots,
+                       std::byte* const* other_keys, float* other_dots, int n) {
   F32x16 faded[C];
-  for (int c = 0; c < C; ++c) {
-    faded[c] = LoadFirst(x + c * kLanes, n - c * kLanes);
-    if (first_fade != nullptr) faded[c] = Mul(faded[c], Load(first_fade + c * kLanes));
-  }
+  for (int c = 0; c < C; ++c) faded[c] = LoadFirst(x + c * kLanes, n - c * kLanes);
   for (int j = last; j >= 0; --j) {
     F32x16 sum = Zero();
     for (int c = 0; c < C; ++c) sum = Fma(faded[c], Load(RowOf(keys, j) + c * kLanes), sum);
@@ -144,6 +173,41 @@ static void FadingDots(const float* x, std::byte* const* decays, int last, const
   }
 }
 using FadingDotsFunction = decltype(&FadingDots<1>);
+
+// Of a delta rule, both at once: those of q from token t on, and those of k, faded by w_t first, from the one before.
+template <int C>
+static void BothFadingDots(const float* k, const float* q, std::byte* const* decays, int t, std::byte* const* keys,
+                           float* k_dots, float* q_dots, int n) {
+  F32x16 faded_k[C], faded_q[C];
+  F32x16 sum = Zero();
+  for (int c = 0; c < C; ++c) {
+    faded_k[c] = LoadFirst(k + c * kLanes, n - c * kLanes);
+    faded_q[c] = LoadFirst(q + c * kLanes, n - c * kLanes);
+    sum = Fma(faded_q[c], Load(RowOf(keys, t) + c * kLanes), sum);
+  }
+  q_dots[t] = ReduceAdd(sum);
+  for (int j = t - 1; j >= 0; --j) {
+    F32x16 sum_k = Zero(), sum_q = Zero();
+    for (int c = 0; c < C; ++c) {
+      const F32x16 decay = Load(RowOf(decays, j + 1) + c * kLanes), key = Load(RowOf(keys, j) + c * kLanes);
+      faded_k[c] = Mul(faded_k[c], decay);
+      faded_q[c] = Mul(faded_q[c], decay);
+      sum_k = Fma(faded_k[c], key, sum_k);
+      sum_q = Fma(faded_q[c], key, sum_q);
+    }
+    k_dots[j] = ReduceAdd(sum_k);
+    q_dots[j] = ReduceAdd(sum_q);
+  }
+}
+using BothFadingDotsFunction = decltype(&BothFadingDots<1>);
+static BothFadingDotsFunction SelectBothFadingDots(int vectors) {
+  static constexpr BothFadingDotsFunction kBySize[] = {
+      BothFadingDots<1>,  BothFadingDots<2>,  BothFadingDots<3>,  BothFadingDots<4>,
+      BothFadingDots<5>,  BothFadingDots<6>,  BothFadingDots<7>,  BothFadingDots<8>,
+      BothFadingDots<9>,  BothFadingDots<10>, BothFadingDots<11>, BothFadingDots<12>,
+      BothFadingDots<13>, BothFadingDots<14>, BothFadingDots<15>, BothFadingDots<16>};
+  return kBySize[vectors - 1];
+}
 static FadingDotsFunction SelectFadingDots(int vectors) {
   static constexpr FadingDotsFunction kBySize[] = {
       FadingDots<1>,  FadingDots<2>,  FadingDots<3>,  FadingDots<4>,  FadingDots<5>,  FadingDots<6>,
@@ -162,28 +226,16 @@ static void AppendEntries(const LinearTile& tile) {
     const int t = tile.first + r;
     const float* k = tile.k + r * tile.k_step;
     CopyPadded(tile.v + r * tile.v_step, tile.value_dim, values, RowOf(tile.values, t));
+    CopyPadded(k, tile.key_dim, keys, RowOf(tile.keys, t));
     if (!tile.vector_decay) {
       RowOf(tile.decays, 0)[t] = Decay(tile.log_decay[r * tile.decay_step]);
       continue;
     }
-    CopyPadded(k, tile.key_dim, keys, RowOf(tile.keys, t));
     float* decays = RowOf(tile.decays, t);
     CopyPadded(tile.log_decay + r * tile.decay_step, tile.key_dim, keys, decays);
     for (int i = 0; i < keys; i += kLanes) Store(decays + i, Exp(Load(decays + i)));
     if (tile.rank_one) CopyPadded(tile.b + r * tile.b_step, tile.key_dim, keys, RowOf(tile.rank_keys, t));
   }
-}
-
-// A scalar decay's keys lie a line apart: their lines are on their way while S is read.
-static void PrefetchKeys(const LinearTile& tile) {
-  if (tile.vector_decay) return;
-  for (int i = 0; i < tile.key_dim; ++i)
-    _mm_prefetch(reinterpret_cast<const char*>(RowOf(tile.keys, i) + tile.first), _MM_HINT_T0);
-}
-static void AppendKeys(const LinearTile& tile) {
-  if (tile.vector_decay) return;
-  for (int i = 0; i < tile.key_dim; ++i)
-    for (int r = 0; r < tile.rows; ++r) RowOf(tile.keys, i)[tile.first + r] = tile.k[r * tile.k_step + i];
 }
 
 // What a tile computes on the way: rows that meet S, what comes back, and the weights of the tokens of the block.
@@ -194,6 +246,15 @@ struct LinearWork {
   alignas(64) float recalled[kRows][kDim]; // S^T recall
   alignas(64) float total[kRows];          // scalar decay since the beginning of the block
 };
+
+template <int C>
+DT_INLINE void DecayBefore(const LinearTile& tile, int at, float* before) {
+  F32x16 product[C];
+  for (int c = 0; c < C; ++c) product[c] = Set1(1.0f);
+  for (int t = 0; t < tile.first; ++t)
+    for (int c = 0; c < C; ++c) product[c] = Mul(product[c], Load(RowOf(tile.decays, t) + at + c * kLanes));
+  for (int c = 0; c < C; ++c) Store(before + at + c * kLanes, product[c]);
+}
 
 // Products of the block's decays up to each row of the tile, and the rows that meet S.
 static void PrepareRows(const LinearTile& tile, LinearWork& work) {
@@ -210,10 +271,13 @@ static void PrepareRows(const LinearTile& tile, LinearWork& work) {
     }
     return;
   }
+  alignas(64) float before[kDim];  // the block's decay up to the tile
+  int begun = 0;
+  for (; begun + 8 * kLanes <= keys; begun += 8 * kLanes) DecayBefore<8>(tile, begun, before);
+  for (; begun < keys; begun += kLanes) DecayBefore<1>(tile, begun, before);
   for (int i = 0; i < keys; i += kLanes) {
     const int n = tile.key_dim - i;
-    F32x16 product = Set1(1.0f);
-    for (int t = 0; t < tile.first; ++t) product = Mul(product, Load(RowOf(tile.decays, t) + i));
+    F32x16 product = Load(before + i);
     for (int r = 0; r < tile.rows; ++r) {
       if (tile.rank_one) Store(work.recall[r] + i, Mul(LoadFirst(tile.c + r * tile.c_step + i, n), product));
       product = Mul(product, Load(RowOf(tile.decays, tile.first + r) + i));
@@ -241,9 +305,9 @@ static void MeetState(const LinearTile& tile, LinearWork& work) {
     return;
   }
   if (tile.state_bf16) {
-    StateProduct<true>(tile.state, x, rows, tile.key_dim, stride, out);
+    StateProduct<true>(tile, x, rows, stride, out);
   } else {
-    StateProduct<false>(tile.state, x, rows, tile.key_dim, stride, out);
+    StateProduct<false>(tile, x, rows, stride, out);
   }
   if (tile.vector_decay) return;
   for (int r = 0; r < tile.rows; ++r)
@@ -257,13 +321,13 @@ static void MeetState(const LinearTile& tile, LinearWork& work) {
 static void Append(const LinearTile& tile) {
   LinearWork work;
   AppendEntries(tile);
-  PrefetchKeys(tile);
   PrepareRows(tile, work);
   MeetState(tile, work);
-  AppendKeys(tile);
   const int keys = tile.key_dim, stride = Padded(tile.value_dim);
   const FadingDotsFunction fading_dots = SelectFadingDots(Padded(keys) / kLanes);
-  alignas(64) float dots[kTokens], rank_dots[kTokens], fade[kTokens];
+  const DotsFunction plain_dots = SelectDots(Padded(keys) / kLanes);
+  const BothFadingDotsFunction both_dots = SelectBothFadingDots(Padded(keys) / kLanes);
+  alignas(64) float dots[kTokens], query_dots[kTokens], rank_dots[kTokens], fade[kTokens];
   for (int r = 0; r < tile.rows; ++r) {
     const int t = tile.first + r;
     const float* q = tile.q + r * tile.q_step;
@@ -271,9 +335,9 @@ static void Append(const LinearTile& tile) {
     if (!tile.vector_decay) Fade(RowOf(tile.decays, 0), t, fade);
     if (tile.delta) {
       if (tile.vector_decay) {
-        fading_dots(k, tile.decays, t - 1, RowOf(tile.decays, t), tile.keys, dots, nullptr, nullptr, keys);
+        both_dots(k, q, tile.decays, t, tile.keys, dots, query_dots, keys);
       } else {
-        Dots(tile.keys, k, keys, t, dots);
+        plain_dots(tile.keys, work.recall[r], t, dots);
         for (int j = 0; j < t; ++j) dots[j] *= fade[j];
       }
       AddValues(dots, t, tile.values, stride, work.recalled[r]);
@@ -281,32 +345,30 @@ static void Append(const LinearTile& tile) {
       float* u = RowOf(tile.values, t);
       for (int i = 0; i < stride; i += kLanes) Store(u + i, Mul(beta, Sub(Load(u + i), Load(work.recalled[r] + i))));
     } else if (tile.rank_one) {
-      fading_dots(tile.c + r * tile.c_step, tile.decays, t - 1, nullptr, tile.keys, dots, tile.rank_keys, rank_dots,
-                  keys);
+      fading_dots(tile.c + r * tile.c_step, tile.decays, t - 1, tile.keys, dots, tile.rank_keys, rank_dots, keys);
       AddValues(dots, t, tile.values, stride, work.recalled[r]);
       AddValues(rank_dots, t, tile.rank_values, stride, work.recalled[r]);
       CopyPadded(work.recalled[r], stride, stride, RowOf(tile.rank_values, t));
     }
-    if (tile.vector_decay) {
-      fading_dots(q, tile.decays, t, nullptr, tile.keys, dots, tile.rank_one ? tile.rank_keys : nullptr, rank_dots,
-                  keys);
-    } else {
-      Dots(tile.keys, q, keys, t + 1, dots);
-      for (int j = 0; j <= t; ++j) dots[j] *= fade[j];
+    if (!tile.vector_decay) {
+      plain_dots(tile.keys, work.query[r], t + 1, query_dots);
+      for (int j = 0; j <= t; ++j) query_dots[j] *= fade[j];
+    } else if (!tile.delta) {
+      fading_dots(q, tile.decays, t, tile.keys, query_dots, tile.rank_one ? tile.rank_keys : nullptr, rank_dots, keys);
     }
-    AddValues(dots, t + 1, tile.values, stride, work.output[r]);
+    AddValues(query_dots, t + 1, tile.values, stride, work.output[r]);
     if (tile.rank_one) AddValues(rank_dots, t + 1, tile.rank_values, stride, work.output[r]);
     for (int i = 0; i < tile.value_dim; i += kLanes)
       StoreFirst(tile.o + r * tile.o_step + i, Load(work.output[r] + i), tile.value_dim - i);
   }
 }
 
-// Keys faded to the end of the block, [token][channel] or, of scalar decays, [channel][token]; and its whole decay.
+// Keys faded to the end of the block, [token][channel], and its whole decay. Tokens lie an odd number of lines apart.
+constexpr int kKeyStep = kDim + kLanes;
 struct AdvanceWork {
-  alignas(64) float keys[kTokens * kDim];
-  alignas(64) float rank_keys[kTokens * kDim];
+  alignas(64) float keys[kTokens * kKeyStep];
+  alignas(64) float rank_keys[kTokens * kKeyStep];
   alignas(64) float total[kDim];
-  int token_step = kDim, channel_step = 1;
 };
 
 static void FadeKeys(const LinearTile& tile, AdvanceWork& work) {
@@ -315,11 +377,9 @@ static void FadeKeys(const LinearTile& tile, AdvanceWork& work) {
     alignas(64) float fade[kTokens];
     const float* decays = RowOf(tile.decays, 0);
     Fade(decays, kTokens - 1, fade);
-    work.token_step = 1;
-    work.channel_step = kTokens;
-    for (int i = 0; i < tile.key_dim; ++i)
-      for (int j = 0; j < kTokens; j += kLanes)
-        Store(work.keys + i * kTokens + j, Mul(Load(RowOf(tile.keys, i) + j), Load(fade + j)));
+    for (int j = 0; j < kTokens; ++j)
+      for (int i = 0; i < keys; i += kLanes)
+        Store(work.keys + j * kKeyStep + i, Mul(Load(RowOf(tile.keys, j) + i), Set1(fade[j])));
     float product = 1;
     for (int t = 0; t < kTokens; ++t) product *= decays[t];
     for (int i = 0; i < keys; ++i) work.total[i] = product;
@@ -328,8 +388,8 @@ static void FadeKeys(const LinearTile& tile, AdvanceWork& work) {
   for (int i = 0; i < keys; i += kLanes) {
     F32x16 fade = Set1(1.0f), product = Set1(1.0f);
     for (int j = kTokens - 1; j >= 0; --j) {
-      Store(work.keys + j * kDim + i, Mul(Load(RowOf(tile.keys, j) + i), fade));
-      if (tile.rank_one) Store(work.rank_keys + j * kDim + i, Mul(Load(RowOf(tile.rank_keys, j) + i), fade));
+      Store(work.keys + j * kKeyStep + i, Mul(Load(RowOf(tile.keys, j) + i), fade));
+      if (tile.rank_one) Store(work.rank_keys + j * kKeyStep + i, Mul(Load(RowOf(tile.rank_keys, j) + i), fade));
       fade = Mul(fade, Load(RowOf(tile.decays, j) + i));
     }
     for (int t = 0; t < kTokens; ++t) product = Mul(product, Load(RowOf(tile.decays, t) + i));
@@ -350,7 +410,7 @@ DT_INLINE void AdvanceTile(const LinearTile& tile, const AdvanceWork& work, int 
       F32x16 value[C];
       for (int c = 0; c < C; ++c) value[c] = Load(RowOf(values, j) + at + c * kLanes);
       for (int r = 0; r < R; ++r) {
-        const F32x16 weight = Set1(weights[j * work.token_step + (i + r) * work.channel_step]);
+        const F32x16 weight = Set1(weights[j * kKeyStep + i + r]);
         for (int c = 0; c < C; ++c) sum[r][c] = Fma(weight, value[c], sum[r][c]);
       }
     }

@@ -12,6 +12,13 @@ namespace dovetail::kernels {
 inline constexpr int kLinearTileRows = 16;
 inline constexpr int kLinearMaxDim = 256;
 inline constexpr int kLinearBlockTokens = 64;
+inline constexpr int kLinearAhead = 16;  // rows of S that are fetched before they are read, in decode
+
+// Memory to be fetched into the cache.
+struct LinearFetch {
+  const std::byte* at;
+  int bytes;
+};
 
 struct LinearTile {
   int key_dim = 0, value_dim = 0;
@@ -39,6 +46,10 @@ struct LinearTile {
   std::byte* const* decays = nullptr;
   std::byte* const* rank_keys = nullptr;
   std::byte* const* rank_values = nullptr;
+
+  // What is needed after S: fetched while its last rows are read. For decode; may be empty.
+  const LinearFetch* next = nullptr;
+  int next_count = 0;
 };
 
 struct LinearStateKernels {
