@@ -55,8 +55,9 @@ absl::Status AttentionExecutor::Grow(std::unique_ptr<kernels::Buffer>& buffer, s
   return absl::OkStatus();
 }
 
-void AttentionExecutor::Copy(std::span<const BlockCopy> copies) {
+absl::Status AttentionExecutor::Copy(std::span<const BlockCopy> copies) {
   for (const BlockCopy& copy : copies) std::memcpy(BlockAt(copy.to), BlockAt(copy.from), block_bytes_);
+  return absl::OkStatus();
 }
 
 absl::Status AttentionExecutor::PrepareStep(MicroBatchId id) {

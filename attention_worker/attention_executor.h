@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "attention_worker/attention_backend.h"
 #include "attention_worker/core/attention_worker_core.h"
 #include "attention_worker/linear_executor.h"
 #include "base/status.h"
@@ -15,9 +16,8 @@
 
 namespace dovetail::attention {
 
-// Runs the kernels that an AttentionWorkerCore asks for, over one arena of KV blocks. Owned by the node's event loop.
-// The per-op functions neither allocate nor lock once PrepareStep has grown the buffers.
-class AttentionExecutor {
+// Runs the kernels that an AttentionWorkerCore asks for on the CPU.
+class AttentionExecutor final : public AttentionBackend {
  public:
   // Bytes of one KvBlock of this model: the largest over its layer groups, since all share the arena.
   static size_t BlockBytes(const proto::AttentionTable& table);
@@ -26,21 +26,12 @@ class AttentionExecutor {
   static absl::StatusOr<std::unique_ptr<AttentionExecutor>> Create(kernels::Device& device, AttentionWorkerCore& core,
                                                                    uint32_t kv_blocks, int micro_batches);
 
-  // Copies whole blocks, in order.
-  void Copy(std::span<const BlockCopy> copies);
-  // Grows the micro-batch's scratch, partials and tables to what core.LayoutOf(micro_batch, ..) needs.
-  // kResourceExhausted: no memory.
-  absl::Status PrepareStep(MicroBatchId micro_batch);
-  // `query` and `key_value` are the payloads of kQuery and kKeyValue, laid out as core.LayoutOf says. `query` must stay
-  // as it is until AppendAndFinish has returned. Errors: those of kernels::PagedAttention and KvAppend; kInternal for k
-  // and v without q.
-  absl::Status AttendComplete(MicroBatchId micro_batch, int op, std::span<const std::byte> query);
-  // Returns the payload of kPartial; valid until the next op of the micro-batch. Where no q was due it is empty.
+  absl::Status Copy(std::span<const BlockCopy> copies) override;
+  absl::Status PrepareStep(MicroBatchId micro_batch) override;
+  absl::Status AttendComplete(MicroBatchId micro_batch, int op, std::span<const std::byte> query) override;
   absl::StatusOr<std::span<const std::byte>> AppendAndFinish(MicroBatchId micro_batch, int op,
-                                                             std::span<const std::byte> key_value);
-  // The payload of kKeyValue of core.OutgoingMoveOf(slot), from the blocks; valid until the next one of the slot.
-  // kResourceExhausted: no memory.
-  absl::StatusOr<std::span<const std::byte>> Gather(int slot, int op);
+                                                             std::span<const std::byte> key_value) override;
+  absl::StatusOr<std::span<const std::byte>> Gather(int slot, int op) override;
 
  private:
   struct MicroBatch {

@@ -13,13 +13,15 @@ using proto::MakeHeader;
 absl::StatusOr<std::unique_ptr<AttentionWorkerNode>> AttentionWorkerNode::Create(const proto::AttentionTable& table,
                                                                                  const AttentionWorkerOptions& options,
                                                                                  kernels::Device& device,
-                                                                                 transport::Port& port, Clock& clock) {
+                                                                                 transport::Port& port, Clock& clock,
+                                                                                 bool payloads_on_device) {
   if (options.micro_batches < 1 || options.micro_batches > 16)
     return InvalidArgument("micro_batches: ", options.micro_batches, " is outside 1..16");
   if (options.kv_blocks < 1) return InvalidArgument("kv_blocks: the KV cache has no block");
   std::unique_ptr<AttentionWorkerNode> node(new AttentionWorkerNode(table, options, port, clock));
   DT_ASSIGN_OR_RETURN(node->executor_,
-                      AttentionExecutor::Create(device, node->core_, options.kv_blocks, options.micro_batches));
+                      MakeAttentionBackend(device, node->core_, options.kv_blocks, options.micro_batches,
+                                           payloads_on_device));
   node->actions_.reserve(16);
   return node;
 }
@@ -83,8 +85,7 @@ absl::Status AttentionWorkerNode::Perform(Action& action) {
       return node.port_.SendTensor(move.order.target, header, key_value);
     }
     absl::Status operator()(CopyBlocks& copy) {
-      node.executor_->Copy(copy.copies);
-      return absl::OkStatus();
+      return node.executor_->Copy(copy.copies);
     }
     absl::Status operator()(PrepareStep& prepare) { return node.executor_->PrepareStep(prepare.micro_batch); }
     absl::Status operator()(AttendComplete& attend) {

@@ -2,7 +2,7 @@
 #include <memory>
 #include <vector>
 
-#include "attention_worker/attention_executor.h"
+#include "attention_worker/attention_backend.h"
 #include "attention_worker/core/attention_worker_core.h"
 #include "base/clock.h"
 #include "base/status.h"
@@ -16,11 +16,12 @@ namespace dovetail::attention {
 class AttentionWorkerNode final : public transport::FrameHandler {
  public:
   // `device`, `port` and `clock` outlive the node. kInvalidArgument for options out of range, kResourceExhausted if the
-  // KV arena does not fit.
+  // KV arena does not fit. `payloads_on_device`: as MakeAttentionBackend says.
   static absl::StatusOr<std::unique_ptr<AttentionWorkerNode>> Create(const proto::AttentionTable& table,
                                                                      const AttentionWorkerOptions& options,
                                                                      kernels::Device& device, transport::Port& port,
-                                                                     Clock& clock = SystemClock());
+                                                                     Clock& clock = SystemClock(),
+                                                                     bool payloads_on_device = false);
 
   // Handles what has arrived, at most kFramesPerPoll frames; returns how many. Does not wait for frames; blocks for as
   // long as the attention that they start takes. What fails inside a step is logged here and answered with
@@ -58,7 +59,7 @@ class AttentionWorkerNode final : public transport::FrameHandler {
   Clock& clock_;
   Trace* trace_ = nullptr;
   std::vector<absl::Duration> query_busy_;  // of the op at hand, by micro-batch
-  std::unique_ptr<AttentionExecutor> executor_;
+  std::unique_ptr<AttentionBackend> executor_;
   std::vector<Action> actions_;
 };
 

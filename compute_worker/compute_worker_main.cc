@@ -38,8 +38,8 @@ class ClusterComputeWorker final : public control::WorkerNode {
     options.micro_batches = configuration.micro_batches;
     options.max_step_tokens = configuration.max_step_tokens;
     options.vocab_size = static_cast<int32_t>(model_.config().vocab_size);
-    node_ = std::make_unique<ComputeWorkerNode>(model_, configuration.attention, options, kSchedulerNode, device_,
-                                                connector_, SystemClock(), tuning_);
+    DT_ASSIGN_OR_RETURN(node_, ComputeWorkerNode::Create(model_, configuration.attention, options, kSchedulerNode,
+                                                         device_, connector_, SystemClock(), tuning_));
     return 0;
   }
 

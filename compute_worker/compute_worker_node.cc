@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "base/log.h"
+#include "compute_worker/cpu_dense.h"
 
 namespace dovetail::compute {
 namespace {
@@ -26,6 +27,7 @@ ComputeWorkerOptions Tuned(ComputeWorkerOptions options, const ComputeWorkerTuni
   const uint64_t otherwise = std::min(kMostPromptScratch, segments * per_segment * block_bytes);
   options.prompt_blocks = static_cast<uint32_t>(
       std::min<uint64_t>(tuning.prompt_scratch_bytes.value_or(otherwise) / block_bytes, UINT32_MAX));
+  if (tuning.dense != nullptr) options.prompt_blocks = 0;
   options.prompt_tokens = tuning.prompt_tokens;
   options.hand_over_at_end = tuning.hand_over_at_end;
   options.key_values_in_flight = tuning.hand_over_at_end ? table.op_count() : tuning.key_values_in_flight;
@@ -41,11 +43,29 @@ using proto::StepStatus;
 ComputeWorkerNode::ComputeWorkerNode(const model::LoadedModel& model, const proto::AttentionTable& table,
                                      const ComputeWorkerOptions& options, NodeId scheduler, kernels::Device& device,
                                      transport::Port& port, Clock& clock, const ComputeWorkerTuning& tuning)
+    : ComputeWorkerNode(model, table, options, scheduler, device, port, clock, tuning, nullptr) {}
+
+absl::StatusOr<std::unique_ptr<ComputeWorkerNode>> ComputeWorkerNode::Create(
+    const model::LoadedModel& model, const proto::AttentionTable& table, const ComputeWorkerOptions& options,
+    NodeId scheduler, kernels::Device& device, transport::Port& port, Clock& clock,
+    const ComputeWorkerTuning& tuning) {
+  std::unique_ptr<DenseBackend> dense;
+  if (tuning.dense != nullptr) {
+    DT_ASSIGN_OR_RETURN(dense, tuning.dense->Create(table, options, tuning.stay_on_device));
+  }
+  return std::unique_ptr<ComputeWorkerNode>(new ComputeWorkerNode(model, table, options, scheduler, device, port,
+                                                                  clock, tuning, std::move(dense)));
+}
+
+ComputeWorkerNode::ComputeWorkerNode(const model::LoadedModel& model, const proto::AttentionTable& table,
+                                     const ComputeWorkerOptions& options, NodeId scheduler, kernels::Device& device,
+                                     transport::Port& port, Clock& clock, const ComputeWorkerTuning& tuning,
+                                     std::unique_ptr<DenseBackend> dense)
     : scheduler_(scheduler),
       trace_(tuning.trace),
       core_(table, ProgramOf(model, tuning.q_first), Tuned(options, tuning, table)),
-      dense_(model, core_.table(), device, options.micro_batches),
-      sampler_(model, device, dense_.stream()),
+      dense_(dense != nullptr ? std::move(dense)
+                              : std::make_unique<CpuDense>(model, core_.table(), device, options.micro_batches)),
       port_(port),
       clock_(clock),
       timers_(options.micro_batches) {
@@ -147,7 +167,7 @@ absl::Status ComputeWorkerNode::Perform(Action& action) {
   struct Visitor {
     ComputeWorkerNode& node;
     absl::Status operator()(SendStepBegin& a) { return node.Perform(a); }
-    absl::Status operator()(PrepareStep& a) { return node.dense_.PrepareStep(node.core_, a.micro_batch); }
+    absl::Status operator()(PrepareStep& a) { return node.dense_->PrepareStep(node.core_, a.micro_batch); }
     absl::Status operator()(RunDense& a) { return node.Perform(a); }
     absl::Status operator()(SendQuery& a) {
       node.timers_[a.micro_batch.value()].sent = node.clock_.Now();
@@ -174,13 +194,13 @@ absl::Status ComputeWorkerNode::Perform(SendStepBegin& send) {
 absl::Status ComputeWorkerNode::SendTensors(MicroBatchId id, int op, FrameType type) {
   const LayerGroup group = core_.table().op_group[op];
   const std::vector<WorkerPart>& parts = core_.PartsOf(id);
-  StepWire& wire = dense_.wire(id);
   Note(type == FrameType::kQuery ? "send q" : "send k, v", id, op);
   for (size_t p = 0; p < parts.size(); ++p) {
     const proto::StepLayout& layout = parts[p].layouts[group.value()];
     if (layout.items.empty() || (type == FrameType::kQuery && layout.query_bytes == 0)) continue;
-    const auto payload = type == FrameType::kQuery ? wire.PackQuery(parts, static_cast<int>(p), group)
-                                                   : wire.PackKeyValue(parts, static_cast<int>(p), op);
+    DT_ASSIGN_OR_RETURN(const std::span<const std::byte> payload,
+                        type == FrameType::kQuery ? dense_->PackQuery(core_, id, static_cast<int>(p), op)
+                                                  : dense_->PackKeyValue(core_, id, static_cast<int>(p), op));
     const auto header = MakeHeader(type, parts[p].epoch, core_.PlanOf(id).step, id, op, payload.size());
     DT_RETURN_IF_ERROR(UnlessUnreachable(port_.SendTensor(parts[p].node, header, payload)));
   }
@@ -189,7 +209,7 @@ absl::Status ComputeWorkerNode::SendTensors(MicroBatchId id, int op, FrameType t
 
 absl::Status ComputeWorkerNode::Perform(RunDense& run) {
   const absl::Time begun = clock_.Now();
-  DT_RETURN_IF_ERROR(dense_.Run(core_, run.micro_batch, run.index));
+  DT_RETURN_IF_ERROR(dense_->Run(core_, run.micro_batch, run.index));
   Note("dense", run.micro_batch, run.index, begun);
   Timer& timer = timers_[run.micro_batch.value()];
   timer.waiting_since = clock_.Now();
@@ -200,7 +220,7 @@ absl::Status ComputeWorkerNode::Perform(RunDense& run) {
 
 absl::Status ComputeWorkerNode::Perform(AttendPrompts& attend) {
   const absl::Time begun = clock_.Now();
-  DT_RETURN_IF_ERROR(dense_.AttendPrompts(core_, attend.micro_batch, attend.op));
+  DT_RETURN_IF_ERROR(dense_->AttendPrompts(core_, attend.micro_batch, attend.op));
   Note("attend prompts", attend.micro_batch, attend.op, begun);
   Timer& timer = timers_[attend.micro_batch.value()];
   timer.waiting_since = clock_.Now();
@@ -215,7 +235,7 @@ absl::Status ComputeWorkerNode::Perform(Sample& sample) {
   proto::StepResult result;
   result.step = plan.step;
   result.micro_batch = plan.micro_batch;
-  DT_RETURN_IF_ERROR(sampler_.Run(plan, dense_.residual(sample.micro_batch), result));
+  DT_RETURN_IF_ERROR(dense_->Sample(plan, sample.micro_batch, result));
   timers_[sample.micro_batch.value()].sampling += clock_.Now() - begun;
   Note("sample", sample.micro_batch, -1, begun);
   core_.Handle(SampleDone{sample.micro_batch, std::move(result)}, actions_);

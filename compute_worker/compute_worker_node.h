@@ -7,8 +7,7 @@
 #include "base/status.h"
 #include "base/trace.h"
 #include "compute_worker/core/compute_worker_core.h"
-#include "compute_worker/dense_executor.h"
-#include "compute_worker/token_sampler.h"
+#include "compute_worker/dense_backend.h"
 #include "kernels/device.h"
 #include "model/loaded_model.h"
 #include "transport/fabric.h"
@@ -24,12 +23,22 @@ struct ComputeWorkerTuning {
   int key_values_in_flight = 4;   // ops of k and v that an attention worker may owe an answer, 2..64
   bool hand_over_at_end = false;  // all k and v of a prompt's step go when its layers are done
   Trace* trace = nullptr;         // what is done when; outlives the worker
+  // Where the dense layers run, if not on the CPU; outlives the worker. Prompts are then attended on attention workers.
+  const DenseBackendFactory* dense = nullptr;
+  bool stay_on_device = false;    // all attention workers are of that device and this process
 };
 
 // A compute worker: core + device + port + clock. Owned by one event loop, which calls Poll().
 class ComputeWorkerNode final : public transport::FrameHandler {
  public:
-  // All references outlive the node. `scheduler` gets the step results.
+  // All references outlive the node. `scheduler` gets the step results. kResourceExhausted when the device has no
+  // room for the largest step.
+  static absl::StatusOr<std::unique_ptr<ComputeWorkerNode>> Create(
+      const model::LoadedModel& model, const proto::AttentionTable& table, const ComputeWorkerOptions& options,
+      NodeId scheduler, kernels::Device& device, transport::Port& port, Clock& clock,
+      const ComputeWorkerTuning& tuning = {});
+
+  // The same on the CPU.
   ComputeWorkerNode(const model::LoadedModel& model, const proto::AttentionTable& table,
                     const ComputeWorkerOptions& options, NodeId scheduler, kernels::Device& device,
                     transport::Port& port, Clock& clock, const ComputeWorkerTuning& tuning = {});
@@ -52,6 +61,12 @@ class ComputeWorkerNode final : public transport::FrameHandler {
 
  private:
   static constexpr int kFramesPerPoll = 64;
+
+  // Without `dense`: on the CPU.
+  ComputeWorkerNode(const model::LoadedModel& model, const proto::AttentionTable& table,
+                    const ComputeWorkerOptions& options, NodeId scheduler, kernels::Device& device,
+                    transport::Port& port, Clock& clock, const ComputeWorkerTuning& tuning,
+                    std::unique_ptr<DenseBackend> dense);
 
   struct Timer {  // of one micro-batch's step
     absl::Time begun, waiting_since, sent;  // sent: q of the op at hand
@@ -77,8 +92,7 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   const NodeId scheduler_;
   Trace* const trace_;
   ComputeWorkerCore core_;
-  DenseExecutor dense_;
-  TokenSampler sampler_;
+  const std::unique_ptr<DenseBackend> dense_;
   transport::Port& port_;
   Clock& clock_;
   std::vector<Timer> timers_;

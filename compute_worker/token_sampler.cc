@@ -36,12 +36,14 @@ float* Floats(kernels::Buffer& buffer) { return reinterpret_cast<float*>(buffer.
 
 }  // namespace
 
-TokenSampler::TokenSampler(const model::LoadedModel& model, kernels::Device& device, kernels::Stream& stream)
+TokenSampler::TokenSampler(const model::LoadedModel& model, kernels::Device& device, kernels::Stream& stream,
+                           int rows_at_once)
     : model_(model),
       device_(device),
       stream_(stream),
       context_(kernels::ContextOf(stream)),
-      vocab_(model.head.weights.rows()) {}
+      vocab_(model.head.weights.rows()),
+      rows_at_once_(static_cast<size_t>(rows_at_once)) {}
 
 void TokenSampler::CollectRows(const proto::StepPlan& plan) {
   rows_.clear();
@@ -83,7 +85,8 @@ void TokenSampler::FillSamplingInputs(const proto::StepPlan& plan, proto::StepRe
   }
 }
 
-absl::Status TokenSampler::ComputeLogits(const float* residual, size_t first, size_t count) {
+absl::Status TokenSampler::ComputeLogits(const proto::StepPlan&, const float* residual, size_t first, size_t count,
+                                         const proto::StepResult&) {
   const int64_t hidden = model_.config().hidden_size;
   float* gathered = Floats(*gathered_);
   for (size_t i = 0; i < count; ++i)
@@ -102,8 +105,7 @@ absl::Status TokenSampler::ComputeLogits(const float* residual, size_t first, si
                         {gemm_scratch_->data(), gemm_scratch_->size_bytes()}}, stream_);
 }
 
-void TokenSampler::SampleInto(const StepEntry& entry, const LogitsRow& row, std::span<const float> logits,
-                              std::span<std::byte> scratch, EntryResult& result) const {
+kernels::SamplingParams TokenSampler::ParamsOf(const StepEntry& entry, const LogitsRow& row) const {
   const proto::SamplingParams& wanted = entry.sampling;
   kernels::SamplingParams params;
   params.temperature = wanted.temperature;
@@ -119,13 +121,22 @@ void TokenSampler::SampleInto(const StepEntry& entry, const LogitsRow& row, std:
   params.banned = row.banned;
   params.seen = row.counts;
   params.logprobs = wanted.logprobs;
-  const auto sampled = kernels::SampleRow(*context_.table, logits, params, result.position, scratch);
+  return params;
+}
+
+void TokenSampler::SampleInto(const StepEntry& entry, const LogitsRow& row, std::span<const float> logits,
+                              std::span<std::byte> scratch, EntryResult& result) const {
+  const kernels::SamplingParams params = ParamsOf(entry, row);
+  Store(kernels::SampleRow(*context_.table, logits, params, result.position, scratch), params.logprobs >= 0, result);
+}
+
+void TokenSampler::Store(const absl::StatusOr<kernels::SampleResult>& sampled, bool logprobs, EntryResult& result) {
   if (!sampled.ok()) {
     result.status = StepStatus::kBadLogits;
     return;
   }
   result.token = sampled->token;
-  if (wanted.logprobs < 0) return;
+  if (!logprobs) return;
   result.has_logprobs = true;
   result.logprobs = ToWire(*sampled);
 }
@@ -142,6 +153,25 @@ void TokenSampler::HandleRow(const proto::StepPlan& plan, LogitsRow& row, const 
   if (row.sample && result.status == StepStatus::kOk) SampleInto(entry, row, all, scratch, result);
 }
 
+absl::Status TokenSampler::Reserve(size_t most) {
+  const size_t scratch_bytes = (kernels::SamplingScratchBytes(vocab_) + 63) / 64 * 64;
+  const int64_t hidden = model_.config().hidden_size;
+  DT_RETURN_IF_ERROR(GrowTo(device_, gathered_, most * hidden * sizeof(float)));
+  DT_RETURN_IF_ERROR(GrowTo(device_, logits_, most * vocab_ * sizeof(float)));
+  DT_RETURN_IF_ERROR(GrowTo(device_, gemm_scratch_, kernels::GemmScratchBytes(most, hidden)));
+  return GrowTo(device_, sampling_scratch_, most * scratch_bytes);
+}
+
+// Rows of one entry touch one result: the sampled row is its last, and the others leave only row.prompt_logprobs.
+void TokenSampler::HandleRows(const proto::StepPlan& plan, size_t first, size_t count, proto::StepResult& result) {
+  const size_t scratch_bytes = (kernels::SamplingScratchBytes(vocab_) + 63) / 64 * 64;
+  context_.pool->Run(static_cast<int>(count), [&](int i) {
+    LogitsRow& row = rows_[first + i];
+    HandleRow(plan, row, Floats(*logits_) + i * vocab_, {sampling_scratch_->data() + i * scratch_bytes, scratch_bytes},
+              result.entries[row.entry]);
+  });
+}
+
 absl::Status TokenSampler::Run(const proto::StepPlan& plan, const float* residual, proto::StepResult& result) {
   result.entries.resize(plan.entries.size());
   for (size_t e = 0; e < plan.entries.size(); ++e) {
@@ -150,30 +180,19 @@ absl::Status TokenSampler::Run(const proto::StepPlan& plan, const float* residua
   }
   CollectRows(plan);
   FillSamplingInputs(plan, result);
-  const size_t most = std::min<size_t>(rows_.size(), kRowsAtOnce);
-  const size_t scratch_bytes = (kernels::SamplingScratchBytes(vocab_) + 63) / 64 * 64;
-  const int64_t hidden = model_.config().hidden_size;
-  DT_RETURN_IF_ERROR(GrowTo(device_, gathered_, most * hidden * sizeof(float)));
-  DT_RETURN_IF_ERROR(GrowTo(device_, logits_, most * vocab_ * sizeof(float)));
-  DT_RETURN_IF_ERROR(GrowTo(device_, gemm_scratch_, kernels::GemmScratchBytes(most, hidden)));
-  DT_RETURN_IF_ERROR(GrowTo(device_, sampling_scratch_, most * scratch_bytes));
-
-  for (size_t first = 0; first < rows_.size(); first += kRowsAtOnce) {
-    const size_t count = std::min<size_t>(kRowsAtOnce, rows_.size() - first);
-    DT_RETURN_IF_ERROR(ComputeLogits(residual, first, count));
-    // Rows of one entry touch one result: the sampled row is its last, and the others leave only row.prompt_logprobs.
-    context_.pool->Run(static_cast<int>(count), [&](int i) {
-      LogitsRow& row = rows_[first + i];
-      HandleRow(plan, row, Floats(*logits_) + i * vocab_,
-                {sampling_scratch_->data() + i * scratch_bytes, scratch_bytes}, result.entries[row.entry]);
-    });
+  DT_RETURN_IF_ERROR(Reserve(std::min(rows_.size(), rows_at_once_)));
+  for (size_t first = 0; first < rows_.size(); first += rows_at_once_) {
+    const size_t count = std::min(rows_at_once_, rows_.size() - first);
+    DT_RETURN_IF_ERROR(ComputeLogits(plan, residual, first, count, result));
+    HandleRows(plan, first, count, result);
     for (size_t i = 0; i < count; ++i) {
       LogitsRow& row = rows_[first + i];
       EntryResult& entry = result.entries[row.entry];
       if (row.failed) entry.status = StepStatus::kBadLogits;
       if (row.scored_token >= 0) entry.prompt_logprobs.push_back(std::move(row.prompt_logprobs));
+      if (!row.return_logits) continue;
       const float* logits = Floats(*logits_) + i * vocab_;
-      if (row.return_logits) entry.logits.insert(entry.logits.end(), logits, logits + vocab_);
+      entry.logits.insert(entry.logits.end(), logits, logits + vocab_);
     }
   }
   return absl::OkStatus();

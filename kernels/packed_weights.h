@@ -24,6 +24,13 @@ class ThreadPool;
 class PackedWeights {
  public:
   PackedWeights() = default;  // empty: rows() == cols() == 0
+  // Only a shape: of weights that lie elsewhere. No op takes it.
+  static PackedWeights ShapeOf(int64_t rows, int64_t cols) {
+    PackedWeights weights;
+    weights.view_.rows = rows;
+    weights.view_.cols = cols;
+    return weights;
+  }
 
   PackedFormat format() const { return view_.format; }
   int64_t rows() const { return view_.rows; }

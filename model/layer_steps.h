@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <variant>
 #include <vector>
 
@@ -22,6 +23,7 @@ struct RmsNorm {
 struct Projection {
   kernels::PackedWeights weights;  // [out, in]
   std::vector<float> bias;         // [out] or empty
+  std::string name;                // of the weights: checkpoint.Find(name + ".weight")
   // How finely x is rounded before it meets quantised or bf16 weights. Eight bits lose what stands beside an outlier: the
   // logits of SmolLM2-135M (Q4_1) are then up to 9.7e-2 (relative RMS) off, with 16 bits everywhere 1.1e-4 (1.1e-2 with
   // KV in bf16). With its weights in bf16, and KV in f32, it is 1.5e-2 with 8 bits and 4.3e-3 with 16.

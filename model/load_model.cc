@@ -8,7 +8,8 @@ kernels::PackedFormat PackedFormatOf(WeightFormat wanted, kernels::RowFormat sto
   switch (wanted) {
     case WeightFormat::kF32: return kernels::PackedFormat::kF32;
     case WeightFormat::kBF16: return kernels::PackedFormat::kBF16;
-    case WeightFormat::kAuto: break;
+    case WeightFormat::kAuto:
+    case WeightFormat::kElsewhere: break;
   }
   return kernels::DirectFormat(stored);
 }

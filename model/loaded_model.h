@@ -19,6 +19,7 @@ enum class WeightFormat : uint8_t {
   kAuto = 0,   // quantised blocks directly, everything else in the type of the file (f16 as f32)
   kF32 = 1,    // everything dequantised once to f32
   kBF16 = 2,   // everything rounded to bf16
+  kElsewhere = 3,  // projections have a name and a shape only: their weights go to another device
 };
 
 // Rows of the token embedding, read from the mapped file: a tied head is not held twice.

@@ -32,16 +32,12 @@ class Loader {
   absl::StatusOr<Projection> ReadProjection(const std::string& name, bool has_bias, WeightFormat format) {
     Projection projection;
     DT_ASSIGN_OR_RETURN(const TensorSource tensor, checkpoint_.Find(name + ".weight"));
-    const kernels::RowFormat row_format = RowFormatOf(tensor.type);
-    const auto row_at = [&](int64_t row) { return tensor.bytes.data() + tensor.SourceRow(row) * tensor.row_bytes; };
-    auto packed = kernels::PackWeights(PackedFormatOf(format, row_format),
-                                       kernels::RowSource{row_format, tensor.rows, tensor.cols, row_at}, pool_);
-    if (!packed.ok())
-      return Annotate(packed.status(),
-                      absl::StrCat(std::string(tensor.file), ": tensor ", std::string(tensor.stored_name)));
-    projection.weights = *std::move(packed);
-    weight_bytes_ += projection.weights.size_bytes();
-    Progress(tensor);
+    projection.name = name;
+    if (format == WeightFormat::kElsewhere) {
+      projection.weights = kernels::PackedWeights::ShapeOf(tensor.rows, tensor.cols);
+    } else {
+      DT_ASSIGN_OR_RETURN(projection.weights, Pack(tensor, format));
+    }
     if (has_bias) {
       DT_ASSIGN_OR_RETURN(const TensorSource bias, checkpoint_.Find(name + ".bias"));
       projection.bias = bias.ReadAll();
@@ -109,6 +105,19 @@ class Loader {
   size_t weight_bytes() const { return weight_bytes_; }
 
  private:
+  absl::StatusOr<kernels::PackedWeights> Pack(const TensorSource& tensor, WeightFormat format) {
+    const kernels::RowFormat row_format = RowFormatOf(tensor.type);
+    const auto row_at = [&](int64_t row) { return tensor.bytes.data() + tensor.SourceRow(row) * tensor.row_bytes; };
+    auto packed = kernels::PackWeights(PackedFormatOf(format, row_format),
+                                       kernels::RowSource{row_format, tensor.rows, tensor.cols, row_at}, pool_);
+    if (!packed.ok())
+      return Annotate(packed.status(),
+                      absl::StrCat(std::string(tensor.file), ": tensor ", std::string(tensor.stored_name)));
+    weight_bytes_ += packed->size_bytes();
+    Progress(tensor);
+    return packed;
+  }
+
   void Progress(const TensorSource& tensor) {
     done_bytes_ += tensor.bytes.size();
     if (progress_ && total_bytes_ > 0) progress_(std::min(1.0, static_cast<double>(done_bytes_) / total_bytes_));

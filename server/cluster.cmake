@@ -28,6 +28,7 @@ dovetail_library(cli
     cli/engine_flags.cc
     cli/generation.cc
     cli/devices_command.cc
+    cli/device_choice.cc
     cli/inspect_command.cc
     cli/logits_command.cc
     cli/model_text.cc
@@ -40,3 +41,7 @@ dovetail_library(cli
 add_executable(dovetail cli/main.cc)
 target_link_libraries(dovetail PRIVATE dovetail_cli)
 set_target_properties(dovetail PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
+# DT_RPATH, which the libraries that it brings along obey, too (scripts/bundle).
+target_link_options(dovetail PRIVATE -Wl,--disable-new-dtags)
+set_target_properties(dovetail PROPERTIES INSTALL_RPATH "$ORIGIN/../lib")
+install(TARGETS dovetail RUNTIME DESTINATION bin)

@@ -48,12 +48,13 @@ uint64_t BlocksPerSegment(const proto::AttentionTable& table) {
 
 }  // namespace
 
-uint64_t DefaultKvCacheBytes(const proto::AttentionTable& table, const scheduler::SchedulerOptions& options, int attention_workers) {
+uint64_t DefaultKvCacheBytes(const proto::AttentionTable& table, const scheduler::SchedulerOptions& options, int attention_workers,
+                             uint64_t room) {
   const uint64_t set_bytes = BlocksPerSegment(table) * attention::AttentionExecutor::BlockBytes(table);
   const uint64_t sets_per_sequence = (options.max_model_len + kSegmentTokens - 1) / kSegmentTokens + 1;
   const uint64_t most = set_bytes * sets_per_sequence * options.max_num_seqs;
   const uint64_t least = set_bytes * sets_per_sequence * attention_workers;
-  return std::min(most, std::max(MachineBytes() / 4, least));
+  return std::min(most, std::max(room != 0 ? room : MachineBytes() / 4, least));
 }
 
 absl::Status EmbeddedCluster::SizeKvCache(const proto::AttentionTable& table) {
@@ -61,7 +62,10 @@ absl::Status EmbeddedCluster::SizeKvCache(const proto::AttentionTable& table) {
   const uint64_t blocks_per_64_tokens = BlocksPerSegment(table);
   const uint64_t set_bytes = blocks_per_64_tokens * block_bytes;
   uint64_t bytes = options_.kv_cache_bytes;
-  if (bytes == 0) bytes = DefaultKvCacheBytes(table, options_.scheduler, options_.attention_workers);
+  if (bytes == 0) {
+    const uint64_t room = options_.kv_room ? options_.kv_room() : 0;
+    bytes = DefaultKvCacheBytes(table, options_.scheduler, options_.attention_workers, room);
+  }
   const uint64_t sets = bytes / set_bytes / options_.attention_workers;  // of each worker
   if (sets < 2)
     return ResourceExhausted("--kv-cache-memory-bytes: ", bytes, " bytes over ", options_.attention_workers,
@@ -80,7 +84,6 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
   options_.scheduler.attention = table;
   options_.scheduler.model_digest = ModelDigest(*model_.checkpoint, options_.kv_dtype);
   DT_RETURN_IF_ERROR(options_.scheduler.Validate());
-  DT_RETURN_IF_ERROR(SizeKvCache(table));
 
   const int nodes = 2 + options_.attention_workers;
   for (int i = 0; i < nodes; ++i) ports_.push_back(fabric_.CreatePort(&doorbell_));
@@ -101,8 +104,13 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
   compute_options.max_step_tokens = std::max(options_.scheduler.max_num_batched_tokens, options_.scheduler.max_num_seqs);
   compute_options.vocab_size = static_cast<int32_t>(model_.config().vocab_size);
   options_.compute.trace = NewTrace("compute worker");
-  compute_ = std::make_unique<compute::ComputeWorkerNode>(model_, table, compute_options, scheduler_port.id(), device,
-                                                          compute_port, clock_, options_.compute);
+  // One attention worker that holds every sequence whole: its tensors need not leave the device.
+  options_.compute.stay_on_device = options_.compute.dense != nullptr && options_.attention_workers == 1 &&
+                                    options_.scheduler.placement == scheduler::PlacementPolicy::kRequest;
+  DT_ASSIGN_OR_RETURN(compute_,
+                      compute::ComputeWorkerNode::Create(model_, table, compute_options, scheduler_port.id(), device,
+                                                         compute_port, clock_, options_.compute));
+  DT_RETURN_IF_ERROR(SizeKvCache(table));
 
   const uint32_t worker_blocks = static_cast<uint32_t>(kv_blocks_ / options_.attention_workers);
   for (int i = 0; i < options_.attention_workers; ++i) {
@@ -110,7 +118,8 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
     const Epoch epoch(1);
     transport::Port& port = *ports_[2 + i];
     auto node = attention::AttentionWorkerNode::Create(
-        table, {worker, epoch, worker_blocks, options_.scheduler.micro_batches}, device, port);
+        table, {worker, epoch, worker_blocks, options_.scheduler.micro_batches}, device, port, SystemClock(),
+        options_.compute.stay_on_device);
     if (!node.ok())
       return Annotate(node.status(), absl::StrCat("KV cache of ", kv_bytes_, " bytes (--kv-cache-memory-bytes asks for another size)"));
     attention_.push_back(*std::move(node));

@@ -1,6 +1,7 @@
 #pragma once
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -24,12 +25,16 @@ namespace dovetail::server {
 
 inline constexpr int kMaxAttentionWorkers = 64;  // in one process
 
-// What `options` need at most over all attention workers of one machine, within a quarter of its memory.
-uint64_t DefaultKvCacheBytes(const proto::AttentionTable& table, const scheduler::SchedulerOptions& options, int attention_workers);
+// What `options` need at most over all attention workers of one machine, within `room` bytes; 0: a quarter of its
+// memory.
+uint64_t DefaultKvCacheBytes(const proto::AttentionTable& table, const scheduler::SchedulerOptions& options,
+                             int attention_workers, uint64_t room = 0);
 
 struct EmbeddedClusterOptions {
   int attention_workers = 1;          // 1..kMaxAttentionWorkers
   uint64_t kv_cache_bytes = 0;        // over all attention workers; 0: what the options need at most, within a quarter of memory
+  // Asked once the compute worker has its memory: what the KV cache may take of the device's. Empty: of this machine's.
+  std::function<uint64_t()> kv_room;
   DType kv_dtype = DType::kBF16;
   int threads = 0;                    // compute threads that all nodes share; 0: one per core
   scheduler::SchedulerOptions scheduler;  // model_digest and attention are filled in

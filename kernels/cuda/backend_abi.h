@@ -11,7 +11,7 @@ namespace dovetail::kernels::cuda {
 // nothing of CUDA. Plain functions and structs, no exceptions, no C++ types of variable layout. `int` results are
 // cudaError_t (0: done) unless said otherwise; error_text explains them. Every function is thread-safe; those with a
 // stream only enqueue and never synchronise.
-inline constexpr uint32_t kBackendAbi = 1;
+inline constexpr uint32_t kBackendAbi = 2;
 
 struct DeviceInfo {
   char name[256];
@@ -86,6 +86,8 @@ struct Backend {
   int (*rms_norm)(const RmsNormLaunch* launch, void* stream);
   int (*gated_activation)(const ActivationLaunch* launch, void* stream);
   int (*embed)(const EmbedLaunch* launch, void* stream);
+  int (*combine)(const CombineLaunch* launch, void* stream);
+  int (*random)(const RandomLaunch* launch, void* stream);
   int (*sample)(const SampleLaunch* launch, void* stream);
 
   // cuBLASLt, opened at run time. gemm_open: 0, or a cublasStatus_t + 10000, or -1 with a text of what is missing.

@@ -2,7 +2,7 @@
 # libdovetail_cuda.so: what it opens, where nvcc is found.
 set(KERNELS_CUDA_SRCS cuda/attention_plan.cc cuda/cuda_attention.cc cuda/cuda_device.cc cuda/cuda_library.cc
     cuda/cuda_ops.cc cuda/cuda_sampler.cc cuda/cuda_weights.cc
-    cuda/memory_pool.cc)
+    cuda/memory_pool.cc cuda/staged_upload.cc)
 
 include(DovetailCuda)
 if(DOVETAIL_HAS_CUDA)
@@ -19,4 +19,5 @@ if(DOVETAIL_HAS_CUDA)
     target_link_options(dovetail_cuda PRIVATE -Wl,--no-undefined)
   endif()
   set_target_properties(dovetail_cuda PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
+  install(TARGETS dovetail_cuda LIBRARY DESTINATION lib)
 endif()

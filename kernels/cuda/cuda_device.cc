@@ -163,6 +163,14 @@ absl::StatusOr<std::unique_ptr<CudaStream>> CudaDevice::CreateCudaStream() {
   return std::unique_ptr<CudaStream>(new CudaStream(*this, stream));
 }
 
+absl::StatusOr<CudaStream*> CudaDevice::WorkerStream() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (worker_stream_ == nullptr) {
+    DT_ASSIGN_OR_RETURN(worker_stream_, CreateCudaStream());
+  }
+  return worker_stream_.get();
+}
+
 absl::StatusOr<CudaEvent> CudaDevice::CreateEvent(bool timed) {
   void* event = nullptr;
   DT_RETURN_IF_ERROR(library_->Check((*library_)->event_create(index_, timed, &event), name() + ": a new event"));

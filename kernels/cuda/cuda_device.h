@@ -1,5 +1,6 @@
 #pragma once
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "kernels/cuda/cuda_library.h"
@@ -100,6 +101,9 @@ class CudaDevice : public Device {
   absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t size_bytes) override;
 
   absl::StatusOr<std::unique_ptr<CudaStream>> CreateCudaStream();
+  // The stream of all workers of this process that hand each other device memory: what one has enqueued is done before
+  // what another enqueues later. Made on first use; lives as long as the device.
+  absl::StatusOr<CudaStream*> WorkerStream();
   absl::StatusOr<CudaEvent> CreateEvent(bool timed = false);
   // Host memory that copies reach without staging; zeroed.
   absl::StatusOr<std::unique_ptr<Buffer>> AllocatePinned(size_t size_bytes);
@@ -128,6 +132,23 @@ class CudaDevice : public Device {
   const std::unique_ptr<Device> host_;
   const std::unique_ptr<Stream> host_stream_;
   MemoryPool pool_;
+  std::mutex mutex_;  // of worker_stream_
+  std::unique_ptr<CudaStream> worker_stream_;
+};
+
+// Host memory that copies to and from a GPU reach without staging, behind Device: for tensors that the host packs or
+// takes apart on their way. Thread-safe; `device` outlives it.
+class PinnedHost final : public Device {
+ public:
+  explicit PinnedHost(CudaDevice& device) : device_(device) {}
+  std::string name() const override { return "pinned memory for " + device_.name(); }
+  std::unique_ptr<Stream> CreateStream() override { return device_.CreateStream(); }
+  absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t size_bytes) override {
+    return device_.AllocatePinned(size_bytes);
+  }
+
+ private:
+  CudaDevice& device_;
 };
 
 // "cuda:3" -> 3; kInvalidArgument for anything else.

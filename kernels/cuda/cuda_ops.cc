@@ -92,12 +92,30 @@ absl::Status KvAppend(CudaStream& stream, const KvAppendLaunch& args) {
                            " must be positive");
   }
   if (args.rows == 0 || args.q_heads + args.kv_heads == 0) return absl::OkStatus();
+  const bool to_rows = args.k_out != nullptr || args.v_out != nullptr;
   if (args.qkv == nullptr || (args.q_heads > 0 && args.q_out == nullptr) ||
-      !AllEven({args.qkv_step, args.q_out_step}) ||
-      (args.kv_heads > 0 && !AllThere({args.positions, args.row_items, args.items}))) {
+      !AllEven({args.qkv_step, args.q_out_step, args.v_step, args.k_out_step, args.v_out_step}) ||
+      (args.kv_heads > 0 && to_rows && !AllThere({args.k_out, args.v_out})) ||
+      (args.kv_heads > 0 && !to_rows && !AllThere({args.positions, args.row_items, args.items}))) {
     return InvalidArgument("KV append on a GPU: a pointer is null, or a step is odd");
   }
   return Enqueue(stream, stream.device().library()->kv_append, args, "KV append");
+}
+
+absl::Status Combine(CudaStream& stream, const CombineLaunch& args) {
+  if (args.count < 0 || args.count % 2 != 0 || args.count > int64_t{1} << 39)
+    return InvalidArgument("sum on a GPU: ", args.count, " elements; an even number is needed");
+  if (args.count == 0) return absl::OkStatus();
+  if (!AllThere({args.a, args.out})) return InvalidArgument("sum on a GPU: a or out is null");
+  return Enqueue(stream, stream.device().library()->combine, args, "sum");
+}
+
+absl::Status FillRandom(CudaStream& stream, const RandomLaunch& args) {
+  if (args.count < 0 || args.count % 2 != 0)
+    return InvalidArgument("random numbers on a GPU: ", args.count, " elements; an even number is needed");
+  if (args.count == 0) return absl::OkStatus();
+  if (args.out == nullptr) return InvalidArgument("random numbers on a GPU: out is null");
+  return Enqueue(stream, stream.device().library()->random, args, "random numbers");
 }
 
 absl::Status MergePartials(CudaStream& stream, const MergeLaunch& args) {

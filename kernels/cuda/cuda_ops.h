@@ -22,8 +22,11 @@ absl::Status GatedActivation(CudaStream& stream, const ActivationLaunch& args);
 // out[i] = table[ids[i]] * factor. The ids must lie in the table.
 absl::Status Embed(CudaStream& stream, const EmbedLaunch& args);
 absl::Status RopeTable(CudaStream& stream, const RopeTableLaunch& args);
-// Per-head norms, rope, the append of k and v and the rotated q, in one pass over q, k and v.
+// Per-head norms, rope, the append of k and v (or their rows as they are) and the rotated q, in one pass over q, k, v.
 absl::Status KvAppend(CudaStream& stream, const KvAppendLaunch& args);
+// The products' small companions: sums and scaled copies, and conversions between wire types. Counts are even.
+absl::Status Combine(CudaStream& stream, const CombineLaunch& args);
+absl::Status FillRandom(CudaStream& stream, const RandomLaunch& args);
 absl::Status MergePartials(CudaStream& stream, const MergeLaunch& args);
 // One token a row (sampling.h). params, seen, biases, allowed and out lie on the device; their ids must lie in the
 // vocabulary. A draw is that of the CPU unless two scores lie closer than f32 rounds z.

@@ -12,6 +12,8 @@ int LaunchRopeTable(const RopeTableLaunch* launch, void* stream);
 int LaunchRmsNorm(const RmsNormLaunch* launch, void* stream);
 int LaunchGatedActivation(const ActivationLaunch* launch, void* stream);
 int LaunchEmbed(const EmbedLaunch* launch, void* stream);
+int LaunchCombine(const CombineLaunch* launch, void* stream);
+int LaunchRandom(const RandomLaunch* launch, void* stream);
 int LaunchSample(const SampleLaunch* launch, void* stream);
 int LaunchReadAll(const void* memory, size_t bytes, void* result, void* stream);
 

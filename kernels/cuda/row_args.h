@@ -21,14 +21,19 @@ struct MergeLaunch {
   int32_t rows = 0, heads = 0, value_dim = 0;
 };
 
-// q and k of new tokens are normed per head (optional) and rotated, q is written back, k and v go into KvBlocks: one
-// pass.
+// q and k of new tokens are normed per head (optional) and rotated, q is written back, k and v go into KvBlocks or, if
+// k_out and v_out are given, into rows of their own: one pass.
 struct KvAppendLaunch {
   const void* qkv = nullptr;  // rows of [q heads * key_dim | kv heads * key_dim | kv heads * value_dim]
   int64_t qkv_step = 0;
+  const void* v = nullptr;  // v's rows, if they do not lie in qkv
+  int64_t v_step = 0;
   WireType type = WireType::kBF16;
   void* q_out = nullptr;  // [rows][q_heads * key_dim], may be the q part of qkv (step qkv_step)
   int64_t q_out_step = 0;
+  void* k_out = nullptr;  // [rows][kv_heads * key_dim] and [rows][kv_heads * value_dim], both or none
+  void* v_out = nullptr;
+  int64_t k_out_step = 0, v_out_step = 0;
   const float* q_norm = nullptr;  // [key_dim] or null
   const float* k_norm = nullptr;
   float norm_eps = 0;
@@ -85,6 +90,25 @@ struct EmbedLaunch {
   WireType out_type = WireType::kBF16;
   float factor = 1;
   int32_t rows = 0, size = 0;
+};
+
+// out = a_factor * a + b_factor * b, element by element.
+struct CombineLaunch {
+  const void* a = nullptr;
+  const void* b = nullptr;  // or null
+  void* out = nullptr;      // may be a or b
+  WireType a_type = WireType::kF32, b_type = WireType::kF32, out_type = WireType::kF32;
+  float a_factor = 1, b_factor = 1;
+  int64_t count = 0;
+};
+
+// Random weights for measuring: evenly spread over -range .. range, the same for the same seed.
+struct RandomLaunch {
+  void* out = nullptr;
+  WireType type = WireType::kBF16;
+  float range = 1;
+  uint64_t seed = 0;
+  int64_t count = 0;
 };
 
 // One row of logits to one token (sampling.h).

@@ -49,7 +49,7 @@ __device__ __forceinline__ float BlockSum(float x, float* sums) {
   return WarpSum(threadIdx.x % 32 < blockDim.x / 32 ? sums[threadIdx.x % 32] : 0.0f);
 }
 
-// The same for rows of 16-bit elements in runs of eight, one a thread: a row is read once.
+// The same for rows in runs of eight elements, one a thread: a row is read once.
 __global__ void __launch_bounds__(1024) RmsNormRunsKernel(const __grid_constant__ RmsNormLaunch p) {
   __shared__ float sums[32];
   const int64_t row = blockIdx.x;
@@ -147,12 +147,19 @@ __global__ void __launch_bounds__(kAppendWarps * 32) KvAppendKernel(const __grid
   if (head >= p.q_heads + 2 * p.kv_heads) return;
   const bool is_q = head < p.q_heads, is_v = head >= p.q_heads + p.kv_heads;
   const int dim = is_v ? p.layout.value_dim : p.layout.key_dim;
-  const int64_t from = row * p.qkv_step + (is_v ? static_cast<int64_t>(p.q_heads + p.kv_heads) * p.layout.key_dim +
-                                                      static_cast<int64_t>(head - p.q_heads - p.kv_heads) * dim
-                                                : static_cast<int64_t>(head) * dim);
+  const int kv_head = head - p.q_heads - (is_v ? p.kv_heads : 0);
+  const void* source = p.qkv;
+  int64_t from = row * p.qkv_step + static_cast<int64_t>(head) * dim;
+  if (is_v && p.v != nullptr) {
+    source = p.v;
+    from = row * p.v_step + static_cast<int64_t>(kv_head) * dim;
+  } else if (is_v) {
+    from = row * p.qkv_step + static_cast<int64_t>(p.q_heads + p.kv_heads) * p.layout.key_dim +
+           static_cast<int64_t>(kv_head) * dim;
+  }
   float squares = 0;
   for (int i = 2 * lane; i < dim; i += 64) {
-    const float2 v = LoadWirePair(p.type, p.qkv, from + i);
+    const float2 v = LoadWirePair(p.type, source, from + i);
     x[i] = v.x;
     x[i + 1] = v.y;
     squares += v.x * v.x + v.y * v.y;
@@ -179,9 +186,13 @@ __global__ void __launch_bounds__(kAppendWarps * 32) KvAppendKernel(const __grid
     for (int i = 2 * lane; i < dim; i += 64) StoreWirePair(p.type, p.q_out, to + i, x[i], x[i + 1]);
     return;
   }
+  if (p.k_out != nullptr) {
+    const int64_t to = row * (is_v ? p.v_out_step : p.k_out_step) + static_cast<int64_t>(kv_head) * dim;
+    for (int i = 2 * lane; i < dim; i += 64) StoreWirePair(p.type, is_v ? p.v_out : p.k_out, to + i, x[i], x[i + 1]);
+    return;
+  }
   const DeviceAttentionItem& item = p.items[p.row_items[row]];
   const int position = p.positions[row], token = position % CudaKvLayout::kTokens;
-  const int kv_head = head - p.q_heads - (is_v ? p.kv_heads : 0);
   std::byte* block =
       const_cast<std::byte*>(
           item.blocks[kv_head * item.head_step + (position / CudaKvLayout::kTokens - item.first_segment)]) +
@@ -195,6 +206,37 @@ __global__ void __launch_bounds__(kAppendWarps * 32) KvAppendKernel(const __grid
   const int padded = p.layout.key_row_bytes() / p.layout.element_bytes();
   for (int i = lane; i < padded; i += 32) {
     StoreKv(p.layout.type, block + p.layout.key_offset(token, i), i < dim ? x[i] / scale : 0.0f);
+  }
+}
+
+__global__ void __launch_bounds__(256) CombineKernel(const __grid_constant__ CombineLaunch p) {
+  const int64_t i = 2 * (blockIdx.x * 256ll + threadIdx.x);
+  if (i >= p.count) return;
+  float2 x = LoadWirePair(p.a_type, p.a, i);
+  x.x *= p.a_factor;
+  x.y *= p.a_factor;
+  if (p.b != nullptr) {
+    const float2 b = LoadWirePair(p.b_type, p.b, i);
+    x.x += p.b_factor * b.x;
+    x.y += p.b_factor * b.y;
+  }
+  StoreWirePair(p.out_type, p.out, i, x.x, x.y);
+}
+
+// The finaliser of SplitMix64.
+__device__ __forceinline__ uint64_t Mixed(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+__global__ void __launch_bounds__(256) RandomKernel(const __grid_constant__ RandomLaunch p) {
+  const int64_t step = 2ll * gridDim.x * 256;
+  for (int64_t i = 2 * (blockIdx.x * 256ll + threadIdx.x); i < p.count; i += step) {
+    const uint64_t bits = Mixed(p.seed * 0x9e3779b97f4a7c15ull + static_cast<uint64_t>(i) + 1);
+    const float x = static_cast<float>(static_cast<uint32_t>(bits)) * 0x1p-31f - 1;
+    const float y = static_cast<float>(static_cast<uint32_t>(bits >> 32)) * 0x1p-31f - 1;
+    StoreWirePair(p.type, p.out, i, p.range * x, p.range * y);
   }
 }
 
@@ -218,7 +260,7 @@ __global__ void __launch_bounds__(512) ReadKernel(const uint4* memory, int64_t c
 
 cudaStream_t AsStream(void* stream) { return static_cast<cudaStream_t>(stream); }
 
-// Whether rows can be moved 16 bytes at a time: sizes in elements of 16 bits.
+// Whether rows can be moved 16 bytes at a time, eight elements of 16 bits or twice four of 32.
 bool InRuns(std::initializer_list<int64_t> sizes, std::initializer_list<const void*> pointers) {
   for (const int64_t size : sizes) {
     if (size % 8 != 0) return false;
@@ -233,7 +275,7 @@ bool InRuns(std::initializer_list<int64_t> sizes, std::initializer_list<const vo
 
 int LaunchRmsNorm(const RmsNormLaunch* launch, void* stream) {
   if (launch->rows == 0) return 0;
-  const bool runs = launch->x_type != WireType::kF32 && launch->out_type != WireType::kF32 && launch->size <= 8192 &&
+  const bool runs = launch->size <= 8192 &&
                     InRuns({launch->size, launch->x_step, launch->residual_step, launch->out_step},
                            {launch->x, launch->residual, launch->out, launch->weight});
   if (runs) {
@@ -278,6 +320,20 @@ int LaunchKvAppend(const KvAppendLaunch* launch, void* stream) {
   if (launch->rows == 0) return 0;
   const dim3 grid((launch->q_heads + 2 * launch->kv_heads + kAppendWarps - 1) / kAppendWarps, launch->rows);
   KvAppendKernel<<<grid, kAppendWarps * 32, 0, AsStream(stream)>>>(*launch);
+  return static_cast<int>(cudaGetLastError());
+}
+
+int LaunchCombine(const CombineLaunch* launch, void* stream) {
+  if (launch->count == 0) return 0;
+  const auto blocks = static_cast<unsigned>((launch->count / 2 + 255) / 256);
+  CombineKernel<<<blocks, 256, 0, AsStream(stream)>>>(*launch);
+  return static_cast<int>(cudaGetLastError());
+}
+
+int LaunchRandom(const RandomLaunch* launch, void* stream) {
+  if (launch->count == 0) return 0;
+  const int64_t blocks = (launch->count / 2 + 255) / 256;
+  RandomKernel<<<static_cast<unsigned>(blocks < 4096 ? blocks : 4096), 256, 0, AsStream(stream)>>>(*launch);
   return static_cast<int>(cudaGetLastError());
 }
 

@@ -29,8 +29,14 @@ __device__ __forceinline__ float2 LoadWirePair(WireType type, const void* base, 
   return *reinterpret_cast<const float2*>(static_cast<const float*>(base) + at);
 }
 
-// Eight elements of a 16-bit type, 16-byte aligned.
+// Eight elements, 16-byte aligned.
 __device__ __forceinline__ void LoadWire8(WireType type, const void* base, int64_t at, float (&x)[8]) {
+  if (type == WireType::kF32) {
+    const auto* from = reinterpret_cast<const float4*>(static_cast<const float*>(base) + at);
+    const float4 a = from[0], b = from[1];
+    x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+    return;
+  }
   const uint4 raw = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(base) + at);
   const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
@@ -45,6 +51,12 @@ __device__ __forceinline__ void LoadWire8(WireType type, const void* base, int64
 
 // Rounds x to the type, too.
 __device__ __forceinline__ void StoreWire8(WireType type, void* base, int64_t at, float (&x)[8]) {
+  if (type == WireType::kF32) {
+    auto* to = reinterpret_cast<float4*>(static_cast<float*>(base) + at);
+    to[0] = make_float4(x[0], x[1], x[2], x[3]);
+    to[1] = make_float4(x[4], x[5], x[6], x[7]);
+    return;
+  }
   uint32_t words[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {

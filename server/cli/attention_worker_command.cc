@@ -2,6 +2,7 @@
 
 #include "attention_worker/attention_worker_main.h"
 #include "server/cli/cluster_commands.h"
+#include "server/cli/device_choice.h"
 
 namespace dovetail::cli {
 
@@ -11,9 +12,7 @@ absl::Status RunAttentionWorker(const AttentionWorkerFlags& flags) {
   DT_ASSIGN_OR_RETURN(role.kv_bytes, ParseBytes("--kv-capacity", flags.kv_capacity));
   if (role.kv_bytes == 0) return InvalidArgument("--kv-capacity: a worker of no bytes holds no token; write 8GiB");
   role.trace_file = flags.trace_file;
-  EngineFlags device_flags;
-  device_flags.threads = flags.threads;
-  DT_ASSIGN_OR_RETURN(const auto device, CreateDevice(device_flags));
+  DT_ASSIGN_OR_RETURN(const auto device, OpenDevice("--device", flags.device, flags.threads));
   DT_ASSIGN_OR_RETURN(auto connectors, ConnectorsOf(flags.data));
   control::WorkerMainOptions options;
   options.scheduler = flags.control.scheduler;

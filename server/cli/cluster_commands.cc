@@ -51,6 +51,10 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
       ->check(OneOf({"any", "shm", "tcp", "rc", "cuda_ipc"}))
       ->type_name("LANES")
       ->group("Data plane");
+  up.add_option("--attention-devices", up_.attention_devices,
+                "Where attention runs, as cuda:1,cpu: the attention workers take these in turn")
+      ->type_name("DEVICES")
+      ->group("Device");
   up.callback([this, report] { report(RunUp(up_)); });
 
   CLI::App& scheduler =
@@ -81,6 +85,9 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
       ->group("KV cache");
   AddNameFlag(attention, attention_.name);
   AddJoinTimeoutFlag(attention, attention_.join_timeout);
+  attention.add_option("--device", attention_.device, "Where KV lies and attention runs: cpu or cuda:N")
+      ->type_name("DEVICE")
+      ->group("Device");
   attention.add_option("--threads", attention_.threads, "Compute threads; 0: one per core")
       ->check(WholeNumber(0, 256, "0 takes one per core"))
       ->type_name("N")

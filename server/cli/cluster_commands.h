@@ -28,6 +28,7 @@ absl::Status RunScheduler(const SchedulerFlags& flags);
 struct AttentionWorkerFlags {
   std::string kv_capacity;
   std::string name;
+  std::string device = "cpu";
   int threads = 0;
   std::string trace_file;
   int join_timeout = 30;
@@ -56,6 +57,7 @@ absl::Status RunServer(const ServerFlags& flags);
 struct UpFlags {
   EngineFlags engine;
   ServerFlags server;
+  std::string attention_devices = "cpu";  // taken in turn by the attention workers
   std::string lanes = "shm";
   std::string listen = "127.0.0.1:0";  // of the scheduler
   int lease_ms = 400;

@@ -14,10 +14,11 @@ absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
   options.scheduler = flags.control.scheduler;
   DT_RETURN_IF_ERROR(control::CheckAddress("--scheduler", options.scheduler, /*may_be_free=*/false));
   DT_ASSIGN_OR_RETURN(options.security, SecurityOf(flags.control));
-  DT_ASSIGN_OR_RETURN(const auto device, CreateDevice(flags.engine));
   DT_ASSIGN_OR_RETURN(auto checkpoint, OpenModel(flags.engine));
-  DT_ASSIGN_OR_RETURN(const auto model,
+  DT_ASSIGN_OR_RETURN(const auto device, CreateDevice(flags.engine, checkpoint->config()));
+  DT_ASSIGN_OR_RETURN(const ModelOnDevice loaded,
                       LoadOpenModel(flags.engine, std::move(checkpoint), *device, TerminalProgress("loading")));
+  const std::unique_ptr<model::LoadedModel>& model = loaded.model;
   options.role = control::Role::kComputeWorker;
   options.name = flags.name.empty() ? DefaultName("compute") : flags.name;
   options.capabilities = {0, static_cast<int>(std::thread::hardware_concurrency()), control::MeasureMemoryBandwidth(),
@@ -27,7 +28,8 @@ absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
                                                             model->weight_bytes, options.files));
   LogInfo("loaded ", options.model->name, ": ", model->weight_bytes >> 20, " MiB of weights");
   const uint64_t digest = options.model->digest;
-  DT_ASSIGN_OR_RETURN(const compute::ComputeWorkerTuning tuning, TuningOf(flags.engine));
+  DT_ASSIGN_OR_RETURN(compute::ComputeWorkerTuning tuning, TuningOf(flags.engine));
+  tuning.dense = loaded.on_gpu.get();
   control::WorkerMain worker(
       options, std::move(connectors), [&](transport::Connector& connector, const control::JoinReply&) {
         return compute::MakeComputeWorker(*model, digest, *device, connector, tuning, flags.engine.trace_file);

@@ -9,10 +9,12 @@
 #include "base/log.h"
 #include "kernels/thread_pool.h"
 #include "model/checkpoint.h"
+#include "model/dummy_checkpoint.h"
 #include "proto/sequence_frames.h"
 #include "proto/step_plan.h"
 #include "scheduler/core/limits.h"
 #include "server/cli/command_line.h"
+#include "server/cli/device_choice.h"
 
 namespace dovetail::cli {
 
@@ -24,12 +26,23 @@ void AddWeightFlags(CLI::App& command, EngineFlags& flags) {
       ->check(OneOf({"auto", "float32", "bfloat16"}))
       ->type_name("TYPE")
       ->group("Model");
+  command.add_option("--load-format", flags.load_format,
+                     "auto: the weights that MODEL holds; dummy: random ones for the shape that its config.json says, "
+                     "made on a GPU, to measure with")
+      ->check(OneOf({"auto", "dummy"}))
+      ->type_name("FORMAT")
+      ->group("Model");
   command.add_option("--kv-cache-dtype", flags.kv_cache_dtype,
                      "K and V, in memory and on the wire: bfloat16, float16, float32; auto: float32 with --dtype "
                      "float32, else bfloat16")
       ->check(OneOf({"auto", "bfloat16", "float16", "float32"}))
       ->type_name("TYPE")
       ->group("KV cache");
+  command
+      .add_option("--device,--compute-device", flags.device,
+                  "Where the layers run: cpu, cuda:N, or auto (a GPU that can run the model, else the CPU)")
+      ->type_name("DEVICE")
+      ->group("Device");
   command.add_option("--threads", flags.threads, "Compute threads that all workers share; 0: one per core")
       ->check(WholeNumber(0, kernels::ThreadPool::kMaxThreads, "0 takes one per core"))
       ->type_name("N")
@@ -204,16 +217,15 @@ absl::StatusOr<compute::ComputeWorkerTuning> TuningOf(const EngineFlags& flags) 
   return tuning;
 }
 
-absl::StatusOr<std::unique_ptr<kernels::Device>> CreateDevice(const EngineFlags& flags) {
-  kernels::CpuDeviceOptions options;
-  options.threads = flags.threads;
-  auto device = kernels::CreateCpuDevice(options);
-  if (!device.ok()) return Annotate(device.status(), "--threads");
-  return device;
+absl::StatusOr<std::unique_ptr<kernels::Device>> CreateDevice(const EngineFlags& flags,
+                                                              const model::ModelConfig& config) {
+  return ChooseDevice({flags.device, flags.threads, flags.dtype == "float32", KvDtypeOf(flags)}, config);
 }
 
 absl::StatusOr<std::unique_ptr<model::Checkpoint>> OpenModel(const EngineFlags& flags) {
-  DT_ASSIGN_OR_RETURN(std::unique_ptr<model::Checkpoint> checkpoint, model::OpenCheckpoint(flags.model));
+  DT_ASSIGN_OR_RETURN(std::unique_ptr<model::Checkpoint> checkpoint, flags.load_format == "dummy"
+                                                                         ? model::OpenDummyCheckpoint(flags.model)
+                                                                         : model::OpenCheckpoint(flags.model));
   for (const std::string& warning : checkpoint->warnings()) LogWarning(warning);
   const int64_t positions = checkpoint->config().max_positions;
   if (flags.max_model_len > positions)
@@ -222,18 +234,40 @@ absl::StatusOr<std::unique_ptr<model::Checkpoint>> OpenModel(const EngineFlags& 
   return checkpoint;
 }
 
-absl::StatusOr<std::unique_ptr<model::LoadedModel>> LoadOpenModel(const EngineFlags& flags,
-                                                                  std::unique_ptr<model::Checkpoint> checkpoint,
-                                                                  kernels::Device& device,
-                                                                  const model::LoadProgress& progress) {
+absl::StatusOr<ModelOnDevice> LoadOpenModel(const EngineFlags& flags, std::unique_ptr<model::Checkpoint> checkpoint,
+                                            kernels::Device& device, const model::LoadProgress& progress) {
+  ModelOnDevice loaded;
+  kernels::cuda::CudaDevice* const gpu = AsGpu(device);
   const auto stream = device.CreateStream();
-  return model::LoadModel(std::move(checkpoint), WeightFormatOf(flags), &stream->pool(), progress);
+  if (stream == nullptr) return Internal(device.name(), ": no stream can be made");
+  const bool dummy = flags.load_format == "dummy";
+  if (dummy && gpu == nullptr)
+    return FailedPrecondition("--load-format dummy: random weights are made on a GPU, but ", checkpoint->name(),
+                              " would run on the CPU; --device cuda:0 says why");
+  DT_ASSIGN_OR_RETURN(loaded.model,
+                      model::LoadModel(std::move(checkpoint),
+                                       gpu != nullptr ? model::WeightFormat::kElsewhere : WeightFormatOf(flags),
+                                       &stream->pool(), gpu != nullptr ? model::LoadProgress{} : progress));
+  if (gpu == nullptr) return loaded;
+  DT_ASSIGN_OR_RETURN(loaded.on_gpu, compute::CudaModel::Load(*gpu, *loaded.model, KvDtypeOf(flags), dummy, progress));
+  loaded.model->weight_bytes = loaded.on_gpu->weight_bytes();
+  return loaded;
 }
+
+namespace {
+
+// Of a GPU's free memory, what its KV cache may take: beside it lie a step's tables and whatever CUDA takes later.
+uint64_t KvRoomOf(kernels::cuda::CudaDevice& gpu) {
+  const auto memory = gpu.memory();
+  return memory.ok() ? memory->free_bytes / 100 * 94 : 0;
+}
+
+}  // namespace
 
 absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model::LoadProgress& progress) {
   RunningEngine engine;
-  DT_ASSIGN_OR_RETURN(engine.device, CreateDevice(flags));
   DT_ASSIGN_OR_RETURN(std::unique_ptr<model::Checkpoint> checkpoint, OpenModel(flags));
+  DT_ASSIGN_OR_RETURN(engine.device, CreateDevice(flags, checkpoint->config()));
   engine.max_model_len = flags.max_model_len == 0 ? checkpoint->config().max_positions : flags.max_model_len;
 
   server::EmbeddedClusterOptions options;
@@ -250,7 +284,12 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model:
   options.trace_file = flags.trace_file;
   options.scheduler.max_model_len = static_cast<int>(engine.max_model_len);
 
-  DT_ASSIGN_OR_RETURN(engine.model, LoadOpenModel(flags, std::move(checkpoint), *engine.device, progress));
+  DT_ASSIGN_OR_RETURN(ModelOnDevice loaded, LoadOpenModel(flags, std::move(checkpoint), *engine.device, progress));
+  engine.model = std::move(loaded.model);
+  engine.on_gpu = std::move(loaded.on_gpu);
+  options.compute.dense = engine.on_gpu.get();
+  if (kernels::cuda::CudaDevice* const gpu = AsGpu(*engine.device); gpu != nullptr)
+    options.kv_room = [gpu] { return KvRoomOf(*gpu); };
   DT_ASSIGN_OR_RETURN(engine.cluster, server::EmbeddedCluster::Create(*engine.model, *engine.device, options));
   return engine;
 }

@@ -7,6 +7,7 @@
 
 #include "base/dtype.h"
 #include "base/status.h"
+#include "compute_worker/cuda/cuda_model.h"
 #include "kernels/device.h"
 #include "model/loaded_model.h"
 #include "server/embedded_cluster.h"
@@ -16,6 +17,7 @@ namespace dovetail::cli {
 // The flags of every command that runs a model, spelled as in vLLM where it has them.
 struct EngineFlags {
   std::string model;
+  std::string load_format = "auto";
   std::string dtype = "auto";
   std::string kv_cache_dtype = "auto";
   std::string placement = "request";
@@ -29,6 +31,7 @@ struct EngineFlags {
   std::string kv_cache_memory = "auto";
   int attention_workers = 1;
   int micro_batches = 1;
+  std::string device = "auto";
   int threads = 0;
   int max_queued_requests = 4096;
   bool q_first = true;
@@ -48,17 +51,24 @@ void AddSchedulerFlags(CLI::App& command, EngineFlags& flags);
 scheduler::SchedulerOptions SchedulerOptionsOf(const EngineFlags& flags);
 absl::StatusOr<compute::ComputeWorkerTuning> TuningOf(const EngineFlags& flags);
 DType KvDtypeOf(const EngineFlags& flags);
-absl::StatusOr<std::unique_ptr<kernels::Device>> CreateDevice(const EngineFlags& flags);
+// Where the model's dense layers run (device_choice.h).
+absl::StatusOr<std::unique_ptr<kernels::Device>> CreateDevice(const EngineFlags& flags,
+                                                              const model::ModelConfig& config);
 // Checks --max-model-len, logs the checkpoint's warnings.
 absl::StatusOr<std::unique_ptr<model::Checkpoint>> OpenModel(const EngineFlags& flags);
-absl::StatusOr<std::unique_ptr<model::LoadedModel>> LoadOpenModel(const EngineFlags& flags,
-                                                                  std::unique_ptr<model::Checkpoint> checkpoint,
-                                                                  kernels::Device& device, const model::LoadProgress& progress);
+// A model with its weights where `device` computes. Destroyed before the device.
+struct ModelOnDevice {
+  std::unique_ptr<model::LoadedModel> model;
+  std::unique_ptr<compute::CudaModel> on_gpu;  // null on the CPU
+};
+absl::StatusOr<ModelOnDevice> LoadOpenModel(const EngineFlags& flags, std::unique_ptr<model::Checkpoint> checkpoint,
+                                            kernels::Device& device, const model::LoadProgress& progress);
 
 // A model being served in this process. Members are destroyed in reverse order: the cluster before what it runs on.
 struct RunningEngine {
   std::unique_ptr<kernels::Device> device;
   std::unique_ptr<model::LoadedModel> model;
+  std::unique_ptr<compute::CudaModel> on_gpu;  // null on the CPU
   std::unique_ptr<server::EmbeddedCluster> cluster;
   int64_t max_model_len = 0;
   DType kv_dtype = DType::kBF16;

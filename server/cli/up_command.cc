@@ -9,9 +9,11 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_split.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "compute_worker/attention_specs.h"
+#include "kernels/cuda/cuda_device.h"
 #include "server/cli/child_processes.h"
 #include "server/cli/cluster_commands.h"
 #include "server/embedded_cluster.h"
@@ -54,6 +56,9 @@ class Up {
   Up(const UpFlags& flags, StopSignal& stop) : flags_(flags), stop_(stop) {}
 
   absl::Status Run() {
+    for (const absl::string_view device : absl::StrSplit(flags_.attention_devices, ','))
+      if (device != "cpu" && !kernels::cuda::ParseCudaName(std::string(device)).ok())
+        return InvalidArgument("--attention-devices: '", device, "' is neither cpu nor cuda:N, as in cuda:1,cpu");
     DT_RETURN_IF_ERROR(SizeKvCache());
     DT_RETURN_IF_ERROR(StartScheduler());
     if (stop_.Raised()) return absl::OkStatus();
@@ -136,6 +141,10 @@ class Up {
                              engine.dtype,
                              "--kv-cache-dtype",
                              engine.kv_cache_dtype,
+                             "--load-format",
+                             engine.load_format,
+                             "--device",
+                             engine.device,
                              "--threads",
                              std::to_string(engine.threads),
                              "--prompt-scratch",
@@ -151,6 +160,7 @@ class Up {
     // Attention shares the cores with the dense layers here: one thread a worker unless there are many cores.
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     const int threads = std::max(1, cores / (2 * engine.attention_workers));
+    const std::vector<std::string> devices = absl::StrSplit(flags_.attention_devices, ',');
     for (int i = 1; i <= engine.attention_workers; ++i) {
       const std::string name = absl::StrCat("attention-", i);
       workers_[name] = {"attention-worker",
@@ -162,6 +172,8 @@ class Up {
                         flags_.lanes,
                         "--kv-capacity",
                         std::to_string(kv_bytes_),
+                        "--device",
+                        devices[(i - 1) % devices.size()],
                         "--threads",
                         std::to_string(threads)};
       trace(name);

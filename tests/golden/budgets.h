@@ -117,4 +117,21 @@ inline constexpr SmolLm2Budget kLongDirectF32 = {Text::kLong, Weights::kAuto, DT
 // 6.7e-5 was measured.
 inline constexpr double kDirectOnRandomBlocks = 1.4e-4;
 
+// On a GPU: weights, activations, K, V and o in bf16, the residual stream and sums in f32. Worst over both ways across
+// the seam, times two.
+struct CudaBudget {
+  const char* model;
+  double logits;
+
+  friend std::ostream& operator<<(std::ostream& out, const CudaBudget& budget) { return out << budget.model; }
+};
+inline constexpr CudaBudget kCudaBudgets[] = {
+    {"gemma3", 4.1e-3}, {"llama3_gqa", 2.2e-2}, {"llama_bias", 1.7e-2}, {"llama_dynamic", 3.1e-2},
+    {"llama_linear", 2.6e-2}, {"llama_mha", 2.5e-2}, {"llama_yarn", 2.6e-2}, {"mistral_swa", 2.5e-2},
+    {"phi3_longrope", 1.5e-2}, {"phi4_partial", 1.1e-2}, {"qwen2_bias", 1.8e-2}, {"qwen3_mixed_swa", 1.5e-2},
+    {"qwen3_qknorm", 1.2e-2}, {"smollm3", 2.5e-2},
+};
+// Against the CPU with K and V in f32.
+inline constexpr double kSmolLm2OnGpu = 4e-2;
+
 }  // namespace dovetail::test

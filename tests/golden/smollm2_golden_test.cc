@@ -1,12 +1,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
 
-#include "nlohmann/json.hpp"
 #include "tests/cluster/test_engine.h"
 #include "tests/golden/budgets.h"
 #include "tests/golden/reference.h"
+#include "tests/golden/smollm2.h"
 #include "tests/support/test_data.h"
 
 // SmolLM2-135M-Instruct, the very file the quickstart serves, against float32 passes of transformers over the same
@@ -14,30 +13,6 @@
 
 namespace dovetail::test {
 namespace {
-
-namespace fs = std::filesystem;
-
-// Where scripts/fetch_model puts it.
-fs::path FetchedModel() {
-  const char* cache = std::getenv("XDG_CACHE_HOME");
-  const char* home = std::getenv("HOME");
-  const fs::path base =
-      cache != nullptr && *cache != '\0' ? fs::path(cache) : fs::path(home == nullptr ? "" : home) / ".cache";
-  return base / "dovetail" / "smollm2-135m-instruct.gguf";
-}
-
-struct Case {
-  std::vector<TokenId> prompt, greedy;
-  std::vector<double> margins;  // of each greedy token, in logits
-};
-
-std::vector<Case> ReadCases(const fs::path& folder) {
-  std::vector<Case> cases;
-  for (const auto& json : nlohmann::json::parse(ReadFile(folder / "golden.json")))
-    cases.push_back({json["prompt_ids"].get<std::vector<TokenId>>(), json["greedy_ids"].get<std::vector<TokenId>>(),
-                     json["margins"].get<std::vector<double>>()});
-  return cases;
-}
 
 double Rms(std::span<const float> values) {
   double sum = 0;
@@ -51,13 +26,13 @@ constexpr size_t kChatTokens = 200;
 void CompareWithReference(const SmolLm2Budget& budget) {
   const bool long_text = budget.text == Text::kLong;
   DOVETAIL_DATA_OR_SKIP(const auto folder, "models/smollm2-135m-instruct");
-  ASSERT_TRUE(fs::exists(FetchedModel())) << "scripts/fetch_model gets it: " << FetchedModel();
+  ASSERT_TRUE(std::filesystem::exists(FetchedSmolLm2())) << "scripts/fetch_model gets it: " << FetchedSmolLm2();
   const auto reference = ReadNpy(folder / "golden_logits_f32.npy");
   ASSERT_TRUE(reference.ok()) << reference.status();
-  const std::vector<Case> cases = ReadCases(folder);
+  const std::vector<SmolLm2Case> cases = ReadSmolLm2Cases(folder);
   ASSERT_EQ(reference->rows, static_cast<int64_t>(cases.size()));
 
-  const auto model = TestModel::Load(FetchedModel(), budget.weights);
+  const auto model = TestModel::Load(FetchedSmolLm2(), budget.weights);
   ASSERT_TRUE(model.ok()) << model.status();
   server::EmbeddedClusterOptions options = ClusterOptionsFor(**model, budget.kv);
   options.attention_workers = 3;
@@ -88,7 +63,7 @@ void CompareWithReference(const SmolLm2Budget& budget) {
     worst = std::max(worst, error);
     // The budget of later steps in logits: that of the prompt's last row.
     const double certain_margin = 2 * budget.logits * Rms(reference->row(i));
-    const Case& expected = cases[i];
+    const SmolLm2Case& expected = cases[i];
     const std::vector<TokenId>& ours = sink->choices()[0].tokens;
     ASSERT_EQ(ours.size(), expected.greedy.size());
     for (size_t step = 0; step < ours.size(); ++step) {

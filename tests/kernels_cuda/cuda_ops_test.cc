@@ -255,6 +255,135 @@ TEST_F(CudaOpsTest, KvAppendNormsRotatesAndStores) {
   }
 }
 
+// On their way to another device q, k and v are rows, normed and rotated; there k and v come in rows of their own.
+TEST_F(CudaOpsTest, KvAppendWritesRowsAndTakesThem) {
+  const int rows = 5, q_heads = 4, kv_heads = 2, key_dim = 64, value_dim = 32;
+  const int q = q_heads * key_dim, k = kv_heads * key_dim, v = kv_heads * value_dim, width = q + k + v;
+  const CudaKvLayout layout{key_dim, value_dim, KvType::kBF16};
+  std::vector<float> qkv = RandomFloats(rows * width, 21, -3, 3);
+  const std::vector<float> k_norm = RandomFloats(key_dim, 22, 0.5, 2);
+  const auto d_qkv = UploadWire(WireType::kBF16, qkv), d_kn = Upload(k_norm);
+  const auto q_out = Empty(rows * q * 2), k_out = Empty(rows * k * 2), v_out = Empty(rows * v * 2);
+  KvAppendLaunch split{.qkv = d_qkv->data(),
+                       .qkv_step = width,
+                       .q_out = q_out->data(),
+                       .q_out_step = q,
+                       .k_out = k_out->data(),
+                       .v_out = v_out->data(),
+                       .k_out_step = k,
+                       .v_out_step = v,
+                       .k_norm = As<float>(d_kn),
+                       .norm_eps = 1e-6f,
+                       .rows = rows,
+                       .q_heads = q_heads,
+                       .kv_heads = kv_heads,
+                       .layout = layout};
+  ASSERT_TRUE(KvAppend(stream(), split).ok());
+  const auto q_got = FromWireBytes(WireType::kBF16, Download<std::byte>(*q_out));
+  const auto k_got = FromWireBytes(WireType::kBF16, Download<std::byte>(*k_out));
+  const auto v_got = FromWireBytes(WireType::kBF16, Download<std::byte>(*v_out));
+  for (int row = 0; row < rows; ++row) {
+    for (int i = 0; i < q; ++i) ASSERT_EQ(q_got[row * q + i], qkv[row * width + i]);
+    for (int i = 0; i < v; ++i) ASSERT_EQ(v_got[row * v + i], qkv[row * width + q + k + i]);
+    for (int head = 0; head < kv_heads; ++head) {
+      const std::span<const float> x(qkv.data() + row * width + q + head * key_dim, key_dim);
+      const auto want = reference::RmsNorm(x, {}, k_norm, 1e-6);
+      for (int i = 0; i < key_dim; ++i)
+        ASSERT_LE(std::abs(k_got[row * k + head * key_dim + i] - want[i]), std::abs(want[i]) * 0x1p-8 + 1e-6);
+    }
+  }
+
+  const auto memory = Empty(kv_heads * layout.bytes());
+  std::vector<const std::byte*> pointers;
+  for (int head = 0; head < kv_heads; ++head) pointers.push_back(memory->data() + head * layout.bytes());
+  const auto d_pointers = Upload(pointers);
+  std::vector<DeviceAttentionItem> items(1);
+  items[0].blocks = As<const std::byte* const>(d_pointers);
+  items[0].head_step = 1;
+  const auto d_items = Upload(items), d_of = Upload(std::vector<int32_t>(rows, 0));
+  const auto d_pos = Upload(std::vector<int32_t>{7, 8, 9, 40, 63});
+  KvAppendLaunch append{.qkv = k_out->data(),
+                        .qkv_step = k,
+                        .v = v_out->data(),
+                        .v_step = v,
+                        .rows = rows,
+                        .kv_heads = kv_heads,
+                        .positions = As<int32_t>(d_pos),
+                        .row_items = As<int32_t>(d_of),
+                        .items = As<DeviceAttentionItem>(d_items),
+                        .layout = layout};
+  ASSERT_TRUE(KvAppend(stream(), append).ok());
+  const auto kv = Download<std::byte>(*memory);
+  const std::vector<int> positions = {7, 8, 9, 40, 63};
+  for (int row = 0; row < rows; ++row) {
+    for (int head = 0; head < kv_heads; ++head) {
+      const std::byte* block = kv.data() + head * layout.bytes();
+      for (int i = 0; i < key_dim; ++i)
+        ASSERT_EQ(testing::LoadKv(KvType::kBF16, block + layout.key_offset(positions[row], i)),
+                  k_got[row * k + head * key_dim + i]);
+      for (int i = 0; i < value_dim; ++i)
+        ASSERT_EQ(testing::LoadKv(KvType::kBF16, block + layout.value_offset(positions[row], i)),
+                  v_got[row * v + head * value_dim + i]);
+    }
+  }
+  EXPECT_EQ(KvAppend(stream(), {.qkv = k_out->data(), .k_out = k_out->data(), .rows = 1, .kv_heads = 1,
+                                .layout = layout}).code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(CudaOpsTest, CombineAddsScalesAndConverts) {
+  const int n = 1026;
+  for (const WireType a_type : kWires) {
+    for (const WireType out_type : kWires) {
+      for (const bool with_b : {false, true}) {
+        std::vector<float> a = RandomFloats(n, 31, -4, 4), b = RandomFloats(n, 32, -4, 4);
+        const auto da = UploadWire(a_type, a), db = UploadWire(WireType::kF32, b);
+        const auto out = Empty(n * testing::BytesOf(out_type));
+        const CombineLaunch args{.a = da->data(),
+                                 .b = with_b ? db->data() : nullptr,
+                                 .out = out->data(),
+                                 .a_type = a_type,
+                                 .b_type = WireType::kF32,
+                                 .out_type = out_type,
+                                 .a_factor = 0.75f,
+                                 .b_factor = -1.5f,
+                                 .count = n};
+        ASSERT_TRUE(Combine(stream(), args).ok());
+        const auto got = FromWireBytes(out_type, Download<std::byte>(*out));
+        for (int i = 0; i < n; ++i) {
+          const double want = 0.75 * a[i] - (with_b ? 1.5 * b[i] : 0);
+          ASSERT_LE(std::abs(got[i] - want), std::abs(want) * Rounding(out_type) + 2e-6) << i;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(Combine(stream(), {.count = 3}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Combine(stream(), {.count = 2}).code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(CudaOpsTest, RandomNumbersRepeatThemselvesAndFillTheirRange) {
+  const int n = 1 << 16;
+  const auto one = Empty(n * 4), same = Empty(n * 4), other = Empty(n * 4);
+  const auto fill = [&](Buffer& out, uint64_t seed) {
+    ASSERT_TRUE(FillRandom(stream(), {.out = out.data(), .type = WireType::kF32, .range = 0.5f, .seed = seed,
+                                      .count = n}).ok());
+  };
+  fill(*one, 7);
+  fill(*same, 7);
+  fill(*other, 8);
+  const auto x = Download<float>(*one);
+  EXPECT_EQ(x, Download<float>(*same));
+  EXPECT_NE(x, Download<float>(*other));
+  double sum = 0, squares = 0;
+  for (const float v : x) {
+    ASSERT_LE(std::abs(v), 0.5f);
+    sum += v;
+    squares += static_cast<double>(v) * v;
+  }
+  EXPECT_LE(std::abs(sum / n), 0.005);
+  EXPECT_NEAR(squares / n, 0.25 / 3, 0.002);  // evenly spread
+}
+
 TEST_F(CudaOpsTest, PartialsMergeToTheWhole) {
   const int rows = 4, heads = 3, dim = 72;
   const std::vector<int32_t> first = {0, 1, 4, 4, 6}, order = {5, 0, 3, 1, 2, 4};

@@ -1,0 +1,43 @@
+#pragma once
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "attention_worker/core/attention_worker_core.h"
+#include "base/status.h"
+#include "kernels/device.h"
+
+namespace dovetail::attention {
+
+// What an AttentionWorkerCore asks for, done on a device over one arena of KV blocks. Owned by the node's event loop,
+// which calls it in the order of the core's actions. The per-op functions neither allocate nor lock once PrepareStep
+// has grown the buffers.
+class AttentionBackend {
+ public:
+  virtual ~AttentionBackend() = default;
+
+  // Copies whole blocks, in order.
+  virtual absl::Status Copy(std::span<const BlockCopy> copies) = 0;
+  // Grows the micro-batch's scratch, partials and tables to what core.LayoutOf(micro_batch, ..) needs.
+  // kResourceExhausted: no memory.
+  virtual absl::Status PrepareStep(MicroBatchId micro_batch) = 0;
+  // `query` and `key_value` are the payloads of kQuery and kKeyValue, laid out as core.LayoutOf says. `query` must stay
+  // as it is until AppendAndFinish has returned. Errors: those of the kernels; kInternal for k and v without q.
+  virtual absl::Status AttendComplete(MicroBatchId micro_batch, int op, std::span<const std::byte> query) = 0;
+  // Returns the payload of kPartial; valid until the next op of the micro-batch. Where no q was due it is empty.
+  virtual absl::StatusOr<std::span<const std::byte>> AppendAndFinish(MicroBatchId micro_batch, int op,
+                                                                     std::span<const std::byte> key_value) = 0;
+  // The payload of kKeyValue of core.OutgoingMoveOf(slot), from the blocks; valid until the next one of the slot.
+  // kResourceExhausted: no memory.
+  virtual absl::StatusOr<std::span<const std::byte>> Gather(int slot, int op) = 0;
+};
+
+// On the CPU, or on the GPU that `device` is. `payloads_on_device`: q, k, v and what answers them are memory of that
+// GPU, ordered by its worker stream (kernels/cuda/cuda_device.h); else they lie in host memory. `device` and `core`
+// outlive it. kResourceExhausted when the device has no room for kv_blocks blocks; kUnimplemented for a table that a
+// GPU does not attend.
+absl::StatusOr<std::unique_ptr<AttentionBackend>> MakeAttentionBackend(kernels::Device& device,
+                                                                       AttentionWorkerCore& core, uint32_t kv_blocks,
+                                                                       int micro_batches, bool payloads_on_device);
+
+}  // namespace dovetail::attention

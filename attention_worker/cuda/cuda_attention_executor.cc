@@ -1,0 +1,419 @@
+#include "attention_worker/cuda/cuda_attention_executor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "attention_worker/attention_executor.h"
+
+namespace dovetail::attention {
+
+using kernels::cuda::CudaAttentionItem;
+using kernels::cuda::CudaAttentionShape;
+using kernels::cuda::CudaDevice;
+using kernels::cuda::DeviceAttentionItem;
+using kernels::cuda::WireType;
+
+namespace {
+
+constexpr int64_t kElement = 2;  // bytes of the wire types of a GPU
+
+absl::Status CheckTable(const proto::AttentionTable& table) {
+  if (table.has_linear()) return Unimplemented("linear-attention states run on the CPU so far");
+  for (const proto::SoftmaxSpec& spec : table.views) {
+    if (spec.kv == DType::kF32)
+      return Unimplemented("K and V in float32: GPUs keep them in bfloat16 or float16 (--kv-cache-dtype)");
+    for (const int dim : {spec.key_dim, spec.value_dim})
+      if (dim % 8 != 0) return Unimplemented("heads of ", dim, " dimensions; multiples of 8 run on a GPU");
+  }
+  return absl::OkStatus();
+}
+
+kernels::cuda::CudaKvLayout LayoutOf(const proto::SoftmaxSpec& spec) {
+  return {spec.key_dim, spec.value_dim,
+          spec.kv == DType::kBF16 ? kernels::cuda::KvType::kBF16 : kernels::cuda::KvType::kF16};
+}
+
+}  // namespace
+
+CudaAttentionExecutor::CudaAttentionExecutor(CudaDevice& device, AttentionWorkerCore& core,
+                                             kernels::cuda::CudaStream& stream, int micro_batches,
+                                             bool payloads_on_device)
+    : device_(device),
+      core_(core),
+      stream_(stream),
+      block_bytes_(AttentionExecutor::BlockBytes(core.table())),
+      payloads_on_device_(payloads_on_device),
+      micro_batches_(micro_batches + proto::kMoveSlots) {}
+
+absl::StatusOr<std::unique_ptr<AttentionBackend>> CudaAttentionExecutor::Create(CudaDevice& device,
+                                                                                AttentionWorkerCore& core,
+                                                                                uint32_t kv_blocks, int micro_batches,
+                                                                                bool payloads_on_device) {
+  DT_RETURN_IF_ERROR(CheckTable(core.table()));
+  DT_ASSIGN_OR_RETURN(kernels::cuda::CudaStream* const stream, device.WorkerStream());
+  std::unique_ptr<CudaAttentionExecutor> executor(
+      new CudaAttentionExecutor(device, core, *stream, micro_batches, payloads_on_device));
+  DT_ASSIGN_OR_RETURN(executor->arena_, device.Allocate(size_t{kv_blocks} * executor->block_bytes_));
+  DT_RETURN_IF_ERROR(stream->Fill(executor->arena_->data(), 0, executor->arena_->size_bytes()));
+  for (MicroBatch& batch : executor->micro_batches_) {
+    batch.groups.resize(core.table().group_count());
+    for (GroupStep& group : batch.groups) {
+      group.attention = std::make_unique<kernels::cuda::CudaAttention>(device);
+      group.tables = std::make_unique<kernels::cuda::StagedUpload>(device);
+    }
+  }
+  return std::unique_ptr<AttentionBackend>(std::move(executor));
+}
+
+CudaAttentionShape CudaAttentionExecutor::ShapeOf(LayerGroup group) const {
+  const proto::SoftmaxSpec& spec = core_.table().softmax(group);
+  CudaAttentionShape shape;
+  shape.group = spec.group_size();
+  shape.window = spec.window;
+  shape.layout = LayoutOf(spec);
+  shape.q_type = shape.o_type = spec.kv == DType::kBF16 ? WireType::kBF16 : WireType::kF16;
+  shape.scale = spec.scale;
+  return shape;
+}
+
+absl::Status CudaAttentionExecutor::Grow(BufferPtr& buffer, size_t bytes, bool pinned) {
+  if (buffer != nullptr && buffer->size_bytes() >= bytes) return absl::OkStatus();
+  DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());  // what still runs uses the old memory
+  buffer.reset();
+  bytes += bytes / 4;
+  DT_ASSIGN_OR_RETURN(buffer, pinned ? device_.AllocatePinned(bytes) : device_.Allocate(bytes));
+  return absl::OkStatus();
+}
+
+absl::Status CudaAttentionExecutor::Copy(std::span<const BlockCopy> copies) {
+  for (const BlockCopy& copy : copies)
+    DT_RETURN_IF_ERROR(stream_.Copy(BlockAt(copy.to), BlockAt(copy.from), block_bytes_));
+  return absl::OkStatus();
+}
+
+const CudaAttentionExecutor::SetShape& CudaAttentionExecutor::ShapeOfSet(BlockSetId set) {
+  if (set >= sets_.size()) sets_.resize(std::max<size_t>(2 * sets_.size(), set + 1));
+  SetShape& shape = sets_[set];
+  const uint32_t generation = core_.sequences().pool().generation(set);
+  if (shape.known && shape.generation == generation) return shape;
+  const std::vector<KvBlockId>& blocks = core_.BlocksOf(set);
+  shape = {generation, true, true, blocks.size() > 1 ? int64_t{blocks[1]} - blocks[0] : 0};
+  for (size_t i = 1; i < blocks.size(); ++i)
+    shape.even = shape.even && int64_t{blocks[i]} - blocks[i - 1] == shape.step;
+  return shape;
+}
+
+// Sets that were never split are: their blocks were handed out one after the other.
+bool CudaAttentionExecutor::IsRegular(MicroBatchId id, LayerGroup group, int64_t& op_step) {
+  int heads = -1;
+  int64_t step = 0;
+  for (const proto::ShardStep& item : core_.LayoutOf(id, group).items) {
+    if (heads >= 0 && item.kv_heads.size() != heads) return false;
+    heads = item.kv_heads.size();
+    for (const BlockSetId set : core_.ShardOf(id, item).sets) {
+      if (set == kNoBlockSet) continue;
+      const SetShape& shape = ShapeOfSet(set);
+      if (!shape.even || (step != 0 && shape.step != step)) return false;
+      step = shape.step;
+    }
+  }
+  op_step = step * heads * static_cast<int64_t>(block_bytes_);
+  return true;
+}
+
+absl::Status CudaAttentionExecutor::GrowBuffers(MicroBatch& batch, MicroBatchId id) {
+  size_t query = 0, key_value = 0, partial = 0;
+  for (int g = 0; g < core_.table().group_count(); ++g) {
+    const proto::StepLayout& layout = core_.LayoutOf(id, LayerGroup(static_cast<uint16_t>(g)));
+    query = std::max<size_t>(query, layout.query_bytes);
+    key_value = std::max<size_t>(key_value, layout.key_value_bytes);
+    partial = std::max<size_t>(partial, layout.partial_bytes);
+  }
+  DT_RETURN_IF_ERROR(Grow(batch.partial, partial));
+  if (payloads_on_device_) return absl::OkStatus();
+  DT_RETURN_IF_ERROR(Grow(batch.query, query));
+  DT_RETURN_IF_ERROR(Grow(batch.key_value, key_value));
+  return Grow(batch.partial_host, partial, /*pinned=*/true);
+}
+
+absl::Status CudaAttentionExecutor::PrepareStep(MicroBatchId id) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  batch.prepared = false;
+  batch.payload = {};
+  DT_RETURN_IF_ERROR(GrowBuffers(batch, id));
+  for (int g = 0; g < core_.table().group_count(); ++g) {
+    const LayerGroup group(static_cast<uint16_t>(g));
+    GroupStep& step = batch.groups[g];
+    step.regular = IsRegular(id, group, step.op_step);
+    DT_RETURN_IF_ERROR(Plan(batch, id, group, 0));
+  }
+  batch.prepared = true;
+  return absl::OkStatus();
+}
+
+// Rows of items that follow each other in the payload and have as many heads go in one launch.
+void CudaAttentionExecutor::PlanAppends(const proto::StepLayout& layout, GroupStep& step, int32_t* positions,
+                                        int32_t* row_items) {
+  step.appends.clear();
+  int row = 0;
+  for (size_t i = 0; i < layout.items.size(); ++i) {
+    const proto::ShardStep& item = layout.items[i];
+    if (item.rows.kv_count == 0) continue;
+    const int heads = item.kv_heads.size();
+    if (step.appends.empty() || step.appends.back().kv_heads != heads)
+      step.appends.push_back({0, heads, row, item.key_offset, item.value_offset});
+    step.appends.back().rows += item.rows.kv_count;
+    for (int r = 0; r < item.rows.kv_count; ++r, ++row) {
+      positions[row] = static_cast<int32_t>(item.ctx_len + item.rows.kv_first + r);
+      row_items[row] = static_cast<int32_t>(i);
+    }
+  }
+}
+
+std::vector<CudaAttentionItem> CudaAttentionExecutor::ItemsOf(MicroBatchId id, LayerGroup group,
+                                                              const std::vector<const std::byte* const*>& blocks) {
+  const proto::SoftmaxSpec& spec = core_.table().softmax(group);
+  const proto::StepLayout& layout = core_.LayoutOf(id, group);
+  GroupStep& step = micro_batches_[id.value()].groups[group.value()];
+  std::vector<CudaAttentionItem> items;
+  items.reserve(layout.items.size());
+  step.partials.clear();
+  step.finishes = false;
+  int64_t floats = 0;  // of o, over all unfinished items so far
+  for (size_t i = 0; i < layout.items.size(); ++i) {
+    const proto::ShardStep& shard = layout.items[i];
+    if (shard.rows.q_count == 0) continue;
+    CudaAttentionItem& item = items.emplace_back();
+    item.q_rows = shard.rows.q_count;
+    item.kv_heads = shard.kv_heads.size();
+    item.first_position = shard.ctx_len + shard.rows.q_first;
+    item.token_begin = shard.tokens.begin;
+    item.token_end = std::max<int64_t>(shard.attended_end(), shard.tokens.begin);
+    item.q_offset = shard.query_offset / kElement;
+    item.q_row_step = int64_t{shard.query_heads} * spec.key_dim;
+    item.blocks = blocks[i];
+    item.head_step = static_cast<int64_t>(core_.ShardOf(id, shard).sets.size());
+    item.first_segment = static_cast<int32_t>(shard.tokens.begin / kSegmentTokens);
+    if (shard.finished()) {
+      step.finishes = true;
+      item.o_offset = shard.partial_offset / kElement;
+      item.o_row_step = int64_t{shard.query_heads} * spec.value_dim;
+      continue;
+    }
+    // The kernel numbers subtrees by the item's own heads, so each item begins on a multiple of its subtree.
+    const int64_t node = int64_t{shard.query_heads} * spec.value_dim;
+    floats = (floats + node - 1) / node * node;
+    item.partial = true;
+    item.first_node = static_cast<int32_t>(floats / node);
+    step.partials.push_back({floats, floats / spec.value_dim * 2, shard.partial_offset, shard.nodes * node,
+                             shard.nodes * shard.query_heads * 2});
+    floats += shard.nodes * node;
+  }
+  return items;
+}
+
+absl::Status CudaAttentionExecutor::Plan(MicroBatch& batch, MicroBatchId id, LayerGroup group, int op_index) {
+  GroupStep& step = batch.groups[group.value()];
+  const proto::StepLayout& layout = core_.LayoutOf(id, group);
+  size_t pointers = 0, rows = 0;
+  for (const proto::ShardStep& item : layout.items) {
+    pointers += core_.ShardOf(id, item).sets.size() * item.kv_heads.size();
+    rows += item.rows.kv_count;
+  }
+  kernels::cuda::UploadLayout at;
+  const size_t pointers_at = at.Add<const std::byte*>(pointers);
+  const size_t items_at = at.Add<DeviceAttentionItem>(layout.items.size());
+  const size_t positions_at = at.Add<int32_t>(rows), row_items_at = at.Add<int32_t>(rows);
+  step.planned_op = op_index;
+  step.attends = false;
+  if (layout.items.empty()) return absl::OkStatus();
+  DT_ASSIGN_OR_RETURN(std::byte* const host, step.tables->Begin(stream_, at.bytes()));
+  std::byte* const there = step.tables->device();
+  auto* pointer = reinterpret_cast<const std::byte**>(host + pointers_at);
+  auto* pointer_there = reinterpret_cast<const std::byte* const*>(there + pointers_at);
+  auto* items = reinterpret_cast<DeviceAttentionItem*>(host + items_at);
+  std::vector<const std::byte* const*> blocks;
+  blocks.reserve(layout.items.size());
+  for (size_t i = 0; i < layout.items.size(); ++i) {
+    const proto::ShardStep& item = layout.items[i];
+    const std::vector<BlockSetId>& sets = core_.ShardOf(id, item).sets;
+    const int heads = item.kv_heads.size();
+    for (int head = 0; head < heads; ++head)
+      for (const BlockSetId set : sets)
+        *pointer++ = set == kNoBlockSet ? nullptr : BlockAt(core_.BlocksOf(set)[op_index * heads + head]);
+    blocks.push_back(pointer_there);
+    items[i] = DeviceAttentionItem{};
+    items[i].blocks = pointer_there;
+    items[i].head_step = static_cast<int64_t>(sets.size());
+    items[i].first_segment = static_cast<int32_t>(core_.ShardOf(id, item).first_block());
+    items[i].kv_heads = heads;
+    pointer_there += sets.size() * heads;
+  }
+  PlanAppends(layout, step, reinterpret_cast<int32_t*>(host + positions_at),
+              reinterpret_cast<int32_t*>(host + row_items_at));
+  step.items = reinterpret_cast<const DeviceAttentionItem*>(there + items_at);
+  step.positions = reinterpret_cast<const int32_t*>(there + positions_at);
+  step.row_items = reinterpret_cast<const int32_t*>(there + row_items_at);
+  DT_RETURN_IF_ERROR(step.tables->Send(stream_));
+  const std::vector<CudaAttentionItem> attended = ItemsOf(id, group, blocks);
+  if (attended.empty()) return absl::OkStatus();
+  step.attends = true;
+  if (!step.partials.empty()) {
+    const PartialCopy& last = step.partials.back();
+    const int64_t o_floats = last.from_o + last.o_floats;
+    DT_RETURN_IF_ERROR(Grow(batch.partial_floats, (o_floats + last.from_ml + last.ml_floats + 4) * sizeof(float)));
+    batch.ml_at = o_floats + (o_floats & 1);
+  }
+  return step.attention->Plan(stream_, ShapeOf(group), attended);
+}
+
+absl::Status CudaAttentionExecutor::AttendComplete(MicroBatchId id, int op, std::span<const std::byte> query) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  if (!batch.prepared) return Internal("attention op ", op, ": its step has no buffers");  // q of a step just refused
+  batch.payload = query;
+  if (payloads_on_device_ || query.empty()) return absl::OkStatus();
+  return stream_.Copy(batch.query->data(), query.data(), query.size());
+}
+
+absl::Status CudaAttentionExecutor::Append(MicroBatch& batch, LayerGroup group, int op_index,
+                                           const std::byte* key_value) {
+  const proto::SoftmaxSpec& spec = core_.table().softmax(group);
+  const GroupStep& step = batch.groups[group.value()];
+  for (const AppendRun& run : step.appends) {
+    kernels::cuda::KvAppendLaunch append;
+    append.qkv = key_value + run.key_offset;
+    append.qkv_step = int64_t{run.kv_heads} * spec.key_dim;
+    append.v = key_value + run.value_offset;
+    append.v_step = int64_t{run.kv_heads} * spec.value_dim;
+    append.type = spec.kv == DType::kBF16 ? WireType::kBF16 : WireType::kF16;
+    append.rows = run.rows;
+    append.kv_heads = run.kv_heads;
+    append.positions = step.positions + run.first_row;
+    append.row_items = step.row_items + run.first_row;
+    append.items = step.items;
+    append.kv_offset = step.regular ? op_index * step.op_step : 0;
+    append.layout = LayoutOf(spec);
+    DT_RETURN_IF_ERROR(kernels::cuda::KvAppend(stream_, append));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaAttentionExecutor::Attend(MicroBatch& batch, LayerGroup group, int op_index,
+                                           const std::byte* query) {
+  const GroupStep& step = batch.groups[group.value()];
+  kernels::cuda::CudaAttentionRun run;
+  run.q = query;
+  run.o = batch.partial->data();
+  if (!step.partials.empty()) {
+    run.partial_o = reinterpret_cast<float*>(batch.partial_floats->data());
+    run.partial_ml = run.partial_o + batch.ml_at;
+  }
+  run.kv_offset_bytes = static_cast<size_t>(step.regular ? op_index * step.op_step : 0);
+  return step.attention->Run(stream_, ShapeOf(group), run);
+}
+
+absl::StatusOr<std::span<const std::byte>> CudaAttentionExecutor::Answer(MicroBatch& batch, const GroupStep& step,
+                                                                         int64_t bytes) {
+  if (payloads_on_device_) {
+    if (!step.partials.empty()) return Internal("the answer of a token shard cannot stay on one GPU");
+    return std::span<const std::byte>(batch.partial->data(), bytes);
+  }
+  if (step.attends && step.finishes)
+    DT_RETURN_IF_ERROR(stream_.Copy(batch.partial_host->data(), batch.partial->data(), bytes));
+  for (const PartialCopy& copy : step.partials) {
+    const auto* floats = reinterpret_cast<const float*>(batch.partial_floats->data());
+    auto* to = reinterpret_cast<float*>(batch.partial_host->data() + copy.to);
+    DT_RETURN_IF_ERROR(stream_.Copy(to, floats + copy.from_o, copy.o_floats * sizeof(float)));
+    DT_RETURN_IF_ERROR(stream_.Copy(to + copy.o_floats, floats + batch.ml_at + copy.from_ml,
+                                    copy.ml_floats * sizeof(float)));
+  }
+  DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());  // also: payloads may be written anew once they are answered
+  return std::span<const std::byte>(batch.partial_host->data(), bytes);
+}
+
+absl::StatusOr<std::span<const std::byte>> CudaAttentionExecutor::AppendAndFinish(
+    MicroBatchId id, int op, std::span<const std::byte> key_value) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  const LayerGroup group = core_.table().op_group[op];
+  const int op_index = core_.table().op_index_in_group[op];
+  const proto::StepLayout& layout = core_.LayoutOf(id, group);
+  GroupStep& step = batch.groups[group.value()];
+  if (!batch.prepared || batch.payload.size() != static_cast<size_t>(layout.query_bytes))
+    return Internal("attention op ", op, ": k and v came without q");
+  if (!step.regular && step.planned_op != op_index) DT_RETURN_IF_ERROR(Plan(batch, id, group, op_index));
+  const std::byte *query = batch.payload.data(), *appended = key_value.data();
+  if (!payloads_on_device_) {
+    DT_RETURN_IF_ERROR(stream_.Copy(batch.key_value->data(), key_value.data(), key_value.size()));
+    query = batch.query->data();
+    appended = batch.key_value->data();
+  }
+  DT_RETURN_IF_ERROR(Append(batch, group, op_index, appended));
+  if (step.attends) DT_RETURN_IF_ERROR(Attend(batch, group, op_index, query));
+  batch.payload = {};
+  return Answer(batch, step, layout.partial_bytes);
+}
+
+namespace {
+
+// Copies `rows` tokens of one head, from `token` of the block on, out of the layout of blocks on a GPU.
+struct HeadRows {
+  kernels::cuda::CudaKvLayout layout;
+  int token = 0;
+  int rows = 0;
+  std::byte* k = nullptr;  // of the first row
+  std::byte* v = nullptr;
+  size_t k_step = 0, v_step = 0;  // bytes from row to row
+};
+
+void GatherBlock(const std::byte* block, const HeadRows& out) {
+  for (int row = 0; row < out.rows; ++row) {
+    std::byte* k = out.k + row * out.k_step;
+    std::byte* v = out.v + row * out.v_step;
+    for (int i = 0; i < out.layout.key_dim; ++i)
+      std::memcpy(k + i * kElement, block + out.layout.key_offset(out.token + row, i), kElement);
+    for (int i = 0; i < out.layout.value_dim; ++i)
+      std::memcpy(v + i * kElement, block + out.layout.value_offset(out.token + row, i), kElement);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::span<const std::byte>> CudaAttentionExecutor::Gather(int slot, int op) {
+  const OutgoingMove& move = core_.OutgoingMoveOf(slot);
+  const LayerGroup group = core_.table().op_group[op];
+  const proto::SoftmaxSpec& spec = core_.table().softmax(group);
+  const int op_index = core_.table().op_index_in_group[op];
+  const proto::StepLayout& layout = move.layouts[group.value()];
+  DT_RETURN_IF_ERROR(Grow(gathered_[slot], layout.key_value_bytes, /*pinned=*/true));
+  HeadRows out;
+  out.layout = LayoutOf(spec);
+  for (const proto::ShardStep& item : layout.items) {
+    const ShardState& shard = core_.ShardOf(move, item);
+    const int heads = item.kv_heads.size();
+    out.k_step = heads * spec.key_dim * kElement;
+    out.v_step = heads * spec.value_dim * kElement;
+    DT_RETURN_IF_ERROR(Grow(moved_blocks_, heads * block_bytes_, /*pinned=*/true));
+    const Position begin = item.ctx_len + item.rows.kv_first, end = begin + item.rows.kv_count;
+    for (Position at = begin; at < end; at += out.rows) {
+      out.token = static_cast<int>(at % kSegmentTokens);
+      out.rows = static_cast<int>(std::min<Position>(kSegmentTokens - out.token, end - at));
+      const int64_t index = at / kSegmentTokens - shard.first_block();
+      const BlockSetId set = index < static_cast<int64_t>(shard.sets.size()) ? shard.sets[index] : kNoBlockSet;
+      if (set == kNoBlockSet) return Internal("move: tokens from ", at, " are not held here");
+      for (int head = 0; head < heads; ++head)
+        DT_RETURN_IF_ERROR(stream_.Copy(moved_blocks_->data() + head * block_bytes_,
+                                        BlockAt(core_.BlocksOf(set)[op_index * heads + head]), block_bytes_));
+      DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());
+      for (int head = 0; head < heads; ++head) {
+        std::byte* base = gathered_[slot]->data();
+        out.k = base + item.key_offset + (at - begin) * out.k_step + head * spec.key_dim * kElement;
+        out.v = base + item.value_offset + (at - begin) * out.v_step + head * spec.value_dim * kElement;
+        GatherBlock(moved_blocks_->data() + head * block_bytes_, out);
+      }
+    }
+  }
+  return std::span<const std::byte>(gathered_[slot]->data(), layout.key_value_bytes);
+}
+
+}  // namespace dovetail::attention

@@ -1,0 +1,108 @@
+#pragma once
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "attention_worker/attention_backend.h"
+#include "kernels/cuda/cuda_attention.h"
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/staged_upload.h"
+
+namespace dovetail::attention {
+
+// Attention on a GPU, over one arena of KV blocks there (kernels/cuda/kv_layout.h). A step's lengths are planned and
+// its block table is uploaded once; each op then is an append and one pass. All work goes into the device's worker
+// stream. Payloads lie on the device, and nobody waits; or in host memory, and each op is waited for.
+class CudaAttentionExecutor final : public AttentionBackend {
+ public:
+  // kUnimplemented for linear states, other types than bf16 and f16, sinks; kResourceExhausted when the device has no
+  // room for kv_blocks blocks. `device` and `core` outlive it.
+  static absl::StatusOr<std::unique_ptr<AttentionBackend>> Create(kernels::cuda::CudaDevice& device,
+                                                                  AttentionWorkerCore& core, uint32_t kv_blocks,
+                                                                  int micro_batches, bool payloads_on_device);
+
+  absl::Status Copy(std::span<const BlockCopy> copies) override;
+  absl::Status PrepareStep(MicroBatchId micro_batch) override;
+  absl::Status AttendComplete(MicroBatchId micro_batch, int op, std::span<const std::byte> query) override;
+  absl::StatusOr<std::span<const std::byte>> AppendAndFinish(MicroBatchId micro_batch, int op,
+                                                             std::span<const std::byte> key_value) override;
+  absl::StatusOr<std::span<const std::byte>> Gather(int slot, int op) override;
+
+ private:
+  using BufferPtr = std::unique_ptr<kernels::Buffer>;
+
+  // Tokens to append that lie one after the other, of as many KV heads each.
+  struct AppendRun {
+    int rows = 0, kv_heads = 0;
+    int first_row = 0;  // of the uploaded positions
+    int64_t key_offset = 0, value_offset = 0;  // bytes into the payload
+  };
+  // Results that go to the host as f32 subtrees.
+  struct PartialCopy {
+    int64_t from_o = 0, from_ml = 0;  // floats into the scratch
+    int64_t to = 0;                   // bytes into the payload
+    int64_t o_floats = 0, ml_floats = 0;
+  };
+  // One layer group of a micro-batch's step.
+  struct GroupStep {
+    std::unique_ptr<kernels::cuda::CudaAttention> attention;
+    std::unique_ptr<kernels::cuda::StagedUpload> tables;  // block pointers, append items, their positions
+    std::vector<AppendRun> appends;
+    std::vector<PartialCopy> partials;
+    bool attends = false;   // some rows have queries
+    bool finishes = false;  // some answers are o itself
+    // The blocks of op i lie op_step bytes times i from those of the group's first op, for all items alike; else tables
+    // and plan are made anew for each op.
+    bool regular = false;
+    int64_t op_step = 0;
+    int planned_op = -1;    // whose blocks the tables hold, unless regular
+    const kernels::cuda::DeviceAttentionItem* items = nullptr;  // of the layout, on the device
+    const int32_t* positions = nullptr;
+    const int32_t* row_items = nullptr;
+  };
+  struct MicroBatch {
+    std::vector<GroupStep> groups;
+    BufferPtr query, key_value;            // payloads from the host
+    BufferPtr partial, partial_host;       // what answers; pinned
+    BufferPtr partial_floats;              // subtrees: all o, then all m and l
+    int64_t ml_at = 0;                     // floats to those
+    std::span<const std::byte> payload;    // the query at hand
+    bool prepared = false;
+  };
+  // Whether a set's blocks lie evenly spaced, and where.
+  struct SetShape {
+    uint32_t generation = 0;
+    bool known = false, even = false;
+    int64_t step = 0;  // blocks
+  };
+
+  CudaAttentionExecutor(kernels::cuda::CudaDevice& device, AttentionWorkerCore& core,
+                        kernels::cuda::CudaStream& stream, int micro_batches, bool payloads_on_device);
+  kernels::cuda::CudaAttentionShape ShapeOf(LayerGroup group) const;
+  absl::Status Grow(BufferPtr& buffer, size_t bytes, bool pinned = false);
+  absl::Status GrowBuffers(MicroBatch& batch, MicroBatchId id);
+  const SetShape& ShapeOfSet(BlockSetId set);
+  bool IsRegular(MicroBatchId id, LayerGroup group, int64_t& op_step);
+  absl::Status Plan(MicroBatch& batch, MicroBatchId id, LayerGroup group, int op_index);
+  void PlanAppends(const proto::StepLayout& layout, GroupStep& step, int32_t* positions, int32_t* row_items);
+  // Of the layout's items those with queries; `blocks` are tables on the device, by item.
+  std::vector<kernels::cuda::CudaAttentionItem> ItemsOf(MicroBatchId id, LayerGroup group,
+                                                        const std::vector<const std::byte* const*>& blocks);
+  absl::Status Append(MicroBatch& batch, LayerGroup group, int op_index, const std::byte* key_value);
+  absl::Status Attend(MicroBatch& batch, LayerGroup group, int op_index, const std::byte* query);
+  absl::StatusOr<std::span<const std::byte>> Answer(MicroBatch& batch, const GroupStep& step, int64_t bytes);
+  std::byte* BlockAt(KvBlockId block) const { return arena_->data() + size_t{block} * block_bytes_; }
+
+  kernels::cuda::CudaDevice& device_;
+  AttentionWorkerCore& core_;  // read only
+  kernels::cuda::CudaStream& stream_;
+  const size_t block_bytes_;
+  const bool payloads_on_device_;
+  BufferPtr arena_;
+  std::vector<MicroBatch> micro_batches_;  // and a slot for each move that comes in
+  std::vector<SetShape> sets_;             // by BlockSetId
+  std::array<BufferPtr, proto::kMoveSlots> gathered_;
+  BufferPtr moved_blocks_;  // pinned: whole blocks on their way to a host's rows
+};
+
+}  // namespace dovetail::attention

@@ -1,0 +1,441 @@
+#include "compute_worker/cuda/cuda_dense.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <variant>
+
+#include "kernels/op_context.h"
+
+namespace dovetail::compute {
+
+using kernels::cuda::CudaStream;
+using kernels::cuda::WireType;
+
+namespace {
+
+constexpr size_t kMaxCachedRopes = 256;
+constexpr size_t kElement = 2;  // bytes of the wire types of a GPU
+
+float* Floats(const std::unique_ptr<kernels::Buffer>& buffer) { return reinterpret_cast<float*>(buffer->data()); }
+
+}  // namespace
+
+CudaDense::CudaDense(const CudaModel& model, const proto::AttentionTable& table, CudaStream& stream,
+                     bool stay_on_device)
+    : model_(model), table_(table), stream_(stream), stay_on_device_(stay_on_device), pinned_(model.device()) {}
+
+absl::StatusOr<std::unique_ptr<DenseBackend>> CudaDense::Create(const CudaModel& model,
+                                                                const proto::AttentionTable& table,
+                                                                const ComputeWorkerOptions& options,
+                                                                bool stay_on_device) {
+  for (int g = 0; g < table.group_count(); ++g) {
+    const LayerGroup group(static_cast<uint16_t>(g));
+    if (table.linear(group) != nullptr) return Unimplemented("linear-attention states run on the CPU so far");
+    if (WireTypeOf(table.softmax(group).kv) != model.type()) {
+      return InvalidArgument("K and V are ", std::string(Name(table.softmax(group).kv)),
+                             ", but the weights on the GPU are not (--kv-cache-dtype)");
+    }
+  }
+  DT_ASSIGN_OR_RETURN(CudaStream* const stream, model.device().WorkerStream());
+  std::unique_ptr<CudaDense> dense(new CudaDense(model, table, *stream, stay_on_device));
+  DT_RETURN_IF_ERROR(dense->Allocate(options));
+  return std::unique_ptr<DenseBackend>(std::move(dense));
+}
+
+absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options) {
+  kernels::cuda::CudaDevice& device = model_.device();
+  DT_ASSIGN_OR_RETURN(gemm_, kernels::cuda::CudaGemm::Create(device));
+  DT_ASSIGN_OR_RETURN(sampler_, CudaTokenSampler::Create(model_, stream_, *gemm_, options.max_step_tokens));
+  most_rows_ = options.max_step_tokens;
+  int64_t qkv = 0, attended = 0, mlp = 0;
+  for (size_t i = 0; i < model_.steps().size(); ++i) {
+    const model::LayerStep& step = model_.model().steps[i];
+    const CudaStep& weights = model_.steps()[i];
+    if (std::holds_alternative<model::QueryProjection>(step)) qkv = std::max(qkv, weights.first.weights.rows());
+    if (std::holds_alternative<model::OutputProjection>(step))
+      attended = std::max(attended, weights.first.weights.cols());
+    if (std::holds_alternative<model::GatedMlp>(step)) mlp = std::max(mlp, weights.second.weights.cols());
+  }
+  DT_ASSIGN_OR_RETURN(h_, device.Allocate(most_rows_ * hidden() * kElement));
+  DT_ASSIGN_OR_RETURN(qkv_, device.Allocate(most_rows_ * qkv * kElement));
+  DT_ASSIGN_OR_RETURN(attended_, device.Allocate(most_rows_ * attended * kElement));
+  DT_ASSIGN_OR_RETURN(gate_up_, device.Allocate(most_rows_ * 2 * mlp * kElement));
+  DT_ASSIGN_OR_RETURN(act_, device.Allocate(most_rows_ * mlp * kElement));
+  DT_ASSIGN_OR_RETURN(aside_, device.Allocate(most_rows_ * hidden() * sizeof(float)));
+  micro_batches_.resize(options.micro_batches);
+  for (MicroBatch& batch : micro_batches_) DT_RETURN_IF_ERROR(AllocateMicroBatch(batch, most_rows_));
+  return absl::OkStatus();
+}
+
+absl::Status CudaDense::AllocateMicroBatch(MicroBatch& batch, int64_t rows) {
+  kernels::cuda::CudaDevice& device = model_.device();
+  size_t query = 0, key_value = 0;
+  for (const proto::SoftmaxSpec& spec : table_.views) {
+    query = std::max<size_t>(query, int64_t{spec.query_heads} * spec.key_dim);
+    key_value = std::max<size_t>(key_value, int64_t{spec.kv_heads} * (spec.key_dim + spec.value_dim));
+  }
+  DT_ASSIGN_OR_RETURN(batch.x, device.Allocate(rows * hidden() * sizeof(float)));
+  DT_ASSIGN_OR_RETURN(batch.query, device.Allocate(rows * query * kElement));
+  DT_ASSIGN_OR_RETURN(batch.key_value, device.Allocate(rows * key_value * kElement));
+  for (const model::RopeSpec& spec : model_.model().config().ropes) {
+    RopeAngles& angles = batch.angles.emplace_back();
+    angles.pairs = spec.rotary_dims / 2;
+    DT_ASSIGN_OR_RETURN(angles.cos, device.Allocate(rows * angles.pairs * sizeof(float)));
+    DT_ASSIGN_OR_RETURN(angles.sin, device.Allocate(rows * angles.pairs * sizeof(float)));
+  }
+  batch.upload = std::make_unique<kernels::cuda::StagedUpload>(device);
+  DT_RETURN_IF_ERROR(batch.upload->Reserve(2 * (rows * sizeof(int32_t) + 256)));
+  if (!stay_on_device_) batch.wire = std::make_unique<StepWire>(pinned_, table_);
+  return absl::OkStatus();
+}
+
+// Payloads are whole tensors then: one worker, entries in order.
+absl::Status CudaDense::CheckWhole(const ComputeWorkerCore& core, MicroBatchId id) const {
+  const std::vector<WorkerPart>& parts = core.PartsOf(id);
+  const size_t entries = core.PlanOf(id).entries.size();
+  if (parts.size() != 1) return Internal("a step of ", parts.size(), " attention workers cannot stay on one GPU");
+  for (int g = 0; g < table_.group_count(); ++g) {
+    const auto& items = parts[0].layouts[g].items;
+    const int kv_heads = table_.softmax(LayerGroup(static_cast<uint16_t>(g))).kv_heads;
+    bool whole = items.size() == entries;
+    for (const proto::ShardStep& item : items) whole = whole && item.finished() && item.kv_heads.size() == kv_heads;
+    if (!whole) return Internal("a step of divided sequences cannot stay on one GPU");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaDense::PrepareStep(const ComputeWorkerCore& core, MicroBatchId id) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  const proto::StepPlan& plan = core.PlanOf(id);
+  batch.rows = 0;
+  for (const proto::StepEntry& entry : plan.entries) batch.rows += static_cast<int64_t>(entry.tokens.size());
+  if (batch.rows > most_rows_)
+    return ResourceExhausted("a step of ", batch.rows, " tokens; ", most_rows_, " is the most on this GPU");
+  if (stay_on_device_) {
+    DT_RETURN_IF_ERROR(CheckWhole(core, id));
+  } else {
+    DT_RETURN_IF_ERROR(batch.wire->Prepare(core, id));
+  }
+  return EmbedTokens(plan, batch);
+}
+
+absl::Status CudaDense::EmbedTokens(const proto::StepPlan& plan, MicroBatch& batch) {
+  kernels::cuda::UploadLayout layout;
+  const size_t ids_at = layout.Add<int32_t>(batch.rows), positions_at = layout.Add<int32_t>(batch.rows);
+  DT_ASSIGN_OR_RETURN(std::byte* const host, batch.upload->Begin(stream_, layout.bytes()));
+  auto* ids = reinterpret_cast<int32_t*>(host + ids_at);
+  auto* positions = reinterpret_cast<int32_t*>(host + positions_at);
+  const int64_t vocab = model_.model().config().vocab_size;
+  for (const proto::StepEntry& entry : plan.entries)
+    for (size_t i = 0; i < entry.tokens.size(); ++i) {
+      if (entry.tokens[i] < 0 || entry.tokens[i] >= vocab)
+        return InvalidArgument("token ", entry.tokens[i], " is outside the vocabulary of ", vocab);
+      *ids++ = entry.tokens[i];
+      *positions++ = static_cast<int32_t>(entry.ctx_len + static_cast<Position>(i));
+    }
+  DT_RETURN_IF_ERROR(batch.upload->Send(stream_));
+  kernels::cuda::EmbedLaunch embed;
+  embed.table = model_.embedding();
+  embed.ids = reinterpret_cast<const int32_t*>(batch.upload->device() + ids_at);
+  embed.out = batch.x->data();
+  embed.table_type = model_.type();
+  embed.out_type = WireType::kF32;
+  embed.factor = model_.model().config().embedding_scale;
+  embed.rows = static_cast<int32_t>(batch.rows);
+  embed.size = static_cast<int32_t>(hidden());
+  DT_RETURN_IF_ERROR(kernels::cuda::Embed(stream_, embed));
+  return ComputeAngles(plan, reinterpret_cast<const int32_t*>(batch.upload->device() + positions_at), batch);
+}
+
+absl::StatusOr<const CudaDense::CachedRope*> CudaDense::RopeFor(int rope, int64_t length) {
+  const model::RopeSpec& spec = model_.model().config().ropes[rope];
+  const int64_t variant = model::RopeVariant(spec, length);
+  const auto it = std::find_if(rope_cache_.begin(), rope_cache_.end(),
+                               [&](const CachedRope& c) { return c.rope == rope && c.variant == variant; });
+  if (it != rope_cache_.end()) {
+    rope_cache_.splice(rope_cache_.begin(), rope_cache_, it);
+    return &rope_cache_.front();
+  }
+  CachedRope cached{rope, variant, model::MakeRopeTable(spec, length), nullptr};
+  const size_t bytes = cached.table.inv_freq.size() * sizeof(float);
+  DT_ASSIGN_OR_RETURN(cached.inv_freq, model_.device().Allocate(bytes));
+  DT_RETURN_IF_ERROR(stream_.Copy(cached.inv_freq->data(), cached.table.inv_freq.data(), bytes));
+  DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());  // a new length of a dynamic kind: rare
+  if (rope_cache_.size() >= kMaxCachedRopes) rope_cache_.pop_back();
+  rope_cache_.push_front(std::move(cached));
+  return &rope_cache_.front();
+}
+
+// Runs of entries whose sequences share frequencies go together.
+absl::Status CudaDense::ComputeAngles(const proto::StepPlan& plan, const int32_t* positions, MicroBatch& batch) {
+  for (size_t rope = 0; rope < batch.angles.size(); ++rope) {
+    const model::RopeSpec& spec = model_.model().config().ropes[rope];
+    RopeAngles& angles = batch.angles[rope];
+    int64_t row = 0;
+    for (size_t begin = 0; begin < plan.entries.size();) {
+      const int64_t length = plan.entries[begin].rope_length, variant = model::RopeVariant(spec, length);
+      int64_t rows = 0;
+      size_t end = begin;
+      while (end < plan.entries.size() && model::RopeVariant(spec, plan.entries[end].rope_length) == variant)
+        rows += static_cast<int64_t>(plan.entries[end++].tokens.size());
+      DT_ASSIGN_OR_RETURN(const CachedRope* const cached, RopeFor(static_cast<int>(rope), length));
+      kernels::cuda::RopeTableLaunch table;
+      table.positions = positions + row;
+      table.inv_freq = Floats(cached->inv_freq);
+      table.cos = Floats(angles.cos) + row * angles.pairs;
+      table.sin = Floats(angles.sin) + row * angles.pairs;
+      table.multiplier = cached->table.multiplier;
+      table.rows = static_cast<int32_t>(rows);
+      table.count = angles.pairs;
+      DT_RETURN_IF_ERROR(kernels::cuda::RopeTable(stream_, table));
+      row += rows;
+      begin = end;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaDense::Run(const ComputeWorkerCore& core, MicroBatchId id, int index) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  const model::LayerStep& step = model_.model().steps[index];
+  const CudaStep& weights = model_.steps()[index];
+  if (const auto* input = std::get_if<model::InputNorm>(&step)) return RunStep(*input, weights, batch);
+  if (const auto* query = std::get_if<model::QueryProjection>(&step)) return RunStep(*query, weights, batch);
+  if (std::holds_alternative<model::KeyValueProjection>(step)) return absl::OkStatus();  // done with the queries
+  if (const auto* output = std::get_if<model::OutputProjection>(&step))
+    return RunOutput(*output, weights, batch, core.PartsOf(id));
+  if (const auto* mlp = std::get_if<model::GatedMlp>(&step)) return RunStep(*mlp, weights, batch);
+  return Internal("step ", index, " of the model does not run on a GPU");
+}
+
+absl::Status CudaDense::AttendPrompts(const ComputeWorkerCore& core, MicroBatchId id, int) {
+  if (core.PromptsOf(id).empty()) return absl::OkStatus();
+  return Internal("prompts are attended on attention workers");
+}
+
+absl::Status CudaDense::Norm(const BufferPtr& weight, float eps, const float* x, void* out, WireType out_type,
+                             int64_t rows) {
+  kernels::cuda::RmsNormLaunch norm;
+  norm.x = const_cast<float*>(x);  // written only where there is a residual to add
+  norm.weight = Floats(weight);
+  norm.out = out;
+  norm.x_step = norm.out_step = hidden();
+  norm.x_type = WireType::kF32;
+  norm.out_type = out_type;
+  norm.eps = eps;
+  norm.rows = static_cast<int32_t>(rows);
+  norm.size = static_cast<int32_t>(hidden());
+  return kernels::cuda::RmsNorm(stream_, norm);
+}
+
+// h = norm(x), or x; then x begins anew as restart * h.
+absl::Status CudaDense::NormOrConvert(const std::optional<model::RmsNorm>& norm, const std::optional<float>& restart,
+                                      const CudaStep& weights, MicroBatch& batch) {
+  kernels::cuda::CombineLaunch combine;
+  combine.count = batch.rows * hidden();
+  if (norm.has_value()) {
+    DT_RETURN_IF_ERROR(Norm(weights.norm, norm->eps, Floats(batch.x), h_->data(), model_.type(), batch.rows));
+  } else {
+    combine.a = batch.x->data();
+    combine.out = h_->data();
+    combine.out_type = model_.type();
+    DT_RETURN_IF_ERROR(kernels::cuda::Combine(stream_, combine));
+  }
+  if (!restart.has_value()) return absl::OkStatus();
+  combine.a = h_->data();
+  combine.a_type = model_.type();
+  combine.a_factor = *restart;
+  combine.out = batch.x->data();
+  combine.out_type = WireType::kF32;
+  return kernels::cuda::Combine(stream_, combine);
+}
+
+absl::Status CudaDense::RunStep(const model::InputNorm& step, const CudaStep& weights, MicroBatch& batch) {
+  return NormOrConvert(step.norm, step.restart, weights, batch);
+}
+
+absl::Status CudaDense::Multiply(const CudaProjection& w, const void* in, int64_t rows, void* out) {
+  kernels::cuda::GemmCall call{};
+  call.x = in;
+  call.w = w.weights.data();
+  call.y = out;
+  call.bias = w.bias != nullptr ? w.bias->data() : nullptr;
+  call.m = rows;
+  call.n = w.weights.rows();
+  call.k = call.x_stride = call.w_stride = w.weights.cols();
+  call.y_stride = call.n;
+  call.type = gemm_type();
+  return gemm_->Run(stream_, call);
+}
+
+absl::Status CudaDense::AddProjection(const CudaProjection& w, const BufferPtr& post_norm, float eps, float scale,
+                                      const void* in, MicroBatch& batch) {
+  const bool aside = post_norm != nullptr || scale != 1;
+  kernels::cuda::GemmCall call{};
+  call.x = in;
+  call.w = w.weights.data();
+  call.y = aside ? aside_->data() : batch.x->data();
+  call.bias = w.bias != nullptr ? w.bias->data() : nullptr;
+  call.m = batch.rows;
+  call.n = call.y_stride = w.weights.rows();
+  call.k = call.x_stride = call.w_stride = w.weights.cols();
+  call.type = gemm_type();
+  call.y_is_f32 = 1;
+  call.accumulate = aside ? 0 : 1;
+  DT_RETURN_IF_ERROR(gemm_->Run(stream_, call));
+  if (!aside) return absl::OkStatus();
+  if (post_norm != nullptr)
+    DT_RETURN_IF_ERROR(Norm(post_norm, eps, Floats(aside_), aside_->data(), WireType::kF32, batch.rows));
+  kernels::cuda::CombineLaunch sum;
+  sum.a = batch.x->data();
+  sum.b = aside_->data();
+  sum.out = batch.x->data();
+  sum.b_factor = scale;
+  sum.count = batch.rows * hidden();
+  return kernels::cuda::Combine(stream_, sum);
+}
+
+// A norm over all heads together; those over each head go with the rotation.
+absl::Status CudaDense::NormWhole(const std::optional<model::RmsNorm>& norm, const BufferPtr& weight,
+                                  std::byte* heads, int64_t width, int dim, int64_t step, int64_t rows) {
+  if (!norm.has_value() || static_cast<int64_t>(norm->weight.size()) == dim) return absl::OkStatus();
+  kernels::cuda::RmsNormLaunch launch;
+  launch.x = launch.out = heads;
+  launch.weight = Floats(weight);
+  launch.x_step = launch.out_step = step;
+  launch.x_type = launch.out_type = model_.type();
+  launch.eps = norm->eps;
+  launch.rows = static_cast<int32_t>(rows);
+  launch.size = static_cast<int32_t>(width);
+  return kernels::cuda::RmsNorm(stream_, launch);
+}
+
+// q, k and v in one product, normed and rotated on their way to the tensors that leave.
+absl::Status CudaDense::RunStep(const model::QueryProjection& step, const CudaStep& weights, MicroBatch& batch) {
+  const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[step.op]);
+  const auto& next = std::get<model::KeyValueProjection>(
+      model_.model().steps[static_cast<size_t>(&weights - model_.steps().data()) + 1]);
+  const int64_t q_width = int64_t{spec.query_heads} * spec.key_dim, k_width = int64_t{spec.kv_heads} * spec.key_dim;
+  const int64_t v_width = int64_t{spec.kv_heads} * spec.value_dim, width = q_width + k_width + v_width;
+  DT_RETURN_IF_ERROR(Multiply(weights.first, h_->data(), batch.rows, qkv_->data()));
+  DT_RETURN_IF_ERROR(
+      NormWhole(step.head_norm, weights.q_norm, qkv_->data(), q_width, spec.key_dim, width, batch.rows));
+  DT_RETURN_IF_ERROR(NormWhole(next.head_norm, weights.k_norm, qkv_->data() + q_width * kElement, k_width,
+                               spec.key_dim, width, batch.rows));
+  kernels::cuda::KvAppendLaunch out;
+  out.qkv = qkv_->data();
+  out.qkv_step = width;
+  out.type = model_.type();
+  out.q_out = batch.query->data();
+  out.q_out_step = q_width;
+  out.k_out = batch.key_value->data();
+  out.k_out_step = k_width;
+  out.v_out = batch.key_value->data() + batch.rows * k_width * kElement;
+  out.v_out_step = v_width;
+  const auto per_head = [&](const std::optional<model::RmsNorm>& norm, const BufferPtr& weight) -> const float* {
+    if (!norm.has_value() || static_cast<int>(norm->weight.size()) != spec.key_dim) return nullptr;
+    out.norm_eps = norm->eps;
+    return Floats(weight);
+  };
+  out.q_norm = per_head(step.head_norm, weights.q_norm);
+  out.k_norm = per_head(next.head_norm, weights.k_norm);
+  if (step.rope >= 0) {
+    const RopeAngles& angles = batch.angles[step.rope];
+    out.cos = Floats(angles.cos);
+    out.sin = Floats(angles.sin);
+    out.rotary = 2 * angles.pairs;
+  }
+  out.rows = static_cast<int32_t>(batch.rows);
+  out.q_heads = spec.query_heads;
+  out.kv_heads = spec.kv_heads;
+  out.layout = {spec.key_dim, spec.value_dim, kernels::cuda::KvType::kBF16};
+  DT_RETURN_IF_ERROR(kernels::cuda::KvAppend(stream_, out));
+  return stay_on_device_ ? absl::OkStatus() : CopyToWire(step.op, batch);
+}
+
+absl::Status CudaDense::CopyToWire(int op, MicroBatch& batch) {
+  const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[op]);
+  const size_t query = batch.rows * spec.query_heads * spec.key_dim * kElement;
+  const size_t key = batch.rows * spec.kv_heads * spec.key_dim * kElement;
+  const size_t value = batch.rows * spec.kv_heads * spec.value_dim * kElement;
+  DT_RETURN_IF_ERROR(stream_.Copy(batch.wire->query(), batch.query->data(), query));
+  DT_RETURN_IF_ERROR(stream_.Copy(batch.wire->key(op), batch.key_value->data(), key));
+  DT_RETURN_IF_ERROR(stream_.Copy(batch.wire->value(op), batch.key_value->data() + key, value));
+  batch.copied = false;
+  return absl::OkStatus();
+}
+
+absl::Status CudaDense::AwaitWire(MicroBatch& batch) {
+  if (batch.copied) return absl::OkStatus();
+  DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());
+  batch.copied = true;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::span<const std::byte>> CudaDense::PackQuery(const ComputeWorkerCore& core, MicroBatchId id, int p,
+                                                                int op) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  const LayerGroup group = table_.op_group[op];
+  if (stay_on_device_) {
+    const size_t bytes = core.PartsOf(id)[p].layouts[group.value()].query_bytes;
+    return std::span<const std::byte>(batch.query->data(), bytes);
+  }
+  DT_RETURN_IF_ERROR(AwaitWire(batch));
+  return batch.wire->PackQuery(core.PartsOf(id), p, group);
+}
+
+absl::StatusOr<std::span<const std::byte>> CudaDense::PackKeyValue(const ComputeWorkerCore& core, MicroBatchId id,
+                                                                   int p, int op) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  const LayerGroup group = table_.op_group[op];
+  if (stay_on_device_) {
+    const size_t bytes = core.PartsOf(id)[p].layouts[group.value()].key_value_bytes;
+    return std::span<const std::byte>(batch.key_value->data(), bytes);
+  }
+  DT_RETURN_IF_ERROR(AwaitWire(batch));
+  return batch.wire->PackKeyValue(core.PartsOf(id), p, op);
+}
+
+absl::Status CudaDense::RunOutput(const model::OutputProjection& step, const CudaStep& weights, MicroBatch& batch,
+                                  const std::vector<WorkerPart>& parts) {
+  const LayerGroup group = table_.op_group[step.op];
+  const proto::SoftmaxSpec& spec = table_.softmax(group);
+  const void* attended = nullptr;
+  if (stay_on_device_) {
+    attended = parts[0].partial.data();
+  } else {
+    DT_ASSIGN_OR_RETURN(const std::byte* const joined,
+                        batch.wire->JoinPartials(parts, group, kernels::ContextOf(stream_)));
+    const size_t bytes = batch.rows * spec.query_heads * spec.value_dim * kElement;
+    DT_RETURN_IF_ERROR(stream_.Copy(attended_->data(), joined, bytes));
+    attended = attended_->data();
+  }
+  return AddProjection(weights.first, weights.post_norm, step.post_norm ? step.post_norm->eps : 0, step.scale,
+                       attended, batch);
+}
+
+absl::Status CudaDense::RunStep(const model::GatedMlp& step, const CudaStep& weights, MicroBatch& batch) {
+  DT_RETURN_IF_ERROR(NormOrConvert(step.norm, step.restart, weights, batch));
+  DT_RETURN_IF_ERROR(Multiply(weights.first, h_->data(), batch.rows, gate_up_->data()));
+  const int64_t width = weights.second.weights.cols();
+  kernels::cuda::ActivationLaunch activation;
+  activation.gate = gate_up_->data();
+  activation.up = gate_up_->data() + width * kElement;
+  activation.out = act_->data();
+  activation.gate_step = activation.up_step = 2 * width;
+  activation.out_step = width;
+  activation.type = model_.type();
+  activation.gelu = step.activation == model::Activation::kGeluTanh ? 1 : 0;
+  activation.rows = static_cast<int32_t>(batch.rows);
+  activation.size = static_cast<int32_t>(width);
+  DT_RETURN_IF_ERROR(kernels::cuda::GatedActivation(stream_, activation));
+  return AddProjection(weights.second, weights.post_norm, step.post_norm ? step.post_norm->eps : 0, step.scale,
+                       act_->data(), batch);
+}
+
+absl::Status CudaDense::Sample(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result) {
+  return sampler_->Run(plan, Floats(micro_batches_[id.value()].x), result);
+}
+
+}  // namespace dovetail::compute

@@ -1,0 +1,106 @@
+#pragma once
+#include <list>
+#include <memory>
+#include <vector>
+
+#include "compute_worker/cuda/cuda_model.h"
+#include "compute_worker/cuda/cuda_token_sampler.h"
+#include "compute_worker/step_wire.h"
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/staged_upload.h"
+
+namespace dovetail::compute {
+
+// The dense pieces of a dense model on a GPU. The residual stream is kept in f32, other activations in the wire type;
+// products sum in f32. All work goes into the device's worker stream, so pieces return when they are enqueued.
+//
+// Two ways across the seam. If payloads stay on the device, one attention worker there holds every sequence whole: q,
+// k, v and what it answers are tensors in device memory, and nobody waits before tokens are drawn. Otherwise q, k and v
+// are copied to pinned memory, where StepWire packs them for any placement, and what comes back is joined there.
+class CudaDense final : public DenseBackend {
+ public:
+  // Takes all memory that a step of options.max_step_tokens rows needs: kResourceExhausted if it is not there.
+  // kFailedPrecondition without cuBLASLt. `model` outlives it.
+  static absl::StatusOr<std::unique_ptr<DenseBackend>> Create(const CudaModel& model,
+                                                              const proto::AttentionTable& table,
+                                                              const ComputeWorkerOptions& options,
+                                                              bool stay_on_device);
+
+  absl::Status PrepareStep(const ComputeWorkerCore& core, MicroBatchId id) override;
+  absl::Status Run(const ComputeWorkerCore& core, MicroBatchId id, int index) override;
+  absl::Status AttendPrompts(const ComputeWorkerCore& core, MicroBatchId id, int op) override;
+  absl::StatusOr<std::span<const std::byte>> PackQuery(const ComputeWorkerCore& core, MicroBatchId id, int p,
+                                                       int op) override;
+  absl::StatusOr<std::span<const std::byte>> PackKeyValue(const ComputeWorkerCore& core, MicroBatchId id, int p,
+                                                          int op) override;
+  absl::Status Sample(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result) override;
+
+ private:
+  using BufferPtr = std::unique_ptr<kernels::Buffer>;
+  struct RopeAngles {
+    BufferPtr cos, sin;  // [rows, pairs]
+    int pairs = 0;
+  };
+  struct MicroBatch {
+    int64_t rows = 0;
+    BufferPtr x;                     // [rows, hidden] f32
+    BufferPtr query, key_value;      // [rows, query heads * key_dim]; [rows, KV heads * key_dim], then v likewise
+    std::vector<RopeAngles> angles;  // by rope of the config
+    std::unique_ptr<kernels::cuda::StagedUpload> upload;  // ids, positions
+    std::unique_ptr<StepWire> wire;                       // unless payloads stay on the device
+    bool copied = false;                                  // q, k and v have reached `wire`
+  };
+  struct CachedRope {
+    int rope = 0;
+    int64_t variant = 0;
+    model::RopeTable table;
+    BufferPtr inv_freq;
+  };
+
+  CudaDense(const CudaModel& model, const proto::AttentionTable& table, kernels::cuda::CudaStream& stream,
+            bool stay_on_device);
+  absl::Status Allocate(const ComputeWorkerOptions& options);
+  absl::Status AllocateMicroBatch(MicroBatch& batch, int64_t rows);
+  absl::Status CheckWhole(const ComputeWorkerCore& core, MicroBatchId id) const;
+  absl::Status EmbedTokens(const proto::StepPlan& plan, MicroBatch& batch);
+  absl::Status ComputeAngles(const proto::StepPlan& plan, const int32_t* positions, MicroBatch& batch);
+  absl::StatusOr<const CachedRope*> RopeFor(int rope, int64_t length);
+
+  absl::Status RunStep(const model::InputNorm& step, const CudaStep& weights, MicroBatch& batch);
+  absl::Status RunStep(const model::QueryProjection& step, const CudaStep& weights, MicroBatch& batch);
+  absl::Status RunOutput(const model::OutputProjection& step, const CudaStep& weights, MicroBatch& batch,
+                         const std::vector<WorkerPart>& parts);
+  absl::Status RunStep(const model::GatedMlp& step, const CudaStep& weights, MicroBatch& batch);
+
+  absl::Status Norm(const BufferPtr& weight, float eps, const float* x, void* out, kernels::cuda::WireType out_type,
+                    int64_t rows);
+  absl::Status NormOrConvert(const std::optional<model::RmsNorm>& norm, const std::optional<float>& restart,
+                             const CudaStep& weights, MicroBatch& batch);
+  absl::Status NormWhole(const std::optional<model::RmsNorm>& norm, const BufferPtr& weight, std::byte* heads,
+                         int64_t width, int dim, int64_t step, int64_t rows);
+  absl::Status Multiply(const CudaProjection& w, const void* in, int64_t rows, void* out);
+  // x += scale post_norm(in W + b).
+  absl::Status AddProjection(const CudaProjection& w, const BufferPtr& post_norm, float eps, float scale,
+                             const void* in, MicroBatch& batch);
+  absl::Status CopyToWire(int op, MicroBatch& batch);
+  absl::Status AwaitWire(MicroBatch& batch);
+  kernels::cuda::GemmType gemm_type() const {
+    return model_.type() == kernels::cuda::WireType::kBF16 ? kernels::cuda::GemmType::kBF16
+                                                           : kernels::cuda::GemmType::kF16;
+  }
+  int64_t hidden() const { return model_.model().config().hidden_size; }
+
+  const CudaModel& model_;
+  const proto::AttentionTable table_;
+  kernels::cuda::CudaStream& stream_;
+  const bool stay_on_device_;
+  kernels::cuda::PinnedHost pinned_;
+  std::unique_ptr<kernels::cuda::CudaGemm> gemm_;
+  std::unique_ptr<CudaTokenSampler> sampler_;
+  int64_t most_rows_ = 0;
+  std::vector<MicroBatch> micro_batches_;
+  std::list<CachedRope> rope_cache_;  // front: used last
+  BufferPtr h_, qkv_, attended_, gate_up_, act_, aside_;  // scratch of a piece
+};
+
+}  // namespace dovetail::compute

@@ -1,0 +1,74 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/status.h"
+#include "compute_worker/dense_backend.h"
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/cuda_weights.h"
+#include "model/loaded_model.h"
+
+namespace dovetail::compute {
+
+// y = x W^T + bias on a GPU. Device pointers.
+struct CudaProjection {
+  kernels::cuda::CudaWeights weights;       // [out][in]
+  std::unique_ptr<kernels::Buffer> bias;    // [out] in the type of the product's result, or null
+};
+
+// What a step of the model's list needs there; empty where the step has none. By the step's index.
+struct CudaStep {
+  CudaProjection first;   // QueryProjection: q, k and v below each other; OutputProjection: o; GatedMlp: gate, then up
+  CudaProjection second;  // GatedMlp: down
+  std::unique_ptr<kernels::Buffer> norm, post_norm, q_norm, k_norm;  // f32; k_norm at QueryProjection
+};
+
+// A dense model's weights on a GPU, in one 16-bit type, and the layers over them. Quantised weights are dequantised
+// once. Immutable; `model`, read with WeightFormat::kElsewhere, and `device` outlive it.
+class CudaModel final : public DenseBackendFactory {
+ public:
+  // OK if such a model, with K, V and activations in `type`, can run here; else kUnimplemented names what is missing.
+  static absl::Status Supports(const model::ModelConfig& config, DType type);
+  // Bytes of all weights there.
+  static uint64_t WeightBytes(const model::ModelConfig& config);
+
+  // kUnimplemented as Supports; kResourceExhausted names what is needed, what is free and what would fit.
+  // `random`: weights are made there, and none are read.
+  static absl::StatusOr<std::unique_ptr<CudaModel>> Load(kernels::cuda::CudaDevice& device,
+                                                         const model::LoadedModel& model, DType type, bool random,
+                                                         const model::LoadProgress& progress);
+
+  absl::StatusOr<std::unique_ptr<DenseBackend>> Create(const proto::AttentionTable& table,
+                                                       const ComputeWorkerOptions& options,
+                                                       bool stay_on_device) const override;
+
+  kernels::cuda::CudaDevice& device() const { return device_; }
+  const model::LoadedModel& model() const { return model_; }
+  kernels::cuda::WireType type() const { return type_; }
+  const std::vector<CudaStep>& steps() const { return steps_; }
+  const void* embedding() const { return embedding_.data(); }            // [vocab][hidden]
+  const void* head() const { return head_.rows() > 0 ? head_.data() : embedding_.data(); }
+  const float* final_norm() const { return reinterpret_cast<const float*>(final_norm_->data()); }
+  size_t weight_bytes() const { return weight_bytes_; }
+
+ private:
+  CudaModel(kernels::cuda::CudaDevice& device, const model::LoadedModel& model, kernels::cuda::WireType type)
+      : device_(device), model_(model), type_(type) {}
+  class Reader;
+
+  kernels::cuda::CudaDevice& device_;
+  const model::LoadedModel& model_;
+  const kernels::cuda::WireType type_;
+  std::vector<CudaStep> steps_;
+  kernels::cuda::CudaWeights embedding_, head_;  // head_ is empty if it is the embedding
+  std::unique_ptr<kernels::Buffer> final_norm_;
+  size_t weight_bytes_ = 0;
+};
+
+// As kernels name the types.
+inline kernels::cuda::WireType WireTypeOf(DType type) { return static_cast<kernels::cuda::WireType>(type); }
+
+}  // namespace dovetail::compute

@@ -1,0 +1,130 @@
+#include "compute_worker/cuda/cuda_token_sampler.h"
+
+#include <algorithm>
+
+#include "kernels/thread_pool.h"
+
+namespace dovetail::compute {
+
+using kernels::cuda::CudaSampler;
+using kernels::cuda::WireType;
+
+namespace {
+
+size_t RowScratchBytes(int64_t vocab) { return (kernels::SamplingScratchBytes(vocab) + 63) / 64 * 64; }
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CudaTokenSampler>> CudaTokenSampler::Create(const CudaModel& model,
+                                                                           kernels::cuda::CudaStream& stream,
+                                                                           kernels::cuda::CudaGemm& gemm,
+                                                                           int most_rows) {
+  const int rows = std::min(kRowsAtOnce, most_rows);
+  const model::ModelConfig& config = model.model().config();
+  std::unique_ptr<CudaTokenSampler> sampler(new CudaTokenSampler(model, stream, gemm, rows));
+  DT_ASSIGN_OR_RETURN(sampler->normed_, model.device().Allocate(rows * config.hidden_size * sizeof(uint16_t)));
+  DT_ASSIGN_OR_RETURN(sampler->device_logits_, model.device().Allocate(rows * config.vocab_size * sizeof(float)));
+  DT_ASSIGN_OR_RETURN(sampler->sampler_,
+                      CudaSampler::Create(model.device(), rows, static_cast<int32_t>(config.vocab_size)));
+  return sampler;
+}
+
+absl::Status CudaTokenSampler::Reserve(size_t) { return absl::OkStatus(); }
+
+bool CudaTokenSampler::IsForHost(const proto::StepPlan& plan, const LogitsRow& row) const {
+  return row.scored_token >= 0 || row.return_logits || plan.entries[row.entry].sampling.logprobs > 0;
+}
+
+// Rows that follow each other go together: in decode that is all of them.
+absl::Status CudaTokenSampler::NormRows(const float* residual, size_t first, size_t count) {
+  const int64_t hidden = model_.config().hidden_size;
+  for (size_t begin = 0; begin < count;) {
+    size_t end = begin + 1;
+    while (end < count && rows_[first + end].row == rows_[first + end - 1].row + 1) ++end;
+    kernels::cuda::RmsNormLaunch norm;
+    norm.x = const_cast<float*>(residual + rows_[first + begin].row * hidden);
+    norm.weight = on_device_.final_norm();
+    norm.out = normed_->data() + begin * hidden * sizeof(uint16_t);
+    norm.x_step = norm.out_step = hidden;
+    norm.x_type = WireType::kF32;
+    norm.out_type = on_device_.type();
+    norm.eps = model_.final_norm.eps;
+    norm.rows = static_cast<int32_t>(end - begin);
+    norm.size = static_cast<int32_t>(hidden);
+    DT_RETURN_IF_ERROR(kernels::cuda::RmsNorm(cuda_stream_, norm));
+    begin = end;
+  }
+  return absl::OkStatus();
+}
+
+// Rows for the host are drawn, too, greedily, and that is forgotten: one launch serves them all.
+absl::Status CudaTokenSampler::Draw(const proto::StepPlan& plan, size_t first, size_t count,
+                                    const proto::StepResult& result) {
+  params_.assign(count, kernels::SamplingParams{.temperature = 0});
+  drawn_.assign(count, {});
+  for (size_t i = 0; i < count; ++i) {
+    const LogitsRow& row = rows_[first + i];
+    if (!for_host_[i]) params_[i] = ParamsOf(plan.entries[row.entry], row);
+    drawn_[i] = {&params_[i], result.entries[row.entry].position};
+  }
+  return sampler_->Enqueue(cuda_stream_, reinterpret_cast<const float*>(device_logits_->data()), vocab_, drawn_);
+}
+
+absl::Status CudaTokenSampler::Fetch(size_t count) {
+  const size_t row_bytes = vocab_ * sizeof(float);
+  if (logits_ == nullptr || logits_->size_bytes() < count * row_bytes) {
+    logits_.reset();
+    DT_ASSIGN_OR_RETURN(logits_, on_device_.device().AllocatePinned(count * row_bytes));
+    sampling_scratch_.reset();
+    DT_ASSIGN_OR_RETURN(sampling_scratch_, on_device_.device().AllocatePinned(count * RowScratchBytes(vocab_)));
+  }
+  for (size_t i = 0; i < count; ++i) {
+    if (!for_host_[i]) continue;
+    DT_RETURN_IF_ERROR(
+        cuda_stream_.Copy(logits_->data() + i * row_bytes, device_logits_->data() + i * row_bytes, row_bytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaTokenSampler::ComputeLogits(const proto::StepPlan& plan, const float* residual, size_t first,
+                                             size_t count, const proto::StepResult& result) {
+  DT_RETURN_IF_ERROR(NormRows(residual, first, count));
+  kernels::cuda::GemmCall call{};
+  call.x = normed_->data();
+  call.w = on_device_.head();
+  call.y = device_logits_->data();
+  call.m = static_cast<int64_t>(count);
+  call.n = call.y_stride = vocab_;
+  call.k = call.x_stride = call.w_stride = model_.config().hidden_size;
+  call.type = on_device_.type() == WireType::kBF16 ? kernels::cuda::GemmType::kBF16 : kernels::cuda::GemmType::kF16;
+  call.y_is_f32 = 1;
+  DT_RETURN_IF_ERROR(gemm_.Run(cuda_stream_, call));
+  for_host_.assign(count, false);
+  for (size_t i = 0; i < count; ++i) for_host_[i] = IsForHost(plan, rows_[first + i]);
+  const absl::Status drawn = Draw(plan, first, count, result);
+  // Whose parameters are wrong is for the host to say, row by row.
+  if (absl::IsInvalidArgument(drawn)) {
+    for_host_.assign(count, true);
+  } else if (!drawn.ok()) {
+    return drawn;
+  }
+  if (std::find(for_host_.begin(), for_host_.end(), true) != for_host_.end()) DT_RETURN_IF_ERROR(Fetch(count));
+  return cuda_stream_.SynchronizeStatus();
+}
+
+void CudaTokenSampler::HandleRows(const proto::StepPlan& plan, size_t first, size_t count,
+                                  proto::StepResult& result) {
+  const size_t scratch_bytes = RowScratchBytes(vocab_);
+  context_.pool->Run(static_cast<int>(count), [&](int i) {
+    LogitsRow& row = rows_[first + i];
+    proto::EntryResult& entry = result.entries[row.entry];
+    if (for_host_[i]) {
+      HandleRow(plan, row, reinterpret_cast<const float*>(logits_->data()) + i * vocab_,
+                {sampling_scratch_->data() + i * scratch_bytes, scratch_bytes}, entry);
+    } else if (row.sample && entry.status == proto::StepStatus::kOk) {
+      Store(sampler_->Result(i), plan.entries[row.entry].sampling.logprobs >= 0, entry);
+    }
+  });
+}
+
+}  // namespace dovetail::compute

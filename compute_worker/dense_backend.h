@@ -1,0 +1,54 @@
+#pragma once
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "compute_worker/core/compute_worker_core.h"
+#include "proto/attention_spec.h"
+#include "proto/step_plan.h"
+
+namespace dovetail::compute {
+
+// What a compute worker does on its device: the dense pieces of a step, the tensors at the seam, the end of the step.
+// Owned by the node's event loop, which calls it in the order of the core's actions; micro-batches interleave.
+class DenseBackend {
+ public:
+  virtual ~DenseBackend() = default;
+
+  // Makes the plan that `core` runs in this micro-batch ready: its tokens' embeddings, positions, buffers.
+  // kResourceExhausted: no memory; kInvalidArgument: a token outside the vocabulary. May allocate; nothing below does.
+  virtual absl::Status PrepareStep(const ComputeWorkerCore& core, MicroBatchId id) = 0;
+
+  // Runs piece `index` of the model's steps over all rows. It may still be under way on the device: what follows in the
+  // same micro-batch is ordered behind it.
+  virtual absl::Status Run(const ComputeWorkerCore& core, MicroBatchId id, int index) = 0;
+
+  // Attends the micro-batch's prompts, as far as they are attended here.
+  virtual absl::Status AttendPrompts(const ComputeWorkerCore& core, MicroBatchId id, int op) = 0;
+
+  // The payloads for part `p` of the micro-batch; valid until the next op's, k and v until they were answered. In host
+  // memory, unless all workers of this process hand each other device memory.
+  virtual absl::StatusOr<std::span<const std::byte>> PackQuery(const ComputeWorkerCore& core, MicroBatchId id, int p,
+                                                               int op) = 0;
+  virtual absl::StatusOr<std::span<const std::byte>> PackKeyValue(const ComputeWorkerCore& core, MicroBatchId id,
+                                                                  int p, int op) = 0;
+
+  // Final norm, head, choice of tokens: fills result.entries, one per plan entry. Waits for the device.
+  virtual absl::Status Sample(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result) = 0;
+};
+
+// Weights that lie on a device, and can be computed with there. Immutable; outlives its backends.
+class DenseBackendFactory {
+ public:
+  virtual ~DenseBackendFactory() = default;
+
+  // `stay_on_device`: payloads are device memory, on their way to attention workers of the same device and process.
+  // kResourceExhausted when what the largest step needs does not fit: it is taken here.
+  virtual absl::StatusOr<std::unique_ptr<DenseBackend>> Create(const proto::AttentionTable& table,
+                                                               const ComputeWorkerOptions& options,
+                                                               bool stay_on_device) const = 0;
+};
+
+}  // namespace dovetail::compute

@@ -1,0 +1,115 @@
+#include "server/cli/device_choice.h"
+
+#include <algorithm>
+
+#include "base/log.h"
+#include "kernels/cpu/isa.h"
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/thread_pool.h"
+
+namespace dovetail::cli {
+
+using kernels::cuda::CudaDevice;
+using kernels::cuda::CudaLibrary;
+
+namespace {
+
+constexpr const char* kFlag = "--device";
+// Beside the weights: some KV, a step's activations, cuBLASLt and CUDA itself.
+constexpr uint64_t kRoomBesideWeights = uint64_t{1} << 30;
+
+absl::StatusOr<std::unique_ptr<kernels::Device>> OpenCpu(int threads) {
+  kernels::CpuDeviceOptions options;
+  options.threads = threads;
+  auto device = kernels::CreateCpuDevice(options);
+  if (!device.ok()) return Annotate(device.status(), "--threads");
+  return device;
+}
+
+int HostThreads(int threads) {
+  return threads > 0 ? threads : std::clamp(kernels::UsableCores(), 1, kernels::ThreadPool::kMaxThreads);
+}
+
+absl::Status CheckModel(const DeviceRequest& request, const model::ModelConfig& config) {
+  if (request.f32_weights) return Unimplemented("--dtype float32: GPUs compute in bfloat16 or float16");
+  return compute::CudaModel::Supports(config, request.kv);
+}
+
+// A product finds out whether cuBLASLt is there.
+absl::Status CheckLibraries(CudaDevice& device) {
+  return kernels::cuda::CudaGemm::Create(device, /*workspace_bytes=*/1 << 20).status();
+}
+
+absl::StatusOr<std::unique_ptr<CudaDevice>> OpenAny(const DeviceRequest& request, const model::ModelConfig& config) {
+  DT_ASSIGN_OR_RETURN(const std::shared_ptr<const CudaLibrary> library, CudaLibrary::Open());
+  const kernels::cuda::CudaSurvey survey = kernels::cuda::SurveyCuda(*library);
+  DT_RETURN_IF_ERROR(survey.status);
+  if (survey.devices.empty()) return NotFound("this machine has no NVIDIA GPU");
+  DT_RETURN_IF_ERROR(CheckModel(request, config));
+  absl::Status first;
+  const uint64_t needed = compute::CudaModel::WeightBytes(config) + kRoomBesideWeights;
+  for (const kernels::cuda::CudaDeviceSummary& gpu : survey.devices) {
+    absl::Status usable = gpu.usable;
+    if (usable.ok() && gpu.free_bytes < needed) {
+      usable = ResourceExhausted("the model needs ", needed >> 20, " MiB, and ", gpu.free_bytes >> 20, " MiB are free");
+    }
+    if (usable.ok()) {
+      auto device = CudaDevice::Create(library, {gpu.index, HostThreads(request.threads)});
+      if (device.ok()) usable = CheckLibraries(**device);
+      if (device.ok() && usable.ok()) return device;
+      if (!device.ok()) usable = device.status();
+    }
+    if (first.ok()) first = Annotate(usable, absl::StrCat("cuda:", gpu.index));
+  }
+  return first;
+}
+
+}  // namespace
+
+absl::Status CheckDeviceName(const std::string& flag, const std::string& name) {
+  if (name == "cpu" || name == "auto" || kernels::cuda::ParseCudaName(name).ok()) return absl::OkStatus();
+  return InvalidArgument(flag, ": '", name, "' is none of auto, cpu and cuda:N; `dovetail devices` lists what is here");
+}
+
+absl::StatusOr<std::unique_ptr<CudaDevice>> OpenGpu(const std::string& flag, const std::string& name, int threads) {
+  DT_ASSIGN_OR_RETURN(const int index, kernels::cuda::ParseCudaName(name));
+  auto library = CudaLibrary::Open();
+  if (!library.ok()) return Annotate(library.status(), absl::StrCat(flag, " ", name));
+  auto device = CudaDevice::Create(*std::move(library), {index, HostThreads(threads)});
+  if (!device.ok()) return Annotate(device.status(), absl::StrCat(flag, " ", name));
+  return device;
+}
+
+absl::StatusOr<std::unique_ptr<kernels::Device>> OpenDevice(const std::string& flag, const std::string& name,
+                                                            int threads) {
+  if (name == "cpu") return OpenCpu(threads);
+  if (!kernels::cuda::ParseCudaName(name).ok())
+    return InvalidArgument(flag, ": '", name, "' is neither cpu nor cuda:N; `dovetail devices` lists what is here");
+  return OpenGpu(flag, name, threads);
+}
+
+absl::StatusOr<std::unique_ptr<kernels::Device>> ChooseDevice(const DeviceRequest& request,
+                                                              const model::ModelConfig& config) {
+  DT_RETURN_IF_ERROR(CheckDeviceName(kFlag, request.name));
+  if (request.name == "cpu") return OpenCpu(request.threads);
+  if (request.name != "auto") {
+    const std::string what = absl::StrCat(kFlag, " ", request.name);
+    DT_ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> device, OpenGpu(kFlag, request.name, request.threads));
+    if (const absl::Status status = CheckModel(request, config); !status.ok()) return Annotate(status, what);
+    if (const absl::Status status = CheckLibraries(*device); !status.ok()) return Annotate(status, what);
+    return device;
+  }
+  auto device = OpenAny(request, config);
+  if (device.ok()) {
+    LogInfo("computing on ", (*device)->name(), ", ", (*device)->info().name);
+    return device;
+  }
+  // A build without the CUDA library has nothing to explain.
+  if (!absl::IsNotFound(device.status()))
+    LogInfo("computing on the CPU: ", std::string(device.status().message()));
+  return OpenCpu(request.threads);
+}
+
+CudaDevice* AsGpu(kernels::Device& device) { return dynamic_cast<CudaDevice*>(&device); }
+
+}  // namespace dovetail::cli

@@ -1,0 +1,39 @@
+#pragma once
+#include <memory>
+#include <string>
+
+#include "base/status.h"
+#include "compute_worker/cuda/cuda_model.h"
+#include "kernels/device.h"
+#include "model/loaded_model.h"
+
+namespace dovetail::cli {
+
+// --device: "cpu", "cuda:N" or "auto".
+absl::Status CheckDeviceName(const std::string& flag, const std::string& name);
+
+// The GPU called "cuda:N". Errors name the flag and say what is missing. `threads`: of the host's side; 0: one per
+// core.
+absl::StatusOr<std::unique_ptr<kernels::cuda::CudaDevice>> OpenGpu(const std::string& flag, const std::string& name,
+                                                                   int threads);
+
+// "cpu" or "cuda:N"; errors name the flag.
+absl::StatusOr<std::unique_ptr<kernels::Device>> OpenDevice(const std::string& flag, const std::string& name,
+                                                            int threads);
+
+struct DeviceRequest {
+  std::string name = "auto";
+  int threads = 0;
+  bool f32_weights = false;  // --dtype float32
+  DType kv = DType::kBF16;
+};
+
+// Where the model's dense layers run. "auto": the first GPU that can run the model and has room for it, else the CPU,
+// with one line of log that says why. An error says why a device that was asked for cannot run it.
+absl::StatusOr<std::unique_ptr<kernels::Device>> ChooseDevice(const DeviceRequest& request,
+                                                              const model::ModelConfig& config);
+
+// The device as a GPU, or null.
+kernels::cuda::CudaDevice* AsGpu(kernels::Device& device);
+
+}  // namespace dovetail::cli

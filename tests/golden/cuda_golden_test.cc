@@ -1,0 +1,263 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "compute_worker/cuda/cuda_model.h"
+#include "model/checkpoint.h"
+#include "nlohmann/json.hpp"
+#include "tests/cluster/test_engine.h"
+#include "tests/golden/budgets.h"
+#include "tests/golden/reference.h"
+#include "tests/golden/smollm2.h"
+#include "tests/support/test_data.h"
+
+// Dense models on a GPU: dense layers, attention and sampling there, in bf16, against float32 passes of transformers
+// and against the CPU. Skipped by name where there is no GPU; ./check counts those skips.
+
+namespace dovetail::test {
+namespace {
+
+namespace fs = std::filesystem;
+using kernels::cuda::CudaDevice;
+
+// How a step's tensors cross: all in device memory, or through pinned host memory to workers that hold sequences whole,
+// by heads and by tokens in turn.
+enum class Seam { kDevice, kHost };
+
+// A model served on a GPU. Members are destroyed in reverse order.
+struct OnGpu {
+  std::unique_ptr<CudaDevice> device;
+  std::unique_ptr<model::LoadedModel> model;
+  std::unique_ptr<compute::CudaModel> on_gpu;
+  std::unique_ptr<server::EmbeddedCluster> cluster;
+
+  Matrix LogitsFrom(const std::vector<TokenId>& tokens, size_t first) {
+    scheduler::GenerationRequest request = GreedyRequest(tokens, 1);
+    request.logits_last = static_cast<int>(tokens.size() - first);
+    Matrix logits{request.logits_last, model->config().vocab_size, {}};
+    const auto done = Generate(*cluster, std::move(request));
+    EXPECT_TRUE(done.ok()) << done.status();
+    if (done.ok()) logits.values = (*done)->prompt_logits();
+    return logits;
+  }
+};
+
+absl::StatusOr<std::unique_ptr<CudaDevice>> OpenGpu() {
+  DT_ASSIGN_OR_RETURN(auto library, kernels::cuda::CudaLibrary::Open());
+  return CudaDevice::Create(std::move(library), {.index = 0, .host_threads = 4});
+}
+
+absl::StatusOr<OnGpu> Serve(const fs::path& path, Seam seam, DType type = DType::kBF16, int max_model_len = 0) {
+  OnGpu run;
+  DT_ASSIGN_OR_RETURN(run.device, OpenGpu());
+  DT_ASSIGN_OR_RETURN(auto checkpoint, model::OpenCheckpoint(path));
+  DT_ASSIGN_OR_RETURN(run.model,
+                      model::LoadModel(std::move(checkpoint), model::WeightFormat::kElsewhere, nullptr, {}));
+  DT_ASSIGN_OR_RETURN(run.on_gpu, compute::CudaModel::Load(*run.device, *run.model, type, false, {}));
+  server::EmbeddedClusterOptions options;
+  options.kv_dtype = type;
+  options.kv_room = [] { return uint64_t{1} << 30; };
+  options.compute.dense = run.on_gpu.get();
+  options.scheduler.max_model_len =
+      max_model_len > 0 ? max_model_len : static_cast<int>(run.model->config().max_positions);
+  options.scheduler.max_num_seqs = 8;
+  options.scheduler.max_num_batched_tokens = max_model_len > 0 ? 512 : 48;
+  options.scheduler.micro_batches = 2;
+  if (seam == Seam::kHost) {
+    options.attention_workers = 3;
+    options.scheduler.placement = scheduler::PlacementPolicy::kMixed;
+  }
+  DT_ASSIGN_OR_RETURN(run.cluster, server::EmbeddedCluster::Create(*run.model, *run.device, options));
+  return run;
+}
+
+#define SKIP_WITHOUT_GPU()                                     \
+  do {                                                         \
+    if (const auto gpu = OpenGpu(); !gpu.ok())                 \
+      GTEST_SKIP() << "needs a GPU: " << gpu.status().message(); \
+  } while (false)
+
+struct Golden {
+  fs::path folder;
+  std::vector<TokenId> prompt, greedy;
+  int short_len = 0;
+  std::map<std::string, Matrix> tensors;
+
+  std::vector<TokenId> Tokens(size_t count) const {  // the prompt and what follows, cut to `count`
+    std::vector<TokenId> tokens = prompt;
+    tokens.insert(tokens.end(), greedy.begin(), greedy.end());
+    tokens.resize(count);
+    return tokens;
+  }
+};
+
+class CudaGolden : public ::testing::TestWithParam<std::tuple<CudaBudget, Seam>> {
+ protected:
+  static void SetUpTestSuite() {
+    if (const auto archive = TestData("goldens/goldens_dense.tar.gz")) unpacked = Unpack(*archive) / "dense";
+  }
+  void SetUp() override {
+    SKIP_WITHOUT_GPU();
+    DOVETAIL_DATA_OR_SKIP([[maybe_unused]] const auto archive, "goldens/goldens_dense.tar.gz");
+    golden_.folder = unpacked / budget_.model;
+    const auto json = nlohmann::json::parse(ReadFile(golden_.folder / "golden.json"));
+    golden_.prompt = json["prompt_ids"].get<std::vector<TokenId>>();
+    golden_.greedy = json["greedy_ids"].get<std::vector<TokenId>>();
+    golden_.short_len = json["short_len"];
+    auto tensors = ReadSafetensors(golden_.folder / "golden.safetensors");
+    ASSERT_TRUE(tensors.ok()) << tensors.status();
+    golden_.tensors = *std::move(tensors);
+    auto run = Serve(golden_.folder, std::get<1>(GetParam()));
+    ASSERT_TRUE(run.ok()) << run.status();
+    run_ = *std::move(run);
+  }
+
+  bool IsDynamic() const {
+    const auto& ropes = run_.model->config().ropes;
+    return !ropes.empty() && ropes[0].kind == model::RopeKind::kDynamic;
+  }
+  void Measured(const char* what, double error) {
+    RecordProperty(what, absl::StrCat(error));
+    std::printf("measured %s %s %.3g\n", budget_.model, what, error);
+  }
+
+  static inline fs::path unpacked;
+  const CudaBudget budget_ = std::get<0>(GetParam());
+  Golden golden_;
+  OnGpu run_;
+};
+
+TEST_P(CudaGolden, TheLogitsOfALongAndOfAShortPromptAreTheReferences) {
+  // Frequencies of dynamic NTK depend on the longest sequence that the reference had run before.
+  const size_t length = golden_.prompt.size() + (IsDynamic() ? golden_.greedy.size() - 1 : 0);
+  Matrix last = run_.LogitsFrom(golden_.Tokens(length), golden_.prompt.size() - 4);
+  last.values.resize(std::min<size_t>(last.values.size(), 4 * last.cols));
+  const double last4 = RelativeRms(last.values, golden_.tensors["logits_last4"].values);
+  const Matrix short_logits = run_.LogitsFrom(golden_.Tokens(golden_.short_len), golden_.short_len - 4);
+  const double short4 = RelativeRms(short_logits.values, golden_.tensors["short_logits_last4"].values);
+  Measured("logits", std::max(last4, short4));
+  EXPECT_LE(last4, budget_.logits);
+  EXPECT_LE(short4, budget_.logits);
+}
+
+TEST_P(CudaGolden, EveryCertainTokenIsChosenWhenTheReferencesTokensAreGiven) {
+  if (IsDynamic()) GTEST_SKIP() << "each step has frequencies of its own: the test above has one of them";
+  const Matrix& reference = golden_.tensors["step_logits"];
+  const size_t prompt = golden_.prompt.size(), steps = golden_.greedy.size();
+  const Matrix ours = run_.LogitsFrom(golden_.Tokens(prompt + steps - 1), prompt - 1);
+  const double error = RelativeRms(ours.values, reference.values);
+  Measured("steps", error);
+  ASSERT_LE(error, budget_.logits);
+  int certain = 0;
+  for (size_t step = 0; step < steps; ++step) {
+    if (!IsCertain(reference.row(step), budget_.logits)) continue;
+    ++certain;
+    EXPECT_EQ(ArgMax(ours.row(step)), golden_.greedy[step]) << "step " << step;
+  }
+  EXPECT_GE(certain, 20) << "too few steps say anything";
+}
+
+TEST_P(CudaGolden, GreedyDecodingGivesTheReferencesTokensUpToTheFirstUncertainOne) {
+  const Matrix& reference = golden_.tensors["step_logits"];
+  const int steps = IsDynamic() ? 1 : static_cast<int>(golden_.greedy.size());
+  const auto done = Generate(*run_.cluster, GreedyRequest(golden_.prompt, steps));  // drawn on the GPU
+  ASSERT_TRUE(done.ok()) << done.status();
+  const std::vector<TokenId>& tokens = (*done)->choices()[0].tokens;
+  ASSERT_EQ(tokens.size(), static_cast<size_t>(steps));
+  for (int step = 0; step < steps; ++step) {
+    if (tokens[step] == golden_.greedy[step]) continue;
+    EXPECT_FALSE(IsCertain(reference.row(step), budget_.logits)) << "step " << step;
+    break;  // from here on the contexts differ
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CudaGolden,
+                         ::testing::Combine(::testing::ValuesIn(kCudaBudgets),
+                                            ::testing::Values(Seam::kDevice, Seam::kHost)),
+                         [](const auto& info) {
+                           return absl::StrCat(std::get<0>(info.param).model,
+                                               std::get<1>(info.param) == Seam::kDevice ? "_device" : "_host");
+                         });
+
+// Every token of what the CPU says after each chat is given; at each position both say what comes next.
+TEST(CudaSmolLm2, AgreesWithTheCpuWhereverTheMarginExceedsTwiceTheBudget) {
+  SKIP_WITHOUT_GPU();
+  DOVETAIL_DATA_OR_SKIP(const auto folder, "models/smollm2-135m-instruct");
+  ASSERT_TRUE(fs::exists(FetchedSmolLm2())) << "scripts/fetch_model gets it: " << FetchedSmolLm2();
+  const auto cpu = TestModel::Load(FetchedSmolLm2(), model::WeightFormat::kAuto, {.threads = 0});
+  ASSERT_TRUE(cpu.ok()) << cpu.status();
+  server::EmbeddedClusterOptions options = ClusterOptionsFor(**cpu, DType::kF32);
+  options.scheduler.max_model_len = 2048 + 128;
+  const auto reference = StartCluster(**cpu, options);
+  ASSERT_TRUE(reference.ok()) << reference.status();
+  for (const Seam seam : {Seam::kDevice, Seam::kHost}) {
+    SCOPED_TRACE(seam == Seam::kDevice ? "device" : "host");
+    auto run = Serve(FetchedSmolLm2(), seam, DType::kBF16, 2048 + 128);
+    ASSERT_TRUE(run.ok()) << run.status();
+    int certain = 0, agreed = 0, positions = 0, near_ties_apart = 0;
+    double worst = 0;
+    for (const SmolLm2Case& text : ReadSmolLm2Cases(folder)) {
+      std::vector<TokenId> tokens = text.prompt;
+      tokens.insert(tokens.end(), text.greedy.begin(), text.greedy.end());
+      const size_t first = text.prompt.size() - 1, rows = tokens.size() - first;
+      scheduler::GenerationRequest request = GreedyRequest(tokens, 1);
+      request.logits_last = static_cast<int>(rows);
+      const auto theirs = Generate(**reference, std::move(request));
+      ASSERT_TRUE(theirs.ok()) << theirs.status();
+      const Matrix want{static_cast<int64_t>(rows), (*cpu)->config().vocab_size, (*theirs)->prompt_logits()};
+      const Matrix got = run->LogitsFrom(tokens, first);
+      ASSERT_EQ(got.values.size(), want.values.size());
+      worst = std::max(worst, RelativeRms(got.values, want.values));
+      for (size_t row = 0; row < rows; ++row) {
+        const bool is_certain = IsCertain(want.row(row), kSmolLm2OnGpu);
+        const bool same = ArgMax(got.row(row)) == ArgMax(want.row(row));
+        ++positions;
+        certain += is_certain;
+        agreed += is_certain && same;
+        near_ties_apart += !is_certain && !same;
+        EXPECT_TRUE(same || !is_certain) << "position " << first + row;
+      }
+    }
+    std::printf("measured smollm2: %d positions, %d certain, %d of them agree, %d near-ties differ; logits %.3g\n",
+                positions, certain, agreed, near_ties_apart, worst);
+    EXPECT_LE(worst, kSmolLm2OnGpu);
+    EXPECT_GE(certain, 150) << "of " << positions;
+  }
+}
+
+TEST(CudaServing, SeededDrawsRepeatThemselvesAndStreamsDoNotDisturbEachOther) {
+  SKIP_WITHOUT_GPU();
+  DOVETAIL_DATA_OR_SKIP(const auto folder, "models/stories260K");
+  auto run = Serve(folder / "hf", Seam::kDevice, DType::kBF16, 512);
+  ASSERT_TRUE(run.ok()) << run.status();
+  const auto request = [](int seed) {
+    scheduler::GenerationRequest request = GreedyRequest({1, 403, 407, 261}, 48);
+    request.sampling.temperature = 0.8f;
+    request.sampling.top_p = 0.9f;
+    request.sampling.seed = seed;
+    return request;
+  };
+  std::vector<std::vector<TokenId>> alone;
+  for (int seed = 0; seed < 8; ++seed) {
+    const auto done = Generate(*run->cluster, request(seed));
+    ASSERT_TRUE(done.ok()) << done.status();
+    alone.push_back((*done)->choices()[0].tokens);
+  }
+  std::vector<std::shared_ptr<cli::CollectingSink>> together;
+  for (int seed = 0; seed < 8; ++seed) {
+    together.push_back(std::make_shared<cli::CollectingSink>());
+    ASSERT_TRUE(run->cluster->Submit(request(seed), together.back()).ok());
+  }
+  int equal = 0;
+  for (int seed = 0; seed < 8; ++seed) {
+    ASSERT_TRUE(together[seed]->WaitForEnd().ok());
+    EXPECT_EQ(together[seed]->choices()[0].tokens.size(), alone[seed].size());
+    equal += together[seed]->choices()[0].tokens == alone[seed];
+  }
+  EXPECT_GE(equal, 6) << "products of other sizes round otherwise, so a draw at a near-tie may differ, but not many";
+  EXPECT_NE(alone[0], alone[1]);
+}
+
+}  // namespace
+}  // namespace dovetail::test
