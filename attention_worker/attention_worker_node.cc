@@ -80,7 +80,7 @@ absl::Status AttentionWorkerNode::Perform(Action& action) {
     absl::Status operator()(SendMovedKeyValue& send) {
       const OutgoingMove& move = node.core_.OutgoingMoveOf(send.slot);
       DT_ASSIGN_OR_RETURN(const auto key_value, node.executor_->Gather(send.slot, send.op));
-      const auto header = MakeHeader(FrameType::kKeyValue, move.order.target_epoch, move.order.step, send.micro_batch,
+      const auto header = MakeHeader(FrameType::kKeyValue, move.order.target_epoch, move.step, send.micro_batch,
                                      send.op, key_value.size());
       return node.port_.SendTensor(move.order.target, header, key_value);
     }

@@ -138,7 +138,7 @@ void ComputeWorkerNode::Feed(Event event) {
   const bool outermost = actions_.empty();
   if (const auto* arrived = std::get_if<PlanArrived>(&event); arrived != nullptr) {
     const size_t id = arrived->plan.micro_batch.value();
-    if (id < timers_.size()) timers_[id] = Timer{clock_.Now(), {}, {}, {}, {}};
+    if (id < timers_.size() && !core_.CameBefore(arrived->plan)) timers_[id] = Timer{clock_.Now(), {}, {}, {}, {}};
   }
   if (const auto* partial = std::get_if<PartialArrived>(&event); partial != nullptr) {
     Timer& timer = timers_[partial->micro_batch.value() < timers_.size() ? partial->micro_batch.value() : 0];

@@ -39,7 +39,9 @@ inline constexpr uint16_t kFrameVersion = 1;
 inline constexpr uint64_t kMaxPayloadBytes = uint64_t{1} << 32;
 
 // Little-endian, fixed size. `epoch` is that of the attention worker concerned (the receiver's on the way there, the
-// sender's on the way back): a frame of another incarnation is dropped.
+// sender's on the way back): a frame of another incarnation is dropped. What comes twice is acted on once: `step` is
+// the step's number, which no second step has, and what the scheduler tells an attention worker about sequences is
+// numbered in it from 1 (0: not numbered).
 struct FrameHeader {
   uint32_t magic = kFrameMagic;
   uint16_t version = kFrameVersion;

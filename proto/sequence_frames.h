@@ -88,7 +88,7 @@ struct MoveSequence {
   Position begin = 0;  // a multiple of 64: the target has what comes before
   Position end = 0;    // committed tokens
   uint16_t slot = 0;
-  StepId step;  // greater than that of any earlier move
+  StepId step;  // of its first part; the others take those that follow. Greater than that of any earlier move or step
   NodeId target;
   Epoch target_epoch;
   bool operator==(const MoveSequence&) const = default;

@@ -120,11 +120,11 @@ void SchedulerNode::OnFrame(const transport::Delivery& delivery) {
 
 template <typename Message>
 absl::Status SchedulerNode::SendTo(WorkerId worker, Epoch epoch, FrameType type, const Message& message) {
-  for (const Peer& peer : attention_) {
+  for (Peer& peer : attention_) {
     if (peer.worker != worker || peer.epoch != epoch) continue;
     std::vector<std::byte> bytes;
     proto::Encode(message, bytes);
-    const auto header = MakeHeader(type, epoch, StepId(0), MicroBatchId(0), 0, bytes.size());
+    const auto header = MakeHeader(type, epoch, StepId(++peer.orders), MicroBatchId(0), 0, bytes.size());
     return port_.SendMessage(peer.node, header, std::move(bytes));
   }
   return NotFound("attention worker ", worker.value(), " of epoch ", epoch.value(), " is not connected");

@@ -50,6 +50,7 @@ class SchedulerNode final : public transport::FrameHandler {
     WorkerId worker;
     Epoch epoch;
     NodeId node;
+    uint64_t orders = 0;  // sent to an attention worker
   };
 
   // kResourceExhausted: the peer reads slower than we write; the action is as before.

@@ -27,6 +27,11 @@ void AttentionWorkerCore::Handle(NodeId from, const FrameHeader& header, std::sp
     return;
   }
   switch (header.type) {
+  const bool order = header.type >= FrameType::kOpenSequence && header.type < FrameType::kStepBegin;
+  if (order && CameBefore(header)) {
+    ++counters_.dropped_frames;
+    return;
+  }
     case FrameType::kOpenSequence: return OnOpen(from, header, payload, actions);
     case FrameType::kForkSequence: return OnFork(from, header, payload, actions);
     case FrameType::kReleaseSequence: return OnRelease(payload);
@@ -47,6 +52,14 @@ void AttentionWorkerCore::Handle(NodeId from, const FrameHeader& header, std::sp
 }
 
 template <typename Message>
+// What is said about sequences is numbered (proto::FrameHeader::step).
+bool AttentionWorkerCore::CameBefore(const FrameHeader& order) {
+  if (order.step == 0) return false;
+  if (order.step <= last_order_) return true;
+  last_order_ = order.step;
+  return false;
+}
+
 void AttentionWorkerCore::Reply(NodeId to, const FrameHeader& header, FrameType type, const Message& message,
                                 std::vector<Action>& actions) const {
   SendFrame frame{to, type, StepId(header.step), MicroBatchId(header.micro_batch), {}, options_.epoch};
@@ -148,6 +161,9 @@ absl::Status AttentionWorkerCore::CommitEntries(const FrameHeader& header, const
                                   " of micro-batch ", sequence->micro_batch);
     }
     DT_RETURN_IF_ERROR(sequences_.CheckCommit(*sequence, entry.ctx_len, entry.hashes));
+    if (StepId(header.step) < sequence->last_step)
+      return FailedPrecondition("sequence ", entry.sequence.value(), " was in step ", sequence->last_step.value(),
+                                " since");
   }
   for (const proto::StepBeginEntry& entry : message.entries) {
     EndStepOf(entry.sequence);
@@ -165,7 +181,8 @@ void AttentionWorkerCore::OnStepBegin(NodeId from, const FrameHeader& header, st
                   actions);
   }
   MicroBatch& batch = micro_batches_[header.micro_batch];
-  if (StepId(header.step) < batch.step) {
+  // A step that is tried again has another number: this one begins once. What was appended since stays.
+  if (StepId(header.step) <= batch.step && batch.step != StepId()) {
     ++counters_.dropped_frames;
     return;
   }
@@ -200,6 +217,7 @@ void AttentionWorkerCore::OnStepBegin(NodeId from, const FrameHeader& header, st
     sequences_.Append(*sequence, entry.q_len, copies.copies);
     sequence->micro_batch = header.micro_batch;
     batch.sequences.push_back(sequence);
+    sequence->last_step = StepId(header.step);
   }
   if (!copies.copies.empty()) actions.push_back(std::move(copies));
 

@@ -63,6 +63,7 @@ struct OutgoingMove {
   NodeId scheduler;
   SequenceTable::Part part;
   int op = 0;
+  StepId step;  // of the part
   std::vector<proto::StepLayout> layouts;  // by group, of the part
 };
 
@@ -88,10 +89,10 @@ class AttentionWorkerCore {
  public:
   AttentionWorkerCore(const proto::AttentionTable& table, const AttentionWorkerOptions& options);
 
-  // Applies a frame from `from`; appends actions. A frame that is malformed, late or of another epoch is dropped and
-  // counted; a step that cannot run is answered with kStepRefused and changes nothing (lacking memory, nothing but the
-  // commit of the step before). A sequence is in one step at a time: releasing or reopening it, or a newer step of
-  // another micro-batch, ends the step that it was in.
+  // Applies a frame from `from`; appends actions. A frame that is malformed, late, of another epoch or comes again is
+  // dropped and counted, so that nothing is appended or taken back twice; a step that cannot run is answered with
+  // kStepRefused and changes nothing (lacking memory, nothing but the commit of the step before). A sequence is in one
+  // step at a time: releasing or reopening it, or a newer step of another micro-batch, ends the step that it was in.
   void Handle(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
               std::vector<Action>& actions);
 
@@ -146,6 +147,7 @@ class AttentionWorkerCore {
   // moves.cc
   void OnMove(NodeId from, std::span<const std::byte> payload, std::vector<Action>& actions);
   void OnMoveAnswer(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
+  bool CameBefore(const proto::FrameHeader& order);
                     std::vector<Action>& actions);
   void SendPart(OutgoingMove& move, Position begin, std::vector<Action>& actions);
   void SendOp(OutgoingMove& move, int op, std::vector<Action>& actions);
@@ -183,3 +185,4 @@ class AttentionWorkerCore {
 };
 
 }  // namespace dovetail::attention
+  uint64_t last_order_ = 0;

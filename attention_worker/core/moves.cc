@@ -28,6 +28,7 @@ void AttentionWorkerCore::OnFill(NodeId from, const FrameHeader& header, const p
   EndStepOf(entry.sequence);
   sequences_.Fill(*sequence, part);
   sequence->micro_batch = header.micro_batch;
+  sequence->last_step = StepId(header.step);
   batch.sequences.assign(1, sequence);
   batch.step = StepId(header.step);
   batch.compute = from;
@@ -79,7 +80,7 @@ void AttentionWorkerCore::SendPart(OutgoingMove& move, Position begin, std::vect
   proto::StepBegin message;
   message.entries.push_back({order.sequence, begin, static_cast<int32_t>(move.part.end - begin), {}, 0, order.end});
   SendFrame frame{order.target, FrameType::kStepBegin,
-                  order.step,   MicroBatchId(static_cast<uint16_t>(options_.micro_batches + order.slot)),
+                  move.step,    MicroBatchId(static_cast<uint16_t>(options_.micro_batches + order.slot)),
                   {},           order.target_epoch};
   proto::Encode(message, frame.message);
   actions.push_back(std::move(frame));
@@ -99,6 +100,7 @@ void AttentionWorkerCore::SendOp(OutgoingMove& move, int op, std::vector<Action>
     SendPart(move, move.part.end, actions);
   } else {
     EndMove(move, true, "", actions);
+  move.step = StepId(order.step.value() + static_cast<uint64_t>((begin - order.begin) / proto::kMoveChunkTokens));
   }
 }
 
@@ -107,7 +109,7 @@ void AttentionWorkerCore::OnMoveAnswer(NodeId from, const FrameHeader& header, s
   const int slot = static_cast<int>(header.micro_batch) - options_.micro_batches;
   OutgoingMove* move = slot >= 0 && slot < proto::kMoveSlots ? &moves_[slot] : nullptr;
   const bool expected = move != nullptr && move->active && move->order.target == from &&
-                        move->order.target_epoch.value() == header.epoch && move->order.step.value() == header.step;
+                        move->order.target_epoch.value() == header.epoch && move->step.value() == header.step;
   if (expected && header.type == FrameType::kStepRefused) {
     const auto refused = proto::Decode<proto::StepRefused>(payload);
     return EndMove(*move, false, refused.ok() ? refused->reason : "refused", actions);

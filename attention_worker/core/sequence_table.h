@@ -42,6 +42,7 @@ struct SequenceState {
   int micro_batch = kNoMicroBatch;        // whose step it is in, or was in last; the worker core's
   static constexpr int kNoMicroBatch = -1;
 };
+  StepId last_step;                       // the newest step that has begun with it, or part of a move; likewise
 
 // What a worker's memory is used for.
 struct WorkerStatus {

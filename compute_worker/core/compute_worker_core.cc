@@ -136,8 +136,18 @@ void ComputeWorkerCore::EndPrompts(MicroBatch& batch, bool went_well) {
   batch.prompts.clear();
 }
 
+bool ComputeWorkerCore::CameBefore(const StepPlan& plan) const {
+  if (plan.micro_batch.value() >= micro_batches_.size()) return false;
+  const StepId last = micro_batches_[plan.micro_batch.value()].plan.step;
+  return last != StepId() && plan.step <= last;
+}
+
 void ComputeWorkerCore::On(PlanArrived event, std::vector<Action>& actions) {
   const MicroBatchId id = event.plan.micro_batch;
+  if (CameBefore(event.plan)) {
+    ++counters_.dropped_frames;
+    return;
+  }
   StepResult failure{event.plan.step, id, StepStatus::kWorkerFailed, {}, {}, {}, {}};
   if (id.value() >= micro_batches_.size() || micro_batches_[id.value()].running) {
     failure.error =

@@ -152,6 +152,10 @@ class ComputeWorkerCore {
   // and says why; one that names a worker that is not connected, with kWorkerUnreachable.
   void Handle(Event event, std::vector<Action>& actions);
 
+  // A step that is tried again has another number: a plan that is not newer than the last of its micro-batch came
+  // before, and Handle drops it.
+  bool CameBefore(const proto::StepPlan& plan) const;
+
   const proto::StepPlan& PlanOf(MicroBatchId id) const { return micro_batches_[id.value()].plan; }
   const std::vector<WorkerPart>& PartsOf(MicroBatchId id) const { return micro_batches_[id.value()].parts; }
   const std::vector<PromptEntry>& PromptsOf(MicroBatchId id) const { return micro_batches_[id.value()].prompts; }

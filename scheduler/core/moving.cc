@@ -133,7 +133,8 @@ void SchedulerCore::Impl::OpenedByTaker(Sequence& sequence, bool refused) {
   for (const uint32_t start : sequence.resumable) begin = std::max<Position>(begin, start <= held ? start : 0);
   begin *= kSegmentTokens;
   Move& move = sequence.move;
-  move.step = StepId(next_step_++);
+  move.step = StepId(next_step_);
+  next_step_ += 1 + static_cast<uint64_t>((sequence.ctx_len - begin) / proto::kMoveChunkTokens);
   if (begin == sequence.ctx_len) return FinishMove(sequence);  // its cache had everything
   Act(MoveSequence{.worker = move.from,
                    .epoch = move.from_epoch,

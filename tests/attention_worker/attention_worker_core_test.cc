@@ -205,17 +205,48 @@ TEST_F(SmallWorkerTest, EvictsCacheBeforeItRefuses) {
   EXPECT_EQ(core_.status().blocks_cached, 0u);
 }
 
-TEST_F(AttentionWorkerCoreTest, ARepeatedStepStartsAgainAndALateOneIsDropped) {
+TEST_F(AttentionWorkerCoreTest, AStepTriedAgainUnderANewNumberStartsAgain) {
   Open(1);
   Begin(5, {{SequenceId(1), 0, 2, {}}});
   Query(5, 0, 128), KeyValue(5, 0, 96), Query(5, 1, 64);
-  ASSERT_TRUE(Prepares(Begin(5, {{SequenceId(1), 0, 2, {}}})));
+  ASSERT_TRUE(Prepares(Begin(6, {{SequenceId(1), 0, 2, {}}})));
   EXPECT_THAT(KeyValue(5, 1, 48), IsEmpty()) << "what the first attempt still sends";
-  RunStep(5, 2);
+  RunStep(6, 2);
+}
+
+TEST_F(AttentionWorkerCoreTest, AStepThatBeginsTwiceOrLateTakesNothingBack) {
+  Open(1);
+  Begin(5, {{SequenceId(1), 0, 2, {}}});
+  Query(5, 0, 128), KeyValue(5, 0, 96), Query(5, 1, 64);
   const uint64_t dropped = Dropped();
+  EXPECT_THAT(Begin(5, {{SequenceId(1), 0, 2, {}}}), IsEmpty());
+  EXPECT_THAT(KeyValue(5, 1, 48), SizeIs(1)) << "the step goes on where it was";
+  Query(5, 2, 128), KeyValue(5, 2, 96);
+  EXPECT_THAT(Begin(5, {{SequenceId(1), 0, 2, {}}}), IsEmpty()) << "when it is over";
   EXPECT_THAT(Begin(4, {{SequenceId(1), 0, 1, {}}}), IsEmpty());
-  EXPECT_EQ(Dropped(), dropped + 1);
-  EXPECT_EQ(State(1).q_len, 2) << "the late step truncated nothing";
+  EXPECT_EQ(Dropped(), dropped + 3);
+  EXPECT_EQ(State(1).q_len, 2);
+  ASSERT_TRUE(Prepares(Begin(8, {{SequenceId(1), 2, 1, {}}}, 1)));
+  RunStep(8, 1, 1);
+  EXPECT_THAT(Refused(Begin(7, {{SequenceId(1), 2, 4, {}}})).reason, HasSubstr("sequence 1 was in step 8 since"));
+  EXPECT_EQ(State(1).q_len, 1);
+}
+
+TEST_F(AttentionWorkerCoreTest, WhatIsSaidAboutSequencesCountsOnce) {
+  std::vector<std::byte> open, release;
+  proto::Encode(proto::OpenSequence{SequenceId(1), WholeShards(MixedTable()), {}}, open);
+  proto::Encode(proto::ReleaseSequence{SequenceId(1), 0, {}}, release);
+  EXPECT_THAT(Send(kScheduler, FrameType::kOpenSequence, open, /*step=*/1), SizeIs(1));
+  Begin(1, {{SequenceId(1), 0, 2, {}}});
+  EXPECT_THAT(Send(kScheduler, FrameType::kOpenSequence, open, 1), IsEmpty());
+  RunStep(1, 2);
+  Send(kScheduler, FrameType::kReleaseSequence, release, 2);
+  EXPECT_THAT(Send(kScheduler, FrameType::kOpenSequence, open, 1), IsEmpty());
+  EXPECT_EQ(core_.status().sequences, 0u) << "nobody would release it again";
+  EXPECT_THAT(Send(kScheduler, FrameType::kOpenSequence, open, 3), SizeIs(1)) << "it comes back from another worker";
+  Send(kScheduler, FrameType::kReleaseSequence, release, 2);
+  EXPECT_EQ(core_.status().sequences, 1u);
+  EXPECT_EQ(Dropped(), 3u);
 }
 
 TEST_F(AttentionWorkerCoreTest, TwoMicroBatchesRunAtOnce) {
@@ -270,6 +301,13 @@ TEST_F(AttentionWorkerCoreTest, ANewerStepOfAnotherMicroBatchTakesTheSequenceOve
   Query(5, 0, 6400, 0);
   ASSERT_TRUE(Prepares(Begin(6, {{SequenceId(1), 0, 1, {}}}, 1)));
   EXPECT_THAT(KeyValue(5, 0, 4800, 0), IsEmpty()) << "its blocks are another step's now";
+  EXPECT_THAT(Begin(5, {{SequenceId(1), 0, 100, {}}}, 0), IsEmpty());
+  RunStep(6, 1, 1);
+}
+
+TEST_F(AttentionWorkerCoreTest, AnOlderStepOfAnotherMicroBatchIsRefused) {
+  Open(1);
+  ASSERT_TRUE(Prepares(Begin(6, {{SequenceId(1), 0, 1, {}}}, 1)));
   EXPECT_THAT(Refused(Begin(5, {{SequenceId(1), 0, 100, {}}}, 0)).reason,
               HasSubstr("sequence 1 is in step 6 of micro-batch 1"));
   RunStep(6, 1, 1);

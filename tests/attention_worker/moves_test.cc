@@ -45,7 +45,7 @@ class Moves : public ::testing::Test {
         const auto& layout = out.layouts[CoreOf(to).table().op_group[move->op].value()];
         EXPECT_EQ(layout.query_bytes, 0);
         wire_.push_back({to, out.order.target,
-                         proto::MakeHeader(FrameType::kKeyValue, out.order.target_epoch, out.order.step,
+                         proto::MakeHeader(FrameType::kKeyValue, out.order.target_epoch, out.step,
                                            move->micro_batch, move->op, layout.key_value_bytes),
                          std::vector<std::byte>(layout.key_value_bytes)});
         key_value_bytes_ += layout.key_value_bytes;
@@ -90,6 +90,7 @@ class Moves : public ::testing::Test {
     answers_.erase(FrameType::kSequenceMoved);
     Tell(kGiverNode, FrameType::kMoveSequence,
          proto::MoveSequence{SequenceId(1), begin, end, 1, StepId(++step_), kTakerNode, kTakerEpoch});
+    step_ += static_cast<uint64_t>((end - begin) / proto::kMoveChunkTokens);  // each part has a number
     Deliver();
     const auto moved = proto::Decode<proto::SequenceMoved>(answers_[FrameType::kSequenceMoved]);
     EXPECT_TRUE(moved.ok()) << "no answer";

@@ -121,6 +121,18 @@ class ComputeWorkerCoreTest : public ::testing::Test {
   uint64_t step_ = 0;
 };
 
+TEST_F(ComputeWorkerCoreTest, APlanThatComesTwiceRunsOnceAndDisturbsNobody) {
+  RunToAttention(5, {Entry(1, On(0))});
+  EXPECT_THAT(Plan(5, {Entry(1, On(0))}), IsEmpty()) << "its step is running";
+  EXPECT_THAT(Plan(4, {Entry(1, On(0))}), IsEmpty()) << "later than the one after it";
+  EXPECT_EQ(Dropped(), 2u);
+  EXPECT_THAT(Partial(5, 0, 0), ElementsAre("dense 3"));
+  Refuse(5, 0, true);
+  EXPECT_THAT(Done(), ElementsAre(testing::HasSubstr("failed")));
+  EXPECT_THAT(Plan(5, {Entry(1, On(0))}), IsEmpty()) << "when it has ended";
+  EXPECT_THAT(Plan(6, {Entry(1, On(0))}), ElementsAre("begin 10 of 1 sequences", "prepare", "dense 0"));
+}
+
 TEST_F(ComputeWorkerCoreTest, RunsAStepThroughTheLayersWithQueriesBeforeKeysAndValues) {
   EXPECT_THAT(Plan(1, {Entry(1, On(0))}), ElementsAre("begin 10 of 1 sequences", "prepare", "dense 0"));
   EXPECT_THAT(Done(), ElementsAre("dense 1"));

@@ -108,6 +108,35 @@ TEST_F(FaultyPortTest, ADelayedTensorHasTheBytesItHadWhenItWasSent) {
   EXPECT_THAT(steps.bytes, ElementsAre(42));
 }
 
+TEST_F(FaultyPortTest, AnEchoComesLaterThanItsFrameAndPastOthers) {
+  FaultyPort port(*ports_[0], clock_, 3);
+  EXPECT_EQ(port.NextDue(), absl::InfiniteFuture());
+  port.Set({.echo = 1, .delay_max = absl::Milliseconds(10)});
+  ASSERT_TRUE(Send(port, 1, 1).ok());
+  port.Set({});
+  EXPECT_LE(port.NextDue(), clock_.now + absl::Milliseconds(10));
+  ASSERT_TRUE(Send(port, 1, 2).ok());
+  EXPECT_THAT(ReceivedBy(1), ElementsAre(1, 2));
+  clock_.now += absl::Milliseconds(10);
+  Flush(port);
+  EXPECT_THAT(ReceivedBy(1), ElementsAre(1));
+  EXPECT_EQ(port.echoed(), 1);
+}
+
+TEST_F(FaultyPortTest, AnEchoWaitsForItsFrameWhereThatIsLateItself) {
+  FaultyPort port(*ports_[0], clock_, 3);
+  port.Set({.echo = 1, .delay = 1, .delay_max = absl::Milliseconds(10)});
+  for (uint64_t step = 1; step <= 5; ++step) ASSERT_TRUE(Send(port, 1, step).ok());
+  std::vector<uint64_t> received;
+  for (int i = 0; i < 12; ++i) {
+    clock_.now += absl::Milliseconds(1);
+    Flush(port);
+    for (const uint64_t step : ReceivedBy(1)) received.push_back(step);
+  }
+  ASSERT_EQ(received.size(), 10u);
+  EXPECT_THAT(std::vector<uint64_t>(received.begin(), received.begin() + 5), ElementsAre(1, 2, 3, 4, 5));
+}
+
 TEST_F(FaultyPortTest, ACutLosesBothWaysUntilItIsMended) {
   FaultyPort port(*ports_[0], clock_, 3);
   port.Cut(ports_[1]->id());

@@ -29,12 +29,20 @@ class Sieve final : public FrameHandler {
 
 }  // namespace
 
+absl::Duration FaultyPort::SomeDelay() {
+  return faults_.delay_max * std::uniform_real_distribution<double>(0, 1)(random_);
+}
+
+bool FaultyPort::Holding(NodeId to) const {
+  const auto peer = std::find_if(late_.begin(), late_.end(), [&](const auto& entry) { return entry.first == to; });
+  return peer != late_.end() && !peer->second.empty();
+}
+
 // The same number of draws for every frame, so that one kind of fault does not shift the others.
 FaultyPort::Fate FaultyPort::Decide(NodeId to) {
   const bool drop = Chance(faults_.drop), duplicate = Chance(faults_.duplicate), delay = Chance(faults_.delay);
   if (cut_.contains(to) || drop) return Fate::kDrop;
-  const auto waiting = std::find_if(late_.begin(), late_.end(), [&](const auto& peer) { return peer.first == to; });
-  if (delay || (waiting != late_.end() && !waiting->second.empty())) return Fate::kDelay;
+  if (delay || Holding(to)) return Fate::kDelay;
   return duplicate ? Fate::kDuplicate : Fate::kSend;
 }
 
@@ -44,13 +52,18 @@ absl::Status FaultyPort::Hold(NodeId to, const proto::FrameHeader& header, bool 
   if (peer == late_.end()) peer = late_.insert(peer, {to, {}});
   if (peer->second.size() == kMaxLateFrames)
     return ResourceExhausted("node ", to.value(), ": ", kMaxLateFrames, " frames are late");
-  const absl::Duration wait = faults_.delay_max * std::uniform_real_distribution<double>(0, 1)(random_);
-  peer->second.push_back(Late{clock_.Now() + wait, header, tensor, std::move(payload)});
+  peer->second.push_back(Late{clock_.Now() + SomeDelay(), to, header, tensor, std::move(payload)});
   ++delayed_;
   return absl::OkStatus();
 }
 
+void FaultyPort::Echo(NodeId to, const proto::FrameHeader& header, bool tensor, std::span<const std::byte> payload) {
+  if (!Chance(faults_.echo) || echoes_.size() == kMaxLateFrames) return;
+  echoes_.push_back(Late{clock_.Now() + SomeDelay(), to, header, tensor, {payload.begin(), payload.end()}});
+}
+
 absl::Status FaultyPort::SendMessage(NodeId to, const proto::FrameHeader& header, std::vector<std::byte> payload) {
+  Echo(to, header, false, payload);
   switch (Decide(to)) {
     case Fate::kDrop: ++dropped_; return absl::OkStatus();
     case Fate::kDelay: return Hold(to, header, false, std::move(payload));
@@ -64,6 +77,7 @@ absl::Status FaultyPort::SendMessage(NodeId to, const proto::FrameHeader& header
 }
 
 absl::Status FaultyPort::SendTensor(NodeId to, const proto::FrameHeader& header, std::span<const std::byte> payload) {
+  Echo(to, header, true, payload);
   switch (Decide(to)) {
     case Fate::kDrop: ++dropped_; return absl::OkStatus();
     case Fate::kDelay: return Hold(to, header, true, {payload.begin(), payload.end()});
@@ -76,25 +90,43 @@ absl::Status FaultyPort::SendTensor(NodeId to, const proto::FrameHeader& header,
   return port_.SendTensor(to, header, payload);
 }
 
+absl::Status FaultyPort::SendLate(Late& late) {
+  if (cut_.contains(late.to)) {
+    ++dropped_;
+    return absl::OkStatus();
+  }
+  if (!late.tensor) return port_.SendMessage(late.to, late.header, late.payload);
+  const absl::Status sent = port_.SendTensor(late.to, late.header, late.payload);
+  if (sent.ok()) copies_.push_back(std::move(late.payload));  // moving keeps the bytes where they are
+  return sent;
+}
+
 void FaultyPort::SendDue() {
   const absl::Time now = clock_.Now();
   for (auto& [to, frames] : late_) {
     while (!frames.empty() && frames.front().due <= now) {
-      Late& late = frames.front();
-      absl::Status sent;
-      if (cut_.contains(to)) {
-        ++dropped_;
-      } else if (late.tensor) {
-        sent = port_.SendTensor(to, late.header, late.payload);
-        if (sent.ok()) copies_.push_back(std::move(late.payload));  // moving keeps the bytes where they are
-      } else {
-        sent = port_.SendMessage(to, late.header, late.payload);
-      }
+      const absl::Status sent = SendLate(frames.front());
       if (absl::IsResourceExhausted(sent)) break;  // later
       if (!sent.ok()) ++dropped_;                  // the peer is gone
       frames.pop_front();
     }
   }
+  for (size_t i = 0; i < echoes_.size();) {
+    if (echoes_[i].due > now || Holding(echoes_[i].to) || absl::IsResourceExhausted(SendLate(echoes_[i]))) {
+      ++i;
+      continue;
+    }
+    ++echoed_;
+    echoes_.erase(echoes_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+}
+
+absl::Time FaultyPort::NextDue() const {
+  absl::Time next = absl::InfiniteFuture();
+  for (const auto& [to, frames] : late_)
+    if (!frames.empty()) next = std::min(next, frames.front().due);
+  for (const Late& late : echoes_) next = std::min(next, late.due);
+  return next;
 }
 
 int FaultyPort::Poll(FrameHandler& handler, int max_frames) {

@@ -15,16 +15,17 @@ namespace dovetail::transport {
 // How often what goes wrong, by chance in 0..1, for each frame that is sent.
 struct Faults {
   double drop = 0;
-  double duplicate = 0;
+  double duplicate = 0;                              // at once
+  double echo = 0;                                   // again up to delay_max later, past what was sent meanwhile
   double delay = 0;                                  // held back, with what follows it to the same peer
   absl::Duration delay_max = absl::Milliseconds(5);  // for how long at most
 };
 
 // A Port that loses, repeats and delays what is sent through it, the same way each time for the same seed and calls.
-// Frames to one peer stay in order (that is what every fabric promises); frames to different peers change places as
-// they are delayed. Receiving is untouched: wrap the ports of both sides for faults both ways. Thread rule of the port
-// it wraps; delayed frames leave in Poll. A tensor that is delayed is sent from a copy, which stays until the port is
-// destroyed or Forget() is called.
+// Frames to one peer stay in order (that is what every fabric promises), but for echoes, which come after the frame
+// itself; frames to different peers change places as they are delayed. Receiving is untouched: wrap the ports of both
+// sides for faults both ways. Thread rule of the port it wraps; delayed frames and echoes leave in Poll. A tensor that
+// is late is sent from a copy, which stays until the port is destroyed or Forget() is called.
 class FaultyPort final : public Port {
  public:
   // `port` and `clock` outlive it.
@@ -42,6 +43,10 @@ class FaultyPort final : public Port {
   int64_t dropped() const { return dropped_; }
   int64_t duplicated() const { return duplicated_; }
   int64_t delayed() const { return delayed_; }
+  int64_t echoed() const { return echoed_; }
+
+  // When Poll has something to send that nobody waits for yet; absl::InfiniteFuture() if nothing.
+  absl::Time NextDue() const;
 
   NodeId id() const override { return port_.id(); }
   absl::Status SendMessage(NodeId to, const proto::FrameHeader& header, std::vector<std::byte> payload) override;
@@ -51,6 +56,7 @@ class FaultyPort final : public Port {
  private:
   struct Late {
     absl::Time due;
+    NodeId to;
     proto::FrameHeader header;
     bool tensor = false;
     std::vector<std::byte> payload;
@@ -58,8 +64,12 @@ class FaultyPort final : public Port {
   enum class Fate { kSend, kDrop, kDuplicate, kDelay };
 
   Fate Decide(NodeId to);
+  absl::Duration SomeDelay();
+  bool Holding(NodeId to) const;
   bool Chance(double probability) { return std::uniform_real_distribution<double>(0, 1)(random_) < probability; }
   absl::Status Hold(NodeId to, const proto::FrameHeader& header, bool tensor, std::vector<std::byte> payload);
+  void Echo(NodeId to, const proto::FrameHeader& header, bool tensor, std::span<const std::byte> payload);
+  absl::Status SendLate(Late& late);
   void SendDue();
 
   Port& port_;
@@ -68,8 +78,9 @@ class FaultyPort final : public Port {
   Faults faults_;
   absl::flat_hash_set<NodeId> cut_;
   std::vector<std::pair<NodeId, std::deque<Late>>> late_;  // in the order peers were first delayed, for repeatability
+  std::vector<Late> echoes_;
   std::deque<std::vector<std::byte>> copies_;              // of tensors that were sent late
-  int64_t dropped_ = 0, duplicated_ = 0, delayed_ = 0;
+  int64_t dropped_ = 0, duplicated_ = 0, delayed_ = 0, echoed_ = 0;
 };
 
 }  // namespace dovetail::transport
