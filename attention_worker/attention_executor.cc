@@ -166,6 +166,11 @@ absl::StatusOr<std::span<const std::byte>> AttentionExecutor::AppendAndFinish(Mi
   const proto::StepLayout& layout = core_.LayoutOf(id, group);
   if (core_.table().linear(group) != nullptr) {
     if (!batch.prepared || batch.linear_query.size() != static_cast<size_t>(layout.query_bytes))
+  if (core_.table().linear(group) != nullptr && layout.query_bytes == 0) {  // of a move
+    if (!batch.prepared) return Internal("attention op ", op, ": its step has no buffers");
+    DT_RETURN_IF_ERROR(linear_->Restore(id, op, key_value));
+    return std::span<const std::byte>();
+  }
       return Internal("attention op ", op, ": k and v came without q");
     DT_RETURN_IF_ERROR(linear_->Run(kernels::ContextOf(*stream_), id, op, batch.linear_query, key_value,
                                     batch.partial->data()));
@@ -234,6 +239,12 @@ absl::StatusOr<std::span<const std::byte>> AttentionExecutor::Gather(int slot, i
   DT_RETURN_IF_ERROR(Grow(gathered_[slot], layout.key_value_bytes));
   HeadRows out;
   out.layout = ShapeOf(group).layout();
+  if (core_.table().linear(group) != nullptr) {
+    const std::span<std::byte> all(gathered_[slot]->data(), layout.key_value_bytes);
+    for (const proto::ShardStep& item : layout.items)
+      DT_RETURN_IF_ERROR(linear_->Gather(item, core_.ShardOf(move, item), op, all.subspan(item.key_offset)));
+    return all;
+  }
   const size_t element = SizeOf(out.layout.dtype);
   for (const proto::ShardStep& item : layout.items) {
     const ShardState& shard = core_.ShardOf(move, item);

@@ -32,8 +32,9 @@ class ClusterAttentionWorker final : public control::WorkerNode {
                              block_bytes, " bytes");
     auto node = AttentionWorkerNode::Create(
         configuration.attention,
-        {membership_.worker, membership_.epoch, static_cast<uint32_t>(blocks), configuration.micro_batches}, device_,
-        connector_);
+        {membership_.worker, membership_.epoch, static_cast<uint32_t>(blocks), configuration.micro_batches,
+         options_.snapshot_percent, configuration.model_digest},
+        device_, connector_);
     if (!node.ok()) return Annotate(node.status(), absl::StrCat("--kv-capacity of ", options_.kv_bytes, " bytes"));
     node_ = *std::move(node);
     node_->SetTrace(trace_.get());

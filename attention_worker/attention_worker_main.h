@@ -12,6 +12,7 @@ namespace dovetail::attention {
 struct AttentionWorkerMainOptions {
   uint64_t kv_bytes = 0;
   std::string trace_file;  // written when an incarnation ends; empty: none
+  int snapshot_percent = 50;  // see AttentionWorkerOptions
 };
 
 // For WorkerMain. `device` outlives the node.

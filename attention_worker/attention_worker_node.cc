@@ -3,6 +3,7 @@
 #include <utility>
 #include <variant>
 
+#include "attention_worker/attention_executor.h"
 #include "base/log.h"
 
 namespace dovetail::attention {
@@ -17,8 +18,12 @@ absl::StatusOr<std::unique_ptr<AttentionWorkerNode>> AttentionWorkerNode::Create
                                                                                  bool payloads_on_device) {
   if (options.micro_batches < 1 || options.micro_batches > 16)
     return InvalidArgument("micro_batches: ", options.micro_batches, " is outside 1..16");
+  if (options.snapshot_percent < 0 || options.snapshot_percent > 100)
+    return InvalidArgument("snapshot_percent: ", options.snapshot_percent, " is outside 0..100");
   if (options.kv_blocks < 1) return InvalidArgument("kv_blocks: the KV cache has no block");
-  std::unique_ptr<AttentionWorkerNode> node(new AttentionWorkerNode(table, options, port, clock));
+  AttentionWorkerOptions own = options;
+  own.block_bytes = AttentionExecutor::BlockBytes(table);
+  std::unique_ptr<AttentionWorkerNode> node(new AttentionWorkerNode(table, own, port, clock));
   DT_ASSIGN_OR_RETURN(node->executor_,
                       MakeAttentionBackend(device, node->core_, options.kv_blocks, options.micro_batches,
                                            payloads_on_device));

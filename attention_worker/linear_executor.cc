@@ -295,3 +295,44 @@ absl::Status LinearExecutor::Run(const kernels::OpContext& context, MicroBatchId
 }
 
 }  // namespace dovetail::attention
+const KvBlockId* LinearExecutor::BlocksOfOp(const ShardState& shard, int64_t block, int op) const {
+  const int64_t at = block - shard.first_block();
+  if (at < 0 || at >= static_cast<int64_t>(shard.sets.size()) || shard.sets[at] == kNoBlockSet) return nullptr;
+  const proto::LinearSpec& spec = *core_.table().linear(core_.table().op_group[op]);
+  const int per_op = shard.shard.kv_heads.size() * spec.blocks_per_head;
+  return core_.BlocksOf(shard.sets[at]).data() + core_.table().op_index_in_group[op] * per_op;
+}
+
+absl::Status LinearExecutor::Gather(const proto::ShardStep& item, const ShardState& shard, int op,
+                                    std::span<std::byte> out) const {
+  const StateSnapshot snapshot = core_.SnapshotOf(item, op);
+  std::memcpy(out.data(), &snapshot, sizeof(snapshot));
+  std::byte* at = out.data() + sizeof(snapshot);
+  const int pieces = item.kv_heads.size() * static_cast<int>(snapshot.pieces);
+  for (int64_t block = snapshot.first_block; block < snapshot.first_block + snapshot.blocks; ++block) {
+    const KvBlockId* held = BlocksOfOp(shard, block, op);
+    if (held == nullptr) return Internal("move: the state of block ", block, " is not held here");
+    for (int piece = 0; piece < pieces; ++piece, at += block_bytes_)
+      std::memcpy(at, block_at_(held[piece]), block_bytes_);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LinearExecutor::Restore(MicroBatchId id, int op, std::span<const std::byte> key_value) const {
+  for (const proto::ShardStep& item : core_.LayoutOf(id, core_.table().op_group[op]).items) {
+    const StateSnapshot expected = core_.SnapshotOf(item, op);
+    const auto bytes = key_value.subspan(item.key_offset, expected.payload_bytes());
+    DT_RETURN_IF_ERROR(CheckSnapshot(bytes, expected));
+    const ShardState& shard = core_.ShardOf(id, item);
+    const std::byte* at = bytes.data() + sizeof(expected);
+    const int pieces = item.kv_heads.size() * static_cast<int>(expected.pieces);
+    for (int64_t block = expected.first_block; block < expected.first_block + expected.blocks; ++block) {
+      const KvBlockId* held = BlocksOfOp(shard, block, op);
+      if (held == nullptr) return Internal("move: there is no room for the state of block ", block);
+      for (int piece = 0; piece < pieces; ++piece, at += block_bytes_)
+        std::memcpy(block_at_(held[piece]), at, block_bytes_);
+    }
+  }
+  return absl::OkStatus();
+}
+

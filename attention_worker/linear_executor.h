@@ -36,6 +36,12 @@ class LinearExecutor {
   absl::Status Run(const kernels::OpContext& context, MicroBatchId id, int op, std::span<const std::byte> query,
                    std::span<const std::byte> key_value, std::byte* out);
 
+  // An item of a move out of this worker, as state_snapshot.h says. kInternal: a block of it is not held.
+  absl::Status Gather(const proto::ShardStep& item, const ShardState& shard, int op, std::span<std::byte> out) const;
+  // The items of a move into this worker. kInvalidArgument, naming what differs, for states of another model, op, place
+  // or layout; then nothing of the item is written.
+  absl::Status Restore(MicroBatchId id, int op, std::span<const std::byte> key_value) const;
+
  private:
   // The new tokens of one head of one item, as floats: q, k and v side by side a token.
   struct Head {
@@ -58,6 +64,8 @@ class LinearExecutor {
   kernels::LinearStateItem ItemOf(const OpView& view, const Head& head) const;
   std::byte* HistoryRow(const OpView& view, const Head& head, Position position) const;
   std::byte* const* PiecesOf(const OpView& view, const Head& head, int64_t block) const;
+  // The KvBlocks of an op in one set of its shard, or null: it is not held.
+  const KvBlockId* BlocksOfOp(const ShardState& shard, int64_t block, int op) const;
 
   kernels::Device& device_;
   const AttentionWorkerCore& core_;

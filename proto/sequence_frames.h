@@ -79,7 +79,8 @@ struct Unpin {
 // Scheduler -> attention worker: send the K and V of all shards that you hold of a sequence to the attention worker
 // `target`, which has opened it (or was given more shards of it) with shards like these in the same order. Goes by
 // frames of steps without queries, in the micro-batch `slot` beyond those of compute workers: StepBegin with fill_end,
-// then kKeyValue per op, each answered by an empty kPartial. No step of the sequence is in flight meanwhile. Answered
+// then kKeyValue per op (of a linear state: its blocks as they lie in memory, attention_worker/core/state_snapshot.h),
+// each answered by an empty kPartial. No step of the sequence is in flight meanwhile. Answered
 // by SequenceMoved; the sequence stays open here until it is released.
 inline constexpr int kMoveSlots = 4;          // sequences that one attention worker takes in or gives away at a time
 inline constexpr int kMoveChunkTokens = 512;  // of a step without queries; a multiple of 64

@@ -13,7 +13,8 @@ using proto::FrameType;
 AttentionWorkerCore::AttentionWorkerCore(const proto::AttentionTable& table, const AttentionWorkerOptions& options)
     : table_(table),
       options_(options),
-      sequences_(table_, options.kv_blocks),
+      sequences_(table_, options.kv_blocks,
+                 static_cast<uint32_t>(uint64_t{options.kv_blocks} * options.snapshot_percent / 100)),
       micro_batches_(options.micro_batches + proto::kMoveSlots) {
   for (MicroBatch& batch : micro_batches_) batch.layouts.resize(table_.group_count());
 }
@@ -26,12 +27,12 @@ void AttentionWorkerCore::Handle(NodeId from, const FrameHeader& header, std::sp
     ++counters_.dropped_frames;
     return;
   }
-  switch (header.type) {
   const bool order = header.type >= FrameType::kOpenSequence && header.type < FrameType::kStepBegin;
   if (order && CameBefore(header)) {
     ++counters_.dropped_frames;
     return;
   }
+  switch (header.type) {
     case FrameType::kOpenSequence: return OnOpen(from, header, payload, actions);
     case FrameType::kForkSequence: return OnFork(from, header, payload, actions);
     case FrameType::kReleaseSequence: return OnRelease(payload);
@@ -51,7 +52,6 @@ void AttentionWorkerCore::Handle(NodeId from, const FrameHeader& header, std::sp
   ++counters_.dropped_frames;
 }
 
-template <typename Message>
 // What is said about sequences is numbered (proto::FrameHeader::step).
 bool AttentionWorkerCore::CameBefore(const FrameHeader& order) {
   if (order.step == 0) return false;
@@ -60,6 +60,7 @@ bool AttentionWorkerCore::CameBefore(const FrameHeader& order) {
   return false;
 }
 
+template <typename Message>
 void AttentionWorkerCore::Reply(NodeId to, const FrameHeader& header, FrameType type, const Message& message,
                                 std::vector<Action>& actions) const {
   SendFrame frame{to, type, StepId(header.step), MicroBatchId(header.micro_batch), {}, options_.epoch};
@@ -160,10 +161,10 @@ absl::Status AttentionWorkerCore::CommitEntries(const FrameHeader& header, const
         return FailedPrecondition("sequence ", entry.sequence.value(), " is in step ", other.step.value(),
                                   " of micro-batch ", sequence->micro_batch);
     }
-    DT_RETURN_IF_ERROR(sequences_.CheckCommit(*sequence, entry.ctx_len, entry.hashes));
     if (StepId(header.step) < sequence->last_step)
       return FailedPrecondition("sequence ", entry.sequence.value(), " was in step ", sequence->last_step.value(),
                                 " since");
+    DT_RETURN_IF_ERROR(sequences_.CheckCommit(*sequence, entry.ctx_len, entry.hashes));
   }
   for (const proto::StepBeginEntry& entry : message.entries) {
     EndStepOf(entry.sequence);
@@ -216,8 +217,8 @@ void AttentionWorkerCore::OnStepBegin(NodeId from, const FrameHeader& header, st
     SequenceState* sequence = sequences_.Find(entry.sequence);
     sequences_.Append(*sequence, entry.q_len, copies.copies);
     sequence->micro_batch = header.micro_batch;
-    batch.sequences.push_back(sequence);
     sequence->last_step = StepId(header.step);
+    batch.sequences.push_back(sequence);
   }
   if (!copies.copies.empty()) actions.push_back(std::move(copies));
 

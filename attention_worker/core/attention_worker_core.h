@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attention_worker/core/sequence_table.h"
+#include "attention_worker/core/state_snapshot.h"
 #include "base/ids.h"
 #include "proto/attention_spec.h"
 #include "proto/frame.h"
@@ -62,16 +63,24 @@ struct OutgoingMove {
   proto::MoveSequence order;
   NodeId scheduler;
   SequenceTable::Part part;
-  int op = 0;
   StepId step;  // of the part
+  int op = 0;
   std::vector<proto::StepLayout> layouts;  // by group, of the part
 };
+
+// Half for prefixes that a hybrid's states can be taken up from: a snapshot without the K and V before it is worth
+// nothing, nor are they without it.
+inline constexpr int kSnapshotPercent = 50;
 
 struct AttentionWorkerOptions {
   WorkerId worker;
   Epoch epoch;
   uint32_t kv_blocks = 0;   // capacity
   int micro_batches = 1;    // steps in flight, 1..16
+  // Of the blocks, those that snapshots of linear states may keep when no sequence holds them: 0..100.
+  int snapshot_percent = kSnapshotPercent;
+  uint64_t model_digest = 0;  // of model, KV type and attention table: states of another are refused
+  uint64_t block_bytes = 0;   // of a KvBlock; 0: linear states are not given to other workers
 };
 
 struct AttentionWorkerCounters {
@@ -112,6 +121,8 @@ class AttentionWorkerCore {
   const ShardState& ShardOf(const OutgoingMove& move, const proto::ShardStep& item) {
     return sequences_.Find(move.order.sequence)->shards[item.shard];
   }
+  // What crosses for an item of a move, where `op` is a linear state.
+  StateSnapshot SnapshotOf(const proto::ShardStep& item, int op) const;
   const std::vector<KvBlockId>& BlocksOf(BlockSetId set) const { return sequences_.pool().blocks(set); }
 
   StepId StepOf(MicroBatchId micro_batch) const { return micro_batches_[micro_batch.value()].step; }
@@ -136,6 +147,7 @@ class AttentionWorkerCore {
   void OnFork(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
               std::vector<Action>& actions);
   void OnRelease(std::span<const std::byte> payload);
+  bool CameBefore(const proto::FrameHeader& order);
   void EndStep(MicroBatch& batch);
   void EndStepOf(SequenceId id);
   void OnProbe(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
@@ -147,7 +159,6 @@ class AttentionWorkerCore {
   // moves.cc
   void OnMove(NodeId from, std::span<const std::byte> payload, std::vector<Action>& actions);
   void OnMoveAnswer(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
-  bool CameBefore(const proto::FrameHeader& order);
                     std::vector<Action>& actions);
   void SendPart(OutgoingMove& move, Position begin, std::vector<Action>& actions);
   void SendOp(OutgoingMove& move, int op, std::vector<Action>& actions);
@@ -156,6 +167,7 @@ class AttentionWorkerCore {
   void AddPart(const SequenceState& sequence, size_t first_shard, const SequenceTable::Part& part,
                std::vector<proto::StepLayout>& layouts) const;
   void FinishLayouts(std::vector<proto::StepLayout>& layouts) const;
+  void FinishPart(std::vector<proto::StepLayout>& layouts) const;
   int NextOp(const std::vector<proto::StepLayout>& layouts, int op) const;
   Phase PhaseAt(const MicroBatch& batch) const;  // of next_op
   void OnQuery(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
@@ -181,8 +193,8 @@ class AttentionWorkerCore {
   SequenceTable sequences_;
   std::vector<MicroBatch> micro_batches_;  // those of compute workers, then one for each move that comes in
   std::array<OutgoingMove, proto::kMoveSlots> moves_;
+  uint64_t last_order_ = 0;
   AttentionWorkerCounters counters_;
 };
 
 }  // namespace dovetail::attention
-  uint64_t last_order_ = 0;

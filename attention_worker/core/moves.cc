@@ -34,7 +34,7 @@ void AttentionWorkerCore::OnFill(NodeId from, const FrameHeader& header, const p
   batch.compute = from;
   for (proto::StepLayout& layout : batch.layouts) layout.Clear();
   AddPart(*sequence, sequence->fill_shard, part, batch.layouts);
-  FinishLayouts(batch.layouts);
+  FinishPart(batch.layouts);
   batch.next_op = NextOp(batch, 0);
   batch.phase = PhaseAt(batch);
   ++counters_.moved_parts;
@@ -53,6 +53,28 @@ void AttentionWorkerCore::AddPart(const SequenceState& sequence, size_t first_sh
   }
 }
 
+// Of linear states whole blocks go, each item's after the header that names it.
+void AttentionWorkerCore::FinishPart(std::vector<proto::StepLayout>& layouts) const {
+  FinishLayouts(layouts);
+  for (int group = 0; group < table_.group_count(); ++group) {
+    const LayerGroup id(static_cast<uint16_t>(group));
+    const proto::LinearSpec* spec = table_.linear(id);
+    if (spec == nullptr) continue;
+    proto::StepLayout& layout = layouts[group];
+    layout.key_value_bytes = 0;
+    for (proto::ShardStep& item : layout.items) {
+      item.key_offset = layout.key_value_bytes;
+      layout.key_value_bytes += static_cast<int64_t>(
+          attention::SnapshotOf(item, 0, 0, spec->blocks_per_head, options_.block_bytes).payload_bytes());
+    }
+  }
+}
+
+StateSnapshot AttentionWorkerCore::SnapshotOf(const proto::ShardStep& item, int op) const {
+  return attention::SnapshotOf(item, options_.model_digest, op, table_.linear(table_.op_group[op])->blocks_per_head,
+                               options_.block_bytes);
+}
+
 // ---- the giver ----
 
 void AttentionWorkerCore::OnMove(NodeId from, std::span<const std::byte> payload, std::vector<Action>& actions) {
@@ -66,7 +88,8 @@ void AttentionWorkerCore::OnMove(NodeId from, std::span<const std::byte> payload
   move.order = *std::move(order);
   move.scheduler = from;
   move.layouts.resize(table_.group_count());
-  if (table_.has_linear()) return EndMove(move, false, "a linear state is rebuilt, not moved", actions);
+  if (table_.has_linear() && options_.block_bytes == 0)
+    return EndMove(move, false, "linear states do not travel from this worker", actions);
   const SequenceState* sequence = sequences_.Find(move.order.sequence);
   if (sequence == nullptr || !sequence->started || move.order.end < sequence->ctx_len ||
       move.order.end > sequence->ctx_len + sequence->q_len)
@@ -77,6 +100,7 @@ void AttentionWorkerCore::OnMove(NodeId from, std::span<const std::byte> payload
 void AttentionWorkerCore::SendPart(OutgoingMove& move, Position begin, std::vector<Action>& actions) {
   const proto::MoveSequence& order = move.order;
   move.part = {begin, std::min(begin + proto::kMoveChunkTokens, order.end), order.end};
+  move.step = StepId(order.step.value() + static_cast<uint64_t>((begin - order.begin) / proto::kMoveChunkTokens));
   proto::StepBegin message;
   message.entries.push_back({order.sequence, begin, static_cast<int32_t>(move.part.end - begin), {}, 0, order.end});
   SendFrame frame{order.target, FrameType::kStepBegin,
@@ -86,7 +110,7 @@ void AttentionWorkerCore::SendPart(OutgoingMove& move, Position begin, std::vect
   actions.push_back(std::move(frame));
   for (proto::StepLayout& layout : move.layouts) layout.Clear();
   AddPart(*sequences_.Find(order.sequence), 0, move.part, move.layouts);
-  FinishLayouts(move.layouts);
+  FinishPart(move.layouts);
   SendOp(move, 0, actions);
 }
 
@@ -100,7 +124,6 @@ void AttentionWorkerCore::SendOp(OutgoingMove& move, int op, std::vector<Action>
     SendPart(move, move.part.end, actions);
   } else {
     EndMove(move, true, "", actions);
-  move.step = StepId(order.step.value() + static_cast<uint64_t>((begin - order.begin) / proto::kMoveChunkTokens));
   }
 }
 

@@ -4,11 +4,18 @@
 
 namespace dovetail::attention {
 
-bool PrefixIndex::Insert(const PrefixKey& key, BlockSetId set) {
+bool PrefixIndex::Insert(const PrefixKey& key, BlockSetId set, Content content) {
   if (by_key_.contains(key) || by_set_.contains(set)) return false;
   by_key_.emplace(key, set);
-  by_set_.emplace(set, Entry{key, std::nullopt});
+  by_set_.emplace(set, Entry{key, content == Content::kSnapshot ? kPassed : kTokens, std::nullopt});
   return true;
+}
+
+void PrefixIndex::MarkUseful(BlockSetId set) {
+  const auto it = by_set_.find(set);
+  if (it == by_set_.end() || it->second.list == kTokens) return;
+  DT_CHECK(!it->second.evictable, "a set that nobody uses is of no use yet");
+  it->second.list = kUseful;
 }
 
 BlockSetId PrefixIndex::Find(const PrefixKey& key) const {
@@ -20,9 +27,10 @@ void PrefixIndex::Acquire(BlockSetId set) {
   pool_.AddReference(set);
   const auto it = by_set_.find(set);
   if (it == by_set_.end() || !it->second.evictable) return;
-  lru_.erase(*it->second.evictable);
+  Lru& list = lists_[it->second.list];
+  list.sets.erase(*it->second.evictable);
+  list.blocks -= static_cast<uint32_t>(pool_.blocks(set).size());
   it->second.evictable.reset();
-  evictable_blocks_ -= static_cast<uint32_t>(pool_.blocks(set).size());
 }
 
 void PrefixIndex::Release(BlockSetId set) {
@@ -32,8 +40,26 @@ void PrefixIndex::Release(BlockSetId set) {
     pool_.Free(set);
     return;
   }
-  it->second.evictable = lru_.insert(lru_.end(), set);
-  evictable_blocks_ += static_cast<uint32_t>(pool_.blocks(set).size());
+  Lru& list = lists_[it->second.list];
+  it->second.evictable = list.sets.insert(list.sets.end(), Evictable{set, releases_++});
+  list.blocks += static_cast<uint32_t>(pool_.blocks(set).size());
+  while (evictable_snapshot_blocks() > snapshot_blocks_) EvictOldest(NextSnapshotList());
+}
+
+// One of the two is not empty.
+PrefixIndex::List PrefixIndex::NextSnapshotList() const {
+  return lists_[kPassed].blocks > evictable_snapshot_blocks() / 4 ? kPassed : kUseful;
+}
+
+void PrefixIndex::EvictOldest(List list) {
+  const BlockSetId oldest = lists_[list].sets.front().set;
+  lists_[list].sets.pop_front();
+  lists_[list].blocks -= static_cast<uint32_t>(pool_.blocks(oldest).size());
+  const auto it = by_set_.find(oldest);
+  DT_CHECK(it != by_set_.end());
+  by_key_.erase(it->second.key);
+  by_set_.erase(it);
+  pool_.Free(oldest);
 }
 
 void PrefixIndex::Forget(BlockSetId set) {
@@ -45,16 +71,16 @@ void PrefixIndex::Forget(BlockSetId set) {
 }
 
 bool PrefixIndex::MakeRoom(uint32_t blocks) {
-  if (pool_.free_blocks() + evictable_blocks_ < blocks) return false;
+  if (pool_.free_blocks() + evictable_blocks() < blocks) return false;
   while (pool_.free_blocks() < blocks) {
-    const BlockSetId oldest = lru_.front();
-    lru_.pop_front();
-    const auto it = by_set_.find(oldest);
-    DT_CHECK(it != by_set_.end());
-    by_key_.erase(it->second.key);
-    by_set_.erase(it);
-    evictable_blocks_ -= static_cast<uint32_t>(pool_.blocks(oldest).size());
-    pool_.Free(oldest);
+    List next = kTokens;
+    if (evictable_snapshot_blocks() > 0) {
+      const List snapshots = NextSnapshotList();
+      const bool older = lists_[kTokens].sets.empty() ||
+                         lists_[snapshots].sets.front().since < lists_[kTokens].sets.front().since;
+      if (older) next = snapshots;
+    }
+    EvictOldest(next);
   }
   return true;
 }

@@ -27,12 +27,24 @@ struct PrefixKey {
 
 // Block sets that can be found by content. A set with references is in use; one without is evictable, least recently
 // used first. Thread-compatible.
+//
+// Snapshots of linear states are large, a prompt leaves one every 64 tokens, and most are never asked for: only where
+// prompts part or a conversation goes on does one help. So unreferenced snapshots have a budget of their own, and in it
+// those that were useful (begun from, or the last of their sequence) outlive those that a sequence merely passed: a
+// passed one goes first as long as they are more than a quarter.
 class PrefixIndex {
  public:
-  explicit PrefixIndex(BlockPool& pool) : pool_(pool) {}
+  // `snapshot_blocks`: KvBlocks that unreferenced snapshots may keep.
+  explicit PrefixIndex(BlockPool& pool, uint32_t snapshot_blocks = UINT32_MAX)
+      : pool_(pool), snapshot_blocks_(snapshot_blocks) {}
+
+  enum class Content : uint8_t { kTokens, kSnapshot };
 
   // Makes a full, committed set findable. False when the key or the set is known already: the set then stays anonymous.
-  bool Insert(const PrefixKey& key, BlockSetId set);
+  bool Insert(const PrefixKey& key, BlockSetId set, Content content = Content::kTokens);
+
+  // A snapshot in use has proved useful. Nothing happens to other sets.
+  void MarkUseful(BlockSetId set);
 
   // The set of this content, or kNoBlockSet. Takes no reference.
   BlockSetId Find(const PrefixKey& key) const;
@@ -40,30 +52,46 @@ class PrefixIndex {
   // Takes a reference to a set found here; an evictable one is evictable no longer.
   void Acquire(BlockSetId set);
 
-  // Drops a reference. An unreferenced set becomes evictable if it is findable, else it is freed.
+  // Drops a reference. An unreferenced set becomes evictable if it is findable, else it is freed. Snapshots beyond
+  // their budget are freed.
   void Release(BlockSetId set);
 
   // A set in use is about to change: its content cannot be found any more. Nothing happens if it could not.
   void Forget(BlockSetId set);
 
-  // Frees evictable sets, oldest first, until the pool has `blocks` free ones. False if even all would not do (then
-  // nothing is freed).
+  // Frees evictable sets, oldest first (of snapshots: the next to go), until the pool has `blocks` free ones. False if
+  // even all would not do (then nothing is freed).
   bool MakeRoom(uint32_t blocks);
 
-  uint32_t evictable_blocks() const { return evictable_blocks_; }
+  uint32_t evictable_blocks() const { return lists_[kTokens].blocks + evictable_snapshot_blocks(); }
+  uint32_t evictable_snapshot_blocks() const { return lists_[kPassed].blocks + lists_[kUseful].blocks; }
   size_t size() const { return by_set_.size(); }
 
  private:
+  enum List { kTokens, kPassed, kUseful, kLists };
+  struct Evictable {
+    BlockSetId set = kNoBlockSet;
+    uint64_t since = 0;  // counts releases
+  };
+  struct Lru {
+    std::list<Evictable> sets;  // front: evicted next
+    uint32_t blocks = 0;
+  };
   struct Entry {
     PrefixKey key;
-    std::optional<std::list<BlockSetId>::iterator> evictable;  // its place in lru_ while unreferenced
+    List list = kTokens;
+    std::optional<std::list<Evictable>::iterator> evictable;  // its place in its list while unreferenced
   };
 
+  List NextSnapshotList() const;
+  void EvictOldest(List list);
+
   BlockPool& pool_;
+  const uint32_t snapshot_blocks_;
   absl::flat_hash_map<PrefixKey, BlockSetId> by_key_;  // looked up, never iterated: its order differs from run to run
   absl::flat_hash_map<BlockSetId, Entry> by_set_;
-  std::list<BlockSetId> lru_;                          // front: evicted next
-  uint32_t evictable_blocks_ = 0;
+  Lru lists_[kLists];
+  uint64_t releases_ = 0;
 };
 
 }  // namespace dovetail::attention

@@ -7,8 +7,8 @@
 
 namespace dovetail::attention {
 
-SequenceTable::SequenceTable(const proto::AttentionTable& table, uint32_t capacity_blocks)
-    : table_(table), pool_(capacity_blocks), index_(pool_) {}
+SequenceTable::SequenceTable(const proto::AttentionTable& table, uint32_t capacity_blocks, uint32_t snapshot_blocks)
+    : table_(table), pool_(capacity_blocks), index_(pool_, snapshot_blocks) {}
 
 PrefixKey SequenceTable::KeyOf(const proto::Shard& shard, const proto::BlockHash& hash) const {
   return PrefixKey{hash, shard.group.value(), static_cast<uint16_t>(shard.kv_heads.begin),
@@ -84,6 +84,7 @@ absl::StatusOr<const SequenceState*> SequenceTable::Open(const proto::OpenSequen
   auto sequence = std::make_unique<SequenceState>();
   sequence->id = message.sequence;
   sequence->hashes = message.hashes;
+  sequence->prompt_blocks = static_cast<int64_t>(message.hashes.size());
   for (const proto::Shard& shard : message.shards) {
     sequence->shards.push_back(ShardState{shard, FindCached(shard, message.hashes)});
     for (const BlockSetId set : sequence->shards.back().sets)
@@ -212,6 +213,7 @@ void SequenceTable::Release(const proto::ReleaseSequence& message) {
     TakeHashes(*sequence, message.ctx_len, message.hashes);
     sequence->ctx_len = message.ctx_len;
     IndexCommitted(*sequence);
+    MarkSnapshotsAt(*sequence, message.ctx_len);
   }
   ReleaseSets(*sequence);
   sequences_.erase(message.sequence);
@@ -267,8 +269,21 @@ void SequenceTable::IndexCommitted(SequenceState& sequence) {
     for (const ShardState& shard : sequence.shards) {
       const int64_t i = block - shard.first_block();
       if (i < 0 || i >= static_cast<int64_t>(shard.sets.size()) || shard.sets[i] == kNoBlockSet) continue;
-      index_.Insert(KeyOf(shard.shard, sequence.hashes[block]), shard.sets[i]);
+      const bool state = table_.linear(shard.shard.group) != nullptr;
+      index_.Insert(KeyOf(shard.shard, sequence.hashes[block]), shard.sets[i],
+                    state ? PrefixIndex::Content::kSnapshot : PrefixIndex::Content::kTokens);
+      if (state && block + 1 == sequence.prompt_blocks) index_.MarkUseful(shard.sets[i]);
     }
+  }
+}
+
+// The snapshots from which a sequence goes on at ctx_len.
+void SequenceTable::MarkSnapshotsAt(const SequenceState& sequence, Position ctx_len) {
+  for (const ShardState& shard : sequence.shards) {
+    const int64_t last = ctx_len / kSegmentTokens - 1 - shard.first_block();
+    if (table_.linear(shard.shard.group) == nullptr || last < 0 || last >= static_cast<int64_t>(shard.sets.size()))
+      continue;
+    if (shard.sets[last] != kNoBlockSet) index_.MarkUseful(shard.sets[last]);
   }
 }
 
@@ -322,7 +337,10 @@ void SequenceTable::DropLeftByWindow(ShardState& shard, Position ctx_len) {
 absl::Status SequenceTable::Commit(SequenceState& sequence, Position ctx_len,
                                    const std::vector<proto::BlockHash>& hashes) {
   DT_RETURN_IF_ERROR(CheckCommit(sequence, ctx_len, hashes));
-  if (!sequence.started) sequence.indexed_blocks = ctx_len / kSegmentTokens;
+  if (!sequence.started) {
+    sequence.indexed_blocks = ctx_len / kSegmentTokens;
+    MarkSnapshotsAt(sequence, ctx_len);
+  }
   sequence.started = true;
   sequence.ctx_len = ctx_len;
   sequence.q_len = 0;
@@ -401,6 +419,7 @@ WorkerStatus SequenceTable::status() const {
   WorkerStatus status;
   status.blocks_total = pool_.capacity();
   status.blocks_cached = index_.evictable_blocks();
+  status.blocks_of_snapshots = index_.evictable_snapshot_blocks();
   status.blocks_in_use = pool_.capacity() - pool_.free_blocks() - index_.evictable_blocks();
   status.sequences = sequences_.size();
   return status;

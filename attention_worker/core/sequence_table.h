@@ -36,19 +36,21 @@ struct SequenceState {
   Position ctx_len = 0;
   int q_len = 0;
   int64_t indexed_blocks = 0;             // blocks below this were offered to the prefix index
+  int64_t prompt_blocks = 0;              // that had names when it was opened: where the same prompt would begin again
   size_t fill_shard = 0;                  // a move brings the tokens of this shard and of those after it
   Position filled = kNotFilled;           // so far
   static constexpr Position kNotFilled = -1;
   int micro_batch = kNoMicroBatch;        // whose step it is in, or was in last; the worker core's
   static constexpr int kNoMicroBatch = -1;
-};
   StepId last_step;                       // the newest step that has begun with it, or part of a move; likewise
+};
 
 // What a worker's memory is used for.
 struct WorkerStatus {
   uint64_t blocks_total = 0;
   uint64_t blocks_in_use = 0;  // referenced by live sequences or pins
   uint64_t blocks_cached = 0;  // unreferenced, kept for prefix hits, evictable
+  uint64_t blocks_of_snapshots = 0;  // of those, of linear states
   uint64_t sequences = 0;
 };
 
@@ -64,7 +66,8 @@ class SequenceTable {
   static constexpr size_t kMaxSequences = 65536;
   static constexpr size_t kMaxPins = 65536;
 
-  SequenceTable(const proto::AttentionTable& table, uint32_t capacity_blocks);
+  // `snapshot_blocks`: KvBlocks that snapshots of linear states may keep which no live sequence holds.
+  SequenceTable(const proto::AttentionTable& table, uint32_t capacity_blocks, uint32_t snapshot_blocks = UINT32_MAX);
 
   // See proto::OpenSequence. kInvalidArgument: a shard that this model does not have; kResourceExhausted: too many
   // sequences. On error nothing changes. The pointer stays valid until the sequence is released.
@@ -148,6 +151,7 @@ class SequenceTable {
                                   const std::vector<proto::BlockHash>& hashes);
   static void TakeHashes(SequenceState& sequence, Position ctx_len, const std::vector<proto::BlockHash>& hashes);
   void IndexCommitted(SequenceState& sequence);
+  void MarkSnapshotsAt(const SequenceState& sequence, Position ctx_len);
   void DropLeftByWindow(ShardState& shard, Position ctx_len);
 
   const proto::AttentionTable& table_;

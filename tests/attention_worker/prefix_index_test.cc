@@ -1,5 +1,7 @@
 #include "attention_worker/core/prefix_index.h"
 
+#include <vector>
+
 #include "gtest/gtest.h"
 
 namespace dovetail::attention {
@@ -88,6 +90,71 @@ TEST_F(PrefixIndexTest, ASetSharedByTwoBecomesEvictableWithTheLastOfThem) {
   EXPECT_EQ(index_.evictable_blocks(), 0u);
   index_.Release(set);
   EXPECT_EQ(index_.evictable_blocks(), 2u);
+}
+
+// Snapshots of linear states, 2 blocks each, in a pool of 32 of which they may keep 8 when nobody uses them.
+class Snapshots : public ::testing::Test {
+ protected:
+  BlockSetId InUse(uint64_t content, PrefixIndex::Content kind = PrefixIndex::Content::kSnapshot) {
+    const BlockSetId set = pool_.Allocate(2);
+    EXPECT_TRUE(index_.Insert(Key(content), set, kind));
+    return set;
+  }
+  void Pass(uint64_t content) { index_.Release(InUse(content)); }
+  void Use(uint64_t content) {
+    const BlockSetId set = InUse(content);
+    index_.MarkUseful(set);
+    index_.Release(set);
+  }
+  bool Kept(uint64_t content) const { return index_.Find(Key(content)) != kNoBlockSet; }
+
+  BlockPool pool_{32};
+  PrefixIndex index_{pool_, 8};
+};
+
+TEST_F(Snapshots, KeepNoMoreThanTheirBudgetHoweverMuchIsFree) {
+  for (uint64_t content = 1; content <= 6; ++content) Pass(content);
+  EXPECT_EQ(index_.evictable_snapshot_blocks(), 8u);
+  EXPECT_EQ(pool_.free_blocks(), 24u);
+  EXPECT_FALSE(Kept(1) || Kept(2)) << "the oldest went";
+  EXPECT_TRUE(Kept(3) && Kept(6));
+}
+
+TEST_F(Snapshots, ThatAreInUseCountForNothing) {
+  std::vector<BlockSetId> used;
+  for (uint64_t content = 1; content <= 6; ++content) used.push_back(InUse(content));
+  EXPECT_EQ(index_.evictable_snapshot_blocks(), 0u);
+  EXPECT_TRUE(Kept(1));
+  for (const BlockSetId set : used) index_.Release(set);
+  EXPECT_EQ(index_.evictable_snapshot_blocks(), 8u);
+}
+
+TEST_F(Snapshots, ThatWereUsefulOutliveThoseThatWerePassed) {
+  Use(1);
+  for (uint64_t content = 2; content <= 20; ++content) Pass(content);
+  EXPECT_TRUE(Kept(1)) << "a long prompt does not drive out what others begin from";
+  EXPECT_TRUE(Kept(20) && Kept(18));
+  EXPECT_FALSE(Kept(17));
+}
+
+TEST_F(Snapshots, LeaveAQuarterToThoseThatWerePassed) {
+  Pass(1);
+  for (uint64_t content = 2; content <= 9; ++content) Use(content);
+  EXPECT_TRUE(Kept(1));
+  EXPECT_TRUE(Kept(9) && Kept(7));
+  EXPECT_FALSE(Kept(2) || Kept(6)) << "the useful ones give way to each other";
+}
+
+TEST_F(Snapshots, GoBeforeYoungerKeysAndValuesAndAfterOlderOnes) {
+  index_.Release(InUse(100, PrefixIndex::Content::kTokens));
+  Pass(1);
+  index_.Release(InUse(101, PrefixIndex::Content::kTokens));
+  ASSERT_TRUE(index_.MakeRoom(28));
+  EXPECT_TRUE(!Kept(100) && Kept(1) && Kept(101));
+  ASSERT_TRUE(index_.MakeRoom(30));
+  EXPECT_TRUE(!Kept(1) && Kept(101));
+  ASSERT_TRUE(index_.MakeRoom(32));
+  EXPECT_EQ(index_.size(), 0u);
 }
 
 }  // namespace
