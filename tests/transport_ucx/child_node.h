@@ -70,6 +70,11 @@ class ChildNode {
     return std::string(node.port->AddPeer(id(), address_, version_, Epoch(epoch_)).message());
   }
 
+  // Returns when everything that it has posted has had a turn of its loop.
+  void Turn() {
+    for (int i = 0; i < 2; ++i) Ask("ADD 0 0 00 none");  // refused
+  }
+
   // Sends `count` tensors of `bytes` to the node, one in about 2 ms. Pushed(): all of them, waiting for at most `wait`.
   void Push(TestNode& node, int count, size_t bytes) {
     const std::string line = absl::StrCat("PUSH ", node.id().value(), " ", count, " ", bytes, "\n");

@@ -1,9 +1,14 @@
 // What arrives at a port that no honest node has sent: through UCX itself, from a worker of our own.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <random>
 
+#include "absl/strings/match.h"
+#include "tests/support/test_data.h"
 #include "tests/transport_ucx/ucx_nodes.h"
 #include "transport/ucx/region.h"
 #include "transport/ucx/ucx_worker.h"
@@ -42,9 +47,11 @@ class Rogue {
     if (UCS_PTR_IS_PTR(request)) ucp_request_free(request);
   }
 
+  ProcessIdentity process = ThisProcess();  // that it says it is
+
   // Is added, and greets with these bytes as the key of a region.
   void Join(const std::string& region_key = "") {
-    const std::string address = Encode(NodeAddress{NodeId(9), Epoch(1), kOwnKey, {}, *worker_->Address()});
+    const std::string address = Encode(NodeAddress{NodeId(9), Epoch(1), kOwnKey, process, *worker_->Address()});
     ASSERT_TRUE(victim_.port->AddPeer(NodeId(9), address, UcxPort::Version(), Epoch(1)).ok());
     WireHeader hello = HeaderFor(WireKind::kHello);
     hello.sequence = UcxOptions().max_frame_bytes;
@@ -199,7 +206,7 @@ TEST(UcxHostile, APlaceInARegionThatWasNotMadeDropsThePeer) {
 }
 
 TEST(UcxHostile, AGreetingWithAKeyForSomeoneElseOrNoneAtAllDropsThePeer) {
-  const std::string other = Encode(RegionKey{NodeId(9), Epoch(1), NodeId(5), 4096, 4096, 1, "key"});
+  const std::string other = Encode(RegionKey{NodeId(9), Epoch(1), NodeId(5), 3, 4096, 1});
   for (const std::string& key : {other, other.substr(1), std::string("nonsense")}) {
     TestNode victim(OptionsFor(1, Lanes::kShm));
     Rogue rogue(victim);
@@ -210,23 +217,64 @@ TEST(UcxHostile, AGreetingWithAKeyForSomeoneElseOrNoneAtAllDropsThePeer) {
 }
 
 TEST(UcxHostile, AKeyThatOpensAnotherRegionThanItWasMadeForDropsThePeer) {
-  auto worker = UcxWorker::Create({Lanes::kShm, "", 0, 0, absl::Seconds(1)});
-  ASSERT_TRUE(worker.ok());
-  auto region = ReceiveRegion::Create(**worker, 1 << 20);
+  auto region = ReceiveRegion::Create(1 << 20);
   ASSERT_TRUE(region.ok());
-  const auto base = reinterpret_cast<uint64_t>((*region)->data());
-  const uint64_t token = (*region)->token();
   for (const bool stale : {true, false}) {
     TestNode victim(OptionsFor(1, Lanes::kShm));
     Rogue rogue(victim);
-    rogue.Join(
-        Encode(RegionKey{NodeId(9), Epoch(1), NodeId(1), base, 1 << 20, token + stale, *(*region)->RemoteKey()}));
+    rogue.Join(Encode(RegionKey{NodeId(9), Epoch(1), NodeId(1), (*region)->descriptor(), 1 << 20,
+                                (*region)->token() + stale}));
     if (stale) {
       EXPECT_EQ(FailureOf(victim), "region key: the region is gone");
     } else {
       EXPECT_TRUE(PumpUntil({&victim}, [&] { return victim.port->Connected(NodeId(9)); }));
     }
   }
+}
+
+// What a peer's key may name by the time it is opened, or by malice: UCX 1.13 crashes when a key of its own names
+// nothing any more (ucp_ep_rkey_unpack releases what it never opened).
+TEST(UcxHostile, AKeyThatNamesNoRegionDropsThePeerAndNothingElse) {
+  auto kept = ReceiveRegion::Create(1 << 20);
+  ASSERT_TRUE(kept.ok());
+  const uint64_t token = (*kept)->token();
+  int pipe_ends[2];
+  ASSERT_EQ(pipe2(pipe_ends, O_CLOEXEC), 0);
+  const std::string path = (test::TempFolder() / "file").string();
+  const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  ASSERT_EQ(ftruncate(file, 2 << 20), 0);
+  const pid_t child = fork();
+  if (child == 0) _exit(0);
+  waitpid(child, nullptr, 0);
+  const ProcessIdentity here = ThisProcess(), nobody{}, dead{static_cast<uint32_t>(child), 1};
+
+  struct Case {
+    ProcessIdentity process;
+    uint32_t descriptor;
+    uint64_t bytes;
+    const char* why;
+  };
+  for (const Case& test : std::initializer_list<Case>{
+           {here, 999'999, 1 << 20, "has given the region up"},
+           {dead, (*kept)->descriptor(), 1 << 20, "has ended"},
+           {nobody, (*kept)->descriptor(), 1 << 20, "did not say which process it is"},
+           {here, static_cast<uint32_t>(pipe_ends[0]), 1 << 20, "is no memory"},
+           {here, static_cast<uint32_t>(file), 1 << 20, "the region is gone"},
+           {here, (*kept)->descriptor(), 2 << 20, "more than the region has"},
+           {here, (*kept)->descriptor(), uint64_t{1} << 62, "outside 1.."}}) {
+    TestNode victim(OptionsFor(1, Lanes::kShm));
+    Rogue rogue(victim);
+    rogue.process = test.process;
+    rogue.Join(Encode(RegionKey{NodeId(9), Epoch(1), NodeId(1), test.descriptor, test.bytes, token}));
+    const std::string failure = FailureOf(victim);
+    // Of a process that has ended the port may hear first that it has.
+    EXPECT_TRUE(absl::StrContains(failure, test.why) || (test.process == dead && absl::StrContains(failure, "ended")))
+        << failure << "; expected: " << test.why;
+    EXPECT_FALSE(victim.port->Connected(NodeId(9)));
+  }
+  close(file);
+  close(pipe_ends[0]);
+  close(pipe_ends[1]);
 }
 
 TEST(UcxHostile, APayloadBeyondTheLimitDropsThePeerAndOnlyIt) {

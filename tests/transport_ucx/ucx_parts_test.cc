@@ -78,15 +78,14 @@ TEST(Wire, AddressesAndKeysComeBackAsTheyWereAndDamagedOnesDoNot) {
   EXPECT_EQ(decoded.key, 0x123456789abcdef0u);
   EXPECT_EQ(decoded.process, (ProcessIdentity{77, 88}));
   EXPECT_EQ(decoded.worker, "worker");
-  const std::string key = Encode(RegionKey{NodeId(1), Epoch(2), NodeId(3), 4096, 8192, 99, "rkey"});
+  const std::string key = Encode(RegionKey{NodeId(1), Epoch(2), NodeId(3), 17, 8192, 99});
   const RegionKey region = *DecodeRegionKey(key);
   EXPECT_EQ(region.owner, NodeId(1));
   EXPECT_EQ(region.owner_epoch, Epoch(2));
   EXPECT_EQ(region.writer, NodeId(3));
-  EXPECT_EQ(region.base, 4096u);
+  EXPECT_EQ(region.descriptor, 17u);
   EXPECT_EQ(region.bytes, 8192u);
   EXPECT_EQ(region.token, 99u);
-  EXPECT_EQ(region.rkey, "rkey");
   EXPECT_FALSE(DecodeNodeAddress(key).ok());
   EXPECT_FALSE(DecodeRegionKey(address).ok());
   for (size_t i = 0; i < key.size(); ++i) EXPECT_FALSE(DecodeRegionKey(key.substr(0, i)).ok());

@@ -201,6 +201,30 @@ TEST(UcxRegions, WhatIsKeptForStoppedPeersIsBoundedAndBeyondItTensorsComeAsMessa
   }
 }
 
+// Its greeting waits to be read, with the key of a region; then it is not there any more.
+TEST(UcxRegions, APeerThatIsGoneWhenItsGreetingIsReadIsLostAndNothingElse) {
+  TestNode node(OptionsFor(1, Way{Lanes::kShm, true}));
+  ChildNode other(3, Lanes::kShm);
+  ASSERT_EQ(other.Join(node), "");
+  for (uint32_t epoch = 1; epoch <= 12; ++epoch) {
+    ChildNode child(2, Lanes::kShm, epoch);
+    ASSERT_EQ(child.Join(node), "");
+    child.Turn();
+    child.Kill();
+    if (epoch % 2 == 0) child.Reap();
+    std::vector<PeerFailure> failures;
+    ASSERT_TRUE(PumpUntil({&node}, [&] {
+      node.port->Wait(absl::Milliseconds(1));
+      return !(failures = node.port->TakeFailures()).empty();
+    }));
+    EXPECT_EQ(failures.at(0).node, child.id());
+    EXPECT_THAT(std::string(failures.at(0).status.message()), ::testing::HasSubstr("ended"));
+    ASSERT_TRUE(node.port->RemovePeer(child.id()).ok());
+    EXPECT_TRUE(RoundTrip(node, other, epoch, 100'000));
+  }
+  EXPECT_EQ(node.port->retired_bytes(), 0u);
+}
+
 TEST(UcxRegions, AProcessThatEndsIsReportedAtOnceThoughNobodyReapsIt) {
   UcxOptions options = OptionsFor(1, Lanes::kShm);
   options.keepalive = absl::Hours(1);  // so that UCX cannot have noticed
@@ -274,8 +298,8 @@ TEST(UcxLanesTest, NodesWithUnlikeLanesAreRefused) {
   const absl::Status refused = Add(shm, tcp);
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(refused.message(),
-            "node 2: no lane of --lanes shm leads there: shared memory needs one host and one PID namespace; use "
-            "--lanes tcp");
+            "node 2: no lane of --lanes shm leads there: shared memory needs the same --lanes there, one host and one "
+            "PID namespace; or use --lanes tcp");
   EXPECT_EQ(Add(tcp, shm).code(), absl::StatusCode::kFailedPrecondition);
 }
 

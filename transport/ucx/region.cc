@@ -1,67 +1,94 @@
 #include "transport/ucx/region.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/statvfs.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
-#include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <random>
+#include <string>
 
 namespace dovetail::transport::ucx {
 namespace {
 
-// Pages of shared memory come into being when they are written, by the peer, which dies of it if there are none left;
-// and other regions are made out of the same space.
-inline constexpr uint64_t kRoomForRegions = 16;
+// Its size is for ever: a writer can rely on it though it does not trust the owner.
+inline constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-absl::Status CheckSharedMemory(uint64_t bytes) {
-  struct statvfs info;
-  if (statvfs("/dev/shm", &info) != 0) return absl::OkStatus();  // not where UCX takes it from
-  const uint64_t free = uint64_t{info.f_bavail} * info.f_frsize;
-  if (free / kRoomForRegions >= bytes) return absl::OkStatus();
-  return ResourceExhausted("a receive region of ", bytes, " bytes wants ", kRoomForRegions,
-                           " times that free in /dev/shm, which has ", free,
-                           "; enlarge it (--shm-size of a container)");
+struct Descriptor {
+  int number = -1;
+  ~Descriptor() {
+    if (number >= 0) close(number);
+  }
+};
+
+std::byte* Map(int descriptor, uint64_t bytes) {
+  void* front =
+      mmap(nullptr, kTokenBefore + bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
+  return front == MAP_FAILED ? nullptr : static_cast<std::byte*>(front);
 }
+
+absl::Status Gone(const char* why) { return absl::UnavailableError(absl::StrCat("region key: ", why)); }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ReceiveRegion>> ReceiveRegion::Create(const UcxWorker& worker, uint64_t bytes) {
-  DT_RETURN_IF_ERROR(CheckSharedMemory(bytes));
-  std::unique_ptr<ReceiveRegion> region(new ReceiveRegion(worker.context()));
-  ucp_mem_map_params_t params{};
-  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_FLAGS;
-  params.length = kTokenBefore + bytes;
-  params.flags = UCP_MEM_MAP_ALLOCATE | UCP_MEM_MAP_NONBLOCK;
-  if (const ucs_status_t status = ucp_mem_map(region->context_, &params, &region->handle_); status != UCS_OK)
-    return UcxError(status, absl::StrCat("a receive region of ", bytes, " bytes"));
-  ucp_mem_attr_t attributes{};
-  attributes.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS | UCP_MEM_ATTR_FIELD_LENGTH;
-  if (const ucs_status_t status = ucp_mem_query(region->handle_, &attributes); status != UCS_OK)
-    return UcxError(status, "a receive region");
-  region->data_ = static_cast<std::byte*>(attributes.address) + kTokenBefore;
-  region->bytes_ = std::min<uint64_t>(bytes, attributes.length - kTokenBefore);
+absl::StatusOr<std::unique_ptr<ReceiveRegion>> ReceiveRegion::Create(uint64_t bytes) {
+  std::unique_ptr<ReceiveRegion> region(new ReceiveRegion);
+  const auto failed = [&](const char* call) {
+    return ResourceExhausted("a receive region of ", bytes, " bytes: ", call, ": ", std::strerror(errno));
+  };
+  region->bytes_ = bytes;
+  region->descriptor_ = memfd_create("dovetail-receive", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (region->descriptor_ < 0) return failed("memfd_create");
+  if (ftruncate(region->descriptor_, static_cast<off_t>(kTokenBefore + bytes)) != 0) return failed("ftruncate");
+  if (fcntl(region->descriptor_, F_ADD_SEALS, kSeals) != 0) return failed("F_ADD_SEALS");
+  region->front_ = Map(region->descriptor_, bytes);
+  if (region->front_ == nullptr) return failed("mmap");
   std::random_device random;
   region->token_ = uint64_t{random()} << 32 | random();
-  std::memcpy(attributes.address, &region->token_, sizeof(region->token_));
+  std::memcpy(region->front_, &region->token_, sizeof(region->token_));
   return region;
 }
 
 // If the system does not want to, they stay until the region goes.
-void ReceiveRegion::DropPages() { [[maybe_unused]] const int dropped = madvise(data_, bytes_, MADV_REMOVE); }
+void ReceiveRegion::DropPages() {
+  [[maybe_unused]] const int dropped = madvise(front_ + kTokenBefore, bytes_, MADV_REMOVE);
+}
 
 ReceiveRegion::~ReceiveRegion() {
-  if (handle_ != nullptr) ucp_mem_unmap(context_, handle_);
+  if (front_ != nullptr) munmap(front_, kTokenBefore + bytes_);
+  if (descriptor_ >= 0) close(descriptor_);
 }
 
-absl::StatusOr<std::string> ReceiveRegion::RemoteKey() const {
-  void* buffer = nullptr;
-  size_t length = 0;
-  if (const ucs_status_t status = ucp_rkey_pack(context_, handle_, &buffer, &length); status != UCS_OK)
-    return UcxError(status, "the key of a receive region");
-  std::string key(static_cast<const char*>(buffer), length);
-  ucp_rkey_buffer_release(buffer);
-  return key;
+absl::StatusOr<std::unique_ptr<RemoteRegion>> RemoteRegion::Open(const ProcessIdentity& owner, uint32_t descriptor,
+                                                                 uint64_t bytes, uint64_t token) {
+  if (owner.pid == 0) return InvalidArgument("region key: its owner did not say which process it is");
+  const std::string path = absl::StrCat("/proc/", owner.pid, "/fd/", descriptor);
+  // Looked at before it is opened: opening a device or a pipe may do something.
+  struct stat info;
+  if (stat(path.c_str(), &info) != 0) {
+    if (errno != EACCES && errno != EPERM) return Gone("its owner has ended, or has given the region up");
+    return FailedPrecondition("region key: ", path, " may not be opened; run all workers of a host as one user");
+  }
+  if (!S_ISREG(info.st_mode)) return InvalidArgument("region key: ", path, " is no memory");
+  const Descriptor opened{open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY)};
+  if (opened.number < 0) return Gone(std::strerror(errno));
+  if (fstat(opened.number, &info) != 0 || (fcntl(opened.number, F_GET_SEALS) & F_SEAL_SHRINK) == 0 ||
+      fcntl(opened.number, F_GET_SEALS) < 0)
+    return Gone("the region is gone");
+  if (info.st_size < 0 || bytes > static_cast<uint64_t>(info.st_size) ||
+      static_cast<uint64_t>(info.st_size) - bytes < kTokenBefore)
+    return InvalidArgument("region key: ", bytes, " bytes are more than the region has");
+  std::byte* front = Map(opened.number, bytes);
+  if (front == nullptr) return ResourceExhausted("region key: mmap: ", std::strerror(errno));
+  std::unique_ptr<RemoteRegion> region(new RemoteRegion(front, bytes));
+  uint64_t found = 0;
+  std::memcpy(&found, front, sizeof(found));
+  if (found != token) return Gone("the region is gone");
+  return region;
 }
+
+RemoteRegion::~RemoteRegion() { munmap(front_, kTokenBefore + bytes_); }
 
 }  // namespace dovetail::transport::ucx

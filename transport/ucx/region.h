@@ -2,41 +2,59 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string>
 
 #include "base/status.h"
-#include "transport/ucx/ucx_worker.h"
+#include "transport/ucx/process.h"
 
 namespace dovetail::transport::ucx {
 
-// Shared memory that one incarnation of one peer may PUT into. It is an object of its own. Its key names a descriptor
-// of this process, which the system gives to something else once the region is gone: a region therefore stays until
-// nobody can use its key any more (RetiredRegions), and who opens a key compares the token at its front.
+// Before a region's data lies a page with its token.
+inline constexpr uint64_t kTokenBefore = 4096;
+
+// Shared memory that one incarnation of one peer may PUT into: an object of its own, without a name, which the peer
+// opens by this process and a descriptor of it. The system gives the descriptor's number to something else once the
+// region is gone: a region therefore stays until nobody can open it any more (RetiredRegions), and who opens it
+// compares the token at its front. It takes memory where it is written only.
 class ReceiveRegion {
  public:
-  // kResourceExhausted: no memory, or less than sixteen times as much shared memory (a container's /dev/shm may be
-  // small).
-  static absl::StatusOr<std::unique_ptr<ReceiveRegion>> Create(const UcxWorker& worker, uint64_t bytes);
+  // kResourceExhausted: no memory or descriptors.
+  static absl::StatusOr<std::unique_ptr<ReceiveRegion>> Create(uint64_t bytes);
   ~ReceiveRegion();
 
-  const std::byte* data() const { return data_; }
+  const std::byte* data() const { return front_ + kTokenBefore; }
   uint64_t size_bytes() const { return bytes_; }
-  uint64_t token() const { return token_; }  // random; also at kTokenBefore bytes before data()
-  absl::StatusOr<std::string> RemoteKey() const;
+  uint64_t token() const { return token_; }  // random
+  uint32_t descriptor() const { return static_cast<uint32_t>(descriptor_); }
 
   // Gives the pages back to the system, but not the addresses: what is written from now on lands in fresh pages.
   void DropPages();
 
-  static constexpr uint64_t kTokenBefore = 4096;
-
  private:
-  explicit ReceiveRegion(ucp_context_h context) : context_(context) {}
+  ReceiveRegion() = default;
 
-  ucp_context_h context_;
-  ucp_mem_h handle_ = nullptr;
-  std::byte* data_ = nullptr;
+  int descriptor_ = -1;
+  std::byte* front_ = nullptr;
   uint64_t bytes_ = 0;
   uint64_t token_ = 0;
+};
+
+// A peer's region, mapped here to be written until this is destroyed. That its owner ends, or gives it up, does not
+// take the memory away: what is written then is read by nobody.
+class RemoteRegion {
+ public:
+  // kUnavailable: the owner has ended, or what it made is gone. kInvalidArgument: that is no region, or a smaller one.
+  // Errors leave nothing behind.
+  static absl::StatusOr<std::unique_ptr<RemoteRegion>> Open(const ProcessIdentity& owner, uint32_t descriptor,
+                                                            uint64_t bytes, uint64_t token);
+  ~RemoteRegion();
+
+  std::byte* data() const { return front_ + kTokenBefore; }
+
+ private:
+  RemoteRegion(std::byte* front, uint64_t bytes) : front_(front), bytes_(bytes) {}
+
+  std::byte* const front_;
+  const uint64_t bytes_;
 };
 
 }  // namespace dovetail::transport::ucx

@@ -56,14 +56,16 @@ absl::Status UcxPeer::Connect(const NodeAddress& address, Lanes lanes) {
   if (status == UCS_ERR_UNREACHABLE)
     return FailedPrecondition(
         "no lane of --lanes ", absl::string_view(NameOf(lanes).data(), NameOf(lanes).size()), " leads there",
-        lanes == Lanes::kShm ? ": shared memory needs one host and one PID namespace; use --lanes tcp"
+        lanes == Lanes::kShm ? ": shared memory needs the same --lanes there, one host and one PID namespace; or use "
+                               "--lanes tcp"
                              : "; was it started with the same --lanes?");
   if (status != UCS_OK) return UcxError(status, "UCX endpoint");
   const std::vector<std::string> transports = TransportsIn(DescribeEndpoint(endpoint_));
   lane_ = absl::StrJoin(transports, ",");
   DT_RETURN_IF_ERROR(CheckLanes(lanes, transports));
   if (CheckLanes(Lanes::kShm, transports).ok()) {
-    process_ = ProcessWatch(address.process);
+    owner_ = address.process;
+    process_ = ProcessWatch(owner_);
     if (port_.options_.receive_region_bytes > 0) MakeRegion();
   }
   SendControl(WireKind::kHello);
@@ -155,7 +157,7 @@ void UcxPeer::Post(SendWindow::Frame& frame) {
 
 // The region is mapped here: a put is a store, and the fence keeps what tells of it behind.
 void UcxPeer::PutPayload(SendWindow::Frame& frame) {
-  std::memcpy(remote_data_ + frame.header.offset, frame.payload.data(), frame.payload.size());
+  std::memcpy(remote_->data() + frame.header.offset, frame.payload.data(), frame.payload.size());
   std::atomic_thread_fence(std::memory_order_release);
   PostHeader(frame, {});
 }
@@ -195,16 +197,15 @@ void UcxPeer::MakeRegion() {
                " bytes are kept for stopped peers that may still write there; end their processes");
     return;
   }
-  auto region = ReceiveRegion::Create(*port_.worker_, port_.options_.receive_region_bytes);
-  auto key = region.ok() ? (*region)->RemoteKey() : region.status();
-  if (!key.ok()) {
-    LogWarning("node ", node_.value(), ": its tensors come as active messages: ", std::string(key.status().message()));
+  auto region = ReceiveRegion::Create(port_.options_.receive_region_bytes);
+  if (!region.ok()) {
+    LogWarning("node ", node_.value(),
+               ": its tensors come as active messages: ", std::string(region.status().message()));
     return;
   }
   region_ = *std::move(region);
-  region_key_ =
-      Encode(RegionKey{port_.options_.node, port_.options_.epoch, node_, reinterpret_cast<uint64_t>(region_->data()),
-                       region_->size_bytes(), region_->token(), *std::move(key)});
+  region_key_ = Encode(RegionKey{port_.options_.node, port_.options_.epoch, node_, region_->descriptor(),
+                                 region_->size_bytes(), region_->token()});
 }
 
 absl::Status UcxPeer::OpenRegion(std::string_view bytes) {
@@ -212,17 +213,8 @@ absl::Status UcxPeer::OpenRegion(std::string_view bytes) {
   if (key.owner != node_ || key.owner_epoch != epoch_ || key.writer != port_.options_.node)
     return InvalidArgument("region key: it is for node ", key.writer.value(), " into node ", key.owner.value(),
                            " epoch ", key.owner_epoch.value());
-  if (const ucs_status_t status = ucp_ep_rkey_unpack(endpoint_, key.rkey.data(), &remote_key_); status != UCS_OK)
-    return UcxError(status, "region key");
-  // The key names a descriptor of the peer's: of another region by now, if the peer has started anew meanwhile.
-  void* front = nullptr;
-  uint64_t token = 0;
-  if (const ucs_status_t status = ucp_rkey_ptr(remote_key_, key.base - ReceiveRegion::kTokenBefore, &front);
-      status != UCS_OK)
-    return UcxError(status, "region key");
-  std::memcpy(&token, front, sizeof(token));
-  if (token != key.token) return absl::UnavailableError("region key: the region is gone");
-  remote_data_ = static_cast<std::byte*>(front) + ReceiveRegion::kTokenBefore;
+  if (process_.Ended()) return absl::UnavailableError("region key: its owner has ended");
+  DT_ASSIGN_OR_RETURN(remote_, RemoteRegion::Open(owner_, key.descriptor, key.bytes, key.token));
   slots_ = std::make_unique<SlotAllocator>(key.bytes);
   return absl::OkStatus();
 }
@@ -262,9 +254,9 @@ std::unique_ptr<ReceiveRegion> UcxPeer::TakeRegion() {
 
 bool UcxPeer::SayGoodbye() {
   // What still waits for its turn would be put after the goodbye: then there is none.
-  if (remote_key_ == nullptr || endpoint_ == nullptr || broken_ || posted_ != sent_.next()) return false;
-  ucp_rkey_destroy(std::exchange(remote_key_, nullptr));
+  if (remote_ == nullptr || endpoint_ == nullptr || broken_ || posted_ != sent_.next()) return false;
   slots_.reset();
+  remote_.reset();
   SendControl(WireKind::kGoodbye);
   return true;
 }
@@ -315,7 +307,8 @@ void UcxPeer::ForceClose() {
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
   param.flags = UCP_EP_CLOSE_FLAG_FORCE;
   close_request_ = ucp_ep_close_nbx(std::exchange(endpoint_, nullptr), &param);
-  if (remote_key_ != nullptr) ucp_rkey_destroy(std::exchange(remote_key_, nullptr));
+  slots_.reset();
+  remote_.reset();
 }
 
 }  // namespace dovetail::transport::ucx

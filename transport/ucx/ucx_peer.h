@@ -126,10 +126,10 @@ class UcxPeer {
   uint64_t bytes_untold_ = 0;    // of messages handed over since
   std::unique_ptr<ReceiveRegion> region_;
   std::string region_key_;  // for the peer
-  ucp_rkey_h remote_key_ = nullptr;
-  std::byte* remote_data_ = nullptr;  // the peer's region, mapped by the key
-  std::unique_ptr<SlotAllocator> slots_;  // of the peer's region
+  std::unique_ptr<RemoteRegion> remote_;  // the peer's region
+  std::unique_ptr<SlotAllocator> slots_;  // of it
   SendWindow::Frame control_[4];          // hello, welcome, credit, goodbye
+  ProcessIdentity owner_;                 // the peer's process, if it is on this host
   ProcessWatch process_;                  // of the peer; of nobody if it may be on another host
   bool region_released_ = false;
   absl::Time heard_, spoke_;

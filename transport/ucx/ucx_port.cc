@@ -64,8 +64,10 @@ absl::Status UcxOptions::Validate() const {
   if (max_bytes_in_flight < max_frame_bytes + max_frame_bytes / 4)
     return InvalidArgument("max_bytes_in_flight: ", max_bytes_in_flight, " is less than 1.25 frames of ",
                            max_frame_bytes, " bytes");
-  if (receive_region_bytes != 0 && !std::has_single_bit(receive_region_bytes))
-    return InvalidArgument("receive_region_bytes: ", receive_region_bytes, " is neither 0 nor a power of two");
+  if (receive_region_bytes != 0 &&
+      (!std::has_single_bit(receive_region_bytes) || receive_region_bytes > kMaxRegionBytes))
+    return InvalidArgument("receive_region_bytes: ", receive_region_bytes, " is neither 0 nor a power of two up to ",
+                           kMaxRegionBytes);
   if (beat <= absl::ZeroDuration() || silence < 4 * beat)
     return InvalidArgument("beat, silence: ", absl::FormatDuration(beat), " and ", absl::FormatDuration(silence),
                            "; silence is at least four beats");

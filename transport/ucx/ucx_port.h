@@ -70,7 +70,7 @@ struct LinkBytes {
 
 // A node's port to the nodes of other processes, over UCX. Payloads travel in active messages and are received into
 // memory of UCX, aligned to 64 bytes. On shared memory, tensors of put_min_bytes and more are PUT into a region that
-// the receiver made for this peer, if /dev/shm had room for one and it has room for the tensor;
+// the receiver made for this peer, if it could and if there is room in it for the tensor;
 // docs/adr/0014-payloads-over-ucx.md says why. Either way a tensor stays until this node has answered it (IsAnswer,
 // send_window.h) or removes the peer.
 //

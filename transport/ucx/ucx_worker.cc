@@ -113,9 +113,10 @@ absl::Status UcxWorker::Init(const UcxWorkerOptions& options) {
   worker_params.thread_mode = UCS_THREAD_MODE_SINGLE;
   worker_params.am_alignment = 64;  // kernels read payloads in place
   if (const ucs_status_t status = ucp_worker_create(context_, &worker_params, &worker_); status != UCS_OK)
-    return UcxError(status, options.first_port > 0 ? absl::StrCat("UCX worker (TCP ports ", options.first_port, " to ",
-                                                                  options.last_port, ", are they taken?)")
-                                                   : "UCX worker");
+    return status == UCS_ERR_BUSY && options.first_port > 0
+               ? ResourceExhausted("--data-ports ", options.first_port, "-", options.last_port,
+                                   ": all of these are taken; give a wider range, or another one")
+               : UcxError(status, "UCX worker");
   if (const ucs_status_t status = ucp_worker_get_efd(worker_, &event_fd_); status != UCS_OK)
     return UcxError(status, "UCX event fd");
   return absl::OkStatus();

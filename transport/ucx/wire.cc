@@ -106,11 +106,9 @@ std::string Encode(const RegionKey& key) {
   Put(out, key.owner.value());
   Put(out, key.owner_epoch.value());
   Put(out, key.writer.value());
-  Put(out, key.base);
+  Put(out, key.descriptor);
   Put(out, key.bytes);
   Put(out, key.token);
-  Put(out, static_cast<uint32_t>(key.rkey.size()));
-  out += key.rkey;
   Put(out, ChecksumOf(out));
   return out;
 }
@@ -121,10 +119,12 @@ absl::StatusOr<RegionKey> DecodeRegionKey(std::string_view bytes) {
   key.owner = NodeId(reader.Take<uint32_t>());
   key.owner_epoch = Epoch(reader.Take<uint32_t>());
   key.writer = NodeId(reader.Take<uint32_t>());
-  key.base = reader.Take<uint64_t>();
+  key.descriptor = reader.Take<uint32_t>();
   key.bytes = reader.Take<uint64_t>();
   key.token = reader.Take<uint64_t>();
-  DT_ASSIGN_OR_RETURN(key.rkey, TakeTail(reader, "region key"));
+  if (!reader.ok || !reader.rest.empty()) return InvalidArgument("region key: it has another size than keys have");
+  if (key.bytes == 0 || key.bytes > kMaxRegionBytes)
+    return InvalidArgument("region key: ", key.bytes, " bytes are outside 1..", kMaxRegionBytes);
   return key;
 }
 

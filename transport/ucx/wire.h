@@ -28,7 +28,7 @@ enum class WireKind : uint16_t {
 
 inline constexpr unsigned kActiveMessageId = 1;     // of UCX; there is no other
 inline constexpr uint32_t kWireMagic = 0x55545644;  // "DVTU"
-inline constexpr uint16_t kWireVersion = 2;
+inline constexpr uint16_t kWireVersion = 3;
 
 // The user header of every active message. `key` is the receiver's, which it gives out over the control plane only:
 // what does not carry it was not sent by a member. Frames (kMessage and later) are numbered from 0 by `sequence`;
@@ -68,16 +68,17 @@ inline constexpr size_t kMaxWorkerAddressBytes = 16 << 10;
 std::string Encode(const NodeAddress& address);
 absl::StatusOr<NodeAddress> DecodeNodeAddress(std::string_view bytes);
 
-// Where a peer may PUT: an rkey of UCX and the address it is valid for. Means nothing off this host.
+// Where a peer may PUT: a descriptor of the owner's process (RemoteRegion). Means nothing off this host.
 struct RegionKey {
   NodeId owner;
   Epoch owner_epoch;
   NodeId writer;  // the one node that may use it
-  uint64_t base = 0;
+  uint32_t descriptor = 0;
   uint64_t bytes = 0;
-  uint64_t token = 0;  // lies kTokenBefore bytes before `base`, if the key still opens what it was made for
-  std::string rkey;
+  uint64_t token = 0;  // lies at the front of the region, if the key still opens what it was made for
 };
+
+inline constexpr uint64_t kMaxRegionBytes = uint64_t{1} << 30;
 
 std::string Encode(const RegionKey& key);
 absl::StatusOr<RegionKey> DecodeRegionKey(std::string_view bytes);
