@@ -263,6 +263,7 @@ void ToProto(const JoinRequest& request, pb::JoinRequest& out) {
   capabilities.set_memory_bytes_per_s(request.capabilities.memory_bytes_per_s);
   capabilities.set_device(request.capabilities.device);
   if (request.model) ToProto(*request.model, *out.mutable_model());
+  out.set_process(request.process);
 }
 
 absl::StatusOr<JoinRequest> FromProto(const pb::JoinRequest& in) {
@@ -291,6 +292,7 @@ absl::StatusOr<JoinRequest> FromProto(const pb::JoinRequest& in) {
   request.capabilities.memory_bytes_per_s = capabilities.memory_bytes_per_s();
   DT_RETURN_IF_ERROR(CheckName("capabilities.device", capabilities.device(), kMaxNameBytes));
   request.capabilities.device = capabilities.device();
+  request.process = in.process();
   if (request.role == Role::kComputeWorker) {
     if (!in.has_model()) return InvalidArgument("model: a compute worker must bring one");
     DT_ASSIGN_OR_RETURN(request.model, FromProto(in.model()));

@@ -33,7 +33,7 @@ class MembershipClient {
   };
 
   // Joins, and uploads the model's files if the scheduler lacks them. Blocks. Errors are one line naming the remedy:
-  // kUnavailable may be tried again, others will stay.
+  // kUnavailable may be tried again, others will stay. kAborted: this process was drained.
   static absl::StatusOr<std::unique_ptr<MembershipClient>> Join(const Options& options);
   ~MembershipClient();
 

@@ -81,6 +81,7 @@ struct JoinRequest {
   std::string data_plane_address;
   Capabilities capabilities;
   std::optional<ModelSummary> model;  // of a compute worker
+  uint64_t process = 0;               // random, of all incarnations of one worker process; 0: unknown
 };
 
 struct JoinReply {

@@ -14,6 +14,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
+#include "control/listening.h"
 #include "control/messages.h"
 
 namespace dovetail::control {
@@ -125,6 +126,7 @@ absl::Status CheckAddress(const std::string& flag, const std::string& address, b
 absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const std::string& flag, const std::string& address,
                                                            const Security& security) {
   DT_RETURN_IF_ERROR(CheckAddress(flag, address, /*may_be_free=*/false));
+  TameGrpc();
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
   arguments.SetMaxSendMessageSize(kMaxMessageBytes);
@@ -178,6 +180,9 @@ absl::Status ExplainCallFailure(const std::string& who, const std::string& addre
   if (absl::StrContains(text, "DNS resolution failed") || absl::StrContains(text, "ares") ||
       absl::StrContains(text, "Name or service"))
     remedy = "the host name is not known; check its spelling";
+  else if (absl::StrContains(text, "parsing HTTP/2") || absl::StrContains(text, "SETTINGS frame") ||
+           absl::StrContains(text, "http1.x server"))
+    remedy = "something answers there that is none; check the port, and whether another program holds it";
   else if (security.tls() && (absl::StrContains(text, "certificate") || absl::StrContains(text, "andshake") ||
                               absl::StrContains(text, "SSL") || absl::StrContains(text, "Peer")))
     remedy =

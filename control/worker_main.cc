@@ -1,5 +1,7 @@
 #include "control/worker_main.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -183,38 +185,66 @@ uint32_t RandomId(std::random_device& random) {
   return std::uniform_int_distribution<uint32_t>(1, std::numeric_limits<uint32_t>::max() - 1)(random);
 }
 
+// Blocks are accounted for before they are allocated: what cannot be there must not be asked for.
+absl::Status CheckCapacity(const Capabilities& has) {
+  const auto pages = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES));
+  const uint64_t machine = pages * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  if (has.device != "cpu" || has.kv_bytes <= machine) return absl::OkStatus();
+  return InvalidArgument("--kv-capacity: ", has.kv_bytes, " bytes are more than the ", machine,
+                         " bytes of memory of this machine; leave some of those to others");
+}
+
+uint64_t RandomProcess() {
+  std::random_device random;
+  return uint64_t{RandomId(random)} << 32 | RandomId(random);
+}
+
 }  // namespace
 
 WorkerMain::WorkerMain(WorkerMainOptions options, ConnectorFactory make_connector, NodeFactory make_node)
-    : options_(std::move(options)), make_connector_(std::move(make_connector)), make_node_(std::move(make_node)) {}
+    : options_(std::move(options)),
+      process_(RandomProcess()),
+      make_connector_(std::move(make_connector)),
+      make_node_(std::move(make_node)) {}
+
+absl::StatusOr<std::unique_ptr<MembershipClient>> WorkerMain::JoinOnce(
+    std::unique_ptr<transport::Connector>& connector) {
+  std::random_device random;
+  const NodeId node(RandomId(random));
+  const Epoch epoch(RandomId(random));
+  connector.reset();
+  auto made = make_connector_(node, epoch);
+  // A device whose cable is out is none to UCX. If this host had it before, it will have it again.
+  if (!made.ok()) return was_member_ ? absl::UnavailableError(made.status().message()) : made.status();
+  connector = *std::move(made);
+  MembershipClient::Options join;
+  join.scheduler = options_.scheduler;
+  join.security = options_.security;
+  join.files = options_.files;
+  join.request = JoinRequest{options_.role,
+                             options_.name,
+                             node,
+                             epoch,
+                             kBuildVersion,
+                             proto::kFrameVersion,
+                             connector->version(),
+                             connector->address(),
+                             options_.capabilities,
+                             options_.model,
+                             process_};
+  auto client = MembershipClient::Join(join);
+  was_member_ = was_member_ || client.ok();
+  return client;
+}
 
 // The scheduler may start later than its workers. Refusals are final, but for the name of this worker's own former
 // incarnation.
 absl::StatusOr<std::unique_ptr<MembershipClient>> WorkerMain::JoinPatiently(
     std::unique_ptr<transport::Connector>& connector) {
-  std::random_device random;
   const absl::Time begun = SystemClock().Now();
   bool said = false;
   while (true) {
-    const NodeId node(RandomId(random));
-    const Epoch epoch(RandomId(random));
-    connector.reset();
-    DT_ASSIGN_OR_RETURN(connector, make_connector_(node, epoch));
-    MembershipClient::Options join;
-    join.scheduler = options_.scheduler;
-    join.security = options_.security;
-    join.files = options_.files;
-    join.request = JoinRequest{options_.role,
-                               options_.name,
-                               node,
-                               epoch,
-                               kBuildVersion,
-                               proto::kFrameVersion,
-                               connector->version(),
-                               connector->address(),
-                               options_.capabilities,
-                               options_.model};
-    auto client = MembershipClient::Join(join);
+    auto client = JoinOnce(connector);
     if (client.ok() || stopping_) return client;
     // The name of a former incarnation is free when its lease has run out.
     absl::Duration patience = absl::ZeroDuration();
@@ -249,22 +279,27 @@ void WorkerMain::Pause(absl::Duration length) {
   wake_.wait_for(lock, absl::ToChronoMilliseconds(length), [this] { return stopping_.load(); });
 }
 
+absl::Status WorkerMain::Drained() const {
+  LogInfo(options_.name, " was drained");
+  return absl::OkStatus();
+}
+
 absl::Status WorkerMain::Run() {
+  DT_RETURN_IF_ERROR(CheckCapacity(options_.capabilities));
   absl::Duration pause = kFirstPause;
   absl::Time in_vain_since = SystemClock().Now();
   while (true) {
     std::unique_ptr<transport::Connector> connector;
     auto client = JoinPatiently(connector);
     if (stopping_) return absl::OkStatus();
+    // The scheduler remembers whom it drained, for the dismissal may have been lost with the connection.
+    if (absl::IsAborted(client.status())) return Drained();
     if (!client.ok()) return client.status();
     const absl::Time begun = SystemClock().Now();
     const absl::Status end = Serve(**client, *connector);
     if (stopping_) return absl::OkStatus();
     client->reset();
-    if (absl::IsAborted(end) && end.message() == "drained") {
-      LogInfo(options_.name, " was drained");
-      return absl::OkStatus();
-    }
+    if (absl::IsAborted(end) && end.message() == "drained") return Drained();
     if (!absl::IsUnavailable(end) && !absl::IsAborted(end)) return end;
     LogWarning(options_.name, ": ", std::string(end.message()), "; joining again");
     const absl::Time now = SystemClock().Now();

@@ -57,15 +57,19 @@ class WorkerMain {
   void Stop();
 
  private:
+  absl::StatusOr<std::unique_ptr<MembershipClient>> JoinOnce(std::unique_ptr<transport::Connector>& connector);
   absl::StatusOr<std::unique_ptr<MembershipClient>> JoinPatiently(std::unique_ptr<transport::Connector>& connector);
   absl::Status Serve(MembershipClient& client, transport::Connector& connector);
   void Pause(absl::Duration length);
+  absl::Status Drained() const;
 
   const WorkerMainOptions options_;
+  const uint64_t process_;  // tells this process from another of its name, whatever its node and epoch
   const ConnectorFactory make_connector_;
   const NodeFactory make_node_;
   std::mutex mutex_;
   MembershipClient* client_ = nullptr;  // while Serve runs
+  bool was_member_ = false;
   std::condition_variable wake_;
   std::atomic<bool> stopping_{false};
 };

@@ -341,6 +341,7 @@ void ClusterScheduler::Describe(admin::v1::ClusterStatus& status) const {
     worker.set_steps(member.last.steps);
     worker.set_joined_seconds_ago(absl::ToDoubleSeconds(now - member.joined));
     worker.set_heard_seconds_ago(absl::ToDoubleSeconds(now - member.heard));
+    for (std::string& name : members_.Unconnected(member)) worker.add_unconnected(std::move(name));
     for (const control::Link& link : member.last.links) {
       admin::v1::Link& to = *worker.add_links();
       to.set_node(link.node.value());

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/dtype.h"
+#include "proto/attention_spec.h"
 #include "proto/frame.h"
 
 namespace dovetail::scheduler {
@@ -13,13 +15,27 @@ namespace {
 
 constexpr NodeId kSchedulerNode(0);
 constexpr char kDrained[] = "drained";  // the one end after which a worker does not join again
+constexpr size_t kDrainedProcesses = 1024;  // remembered
 
 bool IsUp(const Member& member) { return member.state >= MemberState::kConnecting; }
 bool IsServing(const Member& member) { return member.state >= MemberState::kServing; }
 
+// The remedy where two members have never heard each other.
+constexpr char kNeverConnected[] =
+    "; let their hosts reach each other's --data-ports, and give --data-devices of one network";
 constexpr uint32_t kAtWorkMs = 100;                               // a turn of so long is work
 constexpr absl::Duration kLateIsOneStory = absl::Milliseconds(500);  // between two reports of it
 constexpr absl::Duration kUnheardLately = absl::Seconds(5);
+
+// Blocks have the size of the largest group's: 64 tokens of one head.
+uint64_t LeastBlockBytes(const std::optional<control::ModelSummary>& model) {
+  uint64_t bytes = 1;
+  if (!model) return bytes;
+  for (const proto::AttentionSpec& spec : model->attention.groups)
+    if (const auto* softmax = std::get_if<proto::SoftmaxSpec>(&spec))
+      bytes = std::max(bytes, 64 * static_cast<uint64_t>(softmax->key_dim + softmax->value_dim) * SizeOf(softmax->kv));
+  return bytes;
+}
 
 bool AtWork(const Member& member) { return member.last.busy_ms >= kAtWorkMs; }
 
@@ -63,6 +79,15 @@ const Member* ControlMembers::FindNode(NodeId node) const {
   return nullptr;
 }
 
+std::vector<std::string> ControlMembers::Unconnected(const Member& member) const {
+  std::vector<std::string> names;
+  if (!IsUp(member)) return names;
+  if (!member.known.contains(kSchedulerNode)) names.push_back("scheduler");
+  for (const auto& [id, other] : members_)
+    if (NeedsPeer(member, other) && !Connected(member, other)) names.push_back(other.request.name);
+  return names;
+}
+
 const Member* ControlMembers::FindName(const std::string& name) const {
   for (const auto& [id, member] : members_)
     if (member.request.name == name) return &member;
@@ -93,6 +118,9 @@ absl::Status ControlMembers::CheckModel(const control::JoinRequest& request) con
 
 absl::StatusOr<control::JoinReply> ControlMembers::Join(const control::JoinRequest& request, absl::Time now) {
   DT_RETURN_IF_ERROR(CheckVersions(request));
+  // It would serve again, against what its operator was told: its dismissal was lost with its connection.
+  if (request.process != 0 && std::find(drained_.begin(), drained_.end(), request.process) != drained_.end())
+    return absl::AbortedError(absl::StrCat(request.name, ": this process was drained; start another one"));
   DT_RETURN_IF_ERROR(CheckModel(request));
   if (const Member* other = FindNode(request.node); other != nullptr)
     return absl::AlreadyExistsError(
@@ -170,6 +198,10 @@ absl::Status ControlMembers::Ready(WorkerId worker, uint64_t kv_blocks, absl::Ti
     return FailedPrecondition("worker ", worker.value(), " is ready, but was not configured or said so before");
   if (member->request.role == Role::kAttentionWorker && (kv_blocks == 0 || kv_blocks > UINT32_MAX))
     return InvalidArgument("worker ", worker.value(), ": ", kv_blocks, " KV blocks are not in 1..2^32");
+  if (const uint64_t bytes = member->request.capabilities.kv_bytes; kv_blocks > bytes / LeastBlockBytes(model_))
+    return InvalidArgument(member->request.name, ": says that it has ", kv_blocks, " KV blocks, but the ", bytes,
+                           " bytes it joined with hold ", bytes / LeastBlockBytes(model_),
+                           " at most; run the same release of dovetail everywhere");
   member->kv_blocks = kv_blocks;
   member->heard = now;
   member->state = MemberState::kConnecting;
@@ -269,7 +301,11 @@ void ControlMembers::Remove(WorkerId worker, const std::string& why, bool dismis
   if (IsServing(member)) actions.push_back(EndServing{worker, member.request.role, member.epoch, why});
   if (member.state > MemberState::kJoining) actions.push_back(DisconnectNode{member.request.node});
   // Whoever was told to go does not come back because it fell silent on its way out.
-  const bool drained = member.state == MemberState::kDraining;
+  const bool drained = member.state == MemberState::kDraining || why == kDrained;
+  if (drained && member.request.process != 0) {
+    drained_.push_back(member.request.process);
+    if (drained_.size() > kDrainedProcesses) drained_.pop_front();
+  }
   actions.push_back(EndSession{worker, dismissed || drained, drained ? kDrained : why});
   if (!IsUp(member)) return;
   SendPeersToAll(actions);
@@ -285,11 +321,26 @@ bool ControlMembers::LateForTooLong(Member& member, absl::Time now) const {
   return now - member.late_since >= options_.longest_lateness;
 }
 
-void ControlMembers::Part(Member& one, Member& other, const std::string& why, std::vector<MemberAction>& actions) {
+// Whoever serves stays, if it is of use without the other one; else the attention worker goes.
+const Member& ControlMembers::WhoMustGo(const Member& one, const Member& other) const {
+  const Member& newcomer = IsServing(one) ? other : one;
+  if (one.request.role == other.request.role) return newcomer;
   const Member& attention = one.request.role == Role::kAttentionWorker ? one : other;
-  const Member& compute = &attention == &one ? other : one;
-  Refuse(attention.worker,
-         absl::StrCat(attention.request.name, " and ", compute.request.name, " cannot reach each other: ", why),
+  if (IsServing(one) == IsServing(other) || &newcomer == &attention) return attention;
+  const bool used_by_others = std::any_of(members_.begin(), members_.end(), [&](const auto& entry) {
+    const Member& member = entry.second;
+    return member.request.role == Role::kComputeWorker && IsServing(member) && Connected(member, attention);
+  });
+  return used_by_others ? newcomer : attention;
+}
+
+void ControlMembers::Part(const Member& one, const Member& other, const std::string& why,
+                          std::vector<MemberAction>& actions) {
+  const Member& gone = WhoMustGo(one, other);
+  const Member& stays = &gone == &one ? other : one;
+  Refuse(gone.worker,
+         absl::StrCat(gone.request.name, " and ", stays.request.name, " cannot reach each other: ", why,
+                      Connected(one, other) ? "" : kNeverConnected),
          actions);
 }
 
@@ -300,13 +351,20 @@ void ControlMembers::LinkFailed(WorkerId reporter, const control::LinkFailed& fa
   if (from == nullptr) return;
   if (failed.node == kSchedulerNode) {
     if (failed.kind != Kind::kBroken && now < away_until_) return;
-    return Refuse(reporter, absl::StrCat("cannot reach the scheduler: ", failed.why), actions);
+    const char* remedy = from->known.contains(kSchedulerNode) ? "" : kNeverConnected;
+    return Refuse(reporter, absl::StrCat(from->request.name, " cannot reach the scheduler: ", failed.why, remedy),
+                  actions);
   }
   const Member* found = FindNode(failed.node);
   if (found == nullptr || found->epoch != failed.epoch) return;  // gone already
   Member* peer = Mutable(found->worker);
-  // Between attention workers only a move fails, and who is dead is found out otherwise.
-  if (from->request.role == peer->request.role) return;
+  if (from->request.role == peer->request.role) {
+    // Between two that serve only a move fails, and who is dead is found out otherwise. A link that does not come up
+    // keeps the newcomer of the two from serving: it tries again, with a new connection.
+    const bool newcomer = IsServing(*from) != IsServing(*peer);
+    if (newcomer && failed.kind != Kind::kLate && !AtWork(*peer)) Part(*from, *peer, failed.why, actions);
+    return;
+  }
   if (failed.kind == Kind::kLate && !LateForTooLong(*peer, now)) return;
   if (failed.kind == Kind::kSilent) {
     if (AtWork(*peer)) return;

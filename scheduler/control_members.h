@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <set>
@@ -103,7 +104,7 @@ class ControlMembers {
   explicit ControlMembers(MembershipOptions options) : options_(std::move(options)) {}
 
   // kFailedPrecondition: versions or models differ; kAlreadyExists: the node or the name is taken; kResourceExhausted:
-  // full.
+  // full; kAborted: the process was drained.
   absl::StatusOr<control::JoinReply> Join(const control::JoinRequest& request, absl::Time now);
 
   // Its stream began. kNotFound: no such member, or a former incarnation of it.
@@ -115,8 +116,9 @@ class ControlMembers {
 
   // What `reporter` says about a peer on the data plane. Of a compute and an attention worker that cannot reach each
   // other it is the latter that must join anew: it can be replaced at the price of a prefill. A compute worker that
-  // hears nothing of several attention workers must, too. A silent peer whose loop is at work is left alone. A late one
-  // is suspected: until it is heard again its lease is short.
+  // hears nothing of several attention workers must, too. A link that never came up costs the one that does not serve
+  // yet, unless a compute worker would be kept out by an attention worker that no other one uses. A silent peer whose
+  // loop is at work is left alone. A late one is suspected: until it is heard again its lease is short.
   void LinkFailed(WorkerId reporter, const control::LinkFailed& failed, absl::Time now,
                   std::vector<MemberAction>& actions);
 
@@ -145,12 +147,15 @@ class ControlMembers {
   const std::map<WorkerId, Member>& members() const { return members_; }
   const Member* Find(WorkerId worker) const;
   const Member* FindNode(NodeId node) const;
+  // Whom a member has no connection with although it should: names, or "scheduler".
+  std::vector<std::string> Unconnected(const Member& member) const;
   const Member* FindName(const std::string& name) const;
 
  private:
   Member* Mutable(WorkerId worker);
   bool LateForTooLong(Member& member, absl::Time now) const;
-  void Part(Member& one, Member& other, const std::string& why, std::vector<MemberAction>& actions);
+  const Member& WhoMustGo(const Member& one, const Member& other) const;
+  void Part(const Member& one, const Member& other, const std::string& why, std::vector<MemberAction>& actions);
   absl::Status CheckVersions(const control::JoinRequest& request) const;
   absl::Status CheckModel(const control::JoinRequest& request) const;
   void Configure(Member& member, std::vector<MemberAction>& actions);
@@ -166,6 +171,7 @@ class ControlMembers {
   const MembershipOptions options_;
   std::map<WorkerId, Member> members_;  // iterated in a fixed order
   std::set<NodeId> used_nodes_;         // of this and former members
+  std::deque<uint64_t> drained_;        // the last processes that were told to go
   std::optional<control::ModelSummary> model_;
   bool model_complete_ = false;
   uint32_t next_worker_ = 1;

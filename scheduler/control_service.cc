@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "control/bidi_session.h"
 #include "control/convert.h"
+#include "control/listening.h"
 #include "proto/control/dovetail_admin.grpc.pb.h"
 #include "proto/control/dovetail_control.grpc.pb.h"
 
@@ -304,6 +305,7 @@ class ControlService::Impl {
       : context_{security, loop, scheduler}, membership_(context_), generation_(context_), admin_(context_) {}
 
   absl::Status Start(const std::string& listen, int& port) {
+    control::TameGrpc();
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
@@ -323,10 +325,7 @@ class ControlService::Impl {
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port == 0) {
       server_.reset();
-      return absl::AlreadyExistsError(
-          absl::StrCat("--listen ", listen,
-                       ": cannot listen there; the port is taken (by another scheduler?) or "
-                       "the address is not this host's. Stop the other one, or choose another port"));
+      return control::WhyNotListening("--listen", listen);
     }
     return absl::OkStatus();
   }

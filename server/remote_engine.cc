@@ -72,8 +72,10 @@ absl::Status RemoteEngine::WaitForModel() {
     const absl::Status status = GetModel(reply);
     if (status.ok()) break;
     if (!absl::IsUnavailable(status) || SystemClock().Now() >= give_up) return status;
-    if (said != status.message()) LogInfo("waiting: ", std::string(status.message()));
-    said = std::string(status.message());
+    // What gRPC says in brackets changes from one attempt to the next.
+    const std::string why(status.message().substr(0, status.message().find(" (")));
+    if (said != why) LogInfo("waiting: ", std::string(status.message()));
+    said = why;
     if (!PauseBeforeRetry() || (options_.cancelled && options_.cancelled())) return absl::CancelledError("stopped");
   }
   DT_ASSIGN_OR_RETURN(model_, control::FromProto(reply.model()));

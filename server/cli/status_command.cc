@@ -53,6 +53,9 @@ void Print(const pb::ClusterStatus& status) {
   std::printf("worker  %-24s %-9s %-10s %5s %7s %9s %6s %9s %10s\n", "name", "role", "state", "cores", "GB/s", "KV MiB",
               "used", "steps", "joined ago");
   for (const pb::Worker& worker : status.workers()) Print(worker);
+  for (const pb::Worker& worker : status.workers())
+    for (const std::string& peer : worker.unconnected())
+      std::printf("%s has no connection with %s yet\n", worker.name().c_str(), peer.c_str());
   std::printf("\nlanes, and the bytes of tensors and of messages sent over them\n");
   for (const pb::Worker& worker : status.workers())
     for (const pb::Link& link : worker.links())

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "control/listening.h"
 #include "control/messages.h"
 #include "control/security.h"
 #include "proto/control/vllm_engine.grpc.pb.h"
@@ -365,6 +366,7 @@ class GrpcServer::Impl {
 
   absl::Status Start(const std::string& listen) {
     DT_RETURN_IF_ERROR(control::CheckAddress("--grpc-listen", listen, /*may_be_free=*/true));
+    control::TameGrpc();
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
@@ -377,10 +379,7 @@ class GrpcServer::Impl {
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
     builder.RegisterService(&service_);
     server_ = builder.BuildAndStart();
-    if (server_ == nullptr || port_ == 0)
-      return absl::AlreadyExistsError(absl::StrCat("--grpc-listen ", listen,
-                                                   ": cannot listen there; the port is taken, or the address is not "
-                                                   "this host's. Choose another"));
+    if (server_ == nullptr || port_ == 0) return control::WhyNotListening("--grpc-listen", listen);
     service_.calls().SetPeriodic([this] { PublishHealth(); });
     return absl::OkStatus();
   }

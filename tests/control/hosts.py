@@ -89,6 +89,12 @@ class Network:
             ip("-n", self.names[0], "link", "set", port, "master", device)
             ip("-n", self.names[0], "link", "set", port, "up")
 
+    def part(self, hosts, device, parted=True):
+        """These hosts, none of them the first, hear nothing from each other; the first hears them all."""
+        for host in hosts:
+            ip("-n", self.names[0], "link", "set", f"{device}-{host}", "type", "bridge_slave", "isolated",
+               "on" if parted else "off")
+
     def mute(self, host, device, towards):
         """What `host` sends to `towards` is lost; what it is sent comes."""
         ip("-n", self.names[host], "route", "add", "blackhole", f"{self.address(towards, device)}/32")

@@ -1,5 +1,3 @@
-#include "scheduler/control_members.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,91 +5,14 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
-#include "proto/frame.h"
+#include "tests/control/members_cluster.h"
 
 // Membership as a value: who may be used, and when.
 
 namespace dovetail::scheduler {
 namespace {
 
-using control::Role;
 using testing::HasSubstr;
-
-const absl::Time kStart = absl::UnixEpoch();
-
-proto::AttentionTable Table(int heads = 4) {
-  proto::SoftmaxSpec spec;
-  spec.query_heads = heads;
-  spec.kv_heads = 2;
-  spec.key_dim = spec.value_dim = 8;
-  spec.scale = 1;
-  return *proto::AttentionTable::Build({spec, spec});
-}
-
-control::JoinRequest Request(Role role, uint32_t node, const std::string& name) {
-  control::JoinRequest request;
-  request.role = role;
-  request.name = name;
-  request.node = NodeId(node);
-  request.epoch = Epoch(node * 10);
-  request.build_version = "test";
-  request.frame_version = proto::kFrameVersion;
-  request.data_plane_version = "ucx 1";
-  request.data_plane_address = "address of " + name;
-  request.capabilities = {1 << 20, 4, 10'000'000'000, "cpu"};
-  if (role == Role::kComputeWorker) {
-    request.model.emplace();
-    request.model->name = "tiny";
-    request.model->digest = 7;
-    request.model->attention = Table();
-    request.model->vocab_size = 10;
-    request.model->max_positions = 64;
-  }
-  return request;
-}
-
-MembershipOptions Options() {
-  MembershipOptions options;
-  options.data_plane_version = "ucx 1";
-  options.data_plane_address = "scheduler";
-  options.max_members = 8;
-  return options;
-}
-
-// The members and what was asked of the shell. Says "applied" on a worker's behalf when told to.
-struct Cluster {
-  ControlMembers members{Options()};
-  absl::Time now = kStart;
-  std::vector<MemberAction> actions;
-
-  WorkerId Join(Role role, uint32_t node, const std::string& name) {
-    const auto reply = members.Join(Request(role, node, name), now);
-    EXPECT_TRUE(reply.ok()) << reply.status();
-    EXPECT_TRUE(members.Attend(reply->worker, reply->epoch, now, actions).ok());
-    if (role == Role::kComputeWorker) members.ModelComplete(actions);
-    return reply->worker;
-  }
-  void Ready(WorkerId worker, uint64_t blocks = 100) { ASSERT_TRUE(members.Ready(worker, blocks, now, actions).ok()); }
-  // The worker connects to everybody that the newest list names.
-  void Apply(WorkerId worker) {
-    uint64_t version = 0;
-    for (const MemberAction& action : actions)
-      if (const auto* peers = std::get_if<SendPeers>(&action); peers != nullptr && peers->worker == worker)
-        version = peers->peers.version;
-    ASSERT_NE(version, 0u) << "worker " << worker.value() << " was sent no peers";
-    ASSERT_TRUE(members.Applied(worker, {version, {}}, now, actions).ok());
-  }
-  template <typename Action>
-  int Count(WorkerId worker) const {
-    int count = 0;
-    for (const MemberAction& action : actions)
-      if (const auto* found = std::get_if<Action>(&action); found != nullptr && found->worker == worker) ++count;
-    return count;
-  }
-  bool Serves(WorkerId worker) const {
-    return members.Find(worker) != nullptr && members.Find(worker)->state == MemberState::kServing;
-  }
-};
 
 TEST(Members, AWorkerServesOnlyWhenBothSidesHaveConnected) {
   Cluster cluster;
@@ -210,6 +131,19 @@ TEST(Members, RefusalsNameWhatIsWrongAndTheRemedy) {
   EXPECT_EQ(refusal(Request(Role::kAttentionWorker, 30, "x")).code(), absl::StatusCode::kResourceExhausted);
 }
 
+TEST(Members, MoreBlocksThanTheMemoryItJoinedWithHoldsAreALie) {
+  Cluster cluster;
+  cluster.Join(Role::kComputeWorker, 1, "c");
+  const WorkerId attention = cluster.Join(Role::kAttentionWorker, 2, "a");
+  const uint64_t most = (1 << 20) / (64 * 16 * 2);  // of 64 tokens, K and V of 8 bf16 each
+  const absl::Status lie = cluster.members.Ready(attention, most + 1, cluster.now, cluster.actions);
+  EXPECT_EQ(lie.message(), "a: says that it has 513 KV blocks, but the 1048576 bytes it joined with hold 512 at most; "
+                           "run the same release of dovetail everywhere");
+  EXPECT_FALSE(cluster.members.Ready(attention, 0, cluster.now, cluster.actions).ok());
+  EXPECT_FALSE(cluster.members.Ready(attention, uint64_t{1} << 40, cluster.now, cluster.actions).ok());
+  EXPECT_TRUE(cluster.members.Ready(attention, most, cluster.now, cluster.actions).ok());
+}
+
 TEST(Members, AnIncarnationThatWasFencedCanNeitherAttendNorJoinAgain) {
   Cluster cluster;
   const WorkerId attention = cluster.Join(Role::kAttentionWorker, 2, "a");
@@ -259,6 +193,34 @@ TEST(Members, AWorkerToldToDrainDoesNotComeBackWhateverHappensOnItsWayOut) {
   const WorkerId joining = early.Join(Role::kAttentionWorker, 2, "a");
   ASSERT_TRUE(early.members.Drain(joining, early.actions).ok());
   EXPECT_EQ(how_it_ended(early, joining), "dismissed: drained");
+}
+
+TEST(Members, AProcessThatWasDrainedIsToldSoAgainIfItMissedItAndAnotherOneMayHaveItsName) {
+  const auto request = [](uint32_t node, uint64_t process) {
+    control::JoinRequest made = Request(Role::kAttentionWorker, node, "a");
+    made.process = process;
+    return made;
+  };
+  // Drained while it served, and before; and one that left by itself, which may come back.
+  for (const std::string how : {"serving", "joining", "left"}) {
+    Cluster cluster;
+    const WorkerId compute = cluster.Join(Role::kComputeWorker, 1, "c");
+    const auto reply = cluster.members.Join(request(2, 77), cluster.now);
+    ASSERT_TRUE(reply.ok()) << reply.status();
+    if (how == "serving") {
+      ASSERT_TRUE(cluster.members.Attend(reply->worker, reply->epoch, cluster.now, cluster.actions).ok());
+      cluster.Ready(compute, 0);
+      cluster.Ready(reply->worker);
+      cluster.Apply(compute);
+      cluster.Apply(reply->worker);
+      ASSERT_TRUE(cluster.Serves(reply->worker));
+    }
+    if (how != "left") ASSERT_TRUE(cluster.members.Drain(reply->worker, cluster.actions).ok());
+    cluster.members.Gone(reply->worker, "its connection ended", cluster.actions);
+    const auto again = cluster.members.Join(request(3, 77), cluster.now);
+    EXPECT_EQ(again.status().code(), how == "left" ? absl::StatusCode::kOk : absl::StatusCode::kAborted) << how;
+    if (how != "left") EXPECT_TRUE(cluster.members.Join(request(4, 78), cluster.now).ok());
+  }
 }
 
 TEST(Members, OfTwoWorkersThatCannotReachEachOtherTheAttentionWorkerGoes) {

@@ -36,6 +36,7 @@ JoinRequest GoodJoin() {
   request.data_plane_version = "ucx 1.13.1";
   request.data_plane_address = std::string("\0binary", 7);
   request.capabilities = {0, 8, 20'000'000'000, "cpu"};
+  request.process = 0x1234567890abcdef;
   ModelSummary& model = request.model.emplace();
   model.name = "tiny";
   model.digest = ~uint64_t{0};
@@ -60,6 +61,7 @@ TEST(ControlMessages, AJoinRequestSurvivesTheWire) {
   EXPECT_EQ(wire.SerializeAsString(), again.SerializeAsString());
   EXPECT_EQ(read->model->attention.op_group, GoodJoin().model->attention.op_group);
   EXPECT_EQ(read->data_plane_address.size(), 7u);
+  EXPECT_EQ(read->process, 0x1234567890abcdefu);
 }
 
 TEST(ControlMessages, LinearStatesAndTheirConstantsSurviveTheWire) {

@@ -39,16 +39,20 @@ class PartitionTest(unittest.TestCase):
             for name, role in self.cluster.roles.items():
                 print(f"-- {name}", *role.lines[seen[name]:][-40:], sep="\n", file=sys.stderr)
 
-    def undisturbed_by(self, name, fault, mend):
-        """Streams run while `fault` takes the worker `name` out and `mend` lets it come back."""
+    def undisturbed_by(self, name, fault, mend, noticed=None):
+        """Streams run while `fault` takes the worker `name` out and `mend` lets it come back, once that worker has
+        said `noticed`."""
         scheduler = self.cluster.scheduler
         with processes.Load(self.cluster.url, REQUESTS) as load:
             load.wait_for_pieces(5)
             number, seen, begun = self.cluster.number(name), len(scheduler.lines), time.monotonic()
+            heard = len(self.cluster.roles[name].lines)
             fault()
             scheduler.wait_for(rf"worker {number} is out", after=seen)
             load.wait_for_pieces(160)  # so that every stream that was disturbed ends, and others begin
             end = time.monotonic()
+            if noticed:
+                self.cluster.roles[name].wait_for(noticed, after=heard)
             mend()
             self.cluster.serves(name, after=seen)
             load.wait_for_pieces(20)
@@ -59,6 +63,11 @@ class PartitionTest(unittest.TestCase):
     def test_a_host_whose_cables_are_pulled_is_fenced_and_comes_back_when_they_are_put_in_again(self):
         planes = ("data0", "ctl0")
         self.undisturbed_by("far1", lambda: self.network.pull(1, *planes), lambda: self.network.mend(1, *planes))
+
+    def test_a_worker_that_sees_its_cables_pulled_waits_for_its_devices_and_joins_again(self):
+        planes = ("data0", "ctl0")
+        self.undisturbed_by("far1", lambda: self.network.pull(1, *planes), lambda: self.network.mend(1, *planes),
+                            noticed="no such lane on device data0: No such device; trying for 30s")
 
     def test_a_host_that_only_the_data_plane_has_lost_is_fenced_too_though_its_heartbeats_come(self):
         self.undisturbed_by("far2", lambda: self.network.isolate(2, "data0"), lambda: self.network.mend(2, "data0"))
@@ -88,6 +97,30 @@ class PartitionTest(unittest.TestCase):
     def test_a_killed_worker_is_replaced(self):
         self.undisturbed_by("near", lambda: self.cluster.roles["near"].send(signal.SIGKILL),
                             lambda: self.cluster.restart("near"))
+
+    def test_a_worker_without_a_link_to_another_one_is_named_and_the_others_serve_on_until_the_link_is_there(self):
+        scheduler, parted = self.cluster.scheduler, (1, 2)
+        with processes.Load(self.cluster.url, REQUESTS) as load:
+            load.wait_for_pieces(5)
+            number, seen = self.cluster.number("far2"), len(scheduler.lines)
+            self.network.part(parted, "data0")
+            self.cluster.roles["far2"].send(signal.SIGKILL)
+            scheduler.wait_for(rf"worker {number} is out", after=seen)
+            self.cluster.restart("far2")
+            end = time.monotonic() + processes.START_LIMIT
+            while "far2 has no connection with far1 yet" not in (status := self.cluster.status()):
+                self.assertLess(time.monotonic(), end, status)
+            scheduler.wait_for("is out: far2 and far1 cannot reach each other: nothing came for [0-9]+ ms; let their "
+                               "hosts reach each other's --data-ports, and give --data-devices of one network",
+                               after=seen)
+            load.wait_for_pieces(20)
+            self.assertEqual([line for line in scheduler.lines[seen:] if "far2 serves" in line], [])
+            self.network.part(parted, "data0", parted=False)
+            self.cluster.serves("far2", after=seen)
+            load.wait_for_pieces(20)
+        self.assertEqual(load.problems, [])
+        self.assertEqual([line for line in scheduler.lines[seen:] if "far1" in line and "joins" in line], [])
+        self.cluster.wait_until_nothing_is_held()
 
     def test_a_stopped_compute_worker_is_fenced_and_its_streams_wait_until_it_joins_anew(self):
         compute, scheduler = self.cluster.roles["compute"], self.cluster.scheduler

@@ -17,6 +17,7 @@ import unittest
 import urllib.request
 
 import processes
+import proxy
 
 BINARY = sys.argv.pop(1)
 DATA = os.environ.get("DOVETAIL_TEST_DATA")
@@ -55,6 +56,18 @@ class Certificates:
                 cert + ".new")
         os.replace(key + ".new", key)
         os.replace(cert + ".new", cert)
+
+    def issue_for_the_future(self, name):
+        self.issue(name)  # the key and the request
+        with open(self.path("ca.cnf"), "w", encoding="ascii") as config:
+            config.write(f"[ca]\ndefault_ca=all\n[all]\nnew_certs_dir={self.folder}\ndatabase={self.path('index')}\n"
+                         f"serial={self.path('serial')}\ndefault_md=sha256\npolicy=any\n[any]\ncommonName=supplied\n")
+        for file, text in (("index", ""), ("serial", "77\n")):
+            with open(self.path(file), "w", encoding="ascii") as out:
+                out.write(text)
+        openssl("ca", "-batch", "-config", self.path("ca.cnf"), "-cert", self.path(f"{self.name}.pem"), "-keyfile",
+                self.path(f"{self.name}.key"), "-startdate", "20990101000000Z", "-enddate", "20991231000000Z", "-in",
+                self.path(f"{name}.csr"), "-notext", "-out", self.path(f"{name}.pem"))
 
     def flags(self, name, ca=None):
         return ["--tls-cert", self.path(f"{name}.pem"), "--tls-key", self.path(f"{name}.key"), "--tls-ca",
@@ -159,6 +172,9 @@ class RolesTest(unittest.TestCase):
             self.assertIn("it may ask for TLS", fails(*worker, *token))
             self.certificates.issue("late", days="-1")
             self.assertIn("late.pem expired on", fails(*worker, *token, *self.certificates.flags("late")))
+            self.certificates.issue_for_the_future("early")
+            self.assertIn("early.pem is not valid before 2099-01-01 00:00 UTC; is this machine's clock right?",
+                          fails(*worker, *token, *self.certificates.flags("early")))
             Certificates(self.folder, "stranger").issue("foreign")
             foreign = [*self.certificates.flags("foreign")]
             self.assertIn("cannot be reached", fails(*worker, *token, *foreign))
@@ -184,6 +200,29 @@ class RolesTest(unittest.TestCase):
                 self.assertLess(time.monotonic() - begun, 1.5)
                 worker.send(signal.SIGCONT)
                 scheduler.wait_for(rf"a1 joins as attention worker (?!{number}:)")
+
+    def test_a_worker_whose_dismissal_is_lost_when_it_is_drained_hears_of_it_when_it_joins_again(self):
+        with self.scheduler("--lease-ms", "20000") as scheduler:
+            address = scheduler.wait_for(r"^listening on (\S+)").group(1)
+            with proxy.Proxy(address) as between, self.worker(between.address, "a1") as worker:
+                number = worker.wait_for(r"a1 is attention worker (\d+)").group(1)
+                while " waiting " not in run("status", *self.control("worker", address)).stdout:
+                    pass
+                worker.send(signal.SIGSTOP)  # so that the answer to a heartbeat is not what it hears next
+                between.hold()
+                drained = run("drain", "a1", *self.control("worker", address))
+                self.assertEqual(drained.returncode, 0, drained.stderr)
+                scheduler.wait_for(rf"worker {number} is out: drained")
+                seen = len(scheduler.lines)
+                between.cut()
+                worker.send(signal.SIGCONT)
+                worker.wait_for("joining again")
+                worker.wait_for("a1 was drained")
+                self.assertEqual(worker.process.wait(60), 0)
+                self.assertEqual([line for line in scheduler.lines[seen:] if "a1 joins" in line], [])
+                # Its name is free for another process.
+                with self.worker(address, "a1") as another:
+                    another.wait_for("a1 is attention worker")
 
 
 if __name__ == "__main__":
