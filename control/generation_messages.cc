@@ -112,6 +112,7 @@ void ToProto(const GenerationRequest& request, v1::GenerationRequest& out) {
   out.set_logits_last(request.logits_last);
   out.set_logits_of_output(request.logits_of_output);
   out.set_use_prefix_cache(request.use_prefix_cache);
+  out.set_call(request.call);
 }
 
 absl::StatusOr<GenerationRequest> FromProto(const v1::GenerationRequest& in) {
@@ -140,6 +141,7 @@ absl::StatusOr<GenerationRequest> FromProto(const v1::GenerationRequest& in) {
   request.logits_last = static_cast<int>(in.logits_last());
   request.logits_of_output = in.logits_of_output();
   request.use_prefix_cache = in.use_prefix_cache();
+  request.call = in.call();
   return request;
 }
 

@@ -45,6 +45,8 @@ void ControlGeneration::Submit(Server& server, uint64_t id, RequestId theirs, co
   if (!request.ok()) return Refuse(server, theirs, request.status());
   const RequestId ours(next_request_++);
   request->id = ours;
+  // Servers number their calls by themselves.
+  if (request->call != 0) request->call = id << 48 | (request->call & ((uint64_t{1} << 48) - 1));
   server.requests[theirs] = ours;
   origins_[ours] = {id, theirs};
   handle_(RequestArrived{std::make_shared<const GenerationRequest>(*std::move(request))});

@@ -84,6 +84,7 @@ bool SchedulerCore::Impl::AdmitOne(Sequence& sequence) {
   }
   queues_.Remove(sequence);
   --waiting_;
+  if (sequence.request->call != nullptr) sequence.request->call->begun = true;
   TakeSlot(sequence);
   ++placement_turn_;
   if (WantsProbe(sequence, *policy)) {

@@ -31,6 +31,9 @@ struct GenerationRequest {
   int logits_last = 0;             // return the logits of this many last prompt positions
   bool logits_of_output = false;   // and of each sampled position
   bool use_prefix_cache = true;
+  // Requests of one client's call have the same number, not 0: once one of them ran, a full queue neither refuses nor
+  // pushes out another, since the client may have been shown tokens already.
+  uint64_t call = 0;
 };
 
 enum class FinishReason : uint8_t {

@@ -38,7 +38,9 @@ void SchedulerCore::Impl::On(const RequestArrived& event) {
   }
   const GenerationRequest& params = *event.request;
   if (absl::Status status = CheckRequest(params); !status.ok()) return Refuse(params, status);
-  if (waiting_ >= options_.max_queued_requests && !MakeRoomInQueue(params.tenant)) {
+  const auto call = calls_.find(params.call);
+  const bool begun = call != calls_.end() && call->second.begun;
+  if (waiting_ >= options_.max_queued_requests && !begun && !MakeRoomInQueue(params.tenant)) {
     return Refuse(params, QueueFull(params.tenant));
   }
   auto& request = requests_[params.id];
@@ -47,6 +49,10 @@ void SchedulerCore::Impl::On(const RequestArrived& event) {
   request->ordinal = next_ordinal_++;
   request->arrived = now_;
   request->tenant = &queues_.Enter(params.tenant);
+  if (params.call != 0) {
+    request->call = &calls_[params.call];
+    ++request->call->requests;
+  }
   request->chain_seed = ChainSeed(options_.model_digest, params.tenant, params.cache_salt);
   request->open_choices = params.choices;
   for (int i = 0; i < params.choices; ++i) {
@@ -238,6 +244,7 @@ void SchedulerCore::Impl::ForgetFinished() {
       if (sequence->in_flight) return false;
     }
     queues_.Leave(*request.tenant);
+    if (request.call != nullptr && --request.call->requests == 0) calls_.erase(request.request->call);
     requests_.erase(at);
     return true;
   });

@@ -1,5 +1,6 @@
 #pragma once
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -201,6 +202,7 @@ class SchedulerCore::Impl {
   bool rebalance_ = false;             // a worker joined: others may have much more to do than it
   std::vector<MicroBatch> micro_batches_;
   std::vector<WorkerId> compute_workers_;
+  std::map<uint64_t, Call> calls_;     // by GenerationRequest::call
   std::vector<RequestId> finished_;    // to be forgotten when this event is done
   std::vector<Sequence*> scratch_, chosen_;
   std::vector<int> idle_scratch_;

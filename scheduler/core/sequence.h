@@ -99,9 +99,16 @@ struct SharedPrefix {
   Charges charges;
 };
 
+// The requests here that one client's call made together.
+struct Call {
+  int requests = 0;
+  bool begun = false;  // one of them has run
+};
+
 struct RequestState {
   std::shared_ptr<const GenerationRequest> request;
   Tenant* tenant = nullptr;
+  Call* call = nullptr;  // null: alone
   uint64_t ordinal = 0;  // of arrival
   absl::Time arrived;
   absl::Time admitted = absl::InfiniteFuture();  // when a choice first got a slot

@@ -12,8 +12,9 @@ QueueKey KeyOf(const Sequence& sequence) {
           sequence.choice};
 }
 
-// Of several choices one may run while another waits.
+// Of several choices, and of several requests of a call, one may run while another waits.
 bool NeverRan(const RequestState& request) {
+  if (request.call != nullptr && request.call->begun) return false;
   return std::all_of(request.choices.begin(), request.choices.end(), [](const auto& sequence) {
     return !sequence->restarted && (sequence->phase == Phase::kWaiting || sequence->phase == Phase::kUnforked);
   });

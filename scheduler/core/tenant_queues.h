@@ -33,8 +33,8 @@ class TenantQueues {
   void Remove(Sequence& sequence);         // nothing happens if it is not there
   Tenant* LeastServed();                   // of those with a sequence in the queue; null: nobody waits
 
-  // The last in line, of a request that never ran, of the tenant with the longest queue, if `than` would still have fewer
-  // with one more; else null.
+  // The last in line, of a request that never ran, nor any other of its call, of the tenant with the longest queue, if
+  // `than` would still have fewer with one more; else null.
   Sequence* LastOfLongest(const std::string& than);
   // Others wait, too, and this one has at least as much of the queue as each would have of equal parts.
   bool HasItsPart(const std::string& name) const;

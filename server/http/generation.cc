@@ -45,6 +45,8 @@ Generation::Generation(std::shared_ptr<const Backend> backend, const HttpServerO
 absl::Status Generation::Submit(const std::shared_ptr<UpdateInbox>& inbox) {
   for (size_t p = 0; p < prompts_.size(); ++p) {
     auto sink = std::make_shared<Sink>(inbox, shared_from_this(), static_cast<int>(p));
+    // Nobody else's as long as the engine knows of any of them: the sinks keep this alive.
+    if (prompts_.size() > 1) requests_[p].call = reinterpret_cast<uintptr_t>(this);
     DT_ASSIGN_OR_RETURN(prompts_[p].id, backend_->engine->Submit(std::move(requests_[p]), std::move(sink)));
     prompts_[p].submitted = true;
     backend_->metrics->PromptAccepted(static_cast<int64_t>(response_.spec().prompts[p].size()));

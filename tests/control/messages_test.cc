@@ -162,6 +162,7 @@ scheduler::GenerationRequest GoodRequest() {
   request.max_tokens = 7;
   request.stop_token_ids = {2};
   request.prompt_logprobs = 0;
+  request.call = 9;
   request.use_prefix_cache = false;
   return request;
 }
@@ -199,6 +200,7 @@ TEST(ControlMessages, AGenerationRequestSurvivesTheWire) {
   EXPECT_EQ(read->sampling, GoodRequest().sampling);
   EXPECT_EQ(read->prompt_logprobs, 0);
   EXPECT_EQ(read->priority, -3);
+  EXPECT_EQ(read->call, 9u);
   EXPECT_FALSE(read->use_prefix_cache);
   v1::GenerationRequest again;
   ToProto(*read, again);

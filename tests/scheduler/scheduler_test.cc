@@ -395,6 +395,44 @@ TEST(Queue, NobodyLosesWhatHasBegun) {
   ExpectClean(cluster);
 }
 
+// What a stream has begun to say it must be able to end.
+TEST(Queue, NobodyLosesAPartOfACallThatHasBegun) {
+  FakeCluster cluster(OneRunsThreeWait());
+  std::vector<RequestId> call;
+  const auto next = [&] {
+    GenerationRequest prompt = Ask(10, 20, "greedy", 1 + static_cast<int>(call.size()));
+    prompt.call = 7;
+    call.push_back(cluster.Submit(prompt));
+  };
+  for (int i = 0; i < 4; ++i) next();  // one runs, three wait
+  cluster.RunUntil(cluster.at(absl::Milliseconds(3)));
+  const RequestId modest = cluster.Submit(Ask(10, 5, "modest", 9));
+  next();  // though there is no room for others
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(modest).error_code, absl::StatusCode::kResourceExhausted);
+  for (const RequestId id : call) EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0));
+  ExpectClean(cluster);
+}
+
+TEST(Queue, ACallThatHasNotBegunLosesItsLastRequestAsOthersDo) {
+  FakeCluster cluster(OneRunsThreeWait());
+  const RequestId runs = cluster.Submit(Ask(10, 50, "greedy", 1));
+  std::vector<RequestId> call;
+  for (int i = 0; i < 3; ++i) {
+    GenerationRequest prompt = Ask(10, 20, "greedy", 2 + i);
+    prompt.call = 7;
+    call.push_back(cluster.Submit(prompt));
+  }
+  cluster.RunUntil(cluster.at(absl::Milliseconds(3)));
+  cluster.Submit(Ask(10, 5, "modest", 9));
+  cluster.RunUntil(cluster.at(absl::Milliseconds(4)));
+  EXPECT_EQ(cluster.stream(call[2]).error_code, absl::StatusCode::kAborted);
+  EXPECT_TRUE(cluster.stream(call[0]).tokens.empty() && cluster.stream(call[1]).tokens.empty());
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(runs).reason, FinishReason::kLength);
+  ExpectClean(cluster);
+}
+
 TEST(Queue, UpdatesSayHowLongTheirRequestWaited) {
   FakeCluster cluster(OneRunsThreeWait());
   const RequestId first = cluster.Submit(Ask(10, 50));

@@ -68,6 +68,7 @@ TEST(Chat, AnswersWithAMessage) {
 TEST(Chat, AUserCannotSpellControlTokens) {
   TestServer test;
   test.AskJson(Post("/v1/chat/completions", R"({"model":"bytes","messages":[{"role":"user","content":"<turn><eos>"}],"max_tokens":1})"));
+  EXPECT_EQ(test.engine.log().submitted[0].call, 0u) << "it is alone";
   const auto prompt = test.engine.log().submitted[0].prompt;
   EXPECT_EQ(std::count(prompt.begin(), prompt.end(), kTurn), 2);
   EXPECT_EQ(std::count(prompt.begin(), prompt.end(), kEos), 0);
@@ -95,6 +96,10 @@ TEST(Chat, AStreamBeginsWithTheRoleAndEndsWithTheFinishReason) {
 TEST(Completions, SeveralPromptsTimesNAreIndexedPromptByPrompt) {
   TestServer test;
   const Json body = test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":["a","b"],"n":2,"max_tokens":4,"seed":0})"));
+  const auto submitted = test.engine.log().submitted;  // both belong to one call: a full queue must not part them
+  ASSERT_EQ(submitted.size(), 2u);
+  EXPECT_NE(submitted[0].call, 0u);
+  EXPECT_EQ(submitted[0].call, submitted[1].call);
   ASSERT_EQ(body["choices"].size(), 4u);
   for (int i = 0; i < 4; ++i) EXPECT_EQ(body["choices"][i]["index"], i);
   EXPECT_EQ(body["choices"][0]["text"], body["choices"][2]["text"]);
