@@ -13,6 +13,15 @@ DT_INLINE void StoreCodes(__m512i a, __m512i b, int8_t* out) {
 
 // The same values as in gemm_convert_avx2.cc, to the bit; there is why the maximum is taken over
 // integers.
+// Wraps, unlike _mm512_reduce_add_epi32, whose last addition is one of signed integers.
+DT_INLINE int Sum(__m512i v) {
+  const __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));
+  __m128i n = _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  n = _mm_add_epi32(n, _mm_shuffle_epi32(n, 0x4e));
+  n = _mm_add_epi32(n, _mm_shuffle_epi32(n, 0xb1));
+  return _mm_cvtsi128_si32(n);
+}
+
 template <int kPlanes>
 DT_INLINE void QuantizeGroup(const float* in, int row, ActivationGroup<kPlanes>& out) {
   constexpr float kLargest = kLargestCode<kPlanes>;
@@ -38,7 +47,7 @@ DT_INLINE void QuantizeGroup(const float* in, int row, ActivationGroup<kPlanes>&
     StoreCodes(_mm512_sub_epi32(ca, _mm512_slli_epi32(ha, 8)),
                _mm512_sub_epi32(cb, _mm512_slli_epi32(hb, 8)), out.codes[1][row]);
   }
-  const int first = _mm512_reduce_add_epi32(ca), second = _mm512_reduce_add_epi32(cb);
+  const int first = Sum(ca), second = Sum(cb);
   out.scale[row] = s;
   SetSums(first, second, row, out);
 }
