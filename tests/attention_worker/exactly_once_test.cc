@@ -202,7 +202,8 @@ class Faulty : public transport::FrameHandler {
     const proto::SoftmaxSpec& spec = table_.softmax(group);
     proto::StepLayout layout;
     for (size_t e = 0; e < entries.size(); ++e)
-      layout.Add(static_cast<int>(e), group.value(), {0, spec.kv_heads}, {}, entries[e].ctx_len, entries[e].q_len, spec);
+      layout.Add(static_cast<int>(e), group.value(), {0, spec.kv_heads}, {}, entries[e].ctx_len, entries[e].q_len,
+                 spec);
     layout.Finish(spec);
     const bool query = type == FrameType::kQuery;
     std::vector<float> floats((query ? layout.query_bytes : layout.key_value_bytes) / sizeof(float));

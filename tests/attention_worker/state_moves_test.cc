@@ -85,7 +85,8 @@ class StateMoves : public ::testing::Test, public transport::FrameHandler {
 
   void Open(int worker) {
     const proto::Placement placement = proto::WholePlacement(table_, WorkerId(worker), kEpoch);
-    Tell(worker, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(1), {placement.begin(), placement.end()}, {}});
+    Tell(worker, FrameType::kOpenSequence,
+         proto::OpenSequence{SequenceId(1), {placement.begin(), placement.end()}, {}});
   }
   // What tokens bring depends on their positions alone. Returns what was answered.
   std::vector<std::byte> Step(int worker, uint64_t step, Position ctx_len, int q_len) {
