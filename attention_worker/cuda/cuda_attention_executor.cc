@@ -17,6 +17,7 @@ using kernels::cuda::WireType;
 namespace {
 
 constexpr int64_t kElement = 2;  // bytes of the wire types of a GPU
+constexpr int64_t kRowsBeyond = 8;
 
 absl::Status CheckTable(const proto::AttentionTable& table) {
   if (table.has_linear()) return Unimplemented("linear-attention states run on the CPU so far");
@@ -130,7 +131,11 @@ absl::Status CudaAttentionExecutor::GrowBuffers(MicroBatch& batch, MicroBatchId 
     key_value = std::max<size_t>(key_value, layout.key_value_bytes);
     partial = std::max<size_t>(partial, layout.partial_bytes);
   }
-  DT_RETURN_IF_ERROR(Grow(batch.partial, partial));
+  // What reads the answers as rows of a matrix may take a few more of them.
+  int64_t row = 0;
+  for (const proto::SoftmaxSpec& spec : core_.table().views)
+    row = std::max(row, int64_t{spec.query_heads} * spec.value_dim * kElement);
+  DT_RETURN_IF_ERROR(Grow(batch.partial, partial + kRowsBeyond * row));
   if (payloads_on_device_) return absl::OkStatus();
   DT_RETURN_IF_ERROR(Grow(batch.query, query));
   DT_RETURN_IF_ERROR(Grow(batch.key_value, key_value));

@@ -17,7 +17,15 @@ namespace {
 constexpr size_t kMaxCachedRopes = 256;
 constexpr size_t kElement = 2;  // bytes of the wire types of a GPU
 
+constexpr int64_t kRowStep = 8;  // products of more rows than that take a multiple of it
+constexpr int64_t kMostPadded = 256;
+
 float* Floats(const std::unique_ptr<kernels::Buffer>& buffer) { return reinterpret_cast<float*>(buffer->data()); }
+
+// Products of so many rows: fewer sizes to choose algorithms for. The rows beyond are scratch.
+int64_t PaddedRows(int64_t rows) {
+  return rows <= kRowStep || rows > kMostPadded ? rows : (rows + kRowStep - 1) / kRowStep * kRowStep;
+}
 
 }  // namespace
 
@@ -48,6 +56,7 @@ absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options) {
   DT_ASSIGN_OR_RETURN(gemm_, kernels::cuda::CudaGemm::Create(device));
   DT_ASSIGN_OR_RETURN(sampler_, CudaTokenSampler::Create(model_, stream_, *gemm_, options.max_step_tokens));
   most_rows_ = options.max_step_tokens;
+  const int64_t rows = most_rows_ + kRowStep;
   int64_t qkv = 0, attended = 0, mlp = 0;
   for (size_t i = 0; i < model_.steps().size(); ++i) {
     const model::LayerStep& step = model_.model().steps[i];
@@ -57,15 +66,26 @@ absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options) {
       attended = std::max(attended, weights.first.weights.cols());
     if (std::holds_alternative<model::GatedMlp>(step)) mlp = std::max(mlp, weights.second.weights.cols());
   }
-  DT_ASSIGN_OR_RETURN(h_, device.Allocate(most_rows_ * hidden() * kElement));
-  DT_ASSIGN_OR_RETURN(qkv_, device.Allocate(most_rows_ * qkv * kElement));
-  DT_ASSIGN_OR_RETURN(attended_, device.Allocate(most_rows_ * attended * kElement));
-  DT_ASSIGN_OR_RETURN(gate_up_, device.Allocate(most_rows_ * 2 * mlp * kElement));
-  DT_ASSIGN_OR_RETURN(act_, device.Allocate(most_rows_ * mlp * kElement));
-  DT_ASSIGN_OR_RETURN(aside_, device.Allocate(most_rows_ * hidden() * sizeof(float)));
+  DT_ASSIGN_OR_RETURN(h_, device.Allocate(rows * hidden() * kElement));
+  DT_ASSIGN_OR_RETURN(qkv_, device.Allocate(rows * qkv * kElement));
+  DT_ASSIGN_OR_RETURN(attended_, device.Allocate(rows * attended * kElement));
+  DT_ASSIGN_OR_RETURN(gate_up_, device.Allocate(rows * 2 * mlp * kElement));
+  DT_ASSIGN_OR_RETURN(act_, device.Allocate(rows * mlp * kElement));
+  DT_ASSIGN_OR_RETURN(aside_, device.Allocate(rows * hidden() * sizeof(float)));
   micro_batches_.resize(options.micro_batches);
-  for (MicroBatch& batch : micro_batches_) DT_RETURN_IF_ERROR(AllocateMicroBatch(batch, most_rows_));
+  for (MicroBatch& batch : micro_batches_) DT_RETURN_IF_ERROR(AllocateMicroBatch(batch, rows));
+  FindRuns();
   return absl::OkStatus();
+}
+
+void CudaDense::FindRuns() {
+  const std::vector<model::LayerStep>& steps = model_.model().steps;
+  for (int i = 0; i < static_cast<int>(steps.size()); ++i) {
+    const bool cut = std::holds_alternative<model::AttentionCut>(steps[i]);
+    if (!cut && (runs_.empty() || runs_.back().end < i)) runs_.push_back({i, i});
+    if (!cut) runs_.back().end = i + 1;
+    run_of_.push_back(cut ? -1 : static_cast<int>(runs_.size()) - 1);
+  }
 }
 
 absl::Status CudaDense::AllocateMicroBatch(MicroBatch& batch, int64_t rows) {
@@ -117,7 +137,30 @@ absl::Status CudaDense::PrepareStep(const ComputeWorkerCore& core, MicroBatchId 
   } else {
     DT_RETURN_IF_ERROR(batch.wire->Prepare(core, id));
   }
+  DT_RETURN_IF_ERROR(ChooseGraphs(core, id));
   return EmbedTokens(plan, batch);
+}
+
+// Steps whose payloads cross the host wait for it in any case, and what they copy lies elsewhere each time.
+absl::Status CudaDense::ChooseGraphs(const ComputeWorkerCore& core, MicroBatchId id) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  batch.recorded = nullptr;
+  if (!stay_on_device_ || batch.rows > kMostGraphRows) return absl::OkStatus();
+  auto it = std::find_if(recorded_.begin(), recorded_.end(), [&](const Recorded& r) {
+    return r.rows == batch.rows && r.micro_batch == id.value();
+  });
+  if (it == recorded_.end()) {
+    if (recorded_.size() >= kMostRecordedSizes) {
+      DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());  // none of its graphs may still run
+      recorded_.pop_back();
+    }
+    recorded_.push_front({batch.rows, id.value(), 0, nullptr, {}});
+    recorded_.front().graphs.resize(runs_.size());
+  } else {
+    recorded_.splice(recorded_.begin(), recorded_, it);
+  }
+  if (++recorded_.front().steps > 1) batch.recorded = &recorded_.front();
+  return absl::OkStatus();
 }
 
 absl::Status CudaDense::EmbedTokens(const proto::StepPlan& plan, MicroBatch& batch) {
@@ -197,6 +240,36 @@ absl::Status CudaDense::ComputeAngles(const proto::StepPlan& plan, const int32_t
 }
 
 absl::Status CudaDense::Run(const ComputeWorkerCore& core, MicroBatchId id, int index) {
+  if (micro_batches_[id.value()].recorded == nullptr) return RunPiece(core, id, index);
+  const int run = run_of_[index];
+  if (run < 0) return Internal("step ", index, " of the model does not run on a GPU");
+  return runs_[run].begin == index ? RunRecorded(core, id, run) : absl::OkStatus();  // went with the first
+}
+
+absl::Status CudaDense::RunRecorded(const ComputeWorkerCore& core, MicroBatchId id, size_t run) {
+  Recorded& recorded = *micro_batches_[id.value()].recorded;
+  const std::vector<WorkerPart>& parts = core.PartsOf(id);
+  // The attention worker's memory grows now and then.
+  if (run > 0 && parts[0].partial.data() != recorded.attended) {
+    DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());  // none of them may still run
+    recorded.attended = parts[0].partial.data();
+    for (size_t other = 1; other < recorded.graphs.size(); ++other) recorded.graphs[other] = {};
+  }
+  kernels::cuda::CudaGraph& graph = recorded.graphs[run];
+  if (graph.empty()) {
+    DT_RETURN_IF_ERROR(stream_.BeginCapture());
+    absl::Status status;
+    for (int piece = runs_[run].begin; piece < runs_[run].end && status.ok(); ++piece)
+      status = RunPiece(core, id, piece);
+    auto ended = stream_.EndCapture();
+    DT_RETURN_IF_ERROR(status);
+    DT_RETURN_IF_ERROR(ended.status());
+    graph = *std::move(ended);
+  }
+  return stream_.Launch(graph);
+}
+
+absl::Status CudaDense::RunPiece(const ComputeWorkerCore& core, MicroBatchId id, int index) {
   MicroBatch& batch = micro_batches_[id.value()];
   const model::LayerStep& step = model_.model().steps[index];
   const CudaStep& weights = model_.steps()[index];
@@ -261,7 +334,7 @@ absl::Status CudaDense::Multiply(const CudaProjection& w, const void* in, int64_
   call.w = w.weights.data();
   call.y = out;
   call.bias = w.bias != nullptr ? w.bias->data() : nullptr;
-  call.m = rows;
+  call.m = PaddedRows(rows);
   call.n = w.weights.rows();
   call.k = call.x_stride = call.w_stride = w.weights.cols();
   call.y_stride = call.n;
@@ -277,7 +350,7 @@ absl::Status CudaDense::AddProjection(const CudaProjection& w, const BufferPtr& 
   call.w = w.weights.data();
   call.y = aside ? aside_->data() : batch.x->data();
   call.bias = w.bias != nullptr ? w.bias->data() : nullptr;
-  call.m = batch.rows;
+  call.m = PaddedRows(batch.rows);
   call.n = call.y_stride = w.weights.rows();
   call.k = call.x_stride = call.w_stride = w.weights.cols();
   call.type = gemm_type();

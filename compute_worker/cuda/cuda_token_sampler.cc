@@ -11,6 +11,8 @@ using kernels::cuda::WireType;
 
 namespace {
 
+constexpr size_t kRowStep = 8;  // the head's product takes a multiple of so many rows, or fewer
+
 size_t RowScratchBytes(int64_t vocab) { return (kernels::SamplingScratchBytes(vocab) + 63) / 64 * 64; }
 
 }  // namespace
@@ -22,8 +24,9 @@ absl::StatusOr<std::unique_ptr<CudaTokenSampler>> CudaTokenSampler::Create(const
   const int rows = std::min(kRowsAtOnce, most_rows);
   const model::ModelConfig& config = model.model().config();
   std::unique_ptr<CudaTokenSampler> sampler(new CudaTokenSampler(model, stream, gemm, rows));
-  DT_ASSIGN_OR_RETURN(sampler->normed_, model.device().Allocate(rows * config.hidden_size * sizeof(uint16_t)));
-  DT_ASSIGN_OR_RETURN(sampler->device_logits_, model.device().Allocate(rows * config.vocab_size * sizeof(float)));
+  const int64_t room = rows + kRowStep;
+  DT_ASSIGN_OR_RETURN(sampler->normed_, model.device().Allocate(room * config.hidden_size * sizeof(uint16_t)));
+  DT_ASSIGN_OR_RETURN(sampler->device_logits_, model.device().Allocate(room * config.vocab_size * sizeof(float)));
   DT_ASSIGN_OR_RETURN(sampler->sampler_,
                       CudaSampler::Create(model.device(), rows, static_cast<int32_t>(config.vocab_size)));
   return sampler;
@@ -93,7 +96,7 @@ absl::Status CudaTokenSampler::ComputeLogits(const proto::StepPlan& plan, const 
   call.x = normed_->data();
   call.w = on_device_.head();
   call.y = device_logits_->data();
-  call.m = static_cast<int64_t>(count);
+  call.m = static_cast<int64_t>(count <= kRowStep ? count : (count + kRowStep - 1) / kRowStep * kRowStep);
   call.n = call.y_stride = vocab_;
   call.k = call.x_stride = call.w_stride = model_.config().hidden_size;
   call.type = on_device_.type() == WireType::kBF16 ? kernels::cuda::GemmType::kBF16 : kernels::cuda::GemmType::kF16;

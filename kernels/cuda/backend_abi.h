@@ -93,7 +93,8 @@ struct Backend {
   // cuBLASLt, opened at run time. gemm_open: 0, or a cublasStatus_t + 10000, or -1 with a text of what is missing.
   int (*gemm_open)(int device, size_t workspace_bytes, void** gemm, char* text, size_t text_bytes);
   int (*gemm_close)(void* gemm);
-  // The first call of a shape chooses an algorithm on the host; later calls only enqueue.
+  // The first call of a shape chooses an algorithm: up to 512 rows by time, which waits for the stream and takes
+  // milliseconds, unless it records a graph. Later calls only enqueue.
   int (*gemm_run)(void* gemm, const GemmCall* call, void* stream);
 };
 

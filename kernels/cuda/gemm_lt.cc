@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <tuple>
 
@@ -16,6 +17,9 @@ namespace {
 
 constexpr int kBlasError = 10000;
 constexpr int kNotFound = -1;
+constexpr int kCandidates = 8;        // algorithms that are timed
+constexpr int kTimedRuns = 4;         // of each
+constexpr int64_t kMostTunedRows = 512;
 
 // The functions of cuBLASLt that are used.
 struct Blas {
@@ -90,7 +94,57 @@ struct Gemm {
     if (const cublasStatus_t s = (expr); s != CUBLAS_STATUS_SUCCESS) return kBlasError + static_cast<int>(s); \
   } while (false)
 
-int MakePlan(Gemm& gemm, const GemmCall& call, Plan& plan) {
+// Memory and marks of one tuning; all or nothing.
+struct Tuning {
+  void* y = nullptr;  // so that no result is touched
+  cudaEvent_t begin = nullptr, end = nullptr;
+  explicit Tuning(size_t bytes) {
+    if (cudaMalloc(&y, bytes) != cudaSuccess || cudaEventCreate(&begin) != cudaSuccess ||
+        cudaEventCreate(&end) != cudaSuccess) {
+      cudaGetLastError();
+    }
+  }
+  ~Tuning() {
+    if (y != nullptr) cudaFree(y);
+    if (begin != nullptr) cudaEventDestroy(begin);
+    if (end != nullptr) cudaEventDestroy(end);
+  }
+  bool ok() const { return y != nullptr && end != nullptr; }
+};
+
+// Takes the fastest of what cuBLASLt proposes: its first choice is not that for some shapes of few rows. Waits for the
+// stream; not while it records a graph, nor without memory for another result: then the first choice stays.
+void Tune(Gemm& gemm, const GemmCall& call, std::span<const cublasLtMatmulHeuristicResult_t> candidates, void* opaque,
+          Plan& plan) {
+  const auto stream = static_cast<cudaStream_t>(opaque);
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess || capture != cudaStreamCaptureStatusNone) return;
+  const Tuning tuning(static_cast<size_t>(call.m) * call.y_stride * (call.y_is_f32 ? 4 : 2));
+  if (!tuning.ok()) return;
+  const float one = 1, zero = 0;
+  float best = 0;
+  for (const cublasLtMatmulHeuristicResult_t& candidate : candidates) {
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    for (int run = 0; run <= kTimedRuns && status == CUBLAS_STATUS_SUCCESS; ++run) {  // the first one warms up
+      if (run == 1) cudaEventRecord(tuning.begin, stream);
+      status = gemm.blas.matmul(gemm.handle, plan.desc, &one, call.w, plan.w, call.x, plan.x, &zero, tuning.y, plan.y,
+                                tuning.y, plan.y, &candidate.algo, gemm.workspace, gemm.workspace_bytes, stream);
+    }
+    cudaEventRecord(tuning.end, stream);
+    float milliseconds = 0;
+    if (status != CUBLAS_STATUS_SUCCESS || cudaEventSynchronize(tuning.end) != cudaSuccess ||
+        cudaEventElapsedTime(&milliseconds, tuning.begin, tuning.end) != cudaSuccess) {
+      cudaGetLastError();
+      continue;
+    }
+    if (best == 0 || milliseconds < best) {
+      best = milliseconds;
+      plan.algorithm = candidate.algo;
+    }
+  }
+}
+
+int MakePlan(Gemm& gemm, const GemmCall& call, void* stream, Plan& plan) {
   const Blas& blas = gemm.blas;
   const cudaDataType_t type = call.type == GemmType::kBF16 ? CUDA_R_16BF : CUDA_R_16F;
   const cudaDataType_t y_type = call.y_is_f32 ? CUDA_R_32F : type;
@@ -102,6 +156,7 @@ int MakePlan(Gemm& gemm, const GemmCall& call, Plan& plan) {
     const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
     BLAS_OR_RETURN(blas.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue)));
     BLAS_OR_RETURN(blas.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &y_type, sizeof(y_type)));
+    BLAS_OR_RETURN(blas.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &call.bias, sizeof(call.bias)));
   }
   BLAS_OR_RETURN(blas.layout_create(&plan.w, type, call.k, call.n, call.w_stride));
   BLAS_OR_RETURN(blas.layout_create(&plan.x, type, call.k, call.m, call.x_stride));
@@ -116,15 +171,17 @@ int MakePlan(Gemm& gemm, const GemmCall& call, Plan& plan) {
     status =
         blas.preference_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof(reductions));
   }
-  cublasLtMatmulHeuristicResult_t found{};
+  cublasLtMatmulHeuristicResult_t found[kCandidates] = {};
   int count = 0;
   if (status == CUBLAS_STATUS_SUCCESS) {
-    status = blas.heuristic(gemm.handle, plan.desc, plan.w, plan.x, plan.y, plan.y, preference, 1, &found, &count);
+    status = blas.heuristic(gemm.handle, plan.desc, plan.w, plan.x, plan.y, plan.y, preference, kCandidates, found,
+                            &count);
   }
   blas.preference_destroy(preference);
   BLAS_OR_RETURN(status);
   if (count == 0) return kBlasError + static_cast<int>(CUBLAS_STATUS_NOT_SUPPORTED);
-  plan.algorithm = found.algo;
+  plan.algorithm = found[0].algo;
+  if (call.m <= kMostTunedRows && count > 1) Tune(gemm, call, std::span(found, count), stream, plan);
   return 0;
 }
 
@@ -190,7 +247,7 @@ int GemmRun(void* opaque, const GemmCall* call, void* stream) {
   auto found = gemm.plans.find(key);
   if (found == gemm.plans.end()) {
     Plan plan;
-    if (const int error = MakePlan(gemm, *call, plan); error != 0) {
+    if (const int error = MakePlan(gemm, *call, stream, plan); error != 0) {
       Destroy(gemm.blas, plan);
       return error;
     }
