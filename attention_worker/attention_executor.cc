@@ -146,6 +146,8 @@ absl::Status AttentionExecutor::AttendComplete(MicroBatchId id, int op, std::spa
     item.q = query.data() + step.query_offset;
     if (step.finished()) {
       item.o = out;
+      if (const float* sinks = core_.table().sinks(op))
+        item.sinks = sinks + step.kv_heads.begin * core_.table().softmax(group).group_size();
     } else {
       item.partial_o = reinterpret_cast<float*>(out);
       item.partial_ml = item.partial_o + step.nodes * step.query_heads * value_dim;
@@ -164,13 +166,13 @@ absl::StatusOr<std::span<const std::byte>> AttentionExecutor::AppendAndFinish(Mi
   MicroBatch& batch = micro_batches_[id.value()];
   const LayerGroup group = core_.table().op_group[op];
   const proto::StepLayout& layout = core_.LayoutOf(id, group);
-  if (core_.table().linear(group) != nullptr) {
-    if (!batch.prepared || batch.linear_query.size() != static_cast<size_t>(layout.query_bytes))
   if (core_.table().linear(group) != nullptr && layout.query_bytes == 0) {  // of a move
     if (!batch.prepared) return Internal("attention op ", op, ": its step has no buffers");
     DT_RETURN_IF_ERROR(linear_->Restore(id, op, key_value));
     return std::span<const std::byte>();
   }
+  if (core_.table().linear(group) != nullptr) {
+    if (!batch.prepared || batch.linear_query.size() != static_cast<size_t>(layout.query_bytes))
       return Internal("attention op ", op, ": k and v came without q");
     DT_RETURN_IF_ERROR(linear_->Run(kernels::ContextOf(*stream_), id, op, batch.linear_query, key_value,
                                     batch.partial->data()));
@@ -237,14 +239,14 @@ absl::StatusOr<std::span<const std::byte>> AttentionExecutor::Gather(int slot, i
   const int op_index = core_.table().op_index_in_group[op];
   const proto::StepLayout& layout = move.layouts[group.value()];
   DT_RETURN_IF_ERROR(Grow(gathered_[slot], layout.key_value_bytes));
-  HeadRows out;
-  out.layout = ShapeOf(group).layout();
   if (core_.table().linear(group) != nullptr) {
     const std::span<std::byte> all(gathered_[slot]->data(), layout.key_value_bytes);
     for (const proto::ShardStep& item : layout.items)
       DT_RETURN_IF_ERROR(linear_->Gather(item, core_.ShardOf(move, item), op, all.subspan(item.key_offset)));
     return all;
   }
+  HeadRows out;
+  out.layout = ShapeOf(group).layout();
   const size_t element = SizeOf(out.layout.dtype);
   for (const proto::ShardStep& item : layout.items) {
     const ShardState& shard = core_.ShardOf(move, item);

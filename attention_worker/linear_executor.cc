@@ -181,6 +181,7 @@ void LinearExecutor::Convolve(const OpView& view, const Head& head) {
   args.weight_step = int64_t{spec.heads} * channels;
   const std::vector<float>& bias = view.constants.conv_bias;
   args.bias = bias.empty() ? nullptr : bias.data() + int64_t{head.head} * channels;
+  args.silu = !spec.conv_linear;
   args.width = spec.conv_width;
   args.rows = step.q_len;
   args.channels = channels;
@@ -294,7 +295,6 @@ absl::Status LinearExecutor::Run(const kernels::OpContext& context, MicroBatchId
   return absl::OkStatus();
 }
 
-}  // namespace dovetail::attention
 const KvBlockId* LinearExecutor::BlocksOfOp(const ShardState& shard, int64_t block, int op) const {
   const int64_t at = block - shard.first_block();
   if (at < 0 || at >= static_cast<int64_t>(shard.sets.size()) || shard.sets[at] == kNoBlockSet) return nullptr;
@@ -336,3 +336,4 @@ absl::Status LinearExecutor::Restore(MicroBatchId id, int op, std::span<const st
   return absl::OkStatus();
 }
 
+}  // namespace dovetail::attention

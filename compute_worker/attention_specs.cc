@@ -33,10 +33,11 @@ proto::LinearSpec LinearSpecOf(const model::StateConfig& state, DType wire) {
   spec.value_dim = static_cast<int>(state.value_dim);
   spec.delta = state.family == Family::kGatedDelta || state.family == Family::kKda;
   spec.vector_decay = state.family == Family::kKda;
-  spec.token_decay = spec.token_rate = state.family != Family::kLightning;
+  spec.token_decay = spec.token_rate = state.family != Family::kLightning && state.family != Family::kConvolution;
   spec.normalise = spec.delta;
   if (spec.delta) spec.query_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(state.key_dim)));
   spec.conv_width = static_cast<int>(state.conv_width);
+  spec.conv_linear = state.family == Family::kConvolution;
   spec.wire = wire;
   return spec;
 }
@@ -55,8 +56,9 @@ int BlocksPerHead(const proto::LinearSpec& spec, size_t block_bytes) {
   return layout.pieces(block_bytes > 0 ? block_bytes : layout.bytes());
 }
 
-// MiniMax's slopes: 2^(-8 (h + 1) / heads), less in later layers.
-std::vector<float> LightningDecays(const model::ModelConfig& config, size_t layer) {
+// MiniMax's slopes: 2^(-8 (h + 1) / heads), less in later layers. The state of a mere convolution stays empty.
+std::vector<float> LogDecays(const model::ModelConfig& config, size_t layer) {
+  if (config.state->family == Family::kConvolution) return std::vector<float>(config.state->heads, 0.0f);
   const double heads = static_cast<double>(config.state->heads), layers = static_cast<double>(config.layers.size());
   const double factor = 1 - static_cast<double>(layer) / (layers - 1 + 1e-5) + 1e-5;
   std::vector<float> decays;
@@ -72,28 +74,30 @@ absl::StatusOr<proto::AttentionTable> AttentionTableOf(const model::ModelConfig&
   std::vector<proto::LinearConstants> constants;
   // A KvBlock is as large as 64 tokens of a softmax head; states take several. Without softmax, a state is a block.
   size_t block_bytes = 0;
-  if (std::any_of(config.layers.begin(), config.layers.end(),
-                  [](const model::LayerConfig& layer) { return layer.kind != model::LayerKind::kLinearState; })) {
+  const std::vector<model::AttentionOp> layer_ops = model::AttentionOpsOf(config);
+  if (std::any_of(layer_ops.begin(), layer_ops.end(), [](const model::AttentionOp& op) { return !op.state; })) {
     const kernels::KvBlockLayout layout{static_cast<int>(config.key_dim), static_cast<int>(config.value_dim), kv};
     block_bytes = (layout.bytes() + 63) / 64 * 64;
   }
-  for (size_t i = 0; i < config.layers.size(); ++i) {
-    constants.emplace_back();
-    if (config.layers[i].kind != model::LayerKind::kLinearState) {
-      ops.push_back(SoftmaxSpecOf(config, config.layers[i], kv));
+  for (const model::AttentionOp& op : layer_ops) {
+    proto::LinearConstants& own = constants.emplace_back();
+    const bool has_constants = op.layer < config.constants.size();
+    if (!op.state) {
+      ops.push_back(SoftmaxSpecOf(config, config.layers[op.layer], kv));
+      if (has_constants) own.sinks = config.constants[op.layer].sinks;
       continue;
     }
     proto::LinearSpec spec = LinearSpecOf(*config.state, kv);
     spec.blocks_per_head = BlocksPerHead(spec, block_bytes);
     if (spec.blocks_per_head == 0)
-      return Unimplemented("layer ", i, ": a row of its linear state does not fit into a KvBlock of ", block_bytes,
-                           " bytes");
+      return Unimplemented("layer ", op.layer, ": a row of its linear state does not fit into a KvBlock of ",
+                           block_bytes, " bytes");
     ops.push_back(spec);
-    if (config.state->family == Family::kLightning) constants.back().log_decay = LightningDecays(config, i);
-    if (i < config.state_constants.size()) {
-      constants.back().conv = config.state_constants[i].conv;
-      constants.back().conv_bias = config.state_constants[i].conv_bias;
-      constants.back().skip = config.state_constants[i].skip;
+    if (!spec.token_decay) own.log_decay = LogDecays(config, op.layer);
+    if (has_constants) {
+      own.conv = config.constants[op.layer].conv;
+      own.conv_bias = config.constants[op.layer].conv_bias;
+      own.skip = config.constants[op.layer].skip;
     }
   }
   return proto::AttentionTable::Build(ops, std::move(constants));

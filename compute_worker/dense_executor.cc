@@ -215,6 +215,16 @@ absl::Status DenseExecutor::RunStep(const model::KeyValueProjection& step, Micro
     DT_RETURN_IF_ERROR(kernels::Gemm(
         {Floats(*batch.h), hidden, rows, outputs, {gemm_scratch_->data(), gemm_scratch_->size_bytes()}}, *stream_));
   }
+  if (step.v_factor.has_value()) {
+    DT_RETURN_IF_ERROR(Multiply(*step.v_factor, Floats(*batch.h), rows, Floats(*gate_)));
+    kernels::GatedActivationArgs product;
+    product.activation = kernels::Activation::kIdentity;
+    product.gate = Floats(*gate_);
+    product.up = product.out = v;
+    product.rows = rows;
+    product.size = int64_t{spec.kv_heads} * spec.value_dim;
+    DT_RETURN_IF_ERROR(kernels::GatedActivation(context_, product));
+  }
   if (step.silu) DT_RETURN_IF_ERROR(Silu(k, rows * spec.kv_heads * (spec.key_dim + spec.value_dim)));
   DT_RETURN_IF_ERROR(
       ToWire(k, rows, spec.kv_heads, spec.key_dim, step.head_norm, step.rope, batch, spec.kv,
@@ -249,7 +259,7 @@ absl::Status DenseExecutor::RunStep(const model::OutputProjection& step, MicroBa
                                     const std::vector<WorkerPart>& parts) {
   const LayerGroup group = table_.op_group[step.op];
   const proto::SoftmaxSpec& spec = table_.softmax(group);
-  DT_ASSIGN_OR_RETURN(const std::byte* attended, batch.wire->JoinPartials(parts, group, context_));
+  DT_ASSIGN_OR_RETURN(const std::byte* attended, batch.wire->JoinPartials(parts, step.op, context_));
   kernels::ToFloat(context_, spec.kv, attended, Floats(*heads_),
                    {batch.wire->rows(), int64_t{spec.query_heads} * spec.value_dim, 0, 0});
   if (step.gate.has_value())

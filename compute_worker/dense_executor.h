@@ -91,11 +91,12 @@ class DenseExecutor {
   absl::Status Silu(float* x, int64_t n);
   absl::Status ExpandLatent(const model::LatentKeyValue& latent, MicroBatch& batch, float* k, float* v);
   absl::Status ComputeGates(const model::StateGates& gates, int op, MicroBatch& batch);
+  absl::Status GateBy(const model::OutputGate& gate, float* attended, int64_t width, MicroBatch& batch);
   absl::Status ApplyGate(const model::OutputGate& gate, float* attended, int64_t width, MicroBatch& batch);
   absl::Status ProjectLowRank(const model::LowRankProjection& projection, const float* in, int64_t rows, float* out);
   absl::Status RunGatedMlp(const model::Projection& gate, const model::Projection& up, model::Activation activation,
                            const float* in, int64_t rows);
-  absl::Status RunExperts(const model::ExpertMlp& step, const float* h, int64_t rows);
+  absl::Status RunExperts(const model::ExpertMlp& step, const float* h, int64_t width, int64_t rows);
   absl::Status AddSharedExpert(const model::ExpertMlp& step, const float* h, MicroBatch& batch);
   absl::Status Multiply(const model::Projection& projection, const float* in, int64_t rows, float* out);
 

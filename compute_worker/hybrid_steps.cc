@@ -23,7 +23,7 @@ DenseExecutor::Widths DenseExecutor::WidthsOf(const model::LoadedModel& model) {
     widen(w.cols, projection.out.weights.cols());
   };
   const auto mlp = [&](const auto& gated, int64_t copies) {
-    widen(w.gate, copies * gated.gate.weights.rows());
+    widen(w.gate, copies * gated.up.weights.rows());
     widen(w.up, copies * gated.up.weights.rows());
     widen(w.cols, gated.down.weights.cols());
   };
@@ -38,6 +38,7 @@ DenseExecutor::Widths DenseExecutor::WidthsOf(const model::LoadedModel& model) {
         widen(w.up, latent->k_up.weights.cols());
         widen(w.cols, latent->k_up.weights.cols());
       }
+      if (key_value->v_factor) widen(w.gate, key_value->v_factor->weights.rows());
       if (!key_value->gates) continue;
       low_rank(key_value->gates->decay);
       if (key_value->gates->rate) widen(w.up, key_value->gates->rate->weights.rows());
@@ -52,6 +53,7 @@ DenseExecutor::Widths DenseExecutor::WidthsOf(const model::LoadedModel& model) {
       widen(w.chosen, experts->chosen);
       mlp(experts->experts[0], 1);  // one expert at a time, for at most all rows
       if (experts->shared) mlp(*experts->shared, 1);
+      if (experts->latent_down) widen(w.up, experts->latent_down->weights.rows());
     }
   }
   return w;
@@ -112,6 +114,9 @@ absl::Status DenseExecutor::ComputeGates(const model::StateGates& gates, int op,
   const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[op]);
   float* out = batch.wire->gates(op);
   DT_RETURN_IF_ERROR(ProjectLowRank(gates.decay, Floats(*batch.h), rows, Floats(*gate_)));
+  if (gates.input_scale != 1)
+    DT_RETURN_IF_ERROR(kernels::Scale(context_, Floats(*gate_), gates.input_scale, Floats(*gate_),
+                                      rows * gates.decay.out.weights.rows()));
   kernels::StepDecayArgs decay;
   decay.x = Floats(*gate_);
   decay.bias = gates.bias.data();
@@ -127,57 +132,82 @@ absl::Status DenseExecutor::ComputeGates(const model::StateGates& gates, int op,
   DT_RETURN_IF_ERROR(kernels::StepDecay(context_, decay));
   if (!gates.rate.has_value()) return absl::OkStatus();
   DT_RETURN_IF_ERROR(Multiply(*gates.rate, Floats(*batch.h), rows, Floats(*up_)));
-  return kernels::SigmoidRate(context_, {Floats(*up_), 1, rows, spec.kv_heads, spec.gates, gates.width,
+  return kernels::SigmoidRate(context_, {Floats(*up_), gates.rate_scale, rows, spec.kv_heads, spec.gates, gates.width,
                                          out});
+}
+
+// a = a * act(scale h W).
+absl::Status DenseExecutor::GateBy(const model::OutputGate& gate, float* attended, int64_t width, MicroBatch& batch) {
+  const int64_t rows = batch.wire->rows();
+  DT_RETURN_IF_ERROR(ProjectLowRank(*gate.gate, Floats(*batch.h), rows, Floats(*gate_)));
+  if (gate.scale != 1)
+    DT_RETURN_IF_ERROR(kernels::Scale(context_, Floats(*gate_), gate.scale, Floats(*gate_), rows * width));
+  if (gate.kind == model::OutputGate::Kind::kSigmoid)
+    return kernels::SigmoidGate(
+        context_, {.x = attended, .gate = Floats(*gate_), .out = attended, .rows = rows, .size = width});
+  kernels::GatedActivationArgs args;
+  const bool silu = gate.kind == model::OutputGate::Kind::kSilu;
+  args.activation = silu ? kernels::Activation::kSilu : kernels::Activation::kIdentity;
+  args.gate = Floats(*gate_);
+  args.up = attended;
+  args.out = attended;
+  args.rows = rows;
+  args.size = width;
+  return kernels::GatedActivation(context_, args);
 }
 
 absl::Status DenseExecutor::ApplyGate(const model::OutputGate& gate, float* attended, int64_t width,
                                       MicroBatch& batch) {
-  const int64_t rows = batch.wire->rows();
-  const auto norm = [&]() -> absl::Status {
-    if (!gate.norm.has_value()) return absl::OkStatus();
-    const int64_t vectors = width / static_cast<int64_t>(gate.norm->weight.size());
-    return vectors == 1 || gate.norm->weight.size() * vectors == static_cast<size_t>(width)
-               ? Norm(*gate.norm, attended, attended, rows, static_cast<int>(vectors))
-               : Internal("a norm of ", gate.norm->weight.size(), " does not divide ", width);
-  };
-  if (!gate.gate_first) DT_RETURN_IF_ERROR(norm());
-  if (gate.gate.has_value()) {
-    DT_RETURN_IF_ERROR(ProjectLowRank(*gate.gate, Floats(*batch.h), rows, Floats(*gate_)));
-    if (gate.silu) {
-      kernels::GatedActivationArgs args;
-      args.gate = Floats(*gate_);
-      args.up = attended;
-      args.out = attended;
-      args.rows = rows;
-      args.size = width;
-      DT_RETURN_IF_ERROR(kernels::GatedActivation(context_, args));
-    } else {
-      DT_RETURN_IF_ERROR(kernels::SigmoidGate(
-          context_, {.x = attended, .gate = Floats(*gate_), .out = attended, .rows = rows, .size = width}));
-    }
+  if (gate.gate.has_value() && gate.gate_first) DT_RETURN_IF_ERROR(GateBy(gate, attended, width, batch));
+  if (gate.norm.has_value()) {
+    const auto weights = static_cast<int64_t>(gate.norm->weight.size());
+    if (width % weights != 0 || weights % gate.norm_groups != 0 || (gate.norm_groups > 1 && weights != width))
+      return Internal("a norm of ", gate.norm_groups, " x ", weights / gate.norm_groups, " does not divide ", width);
+    kernels::RmsNormArgs args;
+    args.x = args.out = attended;
+    args.weight = gate.norm->weight.data();
+    args.weight_each = gate.norm_groups > 1;
+    args.eps = gate.norm->eps;
+    args.rows = batch.wire->rows();
+    args.size = static_cast<int>(weights / gate.norm_groups);
+    args.vectors = static_cast<int>(width) / args.size;
+    DT_RETURN_IF_ERROR(kernels::RmsNorm(context_, args));
   }
-  return gate.gate_first ? norm() : absl::OkStatus();
+  return gate.gate.has_value() && !gate.gate_first ? GateBy(gate, attended, width, batch) : absl::OkStatus();
 }
 
-// gate_ = act(in gate) * (in up).
+namespace {
+
+kernels::Activation ActivationOf(model::Activation activation) {
+  switch (activation) {
+    case model::Activation::kSilu: return kernels::Activation::kSilu;
+    case model::Activation::kGeluTanh: return kernels::Activation::kGeluTanh;
+    case model::Activation::kClampedSwiglu: return kernels::Activation::kClampedSwiglu;
+    case model::Activation::kRelu2: return kernels::Activation::kRelu;
+  }
+  return kernels::Activation::kSilu;
+}
+
+}  // namespace
+
+// gate_ = act(in gate) * (in up); without a gate relu(in up)^2.
 absl::Status DenseExecutor::RunGatedMlp(const model::Projection& gate, const model::Projection& up,
                                         model::Activation activation, const float* in, int64_t rows) {
-  const int64_t size = gate.weights.rows();
   const auto output = [](const model::Projection& projection, float* y) {
     return kernels::GemmOutput{&projection.weights, y, projection.weights.rows(), projection.bias_or_null(), false,
                                projection.activations};
   };
-  const kernels::GemmOutput outputs[] = {output(gate, Floats(*gate_)), output(up, Floats(*up_))};
-  DT_RETURN_IF_ERROR(kernels::Gemm({in, gate.weights.cols(), rows, outputs, gemm_scratch()}, *stream_));
+  const bool gated = activation != model::Activation::kRelu2;
+  const kernels::GemmOutput outputs[] = {output(up, Floats(gated ? *up_ : *gate_)), output(gate, Floats(*gate_))};
+  DT_RETURN_IF_ERROR(kernels::Gemm(
+      {in, up.weights.cols(), rows, std::span(outputs, gated ? 2 : 1), gemm_scratch()}, *stream_));
   kernels::GatedActivationArgs args;
-  args.activation =
-      activation == model::Activation::kSilu ? kernels::Activation::kSilu : kernels::Activation::kGeluTanh;
+  args.activation = ActivationOf(activation);
   args.gate = Floats(*gate_);
-  args.up = Floats(*up_);
+  args.up = gated ? Floats(*up_) : args.gate;
   args.out = Floats(*gate_);
   args.rows = rows;
-  args.size = size;
+  args.size = up.weights.rows();
   return kernels::GatedActivation(context_, args);
 }
 
@@ -195,8 +225,8 @@ kernels::RouterScore ScoreOf(model::ExpertConfig::Score score) {
 }  // namespace
 
 // Expert by expert over the rows that chose it: their outputs lie in expert_out_, slot_ says where.
-absl::Status DenseExecutor::RunExperts(const model::ExpertMlp& step, const float* h, int64_t rows) {
-  const int64_t hidden = model_.config().hidden_size, pairs = rows * step.chosen;
+absl::Status DenseExecutor::RunExperts(const model::ExpertMlp& step, const float* h, int64_t width, int64_t rows) {
+  const int64_t pairs = rows * step.chosen;
   int32_t next = 0;
   for (size_t e = 0; e < step.experts.size(); ++e) {
     const int32_t first = next;
@@ -208,10 +238,10 @@ absl::Status DenseExecutor::RunExperts(const model::ExpertMlp& step, const float
     if (next == first) continue;
     float* in = Floats(*expert_in_);
     for (int32_t i = first; i < next; ++i)
-      std::memcpy(in + (i - first) * hidden, h + member_[i] * hidden, hidden * sizeof(float));
+      std::memcpy(in + (i - first) * width, h + member_[i] * width, width * sizeof(float));
     const model::ExpertMlp::Expert& expert = step.experts[e];
     DT_RETURN_IF_ERROR(RunGatedMlp(expert.gate, expert.up, step.activation, in, next - first));
-    DT_RETURN_IF_ERROR(Multiply(expert.down, Floats(*gate_), next - first, Floats(*expert_out_) + first * hidden));
+    DT_RETURN_IF_ERROR(Multiply(expert.down, Floats(*gate_), next - first, Floats(*expert_out_) + first * width));
   }
   return absl::OkStatus();
 }
@@ -250,9 +280,21 @@ absl::Status DenseExecutor::RunStep(const model::ExpertMlp& step, MicroBatch& ba
   route.expert = route_.data();
   route.weight = route_weight_.data();
   DT_RETURN_IF_ERROR(kernels::Route(context_, route));
-  DT_RETURN_IF_ERROR(RunExperts(step, h, rows));
-  DT_RETURN_IF_ERROR(kernels::CombineExperts(context_, {Floats(*expert_out_), slot_.data(), route_weight_.data(), rows,
-                                                        step.chosen, hidden, step.scale, Floats(*batch.x)}));
+  const auto combine = [&](int64_t width, float scale, float* out) {
+    return kernels::CombineExperts(context_, {Floats(*expert_out_), slot_.data(), route_weight_.data(), rows,
+                                              step.chosen, width, scale, out});
+  };
+  if (step.latent_down.has_value()) {
+    const int64_t latent = step.latent_down->weights.rows();
+    DT_RETURN_IF_ERROR(Multiply(*step.latent_down, h, rows, Floats(*out_)));
+    DT_RETURN_IF_ERROR(RunExperts(step, Floats(*out_), latent, rows));
+    std::fill_n(Floats(*up_), rows * latent, 0.0f);
+    DT_RETURN_IF_ERROR(combine(latent, 1, Floats(*up_)));
+    DT_RETURN_IF_ERROR(AddProjection(*step.latent_up, std::nullopt, step.scale, Floats(*up_), batch));
+  } else {
+    DT_RETURN_IF_ERROR(RunExperts(step, h, hidden, rows));
+    DT_RETURN_IF_ERROR(combine(hidden, step.scale, Floats(*batch.x)));
+  }
   return step.shared.has_value() ? AddSharedExpert(step, h, batch) : absl::OkStatus();
 }
 

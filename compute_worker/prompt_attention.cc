@@ -138,6 +138,7 @@ void PromptAttention::FillItems(const ComputeWorkerCore& core, MicroBatchId id, 
     item.blocks = TableOf(core, id, p, local.kv_heads.begin);
     if (local.begin == 0) {
       item.o = wire.joined(local.entry, group);
+      if (const float* sinks = table_.sinks(op)) item.sinks = sinks + local.kv_heads.begin * spec.group_size();
     } else {
       const int64_t nodes = kernels::PartialNodes(local.ctx_len, local.q_len, spec.window, local.begin, item.token_end);
       local.o = item.partial_o = partial;

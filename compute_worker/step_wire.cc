@@ -235,8 +235,9 @@ void StepWire::CopyWholeItems(const std::vector<WorkerPart>& parts, LayerGroup g
     }
 }
 
-absl::StatusOr<const std::byte*> StepWire::JoinPartials(const std::vector<WorkerPart>& parts, LayerGroup group,
+absl::StatusOr<const std::byte*> StepWire::JoinPartials(const std::vector<WorkerPart>& parts, int op,
                                                         const kernels::OpContext& context) {
+  const LayerGroup group = table_.op_group[op];
   Group& plan = groups_[group.value()];
   if (plan.whole) return parts[0].partial.data();
   CopyWholeItems(parts, group);
@@ -266,6 +267,8 @@ absl::StatusOr<const std::byte*> StepWire::JoinPartials(const std::vector<Worker
     merge.window = spec.window;
     merge.first_position = split.ctx_len;
     merge.dtype = spec.kv;
+    const float* sinks = table_.sinks(op);
+    merge.sinks = sinks != nullptr ? sinks + split.kv_heads.begin * spec.group_size() : nullptr;
     merge.o = joined_->data() +
               (row_begin_[split.entry] * spec.query_heads + split.kv_heads.begin * spec.group_size()) * head_bytes;
     merge.o_row_step = int64_t{spec.query_heads} * spec.value_dim;

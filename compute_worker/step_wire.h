@@ -56,7 +56,7 @@ class StepWire {
 
   // All partials of an op as a [rows, query_heads * value_dim] tensor in the wire type: the one worker's payload
   // itself, or joined here.
-  absl::StatusOr<const std::byte*> JoinPartials(const std::vector<WorkerPart>& parts, LayerGroup group,
+  absl::StatusOr<const std::byte*> JoinPartials(const std::vector<WorkerPart>& parts, int op,
                                                 const kernels::OpContext& context);
 
  private:

@@ -64,6 +64,7 @@ void ToProto(const proto::LinearSpec& spec, pb::LinearState& out) {
   out.set_conv_width(spec.conv_width);
   out.set_state_dtype(static_cast<uint32_t>(spec.state));
   out.set_blocks_per_head(spec.blocks_per_head);
+  out.set_conv_linear(spec.conv_linear);
 }
 
 absl::StatusOr<proto::LinearSpec> LinearFromProto(const pb::SoftmaxSpec& from) {
@@ -88,6 +89,7 @@ absl::StatusOr<proto::LinearSpec> LinearFromProto(const pb::SoftmaxSpec& from) {
   spec.conv_width = static_cast<int>(linear.conv_width());
   spec.state = static_cast<DType>(linear.state_dtype());
   spec.blocks_per_head = static_cast<int>(linear.blocks_per_head());
+  spec.conv_linear = linear.conv_linear();
   return spec;
 }
 
@@ -114,6 +116,7 @@ void ToProto(const proto::AttentionTable& table, pb::AttentionTable& out) {
     to.mutable_conv()->Assign(constants.conv.begin(), constants.conv.end());
     to.mutable_conv_bias()->Assign(constants.conv_bias.begin(), constants.conv_bias.end());
     to.mutable_skip()->Assign(constants.skip.begin(), constants.skip.end());
+    to.mutable_sinks()->Assign(constants.sinks.begin(), constants.sinks.end());
   }
   for (const LayerGroup group : table.op_group) out.add_op_group(group.value());
 }
@@ -155,7 +158,8 @@ absl::StatusOr<proto::AttentionTable> FromProto(const pb::AttentionTable& in) {
     constants.push_back({{from.log_decay().begin(), from.log_decay().end()},
                          {from.conv().begin(), from.conv().end()},
                          {from.conv_bias().begin(), from.conv_bias().end()},
-                         {from.skip().begin(), from.skip().end()}});
+                         {from.skip().begin(), from.skip().end()},
+                         {from.sinks().begin(), from.sinks().end()}});
   DT_ASSIGN_OR_RETURN(proto::AttentionTable table, proto::AttentionTable::Build(ops, std::move(constants)));
   // Both ends number groups by first appearance; a table that does not would name other groups in its placements.
   for (int op = 0; op < table.op_count(); ++op)

@@ -2,6 +2,21 @@
 
 namespace dovetail::kernels {
 
+namespace {
+
+auto RowOpOf(const OpsTable& table, Activation activation) {
+  switch (activation) {
+    case Activation::kSilu: return table.silu_mul;
+    case Activation::kGeluTanh: return table.gelu_mul;
+    case Activation::kRelu: return table.relu_mul;
+    case Activation::kIdentity: return table.mul;
+    case Activation::kClampedSwiglu: return table.clamped_swiglu;
+  }
+  return table.silu_mul;
+}
+
+}  // namespace
+
 absl::Status GatedActivation(const OpContext& context, const GatedActivationArgs& args) {
   if (args.rows < 0 || args.size < 0)
     return InvalidArgument("activation: ", args.rows, " rows of ", args.size);
@@ -9,8 +24,7 @@ absl::Status GatedActivation(const OpContext& context, const GatedActivationArgs
   if (args.gate == nullptr || args.up == nullptr || args.out == nullptr) {
     return InvalidArgument("activation: gate, up or out is null");
   }
-  const auto row_op =
-      args.activation == Activation::kSilu ? context.table->silu_mul : context.table->gelu_mul;
+  const auto row_op = RowOpOf(*context.table, args.activation);
   const int64_t gate_step = args.gate_step != 0 ? args.gate_step : args.size;
   const int64_t up_step = args.up_step != 0 ? args.up_step : args.size;
   const int64_t out_step = args.out_step != 0 ? args.out_step : args.size;

@@ -1,6 +1,7 @@
 #include "kernels/packed_weights.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <vector>
 
@@ -70,11 +71,23 @@ void PackCodes(int bits, int64_t cols, const uint8_t* codes, int lane, std::byte
   }
 }
 
+// The 4-bit code of each 16 + kFp4Doubled[code].
+constexpr std::array<uint8_t, 32> kFp4OfCode = [] {
+  std::array<uint8_t, 32> inverse{};
+  for (int code = 15; code >= 0; --code)
+    inverse[kFp4Zero + kFp4Doubled[code]] = static_cast<uint8_t>(code);
+  return inverse;
+}();
+
 void PackGroupValues(int bytes, int64_t groups, const std::vector<float>& values, int lane,
                      std::byte* at) {
   for (int64_t g = 0; g < groups; ++g) {
     std::byte* out = at + (g * kTileRows + lane) * bytes;
-    if (bytes == 2) {
+    if (bytes == 1) {
+      uint32_t bits;
+      std::memcpy(&bits, &values[g], 4);
+      *out = static_cast<std::byte>(bits >> 23);  // a power of two; denormal: 0
+    } else if (bytes == 2) {
       const F16 half = ToF16(values[g]);  // exact: it was an f16 in the file
       std::memcpy(out, &half, 2);
     } else {
@@ -83,8 +96,10 @@ void PackGroupValues(int bytes, int64_t groups, const std::vector<float>& values
   }
 }
 
-void PackQuantizedRow(const PackedView& view, const RowScratch& row, int lane, std::byte* tile) {
+void PackQuantizedRow(const PackedView& view, RowScratch& row, int lane, std::byte* tile) {
   const PackedTraits& traits = TraitsOf(view.format);
+  if (traits.table)
+    for (uint8_t& code : row.codes) code = kFp4OfCode[code];
   const int64_t groups = view.cols / traits.group;
   PackCodes(traits.code_bits, view.cols, row.codes.data(), lane, tile);
   PackGroupValues(traits.scale_bytes, groups, row.scales, lane, tile + view.scales_at);
@@ -133,7 +148,8 @@ absl::Status CheckSource(const RowSource& source) {
 const char* Name(PackedFormat format) {
   static constexpr const char* kNames[kPackedFormats] = {
       "f32",          "bf16",      "u4-symmetric",  "u4-affine",       "u4-affine-f32",
-      "u8-symmetric", "u8-affine", "u8-affine-f32", "u8-symmetric-g16"};
+      "u8-symmetric", "u8-affine", "u8-affine-f32", "u8-symmetric-g16",
+      "fp4"};
   return kNames[static_cast<int>(format)];
 }
 
@@ -159,6 +175,8 @@ PackedFormat DirectFormat(RowFormat format) {
       return PackedFormat::kU8AffineF32;
     case RowFormat::kQ6_K:
       return PackedFormat::kU8SymmetricG16;
+    case RowFormat::kMXFP4:
+      return PackedFormat::kFp4;
   }
   return PackedFormat::kF32;
 }

@@ -22,6 +22,7 @@ constexpr std::array<RowFormatInfo, kRowFormats> kInfo = {{
     {"Q4_K", 256, 144},
     {"Q5_K", 256, 176},
     {"Q6_K", 256, 210},
+    {"MXFP4", 32, 17},
 }};
 
 float F(uint16_t half) { return ToFloat(F16{half}); }
@@ -116,6 +117,21 @@ void Unpack(const BlockQ6_K& b, uint8_t* codes, Group* g) {
   }
 }
 
+// 2^(e - 128), exact down to the smallest denormals.
+float ScaleMX(uint8_t e) {
+  const uint32_t bits = e >= 2 ? static_cast<uint32_t>(e - 1) << 23 : uint32_t{0x200000} << e;
+  float scale;
+  std::memcpy(&scale, &bits, sizeof(scale));
+  return scale;
+}
+
+void Unpack(const BlockMXFP4& b, uint8_t* codes, Group* g) {
+  UnpackNibbles(b.qs, codes);
+  for (int e = 0; e < 32; ++e) codes[e] = static_cast<uint8_t>(kFp4Zero + kFp4Doubled[codes[e]]);
+  const float scale = ScaleMX(b.e);
+  g[0] = {scale, -kFp4Zero * scale};
+}
+
 template <typename Block>
 constexpr int kElements = sizeof(Block) < 100 ? 32 : 256;
 template <typename Block>
@@ -147,9 +163,11 @@ void UnpackRow(const std::byte* row, int64_t cols, GroupedRow out) {
 // is not: the roundings must be the same.
 template <typename Block>
 void DequantizeBlocks(const std::byte* row, int64_t cols, float* out) {
+  constexpr bool mx = std::is_same_v<Block, BlockMXFP4>;
   constexpr bool symmetric = std::is_same_v<Block, BlockQ4_0> || std::is_same_v<Block, BlockQ5_0> ||
-                             std::is_same_v<Block, BlockQ8_0> || std::is_same_v<Block, BlockQ6_K>;
-  constexpr int zero = std::is_same_v<Block, BlockQ4_0> ? 8 : 128;
+                             std::is_same_v<Block, BlockQ8_0> || std::is_same_v<Block, BlockQ6_K> ||
+                             mx;
+  constexpr int zero = std::is_same_v<Block, BlockQ4_0> ? 8 : mx ? kFp4Zero : 128;
   constexpr int group = kElements<Block> / kGroups<Block>;
   ForEachBlock<Block>(row, cols, [&](const Block& block, int64_t i) {
     uint8_t codes[kElements<Block>];
@@ -195,6 +213,8 @@ void UnpackGroups(RowFormat format, const std::byte* row, int64_t cols, GroupedR
       return UnpackRow<BlockQ5_K>(row, cols, out);
     case RowFormat::kQ6_K:
       return UnpackRow<BlockQ6_K>(row, cols, out);
+    case RowFormat::kMXFP4:
+      return UnpackRow<BlockMXFP4>(row, cols, out);
     case RowFormat::kF32:
     case RowFormat::kF16:
     case RowFormat::kBF16:
@@ -238,6 +258,8 @@ void DequantizeRow(RowFormat format, const std::byte* row, int64_t cols, float* 
       return DequantizeBlocks<BlockQ5_K>(row, cols, out);
     case RowFormat::kQ6_K:
       return DequantizeBlocks<BlockQ6_K>(row, cols, out);
+    case RowFormat::kMXFP4:
+      return DequantizeBlocks<BlockMXFP4>(row, cols, out);
   }
 }
 

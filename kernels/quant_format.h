@@ -18,9 +18,10 @@ enum class RowFormat : uint8_t {
   kQ8_0,
   kQ4_K,
   kQ5_K,
-  kQ6_K
+  kQ6_K,
+  kMXFP4
 };
-inline constexpr int kRowFormats = 11;
+inline constexpr int kRowFormats = 12;
 
 struct RowFormatInfo {
   const char* name;
@@ -68,18 +69,27 @@ struct BlockQ6_K {
   int8_t scales[16];
   uint16_t d;
 };  // 16 groups of 16: d sc (q - 32)
+struct BlockMXFP4 {
+  uint8_t e;
+  uint8_t qs[16];
+};  // kFp4Doubled[q] 2^(e - 128), the OCP microscaling format: E2M1 elements, an E8M0 scale
 #pragma pack(pop)
 static_assert(sizeof(BlockQ4_0) == 18 && sizeof(BlockQ4_1) == 20 && sizeof(BlockQ5_0) == 22 &&
               sizeof(BlockQ5_1) == 24);
 static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockQ4_K) == 144 && sizeof(BlockQ5_K) == 176 &&
-              sizeof(BlockQ6_K) == 210);
+              sizeof(BlockQ6_K) == 210 && sizeof(BlockMXFP4) == 17);
+
+// Twice the value of each E2M1 code.
+inline constexpr int8_t kFp4Doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+// What GroupedRow::codes of MXFP4 count from: code = kFp4Zero + kFp4Doubled[..].
+inline constexpr int kFp4Zero = 16;
 
 // The elements of one quantised row in groups that share a scale, whatever the format: element e of
 // the row is
 //   scale[e / group] * code[e] + offset[e / group].
 // group is 16 for Q6_K, else 32. codes are unsigned: 0..15 for the 4-bit formats, else 0..255.
-// For the formats symmetric about a zero code (Q4_0: 8; Q5_0, Q8_0, Q6_K: moved to 128), offset is
-// -zero * scale and need not be stored.
+// For the formats symmetric about a zero code (Q4_0: 8; Q5_0, Q8_0, Q6_K: moved to 128; MXFP4: 16),
+// offset is -zero * scale and need not be stored.
 struct GroupedRow {
   uint8_t* codes;  // [cols]
   float* scale;    // [cols / group]

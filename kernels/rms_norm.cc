@@ -21,8 +21,9 @@ absl::Status RmsNorm(const OpContext& context, const RmsNormArgs& args) {
         const int64_t at = int64_t{v} * args.size;
         const float* residual =
             args.residual != nullptr ? args.residual + row * residual_step + at : nullptr;
-        context.table->rms_norm(args.x + row * x_step + at, residual, args.weight, args.eps,
-                                args.size, args.out + row * out_step + at);
+        const float* weight = args.weight_each ? args.weight + at : args.weight;
+        context.table->rms_norm(args.x + row * x_step + at, residual, weight, args.eps, args.size,
+                                args.out + row * out_step + at);
       }
     }
   });

@@ -13,6 +13,7 @@ struct RmsNormArgs {
   float* x = nullptr;               // [rows][vectors * size]; written only if there is a residual
   const float* residual = nullptr;  // same shape, or null
   const float* weight = nullptr;    // [size], shared by all vectors
+  bool weight_each = false;         // then [vectors][size]: every vector has its own
   float eps = 0;
   int64_t rows = 0;
   int vectors = 1;

@@ -5,7 +5,6 @@
 
 #include "base/check.h"
 #include "model/checkpoint_tensors.h"
-#include "model/dequantize.h"
 #include "model/file_errors.h"
 #include "model/gguf.h"
 #include "model/json_file.h"
@@ -30,17 +29,24 @@ class CheckpointBuilder {
     for (const TensorNeed& need : TensorsOf(config)) {
       const std::string& name = gguf ? need.gguf : need.hf;
       const std::optional<FoundTensor> found = lookup(name);
-      if (!found)
-        return InvalidArgument(checkpoint.name_, ": tensor ", name, " is missing, which ",
+      const StoredPlace* other = found || gguf ? nullptr : OtherPlace(need, lookup);
+      if (!found && other == nullptr)
+        return InvalidArgument(checkpoint.name_, ": tensor ", MissingNames(need, name, gguf), " is missing, which ",
                                View(Name(config.architecture)), " needs");
-      DT_ASSIGN_OR_RETURN(TensorSource source, MakeSource(config, need, *found, gguf));
+      TensorSource source;
+      if (other != nullptr) {
+        DT_ASSIGN_OR_RETURN(source, MakeOtherSource(checkpoint, need, *other, lookup));
+        used.insert(other->names.begin(), other->names.end());
+      } else {
+        DT_ASSIGN_OR_RETURN(source, MakeSource(config, need, *found, gguf));
+        used.insert(name);
+      }
       checkpoint.index_.emplace(need.canonical, checkpoint.names_.size());
       checkpoint.names_.push_back(need.canonical);
-      checkpoint.sources_.push_back(source);
-      used.insert(name);
+      checkpoint.sources_.push_back(std::move(source));
     }
     WarnOfUnused(checkpoint, used);
-    return ReadStateConstants(checkpoint);
+    return ReadConstants(checkpoint);
   }
 
   static void Identify(Checkpoint& checkpoint, ModelConfig config, const fs::path& path, const fs::path& folder) {
@@ -50,42 +56,203 @@ class CheckpointBuilder {
   }
 
  private:
-  // The convolutions and skips of linear states become part of the config: attention workers are told of them.
-  static absl::Status ReadStateConstants(Checkpoint& checkpoint) {
+  // The convolutions and skips of linear states, and sinks, become part of the config: attention workers are told of
+  // them.
+  static absl::Status ReadConstants(Checkpoint& checkpoint) {
     ModelConfig& config = checkpoint.config_;
-    if (!config.state || config.state->conv_width == 0) return absl::OkStatus();
-    config.state_constants.resize(config.layers.size());
-    const StateConfig& s = *config.state;
+    const bool states = config.state && config.state->conv_width > 0;
+    if (!states && !config.sinks) return absl::OkStatus();
+    config.constants.resize(config.layers.size());
     for (size_t layer = 0; layer < config.layers.size(); ++layer) {
-      if (config.layers[layer].kind != LayerKind::kLinearState) continue;
-      ModelConfig::StateConstants& constants = config.state_constants[layer];
-      const int64_t channels = 2 * s.key_dim + s.value_dim;
-      constants.conv.resize(s.conv_width * s.heads * channels);
-      if (s.conv_bias) constants.conv_bias.resize(s.heads * channels);
-      int64_t first = 0;  // channel of a head
-      for (const auto& [part, dim] : {std::pair{"q", s.key_dim}, {"k", s.key_dim}, {"v", s.value_dim}}) {
-        const std::string name = absl::StrCat("layers.", layer, ".state.conv_", part);
-        DT_ASSIGN_OR_RETURN(const TensorSource weight, checkpoint.Find(name + ".weight"));
-        const std::vector<float> taps = weight.ReadAll();  // [heads * dim][width]
-        std::vector<float> bias;
-        if (s.conv_bias) {
-          DT_ASSIGN_OR_RETURN(const TensorSource source, checkpoint.Find(name + ".bias"));
-          bias = source.ReadAll();
-        }
-        for (int64_t row = 0; row < s.heads * dim; ++row) {
-          const int64_t channel = row / dim * channels + first + row % dim;
-          for (int64_t w = 0; w < s.conv_width; ++w)
-            constants.conv[w * s.heads * channels + channel] = taps[row * s.conv_width + w];
-          if (s.conv_bias) constants.conv_bias[channel] = bias[row];
-        }
-        first += dim;
-      }
-      if (s.family == StateConfig::Family::kMamba2) {
-        DT_ASSIGN_OR_RETURN(const TensorSource skip, checkpoint.Find(absl::StrCat("layers.", layer, ".state.skip")));
-        constants.skip = skip.ReadAll();
-      }
+      if (states && HasState(config.layers[layer].kind))
+        DT_RETURN_IF_ERROR(ReadStateConstants(checkpoint, layer, config.constants[layer]));
+      if (!config.sinks || !HasAttention(config.layers[layer].kind)) continue;
+      DT_ASSIGN_OR_RETURN(const TensorSource sinks, checkpoint.Find(absl::StrCat("layers.", layer, ".attn.sinks")));
+      config.constants[layer].sinks = sinks.ReadAll();
     }
     return absl::OkStatus();
+  }
+
+  static absl::Status ReadStateConstants(const Checkpoint& checkpoint, size_t layer,
+                                         ModelConfig::LayerConstants& constants) {
+    const StateConfig& s = *checkpoint.config_.state;
+    const int64_t channels = 2 * s.key_dim + s.value_dim;
+    const bool convolution = s.family == StateConfig::Family::kConvolution;
+    constants.conv.resize(s.conv_width * s.heads * channels);
+    if (s.conv_bias) constants.conv_bias.resize(s.heads * channels);
+    struct Part {
+      const char* name;
+      int64_t dim;
+      float multiplier;  // of the convolution's input
+    };
+    int64_t first = 0;  // channel of a head
+    for (const Part& part : {Part{"q", s.key_dim, s.multipliers.q}, Part{"k", s.key_dim, s.multipliers.k},
+                             Part{"v", s.value_dim, s.multipliers.v}}) {
+      const int64_t begin = first;
+      first += part.dim;
+      if (convolution && part.dim != s.value_dim) continue;  // q and k are 0
+      const std::string name = absl::StrCat("layers.", layer, ".state.conv_", part.name);
+      DT_ASSIGN_OR_RETURN(const TensorSource weight, checkpoint.Find(name + ".weight"));
+      const std::vector<float> taps = weight.ReadAll();  // [heads * dim][width]
+      std::vector<float> bias;
+      if (s.conv_bias) {
+        DT_ASSIGN_OR_RETURN(const TensorSource source, checkpoint.Find(name + ".bias"));
+        bias = source.ReadAll();
+      }
+      for (int64_t row = 0; row < s.heads * part.dim; ++row) {
+        const int64_t channel = row / part.dim * channels + begin + row % part.dim;
+        for (int64_t w = 0; w < s.conv_width; ++w)
+          constants.conv[w * s.heads * channels + channel] = part.multiplier * taps[row * s.conv_width + w];
+        if (s.conv_bias) constants.conv_bias[channel] = bias[row];
+      }
+    }
+    if (convolution) constants.skip.assign(static_cast<size_t>(s.heads), 1.0f);
+    if (s.family == StateConfig::Family::kMamba2) {
+      DT_ASSIGN_OR_RETURN(const TensorSource skip, checkpoint.Find(absl::StrCat("layers.", layer, ".state.skip")));
+      constants.skip = skip.ReadAll();
+    }
+    return absl::OkStatus();
+  }
+
+  // The first of the weight's other places whose tensors are there, or null.
+  template <typename Lookup>
+  static const StoredPlace* OtherPlace(const TensorNeed& need, const Lookup& lookup) {
+    for (const StoredPlace& place : need.others)
+      if (lookup(place.names.front())) return &place;
+    return nullptr;
+  }
+
+  static std::string MissingNames(const TensorNeed& need, const std::string& name, bool gguf) {
+    std::string text = name;
+    if (!gguf)
+      for (const StoredPlace& place : need.others)
+        absl::StrAppend(&text, text.empty() ? "" : " or ", place.names.front());
+    return text;
+  }
+
+  template <typename Lookup>
+  static absl::StatusOr<TensorSource> MakeOtherSource(const Checkpoint& checkpoint, const TensorNeed& need,
+                                                      const StoredPlace& place, const Lookup& lookup) {
+    std::vector<FoundTensor> parts;
+    for (const std::string& name : place.names) {
+      std::optional<FoundTensor> found = lookup(name);
+      if (!found)
+        return InvalidArgument(checkpoint.name_, ": tensor ", name, " is missing, though ", place.names.front(),
+                               " is there");
+      parts.push_back(*std::move(found));
+    }
+    switch (place.layout) {
+      case TensorLayout::kRows: {
+        TensorNeed here = need;
+        here.pattern = place.pattern;
+        here.stored_rows = place.stored_rows;
+        return MakeSource(checkpoint.config_, here, parts.front(), /*gguf=*/false);
+      }
+      case TensorLayout::kJoined: return JoinParts(need, place, parts);
+      case TensorLayout::kColumns: return MakeColumns(need, place, parts.front());
+      case TensorLayout::kMxfp4: return MakeMxfp4(need, place, parts);
+    }
+    return Internal("no such layout");
+  }
+
+  static std::string What(const FoundTensor& found) {
+    return absl::StrCat(View(found.stored.file), ": tensor ", Printable(found.stored.name));
+  }
+
+  // `shape` with all dimensions but the last `dims - 1` as rows.
+  static std::vector<int64_t> Flattened(std::vector<int64_t> shape, size_t dims) {
+    if (shape.size() <= dims) return shape;
+    int64_t rows = 1;
+    for (size_t i = 0; i + dims - 1 < shape.size(); ++i) rows *= shape[i];
+    shape.erase(shape.begin(), shape.end() - static_cast<int64_t>(dims));
+    shape[0] = rows;
+    return shape;
+  }
+
+  static absl::Status CheckShape(const FoundTensor& found, const std::vector<int64_t>& expected, bool flattened) {
+    if ((flattened ? Flattened(found.stored.shape, expected.size()) : found.stored.shape) == expected)
+      return absl::OkStatus();
+    return InvalidArgument(What(found), ": its shape is ", ShapeText(found.stored.shape), ", but the config asks for ",
+                           ShapeText(expected));
+  }
+
+  static TensorSource SourceOf(const TensorNeed& need, const StoredPlace& place, const FoundTensor& found,
+                               GgmlType type) {
+    TensorSource source;
+    source.file = found.stored.file;
+    source.stored_name = found.stored.name;
+    source.type = type;
+    source.rows = need.rows;
+    source.cols = std::max<int64_t>(need.cols, 1);
+    source.row_bytes = RowBytes(type, source.cols);
+    source.pattern = place.pattern;
+    source.layout = place.layout;
+    source.bytes = found.bytes;
+    return source;
+  }
+
+  static absl::Status CheckFloat(const FoundTensor& found) {
+    if (found.type && !IsQuantized(*found.type)) return absl::OkStatus();
+    return Unimplemented(What(found), " is stored as ", View(found.stored.type), "; F32, F16 and BF16 are read here");
+  }
+
+  // Rows of several tensors that together are the stored rows.
+  static absl::StatusOr<TensorSource> JoinParts(const TensorNeed& need, const StoredPlace& place,
+                                                const std::vector<FoundTensor>& parts) {
+    int64_t rows = 0;
+    for (const FoundTensor& part : parts) {
+      DT_RETURN_IF_ERROR(CheckFloat(part));
+      const std::vector<int64_t> shape = Flattened(part.stored.shape, need.cols > 0 ? 2 : 1);
+      rows += shape.empty() ? 0 : shape[0];
+      DT_RETURN_IF_ERROR(CheckShape(part, need.cols > 0 ? std::vector<int64_t>{shape.empty() ? 0 : shape[0], need.cols}
+                                                        : shape, true));
+      if (part.type != parts.front().type)
+        return InvalidArgument(What(part), " is stored as ", View(part.stored.type), ", but ", place.names.front(),
+                               " as ", View(parts.front().stored.type));
+    }
+    if (rows != place.stored_rows)
+      return InvalidArgument(What(parts.front()), ": it and the ", parts.size() - 1, " tensors beside it have ", rows,
+                             " rows, but the config asks for ", place.stored_rows);
+    TensorSource source = SourceOf(need, place, parts.front(), *parts.front().type);
+    for (size_t i = 1; i < parts.size(); ++i) source.more.push_back(parts[i].bytes);
+    return source;
+  }
+
+  static absl::StatusOr<TensorSource> MakeColumns(const TensorNeed& need, const StoredPlace& place,
+                                                  const FoundTensor& found) {
+    DT_RETURN_IF_ERROR(CheckFloat(found));
+    DT_RETURN_IF_ERROR(CheckShape(found, {place.stored_rows, place.stored_cols}, true));
+    TensorSource source = SourceOf(need, place, found, *found.type);
+    source.stored_cols = place.stored_cols;
+    const int64_t row_bytes = RowBytes(source.type, place.stored_cols);
+    source.bytes = found.bytes.subspan(static_cast<size_t>(place.first_row * row_bytes),
+                                       static_cast<size_t>(need.cols * row_bytes));
+    return source;
+  }
+
+  static absl::StatusOr<TensorSource> MakeMxfp4(const TensorNeed& need, const StoredPlace& place,
+                                                const std::vector<FoundTensor>& parts) {
+    const int64_t groups = need.cols / BlockElements(GgmlType::kMXFP4);
+    if (need.cols % BlockElements(GgmlType::kMXFP4) != 0)
+      return InvalidArgument(What(parts[0]), " needs rows of ", need.cols,
+                             " values, which are no whole number of blocks of 32");
+    for (const FoundTensor& part : parts)
+      if (part.stored.type != "U8")
+        return Unimplemented(What(part), " is stored as ", View(part.stored.type), "; MXFP4 is read from U8");
+    const auto bytes_of_rows = [&](int64_t bytes) { return std::vector<int64_t>{place.stored_rows, bytes}; };
+    std::vector<int64_t> codes = parts[0].stored.shape;  // [.., rows, groups, 16]
+    const bool grouped = codes.size() >= 3 && codes.back() == 16 && codes[codes.size() - 2] == groups;
+    if (!grouped)
+      return InvalidArgument(What(parts[0]), ": its shape is ", ShapeText(codes), ", but the config asks for [.., ",
+                             groups, ", 16]");
+    FoundTensor joined = parts[0];
+    joined.stored.shape.pop_back();
+    joined.stored.shape.back() = 16 * groups;
+    DT_RETURN_IF_ERROR(CheckShape(joined, bytes_of_rows(16 * groups), true));
+    DT_RETURN_IF_ERROR(CheckShape(parts[1], bytes_of_rows(groups), true));
+    TensorSource source = SourceOf(need, place, parts[0], GgmlType::kMXFP4);
+    source.more.push_back(parts[1].bytes);
+    return source;
   }
 
   static absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
@@ -98,23 +265,13 @@ class CheckpointBuilder {
 
   static absl::StatusOr<TensorSource> MakeSource(const ModelConfig& config, const TensorNeed& need,
                                                  const FoundTensor& found, bool gguf) {
-    const std::string what = absl::StrCat(View(found.stored.file), ": tensor ", Printable(found.stored.name));
+    const std::string what = What(found);
     if (!found.type)
       return Unimplemented(what, " is stored as ", View(found.stored.type),
                            "; F32, F16 and BF16 are read from safetensors");
     std::vector<int64_t> expected{need.stored_rows};
     if (need.cols != 0) expected.push_back(need.cols);
-    std::vector<int64_t> shape = found.stored.shape;
-    if (need.flattened && shape.size() > expected.size()) {
-      int64_t rows = 1;
-      for (size_t i = 0; i + expected.size() - 1 < shape.size(); ++i) rows *= shape[i];
-      shape.erase(shape.begin(), shape.end() - static_cast<int64_t>(expected.size()));
-      shape[0] = rows;
-    }
-    if (shape != expected) {
-      return InvalidArgument(what, ": its shape is ", ShapeText(found.stored.shape), ", but the config asks for ",
-                             ShapeText(expected));
-    }
+    DT_RETURN_IF_ERROR(CheckShape(found, expected, need.flattened));
     TensorSource source;
     source.file = found.stored.file;
     source.stored_name = found.stored.name;
@@ -255,40 +412,6 @@ std::vector<fs::path> GgufModelsIn(const fs::path& folder) {
 }
 
 }  // namespace
-
-int64_t TensorSource::SourceRow(int64_t r) const {
-  if (pattern.rows > 0) return pattern.SourceRow(r);
-  if (interleaved_head_rows == 0) return r;
-  const int64_t d = interleaved_head_rows, in_head = r % d;
-  return r - in_head + 2 * (in_head % (d / 2)) + in_head / (d / 2);
-}
-
-std::vector<int32_t> TensorSource::RowOrder() const {
-  std::vector<int32_t> order;
-  if (interleaved_head_rows == 0 && pattern.rows == 0) return order;
-  order.resize(static_cast<size_t>(rows));
-  for (int64_t r = 0; r < rows; ++r) order[static_cast<size_t>(r)] = static_cast<int32_t>(SourceRow(r));
-  return order;
-}
-
-void TensorSource::ReadRows(int64_t first, int64_t count, std::span<float> out) const {
-  DT_CHECK(first >= 0 && count >= 0 && first + count <= rows && static_cast<int64_t>(out.size()) == count * cols);
-  if (interleaved_head_rows == 0 && pattern.rows == 0) {
-    Dequantize(type, bytes.data() + first * row_bytes, count * cols, out.data());
-  } else {
-    for (int64_t r = 0; r < count; ++r)
-      Dequantize(type, bytes.data() + SourceRow(first + r) * row_bytes, cols, out.data() + r * cols);
-  }
-  if (add != 0) {
-    for (float& value : out) value += add;
-  }
-}
-
-std::vector<float> TensorSource::ReadAll() const {
-  std::vector<float> values(static_cast<size_t>(rows * cols));
-  ReadRows(0, rows, values);
-  return values;
-}
 
 absl::StatusOr<TensorSource> Checkpoint::Find(std::string_view canonical) const {
   const auto it = index_.find(std::string(canonical));

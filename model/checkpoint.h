@@ -26,6 +26,14 @@ struct RowPattern {
   int64_t SourceRow(int64_t r) const { return rows == 0 ? r : first + r / rows / repeat * stride + r % rows; }
 };
 
+// How a weight lies in its stored tensors.
+enum class TensorLayout {
+  kRows,
+  kJoined,   // rows, of several tensors one after the other
+  kColumns,  // transposed: logical row r is stored column SourceRow(r), over stored rows [first_row, first_row + cols)
+  kMxfp4,    // rows as transformers stores MXFP4: one tensor of codes, 32 in 16 bytes, and one of scales
+};
+
 // Where one weight of the model lies, by its canonical name. Logical row r, of `cols` elements, is stored row first_row
 // + SourceRow(r) of the stored tensor; `bytes` are the stored rows [first_row, first_row + rows), row_bytes each, in
 // stored order. Vectors (norms, biases) have cols = 1 and rows = their length. Views the Checkpoint that gave it.
@@ -41,6 +49,16 @@ struct TensorSource {
   int64_t interleaved_head_rows = 0;
   RowPattern pattern;
   float add = 0;  // added to every value: 1 where the file holds w of (1 + w)
+  TensorLayout layout = TensorLayout::kRows;
+  std::vector<std::span<const std::byte>> more;  // kJoined: the parts after `bytes`; kMxfp4: the scales
+  int64_t stored_cols = 0;                       // kColumns
+
+  // Whether logical row r lies in `bytes` at SourceRow(r) * row_bytes.
+  bool has_rows() const { return layout == TensorLayout::kRows; }
+  // The bytes of logical row r, in `type`, to out [row_bytes].
+  void CopyRow(int64_t r, std::byte* out) const;
+  // All of them.
+  std::vector<std::byte> CopyRows() const;
 
   // The stored row that holds logical row r: hf[h, i + s * d/2] = gguf[h, 2i + s].
   int64_t SourceRow(int64_t r) const;
@@ -81,6 +99,7 @@ struct StoredTensor {
 // layers.N.router.*, layers.N.experts.E.*, layers.N.shared_expert.* (checkpoint_tensors_hybrid.cc).
 //   final_norm.weight                   [H]
 //   lm_head.weight                      [vocab, H]  embed.weight again when tied
+//   layers.N.attn.sinks                 [n_h]       with sinks
 // Phi-3's fused qkv_proj and gate_up_proj appear as row ranges of one stored tensor under these names.
 class Checkpoint {
  public:

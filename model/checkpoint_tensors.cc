@@ -108,11 +108,14 @@ TensorNeed Whole(const char* canonical, const char* hf, const char* gguf, int64_
 
 std::vector<TensorNeed> TensorsOf(const ModelConfig& config) {
   std::vector<TensorNeed> needs;
-  const bool mamba = config.architecture == Architecture::kMamba2, bamba = config.architecture == Architecture::kBamba;
+  const bool mamba = config.architecture == Architecture::kMamba2 || config.architecture == Architecture::kNemotronH;
+  const bool bamba = config.architecture == Architecture::kBamba || config.architecture == Architecture::kFalconH1;
   const std::string embed = absl::StrCat(config.tensor_prefix, mamba ? "embeddings.weight" : "embed_tokens.weight");
-  const std::string norm = absl::StrCat(config.tensor_prefix, mamba   ? "norm_f.weight"
-                                                              : bamba ? "final_layernorm.weight"
-                                                                      : "norm.weight");
+  const std::string norm =
+      absl::StrCat(config.tensor_prefix, mamba                                        ? "norm_f.weight"
+                                         : bamba                                      ? "final_layernorm.weight"
+                                         : config.architecture == Architecture::kLfm2 ? "embedding_norm.weight"
+                                                                                      : "norm.weight");
   needs.push_back(Whole("embed.weight", embed.c_str(), "token_embd.weight", config.vocab_size, config.hidden_size));
   for (size_t layer = 0; layer < config.layers.size(); ++layer) {
     if (IsHybrid(config)) {
@@ -121,7 +124,8 @@ std::vector<TensorNeed> TensorsOf(const ModelConfig& config) {
       LayerNeeds(config, layer, needs).Append();
     }
   }
-  needs.push_back(Whole("final_norm.weight", norm.c_str(), "output_norm.weight", config.hidden_size, 0, /*norm=*/true));
+  const char* gguf_norm = config.architecture == Architecture::kLfm2 ? "token_embd_norm.weight" : "output_norm.weight";
+  needs.push_back(Whole("final_norm.weight", norm.c_str(), gguf_norm, config.hidden_size, 0, /*norm=*/true));
   TensorNeed head = Whole("lm_head.weight", "lm_head.weight", "output.weight", config.vocab_size, config.hidden_size);
   if (config.tie_embeddings) head.hf = needs.front().hf, head.gguf = needs.front().gguf;
   needs.push_back(std::move(head));

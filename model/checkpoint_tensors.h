@@ -8,6 +8,16 @@
 
 namespace dovetail::model {
 
+// Another way in which Hugging Face folders hold a weight.
+struct StoredPlace {
+  std::vector<std::string> names;  // kJoined: in order; kMxfp4: codes and scales; else one
+  TensorLayout layout = TensorLayout::kRows;
+  RowPattern pattern;              // within the stored rows (kColumns: columns)
+  int64_t stored_rows = 0;
+  int64_t first_row = 0;           // kColumns
+  int64_t stored_cols = 0;         // kColumns
+};
+
 // One weight that a model needs, and where each format keeps it: rows [first_row, first_row + rows) of a stored tensor
 // of stored_rows rows.
 struct TensorNeed {
@@ -21,6 +31,7 @@ struct TensorNeed {
   int64_t interleaved_head_rows = 0;  // in GGUF
   RowPattern pattern;                 // within the stored tensor; first_row is then 0
   bool flattened = false;             // stored with more dimensions: all but the last count as rows
+  std::vector<StoredPlace> others;    // tried in order where `hf` is not there
 };
 
 // Every weight of the model, in the order of use (checkpoint.h lists the canonical names). Pure.

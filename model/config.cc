@@ -93,7 +93,7 @@ absl::Status ValidateLayers(const std::string& file, const ModelConfig& config) 
 
 absl::Status ValidateHybrid(const std::string& file, const ModelConfig& config) {
   for (size_t i = 0; i < config.layers.size(); ++i) {
-    if (config.layers[i].kind == LayerKind::kLinearState && !config.state)
+    if (HasState(config.layers[i].kind) && !config.state)
       return InvalidArgument(file, ": layer ", i, " is a linear state, but its sizes are missing");
     if (config.layers[i].mlp == MlpKind::kExperts && !config.experts)
       return InvalidArgument(file, ": layer ", i, " has experts, but their number is missing");
@@ -104,13 +104,19 @@ absl::Status ValidateHybrid(const std::string& file, const ModelConfig& config) 
                                Range{"the number of linear-state key heads", s.key_heads, 1, 1024},
                                Range{"the key dimension of a linear state", s.key_dim, 1, 256},
                                Range{"the value dimension of a linear state", s.value_dim, 1, 256},
-                               Range{"the width of the convolution", s.conv_width, 0, 8}})
+                               Range{"the width of the convolution", s.conv_width == 0 ? 2 : s.conv_width, 2, 8}})
       if (range.value < range.low || range.value > range.high)
         return InvalidArgument(file, ": ", range.what, " is ", range.value, "; it must be in [", range.low, ", ",
                                range.high, "]");
     if (s.heads % s.key_heads != 0)
       return InvalidArgument(file, ": ", s.heads, " linear-state heads cannot share ", s.key_heads,
                              " key heads evenly");
+    if (s.out_norm_groups < 1 || s.value_width() % s.out_norm_groups != 0)
+      return InvalidArgument(file, ": the norm after the linear state has ", s.out_norm_groups, " groups of ",
+                             s.value_width(), " values");
+    for (const float m : {s.multipliers.gate, s.multipliers.q, s.multipliers.k, s.multipliers.v, s.multipliers.step})
+      if (!std::isfinite(m) || std::abs(m) > 1e6f)
+        return InvalidArgument(file, ": a multiplier of the linear state's inputs is ", m);
     if (!(s.step_low <= s.step_high))
       return InvalidArgument(file, ": the step sizes' limits are ", s.step_low, " and ", s.step_high);
   }
@@ -126,6 +132,9 @@ absl::Status ValidateHybrid(const std::string& file, const ModelConfig& config) 
     if (e.experts < 1 || e.experts > 1024 || e.chosen < 1 || e.chosen > e.experts)
       return InvalidArgument(file, ": a token goes to ", e.chosen, " of ", e.experts,
                              " experts; from 1 of at most 1024 is served");
+    if (e.latent < 0 || e.latent > config.hidden_size)
+      return InvalidArgument(file, ": the experts' latent size is ", e.latent, "; it must be at most the hidden size ",
+                             config.hidden_size);
     if (e.intermediate < 1 || e.intermediate > (1 << 20) || e.shared_intermediate < 0 ||
         e.shared_intermediate > (1 << 20))
       return InvalidArgument(file, ": the experts' intermediate sizes are ", e.intermediate, " and ",
@@ -133,7 +142,7 @@ absl::Status ValidateHybrid(const std::string& file, const ModelConfig& config) 
   }
   const ResidualConfig& r = config.residual;
   for (const float scale : {r.full_alpha, r.full_beta, r.linear_alpha, r.linear_beta, r.mlp_alpha, r.mlp_beta,
-                            config.logits_scale, config.embedding_scale})
+                            r.mlp_input, config.logits_scale, config.embedding_scale})
     if (!std::isfinite(scale) || std::abs(scale) > 1e6f)
       return InvalidArgument(file, ": a residual, embedding or logits multiplier is ", scale);
   return absl::OkStatus();
@@ -190,6 +199,16 @@ std::string_view Name(Architecture architecture) {
       return "bamba";
     case Architecture::kGraniteHybrid:
       return "granitemoehybrid";
+    case Architecture::kNemotronH:
+      return "nemotron_h";
+    case Architecture::kFalconH1:
+      return "falcon_h1";
+    case Architecture::kLfm2:
+      return "lfm2";
+    case Architecture::kOlmoHybrid:
+      return "olmo_hybrid";
+    case Architecture::kGptOss:
+      return "gpt_oss";
   }
   return "unknown";
 }
@@ -212,8 +231,42 @@ absl::Status ValidateConfig(const std::string& file, const ModelConfig& config) 
   }
   for (const RopeSpec& rope : config.ropes) DT_RETURN_IF_ERROR(ValidateRope(file, config, rope));
   DT_RETURN_IF_ERROR(ValidateLayers(file, config));
+  if (AttentionOpsOf(config).empty())
+    return Unimplemented(file, ": no layer has attention or a linear state, which is not served");
   DT_RETURN_IF_ERROR(ValidateHybrid(file, config));
   return ValidateTokens(file, config);
+}
+
+absl::Status SetConvolutionState(const std::string& file, int64_t width, bool bias, ModelConfig& config) {
+  StateConfig state;
+  state.family = StateConfig::Family::kConvolution;
+  const int64_t kv_heads = std::clamp<int64_t>(config.kv_heads, 1, 1024);  // its range is checked later
+  state.heads = kv_heads;
+  while (config.hidden_size % state.heads != 0 || config.hidden_size / state.heads > 256) {
+    state.heads += kv_heads;
+    if (state.heads > 1024)
+      return Unimplemented(file, ": a hidden size of ", config.hidden_size,
+                           " cannot be shared evenly by a multiple of ", config.kv_heads,
+                           " heads of at most 256 channels");
+  }
+  state.key_heads = state.heads;
+  state.key_dim = 2;  // of nothing
+  state.value_dim = config.hidden_size / state.heads;
+  if (width < 2) return InvalidArgument(file, ": the convolution is over ", width, " tokens; it must be over 2 to 8");
+  state.conv_width = width;
+  state.conv_bias = state.proj_bias = bias;
+  state.out_norm = false;
+  config.state = state;
+  return absl::OkStatus();
+}
+
+std::vector<AttentionOp> AttentionOpsOf(const ModelConfig& config) {
+  std::vector<AttentionOp> ops;
+  for (size_t layer = 0; layer < config.layers.size(); ++layer) {
+    if (HasAttention(config.layers[layer].kind)) ops.push_back({layer, false});
+    if (HasState(config.layers[layer].kind)) ops.push_back({layer, true});
+  }
+  return ops;
 }
 
 int AddRope(ModelConfig& config, const RopeSpec& rope) {

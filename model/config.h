@@ -17,15 +17,28 @@ class GgufFile;
 
 enum class Architecture {
   kLlama, kMistral, kSmolLm3, kQwen2, kQwen3, kPhi3, kGemma3,
-  kMixtral, kQwen3Moe, kMiniMaxM2,  // experts
-  kMiniMax, kQwen3Next, kQwen35, kKimiLinear, kMamba2, kBamba, kGraniteHybrid,  // linear states
+  kMixtral, kQwen3Moe, kMiniMaxM2, kGptOss,  // experts
+  kMiniMax, kQwen3Next, kQwen35, kOlmoHybrid, kKimiLinear,  // linear states
+  kMamba2, kBamba, kGraniteHybrid, kNemotronH, kFalconH1, kLfm2,
 };
 std::string_view Name(Architecture architecture);  // transformers' model_type: "llama", "gemma3_text", ...
 
-enum class Activation { kSilu, kGeluTanh };  // of the gate: down(act(gate x) * (up x))
+enum class Activation {
+  kSilu, kGeluTanh,  // of the gate: down(act(gate x) * (up x))
+  kClampedSwiglu,    // GPT-OSS (kernels/activation.h)
+  kRelu2,            // there is no gate: down(relu(up x)^2)
+};
 
 // What a layer does between its projections.
-enum class LayerKind { kFullAttention, kSlidingAttention, kLinearState };
+enum class LayerKind {
+  kFullAttention, kSlidingAttention, kLinearState,
+  kAttentionAndState,  // both, of the same normed x
+  kMlpOnly,            // neither
+};
+inline bool HasState(LayerKind kind) {
+  return kind == LayerKind::kLinearState || kind == LayerKind::kAttentionAndState;
+}
+inline bool HasAttention(LayerKind kind) { return kind != LayerKind::kLinearState && kind != LayerKind::kMlpOnly; }
 
 // What comes after that.
 enum class MlpKind { kDense, kExperts, kNone };
@@ -38,15 +51,24 @@ struct StateConfig {
     kGatedDelta,  // convolution, delta rule, one decay a head
     kKda,         // convolution, delta rule, one decay a key channel
     kMamba2,      // convolution over x, B, C: v, k, q; the step size is decay and rate
+    kConvolution,  // v through a convolution and nothing else; q and k are 0
   };
   Family family = Family::kLightning;
   int64_t heads = 0, key_heads = 0;
   int64_t key_dim = 0, value_dim = 0;
   int64_t conv_width = 0;  // 0: no convolution
   bool conv_bias = false;
+  bool proj_bias = false;  // of what goes in and what comes out
+  float rate_scale = 1;    // of the delta rule's rate: 2 allows negative eigenvalues
   float step_low = 0, step_high = 3e38f;  // of Mamba-2's step size
   double out_norm_eps = 1e-6;
   bool out_norm = true;
+  bool norm_first = false;      // Mamba-2: before the gate
+  int64_t out_norm_groups = 1;  // Mamba-2: each is normed for itself
+  // Of what the input projection gives.
+  struct Multipliers {
+    float gate = 1, q = 1, k = 1, v = 1, step = 1;
+  } multipliers;
   int64_t key_width() const { return key_heads * key_dim; }
   int64_t value_width() const { return heads * value_dim; }
   int64_t repeat() const { return heads / key_heads; }
@@ -70,6 +92,9 @@ struct ExpertConfig {
   Score score = Score::kSoftmax;
   bool renormalise = true;
   bool selection_bias = false;      // added to the scores to choose by
+  bool router_bias = false;         // added to the logits
+  bool bias = false;                // of the experts' projections
+  int64_t latent = 0;               // 0: experts read the layer's h; else a projection of it to so many, and back
   float scale = 1;                  // of the chosen experts' sum
 };
 
@@ -79,6 +104,7 @@ struct ResidualConfig {
   float full_alpha = 1, full_beta = 1;
   float linear_alpha = 1, linear_beta = 1;
   float mlp_alpha = 1, mlp_beta = 1;
+  float mlp_input = 1;  // of the norm before the MLP
 };
 
 struct LayerConfig {
@@ -130,6 +156,7 @@ struct ModelConfig {
   bool tie_embeddings = false;          // lm_head is embed
   bool whole_qk_norm = false;           // with qk_norm: over all heads of q and of k together
   bool gated_attention = false;         // attention's result times a sigmoid of rows beside those of q
+  bool sinks = false;                   // a logit without a value a head, in every layer's softmax
   float logits_scale = 1;               // of the head's output
   std::string tensor_prefix = "model.";  // of the weights' names in a Hugging Face folder
 
@@ -137,11 +164,12 @@ struct ModelConfig {
   std::optional<ExpertConfig> experts;
   std::optional<LatentConfig> latent;
   ResidualConfig residual;
-  // Of each linear-state layer, read from the weights: attention workers need them (proto::LinearConstants).
-  struct StateConstants {
-    std::vector<float> conv, conv_bias, skip;
+  // Of each layer, read from the weights: attention workers need them (proto::LinearConstants).
+  struct LayerConstants {
+    std::vector<float> conv, conv_bias, skip;  // of linear states
+    std::vector<float> sinks;
   };
-  std::vector<StateConstants> state_constants;  // by layer
+  std::vector<LayerConstants> constants;  // by layer; empty if no layer has any
 
   std::vector<RopeSpec> ropes;  // the different ones; layers point into it
   std::vector<LayerConfig> layers;
@@ -156,6 +184,13 @@ struct ModelConfig {
   }
 };
 
+// Attention as workers count it: ops in layer order, in one layer softmax before a linear state.
+struct AttentionOp {
+  size_t layer = 0;
+  bool state = false;
+};
+std::vector<AttentionOp> AttentionOpsOf(const ModelConfig& config);
+
 // From config.json, in the spelling of transformers 4 or 5, and generation_config.json (null when there is none).
 // `file` names config.json in error texts. Errors: kUnimplemented for an architecture, layer kind, rope kind or feature
 // that is not served; kInvalidArgument for a field that is missing, of the wrong type, out of range, or contradicts
@@ -169,6 +204,10 @@ absl::StatusOr<ModelConfig> ConfigFromGguf(const GgufFile& gguf);
 
 // The checks both share: ranges and agreement. `file` is for error texts.
 absl::Status ValidateConfig(const std::string& file, const ModelConfig& config);
+
+// A state that is a short convolution over the hidden size and nothing else. Its channels are spread over as many heads
+// as softmax has for keys, or a multiple of them: attention workers share states by heads.
+absl::Status SetConvolutionState(const std::string& file, int64_t width, bool bias, ModelConfig& config);
 
 // Appends `rope` to config.ropes unless it is there; its index.
 int AddRope(ModelConfig& config, const RopeSpec& rope);

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "model/config.h"
+#include "model/config_gguf_hybrid.h"
 #include "model/dequantize.h"
 #include "model/file_errors.h"
 #include "model/gguf.h"
@@ -20,6 +21,8 @@ struct Family {
 constexpr Family kFamilies[] = {
     {"llama", Architecture::kLlama}, {"smollm3", Architecture::kSmolLm3}, {"qwen2", Architecture::kQwen2},
     {"qwen3", Architecture::kQwen3}, {"phi3", Architecture::kPhi3},       {"gemma3", Architecture::kGemma3},
+    {"lfm2", Architecture::kLfm2},   {"mamba2", Architecture::kMamba2},   {"nemotron_h", Architecture::kNemotronH},
+    {"gpt-oss", Architecture::kGptOss},
 };
 
 constexpr int64_t kGemmaPattern = 6;  // five local layers, one global
@@ -36,6 +39,7 @@ class Reader {
     DT_RETURN_IF_ERROR(ReadSizes());
     DT_RETURN_IF_ERROR(ReadStyle());
     DT_RETURN_IF_ERROR(ReadLayers());
+    if (IsHybridGguf(config_.architecture)) DT_RETURN_IF_ERROR(ReadHybridGguf(gguf_, prefix_, config_));
     DT_RETURN_IF_ERROR(ReadTokens());
     DT_RETURN_IF_ERROR(ReadSampling());
     DT_RETURN_IF_ERROR(ValidateConfig(gguf_.name(), config_));
@@ -93,7 +97,7 @@ class Reader {
       return Unimplemented(gguf_.name(), ": architecture '", Printable(*name), "' is not served; served are ", known);
     }
     DT_ASSIGN_OR_RETURN(const auto experts, gguf_.Int(Key("expert_count")));
-    if (experts.value_or(0) > 0)
+    if (experts.value_or(0) > 0 && config_.architecture != Architecture::kGptOss)
       return Unimplemented(gguf_.name(), ": has ", *experts, " experts; expert layers are not served");
     for (const char* field : {"attn_logit_softcapping", "final_logit_softcapping", "attention.temperature_scale"}) {
       if (gguf_.Find(Key(field)) != nullptr)
@@ -110,11 +114,15 @@ class Reader {
     if (layers > 1024) return Bad("metadata key ", Key("block_count"), " is ", layers, "; at most 1024 are served");
     c.layers.resize(static_cast<size_t>(layers));
     DT_ASSIGN_OR_RETURN(c.hidden_size, Required("embedding_length"));
-    DT_ASSIGN_OR_RETURN(c.intermediate_size, Required("feed_forward_length"));
     DT_ASSIGN_OR_RETURN(c.max_positions, Required("context_length"));
-    DT_ASSIGN_OR_RETURN(c.heads, Required("attention.head_count"));
-    DT_ASSIGN_OR_RETURN(const auto kv_heads, Uniform("attention.head_count_kv"));
-    c.kv_heads = kv_heads.value_or(c.heads);
+    if (IsHybridGguf(c.architecture)) {
+      DT_RETURN_IF_ERROR(ReadHybridSizes(gguf_, prefix_, c));
+    } else {
+      DT_ASSIGN_OR_RETURN(c.intermediate_size, Required("feed_forward_length"));
+      DT_ASSIGN_OR_RETURN(c.heads, Required("attention.head_count"));
+      DT_ASSIGN_OR_RETURN(const auto kv_heads, Uniform("attention.head_count_kv"));
+      c.kv_heads = kv_heads.value_or(c.heads);
+    }
     DT_ASSIGN_OR_RETURN(const auto key_dim, gguf_.Int(Key("attention.key_length")));
     if (!key_dim && c.hidden_size % c.heads != 0) {
       return Bad("metadata key ", Key("attention.key_length"), " is missing, and ", c.hidden_size,
@@ -123,6 +131,7 @@ class Reader {
     c.key_dim = key_dim.value_or(c.hidden_size / c.heads);
     DT_ASSIGN_OR_RETURN(const auto value_dim, gguf_.Int(Key("attention.value_length")));
     c.value_dim = value_dim.value_or(c.hidden_size / c.heads);
+    if (c.architecture == Architecture::kMamba2) c.key_dim = c.value_dim = 2;  // of no attention
     if (c.key_dim < 2 || c.key_dim > 1024)
       return Bad("the key dimension of a head is ", c.key_dim, "; it must be in [2, 1024]");
     DT_ASSIGN_OR_RETURN(const auto eps, gguf_.Float(Key("attention.layer_norm_rms_epsilon")));
@@ -139,7 +148,11 @@ class Reader {
     return absl::OkStatus();
   }
 
-  bool HasInFirstLayer(const char* tensor) const { return gguf_.FindTensor(absl::StrCat("blk.0.", tensor)) != nullptr; }
+  bool HasInFirstLayer(const char* tensor) const {  // of those with attention
+    size_t first = 0;
+    while (first + 1 < config_.layers.size() && !HasAttention(config_.layers[first].kind)) ++first;
+    return gguf_.FindTensor(absl::StrCat("blk.", first, ".", tensor)) != nullptr;
+  }
 
   absl::Status ReadStyle() {
     ModelConfig& c = config_;
@@ -208,6 +221,7 @@ class Reader {
     DT_ASSIGN_OR_RETURN(rope.long_factor, FactorTensor("rope_factors_long.weight"));
     DT_ASSIGN_OR_RETURN(rope.short_factor, FactorTensor("rope_factors_short.weight"));
     DT_ASSIGN_OR_RETURN(rope.kind, ReadRopeKind(rope));
+    rope.truncate = config_.architecture != Architecture::kGptOss;  // no key says so
     if (rope.kind == RopeKind::kDefault) return rope;
 
     DT_ASSIGN_OR_RETURN(const auto original, gguf_.Int(Key("rope.scaling.original_context_length")));
@@ -249,6 +263,8 @@ class Reader {
 
   absl::StatusOr<std::vector<bool>> ReadSliding(int64_t window) const {
     std::vector<bool> sliding(config_.layers.size(), window > 0);
+    if (config_.architecture == Architecture::kGptOss)  // every other layer, the first one too
+      for (size_t i = 1; i < sliding.size(); i += 2) sliding[i] = false;
     if (config_.architecture != Architecture::kGemma3) return sliding;
     if (window < 1)
       return Bad("metadata key ", Key("attention.sliding_window"), " is missing or 0, but Gemma 3 has sliding layers");
@@ -275,6 +291,7 @@ class Reader {
     DT_ASSIGN_OR_RETURN(const std::vector<bool> sliding, ReadSliding(window.value_or(0)));
     for (size_t i = 0; i < config_.layers.size(); ++i) {
       LayerConfig& layer = config_.layers[i];
+      if (!HasAttention(layer.kind)) continue;
       layer.kind = sliding[i] ? LayerKind::kSlidingAttention : LayerKind::kFullAttention;
       layer.window = sliding[i] ? *window : 0;
       const bool no_rope =

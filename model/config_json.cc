@@ -40,6 +40,11 @@ constexpr Family kFamilies[] = {
     {"mamba2", Architecture::kMamba2, false, 1e4, 1e-5, std::nullopt},
     {"bamba", Architecture::kBamba, false, 1e4, 1e-5, std::nullopt},
     {"granitemoehybrid", Architecture::kGraniteHybrid, true, 1e4, 1e-6, std::nullopt},
+    {"nemotron_h", Architecture::kNemotronH, false, 1e4, 1e-5, 128},
+    {"falcon_h1", Architecture::kFalconH1, false, 1e4, 1e-5, std::nullopt},
+    {"olmo_hybrid", Architecture::kOlmoHybrid, false, 1e4, 1e-6, std::nullopt},
+    {"lfm2", Architecture::kLfm2, true, 1e6, 1e-5, std::nullopt},
+    {"gpt_oss", Architecture::kGptOss, false, 1.5e5, 1e-5, 64},
 };
 
 absl::StatusOr<const Family*> FindFamily(const JsonFields& fields) {
@@ -57,12 +62,20 @@ absl::StatusOr<int64_t> Required(const JsonFields& fields, const char* field) {
   DT_ASSIGN_OR_RETURN(const auto value, fields.Int(field));
   if (!value) return fields.Error(field, "is missing");
   if (*value < 1) return fields.Error(field, absl::StrCat("is ", *value, "; it must be at least 1"));
+  if (*value > (int64_t{1} << 32)) return fields.Error(field, absl::StrCat("is ", *value, "; it must be below 2^32"));
   return *value;
 }
 
 // Features of these families that would change the numbers and are not built.
-absl::Status RefuseUnserved(const JsonFields& fields) {
+absl::Status RefuseUnserved(const JsonFields& fields, const ModelConfig& config) {
+  DT_ASSIGN_OR_RETURN(const auto quantization, fields.Object("quantization_config"));
+  std::optional<std::string> method;
+  if (quantization) {
+    DT_ASSIGN_OR_RETURN(method, quantization->String("quant_method"));
+  }
+  const bool mxfp4 = config.architecture == Architecture::kGptOss && method == "mxfp4";
   for (const char* field : {"attn_logit_softcapping", "final_logit_softcapping", "quantization_config"}) {
+    if (mxfp4 && std::string_view(field) == "quantization_config") continue;
     if (fields.Has(field)) return Unimplemented(fields.file(), ": ", field, " is set, which is not served");
   }
   DT_ASSIGN_OR_RETURN(const auto bidirectional, fields.Bool("use_bidirectional_attention"));
@@ -120,10 +133,14 @@ absl::Status ReadActivation(const JsonFields& fields, ModelConfig& config) {
     config.activation = Activation::kSilu;
   } else if (activation == "gelu_pytorch_tanh") {
     config.activation = Activation::kGeluTanh;
+  } else if (activation == "relu2" && config.architecture == Architecture::kNemotronH) {
+    config.activation = Activation::kRelu2;
   } else {
     return Unimplemented(fields.file(), ": ", field, " '", Printable(activation),
                          "' is not served; served are silu and gelu_pytorch_tanh");
   }
+  if (config.architecture == Architecture::kNemotronH && config.activation != Activation::kRelu2)
+    return Unimplemented(fields.file(), ": mlp_hidden_act '", Printable(activation), "' is not served; relu2 is");
   return absl::OkStatus();
 }
 
@@ -133,6 +150,8 @@ absl::Status ReadBiases(const JsonFields& fields, ModelConfig& config) {
   switch (config.architecture) {
     case Architecture::kLlama:
     case Architecture::kSmolLm3:
+    case Architecture::kNemotronH:
+    case Architecture::kFalconH1:
       config.mlp_bias = mlp.value_or(false);
       [[fallthrough]];
     case Architecture::kQwen3:
@@ -142,6 +161,8 @@ absl::Status ReadBiases(const JsonFields& fields, ModelConfig& config) {
     case Architecture::kQwen35:
     case Architecture::kBamba:
     case Architecture::kGraniteHybrid:
+    case Architecture::kOlmoHybrid:
+    case Architecture::kGptOss:
       config.q_bias = config.k_bias = config.v_bias = config.o_bias = attention.value_or(false);
       break;
     case Architecture::kQwen2:
@@ -154,6 +175,7 @@ absl::Status ReadBiases(const JsonFields& fields, ModelConfig& config) {
     case Architecture::kMiniMax:
     case Architecture::kKimiLinear:
     case Architecture::kMamba2:
+    case Architecture::kLfm2:
       break;
   }
   return absl::OkStatus();
@@ -194,6 +216,10 @@ absl::StatusOr<std::optional<int64_t>> ReadWindow(const JsonFields& fields, cons
     case Architecture::kMamba2:
     case Architecture::kBamba:
     case Architecture::kGraniteHybrid:
+    case Architecture::kNemotronH:
+    case Architecture::kFalconH1:
+    case Architecture::kOlmoHybrid:
+    case Architecture::kLfm2:
       return std::nullopt;
     case Architecture::kQwen2:
     case Architecture::kQwen3:
@@ -207,6 +233,7 @@ absl::StatusOr<std::optional<int64_t>> ReadWindow(const JsonFields& fields, cons
     case Architecture::kMixtral:
     case Architecture::kGemma3:
     case Architecture::kPhi3:
+    case Architecture::kGptOss:
       break;
   }
   return window;
@@ -253,6 +280,9 @@ absl::StatusOr<std::vector<bool>> DefaultSliding(const JsonFields& fields, const
 
 absl::StatusOr<std::vector<bool>> ReadHasRope(const JsonFields& fields, const ModelConfig& config) {
   std::vector<bool> has_rope(config.layers.size(), true);
+  DT_ASSIGN_OR_RETURN(const auto none, fields.Bool("dovetail_no_rope"));
+  if (none.value_or(false) || config.architecture == Architecture::kNemotronH)
+    has_rope.assign(config.layers.size(), false);
   if (config.architecture != Architecture::kSmolLm3) return has_rope;
   DT_ASSIGN_OR_RETURN(const auto flags, fields.Ints("no_rope_layers"));
   DT_ASSIGN_OR_RETURN(const auto interval, fields.Int("no_rope_layer_interval"));
@@ -268,8 +298,9 @@ absl::StatusOr<std::vector<bool>> ReadHasRope(const JsonFields& fields, const Mo
   return has_rope;
 }
 
-// max_position_embeddings is what the model was trained at. Dynamic NTK grows the base beyond it, and `factor` says how far it is meant to
-// go (vLLM serves max_position_embeddings * factor too); the other kinds' max_position_embeddings already is the stretched length.
+// max_position_embeddings is what the model was trained at. Dynamic NTK grows the base beyond it, and `factor` says how
+// far it is meant to go (vLLM serves max_position_embeddings * factor too); the other kinds' max_position_embeddings
+// already is the stretched length.
 void StretchPositions(ModelConfig& config) {
   const int64_t trained = config.max_positions;
   for (const RopeSpec& rope : config.ropes)
@@ -292,6 +323,11 @@ absl::Status ReadLayers(const JsonFields& fields, const Family& family, ModelCon
       const std::string& type = (*types)[i];
       if (IsLinearLayer(config.architecture, type)) {
         config.layers[i].kind = LayerKind::kLinearState;
+        continue;
+      }
+      if (const auto mlp = MlpOfLayer(config.architecture, type)) {
+        config.layers[i].kind = LayerKind::kMlpOnly;
+        config.layers[i].mlp = *mlp;
         continue;
       }
       if (type != "full_attention" && type != "sliding_attention") {
@@ -357,7 +393,7 @@ absl::StatusOr<ModelConfig> ConfigFromJson(const std::string& file, const nlohma
   DT_ASSIGN_OR_RETURN(const Family* family, FindFamily(fields));
   ModelConfig config;
   config.architecture = family->architecture;
-  DT_RETURN_IF_ERROR(RefuseUnserved(fields));
+  DT_RETURN_IF_ERROR(RefuseUnserved(fields, config));
   DT_RETURN_IF_ERROR(ReadSizes(fields, *family, config));
   DT_RETURN_IF_ERROR(ReadDtype(fields, config));
   DT_RETURN_IF_ERROR(ReadActivation(fields, config));

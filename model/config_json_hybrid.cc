@@ -3,122 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "model/config_json_fields.h"
 #include "model/file_errors.h"
 
 namespace dovetail::model {
-namespace {
-
-using Json = nlohmann::json;
-using Family = StateConfig::Family;
-
-void SetDefault(Json& config, const char* field, Json value) {
-  if (!config.contains(field) || config[field].is_null()) config[field] = std::move(value);
-}
-
-void Rename(Json& config, const char* from, const char* to) {
-  if (config.contains(from) && !config[from].is_null()) SetDefault(config, to, config[from]);
-}
-
-absl::StatusOr<int64_t> Size(const JsonFields& fields, const char* field, std::optional<int64_t> missing = {}) {
-  DT_ASSIGN_OR_RETURN(const auto value, fields.Int(field));
-  if (!value && !missing) return fields.Error(field, "is missing");
-  const int64_t size = value.value_or(missing.value_or(0));
-  if (size < 1 || size > (int64_t{1} << 24))
-    return fields.Error(field, absl::StrCat("is ", size, "; it must be positive"));
-  return size;
-}
-
-absl::StatusOr<float> Scale(const JsonFields& fields, const char* field, double missing) {
-  DT_ASSIGN_OR_RETURN(const auto value, fields.Float(field));
-  return static_cast<float>(value.value_or(missing));
-}
-
-absl::StatusOr<bool> Flag(const JsonFields& fields, const char* field, bool missing) {
-  DT_ASSIGN_OR_RETURN(const auto value, fields.Bool(field));
-  return value.value_or(missing);
-}
-
-// A list of one string a layer from a rule.
-template <typename Rule>
-Json Types(const Json& config, Rule&& is_full) {
-  Json types = Json::array();
-  if (!config.contains("num_hidden_layers") || !config["num_hidden_layers"].is_number_integer()) return types;
-  const int64_t layers = std::clamp<int64_t>(config["num_hidden_layers"].get<int64_t>(), 0, 1024);
-  for (int64_t i = 0; i < layers; ++i) types.push_back(is_full(i) ? "full_attention" : "linear_attention");
-  return types;
-}
-
-bool Contains(const Json& list, int64_t value) {
-  return list.is_array() && std::find(list.begin(), list.end(), Json(value)) != list.end();
-}
-
-void SpellMiniMax(Json& c) {
-  for (const char* kind : {"full", "linear"})
-    for (const char* factor : {"alpha", "beta"}) {
-      const std::string to = absl::StrCat(kind, "_attn_", factor, "_factor");
-      const std::string from = absl::StrCat("layernorm_", kind, "_attention_", factor);
-      Rename(c, from.c_str(), to.c_str());
-    }
-  Rename(c, "layernorm_mlp_alpha", "mlp_alpha_factor");
-  Rename(c, "layernorm_mlp_beta", "mlp_beta_factor");
-  if (!c.contains("layer_types") && c.contains("attn_type_list") && c["attn_type_list"].is_array()) {
-    Json types = Json::array();
-    for (const Json& type : c["attn_type_list"]) types.push_back(type == 1 ? "full_attention" : "linear_attention");
-    c["layer_types"] = types;
-  }
-}
-
-void SpellQwen(Json& c) {
-  SetDefault(c, "full_attention_interval", 4);
-  const int64_t every = c["full_attention_interval"].is_number_integer()
-                            ? std::max<int64_t>(1, c["full_attention_interval"].get<int64_t>()) : 4;
-  if (!c.contains("layer_types") || c["layer_types"].is_null())
-    c["layer_types"] = Types(c, [&](int64_t i) { return (i + 1) % every == 0; });
-}
-
-void SpellKimi(Json& c) {
-  Rename(c, "model_max_length", "max_position_embeddings");
-  Rename(c, "num_experts_per_token", "num_experts_per_tok");
-  if (c.contains("linear_attn_config") && c["linear_attn_config"].is_object()) {  // layers are counted from 1 there
-    const Json linear = c["linear_attn_config"];
-    const Json full = linear.value("full_attn_layers", Json::array());
-    if (!c.contains("layer_types")) c["layer_types"] = Types(c, [&](int64_t i) { return Contains(full, i + 1); });
-    if (linear.contains("head_dim")) SetDefault(c, "linear_head_dim", linear["head_dim"]);
-    if (linear.contains("num_heads")) SetDefault(c, "linear_num_heads", linear["num_heads"]);
-    if (linear.contains("short_conv_kernel_size"))
-      SetDefault(c, "linear_conv_kernel_dim", linear["short_conv_kernel_size"]);
-  }
-}
-
-void SpellMamba2(Json& c) {
-  c["layer_types"] = Types(c, [](int64_t) { return false; });
-  Rename(c, "layer_norm_epsilon", "rms_norm_eps");
-  Rename(c, "num_heads", "mamba_n_heads");
-  Rename(c, "head_dim", "mamba_d_head");
-  Rename(c, "n_groups", "mamba_n_groups");
-  Rename(c, "state_size", "mamba_d_state");
-  Rename(c, "conv_kernel", "mamba_d_conv");
-  Rename(c, "use_conv_bias", "mamba_conv_bias");
-  // There is no attention; what describes it is never used.
-  c["num_attention_heads"] = c["num_key_value_heads"] = 1;
-  c["head_dim"] = 2;
-  SetDefault(c, "intermediate_size", 1);
-  SetDefault(c, "max_position_embeddings", 1 << 20);
-}
-
-// layers_block_type, or layer_types that say "mamba" and "attention".
-void SpellMambaHybrid(Json& c) {
-  Rename(c, "layers_block_type", "layer_types");
-  if (!c.contains("layer_types") || c["layer_types"].is_null()) {
-    const Json full = c.value("attn_layer_indices", Json::array());
-    c["layer_types"] = Types(c, [&](int64_t i) { return Contains(full, i); });
-  }
-  if (c["layer_types"].is_array())
-    for (Json& type : c["layer_types"])
-      if (type == "attention") type = "full_attention";
-  if (c.contains("mamba_d_head") && c["mamba_d_head"] == "auto") c.erase("mamba_d_head");
-  Rename(c, "shared_intermediate_size", "intermediate_size");
-}
 
 absl::Status ReadExperts(const JsonFields& fields, ExpertConfig& experts, const char* count, const char* intermediate) {
   DT_ASSIGN_OR_RETURN(experts.experts, Size(fields, count));
@@ -127,9 +15,20 @@ absl::Status ReadExperts(const JsonFields& fields, ExpertConfig& experts, const 
   return absl::OkStatus();
 }
 
+void AllSparse(ModelConfig& config) {
+  for (LayerConfig& layer : config.layers) layer.mlp = MlpKind::kExperts;
+}
+
+namespace {
+
+using Family = StateConfig::Family;
+
 // decoder_sparse_step and mlp_only_layers say which layers are dense.
 absl::Status ReadSparseLayers(const JsonFields& fields, ModelConfig& config) {
   DT_ASSIGN_OR_RETURN(const auto dense, fields.Ints("mlp_only_layers"));
+  for (const int64_t layer : dense.value_or(std::vector<int64_t>()))
+    if (layer < 0 || layer >= static_cast<int64_t>(config.layers.size()))
+      return fields.Error("mlp_only_layers", absl::StrCat("names layer ", layer, " of ", config.layers.size()));
   DT_ASSIGN_OR_RETURN(const int64_t every, Size(fields, "decoder_sparse_step", 1));
   for (size_t i = 0; i < config.layers.size(); ++i) {
     const bool listed = dense && std::find(dense->begin(), dense->end(), static_cast<int64_t>(i)) != dense->end();
@@ -150,10 +49,6 @@ absl::Status ReadQwenExperts(const JsonFields& fields, ModelConfig& config) {
   }
   config.experts = experts;
   return ReadSparseLayers(fields, config);
-}
-
-void AllSparse(ModelConfig& config) {
-  for (LayerConfig& layer : config.layers) layer.mlp = MlpKind::kExperts;
 }
 
 absl::Status ReadMiniMax(const JsonFields& fields, ModelConfig& config) {
@@ -191,53 +86,58 @@ absl::Status ReadGatedDelta(const JsonFields& fields, ModelConfig& config) {
   return config.architecture == Architecture::kQwen3Next ? ReadQwenExperts(fields, config) : absl::OkStatus();
 }
 
-absl::Status ReadMambaState(const JsonFields& fields, ModelConfig& config) {
+absl::Status ReadOlmo(const JsonFields& fields, ModelConfig& config) {
   StateConfig state;
-  state.family = Family::kMamba2;
-  DT_ASSIGN_OR_RETURN(state.heads, Size(fields, "mamba_n_heads", 128));
-  DT_ASSIGN_OR_RETURN(const int64_t expand, Size(fields, "mamba_expand", 2));
-  DT_ASSIGN_OR_RETURN(state.value_dim, Size(fields, "mamba_d_head", config.hidden_size * expand / state.heads));
-  DT_ASSIGN_OR_RETURN(state.key_heads, Size(fields, "mamba_n_groups", 1));
-  DT_ASSIGN_OR_RETURN(state.key_dim, Size(fields, "mamba_d_state", 256));
-  DT_ASSIGN_OR_RETURN(state.conv_width, Size(fields, "mamba_d_conv", 4));
-  DT_ASSIGN_OR_RETURN(state.conv_bias, Flag(fields, "mamba_conv_bias", true));
-  DT_ASSIGN_OR_RETURN(const bool bias, Flag(fields, "mamba_proj_bias", false));
-  DT_ASSIGN_OR_RETURN(const bool use_bias, Flag(fields, "use_bias", false));
-  if (bias || use_bias) return Unimplemented(fields.file(), ": biases of Mamba's projections are not served");
-  const Json* limit = fields.Get("time_step_limit");
-  if (limit != nullptr && limit->is_array() && limit->size() == 2) {
-    const auto number = [](const Json& value, float missing) {  // transformers 5 writes {"__float__": "Infinity"}
-      return value.is_number() ? static_cast<float>(std::min(value.get<double>(), 3e38)) : missing;
-    };
-    state.step_low = number((*limit)[0], 0);
-    state.step_high = number((*limit)[1], 3e38f);
-  }
-  state.out_norm_eps = config.norm_eps;
+  state.family = Family::kGatedDelta;
+  DT_ASSIGN_OR_RETURN(state.heads, Size(fields, "linear_num_value_heads", config.heads));
+  DT_ASSIGN_OR_RETURN(state.key_heads, Size(fields, "linear_num_key_heads", config.heads));
+  const int64_t dim = std::max<int64_t>(1, 3 * config.hidden_size / (4 * state.key_heads));
+  DT_ASSIGN_OR_RETURN(state.key_dim, Size(fields, "linear_key_head_dim", dim));
+  DT_ASSIGN_OR_RETURN(state.value_dim, Size(fields, "linear_value_head_dim", 2 * state.key_dim));
+  DT_ASSIGN_OR_RETURN(state.conv_width, Size(fields, "linear_conv_kernel_dim", 4));
+  DT_ASSIGN_OR_RETURN(const bool negative, Flag(fields, "linear_allow_neg_eigval", true));
+  state.rate_scale = negative ? 2 : 1;
+  state.out_norm_eps = 1e-5;  // whatever the others have
+  config.qk_norm = config.whole_qk_norm = true;
   config.state = state;
   return absl::OkStatus();
 }
 
-absl::Status ReadGranite(const JsonFields& fields, ModelConfig& config) {
-  DT_ASSIGN_OR_RETURN(config.embedding_scale, Scale(fields, "embedding_multiplier", 1));
-  DT_ASSIGN_OR_RETURN(config.attention_scale, Scale(fields, "attention_multiplier", 1));
-  DT_ASSIGN_OR_RETURN(const float residual, Scale(fields, "residual_multiplier", 1));
-  ResidualConfig& r = config.residual;
-  r.full_beta = r.linear_beta = r.mlp_beta = residual;
-  DT_ASSIGN_OR_RETURN(const float logits, Scale(fields, "logits_scaling", 1));
-  if (!(logits > 0)) return fields.Error("logits_scaling", "must be positive");
-  config.logits_scale = 1 / logits;
-  DT_ASSIGN_OR_RETURN(const auto position, fields.String("position_embedding_type"));
-  if (position.value_or("") != "rope")
-    for (LayerConfig& layer : config.layers) layer.rope = -1;
-  DT_ASSIGN_OR_RETURN(const auto count, fields.Int("num_local_experts"));
-  if (count.value_or(0) == 0) return absl::OkStatus();
-  // The dense MLP of these layers is an expert that every token goes to.
+// LFM2's MLPs are narrower than the config says, unless that says otherwise.
+absl::Status ReadLfm2Mlp(const JsonFields& fields, ModelConfig& config) {
+  DT_ASSIGN_OR_RETURN(const bool adjust, Flag(fields, "block_auto_adjust_ff_dim", true));
+  if (!adjust) return absl::OkStatus();
+  DT_ASSIGN_OR_RETURN(const int64_t multiple, Size(fields, "block_multiple_of", 256));
+  DT_ASSIGN_OR_RETURN(const auto factor, fields.Float("block_ffn_dim_multiplier"));
+  if (factor && !(*factor > 0 && *factor <= 64))
+    return fields.Error("block_ffn_dim_multiplier", absl::StrCat("is ", *factor, "; it must be in (0, 64]"));
+  int64_t size = 2 * config.intermediate_size / 3;
+  size = static_cast<int64_t>(factor.value_or(1.0) * static_cast<double>(size));
+  config.intermediate_size = (size + multiple - 1) / multiple * multiple;
+  return absl::OkStatus();
+}
+
+absl::Status ReadLfm2(const JsonFields& fields, ModelConfig& config) {
+  DT_ASSIGN_OR_RETURN(const int64_t width, Size(fields, "conv_L_cache", 3));
+  DT_ASSIGN_OR_RETURN(const bool bias, Flag(fields, "conv_bias", false));
+  DT_RETURN_IF_ERROR(SetConvolutionState(fields.file(), width, bias, config));
+  config.qk_norm = true;
+  return ReadLfm2Mlp(fields, config);
+}
+
+absl::Status ReadGptOss(const JsonFields& fields, ModelConfig& config) {
   ExpertConfig experts;
-  DT_RETURN_IF_ERROR(ReadExperts(fields, experts, "num_local_experts", "expert_intermediate_size"));
-  experts.shared_intermediate = config.intermediate_size;
+  DT_RETURN_IF_ERROR(ReadExperts(fields, experts, "num_local_experts", "intermediate_size"));
   experts.score = ExpertConfig::Score::kSoftmaxOfChosen;
+  experts.router_bias = experts.bias = true;
   config.experts = experts;
   AllSparse(config);
+  config.sinks = true;
+  DT_ASSIGN_OR_RETURN(const auto limit, fields.Float("swiglu_limit"));
+  if (limit.value_or(7) != 7) return Unimplemented(fields.file(), ": swiglu_limit ", *limit, " is not served; 7 is");
+  if (config.activation != Activation::kSilu)
+    return Unimplemented(fields.file(), ": hidden_act of gpt_oss must be silu");
+  config.activation = Activation::kClampedSwiglu;
   return absl::OkStatus();
 }
 
@@ -276,6 +176,10 @@ absl::Status ReadKimiExperts(const JsonFields& fields, ModelConfig& config) {
   if (types && types->size() != config.layers.size())
     return fields.Error("mlp_layer_types", absl::StrCat("has ", types->size(), " entries for ", config.layers.size(),
                                                         " layers"));
+  for (size_t i = 0; types && i < types->size(); ++i)
+    if ((*types)[i] != "sparse" && (*types)[i] != "dense")
+      return Unimplemented(fields.file(), ": mlp_layer_types[", i, "] is '", Printable((*types)[i]),
+                           "'; sparse and dense are served");
   for (size_t i = 0; i < config.layers.size(); ++i)
     if (types ? (*types)[i] == "sparse" : static_cast<int64_t>(i) >= first.value_or(0))
       config.layers[i].mlp = MlpKind::kExperts;
@@ -297,49 +201,6 @@ absl::Status ReadKimi(const JsonFields& fields, ModelConfig& config) {
 }
 
 }  // namespace
-
-absl::StatusOr<Json> CommonSpelling(const std::string& file, const Json& given) {
-  Json c = given;
-  const auto type_of = [](const Json& json) {
-    return json.contains("model_type") && json["model_type"].is_string() ? json["model_type"].get<std::string>() : "";
-  };
-  if (type_of(c) == "qwen3_5" && c.contains("text_config") && c["text_config"].is_object()) {
-    c = given["text_config"];
-    for (const char* field : {"tie_word_embeddings", "eos_token_id", "bos_token_id"})
-      if (given.contains(field)) SetDefault(c, field, given[field]);
-    c["model_type"] = "qwen3_5_text";
-    c["dovetail_tensor_prefix"] = "model.language_model.";
-  }
-  const std::string type = type_of(c);
-  if (type == "minimax") SpellMiniMax(c);
-  if (type == "qwen3_next" || type == "qwen3_5_text") SpellQwen(c);
-  if (type == "kimi_linear") SpellKimi(c);
-  if (type == "mamba2") SpellMamba2(c);
-  if (type == "bamba" || type == "granitemoehybrid") {
-    if (type == "granitemoehybrid") {  // its intermediate_size is that of an expert
-      Rename(c, "intermediate_size", "expert_intermediate_size");
-      c.erase("intermediate_size");
-    }
-    SpellMambaHybrid(c);
-  }
-  return c;
-}
-
-bool IsLinearLayer(Architecture architecture, std::string_view type) {
-  switch (architecture) {
-    case Architecture::kMiniMax:
-    case Architecture::kQwen3Next:
-    case Architecture::kQwen35:
-    case Architecture::kKimiLinear:
-      return type == "linear_attention";
-    case Architecture::kMamba2:
-    case Architecture::kBamba:
-    case Architecture::kGraniteHybrid:
-      return type == "mamba" || type == "linear_attention";
-    default:
-      return false;
-  }
-}
 
 absl::Status ReadHybrid(const JsonFields& fields, ModelConfig& config) {
   DT_ASSIGN_OR_RETURN(const auto prefix, fields.String("dovetail_tensor_prefix"));
@@ -371,15 +232,18 @@ absl::Status ReadHybrid(const JsonFields& fields, ModelConfig& config) {
       return ReadGatedDelta(fields, config);
     case Architecture::kKimiLinear:
       return ReadKimi(fields, config);
+    case Architecture::kOlmoHybrid:
+      return ReadOlmo(fields, config);
+    case Architecture::kLfm2:
+      return ReadLfm2(fields, config);
+    case Architecture::kGptOss:
+      return ReadGptOss(fields, config);
     case Architecture::kMamba2:
-      config.tensor_prefix = "backbone.";
-      for (LayerConfig& layer : config.layers) layer.mlp = MlpKind::kNone;
-      return ReadMambaState(fields, config);
     case Architecture::kBamba:
-      return ReadMambaState(fields, config);
     case Architecture::kGraniteHybrid:
-      DT_RETURN_IF_ERROR(ReadMambaState(fields, config));
-      return ReadGranite(fields, config);
+    case Architecture::kNemotronH:
+    case Architecture::kFalconH1:
+      return ReadMambaHybrid(fields, config);
     default:
       return absl::OkStatus();
   }

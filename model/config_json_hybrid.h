@@ -1,4 +1,5 @@
 #pragma once
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -16,8 +17,16 @@ absl::StatusOr<nlohmann::json> CommonSpelling(const std::string& file, const nlo
 
 // Whether layer_types means a linear state by this.
 bool IsLinearLayer(Architecture architecture, std::string_view type);
+// What comes in a layer of this type that has an MLP and nothing else; nullopt: it is another type.
+std::optional<MlpKind> MlpOfLayer(Architecture architecture, std::string_view type);
 
 // Fills in state, experts, residual and what else these families have; `config` has everything else.
 absl::Status ReadHybrid(const JsonFields& fields, ModelConfig& config);
+
+// Of these, Mamba-2 and the hybrids around it (config_json_mamba.cc).
+absl::Status ReadMambaHybrid(const JsonFields& fields, ModelConfig& config);
+
+absl::Status ReadExperts(const JsonFields& fields, ExpertConfig& experts, const char* count, const char* intermediate);
+void AllSparse(ModelConfig& config);
 
 }  // namespace dovetail::model

@@ -18,6 +18,7 @@ kernels::RowFormat RowFormatOf(GgmlType type) {
     case GgmlType::kQ4_K: return RowFormat::kQ4_K;
     case GgmlType::kQ5_K: return RowFormat::kQ5_K;
     case GgmlType::kQ6_K: return RowFormat::kQ6_K;
+    case GgmlType::kMXFP4: return RowFormat::kMXFP4;
   }
   DT_CHECK(false, "not a GgmlType: ", static_cast<uint32_t>(type));
 }

@@ -38,6 +38,8 @@ std::string StateText(const StateConfig& state) {
                        : state.family == StateConfig::Family::kGatedDelta ? "gated delta rule"
                        : state.family == StateConfig::Family::kKda        ? "delta rule, decays by channel"
                                                                           : "Mamba-2";
+  if (state.family == StateConfig::Family::kConvolution)
+    return absl::StrCat(" (short convolution, ", state.value_width(), " channels, ", state.conv_width, " taps)");
   return absl::StrCat(" (", family, ", ", state.heads, " heads of ", state.key_dim, " x ", state.value_dim, ")");
 }
 
@@ -47,7 +49,9 @@ std::string LayersText(const ModelConfig& config) {
     std::string kind = "full attention";
     if (layer.kind == LayerKind::kLinearState) kind = "linear state" + StateText(*config.state);
     if (layer.kind == LayerKind::kSlidingAttention) kind = absl::StrCat("attention over the last ", layer.window);
-    if (layer.rope < 0 && layer.kind != LayerKind::kLinearState) kind += " without rope";
+    if (layer.kind == LayerKind::kMlpOnly) kind = "MLP only";
+    if (layer.rope < 0 && HasAttention(layer.kind)) kind += " without rope";
+    if (layer.kind == LayerKind::kAttentionAndState) kind += " beside a linear state" + StateText(*config.state);
     if (layer.mlp == MlpKind::kExperts)
       absl::StrAppend(&kind, ", ", config.experts->chosen, " of ", config.experts->experts, " experts");
     ++kinds[kind];
@@ -56,6 +60,16 @@ std::string LayersText(const ModelConfig& config) {
     absl::StrAppend(out, kind.second, " ", kind.first);
   };
   return absl::StrCat(config.layers.size(), ": ", absl::StrJoin(kinds, ", ", format));
+}
+
+const char* ActivationText(Activation activation) {
+  switch (activation) {
+    case Activation::kSilu: return " (silu)";
+    case Activation::kGeluTanh: return " (gelu)";
+    case Activation::kClampedSwiglu: return " (clamped swiglu)";
+    case Activation::kRelu2: return " (squared relu, no gate)";
+  }
+  return "";
 }
 
 std::string HeadsText(const ModelConfig& config) {
@@ -150,7 +164,7 @@ std::string Holds(const Checkpoint& checkpoint) {
   text += Line("layers", LayersText(config));
   text += Line("heads", HeadsText(config));
   text += Line("sizes", absl::StrCat("hidden ", config.hidden_size, ", MLP ", config.intermediate_size,
-                                     config.activation == Activation::kSilu ? " (silu)" : " (gelu)"));
+                                     ActivationText(config.activation)));
   text += Line("context", absl::StrCat(Commas(static_cast<uint64_t>(config.max_positions)), " positions"));
   for (const RopeSpec& rope : config.ropes) text += Line("rope", RopeText(rope, config));
   text += Line("vocabulary", VocabularyText(config));
@@ -166,17 +180,18 @@ int64_t KvBytes(const ModelConfig& config, int64_t tokens, DType kv) {
   const int64_t per_token = config.kv_heads * (config.key_dim + config.value_dim) * static_cast<int64_t>(SizeOf(kv));
   int64_t bytes = 0;
   for (const LayerConfig& layer : config.layers)
-    if (layer.kind != LayerKind::kLinearState)
+    if (HasAttention(layer.kind))
       bytes += per_token * (layer.window > 0 ? std::min(tokens, layer.window) : tokens);
   return bytes;
 }
 
 int64_t StateBytes(const ModelConfig& config) {
   if (!config.state) return 0;
-  const int64_t layers = std::count_if(config.layers.begin(), config.layers.end(), [](const LayerConfig& layer) {
-    return layer.kind == LayerKind::kLinearState;
-  });
-  return layers * config.state->heads * config.state->key_dim * config.state->value_dim * int64_t{4};
+  const int64_t layers = std::count_if(config.layers.begin(), config.layers.end(),
+                                       [](const LayerConfig& layer) { return HasState(layer.kind); });
+  const StateConfig& s = *config.state;
+  const bool convolution = s.family == StateConfig::Family::kConvolution;  // what it remembers is all
+  return layers * s.heads * s.value_dim * (convolution ? s.conv_width - 1 : s.key_dim) * int64_t{4};
 }
 
 int64_t Parameters(const Checkpoint& checkpoint) {

@@ -17,6 +17,7 @@ constexpr TypeInfo kTypes[] = {
     {GgmlType::kQ4_0, "Q4_0", 32, 18},   {GgmlType::kQ4_1, "Q4_1", 32, 20},   {GgmlType::kQ5_0, "Q5_0", 32, 22},
     {GgmlType::kQ5_1, "Q5_1", 32, 24},   {GgmlType::kQ8_0, "Q8_0", 32, 34},   {GgmlType::kQ4_K, "Q4_K", 256, 144},
     {GgmlType::kQ5_K, "Q5_K", 256, 176}, {GgmlType::kQ6_K, "Q6_K", 256, 210},
+    {GgmlType::kMXFP4, "MXFP4", 32, 17},
 };
 
 struct OtherType {
@@ -29,7 +30,7 @@ constexpr OtherType kOtherTypes[] = {
     {4, "Q4_2"},      {5, "Q4_3"},      {9, "Q8_1"},   {10, "Q2_K"},   {11, "Q3_K"},  {15, "Q8_K"},  {16, "IQ2_XXS"},
     {17, "IQ2_XS"},   {18, "IQ3_XXS"},  {19, "IQ1_S"}, {20, "IQ4_NL"}, {21, "IQ3_S"}, {22, "IQ2_S"}, {23, "IQ4_XS"},
     {24, "I8"},       {25, "I16"},      {26, "I32"},   {27, "I64"},    {28, "F64"},   {29, "IQ1_M"}, {31, "Q4_0_4_4"},
-    {32, "Q4_0_4_8"}, {33, "Q4_0_8_8"}, {34, "TQ1_0"}, {35, "TQ2_0"},  {39, "MXFP4"},
+    {32, "Q4_0_4_8"}, {33, "Q4_0_8_8"}, {34, "TQ1_0"}, {35, "TQ2_0"},
 };
 
 const TypeInfo& Info(GgmlType type) {

@@ -54,8 +54,10 @@ struct StateGates {
   std::vector<float> bias, factor;   // [heads * width]
   float low = 0, high = 3e38f;
   int width = 1;                     // decays of a head
+  float input_scale = 1;             // of h W
   bool step_is_rate = false;         // Mamba-2: the clamped step size is also the rate
-  std::optional<Projection> rate;    // else rate = sigmoid(h W)
+  std::optional<Projection> rate;    // else rate = rate_scale sigmoid(h W), where there is one
+  float rate_scale = 1;
 };
 // Keys and values from one narrow latent: c = norm(first rows of h down), k = [c k_up | the other rows, for all heads].
 struct LatentKeyValue {
@@ -72,15 +74,19 @@ struct KeyValueProjection {  // k = rope(head_norm(h Wk)), v = h Wv
   bool silu = false;                 // of k and v
   std::optional<StateGates> gates;
   std::optional<LatentKeyValue> latent;  // instead of k and v
+  std::optional<Projection> v_factor;  // v = (h Wv) * (h W)
 };
 struct AttentionCut {  // a = attention(op): computed where the KV lives
   int op = 0;
 };
 // a = norm(a) * act(h W), or norm(a * act(h W)).
 struct OutputGate {
+  enum class Kind { kSigmoid, kSilu, kPlain };
   std::optional<LowRankProjection> gate;  // absent: only the norm
-  bool silu = false;                 // else a sigmoid
+  Kind kind = Kind::kSigmoid;
+  float scale = 1;                   // of h W
   std::optional<RmsNorm> norm;       // over vectors of its weight's size
+  int norm_groups = 1;               // parts of the weight that norm a vector each
   bool gate_first = false;           // gated before the norm
 };
 struct OutputProjection {  // x += scale post_norm(gated(a) Wo)
@@ -92,7 +98,7 @@ struct OutputProjection {  // x += scale post_norm(gated(a) Wo)
 };
 struct GatedMlp {  // x += scale post_norm(down(act(gate h) * up h)), h = norm(x)
   std::optional<RmsNorm> norm;       // absent: h = x
-  Projection gate, up, down;
+  Projection gate, up, down;         // gate is empty with kRelu2
   Activation activation = Activation::kSilu;
   std::optional<RmsNorm> post_norm;
   std::optional<float> restart;      // as in InputNorm
@@ -101,7 +107,7 @@ struct GatedMlp {  // x += scale post_norm(down(act(gate h) * up h)), h = norm(x
 // x += scale sum of weight_e expert_e(h) over the experts that the router chooses, + shared(h); h = norm(x).
 struct ExpertMlp {
   struct Expert {
-    Projection gate, up, down;
+    Projection gate, up, down;  // gate is empty with kRelu2
   };
   RmsNorm norm;
   std::optional<float> restart;
@@ -112,6 +118,7 @@ struct ExpertMlp {
   float route_scale = 1;
   int chosen = 1;
   std::vector<Expert> experts;
+  std::optional<Projection> latent_down, latent_up;  // experts read h latent_down; their sum goes through latent_up
   std::optional<Expert> shared;
   std::optional<Projection> shared_gate;  // [1, hidden]: the shared expert times sigmoid(h w)
   Activation activation = Activation::kSilu;

@@ -9,14 +9,20 @@ using Family = StateConfig::Family;
 
 class HybridReader {
  public:
-  HybridReader(Loader& loader, int layer, std::vector<LayerStep>& steps)
-      : loader_(loader), c_(loader.config()), l_(c_.layers[layer]), layer_(layer),
+  HybridReader(Loader& loader, int layer, int& ops, std::vector<LayerStep>& steps)
+      : loader_(loader), c_(loader.config()), l_(c_.layers[layer]), ops_(ops),
         prefix_(absl::StrCat("layers.", layer, ".")), steps_(steps) {}
 
   absl::Status Read() {
-    const bool linear = l_.kind == LayerKind::kLinearState;
-    DT_RETURN_IF_ERROR(ReadInputNorm(linear));
-    DT_RETURN_IF_ERROR(linear ? ReadState() : ReadAttention());
+    if (l_.kind != LayerKind::kMlpOnly) DT_RETURN_IF_ERROR(ReadInputNorm(l_.kind == LayerKind::kLinearState));
+    if (HasAttention(l_.kind)) {
+      op_ = ops_++;
+      DT_RETURN_IF_ERROR(ReadAttention());
+    }
+    if (HasState(l_.kind)) {
+      op_ = ops_++;
+      DT_RETURN_IF_ERROR(c_.state->family == Family::kConvolution ? ReadConvolution() : ReadState());
+    }
     switch (l_.mlp) {
       case MlpKind::kNone: return absl::OkStatus();
       case MlpKind::kDense: return ReadMlp();
@@ -30,6 +36,7 @@ class HybridReader {
   absl::StatusOr<Projection> Project(const std::string& name, bool bias = false) {
     return loader_.ReadProjection(prefix_ + name, bias);
   }
+  bool HasGate() const { return c_.activation != Activation::kRelu2; }
   std::optional<float> Restart(float alpha) const {
     return c_.residual.from_norm ? std::optional<float>(alpha) : std::nullopt;
   }
@@ -44,13 +51,13 @@ class HybridReader {
 
   absl::Status ReadAttention() {
     QueryProjection query;
-    query.op = layer_;
+    query.op = op_;
     query.rope = l_.rope;
     DT_ASSIGN_OR_RETURN(query.q, Project("attn.q_proj", c_.q_bias));
     DT_ASSIGN_OR_RETURN(query.head_norm, loader_.ReadNormIf(c_.qk_norm, prefix_ + "attn.q_norm"));
     steps_.push_back(std::move(query));
     KeyValueProjection key_value;
-    key_value.op = layer_;
+    key_value.op = op_;
     key_value.rope = l_.rope;
     if (c_.latent) {
       DT_ASSIGN_OR_RETURN(key_value.latent, ReadLatent());
@@ -60,16 +67,16 @@ class HybridReader {
     }
     DT_ASSIGN_OR_RETURN(key_value.head_norm, loader_.ReadNormIf(c_.qk_norm, prefix_ + "attn.k_norm"));
     steps_.push_back(std::move(key_value));
-    steps_.push_back(AttentionCut{layer_});
+    steps_.push_back(AttentionCut{op_});
     OutputProjection output;
-    output.op = layer_;
+    output.op = op_;
     output.scale = c_.residual.full_beta;
     DT_ASSIGN_OR_RETURN(output.o, Project("attn.o_proj", c_.o_bias));
     DT_ASSIGN_OR_RETURN(output.post_norm, loader_.ReadNormIf(Has("post_attn_norm.weight"), prefix_ + "post_attn_norm"));
     if (c_.gated_attention) {
       OutputGate gate;
       gate.gate.emplace();
-      DT_ASSIGN_OR_RETURN(gate.gate->out, Project("attn.gate_proj"));
+      DT_ASSIGN_OR_RETURN(gate.gate->out, Project("attn.gate_proj", c_.q_bias));
       output.gate = std::move(gate);
     }
     steps_.push_back(std::move(output));
@@ -94,14 +101,18 @@ class HybridReader {
     if (Has("state.decay_low_proj.weight")) {
       DT_ASSIGN_OR_RETURN(gates.decay.low, Project("state.decay_low_proj"));
     }
-    DT_ASSIGN_OR_RETURN(gates.decay.out, Project("state.decay_proj"));
+    DT_ASSIGN_OR_RETURN(gates.decay.out, Project("state.decay_proj", c_.state->proj_bias));
     DT_ASSIGN_OR_RETURN(gates.bias, loader_.ReadVector(prefix_ + "state.decay_bias"));
     DT_ASSIGN_OR_RETURN(const std::vector<float> a_log, loader_.ReadVector(prefix_ + "state.a_log"));
     gates.width = static_cast<int>(s.decay_width());
+    const bool done = loader_.checkpoint().format() == Checkpoint::Format::kGguf;  // those hold -exp(a) itself
     for (const float a : a_log)
-      gates.factor.insert(gates.factor.end(), gates.width, static_cast<float>(-std::exp(static_cast<double>(a))));
+      gates.factor.insert(gates.factor.end(), gates.width,
+                          done ? a : static_cast<float>(-std::exp(static_cast<double>(a))));
     gates.low = s.step_low;
     gates.high = s.step_high;
+    gates.input_scale = s.multipliers.step;
+    gates.rate_scale = s.rate_scale;
     gates.step_is_rate = s.family == Family::kMamba2;
     if (!gates.step_is_rate) {
       DT_ASSIGN_OR_RETURN(gates.rate, Project("state.rate_proj"));
@@ -112,35 +123,63 @@ class HybridReader {
   absl::Status ReadState() {
     const StateConfig& s = *c_.state;
     QueryProjection query;
-    query.op = layer_;
+    query.op = op_;
     query.silu = s.family == Family::kLightning;
-    DT_ASSIGN_OR_RETURN(query.q, Project("state.q_proj"));
+    DT_ASSIGN_OR_RETURN(query.q, Project("state.q_proj", s.proj_bias));
     steps_.push_back(std::move(query));
     KeyValueProjection key_value;
-    key_value.op = layer_;
+    key_value.op = op_;
     key_value.silu = s.family == Family::kLightning;
-    DT_ASSIGN_OR_RETURN(key_value.k, Project("state.k_proj"));
-    DT_ASSIGN_OR_RETURN(key_value.v, Project("state.v_proj"));
+    DT_ASSIGN_OR_RETURN(key_value.k, Project("state.k_proj", s.proj_bias));
+    DT_ASSIGN_OR_RETURN(key_value.v, Project("state.v_proj", s.proj_bias));
     if (s.family != Family::kLightning) {
       DT_ASSIGN_OR_RETURN(key_value.gates, ReadGates());
     }
     steps_.push_back(std::move(key_value));
-    steps_.push_back(AttentionCut{layer_});
+    steps_.push_back(AttentionCut{op_});
     OutputProjection output;
-    output.op = layer_;
+    output.op = op_;
     output.scale = c_.residual.linear_beta;
-    DT_ASSIGN_OR_RETURN(output.o, Project("state.o_proj"));
+    DT_ASSIGN_OR_RETURN(output.o, Project("state.o_proj", s.proj_bias));
     OutputGate gate;
     gate.gate.emplace();
+    gate.scale = s.multipliers.gate;
     if (Has("state.gate_low_proj.weight")) {
       DT_ASSIGN_OR_RETURN(gate.gate->low, Project("state.gate_low_proj"));
     }
-    DT_ASSIGN_OR_RETURN(gate.gate->out, Project("state.gate_proj"));
+    DT_ASSIGN_OR_RETURN(gate.gate->out, Project("state.gate_proj", s.proj_bias));
     DT_ASSIGN_OR_RETURN(gate.norm, loader_.ReadNormIf(s.out_norm, prefix_ + "state.out_norm"));
     if (gate.norm) gate.norm->eps = static_cast<float>(s.out_norm_eps);
-    gate.silu = s.family == Family::kGatedDelta || s.family == Family::kMamba2;
-    gate.gate_first = s.family == Family::kMamba2;
+    gate.norm_groups = static_cast<int>(s.out_norm_groups);
+    if (s.family == Family::kGatedDelta || s.family == Family::kMamba2) gate.kind = OutputGate::Kind::kSilu;
+    gate.gate_first = s.family == Family::kMamba2 && !s.norm_first;
     output.gate = std::move(gate);
+    steps_.push_back(std::move(output));
+    return absl::OkStatus();
+  }
+
+  // y = (conv((h Wx) * (h Wb)) * (h Wc)) Wo: a state of nothing but the convolution's inputs, whose q and k are 0.
+  absl::Status ReadConvolution() {
+    const StateConfig& s = *c_.state;
+    QueryProjection query;
+    query.op = op_;
+    DT_ASSIGN_OR_RETURN(query.q, loader_.Zeros(s.heads * s.key_dim));
+    steps_.push_back(std::move(query));
+    KeyValueProjection key_value;
+    key_value.op = op_;
+    DT_ASSIGN_OR_RETURN(key_value.k, loader_.Zeros(s.heads * s.key_dim));
+    DT_ASSIGN_OR_RETURN(key_value.v, Project("state.v_proj", s.proj_bias));
+    DT_ASSIGN_OR_RETURN(key_value.v_factor, Project("state.v_factor_proj", s.proj_bias));
+    steps_.push_back(std::move(key_value));
+    steps_.push_back(AttentionCut{op_});
+    OutputProjection output;
+    output.op = op_;
+    OutputGate gate;
+    gate.kind = OutputGate::Kind::kPlain;
+    gate.gate.emplace();
+    DT_ASSIGN_OR_RETURN(gate.gate->out, Project("state.gate_proj", s.proj_bias));
+    output.gate = std::move(gate);
+    DT_ASSIGN_OR_RETURN(output.o, Project("state.o_proj", s.proj_bias));
     steps_.push_back(std::move(output));
     return absl::OkStatus();
   }
@@ -151,9 +190,13 @@ class HybridReader {
     mlp.scale = c_.residual.mlp_beta;
     mlp.restart = Restart(c_.residual.mlp_alpha);
     DT_ASSIGN_OR_RETURN(mlp.norm, loader_.ReadNormIf(Has("pre_mlp_norm.weight"), prefix_ + "pre_mlp_norm"));
-    DT_ASSIGN_OR_RETURN(mlp.gate, Project("mlp.gate_proj"));
-    DT_ASSIGN_OR_RETURN(mlp.up, Project("mlp.up_proj"));
-    DT_ASSIGN_OR_RETURN(mlp.down, Project("mlp.down_proj"));
+    if (mlp.norm)
+      for (float& weight : mlp.norm->weight) weight *= c_.residual.mlp_input;
+    if (HasGate()) {
+      DT_ASSIGN_OR_RETURN(mlp.gate, Project("mlp.gate_proj", c_.mlp_bias));
+    }
+    DT_ASSIGN_OR_RETURN(mlp.up, Project("mlp.up_proj", c_.mlp_bias));
+    DT_ASSIGN_OR_RETURN(mlp.down, Project("mlp.down_proj", c_.mlp_bias));
     DT_ASSIGN_OR_RETURN(mlp.post_norm, loader_.ReadNormIf(Has("post_mlp_norm.weight"), prefix_ + "post_mlp_norm"));
     steps_.push_back(std::move(mlp));
     return absl::OkStatus();
@@ -161,9 +204,12 @@ class HybridReader {
 
   absl::StatusOr<ExpertMlp::Expert> ReadExpert(const std::string& name) {
     ExpertMlp::Expert expert;
-    DT_ASSIGN_OR_RETURN(expert.gate, Project(name + "gate_proj"));
-    DT_ASSIGN_OR_RETURN(expert.up, Project(name + "up_proj"));
-    DT_ASSIGN_OR_RETURN(expert.down, Project(name + "down_proj"));
+    const bool bias = c_.experts->bias;
+    if (HasGate()) {
+      DT_ASSIGN_OR_RETURN(expert.gate, Project(name + "gate_proj", bias));
+    }
+    DT_ASSIGN_OR_RETURN(expert.up, Project(name + "up_proj", bias));
+    DT_ASSIGN_OR_RETURN(expert.down, Project(name + "down_proj", bias));
     return expert;
   }
 
@@ -179,9 +225,13 @@ class HybridReader {
     mlp.chosen = static_cast<int>(e.chosen);
     DT_ASSIGN_OR_RETURN(mlp.norm, loader_.ReadNorm(prefix_ + "pre_mlp_norm"));
     // Rounding the router's weights or inputs would send tokens to other experts.
-    DT_ASSIGN_OR_RETURN(mlp.router, loader_.ReadProjection(prefix_ + "router", false, WeightFormat::kF32));
+    DT_ASSIGN_OR_RETURN(mlp.router, loader_.ReadProjection(prefix_ + "router", e.router_bias, WeightFormat::kF32));
     if (e.selection_bias) {
-      DT_ASSIGN_OR_RETURN(mlp.selection_bias, loader_.ReadVector(prefix_ + "router.bias"));
+      DT_ASSIGN_OR_RETURN(mlp.selection_bias, loader_.ReadVector(prefix_ + "router.selection_bias"));
+    }
+    if (e.latent > 0) {
+      DT_ASSIGN_OR_RETURN(mlp.latent_down, Project("experts.latent_down_proj"));
+      DT_ASSIGN_OR_RETURN(mlp.latent_up, Project("experts.latent_up_proj"));
     }
     for (int64_t x = 0; x < e.experts; ++x) {
       DT_ASSIGN_OR_RETURN(auto expert, ReadExpert(absl::StrCat("experts.", x, ".")));
@@ -200,15 +250,16 @@ class HybridReader {
   Loader& loader_;
   const ModelConfig& c_;
   const LayerConfig& l_;
-  const int layer_;
+  int& ops_;    // attention ops of the layers before
+  int op_ = 0;  // the one at hand
   const std::string prefix_;
   std::vector<LayerStep>& steps_;
 };
 
 }  // namespace
 
-absl::Status ReadHybridLayer(Loader& loader, int layer, std::vector<LayerStep>& steps) {
-  return HybridReader(loader, layer, steps).Read();
+absl::Status ReadHybridLayer(Loader& loader, int layer, int& ops, std::vector<LayerStep>& steps) {
+  return HybridReader(loader, layer, ops, steps).Read();
 }
 
 }  // namespace dovetail::model

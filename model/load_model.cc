@@ -35,15 +35,17 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(std::unique_ptr<Checkpoin
   auto model = std::make_unique<LoadedModel>();
   Loader loader(*checkpoint, format, pool, progress);
   const ModelConfig& config = checkpoint->config();
+  int ops = 0;
   for (int layer = 0; layer < static_cast<int>(config.layers.size()); ++layer) {
     if (IsHybrid(config)) {
-      DT_RETURN_IF_ERROR(ReadHybridLayer(loader, layer, model->steps));
+      DT_RETURN_IF_ERROR(ReadHybridLayer(loader, layer, ops, model->steps));
       continue;
     }
     DT_RETURN_IF_ERROR(loader.ReadAttention(layer, model->steps));
     DT_RETURN_IF_ERROR(loader.ReadMlp(layer, model->steps));
+    ++ops;
   }
-  model->attention_ops = static_cast<int>(config.layers.size());
+  model->attention_ops = ops;
   DT_ASSIGN_OR_RETURN(const TensorSource embedding, checkpoint->Find("embed.weight"));
   model->embedding = Embedding(*checkpoint, embedding, config.embedding_scale);
   DT_ASSIGN_OR_RETURN(model->final_norm, loader.ReadNorm("final_norm"));

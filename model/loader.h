@@ -45,6 +45,18 @@ class Loader {
     return projection;
   }
 
+  // A projection of h that gives `rows` zeros.
+  absl::StatusOr<Projection> Zeros(int64_t rows) {
+    const std::vector<float> row(static_cast<size_t>(config().hidden_size));
+    const auto row_at = [&](int64_t) { return reinterpret_cast<const std::byte*>(row.data()); };
+    Projection projection;
+    DT_ASSIGN_OR_RETURN(
+        projection.weights,
+        kernels::PackWeights(kernels::PackedFormat::kF32,
+                             kernels::RowSource{kernels::RowFormat::kF32, rows, config().hidden_size, row_at}, pool_));
+    return projection;
+  }
+
   absl::StatusOr<RmsNorm> ReadNorm(const std::string& name) {
     DT_ASSIGN_OR_RETURN(const TensorSource tensor, checkpoint_.Find(name + ".weight"));
     return RmsNorm{tensor.ReadAll(), static_cast<float>(checkpoint_.config().norm_eps)};
@@ -107,7 +119,11 @@ class Loader {
  private:
   absl::StatusOr<kernels::PackedWeights> Pack(const TensorSource& tensor, WeightFormat format) {
     const kernels::RowFormat row_format = RowFormatOf(tensor.type);
-    const auto row_at = [&](int64_t row) { return tensor.bytes.data() + tensor.SourceRow(row) * tensor.row_bytes; };
+    const std::vector<std::byte> rows = tensor.has_rows() ? std::vector<std::byte>() : tensor.CopyRows();
+    const auto row_at = [&](int64_t row) {
+      return rows.empty() ? tensor.bytes.data() + tensor.SourceRow(row) * tensor.row_bytes
+                          : rows.data() + row * tensor.row_bytes;
+    };
     auto packed = kernels::PackWeights(PackedFormatOf(format, row_format),
                                        kernels::RowSource{row_format, tensor.rows, tensor.cols, row_at}, pool_);
     if (!packed.ok())
@@ -130,7 +146,8 @@ class Loader {
   size_t total_bytes_ = 0, done_bytes_ = 0, weight_bytes_ = 0;
 };
 
-// The steps of one layer of a model with linear states or experts (IsHybrid), whose attention op is `layer`.
-absl::Status ReadHybridLayer(Loader& loader, int layer, std::vector<LayerStep>& steps);
+// The steps of one layer of a model with linear states or experts (IsHybrid). Its first attention op is `ops`, which is
+// then counted up (AttentionOpsOf).
+absl::Status ReadHybridLayer(Loader& loader, int layer, int& ops, std::vector<LayerStep>& steps);
 
 }  // namespace dovetail::model

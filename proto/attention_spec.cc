@@ -40,6 +40,7 @@ absl::Status ValidateSpec(const LinearSpec& spec, size_t op) {
 
 absl::Status ValidateConstants(const AttentionSpec& op, const LinearConstants& constants, size_t index) {
   const auto* linear = std::get_if<LinearSpec>(&op);
+  const auto* softmax = std::get_if<SoftmaxSpec>(&op);
   const LinearSpec none;
   const LinearSpec& spec = linear != nullptr ? *linear : none;
   const size_t heads = spec.heads, channels = heads * spec.channels();
@@ -49,9 +50,11 @@ absl::Status ValidateConstants(const AttentionSpec& op, const LinearConstants& c
   if (!sized(constants.log_decay, spec.token_decay ? 0 : heads, false) ||
       !sized(constants.conv, spec.conv_width * channels, false) ||
       !sized(constants.conv_bias, spec.conv_width > 0 ? channels : 0, true) ||
-      !sized(constants.skip, spec.conv_width > 0 ? heads : 0, true))
+      !sized(constants.skip, spec.conv_width > 0 ? heads : 0, true) ||
+      !sized(constants.sinks, softmax != nullptr ? softmax->query_heads : 0, true))
     return InvalidArgument("attention op ", index, ": its constants do not fit its spec");
-  for (const auto* values : {&constants.log_decay, &constants.conv, &constants.conv_bias, &constants.skip})
+  for (const auto* values :
+       {&constants.log_decay, &constants.conv, &constants.conv_bias, &constants.skip, &constants.sinks})
     for (const float value : *values)
       if (!std::isfinite(value)) return InvalidArgument("attention op ", index, ": a constant is not finite");
   return absl::OkStatus();
@@ -79,14 +82,16 @@ absl::StatusOr<AttentionTable> AttentionTable::Build(const std::vector<Attention
   if (ops.empty() || ops.size() > kMaxAttentionOps)
     return InvalidArgument("a model has ", ops.size(), " attention ops; 1..", kMaxAttentionOps, " are supported");
   const auto is_linear = [](const AttentionSpec& spec) { return std::holds_alternative<LinearSpec>(spec); };
-  const bool any_linear = std::any_of(ops.begin(), ops.end(), is_linear);
-  if (any_linear && constants.size() != ops.size())
+  const bool any_constants =
+      std::any_of(ops.begin(), ops.end(), is_linear) ||
+      std::any_of(constants.begin(), constants.end(), [](const LinearConstants& c) { return c != LinearConstants(); });
+  if (any_constants && constants.size() != ops.size())
     return InvalidArgument("a model of ", ops.size(), " attention ops has constants of ", constants.size());
   AttentionTable table;
-  if (any_linear) table.constants = std::move(constants);
+  if (any_constants) table.constants = std::move(constants);
   for (size_t op = 0; op < ops.size(); ++op) {
     DT_RETURN_IF_ERROR(std::visit([op](const auto& spec) { return ValidateSpec(spec, op); }, ops[op]));
-    if (any_linear) DT_RETURN_IF_ERROR(ValidateConstants(ops[op], table.constants[op], op));
+    if (any_constants) DT_RETURN_IF_ERROR(ValidateConstants(ops[op], table.constants[op], op));
     size_t group = 0;
     while (group < table.groups.size() && !(table.groups[group] == ops[op])) ++group;
     if (group == table.groups.size()) {

@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <variant>
 #include <vector>
@@ -53,6 +54,7 @@ struct LinearSpec {
   bool normalise = false;     // q and k to unit length (eps 1e-6 in the sum)
   float query_scale = 1;      // of q, after that
   int conv_width = 0;         // 0: no convolution
+  bool conv_linear = false;   // what it gives is taken as it is, not through silu
   DType wire = DType::kBF16;  // of q, k, v and o
   DType state = DType::kF32;
   int blocks_per_head = 1;    // KvBlocks that hold the state after a block of 64 tokens, and those tokens
@@ -63,12 +65,13 @@ struct LinearSpec {
   int channels() const { return 2 * key_dim + value_dim; }  // of a head: q, k, v
 };
 
-// What is fixed for one op, in the model's order of heads; of ops that are no linear state all are empty.
+// What is fixed for one op, in the model's order of heads; of softmax attention all but `sinks` are empty.
 struct LinearConstants {
   std::vector<float> log_decay;  // [heads]; empty with token_decay
   std::vector<float> conv;       // [conv_width][heads][channels]; the last tap meets the token itself
   std::vector<float> conv_bias;  // [heads][channels] or empty
   std::vector<float> skip;       // [heads] or, always without a convolution, empty: o += skip * convolved v
+  std::vector<float> sinks;      // [query_heads] of softmax attention, or empty: a logit that has no value
 
   bool operator==(const LinearConstants&) const = default;
 };
@@ -82,7 +85,7 @@ struct AttentionTable {
   std::vector<LayerGroup> op_group;      // by attention op
   std::vector<int> op_index_in_group;    // by attention op: its place among the ops of its group
   std::vector<int> ops_in_group;         // by LayerGroup
-  std::vector<LinearConstants> constants;  // by attention op; empty if the model has no linear state
+  std::vector<LinearConstants> constants;  // by attention op; empty if no op has any
 
   // Groups equal specs in order of first appearance. `constants` are by op, or empty. kInvalidArgument names the op and
   // the limit.
@@ -93,7 +96,14 @@ struct AttentionTable {
   int group_count() const { return static_cast<int>(groups.size()); }
   // Null for a group of softmax attention.
   const LinearSpec* linear(LayerGroup group) const { return std::get_if<LinearSpec>(&groups[group.value()]); }
-  bool has_linear() const { return !constants.empty(); }
+  bool has_linear() const {
+    return std::any_of(groups.begin(), groups.end(),
+                       [](const AttentionSpec& spec) { return std::holds_alternative<LinearSpec>(spec); });
+  }
+  // [query_heads] or null: of softmax attention, an extra logit of each head that joins its denominator once.
+  const float* sinks(int op) const {
+    return constants.empty() || constants[op].sinks.empty() ? nullptr : constants[op].sinks.data();
+  }
   // The group's heads, dimensions, wire type and window. A linear group is described as the softmax attention that
   // needs the same blocks: at position p a state is that before p's block of 64 and the tokens since, so its window is
   // 65 tokens. It has no token shards.

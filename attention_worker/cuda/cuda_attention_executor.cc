@@ -21,6 +21,8 @@ constexpr int64_t kRowsBeyond = 8;
 
 absl::Status CheckTable(const proto::AttentionTable& table) {
   if (table.has_linear()) return Unimplemented("linear-attention states run on the CPU so far");
+  for (int op = 0; op < table.op_count(); ++op)
+    if (table.sinks(op) != nullptr) return Unimplemented("attention with sinks runs on the CPU so far");
   for (const proto::SoftmaxSpec& spec : table.views) {
     if (spec.kv == DType::kF32)
       return Unimplemented("K and V in float32: GPUs keep them in bfloat16 or float16 (--kv-cache-dtype)");

@@ -479,7 +479,7 @@ absl::Status CudaDense::RunOutput(const model::OutputProjection& step, const Cud
     attended = parts[0].partial.data();
   } else {
     DT_ASSIGN_OR_RETURN(const std::byte* const joined,
-                        batch.wire->JoinPartials(parts, group, kernels::ContextOf(stream_)));
+                        batch.wire->JoinPartials(parts, step.op, kernels::ContextOf(stream_)));
     const size_t bytes = batch.rows * spec.query_heads * spec.value_dim * kElement;
     DT_RETURN_IF_ERROR(stream_.Copy(attended_->data(), joined, bytes));
     attended = attended_->data();

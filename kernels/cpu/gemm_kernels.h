@@ -23,19 +23,25 @@ enum class PackedFormat : uint8_t {
   kU8Affine,     // Q5_1: 8-bit codes, scale and offset f16
   kU8AffineF32,  // Q5_K: 8-bit codes, scale and offset f32
   kU8SymmetricG16,  // Q6_K: 8-bit codes about 128, scale f32 per 16 columns
+  kFp4,             // MXFP4: E2M1 codes, the scale is an exponent (below 2^-126: 0)
 };
-inline constexpr int kPackedFormats = 9;
+inline constexpr int kPackedFormats = 10;
 
 struct PackedTraits {
   int code_bits;    // 4 or 8; 0 for the float formats
   int group;        // columns that share a scale
-  int scale_bytes;  // 2 (f16) or 4 (f32)
-  bool affine;      // has offsets; else symmetric about code 1 << (code_bits - 1)
+  int scale_bytes;  // 1 (the exponent of an f32), 2 (f16) or 4 (f32)
+  bool affine;      // has offsets; else symmetric about code 1 << zero_shift
+  int zero_shift = 0;
+  bool table = false;  // 4-bit codes stand for 16 + kFp4Doubled[code]
 };
 constexpr PackedTraits kPackedTraits[kPackedFormats] = {
-    {0, 1, 0, false},  {0, 2, 0, false}, {4, 32, 2, false}, {4, 32, 2, true},  {4, 32, 4, true},
-    {8, 32, 2, false}, {8, 32, 2, true}, {8, 32, 4, true},  {8, 16, 4, false},
+    {0, 1, 0, false},     {0, 2, 0, false},     {4, 32, 2, false, 3}, {4, 32, 2, true},
+    {4, 32, 4, true},     {8, 32, 2, false, 7}, {8, 32, 2, true},     {8, 32, 4, true},
+    {8, 16, 4, false, 7}, {4, 32, 1, false, 4, true},
 };
+// The unsigned codes of a table, about 1 << 4.
+#define DT_FP4_CODES 16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4
 constexpr bool IsQuantized(PackedFormat format) {
   return kPackedTraits[static_cast<int>(format)].code_bits != 0;
 }

@@ -59,6 +59,11 @@ struct GroupSum<8, kPlanes> {
 
 template <int kBytes>
 DT_INLINE __m256 LoadScales(const std::byte* at, int64_t index) {
+  if constexpr (kBytes == 1) {
+    const __m256i exponent =
+        _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at + index)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+  }
   if constexpr (kBytes == 2)
     return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(at + index * 2)));
   return _mm256_load_ps(reinterpret_cast<const float*>(at) + index);
@@ -70,8 +75,8 @@ struct QuantizedKernel {
   static constexpr int kBits = kTraits.code_bits;
   static constexpr int kGroup = kTraits.group;
   static constexpr int kSteps = kGroup / 4;
-  static constexpr int kZeroShift =
-      kBits - 1;  // the zero code of symmetric formats is 1 << kZeroShift
+  static constexpr int kZeroShift = kTraits.zero_shift;
+  static constexpr int kSumBits = kTraits.table ? 8 : kBits;  // eight steps of 2 * 28 * 128 overflow 16 bits
 
   const GemmRows& x;
   const PackedView& w;
@@ -102,7 +107,7 @@ struct QuantizedKernel {
       if constexpr (kRows == 1) ahead.Step();
       const ActivationGroup<kPlanes>& in = panel[g * kGroup / kActivationGroup];
       const int part = kGroup == 16 ? static_cast<int>(g % 2) : 0;  // of the activation group
-      GroupSum<kBits, kPlanes> product[kRows];
+      GroupSum<kSumBits, kPlanes> product[kRows];
       AddCodes<kRows>(&in.codes[0][lane][part * 16],
                       tile + g * kGroup * kTileRows * kBits / 8 + half * 32, product);
       const __m256 scale =
@@ -126,7 +131,7 @@ struct QuantizedKernel {
 
   template <int kRows>
   __attribute__((always_inline)) void AddCodes(const int8_t* in, const std::byte* codes,
-                                               GroupSum<kBits, kPlanes>* product) const {
+                                               GroupSum<kSumBits, kPlanes>* product) const {
     constexpr int stride = kActivationGroup;
     constexpr int kLoads = kBits == 8 ? kSteps : kSteps / 2;
     for (int i = 0; i < kLoads; ++i) {
@@ -135,8 +140,13 @@ struct QuantizedKernel {
         for (int r = 0; r < kRows; ++r) product[r].Add(bytes, in + r * stride + 4 * i);
       } else {
         const __m256i nibble = _mm256_set1_epi8(15);
-        const __m256i low = _mm256_and_si256(bytes, nibble),
-                      high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
+        __m256i low = _mm256_and_si256(bytes, nibble),
+                high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
+        if constexpr (kTraits.table) {
+          const __m256i table = _mm256_broadcastsi128_si256(_mm_setr_epi8(DT_FP4_CODES));
+          low = _mm256_shuffle_epi8(table, low);
+          high = _mm256_shuffle_epi8(table, high);
+        }
         for (int r = 0; r < kRows; ++r) {
           product[r].Add(low, in + r * stride + 8 * i);
           product[r].Add(high, in + r * stride + 8 * i + 4);
@@ -164,6 +174,7 @@ DT_INLINE void FillTable(GemmBlockFn (&block)[kPackedFormats]) {
   block[static_cast<int>(kU8Affine)] = GemmQuantized<kU8Affine, kPlanes>;
   block[static_cast<int>(kU8AffineF32)] = GemmQuantized<kU8AffineF32, kPlanes>;
   block[static_cast<int>(kU8SymmetricG16)] = GemmQuantized<kU8SymmetricG16, kPlanes>;
+  block[static_cast<int>(kFp4)] = GemmQuantized<kFp4, kPlanes>;
 }
 
 }  // namespace

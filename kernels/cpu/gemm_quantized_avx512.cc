@@ -5,6 +5,11 @@ namespace {
 
 template <int kBytes>
 DT_INLINE __m512 LoadScales(const std::byte* at, int64_t group) {
+  if constexpr (kBytes == 1) {
+    const __m512i exponent = _mm512_cvtepu8_epi32(
+        _mm_load_si128(reinterpret_cast<const __m128i*>(at + group * kTileRows)));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
+  }
   if constexpr (kBytes == 2)
     return _mm512_cvtph_ps(
         _mm256_load_si256(reinterpret_cast<const __m256i*>(at + group * kTileRows * 2)));
@@ -27,8 +32,7 @@ struct QuantizedKernel {
   static constexpr PackedTraits kTraits = kPackedTraits[static_cast<int>(kFormat)];
   static constexpr int kBits = kTraits.code_bits;
   static constexpr int kGroup = kTraits.group;
-  static constexpr int kZeroShift =
-      kBits - 1;  // the zero code of symmetric formats is 1 << kZeroShift
+  static constexpr int kZeroShift = kTraits.zero_shift;
   static constexpr int kGroupBytes = kGroup * kTileRows * kBits / 8;
   static constexpr int kTilesTogether = 1;
 
@@ -93,6 +97,11 @@ struct QuantizedKernel {
         for (int t = 0; t < kTiles; ++t) {
           low[t] = _mm512_and_si512(bytes[t], nibble);
           high[t] = _mm512_and_si512(_mm512_srli_epi16(bytes[t], 4), nibble);
+          if constexpr (kTraits.table) {
+            const __m512i table = _mm512_broadcast_i32x4(_mm_setr_epi8(DT_FP4_CODES));
+            low[t] = _mm512_shuffle_epi8(table, low[t]);
+            high[t] = _mm512_shuffle_epi8(table, high[t]);
+          }
         }
         AddStep<kRows, kTiles>(in + 8 * i, low, product);
         AddStep<kRows, kTiles>(in + 8 * i + 4, high, product);
@@ -154,6 +163,7 @@ DT_INLINE void FillTable(GemmBlockFn (&block)[kPackedFormats]) {
   block[static_cast<int>(kU8Affine)] = GemmQuantized<kU8Affine, kPlanes>;
   block[static_cast<int>(kU8AffineF32)] = GemmQuantized<kU8AffineF32, kPlanes>;
   block[static_cast<int>(kU8SymmetricG16)] = GemmQuantized<kU8SymmetricG16, kPlanes>;
+  block[static_cast<int>(kFp4)] = GemmQuantized<kFp4, kPlanes>;
 }
 
 }  // namespace

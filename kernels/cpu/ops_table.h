@@ -66,6 +66,9 @@ struct OpsTable {
   void (*silu_mul)(const float* gate, const float* up, float* out,
                    int64_t n);  // gate * sigmoid(gate) * up
   void (*gelu_mul)(const float* gate, const float* up, float* out, int64_t n);  // tanh form of GELU
+  void (*relu_mul)(const float* gate, const float* up, float* out, int64_t n);  // max(gate, 0) * up
+  void (*mul)(const float* gate, const float* up, float* out, int64_t n);
+  void (*clamped_swiglu)(const float* gate, const float* up, float* out, int64_t n);  // activation.h
   void (*add)(const float* a, const float* b, float* out, int64_t n);
   void (*scale)(const float* a, float factor, float* out, int64_t n);
 

@@ -28,6 +28,9 @@ static OpsTable MakeTable(Isa isa) {
   t.rope = Rope;
   t.silu_mul = SiluMul;
   t.gelu_mul = GeluMul;
+  t.relu_mul = ReluMul;
+  t.mul = MulRows;
+  t.clamped_swiglu = ClampedSwiglu;
   t.add = AddRows;
   t.scale = ScaleRows;
   t.shift_scale = ShiftScaleRows;

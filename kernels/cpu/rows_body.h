@@ -55,6 +55,26 @@ static void GeluMul(const float* gate, const float* up, float* out, int64_t n) {
   }
 }
 
+static void ReluMul(const float* gate, const float* up, float* out, int64_t n) {
+  for (int64_t i = 0; i < n; i += 16)
+    StoreFirst(out + i, Mul(Max(Zero(), LoadFirst(gate + i, n - i)), LoadFirst(up + i, n - i)), n - i);
+}
+
+static void MulRows(const float* a, const float* b, float* out, int64_t n) {
+  for (int64_t i = 0; i < n; i += 16)
+    StoreFirst(out + i, Mul(LoadFirst(a + i, n - i), LoadFirst(b + i, n - i)), n - i);
+}
+
+// g sigmoid(1.702 g) (up + 1), with g at most 7 and up in [-7, 7].
+static void ClampedSwiglu(const float* gate, const float* up, float* out, int64_t n) {
+  const F32x16 limit = Set1(7.0f), low = Set1(-7.0f), alpha = Set1(1.702f), one = Set1(1.0f);
+  for (int64_t i = 0; i < n; i += 16) {
+    const F32x16 g = Min(limit, LoadFirst(gate + i, n - i));
+    const F32x16 u = Max(low, Min(limit, LoadFirst(up + i, n - i)));
+    StoreFirst(out + i, Mul(Gate(g, Mul(alpha, g)), Add(u, one)), n - i);
+  }
+}
+
 static void AddRows(const float* a, const float* b, float* out, int64_t n) {
   for (int64_t i = 0; i < n; i += 16)
     StoreFirst(out + i, Add(LoadFirst(a + i, n - i), LoadFirst(b + i, n - i)), n - i);

@@ -5,5 +5,7 @@ namespace dovetail::kernels::reference {
 // activation.h on one element, in double precision. Pure; for tests.
 double SiluMul(double gate, double up);
 double GeluMul(double gate, double up);
+double ReluMul(double gate, double up);
+double ClampedSwiglu(double gate, double up);
 
 }  // namespace dovetail::kernels::reference

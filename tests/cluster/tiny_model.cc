@@ -114,6 +114,8 @@ class TinyModelWriter {
         return BlocksOf<kernels::BlockQ5_K>(count, 256, deviation / 540, 15.5f);
       case GgmlType::kQ6_K:
         return BlocksOf<kernels::BlockQ6_K>(count, 256, deviation / 1370, 0);
+      case GgmlType::kMXFP4:
+        return BlocksOf<kernels::BlockMXFP4>(count, 32, deviation / 5.85f, 0);
       default:
         DT_CHECK(false);
     }
@@ -129,7 +131,11 @@ class TinyModelWriter {
       std::string random(sizeof(Block), '\0');
       for (char& c : random) c = static_cast<char>(random_() >> 56);
       std::memcpy(&block, random.data(), sizeof(Block));
-      block.d = ToF16(d).bits;
+      if constexpr (requires { block.e; }) {
+        block.e = static_cast<uint8_t>(128 + std::lround(std::log2(d)));
+      } else {
+        block.d = ToF16(d).bits;
+      }
       if constexpr (requires { block.m; }) block.m = ToF16(d * companion).bits;
       if constexpr (requires { block.dmin; }) block.dmin = ToF16(d * companion).bits;
       bytes.append(reinterpret_cast<const char*>(&block), sizeof(Block));

@@ -72,6 +72,7 @@ TEST(ControlMessages, LinearStatesAndTheirConstantsSurviveTheWire) {
   state.delta = state.vector_decay = state.token_decay = state.token_rate = state.normalise = true;
   state.query_scale = 0.25f;
   state.conv_width = 4;
+  state.conv_linear = true;
   state.wire = DType::kF16;
   state.blocks_per_head = 7;
   proto::LinearConstants constants;
@@ -79,8 +80,10 @@ TEST(ControlMessages, LinearStatesAndTheirConstantsSurviveTheWire) {
   constants.conv_bias.assign(2 * 11, 0.125f);
   constants.skip = {1, 2};
   JoinRequest request = GoodJoin();
+  proto::LinearConstants sinks;
+  sinks.sinks = {0.5f, -0.25f};
   request.model->attention = *proto::AttentionTable::Build({proto::SoftmaxSpec{2, 1, 4, 4, 1.0f}, state},
-                                                           {{}, constants});
+                                                           {sinks, constants});
   v1::JoinRequest wire;
   ToProto(request, wire);
   const auto read = FromProto(wire);

@@ -49,7 +49,7 @@ TEST_P(QuantisedPaths, BlocksUsedDirectlyGiveTheLogitsOfDequantisedOnes) {
 INSTANTIATE_TEST_SUITE_P(All, QuantisedPaths,
                          ::testing::Combine(::testing::Values(GgmlType::kQ4_0, GgmlType::kQ4_1, GgmlType::kQ5_0,
                                                               GgmlType::kQ5_1, GgmlType::kQ8_0, GgmlType::kQ4_K,
-                                                              GgmlType::kQ5_K, GgmlType::kQ6_K),
+                                                              GgmlType::kQ5_K, GgmlType::kQ6_K, GgmlType::kMXFP4),
                                             ::testing::Values(kernels::Isa::kAvx2, kernels::Isa::kAvx512)),
                          [](const auto& info) {
                            return absl::StrCat(std::string(model::Name(std::get<0>(info.param))),

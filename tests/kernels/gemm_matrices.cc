@@ -17,10 +17,14 @@ uint16_t Half(Random& random, float low, float high) {
 
 template <typename Block>
 void RandomizeScales(Block& block, Random& random) {
-  block.d = Half(random, 0.002f, 0.01f);
-  if constexpr (requires { block.m; }) block.m = Half(random, -0.08f, 0.02f);
-  if constexpr (requires { block.dmin; }) block.dmin = Half(random, 0.001f, 0.006f);
-  if (random() % 4 == 0) block.d ^= 0x8000;  // scales may be negative
+  if constexpr (requires { block.e; }) {
+    block.e = static_cast<uint8_t>(128 - 9 + random() % 3);
+  } else {
+    block.d = Half(random, 0.002f, 0.01f);
+    if constexpr (requires { block.m; }) block.m = Half(random, -0.08f, 0.02f);
+    if constexpr (requires { block.dmin; }) block.dmin = Half(random, 0.001f, 0.006f);
+    if (random() % 4 == 0) block.d ^= 0x8000;  // scales may be negative
+  }
 }
 
 template <typename Block>
@@ -85,6 +89,9 @@ RawMatrix::RawMatrix(RowFormat format, int64_t rows, int64_t cols, uint32_t seed
       break;
     case RowFormat::kQ6_K:
       FillBlocks<BlockQ6_K>(bytes_, random);
+      break;
+    case RowFormat::kMXFP4:
+      FillBlocks<BlockMXFP4>(bytes_, random);
       break;
   }
 }

@@ -43,6 +43,8 @@ inline constexpr OracleRow kOracle[] = {
     {"silu_mul", "[rows, n]", "f32", 4e-7, "relative", "12 rows n", "~25 rows n"},
     {"gelu_mul", "[rows, n]", "f32", 4e-6, "relative to max(|out|, 1e-3)", "12 rows n",
      "~30 rows n"},
+    {"clamped_swiglu", "[rows, n]", "f32", 1.2e-6, "relative to max(|out|, 1e-3)", "12 rows n",
+     "~28 rows n"},
     {"exp", "[n]", "f32", 1.2, "ulp", "8 n", "~15 n"},
     {"sampling.logprobs", "[vocab]", "f32", 4e-6, "absolute", "4 vocab", "~15 vocab"},
 };

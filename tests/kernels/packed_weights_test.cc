@@ -22,7 +22,8 @@ const Vector kVectors[] = {{RowFormat::kF16, "f16"},   {RowFormat::kBF16, "bf16"
                            {RowFormat::kQ4_0, "q4_0"}, {RowFormat::kQ4_1, "q4_1"},
                            {RowFormat::kQ5_0, "q5_0"}, {RowFormat::kQ5_1, "q5_1"},
                            {RowFormat::kQ8_0, "q8_0"}, {RowFormat::kQ4_K, "q4_K"},
-                           {RowFormat::kQ5_K, "q5_K"}, {RowFormat::kQ6_K, "q6_K"}};
+                           {RowFormat::kQ5_K, "q5_K"}, {RowFormat::kQ6_K, "q6_K"},
+                           {RowFormat::kMXFP4, "mxfp4"}};
 
 TEST(QuantFormat, DequantizesToTheBitWhatGgmlDequantizes) {
   DOVETAIL_DATA_OR_SKIP(const auto folder, "quant-vectors");
@@ -68,7 +69,10 @@ TEST(PackWeights, PacksTheSameBytesOnOneThreadAndOnThree) {
 }
 
 TEST(PackWeights, TakesNoMoreMemoryThanTheFileForFourAndEightBitRows) {
-  const RawMatrix q4(RowFormat::kQ4_1, 64, 512, 5), q8(RowFormat::kQ8_0, 64, 512, 5);
+  const RawMatrix q4(RowFormat::kQ4_1, 64, 512, 5), q8(RowFormat::kQ8_0, 64, 512, 5),
+      fp4(RowFormat::kMXFP4, 64, 512, 5);
+  EXPECT_EQ(PackWeights(PackedFormat::kFp4, fp4.source(), nullptr)->size_bytes(),
+            static_cast<size_t>(64 * RowBytes(RowFormat::kMXFP4, 512)));
   EXPECT_EQ(PackWeights(PackedFormat::kU4Affine, q4.source(), nullptr)->size_bytes(),
             static_cast<size_t>(64 * RowBytes(RowFormat::kQ4_1, 512)));
   EXPECT_EQ(PackWeights(PackedFormat::kU8Symmetric, q8.source(), nullptr)->size_bytes(),

@@ -187,6 +187,94 @@ TEST(Activation, AgreesWithTheReferenceFromDeepNegativeToLargePositive) {
   });
 }
 
+TEST(Activation, SquaresWhatIsPositiveWhenGateAndUpAreTheSame) {
+  OnEveryContext([](const OpContext& context) {
+    for (const int n : {1, 17, 3000}) {
+      const auto x = RandomFloats(n, n, -3, 3);
+      Guarded<float> out(n);
+      ASSERT_TRUE(GatedActivation(context, {.activation = Activation::kRelu,
+                                            .gate = x.data(),
+                                            .up = x.data(),
+                                            .out = out.data(),
+                                            .rows = 1,
+                                            .size = n})
+                      .ok());
+      ASSERT_TRUE(out.Intact());
+      for (int i = 0; i < n; ++i) ASSERT_EQ(out[i], x[i] > 0 ? x[i] * x[i] : 0.0f);
+    }
+  });
+}
+
+TEST(Activation, OfNothingIsAProduct) {
+  OnEveryContext([](const OpContext& context) {
+    const int n = 1003;
+    const auto gate = RandomFloats(n, 5), up = RandomFloats(n, 6);
+    Guarded<float> out(n);
+    ASSERT_TRUE(GatedActivation(context, {.activation = Activation::kIdentity,
+                                          .gate = gate.data(),
+                                          .up = up.data(),
+                                          .out = out.data(),
+                                          .rows = 1,
+                                          .size = n})
+                    .ok());
+    ASSERT_TRUE(out.Intact());
+    for (int i = 0; i < n; ++i) ASSERT_EQ(out[i], gate[i] * up[i]);
+  });
+}
+
+TEST(Activation, ClampsGateAndUpForGptOss) {
+  OnEveryContext([](const OpContext& context) {
+    for (const int n : {1, 15, 100, 2880}) {
+      auto gate = RandomFloats(n, n, -20, 20);
+      const auto up = RandomFloats(n, n + 1, -12, 12);
+      Guarded<float> out(n);
+      ASSERT_TRUE(GatedActivation(context, {.activation = Activation::kClampedSwiglu,
+                                            .gate = gate.data(),
+                                            .up = up.data(),
+                                            .out = out.data(),
+                                            .rows = 1,
+                                            .size = n})
+                      .ok());
+      ASSERT_TRUE(out.Intact());
+      for (int i = 0; i < n; ++i) {
+        const double expected = reference::ClampedSwiglu(gate[i], up[i]);
+        ASSERT_NEAR(out[i], expected, Budget("clamped_swiglu", "f32") * std::max(std::abs(expected), 1e-3))
+            << gate[i] << " " << up[i];
+      }
+    }
+  });
+}
+
+TEST(RmsNorm, CanGiveEveryVectorItsOwnWeights) {
+  OnEveryContext([](const OpContext& context) {
+    const int vectors = 3, size = 20, rows = 2;
+    auto x = RandomFloats(rows * vectors * size, 1);
+    const auto weight = RandomFloats(vectors * size, 2);
+    Guarded<float> out(rows * vectors * size);
+    ASSERT_TRUE(RmsNorm(context, {.x = x.data(),
+                                  .weight = weight.data(),
+                                  .weight_each = true,
+                                  .eps = 1e-5f,
+                                  .rows = rows,
+                                  .vectors = vectors,
+                                  .size = size,
+                                  .out = out.data()})
+                    .ok());
+    ASSERT_TRUE(out.Intact());
+    for (int v = 0; v < vectors; ++v) {  // as if each were alone
+      std::vector<float> alone(size);
+      ASSERT_TRUE(RmsNorm(context, {.x = x.data() + v * size,
+                                    .weight = weight.data() + v * size,
+                                    .eps = 1e-5f,
+                                    .rows = 1,
+                                    .size = size,
+                                    .out = alone.data()})
+                      .ok());
+      for (int i = 0; i < size; ++i) ASSERT_EQ(out[v * size + i], alone[i]);
+    }
+  });
+}
+
 TEST(Activation, OfInfinitiesAndHugeValuesStaysANumber) {
   OnEveryContext([](const OpContext& context) {
     const float gate[] = {-INFINITY, INFINITY, -1e30f, 1e30f, 0.0f};

@@ -190,8 +190,9 @@ TEST(GgufConfig, YarnAndPartialRotation) {
 }
 
 TEST(GgufConfigErrors, NameTheKey) {
-  EXPECT_THAT(Model("mamba2").Weights().Error(),
-              HasSubstr("architecture 'mamba2' is not served; served are llama, smollm3, qwen2, qwen3, phi3, gemma3"));
+  EXPECT_THAT(Model("rwkv7").Weights().Error(),
+              HasSubstr("architecture 'rwkv7' is not served; served are llama, smollm3, qwen2, qwen3, phi3, gemma3, "
+                        "lfm2, mamba2, nemotron_h, gpt-oss"));
   EXPECT_EQ(Model("llama").U32("expert_count", 8).Weights().Error(),
             "model.gguf: has 8 experts; expert layers are not served");
   EXPECT_THAT(Model("llama").Text("rope.scaling.type", "ntk").Weights().Error(),

@@ -92,8 +92,9 @@ TEST(HybridConfig, WhatContradictsItselfIsNamed) {
   EXPECT_EQ(With(Mamba2(), [](Json& c) { c["state_size"] = 512; }),
             "config.json: the key dimension of a linear state is 512; it must be in [1, 256]");
   EXPECT_EQ(With(Mamba2(), [](Json& c) { c["conv_kernel"] = 9; }),
-            "config.json: the width of the convolution is 9; it must be in [0, 8]");
-  EXPECT_THAT(With(Mamba2(), [](Json& c) { c["use_bias"] = true; }), HasSubstr("biases of Mamba's projections"));
+            "config.json: the width of the convolution is 9; it must be in [2, 8]");
+  EXPECT_EQ(With(Mamba2(), [](Json& c) { c["head_dim"] = 8; }),
+            "config.json: 8 Mamba heads of 8 make 64, but mamba_expand and hidden_size say 128");
   EXPECT_THAT(With(MiniMax(), [](Json& c) { c["model_type"] = "retnet"; }), HasSubstr("model_type 'retnet'"));
 }
 

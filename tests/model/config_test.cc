@@ -235,7 +235,7 @@ TEST(ConfigErrors, SayWhatIsNotServed) {
   EXPECT_EQ(Error(Base("retnet")),
             "config.json: model_type 'retnet' is not served; served are llama, mistral, smollm3, qwen2, qwen3, phi3, "
             "gemma3_text, mixtral, qwen3_moe, minimax_m2, minimax, qwen3_next, qwen3_5_text, kimi_linear, mamba2, "
-            "bamba, granitemoehybrid");
+            "bamba, granitemoehybrid, nemotron_h, falcon_h1, olmo_hybrid, lfm2, gpt_oss");
   EXPECT_THAT(Error(With(Base("llama"), {{"hidden_act", "relu"}})), HasSubstr("hidden_act 'relu' is not served"));
   EXPECT_THAT(Error(With(Base("llama"), {{"quantization_config", {{"quant_method", "gptq"}}}})),
               HasSubstr("quantization_config is set, which is not served"));
@@ -251,7 +251,7 @@ TEST(ConfigErrors, RefuseContradictionsAndAbsurdNumbers) {
   const auto error = [](const Json& changes) { return Error(With(Base("llama"), changes)); };
   EXPECT_THAT(error({{"num_key_value_heads", 3}}),
               HasSubstr("4 attention heads cannot share 3 key/value heads evenly"));
-  EXPECT_THAT(error({{"hidden_size", 1e12}}), HasSubstr("the hidden size is 1000000000000"));
+  EXPECT_THAT(error({{"hidden_size", 1e12}}), HasSubstr("hidden_size is 1000000000000; it must be below 2^32"));
   EXPECT_THAT(error({{"num_hidden_layers", 1u << 30}}), HasSubstr("num_hidden_layers is 1073741824; at most 1024"));
   EXPECT_THAT(error({{"head_dim", 1e18}}), HasSubstr("head_dim must be an integer"));
   EXPECT_THAT(error({{"head_dim", 100000}}), HasSubstr("head_dim is 100000; it must be in [2, 1024]"));

@@ -96,6 +96,26 @@ TEST(AttentionTable, ALinearStateLooksLikeAttentionOverTheLastBlock) {
   EXPECT_EQ(gated.gates(), 17);
 }
 
+TEST(AttentionTable, SinksAreConstantsOfSoftmaxAttention) {
+  LinearConstants sinks;
+  sinks.sinks.assign(Spec().query_heads, 0.5f);
+  const auto table = *AttentionTable::Build({Spec(), Spec()}, {{}, sinks});
+  EXPECT_FALSE(table.has_linear());
+  EXPECT_EQ(table.group_count(), 1) << "they are no part of the spec";
+  EXPECT_EQ(table.sinks(0), nullptr);
+  ASSERT_NE(table.sinks(1), nullptr);
+  EXPECT_EQ(table.sinks(1)[0], 0.5f);
+  sinks.sinks.pop_back();
+  EXPECT_THAT(std::string(AttentionTable::Build({Spec(), Spec()}, {{}, sinks}).status().message()),
+              HasSubstr("attention op 1: its constants do not fit its spec"));
+  EXPECT_EQ(AttentionTable::Build({Spec()}, {{}})->sinks(0), nullptr);
+  LinearConstants of_state;
+  of_state.log_decay.assign(4, -0.1f);
+  of_state.sinks.assign(4, 0.5f);
+  EXPECT_THAT(std::string(AttentionTable::Build({State()}, {of_state}).status().message()),
+              HasSubstr("its constants do not fit its spec"));
+}
+
 TEST(AttentionTable, StatesWhoseConstantsDoNotFitAreNamed) {
   const auto message = [](LinearSpec spec, LinearConstants constants) {
     const auto table = AttentionTable::Build({spec}, {std::move(constants)});

@@ -1,0 +1,102 @@
+#include <cstring>
+
+#include "base/check.h"
+#include "kernels/quant_format.h"
+#include "model/checkpoint.h"
+#include "model/dequantize.h"
+
+namespace dovetail::model {
+namespace {
+
+// transformers keeps elements 2i and 2i + 1 of a block in byte i, ggml elements i and i + 16.
+void CopyMxfp4Row(const std::byte* codes, const std::byte* scales, int64_t blocks, std::byte* out) {
+  for (int64_t b = 0; b < blocks; ++b) {
+    uint8_t pairs[16], elements[32];
+    std::memcpy(pairs, codes + 16 * b, sizeof(pairs));
+    for (int i = 0; i < 16; ++i) {
+      elements[2 * i] = pairs[i] & 15;
+      elements[2 * i + 1] = pairs[i] >> 4;
+    }
+    kernels::BlockMXFP4 block;
+    block.e = static_cast<uint8_t>(scales[b]);
+    for (int i = 0; i < 16; ++i) block.qs[i] = static_cast<uint8_t>(elements[i] | elements[i + 16] << 4);
+    std::memcpy(out + static_cast<int64_t>(sizeof(block)) * b, &block, sizeof(block));
+  }
+}
+
+}  // namespace
+
+int64_t TensorSource::SourceRow(int64_t r) const {
+  if (pattern.rows > 0) return pattern.SourceRow(r);
+  if (interleaved_head_rows == 0) return r;
+  const int64_t d = interleaved_head_rows, in_head = r % d;
+  return r - in_head + 2 * (in_head % (d / 2)) + in_head / (d / 2);
+}
+
+std::vector<int32_t> TensorSource::RowOrder() const {
+  std::vector<int32_t> order;
+  if (interleaved_head_rows == 0 && pattern.rows == 0) return order;
+  order.resize(static_cast<size_t>(rows));
+  for (int64_t r = 0; r < rows; ++r) order[static_cast<size_t>(r)] = static_cast<int32_t>(SourceRow(r));
+  return order;
+}
+
+void TensorSource::CopyRow(int64_t r, std::byte* out) const {
+  const int64_t source = SourceRow(r);
+  switch (layout) {
+    case TensorLayout::kRows:
+      std::memcpy(out, bytes.data() + source * row_bytes, static_cast<size_t>(row_bytes));
+      return;
+    case TensorLayout::kJoined: {
+      int64_t at = source * row_bytes;
+      std::span<const std::byte> part = bytes;
+      for (size_t i = 0; at >= static_cast<int64_t>(part.size()); ++i) {
+        at -= static_cast<int64_t>(part.size());
+        part = more[i];
+      }
+      std::memcpy(out, part.data() + at, static_cast<size_t>(row_bytes));
+      return;
+    }
+    case TensorLayout::kColumns: {
+      const auto element = static_cast<size_t>(row_bytes / cols);
+      for (int64_t c = 0; c < cols; ++c)
+        std::memcpy(out + static_cast<size_t>(c) * element,
+                    bytes.data() + static_cast<size_t>(c * stored_cols + source) * element, element);
+      return;
+    }
+    case TensorLayout::kMxfp4: {
+      const int64_t blocks = cols / BlockElements(type);
+      return CopyMxfp4Row(bytes.data() + source * blocks * 16, more[0].data() + source * blocks, blocks, out);
+    }
+  }
+}
+
+std::vector<std::byte> TensorSource::CopyRows() const {
+  std::vector<std::byte> all(static_cast<size_t>(rows * row_bytes));
+  for (int64_t r = 0; r < rows; ++r) CopyRow(r, all.data() + r * row_bytes);
+  return all;
+}
+
+void TensorSource::ReadRows(int64_t first, int64_t count, std::span<float> out) const {
+  DT_CHECK(first >= 0 && count >= 0 && first + count <= rows && static_cast<int64_t>(out.size()) == count * cols);
+  if (has_rows() && interleaved_head_rows == 0 && pattern.rows == 0) {
+    Dequantize(type, bytes.data() + first * row_bytes, count * cols, out.data());
+  } else {
+    std::vector<std::byte> row(static_cast<size_t>(row_bytes));
+    for (int64_t r = 0; r < count; ++r) {
+      CopyRow(first + r, row.data());
+      Dequantize(type, row.data(), cols, out.data() + r * cols);
+    }
+  }
+  if (add != 0) {
+    for (float& value : out) value += add;
+  }
+}
+
+std::vector<float> TensorSource::ReadAll() const {
+  std::vector<float> values(static_cast<size_t>(rows * cols));
+  ReadRows(0, rows, values);
+  return values;
+}
+
+}  // namespace dovetail::model
