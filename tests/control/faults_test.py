@@ -82,6 +82,7 @@ class FaultsTest(unittest.TestCase):
                     next_fault = time.monotonic() + between
             if heal:
                 heal()
+        print(f"{load.finished} requests, {faults} faults, longest gap {load.longest_gap():.2f} s", file=sys.stderr)
         self.assertEqual(load.problems, [], "\n".join(up.lines[-400:]))
         self.assertGreaterEqual(load.finished, requests)
         return load
