@@ -6,6 +6,7 @@
 
 #include "base/dtype.h"
 #include "base/ids.h"
+#include "control/table_limits.h"
 
 namespace dovetail::control {
 namespace {
@@ -95,6 +96,15 @@ absl::StatusOr<proto::LinearSpec> LinearFromProto(const pb::SoftmaxSpec& from) {
 
 }  // namespace
 
+absl::Status CheckTableBytes(const proto::AttentionTable& table) {
+  uint64_t floats = 0;
+  for (const proto::LinearConstants& constants : table.constants)
+    floats += constants.log_decay.size() + constants.conv.size() + constants.conv_bias.size() + constants.skip.size();
+  if (floats * sizeof(float) <= kMaxTableBytes) return absl::OkStatus();
+  return InvalidArgument("attention.constants: the convolutions and decays of the model's linear layers have ",
+                         floats * sizeof(float), " bytes; at most ", kMaxTableBytes, " go to attention workers");
+}
+
 void ToProto(const proto::AttentionTable& table, pb::AttentionTable& out) {
   out.Clear();
   for (int group = 0; group < table.group_count(); ++group) {
@@ -161,6 +171,7 @@ absl::StatusOr<proto::AttentionTable> FromProto(const pb::AttentionTable& in) {
                          {from.skip().begin(), from.skip().end()},
                          {from.sinks().begin(), from.sinks().end()}});
   DT_ASSIGN_OR_RETURN(proto::AttentionTable table, proto::AttentionTable::Build(ops, std::move(constants)));
+  DT_RETURN_IF_ERROR(CheckTableBytes(table));
   // Both ends number groups by first appearance; a table that does not would name other groups in its placements.
   for (int op = 0; op < table.op_count(); ++op)
     if (table.op_group[op].value() != in.op_group(op))

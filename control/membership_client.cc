@@ -6,9 +6,13 @@
 
 #include "base/clock.h"
 #include "control/convert.h"
+#include "control/table_limits.h"
 
 namespace dovetail::control {
 namespace {
+
+constexpr int64_t kTablePatienceUs = 30'000'000;
+constexpr absl::Duration kTableTimeout = absl::Seconds(60);  // for a call that carries one
 
 int64_t NowMicros() { return absl::ToUnixMicros(SystemClock().Now()); }
 
@@ -47,10 +51,12 @@ void MembershipClient::Prepare(grpc::ClientContext& context) const {
 }
 
 absl::Status MembershipClient::JoinNow() {
+  if (options_.request.model.has_value()) DT_RETURN_IF_ERROR(CheckTableBytes(options_.request.model->attention));
   grpc::ClientContext context;
   Prepare(context);
   v1::JoinRequest request;
   ToProto(options_.request, request);
+  if (request.ByteSizeLong() > kFileChunkBytes) context.set_deadline(DeadlineIn(kTableTimeout));
   v1::JoinReply reply;
   const grpc::Status status = stub_->Join(&context, request, &reply);
   if (!status.ok()) return ExplainCallFailure("scheduler", options_.scheduler, options_.security, status);
@@ -93,7 +99,8 @@ bool MembershipClient::Write(v1::WorkerReport report) {
 void MembershipClient::Beat(const std::function<Heartbeat()>& heartbeat) {
   const auto interval = std::chrono::milliseconds(reply_.heartbeat_ms);
   // The scheduler answers every heartbeat; it is given longer than it gives us, so that its view of a cut comes first.
-  const int64_t patience_us = 3 * int64_t{reply_.lease_ms} * 1000;
+  // Before it does, a large table may be on its way.
+  const int64_t usual_patience_us = 3 * int64_t{reply_.lease_ms} * 1000;
   uint64_t number = 0;
   std::unique_lock<std::mutex> lock(mutex_);
   while (!wake_.wait_for(lock, interval, [this] { return ended_; })) {
@@ -103,6 +110,7 @@ void MembershipClient::Beat(const std::function<Heartbeat()>& heartbeat) {
     v1::WorkerReport report;
     ToProto(beat, *report.mutable_heartbeat());
     const bool written = Write(std::move(report));
+    const int64_t patience_us = configured_ ? usual_patience_us : std::max(usual_patience_us, kTablePatienceUs);
     if (NowMicros() - heard_us_ > patience_us) {
       silent_ = true;
       stream_context_.TryCancel();
@@ -121,6 +129,8 @@ absl::Status MembershipClient::Run(const Handlers& handlers) {
     heard_us_ = NowMicros();
     if (order.has_configuration()) {
       auto configuration = FromProto(order.configuration());
+      configured_ = true;
+      heard_us_ = NowMicros();
       if (configuration.ok()) handlers.on_configuration(*std::move(configuration));
       end = configuration.status();
     } else if (order.has_peers()) {

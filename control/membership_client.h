@@ -71,6 +71,7 @@ class MembershipClient {
   bool ended_ = false;
   std::atomic<bool> stopped_{false};
   std::atomic<bool> silent_{false};
+  std::atomic<bool> configured_{false};
   std::atomic<int64_t> heard_us_{0};
 };
 

@@ -16,6 +16,7 @@
 #include "absl/strings/numbers.h"
 #include "control/listening.h"
 #include "control/messages.h"
+#include "control/table_limits.h"
 
 namespace dovetail::control {
 namespace {
@@ -128,8 +129,8 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const std::string& fl
   DT_RETURN_IF_ERROR(CheckAddress(flag, address, /*may_be_free=*/false));
   TameGrpc();
   grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  arguments.SetMaxSendMessageSize(kMaxMessageBytes);
+  arguments.SetMaxReceiveMessageSize(kMaxChannelBytes);
+  arguments.SetMaxSendMessageSize(kMaxChannelBytes);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 5'000);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);

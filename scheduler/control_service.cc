@@ -12,6 +12,7 @@
 #include "control/bidi_session.h"
 #include "control/convert.h"
 #include "control/listening.h"
+#include "control/table_limits.h"
 #include "proto/control/dovetail_admin.grpc.pb.h"
 #include "proto/control/dovetail_control.grpc.pb.h"
 
@@ -310,8 +311,8 @@ class ControlService::Impl {
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
     builder.AddListeningPort(listen, control::MakeServerCredentials(context_.security), &port);
-    builder.SetMaxReceiveMessageSize(control::kMaxMessageBytes);
-    builder.SetMaxSendMessageSize(control::kMaxMessageBytes);
+    builder.SetMaxReceiveMessageSize(control::kMaxChannelBytes);
+    builder.SetMaxSendMessageSize(control::kMaxChannelBytes);
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // else two schedulers would share a port
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 1024);
     builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, 8 << 10);
