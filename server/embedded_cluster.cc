@@ -118,8 +118,10 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
     const Epoch epoch(1);
     transport::Port& port = *ports_[2 + i];
     auto node = attention::AttentionWorkerNode::Create(
-        table, {worker, epoch, worker_blocks, options_.scheduler.micro_batches}, device, port, SystemClock(),
-        options_.compute.stay_on_device);
+        table,
+        {worker, epoch, worker_blocks, options_.scheduler.micro_batches, options_.snapshot_percent,
+         options_.scheduler.model_digest},
+        device, port, SystemClock(), options_.compute.stay_on_device);
     if (!node.ok())
       return Annotate(node.status(), absl::StrCat("KV cache of ", kv_bytes_, " bytes (--kv-cache-memory-bytes asks for another size)"));
     attention_.push_back(*std::move(node));

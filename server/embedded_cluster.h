@@ -41,6 +41,7 @@ struct EmbeddedClusterOptions {
   uint64_t seed = 0;
   compute::ComputeWorkerTuning compute;
   std::string trace_file;  // a Chrome trace of all workers, written at the end; empty: none
+  int snapshot_percent = attention::kSnapshotPercent;  // see attention::AttentionWorkerOptions
 };
 
 // The disaggregated system in one process: a scheduler, a compute worker and N attention workers, each a node with its own core and its

@@ -11,6 +11,7 @@ absl::Status RunAttentionWorker(const AttentionWorkerFlags& flags) {
   attention::AttentionWorkerMainOptions role;
   DT_ASSIGN_OR_RETURN(role.kv_bytes, ParseBytes("--kv-capacity", flags.kv_capacity));
   if (role.kv_bytes == 0) return InvalidArgument("--kv-capacity: a worker of no bytes holds no token; write 8GiB");
+  role.snapshot_percent = flags.state_snapshots;
   role.trace_file = flags.trace_file;
   DT_ASSIGN_OR_RETURN(const auto device, OpenDevice("--device", flags.device, flags.threads));
   DT_ASSIGN_OR_RETURN(auto connectors, ConnectorsOf(flags.data));

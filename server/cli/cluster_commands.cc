@@ -83,6 +83,7 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
       ->required()
       ->type_name("SIZE")
       ->group("KV cache");
+  AddStateSnapshotsFlag(attention, attention_.state_snapshots);
   AddNameFlag(attention, attention_.name);
   AddJoinTimeoutFlag(attention, attention_.join_timeout);
   attention.add_option("--device", attention_.device, "Where KV lies and attention runs: cpu or cuda:N")

@@ -27,6 +27,7 @@ absl::Status RunScheduler(const SchedulerFlags& flags);
 
 struct AttentionWorkerFlags {
   std::string kv_capacity;
+  int state_snapshots = attention::kSnapshotPercent;
   std::string name;
   std::string device = "cpu";
   int threads = 0;

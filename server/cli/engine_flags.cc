@@ -116,6 +116,16 @@ void AddSchedulerFlags(CLI::App& command, EngineFlags& flags) {
       ->group("Disaggregation");
 }
 
+void AddStateSnapshotsFlag(CLI::App& command, int& percent) {
+  command
+      .add_option("--state-snapshots", percent,
+                  "Part of the KV cache, in percent, that snapshots of linear states may keep for prompts that begin "
+                  "alike; 0: none that no running sequence holds")
+      ->check(WholeNumber(0, 100))
+      ->type_name("PERCENT")
+      ->group("KV cache");
+}
+
 namespace {
 
 void AddCacheFlags(CLI::App& command, EngineFlags& flags) {
@@ -128,6 +138,7 @@ void AddCacheFlags(CLI::App& command, EngineFlags& flags) {
       ->check(WholeNumber(kSegmentTokens, kSegmentTokens, "KV blocks have one size; leave the flag out"))
       ->type_name("TOKENS")
       ->group("KV cache");
+  AddStateSnapshotsFlag(command, flags.state_snapshots);
   command.add_option("--attention-workers", flags.attention_workers,
                      "Attention workers in this process, each with a KV cache of its own")
       ->check(WholeNumber(1, server::kMaxAttentionWorkers))
@@ -278,6 +289,7 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model:
       return InvalidArgument("--kv-cache-memory-bytes: a KV cache of no bytes holds no token; write 8GiB, or auto");
   }
   engine.kv_dtype = options.kv_dtype = KvDtypeOf(flags);
+  options.snapshot_percent = flags.state_snapshots;
   options.seed = flags.seed.value_or(0);
   options.scheduler = SchedulerOptionsOf(flags);
   DT_ASSIGN_OR_RETURN(options.compute, TuningOf(flags));

@@ -30,6 +30,7 @@ struct EngineFlags {
   std::optional<uint64_t> seed;
   std::string kv_cache_memory = "auto";
   int attention_workers = 1;
+  int state_snapshots = attention::kSnapshotPercent;
   int micro_batches = 1;
   std::string device = "auto";
   int threads = 0;
@@ -46,6 +47,7 @@ void AddEngineFlags(CLI::App& command, EngineFlags& flags);
 // Parts of it, for commands that run a part of the system: weights and their device; what the scheduler decides by.
 void AddWeightFlags(CLI::App& command, EngineFlags& flags);
 void AddSchedulerFlags(CLI::App& command, EngineFlags& flags);
+void AddStateSnapshotsFlag(CLI::App& command, int& percent);
 
 // What the flags mean. attention, model_digest and a max_model_len of 0 are for the caller to fill in.
 scheduler::SchedulerOptions SchedulerOptionsOf(const EngineFlags& flags);

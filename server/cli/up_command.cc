@@ -172,6 +172,8 @@ class Up {
                         flags_.lanes,
                         "--kv-capacity",
                         std::to_string(kv_bytes_),
+                        "--state-snapshots",
+                        std::to_string(engine.state_snapshots),
                         "--device",
                         devices[(i - 1) % devices.size()],
                         "--threads",
