@@ -11,6 +11,9 @@ dovetail_library(grpc_server SRCS grpc/generate_request.cc grpc/generate_respons
   DEPS dovetail_control dovetail_http dovetail_openai dovetail_scheduler_core dovetail_tokenizer dovetail_vllm_proto
        gRPC::grpc++_reflection)
 
+# Where a model's layers run.
+dovetail_library(device_choice SRCS cli/device_choice.cc DEPS dovetail_compute_worker dovetail_kernels dovetail_model)
+
 dovetail_library(cli
   SRCS
     cli/api_server.cc
@@ -28,15 +31,14 @@ dovetail_library(cli
     cli/engine_flags.cc
     cli/generation.cc
     cli/devices_command.cc
-    cli/device_choice.cc
     cli/inspect_command.cc
     cli/logits_command.cc
     cli/model_text.cc
     cli/run_command.cc
     cli/serve_command.cc
   DEPS dovetail_attention_worker_main dovetail_bench_engine dovetail_chat_template dovetail_cluster_scheduler
-       dovetail_compute_worker_main dovetail_embedded_cluster dovetail_grpc_server dovetail_http dovetail_openai
-       dovetail_remote_engine dovetail_tokenizer dovetail_ucx_connector
+       dovetail_compute_worker_main dovetail_device_choice dovetail_embedded_cluster dovetail_grpc_server
+       dovetail_http dovetail_openai dovetail_remote_engine dovetail_tokenizer dovetail_ucx_connector
        CLI11::CLI11)
 add_executable(dovetail cli/main.cc)
 target_link_libraries(dovetail PRIVATE dovetail_cli)

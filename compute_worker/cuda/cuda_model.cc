@@ -41,6 +41,7 @@ absl::Status CudaModel::Supports(const model::ModelConfig& config, DType type) {
   if (config.state.has_value()) return Unimplemented("linear-attention states run on the CPU so far");
   if (config.experts.has_value()) return Unimplemented("experts run on the CPU so far");
   if (config.latent.has_value()) return Unimplemented("latent keys and values run on the CPU so far");
+  if (config.sinks) return Unimplemented("attention sinks run on the CPU so far");
   if (config.gated_attention) return Unimplemented("gated attention runs on the CPU so far");
   if (config.activation != model::Activation::kSilu && config.activation != model::Activation::kGeluTanh)
     return Unimplemented("this model's activation runs on the CPU so far");
@@ -191,7 +192,8 @@ absl::StatusOr<std::unique_ptr<CudaModel>> CudaModel::Load(CudaDevice& device, c
     } else if (const auto* query = std::get_if<model::QueryProjection>(&model.steps[i])) {
       const auto* key_value =
           i + 1 < model.steps.size() ? std::get_if<model::KeyValueProjection>(&model.steps[i + 1]) : nullptr;
-      if (key_value == nullptr || query->silu || key_value->silu || key_value->gates || key_value->latent)
+      if (key_value == nullptr || query->silu || key_value->silu || key_value->gates || key_value->latent ||
+          key_value->v_factor)
         return Unimplemented("the attention of layer op ", query->op, " runs on the CPU so far");
       reader.f32_bias = false;
       DT_ASSIGN_OR_RETURN(step.first, reader.Stack({&query->q, &key_value->k, &key_value->v}));
