@@ -143,23 +143,6 @@ inline constexpr SmolLm2Budget kLongDirect = {Text::kLong, Weights::kAuto, DType
 inline constexpr SmolLm2Budget kChatsDirectF32 = {Text::kChats, Weights::kAuto, DType::kF32, 2.2e-4, 150};  // 1.1e-4
 inline constexpr SmolLm2Budget kLongDirectF32 = {Text::kLong, Weights::kAuto, DType::kF32, 1.3e-4, 64};    // 6.4e-5
 
-// On a GPU: weights, activations, K, V and o in bf16, the residual stream and sums in f32. Worst over both ways across
-// the seam, times two.
-struct CudaBudget {
-  const char* model;
-  double logits;
-
-  friend std::ostream& operator<<(std::ostream& out, const CudaBudget& budget) { return out << budget.model; }
-};
-inline constexpr CudaBudget kCudaBudgets[] = {
-    {"gemma3", 4e-2},        {"llama3_gqa", 4e-2},    {"llama_bias", 4e-2},      {"llama_dynamic", 4e-2},
-    {"llama_linear", 4e-2},  {"llama_mha", 4e-2},     {"llama_yarn", 4e-2},      {"mistral_swa", 4e-2},
-    {"phi3_longrope", 4e-2}, {"phi4_partial", 4e-2},  {"qwen2_bias", 4e-2},      {"qwen3_mixed_swa", 4e-2},
-    {"qwen3_qknorm", 4e-2},  {"smollm3", 4e-2},
-};
-// Against the CPU with K and V in f32.
-inline constexpr double kSmolLm2OnGpu = 4e-2;
-
 // Directly on random blocks of each type against dequantised ones: what quantising activations costs. At most
 // 6.7e-5 was measured.
 inline constexpr double kDirectOnRandomBlocks = 1.4e-4;
