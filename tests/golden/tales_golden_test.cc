@@ -101,12 +101,41 @@ TEST_P(TalesGolden, APrefixHitRestoresStatesAndKvTogether) {
   while (prompt.size() < 400) prompt.insert(prompt.end(), prompt.begin(), prompt.begin() + 50);
   prompt.resize(400);
   StartWith(scheduler::PlacementPolicy::kRequest);  // a hit needs the same worker
-  const auto first = Generate(*cluster_, GreedyRequest(prompt, 24));
-  const auto again = Generate(*cluster_, GreedyRequest(prompt, 24));
-  ASSERT_TRUE(first.ok() && again.ok());
-  EXPECT_EQ((*first)->cached_tokens(), 0);
-  EXPECT_EQ((*again)->cached_tokens(), 384);
-  EXPECT_EQ((*again)->choices()[0].tokens, (*first)->choices()[0].tokens);
+  const auto run = [&](std::vector<TokenId> tokens, const std::string& salt = "") {
+    scheduler::GenerationRequest request = GreedyRequest(std::move(tokens), 24);
+    request.logits_of_output = true;
+    request.cache_salt = salt;
+    const auto done = Generate(*cluster_, std::move(request));
+    EXPECT_TRUE(done.ok()) << done.status();
+    return *done;
+  };
+  const auto expect_same_bits = [](const cli::CollectingSink& a, const cli::CollectingSink& b) {
+    EXPECT_EQ(a.choices()[0].tokens, b.choices()[0].tokens);
+    EXPECT_EQ(a.choices()[0].logits, b.choices()[0].logits);
+  };
+  const auto first = run(prompt);
+  EXPECT_EQ(first->cached_tokens(), 0);
+  EXPECT_EQ(cluster_->stats().scheduler.prefix_hits, 0u);
+  const auto again = run(prompt);
+  EXPECT_EQ(again->cached_tokens(), 384);
+  expect_same_bits(*again, *first);
+  EXPECT_EQ(cluster_->stats().scheduler.prefix_hits, 384u);
+
+  // Prompts that part in the middle begin at the last snapshot before that.
+  std::vector<TokenId> other = prompt;
+  other[300] = prompt[300] == 5 ? 6 : 5;
+  const auto parted = run(other);
+  EXPECT_EQ(parted->cached_tokens(), 256);
+  const auto salted = run(other, "somebody else");
+  EXPECT_EQ(salted->cached_tokens(), 0);
+  expect_same_bits(*parted, *salted);
+
+  // What was said becomes a prompt.
+  std::vector<TokenId> longer = prompt;
+  const auto& said = first->choices()[0].tokens;
+  for (int i = 0; i < 3; ++i) longer.insert(longer.end(), said.begin(), said.end());
+  EXPECT_EQ(run(longer)->cached_tokens(), 384);
+  EXPECT_EQ(run(longer)->cached_tokens(), 448);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, TalesGolden, ::testing::Values(Path::kF32, Path::kBF16),
