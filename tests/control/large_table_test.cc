@@ -99,7 +99,8 @@ TEST_F(LargeTable, ThatIsLargerThanTheLimitIsRefusedByName) {
   MembershipClient::Options compute = Member(Role::kComputeWorker, 1);
   compute.request.model = Model(114);
   EXPECT_THAT(std::string(MembershipClient::Join(compute).status().message()),
-              HasSubstr("the convolutions and decays of the model's linear layers have 269076480 bytes; at most 268435456"));
+              HasSubstr("the convolutions and decays of the model's linear layers have 269076480 bytes; at most "
+                        "268435456"));
 }
 
 }  // namespace
