@@ -81,6 +81,7 @@ GenerationRequest SomeRequest(Dice& dice, int most_prompt) {
   request.sampling.seed = dice.Bits();
   if (dice.Coin(3)) request.sampling.repetition_penalty = 1.2f;
   if (dice.Coin(3)) request.sampling.logprobs = 1;
+  if (dice.Coin(3)) request.call = static_cast<uint64_t>(dice.Of(1, 4));
   return request;
 }
 
@@ -114,6 +115,26 @@ void CheckStream(FakeCluster& cluster, RequestId id, int choice) {
     const size_t position = request.prompt.size() - request.logits_last + i;
     EXPECT_EQ(stream.prompt_logits[2 * i], static_cast<float>(position));
     EXPECT_EQ(stream.prompt_logits[2 * i + 1], static_cast<float>(request.prompt[position]));
+  }
+}
+
+// Whoever was shown tokens of a call loses no other part of it to a full queue.
+void CheckCalls(FakeCluster& cluster, const std::vector<RequestId>& submitted) {
+  for (const RequestId lost : submitted) {
+    const Stream& stream = cluster.stream(lost);
+    const bool full =
+        stream.error_code == absl::StatusCode::kAborted || stream.error_code == absl::StatusCode::kResourceExhausted;
+    if (cluster.request(lost).call == 0 || !full) continue;
+    for (const RequestId other : submitted) {
+      if (other == lost || cluster.request(other).call != cluster.request(lost).call) continue;
+      bool spoke = false, here = false;
+      for (int choice = 0; choice < cluster.request(other).choices; ++choice) {
+        const Stream& sibling = cluster.stream(other, choice);
+        spoke = spoke || (!sibling.tokens.empty() && sibling.first_token < stream.end);
+        here = here || sibling.end > stream.end;
+      }
+      EXPECT_FALSE(spoke && here) << "request " << lost.value() << " was refused while " << other.value() << " spoke";
+    }
   }
 }
 
@@ -175,6 +196,7 @@ Outcome RunSeed(uint64_t seed) {
       outcome.errors += cluster.stream(id, choice).reason == FinishReason::kError;
     }
   }
+  CheckCalls(cluster, submitted);
   EXPECT_EQ(cluster.sequences_held(), 0);
   const SchedulerStats stats = cluster.core().stats();
   EXPECT_EQ(stats.running_sequences, 0);
