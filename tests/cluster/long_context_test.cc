@@ -95,8 +95,8 @@ TEST(LongContext, AHybridGrowsInItsSoftmaxLayersOnly) {
   const std::vector<Held> held = Measure(LongHybridConfig(), 97, {1'000, 4'000, 16'000, 64'000}, uint64_t{128} << 20);
   // 2 KV heads; when the answer was read the next tokens may have been there already.
   for (const Held& at : held)
-    EXPECT_NEAR(static_cast<double>(at.blocks - held[0].blocks), static_cast<double>(at.tokens - held[0].tokens) / 64 * 2,
-                2 * (kAnswer / 64 + 1))
+    EXPECT_NEAR(static_cast<double>(at.blocks - held[0].blocks),
+                static_cast<double>(at.tokens - held[0].tokens) / 64 * 2, 2 * (kAnswer / 64 + 1))
         << at.tokens << " tokens";
 }
 
