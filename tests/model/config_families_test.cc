@@ -1,3 +1,7 @@
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "model/config.h"
@@ -187,19 +191,36 @@ TEST(HybridConfigs, ListsOfLayersThatContradictThemselvesAreNamed) {
   EXPECT_THAT(With(kimi, [](Json& c) { c["mla_use_nope"] = false; }), HasSubstr("mla_use_nope"));
 }
 
+// Every field in turn with every kind of wrong value: refused by a text that names the file, or believed, never worse.
+void TryWrongFields(const Json& good) {
+  ASSERT_EQ(With(good, [](Json&) {}), "accepted");
+  for (const auto& [field, was] : good.items())
+    for (const Json& wrong :
+         {Json(), Json(-1), Json(0), Json(int64_t{1} << 62), Json(1e300), Json("x"), Json::array(), Json::object(),
+          Json({1, "y"}), Json(true)}) {
+      Json json = good;
+      json[field] = wrong;
+      const auto config = ConfigFromJson("config.json", json, nullptr);
+      if (!config.ok()) EXPECT_THAT(std::string(config.status().message()), HasSubstr("config.json: "));
+    }
+}
+
 TEST(HybridConfigs, FieldsOfAnyTypeAndSizeAreRefusedAndNotBelieved) {
   for (const char* name : {"nemotron_h_latent", "falcon_h1_norm", "olmo_hybrid_nope", "lfm2_bias", "gpt_oss_mxfp4"}) {
-    const Json good = Golden(name);
-    ASSERT_EQ(With(good, [](Json&) {}), "accepted") << name;
-    for (const auto& [field, was] : good.items())
-      for (const Json& wrong :
-           {Json(), Json(-1), Json(0), Json(int64_t{1} << 62), Json(1e300), Json("x"), Json::array(),
-            Json::object(), Json({1, "y"}), Json(true)}) {
-        Json json = good;
-        json[field] = wrong;
-        const auto config = ConfigFromJson("config.json", json, nullptr);
-        if (!config.ok()) EXPECT_THAT(std::string(config.status().message()), HasSubstr("config.json: "));
-      }
+    SCOPED_TRACE(name);
+    TryWrongFields(Golden(name));
+  }
+}
+
+TEST(HybridConfigs, SoAreThoseOfPublishedFamilies) {
+  for (const std::string group : {"hybrid", "moe"}) {
+    DOVETAIL_DATA_OR_SKIP(const auto archive, "goldens/goldens_" + group + ".tar.gz");
+    const auto folder = dovetail::test::TempFolder();
+    ASSERT_EQ(std::system(("tar xzf '" + archive.string() + "' -C '" + folder.string() + "'").c_str()), 0);
+    for (const auto& entry : std::filesystem::directory_iterator(folder / group)) {
+      SCOPED_TRACE(entry.path().filename().string());
+      TryWrongFields(Json::parse(dovetail::test::ReadFile(entry.path() / "config.json")));
+    }
   }
 }
 
