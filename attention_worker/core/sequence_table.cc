@@ -160,6 +160,7 @@ void SequenceTable::Fill(SequenceState& sequence, const Part& part) {
     }
   }
   sequence.filled = part.end;
+  sequence.filling = true;
   if (sequence.fill_shard > 0) return;
   sequence.started = true;  // the next StepBegin stands at the end of the last part
   sequence.ctx_len = part.begin;
@@ -209,7 +210,7 @@ void SequenceTable::ReleaseSets(SequenceState& sequence) {
 void SequenceTable::Release(const proto::ReleaseSequence& message) {
   SequenceState* sequence = Find(message.sequence);
   if (sequence == nullptr) return;
-  if (sequence->started && CheckCommit(*sequence, message.ctx_len, message.hashes).ok()) {
+  if (sequence->started && !sequence->filling && CheckCommit(*sequence, message.ctx_len, message.hashes).ok()) {
     TakeHashes(*sequence, message.ctx_len, message.hashes);
     sequence->ctx_len = message.ctx_len;
     IndexCommitted(*sequence);
@@ -342,6 +343,7 @@ absl::Status SequenceTable::Commit(SequenceState& sequence, Position ctx_len,
     MarkSnapshotsAt(sequence, ctx_len);
   }
   sequence.started = true;
+  sequence.filling = false;
   sequence.ctx_len = ctx_len;
   sequence.q_len = 0;
   TakeHashes(sequence, ctx_len, hashes);

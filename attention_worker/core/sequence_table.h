@@ -40,6 +40,7 @@ struct SequenceState {
   size_t fill_shard = 0;                  // a move brings the tokens of this shard and of those after it
   Position filled = kNotFilled;           // so far
   static constexpr Position kNotFilled = -1;
+  bool filling = false;                   // a part came and no step since: it may not have arrived as a whole
   int micro_batch = kNoMicroBatch;        // whose step it is in, or was in last; the worker core's
   static constexpr int kNoMicroBatch = -1;
   StepId last_step;                       // the newest step that has begun with it, or part of a move; likewise

@@ -184,6 +184,22 @@ TEST_F(Moves, AnswersOfOthersAndOfFormerMovesAreDropped) {
   EXPECT_TRUE(proto::Decode<proto::SequenceMoved>(answers_[FrameType::kSequenceMoved])->moved);
 }
 
+TEST_F(Moves, WhatHasNotArrivedIsNoPrefixOfOthers) {
+  Hold(200);
+  Tell(kTakerNode, FrameType::kOpenSequence,
+       proto::OpenSequence{SequenceId(1), Taken(WholeShards(MixedTable())), Hashes(1, 3)});
+  Tell(kGiverNode, FrameType::kMoveSequence,
+       proto::MoveSequence{SequenceId(1), 0, 200, 1, StepId(50), kTakerNode, kTakerEpoch});
+  const Frame begin = wire_.front();  // and then the giver stops
+  wire_.clear();
+  Send(begin.from, begin.to, begin.header, begin.payload);
+  Tell(kTakerNode, FrameType::kReleaseSequence, proto::ReleaseSequence{SequenceId(1), 200, {}});
+  EXPECT_EQ(taker_.status().blocks_in_use + taker_.status().blocks_cached, 0u);
+  Tell(kTakerNode, FrameType::kOpenSequence,
+       proto::OpenSequence{SequenceId(2), Taken(WholeShards(MixedTable())), Hashes(1, 3)});
+  EXPECT_THAT(proto::Decode<proto::SequenceOpened>(answers_[FrameType::kSequenceOpened])->resumable, ElementsAre(0));
+}
+
 TEST_F(Moves, AReleasedSequenceStopsMoving) {
   Hold(100);
   Tell(kTakerNode, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(1), Taken(WholeShards(MixedTable())), {}});
