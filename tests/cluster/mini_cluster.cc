@@ -191,6 +191,13 @@ absl::Status MiniCluster::LoadModel() {
 }
 
 absl::StatusOr<std::unique_ptr<transport::Connector>> MiniCluster::MakeConnector(NodeId node, Epoch epoch) {
+  DT_ASSIGN_OR_RETURN(std::unique_ptr<transport::Connector> connector, MakeSoundConnector(node, epoch));
+  const transport::Faults& faults = options_.faults;
+  if (faults.drop + faults.duplicate + faults.echo + faults.delay == 0) return connector;
+  return std::make_unique<FaultyConnector>(std::move(connector), faults, options_.fault_seed + connectors_++, faults_);
+}
+
+absl::StatusOr<std::unique_ptr<transport::Connector>> MiniCluster::MakeSoundConnector(NodeId node, Epoch epoch) {
   if (options_.deployment == Deployment::kThreads) return hub_.Create(node, epoch);
   transport::ucx::UcxOptions ucx;
   DT_ASSIGN_OR_RETURN(ucx.lanes, transport::ucx::ParseLanes(options_.lanes));

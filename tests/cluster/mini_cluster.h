@@ -14,6 +14,7 @@
 #include "proto/control/dovetail_admin.pb.h"
 #include "scheduler/scheduler_main.h"
 #include "server/remote_engine.h"
+#include "tests/cluster/faulty_connector.h"
 #include "tests/cluster/inproc_hub.h"
 #include "tests/cluster/test_engine.h"
 
@@ -40,6 +41,8 @@ struct MiniClusterOptions {
   int attention_workers = 1;                 // a1, a2, ..
   int compute_workers = 1;                   // c1, c2, ..
   absl::Duration lease = absl::Seconds(20);  // long: a busy machine must not lose a member
+  transport::Faults faults;                  // threads only: what happens to frames, of all roles both ways
+  uint64_t fault_seed = 1;
 };
 
 // One test body, in this process and as real processes: a scheduler, a server's client, compute and attention workers
@@ -62,6 +65,9 @@ class MiniCluster {
   // Asks for a drain and waits until the worker has left by itself.
   absl::Status Drain(const std::string& name);
 
+  // Of the options' `faults`, so far.
+  const FaultTotals& faults() const { return faults_; }
+
   admin::v1::ClusterStatus status();
   const admin::v1::Worker* Find(const admin::v1::ClusterStatus& status, const std::string& name) const;
 
@@ -78,11 +84,14 @@ class MiniCluster {
   absl::Status LoadModel();
   absl::Status WaitUntilServing(const std::vector<std::string>& names);
   absl::StatusOr<std::unique_ptr<transport::Connector>> MakeConnector(NodeId node, Epoch epoch);
+  absl::StatusOr<std::unique_ptr<transport::Connector>> MakeSoundConnector(NodeId node, Epoch epoch);
   control::WorkerMainOptions WorkerOptions(control::Role role, const std::string& name) const;
   bool processes() const { return options_.deployment == Deployment::kProcesses; }
 
   const MiniClusterOptions options_;
   InprocHub hub_;
+  FaultTotals faults_;
+  std::atomic<uint64_t> connectors_{0};
   control::Security security_;
   std::string address_;
   std::unique_ptr<TestModel> model_;  // of threads

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Faults under streams, one after another, for many requests: workers killed, stopped and continued, all of `up`.
 
-Arguments: the dovetail binary, and the number of requests. Every stream says what it says undisturbed, once; at the end
-nothing is held and nothing is left.
+Arguments: the dovetail binary, the number of requests, and a model (a small one of the test data where none is given;
+of one with linear states, those are what is lost and stopped). Every stream says what it says undisturbed, once; at the
+end nothing is held and nothing is left.
 """
 import os
 import random
@@ -19,6 +20,9 @@ BINARY = sys.argv.pop(1)
 REQUESTS = int(sys.argv.pop(1))
 DATA = os.environ.get("DOVETAIL_TEST_DATA")
 MODEL = os.path.join(DATA, "models/stories260K/stories260K-f32.gguf") if DATA else None
+OWN_MODEL = len(sys.argv) > 1 and os.path.isdir(sys.argv[1])
+if OWN_MODEL:
+    MODEL = sys.argv.pop(1)
 BETWEEN_FAULTS = 2.0  # seconds; `up` gives up on a worker that ends again and again as soon as it has begun
 WORKERS = ("attention-1", "attention-2", "attention-3", "compute-1")
 TEXTS = [{"prompt": "Once upon a time", "max_tokens": 120},
@@ -147,6 +151,8 @@ class FaultsTest(unittest.TestCase):
 
     def test_more_sequences_than_blocks(self):
         """Attention workers without enough memory for what is asked: some streams wait for others, none is changed."""
+        if OWN_MODEL:
+            self.skipTest("the memory is measured for the model of the test data")
         before = processes.shared_memory()
         up = Up("--attention-workers", "2", "--kv-cache-memory-bytes", "700KiB")
         try:
