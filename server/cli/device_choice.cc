@@ -1,6 +1,9 @@
 #include "server/cli/device_choice.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
 
 #include "base/log.h"
 #include "kernels/cpu/isa.h"
@@ -40,11 +43,23 @@ absl::Status CheckLibraries(CudaDevice& device) {
   return kernels::cuda::CudaGemm::Create(device, /*workspace_bytes=*/1 << 20).status();
 }
 
+// Whether a driver would have something to drive: a PCI device of NVIDIA.
+bool HasNvidiaHardware() {
+  std::error_code error;
+  for (std::filesystem::directory_iterator at("/sys/bus/pci/devices", error), end; !error && at != end;
+       at.increment(error)) {
+    std::string vendor;
+    if (std::ifstream(at->path() / "vendor") >> vendor && vendor == "0x10de") return true;
+  }
+  return false;
+}
+
 absl::StatusOr<std::unique_ptr<CudaDevice>> OpenAny(const DeviceRequest& request, const model::ModelConfig& config) {
   DT_ASSIGN_OR_RETURN(const std::shared_ptr<const CudaLibrary> library, CudaLibrary::Open());
   const kernels::cuda::CudaSurvey survey = kernels::cuda::SurveyCuda(*library);
+  const bool nothing_here = survey.status.ok() ? survey.devices.empty() : !HasNvidiaHardware();
+  if (nothing_here) return NotFound("this machine has no NVIDIA GPU");
   DT_RETURN_IF_ERROR(survey.status);
-  if (survey.devices.empty()) return NotFound("this machine has no NVIDIA GPU");
   DT_RETURN_IF_ERROR(CheckModel(request, config));
   absl::Status first;
   const uint64_t needed = compute::CudaModel::WeightBytes(config) + kRoomBesideWeights;
@@ -104,7 +119,7 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> ChooseDevice(const DeviceReques
     LogInfo("computing on ", (*device)->name(), ", ", (*device)->info().name);
     return device;
   }
-  // A build without the CUDA library has nothing to explain.
+  // A build without the CUDA library, or a machine without a GPU, has nothing to explain.
   if (!absl::IsNotFound(device.status()))
     LogInfo("computing on the CPU: ", std::string(device.status().message()));
   return OpenCpu(request.threads);

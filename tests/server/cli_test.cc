@@ -35,7 +35,7 @@ TEST(Cli, HelpIsGroupedAndFitsATerminal) {
     for (const auto line : absl::StrSplit(help.out, '\n')) EXPECT_LE(line.size(), 100u) << line;
   }
   const std::string serve = RunDovetail({"serve", "--help"}).out;
-  for (const char* group : {"\nModel:\n", "\nKV cache:\n", "\nScheduling:\n", "\nDisaggregation:\n", "\nHTTP:\n"})
+  for (const char* group : {"\nModel:\n", "\nKV cache:\n", "\nScheduling:\n", "\nDisaggregation:\n", "\nAPI:\n"})
     EXPECT_THAT(serve, HasSubstr(group));
   for (const char* flag : {"--host", "--port", "--api-key", "--served-model-name", "--max-model-len", "--max-num-seqs",
                            "--max-num-batched-tokens", "--block-size", "--kv-cache-dtype", "--enable-prefix-caching",
