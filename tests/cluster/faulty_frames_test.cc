@@ -1,8 +1,6 @@
 #include <gtest/gtest.h>
 
-#include <cstring>
-
-#include "base/check.h"
+#include "tests/cluster/alone.h"
 #include "tests/cluster/mini_cluster.h"
 #include "tests/cluster/tiny_hybrid.h"
 #include "tests/cluster/tiny_model.h"
@@ -57,27 +55,7 @@ class FaultyFrames : public testing::TestWithParam<Kind> {
     return request;
   }
 
-  void ExpectWhatItHasAlone(const scheduler::GenerationRequest& request, const cli::CollectingSink& sink) {
-    if (alone_ == nullptr) {
-      auto model = TestModel::Load(model_path_, model::WeightFormat::kF32, {.threads = 1});
-      DT_CHECK(model.ok(), std::string(model.status().message()));
-      model_ = *std::move(model);
-      server::EmbeddedClusterOptions options = ClusterOptionsFor(*model_, DType::kF32);
-      options.scheduler.enable_prefix_caching = false;
-      auto cluster = StartCluster(*model_, options);
-      DT_CHECK(cluster.ok(), std::string(cluster.status().message()));
-      alone_ = *std::move(cluster);
-    }
-    EXPECT_EQ(sink.protocol_errors(), 0);
-    const auto alone = Generate(*alone_, request);
-    ASSERT_TRUE(alone.ok()) << alone.status();
-    EXPECT_EQ(sink.choices()[0].tokens, (*alone)->choices()[0].tokens);
-    EXPECT_TRUE(sink.choices()[0].logits == (*alone)->choices()[0].logits) << "bits of logits";
-  }
-
   std::filesystem::path model_path_;
-  std::unique_ptr<TestModel> model_;
-  std::unique_ptr<server::EmbeddedCluster> alone_;
 };
 
 TEST_P(FaultyFrames, ThatComeTwiceLateOrAgainChangeNoBit) {
@@ -97,10 +75,11 @@ TEST_P(FaultyFrames, ThatComeTwiceLateOrAgainChangeNoBit) {
   submit(250, 60, 3);      // begins as another did
   ASSERT_TRUE((*cluster)->AddAttentionWorker("a4").ok());
   ASSERT_TRUE((*cluster)->Drain("a2").ok());  // what lies on it moves, or is computed again
+  Alone alone(model_path_);
   for (size_t i = 0; i < sinks.size(); ++i) {
     ASSERT_EQ(sinks[i]->WaitForEnd(), absl::OkStatus());
     SCOPED_TRACE(absl::StrCat("request ", i));
-    ExpectWhatItHasAlone(requests[i], *sinks[i]);
+    alone.Expect(requests[i], *sinks[i]);
   }
   EXPECT_GT((*cluster)->faults().duplicated, 50);
   EXPECT_GT((*cluster)->faults().echoed, 50);

@@ -1,8 +1,6 @@
 #include <gtest/gtest.h>
 
-#include <cstring>
-
-#include "base/check.h"
+#include "tests/cluster/alone.h"
 #include "tests/cluster/mini_cluster.h"
 #include "tests/cluster/tiny_hybrid.h"
 #include "tests/support/test_data.h"
@@ -22,7 +20,10 @@ struct Hybrid {
 
 class MiniClusterHybrid : public testing::TestWithParam<Hybrid> {
  protected:
-  void SetUp() override { folder_ = WriteTinyFolder(GetParam().config(), 7, TempFolder() / GetParam().name); }
+  void SetUp() override {
+    folder_ = WriteTinyFolder(GetParam().config(), 7, TempFolder() / GetParam().name);
+    alone_ = std::make_unique<Alone>(folder_);
+  }
 
   MiniClusterOptions Options() const {
     MiniClusterOptions options;
@@ -53,30 +54,8 @@ class MiniClusterHybrid : public testing::TestWithParam<Hybrid> {
     return sink;
   }
 
-  void ExpectWhatItHasAlone(const scheduler::GenerationRequest& request, const cli::CollectingSink& sink) {
-    if (model_ == nullptr) {
-      auto model = TestModel::Load(folder_, model::WeightFormat::kF32, {.threads = 1});
-      DT_CHECK(model.ok(), std::string(model.status().message()));
-      model_ = *std::move(model);
-      server::EmbeddedClusterOptions options = ClusterOptionsFor(*model_, DType::kF32);
-      options.scheduler.enable_prefix_caching = false;
-      auto cluster = StartCluster(*model_, options);
-      DT_CHECK(cluster.ok(), std::string(cluster.status().message()));
-      alone_ = *std::move(cluster);
-    }
-    EXPECT_EQ(sink.protocol_errors(), 0);
-    const auto alone = Generate(*alone_, request);
-    ASSERT_TRUE(alone.ok()) << alone.status();
-    const auto &expected = (*alone)->choices()[0], &choice = sink.choices()[0];
-    ASSERT_EQ(choice.tokens, expected.tokens);
-    for (size_t token = 0; token < choice.tokens.size(); ++token)
-      ASSERT_EQ(std::memcmp(choice.logits[token].data(), expected.logits[token].data(),
-                            expected.logits[token].size() * sizeof(float)), 0) << "logits of token " << token;
-  }
-
   std::filesystem::path folder_;
-  std::unique_ptr<TestModel> model_;
-  std::unique_ptr<server::EmbeddedCluster> alone_;
+  std::unique_ptr<Alone> alone_;
 };
 
 TEST_P(MiniClusterHybrid, StreamsGoOnWithTheSameBitsWhileStateWorkersComeAndGo) {
@@ -98,7 +77,7 @@ TEST_P(MiniClusterHybrid, StreamsGoOnWithTheSameBitsWhileStateWorkersComeAndGo) 
   for (size_t i = 0; i < sinks.size(); ++i) {
     ASSERT_EQ(sinks[i]->WaitForEnd(), absl::OkStatus());
     SCOPED_TRACE(absl::StrCat("request ", i));
-    ExpectWhatItHasAlone(requests[i], *sinks[i]);
+    alone_->Expect(requests[i], *sinks[i]);
   }
   EXPECT_TRUE(MiniCluster::Eventually([&] { return (*cluster)->engine().stats().kv_blocks_in_use == 0; }));
 }

@@ -3,11 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <map>
 
-#include "base/check.h"
 #include "nlohmann/json.hpp"
+#include "tests/cluster/alone.h"
 #include "tests/support/test_data.h"
 
 // One body each: over threads of this process, over UCX between such threads, and over real processes. Whatever the
@@ -31,6 +30,7 @@ class MiniClusterTest : public testing::TestWithParam<Place> {
   void SetUp() override {
     DOVETAIL_DATA_OR_SKIP(const auto folder, "models/stories260K");
     folder_ = folder;
+    alone_ = std::make_unique<Alone>(folder_ / "stories260K-f32.gguf");
   }
 
   MiniClusterOptions Options() const {
@@ -45,48 +45,6 @@ class MiniClusterTest : public testing::TestWithParam<Place> {
     options.scheduler.max_num_batched_tokens = 128;
     options.scheduler.placement = scheduler::PlacementPolicy::kMixed;
     return options;
-  }
-
-  // The embedded engine with one worker, one thread, every prompt in one chunk and nothing else to do.
-  server::Engine& Alone() {
-    if (alone_ != nullptr) return *alone_;
-    auto model = TestModel::Load(folder_ / "stories260K-f32.gguf", model::WeightFormat::kF32, {.threads = 1});
-    DT_CHECK(model.ok(), std::string(model.status().message()));
-    model_ = *std::move(model);
-    server::EmbeddedClusterOptions options = ClusterOptionsFor(*model_, DType::kF32);
-    options.scheduler.max_num_seqs = 1;
-    options.scheduler.enable_prefix_caching = false;
-    auto cluster = StartCluster(*model_, options);
-    DT_CHECK(cluster.ok(), std::string(cluster.status().message()));
-    alone_ = *std::move(cluster);
-    return *alone_;
-  }
-
-  void ExpectWhatItHasAlone(const scheduler::GenerationRequest& request, const cli::CollectingSink& sink,
-                            bool cancelled = false) {
-    EXPECT_EQ(sink.protocol_errors(), 0);
-    for (int i = 0; i < request.choices; ++i) {
-      scheduler::GenerationRequest single = request;
-      single.choices = 1;
-      single.sampling.seed += static_cast<uint64_t>(i);
-      const auto alone = Generate(Alone(), single);
-      ASSERT_TRUE(alone.ok()) << alone.status();
-      const cli::CollectingSink::Choice& expected = (*alone)->choices()[0];
-      const cli::CollectingSink::Choice& choice = sink.choices()[i];
-      ASSERT_EQ(choice.tokens.size(), choice.logits.size());
-      if (!cancelled) {
-        ASSERT_EQ(choice.tokens, expected.tokens) << "choice " << i;
-      }
-      ASSERT_LE(choice.tokens.size(), expected.tokens.size());
-      for (size_t token = 0; token < choice.tokens.size(); ++token) {
-        ASSERT_EQ(choice.tokens[token], expected.tokens[token]) << "choice " << i << " token " << token;
-        ASSERT_EQ(choice.logits[token].size(), expected.logits[token].size());
-        ASSERT_EQ(std::memcmp(choice.logits[token].data(), expected.logits[token].data(),
-                              expected.logits[token].size() * sizeof(float)),
-                  0)
-            << "logits of choice " << i << " token " << token;
-      }
-    }
   }
 
   static scheduler::GenerationRequest Request(int prompt, int max_tokens, int salt = 0) {
@@ -106,8 +64,7 @@ class MiniClusterTest : public testing::TestWithParam<Place> {
   }
 
   std::filesystem::path folder_;
-  std::unique_ptr<TestModel> model_;
-  std::unique_ptr<server::EmbeddedCluster> alone_;
+  std::unique_ptr<Alone> alone_;
 };
 
 // A gap in what has to be there would show as a wrong bit: prompts that share beginnings, samples, several choices,
@@ -138,15 +95,15 @@ TEST_P(MiniClusterTest, EveryStreamIsToTheBitTheOneItsRequestHasAlone) {
   for (size_t i = 0; i < requests.size(); ++i) {
     ASSERT_EQ(sinks[i]->WaitForEnd(), absl::OkStatus());
     SCOPED_TRACE(absl::StrCat("request ", i));
-    ExpectWhatItHasAlone(requests[i], *sinks[i]);
+    alone_->Expect(requests[i], *sinks[i]);
   }
   cancelled->WaitForEnd().IgnoreError();
-  ExpectWhatItHasAlone(Request(150, 300, 6), *cancelled, /*cancelled=*/true);
+  alone_->Expect(Request(150, 300, 6), *cancelled, /*cancelled=*/true);
   // The placements take turns: the fourth finds what the first left behind, whatever was evicted before.
   for (int i = 0; i < 4; ++i) {
     const auto late = Submit(**cluster, Request(300, 8, 4));
     ASSERT_EQ(late->WaitForEnd(), absl::OkStatus());
-    ExpectWhatItHasAlone(Request(300, 8, 4), *late);
+    alone_->Expect(Request(300, 8, 4), *late);
   }
 
   server::EngineStats stats;
@@ -184,12 +141,12 @@ TEST_P(MiniClusterTest, StreamsGoOnWithTheSameBitsWhileWorkersComeAndGo) {
   (*cluster)->Stop("a1");  // what lay on it is computed again on the other
   const auto after = Submit(**cluster, Request(70, 250, 2));
   ASSERT_EQ(before->WaitForEnd(), absl::OkStatus());
-  ExpectWhatItHasAlone(Request(100, 250, 1), *before);
+  alone_->Expect(Request(100, 250, 1), *before);
   after->WaitForTokens(5);
   (*cluster)->Stop("c1");  // nobody is left to compute: the stream waits for the next one
   ASSERT_TRUE((*cluster)->AddComputeWorker("c2").ok());
   ASSERT_EQ(after->WaitForEnd(), absl::OkStatus());
-  ExpectWhatItHasAlone(Request(70, 250, 2), *after);
+  alone_->Expect(Request(70, 250, 2), *after);
 }
 
 // Nothing is computed twice: the KV travels.
@@ -214,7 +171,7 @@ TEST_P(MiniClusterTest, ADrainedWorkerGivesWhatItHoldsToTheOthersWhileStreamsGoO
   for (size_t i = 0; i < sinks.size(); ++i) {
     ASSERT_EQ(sinks[i]->WaitForEnd(), absl::OkStatus());
     SCOPED_TRACE(absl::StrCat("request ", i));
-    ExpectWhatItHasAlone(requests[i], *sinks[i]);
+    alone_->Expect(requests[i], *sinks[i]);
   }
   // Processes on a busy machine may take each other for dead.
   if (GetParam().deployment != Deployment::kProcesses)

@@ -1,0 +1,28 @@
+#pragma once
+#include <filesystem>
+#include <memory>
+#include <utility>
+
+#include "tests/cluster/test_engine.h"
+
+namespace dovetail::test {
+
+// What a request gets when the embedded engine has nothing else to do: one worker, one thread, every prompt in one
+// chunk, nothing kept between requests. The model, in f32, is loaded for the first comparison. Used by one thread.
+class Alone {
+ public:
+  explicit Alone(std::filesystem::path model) : path_(std::move(model)) {}
+
+  // Fails the test unless every choice of `sink` has the tokens, and the logits of each to the bit, that it has here.
+  // Of a request that was cancelled: as far as it got.
+  void Expect(const scheduler::GenerationRequest& request, const cli::CollectingSink& sink, bool cancelled = false);
+
+ private:
+  server::Engine& Engine();
+
+  const std::filesystem::path path_;
+  std::unique_ptr<TestModel> model_;
+  std::unique_ptr<server::EmbeddedCluster> engine_;
+};
+
+}  // namespace dovetail::test
