@@ -20,10 +20,10 @@ constexpr int64_t kElement = 2;  // bytes of the wire types of a GPU
 constexpr int64_t kRowsBeyond = 8;
 
 absl::Status CheckTable(const proto::AttentionTable& table) {
-  if (table.has_linear()) return Unimplemented("linear-attention states run on the CPU so far");
-  for (int op = 0; op < table.op_count(); ++op)
-    if (table.sinks(op) != nullptr) return Unimplemented("attention with sinks runs on the CPU so far");
-  for (const proto::SoftmaxSpec& spec : table.views) {
+  for (int g = 0; g < table.group_count(); ++g) {
+    const LayerGroup group(static_cast<uint16_t>(g));
+    const proto::SoftmaxSpec& spec = table.softmax(group);
+    if (table.linear(group) != nullptr) continue;  // CudaStateExecutor says what it runs
     if (spec.kv == DType::kF32)
       return Unimplemented("K and V in float32: GPUs keep them in bfloat16 or float16 (--kv-cache-dtype)");
     for (const int dim : {spec.key_dim, spec.value_dim})
@@ -59,6 +59,18 @@ absl::StatusOr<std::unique_ptr<AttentionBackend>> CudaAttentionExecutor::Create(
       new CudaAttentionExecutor(device, core, *stream, micro_batches, payloads_on_device));
   DT_ASSIGN_OR_RETURN(executor->arena_, device.Allocate(size_t{kv_blocks} * executor->block_bytes_));
   DT_RETURN_IF_ERROR(stream->Fill(executor->arena_->data(), 0, executor->arena_->size_bytes()));
+  DT_RETURN_IF_ERROR(executor->UploadSinks());
+  if (core.table().has_linear()) {
+    CudaAttentionExecutor* const raw = executor.get();
+    CudaStateExecutor::Arena arena{raw->block_bytes_, [raw](KvBlockId block) { return raw->BlockAt(block); },
+                                   [raw](BlockSetId set) {
+                                     const SetShape& shape = raw->ShapeOfSet(set);
+                                     return CudaStateExecutor::Spacing{shape.even, shape.step};
+                                   }};
+    DT_ASSIGN_OR_RETURN(executor->states_,
+                        CudaStateExecutor::Create(device, *stream, core, std::move(arena),
+                                                  static_cast<int>(executor->micro_batches_.size())));
+  }
   for (MicroBatch& batch : executor->micro_batches_) {
     batch.groups.resize(core.table().group_count());
     for (GroupStep& group : batch.groups) {
@@ -151,12 +163,36 @@ absl::Status CudaAttentionExecutor::PrepareStep(MicroBatchId id) {
   DT_RETURN_IF_ERROR(GrowBuffers(batch, id));
   for (int g = 0; g < core_.table().group_count(); ++g) {
     const LayerGroup group(static_cast<uint16_t>(g));
+    if (core_.table().linear(group) != nullptr) {
+      DT_RETURN_IF_ERROR(states_->Prepare(id, group));
+      continue;
+    }
     GroupStep& step = batch.groups[g];
-    step.regular = IsRegular(id, group, step.op_step);
+    // Items name the sinks of one op.
+    step.regular = IsRegular(id, group, step.op_step) && SinksOf(group, 0) == nullptr;
     DT_RETURN_IF_ERROR(Plan(batch, id, group, 0));
   }
   batch.prepared = true;
   return absl::OkStatus();
+}
+
+const float* CudaAttentionExecutor::SinksOf(LayerGroup group, int op_index) const {
+  for (size_t op = 0; op < sinks_.size(); ++op)
+    if (core_.table().op_group[op] == group && core_.table().op_index_in_group[op] == op_index)
+      return sinks_[op] != nullptr ? reinterpret_cast<const float*>(sinks_[op]->data()) : nullptr;
+  return nullptr;
+}
+
+absl::Status CudaAttentionExecutor::UploadSinks() {
+  const proto::AttentionTable& table = core_.table();
+  sinks_.resize(table.op_count());
+  for (int op = 0; op < table.op_count(); ++op) {
+    if (table.sinks(op) == nullptr) continue;
+    const size_t bytes = table.constants[op].sinks.size() * sizeof(float);
+    DT_ASSIGN_OR_RETURN(sinks_[op], device_.Allocate(bytes));
+    DT_RETURN_IF_ERROR(stream_.Copy(sinks_[op]->data(), table.sinks(op), bytes));
+  }
+  return stream_.SynchronizeStatus();
 }
 
 // Rows of items that follow each other in the payload and have as many heads go in one launch.
@@ -178,7 +214,7 @@ void CudaAttentionExecutor::PlanAppends(const proto::StepLayout& layout, GroupSt
   }
 }
 
-std::vector<CudaAttentionItem> CudaAttentionExecutor::ItemsOf(MicroBatchId id, LayerGroup group,
+std::vector<CudaAttentionItem> CudaAttentionExecutor::ItemsOf(MicroBatchId id, LayerGroup group, const float* sinks,
                                                               const std::vector<const std::byte* const*>& blocks) {
   const proto::SoftmaxSpec& spec = core_.table().softmax(group);
   const proto::StepLayout& layout = core_.LayoutOf(id, group);
@@ -200,6 +236,8 @@ std::vector<CudaAttentionItem> CudaAttentionExecutor::ItemsOf(MicroBatchId id, L
     item.q_offset = shard.query_offset / kElement;
     item.q_row_step = int64_t{shard.query_heads} * spec.key_dim;
     item.blocks = blocks[i];
+    if (sinks != nullptr && shard.finished())
+      item.sinks = sinks + int64_t{shard.kv_heads.begin} * spec.group_size();
     item.head_step = static_cast<int64_t>(core_.ShardOf(id, shard).sets.size());
     item.first_segment = static_cast<int32_t>(shard.tokens.begin / kSegmentTokens);
     if (shard.finished()) {
@@ -263,7 +301,7 @@ absl::Status CudaAttentionExecutor::Plan(MicroBatch& batch, MicroBatchId id, Lay
   step.positions = reinterpret_cast<const int32_t*>(there + positions_at);
   step.row_items = reinterpret_cast<const int32_t*>(there + row_items_at);
   DT_RETURN_IF_ERROR(step.tables->Send(stream_));
-  const std::vector<CudaAttentionItem> attended = ItemsOf(id, group, blocks);
+  const std::vector<CudaAttentionItem> attended = ItemsOf(id, group, SinksOf(group, op_index), blocks);
   if (attended.empty()) return absl::OkStatus();
   step.attends = true;
   if (!step.partials.empty()) {
@@ -339,6 +377,28 @@ absl::StatusOr<std::span<const std::byte>> CudaAttentionExecutor::Answer(MicroBa
   return std::span<const std::byte>(batch.partial_host->data(), bytes);
 }
 
+absl::StatusOr<std::span<const std::byte>> CudaAttentionExecutor::RunState(MicroBatch& batch, MicroBatchId id, int op,
+                                                                           std::span<const std::byte> key_value) {
+  const proto::StepLayout& layout = core_.LayoutOf(id, core_.table().op_group[op]);
+  if (layout.query_bytes == 0) {  // of a move
+    if (payloads_on_device_) return Internal("a state that moves here does not come over one GPU");
+    DT_RETURN_IF_ERROR(states_->Restore(id, op, key_value));
+    return std::span<const std::byte>();
+  }
+  const std::byte *query = batch.payload.data(), *appended = key_value.data();
+  if (!payloads_on_device_) {
+    DT_RETURN_IF_ERROR(stream_.Copy(batch.key_value->data(), key_value.data(), key_value.size()));
+    query = batch.query->data();
+    appended = batch.key_value->data();
+  }
+  DT_RETURN_IF_ERROR(states_->Run(id, op, query, appended, batch.partial->data()));
+  batch.payload = {};
+  if (payloads_on_device_) return std::span<const std::byte>(batch.partial->data(), layout.partial_bytes);
+  DT_RETURN_IF_ERROR(stream_.Copy(batch.partial_host->data(), batch.partial->data(), layout.partial_bytes));
+  DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());  // also: payloads may be written anew once they are answered
+  return std::span<const std::byte>(batch.partial_host->data(), layout.partial_bytes);
+}
+
 absl::StatusOr<std::span<const std::byte>> CudaAttentionExecutor::AppendAndFinish(
     MicroBatchId id, int op, std::span<const std::byte> key_value) {
   MicroBatch& batch = micro_batches_[id.value()];
@@ -348,6 +408,7 @@ absl::StatusOr<std::span<const std::byte>> CudaAttentionExecutor::AppendAndFinis
   GroupStep& step = batch.groups[group.value()];
   if (!batch.prepared || batch.payload.size() != static_cast<size_t>(layout.query_bytes))
     return Internal("attention op ", op, ": k and v came without q");
+  if (core_.table().linear(group) != nullptr) return RunState(batch, id, op, key_value);
   if (!step.regular && step.planned_op != op_index) DT_RETURN_IF_ERROR(Plan(batch, id, group, op_index));
   const std::byte *query = batch.payload.data(), *appended = key_value.data();
   if (!payloads_on_device_) {
@@ -393,6 +454,12 @@ absl::StatusOr<std::span<const std::byte>> CudaAttentionExecutor::Gather(int slo
   const int op_index = core_.table().op_index_in_group[op];
   const proto::StepLayout& layout = move.layouts[group.value()];
   DT_RETURN_IF_ERROR(Grow(gathered_[slot], layout.key_value_bytes, /*pinned=*/true));
+  if (core_.table().linear(group) != nullptr) {
+    const std::span<std::byte> all(gathered_[slot]->data(), layout.key_value_bytes);
+    for (const proto::ShardStep& item : layout.items)
+      DT_RETURN_IF_ERROR(states_->Gather(item, core_.ShardOf(move, item), op, all.subspan(item.key_offset)));
+    return std::span<const std::byte>(all);
+  }
   HeadRows out;
   out.layout = LayoutOf(spec);
   for (const proto::ShardStep& item : layout.items) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "attention_worker/attention_backend.h"
+#include "attention_worker/cuda/cuda_state_executor.h"
 #include "kernels/cuda/cuda_attention.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/staged_upload.h"
@@ -15,7 +16,7 @@ namespace dovetail::attention {
 // stream. Payloads lie on the device, and nobody waits; or in host memory, and each op is waited for.
 class CudaAttentionExecutor final : public AttentionBackend {
  public:
-  // kUnimplemented for linear states, other types than bf16 and f16, sinks; kResourceExhausted when the device has no
+  // kUnimplemented for other types than bf16 and f16; kResourceExhausted when the device has no
   // room for kv_blocks blocks. `device` and `core` outlive it.
   static absl::StatusOr<std::unique_ptr<AttentionBackend>> Create(kernels::cuda::CudaDevice& device,
                                                                   AttentionWorkerCore& core, uint32_t kv_blocks,
@@ -86,10 +87,14 @@ class CudaAttentionExecutor final : public AttentionBackend {
   absl::Status Plan(MicroBatch& batch, MicroBatchId id, LayerGroup group, int op_index);
   void PlanAppends(const proto::StepLayout& layout, GroupStep& step, int32_t* positions, int32_t* row_items);
   // Of the layout's items those with queries; `blocks` are tables on the device, by item.
-  std::vector<kernels::cuda::CudaAttentionItem> ItemsOf(MicroBatchId id, LayerGroup group,
+  std::vector<kernels::cuda::CudaAttentionItem> ItemsOf(MicroBatchId id, LayerGroup group, const float* sinks,
                                                         const std::vector<const std::byte* const*>& blocks);
+  absl::Status UploadSinks();
+  const float* SinksOf(LayerGroup group, int op_index) const;  // on the device, or null
   absl::Status Append(MicroBatch& batch, LayerGroup group, int op_index, const std::byte* key_value);
   absl::Status Attend(MicroBatch& batch, LayerGroup group, int op_index, const std::byte* query);
+  absl::StatusOr<std::span<const std::byte>> RunState(MicroBatch& batch, MicroBatchId id, int op,
+                                                      std::span<const std::byte> key_value);
   absl::StatusOr<std::span<const std::byte>> Answer(MicroBatch& batch, const GroupStep& step, int64_t bytes);
   std::byte* BlockAt(KvBlockId block) const { return arena_->data() + size_t{block} * block_bytes_; }
 
@@ -99,6 +104,8 @@ class CudaAttentionExecutor final : public AttentionBackend {
   const size_t block_bytes_;
   const bool payloads_on_device_;
   BufferPtr arena_;
+  std::vector<BufferPtr> sinks_;               // by op, where it has any
+  std::unique_ptr<CudaStateExecutor> states_;  // if the model has linear states
   std::vector<MicroBatch> micro_batches_;  // and a slot for each move that comes in
   std::vector<SetShape> sets_;             // by BlockSetId
   std::array<BufferPtr, proto::kMoveSlots> gathered_;

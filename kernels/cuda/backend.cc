@@ -1,7 +1,9 @@
 #include "kernels/cuda/backend_abi.h"
 #include "kernels/cuda/gemm_lt.h"
+#include "kernels/cuda/hybrid_launches.h"
 #include "kernels/cuda/launches.h"
 #include "kernels/cuda/runtime.h"
+#include "kernels/cuda/state_launches.h"
 
 namespace dovetail::kernels::cuda {
 namespace {
@@ -56,6 +58,17 @@ constexpr Backend kBackend = {
     .combine = LaunchCombine,
     .random = LaunchRandom,
     .sample = LaunchSample,
+    .state_append = LaunchStateAppend,
+    .state_inputs = LaunchStateInputs,
+    .state_gates = LaunchStateGates,
+    .output_gate = LaunchOutputGate,
+    .join_keys = LaunchJoinKeys,
+    .mlp_activation = LaunchMlpActivation,
+    .gated_add = LaunchGatedAdd,
+    .route = LaunchRoute,
+    .place = LaunchPlace,
+    .expert_gemm = LaunchExpertGemm,
+    .expert_sum = LaunchExpertSum,
     .gemm_open = GemmOpen,
     .gemm_close = GemmClose,
     .gemm_run = GemmRun,

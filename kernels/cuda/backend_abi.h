@@ -3,7 +3,9 @@
 #include <cstdint>
 
 #include "kernels/cuda/attention_args.h"
+#include "kernels/cuda/hybrid_args.h"
 #include "kernels/cuda/row_args.h"
+#include "kernels/cuda/state_args.h"
 
 namespace dovetail::kernels::cuda {
 
@@ -11,7 +13,7 @@ namespace dovetail::kernels::cuda {
 // nothing of CUDA. Plain functions and structs, no exceptions, no C++ types of variable layout. `int` results are
 // cudaError_t (0: done) unless said otherwise; error_text explains them. Every function is thread-safe; those with a
 // stream only enqueue and never synchronise.
-inline constexpr uint32_t kBackendAbi = 2;
+inline constexpr uint32_t kBackendAbi = 3;
 
 struct DeviceInfo {
   char name[256];
@@ -89,6 +91,17 @@ struct Backend {
   int (*combine)(const CombineLaunch* launch, void* stream);
   int (*random)(const RandomLaunch* launch, void* stream);
   int (*sample)(const SampleLaunch* launch, void* stream);
+  int (*state_append)(const StateLaunch* launch, void* stream);
+  int (*state_inputs)(const StateInputsLaunch* launch, void* stream);
+  int (*state_gates)(const StateGatesLaunch* launch, void* stream);
+  int (*output_gate)(const OutputGateLaunch* launch, void* stream);
+  int (*join_keys)(const JoinKeysLaunch* launch, void* stream);
+  int (*mlp_activation)(const MlpActivationLaunch* launch, void* stream);
+  int (*gated_add)(const GatedAddLaunch* launch, void* stream);
+  int (*route)(const RouteLaunch* launch, void* stream);
+  int (*place)(const PlaceLaunch* launch, void* stream);
+  int (*expert_gemm)(const ExpertGemmLaunch* launch, void* stream);
+  int (*expert_sum)(const ExpertSumLaunch* launch, void* stream);
 
   // cuBLASLt, opened at run time. gemm_open: 0, or a cublasStatus_t + 10000, or -1 with a text of what is missing.
   int (*gemm_open)(int device, size_t workspace_bytes, void** gemm, char* text, size_t text_bytes);

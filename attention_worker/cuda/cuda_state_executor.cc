@@ -1,0 +1,263 @@
+#include "attention_worker/cuda/cuda_state_executor.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "attention_worker/linear_executor.h"
+
+namespace dovetail::attention {
+
+using kernels::cuda::StateItem;
+using kernels::cuda::StateLaunch;
+using kernels::cuda::StateUnit;
+using kernels::cuda::WireType;
+
+namespace {
+
+int64_t BlockOf(Position position) { return position / kSegmentTokens; }
+
+const float* Floats(const std::unique_ptr<kernels::Buffer>& buffer) {
+  return buffer != nullptr ? reinterpret_cast<const float*>(buffer->data()) : nullptr;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CudaStateExecutor>> CudaStateExecutor::Create(kernels::cuda::CudaDevice& device,
+                                                                             kernels::cuda::CudaStream& stream,
+                                                                             const AttentionWorkerCore& core,
+                                                                             Arena arena, int micro_batches) {
+  std::unique_ptr<CudaStateExecutor> executor(new CudaStateExecutor(device, stream, core, std::move(arena)));
+  const proto::AttentionTable& table = core.table();
+  executor->micro_batches_.resize(micro_batches);
+  for (auto& groups : executor->micro_batches_) groups.resize(table.group_count());
+  for (int g = 0; g < table.group_count(); ++g) {
+    kernels::LinearStateShape& shape = executor->shapes_.emplace_back();
+    const proto::LinearSpec* spec = table.linear(LayerGroup(static_cast<uint16_t>(g)));
+    if (spec == nullptr) continue;
+    if (spec->wire == DType::kF32)
+      return Unimplemented("linear-attention states with float32 on the wire: GPUs take bfloat16 or float16");
+    shape = StateShapeOf(*spec);
+    const size_t block_bytes = executor->arena_.block_bytes;
+    const WireType wire = static_cast<WireType>(spec->wire);
+    DT_ASSIGN_OR_RETURN(StateLaunch launch, kernels::cuda::StateLaunchFor(shape, block_bytes, wire));
+    if (launch.layout.pieces > spec->blocks_per_head)
+      return InvalidArgument("layer group ", g, ": a state needs ", launch.layout.pieces, " KvBlocks of ", block_bytes,
+                             " bytes; the model's table says ", spec->blocks_per_head);
+    launch.pieces = spec->blocks_per_head;
+    launch.token_decay = spec->token_decay;
+    launch.token_rate = spec->token_rate;
+    launch.gates = spec->gates();
+    launch.normalise = spec->normalise;
+    launch.query_scale = spec->query_scale;
+    launch.conv_width = spec->conv_width;
+    launch.conv_linear = spec->conv_linear;
+    launch.model_heads = spec->heads;
+    for (auto& groups : executor->micro_batches_) {
+      groups[g].launch = launch;
+      groups[g].tables = std::make_unique<kernels::cuda::StagedUpload>(device);
+    }
+  }
+  DT_RETURN_IF_ERROR(executor->UploadConstants());
+  return executor;
+}
+
+absl::Status CudaStateExecutor::Upload(const std::vector<float>& values, BufferPtr& out) {
+  if (values.empty()) return absl::OkStatus();
+  DT_ASSIGN_OR_RETURN(out, device_.Allocate(values.size() * sizeof(float)));
+  DT_RETURN_IF_ERROR(stream_.Copy(out->data(), values.data(), out->size_bytes()));
+  return stream_.SynchronizeStatus();  // the values are somebody else's
+}
+
+absl::Status CudaStateExecutor::UploadConstants() {
+  const proto::AttentionTable& table = core_.table();
+  constants_.resize(table.op_count());
+  for (int op = 0; op < static_cast<int>(table.constants.size()); ++op) {
+    if (table.linear(table.op_group[op]) == nullptr) continue;
+    DT_RETURN_IF_ERROR(Upload(table.constants[op].log_decay, constants_[op].log_decay));
+    DT_RETURN_IF_ERROR(Upload(table.constants[op].conv, constants_[op].conv));
+    DT_RETURN_IF_ERROR(Upload(table.constants[op].conv_bias, constants_[op].conv_bias));
+    DT_RETURN_IF_ERROR(Upload(table.constants[op].skip, constants_[op].skip));
+  }
+  return absl::OkStatus();
+}
+
+// Whether one distance holds for all blocks of the step.
+bool CudaStateExecutor::IsEven(MicroBatchId id, LayerGroup group, int64_t& step) const {
+  bool known = false;
+  step = 1;
+  for (const proto::ShardStep& item : core_.LayoutOf(id, group).items) {
+    const ShardState& shard = core_.ShardOf(id, item);
+    const int64_t first = std::max<int64_t>(0, BlockOf(item.ctx_len) - 1) - shard.first_block();
+    for (int64_t i = std::max<int64_t>(0, first); i < static_cast<int64_t>(shard.sets.size()); ++i) {
+      if (shard.sets[i] == kNoBlockSet) continue;
+      const Spacing spacing = arena_.spacing(shard.sets[i]);
+      if (!spacing.even || (known && spacing.step != step)) return false;
+      step = spacing.step;
+      known = true;
+    }
+  }
+  return true;
+}
+
+absl::Status CudaStateExecutor::Prepare(MicroBatchId id, LayerGroup group) {
+  GroupStep& step = micro_batches_[id.value()][group.value()];
+  int64_t blocks_apart = 0;
+  step.launch.even = IsEven(id, group, blocks_apart);
+  step.launch.step = blocks_apart * static_cast<int64_t>(arena_.block_bytes);
+  return Plan(id, group, 0);
+}
+
+const KvBlockId* CudaStateExecutor::BlocksOfOp(const ShardState& shard, int64_t block, int op) const {
+  const int64_t at = block - shard.first_block();
+  if (at < 0 || at >= static_cast<int64_t>(shard.sets.size()) || shard.sets[at] == kNoBlockSet) return nullptr;
+  const proto::LinearSpec& spec = *core_.table().linear(core_.table().op_group[op]);
+  const int per_op = shard.shard.kv_heads.size() * spec.blocks_per_head;
+  return core_.BlocksOf(shard.sets[at]).data() + core_.table().op_index_in_group[op] * per_op;
+}
+
+void CudaStateExecutor::FillBlocks(const proto::ShardStep& item, const ShardState& shard, const GroupStep& step,
+                                   int op_index, std::vector<const std::byte*>& out) const {
+  const int per_op = item.kv_heads.size() * step.launch.pieces;
+  const int64_t last = BlockOf(item.ctx_len + item.q_len - 1);
+  for (int64_t block = std::max<int64_t>(0, BlockOf(item.ctx_len) - 1); block <= last; ++block) {
+    const int64_t at = block - shard.first_block();
+    const bool held = at >= 0 && at < static_cast<int64_t>(shard.sets.size()) && shard.sets[at] != kNoBlockSet;
+    const KvBlockId* blocks = held ? core_.BlocksOf(shard.sets[at]).data() : nullptr;
+    for (int i = 0; i < (step.launch.even ? 1 : per_op); ++i)
+      out.push_back(!held              ? nullptr
+                    : step.launch.even ? arena_.block_at(blocks[0])
+                                       : arena_.block_at(blocks[op_index * per_op + i]));
+  }
+}
+
+absl::Status CudaStateExecutor::Plan(MicroBatchId id, LayerGroup group, int op_index) {
+  GroupStep& step = micro_batches_[id.value()][group.value()];
+  const proto::StepLayout& layout = core_.LayoutOf(id, group);
+  step.planned_op = op_index;
+  step.launch.unit_count = 0;
+  std::vector<StateItem> items;
+  std::vector<StateUnit> units;
+  std::vector<const std::byte*> blocks;
+  bool equal = true;
+  for (const proto::ShardStep& shard_step : layout.items) {
+    if (shard_step.rows.q_count == 0) continue;
+    StateItem item;
+    item.query_offset = shard_step.query_offset;
+    item.key_offset = shard_step.key_offset;
+    item.value_offset = shard_step.value_offset;
+    item.gate_offset = shard_step.gate_offset;
+    item.out_offset = shard_step.partial_offset;
+    item.first_position = shard_step.ctx_len;
+    item.rows = shard_step.q_len;
+    item.heads = shard_step.kv_heads.size();
+    item.first_head = shard_step.kv_heads.begin;
+    item.first_block = std::max<int64_t>(0, BlockOf(shard_step.ctx_len) - 1);
+    item.table = static_cast<int64_t>(blocks.size());
+    FillBlocks(shard_step, core_.ShardOf(id, shard_step), step, op_index, blocks);
+    for (int head = 0; head < item.heads; ++head) units.push_back({static_cast<int32_t>(items.size()), head});
+    items.push_back(item);
+    equal = equal && item.heads == items[0].heads;
+  }
+  if (items.empty()) return absl::OkStatus();
+  kernels::cuda::UploadLayout at;
+  const size_t items_at = at.Add<StateItem>(items.size()), units_at = at.Add<StateUnit>(units.size());
+  const size_t blocks_at = at.Add<const std::byte*>(blocks.size());
+  DT_ASSIGN_OR_RETURN(std::byte* const host, step.tables->Begin(stream_, at.bytes()));
+  std::memcpy(host + items_at, items.data(), items.size() * sizeof(StateItem));
+  std::memcpy(host + units_at, units.data(), units.size() * sizeof(StateUnit));
+  std::memcpy(host + blocks_at, blocks.data(), blocks.size() * sizeof(const std::byte*));
+  DT_RETURN_IF_ERROR(step.tables->Send(stream_));
+  std::byte* const there = step.tables->device();
+  step.launch.items = reinterpret_cast<const StateItem*>(there + items_at);
+  step.launch.units = equal ? nullptr : reinterpret_cast<const StateUnit*>(there + units_at);
+  step.launch.blocks = reinterpret_cast<const std::byte* const*>(there + blocks_at);
+  step.launch.unit_count = static_cast<int32_t>(units.size());
+  step.launch.heads = items[0].heads;
+  return absl::OkStatus();
+}
+
+absl::Status CudaStateExecutor::Run(MicroBatchId id, int op, const std::byte* query, const std::byte* key_value,
+                                    std::byte* out) {
+  const LayerGroup group = core_.table().op_group[op];
+  const int op_index = core_.table().op_index_in_group[op];
+  GroupStep& step = micro_batches_[id.value()][group.value()];
+  if (!step.launch.even && step.planned_op != op_index) DT_RETURN_IF_ERROR(Plan(id, group, op_index));
+  StateLaunch launch = step.launch;
+  launch.op = op_index;
+  launch.query = query;
+  launch.key_value = key_value;
+  launch.out = out;
+  launch.log_decay = Floats(constants_[op].log_decay);
+  launch.conv = Floats(constants_[op].conv);
+  launch.conv_bias = Floats(constants_[op].conv_bias);
+  launch.skip = Floats(constants_[op].skip);
+  return kernels::cuda::AppendStates(stream_, launch);
+}
+
+absl::Status CudaStateExecutor::GrowStaging(size_t bytes) {
+  if (staging_ != nullptr && staging_->size_bytes() >= bytes) return absl::OkStatus();
+  staging_.reset();
+  DT_ASSIGN_OR_RETURN(staging_, device_.AllocatePinned(bytes));
+  return absl::OkStatus();
+}
+
+absl::Status CudaStateExecutor::Gather(const proto::ShardStep& item, const ShardState& shard, int op,
+                                       std::span<std::byte> out) {
+  const StateSnapshot snapshot = core_.SnapshotOf(item, op);
+  const int pieces = static_cast<int>(snapshot.pieces);
+  const kernels::LinearStateShape& shape = shapes_[core_.table().op_group[op].value()];
+  std::memcpy(out.data(), &snapshot, sizeof(snapshot));
+  std::byte* at = out.data() + sizeof(snapshot);
+  DT_RETURN_IF_ERROR(GrowStaging(pieces * arena_.block_bytes));
+  std::vector<std::byte*> from(pieces), to(pieces);
+  for (int64_t block = snapshot.first_block; block < snapshot.first_block + snapshot.blocks; ++block) {
+    const KvBlockId* held = BlocksOfOp(shard, block, op);
+    if (held == nullptr) return Internal("move: the state of block ", block, " is not held here");
+    const Position end = item.ctx_len + item.q_len - block * kSegmentTokens;
+    const int tokens = static_cast<int>(std::min<Position>(kSegmentTokens, end));
+    for (int head = 0; head < item.kv_heads.size(); ++head, at += pieces * arena_.block_bytes) {
+      for (int p = 0; p < pieces; ++p) {
+        from[p] = staging_->data() + p * arena_.block_bytes;
+        to[p] = at + p * arena_.block_bytes;
+        DT_RETURN_IF_ERROR(stream_.Copy(from[p], arena_.block_at(held[head * pieces + p]), arena_.block_bytes));
+      }
+      DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());
+      std::memset(at, 0, pieces * arena_.block_bytes);
+      kernels::cuda::StateToCpu(shape, tokens, from.data(), to.data(), arena_.block_bytes);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaStateExecutor::Restore(MicroBatchId id, int op, std::span<const std::byte> key_value) {
+  const LayerGroup group = core_.table().op_group[op];
+  for (const proto::ShardStep& item : core_.LayoutOf(id, group).items) {
+    const StateSnapshot expected = core_.SnapshotOf(item, op);
+    const auto bytes = key_value.subspan(item.key_offset, expected.payload_bytes());
+    DT_RETURN_IF_ERROR(CheckSnapshot(bytes, expected));
+    const ShardState& shard = core_.ShardOf(id, item);
+    const int pieces = static_cast<int>(expected.pieces);
+    auto* at = const_cast<std::byte*>(bytes.data()) + sizeof(expected);
+    DT_RETURN_IF_ERROR(GrowStaging(pieces * arena_.block_bytes));
+    std::vector<std::byte*> from(pieces), to(pieces);
+    for (int64_t block = expected.first_block; block < expected.first_block + expected.blocks; ++block) {
+      const KvBlockId* held = BlocksOfOp(shard, block, op);
+      if (held == nullptr) return Internal("move: there is no room for the state of block ", block);
+      const Position end = item.ctx_len + item.q_len - block * kSegmentTokens;
+      const int tokens = static_cast<int>(std::min<Position>(kSegmentTokens, end));
+      for (int head = 0; head < item.kv_heads.size(); ++head, at += pieces * arena_.block_bytes) {
+        for (int p = 0; p < pieces; ++p) {
+          from[p] = at + p * arena_.block_bytes;
+          to[p] = staging_->data() + p * arena_.block_bytes;
+        }
+        kernels::cuda::StateFromCpu(shapes_[group.value()], tokens, from.data(), to.data(), arena_.block_bytes);
+        for (int p = 0; p < pieces; ++p)
+          DT_RETURN_IF_ERROR(stream_.Copy(arena_.block_at(held[head * pieces + p]), to[p], arena_.block_bytes));
+        DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace dovetail::attention

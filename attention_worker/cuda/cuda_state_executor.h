@@ -1,0 +1,82 @@
+#pragma once
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "attention_worker/core/attention_worker_core.h"
+#include "base/status.h"
+#include "kernels/cuda/cuda_state.h"
+#include "kernels/cuda/staged_upload.h"
+
+namespace dovetail::attention {
+
+// The linear states of a worker on a GPU, in KvBlocks of the same arena as K and V (kernels/cuda/state_layout.h). A
+// step's items and blocks are uploaded once for all ops of a layer group where their blocks lie evenly, else for each op.
+// Owned by the node's event loop; all work goes into the stream it was made with.
+class CudaStateExecutor {
+ public:
+  // Whether the blocks of a set lie evenly spaced, and how many blocks apart.
+  struct Spacing {
+    bool even = false;
+    int64_t step = 0;
+  };
+  struct Arena {
+    size_t block_bytes = 0;
+    std::function<std::byte*(KvBlockId)> block_at;  // on the device
+    std::function<Spacing(BlockSetId)> spacing;
+  };
+
+  // Uploads what is fixed for an op. kUnimplemented: f32 on the wire; kInvalidArgument when a state needs more blocks
+  // than the table says; kResourceExhausted. All outlive it.
+  static absl::StatusOr<std::unique_ptr<CudaStateExecutor>> Create(kernels::cuda::CudaDevice& device,
+                                                                   kernels::cuda::CudaStream& stream,
+                                                                   const AttentionWorkerCore& core, Arena arena,
+                                                                   int micro_batches);
+
+  // For core.LayoutOf(id, group), a linear group. kResourceExhausted.
+  absl::Status Prepare(MicroBatchId id, LayerGroup group);
+
+  // Payloads on the device, as proto::StepLayout says; `out` is that of kPartial.
+  absl::Status Run(MicroBatchId id, int op, const std::byte* query, const std::byte* key_value, std::byte* out);
+
+  // As LinearExecutor's: an item of a move out of this worker, and the items of one into it, in host memory. States
+  // travel in the form of the CPU, so that workers of both kinds exchange them.
+  absl::Status Gather(const proto::ShardStep& item, const ShardState& shard, int op, std::span<std::byte> out);
+  absl::Status Restore(MicroBatchId id, int op, std::span<const std::byte> key_value);
+
+ private:
+  using BufferPtr = std::unique_ptr<kernels::Buffer>;
+  struct OpConstants {
+    BufferPtr log_decay, conv, conv_bias, skip;
+  };
+  struct GroupStep {
+    std::unique_ptr<kernels::cuda::StagedUpload> tables;
+    kernels::cuda::StateLaunch launch;  // of all but what an op brings
+    int planned_op = -1;                // whose blocks the tables hold; any, if they lie evenly
+  };
+
+  CudaStateExecutor(kernels::cuda::CudaDevice& device, kernels::cuda::CudaStream& stream,
+                    const AttentionWorkerCore& core, Arena arena)
+      : device_(device), stream_(stream), core_(core), arena_(std::move(arena)) {}
+  absl::Status UploadConstants();
+  absl::Status Upload(const std::vector<float>& values, BufferPtr& out);
+  bool IsEven(MicroBatchId id, LayerGroup group, int64_t& step) const;
+  absl::Status Plan(MicroBatchId id, LayerGroup group, int op_index);
+  void FillBlocks(const proto::ShardStep& item, const ShardState& shard, const GroupStep& step, int op_index,
+                  std::vector<const std::byte*>& out) const;
+  // The KvBlocks of an op in one set of its shard, or null: it is not held.
+  const KvBlockId* BlocksOfOp(const ShardState& shard, int64_t block, int op) const;
+  absl::Status GrowStaging(size_t bytes);
+
+  kernels::cuda::CudaDevice& device_;
+  kernels::cuda::CudaStream& stream_;
+  const AttentionWorkerCore& core_;
+  const Arena arena_;
+  std::vector<kernels::LinearStateShape> shapes_;      // by group
+  std::vector<OpConstants> constants_;                 // by op
+  std::vector<std::vector<GroupStep>> micro_batches_;  // [micro-batch][group]
+  BufferPtr staging_;                                  // pinned: one head's block on its way
+};
+
+}  // namespace dovetail::attention

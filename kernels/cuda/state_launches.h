@@ -1,0 +1,9 @@
+#pragma once
+#include "kernels/cuda/state_args.h"
+
+namespace dovetail::kernels::cuda {
+
+// Each enqueues kernels and returns a cudaError_t. Arguments are checked by the callers (cuda_state.h).
+int LaunchStateAppend(const StateLaunch* launch, void* stream);
+
+}  // namespace dovetail::kernels::cuda

@@ -1,0 +1,165 @@
+#include "kernels/cuda/cuda_state.h"
+
+#include <cstdio>
+
+#include "gtest/gtest.h"
+#include "tests/kernels_cuda/state_fixture.h"
+
+namespace dovetail::kernels::cuda {
+namespace {
+
+using testing::Family;
+using testing::kFamilies;
+using testing::StateOptions;
+using testing::StateSequences;
+
+// Of the largest output of a stream: keys, values and o are rounded to 8 bits (bf16), sums over up to 330 of them.
+constexpr double kBudget = 8e-3;
+
+bool RunsHere(const Family& family) { return family.update != StateUpdate::kRankOne; }
+
+class CudaStateTest : public testing::StateTest {
+ protected:
+  StateSequences Sequences(const Family& family, int key_dim, int value_dim, int rows, int sequences,
+                           const StateOptions& options = {}) {
+    return StateSequences(*this, stream(), family, key_dim, value_dim, rows, sequences, options);
+  }
+};
+
+TEST_F(CudaStateTest, TokenByTokenEqualsTheRecurrenceForEveryFamily) {
+  for (const Family& family : kFamilies) {
+    if (!RunsHere(family)) continue;
+    for (const auto& [keys, values] : std::vector<std::pair<int, int>>{{128, 128}, {64, 32}, {20, 70}, {256, 16}}) {
+      StateSequences all = Sequences(family, keys, values, 150, 3);
+      for (int t = 0; t < 150; ++t) all.Run(*this, {{0, 1}, {1, 1}, {2, 1}}, AppendStates);
+      const double error = all.WorstError();
+      std::printf("measured %s %dx%d %.3g\n", family.name.data(), keys, values, error);
+      EXPECT_LE(error, kBudget) << family.name << " " << keys << " x " << values;
+    }
+  }
+}
+
+TEST_F(CudaStateTest, RaggedChunksOfSeveralSequencesEqualTheRecurrence) {
+  for (const Family& family : kFamilies) {
+    if (!RunsHere(family)) continue;
+    for (const bool even : {true, false}) {
+      for (const size_t piece_bytes : {size_t{0}, size_t{4096}, size_t{9984}}) {
+        StateSequences all = Sequences(family, 96, 80, 330, 3, {.heads = 3, .piece_bytes = piece_bytes, .even = even});
+        all.Run(*this, {{0, 63}, {2, 16}}, AppendStates);
+        all.Run(*this, {{0, 2}, {1, 129}, {2, 4}}, AppendStates);
+        all.Run(*this, {{1, 1}}, AppendStates);
+        all.Run(*this, {{0, 200}, {2, 44}}, AppendStates);
+        all.Run(*this, {{0, 65}, {1, 200}, {2, 266}}, AppendStates);
+        EXPECT_LE(all.WorstError(), kBudget) << family.name << " in pieces of " << piece_bytes << (even ? "" : " apart");
+      }
+    }
+  }
+}
+
+TEST_F(CudaStateTest, ConvolutionNormsRatesAndSkipsComeWithIt) {
+  for (const Family& family : kFamilies) {
+    if (!RunsHere(family)) continue;
+    for (const WireType wire : {WireType::kBF16, WireType::kF16}) {
+      const bool delta = family.update == StateUpdate::kDelta;
+      StateSequences all = Sequences(family, 64, 48, 200, 2,
+                                     {.wire = wire, .conv_width = 4, .normalise = delta, .rate = true, .skip = true});
+      all.Run(*this, {{0, 1}, {1, 70}}, AppendStates);
+      all.Run(*this, {{0, 2}, {1, 1}}, AppendStates);
+      for (int t = 0; t < 70; ++t) all.Run(*this, {{0, 1}, {1, 1}}, AppendStates);
+      all.Run(*this, {{0, 127}, {1, 59}}, AppendStates);
+      EXPECT_LE(all.WorstError(), kBudget) << family.name;
+    }
+  }
+}
+
+TEST_F(CudaStateTest, ARepeatedStepAndTokensTakenBackChangeNothing) {
+  for (const Family& family : kFamilies) {
+    if (!RunsHere(family)) continue;
+    StateSequences plain = Sequences(family, 64, 64, 140, 2, {.conv_width = 4});
+    StateSequences again = Sequences(family, 64, 64, 140, 2, {.conv_width = 4});
+    for (int t = 0; t < 140; t += 4) {
+      plain.Run(*this, {{0, 4}, {1, 4}}, AppendStates);
+      again.Run(*this, {{0, 4}, {1, 4}}, AppendStates, /*repeat=*/true);
+      if (t % 20 == 0) {
+        again.Back(1, 3);
+        again.Run(*this, {{1, 3}}, AppendStates);
+      }
+    }
+    for (int s = 0; s < 4; ++s) EXPECT_EQ(plain.done(s), again.done(s)) << family.name;
+  }
+}
+
+TEST_F(CudaStateTest, AStateInBf16LosesWhatItsRoundingLoses) {
+  StateSequences all = Sequences(kFamilies[4], 128, 128, 330, 1, {.state = DType::kBF16});
+  all.Run(*this, {{0, 130}}, AppendStates);
+  for (int t = 130; t < 330; t += 2) all.Run(*this, {{0, 2}}, AppendStates);
+  EXPECT_LE(all.WorstError(), 2 * kBudget);
+}
+
+TEST_F(CudaStateTest, WrongShapesAreRefusedByName) {
+  StateSequences all = Sequences(kFamilies[0], 32, 32, 64, 1);
+  all.Run(*this, {{0, 1}}, AppendStates);
+  StateLaunch launch = all.launch();
+  launch.conv_width = 9;
+  EXPECT_TRUE(absl::IsInvalidArgument(AppendStates(stream(), launch)));
+  launch = all.launch();
+  launch.gates = 7;
+  EXPECT_TRUE(absl::IsInvalidArgument(AppendStates(stream(), launch)));
+  launch = all.launch();
+  launch.blocks = nullptr;
+  EXPECT_TRUE(absl::IsInvalidArgument(AppendStates(stream(), launch)));
+}
+
+TEST(StateLayout, NeedsNoMorePiecesThanTheFormOfTheCpu) {
+  for (const Family& family : kFamilies) {
+    if (!RunsHere(family)) continue;
+    for (const int dim : {8, 20, 64, 100, 128, 256}) {
+      for (const size_t piece_bytes : {2048, 2112, 4096, 9984, 32768}) {
+        LinearStateShape shape{dim, dim, family.decay, family.update, DType::kF32};
+        shape.history_channels = 3 * dim;
+        shape.history = DType::kBF16;
+        const int on_cpu = LinearStateLayout(shape).pieces(piece_bytes);
+        if (on_cpu == 0) continue;
+        const int pieces = LayOutState(shape, piece_bytes).pieces;
+        EXPECT_GE(pieces, 1);
+        EXPECT_LE(pieces, on_cpu) << family.name << " " << dim << " in " << piece_bytes;
+      }
+    }
+  }
+}
+
+TEST(StateLayout, ABlockGoesToTheCpuFormAndBack) {
+  for (const DecayForm decay : {DecayForm::kScalar, DecayForm::kVector}) {
+    LinearStateShape shape{40, 24, decay, StateUpdate::kDelta, DType::kF32, 10, DType::kBF16};
+    const size_t piece_bytes = 1024;
+    const int cpu_pieces = LinearStateLayout(shape).pieces(piece_bytes), pieces = LayOutState(shape, piece_bytes).pieces;
+    std::vector<std::byte> memory(pieces * piece_bytes), there(cpu_pieces * piece_bytes), back(memory.size());
+    const auto point = [&](std::vector<std::byte>& bytes) {
+      std::vector<std::byte*> out;
+      for (size_t at = 0; at < bytes.size(); at += piece_bytes) out.push_back(bytes.data() + at);
+      return out;
+    };
+    // Logs of decays that exp and log give back; everything else any bf16.
+    std::mt19937 random(5);
+    const auto random_bits = [&] { return ToBF16(std::uniform_real_distribution<float>(-2, -0.01f)(random)).bits; };
+    for (size_t at = 0; at + 2 <= memory.size(); at += 2) {
+      const uint16_t bits = random_bits();
+      std::memcpy(memory.data() + at, &bits, 2);
+    }
+    StateToCpu(shape, 64, point(memory).data(), point(there).data(), piece_bytes);
+    StateFromCpu(shape, 64, point(there).data(), point(back).data(), piece_bytes);
+    std::vector<std::byte> again(there.size());
+    StateToCpu(shape, 64, point(back).data(), point(again).data(), piece_bytes);
+    int different = 0;
+    for (size_t i = 0; i + 4 <= there.size(); i += 4) {
+      float a, b;
+      std::memcpy(&a, there.data() + i, 4);
+      std::memcpy(&b, again.data() + i, 4);
+      different += !(std::abs(a - b) <= 1e-5f * std::abs(a));
+    }
+    EXPECT_EQ(different, 0);
+  }
+}
+
+}  // namespace
+}  // namespace dovetail::kernels::cuda
