@@ -26,7 +26,7 @@ proto::SoftmaxSpec SoftmaxSpecOf(const model::ModelConfig& config, const model::
   return spec;
 }
 
-proto::LinearSpec LinearSpecOf(const model::StateConfig& state, DType wire) {
+proto::LinearSpec LinearSpecOf(const model::StateConfig& state, DType wire, DType stored) {
   proto::LinearSpec spec;
   spec.heads = static_cast<int>(state.heads);
   spec.key_dim = static_cast<int>(state.key_dim);
@@ -39,6 +39,7 @@ proto::LinearSpec LinearSpecOf(const model::StateConfig& state, DType wire) {
   spec.conv_width = static_cast<int>(state.conv_width);
   spec.conv_linear = state.family == Family::kConvolution;
   spec.wire = wire;
+  spec.state = stored;
   return spec;
 }
 
@@ -69,7 +70,7 @@ std::vector<float> LogDecays(const model::ModelConfig& config, size_t layer) {
 
 }  // namespace
 
-absl::StatusOr<proto::AttentionTable> AttentionTableOf(const model::ModelConfig& config, DType kv) {
+absl::StatusOr<proto::AttentionTable> AttentionTableOf(const model::ModelConfig& config, DType kv, DType state) {
   std::vector<proto::AttentionSpec> ops;
   std::vector<proto::LinearConstants> constants;
   // A KvBlock is as large as 64 tokens of a softmax head; states take several. Without softmax, a state is a block.
@@ -87,7 +88,7 @@ absl::StatusOr<proto::AttentionTable> AttentionTableOf(const model::ModelConfig&
       if (has_constants) own.sinks = config.constants[op.layer].sinks;
       continue;
     }
-    proto::LinearSpec spec = LinearSpecOf(*config.state, kv);
+    proto::LinearSpec spec = LinearSpecOf(*config.state, kv, state);
     spec.blocks_per_head = BlocksPerHead(spec, block_bytes);
     if (spec.blocks_per_head == 0)
       return Unimplemented("layer ", op.layer, ": a row of its linear state does not fit into a KvBlock of ",

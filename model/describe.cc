@@ -212,7 +212,8 @@ std::string Describe(const Checkpoint& checkpoint) {
                                         Binary(KvBytes(config, 1024, DType::kBF16)), " for 1k tokens, ",
                                         Binary(KvBytes(config, 8192, DType::kBF16)), " for 8k"));
   if (config.state)
-    text += Line("states", absl::StrCat(Binary(StateBytes(config)), " per sequence in float32, however long"));
+    text += Line("states", absl::StrCat(Binary(StateBytes(config)),
+                                        " per sequence in float32 (--state-dtype bfloat16: half), however long"));
   for (const std::string& warning : checkpoint.warnings()) absl::StrAppend(&text, "warning: ", warning, "\n");
   return text;
 }

@@ -1,7 +1,9 @@
 #include "scheduler/control_members.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
+#include <variant>
 
 #include "base/dtype.h"
 #include "proto/attention_spec.h"
@@ -19,6 +21,27 @@ constexpr size_t kDrainedProcesses = 1024;  // remembered
 
 bool IsUp(const Member& member) { return member.state >= MemberState::kConnecting; }
 bool IsServing(const Member& member) { return member.state >= MemberState::kServing; }
+
+// Of two tables that are equal but for the type in which linear states are kept: theirs, and ours.
+std::optional<std::pair<DType, DType>> StateTypesThatDiffer(const proto::AttentionTable& theirs,
+                                                            const proto::AttentionTable& ours) {
+  std::optional<std::pair<DType, DType>> types;
+  if (theirs.groups.size() != ours.groups.size()) return std::nullopt;
+  for (size_t group = 0; group < ours.groups.size(); ++group) {
+    const auto* theirs_linear = std::get_if<proto::LinearSpec>(&theirs.groups[group]);
+    const auto* ours_linear = std::get_if<proto::LinearSpec>(&ours.groups[group]);
+    if (theirs_linear == nullptr || ours_linear == nullptr) {
+      if (theirs.groups[group] != ours.groups[group]) return std::nullopt;
+      continue;
+    }
+    proto::LinearSpec same = *theirs_linear;
+    same.state = ours_linear->state;
+    same.blocks_per_head = ours_linear->blocks_per_head;  // follows from the type
+    if (same != *ours_linear) return std::nullopt;
+    if (theirs_linear->state != ours_linear->state) types.emplace(theirs_linear->state, ours_linear->state);
+  }
+  return types;
+}
 
 // The remedy where two members have never heard each other.
 constexpr char kNeverConnected[] =
@@ -111,6 +134,10 @@ absl::Status ControlMembers::CheckModel(const control::JoinRequest& request) con
   if (request.model->digest == model_->digest && request.model->attention.op_group == model_->attention.op_group &&
       request.model->attention.groups == model_->attention.groups)
     return absl::OkStatus();
+  if (const auto dtypes = StateTypesThatDiffer(request.model->attention, model_->attention))
+    return FailedPrecondition(request.name, ": keeps linear states in ", std::string(Name(dtypes->first)),
+                              ", but this cluster keeps them in ", std::string(Name(dtypes->second)),
+                              "; give it the same --state-dtype, or start another scheduler");
   return FailedPrecondition(
       request.name, ": brings the model ", request.model->name, ", but this cluster serves ", model_->name,
       " (or another --dtype or --kv-cache-dtype of it); give it the same model and flags, or start another scheduler");

@@ -80,9 +80,10 @@ absl::Status EmbeddedCluster::SizeKvCache(const proto::AttentionTable& table) {
 }
 
 absl::Status EmbeddedCluster::Build(kernels::Device& device) {
-  DT_ASSIGN_OR_RETURN(const proto::AttentionTable table, compute::AttentionTableOf(model_.config(), options_.kv_dtype));
+  DT_ASSIGN_OR_RETURN(const proto::AttentionTable table,
+                      compute::AttentionTableOf(model_.config(), options_.kv_dtype, options_.state_dtype));
   options_.scheduler.attention = table;
-  options_.scheduler.model_digest = ModelDigest(*model_.checkpoint, options_.kv_dtype);
+  options_.scheduler.model_digest = ModelDigest(*model_.checkpoint, options_.kv_dtype, options_.state_dtype);
   DT_RETURN_IF_ERROR(options_.scheduler.Validate());
 
   const int nodes = 2 + options_.attention_workers;

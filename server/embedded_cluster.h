@@ -36,6 +36,7 @@ struct EmbeddedClusterOptions {
   // Asked once the compute worker has its memory: what the KV cache may take of the device's. Empty: of this machine's.
   std::function<uint64_t()> kv_room;
   DType kv_dtype = DType::kBF16;
+  DType state_dtype = DType::kF32;    // of linear states at rest; or bf16
   int threads = 0;                    // compute threads that all nodes share; 0: one per core
   scheduler::SchedulerOptions scheduler;  // model_digest and attention are filled in
   uint64_t seed = 0;

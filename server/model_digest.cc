@@ -16,10 +16,11 @@ constexpr size_t kSampleBytes = 256;  // of each end of a weight's bytes
 
 }  // namespace
 
-uint64_t ModelDigest(const model::Checkpoint& checkpoint, DType kv_dtype) {
+uint64_t ModelDigest(const model::Checkpoint& checkpoint, DType kv_dtype, DType state_dtype) {
   const model::ModelConfig& config = checkpoint.config();
   std::string text = absl::StrCat(static_cast<int>(kv_dtype), "|", static_cast<int>(config.architecture), "|",
                                   config.heads, "|", config.kv_heads, "|", config.key_dim, "|", config.value_dim);
+  if (config.state && state_dtype != DType::kF32) absl::StrAppend(&text, "|states,", static_cast<int>(state_dtype));
   for (const model::RopeSpec& rope : config.ropes)
     absl::StrAppend(&text, "|", static_cast<int>(rope.kind), ",", rope.theta, ",", rope.factor, ",", rope.rotary_dims);
   for (const std::string& name : checkpoint.names()) {

@@ -118,12 +118,13 @@ class RemoteCheckpoint final : public model::Checkpoint {
 }  // namespace
 
 absl::StatusOr<control::ModelSummary> SummarizeModel(const model::Checkpoint& checkpoint, DType kv_dtype,
-                                                     uint64_t weight_bytes, std::vector<control::TextFile>& files) {
+                                                     uint64_t weight_bytes, std::vector<control::TextFile>& files,
+                                                     DType state_dtype) {
   const model::ModelConfig& config = checkpoint.config();
   control::ModelSummary summary;
   summary.name = checkpoint.name();
-  summary.digest = ModelDigest(checkpoint, kv_dtype);
-  DT_ASSIGN_OR_RETURN(summary.attention, compute::AttentionTableOf(config, kv_dtype));
+  summary.digest = ModelDigest(checkpoint, kv_dtype, state_dtype);
+  DT_ASSIGN_OR_RETURN(summary.attention, compute::AttentionTableOf(config, kv_dtype, state_dtype));
   summary.vocab_size = static_cast<int>(config.vocab_size);
   summary.max_positions = config.max_positions;
   summary.bos = config.bos;

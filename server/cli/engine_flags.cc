@@ -39,6 +39,12 @@ void AddWeightFlags(CLI::App& command, EngineFlags& flags) {
       ->type_name("TYPE")
       ->group("KV cache");
   command
+      .add_option("--state-dtype", flags.state_dtype,
+                  "Linear states in memory: float32, or bfloat16 (half as large, and rounded every 64 tokens)")
+      ->check(OneOf({"float32", "bfloat16", "f32", "bf16"}))
+      ->type_name("TYPE")
+      ->group("KV cache");
+  command
       .add_option("--device,--compute-device", flags.device,
                   "Where the layers run: cpu, cuda:N, or auto (a GPU that can run the model, else the CPU)")
       ->type_name("DEVICE")
@@ -189,6 +195,10 @@ DType KvDtypeOf(const EngineFlags& flags) {
   return flags.dtype == "float32" ? DType::kF32 : DType::kBF16;
 }
 
+DType StateDtypeOf(const EngineFlags& flags) {
+  return flags.state_dtype == "bfloat16" || flags.state_dtype == "bf16" ? DType::kBF16 : DType::kF32;
+}
+
 namespace {
 
 model::WeightFormat WeightFormatOf(const EngineFlags& flags) {
@@ -242,6 +252,8 @@ absl::StatusOr<std::unique_ptr<model::Checkpoint>> OpenModel(const EngineFlags& 
   if (flags.max_model_len > positions)
     return InvalidArgument("--max-model-len: ", flags.max_model_len, " exceeds the ", positions, " positions that ",
                            checkpoint->name(), " was made for; ask for at most that, or for 0");
+  if (StateDtypeOf(flags) != DType::kF32 && !checkpoint->config().state)
+    LogWarning("--state-dtype: ", checkpoint->name(), " has no linear states; the flag changes nothing");
   return checkpoint;
 }
 
@@ -289,6 +301,7 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model:
       return InvalidArgument("--kv-cache-memory-bytes: a KV cache of no bytes holds no token; write 8GiB, or auto");
   }
   engine.kv_dtype = options.kv_dtype = KvDtypeOf(flags);
+  options.state_dtype = StateDtypeOf(flags);
   options.snapshot_percent = flags.state_snapshots;
   options.seed = flags.seed.value_or(0);
   options.scheduler = SchedulerOptionsOf(flags);

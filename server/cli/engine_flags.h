@@ -20,6 +20,7 @@ struct EngineFlags {
   std::string load_format = "auto";
   std::string dtype = "auto";
   std::string kv_cache_dtype = "auto";
+  std::string state_dtype = "float32";
   std::string placement = "request";
   int64_t max_model_len = 0;
   int max_num_seqs = 256;
@@ -53,6 +54,7 @@ void AddStateSnapshotsFlag(CLI::App& command, int& percent);
 scheduler::SchedulerOptions SchedulerOptionsOf(const EngineFlags& flags);
 absl::StatusOr<compute::ComputeWorkerTuning> TuningOf(const EngineFlags& flags);
 DType KvDtypeOf(const EngineFlags& flags);
+DType StateDtypeOf(const EngineFlags& flags);
 // Where the model's dense layers run (device_choice.h).
 absl::StatusOr<std::unique_ptr<kernels::Device>> CreateDevice(const EngineFlags& flags,
                                                               const model::ModelConfig& config);

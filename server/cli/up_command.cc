@@ -78,7 +78,9 @@ class Up {
       kv_bytes_ = bytes / flags_.engine.attention_workers;
     } else {
       DT_ASSIGN_OR_RETURN(const auto checkpoint, OpenModel(flags_.engine));
-      DT_ASSIGN_OR_RETURN(const auto table, compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(flags_.engine)));
+      DT_ASSIGN_OR_RETURN(const auto table,
+                          compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(flags_.engine),
+                                                    StateDtypeOf(flags_.engine)));
       scheduler::SchedulerOptions options = SchedulerOptionsOf(flags_.engine);
       if (options.max_model_len == 0) options.max_model_len = static_cast<int>(checkpoint->config().max_positions);
       kv_bytes_ = server::DefaultKvCacheBytes(table, options, flags_.engine.attention_workers) /
@@ -141,6 +143,8 @@ class Up {
                              engine.dtype,
                              "--kv-cache-dtype",
                              engine.kv_cache_dtype,
+                             "--state-dtype",
+                             engine.state_dtype,
                              "--load-format",
                              engine.load_format,
                              "--device",

@@ -23,13 +23,14 @@ constexpr Epoch kEpoch{3};
 constexpr uint64_t kModel = 0x1234;
 
 // A gated delta layer with its convolution, and a softmax layer.
-proto::AttentionTable Table() {
+proto::AttentionTable Table(DType state) {
   proto::LinearSpec delta;
   delta.heads = 2;
   delta.key_dim = delta.value_dim = 16;
   delta.delta = delta.token_decay = delta.token_rate = delta.normalise = true;
   delta.conv_width = 4;
   delta.wire = DType::kF32;
+  delta.state = state;
   const size_t block_bytes = (kernels::KvBlockLayout{16, 16, DType::kF32}.bytes() + 63) / 64 * 64;
   delta.blocks_per_head = kernels::LinearStateLayout(StateShapeOf(delta)).pieces(block_bytes);
   proto::LinearConstants constants;
@@ -44,7 +45,7 @@ proto::AttentionTable Table() {
 
 class StateMoves : public ::testing::Test, public transport::FrameHandler {
  protected:
-  explicit StateMoves(uint64_t taker_model = kModel) : table_(Table()) {
+  explicit StateMoves(uint64_t taker_model = kModel, DType state = DType::kF32) : table_(Table(state)) {
     for (int i = 0; i < 3; ++i) ports_.push_back(fabric_.CreatePort(nullptr));
     for (uint32_t worker = 0; worker < 2; ++worker) {
       devices_.push_back(*kernels::CreateCpuDevice({.threads = 1}));
@@ -99,6 +100,32 @@ class StateMoves : public ::testing::Test, public transport::FrameHandler {
     }
     return answer_;
   }
+  // The same, but what a token brings is its own, whichever tokens come with it. Both groups are served whole.
+  std::vector<std::byte> StepOf(int worker, uint64_t step, Position ctx_len, int q_len) {
+    answer_.clear();
+    Tell(worker, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(1), ctx_len, q_len, {}}}}, step);
+    for (int op = 0; op < table_.op_count(); ++op) {
+      const proto::StepLayout& layout = nodes_[worker]->core().LayoutOf(MicroBatchId(0), table_.op_group[op]);
+      const proto::ShardStep& item = layout.items[0];
+      std::vector<std::byte> query(layout.query_bytes), key_value(layout.key_value_bytes);
+      for (int row = 0; row < q_len; ++row) {
+        const auto put = [&](std::vector<std::byte>& into, int64_t offset, int64_t end, int kind) {
+          const int64_t bytes = (end - offset) / q_len;
+          const auto numbers = Numbers(bytes, ((ctx_len + row) * 10 + op) * 10 + kind);
+          std::memcpy(into.data() + offset + row * bytes, numbers.data(), bytes);
+        };
+        const int64_t gates = table_.softmax(table_.op_group[op]).gates;
+        const int64_t value_end = gates > 0 ? item.gate_offset : layout.key_value_bytes;
+        put(query, item.query_offset, layout.query_bytes, 0);
+        put(key_value, item.key_offset, item.value_offset, 1);
+        put(key_value, item.value_offset, value_end, 2);
+        if (gates > 0) put(key_value, item.gate_offset, layout.key_value_bytes, 3);
+      }
+      Send(worker, FrameType::kQuery, step, op, query);
+      Send(worker, FrameType::kKeyValue, step, op, key_value);
+    }
+    return answer_;
+  }
   // All below 0, as decays are.
   static std::vector<std::byte> Numbers(int64_t bytes, int64_t seed) {
     std::mt19937_64 random(static_cast<uint64_t>(seed));
@@ -125,7 +152,12 @@ class StateMoves : public ::testing::Test, public transport::FrameHandler {
   std::vector<std::byte> answer_;
 };
 
-TEST_F(StateMoves, TheTakerGoesOnWithTheSameBits) {
+class StateMovesOf : public StateMoves, public ::testing::WithParamInterface<DType> {
+ protected:
+  StateMovesOf() : StateMoves(kModel, GetParam()) {}
+};
+
+TEST_P(StateMovesOf, TheTakerGoesOnWithTheSameBits) {
   for (const Position end : {Position{40}, Position{64}, Position{130}, Position{600}, Position{1152}}) {
     SCOPED_TRACE(end);
     Open(0);
@@ -147,6 +179,29 @@ TEST_F(StateMoves, TheTakerGoesOnWithTheSameBits) {
       Tell(worker, FrameType::kReleaseSequence, proto::ReleaseSequence{SequenceId(1), 0, {}});
   }
 }
+
+// As a prompt in chunks, as guesses that are taken back, and as a step that is repeated.
+TEST_P(StateMovesOf, AnyChunkingGivesTheSameBits) {
+  const auto softmax_and_state = [&](int worker, const std::vector<int>& chunks) {
+    Open(worker);
+    std::vector<std::byte> last;
+    Position at = 0;
+    uint64_t step = 0;
+    for (const int rows : chunks) {
+      last = StepOf(worker, ++step, at, rows);
+      at += rows;
+    }
+    EXPECT_EQ(StepOf(worker, ++step, at - chunks.back(), chunks.back()), last) << "a repeated step";
+    return StepOf(worker, ++step, at, 1);
+  };
+  const auto whole = softmax_and_state(0, {200});
+  ASSERT_FALSE(whole.empty());
+  EXPECT_EQ(softmax_and_state(1, {1, 62, 1, 5, 59, 70, 1, 1}), whole);
+  EXPECT_TRUE(refused_.empty()) << refused_[0];
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, StateMovesOf, ::testing::Values(DType::kF32, DType::kBF16),
+                         [](const auto& info) { return std::string(Name(info.param)); });
 
 class OfAnotherModel : public StateMoves {
  protected:

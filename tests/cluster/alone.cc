@@ -14,6 +14,7 @@ server::Engine& Alone::Engine() {
   DT_CHECK(model.ok(), std::string(model.status().message()));
   model_ = *std::move(model);
   server::EmbeddedClusterOptions options = ClusterOptionsFor(*model_, DType::kF32);
+  options.state_dtype = state_;
   options.scheduler.max_num_seqs = 1;
   options.scheduler.enable_prefix_caching = false;
   auto engine = StartCluster(*model_, options);

@@ -11,7 +11,7 @@ namespace dovetail::test {
 // chunk, nothing kept between requests. The model, in f32, is loaded for the first comparison. Used by one thread.
 class Alone {
  public:
-  explicit Alone(std::filesystem::path model) : path_(std::move(model)) {}
+  explicit Alone(std::filesystem::path model, DType state = DType::kF32) : path_(std::move(model)), state_(state) {}
 
   // Fails the test unless every choice of `sink` has the tokens, and the logits of each to the bit, that it has here.
   // Of a request that was cancelled: as far as it got.
@@ -21,6 +21,7 @@ class Alone {
   server::Engine& Engine();
 
   const std::filesystem::path path_;
+  const DType state_;  // of linear states
   std::unique_ptr<TestModel> model_;
   std::unique_ptr<server::EmbeddedCluster> engine_;
 };

@@ -186,7 +186,8 @@ absl::Status MiniCluster::LoadModel() {
   DT_ASSIGN_OR_RETURN(model_,
                       TestModel::Load(options_.model, options_.weights, {.threads = 1, .max_isa = options_.isa}));
   DT_ASSIGN_OR_RETURN(
-      summary_, server::SummarizeModel(*model_->model->checkpoint, options_.kv, model_->model->weight_bytes, files_));
+      summary_, server::SummarizeModel(*model_->model->checkpoint, options_.kv, model_->model->weight_bytes, files_,
+                                       options_.state));
   return absl::OkStatus();
 }
 
@@ -275,7 +276,8 @@ absl::Status MiniCluster::StartCompute(const std::string& name) {
         "--threads", "1", "--dtype", f32 ? "float32" : "auto", "--kv-cache-dtype",
         options_.kv == DType::kF32   ? "float32"
         : options_.kv == DType::kF16 ? "float16"
-                                     : "bfloat16"});
+                                     : "bfloat16",
+        "--state-dtype", std::string(dovetail::Name(options_.state))});
     return absl::OkStatus();
   }
   auto options = WorkerOptions(control::Role::kComputeWorker, name);

@@ -34,6 +34,7 @@ struct MiniClusterOptions {
   std::filesystem::path model;
   model::WeightFormat weights = model::WeightFormat::kAuto;
   DType kv = DType::kBF16;                   // kProcesses: bf16, or f32 with f32 weights
+  DType state = DType::kF32;                 // of linear states
   kernels::Isa isa = kernels::Isa::kAvx512;  // threads only
   scheduler::SchedulerOptions scheduler;     // attention and model_digest are filled in
   compute::ComputeWorkerTuning compute;      // threads only

@@ -16,13 +16,14 @@ struct Hybrid {
   std::string (*config)();
   Deployment deployment;
   const char* lanes;
+  DType state = DType::kF32;
 };
 
 class MiniClusterHybrid : public testing::TestWithParam<Hybrid> {
  protected:
   void SetUp() override {
     folder_ = WriteTinyFolder(GetParam().config(), 7, TempFolder() / GetParam().name);
-    alone_ = std::make_unique<Alone>(folder_);
+    alone_ = std::make_unique<Alone>(folder_, GetParam().state);
   }
 
   MiniClusterOptions Options() const {
@@ -32,6 +33,7 @@ class MiniClusterHybrid : public testing::TestWithParam<Hybrid> {
     options.model = folder_;
     options.weights = model::WeightFormat::kF32;
     options.kv = DType::kF32;
+    options.state = GetParam().state;
     options.scheduler.max_model_len = 512;
     options.scheduler.max_num_seqs = 8;
     options.scheduler.max_num_batched_tokens = 128;
@@ -87,7 +89,10 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Hybrid{"gated_delta_threads", TinyGatedDeltaConfig, Deployment::kThreads, "memory"},
                     Hybrid{"lightning_threads", TinyLightningConfig, Deployment::kThreads, "memory"},
                     Hybrid{"mamba2_threads", TinyMamba2Config, Deployment::kThreads, "memory"},
-                    Hybrid{"gated_delta_processes", TinyGatedDeltaConfig, Deployment::kProcesses, "shm"}),
+                    Hybrid{"gated_delta_processes", TinyGatedDeltaConfig, Deployment::kProcesses, "shm"},
+                    Hybrid{"gated_delta_bf16_threads", TinyGatedDeltaConfig, Deployment::kThreads, "memory",
+                           DType::kBF16},
+                    Hybrid{"mamba2_bf16_processes", TinyMamba2Config, Deployment::kProcesses, "shm", DType::kBF16}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

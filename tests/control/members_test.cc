@@ -131,6 +131,29 @@ TEST(Members, RefusalsNameWhatIsWrongAndTheRemedy) {
   EXPECT_EQ(refusal(Request(Role::kAttentionWorker, 30, "x")).code(), absl::StatusCode::kResourceExhausted);
 }
 
+TEST(Members, AnotherTypeOfStatesIsNamed) {
+  const auto with_states_in = [](DType type, uint32_t node, const std::string& name) {
+    control::JoinRequest request = Request(Role::kComputeWorker, node, name);
+    proto::LinearSpec state;
+    state.heads = 2;
+    state.key_dim = state.value_dim = 16;
+    state.token_decay = true;
+    state.state = type;
+    state.blocks_per_head = type == DType::kF32 ? 3 : 2;
+    request.model->attention = *proto::AttentionTable::Build({state}, {{}});
+    request.model->digest = type == DType::kF32 ? 7 : 8;
+    return request;
+  };
+  Cluster cluster;
+  ASSERT_TRUE(cluster.members.Join(with_states_in(DType::kF32, 1, "c1"), kStart).ok());
+  const auto other = cluster.members.Join(with_states_in(DType::kBF16, 2, "c2"), kStart);
+  EXPECT_EQ(other.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(other.status().message(),
+            "c2: keeps linear states in bfloat16, but this cluster keeps them in float32; give it the same "
+            "--state-dtype, or start another scheduler");
+  EXPECT_TRUE(cluster.members.Join(with_states_in(DType::kF32, 3, "c3"), kStart).ok());
+}
+
 TEST(Members, MoreBlocksThanTheMemoryItJoinedWithHoldsAreALie) {
   Cluster cluster;
   cluster.Join(Role::kComputeWorker, 1, "c");

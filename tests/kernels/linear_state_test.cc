@@ -60,6 +60,26 @@ TEST_P(LinearStateOf, BitsDependOnNeitherChunkingNorIsa) {
   }
 }
 
+TEST_P(LinearStateOf, BitsOfAStateInBF16DependOnNeitherChunkingNorIsa) {
+  TokenStream stream(family(), 40, 48, 300, 4);
+  stream.shape.state = DType::kBF16;
+  StateMemory whole_memory(stream.shape);
+  const std::vector<float> whole = RunTokens(Isa::kAvx2, stream, whole_memory, {300});
+  for (const Isa isa : TestableIsas()) {
+    for (const int rows : {1, 7, 64, 130}) {
+      std::vector<int> chunks;
+      for (int left = 300; left > 0; left -= chunks.back()) chunks.push_back(std::min(left, rows));
+      StateMemory memory(stream.shape);
+      ASSERT_EQ(RunTokens(isa, stream, memory, chunks), whole) << rows << " tokens a step";
+    }
+    StateMemory memory(stream.shape);  // each step twice
+    std::vector<float> o(whole.size());
+    for (int64_t at = 0; at < 300; at += 20)
+      for (int times = 0; times < 2; ++times) RunRows(isa, stream, memory, at, 20, o);
+    EXPECT_EQ(o, whole);
+  }
+}
+
 TEST_P(LinearStateOf, ARepeatedStepChangesNothing) {
   const TokenStream stream(family(), 32, 32, 200, 5);
   StateMemory memory(stream.shape), once(stream.shape);

@@ -38,8 +38,8 @@ TEST(Cli, HelpIsGroupedAndFitsATerminal) {
   for (const char* group : {"\nModel:\n", "\nKV cache:\n", "\nScheduling:\n", "\nDisaggregation:\n", "\nAPI:\n"})
     EXPECT_THAT(serve, HasSubstr(group));
   for (const char* flag : {"--host", "--port", "--api-key", "--served-model-name", "--max-model-len", "--max-num-seqs",
-                           "--max-num-batched-tokens", "--block-size", "--kv-cache-dtype", "--enable-prefix-caching",
-                           "--seed", "--chat-template"})
+                           "--max-num-batched-tokens", "--block-size", "--kv-cache-dtype", "--state-dtype",
+                           "--enable-prefix-caching", "--seed", "--chat-template"})
     EXPECT_THAT(serve, HasSubstr(absl::StrCat("  ", flag)));
   for (const char* standard : {"[8000]", "[256]", "[127.0.0.1]", "[64]", "[auto]", "[on]"})
     EXPECT_THAT(serve, HasSubstr(standard));
@@ -89,6 +89,8 @@ TEST(Cli, AMistakeIsNamedInOneLineWithTheRemedy) {
        "serve: --block-size: 16 is outside 64..64; KV blocks have one size; leave the flag out"},
       {{"serve", "m", "--kv-cache-dtype", "fp8"},
        "serve: --kv-cache-dtype: 'fp8' is none of auto, bfloat16, float16, float32"},
+      {{"serve", "m", "--state-dtype", "float16"},
+       "serve: --state-dtype: 'float16' is none of float32, bfloat16, f32, bf16"},
       {{"serve", "m", "--dtype", "int3"}, "serve: --dtype: 'int3' is none of auto, float32, bfloat16"},
       {{"serve", "m", "--placement", "layers"},
        "serve: --placement: 'layers' is none of request, heads, tokens, mixed"},
