@@ -43,7 +43,8 @@ class Cluster:
         o = self.options
         compute, attention, rest = o.sets
         scheduler = self.start("scheduler", rest, "--listen", "127.0.0.1:0", "--lanes", o.lanes,
-                               "--max-num-batched-tokens", str(o.step_tokens), *self.scheduler_flags)
+                               "--max-num-batched-tokens", str(o.step_tokens),
+                               *(self.scheduler_flags or ("--micro-batches", str(o.micro_batches))))
         self.lines = []
         self.address = self.wait(scheduler, "listening on ")
 
@@ -115,7 +116,8 @@ def measure(o, name, scheduler=(), compute=()):
 
 def embedded(o):
     cores = o.sets[0].union(*o.sets[1])
-    rows = run(o, bench_command(o, "--threads", str(len(cores)), "--attention-workers", str(len(o.sets[1]))), cores)
+    rows = run(o, bench_command(o, "--threads", str(len(cores)), "--attention-workers", str(len(o.sets[1])),
+                                "--micro-batches", str(o.micro_batches)), cores)
     show("embedded, same cores", rows)
     return rows
 
@@ -150,7 +152,8 @@ def micro_batches(o):
 
 def placement(o):
     for how in ("request", "heads", "tokens"):
-        measure(o, f"placement by {how}", scheduler=["--placement", how])
+        measure(o, f"placement by {how}",
+                scheduler=["--placement", how, "--micro-batches", str(o.micro_batches)])
 
 
 def hand_over(o):
@@ -213,6 +216,7 @@ def parse():
     parser.add_argument("--prompt", type=int, default=1024, help="tokens of the prefill measurement")
     parser.add_argument("--step-tokens", type=int, default=512)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--micro-batches", type=int, default=0, help="of all but the command of that name; 0: measured")
     parser.add_argument("--trace", default="", help="a folder for a Chrome trace of each variant")
     return parser.parse_args()
 

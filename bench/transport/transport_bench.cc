@@ -30,10 +30,12 @@ struct Settings {
   std::string payload = "auto";  // auto, message, put
   size_t bytes = 8;
   double seconds = 0.3;
+  std::vector<int> cores{0, 1};
+  uint64_t in_flight = 8 << 20;  // of a stream, unanswered
+  int answer_every = 8;          // of a stream
 };
 
 constexpr uint64_t kLastStep = 1;
-constexpr int kAnswerEvery = 8;  // of a stream
 
 double Seconds(SteadyClock::duration d) { return std::chrono::duration<double>(d).count(); }
 
@@ -55,7 +57,7 @@ std::unique_ptr<UcxPort> MakePort(const Settings& settings, uint32_t node) {
   options.lanes = *lanes;
   if (*lanes == Lanes::kTcp) options.devices = "lo";
   if (settings.payload == "message") options.put_min_bytes = ~uint64_t{0};
-  if (settings.payload == "put") options.put_min_bytes = 1;
+  if (settings.payload == "put") options.put_min_bytes = 0;
   auto port = UcxPort::Create(options);
   if (!port.ok()) {
     std::fprintf(stderr, "%s\n", std::string(port.status().message()).c_str());
@@ -98,15 +100,18 @@ proto::FrameHeader HeaderOf(FrameType type, uint64_t step, size_t bytes) {
   return proto::MakeHeader(type, Epoch(1), StepId(step), MicroBatchId(0), 0, bytes);
 }
 
-// Answers each query of a ping-pong with a tensor of its size, and every eighth of a stream with an empty one.
+// Answers each query of a ping-pong with a tensor of its size, and every so many of a stream with an empty one.
 class Responder final : public FrameHandler {
  public:
   Responder(UcxPort& port, const Settings& settings)
-      : port_(port), stream_(settings.test == "stream"), answer_(settings.bytes) {}
+      : port_(port),
+        stream_(settings.test == "stream"),
+        answer_every_(settings.answer_every),
+        answer_(settings.bytes) {}
 
   void OnFrame(const Delivery& delivery) override {
     last = delivery.header.step == kLastStep;
-    if (stream_ && !last && ++unanswered_ < kAnswerEvery) return;
+    if (stream_ && !last && ++unanswered_ < answer_every_) return;
     unanswered_ = 0;
     const std::span<const std::byte> answer(answer_.data(), stream_ ? 0 : answer_.size());
     DT_CHECK(port_.SendTensor(delivery.from, HeaderOf(FrameType::kPartial, delivery.header.step, answer.size()), answer)
@@ -117,6 +122,7 @@ class Responder final : public FrameHandler {
  private:
   UcxPort& port_;
   const bool stream_;
+  const int answer_every_;
   std::vector<std::byte> answer_;
   int unanswered_ = 0;
 };
@@ -159,18 +165,19 @@ void Ping(UcxPort& port, const Settings& settings) {
 void Stream(UcxPort& port, const Settings& settings, Wire& wire) {
   const std::vector<std::byte> query(settings.bytes);
   Counter answers;
+  const auto every = static_cast<uint64_t>(settings.answer_every);
   const uint64_t window =
-      std::clamp<uint64_t>((8 << 20) / std::max<uint64_t>(settings.bytes, 1), 2 * kAnswerEvery, 256);
+      std::clamp<uint64_t>(settings.in_flight / std::max<uint64_t>(settings.bytes, 1), 2 * every, 256);
   uint64_t sent = 0;
   const auto run = [&](double seconds) {
     const auto begun = SteadyClock::now();
     while (true) {
-      for (int i = 0; i < kAnswerEvery && sent - answers.frames * kAnswerEvery < window; ++i, ++sent)
+      for (uint64_t i = 0; i < every && sent - answers.frames * every < window; ++i, ++sent)
         DT_CHECK(port.SendTensor(NodeId(2), HeaderOf(FrameType::kQuery, 0, query.size()), query).ok());
       port.Poll(answers, 16);
-      if (sent % kAnswerEvery == 0 && Seconds(SteadyClock::now() - begun) >= seconds) break;
+      if (sent % every == 0 && Seconds(SteadyClock::now() - begun) >= seconds) break;
     }
-    while (answers.frames * kAnswerEvery < sent) port.Poll(answers, 16);
+    while (answers.frames * every < sent) port.Poll(answers, 16);
   };
   run(settings.seconds / 5);
   const uint64_t before = sent;
@@ -220,7 +227,7 @@ int Run(const Settings& settings) {
   DT_CHECK(pipe(to) == 0 && pipe(from) == 0);
   const pid_t child = fork();  // before either touches UCX
   const bool responding = child == 0;
-  PinTo(responding ? 1 : 0);
+  PinTo(settings.cores[responding ? 1 : 0]);
   const int in = responding ? to[0] : from[0];
   Wire wire(in, responding ? from[1] : to[1]);
   const std::unique_ptr<UcxPort> port = MakePort(settings, responding ? 2 : 1);
@@ -251,6 +258,9 @@ int main(int count, char** arguments) {
   app.add_option("--payload", settings.payload)->check(CLI::IsMember({"auto", "message", "put"}));
   app.add_option("--bytes", settings.bytes);
   app.add_option("--seconds", settings.seconds);
+  app.add_option("--in-flight", settings.in_flight, "Bytes of a stream that are unanswered, at most 256 tensors");
+  app.add_option("--answer-every", settings.answer_every, "Tensors of a stream")->check(CLI::Range(1, 128));
+  app.add_option("--cores", settings.cores, "Of the two processes, as 0,1")->delimiter(',')->expected(2);
   CLI11_PARSE(app, count, arguments);
   return dovetail::transport::ucx::Run(settings);
 }

@@ -75,7 +75,7 @@ int Main(char** arguments) {
   options.epoch = Epoch(static_cast<uint32_t>(std::atoi(arguments[2])));
   options.lanes = *ParseLanes(arguments[3]);
   if (options.lanes == Lanes::kTcp) options.devices = "lo";
-  options.put_min_bytes = 1;
+  options.put_min_bytes = 0;
   auto port = UcxPort::Create(options);
   if (!port.ok()) {
     std::cout << port.status().message() << std::endl;

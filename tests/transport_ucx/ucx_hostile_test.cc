@@ -28,9 +28,14 @@ class Rogue {
     DT_CHECK(worker.ok());
     worker_ = *std::move(worker);
     ucp_am_handler_param_t deaf{};  // UCX 1.13 crashes on a message for which there is no handler
-    deaf.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB;
+    deaf.field_mask =
+        UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
     deaf.id = kActiveMessageId;
-    deaf.cb = [](void*, const void*, size_t, void*, size_t, const ucp_am_recv_param_t*) { return UCS_OK; };
+    deaf.arg = this;
+    deaf.cb = [](void* argument, const void*, size_t, void* data, size_t bytes, const ucp_am_recv_param_t*) {
+      if (bytes > 0) static_cast<Rogue*>(argument)->greeting_.assign(static_cast<const char*>(data), bytes);
+      return UCS_OK;
+    };
     DT_CHECK(ucp_worker_set_am_recv_handler(worker_->get(), &deaf) == UCS_OK);
     ucp_ep_params_t params{};
     params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
@@ -77,6 +82,13 @@ class Rogue {
     return header;
   }
 
+  // The region that the victim made for it, once it has been greeted.
+  std::unique_ptr<RemoteRegion> OpenRegion() {
+    DT_CHECK(PumpUntil({&victim_}, [&] { return worker_->Progress() == 0 && !greeting_.empty(); }));
+    const RegionKey key = *DecodeRegionKey(greeting_);
+    return *RemoteRegion::Open(ThisProcess(), key.descriptor, key.bytes, key.token);
+  }
+
   void Send(WireHeader header, const std::vector<std::byte>& payload) {
     Seal(header);
     SendRaw({reinterpret_cast<const std::byte*>(&header), sizeof(header)}, payload);
@@ -99,6 +111,7 @@ class Rogue {
   const NodeAddress target_;
   std::unique_ptr<UcxWorker> worker_;
   ucp_ep_h endpoint_ = nullptr;
+  std::string greeting_;  // the last payload that came
 };
 
 std::string FailureOf(TestNode& node) {
@@ -185,6 +198,42 @@ TEST_F(UcxBreach, APlaceOutsideTheRegion) {
   WireHeader outside = rogue_.Frame(1, 4096, WireKind::kPlaced);
   outside.offset = (uint64_t{64} << 20) - 4096 + 64 + (uint64_t{1} << 22);
   rogue_.Send(outside, {});
+  EXPECT_THAT(FailureOf(victim_), HasSubstr("outside its receive region"));
+}
+
+TEST_F(UcxBreach, WhatARingTellsIsCheckedAsWhatAMessageTellsIs) {
+  const std::unique_ptr<RemoteRegion> region = rogue_.OpenRegion();
+  RingWriter ring(region->front());
+  const auto sealed = [](WireHeader header) {
+    Seal(header);
+    return header;
+  };
+  WireHeader damaged = sealed(rogue_.Frame(0, 64, WireKind::kPlaced));
+  damaged.offset = 64;
+  ring.Push(damaged);
+  WireHeader spoofed = rogue_.Frame(0, 64, WireKind::kPlaced);
+  spoofed.from = 7;
+  ring.Push(sealed(spoofed));
+  for (const WireKind kind : {WireKind::kHello, WireKind::kWelcome, WireKind::kCredit, WireKind::kMessage,
+                              WireKind::kGoodbye})
+    ring.Push(sealed(rogue_.Frame(0, 0, kind)));
+  WireHeader stale = rogue_.Frame(0, 64, WireKind::kPlaced);
+  stale.from_epoch = 3;
+  ring.Push(sealed(stale));
+  std::memset(region->data() + 4096, 0x5A, 64);
+  WireHeader good = rogue_.Frame(0, 64, WireKind::kPlaced);
+  good.offset = 4096;
+  ring.Push(sealed(good));
+  ring.Push(sealed(good));
+  ASSERT_TRUE(PumpUntil({&victim_}, [&] { return victim_.port->counters().dropped_repeated == 1; }));
+  EXPECT_EQ(victim_.port->counters().dropped_malformed, 1u);
+  EXPECT_EQ(victim_.port->counters().dropped_foreign, 7u);
+  ASSERT_EQ(victim_.collector.frames.size(), 1u);
+  EXPECT_EQ(victim_.collector.frames[0].bytes, std::vector<std::byte>(64, std::byte{0x5A}));
+
+  WireHeader outside = rogue_.Frame(1, 4096, WireKind::kPlaced);
+  outside.offset = uint64_t{64} << 20;
+  ring.Push(sealed(outside));
   EXPECT_THAT(FailureOf(victim_), HasSubstr("outside its receive region"));
 }
 

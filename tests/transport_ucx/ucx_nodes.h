@@ -67,7 +67,7 @@ inline UcxOptions OptionsFor(uint32_t node, Lanes lanes, uint32_t epoch = 1) {
 
 inline UcxOptions OptionsFor(uint32_t node, const Way& way, uint32_t epoch = 1) {
   UcxOptions options = OptionsFor(node, way.lanes, epoch);
-  options.put_min_bytes = way.put ? 1 : ~uint64_t{0};
+  options.put_min_bytes = way.put ? 0 : ~uint64_t{0};
   return options;
 }
 

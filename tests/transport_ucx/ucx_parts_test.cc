@@ -5,12 +5,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <random>
+#include <thread>
 
+#include "absl/time/clock.h"
+#include "transport/ucx/frame_ring.h"
 #include "transport/ucx/lanes.h"
 #include "transport/ucx/process.h"
+#include "transport/ucx/region.h"
 #include "transport/ucx/slot_allocator.h"
 #include "transport/ucx/wire.h"
 
@@ -116,6 +122,79 @@ TEST(ProcessWatch, AProcessHasEndedOnceItIsKilledThoughNobodyReapedIt) {
   EXPECT_TRUE(ProcessWatch(identity).Ended());  // nobody has the number
   EXPECT_FALSE(ProcessWatch(ThisProcess()).Ended());
   EXPECT_FALSE(ProcessWatch().Ended());
+}
+
+// A region as its owner and as its writer see it.
+struct RingEnds {
+  std::unique_ptr<ReceiveRegion> region = *ReceiveRegion::Create(1 << 20);
+  std::unique_ptr<RemoteRegion> remote =
+      *RemoteRegion::Open(ThisProcess(), region->descriptor(), region->size_bytes(), region->token());
+  RingReader reader{region->front()};
+  RingWriter writer{remote->front()};
+  uint64_t pushed = 0, popped = 0;
+
+  bool Push() {
+    WireHeader header;
+    header.kind = WireKind::kPlaced;
+    header.sequence = pushed++;
+    Seal(header);
+    return writer.Push(header);
+  }
+  void PopAndCompare() {
+    WireHeader header;
+    reader.Pop(header);
+    EXPECT_TRUE(Check(header).ok());
+    EXPECT_EQ(header.sequence, popped++);
+  }
+};
+
+TEST(FrameRing, HeadersComeOutOnceAndInOrderHoweverOftenItWraps) {
+  RingEnds ends;
+  for (const uint64_t burst : {uint64_t{1}, uint64_t{7}, kRingEntries, kRingEntries - 1, uint64_t{3}, kRingEntries}) {
+    EXPECT_FALSE(ends.reader.Ready());
+    for (uint64_t i = 0; i < burst; ++i) EXPECT_FALSE(ends.Push());
+    for (uint64_t i = 0; i < burst; ++i) {
+      ASSERT_TRUE(ends.reader.Ready());
+      ends.PopAndCompare();
+    }
+  }
+  EXPECT_FALSE(ends.reader.Ready());
+  EXPECT_EQ(ends.popped, 3 * kRingEntries + 10);
+}
+
+TEST(FrameRing, OnlyTheFirstPushToAnOwnerThatSleepsIsToWakeIt) {
+  RingEnds ends;
+  ends.reader.SetAsleep(true);
+  EXPECT_TRUE(ends.Push());
+  EXPECT_FALSE(ends.Push());
+  ends.reader.SetAsleep(true);
+  ends.reader.SetAsleep(false);
+  EXPECT_FALSE(ends.Push());
+}
+
+TEST(FrameRing, AnOwnerThatFallsAsleepAtTheSameMomentIsWoken) {
+  RingEnds ends;
+  constexpr int kFrames = 20000;
+  std::atomic<int> woken{-1}, taken{0};
+  std::thread writer([&] {
+    for (int i = 0; i < kFrames; ++i) {
+      if (ends.Push()) woken = i;
+      while (taken <= i) std::this_thread::yield();
+    }
+  });
+  for (int i = 0; i < kFrames; ++i) {
+    ends.reader.SetAsleep(true);
+    if (!ends.reader.Ready()) {
+      const absl::Time deadline = absl::Now() + absl::Seconds(20);
+      while (woken != i && absl::Now() < deadline) std::this_thread::yield();
+      EXPECT_EQ(woken, i) << "sleeps for ever";
+    }
+    ends.reader.SetAsleep(false);
+    while (!ends.reader.Ready()) std::this_thread::yield();
+    ends.PopAndCompare();
+    ++taken;
+  }
+  writer.join();
 }
 
 TEST(SlotAllocator, SlotsNeverOverlapAndEverythingComesBackWhole) {

@@ -324,6 +324,34 @@ TEST_P(UcxPortTest, AnIdleNodeSleepsAndAFrameWakesIt) {
   EXPECT_EQ(b.Poll(), 1);
 }
 
+// No beat and no spinning helps them.
+TEST_P(UcxPortTest, NodesThatSleepBetweenTensorsMissNone) {
+  const auto options = [&](uint32_t node) {
+    UcxOptions sleepy = Options(node);
+    sleepy.spin = absl::ZeroDuration();
+    sleepy.beat = absl::Minutes(2);
+    sleepy.silence = absl::Minutes(8);
+    return sleepy;
+  };
+  TestNode a(options(1)), b(options(2));
+  ASSERT_TRUE(Connect(a, b));
+  constexpr uint64_t kTurns = 2000;
+  const std::vector<std::byte> tensor = Pattern(1000, 7);
+  const auto play = [&](TestNode& self, TestNode& other, bool begins) {
+    for (uint64_t turn = 0; turn < kTurns; ++turn) {
+      const std::span<const std::byte> payload = std::span(tensor).first(turn % 3 == 0 ? 0 : tensor.size());
+      if (begins) ASSERT_TRUE(SendTensor(self, other, turn, payload).ok());
+      while (self.Poll() == 0) ASSERT_TRUE(self.port->Wait(absl::Seconds(20))) << "turn " << turn;
+      ASSERT_EQ(self.collector.frames.size(), turn + 1);
+      ASSERT_EQ(self.collector.frames.back().bytes.size(), payload.size());
+      if (!begins) ASSERT_TRUE(SendTensor(self, other, turn, payload, proto::FrameType::kPartial).ok());
+    }
+  };
+  std::thread responder([&] { play(b, a, false); });
+  play(a, b, true);
+  responder.join();
+}
+
 TEST_P(UcxPortTest, RingWakesAWaiterAndARingBeforeTheWaitIsNotLost) {
   TestNode a(Options(1));
   a.port->Ring();

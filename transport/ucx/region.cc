@@ -25,7 +25,7 @@ struct Descriptor {
 
 std::byte* Map(int descriptor, uint64_t bytes) {
   void* front =
-      mmap(nullptr, kTokenBefore + bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
+      mmap(nullptr, kRegionFrontBytes + bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
   return front == MAP_FAILED ? nullptr : static_cast<std::byte*>(front);
 }
 
@@ -41,7 +41,7 @@ absl::StatusOr<std::unique_ptr<ReceiveRegion>> ReceiveRegion::Create(uint64_t by
   region->bytes_ = bytes;
   region->descriptor_ = memfd_create("dovetail-receive", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (region->descriptor_ < 0) return failed("memfd_create");
-  if (ftruncate(region->descriptor_, static_cast<off_t>(kTokenBefore + bytes)) != 0) return failed("ftruncate");
+  if (ftruncate(region->descriptor_, static_cast<off_t>(kRegionFrontBytes + bytes)) != 0) return failed("ftruncate");
   if (fcntl(region->descriptor_, F_ADD_SEALS, kSeals) != 0) return failed("F_ADD_SEALS");
   region->front_ = Map(region->descriptor_, bytes);
   if (region->front_ == nullptr) return failed("mmap");
@@ -53,11 +53,11 @@ absl::StatusOr<std::unique_ptr<ReceiveRegion>> ReceiveRegion::Create(uint64_t by
 
 // If the system does not want to, they stay until the region goes.
 void ReceiveRegion::DropPages() {
-  [[maybe_unused]] const int dropped = madvise(front_ + kTokenBefore, bytes_, MADV_REMOVE);
+  [[maybe_unused]] const int dropped = madvise(front_ + kRegionFrontBytes, bytes_, MADV_REMOVE);
 }
 
 ReceiveRegion::~ReceiveRegion() {
-  if (front_ != nullptr) munmap(front_, kTokenBefore + bytes_);
+  if (front_ != nullptr) munmap(front_, kRegionFrontBytes + bytes_);
   if (descriptor_ >= 0) close(descriptor_);
 }
 
@@ -78,7 +78,7 @@ absl::StatusOr<std::unique_ptr<RemoteRegion>> RemoteRegion::Open(const ProcessId
       fcntl(opened.number, F_GET_SEALS) < 0)
     return Gone("the region is gone");
   if (info.st_size < 0 || bytes > static_cast<uint64_t>(info.st_size) ||
-      static_cast<uint64_t>(info.st_size) - bytes < kTokenBefore)
+      static_cast<uint64_t>(info.st_size) - bytes < kRegionFrontBytes)
     return InvalidArgument("region key: ", bytes, " bytes are more than the region has");
   std::byte* front = Map(opened.number, bytes);
   if (front == nullptr) return ResourceExhausted("region key: mmap: ", std::strerror(errno));
@@ -89,6 +89,6 @@ absl::StatusOr<std::unique_ptr<RemoteRegion>> RemoteRegion::Open(const ProcessId
   return region;
 }
 
-RemoteRegion::~RemoteRegion() { munmap(front_, kTokenBefore + bytes_); }
+RemoteRegion::~RemoteRegion() { munmap(front_, kRegionFrontBytes + bytes_); }
 
 }  // namespace dovetail::transport::ucx

@@ -4,12 +4,14 @@
 #include <memory>
 
 #include "base/status.h"
+#include "transport/ucx/frame_ring.h"
 #include "transport/ucx/process.h"
 
 namespace dovetail::transport::ucx {
 
-// Before a region's data lies a page with its token.
-inline constexpr uint64_t kTokenBefore = 4096;
+// Before a region's data lie its token and the ring of notifications.
+inline constexpr uint64_t kRegionFrontBytes = sizeof(RegionFront);
+static_assert(kRegionFrontBytes % 4096 == 0);
 
 // Shared memory that one incarnation of one peer may PUT into: an object of its own, without a name, which the peer
 // opens by this process and a descriptor of it. The system gives the descriptor's number to something else once the
@@ -21,7 +23,8 @@ class ReceiveRegion {
   static absl::StatusOr<std::unique_ptr<ReceiveRegion>> Create(uint64_t bytes);
   ~ReceiveRegion();
 
-  const std::byte* data() const { return front_ + kTokenBefore; }
+  const std::byte* data() const { return front_ + kRegionFrontBytes; }
+  RegionFront* front() const { return reinterpret_cast<RegionFront*>(front_); }
   uint64_t size_bytes() const { return bytes_; }
   uint64_t token() const { return token_; }  // random
   uint32_t descriptor() const { return static_cast<uint32_t>(descriptor_); }
@@ -48,7 +51,8 @@ class RemoteRegion {
                                                             uint64_t bytes, uint64_t token);
   ~RemoteRegion();
 
-  std::byte* data() const { return front_ + kTokenBefore; }
+  std::byte* data() const { return front_ + kRegionFrontBytes; }
+  RegionFront* front() const { return reinterpret_cast<RegionFront*>(front_); }
 
  private:
   RemoteRegion(std::byte* front, uint64_t bytes) : front_(front), bytes_(bytes) {}

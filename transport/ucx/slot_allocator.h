@@ -30,11 +30,22 @@ class SlotAllocator {
     int32_t next = kEnd, previous = kEnd;  // in the free list of its order
   };
 
+  // Slots freed last are kept whole: a layer loop frees what it allocates next, and would otherwise split and unite
+  // every order up to the whole region each time.
+  static constexpr int kMostKept = 4;
+  struct Kept {
+    int32_t blocks[kMostKept];
+    int count = 0;
+  };
+
   void PushFree(int32_t block, int order);
   void Unlink(int32_t block);
+  void Unite(int32_t block);  // frees it, with its buddies as far as they are free
+  bool UniteKept();           // false: there are none
 
   std::vector<Block> blocks_;
   std::vector<int32_t> free_;  // first free slot by order
+  std::vector<Kept> kept_;     // by order, the last one freed last
   uint64_t used_ = 0;
 };
 

@@ -120,7 +120,9 @@ absl::Status UcxPeer::Send(const proto::FrameHeader& header, WireKind kind, std:
   frame->header.frame = header;
   frame->payload = payload;
   if (message != nullptr) frame->message = std::move(*message);
-  if (kind == WireKind::kTensor && payload.size() >= port_.options_.put_min_bytes && slots_ != nullptr) Place(*frame);
+  if (kind == WireKind::kTensor && !payload.empty() && payload.size() >= port_.options_.put_min_bytes &&
+      slots_ != nullptr)
+    Place(*frame);
   (kind == WireKind::kMessage ? message_bytes_ : tensor_bytes_) += payload.size();
   sent_.Push(*frame);
   if (IsAnswer(header)) ReleaseAnswered(header);
@@ -149,24 +151,38 @@ void UcxPeer::Place(SendWindow::Frame& frame) {
 void UcxPeer::Post(SendWindow::Frame& frame) {
   frame.busy = true;
   bytes_posted_ += frame.payload.size();
-  if (frame.header.kind == WireKind::kPlaced)
-    PutPayload(frame);
+  if (GoesThroughRing(frame))
+    Put(frame);
   else
     PostHeader(frame, frame.payload);
 }
 
-// The region is mapped here: a put is a store, and the fence keeps what tells of it behind.
-void UcxPeer::PutPayload(SendWindow::Frame& frame) {
+bool UcxPeer::GoesThroughRing(const SendWindow::Frame& frame) const {
+  if (frame.header.kind == WireKind::kPlaced) return true;
+  return frame.header.kind == WireKind::kTensor && frame.payload.empty() && to_ring_ &&
+         port_.options_.put_min_bytes == 0;
+}
+
+// The region is mapped here: a put is a store, and so is what tells of it, which the ring keeps behind.
+void UcxPeer::Put(SendWindow::Frame& frame) {
   std::memcpy(remote_->data() + frame.header.offset, frame.payload.data(), frame.payload.size());
-  std::atomic_thread_fence(std::memory_order_release);
-  PostHeader(frame, {});
+  Finish(frame.header);
+  ++port_.counters_.frames_sent;
+  port_.counters_.bytes_sent += frame.payload.size();
+  if (to_ring_->Push(frame.header)) SendControl(WireKind::kCredit);
+  Sent(frame);
+}
+
+// What every header tells besides.
+void UcxPeer::Finish(WireHeader& header) {
+  header.delivered = delivered_told_ = received_.delivered();
+  spoke_ = port_.now_;
+  bytes_untold_ = 0;
+  Seal(header);
 }
 
 void UcxPeer::PostHeader(SendWindow::Frame& frame, std::span<const std::byte> payload) {
-  frame.header.delivered = delivered_told_ = received_.delivered();
-  spoke_ = port_.now_;
-  bytes_untold_ = 0;
-  Seal(frame.header);
+  Finish(frame.header);
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
   param.cb.send = Callbacks::OnSent;
@@ -204,6 +220,7 @@ void UcxPeer::MakeRegion() {
     return;
   }
   region_ = *std::move(region);
+  ring_.emplace(region_->front());
   region_key_ = Encode(RegionKey{port_.options_.node, port_.options_.epoch, node_, region_->descriptor(),
                                  region_->size_bytes(), region_->token()});
 }
@@ -216,6 +233,7 @@ absl::Status UcxPeer::OpenRegion(std::string_view bytes) {
   if (process_.Ended()) return absl::UnavailableError("region key: its owner has ended");
   DT_ASSIGN_OR_RETURN(remote_, RemoteRegion::Open(owner_, key.descriptor, key.bytes, key.token));
   slots_ = std::make_unique<SlotAllocator>(key.bytes);
+  to_ring_.emplace(remote_->front());
   return absl::OkStatus();
 }
 
@@ -248,6 +266,7 @@ void UcxPeer::GiveBack(ucp_worker_h worker, const ReceiveWindow::Frame& frame) {
 }
 
 std::unique_ptr<ReceiveRegion> UcxPeer::TakeRegion() {
+  ring_.reset();
   if (region_released_) region_.reset();
   return std::move(region_);
 }
@@ -255,6 +274,7 @@ std::unique_ptr<ReceiveRegion> UcxPeer::TakeRegion() {
 bool UcxPeer::SayGoodbye() {
   // What still waits for its turn would be put after the goodbye: then there is none.
   if (remote_ == nullptr || endpoint_ == nullptr || broken_ || posted_ != sent_.next()) return false;
+  to_ring_.reset();
   slots_.reset();
   remote_.reset();
   SendControl(WireKind::kGoodbye);
@@ -307,6 +327,7 @@ void UcxPeer::ForceClose() {
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
   param.flags = UCP_EP_CLOSE_FLAG_FORCE;
   close_request_ = ucp_ep_close_nbx(std::exchange(endpoint_, nullptr), &param);
+  to_ring_.reset();
   slots_.reset();
   remote_.reset();
 }

@@ -1,5 +1,6 @@
 #pragma once
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -9,6 +10,7 @@
 #include "absl/time/time.h"
 #include "base/ids.h"
 #include "base/status.h"
+#include "transport/ucx/frame_ring.h"
 #include "transport/ucx/process.h"
 #include "transport/ucx/receive_window.h"
 #include "transport/ucx/region.h"
@@ -37,6 +39,7 @@ class UcxPeer {
                     std::vector<std::byte>* message);
 
   const ReceiveRegion* region() const { return region_.get(); }  // where the peer may PUT; null: nowhere
+  RingReader* ring() { return ring_ ? &*ring_ : nullptr; }       // of it
 
   // The peer's port ends and has given up the region: nobody writes there any more.
   void OnGoodbye() { region_released_ = true; }
@@ -102,7 +105,9 @@ class UcxPeer {
   void Place(SendWindow::Frame& frame);
   void Post(SendWindow::Frame& frame);
   void PostHeader(SendWindow::Frame& frame, std::span<const std::byte> payload);
-  void PutPayload(SendWindow::Frame& frame);
+  bool GoesThroughRing(const SendWindow::Frame& frame) const;
+  void Put(SendWindow::Frame& frame);
+  void Finish(WireHeader& header);
   void PostWaiting();
   void Sent(SendWindow::Frame& frame);
   void ReleaseAnswered(const proto::FrameHeader& answer);
@@ -125,6 +130,8 @@ class UcxPeer {
   uint64_t delivered_told_ = 0;  // the last `delivered` sent to the peer
   uint64_t bytes_untold_ = 0;    // of messages handed over since
   std::unique_ptr<ReceiveRegion> region_;
+  std::optional<RingReader> ring_;        // of region_
+  std::optional<RingWriter> to_ring_;     // of remote_
   std::string region_key_;  // for the peer
   std::unique_ptr<RemoteRegion> remote_;  // the peer's region
   std::unique_ptr<SlotAllocator> slots_;  // of it

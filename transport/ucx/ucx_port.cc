@@ -21,6 +21,8 @@ namespace dovetail::transport::ucx {
 namespace {
 
 inline constexpr int kMaxProgressPerPoll = 64;
+inline constexpr int kMaxHeadersPerPoll = 64;       // out of one peer's ring
+inline constexpr uint32_t kPollsPerProgress = 8;    // of UCX, while rings bring frames
 inline constexpr absl::Duration kNap = absl::Milliseconds(1);
 inline constexpr uint32_t kPollsPerLookAtTheClock = 32;
 inline constexpr uint64_t kCyclesBetweenLooks = 5'000'000;
@@ -314,7 +316,38 @@ void UcxPort::OnFrame(UcxPeer& peer, const WireHeader& header, const std::byte* 
   peer.OnAcknowledgement(header);
 }
 
+// Of a ring come frames only, of the peer that may write it only.
+void UcxPort::PollRing(UcxPeer& peer) {
+  for (int i = 0; i < kMaxHeadersPerPoll && peer.ring()->Ready(); ++i) {
+    WireHeader header;
+    peer.ring()->Pop(header);
+    bool kept = false;  // nothing of UCX came with it
+    if (!Check(header).ok())
+      ++counters_.dropped_malformed;
+    else if (NodeId(header.from) != peer.node() ||
+             (header.kind != WireKind::kTensor && header.kind != WireKind::kPlaced))
+      ++counters_.dropped_foreign;
+    else
+      OnWire(header, nullptr, 0, &kept);
+  }
+}
+
+bool UcxPort::RingsAreEmpty() {
+  return std::none_of(peers_.begin(), peers_.end(),
+                      [](const auto& peer) { return peer->ring() != nullptr && peer->ring()->Ready(); });
+}
+
+void UcxPort::SetAsleep(bool asleep) {
+  for (const auto& peer : peers_)
+    if (peer->ring() != nullptr) peer->ring()->SetAsleep(asleep);
+}
+
+// What comes through rings is looked at first. UCX, which brings everything else, is not kept waiting by it for long.
 void UcxPort::Progress() {
+  for (const auto& peer : peers_)
+    if (peer->ring() != nullptr) PollRing(*peer);
+  if (deliverable_ && ++polls_of_rings_ < kPollsPerProgress) return;
+  polls_of_rings_ = 0;
   for (int i = 0; i < kMaxProgressPerPoll; ++i)
     if (worker_->Progress() == 0 || deliverable_) break;
   if (!closing_.empty()) ReapClosing();
@@ -439,8 +472,9 @@ bool UcxPort::Wait(absl::Duration timeout) {
 void UcxPort::Sleep(absl::Duration timeout) {
   int quiet = kQuiet;
   if (!doze_.compare_exchange_strong(quiet, kSleeping, std::memory_order_acq_rel)) return;
+  SetAsleep(true);
   const ucs_status_t armed = ucp_worker_arm(worker_->get());
-  if (armed == UCS_OK || worker_->Progress() == 0) {
+  if (RingsAreEmpty() && (armed == UCS_OK || worker_->Progress() == 0)) {
     if (armed != UCS_OK) timeout = std::min(timeout, kNap);
     pollfd fds[3] = {{worker_->event_fd(), POLLIN, 0}, {bell_fd_, POLLIN, 0}, {deaths_fd_, POLLIN, 0}};
     const timespec limit = absl::ToTimespec(timeout);
@@ -451,6 +485,7 @@ void UcxPort::Sleep(absl::Duration timeout) {
       [[maybe_unused]] const ssize_t taken = read(bell_fd_, &rings, sizeof(rings));
     }
   }
+  SetAsleep(false);
   int sleeping = kSleeping;
   doze_.compare_exchange_strong(sleeping, kQuiet, std::memory_order_acq_rel);
 }

@@ -34,7 +34,7 @@ struct UcxOptions {
   uint64_t receive_region_bytes = uint64_t{64}
                                   << 20;  // that each peer may PUT into, on shared memory; a power of two; 0: none
   uint64_t max_retired_bytes = uint64_t{2} << 30;    // of regions of removed peers; beyond it new peers get none
-  uint64_t put_min_bytes = 2048;                     // smaller tensors go as active messages: measured, see the ADR
+  uint64_t put_min_bytes = 0;                        // smaller tensors go as active messages: measured, see the ADR
   absl::Duration spin = absl::Microseconds(50);      // Wait polls this long before it sleeps
   absl::Duration keepalive = absl::Seconds(1);       // of UCX; finds some dead peers, no stopped ones
   absl::Duration beat = absl::Milliseconds(50);      // every peer hears this node at least so often
@@ -70,9 +70,9 @@ struct LinkBytes {
 
 // A node's port to the nodes of other processes, over UCX. Payloads travel in active messages and are received into
 // memory of UCX, aligned to 64 bytes. On shared memory, tensors of put_min_bytes and more are PUT into a region that
-// the receiver made for this peer, if it could and if there is room in it for the tensor;
-// docs/adr/0014-payloads-over-ucx.md says why. Either way a tensor stays until this node has answered it (IsAnswer,
-// send_window.h) or removes the peer.
+// the receiver made for this peer, if it could and if there is room in it for the tensor, and the header that tells of
+// one is put into the region's ring (frame_ring.h); docs/adr/0014-payloads-over-ucx.md says why. Either way a tensor
+// stays until this node has answered it (IsAnswer, send_window.h) or removes the peer.
 //
 // Peers are made known by the control plane: each side adds the other, in any order, with the address that the other
 // gave out. Frames may be sent at once; they leave when the peer has added this node too. Frames of one peer are handed
@@ -160,6 +160,9 @@ class UcxPort final : public Port, public Waiter {
   void OnFrame(UcxPeer& peer, const WireHeader& header, const std::byte* data, uint64_t bytes, bool* kept);
   bool Locate(UcxPeer& peer, const WireHeader& header, ReceiveWindow::Frame& frame);
   void Progress();
+  void PollRing(UcxPeer& peer);
+  bool RingsAreEmpty();
+  void SetAsleep(bool asleep);
   void DeliverOne(UcxPeer& peer, FrameHandler& handler);
   void ReturnCredits();
   void Report(UcxPeer& peer);
@@ -186,6 +189,7 @@ class UcxPort final : public Port, public Waiter {
   UcxCounters counters_;
   absl::Time now_, next_tick_;  // of the last tick; a message does not pay for a look at the clock
   uint32_t polls_ = 0;
+  uint32_t polls_of_rings_ = 0;  // since UCX last made progress
   uint64_t cycles_ = 0;       // at the last look at the clock
   bool deliverable_ = false;  // a frame may wait for its turn
   bool cut_off_ = false;      // no way led to somebody, whose greeting UCX may still want to answer (UcxPeer::Wiring)

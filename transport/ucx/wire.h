@@ -28,7 +28,7 @@ enum class WireKind : uint16_t {
 
 inline constexpr unsigned kActiveMessageId = 1;     // of UCX; there is no other
 inline constexpr uint32_t kWireMagic = 0x55545644;  // "DVTU"
-inline constexpr uint16_t kWireVersion = 3;
+inline constexpr uint16_t kWireVersion = 4;
 
 // The user header of every active message. `key` is the receiver's, which it gives out over the control plane only:
 // what does not carry it was not sent by a member. Frames (kMessage and later) are numbered from 0 by `sequence`;
