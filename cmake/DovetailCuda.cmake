@@ -20,7 +20,8 @@ if(NOT DOVETAIL_CUDA STREQUAL "OFF")
   endif()
 endif()
 
-# dovetail_cuda_objects(OUT file.cu ...): compiles for all architectures; OUT gets the object files.
+# dovetail_cuda_objects(OUT file.cu ...): compiles for all architectures; OUT gets the object files. Other people's
+# headers are found in DOVETAIL_CUDA_INCLUDES.
 function(dovetail_cuda_objects OUT)
   set(FLAGS -std=c++20 -O3 --expt-relaxed-constexpr -Xcompiler=-fPIC,-fvisibility=hidden)
   foreach(ARCHITECTURE ${DOVETAIL_CUDA_ARCHITECTURES})
@@ -31,6 +32,9 @@ function(dovetail_cuda_objects OUT)
     else()
       message(FATAL_ERROR "DOVETAIL_CUDA_ARCHITECTURES: '${ARCHITECTURE}' is none of 80, 90a, 80-virtual and the like")
     endif()
+  endforeach()
+  foreach(FOLDER ${DOVETAIL_CUDA_INCLUDES})
+    list(APPEND FLAGS -isystem ${FOLDER})
   endforeach()
   set(OBJECTS)
   foreach(SOURCE ${ARGN})

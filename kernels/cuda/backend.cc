@@ -1,4 +1,5 @@
 #include "kernels/cuda/backend_abi.h"
+#include "kernels/cuda/exchange_launches.h"
 #include "kernels/cuda/gemm_lt.h"
 #include "kernels/cuda/hybrid_launches.h"
 #include "kernels/cuda/launches.h"
@@ -72,6 +73,10 @@ constexpr Backend kBackend = {
     .gemm_open = GemmOpen,
     .gemm_close = GemmClose,
     .gemm_run = GemmRun,
+    .exchange_await = LaunchExchangeAwait,
+    .exchange_signal = LaunchExchangeSignal,
+    .exchange_push = LaunchExchangePush,
+    .ucx_peer_pointer = UcxPeerPointer,
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/attention_args.h"
+#include "kernels/cuda/exchange_args.h"
 #include "kernels/cuda/hybrid_args.h"
 #include "kernels/cuda/row_args.h"
 #include "kernels/cuda/state_args.h"
@@ -109,6 +110,12 @@ struct Backend {
   // The first call of a shape chooses an algorithm: up to 512 rows by time, which waits for the stream and takes
   // milliseconds, unless it records a graph. Later calls only enqueue.
   int (*gemm_run)(void* gemm, const GemmCall* call, void* stream);
+
+  int (*exchange_await)(const ExchangeAwaitLaunch* launch, void* stream);
+  int (*exchange_signal)(const ExchangeSignalLaunch* launch, void* stream);
+  int (*exchange_push)(const ExchangePushLaunch* launch, void* stream);
+  // exchange_launches.h; -1 in a library built without UCX's device API.
+  int (*ucx_peer_pointer)(int device, void* list, unsigned index, void** pointer);
 };
 
 }  // namespace dovetail::kernels::cuda

@@ -1,15 +1,22 @@
 # KERNELS_CUDA_SRCS: the host's side of the GPU, in every build.
 # libdovetail_cuda.so: what it opens, where nvcc is found.
-set(KERNELS_CUDA_SRCS cuda/attention_plan.cc cuda/cuda_attention.cc cuda/cuda_device.cc cuda/cuda_hybrid_ops.cc
-    cuda/cuda_library.cc cuda/cuda_ops.cc cuda/cuda_sampler.cc cuda/cuda_state.cc cuda/cuda_weights.cc
-    cuda/memory_pool.cc cuda/staged_upload.cc cuda/state_layout.cc)
+set(KERNELS_CUDA_SRCS cuda/attention_plan.cc cuda/cuda_attention.cc cuda/cuda_device.cc cuda/cuda_exchange.cc
+    cuda/cuda_hybrid_ops.cc cuda/cuda_library.cc cuda/cuda_ops.cc cuda/cuda_sampler.cc cuda/cuda_state.cc
+    cuda/cuda_weights.cc cuda/memory_pool.cc cuda/staged_upload.cc cuda/state_layout.cc)
 
 include(DovetailCuda)
 if(DOVETAIL_HAS_CUDA)
   dovetail_cuda_objects(KERNELS_CUDA_OBJECTS cuda/attention_bf16.cu cuda/attention_f16.cu cuda/attention_e4m3.cu
-                        cuda/has_code.cu cuda/hybrid_ops.cu cuda/merge.cu cuda/moe_ops.cu cuda/row_ops.cu
-                        cuda/sampling.cu cuda/state_append.cu)
-  add_library(dovetail_cuda MODULE cuda/backend.cc cuda/gemm_lt.cc cuda/runtime.cc ${KERNELS_CUDA_OBJECTS})
+                        cuda/exchange.cu cuda/has_code.cu cuda/hybrid_ops.cu cuda/merge.cu cuda/moe_ops.cu
+                        cuda/row_ops.cu cuda/sampling.cu cuda/state_append.cu)
+  set(PEER_POINTER cuda/no_peer_pointer.cc)
+  if(DOVETAIL_HAS_UCX_DEVICE)  # kernels that call UCX's device API
+    set(DOVETAIL_CUDA_INCLUDES ${DOVETAIL_UCX_ROOT}/include)
+    dovetail_cuda_objects(PEER_POINTER cuda/peer_pointer.cu)
+    list(APPEND KERNELS_CUDA_OBJECTS ${PEER_POINTER})
+  endif()
+  add_library(dovetail_cuda MODULE cuda/backend.cc cuda/gemm_lt.cc cuda/runtime.cc ${PEER_POINTER}
+              ${KERNELS_CUDA_OBJECTS})
   set_source_files_properties(${KERNELS_CUDA_OBJECTS} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
   target_include_directories(dovetail_cuda PRIVATE ${PROJECT_SOURCE_DIR})
   target_include_directories(dovetail_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})

@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/attention_args.h"
+#include "kernels/cuda/exchange_args.h"
 
 namespace dovetail::kernels::cuda {
 
@@ -48,6 +49,10 @@ struct KvAppendLaunch {
   CudaKvLayout layout;
   float key_scale = 1;  // k and v are divided by these (E4M3)
   float value_scale = 1;
+  // Between two GPUs: waits for message await_op before anything is read, and tells the peer of message signal_op when
+  // all is stored (in its memory, where the outputs lie there). Negative: neither.
+  ExchangeEnd exchange;
+  int32_t await_op = -1, signal_op = -1;
 };
 
 // cos and sin of rows' positions times inv_freq, once a step for all layers that share the frequencies (rope.h).

@@ -2,6 +2,7 @@
 
 #include <initializer_list>
 
+#include "kernels/cuda/exchange.cuh"
 #include "kernels/cuda/launches.h"
 #include "kernels/cuda/wire.cuh"
 
@@ -139,7 +140,7 @@ __device__ __forceinline__ void StoreKv(KvType type, std::byte* at, float x) {
 constexpr int kAppendWarps = 4;
 
 // One warp a (row, head), over the q heads, the k heads and the v heads.
-__global__ void __launch_bounds__(kAppendWarps * 32) KvAppendKernel(const __grid_constant__ KvAppendLaunch p) {
+__device__ void AppendHead(const KvAppendLaunch& p) {
   __shared__ float vectors[kAppendWarps][256];
   float* x = vectors[threadIdx.x / 32];
   const int lane = threadIdx.x % 32, row = blockIdx.y;
@@ -207,6 +208,15 @@ __global__ void __launch_bounds__(kAppendWarps * 32) KvAppendKernel(const __grid
   for (int i = lane; i < padded; i += 32) {
     StoreKv(p.layout.type, block + p.layout.key_offset(token, i), i < dim ? x[i] / scale : 0.0f);
   }
+}
+
+__global__ void __launch_bounds__(kAppendWarps * 32) KvAppendKernel(const __grid_constant__ KvAppendLaunch p) {
+  if (p.await_op >= 0) {
+    if (threadIdx.x == 0) ExchangeAwait(p.exchange, static_cast<uint32_t>(p.await_op));
+    __syncthreads();
+  }
+  AppendHead(p);
+  if (p.signal_op >= 0) ExchangeSignalWhenLast(p.exchange, static_cast<uint32_t>(p.signal_op), gridDim.x * gridDim.y);
 }
 
 __global__ void __launch_bounds__(256) CombineKernel(const __grid_constant__ CombineLaunch p) {

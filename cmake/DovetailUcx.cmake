@@ -1,0 +1,26 @@
+# UCX: Debian's, which has no CUDA, or one that has. GPUs of two processes exchange memory only through the latter,
+# whose device API kernels call: PyPI's libucx-cu13 1.22.0 (scripts/fetch_ucx_cuda). One build of UCX for every role of
+# a cluster: two builds do not talk to each other.
+include(DovetailCuda)
+set(DOVETAIL_UCX_ROOT "" CACHE PATH
+    "A UCX with CUDA and its device API: the folder 'libucx' of PyPI's libucx-cu13==1.22.0. Empty: Debian's UCX")
+set(DOVETAIL_HAS_UCX_DEVICE FALSE)
+if(DOVETAIL_UCX_ROOT)
+  if(NOT EXISTS ${DOVETAIL_UCX_ROOT}/lib/cmake/ucx/ucx-config.cmake)
+    message(FATAL_ERROR "DOVETAIL_UCX_ROOT=${DOVETAIL_UCX_ROOT}: no UCX there (lib/cmake/ucx); scripts/fetch_ucx_cuda "
+                        "FOLDER gets one")
+  endif()
+  find_package(ucx 1.22 REQUIRED PATHS ${DOVETAIL_UCX_ROOT}/lib/cmake/ucx NO_DEFAULT_PATH)
+  # libuct is found beside the others, by them alone.
+  set(CMAKE_BUILD_RPATH ${CMAKE_BUILD_RPATH} ${DOVETAIL_UCX_ROOT}/lib)
+  if(DOVETAIL_HAS_CUDA AND EXISTS ${DOVETAIL_UCX_ROOT}/include/ucp/api/device/ucp_device_impl.h)
+    set(DOVETAIL_HAS_UCX_DEVICE TRUE)
+  endif()
+else()
+  find_package(ucx 1.13 REQUIRED)
+endif()
+if(DOVETAIL_HAS_UCX_DEVICE)
+  message(STATUS "UCX ${ucx_VERSION} with CUDA: GPUs of two processes exchange layers by themselves")
+elseif(DOVETAIL_HAS_CUDA)
+  message(STATUS "UCX without CUDA: GPUs of two processes exchange layers through their hosts (DOVETAIL_UCX_ROOT)")
+endif()

@@ -1,0 +1,20 @@
+#pragma once
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/exchange_args.h"
+
+namespace dovetail::kernels::cuda {
+
+// The kernels of exchange_args.h. All: check, enqueue one kernel, return; thread-safe on different streams; allocate
+// nothing. kInvalidArgument for null pointers, ops beyond kExchangeOps and odd sizes, before anything runs.
+absl::Status ExchangeAwait(CudaStream& stream, const ExchangeAwaitLaunch& args);
+absl::Status ExchangeSignal(CudaStream& stream, const ExchangeSignalLaunch& args);
+absl::Status ExchangePush(CudaStream& stream, const ExchangePushLaunch& args);
+
+// What transport/ucx/device_link.h wants to know: where kernels on `device` reach element `index` of a remote memory
+// list. Blocks. kFailedPrecondition: by no plain store.
+absl::StatusOr<void*> UcxPeerPointer(CudaDevice& device, void* list, unsigned index);
+
+// OK, or kUnavailable: a step's exchange failed, at which op and why. `word`: ExchangeWords::failure.
+absl::Status ExchangeStatus(uint64_t word);
+
+}  // namespace dovetail::kernels::cuda

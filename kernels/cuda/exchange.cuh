@@ -1,0 +1,70 @@
+#pragma once
+#include "kernels/cuda/exchange_args.h"
+
+// The two halves of an exchange as device code, to be fused into the kernels that produce and consume. Memory order: a
+// sender's stores come before its number (release, system scope), a receiver's loads after it (acquire).
+
+namespace dovetail::kernels::cuda {
+
+__device__ __forceinline__ uint64_t GlobalNanoseconds() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+
+// Both words of a line in one load: {arrived, given_up}.
+__device__ __forceinline__ ulonglong2 LoadArrived(const ExchangeWords* words) {
+  ulonglong2 v;
+  asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];" : "=l"(v.x), "=l"(v.y) : "l"(words) : "memory");
+  return v;
+}
+__device__ __forceinline__ void StoreSystem(uint64_t* word, uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+static __device__ __noinline__ void FailExchange(const ExchangeEnd& end, uint64_t step, ExchangeReason reason,
+                                                 uint32_t op) {
+  auto* failure = reinterpret_cast<unsigned long long*>(&end.own->failure);
+  atomicCAS(failure, 0ull, static_cast<unsigned long long>(EncodeFailure(reason, op)));
+  StoreSystem(&end.peer->given_up, step + kExchangeOps - 1);
+}
+
+// By one thread; the others of its block pass a __syncthreads() after it before they read what came.
+__device__ __forceinline__ void ExchangeAwait(const ExchangeEnd& end, uint32_t op) {
+  constexpr int kLooksPerClock = 16;
+  const volatile ExchangeWords* own = end.own;
+  const uint64_t step = own->step, want = step + op + 1;
+  uint64_t begin = 0;
+  for (int looks = 0;; ++looks) {
+    const ulonglong2 now = LoadArrived(end.own);
+    if (now.x >= want) break;
+    if (looks % kLooksPerClock != 0) continue;
+    if (own->failure != 0) return;
+    if (now.y >= want) return FailExchange(end, step, ExchangeReason::kGivenUp, op);
+    const uint64_t clock = GlobalNanoseconds();
+    if (begin == 0) begin = clock;
+    if (clock - begin > end.deadline_ns) return FailExchange(end, step, ExchangeReason::kDeadline, op);
+  }
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
+// By one thread, after everything of the message was stored.
+__device__ __forceinline__ void ExchangeSignal(const ExchangeEnd& end, uint32_t op) {
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
+  const volatile ExchangeWords* own = end.own;
+  if (own->failure == 0) StoreSystem(&end.peer->arrived, own->step + op + 1);
+}
+
+// By all threads of all `blocks` blocks, at their ends: the last one signals.
+__device__ __forceinline__ void ExchangeSignalWhenLast(const ExchangeEnd& end, uint32_t op, uint32_t blocks) {
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  if (blocks > 1) {
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+    if (atomicAdd(&end.own->blocks_done, 1u) != blocks - 1) return;
+    end.own->blocks_done = 0;
+  }
+  ExchangeSignal(end, op);
+}
+
+}  // namespace dovetail::kernels::cuda

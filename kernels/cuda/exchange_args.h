@@ -1,0 +1,74 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace dovetail::kernels::cuda {
+
+// How two GPUs hand each other the tensors of a layer with no host between: each stores into the other's memory, then
+// stores a number into a word there; the other waits for that number in a kernel. Numbers only grow: message `op` of
+// step s is s * kExchangeOps + op + 1, so that nothing of an earlier step, finished or given up, is taken for one of
+// this step.
+
+inline constexpr uint64_t kExchangeOps = 4096;  // attention ops a model may have, less one
+
+// What one side of one micro-batch's exchange keeps in its own device memory; the pointers below are into two of them.
+// 128 bytes, so that words of different micro-batches lie in different lines.
+struct ExchangeWords {
+  uint64_t arrived = 0;   // stored by the peer: the last message that is wholly here
+  uint64_t given_up = 0;  // stored by the peer or by this side's host: no number up to this one will come any more
+  uint64_t reserved[6] = {};
+  uint64_t step = 0;      // before a step's first kernel: its number * kExchangeOps
+  uint64_t failure = 0;   // ExchangeFailure of the step; 0: none. Zeroed with `step`
+  uint32_t blocks_done = 0;
+  uint32_t reserved_too[11] = {};
+};
+static_assert(sizeof(ExchangeWords) == 128);
+
+enum class ExchangeReason : uint32_t { kNone = 0, kDeadline = 1, kGivenUp = 2 };
+struct ExchangeFailure {
+  ExchangeReason reason = ExchangeReason::kNone;
+  uint32_t op = 0;
+};
+constexpr uint64_t EncodeFailure(ExchangeReason reason, uint32_t op) {
+  return static_cast<uint64_t>(reason) << 32 | op;
+}
+constexpr ExchangeFailure DecodeFailure(uint64_t word) {
+  return {static_cast<ExchangeReason>(word >> 32), static_cast<uint32_t>(word)};
+}
+
+// One side of a micro-batch's exchange, as kernels see it. Device pointers.
+struct ExchangeEnd {
+  ExchangeWords* own = nullptr;
+  ExchangeWords* peer = nullptr;  // the other side's, as mapped here
+  uint64_t deadline_ns = 0;       // how long a kernel waits at most
+};
+
+// Waits until message `op` of the step is here. After the deadline, or once it is given up, the step has failed: this
+// and all later waits of the step return at once, nothing more of it is sent, and the peer is told.
+struct ExchangeAwaitLaunch {
+  ExchangeEnd end;
+  uint32_t op = 0;
+};
+
+// Tells the peer that message `op` is there, which kernels before this one have stored into its memory.
+struct ExchangeSignalLaunch {
+  ExchangeEnd end;
+  uint32_t op = 0;
+};
+
+// Copies to the peer and tells it, in one kernel; waits for message `await_op` before, if that is not negative.
+struct ExchangePushLaunch {
+  static constexpr int kParts = 3;
+  struct Part {
+    const void* from = nullptr;
+    void* to = nullptr;    // in the peer's memory
+    uint64_t bytes = 0;    // these three multiples of 16
+  };
+  ExchangeEnd end;
+  Part parts[kParts];
+  uint32_t op = 0;
+  int32_t await_op = -1;
+  int32_t blocks = 1;
+};
+
+}  // namespace dovetail::kernels::cuda

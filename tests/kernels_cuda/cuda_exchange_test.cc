@@ -1,0 +1,165 @@
+#include "kernels/cuda/cuda_exchange.h"
+
+#include <cstring>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/cuda/cuda_ops.h"
+#include "tests/kernels_cuda/cuda_fixture.h"
+
+namespace dovetail::kernels::cuda {
+namespace {
+
+TEST(ExchangeStatus, SaysWhichOpFailedAndWhy) {
+  EXPECT_TRUE(ExchangeStatus(0).ok());
+  const absl::Status late = ExchangeStatus(EncodeFailure(ExchangeReason::kDeadline, 7));
+  EXPECT_TRUE(absl::IsUnavailable(late));
+  EXPECT_EQ(late.message(), "attention op 7: nothing came from the other GPU");
+  EXPECT_EQ(ExchangeStatus(EncodeFailure(ExchangeReason::kGivenUp, 31)).message(),
+            "attention op 31: the other GPU's worker is lost");
+}
+
+// Both ends on one GPU: what crosses is the same, only the way is shorter.
+class CudaExchangeTest : public testing::CudaTest {
+ protected:
+  static constexpr size_t kBytes = 4096;
+
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (IsSkipped()) return;
+    words_ = *device().Allocate(2 * sizeof(ExchangeWords));
+    slot_ = *device().Allocate(kBytes);
+    for (auto& stream : streams_) stream = *device().CreateCudaStream();
+    ASSERT_TRUE(streams_[0]->Fill(words_->data(), 0, words_->size_bytes()).ok());
+    ASSERT_TRUE(streams_[0]->Fill(slot_->data(), 0, kBytes).ok());
+    ASSERT_TRUE(streams_[0]->SynchronizeStatus().ok());
+  }
+  ExchangeEnd End(int side, uint64_t deadline_ns = 5'000'000'000) {
+    auto* words = reinterpret_cast<ExchangeWords*>(words_->data());
+    return {words + side, words + 1 - side, deadline_ns};
+  }
+  void BeginStep(int side, uint64_t step) {
+    const uint64_t pair[2] = {step * kExchangeOps, 0};
+    ASSERT_TRUE(streams_[side]->Copy(&End(side).own->step, pair, sizeof(pair)).ok());
+    ASSERT_TRUE(streams_[side]->SynchronizeStatus().ok());
+  }
+  ExchangeWords Words(int side) {
+    ExchangeWords words;
+    EXPECT_TRUE(streams_[side]->Copy(&words, End(side).own, sizeof(words)).ok());
+    EXPECT_TRUE(streams_[side]->SynchronizeStatus().ok());
+    return words;
+  }
+  absl::Status StatusOf(int side) { return ExchangeStatus(Words(side).failure); }
+
+  std::unique_ptr<Buffer> words_, slot_;
+  std::unique_ptr<CudaStream> streams_[2];
+};
+
+TEST_F(CudaExchangeTest, RefusesNullPointersOddSizesAndOpsBeyondTheNumbersOfAStep) {
+  EXPECT_TRUE(absl::IsInvalidArgument(ExchangeAwait(*streams_[0], {})));
+  EXPECT_TRUE(absl::IsInvalidArgument(ExchangeSignal(*streams_[0], {End(0), kExchangeOps - 1})));
+  ExchangePushLaunch push;
+  push.end = End(0);
+  push.parts[0] = {slot_->data(), slot_->data(), 24};
+  EXPECT_TRUE(absl::IsInvalidArgument(ExchangePush(*streams_[0], push)));
+}
+
+TEST_F(CudaExchangeTest, WhoWaitsSeesWhatWasPushedBeforeTheNumber) {
+  BeginStep(0, 3);
+  BeginStep(1, 3);
+  const std::vector<uint8_t> sent(kBytes, 0x5a);
+  auto from = *device().Allocate(kBytes);
+  auto seen = *device().Allocate(kBytes);
+  ASSERT_TRUE(streams_[0]->Copy(from->data(), sent.data(), kBytes).ok());
+  ASSERT_TRUE(ExchangeAwait(*streams_[1], {End(1), 0}).ok());  // waits before anything was sent
+  ASSERT_TRUE(streams_[1]->Copy(seen->data(), slot_->data(), kBytes).ok());
+  ExchangePushLaunch push;
+  push.end = End(0);
+  push.parts[0] = {from->data(), slot_->data(), kBytes};
+  push.blocks = 3;
+  ASSERT_TRUE(ExchangePush(*streams_[0], push).ok());
+  std::vector<uint8_t> came(kBytes);
+  ASSERT_TRUE(streams_[1]->Copy(came.data(), seen->data(), kBytes).ok());
+  ASSERT_TRUE(streams_[1]->SynchronizeStatus().ok());
+  EXPECT_EQ(came, sent);
+  EXPECT_TRUE(StatusOf(1).ok());
+  EXPECT_EQ(Words(1).arrived, 3 * kExchangeOps + 1);
+}
+
+TEST_F(CudaExchangeTest, AWaitEndsAtItsDeadlineAndTheStepSendsNothingMore) {
+  BeginStep(0, 9);
+  ASSERT_TRUE(ExchangeAwait(*streams_[0], {End(0, 20'000'000), 4}).ok());
+  ASSERT_TRUE(ExchangeSignal(*streams_[0], {End(0), 5}).ok());
+  ASSERT_TRUE(ExchangeAwait(*streams_[0], {End(0, 3'600'000'000'000), 5}).ok());  // returns at once
+  EXPECT_EQ(StatusOf(0).message(), "attention op 4: nothing came from the other GPU");
+  EXPECT_EQ(Words(1).arrived, 0u) << "nobody may take for a result what a failed step made";
+  EXPECT_GE(Words(1).given_up, 9 * kExchangeOps + 1) << "the other side is told";
+}
+
+TEST_F(CudaExchangeTest, WhatIsGivenUpEndsWaitsOfThatStepAndOfNoLaterOne) {
+  BeginStep(1, 9);
+  const uint64_t given_up = 9 * kExchangeOps + kExchangeOps - 1;
+  ASSERT_TRUE(ExchangeAwait(*streams_[1], {End(1, 3'600'000'000'000), 0}).ok());
+  ASSERT_TRUE(streams_[0]->Copy(&End(1).own->given_up, &given_up, sizeof(given_up)).ok());  // while it waits
+  ASSERT_TRUE(streams_[0]->SynchronizeStatus().ok());
+  EXPECT_EQ(StatusOf(1).message(), "attention op 0: the other GPU's worker is lost");
+  BeginStep(1, 10);
+  BeginStep(0, 10);
+  ASSERT_TRUE(ExchangeAwait(*streams_[1], {End(1), 0}).ok());
+  ASSERT_TRUE(ExchangeSignal(*streams_[0], {End(0), 0}).ok());
+  EXPECT_TRUE(StatusOf(1).ok());
+}
+
+TEST_F(CudaExchangeTest, AMessageOfAnEarlierStepIsNotTakenForOneOfThis) {
+  BeginStep(0, 9);
+  ASSERT_TRUE(ExchangeSignal(*streams_[0], {End(0), 31}).ok());
+  ASSERT_TRUE(streams_[0]->SynchronizeStatus().ok());
+  BeginStep(1, 10);
+  ASSERT_TRUE(ExchangeAwait(*streams_[1], {End(1, 20'000'000), 0}).ok());
+  EXPECT_EQ(StatusOf(1).message(), "attention op 0: nothing came from the other GPU");
+}
+
+// The rows that leave are those that the same kernel writes without an exchange, and every block has written before
+// the number is there.
+TEST_F(CudaExchangeTest, TheKernelThatMakesQKAndVTellsThatTheyAreThere) {
+  constexpr int kRows = 7, kHeads = 5, kKvHeads = 2, kDim = 64, kWidth = (kHeads + 2 * kKvHeads) * kDim;
+  auto qkv = *device().Allocate(kRows * kWidth * 2);
+  auto here = *device().Allocate(kRows * kWidth * 2), there = *device().Allocate(kRows * kWidth * 2);
+  std::vector<uint16_t> values(kRows * kWidth);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<uint16_t>(0x3f00 + i % 191);
+  ASSERT_TRUE(streams_[0]->Copy(qkv->data(), values.data(), values.size() * 2).ok());
+  const auto append = [&](std::byte* to) {
+    KvAppendLaunch launch;
+    launch.qkv = qkv->data();
+    launch.qkv_step = kWidth;
+    launch.q_out = to;
+    launch.q_out_step = kHeads * kDim;
+    launch.k_out = to + kRows * kHeads * kDim * 2;
+    launch.v_out = to + kRows * (kHeads + kKvHeads) * kDim * 2;
+    launch.k_out_step = launch.v_out_step = kKvHeads * kDim;
+    launch.rows = kRows;
+    launch.q_heads = kHeads;
+    launch.kv_heads = kKvHeads;
+    launch.layout = {kDim, kDim, KvType::kBF16};
+    return launch;
+  };
+  ASSERT_TRUE(KvAppend(*streams_[0], append(here->data())).ok());
+  BeginStep(0, 1);
+  BeginStep(1, 1);
+  ASSERT_TRUE(ExchangeAwait(*streams_[1], {End(1), 2}).ok());
+  std::vector<uint16_t> expected(values.size()), came(values.size());
+  ASSERT_TRUE(streams_[0]->Copy(expected.data(), here->data(), expected.size() * 2).ok());
+  KvAppendLaunch told = append(there->data());
+  told.exchange = End(0);
+  told.signal_op = 2;
+  ASSERT_TRUE(KvAppend(*streams_[0], told).ok());
+  ASSERT_TRUE(streams_[1]->Copy(came.data(), there->data(), came.size() * 2).ok());
+  ASSERT_TRUE(streams_[1]->SynchronizeStatus().ok());
+  ASSERT_TRUE(streams_[0]->SynchronizeStatus().ok());
+  EXPECT_EQ(came, expected);
+  EXPECT_TRUE(StatusOf(1).ok());
+  EXPECT_EQ(Words(0).blocks_done, 0u) << "for the next message";
+}
+
+}  // namespace
+}  // namespace dovetail::kernels::cuda
