@@ -340,11 +340,15 @@ TEST_P(UcxPortTest, NodesThatSleepBetweenTensorsMissNone) {
   const auto play = [&](TestNode& self, TestNode& other, bool begins) {
     for (uint64_t turn = 0; turn < kTurns; ++turn) {
       const std::span<const std::byte> payload = std::span(tensor).first(turn % 3 == 0 ? 0 : tensor.size());
-      if (begins) ASSERT_TRUE(SendTensor(self, other, turn, payload).ok());
+      if (begins) {
+        ASSERT_TRUE(SendTensor(self, other, turn, payload).ok());
+      }
       while (self.Poll() == 0) ASSERT_TRUE(self.port->Wait(absl::Seconds(20))) << "turn " << turn;
       ASSERT_EQ(self.collector.frames.size(), turn + 1);
       ASSERT_EQ(self.collector.frames.back().bytes.size(), payload.size());
-      if (!begins) ASSERT_TRUE(SendTensor(self, other, turn, payload, proto::FrameType::kPartial).ok());
+      if (!begins) {
+        ASSERT_TRUE(SendTensor(self, other, turn, payload, proto::FrameType::kPartial).ok());
+      }
     }
   };
   std::thread responder([&] { play(b, a, false); });

@@ -165,7 +165,8 @@ bool UcxPeer::GoesThroughRing(const SendWindow::Frame& frame) const {
 
 // The region is mapped here: a put is a store, and so is what tells of it, which the ring keeps behind.
 void UcxPeer::Put(SendWindow::Frame& frame) {
-  std::memcpy(remote_->data() + frame.header.offset, frame.payload.data(), frame.payload.size());
+  if (!frame.payload.empty())
+    std::memcpy(remote_->data() + frame.header.offset, frame.payload.data(), frame.payload.size());
   Finish(frame.header);
   ++port_.counters_.frames_sent;
   port_.counters_.bytes_sent += frame.payload.size();
