@@ -7,6 +7,8 @@ namespace dovetail::transport {
 namespace {
 
 inline constexpr size_t kMaxLateFrames = kMaxFramesInFlight;  // to one peer
+// Of tensors, to one peer: as many as it can have unread, and as many again that it has read and not answered.
+inline constexpr size_t kMaxCopies = 2 * kMaxFramesInFlight;
 
 // Hands on what does not come from a peer that is cut off.
 class Sieve final : public FrameHandler {
@@ -78,16 +80,29 @@ absl::Status FaultyPort::SendMessage(NodeId to, const proto::FrameHeader& header
 
 absl::Status FaultyPort::SendTensor(NodeId to, const proto::FrameHeader& header, std::span<const std::byte> payload) {
   Echo(to, header, true, payload);
+  std::vector<std::byte> copy(payload.begin(), payload.end());
   switch (Decide(to)) {
     case Fate::kDrop: ++dropped_; return absl::OkStatus();
-    case Fate::kDelay: return Hold(to, header, true, {payload.begin(), payload.end()});
+    case Fate::kDelay: return Hold(to, header, true, std::move(copy));
     case Fate::kDuplicate:
       ++duplicated_;
-      DT_RETURN_IF_ERROR(port_.SendTensor(to, header, payload));
+      DT_RETURN_IF_ERROR(SendCopy(to, header, copy));
       [[fallthrough]];
     case Fate::kSend: break;
   }
-  return port_.SendTensor(to, header, payload);
+  return SendCopy(to, header, std::move(copy));
+}
+
+absl::Status FaultyPort::SendCopy(NodeId to, const proto::FrameHeader& header, std::vector<std::byte> payload) {
+  const absl::Status sent = port_.SendTensor(to, header, payload);
+  if (sent.ok()) Keep(to, std::move(payload));
+  return sent;
+}
+
+void FaultyPort::Keep(NodeId to, std::vector<std::byte> payload) {
+  std::deque<std::vector<std::byte>>& copies = copies_[to];
+  if (copies.size() == kMaxCopies) copies.pop_front();
+  copies.push_back(std::move(payload));  // moving keeps the bytes where they are
 }
 
 absl::Status FaultyPort::SendLate(Late& late) {
@@ -97,7 +112,7 @@ absl::Status FaultyPort::SendLate(Late& late) {
   }
   if (!late.tensor) return port_.SendMessage(late.to, late.header, late.payload);
   const absl::Status sent = port_.SendTensor(late.to, late.header, late.payload);
-  if (sent.ok()) copies_.push_back(std::move(late.payload));  // moving keeps the bytes where they are
+  if (sent.ok()) Keep(late.to, std::move(late.payload));
   return sent;
 }
 
@@ -134,7 +149,5 @@ int FaultyPort::Poll(FrameHandler& handler, int max_frames) {
   Sieve sieve(handler, cut_, dropped_);
   return port_.Poll(sieve, max_frames);
 }
-
-void FaultyPort::Forget() { copies_.clear(); }
 
 }  // namespace dovetail::transport

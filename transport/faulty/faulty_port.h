@@ -24,8 +24,9 @@ struct Faults {
 // A Port that loses, repeats and delays what is sent through it, the same way each time for the same seed and calls.
 // Frames to one peer stay in order (that is what every fabric promises), but for echoes, which come after the frame
 // itself; frames to different peers change places as they are delayed. Receiving is untouched: wrap the ports of both
-// sides for faults both ways. Thread rule of the port it wraps; delayed frames and echoes leave in Poll. A tensor that
-// is late is sent from a copy, which stays until the port is destroyed or Forget() is called.
+// sides for faults both ways. Thread rule of the port it wraps; delayed frames and echoes leave in Poll. Tensors are sent
+// from copies, as a wire does, which outlive their use by a peer that was given up and goes on: the sender's memory is
+// then no longer the frame's. The newest 2 x kMaxFramesInFlight of each peer stay.
 class FaultyPort final : public Port {
  public:
   // `port` and `clock` outlive it.
@@ -36,9 +37,6 @@ class FaultyPort final : public Port {
   // Everything sent to `peer` is lost, and everything received from it, until Mend.
   void Cut(NodeId peer) { cut_.insert(peer); }
   void Mend(NodeId peer) { cut_.erase(peer); }
-
-  // No frame that was delayed so far is unanswered any more: gives the copies back.
-  void Forget();
 
   int64_t dropped() const { return dropped_; }
   int64_t duplicated() const { return duplicated_; }
@@ -70,6 +68,8 @@ class FaultyPort final : public Port {
   absl::Status Hold(NodeId to, const proto::FrameHeader& header, bool tensor, std::vector<std::byte> payload);
   void Echo(NodeId to, const proto::FrameHeader& header, bool tensor, std::span<const std::byte> payload);
   absl::Status SendLate(Late& late);
+  absl::Status SendCopy(NodeId to, const proto::FrameHeader& header, std::vector<std::byte> payload);
+  void Keep(NodeId to, std::vector<std::byte> payload);
   void SendDue();
 
   Port& port_;
@@ -79,7 +79,7 @@ class FaultyPort final : public Port {
   absl::flat_hash_set<NodeId> cut_;
   std::vector<std::pair<NodeId, std::deque<Late>>> late_;  // in the order peers were first delayed, for repeatability
   std::vector<Late> echoes_;
-  std::deque<std::vector<std::byte>> copies_;              // of tensors that were sent late
+  absl::flat_hash_map<NodeId, std::deque<std::vector<std::byte>>> copies_;  // of tensors that were sent
   int64_t dropped_ = 0, duplicated_ = 0, delayed_ = 0, echoed_ = 0;
 };
 
