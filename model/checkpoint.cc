@@ -28,14 +28,16 @@ class CheckpointBuilder {
     std::set<std::string, std::less<>> used;
     for (const TensorNeed& need : TensorsOf(config)) {
       const std::string& name = gguf ? need.gguf : need.hf;
-      const std::optional<FoundTensor> found = lookup(name);
-      const StoredPlace* other = found || gguf ? nullptr : OtherPlace(need, lookup);
+      const bool elsewhere = gguf && !need.in_gguf.empty();
+      const std::optional<FoundTensor> found = elsewhere ? std::nullopt : lookup(name);
+      const StoredPlace* other =
+          elsewhere ? OtherPlace(need.in_gguf, lookup) : found || gguf ? nullptr : OtherPlace(need.others, lookup);
       if (!found && other == nullptr)
         return InvalidArgument(checkpoint.name_, ": tensor ", MissingNames(need, name, gguf), " is missing, which ",
                                View(Name(config.architecture)), " needs");
       TensorSource source;
       if (other != nullptr) {
-        DT_ASSIGN_OR_RETURN(source, MakeOtherSource(checkpoint, need, *other, lookup));
+        DT_ASSIGN_OR_RETURN(source, MakeOtherSource(checkpoint, need, *other, gguf, lookup));
         used.insert(other->names.begin(), other->names.end());
       } else {
         DT_ASSIGN_OR_RETURN(source, MakeSource(config, need, *found, gguf));
@@ -116,23 +118,22 @@ class CheckpointBuilder {
 
   // The first of the weight's other places whose tensors are there, or null.
   template <typename Lookup>
-  static const StoredPlace* OtherPlace(const TensorNeed& need, const Lookup& lookup) {
-    for (const StoredPlace& place : need.others)
+  static const StoredPlace* OtherPlace(const std::vector<StoredPlace>& places, const Lookup& lookup) {
+    for (const StoredPlace& place : places)
       if (lookup(place.names.front())) return &place;
     return nullptr;
   }
 
   static std::string MissingNames(const TensorNeed& need, const std::string& name, bool gguf) {
-    std::string text = name;
-    if (!gguf)
-      for (const StoredPlace& place : need.others)
-        absl::StrAppend(&text, text.empty() ? "" : " or ", place.names.front());
+    std::string text = gguf && !need.in_gguf.empty() ? "" : name;
+    for (const StoredPlace& place : gguf ? need.in_gguf : need.others)
+      absl::StrAppend(&text, text.empty() ? "" : " or ", place.names.front());
     return text;
   }
 
   template <typename Lookup>
   static absl::StatusOr<TensorSource> MakeOtherSource(const Checkpoint& checkpoint, const TensorNeed& need,
-                                                      const StoredPlace& place, const Lookup& lookup) {
+                                                      const StoredPlace& place, bool gguf, const Lookup& lookup) {
     std::vector<FoundTensor> parts;
     for (const std::string& name : place.names) {
       std::optional<FoundTensor> found = lookup(name);
@@ -146,7 +147,8 @@ class CheckpointBuilder {
         TensorNeed here = need;
         here.pattern = place.pattern;
         here.stored_rows = place.stored_rows;
-        return MakeSource(checkpoint.config_, here, parts.front(), /*gguf=*/false);
+        here.first_row = 0;
+        return MakeSource(checkpoint.config_, here, parts.front(), gguf);
       }
       case TensorLayout::kJoined: return JoinParts(need, place, parts);
       case TensorLayout::kColumns: return MakeColumns(need, place, parts.front());
@@ -170,8 +172,10 @@ class CheckpointBuilder {
   }
 
   static absl::Status CheckShape(const FoundTensor& found, const std::vector<int64_t>& expected, bool flattened) {
-    if ((flattened ? Flattened(found.stored.shape, expected.size()) : found.stored.shape) == expected)
-      return absl::OkStatus();
+    const std::vector<int64_t>& shape = found.stored.shape;
+    if ((flattened ? Flattened(shape, expected.size()) : shape) == expected) return absl::OkStatus();
+    if (flattened && expected.size() == 2 && expected[0] == 1 && shape.size() == 1 && shape[0] == expected[1])
+      return absl::OkStatus();  // one row, written as a vector
     return InvalidArgument(What(found), ": its shape is ", ShapeText(found.stored.shape), ", but the config asks for ",
                            ShapeText(expected));
   }
@@ -226,7 +230,7 @@ class CheckpointBuilder {
     source.stored_cols = place.stored_cols;
     const int64_t row_bytes = RowBytes(source.type, place.stored_cols);
     source.bytes = found.bytes.subspan(static_cast<size_t>(place.first_row * row_bytes),
-                                       static_cast<size_t>(need.cols * row_bytes));
+                                       static_cast<size_t>((place.stored_rows - place.first_row) * row_bytes));
     return source;
   }
 

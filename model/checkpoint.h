@@ -17,13 +17,19 @@ namespace dovetail::model {
 class GgufFile;
 class SafetensorsFile;
 
-// Rows of a fused tensor: logical row r is stored row first + (r / rows / repeat) * stride + r % rows; rows = 0: r.
+// Rows of a fused tensor: logical row r is stored row first + group * stride + r % rows, its group being r / rows /
+// repeat, modulo `wrap` if that is not 0; rows = 0: r.
 struct RowPattern {
   int64_t rows = 0;
   int64_t stride = 0;
   int64_t first = 0;
   int64_t repeat = 1;  // logical groups that read the same stored one
-  int64_t SourceRow(int64_t r) const { return rows == 0 ? r : first + r / rows / repeat * stride + r % rows; }
+  int64_t wrap = 0;    // stored groups, which are read again from the first one on
+  int64_t SourceRow(int64_t r) const {
+    if (rows == 0) return r;
+    const int64_t group = r / rows / repeat;
+    return first + (wrap > 0 ? group % wrap : group) * stride + r % rows;
+  }
 };
 
 // How a weight lies in its stored tensors.

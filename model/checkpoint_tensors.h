@@ -8,13 +8,13 @@
 
 namespace dovetail::model {
 
-// Another way in which Hugging Face folders hold a weight.
+// Another way in which a format holds a weight.
 struct StoredPlace {
   std::vector<std::string> names;  // kJoined: in order; kMxfp4: codes and scales; else one
   TensorLayout layout = TensorLayout::kRows;
   RowPattern pattern;              // within the stored rows (kColumns: columns)
   int64_t stored_rows = 0;
-  int64_t first_row = 0;           // kColumns
+  int64_t first_row = 0;           // kColumns, of one matrix among several
   int64_t stored_cols = 0;         // kColumns
 };
 
@@ -31,7 +31,8 @@ struct TensorNeed {
   int64_t interleaved_head_rows = 0;  // in GGUF
   RowPattern pattern;                 // within the stored tensor; first_row is then 0
   bool flattened = false;             // stored with more dimensions: all but the last count as rows
-  std::vector<StoredPlace> others;    // tried in order where `hf` is not there
+  std::vector<StoredPlace> others;    // of Hugging Face folders: tried in order where `hf` is not there
+  std::vector<StoredPlace> in_gguf;   // tried in order; empty: `gguf`, as described here
 };
 
 // Every weight of the model, in the order of use (checkpoint.h lists the canonical names). Pure.

@@ -135,6 +135,7 @@ void AppendMlp(HybridNeeds& needs) {
 bool IsHybrid(const ModelConfig& config) { return config.state.has_value() || config.experts.has_value(); }
 
 void AppendHybridLayer(const ModelConfig& config, size_t layer, std::vector<TensorNeed>& out) {
+  const size_t first = out.size();
   HybridNeeds needs(config, layer, out);
   AppendInputNorm(needs);
   if (HasAttention(needs.layer.kind)) AppendAttention(needs);
@@ -142,6 +143,7 @@ void AppendHybridLayer(const ModelConfig& config, size_t layer, std::vector<Tens
   AppendMlpNorm(needs);
   if (needs.layer.mlp == MlpKind::kExperts) AppendExperts(needs);
   if (needs.layer.mlp == MlpKind::kDense) AppendMlp(needs);
+  PlaceInGguf(config, layer, first, out);
 }
 
 }  // namespace dovetail::model

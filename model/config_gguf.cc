@@ -23,6 +23,14 @@ constexpr Family kFamilies[] = {
     {"qwen3", Architecture::kQwen3}, {"phi3", Architecture::kPhi3},       {"gemma3", Architecture::kGemma3},
     {"lfm2", Architecture::kLfm2},   {"mamba2", Architecture::kMamba2},   {"nemotron_h", Architecture::kNemotronH},
     {"gpt-oss", Architecture::kGptOss},
+    {"qwen3moe", Architecture::kQwen3Moe},
+    {"minimax-m2", Architecture::kMiniMaxM2},
+    {"qwen3next", Architecture::kQwen3Next},
+    {"qwen35", Architecture::kQwen35},
+    {"kimi-linear", Architecture::kKimiLinear},
+    {"granitehybrid", Architecture::kGraniteHybrid},  // Bamba, too
+    {"falcon-h1", Architecture::kFalconH1},
+    {"nemotron_h_moe", Architecture::kNemotronH},
 };
 
 constexpr int64_t kGemmaPattern = 6;  // five local layers, one global
@@ -97,8 +105,10 @@ class Reader {
       return Unimplemented(gguf_.name(), ": architecture '", Printable(*name), "' is not served; served are ", known);
     }
     DT_ASSIGN_OR_RETURN(const auto experts, gguf_.Int(Key("expert_count")));
-    if (experts.value_or(0) > 0 && config_.architecture != Architecture::kGptOss)
-      return Unimplemented(gguf_.name(), ": has ", *experts, " experts; expert layers are not served");
+    const bool some = experts.value_or(0) > 0;
+    if (some && config_.architecture == Architecture::kLlama) config_.architecture = Architecture::kMixtral;
+    if (some && !MayHaveExperts(config_.architecture, prefix_))
+      return Unimplemented(gguf_.name(), ": has ", *experts, " experts, which are not served in ", prefix_);
     for (const char* field : {"attn_logit_softcapping", "final_logit_softcapping", "attention.temperature_scale"}) {
       if (gguf_.Find(Key(field)) != nullptr)
         return Unimplemented(gguf_.name(), ": metadata key ", Key(field), " is set, which is not served");
@@ -209,7 +219,8 @@ class Reader {
     }
     rope.rotary_dims = static_cast<int>(dims.value_or(config_.key_dim));
     const bool interleaved =
-        config_.architecture == Architecture::kLlama || config_.architecture == Architecture::kSmolLm3;
+        config_.architecture == Architecture::kLlama || config_.architecture == Architecture::kSmolLm3 ||
+        config_.architecture == Architecture::kMixtral;
     if (interleaved &&
         rope.rotary_dims !=
             config_.key_dim) {  // the converter interleaves whole heads, so which dimensions turn is lost

@@ -16,6 +16,8 @@ absl::StatusOr<std::vector<int64_t>> GgufPerLayer(const GgufFile& gguf, const st
 
 // Whether such a model is read by ReadHybridGguf.
 bool IsHybridGguf(Architecture architecture);
+// Whether files of general.architecture `name` may have expert layers.
+bool MayHaveExperts(Architecture architecture, const std::string& name);
 
 // Heads and sizes of the MLPs, and which layers have what; then states and experts. `config` has its architecture,
 // sizes and layers, whose ropes are set; `prefix` is the architecture's name in keys.

@@ -69,6 +69,9 @@ class HybridNeeds {
   std::vector<TensorNeed>& out_;
 };
 
+// Says of the needs from index `first` on, those of one layer, where GGUF files of newer hybrids keep them.
+void PlaceInGguf(const ModelConfig& config, size_t layer, size_t first, std::vector<TensorNeed>& needs);
+
 void AppendState(HybridNeeds& needs);    // checkpoint_tensors_states.cc
 void AppendExperts(HybridNeeds& needs);  // checkpoint_tensors_experts.cc
 

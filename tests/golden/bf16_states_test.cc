@@ -58,7 +58,8 @@ class StatesInBF16 : public ::testing::TestWithParam<Stored> {
     model_ = *std::move(model);
     const int64_t count = std::min<int64_t>(GetParam().tokens, model_->config().max_positions - 1);
     const int64_t vocab = model_->config().vocab_size;
-    for (int64_t i = 0; i < count; ++i) tokens_.push_back(static_cast<TokenId>(3 + (i * i * 17 + i * 31) % (vocab - 3)));
+    for (int64_t i = 0; i < count; ++i)
+      tokens_.push_back(static_cast<TokenId>(3 + (i * i * 17 + i * 31) % (vocab - 3)));
   }
 
   std::unique_ptr<server::EmbeddedCluster> Start(DType state, int workers, int chunk) {
