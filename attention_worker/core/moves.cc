@@ -39,6 +39,9 @@ void AttentionWorkerCore::OnFill(NodeId from, const FrameHeader& header, const p
   batch.phase = PhaseAt(batch);
   ++counters_.moved_parts;
   actions.push_back(PrepareStep{MicroBatchId(header.micro_batch)});
+  if (batch.phase == Phase::kIdle)  // no op will be answered
+    actions.push_back(SendFrame{from, FrameType::kPartial, batch.step, MicroBatchId(header.micro_batch), {},
+                                options_.epoch});
 }
 
 void AttentionWorkerCore::AddPart(const SequenceState& sequence, size_t first_shard, const SequenceTable::Part& part,
@@ -111,7 +114,10 @@ void AttentionWorkerCore::SendPart(OutgoingMove& move, Position begin, std::vect
   for (proto::StepLayout& layout : move.layouts) layout.Clear();
   AddPart(*sequences_.Find(order.sequence), 0, move.part, move.layouts);
   FinishPart(move.layouts);
-  SendOp(move, 0, actions);
+  // Of tokens that lie on other workers there is nothing to send. The taker must have begun the part all the same before
+  // the move ends: the sequence's next step reaches it by another way.
+  move.op = 0;
+  if (NextOp(move.layouts, 0) < table_.op_count()) SendOp(move, 0, actions);
 }
 
 // One op at a time: what the taker has not answered does not pile up before the steps of others.

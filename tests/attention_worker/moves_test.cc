@@ -158,6 +158,28 @@ TEST_F(Moves, AWorkerThatHoldsHeadsOfASequenceGetsTheOthersToo) {
   EXPECT_FALSE(answers_.contains(FrameType::kStepRefused));
 }
 
+// The tokens after the first 64 lie on a third worker, and those 64 are in the taker's cache: no byte of K and V goes,
+// but the sequence's next step, which comes by another way, must find the taker ready.
+TEST_F(Moves, APartWithoutKeysAndValuesEndsWhenTheTakerHasBegunIt) {
+  proto::Shard first = ShardOf(0, {0, 1});
+  first.tokens = {0, 64};
+  Tell(kTakerNode, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(9), Taken({first}), {}});
+  Tell(kTakerNode, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(9), 0, 100, {}}}}, ++step_);
+  Tell(kTakerNode, FrameType::kReleaseSequence, proto::ReleaseSequence{SequenceId(9), 100, Hashes(1, 1)});
+  Hold(119, {first});
+  Tell(kTakerNode, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(1), Taken({first}), Hashes(1, 1)});
+  Tell(kGiverNode, FrameType::kMoveSequence,
+       proto::MoveSequence{SequenceId(1), 64, 119, 1, StepId(50), kTakerNode, kTakerEpoch});
+  EXPECT_FALSE(answers_.contains(FrameType::kSequenceMoved)) << "the taker knows of nothing";
+  Deliver();
+  ASSERT_TRUE(answers_.contains(FrameType::kSequenceMoved));
+  EXPECT_TRUE(proto::Decode<proto::SequenceMoved>(answers_[FrameType::kSequenceMoved])->moved);
+  EXPECT_EQ(key_value_bytes_, 0);
+  Tell(kTakerNode, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(1), 119, 1, {}}}}, 51);
+  EXPECT_FALSE(answers_.contains(FrameType::kStepRefused))
+      << proto::Decode<proto::StepRefused>(answers_[FrameType::kStepRefused])->reason;
+}
+
 TEST_F(Moves, SaysWhyNot) {
   Hold(100);
   EXPECT_THAT(Move(0, 100).reason, HasSubstr("not open here"));
