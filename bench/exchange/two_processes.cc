@@ -54,15 +54,15 @@ std::string TwoProcesses::Swap(const std::string& own) {
 LinkedGpus::LinkedGpus(TwoProcesses& processes, size_t bytes, int words)
     : words_bytes_((words * sizeof(ExchangeWords) + 4095) / 4096 * 4096) {
   device_ = Must(CudaDevice::Create(Must(CudaLibrary::Open()), {.index = processes.rank()}));
-  memory_ = Must(device_->Allocate(words_bytes_ + bytes + transport::ucx::DeviceLink::kTouched));
+  memory_ = Must(device_->Allocate(words_bytes_ + bytes + transport::DeviceLink::kTouched));
   auto stream = Must(device_->CreateCudaStream());
   Must(stream->Fill(memory_->data(), 0, memory_->size_bytes()));
   Must(stream->SynchronizeStatus());
   Must(stream->UseDevice());
-  links_ = Must(transport::ucx::DeviceLinks::Create([this](void* list, unsigned index) {
+  links_ = Must(transport::ucx::MakeDeviceLinks([this](void* list, unsigned index) {
     return kernels::cuda::UcxPeerPointer(*device_, list, index);
   }));
-  link_ = Must(transport::ucx::DeviceLink::Create(*links_, memory_->data(), memory_->size_bytes()));
+  link_ = Must(links_->Link(memory_->data(), memory_->size_bytes()));
   Must(link_->Accept(processes.Swap(link_->offer())));
   while (!Must(link_->Progress())) {
   }

@@ -49,8 +49,8 @@ class LinkedGpus {
   const size_t words_bytes_;
   std::unique_ptr<kernels::cuda::CudaDevice> device_;
   std::unique_ptr<kernels::Buffer> memory_;
-  std::unique_ptr<transport::ucx::DeviceLinks> links_;
-  std::unique_ptr<transport::ucx::DeviceLink> link_;
+  std::unique_ptr<transport::DeviceLinks> links_;
+  std::unique_ptr<transport::DeviceLink> link_;
 };
 
 // {number, failure} of a step, on its way to ExchangeWords::step: pinned memory for `count` steps to come.

@@ -71,50 +71,76 @@ struct ConfigRelease {
 
 absl::Status DeviceLinksBuilt() { return absl::OkStatus(); }
 
-struct DeviceLinks::State {
-  Resolve resolve;
+namespace {
+
+struct LinksState {
+  ResolvePeer resolve;
+  absl::Duration patience;
   ucp_context_h context = nullptr;
   ucp_worker_h worker = nullptr;
   std::string address;
   std::map<uint64_t, bool*> greeted;  // by token of a link
   uint64_t next_token = 1;
 
-  ~State() {
+  ~LinksState() {
     if (worker != nullptr) ucp_worker_destroy(worker);
     if (context != nullptr) ucp_cleanup(context);
   }
   absl::Status Init();
 };
 
-struct DeviceLink::State {
+class UcxDeviceLink final : public DeviceLink {
+ public:
+  explicit UcxDeviceLink(LinksState& links) : links_(links), token_(links.next_token++) {
+    links.greeted[token_] = &greeted_;
+  }
+  ~UcxDeviceLink() override;
+  absl::Status Init(void* memory, size_t bytes);
+
+  const std::string& offer() const override { return offer_; }
+  absl::Status Accept(std::string_view offer) override;
+  absl::StatusOr<bool> Progress() override;
+  std::byte* peer_memory() const override { return peer_memory_; }
+  size_t peer_bytes() const override { return peer_bytes_ - kTouched; }
+
+ private:
   enum class Stage { kOffering, kGreeting, kTouching, kListing, kThere };
 
-  DeviceLinks::State* links = nullptr;
-  std::byte* memory = nullptr;
-  size_t bytes = 0;
-  absl::Duration patience;
-  absl::Time deadline;
-  uint64_t token = 0;  // of this side: what the peer's greeting names
-  std::string offer;
-  Stage stage = Stage::kOffering;
-  ucp_mem_h registered = nullptr;
-  ucp_ep_h endpoint = nullptr;
-  ucp_rkey_h key = nullptr;
-  void* pending = nullptr;  // a request of UCX
-  uint64_t peer_token = 0, peer_address = 0, peer_bytes = 0;
-  bool greeted = false;  // by the peer
-  absl::Status broken;
-  ucp_device_remote_mem_list_h list = nullptr;
-  std::byte* peer_memory = nullptr;
-
-  ~State();
-  absl::StatusOr<bool> Done();  // whether `pending` is
+  absl::StatusOr<bool> Done();  // whether pending_ is
   absl::Status Post(ucs_status_ptr_t request, const char* what);
   absl::Status Touch();
   absl::Status List();
+
+  LinksState& links_;
+  const uint64_t token_;  // of this side: what the peer's greeting names
+  std::byte* memory_ = nullptr;
+  size_t bytes_ = 0;
+  absl::Time deadline_;
+  std::string offer_;
+  Stage stage_ = Stage::kOffering;
+  ucp_mem_h registered_ = nullptr;
+  ucp_ep_h endpoint_ = nullptr;
+  ucp_rkey_h key_ = nullptr;
+  void* pending_ = nullptr;  // a request of UCX
+  uint64_t peer_token_ = 0, peer_address_ = 0, peer_bytes_ = 0;
+  bool greeted_ = false;  // by the peer
+  absl::Status broken_;
+  ucp_device_remote_mem_list_h list_ = nullptr;
+  std::byte* peer_memory_ = nullptr;
 };
 
-namespace {
+class UcxDeviceLinks final : public DeviceLinks {
+ public:
+  absl::StatusOr<std::unique_ptr<DeviceLink>> Link(void* memory, size_t bytes) override {
+    auto link = std::make_unique<UcxDeviceLink>(state_);
+    DT_RETURN_IF_ERROR(link->Init(memory, bytes));
+    return std::unique_ptr<DeviceLink>(std::move(link));
+  }
+  LinksState& state() { return state_; }
+
+ private:
+  LinksState state_;
+};
 
 ucs_status_t OnGreeting(void* argument, const void* header, size_t length, void*, size_t,
                         const ucp_am_recv_param_t*) {
@@ -133,7 +159,7 @@ void OnEndpointError(void* argument, ucp_ep_h, ucs_status_t status) {
 }  // namespace
 
 // What is set here is what made GPU memory work between processes on UCX 1.22.
-absl::Status DeviceLinks::State::Init() {
+absl::Status LinksState::Init() {
   // Else registering memory of cudaMalloc fails with an empty region.
   if (const ucs_status_t status = ucs_global_opts_set_value("MEMTYPE_CACHE", "n"); status != UCS_OK)
     return UcxError(status, "UCX setting MEMTYPE_CACHE");
@@ -174,101 +200,76 @@ absl::Status DeviceLinks::State::Init() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<DeviceLinks>> DeviceLinks::Create(Resolve resolve) {
-  auto state = std::make_unique<State>();
-  state->resolve = std::move(resolve);
-  DT_RETURN_IF_ERROR(state->Init());
-  std::unique_ptr<DeviceLinks> links(new DeviceLinks(std::move(state)));
-  return links;
-}
-
-DeviceLinks::DeviceLinks(std::unique_ptr<State> state) : state_(std::move(state)) {}
-DeviceLinks::~DeviceLinks() = default;
-
-DeviceLink::DeviceLink(std::unique_ptr<State> state) : state_(std::move(state)) {}
-DeviceLink::~DeviceLink() = default;
-
-DeviceLink::State::~State() {
-  links->greeted.erase(token);
-  if (pending != nullptr) ucp_request_free(pending);
-  if (list != nullptr) ucp_device_mem_list_release(list);
-  if (key != nullptr) ucp_rkey_destroy(key);
-  if (endpoint != nullptr) {
+UcxDeviceLink::~UcxDeviceLink() {
+  links_.greeted.erase(token_);
+  if (pending_ != nullptr) ucp_request_free(pending_);
+  if (list_ != nullptr) ucp_device_mem_list_release(list_);
+  if (key_ != nullptr) ucp_rkey_destroy(key_);
+  if (endpoint_ != nullptr) {
     ucp_request_param_t param{};
     param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
     param.flags = UCP_EP_CLOSE_FLAG_FORCE;
-    ucs_status_ptr_t request = ucp_ep_close_nbx(endpoint, &param);
+    ucs_status_ptr_t request = ucp_ep_close_nbx(endpoint_, &param);
     if (UCS_PTR_IS_PTR(request)) {
       for (int i = 0; i < kClosingRounds && ucp_request_check_status(request) == UCS_INPROGRESS; ++i)
-        ucp_worker_progress(links->worker);
+        ucp_worker_progress(links_.worker);
       ucp_request_free(request);
     }
   }
-  if (registered != nullptr) ucp_mem_unmap(links->context, registered);
+  if (registered_ != nullptr) ucp_mem_unmap(links_.context, registered_);
 }
 
-absl::StatusOr<std::unique_ptr<DeviceLink>> DeviceLink::Create(DeviceLinks& links, void* memory, size_t bytes,
-                                                               absl::Duration patience) {
+absl::Status UcxDeviceLink::Init(void* memory, size_t bytes) {
   if (bytes <= kTouched) return InvalidArgument("a link between GPUs over ", bytes, " bytes");
-  auto state = std::make_unique<State>();
-  state->links = links.state_.get();
-  state->memory = static_cast<std::byte*>(memory);
-  state->bytes = bytes;
-  state->patience = patience;
-  state->token = links.state_->next_token++;
-  links.state_->greeted[state->token] = &state->greeted;
+  memory_ = static_cast<std::byte*>(memory);
+  bytes_ = bytes;
   ucp_mem_map_params_t map{};
   map.field_mask =
       UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
   map.address = memory;
   map.length = bytes;
   map.memory_type = UCS_MEMORY_TYPE_CUDA;
-  ucp_context_h context = state->links->context;
-  if (const ucs_status_t status = ucp_mem_map(context, &map, &state->registered); status != UCS_OK)
+  ucp_context_h context = links_.context;
+  if (const ucs_status_t status = ucp_mem_map(context, &map, &registered_); status != UCS_OK)
     return UcxError(status, absl::StrCat("UCX cannot register ", bytes, " bytes of GPU memory"));
   void* key = nullptr;
   size_t key_bytes = 0;
-  if (const ucs_status_t status = ucp_rkey_pack(context, state->registered, &key, &key_bytes); status != UCS_OK)
+  if (const ucs_status_t status = ucp_rkey_pack(context, registered_, &key, &key_bytes); status != UCS_OK)
     return UcxError(status, "UCX key of GPU memory");
-  Put(state->offer, Bytes(kOfferMagic));
-  Put(state->offer, BuildOfUcx());
-  Put(state->offer, HostIdentity());
-  Put(state->offer, Bytes(state->token));
-  Put(state->offer, Bytes(reinterpret_cast<uint64_t>(memory)));
-  Put(state->offer, Bytes(static_cast<uint64_t>(bytes)));
-  Put(state->offer, state->links->address);
-  Put(state->offer, {static_cast<const char*>(key), key_bytes});
+  Put(offer_, Bytes(kOfferMagic));
+  Put(offer_, BuildOfUcx());
+  Put(offer_, HostIdentity());
+  Put(offer_, Bytes(token_));
+  Put(offer_, Bytes(reinterpret_cast<uint64_t>(memory)));
+  Put(offer_, Bytes(static_cast<uint64_t>(bytes)));
+  Put(offer_, links_.address);
+  Put(offer_, {static_cast<const char*>(key), key_bytes});
   ucp_rkey_buffer_release(key);
-  return std::unique_ptr<DeviceLink>(new DeviceLink(std::move(state)));
-}
-
-const std::string& DeviceLink::offer() const { return state_->offer; }
-std::byte* DeviceLink::peer_memory() const { return state_->peer_memory; }
-size_t DeviceLink::peer_bytes() const { return state_->peer_bytes - kTouched; }
-
-absl::Status DeviceLink::State::Post(ucs_status_ptr_t request, const char* what) {
-  if (UCS_PTR_IS_ERR(request)) return UcxError(UCS_PTR_STATUS(request), what);
-  pending = request;  // null: done at once
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> DeviceLink::State::Done() {
-  if (pending == nullptr) return true;
-  const ucs_status_t status = ucp_request_check_status(pending);
+absl::Status UcxDeviceLink::Post(ucs_status_ptr_t request, const char* what) {
+  if (UCS_PTR_IS_ERR(request)) return UcxError(UCS_PTR_STATUS(request), what);
+  pending_ = request;  // null: done at once
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> UcxDeviceLink::Done() {
+  if (pending_ == nullptr) return true;
+  const ucs_status_t status = ucp_request_check_status(pending_);
   if (status == UCS_INPROGRESS) return false;
-  ucp_request_free(std::exchange(pending, nullptr));
+  ucp_request_free(std::exchange(pending_, nullptr));
   if (status != UCS_OK) return UcxError(status, "the link between two GPUs");
   return true;
 }
 
-absl::Status DeviceLink::Accept(std::string_view offer) {
-  State& s = *state_;
+absl::Status UcxDeviceLink::Accept(std::string_view offer) {
   std::string_view rest = offer, version, host, address, key;
   uint32_t magic = 0;
   const bool read = offer.size() <= kMostOfferBytes && TakeValue(rest, magic) && magic == kOfferMagic &&
-                    Take(rest, version) && Take(rest, host) && TakeValue(rest, s.peer_token) &&
-                    TakeValue(rest, s.peer_address) && TakeValue(rest, s.peer_bytes) && Take(rest, address) &&
-                    Take(rest, key) && rest.empty() && s.peer_bytes > kTouched && s.stage == State::Stage::kOffering;
+                    Take(rest, version) && Take(rest, host) && TakeValue(rest, peer_token_) &&
+                    TakeValue(rest, peer_address_) && TakeValue(rest, peer_bytes_) && Take(rest, address) &&
+                    Take(rest, key) && rest.empty() && peer_bytes_ > kTouched && stage_ == Stage::kOffering;
   if (!read) return InvalidArgument("that is no offer of a link between GPUs");
   if (version != BuildOfUcx())
     return FailedPrecondition("the peer runs UCX ", std::string(version), ", this process ", BuildOfUcx(),
@@ -281,76 +282,83 @@ absl::Status DeviceLink::Accept(std::string_view offer) {
       UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
   params.address = reinterpret_cast<const ucp_address_t*>(address_copy.data());
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;  // else device lists stay "not connected"
-  params.err_handler = {OnEndpointError, &s.broken};
-  if (const ucs_status_t status = ucp_ep_create(s.links->worker, &params, &s.endpoint); status != UCS_OK)
+  params.err_handler = {OnEndpointError, &broken_};
+  if (const ucs_status_t status = ucp_ep_create(links_.worker, &params, &endpoint_); status != UCS_OK)
     return UcxError(status, "UCX endpoint between GPUs");
-  if (const ucs_status_t status = ucp_ep_rkey_unpack(s.endpoint, key_copy.data(), &s.key); status != UCS_OK)
+  if (const ucs_status_t status = ucp_ep_rkey_unpack(endpoint_, key_copy.data(), &key_); status != UCS_OK)
     return UcxError(status, "UCX key of the peer's GPU memory");
   // The active-message lane must have carried something before device lists can be made.
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
   param.flags = UCP_AM_SEND_FLAG_EAGER;
-  DT_RETURN_IF_ERROR(s.Post(
-      ucp_am_send_nbx(s.endpoint, kGreetingId, &s.peer_token, sizeof(s.peer_token), nullptr, 0, &param), "greeting"));
-  s.stage = State::Stage::kGreeting;
-  s.deadline = absl::Now() + s.patience;
+  DT_RETURN_IF_ERROR(Post(
+      ucp_am_send_nbx(endpoint_, kGreetingId, &peer_token_, sizeof(peer_token_), nullptr, 0, &param), "greeting"));
+  stage_ = Stage::kGreeting;
+  deadline_ = absl::Now() + links_.patience;
   return absl::OkStatus();
 }
 
-absl::Status DeviceLink::State::List() {
+absl::Status UcxDeviceLink::List() {
   ucp_device_mem_list_elem_t element{};
   element.field_mask = UCP_DEVICE_MEM_LIST_ELEM_FIELD_RKEY | UCP_DEVICE_MEM_LIST_ELEM_FIELD_REMOTE_ADDR |
                        UCP_DEVICE_MEM_LIST_ELEM_FIELD_EP;
-  element.ep = endpoint;
-  element.rkey = key;
-  element.remote_addr = peer_address;
+  element.ep = endpoint_;
+  element.rkey = key_;
+  element.remote_addr = peer_address_;
   ucp_device_mem_list_params_t params{};
   params.field_mask = UCP_DEVICE_MEM_LIST_PARAMS_FIELD_ELEMENTS | UCP_DEVICE_MEM_LIST_PARAMS_FIELD_ELEMENT_SIZE |
                       UCP_DEVICE_MEM_LIST_PARAMS_FIELD_NUM_ELEMENTS | UCP_DEVICE_MEM_LIST_PARAMS_FIELD_WORKER;
   params.element_size = sizeof(element);
   params.num_elements = 1;
-  params.worker = links->worker;
+  params.worker = links_.worker;
   params.elements = &element;
-  const ucs_status_t status = ucp_device_remote_mem_list_create(&params, &list);
+  const ucs_status_t status = ucp_device_remote_mem_list_create(&params, &list_);
   if (status == UCS_ERR_NOT_CONNECTED) return absl::OkStatus();  // not yet
   if (status != UCS_OK) return UcxError(status, "UCX's device API");
-  DT_ASSIGN_OR_RETURN(void* const pointer, links->resolve(list, 0));
-  peer_memory = static_cast<std::byte*>(pointer);
-  stage = Stage::kThere;
+  DT_ASSIGN_OR_RETURN(void* const pointer, links_.resolve(list_, 0));
+  peer_memory_ = static_cast<std::byte*>(pointer);
+  stage_ = Stage::kThere;
   return absl::OkStatus();
 }
 
-absl::Status DeviceLink::State::Touch() {
+absl::Status UcxDeviceLink::Touch() {
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_MEMORY_TYPE;
   param.memory_type = UCS_MEMORY_TYPE_CUDA;
-  const ucs_status_ptr_t put = ucp_put_nbx(endpoint, memory + bytes - kTouched, kTouched / 2,
-                                           peer_address + peer_bytes - kTouched, key, &param);
+  const ucs_status_ptr_t put = ucp_put_nbx(endpoint_, memory_ + bytes_ - kTouched, kTouched / 2,
+                                           peer_address_ + peer_bytes_ - kTouched, key_, &param);
   if (UCS_PTR_IS_ERR(put)) return UcxError(UCS_PTR_STATUS(put), "a first store into the peer's GPU memory");
   if (put != nullptr) ucp_request_free(put);  // the flush waits for it
   ucp_request_param_t flush{};
-  stage = Stage::kTouching;
-  return Post(ucp_ep_flush_nbx(endpoint, &flush), "a first store into the peer's GPU memory");
+  stage_ = Stage::kTouching;
+  return Post(ucp_ep_flush_nbx(endpoint_, &flush), "a first store into the peer's GPU memory");
 }
 
-absl::StatusOr<bool> DeviceLink::Progress() {
-  State& s = *state_;
-  if (s.stage == State::Stage::kOffering) return false;
-  for (int i = 0; i < kRounds; ++i) ucp_worker_progress(s.links->worker);
-  if (s.stage == State::Stage::kThere) return true;
-  DT_RETURN_IF_ERROR(s.broken);
-  DT_ASSIGN_OR_RETURN(const bool done, s.Done());
-  if (done && s.stage == State::Stage::kGreeting && s.greeted) {
-    DT_RETURN_IF_ERROR(s.Touch());
-  } else if (done && s.stage == State::Stage::kTouching) {
-    s.stage = State::Stage::kListing;
-  } else if (s.stage == State::Stage::kListing) {
-    DT_RETURN_IF_ERROR(s.List());
+absl::StatusOr<bool> UcxDeviceLink::Progress() {
+  if (stage_ == Stage::kOffering) return false;
+  for (int i = 0; i < kRounds; ++i) ucp_worker_progress(links_.worker);
+  if (stage_ == Stage::kThere) return true;
+  DT_RETURN_IF_ERROR(broken_);
+  DT_ASSIGN_OR_RETURN(const bool done, Done());
+  if (done && stage_ == Stage::kGreeting && greeted_) {
+    DT_RETURN_IF_ERROR(Touch());
+  } else if (done && stage_ == Stage::kTouching) {
+    stage_ = Stage::kListing;
+  } else if (stage_ == Stage::kListing) {
+    DT_RETURN_IF_ERROR(List());
   }
-  if (s.stage != State::Stage::kThere && absl::Now() > s.deadline)
+  if (stage_ != Stage::kThere && absl::Now() > deadline_)
     return absl::DeadlineExceededError(
-        absl::StrCat("no link between the two GPUs after ", absl::FormatDuration(s.patience)));
-  return s.stage == State::Stage::kThere;
+        absl::StrCat("no link between the two GPUs after ", absl::FormatDuration(links_.patience)));
+  return stage_ == Stage::kThere;
+}
+
+absl::StatusOr<std::unique_ptr<DeviceLinks>> MakeDeviceLinks(ResolvePeer resolve, absl::Duration patience) {
+  auto links = std::make_unique<UcxDeviceLinks>();
+  links->state().resolve = std::move(resolve);
+  links->state().patience = patience;
+  DT_RETURN_IF_ERROR(links->state().Init());
+  return std::unique_ptr<DeviceLinks>(std::move(links));
 }
 
 }  // namespace dovetail::transport::ucx

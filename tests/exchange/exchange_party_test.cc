@@ -1,0 +1,73 @@
+#include "exchange/exchange_party.h"
+
+#include <cstring>
+
+#include "gmock/gmock.h"
+
+namespace dovetail::exchange {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+std::string OfferOf(const ExchangeRoom& room) {
+  return std::string(reinterpret_cast<const char*>(&room), sizeof(room)) + "link";
+}
+
+TEST(ExchangeRoom, IsThatOfTheLargestRowsOfAllGroups) {
+  proto::AttentionTable table;
+  proto::SoftmaxSpec full, windowed;
+  full.query_heads = 32;
+  full.kv_heads = 8;
+  full.key_dim = full.value_dim = 128;
+  windowed = full;
+  windowed.kv_heads = 16;
+  windowed.value_dim = 64;
+  table.views = {full, windowed};
+  const ExchangeRoom room = ExchangeRoom::Of(table, 2, 64);
+  EXPECT_EQ(room.query_bytes, 32u * 128 * 2);
+  EXPECT_EQ(room.key_value_bytes, 16u * 192 * 2);
+  EXPECT_EQ(room.partial_bytes, 32u * 128 * 2);
+  EXPECT_GE(room.slot_bytes(), 64u * (room.query_bytes + room.key_value_bytes));
+  EXPECT_TRUE(room.Validate().ok());
+}
+
+TEST(ExchangeRoom, OutsideTheLimitsIsRefusedBeforeMemoryIsTaken) {
+  for (const ExchangeRoom& room : {ExchangeRoom{17, 1, 2, 2, 2}, ExchangeRoom{1, 0, 2, 2, 2},
+                                   ExchangeRoom{1, 70000, 2, 2, 2}, ExchangeRoom{1, 1, 2, uint32_t{1} << 30, 2}})
+    EXPECT_TRUE(absl::IsInvalidArgument(GpuExchange::RoomOf(OfferOf(room)).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(GpuExchange::RoomOf("short").status()));
+}
+
+TEST(ExchangeParty, AWorkerWithoutAGpuRefusesAnOfferInOneLine) {
+  ExchangeParty party({});
+  std::vector<ExchangeParty::Frame> out;
+  party.OnFrame(NodeId(3), Epoch(7), proto::kLinkOffer, OfferOf({1, 8, 2, 2, 2}), out);
+  ASSERT_THAT(out, SizeIs(1));
+  EXPECT_EQ(out[0].to, NodeId(3));
+  EXPECT_EQ(out[0].epoch, Epoch(7));
+  EXPECT_EQ(out[0].type, proto::kLinkAnswer);
+  EXPECT_EQ(out[0].bytes.front(), proto::kLinkRefused);
+  EXPECT_THAT(out[0].bytes, HasSubstr("--exchange host"));
+  EXPECT_EQ(party.With(NodeId(3)), nullptr);
+  EXPECT_FALSE(party.Progress(out));
+}
+
+TEST(ExchangeParty, OffersNothingWithoutAGpuAndIgnoresAnswersToWhatItNeverOffered) {
+  ExchangeParty party({});
+  std::vector<ExchangeParty::Frame> out;
+  party.Offer(NodeId(3), Epoch(7), {1, 8, 2, 2, 2}, out);
+  party.OnFrame(NodeId(3), Epoch(7), proto::kLinkAnswer, "y", out);
+  party.OnFrame(NodeId(3), Epoch(7), proto::kLinkThere, "", out);
+  party.Lose(NodeId(3));
+  EXPECT_TRUE(out.empty());
+}
+
+TEST(LinkFrames, PassTheCheckOfHeaders) {
+  for (const proto::FrameType type :
+       {proto::kStepBeginOnDevice, proto::kLinkOffer, proto::kLinkAnswer, proto::kLinkThere})
+    EXPECT_TRUE(proto::Validate(proto::MakeHeader(type, Epoch(1), StepId(), MicroBatchId(), 0, 0)).ok());
+}
+
+}  // namespace
+}  // namespace dovetail::exchange
