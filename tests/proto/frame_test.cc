@@ -5,6 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/link_frames.h"
 
 namespace dovetail::proto {
 namespace {
@@ -15,7 +16,8 @@ constexpr FrameType kAllTypes[] = {
     FrameType::kStepPlan,     FrameType::kStepResult,      FrameType::kOpenSequence,  FrameType::kSequenceOpened,
     FrameType::kForkSequence, FrameType::kReleaseSequence, FrameType::kPrefixProbe,   FrameType::kPrefixProbed,
     FrameType::kUnpin,        FrameType::kMoveSequence,    FrameType::kSequenceMoved, FrameType::kStepBegin,
-    FrameType::kStepRefused,  FrameType::kQuery,           FrameType::kKeyValue,      FrameType::kPartial};
+    FrameType::kStepRefused,  FrameType::kQuery,           FrameType::kKeyValue,      FrameType::kPartial,
+    kStepBeginOnDevice,       kLinkOffer,                  kLinkAnswer,               kLinkThere};
 
 FrameHeader Good() { return MakeHeader(FrameType::kQuery, Epoch(3), StepId(99), MicroBatchId(1), 17, 4096); }
 
