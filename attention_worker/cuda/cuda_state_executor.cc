@@ -14,6 +14,9 @@ using kernels::cuda::WireType;
 
 namespace {
 
+constexpr int kMostSingleTokens = 16;                      // of an item that goes token by token
+constexpr size_t kMostWorkspaceBytes = size_t{128} << 20;  // for chunks, unless one of each head needs more
+
 int64_t BlockOf(Position position) { return position / kSegmentTokens; }
 
 const float* Floats(const std::unique_ptr<kernels::Buffer>& buffer) {
@@ -130,49 +133,74 @@ void CudaStateExecutor::FillBlocks(const proto::ShardStep& item, const ShardStat
   }
 }
 
+void CudaStateExecutor::Describe(const proto::ShardStep& from, StateItem& item) const {
+  item.query_offset = from.query_offset;
+  item.key_offset = from.key_offset;
+  item.value_offset = from.value_offset;
+  item.gate_offset = from.gate_offset;
+  item.out_offset = from.partial_offset;
+  item.first_position = from.ctx_len;
+  item.rows = from.q_len;
+  item.heads = from.kv_heads.size();
+  item.first_head = from.kv_heads.begin;
+  item.first_block = std::max<int64_t>(0, BlockOf(from.ctx_len) - 1);
+}
+
 absl::Status CudaStateExecutor::Plan(MicroBatchId id, LayerGroup group, int op_index) {
   GroupStep& step = micro_batches_[id.value()][group.value()];
   const proto::StepLayout& layout = core_.LayoutOf(id, group);
-  step.planned_op = op_index;
-  step.launch.unit_count = 0;
-  std::vector<StateItem> items;
-  std::vector<StateUnit> units;
+  const bool in_chunks = kernels::cuda::StatesRunInChunks(device_, step.launch);
+  std::vector<StateItem> items[2];  // of few tokens; in chunks
+  std::vector<StateUnit> units[2];
   std::vector<const std::byte*> blocks;
-  bool equal = true;
+  int64_t most_chunks = 0;
   for (const proto::ShardStep& shard_step : layout.items) {
     if (shard_step.rows.q_count == 0) continue;
-    StateItem item;
-    item.query_offset = shard_step.query_offset;
-    item.key_offset = shard_step.key_offset;
-    item.value_offset = shard_step.value_offset;
-    item.gate_offset = shard_step.gate_offset;
-    item.out_offset = shard_step.partial_offset;
-    item.first_position = shard_step.ctx_len;
-    item.rows = shard_step.q_len;
-    item.heads = shard_step.kv_heads.size();
-    item.first_head = shard_step.kv_heads.begin;
-    item.first_block = std::max<int64_t>(0, BlockOf(shard_step.ctx_len) - 1);
+    const int kind = in_chunks && shard_step.q_len > kMostSingleTokens ? 1 : 0;
+    StateItem& item = items[kind].emplace_back();
+    Describe(shard_step, item);
     item.table = static_cast<int64_t>(blocks.size());
     FillBlocks(shard_step, core_.ShardOf(id, shard_step), step, op_index, blocks);
-    for (int head = 0; head < item.heads; ++head) units.push_back({static_cast<int32_t>(items.size()), head});
-    items.push_back(item);
-    equal = equal && item.heads == items[0].heads;
+    for (int head = 0; head < item.heads; ++head)
+      units[kind].push_back({static_cast<int32_t>(items[kind].size()) - 1, head});
+    if (kind == 1)
+      most_chunks = std::max(most_chunks, BlockOf(item.first_position + item.rows - 1) -
+                                              BlockOf(item.first_position) + 1);
   }
-  if (items.empty()) return absl::OkStatus();
+  step.planned_op = op_index;
+  step.chunks = step.launch;
+  step.chunks.chunk_end = static_cast<int32_t>(most_chunks);
+  step.launch.unit_count = step.chunks.unit_count = 0;
+  if (blocks.empty()) return absl::OkStatus();
   kernels::cuda::UploadLayout at;
-  const size_t items_at = at.Add<StateItem>(items.size()), units_at = at.Add<StateUnit>(units.size());
   const size_t blocks_at = at.Add<const std::byte*>(blocks.size());
+  size_t items_at[2], units_at[2];
+  for (const int kind : {0, 1}) {
+    items_at[kind] = at.Add<StateItem>(items[kind].size());
+    units_at[kind] = at.Add<StateUnit>(units[kind].size());
+  }
   DT_ASSIGN_OR_RETURN(std::byte* const host, step.tables->Begin(stream_, at.bytes()));
-  std::memcpy(host + items_at, items.data(), items.size() * sizeof(StateItem));
-  std::memcpy(host + units_at, units.data(), units.size() * sizeof(StateUnit));
   std::memcpy(host + blocks_at, blocks.data(), blocks.size() * sizeof(const std::byte*));
+  for (const int kind : {0, 1}) {
+    if (items[kind].empty()) continue;
+    std::memcpy(host + items_at[kind], items[kind].data(), items[kind].size() * sizeof(StateItem));
+    std::memcpy(host + units_at[kind], units[kind].data(), units[kind].size() * sizeof(StateUnit));
+  }
   DT_RETURN_IF_ERROR(step.tables->Send(stream_));
   std::byte* const there = step.tables->device();
-  step.launch.items = reinterpret_cast<const StateItem*>(there + items_at);
-  step.launch.units = equal ? nullptr : reinterpret_cast<const StateUnit*>(there + units_at);
-  step.launch.blocks = reinterpret_cast<const std::byte* const*>(there + blocks_at);
-  step.launch.unit_count = static_cast<int32_t>(units.size());
-  step.launch.heads = items[0].heads;
+  for (const int kind : {0, 1}) {
+    StateLaunch& launch = kind == 0 ? step.launch : step.chunks;
+    launch.blocks = reinterpret_cast<const std::byte* const*>(there + blocks_at);
+    launch.items = reinterpret_cast<const StateItem*>(there + items_at[kind]);
+    launch.units = reinterpret_cast<const StateUnit*>(there + units_at[kind]);
+    launch.unit_count = static_cast<int32_t>(units[kind].size());
+  }
+  if (step.chunks.unit_count == 0) return absl::OkStatus();
+  const size_t bytes = kernels::cuda::StateWorkspaceBytes(step.chunks, kMostWorkspaceBytes);
+  if (workspace_ != nullptr && workspace_->size_bytes() >= bytes) return absl::OkStatus();
+  DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());  // what still runs uses the old memory
+  workspace_.reset();
+  DT_ASSIGN_OR_RETURN(workspace_, device_.Allocate(bytes));
   return absl::OkStatus();
 }
 
@@ -182,16 +210,21 @@ absl::Status CudaStateExecutor::Run(MicroBatchId id, int op, const std::byte* qu
   const int op_index = core_.table().op_index_in_group[op];
   GroupStep& step = micro_batches_[id.value()][group.value()];
   if (!step.launch.even && step.planned_op != op_index) DT_RETURN_IF_ERROR(Plan(id, group, op_index));
-  StateLaunch launch = step.launch;
-  launch.op = op_index;
-  launch.query = query;
-  launch.key_value = key_value;
-  launch.out = out;
-  launch.log_decay = Floats(constants_[op].log_decay);
-  launch.conv = Floats(constants_[op].conv);
-  launch.conv_bias = Floats(constants_[op].conv_bias);
-  launch.skip = Floats(constants_[op].skip);
-  return kernels::cuda::AppendStates(stream_, launch);
+  const auto complete = [&](StateLaunch launch) {
+    launch.op = op_index;
+    launch.query = query;
+    launch.key_value = key_value;
+    launch.out = out;
+    launch.log_decay = Floats(constants_[op].log_decay);
+    launch.conv = Floats(constants_[op].conv);
+    launch.conv_bias = Floats(constants_[op].conv_bias);
+    launch.skip = Floats(constants_[op].skip);
+    return launch;
+  };
+  if (step.launch.unit_count > 0) DT_RETURN_IF_ERROR(kernels::cuda::AppendStates(stream_, complete(step.launch)));
+  if (step.chunks.unit_count == 0) return absl::OkStatus();
+  return kernels::cuda::AppendStatesInChunks(stream_, complete(step.chunks),
+                                             {workspace_->data(), workspace_->size_bytes()});
 }
 
 absl::Status CudaStateExecutor::GrowStaging(size_t bytes) {

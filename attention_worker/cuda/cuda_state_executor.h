@@ -12,8 +12,8 @@
 namespace dovetail::attention {
 
 // The linear states of a worker on a GPU, in KvBlocks of the same arena as K and V (kernels/cuda/state_layout.h). A
-// step's items and blocks are uploaded once for all ops of a layer group where their blocks lie evenly, else for each op.
-// Owned by the node's event loop; all work goes into the stream it was made with.
+// step's items and blocks are uploaded once for all ops of a layer group where their blocks lie evenly, else for each
+// op. Owned by the node's event loop; all work goes into the stream it was made with.
 class CudaStateExecutor {
  public:
   // Whether the blocks of a set lie evenly spaced, and how many blocks apart.
@@ -52,7 +52,8 @@ class CudaStateExecutor {
   };
   struct GroupStep {
     std::unique_ptr<kernels::cuda::StagedUpload> tables;
-    kernels::cuda::StateLaunch launch;  // of all but what an op brings
+    // Of all but what an op brings: items of few tokens, and those that go in chunks.
+    kernels::cuda::StateLaunch launch, chunks;
     int planned_op = -1;                // whose blocks the tables hold; any, if they lie evenly
   };
 
@@ -68,6 +69,7 @@ class CudaStateExecutor {
   // The KvBlocks of an op in one set of its shard, or null: it is not held.
   const KvBlockId* BlocksOfOp(const ShardState& shard, int64_t block, int op) const;
   absl::Status GrowStaging(size_t bytes);
+  void Describe(const proto::ShardStep& from, kernels::cuda::StateItem& item) const;
 
   kernels::cuda::CudaDevice& device_;
   kernels::cuda::CudaStream& stream_;
@@ -77,6 +79,7 @@ class CudaStateExecutor {
   std::vector<OpConstants> constants_;                 // by op
   std::vector<std::vector<GroupStep>> micro_batches_;  // [micro-batch][group]
   BufferPtr staging_;                                  // pinned: one head's block on its way
+  BufferPtr workspace_;                                // of chunks
 };
 
 }  // namespace dovetail::attention

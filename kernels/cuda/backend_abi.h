@@ -93,6 +93,8 @@ struct Backend {
   int (*random)(const RandomLaunch* launch, void* stream);
   int (*sample)(const SampleLaunch* launch, void* stream);
   int (*state_append)(const StateLaunch* launch, void* stream);
+  int (*state_chunk_prepare)(const StateLaunch* launch, void* stream);
+  int (*state_chunks)(const StateLaunch* launch, void* stream);
   int (*state_inputs)(const StateInputsLaunch* launch, void* stream);
   int (*state_gates)(const StateGatesLaunch* launch, void* stream);
   int (*output_gate)(const OutputGateLaunch* launch, void* stream);

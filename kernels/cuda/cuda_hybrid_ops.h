@@ -6,11 +6,11 @@ namespace dovetail::kernels::cuda {
 
 // The small ops around linear states and experts on a GPU; hybrid_args.h says what each computes over which shapes.
 //
-// All: check, enqueue one kernel, return; may be captured; allocate nothing. kInvalidArgument, before anything runs, for
-// null pointers and sizes outside the limits; kInternal if the device is lost. Thread-safe on different streams. Sums
-// are in f32; a row's bits depend on that row only. What experts read and write is counted on the device: nothing comes
-// back to the host between routing and their sum. Oracles: state_gates.h, short_convolution.h, moe.h, activation.h on
-// the CPU; budgets in tests/kernels_cuda/.
+// All: check, enqueue one kernel, return; may be captured; allocate nothing. kInvalidArgument, before anything runs,
+// for null pointers and sizes outside the limits; kInternal if the device is lost. Thread-safe on different streams.
+// Sums are in f32; a row's bits depend on that row only. What experts read and write is counted on the device:
+// nothing comes back to the host between routing and their sum. Oracles: state_gates.h, short_convolution.h, moe.h,
+// activation.h on the CPU; budgets in tests/kernels_cuda/.
 
 absl::Status StateInputs(CudaStream& stream, const StateInputsLaunch& args);
 absl::Status StateGates(CudaStream& stream, const StateGatesLaunch& args);

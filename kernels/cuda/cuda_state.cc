@@ -1,7 +1,11 @@
 #include "kernels/cuda/cuda_state.h"
 
+#include <algorithm>
+
 namespace dovetail::kernels::cuda {
 namespace {
+
+constexpr int kChunkSharedBytes = 200 << 10;  // of a thread block of the chunked form
 
 absl::Status Check(const StateLaunch& args) {
   if (args.key_dim < 1 || args.key_dim > kStateMaxDim || args.value_dim < 1 || args.value_dim > kStateMaxDim)
@@ -17,12 +21,20 @@ absl::Status Check(const StateLaunch& args) {
   if (args.gates != (args.token_decay ? (args.vector_decay ? args.key_dim : 1) : 0) + (args.token_rate ? 1 : 0) ||
       (args.vector_decay && !args.token_decay))
     return InvalidArgument("linear state on a GPU: ", args.gates, " gates a token do not fit the decays and rates");
+  if (args.wire == WireType::kF32) return InvalidArgument("linear state on a GPU: float32 on the wire");
   if (args.unit_count == 0) return absl::OkStatus();
   if (args.items == nullptr || args.blocks == nullptr || args.query == nullptr || args.key_value == nullptr ||
       args.out == nullptr || (!args.token_decay && args.log_decay == nullptr) ||
       (args.conv_width > 0 && (args.conv == nullptr || args.layout.history.rows == 0)))
     return InvalidArgument("linear state on a GPU: a pointer is null");
   return absl::OkStatus();
+}
+
+int64_t ChunkBytes(const StateLaunch& args) {
+  return args.unit_count * StateChunkBytes(args.key_dim, args.value_dim);  // a chunk of each unit
+}
+int64_t CarryBytes(const StateLaunch& args) {
+  return (args.unit_count * StateCarryBytes(args.key_dim, args.value_dim) + 255) / 256 * 256;
 }
 
 }  // namespace
@@ -51,6 +63,40 @@ absl::Status AppendStates(CudaStream& stream, const StateLaunch& args) {
   const CudaDevice& device = stream.device();
   return device.library().Check(device.library()->state_append(&args, stream.handle()),
                                 device.name() + ": linear state");
+}
+
+bool StatesRunInChunks(const CudaDevice& device, const StateLaunch& args) {
+  return args.key_dim <= StateChunkKeys(args.key_dim) && device.info().shared_bytes >= kChunkSharedBytes;
+}
+
+size_t StateWorkspaceBytes(const StateLaunch& args, size_t most) {
+  const int64_t room = (static_cast<int64_t>(most) - CarryBytes(args)) / std::max<int64_t>(1, ChunkBytes(args));
+  return CarryBytes(args) + std::clamp<int64_t>(room, 1, std::max(1, args.chunk_end)) * ChunkBytes(args);
+}
+
+absl::Status AppendStatesInChunks(CudaStream& stream, const StateLaunch& args, std::span<std::byte> workspace) {
+  DT_RETURN_IF_ERROR(Check(args));
+  const CudaDevice& device = stream.device();
+  if (!StatesRunInChunks(device, args))
+    return InvalidArgument("linear state on a GPU: ", args.key_dim, " key dimensions do not run in chunks here");
+  if (args.unit_count == 0 || args.chunk_end == 0) return absl::OkStatus();
+  const int64_t room = (static_cast<int64_t>(workspace.size()) - CarryBytes(args)) / ChunkBytes(args);
+  if (room < 1)
+    return ResourceExhausted("linear state on a GPU: ", workspace.size(), " bytes of workspace, ",
+                             StateWorkspaceBytes(args, 0), " are needed");
+  DT_RETURN_IF_ERROR(stream.UseDevice());
+  StateLaunch part = args;
+  part.workspace = workspace.data() + CarryBytes(args);
+  for (int64_t begin = 0; begin < args.chunk_end; begin += room) {
+    part.chunk_begin = static_cast<int32_t>(begin);
+    part.chunk_end = static_cast<int32_t>(std::min<int64_t>(begin + room, args.chunk_end));
+    part.carry = room < args.chunk_end ? reinterpret_cast<float*>(workspace.data()) : nullptr;
+    DT_RETURN_IF_ERROR(device.library().Check(device.library()->state_chunk_prepare(&part, stream.handle()),
+                                              device.name() + ": linear state"));
+    DT_RETURN_IF_ERROR(device.library().Check(device.library()->state_chunks(&part, stream.handle()),
+                                              device.name() + ": linear state"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace dovetail::kernels::cuda

@@ -1,4 +1,6 @@
 #pragma once
+#include <span>
+
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/state_layout.h"
 
@@ -22,5 +24,15 @@ absl::StatusOr<StateLaunch> StateLaunchFor(const LinearStateShape& shape, size_t
 // Token after token, each item's in turn: for few tokens (decode, verification); exact in f32 but for what is kept.
 // All blocks from the one before the first token's to the last token's must be kept (none before block 0).
 absl::Status AppendStates(CudaStream& stream, const StateLaunch& args);
+
+// The same a block at a time, on tensor cores: for many tokens. Products take bf16; S is summed in f32. Of the blocks,
+// those are needed that kernels/linear_state.h says; others are written where they are kept. args.chunk_end: the chunks
+// of the item that has most. They are taken as many at a time as `workspace` (256-byte aligned) has room for:
+// kResourceExhausted if that is none.
+absl::Status AppendStatesInChunks(CudaStream& stream, const StateLaunch& args, std::span<std::byte> workspace);
+// Whether it runs on such a device: keys of up to 128 dimensions, and enough shared memory.
+bool StatesRunInChunks(const CudaDevice& device, const StateLaunch& args);
+// For all chunks at a time, or as many as `most` bytes have room for.
+size_t StateWorkspaceBytes(const StateLaunch& args, size_t most);
 
 }  // namespace dovetail::kernels::cuda

@@ -20,8 +20,8 @@ struct StateInputsLaunch {
 };
 
 // What a token brings to its state, [rows][heads][stride] f32 (state_gates.h): logarithms of decays from step sizes,
-// log = factor clamp(softplus(scale x + bias), low, high), at 0 .. width; behind them the rate: the step size itself, or
-// rate_scale sigmoid(rate).
+// log = factor clamp(softplus(scale x + bias), low, high), at 0 .. width; behind them the rate: the step size itself,
+// or rate_scale sigmoid(rate).
 struct StateGatesLaunch {
   const float* x = nullptr;       // [rows][heads * width]
   const float* bias = nullptr;    // [heads * width]

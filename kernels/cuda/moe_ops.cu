@@ -37,6 +37,7 @@ __device__ void Choose(const RouteLaunch& p, int64_t row, float* scores, float* 
     const float x = scores[e] + (p.selection_bias != nullptr ? p.selection_bias[e] : 0.0f);
     choice[e] = isnan(x) ? -INFINITY : x;
   }
+  __syncwarp();
   float total = 0, first = 0;
   for (int s = 0; s < p.chosen; ++s) {
     float best = 0;

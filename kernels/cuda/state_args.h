@@ -33,8 +33,9 @@ struct StateLayout {
   int32_t key_stride = 0;    // likewise of keys and decays
 };
 
-// Some consecutive new tokens of one sequence, for a range of heads. Offsets are bytes into the payloads, whose rows are
-// as proto::StepLayout says: q, k [rows][heads][key_dim], v, o [rows][heads][value_dim], gates [rows][heads][gates].
+// Some consecutive new tokens of one sequence, for a range of heads. Offsets are bytes into the payloads, whose rows
+// are as proto::StepLayout says: q, k [rows][heads][key_dim], v, o [rows][heads][value_dim], gates
+// [rows][heads][gates].
 struct StateItem {
   int64_t query_offset = 0, key_offset = 0, value_offset = 0, gate_offset = 0, out_offset = 0;
   int64_t first_position = 0;
@@ -80,10 +81,27 @@ struct StateLaunch {
   const float* conv_bias = nullptr;  // [model_heads][channels] or null
   const float* skip = nullptr;       // [model_heads] or null
 
-  // Of the chunked form (state_chunks.cu).
-  int32_t chunk_count = 0;              // of all items
-  const int32_t* first_chunks = nullptr;  // [items]: chunks of the items before it
-  std::byte* workspace = nullptr;
+  // Of the chunked form: chunks [chunk_begin, chunk_end) of each item, as far as it has so many. A chunk is what an
+  // item has in one block of 64 tokens.
+  int32_t chunk_begin = 0, chunk_end = 0;
+  std::byte* workspace = nullptr;  // [units][chunk_end - chunk_begin] of StateChunkBytes
+  float* carry = nullptr;          // [units][key_dim][value_dim], padded: S between calls
 };
+
+// Dimensions of the chunked form: keys up to 64 or 128, values in slices of 64.
+inline constexpr int kStateChunkSlice = 64;
+constexpr int StateChunkKeys(int key_dim) { return key_dim <= 64 ? 64 : 128; }
+constexpr int StateChunkValues(int value_dim) {
+  return (value_dim + kStateChunkSlice - 1) / kStateChunkSlice * kStateChunkSlice;
+}
+// What one chunk of one head keeps between its two kernels: q, k and k faded to the block's ends; the weights of the
+// block's tokens among themselves; the inverse of the delta rule; v; decays and rates.
+constexpr int64_t StateChunkBytes(int key_dim, int value_dim) {
+  return int64_t{kStateTokens} * (3 * StateChunkKeys(key_dim) + 2 * kStateTokens + StateChunkValues(value_dim)) * 2 +
+         4 * StateChunkKeys(key_dim) + 4 * kStateTokens;
+}
+constexpr int64_t StateCarryBytes(int key_dim, int value_dim) {
+  return int64_t{4} * StateChunkKeys(key_dim) * StateChunkValues(value_dim);
+}
 
 }  // namespace dovetail::kernels::cuda

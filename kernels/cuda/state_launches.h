@@ -3,7 +3,9 @@
 
 namespace dovetail::kernels::cuda {
 
-// Each enqueues kernels and returns a cudaError_t. Arguments are checked by the callers (cuda_state.h).
+// Each enqueues one kernel and returns a cudaError_t. Arguments are checked by the callers (cuda_state.h).
 int LaunchStateAppend(const StateLaunch* launch, void* stream);
+int LaunchStateChunkPrepare(const StateLaunch* launch, void* stream);
+int LaunchStateChunks(const StateLaunch* launch, void* stream);
 
 }  // namespace dovetail::kernels::cuda

@@ -95,6 +95,48 @@ __device__ __forceinline__ float StateInput(const StateLaunch& p, const StateIte
   return p.conv_linear ? sum : sum / (1 + __expf(-sum));
 }
 
+// Eight input channels at once, of dimensions that are multiples of eight. `raw`: as they came.
+__device__ __forceinline__ void StateInput8(const StateLaunch& p, const StateItem& item, int head, int row, int channel,
+                                            float (&x)[8], uint4& raw) {
+  const std::byte* base = p.query + item.query_offset;
+  int dim = p.key_dim, at = channel;
+  if (channel >= 2 * p.key_dim) {
+    base = p.key_value + item.value_offset, dim = p.value_dim, at = channel - 2 * p.key_dim;
+  } else if (channel >= p.key_dim) {
+    base = p.key_value + item.key_offset, at = channel - p.key_dim;
+  }
+  const auto load = [&](int r) {
+    return *reinterpret_cast<const uint4*>(base + ((static_cast<int64_t>(r) * item.heads + head) * dim + at) * 2);
+  };
+  const auto widen = [&](uint4 bits, float (&out)[8]) { LoadWire8(p.wire, &bits, 0, out); };
+  raw = load(row);
+  if (p.conv_width == 0) return widen(raw, x);
+  const int channels = 2 * p.key_dim + p.value_dim;
+  const int64_t constant = static_cast<int64_t>(item.first_head + head) * channels + channel;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x[i] = p.conv_bias != nullptr ? p.conv_bias[constant + i] : 0.0f;
+  for (int w = 0; w < p.conv_width; ++w) {
+    const int r = row - (p.conv_width - 1) + w;
+    const int64_t position = item.first_position + r;
+    uint4 bits = make_uint4(0, 0, 0, 0);
+    if (r >= 0) {
+      bits = load(r);
+    } else if (position >= 0) {
+      const StateBlock block = BlockOf(p, item, head, position / kStateTokens);
+      bits = *reinterpret_cast<const uint4*>(
+          block.Row(p.layout.history, static_cast<int>(position % kStateTokens)) + 2 * channel);
+    }
+    float tap[8];
+    widen(bits, tap);
+    const float* const weights = p.conv + w * static_cast<int64_t>(p.model_heads) * channels + constant;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] += weights[i] * tap[i];
+  }
+  if (p.conv_linear) return;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x[i] = x[i] / (1 + __expf(-x[i]));
+}
+
 __device__ __forceinline__ const float* GatesOf(const StateLaunch& p, const StateItem& item, int head, int row) {
   return reinterpret_cast<const float*>(p.key_value + item.gate_offset) +
          (static_cast<int64_t>(row) * item.heads + head) * p.gates;

@@ -50,7 +50,7 @@ TEST_F(CudaStateTest, RaggedChunksOfSeveralSequencesEqualTheRecurrence) {
         all.Run(*this, {{1, 1}}, AppendStates);
         all.Run(*this, {{0, 200}, {2, 44}}, AppendStates);
         all.Run(*this, {{0, 65}, {1, 200}, {2, 266}}, AppendStates);
-        EXPECT_LE(all.WorstError(), kBudget) << family.name << " in pieces of " << piece_bytes << (even ? "" : " apart");
+        EXPECT_LE(all.WorstError(), kBudget) << family.name << " in pieces of " << piece_bytes << " even: " << even;
       }
     }
   }
@@ -87,6 +87,80 @@ TEST_F(CudaStateTest, ARepeatedStepAndTokensTakenBackChangeNothing) {
     }
     for (int s = 0; s < 4; ++s) EXPECT_EQ(plain.done(s), again.done(s)) << family.name;
   }
+}
+
+// Products of the chunked form take S, and faded q and k, in bf16: two roundings more.
+constexpr double kChunkBudget = 1.6e-2;
+
+class CudaStateChunkTest : public CudaStateTest {
+ protected:
+  void SetUp() override {
+    CudaStateTest::SetUp();
+    if (IsSkipped()) return;
+    StateLaunch launch;
+    launch.key_dim = 128;
+    if (!StatesRunInChunks(device(), launch)) GTEST_SKIP() << "needs a GPU with more shared memory";
+  }
+  // With room for `chunks` chunks at a time.
+  StateSequences::Op InChunks(int chunks = 1000) {
+    return [this, chunks](CudaStream& stream, const StateLaunch& launch) -> absl::Status {
+      StateLaunch wanted = launch;
+      wanted.chunk_end = std::min(chunks, launch.chunk_end);
+      const size_t bytes = StateWorkspaceBytes(wanted, size_t{1} << 40);
+      if (workspace_ == nullptr || workspace_->size_bytes() < bytes) workspace_ = Empty(bytes);
+      return AppendStatesInChunks(stream, launch, {workspace_->data(), bytes});
+    };
+  }
+  void TearDown() override {
+    workspace_.reset();
+    CudaStateTest::TearDown();
+  }
+  std::unique_ptr<Buffer> workspace_;
+};
+
+TEST_F(CudaStateChunkTest, WholePromptsEqualTheRecurrenceForEveryFamily) {
+  for (const Family& family : kFamilies) {
+    if (!RunsHere(family)) continue;
+    for (const auto& [keys, values] : std::vector<std::pair<int, int>>{{128, 128}, {64, 64}, {20, 70}, {96, 32}}) {
+      StateSequences all = Sequences(family, keys, values, 330, 2);
+      all.Run(*this, {{0, 330}, {1, 257}}, InChunks());
+      const double error = all.WorstError();
+      std::printf("measured chunks %s %dx%d %.3g\n", family.name.data(), keys, values, error);
+      EXPECT_LE(error, kChunkBudget) << family.name << " " << keys << " x " << values;
+    }
+  }
+}
+
+TEST_F(CudaStateChunkTest, RaggedChunksMixWithSingleTokens) {
+  for (const Family& family : kFamilies) {
+    if (!RunsHere(family)) continue;
+    for (const bool even : {true, false}) {
+      const bool delta = family.update == StateUpdate::kDelta;
+      StateSequences all = Sequences(family, 48, 80, 330, 3,
+                                     {.heads = 3, .piece_bytes = 9984, .even = even, .conv_width = 4,
+                                      .normalise = delta, .rate = true, .skip = true});
+      all.Run(*this, {{0, 63}, {2, 17}}, InChunks());
+      all.Run(*this, {{0, 2}, {1, 129}, {2, 4}}, InChunks());
+      all.Run(*this, {{0, 1}, {1, 1}, {2, 1}}, AppendStates);
+      all.Run(*this, {{0, 200}, {2, 44}}, InChunks(2));
+      all.Run(*this, {{2, 3}}, AppendStates);
+      all.Run(*this, {{0, 64}, {1, 200}, {2, 261}}, InChunks(1));
+      EXPECT_LE(all.WorstError(), kChunkBudget) << family.name << (even ? "" : " apart");
+    }
+  }
+}
+
+TEST_F(CudaStateChunkTest, StrongDecaysLeaveNothingBehind) {
+  const Family family{"resets", DecayForm::kVector, StateUpdate::kDelta, 1e-3f, 120.0f, true, 0};
+  StateSequences all = Sequences(family, 128, 64, 200, 1);
+  all.Run(*this, {{0, 200}}, InChunks());
+  EXPECT_LE(all.WorstError(), kChunkBudget);
+}
+
+TEST_F(CudaStateChunkTest, TooLittleWorkspaceIsSaid) {
+  StateSequences all = Sequences(kFamilies[0], 32, 32, 64, 1);
+  all.Run(*this, {{0, 20}}, InChunks());
+  EXPECT_TRUE(absl::IsResourceExhausted(AppendStatesInChunks(stream(), all.launch(), {})));
 }
 
 TEST_F(CudaStateTest, AStateInBf16LosesWhatItsRoundingLoses) {
@@ -132,7 +206,8 @@ TEST(StateLayout, ABlockGoesToTheCpuFormAndBack) {
   for (const DecayForm decay : {DecayForm::kScalar, DecayForm::kVector}) {
     LinearStateShape shape{40, 24, decay, StateUpdate::kDelta, DType::kF32, 10, DType::kBF16};
     const size_t piece_bytes = 1024;
-    const int cpu_pieces = LinearStateLayout(shape).pieces(piece_bytes), pieces = LayOutState(shape, piece_bytes).pieces;
+    const int cpu_pieces = LinearStateLayout(shape).pieces(piece_bytes);
+    const int pieces = LayOutState(shape, piece_bytes).pieces;
     std::vector<std::byte> memory(pieces * piece_bytes), there(cpu_pieces * piece_bytes), back(memory.size());
     const auto point = [&](std::vector<std::byte>& bytes) {
       std::vector<std::byte*> out;

@@ -1,5 +1,6 @@
 #pragma once
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -64,9 +65,9 @@ class StateSequences {
   struct Part {
     int sequence = 0, rows = 0;
   };
-  using Op = absl::Status (*)(CudaStream&, const StateLaunch&);
+  using Op = std::function<absl::Status(CudaStream&, const StateLaunch&)>;
   // Appends the next rows of each part's sequence. `repeat`: as a step that is repeated.
-  void Run(StateTest& test, const std::vector<Part>& parts, Op op, bool repeat = false) {
+  void Run(StateTest& test, const std::vector<Part>& parts, const Op& op, bool repeat = false) {
     Payload payload;
     for (const Part& part : parts) AddItem(payload, part);
     Upload(test, payload);
@@ -232,6 +233,11 @@ class StateSequences {
     launch_.query = query_->data();
     launch_.key_value = key_value_->data();
     launch_.out = out_->data();
+    launch_.chunk_end = 0;
+    for (const StateItem& item : payload.items) {
+      const int64_t last = (item.first_position + item.rows - 1) / kStateTokens;
+      launch_.chunk_end = std::max<int32_t>(launch_.chunk_end, last - item.first_position / kStateTokens + 1);
+    }
   }
 
   // What comes out of the convolution, the norms and the rate, and then of the recurrence.

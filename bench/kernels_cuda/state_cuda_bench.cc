@@ -1,0 +1,224 @@
+// Linear states on a GPU: 32 heads of 128 x 128 in f32, bf16 inputs. Decode: one token for each of a batch of sequences
+// in one CUDA graph, at several places of the block of 64 and where it ends; prefill: whole prompts in one call. Prints
+// medians of microseconds.
+//   state_cuda_bench [DEVICE]
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/cuda_state.h"
+
+namespace {
+
+using namespace dovetail;
+using namespace dovetail::kernels;
+using namespace dovetail::kernels::cuda;
+
+constexpr int kHeads = 32, kDim = 128, kWarmUps = 4, kRuns = 21;
+
+#define MUST(expression)                                                             \
+  do {                                                                               \
+    if (const absl::Status status = (expression); !status.ok()) {                    \
+      std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());           \
+      std::exit(1);                                                                  \
+    }                                                                                \
+  } while (false)
+
+template <typename T>
+T Value(absl::StatusOr<T> value) {
+  MUST(value.status());
+  return *std::move(value);
+}
+
+struct Family {
+  const char* name;
+  DecayForm decay;
+  StateUpdate update;
+  bool token_decay;
+};
+constexpr Family kFamilies[] = {
+    {"lightning", DecayForm::kScalar, StateUpdate::kAdd, false},
+    {"gdn", DecayForm::kScalar, StateUpdate::kDelta, true},
+    {"kda", DecayForm::kVector, StateUpdate::kDelta, true},
+};
+
+class Bench {
+ public:
+  explicit Bench(CudaDevice& device) : device_(device), stream_(Value(device.CreateCudaStream())) {}
+
+  void Copy() {
+    const size_t bytes = size_t{1} << 30;
+    const auto a = Value(device_.Allocate(bytes)), b = Value(device_.Allocate(bytes));
+    const double us = Median([&] { MUST(stream_->Copy(b->data(), a->data(), bytes)); });
+    copy_ = 2 * static_cast<double>(bytes) / us * 1e-6;
+    std::printf("copy limit %.2f TB/s\n", copy_);
+  }
+
+  // One token each, at place t of the block.
+  double Decode(const Family& family, int batch, int t) {
+    Prepare(family, batch, 1, 64 * 4 + t, /*all_kept=*/true);
+    return Graphed([&] { MUST(AppendStates(*stream_, launch_)); });
+  }
+  double Prefill(const Family& family, int batch, int tokens) {
+    Prepare(family, batch, tokens, 0, /*all_kept=*/false);
+    StateLaunch launch = launch_;
+    const size_t bytes = StateWorkspaceBytes(launch, size_t{512} << 20);
+    if (workspace_ == nullptr || workspace_->size_bytes() < bytes) workspace_ = Value(device_.Allocate(bytes));
+    return Graphed([&] { MUST(AppendStatesInChunks(*stream_, launch, {workspace_->data(), bytes})); });
+  }
+  double copy() const { return copy_; }
+
+ private:
+  template <typename Work>
+  double Median(Work&& work) {
+    auto begin = Value(device_.CreateEvent(true)), end = Value(device_.CreateEvent(true));
+    std::vector<double> times;
+    for (int i = 0; i < kWarmUps + kRuns; ++i) {
+      MUST(stream_->Record(begin));
+      work();
+      MUST(stream_->Record(end));
+      MUST(end.Synchronize());
+      if (i >= kWarmUps) times.push_back(1e3 * Value(end.MillisecondsSince(begin)));
+    }
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+  }
+  template <typename Work>
+  double Graphed(Work&& work) {
+    work();
+    MUST(stream_->SynchronizeStatus());
+    MUST(stream_->BeginCapture());
+    work();
+    const CudaGraph graph = Value(stream_->EndCapture());
+    return Median([&] { MUST(stream_->Launch(graph)); });
+  }
+
+  template <typename T>
+  std::unique_ptr<Buffer> Upload(const std::vector<T>& values) {
+    auto buffer = Value(device_.Allocate(values.size() * sizeof(T)));
+    MUST(stream_->Copy(buffer->data(), values.data(), values.size() * sizeof(T)));
+    MUST(stream_->SynchronizeStatus());
+    return buffer;
+  }
+  std::unique_ptr<Buffer> Random(WireType type, int64_t count, float range) {
+    auto buffer = Value(device_.Allocate(count * (type == WireType::kF32 ? 4 : 2)));
+    MUST(FillRandom(*stream_, {.out = buffer->data(), .type = type, .range = range, .seed = 5, .count = count}));
+    return buffer;
+  }
+
+  // Sequences that stand at `first` and get `tokens` more. Of prompts only the last block is kept.
+  void Prepare(const Family& family, int batch, int tokens, int64_t first, bool all_kept) {
+    const LinearStateShape shape{kDim, kDim, family.decay, family.update, DType::kF32};
+    const size_t block_bytes = LinearStateLayout(shape).bytes();
+    launch_ = Value(StateLaunchFor(shape, block_bytes, WireType::kBF16));
+    launch_.token_decay = family.token_decay;
+    launch_.token_rate = family.update == StateUpdate::kDelta;
+    launch_.gates = (family.token_decay ? (launch_.vector_decay ? kDim : 1) : 0) + launch_.token_rate;
+    launch_.heads = launch_.model_heads = kHeads;
+    launch_.unit_count = batch * kHeads;
+    launch_.even = 1;
+    launch_.step = static_cast<int64_t>(block_bytes);
+    const int64_t before = std::max<int64_t>(0, first / 64 - 1), last = (first + tokens - 1) / 64;
+    const int64_t held = all_kept ? last - before + 1 : 1;
+    arena_.reset();
+    arena_ = Random(WireType::kBF16, batch * held * kHeads * block_bytes / 2, 0.01f);
+    const int64_t rows = int64_t{batch} * tokens * kHeads;
+    query_ = Random(WireType::kBF16, rows * kDim, 0.15f);
+    const int64_t vectors = rows * kDim * 2 * 2;
+    key_value_ = Random(WireType::kBF16, (vectors + rows * launch_.gates * 4) / 2, 0.15f);
+    const int64_t own = std::max(1, launch_.gates);
+    std::vector<float> gates(std::min<int64_t>(rows * launch_.gates, (1 << 22) / own * own));
+    for (size_t i = 0; i < gates.size(); ++i) {  // logarithms of decays, and a positive rate behind them
+      const bool rate = launch_.token_rate != 0 && static_cast<int64_t>(i) % own == own - 1;
+      gates[i] = static_cast<float>(i * 2654435761u % 1000) * (rate ? 1e-3f : -1e-3f);
+    }
+    for (int64_t at = 0; at < rows * launch_.gates; at += static_cast<int64_t>(gates.size()))
+      MUST(stream_->Copy(key_value_->data() + vectors + at * 4, gates.data(),
+                         4 * std::min<int64_t>(gates.size(), rows * launch_.gates - at)));
+    out_ = Value(device_.Allocate(rows * kDim * 2));
+    log_decay_ = Upload(std::vector<float>(kHeads, -0.05f));
+    std::vector<StateItem> items(batch);
+    std::vector<const std::byte*> blocks;
+    for (int b = 0; b < batch; ++b) {
+      StateItem& item = items[b];
+      const int64_t row = int64_t{b} * tokens * kHeads;
+      item.query_offset = item.key_offset = item.out_offset = row * kDim * 2;
+      item.value_offset = (rows + row) * kDim * 2;
+      item.gate_offset = vectors + row * launch_.gates * 4;
+      item.rows = tokens;
+      item.heads = kHeads;
+      item.first_position = first;
+      item.first_block = before;
+      item.table = static_cast<int64_t>(blocks.size());
+      for (int64_t block = before; block <= last; ++block) {
+        const int64_t at = all_kept ? block - before : 0;
+        const bool kept = all_kept || block == last;
+        blocks.push_back(kept ? arena_->data() + (b * held + at) * kHeads * block_bytes : nullptr);
+      }
+    }
+    items_ = Upload(items);
+    table_ = Upload(blocks);
+    launch_.items = reinterpret_cast<const StateItem*>(items_->data());
+    launch_.blocks = reinterpret_cast<const std::byte* const*>(table_->data());
+    launch_.log_decay = reinterpret_cast<const float*>(log_decay_->data());
+    launch_.query = query_->data();
+    launch_.key_value = key_value_->data();
+    launch_.out = out_->data();
+    launch_.chunk_end = static_cast<int32_t>(last - first / 64 + 1);
+  }
+
+  CudaDevice& device_;
+  const std::unique_ptr<CudaStream> stream_;
+  double copy_ = 0;
+  StateLaunch launch_;
+  std::unique_ptr<Buffer> arena_, query_, key_value_, out_, log_decay_, items_, table_, workspace_;
+};
+
+void MeasureDecode(Bench& bench) {
+  std::printf("decode, us: mean over the block; at 0, 31 and 62 tokens; at its end\n");
+  for (const int batch : {1, 4, 16, 64, 256}) {
+    for (const Family& family : kFamilies) {
+      double sum = 0;
+      std::vector<double> at;
+      for (const int t : {0, 8, 16, 24, 31, 39, 47, 55, 62}) at.push_back(bench.Decode(family, batch, t));
+      sum = std::accumulate(at.begin(), at.end(), 0.0) / static_cast<double>(at.size());
+      const double end = bench.Decode(family, batch, 63), mean = (63 * sum + end) / 64;
+      // What reading and writing S once would move, as peers do it.
+      const double bytes = 2.0 * batch * kHeads * kDim * kDim * 4;
+      std::printf("decode  %-9s B%4d %8.1f us  (%.1f %.1f %.1f; %.1f)  %.3f of copy, had S been written\n", family.name,
+                  batch, mean, at[0], at[4], at[8], end, bytes / mean * 1e-6 / bench.copy());
+    }
+  }
+}
+
+void MeasurePrefill(Bench& bench) {
+  for (const auto& [batch, tokens] : {std::pair{1, 4096}, {1, 16384}, {1, 65536}, {8, 4096}}) {
+    for (const Family& family : kFamilies) {
+      const double us = bench.Prefill(family, batch, tokens);
+      const double rows = static_cast<double>(batch) * tokens * kHeads;
+      const double bytes = rows * kDim * (4 * 2 + (family.decay == DecayForm::kVector ? 4 : 0));
+      std::printf("prefill %-9s B%d T%6d %9.1f us  %.3f of copy\n", family.name, batch, tokens, us,
+                  bytes / us * 1e-6 / bench.copy());
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int index = argc > 1 ? std::atoi(argv[1]) : 0;
+  auto device = Value(CudaDevice::Create(Value(CudaLibrary::Open()), {.index = index}));
+  std::printf("%s\n", device->info().name);
+  Bench bench(*device);
+  bench.Copy();
+  MeasureDecode(bench);
+  StateLaunch wide;
+  wide.key_dim = kDim;
+  if (StatesRunInChunks(*device, wide)) MeasurePrefill(bench);
+}

@@ -1,0 +1,71 @@
+#pragma once
+#include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/state_rows.cuh"
+
+// What the two kernels of the chunked form share: the workspace of a chunk, tensor core operands. Device code only.
+
+namespace dovetail::kernels::cuda {
+
+template <int kKeys>
+struct ChunkSpace {
+  __nv_bfloat16 *query, *recall, *keys;   // [64][kKeys]: q and k from, k to the block's ends
+  __nv_bfloat16 *weights, *inverse;       // [64][64]
+  __nv_bfloat16* values;                  // [64][value width]
+  float *total, *rate;                    // [kKeys], [64]
+
+  __device__ ChunkSpace(const StateLaunch& p, int unit, int chunk) {
+    const int width = StateChunkValues(p.value_dim);
+    std::byte* const base =
+        p.workspace + (static_cast<int64_t>(unit) * (p.chunk_end - p.chunk_begin) + chunk - p.chunk_begin) *
+                          StateChunkBytes(p.key_dim, p.value_dim);
+    query = reinterpret_cast<__nv_bfloat16*>(base);
+    recall = query + kStateTokens * kKeys;
+    keys = recall + kStateTokens * kKeys;
+    weights = keys + kStateTokens * kKeys;
+    inverse = weights + kStateTokens * kStateTokens;
+    values = inverse + kStateTokens * kStateTokens;
+    total = reinterpret_cast<float*>(values + kStateTokens * width);
+    rate = total + kKeys;
+  }
+};
+
+__device__ __forceinline__ int ChunksOf(const StateItem& item) {
+  const int64_t last = item.first_position + item.rows - 1;
+  return static_cast<int>(last / kStateTokens - item.first_position / kStateTokens) + 1;
+}
+
+__device__ __forceinline__ void LoadMatrices(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void LoadMatricesTransposed(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+// Operand A, 16 x 16 from (row, column) of a row-major matrix in shared memory.
+__device__ __forceinline__ void LoadA(uint32_t (&a)[4], uint32_t base, int stride, int row, int column) {
+  const int lane = threadIdx.x % 32;
+  LoadMatrices(a, base + ((row + lane % 16) * stride + column + lane / 16 * 8) * 2);
+}
+// Operand A from a matrix that is stored [column of A][row of A].
+__device__ __forceinline__ void LoadATransposed(uint32_t (&a)[4], uint32_t base, int stride, int row, int column) {
+  const int lane = threadIdx.x % 32;
+  LoadMatricesTransposed(a, base + ((column + lane % 8 + lane / 16 * 8) * stride + row + lane / 8 % 2 * 8) * 2);
+}
+// Operands B of columns [n, n + 16), k from k on, stored [n][k]: b[0..1] and b[2..3] of 8 columns each.
+__device__ __forceinline__ void LoadB(uint32_t (&b)[4], uint32_t base, int stride, int n, int k) {
+  const int lane = threadIdx.x % 32;
+  LoadMatrices(b, base + ((n + lane / 16 * 8 + lane % 8) * stride + k + lane / 8 % 2 * 8) * 2);
+}
+// The same, stored [k][n].
+__device__ __forceinline__ void LoadBTransposed(uint32_t (&b)[4], uint32_t base, int stride, int n, int k) {
+  const int lane = threadIdx.x % 32;
+  LoadMatricesTransposed(b, base + ((k + lane % 16) * stride + n + lane / 16 * 8) * 2);
+}
+
+}  // namespace dovetail::kernels::cuda
