@@ -39,7 +39,6 @@ absl::StatusOr<std::unique_ptr<DenseBackend>> CudaDense::Create(const CudaModel&
                                                                 bool stay_on_device) {
   for (int g = 0; g < table.group_count(); ++g) {
     const LayerGroup group(static_cast<uint16_t>(g));
-    if (table.linear(group) != nullptr) return Unimplemented("linear-attention states run on the CPU so far");
     if (WireTypeOf(table.softmax(group).kv) != model.type()) {
       return InvalidArgument("K and V are ", std::string(Name(table.softmax(group).kv)),
                              ", but the weights on the GPU are not (--kv-cache-dtype)");
@@ -61,7 +60,11 @@ absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options) {
   for (size_t i = 0; i < model_.steps().size(); ++i) {
     const model::LayerStep& step = model_.model().steps[i];
     const CudaStep& weights = model_.steps()[i];
-    if (std::holds_alternative<model::QueryProjection>(step)) qkv = std::max(qkv, weights.first.weights.rows());
+    if (const auto* query = std::get_if<model::QueryProjection>(&step)) {
+      const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[query->op]);
+      qkv = std::max(qkv, int64_t{spec.query_heads} * spec.key_dim +
+                              int64_t{spec.kv_heads} * (spec.key_dim + spec.value_dim));
+    }
     if (std::holds_alternative<model::OutputProjection>(step))
       attended = std::max(attended, weights.first.weights.cols());
     if (std::holds_alternative<model::GatedMlp>(step)) mlp = std::max(mlp, weights.second.weights.cols());
@@ -74,6 +77,12 @@ absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options) {
   DT_ASSIGN_OR_RETURN(aside_, device.Allocate(rows * hidden() * sizeof(float)));
   micro_batches_.resize(options.micro_batches);
   for (MicroBatch& batch : micro_batches_) DT_RETURN_IF_ERROR(AllocateMicroBatch(batch, rows));
+  std::vector<const CudaHybridWeights*> hybrid;
+  for (const CudaStep& step : model_.steps()) hybrid.push_back(step.hybrid.get());
+  if (std::any_of(hybrid.begin(), hybrid.end(), [](const CudaHybridWeights* weights) { return weights != nullptr; })) {
+    DT_ASSIGN_OR_RETURN(hybrid_, CudaHybrid::Create(device, model_.model(), table_, std::move(hybrid), stream_, *gemm_,
+                                                    {rows, options.micro_batches, model_.type()}));
+  }
   FindRuns();
   return absl::OkStatus();
 }
@@ -93,11 +102,11 @@ absl::Status CudaDense::AllocateMicroBatch(MicroBatch& batch, int64_t rows) {
   size_t query = 0, key_value = 0;
   for (const proto::SoftmaxSpec& spec : table_.views) {
     query = std::max<size_t>(query, int64_t{spec.query_heads} * spec.key_dim);
-    key_value = std::max<size_t>(key_value, int64_t{spec.kv_heads} * (spec.key_dim + spec.value_dim));
+    key_value = std::max<size_t>(key_value, int64_t{spec.kv_heads} * (spec.key_dim + spec.value_dim + 2 * spec.gates));
   }
   DT_ASSIGN_OR_RETURN(batch.x, device.Allocate(rows * hidden() * sizeof(float)));
   DT_ASSIGN_OR_RETURN(batch.query, device.Allocate(rows * query * kElement));
-  DT_ASSIGN_OR_RETURN(batch.key_value, device.Allocate(rows * key_value * kElement));
+  DT_ASSIGN_OR_RETURN(batch.key_value, device.Allocate(rows * key_value * kElement + 4));
   for (const model::RopeSpec& spec : model_.model().config().ropes) {
     RopeAngles& angles = batch.angles.emplace_back();
     angles.pairs = spec.rotary_dims / 2;
@@ -279,6 +288,7 @@ absl::Status CudaDense::RunPiece(const ComputeWorkerCore& core, MicroBatchId id,
   if (const auto* output = std::get_if<model::OutputProjection>(&step))
     return RunOutput(*output, weights, batch, core.PartsOf(id));
   if (const auto* mlp = std::get_if<model::GatedMlp>(&step)) return RunStep(*mlp, weights, batch);
+  if (const auto* experts = std::get_if<model::ExpertMlp>(&step)) return RunStep(*experts, weights, batch);
   return Internal("step ", index, " of the model does not run on a GPU");
 }
 
@@ -325,7 +335,16 @@ absl::Status CudaDense::NormOrConvert(const std::optional<model::RmsNorm>& norm,
 }
 
 absl::Status CudaDense::RunStep(const model::InputNorm& step, const CudaStep& weights, MicroBatch& batch) {
-  return NormOrConvert(step.norm, step.restart, weights, batch);
+  DT_RETURN_IF_ERROR(NormOrConvert(step.norm, step.restart, weights, batch));
+  return hybrid_ != nullptr ? hybrid_->KeepInput(IndexOf(batch), h_->data(), batch.rows) : absl::OkStatus();
+}
+
+// q, k and v of softmax attention below each other in qkv_.
+absl::Status CudaDense::MultiplyHeads(size_t index, MicroBatch& batch) {
+  const CudaStep& weights = model_.steps()[index];
+  if (weights.hybrid != nullptr)
+    return hybrid_->LatentHeads(index, weights.first, h_->data(), batch.rows, qkv_->data());
+  return Multiply(weights.first, h_->data(), batch.rows, qkv_->data());
 }
 
 absl::Status CudaDense::Multiply(const CudaProjection& w, const void* in, int64_t rows, void* out) {
@@ -391,7 +410,12 @@ absl::Status CudaDense::RunStep(const model::QueryProjection& step, const CudaSt
       model_.model().steps[static_cast<size_t>(&weights - model_.steps().data()) + 1]);
   const int64_t q_width = int64_t{spec.query_heads} * spec.key_dim, k_width = int64_t{spec.kv_heads} * spec.key_dim;
   const int64_t v_width = int64_t{spec.kv_heads} * spec.value_dim, width = q_width + k_width + v_width;
-  DT_RETURN_IF_ERROR(Multiply(weights.first, h_->data(), batch.rows, qkv_->data()));
+  if (table_.linear(table_.op_group[step.op]) != nullptr) {
+    DT_RETURN_IF_ERROR(hybrid_->StateHeads(IndexOf(batch), IndexOf(weights), weights.first, batch.rows,
+                                           batch.query->data(), batch.key_value->data()));
+    return stay_on_device_ ? absl::OkStatus() : CopyToWire(step.op, batch);
+  }
+  DT_RETURN_IF_ERROR(MultiplyHeads(IndexOf(weights), batch));
   DT_RETURN_IF_ERROR(
       NormWhole(step.head_norm, weights.q_norm, qkv_->data(), q_width, spec.key_dim, width, batch.rows));
   DT_RETURN_IF_ERROR(NormWhole(next.head_norm, weights.k_norm, qkv_->data() + q_width * kElement, k_width,
@@ -435,6 +459,10 @@ absl::Status CudaDense::CopyToWire(int op, MicroBatch& batch) {
   DT_RETURN_IF_ERROR(stream_.Copy(batch.wire->query(), batch.query->data(), query));
   DT_RETURN_IF_ERROR(stream_.Copy(batch.wire->key(op), batch.key_value->data(), key));
   DT_RETURN_IF_ERROR(stream_.Copy(batch.wire->value(op), batch.key_value->data() + key, value));
+  if (spec.gates > 0)
+    DT_RETURN_IF_ERROR(stream_.Copy(batch.wire->gates(op),
+                                    batch.key_value->data() + CudaHybrid::GatesAt(spec, batch.rows),
+                                    CudaHybrid::GateBytes(spec, batch.rows)));
   batch.copied = false;
   return absl::OkStatus();
 }
@@ -484,6 +512,9 @@ absl::Status CudaDense::RunOutput(const model::OutputProjection& step, const Cud
     DT_RETURN_IF_ERROR(stream_.Copy(attended_->data(), joined, bytes));
     attended = attended_->data();
   }
+  if (step.gate.has_value()) {
+    DT_ASSIGN_OR_RETURN(attended, hybrid_->Gated(IndexOf(batch), IndexOf(weights), attended, batch.rows));
+  }
   return AddProjection(weights.first, weights.post_norm, step.post_norm ? step.post_norm->eps : 0, step.scale,
                        attended, batch);
 }
@@ -492,6 +523,15 @@ absl::Status CudaDense::RunStep(const model::GatedMlp& step, const CudaStep& wei
   DT_RETURN_IF_ERROR(NormOrConvert(step.norm, step.restart, weights, batch));
   DT_RETURN_IF_ERROR(Multiply(weights.first, h_->data(), batch.rows, gate_up_->data()));
   const int64_t width = weights.second.weights.cols();
+  const auto down = [&] {
+    return AddProjection(weights.second, weights.post_norm, step.post_norm ? step.post_norm->eps : 0, step.scale,
+                         act_->data(), batch);
+  };
+  if (weights.hybrid != nullptr) {
+    DT_RETURN_IF_ERROR(
+        hybrid_->Activate(step.activation, gate_up_->data(), act_->data(), batch.rows, width));
+    return down();
+  }
   kernels::cuda::ActivationLaunch activation;
   activation.gate = gate_up_->data();
   activation.up = gate_up_->data() + width * kElement;
@@ -503,8 +543,14 @@ absl::Status CudaDense::RunStep(const model::GatedMlp& step, const CudaStep& wei
   activation.rows = static_cast<int32_t>(batch.rows);
   activation.size = static_cast<int32_t>(width);
   DT_RETURN_IF_ERROR(kernels::cuda::GatedActivation(stream_, activation));
-  return AddProjection(weights.second, weights.post_norm, step.post_norm ? step.post_norm->eps : 0, step.scale,
-                       act_->data(), batch);
+  return down();
+}
+
+absl::Status CudaDense::RunStep(const model::ExpertMlp& step, const CudaStep& weights, MicroBatch& batch) {
+  // The router reads x before it may begin anew, and unrounded: experts that are close would change places.
+  DT_RETURN_IF_ERROR(hybrid_->Route(IndexOf(weights), Floats(batch.x), Floats(weights.norm), batch.rows));
+  DT_RETURN_IF_ERROR(NormOrConvert(step.norm, step.restart, weights, batch));
+  return hybrid_->RunExperts(IndexOf(weights), h_->data(), Floats(batch.x), batch.rows);
 }
 
 absl::Status CudaDense::Sample(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result) {

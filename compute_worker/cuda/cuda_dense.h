@@ -3,6 +3,7 @@
 #include <memory>
 #include <vector>
 
+#include "compute_worker/cuda/cuda_hybrid.h"
 #include "compute_worker/cuda/cuda_model.h"
 #include "compute_worker/cuda/cuda_token_sampler.h"
 #include "compute_worker/step_wire.h"
@@ -11,8 +12,9 @@
 
 namespace dovetail::compute {
 
-// The dense pieces of a dense model on a GPU. The residual stream is kept in f32, other activations in the wire type;
-// products sum in f32. All work goes into the device's worker stream, so pieces return when they are enqueued.
+// The dense pieces of a model on a GPU; what only hybrids and experts have is CudaHybrid's. The residual stream is kept
+// in f32, other activations in the wire type; products sum in f32. All work goes into the device's worker stream, so
+// pieces return when they are enqueued.
 //
 // Two ways across the seam. If payloads stay on the device, one attention worker there holds every sequence whole: q,
 // k, v and what it answers are tensors in device memory, and nobody waits before tokens are drawn. Otherwise q, k and v
@@ -95,6 +97,10 @@ class CudaDense final : public DenseBackend {
   absl::Status RunOutput(const model::OutputProjection& step, const CudaStep& weights, MicroBatch& batch,
                          const std::vector<WorkerPart>& parts);
   absl::Status RunStep(const model::GatedMlp& step, const CudaStep& weights, MicroBatch& batch);
+  absl::Status RunStep(const model::ExpertMlp& step, const CudaStep& weights, MicroBatch& batch);
+  absl::Status MultiplyHeads(size_t index, MicroBatch& batch);
+  int IndexOf(const MicroBatch& batch) const { return static_cast<int>(&batch - micro_batches_.data()); }
+  size_t IndexOf(const CudaStep& step) const { return static_cast<size_t>(&step - model_.steps().data()); }
 
   absl::Status Norm(const BufferPtr& weight, float eps, const float* x, void* out, kernels::cuda::WireType out_type,
                     int64_t rows);
@@ -121,6 +127,7 @@ class CudaDense final : public DenseBackend {
   kernels::cuda::PinnedHost pinned_;
   std::unique_ptr<kernels::cuda::CudaGemm> gemm_;
   std::unique_ptr<CudaTokenSampler> sampler_;
+  std::unique_ptr<CudaHybrid> hybrid_;  // null for a dense model
   int64_t most_rows_ = 0;
   std::vector<MicroBatch> micro_batches_;
   std::list<CachedRope> rope_cache_;  // front: used last

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <random>
 #include <utility>
 #include <variant>
 
@@ -20,11 +21,8 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr int64_t kMostHeadDim = 256;
 
 uint64_t Elements(const model::ModelConfig& config) {
-  const uint64_t h = config.hidden_size;
-  const uint64_t q = config.heads * config.key_dim, k = config.kv_heads * config.key_dim;
-  const uint64_t v = config.kv_heads * config.value_dim, o = config.heads * config.value_dim;
-  const uint64_t layer = h * (q + k + v) + h * o + 3 * h * config.intermediate_size;
-  return layer * config.layers.size() + h * config.vocab_size * (config.tie_embeddings ? 1 : 2);
+  const uint64_t embedding = config.hidden_size * config.vocab_size;
+  return LayerElements(config) + embedding * (config.tie_embeddings ? 1 : 2);
 }
 
 absl::Status CheckHeadDim(const char* what, int64_t dim) {
@@ -38,16 +36,16 @@ absl::Status CheckHeadDim(const char* what, int64_t dim) {
 absl::Status CudaModel::Supports(const model::ModelConfig& config, DType type) {
   if (type == DType::kF32)
     return Unimplemented("float32: GPUs compute in bfloat16 or float16 (--kv-cache-dtype); use --device cpu");
-  if (config.state.has_value()) return Unimplemented("linear-attention states run on the CPU so far");
-  if (config.experts.has_value()) return Unimplemented("experts run on the CPU so far");
-  if (config.latent.has_value()) return Unimplemented("latent keys and values run on the CPU so far");
-  if (config.sinks) return Unimplemented("attention sinks run on the CPU so far");
-  if (config.gated_attention) return Unimplemented("gated attention runs on the CPU so far");
-  if (config.activation != model::Activation::kSilu && config.activation != model::Activation::kGeluTanh)
-    return Unimplemented("this model's activation runs on the CPU so far");
-  DT_RETURN_IF_ERROR(CheckHeadDim("key", config.key_dim));
-  DT_RETURN_IF_ERROR(CheckHeadDim("value", config.value_dim));
-  if (config.hidden_size % 8 != 0 || config.intermediate_size % 2 != 0) {
+  DT_RETURN_IF_ERROR(SupportsHybrid(config));
+  if (std::any_of(config.layers.begin(), config.layers.end(),
+                  [](const model::LayerConfig& layer) { return model::HasAttention(layer.kind); })) {
+    DT_RETURN_IF_ERROR(CheckHeadDim("key", config.key_dim));
+    DT_RETURN_IF_ERROR(CheckHeadDim("value", config.value_dim));
+  }
+  const bool dense = std::any_of(config.layers.begin(), config.layers.end(), [](const model::LayerConfig& layer) {
+    return layer.mlp == model::MlpKind::kDense;
+  });
+  if (config.hidden_size % 8 != 0 || (dense && config.intermediate_size % 2 != 0)) {
     return Unimplemented("a hidden size of ", config.hidden_size, " and an intermediate size of ",
                          config.intermediate_size, ": multiples of 8 and of 2 run on a GPU");
   }
@@ -57,7 +55,7 @@ absl::Status CudaModel::Supports(const model::ModelConfig& config, DType type) {
 uint64_t CudaModel::WeightBytes(const model::ModelConfig& config) { return 2 * Elements(config); }
 
 // Takes a model's tensors to the GPU.
-class CudaModel::Reader {
+class CudaModel::Reader final : public CudaWeightReader {
  public:
   Reader(CudaModel& out, bool random, const model::LoadProgress& progress)
       : out_(out), random_(random), progress_(progress), total_(WeightBytes(out.model_.config())) {}
@@ -68,8 +66,7 @@ class CudaModel::Reader {
     return absl::OkStatus();
   }
 
-  // Several projections of one input below each other.
-  absl::StatusOr<CudaProjection> Stack(const std::vector<const model::Projection*>& parts) {
+  absl::StatusOr<CudaProjection> Stack(const std::vector<const model::Projection*>& parts, bool f32_bias) override {
     int64_t rows = 0;
     bool biased = false;
     for (const model::Projection* part : parts) {
@@ -82,12 +79,17 @@ class CudaModel::Reader {
     int64_t first = 0;
     std::vector<float> bias(biased ? rows : 0, 0.0f);
     for (const model::Projection* part : parts) {
+      if (part->name.empty()) {  // zeros
+        DT_RETURN_IF_ERROR(Zero(stacked.weights, first, part->weights.rows()));
+        first += part->weights.rows();
+        continue;
+      }
       DT_RETURN_IF_ERROR(Fill(stacked.weights, first, part->name + ".weight"));
       std::copy(part->bias.begin(), part->bias.end(), bias.begin() + (biased ? first : 0));
       first += part->weights.rows();
     }
     if (biased) {
-      DT_ASSIGN_OR_RETURN(stacked.bias, Bias(bias));
+      DT_ASSIGN_OR_RETURN(stacked.bias, Bias(bias, f32_bias));
     }
     return stacked;
   }
@@ -99,8 +101,8 @@ class CudaModel::Reader {
     return weights;
   }
 
-  absl::StatusOr<std::unique_ptr<kernels::Buffer>> Norm(const model::RmsNorm& norm) {
-    return Floats(random_ ? std::vector<float>(norm.weight.size(), 1.0f) : norm.weight);
+  absl::StatusOr<std::unique_ptr<kernels::Buffer>> Norm(const model::RmsNorm& norm) override {
+    return Upload(random_ ? std::vector<float>(norm.weight.size(), 1.0f) : norm.weight);
   }
   absl::Status NormIf(const std::optional<model::RmsNorm>& norm, std::unique_ptr<kernels::Buffer>& out) {
     if (!norm.has_value()) return absl::OkStatus();
@@ -108,25 +110,41 @@ class CudaModel::Reader {
     return absl::OkStatus();
   }
 
-  // What is added in f32 where the products of the residual stream end; else in the weights' type.
-  bool f32_bias = false;
+  absl::StatusOr<std::unique_ptr<kernels::Buffer>> Upload(const std::vector<float>& values) override {
+    return Upload(values.data(), values.size() * sizeof(float));
+  }
+  absl::StatusOr<std::unique_ptr<kernels::Buffer>> FloatMatrix(const model::Projection& projection) override {
+    DT_ASSIGN_OR_RETURN(const model::TensorSource source,
+                        out_.model_.checkpoint->Find(projection.name + ".weight"));
+    out_.weight_bytes_ += sizeof(float) * source.rows * source.cols;
+    if (!random_) return Upload(source.ReadAll());
+    std::vector<float> values(source.rows * source.cols);
+    std::mt19937 random(static_cast<uint32_t>(++seed_));
+    const float range = std::sqrt(3.0f / static_cast<float>(source.cols));
+    for (float& value : values) value = std::uniform_real_distribution<float>(-range, range)(random);
+    return Upload(values);
+  }
 
  private:
-  absl::StatusOr<std::unique_ptr<kernels::Buffer>> Bias(const std::vector<float>& bias) {
-    if (f32_bias) return Floats(bias);
+  absl::StatusOr<std::unique_ptr<kernels::Buffer>> Bias(const std::vector<float>& bias, bool f32_bias) {
+    if (f32_bias) return Upload(bias);
     std::vector<uint16_t> bits;
     for (const float b : bias) bits.push_back(out_.type_ == WireType::kBF16 ? ToBF16(b).bits : ToF16(b).bits);
     return Upload(bits.data(), bits.size() * sizeof(uint16_t));
   }
 
-  absl::StatusOr<std::unique_ptr<kernels::Buffer>> Floats(const std::vector<float>& values) {
-    return Upload(values.data(), values.size() * sizeof(float));
-  }
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> Upload(const void* data, size_t bytes) {
     DT_ASSIGN_OR_RETURN(std::unique_ptr<kernels::Buffer> buffer, out_.device_.Allocate(bytes));
     DT_RETURN_IF_ERROR(stream_->Copy(buffer->data(), data, bytes));
     DT_RETURN_IF_ERROR(stream_->SynchronizeStatus());
     return buffer;
+  }
+
+  absl::Status Zero(CudaWeights& weights, int64_t first, int64_t count) {
+    const size_t row_bytes = static_cast<size_t>(weights.cols()) * 2;
+    auto* const at = static_cast<std::byte*>(weights.mutable_data()) + first * row_bytes;
+    DT_RETURN_IF_ERROR(stream_->Fill(at, 0, count * row_bytes));
+    return stream_->SynchronizeStatus();
   }
 
   absl::Status Fill(CudaWeights& weights, int64_t first, const std::string& name) {
@@ -192,27 +210,29 @@ absl::StatusOr<std::unique_ptr<CudaModel>> CudaModel::Load(CudaDevice& device, c
     } else if (const auto* query = std::get_if<model::QueryProjection>(&model.steps[i])) {
       const auto* key_value =
           i + 1 < model.steps.size() ? std::get_if<model::KeyValueProjection>(&model.steps[i + 1]) : nullptr;
-      if (key_value == nullptr || query->silu || key_value->silu || key_value->gates || key_value->latent ||
-          key_value->v_factor)
-        return Unimplemented("the attention of layer op ", query->op, " runs on the CPU so far");
-      reader.f32_bias = false;
-      DT_ASSIGN_OR_RETURN(step.first, reader.Stack({&query->q, &key_value->k, &key_value->v}));
+      if (key_value == nullptr) return Internal("the queries of attention op ", query->op, " have no keys behind them");
+      std::vector<const model::Projection*> heads = {&query->q};
+      if (!key_value->latent) heads.insert(heads.end(), {&key_value->k, &key_value->v});
+      DT_ASSIGN_OR_RETURN(step.first, reader.Stack(heads, /*f32_bias=*/false));
       DT_RETURN_IF_ERROR(reader.NormIf(query->head_norm, step.q_norm));
       DT_RETURN_IF_ERROR(reader.NormIf(key_value->head_norm, step.k_norm));
     } else if (const auto* output = std::get_if<model::OutputProjection>(&model.steps[i])) {
-      if (output->gate) return Unimplemented("gated attention runs on the CPU so far");
-      reader.f32_bias = true;
-      DT_ASSIGN_OR_RETURN(step.first, reader.Stack({&output->o}));
+      DT_ASSIGN_OR_RETURN(step.first, reader.Stack({&output->o}, /*f32_bias=*/true));
       DT_RETURN_IF_ERROR(reader.NormIf(output->post_norm, step.post_norm));
     } else if (const auto* mlp = std::get_if<model::GatedMlp>(&model.steps[i])) {
       DT_RETURN_IF_ERROR(reader.NormIf(mlp->norm, step.norm));
-      reader.f32_bias = false;
-      DT_ASSIGN_OR_RETURN(step.first, reader.Stack({&mlp->gate, &mlp->up}));
-      reader.f32_bias = true;
-      DT_ASSIGN_OR_RETURN(step.second, reader.Stack({&mlp->down}));
+      std::vector<const model::Projection*> inner = {&mlp->up};
+      if (mlp->activation != model::Activation::kRelu2) inner.insert(inner.begin(), &mlp->gate);
+      DT_ASSIGN_OR_RETURN(step.first, reader.Stack(inner, /*f32_bias=*/false));
+      DT_ASSIGN_OR_RETURN(step.second, reader.Stack({&mlp->down}, /*f32_bias=*/true));
       DT_RETURN_IF_ERROR(reader.NormIf(mlp->post_norm, step.post_norm));
-    } else if (std::holds_alternative<model::ExpertMlp>(model.steps[i])) {
-      return Unimplemented("experts run on the CPU so far");
+    } else if (const auto* experts = std::get_if<model::ExpertMlp>(&model.steps[i])) {
+      DT_RETURN_IF_ERROR(reader.NormIf(experts->norm, step.norm));
+    }
+    const bool queries = std::holds_alternative<model::QueryProjection>(model.steps[i]);
+    if (IsHybridStep(model.steps[queries ? i + 1 : i]) &&
+        !std::holds_alternative<model::KeyValueProjection>(model.steps[i])) {
+      DT_ASSIGN_OR_RETURN(step.hybrid, LoadHybridStep(model, i, reader));
     }
   }
   DT_ASSIGN_OR_RETURN(out->embedding_, reader.Matrix("embed.weight"));

@@ -6,6 +6,7 @@
 
 #include "base/dtype.h"
 #include "base/status.h"
+#include "compute_worker/cuda/cuda_hybrid_model.h"
 #include "compute_worker/dense_backend.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_weights.h"
@@ -13,20 +14,15 @@
 
 namespace dovetail::compute {
 
-// y = x W^T + bias on a GPU. Device pointers.
-struct CudaProjection {
-  kernels::cuda::CudaWeights weights;       // [out][in]
-  std::unique_ptr<kernels::Buffer> bias;    // [out] in the type of the product's result, or null
-};
-
 // What a step of the model's list needs there; empty where the step has none. By the step's index.
 struct CudaStep {
   CudaProjection first;   // QueryProjection: q, k and v below each other; OutputProjection: o; GatedMlp: gate, then up
   CudaProjection second;  // GatedMlp: down
   std::unique_ptr<kernels::Buffer> norm, post_norm, q_norm, k_norm;  // f32; k_norm at QueryProjection
+  std::unique_ptr<CudaHybridWeights> hybrid;  // null in a dense model's steps
 };
 
-// A dense model's weights on a GPU, in one 16-bit type, and the layers over them. Quantised weights are dequantised
+// A model's weights on a GPU, in one 16-bit type, and the layers over them. Quantised weights are dequantised
 // once. Immutable; `model`, read with WeightFormat::kElsewhere, and `device` outlive it.
 class CudaModel final : public DenseBackendFactory {
  public:

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <string>
 
 #include "compute_worker/cuda/cuda_model.h"
 #include "model/checkpoint.h"
@@ -12,8 +14,8 @@
 #include "tests/golden/smollm2.h"
 #include "tests/support/test_data.h"
 
-// Dense models on a GPU: dense layers, attention and sampling there, in bf16, against float32 passes of transformers
-// and against the CPU. Skipped by name where there is no GPU; ./check counts those skips.
+// Models on a GPU: dense layers, experts, attention, linear states and sampling there, in bf16, against float32 passes
+// of transformers and against the CPU. Skipped by name where there is no GPU; ./check counts those skips.
 
 namespace dovetail::test {
 namespace {
@@ -95,12 +97,19 @@ struct Golden {
 class CudaGolden : public ::testing::TestWithParam<std::tuple<CudaBudget, Seam>> {
  protected:
   static void SetUpTestSuite() {
-    if (const auto archive = TestData("goldens/goldens_dense.tar.gz")) unpacked = Unpack(*archive) / "dense";
+    for (const char* group : {"dense", "hybrid", "moe"})
+      if (const auto archive = TestData(absl::StrCat("goldens/goldens_", group, ".tar.gz")))
+        unpacked[group] = Unpack(*archive) / group;
   }
   void SetUp() override {
     SKIP_WITHOUT_GPU();
-    DOVETAIL_DATA_OR_SKIP([[maybe_unused]] const auto archive, "goldens/goldens_dense.tar.gz");
-    golden_.folder = unpacked / budget_.model;
+    if (budget_.group == kOurs) {
+      golden_.folder = ProjectData(absl::StrCat("goldens/", budget_.model));
+    } else {
+      const std::string group(budget_.group);
+      DOVETAIL_DATA_OR_SKIP([[maybe_unused]] const auto archive, absl::StrCat("goldens/goldens_", group, ".tar.gz"));
+      golden_.folder = unpacked[group] / budget_.model;
+    }
     const auto json = nlohmann::json::parse(ReadFile(golden_.folder / "golden.json"));
     golden_.prompt = json["prompt_ids"].get<std::vector<TokenId>>();
     golden_.greedy = json["greedy_ids"].get<std::vector<TokenId>>();
@@ -108,7 +117,7 @@ class CudaGolden : public ::testing::TestWithParam<std::tuple<CudaBudget, Seam>>
     auto tensors = ReadSafetensors(golden_.folder / "golden.safetensors");
     ASSERT_TRUE(tensors.ok()) << tensors.status();
     golden_.tensors = *std::move(tensors);
-    auto run = Serve(golden_.folder, std::get<1>(GetParam()));
+    auto run = Serve(golden_.folder, std::get<1>(GetParam()), budget_.type);
     ASSERT_TRUE(run.ok()) << run.status();
     run_ = *std::move(run);
   }
@@ -122,7 +131,7 @@ class CudaGolden : public ::testing::TestWithParam<std::tuple<CudaBudget, Seam>>
     std::printf("measured %s %s %.3g\n", budget_.model, what, error);
   }
 
-  static inline fs::path unpacked;
+  static inline std::map<std::string, fs::path> unpacked;
   const CudaBudget budget_ = std::get<0>(GetParam());
   Golden golden_;
   OnGpu run_;
@@ -174,6 +183,14 @@ TEST_P(CudaGolden, GreedyDecodingGivesTheReferencesTokensUpToTheFirstUncertainOn
 
 INSTANTIATE_TEST_SUITE_P(All, CudaGolden,
                          ::testing::Combine(::testing::ValuesIn(kCudaBudgets),
+                                            ::testing::Values(Seam::kDevice, Seam::kHost)),
+                         [](const auto& info) {
+                           return absl::StrCat(std::get<0>(info.param).model,
+                                               std::get<1>(info.param) == Seam::kDevice ? "_device" : "_host");
+                         });
+
+INSTANTIATE_TEST_SUITE_P(Hybrids, CudaGolden,
+                         ::testing::Combine(::testing::ValuesIn(kCudaHybridBudgets),
                                             ::testing::Values(Seam::kDevice, Seam::kHost)),
                          [](const auto& info) {
                            return absl::StrCat(std::get<0>(info.param).model,
