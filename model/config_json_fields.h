@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "model/json_file.h"
 
-// Reading of fields that hybrids share. Errors name file and field.
+// Reading of fields that hybrids share. Errors name file and field. Pure: any thread.
 
 namespace dovetail::model {
 

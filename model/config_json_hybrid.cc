@@ -15,6 +15,17 @@ absl::Status ReadExperts(const JsonFields& fields, ExpertConfig& experts, const 
   return absl::OkStatus();
 }
 
+absl::Status ReadSigmoidExperts(const JsonFields& fields, ExpertConfig& experts, const SigmoidExpertNames& names) {
+  DT_RETURN_IF_ERROR(ReadExperts(fields, experts, names.count, "moe_intermediate_size"));
+  DT_ASSIGN_OR_RETURN(const int64_t groups, Size(fields, names.groups, 1));
+  if (groups != 1) return Unimplemented(fields.file(), ": ", names.groups, " ", groups, " is not served");
+  experts.score = ExpertConfig::Score::kSigmoid;
+  experts.selection_bias = true;
+  DT_ASSIGN_OR_RETURN(experts.renormalise, Flag(fields, names.renormalise, true));
+  DT_ASSIGN_OR_RETURN(experts.scale, Scale(fields, "routed_scaling_factor", 1));
+  return absl::OkStatus();
+}
+
 void AllSparse(ModelConfig& config) {
   for (LayerConfig& layer : config.layers) layer.mlp = MlpKind::kExperts;
 }
@@ -161,13 +172,8 @@ absl::Status ReadKimiAttention(const JsonFields& fields, ModelConfig& config) {
 
 absl::Status ReadKimiExperts(const JsonFields& fields, ModelConfig& config) {
   ExpertConfig experts;
-  DT_RETURN_IF_ERROR(ReadExperts(fields, experts, "num_experts", "moe_intermediate_size"));
-  DT_ASSIGN_OR_RETURN(const int64_t groups, Size(fields, "num_expert_group", 1));
-  if (groups != 1) return Unimplemented(fields.file(), ": num_expert_group ", groups, " is not served");
-  experts.score = ExpertConfig::Score::kSigmoid;
-  experts.selection_bias = true;
-  DT_ASSIGN_OR_RETURN(experts.renormalise, Flag(fields, "moe_renormalize", true));
-  DT_ASSIGN_OR_RETURN(experts.scale, Scale(fields, "routed_scaling_factor", 1));
+  DT_RETURN_IF_ERROR(
+      ReadSigmoidExperts(fields, experts, {"num_experts", "num_expert_group", "moe_renormalize"}));
   DT_ASSIGN_OR_RETURN(const auto shared, fields.Int("num_shared_experts"));
   experts.shared_intermediate = std::clamp<int64_t>(shared.value_or(0), 0, 64) * experts.intermediate;
   config.experts = experts;

@@ -27,6 +27,14 @@ absl::Status ReadHybrid(const JsonFields& fields, ModelConfig& config);
 absl::Status ReadMambaHybrid(const JsonFields& fields, ModelConfig& config);
 
 absl::Status ReadExperts(const JsonFields& fields, ExpertConfig& experts, const char* count, const char* intermediate);
+// Of routers after DeepSeek-V3: sigmoids, a bias to choose by, one group. What their fields are called.
+struct SigmoidExpertNames {
+  const char* count;
+  const char* groups;
+  const char* renormalise;
+};
+absl::Status ReadSigmoidExperts(const JsonFields& fields, ExpertConfig& experts, const SigmoidExpertNames& names);
+
 void AllSparse(ModelConfig& config);
 
 }  // namespace dovetail::model

@@ -96,13 +96,7 @@ absl::Status ReadGranite(const JsonFields& fields, ModelConfig& config) {
 
 absl::Status ReadNemotronExperts(const JsonFields& fields, ModelConfig& config) {
   ExpertConfig experts;
-  DT_RETURN_IF_ERROR(ReadExperts(fields, experts, "n_routed_experts", "moe_intermediate_size"));
-  DT_ASSIGN_OR_RETURN(const int64_t groups, Size(fields, "n_group", 1));
-  if (groups != 1) return Unimplemented(fields.file(), ": n_group ", groups, " is not served");
-  experts.score = ExpertConfig::Score::kSigmoid;
-  experts.selection_bias = true;
-  DT_ASSIGN_OR_RETURN(experts.renormalise, Flag(fields, "norm_topk_prob", true));
-  DT_ASSIGN_OR_RETURN(experts.scale, Scale(fields, "routed_scaling_factor", 1));
+  DT_RETURN_IF_ERROR(ReadSigmoidExperts(fields, experts, {"n_routed_experts", "n_group", "norm_topk_prob"}));
   DT_ASSIGN_OR_RETURN(experts.shared_intermediate, Size(fields, "moe_shared_expert_intermediate_size", 7688));
   if (fields.Has("moe_latent_size")) {
     DT_ASSIGN_OR_RETURN(experts.latent, Size(fields, "moe_latent_size"));

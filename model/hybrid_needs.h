@@ -10,9 +10,11 @@
 namespace dovetail::model {
 
 // What GGUF files call a layer's tensor that Hugging Face folders call `stored`; that itself where no GGUF is read.
+// Pure, as the functions below are but for the list they append to: any thread.
 std::string GgufName(const std::string& stored);
 
 // The weights of one layer of a hybrid, on their way into a list of needs. Names are given without the layer's prefix.
+// Views the config and the list, which outlive it; one thread at a time.
 class HybridNeeds {
  public:
   HybridNeeds(const ModelConfig& config, size_t layer, std::vector<TensorNeed>& out)
