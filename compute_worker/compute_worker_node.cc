@@ -138,13 +138,14 @@ void ComputeWorkerNode::Feed(Event event) {
   const bool outermost = actions_.empty();
   if (const auto* arrived = std::get_if<PlanArrived>(&event); arrived != nullptr) {
     const size_t id = arrived->plan.micro_batch.value();
-    if (id < timers_.size() && !core_.CameBefore(arrived->plan)) timers_[id] = Timer{clock_.Now(), {}, {}, {}, {}};
+    if (id < timers_.size() && !core_.CameBefore(arrived->plan)) timers_[id] = Timer{.begun = clock_.Now()};
   }
   if (const auto* partial = std::get_if<PartialArrived>(&event); partial != nullptr) {
     Timer& timer = timers_[partial->micro_batch.value() < timers_.size() ? partial->micro_batch.value() : 0];
     const absl::Time now = clock_.Now();
     timer.waiting += now - timer.waiting_since;
-    timer.waiting_since = now;
+    timer.overlapped += worked_ - timer.worked_at_waiting;
+    BeginWaiting(timer, now);
     if (waits_.size() < kWaitsKept) waits_.resize(waits_.size() + 1);
     waits_[next_wait_++ % kWaitsKept] = now - timer.sent;
   }
@@ -174,7 +175,7 @@ absl::Status ComputeWorkerNode::Perform(Action& action) {
       return node.SendTensors(a.micro_batch, a.op, FrameType::kQuery);
     }
     absl::Status operator()(SendKeyValue& a) {
-      node.timers_[a.micro_batch.value()].waiting_since = node.clock_.Now();
+      node.BeginWaiting(node.timers_[a.micro_batch.value()], node.clock_.Now());
       return node.SendTensors(a.micro_batch, a.op, FrameType::kKeyValue);
     }
     absl::Status operator()(AttendPrompts& a) { return node.Perform(a); }
@@ -207,13 +208,25 @@ absl::Status ComputeWorkerNode::SendTensors(MicroBatchId id, int op, FrameType t
   return absl::OkStatus();
 }
 
+void ComputeWorkerNode::BeginWaiting(Timer& timer, absl::Time now) {
+  timer.waiting_since = now;
+  timer.worked_at_waiting = worked_;
+}
+
+// A step's own work has ended, to which `part` adds; it may wait from now on.
+void ComputeWorkerNode::Worked(absl::Duration& part, Timer& timer, absl::Time begun) {
+  const absl::Time now = clock_.Now();
+  part += now - begun;
+  worked_ += now - begun;
+  BeginWaiting(timer, now);
+}
+
 absl::Status ComputeWorkerNode::Perform(RunDense& run) {
   const absl::Time begun = clock_.Now();
   DT_RETURN_IF_ERROR(dense_->Run(core_, run.micro_batch, run.index));
   Note("dense", run.micro_batch, run.index, begun);
   Timer& timer = timers_[run.micro_batch.value()];
-  timer.waiting_since = clock_.Now();
-  timer.dense += timer.waiting_since - begun;
+  Worked(timer.dense, timer, begun);
   core_.Handle(DenseDone{run.micro_batch}, actions_);
   return absl::OkStatus();
 }
@@ -223,8 +236,7 @@ absl::Status ComputeWorkerNode::Perform(AttendPrompts& attend) {
   DT_RETURN_IF_ERROR(dense_->AttendPrompts(core_, attend.micro_batch, attend.op));
   Note("attend prompts", attend.micro_batch, attend.op, begun);
   Timer& timer = timers_[attend.micro_batch.value()];
-  timer.waiting_since = clock_.Now();
-  timer.prompts += timer.waiting_since - begun;
+  Worked(timer.prompts, timer, begun);
   core_.Handle(DenseDone{attend.micro_batch}, actions_);
   return absl::OkStatus();
 }
@@ -236,7 +248,8 @@ absl::Status ComputeWorkerNode::Perform(Sample& sample) {
   result.step = plan.step;
   result.micro_batch = plan.micro_batch;
   DT_RETURN_IF_ERROR(dense_->Sample(plan, sample.micro_batch, result));
-  timers_[sample.micro_batch.value()].sampling += clock_.Now() - begun;
+  Timer& timer = timers_[sample.micro_batch.value()];
+  Worked(timer.sampling, timer, begun);
   Note("sample", sample.micro_batch, -1, begun);
   core_.Handle(SampleDone{sample.micro_batch, std::move(result)}, actions_);
   return absl::OkStatus();
@@ -250,7 +263,8 @@ absl::Status ComputeWorkerNode::Perform(FinishStep& finish) {
                              absl::ToInt64Microseconds(timer.waiting),
                              absl::ToInt64Microseconds(timer.sampling),
                              absl::ToInt64Microseconds(std::min(timer.attention + timer.op_busy, timer.waiting)),
-                             absl::ToInt64Microseconds(timer.prompts)};
+                             absl::ToInt64Microseconds(timer.prompts),
+                             absl::ToInt64Microseconds(std::min(timer.overlapped, timer.waiting))};
   }
   std::vector<std::byte> message;
   proto::Encode(finish.result, message);

@@ -74,8 +74,12 @@ class ComputeWorkerNode final : public transport::FrameHandler {
     absl::Duration attention;  // of the waiting: what the slowest worker of each op was busy
     int op = -1;               // the op at hand
     absl::Duration op_busy;    // of the slowest worker that has answered
+    absl::Duration overlapped;         // of the waiting: worked_ went on, for other steps
+    absl::Duration worked_at_waiting;  // worked_ when it began to wait
   };
 
+  void BeginWaiting(Timer& timer, absl::Time now);
+  void Worked(absl::Duration& part, Timer& timer, absl::Time begun);
   void NoteBusy(const proto::FrameHeader& partial);
   void Note(const char* what, MicroBatchId id, int op, absl::Time begin = absl::InfinitePast());
   // Gives the core an event and performs what it asks for, until nothing is left to do.
@@ -96,6 +100,7 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   transport::Port& port_;
   Clock& clock_;
   std::vector<Timer> timers_;
+  absl::Duration worked_;              // dense work, prompts and sampling of all steps
   std::vector<absl::Duration> waits_;  // the last ones, from q to a partial, in a ring
   size_t next_wait_ = 0;
   std::vector<Action> actions_;  // still to be performed

@@ -125,6 +125,7 @@ void FieldsOf(auto& archive, Is<StepResult> auto& r) {
   archive.Number("sample_us", r.timings.sample_us);
   archive.Number("attention_us", r.timings.attention_us);
   archive.Number("prompt_us", r.timings.prompt_us);
+  archive.Number("overlapped_us", r.timings.overlapped_us);
 }
 
 template <typename Message>

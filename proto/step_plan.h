@@ -77,6 +77,7 @@ struct StepTimings {  // microseconds, measured by the compute worker's shell
   int64_t sample_us = 0;
   int64_t attention_us = 0;  // of the wait: what the slowest worker of each op was busy
   int64_t prompt_us = 0;     // attention over prompts, on the compute worker itself
+  int64_t overlapped_us = 0;  // of the wait: the compute worker was at work for other steps
   bool operator==(const StepTimings&) const = default;
 };
 

@@ -95,6 +95,7 @@ void ControlGeneration::OnStep(const proto::StepResult& result, int sequences, i
     sample.set_sample_us(result.timings.sample_us);
     sample.set_attention_us(result.timings.attention_us);
     sample.set_prompt_us(result.timings.prompt_us);
+    sample.set_overlapped_us(result.timings.overlapped_us);
   }
 }
 

@@ -98,7 +98,7 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
         if (step_samples_.size() == kMaxStepSamples) step_samples_.pop_front();
         step_samples_.push_back({new_tokens, sequences, result.timings.total_us, result.timings.dense_us,
                                  result.timings.attention_wait_us, result.timings.sample_us,
-                                 result.timings.attention_us, result.timings.prompt_us});
+                                 result.timings.attention_us, result.timings.prompt_us, result.timings.overlapped_us});
       });
   compute::ComputeWorkerOptions compute_options;
   compute_options.micro_batches = options_.scheduler.micro_batches;

@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -20,12 +21,21 @@ class GenerationSink {
   virtual void OnUpdate(scheduler::GenerationUpdate update) = 0;
 };
 
-struct StepSample {  // of one finished step, for metrics
+struct StepSample {  // of one finished step, for metrics; proto::StepTimings says what they are
   int new_tokens = 0;  // computed: of prompts and of decoding
   int sequences = 0;
   int64_t total_us = 0, dense_us = 0, attention_wait_us = 0, sample_us = 0;
-  int64_t attention_us = 0;  // of the wait: the attention workers were busy; the rest went to the wire
+  int64_t attention_us = 0;  // of the wait: the attention workers were busy
   int64_t prompt_us = 0;     // attention over prompts, on the compute worker itself
+  int64_t overlapped_us = 0;  // of the wait: the compute worker was at work for other steps
+
+  // The step's time is its own work (dense, prompts, sampling), attention and the wire as far as the compute worker
+  // had nothing else to do meanwhile, and the bubble in which the step waited for its turn.
+  int64_t OwnUs() const { return dense_us + prompt_us + sample_us; }
+  int64_t IdleUs() const { return std::max<int64_t>(0, attention_wait_us - overlapped_us); }
+  int64_t AttentionPartUs() const { return std::min(attention_us, IdleUs()); }
+  int64_t WirePartUs() const { return IdleUs() - AttentionPartUs(); }
+  int64_t BubbleUs() const { return std::max<int64_t>(0, total_us - OwnUs() - IdleUs()); }
 };
 
 struct EngineStats {

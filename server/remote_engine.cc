@@ -250,7 +250,7 @@ void RemoteEngine::Take(const pb::GenerationEvents& events) {
     if (step_samples_.size() == kMaxStepSamples) step_samples_.pop_front();
     step_samples_.push_back({static_cast<int>(sample.new_tokens()), static_cast<int>(sample.sequences()),
                              sample.total_us(), sample.dense_us(), sample.attention_wait_us(), sample.sample_us(),
-                             sample.attention_us(), sample.prompt_us()});
+                             sample.attention_us(), sample.prompt_us(), sample.overlapped_us()});
   }
   if (!events.has_stats()) return;
   const pb::Stats& from = events.stats();

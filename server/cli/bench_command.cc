@@ -35,8 +35,8 @@ struct Parts {
     total += static_cast<double>(step.total_us);
     dense += static_cast<double>(step.dense_us);
     prompts += static_cast<double>(step.prompt_us);
-    attention += static_cast<double>(step.attention_us);
-    wire += static_cast<double>(std::max<int64_t>(0, step.attention_wait_us - step.attention_us));
+    attention += static_cast<double>(step.AttentionPartUs());
+    wire += static_cast<double>(step.WirePartUs());
     sample += static_cast<double>(step.sample_us);
   }
 };

@@ -133,8 +133,8 @@ class ServerMetrics::Impl {
   HistogramPair step_sample_ = make_.Histogram("step_sample_seconds", "", "A step's sampling.", kStepS);
   CounterPair StepPart(const char* part) {
     return make_.Counter("step_part_seconds_total", "",
-                         "Where steps spend their time: dense layers, attention, the wire between them, and the bubble "
-                         "in which a step waits for its turn.",
+                         "Where steps spend their time: dense layers; attention and the wire, while the compute worker "
+                         "has nothing else to do; and the bubble in which a step waits for its turn.",
                          {{"part", part}});
   }
   std::array<CounterPair, 4> step_parts_ = {StepPart("dense"), StepPart("attention"), StepPart("wire"),
@@ -225,12 +225,10 @@ void ServerMetrics::Update(const EngineStats& stats, const std::vector<StepSampl
     m.step_dense_.Observe(static_cast<double>(sample.dense_us) * 1e-6);
     m.step_attention_wait_.Observe(static_cast<double>(sample.attention_wait_us) * 1e-6);
     m.step_sample_.Observe(static_cast<double>(sample.sample_us) * 1e-6);
-    const int64_t wire_us = sample.attention_wait_us - sample.attention_us;
-    const int64_t busy_us = sample.dense_us + sample.prompt_us + sample.attention_wait_us + sample.sample_us;
-    m.step_parts_[0].Add(static_cast<double>(sample.dense_us + sample.prompt_us + sample.sample_us) * 1e-6);
-    m.step_parts_[1].Add(static_cast<double>(sample.attention_us) * 1e-6);
-    m.step_parts_[2].Add(static_cast<double>(std::max<int64_t>(0, wire_us)) * 1e-6);
-    m.step_parts_[3].Add(static_cast<double>(std::max<int64_t>(0, sample.total_us - busy_us)) * 1e-6);
+    m.step_parts_[0].Add(static_cast<double>(sample.OwnUs()) * 1e-6);
+    m.step_parts_[1].Add(static_cast<double>(sample.AttentionPartUs()) * 1e-6);
+    m.step_parts_[2].Add(static_cast<double>(sample.WirePartUs()) * 1e-6);
+    m.step_parts_[3].Add(static_cast<double>(sample.BubbleUs()) * 1e-6);
   }
 }
 

@@ -47,6 +47,7 @@ class TraceTest : public testing::Test {
     for (const auto& sink : sinks) EXPECT_TRUE(sink->WaitForEnd().ok());
     const Spans spans = (*cluster)->traces()[0]->Spans();
     attention_spans_ = (*cluster)->traces()[1]->Spans().size();
+    samples_ = (*cluster)->TakeStepSamples();
     return spans;
   }
   std::string file() const { return (folder_ / "trace.json").string(); }
@@ -71,6 +72,7 @@ class TraceTest : public testing::Test {
   const std::filesystem::path folder_ = TempFolder();
   std::unique_ptr<TestModel> model_;
   size_t attention_spans_ = 0;
+  std::vector<server::StepSample> samples_;
 };
 
 TEST_F(TraceTest, QueriesLeaveBeforeKeysAndValuesAreComputed) {
@@ -110,6 +112,25 @@ TEST_F(TraceTest, OneMicroBatchIsInDenseLayersWhileAnotherIsInAttention) {
       EXPECT_EQ(filled, 0);
     } else {
       EXPECT_GT(filled, waits / 2) << "most waits of one are dense layers of another";
+    }
+  }
+}
+
+TEST_F(TraceTest, WorkForOtherStepsIsNoneOfTheTimeOfTheWire) {
+  for (const int micro_batches : {1, 2}) {
+    Run(micro_batches, 6, 3);
+    ASSERT_GT(samples_.size(), 10u);
+    int64_t overlapped = 0;
+    for (const server::StepSample& step : samples_) {
+      EXPECT_GE(step.overlapped_us, 0);
+      EXPECT_LE(step.overlapped_us, step.attention_wait_us);
+      EXPECT_LE(step.WirePartUs(), step.attention_wait_us - step.overlapped_us);
+      overlapped += step.overlapped_us;
+    }
+    if (micro_batches == 1) {
+      EXPECT_EQ(overlapped, 0);
+    } else {
+      EXPECT_GT(overlapped, 0);
     }
   }
 }

@@ -239,6 +239,25 @@ TEST(Metrics, TokensAreConservedForGoodAbortedAndFailedRequests) {
   EXPECT_THAT(text, HasSubstr("dovetail:http_responses_total{route=\"/v1/completions\",status=\"200\"} 3"));
 }
 
+// A step of the fake engine takes 1 ms: 0.65 of its own, 0.3 of waiting, in 0.12 of which others were at work.
+TEST(Metrics, SayWhereStepsSpendTheirTime) {
+  TestServer test;
+  test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":"abc","max_tokens":8})"));
+  const std::string text = test.Ask(Get("/metrics")).body;
+  const double steps = Value(text, "dovetail:step_seconds_count");
+  ASSERT_GT(steps, 0);
+  const auto part = [&](const char* name) {
+    const std::string line =
+        absl::StrCat(R"(dovetail:step_part_seconds_total{model_name="bytes",part=")", name, "\"");
+    return Value(text, line) / steps;
+  };
+  EXPECT_NEAR(part("dense"), 0.65e-3, 1e-9);
+  EXPECT_NEAR(part("attention"), 0.15e-3, 1e-9);
+  EXPECT_NEAR(part("wire"), 0.03e-3, 1e-9);
+  EXPECT_NEAR(part("bubble"), 0.17e-3, 1e-9);
+  EXPECT_NEAR(Value(text, "dovetail:step_part_seconds_total") / steps, 1e-3, 1e-9);
+}
+
 TEST(Metrics, EveryAnswerIsCountedWithItsStatus) {
   FakeEngineOptions failing;
   failing.fail_after = 0;
