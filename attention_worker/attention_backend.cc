@@ -7,11 +7,20 @@ namespace dovetail::attention {
 
 absl::StatusOr<std::unique_ptr<AttentionBackend>> MakeAttentionBackend(kernels::Device& device,
                                                                        AttentionWorkerCore& core, uint32_t kv_blocks,
-                                                                       int micro_batches, bool payloads_on_device) {
+                                                                       int micro_batches, bool payloads_on_device,
+                                                                       KvStorage storage) {
   if (auto* gpu = dynamic_cast<kernels::cuda::CudaDevice*>(&device); gpu != nullptr)
-    return CudaAttentionExecutor::Create(*gpu, core, kv_blocks, micro_batches, payloads_on_device);
+    return CudaAttentionExecutor::Create(*gpu, core, kv_blocks, micro_batches, payloads_on_device, storage);
+  if (storage == KvStorage::kE4M3)
+    return Unimplemented("--kv-cache-dtype fp8_e4m3: K and V of 8 bits lie on GPUs, and ", device.name(),
+                         " is none; take bfloat16");
   if (payloads_on_device) return Internal("payloads cannot stay on the CPU's device");
   return AttentionExecutor::Create(device, core, kv_blocks, micro_batches);
+}
+
+size_t KvBlockBytes(const proto::AttentionTable& table, KvStorage storage) {
+  return storage == KvStorage::kE4M3 ? CudaAttentionExecutor::BlockBytes(table, storage)
+                                     : AttentionExecutor::BlockBytes(table);
 }
 
 }  // namespace dovetail::attention

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 
@@ -8,6 +9,12 @@
 #include "kernels/device.h"
 
 namespace dovetail::attention {
+
+// How K and V lie in a worker's blocks. Its own affair: what crosses is the wire's type either way.
+enum class KvStorage : uint8_t {
+  kAsSent = 0,  // the wire's type
+  kE4M3 = 1,    // 8 bits, one of sign, four of exponent, three of mantissa, rounded to nearest, cut off at 448. On GPUs
+};
 
 // What an AttentionWorkerCore asks for, done on a device over one arena of KV blocks. Owned by the node's event loop,
 // which calls it in the order of the core's actions. The per-op functions neither allocate nor lock once PrepareStep
@@ -35,9 +42,13 @@ class AttentionBackend {
 // On the CPU, or on the GPU that `device` is. `payloads_on_device`: q, k, v and what answers them are memory of that
 // GPU, ordered by its worker stream (kernels/cuda/cuda_device.h); else they lie in host memory. `device` and `core`
 // outlive it. kResourceExhausted when the device has no room for kv_blocks blocks; kUnimplemented for a table that a
-// GPU does not attend.
+// GPU does not attend, and for a storage that the device does not have.
 absl::StatusOr<std::unique_ptr<AttentionBackend>> MakeAttentionBackend(kernels::Device& device,
                                                                        AttentionWorkerCore& core, uint32_t kv_blocks,
-                                                                       int micro_batches, bool payloads_on_device);
+                                                                       int micro_batches, bool payloads_on_device,
+                                                                       KvStorage storage = KvStorage::kAsSent);
+
+// Of a KvBlock in such a backend.
+size_t KvBlockBytes(const proto::AttentionTable& table, KvStorage storage);
 
 }  // namespace dovetail::attention

@@ -25,7 +25,7 @@ class ClusterAttentionWorker final : public control::WorkerNode {
   }
 
   absl::StatusOr<uint64_t> Configure(const control::Configuration& configuration) override {
-    const size_t block_bytes = AttentionExecutor::BlockBytes(configuration.attention);
+    const size_t block_bytes = KvBlockBytes(configuration.attention, options_.storage);
     const uint64_t blocks = std::min<uint64_t>(options_.kv_bytes / block_bytes, UINT32_MAX);
     if (blocks == 0)
       return InvalidArgument("--kv-capacity: ", options_.kv_bytes, " bytes hold no KV block; this model's have ",
@@ -34,7 +34,7 @@ class ClusterAttentionWorker final : public control::WorkerNode {
         configuration.attention,
         {membership_.worker, membership_.epoch, static_cast<uint32_t>(blocks), configuration.micro_batches,
          options_.snapshot_percent, configuration.model_digest},
-        device_, connector_);
+        device_, connector_, SystemClock(), /*payloads_on_device=*/false, options_.storage);
     if (!node.ok()) return Annotate(node.status(), absl::StrCat("--kv-capacity of ", options_.kv_bytes, " bytes"));
     node_ = *std::move(node);
     node_->SetTrace(trace_.get());

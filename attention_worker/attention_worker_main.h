@@ -2,6 +2,7 @@
 #include <memory>
 #include <string>
 
+#include "attention_worker/attention_backend.h"
 #include "control/worker_main.h"
 #include "kernels/device.h"
 
@@ -13,6 +14,7 @@ struct AttentionWorkerMainOptions {
   uint64_t kv_bytes = 0;
   std::string trace_file;  // written when an incarnation ends; empty: none
   int snapshot_percent = 50;  // see AttentionWorkerOptions
+  KvStorage storage = KvStorage::kAsSent;
 };
 
 // For WorkerMain. `device` outlives the node.

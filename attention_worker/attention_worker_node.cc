@@ -15,18 +15,19 @@ absl::StatusOr<std::unique_ptr<AttentionWorkerNode>> AttentionWorkerNode::Create
                                                                                  const AttentionWorkerOptions& options,
                                                                                  kernels::Device& device,
                                                                                  transport::Port& port, Clock& clock,
-                                                                                 bool payloads_on_device) {
+                                                                                 bool payloads_on_device,
+                                                                                 KvStorage storage) {
   if (options.micro_batches < 1 || options.micro_batches > 16)
     return InvalidArgument("micro_batches: ", options.micro_batches, " is outside 1..16");
   if (options.snapshot_percent < 0 || options.snapshot_percent > 100)
     return InvalidArgument("snapshot_percent: ", options.snapshot_percent, " is outside 0..100");
   if (options.kv_blocks < 1) return InvalidArgument("kv_blocks: the KV cache has no block");
   AttentionWorkerOptions own = options;
-  own.block_bytes = AttentionExecutor::BlockBytes(table);
+  own.block_bytes = KvBlockBytes(table, storage);
   std::unique_ptr<AttentionWorkerNode> node(new AttentionWorkerNode(table, own, port, clock));
   DT_ASSIGN_OR_RETURN(node->executor_,
                       MakeAttentionBackend(device, node->core_, options.kv_blocks, options.micro_batches,
-                                           payloads_on_device));
+                                           payloads_on_device, storage));
   node->actions_.reserve(16);
   return node;
 }

@@ -16,12 +16,13 @@ namespace dovetail::attention {
 class AttentionWorkerNode final : public transport::FrameHandler {
  public:
   // `device`, `port` and `clock` outlive the node. kInvalidArgument for options out of range, kResourceExhausted if the
-  // KV arena does not fit. `payloads_on_device`: as MakeAttentionBackend says.
+  // KV arena does not fit. `payloads_on_device`, `storage`: as MakeAttentionBackend says.
   static absl::StatusOr<std::unique_ptr<AttentionWorkerNode>> Create(const proto::AttentionTable& table,
                                                                      const AttentionWorkerOptions& options,
                                                                      kernels::Device& device, transport::Port& port,
                                                                      Clock& clock = SystemClock(),
-                                                                     bool payloads_on_device = false);
+                                                                     bool payloads_on_device = false,
+                                                                     KvStorage storage = KvStorage::kAsSent);
 
   // Handles what has arrived, at most kFramesPerPoll frames; returns how many. Does not wait for frames; blocks for as
   // long as the attention that they start takes. What fails inside a step is logged here and answered with

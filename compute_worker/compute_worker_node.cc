@@ -150,7 +150,10 @@ void ComputeWorkerNode::Feed(Event event) {
     waits_[next_wait_++ % kWaitsKept] = now - timer.sent;
   }
   core_.Handle(std::move(event), actions_);
-  if (!outermost) return;
+  if (outermost) PerformAll();
+}
+
+void ComputeWorkerNode::PerformAll() {
   for (size_t i = 0; i < actions_.size(); ++i) {
     Action action = std::move(actions_[i]);
     const MicroBatchId id = std::visit([](const auto& a) { return a.micro_batch; }, action);
@@ -242,17 +245,40 @@ absl::Status ComputeWorkerNode::Perform(AttendPrompts& attend) {
 }
 
 absl::Status ComputeWorkerNode::Perform(Sample& sample) {
+  const MicroBatchId id = sample.micro_batch;
+  DT_ASSIGN_OR_RETURN(const bool begun, dense_->BeginSample(core_.PlanOf(id), id));
+  if (!begun) return FinishSample(id);
+  drawing_.push_back(id);
+  core_.Handle(SampleBegun{id}, actions_);
+  return absl::OkStatus();
+}
+
+absl::Status ComputeWorkerNode::FinishSample(MicroBatchId id) {
   const absl::Time begun = clock_.Now();
-  const proto::StepPlan& plan = core_.PlanOf(sample.micro_batch);
+  const proto::StepPlan& plan = core_.PlanOf(id);
   proto::StepResult result;
   result.step = plan.step;
   result.micro_batch = plan.micro_batch;
-  DT_RETURN_IF_ERROR(dense_->Sample(plan, sample.micro_batch, result));
-  Timer& timer = timers_[sample.micro_batch.value()];
+  DT_RETURN_IF_ERROR(dense_->Sample(plan, id, result));
+  Timer& timer = timers_[id.value()];
   Worked(timer.sampling, timer, begun);
-  Note("sample", sample.micro_batch, -1, begun);
-  core_.Handle(SampleDone{sample.micro_batch, std::move(result)}, actions_);
+  Note("sample", id, -1, begun);
+  core_.Handle(SampleDone{id, std::move(result)}, actions_);
   return absl::OkStatus();
+}
+
+int ComputeWorkerNode::Poll() {
+  const int frames = port_.Poll(*this, kFramesPerPoll);
+  if (frames > 0 || drawing_.empty() || !core_.only_draws()) return frames;
+  const MicroBatchId id = drawing_.front();
+  drawing_.erase(drawing_.begin());
+  if (!core_.running(id)) return 1;
+  if (const absl::Status status = FinishSample(id); !status.ok()) {
+    LogError("compute worker: ", std::string(status.message()));
+    FailStep(id, status);
+  }
+  PerformAll();
+  return 1;
 }
 
 absl::Status ComputeWorkerNode::Perform(FinishStep& finish) {

@@ -48,8 +48,9 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   // Its steps end as failed by it; what else it sends is dropped. Not from inside Poll().
   void LoseAttentionWorker(WorkerId worker, Epoch epoch) { Feed(AttentionWorkerLost{worker, epoch}); }
 
-  // Handles what has arrived; returns how many frames.
-  int Poll() { return port_.Poll(*this, kFramesPerPoll); }
+  // Handles what has arrived; returns how many frames. When nothing has, and all steps under way are being drawn on the
+  // device, waits for the oldest of them: 1.
+  int Poll();
 
   // Attention workers whose partials a step has waited for five times as long as usual, and at least 100 ms. They may
   // be lost, or just slow. To be asked when Poll() has handled everything that is there.
@@ -89,6 +90,8 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   absl::Status Perform(RunDense& run);
   absl::Status Perform(AttendPrompts& attend);
   absl::Status Perform(Sample& sample);
+  absl::Status FinishSample(MicroBatchId id);
+  void PerformAll();
   absl::Status Perform(FinishStep& finish);
   absl::Status SendTensors(MicroBatchId id, int op, proto::FrameType type);
   void FailStep(MicroBatchId id, const absl::Status& status);
@@ -104,6 +107,7 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   std::vector<absl::Duration> waits_;  // the last ones, from q to a partial, in a ring
   size_t next_wait_ = 0;
   std::vector<Action> actions_;  // still to be performed
+  std::vector<MicroBatchId> drawing_;  // whose Sample has begun, oldest first
 };
 
 }  // namespace dovetail::compute

@@ -35,7 +35,12 @@ class DenseBackend {
   virtual absl::StatusOr<std::span<const std::byte>> PackKeyValue(const ComputeWorkerCore& core, MicroBatchId id,
                                                                   int p, int op) = 0;
 
-  // Final norm, head, choice of tokens: fills result.entries, one per plan entry. Waits for the device.
+  // Final norm, head, choice of tokens, as far as that needs no waiting. True: Sample then only takes what was drawn,
+  // and PrepareStep already takes plans whose tokens are what this step draws (proto/drawn_token.h). False: nothing was
+  // done.
+  virtual absl::StatusOr<bool> BeginSample(const proto::StepPlan&, MicroBatchId) { return false; }
+
+  // Fills result.entries, one per plan entry. Waits for the device.
   virtual absl::Status Sample(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result) = 0;
 };
 

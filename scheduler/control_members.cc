@@ -50,13 +50,14 @@ constexpr uint32_t kAtWorkMs = 100;                               // a turn of s
 constexpr absl::Duration kLateIsOneStory = absl::Milliseconds(500);  // between two reports of it
 constexpr absl::Duration kUnheardLately = absl::Seconds(5);
 
-// Blocks have the size of the largest group's: 64 tokens of one head.
+// Blocks have the size of the largest group's: 64 tokens of one head. A GPU may keep types of 16 bits in 8.
 uint64_t LeastBlockBytes(const std::optional<control::ModelSummary>& model) {
   uint64_t bytes = 1;
   if (!model) return bytes;
   for (const proto::AttentionSpec& spec : model->attention.groups)
     if (const auto* softmax = std::get_if<proto::SoftmaxSpec>(&spec))
-      bytes = std::max(bytes, 64 * static_cast<uint64_t>(softmax->key_dim + softmax->value_dim) * SizeOf(softmax->kv));
+      bytes = std::max(bytes, 64 * static_cast<uint64_t>(softmax->key_dim + softmax->value_dim) *
+                                  (softmax->kv == DType::kF32 ? 4 : 1));
   return bytes;
 }
 

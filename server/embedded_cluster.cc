@@ -49,8 +49,8 @@ uint64_t BlocksPerSegment(const proto::AttentionTable& table) {
 }  // namespace
 
 uint64_t DefaultKvCacheBytes(const proto::AttentionTable& table, const scheduler::SchedulerOptions& options, int attention_workers,
-                             uint64_t room) {
-  const uint64_t set_bytes = BlocksPerSegment(table) * attention::AttentionExecutor::BlockBytes(table);
+                             uint64_t room, attention::KvStorage storage) {
+  const uint64_t set_bytes = BlocksPerSegment(table) * attention::KvBlockBytes(table, storage);
   const uint64_t sets_per_sequence = (options.max_model_len + kSegmentTokens - 1) / kSegmentTokens + 1;
   const uint64_t most = set_bytes * sets_per_sequence * options.max_num_seqs;
   const uint64_t least = set_bytes * sets_per_sequence * attention_workers;
@@ -58,13 +58,14 @@ uint64_t DefaultKvCacheBytes(const proto::AttentionTable& table, const scheduler
 }
 
 absl::Status EmbeddedCluster::SizeKvCache(const proto::AttentionTable& table) {
-  const uint64_t block_bytes = attention::AttentionExecutor::BlockBytes(table);
+  const uint64_t block_bytes = attention::KvBlockBytes(table, options_.kv_storage);
   const uint64_t blocks_per_64_tokens = BlocksPerSegment(table);
   const uint64_t set_bytes = blocks_per_64_tokens * block_bytes;
   uint64_t bytes = options_.kv_cache_bytes;
   if (bytes == 0) {
     const uint64_t room = options_.kv_room ? options_.kv_room() : 0;
-    bytes = DefaultKvCacheBytes(table, options_.scheduler, options_.attention_workers, room);
+    bytes = DefaultKvCacheBytes(table, options_.scheduler, options_.attention_workers, room,
+                                options_.kv_storage);
   }
   const uint64_t sets = bytes / set_bytes / options_.attention_workers;  // of each worker
   if (sets < 2)
@@ -83,7 +84,16 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
   DT_ASSIGN_OR_RETURN(const proto::AttentionTable table,
                       compute::AttentionTableOf(model_.config(), options_.kv_dtype, options_.state_dtype));
   options_.scheduler.attention = table;
-  options_.scheduler.model_digest = ModelDigest(*model_.checkpoint, options_.kv_dtype, options_.state_dtype);
+  options_.scheduler.model_digest = ModelDigest(*model_.checkpoint, options_.kv_dtype, options_.state_dtype) ^
+                                    static_cast<uint64_t>(options_.kv_storage);
+  // One attention worker that holds every sequence whole: its tensors need not leave the device, which then needs not
+  // wait for the host between two steps.
+  options_.compute.stay_on_device = options_.compute.dense != nullptr && options_.attention_workers == 1 &&
+                                    options_.scheduler.placement == scheduler::PlacementPolicy::kRequest;
+  if (options_.compute.stay_on_device && options_.scheduler.micro_batches == 1 &&
+      !options_.scheduler.adapt_micro_batches)
+    options_.scheduler.run_ahead = true;
+  const int micro_batches = options_.scheduler.run_ahead ? 2 : options_.scheduler.micro_batches;
   DT_RETURN_IF_ERROR(options_.scheduler.Validate());
 
   const int nodes = 2 + options_.attention_workers;
@@ -101,13 +111,10 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
                                  result.timings.attention_us, result.timings.prompt_us, result.timings.overlapped_us});
       });
   compute::ComputeWorkerOptions compute_options;
-  compute_options.micro_batches = options_.scheduler.micro_batches;
+  compute_options.micro_batches = micro_batches;
   compute_options.max_step_tokens = std::max(options_.scheduler.max_num_batched_tokens, options_.scheduler.max_num_seqs);
   compute_options.vocab_size = static_cast<int32_t>(model_.config().vocab_size);
   options_.compute.trace = NewTrace("compute worker");
-  // One attention worker that holds every sequence whole: its tensors need not leave the device.
-  options_.compute.stay_on_device = options_.compute.dense != nullptr && options_.attention_workers == 1 &&
-                                    options_.scheduler.placement == scheduler::PlacementPolicy::kRequest;
   DT_ASSIGN_OR_RETURN(compute_,
                       compute::ComputeWorkerNode::Create(model_, table, compute_options, scheduler_port.id(), device,
                                                          compute_port, clock_, options_.compute));
@@ -120,9 +127,9 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
     transport::Port& port = *ports_[2 + i];
     auto node = attention::AttentionWorkerNode::Create(
         table,
-        {worker, epoch, worker_blocks, options_.scheduler.micro_batches, options_.snapshot_percent,
+        {worker, epoch, worker_blocks, micro_batches, options_.snapshot_percent,
          options_.scheduler.model_digest},
-        device, port, SystemClock(), options_.compute.stay_on_device);
+        device, port, SystemClock(), options_.compute.stay_on_device, options_.kv_storage);
     if (!node.ok())
       return Annotate(node.status(), absl::StrCat("KV cache of ", kv_bytes_, " bytes (--kv-cache-memory-bytes asks for another size)"));
     attention_.push_back(*std::move(node));

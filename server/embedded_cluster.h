@@ -28,7 +28,8 @@ inline constexpr int kMaxAttentionWorkers = 64;  // in one process
 // What `options` need at most over all attention workers of one machine, within `room` bytes; 0: a quarter of its
 // memory.
 uint64_t DefaultKvCacheBytes(const proto::AttentionTable& table, const scheduler::SchedulerOptions& options,
-                             int attention_workers, uint64_t room = 0);
+                             int attention_workers, uint64_t room = 0,
+                             attention::KvStorage storage = attention::KvStorage::kAsSent);
 
 struct EmbeddedClusterOptions {
   int attention_workers = 1;          // 1..kMaxAttentionWorkers
@@ -36,6 +37,7 @@ struct EmbeddedClusterOptions {
   // Asked once the compute worker has its memory: what the KV cache may take of the device's. Empty: of this machine's.
   std::function<uint64_t()> kv_room;
   DType kv_dtype = DType::kBF16;
+  attention::KvStorage kv_storage = attention::KvStorage::kAsSent;
   DType state_dtype = DType::kF32;    // of linear states at rest; or bf16
   int threads = 0;                    // compute threads that all nodes share; 0: one per core
   scheduler::SchedulerOptions scheduler;  // model_digest and attention are filled in

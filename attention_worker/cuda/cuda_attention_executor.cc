@@ -5,12 +5,15 @@
 #include <utility>
 
 #include "attention_worker/attention_executor.h"
+#include "attention_worker/cuda/gather_rows.h"
+#include "base/log.h"
 
 namespace dovetail::attention {
 
 using kernels::cuda::CudaAttentionItem;
 using kernels::cuda::CudaAttentionShape;
 using kernels::cuda::CudaDevice;
+using kernels::cuda::CudaStream;
 using kernels::cuda::DeviceAttentionItem;
 using kernels::cuda::WireType;
 
@@ -32,34 +35,55 @@ absl::Status CheckTable(const proto::AttentionTable& table) {
   return absl::OkStatus();
 }
 
-kernels::cuda::CudaKvLayout LayoutOf(const proto::SoftmaxSpec& spec) {
-  return {spec.key_dim, spec.value_dim,
-          spec.kv == DType::kBF16 ? kernels::cuda::KvType::kBF16 : kernels::cuda::KvType::kF16};
+}  // namespace
+
+size_t CudaAttentionExecutor::BlockBytes(const proto::AttentionTable& table, KvStorage storage) {
+  if (storage == KvStorage::kAsSent) return AttentionExecutor::BlockBytes(table);
+  size_t bytes = 0;
+  for (const proto::SoftmaxSpec& spec : table.views)
+    bytes = std::max<size_t>(
+        bytes, kernels::cuda::CudaKvLayout{spec.key_dim, spec.value_dim, kernels::cuda::KvType::kE4M3}.bytes());
+  return bytes;
 }
 
-}  // namespace
+kernels::cuda::CudaKvLayout CudaAttentionExecutor::LayoutOf(const proto::SoftmaxSpec& spec) const {
+  using kernels::cuda::KvType;
+  if (storage_ == KvStorage::kE4M3) return {spec.key_dim, spec.value_dim, KvType::kE4M3};
+  return {spec.key_dim, spec.value_dim, spec.kv == DType::kBF16 ? KvType::kBF16 : KvType::kF16};
+}
 
 CudaAttentionExecutor::CudaAttentionExecutor(CudaDevice& device, AttentionWorkerCore& core,
                                              kernels::cuda::CudaStream& stream, int micro_batches,
-                                             bool payloads_on_device)
+                                             bool payloads_on_device, KvStorage storage)
     : device_(device),
       core_(core),
       stream_(stream),
-      block_bytes_(AttentionExecutor::BlockBytes(core.table())),
+      block_bytes_(BlockBytes(core.table(), storage)),
       payloads_on_device_(payloads_on_device),
+      storage_(storage),
       micro_batches_(micro_batches + proto::kMoveSlots) {}
 
 absl::StatusOr<std::unique_ptr<AttentionBackend>> CudaAttentionExecutor::Create(CudaDevice& device,
                                                                                 AttentionWorkerCore& core,
                                                                                 uint32_t kv_blocks, int micro_batches,
-                                                                                bool payloads_on_device) {
+                                                                                bool payloads_on_device,
+                                                                                KvStorage storage) {
   DT_RETURN_IF_ERROR(CheckTable(core.table()));
+  if (storage == KvStorage::kE4M3 && core.table().has_linear())
+    return Unimplemented("--kv-cache-dtype fp8_e4m3: not for models with linear states, which share the blocks");
   DT_ASSIGN_OR_RETURN(kernels::cuda::CudaStream* const stream, device.WorkerStream());
   std::unique_ptr<CudaAttentionExecutor> executor(
-      new CudaAttentionExecutor(device, core, *stream, micro_batches, payloads_on_device));
+      new CudaAttentionExecutor(device, core, *stream, micro_batches, payloads_on_device, storage));
   DT_ASSIGN_OR_RETURN(executor->arena_, device.Allocate(size_t{kv_blocks} * executor->block_bytes_));
   DT_RETURN_IF_ERROR(stream->Fill(executor->arena_->data(), 0, executor->arena_->size_bytes()));
+  for (int i = 0; payloads_on_device && i < micro_batches; ++i)
+    executor->micro_batches_[i].work = &device.WorkerStep(i);
   DT_RETURN_IF_ERROR(executor->UploadSinks());
+  if (auto prompts = kernels::cuda::CudaPrompts::Create(device); prompts.ok()) {
+    executor->prompts_ = *std::move(prompts);
+  } else {
+    LogInfo("prompts take the kernel for decoding: ", std::string(prompts.status().message()));
+  }
   if (core.table().has_linear()) {
     CudaAttentionExecutor* const raw = executor.get();
     CudaStateExecutor::Arena arena{raw->block_bytes_, [raw](KvBlockId block) { return raw->BlockAt(block); },
@@ -76,6 +100,7 @@ absl::StatusOr<std::unique_ptr<AttentionBackend>> CudaAttentionExecutor::Create(
     for (GroupStep& group : batch.groups) {
       group.attention = std::make_unique<kernels::cuda::CudaAttention>(device);
       group.tables = std::make_unique<kernels::cuda::StagedUpload>(device);
+      group.prompts = std::make_unique<kernels::cuda::CudaPrompts::Batch>(device);
     }
   }
   return std::unique_ptr<AttentionBackend>(std::move(executor));
@@ -165,12 +190,17 @@ absl::Status CudaAttentionExecutor::PrepareStep(MicroBatchId id) {
     const LayerGroup group(static_cast<uint16_t>(g));
     if (core_.table().linear(group) != nullptr) {
       DT_RETURN_IF_ERROR(states_->Prepare(id, group));
+      if (batch.work != nullptr) DT_RETURN_IF_ERROR(batch.work->BeImmediate(stream_));
       continue;
     }
     GroupStep& step = batch.groups[g];
     // Items name the sinks of one op.
     step.regular = IsRegular(id, group, step.op_step) && SinksOf(group, 0) == nullptr;
+    DT_RETURN_IF_ERROR(PlanPrompts(id, group, step));
     DT_RETURN_IF_ERROR(Plan(batch, id, group, 0));
+    // Tables that are made anew for each op are uploaded between its launches; prompts read k and v where they come.
+    const bool between = !step.regular || !step.prompts->empty();
+    if (batch.work != nullptr && between) DT_RETURN_IF_ERROR(batch.work->BeImmediate(stream_));
   }
   batch.prepared = true;
   return absl::OkStatus();
@@ -227,6 +257,10 @@ std::vector<CudaAttentionItem> CudaAttentionExecutor::ItemsOf(MicroBatchId id, L
   for (size_t i = 0; i < layout.items.size(); ++i) {
     const proto::ShardStep& shard = layout.items[i];
     if (shard.rows.q_count == 0) continue;
+    if (!step.prompts->empty() && IsPrompt(shard, group)) {
+      step.finishes = true;
+      continue;
+    }
     CudaAttentionItem& item = items.emplace_back();
     item.q_rows = shard.rows.q_count;
     item.kv_heads = shard.kv_heads.size();
@@ -258,6 +292,33 @@ std::vector<CudaAttentionItem> CudaAttentionExecutor::ItemsOf(MicroBatchId id, L
   return items;
 }
 
+// From the first token on, with everything that its rows see.
+bool CudaAttentionExecutor::IsPrompt(const proto::ShardStep& shard, LayerGroup group) const {
+  const proto::SoftmaxSpec& spec = core_.table().softmax(group);
+  const int rows = shard.rows.q_count;
+  return prompts_ != nullptr && rows >= kernels::cuda::CudaPrompts::kLeastRows && shard.ctx_len == 0 &&
+         shard.rows.q_first == 0 && shard.rows.kv_first == 0 && shard.rows.kv_count == rows && shard.finished() &&
+         shard.kv_heads.size() == spec.kv_heads && (spec.window == 0 || spec.window >= rows) &&
+         spec.key_dim == spec.value_dim && spec.key_dim <= 128 && SinksOf(group, 0) == nullptr;
+}
+
+kernels::cuda::CudaPrompts::Shape CudaAttentionExecutor::PromptShapeOf(LayerGroup group) const {
+  const proto::SoftmaxSpec& spec = core_.table().softmax(group);
+  return {spec.query_heads, spec.kv_heads, spec.key_dim, spec.value_dim,
+          spec.kv == DType::kBF16 ? WireType::kBF16 : WireType::kF16, spec.scale};
+}
+
+absl::Status CudaAttentionExecutor::PlanPrompts(MicroBatchId id, LayerGroup group, GroupStep& step) {
+  std::vector<kernels::cuda::CudaPrompts::Item> items;
+  for (const proto::ShardStep& shard : core_.LayoutOf(id, group).items) {
+    if (!IsPrompt(shard, group)) continue;
+    items.push_back({shard.rows.q_count, shard.query_offset / kElement, shard.key_offset / kElement,
+                     shard.value_offset / kElement, shard.partial_offset / kElement});
+  }
+  if (prompts_ == nullptr) return absl::OkStatus();
+  return prompts_->Prepare(stream_, PromptShapeOf(group), items, *step.prompts).status();
+}
+
 absl::Status CudaAttentionExecutor::Plan(MicroBatch& batch, MicroBatchId id, LayerGroup group, int op_index) {
   GroupStep& step = batch.groups[group.value()];
   const proto::StepLayout& layout = core_.LayoutOf(id, group);
@@ -267,11 +328,12 @@ absl::Status CudaAttentionExecutor::Plan(MicroBatch& batch, MicroBatchId id, Lay
     rows += item.rows.kv_count;
   }
   kernels::cuda::UploadLayout at;
-  const size_t pointers_at = at.Add<const std::byte*>(pointers);
+  // What grows with the sequences comes last: the others' addresses stay from step to step.
   const size_t items_at = at.Add<DeviceAttentionItem>(layout.items.size());
   const size_t positions_at = at.Add<int32_t>(rows), row_items_at = at.Add<int32_t>(rows);
+  const size_t pointers_at = at.Add<const std::byte*>(pointers);
   step.planned_op = op_index;
-  step.attends = false;
+  step.attends = step.finishes = false;
   if (layout.items.empty()) return absl::OkStatus();
   DT_ASSIGN_OR_RETURN(std::byte* const host, step.tables->Begin(stream_, at.bytes()));
   std::byte* const there = step.tables->device();
@@ -345,8 +407,13 @@ absl::Status CudaAttentionExecutor::Append(MicroBatch& batch, LayerGroup group, 
 }
 
 absl::Status CudaAttentionExecutor::Attend(MicroBatch& batch, LayerGroup group, int op_index,
-                                           const std::byte* query) {
+                                           const std::byte* query, const std::byte* key_value) {
   const GroupStep& step = batch.groups[group.value()];
+  if (!step.prompts->empty()) {
+    DT_RETURN_IF_ERROR(prompts_->Run(stream_, PromptShapeOf(group), *step.prompts, query, key_value, key_value,
+                                     batch.partial->data()));
+  }
+  if (!step.attends) return absl::OkStatus();
   kernels::cuda::CudaAttentionRun run;
   run.q = query;
   run.o = batch.partial->data();
@@ -364,7 +431,7 @@ absl::StatusOr<std::span<const std::byte>> CudaAttentionExecutor::Answer(MicroBa
     if (!step.partials.empty()) return Internal("the answer of a token shard cannot stay on one GPU");
     return std::span<const std::byte>(batch.partial->data(), bytes);
   }
-  if (step.attends && step.finishes)
+  if (step.finishes)
     DT_RETURN_IF_ERROR(stream_.Copy(batch.partial_host->data(), batch.partial->data(), bytes));
   for (const PartialCopy& copy : step.partials) {
     const auto* floats = reinterpret_cast<const float*>(batch.partial_floats->data());
@@ -375,6 +442,36 @@ absl::StatusOr<std::span<const std::byte>> CudaAttentionExecutor::Answer(MicroBa
   }
   DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());  // also: payloads may be written anew once they are answered
   return std::span<const std::byte>(batch.partial_host->data(), bytes);
+}
+
+// The same launches in every step of as many sequences, as long as nobody's memory moves.
+absl::Status CudaAttentionExecutor::AddToWork(MicroBatch& batch, int op, const std::byte* key_value) {
+  using kernels::cuda::StepWork;
+  const LayerGroup group = core_.table().op_group[op];
+  const int op_index = core_.table().op_index_in_group[op];
+  const GroupStep& step = batch.groups[group.value()];
+  const auto offset = static_cast<uint64_t>(op_index * step.op_step);
+  const bool whole = step.appends.size() == 1 && step.appends[0].kv_heads == core_.table().softmax(group).kv_heads;
+  if (whole) {
+    batch.work->SetAppendTarget(op, {step.items, step.positions, step.row_items, static_cast<int64_t>(offset),
+                                     LayoutOf(core_.table().softmax(group))});
+  }
+  // For a step whose appends are not one run, everything about them.
+  uint64_t appends = whole ? 1 : 0;
+  for (const AppendRun& run : step.appends) {
+    for (const int64_t value : {int64_t{run.rows}, int64_t{run.kv_heads}, int64_t{run.first_row}, run.key_offset})
+      appends = (appends ^ static_cast<uint64_t>(value)) * 0x9e3779b97f4a7c15ull;
+  }
+  const std::byte* query = batch.payload.data();
+  return batch.work->Add(
+      stream_,
+      {StepWork::Word(this), static_cast<uint64_t>(op), offset, appends, StepWork::Word(query),
+       StepWork::Word(key_value), StepWork::Word(batch.partial->data()), StepWork::Word(step.items),
+       StepWork::Word(step.positions), StepWork::Word(step.row_items), step.attends ? step.attention->Launches() : 0},
+      [this, &batch, &step, group, op_index, whole, query, key_value](CudaStream&) -> absl::Status {
+        if (!whole) DT_RETURN_IF_ERROR(Append(batch, group, op_index, key_value));
+        return Attend(batch, group, op_index, query, key_value);
+      });
 }
 
 absl::StatusOr<std::span<const std::byte>> CudaAttentionExecutor::RunState(MicroBatch& batch, MicroBatchId id, int op,
@@ -416,36 +513,16 @@ absl::StatusOr<std::span<const std::byte>> CudaAttentionExecutor::AppendAndFinis
     query = batch.query->data();
     appended = batch.key_value->data();
   }
+  if (batch.work != nullptr && !batch.work->immediate()) {
+    DT_RETURN_IF_ERROR(AddToWork(batch, op, appended));
+    batch.payload = {};
+    return Answer(batch, step, layout.partial_bytes);
+  }
   DT_RETURN_IF_ERROR(Append(batch, group, op_index, appended));
-  if (step.attends) DT_RETURN_IF_ERROR(Attend(batch, group, op_index, query));
+  DT_RETURN_IF_ERROR(Attend(batch, group, op_index, query, appended));
   batch.payload = {};
   return Answer(batch, step, layout.partial_bytes);
 }
-
-namespace {
-
-// Copies `rows` tokens of one head, from `token` of the block on, out of the layout of blocks on a GPU.
-struct HeadRows {
-  kernels::cuda::CudaKvLayout layout;
-  int token = 0;
-  int rows = 0;
-  std::byte* k = nullptr;  // of the first row
-  std::byte* v = nullptr;
-  size_t k_step = 0, v_step = 0;  // bytes from row to row
-};
-
-void GatherBlock(const std::byte* block, const HeadRows& out) {
-  for (int row = 0; row < out.rows; ++row) {
-    std::byte* k = out.k + row * out.k_step;
-    std::byte* v = out.v + row * out.v_step;
-    for (int i = 0; i < out.layout.key_dim; ++i)
-      std::memcpy(k + i * kElement, block + out.layout.key_offset(out.token + row, i), kElement);
-    for (int i = 0; i < out.layout.value_dim; ++i)
-      std::memcpy(v + i * kElement, block + out.layout.value_offset(out.token + row, i), kElement);
-  }
-}
-
-}  // namespace
 
 absl::StatusOr<std::span<const std::byte>> CudaAttentionExecutor::Gather(int slot, int op) {
   const OutgoingMove& move = core_.OutgoingMoveOf(slot);
@@ -462,6 +539,7 @@ absl::StatusOr<std::span<const std::byte>> CudaAttentionExecutor::Gather(int slo
   }
   HeadRows out;
   out.layout = LayoutOf(spec);
+  out.bf16 = spec.kv == DType::kBF16;
   for (const proto::ShardStep& item : layout.items) {
     const ShardState& shard = core_.ShardOf(move, item);
     const int heads = item.kv_heads.size();

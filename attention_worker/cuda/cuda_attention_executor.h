@@ -7,20 +7,27 @@
 #include "attention_worker/cuda/cuda_state_executor.h"
 #include "kernels/cuda/cuda_attention.h"
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/cuda_prompts.h"
 #include "kernels/cuda/staged_upload.h"
+#include "kernels/cuda/step_work.h"
 
 namespace dovetail::attention {
 
 // Attention on a GPU, over one arena of KV blocks there (kernels/cuda/kv_layout.h). A step's lengths are planned and
 // its block table is uploaded once; each op then is an append and one pass. All work goes into the device's worker
-// stream. Payloads lie on the device, and nobody waits; or in host memory, and each op is waited for.
+// stream. Payloads lie on the device, and nobody waits; or in host memory, and each op is waited for. On the device an
+// op is part of the step's work, launched by whoever ends the step (kernels/cuda/step_work.h), and its new K and V are
+// written to the blocks by whoever computes them, if they are whole.
 class CudaAttentionExecutor final : public AttentionBackend {
  public:
   // kUnimplemented for other types than bf16 and f16; kResourceExhausted when the device has no
   // room for kv_blocks blocks. `device` and `core` outlive it.
   static absl::StatusOr<std::unique_ptr<AttentionBackend>> Create(kernels::cuda::CudaDevice& device,
                                                                   AttentionWorkerCore& core, uint32_t kv_blocks,
-                                                                  int micro_batches, bool payloads_on_device);
+                                                                  int micro_batches, bool payloads_on_device,
+                                                                  KvStorage storage = KvStorage::kAsSent);
+
+  static size_t BlockBytes(const proto::AttentionTable& table, KvStorage storage);
 
   absl::Status Copy(std::span<const BlockCopy> copies) override;
   absl::Status PrepareStep(MicroBatchId micro_batch) override;
@@ -50,6 +57,7 @@ class CudaAttentionExecutor final : public AttentionBackend {
     std::unique_ptr<kernels::cuda::StagedUpload> tables;  // block pointers, append items, their positions
     std::vector<AppendRun> appends;
     std::vector<PartialCopy> partials;
+    std::unique_ptr<kernels::cuda::CudaPrompts::Batch> prompts;  // whose rows are attended as they come, if any
     bool attends = false;   // some rows have queries
     bool finishes = false;  // some answers are o itself
     // The blocks of op i lie op_step bytes times i from those of the group's first op, for all items alike; else tables
@@ -69,6 +77,7 @@ class CudaAttentionExecutor final : public AttentionBackend {
     int64_t ml_at = 0;                     // floats to those
     std::span<const std::byte> payload;    // the query at hand
     bool prepared = false;
+    kernels::cuda::StepWork* work = nullptr;  // of the step, if payloads lie on the device
   };
   // Whether a set's blocks lie evenly spaced, and where.
   struct SetShape {
@@ -78,7 +87,9 @@ class CudaAttentionExecutor final : public AttentionBackend {
   };
 
   CudaAttentionExecutor(kernels::cuda::CudaDevice& device, AttentionWorkerCore& core,
-                        kernels::cuda::CudaStream& stream, int micro_batches, bool payloads_on_device);
+                        kernels::cuda::CudaStream& stream, int micro_batches, bool payloads_on_device,
+                        KvStorage storage);
+  kernels::cuda::CudaKvLayout LayoutOf(const proto::SoftmaxSpec& spec) const;
   kernels::cuda::CudaAttentionShape ShapeOf(LayerGroup group) const;
   absl::Status Grow(BufferPtr& buffer, size_t bytes, bool pinned = false);
   absl::Status GrowBuffers(MicroBatch& batch, MicroBatchId id);
@@ -89,10 +100,15 @@ class CudaAttentionExecutor final : public AttentionBackend {
   // Of the layout's items those with queries; `blocks` are tables on the device, by item.
   std::vector<kernels::cuda::CudaAttentionItem> ItemsOf(MicroBatchId id, LayerGroup group, const float* sinks,
                                                         const std::vector<const std::byte* const*>& blocks);
+  absl::Status AddToWork(MicroBatch& batch, int op, const std::byte* key_value);
   absl::Status UploadSinks();
   const float* SinksOf(LayerGroup group, int op_index) const;  // on the device, or null
   absl::Status Append(MicroBatch& batch, LayerGroup group, int op_index, const std::byte* key_value);
-  absl::Status Attend(MicroBatch& batch, LayerGroup group, int op_index, const std::byte* query);
+  bool IsPrompt(const proto::ShardStep& shard, LayerGroup group) const;
+  kernels::cuda::CudaPrompts::Shape PromptShapeOf(LayerGroup group) const;
+  absl::Status PlanPrompts(MicroBatchId id, LayerGroup group, GroupStep& step);
+  absl::Status Attend(MicroBatch& batch, LayerGroup group, int op_index, const std::byte* query,
+                      const std::byte* key_value);
   absl::StatusOr<std::span<const std::byte>> RunState(MicroBatch& batch, MicroBatchId id, int op,
                                                       std::span<const std::byte> key_value);
   absl::StatusOr<std::span<const std::byte>> Answer(MicroBatch& batch, const GroupStep& step, int64_t bytes);
@@ -103,10 +119,12 @@ class CudaAttentionExecutor final : public AttentionBackend {
   kernels::cuda::CudaStream& stream_;
   const size_t block_bytes_;
   const bool payloads_on_device_;
+  const KvStorage storage_;
   BufferPtr arena_;
   std::vector<BufferPtr> sinks_;               // by op, where it has any
   std::unique_ptr<CudaStateExecutor> states_;  // if the model has linear states
   std::vector<MicroBatch> micro_batches_;  // and a slot for each move that comes in
+  std::unique_ptr<kernels::cuda::CudaPrompts> prompts_;  // null: no cuDNN here
   std::vector<SetShape> sets_;             // by BlockSetId
   std::array<BufferPtr, proto::kMoveSlots> gathered_;
   BufferPtr moved_blocks_;  // pinned: whole blocks on their way to a host's rows

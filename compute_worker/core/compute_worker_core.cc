@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
+#include "proto/drawn_token.h"
 
 namespace dovetail::compute {
 
@@ -29,6 +30,11 @@ void ComputeWorkerCore::AddAttentionWorker(const AttentionWorkerAddress& address
   workers_.push_back(address);
 }
 
+bool ComputeWorkerCore::only_draws() const {
+  return std::all_of(micro_batches_.begin(), micro_batches_.end(),
+                     [](const MicroBatch& b) { return !b.running || b.drawing; });
+}
+
 bool ComputeWorkerCore::idle() const {
   return std::none_of(micro_batches_.begin(), micro_batches_.end(), [](const MicroBatch& b) { return b.running; });
 }
@@ -37,7 +43,7 @@ void ComputeWorkerCore::Handle(Event event, std::vector<Action>& actions) {
   std::visit([&](auto&& e) { On(std::move(e), actions); }, std::move(event));
 }
 
-absl::Status ComputeWorkerCore::CheckPlan(const StepPlan& plan) const {
+absl::Status ComputeWorkerCore::CheckPlan(const StepPlan& plan, std::optional<MicroBatchId> drawn_by) const {
   size_t tokens = 0;
   absl::flat_hash_set<SequenceId> seen;
   for (const StepEntry& entry : plan.entries) {
@@ -45,6 +51,7 @@ absl::Status ComputeWorkerCore::CheckPlan(const StepPlan& plan) const {
       return InvalidArgument("sequence ", entry.sequence.value(), " is in the step twice");
     tokens += entry.tokens.size();
     DT_RETURN_IF_ERROR(proto::Validate(entry.placement, table_));
+    if (drawn_by.has_value() && proto::IsDrawnBefore(entry)) continue;
     for (const TokenId token : entry.tokens)
       if (token < 0 || token >= options_.vocab_size)
         return InvalidArgument("sequence ", entry.sequence.value(), ": token ", token, " is outside the vocabulary of ",
@@ -52,6 +59,7 @@ absl::Status ComputeWorkerCore::CheckPlan(const StepPlan& plan) const {
   }
   for (const MicroBatch& batch : micro_batches_) {
     if (!batch.running) continue;
+    if (drawn_by.has_value() && &batch == &micro_batches_[drawn_by->value()]) continue;  // FillDrawn looks at it
     for (const StepEntry& entry : batch.plan.entries)
       if (seen.contains(entry.sequence))
         return InvalidArgument("sequence ", entry.sequence.value(), " is in step ", batch.plan.step.value(),
@@ -148,7 +156,76 @@ void ComputeWorkerCore::On(PlanArrived event, std::vector<Action>& actions) {
     ++counters_.dropped_frames;
     return;
   }
-  StepResult failure{event.plan.step, id, StepStatus::kWorkerFailed, {}, {}, {}, {}};
+  if (!proto::FollowsAnother(event.plan)) return Begin(std::move(event.plan), std::nullopt, actions);
+  if (waiting_.has_value()) {
+    StepResult failure{event.plan.step, id, StepStatus::kWorkerFailed, {}, {}, {}, {}};
+    failure.error = absl::StrCat("step ", waiting_->step.value(), " already waits for the tokens of another");
+    ++counters_.refused_plans;
+    actions.push_back(FinishStep{id, std::move(failure)});
+    return;
+  }
+  waiting_ = std::move(event.plan);
+  BeginWaiting(actions);
+}
+
+namespace {
+
+// The place of a sequence's draw in a step: the position, and whether the step draws there.
+bool Draws(const StepPlan& plan, const StepEntry& asks) {
+  return std::any_of(plan.entries.begin(), plan.entries.end(), [&](const StepEntry& entry) {
+    return entry.sequence == asks.sequence && entry.sample &&
+           entry.ctx_len + static_cast<Position>(entry.tokens.size()) == asks.ctx_len;
+  });
+}
+
+TokenId DrawnIn(const StepResult& result, const StepEntry& asks) {
+  for (const proto::EntryResult& entry : result.entries)
+    if (entry.sequence == asks.sequence && entry.position == asks.ctx_len) return entry.token;
+  return -1;
+}
+
+}  // namespace
+
+// If the step before has come so far. On a device that draws tokens for the next step to take, that is before they are
+// known here.
+void ComputeWorkerCore::BeginWaiting(std::vector<Action>& actions) {
+  if (!waiting_.has_value()) return;
+  const MicroBatch& before = micro_batches_[last_begun_.value()];
+  const bool answered = std::all_of(before.parts.begin(), before.parts.end(),
+                                    [](const WorkerPart& part) { return part.unanswered.empty(); });
+  if (before.running && (!before.drawing || before.aborted || !answered)) return;
+  StepPlan plan = *std::exchange(waiting_, std::nullopt);
+  const bool on_device = before.running;
+  StepResult failure{plan.step, plan.micro_batch, StepStatus::kWorkerFailed, {}, {}, {}, {}};
+  if (!on_device && before.last.has_value() && before.last->status != StepStatus::kOk) {
+    failure.status = before.last->status;
+    failure.error = before.last->error;
+    failure.failed_worker = before.last->failed_worker;
+  }
+  for (StepEntry& entry : plan.entries) {
+    if (!proto::IsDrawnBefore(entry) || !failure.error.empty()) continue;
+    if (on_device ? Draws(before.plan, entry) : before.last.has_value() && DrawnIn(*before.last, entry) >= 0) {
+      if (!on_device) entry.tokens[0] = DrawnIn(*before.last, entry);
+      continue;
+    }
+    // A draw that failed, whose sequence therefore ends: any token will do.
+    if (!on_device && before.last.has_value() && Draws(before.plan, entry)) {
+      entry.tokens[0] = 0;
+      continue;
+    }
+    failure.error = absl::StrCat("sequence ", entry.sequence.value(), ": the step before draws no token at ",
+                                 entry.ctx_len);
+  }
+  if (failure.error.empty())
+    return Begin(std::move(plan), on_device ? std::optional(last_begun_) : std::nullopt, actions);
+  ++counters_.refused_plans;
+  const MicroBatchId id = plan.micro_batch;
+  actions.push_back(FinishStep{id, std::move(failure)});
+}
+
+void ComputeWorkerCore::Begin(StepPlan plan, std::optional<MicroBatchId> drawn_by, std::vector<Action>& actions) {
+  const MicroBatchId id = plan.micro_batch;
+  StepResult failure{plan.step, id, StepStatus::kWorkerFailed, {}, {}, {}, {}};
   if (id.value() >= micro_batches_.size() || micro_batches_[id.value()].running) {
     failure.error =
         absl::StrCat("micro-batch ", id.value(), " is busy or not one of this worker's ", micro_batches_.size());
@@ -157,8 +234,8 @@ void ComputeWorkerCore::On(PlanArrived event, std::vector<Action>& actions) {
     return;
   }
   MicroBatch& batch = micro_batches_[id.value()];
-  batch.plan = std::move(event.plan);
-  absl::Status status = CheckPlan(batch.plan);
+  batch.plan = std::move(plan);
+  absl::Status status = CheckPlan(batch.plan, drawn_by);
   if (status.ok()) {
     BeginPrompts(batch);
     status = BuildParts(batch, failure);
@@ -173,6 +250,9 @@ void ComputeWorkerCore::On(PlanArrived event, std::vector<Action>& actions) {
   batch.running = true;
   batch.aborted = false;
   batch.dense_in_flight = false;
+  batch.drawing = false;
+  batch.drawn_by = drawn_by;
+  last_begun_ = id;
   batch.stage = 0;
   batch.awaiting = 0;
   batch.done.reset();
@@ -356,6 +436,13 @@ void ComputeWorkerCore::On(AttentionWorkerLost event, std::vector<Action>& actio
   }
 }
 
+void ComputeWorkerCore::On(SampleBegun event, std::vector<Action>& actions) {
+  MicroBatch& batch = micro_batches_[event.micro_batch.value()];
+  if (!batch.running) return;
+  batch.drawing = true;
+  if (event.micro_batch == last_begun_) BeginWaiting(actions);
+}
+
 void ComputeWorkerCore::On(SampleDone event, std::vector<Action>& actions) {
   MicroBatch& batch = micro_batches_[event.micro_batch.value()];
   if (!batch.running) return;
@@ -379,9 +466,32 @@ void ComputeWorkerCore::On(StepFailed event, std::vector<Action>& actions) {
 }
 
 void ComputeWorkerCore::Finish(MicroBatch& batch, StepResult result, std::vector<Action>& actions) {
-  batch.running = false;
+  const MicroBatchId id = batch.plan.micro_batch;
+  batch.running = batch.drawing = false;
   EndPrompts(batch, result.status == StepStatus::kOk);
-  actions.push_back(FinishStep{batch.plan.micro_batch, std::move(result)});
+  // Only what a step to come may ask for: who waits or began with these tokens.
+  batch.last = StepResult{result.step, id, result.status, result.error, result.failed_worker, {}, {}};
+  for (const proto::EntryResult& entry : result.entries) {
+    proto::EntryResult& kept = batch.last->entries.emplace_back();
+    kept.sequence = entry.sequence;
+    kept.position = entry.position;
+    kept.token = entry.status == StepStatus::kOk ? entry.token : -1;
+  }
+  actions.push_back(FinishStep{id, std::move(result)});
+  if (batch.last->status != StepStatus::kOk) FailFollower(id, actions);
+  if (id == last_begun_) BeginWaiting(actions);
+}
+
+// Its tokens were never drawn.
+void ComputeWorkerCore::FailFollower(MicroBatchId of, std::vector<Action>& actions) {
+  const StepResult& why = *micro_batches_[of.value()].last;
+  for (MicroBatch& batch : micro_batches_) {
+    if (!batch.running || batch.aborted || batch.drawn_by != of) continue;
+    batch.aborted = true;
+    batch.failure =
+        StepResult{batch.plan.step, batch.plan.micro_batch, why.status, why.error, why.failed_worker, {}, {}};
+    if (!batch.dense_in_flight) Finish(batch, std::move(batch.failure), actions);
+  }
 }
 
 }  // namespace dovetail::compute

@@ -25,6 +25,9 @@ struct PlanArrived {
 struct DenseDone {  // the RunDense or AttendPrompts of this micro-batch has finished
   MicroBatchId micro_batch;
 };
+struct SampleBegun {  // this step's tokens are being drawn, and the next step may take them on the device
+  MicroBatchId micro_batch;
+};
 struct PartialArrived {
   NodeId from;
   Epoch epoch;
@@ -53,7 +56,8 @@ struct AttentionWorkerLost {  // ends the steps that it has a part in and later 
   Epoch epoch;
 };
 using Event =
-    std::variant<PlanArrived, DenseDone, PartialArrived, StepRefused, SampleDone, StepFailed, AttentionWorkerLost>;
+    std::variant<PlanArrived, DenseDone, SampleBegun, PartialArrived, StepRefused, SampleDone, StepFailed,
+                 AttentionWorkerLost>;
 
 // ---- actions ----
 
@@ -140,7 +144,8 @@ struct ComputeWorkerCounters {
 // The compute worker as a value: one state machine per micro-batch, from its plan through the layers to its result. It
 // sends q before k and v, waits for every partial, and owns nothing between steps but a scratch of prompts that it can
 // do without. While one micro-batch waits for attention another runs its dense pieces. Single-threaded; deterministic;
-// no clock, socket or kernel. Allocates only when a plan arrives.
+// no clock, socket or kernel. Allocates only when a plan arrives. A plan whose tokens are still to be drawn waits, one
+// at a time, until the step before it has drawn them or has got as far as that on the device.
 class ComputeWorkerCore {
  public:
   ComputeWorkerCore(const proto::AttentionTable& table, StepProgram program, const ComputeWorkerOptions& options);
@@ -159,6 +164,10 @@ class ComputeWorkerCore {
   const proto::StepPlan& PlanOf(MicroBatchId id) const { return micro_batches_[id.value()].plan; }
   const std::vector<WorkerPart>& PartsOf(MicroBatchId id) const { return micro_batches_[id.value()].parts; }
   const std::vector<PromptEntry>& PromptsOf(MicroBatchId id) const { return micro_batches_[id.value()].prompts; }
+  // The step whose draws are tokens of this one: its plan is PlanOf it. Nothing: all tokens are known.
+  std::optional<MicroBatchId> DrawnBy(MicroBatchId id) const { return micro_batches_[id.value()].drawn_by; }
+  // Nothing is to be done until a step's tokens have been drawn.
+  bool only_draws() const;
   const PromptScratch& scratch() const { return scratch_; }
   const ComputeWorkerOptions& options() const { return options_; }
   const proto::AttentionTable& table() const { return table_; }
@@ -171,6 +180,9 @@ class ComputeWorkerCore {
     bool running = false;
     bool aborted = false;     // a worker refused: finish as soon as the dense piece at hand is done
     bool dense_in_flight = false;
+    bool drawing = false;     // SampleBegun
+    std::optional<MicroBatchId> drawn_by;
+    std::optional<proto::StepResult> last;  // of the step that finished last: what it drew, or why it failed
     proto::StepPlan plan;
     std::vector<WorkerPart> parts;
     std::vector<PromptEntry> prompts;
@@ -183,6 +195,7 @@ class ComputeWorkerCore {
 
   void On(PlanArrived event, std::vector<Action>& actions);
   void On(DenseDone event, std::vector<Action>& actions);
+  void On(SampleBegun event, std::vector<Action>& actions);
   void On(PartialArrived event, std::vector<Action>& actions);
   void On(StepRefused event, std::vector<Action>& actions);
   void On(SampleDone event, std::vector<Action>& actions);
@@ -191,7 +204,9 @@ class ComputeWorkerCore {
   void Abort(MicroBatch& batch, const WorkerPart& by, proto::StepStatus status, const std::string& reason,
              std::vector<Action>& actions);
 
-  absl::Status CheckPlan(const proto::StepPlan& plan) const;
+  void BeginWaiting(std::vector<Action>& actions);
+  void Begin(proto::StepPlan plan, std::optional<MicroBatchId> drawn_by, std::vector<Action>& actions);
+  absl::Status CheckPlan(const proto::StepPlan& plan, std::optional<MicroBatchId> drawn_by) const;
   absl::Status BuildParts(MicroBatch& batch, proto::StepResult& failure) const;
   absl::Status AddEntry(MicroBatch& batch, int entry, proto::StepResult& failure) const;
   void BeginPrompts(MicroBatch& batch);
@@ -202,6 +217,7 @@ class ComputeWorkerCore {
   void SendHeldKeyValues(MicroBatchId id, std::vector<Action>& actions);
   void Advance(MicroBatchId id, std::vector<Action>& actions);
   int ExpectPartials(MicroBatch& batch, int op);
+  void FailFollower(MicroBatchId of, std::vector<Action>& actions);
   void Finish(MicroBatch& batch, proto::StepResult result, std::vector<Action>& actions);
   MicroBatch* Running(MicroBatchId id, StepId step);
 
@@ -211,6 +227,8 @@ class ComputeWorkerCore {
   std::vector<AttentionWorkerAddress> workers_;
   std::vector<MicroBatch> micro_batches_;
   PromptScratch scratch_;
+  std::optional<proto::StepPlan> waiting_;  // for what the step before it draws
+  MicroBatchId last_begun_;
   ComputeWorkerCounters counters_;
 };
 

@@ -6,10 +6,12 @@
 #include <variant>
 
 #include "kernels/op_context.h"
+#include "proto/drawn_token.h"
 
 namespace dovetail::compute {
 
 using kernels::cuda::CudaStream;
+using kernels::cuda::StepWork;
 using kernels::cuda::WireType;
 
 namespace {
@@ -53,7 +55,8 @@ absl::StatusOr<std::unique_ptr<DenseBackend>> CudaDense::Create(const CudaModel&
 absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options) {
   kernels::cuda::CudaDevice& device = model_.device();
   DT_ASSIGN_OR_RETURN(gemm_, kernels::cuda::CudaGemm::Create(device));
-  DT_ASSIGN_OR_RETURN(sampler_, CudaTokenSampler::Create(model_, stream_, *gemm_, options.max_step_tokens));
+  DT_ASSIGN_OR_RETURN(sampler_, CudaTokenSampler::Create(model_, stream_, *gemm_, options.max_step_tokens,
+                                                         options.micro_batches));
   most_rows_ = options.max_step_tokens;
   const int64_t rows = most_rows_ + kRowStep;
   int64_t qkv = 0, attended = 0, mlp = 0;
@@ -83,18 +86,11 @@ absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options) {
     DT_ASSIGN_OR_RETURN(hybrid_, CudaHybrid::Create(device, model_.model(), table_, std::move(hybrid), stream_, *gemm_,
                                                     {rows, options.micro_batches, model_.type()}));
   }
-  FindRuns();
-  return absl::OkStatus();
-}
-
-void CudaDense::FindRuns() {
-  const std::vector<model::LayerStep>& steps = model_.model().steps;
-  for (int i = 0; i < static_cast<int>(steps.size()); ++i) {
-    const bool cut = std::holds_alternative<model::AttentionCut>(steps[i]);
-    if (!cut && (runs_.empty() || runs_.back().end < i)) runs_.push_back({i, i});
-    if (!cut) runs_.back().end = i + 1;
-    run_of_.push_back(cut ? -1 : static_cast<int>(runs_.size()) - 1);
+  for (int i = 0; stay_on_device_ && i < options.micro_batches; ++i) {
+    micro_batches_[i].work = &device.WorkerStep(i);
+    micro_batches_[i].work->Forget();
   }
+  return absl::OkStatus();
 }
 
 absl::Status CudaDense::AllocateMicroBatch(MicroBatch& batch, int64_t rows) {
@@ -146,58 +142,68 @@ absl::Status CudaDense::PrepareStep(const ComputeWorkerCore& core, MicroBatchId 
   } else {
     DT_RETURN_IF_ERROR(batch.wire->Prepare(core, id));
   }
-  DT_RETURN_IF_ERROR(ChooseGraphs(core, id));
-  return EmbedTokens(plan, batch);
-}
-
-// Steps whose payloads cross the host wait for it in any case, and what they copy lies elsewhere each time.
-absl::Status CudaDense::ChooseGraphs(const ComputeWorkerCore& core, MicroBatchId id) {
-  MicroBatch& batch = micro_batches_[id.value()];
-  batch.recorded = nullptr;
-  if (!stay_on_device_ || batch.rows > kMostGraphRows) return absl::OkStatus();
-  auto it = std::find_if(recorded_.begin(), recorded_.end(), [&](const Recorded& r) {
-    return r.rows == batch.rows && r.micro_batch == id.value();
-  });
-  if (it == recorded_.end()) {
-    if (recorded_.size() >= kMostRecordedSizes) {
-      DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());  // none of its graphs may still run
-      recorded_.pop_back();
-    }
-    recorded_.push_front({batch.rows, id.value(), 0, nullptr, {}});
-    recorded_.front().graphs.resize(runs_.size());
-  } else {
-    recorded_.splice(recorded_.begin(), recorded_, it);
+  // Steps whose payloads cross the host wait for it in any case.
+  if (stay_on_device_) {
+    batch.work->Begin();
+    if (batch.rows > kMostGraphRows) DT_RETURN_IF_ERROR(batch.work->BeImmediate(stream_));
   }
-  if (++recorded_.front().steps > 1) batch.recorded = &recorded_.front();
-  return absl::OkStatus();
+  return EmbedTokens(core, id);
 }
 
-absl::Status CudaDense::EmbedTokens(const proto::StepPlan& plan, MicroBatch& batch) {
-  kernels::cuda::UploadLayout layout;
-  const size_t ids_at = layout.Add<int32_t>(batch.rows), positions_at = layout.Add<int32_t>(batch.rows);
-  DT_ASSIGN_OR_RETURN(std::byte* const host, batch.upload->Begin(stream_, layout.bytes()));
-  auto* ids = reinterpret_cast<int32_t*>(host + ids_at);
-  auto* positions = reinterpret_cast<int32_t*>(host + positions_at);
+// The ids of the step's rows, -1 - i for what row i of the step before draws, and their positions.
+absl::Status CudaDense::UploadTokens(const ComputeWorkerCore& core, MicroBatchId id, int32_t* ids,
+                                     int32_t* positions) const {
   const int64_t vocab = model_.model().config().vocab_size;
-  for (const proto::StepEntry& entry : plan.entries)
+  const std::optional<MicroBatchId> before = core.DrawnBy(id);
+  for (const proto::StepEntry& entry : core.PlanOf(id).entries) {
+    const bool drawn = before.has_value() && proto::IsDrawnBefore(entry);
+    if (drawn) {
+      int32_t row = 0;
+      for (const proto::StepEntry& asked : core.PlanOf(*before).entries) {
+        if (asked.sequence == entry.sequence) break;
+        row += asked.sample ? 1 : 0;
+      }
+      *ids++ = -1 - row;
+    }
     for (size_t i = 0; i < entry.tokens.size(); ++i) {
+      *positions++ = static_cast<int32_t>(entry.ctx_len + static_cast<Position>(i));
+      if (drawn) continue;
       if (entry.tokens[i] < 0 || entry.tokens[i] >= vocab)
         return InvalidArgument("token ", entry.tokens[i], " is outside the vocabulary of ", vocab);
       *ids++ = entry.tokens[i];
-      *positions++ = static_cast<int32_t>(entry.ctx_len + static_cast<Position>(i));
     }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaDense::EmbedTokens(const ComputeWorkerCore& core, MicroBatchId id) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  kernels::cuda::UploadLayout layout;
+  const size_t ids_at = layout.Add<int32_t>(batch.rows), positions_at = layout.Add<int32_t>(batch.rows);
+  DT_ASSIGN_OR_RETURN(std::byte* const host, batch.upload->Begin(stream_, layout.bytes()));
+  DT_RETURN_IF_ERROR(UploadTokens(core, id, reinterpret_cast<int32_t*>(host + ids_at),
+                                  reinterpret_cast<int32_t*>(host + positions_at)));
   DT_RETURN_IF_ERROR(batch.upload->Send(stream_));
   kernels::cuda::EmbedLaunch embed;
   embed.table = model_.embedding();
   embed.ids = reinterpret_cast<const int32_t*>(batch.upload->device() + ids_at);
+  if (const auto before = core.DrawnBy(id); before.has_value()) embed.drawn = sampler_->drawn(*before);
   embed.out = batch.x->data();
   embed.table_type = model_.type();
   embed.out_type = WireType::kF32;
   embed.factor = model_.model().config().embedding_scale;
   embed.rows = static_cast<int32_t>(batch.rows);
   embed.size = static_cast<int32_t>(hidden());
-  DT_RETURN_IF_ERROR(kernels::cuda::Embed(stream_, embed));
-  return ComputeAngles(plan, reinterpret_cast<const int32_t*>(batch.upload->device() + positions_at), batch);
+  DT_RETURN_IF_ERROR(Enqueue(batch, {StepWork::Word(embed.ids), StepWork::Word(embed.drawn)},
+                             [embed](CudaStream& stream) { return kernels::cuda::Embed(stream, embed); }));
+  return ComputeAngles(core.PlanOf(id), reinterpret_cast<const int32_t*>(batch.upload->device() + positions_at), batch);
+}
+
+// Into the step's work; at once where there is none.
+absl::Status CudaDense::Enqueue(MicroBatch& batch, std::array<uint64_t, 2> what, StepWork::Enqueue enqueue) {
+  if (batch.work == nullptr) return enqueue(stream_);
+  return batch.work->Add(stream_, {StepWork::Word(this), static_cast<uint64_t>(batch.rows), what[0], what[1]},
+                         std::move(enqueue));
 }
 
 absl::StatusOr<const CudaDense::CachedRope*> CudaDense::RopeFor(int rope, int64_t length) {
@@ -240,7 +246,9 @@ absl::Status CudaDense::ComputeAngles(const proto::StepPlan& plan, const int32_t
       table.multiplier = cached->table.multiplier;
       table.rows = static_cast<int32_t>(rows);
       table.count = angles.pairs;
-      DT_RETURN_IF_ERROR(kernels::cuda::RopeTable(stream_, table));
+      DT_RETURN_IF_ERROR(Enqueue(batch, {StepWork::Word(table.inv_freq) ^ static_cast<uint64_t>(row) << 48,
+                                         StepWork::Word(table.positions) ^ static_cast<uint64_t>(rows) << 48},
+                                 [table](CudaStream& stream) { return kernels::cuda::RopeTable(stream, table); }));
       row += rows;
       begin = end;
     }
@@ -249,44 +257,23 @@ absl::Status CudaDense::ComputeAngles(const proto::StepPlan& plan, const int32_t
 }
 
 absl::Status CudaDense::Run(const ComputeWorkerCore& core, MicroBatchId id, int index) {
-  if (micro_batches_[id.value()].recorded == nullptr) return RunPiece(core, id, index);
-  const int run = run_of_[index];
-  if (run < 0) return Internal("step ", index, " of the model does not run on a GPU");
-  return runs_[run].begin == index ? RunRecorded(core, id, run) : absl::OkStatus();  // went with the first
-}
-
-absl::Status CudaDense::RunRecorded(const ComputeWorkerCore& core, MicroBatchId id, size_t run) {
-  Recorded& recorded = *micro_batches_[id.value()].recorded;
-  const std::vector<WorkerPart>& parts = core.PartsOf(id);
+  if (std::holds_alternative<model::KeyValueProjection>(model_.model().steps[index]))
+    return absl::OkStatus();  // done with the queries
   // The attention worker's memory grows now and then.
-  if (run > 0 && parts[0].partial.data() != recorded.attended) {
-    DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());  // none of them may still run
-    recorded.attended = parts[0].partial.data();
-    for (size_t other = 1; other < recorded.graphs.size(); ++other) recorded.graphs[other] = {};
-  }
-  kernels::cuda::CudaGraph& graph = recorded.graphs[run];
-  if (graph.empty()) {
-    DT_RETURN_IF_ERROR(stream_.BeginCapture());
-    absl::Status status;
-    for (int piece = runs_[run].begin; piece < runs_[run].end && status.ok(); ++piece)
-      status = RunPiece(core, id, piece);
-    auto ended = stream_.EndCapture();
-    DT_RETURN_IF_ERROR(status);
-    DT_RETURN_IF_ERROR(ended.status());
-    graph = *std::move(ended);
-  }
-  return stream_.Launch(graph);
+  const bool reads = stay_on_device_ && std::holds_alternative<model::OutputProjection>(model_.model().steps[index]);
+  const void* const attended = reads ? core.PartsOf(id)[0].partial.data() : nullptr;
+  return Enqueue(micro_batches_[id.value()], {static_cast<uint64_t>(index), StepWork::Word(attended)},
+                 [this, &core, id, index, attended](CudaStream&) { return RunPiece(core, id, index, attended); });
 }
 
-absl::Status CudaDense::RunPiece(const ComputeWorkerCore& core, MicroBatchId id, int index) {
+absl::Status CudaDense::RunPiece(const ComputeWorkerCore& core, MicroBatchId id, int index, const void* attended) {
   MicroBatch& batch = micro_batches_[id.value()];
   const model::LayerStep& step = model_.model().steps[index];
   const CudaStep& weights = model_.steps()[index];
   if (const auto* input = std::get_if<model::InputNorm>(&step)) return RunStep(*input, weights, batch);
   if (const auto* query = std::get_if<model::QueryProjection>(&step)) return RunStep(*query, weights, batch);
-  if (std::holds_alternative<model::KeyValueProjection>(step)) return absl::OkStatus();  // done with the queries
   if (const auto* output = std::get_if<model::OutputProjection>(&step))
-    return RunOutput(*output, weights, batch, core.PartsOf(id));
+    return RunOutput(*output, weights, batch, core.PartsOf(id), attended);
   if (const auto* mlp = std::get_if<model::GatedMlp>(&step)) return RunStep(*mlp, weights, batch);
   if (const auto* experts = std::get_if<model::ExpertMlp>(&step)) return RunStep(*experts, weights, batch);
   return Internal("step ", index, " of the model does not run on a GPU");
@@ -426,10 +413,21 @@ absl::Status CudaDense::RunStep(const model::QueryProjection& step, const CudaSt
   out.type = model_.type();
   out.q_out = batch.query->data();
   out.q_out_step = q_width;
-  out.k_out = batch.key_value->data();
-  out.k_out_step = k_width;
-  out.v_out = batch.key_value->data() + batch.rows * k_width * kElement;
-  out.v_out_step = v_width;
+  const kernels::cuda::KvAppendTarget* const target =
+      batch.work != nullptr ? batch.work->AppendTarget(step.op) : nullptr;
+  if (target != nullptr) {
+    out.positions = target->positions;
+    out.row_items = target->row_items;
+    out.items = target->items;
+    out.kv_offset = target->kv_offset;
+    out.layout = target->layout;
+  } else {
+    out.k_out = batch.key_value->data();
+    out.k_out_step = k_width;
+    out.v_out = batch.key_value->data() + batch.rows * k_width * kElement;
+    out.v_out_step = v_width;
+    out.layout = {spec.key_dim, spec.value_dim, kernels::cuda::KvType::kBF16};
+  }
   const auto per_head = [&](const std::optional<model::RmsNorm>& norm, const BufferPtr& weight) -> const float* {
     if (!norm.has_value() || static_cast<int>(norm->weight.size()) != spec.key_dim) return nullptr;
     out.norm_eps = norm->eps;
@@ -446,7 +444,6 @@ absl::Status CudaDense::RunStep(const model::QueryProjection& step, const CudaSt
   out.rows = static_cast<int32_t>(batch.rows);
   out.q_heads = spec.query_heads;
   out.kv_heads = spec.kv_heads;
-  out.layout = {spec.key_dim, spec.value_dim, kernels::cuda::KvType::kBF16};
   DT_RETURN_IF_ERROR(kernels::cuda::KvAppend(stream_, out));
   return stay_on_device_ ? absl::OkStatus() : CopyToWire(step.op, batch);
 }
@@ -499,13 +496,10 @@ absl::StatusOr<std::span<const std::byte>> CudaDense::PackKeyValue(const Compute
 }
 
 absl::Status CudaDense::RunOutput(const model::OutputProjection& step, const CudaStep& weights, MicroBatch& batch,
-                                  const std::vector<WorkerPart>& parts) {
+                                  const std::vector<WorkerPart>& parts, const void* attended) {
   const LayerGroup group = table_.op_group[step.op];
   const proto::SoftmaxSpec& spec = table_.softmax(group);
-  const void* attended = nullptr;
-  if (stay_on_device_) {
-    attended = parts[0].partial.data();
-  } else {
+  if (!stay_on_device_) {
     DT_ASSIGN_OR_RETURN(const std::byte* const joined,
                         batch.wire->JoinPartials(parts, step.op, kernels::ContextOf(stream_)));
     const size_t bytes = batch.rows * spec.query_heads * spec.value_dim * kElement;
@@ -553,7 +547,17 @@ absl::Status CudaDense::RunStep(const model::ExpertMlp& step, const CudaStep& we
   return hybrid_->RunExperts(IndexOf(weights), h_->data(), Floats(batch.x), batch.rows);
 }
 
+absl::StatusOr<bool> CudaDense::BeginSample(const proto::StepPlan& plan, MicroBatchId id) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  if (batch.work == nullptr) return false;
+  DT_ASSIGN_OR_RETURN(const bool begun, sampler_->Begin(plan, Floats(batch.x), id, *batch.work));
+  DT_RETURN_IF_ERROR(batch.work->Launch(stream_));
+  if (begun) DT_RETURN_IF_ERROR(sampler_->Launched(id));
+  return begun;
+}
+
 absl::Status CudaDense::Sample(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result) {
+  if (sampler_->begun(id)) return sampler_->Finish(plan, id, result);
   return sampler_->Run(plan, Floats(micro_batches_[id.value()].x), result);
 }
 

@@ -1,4 +1,5 @@
 #pragma once
+#include <array>
 #include <list>
 #include <memory>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "compute_worker/step_wire.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/staged_upload.h"
+#include "kernels/cuda/step_work.h"
 
 namespace dovetail::compute {
 
@@ -20,12 +22,12 @@ namespace dovetail::compute {
 // k, v and what it answers are tensors in device memory, and nobody waits before tokens are drawn. Otherwise q, k and v
 // are copied to pinned memory, where StepWire packs them for any placement, and what comes back is joined there.
 //
-// What lies between two attention ops is recorded as one CUDA graph for each number of rows that comes again, up to
-// kMostGraphRows, and launched with its first piece: launches then do not bound steps of few rows.
+// If they stay, a step of up to kMostGraphRows rows is enqueued when all its pieces are known, with those of the
+// attention worker, and recorded (kernels/cuda/step_work.h); its new K and V go where that worker says. Such a step is
+// drawn on the device, too, and the next one may take its tokens there.
 class CudaDense final : public DenseBackend {
  public:
   static constexpr int64_t kMostGraphRows = 256;
-  static constexpr size_t kMostRecordedSizes = 64;  // of numbers of rows and micro-batch; the longest unused goes
 
   // Takes all memory that a step of options.max_step_tokens rows needs: kResourceExhausted if it is not there.
   // kFailedPrecondition without cuBLASLt. `model` outlives it.
@@ -41,6 +43,7 @@ class CudaDense final : public DenseBackend {
                                                        int op) override;
   absl::StatusOr<std::span<const std::byte>> PackKeyValue(const ComputeWorkerCore& core, MicroBatchId id, int p,
                                                           int op) override;
+  absl::StatusOr<bool> BeginSample(const proto::StepPlan& plan, MicroBatchId id) override;
   absl::Status Sample(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result) override;
 
  private:
@@ -48,18 +51,6 @@ class CudaDense final : public DenseBackend {
   struct RopeAngles {
     BufferPtr cos, sin;  // [rows, pairs]
     int pairs = 0;
-  };
-  // Pieces [begin, end) of the model's steps: all between two attention ops.
-  struct PieceRun {
-    int begin = 0, end = 0;
-  };
-  // The graphs of one number of rows in one micro-batch, by run of pieces.
-  struct Recorded {
-    int64_t rows = 0;
-    size_t micro_batch = 0;
-    int steps = 0;                   // with so many rows; the first one is not recorded: it chooses products
-    const void* attended = nullptr;  // what the graphs read
-    std::vector<kernels::cuda::CudaGraph> graphs;
   };
   struct MicroBatch {
     int64_t rows = 0;
@@ -69,7 +60,7 @@ class CudaDense final : public DenseBackend {
     std::unique_ptr<kernels::cuda::StagedUpload> upload;  // ids, positions
     std::unique_ptr<StepWire> wire;                       // unless payloads stay on the device
     bool copied = false;                                  // q, k and v have reached `wire`
-    Recorded* recorded = nullptr;                  // graphs for the step's rows, if it uses them
+    kernels::cuda::StepWork* work = nullptr;              // of the step
   };
   struct CachedRope {
     int rope = 0;
@@ -82,20 +73,19 @@ class CudaDense final : public DenseBackend {
             bool stay_on_device);
   absl::Status Allocate(const ComputeWorkerOptions& options);
   absl::Status AllocateMicroBatch(MicroBatch& batch, int64_t rows);
-  void FindRuns();
   absl::Status CheckWhole(const ComputeWorkerCore& core, MicroBatchId id) const;
-  absl::Status EmbedTokens(const proto::StepPlan& plan, MicroBatch& batch);
+  absl::Status EmbedTokens(const ComputeWorkerCore& core, MicroBatchId id);
+  absl::Status UploadTokens(const ComputeWorkerCore& core, MicroBatchId id, int32_t* ids, int32_t* positions) const;
   absl::Status ComputeAngles(const proto::StepPlan& plan, const int32_t* positions, MicroBatch& batch);
   absl::StatusOr<const CachedRope*> RopeFor(int rope, int64_t length);
+  absl::Status Enqueue(MicroBatch& batch, std::array<uint64_t, 2> what, kernels::cuda::StepWork::Enqueue enqueue);
 
-  absl::Status RunPiece(const ComputeWorkerCore& core, MicroBatchId id, int index);
-  absl::Status RunRecorded(const ComputeWorkerCore& core, MicroBatchId id, size_t run);
-  absl::Status ChooseGraphs(const ComputeWorkerCore& core, MicroBatchId id);
+  absl::Status RunPiece(const ComputeWorkerCore& core, MicroBatchId id, int index, const void* attended);
 
   absl::Status RunStep(const model::InputNorm& step, const CudaStep& weights, MicroBatch& batch);
   absl::Status RunStep(const model::QueryProjection& step, const CudaStep& weights, MicroBatch& batch);
   absl::Status RunOutput(const model::OutputProjection& step, const CudaStep& weights, MicroBatch& batch,
-                         const std::vector<WorkerPart>& parts);
+                         const std::vector<WorkerPart>& parts, const void* attended);
   absl::Status RunStep(const model::GatedMlp& step, const CudaStep& weights, MicroBatch& batch);
   absl::Status RunStep(const model::ExpertMlp& step, const CudaStep& weights, MicroBatch& batch);
   absl::Status MultiplyHeads(size_t index, MicroBatch& batch);
@@ -131,9 +121,6 @@ class CudaDense final : public DenseBackend {
   int64_t most_rows_ = 0;
   std::vector<MicroBatch> micro_batches_;
   std::list<CachedRope> rope_cache_;  // front: used last
-  std::vector<PieceRun> runs_;
-  std::vector<int> run_of_;           // by piece
-  std::list<Recorded> recorded_;      // front: used last
   BufferPtr h_, qkv_, attended_, gate_up_, act_, aside_;  // scratch of a piece
 };
 

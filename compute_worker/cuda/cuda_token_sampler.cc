@@ -7,6 +7,7 @@
 namespace dovetail::compute {
 
 using kernels::cuda::CudaSampler;
+using kernels::cuda::CudaStream;
 using kernels::cuda::WireType;
 
 namespace {
@@ -20,15 +21,19 @@ size_t RowScratchBytes(int64_t vocab) { return (kernels::SamplingScratchBytes(vo
 absl::StatusOr<std::unique_ptr<CudaTokenSampler>> CudaTokenSampler::Create(const CudaModel& model,
                                                                            kernels::cuda::CudaStream& stream,
                                                                            kernels::cuda::CudaGemm& gemm,
-                                                                           int most_rows) {
+                                                                           int most_rows, int micro_batches) {
   const int rows = std::min(kRowsAtOnce, most_rows);
   const model::ModelConfig& config = model.model().config();
   std::unique_ptr<CudaTokenSampler> sampler(new CudaTokenSampler(model, stream, gemm, rows));
   const int64_t room = rows + kRowStep;
   DT_ASSIGN_OR_RETURN(sampler->normed_, model.device().Allocate(room * config.hidden_size * sizeof(uint16_t)));
   DT_ASSIGN_OR_RETURN(sampler->device_logits_, model.device().Allocate(room * config.vocab_size * sizeof(float)));
-  DT_ASSIGN_OR_RETURN(sampler->sampler_,
-                      CudaSampler::Create(model.device(), rows, static_cast<int32_t>(config.vocab_size)));
+  sampler->draws_.resize(micro_batches);
+  for (Draws& draws : sampler->draws_) {
+    DT_ASSIGN_OR_RETURN(draws.sampler,
+                        CudaSampler::Create(model.device(), rows, static_cast<int32_t>(config.vocab_size)));
+    DT_ASSIGN_OR_RETURN(draws.done, model.device().CreateEvent());
+  }
   return sampler;
 }
 
@@ -70,7 +75,8 @@ absl::Status CudaTokenSampler::Draw(const proto::StepPlan& plan, size_t first, s
     if (!for_host_[i]) params_[i] = ParamsOf(plan.entries[row.entry], row);
     drawn_[i] = {&params_[i], result.entries[row.entry].position};
   }
-  return sampler_->Enqueue(cuda_stream_, reinterpret_cast<const float*>(device_logits_->data()), vocab_, drawn_);
+  return draws_[0].sampler->Enqueue(cuda_stream_, reinterpret_cast<const float*>(device_logits_->data()), vocab_,
+                                    drawn_);
 }
 
 absl::Status CudaTokenSampler::Fetch(size_t count) {
@@ -89,9 +95,7 @@ absl::Status CudaTokenSampler::Fetch(size_t count) {
   return absl::OkStatus();
 }
 
-absl::Status CudaTokenSampler::ComputeLogits(const proto::StepPlan& plan, const float* residual, size_t first,
-                                             size_t count, const proto::StepResult& result) {
-  DT_RETURN_IF_ERROR(NormRows(residual, first, count));
+kernels::cuda::GemmCall CudaTokenSampler::HeadCall(size_t count) const {
   kernels::cuda::GemmCall call{};
   call.x = normed_->data();
   call.w = on_device_.head();
@@ -101,7 +105,83 @@ absl::Status CudaTokenSampler::ComputeLogits(const proto::StepPlan& plan, const 
   call.k = call.x_stride = call.w_stride = model_.config().hidden_size;
   call.type = on_device_.type() == WireType::kBF16 ? kernels::cuda::GemmType::kBF16 : kernels::cuda::GemmType::kF16;
   call.y_is_f32 = 1;
-  DT_RETURN_IF_ERROR(gemm_.Run(cuda_stream_, call));
+  return call;
+}
+
+// False: some row is for the host.
+absl::StatusOr<bool> CudaTokenSampler::UploadDraws(const proto::StepPlan& plan, Draws& draws) {
+  proto::StepResult result;
+  result.entries.resize(plan.entries.size());
+  CollectRows(plan);
+  if (rows_.empty() || rows_.size() > rows_at_once_) return false;
+  for (const LogitsRow& row : rows_)
+    if (IsForHost(plan, row) || plan.entries[row.entry].sampling.needs_history()) return false;
+  FillSamplingInputs(plan, result);
+  params_.resize(rows_.size());
+  drawn_.resize(rows_.size());
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    const proto::StepEntry& entry = plan.entries[rows_[i].entry];
+    params_[i] = ParamsOf(entry, rows_[i]);
+    drawn_[i] = {&params_[i], entry.ctx_len + static_cast<Position>(entry.tokens.size())};
+  }
+  const absl::Status uploaded = draws.sampler->Upload(cuda_stream_, drawn_);
+  if (absl::IsInvalidArgument(uploaded)) return false;  // the host says which row is wrong
+  DT_RETURN_IF_ERROR(uploaded);
+  draws.rows.swap(rows_);
+  return true;
+}
+
+absl::StatusOr<bool> CudaTokenSampler::Begin(const proto::StepPlan& plan, const float* residual, MicroBatchId id,
+                                             kernels::cuda::StepWork& work) {
+  Draws& draws = draws_[id.value()];
+  draws.begun = false;
+  DT_ASSIGN_OR_RETURN(const bool alone, UploadDraws(plan, draws));
+  if (!alone) return false;
+  const size_t count = draws.rows.size();
+  uint64_t rows = 0;  // which of the step's
+  for (const LogitsRow& row : draws.rows) rows = (rows ^ static_cast<uint64_t>(row.row + 1)) * 0x9e3779b97f4a7c15ull;
+  const auto what = draws.sampler->Launches();
+  DT_RETURN_IF_ERROR(work.Add(
+      cuda_stream_,
+      {kernels::cuda::StepWork::Word(this), kernels::cuda::StepWork::Word(residual), count, rows, what[0], what[1],
+       what[2], what[3]},
+      [this, &draws, residual, count](CudaStream& stream) -> absl::Status {
+        rows_.swap(draws.rows);
+        const absl::Status normed = NormRows(residual, 0, count);
+        rows_.swap(draws.rows);
+        DT_RETURN_IF_ERROR(normed);
+        DT_RETURN_IF_ERROR(gemm_.Run(stream, HeadCall(count)));
+        return draws.sampler->Draw(stream, reinterpret_cast<const float*>(device_logits_->data()), vocab_);
+      }));
+  return true;
+}
+
+absl::Status CudaTokenSampler::Launched(MicroBatchId id) {
+  Draws& draws = draws_[id.value()];
+  draws.begun = true;
+  return cuda_stream_.Record(draws.done);
+}
+
+absl::Status CudaTokenSampler::Finish(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result) {
+  Draws& draws = draws_[id.value()];
+  draws.begun = false;
+  DT_RETURN_IF_ERROR(draws.done.Synchronize());
+  result.entries.resize(plan.entries.size());
+  for (size_t e = 0; e < plan.entries.size(); ++e) {
+    result.entries[e].sequence = plan.entries[e].sequence;
+    result.entries[e].position = plan.entries[e].ctx_len + static_cast<Position>(plan.entries[e].tokens.size());
+  }
+  for (size_t i = 0; i < draws.rows.size(); ++i) {
+    const int entry = draws.rows[i].entry;
+    Store(draws.sampler->Result(i), plan.entries[entry].sampling.logprobs >= 0, result.entries[entry]);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaTokenSampler::ComputeLogits(const proto::StepPlan& plan, const float* residual, size_t first,
+                                             size_t count, const proto::StepResult& result) {
+  DT_RETURN_IF_ERROR(NormRows(residual, first, count));
+  DT_RETURN_IF_ERROR(gemm_.Run(cuda_stream_, HeadCall(count)));
   for_host_.assign(count, false);
   for (size_t i = 0; i < count; ++i) for_host_[i] = IsForHost(plan, rows_[first + i]);
   const absl::Status drawn = Draw(plan, first, count, result);
@@ -125,7 +205,7 @@ void CudaTokenSampler::HandleRows(const proto::StepPlan& plan, size_t first, siz
       HandleRow(plan, row, reinterpret_cast<const float*>(logits_->data()) + i * vocab_,
                 {sampling_scratch_->data() + i * scratch_bytes, scratch_bytes}, entry);
     } else if (row.sample && entry.status == proto::StepStatus::kOk) {
-      Store(sampler_->Result(i), plan.entries[row.entry].sampling.logprobs >= 0, entry);
+      Store(draws_[0].sampler->Result(i), plan.entries[row.entry].sampling.logprobs >= 0, entry);
     }
   });
 }

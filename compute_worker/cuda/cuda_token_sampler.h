@@ -6,6 +6,7 @@
 #include "compute_worker/token_sampler.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/cuda_sampler.h"
+#include "kernels/cuda/step_work.h"
 
 namespace dovetail::compute {
 
@@ -15,10 +16,24 @@ class CudaTokenSampler final : public TokenSampler {
  public:
   static constexpr int kRowsAtOnce = 256;
 
-  // Takes the memory for chunks of min(kRowsAtOnce, most_rows) rows: kResourceExhausted. All outlive it.
+  // Takes the memory for chunks of min(kRowsAtOnce, most_rows) rows, and for what steps of `micro_batches` draw:
+  // kResourceExhausted. All outlive it.
   static absl::StatusOr<std::unique_ptr<CudaTokenSampler>> Create(const CudaModel& model,
                                                                   kernels::cuda::CudaStream& stream,
-                                                                  kernels::cuda::CudaGemm& gemm, int most_rows);
+                                                                  kernels::cuda::CudaGemm& gemm, int most_rows,
+                                                                  int micro_batches);
+
+  // Adds the end of a step to its work, if nobody but the device needs its logits, and one chunk holds it. False: it
+  // was left alone. Upload of parameters included; `residual` is device memory.
+  absl::StatusOr<bool> Begin(const proto::StepPlan& plan, const float* residual, MicroBatchId id,
+                             kernels::cuda::StepWork& work);
+  // The work of Begin was launched.
+  absl::Status Launched(MicroBatchId id);
+  // After both: waits, and takes what was drawn.
+  absl::Status Finish(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result);
+  bool begun(MicroBatchId id) const { return draws_[id.value()].begun; }
+  // What the last step of the micro-batch that was begun draws, on the device: by its entries that sample, in order.
+  const kernels::cuda::SampleOutput* drawn(MicroBatchId id) const { return draws_[id.value()].sampler->drawn(); }
 
  protected:
   absl::Status Reserve(size_t most) override;
@@ -34,6 +49,16 @@ class CudaTokenSampler final : public TokenSampler {
         cuda_stream_(stream),
         gemm_(gemm) {}
 
+  // One step under way.
+  struct Draws {
+    std::unique_ptr<kernels::cuda::CudaSampler> sampler;
+    kernels::cuda::CudaEvent done;
+    std::vector<LogitsRow> rows;
+    bool begun = false;
+  };
+
+  absl::StatusOr<bool> UploadDraws(const proto::StepPlan& plan, Draws& draws);
+  kernels::cuda::GemmCall HeadCall(size_t count) const;
   absl::Status NormRows(const float* residual, size_t first, size_t count);
   // Whether the host has to see the row's logits.
   bool IsForHost(const proto::StepPlan& plan, const LogitsRow& row) const;
@@ -44,7 +69,7 @@ class CudaTokenSampler final : public TokenSampler {
   kernels::cuda::CudaStream& cuda_stream_;
   kernels::cuda::CudaGemm& gemm_;
   std::unique_ptr<kernels::Buffer> normed_, device_logits_;
-  std::unique_ptr<kernels::cuda::CudaSampler> sampler_;
+  std::vector<Draws> draws_;  // by micro-batch; the first one's sampler is also that of chunks
   std::vector<kernels::SamplingParams> params_;
   std::vector<kernels::cuda::CudaSampler::Row> drawn_;
   std::vector<bool> for_host_;  // by row of the chunk

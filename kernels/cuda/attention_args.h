@@ -48,22 +48,21 @@ struct AttentionSpan {
   int32_t pad = 0;
 };
 
-// What a thread block begins with; its range ends where the next one's begins (AttentionExtent).
+// What a thread block does: blocks [begin, end). Of the blocks of a KV head, its first may follow others of that head
+// in earlier parts, its last precede others in later ones.
 struct AttentionPart {
   int32_t begin = 0;
   int32_t end = 0;
-  int32_t span = 0;  // that holds `begin`
-  int32_t pad = 0;
+  int32_t span = 0;        // that holds `begin`
+  int16_t first_part = 0;  // where the head of `begin` begins
+  int16_t last_part = 0;   // where the head of `end - 1` ends
 };
 
 // What of a plan changes from step to step and is not in a launch's parameters, so that a recorded launch stays
-// right. `parts` thread blocks share all blocks evenly; each has at least one.
+// right. `parts` thread blocks share all blocks; each has at least one.
 struct AttentionExtent {
   int32_t blocks = 0;
   int32_t parts = 0;  // <= grid
-
-  constexpr int32_t PartBegin(int64_t part) const { return static_cast<int32_t>(part * blocks / parts); }
-  constexpr int32_t PartOf(int64_t block) const { return static_cast<int32_t>(((block + 1) * parts - 1) / blocks); }
 };
 
 struct AttentionLaunch {

@@ -2,10 +2,11 @@
 #include "kernels/cuda/attention_args.h"
 #include "kernels/cuda/attention_output.cuh"
 #include "kernels/cuda/attention_tile.cuh"
+#include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/primitives.cuh"
 
 // Attention over paged KV (paged_attention.h says what is computed). One persistent thread block a multiprocessor
-// takes an equal, contiguous range (part) of all KV blocks, whatever sequences and heads they belong to. One warp
+// takes a contiguous range (part) of all KV blocks, nearly equal, whatever sequences and heads they belong to. One warp
 // copies whole KvBlocks into a ring of shared memory; eight warps attend, each to blocks of its own, with its own (o,
 // m, l); where a part's blocks of one (sequence, head) end, they hand these on from warp to warp and the last writes
 // the result, or a piece of it if other parts hold the rest: the last to arrive joins the pieces in the order of the
@@ -21,6 +22,7 @@ namespace dovetail::kernels::cuda {
 inline constexpr int kThreads = (kConsumerWarps + 4) * 32;
 
 inline constexpr int kMaxStages = 24;
+inline constexpr int kWorthSkipping = 2048;  // bytes of a block, for one more copy
 
 struct SharedPlan {
   uint32_t ring;       // [stages][block bytes]
@@ -53,14 +55,25 @@ struct Cursor {
   }
 };
 
-__device__ __forceinline__ const std::byte* BlockAddress(const AttentionLaunch& p, Cursor& cursor, int block) {
+// A block to be brought.
+struct Source {
+  const std::byte* at = nullptr;  // null: a pretended one
+  int tokens = 0;                 // that anybody sees, from its first on
+  bool fresh = false;             // the kernel before may have appended to it
+};
+
+__device__ __forceinline__ Source SourceOf(const AttentionLaunch& p, Cursor& cursor, int block) {
+  Source source;
   cursor.MoveTo(block);
   const AttentionSpan& span = cursor.span;
-  if (span.sees_nothing) return nullptr;
+  if (span.sees_nothing) return source;
   const DeviceAttentionItem& item = p.items[span.item];
   const int at = block - span.block_begin, head = at / span.segments;
   const int segment = span.first_segment + at % span.segments;
-  return item.blocks[head * item.head_step + (segment - item.first_segment)] + p.kv_offset;
+  source.at = item.blocks[head * item.head_step + (segment - item.first_segment)] + p.kv_offset;
+  source.tokens = max(1, min(CudaKvLayout::kTokens, item.token_end - segment * CudaKvLayout::kTokens));
+  source.fresh = (segment + 1) * CudaKvLayout::kTokens > item.first_position;
+  return source;
 }
 
 // One warp: brings block after block.
@@ -70,19 +83,30 @@ __device__ __forceinline__ void Produce(const AttentionLaunch& p, const SharedPl
   Cursor cursor(p, part.span);
   int stage = 0;
   uint32_t parity = 1;
-  const std::byte* next = part.begin + lane < part.end ? BlockAddress(p, cursor, part.begin + lane) : nullptr;
+  Source next;
+  if (part.begin + lane < part.end) next = SourceOf(p, cursor, part.begin + lane);
   for (int base = part.begin; base < part.end; base += 32) {
-    const std::byte* mine = next;
-    if (base + 32 + lane < part.end) next = BlockAddress(p, cursor, base + 32 + lane);
+    const Source mine = next;
+    if (base + 32 + lane < part.end) next = SourceOf(p, cursor, base + 32 + lane);
     const int count = min(32, part.end - base);
     for (int i = 0; i < count; ++i) {
       const uint32_t full = shared.full + stage * 8, to = shared.ring + stage * bytes;
 #if __CUDA_ARCH__ >= 900
       if (lane == i) {
         BarrierWait(shared.empty + stage * 8, parity);
-        if (mine != nullptr) {
-          BarrierArriveExpect(full, bytes);
-          BulkCopy(to, mine, bytes, full);
+        if (mine.fresh) WaitForPredecessor();
+        if (mine.at != nullptr) {
+          // Keys beyond the last token are masked, whatever the memory holds; values lie token by token.
+          const int keys = mine.tokens * p.layout.key_row_bytes(), skipped = p.layout.key_bytes() - keys;
+          if (skipped < kWorthSkipping) {
+            BarrierArriveExpect(full, bytes);
+            BulkCopy(to, mine.at, bytes, full);
+          } else {
+            const int values_at = p.layout.key_bytes();
+            BarrierArriveExpect(full, bytes - skipped);
+            BulkCopy(to, mine.at, keys, full);
+            BulkCopy(to + values_at, mine.at + values_at, bytes - values_at, full);
+          }
         } else {
           BarrierArrive(full);
         }
@@ -92,7 +116,7 @@ __device__ __forceinline__ void Produce(const AttentionLaunch& p, const SharedPl
       BarrierWait(shared.empty + stage * 8, parity);
       __syncwarp();
       const auto from =
-          reinterpret_cast<const std::byte*>(__shfl_sync(~0u, reinterpret_cast<unsigned long long>(mine), i));
+          reinterpret_cast<const std::byte*>(__shfl_sync(~0u, reinterpret_cast<unsigned long long>(mine.at), i));
       if (from != nullptr) {
         for (int at = lane * 16; at < bytes; at += 512) ChunkCopy(to + at, from + at);
       }
@@ -133,13 +157,15 @@ __device__ __forceinline__ void WriteResult(const AttentionLaunch& p, const Devi
 // A piece of a unit whose other blocks belong to other thread blocks: stores it; the last to come joins all and
 // writes the result.
 template <KvType kType, int D, bool kFull>
-__device__ __forceinline__ void WritePiece(const AttentionLaunch& p, const AttentionExtent& extent,
+__device__ __forceinline__ void WritePiece(const AttentionLaunch& p, const AttentionPart& part,
                                            const AttentionSpan& span, const DeviceAttentionItem& item,
                                            const TileRows& tile, int tile_number, TileState<kType, D, kFull>& state,
                                            int lane) {
   const int dims = p.layout.value_dim;
   const int64_t unit_begin = span.block_begin + static_cast<int64_t>(tile.head) * span.segments;
-  const int first = extent.PartOf(unit_begin), last = extent.PartOf(unit_begin + span.segments - 1);
+  const int me = static_cast<int>(blockIdx.x);
+  const int first = unit_begin >= part.begin ? me : part.first_part;
+  const int last = unit_begin + span.segments <= part.end ? me : part.last_part;
   const auto slot = [&](int who) {
     return (static_cast<int64_t>(who) * 2 + (who == first ? 1 : 0)) * p.tiles + tile_number;
   };
@@ -169,8 +195,8 @@ __device__ __forceinline__ void WritePiece(const AttentionLaunch& p, const Atten
 
 // One of the attending warps.
 template <KvType kType, int D, bool kFull>
-__device__ __forceinline__ void Consume(const AttentionLaunch& p, const AttentionExtent& extent,
-                                        const SharedPlan& shared, const AttentionPart& part, int warp, int lane) {
+__device__ __forceinline__ void Consume(const AttentionLaunch& p, const SharedPlan& shared, const AttentionPart& part,
+                                        int warp, int lane) {
   const int tile_number = warp % p.tiles, team = p.team, member = warp / p.tiles;
   if (member >= team) return;
   const uint32_t my_turn = shared.chain + warp * 8;
@@ -180,6 +206,7 @@ __device__ __forceinline__ void Consume(const AttentionLaunch& p, const Attentio
   const int bytes = p.layout.bytes();
   Cursor cursor(p, part.span);
   TileState<kType, D, kFull> state;
+  WaitForPredecessor();  // for q
   uint32_t parity = 0, turn_parity = member == 0 ? 1 : 0;
   int stage = member;  // stages are a multiple of the team
 
@@ -234,7 +261,7 @@ __device__ __forceinline__ void Consume(const AttentionLaunch& p, const Attentio
       if (count == span.segments) {
         WriteResult(p, item, tile, state, lane);
       } else {
-        WritePiece(p, extent, span, item, tile, tile_number, state, lane);
+        WritePiece(p, part, span, item, tile, tile_number, state, lane);
       }
     }
     block += count;
@@ -248,7 +275,7 @@ __global__ void __launch_bounds__(kThreads, 1) AttentionKernel(const __grid_cons
   const int buffers = p.tiles == kConsumerWarps ? 0 : p.tiles;
   const AttentionExtent extent = *p.extent;
   const AttentionPart part = p.parts[blockIdx.x];
-  if (blockIdx.x >= extent.parts) return;
+  if (blockIdx.x >= extent.parts) return WaitForPredecessor();
   SharedPlan shared;
   shared.ring = SharedAddress(memory);
   unsigned char* rest = memory + p.stages * p.layout.bytes();
@@ -281,7 +308,7 @@ __global__ void __launch_bounds__(kThreads, 1) AttentionKernel(const __grid_cons
 #if __CUDA_ARCH_FEAT_SM90_ALL
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
 #endif
-    Consume<kType, D, kFull>(p, extent, shared, part, warp, lane);
+    Consume<kType, D, kFull>(p, shared, part, warp, lane);
   }
 }
 
@@ -300,8 +327,7 @@ int LaunchSized(AttentionLaunch launch, const DeviceLimits& limits, cudaStream_t
   const auto kernel = AttentionKernel<kType, D, kFull>;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return static_cast<int>(error);
-  kernel<<<launch.grid, kThreads, bytes, stream>>>(launch);
-  return static_cast<int>(cudaGetLastError());
+  return LaunchDependent(kernel, dim3(launch.grid), kThreads, bytes, stream, launch);
 }
 
 template <KvType kType>

@@ -8,6 +8,8 @@ namespace dovetail::kernels::cuda {
 namespace {
 
 constexpr int64_t kMaxBlocks = int64_t{1} << 30;
+constexpr int kMaxMultiprocessors = 32767;
+constexpr int kMostOfShare = 107;  // percent, of a part that cuts no head
 // The segments that rows [row_begin, row_end) of an item see together.
 SegmentRange SegmentsOfRows(const PlannedItem& item, int window, int64_t row_begin, int64_t row_end) {
   const TokenSpan first = VisibleTokens(item.first_position + row_begin, window, item.token_begin, item.token_end);
@@ -23,6 +25,66 @@ SegmentRange SegmentsOfRows(const PlannedItem& item, int window, int64_t row_beg
   if (first.empty()) return SegmentsOf({item.token_begin, last.end});
   if (last.empty()) return SegmentsOf({first.begin, item.token_end});
   return SegmentsOf({first.begin, last.end});
+}
+
+// Where the blocks of each KV head of each span end.
+std::vector<int32_t> HeadEnds(const AttentionPlan& plan, std::span<const PlannedItem> items) {
+  std::vector<int32_t> ends;
+  for (const AttentionSpan& span : plan.spans)
+    for (int32_t head = 1; head <= items[span.item].kv_heads; ++head)
+      ends.push_back(span.block_begin + head * span.segments);
+  return ends;
+}
+
+// Ends of at most `grid` parts that cut no head, none much larger than an equal share; empty if there is no such cut.
+// What no part begins or ends within needs no piece to be stored and joined, and memory is no slower for it.
+std::vector<int32_t> WholeHeads(const std::vector<int32_t>& heads, int32_t grid) {
+  const int64_t blocks = heads.back();
+  for (int percent = 100; percent <= kMostOfShare; ++percent) {
+    const int64_t most = blocks * percent / (int64_t{100} * grid);
+    std::vector<int32_t> ends;
+    int32_t begin = 0;
+    for (size_t i = 0; i < heads.size(); ++i) {
+      if (i + 1 < heads.size() && heads[i + 1] - begin <= most) continue;
+      if (heads[i] - begin > most || ends.size() == static_cast<size_t>(grid)) {
+        ends.clear();
+        break;
+      }
+      ends.push_back(heads[i]);
+      begin = heads[i];
+    }
+    if (!ends.empty()) return ends;
+  }
+  return {};
+}
+
+std::vector<int32_t> EvenParts(int64_t blocks, int32_t grid) {
+  const int64_t parts = std::min<int64_t>(blocks, grid);
+  std::vector<int32_t> ends;
+  for (int64_t part = 1; part <= parts; ++part) ends.push_back(static_cast<int32_t>(part * blocks / parts));
+  return ends;
+}
+
+void NameParts(const std::vector<int32_t>& heads, const std::vector<int32_t>& ends, AttentionPlan& plan) {
+  size_t span = 0, head = 0;
+  int16_t head_part = 0;  // where the head at hand begins
+  int32_t begin = 0;
+  for (size_t part = 0; part < ends.size(); ++part) {
+    while (plan.spans[span].block_end <= begin) ++span;
+    const auto me = static_cast<int16_t>(part);
+    if ((head == 0 ? 0 : heads[head - 1]) == begin) head_part = me;
+    plan.parts.push_back(
+        {.begin = begin, .end = ends[part], .span = static_cast<int32_t>(span), .first_part = head_part});
+    while (heads[head] < ends[part]) {
+      ++head;
+      head_part = me;
+    }
+    size_t last = part;
+    while (ends[last] < heads[head]) ++last;
+    plan.parts.back().last_part = static_cast<int16_t>(last);
+    if (heads[head] == ends[part]) ++head;
+    begin = ends[part];
+  }
 }
 
 }  // namespace
@@ -44,7 +106,7 @@ PieceBytes PieceBytesOf(int32_t grid, int32_t tiles, int value_dim) {
 
 absl::StatusOr<AttentionPlan> PlanAttention(std::span<const PlannedItem> items, int group, int window,
                                             int multiprocessors) {
-  if (items.empty() || multiprocessors < 1) {
+  if (items.empty() || multiprocessors < 1 || multiprocessors > kMaxMultiprocessors) {
     return InvalidArgument("attention plan: ", items.size(), " items on ", multiprocessors, " multiprocessors");
   }
   AttentionPlan plan;
@@ -74,14 +136,11 @@ absl::StatusOr<AttentionPlan> PlanAttention(std::span<const PlannedItem> items, 
       plan.spans.push_back(span);
     }
   }
-  plan.extent = {.blocks = static_cast<int32_t>(blocks),
-                 .parts = static_cast<int32_t>(std::min<int64_t>(blocks, plan.grid))};
-  size_t span = 0;
-  for (int32_t part = 0; part < plan.extent.parts; ++part) {
-    const int32_t begin = plan.extent.PartBegin(part), end = plan.extent.PartBegin(part + 1);
-    while (plan.spans[span].block_end <= begin) ++span;
-    plan.parts.push_back({.begin = begin, .end = end, .span = static_cast<int32_t>(span)});
-  }
+  const std::vector<int32_t> heads = HeadEnds(plan, items);
+  std::vector<int32_t> ends = WholeHeads(heads, plan.grid);
+  if (ends.empty()) ends = EvenParts(blocks, plan.grid);
+  plan.extent = {.blocks = static_cast<int32_t>(blocks), .parts = static_cast<int32_t>(ends.size())};
+  NameParts(heads, ends, plan);
   return plan;
 }
 

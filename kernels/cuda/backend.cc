@@ -3,6 +3,7 @@
 #include "kernels/cuda/gemm_lt.h"
 #include "kernels/cuda/hybrid_launches.h"
 #include "kernels/cuda/launches.h"
+#include "kernels/cuda/prompt_dnn.h"
 #include "kernels/cuda/runtime.h"
 #include "kernels/cuda/state_launches.h"
 
@@ -75,6 +76,9 @@ constexpr Backend kBackend = {
     .gemm_open = GemmOpen,
     .gemm_close = GemmClose,
     .gemm_run = GemmRun,
+    .dnn_open = DnnOpen,
+    .dnn_close = DnnClose,
+    .dnn_prompts = DnnPrompts,
     .exchange_await = LaunchExchangeAwait,
     .exchange_signal = LaunchExchangeSignal,
     .exchange_push = LaunchExchangePush,

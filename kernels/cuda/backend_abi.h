@@ -14,7 +14,7 @@ namespace dovetail::kernels::cuda {
 // nothing of CUDA. Plain functions and structs, no exceptions, no C++ types of variable layout. `int` results are
 // cudaError_t (0: done) unless said otherwise; error_text explains them. Every function is thread-safe; those with a
 // stream only enqueue and never synchronise.
-inline constexpr uint32_t kBackendAbi = 3;
+inline constexpr uint32_t kBackendAbi = 4;
 
 struct DeviceInfo {
   char name[256];
@@ -41,6 +41,21 @@ struct GemmCall {
   int32_t y_is_f32;
   int32_t accumulate;
 };
+
+// Causal attention of whole prompts by cuDNN: sequence i has tokens[i] rows, which begin so many elements from the base
+// pointers. Rows of q and o hold q_heads vectors, those of k and v kv_heads; all lie one row after the other.
+struct PromptCall {
+  const void *q, *k, *v;                      // q null: the plan is made, and nothing runs
+  void* o;
+  const int32_t* tokens;                      // [batch], 0 allowed; device memory, as the offsets
+  const int32_t *q_at, *k_at, *v_at, *o_at;   // [batch + 1]
+  int32_t batch, most_tokens;                 // a plan is made for each pair of these
+  int32_t q_heads, kv_heads, key_dim, value_dim;
+  WireType type;  // bf16 or f16
+  float scale;
+};
+inline constexpr int kDnnNotFound = -2;
+inline constexpr int kDnnRefused = -3;
 
 struct Backend {
   uint32_t abi;
@@ -112,6 +127,13 @@ struct Backend {
   // The first call of a shape chooses an algorithm: up to 512 rows by time, which waits for the stream and takes
   // milliseconds, unless it records a graph. Later calls only enqueue.
   int (*gemm_run)(void* gemm, const GemmCall* call, void* stream);
+
+  // cuDNN, opened at run time. dnn_open: 0, a cudaError_t, or kDnnNotFound with a text of what is missing.
+  int (*dnn_open)(int device, void** dnn, char* text, size_t text_bytes);
+  int (*dnn_close)(void* dnn);
+  // cudaError_t; kDnnRefused: cuDNN does not attend this shape. The first call of a shape makes its plan, which takes
+  // some tens of milliseconds and may allocate; not while a graph is recorded.
+  int (*dnn_prompts)(void* dnn, const PromptCall* call, void* stream);
 
   int (*exchange_await)(const ExchangeAwaitLaunch* launch, void* stream);
   int (*exchange_signal)(const ExchangeSignalLaunch* launch, void* stream);

@@ -1,8 +1,10 @@
 # KERNELS_CUDA_SRCS: the host's side of the GPU, in every build.
 # libdovetail_cuda.so: what it opens, where nvcc is found.
 set(KERNELS_CUDA_SRCS cuda/attention_plan.cc cuda/cuda_attention.cc cuda/cuda_device.cc cuda/cuda_exchange.cc
-    cuda/cuda_hybrid_ops.cc cuda/cuda_library.cc cuda/cuda_ops.cc cuda/cuda_sampler.cc cuda/cuda_state.cc
-    cuda/cuda_weights.cc cuda/memory_pool.cc cuda/staged_upload.cc cuda/state_layout.cc)
+    cuda/cuda_hybrid_ops.cc cuda/cuda_library.cc cuda/cuda_ops.cc cuda/cuda_prompts.cc
+    cuda/cuda_sampler.cc cuda/cuda_state.cc
+    cuda/cuda_weights.cc cuda/memory_pool.cc cuda/staged_upload.cc cuda/state_layout.cc
+    cuda/step_work.cc)
 
 include(DovetailCuda)
 if(DOVETAIL_HAS_CUDA)
@@ -16,8 +18,17 @@ if(DOVETAIL_HAS_CUDA)
     dovetail_cuda_objects(PEER_POINTER cuda/peer_pointer.cu)
     list(APPEND KERNELS_CUDA_OBJECTS ${PEER_POINTER})
   endif()
-  add_library(dovetail_cuda MODULE cuda/backend.cc cuda/gemm_lt.cc cuda/runtime.cc ${PEER_POINTER}
-              ${KERNELS_CUDA_OBJECTS})
+  include(DovetailCudnn)
+  set(KERNELS_DNN_SRC cuda/prompt_dnn_absent.cc)
+  if(DOVETAIL_HAS_CUDNN)
+    set(KERNELS_DNN_SRC cuda/prompt_dnn.cc)
+  endif()
+  add_library(dovetail_cuda MODULE cuda/backend.cc cuda/gemm_lt.cc cuda/product_table.cc cuda/runtime.cc
+              ${KERNELS_DNN_SRC} ${PEER_POINTER} ${KERNELS_CUDA_OBJECTS})
+  if(DOVETAIL_HAS_CUDNN)
+    target_include_directories(dovetail_cuda SYSTEM PRIVATE ${DOVETAIL_CUDNN_FRONTEND_INCLUDE}
+                                                            ${DOVETAIL_CUDNN_INCLUDE})
+  endif()
   set_source_files_properties(${KERNELS_CUDA_OBJECTS} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
   target_include_directories(dovetail_cuda PRIVATE ${PROJECT_SOURCE_DIR})
   target_include_directories(dovetail_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})

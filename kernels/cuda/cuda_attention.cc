@@ -176,6 +176,18 @@ absl::Status CudaAttention::Reserve(int64_t plan_bytes, int tiles, int value_dim
   return stream->SynchronizeStatus();
 }
 
+uint64_t CudaAttention::Launches() const {
+  uint64_t hash = static_cast<uint64_t>(plan_.grid) << 8 ^ static_cast<uint64_t>(plan_.tiles);
+  const auto mix = [&](const void* p) {
+    hash = (hash ^ reinterpret_cast<uint64_t>(p)) * 0x9e3779b97f4a7c15ull;
+    hash ^= hash >> 29;
+  };
+  mix(extent_), mix(items_), mix(spans_), mix(parts_);
+  for (Buffer* buffer : {piece_o_.get(), piece_ml_.get(), arrived_.get()})
+    mix(buffer != nullptr ? buffer->data() : nullptr);
+  return hash;
+}
+
 absl::Status CudaAttention::Run(CudaStream& stream, const CudaAttentionShape& shape, const CudaAttentionRun& run) {
   DT_RETURN_IF_ERROR(CheckShape(shape));
   if (run.q == nullptr || (run.o == nullptr && run.partial_o == nullptr))

@@ -69,6 +69,9 @@ class CudaAttention {
   // So that no Plan within these bounds allocates. kResourceExhausted.
   absl::Status Reserve(int64_t plan_bytes, int tiles, int value_dim);
 
+  // What launches of the plan depend on, but for memory: addresses, grid and tiles.
+  uint64_t Launches() const;
+
   const AttentionPlan& plan() const { return plan_; }
   // The plan's items on the device, in their order: what KvAppendLaunch::items wants. Valid until the next Plan.
   const DeviceAttentionItem* device_items() const { return items_; }

@@ -1,4 +1,5 @@
 #include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/step_work.h"
 
 #include <charconv>
 #include <cstring>
@@ -169,6 +170,13 @@ absl::StatusOr<CudaStream*> CudaDevice::WorkerStream() {
     DT_ASSIGN_OR_RETURN(worker_stream_, CreateCudaStream());
   }
   return worker_stream_.get();
+}
+
+StepWork& CudaDevice::WorkerStep(int micro_batch) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_ptr<StepWork>& step = worker_steps_[micro_batch];
+  if (step == nullptr) step = std::make_unique<StepWork>();
+  return *step;
 }
 
 absl::StatusOr<CudaEvent> CudaDevice::CreateEvent(bool timed) {

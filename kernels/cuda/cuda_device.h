@@ -1,4 +1,5 @@
 #pragma once
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -10,6 +11,7 @@
 namespace dovetail::kernels::cuda {
 
 class CudaDevice;
+class StepWork;
 
 // A mark in a stream. Waiting for it from another stream costs the host nothing. Movable; must not outlive its
 // device.
@@ -104,6 +106,8 @@ class CudaDevice : public Device {
   // The stream of all workers of this process that hand each other device memory: what one has enqueued is done before
   // what another enqueues later. Made on first use; lives as long as the device.
   absl::StatusOr<CudaStream*> WorkerStream();
+  // What those workers do in the step of a micro-batch (step_work.h). Made on first use; lives as long as the device.
+  StepWork& WorkerStep(int micro_batch);
   absl::StatusOr<CudaEvent> CreateEvent(bool timed = false);
   // Host memory that copies reach without staging; zeroed.
   absl::StatusOr<std::unique_ptr<Buffer>> AllocatePinned(size_t size_bytes);
@@ -132,8 +136,9 @@ class CudaDevice : public Device {
   const std::unique_ptr<Device> host_;
   const std::unique_ptr<Stream> host_stream_;
   MemoryPool pool_;
-  std::mutex mutex_;  // of worker_stream_
+  std::mutex mutex_;  // of what follows
   std::unique_ptr<CudaStream> worker_stream_;
+  std::map<int, std::unique_ptr<StepWork>> worker_steps_;
 };
 
 // Host memory that copies to and from a GPU reach without staging, behind Device: for tensors that the host packs or

@@ -19,7 +19,7 @@ inline constexpr int32_t kMaxOpRows = 65535;
 absl::Status RmsNorm(CudaStream& stream, const RmsNormLaunch& args);
 // out = activation(gate) * up.
 absl::Status GatedActivation(CudaStream& stream, const ActivationLaunch& args);
-// out[i] = table[ids[i]] * factor. The ids must lie in the table.
+// out[i] = table[ids[i]] * factor. The ids, and the tokens that they stand for, must lie in the table.
 absl::Status Embed(CudaStream& stream, const EmbedLaunch& args);
 absl::Status RopeTable(CudaStream& stream, const RopeTableLaunch& args);
 // Per-head norms, rope, the append of k and v (or their rows as they are) and the rotated q, in one pass over q, k, v.

@@ -95,7 +95,7 @@ absl::Status CudaSampler::AddRow(size_t index, const Row& row) {
   return absl::OkStatus();
 }
 
-absl::Status CudaSampler::Upload(CudaStream& stream, SampleLaunch& launch) {
+absl::Status CudaSampler::Send(CudaStream& stream) {
   const size_t seen_at = RoundUp(params_.size() * sizeof(SampleParams));
   const size_t biases_at = seen_at + RoundUp(seen_.size() * sizeof(SampleSeen));
   const size_t allowed_at = biases_at + RoundUp(biases_.size() * sizeof(SampleBias));
@@ -111,14 +111,14 @@ absl::Status CudaSampler::Upload(CudaStream& stream, SampleLaunch& launch) {
   if (!biases_.empty()) std::memcpy(host + biases_at, biases_.data(), biases_.size() * sizeof(SampleBias));
   if (!allowed_.empty()) std::memcpy(host + allowed_at, allowed_.data(), allowed_.size() * sizeof(int32_t));
   std::byte* there = lists_->data();
-  launch.params = reinterpret_cast<const SampleParams*>(there);
-  launch.seen = reinterpret_cast<const SampleSeen*>(there + seen_at);
-  launch.biases = reinterpret_cast<const SampleBias*>(there + biases_at);
-  launch.allowed = reinterpret_cast<const int32_t*>(there + allowed_at);
+  launch_.params = reinterpret_cast<const SampleParams*>(there);
+  launch_.seen = reinterpret_cast<const SampleSeen*>(there + seen_at);
+  launch_.biases = reinterpret_cast<const SampleBias*>(there + biases_at);
+  launch_.allowed = reinterpret_cast<const int32_t*>(there + allowed_at);
   return stream.Copy(there, host, bytes);
 }
 
-absl::Status CudaSampler::Enqueue(CudaStream& stream, const float* logits, int64_t step, std::span<const Row> rows) {
+absl::Status CudaSampler::Upload(CudaStream& stream, std::span<const Row> rows) {
   if (rows.size() > static_cast<size_t>(max_rows_)) {
     return InvalidArgument("sampling: ", rows.size(), " rows; the sampler was made for ", max_rows_);
   }
@@ -127,18 +127,32 @@ absl::Status CudaSampler::Enqueue(CudaStream& stream, const float* logits, int64
   biases_.clear();
   allowed_.clear();
   for (size_t i = 0; i < rows.size(); ++i) DT_RETURN_IF_ERROR(AddRow(i, rows[i]));
-  if (rows.empty()) return absl::OkStatus();
-  SampleLaunch launch;
-  DT_RETURN_IF_ERROR(Upload(stream, launch));
+  return rows.empty() ? absl::OkStatus() : Send(stream);
+}
+
+absl::Status CudaSampler::Draw(CudaStream& stream, const float* logits, int64_t step) {
+  if (params_.empty()) return absl::OkStatus();
+  SampleLaunch launch = launch_;
   launch.logits = logits;
   launch.work = reinterpret_cast<float*>(work_->data());
   launch.step = step;
   launch.work_step = vocab_;
-  launch.rows = static_cast<int32_t>(rows.size());
+  launch.rows = static_cast<int32_t>(params_.size());
   launch.vocab = vocab_;
   launch.out = reinterpret_cast<SampleOutput*>(out_->data());
   DT_RETURN_IF_ERROR(Sample(stream, launch));
-  return stream.Copy(host_out_->data(), out_->data(), rows.size() * sizeof(SampleOutput));
+  return stream.Copy(host_out_->data(), out_->data(), params_.size() * sizeof(SampleOutput));
+}
+
+std::array<uint64_t, 4> CudaSampler::Launches() const {
+  const auto at = [](const void* p) { return reinterpret_cast<uint64_t>(p); };
+  return {params_.size() ^ at(out_->data()) << 16, at(launch_.params), at(launch_.seen) ^ at(launch_.biases) << 16,
+          at(launch_.allowed)};
+}
+
+absl::Status CudaSampler::Enqueue(CudaStream& stream, const float* logits, int64_t step, std::span<const Row> rows) {
+  DT_RETURN_IF_ERROR(Upload(stream, rows));
+  return Draw(stream, logits, step);
 }
 
 absl::StatusOr<SampleResult> CudaSampler::Result(size_t row) const {

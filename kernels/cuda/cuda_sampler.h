@@ -1,4 +1,5 @@
 #pragma once
+#include <array>
 #include <memory>
 #include <span>
 #include <vector>
@@ -26,6 +27,15 @@ class CudaSampler {
   // tokens' list), which the host's SampleRow gives.
   absl::Status Enqueue(CudaStream& stream, const float* logits, int64_t step, std::span<const Row> rows);
 
+  // Enqueue in two parts. The first checks, and enqueues the upload of the parameters. The second enqueues the rest; it
+  // may be recorded, and holds for every later upload that says the same of Launches().
+  absl::Status Upload(CudaStream& stream, std::span<const Row> rows);
+  absl::Status Draw(CudaStream& stream, const float* logits, int64_t step);
+  // What of the last upload Draw depends on, but for memory: rows and addresses.
+  std::array<uint64_t, 4> Launches() const;
+  // On the device, by row: what was drawn, until the next Draw.
+  const SampleOutput* drawn() const { return reinterpret_cast<const SampleOutput*>(out_->data()); }
+
   // After the stream was synchronised. As SampleRow: kInternal for a row that held NaN or +inf, kInvalidArgument
   // where nothing was left to choose. `top` is empty.
   absl::StatusOr<SampleResult> Result(size_t row) const;
@@ -34,7 +44,7 @@ class CudaSampler {
   CudaSampler(CudaDevice& device, int32_t max_rows, int32_t vocab)
       : device_(device), max_rows_(max_rows), vocab_(vocab) {}
   absl::Status AddRow(size_t index, const Row& row);
-  absl::Status Upload(CudaStream& stream, SampleLaunch& launch);
+  absl::Status Send(CudaStream& stream);
 
   CudaDevice& device_;
   const int32_t max_rows_;
@@ -44,6 +54,7 @@ class CudaSampler {
   std::vector<SampleSeen> seen_;
   std::vector<SampleBias> biases_;
   std::vector<int32_t> allowed_;
+  SampleLaunch launch_;  // of the last upload
 };
 
 }  // namespace dovetail::kernels::cuda

@@ -5,12 +5,16 @@
 #include <dlfcn.h>
 
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <string>
 #include <tuple>
+
+#include "kernels/cuda/product_table.h"
 
 namespace dovetail::kernels::cuda {
 namespace {
@@ -24,6 +28,7 @@ constexpr int64_t kMostTunedRows = 512;
 // The functions of cuBLASLt that are used.
 struct Blas {
   decltype(&cublasLtCreate) create;
+  decltype(&cublasLtGetVersion) version;
   decltype(&cublasLtDestroy) destroy;
   decltype(&cublasLtMatmul) matmul;
   decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic;
@@ -44,7 +49,8 @@ bool Find(void* library, const char* name, Function& function) {
 }
 
 bool FindAll(void* library, Blas& blas) {
-  return Find(library, "cublasLtCreate", blas.create) && Find(library, "cublasLtDestroy", blas.destroy) &&
+  return Find(library, "cublasLtCreate", blas.create) && Find(library, "cublasLtGetVersion", blas.version) &&
+         Find(library, "cublasLtDestroy", blas.destroy) &&
          Find(library, "cublasLtMatmul", blas.matmul) &&
          Find(library, "cublasLtMatmulAlgoGetHeuristic", blas.heuristic) &&
          Find(library, "cublasLtMatmulDescCreate", blas.desc_create) &&
@@ -87,6 +93,10 @@ struct Gemm {
   size_t workspace_bytes = 0;
   std::mutex mutex;  // guards plans
   std::map<Key, Plan> plans;
+  std::unique_ptr<ProductTable> table;
+  // compute-sanitizer's initcheck does not see what cuBLASLt stores: with DOVETAIL_FILL_PRODUCTS set, results are
+  // filled first, so that whatever it still reports is no product's (docs/testing.md).
+  bool fill_first = false;
 };
 
 #define BLAS_OR_RETURN(expr)                                                                                  \
@@ -113,14 +123,15 @@ struct Tuning {
 };
 
 // Takes the fastest of what cuBLASLt proposes: its first choice is not that for some shapes of few rows. Waits for the
-// stream; not while it records a graph, nor without memory for another result: then the first choice stays.
-void Tune(Gemm& gemm, const GemmCall& call, std::span<const cublasLtMatmulHeuristicResult_t> candidates, void* opaque,
+// stream; not while it records a graph, nor without memory for another result: then the first choice stays, and false.
+bool Tune(Gemm& gemm, const GemmCall& call, std::span<const cublasLtMatmulHeuristicResult_t> candidates, void* opaque,
           Plan& plan) {
   const auto stream = static_cast<cudaStream_t>(opaque);
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess || capture != cudaStreamCaptureStatusNone) return;
+  if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess || capture != cudaStreamCaptureStatusNone)
+    return false;
   const Tuning tuning(static_cast<size_t>(call.m) * call.y_stride * (call.y_is_f32 ? 4 : 2));
-  if (!tuning.ok()) return;
+  if (!tuning.ok()) return false;
   const float one = 1, zero = 0;
   float best = 0;
   for (const cublasLtMatmulHeuristicResult_t& candidate : candidates) {
@@ -142,6 +153,28 @@ void Tune(Gemm& gemm, const GemmCall& call, std::span<const cublasLtMatmulHeuris
       plan.algorithm = candidate.algo;
     }
   }
+  return best > 0;
+}
+
+static_assert(sizeof(cublasLtMatmulAlgo_t) == ProductTable::kAlgorithmBytes);
+
+// As an earlier process chose, if it is still among the candidates; else by time, for all that follow.
+void Choose(Gemm& gemm, const GemmCall& call, std::span<const cublasLtMatmulHeuristicResult_t> candidates, void* stream,
+            Plan& plan) {
+  const ProductTable::Key key{call.m,        call.n,        call.k,
+                              call.x_stride, call.w_stride, call.y_stride,
+                              static_cast<int64_t>(call.type), call.y_is_f32, call.bias != nullptr};
+  if (const ProductTable::Algorithm* known = gemm.table->Find(key); known != nullptr) {
+    for (const cublasLtMatmulHeuristicResult_t& candidate : candidates) {
+      if (std::memcmp(&candidate.algo, known->data(), known->size()) != 0) continue;
+      plan.algorithm = candidate.algo;
+      return;
+    }
+  }
+  if (!Tune(gemm, call, candidates, stream, plan)) return;
+  ProductTable::Algorithm chosen;
+  std::memcpy(chosen.data(), &plan.algorithm, chosen.size());
+  gemm.table->Add(key, chosen);
 }
 
 int MakePlan(Gemm& gemm, const GemmCall& call, void* stream, Plan& plan) {
@@ -181,7 +214,7 @@ int MakePlan(Gemm& gemm, const GemmCall& call, void* stream, Plan& plan) {
   BLAS_OR_RETURN(status);
   if (count == 0) return kBlasError + static_cast<int>(CUBLAS_STATUS_NOT_SUPPORTED);
   plan.algorithm = found[0].algo;
-  if (call.m <= kMostTunedRows && count > 1) Tune(gemm, call, std::span(found, count), stream, plan);
+  if (call.m <= kMostTunedRows && count > 1) Choose(gemm, call, std::span(found, count), stream, plan);
   return 0;
 }
 
@@ -207,10 +240,16 @@ int GemmOpen(int device, size_t workspace_bytes, void** out, char* text, size_t 
                   CUBLAS_VER_MAJOR, tried.c_str());
     return kNotFound;
   }
+  cudaDeviceProp properties;
+  if (const cudaError_t error = cudaGetDeviceProperties(&properties, device); error != cudaSuccess)
+    return static_cast<int>(error);
+  const std::string kind = std::string("-") + properties.name + "-" + std::to_string(gemm->blas.version());
+  gemm->table = std::make_unique<ProductTable>(ProductTable::DefaultPath(kind));
   if (const cudaError_t error = cudaMalloc(&gemm->workspace, workspace_bytes); error != cudaSuccess) {
     cudaGetLastError();
     return static_cast<int>(error);
   }
+  gemm->fill_first = std::getenv("DOVETAIL_FILL_PRODUCTS") != nullptr;
   gemm->device = device;
   gemm->workspace_bytes = workspace_bytes;
   if (const cublasStatus_t status = gemm->blas.create(&gemm->handle); status != CUBLAS_STATUS_SUCCESS) {
@@ -256,6 +295,12 @@ int GemmRun(void* opaque, const GemmCall* call, void* stream) {
   const Plan& plan = found->second;
   if (call->bias != nullptr) {
     BLAS_OR_RETURN(gemm.blas.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &call->bias, sizeof(call->bias)));
+  }
+  if (gemm.fill_first && call->accumulate == 0) {
+    const size_t element = call->y_is_f32 ? 4 : 2;
+    const cudaError_t error = cudaMemset2DAsync(call->y, call->y_stride * element, 0, call->n * element, call->m,
+                                                static_cast<cudaStream_t>(stream));
+    if (error != cudaSuccess) return static_cast<int>(error);
   }
   const float one = 1, beta = call->accumulate ? 1 : 0;
   BLAS_OR_RETURN(gemm.blas.matmul(gemm.handle, plan.desc, &one, call->w, plan.w, call->x, plan.x, &beta, call->y,

@@ -87,9 +87,11 @@ struct ActivationLaunch {
   int32_t rows = 0, size = 0;
 };
 
+struct SampleOutput;
 struct EmbedLaunch {
   const void* table = nullptr;  // [vocab][size]
-  const int32_t* ids = nullptr;
+  const int32_t* ids = nullptr;  // -1 - i: the token of drawn[i]
+  const SampleOutput* drawn = nullptr;
   void* out = nullptr;
   WireType table_type = WireType::kBF16;
   WireType out_type = WireType::kBF16;

@@ -2,6 +2,7 @@
 
 #include <initializer_list>
 
+#include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/exchange.cuh"
 #include "kernels/cuda/launches.h"
 #include "kernels/cuda/wire.cuh"
@@ -19,6 +20,7 @@ __global__ void __launch_bounds__(512) RmsNormKernel(const __grid_constant__ Rms
   __shared__ float sums[16];
   const int64_t row = blockIdx.x;
   const int64_t x_at = row * p.x_step, residual_at = row * p.residual_step, out_at = row * p.out_step;
+  WaitForPredecessor();
   const int pairs = p.size / 2;
   float squares = 0;
   for (int i = threadIdx.x; i < pairs; i += blockDim.x) {
@@ -57,6 +59,12 @@ __global__ void __launch_bounds__(1024) RmsNormRunsKernel(const __grid_constant_
   const int i = 8 * threadIdx.x;
   const bool there = i < p.size;
   float x[8] = {}, squares = 0;
+  float4 a = {}, b = {};
+  if (there) {
+    a = *reinterpret_cast<const float4*>(p.weight + i);
+    b = *reinterpret_cast<const float4*>(p.weight + i + 4);
+  }
+  WaitForPredecessor();
   if (there) {
     LoadWire8(p.x_type, p.x, row * p.x_step + i, x);
     if (p.residual != nullptr) {
@@ -71,8 +79,6 @@ __global__ void __launch_bounds__(1024) RmsNormRunsKernel(const __grid_constant_
   }
   const float inverse = rsqrtf(BlockSum(squares, sums) / static_cast<float>(p.size) + p.eps);
   if (!there) return;
-  const float4 a = *reinterpret_cast<const float4*>(p.weight + i),
-               b = *reinterpret_cast<const float4*>(p.weight + i + 4);
   const float w[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 #pragma unroll
   for (int j = 0; j < 8; ++j) x[j] *= inverse * w[j];
@@ -88,6 +94,7 @@ __device__ __forceinline__ float Activate(bool gelu, float gate, float up) {
 __global__ void __launch_bounds__(256) ActivationKernel(const __grid_constant__ ActivationLaunch p) {
   const int64_t row = blockIdx.y;
   const int i = 2 * (blockIdx.x * 256 + threadIdx.x);
+  WaitForPredecessor();
   if (i >= p.size) return;
   const float2 gate = LoadWirePair(p.type, p.gate, row * p.gate_step + i);
   const float2 up = LoadWirePair(p.type, p.up, row * p.up_step + i);
@@ -97,6 +104,7 @@ __global__ void __launch_bounds__(256) ActivationKernel(const __grid_constant__ 
 __global__ void __launch_bounds__(256) ActivationRunsKernel(const __grid_constant__ ActivationLaunch p) {
   const int64_t row = blockIdx.y;
   const int i = 8 * (blockIdx.x * 256 + threadIdx.x);
+  WaitForPredecessor();
   if (i >= p.size) return;
   float gate[8], up[8];
   LoadWire8(p.type, p.gate, row * p.gate_step + i, gate);
@@ -107,7 +115,8 @@ __global__ void __launch_bounds__(256) ActivationRunsKernel(const __grid_constan
 }
 
 __global__ void __launch_bounds__(256) EmbedKernel(const __grid_constant__ EmbedLaunch p) {
-  const int64_t from = static_cast<int64_t>(p.ids[blockIdx.y]) * p.size,
+  const int32_t named = p.ids[blockIdx.y], id = named < 0 ? p.drawn[-1 - named].token : named;
+  const int64_t from = static_cast<int64_t>(id) * p.size,
                 to = static_cast<int64_t>(blockIdx.y) * p.size;
   const int i = 2 * (blockIdx.x * 256 + threadIdx.x);
   if (i >= p.size) return;
@@ -145,7 +154,8 @@ __device__ void AppendHead(const KvAppendLaunch& p) {
   float* x = vectors[threadIdx.x / 32];
   const int lane = threadIdx.x % 32, row = blockIdx.y;
   const int head = blockIdx.x * kAppendWarps + threadIdx.x / 32;
-  if (head >= p.q_heads + 2 * p.kv_heads) return;
+  LetSuccessorBegin();
+  if (head >= p.q_heads + 2 * p.kv_heads) return WaitForPredecessor();
   const bool is_q = head < p.q_heads, is_v = head >= p.q_heads + p.kv_heads;
   const int dim = is_v ? p.layout.value_dim : p.layout.key_dim;
   const int kv_head = head - p.q_heads - (is_v ? p.kv_heads : 0);
@@ -158,6 +168,27 @@ __device__ void AppendHead(const KvAppendLaunch& p) {
     from = row * p.qkv_step + static_cast<int64_t>(p.q_heads + p.kv_heads) * p.layout.key_dim +
            static_cast<int64_t>(kv_head) * dim;
   }
+  // What does not come from the kernel before is under way when that ends.
+  std::byte* block = nullptr;
+  int token = 0;
+  if (!is_q && p.k_out == nullptr) {
+    const DeviceAttentionItem& item = p.items[p.row_items[row]];
+    const int position = p.positions[row], segment = position / CudaKvLayout::kTokens - item.first_segment;
+    token = position % CudaKvLayout::kTokens;
+    block = const_cast<std::byte*>(item.blocks[kv_head * item.head_step + segment]) + p.kv_offset;
+  }
+  const bool rotates = !is_v && p.cos != nullptr && p.rotary > 0;
+  const int half = p.rotary / 2;
+  float cosine[4], sine[4];  // of pairs lane, lane + 32, ...
+  if (rotates) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int64_t at = static_cast<int64_t>(row) * half + min(lane + 32 * j, half - 1);
+      cosine[j] = p.cos[at];
+      sine[j] = p.sin[at];
+    }
+  }
+  WaitForPredecessor();
   float squares = 0;
   for (int i = 2 * lane; i < dim; i += 64) {
     const float2 v = LoadWirePair(p.type, source, from + i);
@@ -172,13 +203,14 @@ __device__ void AppendHead(const KvAppendLaunch& p) {
     for (int i = lane; i < dim; i += 32) x[i] *= inverse * norm[i];
     __syncwarp();
   }
-  if (!is_v && p.cos != nullptr) {
-    const int half = p.rotary / 2;
-    for (int i = lane; i < half; i += 32) {
-      const float c = p.cos[static_cast<int64_t>(row) * half + i], s = p.sin[static_cast<int64_t>(row) * half + i];
+  if (rotates) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int i = lane + 32 * j;
+      if (i >= half) continue;
       const float a = x[i], b = x[i + half];
-      x[i] = a * c - b * s;
-      x[i + half] = b * c + a * s;
+      x[i] = a * cosine[j] - b * sine[j];
+      x[i + half] = b * cosine[j] + a * sine[j];
     }
     __syncwarp();
   }
@@ -192,12 +224,6 @@ __device__ void AppendHead(const KvAppendLaunch& p) {
     for (int i = 2 * lane; i < dim; i += 64) StoreWirePair(p.type, is_v ? p.v_out : p.k_out, to + i, x[i], x[i + 1]);
     return;
   }
-  const DeviceAttentionItem& item = p.items[p.row_items[row]];
-  const int position = p.positions[row], token = position % CudaKvLayout::kTokens;
-  std::byte* block =
-      const_cast<std::byte*>(
-          item.blocks[kv_head * item.head_step + (position / CudaKvLayout::kTokens - item.first_segment)]) +
-      p.kv_offset;
   const float scale = is_v ? p.value_scale : p.key_scale;
   if (is_v) {
     for (int i = lane; i < dim; i += 32)
@@ -290,13 +316,11 @@ int LaunchRmsNorm(const RmsNormLaunch* launch, void* stream) {
                            {launch->x, launch->residual, launch->out, launch->weight});
   if (runs) {
     const int run_threads = (launch->size / 8 + 31) / 32 * 32;
-    RmsNormRunsKernel<<<launch->rows, run_threads, 0, AsStream(stream)>>>(*launch);
-    return static_cast<int>(cudaGetLastError());
+    return LaunchDependent(RmsNormRunsKernel, dim3(launch->rows), run_threads, 0, AsStream(stream), *launch);
   }
   int threads = 64;
   while (threads < 512 && threads * 8 < launch->size) threads *= 2;
-  RmsNormKernel<<<launch->rows, threads, 0, AsStream(stream)>>>(*launch);
-  return static_cast<int>(cudaGetLastError());
+  return LaunchDependent(RmsNormKernel, dim3(launch->rows), threads, 0, AsStream(stream), *launch);
 }
 
 int LaunchGatedActivation(const ActivationLaunch* launch, void* stream) {
@@ -304,12 +328,10 @@ int LaunchGatedActivation(const ActivationLaunch* launch, void* stream) {
   if (launch->type != WireType::kF32 && InRuns({launch->size, launch->gate_step, launch->up_step, launch->out_step},
                                                {launch->gate, launch->up, launch->out})) {
     const dim3 runs((launch->size / 8 + 255) / 256, launch->rows);
-    ActivationRunsKernel<<<runs, 256, 0, AsStream(stream)>>>(*launch);
-    return static_cast<int>(cudaGetLastError());
+    return LaunchDependent(ActivationRunsKernel, runs, 256, 0, AsStream(stream), *launch);
   }
   const dim3 grid((launch->size / 2 + 255) / 256, launch->rows);
-  ActivationKernel<<<grid, 256, 0, AsStream(stream)>>>(*launch);
-  return static_cast<int>(cudaGetLastError());
+  return LaunchDependent(ActivationKernel, grid, 256, 0, AsStream(stream), *launch);
 }
 
 int LaunchEmbed(const EmbedLaunch* launch, void* stream) {
@@ -329,8 +351,7 @@ int LaunchRopeTable(const RopeTableLaunch* launch, void* stream) {
 int LaunchKvAppend(const KvAppendLaunch* launch, void* stream) {
   if (launch->rows == 0) return 0;
   const dim3 grid((launch->q_heads + 2 * launch->kv_heads + kAppendWarps - 1) / kAppendWarps, launch->rows);
-  KvAppendKernel<<<grid, kAppendWarps * 32, 0, AsStream(stream)>>>(*launch);
-  return static_cast<int>(cudaGetLastError());
+  return LaunchDependent(KvAppendKernel, grid, kAppendWarps * 32, 0, AsStream(stream), *launch);
 }
 
 int LaunchCombine(const CombineLaunch* launch, void* stream) {

@@ -281,7 +281,7 @@ void SchedulerCore::Impl::FinishForks(RequestState& request) {
 }
 
 void SchedulerCore::Impl::Release(Sequence& sequence) {
-  DT_CHECK(!sequence.in_flight, "a sequence was released under a step");
+  DT_CHECK(sequence.in_flight == 0, "a sequence was released under a step");
   ++releases_;
   if (sequence.phase == Phase::kMoving) {
     ReleaseAtTaker(sequence);

@@ -35,9 +35,10 @@ void SchedulerCore::Impl::On(const ComputeWorkerLost& event) {
   for (MicroBatch& batch : micro_batches_) {
     batch.held = false;
     if (!batch.in_flight || batch.compute_worker != event.worker) continue;
-    batch.in_flight = false;
+    batch.in_flight = batch.voided = false;
     RepeatStep(batch);
   }
+  failed_.reset();
 }
 
 // Whatever lay there is gone: those sequences begin again from the token log.
@@ -49,7 +50,7 @@ void SchedulerCore::Impl::RestartSequencesOn(WorkerId worker, std::optional<Epoc
         std::any_of(sequence->placement.begin(), sequence->placement.end(),
                     [&](const proto::Shard& shard) { return shard.worker == worker && shard.epoch != but_not_of; });
     if (!on_it || sequence->phase < Phase::kOpening) continue;
-    if (sequence->in_flight) {
+    if (sequence->in_flight > 0) {
       sequence->lost = true;
     } else {
       Preempt(*sequence);
@@ -91,7 +92,8 @@ bool SchedulerCore::Impl::HoldsNothing(WorkerId worker) const {
 void SchedulerCore::Impl::RepeatStep(MicroBatch& batch) {
   for (const PlannedEntry& entry : batch.entries) {
     Sequence& sequence = *entry.sequence;
-    sequence.in_flight = false;
+    --sequence.in_flight;
+    sequence.flying -= entry.q_len;
     sequence.history_seen = false;
     sequence.request->tenant->served -= static_cast<uint64_t>(entry.q_len);
     Settle(sequence);

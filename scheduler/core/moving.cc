@@ -25,7 +25,7 @@ std::optional<uint16_t> SchedulerCore::Impl::FreeMoveSlot() const {
 }
 
 bool SchedulerCore::Impl::MayMove(const Sequence& sequence) const {
-  return sequence.phase == Phase::kReady && !sequence.in_flight && !sequence.awaits_forks && sequence.planned == 0;
+  return sequence.phase == Phase::kReady && sequence.in_flight == 0 && !sequence.awaits_forks && sequence.planned == 0;
 }
 
 void SchedulerCore::Impl::LeaveDrainingWorkers() {

@@ -20,6 +20,9 @@ absl::Status SchedulerOptions::Validate() const {
       CheckRange("--max-model-len", max_model_len, 1, int64_t{proto::kMaxSequenceBlocks} * kSegmentTokens));
   DT_RETURN_IF_ERROR(CheckRange("--max-num-queued-reqs", max_queued_requests, 1, kMaxQueuedRequests));
   DT_RETURN_IF_ERROR(CheckRange("--micro-batches", micro_batches, 1, kMaxMicroBatches));
+  if (run_ahead && (micro_batches != 1 || adapt_micro_batches)) {
+    return InvalidArgument("--run-ahead: goes with --micro-batches 1 only, not with ", micro_batches);
+  }
   if (max_num_batched_tokens < max_num_seqs) {
     return InvalidArgument("--max-num-batched-tokens: ", max_num_batched_tokens, " is less than --max-num-seqs ",
                            max_num_seqs, ", so not every running sequence could get a token in a step; raise the one or lower the other");

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "proto/drawn_token.h"
 #include "scheduler/core/limits.h"
 #include "scheduler/core/scheduler_impl.h"
 
@@ -21,6 +22,7 @@ void SchedulerCore::Impl::On(const ComputeWorkerJoined& event) {
 
 void SchedulerCore::Impl::Plan() {
   if (compute_workers_.empty()) return;
+  if (RunsAhead()) return PlanAhead();
   // The one that has waited longest first, so that no micro-batch always finds the KV taken.
   std::vector<int>& idle = idle_scratch_;
   idle.clear();
@@ -32,7 +34,53 @@ void SchedulerCore::Impl::Plan() {
   std::sort(idle.begin(), idle.end(), [&](int a, int b) {
     return std::make_pair(micro_batches_[a].step, a) < std::make_pair(micro_batches_[b].step, b);
   });
-  for (int index : idle) PlanStep(index);
+  for (int index : idle) PlanStep(index, index, nullptr);
+}
+
+bool SchedulerCore::Impl::RunsAhead() const {
+  return options_.run_ahead && compute_workers_.size() == 1 && budget_.workers().size() == 1;
+}
+
+// Two steps of one set of sequences are in flight, in two slots that take turns, as long as the one that was planned
+// last may be followed.
+void SchedulerCore::Impl::PlanAhead() {
+  EmptyUnused();
+  const MicroBatch& home = micro_batches_[0];
+  while (!home.held && home.not_before <= now_) {
+    const bool first = micro_batches_[0].in_flight, second = micro_batches_[1].in_flight;
+    if (first && second) return;
+    const MicroBatch* after = first ? &micro_batches_[0] : second ? &micro_batches_[1] : nullptr;
+    if (after == nullptr) drain_ = false;
+    if (after != nullptr && (drain_ || !MayFollow(*after))) return;
+    if (!PlanStep(0, first ? 1 : 0, after)) return;
+  }
+}
+
+bool SchedulerCore::Impl::MayFollow(const MicroBatch& batch) const {
+  return std::all_of(batch.entries.begin(), batch.entries.end(), [](const PlannedEntry& e) { return e.may_follow; });
+}
+
+// One that is in the step in flight, and is not known to end with it.
+bool SchedulerCore::Impl::MayGoAhead(const Sequence& sequence) const {
+  return sequence.phase == Phase::kReady && sequence.in_flight == 1 && !sequence.lost && !sequence.request->paused &&
+         !sequence.awaits_forks && sequence.ctx_len + sequence.flying == sequence.size() &&
+         sequence.output.size() + 1 < sequence.params().max_tokens && sequence.size() + 1 < options_.max_model_len;
+}
+
+// Nobody gives way for a step ahead: without room, the steps in flight end first.
+bool SchedulerCore::Impl::GrowAhead(Sequence& sequence) {
+  const Position end = sequence.ctx_len + sequence.flying + 1;
+  if (end <= sequence.reserved) return true;
+  const Position target = BlocksOf(end) * kSegmentTokens;
+  const Charges cost = budget_.CostOf(
+      sequence.placement, {.first_block = sequence.shared_blocks, .end = target, .ctx_len = sequence.told_ctx_len});
+  if (budget_.Lacking(cost, sequence.charges).has_value()) {
+    drain_ = true;
+    return false;
+  }
+  Charge(sequence, cost);
+  sequence.reserved = target;
+  return true;
 }
 
 // Each compute worker has as many; a micro-batch belongs to one of them at a time.
@@ -93,28 +141,36 @@ void SchedulerCore::Impl::Balance(int index) {
   }
 }
 
-void SchedulerCore::Impl::PlanStep(int index) {
+// Of the members of `index`, to be in flight as `slot`; `after` is their step in flight, if there is one. False: nobody
+// is to step.
+bool SchedulerCore::Impl::PlanStep(int index, int slot, const MicroBatch* after) {
   Balance(index);
   MicroBatch& batch = micro_batches_[index];
-  if (batch.members.empty()) return;
+  if (batch.members.empty()) return false;
   chosen_.clear();
   int budget = options_.max_num_batched_tokens;
   batch.prefill_only_last = !options_.enable_chunked_prefill && !batch.prefill_only_last && LongestWaitsForRoom(batch);
-  if (!batch.prefill_only_last) ChooseDecodes(batch, budget);
+  if (!batch.prefill_only_last) ChooseDecodes(batch, after != nullptr, budget);
   ChoosePrefills(batch, budget);
-  if (chosen_.empty()) return;
+  if (chosen_.empty()) return false;
 
-  batch.in_flight = true;
-  batch.step = StepId(next_step_++);
-  batch.compute_worker = compute_workers_[index % compute_workers_.size()];
-  batch.entries.resize(chosen_.size());
-  RunStep run{.compute_worker = batch.compute_worker,
-              .plan = {.step = batch.step, .micro_batch = MicroBatchId(static_cast<uint16_t>(index)), .entries = {}}};
+  MicroBatch& flight = micro_batches_[slot];
+  flight.in_flight = true;
+  flight.home = index;
+  flight.step = StepId(next_step_++);
+  flight.compute_worker = compute_workers_[index % compute_workers_.size()];
+  flight.entries.resize(chosen_.size());
+  RunStep run{.compute_worker = flight.compute_worker,
+              .plan = {.step = flight.step,
+                       .micro_batch = MicroBatchId(static_cast<uint16_t>(slot)),
+                       .entries = {}}};
   run.plan.entries.resize(chosen_.size());
   for (size_t i = 0; i < chosen_.size(); ++i) {
-    FillEntry(*chosen_[i], batch.compute_worker, run.plan.entries[i], batch.entries[i]);
+    FillEntry(*chosen_[i], flight.compute_worker, run.plan.entries[i], flight.entries[i]);
   }
+  flight.follows = after != nullptr && proto::FollowsAnother(run.plan) ? after->step : StepId();
   Act(std::move(run));
+  return true;
 }
 
 // Without chunking: does the oldest prompt need more of the step than the decodes leave?
@@ -132,13 +188,21 @@ bool SchedulerCore::Impl::LongestWaitsForRoom(const MicroBatch& batch) const {
   return oldest != nullptr && decodes + oldest->prefill_end() - oldest->ctx_len > options_.max_num_batched_tokens;
 }
 
-void SchedulerCore::Impl::ChooseDecodes(MicroBatch& batch, int& budget) {
+void SchedulerCore::Impl::ChooseDecodes(MicroBatch& batch, bool ahead, int& budget) {
   scratch_.assign(batch.members.begin(), batch.members.end());  // growing one may preempt another
   const int index = static_cast<int>(&batch - micro_batches_.data());
   for (Sequence* sequence : scratch_) {
     if (budget == 0) return;
-    if (sequence->micro_batch != index || !IsRunnable(*sequence)) continue;
-    if (sequence->prefill_end() - sequence->ctx_len != 1 || !Grow(*sequence, sequence->ctx_len + 1)) continue;
+    if (sequence->micro_batch != index) continue;
+    if (ahead && MayGoAhead(*sequence)) {
+      if (!GrowAhead(*sequence)) continue;
+    } else {
+      if (!IsRunnable(*sequence) || sequence->prefill_end() - sequence->ctx_len != 1) continue;
+      if (!Grow(*sequence, sequence->ctx_len + 1)) {
+        drain_ = true;  // others may have to give way, once they are in no step
+        continue;
+      }
+    }
     sequence->planned = 1;
     chosen_.push_back(sequence);
     --budget;
@@ -185,12 +249,13 @@ void SchedulerCore::Impl::ChoosePrefills(MicroBatch& batch, int& budget) {
 }
 
 bool SchedulerCore::Impl::IsRunnable(const Sequence& sequence) const {
-  return sequence.phase == Phase::kReady && !sequence.in_flight && !sequence.request->paused && !sequence.awaits_forks;
+  return sequence.phase == Phase::kReady && sequence.in_flight == 0 && !sequence.request->paused &&
+         !sequence.awaits_forks;
 }
 
 bool SchedulerCore::Impl::IsEvictable(const Sequence& sequence) const {
   const bool holds = sequence.phase >= Phase::kOpening && sequence.phase <= Phase::kReady;
-  return holds && !sequence.in_flight && sequence.planned == 0;
+  return holds && sequence.in_flight == 0 && sequence.planned == 0;
 }
 
 bool SchedulerCore::Impl::HoldsOn(const Sequence& sequence, int worker) const {
@@ -262,17 +327,19 @@ absl::Status SchedulerCore::Impl::OutgrewWorker(const Sequence& sequence, int wo
 void SchedulerCore::Impl::FillEntry(Sequence& sequence, WorkerId compute_worker, proto::StepEntry& entry,
                                     PlannedEntry& planned) {
   const GenerationRequest& params = sequence.params();
-  const Position ctx_len = sequence.ctx_len;
+  const bool ahead = sequence.in_flight > 0;  // its token is being drawn
+  const Position ctx_len = sequence.ctx_len + sequence.flying;
   const Position end = ctx_len + sequence.planned;
   entry.sequence = sequence.id;
   entry.ctx_len = ctx_len;
   entry.tokens.reserve(sequence.planned);
-  for (Position at = ctx_len; at < end; ++at) entry.tokens.push_back(sequence.token(at));
+  for (Position at = ctx_len; at < end; ++at) entry.tokens.push_back(ahead ? proto::kDrawnBefore : sequence.token(at));
   entry.rope_length = static_cast<int32_t>(sequence.prompt_size());
-  entry.sample = end == sequence.size() && params.max_tokens > 0;
+  entry.sample = ahead || (end == sequence.size() && params.max_tokens > 0);
   entry.placement = sequence.placement;
   if (options_.enable_prefix_caching) {
-    AppendHashes(sequence, sequence.named_blocks, ctx_len / kSegmentTokens, entry.block_hashes);
+    const int64_t named = ahead ? sequence.ctx_len / kSegmentTokens : sequence.named_blocks;  // by the step in flight
+    AppendHashes(sequence, named, ctx_len / kSegmentTokens, entry.block_hashes);
   }
   const RequestState& request = *sequence.request;
   if (sequence.choice == 0 && ctx_len < sequence.prompt_size()) {
@@ -296,9 +363,12 @@ void SchedulerCore::Impl::FillEntry(Sequence& sequence, WorkerId compute_worker,
              .ctx_len = ctx_len,
              .q_len = sequence.planned,
              .logits_rows = entry.logits_rows,
-             .sample = entry.sample};
+             .sample = entry.sample,
+             .may_follow = entry.sample && entry.logits_rows == 0 && entry.prompt_logprobs < 0 &&
+                           entry.sampling.logprobs <= 0 && !entry.sampling.needs_history()};
   request.tenant->served += static_cast<uint64_t>(sequence.planned);
-  sequence.in_flight = true;
+  ++sequence.in_flight;
+  sequence.flying += sequence.planned;
   sequence.planned = 0;
 }
 
@@ -306,7 +376,7 @@ void SchedulerCore::Impl::FillSampling(Sequence& sequence, WorkerId compute_work
   const GenerationRequest& params = sequence.params();
   entry.sampling = params.sampling;
   entry.sampling.seed += static_cast<uint64_t>(sequence.choice);
-  if (sequence.output.size() < params.min_tokens) entry.banned_now = params.stop_token_ids;
+  if (sequence.output.size() + sequence.in_flight < params.min_tokens) entry.banned_now = params.stop_token_ids;
   if (params.logits_of_output) entry.logits_rows = std::max(entry.logits_rows, 1);
   const bool seen = sequence.history_seen && sequence.history_worker == compute_worker;
   if (!params.sampling.needs_history() || seen) return;

@@ -196,7 +196,7 @@ void SchedulerCore::Impl::EndChoice(Sequence& sequence, GenerationUpdate&& updat
       GiveBackSlot(sequence);
       break;
     default:
-      if (!sequence.in_flight) Release(sequence);
+      if (sequence.in_flight == 0) Release(sequence);
   }
   if (sequence.phase != Phase::kUnforked) DropPromises(request);
   sequence.phase = Phase::kEnded;
@@ -241,7 +241,7 @@ void SchedulerCore::Impl::ForgetFinished() {
     DT_CHECK(at != requests_.end(), "a request was forgotten twice");
     RequestState& request = *at->second;
     for (const auto& sequence : request.choices) {
-      if (sequence->in_flight) return false;
+      if (sequence->in_flight > 0) return false;
     }
     queues_.Leave(*request.tenant);
     if (request.call != nullptr && --request.call->requests == 0) calls_.erase(request.request->call);

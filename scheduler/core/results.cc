@@ -18,6 +18,35 @@ void SchedulerCore::Impl::On(const StepFinished& event) {
     return;
   }
   MicroBatch& batch = micro_batches_[index];
+  const bool complete =
+      result.status != proto::StepStatus::kOk || std::equal(
+          result.entries.begin(), result.entries.end(), batch.entries.begin(), batch.entries.end(),
+          [](const proto::EntryResult& got, const PlannedEntry& asked) { return got.sequence == asked.id; });
+  MicroBatch* const follower = FollowerOf(batch);
+  if (follower != nullptr && (result.status != proto::StepStatus::kOk || !complete)) {
+    // Nothing of either was committed. What the failure asks for is done when no sequence is in a step any more.
+    follower->voided = drain_ = true;
+    failed_ = result;
+    return;
+  }
+  if (batch.voided) {
+    batch.in_flight = batch.voided = false;
+    RepeatStep(batch);
+    const std::optional<proto::StepResult> failed = std::exchange(failed_, std::nullopt);
+    if (failed.has_value()) FinishStep(micro_batches_[failed->micro_batch.value()], *failed);
+    return;
+  }
+  FinishStep(batch, result);
+}
+
+// The step in flight that follows this one, if any.
+MicroBatch* SchedulerCore::Impl::FollowerOf(const MicroBatch& batch) {
+  for (MicroBatch& other : micro_batches_)
+    if (other.in_flight && other.follows != StepId() && other.follows == batch.step) return &other;
+  return nullptr;
+}
+
+void SchedulerCore::Impl::FinishStep(MicroBatch& batch, const proto::StepResult& result) {
   batch.in_flight = false;
   for (MicroBatch& other : micro_batches_) other.held = false;
   if (result.status == proto::StepStatus::kOutOfMemory) return OutOfMemory(batch, result);
@@ -33,10 +62,11 @@ void SchedulerCore::Impl::On(const StepFinished& event) {
   ++stats_.steps;
   NoteTimes(result.timings);
   admission_held_ = false;
-  batch.out_of_memory_in_a_row = 0;
-  batch.unreachable_since = absl::InfiniteFuture();
+  HomeOf(batch).out_of_memory_in_a_row = 0;
+  HomeOf(batch).unreachable_since = absl::InfiniteFuture();
   for (size_t i = 0; i < batch.entries.size(); ++i) {
-    batch.entries[i].sequence->in_flight = false;
+    --batch.entries[i].sequence->in_flight;
+    batch.entries[i].sequence->flying -= batch.entries[i].q_len;
     Commit(batch.entries[i], result.entries[i]);
     Settle(*batch.entries[i].sequence);
   }
@@ -47,7 +77,8 @@ void SchedulerCore::Impl::Commit(const PlannedEntry& entry, const proto::EntryRe
   Sequence& sequence = *entry.sequence;
   sequence.stepped = true;
   sequence.told_ctx_len = entry.ctx_len;
-  sequence.ctx_len = entry.ctx_len + entry.q_len;
+  // Behind a draw that failed there is a token that is none.
+  sequence.ctx_len = std::min<Position>(entry.ctx_len + entry.q_len, sequence.size());
   sequence.named_blocks = entry.ctx_len / kSegmentTokens;
   if (sequence.phase == Phase::kEnded) return;
   if (result.status != proto::StepStatus::kOk) {
@@ -119,7 +150,7 @@ void SchedulerCore::Impl::TakeToken(const PlannedEntry& entry, const proto::Entr
 }
 
 void SchedulerCore::Impl::Settle(Sequence& sequence) {
-  if (sequence.placement.empty()) return;
+  if (sequence.placement.empty() || sequence.in_flight > 0) return;
   if (sequence.phase == Phase::kEnded) {
     Release(sequence);
   } else if (sequence.lost) {
@@ -128,8 +159,9 @@ void SchedulerCore::Impl::Settle(Sequence& sequence) {
 }
 
 // Nothing was committed: the entries are as before, and the step is planned again once somebody made room.
-void SchedulerCore::Impl::OutOfMemory(MicroBatch& batch, const proto::StepResult& result) {
-  RepeatStep(batch);
+void SchedulerCore::Impl::OutOfMemory(MicroBatch& failed, const proto::StepResult& result) {
+  RepeatStep(failed);
+  MicroBatch& batch = HomeOf(failed);
   admission_held_ = true;
   const auto anyone = [](const Tenant&) { return true; };
   Sequence* victim = PickVictim(budget_.IndexOf(result.failed_worker), anyone);
@@ -165,12 +197,13 @@ void SchedulerCore::Impl::Unreachable(MicroBatch& batch, const proto::StepResult
   };
   const bool known = std::none_of(batch.entries.begin(), batch.entries.end(), current);
   if (known) return RepeatStep(batch);
-  batch.unreachable_since = std::min(batch.unreachable_since, now_);
-  if (now_ - batch.unreachable_since < kUnreachablePatience) {
-    batch.not_before = now_ + kUnreachablePause;
+  MicroBatch& home = HomeOf(batch);
+  home.unreachable_since = std::min(home.unreachable_since, now_);
+  if (now_ - home.unreachable_since < kUnreachablePatience) {
+    home.not_before = now_ + kUnreachablePause;
     return RepeatStep(batch);
   }
-  batch.unreachable_since = absl::InfiniteFuture();
+  home.unreachable_since = absl::InfiniteFuture();
   // Both still say that they are well, but they do not see each other.
   std::vector<Sequence*> cut_off;
   for (const PlannedEntry& entry : batch.entries)
@@ -182,7 +215,10 @@ void SchedulerCore::Impl::Unreachable(MicroBatch& batch, const proto::StepResult
 }
 
 void SchedulerCore::Impl::Fail(MicroBatch& batch, const std::string& error) {
-  for (const PlannedEntry& entry : batch.entries) entry.sequence->in_flight = false;
+  for (const PlannedEntry& entry : batch.entries) {
+    --entry.sequence->in_flight;
+    entry.sequence->flying -= entry.q_len;
+  }
   for (const PlannedEntry& entry : batch.entries) {
     Sequence& sequence = *entry.sequence;
     if (sequence.phase != Phase::kEnded) EndRequest(*sequence.request, FinishReason::kError, absl::UnavailableError(error));

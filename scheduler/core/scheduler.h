@@ -21,6 +21,9 @@ struct SchedulerOptions {
   int max_queued_requests = 4096;     // waiting; one more is refused (kResourceExhausted), or kAborted: the last of the tenant with most
   int micro_batches = 1;              // steps in flight of each compute worker
   bool adapt_micro_batches = false;   // as many of them as measured stage times ask for (rotation_plan.h)
+  // Plans a step of decodes before the tokens of the one before are known (proto/drawn_token.h), so that a worker never
+  // waits for the scheduler. With one micro-batch, one compute and one attention worker; otherwise as if it were off.
+  bool run_ahead = false;
   bool enable_prefix_caching = true;
   bool enable_chunked_prefill = true;
   PlacementPolicy placement = PlacementPolicy::kRequest;

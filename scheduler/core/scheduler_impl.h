@@ -30,9 +30,11 @@ struct PlannedEntry {
   int q_len = 0;
   int logits_rows = 0;
   bool sample = false;
+  bool may_follow = false;  // what it draws stays on the worker and is all that the next step needs
 };
 
-// A set of ready sequences that step together; at most one step of it is in flight.
+// A set of ready sequences that step together, and a step in flight: at most one of the set, or of the set of `home`,
+// whose next step then is in flight already.
 struct MicroBatch {
   std::vector<Sequence*> members;  // by age
   std::vector<PlannedEntry> entries;
@@ -43,6 +45,9 @@ struct MicroBatch {
   absl::Time unreachable_since = absl::InfiniteFuture();  // its steps end for a worker that is well as far as we know
   bool prefill_only_last = false;  // without chunking: the last step left decodes out
   StepId step;
+  StepId follows;      // the step in flight follows that one
+  int home = 0;        // whose members are in it
+  bool voided = false; // the step that it follows failed
   WorkerId compute_worker;
 };
 
@@ -151,9 +156,14 @@ class SchedulerCore::Impl {
   int micro_batches_in_use() const;
   void EmptyUnused();
   void NoteTimes(const proto::StepTimings& timings);
-  void PlanStep(int index);
+  bool RunsAhead() const;
+  void PlanAhead();
+  bool PlanStep(int index, int slot, const MicroBatch* after);
+  bool MayFollow(const MicroBatch& batch) const;
+  bool MayGoAhead(const Sequence& sequence) const;
+  bool GrowAhead(Sequence& sequence);
   void Balance(int index);
-  void ChooseDecodes(MicroBatch& batch, int& budget);
+  void ChooseDecodes(MicroBatch& batch, bool ahead, int& budget);
   void ChoosePrefills(MicroBatch& batch, int& budget);
   void GivePrefill(Sequence& sequence, int most, int& budget);
   bool LongestWaitsForRoom(const MicroBatch& batch) const;
@@ -170,6 +180,9 @@ class SchedulerCore::Impl {
   // results.cc
   void On(const StepFinished& event);
   void On(const Tick&) {}
+  void FinishStep(MicroBatch& batch, const proto::StepResult& result);
+  MicroBatch* FollowerOf(const MicroBatch& batch);
+  MicroBatch& HomeOf(const MicroBatch& batch) { return micro_batches_[batch.home]; }
   void Commit(const PlannedEntry& entry, const proto::EntryResult& result);
   void TakePromptOutputs(const PlannedEntry& entry, const proto::EntryResult& result, GenerationUpdate& update);
   void TakeToken(const PlannedEntry& entry, const proto::EntryResult& result, GenerationUpdate&& update);
@@ -206,6 +219,8 @@ class SchedulerCore::Impl {
   std::vector<RequestId> finished_;    // to be forgotten when this event is done
   std::vector<Sequence*> scratch_, chosen_;
   std::vector<int> idle_scratch_;
+  bool drain_ = false;                       // no step ahead until none is in flight
+  std::optional<proto::StepResult> failed_;  // of a step whose follower is still in flight
   StageTimes stage_times_;  // of a layer; smoothed
   int steps_measured_ = 0;  // since the number of micro-batches was last looked at
   int rotation_ = 1;        // micro-batches of each compute worker, with adapt_micro_batches

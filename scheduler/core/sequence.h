@@ -66,7 +66,8 @@ struct Sequence {
   bool shares_prefix = false; // is one of the users of the request's `shared`
   bool awaits_forks = false;  // siblings are being forked from it
   int micro_batch = -1;
-  bool in_flight = false;
+  int in_flight = 0;          // steps that contain it: two if one follows the other
+  int flying = 0;             // its new tokens in those
   bool lost = false;          // an attention worker under it restarted
   int planned = 0;            // new tokens in the step being built
   bool history_seen = false;  // by `history_worker`

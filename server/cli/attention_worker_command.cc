@@ -1,3 +1,6 @@
+#include <sys/sysinfo.h>
+
+#include <algorithm>
 #include <thread>
 
 #include "attention_worker/attention_worker_main.h"
@@ -5,15 +8,50 @@
 #include "server/cli/device_choice.h"
 
 namespace dovetail::cli {
+namespace {
+
+// Beside KV on a GPU lie a step's tables and whatever CUDA takes later.
+constexpr uint64_t kPercentOfFree = 94;
+constexpr uint64_t kLeastKvBytes = uint64_t{1} << 20;
+
+absl::StatusOr<uint64_t> RoomOn(kernels::Device& device) {
+  if (kernels::cuda::CudaDevice* const gpu = AsGpu(device); gpu != nullptr) {
+    DT_ASSIGN_OR_RETURN(const kernels::cuda::CudaDevice::Memory memory, gpu->memory());
+    return memory.free_bytes / 100 * kPercentOfFree;
+  }
+  struct sysinfo machine;
+  if (sysinfo(&machine) != 0) return Internal("--kv-capacity auto: this machine does not say how much memory it has");
+  return uint64_t{machine.totalram} * machine.mem_unit / 4;
+}
+
+// --kv-capacity, or what auto comes to.
+absl::StatusOr<uint64_t> KvBytesOf(const AttentionWorkerFlags& flags, kernels::Device& device) {
+  if (flags.kv_capacity != "auto") {
+    DT_ASSIGN_OR_RETURN(const uint64_t bytes, ParseBytes("--kv-capacity", flags.kv_capacity));
+    if (bytes == 0) return InvalidArgument("--kv-capacity: a worker of no bytes holds no token; write 8GiB");
+    return bytes;
+  }
+  DT_ASSIGN_OR_RETURN(const uint64_t room, RoomOn(device));
+  DT_ASSIGN_OR_RETURN(const uint64_t leave, ParseBytes("--kv-leave", flags.kv_leave));
+  DT_ASSIGN_OR_RETURN(const uint64_t most, ParseBytes("--kv-most", flags.kv_most));
+  const uint64_t bytes = room > leave ? (room - leave) / static_cast<uint64_t>(flags.kv_sharers) : 0;
+  if (bytes < kLeastKvBytes)
+    return ResourceExhausted("--kv-capacity auto: ", room >> 20, " MiB are to be had on ", device.name(), ", of which ",
+                             leave >> 20, " MiB are for others; free some memory there, or take another device");
+  return most == 0 ? bytes : std::min(bytes, most);
+}
+
+}  // namespace
+
 
 absl::Status RunAttentionWorker(const AttentionWorkerFlags& flags) {
   StopSignal stop;
   attention::AttentionWorkerMainOptions role;
-  DT_ASSIGN_OR_RETURN(role.kv_bytes, ParseBytes("--kv-capacity", flags.kv_capacity));
-  if (role.kv_bytes == 0) return InvalidArgument("--kv-capacity: a worker of no bytes holds no token; write 8GiB");
   role.snapshot_percent = flags.state_snapshots;
+  role.storage = KvStorageOf(flags.kv_cache_dtype);
   role.trace_file = flags.trace_file;
   DT_ASSIGN_OR_RETURN(const auto device, OpenDevice("--device", flags.device, flags.threads));
+  DT_ASSIGN_OR_RETURN(role.kv_bytes, KvBytesOf(flags, *device));
   DT_ASSIGN_OR_RETURN(auto connectors, ConnectorsOf(flags.data));
   control::WorkerMainOptions options;
   options.scheduler = flags.control.scheduler;

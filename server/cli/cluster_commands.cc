@@ -79,8 +79,25 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
       AddCommand(app, "attention-worker", "Run an attention worker: it holds KV cache, no weights, and knows no model",
                  "  dovetail attention-worker --scheduler 10.0.0.5:7100 --kv-capacity 8GiB\n");
   AddSchedulerAddressFlag(attention, attention_.control);
-  attention.add_option("--kv-capacity", attention_.kv_capacity, "Memory for KV, as 8GiB")
-      ->required()
+  attention
+      .add_option("--kv-capacity", attention_.kv_capacity,
+                  "Memory for KV, as 8GiB; auto: what is free on a GPU, a quarter of the machine's for a CPU")
+      ->type_name("SIZE")
+      ->group("KV cache");
+  attention
+      .add_option("--kv-cache-dtype", attention_.kv_cache_dtype,
+                  "K and V in its memory: auto: as they come; fp8_e4m3: 8 bits, on a GPU")
+      ->check(OneOf({"auto", "fp8_e4m3"}))
+      ->type_name("TYPE")
+      ->group("KV cache");
+  attention.add_option("--kv-leave", attention_.kv_leave, "With auto: what to leave of it, for weights still to come")
+      ->type_name("SIZE")
+      ->group("KV cache");
+  attention.add_option("--kv-sharers", attention_.kv_sharers, "With auto: attention workers that share it")
+      ->check(WholeNumber(1, 64))
+      ->type_name("N")
+      ->group("KV cache");
+  attention.add_option("--kv-most", attention_.kv_most, "With auto: at most so much; 0: all")
       ->type_name("SIZE")
       ->group("KV cache");
   AddStateSnapshotsFlag(attention, attention_.state_snapshots);

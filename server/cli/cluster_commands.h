@@ -26,7 +26,11 @@ struct SchedulerFlags {
 absl::Status RunScheduler(const SchedulerFlags& flags);
 
 struct AttentionWorkerFlags {
-  std::string kv_capacity;
+  std::string kv_capacity = "auto";
+  std::string kv_leave = "0";  // with auto: for others on the device
+  std::string kv_most = "0";   // with auto: 0: no bound
+  int kv_sharers = 1;          // with auto: workers that share what is free
+  std::string kv_cache_dtype = "auto";
   int state_snapshots = attention::kSnapshotPercent;
   std::string name;
   std::string device = "cpu";

@@ -33,9 +33,9 @@ void AddWeightFlags(CLI::App& command, EngineFlags& flags) {
       ->type_name("FORMAT")
       ->group("Model");
   command.add_option("--kv-cache-dtype", flags.kv_cache_dtype,
-                     "K and V, in memory and on the wire: bfloat16, float16, float32; auto: float32 with --dtype "
-                     "float32, else bfloat16")
-      ->check(OneOf({"auto", "bfloat16", "float16", "float32"}))
+                     "K and V, in memory and on the wire: bfloat16, float16, float32; fp8_e4m3: 8 bits in a GPU's "
+                     "memory, bfloat16 on the wire; auto: float32 with --dtype float32, else bfloat16")
+      ->check(OneOf({"auto", "bfloat16", "float16", "float32", "fp8_e4m3"}))
       ->type_name("TYPE")
       ->group("KV cache");
   command
@@ -192,7 +192,12 @@ DType KvDtypeOf(const EngineFlags& flags) {
   if (flags.kv_cache_dtype == "float32") return DType::kF32;
   if (flags.kv_cache_dtype == "float16") return DType::kF16;
   if (flags.kv_cache_dtype == "bfloat16") return DType::kBF16;
+  if (KvStorageOf(flags.kv_cache_dtype) == attention::KvStorage::kE4M3) return DType::kBF16;
   return flags.dtype == "float32" ? DType::kF32 : DType::kBF16;
+}
+
+attention::KvStorage KvStorageOf(const std::string& kv_cache_dtype) {
+  return kv_cache_dtype == "fp8_e4m3" ? attention::KvStorage::kE4M3 : attention::KvStorage::kAsSent;
 }
 
 DType StateDtypeOf(const EngineFlags& flags) {
@@ -301,6 +306,7 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model:
       return InvalidArgument("--kv-cache-memory-bytes: a KV cache of no bytes holds no token; write 8GiB, or auto");
   }
   engine.kv_dtype = options.kv_dtype = KvDtypeOf(flags);
+  options.kv_storage = KvStorageOf(flags.kv_cache_dtype);
   options.state_dtype = StateDtypeOf(flags);
   options.snapshot_percent = flags.state_snapshots;
   options.seed = flags.seed.value_or(0);

@@ -53,7 +53,8 @@ void AddStateSnapshotsFlag(CLI::App& command, int& percent);
 // What the flags mean. attention, model_digest and a max_model_len of 0 are for the caller to fill in.
 scheduler::SchedulerOptions SchedulerOptionsOf(const EngineFlags& flags);
 absl::StatusOr<compute::ComputeWorkerTuning> TuningOf(const EngineFlags& flags);
-DType KvDtypeOf(const EngineFlags& flags);
+DType KvDtypeOf(const EngineFlags& flags);  // on the wire
+attention::KvStorage KvStorageOf(const std::string& kv_cache_dtype);
 DType StateDtypeOf(const EngineFlags& flags);
 // Where the model's dense layers run (device_choice.h).
 absl::StatusOr<std::unique_ptr<kernels::Device>> CreateDevice(const EngineFlags& flags,

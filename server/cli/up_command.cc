@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "compute_worker/attention_specs.h"
+#include "compute_worker/cuda/cuda_model.h"
 #include "kernels/cuda/cuda_device.h"
 #include "server/cli/child_processes.h"
 #include "server/cli/cluster_commands.h"
@@ -28,6 +29,7 @@ constexpr absl::Duration kRestartPause = absl::Milliseconds(200);
 constexpr absl::Duration kLanesAreKnown = absl::Milliseconds(300);  // by the next heartbeats
 constexpr absl::Duration kAnnounceAnyway = absl::Seconds(10);
 constexpr int kQuickEndsAllowed = 3;
+constexpr uint64_t kBesideWeights = uint64_t{2} << 30;  // a compute worker's buffers, cuBLASLt and CUDA itself
 constexpr absl::Duration kStopPatience = absl::Seconds(5);
 
 using Arguments = std::vector<std::string>;
@@ -83,11 +85,26 @@ class Up {
                                                     StateDtypeOf(flags_.engine)));
       scheduler::SchedulerOptions options = SchedulerOptionsOf(flags_.engine);
       if (options.max_model_len == 0) options.max_model_len = static_cast<int>(checkpoint->config().max_positions);
-      kv_bytes_ = server::DefaultKvCacheBytes(table, options, flags_.engine.attention_workers) /
-                  flags_.engine.attention_workers;
+      const int workers = flags_.engine.attention_workers;
+      const attention::KvStorage storage = KvStorageOf(flags_.engine.kv_cache_dtype);
+      kv_bytes_ = server::DefaultKvCacheBytes(table, options, workers, 0, storage) / workers;
+      most_kv_bytes_ = server::DefaultKvCacheBytes(table, options, workers, UINT64_MAX, storage) / workers;
+      weight_bytes_ = compute::CudaModel::WeightBytes(checkpoint->config()) + kBesideWeights;
     }
     if (kv_bytes_ > 0) return absl::OkStatus();
     return InvalidArgument("--kv-cache-memory-bytes: a KV cache of no bytes holds no token; write 8GiB, or auto");
+  }
+
+  // A GPU's own memory bounds what lies there: the worker finds out, and leaves room for the weights that are loaded
+  // meanwhile.
+  Arguments KvArguments(const std::string& device) const {
+    if (device == "cpu" || most_kv_bytes_ == 0) return {"--kv-capacity", std::to_string(kv_bytes_)};
+    const std::vector<std::string> devices = absl::StrSplit(flags_.attention_devices, ',');
+    int sharers = 0;
+    for (int i = 0; i < flags_.engine.attention_workers; ++i) sharers += devices[i % devices.size()] == device ? 1 : 0;
+    const bool with_weights = flags_.engine.device == device || flags_.engine.device == "auto";
+    return {"--kv-capacity", "auto", "--kv-sharers", std::to_string(sharers), "--kv-leave",
+            std::to_string(with_weights ? weight_bytes_ : 0), "--kv-most", std::to_string(most_kv_bytes_)};
   }
 
   absl::Status StartScheduler() {
@@ -174,14 +191,16 @@ class Up {
                         address_,
                         "--lanes",
                         flags_.lanes,
-                        "--kv-capacity",
-                        std::to_string(kv_bytes_),
                         "--state-snapshots",
                         std::to_string(engine.state_snapshots),
                         "--device",
                         devices[(i - 1) % devices.size()],
                         "--threads",
                         std::to_string(threads)};
+      const Arguments kv = KvArguments(devices[(i - 1) % devices.size()]);
+      workers_[name].insert(workers_[name].end(), kv.begin(), kv.end());
+      if (engine.kv_cache_dtype == "fp8_e4m3")
+        workers_[name].insert(workers_[name].end(), {"--kv-cache-dtype", "fp8_e4m3"});
       trace(name);
     }
     for (const auto& [name, arguments] : workers_) DT_RETURN_IF_ERROR(StartWorker(name));
@@ -265,6 +284,8 @@ class Up {
   const UpFlags& flags_;
   StopSignal& stop_;
   uint64_t kv_bytes_ = 0;  // of each attention worker
+  uint64_t most_kv_bytes_ = 0;  // of a worker, if memory were no bound; 0: its size was given
+  uint64_t weight_bytes_ = 0;   // on a GPU, with what lies beside them
   std::string address_;    // of the scheduler
   Announcement scheduler_{"listening on "}, server_{"listening on http://"};
   std::map<std::string, Arguments> workers_;

@@ -7,6 +7,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/drawn_token.h"
 
 namespace dovetail::compute {
 namespace {
@@ -400,6 +401,84 @@ TEST_F(ComputeWorkerCoreTest, WhatTheShellCannotDoEndsTheStep) {
   RunToAttention(2, {Entry(1, On(0))});
   EXPECT_THAT(Feed(StepFailed{MicroBatchId(0), Internal("a kernel refused")}), ElementsAre("failed: a kernel refused"));
   EXPECT_EQ(finished_.status, proto::StepStatus::kWorkerFailed);
+}
+
+// Steps whose tokens are still to be drawn.
+class DrawnBeforeTest : public ComputeWorkerCoreTest {
+ protected:
+  // Step 1 of micro-batch 0, sequence 1: a token at position 0, the next to be drawn.
+  void RunToSample() {
+    proto::StepEntry entry = Entry(1, On(0));
+    entry.sample = true;
+    RunToAttention(1, {entry});
+    Partial(1, 0, 0);
+    Done(), Done(), Done();
+    Partial(1, 1, 0);
+    ASSERT_THAT(Done(), ElementsAre("sample"));
+  }
+  static proto::StepEntry Drawn(Position ctx_len) {
+    proto::StepEntry entry = Entry(1, On(0), 1, ctx_len);
+    entry.tokens = {proto::kDrawnBefore};
+    return entry;
+  }
+  std::vector<std::string> PlanFollower(Position ctx_len = 1) {
+    return Plan(2, {Drawn(ctx_len)}, 1);
+  }
+  std::vector<std::string> SampledToken(TokenId token) {
+    proto::EntryResult drawn{.sequence = SequenceId(1), .position = 1, .token = token};
+    return Feed(SampleDone{MicroBatchId(0), {.step = StepId(1), .entries = {drawn}}});
+  }
+};
+
+TEST_F(DrawnBeforeTest, AStepWaitsUntilTheOneBeforeDrawsOnTheDevice) {
+  RunToSample();
+  EXPECT_THAT(PlanFollower(), IsEmpty());
+  EXPECT_THAT(Feed(SampleBegun{MicroBatchId(0)}), ElementsAre("begin 10 of 1 sequences", "prepare", "dense 0"));
+  EXPECT_EQ(core_.DrawnBy(MicroBatchId(1)), MicroBatchId(0));
+  EXPECT_FALSE(core_.only_draws());
+  EXPECT_THAT(SampledToken(42), ElementsAre("finish"));
+  EXPECT_TRUE(core_.running(MicroBatchId(1)));
+}
+
+TEST_F(DrawnBeforeTest, WhereTokensAreDrawnOnTheHostItTakesThemFromTheResult) {
+  RunToSample();
+  EXPECT_THAT(PlanFollower(), IsEmpty());
+  EXPECT_THAT(SampledToken(42), ElementsAre("finish", "begin 10 of 1 sequences", "prepare", "dense 0"));
+  EXPECT_EQ(core_.DrawnBy(MicroBatchId(1)), std::nullopt);
+  EXPECT_THAT(core_.PlanOf(MicroBatchId(1)).entries[0].tokens, ElementsAre(42));
+}
+
+TEST_F(DrawnBeforeTest, AStepFailsWithTheOneBefore) {
+  RunToSample();
+  PlanFollower();
+  EXPECT_THAT(Feed(StepFailed{MicroBatchId(0), absl::ResourceExhaustedError("no memory")}),
+              ElementsAre("failed: no memory", "failed: no memory"));
+  EXPECT_EQ(finished_.step, StepId(2));
+  EXPECT_EQ(finished_.status, proto::StepStatus::kOutOfMemory);
+  EXPECT_TRUE(core_.idle());
+}
+
+TEST_F(DrawnBeforeTest, AStepUnderWayFailsWithTheOneBefore) {
+  RunToSample();
+  Feed(SampleBegun{MicroBatchId(0)});
+  PlanFollower();
+  EXPECT_THAT(Feed(StepFailed{MicroBatchId(0), absl::InternalError("the device is lost")}),
+              ElementsAre("failed: the device is lost"));
+  EXPECT_THAT(Done(1), ElementsAre("failed: the device is lost")) << "once its dense piece is done";
+}
+
+TEST_F(DrawnBeforeTest, ATokenThatNobodyDrawsIsRefused) {
+  RunToSample();
+  EXPECT_THAT(Feed(SampleBegun{MicroBatchId(0)}), IsEmpty());
+  EXPECT_TRUE(core_.only_draws());
+  EXPECT_THAT(PlanFollower(5), ElementsAre("failed: sequence 1: the step before draws no token at 5"));
+  EXPECT_TRUE(core_.running(MicroBatchId(0)));
+}
+
+TEST_F(DrawnBeforeTest, OneStepWaitsAtATime) {
+  RunToSample();
+  PlanFollower();
+  EXPECT_THAT(Plan(3, {Drawn(2)}, 2), ElementsAre("failed: step 2 already waits for the tokens of another"));
 }
 
 TEST_F(ComputeWorkerCoreTest, ALostWorkerEndsTheStepsItHasAPartInAndNoOther) {

@@ -192,5 +192,8 @@ inline constexpr CudaBudget kCudaHybridBudgets[] = {
 };
 // Against the CPU with K and V in f32.
 inline constexpr double kSmolLm2OnGpu = 4e-2;
+// With K and V in E4M3, against the same in bfloat16 on the same GPU.
+inline constexpr double kSmolLm2InEightBits = 1e-1;
+inline constexpr double kInEightBits = 1e-1;  // the goldens
 
 }  // namespace dovetail::test

@@ -23,9 +23,11 @@ namespace {
 namespace fs = std::filesystem;
 using kernels::cuda::CudaDevice;
 
-// How a step's tensors cross: all in device memory, or through pinned host memory to workers that hold sequences whole,
-// by heads and by tokens in turn.
-enum class Seam { kDevice, kHost };
+// How a step's tensors cross: all in device memory, each step planned when the one before is known or (kAhead) before
+// that; or through pinned host memory to workers that hold sequences whole, by heads and by tokens in turn.
+enum class Seam { kDevice, kAhead, kHost };
+
+const char* Name(Seam seam) { return seam == Seam::kDevice ? "device" : seam == Seam::kAhead ? "ahead" : "host"; }
 
 // A model served on a GPU. Members are destroyed in reverse order.
 struct OnGpu {
@@ -50,7 +52,8 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> OpenGpu() {
   return CudaDevice::Create(std::move(library), {.index = 0, .host_threads = 4});
 }
 
-absl::StatusOr<OnGpu> Serve(const fs::path& path, Seam seam, DType type = DType::kBF16, int max_model_len = 0) {
+absl::StatusOr<OnGpu> Serve(const fs::path& path, Seam seam, DType type = DType::kBF16, int max_model_len = 0,
+                            attention::KvStorage storage = attention::KvStorage::kAsSent) {
   OnGpu run;
   DT_ASSIGN_OR_RETURN(run.device, OpenGpu());
   DT_ASSIGN_OR_RETURN(auto checkpoint, model::OpenCheckpoint(path));
@@ -59,13 +62,14 @@ absl::StatusOr<OnGpu> Serve(const fs::path& path, Seam seam, DType type = DType:
   DT_ASSIGN_OR_RETURN(run.on_gpu, compute::CudaModel::Load(*run.device, *run.model, type, false, {}));
   server::EmbeddedClusterOptions options;
   options.kv_dtype = type;
+  options.kv_storage = storage;
   options.kv_room = [] { return uint64_t{1} << 30; };
   options.compute.dense = run.on_gpu.get();
   options.scheduler.max_model_len =
       max_model_len > 0 ? max_model_len : static_cast<int>(run.model->config().max_positions);
   options.scheduler.max_num_seqs = 8;
   options.scheduler.max_num_batched_tokens = max_model_len > 0 ? 512 : 48;
-  options.scheduler.micro_batches = 2;
+  options.scheduler.micro_batches = seam == Seam::kAhead ? 1 : 2;
   if (seam == Seam::kHost) {
     options.attention_workers = 3;
     options.scheduler.placement = scheduler::PlacementPolicy::kMixed;
@@ -183,10 +187,9 @@ TEST_P(CudaGolden, GreedyDecodingGivesTheReferencesTokensUpToTheFirstUncertainOn
 
 INSTANTIATE_TEST_SUITE_P(All, CudaGolden,
                          ::testing::Combine(::testing::ValuesIn(kCudaBudgets),
-                                            ::testing::Values(Seam::kDevice, Seam::kHost)),
+                                            ::testing::Values(Seam::kDevice, Seam::kAhead, Seam::kHost)),
                          [](const auto& info) {
-                           return absl::StrCat(std::get<0>(info.param).model,
-                                               std::get<1>(info.param) == Seam::kDevice ? "_device" : "_host");
+                           return absl::StrCat(std::get<0>(info.param).model, "_", Name(std::get<1>(info.param)));
                          });
 
 INSTANTIATE_TEST_SUITE_P(Hybrids, CudaGolden,
@@ -208,8 +211,8 @@ TEST(CudaSmolLm2, AgreesWithTheCpuWhereverTheMarginExceedsTwiceTheBudget) {
   options.scheduler.max_model_len = 2048 + 128;
   const auto reference = StartCluster(**cpu, options);
   ASSERT_TRUE(reference.ok()) << reference.status();
-  for (const Seam seam : {Seam::kDevice, Seam::kHost}) {
-    SCOPED_TRACE(seam == Seam::kDevice ? "device" : "host");
+  for (const Seam seam : {Seam::kAhead, Seam::kHost}) {
+    SCOPED_TRACE(Name(seam));
     auto run = Serve(FetchedSmolLm2(), seam, DType::kBF16, 2048 + 128);
     ASSERT_TRUE(run.ok()) << run.status();
     int certain = 0, agreed = 0, positions = 0, near_ties_apart = 0;
@@ -241,6 +244,89 @@ TEST(CudaSmolLm2, AgreesWithTheCpuWhereverTheMarginExceedsTwiceTheBudget) {
     EXPECT_LE(worst, kSmolLm2OnGpu);
     EXPECT_GE(certain, 150) << "of " << positions;
   }
+}
+
+TEST(CudaEightBits, KAndVInE4M3KeepTheLogitsOfEveryGoldenWithinTheirBudget) {
+  SKIP_WITHOUT_GPU();
+  DOVETAIL_DATA_OR_SKIP(const auto archive, "goldens/goldens_dense.tar.gz");
+  const fs::path folder = Unpack(archive) / "dense";
+  double worst = 0;
+  for (const CudaBudget& budget : kCudaBudgets) {
+    SCOPED_TRACE(budget.model);
+    const auto json = nlohmann::json::parse(ReadFile(folder / budget.model / "golden.json"));
+    const auto prompt = json["prompt_ids"].get<std::vector<TokenId>>();
+    auto run = Serve(folder / budget.model, Seam::kAhead, DType::kBF16, 0, attention::KvStorage::kE4M3);
+    ASSERT_TRUE(run.ok()) << run.status();
+    auto wide = Serve(folder / budget.model, Seam::kAhead);
+    ASSERT_TRUE(wide.ok()) << wide.status();
+    const size_t first = prompt.size() / 2;
+    const double error =
+        RelativeRms(run->LogitsFrom(prompt, first).values, wide->LogitsFrom(prompt, first).values);
+    std::printf("measured %s E4M3 beside bfloat16 %.3g\n", budget.model, error);
+    worst = std::max(worst, error);
+    EXPECT_LE(error, kInEightBits);
+  }
+  EXPECT_GT(worst, 1e-3) << "as if nothing had been rounded";
+}
+
+// The same texts, given to a model whose K and V lie in 8 bits: what that costs beside bfloat16 on the same GPU.
+TEST(CudaSmolLm2, KAndVInEightBitsStayWithinTheirBudget) {
+  SKIP_WITHOUT_GPU();
+  DOVETAIL_DATA_OR_SKIP(const auto folder, "models/smollm2-135m-instruct");
+  ASSERT_TRUE(fs::exists(FetchedSmolLm2())) << "scripts/fetch_model gets it: " << FetchedSmolLm2();
+  auto wide = Serve(FetchedSmolLm2(), Seam::kAhead, DType::kBF16, 2048 + 128);
+  ASSERT_TRUE(wide.ok()) << wide.status();
+  for (const Seam seam : {Seam::kAhead, Seam::kHost}) {
+    SCOPED_TRACE(Name(seam));
+    auto narrow = Serve(FetchedSmolLm2(), seam, DType::kBF16, 2048 + 128, attention::KvStorage::kE4M3);
+    ASSERT_TRUE(narrow.ok()) << narrow.status();
+    int certain = 0, positions = 0, apart = 0;
+    double worst = 0;
+    for (const SmolLm2Case& text : ReadSmolLm2Cases(folder)) {
+      std::vector<TokenId> tokens = text.prompt;
+      tokens.insert(tokens.end(), text.greedy.begin(), text.greedy.end());
+      const size_t first = text.prompt.size() - 1;
+      const Matrix want = wide->LogitsFrom(tokens, first), got = narrow->LogitsFrom(tokens, first);
+      ASSERT_EQ(got.values.size(), want.values.size());
+      worst = std::max(worst, RelativeRms(got.values, want.values));
+      for (int64_t row = 0; row < want.rows; ++row) {
+        const bool same = ArgMax(got.row(row)) == ArgMax(want.row(row));
+        ++positions;
+        apart += !same;
+        if (!IsCertain(want.row(row), kSmolLm2InEightBits)) continue;
+        ++certain;
+        EXPECT_TRUE(same) << "position " << first + static_cast<size_t>(row);
+      }
+    }
+    std::printf("measured smollm2, K and V in E4M3: %d positions, %d certain, %d differ; logits %.3g\n", positions,
+                certain, apart, worst);
+    EXPECT_LE(worst, kSmolLm2InEightBits);
+    EXPECT_GE(certain, 60) << "of " << positions;
+  }
+}
+
+TEST(CudaServing, StepsAheadGiveTheSameTokensWhateverEndsAStream) {
+  SKIP_WITHOUT_GPU();
+  DOVETAIL_DATA_OR_SKIP(const auto folder, "models/stories260K");
+  auto run = Serve(folder / "hf", Seam::kAhead, DType::kBF16, 512);
+  ASSERT_TRUE(run.ok()) << run.status();
+  const auto whole = Generate(*run->cluster, GreedyRequest({1, 403, 407, 261}, 96));
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  const std::vector<TokenId>& tokens = (*whole)->choices()[0].tokens;
+  ASSERT_EQ(tokens.size(), 96u);
+  for (const int length : {1, 2, 3, 63, 64, 65}) {
+    const auto cut = Generate(*run->cluster, GreedyRequest({1, 403, 407, 261}, length));
+    ASSERT_TRUE(cut.ok()) << cut.status();
+    EXPECT_EQ((*cut)->choices()[0].tokens, std::vector<TokenId>(tokens.begin(), tokens.begin() + length)) << length;
+  }
+  // A token that ends a stream: nothing after its first place is shown.
+  scheduler::GenerationRequest request = GreedyRequest({1, 403, 407, 261}, 96);
+  request.stop_token_ids = {tokens[20]};
+  const auto stopped = Generate(*run->cluster, request);
+  ASSERT_TRUE(stopped.ok()) << stopped.status();
+  const auto first = std::find(tokens.begin(), tokens.end(), tokens[20]);
+  EXPECT_EQ((*stopped)->choices()[0].tokens, std::vector<TokenId>(tokens.begin(), first + 1));
+  EXPECT_EQ(run->cluster->stats().scheduler.running_sequences, 0);
 }
 
 TEST(CudaServing, SeededDrawsRepeatThemselvesAndStreamsDoNotDisturbEachOther) {

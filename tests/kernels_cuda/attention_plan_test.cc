@@ -1,6 +1,8 @@
 #include "kernels/cuda/attention_plan.h"
 
 #include <random>
+#include <utility>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "kernels/segment_tree.h"
@@ -14,21 +16,35 @@ AttentionPlan Plan(const std::vector<PlannedItem>& items, int group, int window,
   return *plan;
 }
 
-// Parts are a partition of all blocks, PartOf inverts PartBegin, and each part names the span that it begins in.
+// Parts are a partition of all blocks; each names the span that it begins in, and the parts that hold the rest of the
+// heads that it begins and ends in.
 void CheckParts(const AttentionPlan& plan) {
   int32_t next = 0;
-  for (size_t i = 0; i < plan.parts.size(); ++i) {
-    const AttentionPart& part = plan.parts[i];
+  const auto part_of = [&](int32_t block) {
+    int16_t part = 0;
+    while (plan.parts[part].end <= block) ++part;
+    return part;
+  };
+  const auto head_of = [&](int32_t block) {  // its first and last block
+    for (const AttentionSpan& span : plan.spans) {
+      if (block >= span.block_end) continue;
+      const int32_t begin = block - (block - span.block_begin) % span.segments;
+      return std::pair(begin, begin + span.segments - 1);
+    }
+    return std::pair(-1, -1);
+  };
+  for (const AttentionPart& part : plan.parts) {
     ASSERT_EQ(part.begin, next);
     ASSERT_LT(part.begin, part.end);
-    ASSERT_EQ(plan.extent.PartOf(part.begin), static_cast<int32_t>(i));
-    ASSERT_EQ(plan.extent.PartOf(part.end - 1), static_cast<int32_t>(i));
     ASSERT_LE(plan.spans[part.span].block_begin, part.begin);
     ASSERT_GT(plan.spans[part.span].block_end, part.begin);
+    ASSERT_EQ(part.first_part, part_of(head_of(part.begin).first));
+    ASSERT_EQ(part.last_part, part_of(head_of(part.end - 1).second));
     next = part.end;
   }
   ASSERT_EQ(next, plan.spans.back().block_end);
   ASSERT_EQ(plan.parts.size(), static_cast<size_t>(plan.extent.parts));
+  ASSERT_LE(plan.extent.parts, plan.grid);
 }
 
 TEST(AttentionPlan, EveryVisibleBlockLiesInOneSpanAndOnePart) {
@@ -85,6 +101,24 @@ TEST(AttentionPlan, PartsAreEqual) {
     EXPECT_LE(part.end - part.begin, 125);
   }
   CheckParts(plan);
+}
+
+TEST(AttentionPlan, AStepOfLikeSequencesCutsNoHead) {
+  for (const int sequences : {16, 64, 256}) {
+    std::vector<PlannedItem> items;
+    for (int i = 0; i < sequences; ++i) {
+      const int64_t tokens = 1000 + i % 60;  // 16 or 17 blocks
+      items.push_back({.q_rows = 1, .kv_heads = 8, .first_position = tokens - 1, .token_end = tokens});
+    }
+    const AttentionPlan plan = Plan(items, 4, 0, 132);
+    CheckParts(plan);
+    const int64_t share = plan.extent.blocks / 132;
+    for (size_t i = 0; i < plan.parts.size(); ++i) {
+      EXPECT_EQ(plan.parts[i].first_part, static_cast<int>(i)) << sequences << " sequences";
+      EXPECT_EQ(plan.parts[i].last_part, static_cast<int>(i)) << sequences << " sequences";
+      EXPECT_LE(plan.parts[i].end - plan.parts[i].begin, share * 108 / 100 + 1) << sequences << " sequences";
+    }
+  }
 }
 
 TEST(AttentionPlan, SmallStepsHaveAPartForEachBlock) {

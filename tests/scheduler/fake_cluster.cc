@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "proto/drawn_token.h"
 
 namespace dovetail::scheduler {
 namespace {
@@ -179,10 +180,10 @@ void FakeCluster::Do(const MoveSequence& action) {
            action.worker, action.epoch, {action.message.sequence, action.message.step, moved, "as the test wanted"}});
 }
 
-bool FakeCluster::InFlight(SequenceId sequence) const {
+bool FakeCluster::InFlight(SequenceId sequence, StepId but_not) const {
   for (const auto& [micro_batch, running] : in_flight_) {
     for (const proto::StepEntry& entry : running.plan.entries) {
-      if (entry.sequence == sequence) return true;
+      if (entry.sequence == sequence && (but_not == StepId() || running.plan.step != but_not)) return true;
     }
   }
   return false;
@@ -192,16 +193,18 @@ void FakeCluster::CheckPlan(const RunStep& action) {
   const proto::StepPlan& plan = action.plan;
   const SchedulerOptions& limits = options_.scheduler;
   if (!(last_step_ < plan.step)) Violate("step ids do not grow");
-  last_step_ = plan.step;
+  const StepId before = std::exchange(last_step_, plan.step);
   if (in_flight_.contains(plan.micro_batch.value())) Violate("two steps of a micro-batch in flight");
-  if (plan.micro_batch.value() >= limits.micro_batches * std::max(1, options_.compute_workers))
+  const int each = limits.run_ahead ? 2 : limits.micro_batches;
+  if (plan.micro_batch.value() >= each * std::max(1, options_.compute_workers))
     Violate("a micro-batch too many");
   size_t tokens = 0;
   std::set<SequenceId> seen;
   for (const proto::StepEntry& entry : plan.entries) {
     tokens += entry.tokens.size();
     if (entry.tokens.empty()) Violate("an entry without tokens");
-    if (!seen.insert(entry.sequence).second || InFlight(entry.sequence)) Violate("a sequence in two steps at once");
+    const StepId follows = proto::IsDrawnBefore(entry) ? before : StepId();
+    if (!seen.insert(entry.sequence).second || InFlight(entry.sequence, follows)) Violate("a sequence in two steps at once");
     if (const absl::Status valid = proto::Validate(entry.placement, limits.attention); !valid.ok()) {
       Violate(std::string(valid.message()));
     }
@@ -213,9 +216,26 @@ void FakeCluster::CheckPlan(const RunStep& action) {
   most_sequences_in_step = std::max(most_sequences_in_step, static_cast<int>(plan.entries.size()));
 }
 
-void FakeCluster::Do(const RunStep& action) {
-  CheckPlan(action);
+// What the step before drew, where the plan names it.
+void FakeCluster::FillDrawn(proto::StepPlan& plan) {
+  for (proto::StepEntry& entry : plan.entries) {
+    for (TokenId& token : entry.tokens) {
+      if (token != proto::kDrawnBefore) continue;
+      ++tokens_ahead;
+      for (const proto::EntryResult& result : last_result_.entries)
+        if (result.sequence == entry.sequence && result.position == entry.ctx_len) token = result.token;
+      if (token == proto::kDrawnBefore && last_result_.status == proto::StepStatus::kOk)
+        Violate("a token that nobody drew");
+    }
+  }
+}
+
+void FakeCluster::Do(const RunStep& asked) {
+  CheckPlan(asked);
   ++steps;
+  RunStep action = asked;
+  const bool follows = proto::FollowsAnother(action.plan);
+  FillDrawn(action.plan);
   const proto::StepPlan& plan = action.plan;
   proto::StepResult result{.step = plan.step, .micro_batch = plan.micro_batch};
   result.status = std::exchange(next_status_, std::nullopt).value_or(proto::StepStatus::kOk);
@@ -226,6 +246,10 @@ void FakeCluster::Do(const RunStep& action) {
       result.status = proto::StepStatus::kWorkerUnreachable;
       result.failed_worker = shard.worker;
     }
+  }
+  if (follows && last_result_.entries.empty()) {  // fails with it
+    result.status = last_result_.status;
+    result.failed_worker = last_result_.failed_worker;
   }
   int64_t tokens = 0;
   for (const proto::StepEntry& entry : plan.entries) {
@@ -246,7 +270,11 @@ void FakeCluster::Do(const RunStep& action) {
     result.status = result.entries[0].status = proto::StepStatus::kBadLogits;
   }
   in_flight_[plan.micro_batch.value()] = {action.compute_worker, plan};
-  Post(now_ + options_.step_base + tokens * options_.step_per_token, StepFinished{action.compute_worker, std::move(result)});
+  last_result_ = result;
+  absl::Time begins = now_;
+  if (options_.scheduler.run_ahead) begins = std::max(begins, last_end_);
+  last_end_ = begins + options_.step_base + tokens * options_.step_per_token;
+  Post(last_end_, StepFinished{action.compute_worker, std::move(result)});
 }
 
 uint64_t FakeCluster::ReadBack(const proto::StepEntry& entry, Position begin, Position end, uint64_t hash) {

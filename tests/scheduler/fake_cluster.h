@@ -86,6 +86,7 @@ class FakeCluster {
 
   const std::vector<std::string>& violations() const { return violations_; }
   int sequences_held() const;
+  int tokens_ahead = 0;  // that were to be drawn when a plan named them
   int steps_in_flight() const { return static_cast<int>(in_flight_.size()); }
   uint64_t steps = 0;
   uint64_t trace = 0;  // hash of all actions
@@ -123,7 +124,8 @@ class FakeCluster {
   uint64_t ReadBack(const proto::StepEntry& entry, Position begin, Position end, uint64_t hash);
   uint64_t ReadContext(const proto::StepEntry& entry);
   void CheckPlan(const RunStep& action);
-  bool InFlight(SequenceId sequence) const;
+  bool InFlight(SequenceId sequence, StepId but_not = StepId()) const;
+  void FillDrawn(proto::StepPlan& plan);
   absl::Duration AnswerDelay();
   bool Chance(double probability);
 
@@ -144,6 +146,8 @@ class FakeCluster {
   std::optional<proto::StepStatus> next_status_;
   bool spoil_next_entry_ = false;
   StepId last_step_;
+  proto::StepResult last_result_;  // of it
+  absl::Time last_end_;
   std::vector<std::string> violations_;
 };
 

@@ -139,12 +139,17 @@ void CheckCalls(FakeCluster& cluster, const std::vector<RequestId>& submitted) {
 }
 
 struct Outcome {
-  uint64_t trace = 0, preemptions = 0, hits = 0, tokens = 0, errors = 0, moves = 0;
+  uint64_t trace = 0, preemptions = 0, hits = 0, tokens = 0, errors = 0, moves = 0, ahead = 0;
 };
 
-Outcome RunSeed(uint64_t seed) {
+Outcome RunSeed(uint64_t seed, bool run_ahead = false) {
   Dice dice(seed);
-  const ClusterOptions options = SomeCluster(dice, seed);
+  ClusterOptions options = SomeCluster(dice, seed);
+  if (run_ahead) {
+    options.scheduler.run_ahead = true;
+    options.scheduler.micro_batches = options.compute_workers = 1;
+    options.kv_blocks.resize(1);
+  }
   FakeCluster cluster(options);
   const int requests = dice.Of(1, 40);
   const int span_ms = dice.Of(0, 300);
@@ -206,6 +211,7 @@ Outcome RunSeed(uint64_t seed) {
   outcome.trace = cluster.trace;
   outcome.preemptions = stats.preemptions;
   outcome.moves = stats.moves;
+  outcome.ahead = static_cast<uint64_t>(cluster.tokens_ahead);
   outcome.hits = stats.prefix_hits;
   return outcome;
 }
@@ -237,6 +243,25 @@ TEST(Streams, DependOnNothingButTheirRequest) {
   EXPECT_GT(all.moves, 100u);
   EXPECT_GT(all.preemptions, 100u);  // else the seeds are too tame to say anything
   EXPECT_GT(all.hits, 1000u);
+}
+
+// The same where steps are planned before the tokens of the one before are known.
+TEST(Streams, DependOnNothingButTheirRequestWhereStepsRunAhead) {
+  const char* only = std::getenv("DOVETAIL_SEED");
+  const uint64_t first = only != nullptr ? std::strtoull(only, nullptr, 10) : 1;
+  const uint64_t last = only != nullptr ? first : DOVETAIL_SEED_COUNT;
+  Outcome all;
+  for (uint64_t seed = first; seed <= last; ++seed) {
+    SCOPED_TRACE(absl::StrCat("DOVETAIL_SEED=", seed));
+    const Outcome outcome = RunSeed(seed, /*run_ahead=*/true);
+    if (::testing::Test::HasFailure()) return;
+    all.preemptions += outcome.preemptions;
+    all.tokens += outcome.tokens;
+    all.ahead += outcome.ahead;
+  }
+  if (only != nullptr) return;
+  EXPECT_GT(all.ahead * 10, all.tokens) << "hardly a step ran ahead: many have one with penalties or listed logprobs";
+  EXPECT_GT(all.preemptions, 100u);
 }
 
 }  // namespace

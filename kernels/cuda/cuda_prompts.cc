@@ -1,0 +1,108 @@
+#include "kernels/cuda/cuda_prompts.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace dovetail::kernels::cuda {
+namespace {
+
+// Plans are made for few sizes: powers of two, and one and a half of them.
+int32_t RoundedTokens(int32_t tokens) {
+  int32_t size = 64;
+  while (size < tokens) size += size % 3 == 0 ? size / 3 : size / 2;
+  return size;
+}
+
+int32_t RoundedBatch(size_t items) {
+  int32_t size = 1;
+  while (static_cast<size_t>(size) < items) size *= 2;
+  return size;
+}
+
+PromptCall CallOf(const CudaPrompts::Shape& shape) {
+  PromptCall call{};
+  call.q_heads = shape.q_heads;
+  call.kv_heads = shape.kv_heads;
+  call.key_dim = shape.key_dim;
+  call.value_dim = shape.value_dim;
+  call.type = shape.type;
+  call.scale = shape.scale;
+  return call;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CudaPrompts>> CudaPrompts::Create(CudaDevice& device) {
+  void* handle = nullptr;
+  char text[1024] = {};
+  const int error = device.library()->dnn_open(device.index(), &handle, text, sizeof(text));
+  if (error == kDnnNotFound) return FailedPrecondition(device.name(), ": ", text);
+  DT_RETURN_IF_ERROR(device.library().Check(error, device.name() + ": opening cuDNN"));
+  return std::unique_ptr<CudaPrompts>(new CudaPrompts(device, handle));
+}
+
+CudaPrompts::~CudaPrompts() { device_.library()->dnn_close(handle_); }
+
+absl::StatusOr<bool> CudaPrompts::Prepare(CudaStream& stream, const Shape& shape, std::span<const Item> items,
+                                          Batch& batch) {
+  batch.batch_ = 0;
+  if (items.empty()) return true;
+  const Kind kind{shape.q_heads, shape.kv_heads, shape.key_dim, shape.value_dim, static_cast<int32_t>(shape.type)};
+  if (refused_.contains(kind)) return false;
+  PromptCall call = CallOf(shape);
+  call.batch = RoundedBatch(items.size());
+  for (const Item& item : items) {
+    call.most_tokens = std::max(call.most_tokens, RoundedTokens(item.tokens));
+    for (const int64_t at : {item.q_at, item.k_at, item.v_at, item.o_at})
+      if (at + int64_t{item.tokens} * shape.q_heads * shape.key_dim > std::numeric_limits<int32_t>::max()) return false;
+  }
+  DT_RETURN_IF_ERROR(stream.UseDevice());
+  const int error = device_.library()->dnn_prompts(handle_, &call, stream.handle());
+  if (error == kDnnRefused) {
+    refused_.insert(kind);
+    return false;
+  }
+  DT_RETURN_IF_ERROR(device_.library().Check(error, device_.name() + ": planning prompts"));
+
+  batch.step_ = static_cast<size_t>((call.batch + 1 + 63) / 64 * 64);
+  DT_ASSIGN_OR_RETURN(std::byte* const host, batch.upload_.Begin(stream, 5 * batch.step_ * sizeof(int32_t)));
+  auto* tokens = reinterpret_cast<int32_t*>(host);
+  int32_t* const at[] = {tokens + batch.step_, tokens + 2 * batch.step_, tokens + 3 * batch.step_,
+                         tokens + 4 * batch.step_};
+  const Item& last = items.back();
+  for (int32_t i = 0; i <= call.batch; ++i) {
+    const bool there = static_cast<size_t>(i) < items.size();
+    const Item& item = there ? items[i] : last;
+    const int64_t beyond = there ? 0 : last.tokens;
+    if (i < call.batch) tokens[i] = there ? item.tokens : 0;
+    at[0][i] = static_cast<int32_t>(item.q_at + beyond * shape.q_heads * shape.key_dim);
+    at[1][i] = static_cast<int32_t>(item.k_at + beyond * shape.kv_heads * shape.key_dim);
+    at[2][i] = static_cast<int32_t>(item.v_at + beyond * shape.kv_heads * shape.value_dim);
+    at[3][i] = static_cast<int32_t>(item.o_at + beyond * shape.q_heads * shape.value_dim);
+  }
+  DT_RETURN_IF_ERROR(batch.upload_.Send(stream));
+  batch.batch_ = call.batch;
+  batch.most_tokens_ = call.most_tokens;
+  return true;
+}
+
+absl::Status CudaPrompts::Run(CudaStream& stream, const Shape& shape, const Batch& batch, const void* q, const void* k,
+                              const void* v, void* o) {
+  if (batch.empty()) return absl::OkStatus();
+  const auto* tokens = reinterpret_cast<const int32_t*>(batch.upload_.device());
+  PromptCall call = CallOf(shape);
+  call.batch = batch.batch_;
+  call.most_tokens = batch.most_tokens_;
+  call.q = q, call.k = k, call.v = v, call.o = o;
+  call.tokens = tokens;
+  call.q_at = tokens + batch.step_;
+  call.k_at = tokens + 2 * batch.step_;
+  call.v_at = tokens + 3 * batch.step_;
+  call.o_at = tokens + 4 * batch.step_;
+  DT_RETURN_IF_ERROR(stream.UseDevice());
+  const int error = device_.library()->dnn_prompts(handle_, &call, stream.handle());
+  if (error == kDnnRefused) return Internal(device_.name(), ": cuDNN failed to attend prompts that it had planned");
+  return device_.library().Check(error, device_.name() + ": attending prompts");
+}
+
+}  // namespace dovetail::kernels::cuda

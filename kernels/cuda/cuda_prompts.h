@@ -1,0 +1,64 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <span>
+#include <tuple>
+
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/staged_upload.h"
+
+namespace dovetail::kernels::cuda {
+
+// Causal attention of prompts from their first token on, by cuDNN, over q, k and v as rows: for those there is no need
+// to go through KV blocks. Thread-compatible; must not outlive its device.
+class CudaPrompts {
+ public:
+  static constexpr int kLeastRows = 48;  // below, the paged kernel is as good
+
+  struct Shape {
+    int32_t q_heads = 0, kv_heads = 0, key_dim = 0, value_dim = 0;
+    WireType type = WireType::kBF16;
+    float scale = 0;
+  };
+  // Where a prompt's rows begin, in elements from Run's pointers; 32 bits hold them.
+  struct Item {
+    int32_t tokens = 0;
+    int64_t q_at = 0, k_at = 0, v_at = 0, o_at = 0;
+  };
+  // The prompts of a step, for all its ops.
+  class Batch {
+   public:
+    explicit Batch(CudaDevice& device) : upload_(device) {}
+    bool empty() const { return batch_ == 0; }
+
+   private:
+    friend class CudaPrompts;
+    StagedUpload upload_;
+    int32_t batch_ = 0, most_tokens_ = 0;
+    size_t step_ = 0;  // elements from array to array
+  };
+
+  // kFailedPrecondition says what is missing.
+  static absl::StatusOr<std::unique_ptr<CudaPrompts>> Create(CudaDevice& device);
+  ~CudaPrompts();
+  CudaPrompts(const CudaPrompts&) = delete;
+  CudaPrompts& operator=(const CudaPrompts&) = delete;
+
+  // Makes the plan of these prompts, which may allocate and take some tens of milliseconds the first time, and enqueues
+  // the upload of their offsets. False: cuDNN does not attend them. No items: an empty batch.
+  absl::StatusOr<bool> Prepare(CudaStream& stream, const Shape& shape, std::span<const Item> items, Batch& batch);
+  // Enqueues one layer.
+  absl::Status Run(CudaStream& stream, const Shape& shape, const Batch& batch, const void* q, const void* k,
+                   const void* v, void* o);
+
+ private:
+  using Kind = std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t>;
+
+  CudaPrompts(CudaDevice& device, void* handle) : device_(device), handle_(handle) {}
+  CudaDevice& device_;
+  void* const handle_;
+  std::set<Kind> refused_;
+};
+
+}  // namespace dovetail::kernels::cuda

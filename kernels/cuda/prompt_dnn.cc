@@ -1,0 +1,217 @@
+#define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
+#include "kernels/cuda/prompt_dnn.h"
+
+#include <cuda_runtime_api.h>
+#include <cudnn_frontend.h>
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstring>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+
+namespace cudnn_frontend {
+// cuDNN's headers look every function up here. Set once, by DnnOpen.
+void* cudnn_dlhandle = nullptr;
+}  // namespace cudnn_frontend
+
+namespace dovetail::kernels::cuda {
+namespace {
+
+namespace fe = cudnn_frontend;
+
+enum Uid : int64_t { kQ = 1, kK, kV, kO, kQAt, kKAt, kVAt, kOAt, kTokens };
+
+// Batch, tokens, query heads, KV heads, key and value dimensions, type, bits of the scale.
+using Key = std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, uint32_t>;
+
+struct Plan {
+  Key key;
+  std::shared_ptr<fe::graph::Graph> graph;
+  int64_t workspace_bytes = 0;
+};
+
+struct Dnn {
+  cudnnHandle_t handle = nullptr;
+  int device = 0;
+  void* workspace = nullptr;
+  int64_t workspace_bytes = 0;
+  std::mutex mutex;  // guards what follows
+  std::list<Plan> plans;  // front: used last
+};
+
+// The folders of NVIDIA's own packages, its Python wheels' among them, are the loader's to know.
+void* OpenLibrary(std::string& tried) {
+  for (const char* name : {"libcudnn.so.9", "/usr/local/cuda/lib64/libcudnn.so.9",
+                           "/usr/lib/x86_64-linux-gnu/libcudnn.so.9"}) {
+    void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (library != nullptr) return library;
+    tried += (tried.empty() ? "" : ", ") + std::string(name);
+  }
+  return nullptr;
+}
+
+Key KeyOf(const PromptCall& call) {
+  uint32_t scale;
+  std::memcpy(&scale, &call.scale, sizeof(scale));
+  return {call.batch,   call.most_tokens, call.q_heads, call.kv_heads, call.key_dim, call.value_dim,
+          static_cast<int32_t>(call.type), scale};
+}
+
+// Rows of `heads` vectors that lie one after the other; where a sequence's begin is told by offsets.
+std::shared_ptr<fe::graph::Tensor_attributes> Rows(fe::graph::Graph& graph, const PromptCall& call, Uid uid, Uid at,
+                                                   int heads, int dim, const char* name) {
+  const int64_t row = int64_t{heads} * dim;
+  auto offsets = graph.tensor(fe::graph::Tensor_attributes()
+                                  .set_name(std::string(name) + " at")
+                                  .set_uid(at)
+                                  .set_dim({call.batch + 1, 1, 1, 1})
+                                  .set_stride({1, 1, 1, 1})
+                                  .set_data_type(fe::DataType_t::INT32));
+  fe::graph::Tensor_attributes rows;
+  rows.set_name(name)
+      .set_uid(uid)
+      .set_dim({call.batch, heads, call.most_tokens, dim})
+      .set_stride({call.most_tokens * row, dim, row, 1})
+      .set_ragged_offset(offsets);
+  return graph.tensor(rows);
+}
+
+bool MakePlan(Dnn& dnn, const PromptCall& call, Plan& plan, std::string& error) {
+  plan.key = KeyOf(call);
+  plan.graph = std::make_shared<fe::graph::Graph>();
+  fe::graph::Graph& graph = *plan.graph;
+  graph.set_io_data_type(call.type == WireType::kBF16 ? fe::DataType_t::BFLOAT16 : fe::DataType_t::HALF)
+      .set_intermediate_data_type(fe::DataType_t::FLOAT)
+      .set_compute_data_type(fe::DataType_t::FLOAT);
+  const auto q = Rows(graph, call, kQ, kQAt, call.q_heads, call.key_dim, "q");
+  const auto k = Rows(graph, call, kK, kKAt, call.kv_heads, call.key_dim, "k");
+  const auto v = Rows(graph, call, kV, kVAt, call.kv_heads, call.value_dim, "v");
+  const auto o_at = graph.tensor(fe::graph::Tensor_attributes()
+                                     .set_name("o at")
+                                     .set_uid(kOAt)
+                                     .set_dim({call.batch + 1, 1, 1, 1})
+                                     .set_stride({1, 1, 1, 1})
+                                     .set_data_type(fe::DataType_t::INT32));
+  const auto tokens = graph.tensor(fe::graph::Tensor_attributes()
+                                       .set_name("tokens")
+                                       .set_uid(kTokens)
+                                       .set_dim({call.batch, 1, 1, 1})
+                                       .set_stride({1, 1, 1, 1})
+                                       .set_data_type(fe::DataType_t::INT32));
+  auto options = fe::graph::SDPA_attributes()
+                     .set_name("prompts")
+                     .set_generate_stats(false)
+                     .set_attn_scale(call.scale)
+                     .set_padding_mask(true)
+                     .set_seq_len_q(tokens)
+                     .set_seq_len_kv(tokens)
+                     .set_causal_mask(true);
+  auto [o, stats] = graph.sdpa(q, k, v, options);
+  const int64_t row = int64_t{call.q_heads} * call.value_dim;
+  o->set_output(true)
+      .set_uid(kO)
+      .set_dim({call.batch, call.q_heads, call.most_tokens, call.value_dim})
+      .set_stride({call.most_tokens * row, call.value_dim, row, 1})
+      .set_ragged_offset(o_at);
+  auto built = graph.build(dnn.handle, {fe::HeurMode_t::A});
+  if (built.is_bad()) {
+    error = built.get_message();
+    return false;
+  }
+  plan.workspace_bytes = graph.get_workspace_size();
+  return plan.workspace_bytes >= 0;
+}
+
+int GrowWorkspace(Dnn& dnn, int64_t bytes, cudaStream_t stream) {
+  if (bytes <= dnn.workspace_bytes) return 0;
+  if (const cudaError_t error = cudaStreamSynchronize(stream); error != cudaSuccess) return static_cast<int>(error);
+  if (dnn.workspace != nullptr) cudaFree(dnn.workspace);
+  dnn.workspace = nullptr;
+  dnn.workspace_bytes = 0;
+  if (const cudaError_t error = cudaMalloc(&dnn.workspace, bytes); error != cudaSuccess) {
+    cudaGetLastError();
+    return static_cast<int>(error);
+  }
+  dnn.workspace_bytes = bytes;
+  return 0;
+}
+
+int Run(Dnn& dnn, const PromptCall& call, cudaStream_t stream) {
+  const std::lock_guard lock(dnn.mutex);
+  const Key key = KeyOf(call);
+  auto at = dnn.plans.begin();
+  while (at != dnn.plans.end() && at->key != key) ++at;
+  if (at == dnn.plans.end()) {
+    Plan plan;
+    std::string error;
+    if (!MakePlan(dnn, call, plan, error)) return kDnnRefused;
+    if (dnn.plans.size() >= kMostDnnPlans) dnn.plans.pop_back();
+    dnn.plans.push_front(std::move(plan));
+  } else {
+    dnn.plans.splice(dnn.plans.begin(), dnn.plans, at);
+  }
+  if (call.q == nullptr) return 0;
+  Plan& plan = dnn.plans.front();
+  if (const int error = GrowWorkspace(dnn, plan.workspace_bytes, stream); error != 0) return error;
+  if (fe::detail::set_stream(dnn.handle, stream) != CUDNN_STATUS_SUCCESS) return kDnnRefused;
+  const auto writable = [](const void* p) { return const_cast<void*>(p); };
+  std::unordered_map<int64_t, void*> pack = {
+      {kQ, writable(call.q)},      {kK, writable(call.k)},      {kV, writable(call.v)},
+      {kO, call.o},                {kQAt, writable(call.q_at)}, {kKAt, writable(call.k_at)},
+      {kVAt, writable(call.v_at)}, {kOAt, writable(call.o_at)}, {kTokens, writable(call.tokens)}};
+  return plan.graph->execute(dnn.handle, pack, dnn.workspace).is_bad() ? kDnnRefused : 0;
+}
+
+}  // namespace
+
+int DnnOpen(int device, void** out, char* text, size_t text_bytes) {
+  *out = nullptr;
+  if (const cudaError_t error = cudaSetDevice(device); error != cudaSuccess) return static_cast<int>(error);
+  std::string tried;
+  if (fe::cudnn_dlhandle == nullptr) fe::cudnn_dlhandle = OpenLibrary(tried);
+  if (fe::cudnn_dlhandle == nullptr) {
+    std::snprintf(text, text_bytes,
+                  "cuDNN 9 is not installed (tried %s); install it, or add its folder to LD_LIBRARY_PATH",
+                  tried.c_str());
+    return kDnnNotFound;
+  }
+  try {
+    auto dnn = std::make_unique<Dnn>();
+    dnn->device = device;
+    if (fe::detail::create_handle(&dnn->handle) != CUDNN_STATUS_SUCCESS) {
+      std::snprintf(text, text_bytes, "cuDNN does not start on this GPU");
+      return kDnnNotFound;
+    }
+    *out = dnn.release();
+  } catch (const std::exception& e) {
+    std::snprintf(text, text_bytes, "cuDNN cannot be used: %s", e.what());
+    return kDnnNotFound;
+  }
+  return 0;
+}
+
+int DnnClose(void* opaque) {
+  auto* dnn = static_cast<Dnn*>(opaque);
+  cudaSetDevice(dnn->device);
+  dnn->plans.clear();
+  if (dnn->workspace != nullptr) cudaFree(dnn->workspace);
+  fe::detail::destroy_handle(dnn->handle);
+  delete dnn;
+  return 0;
+}
+
+int DnnPrompts(void* opaque, const PromptCall* call, void* stream) {
+  try {
+    return Run(*static_cast<Dnn*>(opaque), *call, static_cast<cudaStream_t>(stream));
+  } catch (const std::exception&) {
+    return kDnnRefused;
+  }
+}
+
+}  // namespace dovetail::kernels::cuda

@@ -1,0 +1,16 @@
+#pragma once
+#include <cstddef>
+
+#include "kernels/cuda/backend_abi.h"
+
+namespace dovetail::kernels::cuda {
+
+// backend_abi.h's dnn_*: attention over whole prompts by cuDNN, opened at run time. A plan is made once per shape and
+// kept, the longest unused of kMostDnnPlans goes.
+inline constexpr size_t kMostDnnPlans = 64;
+
+int DnnOpen(int device, void** dnn, char* text, size_t text_bytes);
+int DnnClose(void* dnn);
+int DnnPrompts(void* dnn, const PromptCall* call, void* stream);
+
+}  // namespace dovetail::kernels::cuda
