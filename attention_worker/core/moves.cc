@@ -114,8 +114,8 @@ void AttentionWorkerCore::SendPart(OutgoingMove& move, Position begin, std::vect
   for (proto::StepLayout& layout : move.layouts) layout.Clear();
   AddPart(*sequences_.Find(order.sequence), 0, move.part, move.layouts);
   FinishPart(move.layouts);
-  // Of tokens that lie on other workers there is nothing to send. The taker must have begun the part all the same before
-  // the move ends: the sequence's next step reaches it by another way.
+  // Of tokens that lie on other workers there is nothing to send. The taker must have begun the part all the same
+  // before the move ends: the sequence's next step reaches it by another way.
   move.op = 0;
   if (NextOp(move.layouts, 0) < table_.op_count()) SendOp(move, 0, actions);
 }

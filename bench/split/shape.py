@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Random weights of a Llama shape as a folder that dovetail loads: what they compute is nonsense, how long it takes is not.
+"""Random weights of a Llama shape as a folder that dovetail loads: what they compute is nonsense, how long it takes is
+not.
 
   bench/split/shape.py OUT LAYERS HIDDEN HEADS KV_HEADS INTERMEDIATE TOKENIZER
 
-TOKENIZER is a folder with tokenizer.json, tokenizer_config.json and a config.json that says how large the vocabulary is, such
-as models/tales-hybrid. Needs numpy. The same weights every time.
+TOKENIZER is a folder with tokenizer.json, tokenizer_config.json and a config.json that says how large the
+vocabulary is, such as models/tales-hybrid. Needs numpy. The same weights every time.
 """
 import json
 import pathlib
@@ -68,8 +69,9 @@ def main():
         shutil.copy(tokenizer / name, out / name)
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden,
               "intermediate_size": intermediate, "num_hidden_layers": layers, "num_attention_heads": heads,
-              "num_key_value_heads": kv_heads, "head_dim": hidden // heads, "vocab_size": vocabulary, "rms_norm_eps": 1e-5,
-              "rope_theta": 10000.0, "max_position_embeddings": 8192, "tie_word_embeddings": False, "hidden_act": "silu",
+              "num_key_value_heads": kv_heads, "head_dim": hidden // heads, "vocab_size": vocabulary,
+              "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 8192,
+              "tie_word_embeddings": False, "hidden_act": "silu",
               "bos_token_id": 0, "eos_token_id": 0, "torch_dtype": "bfloat16"}
     (out / "config.json").write_text(json.dumps(config, indent=1))
     size = write_safetensors(out / "model.safetensors",
