@@ -78,7 +78,7 @@ TEST_P(MiniClusterTest, EveryStreamIsToTheBitTheOneItsRequestHasAlone) {
   ASSERT_TRUE(cluster.ok()) << cluster.status();
 
   std::vector<scheduler::GenerationRequest> requests;
-  for (const auto [prompt, salt] :
+  for (const auto& [prompt, salt] :
        {std::pair{6, 0}, {200, 1}, {200, 1}, {64, 2}, {130, 3}, {300, 4}, {300, 4}, {1, 5}, {5, 0}, {260, 1}})
     requests.push_back(Request(prompt, 60, salt));
   requests[1].sampling.temperature = 0.9f;
@@ -113,7 +113,9 @@ TEST_P(MiniClusterTest, EveryStreamIsToTheBitTheOneItsRequestHasAlone) {
   })) << stats.kv_blocks_in_use
       << " KV blocks are held after the last request ended";
   // Processes may get the requests so far apart that the first have ended before the memory is full.
-  if (GetParam().deployment != Deployment::kProcesses) EXPECT_GT(stats.scheduler.preemptions, 0u);
+  if (GetParam().deployment != Deployment::kProcesses) {
+    EXPECT_GT(stats.scheduler.preemptions, 0u);
+  }
   EXPECT_GT(stats.scheduler.prefix_hits, 0u);
 }
 
@@ -174,8 +176,9 @@ TEST_P(MiniClusterTest, ADrainedWorkerGivesWhatItHoldsToTheOthersWhileStreamsGoO
     alone_->Expect(requests[i], *sinks[i]);
   }
   // Processes on a busy machine may take each other for dead.
-  if (GetParam().deployment != Deployment::kProcesses)
+  if (GetParam().deployment != Deployment::kProcesses) {
     EXPECT_EQ((*cluster)->engine().stats().scheduler.preemptions, 0u);
+  }
   EXPECT_TRUE(MiniCluster::Eventually([&] { return (*cluster)->engine().stats().kv_blocks_in_use == 0; }));
 }
 

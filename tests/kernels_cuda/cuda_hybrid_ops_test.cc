@@ -39,7 +39,9 @@ class CudaHybridOpsTest : public testing::CudaTest {
     ASSERT_GE(got.size(), want.size());
     for (size_t i = 0; i < want.size(); ++i)
       ASSERT_LE(std::abs(got[i] - want[i]), std::abs(want[i]) * relative + absolute) << "element " << i;
-    if (got.size() > want.size()) EXPECT_TRUE(std::isnan(got[want.size()])) << "wrote behind out";
+    if (got.size() > want.size()) {
+      EXPECT_TRUE(std::isnan(got[want.size()])) << "wrote behind out";
+    }
   }
   OpContext cpu() { return {&pool_, &SelectOps(Isa::kAvx2)}; }
 
@@ -86,8 +88,9 @@ TEST_F(CudaHybridOpsTest, GatesOfAStateAreThoseOfTheCpu) {
                           .rate = step_is_rate, .rows = rows, .heads = heads, .width = width, .stride = stride,
                           .out = want.data()};
       ASSERT_TRUE(StepDecay(cpu(), decay).ok());
-      if (!step_is_rate)
+      if (!step_is_rate) {
         ASSERT_TRUE(SigmoidRate(cpu(), {rate.data(), 2.0f, rows, heads, stride, width, want.data()}).ok());
+      }
       const auto dx = Upload(x), db = Upload(bias), df = Upload(factor), dr = Upload(rate);
       const auto out = Empty((want.size() + 1) * 4);
       StateGatesLaunch args{.x = As<float>(dx), .bias = As<float>(db), .factor = As<float>(df),
