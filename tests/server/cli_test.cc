@@ -88,7 +88,7 @@ TEST(Cli, AMistakeIsNamedInOneLineWithTheRemedy) {
       {{"serve", "m", "--block-size", "16"},
        "serve: --block-size: 16 is outside 64..64; KV blocks have one size; leave the flag out"},
       {{"serve", "m", "--kv-cache-dtype", "fp8"},
-       "serve: --kv-cache-dtype: 'fp8' is none of auto, bfloat16, float16, float32"},
+       "serve: --kv-cache-dtype: 'fp8' is none of auto, bfloat16, float16, float32, fp8_e4m3"},
       {{"serve", "m", "--state-dtype", "float16"},
        "serve: --state-dtype: 'float16' is none of float32, bfloat16, f32, bf16"},
       {{"serve", "m", "--dtype", "int3"}, "serve: --dtype: 'int3' is none of auto, float32, bfloat16"},

@@ -70,11 +70,17 @@ TEST(DeviceChoice, WhatAModelNeedsThatGpusDoNotHaveIsNamed) {
   config.key_dim = 264;
   EXPECT_THAT(says(DType::kBF16), HasSubstr("264"));
   config = Llama();
-  config.experts.emplace();
-  EXPECT_THAT(says(DType::kBF16), HasSubstr("experts"));
+  config.experts = model::ExpertConfig{.experts = 8, .chosen = 2, .intermediate = 64};
+  EXPECT_EQ(says(DType::kBF16), "");
+  config.experts->intermediate = 60;
+  EXPECT_THAT(says(DType::kBF16), HasSubstr("experts of 60 dimensions"));
+  config.experts = model::ExpertConfig{.experts = 1025, .chosen = 2, .intermediate = 64};
+  EXPECT_THAT(says(DType::kBF16), HasSubstr("1025 experts; up to 1024"));
   config = Llama();
-  config.state.emplace();
-  EXPECT_THAT(says(DType::kBF16), HasSubstr("linear-attention"));
+  config.state = model::StateConfig{.heads = 2, .key_heads = 2, .key_dim = 64, .value_dim = 64};
+  EXPECT_EQ(says(DType::kBF16), "");
+  config.state->value_dim = 264;
+  EXPECT_THAT(says(DType::kBF16), HasSubstr("linear-attention states of 64 x 264; up to 256 x 256"));
 }
 
 TEST(DeviceChoice, WeightsAreCountedAsTheyWillLieThere) {
