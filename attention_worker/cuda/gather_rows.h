@@ -16,7 +16,7 @@ struct HeadRows {
   bool bf16 = true;               // the wire's type; else f16
 };
 
-// Blocks of E4M3 are widened, which is exact.
+// Blocks of E4M3 are widened, which is exact. Host memory both, the caller's; any thread.
 void GatherBlock(const std::byte* block, const HeadRows& out);
 
 }  // namespace dovetail::attention

@@ -15,7 +15,7 @@ namespace dovetail::compute {
 // The dense steps of hybrids and of mixtures of experts on a GPU: what goes into linear states, latent keys and values,
 // what gates their results, experts. CudaDense calls it in the order of the model's steps; everything goes into its
 // stream, nothing waits, and all of it may be recorded. Activations have the wire's 16 bits; routers and gates of
-// states are f32.
+// states are f32. Owned by CudaDense and used on its node's event loop only.
 class CudaHybrid {
  public:
   struct Shape {

@@ -46,7 +46,8 @@ struct CudaHybridWeights {
   BufferPtr shared_gate;
 };
 
-// Takes a model's tensors to the GPU.
+// Takes a model's tensors to the GPU. Used by the one thread that loads the model; what it returns is the
+// caller's.
 class CudaWeightReader {
  public:
   virtual ~CudaWeightReader() = default;

@@ -3,7 +3,8 @@
 
 namespace dovetail::kernels::cuda {
 
-// Each enqueues one kernel and returns a cudaError_t. Arguments are checked by the callers (cuda_hybrid_ops.h).
+// Each enqueues one kernel and returns a cudaError_t.
+// Any host thread, one at a time per stream. Arguments are checked by the callers (cuda_hybrid_ops.h).
 int LaunchStateInputs(const StateInputsLaunch* launch, void* stream);
 int LaunchStateGates(const StateGatesLaunch* launch, void* stream);
 int LaunchOutputGate(const OutputGateLaunch* launch, void* stream);

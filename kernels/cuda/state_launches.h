@@ -3,7 +3,8 @@
 
 namespace dovetail::kernels::cuda {
 
-// Each enqueues one kernel and returns a cudaError_t. Arguments are checked by the callers (cuda_state.h).
+// Each enqueues one kernel and returns a cudaError_t.
+// Any host thread, one at a time per stream. Arguments are checked by the callers (cuda_state.h).
 int LaunchStateAppend(const StateLaunch* launch, void* stream);
 int LaunchStateChunkPrepare(const StateLaunch* launch, void* stream);
 int LaunchStateChunks(const StateLaunch* launch, void* stream);

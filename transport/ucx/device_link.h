@@ -16,6 +16,7 @@ using ResolvePeer = std::function<absl::StatusOr<void*>(void* list, unsigned ind
 
 // Links over UCX's cuda_ipc lane: a ucp_context and a worker of their own, with UCX's device API. `patience`: how long
 // a link may take from Accept on.
+// Made, used and destroyed on one thread, the reactor's (UCX's single-threaded mode).
 // kFailedPrecondition: as DeviceLinksBuilt, or this host has no such lane.
 absl::StatusOr<std::unique_ptr<DeviceLinks>> MakeDeviceLinks(ResolvePeer resolve,
                                                              absl::Duration patience = absl::Seconds(10));
