@@ -32,9 +32,18 @@ __global__ void __launch_bounds__(kPushThreads) PushKernel(const __grid_constant
 
 cudaStream_t AsStream(void* stream) { return static_cast<cudaStream_t>(stream); }
 
+// CUDA loads a kernel at its first launch, and that load waits for the kernels that run: one that waits for a message
+// must not be running when the kernel that sends is loaded.
+cudaError_t LoadThoseThatSend() {
+  cudaFuncAttributes ignored;
+  const cudaError_t signal = cudaFuncGetAttributes(&ignored, SignalKernel);
+  return signal != cudaSuccess ? signal : cudaFuncGetAttributes(&ignored, PushKernel);
+}
+
 }  // namespace
 
 int LaunchExchangeAwait(const ExchangeAwaitLaunch* launch, void* stream) {
+  if (const cudaError_t error = LoadThoseThatSend(); error != cudaSuccess) return static_cast<int>(error);
   AwaitKernel<<<1, 1, 0, AsStream(stream)>>>(*launch);
   return static_cast<int>(cudaGetLastError());
 }
