@@ -5,8 +5,7 @@
 #include "attention_worker/attention_executor.h"
 #include "compute_worker/attention_specs.h"
 #include "tests/cluster/test_engine.h"
-#include "tests/golden/budgets.h"
-#include "tests/golden/reference.h"
+#include "tests/golden/golden.h"
 #include "tests/support/test_data.h"
 
 // States kept in bf16 (--state-dtype): how far the logits go from those of states in f32 when both are given the same
@@ -44,15 +43,9 @@ class StatesInBF16 : public ::testing::TestWithParam<Stored> {
  protected:
   void SetUp() override {
     const std::string group = GetParam().group;
-    fs::path folder;
-    if (group == "ours") {
-      folder = ProjectData(absl::StrCat("goldens/", GetParam().model));
-    } else if (group == "models") {
-      folder = ProjectData(absl::StrCat("../../models/", GetParam().model));
-    } else {
-      DOVETAIL_DATA_OR_SKIP(const auto archive, absl::StrCat("goldens/goldens_", group, ".tar.gz"));
-      folder = Unpack(archive) / group / GetParam().model;
-    }
+    const fs::path folder = group == "models" ? ProjectData(absl::StrCat("../../models/", GetParam().model))
+                                              : GoldenFolder(group, GetParam().model);
+    if (folder.empty()) GTEST_SKIP() << "missing test data: goldens/" << group;
     auto model = TestModel::Load(folder, model::WeightFormat::kF32, {.threads = 2});
     ASSERT_TRUE(model.ok()) << model.status();
     model_ = *std::move(model);

@@ -2,15 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <string>
 
 #include "compute_worker/cuda/cuda_model.h"
 #include "model/checkpoint.h"
-#include "nlohmann/json.hpp"
 #include "tests/cluster/test_engine.h"
-#include "tests/golden/budgets.h"
-#include "tests/golden/reference.h"
+#include "tests/golden/golden.h"
 #include "tests/golden/smollm2.h"
 #include "tests/support/test_data.h"
 
@@ -84,43 +81,13 @@ absl::StatusOr<OnGpu> Serve(const fs::path& path, Seam seam, DType type = DType:
       GTEST_SKIP() << "needs a GPU: " << gpu.status().message(); \
   } while (false)
 
-struct Golden {
-  fs::path folder;
-  std::vector<TokenId> prompt, greedy;
-  int short_len = 0;
-  std::map<std::string, Matrix> tensors;
-
-  std::vector<TokenId> Tokens(size_t count) const {  // the prompt and what follows, cut to `count`
-    std::vector<TokenId> tokens = prompt;
-    tokens.insert(tokens.end(), greedy.begin(), greedy.end());
-    tokens.resize(count);
-    return tokens;
-  }
-};
-
 class CudaGolden : public ::testing::TestWithParam<std::tuple<CudaBudget, Seam>> {
  protected:
-  static void SetUpTestSuite() {
-    for (const char* group : {"dense", "hybrid", "moe"})
-      if (const auto archive = TestData(absl::StrCat("goldens/goldens_", group, ".tar.gz")))
-        unpacked[group] = Unpack(*archive) / group;
-  }
   void SetUp() override {
     SKIP_WITHOUT_GPU();
-    if (budget_.group == kOurs) {
-      golden_.folder = ProjectData(absl::StrCat("goldens/", budget_.model));
-    } else {
-      const std::string group(budget_.group);
-      DOVETAIL_DATA_OR_SKIP([[maybe_unused]] const auto archive, absl::StrCat("goldens/goldens_", group, ".tar.gz"));
-      golden_.folder = unpacked[group] / budget_.model;
-    }
-    const auto json = nlohmann::json::parse(ReadFile(golden_.folder / "golden.json"));
-    golden_.prompt = json["prompt_ids"].get<std::vector<TokenId>>();
-    golden_.greedy = json["greedy_ids"].get<std::vector<TokenId>>();
-    golden_.short_len = json["short_len"];
-    auto tensors = ReadSafetensors(golden_.folder / "golden.safetensors");
-    ASSERT_TRUE(tensors.ok()) << tensors.status();
-    golden_.tensors = *std::move(tensors);
+    const fs::path folder = GoldenFolder(std::string(budget_.group), budget_.model);
+    if (folder.empty()) GTEST_SKIP() << "missing test data: goldens/" << budget_.group;
+    golden_ = ReadGolden(folder);
     auto run = Serve(golden_.folder, std::get<1>(GetParam()), budget_.type);
     ASSERT_TRUE(run.ok()) << run.status();
     run_ = *std::move(run);
@@ -135,7 +102,6 @@ class CudaGolden : public ::testing::TestWithParam<std::tuple<CudaBudget, Seam>>
     std::printf("measured %s %s %.3g\n", budget_.model, what, error);
   }
 
-  static inline std::map<std::string, fs::path> unpacked;
   const CudaBudget budget_ = std::get<0>(GetParam());
   Golden golden_;
   OnGpu run_;
@@ -248,16 +214,15 @@ TEST(CudaSmolLm2, AgreesWithTheCpuWhereverTheMarginExceedsTwiceTheBudget) {
 
 TEST(CudaEightBits, KAndVInE4M3KeepTheLogitsOfEveryGoldenWithinTheirBudget) {
   SKIP_WITHOUT_GPU();
-  DOVETAIL_DATA_OR_SKIP(const auto archive, "goldens/goldens_dense.tar.gz");
-  const fs::path folder = Unpack(archive) / "dense";
   double worst = 0;
   for (const CudaBudget& budget : kCudaBudgets) {
     SCOPED_TRACE(budget.model);
-    const auto json = nlohmann::json::parse(ReadFile(folder / budget.model / "golden.json"));
-    const auto prompt = json["prompt_ids"].get<std::vector<TokenId>>();
-    auto run = Serve(folder / budget.model, Seam::kAhead, DType::kBF16, 0, attention::KvStorage::kE4M3);
+    const fs::path folder = GoldenFolder(std::string(budget.group), budget.model);
+    if (folder.empty()) GTEST_SKIP() << "missing test data: goldens/" << budget.group;
+    const auto prompt = ReadGolden(folder).prompt;
+    auto run = Serve(folder, Seam::kAhead, DType::kBF16, 0, attention::KvStorage::kE4M3);
     ASSERT_TRUE(run.ok()) << run.status();
-    auto wide = Serve(folder / budget.model, Seam::kAhead);
+    auto wide = Serve(folder, Seam::kAhead);
     ASSERT_TRUE(wide.ok()) << wide.status();
     const size_t first = prompt.size() / 2;
     const double error =

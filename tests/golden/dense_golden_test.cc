@@ -3,11 +3,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "nlohmann/json.hpp"
 #include "tests/cluster/test_engine.h"
-#include "tests/golden/budgets.h"
-#include "tests/golden/reference.h"
-#include "tests/support/test_data.h"
+#include "tests/golden/golden.h"
 
 // Tiny random checkpoints, one for each thing that a family does differently (14 dense ones, and those with linear
 // states and experts), against full float32 passes of transformers: the last logits of a long and of a short prompt,
@@ -19,20 +16,6 @@ namespace dovetail::test {
 namespace {
 
 namespace fs = std::filesystem;
-
-struct Golden {
-  fs::path folder;
-  std::vector<TokenId> prompt, greedy;
-  int short_len = 0;
-  std::map<std::string, Matrix> tensors;
-
-  std::vector<TokenId> Tokens(size_t count) const {  // the prompt and what follows, cut to `count`
-    std::vector<TokenId> tokens = prompt;
-    tokens.insert(tokens.end(), greedy.begin(), greedy.end());
-    tokens.resize(count);
-    return tokens;
-  }
-};
 
 struct Served {
   std::unique_ptr<TestModel> model;
@@ -88,29 +71,11 @@ absl::Status ShowResidual(TestModel& test, int layers, bool normed) {
 }
 
 class DenseGolden : public ::testing::TestWithParam<std::tuple<DenseBudget, kernels::Isa>> {
- public:
-  static void SetUpTestSuite() {
-    for (const char* group : {"dense", "hybrid", "moe"})
-      if (const auto archive = TestData(absl::StrCat("goldens/goldens_", group, ".tar.gz")))
-        unpacked[group] = Unpack(*archive) / group;
-  }
-
  protected:
   void SetUp() override {
-    if (budget_.group == kOurs) {
-      golden_.folder = ProjectData(absl::StrCat("goldens/", budget_.model));
-    } else {
-      const std::string group(budget_.group);
-      DOVETAIL_DATA_OR_SKIP(const auto archive, absl::StrCat("goldens/goldens_", group, ".tar.gz"));
-      golden_.folder = unpacked[group] / budget_.model;
-    }
-    const auto json = nlohmann::json::parse(ReadFile(golden_.folder / "golden.json"));
-    golden_.prompt = json["prompt_ids"].get<std::vector<TokenId>>();
-    golden_.greedy = json["greedy_ids"].get<std::vector<TokenId>>();
-    golden_.short_len = json["short_len"];
-    auto tensors = ReadSafetensors(golden_.folder / "golden.safetensors");
-    ASSERT_TRUE(tensors.ok()) << tensors.status();
-    golden_.tensors = *std::move(tensors);
+    const fs::path folder = GoldenFolder(std::string(budget_.group), budget_.model);
+    if (folder.empty()) GTEST_SKIP() << "missing test data: goldens/" << budget_.group;
+    golden_ = ReadGolden(folder);
   }
 
   // `residual_after` >= 0: a model that shows the residual stream after that many layers in place of logits.
@@ -155,11 +120,9 @@ class DenseGolden : public ::testing::TestWithParam<std::tuple<DenseBudget, kern
     return last;
   }
 
-  static std::map<std::string, fs::path> unpacked;  // by group
   const DenseBudget budget_ = std::get<0>(GetParam());
   Golden golden_;
 };
-std::map<std::string, fs::path> DenseGolden::unpacked;
 
 TEST_P(DenseGolden, TheLogitsOfALongAndOfAShortPromptAreTheReferences) {
   Served run = Start();
