@@ -1,10 +1,14 @@
 #include "bench/engine/engine_measurements.h"
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,6 +18,8 @@ namespace {
 
 using std::chrono::duration;
 using std::chrono::steady_clock;
+
+constexpr uint64_t kOtherPrompts = uint64_t{1} << 32;  // seeds that nobody comes to by counting
 
 double Seconds(TimePoint from, TimePoint to) { return duration<double>(to - from).count(); }
 
@@ -63,7 +69,51 @@ struct TimedRun {
   std::vector<std::vector<Arrival>> sequences;
 };
 
-absl::StatusOr<TimedRun> RunAll(server::Engine& engine, std::vector<scheduler::GenerationRequest> requests) {
+// Reads prompts, one after the other, on a thread of its own, until it is stopped.
+class Reader {
+ public:
+  Reader(server::Engine& engine, PromptSource prompts, int tokens) : tokens_(tokens) {
+    if (tokens > 0) thread_ = std::thread([this, &engine, prompts]() mutable { Read(engine, prompts); });
+  }
+  ~Reader() { [[maybe_unused]] const absl::Status status = Stop(); }
+
+  // Waits for the prompt at hand.
+  absl::Status Stop() {
+    stop_ = true;
+    if (thread_.joinable()) thread_.join();
+    return status_;
+  }
+
+  // After Stop(): tokens read in a stretch of time, as if each prompt were read evenly.
+  double TokensWithin(TimePoint start, TimePoint end) const {
+    double tokens = 0;
+    for (const auto& [from, to] : read_) {
+      const double within = Seconds(std::max(from, start), std::min(to, end));
+      if (within > 0) tokens += tokens_ * within / Seconds(from, to);
+    }
+    return tokens;
+  }
+
+ private:
+  void Read(server::Engine& engine, PromptSource& prompts) {
+    while (!stop_ && status_.ok()) {
+      const auto sink = std::make_shared<TimingSink>();
+      const TimePoint from = steady_clock::now();
+      status_ = engine.Submit(RequestOf(prompts.Next(tokens_), 1), sink).status();
+      if (status_.ok()) status_ = sink->Wait();
+      read_.emplace_back(from, steady_clock::now());
+    }
+  }
+
+  const int tokens_;
+  std::atomic<bool> stop_{false};
+  std::vector<std::pair<TimePoint, TimePoint>> read_;
+  absl::Status status_;
+  std::thread thread_;
+};
+
+absl::StatusOr<TimedRun> RunAll(server::Engine& engine, std::vector<scheduler::GenerationRequest> requests,
+                                const std::function<void()>& once_submitted = [] {}) {
   std::vector<std::shared_ptr<TimingSink>> sinks;
   TimedRun run;
   run.start = steady_clock::now();
@@ -74,6 +124,7 @@ absl::StatusOr<TimedRun> RunAll(server::Engine& engine, std::vector<scheduler::G
     if (!status.ok()) break;
     sinks.push_back(std::move(sink));
   }
+  if (status.ok()) once_submitted();
   for (const auto& sink : sinks) {
     status.Update(sink->Wait());
     run.sequences.push_back(sink->arrivals());
@@ -111,6 +162,7 @@ absl::StatusOr<Window> FullBatchWindow(const std::vector<std::vector<Arrival>>& 
 
   const int64_t wanted = int64_t{tokens_each} * static_cast<int64_t>(sequences.size());
   Window window;
+  window.start = start;
   std::vector<int> share(sequences.size());
   for (const Later& arrival : later) {
     if (window.tokens >= wanted) break;
@@ -147,8 +199,16 @@ absl::StatusOr<Window> MeasureBatch(server::Engine& engine, PromptSource& prompt
   std::vector<scheduler::GenerationRequest> requests;
   for (int i = 0; i < shape.sequences; ++i)
     requests.push_back(RequestOf(prompts.Next(shape.prompt_tokens), OutputTokensNeeded(shape)));
-  DT_ASSIGN_OR_RETURN(const TimedRun run, RunAll(engine, std::move(requests)));
-  return FullBatchWindow(run.sequences, shape.output_tokens);
+  std::optional<Reader> reader;
+  DT_ASSIGN_OR_RETURN(const TimedRun run, RunAll(engine, std::move(requests), [&] {
+                        const PromptSource others{prompts.vocab_size, prompts.seed + kOtherPrompts};
+                        reader.emplace(engine, others, shape.beside_prompt_tokens);
+                      }));
+  DT_RETURN_IF_ERROR(reader->Stop());
+  DT_ASSIGN_OR_RETURN(Window window, FullBatchWindow(run.sequences, shape.output_tokens));
+  const auto length = std::chrono::duration_cast<TimePoint::duration>(duration<double>(window.seconds));
+  window.beside_tokens = reader->TokensWithin(window.start, window.start + length);
+  return window;
 }
 
 }  // namespace dovetail::bench

@@ -24,8 +24,11 @@ struct Arrival {
 struct Window {
   double seconds = 0;
   int64_t tokens = 0;
+  TimePoint start{};
+  double beside_tokens = 0;  // of prompts read meanwhile (BatchShape); one that was half read counts half
 
   double tokens_per_s() const { return seconds > 0 ? static_cast<double>(tokens) / seconds : 0; }
+  double beside_tokens_per_s() const { return seconds > 0 ? beside_tokens / seconds : 0; }
 };
 
 // The stretch in which all sequences decode together: from the moment the last of them shows its first token until
@@ -52,11 +55,13 @@ struct BatchShape {
   int prompt_tokens = 128;
   int output_tokens = 64;       // of each sequence, measured
   int tokens_per_step = 512;    // the engine's limit; tells how long prompts take in steps
+  int beside_prompt_tokens = 0;  // prompts of so many tokens are read meanwhile, one after the other; 0: none
 };
 // Output tokens of one of its sequences, the measured ones and those that come while other prompts are still read.
 int OutputTokensNeeded(const BatchShape& shape);
 
-// Decoding at a full batch: FullBatchWindow of `shape.sequences` requests submitted at once.
+// Decoding at a full batch: FullBatchWindow of `shape.sequences` requests submitted at once. What is read beside it is
+// submitted by a thread of its own, behind them.
 absl::StatusOr<Window> MeasureBatch(server::Engine& engine, PromptSource& prompts, const BatchShape& shape);
 
 }  // namespace dovetail::bench

@@ -9,7 +9,7 @@
   bench/split/split.py MODEL placement             sequences whole on a worker, by heads, by tokens
   bench/split/split.py MODEL hand-over             K and V of prompts layer by layer, or at the end of a step
   bench/split/split.py MODEL prompts               prompts attended by the compute worker, or on attention workers
-  bench/split/split.py MODEL prefill-beside-decode decoding while another client's prompts are read, both ways
+  bench/split/split.py MODEL prefill-beside-decode decoding while prompts are read one after the other, both ways
 
 Each process is pinned: --compute-cores for the compute worker, --attention-cores for each attention worker, and one
 more for the scheduler and the client. `embedded` gets all of the workers' cores. Times mean something only where every
@@ -129,6 +129,8 @@ def show(name, rows):
         parts = [s[k] / tokens for k in ("dense_us", "prompts_us", "attention_us", "wire_us", "sample_us", "bubble_us")]
         print(f"{name:<28} {row['name']:<34} {speed['median']:>9.1f} {speed['min']:>9.1f} {speed['max']:>9.1f} "
               f"{s['total_us'] / tokens:>9.1f} " + " ".join(f"{p:>9.1f}" for p in parts), flush=True)
+        if "beside" in row:
+            print(f"{'':<28} {'  prompts beside it':<34} {row['beside']['tokens_per_s']:>9.1f}", flush=True)
 
 
 def header():
@@ -167,17 +169,12 @@ def prompts(o):
 
 
 def prefill_beside_decode(o):
-    for name, flags in (("prompts on compute worker", []), ("prompts on attention", ["--prompt-scratch", "0"])):
-        with Cluster(o, compute=flags) as cluster:
+    for name, how in (("prompts on compute worker", []), ("prompts on attention", ["--prompt-scratch", "0"])):
+        with Cluster(o, compute=how) as cluster:
             at = ("--scheduler", cluster.address)
             show(name + ", quiet", run(o, bench_command(o, *at, prompt=0, batch=o.batch), o.sets[2]))
-            reading = subprocess.Popen(bench_command(o, *at, batch=0, repeat=1000), stdout=subprocess.DEVNULL,
-                                       preexec_fn=lambda: os.sched_setaffinity(0, o.sets[2]))
-            try:
-                show(name + ", beside", run(o, bench_command(o, *at, prompt=0, batch=o.batch), o.sets[2]))
-            finally:
-                reading.kill()
-                reading.wait()
+            flags = ("--beside-prompt-tokens", str(o.prompt))
+            show(name + ", beside", run(o, bench_command(o, *at, *flags, prompt=0, batch=o.batch), o.sets[2]))
 
 
 COMMANDS = {"embedded": embedded, "split": split, "q-first": q_first, "micro-batches": micro_batches,

@@ -45,9 +45,10 @@ struct Parts {
 struct Measurement {
   std::string name;
   int sequences = 1;
-  int prompt_tokens = 0, output_tokens = 0;
+  int prompt_tokens = 0, output_tokens = 0, beside_prompt_tokens = 0;
   std::function<absl::StatusOr<bench::Window>()> run;
   std::vector<double> tokens_per_s{};
+  std::vector<double> beside_tokens_per_s{};  // of prompts read meanwhile
   Parts parts{};  // of all rounds
 
   // Seconds between two tokens of one sequence.
@@ -78,6 +79,8 @@ void PrintTable(const Report& report) {
       std::printf(" %10.3f %16s\n", row.SecondsPerToken() * 1e3, "-");
     else
       std::printf(" %10.2f %15.0f%%\n", row.SecondsPerToken() * 1e3, report.ShareOfMemoryLimit(row) * 100);
+    if (row.beside_prompt_tokens > 0)
+      std::printf("  beside prompts of %-16d %10.1f\n", row.beside_prompt_tokens, bench::Summarize(row.beside_tokens_per_s).median);
   }
   std::printf("\n%-34s %10s %9s %9s %9s %9s %9s %9s\n", "us per step", "step", "dense", "prompts", "attention", "wire",
               "sample", "bubble");
@@ -103,6 +106,9 @@ void PrintJson(const Report& report) {
     json["steps"] = {{"count", p.steps},    {"new_tokens", p.tokens},  {"total_us", p.total},
                      {"dense_us", p.dense}, {"prompts_us", p.prompts}, {"attention_us", p.attention},
                      {"wire_us", p.wire},   {"sample_us", p.sample},   {"bubble_us", p.bubble()}};
+    if (row.beside_prompt_tokens > 0)
+      json["beside"] = {{"prompt_tokens", row.beside_prompt_tokens},
+                        {"tokens_per_s", bench::Summarize(row.beside_tokens_per_s).median}};
     if (!IsPrefill(row)) json["share_of_memory_limit"] = report.ShareOfMemoryLimit(row);
     rows.push_back(std::move(json));
   }
@@ -128,7 +134,8 @@ absl::Status CheckFlags(const BenchFlags& flags) {
 }
 
 bench::BatchShape ShapeOf(const BenchFlags& flags, int sequences) {
-  return {sequences, flags.batch_prompt_tokens, flags.batch_output_tokens, flags.engine.max_num_batched_tokens};
+  return {sequences, flags.batch_prompt_tokens, flags.batch_output_tokens, flags.engine.max_num_batched_tokens,
+          flags.beside_prompt_tokens};
 }
 
 absl::Status CheckLengths(const BenchFlags& flags, int64_t max_model_len) {
@@ -138,6 +145,7 @@ absl::Status CheckLengths(const BenchFlags& flags, int64_t max_model_len) {
                : InvalidArgument(flag, ": needs sequences of ", tokens, " tokens, but the engine's have at most ", max_model_len);
   };
   DT_RETURN_IF_ERROR(check("--prompt-tokens", flags.prompt_tokens + 1));
+  DT_RETURN_IF_ERROR(check("--beside-prompt-tokens", flags.beside_prompt_tokens + 1));
   DT_RETURN_IF_ERROR(check("--output-tokens", flags.output_tokens + 1));
   for (const int sequences : flags.batch)
     DT_RETURN_IF_ERROR(check("--batch-prompt-tokens and --batch-output-tokens",
@@ -148,15 +156,15 @@ absl::Status CheckLengths(const BenchFlags& flags, int64_t max_model_len) {
 std::vector<Measurement> Plan(const BenchFlags& flags, server::Engine& engine, bench::PromptSource& prompts) {
   std::vector<Measurement> rows;
   if (flags.output_tokens > 0)
-    rows.push_back({absl::StrCat("decode ", flags.output_tokens, ", 1 sequence"), 1, 1, flags.output_tokens,
+    rows.push_back({absl::StrCat("decode ", flags.output_tokens, ", 1 sequence"), 1, 1, flags.output_tokens, 0,
                     [&engine, &prompts, tokens = flags.output_tokens] { return bench::MeasureDecode(engine, prompts, tokens); }});
   if (flags.prompt_tokens > 0)
-    rows.push_back({absl::StrCat("prefill ", flags.prompt_tokens), 1, flags.prompt_tokens, 0,
+    rows.push_back({absl::StrCat("prefill ", flags.prompt_tokens), 1, flags.prompt_tokens, 0, 0,
                     [&engine, &prompts, tokens = flags.prompt_tokens] { return bench::MeasurePrefill(engine, prompts, tokens); }});
   for (const int sequences : flags.batch) {
     if (sequences == 0) continue;
     rows.push_back({absl::StrCat("decode ", flags.batch_output_tokens, ", ", sequences, " sequences of ", flags.batch_prompt_tokens),
-                    sequences, flags.batch_prompt_tokens, flags.batch_output_tokens,
+                    sequences, flags.batch_prompt_tokens, flags.batch_output_tokens, flags.beside_prompt_tokens,
                     [&engine, &prompts, shape = ShapeOf(flags, sequences)] { return bench::MeasureBatch(engine, prompts, shape); }});
   }
   return rows;
@@ -181,6 +189,12 @@ void AddBenchFlags(CLI::App& command, BenchFlags& flags) {
       ->group("Measurement");
   command.add_option("--batch-prompt-tokens", flags.batch_prompt_tokens, "Batches: prompt of each sequence")
       ->check(WholeNumber(1, kMaxTokens))
+      ->type_name("N")
+      ->group("Measurement");
+  command
+      .add_option("--beside-prompt-tokens", flags.beside_prompt_tokens,
+                  "Batches: meanwhile read prompts of N tokens, one after the other")
+      ->check(WholeNumber(0, kMaxTokens))
       ->type_name("N")
       ->group("Measurement");
   command.add_option("--batch-output-tokens", flags.batch_output_tokens, "Batches: tokens measured of each sequence")
@@ -213,6 +227,7 @@ absl::Status Measure(const BenchFlags& flags, server::Engine& engine, int vocab_
       auto window = row.run();
       if (!window.ok()) return Annotate(window.status(), row.name);
       row.tokens_per_s.push_back(window->tokens_per_s());
+      row.beside_tokens_per_s.push_back(window->beside_tokens_per_s());
       if (!flags.scheduler.empty()) absl::SleepFor(kSamplesArrive);
       for (const server::StepSample& step : engine.TakeStepSamples()) row.parts.Add(step);
     }

@@ -16,6 +16,7 @@ struct BenchFlags {
   std::vector<int> batch = {16, 64};
   int batch_prompt_tokens = 128;
   int batch_output_tokens = 64;
+  int beside_prompt_tokens = 0;   // of prompts that are read while batches decode; 0: none
   int repeat = 5;
   bool json = false;
 };

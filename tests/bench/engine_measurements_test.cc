@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <memory>
 #include <set>
 #include <string>
@@ -116,6 +117,59 @@ TEST(Measurements, AskForWhatTheyMeasure) {
     EXPECT_FALSE(request.use_prefix_cache);
     EXPECT_TRUE(request.stop_token_ids.empty());
   }
+}
+
+// Gives a token of every sequence whenever a prompt of `together` tokens has been read.
+class ReadingEngine final : public server::Engine {
+ public:
+  explicit ReadingEngine(size_t together) : together_(together) {}
+  absl::StatusOr<RequestId> Submit(scheduler::GenerationRequest request,
+                                   std::shared_ptr<server::GenerationSink> sink) override {
+    if (request.prompt.size() == together_) {
+      ++read;
+      for (auto& [batch_sink, left] : batch_) {
+        if (left > 0) Give(*batch_sink, --left == 0);
+      }
+      Give(*sink, true);
+    } else {
+      Give(*sink, false);
+      batch_.emplace_back(sink, request.max_tokens - 1);
+    }
+    return RequestId(1);
+  }
+  void Cancel(RequestId) override {}
+  void StopChoice(RequestId, int) override {}
+  void Pause(RequestId) override {}
+  void Resume(RequestId) override {}
+  server::EngineStats stats() override { return {}; }
+  std::vector<server::StepSample> TakeStepSamples() override { return {}; }
+
+  std::atomic<int> read{0};
+
+ private:
+  static void Give(server::GenerationSink& sink, bool last) {
+    scheduler::GenerationUpdate update;
+    update.tokens = {1};
+    update.choice_finished = update.request_finished = last;
+    update.reason = scheduler::FinishReason::kLength;
+    sink.OnUpdate(std::move(update));
+  }
+
+  const size_t together_;
+  std::vector<std::pair<std::shared_ptr<server::GenerationSink>, int>> batch_;
+};
+
+TEST(Measurements, ReadPromptsBesideABatchAndCountThoseOfItsWindow) {
+  ReadingEngine engine(700);
+  PromptSource prompts{.vocab_size = 100};
+  const BatchShape shape{.sequences = 3, .prompt_tokens = 5, .output_tokens = 40, .beside_prompt_tokens = 700};
+  const auto window = MeasureBatch(engine, prompts, shape);
+  ASSERT_TRUE(window.ok()) << window.status();
+  EXPECT_EQ(window->tokens, 3 * 40);
+  EXPECT_GE(engine.read, OutputTokensNeeded(shape) - 1);
+  // Forty steps, each with a prompt: the first and the last may be half outside.
+  EXPECT_GT(window->beside_tokens, 38 * 700);
+  EXPECT_LT(window->beside_tokens, 42 * 700);
 }
 
 TEST(Measurements, PassOnRefusalsAndSequencesThatEndEarly) {
