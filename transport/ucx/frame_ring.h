@@ -33,48 +33,72 @@ struct RegionFront {
 };
 static_assert(offsetof(RegionFront, asleep) == 64 && offsetof(RegionFront, ring) == 4096);
 
+// How the two ends touch what both see. Stateless: thread-safe. Tests put a machine in its place that reorders all that
+// it may.
+struct CpuMemory {
+  void Write(void* to, const void* from, size_t bytes) const { std::memcpy(to, from, bytes); }
+  void Read(void* to, const void* from, size_t bytes) const { std::memcpy(to, from, bytes); }
+  // Whoever loads the value sees all that was written before it was stored.
+  void StoreRelease(uint64_t& word, uint64_t value) const {
+    std::atomic_ref(word).store(value, std::memory_order_release);
+  }
+  uint64_t LoadAcquire(uint64_t& word) const { return std::atomic_ref(word).load(std::memory_order_acquire); }
+  void Store(uint32_t& word, uint32_t value) const { std::atomic_ref(word).store(value, std::memory_order_relaxed); }
+  uint32_t Load(uint32_t& word) const { return std::atomic_ref(word).load(std::memory_order_relaxed); }
+  uint32_t Exchange(uint32_t& word, uint32_t value) const { return std::atomic_ref(word).exchange(value); }
+  // No load after it takes place before a store ahead of it is seen by the other end.
+  void Fence() const { std::atomic_thread_fence(std::memory_order_seq_cst); }
+};
+
 // The writing peer's end. Reactor-owned; the region outlives it. Never blocks.
-class RingWriter {
+template <typename Memory>
+class BasicRingWriter {
  public:
-  explicit RingWriter(RegionFront* front) : front_(front) {}
+  explicit BasicRingWriter(RegionFront* front, Memory memory = {}) : front_(front), memory_(memory) {}
 
   // Everything stored before is seen by who pops the header. True: the owner sleeps and is to be woken, which falls to
   // this caller alone.
   bool Push(const WireHeader& header) {
     RingEntry& entry = front_->ring[next_ % kRingEntries];
-    std::memcpy(&entry.header, &header, sizeof(header));
-    std::atomic_ref(entry.stamp).store(++next_, std::memory_order_release);
+    memory_.Write(&entry.header, &header, sizeof(header));
+    memory_.StoreRelease(entry.stamp, ++next_);
     // Either this sees the owner asleep, or the owner, which says so before it looks a last time, sees the entry.
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    const std::atomic_ref asleep(front_->asleep);
-    return asleep.load(std::memory_order_relaxed) == 1 && asleep.exchange(0) == 1;
+    memory_.Fence();
+    return memory_.Load(front_->asleep) == 1 && memory_.Exchange(front_->asleep, 0) == 1;
   }
 
  private:
   RegionFront* front_;
   uint64_t next_ = 0;
+  [[no_unique_address]] Memory memory_;
 };
 
 // The owner's end. Reactor-owned; the region outlives it.
-class RingReader {
+template <typename Memory>
+class BasicRingReader {
  public:
-  explicit RingReader(RegionFront* front) : front_(front) {}
+  explicit BasicRingReader(RegionFront* front, Memory memory = {}) : front_(front), memory_(memory) {}
 
-  bool Ready() const {
-    return std::atomic_ref(front_->ring[next_ % kRingEntries].stamp).load(std::memory_order_acquire) == next_ + 1;
-  }
+  bool Ready() const { return memory_.LoadAcquire(front_->ring[next_ % kRingEntries].stamp) == next_ + 1; }
 
   // Copies the next header out, so that nobody can change it once it is checked; Ready() holds.
   void Pop(WireHeader& header) {
-    std::memcpy(&header, &front_->ring[next_++ % kRingEntries].header, sizeof(header));
+    memory_.Read(&header, &front_->ring[next_++ % kRingEntries].header, sizeof(header));
   }
 
   // From before the last look at Ready() until this node polls again.
-  void SetAsleep(bool asleep) { std::atomic_ref(front_->asleep).store(asleep ? 1 : 0, std::memory_order_seq_cst); }
+  void SetAsleep(bool asleep) {
+    memory_.Store(front_->asleep, asleep ? 1 : 0);
+    memory_.Fence();
+  }
 
  private:
   RegionFront* front_;
   uint64_t next_ = 0;
+  [[no_unique_address]] Memory memory_;
 };
+
+using RingWriter = BasicRingWriter<CpuMemory>;
+using RingReader = BasicRingReader<CpuMemory>;
 
 }  // namespace dovetail::transport::ucx
