@@ -8,6 +8,10 @@
 #include "base/status.h"
 #include "kernels/device.h"
 
+namespace dovetail::exchange {
+class GpuExchange;
+}
+
 namespace dovetail::attention {
 
 // How K and V lie in a worker's blocks. Its own affair: what crosses is the wire's type either way.
@@ -22,6 +26,14 @@ enum class KvStorage : uint8_t {
 class AttentionBackend {
  public:
   virtual ~AttentionBackend() = default;
+
+  // Before PrepareStep: the step that it prepares takes q, k and v from the exchange's own slot and leaves o in the
+  // peer's, by itself (exchange/cuda/gpu_exchange.h). Null: payloads are given and taken. Only on a GPU.
+  virtual absl::Status UseExchange(MicroBatchId, exchange::GpuExchange* exchange) {
+    return exchange == nullptr ? absl::OkStatus() : Internal("a CPU exchanges nothing between GPUs");
+  }
+  // After the last op of a step that uses one: what was asked for runs.
+  virtual absl::Status LaunchExchanged(MicroBatchId) { return absl::OkStatus(); }
 
   // Copies whole blocks, in order.
   virtual absl::Status Copy(std::span<const BlockCopy> copies) = 0;

@@ -38,11 +38,13 @@ class ClusterAttentionWorker final : public control::WorkerNode {
     if (!node.ok()) return Annotate(node.status(), absl::StrCat("--kv-capacity of ", options_.kv_bytes, " bytes"));
     node_ = *std::move(node);
     node_->SetTrace(trace_.get());
+    if (options_.exchange) node_->AllowExchange(options_.exchange);
     return blocks;
   }
 
   void AddPeer(const control::Peer&) override {}     // it answers whom the connector lets through
-  void RemovePeer(const control::Peer&) override {}  // steps of a dead compute worker are replaced by the next ones
+  // Steps of a dead compute worker are replaced by the next ones.
+  void RemovePeer(const control::Peer& peer) override { node_->LosePeer(peer.node); }
   int Poll() override { return node_->Poll(); }
 
   control::Heartbeat Status() const override {

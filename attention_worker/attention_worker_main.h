@@ -4,6 +4,7 @@
 
 #include "attention_worker/attention_backend.h"
 #include "control/worker_main.h"
+#include "exchange/cuda/gpu_exchange.h"
 #include "kernels/device.h"
 
 namespace dovetail::attention {
@@ -14,6 +15,7 @@ struct AttentionWorkerMainOptions {
   uint64_t kv_bytes = 0;
   std::string trace_file;  // written when an incarnation ends; empty: none
   int snapshot_percent = 50;  // see AttentionWorkerOptions
+  exchange::GpuExchangeMeans exchange;  // of layers, from GPU to GPU
   KvStorage storage = KvStorage::kAsSent;
 };
 

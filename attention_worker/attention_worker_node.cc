@@ -32,8 +32,88 @@ absl::StatusOr<std::unique_ptr<AttentionWorkerNode>> AttentionWorkerNode::Create
   return node;
 }
 
+int AttentionWorkerNode::Poll() {
+  const int frames = port_.Poll(*this, kFramesPerPoll);
+  if (party_ == nullptr) return frames;
+  std::vector<exchange::ExchangeParty::Frame> out;
+  const bool making = party_->Progress(out);
+  Send(out);
+  return frames + (making ? 1 : 0);
+}
+
+void AttentionWorkerNode::Send(std::vector<exchange::ExchangeParty::Frame>& frames) {
+  for (exchange::ExchangeParty::Frame& frame : frames) {
+    const auto* const bytes = reinterpret_cast<const std::byte*>(frame.bytes.data());
+    std::vector<std::byte> message(bytes, bytes + frame.bytes.size());
+    const auto header = MakeHeader(frame.type, options_.epoch, StepId(), MicroBatchId(), 0, message.size());
+    if (const absl::Status sent = port_.SendMessage(frame.to, header, std::move(message)); !sent.ok())
+      LogError("attention worker ", options_.worker.value(), ": ", std::string(sent.message()));
+  }
+}
+
+void AttentionWorkerNode::OnLinkFrame(const transport::Delivery& delivery) {
+  if (Epoch(delivery.header.epoch) != options_.epoch) return;
+  // Without exchanges of its own it can still say so.
+  if (party_ == nullptr) party_ = std::make_unique<exchange::ExchangeParty>(exchange::GpuExchangeMeans{});
+  std::vector<exchange::ExchangeParty::Frame> out;
+  const std::string_view bytes(reinterpret_cast<const char*>(delivery.payload.data()), delivery.payload.size());
+  party_->OnFrame(delivery.from, options_.epoch, delivery.header.type, bytes, out);
+  Send(out);
+}
+
+// The step as frames would run it, all ops at once: the core is told that q, k and v of each are there, which is what
+// kernels wait for.
+absl::Status AttentionWorkerNode::RunExchanged(const transport::Delivery& delivery) {
+  const StepId step(delivery.header.step);
+  const MicroBatchId id(delivery.header.micro_batch);
+  exchange::GpuExchange* const exchange = party_ != nullptr ? party_->With(delivery.from) : nullptr;
+  const auto feed = [&](FrameType type, int op, std::span<const std::byte> payload) -> absl::StatusOr<bool> {
+    actions_.clear();
+    const auto header = MakeHeader(type, Epoch(delivery.header.epoch), step, id, op, payload.size());
+    core_.Handle(delivery.from, header, payload, actions_);
+    bool goes_on = false;
+    for (Action& action : actions_) {
+      goes_on = goes_on || !std::holds_alternative<SendFrame>(action);
+      if (auto* const finish = std::get_if<AppendAndFinish>(&action)) {
+        DT_RETURN_IF_ERROR(executor_->AppendAndFinish(id, finish->op, finish->key_value).status());
+      } else {
+        DT_RETURN_IF_ERROR(Perform(action));
+      }
+    }
+    return goes_on;
+  };
+  if (exchange == nullptr || id.value() >= exchange->room().micro_batches)
+    return absl::UnavailableError("no link between this worker's GPU and the compute worker's");
+  using_ = exchange;
+  const absl::StatusOr<bool> begun = feed(FrameType::kStepBegin, 0, delivery.payload);
+  using_ = nullptr;
+  DT_RETURN_IF_ERROR(begun.status());
+  if (!*begun) return absl::OkStatus();  // refused, or dropped
+  const proto::AttentionTable& table = core_.table();
+  for (int op = 0; op < table.op_count(); ++op) {
+    const proto::StepLayout& layout = core_.LayoutOf(id, table.op_group[op]);
+    if (layout.items.empty()) continue;
+    const std::byte* const slot = exchange->own_slot(id);
+    const auto query = static_cast<size_t>(layout.query_bytes), key_value = static_cast<size_t>(layout.key_value_bytes);
+    if (query > exchange->key_value_at() || exchange->key_value_at() + key_value > exchange->room().slot_bytes())
+      return InvalidArgument("a step of more rows than its exchange has room for");
+    DT_RETURN_IF_ERROR(feed(FrameType::kQuery, op, {slot, query}).status());
+    DT_RETURN_IF_ERROR(feed(FrameType::kKeyValue, op, {slot + exchange->key_value_at(), key_value}).status());
+  }
+  return executor_->LaunchExchanged(id);
+}
+
 void AttentionWorkerNode::OnFrame(const transport::Delivery& delivery) {
   if (!proto::Validate(delivery.header).ok()) return;
+  const FrameType type = delivery.header.type;
+  if (type == proto::kLinkOffer || type == proto::kLinkThere) return OnLinkFrame(delivery);
+  if (type == proto::kStepBeginOnDevice) {
+    if (const absl::Status status = RunExchanged(delivery); !status.ok()) {
+      LogError("attention worker ", options_.worker.value(), ": ", std::string(status.message()));
+      RefuseStep(delivery, status);
+    }
+    return;
+  }
   actions_.clear();
   core_.Handle(delivery.from, delivery.header, delivery.payload, actions_);
   for (Action& action : actions_) {
@@ -93,7 +173,10 @@ absl::Status AttentionWorkerNode::Perform(Action& action) {
     absl::Status operator()(CopyBlocks& copy) {
       return node.executor_->Copy(copy.copies);
     }
-    absl::Status operator()(PrepareStep& prepare) { return node.executor_->PrepareStep(prepare.micro_batch); }
+    absl::Status operator()(PrepareStep& prepare) {
+      DT_RETURN_IF_ERROR(node.executor_->UseExchange(prepare.micro_batch, node.using_));
+      return node.executor_->PrepareStep(prepare.micro_batch);
+    }
     absl::Status operator()(AttendComplete& attend) {
       const absl::Time begun = node.clock_.Now();
       const absl::Status status = node.executor_->AttendComplete(attend.micro_batch, attend.op, attend.query);

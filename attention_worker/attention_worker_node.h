@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "base/trace.h"
+#include "exchange/exchange_party.h"
 #include "kernels/device.h"
 #include "transport/fabric.h"
 
@@ -24,10 +25,19 @@ class AttentionWorkerNode final : public transport::FrameHandler {
                                                                      bool payloads_on_device = false,
                                                                      KvStorage storage = KvStorage::kAsSent);
 
+  // From now on compute workers may offer to exchange layers from GPU to GPU (exchange/). Before the first Poll.
+  void AllowExchange(const exchange::GpuExchangeMeans& means) {
+    party_ = std::make_unique<exchange::ExchangeParty>(means);
+  }
+  // A compute worker is gone.
+  void LosePeer(NodeId node) {
+    if (party_ != nullptr) party_->Lose(node);
+  }
+
   // Handles what has arrived, at most kFramesPerPoll frames; returns how many. Does not wait for frames; blocks for as
   // long as the attention that they start takes. What fails inside a step is logged here and answered with
   // kStepRefused.
-  int Poll() { return port_.Poll(*this, kFramesPerPoll); }
+  int Poll();
 
   void OnFrame(const transport::Delivery& delivery) override;
 
@@ -48,6 +58,9 @@ class AttentionWorkerNode final : public transport::FrameHandler {
         clock_(clock),
         query_busy_(options.micro_batches + proto::kMoveSlots) {}
 
+  void OnLinkFrame(const transport::Delivery& delivery);
+  void Send(std::vector<exchange::ExchangeParty::Frame>& frames);
+  absl::Status RunExchanged(const transport::Delivery& delivery);
   absl::Status Perform(Action& action);
   void Note(const char* what, StepId step, MicroBatchId id, int op, absl::Time begin);
   int MoveSlotOf(const Action& action) const;  // -1: not of a move that goes out
@@ -62,6 +75,8 @@ class AttentionWorkerNode final : public transport::FrameHandler {
   std::vector<absl::Duration> query_busy_;  // of the op at hand, by micro-batch
   std::unique_ptr<AttentionBackend> executor_;
   std::vector<Action> actions_;
+  std::unique_ptr<exchange::ExchangeParty> party_;  // null: layers come through the hosts
+  exchange::GpuExchange* using_ = nullptr;          // by the step that begins
 };
 
 }  // namespace dovetail::attention

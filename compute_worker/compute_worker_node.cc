@@ -70,6 +70,8 @@ ComputeWorkerNode::ComputeWorkerNode(const model::LoadedModel& model, const prot
       clock_(clock),
       timers_(options.micro_batches) {
   actions_.reserve(64);
+  exchanges_.resize(options.micro_batches);
+  if (tuning.exchange && !tuning.stay_on_device) party_ = std::make_unique<exchange::ExchangeParty>(tuning.exchange);
   waits_.reserve(kWaitsKept);
 }
 
@@ -83,11 +85,83 @@ absl::Status UnlessUnreachable(const absl::Status& sent) {
 
 }  // namespace
 
+void ComputeWorkerNode::AddAttentionWorker(const AttentionWorkerAddress& address) {
+  core_.AddAttentionWorker(address);
+  if (party_ == nullptr) return;
+  attention_workers_.push_back(address);
+  const ComputeWorkerOptions& options = core_.options();
+  std::vector<exchange::ExchangeParty::Frame> out;
+  party_->Offer(address.node, address.epoch,
+                exchange::ExchangeRoom::Of(core_.table(), options.micro_batches, options.max_step_tokens), out);
+  Send(out);
+}
+
+void ComputeWorkerNode::LoseAttentionWorker(WorkerId worker, Epoch epoch) {
+  std::erase_if(attention_workers_, [&](const AttentionWorkerAddress& a) {
+    if (a.worker != worker || a.epoch != epoch) return false;
+    party_->Lose(a.node);
+    return true;
+  });
+  Feed(AttentionWorkerLost{worker, epoch});
+}
+
+void ComputeWorkerNode::Send(std::vector<exchange::ExchangeParty::Frame>& frames) {
+  for (exchange::ExchangeParty::Frame& frame : frames) {
+    const auto* const bytes = reinterpret_cast<const std::byte*>(frame.bytes.data());
+    std::vector<std::byte> message(bytes, bytes + frame.bytes.size());
+    const auto header = MakeHeader(frame.type, frame.epoch, StepId(), MicroBatchId(), 0, message.size());
+    if (const absl::Status sent = port_.SendMessage(frame.to, header, std::move(message)); !sent.ok())
+      LogError("compute worker: ", std::string(sent.message()));
+  }
+}
+
+void ComputeWorkerNode::OnLinkFrame(const transport::Delivery& delivery) {
+  if (party_ == nullptr) return;
+  std::vector<exchange::ExchangeParty::Frame> out;
+  const std::string_view bytes(reinterpret_cast<const char*>(delivery.payload.data()), delivery.payload.size());
+  party_->OnFrame(delivery.from, Epoch(delivery.header.epoch), delivery.header.type, bytes, out);
+  Send(out);
+}
+
+bool ComputeWorkerNode::ProgressLinks() {
+  if (party_ == nullptr) return false;
+  std::vector<exchange::ExchangeParty::Frame> out;
+  const bool making = party_->Progress(out);
+  Send(out);
+  return making;
+}
+
+// Whole sequences of one attention worker, of softmax attention.
+exchange::GpuExchange* ComputeWorkerNode::ExchangeFor(MicroBatchId id) const {
+  const std::vector<WorkerPart>& parts = core_.PartsOf(id);
+  if (party_ == nullptr || parts.size() != 1 || core_.table().has_linear()) return nullptr;
+  const size_t entries = core_.PlanOf(id).entries.size();
+  for (int g = 0; g < core_.table().group_count(); ++g) {
+    const auto& items = parts[0].layouts[g].items;
+    const int kv_heads = core_.table().softmax(LayerGroup(static_cast<uint16_t>(g))).kv_heads;
+    bool whole = items.size() == entries;
+    for (const proto::ShardStep& item : items)
+      whole = whole && item.finished() && item.kv_heads.size() == kv_heads && item.rows.q_count > 0;
+    if (!whole) return nullptr;
+  }
+  return party_->With(parts[0].node);
+}
+
+// The core goes on as if o had come: what reads it waits for it on the GPU.
+absl::Status ComputeWorkerNode::AnswerFromExchange(MicroBatchId id, int op) {
+  const WorkerPart& part = core_.PartsOf(id)[0];
+  const auto bytes = static_cast<size_t>(part.layouts[core_.table().op_group[op].value()].partial_bytes);
+  const std::byte* const slot = exchanges_[id.value()]->own_slot(id);
+  core_.Handle(PartialArrived{part.node, part.epoch, core_.PlanOf(id).step, id, op, {slot, bytes}}, actions_);
+  return absl::OkStatus();
+}
+
 void ComputeWorkerNode::OnFrame(const transport::Delivery& delivery) {
   const proto::FrameHeader& header = delivery.header;
   if (!proto::Validate(header).ok() || header.payload_bytes != delivery.payload.size()) return;
   const StepId step(header.step);
   const MicroBatchId id(header.micro_batch);
+  if (header.type == proto::kLinkAnswer || header.type == proto::kLinkThere) return OnLinkFrame(delivery);
   switch (header.type) {
     case FrameType::kStepPlan: {
       auto plan = proto::DecodeStepPlan(delivery.payload);
@@ -171,7 +245,10 @@ absl::Status ComputeWorkerNode::Perform(Action& action) {
   struct Visitor {
     ComputeWorkerNode& node;
     absl::Status operator()(SendStepBegin& a) { return node.Perform(a); }
-    absl::Status operator()(PrepareStep& a) { return node.dense_->PrepareStep(node.core_, a.micro_batch); }
+    absl::Status operator()(PrepareStep& a) {
+      DT_RETURN_IF_ERROR(node.dense_->UseExchange(a.micro_batch, node.exchanges_[a.micro_batch.value()]));
+      return node.dense_->PrepareStep(node.core_, a.micro_batch);
+    }
     absl::Status operator()(RunDense& a) { return node.Perform(a); }
     absl::Status operator()(SendQuery& a) {
       node.timers_[a.micro_batch.value()].sent = node.clock_.Now();
@@ -191,13 +268,18 @@ absl::Status ComputeWorkerNode::Perform(Action& action) {
 absl::Status ComputeWorkerNode::Perform(SendStepBegin& send) {
   std::vector<std::byte> message;
   proto::Encode(send.message, message);
-  const auto header = MakeHeader(FrameType::kStepBegin, send.epoch, send.step, send.micro_batch, 0, message.size());
+  exchange::GpuExchange*& exchange = exchanges_[send.micro_batch.value()];
+  exchange = ExchangeFor(send.micro_batch);
+  const FrameType type = exchange != nullptr ? proto::kStepBeginOnDevice : FrameType::kStepBegin;
+  const auto header = MakeHeader(type, send.epoch, send.step, send.micro_batch, 0, message.size());
   return UnlessUnreachable(port_.SendMessage(send.to, header, std::move(message)));
 }
 
 absl::Status ComputeWorkerNode::SendTensors(MicroBatchId id, int op, FrameType type) {
   const LayerGroup group = core_.table().op_group[op];
   const std::vector<WorkerPart>& parts = core_.PartsOf(id);
+  if (exchanges_[id.value()] != nullptr)
+    return type == FrameType::kKeyValue ? AnswerFromExchange(id, op) : absl::OkStatus();
   Note(type == FrameType::kQuery ? "send q" : "send k, v", id, op);
   for (size_t p = 0; p < parts.size(); ++p) {
     const proto::StepLayout& layout = parts[p].layouts[group.value()];
@@ -268,7 +350,7 @@ absl::Status ComputeWorkerNode::FinishSample(MicroBatchId id) {
 }
 
 int ComputeWorkerNode::Poll() {
-  const int frames = port_.Poll(*this, kFramesPerPoll);
+  const int frames = port_.Poll(*this, kFramesPerPoll) + (ProgressLinks() ? 1 : 0);
   if (frames > 0 || drawing_.empty() || !core_.only_draws()) return frames;
   const MicroBatchId id = drawing_.front();
   drawing_.erase(drawing_.begin());

@@ -8,6 +8,7 @@
 #include "base/trace.h"
 #include "compute_worker/core/compute_worker_core.h"
 #include "compute_worker/dense_backend.h"
+#include "exchange/exchange_party.h"
 #include "kernels/device.h"
 #include "model/loaded_model.h"
 #include "transport/fabric.h"
@@ -26,6 +27,8 @@ struct ComputeWorkerTuning {
   // Where the dense layers run, if not on the CPU; outlives the worker. Prompts are then attended on attention workers.
   const DenseBackendFactory* dense = nullptr;
   bool stay_on_device = false;    // all attention workers are of that device and this process
+  // Steps that lie whole on one attention worker with a GPU exchange layers from GPU to GPU where that is possible.
+  exchange::GpuExchangeMeans exchange;
 };
 
 // A compute worker: core + device + port + clock. Owned by one event loop, which calls Poll().
@@ -43,10 +46,10 @@ class ComputeWorkerNode final : public transport::FrameHandler {
                     const ComputeWorkerOptions& options, NodeId scheduler, kernels::Device& device,
                     transport::Port& port, Clock& clock, const ComputeWorkerTuning& tuning = {});
 
-  void AddAttentionWorker(const AttentionWorkerAddress& address) { core_.AddAttentionWorker(address); }
+  void AddAttentionWorker(const AttentionWorkerAddress& address);
 
   // Its steps end as failed by it; what else it sends is dropped. Not from inside Poll().
-  void LoseAttentionWorker(WorkerId worker, Epoch epoch) { Feed(AttentionWorkerLost{worker, epoch}); }
+  void LoseAttentionWorker(WorkerId worker, Epoch epoch);
 
   // Handles what has arrived; returns how many frames. When nothing has, and all steps under way are being drawn on the
   // device, waits for the oldest of them: 1.
@@ -94,6 +97,11 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   void PerformAll();
   absl::Status Perform(FinishStep& finish);
   absl::Status SendTensors(MicroBatchId id, int op, proto::FrameType type);
+  exchange::GpuExchange* ExchangeFor(MicroBatchId id) const;
+  absl::Status AnswerFromExchange(MicroBatchId id, int op);
+  void OnLinkFrame(const transport::Delivery& delivery);
+  bool ProgressLinks();
+  void Send(std::vector<exchange::ExchangeParty::Frame>& frames);
   void FailStep(MicroBatchId id, const absl::Status& status);
 
   const NodeId scheduler_;
@@ -107,6 +115,9 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   std::vector<absl::Duration> waits_;  // the last ones, from q to a partial, in a ring
   size_t next_wait_ = 0;
   std::vector<Action> actions_;  // still to be performed
+  std::unique_ptr<exchange::ExchangeParty> party_;        // null: layers go through the hosts
+  std::vector<AttentionWorkerAddress> attention_workers_; // that were offered links
+  std::vector<exchange::GpuExchange*> exchanges_;         // of the steps under way, by micro-batch; null: frames
   std::vector<MicroBatchId> drawing_;  // whose Sample has begun, oldest first
 };
 

@@ -9,6 +9,10 @@
 #include "proto/attention_spec.h"
 #include "proto/step_plan.h"
 
+namespace dovetail::exchange {
+class GpuExchange;
+}
+
 namespace dovetail::compute {
 
 // What a compute worker does on its device: the dense pieces of a step, the tensors at the seam, the end of the step.
@@ -16,6 +20,12 @@ namespace dovetail::compute {
 class DenseBackend {
  public:
   virtual ~DenseBackend() = default;
+
+  // Before PrepareStep: q, k and v of the step that it prepares go into the slot of the exchange's peer, and o is taken
+  // from its own, by themselves (exchange/cuda/gpu_exchange.h). Null: payloads are packed. Only on a GPU.
+  virtual absl::Status UseExchange(MicroBatchId, exchange::GpuExchange* exchange) {
+    return exchange == nullptr ? absl::OkStatus() : Internal("a CPU exchanges nothing between GPUs");
+  }
 
   // Makes the plan that `core` runs in this micro-batch ready: its tokens' embeddings, positions, buffers.
   // kResourceExhausted: no memory; kInvalidArgument: a token outside the vocabulary. May allocate; nothing below does.
@@ -40,7 +50,7 @@ class DenseBackend {
   // done.
   virtual absl::StatusOr<bool> BeginSample(const proto::StepPlan&, MicroBatchId) { return false; }
 
-  // Fills result.entries, one per plan entry. Waits for the device.
+  // Fills result.entries, one per plan entry. Waits for the device. kUnavailable: the step's exchange failed.
   virtual absl::Status Sample(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result) = 0;
 };
 

@@ -31,6 +31,7 @@ dovetail_library(cli
     cli/engine_flags.cc
     cli/generation.cc
     cli/devices_command.cc
+    cli/exchange_choice.cc
     cli/inspect_command.cc
     cli/logits_command.cc
     cli/model_text.cc

@@ -21,6 +21,7 @@ namespace {
 
 constexpr int64_t kElement = 2;  // bytes of the wire types of a GPU
 constexpr int64_t kRowsBeyond = 8;
+constexpr int64_t kMostGraphRows = 256;  // of an exchanged step that is recorded
 
 absl::Status CheckTable(const proto::AttentionTable& table) {
   for (int g = 0; g < table.group_count(); ++g) {
@@ -175,7 +176,7 @@ absl::Status CudaAttentionExecutor::GrowBuffers(MicroBatch& batch, MicroBatchId 
   for (const proto::SoftmaxSpec& spec : core_.table().views)
     row = std::max(row, int64_t{spec.query_heads} * spec.value_dim * kElement);
   DT_RETURN_IF_ERROR(Grow(batch.partial, partial + kRowsBeyond * row));
-  if (payloads_on_device_) return absl::OkStatus();
+  if (OnDevice(batch)) return absl::OkStatus();
   DT_RETURN_IF_ERROR(Grow(batch.query, query));
   DT_RETURN_IF_ERROR(Grow(batch.key_value, key_value));
   return Grow(batch.partial_host, partial, /*pinned=*/true);
@@ -186,6 +187,13 @@ absl::Status CudaAttentionExecutor::PrepareStep(MicroBatchId id) {
   batch.prepared = false;
   batch.payload = {};
   DT_RETURN_IF_ERROR(GrowBuffers(batch, id));
+  if (batch.exchange != nullptr) {
+    batch.work->Begin();
+    int64_t rows = 0;
+    for (const proto::ShardStep& item : core_.LayoutOf(id, LayerGroup(0)).items) rows += item.rows.q_count;
+    if (rows > kMostGraphRows) DT_RETURN_IF_ERROR(batch.work->BeImmediate(stream_));
+    DT_RETURN_IF_ERROR(batch.exchange->BeginStep(stream_, id, core_.StepOf(id)));
+  }
   for (int g = 0; g < core_.table().group_count(); ++g) {
     const LayerGroup group(static_cast<uint16_t>(g));
     if (core_.table().linear(group) != nullptr) {
@@ -379,12 +387,13 @@ absl::Status CudaAttentionExecutor::AttendComplete(MicroBatchId id, int op, std:
   MicroBatch& batch = micro_batches_[id.value()];
   if (!batch.prepared) return Internal("attention op ", op, ": its step has no buffers");  // q of a step just refused
   batch.payload = query;
-  if (payloads_on_device_ || query.empty()) return absl::OkStatus();
+  if (OnDevice(batch) || query.empty()) return absl::OkStatus();
   return stream_.Copy(batch.query->data(), query.data(), query.size());
 }
 
 absl::Status CudaAttentionExecutor::Append(MicroBatch& batch, LayerGroup group, int op_index,
-                                           const std::byte* key_value) {
+                                           const std::byte* key_value, const kernels::cuda::ExchangeEnd* await,
+                                           int op) {
   const proto::SoftmaxSpec& spec = core_.table().softmax(group);
   const GroupStep& step = batch.groups[group.value()];
   for (const AppendRun& run : step.appends) {
@@ -401,22 +410,27 @@ absl::Status CudaAttentionExecutor::Append(MicroBatch& batch, LayerGroup group, 
     append.items = step.items;
     append.kv_offset = step.regular ? op_index * step.op_step : 0;
     append.layout = LayoutOf(spec);
+    if (await != nullptr && &run == &step.appends.front()) {
+      append.exchange = *await;
+      append.await_op = op;
+    }
     DT_RETURN_IF_ERROR(kernels::cuda::KvAppend(stream_, append));
   }
   return absl::OkStatus();
 }
 
 absl::Status CudaAttentionExecutor::Attend(MicroBatch& batch, LayerGroup group, int op_index,
-                                           const std::byte* query, const std::byte* key_value) {
+                                           const std::byte* query, const std::byte* key_value, std::byte* elsewhere) {
   const GroupStep& step = batch.groups[group.value()];
+  std::byte* const answer = elsewhere != nullptr ? elsewhere : batch.partial->data();
   if (!step.prompts->empty()) {
-    DT_RETURN_IF_ERROR(prompts_->Run(stream_, PromptShapeOf(group), *step.prompts, query, key_value, key_value,
-                                     batch.partial->data()));
+    DT_RETURN_IF_ERROR(
+        prompts_->Run(stream_, PromptShapeOf(group), *step.prompts, query, key_value, key_value, answer));
   }
   if (!step.attends) return absl::OkStatus();
   kernels::cuda::CudaAttentionRun run;
   run.q = query;
-  run.o = batch.partial->data();
+  run.o = answer;
   if (!step.partials.empty()) {
     run.partial_o = reinterpret_cast<float*>(batch.partial_floats->data());
     run.partial_ml = run.partial_o + batch.ml_at;
@@ -427,7 +441,7 @@ absl::Status CudaAttentionExecutor::Attend(MicroBatch& batch, LayerGroup group, 
 
 absl::StatusOr<std::span<const std::byte>> CudaAttentionExecutor::Answer(MicroBatch& batch, const GroupStep& step,
                                                                          int64_t bytes) {
-  if (payloads_on_device_) {
+  if (OnDevice(batch)) {
     if (!step.partials.empty()) return Internal("the answer of a token shard cannot stay on one GPU");
     return std::span<const std::byte>(batch.partial->data(), bytes);
   }
@@ -507,6 +521,11 @@ absl::StatusOr<std::span<const std::byte>> CudaAttentionExecutor::AppendAndFinis
     return Internal("attention op ", op, ": k and v came without q");
   if (core_.table().linear(group) != nullptr) return RunState(batch, id, op, key_value);
   if (!step.regular && step.planned_op != op_index) DT_RETURN_IF_ERROR(Plan(batch, id, group, op_index));
+  if (batch.exchange != nullptr) {
+    DT_RETURN_IF_ERROR(AddExchanged(batch, id, op, key_value.data()));
+    batch.payload = {};
+    return Answer(batch, step, layout.partial_bytes);
+  }
   const std::byte *query = batch.payload.data(), *appended = key_value.data();
   if (!payloads_on_device_) {
     DT_RETURN_IF_ERROR(stream_.Copy(batch.key_value->data(), key_value.data(), key_value.size()));

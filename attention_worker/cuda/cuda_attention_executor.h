@@ -5,6 +5,7 @@
 
 #include "attention_worker/attention_backend.h"
 #include "attention_worker/cuda/cuda_state_executor.h"
+#include "exchange/cuda/gpu_exchange.h"
 #include "kernels/cuda/cuda_attention.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/cuda_prompts.h"
@@ -29,6 +30,8 @@ class CudaAttentionExecutor final : public AttentionBackend {
 
   static size_t BlockBytes(const proto::AttentionTable& table, KvStorage storage);
 
+  absl::Status UseExchange(MicroBatchId micro_batch, exchange::GpuExchange* exchange) override;
+  absl::Status LaunchExchanged(MicroBatchId micro_batch) override;
   absl::Status Copy(std::span<const BlockCopy> copies) override;
   absl::Status PrepareStep(MicroBatchId micro_batch) override;
   absl::Status AttendComplete(MicroBatchId micro_batch, int op, std::span<const std::byte> query) override;
@@ -78,6 +81,8 @@ class CudaAttentionExecutor final : public AttentionBackend {
     std::span<const std::byte> payload;    // the query at hand
     bool prepared = false;
     kernels::cuda::StepWork* work = nullptr;  // of the step, if payloads lie on the device
+    exchange::GpuExchange* exchange = nullptr;  // with the GPU of another process, if the step uses it
+    std::unique_ptr<kernels::cuda::StepWork> exchanged_work;
   };
   // Whether a set's blocks lie evenly spaced, and where.
   struct SetShape {
@@ -100,15 +105,18 @@ class CudaAttentionExecutor final : public AttentionBackend {
   // Of the layout's items those with queries; `blocks` are tables on the device, by item.
   std::vector<kernels::cuda::CudaAttentionItem> ItemsOf(MicroBatchId id, LayerGroup group, const float* sinks,
                                                         const std::vector<const std::byte* const*>& blocks);
+  bool OnDevice(const MicroBatch& batch) const { return payloads_on_device_ || batch.exchange != nullptr; }
   absl::Status AddToWork(MicroBatch& batch, int op, const std::byte* key_value);
+  absl::Status AddExchanged(MicroBatch& batch, MicroBatchId id, int op, const std::byte* key_value);
   absl::Status UploadSinks();
   const float* SinksOf(LayerGroup group, int op_index) const;  // on the device, or null
-  absl::Status Append(MicroBatch& batch, LayerGroup group, int op_index, const std::byte* key_value);
+  absl::Status Append(MicroBatch& batch, LayerGroup group, int op_index, const std::byte* key_value,
+                      const kernels::cuda::ExchangeEnd* await = nullptr, int op = -1);
   bool IsPrompt(const proto::ShardStep& shard, LayerGroup group) const;
   kernels::cuda::CudaPrompts::Shape PromptShapeOf(LayerGroup group) const;
   absl::Status PlanPrompts(MicroBatchId id, LayerGroup group, GroupStep& step);
   absl::Status Attend(MicroBatch& batch, LayerGroup group, int op_index, const std::byte* query,
-                      const std::byte* key_value);
+                      const std::byte* key_value, std::byte* elsewhere = nullptr);
   absl::StatusOr<std::span<const std::byte>> RunState(MicroBatch& batch, MicroBatchId id, int op,
                                                       std::span<const std::byte> key_value);
   absl::StatusOr<std::span<const std::byte>> Answer(MicroBatch& batch, const GroupStep& step, int64_t bytes);

@@ -459,6 +459,10 @@ void ComputeWorkerCore::On(StepFailed event, std::vector<Action>& actions) {
   MicroBatch& batch = micro_batches_[event.micro_batch.value()];
   if (!batch.running) return;
   batch.dense_in_flight = false;
+  if (absl::IsUnavailable(event.status) && batch.parts.size() == 1) {  // its GPU did not answer
+    batch.aborted = false;
+    return Abort(batch, batch.parts[0], StepStatus::kWorkerUnreachable, std::string(event.status.message()), actions);
+  }
   const StepStatus status =
       absl::IsResourceExhausted(event.status) ? StepStatus::kOutOfMemory : StepStatus::kWorkerFailed;
   Finish(batch, StepResult{batch.plan.step, event.micro_batch, status, std::string(event.status.message()), {}, {}, {}},

@@ -5,6 +5,7 @@
 #include <utility>
 #include <variant>
 
+#include "kernels/cuda/cuda_exchange.h"
 #include "kernels/op_context.h"
 #include "proto/drawn_token.h"
 
@@ -130,6 +131,14 @@ absl::Status CudaDense::CheckWhole(const ComputeWorkerCore& core, MicroBatchId i
   return absl::OkStatus();
 }
 
+absl::Status CudaDense::UseExchange(MicroBatchId id, exchange::GpuExchange* exchange) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  batch.exchange = exchange;
+  if (stay_on_device_) return exchange == nullptr ? absl::OkStatus() : Internal("the peer is in this process");
+  batch.work = exchange != nullptr ? &model_.device().WorkerStep(id.value()) : nullptr;
+  return absl::OkStatus();
+}
+
 absl::Status CudaDense::PrepareStep(const ComputeWorkerCore& core, MicroBatchId id) {
   MicroBatch& batch = micro_batches_[id.value()];
   const proto::StepPlan& plan = core.PlanOf(id);
@@ -137,16 +146,17 @@ absl::Status CudaDense::PrepareStep(const ComputeWorkerCore& core, MicroBatchId 
   for (const proto::StepEntry& entry : plan.entries) batch.rows += static_cast<int64_t>(entry.tokens.size());
   if (batch.rows > most_rows_)
     return ResourceExhausted("a step of ", batch.rows, " tokens; ", most_rows_, " is the most on this GPU");
-  if (stay_on_device_) {
+  if (OnDevice(batch)) {
     DT_RETURN_IF_ERROR(CheckWhole(core, id));
   } else {
     DT_RETURN_IF_ERROR(batch.wire->Prepare(core, id));
   }
   // Steps whose payloads cross the host wait for it in any case.
-  if (stay_on_device_) {
+  if (OnDevice(batch)) {
     batch.work->Begin();
     if (batch.rows > kMostGraphRows) DT_RETURN_IF_ERROR(batch.work->BeImmediate(stream_));
   }
+  if (batch.exchange != nullptr) DT_RETURN_IF_ERROR(batch.exchange->BeginStep(stream_, id, plan.step));
   return EmbedTokens(core, id);
 }
 
@@ -202,7 +212,9 @@ absl::Status CudaDense::EmbedTokens(const ComputeWorkerCore& core, MicroBatchId 
 // Into the step's work; at once where there is none.
 absl::Status CudaDense::Enqueue(MicroBatch& batch, std::array<uint64_t, 2> what, StepWork::Enqueue enqueue) {
   if (batch.work == nullptr) return enqueue(stream_);
-  return batch.work->Add(stream_, {StepWork::Word(this), static_cast<uint64_t>(batch.rows), what[0], what[1]},
+  const auto end = batch.exchange != nullptr ? batch.exchange->End(IdOf(batch)) : kernels::cuda::ExchangeEnd{};
+  return batch.work->Add(stream_, {StepWork::Word(this), static_cast<uint64_t>(batch.rows), what[0], what[1],
+                                   StepWork::Word(end.own), StepWork::Word(end.peer)},
                          std::move(enqueue));
 }
 
@@ -260,7 +272,8 @@ absl::Status CudaDense::Run(const ComputeWorkerCore& core, MicroBatchId id, int 
   if (std::holds_alternative<model::KeyValueProjection>(model_.model().steps[index]))
     return absl::OkStatus();  // done with the queries
   // The attention worker's memory grows now and then.
-  const bool reads = stay_on_device_ && std::holds_alternative<model::OutputProjection>(model_.model().steps[index]);
+  const bool reads = OnDevice(micro_batches_[id.value()]) &&
+                     std::holds_alternative<model::OutputProjection>(model_.model().steps[index]);
   const void* const attended = reads ? core.PartsOf(id)[0].partial.data() : nullptr;
   return Enqueue(micro_batches_[id.value()], {static_cast<uint64_t>(index), StepWork::Word(attended)},
                  [this, &core, id, index, attended](CudaStream&) { return RunPiece(core, id, index, attended); });
@@ -444,8 +457,16 @@ absl::Status CudaDense::RunStep(const model::QueryProjection& step, const CudaSt
   out.rows = static_cast<int32_t>(batch.rows);
   out.q_heads = spec.query_heads;
   out.kv_heads = spec.kv_heads;
+  if (batch.exchange != nullptr) {  // stored where they are attended
+    std::byte* const slot = batch.exchange->peer_slot(IdOf(batch));
+    out.q_out = slot;
+    out.k_out = slot + batch.exchange->key_value_at();
+    out.v_out = slot + batch.exchange->key_value_at() + batch.rows * k_width * kElement;
+    out.exchange = batch.exchange->End(IdOf(batch));
+    out.signal_op = step.op;
+  }
   DT_RETURN_IF_ERROR(kernels::cuda::KvAppend(stream_, out));
-  return stay_on_device_ ? absl::OkStatus() : CopyToWire(step.op, batch);
+  return OnDevice(batch) ? absl::OkStatus() : CopyToWire(step.op, batch);
 }
 
 absl::Status CudaDense::CopyToWire(int op, MicroBatch& batch) {
@@ -499,7 +520,10 @@ absl::Status CudaDense::RunOutput(const model::OutputProjection& step, const Cud
                                   const std::vector<WorkerPart>& parts, const void* attended) {
   const LayerGroup group = table_.op_group[step.op];
   const proto::SoftmaxSpec& spec = table_.softmax(group);
-  if (!stay_on_device_) {
+  if (batch.exchange != nullptr) {
+    DT_RETURN_IF_ERROR(kernels::cuda::ExchangeAwait(
+        stream_, {batch.exchange->End(IdOf(batch)), static_cast<uint32_t>(step.op)}));
+  } else if (!stay_on_device_) {
     DT_ASSIGN_OR_RETURN(const std::byte* const joined,
                         batch.wire->JoinPartials(parts, step.op, kernels::ContextOf(stream_)));
     const size_t bytes = batch.rows * spec.query_heads * spec.value_dim * kElement;
@@ -550,6 +574,12 @@ absl::Status CudaDense::RunStep(const model::ExpertMlp& step, const CudaStep& we
 absl::StatusOr<bool> CudaDense::BeginSample(const proto::StepPlan& plan, MicroBatchId id) {
   MicroBatch& batch = micro_batches_[id.value()];
   if (batch.work == nullptr) return false;
+  if (exchange::GpuExchange* const exchange = batch.exchange; exchange != nullptr) {
+    const auto word = kernels::cuda::StepWork::Word(exchange->End(id).own);
+    DT_RETURN_IF_ERROR(Enqueue(batch, {word, 0}, [exchange, id](CudaStream& stream) {
+      return exchange->FetchStatus(stream, id);
+    }));
+  }
   DT_ASSIGN_OR_RETURN(const bool begun, sampler_->Begin(plan, Floats(batch.x), id, *batch.work));
   DT_RETURN_IF_ERROR(batch.work->Launch(stream_));
   if (begun) DT_RETURN_IF_ERROR(sampler_->Launched(id));
@@ -557,8 +587,12 @@ absl::StatusOr<bool> CudaDense::BeginSample(const proto::StepPlan& plan, MicroBa
 }
 
 absl::Status CudaDense::Sample(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result) {
-  if (sampler_->begun(id)) return sampler_->Finish(plan, id, result);
-  return sampler_->Run(plan, Floats(micro_batches_[id.value()].x), result);
+  const MicroBatch& batch = micro_batches_[id.value()];
+  const absl::Status drawn =
+      sampler_->begun(id) ? sampler_->Finish(plan, id, result) : sampler_->Run(plan, Floats(batch.x), result);
+  // What was drawn of a step whose exchange failed means nothing, nor does why it could not be.
+  if (batch.exchange != nullptr) DT_RETURN_IF_ERROR(batch.exchange->Status(id));
+  return drawn;
 }
 
 }  // namespace dovetail::compute

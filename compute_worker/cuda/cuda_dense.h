@@ -8,6 +8,7 @@
 #include "compute_worker/cuda/cuda_model.h"
 #include "compute_worker/cuda/cuda_token_sampler.h"
 #include "compute_worker/step_wire.h"
+#include "exchange/cuda/gpu_exchange.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/staged_upload.h"
 #include "kernels/cuda/step_work.h"
@@ -36,6 +37,7 @@ class CudaDense final : public DenseBackend {
                                                               const ComputeWorkerOptions& options,
                                                               bool stay_on_device);
 
+  absl::Status UseExchange(MicroBatchId id, exchange::GpuExchange* exchange) override;
   absl::Status PrepareStep(const ComputeWorkerCore& core, MicroBatchId id) override;
   absl::Status Run(const ComputeWorkerCore& core, MicroBatchId id, int index) override;
   absl::Status AttendPrompts(const ComputeWorkerCore& core, MicroBatchId id, int op) override;
@@ -61,6 +63,7 @@ class CudaDense final : public DenseBackend {
     std::unique_ptr<StepWire> wire;                       // unless payloads stay on the device
     bool copied = false;                                  // q, k and v have reached `wire`
     kernels::cuda::StepWork* work = nullptr;              // of the step
+    exchange::GpuExchange* exchange = nullptr;            // with the GPU of another process, if the step uses it
   };
   struct CachedRope {
     int rope = 0;
@@ -90,6 +93,7 @@ class CudaDense final : public DenseBackend {
   absl::Status RunStep(const model::ExpertMlp& step, const CudaStep& weights, MicroBatch& batch);
   absl::Status MultiplyHeads(size_t index, MicroBatch& batch);
   int IndexOf(const MicroBatch& batch) const { return static_cast<int>(&batch - micro_batches_.data()); }
+  MicroBatchId IdOf(const MicroBatch& batch) const { return MicroBatchId(static_cast<uint16_t>(IndexOf(batch))); }
   size_t IndexOf(const CudaStep& step) const { return static_cast<size_t>(&step - model_.steps().data()); }
 
   absl::Status Norm(const BufferPtr& weight, float eps, const float* x, void* out, kernels::cuda::WireType out_type,
@@ -104,6 +108,8 @@ class CudaDense final : public DenseBackend {
                              const void* in, MicroBatch& batch);
   absl::Status CopyToWire(int op, MicroBatch& batch);
   absl::Status AwaitWire(MicroBatch& batch);
+  // q, k, v and o of the micro-batch's step are device memory.
+  bool OnDevice(const MicroBatch& batch) const { return stay_on_device_ || batch.exchange != nullptr; }
   kernels::cuda::GemmType gemm_type() const {
     return model_.type() == kernels::cuda::WireType::kBF16 ? kernels::cuda::GemmType::kBF16
                                                            : kernels::cuda::GemmType::kF16;

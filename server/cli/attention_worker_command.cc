@@ -6,6 +6,7 @@
 #include "attention_worker/attention_worker_main.h"
 #include "server/cli/cluster_commands.h"
 #include "server/cli/device_choice.h"
+#include "server/cli/exchange_choice.h"
 
 namespace dovetail::cli {
 namespace {
@@ -51,6 +52,8 @@ absl::Status RunAttentionWorker(const AttentionWorkerFlags& flags) {
   role.storage = KvStorageOf(flags.kv_cache_dtype);
   role.trace_file = flags.trace_file;
   DT_ASSIGN_OR_RETURN(const auto device, OpenDevice("--device", flags.device, flags.threads));
+  DT_ASSIGN_OR_RETURN(const ExchangeChoice exchange, ChooseExchange(flags.exchange, *device));
+  role.exchange = exchange.means;
   DT_ASSIGN_OR_RETURN(role.kv_bytes, KvBytesOf(flags, *device));
   DT_ASSIGN_OR_RETURN(auto connectors, ConnectorsOf(flags.data));
   control::WorkerMainOptions options;

@@ -2,6 +2,7 @@
 
 #include "scheduler/core/limits.h"
 #include "server/cli/command_line.h"
+#include "server/cli/exchange_choice.h"
 #include "server/embedded_cluster.h"
 
 namespace dovetail::cli {
@@ -55,6 +56,7 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
                 "Where attention runs, as cuda:1,cpu: the attention workers take these in turn")
       ->type_name("DEVICES")
       ->group("Device");
+  AddExchangeFlag(up, up_.exchange);
   up.callback([this, report] { report(RunUp(up_)); });
 
   CLI::App& scheduler =
@@ -101,6 +103,7 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
       ->type_name("SIZE")
       ->group("KV cache");
   AddStateSnapshotsFlag(attention, attention_.state_snapshots);
+  AddExchangeFlag(attention, attention_.exchange);
   AddNameFlag(attention, attention_.name);
   AddJoinTimeoutFlag(attention, attention_.join_timeout);
   attention.add_option("--device", attention_.device, "Where KV lies and attention runs: cpu or cuda:N")
@@ -132,6 +135,7 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
   AddJoinTimeoutFlag(compute, compute_.join_timeout);
   AddSecurityFlags(compute, compute_.control);
   AddDataFlags(compute, compute_.data);
+  AddExchangeFlag(compute, compute_.exchange);
   compute.callback([this, report] { report(RunComputeWorker(compute_)); });
 
   CLI::App& server =

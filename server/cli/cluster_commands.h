@@ -37,6 +37,7 @@ struct AttentionWorkerFlags {
   int threads = 0;
   std::string trace_file;
   int join_timeout = 30;
+  std::string exchange = "auto";
   ControlFlags control;
   DataFlags data;
 };
@@ -46,6 +47,7 @@ struct ComputeWorkerFlags {
   EngineFlags engine;  // weights and their device
   std::string name;
   int join_timeout = 30;
+  std::string exchange = "auto";
   ControlFlags control;
   DataFlags data;
 };
@@ -64,6 +66,7 @@ struct UpFlags {
   ServerFlags server;
   std::string attention_devices = "cpu";  // taken in turn by the attention workers
   std::string lanes = "shm";
+  std::string exchange = "auto";
   std::string listen = "127.0.0.1:0";  // of the scheduler
   int lease_ms = 400;
 };

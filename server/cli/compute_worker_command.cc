@@ -2,6 +2,7 @@
 
 #include "base/log.h"
 #include "compute_worker/compute_worker_main.h"
+#include "server/cli/exchange_choice.h"
 #include "server/cli/cluster_commands.h"
 #include "server/remote_model.h"
 
@@ -31,6 +32,8 @@ absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
   const uint64_t digest = options.model->digest;
   DT_ASSIGN_OR_RETURN(compute::ComputeWorkerTuning tuning, TuningOf(flags.engine));
   tuning.dense = loaded.on_gpu.get();
+  DT_ASSIGN_OR_RETURN(const ExchangeChoice exchange, ChooseExchange(flags.exchange, *device));
+  tuning.exchange = exchange.means;
   control::WorkerMain worker(
       options, std::move(connectors), [&](transport::Connector& connector, const control::JoinReply&) {
         return compute::MakeComputeWorker(*model, digest, *device, connector, tuning, flags.engine.trace_file);

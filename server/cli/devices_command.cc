@@ -1,6 +1,7 @@
 #include <cstdio>
 #include <string>
 
+#include "control/gpu_links.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cuda/cuda_library.h"
 #include "kernels/thread_pool.h"
@@ -40,7 +41,10 @@ std::string GpuLines() {
   if (!survey.status.ok()) return absl::StrCat("cuda     not usable: ", survey.status.message(), "\n");
   std::string lines;
   for (const CudaDeviceSummary& device : survey.devices) lines += GpuLine(device);
-  return lines.empty() ? "cuda     not usable: this machine has no NVIDIA GPU\n" : lines;
+  if (lines.empty()) return "cuda     not usable: this machine has no NVIDIA GPU\n";
+  const absl::Status links = control::GpuLinksBuilt();
+  return absl::StrCat(lines, "exchange of layers between GPUs of two processes: ",
+                      links.ok() ? "by themselves where they are linked (UCX's cuda_ipc)" : links.message(), "\n");
 }
 
 }  // namespace

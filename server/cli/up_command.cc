@@ -146,6 +146,9 @@ class Up {
     return absl::OkStatus();
   }
 
+  // --exchange device is for those who have a GPU.
+  std::string ExchangeOn(const std::string& device) const { return device == "cpu" ? "auto" : flags_.exchange; }
+
   absl::Status StartWorkers() {
     const EngineFlags& engine = flags_.engine;
     workers_["compute-1"] = {"compute-worker",
@@ -156,6 +159,8 @@ class Up {
                              address_,
                              "--lanes",
                              flags_.lanes,
+                             "--exchange",
+                             flags_.exchange,
                              "--dtype",
                              engine.dtype,
                              "--kv-cache-dtype",
@@ -191,6 +196,8 @@ class Up {
                         address_,
                         "--lanes",
                         flags_.lanes,
+                        "--exchange",
+                        ExchangeOn(devices[(i - 1) % devices.size()]),
                         "--state-snapshots",
                         std::to_string(engine.state_snapshots),
                         "--device",

@@ -61,6 +61,13 @@ absl::Status Set(ucp_config_t* config, const char* name, const std::string& valu
   return status == UCS_OK ? absl::OkStatus() : UcxError(status, absl::StrCat("UCX setting ", name, "=", value));
 }
 
+// Settings of the TCP transport. UCX 1.13 takes them with TCP_ in front, as the environment has them, without a word
+// and without effect; UCX 1.22 refuses them without.
+absl::Status SetOfTcp(ucp_config_t* config, const std::string& name, const std::string& value) {
+  if (Set(config, name.c_str(), value).ok()) return absl::OkStatus();
+  return Set(config, ("TCP_" + name).c_str(), value);
+}
+
 absl::Status NoLane(const UcxWorkerOptions& options, ucs_status_t status) {
   const std::string asked(NameOf(options.lanes));
   const std::string devices = options.devices.empty() ? "" : absl::StrCat(" on device ", options.devices);
@@ -111,16 +118,15 @@ absl::Status UcxWorker::Init(const UcxWorkerOptions& options) {
   }
   if (options.lanes == Lanes::kTcp || options.lanes == Lanes::kAny) {
     // Large payloads in few pieces, and sent from where they lie: a piece costs system calls and copies at both ends,
-    // and pieces of 8 KiB, UCX's own size, halve what a stream of 1 MiB tensors gets. (No TCP_ in front, as below.)
-    DT_RETURN_IF_ERROR(Set(raw, "TX_SEG_SIZE", "512K"));
-    DT_RETURN_IF_ERROR(Set(raw, "RX_SEG_SIZE", "512K"));
+    // and pieces of 8 KiB, UCX's own size, halve what a stream of 1 MiB tensors gets.
+    DT_RETURN_IF_ERROR(SetOfTcp(raw, "TX_SEG_SIZE", "512K"));
+    DT_RETURN_IF_ERROR(SetOfTcp(raw, "RX_SEG_SIZE", "512K"));
     DT_RETURN_IF_ERROR(Set(raw, "ZCOPY_THRESH", "32K"));
   }
   // Else making an endpoint waits for the other host to answer, which one behind a cut link does after two minutes.
-  if (options.lanes == Lanes::kTcp || options.lanes == Lanes::kAny) DT_RETURN_IF_ERROR(Set(raw, "CONN_NB", "y"));
-  // Without TCP_ in front, unlike the environment variable: with it, UCX 1.13 takes no notice.
+  if (options.lanes == Lanes::kTcp || options.lanes == Lanes::kAny) DT_RETURN_IF_ERROR(SetOfTcp(raw, "CONN_NB", "y"));
   if (options.first_port > 0 && (options.lanes == Lanes::kTcp || options.lanes == Lanes::kAny))
-    DT_RETURN_IF_ERROR(Set(raw, "PORT_RANGE", absl::StrCat(options.first_port, "-", options.last_port)));
+    DT_RETURN_IF_ERROR(SetOfTcp(raw, "PORT_RANGE", absl::StrCat(options.first_port, "-", options.last_port)));
 
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;

@@ -1,0 +1,40 @@
+#include "server/cli/exchange_choice.h"
+
+#include "base/log.h"
+#include "control/gpu_links.h"
+#include "kernels/cuda/cuda_exchange.h"
+#include "server/cli/command_line.h"
+#include "server/cli/device_choice.h"
+
+namespace dovetail::cli {
+
+void AddExchangeFlag(CLI::App& command, std::string& how) {
+  command
+      .add_option("--exchange", how,
+                  "How GPUs of two processes exchange layers: device: by themselves; host: through the hosts; auto: by "
+                  "themselves where that is possible")
+      ->check(OneOf({"auto", "device", "host"}))
+      ->type_name("HOW")
+      ->group("Data plane");
+}
+
+absl::StatusOr<ExchangeChoice> ChooseExchange(const std::string& how, kernels::Device& device) {
+  ExchangeChoice choice;
+  kernels::cuda::CudaDevice* const gpu = AsGpu(device);
+  if (how == "host" || (gpu == nullptr && how == "auto")) return choice;
+  if (gpu == nullptr) return FailedPrecondition("--exchange device: ", device.name(), " is no GPU; use auto or host");
+  DT_RETURN_IF_ERROR(gpu->library().Check(gpu->library()->use_device(gpu->index()), gpu->name()));
+  auto links = control::MakeGpuLinks([gpu](void* list, unsigned index) {
+    return kernels::cuda::UcxPeerPointer(*gpu, list, index);
+  });
+  if (!links.ok()) {
+    if (how == "device") return Annotate(links.status(), "--exchange device");
+    LogInfo("layers are exchanged through the hosts: ", std::string(links.status().message()));
+    return choice;
+  }
+  choice.links = *std::move(links);
+  choice.means = {gpu, choice.links.get()};
+  return choice;
+}
+
+}  // namespace dovetail::cli

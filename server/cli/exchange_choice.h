@@ -1,0 +1,25 @@
+#pragma once
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+
+#include "base/status.h"
+#include "exchange/cuda/gpu_exchange.h"
+#include "kernels/device.h"
+#include "transport/device_link.h"
+
+namespace dovetail::cli {
+
+// --exchange: auto, device or host.
+void AddExchangeFlag(CLI::App& command, std::string& how);
+
+// How this process exchanges layers with workers whose GPU is another. `means` is empty where that goes through the
+// hosts. Outlives the workers.
+struct ExchangeChoice {
+  std::unique_ptr<transport::DeviceLinks> links;
+  exchange::GpuExchangeMeans means;
+};
+// kFailedPrecondition: "device" was asked for, and why that cannot be. "auto" logs one line instead, on a GPU.
+absl::StatusOr<ExchangeChoice> ChooseExchange(const std::string& how, kernels::Device& device);
+
+}  // namespace dovetail::cli
