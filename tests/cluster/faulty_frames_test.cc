@@ -84,7 +84,7 @@ TEST_P(FaultyFrames, ThatComeTwiceLateOrAgainChangeNoBit) {
   EXPECT_GT((*cluster)->faults().duplicated, 50);
   EXPECT_GT((*cluster)->faults().echoed, 50);
   EXPECT_GT((*cluster)->faults().delayed, 50);
-  EXPECT_TRUE(MiniCluster::Eventually([&] { return (*cluster)->engine().stats().kv_blocks_in_use == 0; }));
+  EXPECT_TRUE(Eventually([&] { return (*cluster)->engine().stats().kv_blocks_in_use == 0; }));
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, FaultyFrames,

@@ -145,15 +145,6 @@ class MiniCluster::Process {
   std::string log_;
 };
 
-bool MiniCluster::Eventually(const std::function<bool()>& condition) {
-  const absl::Time end = SystemClock().Now() + kPatience;
-  while (!condition()) {
-    if (SystemClock().Now() > end) return false;
-    std::this_thread::yield();
-  }
-  return true;
-}
-
 absl::StatusOr<std::unique_ptr<MiniCluster>> MiniCluster::Start(const MiniClusterOptions& options) {
   std::unique_ptr<MiniCluster> cluster(new MiniCluster(options));
   DT_RETURN_IF_ERROR(cluster->LoadModel());

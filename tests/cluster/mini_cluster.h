@@ -72,9 +72,6 @@ class MiniCluster {
   admin::v1::ClusterStatus status();
   const admin::v1::Worker* Find(const admin::v1::ClusterStatus& status, const std::string& name) const;
 
-  // Polls until the condition holds; false after a time that only a hang takes.
-  static bool Eventually(const std::function<bool()>& condition);
-
  private:
   class ThreadWorker;
   class Process;

@@ -48,14 +48,6 @@ class MiniClusterHybrid : public testing::TestWithParam<Hybrid> {
     return request;
   }
 
-  static std::shared_ptr<cli::CollectingSink> Submit(MiniCluster& cluster,
-                                                     const scheduler::GenerationRequest& request) {
-    auto sink = std::make_shared<cli::CollectingSink>(request.choices);
-    const auto id = cluster.engine().Submit(request, sink);
-    EXPECT_TRUE(id.ok()) << id.status();
-    return sink;
-  }
-
   std::filesystem::path folder_;
   std::unique_ptr<Alone> alone_;
 };
@@ -69,7 +61,7 @@ TEST_P(MiniClusterHybrid, StreamsGoOnWithTheSameBitsWhileStateWorkersComeAndGo) 
   std::vector<std::shared_ptr<cli::CollectingSink>> sinks;
   for (int i = 0; i < 3; ++i) {
     requests.push_back(Request(40 + 70 * i, 200, i));
-    sinks.push_back(Submit(**cluster, requests.back()));
+    sinks.push_back(Submit((*cluster)->engine(), requests.back()));
   }
   for (const auto& sink : sinks) sink->WaitForTokens(10);
   ASSERT_TRUE((*cluster)->AddAttentionWorker("a3").ok());
@@ -81,7 +73,7 @@ TEST_P(MiniClusterHybrid, StreamsGoOnWithTheSameBitsWhileStateWorkersComeAndGo) 
     SCOPED_TRACE(absl::StrCat("request ", i));
     alone_->Expect(requests[i], *sinks[i]);
   }
-  EXPECT_TRUE(MiniCluster::Eventually([&] { return (*cluster)->engine().stats().kv_blocks_in_use == 0; }));
+  EXPECT_TRUE(Eventually([&] { return (*cluster)->engine().stats().kv_blocks_in_use == 0; }));
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -103,7 +103,7 @@ void CompareWithEmbedded(const fs::path& path, model::WeightFormat weights, DTyp
       SCOPED_TRACE(absl::StrCat("request ", i));
       ExpectSame(*sinks[i], *expected[i]);
     }
-    EXPECT_TRUE(MiniCluster::Eventually([&] { return (*cluster)->engine().stats().kv_blocks_in_use == 0; }));
+    EXPECT_TRUE(Eventually([&] { return (*cluster)->engine().stats().kv_blocks_in_use == 0; }));
   }
 }
 

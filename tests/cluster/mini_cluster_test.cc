@@ -55,14 +55,6 @@ class MiniClusterTest : public testing::TestWithParam<Place> {
     return request;
   }
 
-  static std::shared_ptr<cli::CollectingSink> Submit(MiniCluster& cluster,
-                                                     const scheduler::GenerationRequest& request) {
-    auto sink = std::make_shared<cli::CollectingSink>(request.choices);
-    const auto id = cluster.engine().Submit(request, sink);
-    EXPECT_TRUE(id.ok()) << id.status();
-    return sink;
-  }
-
   std::filesystem::path folder_;
   std::unique_ptr<Alone> alone_;
 };
@@ -86,7 +78,7 @@ TEST_P(MiniClusterTest, EveryStreamIsToTheBitTheOneItsRequestHasAlone) {
   requests[2].choices = 3;
   requests[2].sampling.temperature = 1.1f;
   std::vector<std::shared_ptr<cli::CollectingSink>> sinks;
-  for (const auto& request : requests) sinks.push_back(Submit(**cluster, request));
+  for (const auto& request : requests) sinks.push_back(Submit((*cluster)->engine(), request));
   auto cancelled = std::make_shared<cli::CollectingSink>();
   const auto id = (*cluster)->engine().Submit(Request(150, 300, 6), cancelled);
   ASSERT_TRUE(id.ok());
@@ -101,13 +93,13 @@ TEST_P(MiniClusterTest, EveryStreamIsToTheBitTheOneItsRequestHasAlone) {
   alone_->Expect(Request(150, 300, 6), *cancelled, /*cancelled=*/true);
   // The placements take turns: the fourth finds what the first left behind, whatever was evicted before.
   for (int i = 0; i < 4; ++i) {
-    const auto late = Submit(**cluster, Request(300, 8, 4));
+    const auto late = Submit((*cluster)->engine(), Request(300, 8, 4));
     ASSERT_EQ(late->WaitForEnd(), absl::OkStatus());
     alone_->Expect(Request(300, 8, 4), *late);
   }
 
   server::EngineStats stats;
-  EXPECT_TRUE(MiniCluster::Eventually([&] {
+  EXPECT_TRUE(Eventually([&] {
     stats = (*cluster)->engine().stats();
     return stats.kv_blocks_in_use == 0 && stats.scheduler.running_sequences == 0 && stats.scheduler.prefix_hits > 0;
   })) << stats.kv_blocks_in_use
@@ -137,11 +129,11 @@ TEST_P(MiniClusterTest, SaysTheReferencesGreedyTokens) {
 TEST_P(MiniClusterTest, StreamsGoOnWithTheSameBitsWhileWorkersComeAndGo) {
   const auto cluster = MiniCluster::Start(Options());
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  const auto before = Submit(**cluster, Request(100, 250, 1));
+  const auto before = Submit((*cluster)->engine(), Request(100, 250, 1));
   before->WaitForTokens(10);
   ASSERT_TRUE((*cluster)->AddAttentionWorker("a2").ok());
   (*cluster)->Stop("a1");  // what lay on it is computed again on the other
-  const auto after = Submit(**cluster, Request(70, 250, 2));
+  const auto after = Submit((*cluster)->engine(), Request(70, 250, 2));
   ASSERT_EQ(before->WaitForEnd(), absl::OkStatus());
   alone_->Expect(Request(100, 250, 1), *before);
   after->WaitForTokens(5);
@@ -163,7 +155,7 @@ TEST_P(MiniClusterTest, ADrainedWorkerGivesWhatItHoldsToTheOthersWhileStreamsGoO
   for (int i = 0; i < 6; ++i) {
     requests.push_back(Request(30 + 40 * i, 240, i));
     if (i == 2) requests.back().choices = 2;
-    sinks.push_back(Submit(**cluster, requests.back()));
+    sinks.push_back(Submit((*cluster)->engine(), requests.back()));
   }
   for (const auto& sink : sinks) sink->WaitForTokens(2);
   ASSERT_TRUE((*cluster)->Drain("a2").ok());
@@ -179,7 +171,7 @@ TEST_P(MiniClusterTest, ADrainedWorkerGivesWhatItHoldsToTheOthersWhileStreamsGoO
   if (GetParam().deployment != Deployment::kProcesses) {
     EXPECT_EQ((*cluster)->engine().stats().scheduler.preemptions, 0u);
   }
-  EXPECT_TRUE(MiniCluster::Eventually([&] { return (*cluster)->engine().stats().kv_blocks_in_use == 0; }));
+  EXPECT_TRUE(Eventually([&] { return (*cluster)->engine().stats().kv_blocks_in_use == 0; }));
 }
 
 INSTANTIATE_TEST_SUITE_P(Deployments, MiniClusterTest,

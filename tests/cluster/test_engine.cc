@@ -1,7 +1,11 @@
 #include "tests/cluster/test_engine.h"
 
+#include <gtest/gtest.h>
+
+#include <thread>
 #include <utility>
 
+#include "base/clock.h"
 #include "model/checkpoint.h"
 
 namespace dovetail::test {
@@ -46,6 +50,22 @@ scheduler::GenerationRequest GreedyRequest(std::vector<TokenId> prompt, int max_
   request.sampling.temperature = 0;
   request.max_tokens = max_tokens;
   return request;
+}
+
+std::shared_ptr<cli::CollectingSink> Submit(server::Engine& engine, const scheduler::GenerationRequest& request) {
+  auto sink = std::make_shared<cli::CollectingSink>(request.choices);
+  const auto id = engine.Submit(request, sink);
+  EXPECT_TRUE(id.ok()) << id.status();
+  return sink;
+}
+
+bool Eventually(const std::function<bool()>& condition) {
+  const absl::Time end = SystemClock().Now() + absl::Seconds(60);
+  while (!condition()) {
+    if (SystemClock().Now() > end) return false;
+    std::this_thread::yield();
+  }
+  return true;
 }
 
 }  // namespace dovetail::test

@@ -1,5 +1,6 @@
 #pragma once
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -34,7 +35,13 @@ absl::StatusOr<std::unique_ptr<server::EmbeddedCluster>> StartCluster(const Test
 absl::StatusOr<std::shared_ptr<cli::CollectingSink>> Generate(server::Engine& engine,
                                                               scheduler::GenerationRequest request);
 
+// Submits the request and returns at once. Fails the test if it is refused.
+std::shared_ptr<cli::CollectingSink> Submit(server::Engine& engine, const scheduler::GenerationRequest& request);
+
 // A greedy request; nothing ends it before max_tokens.
 scheduler::GenerationRequest GreedyRequest(std::vector<TokenId> prompt, int max_tokens);
+
+// Polls until the condition holds; false after a time that only a hang takes.
+bool Eventually(const std::function<bool()>& condition);
 
 }  // namespace dovetail::test

@@ -192,8 +192,21 @@ inline constexpr CudaBudget kCudaHybridBudgets[] = {
 };
 // Against the CPU with K and V in f32.
 inline constexpr double kSmolLm2OnGpu = 4e-2;
-// With K and V in E4M3, against the same in bfloat16 on the same GPU.
-inline constexpr double kSmolLm2InEightBits = 1e-1;
-inline constexpr double kInEightBits = 1e-1;  // the goldens
+// K and V in E4M3, against the same model on the same GPU with K and V in bf16. What rounding them alone does was
+// computed on the CPU in f32; a GPU is within a fifth of it (measured: 1.14 at the most), so neither a second rounding
+// nor a forgotten one passes.
+struct EightBitsBudget {
+  const char* model;
+  double rounding;
+};
+inline constexpr double kBesideRounding = 1.2;
+inline constexpr EightBitsBudget kInEightBits[] = {
+    {"gemma3", 8.05e-3},      {"llama3_gqa", 7.13e-2},     {"llama_bias", 4.45e-2},    {"llama_dynamic", 6.15e-2},
+    {"llama_linear", 6.47e-2}, {"llama_mha", 7.58e-2},     {"llama_yarn", 9.32e-2},    {"mistral_swa", 6.20e-2},
+    {"phi3_longrope", 3.67e-2}, {"phi4_partial", 2.38e-2}, {"qwen2_bias", 7.12e-2},    {"qwen3_mixed_swa", 2.37e-2},
+    {"qwen3_qknorm", 2.42e-2}, {"smollm3", 7.55e-2},
+};
+// The worst chat: 0.284 on the CPU, 0.21 on a GPU.
+inline constexpr double kSmolLm2InEightBits = 2.84e-1;
 
 }  // namespace dovetail::test

@@ -214,11 +214,10 @@ TEST(CudaSmolLm2, AgreesWithTheCpuWhereverTheMarginExceedsTwiceTheBudget) {
 
 TEST(CudaEightBits, KAndVInE4M3KeepTheLogitsOfEveryGoldenWithinTheirBudget) {
   SKIP_WITHOUT_GPU();
-  double worst = 0;
-  for (const CudaBudget& budget : kCudaBudgets) {
+  for (const EightBitsBudget& budget : kInEightBits) {
     SCOPED_TRACE(budget.model);
-    const fs::path folder = GoldenFolder(std::string(budget.group), budget.model);
-    if (folder.empty()) GTEST_SKIP() << "missing test data: goldens/" << budget.group;
+    const fs::path folder = GoldenFolder("dense", budget.model);
+    if (folder.empty()) GTEST_SKIP() << "missing test data: goldens/dense";
     const auto prompt = ReadGolden(folder).prompt;
     auto run = Serve(folder, Seam::kAhead, DType::kBF16, 0, attention::KvStorage::kE4M3);
     ASSERT_TRUE(run.ok()) << run.status();
@@ -228,10 +227,9 @@ TEST(CudaEightBits, KAndVInE4M3KeepTheLogitsOfEveryGoldenWithinTheirBudget) {
     const double error =
         RelativeRms(run->LogitsFrom(prompt, first).values, wide->LogitsFrom(prompt, first).values);
     std::printf("measured %s E4M3 beside bfloat16 %.3g\n", budget.model, error);
-    worst = std::max(worst, error);
-    EXPECT_LE(error, kInEightBits);
+    EXPECT_LE(error, budget.rounding * kBesideRounding);
+    EXPECT_GE(error, budget.rounding / kBesideRounding);
   }
-  EXPECT_GT(worst, 1e-3) << "as if nothing had been rounded";
 }
 
 // The same texts, given to a model whose K and V lie in 8 bits: what that costs beside bfloat16 on the same GPU.
@@ -291,7 +289,8 @@ TEST(CudaServing, StepsAheadGiveTheSameTokensWhateverEndsAStream) {
   ASSERT_TRUE(stopped.ok()) << stopped.status();
   const auto first = std::find(tokens.begin(), tokens.end(), tokens[20]);
   EXPECT_EQ((*stopped)->choices()[0].tokens, std::vector<TokenId>(tokens.begin(), first + 1));
-  EXPECT_EQ(run->cluster->stats().scheduler.running_sequences, 0);
+  // The step that was ahead of the stream's end may still run.
+  EXPECT_TRUE(Eventually([&] { return run->cluster->stats().scheduler.running_sequences == 0; }));
 }
 
 TEST(CudaServing, SeededDrawsRepeatThemselvesAndStreamsDoNotDisturbEachOther) {
