@@ -158,6 +158,7 @@ void SequenceTable::Fill(SequenceState& sequence, const Part& part) {
       shard.sets[i] = pool_.Allocate(BlocksPerSet(shard.shard));
       DT_CHECK(shard.sets[i] != kNoBlockSet, "room was made for this");
     }
+    DropLeftByWindow(shard, part.move_end);  // of the cache; the sequence goes on behind the move
   }
   sequence.filled = part.end;
   sequence.filling = true;

@@ -143,6 +143,22 @@ TEST_F(Moves, WhatTheTakersCacheHasStaysAtHome) {
   EXPECT_EQ(key_value_bytes_, 2 * 48 * 44 + 24 * 44);
 }
 
+// The scheduler counts on it: until the next step the sequence may use no more here than where it came from.
+TEST_F(Moves, WhatTheTakersCacheHasAndTheWindowHasLeftIsNotHeld) {
+  Tell(kTakerNode, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(9), Taken(WholeShards(MixedTable())), {}});
+  for (int at = 0; at < 1280; at += 64)
+    Tell(kTakerNode, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(9), at, 64, {}}}}, ++step_);
+  Tell(kTakerNode, FrameType::kReleaseSequence, proto::ReleaseSequence{SequenceId(9), 1280, Hashes(1, 20)});
+  Hold(1300);
+  Tell(kTakerNode, FrameType::kOpenSequence,
+       proto::OpenSequence{SequenceId(1), Taken(WholeShards(MixedTable())), Hashes(1, 20)});
+  EXPECT_TRUE(Move(1280, 1300).moved);
+  EXPECT_EQ(SetsAt(0), 21u);
+  EXPECT_EQ(SetsAt(1), 3u);
+  Tell(kTakerNode, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(1), 1300, 1, {}}}}, ++step_);
+  EXPECT_FALSE(answers_.contains(FrameType::kStepRefused));
+}
+
 TEST_F(Moves, AWorkerThatHoldsHeadsOfASequenceGetsTheOthersToo) {
   const auto first = ShardOf(0, {0, 1}), second = ShardOf(0, {1, 2}), windowed = ShardOf(1, {0, 1});
   Hold(200, {first, windowed});

@@ -104,9 +104,12 @@ void FakeCluster::RunUntil(absl::Time when) {
   now_ = std::max(now_, when);
 }
 
-void FakeCluster::Deliver(const Event& event) {
-  if (const auto* joined = std::get_if<AttentionWorkerJoined>(&event)) {
-    if (joined->epoch != worker(joined->worker).epoch()) worker(joined->worker).Restart();
+void FakeCluster::Deliver(Event event) {
+  if (auto* joined = std::get_if<AttentionWorkerJoined>(&event)) {
+    // Whoever posted it could not know what would become of the worker until now: no incarnation joins twice.
+    if (!joined_.emplace(joined->worker, worker(joined->worker).epoch()).second) worker(joined->worker).Restart();
+    joined->epoch = worker(joined->worker).epoch();
+    joined_.emplace(joined->worker, joined->epoch);
   }
   if (const auto* lost = std::get_if<AttentionWorkerLost>(&event)) {
     if (lost->epoch == worker(lost->worker).epoch()) worker(lost->worker).Restart();

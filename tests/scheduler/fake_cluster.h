@@ -109,7 +109,7 @@ class FakeCluster {
   };
 
   void Violate(const std::string& what);
-  void Deliver(const Event& event);
+  void Deliver(Event event);
   void Do(const OpenSequence& action);
   void Do(const ForkSequence& action);
   void Do(const ReleaseSequence& action);
@@ -139,6 +139,7 @@ class FakeCluster {
   std::vector<FakeAttentionWorker> workers_;
   std::map<std::pair<uint32_t, SequenceId>, std::vector<TokenId>> histories_;  // of compute workers
   std::set<std::pair<WorkerId, Epoch>> disconnected_;
+  std::set<std::pair<WorkerId, Epoch>> joined_;
   std::map<SequenceId, LastRead> last_reads_;  // only with reread_every > 1
   std::map<uint16_t, Running> in_flight_;
   std::map<SequenceId, int32_t> rope_lengths_;

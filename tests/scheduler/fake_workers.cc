@@ -76,7 +76,9 @@ bool FakeAttentionWorker::TakeFrom(const FakeAttentionWorker& giver, const proto
         !(source.shard.tokens == to.shard.tokens)) {
       Complain(message.sequence, "moves to a shard unlike its own");
     }
-    std::erase_if(to.blocks, [&](const auto& block) { return block.first * kSegmentTokens >= message.begin; });
+    std::erase_if(to.blocks, [&](const auto& block) {
+      return block.first * kSegmentTokens >= message.begin || block.first < FirstVisible(to.shard, message.end);
+    });
     for (const auto& [index, block] : source.blocks) {
       const Position begin = index * kSegmentTokens;
       if (begin < message.begin || begin >= message.end || index < FirstVisible(to.shard, message.end)) continue;
