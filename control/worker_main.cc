@@ -46,6 +46,10 @@ class Session {
     return failure_.ok() ? end : failure_;
   }
 
+  // After Run(): it could not do what it joined for. Whoever reached all he was told of and is fenced all the same,
+  // because he is stopped again and again, say, did not join in vain.
+  bool WasInVain() const { return !failure_.ok() || (!listed_.empty() && !reached_all_); }
+
  private:
   void Configure(const Configuration& configuration) {
     const auto blocks = node_->Configure(configuration);
@@ -95,6 +99,7 @@ class Session {
     listed_.clear();
     for (const Peer& peer : peers.peers) listed_.push_back(peer.node);
     unconnected_ = Unconnected();
+    reached_all_ = reached_all_ || unconnected_.empty();
     client_.ReportApplied({version_, unconnected_});
   }
 
@@ -109,6 +114,7 @@ class Session {
     std::vector<NodeId> unconnected = Unconnected();
     if (unconnected == unconnected_) return;
     unconnected_ = std::move(unconnected);
+    reached_all_ = reached_all_ || unconnected_.empty();
     client_.ReportApplied({version_, unconnected_});
   }
 
@@ -173,6 +179,7 @@ class Session {
   uint64_t version_ = 0;             // of the peers
   std::vector<NodeId> listed_;       // by the scheduler
   std::vector<NodeId> unconnected_;  // as last told
+  bool reached_all_ = false;         // at some time
   absl::Time next_look_ = absl::InfinitePast();
   bool configured_ = false;
   std::mutex mutex_;  // of what follows
@@ -260,7 +267,7 @@ absl::StatusOr<std::unique_ptr<MembershipClient>> WorkerMain::JoinPatiently(
   }
 }
 
-absl::Status WorkerMain::Serve(MembershipClient& client, transport::Connector& connector) {
+absl::Status WorkerMain::Serve(MembershipClient& client, transport::Connector& connector, bool& in_vain) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopping_) return absl::OkStatus();
@@ -268,7 +275,9 @@ absl::Status WorkerMain::Serve(MembershipClient& client, transport::Connector& c
   }
   LogInfo(options_.name, " is ", NameOf(options_.role), " worker ", client.membership().worker.value(), " of ",
           options_.scheduler);
-  const absl::Status end = Session(client, connector, make_node_(connector, client.membership()), options_.name).Run();
+  Session session(client, connector, make_node_(connector, client.membership()), options_.name);
+  const absl::Status end = session.Run();
+  in_vain = session.WasInVain();
   std::lock_guard<std::mutex> lock(mutex_);
   client_ = nullptr;
   return end;
@@ -296,16 +305,17 @@ absl::Status WorkerMain::Run() {
     if (absl::IsAborted(client.status())) return Drained();
     if (!client.ok()) return client.status();
     const absl::Time begun = SystemClock().Now();
-    const absl::Status end = Serve(**client, *connector);
+    bool in_vain = false;
+    const absl::Status end = Serve(**client, *connector, in_vain);
     if (stopping_) return absl::OkStatus();
     client->reset();
     if (absl::IsAborted(end) && end.message() == "drained") return Drained();
     if (!absl::IsUnavailable(end) && !absl::IsAborted(end)) return end;
     LogWarning(options_.name, ": ", std::string(end.message()), "; joining again");
     const absl::Time now = SystemClock().Now();
+    if (!in_vain || now - begun > kShortMembership) in_vain_since = now;
     if (now - begun > kShortMembership) {
       pause = kFirstPause;
-      in_vain_since = now;
       continue;
     }
     if (now - in_vain_since > options_.join_timeout) return end;

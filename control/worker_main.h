@@ -37,7 +37,8 @@ struct WorkerMainOptions {
   Capabilities capabilities;
   std::optional<ModelSummary> model;  // of a compute worker
   std::vector<TextFile> files;
-  absl::Duration join_timeout = absl::Seconds(30);  // how long a scheduler that cannot be reached is tried
+  // How long a scheduler that cannot be reached is tried, and one that lets this worker join but not serve.
+  absl::Duration join_timeout = absl::Seconds(30);
 };
 
 // A worker process: joins, serves, and joins anew as another incarnation whenever its membership ends, until it is
@@ -59,7 +60,7 @@ class WorkerMain {
  private:
   absl::StatusOr<std::unique_ptr<MembershipClient>> JoinOnce(std::unique_ptr<transport::Connector>& connector);
   absl::StatusOr<std::unique_ptr<MembershipClient>> JoinPatiently(std::unique_ptr<transport::Connector>& connector);
-  absl::Status Serve(MembershipClient& client, transport::Connector& connector);
+  absl::Status Serve(MembershipClient& client, transport::Connector& connector, bool& in_vain);
   void Pause(absl::Duration length);
   absl::Status Drained() const;
 

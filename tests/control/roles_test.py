@@ -201,6 +201,22 @@ class RolesTest(unittest.TestCase):
                 worker.send(signal.SIGCONT)
                 scheduler.wait_for(rf"a1 joins as attention worker (?!{number}:)")
 
+    def test_a_worker_that_is_stopped_again_and_again_joins_anew_for_longer_than_it_would_try_in_vain(self):
+        with self.scheduler("--lease-ms", "200") as scheduler:
+            address = scheduler.wait_for(r"^listening on (\S+)").group(1)
+            with self.worker(address, "a1", "--join-timeout", "1") as worker:
+                begun, seen = time.monotonic(), 0
+                for _ in range(6):
+                    number = scheduler.wait_for(r"a1 joins as attention worker (\d+)", after=seen).group(1)
+                    while " waiting " not in run("status", *self.control("worker", address)).stdout:
+                        pass
+                    seen = len(scheduler.lines)
+                    worker.send(signal.SIGSTOP)
+                    scheduler.wait_for(rf"worker {number} is out: silent", after=seen)
+                    worker.send(signal.SIGCONT)
+                self.assertGreater(time.monotonic() - begun, 2)
+                scheduler.wait_for(r"a1 joins as attention worker", after=seen)
+
     def test_a_worker_whose_dismissal_is_lost_when_it_is_drained_hears_of_it_when_it_joins_again(self):
         with self.scheduler("--lease-ms", "20000") as scheduler:
             address = scheduler.wait_for(r"^listening on (\S+)").group(1)
