@@ -17,6 +17,10 @@ def ip(*arguments, check=True):
     return subprocess.run(["ip", *arguments], capture_output=True, text=True, check=check)
 
 
+def tc(namespace, *arguments):
+    return subprocess.run(["tc", "-n", namespace, *arguments], capture_output=True, text=True, check=False)
+
+
 def why_not():
     """Empty if hosts can be made here."""
     name = f"dvt-probe{os.getpid()}"
@@ -101,6 +105,22 @@ class Network:
 
     def unmute(self, host, device, towards):
         ip("-n", self.names[host], "route", "del", "blackhole", f"{self.address(towards, device)}/32")
+
+
+    def squeeze(self, host, device, rate):
+        """Both ways of the cable carry `rate` (as tc spells it) from now on. False: this machine cannot do that."""
+        ends = ((self.names[0], f"{device}-{host}"), (self.names[host], device))
+        return all(tc(name, "qdisc", "replace", "dev", end, "root", "tbf", "rate", rate, "burst", "4kb", "latency",
+                      "100ms").returncode == 0 for name, end in ends)
+
+    def release(self, host, device):
+        """Mends squeeze(). How often something had to wait."""
+        waited = 0
+        for name, end in ((self.names[0], f"{device}-{host}"), (self.names[host], device)):
+            said = tc(name, "-s", "qdisc", "show", "dev", end).stdout
+            waited += sum(int(count) for count in re.findall(r"overlimits (\d+)", said))
+            tc(name, "qdisc", "del", "dev", end, "root")
+        return waited
 
 
 class OneHost:

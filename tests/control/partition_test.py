@@ -90,6 +90,19 @@ class PartitionTest(unittest.TestCase):
 
         self.undisturbed_by("far1", vanish, return_as_another)
 
+    def test_streams_over_a_squeezed_link_are_slow_and_the_same(self):
+        with processes.Load(self.cluster.url, REQUESTS) as load:
+            load.wait_for_pieces(5)
+            if not self.network.squeeze(1, "data0", "1mbit"):
+                self.network.release(1, "data0")
+                self.skipTest("no token bucket in this kernel (tc qdisc ... tbf)")
+            load.wait_for_pieces(320)  # each stream has ended twice, wherever its tokens are kept
+            waited = self.network.release(1, "data0")
+            load.wait_for_pieces(160)
+        self.assertEqual(load.problems, [])
+        self.assertGreater(waited, 100)
+        self.cluster.wait_until_nothing_is_held()
+
     def test_a_stopped_worker_is_fenced_and_joins_anew_by_itself_when_it_goes_on(self):
         far = self.cluster.roles["far2"]
         self.undisturbed_by("far2", lambda: far.send(signal.SIGSTOP), lambda: far.send(signal.SIGCONT))

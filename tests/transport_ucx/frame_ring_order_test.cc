@@ -165,7 +165,7 @@ TEST(FrameRingOrder, AnOwnerThatFallsAsleepAroundAPushSeesItOrIsWoken) {
 
 // Header words reach memory in any order, and the owner looks after each of them.
 TEST(FrameRingOrder, AHeaderThatIsReadyIsWholeInWhateverOrderItsWordsArrive) {
-  // A push ends with a fence, so that the owner looks from within it: stores leave before access `at` as far as `drained`.
+  // A push ends with a fence: the owner looks from within it, while stores leave one by one.
   for (uint32_t seed = 0; seed < 2000; ++seed) {
     std::mt19937 random(seed);
     Ends ends;
