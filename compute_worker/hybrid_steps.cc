@@ -277,6 +277,8 @@ absl::Status DenseExecutor::RunStep(const model::ExpertMlp& step, MicroBatch& ba
   route.rows = rows;
   route.experts = static_cast<int>(step.experts.size());
   route.chosen = step.chosen;
+  route.groups = step.groups;
+  route.chosen_groups = step.chosen_groups;
   route.expert = route_.data();
   route.weight = route_weight_.data();
   DT_RETURN_IF_ERROR(kernels::Route(context_, route));

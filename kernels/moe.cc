@@ -6,6 +6,33 @@
 namespace dovetail::kernels {
 namespace {
 
+// Marks the experts of all groups but the chosen ones.
+void TakeOtherGroups(const RouteArgs& args, const float* choice, bool* taken) {
+  const int size = args.experts / args.groups;
+  float scores[kMaxExperts / 2];
+  for (int g = 0; g < args.groups; ++g) {
+    float first = -INFINITY, second = -INFINITY;
+    for (int e = g * size; e < (g + 1) * size; ++e) {
+      if (choice[e] > first) {
+        second = first;
+        first = choice[e];
+      } else {
+        second = std::max(second, choice[e]);
+      }
+    }
+    scores[g] = first + second;
+    if (std::isnan(scores[g])) scores[g] = -INFINITY;
+  }
+  bool kept[kMaxExperts / 2] = {};
+  for (int s = 0; s < args.chosen_groups; ++s) {
+    int best = -1;
+    for (int g = 0; g < args.groups; ++g)
+      if (!kept[g] && (best < 0 || scores[g] > scores[best])) best = g;
+    kept[best] = true;
+  }
+  for (int e = 0; e < args.experts; ++e) taken[e] = !kept[e / size];
+}
+
 void RouteRow(const RouteArgs& args, int64_t row) {
   const float* logits = args.logits + row * args.experts;
   float scores[kMaxExperts], choice[kMaxExperts];
@@ -32,6 +59,7 @@ void RouteRow(const RouteArgs& args, int64_t row) {
   int32_t* expert = args.expert + row * args.chosen;
   float* weight = args.weight + row * args.chosen;
   bool taken[kMaxExperts] = {};
+  if (args.groups > 1) TakeOtherGroups(args, choice, taken);
   for (int s = 0; s < args.chosen; ++s) {
     int best = -1;
     for (int e = 0; e < args.experts; ++e)
@@ -57,6 +85,11 @@ absl::Status Route(const OpContext& context, const RouteArgs& args) {
   if (args.rows < 0 || args.experts < 1 || args.experts > kMaxExperts || args.chosen < 1 || args.chosen > args.experts)
     return InvalidArgument("router: ", args.chosen, " of ", args.experts, " experts for ", args.rows, " rows; at most ",
                            kMaxExperts, " experts are supported");
+  if (args.groups < 1 || args.experts % args.groups != 0 || (args.groups > 1 && args.experts / args.groups < 2) ||
+      args.chosen_groups < 1 || args.chosen_groups > args.groups ||
+      args.chosen > args.chosen_groups * (args.experts / args.groups))
+    return InvalidArgument("router: ", args.chosen, " experts from ", args.chosen_groups, " of ", args.groups,
+                           " groups of ", args.experts, " experts");
   if (args.rows == 0) return absl::OkStatus();
   if (args.logits == nullptr || args.expert == nullptr || args.weight == nullptr)
     return InvalidArgument("router: logits, expert or weight is null");

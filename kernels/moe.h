@@ -26,6 +26,9 @@ struct RouteArgs {
   int64_t rows = 0;
   int experts = 0;                  // 1..kMaxExperts
   int chosen = 0;                   // 1..experts
+  // Experts lie in groups of equal size, of at least 2 where there are several. A row chooses from the chosen_groups
+  // whose two best scores (with the bias) sum highest, of equals the lower; they must have enough. Source: DeepSeek-V3.
+  int groups = 1, chosen_groups = 1;
   int32_t* expert = nullptr;        // [rows][chosen], best first; of equals the lower number
   float* weight = nullptr;          // [rows][chosen]
 };

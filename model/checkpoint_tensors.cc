@@ -1,5 +1,7 @@
 #include "model/checkpoint_tensors.h"
 
+#include <charconv>
+
 #include "absl/strings/str_cat.h"
 
 namespace dovetail::model {
@@ -132,13 +134,23 @@ std::vector<TensorNeed> TensorsOf(const ModelConfig& config) {
   return needs;
 }
 
+// Qwen3.5's GGUF files hold the layers of multi-token prediction behind the others.
+static bool IsPredictedLayer(const ModelConfig& config, std::string_view name) {
+  if (config.architecture != Architecture::kQwen35 && config.architecture != Architecture::kQwen35Moe) return false;
+  if (!name.starts_with("blk.")) return false;
+  size_t layer = 0;
+  const std::string_view number = name.substr(4, name.find('.', 4) - 4);
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), layer);
+  return error == std::errc() && end == number.data() + number.size() && layer >= config.layers.size();
+}
+
 bool IsIgnoredTensor(const ModelConfig& config, std::string_view stored_name) {
   if (stored_name.ends_with(".rotary_emb.inv_freq")) return true;  // a buffer that old checkpoints saved
   if (config.tie_embeddings && stored_name == "lm_head.weight") return true;
   // Buffers that transformers saves with lightning attention; multi-token prediction.
   for (const char* buffer : {".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay"})
     if (stored_name.ends_with(buffer)) return true;
-  if (stored_name.starts_with("mtp.")) return true;
+  if (stored_name.starts_with("mtp.") || IsPredictedLayer(config, stored_name)) return true;
   return stored_name == "rope_freqs.weight" || stored_name == "rope_factors_long.weight" ||
          stored_name == "rope_factors_short.weight";
 }

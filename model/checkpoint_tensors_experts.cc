@@ -120,7 +120,8 @@ void AppendNemotron(HybridNeeds& needs) {
 void AppendListed(HybridNeeds& needs) {
   const ExpertConfig& e = *needs.config.experts;
   const Architecture family = needs.config.architecture;
-  const bool qwen = family == Architecture::kQwen3Moe || family == Architecture::kQwen3Next;
+  const bool qwen = family == Architecture::kQwen3Moe || family == Architecture::kQwen3Next ||
+                    family == Architecture::kQwen35Moe;
   const bool kimi = family == Architecture::kKimiLinear;
   const int64_t h = needs.config.hidden_size;
   const std::string moe = qwen ? "mlp." : "block_sparse_moe.";

@@ -163,7 +163,8 @@ void AppendState(HybridNeeds& needs) {
   switch (needs.config.architecture) {
     case Architecture::kMiniMax: return state.Lightning();
     case Architecture::kQwen3Next: return state.QwenNext();
-    case Architecture::kQwen35: return state.Qwen35();
+    case Architecture::kQwen35:
+    case Architecture::kQwen35Moe: return state.Qwen35();
     case Architecture::kOlmoHybrid: return state.Olmo();
     case Architecture::kKimiLinear: return state.Kda();
     case Architecture::kLfm2: return state.ShortConvolution();

@@ -191,6 +191,8 @@ std::string_view Name(Architecture architecture) {
       return "qwen3_next";
     case Architecture::kQwen35:
       return "qwen3_5_text";
+    case Architecture::kQwen35Moe:
+      return "qwen3_5_moe_text";
     case Architecture::kKimiLinear:
       return "kimi_linear";
     case Architecture::kMamba2:
@@ -211,6 +213,21 @@ std::string_view Name(Architecture architecture) {
       return "gpt_oss";
   }
   return "unknown";
+}
+
+absl::Status ValidateExpertGroups(const std::string& file, const ExpertConfig& e, const std::string& groups,
+                                  const std::string& chosen_groups) {
+  if (e.groups < 1 || e.experts % e.groups != 0 || (e.groups > 1 && e.experts / e.groups < 2))
+    return InvalidArgument(file, ": ", groups, " is ", e.groups, ", but ", e.experts,
+                           " experts cannot lie in so many equal groups of at least 2");
+  if (e.chosen_groups < 1 || e.chosen_groups > e.groups)
+    return InvalidArgument(file, ": ", chosen_groups, " is ", e.chosen_groups, "; it must be from 1 to ", groups, ", ",
+                           e.groups);
+  if (e.chosen > e.chosen_groups * (e.experts / e.groups))
+    return InvalidArgument(file, ": a token goes to ", e.chosen, " experts, but the groups that it looks at (",
+                           chosen_groups, " ", e.chosen_groups, " of ", groups, " ", e.groups, ") have ",
+                           e.chosen_groups * (e.experts / e.groups));
+  return absl::OkStatus();
 }
 
 absl::Status ValidateConfig(const std::string& file, const ModelConfig& config) {

@@ -18,7 +18,7 @@ class GgufFile;
 enum class Architecture {
   kLlama, kMistral, kSmolLm3, kQwen2, kQwen3, kPhi3, kGemma3,
   kMixtral, kQwen3Moe, kMiniMaxM2, kGptOss,  // experts
-  kMiniMax, kQwen3Next, kQwen35, kOlmoHybrid, kKimiLinear,  // linear states
+  kMiniMax, kQwen3Next, kQwen35, kQwen35Moe, kOlmoHybrid, kKimiLinear,  // linear states
   kMamba2, kBamba, kGraniteHybrid, kNemotronH, kFalconH1, kLfm2,
 };
 std::string_view Name(Architecture architecture);  // transformers' model_type: "llama", "gemma3_text", ...
@@ -86,6 +86,8 @@ struct LatentConfig {
 struct ExpertConfig {
   enum class Score { kSoftmax, kSigmoid, kSoftmaxOfChosen };
   int64_t experts = 0, chosen = 0;
+  // Experts lie in groups of equal size; only those of the groups whose two best experts score highest may be chosen.
+  int64_t groups = 1, chosen_groups = 1;
   int64_t intermediate = 0;
   int64_t shared_intermediate = 0;  // 0: no shared expert
   bool shared_gate = false;         // the shared expert is weighed by a sigmoid of its own
@@ -204,6 +206,9 @@ absl::StatusOr<ModelConfig> ConfigFromGguf(const GgufFile& gguf);
 
 // The checks both share: ranges and agreement. `file` is for error texts.
 absl::Status ValidateConfig(const std::string& file, const ModelConfig& config);
+// Whether the experts can lie in such groups; `groups` and `chosen_groups` are what the file calls their numbers.
+absl::Status ValidateExpertGroups(const std::string& file, const ExpertConfig& experts, const std::string& groups,
+                                  const std::string& chosen_groups);
 
 // A state that is a short convolution over the hidden size and nothing else. Its channels are spread over as many heads
 // as softmax has for keys, or a multiple of them: attention workers share states by heads.

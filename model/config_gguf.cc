@@ -27,6 +27,7 @@ constexpr Family kFamilies[] = {
     {"minimax-m2", Architecture::kMiniMaxM2},
     {"qwen3next", Architecture::kQwen3Next},
     {"qwen35", Architecture::kQwen35},
+    {"qwen35moe", Architecture::kQwen35Moe},
     {"kimi-linear", Architecture::kKimiLinear},
     {"granitehybrid", Architecture::kGraniteHybrid},  // Bamba, too
     {"falcon-h1", Architecture::kFalconH1},
@@ -122,7 +123,11 @@ class Reader {
     ModelConfig& c = config_;
     DT_ASSIGN_OR_RETURN(const int64_t layers, Required("block_count"));
     if (layers > 1024) return Bad("metadata key ", Key("block_count"), " is ", layers, "; at most 1024 are served");
-    c.layers.resize(static_cast<size_t>(layers));
+    // Layers of multi-token prediction are counted, too; they lie behind the others and are not served.
+    DT_ASSIGN_OR_RETURN(const auto predicted, gguf_.Int(Key("nextn_predict_layers")));
+    if (predicted.value_or(0) < 0 || predicted.value_or(0) >= layers)
+      return Bad("metadata key ", Key("nextn_predict_layers"), " is ", *predicted, " of ", layers, " layers");
+    c.layers.resize(static_cast<size_t>(layers - predicted.value_or(0)));
     DT_ASSIGN_OR_RETURN(c.hidden_size, Required("embedding_length"));
     DT_ASSIGN_OR_RETURN(c.max_positions, Required("context_length"));
     if (IsHybridGguf(c.architecture)) {

@@ -16,7 +16,7 @@ class HybridKeys {
       : gguf_(gguf), prefix_(prefix), c_(config) {}
 
   absl::Status Sizes() {
-    DT_ASSIGN_OR_RETURN(const std::vector<int64_t> mlp, PerLayer("feed_forward_length", 0));
+    DT_ASSIGN_OR_RETURN(const std::vector<int64_t> mlp, PerLayer("feed_forward_length", OnlyExperts() ? 1 : 0));
     DT_ASSIGN_OR_RETURN(const std::vector<int64_t> heads, PerLayer("attention.head_count", 0));
     DT_ASSIGN_OR_RETURN(const std::vector<int64_t> kv_heads, PerLayer("attention.head_count_kv", heads[0]));
     DT_ASSIGN_OR_RETURN(c_.intermediate_size, OneOf("feed_forward_length", mlp));
@@ -65,7 +65,8 @@ class HybridKeys {
         return Experts(experts, c_.intermediate_size);
       }
       case Architecture::kQwen3Next:
-      case Architecture::kQwen35: return GatedDelta();
+      case Architecture::kQwen35:
+      case Architecture::kQwen35Moe: return GatedDelta();
       case Architecture::kKimiLinear: return Kimi();
       case Architecture::kGraniteHybrid: return Granite();
       case Architecture::kFalconH1:
@@ -127,9 +128,13 @@ class HybridKeys {
     }
   }
 
+  // In every layer, so that no other MLP has a size.
+  bool OnlyExperts() const { return c_.architecture == Architecture::kQwen35Moe; }
+
   // Of Qwen's hybrids every so many layers attend; 0: the number of KV heads says which do.
   absl::StatusOr<int64_t> Interval() const {
-    if (c_.architecture != Architecture::kQwen3Next && c_.architecture != Architecture::kQwen35) return 0;
+    if (c_.architecture != Architecture::kQwen3Next && c_.architecture != Architecture::kQwen35 && !OnlyExperts())
+      return 0;
     DT_ASSIGN_OR_RETURN(const auto every, gguf_.Int(Key("full_attention_interval")));
     if (every.value_or(4) < 1 || every.value_or(4) > 1024)
       return Bad("full_attention_interval", absl::StrCat("is ", *every, "; it must be in [1, 1024]"));
@@ -168,9 +173,12 @@ class HybridKeys {
     DT_ASSIGN_OR_RETURN(experts.renormalise, Bool("expert_weights_norm", true));
     DT_ASSIGN_OR_RETURN(experts.scale, Factor("expert_weights_scale", 1));
     DT_ASSIGN_OR_RETURN(const auto groups, gguf_.Int(Key("expert_group_count")));
-    if (groups.value_or(1) > 1)
-      return Unimplemented(gguf_.name(), ": metadata key ", Key("expert_group_count"), " is ", *groups,
-                           ", which is not served");
+    if (groups.value_or(0) > 1) {
+      experts.groups = *groups;
+      DT_ASSIGN_OR_RETURN(experts.chosen_groups, Size("expert_group_used_count"));
+      DT_RETURN_IF_ERROR(ValidateExpertGroups(gguf_.name(), experts, Key("expert_group_count"),
+                                              Key("expert_group_used_count")));
+    }
     c_.experts = experts;
     for (size_t i = 0; i < c_.layers.size(); ++i) {
       LayerConfig& layer = c_.layers[i];
@@ -202,7 +210,7 @@ class HybridKeys {
     state.out_norm_eps = c_.norm_eps;
     c_.qk_norm = c_.gated_attention = true;  // norms hold 1 + w here
     c_.state = state;
-    if (c_.architecture != Architecture::kQwen3Next) return absl::OkStatus();
+    if (c_.architecture == Architecture::kQwen35) return absl::OkStatus();
     ExpertConfig experts;
     DT_ASSIGN_OR_RETURN(experts.shared_intermediate, Size("expert_shared_feed_forward_length"));
     experts.shared_gate = true;
@@ -349,6 +357,7 @@ bool IsHybridGguf(Architecture architecture) {
     case Architecture::kMiniMaxM2:
     case Architecture::kQwen3Next:
     case Architecture::kQwen35:
+    case Architecture::kQwen35Moe:
     case Architecture::kKimiLinear:
     case Architecture::kGraniteHybrid:
     case Architecture::kFalconH1: return true;
@@ -363,6 +372,7 @@ bool MayHaveExperts(Architecture architecture, const std::string& name) {
     case Architecture::kQwen3Moe:
     case Architecture::kMiniMaxM2:
     case Architecture::kQwen3Next:
+    case Architecture::kQwen35Moe:
     case Architecture::kKimiLinear:
     case Architecture::kGraniteHybrid: return true;
     default: return name == "nemotron_h_moe";

@@ -36,6 +36,7 @@ constexpr Family kFamilies[] = {
     {"minimax", Architecture::kMiniMax, false, 1e6, 1e-5, std::nullopt},
     {"qwen3_next", Architecture::kQwen3Next, false, 1e4, 1e-6, 256},
     {"qwen3_5_text", Architecture::kQwen35, false, 1e4, 1e-6, 256},
+    {"qwen3_5_moe_text", Architecture::kQwen35Moe, false, 1e4, 1e-6, 256},
     {"kimi_linear", Architecture::kKimiLinear, false, 1e4, 1e-6, std::nullopt},
     {"mamba2", Architecture::kMamba2, false, 1e4, 1e-5, std::nullopt},
     {"bamba", Architecture::kBamba, false, 1e4, 1e-5, std::nullopt},
@@ -159,6 +160,7 @@ absl::Status ReadBiases(const JsonFields& fields, ModelConfig& config) {
     case Architecture::kQwen3Moe:
     case Architecture::kQwen3Next:
     case Architecture::kQwen35:
+    case Architecture::kQwen35Moe:
     case Architecture::kBamba:
     case Architecture::kGraniteHybrid:
     case Architecture::kOlmoHybrid:
@@ -212,6 +214,7 @@ absl::StatusOr<std::optional<int64_t>> ReadWindow(const JsonFields& fields, cons
     case Architecture::kMiniMax:
     case Architecture::kQwen3Next:
     case Architecture::kQwen35:
+    case Architecture::kQwen35Moe:
     case Architecture::kKimiLinear:
     case Architecture::kMamba2:
     case Architecture::kBamba:

@@ -21,6 +21,8 @@ inline absl::StatusOr<int64_t> Size(const JsonFields& fields, const char* field,
 
 inline absl::StatusOr<float> Scale(const JsonFields& fields, const char* field, double missing) {
   DT_ASSIGN_OR_RETURN(const auto value, fields.Float(field));
+  if (value && !(*value >= -1e6 && *value <= 1e6))
+    return fields.Error(field, absl::StrCat("is ", *value, "; a factor must be finite, and at most 1e6"));
   return static_cast<float>(value.value_or(missing));
 }
 

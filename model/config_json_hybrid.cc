@@ -17,8 +17,9 @@ absl::Status ReadExperts(const JsonFields& fields, ExpertConfig& experts, const 
 
 absl::Status ReadSigmoidExperts(const JsonFields& fields, ExpertConfig& experts, const SigmoidExpertNames& names) {
   DT_RETURN_IF_ERROR(ReadExperts(fields, experts, names.count, "moe_intermediate_size"));
-  DT_ASSIGN_OR_RETURN(const int64_t groups, Size(fields, names.groups, 1));
-  if (groups != 1) return Unimplemented(fields.file(), ": ", names.groups, " ", groups, " is not served");
+  DT_ASSIGN_OR_RETURN(experts.groups, Size(fields, names.groups, 1));
+  DT_ASSIGN_OR_RETURN(experts.chosen_groups, Size(fields, "topk_group", 1));
+  DT_RETURN_IF_ERROR(ValidateExpertGroups(fields.file(), experts, names.groups, "topk_group"));
   experts.score = ExpertConfig::Score::kSigmoid;
   experts.selection_bias = true;
   DT_ASSIGN_OR_RETURN(experts.renormalise, Flag(fields, names.renormalise, true));
@@ -50,11 +51,12 @@ absl::Status ReadSparseLayers(const JsonFields& fields, ModelConfig& config) {
 
 absl::Status ReadQwenExperts(const JsonFields& fields, ModelConfig& config) {
   ExpertConfig experts;
-  const char* count = fields.Has("num_experts") ? "num_experts" : "num_local_experts";
+  const bool older = config.architecture == Architecture::kQwen3Moe && !fields.Has("num_experts");
+  const char* count = older ? "num_local_experts" : "num_experts";
   DT_RETURN_IF_ERROR(ReadExperts(fields, experts, count, "moe_intermediate_size"));
-  const bool next = config.architecture == Architecture::kQwen3Next;
-  DT_ASSIGN_OR_RETURN(experts.renormalise, Flag(fields, "norm_topk_prob", next));
-  if (next) {
+  const bool hybrid = config.architecture != Architecture::kQwen3Moe;
+  DT_ASSIGN_OR_RETURN(experts.renormalise, Flag(fields, "norm_topk_prob", hybrid));
+  if (hybrid) {
     DT_ASSIGN_OR_RETURN(experts.shared_intermediate, Size(fields, "shared_expert_intermediate_size", 512));
     experts.shared_gate = true;
   }
@@ -94,7 +96,7 @@ absl::Status ReadGatedDelta(const JsonFields& fields, ModelConfig& config) {
   state.out_norm_eps = config.norm_eps;
   config.qk_norm = config.gated_attention = config.norms_stored_minus_one = true;
   config.state = state;
-  return config.architecture == Architecture::kQwen3Next ? ReadQwenExperts(fields, config) : absl::OkStatus();
+  return config.architecture == Architecture::kQwen35 ? absl::OkStatus() : ReadQwenExperts(fields, config);
 }
 
 absl::Status ReadOlmo(const JsonFields& fields, ModelConfig& config) {
@@ -235,6 +237,7 @@ absl::Status ReadHybrid(const JsonFields& fields, ModelConfig& config) {
       return ReadMiniMax(fields, config);
     case Architecture::kQwen3Next:
     case Architecture::kQwen35:
+    case Architecture::kQwen35Moe:
       return ReadGatedDelta(fields, config);
     case Architecture::kKimiLinear:
       return ReadKimi(fields, config);

@@ -27,7 +27,8 @@ absl::Status ReadHybrid(const JsonFields& fields, ModelConfig& config);
 absl::Status ReadMambaHybrid(const JsonFields& fields, ModelConfig& config);
 
 absl::Status ReadExperts(const JsonFields& fields, ExpertConfig& experts, const char* count, const char* intermediate);
-// Of routers after DeepSeek-V3: sigmoids, a bias to choose by, one group. What their fields are called.
+// Of routers after DeepSeek-V3: sigmoids, a bias to choose by, groups of which some are looked at (topk_group). What
+// their fields are called.
 struct SigmoidExpertNames {
   const char* count;
   const char* groups;

@@ -227,16 +227,19 @@ absl::StatusOr<Json> CommonSpelling(const std::string& file, const Json& given) 
   const auto type_of = [](const Json& json) {
     return json.contains("model_type") && json["model_type"].is_string() ? json["model_type"].get<std::string>() : "";
   };
-  if (type_of(c) == "qwen3_5" && c.contains("text_config") && c["text_config"].is_object()) {
+  const std::string outer = type_of(c);
+  if ((outer == "qwen3_5" || outer == "qwen3_5_moe") && c.contains("text_config") && c["text_config"].is_object()) {
     c = given["text_config"];
     for (const char* field : {"tie_word_embeddings", "eos_token_id", "bos_token_id"})
       if (given.contains(field)) SetDefault(c, field, given[field]);
-    c["model_type"] = "qwen3_5_text";
+    c["model_type"] = outer + "_text";
     c["dovetail_tensor_prefix"] = "model.language_model.";
   }
   const std::string type = type_of(c);
   if (type == "minimax") DT_RETURN_IF_ERROR(SpellMiniMax(file, c));
-  if (type == "qwen3_next" || type == "qwen3_5_text") DT_RETURN_IF_ERROR(SpellQwen(file, c));
+  // Every layer has experts, and no other MLP has a size.
+  if (type == "qwen3_5_moe_text") c["intermediate_size"] = 1;
+  if (type == "qwen3_next" || type.starts_with("qwen3_5_")) DT_RETURN_IF_ERROR(SpellQwen(file, c));
   if (type == "kimi_linear") DT_RETURN_IF_ERROR(SpellKimi(file, c));
   if (type == "mamba2") SpellMamba2(c);
   if (type == "olmo_hybrid") SpellOlmo(given, c);
@@ -259,6 +262,7 @@ bool IsLinearLayer(Architecture architecture, std::string_view type) {
     case Architecture::kMiniMax:
     case Architecture::kQwen3Next:
     case Architecture::kQwen35:
+    case Architecture::kQwen35Moe:
     case Architecture::kOlmoHybrid:
     case Architecture::kKimiLinear:
       return type == "linear_attention";

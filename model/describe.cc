@@ -54,6 +54,8 @@ std::string LayersText(const ModelConfig& config) {
     if (layer.kind == LayerKind::kAttentionAndState) kind += " beside a linear state" + StateText(*config.state);
     if (layer.mlp == MlpKind::kExperts)
       absl::StrAppend(&kind, ", ", config.experts->chosen, " of ", config.experts->experts, " experts");
+    if (layer.mlp == MlpKind::kExperts && config.experts->groups > 1)
+      absl::StrAppend(&kind, " from ", config.experts->chosen_groups, " of ", config.experts->groups, " groups");
     ++kinds[kind];
   }
   const auto format = [](std::string* out, const std::pair<const std::string, int>& kind) {

@@ -46,6 +46,7 @@ bool IsPlaced(Architecture architecture) {
     case Architecture::kMiniMaxM2:
     case Architecture::kQwen3Next:
     case Architecture::kQwen35:
+    case Architecture::kQwen35Moe:
     case Architecture::kKimiLinear:
     case Architecture::kBamba:
     case Architecture::kGraniteHybrid:
@@ -78,6 +79,10 @@ class Placer {
   }
 
  private:
+  bool IsQwen35() const {
+    return c_.architecture == Architecture::kQwen35 || c_.architecture == Architecture::kQwen35Moe;
+  }
+
   StoredPlace At(const TensorNeed& need, const std::string& name, const RowPattern& pattern, int64_t rows) const {
     StoredPlace place;
     place.names = {gguf_ + name};
@@ -90,7 +95,7 @@ class Placer {
   }
 
   void PlaceNamed(TensorNeed& need, std::string_view base, std::string name, std::string_view ending) const {
-    const bool qwen = c_.architecture == Architecture::kQwen3Next || c_.architecture == Architecture::kQwen35;
+    const bool qwen = c_.architecture == Architecture::kQwen3Next || IsQwen35();
     if (base == "pre_mlp_norm" && qwen) name = "post_attention_norm";
     if (base == "pre_mlp_norm" && c_.architecture == Architecture::kFalconH1) Put(need, name);  // without .weight
     const bool kimi = c_.architecture == Architecture::kKimiLinear;
@@ -169,7 +174,7 @@ class Placer {
   // key head, so that key heads repeat as a whole: 0 1 2 0 1 2. They are taken in that order.
   bool PlaceDelta(TensorNeed& need, std::string_view name) const {
     const StateConfig& s = *c_.state;
-    const bool tiled = c_.architecture == Architecture::kQwen35;
+    const bool tiled = IsQwen35();
     const int64_t dk = s.key_dim, keys = s.key_width(), all = 2 * keys + s.value_width(), r = s.repeat();
     const RowPattern q{dk, dk, 0, tiled ? 1 : r, tiled ? s.key_heads : 0};
     RowPattern k = q;

@@ -13,7 +13,7 @@ struct Replacement {
   std::string_view from, to;
 };
 constexpr Replacement kPythonNumbers[] = {
-    {"-Infinity", "-1.7976931348623157e308"}, {"Infinity", "1.7976931348623157e308"}, {"NaN", "null"}};
+    {"-Infinity", "-1.7976931348623157e308"}, {"Infinity", "1.7976931348623157e308"}, {"NaN", "\"NaN\""}};
 
 // Replaces Python's non-JSON numbers outside strings and measures how deep the text nests, without recursion.
 absl::StatusOr<std::string> Normalise(const std::string& name, const std::string& text) {

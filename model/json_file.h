@@ -14,9 +14,9 @@ namespace dovetail::model {
 inline constexpr size_t kMaxJsonFileBytes = size_t{16} << 20;
 inline constexpr int kMaxJsonDepth = 32;
 
-// Parses JSON as Python writes it: Infinity and -Infinity become the largest finite double and NaN becomes null. `name`
-// is for error texts. Errors: kInvalidArgument for text that is too large, too deep or not JSON (with the byte at
-// fault).
+// Parses JSON as Python writes it: Infinity and -Infinity become the largest finite double, and NaN becomes the string
+// "NaN", which no field that wants a number takes for one. `name` is for error texts. Errors: kInvalidArgument for text
+// that is too large, too deep or not JSON (with the byte at fault).
 absl::StatusOr<nlohmann::json> ParseJson(const std::string& name, std::string text);
 
 // Reads and parses a file. Errors: ParseJson's and MappedFile's (kNotFound when it is not there).

@@ -117,6 +117,7 @@ struct ExpertMlp {
   bool renormalise = true;
   float route_scale = 1;
   int chosen = 1;
+  int groups = 1, chosen_groups = 1;  // as in ExpertConfig
   std::vector<Expert> experts;
   std::optional<Projection> latent_down, latent_up;  // experts read h latent_down; their sum goes through latent_up
   std::optional<Expert> shared;

@@ -223,6 +223,8 @@ class HybridReader {
     mlp.renormalise = e.renormalise;
     mlp.route_scale = e.scale;
     mlp.chosen = static_cast<int>(e.chosen);
+    mlp.groups = static_cast<int>(e.groups);
+    mlp.chosen_groups = static_cast<int>(e.chosen_groups);
     DT_ASSIGN_OR_RETURN(mlp.norm, loader_.ReadNorm(prefix_ + "pre_mlp_norm"));
     // Rounding the router's weights or inputs would send tokens to other experts.
     DT_ASSIGN_OR_RETURN(mlp.router, loader_.ReadProjection(prefix_ + "router", e.router_bias, WeightFormat::kF32));

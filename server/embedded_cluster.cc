@@ -36,11 +36,13 @@ absl::StatusOr<std::unique_ptr<EmbeddedCluster>> EmbeddedCluster::Create(const m
 
 namespace {
 
-// KV blocks of 64 tokens, over all attention ops.
-uint64_t BlocksPerSegment(const proto::AttentionTable& table) {
+// KV blocks of 64 tokens, over all attention ops, or over those with linear states.
+uint64_t BlocksPerSegment(const proto::AttentionTable& table, bool states_only = false) {
   uint64_t blocks = 0;
   for (int group = 0; group < table.group_count(); ++group) {
-    const proto::SoftmaxSpec& spec = table.softmax(LayerGroup(static_cast<uint16_t>(group)));
+    const LayerGroup id(static_cast<uint16_t>(group));
+    if (states_only && table.linear(id) == nullptr) continue;
+    const proto::SoftmaxSpec& spec = table.softmax(id);
     blocks += uint64_t(table.ops_in_group[group]) * spec.kv_heads * spec.blocks_per_head;
   }
   return blocks;
@@ -57,6 +59,19 @@ uint64_t DefaultKvCacheBytes(const proto::AttentionTable& table, const scheduler
   return std::min(most, std::max(room != 0 ? room : MachineBytes() / 4, least));
 }
 
+absl::Status CheckKvCacheBytes(const proto::AttentionTable& table, uint64_t bytes, int attention_workers,
+                               attention::KvStorage storage) {
+  const uint64_t block_bytes = attention::KvBlockBytes(table, storage);
+  const uint64_t set_bytes = BlocksPerSegment(table) * block_bytes;
+  const uint64_t state_bytes = BlocksPerSegment(table, /*states_only=*/true) * block_bytes;
+  if (bytes / set_bytes / attention_workers >= 2) return absl::OkStatus();
+  const std::string states =
+      state_bytes == 0 ? "" : absl::StrCat(", ", state_bytes, " of them for linear states (twice, at any length)");
+  return ResourceExhausted("--kv-cache-memory-bytes: ", bytes, " bytes over ", attention_workers,
+                           " attention workers hold less than 128 tokens; this model needs ", set_bytes,
+                           " bytes per 64 tokens and worker", states);
+}
+
 absl::Status EmbeddedCluster::SizeKvCache(const proto::AttentionTable& table) {
   const uint64_t block_bytes = attention::KvBlockBytes(table, options_.kv_storage);
   const uint64_t blocks_per_64_tokens = BlocksPerSegment(table);
@@ -68,10 +83,7 @@ absl::Status EmbeddedCluster::SizeKvCache(const proto::AttentionTable& table) {
                                 options_.kv_storage);
   }
   const uint64_t sets = bytes / set_bytes / options_.attention_workers;  // of each worker
-  if (sets < 2)
-    return ResourceExhausted("--kv-cache-memory-bytes: ", bytes, " bytes over ", options_.attention_workers,
-                             " attention workers hold less than 128 tokens; this model needs ", set_bytes,
-                             " bytes per 64 tokens and worker");
+  DT_RETURN_IF_ERROR(CheckKvCacheBytes(table, bytes, options_.attention_workers, options_.kv_storage));
   const uint64_t worker_blocks = sets * blocks_per_64_tokens;
   if (worker_blocks > UINT32_MAX) return InvalidArgument("--kv-cache-memory-bytes: ", bytes, " is more than a worker can index");
   kv_blocks_ = worker_blocks * options_.attention_workers;

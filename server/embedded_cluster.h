@@ -31,6 +31,11 @@ uint64_t DefaultKvCacheBytes(const proto::AttentionTable& table, const scheduler
                              int attention_workers, uint64_t room = 0,
                              attention::KvStorage storage = attention::KvStorage::kAsSent);
 
+// Whether so many bytes over so many workers hold a sequence. kResourceExhausted, naming the flag and what is needed of
+// K and V and of linear states, if not.
+absl::Status CheckKvCacheBytes(const proto::AttentionTable& table, uint64_t bytes, int attention_workers,
+                               attention::KvStorage storage = attention::KvStorage::kAsSent);
+
 struct EmbeddedClusterOptions {
   int attention_workers = 1;          // 1..kMaxAttentionWorkers
   uint64_t kv_cache_bytes = 0;        // over all attention workers; 0: what the options need at most, within a quarter of memory

@@ -73,6 +73,8 @@ absl::Status CudaHybrid::Route(size_t index, const float* x, const float* norm, 
   route.hidden = static_cast<int32_t>(hidden());
   route.experts = static_cast<int32_t>(step.experts.size());
   route.chosen = step.chosen;
+  route.groups = step.groups;
+  route.chosen_groups = step.chosen_groups;
   DT_RETURN_IF_ERROR(kernels::cuda::RouteExperts(stream_, route));
   kernels::cuda::PlaceLaunch place;
   place.expert = Ints(chosen_);

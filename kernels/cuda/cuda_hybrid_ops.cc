@@ -84,6 +84,11 @@ absl::Status RouteExperts(CudaStream& stream, const RouteLaunch& args) {
   if (args.experts > kMostCudaExperts || args.chosen > args.experts || args.hidden > kMostRouterHidden)
     return InvalidArgument("router on a GPU: ", args.chosen, " of ", args.experts, " experts over ", args.hidden,
                            " dimensions; at most ", kMostCudaExperts, " and ", kMostRouterHidden, " are supported");
+  if (args.groups < 1 || args.experts % args.groups != 0 || (args.groups > 1 && args.experts / args.groups < 2) ||
+      args.chosen_groups < 1 || args.chosen_groups > args.groups ||
+      args.chosen > args.chosen_groups * (args.experts / args.groups))
+    return InvalidArgument("router on a GPU: ", args.chosen, " experts from ", args.chosen_groups, " of ", args.groups,
+                           " groups of ", args.experts, " experts");
   if (args.rows == 0) return absl::OkStatus();
   if (!AllThere({args.x, args.norm, args.router, args.expert, args.weight})) return Null("router");
   return Enqueue(stream, stream.device().library()->route, args, "router");

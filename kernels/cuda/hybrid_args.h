@@ -85,6 +85,7 @@ struct RouteLaunch {
   RouteScore score = RouteScore::kSoftmax;
   int32_t renormalise = 1;
   int32_t rows = 0, hidden = 0, experts = 0, chosen = 0;
+  int32_t groups = 1, chosen_groups = 1;  // as in RouteArgs
 };
 
 // Rows of one expert that one thread block multiplies.

@@ -20,8 +20,47 @@ __device__ __forceinline__ float WarpMax(float x) {
   return x;
 }
 
-// One warp turns logits into scores and chooses; of equals the lower number.
-__device__ void Choose(const RouteLaunch& p, int64_t row, float* scores, float* choice) {
+// The best of a warp's candidates, of equals the lower number; a lane without one has `none`. All lanes return it.
+__device__ __forceinline__ int WarpBest(float best, int at, int none) {
+  for (int step = 16; step > 0; step /= 2) {
+    const float other = __shfl_xor_sync(~0u, best, step);
+    const int other_at = __shfl_xor_sync(~0u, at, step);
+    if (other_at < none && (at == none || other > best || (other == best && other_at < at)))
+      best = other, at = other_at;
+  }
+  return at;
+}
+
+// One warp marks the experts of all groups but the chosen ones as taken.
+__device__ void TakeOtherGroups(const RouteLaunch& p, float* groups, float* choice) {
+  const int lane = threadIdx.x % 32, size = p.experts / p.groups;
+  for (int g = lane; g < p.groups; g += 32) {
+    float first = -INFINITY, second = -INFINITY;
+    for (int e = g * size; e < (g + 1) * size; ++e) {
+      second = fmaxf(second, fminf(first, choice[e]));
+      first = fmaxf(first, choice[e]);
+    }
+    const float sum = first + second;
+    groups[g] = isnan(sum) ? -INFINITY : sum;
+  }
+  __syncwarp();
+  for (int s = 0; s < p.chosen_groups; ++s) {
+    float best = 0;
+    int at = kMostExperts;
+    for (int g = lane; g < p.groups; g += 32)
+      if (!isnan(groups[g]) && (at == kMostExperts || groups[g] > best)) best = groups[g], at = g;
+    at = WarpBest(best, at, kMostExperts);
+    __syncwarp();
+    if (lane == at % 32) groups[at] = NAN;  // chosen
+    __syncwarp();
+  }
+  for (int e = lane; e < p.experts; e += 32)
+    if (!isnan(groups[e / size])) choice[e] = NAN;
+  __syncwarp();
+}
+
+// One warp turns logits into scores and chooses; of equals the lower number. `groups` is memory for kMostExperts / 2.
+__device__ void Choose(const RouteLaunch& p, int64_t row, float* scores, float* choice, float* groups) {
   const int lane = threadIdx.x % 32;
   if (p.score == RouteScore::kSoftmax) {
     float largest = -INFINITY, sum = 0;
@@ -38,18 +77,14 @@ __device__ void Choose(const RouteLaunch& p, int64_t row, float* scores, float* 
     choice[e] = isnan(x) ? -INFINITY : x;
   }
   __syncwarp();
+  if (p.groups > 1) TakeOtherGroups(p, groups, choice);
   float total = 0, first = 0;
   for (int s = 0; s < p.chosen; ++s) {
     float best = 0;
     int at = kMostExperts;  // beyond all
     for (int e = lane; e < p.experts; e += 32)
       if (!isnan(choice[e]) && (at == kMostExperts || choice[e] > best)) best = choice[e], at = e;
-    for (int step = 16; step > 0; step /= 2) {
-      const float other = __shfl_xor_sync(~0u, best, step);
-      const int other_at = __shfl_xor_sync(~0u, at, step);
-      if (other_at < kMostExperts && (at == kMostExperts || other > best || (other == best && other_at < at)))
-        best = other, at = other_at;
-    }
+    at = WarpBest(best, at, kMostExperts);
     float weight = scores[at];
     if (s == 0) first = weight;
     if (p.score == RouteScore::kSoftmaxOfChosen) weight = expf(weight - first);
@@ -70,7 +105,7 @@ __device__ void Choose(const RouteLaunch& p, int64_t row, float* scores, float* 
 // A thread block a row.
 __global__ void __launch_bounds__(kRouteThreads) RouteKernel(const __grid_constant__ RouteLaunch p) {
   extern __shared__ float h[];
-  __shared__ float sums[kRouteWarps], scores[kMostExperts], choice[kMostExperts];
+  __shared__ float sums[kRouteWarps], scores[kMostExperts], choice[kMostExperts], groups[kMostExperts / 2];
   const int64_t row = blockIdx.x;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   float squares = 0;
@@ -93,7 +128,7 @@ __global__ void __launch_bounds__(kRouteThreads) RouteKernel(const __grid_consta
     if (lane == 0) scores[e] = sum + (p.bias != nullptr ? p.bias[e] : 0.0f);
   }
   __syncthreads();
-  if (warp == 0) Choose(p, row, scores, choice);
+  if (warp == 0) Choose(p, row, scores, choice, groups);
 }
 
 // One thread block: counts, offsets, places, tiles.

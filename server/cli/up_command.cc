@@ -75,14 +75,17 @@ class Up {
 
  private:
   absl::Status SizeKvCache() {
+    DT_ASSIGN_OR_RETURN(const auto checkpoint, OpenModel(flags_.engine));
+    DT_ASSIGN_OR_RETURN(const auto table,
+                        compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(flags_.engine),
+                                                  StateDtypeOf(flags_.engine)));
     if (flags_.engine.kv_cache_memory != "auto") {
       DT_ASSIGN_OR_RETURN(const uint64_t bytes, ParseBytes("--kv-cache-memory-bytes", flags_.engine.kv_cache_memory));
       kv_bytes_ = bytes / flags_.engine.attention_workers;
+      if (bytes > 0)
+        DT_RETURN_IF_ERROR(server::CheckKvCacheBytes(table, bytes, flags_.engine.attention_workers,
+                                                     KvStorageOf(flags_.engine.kv_cache_dtype)));
     } else {
-      DT_ASSIGN_OR_RETURN(const auto checkpoint, OpenModel(flags_.engine));
-      DT_ASSIGN_OR_RETURN(const auto table,
-                          compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(flags_.engine),
-                                                    StateDtypeOf(flags_.engine)));
       scheduler::SchedulerOptions options = SchedulerOptionsOf(flags_.engine);
       if (options.max_model_len == 0) options.max_model_len = static_cast<int>(checkpoint->config().max_positions);
       const int workers = flags_.engine.attention_workers;

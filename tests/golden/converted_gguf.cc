@@ -174,7 +174,8 @@ class Converter {
     const int64_t heads = Int("num_attention_heads");
     const auto blocks = config_.find("layers_block_type");
     const int64_t layers = blocks != config_.end() ? static_cast<int64_t>(blocks->size()) : Int("num_hidden_layers");
-    U32("block_count", layers);
+    U32("block_count", layers + (arch_ == "qwen35moe" ? 1 : 0));
+    if (arch_ == "qwen35moe") PredictedLayer(layers);
     U32("embedding_length", Int("hidden_size"));
     U32("context_length", Int("max_position_embeddings", Int("model_max_length")));
     F32("attention.layer_norm_rms_epsilon", Number("rms_norm_eps", Number("layer_norm_epsilon", 0)));
@@ -182,9 +183,9 @@ class Converter {
     if (arch_ != "nemotron_h_moe") U32("feed_forward_length", Int("intermediate_size"));
     if (config_.contains("rope_parameters"))
       F32("rope.freq_base", config_["rope_parameters"]["rope_theta"].get<double>());
-    if (Is({"llama", "qwen3moe", "minimax-m2", "qwen3next", "qwen35", "falcon-h1"}))
+    if (Is({"llama", "qwen3moe", "minimax-m2", "qwen3next", "qwen35", "qwen35moe", "falcon-h1"}))
       U32("attention.head_count_kv", Int("num_key_value_heads"));
-    if (Is({"qwen3moe", "minimax-m2", "qwen3next", "qwen35", "falcon-h1", "nemotron_h_moe"})) {
+    if (Is({"qwen3moe", "minimax-m2", "qwen3next", "qwen35", "qwen35moe", "falcon-h1", "nemotron_h_moe"})) {
       U32("attention.key_length", Int("head_dim"));
       U32("attention.value_length", Int("head_dim"));
     }
@@ -192,9 +193,17 @@ class Converter {
       U32("rope.dimension_count",
           static_cast<int64_t>(part * static_cast<double>(Int("head_dim", Int("hidden_size") / heads))));
     ExpertKeys();
-    if (Is({"qwen3next", "qwen35"})) GatedDeltaKeys();
+    if (Is({"qwen3next", "qwen35", "qwen35moe"})) GatedDeltaKeys();
     if (arch_ == "kimi-linear") KimiKeys(layers);
     if (Is({"granitehybrid", "falcon-h1", "nemotron_h_moe"})) MambaKeys(layers);
+  }
+  // Published files have a layer of multi-token prediction behind the others.
+  void PredictedLayer(int64_t layer) {
+    U32("nextn_predict_layers", 1);
+    const int64_t hidden = Int("hidden_size");
+    const std::string name = "blk." + std::to_string(layer) + ".nextn.";
+    Put(name + "eh_proj.weight", {{hidden, 2 * hidden}, std::vector<float>(2 * hidden * hidden, 0.5f)});
+    Put(name + "enorm.weight", {{hidden}, std::vector<float>(hidden, 1.0f)});
   }
   double RopeNumber(const char* key) const {
     return config_.contains("rope_parameters") ? config_["rope_parameters"].value(key, 1.0) : 1.0;
@@ -209,11 +218,13 @@ class Converter {
     if (Is({"minimax-m2"})) U32("expert_feed_forward_length", Int("intermediate_size"));
     if (Is({"minimax-m2", "kimi-linear"})) U32("expert_gating_func", 2);
     if (arch_ == "granitehybrid") U32("expert_shared_feed_forward_length", Int("shared_intermediate_size"));
-    if (arch_ == "qwen3next") U32("expert_shared_feed_forward_length", Int("shared_expert_intermediate_size"));
+    if (Is({"qwen3next", "qwen35moe"}))
+      U32("expert_shared_feed_forward_length", Int("shared_expert_intermediate_size"));
     if (arch_ == "nemotron_h_moe") {
       U32("expert_shared_feed_forward_length", Int("moe_shared_expert_intermediate_size"));
       U32("expert_shared_count", Int("n_shared_experts"));
       U32("expert_group_count", Int("n_group"));
+      U32("expert_group_used_count", Int("topk_group"));
       U32("moe_latent_size", Int("moe_latent_size"));
       file_.Bool(arch_ + ".expert_weights_norm", config_["norm_topk_prob"].get<bool>());
     }
@@ -283,7 +294,7 @@ class Converter {
   }
 
   void Whole(const std::string& name, Tensor tensor) {
-    const bool one_more = Is({"qwen3next", "qwen35"}) && name.ends_with("norm.weight") &&
+    const bool one_more = Is({"qwen3next", "qwen35", "qwen35moe"}) && name.ends_with("norm.weight") &&
                           !name.ends_with("linear_attn.norm.weight");
     if (one_more)
       for (float& value : tensor.values) value += 1;
@@ -336,7 +347,7 @@ class Converter {
     std::string gguf;
     for (const auto& [hf, own] : kLayerNames)
       if (base == hf) gguf = own;
-    if (base == "post_attention_layernorm" && Is({"qwen3next", "qwen35"})) gguf = "post_attention_norm";
+    if (base == "post_attention_layernorm" && Is({"qwen3next", "qwen35", "qwen35moe"})) gguf = "post_attention_norm";
     if (base == "pre_ff_layernorm" && arch_ == "falcon-h1") ending.clear();  // the mapping has the ending in its key
     if (gguf.empty()) gguf = State(base, tensor);
     if (base.ends_with("A_log"))
@@ -346,7 +357,7 @@ class Converter {
                                                    : std::vector<int64_t>{tensor.shape[0], tensor.shape[2]};
     if (Is({"llama", "granitehybrid"}) && (base == "self_attn.q_proj" || base == "self_attn.k_proj"))
       tensor = Interleaved(tensor, Int(base == "self_attn.q_proj" ? "num_attention_heads" : "num_key_value_heads"));
-    if (arch_ == "qwen35") Tile(base, tensor);
+    if (Is({"qwen35", "qwen35moe"})) Tile(base, tensor);
     Put(blk + gguf + ending, tensor);
   }
 

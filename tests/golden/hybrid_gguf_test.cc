@@ -108,7 +108,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Converted{"granitehybrid", "granite4_hybrid", "hybrid", 0},
                       Converted{"falcon-h1", "falcon_h1", "hybrid", 0},
                       Converted{"falcon-h1", "falcon_h1_multipliers", "ours", 2e-6},
-                      Converted{"nemotron_h_moe", "nemotron_h_latent", "ours", 0}),
+                      Converted{"nemotron_h_moe", "nemotron_h_latent", "ours", 0},
+                      Converted{"nemotron_h_moe", "nemotron_h_groups", "ours", 0},
+                      Converted{"qwen35moe", "qwen3_5_moe", "ours", 2e-6}),
     [](const auto& info) { return std::string(info.param.golden); });
 
 // Names and numbers in the bytes of a file, changed in place.
@@ -153,10 +155,31 @@ TEST(BadHybridGguf, IsNamedByKeyOrTensor) {
             "model.gguf: tensor blk.0.ffn_gate_inp.weight: its shape is [4, 32], but the config asks for [5, 32]");
   EXPECT_EQ(Damaged(nemotron).Set("nemotron_h_moe.ssm.inner_size", 63).Error(),
             "model.gguf: metadata key nemotron_h_moe.ssm.inner_size is 63, which 4 heads cannot share evenly");
-  EXPECT_EQ(Damaged(nemotron).Set("nemotron_h_moe.expert_group_count", 2).Error(),
-            "model.gguf: metadata key nemotron_h_moe.expert_group_count is 2, which is not served");
+  EXPECT_EQ(Damaged(nemotron).Set("nemotron_h_moe.expert_group_count", 4).Error(),
+            "model.gguf: nemotron_h_moe.expert_group_count is 4, but 4 experts cannot lie in so many equal groups of "
+            "at least 2");
   EXPECT_EQ(Damaged(nemotron).Set("nemotron_h_moe.moe_latent_size", 0).Error(),
             "model.gguf: metadata key nemotron_h_moe.moe_latent_size is 0; it must be positive");
+
+  const std::string groups = ConvertedGguf(ProjectData("goldens/nemotron_h_groups"), "nemotron_h_moe");
+  EXPECT_EQ(Damaged(groups).Set("nemotron_h_moe.expert_group_used_count", 5).Error(),
+            "model.gguf: nemotron_h_moe.expert_group_used_count is 5; it must be from 1 to "
+            "nemotron_h_moe.expert_group_count, 4");
+  EXPECT_EQ(Damaged(groups).Rename("expert_group_used_count", "expert_group_used_fount").Error(),
+            "model.gguf: metadata key nemotron_h_moe.expert_group_used_count is missing");
+
+  const std::string qwen = ConvertedGguf(ProjectData("goldens/qwen3_5_moe"), "qwen35moe");
+  EXPECT_EQ(Damaged(qwen).Rename("blk.0.ffn_gate_exps.weight", "blk.0.ffn_gate_expt.weight").Error(),
+            "model.gguf: tensor blk.0.ffn_gate_exps.weight or blk.0.ffn_gate_up_exps.weight is missing, which "
+            "qwen3_5_moe_text needs");
+  EXPECT_EQ(Damaged(qwen).Rename("moe.expert_feed_forward_length", "moe.expert_feed_forward_fength").Error(),
+            "model.gguf: metadata key qwen35moe.expert_feed_forward_length is missing");
+  EXPECT_EQ(Damaged(qwen).Set("qwen35moe.ssm.time_step_rank", 8).Error(),
+            "model.gguf: tensor blk.0.ssm_beta.weight: its shape is [4, 32], but the config asks for [8, 32]");
+  EXPECT_EQ(Damaged(qwen).Set("qwen35moe.nextn_predict_layers", 0).Error(),
+            "model.gguf: tensor blk.4.attn_norm.weight is missing, which qwen3_5_moe_text needs");
+  EXPECT_EQ(Damaged(qwen).Set("qwen35moe.nextn_predict_layers", 5).Error(),
+            "model.gguf: metadata key qwen35moe.nextn_predict_layers is 5 of 5 layers");
 
   const std::string falcon = ConvertedGguf(ProjectData("goldens/falcon_h1_multipliers"), "falcon-h1");
   EXPECT_EQ(Damaged(falcon).Set("falcon-h1.attention.head_count_kv", 0).Error(),

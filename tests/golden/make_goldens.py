@@ -39,6 +39,17 @@ MODELS = {
     "nemotron_h_latent": ("NemotronH", dict(
         NEMOTRON, layers_block_type=["moe", "linear_attention", "linear_attention", "full_attention"],
         moe_latent_size=16, use_bias=True, routed_scaling_factor=2.5, tie_word_embeddings=False)),
+    # Two of four groups of four experts are looked at.
+    "nemotron_h_groups": ("NemotronH", dict(
+        NEMOTRON, layers_block_type=["moe", "linear_attention", "full_attention", "moe"], n_routed_experts=16,
+        n_group=4, topk_group=2, num_experts_per_tok=3, routed_scaling_factor=1.5)),
+    # Two value heads for each key head, and experts: some routed, one shared and gated.
+    "qwen3_5_moe": ("Qwen3_5Moe", dict(
+        {k: v for k, v in BASE.items() if k != "intermediate_size"}, head_dim=16, num_hidden_layers=4,
+        linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=8,
+        linear_conv_kernel_dim=4, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=24,
+        shared_expert_intermediate_size=48, rope_parameters=rope(theta=1e4, partial_rotary_factor=0.25,
+                                                                 mrope_section=[1, 1, 0]))),
     "falcon_h1_multipliers": ("FalconH1", dict(FALCON, **FALCON_MULTIPLIERS)),
     "falcon_h1_norm": ("FalconH1", dict(FALCON, mamba_rms_norm=True, mamba_norm_before_gate=False,
                                         mamba_conv_bias=False)),
@@ -125,7 +136,8 @@ def make(name, out):
     from safetensors.torch import load_file, save_file
     family, kwargs = MODELS[name]
     torch.manual_seed(0)
-    config = getattr(transformers, family + "Config")(**kwargs)
+    config_of = getattr(transformers, family + "TextConfig", None) or getattr(transformers, family + "Config")
+    config = config_of(**kwargs)
     config._attn_implementation = "eager"
     model = getattr(transformers, family + "ForCausalLM")(config).to(torch.float32).eval()
     try:

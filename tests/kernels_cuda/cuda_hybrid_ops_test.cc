@@ -189,7 +189,8 @@ TEST_F(CudaHybridOpsTest, RoutersChooseAsTheCpuDoes) {
   for (const int experts : {4, 60, 256}) {
     for (const RouteScore score : {RouteScore::kSoftmax, RouteScore::kSigmoid, RouteScore::kSoftmaxOfChosen}) {
       for (const bool biased : {false, true}) {
-        const int rows = 9, hidden = 200, chosen = std::min(experts, 8);
+        const int groups = biased && experts != 60 ? 2 : experts == 60 ? 6 : 1, chosen_groups = (groups + 1) / 2;
+        const int rows = 9, hidden = 200, chosen = std::min(experts / groups * chosen_groups, 8);
         const std::vector<float> x = RandomFloats(rows * hidden, 1), norm = RandomFloats(hidden, 2, 0.5f, 1.5f);
         const std::vector<float> w = RandomFloats(experts * hidden, 3, -0.2f, 0.2f), bias = RandomFloats(experts, 4);
         std::vector<float> logits(rows * experts), weight(rows * chosen);
@@ -207,15 +208,16 @@ TEST_F(CudaHybridOpsTest, RoutersChooseAsTheCpuDoes) {
         const bool renormalise = experts != 60;
         ASSERT_TRUE(Route(cpu(), {.logits = logits.data(), .selection_bias = biased ? bias.data() : nullptr,
                                   .score = static_cast<RouterScore>(score), .renormalise = renormalise, .scale = 2.5f,
-                                  .rows = rows, .experts = experts, .chosen = chosen, .expert = expert.data(),
-                                  .weight = weight.data()}).ok());
+                                  .rows = rows, .experts = experts, .chosen = chosen, .groups = groups,
+                                  .chosen_groups = chosen_groups, .expert = expert.data(), .weight = weight.data()})
+                        .ok());
         const auto dx = Upload(x), dn = Upload(norm), dw = Upload(w), db = Upload(bias);
         const auto de = Empty(rows * chosen * 4), dweight = Empty(rows * chosen * 4);
         RouteLaunch args{.x = As<float>(dx), .norm = As<float>(dn), .router = As<float>(dw),
                          .bias = biased ? As<float>(db) : nullptr, .selection_bias = biased ? As<float>(db) : nullptr,
                          .expert = As<int32_t>(de), .weight = As<float>(dweight), .eps = 1e-6f, .scale = 2.5f,
                          .score = score, .renormalise = renormalise, .rows = rows, .hidden = hidden,
-                         .experts = experts, .chosen = chosen};
+                         .experts = experts, .chosen = chosen, .groups = groups, .chosen_groups = chosen_groups};
         ASSERT_TRUE(RouteExperts(stream(), args).ok());
         EXPECT_EQ(Download<int32_t>(*de), expert) << experts << " " << static_cast<int>(score);
         ExpectNear(Download<float>(*dweight), {weight.begin(), weight.end()}, 1e-4, 1e-6);

@@ -24,7 +24,8 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 const std::vector<std::string> kOurs = {"falcon_h1_multipliers", "falcon_h1_norm",    "gpt_oss_mxfp4",   "lfm2_bias",
-                                        "nemotron_h",            "nemotron_h_latent", "olmo_hybrid_nope"};
+                                        "nemotron_h",            "nemotron_h_latent", "olmo_hybrid_nope",
+                                        "nemotron_h_groups",     "qwen3_5_moe"};
 
 // A folder's tensors, to be changed and written again.
 class Folder {

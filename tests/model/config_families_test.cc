@@ -1,6 +1,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <limits>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -66,7 +67,6 @@ TEST(NemotronConfig, WhatIsWrongIsNamed) {
             "config.json: layers_block_type is missing, and so is hybrid_override_pattern");
   EXPECT_EQ(With(good, [](Json& c) { c["num_hidden_layers"] = 7; }),
             "config.json: layer_types has 4 entries, but num_hidden_layers is 7");
-  EXPECT_THAT(With(good, [](Json& c) { c["n_group"] = 2; }), HasSubstr("n_group 2 is not served"));
   EXPECT_THAT(With(good, [](Json& c) { c["mlp_hidden_act"] = "silu"; }), HasSubstr("mlp_hidden_act 'silu'"));
   EXPECT_EQ(With(good, [](Json& c) { c["moe_latent_size"] = 64; }),
             "config.json: the experts' latent size is 64; it must be at most the hidden size 32");
@@ -76,6 +76,50 @@ TEST(NemotronConfig, WhatIsWrongIsNamed) {
             "config.json: time_step_limit is from 2 to 1; it must ascend from 0 or more");
   EXPECT_EQ(With(good, [](Json& c) { c["time_step_limit"] = 3; }),
             "config.json: time_step_limit must be a list of two numbers");
+}
+
+TEST(NemotronConfig, GroupsOfExpertsAreReadAndMustFit) {
+  const Json good = Golden("nemotron_h_groups");
+  EXPECT_EQ(Read(good).experts->groups, 4);
+  EXPECT_EQ(Read(good).experts->chosen_groups, 2);
+  EXPECT_EQ(With(good, [](Json& c) { c["n_group"] = 5; }),
+            "config.json: n_group is 5, but 16 experts cannot lie in so many equal groups of at least 2");
+  EXPECT_EQ(With(good, [](Json& c) { c["n_group"] = 16; }),
+            "config.json: n_group is 16, but 16 experts cannot lie in so many equal groups of at least 2");
+  EXPECT_EQ(With(good, [](Json& c) { c["topk_group"] = 5; }),
+            "config.json: topk_group is 5; it must be from 1 to n_group, 4");
+  EXPECT_EQ(With(good, [](Json& c) { c["topk_group"] = 0; }),
+            "config.json: topk_group is 0; it must be positive");
+  EXPECT_EQ(With(good, [](Json& c) { c["num_experts_per_tok"] = 9; }),
+            "config.json: a token goes to 9 experts, but the groups that it looks at (topk_group 2 of n_group 4) have "
+            "8");
+  EXPECT_EQ(With(good, [](Json& c) { c.erase("n_group"); }),
+            "config.json: topk_group is 2; it must be from 1 to n_group, 1");
+}
+
+// What a multimodal checkpoint says of its text model, as published.
+TEST(QwenMoeConfig, ATextModelWithExpertsLiesInsideAMultimodalOne) {
+  const Json text = Golden("qwen3_5_moe");
+  Json outer = {{"model_type", "qwen3_5_moe"}, {"text_config", text}, {"tie_word_embeddings", true}};
+  outer["text_config"].erase("tie_word_embeddings");
+  const ModelConfig config = Read(outer), alone = Read(text);
+  EXPECT_EQ(config.architecture, Architecture::kQwen35Moe);
+  EXPECT_EQ(config.tensor_prefix, "model.language_model.");
+  EXPECT_EQ(alone.tensor_prefix, "model.");
+  EXPECT_TRUE(config.tie_embeddings);
+  EXPECT_EQ(config.layers, alone.layers);
+  for (const LayerConfig& layer : config.layers) EXPECT_EQ(layer.mlp, MlpKind::kExperts);
+  EXPECT_EQ(config.layers[3].kind, LayerKind::kFullAttention);
+  EXPECT_EQ(config.experts->experts, 8);
+  EXPECT_EQ(config.experts->chosen, 3);
+  EXPECT_EQ(config.experts->shared_intermediate, 48);
+  EXPECT_TRUE(config.experts->shared_gate);
+  EXPECT_TRUE(config.experts->renormalise);
+  EXPECT_EQ(With(text, [](Json& c) { c.erase("num_experts"); }), "config.json: num_experts is missing");
+  EXPECT_EQ(With(text, [](Json& c) { c.erase("moe_intermediate_size"); }),
+            "config.json: moe_intermediate_size is missing");
+  EXPECT_EQ(With(text, [](Json& c) { c["num_experts_per_tok"] = 9; }),
+            "config.json: a token goes to 9 of 8 experts; from 1 of at most 1024 is served");
 }
 
 TEST(FalconConfig, MultipliersBecomeFactorsOfWhatIsThereAnyway) {
@@ -105,6 +149,14 @@ TEST(FalconConfig, WhatIsWrongIsNamed) {
   EXPECT_EQ(With(good, [](Json& c) { c["mlp_multipliers"] = {0.0, 1.0}; }),
             "config.json: mlp_multipliers holds 0");
   EXPECT_EQ(With(good, [](Json& c) { c["mamba_d_head"] = "auto"; }), "accepted");
+}
+
+TEST(HybridConfigs, InfiniteFactorsAreNamedByTheirField) {
+  const double infinity = std::numeric_limits<double>::max();  // what Infinity in a file becomes
+  EXPECT_EQ(With(Golden("falcon_h1_multipliers"), [&](Json& c) { c["ssm_out_multiplier"] = infinity; }),
+            "config.json: ssm_out_multiplier is 1.79769e+308; a factor must be finite, and at most 1e6");
+  EXPECT_EQ(With(Golden("nemotron_h_groups"), [&](Json& c) { c["routed_scaling_factor"] = -infinity; }),
+            "config.json: routed_scaling_factor is -1.79769e+308; a factor must be finite, and at most 1e6");
 }
 
 TEST(OlmoConfig, ABaseThatIsNullMeansNoPositionEmbedding) {
@@ -206,7 +258,8 @@ void TryWrongFields(const Json& good) {
 }
 
 TEST(HybridConfigs, FieldsOfAnyTypeAndSizeAreRefusedAndNotBelieved) {
-  for (const char* name : {"nemotron_h_latent", "falcon_h1_norm", "olmo_hybrid_nope", "lfm2_bias", "gpt_oss_mxfp4"}) {
+  for (const char* name : {"nemotron_h_latent", "nemotron_h_groups", "qwen3_5_moe", "falcon_h1_norm",
+                           "olmo_hybrid_nope", "lfm2_bias", "gpt_oss_mxfp4"}) {
     SCOPED_TRACE(name);
     TryWrongFields(Golden(name));
   }

@@ -192,8 +192,8 @@ TEST(GgufConfig, YarnAndPartialRotation) {
 TEST(GgufConfigErrors, NameTheKey) {
   EXPECT_THAT(Model("rwkv7").Weights().Error(),
               HasSubstr("architecture 'rwkv7' is not served; served are llama, smollm3, qwen2, qwen3, phi3, gemma3, "
-                        "lfm2, mamba2, nemotron_h, gpt-oss, qwen3moe, minimax-m2, qwen3next, qwen35, kimi-linear, "
-                        "granitehybrid, falcon-h1, nemotron_h_moe"));
+                        "lfm2, mamba2, nemotron_h, gpt-oss, qwen3moe, minimax-m2, qwen3next, qwen35, qwen35moe, "
+                        "kimi-linear, granitehybrid, falcon-h1, nemotron_h_moe"));
   EXPECT_EQ(Model("qwen2").U32("expert_count", 8).Weights().Error(),
             "model.gguf: has 8 experts, which are not served in qwen2");
   EXPECT_EQ(Model("llama").U32("expert_count", 8).Weights().Error(),

@@ -234,8 +234,8 @@ TEST(ConfigErrors, NameTheFieldThatIsMissingOrOfTheWrongType) {
 TEST(ConfigErrors, SayWhatIsNotServed) {
   EXPECT_EQ(Error(Base("retnet")),
             "config.json: model_type 'retnet' is not served; served are llama, mistral, smollm3, qwen2, qwen3, phi3, "
-            "gemma3_text, mixtral, qwen3_moe, minimax_m2, minimax, qwen3_next, qwen3_5_text, kimi_linear, mamba2, "
-            "bamba, granitemoehybrid, nemotron_h, falcon_h1, olmo_hybrid, lfm2, gpt_oss");
+            "gemma3_text, mixtral, qwen3_moe, minimax_m2, minimax, qwen3_next, qwen3_5_text, qwen3_5_moe_text, "
+            "kimi_linear, mamba2, bamba, granitemoehybrid, nemotron_h, falcon_h1, olmo_hybrid, lfm2, gpt_oss");
   EXPECT_THAT(Error(With(Base("llama"), {{"hidden_act", "relu"}})), HasSubstr("hidden_act 'relu' is not served"));
   EXPECT_THAT(Error(With(Base("llama"), {{"quantization_config", {{"quant_method", "gptq"}}}})),
               HasSubstr("quantization_config is set, which is not served"));
@@ -289,8 +289,17 @@ TEST(JsonFile, ReadsPythonsNumbersButNotInsideStrings) {
   ASSERT_TRUE(json.ok()) << json.status();
   EXPECT_EQ((*json)["a"][1], std::numeric_limits<double>::max());
   EXPECT_EQ((*json)["a"][2], std::numeric_limits<double>::lowest());
-  EXPECT_TRUE((*json)["a"][3].is_null());
+  EXPECT_EQ((*json)["a"][3], "NaN");  // not null, which would mean that the field is not there
   EXPECT_EQ((*json)["b"], "Infinity \" NaN");
+}
+
+TEST(JsonFile, NotANumberIsNoValueOfAField) {
+  std::string text = Base("llama").dump();
+  const std::string eps = "\"rms_norm_eps\":";
+  text.replace(text.find(eps), eps.size(), eps + "NaN,\"unknown\":");
+  const auto json = ParseJson("config.json", text);
+  ASSERT_TRUE(json.ok()) << json.status();
+  EXPECT_EQ(Error(*json), "config.json: rms_norm_eps must be a number");
 }
 
 TEST(JsonFile, RefusesWhatIsNotJsonOrTooDeep) {

@@ -175,6 +175,23 @@ TEST_F(CliWithModel, EveryFailureToStartIsOneLineAndNotZero) {
   }
 }
 
+TEST(Cli, StatesLargerThanTheMemoryAreNamedBeforeAnythingStarts) {
+  const std::string model = dovetail::test::ProjectData("../../models/tales-hybrid").string();
+  for (const char* command : {"serve", "up", "run"}) {
+    std::vector<std::string> arguments = {command, model, "--kv-cache-memory-bytes", "300KiB"};
+    arguments.push_back(std::string(command) == "run" ? "hi" : "--port");
+    if (arguments.back() == "--port") arguments.push_back("0");
+    const CommandResult result = RunDovetail(arguments);
+    EXPECT_EQ(result.exit_code, 1) << command;
+    EXPECT_EQ(result.out, "") << command;
+    EXPECT_EQ(result.err,
+              "dovetail: --kv-cache-memory-bytes: 307200 bytes over 1 attention workers hold less than 128 tokens; "
+              "this model needs 917504 bytes per 64 tokens and worker, 884736 of them for linear states (twice, at any "
+              "length)\n")
+        << command;
+  }
+}
+
 TEST_F(CliWithModel, InspectPrintsWhatTheFileHoldsAndNeeds) {
   const CommandResult result = RunDovetail({"inspect", model_});
   EXPECT_EQ(result.exit_code, 0);
