@@ -113,9 +113,8 @@ struct ItemRows {
   }
 };
 
-// An item of few tokens, all in one block, is bound by the memory it reads: decays, S, and the tokens of its block.
-// What comes after S is listed in the order of its use, up to the next item's first rows of S, so that fetching never
-// waits for sums.
+// An item of few tokens, all in one block, is bound by the memory it reads: decays, S, and the tokens of its block. The
+// stream of each item goes on where that of the one before it stands, so that memory is read while tokens are summed.
 class DecodeFetch {
  public:
   static constexpr int kMaxTokens = 2;
@@ -125,40 +124,57 @@ class DecodeFetch {
            BlockOf(item.first_position) == BlockOf(item.first_position + item.rows - 1);
   }
 
-  // `next`: the rows of what comes then, or null.
-  void List(const Layout& layout, const LinearStateItem& item, const BlockRows& block, const ItemRows* next,
-            LinearTile& tile) {
-    count_ = 0;
-    const int tokens = static_cast<int>(item.first_position % Layout::kTokens);
-    for (const Layout::Section section : {Layout::kKeys, Layout::kRankKeys, Layout::kValues, Layout::kRankValues})
-      Add(layout, section, block, std::min(tokens, layout.rows(section)));
-    if (next != nullptr) ListNext(layout, *next);
-    tile.next = fetches_;
-    tile.next_count = count_;
+  // `next`: the rows of what comes then, or null. Good until the next call.
+  LinearStream* StreamOf(const Layout& layout, const ItemRows& item, const ItemRows* next) {
+    const int fetched = item.item == next_ ? FetchedOfNext() : 0;
+    stream_ = {};
+    const int tokens = static_cast<int>(item.item->first_position % Layout::kTokens);
+    const int state_rows = layout.rows(Layout::kState);
+    if (item.has_before) Add(layout, Layout::kState, *item.before, state_rows);
+    if (item.has_block)
+      for (const Layout::Section section : {Layout::kKeys, Layout::kRankKeys, Layout::kValues, Layout::kRankValues})
+        Add(layout, section, *item.block, std::min(tokens, layout.rows(section)));
+    if (item.has_before) Begin(fetched);
+    next_ = next != nullptr ? next->item : nullptr;
+    next_state_ = LinearStream::kMaxParts;
+    if (next == nullptr) return &stream_;
+    const int next_tokens = static_cast<int>(next->item->first_position % Layout::kTokens) + 1;
+    if (next->has_block)
+      Add(layout, Layout::kDecays, *next->block, std::min(layout.rows(Layout::kDecays), next_tokens));
+    if (!next->has_before) return &stream_;
+    next_state_ = stream_.count;
+    Add(layout, Layout::kState, *next->before, std::min(LinearStream::kMostAhead, state_rows));
+    return &stream_;
   }
 
  private:
   void Add(const Layout& layout, Layout::Section section, const BlockRows& block, int rows) {
-    for (int row = 0; row < rows; ++row)
-      fetches_[count_++] = {block.rows[section][row], static_cast<int>(layout.row_bytes(section))};
+    const int bytes = static_cast<int>(layout.row_bytes(section));
+    if (rows > 0) stream_.parts[stream_.count++] = {block.rows[section], rows, bytes};
   }
-  void ListNext(const Layout& layout, const ItemRows& next) {
-    const int tokens = static_cast<int>(next.item->first_position % Layout::kTokens) + 1;
-    if (next.has_block) Add(layout, Layout::kDecays, *next.block, std::min(layout.rows(Layout::kDecays), tokens));
-    if (next.has_before)
-      Add(layout, Layout::kState, *next.before, std::min(kLinearAhead, layout.rows(Layout::kState)));
+  // Past the rows of S that have been fetched; of a first item the first ones are fetched now.
+  void Begin(int fetched) {
+    const LinearFetch& state = stream_.parts[0];
+    for (; fetched < std::min(LinearStream::kAhead, state.count); ++fetched)
+      for (int line = 0; line < state.bytes; line += 64) __builtin_prefetch(state.rows[fetched] + line, 0, 2);
+    stream_.part = fetched < state.count ? 0 : 1;
+    stream_.row = fetched < state.count ? fetched : 0;
+  }
+  int FetchedOfNext() const {
+    if (stream_.part < next_state_ || next_state_ >= stream_.count) return 0;
+    return stream_.part > next_state_ ? stream_.parts[next_state_].count : stream_.row;
   }
 
-  LinearFetch fetches_[5 * Layout::kTokens + kLinearAhead];
-  int count_ = 0;
+  LinearStream stream_;
+  int next_state_ = LinearStream::kMaxParts;  // the part that is the next item's S
+  const LinearStateItem* next_ = nullptr;
 };
 
 // Block by block; what has no block of its own goes through two blocks of scratch, by turns. `rows` are the item's;
 // `next` those of what this thread will run then, or null.
 void RunItem(const LinearStateKernels& kernels, const LinearStateShape& shape, const Layout& layout, ItemRows& rows,
-             const ItemRows* next, std::byte* scratch) {
+             const ItemRows* next, DecodeFetch& fetch, std::byte* scratch) {
   const LinearStateItem& item = *rows.item;
-  DecodeFetch fetch;
   BlockRows *block = rows.block, *before = rows.before;
   const int64_t first_block = BlockOf(item.first_position);
   int64_t number = first_block;
@@ -174,7 +190,7 @@ void RunItem(const LinearStateKernels& kernels, const LinearStateShape& shape, c
       block->Fill(layout, &whole, layout.bytes());
     }
     LinearTile tile = TileOf(shape, *block, number > 0 ? before : nullptr);
-    if (DecodeFetch::Fits(item)) fetch.List(layout, item, *block, next, tile);
+    if (DecodeFetch::Fits(item)) tile.stream = fetch.StreamOf(layout, rows, next);
     for (int done = 0; done < count; done += kLinearTileRows) {
       tile.first = first + done;
       tile.rows = std::min(kLinearTileRows, count - done);
@@ -294,10 +310,11 @@ absl::Status LinearState(const OpContext& context, const LinearStateShape& shape
     if (any_scratch) before = std::count_if(items.begin(), items.begin() + begin, NeedsScratch);
     ItemRows rows[2];  // of this item and of the next, by turns
     rows[begin % 2].Fill(layout, items[begin]);
+    DecodeFetch fetch;
     for (int64_t i = begin; i < end; ++i) {
       ItemRows* next = i + 1 < end ? &rows[(i + 1) % 2] : nullptr;
       if (next != nullptr) next->Fill(layout, items[i + 1]);
-      RunItem(kernels, shape, layout, rows[i % 2], next, scratch.data() + before * per_item);
+      RunItem(kernels, shape, layout, rows[i % 2], next, fetch, scratch.data() + before * per_item);
       if (any_scratch && NeedsScratch(items[i])) ++before;
     }
   };

@@ -69,6 +69,11 @@ class Heads {
   void Run() {
     if (!LinearState(context_, shape_, items_, scratch_.bytes()).ok()) std::abort();
   }
+  void RunAt(int64_t position) {  // of items made for one row, in the same block
+    for (LinearStateItem& item : items_) item.first_position = position;
+    Run();
+  }
+  std::byte* piece(int head, int block) const { return pieces_[2 * head + block]; }
   void RunToken(int row) {  // of items made for one row
     for (LinearStateItem& item : items_) {
       item.first_position = row;
@@ -107,15 +112,79 @@ class Heads {
   std::vector<LinearStateItem> items_;
 };
 
-// 1,024 heads: 32 sequences of a layer of 32 heads, 64 MiB of states.
+// 32 sequences of a layer of 32 heads, 64 MiB of states.
+constexpr int kHeads = 1024;
+
 void Decode(benchmark::State& state) {
   const int family = static_cast<int>(state.range(0)), open = static_cast<int>(state.range(1));
-  Heads heads(family, 1024, 1, 640 + open, static_cast<int>(state.range(2)));
+  Heads heads(family, kHeads, 1, 640 + open, static_cast<int>(state.range(2)));
   for (auto _ : state) heads.Run();
   state.SetBytesProcessed(static_cast<int64_t>(static_cast<double>(state.iterations()) * heads.StepBytes(open)));
   state.SetLabel(kFamilies[family]);
 }
 BENCHMARK(Decode)->ArgsProduct({{0, 1, 2}, {0, 31, 63}, {1, 2}})->UseRealTime()->Unit(benchmark::kMillisecond);
+
+// A whole block of each head: 64 tokens one after the other, S written with the last. What a sequence costs on average.
+void DecodeBlock(benchmark::State& state) {
+  const int family = static_cast<int>(state.range(0));
+  Heads heads(family, kHeads, 1, 640, static_cast<int>(state.range(1)));
+  double bytes = 0;
+  for (int open = 0; open < 64; ++open) bytes += heads.StepBytes(open);
+  for (auto _ : state)
+    for (int open = 0; open < 64; ++open) heads.RunAt(640 + open);
+  state.SetBytesProcessed(static_cast<int64_t>(static_cast<double>(state.iterations()) * bytes));
+  state.SetLabel(kFamilies[family]);
+}
+BENCHMARK(DecodeBlock)->ArgsProduct({{0, 1, 2}, {1, 2}})->UseRealTime()->Unit(benchmark::kMillisecond);
+
+// Sums of what lies there, fetched into L2 8 KiB ahead, and towards the end the beginning of `next`.
+uint64_t ReadAll(const std::byte* from, size_t bytes, const std::byte* next) {
+  constexpr size_t kAhead = 8192, kStep = 256;
+  uint64_t sums[kStep / 8] = {};
+  for (size_t at = 0; at < bytes; at += kStep) {
+    const std::byte* const ahead = at + kAhead < bytes ? from + at + kAhead : next + (at + kAhead - bytes);
+    for (size_t line = 0; line < kStep; line += 64) __builtin_prefetch(ahead + line, 0, 2);
+    const auto* words = reinterpret_cast<const uint64_t*>(from + at);
+    for (size_t j = 0; j < kStep / 8; ++j) sums[j] += words[j];
+  }
+  uint64_t sum = 0;
+  for (const uint64_t part : sums) sum += part;
+  return sum;
+}
+
+// The limit of DecodeBlock: the same reads and writes of the same memory, without arithmetic. What a copy of as many
+// bytes reaches is no limit: it writes as much as it reads, which decode does not.
+void DecodeBlockTraffic(benchmark::State& state) {
+  const int family = static_cast<int>(state.range(0));
+  const Heads heads(family, kHeads, 1, 640, 1);
+  const size_t state_bytes = kDim * kDim * 4, row_bytes = kDim * 4, sections = family == 2 ? 3 : 2;
+  ThreadPool pool({.threads = static_cast<int>(state.range(1))});
+  constexpr int kTasks = kHeads / 16;
+  double bytes = 0;
+  for (int open = 0; open < 64; ++open) bytes += heads.StepBytes(open);
+  for (auto _ : state)
+    for (int open = 0; open < 64; ++open)
+      pool.Run(kTasks, [&](int task) {
+        uint64_t sum = 0;
+        for (int head = 16 * task; head < 16 * task + 16; ++head) {
+          std::byte* const block = heads.piece(head, 1);
+          std::byte* const rows = block + state_bytes;
+          const std::byte* const next = heads.piece(std::min(head + 1, kHeads - 1), 0);
+          const size_t section_bytes = 64 * row_bytes, open_bytes = open * row_bytes;
+          sum += ReadAll(heads.piece(head, 0), state_bytes, open > 0 ? rows : next);
+          for (size_t section = 0; section < sections; ++section) {
+            std::byte* const own = rows + section * section_bytes;
+            sum += ReadAll(own, open_bytes, section + 1 < sections ? own + section_bytes : next);
+            std::memset(own + open_bytes, open, row_bytes);
+          }
+          if (open == 63) std::memset(block, 1, state_bytes);
+        }
+        benchmark::DoNotOptimize(sum);
+      });
+  state.SetBytesProcessed(static_cast<int64_t>(static_cast<double>(state.iterations()) * bytes));
+  state.SetLabel(kFamilies[family]);
+}
+BENCHMARK(DecodeBlockTraffic)->ArgsProduct({{0, 1, 2}, {1, 2}})->UseRealTime()->Unit(benchmark::kMillisecond);
 
 void CopyLimit(benchmark::State& state) {
   const size_t bytes = size_t{64} << 20;

@@ -32,42 +32,41 @@ DT_INLINE void StoreState(std::byte* row, int at, F32x16 x) {
   Store(reinterpret_cast<float*>(row) + at, x);
 }
 
-// Of decode: S comes from memory, row after row, and what the tile lists as needed next comes with its last rows. Each
-// row of S fetches the one kLinearAhead rows on.
+// Fetches the rows of a stream, or nothing.
 class Ahead {
  public:
-  Ahead(const LinearTile& tile, int n)
-      : next_(tile.next), count_(tile.next_count), per_row_((count_ + kLinearAhead - 1) / kLinearAhead) {
-    if (n < kLinearAhead) per_row_ = (count_ + n - 1) / n;
+  explicit Ahead(LinearStream* stream) : stream_(stream) {}
+  __attribute__((always_inline)) void Fetch() {
+    if (stream_ != nullptr && stream_->part < stream_->count) FetchRow();
   }
-  __attribute__((always_inline)) void Fetch(const std::byte* const* state, int i, int n, int offset, int bytes,
-                                            bool last_columns) {
-    if (i + kLinearAhead < n) return FetchRow(state[i + kLinearAhead] + offset, bytes);
-    if (!last_columns) return;
-    for (const int until = count_ < done_ + per_row_ ? count_ : done_ + per_row_; done_ < until; ++done_)
-      FetchRow(next_[done_].at, next_[done_].bytes);
+  __attribute__((always_inline)) void Fetch(int rows) {
+    for (int i = 0; i < rows; ++i) Fetch();
   }
 
  private:
-  DT_INLINE void FetchRow(const std::byte* at, int bytes) {
-    for (int line = 0; line < bytes; line += 64)
-      _mm_prefetch(reinterpret_cast<const char*>(at) + line, _MM_HINT_T1);
+  __attribute__((always_inline)) void FetchRow() {
+    const LinearFetch& part = stream_->parts[stream_->part];
+    const auto* at = reinterpret_cast<const char*>(part.rows[stream_->row]);
+    for (int line = 0; line < part.bytes; line += 64) _mm_prefetch(at + line, _MM_HINT_T1);
+    if (++stream_->row < part.count) return;
+    stream_->row = 0;
+    ++stream_->part;
   }
 
-  const LinearFetch* next_;
-  int count_, per_row_, done_ = 0;
+  LinearStream* stream_;
 };
 
 // out[r] = S^T x[r] for R rows and C vectors of columns from `at` on.
 template <bool kBF16, int R, int C>
-DT_INLINE void StateTile(const std::byte* const* state, const float* const* x, int n, int at, bool last_columns,
+DT_INLINE void StateTile(const std::byte* const* state, const float* const* x, int n, int at, bool first_columns,
                          Ahead& ahead, float* const* out) {
   F32x16 sum[R][C];
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c) sum[r][c] = Zero();
   for (int i = 0; i < n; ++i) {
     F32x16 s[C];
-    if constexpr (R <= 2) ahead.Fetch(state, i, n, (kBF16 ? 2 : 4) * at, (kBF16 ? 32 : 64) * C, last_columns);
+    if constexpr (R <= 2)
+      if (first_columns) ahead.Fetch();
     for (int c = 0; c < C; ++c) s[c] = LoadState<kBF16>(state[i], at + c * kLanes);
     for (int r = 0; r < R; ++r) {
       const F32x16 factor = Set1(x[r][i]);
@@ -83,16 +82,16 @@ DT_INLINE void StateRows(const std::byte* const* state, const float* const* x, i
                          float* const* out) {
   int at = 0;
   for (; at + C * kLanes <= stride; at += C * kLanes)
-    StateTile<kBF16, R, C>(state, x, n, at, at + C * kLanes == stride, ahead, out);
+    StateTile<kBF16, R, C>(state, x, n, at, at == 0, ahead, out);
   for (; at < stride; at += kLanes)
-    StateTile<kBF16, R, 1>(state, x, n, at, at + kLanes == stride, ahead, out);
+    StateTile<kBF16, R, 1>(state, x, n, at, at == 0, ahead, out);
 }
 
 template <bool kBF16>
-static void StateProduct(const LinearTile& tile, const float* const* x, int rows, int stride, float* const* out) {
+static void StateProduct(const LinearTile& tile, const float* const* x, int rows, int stride, Ahead& ahead,
+                         float* const* out) {
   const std::byte* const* state = tile.state;
   const int n = tile.key_dim;
-  Ahead ahead(tile, n);
   int r = 0;
   for (; r + kTileR <= rows; r += kTileR) StateRows<kBF16, kTileR, kTileC>(state, x + r, n, stride, ahead, out + r);
   for (; r + 2 <= rows; r += 2) StateRows<kBF16, 2, kPairC>(state, x + r, n, stride, ahead, out + r);
@@ -101,26 +100,75 @@ static void StateProduct(const LinearTile& tile, const float* const* x, int rows
 
 // row += sum over j < count of coefficient[j] * values[j], j ascending.
 template <int C>
-DT_INLINE void AddValues(const float* coefficient, int count, std::byte* const* values, int at, float* row) {
+DT_INLINE void AddValues(const float* coefficient, int count, std::byte* const* values, int at, Ahead& ahead,
+                         float* row) {
   F32x16 sum[C];
   for (int c = 0; c < C; ++c) sum[c] = Load(row + at + c * kLanes);
   for (int j = 0; j < count; ++j) {
     const F32x16 factor = Set1(coefficient[j]);
+    ahead.Fetch();
     const float* value = RowOf(values, j) + at;
     for (int c = 0; c < C; ++c) sum[c] = Fma(factor, Load(value + c * kLanes), sum[c]);
   }
   for (int c = 0; c < C; ++c) Store(row + at + c * kLanes, sum[c]);
 }
-static void AddValues(const float* coefficient, int count, std::byte* const* values, int stride, float* row) {
+static void AddValues(const float* coefficient, int count, std::byte* const* values, int stride, Ahead ahead,
+                      float* row) {
   int at = 0;
-  for (; at + kWide * kLanes <= stride; at += kWide * kLanes) AddValues<kWide>(coefficient, count, values, at, row);
-  for (; at + 4 * kLanes <= stride; at += 4 * kLanes) AddValues<4>(coefficient, count, values, at, row);
-  for (; at < stride; at += kLanes) AddValues<1>(coefficient, count, values, at, row);
+  Ahead none(nullptr);
+  for (; at + kWide * kLanes <= stride; at += kWide * kLanes) {
+    AddValues<kWide>(coefficient, count, values, at, ahead, row);
+    ahead = none;
+  }
+  for (; at + 4 * kLanes <= stride; at += 4 * kLanes) {
+    AddValues<4>(coefficient, count, values, at, ahead, row);
+    ahead = none;
+  }
+  for (; at < stride; at += kLanes) AddValues<1>(coefficient, count, values, at, none, row);
+}
+
+// Two rows at once, each as above: values are read once.
+template <int C>
+DT_INLINE void AddBothValues(const float* a, const float* b, int count, std::byte* const* values, int at, Ahead& ahead,
+                             float* a_row, float* b_row) {
+  F32x16 a_sum[C], b_sum[C];
+  for (int c = 0; c < C; ++c) {
+    a_sum[c] = Load(a_row + at + c * kLanes);
+    b_sum[c] = Load(b_row + at + c * kLanes);
+  }
+  for (int j = 0; j < count; ++j) {
+    const F32x16 a_factor = Set1(a[j]), b_factor = Set1(b[j]);
+    ahead.Fetch();
+    const float* row = RowOf(values, j) + at;
+    for (int c = 0; c < C; ++c) {
+      const F32x16 value = Load(row + c * kLanes);
+      a_sum[c] = Fma(a_factor, value, a_sum[c]);
+      b_sum[c] = Fma(b_factor, value, b_sum[c]);
+    }
+  }
+  for (int c = 0; c < C; ++c) {
+    Store(a_row + at + c * kLanes, a_sum[c]);
+    Store(b_row + at + c * kLanes, b_sum[c]);
+  }
+}
+static void AddBothValues(const float* a, const float* b, int count, std::byte* const* values, int stride, Ahead ahead,
+                          float* a_row, float* b_row) {
+  Ahead none(nullptr);
+  for (int at = 0; at < stride;) {
+    Ahead& now = at == 0 ? ahead : none;
+    if (at + kPairC * kLanes <= stride) {
+      AddBothValues<kPairC>(a, b, count, values, at, now, a_row, b_row);
+      at += kPairC * kLanes;
+    } else {
+      AddBothValues<1>(a, b, count, values, at, now, a_row, b_row);
+      at += kLanes;
+    }
+  }
 }
 
 // dots[j] = <x, k_j> for j < count; x is padded as the keys are.
 template <int C>
-static void Dots(std::byte* const* keys, const float* x, int count, float* dots) {
+static void Dots(std::byte* const* keys, const float* x, int count, Ahead ahead, float* dots) {
   F32x16 value[C];
   for (int c = 0; c < C; ++c) value[c] = Load(x + c * kLanes);
   const auto product = [&](int j) {
@@ -131,6 +179,7 @@ static void Dots(std::byte* const* keys, const float* x, int count, float* dots)
   };
   int j = 0;
   for (; j + 4 <= count; j += 4) {
+    ahead.Fetch(4);
     const F32x16 a = product(j), b = product(j + 1), c = product(j + 2), d = product(j + 3);
     ReduceAdd4(a, b, c, d, dots + j);
   }
@@ -142,6 +191,54 @@ static DotsFunction SelectDots(int vectors) {
                                              Dots<7>,  Dots<8>,  Dots<9>,  Dots<10>, Dots<11>, Dots<12>,
                                              Dots<13>, Dots<14>, Dots<15>, Dots<16>};
   return kBySize[vectors - 1];
+}
+
+// The same of two rows at once: keys are read once. Null where there are too few registers for it.
+template <int C>
+static void BothDots(std::byte* const* keys, const float* a, const float* b, int count, Ahead ahead, float* a_dots,
+                     float* b_dots) {
+  F32x16 a_value[C], b_value[C];
+  for (int c = 0; c < C; ++c) {
+    a_value[c] = Load(a + c * kLanes);
+    b_value[c] = Load(b + c * kLanes);
+  }
+  const auto products = [&](int j, F32x16& a_sum, F32x16& b_sum) {
+    ahead.Fetch();
+    const float* key = RowOf(keys, j);
+    F32x16 part = Load(key);
+    a_sum = Mul(a_value[0], part);
+    b_sum = Mul(b_value[0], part);
+    for (int c = 1; c < C; ++c) {
+      part = Load(key + c * kLanes);
+      a_sum = Fma(a_value[c], part, a_sum);
+      b_sum = Fma(b_value[c], part, b_sum);
+    }
+  };
+  F32x16 a_first, b_first, a_second, b_second;
+  int j = 0;
+  for (; j + 2 <= count; j += 2) {
+    products(j, a_first, b_first);
+    products(j + 1, a_second, b_second);
+    alignas(16) float sums[4];
+    ReduceAdd4(a_first, a_second, b_first, b_second, sums);
+    a_dots[j] = sums[0], a_dots[j + 1] = sums[1];
+    b_dots[j] = sums[2], b_dots[j + 1] = sums[3];
+  }
+  if (j == count) return;
+  products(j, a_first, b_first);
+  a_dots[j] = ReduceAdd(a_first);
+  b_dots[j] = ReduceAdd(b_first);
+}
+using BothDotsFunction = decltype(&BothDots<1>);
+static BothDotsFunction SelectBothDots(int vectors) {
+#ifdef DT_ISA_AVX512
+  static constexpr BothDotsFunction kBySize[] = {BothDots<1>, BothDots<2>, BothDots<3>,  BothDots<4>,
+                                                 BothDots<5>, BothDots<6>, BothDots<7>,  BothDots<8>,
+                                                 BothDots<9>, BothDots<10>, BothDots<11>, BothDots<12>};
+  return vectors <= 12 ? kBySize[vectors - 1] : nullptr;
+#else
+  return nullptr;
+#endif
 }
 
 // fade[j] = w_{j+1} .. w_t for j <= t, multiplied from t downwards.
@@ -177,7 +274,7 @@ using FadingDotsFunction = decltype(&FadingDots<1>);
 // Of a delta rule, both at once: those of q from token t on, and those of k, faded by w_t first, from the one before.
 template <int C>
 static void BothFadingDots(const float* k, const float* q, std::byte* const* decays, int t, std::byte* const* keys,
-                           float* k_dots, float* q_dots, int n) {
+                           Ahead ahead, float* k_dots, float* q_dots, int n) {
   F32x16 faded_k[C], faded_q[C];
   F32x16 sum = Zero();
   for (int c = 0; c < C; ++c) {
@@ -187,6 +284,7 @@ static void BothFadingDots(const float* k, const float* q, std::byte* const* dec
   }
   q_dots[t] = ReduceAdd(sum);
   for (int j = t - 1; j >= 0; --j) {
+    ahead.Fetch();
     F32x16 sum_k = Zero(), sum_q = Zero();
     for (int c = 0; c < C; ++c) {
       const F32x16 decay = Load(RowOf(decays, j + 1) + c * kLanes), key = Load(RowOf(keys, j) + c * kLanes);
@@ -287,7 +385,7 @@ static void PrepareRows(const LinearTile& tile, LinearWork& work) {
   }
 }
 
-static void MeetState(const LinearTile& tile, LinearWork& work) {
+static void MeetState(const LinearTile& tile, Ahead& ahead, LinearWork& work) {
   const int stride = Padded(tile.value_dim);
   const float* x[2 * kRows];
   float* out[2 * kRows];
@@ -305,9 +403,9 @@ static void MeetState(const LinearTile& tile, LinearWork& work) {
     return;
   }
   if (tile.state_bf16) {
-    StateProduct<true>(tile, x, rows, stride, out);
+    StateProduct<true>(tile, x, rows, stride, ahead, out);
   } else {
-    StateProduct<false>(tile, x, rows, stride, out);
+    StateProduct<false>(tile, x, rows, stride, ahead, out);
   }
   if (tile.vector_decay) return;
   for (int r = 0; r < tile.rows; ++r)
@@ -320,13 +418,17 @@ static void MeetState(const LinearTile& tile, LinearWork& work) {
 
 static void Append(const LinearTile& tile) {
   LinearWork work;
+  Ahead ahead(tile.stream), none(nullptr);
   AppendEntries(tile);
+  ahead.Fetch(LinearStream::kBetween);
   PrepareRows(tile, work);
-  MeetState(tile, work);
+  ahead.Fetch(LinearStream::kBetween);
+  MeetState(tile, ahead, work);
   const int keys = tile.key_dim, stride = Padded(tile.value_dim);
   const FadingDotsFunction fading_dots = SelectFadingDots(Padded(keys) / kLanes);
   const DotsFunction plain_dots = SelectDots(Padded(keys) / kLanes);
   const BothFadingDotsFunction both_dots = SelectBothFadingDots(Padded(keys) / kLanes);
+  const BothDotsFunction both_plain_dots = SelectBothDots(Padded(keys) / kLanes);
   alignas(64) float dots[kTokens], query_dots[kTokens], rank_dots[kTokens], fade[kTokens];
   for (int r = 0; r < tile.rows; ++r) {
     const int t = tile.first + r;
@@ -335,29 +437,40 @@ static void Append(const LinearTile& tile) {
     if (!tile.vector_decay) Fade(RowOf(tile.decays, 0), t, fade);
     if (tile.delta) {
       if (tile.vector_decay) {
-        both_dots(k, q, tile.decays, t, tile.keys, dots, query_dots, keys);
+        both_dots(k, q, tile.decays, t, tile.keys, ahead, dots, query_dots, keys);
       } else {
-        plain_dots(tile.keys, work.recall[r], t, dots);
+        if (both_plain_dots != nullptr) {
+          both_plain_dots(tile.keys, work.recall[r], work.query[r], t, ahead, dots, query_dots);
+        } else {
+          plain_dots(tile.keys, work.recall[r], t, ahead, dots);
+          plain_dots(tile.keys, work.query[r], t, none, query_dots);
+        }
+        plain_dots(tile.keys + t, work.query[r], 1, none, query_dots + t);
         for (int j = 0; j < t; ++j) dots[j] *= fade[j];
+        for (int j = 0; j <= t; ++j) query_dots[j] *= fade[j];
       }
-      AddValues(dots, t, tile.values, stride, work.recalled[r]);
+      AddBothValues(dots, query_dots, t, tile.values, stride, ahead, work.recalled[r], work.output[r]);
       const F32x16 beta = Set1(tile.beta[r * tile.beta_step]);
       float* u = RowOf(tile.values, t);
       for (int i = 0; i < stride; i += kLanes) Store(u + i, Mul(beta, Sub(Load(u + i), Load(work.recalled[r] + i))));
+      AddValues(query_dots + t, 1, tile.values + t, stride, none, work.output[r]);
     } else if (tile.rank_one) {
       fading_dots(tile.c + r * tile.c_step, tile.decays, t - 1, tile.keys, dots, tile.rank_keys, rank_dots, keys);
-      AddValues(dots, t, tile.values, stride, work.recalled[r]);
-      AddValues(rank_dots, t, tile.rank_values, stride, work.recalled[r]);
+      AddValues(dots, t, tile.values, stride, none, work.recalled[r]);
+      AddValues(rank_dots, t, tile.rank_values, stride, none, work.recalled[r]);
       CopyPadded(work.recalled[r], stride, stride, RowOf(tile.rank_values, t));
     }
-    if (!tile.vector_decay) {
-      plain_dots(tile.keys, work.query[r], t + 1, query_dots);
-      for (int j = 0; j <= t; ++j) query_dots[j] *= fade[j];
-    } else if (!tile.delta) {
-      fading_dots(q, tile.decays, t, tile.keys, query_dots, tile.rank_one ? tile.rank_keys : nullptr, rank_dots, keys);
+    if (!tile.delta) {
+      if (!tile.vector_decay) {
+        plain_dots(tile.keys, work.query[r], t + 1, ahead, query_dots);
+        for (int j = 0; j <= t; ++j) query_dots[j] *= fade[j];
+      } else {
+        fading_dots(q, tile.decays, t, tile.keys, query_dots, tile.rank_one ? tile.rank_keys : nullptr, rank_dots,
+                    keys);
+      }
+      AddValues(query_dots, t + 1, tile.values, stride, ahead, work.output[r]);
+      if (tile.rank_one) AddValues(rank_dots, t + 1, tile.rank_values, stride, none, work.output[r]);
     }
-    AddValues(query_dots, t + 1, tile.values, stride, work.output[r]);
-    if (tile.rank_one) AddValues(rank_dots, t + 1, tile.rank_values, stride, work.output[r]);
     for (int i = 0; i < tile.value_dim; i += kLanes)
       StoreFirst(tile.o + r * tile.o_step + i, Load(work.output[r] + i), tile.value_dim - i);
   }

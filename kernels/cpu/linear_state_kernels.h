@@ -12,12 +12,23 @@ namespace dovetail::kernels {
 inline constexpr int kLinearTileRows = 16;
 inline constexpr int kLinearMaxDim = 256;
 inline constexpr int kLinearBlockTokens = 64;
-inline constexpr int kLinearAhead = 16;  // rows of S that are fetched before they are read, in decode
-
-// Memory to be fetched into the cache.
+// Rows that decode reads one after the other.
 struct LinearFetch {
-  const std::byte* at;
-  int bytes;
+  const std::byte* const* rows;
+  int count;
+  int bytes;  // of a row
+};
+
+// What decode will read, in its order, through the end of one head and into the next. For each row that is read the
+// next one is fetched, and kBetween more where nothing is read for a while.
+struct LinearStream {
+  static constexpr int kAhead = 24;    // rows that are fetched before the first is read
+  static constexpr int kMostAhead = 96;  // of the next head's S, once this head is done
+  static constexpr int kBetween = 4;
+  static constexpr int kMaxParts = 8;
+  LinearFetch parts[kMaxParts];
+  int count = 0;
+  int part = 0, row = 0;  // where the next one to be fetched is
 };
 
 struct LinearTile {
@@ -47,9 +58,8 @@ struct LinearTile {
   std::byte* const* rank_keys = nullptr;
   std::byte* const* rank_values = nullptr;
 
-  // What is needed after S: fetched while its last rows are read. For decode; may be empty.
-  const LinearFetch* next = nullptr;
-  int next_count = 0;
+  // For decode: what it and the next tile will read. Null: nothing is fetched before.
+  LinearStream* stream = nullptr;
 };
 
 struct LinearStateKernels {

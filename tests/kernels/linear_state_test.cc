@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <random>
+#include <tuple>
 
 #include "gtest/gtest.h"
 #include "kernels/affine_span.h"
@@ -112,6 +114,42 @@ TEST_P(LinearStateOf, PiecesOfAnySizeHoldTheSameState) {
   for (const size_t piece : {size_t{256}, size_t{1024}, size_t{4096 + 64}, size_t{10000 / 64 * 64}}) {
     StateMemory memory(stream.shape, piece);
     EXPECT_EQ(RunTokens(TestableIsas().back(), stream, memory, {70, 80}), expected) << piece;
+  }
+}
+
+// In one call decode fetches from head to head; some of these heads have no state yet, or a block that begins or ends.
+TEST_P(LinearStateOf, ManyHeadsOfOneCallGiveTheBitsOfEachAlone) {
+  for (const auto& [keys, values, type] : {std::tuple{32, 48, DType::kF32}, {128, 128, DType::kF32},
+                                           {40, 192, DType::kBF16}}) {
+    TokenStream stream(family(), keys, values, 300, 12);
+    stream.shape.state = type;
+    for (const Isa isa : TestableIsas()) {
+      StateMemory alone(stream.shape);
+      const std::vector<float> expected = RunTokens(isa, stream, alone, {300});
+      const int64_t positions[] = {0, 1, 63, 64, 65, 100, 126, 127, 128, 191, 200, 255, 256, 290};
+      constexpr int kRows[] = {1, 2, 1, 5, 1};
+      ThreadPool pool({.threads = 1});
+      const OpContext context{&pool, &SelectOps(isa)};
+      std::vector<std::unique_ptr<StateMemory>> memories;
+      std::vector<LinearStateItem> items;
+      std::vector<float> ignored(expected.size());
+      std::vector<std::vector<float>> out;
+      for (int head = 0; head < 28; ++head) {
+        const int64_t at = positions[head % std::size(positions)];
+        const int rows = kRows[head % std::size(kRows)];
+        memories.push_back(std::make_unique<StateMemory>(stream.shape));
+        if (at > 0) RunRows(isa, stream, *memories.back(), 0, static_cast<int>(at), ignored);
+        out.emplace_back(rows * values);
+        items.push_back(memories.back()->Attach(stream.Item(at, rows), at, out.back().data(), values));
+      }
+      std::vector<std::byte> scratch(LinearStateScratchBytes(stream.shape, items));
+      ASSERT_TRUE(LinearState(context, stream.shape, items, scratch).ok());
+      for (size_t head = 0; head < items.size(); ++head) {
+        const auto from = expected.begin() + items[head].first_position * values;
+        EXPECT_EQ(out[head], std::vector<float>(from, from + items[head].rows * values))
+            << keys << " x " << values << ", head " << head << " at " << items[head].first_position;
+      }
+    }
   }
 }
 
