@@ -2,6 +2,8 @@
 // in one CUDA graph, at several places of the block of 64 and where it ends; prefill: whole prompts in one call. Prints
 // medians of microseconds.
 //   state_cuda_bench [DEVICE]
+//   state_cuda_bench --ask [DEVICE]   answers lines like "decode kda 64" and "prefill gdn 1 4096" with microseconds, so
+//                                     that somebody else's kernels can be timed in turn (state_against_fla.py)
 
 #include <algorithm>
 #include <cstdio>
@@ -20,7 +22,8 @@ using namespace dovetail;
 using namespace dovetail::kernels;
 using namespace dovetail::kernels::cuda;
 
-constexpr int kHeads = 32, kDim = 128, kWarmUps = 4, kRuns = 21;
+constexpr int kHeads = 32, kDim = 128, kRuns = 21;
+constexpr double kWarmUpMs = 20;  // until the clocks are up
 
 #define MUST(expression)                                                             \
   do {                                                                               \
@@ -44,6 +47,7 @@ struct Family {
 };
 constexpr Family kFamilies[] = {
     {"lightning", DecayForm::kScalar, StateUpdate::kAdd, false},
+    {"simple", DecayForm::kScalar, StateUpdate::kAdd, true},
     {"gdn", DecayForm::kScalar, StateUpdate::kDelta, true},
     {"kda", DecayForm::kVector, StateUpdate::kDelta, true},
 };
@@ -79,12 +83,14 @@ class Bench {
   double Median(Work&& work) {
     auto begin = Value(device_.CreateEvent(true)), end = Value(device_.CreateEvent(true));
     std::vector<double> times;
-    for (int i = 0; i < kWarmUps + kRuns; ++i) {
+    for (double warm = 0; times.size() < kRuns;) {
       MUST(stream_->Record(begin));
       work();
       MUST(stream_->Record(end));
       MUST(end.Synchronize());
-      if (i >= kWarmUps) times.push_back(1e3 * Value(end.MillisecondsSince(begin)));
+      const double ms = Value(end.MillisecondsSince(begin));
+      if (warm >= kWarmUpMs) times.push_back(1e3 * ms);
+      warm += ms;
     }
     std::sort(times.begin(), times.end());
     return times[times.size() / 2];
@@ -126,8 +132,11 @@ class Bench {
     launch_.step = static_cast<int64_t>(block_bytes);
     const int64_t before = std::max<int64_t>(0, first / 64 - 1), last = (first + tokens - 1) / 64;
     const int64_t held = all_kept ? last - before + 1 : 1;
-    arena_.reset();
-    arena_ = Random(WireType::kBF16, batch * held * kHeads * block_bytes / 2, 0.01f);
+    const size_t arena_bytes = batch * held * kHeads * block_bytes;
+    if (arena_ == nullptr || arena_->size_bytes() != arena_bytes) {
+      arena_.reset();
+      arena_ = Random(WireType::kBF16, static_cast<int64_t>(arena_bytes / 2), 0.01f);
+    }
     const int64_t rows = int64_t{batch} * tokens * kHeads;
     query_ = Random(WireType::kBF16, rows * kDim, 0.15f);
     const int64_t vectors = rows * kDim * 2 * 2;
@@ -180,15 +189,24 @@ class Bench {
   std::unique_ptr<Buffer> arena_, query_, key_value_, out_, log_decay_, items_, table_, workspace_;
 };
 
+struct DecodeTimes {
+  std::vector<double> at;  // places in the block
+  double end = 0, mean = 0;
+};
+DecodeTimes TimeDecode(Bench& bench, const Family& family, int batch) {
+  DecodeTimes times;
+  for (const int t : {0, 8, 16, 24, 31, 39, 47, 55, 62}) times.at.push_back(bench.Decode(family, batch, t));
+  const double sum = std::accumulate(times.at.begin(), times.at.end(), 0.0);
+  times.end = bench.Decode(family, batch, 63);
+  times.mean = (63 * sum / static_cast<double>(times.at.size()) + times.end) / 64;
+  return times;
+}
+
 void MeasureDecode(Bench& bench) {
   std::printf("decode, us: mean over the block; at 0, 31 and 62 tokens; at its end\n");
   for (const int batch : {1, 4, 16, 64, 256}) {
     for (const Family& family : kFamilies) {
-      double sum = 0;
-      std::vector<double> at;
-      for (const int t : {0, 8, 16, 24, 31, 39, 47, 55, 62}) at.push_back(bench.Decode(family, batch, t));
-      sum = std::accumulate(at.begin(), at.end(), 0.0) / static_cast<double>(at.size());
-      const double end = bench.Decode(family, batch, 63), mean = (63 * sum + end) / 64;
+      const auto [at, end, mean] = TimeDecode(bench, family, batch);
       // What reading and writing S once would move, as peers do it.
       const double bytes = 2.0 * batch * kHeads * kDim * kDim * 4;
       std::printf("decode  %-9s B%4d %8.1f us  (%.1f %.1f %.1f; %.1f)  %.3f of copy, had S been written\n", family.name,
@@ -209,13 +227,42 @@ void MeasurePrefill(Bench& bench) {
   }
 }
 
+// Lines until the end of the input: an answer each.
+void Answer(Bench& bench) {
+  char line[128];
+  while (std::fgets(line, sizeof(line), stdin) != nullptr) {
+    char what[32] = "", name[32] = "";
+    int batch = 1, tokens = 1;
+    std::sscanf(line, "%31s %31s %d %d", what, name, &batch, &tokens);
+    const auto family = std::find_if(std::begin(kFamilies), std::end(kFamilies),
+                                     [&](const Family& f) { return std::strcmp(f.name, name) == 0; });
+    if (std::strcmp(what, "copy") == 0) {
+      bench.Copy();
+    } else if (family == std::end(kFamilies) || batch < 1 || tokens < 1) {
+      std::printf("unknown\n");
+    } else if (std::strcmp(what, "decode") == 0) {
+      const DecodeTimes times = TimeDecode(bench, *family, batch);
+      std::printf("%.2f %.2f %.2f %.2f %.2f\n", times.mean, times.at[0], times.at[4], times.at[8], times.end);
+    } else {
+      std::printf("%.2f\n", bench.Prefill(*family, batch, tokens));
+    }
+    std::fflush(stdout);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int index = argc > 1 ? std::atoi(argv[1]) : 0;
+  const bool ask = argc > 1 && std::strcmp(argv[1], "--ask") == 0;
+  const int index = argc > 1 + ask ? std::atoi(argv[1 + ask]) : 0;
   auto device = Value(CudaDevice::Create(Value(CudaLibrary::Open()), {.index = index}));
   std::printf("%s\n", device->info().name);
+  std::fflush(stdout);
   Bench bench(*device);
+  if (ask) {
+    Answer(bench);
+    return 0;
+  }
   bench.Copy();
   MeasureDecode(bench);
   StateLaunch wide;

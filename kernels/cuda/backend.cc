@@ -61,6 +61,7 @@ constexpr Backend kBackend = {
     .random = LaunchRandom,
     .sample = LaunchSample,
     .state_append = LaunchStateAppend,
+    .state_decode = LaunchStateDecode,
     .state_chunk_prepare = LaunchStateChunkPrepare,
     .state_chunks = LaunchStateChunks,
     .state_inputs = LaunchStateInputs,

@@ -14,7 +14,7 @@ namespace dovetail::kernels::cuda {
 // nothing of CUDA. Plain functions and structs, no exceptions, no C++ types of variable layout. `int` results are
 // cudaError_t (0: done) unless said otherwise; error_text explains them. Every function is thread-safe; those with a
 // stream only enqueue and never synchronise.
-inline constexpr uint32_t kBackendAbi = 4;
+inline constexpr uint32_t kBackendAbi = 5;
 
 struct DeviceInfo {
   char name[256];
@@ -108,6 +108,7 @@ struct Backend {
   int (*random)(const RandomLaunch* launch, void* stream);
   int (*sample)(const SampleLaunch* launch, void* stream);
   int (*state_append)(const StateLaunch* launch, void* stream);
+  int (*state_decode)(const StateLaunch* launch, void* stream);
   int (*state_chunk_prepare)(const StateLaunch* launch, void* stream);
   int (*state_chunks)(const StateLaunch* launch, void* stream);
   int (*state_inputs)(const StateInputsLaunch* launch, void* stream);

@@ -5,7 +5,8 @@
 namespace dovetail::kernels::cuda {
 namespace {
 
-constexpr int kChunkSharedBytes = 200 << 10;  // of a thread block of the chunked form
+constexpr int kChunkSharedBytes = 200 << 10;   // of a thread block of the chunked form
+constexpr int kDecodeSharedBytes = 227 << 10;  // of one of state_decode.cu
 
 absl::Status Check(const StateLaunch& args) {
   if (args.key_dim < 1 || args.key_dim > kStateMaxDim || args.value_dim < 1 || args.value_dim > kStateMaxDim)
@@ -31,10 +32,16 @@ absl::Status Check(const StateLaunch& args) {
 }
 
 int64_t ChunkBytes(const StateLaunch& args) {
-  return args.unit_count * StateChunkBytes(args.key_dim, args.value_dim);  // a chunk of each unit
+  return args.unit_count * StateChunkBytes(args);  // a chunk of each unit
 }
 int64_t CarryBytes(const StateLaunch& args) {
   return (args.unit_count * StateCarryBytes(args.key_dim, args.value_dim) + 255) / 256 * 256;
+}
+
+// Whether state_decode.cu has it: bulk copies, room for whole heads, rows that they can copy.
+bool RunsAtMemorySpeed(const CudaDevice& device, const StateLaunch& args) {
+  return device.info().major >= 9 && device.info().shared_bytes >= kDecodeSharedBytes &&
+         (args.key_dim == 64 || args.key_dim == 128) && args.value_dim % 32 == 0 && args.step % 16 == 0;
 }
 
 }  // namespace
@@ -61,8 +68,8 @@ absl::Status AppendStates(CudaStream& stream, const StateLaunch& args) {
   if (args.unit_count == 0) return absl::OkStatus();
   DT_RETURN_IF_ERROR(stream.UseDevice());
   const CudaDevice& device = stream.device();
-  return device.library().Check(device.library()->state_append(&args, stream.handle()),
-                                device.name() + ": linear state");
+  const auto append = RunsAtMemorySpeed(device, args) ? device.library()->state_decode : device.library()->state_append;
+  return device.library().Check(append(&args, stream.handle()), device.name() + ": linear state");
 }
 
 bool StatesRunInChunks(const CudaDevice& device, const StateLaunch& args) {

@@ -3,6 +3,7 @@
 #include "kernels/cuda/primitives.cuh"
 #include "kernels/cuda/state_launches.h"
 #include "kernels/cuda/state_rows.cuh"
+#include "kernels/cuda/warp_sums.cuh"
 
 // Tokens of a linear state one after the other: decode, verification, short chunks. A thread block has one head and a
 // slice of 32 value columns, which depend on no others: S of the slice lies in registers from its one read on, each
@@ -15,24 +16,6 @@ namespace {
 constexpr int kThreads = 128, kWarps = 4, kTokens = kStateTokens;
 constexpr int kWarpKeys = kTokens / kWarps;  // tokens whose keys a warp multiplies
 constexpr int kStage = 16;                   // tokens that are added to S at a time
-
-// v[i] summed over the lanes of a warp, for lanes with lane % N == i.
-template <int N, int kHalf = N / 2>
-__device__ __forceinline__ float TransposeSum(float (&v)[N]) {
-  if constexpr (kHalf > 0) {
-    const bool upper = (threadIdx.x & kHalf) != 0;
-#pragma unroll
-    for (int i = 0; i < kHalf; ++i) {
-      const float given = upper ? v[i] : v[i + kHalf], kept = upper ? v[i + kHalf] : v[i];
-      v[i] = kept + __shfl_xor_sync(~0u, given, kHalf);
-    }
-    return TransposeSum<N, kHalf / 2>(v);
-  } else {
-#pragma unroll
-    for (int step = N; step < 32; step *= 2) v[0] += __shfl_xor_sync(~0u, v[0], step);
-    return v[0];
-  }
-}
 
 __device__ __forceinline__ float Dot(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
 __device__ __forceinline__ void Add(float4& sum, float factor, float4 x) {

@@ -88,17 +88,27 @@ struct StateLaunch {
   float* carry = nullptr;          // [units][key_dim][value_dim], padded: S between calls
 };
 
-// Dimensions of the chunked form: keys up to 64 or 128, values in slices of 64.
-inline constexpr int kStateChunkSlice = 64;
+// Dimensions of the chunked form: keys up to 64 or 128, values in slices of 32.
+inline constexpr int kStateChunkSlice = 32;
 constexpr int StateChunkKeys(int key_dim) { return key_dim <= 64 ? 64 : 128; }
 constexpr int StateChunkValues(int value_dim) {
   return (value_dim + kStateChunkSlice - 1) / kStateChunkSlice * kStateChunkSlice;
 }
-// What one chunk of one head keeps between its two kernels: q, k and k faded to the block's ends; the weights of the
-// block's tokens among themselves; the inverse of the delta rule; v; decays and rates.
-constexpr int64_t StateChunkBytes(int key_dim, int value_dim) {
-  return int64_t{kStateTokens} * (3 * StateChunkKeys(key_dim) + 2 * kStateTokens + StateChunkValues(value_dim)) * 2 +
-         4 * StateChunkKeys(key_dim) + 4 * kStateTokens;
+// Whether products can take q, k and v as they come, so that no copies of them are made.
+constexpr bool StateChunksAreDirect(const StateLaunch& p) {
+  return p.wire == WireType::kBF16 && p.conv_width == 0 && !p.normalise && !p.vector_decay &&
+         p.key_dim == StateChunkKeys(p.key_dim) && p.value_dim % 8 == 0;
+}
+// Factors of a chunk's tokens, f32, where they are not in q and k: of o, of what is recalled, of keys.
+inline constexpr int kStateFactors = 3;
+// What one chunk of one head keeps between its two kernels: the weights of the block's tokens among themselves, the
+// inverse of the delta rule, factors, the block's decay of each channel; and, unless direct, q, k, k as it recalls, v.
+constexpr int64_t StateChunkBytes(const StateLaunch& p) {
+  const int64_t keys = StateChunkKeys(p.key_dim);
+  int64_t columns = kStateTokens + (p.delta ? kStateTokens : 0);
+  if (!StateChunksAreDirect(p))
+    columns += (p.vector_decay && p.delta ? 3 : 2) * keys + StateChunkValues(p.value_dim);
+  return 2 * kStateTokens * columns + 4 * (kStateFactors * kStateTokens + keys);
 }
 constexpr int64_t StateCarryBytes(int key_dim, int value_dim) {
   return int64_t{4} * StateChunkKeys(key_dim) * StateChunkValues(value_dim);

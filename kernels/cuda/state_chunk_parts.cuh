@@ -8,26 +8,32 @@ namespace dovetail::kernels::cuda {
 
 template <int kKeys>
 struct ChunkSpace {
-  __nv_bfloat16 *query, *recall, *keys;   // [64][kKeys]: q and k from, k to the block's ends
-  __nv_bfloat16 *weights, *inverse;       // [64][64]
-  __nv_bfloat16* values;                  // [64][value width]
-  float *total, *rate;                    // [kKeys], [64]
+  float* factors;  // [kStateFactors][64]: kFrom, kRecall, kTo
+  float* total;    // [kKeys]
+  __nv_bfloat16 *weights, *inverse;       // [64][64]; the latter of a delta rule
+  __nv_bfloat16 *query, *keys, *recall;   // [64][kKeys]; not direct; recall: vector decays with a delta rule
+  __nv_bfloat16* values;                  // [64][value width]; not direct
 
   __device__ ChunkSpace(const StateLaunch& p, int unit, int chunk) {
-    const int width = StateChunkValues(p.value_dim);
     std::byte* const base =
-        p.workspace + (static_cast<int64_t>(unit) * (p.chunk_end - p.chunk_begin) + chunk - p.chunk_begin) *
-                          StateChunkBytes(p.key_dim, p.value_dim);
-    query = reinterpret_cast<__nv_bfloat16*>(base);
-    recall = query + kStateTokens * kKeys;
-    keys = recall + kStateTokens * kKeys;
-    weights = keys + kStateTokens * kKeys;
+        p.workspace +
+        (static_cast<int64_t>(unit) * (p.chunk_end - p.chunk_begin) + chunk - p.chunk_begin) * StateChunkBytes(p);
+    factors = reinterpret_cast<float*>(base);
+    total = factors + kStateFactors * kStateTokens;
+    weights = reinterpret_cast<__nv_bfloat16*>(total + kKeys);
     inverse = weights + kStateTokens * kStateTokens;
-    values = inverse + kStateTokens * kStateTokens;
-    total = reinterpret_cast<float*>(values + kStateTokens * width);
-    rate = total + kKeys;
+    query = inverse + (p.delta ? kStateTokens * kStateTokens : 0);
+    keys = query + kStateTokens * kKeys;
+    recall = keys + kStateTokens * kKeys;
+    values = p.vector_decay && p.delta ? recall + kStateTokens * kKeys : recall;
   }
 };
+enum ChunkFactor { kFrom, kRecall, kTo };
+
+// Copies 16 bytes to shared memory, or zeros.
+__device__ __forceinline__ void CopyAsync(uint32_t to, const void* from, bool there = true) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
 
 __device__ __forceinline__ int ChunksOf(const StateItem& item) {
   const int64_t last = item.first_position + item.rows - 1;

@@ -1,5 +1,7 @@
+#include "kernels/cuda/state_chunk_inverse.cuh"
 #include "kernels/cuda/state_chunk_parts.cuh"
 #include "kernels/cuda/state_launches.h"
+#include "kernels/cuda/warp_sums.cuh"
 
 // The first kernel of the chunked form: all that does not depend on S, one thread block a chunk of 64 tokens and head.
 // Tokens of the block from before the item come from it, with their u in place of v and a row of the identity in the
@@ -8,28 +10,8 @@
 namespace dovetail::kernels::cuda {
 namespace {
 
-constexpr int kThreads = 128, kTokens = kStateTokens, kSystem = kTokens + 4;
-
-template <int N, int kHalf = N / 2>
-__device__ __forceinline__ float TransposeSum(float (&v)[N]) {
-  if constexpr (kHalf > 0) {
-    const bool upper = (threadIdx.x & kHalf) != 0;
-#pragma unroll
-    for (int i = 0; i < kHalf; ++i) {
-      const float given = upper ? v[i] : v[i + kHalf], kept = upper ? v[i + kHalf] : v[i];
-      v[i] = kept + __shfl_xor_sync(~0u, given, kHalf);
-    }
-    return TransposeSum<N, kHalf / 2>(v);
-  } else {
-    return v[0];
-  }
-}
-
-__device__ __forceinline__ float WarpSum(float x) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
-  return x;
-}
+constexpr int kThreads = 128, kTokens = kStateTokens;
+constexpr float kWidestRange = 160;  // of logarithms of decays, whose halves do not overflow
 
 template <int kKeys, bool kVector, bool kDelta>
 class Preparer {
@@ -41,8 +23,8 @@ class Preparer {
   struct Shared {
     alignas(16) __nv_bfloat16 q[kTokens * kRow];
     alignas(16) __nv_bfloat16 k[kTokens * kRow];
-    float decay[kVector ? kTokens * kDecay : kTokens];  // logarithms, then summed from the block's beginning
-    float system[kDelta ? kTokens * kSystem : 4];       // beta A, strictly below the diagonal
+    alignas(16) float decay[kVector ? kTokens * kDecay : kTokens];  // logarithms, summed from the block's beginning
+    alignas(16) float system[kDelta ? kTokens * kSystem : 4];       // beta A, strictly below the diagonal
     float rate[kTokens];
   };
 
@@ -52,33 +34,67 @@ class Preparer {
     block = BlockOf(p, item, head, number);
     first_row = static_cast<int>(number * kTokens - item.first_position);
     kept = block.kept();
+    if (direct) weight_scale = p.query_scale;
   }
 
   __device__ void Run() {
-    if (p.key_dim % 8 == 0 && p.value_dim % 8 == 0) {
+    const bool wide = p.key_dim % 8 == 0 && p.value_dim % 8 == 0;
+    if (direct && !kept) {
+      CopyHeads();
+    } else if (wide) {
       LoadHeads();
-      LoadWideValues();
-      for (int t = warp; t < kTokens; t += kThreads / 32) LoadGates(t, first_row + t, first_row + t < 0, IsNew(t));
-    } else {
-      for (int t = warp; t < kTokens; t += kThreads / 32) LoadToken(t);
     }
-    __syncthreads();
-    SumDecays();
-    __syncthreads();
-    StoreFaded();
+    if (threadIdx.x < kTokens) LoadRate(threadIdx.x);
     if constexpr (kVector) {
+      if (threadIdx.x < kKeys) LoadVectorDecays(threadIdx.x);
+    } else if (threadIdx.x < kTokens) {
+      LoadScalarDecay(threadIdx.x);
+    }
+    if (direct && !kept) {
+      asm volatile("cp.async.wait_all;" ::: "memory");
+      __syncthreads();
+    } else {
+      __syncthreads();
+      if (wide && !(direct && kDelta)) LoadWideValues();
+      for (int t = warp; !wide && t < kTokens; t += kThreads / 32) LoadToken(t);
+      __syncthreads();
+    }
+    if constexpr (!kVector) {
+      SumDecays();
+      __syncthreads();
+    }
+    StoreFactors();
+    if constexpr (kVector) {
+      StoreFaded();
       MultiplyBefore();
       MultiplyDiagonal();
     } else {
+      if (!direct) StoreHeads();
       Multiply();
     }
     if constexpr (!kDelta) return;
     __syncthreads();
-    if (threadIdx.x < kTokens) Invert();
+    BlockInverse(s.system).Run();
+    StoreInverse();
   }
 
  private:
   __device__ __forceinline__ bool IsNew(int t) const { return first_row + t >= 0 && first_row + t < item.rows; }
+
+  // q and k as they came, of tokens of the item or of its block.
+  __device__ __forceinline__ void CopyHeads() {
+    constexpr int kVectors = kKeys / 8;
+    const uint32_t q_at = SharedAddress(s.q), k_at = SharedAddress(s.k);
+#pragma unroll 4
+    for (int i = threadIdx.x; i < kTokens * kVectors; i += kThreads) {
+      const int t = i / kVectors, c = i % kVectors * 8, row = first_row + t;
+      const int64_t at = (static_cast<int64_t>(row) * item.heads + head) * kKeys + c;
+      const std::byte* const key =
+          row < 0 ? block.Row(p.layout.keys, t) + 2 * c : p.key_value + item.key_offset + 2 * at;
+      CopyAsync(q_at + 2 * (t * kRow + c), IsNew(t) ? p.query + item.query_offset + 2 * at : p.query, IsNew(t));
+      CopyAsync(k_at + 2 * (t * kRow + c), row < item.rows ? key : p.query, row < item.rows);
+    }
+  }
 
   // q and k, eight channels a thread; kVectors of them are a token's.
   __device__ __forceinline__ void LoadHeads() {
@@ -93,7 +109,7 @@ class Preparer {
         StateInput8(p, item, head, row, c, q, raw_q);
         StateInput8(p, item, head, row, p.key_dim + c, k, raw_k);
       }
-      float scale_q = p.query_scale, scale_k = 1;
+      float scale_q = direct ? 1.0f : p.query_scale, scale_k = 1;
       if (p.normalise) {
         float squares_q = 0, squares_k = 0;
 #pragma unroll
@@ -136,8 +152,15 @@ class Preparer {
         StoreWire8(WireType::kBF16, &bits, 0, v);
         if (p.conv_width > 0 && kept)
           *reinterpret_cast<uint4*>(block.Row(p.layout.history, t) + 2 * (2 * p.key_dim + c)) = raw;
+        if (!kDelta && row >= 0 && kept) {
+          uint4 u;
+#pragma unroll
+          for (int j = 0; j < 8; ++j) v[j] *= s.rate[t];
+          StoreWire8(WireType::kBF16, &u, 0, v);
+          *reinterpret_cast<uint4*>(block.Row(p.layout.values, t) + 2 * c) = u;
+        }
       }
-      *reinterpret_cast<uint4*>(space.values + t * width + c) = bits;
+      if (!direct) *reinterpret_cast<uint4*>(space.values + t * width + c) = bits;
     }
   }
 
@@ -164,7 +187,7 @@ class Preparer {
       StoreWire(p.wire, history, c, raw_q);
       StoreWire(p.wire, history, p.key_dim + c, raw_k);
     }
-    float scale_q = p.query_scale, scale_k = 1;
+    float scale_q = direct ? 1.0f : p.query_scale, scale_k = 1;
     if (p.normalise && fresh) {
       scale_q *= rsqrtf(WarpSum(squares_q) + 1e-6f);
       scale_k = rsqrtf(WarpSum(squares_k) + 1e-6f);
@@ -177,38 +200,53 @@ class Preparer {
       s.k[t * kRow + c] = key;
       if (fresh && key_row != nullptr && c < p.layout.key_stride) key_row[c] = key;
     }
-    LoadGates(t, row, old, fresh);
     LoadValue(t, row, old, fresh, history);
   }
 
-  __device__ __forceinline__ void LoadGates(int t, int row, bool old, bool fresh) {
-    const float* const gates = fresh && p.gates > 0 ? GatesOf(p, item, head, row) : nullptr;
-    if constexpr (kVector) {
-      auto* const decays = (fresh || old) && kept
-                               ? reinterpret_cast<__nv_bfloat16*>(block.Row(p.layout.decays, t))
-                               : nullptr;
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        const int c = lane + 32 * i;
-        float log = 0;
-        if (c < p.key_dim && old) log = __bfloat162float(decays[c]);
-        if (c < p.key_dim && fresh) log = RoundBF16(fmaxf(gates[c], kLowestLogDecay));
-        if (fresh && decays != nullptr && c < p.layout.key_stride) decays[c] = __float2bfloat16_rn(log);
-        s.decay[t * kDecay + c] = log;
-      }
-    } else if (lane == 0) {
-      auto* const decays = kept ? reinterpret_cast<float*>(block.Row(p.layout.decays, 0)) : nullptr;
-      float log = 0;
-      if (old) log = decays[t];
-      if (fresh) log = fmaxf(p.token_decay ? gates[0] : p.log_decay[item.first_head + head], kLowestLogDecay);
-      if (fresh && decays != nullptr) decays[t] = log;
-      s.decay[t] = log;
-    }
-    if (lane != 0) return;
-    float rate = old ? 1.0f : 0.0f;
-    if (fresh) rate = p.token_rate ? gates[p.token_decay ? (kVector ? p.key_dim : 1) : 0] : 1.0f;
+  __device__ __forceinline__ void LoadRate(int t) {
+    float rate = first_row + t < 0 ? 1.0f : 0.0f;
+    if (IsNew(t))
+      rate = p.token_rate ? GatesOf(p, item, head, first_row + t)[p.token_decay ? (kVector ? p.key_dim : 1) : 0] : 1.0f;
     s.rate[t] = rate;
-    space.rate[t] = rate;
+  }
+  __device__ __forceinline__ void LoadScalarDecay(int t) {
+    auto* const decays = kept ? reinterpret_cast<float*>(block.Row(p.layout.decays, 0)) : nullptr;
+    const int row = first_row + t;
+    float log = 0;
+    if (row < 0) log = decays[t];
+    if (IsNew(t))
+      log = fmaxf(p.token_decay ? GatesOf(p, item, head, row)[0] : p.log_decay[item.first_head + head],
+                  kLowestLogDecay);
+    if (IsNew(t) && kept) decays[t] = log;
+    s.decay[t] = log;
+  }
+  // A channel's, summed from the block's beginning.
+  __device__ __forceinline__ void LoadVectorDecays(int c) {
+    constexpr int kAtOnce = 16;
+    float sum = 0;
+#pragma unroll 1
+    for (int first = 0; first < kTokens; first += kAtOnce) {
+      float log[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int row = first_row + first + i;
+        log[i] = 0;
+        if (c >= p.key_dim) continue;
+        if (row < 0) {
+          log[i] = __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(block.Row(p.layout.decays, first + i))[c]);
+        } else if (row < item.rows) {
+          log[i] = RoundBF16(fmaxf(GatesOf(p, item, head, row)[c], kLowestLogDecay));
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (kept && IsNew(first + i) && c < p.layout.key_stride)
+          reinterpret_cast<__nv_bfloat16*>(block.Row(p.layout.decays, first + i))[c] = __float2bfloat16_rn(log[i]);
+        sum += log[i];
+        s.decay[(first + i) * kDecay + c] = sum;
+      }
+    }
+    space.total[c] = __expf(sum);
   }
 
   // v as it comes out of the convolution, or an old token's u.
@@ -222,58 +260,61 @@ class Preparer {
         float raw;
         v = StateInput(p, item, head, row, 2 * p.key_dim + c, raw);
         if (history != nullptr) StoreWire(p.wire, history, 2 * p.key_dim + c, raw);
+        if (!kDelta && kept)
+          reinterpret_cast<__nv_bfloat16*>(block.Row(p.layout.values, t))[c] =
+              __float2bfloat16_rn(RoundBF16(v) * s.rate[t]);
       }
       space.values[t * width + c] = __float2bfloat16_rn(v);
     }
   }
 
+  // Scalar decays, summed from the block's beginning.
   __device__ __forceinline__ void SumDecays() {
-    if constexpr (kVector) {
-      for (int c = threadIdx.x; c < kKeys; c += kThreads) {
-        float sum = 0;
-#pragma unroll 8
-        for (int t = 0; t < kTokens; ++t) {
-          sum += s.decay[t * kDecay + c];
-          s.decay[t * kDecay + c] = sum;
-        }
-        space.total[c] = __expf(sum);
-      }
-    } else {
-      if (warp == 0) {
-        float low = s.decay[lane], high = s.decay[lane + 32];
+    if (warp != 0) return;
+    float low = s.decay[lane], high = s.decay[lane + 32];
 #pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-          const float more_low = __shfl_up_sync(~0u, low, step), more_high = __shfl_up_sync(~0u, high, step);
-          if (lane >= step) low += more_low, high += more_high;
-        }
-        high += __shfl_sync(~0u, low, 31);
-        s.decay[lane] = low;
-        s.decay[lane + 32] = high;
-      }
-      __syncthreads();
-      for (int c = threadIdx.x; c < kKeys; c += kThreads) space.total[c] = __expf(s.decay[kTokens - 1]);
+    for (int step = 1; step < 32; step *= 2) {
+      const float more_low = __shfl_up_sync(~0u, low, step), more_high = __shfl_up_sync(~0u, high, step);
+      if (lane >= step) low += more_low, high += more_high;
+    }
+    high += __shfl_sync(~0u, low, 31);
+    s.decay[lane] = low;
+    s.decay[lane + 32] = high;
+  }
+  // With vector decays they are in q and k.
+  __device__ __forceinline__ void StoreFactors() {
+    const int t = threadIdx.x;
+    if constexpr (kVector) return;
+    if (t < kKeys) space.total[t] = __expf(s.decay[kTokens - 1]);
+    if (t >= kTokens) return;
+    const float sum = s.decay[t], from = __expf(sum);
+    space.factors[kFrom * kTokens + t] = from * weight_scale;
+    space.factors[kRecall * kTokens + t] = IsNew(t) ? from : 0.0f;  // what an old token recalled is in its u
+    space.factors[kTo * kTokens + t] = __expf(s.decay[kTokens - 1] - sum) * (kDelta ? 1.0f : s.rate[t]);
+  }
+  __device__ __forceinline__ void StoreHeads() {
+    for (int i = threadIdx.x; i < kTokens * kKeys / 8; i += kThreads) {
+      const int t = i / (kKeys / 8), c = i % (kKeys / 8) * 8;
+      *reinterpret_cast<uint4*>(space.query + t * kKeys + c) = *reinterpret_cast<const uint4*>(s.q + t * kRow + c);
+      *reinterpret_cast<uint4*>(space.keys + t * kKeys + c) = *reinterpret_cast<const uint4*>(s.k + t * kRow + c);
     }
   }
 
-  __device__ __forceinline__ float Sum(int t, int c) const { return kVector ? s.decay[t * kDecay + c] : s.decay[t]; }
+  __device__ __forceinline__ float Sum(int t, int c) const { return s.decay[t * kDecay + c]; }
 
   __device__ __forceinline__ void StoreFaded() {
     for (int i = threadIdx.x; i < kTokens * kKeys / 8; i += kThreads) {
       const int t = i / (kKeys / 8), c = i % (kKeys / 8) * 8;
       const bool recalls = IsNew(t);  // what an old token recalled is in its u
+      const float rate = kDelta ? 1.0f : s.rate[t];
       __align__(16) __nv_bfloat16 query[8], recall[8], keys[8];
-      float from = 0, to = 0;
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        if (kVector || j == 0) {
-          const float sum = Sum(t, c + j);
-          from = __expf(sum);
-          to = __expf(Sum(kTokens - 1, c + j) - sum);
-        }
+        const float sum = Sum(t, c + j), from = __expf(sum), to = __expf(Sum(kTokens - 1, c + j) - sum);
         const float k = __bfloat162float(s.k[t * kRow + c + j]);
         query[j] = __float2bfloat16_rn(__bfloat162float(s.q[t * kRow + c + j]) * from);
         recall[j] = __float2bfloat16_rn(recalls ? k * from : 0.0f);
-        keys[j] = __float2bfloat16_rn(k * to);
+        keys[j] = __float2bfloat16_rn(k * to * rate);
       }
       *reinterpret_cast<uint4*>(space.query + t * kKeys + c) = *reinterpret_cast<const uint4*>(query);
       if (kDelta) *reinterpret_cast<uint4*>(space.recall + t * kKeys + c) = *reinterpret_cast<const uint4*>(recall);
@@ -283,8 +324,9 @@ class Preparer {
 
   // What a token's q and k weigh two tokens j, j + 1 with.
   __device__ __forceinline__ void StorePair(int t, int j, float q0, float q1, float k0, float k1) {
+    const float w0 = weight_scale * (kDelta ? 1.0f : s.rate[j]), w1 = weight_scale * (kDelta ? 1.0f : s.rate[j + 1]);
     *reinterpret_cast<__nv_bfloat162*>(space.weights + t * kTokens + j) =
-        __floats2bfloat162_rn(j <= t ? q0 : 0.0f, j + 1 <= t ? q1 : 0.0f);
+        __floats2bfloat162_rn(j <= t ? w0 * q0 : 0.0f, j + 1 <= t ? w1 * q1 : 0.0f);
     if constexpr (!kDelta) return;
     const float rate = IsNew(t) ? s.rate[t] : 0.0f;
     s.system[t * kSystem + j] = j < t ? rate * k0 : 0.0f;
@@ -315,6 +357,7 @@ class Preparer {
     }
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
+      if (n > 2 * warp + 1) break;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int t = 16 * warp + lane / 4 + 8 * half, j = 8 * n + lane % 4 * 2;
@@ -368,7 +411,7 @@ class Preparer {
     }
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
-      if (8 * n >= first && 8 * n < first + 16) continue;  // the diagonal's
+      if (8 * n >= first) break;  // the diagonal's, and what is not read
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int m = n < 6 ? n : 0;
@@ -378,8 +421,55 @@ class Preparer {
     }
   }
 
-  // Within a warp's group of 16 tokens, decay by decay: no reference would serve all pairs. A lane has some channels.
+  // Within a warp's group of 16 tokens: both sides faded to the middle of their decays, unless that would overflow.
   __device__ __forceinline__ void MultiplyDiagonal() {
+    const int first = 16 * warp;
+    bool narrow = true;
+#pragma unroll
+    for (int n = 0; n < kOwn; ++n)
+      narrow = narrow && Sum(first, lane + 32 * n) - Sum(first + 15, lane + 32 * n) <= kWidestRange;
+    if (!__all_sync(~0u, narrow)) return MultiplyDiagonalOneByOne();
+    float by_q[2][4] = {}, by_k[2][4] = {};
+    const auto pair = [&](const __nv_bfloat16* x, int t, int c, const float2& fade) {
+      const float2 v = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(x + t * kRow + c));
+      return BF16Math::Pack(v.x * fade.x, v.y * fade.y);
+    };
+    const auto sums = [&](int t, int c) { return *reinterpret_cast<const float2*>(&s.decay[t * kDecay + c]); };
+#pragma unroll 1
+    for (int c = 0; c < kKeys; c += 16) {
+      uint32_t q[4], k[4], b[2][2];
+      float2 middle[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float2 x = sums(first, c + lane % 4 * 2 + 8 * h), y = sums(first + 15, c + lane % 4 * 2 + 8 * h);
+        middle[h] = {0.5f * (x.x + y.x), 0.5f * (x.y + y.y)};
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {  // rows lane / 4 and + 8; columns 2 (lane % 4) and + 8
+        const int t = first + lane / 4 + i % 2 * 8, column = c + lane % 4 * 2 + i / 2 * 8;
+        const float2 sum = sums(t, column);
+        const float2 up = {__expf(middle[i / 2].x - sum.x), __expf(middle[i / 2].y - sum.y)};
+        const float2 down = {__expf(sum.x - middle[i / 2].x), __expf(sum.y - middle[i / 2].y)};
+        q[i] = pair(s.q, t, column, down);
+        k[i] = pair(s.k, t, column, down);
+        b[i % 2][i / 2] = pair(s.k, t, column, up);
+      }
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        BF16Math::Mma(by_q[n], q, b[n][0], b[n][1]);
+        if constexpr (kDelta) BF16Math::Mma(by_k[n], k, b[n][0], b[n][1]);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        StorePair(first + lane / 4 + 8 * half, first + 8 * n + lane % 4 * 2, by_q[n][2 * half], by_q[n][2 * half + 1],
+                  by_k[n][2 * half], by_k[n][2 * half + 1]);
+  }
+
+  // The same decay by decay: no reference would serve all pairs. A lane has some channels.
+  __device__ __forceinline__ void MultiplyDiagonalOneByOne() {
     const int first = 16 * warp;
     float decay[16][kOwn];
 #pragma unroll
@@ -409,30 +499,25 @@ class Preparer {
       const float sum = TransposeSum(sums);  // of this lane's i, by q or by k
       const int i = lane % 16, t = first + i;
       if (lane < 16) {
-        space.weights[t * kTokens + first + j] = __float2bfloat16_rn(i >= j ? sum : 0.0f);
+        const float weight = kDelta ? 1.0f : s.rate[first + j];
+        space.weights[t * kTokens + first + j] = __float2bfloat16_rn(i >= j ? weight * sum : 0.0f);
       } else if (kDelta) {
         s.system[t * kSystem + first + j] = i > j && IsNew(t) ? s.rate[t] * sum : 0.0f;
       }
     }
   }
 
-  // A thread a column of (1 + system)^-1 diag(rate).
-  __device__ __forceinline__ void Invert() {
-    const int j = threadIdx.x;
-    float x[kTokens];
+  // (1 + system)^-1 diag(rate), but for blocks above the diagonal, which nobody reads.
+  __device__ __forceinline__ void StoreInverse() {
+    const BlockInverse inverse(s.system);
+    for (int i = threadIdx.x; i < kTokens * kTokens / 8; i += kThreads) {
+      const int row = i / (kTokens / 8), column = i % (kTokens / 8) * 8;
+      if (column / 16 > row / 16) continue;
+      const float* const from = inverse.Row(row, column);
+      float x[8];
 #pragma unroll
-    for (int i = 0; i < kTokens; ++i) {
-      float sum[4] = {0, 0, 0, 0};
-#pragma unroll
-      for (int m = 0; m < i; m += 4) {
-        const float4 row = *reinterpret_cast<const float4*>(&s.system[i * kSystem + m]);
-        sum[0] += row.x * x[m];
-        if (m + 1 < i) sum[1] += row.y * x[m + 1];
-        if (m + 2 < i) sum[2] += row.z * x[m + 2];
-        if (m + 3 < i) sum[3] += row.w * x[m + 3];
-      }
-      x[i] = (i == j ? 1.0f : 0.0f) - ((sum[0] + sum[1]) + (sum[2] + sum[3]));
-      space.inverse[i * kTokens + j] = __float2bfloat16_rn(x[i] * s.rate[j]);
+      for (int j = 0; j < 8; ++j) x[j] = from[j] * s.rate[column + j];
+      StoreWire8(WireType::kBF16, space.inverse, row * kTokens + column, x);
     }
   }
 
@@ -442,8 +527,10 @@ class Preparer {
   const int head;
   const ChunkSpace<kKeys> space;
   StateBlock block;
-  bool kept;      // the block is
-  int first_row;  // of the item: that of the block's first token, negative with old tokens
+  const bool direct = StateChunksAreDirect(p);
+  float weight_scale = 1;  // of q, if it is used as it came
+  bool kept;               // the block is
+  int first_row;           // of the item: that of the block's first token, negative with old tokens
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 };
 

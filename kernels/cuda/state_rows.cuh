@@ -6,6 +6,14 @@
 
 namespace dovetail::kernels::cuda {
 
+template <typename Pieces>
+__device__ __forceinline__ std::byte* SectionRow(const Pieces& of, const StateSection& section, int row) {
+  if (row < section.first_rows) return of.Piece(section.piece) + section.offset + row * section.row_bytes;
+  row -= section.first_rows;
+  const int beyond = row / section.piece_rows;
+  return of.Piece(section.piece + 1 + beyond) + (row - beyond * section.piece_rows) * section.row_bytes;
+}
+
 // One block of one head.
 struct StateBlock {
   const std::byte* const* entries;  // the block's, or its pieces
@@ -17,10 +25,7 @@ struct StateBlock {
     return const_cast<std::byte*>(entries[0]) + (first + piece) * step;
   }
   __device__ __forceinline__ std::byte* Row(const StateSection& section, int row) const {
-    if (row < section.first_rows) return Piece(section.piece) + section.offset + row * section.row_bytes;
-    row -= section.first_rows;
-    const int beyond = row / section.piece_rows;
-    return Piece(section.piece + 1 + beyond) + (row - beyond * section.piece_rows) * section.row_bytes;
+    return SectionRow(*this, section, row);
   }
   __device__ __forceinline__ bool kept() const { return entries[0] != nullptr; }
 };

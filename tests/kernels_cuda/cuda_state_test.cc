@@ -89,6 +89,41 @@ TEST_F(CudaStateTest, ARepeatedStepAndTokensTakenBackChangeNothing) {
   }
 }
 
+// Few heads are cut into slices of 32 columns, more into wider ones; sums keep their order.
+TEST_F(CudaStateTest, HowManySequencesThereAreChangesNoBit) {
+  for (const Family& family : kFamilies) {
+    if (!RunsHere(family)) continue;
+    const auto run = [&](int sequences) {
+      StateSequences all = Sequences(family, 128, 128, 68, sequences);
+      for (const int rows : {59, 1, 1, 3, 1, 3}) {
+        std::vector<StateSequences::Part> parts;
+        for (int s = 0; s < sequences; ++s) parts.push_back({s, rows});
+        all.Run(*this, parts, AppendStates);
+      }
+      return all;
+    };
+    const StateSequences few = run(2), more = run(30), most = run(60);
+    EXPECT_LE(few.WorstError(), kBudget) << family.name;
+    for (int s = 0; s < 4; ++s) {
+      EXPECT_EQ(few.done(s), more.done(s)) << family.name;
+      EXPECT_EQ(few.done(s), most.done(s)) << family.name;
+    }
+  }
+}
+
+TEST_F(CudaStateTest, StatesWhoseValuesAreNarrowOrManyGoInSlices) {
+  for (const Family& family : kFamilies) {
+    if (!RunsHere(family)) continue;
+    for (const auto& [keys, values] : std::vector<std::pair<int, int>>{{64, 128}, {128, 96}, {64, 64}, {128, 256}}) {
+      StateSequences all = Sequences(family, keys, values, 140, 3, {.piece_bytes = 9984, .state = DType::kF32});
+      all.Run(*this, {{0, 62}, {1, 1}, {2, 16}}, AppendStates);
+      for (int t = 0; t < 4; ++t) all.Run(*this, {{0, 1}, {1, 1}, {2, 1}}, AppendStates);
+      all.Run(*this, {{0, 66}, {1, 130}, {2, 3}}, AppendStates);
+      EXPECT_LE(all.WorstError(), kBudget) << family.name << " " << keys << " x " << values;
+    }
+  }
+}
+
 // Products of the chunked form take S, and faded q and k, in bf16: two roundings more.
 constexpr double kChunkBudget = 1.6e-2;
 
@@ -147,6 +182,20 @@ TEST_F(CudaStateChunkTest, RaggedChunksMixWithSingleTokens) {
       all.Run(*this, {{0, 64}, {1, 200}, {2, 261}}, InChunks(1));
       EXPECT_LE(all.WorstError(), kChunkBudget) << family.name << (even ? "" : " apart");
     }
+  }
+}
+
+// As payloads lie: tokens of the block from before the prompt, and after its end.
+TEST_F(CudaStateChunkTest, PromptsGoOnInTheMiddleOfABlock) {
+  for (const Family& family : kFamilies) {
+    if (!RunsHere(family)) continue;
+    StateSequences all = Sequences(family, 128, 96, 400, 2, {.heads = 3, .skip = true});
+    all.Run(*this, {{0, 20}, {1, 90}}, AppendStates);
+    all.Run(*this, {{0, 30}, {1, 200}}, InChunks());
+    all.Run(*this, {{0, 300}, {1, 29}}, InChunks(3));
+    all.Run(*this, {{0, 1}, {1, 1}}, AppendStates);
+    all.Run(*this, {{0, 40}, {1, 80}}, InChunks());
+    EXPECT_LE(all.WorstError(), kChunkBudget) << family.name;
   }
 }
 

@@ -1,0 +1,102 @@
+#pragma once
+#include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/state_rows.cuh"
+
+// What the warps of the decode kernel (state_decode.cu) share. Device code only.
+
+namespace dovetail::kernels::cuda::decode {
+
+constexpr int kTokens = kStateTokens;
+constexpr int kSumWarps = 8;    // multiply
+constexpr int kTokenWarps = 7;  // prepare tokens, each those of its own heads: they wait for memory
+constexpr int kThreads = 32 * (kSumWarps + kTokenWarps + 1);
+constexpr int kParts = 4;   // of S, by rows: they come and go one by one
+constexpr int kBlocks = 2;  // of tokens
+constexpr int kSharedBytes = 227 << 10;
+
+// A block whose evenly spaced pieces' first address has been read.
+struct FoundBlock {
+  const std::byte* const* entries;
+  std::byte* base;
+  int64_t step;
+
+  __device__ __forceinline__ static FoundBlock Of(const StateBlock& block) {
+    return {block.entries, block.step != 0 ? block.Piece(0) : nullptr, block.step};
+  }
+  __device__ __forceinline__ std::byte* Piece(int piece) const {
+    return step != 0 ? base + piece * step : const_cast<std::byte*>(entries[piece]);
+  }
+  __device__ __forceinline__ std::byte* Row(const StateSection& section, int row) const {
+    return SectionRow(*this, section, row);
+  }
+};
+
+// A token, ready to be multiplied. All but the sizes in f32.
+template <int kKeys, int kCols, bool kVector>
+struct Token {
+  alignas(16) float q[kKeys], k[kKeys];
+  alignas(16) float decay[kVector ? kKeys : 4];   // logarithms
+  alignas(16) float v[kCols];
+  float fade[kVector ? 4 : kTokens];  // from token j to this one
+  float total, rate, skip, own;       // decay of the block so far; q k
+  int t;                              // place in the block
+  int last, fresh;                    // of its item; S is zero
+  std::byte *value_row, *out;         // where u and o go, of the slice
+  FoundBlock block;
+};
+
+// A block's tokens as they lie in memory.
+template <int kKeys, int kCols, bool kVector>
+struct Block {
+  alignas(128) __nv_bfloat16 keys[kTokens * kKeys];
+  __nv_bfloat16 decays[kVector ? kTokens * kKeys : 8];
+  alignas(128) __nv_bfloat16 values[kTokens * kCols];
+};
+
+template <int kKeys, int kCols, bool kVector>
+struct Fixed {
+  Block<kKeys, kCols, kVector> blocks[kBlocks];
+  alignas(128) __nv_bfloat16 low[kVector ? 8 : kTokens * kKeys];  // what faded keys lose when they are rounded
+  Token<kKeys, kCols, kVector> tokens[kTokenWarps];
+  alignas(16) float query[kVector ? kKeys : 4], recall[kVector ? kKeys : 4];  // faded to the block's beginning
+  alignas(16) float range[kVector ? kSumWarps : 1][kVector ? kKeys : 4];  // log, of a warp's tokens
+  float dots[2][kTokens];                                                 // of q and k with the keys of the block
+  alignas(16) float reduce[kSumWarps][2][kCols];
+  uint64_t block_full[kBlocks], block_empty[kBlocks], token_full[kTokenWarps], token_empty[kTokenWarps];
+};
+
+// A ring of parts of S: as many as there is room for.
+template <int kKeys, int kCols, bool kVector>
+constexpr int kSlots = [] {
+  constexpr int kSlotBytes = kKeys / kParts * kCols * 4;
+  constexpr int kRoom = kSharedBytes - static_cast<int>(sizeof(Fixed<kKeys, kCols, kVector>)) - 512;
+  return kRoom / kSlotBytes < 16 ? kRoom / kSlotBytes : 16;
+}();
+
+template <int kKeys, int kCols, bool kVector>
+struct Shared : Fixed<kKeys, kCols, kVector> {
+  static constexpr int kRing = kSlots<kKeys, kCols, kVector>;
+  static_assert(kRing >= kParts);
+  uint64_t part_full[kRing], part_empty[kRing];
+  alignas(128) float parts[kRing][kKeys / kParts * kCols];  // bf16: the first half of each
+};
+
+// Heads and slices of columns in the order in which a thread block takes them: it has every gridDim.x-th.
+struct Work {
+  StateUnit unit;
+  int first_column;
+  bool first;  // of the head's slices: it writes what all of them share
+
+  __device__ __forceinline__ static int Count(const StateLaunch& p, int columns) {
+    return p.unit_count * (p.value_dim / columns);
+  }
+  __device__ __forceinline__ static int At(int n) { return static_cast<int>(blockIdx.x + n * gridDim.x); }
+  __device__ __forceinline__ Work(const StateLaunch& p, int columns, int n) {
+    const int slices = p.value_dim / columns, at = At(n), slice = at % slices;
+    unit = UnitOf(p, at / slices);
+    first_column = slice * columns;
+    first = slice == 0;
+  }
+};
+
+}  // namespace dovetail::kernels::cuda::decode
