@@ -22,7 +22,8 @@ using ::testing::HasSubstr;
 constexpr Epoch kEpoch{3};
 constexpr uint64_t kModel = 0x1234;
 
-// A gated delta layer with its convolution, and a softmax layer.
+// Two gated delta layers with their convolutions, a softmax layer between them, and lightning. No head has the taps or
+// the decay of another.
 proto::AttentionTable Table(DType state) {
   proto::LinearSpec delta;
   delta.heads = 2;
@@ -33,14 +34,22 @@ proto::AttentionTable Table(DType state) {
   delta.state = state;
   const size_t block_bytes = (kernels::KvBlockLayout{16, 16, DType::kF32}.bytes() + 63) / 64 * 64;
   delta.blocks_per_head = kernels::LinearStateLayout(StateShapeOf(delta)).pieces(block_bytes);
-  proto::LinearConstants constants;
-  constants.conv.assign(delta.conv_width * delta.heads * delta.channels(), 0.25f);
+  proto::LinearConstants constants, decays;
+  for (int i = 0; i < delta.conv_width * delta.heads * delta.channels(); ++i)
+    constants.conv.push_back(0.1f + 0.05f * static_cast<float>(i % 7));
+  proto::LinearSpec lightning;
+  lightning.heads = 2;
+  lightning.key_dim = lightning.value_dim = 16;
+  lightning.wire = DType::kF32;
+  lightning.state = state;
+  lightning.blocks_per_head = kernels::LinearStateLayout(StateShapeOf(lightning)).pieces(block_bytes);
+  decays.log_decay = {-0.01f, -0.2f};
   proto::SoftmaxSpec softmax;
   softmax.query_heads = softmax.kv_heads = 2;
   softmax.key_dim = softmax.value_dim = 16;
   softmax.scale = 0.25f;
   softmax.kv = DType::kF32;
-  return *proto::AttentionTable::Build({delta, softmax}, {constants, {}});
+  return *proto::AttentionTable::Build({delta, softmax, delta, lightning}, {constants, {}, constants, decays});
 }
 
 class StateMoves : public ::testing::Test, public transport::FrameHandler {
@@ -202,6 +211,51 @@ TEST_P(StateMovesOf, AnyChunkingGivesTheSameBits) {
 
 INSTANTIATE_TEST_SUITE_P(Types, StateMovesOf, ::testing::Values(DType::kF32, DType::kBF16),
                          [](const auto& info) { return std::string(Name(info.param)); });
+
+// What head 1 of a step of one token brings.
+std::vector<std::byte> SecondOf(const std::vector<std::byte>& of_two, int64_t begin, int64_t end) {
+  return {of_two.begin() + begin + (end - begin) / 2, of_two.begin() + end};
+}
+
+TEST_F(StateMoves, AWorkerOfSomeHeadsAnswersAsOneOfAllDoes) {
+  Open(0);
+  std::vector<proto::Shard> shards;
+  for (proto::Shard shard : proto::WholePlacement(table_, WorkerId(1), kEpoch)) {
+    if (table_.linear(shard.group) == nullptr) continue;
+    shard.kv_heads = {1, 2};
+    shards.push_back(shard);
+  }
+  Tell(1, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(1), shards, {}});
+  for (Position at = 0; at < 70; ++at) {
+    const uint64_t step = static_cast<uint64_t>(at) + 1;
+    for (int worker = 0; worker < 2; ++worker)
+      Tell(worker, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(1), at, 1, {}}}}, step);
+    for (int op = 0; op < table_.op_count(); ++op) {
+      const proto::StepLayout& layout = nodes_[0]->core().LayoutOf(MicroBatchId(0), table_.op_group[op]);
+      const proto::ShardStep& item = layout.items[0];
+      const auto query = Numbers(layout.query_bytes, 100 * at + op);
+      const auto key_value = Numbers(layout.key_value_bytes, 100 * at + 50 + op);
+      answer_.clear();
+      Send(0, FrameType::kQuery, step, op, query);
+      Send(0, FrameType::kKeyValue, step, op, key_value);
+      if (table_.linear(table_.op_group[op]) == nullptr) continue;
+      const std::vector<std::byte> whole = answer_;
+      std::vector<std::byte> part;
+      const bool gates = table_.softmax(table_.op_group[op]).gates > 0;
+      const int64_t value_end = gates ? item.gate_offset : layout.key_value_bytes;
+      for (const auto& [begin, end] : {std::pair{item.key_offset, item.value_offset}, {item.value_offset, value_end},
+                                       {value_end, layout.key_value_bytes}}) {
+        const auto second = SecondOf(key_value, begin, end);
+        part.insert(part.end(), second.begin(), second.end());
+      }
+      answer_.clear();
+      Send(1, FrameType::kQuery, step, op, SecondOf(query, 0, layout.query_bytes));
+      Send(1, FrameType::kKeyValue, step, op, part);
+      ASSERT_FALSE(answer_.empty()) << (refused_.empty() ? "no answer" : refused_[0]);
+      ASSERT_EQ(answer_, SecondOf(whole, 0, static_cast<int64_t>(whole.size()))) << "op " << op << " at " << at;
+    }
+  }
+}
 
 class OfAnotherModel : public StateMoves {
  protected:
