@@ -212,6 +212,7 @@ void ControlMembers::Configure(Member& member, std::vector<MemberAction>& action
 void ControlMembers::Heard(WorkerId worker, control::Heartbeat heartbeat, absl::Time now) {
   Member* member = Mutable(worker);
   if (member == nullptr) return;
+  if (now - member->heard > 2 * options_.heartbeat) member->back_since = now;
   member->heard = now;
   member->suspected = false;
   if (heartbeat.links.empty()) heartbeat.links = std::move(member->last.links);
@@ -349,6 +350,12 @@ bool ControlMembers::LateForTooLong(Member& member, absl::Time now) const {
   return now - member.late_since >= options_.longest_lateness;
 }
 
+// Who is silent on the data plane was heard here all the while. Otherwise he may have been stopped, which is for his
+// lease to judge, and has to be heard on both planes again.
+bool ControlMembers::IsCutOff(const Member& member, absl::Time now) const {
+  return now - member.heard < options_.silence && now - member.back_since >= options_.silence;
+}
+
 // Whoever serves stays, if it is of use without the other one; else the attention worker goes.
 const Member& ControlMembers::WhoMustGo(const Member& one, const Member& other) const {
   const Member& newcomer = IsServing(one) ? other : one;
@@ -398,6 +405,10 @@ void ControlMembers::LinkFailed(WorkerId reporter, const control::LinkFailed& fa
     if (AtWork(*peer)) return;
     if (now - peer->heard > options_.suspect_lease)
       return Gone(peer->worker, absl::StrCat(from->request.name, " and the scheduler hear nothing from it"), actions);
+    if (!IsCutOff(*peer, now)) {
+      peer->suspected = true;
+      return;
+    }
     if (from->request.role == Role::kComputeWorker && HearsSeveralNot(*from, failed.node, now))
       Refuse(reporter, "cannot hear several attention workers", actions);
     if (from = Mutable(reporter); from == nullptr) return;
@@ -408,7 +419,7 @@ void ControlMembers::LinkFailed(WorkerId reporter, const control::LinkFailed& fa
 void ControlMembers::Unheard(NodeId node, Epoch epoch, absl::Time now, std::vector<MemberAction>& actions) {
   const Member* member = FindNode(node);
   if (member == nullptr || member->epoch != epoch || !member->known.contains(kSchedulerNode)) return;
-  if (AtWork(*member) || now < away_until_) return;
+  if (AtWork(*member) || now < away_until_ || !IsCutOff(*member, now)) return;
   Refuse(member->worker, "the scheduler hears nothing from it on the data plane", actions);
 }
 

@@ -19,6 +19,7 @@ struct MembershipOptions {
   absl::Duration lease = absl::Milliseconds(400);
   absl::Duration suspect_lease = absl::Milliseconds(200);  // of a member whose part of a step is overdue
   absl::Duration heartbeat = absl::Milliseconds(50);
+  absl::Duration silence = absl::Milliseconds(500);  // on the data plane, after which nodes tell of each other
   absl::Duration longest_lateness = absl::Seconds(2);  // of a member that is heard and not at work
   absl::Duration longest_turn = absl::Seconds(60);     // of a member's event loop
   absl::Duration join_grace = absl::Seconds(2);     // from Join to the first report
@@ -49,6 +50,7 @@ struct Member {
   control::JoinRequest request;
   MemberState state = MemberState::kJoining;
   absl::Time joined, heard;
+  absl::Time back_since = absl::InfinitePast();  // when it was last heard after a pause
   bool suspected = false;          // since it was last heard
   absl::Time late_since, late_at;  // first and last report of a step that waits for it
   std::vector<std::pair<absl::Time, NodeId>> unheard;  // whom this compute worker lately could not hear
@@ -153,6 +155,7 @@ class ControlMembers {
 
  private:
   Member* Mutable(WorkerId worker);
+  bool IsCutOff(const Member& member, absl::Time now) const;
   bool LateForTooLong(Member& member, absl::Time now) const;
   const Member& WhoMustGo(const Member& one, const Member& other) const;
   void Part(const Member& one, const Member& other, const std::string& why, std::vector<MemberAction>& actions);

@@ -56,7 +56,9 @@ inline MembershipOptions Options() {
 
 // The members and what was asked of the shell. Says "applied" on a worker's behalf when told to.
 struct Cluster {
-  ControlMembers members{Options()};
+  explicit Cluster(const MembershipOptions& options = Options()) : members(options) {}
+
+  ControlMembers members;
   absl::Time now = kStart;
   std::vector<MemberAction> actions;
 

@@ -267,7 +267,7 @@ struct ServingCluster : Cluster {
   WorkerId two = Join(Role::kAttentionWorker, 3, "a3");
   using Kind = control::LinkFailed::Kind;
 
-  ServingCluster() {
+  explicit ServingCluster(const MembershipOptions& options = Options()) : Cluster(options) {
     Ready(compute, 0);
     Ready(one);
     Ready(two);
@@ -359,6 +359,35 @@ TEST(Silence, OfAMemberAtWorkIsNoFault) {
   cluster.Report(cluster.compute, cluster.one, ServingCluster::Kind::kSilent);
   cluster.members.Unheard(NodeId(2), Epoch(20), cluster.now, cluster.actions);
   EXPECT_TRUE(cluster.Serves(cluster.one));
+}
+
+// With a lease that outlasts its pauses, a worker that stutters is silent on both planes, and then on neither.
+TEST(Silence, OfAWorkerThatIsNotHeardHereEitherIsForItsLeaseToJudge) {
+  MembershipOptions patient = Options();
+  patient.lease = absl::Seconds(4);
+  patient.suspect_lease = absl::Seconds(2);
+  ServingCluster cluster(patient);
+  cluster.Pass(700);
+  cluster.Hear({cluster.compute, cluster.two});
+  cluster.Report(cluster.compute, cluster.one, ServingCluster::Kind::kSilent);
+  cluster.members.Unheard(NodeId(2), Epoch(20), cluster.now, cluster.actions);
+  EXPECT_TRUE(cluster.Serves(cluster.one));
+  cluster.Hear({cluster.one});  // it goes on; what was reported before it was heard on the data plane comes now
+  cluster.Report(cluster.compute, cluster.one, ServingCluster::Kind::kSilent);
+  EXPECT_TRUE(cluster.Serves(cluster.one));
+  for (int ms = 0; ms < 500; ms += 50) {
+    cluster.Pass(50);
+    cluster.Hear({cluster.compute, cluster.one, cluster.two});
+  }
+  cluster.Report(cluster.compute, cluster.one, ServingCluster::Kind::kSilent);
+  EXPECT_FALSE(cluster.Serves(cluster.one)) << "heard here for long enough, and not there";
+  cluster.Pass(700);
+  cluster.Hear({cluster.compute});
+  cluster.Report(cluster.compute, cluster.two, ServingCluster::Kind::kSilent);
+  cluster.Pass(1299);
+  EXPECT_FALSE(cluster.Expired(cluster.two));
+  cluster.Pass(2);
+  EXPECT_TRUE(cluster.Expired(cluster.two)) << "suspected: half its lease";
 }
 
 TEST(Silence, OfAStoppedComputeWorkerIsNotBlamedOnTheAttentionWorkersThatReportIt) {
