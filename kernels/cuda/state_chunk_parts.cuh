@@ -35,6 +35,15 @@ __device__ __forceinline__ void CopyAsync(uint32_t to, const void* from, bool th
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
 
+// The same from a payload, at any multiple of four.
+__device__ __forceinline__ void CopyPayloadAsync(uint32_t to, const std::byte* from, bool there) {
+  if (IsAligned(from)) return CopyAsync(to, from, there);
+#pragma unroll
+  for (int i = 0; i < 16; i += 4)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + i), "l"(from + i), "r"(there ? 4 : 0)
+                 : "memory");
+}
+
 __device__ __forceinline__ int ChunksOf(const StateItem& item) {
   const int64_t last = item.first_position + item.rows - 1;
   return static_cast<int>(last / kStateTokens - item.first_position / kStateTokens) + 1;

@@ -91,8 +91,8 @@ class Preparer {
       const int64_t at = (static_cast<int64_t>(row) * item.heads + head) * kKeys + c;
       const std::byte* const key =
           row < 0 ? block.Row(p.layout.keys, t) + 2 * c : p.key_value + item.key_offset + 2 * at;
-      CopyAsync(q_at + 2 * (t * kRow + c), IsNew(t) ? p.query + item.query_offset + 2 * at : p.query, IsNew(t));
-      CopyAsync(k_at + 2 * (t * kRow + c), row < item.rows ? key : p.query, row < item.rows);
+      CopyPayloadAsync(q_at + 2 * (t * kRow + c), IsNew(t) ? p.query + item.query_offset + 2 * at : p.query, IsNew(t));
+      CopyPayloadAsync(k_at + 2 * (t * kRow + c), row < item.rows ? key : p.query, row < item.rows);
     }
   }
 

@@ -133,7 +133,7 @@ class ChunkLoader : ChunkRole<kKeys, kVector, kDelta> {
     for (int i = thread; i < kTokens * kCount; i += kLoaders) {
       const int row = i / kCount, at = i % kCount;
       const std::byte* const source = from(row, at);
-      CopyAsync(base + 2 * (row * step + 8 * at), source != nullptr ? source : p.query, source != nullptr);
+      CopyPayloadAsync(base + 2 * (row * step + 8 * at), source != nullptr ? source : p.query, source != nullptr);
     }
   }
   __device__ __forceinline__ void Load(int i, Stage& to) const {
@@ -160,7 +160,8 @@ class ChunkLoader : ChunkRole<kKeys, kVector, kDelta> {
     const std::byte* const key = p.key_value + item.key_offset + at_key;
     const std::byte* const value =
         p.key_value + item.value_offset + first_row * value_step + 2 * (head * p.value_dim + first_column);
-    if (first_row >= 0 && first_row + kTokens <= rows && first_column + kSlice <= p.value_dim) {
+    const bool whole = first_row >= 0 && first_row + kTokens <= rows && first_column + kSlice <= p.value_dim;
+    if (whole && IsAligned(query) && IsAligned(key) && IsAligned(value)) {
       LoadTile<kKeys / 8>(to.query, Stage::kWide, query, key_step);
       LoadTile<kKeys / 8>(to.keys, Stage::kWide, key, key_step);
       LoadTile<kSlice / 8>(to.values, kThin, value, value_step);

@@ -100,6 +100,14 @@ __device__ __forceinline__ float StateInput(const StateLaunch& p, const StateIte
   return p.conv_linear ? sum : sum / (1 + __expf(-sum));
 }
 
+// Sixteen bytes of a payload: behind the gates of another item they may lie at any multiple of four.
+__device__ __forceinline__ bool IsAligned(const void* at) { return (reinterpret_cast<uintptr_t>(at) & 15) == 0; }
+__device__ __forceinline__ uint4 LoadPayload16(const std::byte* at) {
+  if (IsAligned(at)) return *reinterpret_cast<const uint4*>(at);
+  const auto* const words = reinterpret_cast<const uint32_t*>(at);
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
 // Eight input channels at once, of dimensions that are multiples of eight. `raw`: as they came.
 __device__ __forceinline__ void StateInput8(const StateLaunch& p, const StateItem& item, int head, int row, int channel,
                                             float (&x)[8], uint4& raw) {
@@ -111,7 +119,7 @@ __device__ __forceinline__ void StateInput8(const StateLaunch& p, const StateIte
     base = p.key_value + item.key_offset, at = channel - p.key_dim;
   }
   const auto load = [&](int r) {
-    return *reinterpret_cast<const uint4*>(base + ((static_cast<int64_t>(r) * item.heads + head) * dim + at) * 2);
+    return LoadPayload16(base + ((static_cast<int64_t>(r) * item.heads + head) * dim + at) * 2);
   };
   const auto widen = [&](uint4 bits, float (&out)[8]) { LoadWire8(p.wire, &bits, 0, out); };
   raw = load(row);

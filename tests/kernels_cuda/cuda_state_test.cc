@@ -199,6 +199,20 @@ TEST_F(CudaStateChunkTest, PromptsGoOnInTheMiddleOfABlock) {
   }
 }
 
+TEST_F(CudaStateChunkTest, PayloadsMayLieAtAnyMultipleOfFourBytes) {
+  for (const Family& family : kFamilies) {
+    if (!RunsHere(family)) continue;
+    for (const int shift : {4, 8, 12}) {
+      StateSequences all = Sequences(family, 128, 64, 240, 2, {.conv_width = shift == 8 ? 4 : 0, .shift = shift});
+      all.Run(*this, {{0, 20}, {1, 130}}, InChunks());
+      all.Run(*this, {{0, 3}, {1, 1}}, AppendStates);
+      all.Run(*this, {{0, 150}, {1, 100}}, InChunks());
+      all.Run(*this, {{0, 1}, {1, 1}}, AppendStates);
+      EXPECT_LE(all.WorstError(), kChunkBudget) << family.name << " behind " << shift << " bytes";
+    }
+  }
+}
+
 TEST_F(CudaStateChunkTest, StrongDecaysLeaveNothingBehind) {
   const Family family{"resets", DecayForm::kVector, StateUpdate::kDelta, 1e-3f, 120.0f, true, 0};
   StateSequences all = Sequences(family, 128, 64, 200, 1);

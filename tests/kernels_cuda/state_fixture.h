@@ -23,6 +23,7 @@ struct StateOptions {
   bool even = true;        // blocks lie evenly spaced; else anywhere
   int conv_width = 0;
   bool normalise = false, rate = false, skip = false;
+  int shift = 0;           // bytes before q and before k, a multiple of four: as behind another item's gates
 };
 
 class StateTest : public CudaTest {
@@ -212,15 +213,24 @@ class StateSequences {
 
   void Upload(StateTest& test, Payload& payload) {
     const WireType wire = options_.wire;
-    std::vector<std::byte> key_value = ToWireBytes(wire, payload.k);
+    std::vector<std::byte> query(options_.shift), key_value(options_.shift);
+    const auto append = [](std::vector<std::byte>& to, const std::vector<std::byte>& more) {
+      to.insert(to.end(), more.begin(), more.end());
+    };
+    append(query, ToWireBytes(wire, payload.q));
+    append(key_value, ToWireBytes(wire, payload.k));
     const std::vector<std::byte> values = ToWireBytes(wire, payload.v);
-    for (StateItem& item : payload.items) item.value_offset += static_cast<int64_t>(key_value.size());
+    for (StateItem& item : payload.items) {
+      item.query_offset += options_.shift;
+      item.key_offset += options_.shift;
+      item.value_offset += static_cast<int64_t>(key_value.size());
+    }
     key_value.insert(key_value.end(), values.begin(), values.end());
     key_value.resize((key_value.size() + 3) / 4 * 4);
     for (StateItem& item : payload.items) item.gate_offset += static_cast<int64_t>(key_value.size());
     const auto* gates = reinterpret_cast<const std::byte*>(payload.gates.data());
     key_value.insert(key_value.end(), gates, gates + payload.gates.size() * sizeof(float));
-    query_ = test.Upload(ToWireBytes(wire, payload.q));
+    query_ = test.Upload(query);
     key_value_ = test.Upload(key_value);
     items_ = test.Upload(payload.items);
     units_ = test.Upload(payload.units);
