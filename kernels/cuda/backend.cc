@@ -4,6 +4,7 @@
 #include "kernels/cuda/hybrid_launches.h"
 #include "kernels/cuda/launches.h"
 #include "kernels/cuda/prompt_dnn.h"
+#include "kernels/cuda/quant_launches.h"
 #include "kernels/cuda/runtime.h"
 #include "kernels/cuda/state_launches.h"
 
@@ -52,6 +53,7 @@ constexpr Backend kBackend = {
     .attention = Attention,
     .read_all = LaunchReadAll,
     .merge = LaunchMerge,
+    .join_prompts = LaunchJoinPrompts,
     .kv_append = LaunchKvAppend,
     .rope_table = LaunchRopeTable,
     .rms_norm = LaunchRmsNorm,
@@ -74,6 +76,9 @@ constexpr Backend kBackend = {
     .place = LaunchPlace,
     .expert_gemm = LaunchExpertGemm,
     .expert_sum = LaunchExpertSum,
+    .quant_gemm = LaunchQuantGemm,
+    .quant_unpack = LaunchQuantUnpack,
+    .quant_embed = LaunchQuantEmbed,
     .gemm_open = GemmOpen,
     .gemm_close = GemmClose,
     .gemm_run = GemmRun,

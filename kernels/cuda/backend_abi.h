@@ -5,6 +5,7 @@
 #include "kernels/cuda/attention_args.h"
 #include "kernels/cuda/exchange_args.h"
 #include "kernels/cuda/hybrid_args.h"
+#include "kernels/cuda/quant_args.h"
 #include "kernels/cuda/row_args.h"
 #include "kernels/cuda/state_args.h"
 
@@ -14,7 +15,7 @@ namespace dovetail::kernels::cuda {
 // nothing of CUDA. Plain functions and structs, no exceptions, no C++ types of variable layout. `int` results are
 // cudaError_t (0: done) unless said otherwise; error_text explains them. Every function is thread-safe; those with a
 // stream only enqueue and never synchronise.
-inline constexpr uint32_t kBackendAbi = 5;
+inline constexpr uint32_t kBackendAbi = 6;
 
 struct DeviceInfo {
   char name[256];
@@ -53,7 +54,12 @@ struct PromptCall {
   int32_t q_heads, kv_heads, key_dim, value_dim;
   WireType type;  // bf16 or f16
   float scale;
+  // The log-sum-exp (natural) of each row's scores, [batch][q_heads][most_tokens]; with_sums: the plan gives it.
+  float* sums;
+  int32_t with_sums;
 };
+// Rows of so many columns do not fit into shared memory, and y is not f32, to which ranges of columns could be added.
+inline constexpr int kQuantTooWide = -4;
 inline constexpr int kDnnNotFound = -2;
 inline constexpr int kDnnRefused = -3;
 
@@ -99,6 +105,7 @@ struct Backend {
   // Reads memory once, at the best rate a kernel gets: what attention is measured against. `result` is 4 bytes.
   int (*read_all)(const void* memory, size_t bytes, void* result, void* stream);
   int (*merge)(const MergeLaunch* launch, void* stream);
+  int (*join_prompts)(const JoinPromptsLaunch* launch, void* stream);
   int (*kv_append)(const KvAppendLaunch* launch, void* stream);
   int (*rope_table)(const RopeTableLaunch* launch, void* stream);
   int (*rms_norm)(const RmsNormLaunch* launch, void* stream);
@@ -121,6 +128,9 @@ struct Backend {
   int (*place)(const PlaceLaunch* launch, void* stream);
   int (*expert_gemm)(const ExpertGemmLaunch* launch, void* stream);
   int (*expert_sum)(const ExpertSumLaunch* launch, void* stream);
+  int (*quant_gemm)(const QuantGemmLaunch* launch, void* stream);  // cudaError_t or kQuantTooWide
+  int (*quant_unpack)(const QuantUnpackLaunch* launch, void* stream);
+  int (*quant_embed)(const QuantEmbedLaunch* launch, void* stream);
 
   // cuBLASLt, opened at run time. gemm_open: 0, or a cublasStatus_t + 10000, or -1 with a text of what is missing.
   int (*gemm_open)(int device, size_t workspace_bytes, void** gemm, char* text, size_t text_bytes);

@@ -1,15 +1,16 @@
 # KERNELS_CUDA_SRCS: the host's side of the GPU, in every build.
 # libdovetail_cuda.so: what it opens, where nvcc is found.
 set(KERNELS_CUDA_SRCS cuda/attention_plan.cc cuda/cuda_attention.cc cuda/cuda_device.cc cuda/cuda_exchange.cc
-    cuda/cuda_hybrid_ops.cc cuda/cuda_library.cc cuda/cuda_ops.cc cuda/cuda_prompts.cc
+    cuda/cuda_hybrid_ops.cc cuda/cuda_library.cc cuda/cuda_ops.cc cuda/cuda_product.cc cuda/cuda_prompts.cc
     cuda/cuda_sampler.cc cuda/cuda_state.cc
-    cuda/cuda_weights.cc cuda/memory_pool.cc cuda/staged_upload.cc cuda/state_layout.cc
-    cuda/step_work.cc)
+    cuda/cuda_weights.cc cuda/memory_pool.cc cuda/quant_ops.cc cuda/quant_pack.cc cuda/staged_upload.cc
+    cuda/state_layout.cc cuda/step_work.cc)
 
 include(DovetailCuda)
 if(DOVETAIL_HAS_CUDA)
   dovetail_cuda_objects(KERNELS_CUDA_OBJECTS cuda/attention_bf16.cu cuda/attention_f16.cu cuda/attention_e4m3.cu
                         cuda/exchange.cu cuda/has_code.cu cuda/hybrid_ops.cu cuda/merge.cu cuda/moe_ops.cu
+                        cuda/quant_gemm_bf16.cu cuda/quant_gemm_f16.cu cuda/quant_unpack.cu
                         cuda/row_ops.cu cuda/sampling.cu cuda/state_append.cu cuda/state_chunk_prepare.cu
                         cuda/state_chunks.cu cuda/state_decode.cu)
   set(PEER_POINTER cuda/no_peer_pointer.cc)

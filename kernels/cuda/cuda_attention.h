@@ -43,6 +43,7 @@ struct CudaAttentionItem {
   // Writes its rows' subtrees (paged_attention.h) to Run's partial_o and partial_ml instead of o: PartialNodes(...)
   // of them from subtree `first_node` on. The first subtree of a row carries everything, the others nothing.
   bool partial = false;
+  bool one_node = false;  // partial, and each row has one subtree only, with everything in it
   int32_t first_node = 0;
 };
 

@@ -46,6 +46,7 @@ CudaPrompts::~CudaPrompts() { device_.library()->dnn_close(handle_); }
 absl::StatusOr<bool> CudaPrompts::Prepare(CudaStream& stream, const Shape& shape, std::span<const Item> items,
                                           Batch& batch) {
   batch.batch_ = 0;
+  batch.joins_ = std::any_of(items.begin(), items.end(), [](const Item& item) { return item.first_node >= 0; });
   if (items.empty()) return true;
   const Kind kind{shape.q_heads, shape.kv_heads, shape.key_dim, shape.value_dim, static_cast<int32_t>(shape.type)};
   if (refused_.contains(kind)) return false;
@@ -56,6 +57,7 @@ absl::StatusOr<bool> CudaPrompts::Prepare(CudaStream& stream, const Shape& shape
     for (const int64_t at : {item.q_at, item.k_at, item.v_at, item.o_at})
       if (at + int64_t{item.tokens} * shape.q_heads * shape.key_dim > std::numeric_limits<int32_t>::max()) return false;
   }
+  call.with_sums = batch.joins_ ? 1 : 0;
   DT_RETURN_IF_ERROR(stream.UseDevice());
   const int error = device_.library()->dnn_prompts(handle_, &call, stream.handle());
   if (error == kDnnRefused) {
@@ -64,8 +66,13 @@ absl::StatusOr<bool> CudaPrompts::Prepare(CudaStream& stream, const Shape& shape
   }
   DT_RETURN_IF_ERROR(device_.library().Check(error, device_.name() + ": planning prompts"));
 
+  const size_t sums = sizeof(float) * call.batch * call.q_heads * call.most_tokens;
+  if (batch.joins_ && (batch.sums_ == nullptr || batch.sums_->size_bytes() < sums)) {
+    DT_RETURN_IF_ERROR(stream.SynchronizeStatus());  // what still runs reads the old ones
+    DT_ASSIGN_OR_RETURN(batch.sums_, device_.Allocate(sums));
+  }
   batch.step_ = static_cast<size_t>((call.batch + 1 + 63) / 64 * 64);
-  DT_ASSIGN_OR_RETURN(std::byte* const host, batch.upload_.Begin(stream, 5 * batch.step_ * sizeof(int32_t)));
+  DT_ASSIGN_OR_RETURN(std::byte* const host, batch.upload_.Begin(stream, 6 * batch.step_ * sizeof(int32_t)));
   auto* tokens = reinterpret_cast<int32_t*>(host);
   int32_t* const at[] = {tokens + batch.step_, tokens + 2 * batch.step_, tokens + 3 * batch.step_,
                          tokens + 4 * batch.step_};
@@ -75,6 +82,7 @@ absl::StatusOr<bool> CudaPrompts::Prepare(CudaStream& stream, const Shape& shape
     const Item& item = there ? items[i] : last;
     const int64_t beyond = there ? 0 : last.tokens;
     if (i < call.batch) tokens[i] = there ? item.tokens : 0;
+    tokens[5 * batch.step_ + i] = there ? item.first_node : -1;
     at[0][i] = static_cast<int32_t>(item.q_at + beyond * shape.q_heads * shape.key_dim);
     at[1][i] = static_cast<int32_t>(item.k_at + beyond * shape.kv_heads * shape.key_dim);
     at[2][i] = static_cast<int32_t>(item.v_at + beyond * shape.kv_heads * shape.value_dim);
@@ -95,6 +103,8 @@ absl::Status CudaPrompts::Run(CudaStream& stream, const Shape& shape, const Batc
   call.most_tokens = batch.most_tokens_;
   call.q = q, call.k = k, call.v = v, call.o = o;
   call.tokens = tokens;
+  call.with_sums = batch.joins_ ? 1 : 0;
+  call.sums = batch.joins_ ? reinterpret_cast<float*>(batch.sums_->data()) : nullptr;
   call.q_at = tokens + batch.step_;
   call.k_at = tokens + 2 * batch.step_;
   call.v_at = tokens + 3 * batch.step_;
@@ -103,6 +113,30 @@ absl::Status CudaPrompts::Run(CudaStream& stream, const Shape& shape, const Batc
   const int error = device_.library()->dnn_prompts(handle_, &call, stream.handle());
   if (error == kDnnRefused) return Internal(device_.name(), ": cuDNN failed to attend prompts that it had planned");
   return device_.library().Check(error, device_.name() + ": attending prompts");
+}
+
+absl::Status CudaPrompts::Join(CudaStream& stream, const Shape& shape, const Batch& batch, const float* partial_o,
+                               const float* partial_ml, void* o) {
+  if (batch.empty() || !batch.joins_) return absl::OkStatus();
+  if (partial_o == nullptr || partial_ml == nullptr || o == nullptr)
+    return InvalidArgument("parts of prompts on a GPU: partials or o are null");
+  const auto* tokens = reinterpret_cast<const int32_t*>(batch.upload_.device());
+  JoinPromptsLaunch join;
+  join.partial_o = partial_o;
+  join.partial_ml = partial_ml;
+  join.sums = reinterpret_cast<const float*>(batch.sums_->data());
+  join.tokens = tokens;
+  join.o_at = tokens + 4 * batch.step_;
+  join.node = tokens + 5 * batch.step_;
+  join.o = o;
+  join.o_type = shape.type;
+  join.batch = batch.batch_;
+  join.most_tokens = batch.most_tokens_;
+  join.heads = shape.q_heads;
+  join.value_dim = shape.value_dim;
+  DT_RETURN_IF_ERROR(stream.UseDevice());
+  return device_.library().Check(device_.library()->join_prompts(&join, stream.handle()),
+                                 device_.name() + ": joining parts of prompts");
 }
 
 }  // namespace dovetail::kernels::cuda

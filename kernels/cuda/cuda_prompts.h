@@ -10,8 +10,10 @@
 
 namespace dovetail::kernels::cuda {
 
-// Causal attention of prompts from their first token on, by cuDNN, over q, k and v as rows: for those there is no need
-// to go through KV blocks. Thread-compatible; must not outlive its device.
+// Causal attention of prompts, or of parts of them, over their own rows by cuDNN, over q, k and v as rows: for those
+// there is no need to go through KV blocks. What a part's rows see of earlier tokens is joined exactly, by their
+// log-sum-exps; only what cuDNN stores has been rounded to 16 bits before. Thread-compatible; must not outlive its
+// device.
 class CudaPrompts {
  public:
   static constexpr int kLeastRows = 48;  // below, the paged kernel is as good
@@ -25,17 +27,22 @@ class CudaPrompts {
   struct Item {
     int32_t tokens = 0;
     int64_t q_at = 0, k_at = 0, v_at = 0, o_at = 0;
+    // What the rows see of earlier tokens comes as partials, one a row, from this one on; negative: there is nothing.
+    int32_t first_node = -1;
   };
   // The prompts of a step, for all its ops.
   class Batch {
    public:
     explicit Batch(CudaDevice& device) : upload_(device) {}
     bool empty() const { return batch_ == 0; }
+    bool joins() const { return joins_; }
 
    private:
     friend class CudaPrompts;
     StagedUpload upload_;
     int32_t batch_ = 0, most_tokens_ = 0;
+    bool joins_ = false;            // some prompt has earlier tokens
+    std::unique_ptr<Buffer> sums_;  // then: log-sum-exps
     size_t step_ = 0;  // elements from array to array
   };
 
@@ -48,9 +55,12 @@ class CudaPrompts {
   // Makes the plan of these prompts, which may allocate and take some tens of milliseconds the first time, and enqueues
   // the upload of their offsets. False: cuDNN does not attend them. No items: an empty batch.
   absl::StatusOr<bool> Prepare(CudaStream& stream, const Shape& shape, std::span<const Item> items, Batch& batch);
-  // Enqueues one layer.
+  // Enqueues one layer. Of prompts with earlier tokens: what their rows see among themselves, which Join completes.
   absl::Status Run(CudaStream& stream, const Shape& shape, const Batch& batch, const void* q, const void* k,
                    const void* v, void* o);
+  // Joins the partials of the earlier tokens (CudaAttentionItem::one_node) to what Run has stored in o.
+  absl::Status Join(CudaStream& stream, const Shape& shape, const Batch& batch, const float* partial_o,
+                    const float* partial_ml, void* o);
 
  private:
   using Kind = std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t>;

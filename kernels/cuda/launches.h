@@ -7,6 +7,7 @@ namespace dovetail::kernels::cuda {
 
 // Each enqueues one kernel and returns a cudaError_t. Arguments are checked by the callers (cuda_ops.h).
 int LaunchMerge(const MergeLaunch* launch, void* stream);
+int LaunchJoinPrompts(const JoinPromptsLaunch* launch, void* stream);
 int LaunchKvAppend(const KvAppendLaunch* launch, void* stream);
 int LaunchRopeTable(const RopeTableLaunch* launch, void* stream);
 int LaunchRmsNorm(const RmsNormLaunch* launch, void* stream);

@@ -25,10 +25,10 @@ namespace {
 
 namespace fe = cudnn_frontend;
 
-enum Uid : int64_t { kQ = 1, kK, kV, kO, kQAt, kKAt, kVAt, kOAt, kTokens };
+enum Uid : int64_t { kQ = 1, kK, kV, kO, kQAt, kKAt, kVAt, kOAt, kTokens, kSums };
 
-// Batch, tokens, query heads, KV heads, key and value dimensions, type, bits of the scale.
-using Key = std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, uint32_t>;
+// Batch, tokens, query heads, KV heads, key and value dimensions, type, bits of the scale, with sums.
+using Key = std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, uint32_t, int32_t>;
 
 struct Plan {
   Key key;
@@ -60,7 +60,7 @@ Key KeyOf(const PromptCall& call) {
   uint32_t scale;
   std::memcpy(&scale, &call.scale, sizeof(scale));
   return {call.batch,   call.most_tokens, call.q_heads, call.kv_heads, call.key_dim, call.value_dim,
-          static_cast<int32_t>(call.type), scale};
+          static_cast<int32_t>(call.type), scale, call.with_sums};
 }
 
 // Rows of `heads` vectors that lie one after the other; where a sequence's begin is told by offsets.
@@ -106,7 +106,7 @@ bool MakePlan(Dnn& dnn, const PromptCall& call, Plan& plan, std::string& error) 
                                        .set_data_type(fe::DataType_t::INT32));
   auto options = fe::graph::SDPA_attributes()
                      .set_name("prompts")
-                     .set_generate_stats(false)
+                     .set_generate_stats(call.with_sums != 0)
                      .set_attn_scale(call.scale)
                      .set_padding_mask(true)
                      .set_seq_len_q(tokens)
@@ -119,6 +119,13 @@ bool MakePlan(Dnn& dnn, const PromptCall& call, Plan& plan, std::string& error) 
       .set_dim({call.batch, call.q_heads, call.most_tokens, call.value_dim})
       .set_stride({call.most_tokens * row, call.value_dim, row, 1})
       .set_ragged_offset(o_at);
+  if (call.with_sums != 0) {
+    stats->set_output(true)
+        .set_uid(kSums)
+        .set_data_type(fe::DataType_t::FLOAT)
+        .set_dim({call.batch, call.q_heads, call.most_tokens, 1})
+        .set_stride({int64_t{call.q_heads} * call.most_tokens, call.most_tokens, 1, 1});
+  }
   auto built = graph.build(dnn.handle, {fe::HeurMode_t::A});
   if (built.is_bad()) {
     error = built.get_message();
@@ -165,6 +172,7 @@ int Run(Dnn& dnn, const PromptCall& call, cudaStream_t stream) {
       {kQ, writable(call.q)},      {kK, writable(call.k)},      {kV, writable(call.v)},
       {kO, call.o},                {kQAt, writable(call.q_at)}, {kKAt, writable(call.k_at)},
       {kVAt, writable(call.v_at)}, {kOAt, writable(call.o_at)}, {kTokens, writable(call.tokens)}};
+  if (call.with_sums != 0) pack.emplace(kSums, call.sums);
   return plan.graph->execute(dnn.handle, pack, dnn.workspace).is_bad() ? kDnnRefused : 0;
 }
 

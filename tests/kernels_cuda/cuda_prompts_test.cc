@@ -111,6 +111,82 @@ TEST_F(CudaPromptsTest, RaggedPromptsAreTheReferences) {
   }
 }
 
+// Rows of a part of a prompt see the part's rows before them, and all tokens before the part, which come as partials.
+TEST_F(CudaPromptsTest, PartsOfPromptsAreJoinedWithWhatCameBefore) {
+  const CudaPrompts::Shape shape{4, 2, 64, 64, WireType::kBF16, 0.125f};
+  const int dim = 64, own[] = {96, 50, 200}, before[] = {130, 0, 7};
+  int64_t rows = 0, nodes = 0;
+  std::vector<CudaPrompts::Item> items;
+  for (int i = 0; i < 3; ++i) {
+    items.push_back({own[i], rows * 4 * dim, rows * 2 * dim, rows * 2 * dim, rows * 4 * dim,
+                     before[i] > 0 ? static_cast<int32_t>(nodes) : -1});
+    rows += own[i];
+    if (before[i] > 0) nodes += own[i];
+  }
+  const auto q = Noise(rows * 4 * dim, shape.type), k = Noise(rows * 2 * dim, shape.type),
+             v = Noise(rows * 2 * dim, shape.type);
+  std::vector<float> partial_o(nodes * 4 * dim), partial_ml(nodes * 4 * 2);
+  std::vector<double> want(rows * 4 * dim);
+  for (int i = 0; i < 3; ++i) {
+    const int64_t first = items[i].q_at / (4 * dim);
+    const auto k0 = Noise(before[i] * 2 * dim, shape.type), v0 = Noise(before[i] * 2 * dim, shape.type);
+    for (int row = 0; row < own[i]; ++row) {
+      for (int head = 0; head < 4; ++head) {
+        const float* query = q.data() + ((first + row) * 4 + head) * dim;
+        std::vector<double> scores;
+        double top = -INFINITY, top0 = -INFINITY, sum = 0, sum0 = 0;
+        for (int t = 0; t < before[i] + row + 1; ++t) {
+          const float* key = t < before[i] ? k0.data() + (t * 2 + head / 2) * dim
+                                           : k.data() + ((first + t - before[i]) * 2 + head / 2) * dim;
+          double dot = 0;
+          for (int d = 0; d < dim; ++d) dot += double{query[d]} * key[d];
+          scores.push_back(dot * shape.scale);
+          top = std::max(top, scores.back());
+          if (t < before[i]) top0 = std::max(top0, scores.back());
+        }
+        std::vector<double> out(dim), out0(dim);
+        for (size_t t = 0; t < scores.size(); ++t) {
+          const bool old = static_cast<int>(t) < before[i];
+          const float* value = old ? v0.data() + (t * 2 + head / 2) * dim
+                                   : v.data() + ((first + t - before[i]) * 2 + head / 2) * dim;
+          sum += std::exp(scores[t] - top);
+          if (old) sum0 += std::exp(scores[t] - top0);
+          for (int d = 0; d < dim; ++d) {
+            out[d] += std::exp(scores[t] - top) * value[d];
+            if (old) out0[d] += std::exp(scores[t] - top0) * value[d];
+          }
+        }
+        for (int d = 0; d < dim; ++d) want[((first + row) * 4 + head) * dim + d] = out[d] / sum;
+        if (before[i] == 0) continue;
+        const int64_t node = (items[i].first_node + row) * 4 + head;
+        for (int d = 0; d < dim; ++d) partial_o[node * dim + d] = static_cast<float>(out0[d]);
+        partial_ml[node * 2] = static_cast<float>(top0);
+        partial_ml[node * 2 + 1] = static_cast<float>(sum0);
+      }
+    }
+  }
+  const auto dq = Upload(testing::ToWireBytes(shape.type, q)), dk = Upload(testing::ToWireBytes(shape.type, k)),
+             dv = Upload(testing::ToWireBytes(shape.type, v)), po = Upload(partial_o), pml = Upload(partial_ml),
+             o_there = Empty(rows * 4 * dim * 2);
+  CudaPrompts::Batch batch(device());
+  const auto taken = prompts_->Prepare(stream(), shape, items, batch);
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  ASSERT_TRUE(*taken);
+  EXPECT_TRUE(batch.joins());
+  ASSERT_TRUE(prompts_->Run(stream(), shape, batch, dq->data(), dk->data(), dv->data(), o_there->data()).ok());
+  const absl::Status joined = prompts_->Join(stream(), shape, batch, testing::As<float>(po),
+                                             testing::As<float>(pml), o_there->data());
+  ASSERT_TRUE(joined.ok()) << joined;
+  const auto o = testing::FromWireBytes(shape.type, Download<std::byte>(*o_there));
+  double worst = 0;
+  for (size_t i = 0; i < o.size(); ++i) {
+    ASSERT_TRUE(std::isfinite(o[i])) << i;
+    worst = std::max(worst, std::abs(o[i] - want[i]));
+  }
+  std::printf("measured parts of prompts %.3g\n", worst);
+  EXPECT_LE(worst, 8e-3);
+}
+
 TEST_F(CudaPromptsTest, NoPromptsAreAnEmptyBatch) {
   CudaPrompts::Batch batch(device());
   const CudaPrompts::Shape shape{8, 2, 128, 128, WireType::kBF16, 0.1f};

@@ -1,0 +1,100 @@
+// Causal attention of whole prompts by cuDNN (cuda_prompts.h), 32 query and 8 KV heads of 128, bf16: microseconds of a
+// layer, without and with log-sum-exps, and TFLOP/s of the lower triangle. The peer is PyTorch's
+// scaled_dot_product_attention with the cuDNN backend (bench/kernels_cuda/prompts_peer.py).
+//   prompts_cuda_bench
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/cuda_prompts.h"
+
+namespace {
+
+using namespace dovetail;
+using namespace dovetail::kernels;
+using namespace dovetail::kernels::cuda;
+
+void Must(const absl::Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+  std::exit(1);
+}
+template <typename T>
+T Must(absl::StatusOr<T> value) {
+  Must(value.status());
+  return *std::move(value);
+}
+
+constexpr CudaPrompts::Shape kShape{32, 8, 128, 128, WireType::kBF16, 0.08838834764f};
+
+class Bench {
+ public:
+  Bench() : device_(Must(CudaDevice::Create(Must(CudaLibrary::Open()), {.index = 0}))) {
+    stream_ = Must(device_->CreateCudaStream());
+    prompts_ = Must(CudaPrompts::Create(*device_));
+  }
+
+  void Time(int batch, int tokens) {
+    const int64_t rows = int64_t{batch} * tokens;
+    const auto q = Random(rows * 32 * 128), k = Random(rows * 8 * 128), v = Random(rows * 8 * 128),
+               o = Random(rows * 32 * 128);
+    for (const bool with_sums : {false, true}) {
+      std::vector<CudaPrompts::Item> items;
+      for (int i = 0; i < batch; ++i) {
+        const int64_t row = int64_t{i} * tokens;
+        items.push_back({tokens, row * 32 * 128, row * 8 * 128, row * 8 * 128, row * 32 * 128, with_sums ? 0 : -1});
+      }
+      CudaPrompts::Batch prepared(*device_);
+      if (!Must(prompts_->Prepare(*stream_, kShape, items, prepared))) {
+        std::printf("%d x %d: refused\n", batch, tokens);
+        return;
+      }
+      std::vector<double> times;
+      CudaEvent begin = Must(device_->CreateEvent(true)), end = Must(device_->CreateEvent(true));
+      for (int i = 0; i < 15; ++i) {
+        Must(stream_->Record(begin));
+        for (int run = 0; run < 4; ++run)
+          Must(prompts_->Run(*stream_, kShape, prepared, q->data(), k->data(), v->data(), o->data()));
+        Must(stream_->Record(end));
+        Must(stream_->SynchronizeStatus());
+        times.push_back(Must(end.MillisecondsSince(begin)) * 1000.0 / 4);
+      }
+      std::sort(times.begin() + 3, times.end());
+      const double us = times[9], flops = 4.0 * batch * 32 * 128 * tokens * (tokens + 1.0) / 2;
+      std::printf("%3d x %5d %-14s %9.1f us %7.1f TFLOP/s\n", batch, tokens, with_sums ? "log-sum-exp" : "", us,
+                  flops / us * 1e-6);
+    }
+  }
+
+ private:
+  std::unique_ptr<Buffer> Random(int64_t elements) {
+    auto memory = Must(device_->Allocate(elements * 2));
+    RandomLaunch random;
+    random.out = memory->data();
+    random.type = WireType::kBF16;
+    random.range = 1;
+    random.seed = ++seed_;
+    random.count = elements;
+    Must(FillRandom(*stream_, random));
+    Must(stream_->SynchronizeStatus());
+    return memory;
+  }
+
+  std::unique_ptr<CudaDevice> device_;
+  std::unique_ptr<CudaStream> stream_;
+  std::unique_ptr<CudaPrompts> prompts_;
+  uint64_t seed_ = 0;
+};
+
+}  // namespace
+
+int main() {
+  Bench bench;
+  for (const auto& [batch, tokens] : {std::pair{1, 2048}, {2, 1024}, {1, 8192}, {1, 1000}, {4, 4096}})
+    bench.Time(batch, tokens);
+  return 0;
+}

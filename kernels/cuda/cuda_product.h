@@ -1,0 +1,38 @@
+#pragma once
+#include <memory>
+
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/cuda_weights.h"
+
+namespace dovetail::kernels::cuda {
+
+// y = x W^T (+ bias) (+ y) whatever W is kept in: 16 bits through cuBLASLt; 4 or 8 bits by kernels that read the codes
+// for up to kMostKeptRows rows, and beyond by unpacking some rows of W at a time, which cuBLASLt then finds in the L2.
+// Thread-safe on different streams only if those are ordered: calls share memory. Must not outlive its device.
+class CudaProduct {
+ public:
+  // Measured on an H200 (bench/results/2026-11-22-cuda-quantised.md): for more rows unpacking is faster.
+  static constexpr int64_t kMostKeptRows = 64;
+  static constexpr size_t kScratchBytes = size_t{32} << 20;
+
+  // kFailedPrecondition, with what to install, if cuBLASLt is not there; kResourceExhausted without memory.
+  // `keeps`: whether any weights are in 4 or 8 bits.
+  static absl::StatusOr<std::unique_ptr<CudaProduct>> Create(CudaDevice& device, bool keeps);
+
+  // call.w, n, k and w_stride are the weights'; n and k must be as they are. Errors and first calls as CudaGemm::Run.
+  absl::Status Run(CudaStream& stream, const CudaWeights& weights, const GemmCall& call);
+
+ private:
+  CudaProduct(std::unique_ptr<CudaGemm> gemm, std::unique_ptr<Buffer> scratch)
+      : gemm_(std::move(gemm)), scratch_(std::move(scratch)) {}
+  absl::Status RunKept(CudaStream& stream, const QuantMatrix& w, WireType type, const GemmCall& call);
+  absl::Status RunUnpacked(CudaStream& stream, const QuantMatrix& w, WireType type, const GemmCall& call);
+
+  std::unique_ptr<CudaGemm> gemm_;
+  std::unique_ptr<Buffer> scratch_;  // null if nothing is kept
+};
+
+// Embed (cuda_ops.h) from a table kept in any way; args.table and table_type are not read.
+absl::Status EmbedFrom(CudaStream& stream, const CudaWeights& table, const EmbedLaunch& args);
+
+}  // namespace dovetail::kernels::cuda
