@@ -24,10 +24,14 @@ inline constexpr int kThreads = (kConsumerWarps + 4) * 32;
 inline constexpr int kMaxStages = 24;
 inline constexpr int kWorthSkipping = 2048;  // bytes of a block, for one more copy
 
+// Of large blocks few fit: the keys of the next one are brought while the values of one are still read.
+template <int D>
+inline constexpr int kHalves = D > 128 ? 2 : 1;
+
 struct SharedPlan {
   uint32_t ring;       // [stages][block bytes]
-  uint32_t full;       // [stages] barriers
-  uint32_t empty;      // [stages]
+  uint32_t full;       // [stages][halves] barriers: keys and values, or both
+  uint32_t empty;      // [stages][halves]
   uint32_t chain;      // [warps]
   float* handover_o;   // [tiles][16][stride]
   float* handover_ml;  // [tiles][16][2]
@@ -77,6 +81,7 @@ __device__ __forceinline__ Source SourceOf(const AttentionLaunch& p, Cursor& cur
 }
 
 // One warp: brings block after block.
+template <int kHalves>
 __device__ __forceinline__ void Produce(const AttentionLaunch& p, const SharedPlan& shared, const AttentionPart& part,
                                         int lane) {
   const int bytes = p.layout.bytes();
@@ -90,15 +95,23 @@ __device__ __forceinline__ void Produce(const AttentionLaunch& p, const SharedPl
     if (base + 32 + lane < part.end) next = SourceOf(p, cursor, base + 32 + lane);
     const int count = min(32, part.end - base);
     for (int i = 0; i < count; ++i) {
-      const uint32_t full = shared.full + stage * 8, to = shared.ring + stage * bytes;
+      const uint32_t full = shared.full + stage * kHalves * 8, to = shared.ring + stage * bytes;
+      const uint32_t empty = shared.empty + stage * kHalves * 8;
 #if __CUDA_ARCH__ >= 900
       if (lane == i) {
-        BarrierWait(shared.empty + stage * 8, parity);
+        BarrierWait(empty, parity);
         if (mine.fresh) WaitForPredecessor();
         if (mine.at != nullptr) {
           // Keys beyond the last token are masked, whatever the memory holds; values lie token by token.
           const int keys = mine.tokens * p.layout.key_row_bytes(), skipped = p.layout.key_bytes() - keys;
-          if (skipped < kWorthSkipping) {
+          if (kHalves == 2) {
+            const int values_at = p.layout.key_bytes();
+            BarrierArriveExpect(full, keys);
+            BulkCopy(to, mine.at, keys, full);
+            BarrierWait(empty + 8, parity);
+            BarrierArriveExpect(full + 8, bytes - values_at);
+            BulkCopy(to + values_at, mine.at + values_at, bytes - values_at, full + 8);
+          } else if (skipped < kWorthSkipping) {
             BarrierArriveExpect(full, bytes);
             BulkCopy(to, mine.at, bytes, full);
           } else {
@@ -109,18 +122,25 @@ __device__ __forceinline__ void Produce(const AttentionLaunch& p, const SharedPl
           }
         } else {
           BarrierArrive(full);
+          if (kHalves == 2) {
+            BarrierWait(empty + 8, parity);
+            BarrierArrive(full + 8);
+          }
         }
       }
       __syncwarp();
 #else
-      BarrierWait(shared.empty + stage * 8, parity);
-      __syncwarp();
       const auto from =
           reinterpret_cast<const std::byte*>(__shfl_sync(~0u, reinterpret_cast<unsigned long long>(mine.at), i));
-      if (from != nullptr) {
-        for (int at = lane * 16; at < bytes; at += 512) ChunkCopy(to + at, from + at);
+      for (int half = 0; half < kHalves; ++half) {
+        BarrierWait(empty + half * 8, parity);
+        __syncwarp();
+        const int begin = half == 0 ? 0 : p.layout.key_bytes(), end = half + 1 < kHalves ? p.layout.key_bytes() : bytes;
+        if (from != nullptr) {
+          for (int at = begin + lane * 16; at < end; at += 512) ChunkCopy(to + at, from + at);
+        }
+        BarrierArriveAfterCopies(full + half * 8);
       }
-      BarrierArriveAfterCopies(full);
 #endif
       if (++stage == p.stages) {
         stage = 0;
@@ -228,14 +248,25 @@ __device__ __forceinline__ void Consume(const AttentionLaunch& p, const SharedPl
     if (works && takes_part) state.Load(p, item, tile.head, tile.row0, tile.rows, lane);
     int in_piece = skip;
     for (; in_piece < count; in_piece += team) {
-      BarrierWait(shared.full + stage * 8, parity);
+      const uint32_t full = shared.full + stage * kHalves<D> * 8, empty = shared.empty + stage * kHalves<D> * 8;
+      const auto between = [&] {
+        if constexpr (kHalves<D> == 2) {
+          __syncwarp();
+          if (lane == 0) BarrierArrive(empty);
+          BarrierWait(full + 8, parity);
+          __syncwarp();
+        }
+      };
+      BarrierWait(full, parity);
       __syncwarp();
       if (works) {
         state.Attend(p, shared.ring + stage * bytes, (span.first_segment + first + in_piece) * CudaKvLayout::kTokens,
-                     lane);
+                     lane, between);
+      } else {
+        between();
       }
       __syncwarp();
-      if (lane == 0) BarrierArrive(shared.empty + stage * 8);
+      if (lane == 0) BarrierArrive(empty + (kHalves<D> - 1) * 8);
       stage += team;
       if (stage >= p.stages) {
         stage = member;
@@ -285,7 +316,7 @@ __global__ void __launch_bounds__(kThreads, 1) AttentionKernel(const __grid_cons
   shared.empty = shared.full + 8 * kMaxStages;
   shared.chain = shared.empty + 8 * kMaxStages;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < p.stages; ++i) {
+    for (int i = 0; i < p.stages * kHalves<D>; ++i) {
 #if __CUDA_ARCH__ >= 900
       BarrierInit(shared.full + 8 * i, 1);
 #else
@@ -303,7 +334,7 @@ __global__ void __launch_bounds__(kThreads, 1) AttentionKernel(const __grid_cons
 #if __CUDA_ARCH_FEAT_SM90_ALL
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
 #endif
-    if (warp == kConsumerWarps) Produce(p, shared, part, lane);
+    if (warp == kConsumerWarps) Produce<kHalves<D>>(p, shared, part, lane);
   } else {
 #if __CUDA_ARCH_FEAT_SM90_ALL
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
@@ -316,7 +347,7 @@ template <KvType kType, int D, bool kFull>
 int LaunchSized(AttentionLaunch launch, const DeviceLimits& limits, cudaStream_t stream) {
   const int fixed = FixedSharedBytes<D>(launch.tiles);
   int stages = (limits.shared_bytes - fixed) / launch.layout.bytes();
-  if (stages > kMaxStages) stages = kMaxStages;
+  if (stages > kMaxStages / kHalves<D>) stages = kMaxStages / kHalves<D>;
   // A stage must always fall to the same warps, or one that is ahead would take the last phase of a barrier for the
   // next.
   for (int team = 1; team <= kConsumerWarps / launch.tiles && team <= stages; ++team) {
@@ -342,7 +373,8 @@ int LaunchTyped(const AttentionLaunch& launch, const DeviceLimits& limits, void*
     return full && dim == 128 ? LaunchSized<kType, 128, true>(launch, limits, s)
                               : LaunchSized<kType, 128, false>(launch, limits, s);
   }
-  return LaunchSized<kType, 256, false>(launch, limits, s);
+  return full && dim == 256 ? LaunchSized<kType, 256, true>(launch, limits, s)
+                            : LaunchSized<kType, 256, false>(launch, limits, s);
 }
 
 }  // namespace dovetail::kernels::cuda

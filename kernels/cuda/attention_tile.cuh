@@ -62,7 +62,11 @@ struct TileState {
   static constexpr int kKeyChunks = D * kElement / 64;  // per thread and key
   static constexpr int kStepsPerChunk = 16 / kElement / 4;
 
-  uint32_t q[D / 16][4];
+  // With as many dimensions as these, o alone takes half of the registers: queries are read again for each block.
+  static constexpr bool kReadsQueries = D > 128;
+
+  uint32_t q[kReadsQueries ? 1 : D / 16][4];
+  int64_t query_at[2];  // of rows g and g + 8; negative: there is none
   float o[D / 8][4];
   float l[4];
   float m[2];
@@ -86,28 +90,35 @@ struct TileState {
   __device__ __forceinline__ void Load(const AttentionLaunch& p, const DeviceAttentionItem& item, int head, int row0,
                                        int rows, int lane) {
     const int g = lane / 4, c = lane % 4;
-    int64_t at[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = row0 + min(g + 8 * half, rows - 1);
       Visible(p, item, row, row_begin[half], row_end[half]);
-      at[half] = item.q_offset + (row / p.group) * item.q_row_step +
-                 static_cast<int64_t>(head * p.group + row % p.group) * p.layout.key_dim;
+      query_at[half] = item.q_offset + (row / p.group) * item.q_row_step +
+                       static_cast<int64_t>(head * p.group + row % p.group) * p.layout.key_dim;
+      if (g + 8 * half >= rows) query_at[half] = -1;
     }
     Visible(p, item, row0, first_begin, first_end);
     Visible(p, item, row0 + rows - 1, last_begin, last_end);
+    if constexpr (!kReadsQueries) {
 #pragma unroll
-    for (int j = 0; j < kKeyChunks; ++j) {
+      for (int j = 0; j < kKeyChunks; ++j)
+        LoadQueryChunk(p, j, c, reinterpret_cast<uint32_t(&)[kStepsPerChunk][4]>(q[j * kStepsPerChunk]));
+    }
+  }
+
+  // The queries' part of the products with chunk j of the keys.
+  __device__ __forceinline__ void LoadQueryChunk(const AttentionLaunch& p, int j, int c,
+                                                 uint32_t (&out)[kStepsPerChunk][4]) const {
 #pragma unroll
-      for (int part = 0; part < 2 / kElement; ++part) {  // 8 elements at a time
-        const int dim = (c + 4 * j) * (16 / kElement) + 8 * part;
-        const uint4 low = LoadQuery<Math>(p, at[0], dim, g < rows),
-                    high = LoadQuery<Math>(p, at[1], dim, g + 8 < rows);
-        uint32_t(&s0)[4] = q[j * kStepsPerChunk + 2 * part];
-        uint32_t(&s1)[4] = q[j * kStepsPerChunk + 2 * part + 1];
-        s0[0] = low.x, s0[1] = high.x, s0[2] = low.y, s0[3] = high.y;
-        s1[0] = low.z, s1[1] = high.z, s1[2] = low.w, s1[3] = high.w;
-      }
+    for (int part = 0; part < 2 / kElement; ++part) {  // 8 elements at a time
+      const int dim = (c + 4 * j) * (16 / kElement) + 8 * part;
+      const uint4 low = LoadQuery<Math>(p, query_at[0], dim, query_at[0] >= 0),
+                  high = LoadQuery<Math>(p, query_at[1], dim, query_at[1] >= 0);
+      uint32_t(&s0)[4] = out[2 * part];
+      uint32_t(&s1)[4] = out[2 * part + 1];
+      s0[0] = low.x, s0[1] = high.x, s0[2] = low.y, s0[3] = high.y;
+      s1[0] = low.z, s1[1] = high.z, s1[2] = low.w, s1[3] = high.w;
     }
   }
 
@@ -116,8 +127,13 @@ struct TileState {
     const int row_bytes = kFull ? D * kElement : p.layout.key_row_bytes();
     const uint32_t base = keys + TokenOf<kType>(0, g) * row_bytes;
     const int swizzle = row_bytes % 128 == 0 ? (g & 1) << 2 : 0;
+    uint32_t read[kStepsPerChunk][4];
 #pragma unroll
     for (int j = 0; j < kKeyChunks; ++j) {
+      if constexpr (kReadsQueries) LoadQueryChunk(p, j, c, read);
+      const auto& query = kReadsQueries ? read
+                                        : reinterpret_cast<const uint32_t(&)[kStepsPerChunk][4]>(
+                                              q[kReadsQueries ? 0 : j * kStepsPerChunk]);
       const int chunk = c + 4 * j;
       const bool there = kFull || chunk * 16 < row_bytes;
       const uint32_t at = base + (chunk ^ swizzle) * 16;
@@ -126,13 +142,13 @@ struct TileState {
         uint4 k = make_uint4(0, 0, 0, 0);
         if (there) k = LoadShared16(at + (TokenOf<kType>(i, 0) - TokenOf<kType>(0, 0)) * row_bytes);
         if constexpr (kElement == 2) {
-          Math::Mma(s[i], q[2 * j], k.x, k.y);
-          Math::Mma(s[i], q[2 * j + 1], k.z, k.w);
+          Math::Mma(s[i], query[0], k.x, k.y);
+          Math::Mma(s[i], query[1], k.z, k.w);
         } else {
-          Math::Mma(s[i], q[4 * j], WidenE4M3(k.x), WidenE4M3High(k.x));
-          Math::Mma(s[i], q[4 * j + 1], WidenE4M3(k.y), WidenE4M3High(k.y));
-          Math::Mma(s[i], q[4 * j + 2], WidenE4M3(k.z), WidenE4M3High(k.z));
-          Math::Mma(s[i], q[4 * j + 3], WidenE4M3(k.w), WidenE4M3High(k.w));
+          Math::Mma(s[i], query[0], WidenE4M3(k.x), WidenE4M3High(k.x));
+          Math::Mma(s[i], query[1], WidenE4M3(k.y), WidenE4M3High(k.y));
+          Math::Mma(s[i], query[2], WidenE4M3(k.z), WidenE4M3High(k.z));
+          Math::Mma(s[i], query[3], WidenE4M3(k.w), WidenE4M3High(k.w));
         }
       }
     }
@@ -230,11 +246,15 @@ struct TileState {
     }
   }
 
-  __device__ __forceinline__ void Attend(const AttentionLaunch& p, uint32_t block, int token0, int lane) {
-    if (token0 >= last_end || token0 + CudaKvLayout::kTokens <= first_begin) return;  // for other tiles
+  // between() is called once keys have been read, before values are.
+  template <typename Between>
+  __device__ __forceinline__ void Attend(const AttentionLaunch& p, uint32_t block, int token0, int lane,
+                                         Between&& between) {
+    if (token0 >= last_end || token0 + CudaKvLayout::kTokens <= first_begin) return between();  // for other tiles
     float s[8][4] = {};
     uint32_t w[4][4];
     Scores(p, block, lane, s);
+    between();
     const bool whole = token0 >= last_begin && token0 + CudaKvLayout::kTokens <= first_end;
     if (!whole) Mask(token0, lane, s);
     Weigh(p.scale_log2, s, w);
