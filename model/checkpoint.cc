@@ -1,10 +1,12 @@
 #include "model/checkpoint.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "base/check.h"
 #include "model/checkpoint_tensors.h"
+#include "model/dequantize.h"
 #include "model/file_errors.h"
 #include "model/gguf.h"
 #include "model/json_file.h"
@@ -40,8 +42,9 @@ class CheckpointBuilder {
         DT_ASSIGN_OR_RETURN(source, MakeOtherSource(checkpoint, need, *other, gguf, lookup));
         used.insert(other->names.begin(), other->names.end());
       } else {
-        DT_ASSIGN_OR_RETURN(source, MakeSource(config, need, *found, gguf));
+        DT_ASSIGN_OR_RETURN(source, MakeSource(config, need, *found, gguf, lookup));
         used.insert(name);
+        if (source.layout == TensorLayout::kE4M3) used.insert(name + "_scale");
       }
       checkpoint.index_.emplace(need.canonical, checkpoint.names_.size());
       checkpoint.names_.push_back(need.canonical);
@@ -148,11 +151,12 @@ class CheckpointBuilder {
         here.pattern = place.pattern;
         here.stored_rows = place.stored_rows;
         here.first_row = 0;
-        return MakeSource(checkpoint.config_, here, parts.front(), gguf);
+        return MakeSource(checkpoint.config_, here, parts.front(), gguf, lookup);
       }
       case TensorLayout::kJoined: return JoinParts(need, place, parts);
       case TensorLayout::kColumns: return MakeColumns(need, place, parts.front());
       case TensorLayout::kMxfp4: return MakeMxfp4(need, place, parts);
+      case TensorLayout::kE4M3: break;  // as a weight is stored, not where
     }
     return Internal("no such layout");
   }
@@ -267,12 +271,47 @@ class CheckpointBuilder {
     return absl::StrCat("[", text, "]");
   }
 
+  // weight and weight_scale, as compressed-tensors and fbgemm write FP8: a scale for the tensor, or one for each row.
+  template <typename Lookup>
+  static absl::StatusOr<TensorSource> MakeE4M3(const TensorNeed& need, const FoundTensor& found,
+                                               const Lookup& lookup) {
+    const std::string scale_name = absl::StrCat(View(found.stored.name), "_scale");
+    const std::optional<FoundTensor> scale = lookup(scale_name);
+    if (!scale)
+      return Unimplemented(What(found), " is stored as F8_E4M3, and tensor ", Printable(scale_name), " is missing; ",
+                           lookup(scale_name + "_inv") ? "scales of blocks (weight_scale_inv) are not served"
+                                                       : "E4M3 is read with a scale for each row, or one for all");
+    DT_RETURN_IF_ERROR(CheckFloat(*scale));
+    DT_RETURN_IF_ERROR(CheckShape(found, {need.stored_rows, need.cols}, need.flattened));
+    if (scale->stored.elements != 1 && scale->stored.elements != need.stored_rows)
+      return Unimplemented(What(*scale), ": its shape is ", ShapeText(scale->stored.shape), "; a scale for each of ",
+                           need.stored_rows, " rows, or one for all, is read");
+    const int64_t taken = need.pattern.rows > 0 ? need.stored_rows : need.rows;
+    StoredPlace place;
+    place.layout = TensorLayout::kE4M3;
+    place.pattern = need.pattern;
+    TensorSource source = SourceOf(need, place, found, GgmlType::kBF16);
+    source.bytes = found.bytes.subspan(static_cast<size_t>(need.first_row * need.cols),
+                                       static_cast<size_t>(taken * need.cols));
+    source.scales.resize(static_cast<size_t>(scale->stored.elements));
+    Dequantize(*scale->type, scale->bytes.data(), scale->stored.elements, source.scales.data());
+    for (const float s : source.scales)
+      if (!std::isfinite(s)) return InvalidArgument(What(*scale), " has a scale that is not finite");
+    if (source.scales.size() > 1) {
+      source.scales.erase(source.scales.begin(), source.scales.begin() + need.first_row);
+      source.scales.resize(static_cast<size_t>(taken));
+    }
+    return source;
+  }
+
+  template <typename Lookup>
   static absl::StatusOr<TensorSource> MakeSource(const ModelConfig& config, const TensorNeed& need,
-                                                 const FoundTensor& found, bool gguf) {
+                                                 const FoundTensor& found, bool gguf, const Lookup& lookup) {
     const std::string what = What(found);
+    if (found.stored.type == "F8_E4M3" && need.cols > 0 && !need.norm) return MakeE4M3(need, found, lookup);
     if (!found.type)
       return Unimplemented(what, " is stored as ", View(found.stored.type),
-                           "; F32, F16 and BF16 are read from safetensors");
+                           "; F32, F16, BF16 and, with scales, F8_E4M3 are read from safetensors");
     std::vector<int64_t> expected{need.stored_rows};
     if (need.cols != 0) expected.push_back(need.cols);
     DT_RETURN_IF_ERROR(CheckShape(found, expected, need.flattened));

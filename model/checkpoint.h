@@ -38,6 +38,7 @@ enum class TensorLayout {
   kJoined,   // rows, of several tensors one after the other
   kColumns,  // transposed: logical row r is stored column SourceRow(r), over stored rows [first_row, first_row + cols)
   kMxfp4,    // rows as transformers stores MXFP4: one tensor of codes, 32 in 16 bytes, and one of scales
+  kE4M3,     // rows of E4M3 bytes with a scale for each, or one for all; read as bf16
 };
 
 // Where one weight of the model lies, by its canonical name. Logical row r, of `cols` elements, is stored row first_row
@@ -58,6 +59,7 @@ struct TensorSource {
   TensorLayout layout = TensorLayout::kRows;
   std::vector<std::span<const std::byte>> more;  // kJoined: the parts after `bytes`; kMxfp4: the scales
   int64_t stored_cols = 0;                       // kColumns
+  std::vector<float> scales;                     // kE4M3: of all rows of `bytes`, or of each
 
   // Whether logical row r lies in `bytes` at SourceRow(r) * row_bytes.
   bool has_rows() const { return layout == TensorLayout::kRows; }
@@ -65,6 +67,8 @@ struct TensorSource {
   void CopyRow(int64_t r, std::byte* out) const;
   // All of them.
   std::vector<std::byte> CopyRows() const;
+  // kE4M3: the codes of logical row r [cols], and what they are to be multiplied by.
+  std::span<const std::byte> E4M3Row(int64_t r, float& scale) const;
 
   // The stored row that holds logical row r: hf[h, i + s * d/2] = gguf[h, 2i + s].
   int64_t SourceRow(int64_t r) const;

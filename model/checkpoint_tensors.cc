@@ -151,6 +151,7 @@ bool IsIgnoredTensor(const ModelConfig& config, std::string_view stored_name) {
   for (const char* buffer : {".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay"})
     if (stored_name.ends_with(buffer)) return true;
   if (stored_name.starts_with("mtp.") || IsPredictedLayer(config, stored_name)) return true;
+  if (stored_name.ends_with(".input_scale")) return true;  // of FP8 activations, which stay in 16 bits here
   return stored_name == "rope_freqs.weight" || stored_name == "rope_factors_long.weight" ||
          stored_name == "rope_factors_short.weight";
 }

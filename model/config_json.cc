@@ -67,16 +67,25 @@ absl::StatusOr<int64_t> Required(const JsonFields& fields, const char* field) {
   return *value;
 }
 
+// Whether weights are stored in a way that the checkpoint's reader knows: gpt-oss's MXFP4, and E4M3 with a scale for each
+// row or tensor. Which, and whether scales are there, the tensors say.
+absl::StatusOr<bool> IsServedQuantization(const JsonFields& fields, const ModelConfig& config) {
+  DT_ASSIGN_OR_RETURN(const auto quantization, fields.Object("quantization_config"));
+  if (!quantization) return false;
+  DT_ASSIGN_OR_RETURN(const auto method, quantization->String("quant_method"));
+  if (method == "mxfp4") return config.architecture == Architecture::kGptOss;
+  if (method == "fbgemm_fp8") return true;
+  if (method == "fp8") return !quantization->Has("weight_block_size");
+  if (method != "compressed-tensors") return false;
+  DT_ASSIGN_OR_RETURN(const auto format, quantization->String("format"));
+  return format == "float-quantized" || format == "naive-quantized";
+}
+
 // Features of these families that would change the numbers and are not built.
 absl::Status RefuseUnserved(const JsonFields& fields, const ModelConfig& config) {
-  DT_ASSIGN_OR_RETURN(const auto quantization, fields.Object("quantization_config"));
-  std::optional<std::string> method;
-  if (quantization) {
-    DT_ASSIGN_OR_RETURN(method, quantization->String("quant_method"));
-  }
-  const bool mxfp4 = config.architecture == Architecture::kGptOss && method == "mxfp4";
+  DT_ASSIGN_OR_RETURN(const bool served, IsServedQuantization(fields, config));
   for (const char* field : {"attn_logit_softcapping", "final_logit_softcapping", "quantization_config"}) {
-    if (mxfp4 && std::string_view(field) == "quantization_config") continue;
+    if (served && std::string_view(field) == "quantization_config") continue;
     if (fields.Has(field)) return Unimplemented(fields.file(), ": ", field, " is set, which is not served");
   }
   DT_ASSIGN_OR_RETURN(const auto bidirectional, fields.Bool("use_bidirectional_attention"));

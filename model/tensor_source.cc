@@ -1,6 +1,10 @@
+#include <array>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "base/check.h"
+#include "base/dtype.h"
 #include "kernels/quant_format.h"
 #include "model/checkpoint.h"
 #include "model/dequantize.h"
@@ -24,7 +28,34 @@ void CopyMxfp4Row(const std::byte* codes, const std::byte* scales, int64_t block
   }
 }
 
+// OCP 8-bit floating point: sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinity.
+float FromE4M3(uint8_t code) {
+  if ((code & 0x7f) == 0x7f) return std::numeric_limits<float>::quiet_NaN();
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  const float size = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
+                                   : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+  return (code & 0x80) != 0 ? -size : size;
+}
+
+void CopyE4M3Row(std::span<const std::byte> codes, float scale, std::byte* out) {
+  static const std::array<float, 256> kValues = [] {
+    std::array<float, 256> values;
+    for (int code = 0; code < 256; ++code) values[code] = FromE4M3(static_cast<uint8_t>(code));
+    return values;
+  }();
+  for (size_t i = 0; i < codes.size(); ++i) {
+    const BF16 value = ToBF16(kValues[static_cast<uint8_t>(codes[i])] * scale);
+    std::memcpy(out + 2 * i, &value, sizeof(value));
+  }
+}
+
 }  // namespace
+
+std::span<const std::byte> TensorSource::E4M3Row(int64_t r, float& scale) const {
+  const auto source = static_cast<size_t>(SourceRow(r));
+  scale = scales[scales.size() == 1 ? 0 : source];
+  return bytes.subspan(source * static_cast<size_t>(cols), static_cast<size_t>(cols));
+}
 
 int64_t TensorSource::SourceRow(int64_t r) const {
   if (pattern.rows > 0) return pattern.SourceRow(r);
@@ -63,6 +94,11 @@ void TensorSource::CopyRow(int64_t r, std::byte* out) const {
         std::memcpy(out + static_cast<size_t>(c) * element,
                     bytes.data() + static_cast<size_t>(c * stored_cols + source) * element, element);
       return;
+    }
+    case TensorLayout::kE4M3: {
+      float scale;
+      const std::span<const std::byte> codes = E4M3Row(r, scale);
+      return CopyE4M3Row(codes, scale, out);
     }
     case TensorLayout::kMxfp4: {
       const int64_t blocks = cols / BlockElements(type);

@@ -239,11 +239,11 @@ TEST(CheckpointErrors, NameAMissingTensor) {
 
 TEST(CheckpointErrors, NameATypeThatIsNotRead) {
   TinyFolder folder;
-  folder.dtype = "F8_E4M3";
+  folder.dtype = "F8_E5M2";
   folder.element_bytes = 1;
   EXPECT_EQ(folder.Error(),
-            "model.safetensors: tensor model.embed_tokens.weight is stored as F8_E4M3; F32, F16 and BF16 are read from "
-            "safetensors");
+            "model.safetensors: tensor model.embed_tokens.weight is stored as F8_E5M2; F32, F16, BF16 and, with "
+            "scales, F8_E4M3 are read from safetensors");
 }
 
 TEST(CheckpointErrors, AnUnknownTensorIsAWarningAndTheirNumberIsBounded) {
