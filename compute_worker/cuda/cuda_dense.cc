@@ -55,8 +55,8 @@ absl::StatusOr<std::unique_ptr<DenseBackend>> CudaDense::Create(const CudaModel&
 
 absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options) {
   kernels::cuda::CudaDevice& device = model_.device();
-  DT_ASSIGN_OR_RETURN(gemm_, kernels::cuda::CudaGemm::Create(device));
-  DT_ASSIGN_OR_RETURN(sampler_, CudaTokenSampler::Create(model_, stream_, *gemm_, options.max_step_tokens,
+  DT_ASSIGN_OR_RETURN(product_, kernels::cuda::CudaProduct::Create(device, model_.keeps()));
+  DT_ASSIGN_OR_RETURN(sampler_, CudaTokenSampler::Create(model_, stream_, *product_, options.max_step_tokens,
                                                          options.micro_batches));
   most_rows_ = options.max_step_tokens;
   const int64_t rows = most_rows_ + kRowStep;
@@ -84,8 +84,8 @@ absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options) {
   std::vector<const CudaHybridWeights*> hybrid;
   for (const CudaStep& step : model_.steps()) hybrid.push_back(step.hybrid.get());
   if (std::any_of(hybrid.begin(), hybrid.end(), [](const CudaHybridWeights* weights) { return weights != nullptr; })) {
-    DT_ASSIGN_OR_RETURN(hybrid_, CudaHybrid::Create(device, model_.model(), table_, std::move(hybrid), stream_, *gemm_,
-                                                    {rows, options.micro_batches, model_.type()}));
+    DT_ASSIGN_OR_RETURN(hybrid_, CudaHybrid::Create(device, model_.model(), table_, std::move(hybrid), stream_,
+                                                    *product_, {rows, options.micro_batches, model_.type()}));
   }
   for (int i = 0; stay_on_device_ && i < options.micro_batches; ++i) {
     micro_batches_[i].work = &device.WorkerStep(i);
@@ -195,7 +195,6 @@ absl::Status CudaDense::EmbedTokens(const ComputeWorkerCore& core, MicroBatchId 
                                   reinterpret_cast<int32_t*>(host + positions_at)));
   DT_RETURN_IF_ERROR(batch.upload->Send(stream_));
   kernels::cuda::EmbedLaunch embed;
-  embed.table = model_.embedding();
   embed.ids = reinterpret_cast<const int32_t*>(batch.upload->device() + ids_at);
   if (const auto before = core.DrawnBy(id); before.has_value()) embed.drawn = sampler_->drawn(*before);
   embed.out = batch.x->data();
@@ -205,7 +204,9 @@ absl::Status CudaDense::EmbedTokens(const ComputeWorkerCore& core, MicroBatchId 
   embed.rows = static_cast<int32_t>(batch.rows);
   embed.size = static_cast<int32_t>(hidden());
   DT_RETURN_IF_ERROR(Enqueue(batch, {StepWork::Word(embed.ids), StepWork::Word(embed.drawn)},
-                             [embed](CudaStream& stream) { return kernels::cuda::Embed(stream, embed); }));
+                             [this, embed](CudaStream& stream) {
+                               return kernels::cuda::EmbedFrom(stream, model_.embedding(), embed);
+                             }));
   return ComputeAngles(core.PlanOf(id), reinterpret_cast<const int32_t*>(batch.upload->device() + positions_at), batch);
 }
 
@@ -350,15 +351,14 @@ absl::Status CudaDense::MultiplyHeads(size_t index, MicroBatch& batch) {
 absl::Status CudaDense::Multiply(const CudaProjection& w, const void* in, int64_t rows, void* out) {
   kernels::cuda::GemmCall call{};
   call.x = in;
-  call.w = w.weights.data();
   call.y = out;
   call.bias = w.bias != nullptr ? w.bias->data() : nullptr;
   call.m = PaddedRows(rows);
   call.n = w.weights.rows();
-  call.k = call.x_stride = call.w_stride = w.weights.cols();
+  call.k = call.x_stride = w.weights.cols();
   call.y_stride = call.n;
   call.type = gemm_type();
-  return gemm_->Run(stream_, call);
+  return product_->Run(stream_, w.weights, call);
 }
 
 absl::Status CudaDense::AddProjection(const CudaProjection& w, const BufferPtr& post_norm, float eps, float scale,
@@ -366,16 +366,15 @@ absl::Status CudaDense::AddProjection(const CudaProjection& w, const BufferPtr& 
   const bool aside = post_norm != nullptr || scale != 1;
   kernels::cuda::GemmCall call{};
   call.x = in;
-  call.w = w.weights.data();
   call.y = aside ? aside_->data() : batch.x->data();
   call.bias = w.bias != nullptr ? w.bias->data() : nullptr;
   call.m = PaddedRows(batch.rows);
   call.n = call.y_stride = w.weights.rows();
-  call.k = call.x_stride = call.w_stride = w.weights.cols();
+  call.k = call.x_stride = w.weights.cols();
   call.type = gemm_type();
   call.y_is_f32 = 1;
   call.accumulate = aside ? 0 : 1;
-  DT_RETURN_IF_ERROR(gemm_->Run(stream_, call));
+  DT_RETURN_IF_ERROR(product_->Run(stream_, w.weights, call));
   if (!aside) return absl::OkStatus();
   if (post_norm != nullptr)
     DT_RETURN_IF_ERROR(Norm(post_norm, eps, Floats(aside_), aside_->data(), WireType::kF32, batch.rows));

@@ -9,7 +9,7 @@
 #include "compute_worker/cuda/cuda_token_sampler.h"
 #include "compute_worker/step_wire.h"
 #include "exchange/cuda/gpu_exchange.h"
-#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/cuda_product.h"
 #include "kernels/cuda/staged_upload.h"
 #include "kernels/cuda/step_work.h"
 
@@ -121,7 +121,7 @@ class CudaDense final : public DenseBackend {
   kernels::cuda::CudaStream& stream_;
   const bool stay_on_device_;
   kernels::cuda::PinnedHost pinned_;
-  std::unique_ptr<kernels::cuda::CudaGemm> gemm_;
+  std::unique_ptr<kernels::cuda::CudaProduct> product_;
   std::unique_ptr<CudaTokenSampler> sampler_;
   std::unique_ptr<CudaHybrid> hybrid_;  // null for a dense model
   int64_t most_rows_ = 0;

@@ -38,9 +38,10 @@ absl::StatusOr<std::unique_ptr<CudaHybrid>> CudaHybrid::Create(kernels::cuda::Cu
                                                                const proto::AttentionTable& table,
                                                                std::vector<const CudaHybridWeights*> weights,
                                                                kernels::cuda::CudaStream& stream,
-                                                               kernels::cuda::CudaGemm& gemm, const Shape& shape) {
+                                                               kernels::cuda::CudaProduct& product,
+                                                               const Shape& shape) {
   std::unique_ptr<CudaHybrid> hybrid(
-      new CudaHybrid(device, model, table, std::move(weights), stream, gemm, shape));
+      new CudaHybrid(device, model, table, std::move(weights), stream, product, shape));
   for (size_t i = 0; i < model.steps.size(); ++i)
     if (hybrid->weights_[i] != nullptr) hybrid->WidenFor(i);
   DT_RETURN_IF_ERROR(hybrid->Allocate());
@@ -98,17 +99,16 @@ absl::Status CudaHybrid::Multiply(const CudaProjection& w, const void* in, int64
                                   int64_t out_step) {
   kernels::cuda::GemmCall call{};
   call.x = in;
-  call.w = w.weights.data();
   call.y = out;
   call.bias = w.bias != nullptr ? w.bias->data() : nullptr;
   call.m = PaddedRows(rows);
   call.n = w.weights.rows();
-  call.k = call.x_stride = call.w_stride = w.weights.cols();
+  call.k = call.x_stride = w.weights.cols();
   call.y_stride = out_step > 0 ? out_step : call.n;
   call.type = shape_.type == WireType::kBF16 ? kernels::cuda::GemmType::kBF16 : kernels::cuda::GemmType::kF16;
   call.y_is_f32 = result != Result::kWire;
   call.accumulate = result == Result::kAdded;
-  return gemm_.Run(stream_, call);
+  return product_.Run(stream_, w.weights, call);
 }
 
 absl::Status CudaHybrid::MultiplyLowRank(const CudaLowRank& w, const void* in, int64_t rows, Result result,

@@ -6,7 +6,7 @@
 #include "base/status.h"
 #include "compute_worker/cuda/cuda_hybrid_model.h"
 #include "kernels/cuda/cuda_hybrid_ops.h"
-#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/cuda_product.h"
 #include "model/loaded_model.h"
 #include "proto/attention_spec.h"
 
@@ -30,7 +30,7 @@ class CudaHybrid {
                                                             const proto::AttentionTable& table,
                                                             std::vector<const CudaHybridWeights*> weights,
                                                             kernels::cuda::CudaStream& stream,
-                                                            kernels::cuda::CudaGemm& gemm, const Shape& shape);
+                                                            kernels::cuda::CudaProduct& product, const Shape& shape);
 
   // h of the layer, [rows, hidden], kept for gates and for a second op of the layer.
   absl::Status KeepInput(int micro_batch, const void* h, int64_t rows);
@@ -60,13 +60,13 @@ class CudaHybrid {
   using BufferPtr = std::unique_ptr<kernels::Buffer>;
   CudaHybrid(kernels::cuda::CudaDevice& device, const model::LoadedModel& model, const proto::AttentionTable& table,
              std::vector<const CudaHybridWeights*> weights, kernels::cuda::CudaStream& stream,
-             kernels::cuda::CudaGemm& gemm, const Shape& shape)
+             kernels::cuda::CudaProduct& product, const Shape& shape)
       : device_(device),
         model_(model),
         table_(table),
         weights_(std::move(weights)),
         stream_(stream),
-        gemm_(gemm),
+        product_(product),
         shape_(shape) {}
   absl::Status Allocate();
   void WidenFor(size_t index);
@@ -91,7 +91,7 @@ class CudaHybrid {
   const proto::AttentionTable& table_;
   const std::vector<const CudaHybridWeights*> weights_;
   kernels::cuda::CudaStream& stream_;
-  kernels::cuda::CudaGemm& gemm_;
+  kernels::cuda::CudaProduct& product_;
   const Shape shape_;
 
   // Elements of a row of each scratch, over the steps of the model.

@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <random>
+#include <span>
 #include <utility>
 #include <variant>
 
 #include "compute_worker/cuda/cuda_dense.h"
 #include "kernels/cuda/cuda_ops.h"
+#include "model/dequantize.h"
 
 namespace dovetail::compute {
 
@@ -17,6 +20,9 @@ using kernels::cuda::WireType;
 
 namespace {
 
+using kernels::cuda::QuantBytesOf;
+using kernels::cuda::QuantKind;
+
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr int64_t kMostHeadDim = 256;
 
@@ -24,6 +30,17 @@ uint64_t Elements(const model::ModelConfig& config) {
   const uint64_t embedding = config.hidden_size * config.vocab_size;
   return LayerElements(config) + embedding * (config.tie_embeddings ? 1 : 2);
 }
+
+// How a matrix would be kept; none for those that are not in 4 or 8 bits. Random ones are made to be measured.
+std::optional<QuantKind> KindOf(const model::TensorSource& source, bool random = false) {
+  if (source.stored_name.empty() || source.add != 0 || source.cols % 8 != 0) return std::nullopt;
+  if (random) return QuantKind::kU4Offset;
+  if (source.layout == model::TensorLayout::kE4M3) return QuantKind::kE4M3;
+  return kernels::cuda::QuantKindOf(model::RowFormatOf(source.type));
+}
+
+// Whose kernels read 16 bits.
+bool IsExpert(const std::string& name) { return name.find(".experts.") != std::string::npos; }
 
 absl::Status CheckHeadDim(const char* what, int64_t dim) {
   if (dim >= 8 && dim <= kMostHeadDim && dim % 8 == 0) return absl::OkStatus();
@@ -54,11 +71,32 @@ absl::Status CudaModel::Supports(const model::ModelConfig& config, DType type) {
 
 uint64_t CudaModel::WeightBytes(const model::ModelConfig& config) { return 2 * Elements(config); }
 
+absl::StatusOr<uint64_t> CudaModel::KeptWeightBytes(const model::Checkpoint& checkpoint) {
+  uint64_t bytes = 0;
+  for (const std::string& name : checkpoint.names()) {
+    DT_ASSIGN_OR_RETURN(const model::TensorSource source, checkpoint.Find(name));
+    const std::optional<QuantKind> kind = KindOf(source);
+    const bool again = name == "lm_head.weight" && checkpoint.config().tie_embeddings;
+    if (again) continue;
+    bytes += kind.has_value() && !IsExpert(name) ? QuantBytesOf(*kind, source.rows, source.cols).total()
+                                                 : static_cast<uint64_t>(source.rows) * source.cols * 2;
+  }
+  return bytes;
+}
+
+absl::StatusOr<bool> CudaModel::Keeps(GpuWeights how, const model::Checkpoint& checkpoint, uint64_t free_bytes) {
+  if (how == GpuWeights::kDequantise) return false;
+  const uint64_t wide = WeightBytes(checkpoint.config());
+  if (how == GpuWeights::kAuto && wide <= free_bytes / 2) return false;
+  DT_ASSIGN_OR_RETURN(const uint64_t kept, KeptWeightBytes(checkpoint));
+  return kept < wide;
+}
+
 // Takes a model's tensors to the GPU.
 class CudaModel::Reader final : public CudaWeightReader {
  public:
-  Reader(CudaModel& out, bool random, const model::LoadProgress& progress)
-      : out_(out), random_(random), progress_(progress), total_(WeightBytes(out.model_.config())) {}
+  Reader(CudaModel& out, bool random, bool keep, const model::LoadProgress& progress)
+      : out_(out), random_(random), keep_(keep), progress_(progress), total_(WeightBytes(out.model_.config())) {}
 
   absl::Status Open() {
     DT_ASSIGN_OR_RETURN(loader_, kernels::cuda::CudaWeightLoader::Create(out_.device_));
@@ -67,38 +105,16 @@ class CudaModel::Reader final : public CudaWeightReader {
   }
 
   absl::StatusOr<CudaProjection> Stack(const std::vector<const model::Projection*>& parts, bool f32_bias) override {
-    int64_t rows = 0;
-    bool biased = false;
-    for (const model::Projection* part : parts) {
-      rows += part->weights.rows();
-      biased = biased || !part->bias.empty();
-    }
-    CudaProjection stacked;
-    DT_ASSIGN_OR_RETURN(stacked.weights,
-                        CudaWeights::Allocate(out_.device_, rows, parts[0]->weights.cols(), out_.type_));
-    int64_t first = 0;
-    std::vector<float> bias(biased ? rows : 0, 0.0f);
-    for (const model::Projection* part : parts) {
-      if (part->name.empty()) {  // zeros
-        DT_RETURN_IF_ERROR(Zero(stacked.weights, first, part->weights.rows()));
-        first += part->weights.rows();
-        continue;
-      }
-      DT_RETURN_IF_ERROR(Fill(stacked.weights, first, part->name + ".weight"));
-      std::copy(part->bias.begin(), part->bias.end(), bias.begin() + (biased ? first : 0));
-      first += part->weights.rows();
-    }
-    if (biased) {
-      DT_ASSIGN_OR_RETURN(stacked.bias, Bias(bias, f32_bias));
-    }
-    return stacked;
+    return Stack(parts, f32_bias, keep_);
+  }
+  absl::StatusOr<CudaProjection> StackWide(const std::vector<const model::Projection*>& parts,
+                                           bool f32_bias) override {
+    return Stack(parts, f32_bias, /*keep=*/false);
   }
 
   absl::StatusOr<CudaWeights> Matrix(const std::string& name) {
     DT_ASSIGN_OR_RETURN(const model::TensorSource source, out_.model_.checkpoint->Find(name));
-    DT_ASSIGN_OR_RETURN(CudaWeights weights, CudaWeights::Allocate(out_.device_, source.rows, source.cols, out_.type_));
-    DT_RETURN_IF_ERROR(Fill(weights, 0, name));
-    return weights;
+    return Below({source}, source.cols, keep_);
   }
 
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> Norm(const model::RmsNorm& norm) override {
@@ -140,20 +156,123 @@ class CudaModel::Reader final : public CudaWeightReader {
     return buffer;
   }
 
-  absl::Status Zero(CudaWeights& weights, int64_t first, int64_t count) {
-    const size_t row_bytes = static_cast<size_t>(weights.cols()) * 2;
-    auto* const at = static_cast<std::byte*>(weights.mutable_data()) + first * row_bytes;
-    DT_RETURN_IF_ERROR(stream_->Fill(at, 0, count * row_bytes));
+  absl::StatusOr<CudaProjection> Stack(const std::vector<const model::Projection*>& parts, bool f32_bias, bool keep) {
+    std::vector<model::TensorSource> sources;
+    bool biased = false;
+    for (const model::Projection* part : parts) {
+      model::TensorSource source;  // zeros, if it has no name
+      source.rows = part->weights.rows(), source.cols = part->weights.cols();
+      if (!part->name.empty()) {
+        DT_ASSIGN_OR_RETURN(source, out_.model_.checkpoint->Find(part->name + ".weight"));
+      }
+      sources.push_back(std::move(source));
+      biased = biased || !part->bias.empty();
+    }
+    CudaProjection stacked;
+    DT_ASSIGN_OR_RETURN(stacked.weights, Below(sources, parts[0]->weights.cols(), keep));
+    if (!biased) return stacked;
+    std::vector<float> bias;
+    for (const model::Projection* part : parts) {
+      bias.insert(bias.end(), part->bias.begin(), part->bias.end());
+      if (part->bias.empty()) bias.resize(bias.size() + part->weights.rows(), 0.0f);
+    }
+    DT_ASSIGN_OR_RETURN(stacked.bias, Bias(bias, f32_bias));
+    return stacked;
+  }
+
+  // Matrices below each other: kept, if all of them can be.
+  absl::StatusOr<CudaWeights> Below(const std::vector<model::TensorSource>& sources, int64_t cols, bool keep) {
+    keep = keep && std::all_of(sources.begin(), sources.end(), [&](const model::TensorSource& source) {
+             return KindOf(source, random_).has_value();
+           });
+    if (keep) return KeepBelow(sources, cols);
+    int64_t rows = 0, first = 0;
+    for (const model::TensorSource& source : sources) rows += source.rows;
+    DT_ASSIGN_OR_RETURN(CudaWeights weights, CudaWeights::Allocate(out_.device_, rows, cols, out_.type_));
+    for (const model::TensorSource& source : sources) {
+      DT_RETURN_IF_ERROR(Fill(weights, first, source));
+      first += source.rows;
+    }
+    out_.weight_bytes_ += weights.size_bytes();
+    return weights;
+  }
+
+  // Where tiles of one end with its rows, the next one of the same kind continues: fewer products.
+  absl::StatusOr<CudaWeights> KeepBelow(std::span<const model::TensorSource> sources, int64_t cols) {
+    std::vector<CudaWeights::KeptRows> kept;
+    std::vector<std::span<const model::TensorSource>> members;
+    for (size_t i = 0; i < sources.size(); ++i) {
+      const QuantKind kind = *KindOf(sources[i], random_);
+      if (!kept.empty() && kept.back().kind == kind && kept.back().rows % kernels::cuda::kQuantTileRows == 0) {
+        kept.back().rows += sources[i].rows;
+        members.back() = sources.subspan(i - members.back().size(), members.back().size() + 1);
+      } else {
+        kept.push_back({kind, sources[i].rows});
+        members.push_back(sources.subspan(i, 1));
+      }
+    }
+    DT_ASSIGN_OR_RETURN(CudaWeights weights, CudaWeights::AllocateKept(out_.device_, kept, cols, out_.type_));
+    for (size_t i = 0; i < kept.size(); ++i) {
+      DT_RETURN_IF_ERROR(random_ ? FillRandom(weights.kept()[i].matrix)
+                                 : loader_->FillKept(weights, i, [&](int64_t tile, kernels::cuda::QuantTile out) {
+                                     PackTile(members[i], tile * kernels::cuda::kQuantTileRows, out);
+                                   }));
+    }
+    out_.keeps_ = true;
+    out_.weight_bytes_ += weights.size_bytes();
+    Show(weights.rows() * cols);
+    return weights;
+  }
+
+  // Rows from `first` on of matrices of one kind.
+  static void PackTile(std::span<const model::TensorSource> sources, int64_t first, kernels::cuda::QuantTile out) {
+    size_t at = 0;
+    while (first >= sources[at].rows) first -= sources[at++].rows;
+    const model::TensorSource& source = sources[at];
+    const size_t count = std::min<int64_t>(kernels::cuda::kQuantTileRows, source.rows - first);
+    const std::byte* rows[kernels::cuda::kQuantTileRows];
+    if (source.layout == model::TensorLayout::kE4M3) {
+      float scales[kernels::cuda::kQuantTileRows];
+      for (size_t i = 0; i < count; ++i) rows[i] = source.E4M3Row(first + static_cast<int64_t>(i), scales[i]).data();
+      return kernels::cuda::PackE4M3Tile(source.cols, {rows, count}, {scales, count}, out);
+    }
+    std::vector<std::byte> bytes(count * source.row_bytes);
+    for (size_t i = 0; i < count; ++i) {
+      std::byte* const row = bytes.data() + i * source.row_bytes;
+      source.CopyRow(first + static_cast<int64_t>(i), row);
+      rows[i] = row;
+    }
+    kernels::cuda::PackQuantTile(model::RowFormatOf(source.type), source.cols, {rows, count}, out);
+  }
+
+  // Codes of any bits, and scales that make about the spread of trained weights.
+  absl::Status FillRandom(const kernels::cuda::QuantMatrix& w) {
+    const kernels::cuda::QuantBytes bytes = QuantBytesOf(w.kind, w.rows, w.cols);
+    for (const auto& [to, size] : {std::pair{w.codes, bytes.codes}, std::pair{w.scales, bytes.scales}}) {
+      kernels::cuda::RandomLaunch random;
+      random.out = const_cast<void*>(to);
+      random.type = WireType::kF16;
+      random.range = 0.2f / std::sqrt(static_cast<float>(w.cols));
+      random.seed = ++seed_;
+      random.count = static_cast<int64_t>(size / 2);
+      DT_RETURN_IF_ERROR(kernels::cuda::FillRandom(*stream_, random));
+    }
+    const std::vector<float> ones(bytes.factors / sizeof(float), 1.0f);
+    DT_RETURN_IF_ERROR(stream_->Copy(const_cast<float*>(w.factor), ones.data(), bytes.factors));
     return stream_->SynchronizeStatus();
   }
 
-  absl::Status Fill(CudaWeights& weights, int64_t first, const std::string& name) {
-    DT_ASSIGN_OR_RETURN(const model::TensorSource source, out_.model_.checkpoint->Find(name));
+  absl::Status Fill(CudaWeights& weights, int64_t first, const model::TensorSource& source) {
     const size_t row_bytes = static_cast<size_t>(source.cols) * 2;
+    std::byte* const at = static_cast<std::byte*>(weights.mutable_data()) + first * row_bytes;
+    if (source.stored_name.empty()) {  // zeros
+      DT_RETURN_IF_ERROR(stream_->Fill(at, 0, source.rows * row_bytes));
+      return stream_->SynchronizeStatus();
+    }
     if (random_) {
       // About the spread of trained weights: products keep the size of what goes in.
       kernels::cuda::RandomLaunch random;
-      random.out = static_cast<std::byte*>(weights.mutable_data()) + first * row_bytes;
+      random.out = at;
       random.type = out_.type_;
       random.range = std::sqrt(3.0f / static_cast<float>(source.cols));
       random.seed = ++seed_;
@@ -166,41 +285,49 @@ class CudaModel::Reader final : public CudaWeightReader {
                                          source.ReadRows(row, count, out);
                                        }));
     }
-    out_.weight_bytes_ += row_bytes * source.rows;
-    if (progress_) progress_(std::min(1.0, static_cast<double>(out_.weight_bytes_) / static_cast<double>(total_)));
+    Show(source.rows * source.cols);
     return absl::OkStatus();
   }
 
+  void Show(int64_t elements) {
+    read_ += 2 * static_cast<uint64_t>(elements);
+    if (progress_) progress_(std::min(1.0, static_cast<double>(read_) / static_cast<double>(total_)));
+  }
+
   CudaModel& out_;
-  const bool random_;
+  const bool random_, keep_;
   const model::LoadProgress& progress_;
   const uint64_t total_;
-  uint64_t seed_ = 0;
+  uint64_t seed_ = 0, read_ = 0;
   std::unique_ptr<kernels::cuda::CudaWeightLoader> loader_;
   std::unique_ptr<kernels::cuda::CudaStream> stream_;
 };
 
 namespace {
 
-absl::Status CheckRoom(CudaDevice& device, const model::ModelConfig& config) {
-  DT_ASSIGN_OR_RETURN(const CudaDevice::Memory memory, device.memory());
-  const uint64_t needed = CudaModel::WeightBytes(config);
+absl::Status CheckRoom(CudaDevice& device, uint64_t needed, bool keep, const CudaDevice::Memory& memory) {
   if (needed <= memory.free_bytes) return absl::OkStatus();
   return ResourceExhausted(device.name(), " (", device.info().name, "): the weights need ", needed / kMiB,
-                           " MiB in 16 bits, and ", memory.free_bytes / kMiB, " of ", memory.total_bytes / kMiB,
-                           " MiB are free; take a smaller model, another GPU or --device cpu");
+                           keep ? " MiB as the file has them" : " MiB in 16 bits", ", and ", memory.free_bytes / kMiB,
+                           " of ", memory.total_bytes / kMiB, " MiB are free; take a smaller model, another GPU, ",
+                           keep ? "" : "a file in 4 or 8 bits with --gpu-weights keep, ", "or --device cpu");
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaModel>> CudaModel::Load(CudaDevice& device, const model::LoadedModel& model,
                                                            DType type, bool random,
-                                                           const model::LoadProgress& progress) {
+                                                           GpuWeights how, const model::LoadProgress& progress) {
   const model::ModelConfig& config = model.config();
   DT_RETURN_IF_ERROR(Supports(config, type));
-  DT_RETURN_IF_ERROR(CheckRoom(device, config));
+  DT_ASSIGN_OR_RETURN(const CudaDevice::Memory memory, device.memory());
+  DT_ASSIGN_OR_RETURN(bool keep, Keeps(how, *model.checkpoint, memory.free_bytes));
+  DT_ASSIGN_OR_RETURN(const uint64_t needed,
+                      keep ? KeptWeightBytes(*model.checkpoint) : absl::StatusOr<uint64_t>(WeightBytes(config)));
+  if (random) keep = how == GpuWeights::kKeep;
+  DT_RETURN_IF_ERROR(CheckRoom(device, needed, keep, memory));
   std::unique_ptr<CudaModel> out(new CudaModel(device, model, WireTypeOf(type)));
-  Reader reader(*out, random, progress);
+  Reader reader(*out, random, keep, progress);
   DT_RETURN_IF_ERROR(reader.Open());
   out->steps_.resize(model.steps.size());
   for (size_t i = 0; i < model.steps.size(); ++i) {

@@ -22,20 +22,33 @@ struct CudaStep {
   std::unique_ptr<CudaHybridWeights> hybrid;  // null in a dense model's steps
 };
 
-// A model's weights on a GPU, in one 16-bit type, and the layers over them. Quantised weights are dequantised
-// once. Immutable; `model`, read with WeightFormat::kElsewhere, and `device` outlive it.
+// --gpu-weights: what becomes of weights that a file has in 4 or 8 bits. Kept, they take about as much memory, and
+// steps of few tokens are faster, since they read less; prompts are slower, since weights are unpacked for each. Those
+// of experts are dequantised.
+enum class GpuWeights {
+  kAuto,        // kept where they would take more than half of the free memory in 16 bits
+  kKeep,
+  kDequantise,  // once, as they are loaded
+};
+
+// A model's weights on a GPU, in one 16-bit type or as the file has them, and the layers over them. Immutable; `model`,
+// read with WeightFormat::kElsewhere, and `device` outlive it.
 class CudaModel final : public DenseBackendFactory {
  public:
   // OK if such a model, with K, V and activations in `type`, can run here; else kUnimplemented names what is missing.
   static absl::Status Supports(const model::ModelConfig& config, DType type);
-  // Bytes of all weights there.
+  // Bytes of all weights there, in 16 bits.
   static uint64_t WeightBytes(const model::ModelConfig& config);
+  // The same where those in 4 and 8 bits are kept. kNotFound as Checkpoint::Find.
+  static absl::StatusOr<uint64_t> KeptWeightBytes(const model::Checkpoint& checkpoint);
+  // What kAuto becomes with so much memory free.
+  static absl::StatusOr<bool> Keeps(GpuWeights how, const model::Checkpoint& checkpoint, uint64_t free_bytes);
 
   // kUnimplemented as Supports; kResourceExhausted names what is needed, what is free and what would fit.
-  // `random`: weights are made there, and none are read.
+  // `random`: weights are made there, and none are read; with kKeep as if they came in 4 bits with scales and offsets.
   static absl::StatusOr<std::unique_ptr<CudaModel>> Load(kernels::cuda::CudaDevice& device,
                                                          const model::LoadedModel& model, DType type, bool random,
-                                                         const model::LoadProgress& progress);
+                                                         GpuWeights how, const model::LoadProgress& progress);
 
   absl::StatusOr<std::unique_ptr<DenseBackend>> Create(const proto::AttentionTable& table,
                                                        const ComputeWorkerOptions& options,
@@ -45,8 +58,9 @@ class CudaModel final : public DenseBackendFactory {
   const model::LoadedModel& model() const { return model_; }
   kernels::cuda::WireType type() const { return type_; }
   const std::vector<CudaStep>& steps() const { return steps_; }
-  const void* embedding() const { return embedding_.data(); }            // [vocab][hidden]
-  const void* head() const { return head_.rows() > 0 ? head_.data() : embedding_.data(); }
+  bool keeps() const { return keeps_; }  // whether any weights are in 4 or 8 bits
+  const kernels::cuda::CudaWeights& embedding() const { return embedding_; }  // [vocab][hidden]
+  const kernels::cuda::CudaWeights& head() const { return head_.rows() > 0 ? head_ : embedding_; }
   const float* final_norm() const { return reinterpret_cast<const float*>(final_norm_->data()); }
   size_t weight_bytes() const { return weight_bytes_; }
 
@@ -62,6 +76,7 @@ class CudaModel final : public DenseBackendFactory {
   kernels::cuda::CudaWeights embedding_, head_;  // head_ is empty if it is the embedding
   std::unique_ptr<kernels::Buffer> final_norm_;
   size_t weight_bytes_ = 0;
+  bool keeps_ = false;
 };
 
 // As kernels name the types.

@@ -20,11 +20,11 @@ size_t RowScratchBytes(int64_t vocab) { return (kernels::SamplingScratchBytes(vo
 
 absl::StatusOr<std::unique_ptr<CudaTokenSampler>> CudaTokenSampler::Create(const CudaModel& model,
                                                                            kernels::cuda::CudaStream& stream,
-                                                                           kernels::cuda::CudaGemm& gemm,
+                                                                           kernels::cuda::CudaProduct& product,
                                                                            int most_rows, int micro_batches) {
   const int rows = std::min(kRowsAtOnce, most_rows);
   const model::ModelConfig& config = model.model().config();
-  std::unique_ptr<CudaTokenSampler> sampler(new CudaTokenSampler(model, stream, gemm, rows));
+  std::unique_ptr<CudaTokenSampler> sampler(new CudaTokenSampler(model, stream, product, rows));
   const int64_t room = rows + kRowStep;
   DT_ASSIGN_OR_RETURN(sampler->normed_, model.device().Allocate(room * config.hidden_size * sizeof(uint16_t)));
   DT_ASSIGN_OR_RETURN(sampler->device_logits_, model.device().Allocate(room * config.vocab_size * sizeof(float)));
@@ -98,11 +98,10 @@ absl::Status CudaTokenSampler::Fetch(size_t count) {
 kernels::cuda::GemmCall CudaTokenSampler::HeadCall(size_t count) const {
   kernels::cuda::GemmCall call{};
   call.x = normed_->data();
-  call.w = on_device_.head();
   call.y = device_logits_->data();
   call.m = static_cast<int64_t>(count <= kRowStep ? count : (count + kRowStep - 1) / kRowStep * kRowStep);
   call.n = call.y_stride = vocab_;
-  call.k = call.x_stride = call.w_stride = model_.config().hidden_size;
+  call.k = call.x_stride = model_.config().hidden_size;
   call.type = on_device_.type() == WireType::kBF16 ? kernels::cuda::GemmType::kBF16 : kernels::cuda::GemmType::kF16;
   call.y_is_f32 = 1;
   return call;
@@ -150,7 +149,7 @@ absl::StatusOr<bool> CudaTokenSampler::Begin(const proto::StepPlan& plan, const 
         const absl::Status normed = NormRows(residual, 0, count);
         rows_.swap(draws.rows);
         DT_RETURN_IF_ERROR(normed);
-        DT_RETURN_IF_ERROR(gemm_.Run(stream, HeadCall(count)));
+        DT_RETURN_IF_ERROR(product_.Run(stream, on_device_.head(), HeadCall(count)));
         return draws.sampler->Draw(stream, reinterpret_cast<const float*>(device_logits_->data()), vocab_);
       }));
   return true;
@@ -181,7 +180,7 @@ absl::Status CudaTokenSampler::Finish(const proto::StepPlan& plan, MicroBatchId 
 absl::Status CudaTokenSampler::ComputeLogits(const proto::StepPlan& plan, const float* residual, size_t first,
                                              size_t count, const proto::StepResult& result) {
   DT_RETURN_IF_ERROR(NormRows(residual, first, count));
-  DT_RETURN_IF_ERROR(gemm_.Run(cuda_stream_, HeadCall(count)));
+  DT_RETURN_IF_ERROR(product_.Run(cuda_stream_, on_device_.head(), HeadCall(count)));
   for_host_.assign(count, false);
   for (size_t i = 0; i < count; ++i) for_host_[i] = IsForHost(plan, rows_[first + i]);
   const absl::Status drawn = Draw(plan, first, count, result);

@@ -4,7 +4,7 @@
 
 #include "compute_worker/cuda/cuda_model.h"
 #include "compute_worker/token_sampler.h"
-#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/cuda_product.h"
 #include "kernels/cuda/cuda_sampler.h"
 #include "kernels/cuda/step_work.h"
 
@@ -20,7 +20,7 @@ class CudaTokenSampler final : public TokenSampler {
   // kResourceExhausted. All outlive it.
   static absl::StatusOr<std::unique_ptr<CudaTokenSampler>> Create(const CudaModel& model,
                                                                   kernels::cuda::CudaStream& stream,
-                                                                  kernels::cuda::CudaGemm& gemm, int most_rows,
+                                                                  kernels::cuda::CudaProduct& product, int most_rows,
                                                                   int micro_batches);
 
   // Adds the end of a step to its work, if nobody but the device needs its logits, and one chunk holds it. False: it
@@ -43,11 +43,12 @@ class CudaTokenSampler final : public TokenSampler {
   void HandleRows(const proto::StepPlan& plan, size_t first, size_t count, proto::StepResult& result) override;
 
  private:
-  CudaTokenSampler(const CudaModel& model, kernels::cuda::CudaStream& stream, kernels::cuda::CudaGemm& gemm, int rows)
+  CudaTokenSampler(const CudaModel& model, kernels::cuda::CudaStream& stream,
+                   kernels::cuda::CudaProduct& product, int rows)
       : TokenSampler(model.model(), model.device(), stream, rows),
         on_device_(model),
         cuda_stream_(stream),
-        gemm_(gemm) {}
+        product_(product) {}
 
   // One step under way.
   struct Draws {
@@ -67,7 +68,7 @@ class CudaTokenSampler final : public TokenSampler {
 
   const CudaModel& on_device_;
   kernels::cuda::CudaStream& cuda_stream_;
-  kernels::cuda::CudaGemm& gemm_;
+  kernels::cuda::CudaProduct& product_;
   std::unique_ptr<kernels::Buffer> normed_, device_logits_;
   std::vector<Draws> draws_;  // by micro-batch; the first one's sampler is also that of chunks
   std::vector<kernels::SamplingParams> params_;

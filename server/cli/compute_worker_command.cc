@@ -16,7 +16,7 @@ absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
   DT_RETURN_IF_ERROR(control::CheckAddress("--scheduler", options.scheduler, /*may_be_free=*/false));
   DT_ASSIGN_OR_RETURN(options.security, SecurityOf(flags.control));
   DT_ASSIGN_OR_RETURN(auto checkpoint, OpenModel(flags.engine));
-  DT_ASSIGN_OR_RETURN(const auto device, CreateDevice(flags.engine, checkpoint->config()));
+  DT_ASSIGN_OR_RETURN(const auto device, CreateDevice(flags.engine, *checkpoint));
   DT_ASSIGN_OR_RETURN(const ModelOnDevice loaded,
                       LoadOpenModel(flags.engine, std::move(checkpoint), *device, TerminalProgress("loading")));
   const std::unique_ptr<model::LoadedModel>& model = loaded.model;

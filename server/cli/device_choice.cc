@@ -62,7 +62,8 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> OpenAny(const DeviceRequest& request
   DT_RETURN_IF_ERROR(survey.status);
   DT_RETURN_IF_ERROR(CheckModel(request, config));
   absl::Status first;
-  const uint64_t needed = compute::CudaModel::WeightBytes(config) + kRoomBesideWeights;
+  const uint64_t weights = request.weight_bytes > 0 ? request.weight_bytes : compute::CudaModel::WeightBytes(config);
+  const uint64_t needed = weights + kRoomBesideWeights;
   for (const kernels::cuda::CudaDeviceSummary& gpu : survey.devices) {
     absl::Status usable = gpu.usable;
     if (usable.ok() && gpu.free_bytes < needed) {

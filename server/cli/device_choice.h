@@ -26,6 +26,7 @@ struct DeviceRequest {
   int threads = 0;
   bool f32_weights = false;  // --dtype float32
   DType kv = DType::kBF16;
+  uint64_t weight_bytes = 0;  // on a GPU; 0: all of them in 16 bits
 };
 
 // Where the model's dense layers run. "auto": the first GPU that can run the model and has room for it, else the CPU,

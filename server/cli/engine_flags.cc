@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <utility>
@@ -31,6 +32,13 @@ void AddWeightFlags(CLI::App& command, EngineFlags& flags) {
                      "made on a GPU, to measure with")
       ->check(OneOf({"auto", "dummy"}))
       ->type_name("FORMAT")
+      ->group("Model");
+  command.add_option("--gpu-weights", flags.gpu_weights,
+                     "Weights that a file has in 4 or 8 bits, on a GPU: keep them so, which reads less for each token "
+                     "but unpacks them for each prompt; or dequantise them once to 16 bits; auto: keep where 16 bits "
+                     "would take more than half of the free memory")
+      ->check(OneOf({"auto", "keep", "dequantise"}))
+      ->type_name("HOW")
       ->group("Model");
   command.add_option("--kv-cache-dtype", flags.kv_cache_dtype,
                      "K and V, in memory and on the wire: bfloat16, float16, float32; fp8_e4m3: 8 bits in a GPU's "
@@ -244,8 +252,14 @@ absl::StatusOr<compute::ComputeWorkerTuning> TuningOf(const EngineFlags& flags) 
 }
 
 absl::StatusOr<std::unique_ptr<kernels::Device>> CreateDevice(const EngineFlags& flags,
-                                                              const model::ModelConfig& config) {
-  return ChooseDevice({flags.device, flags.threads, flags.dtype == "float32", KvDtypeOf(flags)}, config);
+                                                              const model::Checkpoint& checkpoint) {
+  DeviceRequest request{flags.device, flags.threads, flags.dtype == "float32", KvDtypeOf(flags)};
+  request.weight_bytes = compute::CudaModel::WeightBytes(checkpoint.config());
+  if (flags.gpu_weights != "dequantise") {
+    DT_ASSIGN_OR_RETURN(const uint64_t kept, compute::CudaModel::KeptWeightBytes(checkpoint));
+    request.weight_bytes = std::min(request.weight_bytes, kept);
+  }
+  return ChooseDevice(request, checkpoint.config());
 }
 
 absl::StatusOr<std::unique_ptr<model::Checkpoint>> OpenModel(const EngineFlags& flags) {
@@ -262,6 +276,15 @@ absl::StatusOr<std::unique_ptr<model::Checkpoint>> OpenModel(const EngineFlags& 
   return checkpoint;
 }
 
+namespace {
+
+compute::GpuWeights GpuWeightsOf(const EngineFlags& flags) {
+  if (flags.gpu_weights == "keep") return compute::GpuWeights::kKeep;
+  return flags.gpu_weights == "dequantise" ? compute::GpuWeights::kDequantise : compute::GpuWeights::kAuto;
+}
+
+}  // namespace
+
 absl::StatusOr<ModelOnDevice> LoadOpenModel(const EngineFlags& flags, std::unique_ptr<model::Checkpoint> checkpoint,
                                             kernels::Device& device, const model::LoadProgress& progress) {
   ModelOnDevice loaded;
@@ -277,7 +300,11 @@ absl::StatusOr<ModelOnDevice> LoadOpenModel(const EngineFlags& flags, std::uniqu
                                        gpu != nullptr ? model::WeightFormat::kElsewhere : WeightFormatOf(flags),
                                        &stream->pool(), gpu != nullptr ? model::LoadProgress{} : progress));
   if (gpu == nullptr) return loaded;
-  DT_ASSIGN_OR_RETURN(loaded.on_gpu, compute::CudaModel::Load(*gpu, *loaded.model, KvDtypeOf(flags), dummy, progress));
+  DT_ASSIGN_OR_RETURN(loaded.on_gpu, compute::CudaModel::Load(*gpu, *loaded.model, KvDtypeOf(flags), dummy,
+                                                               GpuWeightsOf(flags), progress));
+  if (loaded.on_gpu->keeps())
+    LogInfo(device.name(), ": weights are kept in the file's 4 and 8 bits, ", loaded.on_gpu->weight_bytes() >> 20,
+            " MiB (--gpu-weights ", flags.gpu_weights, ")");
   loaded.model->weight_bytes = loaded.on_gpu->weight_bytes();
   return loaded;
 }
@@ -295,7 +322,7 @@ uint64_t KvRoomOf(kernels::cuda::CudaDevice& gpu) {
 absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model::LoadProgress& progress) {
   RunningEngine engine;
   DT_ASSIGN_OR_RETURN(std::unique_ptr<model::Checkpoint> checkpoint, OpenModel(flags));
-  DT_ASSIGN_OR_RETURN(engine.device, CreateDevice(flags, checkpoint->config()));
+  DT_ASSIGN_OR_RETURN(engine.device, CreateDevice(flags, *checkpoint));
   engine.max_model_len = flags.max_model_len == 0 ? checkpoint->config().max_positions : flags.max_model_len;
 
   server::EmbeddedClusterOptions options;

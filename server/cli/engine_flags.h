@@ -18,6 +18,7 @@ namespace dovetail::cli {
 struct EngineFlags {
   std::string model;
   std::string load_format = "auto";
+  std::string gpu_weights = "auto";
   std::string dtype = "auto";
   std::string kv_cache_dtype = "auto";
   std::string state_dtype = "float32";
@@ -58,7 +59,7 @@ attention::KvStorage KvStorageOf(const std::string& kv_cache_dtype);
 DType StateDtypeOf(const EngineFlags& flags);
 // Where the model's dense layers run (device_choice.h).
 absl::StatusOr<std::unique_ptr<kernels::Device>> CreateDevice(const EngineFlags& flags,
-                                                              const model::ModelConfig& config);
+                                                              const model::Checkpoint& checkpoint);
 // Checks --max-model-len, logs the checkpoint's warnings.
 absl::StatusOr<std::unique_ptr<model::Checkpoint>> OpenModel(const EngineFlags& flags);
 // A model with its weights where `device` computes. Destroyed before the device.

@@ -172,6 +172,8 @@ class Up {
                              engine.state_dtype,
                              "--load-format",
                              engine.load_format,
+                             "--gpu-weights",
+                             engine.gpu_weights,
                              "--device",
                              engine.device,
                              "--threads",

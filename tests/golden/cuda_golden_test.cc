@@ -50,13 +50,14 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> OpenGpu() {
 }
 
 absl::StatusOr<OnGpu> Serve(const fs::path& path, Seam seam, DType type = DType::kBF16, int max_model_len = 0,
-                            attention::KvStorage storage = attention::KvStorage::kAsSent) {
+                            attention::KvStorage storage = attention::KvStorage::kAsSent,
+                            compute::GpuWeights weights = compute::GpuWeights::kDequantise) {
   OnGpu run;
   DT_ASSIGN_OR_RETURN(run.device, OpenGpu());
   DT_ASSIGN_OR_RETURN(auto checkpoint, model::OpenCheckpoint(path));
   DT_ASSIGN_OR_RETURN(run.model,
                       model::LoadModel(std::move(checkpoint), model::WeightFormat::kElsewhere, nullptr, {}));
-  DT_ASSIGN_OR_RETURN(run.on_gpu, compute::CudaModel::Load(*run.device, *run.model, type, false, {}));
+  DT_ASSIGN_OR_RETURN(run.on_gpu, compute::CudaModel::Load(*run.device, *run.model, type, false, weights, {}));
   server::EmbeddedClusterOptions options;
   options.kv_dtype = type;
   options.kv_storage = storage;
@@ -177,10 +178,13 @@ TEST(CudaSmolLm2, AgreesWithTheCpuWhereverTheMarginExceedsTwiceTheBudget) {
   options.scheduler.max_model_len = 2048 + 128;
   const auto reference = StartCluster(**cpu, options);
   ASSERT_TRUE(reference.ok()) << reference.status();
-  for (const Seam seam : {Seam::kAhead, Seam::kHost}) {
-    SCOPED_TRACE(Name(seam));
-    auto run = Serve(FetchedSmolLm2(), seam, DType::kBF16, 2048 + 128);
+  for (const auto& [seam, weights] : {std::pair{Seam::kAhead, compute::GpuWeights::kDequantise},
+                                      {Seam::kHost, compute::GpuWeights::kDequantise},
+                                      {Seam::kAhead, compute::GpuWeights::kKeep}}) {
+    SCOPED_TRACE(absl::StrCat(Name(seam), weights == compute::GpuWeights::kKeep ? ", kept in 4 and 8 bits" : ""));
+    auto run = Serve(FetchedSmolLm2(), seam, DType::kBF16, 2048 + 128, attention::KvStorage::kAsSent, weights);
     ASSERT_TRUE(run.ok()) << run.status();
+    EXPECT_EQ(run->on_gpu->keeps(), weights == compute::GpuWeights::kKeep);
     int certain = 0, agreed = 0, positions = 0, near_ties_apart = 0;
     double worst = 0;
     for (const SmolLm2Case& text : ReadSmolLm2Cases(folder)) {
