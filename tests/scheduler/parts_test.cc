@@ -39,6 +39,8 @@ TEST(BlockHashes, DependOnModelTenantSaltAndEverythingBefore) {
   const proto::BlockHash seed = ChainSeed(1, "tenant", "salt");
   EXPECT_EQ(seed, ChainSeed(1, "tenant", "salt"));
   EXPECT_NE(seed, ChainSeed(2, "tenant", "salt"));
+  EXPECT_NE(seed, ChainSeed(1, "tenant", "other"));
+  EXPECT_NE(seed, ChainSeed(1, "other", "salt"));
   EXPECT_NE(seed, ChainSeed(1, "tenan", "tsalt"));  // the same letters
   const proto::BlockHash first = NextBlockHash(seed, BlockOfTokens(0));
   EXPECT_EQ(first, NextBlockHash(seed, BlockOfTokens(0)));
