@@ -23,7 +23,8 @@ using proto::FrameType;
 inline constexpr Epoch kEpoch{3};
 inline constexpr uint64_t kModel = 0x1234;
 
-// A gated delta layer (of vector decays: Kimi's) with its convolution, and a softmax layer.
+// Two gated delta layers with their convolutions, a softmax layer between them, and lightning. No head has the taps or
+// the decay of another.
 inline proto::AttentionTable Table(DType state, DType wire = DType::kF32, bool vector_decay = false) {
   proto::LinearSpec delta;
   delta.heads = 2;
@@ -31,18 +32,26 @@ inline proto::AttentionTable Table(DType state, DType wire = DType::kF32, bool v
   delta.delta = delta.token_decay = delta.token_rate = delta.normalise = true;
   delta.conv_width = 4;
   delta.wire = wire;
-  delta.vector_decay = vector_decay;
+  delta.vector_decay = vector_decay;  // as Kimi's
   delta.state = state;
   const size_t block_bytes = (kernels::KvBlockLayout{16, 16, wire}.bytes() + 63) / 64 * 64;
   delta.blocks_per_head = kernels::LinearStateLayout(StateShapeOf(delta)).pieces(block_bytes);
-  proto::LinearConstants constants;
-  constants.conv.assign(delta.conv_width * delta.heads * delta.channels(), 0.25f);
+  proto::LinearConstants constants, decays;
+  for (int i = 0; i < delta.conv_width * delta.heads * delta.channels(); ++i)
+    constants.conv.push_back(0.1f + 0.05f * static_cast<float>(i % 7));
+  proto::LinearSpec lightning;
+  lightning.heads = 2;
+  lightning.key_dim = lightning.value_dim = 16;
+  lightning.wire = wire;
+  lightning.state = state;
+  lightning.blocks_per_head = kernels::LinearStateLayout(StateShapeOf(lightning)).pieces(block_bytes);
+  decays.log_decay = {-0.01f, -0.2f};
   proto::SoftmaxSpec softmax;
   softmax.query_heads = softmax.kv_heads = 2;
   softmax.key_dim = softmax.value_dim = 16;
   softmax.scale = 0.25f;
   softmax.kv = wire;
-  return *proto::AttentionTable::Build({delta, softmax}, {constants, {}});
+  return *proto::AttentionTable::Build({delta, softmax, delta, lightning}, {constants, {}, constants, decays});
 }
 
 class StateMoves : public ::testing::Test, public transport::FrameHandler {
@@ -137,7 +146,7 @@ class StateMoves : public ::testing::Test, public transport::FrameHandler {
     }
     return answer_;
   }
-  DType Wire() const { return table_.softmax(table_.op_group.back()).kv; }
+  DType Wire() const { return table_.linear(table_.op_group[0])->wire; }
   // All below 0, as decays are.
   static std::vector<std::byte> Numbers(int64_t bytes, int64_t seed, DType type = DType::kF32) {
     std::mt19937_64 random(static_cast<uint64_t>(seed));

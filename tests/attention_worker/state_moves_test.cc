@@ -72,6 +72,59 @@ TEST_P(StateMovesOf, AnyChunkingGivesTheSameBits) {
 INSTANTIATE_TEST_SUITE_P(Types, StateMovesOf, ::testing::Values(DType::kF32, DType::kBF16),
                          [](const auto& info) { return std::string(Name(info.param)); });
 
+// What head 1 of a step of one token brings.
+std::vector<std::byte> SecondOf(const std::vector<std::byte>& of_two, int64_t begin, int64_t end) {
+  return {of_two.begin() + begin + (end - begin) / 2, of_two.begin() + end};
+}
+
+class OfTwoWorkers : public StateMoves {
+ protected:
+  OfTwoWorkers() : StateMoves(Table(DType::kF32)) {
+    AddCpuWorker();
+    AddCpuWorker();
+  }
+};
+
+TEST_F(OfTwoWorkers, AWorkerOfSomeHeadsAnswersAsOneOfAllDoes) {
+  Open(0);
+  std::vector<proto::Shard> shards;
+  for (proto::Shard shard : proto::WholePlacement(table_, WorkerId(1), kEpoch)) {
+    if (table_.linear(shard.group) == nullptr) continue;
+    shard.kv_heads = {1, 2};
+    shards.push_back(shard);
+  }
+  Tell(1, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(1), shards, {}});
+  for (Position at = 0; at < 70; ++at) {
+    const uint64_t step = static_cast<uint64_t>(at) + 1;
+    for (int worker = 0; worker < 2; ++worker)
+      Tell(worker, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(1), at, 1, {}}}}, step);
+    for (int op = 0; op < table_.op_count(); ++op) {
+      const proto::StepLayout& layout = nodes_[0]->core().LayoutOf(MicroBatchId(0), table_.op_group[op]);
+      const proto::ShardStep& item = layout.items[0];
+      const auto query = Numbers(layout.query_bytes, 100 * at + op);
+      const auto key_value = Numbers(layout.key_value_bytes, 100 * at + 50 + op);
+      answer_.clear();
+      Send(0, FrameType::kQuery, step, op, query);
+      Send(0, FrameType::kKeyValue, step, op, key_value);
+      if (table_.linear(table_.op_group[op]) == nullptr) continue;
+      const std::vector<std::byte> whole = answer_;
+      std::vector<std::byte> part;
+      const bool gates = table_.softmax(table_.op_group[op]).gates > 0;
+      const int64_t value_end = gates ? item.gate_offset : layout.key_value_bytes;
+      for (const auto& [begin, end] : {std::pair{item.key_offset, item.value_offset}, {item.value_offset, value_end},
+                                       {value_end, layout.key_value_bytes}}) {
+        const auto second = SecondOf(key_value, begin, end);
+        part.insert(part.end(), second.begin(), second.end());
+      }
+      answer_.clear();
+      Send(1, FrameType::kQuery, step, op, SecondOf(query, 0, layout.query_bytes));
+      Send(1, FrameType::kKeyValue, step, op, part);
+      ASSERT_FALSE(answer_.empty()) << (refused_.empty() ? "no answer" : refused_[0]);
+      ASSERT_EQ(answer_, SecondOf(whole, 0, static_cast<int64_t>(whole.size()))) << "op " << op << " at " << at;
+    }
+  }
+}
+
 class OfAnotherModel : public StateMoves {
  protected:
   OfAnotherModel() : StateMoves(Table(DType::kF32)) {
