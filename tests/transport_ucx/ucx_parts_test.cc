@@ -11,12 +11,15 @@
 #include <memory>
 #include <random>
 #include <thread>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "transport/ucx/frame_ring.h"
 #include "transport/ucx/lanes.h"
 #include "transport/ucx/process.h"
+#include "transport/ucx/receive_window.h"
 #include "transport/ucx/region.h"
+#include "transport/ucx/send_window.h"
 #include "transport/ucx/slot_allocator.h"
 #include "transport/ucx/wire.h"
 
@@ -195,6 +198,40 @@ TEST(FrameRing, AnOwnerThatFallsAsleepAtTheSameMomentIsWoken) {
     ++taken;
   }
   writer.join();
+}
+
+TEST(SendWindow, AnAnswerFreesOnlyWhatItsSenderHadBeenHanded) {
+  SendWindow window(1 << 20, nullptr);
+  const std::vector<std::byte> bytes(100);
+  for (int i = 0; i < 3; ++i) {
+    SendWindow::Frame* frame = window.Next(bytes.size(), /*tensor=*/true);
+    ASSERT_NE(frame, nullptr);
+    frame->header.kind = WireKind::kTensor;
+    frame->header.frame.micro_batch = i == 1 ? 9 : 3;
+    frame->payload = bytes;
+    window.Push(*frame);
+  }
+  std::vector<uint64_t> freed;
+  const auto note = [&](const SendWindow::Tensor& tensor) { freed.push_back(tensor.sequence); };
+  window.Answered(3, /*delivered=*/2, note);
+  EXPECT_THAT(freed, ElementsAre(0)) << "1 is of another micro-batch, 2 was still under way";
+  EXPECT_EQ(window.bytes(), 200u);
+  window.Answered(3, /*delivered=*/3, note);
+  EXPECT_THAT(freed, ElementsAre(0, 2));
+  EXPECT_EQ(window.bytes(), 100u);
+}
+
+TEST(ReceiveWindow, AFrameIsTakenOnceHoweverLateItComesAgainAndNoneBeyondTheCredit) {
+  using Verdict = ReceiveWindow::Verdict;
+  ReceiveWindow window(1 << 20);
+  const ReceiveWindow::Frame frame;
+  EXPECT_EQ(window.Accept(0, frame), Verdict::kTaken);
+  EXPECT_EQ(window.Accept(0, frame), Verdict::kRepeated);
+  window.Pop();
+  EXPECT_EQ(window.Accept(0, frame), Verdict::kRepeated);
+  EXPECT_EQ(window.Accept(kMaxFramesInFlight + 1, frame), Verdict::kBeyondCredit);
+  EXPECT_EQ(window.Accept(kMaxFramesInFlight, frame), Verdict::kTaken);
+  EXPECT_FALSE(window.HasNext()) << "1 is missing";
 }
 
 TEST(SlotAllocator, SlotsNeverOverlapAndEverythingComesBackWhole) {
