@@ -1,5 +1,6 @@
 #include "attention_worker/attention_worker_node.h"
 
+#include <algorithm>
 #include <utility>
 #include <variant>
 
@@ -34,7 +35,6 @@ absl::StatusOr<std::unique_ptr<AttentionWorkerNode>> AttentionWorkerNode::Create
 
 int AttentionWorkerNode::Poll() {
   const int frames = port_.Poll(*this, kFramesPerPoll);
-  if (party_ == nullptr) return frames;
   std::vector<exchange::ExchangeParty::Frame> out;
   const bool making = party_->Progress(out);
   Send(out);
@@ -53,8 +53,6 @@ void AttentionWorkerNode::Send(std::vector<exchange::ExchangeParty::Frame>& fram
 
 void AttentionWorkerNode::OnLinkFrame(const transport::Delivery& delivery) {
   if (Epoch(delivery.header.epoch) != options_.epoch) return;
-  // Without exchanges of its own it can still say so.
-  if (party_ == nullptr) party_ = std::make_unique<exchange::ExchangeParty>(exchange::GpuExchangeMeans{});
   std::vector<exchange::ExchangeParty::Frame> out;
   const std::string_view bytes(reinterpret_cast<const char*>(delivery.payload.data()), delivery.payload.size());
   party_->OnFrame(delivery.from, options_.epoch, delivery.header.type, bytes, out);
@@ -66,7 +64,7 @@ void AttentionWorkerNode::OnLinkFrame(const transport::Delivery& delivery) {
 absl::Status AttentionWorkerNode::RunExchanged(const transport::Delivery& delivery) {
   const StepId step(delivery.header.step);
   const MicroBatchId id(delivery.header.micro_batch);
-  exchange::GpuExchange* const exchange = party_ != nullptr ? party_->With(delivery.from) : nullptr;
+  exchange::GpuExchange* const exchange = party_->With(delivery.from);
   const auto feed = [&](FrameType type, int op, std::span<const std::byte> payload) -> absl::StatusOr<bool> {
     actions_.clear();
     const auto header = MakeHeader(type, Epoch(delivery.header.epoch), step, id, op, payload.size());
@@ -82,7 +80,7 @@ absl::Status AttentionWorkerNode::RunExchanged(const transport::Delivery& delive
     }
     return goes_on;
   };
-  if (exchange == nullptr || id.value() >= exchange->room().micro_batches)
+  if (exchange == nullptr || id.value() >= std::min<uint32_t>(exchange->room().micro_batches, options_.micro_batches))
     return absl::UnavailableError("no link between this worker's GPU and the compute worker's");
   using_ = exchange;
   const absl::StatusOr<bool> begun = feed(FrameType::kStepBegin, 0, delivery.payload);
@@ -103,6 +101,15 @@ absl::Status AttentionWorkerNode::RunExchanged(const transport::Delivery& delive
   return executor_->LaunchExchanged(id);
 }
 
+// The GPUs of both sides wait for no more of the step.
+void AttentionWorkerNode::EndFailed(const transport::Delivery& delivery) {
+  exchange::GpuExchange* const exchange = party_->With(delivery.from);
+  if (exchange == nullptr) return;
+  const absl::Status ended =
+      exchange->EndFailed(MicroBatchId(delivery.header.micro_batch), StepId(delivery.header.step));
+  if (!ended.ok()) LogError("attention worker ", options_.worker.value(), ": ", std::string(ended.message()));
+}
+
 void AttentionWorkerNode::OnFrame(const transport::Delivery& delivery) {
   if (!proto::Validate(delivery.header).ok()) return;
   const FrameType type = delivery.header.type;
@@ -111,6 +118,7 @@ void AttentionWorkerNode::OnFrame(const transport::Delivery& delivery) {
     if (const absl::Status status = RunExchanged(delivery); !status.ok()) {
       LogError("attention worker ", options_.worker.value(), ": ", std::string(status.message()));
       RefuseStep(delivery, status);
+      EndFailed(delivery);
     }
     return;
   }

@@ -25,14 +25,13 @@ class AttentionWorkerNode final : public transport::FrameHandler {
                                                                      bool payloads_on_device = false,
                                                                      KvStorage storage = KvStorage::kAsSent);
 
-  // From now on compute workers may offer to exchange layers from GPU to GPU (exchange/). Before the first Poll.
+  // From now on compute workers may offer to exchange layers from GPU to GPU (exchange/), or are told why not. Before
+  // the first Poll.
   void AllowExchange(const exchange::GpuExchangeMeans& means) {
     party_ = std::make_unique<exchange::ExchangeParty>(means);
   }
   // A compute worker is gone.
-  void LosePeer(NodeId node) {
-    if (party_ != nullptr) party_->Lose(node);
-  }
+  void LosePeer(NodeId node) { party_->Lose(node); }
 
   // Handles what has arrived, at most kFramesPerPoll frames; returns how many. Does not wait for frames; blocks for as
   // long as the attention that they start takes. What fails inside a step is logged here and answered with
@@ -56,11 +55,13 @@ class AttentionWorkerNode final : public transport::FrameHandler {
         core_(table, options),
         port_(port),
         clock_(clock),
-        query_busy_(options.micro_batches + proto::kMoveSlots) {}
+        query_busy_(options.micro_batches + proto::kMoveSlots),
+        party_(std::make_unique<exchange::ExchangeParty>(exchange::GpuExchangeMeans{})) {}
 
   void OnLinkFrame(const transport::Delivery& delivery);
   void Send(std::vector<exchange::ExchangeParty::Frame>& frames);
   absl::Status RunExchanged(const transport::Delivery& delivery);
+  void EndFailed(const transport::Delivery& delivery);
   absl::Status Perform(Action& action);
   void Note(const char* what, StepId step, MicroBatchId id, int op, absl::Time begin);
   int MoveSlotOf(const Action& action) const;  // -1: not of a move that goes out
@@ -75,7 +76,7 @@ class AttentionWorkerNode final : public transport::FrameHandler {
   std::vector<absl::Duration> query_busy_;  // of the op at hand, by micro-batch
   std::unique_ptr<AttentionBackend> executor_;
   std::vector<Action> actions_;
-  std::unique_ptr<exchange::ExchangeParty> party_;  // null: layers come through the hosts
+  std::unique_ptr<exchange::ExchangeParty> party_;
   exchange::GpuExchange* using_ = nullptr;          // by the step that begins
 };
 

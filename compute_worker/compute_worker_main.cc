@@ -52,6 +52,8 @@ class ClusterComputeWorker final : public control::WorkerNode {
   int Poll() override { return node_->Poll(); }
   std::vector<NodeId> Overdue() override { return node_->Overdue(); }
 
+  std::string ExchangeWith(NodeId node) const override { return node_ != nullptr ? node_->ExchangeWith(node) : ""; }
+
   control::Heartbeat Status() const override {
     control::Heartbeat heartbeat;
     if (node_ != nullptr) heartbeat.steps = node_->core().counters().steps;

@@ -68,92 +68,20 @@ ComputeWorkerNode::ComputeWorkerNode(const model::LoadedModel& model, const prot
                               : std::make_unique<CpuDense>(model, core_.table(), device, options.micro_batches)),
       port_(port),
       clock_(clock),
+      exchanges_(core_, *dense_, port, tuning.stay_on_device ? exchange::GpuExchangeMeans{} : tuning.exchange),
       timers_(options.micro_batches) {
   actions_.reserve(64);
-  exchanges_.resize(options.micro_batches);
-  if (tuning.exchange && !tuning.stay_on_device) party_ = std::make_unique<exchange::ExchangeParty>(tuning.exchange);
   waits_.reserve(kWaitsKept);
 }
 
-namespace {
-
-// A peer that cannot be reached is about to be declared lost, which ends the step by LoseAttentionWorker. Failing it
-// here would blame the request.
-absl::Status UnlessUnreachable(const absl::Status& sent) {
-  return absl::IsUnavailable(sent) || absl::IsNotFound(sent) ? absl::OkStatus() : sent;
-}
-
-}  // namespace
-
 void ComputeWorkerNode::AddAttentionWorker(const AttentionWorkerAddress& address) {
   core_.AddAttentionWorker(address);
-  if (party_ == nullptr) return;
-  attention_workers_.push_back(address);
-  const ComputeWorkerOptions& options = core_.options();
-  std::vector<exchange::ExchangeParty::Frame> out;
-  party_->Offer(address.node, address.epoch,
-                exchange::ExchangeRoom::Of(core_.table(), options.micro_batches, options.max_step_tokens), out);
-  Send(out);
+  exchanges_.AddPeer(address);
 }
 
 void ComputeWorkerNode::LoseAttentionWorker(WorkerId worker, Epoch epoch) {
-  std::erase_if(attention_workers_, [&](const AttentionWorkerAddress& a) {
-    if (a.worker != worker || a.epoch != epoch) return false;
-    party_->Lose(a.node);
-    return true;
-  });
+  exchanges_.LosePeer(worker, epoch);
   Feed(AttentionWorkerLost{worker, epoch});
-}
-
-void ComputeWorkerNode::Send(std::vector<exchange::ExchangeParty::Frame>& frames) {
-  for (exchange::ExchangeParty::Frame& frame : frames) {
-    const auto* const bytes = reinterpret_cast<const std::byte*>(frame.bytes.data());
-    std::vector<std::byte> message(bytes, bytes + frame.bytes.size());
-    const auto header = MakeHeader(frame.type, frame.epoch, StepId(), MicroBatchId(), 0, message.size());
-    if (const absl::Status sent = port_.SendMessage(frame.to, header, std::move(message)); !sent.ok())
-      LogError("compute worker: ", std::string(sent.message()));
-  }
-}
-
-void ComputeWorkerNode::OnLinkFrame(const transport::Delivery& delivery) {
-  if (party_ == nullptr) return;
-  std::vector<exchange::ExchangeParty::Frame> out;
-  const std::string_view bytes(reinterpret_cast<const char*>(delivery.payload.data()), delivery.payload.size());
-  party_->OnFrame(delivery.from, Epoch(delivery.header.epoch), delivery.header.type, bytes, out);
-  Send(out);
-}
-
-bool ComputeWorkerNode::ProgressLinks() {
-  if (party_ == nullptr) return false;
-  std::vector<exchange::ExchangeParty::Frame> out;
-  const bool making = party_->Progress(out);
-  Send(out);
-  return making;
-}
-
-// Whole sequences of one attention worker, of softmax attention.
-exchange::GpuExchange* ComputeWorkerNode::ExchangeFor(MicroBatchId id) const {
-  const std::vector<WorkerPart>& parts = core_.PartsOf(id);
-  if (party_ == nullptr || parts.size() != 1 || core_.table().has_linear()) return nullptr;
-  const size_t entries = core_.PlanOf(id).entries.size();
-  for (int g = 0; g < core_.table().group_count(); ++g) {
-    const auto& items = parts[0].layouts[g].items;
-    const int kv_heads = core_.table().softmax(LayerGroup(static_cast<uint16_t>(g))).kv_heads;
-    bool whole = items.size() == entries;
-    for (const proto::ShardStep& item : items)
-      whole = whole && item.finished() && item.kv_heads.size() == kv_heads && item.rows.q_count > 0;
-    if (!whole) return nullptr;
-  }
-  return party_->With(parts[0].node);
-}
-
-// The core goes on as if o had come: what reads it waits for it on the GPU.
-absl::Status ComputeWorkerNode::AnswerFromExchange(MicroBatchId id, int op) {
-  const WorkerPart& part = core_.PartsOf(id)[0];
-  const auto bytes = static_cast<size_t>(part.layouts[core_.table().op_group[op].value()].partial_bytes);
-  const std::byte* const slot = exchanges_[id.value()]->own_slot(id);
-  core_.Handle(PartialArrived{part.node, part.epoch, core_.PlanOf(id).step, id, op, {slot, bytes}}, actions_);
-  return absl::OkStatus();
 }
 
 void ComputeWorkerNode::OnFrame(const transport::Delivery& delivery) {
@@ -161,7 +89,7 @@ void ComputeWorkerNode::OnFrame(const transport::Delivery& delivery) {
   if (!proto::Validate(header).ok() || header.payload_bytes != delivery.payload.size()) return;
   const StepId step(header.step);
   const MicroBatchId id(header.micro_batch);
-  if (header.type == proto::kLinkAnswer || header.type == proto::kLinkThere) return OnLinkFrame(delivery);
+  if (header.type == proto::kLinkAnswer || header.type == proto::kLinkThere) return exchanges_.OnFrame(delivery);
   switch (header.type) {
     case FrameType::kStepPlan: {
       auto plan = proto::DecodeStepPlan(delivery.payload);
@@ -181,6 +109,8 @@ void ComputeWorkerNode::OnFrame(const transport::Delivery& delivery) {
       return Feed(PartialArrived{delivery.from, Epoch(header.epoch), step, id, header.op, delivery.payload});
     case FrameType::kStepRefused: {
       auto refused = proto::Decode<proto::StepRefused>(delivery.payload);
+      if (id.value() < timers_.size() && core_.running(id) && core_.PlanOf(id).step == step)
+        exchanges_.Of(id).EndFailed(id, step);
       if (refused.ok()) Feed(StepRefused{delivery.from, Epoch(header.epoch), step, id, *std::move(refused)});
       return;
     }
@@ -246,18 +176,16 @@ absl::Status ComputeWorkerNode::Perform(Action& action) {
     ComputeWorkerNode& node;
     absl::Status operator()(SendStepBegin& a) { return node.Perform(a); }
     absl::Status operator()(PrepareStep& a) {
-      DT_RETURN_IF_ERROR(node.dense_->UseExchange(a.micro_batch, node.exchanges_[a.micro_batch.value()]));
+      DT_RETURN_IF_ERROR(node.dense_->UseExchange(a.micro_batch, node.exchanges_.Of(a.micro_batch).gpu()));
       return node.dense_->PrepareStep(node.core_, a.micro_batch);
     }
     absl::Status operator()(RunDense& a) { return node.Perform(a); }
     absl::Status operator()(SendQuery& a) {
       node.timers_[a.micro_batch.value()].sent = node.clock_.Now();
-      return node.SendTensors(a.micro_batch, a.op, FrameType::kQuery);
+      node.Note("send q", a.micro_batch, a.op);
+      return node.exchanges_.Of(a.micro_batch).SendQuery(a.micro_batch, a.op);
     }
-    absl::Status operator()(SendKeyValue& a) {
-      node.BeginWaiting(node.timers_[a.micro_batch.value()], node.clock_.Now());
-      return node.SendTensors(a.micro_batch, a.op, FrameType::kKeyValue);
-    }
+    absl::Status operator()(SendKeyValue& a) { return node.Perform(a); }
     absl::Status operator()(AttendPrompts& a) { return node.Perform(a); }
     absl::Status operator()(Sample& a) { return node.Perform(a); }
     absl::Status operator()(FinishStep& a) { return node.Perform(a); }
@@ -266,30 +194,17 @@ absl::Status ComputeWorkerNode::Perform(Action& action) {
 }
 
 absl::Status ComputeWorkerNode::Perform(SendStepBegin& send) {
-  std::vector<std::byte> message;
-  proto::Encode(send.message, message);
-  exchange::GpuExchange*& exchange = exchanges_[send.micro_batch.value()];
-  exchange = ExchangeFor(send.micro_batch);
-  const FrameType type = exchange != nullptr ? proto::kStepBeginOnDevice : FrameType::kStepBegin;
-  const auto header = MakeHeader(type, send.epoch, send.step, send.micro_batch, 0, message.size());
-  return UnlessUnreachable(port_.SendMessage(send.to, header, std::move(message)));
+  DT_RETURN_IF_ERROR(exchanges_.Choose(send.micro_batch));
+  return exchanges_.Of(send.micro_batch).SendBegin(send);
 }
 
-absl::Status ComputeWorkerNode::SendTensors(MicroBatchId id, int op, FrameType type) {
-  const LayerGroup group = core_.table().op_group[op];
-  const std::vector<WorkerPart>& parts = core_.PartsOf(id);
-  if (exchanges_[id.value()] != nullptr)
-    return type == FrameType::kKeyValue ? AnswerFromExchange(id, op) : absl::OkStatus();
-  Note(type == FrameType::kQuery ? "send q" : "send k, v", id, op);
-  for (size_t p = 0; p < parts.size(); ++p) {
-    const proto::StepLayout& layout = parts[p].layouts[group.value()];
-    if (layout.items.empty() || (type == FrameType::kQuery && layout.query_bytes == 0)) continue;
-    DT_ASSIGN_OR_RETURN(const std::span<const std::byte> payload,
-                        type == FrameType::kQuery ? dense_->PackQuery(core_, id, static_cast<int>(p), op)
-                                                  : dense_->PackKeyValue(core_, id, static_cast<int>(p), op));
-    const auto header = MakeHeader(type, parts[p].epoch, core_.PlanOf(id).step, id, op, payload.size());
-    DT_RETURN_IF_ERROR(UnlessUnreachable(port_.SendTensor(parts[p].node, header, payload)));
-  }
+absl::Status ComputeWorkerNode::Perform(SendKeyValue& send) {
+  LayerExchange& exchange = exchanges_.Of(send.micro_batch);
+  BeginWaiting(timers_[send.micro_batch.value()], clock_.Now());
+  Note("send k, v", send.micro_batch, send.op);
+  DT_RETURN_IF_ERROR(exchange.SendKeyValue(send.micro_batch, send.op));
+  if (auto answer = exchange.Answer(send.micro_batch, send.op); answer.has_value())
+    core_.Handle(*answer, actions_);
   return absl::OkStatus();
 }
 
@@ -344,15 +259,22 @@ absl::Status ComputeWorkerNode::FinishSample(MicroBatchId id) {
   DT_RETURN_IF_ERROR(dense_->Sample(plan, id, result));
   Timer& timer = timers_[id.value()];
   Worked(timer.sampling, timer, begun);
+  if (const auto times = dense_->TimesOf(id); times.has_value()) {
+    timer.dense = times->busy;
+    timer.waiting = times->waited;
+    timer.attention = times->attention;
+    timer.sampling = timer.op_busy = timer.overlapped = absl::ZeroDuration();
+  }
   Note("sample", id, -1, begun);
   core_.Handle(SampleDone{id, std::move(result)}, actions_);
   return absl::OkStatus();
 }
 
 int ComputeWorkerNode::Poll() {
-  const int frames = port_.Poll(*this, kFramesPerPoll) + (ProgressLinks() ? 1 : 0);
+  const int frames = port_.Poll(*this, kFramesPerPoll) + (exchanges_.Progress() ? 1 : 0);
   if (frames > 0 || drawing_.empty() || !core_.only_draws()) return frames;
   const MicroBatchId id = drawing_.front();
+  if (core_.running(id) && !dense_->Drawn(id)) return 1;  // its attention worker may be lost meanwhile
   drawing_.erase(drawing_.begin());
   if (!core_.running(id)) return 1;
   if (const absl::Status status = FinishSample(id); !status.ok()) {
@@ -405,6 +327,7 @@ std::vector<NodeId> ComputeWorkerNode::Overdue() const {
 
 // A kernel or a send failed: the step ends as failed, whatever state its machine was in.
 void ComputeWorkerNode::FailStep(MicroBatchId id, const absl::Status& status) {
+  if (core_.running(id)) exchanges_.Of(id).EndFailed(id, core_.PlanOf(id).step);
   core_.Handle(StepFailed{id, status}, actions_);
 }
 

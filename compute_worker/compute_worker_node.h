@@ -8,7 +8,7 @@
 #include "base/trace.h"
 #include "compute_worker/core/compute_worker_core.h"
 #include "compute_worker/dense_backend.h"
-#include "exchange/exchange_party.h"
+#include "compute_worker/layer_exchange.h"
 #include "kernels/device.h"
 #include "model/loaded_model.h"
 #include "transport/fabric.h"
@@ -63,6 +63,9 @@ class ComputeWorkerNode final : public transport::FrameHandler {
 
   const ComputeWorkerCore& core() const { return core_; }
 
+  // How layers cross to an attention worker: "device", or "host: " and why; empty if the dense layers run on a CPU.
+  std::string ExchangeWith(NodeId node) const { return exchanges_.With(node); }
+
  private:
   static constexpr int kFramesPerPoll = 64;
 
@@ -90,18 +93,13 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   void Feed(Event event);
   absl::Status Perform(Action& action);
   absl::Status Perform(SendStepBegin& send);
+  absl::Status Perform(SendKeyValue& send);
   absl::Status Perform(RunDense& run);
   absl::Status Perform(AttendPrompts& attend);
   absl::Status Perform(Sample& sample);
   absl::Status FinishSample(MicroBatchId id);
   void PerformAll();
   absl::Status Perform(FinishStep& finish);
-  absl::Status SendTensors(MicroBatchId id, int op, proto::FrameType type);
-  exchange::GpuExchange* ExchangeFor(MicroBatchId id) const;
-  absl::Status AnswerFromExchange(MicroBatchId id, int op);
-  void OnLinkFrame(const transport::Delivery& delivery);
-  bool ProgressLinks();
-  void Send(std::vector<exchange::ExchangeParty::Frame>& frames);
   void FailStep(MicroBatchId id, const absl::Status& status);
 
   const NodeId scheduler_;
@@ -110,14 +108,12 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   const std::unique_ptr<DenseBackend> dense_;
   transport::Port& port_;
   Clock& clock_;
+  LayerExchanges exchanges_;
   std::vector<Timer> timers_;
   absl::Duration worked_;              // dense work, prompts and sampling of all steps
   std::vector<absl::Duration> waits_;  // the last ones, from q to a partial, in a ring
   size_t next_wait_ = 0;
   std::vector<Action> actions_;  // still to be performed
-  std::unique_ptr<exchange::ExchangeParty> party_;        // null: layers go through the hosts
-  std::vector<AttentionWorkerAddress> attention_workers_; // that were offered links
-  std::vector<exchange::GpuExchange*> exchanges_;         // of the steps under way, by micro-batch; null: frames
   std::vector<MicroBatchId> drawing_;  // whose Sample has begun, oldest first
 };
 

@@ -1,9 +1,11 @@
 #pragma once
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "base/status.h"
 #include "compute_worker/core/compute_worker_core.h"
 #include "proto/attention_spec.h"
@@ -49,6 +51,17 @@ class DenseBackend {
   // and PrepareStep already takes plans whose tokens are what this step draws (proto/drawn_token.h). False: nothing was
   // done.
   virtual absl::StatusOr<bool> BeginSample(const proto::StepPlan&, MicroBatchId) { return false; }
+
+  // Of a step that exchanged layers from GPU to GPU, after Sample: how long the GPU was busy with it and waited for
+  // the attention worker's, and how long that one was busy. Nothing where times were not measured.
+  struct GpuTimes {
+    absl::Duration busy, waited, attention;
+  };
+  virtual std::optional<GpuTimes> TimesOf(MicroBatchId) const { return std::nullopt; }
+
+  // False: Sample would wait for what another process's GPU sends, and the caller had better look at its frames
+  // meanwhile.
+  virtual bool Drawn(MicroBatchId) { return true; }
 
   // Fills result.entries, one per plan entry. Waits for the device. kUnavailable: the step's exchange failed.
   virtual absl::Status Sample(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result) = 0;

@@ -349,6 +349,7 @@ void ToProto(const Heartbeat& heartbeat, pb::Heartbeat& out) {
     to.set_lanes(link.lanes);
     to.set_message_bytes(link.message_bytes);
     to.set_tensor_bytes(link.tensor_bytes);
+    to.set_exchange(link.exchange.substr(0, kMaxExchangeBytes));
   }
 }
 
@@ -358,7 +359,10 @@ absl::StatusOr<Heartbeat> FromProto(const pb::Heartbeat& in) {
   DT_RETURN_IF_ERROR(CheckRange("links", in.links_size(), 0, kMaxPeers));
   for (const pb::Link& link : in.links()) {
     DT_RETURN_IF_ERROR(CheckName("links.lanes", link.lanes(), kMaxLaneBytes));
-    heartbeat.links.push_back({NodeId(link.node()), link.lanes(), link.message_bytes(), link.tensor_bytes()});
+    if (!link.exchange().empty())
+      DT_RETURN_IF_ERROR(CheckName("links.exchange", link.exchange(), kMaxExchangeBytes));
+    heartbeat.links.push_back(
+        {NodeId(link.node()), link.lanes(), link.message_bytes(), link.tensor_bytes(), link.exchange()});
   }
   return heartbeat;
 }

@@ -17,6 +17,7 @@ inline constexpr size_t kMaxNameBytes = 128;
 inline constexpr size_t kMaxVersionBytes = 128;
 inline constexpr size_t kMaxAddressBytes = 64 << 10;
 inline constexpr size_t kMaxLaneBytes = 256;
+inline constexpr size_t kMaxExchangeBytes = 512;
 inline constexpr int kMaxPeers = 1024;
 inline constexpr int kMaxModelFiles = 16;
 inline constexpr uint64_t kMaxModelFileBytes = uint64_t{96} << 20;  // all together
@@ -97,6 +98,7 @@ struct Link {
   NodeId node;
   std::string lanes;
   uint64_t message_bytes = 0, tensor_bytes = 0;  // payloads sent to the node
+  std::string exchange;  // how layers cross to an attention worker: "device", "host: " and why; empty: not said
   bool operator==(const Link&) const = default;
 };
 

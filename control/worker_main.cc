@@ -156,7 +156,8 @@ class Session {
     Heartbeat heartbeat = node_->Status();
     for (const auto& [id, peer] : peers_) {
       const transport::Connector::Bytes bytes = connector_.BytesTo(id);
-      heartbeat.links.push_back({id, connector_.LanesTo(id), bytes.messages, bytes.tensors});
+      heartbeat.links.push_back(
+          {id, connector_.LanesTo(id), bytes.messages, bytes.tensors, node_->ExchangeWith(id)});
     }
     std::lock_guard<std::mutex> lock(mutex_);
     heartbeat_ = std::move(heartbeat);

@@ -6,12 +6,29 @@
 
 namespace dovetail::exchange {
 
-void ExchangeParty::End(NodeId node, const absl::Status& why) {
-  LogWarning("exchange with node ", node.value(), " goes through the hosts: ", std::string(why.message()));
+namespace {
+
+constexpr size_t kMostReasonBytes = 300;
+
+// For a log and a status, also what another process says: one line of ASCII, not too long.
+std::string InOneLine(std::string_view said) {
+  std::string line(said.substr(0, kMostReasonBytes));
+  for (char& c : line)
+    if (c < 0x20 || c > 0x7e) c = ' ';
+  return line;
+}
+
+}  // namespace
+
+void ExchangeParty::End(NodeId node, const absl::Status& why, bool on_cpu) {
+  Reason reason{InOneLine(std::string(why.message())), on_cpu};
+  LogInfo("exchange with node ", node.value(), " goes through the hosts: ", reason.why);
   Lose(node);
+  through_hosts_[node] = std::move(reason);
 }
 
 void ExchangeParty::Lose(NodeId node) {
+  through_hosts_.erase(node);
   const auto it = peers_.find(node);
   if (it == peers_.end()) return;
   if (it->second.exchange != nullptr) {
@@ -24,7 +41,7 @@ void ExchangeParty::Lose(NodeId node) {
 
 void ExchangeParty::Offer(NodeId node, Epoch epoch, const ExchangeRoom& room, std::vector<Frame>& out) {
   Lose(node);
-  if (!means_) return;
+  if (!means_) return End(node, FailedPrecondition(means_.why_not), means_.on_cpu);
   auto made = GpuExchange::Create(means_, room);
   if (!made.ok()) return End(node, made.status());
   out.push_back({node, epoch, proto::kLinkOffer, (*made)->offer()});
@@ -34,7 +51,7 @@ void ExchangeParty::Offer(NodeId node, Epoch epoch, const ExchangeRoom& room, st
 void ExchangeParty::Answer(NodeId from, Epoch epoch, std::string_view offer, std::vector<Frame>& out) {
   Lose(from);
   absl::Status status;
-  if (!means_) status = FailedPrecondition("this worker has no GPU, or was started with --exchange host");
+  if (!means_) status = FailedPrecondition(means_.why_not);
   std::unique_ptr<GpuExchange> exchange;
   if (status.ok()) {
     const auto room = GpuExchange::RoomOf(offer);
@@ -44,8 +61,10 @@ void ExchangeParty::Answer(NodeId from, Epoch epoch, std::string_view offer, std
     if (status.ok()) status = exchange->Accept(offer);
   }
   if (!status.ok()) {
-    out.push_back({from, epoch, proto::kLinkAnswer, proto::kLinkRefused + std::string(status.message())});
-    return End(from, status);
+    const bool on_cpu = means_.on_cpu;
+    out.push_back({from, epoch, proto::kLinkAnswer,
+                   (on_cpu ? proto::kLinkOnCpu : proto::kLinkRefused) + std::string(status.message())});
+    return End(from, status, on_cpu);
   }
   out.push_back({from, epoch, proto::kLinkAnswer, proto::kLinkAccepted + exchange->offer()});
   peers_[from] = {epoch, std::move(exchange), true, false};
@@ -59,7 +78,7 @@ void ExchangeParty::OnFrame(NodeId from, Epoch epoch, proto::FrameType type, std
   if (type == proto::kLinkThere) return it->second.exchange->PeerIsThere();
   if (it->second.accepted || bytes.empty()) return;
   if (bytes.front() != proto::kLinkAccepted)
-    return End(from, FailedPrecondition(std::string(bytes.substr(1))));
+    return End(from, FailedPrecondition(std::string(bytes.substr(1))), bytes.front() == proto::kLinkOnCpu);
   it->second.accepted = true;
   if (const absl::Status status = it->second.exchange->Accept(bytes.substr(1)); !status.ok()) End(from, status);
 }
@@ -84,6 +103,18 @@ bool ExchangeParty::Progress(std::vector<Frame>& out) {
 GpuExchange* ExchangeParty::With(NodeId node) const {
   const auto it = peers_.find(node);
   return it != peers_.end() && it->second.exchange->there() ? it->second.exchange.get() : nullptr;
+}
+
+std::string ExchangeParty::Describe(NodeId node) const {
+  if (With(node) != nullptr) return "device";
+  if (peers_.contains(node)) return "host: a link between the GPUs is being made";
+  const auto it = through_hosts_.find(node);
+  return it == through_hosts_.end() ? "" : "host: " + it->second.why;
+}
+
+bool ExchangeParty::Refused(NodeId node) const {
+  const auto it = through_hosts_.find(node);
+  return it != through_hosts_.end() && !it->second.on_cpu;
 }
 
 }  // namespace dovetail::exchange

@@ -8,9 +8,9 @@ namespace dovetail::proto {
 
 inline constexpr FrameType kStepBeginOnDevice{37};  // as kStepBegin; q, k, v and o cross without frames
 inline constexpr FrameType kLinkOffer{38};          // compute worker: room and memory, opaque
-inline constexpr FrameType kLinkAnswer{39};         // attention worker: its own offer; or kLinkRefused and the reason
+inline constexpr FrameType kLinkAnswer{39};         // attention worker: its own offer; or the reason
 inline constexpr FrameType kLinkThere{40};          // either: kernels here reach the other side's memory
 
-inline constexpr char kLinkRefused = 'n', kLinkAccepted = 'y';  // the first byte of kLinkAnswer
+inline constexpr char kLinkAccepted = 'y', kLinkRefused = 'n', kLinkOnCpu = 'c';  // the first byte of kLinkAnswer
 
 }  // namespace dovetail::proto

@@ -349,6 +349,7 @@ void ClusterScheduler::Describe(admin::v1::ClusterStatus& status) const {
       to.set_lanes(link.lanes);
       to.set_message_bytes(link.message_bytes);
       to.set_tensor_bytes(link.tensor_bytes);
+      to.set_exchange(link.exchange);
     }
   }
 }

@@ -9,16 +9,27 @@ using kernels::cuda::CudaStream;
 absl::Status CudaAttentionExecutor::UseExchange(MicroBatchId id, exchange::GpuExchange* exchange) {
   MicroBatch& batch = micro_batches_[id.value()];
   batch.exchange = exchange;
+  batch.stream = &stream_;
   if (payloads_on_device_) return exchange == nullptr ? absl::OkStatus() : Internal("the peer is in this process");
-  if (exchange != nullptr && batch.exchanged_work == nullptr)
+  batch.work = nullptr;
+  if (exchange == nullptr) return absl::OkStatus();
+  if (batch.exchanged_work == nullptr) {
+    DT_ASSIGN_OR_RETURN(batch.own_stream, device_.CreateCudaStream());
+    DT_ASSIGN_OR_RETURN(batch.copied, device_.CreateEvent());
     batch.exchanged_work = std::make_unique<kernels::cuda::StepWork>();
-  batch.work = exchange != nullptr ? batch.exchanged_work.get() : nullptr;
-  return absl::OkStatus();
+  }
+  batch.work = batch.exchanged_work.get();
+  batch.stream = batch.own_stream.get();
+  // One micro-batch alone waits with its append; a thread block of that would hold up those of others.
+  batch.waits_apart = last_exchanged_.has_value() && *last_exchanged_ != id;
+  last_exchanged_ = id;
+  DT_RETURN_IF_ERROR(stream_.Record(batch.copied));  // blocks that were copied for the step
+  return batch.stream->Wait(batch.copied);
 }
 
 absl::Status CudaAttentionExecutor::LaunchExchanged(MicroBatchId id) {
   MicroBatch& batch = micro_batches_[id.value()];
-  return batch.exchange != nullptr ? batch.work->Launch(stream_) : absl::OkStatus();
+  return batch.exchange != nullptr ? batch.work->Launch(*batch.stream) : absl::OkStatus();
 }
 
 // Waits for q, k and v with the append; o is stored into the peer's memory as it is computed.
@@ -40,15 +51,17 @@ absl::Status CudaAttentionExecutor::AddExchanged(MicroBatch& batch, MicroBatchId
   std::byte* const answer = batch.exchange->peer_slot(id);
   const kernels::cuda::ExchangeEnd end = batch.exchange->End(id);
   return batch.work->Add(
-      stream_,
-      {StepWork::Word(this), static_cast<uint64_t>(op), offset, appends, StepWork::Word(query),
-       StepWork::Word(key_value), StepWork::Word(answer), StepWork::Word(end.own), StepWork::Word(end.peer),
-       StepWork::Word(step.items), StepWork::Word(step.positions), StepWork::Word(step.row_items),
-       step.attends ? step.attention->Launches() : 0},
-      [this, &batch, group, op, op_index, query, key_value, answer, end](CudaStream&) -> absl::Status {
+      *batch.stream,
+      {StepWork::Word(this), static_cast<uint64_t>(op), batch.waits_apart ? 1u : 0u, offset, appends,
+       StepWork::Word(query), StepWork::Word(key_value), StepWork::Word(answer), StepWork::Word(end.own),
+       StepWork::Word(end.peer), StepWork::Word(step.items), StepWork::Word(step.positions),
+       StepWork::Word(step.row_items), step.attends ? step.attention->Launches() : 0},
+      [this, &batch, group, op, op_index, query, key_value, answer, end](CudaStream& stream) -> absl::Status {
+        if (batch.waits_apart)
+          DT_RETURN_IF_ERROR(kernels::cuda::ExchangeAwait(stream, {end, static_cast<uint32_t>(op)}));
         DT_RETURN_IF_ERROR(Append(batch, group, op_index, key_value, &end, op));
         DT_RETURN_IF_ERROR(Attend(batch, group, op_index, query, key_value, answer));
-        return kernels::cuda::ExchangeSignal(stream_, {end, static_cast<uint32_t>(op)});
+        return kernels::cuda::ExchangeSignal(stream, {end, static_cast<uint32_t>(op)});
       });
 }
 

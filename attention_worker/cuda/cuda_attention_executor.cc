@@ -82,6 +82,7 @@ absl::StatusOr<std::unique_ptr<AttentionBackend>> CudaAttentionExecutor::Create(
   DT_RETURN_IF_ERROR(executor->UploadSinks());
   if (auto prompts = kernels::cuda::CudaPrompts::Create(device); prompts.ok()) {
     executor->prompts_ = *std::move(prompts);
+    DT_ASSIGN_OR_RETURN(executor->prompts_done_, device.CreateEvent());
   } else {
     LogInfo("prompts take the kernel for decoding: ", std::string(prompts.status().message()));
   }
@@ -97,6 +98,7 @@ absl::StatusOr<std::unique_ptr<AttentionBackend>> CudaAttentionExecutor::Create(
                                                   static_cast<int>(executor->micro_batches_.size())));
   }
   for (MicroBatch& batch : executor->micro_batches_) {
+    batch.stream = stream;
     batch.groups.resize(core.table().group_count());
     for (GroupStep& group : batch.groups) {
       group.attention = std::make_unique<kernels::cuda::CudaAttention>(device);
@@ -121,6 +123,8 @@ CudaAttentionShape CudaAttentionExecutor::ShapeOf(LayerGroup group) const {
 absl::Status CudaAttentionExecutor::Grow(BufferPtr& buffer, size_t bytes, bool pinned) {
   if (buffer != nullptr && buffer->size_bytes() >= bytes) return absl::OkStatus();
   DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());  // what still runs uses the old memory
+  for (MicroBatch& batch : micro_batches_)
+    if (batch.own_stream != nullptr) DT_RETURN_IF_ERROR(batch.own_stream->SynchronizeStatus());
   buffer.reset();
   bytes += bytes / 4;
   DT_ASSIGN_OR_RETURN(buffer, pinned ? device_.AllocatePinned(bytes) : device_.Allocate(bytes));
@@ -191,24 +195,24 @@ absl::Status CudaAttentionExecutor::PrepareStep(MicroBatchId id) {
     batch.work->Begin();
     int64_t rows = 0;
     for (const proto::ShardStep& item : core_.LayoutOf(id, LayerGroup(0)).items) rows += item.rows.q_count;
-    if (rows > kMostGraphRows) DT_RETURN_IF_ERROR(batch.work->BeImmediate(stream_));
-    DT_RETURN_IF_ERROR(batch.exchange->BeginStep(stream_, id, core_.StepOf(id)));
+    if (rows > kMostGraphRows) DT_RETURN_IF_ERROR(batch.work->BeImmediate(*batch.stream));
+    DT_RETURN_IF_ERROR(batch.exchange->BeginStep(*batch.stream, id, core_.StepOf(id)));
   }
   for (int g = 0; g < core_.table().group_count(); ++g) {
     const LayerGroup group(static_cast<uint16_t>(g));
     if (core_.table().linear(group) != nullptr) {
       DT_RETURN_IF_ERROR(states_->Prepare(id, group));
-      if (batch.work != nullptr) DT_RETURN_IF_ERROR(batch.work->BeImmediate(stream_));
+      if (batch.work != nullptr) DT_RETURN_IF_ERROR(batch.work->BeImmediate(*batch.stream));
       continue;
     }
     GroupStep& step = batch.groups[g];
     // Items name the sinks of one op.
     step.regular = IsRegular(id, group, step.op_step) && SinksOf(group, 0) == nullptr;
-    DT_RETURN_IF_ERROR(PlanPrompts(id, group, step));
+    DT_RETURN_IF_ERROR(PlanPrompts(batch, id, group, step));
     DT_RETURN_IF_ERROR(Plan(batch, id, group, 0));
     // Tables that are made anew for each op are uploaded between its launches; prompts read k and v where they come.
     const bool between = !step.regular || !step.prompts->empty();
-    if (batch.work != nullptr && between) DT_RETURN_IF_ERROR(batch.work->BeImmediate(stream_));
+    if (batch.work != nullptr && between) DT_RETURN_IF_ERROR(batch.work->BeImmediate(*batch.stream));
   }
   batch.prepared = true;
   return absl::OkStatus();
@@ -316,7 +320,8 @@ kernels::cuda::CudaPrompts::Shape CudaAttentionExecutor::PromptShapeOf(LayerGrou
           spec.kv == DType::kBF16 ? WireType::kBF16 : WireType::kF16, spec.scale};
 }
 
-absl::Status CudaAttentionExecutor::PlanPrompts(MicroBatchId id, LayerGroup group, GroupStep& step) {
+absl::Status CudaAttentionExecutor::PlanPrompts(MicroBatch& batch, MicroBatchId id, LayerGroup group,
+                                                GroupStep& step) {
   std::vector<kernels::cuda::CudaPrompts::Item> items;
   for (const proto::ShardStep& shard : core_.LayoutOf(id, group).items) {
     if (!IsPrompt(shard, group)) continue;
@@ -324,7 +329,7 @@ absl::Status CudaAttentionExecutor::PlanPrompts(MicroBatchId id, LayerGroup grou
                      shard.value_offset / kElement, shard.partial_offset / kElement});
   }
   if (prompts_ == nullptr) return absl::OkStatus();
-  return prompts_->Prepare(stream_, PromptShapeOf(group), items, *step.prompts).status();
+  return prompts_->Prepare(*batch.stream, PromptShapeOf(group), items, *step.prompts).status();
 }
 
 absl::Status CudaAttentionExecutor::Plan(MicroBatch& batch, MicroBatchId id, LayerGroup group, int op_index) {
@@ -343,7 +348,7 @@ absl::Status CudaAttentionExecutor::Plan(MicroBatch& batch, MicroBatchId id, Lay
   step.planned_op = op_index;
   step.attends = step.finishes = false;
   if (layout.items.empty()) return absl::OkStatus();
-  DT_ASSIGN_OR_RETURN(std::byte* const host, step.tables->Begin(stream_, at.bytes()));
+  DT_ASSIGN_OR_RETURN(std::byte* const host, step.tables->Begin(*batch.stream, at.bytes()));
   std::byte* const there = step.tables->device();
   auto* pointer = reinterpret_cast<const std::byte**>(host + pointers_at);
   auto* pointer_there = reinterpret_cast<const std::byte* const*>(there + pointers_at);
@@ -370,7 +375,7 @@ absl::Status CudaAttentionExecutor::Plan(MicroBatch& batch, MicroBatchId id, Lay
   step.items = reinterpret_cast<const DeviceAttentionItem*>(there + items_at);
   step.positions = reinterpret_cast<const int32_t*>(there + positions_at);
   step.row_items = reinterpret_cast<const int32_t*>(there + row_items_at);
-  DT_RETURN_IF_ERROR(step.tables->Send(stream_));
+  DT_RETURN_IF_ERROR(step.tables->Send(*batch.stream));
   const std::vector<CudaAttentionItem> attended = ItemsOf(id, group, SinksOf(group, op_index), blocks);
   if (attended.empty()) return absl::OkStatus();
   step.attends = true;
@@ -380,7 +385,7 @@ absl::Status CudaAttentionExecutor::Plan(MicroBatch& batch, MicroBatchId id, Lay
     DT_RETURN_IF_ERROR(Grow(batch.partial_floats, (o_floats + last.from_ml + last.ml_floats + 4) * sizeof(float)));
     batch.ml_at = o_floats + (o_floats & 1);
   }
-  return step.attention->Plan(stream_, ShapeOf(group), attended);
+  return step.attention->Plan(*batch.stream, ShapeOf(group), attended);
 }
 
 absl::Status CudaAttentionExecutor::AttendComplete(MicroBatchId id, int op, std::span<const std::byte> query) {
@@ -410,11 +415,11 @@ absl::Status CudaAttentionExecutor::Append(MicroBatch& batch, LayerGroup group, 
     append.items = step.items;
     append.kv_offset = step.regular ? op_index * step.op_step : 0;
     append.layout = LayoutOf(spec);
-    if (await != nullptr && &run == &step.appends.front()) {
+    if (await != nullptr) {
       append.exchange = *await;
       append.await_op = op;
     }
-    DT_RETURN_IF_ERROR(kernels::cuda::KvAppend(stream_, append));
+    DT_RETURN_IF_ERROR(kernels::cuda::KvAppend(*batch.stream, append));
   }
   return absl::OkStatus();
 }
@@ -424,8 +429,11 @@ absl::Status CudaAttentionExecutor::Attend(MicroBatch& batch, LayerGroup group, 
   const GroupStep& step = batch.groups[group.value()];
   std::byte* const answer = elsewhere != nullptr ? elsewhere : batch.partial->data();
   if (!step.prompts->empty()) {
+    // cuDNN has one workspace for all.
+    DT_RETURN_IF_ERROR(batch.stream->Wait(prompts_done_));
     DT_RETURN_IF_ERROR(
-        prompts_->Run(stream_, PromptShapeOf(group), *step.prompts, query, key_value, key_value, answer));
+        prompts_->Run(*batch.stream, PromptShapeOf(group), *step.prompts, query, key_value, key_value, answer));
+    DT_RETURN_IF_ERROR(batch.stream->Record(prompts_done_));
   }
   if (!step.attends) return absl::OkStatus();
   kernels::cuda::CudaAttentionRun run;
@@ -436,7 +444,7 @@ absl::Status CudaAttentionExecutor::Attend(MicroBatch& batch, LayerGroup group, 
     run.partial_ml = run.partial_o + batch.ml_at;
   }
   run.kv_offset_bytes = static_cast<size_t>(step.regular ? op_index * step.op_step : 0);
-  return step.attention->Run(stream_, ShapeOf(group), run);
+  return step.attention->Run(*batch.stream, ShapeOf(group), run);
 }
 
 absl::StatusOr<std::span<const std::byte>> CudaAttentionExecutor::Answer(MicroBatch& batch, const GroupStep& step,

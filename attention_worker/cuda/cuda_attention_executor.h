@@ -1,6 +1,7 @@
 #pragma once
 #include <array>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "attention_worker/attention_backend.h"
@@ -82,7 +83,12 @@ class CudaAttentionExecutor final : public AttentionBackend {
     bool prepared = false;
     kernels::cuda::StepWork* work = nullptr;  // of the step, if payloads lie on the device
     exchange::GpuExchange* exchange = nullptr;  // with the GPU of another process, if the step uses it
+    // Steps that use one run beside each other: each micro-batch's in a stream of its own.
+    kernels::cuda::CudaStream* stream = nullptr;  // of the step
+    std::unique_ptr<kernels::cuda::CudaStream> own_stream;
     std::unique_ptr<kernels::cuda::StepWork> exchanged_work;
+    kernels::cuda::CudaEvent copied;
+    bool waits_apart = false;
   };
   // Whether a set's blocks lie evenly spaced, and where.
   struct SetShape {
@@ -114,7 +120,7 @@ class CudaAttentionExecutor final : public AttentionBackend {
                       const kernels::cuda::ExchangeEnd* await = nullptr, int op = -1);
   bool IsPrompt(const proto::ShardStep& shard, LayerGroup group) const;
   kernels::cuda::CudaPrompts::Shape PromptShapeOf(LayerGroup group) const;
-  absl::Status PlanPrompts(MicroBatchId id, LayerGroup group, GroupStep& step);
+  absl::Status PlanPrompts(MicroBatch& batch, MicroBatchId id, LayerGroup group, GroupStep& step);
   absl::Status Attend(MicroBatch& batch, LayerGroup group, int op_index, const std::byte* query,
                       const std::byte* key_value, std::byte* elsewhere = nullptr);
   absl::StatusOr<std::span<const std::byte>> RunState(MicroBatch& batch, MicroBatchId id, int op,
@@ -133,6 +139,8 @@ class CudaAttentionExecutor final : public AttentionBackend {
   std::unique_ptr<CudaStateExecutor> states_;  // if the model has linear states
   std::vector<MicroBatch> micro_batches_;  // and a slot for each move that comes in
   std::unique_ptr<kernels::cuda::CudaPrompts> prompts_;  // null: no cuDNN here
+  kernels::cuda::CudaEvent prompts_done_;                // the last of them
+  std::optional<MicroBatchId> last_exchanged_;           // whose step began last
   std::vector<SetShape> sets_;             // by BlockSetId
   std::array<BufferPtr, proto::kMoveSlots> gathered_;
   BufferPtr moved_blocks_;  // pinned: whole blocks on their way to a host's rows

@@ -1,6 +1,6 @@
 // A compute worker on one GPU and an attention worker on another, two processes, driven by step plans with no scheduler
-// between: tokens and times of decode with layers exchanged by the GPUs themselves and through the hosts, and what
-// becomes of the steps of a worker that is killed.
+// between: tokens and times of decode with layers exchanged by the GPUs themselves, with one to three micro-batches
+// under way, and through the hosts; and what becomes of the steps of a worker that is killed.
 //   two_workers_cuda_bench MODEL [dummy]
 #include <signal.h>
 #include <sys/wait.h>
@@ -22,6 +22,7 @@
 #include "model/checkpoint.h"
 #include "model/dummy_checkpoint.h"
 #include "model/loaded_model.h"
+#include "scheduler/core/rotation_plan.h"
 #include "transport/ucx/device_link.h"
 #include "transport/ucx/ucx_port.h"
 
@@ -35,6 +36,7 @@ constexpr NodeId kScheduler(0), kCompute(1), kAttention(2);
 constexpr WorkerId kWorker(1);
 constexpr Epoch kEpoch(1);
 constexpr int kMostStepTokens = 1024;
+constexpr int kMostMicroBatches = 3;
 
 double MillisecondsSince(Clock::time_point begin) {
   return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
@@ -53,14 +55,20 @@ struct Process {
     table = Must(compute::AttentionTableOf(checkpoint->config(), DType::kBF16));
     if (two.rank() == 0) {
       loaded = Must(model::LoadModel(std::move(checkpoint), model::WeightFormat::kElsewhere, nullptr, {}));
-      weights = Must(compute::CudaModel::Load(*device, *loaded, DType::kBF16, dummy, {}));
+      weights = Must(
+          compute::CudaModel::Load(*device, *loaded, DType::kBF16, dummy, compute::GpuWeights::kDequantise, {}));
     }
     const NodeId self = two.rank() == 0 ? kCompute : kAttention, other = two.rank() == 0 ? kAttention : kCompute;
     port = Must(UcxPort::Create({.node = self, .epoch = kEpoch, .lanes = transport::ucx::Lanes::kShm}));
     const std::string address = two.Swap(port->local_address());
     Must(port->AddPeer(other, address, UcxPort::Version(), kEpoch));
   }
-  exchange::GpuExchangeMeans means() const { return {device.get(), links.get()}; }
+  exchange::GpuExchangeMeans& means() {
+    means_.device = device.get();
+    means_.links = links.get();
+    means_.on_cpu = false;
+    return means_;
+  }
 
   TwoProcesses& two;
   std::unique_ptr<kernels::cuda::CudaDevice> device;
@@ -69,6 +77,9 @@ struct Process {
   std::unique_ptr<model::LoadedModel> loaded;
   std::unique_ptr<compute::CudaModel> weights;
   std::unique_ptr<UcxPort> port;
+
+ private:
+  exchange::GpuExchangeMeans means_;
 };
 
 void ServeAttention(Process& process) {
@@ -79,6 +90,7 @@ void ServeAttention(Process& process) {
   options.worker = kWorker;
   options.epoch = kEpoch;
   options.kv_blocks = blocks;
+  options.micro_batches = kMostMicroBatches;
   auto node = Must(attention::AttentionWorkerNode::Create(process.table, options, *process.device, *process.port));
   node->AllowExchange(process.means());
   process.two.Barrier();
@@ -92,8 +104,7 @@ class Intercept final : public transport::Port {
   NodeId id() const override { return port_.id(); }
   absl::Status SendMessage(NodeId to, const proto::FrameHeader& header, std::vector<std::byte> payload) override {
     if (to != kScheduler) return port_.SendMessage(to, header, std::move(payload));
-    result = Must(proto::DecodeStepResult(payload));
-    finished = true;
+    results.push_back(Must(proto::DecodeStepResult(payload)));
     return absl::OkStatus();
   }
   absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, std::span<const std::byte> payload) override {
@@ -101,11 +112,14 @@ class Intercept final : public transport::Port {
   }
   int Poll(transport::FrameHandler& handler, int most) override { return port_.Poll(handler, most); }
 
-  proto::StepResult result;
-  bool finished = false;
+  std::vector<proto::StepResult> results;
 
  private:
   UcxPort& port_;
+};
+
+struct Times {  // of a step, ms, means
+  double step = 0, dense = 0, waited = 0, attention = 0;
 };
 
 class Driver {
@@ -113,6 +127,7 @@ class Driver {
   Driver(Process& process, bool by_themselves) : process_(process), port_(*process.port) {
     compute::ComputeWorkerOptions options;
     options.max_step_tokens = kMostStepTokens;
+    options.micro_batches = kMostMicroBatches;
     options.vocab_size = static_cast<int32_t>(process.loaded->config().vocab_size);
     compute::ComputeWorkerTuning tuning;
     tuning.dense = process.weights.get();
@@ -121,127 +136,185 @@ class Driver {
                                                     *process.device, port_, SystemClock(), tuning));
     node_->AddAttentionWorker({kWorker, kEpoch, kAttention});
     const auto begin = Clock::now();
-    while (by_themselves && MillisecondsSince(begin) < 3000) node_->Poll();  // links are made
+    while (by_themselves && node_->ExchangeWith(kAttention) != "device") {
+      node_->Poll();
+      if (MillisecondsSince(begin) > 20000) Must(absl::UnavailableError(node_->ExchangeWith(kAttention)));
+    }
+  }
+  ~Driver() {
+    for (const auto& batch : batches_)
+      for (const proto::StepEntry& entry : batch)
+        Order(proto::FrameType::kReleaseSequence, proto::ReleaseSequence{entry.sequence, entry.ctx_len, {}});
+    node_->LoseAttentionWorker(kWorker, kEpoch);
   }
 
-  // Opens sequences with prompts of `prompt` tokens.
-  void Open(int count, int prompt) {
-    entries_.clear();
-    for (int i = 0; i < count; ++i) {
-      proto::OpenSequence open;
-      open.sequence = SequenceId(++sequences_);
-      for (int g = 0; g < process_.table.group_count(); ++g) {
-        const LayerGroup group(static_cast<uint16_t>(g));
-        open.shards.push_back(
-            {group, kWorker, kEpoch, {0, process_.table.softmax(group).kv_heads}, {0, proto::kOpenEnd}});
+  // Opens `n` micro-batches of `count` sequences with prompts of `prompt` tokens.
+  void Open(int n, int count, int prompt) {
+    batches_.assign(n, {});
+    for (int m = 0; m < n; ++m)
+      for (int i = 0; i < count; ++i) batches_[m].push_back(OpenOne(m, m * count + i, prompt));
+  }
+
+  // `steps` tokens more for each sequence, all micro-batches under way together; the tokens of each, step by step, at
+  // `tokens`.
+  absl::StatusOr<Times> Decode(int steps, std::vector<std::vector<TokenId>>& tokens) {
+    const int n = static_cast<int>(batches_.size());
+    Times sum;
+    int begun = 0, ended = 0;
+    tokens.resize(n);
+    const auto begin = Clock::now();
+    for (int m = 0; m < n; ++m, ++begun) Begin(m, batches_[m]);
+    while (ended < n * steps) {
+      DT_ASSIGN_OR_RETURN(const proto::StepResult result, Await());
+      const int m = result.micro_batch.value();
+      for (size_t i = 0; i < batches_[m].size(); ++i) {
+        tokens[m].push_back(result.entries[i].token);
+        Take(batches_[m][i], result.entries[i]);
       }
-      std::vector<std::byte> message;
-      proto::Encode(open, message);
-      const auto header = proto::MakeHeader(proto::FrameType::kOpenSequence, kEpoch, StepId(++orders_),
-                                            MicroBatchId(), 0, message.size());
-      Must(process_.port->SendMessage(kAttention, header, std::move(message)));
-      proto::StepEntry entry;
-      entry.sequence = open.sequence;
-      entry.placement.assign(open.shards.begin(), open.shards.end());
-      entry.sample = true;
-      entry.sampling.temperature = 0;
-      entry.rope_length = static_cast<int32_t>(process_.loaded->config().max_positions);
-      const auto vocab = static_cast<int>(process_.loaded->config().vocab_size);
-      for (int t = 0; t < prompt; ++t) entry.tokens.push_back(3 + (i * 31 + t * 17) % (vocab - 3));
-      entries_.push_back(std::move(entry));
-      Must(RunStep({entries_.back()}));
-      Take(entries_.back(), port_.result.entries[0]);
+      ++ended;
+      sum.dense += static_cast<double>(result.timings.dense_us) / 1e3;
+      sum.waited += static_cast<double>(result.timings.attention_wait_us) / 1e3;
+      sum.attention += static_cast<double>(result.timings.attention_us) / 1e3;
+      if (begun++ < n * steps) Begin(m, batches_[m]);
     }
-  }
-
-  // One token more for each; the tokens of all, sequence by sequence, at `tokens`.
-  absl::Status Decode(std::vector<TokenId>& tokens) {
-    DT_RETURN_IF_ERROR(RunStep(entries_));
-    for (size_t i = 0; i < entries_.size(); ++i) {
-      tokens.push_back(port_.result.entries[i].token);
-      Take(entries_[i], port_.result.entries[i]);
-    }
-    return absl::OkStatus();
+    const double all = MillisecondsSince(begin);
+    return Times{all / steps, sum.dense / ended, sum.waited / ended, sum.attention / ended};
   }
 
   compute::ComputeWorkerNode& node() { return *node_; }
 
  private:
+  proto::StepEntry OpenOne(int m, int number, int prompt) {
+    proto::OpenSequence open;
+    open.sequence = SequenceId(++sequences_);
+    for (int g = 0; g < process_.table.group_count(); ++g) {
+      const LayerGroup group(static_cast<uint16_t>(g));
+      open.shards.push_back(
+          {group, kWorker, kEpoch, {0, process_.table.softmax(group).kv_heads}, {0, proto::kOpenEnd}});
+    }
+    Order(proto::FrameType::kOpenSequence, open);
+    proto::StepEntry entry;
+    entry.sequence = open.sequence;
+    entry.placement.assign(open.shards.begin(), open.shards.end());
+    entry.sample = true;
+    entry.sampling.temperature = 0;
+    entry.rope_length = static_cast<int32_t>(process_.loaded->config().max_positions);
+    const auto vocab = static_cast<int>(process_.loaded->config().vocab_size);
+    for (int t = 0; t < prompt; ++t) entry.tokens.push_back(3 + (number * 31 + t * 17) % (vocab - 3));
+    Begin(m, {entry});
+    const proto::StepResult result = Must(Await());
+    Take(entry, result.entries[0]);
+    return entry;
+  }
+
+  template <typename T>
+  void Order(proto::FrameType type, const T& order) {
+    std::vector<std::byte> message;
+    proto::Encode(order, message);
+    const auto header = proto::MakeHeader(type, kEpoch, StepId(++orders_), MicroBatchId(), 0, message.size());
+    (void)process_.port->SendMessage(kAttention, header, std::move(message));  // it may have been killed
+  }
+
   static void Take(proto::StepEntry& entry, const proto::EntryResult& result) {
     entry.ctx_len += static_cast<Position>(entry.tokens.size());
     entry.tokens.assign(1, result.token);
   }
 
-  absl::Status RunStep(const std::vector<proto::StepEntry>& entries) {
+  void Begin(int m, const std::vector<proto::StepEntry>& entries) {
     proto::StepPlan plan;
     plan.step = StepId(++steps_);
+    plan.micro_batch = MicroBatchId(static_cast<uint16_t>(m));
     plan.entries = entries;
     std::vector<std::byte> message;
     proto::Encode(plan, message);
     const auto header =
-        proto::MakeHeader(proto::FrameType::kStepPlan, Epoch(0), plan.step, MicroBatchId(), 0, message.size());
-    port_.finished = false;
+        proto::MakeHeader(proto::FrameType::kStepPlan, Epoch(0), plan.step, plan.micro_batch, 0, message.size());
     node_->OnFrame({kScheduler, header, message});
+  }
+
+  absl::StatusOr<proto::StepResult> Await() {
     const auto begin = Clock::now();
-    while (!port_.finished) {
+    while (port_.results.empty()) {
       node_->Poll();
       if (MillisecondsSince(begin) > 20000) return Internal("a step takes longer than 20 s");
     }
-    if (port_.result.status == proto::StepStatus::kOk) return absl::OkStatus();
-    const std::string text = absl::StrCat("status ", static_cast<int>(port_.result.status), ", worker ",
-                                          port_.result.failed_worker.value(), ": ", port_.result.error);
-    return port_.result.status == proto::StepStatus::kWorkerUnreachable ? absl::UnavailableError(text)
-                                                                        : absl::InternalError(text);
+    proto::StepResult result = std::move(port_.results.front());
+    port_.results.erase(port_.results.begin());
+    if (result.status == proto::StepStatus::kOk) return result;
+    const std::string text = absl::StrCat("status ", static_cast<int>(result.status), ", worker ",
+                                          result.failed_worker.value(), ": ", result.error);
+    return result.status == proto::StepStatus::kWorkerUnreachable ? absl::UnavailableError(text)
+                                                                  : absl::InternalError(text);
   }
 
   static inline uint64_t steps_ = 0, sequences_ = 0, orders_ = 0;
   Process& process_;
   Intercept port_;
   std::unique_ptr<compute::ComputeWorkerNode> node_;
-  std::vector<proto::StepEntry> entries_;
+  std::vector<std::vector<proto::StepEntry>> batches_;
 };
+
+using Tokens = std::vector<std::vector<TokenId>>;
+
+Tokens Measure(Process& process, bool by_themselves, int n, int batch, int prompt, int steps, double& alone) {
+  Driver driver(process, by_themselves);
+  driver.Open(n, batch, prompt);
+  Tokens tokens;
+  Must(driver.Decode(4, tokens));  // chooses products, records
+  const Times times = Must(driver.Decode(steps, tokens));
+  std::printf("%s, %d x %2d: %.3f ms for a token of each", by_themselves ? "GPUs by themselves" : "through the hosts ",
+              n, batch, times.step);
+  if (by_themselves) {
+    if (n == 1) alone = std::max(times.dense, times.attention);
+    std::printf("; dense %.3f, waits %.3f, attention %.3f a step; %.3f of the busier pool's own time alone",
+                times.dense, times.waited, times.attention, times.step / (alone * n));
+    const double ops = process.table.op_count();
+    const scheduler::RotationPlan plan = scheduler::PlanRotation(
+        {times.dense * 1e3 / ops, times.attention * 1e3 / ops,
+         std::max(0.0, times.waited - times.attention) * 1e3 / ops / 2}, kMostMicroBatches);
+    if (n == 1) std::printf("; RotationPlan: %d", plan.micro_batches);
+  }
+  std::printf("\n");
+  std::fflush(stdout);
+  return tokens;
+}
+
+void Compare(const char* what, const Tokens& a, const Tokens& b) {
+  size_t same = 0, all = 0;
+  for (size_t m = 0; m < a.size(); ++m) {
+    for (size_t i = 0; i < a[m].size(); ++i, ++all) same += i < b[m].size() && a[m][i] == b[m][i];
+  }
+  std::printf("%s: %zu of %zu tokens are the same\n", what, same, all);
+}
 
 void Drive(Process& process, bool dummy) {
   process.two.Barrier();
-  const int prompt = dummy ? 1000 : 37, steps = dummy ? 64 : 100;
-  std::vector<int> batches = {1, 16, 64};
-  std::vector<std::vector<TokenId>> tokens[2];
-  for (const bool by_themselves : {false, true}) {
-    Driver driver(process, by_themselves);
-    for (const int batch : batches) {
-      driver.Open(batch, prompt);
-      std::vector<TokenId> drawn;
-      for (int i = 0; i < 4; ++i) Must(driver.Decode(drawn));
-      const auto begin = Clock::now();
-      for (int i = 0; i < steps; ++i) Must(driver.Decode(drawn));
-      std::printf("%s, batch %2d: %.3f ms a step\n", by_themselves ? "GPUs by themselves" : "through the hosts ", batch,
-                  MillisecondsSince(begin) / steps);
-      std::fflush(stdout);
-      tokens[by_themselves].push_back(drawn);
-    }
-  }
-  for (size_t b = 0; b < batches.size(); ++b) {
-    size_t same = 0;
-    for (size_t i = 0; i < tokens[0][b].size(); ++i) same += tokens[0][b][i] == tokens[1][b][i];
-    std::printf("batch %2d: %zu of %zu tokens are the same\n", batches[b], same, tokens[0][b].size());
+  const int prompt = dummy ? 1000 : 37, steps = dummy ? 48 : 100;
+  for (const int batch : {1, 16, 64}) {
+    double alone = 0;  // a step of the busier side, with one micro-batch
+    const Tokens hosts = Measure(process, false, 1, batch, prompt, steps, alone);
+    if (batch < 64) Compare("through the hosts, again", hosts, Measure(process, false, 1, batch, prompt, steps, alone));
+    Compare("GPUs by themselves", hosts, Measure(process, true, 1, batch, prompt, steps, alone));
+    const Tokens two = Measure(process, true, 2, batch, prompt, steps, alone);
+    Compare("two micro-batches, the first one", hosts, {two[0]});
+    Measure(process, true, kMostMicroBatches, batch, prompt, steps, alone);
   }
   std::fflush(stdout);
   Driver driver(process, true);
-  driver.Open(4, prompt);
-  std::vector<TokenId> drawn;
-  for (int i = 0; i < 10; ++i) Must(driver.Decode(drawn));
+  driver.Open(2, 4, prompt);
+  Tokens drawn;
+  Must(driver.Decode(10, drawn));
   kill(process.two.child(), SIGKILL);
+  int ended = 0;
+  waitpid(process.two.child(), &ended, 0);
   const auto begin = Clock::now();
-  absl::Status status;
-  while (status.ok()) status = driver.Decode(drawn);
+  const absl::Status status = driver.Decode(1000, drawn).status();
   std::printf("attention worker killed: the step ends after %.1f ms: %s\n", MillisecondsSince(begin),
               std::string(status.message()).c_str());
   driver.node().LoseAttentionWorker(kWorker, kEpoch);
   Must(Must(process.device->WorkerStream())->SynchronizeStatus());
   std::printf("the compute worker's GPU goes on\n");
   std::fflush(stdout);
-  int ended = 0;
-  waitpid(process.two.child(), &ended, 0);
 }
 
 }  // namespace

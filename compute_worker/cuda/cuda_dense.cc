@@ -56,9 +56,29 @@ absl::StatusOr<std::unique_ptr<DenseBackend>> CudaDense::Create(const CudaModel&
 absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options) {
   kernels::cuda::CudaDevice& device = model_.device();
   DT_ASSIGN_OR_RETURN(product_, kernels::cuda::CudaProduct::Create(device, model_.keeps()));
-  DT_ASSIGN_OR_RETURN(sampler_, CudaTokenSampler::Create(model_, stream_, *product_, options.max_step_tokens,
-                                                         options.micro_batches));
   most_rows_ = options.max_step_tokens;
+  const int64_t rows = most_rows_ + kRowStep;
+  DT_RETURN_IF_ERROR(AllocateLane(shared_, stream_, options.micro_batches));
+  micro_batches_.resize(options.micro_batches);
+  for (MicroBatch& batch : micro_batches_) {
+    batch.lane = &shared_;
+    DT_RETURN_IF_ERROR(AllocateMicroBatch(batch, rows));
+  }
+  std::vector<const CudaHybridWeights*> hybrid;
+  for (const CudaStep& step : model_.steps()) hybrid.push_back(step.hybrid.get());
+  if (std::any_of(hybrid.begin(), hybrid.end(), [](const CudaHybridWeights* weights) { return weights != nullptr; })) {
+    DT_ASSIGN_OR_RETURN(hybrid_, CudaHybrid::Create(device, model_.model(), table_, std::move(hybrid), stream_,
+                                                    *product_, {rows, options.micro_batches, model_.type()}));
+  }
+  for (int i = 0; stay_on_device_ && i < options.micro_batches; ++i) {
+    micro_batches_[i].work = &device.WorkerStep(i);
+    micro_batches_[i].work->Forget();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaDense::AllocateLane(Lane& lane, CudaStream& stream, int micro_batches) const {
+  kernels::cuda::CudaDevice& device = model_.device();
   const int64_t rows = most_rows_ + kRowStep;
   int64_t qkv = 0, attended = 0, mlp = 0;
   for (size_t i = 0; i < model_.steps().size(); ++i) {
@@ -73,24 +93,15 @@ absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options) {
       attended = std::max(attended, weights.first.weights.cols());
     if (std::holds_alternative<model::GatedMlp>(step)) mlp = std::max(mlp, weights.second.weights.cols());
   }
-  DT_ASSIGN_OR_RETURN(h_, device.Allocate(rows * hidden() * kElement));
-  DT_ASSIGN_OR_RETURN(qkv_, device.Allocate(rows * qkv * kElement));
-  DT_ASSIGN_OR_RETURN(attended_, device.Allocate(rows * attended * kElement));
-  DT_ASSIGN_OR_RETURN(gate_up_, device.Allocate(rows * 2 * mlp * kElement));
-  DT_ASSIGN_OR_RETURN(act_, device.Allocate(rows * mlp * kElement));
-  DT_ASSIGN_OR_RETURN(aside_, device.Allocate(rows * hidden() * sizeof(float)));
-  micro_batches_.resize(options.micro_batches);
-  for (MicroBatch& batch : micro_batches_) DT_RETURN_IF_ERROR(AllocateMicroBatch(batch, rows));
-  std::vector<const CudaHybridWeights*> hybrid;
-  for (const CudaStep& step : model_.steps()) hybrid.push_back(step.hybrid.get());
-  if (std::any_of(hybrid.begin(), hybrid.end(), [](const CudaHybridWeights* weights) { return weights != nullptr; })) {
-    DT_ASSIGN_OR_RETURN(hybrid_, CudaHybrid::Create(device, model_.model(), table_, std::move(hybrid), stream_,
-                                                    *product_, {rows, options.micro_batches, model_.type()}));
-  }
-  for (int i = 0; stay_on_device_ && i < options.micro_batches; ++i) {
-    micro_batches_[i].work = &device.WorkerStep(i);
-    micro_batches_[i].work->Forget();
-  }
+  lane.stream = &stream;
+  DT_ASSIGN_OR_RETURN(lane.h, device.Allocate(rows * hidden() * kElement));
+  DT_ASSIGN_OR_RETURN(lane.qkv, device.Allocate(rows * qkv * kElement));
+  DT_ASSIGN_OR_RETURN(lane.attended, device.Allocate(rows * attended * kElement));
+  DT_ASSIGN_OR_RETURN(lane.gate_up, device.Allocate(rows * 2 * mlp * kElement));
+  DT_ASSIGN_OR_RETURN(lane.act, device.Allocate(rows * mlp * kElement));
+  DT_ASSIGN_OR_RETURN(lane.aside, device.Allocate(rows * hidden() * sizeof(float)));
+  DT_ASSIGN_OR_RETURN(lane.sampler, CudaTokenSampler::Create(model_, stream, *product_, static_cast<int>(most_rows_),
+                                                             micro_batches));
   return absl::OkStatus();
 }
 
@@ -110,32 +121,11 @@ absl::Status CudaDense::AllocateMicroBatch(MicroBatch& batch, int64_t rows) {
     DT_ASSIGN_OR_RETURN(angles.cos, device.Allocate(rows * angles.pairs * sizeof(float)));
     DT_ASSIGN_OR_RETURN(angles.sin, device.Allocate(rows * angles.pairs * sizeof(float)));
   }
+  DT_ASSIGN_OR_RETURN(batch.begun, device.CreateEvent(/*timed=*/true));
+  DT_ASSIGN_OR_RETURN(batch.ended, device.CreateEvent(/*timed=*/true));
   batch.upload = std::make_unique<kernels::cuda::StagedUpload>(device);
   DT_RETURN_IF_ERROR(batch.upload->Reserve(2 * (rows * sizeof(int32_t) + 256)));
   if (!stay_on_device_) batch.wire = std::make_unique<StepWire>(pinned_, table_);
-  return absl::OkStatus();
-}
-
-// Payloads are whole tensors then: one worker, entries in order.
-absl::Status CudaDense::CheckWhole(const ComputeWorkerCore& core, MicroBatchId id) const {
-  const std::vector<WorkerPart>& parts = core.PartsOf(id);
-  const size_t entries = core.PlanOf(id).entries.size();
-  if (parts.size() != 1) return Internal("a step of ", parts.size(), " attention workers cannot stay on one GPU");
-  for (int g = 0; g < table_.group_count(); ++g) {
-    const auto& items = parts[0].layouts[g].items;
-    const int kv_heads = table_.softmax(LayerGroup(static_cast<uint16_t>(g))).kv_heads;
-    bool whole = items.size() == entries;
-    for (const proto::ShardStep& item : items) whole = whole && item.finished() && item.kv_heads.size() == kv_heads;
-    if (!whole) return Internal("a step of divided sequences cannot stay on one GPU");
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CudaDense::UseExchange(MicroBatchId id, exchange::GpuExchange* exchange) {
-  MicroBatch& batch = micro_batches_[id.value()];
-  batch.exchange = exchange;
-  if (stay_on_device_) return exchange == nullptr ? absl::OkStatus() : Internal("the peer is in this process");
-  batch.work = exchange != nullptr ? &model_.device().WorkerStep(id.value()) : nullptr;
   return absl::OkStatus();
 }
 
@@ -154,9 +144,9 @@ absl::Status CudaDense::PrepareStep(const ComputeWorkerCore& core, MicroBatchId 
   // Steps whose payloads cross the host wait for it in any case.
   if (OnDevice(batch)) {
     batch.work->Begin();
-    if (batch.rows > kMostGraphRows) DT_RETURN_IF_ERROR(batch.work->BeImmediate(stream_));
+    if (batch.rows > kMostGraphRows) DT_RETURN_IF_ERROR(batch.work->BeImmediate(batch.stream()));
   }
-  if (batch.exchange != nullptr) DT_RETURN_IF_ERROR(batch.exchange->BeginStep(stream_, id, plan.step));
+  if (batch.exchange != nullptr) DT_RETURN_IF_ERROR(batch.exchange->BeginStep(batch.stream(), id, plan.step));
   return EmbedTokens(core, id);
 }
 
@@ -190,13 +180,17 @@ absl::Status CudaDense::EmbedTokens(const ComputeWorkerCore& core, MicroBatchId 
   MicroBatch& batch = micro_batches_[id.value()];
   kernels::cuda::UploadLayout layout;
   const size_t ids_at = layout.Add<int32_t>(batch.rows), positions_at = layout.Add<int32_t>(batch.rows);
-  DT_ASSIGN_OR_RETURN(std::byte* const host, batch.upload->Begin(stream_, layout.bytes()));
+  DT_ASSIGN_OR_RETURN(std::byte* const host, batch.upload->Begin(batch.stream(), layout.bytes()));
   DT_RETURN_IF_ERROR(UploadTokens(core, id, reinterpret_cast<int32_t*>(host + ids_at),
                                   reinterpret_cast<int32_t*>(host + positions_at)));
-  DT_RETURN_IF_ERROR(batch.upload->Send(stream_));
+  DT_RETURN_IF_ERROR(batch.upload->Send(batch.stream()));
   kernels::cuda::EmbedLaunch embed;
   embed.ids = reinterpret_cast<const int32_t*>(batch.upload->device() + ids_at);
-  if (const auto before = core.DrawnBy(id); before.has_value()) embed.drawn = sampler_->drawn(*before);
+  if (const auto before = core.DrawnBy(id); before.has_value()) {
+    const MicroBatch& drawn = micro_batches_[before->value()];
+    embed.drawn = drawn.lane->sampler->drawn(DrawId(drawn));
+    if (drawn.lane != batch.lane) DT_RETURN_IF_ERROR(drawn.lane->sampler->LetWait(batch.stream(), DrawId(drawn)));
+  }
   embed.out = batch.x->data();
   embed.table_type = model_.type();
   embed.out_type = WireType::kF32;
@@ -212,10 +206,11 @@ absl::Status CudaDense::EmbedTokens(const ComputeWorkerCore& core, MicroBatchId 
 
 // Into the step's work; at once where there is none.
 absl::Status CudaDense::Enqueue(MicroBatch& batch, std::array<uint64_t, 2> what, StepWork::Enqueue enqueue) {
-  if (batch.work == nullptr) return enqueue(stream_);
+  if (batch.work == nullptr) return enqueue(batch.stream());
   const auto end = batch.exchange != nullptr ? batch.exchange->End(IdOf(batch)) : kernels::cuda::ExchangeEnd{};
-  return batch.work->Add(stream_, {StepWork::Word(this), static_cast<uint64_t>(batch.rows), what[0], what[1],
-                                   StepWork::Word(end.own), StepWork::Word(end.peer)},
+  return batch.work->Add(batch.stream(),
+                         {StepWork::Word(batch.lane), static_cast<uint64_t>(batch.rows), what[0], what[1],
+                          StepWork::Word(end.own), StepWork::Word(end.peer)},
                          std::move(enqueue));
 }
 
@@ -299,7 +294,7 @@ absl::Status CudaDense::AttendPrompts(const ComputeWorkerCore& core, MicroBatchI
 }
 
 absl::Status CudaDense::Norm(const BufferPtr& weight, float eps, const float* x, void* out, WireType out_type,
-                             int64_t rows) {
+                             const MicroBatch& batch) {
   kernels::cuda::RmsNormLaunch norm;
   norm.x = const_cast<float*>(x);  // written only where there is a residual to add
   norm.weight = Floats(weight);
@@ -308,9 +303,9 @@ absl::Status CudaDense::Norm(const BufferPtr& weight, float eps, const float* x,
   norm.x_type = WireType::kF32;
   norm.out_type = out_type;
   norm.eps = eps;
-  norm.rows = static_cast<int32_t>(rows);
+  norm.rows = static_cast<int32_t>(batch.rows);
   norm.size = static_cast<int32_t>(hidden());
-  return kernels::cuda::RmsNorm(stream_, norm);
+  return kernels::cuda::RmsNorm(batch.stream(), norm);
 }
 
 // h = norm(x), or x; then x begins anew as restart * h.
@@ -319,77 +314,78 @@ absl::Status CudaDense::NormOrConvert(const std::optional<model::RmsNorm>& norm,
   kernels::cuda::CombineLaunch combine;
   combine.count = batch.rows * hidden();
   if (norm.has_value()) {
-    DT_RETURN_IF_ERROR(Norm(weights.norm, norm->eps, Floats(batch.x), h_->data(), model_.type(), batch.rows));
+    DT_RETURN_IF_ERROR(Norm(weights.norm, norm->eps, Floats(batch.x), batch.lane->h->data(), model_.type(), batch));
   } else {
     combine.a = batch.x->data();
-    combine.out = h_->data();
+    combine.out = batch.lane->h->data();
     combine.out_type = model_.type();
-    DT_RETURN_IF_ERROR(kernels::cuda::Combine(stream_, combine));
+    DT_RETURN_IF_ERROR(kernels::cuda::Combine(batch.stream(), combine));
   }
   if (!restart.has_value()) return absl::OkStatus();
-  combine.a = h_->data();
+  combine.a = batch.lane->h->data();
   combine.a_type = model_.type();
   combine.a_factor = *restart;
   combine.out = batch.x->data();
   combine.out_type = WireType::kF32;
-  return kernels::cuda::Combine(stream_, combine);
+  return kernels::cuda::Combine(batch.stream(), combine);
 }
 
 absl::Status CudaDense::RunStep(const model::InputNorm& step, const CudaStep& weights, MicroBatch& batch) {
   DT_RETURN_IF_ERROR(NormOrConvert(step.norm, step.restart, weights, batch));
-  return hybrid_ != nullptr ? hybrid_->KeepInput(IndexOf(batch), h_->data(), batch.rows) : absl::OkStatus();
+  return hybrid_ != nullptr ? hybrid_->KeepInput(IndexOf(batch), batch.lane->h->data(), batch.rows) : absl::OkStatus();
 }
 
-// q, k and v of softmax attention below each other in qkv_.
+// q, k and v of softmax attention below each other in its lane's qkv.
 absl::Status CudaDense::MultiplyHeads(size_t index, MicroBatch& batch) {
   const CudaStep& weights = model_.steps()[index];
   if (weights.hybrid != nullptr)
-    return hybrid_->LatentHeads(index, weights.first, h_->data(), batch.rows, qkv_->data());
-  return Multiply(weights.first, h_->data(), batch.rows, qkv_->data());
+    return hybrid_->LatentHeads(index, weights.first, batch.lane->h->data(), batch.rows, batch.lane->qkv->data());
+  return Multiply(weights.first, batch.lane->h->data(), batch.lane->qkv->data(), batch);
 }
 
-absl::Status CudaDense::Multiply(const CudaProjection& w, const void* in, int64_t rows, void* out) {
+absl::Status CudaDense::Multiply(const CudaProjection& w, const void* in, void* out, MicroBatch& batch) {
   kernels::cuda::GemmCall call{};
   call.x = in;
   call.y = out;
   call.bias = w.bias != nullptr ? w.bias->data() : nullptr;
-  call.m = PaddedRows(rows);
+  call.m = PaddedRows(batch.rows);
   call.n = w.weights.rows();
   call.k = call.x_stride = w.weights.cols();
   call.y_stride = call.n;
   call.type = gemm_type();
-  return product_->Run(stream_, w.weights, call);
+  return product_->Run(batch.stream(), w.weights, call);
 }
 
 absl::Status CudaDense::AddProjection(const CudaProjection& w, const BufferPtr& post_norm, float eps, float scale,
                                       const void* in, MicroBatch& batch) {
-  const bool aside = post_norm != nullptr || scale != 1;
+  const bool goes_aside = post_norm != nullptr || scale != 1;
+  const BufferPtr& aside = batch.lane->aside;
   kernels::cuda::GemmCall call{};
   call.x = in;
-  call.y = aside ? aside_->data() : batch.x->data();
+  call.y = goes_aside ? aside->data() : batch.x->data();
   call.bias = w.bias != nullptr ? w.bias->data() : nullptr;
   call.m = PaddedRows(batch.rows);
   call.n = call.y_stride = w.weights.rows();
   call.k = call.x_stride = w.weights.cols();
   call.type = gemm_type();
   call.y_is_f32 = 1;
-  call.accumulate = aside ? 0 : 1;
-  DT_RETURN_IF_ERROR(product_->Run(stream_, w.weights, call));
-  if (!aside) return absl::OkStatus();
+  call.accumulate = goes_aside ? 0 : 1;
+  DT_RETURN_IF_ERROR(product_->Run(batch.stream(), w.weights, call));
+  if (!goes_aside) return absl::OkStatus();
   if (post_norm != nullptr)
-    DT_RETURN_IF_ERROR(Norm(post_norm, eps, Floats(aside_), aside_->data(), WireType::kF32, batch.rows));
+    DT_RETURN_IF_ERROR(Norm(post_norm, eps, Floats(aside), aside->data(), WireType::kF32, batch));
   kernels::cuda::CombineLaunch sum;
   sum.a = batch.x->data();
-  sum.b = aside_->data();
+  sum.b = aside->data();
   sum.out = batch.x->data();
   sum.b_factor = scale;
   sum.count = batch.rows * hidden();
-  return kernels::cuda::Combine(stream_, sum);
+  return kernels::cuda::Combine(batch.stream(), sum);
 }
 
 // A norm over all heads together; those over each head go with the rotation.
 absl::Status CudaDense::NormWhole(const std::optional<model::RmsNorm>& norm, const BufferPtr& weight,
-                                  std::byte* heads, int64_t width, int dim, int64_t step, int64_t rows) {
+                                  std::byte* heads, int64_t width, int dim, int64_t step, const MicroBatch& batch) {
   if (!norm.has_value() || static_cast<int64_t>(norm->weight.size()) == dim) return absl::OkStatus();
   kernels::cuda::RmsNormLaunch launch;
   launch.x = launch.out = heads;
@@ -397,9 +393,9 @@ absl::Status CudaDense::NormWhole(const std::optional<model::RmsNorm>& norm, con
   launch.x_step = launch.out_step = step;
   launch.x_type = launch.out_type = model_.type();
   launch.eps = norm->eps;
-  launch.rows = static_cast<int32_t>(rows);
+  launch.rows = static_cast<int32_t>(batch.rows);
   launch.size = static_cast<int32_t>(width);
-  return kernels::cuda::RmsNorm(stream_, launch);
+  return kernels::cuda::RmsNorm(batch.stream(), launch);
 }
 
 // q, k and v in one product, normed and rotated on their way to the tensors that leave.
@@ -416,11 +412,11 @@ absl::Status CudaDense::RunStep(const model::QueryProjection& step, const CudaSt
   }
   DT_RETURN_IF_ERROR(MultiplyHeads(IndexOf(weights), batch));
   DT_RETURN_IF_ERROR(
-      NormWhole(step.head_norm, weights.q_norm, qkv_->data(), q_width, spec.key_dim, width, batch.rows));
-  DT_RETURN_IF_ERROR(NormWhole(next.head_norm, weights.k_norm, qkv_->data() + q_width * kElement, k_width,
-                               spec.key_dim, width, batch.rows));
+      NormWhole(step.head_norm, weights.q_norm, batch.lane->qkv->data(), q_width, spec.key_dim, width, batch));
+  DT_RETURN_IF_ERROR(NormWhole(next.head_norm, weights.k_norm, batch.lane->qkv->data() + q_width * kElement, k_width,
+                               spec.key_dim, width, batch));
   kernels::cuda::KvAppendLaunch out;
-  out.qkv = qkv_->data();
+  out.qkv = batch.lane->qkv->data();
   out.qkv_step = width;
   out.type = model_.type();
   out.q_out = batch.query->data();
@@ -464,55 +460,8 @@ absl::Status CudaDense::RunStep(const model::QueryProjection& step, const CudaSt
     out.exchange = batch.exchange->End(IdOf(batch));
     out.signal_op = step.op;
   }
-  DT_RETURN_IF_ERROR(kernels::cuda::KvAppend(stream_, out));
+  DT_RETURN_IF_ERROR(kernels::cuda::KvAppend(batch.stream(), out));
   return OnDevice(batch) ? absl::OkStatus() : CopyToWire(step.op, batch);
-}
-
-absl::Status CudaDense::CopyToWire(int op, MicroBatch& batch) {
-  const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[op]);
-  const size_t query = batch.rows * spec.query_heads * spec.key_dim * kElement;
-  const size_t key = batch.rows * spec.kv_heads * spec.key_dim * kElement;
-  const size_t value = batch.rows * spec.kv_heads * spec.value_dim * kElement;
-  DT_RETURN_IF_ERROR(stream_.Copy(batch.wire->query(), batch.query->data(), query));
-  DT_RETURN_IF_ERROR(stream_.Copy(batch.wire->key(op), batch.key_value->data(), key));
-  DT_RETURN_IF_ERROR(stream_.Copy(batch.wire->value(op), batch.key_value->data() + key, value));
-  if (spec.gates > 0)
-    DT_RETURN_IF_ERROR(stream_.Copy(batch.wire->gates(op),
-                                    batch.key_value->data() + CudaHybrid::GatesAt(spec, batch.rows),
-                                    CudaHybrid::GateBytes(spec, batch.rows)));
-  batch.copied = false;
-  return absl::OkStatus();
-}
-
-absl::Status CudaDense::AwaitWire(MicroBatch& batch) {
-  if (batch.copied) return absl::OkStatus();
-  DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());
-  batch.copied = true;
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::span<const std::byte>> CudaDense::PackQuery(const ComputeWorkerCore& core, MicroBatchId id, int p,
-                                                                int op) {
-  MicroBatch& batch = micro_batches_[id.value()];
-  const LayerGroup group = table_.op_group[op];
-  if (stay_on_device_) {
-    const size_t bytes = core.PartsOf(id)[p].layouts[group.value()].query_bytes;
-    return std::span<const std::byte>(batch.query->data(), bytes);
-  }
-  DT_RETURN_IF_ERROR(AwaitWire(batch));
-  return batch.wire->PackQuery(core.PartsOf(id), p, group);
-}
-
-absl::StatusOr<std::span<const std::byte>> CudaDense::PackKeyValue(const ComputeWorkerCore& core, MicroBatchId id,
-                                                                   int p, int op) {
-  MicroBatch& batch = micro_batches_[id.value()];
-  const LayerGroup group = table_.op_group[op];
-  if (stay_on_device_) {
-    const size_t bytes = core.PartsOf(id)[p].layouts[group.value()].key_value_bytes;
-    return std::span<const std::byte>(batch.key_value->data(), bytes);
-  }
-  DT_RETURN_IF_ERROR(AwaitWire(batch));
-  return batch.wire->PackKeyValue(core.PartsOf(id), p, op);
 }
 
 absl::Status CudaDense::RunOutput(const model::OutputProjection& step, const CudaStep& weights, MicroBatch& batch,
@@ -521,13 +470,13 @@ absl::Status CudaDense::RunOutput(const model::OutputProjection& step, const Cud
   const proto::SoftmaxSpec& spec = table_.softmax(group);
   if (batch.exchange != nullptr) {
     DT_RETURN_IF_ERROR(kernels::cuda::ExchangeAwait(
-        stream_, {batch.exchange->End(IdOf(batch)), static_cast<uint32_t>(step.op)}));
+        batch.stream(), {batch.exchange->End(IdOf(batch)), static_cast<uint32_t>(step.op)}));
   } else if (!stay_on_device_) {
     DT_ASSIGN_OR_RETURN(const std::byte* const joined,
-                        batch.wire->JoinPartials(parts, step.op, kernels::ContextOf(stream_)));
+                        batch.wire->JoinPartials(parts, step.op, kernels::ContextOf(batch.stream())));
     const size_t bytes = batch.rows * spec.query_heads * spec.value_dim * kElement;
-    DT_RETURN_IF_ERROR(stream_.Copy(attended_->data(), joined, bytes));
-    attended = attended_->data();
+    DT_RETURN_IF_ERROR(batch.stream().Copy(batch.lane->attended->data(), joined, bytes));
+    attended = batch.lane->attended->data();
   }
   if (step.gate.has_value()) {
     DT_ASSIGN_OR_RETURN(attended, hybrid_->Gated(IndexOf(batch), IndexOf(weights), attended, batch.rows));
@@ -538,28 +487,28 @@ absl::Status CudaDense::RunOutput(const model::OutputProjection& step, const Cud
 
 absl::Status CudaDense::RunStep(const model::GatedMlp& step, const CudaStep& weights, MicroBatch& batch) {
   DT_RETURN_IF_ERROR(NormOrConvert(step.norm, step.restart, weights, batch));
-  DT_RETURN_IF_ERROR(Multiply(weights.first, h_->data(), batch.rows, gate_up_->data()));
+  DT_RETURN_IF_ERROR(Multiply(weights.first, batch.lane->h->data(), batch.lane->gate_up->data(), batch));
   const int64_t width = weights.second.weights.cols();
   const auto down = [&] {
     return AddProjection(weights.second, weights.post_norm, step.post_norm ? step.post_norm->eps : 0, step.scale,
-                         act_->data(), batch);
+                         batch.lane->act->data(), batch);
   };
   if (weights.hybrid != nullptr) {
     DT_RETURN_IF_ERROR(
-        hybrid_->Activate(step.activation, gate_up_->data(), act_->data(), batch.rows, width));
+        hybrid_->Activate(step.activation, batch.lane->gate_up->data(), batch.lane->act->data(), batch.rows, width));
     return down();
   }
   kernels::cuda::ActivationLaunch activation;
-  activation.gate = gate_up_->data();
-  activation.up = gate_up_->data() + width * kElement;
-  activation.out = act_->data();
+  activation.gate = batch.lane->gate_up->data();
+  activation.up = batch.lane->gate_up->data() + width * kElement;
+  activation.out = batch.lane->act->data();
   activation.gate_step = activation.up_step = 2 * width;
   activation.out_step = width;
   activation.type = model_.type();
   activation.gelu = step.activation == model::Activation::kGeluTanh ? 1 : 0;
   activation.rows = static_cast<int32_t>(batch.rows);
   activation.size = static_cast<int32_t>(width);
-  DT_RETURN_IF_ERROR(kernels::cuda::GatedActivation(stream_, activation));
+  DT_RETURN_IF_ERROR(kernels::cuda::GatedActivation(batch.stream(), activation));
   return down();
 }
 
@@ -567,7 +516,7 @@ absl::Status CudaDense::RunStep(const model::ExpertMlp& step, const CudaStep& we
   // The router reads x before it may begin anew, and unrounded: experts that are close would change places.
   DT_RETURN_IF_ERROR(hybrid_->Route(IndexOf(weights), Floats(batch.x), Floats(weights.norm), batch.rows));
   DT_RETURN_IF_ERROR(NormOrConvert(step.norm, step.restart, weights, batch));
-  return hybrid_->RunExperts(IndexOf(weights), h_->data(), Floats(batch.x), batch.rows);
+  return hybrid_->RunExperts(IndexOf(weights), batch.lane->h->data(), Floats(batch.x), batch.rows);
 }
 
 absl::StatusOr<bool> CudaDense::BeginSample(const proto::StepPlan& plan, MicroBatchId id) {
@@ -579,16 +528,36 @@ absl::StatusOr<bool> CudaDense::BeginSample(const proto::StepPlan& plan, MicroBa
       return exchange->FetchStatus(stream, id);
     }));
   }
-  DT_ASSIGN_OR_RETURN(const bool begun, sampler_->Begin(plan, Floats(batch.x), id, *batch.work));
-  DT_RETURN_IF_ERROR(batch.work->Launch(stream_));
-  if (begun) DT_RETURN_IF_ERROR(sampler_->Launched(id));
+  CudaTokenSampler& sampler = *batch.lane->sampler;
+  DT_ASSIGN_OR_RETURN(const bool begun, sampler.Begin(plan, Floats(batch.x), DrawId(batch), *batch.work));
+  batch.timed = batch.exchange != nullptr && !batch.work->immediate();
+  if (batch.timed) DT_RETURN_IF_ERROR(batch.stream().Record(batch.begun));
+  DT_RETURN_IF_ERROR(batch.work->Launch(batch.stream()));
+  if (batch.timed) DT_RETURN_IF_ERROR(batch.stream().Record(batch.ended));
+  if (begun) DT_RETURN_IF_ERROR(sampler.Launched(DrawId(batch)));
   return begun;
+}
+
+std::optional<DenseBackend::GpuTimes> CudaDense::TimesOf(MicroBatchId id) const {
+  const MicroBatch& batch = micro_batches_[id.value()];
+  if (!batch.timed) return std::nullopt;
+  const absl::StatusOr<float> all = batch.ended.MillisecondsSince(batch.begun);
+  if (!all.ok()) return std::nullopt;
+  const exchange::GpuExchange::Times times = batch.exchange->TimesOf(id);
+  return GpuTimes{absl::Milliseconds(*all) - times.waited, times.waited, times.peer_busy};
+}
+
+bool CudaDense::Drawn(MicroBatchId id) {
+  const MicroBatch& batch = micro_batches_[id.value()];
+  return batch.exchange == nullptr || batch.lane->sampler->Done(DrawId(batch));
 }
 
 absl::Status CudaDense::Sample(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result) {
   const MicroBatch& batch = micro_batches_[id.value()];
+  CudaTokenSampler& sampler = *batch.lane->sampler;
+  const MicroBatchId draws = DrawId(batch);
   const absl::Status drawn =
-      sampler_->begun(id) ? sampler_->Finish(plan, id, result) : sampler_->Run(plan, Floats(batch.x), result);
+      sampler.begun(draws) ? sampler.Finish(plan, draws, result) : sampler.Run(plan, Floats(batch.x), result);
   // What was drawn of a step whose exchange failed means nothing, nor does why it could not be.
   if (batch.exchange != nullptr) DT_RETURN_IF_ERROR(batch.exchange->Status(id));
   return drawn;

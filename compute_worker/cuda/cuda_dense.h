@@ -1,6 +1,7 @@
 #pragma once
 #include <array>
 #include <list>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -46,6 +47,8 @@ class CudaDense final : public DenseBackend {
   absl::StatusOr<std::span<const std::byte>> PackKeyValue(const ComputeWorkerCore& core, MicroBatchId id, int p,
                                                           int op) override;
   absl::StatusOr<bool> BeginSample(const proto::StepPlan& plan, MicroBatchId id) override;
+  bool Drawn(MicroBatchId id) override;
+  std::optional<GpuTimes> TimesOf(MicroBatchId id) const override;
   absl::Status Sample(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result) override;
 
  private:
@@ -54,7 +57,16 @@ class CudaDense final : public DenseBackend {
     BufferPtr cos, sin;  // [rows, pairs]
     int pairs = 0;
   };
+  // What pieces that run one after the other share: a stream and scratch.
+  struct Lane {
+    kernels::cuda::CudaStream* stream = nullptr;
+    std::unique_ptr<kernels::cuda::CudaStream> own_stream;  // unless it is the workers'
+    BufferPtr h, qkv, attended, gate_up, act, aside;        // scratch of a piece
+    std::unique_ptr<CudaTokenSampler> sampler;
+  };
   struct MicroBatch {
+    kernels::cuda::CudaStream& stream() const { return *lane->stream; }
+    Lane* lane = nullptr;  // of the step
     int64_t rows = 0;
     BufferPtr x;                     // [rows, hidden] f32
     BufferPtr query, key_value;      // [rows, query heads * key_dim]; [rows, KV heads * key_dim], then v likewise
@@ -63,6 +75,8 @@ class CudaDense final : public DenseBackend {
     std::unique_ptr<StepWire> wire;                       // unless payloads stay on the device
     bool copied = false;                                  // q, k and v have reached `wire`
     kernels::cuda::StepWork* work = nullptr;              // of the step
+    kernels::cuda::CudaEvent begun, ended;                // timed: the launch of an exchanged step's work
+    bool timed = false;
     exchange::GpuExchange* exchange = nullptr;            // with the GPU of another process, if the step uses it
   };
   struct CachedRope {
@@ -75,6 +89,12 @@ class CudaDense final : public DenseBackend {
   CudaDense(const CudaModel& model, const proto::AttentionTable& table, kernels::cuda::CudaStream& stream,
             bool stay_on_device);
   absl::Status Allocate(const ComputeWorkerOptions& options);
+  absl::Status AllocateLane(Lane& lane, kernels::cuda::CudaStream& stream, int micro_batches) const;
+  Lane* LaneFor(MicroBatchId id);
+  // The micro-batch as its lane's sampler knows it.
+  MicroBatchId DrawId(const MicroBatch& batch) const {
+    return batch.lane == &shared_ ? IdOf(batch) : MicroBatchId(0);
+  }
   absl::Status AllocateMicroBatch(MicroBatch& batch, int64_t rows);
   absl::Status CheckWhole(const ComputeWorkerCore& core, MicroBatchId id) const;
   absl::Status EmbedTokens(const ComputeWorkerCore& core, MicroBatchId id);
@@ -97,12 +117,12 @@ class CudaDense final : public DenseBackend {
   size_t IndexOf(const CudaStep& step) const { return static_cast<size_t>(&step - model_.steps().data()); }
 
   absl::Status Norm(const BufferPtr& weight, float eps, const float* x, void* out, kernels::cuda::WireType out_type,
-                    int64_t rows);
+                    const MicroBatch& batch);
   absl::Status NormOrConvert(const std::optional<model::RmsNorm>& norm, const std::optional<float>& restart,
                              const CudaStep& weights, MicroBatch& batch);
   absl::Status NormWhole(const std::optional<model::RmsNorm>& norm, const BufferPtr& weight, std::byte* heads,
-                         int64_t width, int dim, int64_t step, int64_t rows);
-  absl::Status Multiply(const CudaProjection& w, const void* in, int64_t rows, void* out);
+                         int64_t width, int dim, int64_t step, const MicroBatch& batch);
+  absl::Status Multiply(const CudaProjection& w, const void* in, void* out, MicroBatch& batch);
   // x += scale post_norm(in W + b).
   absl::Status AddProjection(const CudaProjection& w, const BufferPtr& post_norm, float eps, float scale,
                              const void* in, MicroBatch& batch);
@@ -122,12 +142,13 @@ class CudaDense final : public DenseBackend {
   const bool stay_on_device_;
   kernels::cuda::PinnedHost pinned_;
   std::unique_ptr<kernels::cuda::CudaProduct> product_;
-  std::unique_ptr<CudaTokenSampler> sampler_;
   std::unique_ptr<CudaHybrid> hybrid_;  // null for a dense model
   int64_t most_rows_ = 0;
+  Lane shared_;
+  std::map<int, std::unique_ptr<Lane>> own_lanes_;  // by micro-batch, from 1 on
+  bool no_more_lanes_ = false;
   std::vector<MicroBatch> micro_batches_;
   std::list<CachedRope> rope_cache_;  // front: used last
-  BufferPtr h_, qkv_, attended_, gate_up_, act_, aside_;  // scratch of a piece
 };
 
 }  // namespace dovetail::compute

@@ -161,6 +161,11 @@ absl::Status CudaTokenSampler::Launched(MicroBatchId id) {
   return cuda_stream_.Record(draws.done);
 }
 
+bool CudaTokenSampler::Done(MicroBatchId id) const {
+  const absl::StatusOr<bool> done = draws_[id.value()].done.Done();
+  return !done.ok() || *done;  // what is wrong is for Finish to say
+}
+
 absl::Status CudaTokenSampler::Finish(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result) {
   Draws& draws = draws_[id.value()];
   draws.begun = false;

@@ -29,6 +29,11 @@ class CudaTokenSampler final : public TokenSampler {
                              kernels::cuda::StepWork& work);
   // The work of Begin was launched.
   absl::Status Launched(MicroBatchId id);
+  // What `stream` does from here on comes after the draws.
+  absl::Status LetWait(kernels::cuda::CudaStream& stream, MicroBatchId id) const {
+    return stream.Wait(draws_[id.value()].done);
+  }
+  bool Done(MicroBatchId id) const;  // Finish would not wait
   // After both: waits, and takes what was drawn.
   absl::Status Finish(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result);
   bool begun(MicroBatchId id) const { return draws_[id.value()].begun; }

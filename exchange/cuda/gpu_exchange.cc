@@ -1,7 +1,9 @@
 #include "exchange/cuda/gpu_exchange.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
+#include <utility>
 
 #include "kernels/cuda/cuda_exchange.h"
 
@@ -20,9 +22,11 @@ constexpr uint64_t kNumbersInFlight = 64;  // steps that are enqueued and have n
 constexpr size_t kWordsBytes = kMostMicroBatches * sizeof(ExchangeWords);
 static_assert(kWordsBytes % 256 == 0);
 
-// Pinned memory: {number, 0} for steps in flight, a status for each micro-batch, all ones.
-constexpr size_t kStatusAt = kNumbersInFlight * 2, kGiveUpAt = kStatusAt + kMostMicroBatches;
-constexpr size_t kPinnedWords = kGiveUpAt + 1;
+// Pinned memory: what begins the steps in flight, words of each micro-batch, all ones, numbers of failed steps.
+constexpr size_t kBeginWords = (offsetof(ExchangeWords, reserved_too) - offsetof(ExchangeWords, step)) / 8;
+constexpr size_t kFetchedAt = kNumbersInFlight * kBeginWords;
+constexpr size_t kGiveUpAt = kFetchedAt + kMostMicroBatches * sizeof(ExchangeWords) / 8;
+constexpr size_t kFailedAt = kGiveUpAt + 1, kPinnedWords = kFailedAt + kNumbersInFlight;
 
 uint64_t* Words(const std::unique_ptr<kernels::Buffer>& pinned) {
   return reinterpret_cast<uint64_t*>(pinned->data());
@@ -56,12 +60,24 @@ size_t ExchangeRoom::slot_bytes() const {
   return ((rows + kRowsBeyond) * row + 4095) / 4096 * 4096;
 }
 
+absl::StatusOr<std::unique_ptr<kernels::Buffer>> ExchangeMemory::Take(kernels::cuda::CudaDevice& device,
+                                                                       size_t bytes) {
+  const auto it = std::find_if(unused_.begin(), unused_.end(),
+                               [&](const auto& memory) { return memory->size_bytes() == bytes; });
+  if (it == unused_.end()) return device.Allocate(bytes);
+  std::unique_ptr<kernels::Buffer> memory = std::move(*it);
+  unused_.erase(it);
+  return memory;
+}
+
+void ExchangeMemory::GiveBack(std::unique_ptr<kernels::Buffer> memory) { unused_.push_back(std::move(memory)); }
+
 absl::StatusOr<std::unique_ptr<GpuExchange>> GpuExchange::Create(const GpuExchangeMeans& means,
                                                                  const ExchangeRoom& room) {
   DT_RETURN_IF_ERROR(room.Validate());
   std::unique_ptr<GpuExchange> made(new GpuExchange(means, room));
   const size_t bytes = kWordsBytes + room.micro_batches * room.slot_bytes() + transport::DeviceLink::kTouched;
-  DT_ASSIGN_OR_RETURN(made->memory_, means.device->Allocate(bytes));
+  DT_ASSIGN_OR_RETURN(made->memory_, means.memory->Take(*means.device, bytes));
   DT_ASSIGN_OR_RETURN(made->pinned_, means.device->AllocatePinned(kPinnedWords * sizeof(uint64_t)));
   Words(made->pinned_)[kGiveUpAt] = ~uint64_t{0};
   DT_ASSIGN_OR_RETURN(made->aside_, means.device->CreateCudaStream());
@@ -74,12 +90,14 @@ absl::StatusOr<std::unique_ptr<GpuExchange>> GpuExchange::Create(const GpuExchan
 
 // Kernels that still wait for the peer, or store into its memory, end before that is unmapped.
 GpuExchange::~GpuExchange() {
-  if (link_ == nullptr) return;
-  (void)GiveUp();
-  (void)aside_->SynchronizeStatus();
-  if (const auto stream = means_.device->WorkerStream(); stream.ok()) (void)(*stream)->SynchronizeStatus();
-  (void)aside_->UseDevice();
-  link_.reset();
+  if (link_ != nullptr) {
+    (void)GiveUp();
+    (void)aside_->SynchronizeStatus();
+    for (CudaStream* const stream : streams_) (void)stream->SynchronizeStatus();
+    (void)aside_->UseDevice();
+    link_.reset();
+  }
+  if (memory_ != nullptr) means_.memory->GiveBack(std::move(memory_));
 }
 
 std::string GpuExchange::offer() const {
@@ -117,18 +135,36 @@ std::byte* GpuExchange::Slot(std::byte* memory, MicroBatchId id) const {
 }
 
 absl::Status GpuExchange::BeginStep(CudaStream& stream, MicroBatchId id, StepId step) {
-  uint64_t* const number = Words(pinned_) + begun_++ % kNumbersInFlight * 2;
+  uint64_t* const number = Words(pinned_) + begun_++ % kNumbersInFlight * kBeginWords;
+  streams_.insert(&stream);
+  std::fill_n(number, kBeginWords, 0);
   number[0] = step.value() * kernels::cuda::kExchangeOps;
-  number[1] = 0;
-  return stream.Copy(&End(id).own->step, number, 2 * sizeof(uint64_t));
+  return stream.Copy(&End(id).own->step, number, kBeginWords * sizeof(uint64_t));
+}
+
+ExchangeWords* GpuExchange::Fetched(MicroBatchId id) const {
+  return reinterpret_cast<ExchangeWords*>(Words(pinned_) + kFetchedAt) + id.value();
 }
 
 absl::Status GpuExchange::FetchStatus(CudaStream& stream, MicroBatchId id) {
-  return stream.Copy(Words(pinned_) + kStatusAt + id.value(), &End(id).own->failure, sizeof(uint64_t));
+  return stream.Copy(Fetched(id), End(id).own, sizeof(ExchangeWords));
 }
 
 absl::Status GpuExchange::Status(MicroBatchId id) const {
-  return kernels::cuda::ExchangeStatus(Words(pinned_)[kStatusAt + id.value()]);
+  return kernels::cuda::ExchangeStatus(Fetched(id)->failure);
+}
+
+GpuExchange::Times GpuExchange::TimesOf(MicroBatchId id) const {
+  const ExchangeWords& words = *Fetched(id);
+  return {absl::Nanoseconds(words.waited_ns), absl::Nanoseconds(words.peer_busy_ns)};
+}
+
+absl::Status GpuExchange::EndFailed(MicroBatchId id, StepId step) {
+  if (!there_ || lost_ || id.value() >= room_.micro_batches) return absl::OkStatus();
+  uint64_t* const number = Words(pinned_) + kFailedAt + failed_++ % kNumbersInFlight;
+  *number = (step.value() + 1) * kernels::cuda::kExchangeOps;  // no op of the step has a greater one
+  DT_RETURN_IF_ERROR(aside_->Copy(&End(id).peer->given_up, number, sizeof(uint64_t)));
+  return aside_->Copy(&End(id).own->given_up, number, sizeof(uint64_t));
 }
 
 absl::Status GpuExchange::GiveUp() {

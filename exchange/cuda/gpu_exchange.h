@@ -1,10 +1,12 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "base/ids.h"
 #include "base/status.h"
 #include "kernels/cuda/cuda_device.h"
@@ -14,10 +16,26 @@
 
 namespace dovetail::exchange {
 
-// What a worker makes exchanges with. All outlive them.
+// Memory that other processes were shown. They may have it mapped for as long as they live, and what maps it for them
+// goes by its address: it is never freed before this is, and taken anew by exchanges of the same size. Reactor-owned;
+// at its end no kernel uses it.
+class ExchangeMemory {
+ public:
+  absl::StatusOr<std::unique_ptr<kernels::Buffer>> Take(kernels::cuda::CudaDevice& device, size_t bytes);
+  void GiveBack(std::unique_ptr<kernels::Buffer> memory);
+
+ private:
+  std::vector<std::unique_ptr<kernels::Buffer>> unused_;
+};
+
+// What a worker makes exchanges with. All outlive them. Copies share their memory: one of these a process and GPU.
 struct GpuExchangeMeans {
   kernels::cuda::CudaDevice* device = nullptr;
-  transport::DeviceLinks* links = nullptr;  // null: layers are exchanged through the hosts
+  transport::DeviceLinks* links = nullptr;      // null: layers are exchanged through the hosts
+  std::string why_not;                          // one line, without links
+  bool required = false;                        // with peers that have a GPU nothing else will do
+  bool on_cpu = true;                           // there is no GPU to speak of
+  std::shared_ptr<ExchangeMemory> memory = std::make_shared<ExchangeMemory>();
   explicit operator bool() const { return device != nullptr && links != nullptr; }
 };
 
@@ -44,7 +62,7 @@ class GpuExchange {
 
   // kResourceExhausted: no memory for the slots; otherwise why there is no link.
   static absl::StatusOr<std::unique_ptr<GpuExchange>> Create(const GpuExchangeMeans& means, const ExchangeRoom& room);
-  ~GpuExchange();  // waits for the device's worker stream, whose kernels use it
+  ~GpuExchange();  // waits for the streams of its steps, which must still be there
 
   std::string offer() const;  // for the peer: room and link
   static absl::StatusOr<ExchangeRoom> RoomOf(std::string_view offer);
@@ -67,13 +85,22 @@ class GpuExchange {
   // Part of a step's work, behind its last wait; Status may be asked once that has run. kUnavailable: the step failed.
   absl::Status FetchStatus(kernels::cuda::CudaStream& stream, MicroBatchId id);
   absl::Status Status(MicroBatchId id) const;
+  // Then also: how long kernels here waited for the peer, and for how long it was busy with what it answered.
+  struct Times {
+    absl::Duration waited, peer_busy;
+  };
+  Times TimesOf(MicroBatchId id) const;
 
+  // The step failed on this host or on the peer's: kernels of either GPU that wait for a message of it, or of an
+  // earlier one of the micro-batch, stop. Waits for nobody.
+  absl::Status EndFailed(MicroBatchId id, StepId step);
   // The peer is lost: kernels that wait for it stop. Waits for nobody.
   absl::Status GiveUp();
 
  private:
   GpuExchange(const GpuExchangeMeans& means, const ExchangeRoom& room) : means_(means), room_(room) {}
   std::byte* Slot(std::byte* memory, MicroBatchId id) const;
+  kernels::cuda::ExchangeWords* Fetched(MicroBatchId id) const;  // pinned
 
   const GpuExchangeMeans means_;
   const ExchangeRoom room_;
@@ -81,7 +108,8 @@ class GpuExchange {
   std::unique_ptr<kernels::Buffer> pinned_;  // numbers of steps, statuses, what gives up
   std::unique_ptr<transport::DeviceLink> link_;
   std::unique_ptr<kernels::cuda::CudaStream> aside_;
-  uint64_t begun_ = 0;
+  std::set<kernels::cuda::CudaStream*> streams_;  // of its steps
+  uint64_t begun_ = 0, failed_ = 0;
   bool there_ = false, peer_there_ = false, lost_ = false;
 };
 

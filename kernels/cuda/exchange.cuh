@@ -29,30 +29,50 @@ static __device__ __noinline__ void FailExchange(const ExchangeEnd& end, uint64_
   StoreSystem(&end.peer->given_up, step + kExchangeOps - 1);
 }
 
-// By one thread; the others of its block pass a __syncthreads() after it before they read what came.
-__device__ __forceinline__ void ExchangeAwait(const ExchangeEnd& end, uint32_t op) {
+// By one thread; the others of its block pass a __syncthreads() after it before they read what came. False: it did not
+// come, the step has failed.
+__device__ __forceinline__ bool ExchangeAwait(const ExchangeEnd& end, uint32_t op) {
   constexpr int kLooksPerClock = 16;
   const volatile ExchangeWords* own = end.own;
-  const uint64_t step = own->step, want = step + op + 1;
+  const uint64_t step = own->step, want = step + op + 1, since = GlobalNanoseconds();
   uint64_t begin = 0;
   for (int looks = 0;; ++looks) {
     const ulonglong2 now = LoadArrived(end.own);
     if (now.x >= want) break;
     if (looks % kLooksPerClock != 0) continue;
-    if (own->failure != 0) return;
-    if (now.y >= want) return FailExchange(end, step, ExchangeReason::kGivenUp, op);
+    if (own->failure != 0) return false;
+    if (now.y >= want) {
+      FailExchange(end, step, ExchangeReason::kGivenUp, op);
+      return false;
+    }
     const uint64_t clock = GlobalNanoseconds();
     if (begin == 0) begin = clock;
-    if (clock - begin > end.deadline_ns) return FailExchange(end, step, ExchangeReason::kDeadline, op);
+    if (clock - begin > end.deadline_ns) {
+      FailExchange(end, step, ExchangeReason::kDeadline, op);
+      return false;
+    }
   }
   asm volatile("fence.acq_rel.sys;" ::: "memory");
+  // All blocks of a grid wait; what one of them says is what all of them did.
+  if (blockIdx.x == 0 && blockIdx.y == 0) {
+    const uint64_t now = GlobalNanoseconds();
+    end.own->waited_ns += now - since;
+    end.own->begun_ns = now;
+  }
+  return true;
 }
 
 // By one thread, after everything of the message was stored.
 __device__ __forceinline__ void ExchangeSignal(const ExchangeEnd& end, uint32_t op) {
   asm volatile("fence.acq_rel.sys;" ::: "memory");
   const volatile ExchangeWords* own = end.own;
-  if (own->failure == 0) StoreSystem(&end.peer->arrived, own->step + op + 1);
+  if (own->failure != 0) return;
+  if (const uint64_t begun = own->begun_ns; begun != 0) {
+    end.own->busy_ns += GlobalNanoseconds() - begun;
+    end.own->begun_ns = 0;
+    end.peer->peer_busy_ns = end.own->busy_ns;
+  }
+  StoreSystem(&end.peer->arrived, own->step + op + 1);
 }
 
 // By all threads of all `blocks` blocks, at their ends: the last one signals.

@@ -16,11 +16,16 @@ inline constexpr uint64_t kExchangeOps = 4096;  // attention ops a model may hav
 struct ExchangeWords {
   uint64_t arrived = 0;   // stored by the peer: the last message that is wholly here
   uint64_t given_up = 0;  // stored by the peer or by this side's host: no number up to this one will come any more
-  uint64_t reserved[6] = {};
-  uint64_t step = 0;      // before a step's first kernel: its number * kExchangeOps
-  uint64_t failure = 0;   // ExchangeFailure of the step; 0: none. Zeroed with `step`
-  uint32_t blocks_done = 0;
-  uint32_t reserved_too[11] = {};
+  uint64_t peer_busy_ns = 0;  // stored by the peer with `arrived`: its busy_ns so far
+  uint64_t reserved[5] = {};
+  // Before a step's first kernel: its number * kExchangeOps, and zeros up to begun_ns.
+  uint64_t step = 0;
+  uint64_t failure = 0;       // ExchangeFailure of the step; 0: none
+  uint32_t blocks_done = 0, unused = 0;
+  uint64_t waited_ns = 0;     // in ExchangeAwait, of the step
+  uint64_t busy_ns = 0;       // of the step, from what came to what was sent for it; counts on a side that answers
+  uint64_t begun_ns = 0;      // when the last message came
+  uint64_t reserved_too[2] = {};
 };
 static_assert(sizeof(ExchangeWords) == 128);
 

@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "kernels/cuda/product_table.h"
 
@@ -89,9 +90,10 @@ struct Gemm {
   Blas blas;
   cublasLtHandle_t handle = nullptr;
   int device = 0;
-  void* workspace = nullptr;
+  std::map<void*, void*> workspaces;  // by stream: products of two of them run beside each other
   size_t workspace_bytes = 0;
-  std::mutex mutex;  // guards plans
+  void* unused_workspace = nullptr;   // for the first stream
+  std::mutex mutex;  // guards workspaces and plans
   std::map<Key, Plan> plans;
   std::unique_ptr<ProductTable> table;
   // compute-sanitizer's initcheck does not see what cuBLASLt stores: with DOVETAIL_FILL_PRODUCTS set, results are
@@ -126,6 +128,7 @@ struct Tuning {
 // stream; not while it records a graph, nor without memory for another result: then the first choice stays, and false.
 bool Tune(Gemm& gemm, const GemmCall& call, std::span<const cublasLtMatmulHeuristicResult_t> candidates, void* opaque,
           Plan& plan) {
+  void* const workspace = gemm.workspaces.at(opaque);
   const auto stream = static_cast<cudaStream_t>(opaque);
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess || capture != cudaStreamCaptureStatusNone)
@@ -139,7 +142,7 @@ bool Tune(Gemm& gemm, const GemmCall& call, std::span<const cublasLtMatmulHeuris
     for (int run = 0; run <= kTimedRuns && status == CUBLAS_STATUS_SUCCESS; ++run) {  // the first one warms up
       if (run == 1) cudaEventRecord(tuning.begin, stream);
       status = gemm.blas.matmul(gemm.handle, plan.desc, &one, call.w, plan.w, call.x, plan.x, &zero, tuning.y, plan.y,
-                                tuning.y, plan.y, &candidate.algo, gemm.workspace, gemm.workspace_bytes, stream);
+                                tuning.y, plan.y, &candidate.algo, workspace, gemm.workspace_bytes, stream);
     }
     cudaEventRecord(tuning.end, stream);
     float milliseconds = 0;
@@ -218,6 +221,21 @@ int MakePlan(Gemm& gemm, const GemmCall& call, void* stream, Plan& plan) {
   return 0;
 }
 
+// Not while the stream records its first product.
+int WorkspaceOf(Gemm& gemm, void* stream, void*& workspace) {
+  void*& own = gemm.workspaces[stream];
+  if (own == nullptr) own = std::exchange(gemm.unused_workspace, nullptr);
+  if (own == nullptr) {
+    if (const cudaError_t error = cudaMalloc(&own, gemm.workspace_bytes); error != cudaSuccess) {
+      gemm.workspaces.erase(stream);
+      cudaGetLastError();
+      return static_cast<int>(error);
+    }
+  }
+  workspace = own;
+  return 0;
+}
+
 void Destroy(const Blas& blas, Plan& plan) {
   if (plan.desc != nullptr) blas.desc_destroy(plan.desc);
   for (const cublasLtMatrixLayout_t layout : {plan.w, plan.x, plan.y}) {
@@ -245,15 +263,17 @@ int GemmOpen(int device, size_t workspace_bytes, void** out, char* text, size_t 
     return static_cast<int>(error);
   const std::string kind = std::string("-") + properties.name + "-" + std::to_string(gemm->blas.version());
   gemm->table = std::make_unique<ProductTable>(ProductTable::DefaultPath(kind));
-  if (const cudaError_t error = cudaMalloc(&gemm->workspace, workspace_bytes); error != cudaSuccess) {
+  void* workspace = nullptr;
+  if (const cudaError_t error = cudaMalloc(&workspace, workspace_bytes); error != cudaSuccess) {
     cudaGetLastError();
     return static_cast<int>(error);
   }
+  gemm->unused_workspace = workspace;
   gemm->fill_first = std::getenv("DOVETAIL_FILL_PRODUCTS") != nullptr;
   gemm->device = device;
   gemm->workspace_bytes = workspace_bytes;
   if (const cublasStatus_t status = gemm->blas.create(&gemm->handle); status != CUBLAS_STATUS_SUCCESS) {
-    cudaFree(gemm->workspace);
+    cudaFree(workspace);
     return kBlasError + static_cast<int>(status);
   }
   *out = gemm.release();
@@ -265,7 +285,8 @@ int GemmClose(void* opaque) {
   for (auto& [key, plan] : gemm->plans) Destroy(gemm->blas, plan);
   gemm->blas.destroy(gemm->handle);
   cudaSetDevice(gemm->device);
-  cudaFree(gemm->workspace);
+  cudaFree(gemm->unused_workspace);
+  for (const auto& [stream, workspace] : gemm->workspaces) cudaFree(workspace);
   delete gemm;
   return 0;
 }
@@ -274,6 +295,8 @@ int GemmRun(void* opaque, const GemmCall* call, void* stream) {
   auto& gemm = *static_cast<Gemm*>(opaque);
   if (call->m == 0 || call->n == 0) return 0;
   const std::lock_guard lock(gemm.mutex);
+  void* workspace = nullptr;
+  if (const int error = WorkspaceOf(gemm, stream, workspace); error != 0) return error;
   const Key key{call->m,
                 call->n,
                 call->k,
@@ -304,7 +327,7 @@ int GemmRun(void* opaque, const GemmCall* call, void* stream) {
   }
   const float one = 1, beta = call->accumulate ? 1 : 0;
   BLAS_OR_RETURN(gemm.blas.matmul(gemm.handle, plan.desc, &one, call->w, plan.w, call->x, plan.x, &beta, call->y,
-                                  plan.y, call->y, plan.y, &plan.algorithm, gemm.workspace, gemm.workspace_bytes,
+                                  plan.y, call->y, plan.y, &plan.algorithm, workspace, gemm.workspace_bytes,
                                   static_cast<cudaStream_t>(stream)));
   return 0;
 }

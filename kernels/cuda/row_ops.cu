@@ -237,11 +237,11 @@ __device__ void AppendHead(const KvAppendLaunch& p) {
 }
 
 __global__ void __launch_bounds__(kAppendWarps * 32) KvAppendKernel(const __grid_constant__ KvAppendLaunch p) {
-  if (p.await_op >= 0) {
-    if (threadIdx.x == 0) ExchangeAwait(p.exchange, static_cast<uint32_t>(p.await_op));
-    __syncthreads();
-  }
-  AppendHead(p);
+  bool came = true;
+  if (p.await_op >= 0)
+    came = __syncthreads_and(threadIdx.x != 0 || ExchangeAwait(p.exchange, static_cast<uint32_t>(p.await_op)));
+  // What comes of a failed step belongs nowhere: its blocks may already be another sequence's.
+  if (came) AppendHead(p);
   if (p.signal_op >= 0) ExchangeSignalWhenLast(p.exchange, static_cast<uint32_t>(p.signal_op), gridDim.x * gridDim.y);
 }
 

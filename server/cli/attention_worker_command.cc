@@ -52,7 +52,7 @@ absl::Status RunAttentionWorker(const AttentionWorkerFlags& flags) {
   role.storage = KvStorageOf(flags.kv_cache_dtype);
   role.trace_file = flags.trace_file;
   DT_ASSIGN_OR_RETURN(const auto device, OpenDevice("--device", flags.device, flags.threads));
-  DT_ASSIGN_OR_RETURN(const ExchangeChoice exchange, ChooseExchange(flags.exchange, *device));
+  DT_ASSIGN_OR_RETURN(const ExchangeChoice exchange, ChooseExchange(flags.exchange, "the attention worker", *device));
   role.exchange = exchange.means;
   DT_ASSIGN_OR_RETURN(role.kv_bytes, KvBytesOf(flags, *device));
   DT_ASSIGN_OR_RETURN(auto connectors, ConnectorsOf(flags.data));

@@ -32,7 +32,7 @@ absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
   const uint64_t digest = options.model->digest;
   DT_ASSIGN_OR_RETURN(compute::ComputeWorkerTuning tuning, TuningOf(flags.engine));
   tuning.dense = loaded.on_gpu.get();
-  DT_ASSIGN_OR_RETURN(const ExchangeChoice exchange, ChooseExchange(flags.exchange, *device));
+  DT_ASSIGN_OR_RETURN(const ExchangeChoice exchange, ChooseExchange(flags.exchange, "the compute worker", *device));
   tuning.exchange = exchange.means;
   control::WorkerMain worker(
       options, std::move(connectors), [&](transport::Connector& connector, const control::JoinReply&) {

@@ -18,22 +18,30 @@ void AddExchangeFlag(CLI::App& command, std::string& how) {
       ->group("Data plane");
 }
 
-absl::StatusOr<ExchangeChoice> ChooseExchange(const std::string& how, kernels::Device& device) {
+absl::StatusOr<ExchangeChoice> ChooseExchange(const std::string& how, const std::string& role,
+                                              kernels::Device& device) {
   ExchangeChoice choice;
   kernels::cuda::CudaDevice* const gpu = AsGpu(device);
-  if (how == "host" || (gpu == nullptr && how == "auto")) return choice;
-  if (gpu == nullptr) return FailedPrecondition("--exchange device: ", device.name(), " is no GPU; use auto or host");
+  if (gpu == nullptr && how == "device")
+    return FailedPrecondition("--exchange device: ", device.name(), " is no GPU; use auto or host");
+  choice.means.device = gpu;
+  choice.means.on_cpu = gpu == nullptr;
+  choice.means.required = how == "device";
+  if (gpu == nullptr) choice.means.why_not = absl::StrCat(role, " runs on ", device.name());
+  if (gpu != nullptr && how == "host") choice.means.why_not = absl::StrCat(role, " was started with --exchange host");
+  if (!choice.means.why_not.empty()) return choice;
   DT_RETURN_IF_ERROR(gpu->library().Check(gpu->library()->use_device(gpu->index()), gpu->name()));
   auto links = control::MakeGpuLinks([gpu](void* list, unsigned index) {
     return kernels::cuda::UcxPeerPointer(*gpu, list, index);
   });
   if (!links.ok()) {
     if (how == "device") return Annotate(links.status(), "--exchange device");
+    choice.means.why_not = absl::StrCat(role, ": ", links.status().message());
     LogInfo("layers are exchanged through the hosts: ", std::string(links.status().message()));
     return choice;
   }
   choice.links = *std::move(links);
-  choice.means = {gpu, choice.links.get()};
+  choice.means.links = choice.links.get();
   return choice;
 }
 

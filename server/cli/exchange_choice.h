@@ -13,13 +13,15 @@ namespace dovetail::cli {
 // --exchange: auto, device or host.
 void AddExchangeFlag(CLI::App& command, std::string& how);
 
-// How this process exchanges layers with workers whose GPU is another. `means` is empty where that goes through the
-// hosts. Outlives the workers.
+// How this process exchanges layers with workers whose GPU is another. Where that goes through the hosts, `means` has
+// no links and says why. Outlives the workers.
 struct ExchangeChoice {
   std::unique_ptr<transport::DeviceLinks> links;
   exchange::GpuExchangeMeans means;
 };
-// kFailedPrecondition: "device" was asked for, and why that cannot be. "auto" logs one line instead, on a GPU.
-absl::StatusOr<ExchangeChoice> ChooseExchange(const std::string& how, kernels::Device& device);
+// `role`: "the compute worker" or "the attention worker", for those reasons. kFailedPrecondition: "device" was asked
+// for, and why that cannot be. "auto" logs one line instead, on a GPU.
+absl::StatusOr<ExchangeChoice> ChooseExchange(const std::string& how, const std::string& role,
+                                              kernels::Device& device);
 
 }  // namespace dovetail::cli

@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cstdio>
 #include <string>
+#include <utility>
 
 #include "proto/control/dovetail_admin.grpc.pb.h"
 #include "server/cli/cluster_commands.h"
@@ -62,6 +63,14 @@ void Print(const pb::ClusterStatus& status) {
       std::printf("  %-24s -> %-24s %-16s %14llu %12llu\n", worker.name().c_str(), link.peer().c_str(),
                   link.lanes().c_str(), static_cast<unsigned long long>(link.tensor_bytes()),
                   static_cast<unsigned long long>(link.message_bytes()));
+  bool told = false;
+  for (const pb::Worker& worker : status.workers()) {
+    for (const pb::Link& link : worker.links()) {
+      if (link.exchange().empty()) continue;
+      if (!std::exchange(told, true)) std::printf("\nhow layers cross: by the GPUs themselves (device) or the hosts\n");
+      std::printf("  %-24s -- %-24s %s\n", worker.name().c_str(), link.peer().c_str(), link.exchange().c_str());
+    }
+  }
 }
 
 }  // namespace

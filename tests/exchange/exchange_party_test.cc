@@ -7,7 +7,6 @@
 namespace dovetail::exchange {
 namespace {
 
-using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
 std::string OfferOf(const ExchangeRoom& room) {
@@ -39,24 +38,47 @@ TEST(ExchangeRoom, OutsideTheLimitsIsRefusedBeforeMemoryIsTaken) {
   EXPECT_TRUE(absl::IsInvalidArgument(GpuExchange::RoomOf("short").status()));
 }
 
-TEST(ExchangeParty, AWorkerWithoutAGpuRefusesAnOfferInOneLine) {
-  ExchangeParty party({});
-  std::vector<ExchangeParty::Frame> out;
-  party.OnFrame(NodeId(3), Epoch(7), proto::kLinkOffer, OfferOf({1, 8, 2, 2, 2}), out);
-  ASSERT_THAT(out, SizeIs(1));
-  EXPECT_EQ(out[0].to, NodeId(3));
-  EXPECT_EQ(out[0].epoch, Epoch(7));
-  EXPECT_EQ(out[0].type, proto::kLinkAnswer);
-  EXPECT_EQ(out[0].bytes.front(), proto::kLinkRefused);
-  EXPECT_THAT(out[0].bytes, HasSubstr("--exchange host"));
-  EXPECT_EQ(party.With(NodeId(3)), nullptr);
-  EXPECT_FALSE(party.Progress(out));
+GpuExchangeMeans Without(const std::string& why, bool on_cpu) {
+  GpuExchangeMeans means;
+  means.why_not = why;
+  means.on_cpu = on_cpu;
+  return means;
+}
+
+TEST(ExchangeParty, AWorkerWithoutLinksRefusesAnOfferAndSaysWhy) {
+  for (const bool on_cpu : {true, false}) {
+    ExchangeParty party(Without("the attention worker runs elsewhere", on_cpu));
+    std::vector<ExchangeParty::Frame> out;
+    party.OnFrame(NodeId(3), Epoch(7), proto::kLinkOffer, OfferOf({1, 8, 2, 2, 2}), out);
+    ASSERT_THAT(out, SizeIs(1));
+    EXPECT_EQ(out[0].to, NodeId(3));
+    EXPECT_EQ(out[0].epoch, Epoch(7));
+    EXPECT_EQ(out[0].type, proto::kLinkAnswer);
+    EXPECT_EQ(out[0].bytes.front(), on_cpu ? proto::kLinkOnCpu : proto::kLinkRefused);
+    EXPECT_EQ(out[0].bytes.substr(1), "the attention worker runs elsewhere");
+    EXPECT_EQ(party.With(NodeId(3)), nullptr);
+    EXPECT_EQ(party.Describe(NodeId(3)), "host: the attention worker runs elsewhere");
+    EXPECT_EQ(party.Refused(NodeId(3)), !on_cpu);
+    EXPECT_FALSE(party.Progress(out));
+    party.Lose(NodeId(3));
+    EXPECT_EQ(party.Describe(NodeId(3)), "");
+  }
+}
+
+TEST(ExchangeParty, WhatAnotherProcessSaysBecomesOneShortLine) {
+  ExchangeParty party(Without("", false));
+  party.Decline(NodeId(3), FailedPrecondition("a\nb\x1b[31m\xff", std::string(1000, 'x')));
+  const std::string said = party.Describe(NodeId(3));
+  EXPECT_EQ(said.substr(0, 14), "host: a b [31m");
+  EXPECT_LT(said.size(), 400u);
+  for (const char c : said) EXPECT_TRUE(c >= 0x20 && c <= 0x7e);
 }
 
 TEST(ExchangeParty, OffersNothingWithoutAGpuAndIgnoresAnswersToWhatItNeverOffered) {
   ExchangeParty party({});
   std::vector<ExchangeParty::Frame> out;
   party.Offer(NodeId(3), Epoch(7), {1, 8, 2, 2, 2}, out);
+  EXPECT_EQ(party.With(NodeId(3)), nullptr);
   party.OnFrame(NodeId(3), Epoch(7), proto::kLinkAnswer, "y", out);
   party.OnFrame(NodeId(3), Epoch(7), proto::kLinkThere, "", out);
   party.Lose(NodeId(3));

@@ -167,7 +167,10 @@ absl::Status LinksState::Init() {
   if (const ucs_status_t status = ucp_config_read(nullptr, nullptr, &raw); status != UCS_OK)
     return UcxError(status, "UCX settings");
   const std::unique_ptr<ucp_config_t, ConfigRelease> config(raw);
-  for (const auto& [name, value] : {std::pair{"TLS", "posix,cuda_copy,cuda_ipc"}, {"MM_ERROR_HANDLING", "y"}})
+  // Who lives is known from elsewhere, and links of former peers that stay mapped are no sign of anything.
+  for (const auto& [name, value] : {std::pair{"TLS", "posix,cuda_copy,cuda_ipc"},
+                                    {"MM_ERROR_HANDLING", "y"},
+                                    {"KEEPALIVE_INTERVAL", "inf"}})
     if (const ucs_status_t status = ucp_config_modify(raw, name, value); status != UCS_OK)
       return UcxError(status, absl::StrCat("UCX setting ", name, "=", value));
   ucp_params_t params{};

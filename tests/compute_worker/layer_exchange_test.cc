@@ -1,0 +1,173 @@
+#include "compute_worker/layer_exchange.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "proto/link_frames.h"
+
+namespace dovetail::compute {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr Epoch kEpoch{1};
+constexpr MicroBatchId kFirst{0};
+
+proto::AttentionTable OneOp() {
+  proto::SoftmaxSpec spec;
+  spec.query_heads = 4;
+  spec.kv_heads = 2;
+  spec.key_dim = spec.value_dim = 8;
+  spec.scale = 1;
+  return *proto::AttentionTable::Build({spec});
+}
+
+// Writes down what is sent, "type -> node" each.
+class NotingPort final : public transport::Port {
+ public:
+  NodeId id() const override { return NodeId(1); }
+  absl::Status SendMessage(NodeId to, const proto::FrameHeader& header, std::vector<std::byte> payload) override {
+    sent.push_back(absl::StrCat("message ", static_cast<int>(header.type), " -> ", to.value()));
+    messages.push_back(std::move(payload));
+    return status;
+  }
+  absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, std::span<const std::byte> payload) override {
+    sent.push_back(absl::StrCat("tensor ", static_cast<int>(header.type), " of ", payload.size(), " -> ", to.value()));
+    return status;
+  }
+  int Poll(transport::FrameHandler&, int) override { return 0; }
+
+  std::vector<std::string> sent;
+  std::vector<std::vector<std::byte>> messages;
+  absl::Status status;
+};
+
+class NoDense final : public DenseBackend {
+ public:
+  absl::Status PrepareStep(const ComputeWorkerCore&, MicroBatchId) override { return absl::OkStatus(); }
+  absl::Status Run(const ComputeWorkerCore&, MicroBatchId, int) override { return absl::OkStatus(); }
+  absl::Status AttendPrompts(const ComputeWorkerCore&, MicroBatchId, int) override { return absl::OkStatus(); }
+  absl::StatusOr<std::span<const std::byte>> PackQuery(const ComputeWorkerCore& core, MicroBatchId id, int p,
+                                                       int) override {
+    return std::span(bytes_).first(core.PartsOf(id)[p].layouts[0].query_bytes);
+  }
+  absl::StatusOr<std::span<const std::byte>> PackKeyValue(const ComputeWorkerCore& core, MicroBatchId id, int p,
+                                                          int) override {
+    return std::span(bytes_).first(core.PartsOf(id)[p].layouts[0].key_value_bytes);
+  }
+  absl::Status Sample(const proto::StepPlan&, MicroBatchId, proto::StepResult&) override { return absl::OkStatus(); }
+
+ private:
+  std::vector<std::byte> bytes_ = std::vector<std::byte>(4096);
+};
+
+class LayerExchangesTest : public ::testing::Test {
+ protected:
+  LayerExchangesTest()
+      : core_(OneOp(), {{StageKind::kDense, 0}}, {.micro_batches = 2, .max_step_tokens = 64, .vocab_size = 100}) {
+    for (int worker = 0; worker < 2; ++worker) core_.AddAttentionWorker(AddressOf(worker));
+  }
+  static AttentionWorkerAddress AddressOf(int worker) {
+    return {WorkerId(static_cast<uint32_t>(worker)), kEpoch, NodeId(static_cast<uint32_t>(10 + worker))};
+  }
+  // A step of one sequence whole on worker 0, and of another on worker 1 if `divided`.
+  SendStepBegin Begin(bool divided) {
+    proto::StepPlan plan{StepId(7), kFirst, {}};
+    for (uint32_t worker = 0; worker < (divided ? 2u : 1u); ++worker) {
+      proto::StepEntry entry;
+      entry.sequence = SequenceId(worker + 1);
+      entry.tokens = {5};
+      entry.placement = {{LayerGroup(0), WorkerId(worker), kEpoch, {0, 2}, {}}};
+      plan.entries.push_back(std::move(entry));
+    }
+    std::vector<Action> actions;
+    core_.Handle(PlanArrived{std::move(plan)}, actions);
+    return std::get<SendStepBegin>(actions.at(0));
+  }
+  LayerExchanges Made(const exchange::GpuExchangeMeans& means) {
+    LayerExchanges exchanges(core_, dense_, port_, means);
+    exchanges.AddPeer(AddressOf(0));
+    exchanges.AddPeer(AddressOf(1));
+    return exchanges;
+  }
+  // A GPU that cannot be linked with another.
+  static exchange::GpuExchangeMeans Unlinked(bool required) {
+    exchange::GpuExchangeMeans means;
+    means.why_not = "this build's UCX has no CUDA";
+    means.required = required;
+    means.on_cpu = false;
+    return means;
+  }
+
+  ComputeWorkerCore core_;
+  NoDense dense_;
+  NotingPort port_;
+};
+
+TEST_F(LayerExchangesTest, OnACpuAStepGoesInFramesAndNothingIsSaidOfGpus) {
+  LayerExchanges exchanges = Made({});
+  SendStepBegin begin = Begin(/*divided=*/true);
+  ASSERT_TRUE(exchanges.Choose(kFirst).ok());
+  LayerExchange& exchange = exchanges.Of(kFirst);
+  EXPECT_EQ(exchange.gpu(), nullptr);
+  ASSERT_TRUE(exchange.SendBegin(begin).ok());
+  ASSERT_TRUE(exchange.SendQuery(kFirst, 0).ok());
+  ASSERT_TRUE(exchange.SendKeyValue(kFirst, 0).ok());
+  EXPECT_FALSE(exchange.Answer(kFirst, 0).has_value());
+  const int step_begin = static_cast<int>(proto::FrameType::kStepBegin), q = static_cast<int>(proto::FrameType::kQuery),
+            kv = static_cast<int>(proto::FrameType::kKeyValue);
+  const auto bytes = [&](int p) { return core_.PartsOf(kFirst)[p].layouts[0].query_bytes; };
+  EXPECT_THAT(port_.sent, ElementsAre(absl::StrCat("message ", step_begin, " -> 10"),
+                                      absl::StrCat("tensor ", q, " of ", bytes(0), " -> 10"),
+                                      absl::StrCat("tensor ", q, " of ", bytes(1), " -> 11"),
+                                      absl::StrCat("tensor ", kv, " of ", bytes(0), " -> 10"),
+                                      absl::StrCat("tensor ", kv, " of ", bytes(1), " -> 11")))
+      << "4 query heads of 8 are as large as 2 KV heads of 8 and 8";
+  EXPECT_EQ(exchanges.With(NodeId(10)), "");
+  EXPECT_FALSE(exchanges.Progress());
+}
+
+TEST_F(LayerExchangesTest, APeerThatCannotBeReachedEndsNoStepHere) {
+  LayerExchanges exchanges = Made({});
+  SendStepBegin begin = Begin(/*divided=*/false);
+  port_.status = absl::UnavailableError("it has left");
+  EXPECT_TRUE(exchanges.Of(kFirst).SendBegin(begin).ok());
+  EXPECT_TRUE(exchanges.Of(kFirst).SendQuery(kFirst, 0).ok());
+  port_.status = InvalidArgument("broken");
+  EXPECT_FALSE(exchanges.Of(kFirst).SendKeyValue(kFirst, 0).ok());
+}
+
+TEST_F(LayerExchangesTest, AutoGoesThroughTheHostsAndSaysWhy) {
+  LayerExchanges exchanges = Made(Unlinked(/*required=*/false));
+  Begin(/*divided=*/false);
+  EXPECT_TRUE(exchanges.Choose(kFirst).ok());
+  EXPECT_EQ(exchanges.Of(kFirst).gpu(), nullptr);
+  EXPECT_EQ(exchanges.With(NodeId(10)), "host: this build's UCX has no CUDA");
+  EXPECT_EQ(exchanges.With(NodeId(99)), "");
+  EXPECT_THAT(port_.sent, IsEmpty());
+  exchanges.LosePeer(WorkerId(0), kEpoch);
+  EXPECT_EQ(exchanges.With(NodeId(10)), "");
+}
+
+TEST_F(LayerExchangesTest, DeviceRefusesAStepThatWouldGoThroughTheHostsInOneLine) {
+  LayerExchanges exchanges = Made(Unlinked(/*required=*/true));
+  Begin(/*divided=*/false);
+  const absl::Status refused = exchanges.Choose(kFirst);
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused));
+  EXPECT_THAT(refused.message(), HasSubstr("--exchange device: with attention worker 0 it is host: this build's UCX"));
+}
+
+TEST(LayerExchanges, LinearStatesAreNotExchangedByGpusThemselves) {
+  EXPECT_TRUE(LayerExchanges::SupportsDevice(OneOp()).ok());
+  proto::AttentionTable table = OneOp();
+  table.groups.push_back(proto::LinearSpec{});
+  EXPECT_THAT(LayerExchanges::SupportsDevice(table).message(), HasSubstr("linear states"));
+}
+
+}  // namespace
+}  // namespace dovetail::compute

@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""`dovetail up` with layers on one GPU and attention on another. Arguments: the dovetail binary.
+
+Skipped where there are no two GPUs that exchange layers by themselves.
+"""
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+import processes
+
+BINARY = sys.argv.pop(1)
+DATA = os.environ.get("DOVETAIL_TEST_DATA")
+MODEL = os.path.join(DATA, "models/stories260K/stories260K-f32.gguf") if DATA else None
+PROMPTS = ["Once upon a time", "Lily and Tom went to the park. They saw", "The little dog was"]
+TOKENS = 300
+KILLS = 3
+
+
+def run(*arguments):
+    return subprocess.run([BINARY, *arguments], capture_output=True, text=True, timeout=120)
+
+
+def why_not():
+    if MODEL is None:
+        return "needs DOVETAIL_TEST_DATA"
+    devices = run("devices").stdout
+    if len(re.findall(r"^cuda:\d", devices, re.MULTILINE)) < 2:
+        return "needs two GPUs"
+    if "by themselves where" not in devices:
+        return "needs a build with UCX's device API (-DDOVETAIL_UCX_ROOT)"
+    return None
+
+
+class Up(processes.Process):
+    """A cluster whose layers are on cuda:0."""
+
+    def __init__(self, attention_devices, workers, *flags):
+        super().__init__(BINARY, "up", MODEL, "--port", "0", "--compute-device", "cuda:0", "--attention-devices",
+                         attention_devices, "--attention-workers", str(workers), "--kv-cache-memory-bytes", "1GiB",
+                         "--ignore-model-name", "--shutdown-timeout", "2", *flags)
+        try:
+            ready = self.wait_for(r"^ready: (http://\S+)  \(scheduler (\S+);")
+        except AssertionError:
+            self.stop()
+            raise
+        self.url, self.scheduler = ready.group(1), ready.group(2)
+
+    def exchange_with(self, name, expected, limit=30):
+        """Waits until status says so."""
+        end = time.monotonic() + limit
+        while True:
+            status = run("status", "--scheduler", self.scheduler).stdout
+            said = re.search(rf"^  compute-1 +-- {name} +(.*)$", status, re.MULTILINE)
+            if said and re.search(expected, said.group(1)):
+                return said.group(1)
+            assert time.monotonic() < end, status
+
+    def pid_of(self, name):
+        return next(pid for pid, arguments in processes.children_of(self.pid).items() if f"--name {name} " in arguments)
+
+    def complete(self, prompt):
+        return "".join(processes.stream(self.url, prompt, max_tokens=TOKENS))
+
+
+def embedded(prompt):
+    done = run("run", MODEL, prompt, "--raw", "--device", "cuda:0", "--max-tokens", str(TOKENS))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.rstrip("\n")
+
+
+class TwoGpusTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        if reason := why_not():
+            print(f"skipped: {reason}")
+            sys.exit(77)
+        cls.expected = {prompt: embedded(prompt) for prompt in PROMPTS}
+
+    def assert_says_what_one_gpu_says(self, up):
+        for prompt in PROMPTS:
+            self.assertEqual(up.complete(prompt).strip(), self.expected[prompt].strip())
+
+    def test_layers_that_gpus_exchange_give_the_tokens_of_one_gpu(self):
+        for how, said in (("device", "^device$"), ("host", "^host: the compute worker was started with --exchange")):
+            with Up("cuda:1", 1, "--exchange", how) as up:
+                up.exchange_with("attention-1", said)
+                self.assert_says_what_one_gpu_says(up)
+
+    def test_a_stream_goes_on_after_its_attention_worker_was_killed(self):
+        with Up("cuda:1", 1, "--exchange", "device") as up:
+            for _ in range(KILLS):
+                up.exchange_with("attention-1", "^device$")
+                seen, text = len(up.lines), ""
+                for i, piece in enumerate(processes.stream(up.url, PROMPTS[0], max_tokens=TOKENS)):
+                    text += piece
+                    if i == 8:
+                        killed = time.monotonic()
+                        os.kill(up.pid_of("attention-1"), signal.SIGKILL)
+                print(f"stream with a kill: over {time.monotonic() - killed:.2f} s after it")
+                self.assertEqual(text.strip(), self.expected[PROMPTS[0]].strip())
+                up.wait_for(r"attention-1 was killed by signal 9; starting another", after=seen)
+
+    def test_attention_on_a_gpu_and_a_cpu_together(self):
+        with Up("cuda:1,cpu", 2) as up:
+            up.exchange_with("attention-1", "^device$")
+            up.exchange_with("attention-2", "^host: the attention worker runs on cpu")
+            for prompt in PROMPTS:
+                self.assertGreater(len(up.complete(prompt)), 100)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
