@@ -187,11 +187,14 @@ TEST(ControlMessages, WhatIsSaidAboutPeersAndLoopsSurvivesTheWire) {
 
   Heartbeat heartbeat;
   heartbeat.busy_ms = 1234;
-  heartbeat.links = {{NodeId(3), "tcp/eth0"}};
+  heartbeat.links = {{NodeId(3), "tcp/eth0"}, {NodeId(4), "shm", 1, 2, "host: the attention worker runs on cpu"}};
   v1::Heartbeat wire;
   ToProto(heartbeat, wire);
   EXPECT_EQ(FromProto(wire)->busy_ms, 1234u);
   EXPECT_EQ(FromProto(wire)->links, heartbeat.links);
+  wire.mutable_links(1)->set_exchange("device\x1b[2J");  // it appears on operators' terminals
+  EXPECT_EQ(FromProto(wire).status(),
+            absl::InvalidArgumentError("links.exchange: holds a character that is not printable ASCII"));
 }
 
 TEST(ControlMessages, AGenerationRequestSurvivesTheWire) {
