@@ -37,6 +37,8 @@ class AttentionBackend {
 
   // Copies whole blocks, in order.
   virtual absl::Status Copy(std::span<const BlockCopy> copies) = 0;
+  // Fills blocks with bytes that are NaN in every type of K and V.
+  virtual absl::Status Poison(std::span<const KvBlockId> blocks) = 0;
   // Grows the micro-batch's scratch, partials and tables to what core.LayoutOf(micro_batch, ..) needs.
   // kResourceExhausted: no memory.
   virtual absl::Status PrepareStep(MicroBatchId micro_batch) = 0;
@@ -59,6 +61,8 @@ absl::StatusOr<std::unique_ptr<AttentionBackend>> MakeAttentionBackend(kernels::
                                                                        AttentionWorkerCore& core, uint32_t kv_blocks,
                                                                        int micro_batches, bool payloads_on_device,
                                                                        KvStorage storage = KvStorage::kAsSent);
+
+inline constexpr uint8_t kPoison = 0xff;
 
 // Of a KvBlock in such a backend.
 size_t KvBlockBytes(const proto::AttentionTable& table, KvStorage storage);

@@ -60,6 +60,11 @@ absl::Status AttentionExecutor::Copy(std::span<const BlockCopy> copies) {
   return absl::OkStatus();
 }
 
+absl::Status AttentionExecutor::Poison(std::span<const KvBlockId> blocks) {
+  for (const KvBlockId block : blocks) std::memset(BlockAt(block), kPoison, block_bytes_);
+  return absl::OkStatus();
+}
+
 absl::Status AttentionExecutor::PrepareStep(MicroBatchId id) {
   MicroBatch& batch = micro_batches_[id.value()];
   batch.attention.reset();

@@ -46,6 +46,7 @@ class ClusterAttentionWorker final : public control::WorkerNode {
   // Steps of a dead compute worker are replaced by the next ones.
   void RemovePeer(const control::Peer& peer) override { node_->LosePeer(peer.node); }
   int Poll() override { return node_->Poll(); }
+  absl::Status Health() const override { return node_ == nullptr ? absl::OkStatus() : node_->Health(); }
 
   control::Heartbeat Status() const override {
     control::Heartbeat heartbeat;

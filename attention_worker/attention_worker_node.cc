@@ -25,11 +25,12 @@ absl::StatusOr<std::unique_ptr<AttentionWorkerNode>> AttentionWorkerNode::Create
   if (options.kv_blocks < 1) return InvalidArgument("kv_blocks: the KV cache has no block");
   AttentionWorkerOptions own = options;
   own.block_bytes = KvBlockBytes(table, storage);
-  std::unique_ptr<AttentionWorkerNode> node(new AttentionWorkerNode(table, own, port, clock));
+  std::unique_ptr<AttentionWorkerNode> node(new AttentionWorkerNode(table, own, device, port, clock));
   DT_ASSIGN_OR_RETURN(node->executor_,
                       MakeAttentionBackend(device, node->core_, options.kv_blocks, options.micro_batches,
                                            payloads_on_device, storage));
   node->actions_.reserve(16);
+  if (options.poison_freed) node->core_.sequences().pool().KeepFreed();
   return node;
 }
 
@@ -111,12 +112,13 @@ void AttentionWorkerNode::EndFailed(const transport::Delivery& delivery) {
 }
 
 void AttentionWorkerNode::OnFrame(const transport::Delivery& delivery) {
-  if (!proto::Validate(delivery.header).ok()) return;
+  if (!health_.ok() || !proto::Validate(delivery.header).ok()) return;
   const FrameType type = delivery.header.type;
   if (type == proto::kLinkOffer || type == proto::kLinkThere) return OnLinkFrame(delivery);
   if (type == proto::kStepBeginOnDevice) {
     if (const absl::Status status = RunExchanged(delivery); !status.ok()) {
       LogError("attention worker ", options_.worker.value(), ": ", std::string(status.message()));
+      if (IsLost()) return;
       RefuseStep(delivery, status);
       EndFailed(delivery);
     }
@@ -128,10 +130,19 @@ void AttentionWorkerNode::OnFrame(const transport::Delivery& delivery) {
     const absl::Status status = Perform(action);
     if (status.ok()) continue;
     LogError("attention worker ", options_.worker.value(), ": ", std::string(status.message()));
+    if (IsLost()) return;
     if (const int slot = MoveSlotOf(action); slot >= 0) return FailMove(slot, status);
     RefuseStep(delivery, status);
     return;
   }
+  if (options_.poison_freed) PoisonFreed();
+}
+
+// After what the frame asked for is done: it may have copied from blocks that it freed.
+void AttentionWorkerNode::PoisonFreed() {
+  const std::vector<KvBlockId> freed = core_.sequences().pool().TakeFreed();
+  if (const absl::Status status = executor_->Poison(freed); !status.ok())
+    LogError("attention worker ", options_.worker.value(), ": ", std::string(status.message()));
 }
 
 void AttentionWorkerNode::Note(const char* what, StepId step, MicroBatchId id, int op, absl::Time begin) {
@@ -143,6 +154,12 @@ int AttentionWorkerNode::MoveSlotOf(const Action& action) const {
   const auto* begin = std::get_if<SendFrame>(&action);
   return begin != nullptr && begin->type == FrameType::kStepBegin ? begin->micro_batch.value() - options_.micro_batches
                                                                   : -1;
+}
+
+// Asked when something has failed. Nothing is wrong with a step then, nor with a move: who loses this worker rebuilds.
+bool AttentionWorkerNode::IsLost() {
+  health_ = device_.Health();
+  return !health_.ok();
 }
 
 // The target cannot be reached, or the rows cannot be gathered: the scheduler finds another way.

@@ -43,16 +43,21 @@ class AttentionWorkerNode final : public transport::FrameHandler {
   // From now on what is done when goes there, too; outlives the node.
   void SetTrace(Trace* trace) { trace_ = trace; }
 
+  // Not kOk once its device is lost (Device::Health()). Then frames are not handled: the process must go, and what it
+  // held is rebuilt elsewhere.
+  const absl::Status& Health() const { return health_; }
+
   const AttentionWorkerCore& core() const { return core_; }
   AttentionWorkerCore& core() { return core_; }
 
  private:
   static constexpr int kFramesPerPoll = 64;
 
-  AttentionWorkerNode(const proto::AttentionTable& table, const AttentionWorkerOptions& options, transport::Port& port,
-                      Clock& clock)
+  AttentionWorkerNode(const proto::AttentionTable& table, const AttentionWorkerOptions& options,
+                      kernels::Device& device, transport::Port& port, Clock& clock)
       : options_(options),
         core_(table, options),
+        device_(device),
         port_(port),
         clock_(clock),
         query_busy_(options.micro_batches + proto::kMoveSlots),
@@ -65,11 +70,15 @@ class AttentionWorkerNode final : public transport::FrameHandler {
   absl::Status Perform(Action& action);
   void Note(const char* what, StepId step, MicroBatchId id, int op, absl::Time begin);
   int MoveSlotOf(const Action& action) const;  // -1: not of a move that goes out
+  bool IsLost();
+  void PoisonFreed();
   void FailMove(int slot, const absl::Status& status);
   void RefuseStep(const transport::Delivery& delivery, const absl::Status& status);
 
   const AttentionWorkerOptions options_;
   AttentionWorkerCore core_;
+  kernels::Device& device_;
+  absl::Status health_;
   transport::Port& port_;
   Clock& clock_;
   Trace* trace_ = nullptr;

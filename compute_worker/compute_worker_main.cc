@@ -50,6 +50,7 @@ class ClusterComputeWorker final : public control::WorkerNode {
     if (peer.role == control::Role::kAttentionWorker) node_->LoseAttentionWorker(peer.worker, peer.epoch);
   }
   int Poll() override { return node_->Poll(); }
+  absl::Status Health() const override { return node_ == nullptr ? absl::OkStatus() : node_->Health(); }
   std::vector<NodeId> Overdue() override { return node_->Overdue(); }
 
   std::string ExchangeWith(NodeId node) const override { return node_ != nullptr ? node_->ExchangeWith(node) : ""; }

@@ -64,6 +64,7 @@ ComputeWorkerNode::ComputeWorkerNode(const model::LoadedModel& model, const prot
     : scheduler_(scheduler),
       trace_(tuning.trace),
       core_(table, ProgramOf(model, tuning.q_first), Tuned(options, tuning, table)),
+      device_(device),
       dense_(dense != nullptr ? std::move(dense)
                               : std::make_unique<CpuDense>(model, core_.table(), device, options.micro_batches)),
       port_(port),
@@ -166,6 +167,7 @@ void ComputeWorkerNode::PerformAll() {
     if (const absl::Status status = Perform(action); !status.ok()) {
       LogError("compute worker: ", std::string(status.message()));
       FailStep(id, status);
+      if (!health_.ok()) break;
     }
   }
   actions_.clear();
@@ -271,6 +273,7 @@ absl::Status ComputeWorkerNode::FinishSample(MicroBatchId id) {
 }
 
 int ComputeWorkerNode::Poll() {
+  if (!health_.ok()) return 0;
   const int frames = port_.Poll(*this, kFramesPerPoll) + (exchanges_.Progress() ? 1 : 0);
   if (frames > 0 || drawing_.empty() || !core_.only_draws()) return frames;
   const MicroBatchId id = drawing_.front();
@@ -281,7 +284,7 @@ int ComputeWorkerNode::Poll() {
     LogError("compute worker: ", std::string(status.message()));
     FailStep(id, status);
   }
-  PerformAll();
+  if (health_.ok()) PerformAll();
   return 1;
 }
 
@@ -325,8 +328,11 @@ std::vector<NodeId> ComputeWorkerNode::Overdue() const {
   return overdue;
 }
 
-// A kernel or a send failed: the step ends as failed, whatever state its machine was in.
+// A kernel or a send failed: the step ends as failed, whatever state its machine was in. Unless the device is lost:
+// then nothing is wrong with the step, and who loses this worker repeats it.
 void ComputeWorkerNode::FailStep(MicroBatchId id, const absl::Status& status) {
+  health_ = device_.Health();
+  if (!health_.ok()) return;
   if (core_.running(id)) exchanges_.Of(id).EndFailed(id, core_.PlanOf(id).step);
   core_.Handle(StepFailed{id, status}, actions_);
 }

@@ -61,6 +61,10 @@ class ComputeWorkerNode final : public transport::FrameHandler {
 
   void OnFrame(const transport::Delivery& delivery) override;
 
+  // Not kOk once its device is lost (Device::Health()). Steps under way are not answered then and frames not handled:
+  // the process must go, and the scheduler repeats those steps elsewhere.
+  const absl::Status& Health() const { return health_; }
+
   const ComputeWorkerCore& core() const { return core_; }
 
   // How layers cross to an attention worker: "device", or "host: " and why; empty if the dense layers run on a CPU.
@@ -105,7 +109,9 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   const NodeId scheduler_;
   Trace* const trace_;
   ComputeWorkerCore core_;
+  kernels::Device& device_;
   const std::unique_ptr<DenseBackend> dense_;
+  absl::Status health_;
   transport::Port& port_;
   Clock& clock_;
   LayerExchanges exchanges_;

@@ -138,6 +138,7 @@ class Session {
 
   int Turn() {
     const int frames = node_->Poll();
+    if (const absl::Status health = node_->Health(); !health.ok()) Fail(health);
     for (const transport::Connector::Failure& failure : connector_.TakeFailures()) {
       LogWarning(name_, ": node ", failure.node.value(), " cannot be reached: ", failure.why);
       client_.ReportLinkFailed({failure.node, failure.epoch, failure.why});

@@ -27,6 +27,8 @@ class WorkerNode {
   // Peers whose part of a step is overdue. Asked when Poll() found nothing.
   virtual std::vector<NodeId> Overdue() { return {}; }
   virtual Heartbeat Status() const = 0;
+  // Not kOk: this process cannot go on, for this reason. Asked after each Poll().
+  virtual absl::Status Health() const { return absl::OkStatus(); }
   // How layers cross to this peer: as Link::exchange.
   virtual std::string ExchangeWith(NodeId) const { return {}; }
 };

@@ -44,6 +44,9 @@ class Device {
   virtual std::unique_ptr<Stream> CreateStream() = 0;
   // kResourceExhausted when the memory is not there. 0 bytes is allowed.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t size_bytes) = 0;
+  // kFailedPrecondition once nothing can run there any more, with the reason and the remedy: the process must go. May
+  // take a millisecond: ask after something has failed.
+  virtual absl::Status Health() { return absl::OkStatus(); }
 };
 
 struct CpuDeviceOptions {

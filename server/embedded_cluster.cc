@@ -140,7 +140,7 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
     auto node = attention::AttentionWorkerNode::Create(
         table,
         {worker, epoch, worker_blocks, micro_batches, options_.snapshot_percent,
-         options_.scheduler.model_digest},
+         options_.scheduler.model_digest, /*block_bytes=*/0, options_.poison_freed_kv},
         device, port, SystemClock(), options_.compute.stay_on_device, options_.kv_storage);
     if (!node.ok())
       return Annotate(node.status(), absl::StrCat("KV cache of ", kv_bytes_, " bytes (--kv-cache-memory-bytes asks for another size)"));
@@ -198,6 +198,7 @@ absl::StatusOr<RequestId> EmbeddedCluster::Submit(scheduler::GenerationRequest r
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopping_) return absl::UnavailableError("the engine is stopping");
+    if (!lost_.ok()) return absl::UnavailableError(lost_.message());
     // Who of several tenants gives way in a full queue is the scheduler's to say; this bounds what it has not seen yet.
     if (requests_in_system_ >= 2 * options_.scheduler.max_queued_requests + options_.scheduler.max_num_seqs)
       return ResourceExhausted("the queue is full: ", requests_in_system_, " requests are being served or waiting");
@@ -282,9 +283,28 @@ bool EmbeddedCluster::RunOnce() {
   return handled > 0;
 }
 
+absl::Status EmbeddedCluster::Health() const {
+  DT_RETURN_IF_ERROR(compute_->Health());
+  for (const auto& worker : attention_) DT_RETURN_IF_ERROR(worker->Health());
+  return absl::OkStatus();
+}
+
 void EmbeddedCluster::Run() {
   while (true) {
-    if (RunOnce()) continue;
+    const bool busy = RunOnce();
+    if (const absl::Status health = Health(); !health.ok()) {
+      LogError(std::string(health.message()));
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        lost_ = health;
+        stats_.healthy = false;
+        stats_.error = std::string(health.message());
+        for (auto& [id, sink] : new_sinks_) sinks_[id] = std::move(sink);
+        new_sinks_.clear();
+      }
+      return EndEverything(scheduler::FinishReason::kError, std::string(health.message()));
+    }
+    if (busy) continue;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       if (stopping_) break;
@@ -293,16 +313,16 @@ void EmbeddedCluster::Run() {
     const absl::Duration until_deadline = scheduler_->NextDeadline() - clock_.Now();
     doorbell_.Wait(std::clamp(until_deadline, absl::ZeroDuration(), absl::Milliseconds(500)));
   }
-  EndEverything();
+  EndEverything(scheduler::FinishReason::kCancelled, "the engine was stopped");
 }
 
-void EmbeddedCluster::EndEverything() {
+void EmbeddedCluster::EndEverything(scheduler::FinishReason reason, const std::string& why) {
   for (auto& [id, sink] : sinks_) {
     scheduler::GenerationUpdate update;
     update.request = id;
-    update.reason = scheduler::FinishReason::kCancelled;
+    update.reason = reason;
     update.choice_finished = update.request_finished = true;
-    update.error = "the engine was stopped";
+    update.error = why;
     update.error_code = absl::StatusCode::kUnavailable;
     sink->OnUpdate(std::move(update));
   }

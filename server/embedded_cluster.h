@@ -43,6 +43,7 @@ struct EmbeddedClusterOptions {
   std::function<uint64_t()> kv_room;
   DType kv_dtype = DType::kBF16;
   attention::KvStorage kv_storage = attention::KvStorage::kAsSent;
+  bool poison_freed_kv = false;  // AttentionWorkerOptions::poison_freed
   DType state_dtype = DType::kF32;    // of linear states at rest; or bf16
   int threads = 0;                    // compute threads that all nodes share; 0: one per core
   scheduler::SchedulerOptions scheduler;  // model_digest and attention are filled in
@@ -87,9 +88,10 @@ class EmbeddedCluster final : public Engine {
   void Push(scheduler::Event event);
   void Run();
   bool RunOnce();
+  absl::Status Health() const;
   void Emit(scheduler::GenerationUpdate update);
   void PublishStats();
-  void EndEverything();
+  void EndEverything(scheduler::FinishReason reason, const std::string& why);
   Trace* NewTrace(const std::string& name);  // null if none is asked for
 
   const model::LoadedModel& model_;
@@ -113,6 +115,7 @@ class EmbeddedCluster final : public Engine {
   std::deque<StepSample> step_samples_;
   int requests_in_system_ = 0;
   bool stopping_ = false;
+  absl::Status lost_;  // not kOk: the engine has ended, its device is lost
 
   // Engine thread only.
   std::vector<scheduler::Event> taken_;

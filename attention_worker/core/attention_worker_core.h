@@ -81,6 +81,7 @@ struct AttentionWorkerOptions {
   int snapshot_percent = kSnapshotPercent;
   uint64_t model_digest = 0;  // of model, KV type and attention table: states of another are refused
   uint64_t block_bytes = 0;   // of a KvBlock; 0: linear states are not given to other workers
+  bool poison_freed = false;  // fill KvBlocks that nobody holds with NaN: for tests, what reads one shows
 };
 
 struct AttentionWorkerCounters {

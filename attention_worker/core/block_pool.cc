@@ -1,5 +1,7 @@
 #include "attention_worker/core/block_pool.h"
 
+#include <utility>
+
 #include "base/check.h"
 
 namespace dovetail::attention {
@@ -45,8 +47,17 @@ void BlockPool::Free(BlockSetId id) {
   DT_CHECK(set.allocated && set.references == 0, "block set ", id, " is freed while in use or twice");
   set.allocated = false;
   free_.insert(free_.end(), set.blocks.begin(), set.blocks.end());
+  if (keep_freed_) freed_.insert(freed_.end(), set.blocks.begin(), set.blocks.end());
   set.blocks.clear();
   free_sets_.push_back(id);
+}
+
+std::vector<KvBlockId> BlockPool::TakeFreed() {
+  if (freed_.empty()) return {};
+  std::vector<bool> in_use(capacity_, true);
+  for (const KvBlockId block : free_) in_use[block] = false;
+  std::erase_if(freed_, [&](KvBlockId block) { return in_use[block]; });
+  return std::exchange(freed_, {});
 }
 
 }  // namespace dovetail::attention

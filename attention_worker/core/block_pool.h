@@ -35,6 +35,10 @@ class BlockPool {
   // Gives the blocks of an unreferenced set back.
   void Free(BlockSetId set);
 
+  // From now on what is freed is kept for TakeFreed: the blocks freed since it was called last that are still free.
+  void KeepFreed() { keep_freed_ = true; }
+  std::vector<KvBlockId> TakeFreed();
+
   uint32_t references(BlockSetId set) const { return sets_[set].references; }
   uint32_t generation(BlockSetId set) const { return sets_[set].generation; }
   const std::vector<KvBlockId>& blocks(BlockSetId set) const { return sets_[set].blocks; }
@@ -51,6 +55,8 @@ class BlockPool {
   std::vector<KvBlockId> free_;
   std::vector<Set> sets_;
   std::vector<BlockSetId> free_sets_;
+  bool keep_freed_ = false;
+  std::vector<KvBlockId> freed_;
 };
 
 }  // namespace dovetail::attention

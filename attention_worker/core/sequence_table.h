@@ -126,6 +126,7 @@ class SequenceTable {
 
   WorkerStatus status() const;
   const BlockPool& pool() const { return pool_; }
+  BlockPool& pool() { return pool_; }
 
  private:
   struct Pin {

@@ -38,21 +38,6 @@ absl::Status CheckTable(const proto::AttentionTable& table) {
 
 }  // namespace
 
-size_t CudaAttentionExecutor::BlockBytes(const proto::AttentionTable& table, KvStorage storage) {
-  if (storage == KvStorage::kAsSent) return AttentionExecutor::BlockBytes(table);
-  size_t bytes = 0;
-  for (const proto::SoftmaxSpec& spec : table.views)
-    bytes = std::max<size_t>(
-        bytes, kernels::cuda::CudaKvLayout{spec.key_dim, spec.value_dim, kernels::cuda::KvType::kE4M3}.bytes());
-  return bytes;
-}
-
-kernels::cuda::CudaKvLayout CudaAttentionExecutor::LayoutOf(const proto::SoftmaxSpec& spec) const {
-  using kernels::cuda::KvType;
-  if (storage_ == KvStorage::kE4M3) return {spec.key_dim, spec.value_dim, KvType::kE4M3};
-  return {spec.key_dim, spec.value_dim, spec.kv == DType::kBF16 ? KvType::kBF16 : KvType::kF16};
-}
-
 CudaAttentionExecutor::CudaAttentionExecutor(CudaDevice& device, AttentionWorkerCore& core,
                                              kernels::cuda::CudaStream& stream, int micro_batches,
                                              bool payloads_on_device, KvStorage storage)
@@ -128,12 +113,6 @@ absl::Status CudaAttentionExecutor::Grow(BufferPtr& buffer, size_t bytes, bool p
   buffer.reset();
   bytes += bytes / 4;
   DT_ASSIGN_OR_RETURN(buffer, pinned ? device_.AllocatePinned(bytes) : device_.Allocate(bytes));
-  return absl::OkStatus();
-}
-
-absl::Status CudaAttentionExecutor::Copy(std::span<const BlockCopy> copies) {
-  for (const BlockCopy& copy : copies)
-    DT_RETURN_IF_ERROR(stream_.Copy(BlockAt(copy.to), BlockAt(copy.from), block_bytes_));
   return absl::OkStatus();
 }
 

@@ -34,6 +34,7 @@ class CudaAttentionExecutor final : public AttentionBackend {
   absl::Status UseExchange(MicroBatchId micro_batch, exchange::GpuExchange* exchange) override;
   absl::Status LaunchExchanged(MicroBatchId micro_batch) override;
   absl::Status Copy(std::span<const BlockCopy> copies) override;
+  absl::Status Poison(std::span<const KvBlockId> blocks) override;
   absl::Status PrepareStep(MicroBatchId micro_batch) override;
   absl::Status AttendComplete(MicroBatchId micro_batch, int op, std::span<const std::byte> query) override;
   absl::StatusOr<std::span<const std::byte>> AppendAndFinish(MicroBatchId micro_batch, int op,

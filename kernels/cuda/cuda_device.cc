@@ -217,6 +217,14 @@ absl::StatusOr<CudaDevice::Memory> CudaDevice::memory() const {
   return memory;
 }
 
+// After a fault every call of the CUDA runtime returns it, whichever asks.
+absl::Status CudaDevice::Health() {
+  const absl::Status asked = memory().status();
+  if (asked.ok()) return asked;
+  return FailedPrecondition(name(), " (", info_.name, ") is lost: ", asked.message(),
+                            "; start this process again (the kernel's log may name the fault: `dmesg | grep Xid`)");
+}
+
 DeviceLimits CudaDevice::limits() const {
   return {.multiprocessors = info_.multiprocessors,
           .shared_bytes = info_.shared_bytes,

@@ -101,6 +101,7 @@ class CudaDevice : public Device {
   std::unique_ptr<Stream> CreateStream() override;
   // kResourceExhausted names what was asked for, what is free and what others hold.
   absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t size_bytes) override;
+  absl::Status Health() override;
 
   absl::StatusOr<std::unique_ptr<CudaStream>> CreateCudaStream();
   // The stream of all workers of this process that hand each other device memory: what one has enqueued is done before

@@ -25,6 +25,16 @@ void ForbidCoreDumps() {
   setrlimit(RLIMIT_CORE, &none);
 }
 
+// Blocks until a signal comes. Not kOk: the engine cannot go on, and whoever supervises this process starts another.
+absl::Status WaitForEnd(const sigset_t& signals, server::Engine& engine) {
+  constexpr timespec kBetweenLooks{.tv_sec = 0, .tv_nsec = 200'000'000};
+  while (sigtimedwait(&signals, nullptr, &kBetweenLooks) < 0) {
+    const server::EngineStats stats = engine.stats();
+    if (!stats.healthy) return FailedPrecondition(stats.error);
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status RunServe(const ServeFlags& flags) {
@@ -45,11 +55,10 @@ absl::Status RunServe(const ServeFlags& flags) {
           cluster.kv_tokens(), " tokens (", cluster.kv_bytes() >> 20, " MiB) on ", flags.engine.attention_workers,
           " attention worker(s)");
   api->PrintAddresses();
-  int signal = 0;
-  sigwait(&signals, &signal);
+  const absl::Status end = WaitForEnd(signals, cluster);
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);  // from here on the default action: the process ends
   api->Drain();
-  return absl::OkStatus();
+  return end;
 }
 
 }  // namespace dovetail::cli

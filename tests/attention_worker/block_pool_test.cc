@@ -51,6 +51,20 @@ TEST(BlockPool, AllocatesInAFixedOrder) {
   EXPECT_EQ(b.blocks(b.Allocate(3)), a.blocks(0)) << "the same calls give the same blocks in every process";
 }
 
+TEST(BlockPool, TellsWhatWasFreedAndIsStillFree) {
+  BlockPool pool(4);
+  pool.KeepFreed();
+  const BlockSetId two = pool.Allocate(2);
+  const std::vector<KvBlockId> blocks = pool.blocks(two);
+  EXPECT_THAT(pool.TakeFreed(), ElementsAre());
+  pool.DropReference(two);
+  pool.Free(two);
+  const KvBlockId again = pool.blocks(pool.Allocate(1))[0];
+  ASSERT_EQ(again, blocks[1]) << "the block that was freed last is handed out first";
+  EXPECT_THAT(pool.TakeFreed(), ElementsAre(blocks[0]));
+  EXPECT_THAT(pool.TakeFreed(), ElementsAre());
+}
+
 TEST(BlockPoolDeathTest, StopsAtAReferenceToWhatIsNotAllocated) {
   BlockPool pool(2);
   const BlockSetId set = pool.Allocate(1);

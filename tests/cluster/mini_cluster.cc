@@ -20,6 +20,7 @@
 #include "control/ucx_connector.h"
 #include "proto/control/dovetail_admin.grpc.pb.h"
 #include "server/remote_model.h"
+#include "tests/cluster/losable_device.h"
 #include "tests/support/test_data.h"
 
 namespace dovetail::test {
@@ -52,7 +53,7 @@ class MiniCluster::ThreadWorker {
       : device_(*kernels::CreateCpuDevice(device)),
         main_(std::move(options), std::move(connectors),
               [this, make = std::move(make)](transport::Connector& connector, const control::JoinReply& reply) {
-                return make(*device_, connector, reply);
+                return make(device_, connector, reply);
               }),
         thread_([this] { end_ = main_.Run(); }) {}
   ~ThreadWorker() {
@@ -63,9 +64,10 @@ class MiniCluster::ThreadWorker {
     thread_.join();
     return end_;
   }
+  void LoseDevice() { device_.Lose(); }
 
  private:
-  const std::unique_ptr<kernels::Device> device_;
+  LosableDevice device_;
   absl::Status end_;
   control::WorkerMain main_;
   std::thread thread_;
@@ -297,6 +299,14 @@ void MiniCluster::Stop(const std::string& name) {
   if (const auto it = processes_.find(name); it != processes_.end()) it->second->Kill();
   processes_.erase(name);
   threads_.erase(name);
+}
+
+void MiniCluster::LoseDevice(const std::string& name) { threads_.at(name)->LoseDevice(); }
+
+absl::Status MiniCluster::WaitForEnd(const std::string& name) {
+  const absl::Status end = threads_.at(name)->WaitForEnd();
+  threads_.erase(name);
+  return end;
 }
 
 absl::Status MiniCluster::Drain(const std::string& name) {

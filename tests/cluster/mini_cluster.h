@@ -63,6 +63,9 @@ class MiniCluster {
   // It leaves (threads) or is killed with SIGKILL (processes); returns when it is gone. The cluster learns of it by
   // itself.
   void Stop(const std::string& name);
+  // Threads only: its device is lost. WaitForEnd: what the worker ended with, once it has.
+  void LoseDevice(const std::string& name);
+  absl::Status WaitForEnd(const std::string& name);
   // Asks for a drain and waits until the worker has left by itself.
   absl::Status Drain(const std::string& name);
 

@@ -27,6 +27,7 @@ server::EmbeddedClusterOptions ClusterOptionsFor(const TestModel& model, DType k
   options.scheduler.max_model_len = static_cast<int>(model.config().max_positions);
   options.scheduler.max_num_seqs = 8;
   options.scheduler.max_num_batched_tokens = 512;
+  options.poison_freed_kv = true;
   return options;
 }
 
