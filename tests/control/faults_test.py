@@ -9,7 +9,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import time
 import unittest
@@ -31,15 +30,9 @@ TEXTS = [{"prompt": "Once upon a time", "max_tokens": 120},
          {"prompt": "One day", "max_tokens": 200, "temperature": 0.7, "top_p": 0.9, "seed": 12}]
 
 
-class Up(processes.Process):
+class Up(processes.Up):
     def __init__(self, *flags):
-        super().__init__(BINARY, "up", MODEL, "--port", "0", "--ignore-model-name", "--shutdown-timeout", "2", *flags)
-        try:
-            ready = self.wait_for(r"^ready: (http://\S+)  \(scheduler (\S+);")
-        except AssertionError:
-            self.stop()
-            raise
-        self.url, self.scheduler = ready.group(1), ready.group(2)
+        super().__init__(BINARY, MODEL, "--ignore-model-name", "--shutdown-timeout", "2", *flags)
 
     def pids(self):
         """name -> process, of the workers that run."""
@@ -48,10 +41,6 @@ class Up(processes.Process):
             if name := re.search(r"--name (\S+) ", arguments):
                 found[name.group(1)] = pid
         return found
-
-    def status(self):
-        return subprocess.run([BINARY, "status", "--scheduler", self.scheduler], capture_output=True, text=True,
-                              timeout=60, check=True).stdout
 
     def wait_for_status(self, condition, limit=60):
         end = time.monotonic() + limit

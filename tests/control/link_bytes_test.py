@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import unittest
 import urllib.request
@@ -21,16 +20,10 @@ MODEL = os.path.join(DATA, "models/stories260K/stories260K-f32.gguf") if DATA el
 LAYERS, QUERY_HEADS, KV_HEADS, HEAD_DIM, BYTES = 5, 8, 4, 8, 2  # of stories260K with K and V in bf16
 
 
-class Cluster(processes.Process):
+class Cluster(processes.Up):
     def __init__(self, *flags):
-        super().__init__(BINARY, "up", MODEL, "--port", "0", "--ignore-model-name", "--shutdown-timeout", "1",
+        super().__init__(BINARY, MODEL, "--ignore-model-name", "--shutdown-timeout", "1",
                          "--kv-cache-dtype", "bfloat16", "--no-enable-prefix-caching", *flags)
-        try:
-            ready = self.wait_for(r"^ready: (http://\S+)  \(scheduler (\S+);")
-        except AssertionError:
-            self.stop()
-            raise
-        self.url, self.scheduler = ready.group(1), ready.group(2)
 
     def generate(self, tokens):
         body = {"model": "x", "prompt": "Once upon a time", "temperature": 0, "max_tokens": tokens}
@@ -43,9 +36,7 @@ class Cluster(processes.Process):
         """(from, to) -> bytes, once the heartbeats have caught up."""
         last, same = None, 0
         while same < 10:
-            text = subprocess.run([BINARY, "status", "--scheduler", self.scheduler], capture_output=True, text=True,
-                                  timeout=60, check=True).stdout
-            rows = re.findall(r"^  (\S+) +-> (\S+) +\S+ +(\d+) +\d+$", text, re.MULTILINE)
+            rows = re.findall(r"^  (\S+) +-> (\S+) +\S+ +(\d+) +\d+$", self.status(), re.MULTILINE)
             now = {(one, other): int(count) for one, other, count in rows}
             last, same = now, same + 1 if now == last else 0
         return last

@@ -73,6 +73,30 @@ class Process:
                 self.changed.wait(end - time.monotonic())
 
 
+class Up(Process):
+    """`dovetail up MODEL FLAGS` that serves: at `url`, with its scheduler at `scheduler`."""
+
+    def __init__(self, binary, model, *flags):
+        super().__init__(binary, "up", model, "--port", "0", *flags)
+        self.binary = binary
+        try:
+            ready = self.wait_for(r"^ready: (http://\S+)  \(scheduler (\S+);")
+        except AssertionError:
+            self.stop()
+            raise
+        self.url, self.scheduler = ready.group(1), ready.group(2)
+
+    def status(self):
+        """What `dovetail status` prints."""
+        done = subprocess.run([self.binary, "status", "--scheduler", self.scheduler], capture_output=True, text=True,
+                              timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def pid_of(self, name):
+        return next(pid for pid, arguments in children_of(self.pid).items() if f"--name {name} " in arguments)
+
+
 def children_of(pid):
     """pid -> command line."""
     listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True,

@@ -36,32 +36,23 @@ def why_not():
     return None
 
 
-class Up(processes.Process):
+class Up(processes.Up):
     """A cluster whose layers are on cuda:0."""
 
     def __init__(self, attention_devices, workers, *flags):
-        super().__init__(BINARY, "up", MODEL, "--port", "0", "--compute-device", "cuda:0", "--attention-devices",
+        super().__init__(BINARY, MODEL, "--compute-device", "cuda:0", "--attention-devices",
                          attention_devices, "--attention-workers", str(workers), "--kv-cache-memory-bytes", "1GiB",
                          "--ignore-model-name", "--shutdown-timeout", "2", *flags)
-        try:
-            ready = self.wait_for(r"^ready: (http://\S+)  \(scheduler (\S+);")
-        except AssertionError:
-            self.stop()
-            raise
-        self.url, self.scheduler = ready.group(1), ready.group(2)
 
     def exchange_with(self, name, expected, limit=30):
         """Waits until status says so."""
         end = time.monotonic() + limit
         while True:
-            status = run("status", "--scheduler", self.scheduler).stdout
+            status = self.status()
             said = re.search(rf"^  compute-1 +-- {name} +(.*)$", status, re.MULTILINE)
             if said and re.search(expected, said.group(1)):
                 return said.group(1)
             assert time.monotonic() < end, status
-
-    def pid_of(self, name):
-        return next(pid for pid, arguments in processes.children_of(self.pid).items() if f"--name {name} " in arguments)
 
     def complete(self, prompt):
         return "".join(processes.stream(self.url, prompt, max_tokens=TOKENS))

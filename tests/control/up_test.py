@@ -32,22 +32,11 @@ def embedded(prompt):
     return done.stdout.rstrip("\n")
 
 
-class Up(processes.Process):
+class Up(processes.Up):
     """A running cluster."""
 
     def __init__(self, *flags):
-        super().__init__(BINARY, "up", MODEL, "--port", "0", *flags)
-        try:
-            ready = self.wait_for(r"^ready: (http://\S+)  \(scheduler (\S+);")
-        except AssertionError:
-            self.stop()
-            raise
-        self.url, self.scheduler = ready.group(1), ready.group(2)
-
-    def status(self):
-        done = run("status", "--scheduler", self.scheduler)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        super().__init__(BINARY, MODEL, *flags)
 
     def wait_until_serving(self, workers, limit=20):
         """Returns the status once so many workers serve and have told their lanes."""
@@ -61,9 +50,6 @@ class Up(processes.Process):
             if serving == workers and len(re.findall(r" -> (?!gone)", status)) == links:
                 return status
             assert time.monotonic() < end, status
-
-    def pid_of(self, name):
-        return next(pid for pid, arguments in processes.children_of(self.pid).items() if f"--name {name} " in arguments)
 
     def stream(self, prompt):
         return processes.stream(self.url, prompt, max_tokens=TOKENS)
