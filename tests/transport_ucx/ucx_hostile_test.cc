@@ -237,6 +237,25 @@ TEST_F(UcxBreach, WhatARingTellsIsCheckedAsWhatAMessageTellsIs) {
   EXPECT_THAT(FailureOf(victim_), HasSubstr("outside its receive region"));
 }
 
+TEST_F(UcxBreach, AFrameInARingThatNamesAnotherMemberIsNotTakenForThatMembers) {
+  TestNode member(OptionsFor(2, Lanes::kShm));
+  ASSERT_TRUE(Connect(victim_, member));
+  const std::unique_ptr<RemoteRegion> region = rogue_.OpenRegion();
+  RingWriter ring(region->front());
+  WireHeader forged = rogue_.Frame(0, 0, WireKind::kTensor);  // valid in all, had it come from the member
+  forged.from = member.id().value();
+  Seal(forged);
+  ring.Push(forged);
+  ASSERT_TRUE(PumpUntil({&victim_, &member}, [&] { return victim_.port->counters().dropped_foreign == 1; }));
+  EXPECT_TRUE(victim_.collector.frames.empty());
+  // The member's own first frame has that number, and is handed over.
+  ASSERT_TRUE(SendMessage(member, victim_, 41, Pattern(10, 1)).ok());
+  ASSERT_TRUE(PumpUntil({&victim_, &member}, [&] { return victim_.collector.frames.size() == 1; }));
+  EXPECT_EQ(victim_.collector.frames[0].from, member.id());
+  EXPECT_EQ(victim_.collector.frames[0].header.step, 41u);
+  EXPECT_EQ(victim_.collector.frames[0].bytes, Pattern(10, 1));
+}
+
 TEST_F(UcxBreach, APlaceWhoseEndWrapsAround) {
   WireHeader wrapped = rogue_.Frame(0, 4096, WireKind::kPlaced);
   wrapped.offset = ~uint64_t{63};
