@@ -58,7 +58,8 @@ struct Measurement {
 struct Report {
   std::string model;
   int threads = 0;
-  double weight_bytes = 0, read_bytes_per_s = 0;
+  double weight_bytes = 0;
+  double read_bytes_per_s = 0;  // of the memory that has them; 0: it is elsewhere
   std::vector<Measurement> measurements;
 
   // The least time of a step: reading all weights once. Prefill does a step's work per --max-num-batched-tokens and has no such figure.
@@ -69,14 +70,17 @@ struct Report {
 bool IsPrefill(const Measurement& row) { return row.output_tokens == 0; }
 
 void PrintTable(const Report& report) {
-  std::printf("%s: %.1f MB of weights, %d threads; memory reads %.1f GB/s: one step takes at least %.2f ms\n\n", report.model.c_str(),
-              report.weight_bytes * 1e-6, report.threads, report.read_bytes_per_s * 1e-9, report.WeightReadSeconds() * 1e3);
-  std::printf("%-34s %10s %19s %10s %16s\n", "", "tok/s", "min .. max", "ms/token", "of memory limit");
+  const bool limited = report.read_bytes_per_s > 0;
+  std::printf("%s: %.1f MB of weights", report.model.c_str(), report.weight_bytes * 1e-6);
+  if (limited)
+    std::printf(", %d threads; memory reads %.1f GB/s: one step takes at least %.2f ms", report.threads,
+                report.read_bytes_per_s * 1e-9, report.WeightReadSeconds() * 1e3);
+  std::printf("\n\n%-34s %10s %19s %10s %16s\n", "", "tok/s", "min .. max", "ms/token", limited ? "of memory limit" : "");
   for (const Measurement& row : report.measurements) {
     const Summary speed = bench::Summarize(row.tokens_per_s);
     std::printf("%-34s %10.1f %8.1f .. %7.1f", row.name.c_str(), speed.median, speed.min, speed.max);
-    if (IsPrefill(row))
-      std::printf(" %10.3f %16s\n", row.SecondsPerToken() * 1e3, "-");
+    if (IsPrefill(row) || !limited)
+      std::printf(" %10.3f %16s\n", row.SecondsPerToken() * 1e3, limited ? "-" : "");
     else
       std::printf(" %10.2f %15.0f%%\n", row.SecondsPerToken() * 1e3, report.ShareOfMemoryLimit(row) * 100);
     if (row.beside_prompt_tokens > 0)
@@ -109,14 +113,15 @@ void PrintJson(const Report& report) {
     if (row.beside_prompt_tokens > 0)
       json["beside"] = {{"prompt_tokens", row.beside_prompt_tokens},
                         {"tokens_per_s", bench::Summarize(row.beside_tokens_per_s).median}};
-    if (!IsPrefill(row)) json["share_of_memory_limit"] = report.ShareOfMemoryLimit(row);
+    if (!IsPrefill(row) && report.read_bytes_per_s > 0) json["share_of_memory_limit"] = report.ShareOfMemoryLimit(row);
     rows.push_back(std::move(json));
   }
-  const nlohmann::ordered_json json = {{"model", report.model},
-                                       {"threads", report.threads},
-                                       {"weight_bytes", report.weight_bytes},
-                                       {"memory_read_bytes_per_s", report.read_bytes_per_s},
-                                       {"measurements", rows}};
+  nlohmann::ordered_json json = {{"model", report.model}, {"weight_bytes", report.weight_bytes}};
+  if (report.read_bytes_per_s > 0) {
+    json["threads"] = report.threads;
+    json["memory_read_bytes_per_s"] = report.read_bytes_per_s;
+  }
+  json["measurements"] = std::move(rows);
   std::printf("%s\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
 }
 
@@ -265,13 +270,9 @@ absl::StatusOr<double> MeasureGpuReadRate(kernels::cuda::CudaDevice& gpu) {
 absl::Status MeasureCluster(const BenchFlags& flags) {
   DT_ASSIGN_OR_RETURN(const auto engine, server::RemoteEngine::Connect({flags.scheduler, {}, absl::Seconds(60), {}}));
   DT_RETURN_IF_ERROR(CheckLengths(flags, engine->max_model_len()));
-  DT_ASSIGN_OR_RETURN(const auto device, OpenDevice("--device", "cpu", flags.engine.threads));
-  const auto stream = device->CreateStream();
   Report report;
   report.model = engine->model().name;
-  report.threads = stream->pool().threads();
   report.weight_bytes = static_cast<double>(engine->model().weight_bytes);
-  DT_ASSIGN_OR_RETURN(report.read_bytes_per_s, bench::MeasureReadRate(stream->pool()));
   return Measure(flags, *engine, static_cast<int>(engine->model().vocab_size), report);
 }
 

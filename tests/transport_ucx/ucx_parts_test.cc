@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "transport/ucx/frame_ring.h"
 #include "transport/ucx/lanes.h"
@@ -21,6 +22,7 @@
 #include "transport/ucx/region.h"
 #include "transport/ucx/send_window.h"
 #include "transport/ucx/slot_allocator.h"
+#include "transport/ucx/ucx_version.h"
 #include "transport/ucx/wire.h"
 
 namespace dovetail::transport::ucx {
@@ -279,6 +281,18 @@ TEST(SlotAllocator, TheSlotLastFreedIsUsedNextAndTooLargeIsRefused) {
   EXPECT_EQ(slots.Allocate((1 << 20) + 1), SlotAllocator::kNone);
   EXPECT_EQ(SlotAllocator(100).Allocate(1), SlotAllocator::kNone);
 }
+
+TEST(UcxVersionTest, ALibraryOfAnotherMajorOrAnOlderOneIsRefusedByName) {
+  EXPECT_TRUE(CheckUcxVersion({1, 13}, {1, 13}).ok());
+  EXPECT_TRUE(CheckUcxVersion({1, 13}, {1, 22}).ok());
+  for (const auto& [built, loaded] : {std::pair<UcxVersion, UcxVersion>{{1, 22}, {1, 13}}, {{1, 13}, {2, 13}}}) {
+    const absl::Status status = CheckUcxVersion(built, loaded);
+    EXPECT_TRUE(absl::IsFailedPrecondition(status));
+    for (const UcxVersion& named : {built, loaded})
+      EXPECT_THAT(std::string(status.message()), testing::HasSubstr(absl::StrCat(named.major, ".", named.minor)));
+  }
+}
+TEST(UcxVersionTest, TheOneThatThisProgramLoadedFits) { EXPECT_TRUE(CheckLoadedUcx().ok()); }
 
 }  // namespace
 }  // namespace dovetail::transport::ucx

@@ -15,6 +15,7 @@
 #include <mutex>
 
 #include "base/log.h"
+#include "transport/ucx/ucx_version.h"
 
 namespace dovetail::transport::ucx {
 namespace {
@@ -100,6 +101,7 @@ absl::StatusOr<std::unique_ptr<UcxWorker>> UcxWorker::Create(const UcxWorkerOpti
 }
 
 absl::Status UcxWorker::Init(const UcxWorkerOptions& options) {
+  DT_RETURN_IF_ERROR(CheckLoadedUcx());
   ucp_config_t* raw = nullptr;
   if (const ucs_status_t status = ucp_config_read(nullptr, nullptr, &raw); status != UCS_OK)
     return UcxError(status, "UCX settings");
