@@ -332,6 +332,31 @@ TEST_P(UcxPortTest, AnIdleNodeSleepsAndAFrameWakesIt) {
   EXPECT_EQ(b.Poll(), 1);
 }
 
+// Node 1 is told of one that no lane leads to, so that it leaves its UCX worker behind. Before that closed its sockets,
+// a node that was connecting to it never heard anything, and never slept again.
+TEST(UcxLeftBehind, WhoWaitsForAPortThatIsLeftBehindHearsThatItIsGoneAndSleeps) {
+  UcxOptions options = OptionsFor(1, Lanes::kTcp);
+  options.close_timeout = absl::ZeroDuration();
+  auto gone = std::make_unique<TestNode>(options);
+  TestNode waiting(OptionsFor(2, Lanes::kTcp)), unreachable(OptionsFor(3, Lanes::kShm));
+  ASSERT_TRUE(Add(waiting, *gone).ok());
+  EXPECT_FALSE(waiting.port->Wait(absl::Milliseconds(50)));  // the kernel connects them, node 1 does not answer
+  ASSERT_EQ(Add(*gone, unreachable).code(), absl::StatusCode::kFailedPrecondition);
+  gone.reset();
+
+  std::vector<PeerFailure> failures;
+  ASSERT_TRUE(PumpUntil({&waiting}, [&] { return !(failures = waiting.port->TakeFailures()).empty(); }));
+  EXPECT_EQ(failures[0].node, NodeId(1));
+  EXPECT_EQ(failures[0].status.code(), absl::StatusCode::kUnavailable);
+  ASSERT_TRUE(waiting.port->RemovePeer(NodeId(1)).ok());
+  EXPECT_FALSE(waiting.port->Wait(absl::Milliseconds(50)));
+  const absl::Duration used = CpuTimeOfThread();
+  EXPECT_FALSE(waiting.port->Wait(absl::Milliseconds(300)));
+  EXPECT_LT(CpuTimeOfThread() - used, absl::Milliseconds(60));
+  TestNode another(OptionsFor(4, Lanes::kTcp));  // what was left behind is in nobody's way
+  EXPECT_TRUE(Connect(waiting, another));
+}
+
 // No beat and no spinning helps them.
 TEST_P(UcxPortTest, NodesThatSleepBetweenTensorsMissNone) {
   const auto options = [&](uint32_t node) {

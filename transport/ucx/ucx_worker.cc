@@ -8,14 +8,16 @@
 
 #include <malloc.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <mutex>
 
 #include "base/log.h"
-#include "transport/ucx/ucx_version.h"
+#include "transport/ucx/worker_sockets.h"
 
 namespace dovetail::transport::ucx {
 namespace {
@@ -101,7 +103,6 @@ absl::StatusOr<std::unique_ptr<UcxWorker>> UcxWorker::Create(const UcxWorkerOpti
 }
 
 absl::Status UcxWorker::Init(const UcxWorkerOptions& options) {
-  DT_RETURN_IF_ERROR(CheckLoadedUcx());
   ucp_config_t* raw = nullptr;
   if (const ucs_status_t status = ucp_config_read(nullptr, nullptr, &raw); status != UCS_OK)
     return UcxError(status, "UCX settings");
@@ -139,17 +140,25 @@ absl::Status UcxWorker::Init(const UcxWorkerOptions& options) {
   worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_AM_ALIGNMENT;
   worker_params.thread_mode = UCS_THREAD_MODE_SINGLE;
   worker_params.am_alignment = 64;  // kernels read payloads in place
+  const std::vector<int> listened = ListeningSockets();
   if (const ucs_status_t status = ucp_worker_create(context_, &worker_params, &worker_); status != UCS_OK)
     return status == UCS_ERR_BUSY && options.first_port > 0
                ? ResourceExhausted("--data-ports ", options.first_port, "-", options.last_port,
                                    ": all of these are taken; give a wider range, or another one")
                : UcxError(status, "UCX worker");
+  const std::vector<int> listening = ListeningSockets();
+  std::set_difference(listening.begin(), listening.end(), listened.begin(), listened.end(),
+                      std::back_inserter(listeners_));
   if (const ucs_status_t status = ucp_worker_get_efd(worker_, &event_fd_); status != UCS_OK)
     return UcxError(status, "UCX event fd");
   return absl::OkStatus();
 }
 
+// A peer's connection that this end has accepted and never answers keeps the peer's UCX awake for as long as it stands:
+// its socket can be written, so epoll says so at once, each time, while what it has to say waits for the answer.
 void UcxWorker::Abandon() {
+  CloseListeners(listeners_);
+  CloseTcpSockets(WatchedBy(event_fd_));
 #ifdef __SANITIZE_ADDRESS__
   __lsan_ignore_object(this);  // left behind on purpose
 #endif

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "base/status.h"
@@ -32,7 +33,8 @@ class UcxWorker {
 
   absl::StatusOr<std::string> Address() const;
 
-  // Instead of the destructor, where that would not return: nothing is freed, and nothing happens any more.
+  // Instead of the destructor, where that would not return: its TCP connections are closed, and its port, so that
+  // peers which wait for an answer hear that none comes; nothing else is freed, and nothing happens any more.
   void Abandon();
 
  private:
@@ -42,6 +44,7 @@ class UcxWorker {
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
   int event_fd_ = -1;
+  std::vector<int> listeners_;  // sockets that UCX's own thread accepts connections at
 };
 
 // "what: UCX's text for it".
