@@ -86,7 +86,7 @@ bool SchedulerCore::Impl::GrowAhead(Sequence& sequence) {
 // Each compute worker has as many; a micro-batch belongs to one of them at a time.
 int SchedulerCore::Impl::micro_batches_in_use() const {
   const int workers = std::max(1, static_cast<int>(compute_workers_.size()));
-  const int of_each = options_.adapt_micro_batches ? rotation_ : options_.micro_batches;
+  const int of_each = options_.adapt_micro_batches ? rotation_.micro_batches() : options_.micro_batches;
   return std::min(of_each * workers, kMaxMicroBatches);
 }
 
@@ -106,25 +106,20 @@ void SchedulerCore::Impl::EmptyUnused() {
   }
 }
 
-// Every so many steps the number of micro-batches goes one step towards what the times ask for: smaller batches change
-// the times.
-void SchedulerCore::Impl::NoteTimes(const proto::StepTimings& timings) {
+void SchedulerCore::Impl::NoteTimes(const MicroBatch& batch, const proto::StepTimings& timings) {
   if (timings.total_us <= 0) return;
   const double ops = options_.attention.op_count();
-  const double wire = static_cast<double>(timings.attention_wait_us - timings.attention_us);
-  const StageTimes now{.dense_us = static_cast<double>(timings.dense_us + timings.prompt_us) / ops,
-                       .attention_us = static_cast<double>(timings.attention_us) / ops,
-                       .hop_us = std::max(0.0, wire) / ops / 2};
-  const double weight = stage_times_ == StageTimes{} ? 1 : kStageTimesWeight;
-  const auto smooth = [&](double& value, double measured) { value += weight * (measured - value); };
-  smooth(stage_times_.dense_us, now.dense_us);
-  smooth(stage_times_.attention_us, now.attention_us);
-  // With several micro-batches an answer also waits until the compute worker looks.
-  if (rotation_ == 1 || now.hop_us < stage_times_.hop_us) smooth(stage_times_.hop_us, now.hop_us);
-  if (!options_.adapt_micro_batches || ++steps_measured_ < kStepsPerRotation) return;
-  steps_measured_ = 0;
-  const int wanted = PlanRotation(stage_times_, options_.micro_batches).micro_batches;
-  rotation_ += wanted > rotation_ ? 1 : wanted < rotation_ ? -1 : 0;
+  const auto wire = static_cast<double>(timings.attention_wait_us - timings.attention_us);
+  Rotation::Step step;
+  step.layer = {.dense_us = static_cast<double>(timings.dense_us + timings.prompt_us) / ops,
+                .attention_us = static_cast<double>(timings.attention_us) / ops,
+                .hop_us = std::max(0.0, wire) / ops / 2};
+  if (!options_.adapt_micro_batches) return rotation_.Smooth(step.layer);
+  step.total_us = static_cast<double>(timings.total_us);
+  step.sequences = static_cast<int>(batch.entries.size());
+  step.decodes = std::all_of(batch.entries.begin(), batch.entries.end(),
+                             [](const PlannedEntry& entry) { return entry.q_len == 1; });
+  rotation_.Note(step);
 }
 
 void SchedulerCore::Impl::Balance(int index) {

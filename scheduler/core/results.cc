@@ -60,7 +60,7 @@ void SchedulerCore::Impl::FinishStep(MicroBatch& batch, const proto::StepResult&
                                    [](const proto::EntryResult& got, const PlannedEntry& asked) { return got.sequence == asked.id; });
   if (!complete) return Fail(batch, "the step's result does not list the step's sequences");
   ++stats_.steps;
-  NoteTimes(result.timings);
+  NoteTimes(batch, result.timings);
   admission_held_ = false;
   HomeOf(batch).out_of_memory_in_a_row = 0;
   HomeOf(batch).unreachable_since = absl::InfiniteFuture();

@@ -25,6 +25,7 @@ SchedulerCore::Impl::Impl(const SchedulerOptions& options, uint64_t seed)
     : options_(options),
       budget_(options_.attention, options_.max_num_batched_tokens),
       micro_batches_(kMaxMicroBatches),
+      rotation_(options_.micro_batches),
       placement_turn_(seed) {
   const absl::Status status = options_.Validate();
   DT_CHECK(status.ok(), std::string(status.message()));
@@ -72,7 +73,7 @@ SchedulerStats SchedulerCore::Impl::stats() const {
   stats.paused_requests = paused_;
   stats.kv_usage = budget_.fullest_usage();
   stats.micro_batches = micro_batches_in_use();
-  stats.stage_times = stage_times_;
+  stats.stage_times = rotation_.times();
   return stats;
 }
 

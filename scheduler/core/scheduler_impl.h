@@ -12,6 +12,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 #include "scheduler/core/kv_budget.h"
+#include "scheduler/core/rotation.h"
 #include "scheduler/core/scheduler.h"
 #include "scheduler/core/sequence.h"
 #include "scheduler/core/tenant_queues.h"
@@ -155,7 +156,7 @@ class SchedulerCore::Impl {
   void Plan();
   int micro_batches_in_use() const;
   void EmptyUnused();
-  void NoteTimes(const proto::StepTimings& timings);
+  void NoteTimes(const MicroBatch& batch, const proto::StepTimings& timings);
   bool RunsAhead() const;
   void PlanAhead();
   bool PlanStep(int index, int slot, const MicroBatch* after);
@@ -221,9 +222,7 @@ class SchedulerCore::Impl {
   std::vector<int> idle_scratch_;
   bool drain_ = false;                       // no step ahead until none is in flight
   std::optional<proto::StepResult> failed_;  // of a step whose follower is still in flight
-  StageTimes stage_times_;  // of a layer; smoothed
-  int steps_measured_ = 0;  // since the number of micro-batches was last looked at
-  int rotation_ = 1;        // micro-batches of each compute worker, with adapt_micro_batches
+  Rotation rotation_;  // micro-batches of each compute worker, with adapt_micro_batches
   int reserved_slots_ = 0;
   int waiting_ = 0;                    // sequences in Phase::kWaiting
   int paused_ = 0;

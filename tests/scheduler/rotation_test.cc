@@ -1,6 +1,10 @@
-#include "scheduler/core/rotation_plan.h"
+#include "scheduler/core/rotation.h"
 
 #include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
 
 #include "scheduler/core/placement_policy.h"
 #include "tests/scheduler/fake_cluster.h"
@@ -25,6 +29,71 @@ TEST(RotationPlan, TurnsAreSpreadOverTheCycle) {
   EXPECT_DOUBLE_EQ(plan.cycle_us, 300);
   EXPECT_DOUBLE_EQ(plan.stagger_us, 100);
   EXPECT_DOUBLE_EQ(PlanRotation({100, 80, 30}, 1).cycle_us, 240);
+}
+
+// A machine whose layers take what `of` says of a micro-batch's sequences.
+struct Machine {
+  std::function<StageTimes(int sequences)> of;
+  int layers = 32;
+
+  double StepMicroseconds(int micro_batches, int sequences) const {
+    const StageTimes times = of(sequences / micro_batches);
+    const double busier = std::max(times.dense_us, times.attention_us);
+    return layers * std::max(micro_batches * busier, times.dense_us + times.attention_us + 2 * times.hop_us);
+  }
+  // `steps` of `sequences` in all; how many of them had how many micro-batches.
+  std::map<int, int> Run(Rotation& rotation, int sequences, int steps, int prompt_every = 0) const {
+    std::map<int, int> seen;
+    for (int i = 0; i < steps; ++i) {
+      const int n = rotation.micro_batches();
+      ++seen[n];
+      const bool decodes = prompt_every == 0 || i % prompt_every != 0;
+      rotation.Note({.layer = of(sequences / n), .total_us = StepMicroseconds(n, sequences) * (decodes ? 1 : 20),
+                     .sequences = sequences / n, .decodes = decodes});
+    }
+    return seen;
+  }
+};
+// A CPU computes; a GPU reads its weights whatever the batch.
+const Machine kComputes{[](int n) { return StageTimes{10.0 * n, 9.0 * n, 5}; }};
+const Machine kReadsWeights{[](int n) { return StageTimes{150 + 0.1 * n, 4 + 1.0 * n, 5}; }};
+
+TEST(RotationTest, WhereHalvesOfABatchTakeHalfAsLongThePlanHolds) {
+  Rotation rotation(4);
+  std::map<int, int> seen = kComputes.Run(rotation, 48, 4000);
+  EXPECT_GT(seen[2] + seen[3], 3900);
+  EXPECT_LT(kComputes.StepMicroseconds(rotation.micro_batches(), 48), 0.6 * kComputes.StepMicroseconds(1, 48));
+}
+
+TEST(RotationTest, WhereTheyTakeAsLongAsTheWholeOneBatchIsReturnedTo) {
+  Rotation rotation(4);
+  EXPECT_EQ(PlanRotation(kReadsWeights.of(16), 4).micro_batches, 2) << "the plan alone would split it";
+  std::map<int, int> seen = kReadsWeights.Run(rotation, 16, 10000);
+  EXPECT_GT(seen[1], 9500);
+  EXPECT_GT(seen[2], 0) << "it was tried";
+}
+
+TEST(RotationTest, AnotherLoadIsTriedAnew) {
+  Rotation rotation(4);
+  kReadsWeights.Run(rotation, 16, 2000);
+  ASSERT_EQ(rotation.micro_batches(), 1);
+  std::map<int, int> seen = kReadsWeights.Run(rotation, 512, 2000);
+  EXPECT_GT(seen[2] + seen[3], 1800) << "attention takes as long as two readings of the weights";
+  seen = kReadsWeights.Run(rotation, 16, 2000);
+  EXPECT_GT(seen[1], 1800);
+}
+
+TEST(RotationTest, StepsThatReadPromptsSayNothingOfATokensTime) {
+  Rotation rotation(4);
+  std::map<int, int> seen = kReadsWeights.Run(rotation, 16, 10000, 3);
+  EXPECT_GT(seen[1], 9000);
+}
+
+TEST(RotationTest, NeverMoreThanThereMayBe) {
+  Rotation rotation(2);
+  const Machine far{[](int n) { return StageTimes{1.0 * n, 1.0 * n, 500}; }};
+  std::map<int, int> seen = far.Run(rotation, 64, 1000);
+  EXPECT_EQ(seen.rbegin()->first, 2);
 }
 
 std::vector<KvBudget::Worker> Workers(std::vector<std::pair<uint64_t, double>> capacity_and_rate) {
