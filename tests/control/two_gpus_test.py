@@ -3,6 +3,7 @@
 
 Skipped where there are no two GPUs that exchange layers by themselves.
 """
+import json
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 import unittest
+import urllib.request
 
 import processes
 
@@ -19,6 +21,9 @@ MODEL = os.path.join(DATA, "models/stories260K/stories260K-f32.gguf") if DATA el
 PROMPTS = ["Once upon a time", "Lily and Tom went to the park. They saw", "The little dog was"]
 TOKENS = 300
 KILLS = 3
+# Between logits. A prompt's kernels and a decode step's round differently in bf16, so K and V that were rebuilt differ
+# in their last bits from those that were lost: 1.4e-2 of the logits' RMS was measured for models of this width.
+NEAR_TIE = 0.25
 
 
 def run(*arguments):
@@ -64,6 +69,25 @@ def embedded(prompt):
     return done.stdout.rstrip("\n")
 
 
+def choices(prompt):
+    """What one GPU chooses: where each token's text begins, and its lead over the next best, with that one's text."""
+    server = processes.Process(BINARY, "serve", MODEL, "--port", "0", "--device", "cuda:0", "--ignore-model-name")
+    try:
+        url = server.wait_for(r"^listening on (http://\S+)").group(1)
+        body = {"model": "x", "prompt": prompt, "temperature": 0, "max_tokens": TOKENS, "logprobs": 2}
+        request = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode(),
+                                         {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as response:
+            choice = json.load(response)["choices"][0]
+    finally:
+        server.stop()
+    found = []
+    for begin, best in zip(choice["logprobs"]["text_offset"], choice["logprobs"]["top_logprobs"]):
+        (_, first), (other, second) = sorted(best.items(), key=lambda item: -item[1])[:2]
+        found.append((begin, first - second, other))
+    return choice["text"], found
+
+
 class TwoGpusTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -82,6 +106,16 @@ class TwoGpusTest(unittest.TestCase):
                 up.exchange_with("attention-1", said)
                 self.assert_says_what_one_gpu_says(up)
 
+    def assert_parts_at_a_near_tie_only(self, text):
+        expected, found = choices(PROMPTS[0])
+        same = len(os.path.commonprefix([text, expected]))
+        if same == len(expected) == len(text):
+            return
+        begin, lead, other = [choice for choice in found if choice[0] <= same][-1]
+        print(f"parts after {same} of {len(expected)} characters, where one token led by {lead:.3f}")
+        self.assertLess(lead, NEAR_TIE)
+        self.assertTrue(text[begin:].startswith(other), f"{text[begin:]!r} is not what was second, {other!r}")
+
     def test_a_stream_goes_on_after_its_attention_worker_was_killed(self):
         with Up("cuda:1", 1, "--exchange", "device") as up:
             for _ in range(KILLS):
@@ -93,7 +127,7 @@ class TwoGpusTest(unittest.TestCase):
                         killed = time.monotonic()
                         os.kill(up.pid_of("attention-1"), signal.SIGKILL)
                 print(f"stream with a kill: over {time.monotonic() - killed:.2f} s after it")
-                self.assertEqual(text.strip(), self.expected[PROMPTS[0]].strip())
+                self.assert_parts_at_a_near_tie_only(text)
                 up.wait_for(r"attention-1 was killed by signal 9; starting another", after=seen)
 
     def test_attention_on_a_gpu_and_a_cpu_together(self):

@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""The release tarball: made of this build, unpacked elsewhere, serving from there. Arguments: the project, the build."""
+"""The release tarball: made of this build, unpacked elsewhere, serving from there.
+
+Arguments: the project, the build.
+"""
 import glob
 import os
 import pathlib
