@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 
 #include "tests/transport_ucx/ucx_nodes.h"
+#include "transport/ucx/spent_descriptors.h"
 
 namespace dovetail::transport::ucx {
 namespace {
@@ -355,6 +357,33 @@ TEST(UcxLeftBehind, WhoWaitsForAPortThatIsLeftBehindHearsThatItIsGoneAndSleeps) 
   EXPECT_LT(CpuTimeOfThread() - used, absl::Milliseconds(60));
   TestNode another(OptionsFor(4, Lanes::kTcp));  // what was left behind is in nobody's way
   EXPECT_TRUE(Connect(waiting, another));
+}
+
+// UCX's shared memory is named by numbers of descriptors. Were they used again, an address of before would lead to what
+// a later incarnation makes, and UCX aborts on that while it is half made.
+TEST(UcxSpent, AnAddressOfBeforeLeadsToNoLaterIncarnationOfTheSameProcess) {
+  TestNode reader(OptionsFor(2, Lanes::kShm));
+  const std::vector<int> others = SharedMemoryDescriptors();
+  auto before = std::make_unique<TestNode>(OptionsFor(1, Lanes::kShm, 1));
+  const std::string address = before->port->local_address();
+  const std::vector<int> used = SharedMemoryDescriptors();
+  ASSERT_GT(used.size(), others.size());
+  ASSERT_TRUE(Add(*before, reader).ok());  // its greeting lies there, with its address, until the reader looks
+  before->Poll();
+  before.reset();
+  ASSERT_EQ(SharedMemoryDescriptors(), others);
+  TestNode after(OptionsFor(1, Lanes::kShm, 2));
+  for (const int number : SharedMemoryDescriptors())
+    EXPECT_TRUE(std::ranges::binary_search(others, number) || !std::ranges::binary_search(used, number)) << number;
+
+  EXPECT_FALSE(reader.port->AddPeer(NodeId(1), address, UcxPort::Version(), Epoch(1)).ok());
+  for (int i = 0; i < 1000; ++i) {
+    reader.Poll();
+    after.Poll();
+  }
+  EXPECT_EQ(after.port->counters().dropped_foreign, 0u);
+  EXPECT_TRUE(Add(reader, after, 2).ok() && Add(after, reader).ok());
+  EXPECT_TRUE(PumpUntil({&reader, &after}, [&] { return reader.port->Connected(NodeId(1)); }));
 }
 
 // No beat and no spinning helps them.

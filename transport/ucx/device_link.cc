@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "transport/ucx/ucx_version.h"
 #include "transport/ucx/ucx_worker.h"
 
 namespace dovetail::transport::ucx {
@@ -69,7 +70,7 @@ struct ConfigRelease {
 
 }  // namespace
 
-absl::Status DeviceLinksBuilt() { return absl::OkStatus(); }
+absl::Status DeviceLinksBuilt() { return CheckLoadedUcx(); }
 
 namespace {
 

@@ -17,6 +17,8 @@
 #include <mutex>
 
 #include "base/log.h"
+#include "transport/ucx/spent_descriptors.h"
+#include "transport/ucx/ucx_version.h"
 #include "transport/ucx/worker_sockets.h"
 
 namespace dovetail::transport::ucx {
@@ -103,6 +105,7 @@ absl::StatusOr<std::unique_ptr<UcxWorker>> UcxWorker::Create(const UcxWorkerOpti
 }
 
 absl::Status UcxWorker::Init(const UcxWorkerOptions& options) {
+  DT_RETURN_IF_ERROR(CheckLoadedUcx());
   ucp_config_t* raw = nullptr;
   if (const ucs_status_t status = ucp_config_read(nullptr, nullptr, &raw); status != UCS_OK)
     return UcxError(status, "UCX settings");
@@ -166,8 +169,10 @@ void UcxWorker::Abandon() {
 }
 
 UcxWorker::~UcxWorker() {
+  const std::vector<int> shared = SharedMemoryDescriptors();
   if (worker_ != nullptr) ucp_worker_destroy(worker_);
   if (context_ != nullptr) ucp_cleanup(context_);
+  KeepOutOfUse(shared);  // of which other workers' are still open
 }
 
 absl::StatusOr<std::string> UcxWorker::Address() const {
