@@ -170,12 +170,17 @@ absl::StatusOr<Window> FullBatchWindow(const std::vector<std::vector<Arrival>>& 
     window.seconds = Seconds(start, arrival.time);
     share[arrival.sequence] += arrival.tokens;
   }
-  // The window begins and ends inside a step, so that a sequence may have one token less than the others.
+  // The window begins and ends inside a step, so that a sequence may have one token less than the others; those of
+  // another micro-batch more, as long as none of them ended.
   const int least = *std::min_element(share.begin(), share.end());
-  if (window.tokens < wanted || least < tokens_each - 1)
-    return FailedPrecondition("batch: was not full throughout: one of ", sequences.size(), " sequences gave ", least, " of ", tokens_each,
-                              " tokens; does the engine run as many at a time (--max-num-seqs), and has it KV cache for them?");
-  return window;
+  bool full = window.tokens >= wanted && least >= std::min(tokens_each - 1, tokens_each * 3 / 4);
+  for (const std::vector<Arrival>& arrivals : sequences)
+    full = full && Seconds(start, arrivals.back().time) >= window.seconds;
+  if (full) return window;
+  return FailedPrecondition("batch: was not full throughout: one of ", sequences.size(), " sequences gave ", least,
+                            " of ", tokens_each,
+                            " tokens, or ended early; does the engine run as many at a time (--max-num-seqs), and has "
+                            "it KV cache for them?");
 }
 
 absl::StatusOr<Window> MeasureDecode(server::Engine& engine, PromptSource& prompts, int tokens) {
@@ -189,10 +194,14 @@ absl::StatusOr<Window> MeasurePrefill(server::Engine& engine, PromptSource& prom
 }
 
 int OutputTokensNeeded(const BatchShape& shape) {
-  constexpr int kMargin = 8;  // steps: a prompt that ends inside one, and the first and last of the window
+  // Steps: a prompt that ends inside one, and the first and last of the window; and a quarter more, as much as the
+  // sequences of one micro-batch may be ahead of another's.
+  constexpr int kMargin = 8;
   const int64_t prompt_tokens = int64_t{shape.sequences} * shape.prompt_tokens;
   const int64_t prompt_tokens_per_step = std::max(1, shape.tokens_per_step - shape.sequences);  // beside all that decode already
-  return shape.output_tokens + static_cast<int>((prompt_tokens + prompt_tokens_per_step - 1) / prompt_tokens_per_step) + kMargin;
+  const auto prompt_steps =
+      static_cast<int>((prompt_tokens + prompt_tokens_per_step - 1) / prompt_tokens_per_step);
+  return shape.output_tokens + shape.output_tokens / 4 + prompt_steps + kMargin;
 }
 
 absl::StatusOr<Window> MeasureBatch(server::Engine& engine, PromptSource& prompts, const BatchShape& shape) {

@@ -116,7 +116,8 @@ void SchedulerCore::Impl::NoteTimes(const MicroBatch& batch, const proto::StepTi
                 .hop_us = std::max(0.0, wire) / ops / 2};
   if (!options_.adapt_micro_batches) return rotation_.Smooth(step.layer);
   step.total_us = static_cast<double>(timings.total_us);
-  step.sequences = static_cast<int>(batch.entries.size());
+  for (const MicroBatch& any : micro_batches_) step.sequences += static_cast<double>(any.members.size());
+  step.sequences /= static_cast<double>(std::max<size_t>(1, compute_workers_.size()));
   step.decodes = std::all_of(batch.entries.begin(), batch.entries.end(),
                              [](const PlannedEntry& entry) { return entry.q_len == 1; });
   rotation_.Note(step);

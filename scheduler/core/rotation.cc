@@ -18,10 +18,9 @@ void Rotation::Note(const Step& step) {
   Smooth(step.layer);
   ++steps_;
   if (step.decodes && step.sequences > 0 && steps_ > kStepsToSettle) {
-    const double sequences = static_cast<double>(step.sequences) * micro_batches_;
     ++decoding_steps_;
-    us_per_token_ += step.total_us / sequences;
-    sequences_ += sequences;
+    us_per_token_ += step.total_us / step.sequences;
+    sequences_ += step.sequences;
   }
   if (steps_ >= kStepsPerRotation) EndPeriod();
 }

@@ -18,8 +18,8 @@ class Rotation {
   struct Step {
     StageTimes layer;      // of one layer
     double total_us = 0;   // from its beginning to its end, other steps beside it
-    int sequences = 0;
-    bool decodes = false;  // none of them reads a prompt
+    bool decodes = false;  // none of its sequences reads a prompt
+    double sequences = 0;  // of all micro-batches of the compute worker
   };
   // Of a step that ended: its times alone.
   void Smooth(const StageTimes& layer);

@@ -42,12 +42,22 @@ TEST(FullBatchWindow, CountsTokensThatComeTogether) {
   EXPECT_DOUBLE_EQ(window->seconds, 0.020);
 }
 
+TEST(FullBatchWindow, AMicroBatchMayBeAheadOfAnother) {
+  const auto window = FullBatchWindow({At({1, 2, 3, 4, 5, 6, 8, 9}), At({1, 3, 5, 7, 9})}, 4);
+  ASSERT_TRUE(window.ok()) << window.status();
+  EXPECT_EQ(window->tokens, 8);  // five and three
+  EXPECT_DOUBLE_EQ(window->seconds, 0.006);
+}
+
 TEST(FullBatchWindow, RefusesABatchThatWasNeverFull) {
   // One sequence had ended before the other began.
   const auto apart = FullBatchWindow({At({1, 2, 3, 4}), At({10, 11, 12, 13, 14, 15, 16, 17})}, 3);
   EXPECT_EQ(apart.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(apart.status().message()), HasSubstr("gave 0 of 3 tokens"));
   EXPECT_THAT(std::string(apart.status().message()), HasSubstr("--max-num-seqs"));
+  // One ended before the others had given the rest of what is wanted.
+  const auto early = FullBatchWindow({At({1, 2, 3, 4}), At({1, 3, 5, 7, 9, 11})}, 4);
+  EXPECT_EQ(early.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(FullBatchWindow({At({1, 2}), At({})}, 1).status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(FullBatchWindow({At({1, 2})}, 5).status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(FullBatchWindow({}, 1).status().code(), absl::StatusCode::kInvalidArgument);
@@ -55,8 +65,10 @@ TEST(FullBatchWindow, RefusesABatchThatWasNeverFull) {
 
 TEST(BatchShape, OutputsLastUntilTheOthersPromptsAreRead) {
   // 64 prompts of 128 at 512 a step, 64 of which decode: 19 steps.
-  EXPECT_EQ(OutputTokensNeeded({.sequences = 64, .prompt_tokens = 128, .output_tokens = 64, .tokens_per_step = 512}), 64 + 19 + 8);
-  EXPECT_EQ(OutputTokensNeeded({.sequences = 1, .prompt_tokens = 128, .output_tokens = 64, .tokens_per_step = 512}), 64 + 1 + 8);
+  EXPECT_EQ(OutputTokensNeeded({.sequences = 64, .prompt_tokens = 128, .output_tokens = 64, .tokens_per_step = 512}),
+            64 + 16 + 19 + 8);
+  EXPECT_EQ(OutputTokensNeeded({.sequences = 1, .prompt_tokens = 128, .output_tokens = 64, .tokens_per_step = 512}),
+            64 + 16 + 1 + 8);
 }
 
 TEST(PromptSource, NeverGivesTheSamePromptTwiceAndStaysInTheVocabulary) {

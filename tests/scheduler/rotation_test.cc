@@ -36,7 +36,9 @@ struct Machine {
   std::function<StageTimes(int sequences)> of;
   int layers = 32;
 
+  // Micro-batches without a sequence take no turn.
   double StepMicroseconds(int micro_batches, int sequences) const {
+    micro_batches = std::min(micro_batches, sequences);
     const StageTimes times = of(sequences / micro_batches);
     const double busier = std::max(times.dense_us, times.attention_us);
     return layers * std::max(micro_batches * busier, times.dense_us + times.attention_us + 2 * times.hop_us);
@@ -48,8 +50,10 @@ struct Machine {
       const int n = rotation.micro_batches();
       ++seen[n];
       const bool decodes = prompt_every == 0 || i % prompt_every != 0;
-      rotation.Note({.layer = of(sequences / n), .total_us = StepMicroseconds(n, sequences) * (decodes ? 1 : 20),
-                     .sequences = sequences / n, .decodes = decodes});
+      rotation.Note({.layer = of(std::max(1, sequences / n)),
+                     .total_us = StepMicroseconds(n, sequences) * (decodes ? 1 : 20),
+                     .decodes = decodes,
+                     .sequences = static_cast<double>(sequences)});
     }
     return seen;
   }
@@ -71,6 +75,13 @@ TEST(RotationTest, WhereTheyTakeAsLongAsTheWholeOneBatchIsReturnedTo) {
   std::map<int, int> seen = kReadsWeights.Run(rotation, 16, 10000);
   EXPECT_GT(seen[1], 9500);
   EXPECT_GT(seen[2], 0) << "it was tried";
+}
+
+TEST(RotationTest, OneSequenceTakesItsTimeWhateverTheNumber) {
+  Rotation rotation(4);
+  kReadsWeights.Run(rotation, 1, 4000);
+  kComputes.Run(rotation, 48, 32 * 6);
+  EXPECT_LT(kComputes.StepMicroseconds(rotation.micro_batches(), 48), 0.6 * kComputes.StepMicroseconds(1, 48));
 }
 
 TEST(RotationTest, AnotherLoadIsTriedAnew) {
