@@ -6,6 +6,7 @@
 #include "attention_worker/attention_worker_node.h"
 #include "base/log.h"
 #include "base/trace.h"
+#include "proto/kv_blocks.h"
 
 namespace dovetail::attention {
 namespace {
@@ -30,6 +31,8 @@ class ClusterAttentionWorker final : public control::WorkerNode {
     if (blocks == 0)
       return InvalidArgument("--kv-capacity: ", options_.kv_bytes, " bytes hold no KV block; this model's have ",
                              block_bytes, " bytes");
+    if (const std::string few = proto::TooFewForASequence(configuration.attention, blocks, block_bytes); !few.empty())
+      LogWarning(few);
     auto node = AttentionWorkerNode::Create(
         configuration.attention,
         {membership_.worker, membership_.epoch, static_cast<uint32_t>(blocks), configuration.micro_batches,

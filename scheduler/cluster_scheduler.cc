@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/sha256.h"
 #include "control/convert.h"
+#include "proto/kv_blocks.h"
 #include "scheduler/core/limits.h"
 
 namespace dovetail::scheduler {
@@ -225,6 +226,9 @@ void ClusterScheduler::On(const BeginServing& action) {
   if (member->request.role == Role::kAttentionWorker) {
     // Attention reads all KV once a step: what it takes is memory, and how fast all cores together read it.
     const control::Capabilities& has = member->request.capabilities;
+    const std::string few = proto::TooFewForASequence(members_.model()->attention, member->kv_blocks,
+                                                      has.kv_bytes / std::max<uint64_t>(1, member->kv_blocks));
+    if (!few.empty()) LogWarning(member->request.name, ": ", few);
     node_->AddAttentionWorker(member->worker, member->epoch, member->request.node, member->kv_blocks,
                               static_cast<double>(has.memory_bytes_per_s) * std::max(1, has.cores));
   } else {

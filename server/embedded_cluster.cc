@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/trace.h"
 #include "compute_worker/attention_specs.h"
+#include "proto/kv_blocks.h"
 #include "server/model_digest.h"
 
 namespace dovetail::server {
@@ -34,25 +35,9 @@ absl::StatusOr<std::unique_ptr<EmbeddedCluster>> EmbeddedCluster::Create(const m
   return cluster;
 }
 
-namespace {
-
-// KV blocks of 64 tokens, over all attention ops, or over those with linear states.
-uint64_t BlocksPerSegment(const proto::AttentionTable& table, bool states_only = false) {
-  uint64_t blocks = 0;
-  for (int group = 0; group < table.group_count(); ++group) {
-    const LayerGroup id(static_cast<uint16_t>(group));
-    if (states_only && table.linear(id) == nullptr) continue;
-    const proto::SoftmaxSpec& spec = table.softmax(id);
-    blocks += uint64_t(table.ops_in_group[group]) * spec.kv_heads * spec.blocks_per_head;
-  }
-  return blocks;
-}
-
-}  // namespace
-
 uint64_t DefaultKvCacheBytes(const proto::AttentionTable& table, const scheduler::SchedulerOptions& options, int attention_workers,
                              uint64_t room, attention::KvStorage storage) {
-  const uint64_t set_bytes = BlocksPerSegment(table) * attention::KvBlockBytes(table, storage);
+  const uint64_t set_bytes = proto::BlocksPerSegment(table) * attention::KvBlockBytes(table, storage);
   const uint64_t sets_per_sequence = (options.max_model_len + kSegmentTokens - 1) / kSegmentTokens + 1;
   const uint64_t most = set_bytes * sets_per_sequence * options.max_num_seqs;
   const uint64_t least = set_bytes * sets_per_sequence * attention_workers;
@@ -62,8 +47,8 @@ uint64_t DefaultKvCacheBytes(const proto::AttentionTable& table, const scheduler
 absl::Status CheckKvCacheBytes(const proto::AttentionTable& table, uint64_t bytes, int attention_workers,
                                attention::KvStorage storage) {
   const uint64_t block_bytes = attention::KvBlockBytes(table, storage);
-  const uint64_t set_bytes = BlocksPerSegment(table) * block_bytes;
-  const uint64_t state_bytes = BlocksPerSegment(table, /*states_only=*/true) * block_bytes;
+  const uint64_t set_bytes = proto::BlocksPerSegment(table) * block_bytes;
+  const uint64_t state_bytes = proto::BlocksPerSegment(table, /*states_only=*/true) * block_bytes;
   if (bytes / set_bytes / attention_workers >= 2) return absl::OkStatus();
   const std::string states =
       state_bytes == 0 ? "" : absl::StrCat(", ", state_bytes, " of them for linear states (twice, at any length)");
@@ -74,7 +59,7 @@ absl::Status CheckKvCacheBytes(const proto::AttentionTable& table, uint64_t byte
 
 absl::Status EmbeddedCluster::SizeKvCache(const proto::AttentionTable& table) {
   const uint64_t block_bytes = attention::KvBlockBytes(table, options_.kv_storage);
-  const uint64_t blocks_per_64_tokens = BlocksPerSegment(table);
+  const uint64_t blocks_per_64_tokens = proto::BlocksPerSegment(table);
   const uint64_t set_bytes = blocks_per_64_tokens * block_bytes;
   uint64_t bytes = options_.kv_cache_bytes;
   if (bytes == 0) {

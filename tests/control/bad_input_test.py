@@ -17,6 +17,7 @@ import processes
 BINARY = sys.argv.pop(1)
 DATA = os.environ.get("DOVETAIL_TEST_DATA")
 MODEL = os.path.join(DATA, "models/stories260K/stories260K-f32.gguf") if DATA else None
+HYBRID = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../models/tales-hybrid")
 PROMPT = "Once upon a time"
 
 
@@ -161,6 +162,31 @@ class CapacityTest(unittest.TestCase):
                 self.assertEqual(done.returncode, 1)
                 self.assertIn("--kv-capacity: 1024 bytes hold no KV block; this model's have 3072 bytes",
                               done.stderr.splitlines()[-1])
+
+    def test_a_worker_that_holds_no_whole_sequence_is_named_when_it_joins_and_the_others_serve(self):
+        with contextlib.ExitStack() as stack:
+            def start(role, *flags):
+                return stack.enter_context(processes.Process(BINARY, role, *flags))
+
+            scheduler = start("scheduler", "--listen", "127.0.0.1:0", "--lanes", "shm")
+            at = ("--lanes", "shm", "--threads", "1",
+                  "--scheduler", scheduler.wait_for(r"^listening on (\S+)").group(1))
+            start("compute-worker", HYBRID, "--name", "compute", *at)
+            small = start("attention-worker", "--name", "small", "--kv-capacity", "64KiB", *at)
+            said = (r"--kv-capacity: (\d+) KV blocks hold less than 128 tokens of a sequence of this model, which take "
+                    r"(\d+), (\d+) of them for linear states \(at any length\); only parts of sequences may lie there: "
+                    r"give it (\d+)KiB or more")
+            small.wait_for(said)
+            found = scheduler.wait_for("small: " + said)
+            blocks, needed, states, kib = map(int, found.groups())
+            self.assertLess(blocks, needed)
+            self.assertLess(states, needed)
+            start("attention-worker", "--name", "enough", "--kv-capacity", f"{kib}KiB", *at)
+            scheduler.wait_for("enough serves as ")
+            server = start("server", "--port", "0", "--ignore-model-name", "--shutdown-timeout", "1", *at[-2:])
+            url = server.wait_for(r"^listening on (http://\S+)").group(1)
+            self.assertNotEqual("".join(processes.stream(url, "One day", max_tokens=20)), "")
+            self.assertEqual([line for line in scheduler.lines if "enough: --kv-capacity" in line], [])
 
 
 if __name__ == "__main__":

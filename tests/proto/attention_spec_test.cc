@@ -4,6 +4,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/kv_blocks.h"
 
 namespace dovetail::proto {
 namespace {
@@ -52,6 +53,15 @@ TEST(AttentionTable, NamesTheOpAndTheLimit) {
   }
   EXPECT_THAT(With([](SoftmaxSpec& s) { s.scale = std::numeric_limits<float>::quiet_NaN(); }), HasSubstr("not usable"));
   EXPECT_THAT(With([](SoftmaxSpec& s) { s.window = -1; }), HasSubstr("window -1 is not usable"));
+}
+
+TEST(KvBlocks, AWorkerThatHoldsNoWholeSequenceIsToldWhatOneTakesAndOthersNothing) {
+  const auto table = *AttentionTable::Build({Spec(), Spec(512)});
+  EXPECT_EQ(BlocksPerSegment(table), 4u);
+  EXPECT_EQ(TooFewForASequence(table, 8, 1000), "");
+  EXPECT_EQ(TooFewForASequence(table, 7, 1000),
+            "--kv-capacity: 7 KV blocks hold less than 128 tokens of a sequence of this model, which take 8; only "
+            "parts of sequences may lie there: give it 8KiB or more");
 }
 
 TEST(AttentionTable, HasAtLeastOneOpAndNotTooManyOpsOrGroups) {

@@ -1,0 +1,28 @@
+#include "proto/kv_blocks.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace dovetail::proto {
+
+uint64_t BlocksPerSegment(const AttentionTable& table, bool states_only) {
+  uint64_t blocks = 0;
+  for (int group = 0; group < table.group_count(); ++group) {
+    const LayerGroup id(static_cast<uint16_t>(group));
+    if (states_only && table.linear(id) == nullptr) continue;
+    const SoftmaxSpec& spec = table.softmax(id);
+    blocks += uint64_t(table.ops_in_group[group]) * spec.kv_heads * spec.blocks_per_head;
+  }
+  return blocks;
+}
+
+std::string TooFewForASequence(const AttentionTable& table, uint64_t blocks, uint64_t block_bytes) {
+  const uint64_t needed = 2 * BlocksPerSegment(table);
+  if (blocks >= needed) return "";
+  const uint64_t states = 2 * BlocksPerSegment(table, /*states_only=*/true);
+  return absl::StrCat(
+      "--kv-capacity: ", blocks, " KV blocks hold less than 128 tokens of a sequence of this model, which take ", needed,
+      states == 0 ? "" : absl::StrCat(", ", states, " of them for linear states (at any length)"),
+      "; only parts of sequences may lie there: give it ", (needed * block_bytes + 1023) >> 10, "KiB or more");
+}
+
+}  // namespace dovetail::proto
