@@ -12,7 +12,8 @@ if(DOVETAIL_HAS_CUDA)
                         cuda/exchange.cu cuda/has_code.cu cuda/hybrid_ops.cu cuda/merge.cu cuda/moe_ops.cu
                         cuda/quant_gemm_bf16.cu cuda/quant_gemm_f16.cu cuda/quant_unpack.cu
                         cuda/row_ops.cu cuda/sampling.cu cuda/state_append.cu cuda/state_chunk_prepare.cu
-                        cuda/state_chunks.cu cuda/state_decode.cu)
+                        cuda/state_chunk_prepare_vector.cu cuda/state_chunks.cu cuda/state_chunks_direct.cu
+                        cuda/state_decode.cu)
   set(PEER_POINTER cuda/no_peer_pointer.cc)
   if(DOVETAIL_HAS_UCX_DEVICE)  # kernels that call UCX's device API
     set(DOVETAIL_CUDA_INCLUDES ${DOVETAIL_UCX_ROOT}/include)

@@ -5,7 +5,7 @@
 namespace dovetail::kernels::cuda {
 namespace {
 
-constexpr int kChunkSharedBytes = 200 << 10;   // of a thread block of the chunked form
+constexpr int kChunkSharedBytes = 227 << 10;   // of a thread block of the chunked form
 constexpr int kDecodeSharedBytes = 227 << 10;  // of one of state_decode.cu
 
 absl::Status Check(const StateLaunch& args) {
@@ -77,6 +77,7 @@ bool StatesRunInChunks(const CudaDevice& device, const StateLaunch& args) {
 }
 
 size_t StateWorkspaceBytes(const StateLaunch& args, size_t most) {
+  if (StateChunksAreFused(args)) return 256;  // none; but something to allocate
   const int64_t room = (static_cast<int64_t>(most) - CarryBytes(args)) / std::max<int64_t>(1, ChunkBytes(args));
   return CarryBytes(args) + std::clamp<int64_t>(room, 1, std::max(1, args.chunk_end)) * ChunkBytes(args);
 }
@@ -87,6 +88,11 @@ absl::Status AppendStatesInChunks(CudaStream& stream, const StateLaunch& args, s
   if (!StatesRunInChunks(device, args))
     return InvalidArgument("linear state on a GPU: ", args.key_dim, " key dimensions do not run in chunks here");
   if (args.unit_count == 0 || args.chunk_end == 0) return absl::OkStatus();
+  if (StateChunksAreFused(args)) {
+    DT_RETURN_IF_ERROR(stream.UseDevice());
+    return device.library().Check(device.library()->state_chunks(&args, stream.handle()),
+                                  device.name() + ": linear state");
+  }
   const int64_t room = (static_cast<int64_t>(workspace.size()) - CarryBytes(args)) / ChunkBytes(args);
   if (room < 1)
     return ResourceExhausted("linear state on a GPU: ", workspace.size(), " bytes of workspace, ",

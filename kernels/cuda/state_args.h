@@ -99,15 +99,23 @@ constexpr bool StateChunksAreDirect(const StateLaunch& p) {
   return p.wire == WireType::kBF16 && p.conv_width == 0 && !p.normalise && !p.vector_decay &&
          p.key_dim == StateChunkKeys(p.key_dim) && p.value_dim % 8 == 0;
 }
+// Whether v can be taken so, whatever q and k need.
+constexpr bool StateValuesAreDirect(const StateLaunch& p) {
+  return p.wire == WireType::kBF16 && p.conv_width == 0 && p.value_dim % 8 == 0;
+}
+// Whether one kernel does all of it, without a workspace, in one launch for all chunks.
+constexpr bool StateChunksAreFused(const StateLaunch& p) { return StateChunksAreDirect(p) && !p.delta; }
 // Factors of a chunk's tokens, f32, where they are not in q and k: of o, of what is recalled, of keys.
 inline constexpr int kStateFactors = 3;
 // What one chunk of one head keeps between its two kernels: the weights of the block's tokens among themselves, the
-// inverse of the delta rule, factors, the block's decay of each channel; and, unless direct, q, k, k as it recalls, v.
+// inverse of the delta rule, factors, the block's decay of each channel; and, unless
+// direct, q, k, k as it recalls; v.
 constexpr int64_t StateChunkBytes(const StateLaunch& p) {
+  if (StateChunksAreFused(p)) return 0;
   const int64_t keys = StateChunkKeys(p.key_dim);
   int64_t columns = kStateTokens + (p.delta ? kStateTokens : 0);
-  if (!StateChunksAreDirect(p))
-    columns += (p.vector_decay && p.delta ? 3 : 2) * keys + StateChunkValues(p.value_dim);
+  if (!StateChunksAreDirect(p)) columns += (p.vector_decay && p.delta ? 3 : 2) * keys;
+  if (!StateValuesAreDirect(p)) columns += StateChunkValues(p.value_dim);
   return 2 * kStateTokens * columns + 4 * (kStateFactors * kStateTokens + keys);
 }
 constexpr int64_t StateCarryBytes(int key_dim, int value_dim) {

@@ -1,9 +1,10 @@
 #pragma once
 #include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/wire.cuh"
 
 // The inverse of 1 + L, L 64 x 64 and strictly lower, in shared memory: blocks of 16 on the diagonal row by row, the
 // others as products of blocks on tensor cores (operands rounded to tf32). Device code only; a thread block of four
-// warps.
+// warps or more.
 
 namespace dovetail::kernels::cuda {
 
@@ -15,7 +16,7 @@ class BlockInverse {
   __device__ explicit BlockInverse(float* system) : s(system) {}
 
   __device__ void Run() {
-    InvertDiagonal();
+    if (warp < 4) InvertDiagonal();
     __syncthreads();
     // Blocks below the warp's on the diagonal, from above: X_i = -D_i sum_m L_im X_m.
     for (int i = warp + 1; i < 4; ++i) {
@@ -29,6 +30,19 @@ class BlockInverse {
       Store(block, place, -1);
     }
     __syncthreads();
+  }
+  // (1 + L)^-1 diag(rate), but for blocks above the diagonal, which nobody reads. kCount: threads.
+  template <int kCount>
+  __device__ __forceinline__ void Store(const float* rate, __nv_bfloat16* to) const {
+    for (int i = threadIdx.x; i < 64 * 64 / 8; i += kCount) {
+      const int row = i / 8, column = i % 8 * 8;
+      if (column / 16 > row / 16) continue;
+      const float* const from = Row(row, column);
+      float x[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) x[j] = from[j] * rate[column + j];
+      StoreWire8(WireType::kBF16, to, row * 64 + column, x);
+    }
   }
   // Of the inverse, on or below the block diagonal.
   __device__ __forceinline__ const float* Row(int row, int column) const {

@@ -12,7 +12,7 @@ struct ChunkSpace {
   float* total;    // [kKeys]
   __nv_bfloat16 *weights, *inverse;       // [64][64]; the latter of a delta rule
   __nv_bfloat16 *query, *keys, *recall;   // [64][kKeys]; not direct; recall: vector decays with a delta rule
-  __nv_bfloat16* values;                  // [64][value width]; not direct
+  __nv_bfloat16* values;                  // [64][value width]; unless values are direct
 
   __device__ ChunkSpace(const StateLaunch& p, int unit, int chunk) {
     std::byte* const base =
@@ -63,9 +63,12 @@ __device__ __forceinline__ void LoadMatricesTransposed(uint32_t (&r)[4], uint32_
 }
 
 // Operand A, 16 x 16 from (row, column) of a row-major matrix in shared memory.
-__device__ __forceinline__ void LoadA(uint32_t (&a)[4], uint32_t base, int stride, int row, int column) {
+__device__ __forceinline__ uint32_t AddressA(uint32_t base, int stride, int row, int column) {
   const int lane = threadIdx.x % 32;
-  LoadMatrices(a, base + ((row + lane % 16) * stride + column + lane / 16 * 8) * 2);
+  return base + ((row + lane % 16) * stride + column + lane / 16 * 8) * 2;
+}
+__device__ __forceinline__ void LoadA(uint32_t (&a)[4], uint32_t base, int stride, int row, int column) {
+  LoadMatrices(a, AddressA(base, stride, row, column));
 }
 // Operand A from a matrix that is stored [column of A][row of A].
 __device__ __forceinline__ void LoadATransposed(uint32_t (&a)[4], uint32_t base, int stride, int row, int column) {
@@ -73,9 +76,12 @@ __device__ __forceinline__ void LoadATransposed(uint32_t (&a)[4], uint32_t base,
   LoadMatricesTransposed(a, base + ((column + lane % 8 + lane / 16 * 8) * stride + row + lane / 8 % 2 * 8) * 2);
 }
 // Operands B of columns [n, n + 16), k from k on, stored [n][k]: b[0..1] and b[2..3] of 8 columns each.
-__device__ __forceinline__ void LoadB(uint32_t (&b)[4], uint32_t base, int stride, int n, int k) {
+__device__ __forceinline__ uint32_t AddressB(uint32_t base, int stride, int n, int k) {
   const int lane = threadIdx.x % 32;
-  LoadMatrices(b, base + ((n + lane / 16 * 8 + lane % 8) * stride + k + lane / 8 % 2 * 8) * 2);
+  return base + ((n + lane / 16 * 8 + lane % 8) * stride + k + lane / 8 % 2 * 8) * 2;
+}
+__device__ __forceinline__ void LoadB(uint32_t (&b)[4], uint32_t base, int stride, int n, int k) {
+  LoadMatrices(b, AddressB(base, stride, n, k));
 }
 // The same, stored [k][n].
 __device__ __forceinline__ void LoadBTransposed(uint32_t (&b)[4], uint32_t base, int stride, int n, int k) {

@@ -8,6 +8,8 @@ namespace dovetail::kernels::cuda {
 int LaunchStateAppend(const StateLaunch* launch, void* stream);
 int LaunchStateDecode(const StateLaunch* launch, void* stream);
 int LaunchStateChunkPrepare(const StateLaunch* launch, void* stream);
+int LaunchStateChunkPrepareVector(const StateLaunch* launch, void* stream);  // called by the one above
 int LaunchStateChunks(const StateLaunch* launch, void* stream);
+int LaunchStateChunksDirect(const StateLaunch* launch, void* stream);  // called by the one above
 
 }  // namespace dovetail::kernels::cuda
