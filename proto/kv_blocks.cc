@@ -20,8 +20,8 @@ std::string TooFewForASequence(const AttentionTable& table, uint64_t blocks, uin
   if (blocks >= needed) return "";
   const uint64_t states = 2 * BlocksPerSegment(table, /*states_only=*/true);
   return absl::StrCat(
-      "--kv-capacity: ", blocks, " KV blocks hold less than 128 tokens of a sequence of this model, which take ", needed,
-      states == 0 ? "" : absl::StrCat(", ", states, " of them for linear states (at any length)"),
+      "--kv-capacity: ", blocks, " KV blocks hold less than 128 tokens of a sequence of this model, which take ",
+      needed, states == 0 ? "" : absl::StrCat(", ", states, " of them for linear states (at any length)"),
       "; only parts of sequences may lie there: give it ", (needed * block_bytes + 1023) >> 10, "KiB or more");
 }
 

@@ -12,8 +12,8 @@ namespace dovetail::proto {
 // of these at any length.
 uint64_t BlocksPerSegment(const AttentionTable& table, bool states_only = false);
 
-// What to say of an attention worker that has `blocks` blocks of `block_bytes` bytes: one line with the remedy if it cannot
-// hold 128 tokens of a whole sequence, else nothing. Parts of sequences may still fit.
+// What to say of an attention worker that has `blocks` blocks of `block_bytes` bytes: one line with the remedy if it
+// cannot hold 128 tokens of a whole sequence, else nothing. Parts of sequences may still fit.
 std::string TooFewForASequence(const AttentionTable& table, uint64_t blocks, uint64_t block_bytes);
 
 }  // namespace dovetail::proto
