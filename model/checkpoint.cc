@@ -228,11 +228,13 @@ class CheckpointBuilder {
 
   static absl::StatusOr<TensorSource> MakeColumns(const TensorNeed& need, const StoredPlace& place,
                                                   const FoundTensor& found) {
-    DT_RETURN_IF_ERROR(CheckFloat(found));
+    if (!found.type) DT_RETURN_IF_ERROR(CheckFloat(found));
     DT_RETURN_IF_ERROR(CheckShape(found, {place.stored_rows, place.stored_cols}, true));
-    TensorSource source = SourceOf(need, place, found, *found.type);
+    const GgmlType stored = *found.type;
+    TensorSource source = SourceOf(need, place, found, IsQuantized(stored) ? GgmlType::kF32 : stored);
     source.stored_cols = place.stored_cols;
-    const int64_t row_bytes = RowBytes(source.type, place.stored_cols);
+    source.stored_type = stored;
+    const int64_t row_bytes = RowBytes(stored, place.stored_cols);
     source.bytes = found.bytes.subspan(static_cast<size_t>(place.first_row * row_bytes),
                                        static_cast<size_t>((place.stored_rows - place.first_row) * row_bytes));
     return source;

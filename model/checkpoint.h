@@ -36,7 +36,8 @@ struct RowPattern {
 enum class TensorLayout {
   kRows,
   kJoined,   // rows, of several tensors one after the other
-  kColumns,  // transposed: logical row r is stored column SourceRow(r), over stored rows [first_row, first_row + cols)
+  kColumns,  // transposed: logical row r is stored column SourceRow(r), over stored rows [first_row, first_row + cols);
+             // of quantised blocks read as f32
   kMxfp4,    // rows as transformers stores MXFP4: one tensor of codes, 32 in 16 bytes, and one of scales
   kE4M3,     // rows of E4M3 bytes with a scale for each, or one for all; read as bf16
 };
@@ -59,6 +60,7 @@ struct TensorSource {
   TensorLayout layout = TensorLayout::kRows;
   std::vector<std::span<const std::byte>> more;  // kJoined: the parts after `bytes`; kMxfp4: the scales
   int64_t stored_cols = 0;                       // kColumns
+  GgmlType stored_type = GgmlType::kF32;         // kColumns: of `bytes`
   std::vector<float> scales;                     // kE4M3: of all rows of `bytes`, or of each
 
   // Whether logical row r lies in `bytes` at SourceRow(r) * row_bytes.

@@ -49,6 +49,17 @@ void CopyE4M3Row(std::span<const std::byte> codes, float scale, std::byte* out) 
   }
 }
 
+// One element of a block for each of the stored rows, which are whole blocks.
+void CopyBlocksColumn(const TensorSource& source, int64_t column, std::byte* out) {
+  const int64_t block = BlockElements(source.stored_type), bytes = BlockBytes(source.stored_type);
+  std::vector<float> values(static_cast<size_t>(block));
+  for (int64_t c = 0; c < source.cols; ++c) {
+    const int64_t at = c * source.stored_cols + column;
+    Dequantize(source.stored_type, source.bytes.data() + at / block * bytes, block, values.data());
+    std::memcpy(out + static_cast<size_t>(c) * sizeof(float), &values[static_cast<size_t>(at % block)], sizeof(float));
+  }
+}
+
 }  // namespace
 
 std::span<const std::byte> TensorSource::E4M3Row(int64_t r, float& scale) const {
@@ -89,6 +100,7 @@ void TensorSource::CopyRow(int64_t r, std::byte* out) const {
       return;
     }
     case TensorLayout::kColumns: {
+      if (IsQuantized(stored_type)) return CopyBlocksColumn(*this, source, out);
       const auto element = static_cast<size_t>(row_bytes / cols);
       for (int64_t c = 0; c < cols; ++c)
         std::memcpy(out + static_cast<size_t>(c) * element,

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/dtype.h"
 #include "model/dequantize.h"
 #include "model/safetensors.h"
 #include "nlohmann/json.hpp"
@@ -146,8 +147,10 @@ constexpr std::pair<const char*, const char*> kLayerNames[] = {
 
 class Converter {
  public:
-  Converter(const std::filesystem::path& folder, const std::string& arch)
-      : arch_(arch), config_(json::parse(ReadFile(folder / "config.json"))), tensors_(ReadFolder(folder)) {}
+  Converter(const std::filesystem::path& folder, const std::string& arch, LatentKeys keys)
+      : arch_(arch), config_(json::parse(ReadFile(folder / "config.json"))), keys_(keys), tensors_(ReadFolder(folder)) {
+    if (keys != LatentKeys::kAsTheyAre) WidenLatentKeys();
+  }
 
   std::string Convert() {
     Keys();
@@ -426,8 +429,54 @@ class Converter {
     }
     k.shape = {heads, tensor.shape[1], own};
     v.shape = {heads, dv, tensor.shape[1]};
-    Put(blk + "attn_k_b.weight", k);
+    const std::string name = blk + "attn_k_b.weight";
+    if (keys_ == LatentKeys::kAsTheyAre) {
+      Put(name, k);
+    } else {
+      const std::string blocks = InQ8(k.values);
+      if (keys_ == LatentKeys::kWideInQ8) {
+        file_.Tensor(name, std::vector<uint64_t>(k.shape.rbegin(), k.shape.rend()), model::GgmlType::kQ8_0, blocks);
+      } else {
+        model::Dequantize(model::GgmlType::kQ8_0, reinterpret_cast<const std::byte*>(blocks.data()),
+                          static_cast<int64_t>(k.values.size()), k.values.data());
+        Put(name, k);
+      }
+    }
     Put(blk + "attn_v_b.weight", v);
+  }
+
+  static std::string InQ8(const std::vector<float>& values) {
+    std::string bytes;
+    for (size_t first = 0; first < values.size(); first += 32) {
+      float most = 0;
+      for (size_t i = 0; i < 32; ++i) most = std::max(most, std::abs(values[first + i]));
+      const dovetail::F16 scale = dovetail::ToF16(most / 127);
+      bytes.append(reinterpret_cast<const char*>(&scale.bits), sizeof(scale.bits));
+      for (size_t i = 0; i < 32; ++i)
+        bytes.push_back(static_cast<char>(std::lround(most > 0 ? values[first + i] / dovetail::ToFloat(scale) : 0)));
+    }
+    return bytes;
+  }
+
+  // Twice the channels that keys have from the latent; new ones are the old ones in another order, halved.
+  void WidenLatentKeys() {
+    const int64_t own = Int("qk_nope_head_dim"), heads = Int("num_attention_heads");
+    for (auto& [name, tensor] : tensors_) {
+      const size_t end = name.find("self_attn.");
+      if (end == std::string::npos || !tensors_.contains(name.substr(0, end) + "self_attn.kv_b_proj.weight")) continue;
+      const bool q = name.ends_with("self_attn.q_proj.weight");
+      if (!q && !name.ends_with("self_attn.kv_b_proj.weight")) continue;
+      const int64_t stride = own + Int(q ? "qk_rope_head_dim" : "v_head_dim");
+      Tensor wide{{0, tensor.shape[1]}, {}};
+      for (int64_t head = 0; head < heads; ++head) {
+        wide.Append(tensor.Rows(head * stride, own));
+        for (int64_t k = own; k-- > 0;) wide.Append(tensor.Rows(head * stride + k, 1));
+        wide.Multiply(wide.shape[0] - own, own, 0.5);
+        wide.Append(tensor.Rows(head * stride + own, stride - own));
+      }
+      tensor = std::move(wide);
+    }
+    config_["qk_nope_head_dim"] = 2 * own;
   }
 
   // Value heads sorted by their place among those that share a key head.
@@ -455,7 +504,8 @@ class Converter {
   }
 
   const std::string arch_;
-  const json config_;
+  json config_;
+  const LatentKeys keys_;
   std::map<std::string, Tensor> tensors_;
   std::map<std::string, std::map<int, Tensor>> stacks_;
   std::string layer_;
@@ -464,8 +514,8 @@ class Converter {
 
 }  // namespace
 
-std::string ConvertedGguf(const std::filesystem::path& folder, const std::string& arch) {
-  return Converter(folder, arch).Convert();
+std::string ConvertedGguf(const std::filesystem::path& folder, const std::string& arch, LatentKeys keys) {
+  return Converter(folder, arch, keys).Convert();
 }
 
 }  // namespace dovetail::test

@@ -8,6 +8,11 @@ namespace dovetail::test {
 // GGUF file with all weights in f32: its names (those of the PyPI package gguf), and what it does to the numbers.
 // Written from the folder's tensors alone, without the readers that are tested. `arch` is general.architecture. Aborts
 // if the folder is not of that kind.
-std::string ConvertedGguf(const std::filesystem::path& folder, const std::string& arch);
+//
+// Keys that come from a latent (Kimi Linear) can be made twice as wide, whole blocks of 32, and stored in Q8_0, or in
+// f32 with the values that Q8_0 keeps of them.
+enum class LatentKeys { kAsTheyAre, kWideInQ8, kWideRoundedToQ8 };
+std::string ConvertedGguf(const std::filesystem::path& folder, const std::string& arch,
+                          LatentKeys keys = LatentKeys::kAsTheyAre);
 
 }  // namespace dovetail::test

@@ -113,6 +113,20 @@ INSTANTIATE_TEST_SUITE_P(
                       Converted{"qwen35moe", "qwen3_5_moe", "ours", 2e-6}),
     [](const auto& info) { return std::string(info.param.golden); });
 
+// Keys from the latent are stored transposed: what is a block in the file is an element of each of 32 rows.
+TEST(HybridGguf, ReadsQuantisedKeysOfALatent) {
+  DOVETAIL_DATA_OR_SKIP(const auto archive, "goldens/goldens_hybrid.tar.gz");
+  const fs::path folder = Unpack(archive) / "hybrid" / "kimi_linear";
+  std::vector<std::vector<float>> logits;
+  for (const LatentKeys keys : {LatentKeys::kWideInQ8, LatentKeys::kWideRoundedToQ8}) {
+    const fs::path file = TempFolder() / "model.gguf";
+    std::ofstream(file, std::ios::binary) << ConvertedGguf(folder, "kimi-linear", keys);
+    logits.push_back(LogitsOf(file));
+    ASSERT_EQ(logits.back().size(), 8u * 320);
+  }
+  EXPECT_EQ(logits[0], logits[1]);
+}
+
 // Names and numbers in the bytes of a file, changed in place.
 class Damaged {
  public:
