@@ -32,7 +32,7 @@ struct SharedPlan {
   uint32_t ring;       // [stages][block bytes]
   uint32_t full;       // [stages][halves] barriers: keys and values, or both
   uint32_t empty;      // [stages][halves]
-  uint32_t chain;      // [warps]
+  uint32_t chain;      // [warps], and of the tiles' buffers: that they have been read
   float* handover_o;   // [tiles][16][stride]
   float* handover_ml;  // [tiles][16][2]
 };
@@ -45,7 +45,7 @@ __host__ __device__ constexpr int HandoverStride() {
 template <int D>
 __host__ __device__ constexpr int FixedSharedBytes(int tiles) {
   const int buffers = tiles == kConsumerWarps ? 0 : tiles;
-  return buffers * kTileRows * (HandoverStride<D>() + 2) * 4 + (2 * kMaxStages + kConsumerWarps) * 8 + 128;
+  return buffers * kTileRows * (HandoverStride<D>() + 2) * 4 + (2 * kMaxStages + 2 * kConsumerWarps) * 8 + 128;
 }
 
 // Walks the spans of a part; blocks only ascend.
@@ -213,6 +213,22 @@ __device__ __forceinline__ void WritePiece(const AttentionLaunch& p, const Atten
   }
 }
 
+// Brings queries near that are needed in some microseconds.
+__device__ __forceinline__ void TouchQueries(const AttentionLaunch& p, const DeviceAttentionItem& item, int head,
+                                             int row0, int rows, int lane) {
+  const int64_t element = p.q_type == WireType::kF32 ? 4 : 2, bytes = p.layout.key_dim * element;
+  const int lines = static_cast<int>((bytes + 127) / 128);
+  for (int i = lane; i < rows * lines; i += 32) {
+    const int row = row0 + i / lines;
+    const int64_t at = item.q_offset + (row / p.group) * item.q_row_step +
+                       static_cast<int64_t>(head * p.group + row % p.group) * p.layout.key_dim;
+    [[maybe_unused]] uint32_t unused;
+    asm volatile("ld.global.u32 %0, [%1];"
+                 : "=r"(unused)
+                 : "l"(static_cast<const std::byte*>(p.q) + at * element + i % lines * 128));
+  }
+}
+
 // One of the attending warps.
 template <KvType kType, int D, bool kFull>
 __device__ __forceinline__ void Consume(const AttentionLaunch& p, const SharedPlan& shared, const AttentionPart& part,
@@ -221,13 +237,15 @@ __device__ __forceinline__ void Consume(const AttentionLaunch& p, const SharedPl
   if (member >= team) return;
   const uint32_t my_turn = shared.chain + warp * 8;
   const uint32_t next_turn = shared.chain + ((member + 1) % team * p.tiles + tile_number) * 8;
+  const uint32_t buffer_read = shared.chain + (kConsumerWarps + tile_number) * 8;
   float* handover_o = shared.handover_o + tile_number * kTileRows * HandoverStride<D>();
   float* handover_ml = shared.handover_ml + tile_number * kTileRows * 2;
   const int bytes = p.layout.bytes();
   Cursor cursor(p, part.span);
   TileState<kType, D, kFull> state;
   WaitForPredecessor();  // for q
-  uint32_t parity = 0, turn_parity = member == 0 ? 1 : 0;
+  LetSuccessorBegin();
+  uint32_t parity = 0, turn_parity = 0, read_parity = 1;
   int stage = member;  // stages are a multiple of the team
 
   int skip = member;  // blocks until the next one of this warp
@@ -246,8 +264,13 @@ __device__ __forceinline__ void Consume(const AttentionLaunch& p, const SharedPl
     state.Clear();
     const bool takes_part = skip < count;
     if (works && takes_part) state.Load(p, item, tile.head, tile.row0, tile.rows, lane);
+    // Warps hand over in the order in which their last blocks come, so that none waits with its next block in hand.
+    const int place = (skip + 2 * team - 1 - (count - 1) % team) % team;
     int in_piece = skip;
     for (; in_piece < count; in_piece += team) {
+      if (in_piece + team >= count && block + count < min(part.end, span.block_end)) {
+        TouchQueries(p, item, tile.head + 1, tile.row0, tile.rows, lane);
+      }
       const uint32_t full = shared.full + stage * kHalves<D> * 8, empty = shared.empty + stage * kHalves<D> * 8;
       const auto between = [&] {
         if constexpr (kHalves<D> == 2) {
@@ -277,16 +300,21 @@ __device__ __forceinline__ void Consume(const AttentionLaunch& p, const SharedPl
 
     bool writes = takes_part;
     if (count > 1 && team > 1) {  // from warp to warp
-      BarrierWait(my_turn, turn_parity);
+      if (place > 0) {
+        BarrierWait(my_turn, turn_parity);
+        turn_parity ^= 1;
+      } else {
+        BarrierWait(buffer_read, read_parity);
+      }
+      read_parity ^= 1;
       __syncwarp();
-      turn_parity ^= 1;
-      if (member > 0 && tile.rows > 0) {
+      if (place > 0 && tile.rows > 0) {
         state.JoinStored(handover_o, handover_ml, HandoverStride<D>(), tile.rows, D, lane);
       }
-      writes = member == team - 1;
+      writes = place == team - 1;
       if (!writes && tile.rows > 0) state.Store(handover_o, handover_ml, HandoverStride<D>(), tile.rows, D, lane);
       __syncwarp();
-      if (lane == 0) BarrierArrive(next_turn);
+      if (lane == 0) BarrierArrive(writes ? buffer_read : next_turn);
     }
     if (writes && tile.rows > 0) {
       if (count == span.segments) {
@@ -324,7 +352,7 @@ __global__ void __launch_bounds__(kThreads, 1) AttentionKernel(const __grid_cons
 #endif
       BarrierInit(shared.empty + 8 * i, p.tiles);
     }
-    for (int i = 0; i < kConsumerWarps; ++i) BarrierInit(shared.chain + 8 * i, 1);
+    for (int i = 0; i < 2 * kConsumerWarps; ++i) BarrierInit(shared.chain + 8 * i, 1);
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif

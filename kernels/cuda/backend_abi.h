@@ -15,7 +15,7 @@ namespace dovetail::kernels::cuda {
 // nothing of CUDA. Plain functions and structs, no exceptions, no C++ types of variable layout. `int` results are
 // cudaError_t (0: done) unless said otherwise; error_text explains them. Every function is thread-safe; those with a
 // stream only enqueue and never synchronise.
-inline constexpr uint32_t kBackendAbi = 6;
+inline constexpr uint32_t kBackendAbi = 7;
 
 struct DeviceInfo {
   char name[256];
@@ -41,6 +41,7 @@ struct GemmCall {
   GemmType type;
   int32_t y_is_f32;
   int32_t accumulate;
+  int32_t w_is_new;  // a kernel that may still run writes w: it is not read before that has ended
 };
 
 // Causal attention of whole prompts by cuDNN: sequence i has tokens[i] rows, which begin so many elements from the base
@@ -135,11 +136,13 @@ struct Backend {
   // cuBLASLt, opened at run time. gemm_open: 0, or a cublasStatus_t + 10000, or -1 with a text of what is missing.
   int (*gemm_open)(int device, size_t workspace_bytes, void** gemm, char* text, size_t text_bytes);
   int (*gemm_close)(void* gemm);
-  // The first call of a shape chooses an algorithm: up to 512 rows by time, which waits for the stream and takes
-  // milliseconds, unless it records a graph. Later calls only enqueue.
+  // Few rows are a kernel of ours (few_rows.h). For others the first call of a shape chooses an algorithm: up to 512
+  // rows by time, which waits for the stream and takes milliseconds, unless it records a graph. Later calls only
+  // enqueue.
   int (*gemm_run)(void* gemm, const GemmCall* call, void* stream);
 
-  // cuDNN, opened at run time. dnn_open: 0, a cudaError_t, or kDnnNotFound with a text of what is missing.
+  // cuDNN, opened at run time. dnn_open: 0 with a text of its version, a cudaError_t, or kDnnNotFound with a text of
+  // what is missing.
   int (*dnn_open)(int device, void** dnn, char* text, size_t text_bytes);
   int (*dnn_close)(void* dnn);
   // cudaError_t; kDnnRefused: cuDNN does not attend this shape. The first call of a shape makes its plan, which takes

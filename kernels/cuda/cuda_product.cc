@@ -88,6 +88,7 @@ absl::Status CudaProduct::RunUnpacked(CudaStream& stream, const QuantMatrix& w, 
     GemmCall piece = From(call, first, unpack.count);
     piece.w = scratch_->data();
     piece.w_stride = w.cols;
+    piece.w_is_new = 1;
     DT_RETURN_IF_ERROR(gemm_->Run(stream, piece));
   }
   return absl::OkStatus();

@@ -21,12 +21,13 @@ class CudaProduct {
 
   // call.w, n, k and w_stride are the weights'; n and k must be as they are. Errors and first calls as CudaGemm::Run.
   absl::Status Run(CudaStream& stream, const CudaWeights& weights, const GemmCall& call);
+  // The same with codes that are unpacked whatever the number of rows; for measuring, too.
+  absl::Status RunUnpacked(CudaStream& stream, const QuantMatrix& w, WireType type, const GemmCall& call);
 
  private:
   CudaProduct(std::unique_ptr<CudaGemm> gemm, std::unique_ptr<Buffer> scratch)
       : gemm_(std::move(gemm)), scratch_(std::move(scratch)) {}
   absl::Status RunKept(CudaStream& stream, const QuantMatrix& w, WireType type, const GemmCall& call);
-  absl::Status RunUnpacked(CudaStream& stream, const QuantMatrix& w, WireType type, const GemmCall& call);
 
   std::unique_ptr<CudaGemm> gemm_;
   std::unique_ptr<Buffer> scratch_;  // null if nothing is kept

@@ -38,7 +38,7 @@ absl::StatusOr<std::unique_ptr<CudaPrompts>> CudaPrompts::Create(CudaDevice& dev
   const int error = device.library()->dnn_open(device.index(), &handle, text, sizeof(text));
   if (error == kDnnNotFound) return FailedPrecondition(device.name(), ": ", text);
   DT_RETURN_IF_ERROR(device.library().Check(error, device.name() + ": opening cuDNN"));
-  return std::unique_ptr<CudaPrompts>(new CudaPrompts(device, handle));
+  return std::unique_ptr<CudaPrompts>(new CudaPrompts(device, handle, text));
 }
 
 CudaPrompts::~CudaPrompts() { device_.library()->dnn_close(handle_); }

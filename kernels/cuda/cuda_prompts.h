@@ -3,7 +3,9 @@
 #include <memory>
 #include <set>
 #include <span>
+#include <string>
 #include <tuple>
+#include <utility>
 
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/staged_upload.h"
@@ -35,7 +37,7 @@ class CudaPrompts {
    public:
     explicit Batch(CudaDevice& device) : upload_(device) {}
     bool empty() const { return batch_ == 0; }
-    bool joins() const { return joins_; }
+    bool joins() const { return joins_ && batch_ > 0; }
 
    private:
     friend class CudaPrompts;
@@ -51,6 +53,7 @@ class CudaPrompts {
   ~CudaPrompts();
   CudaPrompts(const CudaPrompts&) = delete;
   CudaPrompts& operator=(const CudaPrompts&) = delete;
+  const std::string& version() const { return version_; }  // as in cuDNN 9.13.0
 
   // Makes the plan of these prompts, which may allocate and take some tens of milliseconds the first time, and enqueues
   // the upload of their offsets. False: cuDNN does not attend them. No items: an empty batch.
@@ -65,9 +68,11 @@ class CudaPrompts {
  private:
   using Kind = std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t>;
 
-  CudaPrompts(CudaDevice& device, void* handle) : device_(device), handle_(handle) {}
+  CudaPrompts(CudaDevice& device, void* handle, std::string version)
+      : device_(device), handle_(handle), version_(std::move(version)) {}
   CudaDevice& device_;
   void* const handle_;
+  const std::string version_;
   std::set<Kind> refused_;
 };
 

@@ -5,8 +5,8 @@
 
 namespace dovetail::kernels::cuda {
 
-// backend_abi.h's gemm_*: cuBLASLt, opened at run time. An algorithm is chosen once per shape, by time where rows are
-// few, and kept.
+// backend_abi.h's gemm_*: cuBLASLt, opened at run time, and few_rows.h where x has at most 8 rows. Of cuBLASLt's
+// algorithms one is chosen once per shape, by time up to 512 rows, and kept.
 int GemmOpen(int device, size_t workspace_bytes, void** gemm, char* text, size_t text_bytes);
 int GemmClose(void* gemm);
 int GemmRun(void* gemm, const GemmCall* call, void* stream);

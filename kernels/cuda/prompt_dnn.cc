@@ -3,7 +3,6 @@
 
 #include <cuda_runtime_api.h>
 #include <cudnn_frontend.h>
-#include <dlfcn.h>
 
 #include <cstdio>
 #include <cstring>
@@ -14,6 +13,8 @@
 #include <tuple>
 #include <unordered_map>
 #include <utility>
+
+#include "kernels/cuda/open_library.h"
 
 namespace cudnn_frontend {
 // cuDNN's headers look every function up here. Set once, by DnnOpen.
@@ -44,17 +45,6 @@ struct Dnn {
   std::mutex mutex;  // guards what follows
   std::list<Plan> plans;  // front: used last
 };
-
-// The folders of NVIDIA's own packages, its Python wheels' among them, are the loader's to know.
-void* OpenLibrary(std::string& tried) {
-  for (const char* name : {"libcudnn.so.9", "/usr/local/cuda/lib64/libcudnn.so.9",
-                           "/usr/lib/x86_64-linux-gnu/libcudnn.so.9"}) {
-    void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    if (library != nullptr) return library;
-    tried += (tried.empty() ? "" : ", ") + std::string(name);
-  }
-  return nullptr;
-}
 
 Key KeyOf(const PromptCall& call) {
   uint32_t scale;
@@ -182,11 +172,12 @@ int DnnOpen(int device, void** out, char* text, size_t text_bytes) {
   *out = nullptr;
   if (const cudaError_t error = cudaSetDevice(device); error != cudaSuccess) return static_cast<int>(error);
   std::string tried;
-  if (fe::cudnn_dlhandle == nullptr) fe::cudnn_dlhandle = OpenLibrary(tried);
+  if (fe::cudnn_dlhandle == nullptr) fe::cudnn_dlhandle = OpenLibrary("libcudnn.so.9", CUDART_VERSION / 1000, tried);
   if (fe::cudnn_dlhandle == nullptr) {
     std::snprintf(text, text_bytes,
-                  "cuDNN 9 is not installed (tried %s); install it, or add its folder to LD_LIBRARY_PATH",
-                  tried.c_str());
+                  "cuDNN 9 is not installed (tried %s); install it or its Python package nvidia-cudnn-cu%d, or add the "
+                  "library's folder to LD_LIBRARY_PATH",
+                  tried.c_str(), CUDART_VERSION / 1000);
     return kDnnNotFound;
   }
   try {
@@ -196,6 +187,8 @@ int DnnOpen(int device, void** out, char* text, size_t text_bytes) {
       std::snprintf(text, text_bytes, "cuDNN does not start on this GPU");
       return kDnnNotFound;
     }
+    const size_t version = fe::detail::get_backend_version();
+    std::snprintf(text, text_bytes, "cuDNN %zu.%zu.%zu", version / 10000, version / 100 % 100, version % 100);
     *out = dnn.release();
   } catch (const std::exception& e) {
     std::snprintf(text, text_bytes, "cuDNN cannot be used: %s", e.what());

@@ -71,7 +71,7 @@ struct CodeMath<WireType::kF16> {
   static constexpr float kE4M3Unit = 0x1p-8f;
 };
 
-// What sums have to be multiplied by: of a tile's rows 0 to 7, and of 8 to 15.
+// What sums have to be multiplied by: of a tile's rows 0 to 7, and of 8 to 15. The same of decoded codes after ScaleX.
 template <WireType kType, QuantKind kKind>
 __device__ __forceinline__ constexpr float RestOf(bool high) {
   if (kKind == QuantKind::kFp4) return 1 / CodeMath<kType>::kE2M1Unit;

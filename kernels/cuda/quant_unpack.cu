@@ -48,15 +48,74 @@ __device__ __forceinline__ void LoadEight(const QuantMatrix& w, int row, int col
   }
 }
 
-template <QuantKind kKind>
+// A decoded pair as 16-bit elements.
+template <WireType kType>
+__device__ __forceinline__ uint32_t Widen(uint32_t pair, float scale, float offset) {
+  const float2 x = CodeMath<kType>::Unpack(CodeMath<kType>::ScaleX(pair));
+  return CodeMath<kType>::Math::Pack(fmaf(x.x, scale, offset), fmaf(x.y, scale, offset));
+}
+
+// A warp takes a step of a tile: lanes read as in the products (quant_gemm.cuh), and have eight columns of two rows
+// beside each other.
+template <WireType kType, QuantKind kKind>
 __global__ void __launch_bounds__(kThreads) UnpackKernel(const __grid_constant__ QuantUnpackLaunch p) {
-  const int runs = (p.w.cols + 7) / 8;
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (at >= static_cast<int64_t>(p.count) * runs) return;
-  const int row = static_cast<int>(at / runs), column = static_cast<int>(at % runs) * 8;
-  float x[8];
-  LoadEight<kKind>(p.w, p.first + row, column, x);
-  StoreWire8(p.type, p.out, row * p.out_stride + column, x);
+  constexpr QuantTraits kTraits = TraitsOf(kKind);
+  constexpr int kChunks = kTraits.code_bytes() / 512, kChunkColumns = kQuantStepColumns / kChunks;
+  constexpr bool kFine = kTraits.group == 16;
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
+  const int steps = p.w.steps(), tile = p.first / kQuantTileRows + static_cast<int>(at / steps);
+  const int step = static_cast<int>(at % steps);
+  if (tile * kQuantTileRows >= p.first + p.count) return;
+  const int64_t where = static_cast<int64_t>(tile) * steps + step;
+  const auto* const codes = static_cast<const uint4*>(p.w.codes) + where * (kTraits.code_bytes() / 16) + lane;
+  const auto* const scales = static_cast<const __half*>(p.w.scales) + where * (kTraits.scale_bytes() / 2);
+  uint4 chunks[kChunks];
+#pragma unroll
+  for (int c = 0; c < kChunks; ++c) chunks[c] = codes[32 * c];
+  float factor[2];
+#pragma unroll
+  for (int high = 0; high < 2; ++high)
+    factor[high] = p.w.factor[tile * kQuantTileRows + g + 8 * high] * RestOf<kType, kKind>(high != 0);
+#pragma unroll
+  for (int c = 0; c < kChunks; ++c) {
+#pragma unroll
+    for (int half = 0; half < kChunkColumns / 32; ++half) {  // 32 columns
+      uint32_t out[2][4];  // rows g and g + 8, eight columns
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+        uint32_t a[4];
+        Decode<kType, kKind>(chunks[c], 2 * half + s, a);
+        const int group = (c * kChunkColumns + 32 * half + (kFine ? 16 * s : 0)) / kTraits.group;
+#pragma unroll
+        for (int high = 0; high < 2; ++high) {
+          float scale = factor[high], offset = 0;
+          if constexpr (kTraits.values > 0) {
+            const int slot = (g * (kQuantStepColumns / kTraits.group) + group) * 2 * kTraits.values + high;
+            scale *= __half2float(scales[slot]);
+            if constexpr (kTraits.values > 1)  // which is no code, but taken as many times too large (OffsetFactor)
+              offset = __half2float(scales[slot + 2]) * (factor[high] * CodeMath<kType>::kCodeUnit);
+          }
+          out[high][2 * s] = Widen<kType>(a[high], scale, offset);
+          out[high][2 * s + 1] = Widen<kType>(a[2 + high], scale, offset);
+        }
+      }
+      const int column = step * kQuantStepColumns + c * kChunkColumns + 32 * half;
+#pragma unroll
+      for (int high = 0; high < 2; ++high) {
+        const int row = tile * kQuantTileRows + g + 8 * high - p.first;
+        if (row < 0 || row >= p.count) continue;
+        auto* const to = static_cast<uint16_t*>(p.out) + row * p.out_stride + column;
+        if constexpr (kFine) {
+          if (column + 4 * t < p.w.cols) *reinterpret_cast<uint2*>(to + 4 * t) = make_uint2(out[high][0], out[high][1]);
+          if (column + 16 + 4 * t < p.w.cols)
+            *reinterpret_cast<uint2*>(to + 16 + 4 * t) = make_uint2(out[high][2], out[high][3]);
+        } else if (column + 8 * t < p.w.cols) {
+          *reinterpret_cast<uint4*>(to + 8 * t) = make_uint4(out[high][0], out[high][1], out[high][2], out[high][3]);
+        }
+      }
+    }
+  }
 }
 
 template <QuantKind kKind>
@@ -104,11 +163,17 @@ int LaunchQuantGemm(const QuantGemmLaunch* launch, void* stream) {
 }
 
 int LaunchQuantUnpack(const QuantUnpackLaunch* launch, void* stream) {
-  const int64_t threads = static_cast<int64_t>(launch->count) * ((launch->w.cols + 7) / 8);
-  if (threads == 0) return 0;
-  const auto blocks = static_cast<unsigned>((threads + kThreads - 1) / kThreads);
+  if (launch->count == 0) return 0;
+  const int first = launch->first / kQuantTileRows;
+  const int64_t tiles = (launch->first + launch->count + kQuantTileRows - 1) / kQuantTileRows - first;
+  const auto blocks = static_cast<unsigned>((tiles * launch->w.steps() + kThreads / 32 - 1) / (kThreads / 32));
+  const auto s = static_cast<cudaStream_t>(stream);
   return ForKind(launch->w.kind, [&]<QuantKind kKind>() {
-    UnpackKernel<kKind><<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(*launch);
+    if (launch->type == WireType::kBF16) {
+      UnpackKernel<WireType::kBF16, kKind><<<blocks, kThreads, 0, s>>>(*launch);
+    } else {
+      UnpackKernel<WireType::kF16, kKind><<<blocks, kThreads, 0, s>>>(*launch);
+    }
   });
 }
 

@@ -21,6 +21,7 @@ __global__ void __launch_bounds__(512) RmsNormKernel(const __grid_constant__ Rms
   const int64_t row = blockIdx.x;
   const int64_t x_at = row * p.x_step, residual_at = row * p.residual_step, out_at = row * p.out_step;
   WaitForPredecessor();
+  LetSuccessorBegin();
   const int pairs = p.size / 2;
   float squares = 0;
   for (int i = threadIdx.x; i < pairs; i += blockDim.x) {
@@ -65,6 +66,7 @@ __global__ void __launch_bounds__(1024) RmsNormRunsKernel(const __grid_constant_
     b = *reinterpret_cast<const float4*>(p.weight + i + 4);
   }
   WaitForPredecessor();
+  LetSuccessorBegin();
   if (there) {
     LoadWire8(p.x_type, p.x, row * p.x_step + i, x);
     if (p.residual != nullptr) {
@@ -95,6 +97,7 @@ __global__ void __launch_bounds__(256) ActivationKernel(const __grid_constant__ 
   const int64_t row = blockIdx.y;
   const int i = 2 * (blockIdx.x * 256 + threadIdx.x);
   WaitForPredecessor();
+  LetSuccessorBegin();
   if (i >= p.size) return;
   const float2 gate = LoadWirePair(p.type, p.gate, row * p.gate_step + i);
   const float2 up = LoadWirePair(p.type, p.up, row * p.up_step + i);
@@ -105,6 +108,7 @@ __global__ void __launch_bounds__(256) ActivationRunsKernel(const __grid_constan
   const int64_t row = blockIdx.y;
   const int i = 8 * (blockIdx.x * 256 + threadIdx.x);
   WaitForPredecessor();
+  LetSuccessorBegin();
   if (i >= p.size) return;
   float gate[8], up[8];
   LoadWire8(p.type, p.gate, row * p.gate_step + i, gate);

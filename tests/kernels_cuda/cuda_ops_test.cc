@@ -137,8 +137,11 @@ TEST_F(CudaOpsTest, KvAppendNormsRotatesAndStores) {
   };
   for (const Case& c : {Case{KvType::kBF16, 64, 64, 64, false}, Case{KvType::kBF16, 128, 128, 128, true},
                         Case{KvType::kE4M3, 120, 72, 60, true}, Case{KvType::kF16, 80, 80, 80, false},
-                        Case{KvType::kE4M3, 128, 128, 128, false}, Case{KvType::kBF16, 256, 8, 0, false}}) {
-    const int q_heads = 6, kv_heads = 2, width = q_heads * c.key_dim + kv_heads * (c.key_dim + c.value_dim);
+                        Case{KvType::kE4M3, 128, 128, 128, false}, Case{KvType::kBF16, 256, 8, 0, false},
+                        Case{KvType::kE4M3, 120, 72, 48, true}, Case{KvType::kF16, 200, 256, 64, true},
+                        Case{KvType::kBF16, 40, 24, 32, true}}) {
+    const int q_heads = c.key_dim == 40 ? 61 : 6,  // more than a thread block takes
+              kv_heads = 2, width = q_heads * c.key_dim + kv_heads * (c.key_dim + c.value_dim);
     const CudaKvLayout layout{c.key_dim, c.value_dim, c.type};
     const std::vector<int32_t> positions = {0, 63, 64, 65, 130, 5}, row_items = {0, 0, 0, 0, 0, 1};
     const int rows = static_cast<int>(positions.size()), segments = 3;

@@ -1,0 +1,17 @@
+#pragma once
+#include "kernels/cuda/attention_args.h"
+#include "kernels/cuda/backend_abi.h"
+
+namespace dovetail::kernels::cuda {
+
+// Products of at most 8 rows, y = x w^T (+ bias) (+ y), which take as long as their weights take to be read. Where such
+// a product follows another kernel, its weights are on their way before that one has ended: they must be older than
+// that kernel. Bits do not depend on timing, nor on the other rows of x.
+
+// Whether the kernel computes this: rows of w and x in multiples of 64 elements and on 16-byte boundaries, x in shared
+// memory, and a GPU that it was tuned on (compute capability 9).
+bool IsOfFewRows(const GemmCall& call, const DeviceLimits& device);
+// Enqueues what IsOfFewRows accepts. cudaError_t as int.
+int LaunchFewRows(const GemmCall& call, const DeviceLimits& device, void* stream);
+
+}  // namespace dovetail::kernels::cuda
