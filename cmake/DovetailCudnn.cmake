@@ -1,7 +1,7 @@
 # cuDNN's headers: cudnn.h of the toolkit or of a package, and cudnn_frontend.h, which nvidia-cudnn-frontend of PyPI
 # brings (scripts/fetch_cudnn_frontend FOLDER). Both or none: without them prompts are attended by our own kernel. The
 # library itself is opened at run time.
-set(DOVETAIL_CUDNN OFF CACHE STRING "Use cuDNN for prompts: OFF, or AUTO where its headers are")
+set(DOVETAIL_CUDNN AUTO CACHE STRING "Use cuDNN for prompts: AUTO where its headers are or can be had, or OFF")
 set(DOVETAIL_HAS_CUDNN FALSE)
 if(DOVETAIL_HAS_CUDA AND NOT DOVETAIL_CUDNN STREQUAL "OFF")
   find_path(DOVETAIL_CUDNN_INCLUDE cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS} /usr/include /usr/local/include)

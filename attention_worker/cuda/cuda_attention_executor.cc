@@ -68,6 +68,7 @@ absl::StatusOr<std::unique_ptr<AttentionBackend>> CudaAttentionExecutor::Create(
   if (auto prompts = kernels::cuda::CudaPrompts::Create(device); prompts.ok()) {
     executor->prompts_ = *std::move(prompts);
     DT_ASSIGN_OR_RETURN(executor->prompts_done_, device.CreateEvent());
+    LogInfo("prompts are attended by ", executor->prompts_->version());
   } else {
     LogInfo("prompts take the kernel for decoding: ", std::string(prompts.status().message()));
   }
@@ -245,13 +246,13 @@ std::vector<CudaAttentionItem> CudaAttentionExecutor::ItemsOf(MicroBatchId id, L
   step.partials.clear();
   step.finishes = false;
   int64_t floats = 0;  // of o, over all unfinished items so far
+  int32_t part_rows = 0;
   for (size_t i = 0; i < layout.items.size(); ++i) {
     const proto::ShardStep& shard = layout.items[i];
     if (shard.rows.q_count == 0) continue;
-    if (!step.prompts->empty() && IsPrompt(shard, group)) {
-      step.finishes = true;
-      continue;
-    }
+    const bool prompt = !step.prompts->empty() && IsPrompt(shard, group, step.parts);
+    if (prompt) step.finishes = true;
+    if (prompt && shard.ctx_len == 0) continue;
     CudaAttentionItem& item = items.emplace_back();
     item.q_rows = shard.rows.q_count;
     item.kv_heads = shard.kv_heads.size();
@@ -261,6 +262,14 @@ std::vector<CudaAttentionItem> CudaAttentionExecutor::ItemsOf(MicroBatchId id, L
     item.q_offset = shard.query_offset / kElement;
     item.q_row_step = int64_t{shard.query_heads} * spec.key_dim;
     item.blocks = blocks[i];
+    if (prompt) {  // what its rows see of earlier tokens
+      item.token_end = shard.ctx_len;
+      item.head_step = static_cast<int64_t>(core_.ShardOf(id, shard).sets.size());
+      item.partial = item.one_node = true;
+      item.first_node = part_rows;
+      part_rows += shard.rows.q_count;
+      continue;
+    }
     if (sinks != nullptr && shard.finished())
       item.sinks = sinks + int64_t{shard.kv_heads.begin} * spec.group_size();
     item.head_step = static_cast<int64_t>(core_.ShardOf(id, shard).sets.size());
@@ -281,34 +290,6 @@ std::vector<CudaAttentionItem> CudaAttentionExecutor::ItemsOf(MicroBatchId id, L
     floats += shard.nodes * node;
   }
   return items;
-}
-
-// From the first token on, with everything that its rows see.
-bool CudaAttentionExecutor::IsPrompt(const proto::ShardStep& shard, LayerGroup group) const {
-  const proto::SoftmaxSpec& spec = core_.table().softmax(group);
-  const int rows = shard.rows.q_count;
-  return prompts_ != nullptr && rows >= kernels::cuda::CudaPrompts::kLeastRows && shard.ctx_len == 0 &&
-         shard.rows.q_first == 0 && shard.rows.kv_first == 0 && shard.rows.kv_count == rows && shard.finished() &&
-         shard.kv_heads.size() == spec.kv_heads && (spec.window == 0 || spec.window >= rows) &&
-         spec.key_dim == spec.value_dim && spec.key_dim <= 128 && SinksOf(group, 0) == nullptr;
-}
-
-kernels::cuda::CudaPrompts::Shape CudaAttentionExecutor::PromptShapeOf(LayerGroup group) const {
-  const proto::SoftmaxSpec& spec = core_.table().softmax(group);
-  return {spec.query_heads, spec.kv_heads, spec.key_dim, spec.value_dim,
-          spec.kv == DType::kBF16 ? WireType::kBF16 : WireType::kF16, spec.scale};
-}
-
-absl::Status CudaAttentionExecutor::PlanPrompts(MicroBatch& batch, MicroBatchId id, LayerGroup group,
-                                                GroupStep& step) {
-  std::vector<kernels::cuda::CudaPrompts::Item> items;
-  for (const proto::ShardStep& shard : core_.LayoutOf(id, group).items) {
-    if (!IsPrompt(shard, group)) continue;
-    items.push_back({shard.rows.q_count, shard.query_offset / kElement, shard.key_offset / kElement,
-                     shard.value_offset / kElement, shard.partial_offset / kElement});
-  }
-  if (prompts_ == nullptr) return absl::OkStatus();
-  return prompts_->Prepare(*batch.stream, PromptShapeOf(group), items, *step.prompts).status();
 }
 
 absl::Status CudaAttentionExecutor::Plan(MicroBatch& batch, MicroBatchId id, LayerGroup group, int op_index) {
@@ -418,12 +399,14 @@ absl::Status CudaAttentionExecutor::Attend(MicroBatch& batch, LayerGroup group, 
   kernels::cuda::CudaAttentionRun run;
   run.q = query;
   run.o = answer;
-  if (!step.partials.empty()) {
+  if (!step.partials.empty() || step.prompts->joins()) {
     run.partial_o = reinterpret_cast<float*>(batch.partial_floats->data());
-    run.partial_ml = run.partial_o + batch.ml_at;
+    run.partial_ml = run.partial_o + (step.partials.empty() ? step.part_ml_at : batch.ml_at);
   }
   run.kv_offset_bytes = static_cast<size_t>(step.regular ? op_index * step.op_step : 0);
-  return step.attention->Run(*batch.stream, ShapeOf(group), run);
+  DT_RETURN_IF_ERROR(step.attention->Run(*batch.stream, ShapeOf(group), run));
+  if (step.prompts->empty()) return absl::OkStatus();
+  return prompts_->Join(*batch.stream, PromptShapeOf(group), *step.prompts, run.partial_o, run.partial_ml, answer);
 }
 
 absl::StatusOr<std::span<const std::byte>> CudaAttentionExecutor::Answer(MicroBatch& batch, const GroupStep& step,

@@ -63,6 +63,8 @@ class CudaAttentionExecutor final : public AttentionBackend {
     std::vector<AppendRun> appends;
     std::vector<PartialCopy> partials;
     std::unique_ptr<kernels::cuda::CudaPrompts::Batch> prompts;  // whose rows are attended as they come, if any
+    bool parts = false;     // parts of prompts may be among them
+    int64_t part_ml_at = 0;  // floats to m and l of what those see of earlier tokens
     bool attends = false;   // some rows have queries
     bool finishes = false;  // some answers are o itself
     // The blocks of op i lie op_step bytes times i from those of the group's first op, for all items alike; else tables
@@ -119,7 +121,7 @@ class CudaAttentionExecutor final : public AttentionBackend {
   const float* SinksOf(LayerGroup group, int op_index) const;  // on the device, or null
   absl::Status Append(MicroBatch& batch, LayerGroup group, int op_index, const std::byte* key_value,
                       const kernels::cuda::ExchangeEnd* await = nullptr, int op = -1);
-  bool IsPrompt(const proto::ShardStep& shard, LayerGroup group) const;
+  bool IsPrompt(const proto::ShardStep& shard, LayerGroup group, bool parts) const;
   kernels::cuda::CudaPrompts::Shape PromptShapeOf(LayerGroup group) const;
   absl::Status PlanPrompts(MicroBatch& batch, MicroBatchId id, LayerGroup group, GroupStep& step);
   absl::Status Attend(MicroBatch& batch, LayerGroup group, int op_index, const std::byte* query,

@@ -34,6 +34,26 @@ std::string GpuLine(const CudaDeviceSummary& device) {
                       "\n");
 }
 
+// Of NVIDIA's libraries that are looked up at run time, which are there.
+std::string LibraryLines(const kernels::cuda::CudaLibrary& library, int device) {
+  char text[2048] = {};
+  void* handle = nullptr;
+  std::string lines = "dense layers: cuBLASLt";
+  if (const int error = library->gemm_open(device, size_t{1} << 20, &handle, text, sizeof(text)); error == 0) {
+    library->gemm_close(handle);
+  } else {
+    absl::StrAppend(&lines, " cannot be used: ", text[0] != '\0' ? text : library->error_text(error));
+  }
+  text[0] = '\0';
+  if (const int error = library->dnn_open(device, &handle, text, sizeof(text)); error == 0) {
+    library->dnn_close(handle);
+    return absl::StrCat(lines, "\nattention of prompts: ", text, "\n");
+  } else {
+    return absl::StrCat(lines, "\nattention of prompts: the kernel for decoding, because ",
+                        text[0] != '\0' ? text : library->error_text(error), "\n");
+  }
+}
+
 std::string GpuLines() {
   const auto library = kernels::cuda::CudaLibrary::Open();
   if (!library.ok()) return absl::StrCat("cuda     not usable: ", library.status().message(), "\n");
@@ -42,6 +62,11 @@ std::string GpuLines() {
   std::string lines;
   for (const CudaDeviceSummary& device : survey.devices) lines += GpuLine(device);
   if (lines.empty()) return "cuda     not usable: this machine has no NVIDIA GPU\n";
+  for (const CudaDeviceSummary& device : survey.devices) {
+    if (!device.usable.ok()) continue;
+    lines += LibraryLines(**library, device.index);
+    break;
+  }
   const absl::Status links = control::GpuLinksBuilt();
   return absl::StrCat(lines, "exchange of layers between GPUs of two processes: ",
                       links.ok() ? "by themselves where they are linked (UCX's cuda_ipc)" : links.message(), "\n");
