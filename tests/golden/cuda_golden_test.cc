@@ -62,11 +62,14 @@ absl::StatusOr<OnGpu> Serve(const fs::path& path, Seam seam, DType type = DType:
   options.kv_dtype = type;
   options.kv_storage = storage;
   options.kv_room = [] { return uint64_t{1} << 30; };
+  options.poison_freed_kv = true;  // what reads memory that nobody holds gives NaN
   options.compute.dense = run.on_gpu.get();
   options.scheduler.max_model_len =
       max_model_len > 0 ? max_model_len : static_cast<int>(run.model->config().max_positions);
   options.scheduler.max_num_seqs = 8;
   options.scheduler.max_num_batched_tokens = max_model_len > 0 ? 512 : 48;
+  // K and V of a prompt's own rows are not rounded where cuDNN attends them, which it does from 48 rows on.
+  if (max_model_len == 0 && storage == attention::KvStorage::kE4M3) options.scheduler.max_num_batched_tokens = 40;
   options.scheduler.micro_batches = seam == Seam::kAhead ? 1 : 2;
   if (seam == Seam::kHost) {
     options.attention_workers = 3;
@@ -150,6 +153,10 @@ TEST_P(CudaGolden, EveryCertainTokenIsChosenWhenTheReferencesTokensAreGiven) {
   const Matrix ours = run_.LogitsFrom(golden_.Tokens(prompt + steps - 1), prompt - 1);
   const double error = RelativeRms(ours.values, reference.values);
   Measured("steps", error);
+  for (size_t step = 0; step < steps; ++step) {
+    const double off = RelativeRms(ours.row(step), reference.row(step));
+    if (off > budget_.logits) std::printf("measured %s step %zu off by %.3g\n", budget_.model, step, off);
+  }
   ASSERT_LE(error, budget_.logits);
   int certain = 0;
   for (size_t step = 0; step < steps; ++step) {
