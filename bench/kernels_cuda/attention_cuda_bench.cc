@@ -12,21 +12,13 @@
 #include <vector>
 
 #include "base/check.h"
+#include "bench/kernels_cuda/cuda_bench.h"
 #include "kernels/cuda/cuda_attention.h"
 
 namespace dovetail::kernels::cuda {
 namespace {
 
-void Must(const absl::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
-  std::exit(1);
-}
-template <typename T>
-T Must(absl::StatusOr<T> value) {
-  Must(value.status());
-  return *std::move(value);
-}
+using bench::Must;
 
 struct Shape {
   const char* name;
@@ -67,7 +59,7 @@ class Bench {
   }
 
   void Run() {
-    const double rate = ReadRate();
+    const double rate = bench::ReadRate(*device_, *stream_, pool_->data(), size_t{4} << 30);
     std::printf("%s, %d multiprocessors; read rate %.0f GB/s\n", device_->info().name,
                 device_->info().multiprocessors, rate);
     for (const Shape& shape : kShapes) {
@@ -90,35 +82,6 @@ class Bench {
       Must(stream_->Copy(pool_->data() + at, values.data(), std::min(piece, pool_bytes_ - at)));
     }
     Must(stream_->SynchronizeStatus());
-  }
-
-  template <typename Enqueue>
-  double MedianUs(int calls, Enqueue&& enqueue) {
-    Must(stream_->BeginCapture());
-    for (int i = 0; i < calls; ++i) enqueue(i);
-    const CudaGraph graph = Must(stream_->EndCapture());
-    CudaEvent begin = Must(device_->CreateEvent(true)), end = Must(device_->CreateEvent(true));
-    std::vector<double> times;
-    for (int i = 0; i < (quick_ ? 5 : 14); ++i) {
-      Must(stream_->Record(begin));
-      Must(stream_->Launch(graph));
-      Must(stream_->Record(end));
-      Must(stream_->SynchronizeStatus());
-      times.push_back(Must(end.MillisecondsSince(begin)) * 1000.0 / calls);
-    }
-    std::sort(times.begin() + 2, times.end());
-    return times[2 + (times.size() - 2) / 2];
-  }
-
-  double ReadRate() {
-    const auto result = Must(device_->Allocate(64));
-    const size_t bytes = size_t{4} << 30;
-    Must(stream_->UseDevice());
-    const double us = MedianUs(1, [&](int) {
-      Must(device_->library().Check(
-          device_->library()->read_all(pool_->data(), bytes, result->data(), stream_->handle()), "read"));
-    });
-    return static_cast<double>(bytes) / us / 1e3;
   }
 
   void Time(const Shape& s, double rate) {
@@ -159,11 +122,12 @@ class Bench {
     Must(attention.Plan(*stream_, shape, items));
     Must(stream_->SynchronizeStatus());
     const int calls = std::max(4, copies);
-    const double us = MedianUs(calls, [&](int i) {
+    const auto run = [&](int i) {
       Must(attention.Run(
           *stream_, shape,
           {.q = q->data(), .o = o->data(), .kv_offset_bytes = static_cast<size_t>((i % copies) * bytes)}));
-    });
+    };
+    const double us = bench::MedianUs(*device_, *stream_, calls, run, quick_ ? 3 : 12);
     const double gbps = bytes / us / 1e3;
     std::printf("%-20s %9.1f us %7.0f GB/s  %.3f of the read rate\n", s.name, us, gbps, gbps / rate);
     std::fflush(stdout);

@@ -1,15 +1,18 @@
 // Times one decode step of a Llama-3-8B shape on a GPU, as one CUDA graph: embeddings, 32 layers (norms, products,
 // rope with KV append, paged attention, activations), the head and greedy sampling, with random bf16 weights and 1024
 // tokens of KV a sequence.
-//   decode_step_cuda_bench
+//   decode_step_cuda_bench [--parts]
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <random>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
+#include "bench/kernels_cuda/cuda_bench.h"
 #include "kernels/cuda/cuda_attention.h"
 #include "kernels/cuda/cuda_ops.h"
 
@@ -20,16 +23,18 @@ constexpr int kLayers = 32, kHidden = 4096, kQHeads = 32, kKvHeads = 8, kDim = 1
 constexpr int kContext = 1024, kMaxBatch = 256;
 constexpr int kQkv = (kQHeads + 2 * kKvHeads) * kDim;
 
-void Must(const absl::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
-  std::exit(1);
-}
-template <typename T>
-T Must(absl::StatusOr<T> value) {
-  Must(value.status());
-  return *std::move(value);
-}
+using bench::Must;
+
+// What is enqueued of a step.
+enum Part : unsigned {
+  kProducts = 1,
+  kAttention = 2,
+  kAppend = 4,
+  kNorms = 8,
+  kActivation = 16,
+  kHead = 32,
+  kAll = 63
+};
 
 class DecodeStep {
  public:
@@ -66,22 +71,7 @@ class DecodeStep {
     Prepare(batch);
     CudaAttention attention(*device_);
     Must(attention.Plan(*stream_, shape_, items_));
-    Enqueue(batch, attention);  // chooses the algorithms of the products
-    Must(stream_->SynchronizeStatus());
-    Must(stream_->BeginCapture());
-    Enqueue(batch, attention);
-    const CudaGraph graph = Must(stream_->EndCapture());
-    CudaEvent begin = Must(device_->CreateEvent(true)), end = Must(device_->CreateEvent(true));
-    std::vector<float> times;
-    for (int i = 0; i < 25; ++i) {
-      Must(stream_->Record(begin));
-      Must(stream_->Launch(graph));
-      Must(stream_->Record(end));
-      Must(stream_->SynchronizeStatus());
-      times.push_back(Must(end.MillisecondsSince(begin)));
-    }
-    std::sort(times.begin() + 5, times.end());
-    const double ms = times[5 + (times.size() - 5) / 2];
+    const double ms = Run(batch, attention, kAll);
     const double bytes =
         kLayers * (layer_elements_ * 2.0 + batch * kContext * kKvHeads * kDim * 4.0) + kVocab * 2.0 * kHidden;
     std::printf("batch %3d: %.3f ms a step, %.0f tokens/s, weights and KV at %.0f GB/s\n", batch, ms,
@@ -89,7 +79,40 @@ class DecodeStep {
     std::fflush(stdout);
   }
 
+  // Microseconds of a layer: what a part takes alone, and what the step loses without it.
+  void TimeParts(int batch) {
+    Prepare(batch);
+    CudaAttention attention(*device_);
+    Must(attention.Plan(*stream_, shape_, items_));
+    const double all = Run(batch, attention, kAll);
+    const std::pair<const char*, unsigned> parts[] = {{"products", kProducts}, {"attention", kAttention},
+                                                      {"append", kAppend},     {"norms", kNorms},
+                                                      {"activation", kActivation}, {"head, sampling", kHead}};
+    for (const auto& [name, part] : parts) {
+      const double alone = Run(batch, attention, part), without = Run(batch, attention, kAll & ~part);
+      std::printf("  batch %3d %-14s alone %6.2f us, the step without it %6.2f us less\n", batch, name,
+                  alone * 1e3 / kLayers, (all - without) * 1e3 / kLayers);
+    }
+    const std::tuple<const char*, int, int, size_t> products[] = {
+        {"q, k, v", kQkv, kHidden, 0},
+        {"o", kHidden, kQHeads * kDim, size_t{kHidden} * kQkv},
+        {"gate, up", 2 * kFfn, kHidden, size_t{kHidden} * (kQkv + kQHeads * kDim)},
+        {"down", kHidden, kFfn, size_t{kHidden} * (kQkv + kQHeads * kDim + 2 * kFfn)}};
+    for (const auto& [name, n, k, at] : products) {
+      const auto* const w = reinterpret_cast<const uint16_t*>(weights_->data()) + at;
+      const double us = bench::MedianUs(*device_, *stream_, kLayers, [&, n = n, k = k](int layer) {
+        Product(act_->data(), batch, k, w + layer * layer_elements_, n, gate_up_->data());
+      });
+      std::printf("  batch %3d product %-9s %6.2f us, %5.0f GB/s\n", batch, name, us, n * 2.0 * k / us / 1e3);
+    }
+    std::fflush(stdout);
+  }
+
  private:
+  double Run(int batch, CudaAttention& attention, unsigned parts) {
+    return bench::MedianUs(*device_, *stream_, 1, [&](int) { Enqueue(batch, attention, parts); }, 19) / 1e3;
+  }
+
   static std::vector<uint16_t> Noise() {
     std::vector<uint16_t> values(size_t{32} << 20);
     std::mt19937_64 random(1);
@@ -169,14 +192,14 @@ class DecodeStep {
                             .size = kHidden}));
   }
 
-  void Layer(int layer, int batch, CudaAttention& attention) {
+  void Layer(int layer, int batch, CudaAttention& attention, unsigned parts) {
     const auto* w = reinterpret_cast<const uint16_t*>(weights_->data()) + layer * layer_elements_;
     const auto* w_o = w + size_t{kHidden} * kQkv;
     const auto* w_gate_up = w_o + size_t{kHidden} * kQHeads * kDim;
     const auto* w_down = w_gate_up + size_t{2} * kHidden * kFfn;
-    Norm(batch, layer > 0);
-    Product(h_->data(), batch, kHidden, w, kQkv, qkv_->data());
-    Must(KvAppend(*stream_, {.qkv = qkv_->data(),
+    if (parts & kNorms) Norm(batch, layer > 0);
+    if (parts & kProducts) Product(h_->data(), batch, kHidden, w, kQkv, qkv_->data());
+    if (parts & kAppend) Must(KvAppend(*stream_, {.qkv = qkv_->data(),
                              .qkv_step = kQkv,
                              .q_out = qkv_->data(),
                              .q_out_step = kQkv,
@@ -191,12 +214,12 @@ class DecodeStep {
                              .items = attention.device_items(),
                              .kv_offset = static_cast<int64_t>(layer * layer_kv_bytes_),
                              .layout = layout_}));
-    Must(attention.Run(*stream_, shape_,
+    if (parts & kAttention) Must(attention.Run(*stream_, shape_,
                        {.q = qkv_->data(), .o = o_->data(), .kv_offset_bytes = layer * layer_kv_bytes_}));
-    Product(o_->data(), batch, kQHeads * kDim, w_o, kHidden, delta_->data());
-    Norm(batch, true);
-    Product(h_->data(), batch, kHidden, w_gate_up, 2 * kFfn, gate_up_->data());
-    Must(GatedActivation(*stream_, {.gate = gate_up_->data(),
+    if (parts & kProducts) Product(o_->data(), batch, kQHeads * kDim, w_o, kHidden, delta_->data());
+    if (parts & kNorms) Norm(batch, true);
+    if (parts & kProducts) Product(h_->data(), batch, kHidden, w_gate_up, 2 * kFfn, gate_up_->data());
+    if (parts & kActivation) Must(GatedActivation(*stream_, {.gate = gate_up_->data(),
                                     .up = reinterpret_cast<uint16_t*>(gate_up_->data()) + kFfn,
                                     .out = act_->data(),
                                     .gate_step = 2 * kFfn,
@@ -204,10 +227,10 @@ class DecodeStep {
                                     .out_step = kFfn,
                                     .rows = batch,
                                     .size = kFfn}));
-    Product(act_->data(), batch, kFfn, w_down, kHidden, delta_->data());
+    if (parts & kProducts) Product(act_->data(), batch, kFfn, w_down, kHidden, delta_->data());
   }
 
-  void Enqueue(int batch, CudaAttention& attention) {
+  void Enqueue(int batch, CudaAttention& attention, unsigned parts) {
     const auto* ids = reinterpret_cast<const int32_t*>(ids_->data());
     Must(Embed(*stream_,
                {.table = embedding_->data(), .ids = ids, .out = x_->data(), .rows = batch, .size = kHidden}));
@@ -217,7 +240,8 @@ class DecodeStep {
                               .sin = reinterpret_cast<float*>(sin_->data()),
                               .rows = batch,
                               .count = kDim / 2}));
-    for (int layer = 0; layer < kLayers; ++layer) Layer(layer, batch, attention);
+    for (int layer = 0; layer < kLayers; ++layer) Layer(layer, batch, attention, parts);
+    if ((parts & kHead) == 0) return;
     Norm(batch, true);
     Product(h_->data(), batch, kHidden, head_->data(), kVocab, logits_->data(), true);
     Must(Sample(*stream_, {.logits = reinterpret_cast<const float*>(logits_->data()),
@@ -245,8 +269,11 @@ class DecodeStep {
 }  // namespace
 }  // namespace dovetail::kernels::cuda
 
-int main() {
+int main(int argc, char** argv) {
+  const bool parts = argc > 1 && std::string(argv[1]) == "--parts";
   dovetail::kernels::cuda::DecodeStep step;
   for (const int batch : {1, 16, 64, 256}) step.Time(batch);
+  for (const int batch : {1, 16, 64, 256})
+    if (parts) step.TimeParts(batch);
   return 0;
 }

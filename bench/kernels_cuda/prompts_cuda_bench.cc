@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/kernels_cuda/cuda_bench.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/cuda_prompts.h"
 
@@ -18,16 +19,7 @@ using namespace dovetail;
 using namespace dovetail::kernels;
 using namespace dovetail::kernels::cuda;
 
-void Must(const absl::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
-  std::exit(1);
-}
-template <typename T>
-T Must(absl::StatusOr<T> value) {
-  Must(value.status());
-  return *std::move(value);
-}
+using bench::Must;
 
 constexpr CudaPrompts::Shape kShape{32, 8, 128, 128, WireType::kBF16, 0.08838834764f};
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/kernels_cuda/cuda_bench.h"
 #include "kernels/cuda/cuda_product.h"
 #include "kernels/cuda/quant_ops.h"
 
@@ -20,16 +21,7 @@ using namespace dovetail;
 using namespace dovetail::kernels;
 using namespace dovetail::kernels::cuda;
 
-void Must(const absl::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
-  std::exit(1);
-}
-template <typename T>
-T Must(absl::StatusOr<T> value) {
-  Must(value.status());
-  return *std::move(value);
-}
+using bench::Must;
 
 struct Shape {
   const char* name;
@@ -49,7 +41,6 @@ class Bench {
     device_ = Must(CudaDevice::Create(Must(CudaLibrary::Open()), {.index = 0}));
     stream_ = Must(device_->CreateCudaStream());
     product_ = Must(CudaProduct::Create(*device_, /*keeps=*/true));
-    scratch_ = Must(device_->Allocate(size_t{32} << 20));
     weights_ = Random(kPoolBytes, 0.02f);
     scales_ = Random(kPoolBytes / 2, 0.01f);
     x_ = Random(kMostRows * 14336 * 2, 1);
@@ -57,7 +48,7 @@ class Bench {
   }
 
   void Run() {
-    ReadRate();
+    rate_ = bench::ReadRate(*device_, *stream_, weights_->data(), kPoolBytes);
     std::printf("%s, %d multiprocessors; read rate %.0f GB/s\n", device_->info().name,
                 device_->info().multiprocessors, rate_);
     std::printf("%-9s %-10s %5s %9s %7s %9s %7s\n", "shape", "kept as", "rows", "us", "of rate", "bf16, us", "faster");
@@ -98,31 +89,7 @@ class Bench {
 
   template <typename Enqueue>
   double MedianUs(int calls, Enqueue&& enqueue) {
-    enqueue(0);  // algorithms are chosen
-    Must(stream_->SynchronizeStatus());
-    Must(stream_->BeginCapture());
-    for (int i = 0; i < calls; ++i) enqueue(i);
-    const CudaGraph graph = Must(stream_->EndCapture());
-    CudaEvent begin = Must(device_->CreateEvent(true)), end = Must(device_->CreateEvent(true));
-    std::vector<double> times;
-    for (int i = 0; i < (quick_ ? 5 : 9); ++i) {
-      Must(stream_->Record(begin));
-      Must(stream_->Launch(graph));
-      Must(stream_->Record(end));
-      Must(stream_->SynchronizeStatus());
-      times.push_back(Must(end.MillisecondsSince(begin)) * 1000.0 / calls);
-    }
-    std::sort(times.begin() + 2, times.end());
-    return times[2 + (times.size() - 2) / 2];
-  }
-
-  void ReadRate() {
-    const double us = MedianUs(1, [&](int) {
-      Must(stream_->UseDevice());
-      Must(device_->library().Check(device_->library()->read_all(weights_->data(), kPoolBytes, y_->data(),
-                                                                 stream_->handle()), "read"));
-    });
-    rate_ = static_cast<double>(kPoolBytes) / us / 1e3;
+    return bench::MedianUs(*device_, *stream_, calls, enqueue, quick_ ? 3 : 7);
   }
 
   GemmCall CallOf(const Shape& s, int m) {
@@ -182,23 +149,9 @@ class Bench {
 
   double TimeUnpacked(const Shape& s, QuantKind kind, int m) {
     return MedianUs(std::min(8, Copies(s, kind)), [&](int i) {
-      const QuantMatrix w = MatrixOf(s, kind, i);
-      const int64_t at_once = (int64_t{16} << 20) / s.k / 16 * 16;
-      for (int64_t first = 0; first < s.n; first += at_once) {
-        QuantUnpackLaunch unpack;
-        unpack.w = w;
-        unpack.out = scratch_->data();
-        unpack.out_stride = s.k;
-        unpack.first = static_cast<int32_t>(first);
-        unpack.count = static_cast<int32_t>(std::min(at_once, s.n - first));
-        Must(UnpackQuant(*stream_, unpack));
-        GemmCall call = CallOf(s, m);
-        call.type = GemmType::kBF16;
-        call.w = scratch_->data();
-        call.y = static_cast<std::byte*>(call.y) + first * (s.added ? 4 : 2);
-        call.n = unpack.count;
-        Must(gemm().Run(*stream_, call));
-      }
+      GemmCall call = CallOf(s, m);
+      call.type = GemmType::kBF16;
+      Must(product_->RunUnpacked(*stream_, MatrixOf(s, kind, i), WireType::kBF16, call));
     });
   }
 
@@ -212,7 +165,7 @@ class Bench {
   std::unique_ptr<CudaStream> stream_;
   std::unique_ptr<CudaProduct> product_;
   std::unique_ptr<CudaGemm> gemm_;
-  std::unique_ptr<Buffer> weights_, scales_, x_, y_, scratch_;
+  std::unique_ptr<Buffer> weights_, scales_, x_, y_;
   uint64_t seed_ = 0;
   double rate_ = 0;
 };

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/kernels_cuda/cuda_bench.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/cuda_state.h"
 
@@ -25,19 +26,7 @@ using namespace dovetail::kernels::cuda;
 constexpr int kHeads = 32, kDim = 128, kRuns = 21;
 constexpr double kWarmUpMs = 20;  // until the clocks are up
 
-#define MUST(expression)                                                             \
-  do {                                                                               \
-    if (const absl::Status status = (expression); !status.ok()) {                    \
-      std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());           \
-      std::exit(1);                                                                  \
-    }                                                                                \
-  } while (false)
-
-template <typename T>
-T Value(absl::StatusOr<T> value) {
-  MUST(value.status());
-  return *std::move(value);
-}
+using bench::Must;
 
 struct Family {
   const char* name;
@@ -54,12 +43,12 @@ constexpr Family kFamilies[] = {
 
 class Bench {
  public:
-  explicit Bench(CudaDevice& device) : device_(device), stream_(Value(device.CreateCudaStream())) {}
+  explicit Bench(CudaDevice& device) : device_(device), stream_(Must(device.CreateCudaStream())) {}
 
   void Copy() {
     const size_t bytes = size_t{1} << 30;
-    const auto a = Value(device_.Allocate(bytes)), b = Value(device_.Allocate(bytes));
-    const double us = Median([&] { MUST(stream_->Copy(b->data(), a->data(), bytes)); });
+    const auto a = Must(device_.Allocate(bytes)), b = Must(device_.Allocate(bytes));
+    const double us = Median([&] { Must(stream_->Copy(b->data(), a->data(), bytes)); });
     copy_ = 2 * static_cast<double>(bytes) / us * 1e-6;
     std::printf("copy limit %.2f TB/s\n", copy_);
   }
@@ -67,28 +56,28 @@ class Bench {
   // One token each, at place t of the block.
   double Decode(const Family& family, int batch, int t) {
     Prepare(family, batch, 1, 64 * 4 + t, /*all_kept=*/true);
-    return Graphed([&] { MUST(AppendStates(*stream_, launch_)); });
+    return Graphed([&] { Must(AppendStates(*stream_, launch_)); });
   }
   double Prefill(const Family& family, int batch, int tokens) {
     Prepare(family, batch, tokens, 0, /*all_kept=*/false);
     StateLaunch launch = launch_;
     const size_t bytes = StateWorkspaceBytes(launch, size_t{512} << 20);
-    if (workspace_ == nullptr || workspace_->size_bytes() < bytes) workspace_ = Value(device_.Allocate(bytes));
-    return Graphed([&] { MUST(AppendStatesInChunks(*stream_, launch, {workspace_->data(), bytes})); });
+    if (workspace_ == nullptr || workspace_->size_bytes() < bytes) workspace_ = Must(device_.Allocate(bytes));
+    return Graphed([&] { Must(AppendStatesInChunks(*stream_, launch, {workspace_->data(), bytes})); });
   }
   double copy() const { return copy_; }
 
  private:
   template <typename Work>
   double Median(Work&& work) {
-    auto begin = Value(device_.CreateEvent(true)), end = Value(device_.CreateEvent(true));
+    auto begin = Must(device_.CreateEvent(true)), end = Must(device_.CreateEvent(true));
     std::vector<double> times;
     for (double warm = 0; times.size() < kRuns;) {
-      MUST(stream_->Record(begin));
+      Must(stream_->Record(begin));
       work();
-      MUST(stream_->Record(end));
-      MUST(end.Synchronize());
-      const double ms = Value(end.MillisecondsSince(begin));
+      Must(stream_->Record(end));
+      Must(end.Synchronize());
+      const double ms = Must(end.MillisecondsSince(begin));
       if (warm >= kWarmUpMs) times.push_back(1e3 * ms);
       warm += ms;
     }
@@ -98,23 +87,23 @@ class Bench {
   template <typename Work>
   double Graphed(Work&& work) {
     work();
-    MUST(stream_->SynchronizeStatus());
-    MUST(stream_->BeginCapture());
+    Must(stream_->SynchronizeStatus());
+    Must(stream_->BeginCapture());
     work();
-    const CudaGraph graph = Value(stream_->EndCapture());
-    return Median([&] { MUST(stream_->Launch(graph)); });
+    const CudaGraph graph = Must(stream_->EndCapture());
+    return Median([&] { Must(stream_->Launch(graph)); });
   }
 
   template <typename T>
   std::unique_ptr<Buffer> Upload(const std::vector<T>& values) {
-    auto buffer = Value(device_.Allocate(values.size() * sizeof(T)));
-    MUST(stream_->Copy(buffer->data(), values.data(), values.size() * sizeof(T)));
-    MUST(stream_->SynchronizeStatus());
+    auto buffer = Must(device_.Allocate(values.size() * sizeof(T)));
+    Must(stream_->Copy(buffer->data(), values.data(), values.size() * sizeof(T)));
+    Must(stream_->SynchronizeStatus());
     return buffer;
   }
   std::unique_ptr<Buffer> Random(WireType type, int64_t count, float range) {
-    auto buffer = Value(device_.Allocate(count * (type == WireType::kF32 ? 4 : 2)));
-    MUST(FillRandom(*stream_, {.out = buffer->data(), .type = type, .range = range, .seed = 5, .count = count}));
+    auto buffer = Must(device_.Allocate(count * (type == WireType::kF32 ? 4 : 2)));
+    Must(FillRandom(*stream_, {.out = buffer->data(), .type = type, .range = range, .seed = 5, .count = count}));
     return buffer;
   }
 
@@ -122,7 +111,7 @@ class Bench {
   void Prepare(const Family& family, int batch, int tokens, int64_t first, bool all_kept) {
     const LinearStateShape shape{kDim, kDim, family.decay, family.update, DType::kF32};
     const size_t block_bytes = LinearStateLayout(shape).bytes();
-    launch_ = Value(StateLaunchFor(shape, block_bytes, WireType::kBF16));
+    launch_ = Must(StateLaunchFor(shape, block_bytes, WireType::kBF16));
     launch_.token_decay = family.token_decay;
     launch_.token_rate = family.update == StateUpdate::kDelta;
     launch_.gates = (family.token_decay ? (launch_.vector_decay ? kDim : 1) : 0) + launch_.token_rate;
@@ -148,9 +137,9 @@ class Bench {
       gates[i] = static_cast<float>(i * 2654435761u % 1000) * (rate ? 1e-3f : -1e-3f);
     }
     for (int64_t at = 0; at < rows * launch_.gates; at += static_cast<int64_t>(gates.size()))
-      MUST(stream_->Copy(key_value_->data() + vectors + at * 4, gates.data(),
+      Must(stream_->Copy(key_value_->data() + vectors + at * 4, gates.data(),
                          4 * std::min<int64_t>(gates.size(), rows * launch_.gates - at)));
-    out_ = Value(device_.Allocate(rows * kDim * 2));
+    out_ = Must(device_.Allocate(rows * kDim * 2));
     log_decay_ = Upload(std::vector<float>(kHeads, -0.05f));
     std::vector<StateItem> items(batch);
     std::vector<const std::byte*> blocks;
@@ -255,7 +244,7 @@ void Answer(Bench& bench) {
 int main(int argc, char** argv) {
   const bool ask = argc > 1 && std::strcmp(argv[1], "--ask") == 0;
   const int index = argc > 1 + ask ? std::atoi(argv[1 + ask]) : 0;
-  auto device = Value(CudaDevice::Create(Value(CudaLibrary::Open()), {.index = index}));
+  auto device = Must(CudaDevice::Create(Must(CudaLibrary::Open()), {.index = index}));
   std::printf("%s\n", device->info().name);
   std::fflush(stdout);
   Bench bench(*device);
