@@ -59,6 +59,9 @@ class Cluster:
                        *traced(f"attention-{i + 1}"))
         serving = 0
         for line in scheduler.stdout:
+            if " is out: " in line:
+                self.__exit__()
+                raise SystemExit("the cluster does not start: " + line.strip())
             serving += " serves as " in line
             if serving == 1 + len(attention):
                 return self

@@ -7,6 +7,20 @@
 #include "server/cli/cluster_commands.h"
 
 namespace dovetail::cli {
+namespace {
+
+// What flags say against each other, before anybody joins; what the model says is checked when it comes.
+absl::Status CheckFlags(scheduler::SchedulerOptions options) {
+  if (options.max_model_len == 0) options.max_model_len = 1;
+  proto::SoftmaxSpec any;
+  any.query_heads = any.kv_heads = 1;
+  any.key_dim = any.value_dim = 64;
+  any.scale = 1;
+  DT_ASSIGN_OR_RETURN(options.attention, proto::AttentionTable::Build({any}));
+  return options.Validate();
+}
+
+}  // namespace
 
 absl::Status RunScheduler(const SchedulerFlags& flags) {
   StopSignal stop;
@@ -14,6 +28,7 @@ absl::Status RunScheduler(const SchedulerFlags& flags) {
   options.listen = flags.listen;
   DT_ASSIGN_OR_RETURN(options.security, SecurityOf(flags.control));
   options.scheduler = SchedulerOptionsOf(flags.engine);
+  DT_RETURN_IF_ERROR(CheckFlags(options.scheduler));
   options.lease = absl::Milliseconds(flags.lease_ms);
   options.max_workers = flags.max_workers;
   options.seed = flags.engine.seed.value_or(0);

@@ -9,6 +9,7 @@
 
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <random>
 #include <thread>
 #include <utility>
@@ -39,7 +40,7 @@ Epoch NewEpoch() { return Epoch(std::random_device{}() | 1u); }
 }  // namespace
 
 std::string Name(Deployment deployment) {
-  constexpr const char* kNames[] = {"Threads", "UcxThreads", "Processes"};
+  constexpr const char* kNames[] = {"Threads", "UcxThreads", "Processes", "Hosts"};
   return kNames[static_cast<int>(deployment)];
 }
 
@@ -76,7 +77,7 @@ class MiniCluster::ThreadWorker {
 // The binary of this build; its output goes to a file that is shown when something went wrong.
 class MiniCluster::Process {
  public:
-  explicit Process(std::vector<std::string> words) {
+  Process(std::vector<std::string> words, const Hosts* hosts, int host) {
     words.insert(words.begin(), DOVETAIL_BINARY);
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
@@ -90,6 +91,7 @@ class MiniCluster::Process {
     if (pid_ == 0) {  // async-signal-safe calls only
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (getppid() != parent) _exit(1);
+      if (hosts != nullptr && !hosts->Enter(host)) _exit(126);
       dup2(pipes[1], STDOUT_FILENO);
       dup2(log, STDERR_FILENO);
       execv(DOVETAIL_BINARY, argv.data());
@@ -215,7 +217,8 @@ absl::Status MiniCluster::StartScheduler() {
     address_ = absl::StrCat("127.0.0.1:", scheduler_->port());
     return absl::OkStatus();
   }
-  std::vector<std::string> words = {"scheduler", "--listen", "127.0.0.1:0", "--lanes", options_.lanes};
+  const std::string listen = options_.hosts == nullptr ? "127.0.0.1:0" : options_.hosts->address(0) + ":0";
+  std::vector<std::string> words = {"scheduler", "--listen", listen, "--lanes", options_.lanes};
   const auto add = [&](const std::string& flag, int64_t value) {
     words.insert(words.end(), {flag, std::to_string(value)});
   };
@@ -227,9 +230,18 @@ absl::Status MiniCluster::StartScheduler() {
   words.insert(words.end(), {"--placement", FlagOf(core.placement)});
   words.push_back(core.enable_prefix_caching ? "--enable-prefix-caching" : "--no-enable-prefix-caching");
   words.push_back(core.enable_chunked_prefill ? "--enable-chunked-prefill" : "--no-enable-chunked-prefill");
-  scheduler_process_ = std::make_unique<Process>(words);
+  scheduler_process_ = StartProcess(0, std::move(words));
   DT_ASSIGN_OR_RETURN(address_, scheduler_process_->LineAfter("listening on "));
   return absl::OkStatus();
+}
+
+int MiniCluster::HostOf(const std::string& name) const {
+  return options_.hosts == nullptr ? 1 : std::atoi(name.c_str() + 1) % options_.hosts->count();
+}
+
+std::unique_ptr<MiniCluster::Process> MiniCluster::StartProcess(int host, std::vector<std::string> words) const {
+  if (options_.hosts != nullptr) words.insert(words.end(), {"--data-devices", "data0"});
+  return std::make_unique<Process>(std::move(words), options_.hosts, host);
 }
 
 control::WorkerMainOptions MiniCluster::WorkerOptions(control::Role role, const std::string& name) const {
@@ -245,9 +257,9 @@ control::WorkerMainOptions MiniCluster::WorkerOptions(control::Role role, const 
 
 absl::Status MiniCluster::StartAttention(const std::string& name, uint64_t kv_bytes) {
   if (processes()) {
-    processes_[name] = std::make_unique<Process>(
-        std::vector<std::string>{"attention-worker", "--name", name, "--scheduler", address_, "--lanes", options_.lanes,
-                                 "--kv-capacity", std::to_string(kv_bytes), "--threads", "1"});
+    processes_[name] = StartProcess(
+        HostOf(name), {"attention-worker", "--name", name, "--scheduler", address_, "--lanes", options_.lanes,
+                       "--kv-capacity", std::to_string(kv_bytes), "--threads", "1"});
     return absl::OkStatus();
   }
   auto options = WorkerOptions(control::Role::kAttentionWorker, name);
@@ -264,13 +276,14 @@ absl::Status MiniCluster::StartAttention(const std::string& name, uint64_t kv_by
 absl::Status MiniCluster::StartCompute(const std::string& name) {
   if (processes()) {
     const bool f32 = options_.weights == model::WeightFormat::kF32;
-    processes_[name] = std::make_unique<Process>(std::vector<std::string>{
-        "compute-worker", options_.model.string(), "--name", name, "--scheduler", address_, "--lanes", options_.lanes,
-        "--threads", "1", "--dtype", f32 ? "float32" : "auto", "--kv-cache-dtype",
-        options_.kv == DType::kF32   ? "float32"
-        : options_.kv == DType::kF16 ? "float16"
-                                     : "bfloat16",
-        "--state-dtype", std::string(dovetail::Name(options_.state))});
+    const std::string kv = options_.kv == DType::kF32   ? "float32"
+                           : options_.kv == DType::kF16 ? "float16"
+                                                        : "bfloat16";
+    processes_[name] = StartProcess(
+        HostOf(name) - 1,
+        {"compute-worker", options_.model.string(), "--name", name, "--scheduler", address_, "--lanes", options_.lanes,
+         "--threads", "1", "--dtype", f32 ? "float32" : "auto", "--kv-cache-dtype", kv, "--state-dtype",
+         std::string(dovetail::Name(options_.state))});
     return absl::OkStatus();
   }
   auto options = WorkerOptions(control::Role::kComputeWorker, name);

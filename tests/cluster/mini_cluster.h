@@ -15,22 +15,25 @@
 #include "scheduler/scheduler_main.h"
 #include "server/remote_engine.h"
 #include "tests/cluster/faulty_connector.h"
+#include "tests/cluster/hosts.h"
 #include "tests/cluster/inproc_hub.h"
 #include "tests/cluster/test_engine.h"
 
 namespace dovetail::test {
 
-// Where a cluster's roles run and what carries their frames; the control plane is gRPC on loopback always.
+// Where a cluster's roles run and what carries their frames; the control plane is gRPC, on loopback but for hosts.
 enum class Deployment {
   kThreads,     // of this process, over an InprocHub
   kUcxThreads,  // of this process, over UCX
   kProcesses,   // the `dovetail` binary of this build, over UCX
+  kHosts,       // the same, over the options' hosts in turn, whose network carries both planes
 };
 std::string Name(Deployment deployment);
 
 struct MiniClusterOptions {
   Deployment deployment = Deployment::kThreads;
   std::string lanes = "shm";  // of UCX
+  Hosts* hosts = nullptr;     // of kHosts; outlives the cluster
   std::filesystem::path model;
   model::WeightFormat weights = model::WeightFormat::kAuto;
   DType kv = DType::kBF16;                   // kProcesses: bf16, or f32 with f32 weights
@@ -87,7 +90,9 @@ class MiniCluster {
   absl::StatusOr<std::unique_ptr<transport::Connector>> MakeConnector(NodeId node, Epoch epoch);
   absl::StatusOr<std::unique_ptr<transport::Connector>> MakeSoundConnector(NodeId node, Epoch epoch);
   control::WorkerMainOptions WorkerOptions(control::Role role, const std::string& name) const;
-  bool processes() const { return options_.deployment == Deployment::kProcesses; }
+  bool processes() const { return options_.deployment >= Deployment::kProcesses; }
+  std::unique_ptr<Process> StartProcess(int host, std::vector<std::string> words) const;
+  int HostOf(const std::string& name) const;  // of a worker: the number behind its letter says
 
   const MiniClusterOptions options_;
   InprocHub hub_;

@@ -9,7 +9,8 @@
 #include "tests/cluster/alone.h"
 #include "tests/support/test_data.h"
 
-// One body each: over threads of this process, over UCX between such threads, and over real processes. Whatever the
+// One body each: over threads of this process, over UCX between such threads, over real processes, and (in a binary of
+// its own, since its network is its own) over processes on three hosts whose links are cut and squeezed. Whatever the
 // deployment, the lanes, the workers and the placement, what a request gets is to the bit what the embedded engine
 // gives it alone.
 
@@ -25,9 +26,21 @@ std::string NameOfPlace(const testing::TestParamInfo<Place>& info) {
   return absl::StrCat(Name(info.param.deployment), "_", info.param.lanes);
 }
 
+// Three hosts, made before anything else starts a thread.
+class Network : public testing::Environment {
+ public:
+  static absl::StatusOr<std::unique_ptr<Hosts>>& hosts() {
+    static absl::StatusOr<std::unique_ptr<Hosts>> made = Hosts::Create(3);
+    return made;
+  }
+  void SetUp() override { hosts().status().IgnoreError(); }
+};
+
 class MiniClusterTest : public testing::TestWithParam<Place> {
  protected:
   void SetUp() override {
+    if (GetParam().deployment == Deployment::kHosts && !Network::hosts().ok())
+      GTEST_SKIP() << Network::hosts().status().message();
     DOVETAIL_DATA_OR_SKIP(const auto folder, "models/stories260K");
     folder_ = folder;
     alone_ = std::make_unique<Alone>(folder_ / "stories260K-f32.gguf");
@@ -37,6 +50,7 @@ class MiniClusterTest : public testing::TestWithParam<Place> {
     MiniClusterOptions options;
     options.deployment = GetParam().deployment;
     options.lanes = GetParam().lanes;
+    if (GetParam().deployment == Deployment::kHosts) options.hosts = Network::hosts()->get();
     options.model = folder_ / "stories260K-f32.gguf";
     options.weights = model::WeightFormat::kF32;
     options.kv = DType::kF32;
@@ -105,7 +119,7 @@ TEST_P(MiniClusterTest, EveryStreamIsToTheBitTheOneItsRequestHasAlone) {
   })) << stats.kv_blocks_in_use
       << " KV blocks are held after the last request ended";
   // Processes may get the requests so far apart that the first have ended before the memory is full.
-  if (GetParam().deployment != Deployment::kProcesses) {
+  if (GetParam().deployment < Deployment::kProcesses) {
     EXPECT_GT(stats.scheduler.preemptions, 0u);
   }
   EXPECT_GT(stats.scheduler.prefix_hits, 0u);
@@ -168,17 +182,70 @@ TEST_P(MiniClusterTest, ADrainedWorkerGivesWhatItHoldsToTheOthersWhileStreamsGoO
     alone_->Expect(requests[i], *sinks[i]);
   }
   // Processes on a busy machine may take each other for dead.
-  if (GetParam().deployment != Deployment::kProcesses) {
+  if (GetParam().deployment < Deployment::kProcesses) {
     EXPECT_EQ((*cluster)->engine().stats().scheduler.preemptions, 0u);
   }
   EXPECT_TRUE(Eventually([&] { return (*cluster)->engine().stats().kv_blocks_in_use == 0; }));
 }
 
+#ifdef DOVETAIL_OVER_HOSTS
+const testing::Environment* const kNetwork = testing::AddGlobalTestEnvironment(new Network);
+
+class MiniClusterOverHosts : public MiniClusterTest {};
+
+TEST_P(MiniClusterOverHosts, AHostThatIsCutOffIsReplacedWithTheSameBitsAndComesBack) {
+  Hosts& hosts = **Network::hosts();
+  MiniClusterOptions options = Options();
+  options.attention_workers = 3;
+  options.lease = absl::Seconds(1);
+  const auto cluster = MiniCluster::Start(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  const auto number_of_a1 = [&]() -> int64_t {
+    const auto status = (*cluster)->status();
+    const auto* worker = (*cluster)->Find(status, "a1");
+    return worker == nullptr || worker->state() != "serving" ? -1 : static_cast<int64_t>(worker->worker());
+  };
+  const int64_t before = number_of_a1();
+  std::vector<std::shared_ptr<cli::CollectingSink>> sinks;
+  for (int i = 0; i < 4; ++i) sinks.push_back(Submit((*cluster)->engine(), Request(40 + 30 * i, 300, i)));
+  for (const auto& sink : sinks) sink->WaitForTokens(3);
+  ASSERT_TRUE(hosts.Cut(1));
+  for (size_t i = 0; i < sinks.size(); ++i) {
+    ASSERT_EQ(sinks[i]->WaitForEnd(), absl::OkStatus());
+    alone_->Expect(Request(40 + 30 * static_cast<int>(i), 300, static_cast<int>(i)), *sinks[i]);
+  }
+  EXPECT_TRUE(Eventually([&] { return number_of_a1() < 0; }));
+  ASSERT_TRUE(hosts.Mend(1));
+  EXPECT_TRUE(Eventually([&] { return number_of_a1() > before; }));
+  const auto after = Submit((*cluster)->engine(), Request(90, 60, 9));
+  ASSERT_EQ(after->WaitForEnd(), absl::OkStatus());
+  alone_->Expect(Request(90, 60, 9), *after);
+}
+
+TEST_P(MiniClusterOverHosts, StreamsOverASqueezedLinkHaveTheSameBits) {
+  MiniClusterOptions options = Options();
+  options.attention_workers = 3;
+  const auto cluster = MiniCluster::Start(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  if (!(*Network::hosts())->Squeeze(2, "4mbit")) GTEST_SKIP() << "no token bucket in this kernel (tc qdisc ... tbf)";
+  std::vector<std::shared_ptr<cli::CollectingSink>> sinks;
+  for (int i = 0; i < 4; ++i) sinks.push_back(Submit((*cluster)->engine(), Request(20 + 9 * i, 40, i)));
+  for (size_t i = 0; i < sinks.size(); ++i) {
+    ASSERT_EQ(sinks[i]->WaitForEnd(), absl::OkStatus());
+    alone_->Expect(Request(20 + 9 * static_cast<int>(i), 40, static_cast<int>(i)), *sinks[i]);
+  }
+}
+
+constexpr Place kOverHosts{Deployment::kHosts, "tcp"};
+INSTANTIATE_TEST_SUITE_P(Deployments, MiniClusterTest, testing::Values(kOverHosts), NameOfPlace);
+INSTANTIATE_TEST_SUITE_P(Deployments, MiniClusterOverHosts, testing::Values(kOverHosts), NameOfPlace);
+#else
 INSTANTIATE_TEST_SUITE_P(Deployments, MiniClusterTest,
                          testing::Values(Place{Deployment::kThreads, "memory"}, Place{Deployment::kUcxThreads, "shm"},
                                          Place{Deployment::kUcxThreads, "tcp"}, Place{Deployment::kProcesses, "shm"},
                                          Place{Deployment::kProcesses, "tcp"}),
                          NameOfPlace);
+#endif
 
 }  // namespace
 }  // namespace dovetail::test

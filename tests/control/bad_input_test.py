@@ -132,6 +132,11 @@ class BadInputTest(unittest.TestCase):
         self.refused("drain", "nobody", "--scheduler", self.address,
                      saying="no worker is named nobody; `dovetail status` lists them")
 
+    def test_flags_of_a_scheduler_that_contradict_each_other(self):
+        self.refused("scheduler", "--listen", "127.0.0.1:0", "--lanes", "shm", "--max-num-batched-tokens", "128",
+                     saying=("--max-num-batched-tokens: 128 is less than --max-num-seqs 256",
+                             "raise the one or lower the other"))
+
     def test_lanes_that_are_not_there(self):
         self.refused(*self.attention(lanes="rc"), saying=("--lanes rc: this host has no usable RDMA device",
                                                           "install or enable RDMA, or start every node with"))

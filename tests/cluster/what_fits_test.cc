@@ -1,0 +1,49 @@
+#include <gtest/gtest.h>
+
+#include "compute_worker/cuda/cuda_model.h"
+#include "tests/cluster/test_engine.h"
+#include "tests/cluster/tiny_model.h"
+#include "tests/support/test_data.h"
+
+// What is said where a device's memory does not do: what is needed, what is there, and what would fit.
+
+namespace dovetail::test {
+namespace {
+
+std::string Refusal(uint64_t room, int attention_workers = 1) {
+  const auto path = WriteTinyModel({}, TempFolder() / "fits");  // 16 KiB of K and V for 64 tokens in bf16
+  const auto model = TestModel::Load(path, model::WeightFormat::kF32, {.threads = 1});
+  EXPECT_TRUE(model.ok()) << model.status();
+  server::EmbeddedClusterOptions options = ClusterOptionsFor(**model, DType::kBF16);
+  options.attention_workers = attention_workers;
+  options.kv_room = [room] { return room; };
+  const auto cluster = StartCluster(**model, options);
+  if (cluster.ok()) return "";
+  EXPECT_TRUE(absl::IsResourceExhausted(cluster.status())) << cluster.status();
+  return std::string(cluster.status().message());
+}
+
+TEST(WhatFits, AKvCacheThatDoesNotHoldOneSequenceNamesLengthTypeAndWorkersThatWould) {
+  EXPECT_EQ(Refusal(100 << 10),
+            "the device has 100 KiB left for the KV cache, and one sequence of 1024 tokens needs 272 KiB; "
+            "--max-model-len 320 fits, --kv-cache-dtype fp8_e4m3 takes half of it, or divide it over 3 attention workers with as much "
+            "memory each (dovetail up --attention-devices)");
+  EXPECT_EQ(Refusal(17 * 16 << 10), "") << "one sequence, exactly";
+  EXPECT_NE(Refusal(17 * 16 << 10, 2), "") << "each of two workers may hold one";
+}
+
+TEST(WhatFits, WeightsThatDoNotFitSayWhichTypeWould) {
+  constexpr uint64_t kGiB = uint64_t{1} << 30;
+  EXPECT_EQ(compute::WeightsThatFit(16 * kGiB, false, 10 * kGiB, 24 * kGiB),
+            "the weights need 16384 MiB in 16 bits, and 10240 of 24576 MiB are free (others use the rest); take a file "
+            "in 8 bits with --gpu-weights keep (about 8704 MiB), a smaller model, another GPU or --device cpu");
+  EXPECT_EQ(compute::WeightsThatFit(160 * kGiB, false, 60 * kGiB, 80 * kGiB),
+            "the weights need 163840 MiB in 16 bits, and 61440 of 81920 MiB are free; take a file in 4 bits with "
+            "--gpu-weights keep (about 46080 MiB), a smaller model, another GPU or --device cpu");
+  EXPECT_EQ(compute::WeightsThatFit(20 * kGiB, true, 10 * kGiB, 12 * kGiB),
+            "the weights need 20480 MiB as the file has them, and 10240 of 12288 MiB are free; take a smaller model, "
+            "another GPU or --device cpu");
+}
+
+}  // namespace
+}  // namespace dovetail::test
