@@ -57,6 +57,21 @@ absl::Status CheckKvCacheBytes(const proto::AttentionTable& table, uint64_t byte
                            " bytes per 64 tokens and worker", states);
 }
 
+absl::Status CheckKvRoom(const proto::AttentionTable& table, const scheduler::SchedulerOptions& options, int attention_workers,
+                         uint64_t room, attention::KvStorage storage) {
+  const uint64_t set_bytes = BlocksPerSegment(table) * attention::KvBlockBytes(table, storage);
+  const uint64_t sets = (options.max_model_len + kSegmentTokens - 1) / kSegmentTokens + 1;
+  const uint64_t needed = set_bytes * sets * attention_workers, fitting = room / set_bytes / attention_workers;
+  if (needed <= room) return absl::OkStatus();
+  std::string help;
+  if (fitting >= 2) help = absl::StrCat("--max-model-len ", (fitting - 1) * kSegmentTokens, " fits, ");
+  if (storage == attention::KvStorage::kAsSent && !table.has_linear()) help += "--kv-cache-dtype fp8_e4m3 takes half of it, ";
+  return ResourceExhausted("the device has ", room >> 10, " KiB left for the KV cache, and one sequence of ",
+                           options.max_model_len, " tokens needs ", needed >> 10, " KiB; ", help,
+                           "or divide it over ", (needed + room - 1) / std::max<uint64_t>(room, 1),
+                           " attention workers with as much memory each (dovetail up --attention-devices)");
+}
+
 absl::Status EmbeddedCluster::SizeKvCache(const proto::AttentionTable& table) {
   const uint64_t block_bytes = attention::KvBlockBytes(table, options_.kv_storage);
   const uint64_t blocks_per_64_tokens = proto::BlocksPerSegment(table);
@@ -64,6 +79,9 @@ absl::Status EmbeddedCluster::SizeKvCache(const proto::AttentionTable& table) {
   uint64_t bytes = options_.kv_cache_bytes;
   if (bytes == 0) {
     const uint64_t room = options_.kv_room ? options_.kv_room() : 0;
+    if (options_.kv_room) {
+      DT_RETURN_IF_ERROR(CheckKvRoom(table, options_.scheduler, options_.attention_workers, room, options_.kv_storage));
+    }
     bytes = DefaultKvCacheBytes(table, options_.scheduler, options_.attention_workers, room,
                                 options_.kv_storage);
   }

@@ -36,6 +36,11 @@ uint64_t DefaultKvCacheBytes(const proto::AttentionTable& table, const scheduler
 absl::Status CheckKvCacheBytes(const proto::AttentionTable& table, uint64_t bytes, int attention_workers,
                                attention::KvStorage storage = attention::KvStorage::kAsSent);
 
+// Whether `room` bytes of a device hold a sequence of max_model_len tokens. kResourceExhausted, with what would, if not.
+absl::Status CheckKvRoom(const proto::AttentionTable& table, const scheduler::SchedulerOptions& options,
+                         int attention_workers, uint64_t room,
+                         attention::KvStorage storage = attention::KvStorage::kAsSent);
+
 struct EmbeddedClusterOptions {
   int attention_workers = 1;          // 1..kMaxAttentionWorkers
   uint64_t kv_cache_bytes = 0;        // over all attention workers; 0: what the options need at most, within a quarter of memory

@@ -307,13 +307,29 @@ namespace {
 
 absl::Status CheckRoom(CudaDevice& device, uint64_t needed, bool keep, const CudaDevice::Memory& memory) {
   if (needed <= memory.free_bytes) return absl::OkStatus();
-  return ResourceExhausted(device.name(), " (", device.info().name, "): the weights need ", needed / kMiB,
-                           keep ? " MiB as the file has them" : " MiB in 16 bits", ", and ", memory.free_bytes / kMiB,
-                           " of ", memory.total_bytes / kMiB, " MiB are free; take a smaller model, another GPU, ",
-                           keep ? "" : "a file in 4 or 8 bits with --gpu-weights keep, ", "or --device cpu");
+  return ResourceExhausted(device.name(), " (", device.info().name, "): ",
+                           WeightsThatFit(needed, keep, memory.free_bytes, memory.total_bytes));
 }
 
 }  // namespace
+
+std::string WeightsThatFit(uint64_t needed, bool keep, uint64_t free_bytes, uint64_t total_bytes) {
+  std::string text =
+      absl::StrCat("the weights need ", needed / kMiB, keep ? " MiB as the file has them" : " MiB in 16 bits", ", and ",
+                   free_bytes / kMiB, " of ", total_bytes / kMiB, " MiB are free");
+  if (needed <= total_bytes) absl::StrAppend(&text, " (others use the rest)");
+  absl::StrAppend(&text, "; take ");
+  if (!keep) {
+    // A scale of 16 bits for each 32 weights.
+    for (const auto& [bits, name] : {std::pair{uint64_t{17}, "8"}, {uint64_t{9}, "4"}}) {
+      const uint64_t bytes = needed / 32 * bits;
+      if (bytes > free_bytes) continue;
+      absl::StrAppend(&text, "a file in ", name, " bits with --gpu-weights keep (about ", bytes / kMiB, " MiB), ");
+      break;
+    }
+  }
+  return absl::StrCat(text, "a smaller model, another GPU or --device cpu");
+}
 
 absl::StatusOr<std::unique_ptr<CudaModel>> CudaModel::Load(CudaDevice& device, const model::LoadedModel& model,
                                                            DType type, bool random,

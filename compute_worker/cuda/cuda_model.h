@@ -31,6 +31,10 @@ enum class GpuWeights {
   kDequantise,  // once, as they are loaded
 };
 
+// What to say where weights of `needed` bytes (in 16 bits, or kept as their file has them) do not fit on a GPU: which
+// types would, and what else helps. Pure.
+std::string WeightsThatFit(uint64_t needed, bool keep, uint64_t free_bytes, uint64_t total_bytes);
+
 // A model's weights on a GPU, in one 16-bit type or as the file has them, and the layers over them. Immutable; `model`,
 // read with WeightFormat::kElsewhere, and `device` outlive it.
 class CudaModel final : public DenseBackendFactory {

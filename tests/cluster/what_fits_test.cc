@@ -11,7 +11,7 @@ namespace dovetail::test {
 namespace {
 
 std::string Refusal(uint64_t room, int attention_workers = 1) {
-  const auto path = WriteTinyModel({}, TempFolder() / "fits");  // 16 KiB of K and V for 64 tokens in bf16
+  const auto path = WriteTinyModel({}, TempFolder());  // 16 KiB of K and V for 64 tokens in bf16
   const auto model = TestModel::Load(path, model::WeightFormat::kF32, {.threads = 1});
   EXPECT_TRUE(model.ok()) << model.status();
   server::EmbeddedClusterOptions options = ClusterOptionsFor(**model, DType::kBF16);
