@@ -26,8 +26,8 @@ std::string Refusal(uint64_t room, int attention_workers = 1) {
 TEST(WhatFits, AKvCacheThatDoesNotHoldOneSequenceNamesLengthTypeAndWorkersThatWould) {
   EXPECT_EQ(Refusal(100 << 10),
             "the device has 100 KiB left for the KV cache, and one sequence of 1024 tokens needs 272 KiB; "
-            "--max-model-len 320 fits, --kv-cache-dtype fp8_e4m3 takes half of it, or divide it over 3 attention workers with as much "
-            "memory each (dovetail up --attention-devices)");
+            "--max-model-len 320 fits, --kv-cache-dtype fp8_e4m3 takes half of it, or divide it over 3 attention "
+            "workers with as much memory each (dovetail up --attention-devices)");
   EXPECT_EQ(Refusal(17 * 16 << 10), "") << "one sequence, exactly";
   EXPECT_NE(Refusal(17 * 16 << 10, 2), "") << "each of two workers may hold one";
 }
