@@ -4,8 +4,8 @@
 #include "kernels/cuda/primitives.cuh"
 #include "kernels/cuda/wire.cuh"
 
-// One thread block a multiprocessor, each with tiles of 16 rows of w that follow each other. Four warps copy pieces of a
-// tile (16 rows x 512 columns) into a ring of shared memory, as far ahead as that holds, and begin before the
+// One thread block a multiprocessor, each with tiles of 16 rows of w that follow each other. Four warps copy pieces of
+// a tile (16 rows x 512 columns) into a ring of shared memory, as far ahead as that holds, and begin before the
 // predecessor has ended; x, of which each block takes all, comes after. Eight warps multiply 64 columns each of a piece
 // on the tensor cores, and add their sums at the end of a tile, in the order of the columns.
 //
