@@ -22,8 +22,8 @@ PROMPTS = ["Once upon a time", "Lily and Tom went to the park. They saw", "The l
 TOKENS = 300
 KILLS = 3
 # Between logits. A prompt's kernels and a decode step's round differently in bf16, so K and V that were rebuilt differ
-# in their last bits from those that were lost. Errors of bf16 are at most 1.6e-2 of the logits' RMS in the dense goldens
-# (tests/golden/budgets.h); the streams seen to part did so where one token led by 0.001.
+# in their last bits from those that were lost. Errors of bf16 are at most 1.6e-2 of the logits' RMS in the dense
+# goldens (tests/golden/budgets.h); the streams seen to part did so where one token led by 0.001.
 NEAR_TIE = 0.25
 
 
