@@ -102,23 +102,22 @@ __device__ __forceinline__ void Produce(const AttentionLaunch& p, const SharedPl
         BarrierWait(empty, parity);
         if (mine.fresh) WaitForPredecessor();
         if (mine.at != nullptr) {
-          // Keys beyond the last token are masked, whatever the memory holds; values lie token by token.
-          const int keys = mine.tokens * p.layout.key_row_bytes(), skipped = p.layout.key_bytes() - keys;
+          // What lies beyond the last token is masked, whatever the memory holds.
+          const int keys = mine.tokens * p.layout.key_row_bytes(), values = p.layout.value_bytes_of(mine.tokens);
+          const int values_at = p.layout.key_bytes();
           if (kHalves == 2) {
-            const int values_at = p.layout.key_bytes();
             BarrierArriveExpect(full, keys);
             BulkCopy(to, mine.at, keys, full);
             BarrierWait(empty + 8, parity);
-            BarrierArriveExpect(full + 8, bytes - values_at);
-            BulkCopy(to + values_at, mine.at + values_at, bytes - values_at, full + 8);
-          } else if (skipped < kWorthSkipping) {
+            BarrierArriveExpect(full + 8, values);
+            BulkCopy(to + values_at, mine.at + values_at, values, full + 8);
+          } else if (bytes - keys - values < kWorthSkipping) {
             BarrierArriveExpect(full, bytes);
             BulkCopy(to, mine.at, bytes, full);
           } else {
-            const int values_at = p.layout.key_bytes();
-            BarrierArriveExpect(full, bytes - skipped);
+            BarrierArriveExpect(full, keys + values);
             BulkCopy(to, mine.at, keys, full);
-            BulkCopy(to + values_at, mine.at + values_at, bytes - values_at, full);
+            BulkCopy(to + values_at, mine.at + values_at, values, full);
           }
         } else {
           BarrierArrive(full);
@@ -226,6 +225,7 @@ __device__ __forceinline__ void TouchQueries(const AttentionLaunch& p, const Dev
     asm volatile("ld.global.u32 %0, [%1];"
                  : "=r"(unused)
                  : "l"(static_cast<const std::byte*>(p.q) + at * element + i % lines * 128));
+    static_cast<void>(unused);
   }
 }
 

@@ -209,16 +209,15 @@ struct TileState {
   __device__ __forceinline__ void Accumulate(const AttentionLaunch& p, uint32_t values, const uint32_t (&w)[4][4],
                                              int end_token, int lane) {
     const int g = lane / 4, c = lane % 4;
-    const int tiles = kFull ? D / 8 : p.layout.value_dim / 8;
+    const int dims = kFull ? D : p.layout.value_dim;
+    const uint32_t mine = values + (c * dims + (g ^ CudaKvLayout::value_swizzle(c))) * 16;
 #pragma unroll
     for (int step = 0; step < 4; ++step) Math::Mma(l, w[step], Math::kOnes, Math::kOnes);
 #pragma unroll
     for (int j = 0; j < D / 8; ++j) {
-      if (kFull || j < tiles) {
+      if (kFull || 8 * j < dims) {
         if constexpr (kElement == 2) {
-          const uint32_t row = values + (8 * j + g) * 128;
-          uint4 a = LoadShared16(row + (c ^ (g & 1) << 2) * 16),
-                b = LoadShared16(row + ((c ^ (g & 1) << 2) ^ 4) * 16);
+          uint4 a = LoadShared16(mine + 128 * j), b = LoadShared16(mine + 64 * dims + 128 * j);
           if constexpr (kTail) {
             a.x &= Below(8 * c, end_token), a.y &= Below(8 * c + 2, end_token);
             a.z &= Below(8 * c + 4, end_token), a.w &= Below(8 * c + 6, end_token);
@@ -230,7 +229,7 @@ struct TileState {
           Math::Mma(o[j], w[2], b.x, b.y);
           Math::Mma(o[j], w[3], b.z, b.w);
         } else {
-          const uint4 a = LoadShared16(values + (8 * j + g) * 64 + c * 16);
+          const uint4 a = LoadShared16(mine + 128 * j);
           const uint32_t words[4] = {a.x, a.y, a.z, a.w};
 #pragma unroll
           for (int step = 0; step < 4; ++step) {

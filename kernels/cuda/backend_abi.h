@@ -58,6 +58,8 @@ struct PromptCall {
   // The log-sum-exp (natural) of each row's scores, [batch][q_heads][most_tokens]; with_sums: the plan gives it.
   float* sums;
   int32_t with_sums;
+  // All sequences have most_tokens rows and follow each other from q, k, v and o on: tokens and offsets are not read.
+  int32_t even;
 };
 // Rows of so many columns do not fit into shared memory, and y is not f32, to which ranges of columns could be added.
 inline constexpr int kQuantTooWide = -4;

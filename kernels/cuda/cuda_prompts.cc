@@ -19,6 +19,21 @@ int32_t RoundedBatch(size_t items) {
   return size;
 }
 
+// Whether every prompt has `tokens` rows, right behind the one before: cuDNN has a faster kernel for those.
+bool AreEven(const CudaPrompts::Shape& shape, std::span<const CudaPrompts::Item> items, int64_t tokens) {
+  const CudaPrompts::Item& first = items.front();
+  for (size_t i = 0; i < items.size(); ++i) {
+    const CudaPrompts::Item& item = items[i];
+    const int64_t rows = static_cast<int64_t>(i) * tokens;
+    if (item.tokens != tokens || item.q_at != first.q_at + rows * shape.q_heads * shape.key_dim ||
+        item.k_at != first.k_at + rows * shape.kv_heads * shape.key_dim ||
+        item.v_at != first.v_at + rows * shape.kv_heads * shape.value_dim ||
+        item.o_at != first.o_at + rows * shape.q_heads * shape.value_dim)
+      return false;
+  }
+  return true;
+}
+
 PromptCall CallOf(const CudaPrompts::Shape& shape) {
   PromptCall call{};
   call.q_heads = shape.q_heads;
@@ -58,6 +73,9 @@ absl::StatusOr<bool> CudaPrompts::Prepare(CudaStream& stream, const Shape& shape
       if (at + int64_t{item.tokens} * shape.q_heads * shape.key_dim > std::numeric_limits<int32_t>::max()) return false;
   }
   call.with_sums = batch.joins_ ? 1 : 0;
+  batch.first_ = items.front();
+  batch.even_ = items.size() == static_cast<size_t>(call.batch) && AreEven(shape, items, call.most_tokens);
+  call.even = batch.even_ ? 1 : 0;
   DT_RETURN_IF_ERROR(stream.UseDevice());
   const int error = device_.library()->dnn_prompts(handle_, &call, stream.handle());
   if (error == kDnnRefused) {
@@ -109,6 +127,14 @@ absl::Status CudaPrompts::Run(CudaStream& stream, const Shape& shape, const Batc
   call.k_at = tokens + 2 * batch.step_;
   call.v_at = tokens + 3 * batch.step_;
   call.o_at = tokens + 4 * batch.step_;
+  if (batch.even_) {
+    constexpr int64_t kElement = 2;
+    call.even = 1;
+    call.q = static_cast<const std::byte*>(q) + batch.first_.q_at * kElement;
+    call.k = static_cast<const std::byte*>(k) + batch.first_.k_at * kElement;
+    call.v = static_cast<const std::byte*>(v) + batch.first_.v_at * kElement;
+    call.o = static_cast<std::byte*>(o) + batch.first_.o_at * kElement;
+  }
   DT_RETURN_IF_ERROR(stream.UseDevice());
   const int error = device_.library()->dnn_prompts(handle_, &call, stream.handle());
   if (error == kDnnRefused) return Internal(device_.name(), ": cuDNN failed to attend prompts that it had planned");

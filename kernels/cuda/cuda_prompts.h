@@ -43,6 +43,8 @@ class CudaPrompts {
     friend class CudaPrompts;
     StagedUpload upload_;
     int32_t batch_ = 0, most_tokens_ = 0;
+    bool even_ = false;             // all as long as their plan says, one after the other
+    Item first_;
     bool joins_ = false;            // some prompt has earlier tokens
     std::unique_ptr<Buffer> sums_;  // then: log-sum-exps
     size_t step_ = 0;  // elements from array to array

@@ -4,30 +4,28 @@
 #include "kernels/cuda/primitives.cuh"
 #include "kernels/cuda/wire.cuh"
 
-// One thread block a multiprocessor, each with tiles of 16 rows of w that follow each other. Four warps copy pieces of
-// a tile (16 rows x 512 columns) into a ring of shared memory, as far ahead as that holds, and begin before the
-// predecessor has ended; x, of which each block takes all, comes after. Eight warps multiply 64 columns each of a piece
-// on the tensor cores, and add their sums at the end of a tile, in the order of the columns.
+// One thread block a multiprocessor, each with tiles of 16 rows of w that follow each other. One warp copies pieces of
+// a tile (16 rows x 1024 columns) into a ring of shared memory, as far ahead as that holds, and begins before the
+// predecessor has ended; x, of which each block takes all, comes after. Eight warps multiply 128 columns each of a
+// piece on the tensor cores, and add their sums at the end of a tile, in the order of the warps.
 //
-// Bulk copies of the rows' 1 KiB are slower (gate and up of Llama-3-8B: 74 us; of 2 KiB 55, with these copies 54).
+// Bulk copies of 1 KiB would be slower (gate and up of Llama-3-8B 74 us, of 2 KiB 55); copies of 16 bytes are as fast.
 
 namespace dovetail::kernels::cuda {
 namespace {
 
+constexpr int kMostRows = 8;  // of x, one side of a tensor core tile
 constexpr int kWarps = 8;
-constexpr int kCopyThreads = 4 * 32;
-constexpr int kThreads = kWarps * 32 + kCopyThreads;
-constexpr int kTile = 16;            // rows of w
-constexpr int kColumns = 512;        // of a piece
+constexpr int kThreads = (kWarps + 1) * 32;
+constexpr int kTile = 16;                  // rows of w
+constexpr int kColumns = 1024;             // of a piece
 [[maybe_unused]] constexpr int kRun = 64;  // columns that a warp takes at a time
-constexpr int kPadBytes = 64;        // of rows in shared memory: neighbours fall on different banks
+constexpr int kPadBytes = 64;              // of rows in shared memory: neighbours fall on different banks
 constexpr int kRowBytes = kColumns * 2 + kPadBytes;
 constexpr int kPieceBytes = kTile * kRowBytes;
-constexpr int kMostStages = 12;
+constexpr int kMostStages = 6;
 constexpr int kLeastStages = 3;
-constexpr int kMostRows = 8;          // of x, one side of a tensor core tile
-constexpr int kSumStep = 20;         // floats from row to row of x in a warp's sums: other banks
-
+constexpr int kSumStep = 20;  // floats from row to row of x in a warp's sums: other banks
 constexpr int kWarpSums = kMostRows * kSumStep;
 constexpr int kSumBytes = 2 * kWarps * kWarpSums * 4;
 
@@ -50,33 +48,22 @@ struct Shared {
 };
 
 #if __CUDA_ARCH__ >= 900  // elsewhere nobody launches the kernel
-__device__ __forceinline__ void CopyChunk(uint32_t to, const std::byte* from) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-__device__ __forceinline__ void Produce(const FewRowsLaunch& p, const Shared& shared, int first, int last, int me) {
-  constexpr int kChunks = kColumns / 8;  // of a row
+__device__ __forceinline__ void Produce(const FewRowsLaunch& p, const Shared& shared, int first, int last, int lane) {
   int stage = 0;
   uint32_t parity = 1;
   for (int tile = first; tile < last; ++tile) {
+    const std::byte* const row = p.w + min(tile * kTile + lane % kTile, p.n - 1) * p.w_bytes;
     for (int column = 0; column < p.k; column += kColumns) {
+      const int bytes = min(kColumns, p.k - column) * 2;
+      const uint32_t full = shared.full + 8 * stage;
       BarrierWait(shared.empty + 8 * stage, parity);
+      if (lane == 0) BarrierArriveExpect(full, bytes * kTile);
       __syncwarp();
-      const uint32_t to = shared.ring + stage * kPieceBytes;
-#pragma unroll
-      for (int at = me; at < kTile * kChunks; at += kCopyThreads) {
-        const int row = at / kChunks, chunk = at % kChunks;
-        if (column + chunk * 8 < p.k) {
-          CopyChunk(to + row * kRowBytes + chunk * 16,
-                    p.w + min(tile * kTile + row, p.n - 1) * p.w_bytes + (column + chunk * 8) * 2);
-        }
-      }
-      // Arrives once these have landed.
-      asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared.full + 8 * stage) : "memory");
+      if (lane < kTile)
+        BulkCopy(shared.ring + stage * kPieceBytes + lane * kRowBytes, row + int64_t{column} * 2, bytes, full);
       if (++stage == p.stages) stage = 0, parity ^= 1;
     }
   }
-  asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 __device__ __forceinline__ void ConsumersMeet() { asm volatile("bar.sync 1, %0;" ::"n"(kWarps * 32) : "memory"); }
@@ -106,15 +93,42 @@ __device__ __forceinline__ void LoadX(const FewRowsLaunch& p, uint32_t to, int s
 
 // The tile's results, one a thread.
 __device__ __forceinline__ void Finish(const FewRowsLaunch& p, const float* sums, int tile) {
-  const int at = threadIdx.x, column = at / kTile, row = tile * kTile + at % kTile;
-  if (column >= p.m || row >= p.n || at >= kMostRows * kTile) return;
+  const int at = threadIdx.x, x_row = at / kTile, row = tile * kTile + at % kTile;
+  if (x_row >= p.m || row >= p.n) return;
   float sum = 0;
 #pragma unroll
-  for (int warp = 0; warp < kWarps; ++warp) sum += sums[warp * kWarpSums + column * kSumStep + at % kTile];
+  for (int warp = 0; warp < kWarps; ++warp) sum += sums[warp * kWarpSums + x_row * kSumStep + at % kTile];
   if (p.bias != nullptr) sum += LoadWire(p.y_type, p.bias, row);
-  const int64_t to = column * p.y_stride + row;
+  const int64_t to = x_row * p.y_stride + row;
   if (p.accumulate != 0) sum += LoadWire(p.y_type, p.y, to);
   StoreWire(p.y_type, p.y, to, sum);
+}
+
+// The products of a warp's part of a piece; g, t: a lane's row and place in a tensor core tile.
+template <typename Math>
+__device__ __forceinline__ void Multiply(const FewRowsLaunch& p, uint32_t piece, uint32_t x, int column, int warp,
+                                         int g, int t, float (&sums)[4]) {
+#pragma unroll
+  for (int run = 0; run < kColumns / kRun / kWarps; ++run) {
+    const int at = (run * kWarps + warp) * kRun;
+    if (column + at >= p.k) return;
+    const uint32_t a_at = piece + g * kRowBytes + at * 2 + t * 16, b_at = x + (column + at) * 2 + t * 16;
+    uint4 low[2], high[2], b[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      low[half] = LoadShared16(a_at + 64 * half);
+      high[half] = LoadShared16(a_at + 8 * kRowBytes + 64 * half);
+      b[half] = make_uint4(0, 0, 0, 0);
+      if (g < p.m) b[half] = LoadShared16(b_at + 64 * half);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t a0[4] = {low[half].x, high[half].x, low[half].y, high[half].y};
+      const uint32_t a1[4] = {low[half].z, high[half].z, low[half].w, high[half].w};
+      Math::Mma(sums, a0, b[half].x, b[half].y);
+      Math::Mma(sums, a1, b[half].z, b[half].w);
+    }
+  }
 }
 
 template <typename Math>
@@ -132,28 +146,7 @@ __device__ __forceinline__ void Consume(const FewRowsLaunch& p, const Shared& sh
     for (int column = 0; column < p.k; column += kColumns) {
       BarrierWait(shared.full + 8 * stage, parity);
       __syncwarp();
-#pragma unroll
-      for (int run = 0; run < kColumns / kRun / kWarps; ++run) {
-        const int at = (run * kWarps + warp) * kRun;
-        if (column + at >= p.k) break;
-        const uint32_t a_at = shared.ring + stage * kPieceBytes + g * kRowBytes + at * 2 + t * 16;
-        const uint32_t b_at = shared.x + g * x_step + (column + at) * 2 + t * 16;
-        uint4 low[2], high[2], b[2];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          low[half] = LoadShared16(a_at + 64 * half);
-          high[half] = LoadShared16(a_at + 8 * kRowBytes + 64 * half);
-          b[half] = make_uint4(0, 0, 0, 0);
-          if (g < p.m) b[half] = LoadShared16(b_at + 64 * half);
-        }
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const uint32_t a0[4] = {low[half].x, high[half].x, low[half].y, high[half].y};
-          const uint32_t a1[4] = {low[half].z, high[half].z, low[half].w, high[half].w};
-          Math::Mma(sums, a0, b[half].x, b[half].y);
-          Math::Mma(sums, a1, b[half].z, b[half].w);
-        }
-      }
+      Multiply<Math>(p, shared.ring + stage * kPieceBytes, shared.x + g * x_step, column, warp, g, t, sums);
       __syncwarp();
       if (lane == 0) BarrierArrive(shared.empty + 8 * stage);
       if (++stage == p.stages) stage = 0, parity ^= 1;
@@ -164,7 +157,7 @@ __device__ __forceinline__ void Consume(const FewRowsLaunch& p, const Shared& sh
     to[0] = sums[0], to[kSumStep] = sums[1];
     to[8] = sums[2], to[kSumStep + 8] = sums[3];
     ConsumersMeet();
-    Finish(p, all, tile);
+    if (threadIdx.x < kMostRows * kTile) Finish(p, all, tile);
     buffer ^= 1;
   }
 }
@@ -184,17 +177,18 @@ __global__ void __launch_bounds__(kThreads, 1) FewRowsKernel(const __grid_consta
   shared.empty = shared.full + 8 * kMostStages;
   if (threadIdx.x == 0) {
     for (int i = 0; i < p.stages; ++i) {
-      BarrierInit(shared.full + 8 * i, kCopyThreads);
+      BarrierInit(shared.full + 8 * i, 1);
       BarrierInit(shared.empty + 8 * i, kWarps);
     }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }
   __syncthreads();
   const auto tile_of = [&](unsigned block) {
     return static_cast<int>(static_cast<int64_t>(block) * p.tiles / gridDim.x);
   };
   const int first = tile_of(blockIdx.x), last = tile_of(blockIdx.x + 1);
-  if (warp >= kWarps) {
-    Produce(p, shared, first, last, threadIdx.x - kWarps * 32);
+  if (warp == kWarps) {
+    Produce(p, shared, first, last, lane);
   } else {
     Consume<Math>(p, shared, first, last, warp, lane);
   }

@@ -28,7 +28,7 @@ namespace fe = cudnn_frontend;
 
 enum Uid : int64_t { kQ = 1, kK, kV, kO, kQAt, kKAt, kVAt, kOAt, kTokens, kSums };
 
-// Batch, tokens, query heads, KV heads, key and value dimensions, type, bits of the scale, with sums.
+// Batch, tokens, query heads, KV heads, key and value dimensions, type, bits of the scale, with sums (1) and even (2).
 using Key = std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, uint32_t, int32_t>;
 
 struct Plan {
@@ -50,25 +50,35 @@ Key KeyOf(const PromptCall& call) {
   uint32_t scale;
   std::memcpy(&scale, &call.scale, sizeof(scale));
   return {call.batch,   call.most_tokens, call.q_heads, call.kv_heads, call.key_dim, call.value_dim,
-          static_cast<int32_t>(call.type), scale, call.with_sums};
+          static_cast<int32_t>(call.type), scale, call.with_sums + 2 * call.even};
 }
 
-// Rows of `heads` vectors that lie one after the other; where a sequence's begin is told by offsets.
-std::shared_ptr<fe::graph::Tensor_attributes> Rows(fe::graph::Graph& graph, const PromptCall& call, Uid uid, Uid at,
-                                                   int heads, int dim, const char* name) {
+std::shared_ptr<fe::graph::Tensor_attributes> Integers(fe::graph::Graph& graph, Uid uid, int64_t count,
+                                                       const std::string& name) {
+  return graph.tensor(fe::graph::Tensor_attributes()
+                          .set_name(name)
+                          .set_uid(uid)
+                          .set_dim({count, 1, 1, 1})
+                          .set_stride({1, 1, 1, 1})
+                          .set_data_type(fe::DataType_t::INT32));
+}
+
+// Rows of `heads` vectors that lie one after the other; where a sequence's begin is told by offsets, unless they are
+// even.
+void SetRows(fe::graph::Graph& graph, const PromptCall& call, Uid uid, Uid at, int heads, int dim, const char* name,
+             fe::graph::Tensor_attributes& rows) {
   const int64_t row = int64_t{heads} * dim;
-  auto offsets = graph.tensor(fe::graph::Tensor_attributes()
-                                  .set_name(std::string(name) + " at")
-                                  .set_uid(at)
-                                  .set_dim({call.batch + 1, 1, 1, 1})
-                                  .set_stride({1, 1, 1, 1})
-                                  .set_data_type(fe::DataType_t::INT32));
-  fe::graph::Tensor_attributes rows;
   rows.set_name(name)
       .set_uid(uid)
       .set_dim({call.batch, heads, call.most_tokens, dim})
-      .set_stride({call.most_tokens * row, dim, row, 1})
-      .set_ragged_offset(offsets);
+      .set_stride({call.most_tokens * row, dim, row, 1});
+  if (call.even == 0) rows.set_ragged_offset(Integers(graph, at, call.batch + 1, std::string(name) + " at"));
+}
+
+std::shared_ptr<fe::graph::Tensor_attributes> Rows(fe::graph::Graph& graph, const PromptCall& call, Uid uid, Uid at,
+                                                   int heads, int dim, const char* name) {
+  fe::graph::Tensor_attributes rows;
+  SetRows(graph, call, uid, at, heads, dim, name, rows);
   return graph.tensor(rows);
 }
 
@@ -82,33 +92,18 @@ bool MakePlan(Dnn& dnn, const PromptCall& call, Plan& plan, std::string& error) 
   const auto q = Rows(graph, call, kQ, kQAt, call.q_heads, call.key_dim, "q");
   const auto k = Rows(graph, call, kK, kKAt, call.kv_heads, call.key_dim, "k");
   const auto v = Rows(graph, call, kV, kVAt, call.kv_heads, call.value_dim, "v");
-  const auto o_at = graph.tensor(fe::graph::Tensor_attributes()
-                                     .set_name("o at")
-                                     .set_uid(kOAt)
-                                     .set_dim({call.batch + 1, 1, 1, 1})
-                                     .set_stride({1, 1, 1, 1})
-                                     .set_data_type(fe::DataType_t::INT32));
-  const auto tokens = graph.tensor(fe::graph::Tensor_attributes()
-                                       .set_name("tokens")
-                                       .set_uid(kTokens)
-                                       .set_dim({call.batch, 1, 1, 1})
-                                       .set_stride({1, 1, 1, 1})
-                                       .set_data_type(fe::DataType_t::INT32));
   auto options = fe::graph::SDPA_attributes()
                      .set_name("prompts")
                      .set_generate_stats(call.with_sums != 0)
                      .set_attn_scale(call.scale)
-                     .set_padding_mask(true)
-                     .set_seq_len_q(tokens)
-                     .set_seq_len_kv(tokens)
                      .set_causal_mask(true);
+  if (call.even == 0) {
+    const auto tokens = Integers(graph, kTokens, call.batch, "tokens");
+    options.set_padding_mask(true).set_seq_len_q(tokens).set_seq_len_kv(tokens);
+  }
   auto [o, stats] = graph.sdpa(q, k, v, options);
-  const int64_t row = int64_t{call.q_heads} * call.value_dim;
-  o->set_output(true)
-      .set_uid(kO)
-      .set_dim({call.batch, call.q_heads, call.most_tokens, call.value_dim})
-      .set_stride({call.most_tokens * row, call.value_dim, row, 1})
-      .set_ragged_offset(o_at);
+  SetRows(graph, call, kO, kOAt, call.q_heads, call.value_dim, "o", *o);
+  o->set_output(true);
   if (call.with_sums != 0) {
     stats->set_output(true)
         .set_uid(kSums)
@@ -159,9 +154,12 @@ int Run(Dnn& dnn, const PromptCall& call, cudaStream_t stream) {
   if (fe::detail::set_stream(dnn.handle, stream) != CUDNN_STATUS_SUCCESS) return kDnnRefused;
   const auto writable = [](const void* p) { return const_cast<void*>(p); };
   std::unordered_map<int64_t, void*> pack = {
-      {kQ, writable(call.q)},      {kK, writable(call.k)},      {kV, writable(call.v)},
-      {kO, call.o},                {kQAt, writable(call.q_at)}, {kKAt, writable(call.k_at)},
-      {kVAt, writable(call.v_at)}, {kOAt, writable(call.o_at)}, {kTokens, writable(call.tokens)}};
+      {kQ, writable(call.q)}, {kK, writable(call.k)}, {kV, writable(call.v)}, {kO, call.o}};
+  if (call.even == 0) {
+    for (const auto& [uid, at] : {std::pair{kQAt, call.q_at}, {kKAt, call.k_at}, {kVAt, call.v_at}, {kOAt, call.o_at},
+                                  {kTokens, call.tokens}})
+      pack.emplace(uid, writable(at));
+  }
   if (call.with_sums != 0) pack.emplace(kSums, call.sums);
   return plan.graph->execute(dnn.handle, pack, dnn.workspace).is_bad() ? kDnnRefused : 0;
 }

@@ -20,8 +20,8 @@ __global__ void __launch_bounds__(512) RmsNormKernel(const __grid_constant__ Rms
   __shared__ float sums[16];
   const int64_t row = blockIdx.x;
   const int64_t x_at = row * p.x_step, residual_at = row * p.residual_step, out_at = row * p.out_step;
-  WaitForPredecessor();
   LetSuccessorBegin();
+  WaitForPredecessor();
   const int pairs = p.size / 2;
   float squares = 0;
   for (int i = threadIdx.x; i < pairs; i += blockDim.x) {
@@ -65,8 +65,8 @@ __global__ void __launch_bounds__(1024) RmsNormRunsKernel(const __grid_constant_
     a = *reinterpret_cast<const float4*>(p.weight + i);
     b = *reinterpret_cast<const float4*>(p.weight + i + 4);
   }
-  WaitForPredecessor();
   LetSuccessorBegin();
+  WaitForPredecessor();
   if (there) {
     LoadWire8(p.x_type, p.x, row * p.x_step + i, x);
     if (p.residual != nullptr) {
@@ -96,8 +96,8 @@ __device__ __forceinline__ float Activate(bool gelu, float gate, float up) {
 __global__ void __launch_bounds__(256) ActivationKernel(const __grid_constant__ ActivationLaunch p) {
   const int64_t row = blockIdx.y;
   const int i = 2 * (blockIdx.x * 256 + threadIdx.x);
-  WaitForPredecessor();
   LetSuccessorBegin();
+  WaitForPredecessor();
   if (i >= p.size) return;
   const float2 gate = LoadWirePair(p.type, p.gate, row * p.gate_step + i);
   const float2 up = LoadWirePair(p.type, p.up, row * p.up_step + i);
@@ -107,8 +107,8 @@ __global__ void __launch_bounds__(256) ActivationKernel(const __grid_constant__ 
 __global__ void __launch_bounds__(256) ActivationRunsKernel(const __grid_constant__ ActivationLaunch p) {
   const int64_t row = blockIdx.y;
   const int i = 8 * (blockIdx.x * 256 + threadIdx.x);
-  WaitForPredecessor();
   LetSuccessorBegin();
+  WaitForPredecessor();
   if (i >= p.size) return;
   float gate[8], up[8];
   LoadWire8(p.type, p.gate, row * p.gate_step + i, gate);

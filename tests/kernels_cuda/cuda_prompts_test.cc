@@ -66,6 +66,9 @@ TEST_F(CudaPromptsTest, RaggedPromptsAreTheReferences) {
       {{9, 3, 64, 64, WireType::kBF16, scale}, {65}, 0},
       {{4, 4, 128, 128, WireType::kF16, scale}, {129, 64, 500}, 3},
       {{6, 1, 96, 96, WireType::kBF16, scale}, {77, 130}, 1},
+      {{8, 2, 128, 128, WireType::kBF16, scale}, {128, 128}},  // as long as a plan, and with no gap: even
+      {{8, 2, 64, 64, WireType::kF16, scale}, {96}},
+      {{8, 2, 128, 128, WireType::kBF16, scale}, {128, 128}, 5},
   };
   for (const Case& c : cases) {
     int64_t rows = 0;
