@@ -1,16 +1,40 @@
 #include "proto/kv_blocks.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 
 namespace dovetail::proto {
+namespace {
+
+int64_t SegmentsOf(Position tokens) { return (tokens + kSegmentTokens - 1) / kSegmentTokens; }
+
+uint64_t BlocksPerSegment(const AttentionTable& table, LayerGroup group) {
+  const SoftmaxSpec& spec = table.softmax(group);
+  return uint64_t(table.ops_in_group[group.value()]) * spec.kv_heads * spec.blocks_per_head;
+}
+
+}  // namespace
 
 uint64_t BlocksPerSegment(const AttentionTable& table, bool states_only) {
   uint64_t blocks = 0;
   for (int group = 0; group < table.group_count(); ++group) {
     const LayerGroup id(static_cast<uint16_t>(group));
-    if (states_only && table.linear(id) == nullptr) continue;
-    const SoftmaxSpec& spec = table.softmax(id);
-    blocks += uint64_t(table.ops_in_group[group]) * spec.kv_heads * spec.blocks_per_head;
+    if (!states_only || table.linear(id) != nullptr) blocks += BlocksPerSegment(table, id);
+  }
+  return blocks;
+}
+
+int64_t MostSegments(Position tokens, int window, int max_chunk) {
+  const int64_t all = SegmentsOf(tokens);
+  return window == 0 ? all : std::min(all, SegmentsOf(window) + SegmentsOf(max_chunk) + 3);
+}
+
+uint64_t BlocksOfSequence(const AttentionTable& table, Position tokens, int max_chunk) {
+  uint64_t blocks = 0;
+  for (int group = 0; group < table.group_count(); ++group) {
+    const LayerGroup id(static_cast<uint16_t>(group));
+    blocks += BlocksPerSegment(table, id) * MostSegments(tokens, table.softmax(id).window, max_chunk);
   }
   return blocks;
 }

@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/ids.h"
 #include "proto/attention_spec.h"
 
 // How many KvBlocks sequences of a model take. Pure functions: thread-safe, no errors.
@@ -11,6 +12,14 @@ namespace dovetail::proto {
 // Blocks for 64 tokens of a whole sequence, in all attention ops; or of those its linear states alone, which take two
 // of these at any length.
 uint64_t BlocksPerSegment(const AttentionTable& table, bool states_only = false);
+
+// Segments of 64 tokens of which a sequence holds blocks at most in a layer that sees `window` tokens (0: all), while
+// no step has more than `max_chunk` of its tokens: a worker forgets at the next step what the window has left.
+int64_t MostSegments(Position tokens, int window, int max_chunk);
+
+// Blocks that a whole sequence of `tokens` tokens takes at most, in all attention ops: what the scheduler charges for
+// it. Linear states and layers with windows take no more beyond some length.
+uint64_t BlocksOfSequence(const AttentionTable& table, Position tokens, int max_chunk);
 
 // What to say of an attention worker that has `blocks` blocks of `block_bytes` bytes: one line with the remedy if it
 // cannot hold 128 tokens of a whole sequence, else nothing. Parts of sequences may still fit.

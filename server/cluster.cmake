@@ -1,5 +1,5 @@
 # The disaggregated system in one process, behind Engine.
-dovetail_library(embedded_cluster SRCS embedded_cluster.cc model_digest.cc
+dovetail_library(embedded_cluster SRCS embedded_cluster.cc kv_room.cc model_digest.cc
   DEPS dovetail_attention_worker dovetail_compute_worker dovetail_scheduler dovetail_model dovetail_transport)
 
 # A server whose engine is another process's scheduler.

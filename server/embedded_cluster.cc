@@ -1,7 +1,5 @@
 #include "server/embedded_cluster.h"
 
-#include <sys/sysinfo.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -10,18 +8,10 @@
 #include "base/trace.h"
 #include "compute_worker/attention_specs.h"
 #include "proto/kv_blocks.h"
+#include "server/kv_room.h"
 #include "server/model_digest.h"
 
 namespace dovetail::server {
-namespace {
-
-uint64_t MachineBytes() {
-  struct sysinfo info;
-  return sysinfo(&info) == 0 ? uint64_t{info.totalram} * info.mem_unit : uint64_t{8} << 30;
-}
-
-}  // namespace
-
 EmbeddedCluster::EmbeddedCluster(const model::LoadedModel& model, const EmbeddedClusterOptions& options)
     : model_(model), options_(options), clock_(SystemClock()) {}
 
@@ -33,43 +23,6 @@ absl::StatusOr<std::unique_ptr<EmbeddedCluster>> EmbeddedCluster::Create(const m
   DT_RETURN_IF_ERROR(cluster->Build(device));
   cluster->thread_ = std::thread([raw = cluster.get()] { raw->Run(); });
   return cluster;
-}
-
-uint64_t DefaultKvCacheBytes(const proto::AttentionTable& table, const scheduler::SchedulerOptions& options, int attention_workers,
-                             uint64_t room, attention::KvStorage storage) {
-  const uint64_t set_bytes = proto::BlocksPerSegment(table) * attention::KvBlockBytes(table, storage);
-  const uint64_t sets_per_sequence = (options.max_model_len + kSegmentTokens - 1) / kSegmentTokens + 1;
-  const uint64_t most = set_bytes * sets_per_sequence * options.max_num_seqs;
-  const uint64_t least = set_bytes * sets_per_sequence * attention_workers;
-  return std::min(most, std::max(room != 0 ? room : MachineBytes() / 4, least));
-}
-
-absl::Status CheckKvCacheBytes(const proto::AttentionTable& table, uint64_t bytes, int attention_workers,
-                               attention::KvStorage storage) {
-  const uint64_t block_bytes = attention::KvBlockBytes(table, storage);
-  const uint64_t set_bytes = proto::BlocksPerSegment(table) * block_bytes;
-  const uint64_t state_bytes = proto::BlocksPerSegment(table, /*states_only=*/true) * block_bytes;
-  if (bytes / set_bytes / attention_workers >= 2) return absl::OkStatus();
-  const std::string states =
-      state_bytes == 0 ? "" : absl::StrCat(", ", state_bytes, " of them for linear states (twice, at any length)");
-  return ResourceExhausted("--kv-cache-memory-bytes: ", bytes, " bytes over ", attention_workers,
-                           " attention workers hold less than 128 tokens; this model needs ", set_bytes,
-                           " bytes per 64 tokens and worker", states);
-}
-
-absl::Status CheckKvRoom(const proto::AttentionTable& table, const scheduler::SchedulerOptions& options, int attention_workers,
-                         uint64_t room, attention::KvStorage storage) {
-  const uint64_t set_bytes = BlocksPerSegment(table) * attention::KvBlockBytes(table, storage);
-  const uint64_t sets = (options.max_model_len + kSegmentTokens - 1) / kSegmentTokens + 1;
-  const uint64_t needed = set_bytes * sets * attention_workers, fitting = room / set_bytes / attention_workers;
-  if (needed <= room) return absl::OkStatus();
-  std::string help;
-  if (fitting >= 2) help = absl::StrCat("--max-model-len ", (fitting - 1) * kSegmentTokens, " fits, ");
-  if (storage == attention::KvStorage::kAsSent && !table.has_linear()) help += "--kv-cache-dtype fp8_e4m3 takes half of it, ";
-  return ResourceExhausted("the device has ", room >> 10, " KiB left for the KV cache, and one sequence of ",
-                           options.max_model_len, " tokens needs ", needed >> 10, " KiB; ", help,
-                           "or divide it over ", (needed + room - 1) / std::max<uint64_t>(room, 1),
-                           " attention workers with as much memory each (dovetail up --attention-devices)");
 }
 
 absl::Status EmbeddedCluster::SizeKvCache(const proto::AttentionTable& table) {

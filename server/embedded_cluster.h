@@ -25,22 +25,6 @@ namespace dovetail::server {
 
 inline constexpr int kMaxAttentionWorkers = 64;  // in one process
 
-// What `options` need at most over all attention workers of one machine, within `room` bytes; 0: a quarter of its
-// memory.
-uint64_t DefaultKvCacheBytes(const proto::AttentionTable& table, const scheduler::SchedulerOptions& options,
-                             int attention_workers, uint64_t room = 0,
-                             attention::KvStorage storage = attention::KvStorage::kAsSent);
-
-// Whether so many bytes over so many workers hold a sequence. kResourceExhausted, naming the flag and what is needed of
-// K and V and of linear states, if not.
-absl::Status CheckKvCacheBytes(const proto::AttentionTable& table, uint64_t bytes, int attention_workers,
-                               attention::KvStorage storage = attention::KvStorage::kAsSent);
-
-// Whether `room` bytes of a device hold a sequence of max_model_len tokens. kResourceExhausted, with what would, if not.
-absl::Status CheckKvRoom(const proto::AttentionTable& table, const scheduler::SchedulerOptions& options,
-                         int attention_workers, uint64_t room,
-                         attention::KvStorage storage = attention::KvStorage::kAsSent);
-
 struct EmbeddedClusterOptions {
   int attention_workers = 1;          // 1..kMaxAttentionWorkers
   uint64_t kv_cache_bytes = 0;        // over all attention workers; 0: what the options need at most, within a quarter of memory

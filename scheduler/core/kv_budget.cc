@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "proto/kv_blocks.h"
 
 namespace dovetail::scheduler {
 
@@ -69,8 +70,7 @@ int64_t KvBudget::BlocksOfShard(const proto::Shard& shard, const Extent& extent)
   }
   const int64_t end = BlocksOf(std::min(shard.tokens.end, extent.end));
   const int64_t blocks = std::max<int64_t>(0, end - first);
-  if (window == 0) return blocks;
-  return std::min(blocks, BlocksOf(window) + BlocksOf(max_chunk_) + 3);
+  return proto::MostSegments(blocks * kSegmentTokens, window, max_chunk_);
 }
 
 Charges KvBudget::CostOf(const proto::Placement& placement, const Extent& extent) const {

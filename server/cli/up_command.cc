@@ -18,6 +18,7 @@
 #include "server/cli/child_processes.h"
 #include "server/cli/cluster_commands.h"
 #include "server/embedded_cluster.h"
+#include "server/kv_room.h"
 
 namespace dovetail::cli {
 namespace {

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "compute_worker/cuda/cuda_model.h"
+#include "server/kv_room.h"
 #include "tests/cluster/test_engine.h"
 #include "tests/cluster/tiny_model.h"
 #include "tests/support/test_data.h"
@@ -30,6 +31,28 @@ TEST(WhatFits, AKvCacheThatDoesNotHoldOneSequenceNamesLengthTypeAndWorkersThatWo
             "workers with as much memory each (dovetail up --attention-devices)");
   EXPECT_EQ(Refusal(17 * 16 << 10), "") << "one sequence, exactly";
   EXPECT_NE(Refusal(17 * 16 << 10, 2), "") << "each of two workers may hold one";
+}
+
+TEST(WhatFits, AModelOfStatesAloneFitsAtAnyLength) {
+  proto::LinearSpec state;
+  state.heads = 4;
+  state.key_dim = 16;
+  state.value_dim = 16;
+  state.blocks_per_head = 1;
+  proto::LinearConstants constants;
+  constants.log_decay.assign(4, -0.1f);
+  const auto table = *proto::AttentionTable::Build({state}, {constants});
+  scheduler::SchedulerOptions options;
+  options.max_num_batched_tokens = 512;
+  options.max_num_seqs = 4;
+  options.max_model_len = 4096;
+  const uint64_t bytes = server::DefaultKvCacheBytes(table, options, 1, uint64_t{1} << 40);
+  options.max_model_len = 1 << 20;
+  EXPECT_EQ(server::DefaultKvCacheBytes(table, options, 1, uint64_t{1} << 40), bytes);
+  EXPECT_TRUE(server::CheckKvRoom(table, options, 1, bytes / 4).ok());
+  const absl::Status refused = server::CheckKvRoom(table, options, 1, bytes / 8);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << "less than one sequence";
+  EXPECT_NE(refused.message().find("--max-model-len 384 fits"), absl::string_view::npos) << refused;
 }
 
 TEST(WhatFits, WeightsThatDoNotFitSayWhichTypeWould) {

@@ -86,6 +86,19 @@ LinearSpec State() {
   return spec;
 }
 
+TEST(KvBlocks, ASequenceOfAModelWithStatesTakesTheSameAtAnyLengthBeyondAChunkAndAWindowToo) {
+  LinearConstants constants;
+  constants.log_decay.assign(4, -0.1f);
+  const auto states = *AttentionTable::Build({State()}, {constants});
+  const uint64_t most = BlocksOfSequence(states, 1 << 20, /*max_chunk=*/128);
+  EXPECT_EQ(most, 4u * 3 * (2 + 2 + 3)) << "of 4 heads with 3 blocks: window of 65 tokens, a chunk, and 3";
+  EXPECT_EQ(BlocksOfSequence(states, 1000, 128), most);
+  EXPECT_EQ(BlocksOfSequence(states, 64, 128), 4u * 3);
+  const auto mixed = *AttentionTable::Build({Spec(), Spec(512)});  // 2 heads each
+  EXPECT_EQ(BlocksOfSequence(mixed, 64000, 128), 2u * 1000 + 2u * (8 + 2 + 3));
+  EXPECT_EQ(BlocksOfSequence(mixed, 256, 128), 2u * 4 + 2u * 4);
+}
+
 TEST(AttentionTable, ALinearStateLooksLikeAttentionOverTheLastBlock) {
   LinearConstants constants;
   constants.log_decay.assign(4, -0.1f);
