@@ -170,13 +170,15 @@ inline constexpr CudaBudget kCudaBudgets[] = {
     {"qwen3_qknorm", 1.2e-2}, {"smollm3", 2.5e-2},
 };
 // Models with linear states and with experts. Those that rounding to bf16 sends to other experts at near-ties run in
-// f16: the three without a bf16 row in kHybridBudgets, mixtral (3.4e-2 in bf16, 1.2e-3 in f16) and qwen3_next (one
-// short prompt 7.9e-2 in bf16, 7.9e-3 in f16). States of a prompt are summed from products in bf16 all the same, which
-// is enough for the one row of kimi_linear that bf16 sends elsewhere on a CPU too.
+// f16: the three without a bf16 row in kHybridBudgets, mixtral (3.4e-2 in bf16, 1.2e-3 in f16), qwen3_next (one short
+// prompt 7.9e-2 in bf16, 7.9e-3 in f16), qwen3_moe (step 16: the last expert that is chosen and the first that is not
+// lie 1.4e-3 of the router's RMS apart, median 0.3) and two of ours. States of a prompt are summed from products in
+// bf16 all the same, which is enough for the one row of kimi_linear that bf16 sends elsewhere on a CPU too and for
+// step 3 of qwen3_next (1.5e-2 apart, where its rows are off by up to 1.6e-2).
 inline constexpr CudaBudget kCudaHybridBudgets[] = {
     {"minimax_lightning", 1.5e-2, "hybrid"},
     {"minimax_lightning_plain", 3.8e-3, "hybrid", DType::kF16},
-    {"qwen3_next", 1.6e-2, "hybrid", DType::kF16},
+    {"qwen3_next", 1.6e-2, "hybrid", DType::kF16, 1},
     {"qwen3_5", 4.0e-2, "hybrid"},
     {"kimi_linear", 1.7e-2, "hybrid", DType::kF16, 1},
     {"mamba2", 1.9e-2, "hybrid"},
@@ -187,7 +189,7 @@ inline constexpr CudaBudget kCudaHybridBudgets[] = {
     {"falcon_h1", 2.2e-2, "hybrid"},
     {"gpt_oss", 3.4e-2, "moe"},
     {"mixtral", 2.5e-3, "moe", DType::kF16},
-    {"qwen3_moe", 1.1e-2, "moe"},
+    {"qwen3_moe", 1.4e-3, "moe", DType::kF16},
     {"minimax_m2", 1.1e-3, "moe", DType::kF16},
     {"nemotron_h", 1.7e-2, kOurs},
     {"nemotron_h_latent", 1.3e-2, kOurs},
@@ -196,6 +198,8 @@ inline constexpr CudaBudget kCudaHybridBudgets[] = {
     {"olmo_hybrid_nope", 4.3e-2, kOurs},
     {"lfm2_bias", 2.5e-2, kOurs},
     {"gpt_oss_mxfp4", 2.0e-2, kOurs},
+    {"nemotron_h_groups", 2.7e-3, kOurs, DType::kF16},
+    {"qwen3_5_moe", 2.1e-2, kOurs, DType::kF16},
 };
 // Against the CPU with K and V in f32.
 inline constexpr double kSmolLm2OnGpu = 4e-2;
