@@ -178,7 +178,7 @@ absl::Status ComputeWorkerNode::Perform(Action& action) {
     ComputeWorkerNode& node;
     absl::Status operator()(SendStepBegin& a) { return node.Perform(a); }
     absl::Status operator()(PrepareStep& a) {
-      DT_RETURN_IF_ERROR(node.dense_->UseExchange(a.micro_batch, node.exchanges_.Of(a.micro_batch).gpu()));
+      DT_RETURN_IF_ERROR(node.dense_->UseExchange(a.micro_batch, node.exchanges_.Of(a.micro_batch).gpus()));
       return node.dense_->PrepareStep(node.core_, a.micro_batch);
     }
     absl::Status operator()(RunDense& a) { return node.Perform(a); }
@@ -205,8 +205,10 @@ absl::Status ComputeWorkerNode::Perform(SendKeyValue& send) {
   BeginWaiting(timers_[send.micro_batch.value()], clock_.Now());
   Note("send k, v", send.micro_batch, send.op);
   DT_RETURN_IF_ERROR(exchange.SendKeyValue(send.micro_batch, send.op));
-  if (auto answer = exchange.Answer(send.micro_batch, send.op); answer.has_value())
-    core_.Handle(*answer, actions_);
+  const int parts = static_cast<int>(core_.PartsOf(send.micro_batch).size());
+  for (int p = 0; p < parts; ++p)
+    if (auto answer = exchange.Answer(send.micro_batch, send.op, p); answer.has_value())
+      core_.Handle(*answer, actions_);
   return absl::OkStatus();
 }
 
@@ -333,8 +335,13 @@ std::vector<NodeId> ComputeWorkerNode::Overdue() const {
 void ComputeWorkerNode::FailStep(MicroBatchId id, const absl::Status& status) {
   health_ = device_.Health();
   if (!health_.ok()) return;
-  if (core_.running(id)) exchanges_.Of(id).EndFailed(id, core_.PlanOf(id).step);
-  core_.Handle(StepFailed{id, status}, actions_);
+  int unanswered = -1;
+  if (core_.running(id)) {
+    const StepId step = core_.PlanOf(id).step;
+    if (absl::IsUnavailable(status)) unanswered = exchanges_.Of(id).Unanswered(id, step);
+    exchanges_.Of(id).EndFailed(id, step);
+  }
+  core_.Handle(StepFailed{id, status, unanswered}, actions_);
 }
 
 }  // namespace dovetail::compute

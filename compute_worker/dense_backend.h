@@ -23,10 +23,11 @@ class DenseBackend {
  public:
   virtual ~DenseBackend() = default;
 
-  // Before PrepareStep: q, k and v of the step that it prepares go into the slot of the exchange's peer, and o is taken
-  // from its own, by themselves (exchange/cuda/gpu_exchange.h). Null: payloads are packed. Only on a GPU.
-  virtual absl::Status UseExchange(MicroBatchId, exchange::GpuExchange* exchange) {
-    return exchange == nullptr ? absl::OkStatus() : Internal("a CPU exchanges nothing between GPUs");
+  // Before PrepareStep: q, k and v of the step that it prepares go into the slots of the exchanges' peers, one for each
+  // part of the step, and o is taken from their own, by themselves (exchange/cuda/step_exchange.h). Empty: payloads are
+  // packed. Only on a GPU.
+  virtual absl::Status UseExchange(MicroBatchId, std::span<exchange::GpuExchange* const> exchanges) {
+    return exchanges.empty() ? absl::OkStatus() : Internal("a CPU exchanges nothing between GPUs");
   }
 
   // Makes the plan that `core` runs in this micro-batch ready: its tokens' embeddings, positions, buffers.

@@ -1,9 +1,11 @@
 #include "compute_worker/layer_exchange.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "base/log.h"
+#include "exchange/cuda/step_exchange.h"
 #include "proto/link_frames.h"
 
 namespace dovetail::compute {
@@ -53,20 +55,28 @@ absl::Status DeviceExchange::SendBegin(SendStepBegin& begin) {
   return SendMessage(port_, proto::kStepBeginOnDevice, begin);
 }
 
-std::optional<PartialArrived> DeviceExchange::Answer(MicroBatchId id, int op) {
-  const WorkerPart& part = core_.PartsOf(id)[0];
+std::optional<PartialArrived> DeviceExchange::Answer(MicroBatchId id, int op, int p) {
+  const WorkerPart& part = core_.PartsOf(id)[p];
   const auto bytes = static_cast<size_t>(part.layouts[core_.table().op_group[op].value()].partial_bytes);
-  return PartialArrived{part.node, part.epoch, core_.PlanOf(id).step, id, op, {gpu_.own_slot(id), bytes}};
+  return PartialArrived{part.node, part.epoch, core_.PlanOf(id).step, id, op, {gpus_[p]->own_slot(id), bytes}};
 }
 
+int DeviceExchange::Unanswered(MicroBatchId id, StepId step) const { return exchange::Unanswered(gpus_, id, step); }
+
 void DeviceExchange::EndFailed(MicroBatchId id, StepId step) {
-  if (const absl::Status status = gpu_.EndFailed(id, step); !status.ok())
-    LogError("exchange between GPUs: ", std::string(status.message()));
+  for (GpuExchange* const gpu : gpus_) {
+    if (const absl::Status status = gpu->EndFailed(id, step); !status.ok())
+      LogError("exchange between GPUs: ", std::string(status.message()));
+  }
 }
 
 LayerExchanges::LayerExchanges(const ComputeWorkerCore& core, DenseBackend& dense, transport::Port& port,
                                const exchange::GpuExchangeMeans& means)
-    : core_(core), port_(port), device_only_(means.required), host_(core, dense, port) {
+    : core_(core),
+      port_(port),
+      device_only_(means.required),
+      host_(core, dense, port),
+      by_gpus_(core.options().micro_batches, DeviceExchange(core, port)) {
   chosen_.assign(core.options().micro_batches, &host_);
   if (!means.on_cpu) party_ = std::make_unique<ExchangeParty>(means);
 }
@@ -127,20 +137,27 @@ bool LayerExchanges::Progress() {
 
 std::string LayerExchanges::With(NodeId node) const { return party_ == nullptr ? "" : party_->Describe(node); }
 
-// Whole sequences of one attention worker, in order.
-bool LayerExchanges::LiesWhole(MicroBatchId id) const {
-  const std::vector<WorkerPart>& parts = core_.PartsOf(id);
-  if (parts.size() != 1) return false;
-  const size_t entries = core_.PlanOf(id).entries.size();
-  for (int g = 0; g < core_.table().group_count(); ++g) {
-    const auto& items = parts[0].layouts[g].items;
-    const int kv_heads = core_.table().softmax(LayerGroup(static_cast<uint16_t>(g))).kv_heads;
-    bool whole = items.size() == entries;
-    for (const proto::ShardStep& item : items)
-      whole = whole && item.finished() && item.kv_heads.size() == kv_heads && item.rows.q_count > 0;
-    if (!whole) return false;
+bool GpusMayExchange(const ComputeWorkerCore& core, MicroBatchId id,
+                     const std::function<std::string_view(NodeId)>& gpu_of, RowSpread& spread) {
+  const std::vector<WorkerPart>& parts = core.PartsOf(id);
+  if (parts.size() > kernels::cuda::kMostExchangePeers) return false;
+  std::array<std::string_view, kernels::cuda::kMostExchangePeers> gpus;
+  for (size_t p = 0; p < parts.size(); ++p) {
+    gpus[p] = gpu_of(parts[p].node);
+    if (gpus[p].empty() || std::find(gpus.begin(), gpus.begin() + p, gpus[p]) != gpus.begin() + p) return false;
   }
-  return true;
+  return SpreadRows(core, id, spread);
+}
+
+std::vector<GpuExchange*> LayerExchanges::GpusOf(MicroBatchId id) {
+  const auto gpu_of = [this](NodeId node) -> std::string_view {
+    const GpuExchange* const linked = party_->With(node);
+    return linked != nullptr ? linked->peer_gpu() : std::string_view();
+  };
+  std::vector<GpuExchange*> gpus;
+  if (!GpusMayExchange(core_, id, gpu_of, spread_)) return gpus;
+  for (const WorkerPart& part : core_.PartsOf(id)) gpus.push_back(party_->With(part.node));
+  return gpus;
 }
 
 absl::Status LayerExchanges::Choose(MicroBatchId id) {
@@ -152,11 +169,10 @@ absl::Status LayerExchanges::Choose(MicroBatchId id) {
     return FailedPrecondition("--exchange device: with attention worker ", part.worker.value(), " it is ",
                               party_->Describe(part.node));
   }
-  GpuExchange* const gpu = LiesWhole(id) ? party_->With(core_.PartsOf(id)[0].node) : nullptr;
-  if (gpu == nullptr) return absl::OkStatus();
-  std::unique_ptr<DeviceExchange>& made = by_gpus_[gpu];
-  if (made == nullptr) made = std::make_unique<DeviceExchange>(core_, port_, *gpu);
-  chosen = made.get();
+  std::vector<GpuExchange*> gpus = GpusOf(id);
+  if (gpus.empty()) return absl::OkStatus();
+  by_gpus_[id.value()].Use(std::move(gpus));
+  chosen = &by_gpus_[id.value()];
   return absl::OkStatus();
 }
 

@@ -1,31 +1,38 @@
 #pragma once
-#include <map>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "compute_worker/core/compute_worker_core.h"
 #include "compute_worker/dense_backend.h"
+#include "compute_worker/row_spread.h"
 #include "exchange/exchange_party.h"
 #include "transport/fabric.h"
 
 namespace dovetail::compute {
 
 // How the tensors of a step's attention ops get to its attention workers and back. There are two ways, and a step takes
-// one of them: HostExchange, payloads in frames through the hosts, for any placement and device; DeviceExchange, by two
+// one of them: HostExchange, payloads in frames through the hosts, for any placement and device; DeviceExchange, by the
 // GPUs themselves, with no host between the step's begin and its tokens. All of this file is reactor-owned; what fails
 // ends the step.
 class LayerExchange {
  public:
   virtual ~LayerExchange() = default;
-  // What the dense backend computes into and from; null: payloads, which the backend packs and joins.
-  virtual exchange::GpuExchange* gpu() const { return nullptr; }
+  // What the dense backend computes into and from, by part of the step; empty: payloads, which the backend packs and
+  // joins.
+  virtual std::span<exchange::GpuExchange* const> gpus() const { return {}; }
   virtual absl::Status SendBegin(SendStepBegin& begin) = 0;
   virtual absl::Status SendQuery(MicroBatchId id, int op) = 0;
   virtual absl::Status SendKeyValue(MicroBatchId id, int op) = 0;
-  // The op's partial, after its k and v, where no frame will bring it.
-  virtual std::optional<PartialArrived> Answer(MicroBatchId, int) { return std::nullopt; }
+  // The op's partial of part `p`, after its k and v, where no frame will bring it.
+  virtual std::optional<PartialArrived> Answer(MicroBatchId, int /*op*/, int /*p*/) { return std::nullopt; }
+  // The part whose worker a step failed by that its tokens were waited for; -1: none, or that is not known.
+  virtual int Unanswered(MicroBatchId, StepId) const { return -1; }
   // The step failed, here or there: nobody waits for it any longer.
   virtual void EndFailed(MicroBatchId, StepId) {}
 };
@@ -47,26 +54,34 @@ class HostExchange final : public LayerExchange {
   transport::Port& port_;
 };
 
+// Of one micro-batch.
 class DeviceExchange final : public LayerExchange {
  public:
-  DeviceExchange(const ComputeWorkerCore& core, transport::Port& port, exchange::GpuExchange& gpu)
-      : core_(core), port_(port), gpu_(gpu) {}
-  exchange::GpuExchange* gpu() const override { return &gpu_; }
+  DeviceExchange(const ComputeWorkerCore& core, transport::Port& port) : core_(core), port_(port) {}
+  // For the step that begins, by its parts; they outlive it.
+  void Use(std::vector<exchange::GpuExchange*> gpus) { gpus_ = std::move(gpus); }
+  std::span<exchange::GpuExchange* const> gpus() const override { return gpus_; }
   absl::Status SendBegin(SendStepBegin& begin) override;
   absl::Status SendQuery(MicroBatchId, int) override { return absl::OkStatus(); }  // kernels store it where it belongs
   absl::Status SendKeyValue(MicroBatchId, int) override { return absl::OkStatus(); }
   // At once: what reads o waits for it on the GPU.
-  std::optional<PartialArrived> Answer(MicroBatchId id, int op) override;
+  std::optional<PartialArrived> Answer(MicroBatchId id, int op, int p) override;
+  int Unanswered(MicroBatchId id, StepId step) const override;
   void EndFailed(MicroBatchId id, StepId step) override;
 
  private:
   const ComputeWorkerCore& core_;
   transport::Port& port_;
-  exchange::GpuExchange& gpu_;
+  std::vector<exchange::GpuExchange*> gpus_;
 };
 
-// Chooses the exchange of each step: by the GPUs themselves where the step lies whole on one attention worker that this
-// GPU is linked with, else through the hosts. Makes the links.
+// Whether a step may cross by the GPUs themselves: every sequence lies whole on one attention worker, and `gpu_of` each
+// of them says which GPU it has that this one is linked with, at most kMostExchangePeers and no two the same. Processes
+// that share a GPU take turns on it, and who waits there holds up the other. Empty: no link. `spread` is scratch.
+bool GpusMayExchange(const ComputeWorkerCore& core, MicroBatchId id,
+                     const std::function<std::string_view(NodeId)>& gpu_of, RowSpread& spread);
+
+// Chooses the exchange of each step: by the GPUs themselves where they may, else through the hosts. Makes the links.
 class LayerExchanges {
  public:
   LayerExchanges(const ComputeWorkerCore& core, DenseBackend& dense, transport::Port& port,
@@ -87,7 +102,8 @@ class LayerExchanges {
   LayerExchange& Of(MicroBatchId id) const { return *chosen_[id.value()]; }
 
  private:
-  bool LiesWhole(MicroBatchId id) const;
+  // By part; empty: the step goes through the hosts.
+  std::vector<exchange::GpuExchange*> GpusOf(MicroBatchId id);
   void Send(std::vector<exchange::ExchangeParty::Frame>& frames);
 
   const ComputeWorkerCore& core_;
@@ -96,8 +112,9 @@ class LayerExchanges {
   HostExchange host_;
   std::unique_ptr<exchange::ExchangeParty> party_;  // null: no GPU
   std::vector<AttentionWorkerAddress> peers_;
-  std::map<exchange::GpuExchange*, std::unique_ptr<DeviceExchange>> by_gpus_;  // also with the lost, until the end
-  std::vector<LayerExchange*> chosen_;                                         // by micro-batch
+  std::vector<DeviceExchange> by_gpus_;  // by micro-batch, like
+  std::vector<LayerExchange*> chosen_;
+  RowSpread spread_;  // of the step at hand
 };
 
 }  // namespace dovetail::compute

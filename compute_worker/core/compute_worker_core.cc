@@ -459,9 +459,12 @@ void ComputeWorkerCore::On(StepFailed event, std::vector<Action>& actions) {
   MicroBatch& batch = micro_batches_[event.micro_batch.value()];
   if (!batch.running) return;
   batch.dense_in_flight = false;
-  if (absl::IsUnavailable(event.status) && batch.parts.size() == 1) {  // its GPU did not answer
-    batch.aborted = false;
-    return Abort(batch, batch.parts[0], StepStatus::kWorkerUnreachable, std::string(event.status.message()), actions);
+  // Its first failure is what ended it.
+  if (batch.aborted) return Finish(batch, std::move(batch.failure), actions);
+  const bool only = absl::IsUnavailable(event.status) && batch.parts.size() == 1;
+  if (const int part = only ? 0 : event.unanswered; part >= 0) {
+    const std::string why(event.status.message());
+    return Abort(batch, batch.parts[part], StepStatus::kWorkerUnreachable, why, actions);
   }
   const StepStatus status =
       absl::IsResourceExhausted(event.status) ? StepStatus::kOutOfMemory : StepStatus::kWorkerFailed;

@@ -50,6 +50,7 @@ struct SampleDone {
 struct StepFailed {  // the shell could not do what it was asked: a kernel refused, a frame could not be sent, no memory
   MicroBatchId micro_batch;
   absl::Status status;
+  int unanswered = -1;  // the part whose worker's GPU did not answer, if that is why and it is known
 };
 struct AttentionWorkerLost {  // ends the steps that it has a part in and later ones that name it: kWorkerUnreachable
   WorkerId worker;

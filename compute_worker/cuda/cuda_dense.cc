@@ -124,7 +124,8 @@ absl::Status CudaDense::AllocateMicroBatch(MicroBatch& batch, int64_t rows) {
   DT_ASSIGN_OR_RETURN(batch.begun, device.CreateEvent(/*timed=*/true));
   DT_ASSIGN_OR_RETURN(batch.ended, device.CreateEvent(/*timed=*/true));
   batch.upload = std::make_unique<kernels::cuda::StagedUpload>(device);
-  DT_RETURN_IF_ERROR(batch.upload->Reserve(2 * (rows * sizeof(int32_t) + 256)));
+  DT_RETURN_IF_ERROR(batch.upload->Reserve(2 * (rows * sizeof(int32_t) + 256) + sizeof(kernels::cuda::ExchangeFan) +
+                                           rows * sizeof(kernels::cuda::ExchangeRow) + 512));
   if (!stay_on_device_) batch.wire = std::make_unique<StepWire>(pinned_, table_);
   return absl::OkStatus();
 }
@@ -137,7 +138,7 @@ absl::Status CudaDense::PrepareStep(const ComputeWorkerCore& core, MicroBatchId 
   if (batch.rows > most_rows_)
     return ResourceExhausted("a step of ", batch.rows, " tokens; ", most_rows_, " is the most on this GPU");
   if (OnDevice(batch)) {
-    DT_RETURN_IF_ERROR(CheckWhole(core, id));
+    DT_RETURN_IF_ERROR(FindRows(core, id));
   } else {
     DT_RETURN_IF_ERROR(batch.wire->Prepare(core, id));
   }
@@ -146,7 +147,8 @@ absl::Status CudaDense::PrepareStep(const ComputeWorkerCore& core, MicroBatchId 
     batch.work->Begin();
     if (batch.rows > kMostGraphRows) DT_RETURN_IF_ERROR(batch.work->BeImmediate(batch.stream()));
   }
-  if (batch.exchange != nullptr) DT_RETURN_IF_ERROR(batch.exchange->BeginStep(batch.stream(), id, plan.step));
+  for (exchange::GpuExchange* const peer : batch.exchanges)
+    DT_RETURN_IF_ERROR(peer->BeginStep(batch.stream(), id, plan.step));
   return EmbedTokens(core, id);
 }
 
@@ -180,12 +182,19 @@ absl::Status CudaDense::EmbedTokens(const ComputeWorkerCore& core, MicroBatchId 
   MicroBatch& batch = micro_batches_[id.value()];
   kernels::cuda::UploadLayout layout;
   const size_t ids_at = layout.Add<int32_t>(batch.rows), positions_at = layout.Add<int32_t>(batch.rows);
+  const bool fans = batch.exchanges.size() > 1;
+  const size_t fan_at = layout.Add<kernels::cuda::ExchangeFan>(fans ? 1 : 0);
+  const size_t fan_rows_at = layout.Add<kernels::cuda::ExchangeRow>(fans ? batch.rows : 0);
   DT_ASSIGN_OR_RETURN(std::byte* const host, batch.upload->Begin(batch.stream(), layout.bytes()));
+  if (fans) FillFan(batch, host + fan_at, host + fan_rows_at);
   DT_RETURN_IF_ERROR(UploadTokens(core, id, reinterpret_cast<int32_t*>(host + ids_at),
                                   reinterpret_cast<int32_t*>(host + positions_at)));
   DT_RETURN_IF_ERROR(batch.upload->Send(batch.stream()));
+  const std::byte* const sent = batch.upload->device();
+  batch.fan = fans ? reinterpret_cast<const kernels::cuda::ExchangeFan*>(sent + fan_at) : nullptr;
+  batch.fan_rows = fans ? reinterpret_cast<const kernels::cuda::ExchangeRow*>(sent + fan_rows_at) : nullptr;
   kernels::cuda::EmbedLaunch embed;
-  embed.ids = reinterpret_cast<const int32_t*>(batch.upload->device() + ids_at);
+  embed.ids = reinterpret_cast<const int32_t*>(sent + ids_at);
   if (const auto before = core.DrawnBy(id); before.has_value()) {
     const MicroBatch& drawn = micro_batches_[before->value()];
     embed.drawn = drawn.lane->sampler->drawn(DrawId(drawn));
@@ -201,16 +210,17 @@ absl::Status CudaDense::EmbedTokens(const ComputeWorkerCore& core, MicroBatchId 
                              [this, embed](CudaStream& stream) {
                                return kernels::cuda::EmbedFrom(stream, model_.embedding(), embed);
                              }));
-  return ComputeAngles(core.PlanOf(id), reinterpret_cast<const int32_t*>(batch.upload->device() + positions_at), batch);
+  return ComputeAngles(core.PlanOf(id), reinterpret_cast<const int32_t*>(sent + positions_at), batch);
 }
 
 // Into the step's work; at once where there is none.
 absl::Status CudaDense::Enqueue(MicroBatch& batch, std::array<uint64_t, 2> what, StepWork::Enqueue enqueue) {
   if (batch.work == nullptr) return enqueue(batch.stream());
-  const auto end = batch.exchange != nullptr ? batch.exchange->End(IdOf(batch)) : kernels::cuda::ExchangeEnd{};
+  // Several peers are what `fan` says when the step runs.
+  const auto end = batch.only() != nullptr ? batch.only()->End(IdOf(batch)) : kernels::cuda::ExchangeEnd{};
   return batch.work->Add(batch.stream(),
                          {StepWork::Word(batch.lane), static_cast<uint64_t>(batch.rows), what[0], what[1],
-                          StepWork::Word(end.own), StepWork::Word(end.peer)},
+                          StepWork::Word(end.own), StepWork::Word(end.peer), StepWork::Word(batch.fan)},
                          std::move(enqueue));
 }
 
@@ -268,10 +278,11 @@ absl::Status CudaDense::Run(const ComputeWorkerCore& core, MicroBatchId id, int 
   if (std::holds_alternative<model::KeyValueProjection>(model_.model().steps[index]))
     return absl::OkStatus();  // done with the queries
   // The attention worker's memory grows now and then.
-  const bool reads = OnDevice(micro_batches_[id.value()]) &&
+  MicroBatch& batch = micro_batches_[id.value()];
+  const bool reads = OnDevice(batch) && batch.exchanges.size() <= 1 &&
                      std::holds_alternative<model::OutputProjection>(model_.model().steps[index]);
   const void* const attended = reads ? core.PartsOf(id)[0].partial.data() : nullptr;
-  return Enqueue(micro_batches_[id.value()], {static_cast<uint64_t>(index), StepWork::Word(attended)},
+  return Enqueue(batch, {static_cast<uint64_t>(index), StepWork::Word(attended)},
                  [this, &core, id, index, attended](CudaStream&) { return RunPiece(core, id, index, attended); });
 }
 
@@ -452,14 +463,7 @@ absl::Status CudaDense::RunStep(const model::QueryProjection& step, const CudaSt
   out.rows = static_cast<int32_t>(batch.rows);
   out.q_heads = spec.query_heads;
   out.kv_heads = spec.kv_heads;
-  if (batch.exchange != nullptr) {  // stored where they are attended
-    std::byte* const slot = batch.exchange->peer_slot(IdOf(batch));
-    out.q_out = slot;
-    out.k_out = slot + batch.exchange->key_value_at();
-    out.v_out = slot + batch.exchange->key_value_at() + batch.rows * k_width * kElement;
-    out.exchange = batch.exchange->End(IdOf(batch));
-    out.signal_op = step.op;
-  }
+  if (!batch.exchanges.empty()) SendToPeers(step.op, k_width, batch, out);
   DT_RETURN_IF_ERROR(kernels::cuda::KvAppend(batch.stream(), out));
   return OnDevice(batch) ? absl::OkStatus() : CopyToWire(step.op, batch);
 }
@@ -468,9 +472,9 @@ absl::Status CudaDense::RunOutput(const model::OutputProjection& step, const Cud
                                   const std::vector<WorkerPart>& parts, const void* attended) {
   const LayerGroup group = table_.op_group[step.op];
   const proto::SoftmaxSpec& spec = table_.softmax(group);
-  if (batch.exchange != nullptr) {
-    DT_RETURN_IF_ERROR(kernels::cuda::ExchangeAwait(
-        batch.stream(), {batch.exchange->End(IdOf(batch)), static_cast<uint32_t>(step.op)}));
+  if (!batch.exchanges.empty()) {
+    DT_RETURN_IF_ERROR(AwaitPeers(step.op, batch));
+    if (batch.fan != nullptr) attended = batch.lane->attended->data();
   } else if (!stay_on_device_) {
     DT_ASSIGN_OR_RETURN(const std::byte* const joined,
                         batch.wire->JoinPartials(parts, step.op, kernels::ContextOf(batch.stream())));
@@ -522,15 +526,10 @@ absl::Status CudaDense::RunStep(const model::ExpertMlp& step, const CudaStep& we
 absl::StatusOr<bool> CudaDense::BeginSample(const proto::StepPlan& plan, MicroBatchId id) {
   MicroBatch& batch = micro_batches_[id.value()];
   if (batch.work == nullptr) return false;
-  if (exchange::GpuExchange* const exchange = batch.exchange; exchange != nullptr) {
-    const auto word = kernels::cuda::StepWork::Word(exchange->End(id).own);
-    DT_RETURN_IF_ERROR(Enqueue(batch, {word, 0}, [exchange, id](CudaStream& stream) {
-      return exchange->FetchStatus(stream, id);
-    }));
-  }
+  DT_RETURN_IF_ERROR(FetchStatus(batch));
   CudaTokenSampler& sampler = *batch.lane->sampler;
   DT_ASSIGN_OR_RETURN(const bool begun, sampler.Begin(plan, Floats(batch.x), DrawId(batch), *batch.work));
-  batch.timed = batch.exchange != nullptr && !batch.work->immediate();
+  batch.timed = !batch.exchanges.empty() && !batch.work->immediate();
   if (batch.timed) DT_RETURN_IF_ERROR(batch.stream().Record(batch.begun));
   DT_RETURN_IF_ERROR(batch.work->Launch(batch.stream()));
   if (batch.timed) DT_RETURN_IF_ERROR(batch.stream().Record(batch.ended));
@@ -543,13 +542,13 @@ std::optional<DenseBackend::GpuTimes> CudaDense::TimesOf(MicroBatchId id) const 
   if (!batch.timed) return std::nullopt;
   const absl::StatusOr<float> all = batch.ended.MillisecondsSince(batch.begun);
   if (!all.ok()) return std::nullopt;
-  const exchange::GpuExchange::Times times = batch.exchange->TimesOf(id);
+  const exchange::GpuExchange::Times times = exchange::TimesOf(batch.exchanges, id);
   return GpuTimes{absl::Milliseconds(*all) - times.waited, times.waited, times.peer_busy};
 }
 
 bool CudaDense::Drawn(MicroBatchId id) {
   const MicroBatch& batch = micro_batches_[id.value()];
-  return batch.exchange == nullptr || batch.lane->sampler->Done(DrawId(batch));
+  return batch.exchanges.empty() || batch.lane->sampler->Done(DrawId(batch));
 }
 
 absl::Status CudaDense::Sample(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result) {
@@ -559,7 +558,7 @@ absl::Status CudaDense::Sample(const proto::StepPlan& plan, MicroBatchId id, pro
   const absl::Status drawn =
       sampler.begun(draws) ? sampler.Finish(plan, draws, result) : sampler.Run(plan, Floats(batch.x), result);
   // What was drawn of a step whose exchange failed means nothing, nor does why it could not be.
-  if (batch.exchange != nullptr) DT_RETURN_IF_ERROR(batch.exchange->Status(id));
+  DT_RETURN_IF_ERROR(exchange::StatusOf(batch.exchanges, id));
   return drawn;
 }
 

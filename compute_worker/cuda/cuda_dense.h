@@ -8,8 +8,10 @@
 #include "compute_worker/cuda/cuda_hybrid.h"
 #include "compute_worker/cuda/cuda_model.h"
 #include "compute_worker/cuda/cuda_token_sampler.h"
+#include "compute_worker/row_spread.h"
 #include "compute_worker/step_wire.h"
-#include "exchange/cuda/gpu_exchange.h"
+#include "exchange/cuda/step_exchange.h"
+#include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/cuda_product.h"
 #include "kernels/cuda/staged_upload.h"
 #include "kernels/cuda/step_work.h"
@@ -38,7 +40,7 @@ class CudaDense final : public DenseBackend {
                                                               const ComputeWorkerOptions& options,
                                                               bool stay_on_device);
 
-  absl::Status UseExchange(MicroBatchId id, exchange::GpuExchange* exchange) override;
+  absl::Status UseExchange(MicroBatchId id, std::span<exchange::GpuExchange* const> exchanges) override;
   absl::Status PrepareStep(const ComputeWorkerCore& core, MicroBatchId id) override;
   absl::Status Run(const ComputeWorkerCore& core, MicroBatchId id, int index) override;
   absl::Status AttendPrompts(const ComputeWorkerCore& core, MicroBatchId id, int op) override;
@@ -77,7 +79,11 @@ class CudaDense final : public DenseBackend {
     kernels::cuda::StepWork* work = nullptr;              // of the step
     kernels::cuda::CudaEvent begun, ended;                // timed: the launch of an exchanged step's work
     bool timed = false;
-    exchange::GpuExchange* exchange = nullptr;            // with the GPU of another process, if the step uses it
+    // With GPUs of other processes, by part of the step, if it uses them; what kernels know of several of them.
+    std::vector<exchange::GpuExchange*> exchanges;
+    const kernels::cuda::ExchangeFan* fan = nullptr;      // null: only one
+    const kernels::cuda::ExchangeRow* fan_rows = nullptr;
+    exchange::GpuExchange* only() const { return exchanges.size() == 1 ? exchanges[0] : nullptr; }
   };
   struct CachedRope {
     int rope = 0;
@@ -96,7 +102,12 @@ class CudaDense final : public DenseBackend {
     return batch.lane == &shared_ ? IdOf(batch) : MicroBatchId(0);
   }
   absl::Status AllocateMicroBatch(MicroBatch& batch, int64_t rows);
-  absl::Status CheckWhole(const ComputeWorkerCore& core, MicroBatchId id) const;
+  absl::Status FindRows(const ComputeWorkerCore& core, MicroBatchId id);
+  void FillFan(const MicroBatch& batch, std::byte* fan, std::byte* rows) const;
+  // q, k and v are stored where they are attended; o lies in the one peer's slot, or of several in lane->attended.
+  void SendToPeers(int op, int64_t k_width, const MicroBatch& batch, kernels::cuda::KvAppendLaunch& out) const;
+  absl::Status AwaitPeers(int op, const MicroBatch& batch);
+  absl::Status FetchStatus(MicroBatch& batch);
   absl::Status EmbedTokens(const ComputeWorkerCore& core, MicroBatchId id);
   absl::Status UploadTokens(const ComputeWorkerCore& core, MicroBatchId id, int32_t* ids, int32_t* positions) const;
   absl::Status ComputeAngles(const proto::StepPlan& plan, const int32_t* positions, MicroBatch& batch);
@@ -129,7 +140,7 @@ class CudaDense final : public DenseBackend {
   absl::Status CopyToWire(int op, MicroBatch& batch);
   absl::Status AwaitWire(MicroBatch& batch);
   // q, k, v and o of the micro-batch's step are device memory.
-  bool OnDevice(const MicroBatch& batch) const { return stay_on_device_ || batch.exchange != nullptr; }
+  bool OnDevice(const MicroBatch& batch) const { return stay_on_device_ || !batch.exchanges.empty(); }
   kernels::cuda::GemmType gemm_type() const {
     return model_.type() == kernels::cuda::WireType::kBF16 ? kernels::cuda::GemmType::kBF16
                                                            : kernels::cuda::GemmType::kF16;
@@ -148,6 +159,7 @@ class CudaDense final : public DenseBackend {
   std::map<int, std::unique_ptr<Lane>> own_lanes_;  // by micro-batch, from 1 on
   bool no_more_lanes_ = false;
   std::vector<MicroBatch> micro_batches_;
+  RowSpread spread_;  // of the step that is being prepared
   std::list<CachedRope> rope_cache_;  // front: used last
 };
 

@@ -1,6 +1,9 @@
 // How q, k, v of CudaDense leave for attention workers.
+#include <algorithm>
+
 #include "base/log.h"
 #include "compute_worker/cuda/cuda_dense.h"
+#include "kernels/cuda/cuda_exchange.h"
 
 namespace dovetail::compute {
 namespace {
@@ -9,17 +12,56 @@ constexpr size_t kElement = 2;  // bytes of the wire types of a GPU
 
 }  // namespace
 
-// Payloads are whole tensors then: one worker, entries in order.
-absl::Status CudaDense::CheckWhole(const ComputeWorkerCore& core, MicroBatchId id) const {
-  const std::vector<WorkerPart>& parts = core.PartsOf(id);
-  const size_t entries = core.PlanOf(id).entries.size();
-  if (parts.size() != 1) return Internal("a step of ", parts.size(), " attention workers cannot stay on one GPU");
-  for (int g = 0; g < table_.group_count(); ++g) {
-    const auto& items = parts[0].layouts[g].items;
-    const int kv_heads = table_.softmax(LayerGroup(static_cast<uint16_t>(g))).kv_heads;
-    bool whole = items.size() == entries;
-    for (const proto::ShardStep& item : items) whole = whole && item.finished() && item.kv_heads.size() == kv_heads;
-    if (!whole) return Internal("a step of divided sequences cannot stay on one GPU");
+// Payloads are whole rows of the step's tensors then, on one GPU all of them.
+absl::Status CudaDense::FindRows(const ComputeWorkerCore& core, MicroBatchId id) {
+  const size_t gpus = stay_on_device_ ? 1 : micro_batches_[id.value()].exchanges.size();
+  if (const size_t parts = core.PartsOf(id).size(); parts != gpus)
+    return Internal("a step of ", parts, " attention workers cannot stay on ", gpus, " GPUs");
+  if (!SpreadRows(core, id, spread_)) return Internal("a step of divided sequences cannot stay on GPUs");
+  return absl::OkStatus();
+}
+
+void CudaDense::FillFan(const MicroBatch& batch, std::byte* fan, std::byte* rows) const {
+  exchange::FillFan(batch.exchanges, IdOf(batch), spread_.part_rows,
+                    *reinterpret_cast<kernels::cuda::ExchangeFan*>(fan));
+  auto* row = reinterpret_cast<kernels::cuda::ExchangeRow*>(rows);
+  for (const RowSpread::Row& from : spread_.rows) *row++ = {from.part, from.row};
+}
+
+void CudaDense::SendToPeers(int op, int64_t k_width, const MicroBatch& batch,
+                            kernels::cuda::KvAppendLaunch& out) const {
+  out.signal_op = op;
+  out.fan = batch.fan;
+  out.fan_rows = batch.fan_rows;
+  if (batch.fan != nullptr) return;
+  const exchange::GpuExchange& peer = *batch.only();
+  std::byte* const slot = peer.peer_slot(IdOf(batch));
+  out.q_out = slot;
+  out.k_out = slot + peer.key_value_at();
+  out.v_out = slot + peer.key_value_at() + batch.rows * k_width * kElement;
+  out.exchange = peer.End(IdOf(batch));
+}
+
+absl::Status CudaDense::AwaitPeers(int op, const MicroBatch& batch) {
+  const auto number = static_cast<uint32_t>(op);
+  if (batch.fan == nullptr)
+    return kernels::cuda::ExchangeAwait(batch.stream(), {batch.only()->End(IdOf(batch)), number});
+  const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[op]);
+  DT_RETURN_IF_ERROR(kernels::cuda::ExchangeAwaitAll(batch.stream(), {batch.fan, number}));
+  return kernels::cuda::ExchangeGather(
+      batch.stream(), {batch.fan, batch.fan_rows, batch.lane->attended->data(),
+                       static_cast<int64_t>(spec.query_heads) * spec.value_dim * static_cast<int64_t>(kElement),
+                       static_cast<int32_t>(batch.rows)});
+}
+
+// In an order that does not depend on the step: the work is the same then.
+absl::Status CudaDense::FetchStatus(MicroBatch& batch) {
+  std::vector<exchange::GpuExchange*> peers = batch.exchanges;
+  std::sort(peers.begin(), peers.end());
+  for (exchange::GpuExchange* const peer : peers) {
+    const MicroBatchId id = IdOf(batch);
+    const auto fetch = [peer, id](kernels::cuda::CudaStream& stream) { return peer->FetchStatus(stream, id); };
+    DT_RETURN_IF_ERROR(Enqueue(batch, {kernels::cuda::StepWork::Word(peer->End(id).own), 0}, fetch));
   }
   return absl::OkStatus();
 }
@@ -47,12 +89,12 @@ CudaDense::Lane* CudaDense::LaneFor(MicroBatchId id) {
   return own != nullptr ? own.get() : &shared_;
 }
 
-absl::Status CudaDense::UseExchange(MicroBatchId id, exchange::GpuExchange* exchange) {
+absl::Status CudaDense::UseExchange(MicroBatchId id, std::span<exchange::GpuExchange* const> exchanges) {
   MicroBatch& batch = micro_batches_[id.value()];
-  batch.exchange = exchange;
-  batch.lane = exchange != nullptr ? LaneFor(id) : &shared_;
-  if (stay_on_device_) return exchange == nullptr ? absl::OkStatus() : Internal("the peer is in this process");
-  batch.work = exchange != nullptr ? &model_.device().WorkerStep(id.value()) : nullptr;
+  batch.exchanges.assign(exchanges.begin(), exchanges.end());
+  batch.lane = !exchanges.empty() ? LaneFor(id) : &shared_;
+  if (stay_on_device_) return exchanges.empty() ? absl::OkStatus() : Internal("the peer is in this process");
+  batch.work = !exchanges.empty() ? &model_.device().WorkerStep(id.value()) : nullptr;
   return absl::OkStatus();
 }
 

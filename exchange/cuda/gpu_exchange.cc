@@ -18,6 +18,7 @@ namespace {
 constexpr uint32_t kElement = 2;  // bytes of the wire types of a GPU
 constexpr uint32_t kRowsBeyond = 16;  // what reads a slot as rows of a matrix may take a few more of them
 constexpr uint32_t kMostMicroBatches = 16, kMostRows = 65536, kMostRowBytes = 1 << 20;
+constexpr size_t kGpuBytes = sizeof(kernels::cuda::DeviceInfo::pci);  // of an offer
 constexpr uint64_t kNumbersInFlight = 64;  // steps that are enqueued and have not begun
 constexpr size_t kWordsBytes = kMostMicroBatches * sizeof(ExchangeWords);
 static_assert(kWordsBytes % 256 == 0);
@@ -79,6 +80,7 @@ absl::StatusOr<std::unique_ptr<GpuExchange>> GpuExchange::Create(const GpuExchan
   const size_t bytes = kWordsBytes + room.micro_batches * room.slot_bytes() + transport::DeviceLink::kTouched;
   DT_ASSIGN_OR_RETURN(made->memory_, means.memory->Take(*means.device, bytes));
   DT_ASSIGN_OR_RETURN(made->pinned_, means.device->AllocatePinned(kPinnedWords * sizeof(uint64_t)));
+  std::fill_n(Words(made->pinned_), kPinnedWords, 0);
   Words(made->pinned_)[kGiveUpAt] = ~uint64_t{0};
   DT_ASSIGN_OR_RETURN(made->aside_, means.device->CreateCudaStream());
   DT_RETURN_IF_ERROR(made->aside_->Fill(made->memory_->data(), 0, bytes));
@@ -101,12 +103,14 @@ GpuExchange::~GpuExchange() {
 }
 
 std::string GpuExchange::offer() const {
-  return std::string(reinterpret_cast<const char*>(&room_), sizeof(room_)) + link_->offer();
+  std::string gpu = means_.device->info().pci;
+  gpu.resize(kGpuBytes);
+  return std::string(reinterpret_cast<const char*>(&room_), sizeof(room_)) + gpu + link_->offer();
 }
 
 absl::StatusOr<ExchangeRoom> GpuExchange::RoomOf(std::string_view offer) {
   ExchangeRoom room;
-  if (offer.size() < sizeof(room)) return InvalidArgument("that is no offer of an exchange between GPUs");
+  if (offer.size() < sizeof(room) + kGpuBytes) return InvalidArgument("that is no offer of an exchange between GPUs");
   std::memcpy(&room, offer.data(), sizeof(room));
   DT_RETURN_IF_ERROR(room.Validate());
   return room;
@@ -115,8 +119,9 @@ absl::StatusOr<ExchangeRoom> GpuExchange::RoomOf(std::string_view offer) {
 absl::Status GpuExchange::Accept(std::string_view offer) {
   DT_ASSIGN_OR_RETURN(const ExchangeRoom theirs, RoomOf(offer));
   if (theirs != room_) return InvalidArgument("the two sides of an exchange between GPUs have unlike room");
+  peer_gpu_ = offer.substr(sizeof(theirs), kGpuBytes);
   DT_RETURN_IF_ERROR(aside_->UseDevice());
-  return link_->Accept(offer.substr(sizeof(theirs)));
+  return link_->Accept(offer.substr(sizeof(theirs) + kGpuBytes));
 }
 
 absl::StatusOr<bool> GpuExchange::Progress() {
@@ -142,20 +147,29 @@ absl::Status GpuExchange::BeginStep(CudaStream& stream, MicroBatchId id, StepId 
   return stream.Copy(&End(id).own->step, number, kBeginWords * sizeof(uint64_t));
 }
 
-ExchangeWords* GpuExchange::Fetched(MicroBatchId id) const {
+ExchangeWords* GpuExchange::StatusWords(MicroBatchId id) const {
   return reinterpret_cast<ExchangeWords*>(Words(pinned_) + kFetchedAt) + id.value();
 }
 
 absl::Status GpuExchange::FetchStatus(CudaStream& stream, MicroBatchId id) {
-  return stream.Copy(Fetched(id), End(id).own, sizeof(ExchangeWords));
+  return stream.Copy(StatusWords(id), End(id).own, sizeof(ExchangeWords));
 }
 
 absl::Status GpuExchange::Status(MicroBatchId id) const {
-  return kernels::cuda::ExchangeStatus(Fetched(id)->failure);
+  return kernels::cuda::ExchangeStatus(StatusWords(id)->failure);
+}
+
+bool GpuExchange::Fetched(MicroBatchId id, StepId step) const {
+  return StatusWords(id)->step == step.value() * kernels::cuda::kExchangeOps;
+}
+
+bool GpuExchange::FailedByPeer(MicroBatchId id) const {
+  const kernels::cuda::ExchangeReason reason = kernels::cuda::DecodeFailure(StatusWords(id)->failure).reason;
+  return reason != kernels::cuda::ExchangeReason::kNone && reason != kernels::cuda::ExchangeReason::kElsewhere;
 }
 
 GpuExchange::Times GpuExchange::TimesOf(MicroBatchId id) const {
-  const ExchangeWords& words = *Fetched(id);
+  const ExchangeWords& words = *StatusWords(id);
   return {absl::Nanoseconds(words.waited_ns), absl::Nanoseconds(words.peer_busy_ns)};
 }
 

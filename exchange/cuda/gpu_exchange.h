@@ -64,7 +64,7 @@ class GpuExchange {
   static absl::StatusOr<std::unique_ptr<GpuExchange>> Create(const GpuExchangeMeans& means, const ExchangeRoom& room);
   ~GpuExchange();  // waits for the streams of its steps, which must still be there
 
-  std::string offer() const;  // for the peer: room and link
+  std::string offer() const;  // for the peer: room, GPU and link
   static absl::StatusOr<ExchangeRoom> RoomOf(std::string_view offer);
   absl::Status Accept(std::string_view offer);
   absl::StatusOr<bool> Progress();  // true: kernels here reach the peer
@@ -72,6 +72,7 @@ class GpuExchange {
   void PeerIsThere() { peer_there_ = true; }
   bool there() const { return there_ && peer_there_ && !lost_; }
   bool linked() const { return there_; }
+  const std::string& peer_gpu() const { return peer_gpu_; }  // its place on the bus; once Accept went well
 
   const ExchangeRoom& room() const { return room_; }
   kernels::cuda::ExchangeEnd End(MicroBatchId id) const;
@@ -85,6 +86,8 @@ class GpuExchange {
   // Part of a step's work, behind its last wait; Status may be asked once that has run. kUnavailable: the step failed.
   absl::Status FetchStatus(kernels::cuda::CudaStream& stream, MicroBatchId id);
   absl::Status Status(MicroBatchId id) const;
+  bool Fetched(MicroBatchId id, StepId step) const;  // the status at hand is this step's
+  bool FailedByPeer(MicroBatchId id) const;          // not by another of the step's
   // Then also: how long kernels here waited for the peer, and for how long it was busy with what it answered.
   struct Times {
     absl::Duration waited, peer_busy;
@@ -100,7 +103,7 @@ class GpuExchange {
  private:
   GpuExchange(const GpuExchangeMeans& means, const ExchangeRoom& room) : means_(means), room_(room) {}
   std::byte* Slot(std::byte* memory, MicroBatchId id) const;
-  kernels::cuda::ExchangeWords* Fetched(MicroBatchId id) const;  // pinned
+  kernels::cuda::ExchangeWords* StatusWords(MicroBatchId id) const;  // pinned
 
   const GpuExchangeMeans means_;
   const ExchangeRoom room_;
@@ -110,6 +113,7 @@ class GpuExchange {
   std::unique_ptr<kernels::cuda::CudaStream> aside_;
   std::set<kernels::cuda::CudaStream*> streams_;  // of its steps
   uint64_t begun_ = 0, failed_ = 0;
+  std::string peer_gpu_;
   bool there_ = false, peer_there_ = false, lost_ = false;
 };
 

@@ -88,6 +88,8 @@ constexpr Backend kBackend = {
     .exchange_await = LaunchExchangeAwait,
     .exchange_signal = LaunchExchangeSignal,
     .exchange_push = LaunchExchangePush,
+    .exchange_await_all = LaunchExchangeAwaitAll,
+    .exchange_gather = LaunchExchangeGather,
     .ucx_peer_pointer = UcxPeerPointer,
 };
 

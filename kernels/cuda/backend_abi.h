@@ -15,7 +15,7 @@ namespace dovetail::kernels::cuda {
 // nothing of CUDA. Plain functions and structs, no exceptions, no C++ types of variable layout. `int` results are
 // cudaError_t (0: done) unless said otherwise; error_text explains them. Every function is thread-safe; those with a
 // stream only enqueue and never synchronise.
-inline constexpr uint32_t kBackendAbi = 7;
+inline constexpr uint32_t kBackendAbi = 8;
 
 struct DeviceInfo {
   char name[256];
@@ -154,6 +154,8 @@ struct Backend {
   int (*exchange_await)(const ExchangeAwaitLaunch* launch, void* stream);
   int (*exchange_signal)(const ExchangeSignalLaunch* launch, void* stream);
   int (*exchange_push)(const ExchangePushLaunch* launch, void* stream);
+  int (*exchange_await_all)(const ExchangeAwaitAllLaunch* launch, void* stream);
+  int (*exchange_gather)(const ExchangeGatherLaunch* launch, void* stream);
   // exchange_launches.h; -1 in a library built without UCX's device API.
   int (*ucx_peer_pointer)(int device, void* list, unsigned index, void** pointer);
 };

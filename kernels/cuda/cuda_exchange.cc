@@ -6,11 +6,14 @@ namespace {
 constexpr int kMostPushBlocks = 1024;
 constexpr uint64_t kVector = 16;
 
+absl::Status CheckOp(uint64_t op) {
+  if (op + 1 < kExchangeOps) return absl::OkStatus();
+  return InvalidArgument("exchange between GPUs: op ", op, " of at most ", kExchangeOps - 2);
+}
+
 absl::Status CheckEnd(const ExchangeEnd& end, uint64_t op) {
   if (end.own == nullptr || end.peer == nullptr) return InvalidArgument("exchange between GPUs: a pointer is null");
-  if (op + 1 >= kExchangeOps)
-    return InvalidArgument("exchange between GPUs: op ", op, " of at most ", kExchangeOps - 2);
-  return absl::OkStatus();
+  return CheckOp(op);
 }
 
 template <typename Launch>
@@ -43,6 +46,22 @@ absl::Status ExchangePush(CudaStream& stream, const ExchangePushLaunch& args) {
   return Enqueue(stream, stream.device().library()->exchange_push, args);
 }
 
+absl::Status ExchangeAwaitAll(CudaStream& stream, const ExchangeAwaitAllLaunch& args) {
+  if (args.fan == nullptr) return InvalidArgument("exchange between GPUs: a pointer is null");
+  DT_RETURN_IF_ERROR(CheckOp(args.op));
+  return Enqueue(stream, stream.device().library()->exchange_await_all, args);
+}
+
+absl::Status ExchangeGather(CudaStream& stream, const ExchangeGatherLaunch& args) {
+  if (args.fan == nullptr || args.rows == nullptr || args.out == nullptr)
+    return InvalidArgument("exchange between GPUs: a pointer is null");
+  if (args.count < 0 || args.row_bytes < 0 ||
+      (reinterpret_cast<uint64_t>(args.out) | static_cast<uint64_t>(args.row_bytes)) % kVector != 0)
+    return InvalidArgument("exchange between GPUs: ", args.count, " rows of ", args.row_bytes,
+                           " bytes; they are to be multiples of ", kVector);
+  return Enqueue(stream, stream.device().library()->exchange_gather, args);
+}
+
 absl::StatusOr<void*> UcxPeerPointer(CudaDevice& device, void* list, unsigned index) {
   void* pointer = nullptr;
   const int error = device.library()->ucx_peer_pointer(device.index(), list, index, &pointer);
@@ -59,6 +78,9 @@ absl::Status ExchangeStatus(uint64_t word) {
       return absl::UnavailableError(absl::StrCat("attention op ", failure.op, ": nothing came from the other GPU"));
     case ExchangeReason::kGivenUp:
       return absl::UnavailableError(absl::StrCat("attention op ", failure.op, ": the other GPU's worker is lost"));
+    case ExchangeReason::kElsewhere:
+      return absl::UnavailableError(
+          absl::StrCat("attention op ", failure.op, ": another GPU of the step did not answer"));
   }
   return Internal("the exchange between GPUs failed in a way that nobody knows");
 }

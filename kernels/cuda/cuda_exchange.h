@@ -9,6 +9,8 @@ namespace dovetail::kernels::cuda {
 absl::Status ExchangeAwait(CudaStream& stream, const ExchangeAwaitLaunch& args);
 absl::Status ExchangeSignal(CudaStream& stream, const ExchangeSignalLaunch& args);
 absl::Status ExchangePush(CudaStream& stream, const ExchangePushLaunch& args);
+absl::Status ExchangeAwaitAll(CudaStream& stream, const ExchangeAwaitAllLaunch& args);
+absl::Status ExchangeGather(CudaStream& stream, const ExchangeGatherLaunch& args);
 
 // What transport/ucx/device_link.h wants to know: where kernels on `device` reach element `index` of a remote memory
 // list. Blocks. kFailedPrecondition: by no plain store.

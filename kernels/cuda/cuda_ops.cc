@@ -93,10 +93,12 @@ absl::Status KvAppend(CudaStream& stream, const KvAppendLaunch& args) {
   }
   if (args.rows == 0 || args.q_heads + args.kv_heads == 0) return absl::OkStatus();
   const bool to_rows = args.k_out != nullptr || args.v_out != nullptr;
-  if (args.qkv == nullptr || (args.q_heads > 0 && args.q_out == nullptr) ||
-      !AllEven({args.qkv_step, args.q_out_step, args.v_step, args.k_out_step, args.v_out_step}) ||
-      (args.kv_heads > 0 && to_rows && !AllThere({args.k_out, args.v_out})) ||
-      (args.kv_heads > 0 && !to_rows && !AllThere({args.positions, args.row_items, args.items}))) {
+  const bool to_peers = args.fan != nullptr && args.fan_rows != nullptr;
+  const bool has_places = to_peers || ((args.q_heads == 0 || args.q_out != nullptr) &&
+                                       (args.kv_heads == 0 || AllThere({args.k_out, args.v_out}) ||
+                                        (!to_rows && AllThere({args.positions, args.row_items, args.items}))));
+  if (args.qkv == nullptr || !has_places || (args.fan == nullptr) != (args.fan_rows == nullptr) ||
+      !AllEven({args.qkv_step, args.q_out_step, args.v_step, args.k_out_step, args.v_out_step})) {
     return InvalidArgument("KV append on a GPU: a pointer is null, or a step is odd");
   }
   return Enqueue(stream, stream.device().library()->kv_append, args, "KV append");

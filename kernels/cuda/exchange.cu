@@ -1,5 +1,6 @@
 #include <cuda_runtime.h>
 
+#include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/exchange.cuh"
 #include "kernels/cuda/exchange_launches.h"
 
@@ -30,14 +31,48 @@ __global__ void __launch_bounds__(kPushThreads) PushKernel(const __grid_constant
   ExchangeSignalWhenLast(p.end, p.op, gridDim.x);
 }
 
+constexpr int kWarp = 32;
+
+// A warp a peer. A wait for several is over when the last is.
+__global__ void __launch_bounds__(kWarp* kMostExchangePeers)
+    AwaitAllKernel(const __grid_constant__ ExchangeAwaitAllLaunch p) {
+  const ExchangeFan& fan = *p.fan;
+  const int peer = threadIdx.x / kWarp;
+  const bool waits = threadIdx.x % kWarp == 0 && peer < fan.count;
+  const bool came = !waits || ExchangeAwait(fan.peers[peer].end, p.op);
+  const bool all = __syncthreads_and(came);
+  if (threadIdx.x == 0 && came) {
+    ExchangeWords* own = fan.peers[0].end.own;
+    own->waited_ns += GlobalNanoseconds() - own->begun_ns;
+  }
+  if (!all && waits && came) {
+    const ExchangeEnd& end = fan.peers[peer].end;
+    const volatile ExchangeWords* own = end.own;
+    FailExchange(end, own->step, ExchangeReason::kElsewhere, p.op);
+  }
+}
+
+constexpr int kGatherThreads = 256;
+
+__global__ void __launch_bounds__(kGatherThreads) GatherKernel(const __grid_constant__ ExchangeGatherLaunch p) {
+  const ExchangeRow row = p.rows[blockIdx.x];
+  const auto count = static_cast<int>(p.row_bytes / sizeof(int4));
+  const auto* from = static_cast<const int4*>(p.fan->peers[row.peer].answer) + static_cast<int64_t>(row.row) * count;
+  auto* to = static_cast<int4*>(p.out) + static_cast<int64_t>(blockIdx.x) * count;
+  WaitForPredecessor();
+#pragma unroll 4
+  for (int i = threadIdx.x; i < count; i += kGatherThreads) to[i] = __ldcg(from + i);
+}
+
 cudaStream_t AsStream(void* stream) { return static_cast<cudaStream_t>(stream); }
 
 // CUDA loads a kernel at its first launch, and that load waits for the kernels that run: one that waits for a message
 // must not be running when the kernel that sends is loaded.
 cudaError_t LoadThoseThatSend() {
   cudaFuncAttributes ignored;
-  const cudaError_t signal = cudaFuncGetAttributes(&ignored, SignalKernel);
-  return signal != cudaSuccess ? signal : cudaFuncGetAttributes(&ignored, PushKernel);
+  cudaError_t error = cudaFuncGetAttributes(&ignored, SignalKernel);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&ignored, PushKernel);
+  return error == cudaSuccess ? cudaFuncGetAttributes(&ignored, GatherKernel) : error;
 }
 
 }  // namespace
@@ -56,6 +91,17 @@ int LaunchExchangeSignal(const ExchangeSignalLaunch* launch, void* stream) {
 int LaunchExchangePush(const ExchangePushLaunch* launch, void* stream) {
   PushKernel<<<launch->blocks, kPushThreads, 0, AsStream(stream)>>>(*launch);
   return static_cast<int>(cudaGetLastError());
+}
+
+int LaunchExchangeAwaitAll(const ExchangeAwaitAllLaunch* launch, void* stream) {
+  if (const cudaError_t error = LoadThoseThatSend(); error != cudaSuccess) return static_cast<int>(error);
+  AwaitAllKernel<<<1, kWarp * kMostExchangePeers, 0, AsStream(stream)>>>(*launch);
+  return static_cast<int>(cudaGetLastError());
+}
+
+int LaunchExchangeGather(const ExchangeGatherLaunch* launch, void* stream) {
+  if (launch->count == 0) return 0;
+  return LaunchDependent(GatherKernel, dim3(launch->count), kGatherThreads, 0, AsStream(stream), *launch);
 }
 
 }  // namespace dovetail::kernels::cuda

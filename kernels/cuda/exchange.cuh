@@ -75,16 +75,26 @@ __device__ __forceinline__ void ExchangeSignal(const ExchangeEnd& end, uint32_t 
   StoreSystem(&end.peer->arrived, own->step + op + 1);
 }
 
+// By one thread of each of `blocks` blocks, after all of its threads have stored: whether this is the last block.
+__device__ __forceinline__ bool ExchangeIsLast(const ExchangeEnd& end, uint32_t blocks) {
+  if (blocks == 1) return true;
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
+  if (atomicAdd(&end.own->blocks_done, 1u) != blocks - 1) return false;
+  end.own->blocks_done = 0;
+  return true;
+}
+
 // By all threads of all `blocks` blocks, at their ends: the last one signals.
 __device__ __forceinline__ void ExchangeSignalWhenLast(const ExchangeEnd& end, uint32_t op, uint32_t blocks) {
   __syncthreads();
-  if (threadIdx.x != 0) return;
-  if (blocks > 1) {
-    asm volatile("fence.acq_rel.sys;" ::: "memory");
-    if (atomicAdd(&end.own->blocks_done, 1u) != blocks - 1) return;
-    end.own->blocks_done = 0;
-  }
-  ExchangeSignal(end, op);
+  if (threadIdx.x == 0 && ExchangeIsLast(end, blocks)) ExchangeSignal(end, op);
+}
+
+// The same to all peers. Blocks of at least kMostExchangePeers threads.
+__device__ __forceinline__ void ExchangeSignalAllWhenLast(const ExchangeFan& fan, uint32_t op, uint32_t blocks) {
+  __syncthreads();
+  const bool last = threadIdx.x == 0 && ExchangeIsLast(fan.peers[0].end, blocks);
+  if (__syncthreads_or(last) && threadIdx.x < fan.count) ExchangeSignal(fan.peers[threadIdx.x].end, op);
 }
 
 }  // namespace dovetail::kernels::cuda

@@ -29,7 +29,8 @@ struct ExchangeWords {
 };
 static_assert(sizeof(ExchangeWords) == 128);
 
-enum class ExchangeReason : uint32_t { kNone = 0, kDeadline = 1, kGivenUp = 2 };
+// kElsewhere: with another peer of the same step, so that nobody goes on with it.
+enum class ExchangeReason : uint32_t { kNone = 0, kDeadline = 1, kGivenUp = 2, kElsewhere = 3 };
 struct ExchangeFailure {
   ExchangeReason reason = ExchangeReason::kNone;
   uint32_t op = 0;
@@ -74,6 +75,40 @@ struct ExchangePushLaunch {
   uint32_t op = 0;
   int32_t await_op = -1;
   int32_t blocks = 1;
+};
+
+// A step whose rows are several peers', each row one's: who they are, and where theirs go and come from. In device
+// memory, written anew before each step, so that a recorded graph depends neither on peers nor on who has which row.
+inline constexpr int kMostExchangePeers = 8;
+struct ExchangePeer {
+  ExchangeEnd end;
+  void* query = nullptr;         // in the peer's memory: its rows' q, one below the other
+  void* key_value = nullptr;     // k likewise, then v
+  const void* answer = nullptr;  // here: its rows' o
+  int64_t rows = 0;
+};
+struct ExchangeFan {
+  ExchangePeer peers[kMostExchangePeers];
+  int32_t count = 0, unused = 0;
+};
+struct ExchangeRow {
+  int32_t peer = 0, row = 0;  // the row-th of the peer's
+};
+
+// Waits until message `op` of every peer is here. If one fails to come, the step has failed with all of them: the
+// others are told that nothing more will come.
+struct ExchangeAwaitAllLaunch {
+  const ExchangeFan* fan = nullptr;
+  uint32_t op = 0;
+};
+
+// out = the rows' o, in the step's order; behind an ExchangeAwaitAllLaunch.
+struct ExchangeGatherLaunch {
+  const ExchangeFan* fan = nullptr;
+  const ExchangeRow* rows = nullptr;
+  void* out = nullptr;      // [count][row_bytes]
+  int64_t row_bytes = 0;    // a multiple of 16
+  int32_t count = 0;
 };
 
 }  // namespace dovetail::kernels::cuda

@@ -67,6 +67,10 @@ struct KvAppendLaunch {
   // all is stored (in its memory, where the outputs lie there). Negative: neither.
   ExchangeEnd exchange;
   int32_t await_op = -1, signal_op = -1;
+  // Rows of several peers: q, k and v go to those, and all are told; q_out, k_out, v_out and `exchange` count for
+  // nothing then. k_out_step and v_out_step as ever.
+  const ExchangeFan* fan = nullptr;       // on the device, like
+  const ExchangeRow* fan_rows = nullptr;  // [rows]
 };
 
 // cos and sin of rows' positions times inv_freq, once a step for all layers that share the frequencies (rope.h).

@@ -175,7 +175,17 @@ __device__ void AppendHead(const KvAppendLaunch& p) {
   // What does not come from the kernel before is under way when that ends.
   std::byte* block = nullptr;
   int token = 0;
-  if (!is_q && p.k_out == nullptr) {
+  void *q_out = p.q_out, *k_out = p.k_out, *v_out = p.v_out;
+  int64_t out_row = row;
+  if (p.fan != nullptr) {
+    const ExchangeRow to = p.fan_rows[row];
+    const ExchangePeer& peer = p.fan->peers[to.peer];
+    out_row = to.row;
+    q_out = peer.query;
+    k_out = peer.key_value;
+    v_out = static_cast<std::byte*>(peer.key_value) + peer.rows * p.k_out_step * (p.type == WireType::kF32 ? 4 : 2);
+  }
+  if (!is_q && k_out == nullptr) {
     const DeviceAttentionItem& item = p.items[p.row_items[row]];
     const int position = p.positions[row], segment = position / CudaKvLayout::kTokens - item.first_segment;
     token = position % CudaKvLayout::kTokens;
@@ -219,13 +229,13 @@ __device__ void AppendHead(const KvAppendLaunch& p) {
     __syncwarp();
   }
   if (is_q) {
-    const int64_t to = row * p.q_out_step + static_cast<int64_t>(head) * dim;
-    for (int i = 2 * lane; i < dim; i += 64) StoreWirePair(p.type, p.q_out, to + i, x[i], x[i + 1]);
+    const int64_t to = out_row * p.q_out_step + static_cast<int64_t>(head) * dim;
+    for (int i = 2 * lane; i < dim; i += 64) StoreWirePair(p.type, q_out, to + i, x[i], x[i + 1]);
     return;
   }
-  if (p.k_out != nullptr) {
-    const int64_t to = row * (is_v ? p.v_out_step : p.k_out_step) + static_cast<int64_t>(kv_head) * dim;
-    for (int i = 2 * lane; i < dim; i += 64) StoreWirePair(p.type, is_v ? p.v_out : p.k_out, to + i, x[i], x[i + 1]);
+  if (k_out != nullptr) {
+    const int64_t to = out_row * (is_v ? p.v_out_step : p.k_out_step) + static_cast<int64_t>(kv_head) * dim;
+    for (int i = 2 * lane; i < dim; i += 64) StoreWirePair(p.type, is_v ? v_out : k_out, to + i, x[i], x[i + 1]);
     return;
   }
   const float scale = is_v ? p.value_scale : p.key_scale;
@@ -246,7 +256,11 @@ __global__ void __launch_bounds__(kAppendWarps * 32) KvAppendKernel(const __grid
     came = __syncthreads_and(threadIdx.x != 0 || ExchangeAwait(p.exchange, static_cast<uint32_t>(p.await_op)));
   // What comes of a failed step belongs nowhere: its blocks may already be another sequence's.
   if (came) AppendHead(p);
-  if (p.signal_op >= 0) ExchangeSignalWhenLast(p.exchange, static_cast<uint32_t>(p.signal_op), gridDim.x * gridDim.y);
+  if (p.signal_op < 0) return;
+  const auto op = static_cast<uint32_t>(p.signal_op);
+  const uint32_t blocks = gridDim.x * gridDim.y;
+  if (p.fan != nullptr) return ExchangeSignalAllWhenLast(*p.fan, op, blocks);
+  ExchangeSignalWhenLast(p.exchange, op, blocks);
 }
 
 __global__ void __launch_bounds__(256) CombineKernel(const __grid_constant__ CombineLaunch p) {

@@ -1,5 +1,8 @@
 #include "server/cli/cluster_commands.h"
 
+#include <algorithm>
+#include <string>
+
 #include "scheduler/core/limits.h"
 #include "server/cli/command_line.h"
 #include "server/cli/exchange_choice.h"
@@ -25,6 +28,12 @@ void AddJoinTimeoutFlag(CLI::App& command, int& seconds) {
       ->check(WholeNumber(0, 86400))
       ->type_name("SECONDS")
       ->group("Control plane");
+}
+
+// One for each device that is named.
+int WorkersFor(const std::string& devices) {
+  const auto commas = static_cast<int>(std::count(devices.begin(), devices.end(), ','));
+  return std::min(commas + 1, server::kMaxAttentionWorkers);
 }
 
 void AddLeaseFlag(CLI::App& command, int& lease_ms) {
@@ -53,11 +62,14 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
       ->type_name("LANES")
       ->group("Data plane");
   up.add_option("--attention-devices", up_.attention_devices,
-                "Where attention runs, as cuda:1,cpu: the attention workers take these in turn")
+                "Where attention runs, as cuda:1,cpu: the attention workers take these in turn; one each by default")
       ->type_name("DEVICES")
       ->group("Device");
   AddExchangeFlag(up, up_.exchange);
-  up.callback([this, report] { report(RunUp(up_)); });
+  up.callback([this, report, &up] {
+    if (up.count("--attention-workers") == 0) up_.engine.attention_workers = WorkersFor(up_.attention_devices);
+    report(RunUp(up_));
+  });
 
   CLI::App& scheduler =
       AddCommand(app, "scheduler", "Run the scheduler of a cluster; workers and servers connect to it",

@@ -114,11 +114,12 @@ TEST_F(LayerExchangesTest, OnACpuAStepGoesInFramesAndNothingIsSaidOfGpus) {
   SendStepBegin begin = Begin(/*divided=*/true);
   ASSERT_TRUE(exchanges.Choose(kFirst).ok());
   LayerExchange& exchange = exchanges.Of(kFirst);
-  EXPECT_EQ(exchange.gpu(), nullptr);
+  EXPECT_TRUE(exchange.gpus().empty());
   ASSERT_TRUE(exchange.SendBegin(begin).ok());
   ASSERT_TRUE(exchange.SendQuery(kFirst, 0).ok());
   ASSERT_TRUE(exchange.SendKeyValue(kFirst, 0).ok());
-  EXPECT_FALSE(exchange.Answer(kFirst, 0).has_value());
+  EXPECT_FALSE(exchange.Answer(kFirst, 0, 1).has_value());
+  EXPECT_EQ(exchange.Unanswered(kFirst, StepId(7)), -1);
   const int step_begin = static_cast<int>(proto::FrameType::kStepBegin), q = static_cast<int>(proto::FrameType::kQuery),
             kv = static_cast<int>(proto::FrameType::kKeyValue);
   const auto bytes = [&](int p) { return core_.PartsOf(kFirst)[p].layouts[0].query_bytes; };
@@ -146,7 +147,7 @@ TEST_F(LayerExchangesTest, AutoGoesThroughTheHostsAndSaysWhy) {
   LayerExchanges exchanges = Made(Unlinked(/*required=*/false));
   Begin(/*divided=*/false);
   EXPECT_TRUE(exchanges.Choose(kFirst).ok());
-  EXPECT_EQ(exchanges.Of(kFirst).gpu(), nullptr);
+  EXPECT_TRUE(exchanges.Of(kFirst).gpus().empty());
   EXPECT_EQ(exchanges.With(NodeId(10)), "host: this build's UCX has no CUDA");
   EXPECT_EQ(exchanges.With(NodeId(99)), "");
   EXPECT_THAT(port_.sent, IsEmpty());
@@ -160,6 +161,26 @@ TEST_F(LayerExchangesTest, DeviceRefusesAStepThatWouldGoThroughTheHostsInOneLine
   const absl::Status refused = exchanges.Choose(kFirst);
   EXPECT_TRUE(absl::IsFailedPrecondition(refused));
   EXPECT_THAT(refused.message(), HasSubstr("--exchange device: with attention worker 0 it is host: this build's UCX"));
+}
+
+TEST_F(LayerExchangesTest, AStepOfSeveralWorkersIsTheGpusOwnIfAllAreLinkedAndNoneIsShared) {
+  Begin(/*divided=*/true);
+  RowSpread spread;
+  const auto may = [&](std::string_view first, std::string_view second) {
+    const auto gpu_of = [&](NodeId node) { return node == NodeId(10) ? first : second; };
+    return GpusMayExchange(core_, kFirst, gpu_of, spread);
+  };
+  EXPECT_TRUE(may("0000:01:00.0", "0000:02:00.0"));
+  EXPECT_THAT(spread.part_rows, ElementsAre(1, 1));
+  EXPECT_FALSE(may("0000:01:00.0", "")) << "a worker on a CPU, or not linked yet";
+  EXPECT_FALSE(may("0000:01:00.0", "0000:01:00.0")) << "two processes take turns on a GPU";
+}
+
+TEST_F(LayerExchangesTest, AStepOfOneWorkerIsTheGpusOwnIfItIsLinked) {
+  Begin(/*divided=*/false);
+  RowSpread spread;
+  EXPECT_TRUE(GpusMayExchange(core_, kFirst, [](NodeId) { return "0000:01:00.0"; }, spread));
+  EXPECT_FALSE(GpusMayExchange(core_, kFirst, [](NodeId) { return ""; }, spread));
 }
 
 TEST(LayerExchanges, LinearStatesAreNotExchangedByGpusThemselves) {

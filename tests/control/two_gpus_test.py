@@ -31,24 +31,29 @@ def run(*arguments):
     return subprocess.run([BINARY, *arguments], capture_output=True, text=True, timeout=120)
 
 
-def why_not():
+def gpu_count():
+    return len(re.findall(r"^cuda:\d", run("devices").stdout, re.MULTILINE))
+
+
+def why_not(least=2):
     if MODEL is None:
         return "needs DOVETAIL_TEST_DATA"
     devices = run("devices").stdout
-    if len(re.findall(r"^cuda:\d", devices, re.MULTILINE)) < 2:
-        return "needs two GPUs"
+    if gpu_count() < least:
+        return f"needs {least} GPUs"
     if "by themselves where" not in devices:
         return "needs a build with UCX's device API (-DDOVETAIL_UCX_ROOT)"
     return None
 
 
 class Up(processes.Up):
-    """A cluster whose layers are on cuda:0."""
+    """A cluster whose layers are on cuda:0; `workers` None: as many as attention_devices."""
 
     def __init__(self, attention_devices, workers, *flags):
-        super().__init__(BINARY, MODEL, "--compute-device", "cuda:0", "--attention-devices",
-                         attention_devices, "--attention-workers", str(workers), "--kv-cache-memory-bytes", "1GiB",
-                         "--ignore-model-name", "--shutdown-timeout", "2", *flags)
+        if workers is not None:
+            flags = ("--attention-workers", str(workers), *flags)
+        super().__init__(BINARY, MODEL, "--compute-device", "cuda:0", "--attention-devices", attention_devices,
+                         "--kv-cache-memory-bytes", "1GiB", "--ignore-model-name", "--shutdown-timeout", "2", *flags)
 
     def exchange_with(self, name, expected, limit=30):
         """Waits until status says so."""
@@ -59,6 +64,16 @@ class Up(processes.Up):
             if said and re.search(expected, said.group(1)):
                 return said.group(1)
             assert time.monotonic() < end, status
+
+    def tensor_bytes(self, name):
+        """That the compute worker has sent to a worker through the hosts."""
+        said = re.search(rf"^  compute-1 +-> {name} +.* (\d+) +\d+$", self.status(), re.MULTILINE)
+        assert said, self.status()
+        return int(said.group(1))
+
+    def steps_of(self, name):
+        """That a worker has had a part in."""
+        return int(re.search(rf"^ +\d+ +{name} .* (\d+) +\d+ s$", self.status(), re.MULTILINE).group(1))
 
     def complete(self, prompt):
         return "".join(processes.stream(self.url, prompt, max_tokens=TOKENS))
@@ -89,6 +104,18 @@ def choices(prompt):
     return choice["text"], found
 
 
+def assert_parts_at_a_near_tie_only(test, text, expected, found):
+    """`expected` and `found` as choices() gives them. True: it does not part at all."""
+    same = len(os.path.commonprefix([text, expected]))
+    if same == len(expected) == len(text):
+        return True
+    begin, lead, other = [choice for choice in found if choice[0] <= same][-1]
+    print(f"parts after {same} of {len(expected)} characters, where one token led by {lead:.3f}")
+    test.assertLess(lead, NEAR_TIE)
+    test.assertTrue(text[begin:].startswith(other), f"{text[begin:]!r} is not what was second, {other!r}")
+    return False
+
+
 class TwoGpusTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -108,16 +135,6 @@ class TwoGpusTest(unittest.TestCase):
                 up.exchange_with("attention-1", said)
                 self.assert_says_what_one_gpu_says(up)
 
-    def assert_parts_at_a_near_tie_only(self, text):
-        expected, found = self.choices
-        same = len(os.path.commonprefix([text, expected]))
-        if same == len(expected) == len(text):
-            return
-        begin, lead, other = [choice for choice in found if choice[0] <= same][-1]
-        print(f"parts after {same} of {len(expected)} characters, where one token led by {lead:.3f}")
-        self.assertLess(lead, NEAR_TIE)
-        self.assertTrue(text[begin:].startswith(other), f"{text[begin:]!r} is not what was second, {other!r}")
-
     def test_a_stream_goes_on_after_its_attention_worker_was_killed(self):
         with Up("cuda:1", 2, "--exchange", "device") as up:
             for i in range(2 * KILLS):
@@ -133,7 +150,7 @@ class TwoGpusTest(unittest.TestCase):
                     if count == 8:
                         os.kill(up.pid_of(name), signal.SIGKILL)
                 print(f"{name} killed under a stream: the longest stall is {1000 * longest:.0f} ms")
-                self.assert_parts_at_a_near_tie_only(text)
+                assert_parts_at_a_near_tie_only(self, text, *self.choices)
                 up.wait_for(rf"{name} was killed by signal 9; starting another", after=seen)
 
     def test_attention_on_a_gpu_and_a_cpu_together(self):

@@ -64,6 +64,12 @@ class Up(processes.Up):
 
 
 class UpTest(unittest.TestCase):
+    def test_there_is_an_attention_worker_for_each_device_that_is_named(self):
+        with Up("--attention-devices", "cpu,cpu") as up:
+            status = up.wait_until_serving(3)
+            self.assertIn("attention-1 ", status)
+            self.assertIn("attention-2 ", status)
+
     def test_a_cluster_of_processes_says_what_one_process_says_and_leaves_nothing(self):
         before = processes.shared_memory()
         expected = {prompt: embedded(prompt) for prompt in PROMPTS}

@@ -10,7 +10,7 @@ namespace {
 using ::testing::SizeIs;
 
 std::string OfferOf(const ExchangeRoom& room) {
-  return std::string(reinterpret_cast<const char*>(&room), sizeof(room)) + "link";
+  return std::string(reinterpret_cast<const char*>(&room), sizeof(room)) + std::string(32, 'g') + "link";
 }
 
 TEST(ExchangeRoom, IsThatOfTheLargestRowsOfAllGroups) {

@@ -161,5 +161,134 @@ TEST_F(CudaExchangeTest, TheKernelThatMakesQKAndVTellsThatTheyAreThere) {
   EXPECT_EQ(Words(0).blocks_done, 0u) << "for the next message";
 }
 
+// Rows of three peers, each with words of its own; all on one GPU.
+class ExchangeFanTest : public CudaExchangeTest {
+ protected:
+  static constexpr int kPeers = 3, kRows = 7, kHeads = 5, kKvHeads = 2, kDim = 64;
+  static constexpr int kWidth = (kHeads + 2 * kKvHeads) * kDim, kAnswer = kHeads * kDim;
+  static constexpr uint64_t kDeadlineNs = 5'000'000'000;
+  static constexpr ExchangeRow kRowsOf[kRows] = {{2, 0}, {0, 0}, {2, 1}, {1, 0}, {0, 1}, {2, 2}, {0, 2}};
+  static constexpr int kPeerRows[kPeers] = {3, 1, 3};
+
+  void SetUp() override {
+    CudaExchangeTest::SetUp();
+    if (IsSkipped()) return;
+    words_ = *device().Allocate(2 * kPeers * sizeof(ExchangeWords));
+    slots_ = *device().Allocate(kPeers * kRows * kWidth * 2);
+    answers_ = *device().Allocate(kPeers * kRows * kAnswer * 2);
+    fan_ = *device().Allocate(sizeof(ExchangeFan) + sizeof(kRowsOf));
+    ASSERT_TRUE(streams_[0]->Fill(words_->data(), 0, words_->size_bytes()).ok());
+    ASSERT_TRUE(streams_[0]->Fill(slots_->data(), 0, slots_->size_bytes()).ok());
+  }
+  ExchangeEnd EndOf(int peer, int side) {
+    auto* words = reinterpret_cast<ExchangeWords*>(words_->data()) + 2 * peer;
+    return {words + side, words + 1 - side, kDeadlineNs};
+  }
+  std::byte* Slot(int peer) { return slots_->data() + peer * kRows * kWidth * 2; }
+  void Begin(uint64_t step, uint64_t deadline_ns = kDeadlineNs) {
+    ExchangeFan fan;
+    fan.count = kPeers;
+    for (int p = 0; p < kPeers; ++p) {
+      fan.peers[p] = {EndOf(p, 0), Slot(p), Slot(p) + kPeerRows[p] * kHeads * kDim * 2,
+                      answers_->data() + p * kRows * kAnswer * 2, kPeerRows[p]};
+      fan.peers[p].end.deadline_ns = deadline_ns;
+      const uint64_t begin[6] = {step * kExchangeOps};
+      for (int side = 0; side < 2; ++side)
+        ASSERT_TRUE(streams_[0]->Copy(&EndOf(p, side).own->step, begin, sizeof(begin)).ok());
+    }
+    ASSERT_TRUE(streams_[0]->Copy(fan_->data(), &fan, sizeof(fan)).ok());
+    ASSERT_TRUE(streams_[0]->Copy(fan_->data() + sizeof(fan), kRowsOf, sizeof(kRowsOf)).ok());
+    ASSERT_TRUE(streams_[0]->SynchronizeStatus().ok());
+  }
+  const ExchangeFan* fan() { return reinterpret_cast<const ExchangeFan*>(fan_->data()); }
+  const ExchangeRow* rows() { return reinterpret_cast<const ExchangeRow*>(fan_->data() + sizeof(ExchangeFan)); }
+  ExchangeWords WordsOf(int peer, int side) {
+    ExchangeWords words;
+    EXPECT_TRUE(streams_[0]->Copy(&words, EndOf(peer, side).own, sizeof(words)).ok());
+    EXPECT_TRUE(streams_[0]->SynchronizeStatus().ok());
+    return words;
+  }
+
+  std::unique_ptr<Buffer> slots_, answers_, fan_;
+};
+
+TEST_F(ExchangeFanTest, EachPeerGetsItsRowsOneBelowTheOtherAndAllAreTold) {
+  std::vector<uint16_t> values(kRows * kWidth);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<uint16_t>(0x3f00 + i % 1019);
+  auto qkv = *device().Allocate(values.size() * 2);
+  ASSERT_TRUE(streams_[0]->Copy(qkv->data(), values.data(), values.size() * 2).ok());
+  Begin(4);
+  KvAppendLaunch launch;
+  launch.qkv = qkv->data();
+  launch.qkv_step = kWidth;
+  launch.q_out_step = kHeads * kDim;
+  launch.k_out_step = launch.v_out_step = kKvHeads * kDim;
+  launch.rows = kRows;
+  launch.q_heads = kHeads;
+  launch.kv_heads = kKvHeads;
+  launch.layout = {kDim, kDim, KvType::kBF16};
+  launch.signal_op = 6;
+  launch.fan = fan();
+  EXPECT_TRUE(absl::IsInvalidArgument(KvAppend(*streams_[0], launch))) << "whose rows are they?";
+  launch.fan_rows = rows();
+  ASSERT_TRUE(KvAppend(*streams_[0], launch).ok());
+  ASSERT_TRUE(streams_[0]->SynchronizeStatus().ok());
+  for (int p = 0; p < kPeers; ++p) {
+    std::vector<uint16_t> came(kRows * kWidth);
+    ASSERT_TRUE(streams_[0]->Copy(came.data(), Slot(p), came.size() * 2).ok());
+    ASSERT_TRUE(streams_[0]->SynchronizeStatus().ok());
+    // q of its rows, then k, then v.
+    std::vector<uint16_t> expected;
+    for (const auto& [first, count] :
+         {std::pair{0, kHeads * kDim}, {kHeads * kDim, kKvHeads * kDim}, {(kHeads + kKvHeads) * kDim, kKvHeads * kDim}})
+      for (int row = 0; row < kRows; ++row)
+        for (int i = 0; kRowsOf[row].peer == p && i < count; ++i)
+          expected.push_back(values[row * kWidth + first + i]);
+    expected.resize(came.size());
+    EXPECT_EQ(came, expected) << "peer " << p;
+    EXPECT_EQ(WordsOf(p, 1).arrived, 4 * kExchangeOps + 7);
+    EXPECT_EQ(WordsOf(p, 0).blocks_done, 0u);
+  }
+}
+
+TEST_F(ExchangeFanTest, TheStepGoesOnWhenTheLastPeerHasAnsweredWithAllRowsInOrder) {
+  std::vector<uint16_t> answers(kPeers * kRows * kAnswer);
+  for (size_t i = 0; i < answers.size(); ++i) answers[i] = static_cast<uint16_t>(i % 65521);
+  ASSERT_TRUE(streams_[0]->Copy(answers_->data(), answers.data(), answers.size() * 2).ok());
+  auto out = *device().Allocate(kRows * kAnswer * 2);
+  Begin(5);
+  ASSERT_TRUE(ExchangeAwaitAll(*streams_[0], {fan(), 2}).ok());
+  ASSERT_TRUE(ExchangeGather(*streams_[0], {fan(), rows(), out->data(), kAnswer * 2, kRows}).ok());
+  for (const int p : {1, 2, 0}) ASSERT_TRUE(ExchangeSignal(*streams_[1], {EndOf(p, 1), 2}).ok());
+  std::vector<uint16_t> came(kRows * kAnswer), expected;
+  ASSERT_TRUE(streams_[0]->Copy(came.data(), out->data(), came.size() * 2).ok());
+  ASSERT_TRUE(streams_[0]->SynchronizeStatus().ok());
+  for (const ExchangeRow& row : kRowsOf) {
+    const auto first = answers.begin() + (row.peer * kRows + row.row) * kAnswer;
+    expected.insert(expected.end(), first, first + kAnswer);
+  }
+  EXPECT_EQ(came, expected);
+  for (int p = 0; p < kPeers; ++p) EXPECT_EQ(WordsOf(p, 0).failure, 0u);
+}
+
+TEST_F(ExchangeFanTest, WhereOnePeerDoesNotAnswerTheOthersAreToldAndNotBlamed) {
+  Begin(6, 30'000'000);
+  ASSERT_TRUE(ExchangeSignal(*streams_[1], {EndOf(0, 1), 3}).ok());
+  ASSERT_TRUE(ExchangeSignal(*streams_[1], {EndOf(2, 1), 3}).ok());
+  ASSERT_TRUE(ExchangeAwaitAll(*streams_[0], {fan(), 3}).ok());
+  ASSERT_TRUE(streams_[0]->SynchronizeStatus().ok());
+  EXPECT_EQ(DecodeFailure(WordsOf(1, 0).failure).reason, ExchangeReason::kDeadline);
+  for (const int p : {0, 2}) {
+    EXPECT_EQ(DecodeFailure(WordsOf(p, 0).failure).reason, ExchangeReason::kElsewhere);
+    EXPECT_GE(WordsOf(p, 1).given_up, 6 * kExchangeOps + 1) << "it need not wait for its own deadline";
+  }
+  // Nothing more of the step is sent to anybody.
+  ASSERT_TRUE(ExchangeSignal(*streams_[0], {EndOf(0, 0), 4}).ok());
+  EXPECT_EQ(WordsOf(0, 1).arrived, 0u);
+  ASSERT_TRUE(ExchangeAwaitAll(*streams_[0], {fan(), 4}).ok());  // returns at once
+  ASSERT_TRUE(streams_[0]->SynchronizeStatus().ok());
+  EXPECT_EQ(ExchangeStatus(WordsOf(0, 0).failure).message(), "attention op 3: another GPU of the step did not answer");
+}
+
 }  // namespace
 }  // namespace dovetail::kernels::cuda

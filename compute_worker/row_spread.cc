@@ -1,0 +1,46 @@
+#include "compute_worker/row_spread.h"
+
+#include <algorithm>
+
+namespace dovetail::compute {
+namespace {
+
+constexpr int kNobody = -1;
+
+// Notes whose the items of a layer group are; false if one is not a whole sequence, or is another part's in `of`.
+bool TakeItems(const proto::StepLayout& layout, int kv_heads, int part, bool first_group, std::vector<int>& of) {
+  for (const proto::ShardStep& item : layout.items) {
+    if (!item.finished() || item.kv_heads.size() != kv_heads || item.rows.q_count == 0) return false;
+    int& owner = of[item.entry];
+    if (owner != (first_group ? kNobody : part)) return false;
+    owner = part;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool SpreadRows(const ComputeWorkerCore& core, MicroBatchId id, RowSpread& spread) {
+  const std::vector<WorkerPart>& parts = core.PartsOf(id);
+  const std::vector<proto::StepEntry>& entries = core.PlanOf(id).entries;
+  spread.entry_part.assign(entries.size(), kNobody);
+  spread.part_rows.assign(parts.size(), 0);
+  spread.rows.clear();
+  for (size_t p = 0; p < parts.size(); ++p) {
+    for (int g = 0; g < core.table().group_count(); ++g) {
+      const proto::StepLayout& layout = parts[p].layouts[g];
+      const int kv_heads = core.table().softmax(LayerGroup(static_cast<uint16_t>(g))).kv_heads;
+      if (layout.items.size() != parts[p].layouts[0].items.size() ||
+          !TakeItems(layout, kv_heads, static_cast<int>(p), g == 0, spread.entry_part))
+        return false;
+    }
+  }
+  for (size_t e = 0; e < entries.size(); ++e) {
+    const int part = spread.entry_part[e];
+    if (part == kNobody) return false;
+    for (size_t i = 0; i < entries[e].tokens.size(); ++i) spread.rows.push_back({part, spread.part_rows[part]++});
+  }
+  return true;
+}
+
+}  // namespace dovetail::compute

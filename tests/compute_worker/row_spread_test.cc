@@ -1,0 +1,106 @@
+#include "compute_worker/row_spread.h"
+
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+
+namespace dovetail::compute {
+namespace {
+
+using ::testing::ElementsAre;
+
+constexpr Epoch kEpoch{1};
+constexpr MicroBatchId kFirst{0};
+
+// Two layer groups, full and windowed, of 2 KV heads each.
+proto::AttentionTable TwoGroups() {
+  proto::SoftmaxSpec full;
+  full.query_heads = 4;
+  full.kv_heads = 2;
+  full.key_dim = full.value_dim = 8;
+  full.scale = 1;
+  proto::SoftmaxSpec windowed = full;
+  windowed.window = 32;
+  return *proto::AttentionTable::Build({full, windowed});
+}
+
+class RowSpreadTest : public ::testing::Test {
+ protected:
+  RowSpreadTest()
+      : core_(TwoGroups(), {{StageKind::kDense, 0}}, {.max_step_tokens = 64, .vocab_size = 100}) {
+    for (uint32_t worker = 0; worker < 3; ++worker)
+      core_.AddAttentionWorker({WorkerId(worker), kEpoch, NodeId(10 + worker)});
+  }
+  static proto::Shard ShardOf(uint16_t group, uint32_t worker, proto::HeadRange heads = {0, 2},
+                              proto::TokenRange tokens = {}) {
+    return {LayerGroup(group), WorkerId(worker), kEpoch, heads, tokens};
+  }
+  // The next entry: `q_len` new tokens behind `ctx_len`.
+  void Add(int q_len, const std::vector<proto::Shard>& placement, Position ctx_len = 0) {
+    proto::StepEntry entry;
+    entry.sequence = SequenceId(plan_.entries.size() + 1);
+    entry.ctx_len = ctx_len;
+    entry.tokens.assign(q_len, 5);
+    entry.placement.assign(placement.begin(), placement.end());
+    plan_.entries.push_back(std::move(entry));
+  }
+  bool Spread() {
+    plan_.step = StepId(++steps_);
+    plan_.micro_batch = kFirst;
+    std::vector<Action> actions;
+    core_.Handle(PlanArrived{std::exchange(plan_, {})}, actions);
+    EXPECT_TRUE(core_.running(kFirst));
+    const bool whole = SpreadRows(core_, kFirst, spread_);
+    core_.Handle(StepFailed{kFirst, absl::CancelledError()}, actions);
+    return whole;
+  }
+  std::vector<std::pair<int, int>> Rows() const {
+    std::vector<std::pair<int, int>> rows;
+    for (const RowSpread::Row& row : spread_.rows) rows.emplace_back(row.part, row.row);
+    return rows;
+  }
+
+  ComputeWorkerCore core_;
+  proto::StepPlan plan_;
+  uint64_t steps_ = 0;
+  RowSpread spread_;
+};
+
+TEST_F(RowSpreadTest, RowsOfAWorkerAreCountedThroughItsEntriesInTheOrderOfTheStep) {
+  Add(1, {ShardOf(0, 2), ShardOf(1, 2)}, 70);
+  Add(3, {ShardOf(0, 0), ShardOf(1, 0)});
+  Add(2, {ShardOf(0, 2), ShardOf(1, 2)}, 5);
+  Add(1, {ShardOf(0, 0), ShardOf(1, 0)}, 500);
+  ASSERT_TRUE(Spread());
+  using P = std::pair<int, int>;
+  EXPECT_THAT(Rows(), ElementsAre(P(0, 0), P(1, 0), P(1, 1), P(1, 2), P(0, 1), P(0, 2), P(1, 3)));
+  EXPECT_THAT(spread_.part_rows, ElementsAre(3, 4));
+  EXPECT_THAT(spread_.entry_part, ElementsAre(0, 1, 0, 1));
+}
+
+TEST_F(RowSpreadTest, AnotherStepBeginsAnew) {
+  Add(4, {ShardOf(0, 1), ShardOf(1, 1)});
+  Add(4, {ShardOf(0, 0), ShardOf(1, 0)});
+  ASSERT_TRUE(Spread());
+  Add(1, {ShardOf(0, 1), ShardOf(1, 1)});
+  ASSERT_TRUE(Spread());
+  EXPECT_THAT(Rows(), ElementsAre(std::pair(0, 0)));
+  EXPECT_THAT(spread_.part_rows, ElementsAre(1));
+}
+
+TEST_F(RowSpreadTest, ASequenceDividedByHeadsTokensOrLayerGroupsIsNobodysWholly) {
+  Add(1, {ShardOf(0, 1), ShardOf(1, 1)});
+  Add(1, {ShardOf(0, 0, {0, 1}), ShardOf(0, 1, {1, 2}), ShardOf(1, 0)});
+  EXPECT_FALSE(Spread()) << "heads";
+  Add(1, {ShardOf(0, 0, {0, 2}, {0, 64}), ShardOf(0, 1, {0, 2}, {64, proto::kOpenEnd}), ShardOf(1, 1)}, 70);
+  EXPECT_FALSE(Spread()) << "tokens";
+  Add(1, {ShardOf(0, 0), ShardOf(1, 1)});
+  EXPECT_FALSE(Spread()) << "layer groups";
+  Add(1, {ShardOf(0, 0), ShardOf(1, 1)});
+  Add(1, {ShardOf(0, 1), ShardOf(1, 0)});
+  EXPECT_FALSE(Spread()) << "layer groups, as many items everywhere";
+}
+
+}  // namespace
+}  // namespace dovetail::compute
