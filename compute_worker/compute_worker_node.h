@@ -27,7 +27,7 @@ struct ComputeWorkerTuning {
   // Where the dense layers run, if not on the CPU; outlives the worker. Prompts are then attended on attention workers.
   const DenseBackendFactory* dense = nullptr;
   bool stay_on_device = false;    // all attention workers are of that device and this process
-  // Steps that lie whole on one attention worker with a GPU exchange layers from GPU to GPU where that is possible.
+  // Steps whose sequences lie whole on linked attention workers exchange layers from GPU to GPU (layer_exchange.h).
   exchange::GpuExchangeMeans exchange;
 };
 
