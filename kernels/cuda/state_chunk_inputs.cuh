@@ -1,5 +1,6 @@
 #pragma once
 #include "kernels/cuda/state_chunk_parts.cuh"
+#include "kernels/cuda/state_launch.cuh"
 #include "kernels/cuda/warp_sums.cuh"
 
 // What comes into a chunk of 64 tokens: q and k into shared memory, v into the workspace, each after convolution and
@@ -214,5 +215,29 @@ class ChunkInputs {
   int first_row;  // of the item: that of the block's first token, negative with old tokens
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 };
+
+// A kernel of one thread block a chunk and head, which `Work` prepares: Shared, kThreads, kTogether (thread blocks on a
+// multiprocessor at least), Run.
+template <typename Work>
+__global__ void __launch_bounds__(Work::kThreads, Work::kTogether)
+    StateChunkPrepareKernel(const __grid_constant__ StateLaunch p) {
+  extern __shared__ __align__(16) std::byte memory[];
+  const StateUnit unit = UnitOf(p, blockIdx.x);
+  const int chunk = p.chunk_begin + blockIdx.y;
+  if (chunk >= ChunksOf(p.items[unit.item])) return;
+  Work(p, *reinterpret_cast<typename Work::Shared*>(memory), unit, chunk).Run();
+}
+template <typename Work>
+int LaunchStatePrepare(const StateLaunch& p, void* stream) {
+  return LaunchStateKernel(StateChunkPrepareKernel<Work>, dim3(p.unit_count, p.chunk_end - p.chunk_begin),
+                           Work::kThreads, sizeof(typename Work::Shared), p, stream);
+}
+// `Work` for the launch's keys and update.
+template <template <int kKeys, bool kDelta> class Work>
+int LaunchStatePrepareFor(const StateLaunch& p, void* stream) {
+  if (p.key_dim <= 64)
+    return p.delta ? LaunchStatePrepare<Work<64, true>>(p, stream) : LaunchStatePrepare<Work<64, false>>(p, stream);
+  return p.delta ? LaunchStatePrepare<Work<128, true>>(p, stream) : LaunchStatePrepare<Work<128, false>>(p, stream);
+}
 
 }  // namespace dovetail::kernels::cuda

@@ -63,30 +63,14 @@ __device__ __forceinline__ void LoadMatricesTransposed(uint32_t (&r)[4], uint32_
 }
 
 // Operand A, 16 x 16 from (row, column) of a row-major matrix in shared memory.
-__device__ __forceinline__ uint32_t AddressA(uint32_t base, int stride, int row, int column) {
-  const int lane = threadIdx.x % 32;
-  return base + ((row + lane % 16) * stride + column + lane / 16 * 8) * 2;
-}
 __device__ __forceinline__ void LoadA(uint32_t (&a)[4], uint32_t base, int stride, int row, int column) {
-  LoadMatrices(a, AddressA(base, stride, row, column));
-}
-// Operand A from a matrix that is stored [column of A][row of A].
-__device__ __forceinline__ void LoadATransposed(uint32_t (&a)[4], uint32_t base, int stride, int row, int column) {
   const int lane = threadIdx.x % 32;
-  LoadMatricesTransposed(a, base + ((column + lane % 8 + lane / 16 * 8) * stride + row + lane / 8 % 2 * 8) * 2);
+  LoadMatrices(a, base + ((row + lane % 16) * stride + column + lane / 16 * 8) * 2);
 }
 // Operands B of columns [n, n + 16), k from k on, stored [n][k]: b[0..1] and b[2..3] of 8 columns each.
-__device__ __forceinline__ uint32_t AddressB(uint32_t base, int stride, int n, int k) {
-  const int lane = threadIdx.x % 32;
-  return base + ((n + lane / 16 * 8 + lane % 8) * stride + k + lane / 8 % 2 * 8) * 2;
-}
 __device__ __forceinline__ void LoadB(uint32_t (&b)[4], uint32_t base, int stride, int n, int k) {
-  LoadMatrices(b, AddressB(base, stride, n, k));
-}
-// The same, stored [k][n].
-__device__ __forceinline__ void LoadBTransposed(uint32_t (&b)[4], uint32_t base, int stride, int n, int k) {
   const int lane = threadIdx.x % 32;
-  LoadMatricesTransposed(b, base + ((k + lane % 16) * stride + n + lane / 16 * 8) * 2);
+  LoadMatrices(b, base + ((n + lane / 16 * 8 + lane % 8) * stride + k + lane / 8 % 2 * 8) * 2);
 }
 
 }  // namespace dovetail::kernels::cuda

@@ -18,6 +18,7 @@ class Preparer : ChunkInputs<kKeys, false, kDelta, kPrepareThreads> {
       Base::lane, Base::warp, Base::kTokens, Base::kRow;
 
  public:
+  static constexpr int kThreads = kPrepareThreads, kTogether = 1;
   struct Shared {
     ChunkRows<kKeys> rows;
     alignas(16) float decay[kTokens];                             // logarithms, summed from the block's beginning
@@ -153,34 +154,11 @@ class Preparer : ChunkInputs<kKeys, false, kDelta, kPrepareThreads> {
   float weight_scale = 1;  // of q, if it is used as it came
 };
 
-template <int kKeys, bool kDelta>
-__global__ void __launch_bounds__(kPrepareThreads) StateChunkPrepareKernel(const __grid_constant__ StateLaunch p) {
-  using Work = Preparer<kKeys, kDelta>;
-  extern __shared__ __align__(16) std::byte memory[];
-  const StateUnit unit = UnitOf(p, blockIdx.x);
-  const int chunk = p.chunk_begin + blockIdx.y;
-  if (chunk >= ChunksOf(p.items[unit.item])) return;
-  Work(p, *reinterpret_cast<typename Work::Shared*>(memory), unit, chunk).Run();
-}
-
-template <int kKeys, bool kDelta>
-int Launch(const StateLaunch& p, cudaStream_t stream) {
-  using Work = Preparer<kKeys, kDelta>;
-  constexpr int kBytes = sizeof(typename Work::Shared);
-  auto* const kernel = StateChunkPrepareKernel<kKeys, kDelta>;
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (error != cudaSuccess) return error;
-  kernel<<<dim3(p.unit_count, p.chunk_end - p.chunk_begin), kPrepareThreads, kBytes, stream>>>(p);
-  return cudaGetLastError();
-}
-
 }  // namespace
 
 int LaunchStateChunkPrepare(const StateLaunch* p, void* stream) {
   if (p->vector_decay) return LaunchStateChunkPrepareVector(p, stream);
-  auto* const on = static_cast<cudaStream_t>(stream);
-  if (p->key_dim <= 64) return p->delta ? Launch<64, true>(*p, on) : Launch<64, false>(*p, on);
-  return p->delta ? Launch<128, true>(*p, on) : Launch<128, false>(*p, on);
+  return LaunchStatePrepareFor<Preparer>(*p, stream);
 }
 
 }  // namespace dovetail::kernels::cuda

@@ -37,7 +37,7 @@ class VectorPreparer : ChunkInputs<kKeys, true, kDelta, 2 * kKeys> {
     alignas(16) float system[kDelta ? kTokens * kSystem : 4];
     alignas(16) float first[kGroups * kKeys], last[kGroups * kKeys];  // sums of a group: of one token, of all
   };
-  static constexpr int kThreads = kCount;
+  static constexpr int kThreads = kCount, kTogether = 2;
 
   __device__ VectorPreparer(const StateLaunch& launch, Shared& shared, const StateUnit& unit, int chunk)
       : Base(launch, shared.rows, unit, chunk), s(shared) {}
@@ -426,33 +426,10 @@ class VectorPreparer : ChunkInputs<kKeys, true, kDelta, 2 * kKeys> {
   float pair_scale = 1;  // of q's products
 };
 
-template <int kKeys, bool kDelta>
-__global__ void __launch_bounds__(2 * kKeys, 2) StateChunkPrepareVectorKernel(const __grid_constant__ StateLaunch p) {
-  using Work = VectorPreparer<kKeys, kDelta>;
-  extern __shared__ __align__(16) std::byte memory[];
-  const StateUnit unit = UnitOf(p, blockIdx.x);
-  const int chunk = p.chunk_begin + blockIdx.y;
-  if (chunk >= ChunksOf(p.items[unit.item])) return;
-  Work(p, *reinterpret_cast<typename Work::Shared*>(memory), unit, chunk).Run();
-}
-
-template <int kKeys, bool kDelta>
-int Launch(const StateLaunch& p, cudaStream_t stream) {
-  using Work = VectorPreparer<kKeys, kDelta>;
-  constexpr int kBytes = sizeof(typename Work::Shared);
-  auto* const kernel = StateChunkPrepareVectorKernel<kKeys, kDelta>;
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (error != cudaSuccess) return error;
-  kernel<<<dim3(p.unit_count, p.chunk_end - p.chunk_begin), Work::kThreads, kBytes, stream>>>(p);
-  return cudaGetLastError();
-}
-
 }  // namespace
 
 int LaunchStateChunkPrepareVector(const StateLaunch* p, void* stream) {
-  auto* const on = static_cast<cudaStream_t>(stream);
-  if (p->key_dim <= 64) return p->delta ? Launch<64, true>(*p, on) : Launch<64, false>(*p, on);
-  return p->delta ? Launch<128, true>(*p, on) : Launch<128, false>(*p, on);
+  return LaunchStatePrepareFor<VectorPreparer>(*p, stream);
 }
 
 }  // namespace dovetail::kernels::cuda

@@ -1,21 +1,25 @@
 #pragma once
-#include "kernels/cuda/state_chunk_parts.cuh"
+#include "kernels/cuda/state_chunk_tiles.cuh"
+#include "kernels/cuda/warp_arrivals.cuh"
 
-// Roles of the warps that go from chunk to chunk: a thread block has a head and 32 value columns of it. Eight warps
-// have S, in their accumulators (f32) and rounded to bf16 in shared memory, where products read it; others have o,
-// which waits for S but makes nobody wait; four more load what the next chunks need. Device code only.
+// Roles of the warps that go from chunk to chunk: a thread block has a head and 32 value columns of it. Two warpgroups
+// have S, in their accumulators (f32) and rounded to bf16 in shared memory, where products read it; two have o, of
+// every other chunk each, which waits for S but makes nobody wait; one more loads what the next chunks need. Device
+// code only.
 //
-// Memory, what the thread block shares: kKeys, kVector, kDelta, kFadesValues, kStages, Stage stages[kStages];
-// state[2][], S before a chunk; of a delta rule u[2][] and rest[]; faded[2][], what S adds of tokens, faded to the
-// chunk's end: u of a delta rule with one decay a token, values with kFadesValues (else keys are faded); barriers
-// full[], empty[] of the stages, ready[2] and drained[2] of S and u: can be read, have been read.
+// Memory, what the thread block shares: kKeys, kVector, kDelta, kFadesValues, kStages, Stage stages[kStages], of tiles;
+// state[2], S before a chunk; of a delta rule u[2] and rest; faded[2], what S adds of tokens, faded to the chunk's end:
+// u of a delta rule with one decay a token (faded[0]), values with kFadesValues (else keys are faded); barriers full[],
+// empty[] of the stages, ready[2] and drained[2] of S and u: can be read, have been read. racecheck: warp_arrivals.cuh.
 
 namespace dovetail::kernels::cuda {
 
-constexpr int kRole = 256, kLoaders = 128;  // threads
+constexpr int kRole = 256, kLoaders = 128, kGroup = 128;  // threads
+constexpr int kChunkThreads = 2 * kRole + kLoaders;
 constexpr int kTokens = kStateTokens, kSlice = kStateChunkSlice;
-constexpr int kNarrow = kTokens + 8, kThin = kSlice + 8;  // elements from row to row: no bank twice
-constexpr int kTiles = 2;                                 // of 8 columns: a warp has 16 tokens and half the slice
+constexpr int kTiles = 2;  // of 8 columns: of tokens, a warp that has S has 16 and half the slice
+static_assert(kTokens == kTileTokens && kSlice == kThinColumns);
+using TokenTile = ThinTile<kTokens>;
 
 __host__ __device__ __forceinline__ int Slices(const StateLaunch& p) {
   return StateChunkValues(p.value_dim) / kSlice;
@@ -26,7 +30,7 @@ template <typename Memory>
 class ChunkRole {
  public:
   using Stage = typename Memory::Stage;
-  static constexpr int kKeys = Memory::kKeys, kWide = kKeys + 8, kStages = Memory::kStages;
+  static constexpr int kKeys = Memory::kKeys, kStages = Memory::kStages;
 
   __device__ ChunkRole(const StateLaunch& launch, Memory& shared, const StateUnit& of)
       : p(launch), s(shared), item(p.items[of.item]), head(of.head), unit(blockIdx.x / Slices(launch)),
@@ -40,21 +44,9 @@ class ChunkRole {
   __device__ __forceinline__ int FirstRow(int i) const {
     return static_cast<int>((item.first_position / kTokens + p.chunk_begin + i) * kTokens - item.first_position);
   }
-  __device__ __forceinline__ void Arrive(uint64_t& bar) const {
+  __device__ __forceinline__ static void Wait(const uint64_t& bar, int phase) {
+    BarrierWait(SharedAddress(&bar), phase % 2);
     __syncwarp();
-    if (lane == 0) BarrierArrive(SharedAddress(&bar));
-  }
-  // sums += a b: a in registers, 16 rows of b [..][kThin] from k on, 8 kCount columns from `column` on.
-  template <int kCount>
-  __device__ __forceinline__ static void MultiplyStep(float (&sums)[kCount][4], const uint32_t (&x)[4], uint32_t b_at,
-                                                      int k, int column) {
-#pragma unroll
-    for (int n = 0; n < kCount; n += 2) {
-      uint32_t y[4];
-      LoadBTransposed(y, b_at, kThin, column + 8 * n, k);
-      BF16Math::Mma(sums[n], x, y[0], y[1]);
-      BF16Math::Mma(sums[n + 1], x, y[2], y[3]);
-    }
   }
   // The thread's pairs of a tile of 16 rows from `row` on: row, column, and the two sums.
   template <int kCount, typename Each>
@@ -71,38 +63,52 @@ class ChunkRole {
   __device__ __forceinline__ void Skip(const Stage& stage, float skip, int row, int column,
                                        float (&sums)[kCount][4]) const {
     ForPairs(sums, row, column, [&](int t, int c, float& x, float& y) {
-      const float2 v = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&stage.values[t * kThin + c]));
+      const __nv_bfloat16* const at = stage.values.data + TokenTile::At(t, c);
+      const float2 v = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(at));
       x += skip * v.x, y += skip * v.y;
     });
   }
-  // o of 16 tokens, 8 kCount columns.
-  template <int kCount>
-  __device__ __forceinline__ void StoreOutput(int first_row, int tile_row, int tile_column,
-                                              float (&sums)[kCount][4]) const {
+  // o of 16 tokens, all columns.
+  __device__ __forceinline__ void StoreOutput(int first_row, float (&sums)[kSlice / 8][4]) const {
     const int64_t step = int64_t{item.heads} * p.value_dim;  // elements, of two bytes
-    const int row = first_row + tile_row + lane / 4, column = first_column + tile_column + lane % 4 * 2;
-    const int64_t at = item.out_offset / 2 + static_cast<int64_t>(head) * p.value_dim + row * step + column;
+    const int row = first_row + token_row + lane / 4, column = first_column + lane % 4 * 2;
+    const int64_t at = item.out_offset / 2 + static_cast<int64_t>(head) * p.value_dim + row * step;
     const bool whole = first_row >= 0 && first_row + kTokens <= item.rows && first_column + kSlice <= p.value_dim;
-    if (whole && p.value_dim % 2 == 0 && p.wire == WireType::kBF16) {
-      auto* const to = reinterpret_cast<__nv_bfloat16*>(p.out) + at;
+    if (whole && p.value_dim % 8 == 0 && p.wire == WireType::kBF16 && IsAligned(p.out + item.out_offset)) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half)
+      for (int half = 0; half < 2; ++half) {
+        uint32_t words[4];  // two columns of each tile; then all of one
 #pragma unroll
-        for (int n = 0; n < kCount; ++n)
-          *reinterpret_cast<__nv_bfloat162*>(to + 8 * half * step + 8 * n) =
-              __floats2bfloat162_rn(sums[n][2 * half], sums[n][2 * half + 1]);
+        for (int n = 0; n < 4; ++n) words[n] = BF16Math::Pack(sums[n][2 * half], sums[n][2 * half + 1]);
+        TurnFour(words);
+        *reinterpret_cast<uint4*>(p.out + 2 * (at + 8 * half * step + first_column + lane % 4 * 8)) =
+            make_uint4(words[0], words[1], words[2], words[3]);
+      }
       return;
     }
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
       if (row + 8 * half < 0 || row + 8 * half >= item.rows) continue;
 #pragma unroll
-      for (int n = 0; n < kCount; ++n) {
+      for (int n = 0; n < kSlice / 8; ++n) {
         const int c = column + 8 * n;
-        const int64_t place = at + 8 * half * step + 8 * n;
+        const int64_t place = at + 8 * half * step + c;
         const float x = half == 0 ? sums[n][0] : sums[n][2], y = half == 0 ? sums[n][1] : sums[n][3];
         if (c < p.value_dim) StoreWire(p.wire, p.out, place, x);
         if (c + 1 < p.value_dim) StoreWire(p.wire, p.out, place + 1, y);
+      }
+    }
+  }
+  // Word i of lane j of each four becomes word j of lane i.
+  __device__ __forceinline__ void TurnFour(uint32_t (&words)[4]) const {
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2) {
+      const bool high = (lane & step) != 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if ((i & step) != 0) continue;
+        const uint32_t other = __shfl_xor_sync(~0u, high ? words[i] : words[i + step], step);
+        (high ? words[i] : words[i + step]) = other;
       }
     }
   }
@@ -112,7 +118,9 @@ class ChunkRole {
   const StateItem item;
   const int head, unit, first_column, count;
   const int lane = threadIdx.x % 32, warp = threadIdx.x % kRole / 32;
-  const int token_row = warp % 4 * 16, token_column = warp / 4 * 16;  // of the warp's tile of tokens
+  // Known to be the same for all lanes.
+  const int group = __shfl_sync(~0u, warp / 4, 0);  // of the role's two
+  const int token_row = warp % 4 * 16, token_column = group * 16;  // of the warp's tile of tokens
 };
 
 // Brings q, k and v as they lie in payloads.
@@ -124,28 +132,25 @@ class PayloadLoader : protected ChunkRole<Memory> {
   using Stage = typename Base::Stage;
   using Base::Base;
 
-  // 64 rows of kCount sixteen bytes, `row_bytes` apart.
-  template <int kCount>
-  __device__ __forceinline__ void LoadTile(__nv_bfloat16* to, int step, const void* from, int64_t row_bytes) const {
-    constexpr int kAtOnce = kLoaders / kCount;  // rows
-    const int row = thread / kCount, at = thread % kCount;
-    const std::byte* source = static_cast<const std::byte*>(from) + row * row_bytes + 16 * at;
-    uint32_t place = SharedAddress(to) + 2 * (row * step + 8 * at);
-#pragma unroll
-    for (int i = 0; i < kTokens / kAtOnce; ++i) {
-      CopyAsync(place, source);
-      source += kAtOnce * row_bytes, place += 2 * kAtOnce * step;
-    }
+  // 64 rows, `row_bytes` apart.
+  template <typename Tile>
+  __device__ __forceinline__ void LoadTile(Tile& to, const void* from, int64_t row_bytes) const {
+    LoadWhole<false>(to, from, row_bytes);
   }
-  // The same, each where `from(row, i)` says; null: zeros.
-  template <int kCount, typename From>
-  __device__ __forceinline__ void LoadRows(__nv_bfloat16* to, int step, From&& from) const {
-    const uint32_t base = SharedAddress(to);
+  // Of a matrix of tokens by tokens, what is not above the diagonal's tiles of 16; zeros there.
+  __device__ __forceinline__ void LoadTriangle(WideTile<kTokens>& to, const void* from) const {
+    LoadWhole<true>(to, from, 2 * kTokens);
+  }
+  // The same, each sixteen bytes where `from(row, column)` says; null: zeros.
+  template <typename Tile, typename From>
+  __device__ __forceinline__ void LoadRows(Tile& to, From&& from) const {
+    constexpr int kCount = Tile::kColumns / 8;
 #pragma unroll 1
     for (int i = thread; i < kTokens * kCount; i += kLoaders) {
-      const int row = i / kCount, at = i % kCount;
-      const std::byte* const source = from(row, at);
-      CopyPayloadAsync(base + 2 * (row * step + 8 * at), source != nullptr ? source : p.query, source != nullptr);
+      const int row = i / kCount, column = i % kCount * 8;
+      const std::byte* const source = from(row, column);
+      CopyPayloadAsync(SharedAddress(to.data + Tile::At(row, column)), source != nullptr ? source : p.query,
+                       source != nullptr);
     }
   }
   // Tokens from before the item come from its block.
@@ -161,16 +166,17 @@ class PayloadLoader : protected ChunkRole<Memory> {
     const std::byte* const query = p.query + item.query_offset + at;
     const std::byte* const key = p.key_value + item.key_offset + at;
     if (first_row >= 0 && first_row + kTokens <= rows && IsAligned(query) && IsAligned(key)) {
-      LoadTile<kKeys / 8>(to.query, Base::kWide, query, step);
-      LoadTile<kKeys / 8>(to.keys, Base::kWide, key, step);
+      LoadTile(to.query, query, step);
+      LoadTile(to.keys, key, step);
       return;
     }
-    LoadRows<kKeys / 8>(to.query, Base::kWide, [&](int row, int at) -> const std::byte* {
+    LoadRows(to.query, [&](int row, int column) -> const std::byte* {
       const bool there = first_row + row >= 0 && first_row + row < rows;
-      return there ? query + row * step + 16 * at : nullptr;
+      return there ? query + row * step + 2 * column : nullptr;
     });
-    LoadRows<kKeys / 8>(to.keys, Base::kWide,
-                        [&](int row, int at) { return OldOrNew(i, p.layout.keys, key + 16 * at, row, step, 8 * at); });
+    LoadRows(to.keys, [&](int row, int column) {
+      return OldOrNew(i, p.layout.keys, key + 2 * column, row, step, column);
+    });
   }
   __device__ __forceinline__ void LoadValues(int i, Stage& to) const {
     const int first_row = this->FirstRow(i);
@@ -178,48 +184,63 @@ class PayloadLoader : protected ChunkRole<Memory> {
     const std::byte* const value =
         p.key_value + item.value_offset + first_row * step + 2 * (head * p.value_dim + first_column);
     const bool whole = first_row >= 0 && first_row + kTokens <= item.rows && first_column + kSlice <= p.value_dim;
-    if (whole && IsAligned(value)) return LoadTile<kSlice / 8>(to.values, kThin, value, step);
-    LoadRows<kSlice / 8>(to.values, kThin, [&](int row, int at) -> const std::byte* {
-      if (first_column + 8 * at >= p.value_dim) return nullptr;
-      return OldOrNew(i, p.layout.values, value + 16 * at, row, step, first_column + 8 * at);
+    if (whole && IsAligned(value)) return LoadTile(to.values, value, step);
+    LoadRows(to.values, [&](int row, int column) -> const std::byte* {
+      if (first_column + column >= p.value_dim) return nullptr;
+      return OldOrNew(i, p.layout.values, value + 2 * column, row, step, first_column + column);
     });
   }
 
   const int thread = threadIdx.x % kLoaders;
+
+ private:
+  template <bool kTriangle, typename Tile>
+  __device__ __forceinline__ void LoadWhole(Tile& to, const void* from, int64_t row_bytes) const {
+    constexpr int kCount = Tile::kColumns / 8, kAtOnce = kLoaders / kCount;  // rows
+    static_assert(kAtOnce % 8 == 0 && (!kTriangle || kAtOnce == 16));  // parts trade places alike
+    const int row = thread / kCount, column = thread % kCount * 8;
+    const std::byte* source = static_cast<const std::byte*>(from) + row * row_bytes + 2 * column;
+    uint32_t place = SharedAddress(to.data + Tile::At(row, column));
+#pragma unroll
+    for (int i = 0; i < kTokens / kAtOnce; ++i) {
+      CopyAsync(place, source, !kTriangle || column / 16 <= i);
+      source += kAtOnce * row_bytes, place += kAtOnce * Tile::kRowBytes;
+    }
+  }
 };
 
-// Has S: 16 of its rows a warp, and all columns or half of them.
+// Has S: 64 of its rows a warpgroup, and all columns or half of them.
 template <typename Memory>
 class ChunkState : ChunkRole<Memory> {
   using Base = ChunkRole<Memory>;
-  using Base::p, Base::s, Base::item, Base::head, Base::first_column, Base::count, Base::lane, Base::warp, Base::kKeys,
-      Base::kWide, Base::kStages, Base::token_row, Base::token_column;
+  using Base::p, Base::s, Base::item, Base::head, Base::first_column, Base::count, Base::lane, Base::warp, Base::group,
+      Base::kKeys, Base::kStages, Base::token_row, Base::token_column;
   using Stage = typename Base::Stage;
   static constexpr bool kVector = Memory::kVector, kDelta = Memory::kDelta;
   static constexpr bool kFadesTokens = kDelta && !kVector, kFadesValues = Memory::kFadesValues;
-  static constexpr int kStateTiles = kKeys == 128 ? 4 : 2;
+  static constexpr bool kHalves = kKeys == 64;  // a warpgroup has half of the columns
+  static constexpr int kStateTiles = kHalves ? 2 : 4;
 
  public:
   using Base::Base;
   __device__ void Run() {
-    if constexpr (kFadesValues) {
-      BarrierWait(SharedAddress(&s.full[0]), 0);
-      FadeValues(0);
-    }
+    WaitForStage(0);
     LoadState();
     const std::byte* entry = *this->BlockAt(0).entries;
     for (int i = 0; i < count; ++i) {
       kept = entry != nullptr;
       if (i + 1 < count) entry = *this->BlockAt(i + 1).entries;
-      BarrierWait(SharedAddress(&s.full[i % kStages]), i / kStages % 2);
       Advance(i, s.stages[i % kStages]);
-      this->Arrive(s.empty[i % kStages]);
+      WarpArrive(s.empty[i % kStages]);
     }
     if (p.carry != nullptr && count == p.chunk_end - p.chunk_begin) StoreCarry();
   }
 
  private:
   __device__ __forceinline__ static void Sync() { asm volatile("bar.sync 1, %0;" ::"n"(kRole) : "memory"); }
+  __device__ __forceinline__ void SyncGroup() const {
+    asm volatile("bar.sync %0, %1;" ::"r"(2 + group), "n"(kGroup) : "memory");
+  }
   template <typename Each>
   __device__ __forceinline__ void ForState(Each&& each) {
     this->ForPairs(state, state_row, state_column, each);
@@ -250,11 +271,15 @@ class ChunkState : ChunkRole<Memory> {
     ShareState(0);
   }
   __device__ __forceinline__ void ShareState(int i) {
-    __nv_bfloat16* const to = s.state[i % 2];
-    ForState([&](int row, int column, float x, float y) {
-      *reinterpret_cast<__nv_bfloat162*>(to + row * kThin + column) = __floats2bfloat162_rn(x, y);
-    });
+    ThinTile<kKeys>& to = s.state[i % 2];
+    ForState([&](int row, int column, float x, float y) { StoreTwo(to, row, column, x, y); });
+    FenceProducts();
+    if constexpr (!kDelta) WarpArrive(s.ready[i % 2]);  // else u is what o waits for
     Sync();
+  }
+  template <typename Tile>
+  __device__ __forceinline__ static void StoreTwo(Tile& to, int row, int column, float x, float y) {
+    *reinterpret_cast<__nv_bfloat162*>(to.data + Tile::At(row, column)) = __floats2bfloat162_rn(x, y);
   }
   __device__ __forceinline__ void StoreCarry() {
     ForState([&](int row, int column, float x, float y) {
@@ -263,71 +288,65 @@ class ChunkState : ChunkRole<Memory> {
   }
 
   __device__ __forceinline__ void Advance(int i, const Stage& stage) {
-    if constexpr (!kDelta) this->Arrive(s.ready[i % 2]);
-    uint32_t keys[4][4];
-    LoadKeys(stage, keys);
     if constexpr (kDelta) Solve(i, stage);
     if (this->FirstRow(i) + kTokens > item.rows) return;  // the last one, not full
-    const __nv_bfloat16* tokens = stage.values;
-    if constexpr (kFadesValues) {
-      tokens = s.faded[i % 2];
-    } else if constexpr (kDelta) {
-      tokens = kFadesTokens ? s.faded[0] : s.u[i % 2];
-    }
-    AddTokens(stage, keys, tokens);
-    if constexpr (kFadesValues) {
-      if (i + 1 < count) {
-        BarrierWait(SharedAddress(&s.full[(i + 1) % kStages]), (i + 1) / kStages % 2);
-        FadeValues(i + 1);
-      }
-    }
+    AddTokens(stage, Added(i, stage));
+    if (i + 1 < count) WaitForStage(i + 1);
+    WaitForProducts();
     // S of the chunk before last lay where the next one is to lie.
-    if (i > 0) BarrierWait(SharedAddress(&s.drained[(i + 1) % 2]), (i - 1) / 2 % 2);
+    if (i > 0) this->Wait(s.drained[(i + 1) % 2], (i - 1) / 2);
     ShareState(i + 1);
     if (kept) StoreState(this->BlockAt(i));
+  }
+  // Products may read it after ShareState, whose fence is behind it.
+  __device__ __forceinline__ void WaitForStage(int i) {
+    this->Wait(s.full[i % kStages], i / kStages);
+    if constexpr (kFadesValues) FadeValues(i);
+  }
+  // What S adds, by keys.
+  __device__ __forceinline__ const TokenTile& Added(int i, const Stage& stage) const {
+    if constexpr (kFadesValues) {
+      return s.faded[i % 2];
+    } else if constexpr (kDelta) {
+      return kFadesTokens ? s.faded[0] : s.u[i % 2];
+    } else {
+      return stage.values;
+    }
   }
 
   // u, and where it is kept.
   __device__ __forceinline__ void Solve(int i, const Stage& stage) {
-    uint32_t inverse[4][4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-      if (16 * k <= token_row) LoadA(inverse[k], SharedAddress(stage.inverse), kNarrow, token_row, 16 * k);
-    float recalled[2][kTiles][4] = {};
-    const uint32_t a_at = SharedAddress(Stage::kRecalls ? stage.recall : stage.keys);
-    const uint32_t b_at = SharedAddress(s.state[i % 2]);
-#pragma unroll
-    for (int k = 0; k < kKeys; k += 16) {
-      uint32_t x[4];
-      LoadA(x, a_at, kWide, token_row, k);
-      this->MultiplyStep(recalled[k / 16 % 2], x, b_at, k, token_column);  // two sums: half as many wait
+    float recalled[kTiles][4] = {};
+    BeginProducts();
+    if constexpr (Stage::kRecalls) {
+      MultiplyTiles(recalled, stage.recall, s.state[i % 2], token_column);
+    } else {
+      MultiplyTiles(recalled, stage.keys, s.state[i % 2], token_column);
     }
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-      for (int j = 0; j < 4; ++j) recalled[0][n][j] += recalled[1][n][j];
-    this->ForPairs(recalled[0], token_row, token_column, [&](int t, int column, float x, float y) {
-      const float2 v = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&stage.values[t * kThin + column]));
+    EndProducts();
+    WaitForProducts();
+    this->ForPairs(recalled, token_row, token_column, [&](int t, int column, float x, float y) {
+      const float2 v =
+          __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&stage.values.data[TokenTile::At(t, column)]));
       const float factor = Stage::kRecalls ? 1.0f : stage.factors[kRecall * kTokens + t];
-      *reinterpret_cast<__nv_bfloat162*>(&s.rest[t * kThin + column]) =
-          __floats2bfloat162_rn(v.x - factor * x, v.y - factor * y);
+      StoreTwo(s.rest, t, column, v.x - factor * x, v.y - factor * y);
     });
-    Sync();
+    FenceProducts();
+    SyncGroup();  // which has its columns of all tokens
     float u[kTiles][4] = {};
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if (16 * k <= token_row) this->MultiplyStep(u, inverse[k], SharedAddress(s.rest), 16 * k, token_column);
-    }
-    __nv_bfloat16* const to = s.u[kDelta ? i % 2 : 0];
+    BeginProducts();
+    MultiplyTiles(u, stage.inverse, s.rest, token_column);
+    EndProducts();
+    WaitForProducts();
     this->ForPairs(u, token_row, token_column, [&](int t, int column, float x, float y) {
-      *reinterpret_cast<__nv_bfloat162*>(to + t * kThin + column) = __floats2bfloat162_rn(x, y);
+      StoreTwo(s.u[i % 2], t, column, x, y);
       if constexpr (kFadesTokens) {
         const float factor = stage.factors[kTo * kTokens + t];
-        *reinterpret_cast<__nv_bfloat162*>(s.faded[0] + t * kThin + column) =
-            __floats2bfloat162_rn(factor * x, factor * y);
+        StoreTwo(s.faded[0], t, column, factor * x, factor * y);
       }
     });
-    this->Arrive(s.ready[i % 2]);
+    FenceProducts();
+    WarpArrive(s.ready[i % 2]);
     Sync();
     if (kept) StoreValues(i, u);
   }
@@ -347,37 +366,22 @@ class ChunkState : ChunkRole<Memory> {
     const int t = threadIdx.x / (kSlice / 8), c = threadIdx.x % (kSlice / 8) * 8;
     const float factor = stage.factors[kTo * kTokens + t];
     float v[8];
-    LoadWire8(WireType::kBF16, stage.values, t * kThin + c, v);
+    LoadWire8(WireType::kBF16, stage.values.data, TokenTile::At(t, c), v);
 #pragma unroll
     for (int j = 0; j < 8; ++j) v[j] *= factor;
-    StoreWire8(WireType::kBF16, s.faded[i % 2], t * kThin + c, v);
+    StoreWire8(WireType::kBF16, s.faded[i % 2].data, TokenTile::At(t, c), v);
   }
 
-  // keys^T, faded to the block's end unless tokens are.
-  __device__ __forceinline__ void LoadKeys(const Stage& stage, uint32_t (&keys)[4][4]) const {
-    const uint32_t at = SharedAddress(stage.keys);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      LoadATransposed(keys[k], at, kWide, state_row, 16 * k);
-      if constexpr (!kVector && !kFadesTokens && !kFadesValues) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float2 factor =
-              *reinterpret_cast<const float2*>(&stage.factors[kTo * kTokens + 16 * k + lane % 4 * 2 + j / 2 * 8]);
-          const float2 x = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&keys[k][j]));
-          keys[k][j] = BF16Math::Pack(x.x * factor.x, x.y * factor.y);
-        }
-      }
-    }
-  }
-  __device__ __forceinline__ void AddTokens(const Stage& stage, const uint32_t (&keys)[4][4], const __nv_bfloat16* u) {
+  // Begins S = total S + keys^T added.
+  __device__ __forceinline__ void AddTokens(const Stage& stage, const TokenTile& added) {
     const float* const total = stage.factors + kStateFactors * kTokens;
     const float low = total[state_row + lane / 4], high = total[state_row + lane / 4 + 8];
 #pragma unroll
     for (int n = 0; n < kStateTiles; ++n)
       state[n][0] *= low, state[n][1] *= low, state[n][2] *= high, state[n][3] *= high;
-#pragma unroll
-    for (int k = 0; k < 4; ++k) this->MultiplyStep(state, keys[k], SharedAddress(u), 16 * k, state_column);
+    BeginProducts();
+    MultiplyTurned(state, stage.keys, kHalves ? 0 : group, added, state_column);
+    EndProducts();
   }
 
   __device__ __forceinline__ void StoreState(const StateBlock& block) {
@@ -394,8 +398,34 @@ class ChunkState : ChunkRole<Memory> {
   }
 
   bool kept = false;  // the chunk's block is
-  const int state_row = (kKeys == 128 ? warp : warp % 4) * 16, state_column = kKeys == 128 ? 0 : warp / 4 * 16;
+  const int state_row = token_row + (kHalves ? 0 : 64 * group), state_column = kHalves ? token_column : 0;
   float state[kStateTiles][4];
 };
+
+// A thread block of a kernel that goes from chunk to chunk; all kChunkThreads call it. `Output` has o and `Loader`
+// loads, with Loader::kArrivals arrivals a stage.
+template <typename Memory, template <typename> class Output, template <typename> class Loader>
+__device__ __forceinline__ void GoFromChunkToChunk(const StateLaunch& p) {
+  extern __shared__ __align__(1024) std::byte memory[];
+  Memory& s = *reinterpret_cast<Memory*>(memory);
+  const StateUnit unit = UnitOf(p, blockIdx.x / Slices(p));
+  if (p.chunk_begin >= ChunksOf(p.items[unit.item])) return;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Memory::kStages; ++i) {
+      BarrierInit(SharedAddress(&s.full[i]), Loader<Memory>::kArrivals);
+      BarrierInit(SharedAddress(&s.empty[i]), (kRole + kGroup) / 32 * kWarpArrivals);
+    }
+    for (int i = 0; i < 2; ++i) {
+      BarrierInit(SharedAddress(&s.ready[i]), kRole / 32 * kWarpArrivals);
+      BarrierInit(SharedAddress(&s.drained[i]), kGroup / 32 * kWarpArrivals);
+    }
+  }
+  __syncthreads();
+  switch (threadIdx.x / kRole) {
+    case 0: return ChunkState<Memory>(p, s, unit).Run();
+    case 1: return Output<Memory>(p, s, unit).Run();
+    default: return Loader<Memory>(p, s, unit).Run();
+  }
+}
 
 }  // namespace dovetail::kernels::cuda

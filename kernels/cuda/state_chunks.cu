@@ -1,4 +1,7 @@
+#include <type_traits>
+
 #include "kernels/cuda/state_chunk_roles.cuh"
+#include "kernels/cuda/state_launch.cuh"
 #include "kernels/cuda/state_launches.h"
 
 // The second kernel of the chunked form: chunk after chunk, a thread block a head and 32 value columns.
@@ -7,29 +10,33 @@
 namespace dovetail::kernels::cuda {
 namespace {
 
-constexpr int kThreads = 2 * kRole + kLoaders;
+template <int kKeys>
+struct RecallTile {
+  static constexpr bool kRecalls = true;
+  WideTile<kKeys> recall;
+};
+struct NoRecallTile {
+  static constexpr bool kRecalls = false;
+};
 
+// Recalls by keys with decays that keys do not have.
 template <int kKeys, bool kVector, bool kDelta>
-struct ChunkStage {
-  static constexpr bool kRecalls = kVector && kDelta;  // with decays that keys do not have
-  static constexpr int kWide = kKeys + 8;
-  alignas(16) __nv_bfloat16 query[kTokens * kWide], keys[kTokens * kWide], recall[kRecalls ? kTokens * kWide : 8];
-  alignas(16) __nv_bfloat16 weights[kTokens * kNarrow], inverse[kDelta ? kTokens * kNarrow : 8];
-  alignas(16) __nv_bfloat16 values[kTokens * kThin];
+struct ChunkStage : std::conditional_t<kVector && kDelta, RecallTile<kKeys>, NoRecallTile> {
+  WideTile<kKeys> query, keys;
+  WideTile<kTokens> weights, inverse;
+  TokenTile values;
   alignas(16) float factors[kStateFactors * kTokens + kKeys];  // and the block's decays
 };
 
 template <int kOfKeys, bool kOfVector, bool kOfDelta>
 struct ChunkShared {
   static constexpr int kKeys = kOfKeys;
-  static constexpr bool kVector = kOfVector, kDelta = kOfDelta, kFadesValues = false;
+  static constexpr bool kVector = kOfVector, kDelta = kOfDelta, kFadesValues = !kVector && !kDelta;
   static constexpr int kStages = kDelta && kVector ? 2 : 3;
   using Stage = ChunkStage<kKeys, kVector, kDelta>;
   Stage stages[kStages];
-  alignas(16) __nv_bfloat16 state[2][kKeys * kThin];
-  alignas(16) __nv_bfloat16 u[kDelta ? 2 : 1][kDelta ? kTokens * kThin : 8];
-  alignas(16) __nv_bfloat16 faded[1][kDelta && !kVector ? kTokens * kThin : 8];
-  alignas(16) __nv_bfloat16 rest[kDelta ? kTokens * kThin : 8];  // v - recall S
+  ThinTile<kKeys> state[2];
+  TokenTile u[kDelta ? 2 : 1], faded[2], rest;  // rest: v - recall S
   uint64_t full[kStages], empty[kStages];
   uint64_t ready[2], drained[2];
 };
@@ -43,6 +50,7 @@ class ChunkLoader : PayloadLoader<Memory> {
 
  public:
   using Base::Base;
+  static constexpr int kArrivals = kLoaders;
   __device__ void Run() {
     for (int i = 0; i < count; ++i) {
       const int stage = i % kStages;
@@ -58,111 +66,84 @@ class ChunkLoader : PayloadLoader<Memory> {
     if (StateChunksAreDirect(p)) {
       this->LoadHeads(i, to);
     } else {
-      this->template LoadTile<kKeys / 8>(to.query, Stage::kWide, space.query, 2 * kKeys);
-      this->template LoadTile<kKeys / 8>(to.keys, Stage::kWide, space.keys, 2 * kKeys);
-      if constexpr (Stage::kRecalls)
-        this->template LoadTile<kKeys / 8>(to.recall, Stage::kWide, space.recall, 2 * kKeys);
+      this->LoadTile(to.query, space.query, 2 * kKeys);
+      this->LoadTile(to.keys, space.keys, 2 * kKeys);
+      if constexpr (Stage::kRecalls) this->LoadTile(to.recall, space.recall, 2 * kKeys);
     }
     if (StateValuesAreDirect(p)) {
       this->LoadValues(i, to);
     } else {
-      this->template LoadTile<kSlice / 8>(to.values, kThin, space.values + first_column,
-                                          2 * StateChunkValues(p.value_dim));
+      this->LoadTile(to.values, space.values + first_column, 2 * StateChunkValues(p.value_dim));
     }
-    this->template LoadTile<kTokens / 8>(to.weights, kNarrow, space.weights, 2 * kTokens);
-    if constexpr (Memory::kDelta) this->template LoadTile<kTokens / 8>(to.inverse, kNarrow, space.inverse, 2 * kTokens);
+    this->LoadTriangle(to.weights, space.weights);
+    if constexpr (Memory::kDelta) this->LoadTriangle(to.inverse, space.inverse);
     if (thread < (kStateFactors * kTokens + kKeys) / 4)
       CopyAsync(SharedAddress(to.factors + 4 * thread), space.factors + 4 * thread);
   }
 };
 
-// Has o: 16 tokens and half the columns a warp.
+// Has o of every other chunk: 16 tokens a warp.
 template <typename Memory>
 class ChunkOutput : ChunkRole<Memory> {
   using Base = ChunkRole<Memory>;
-  using Base::p, Base::s, Base::item, Base::head, Base::first_column, Base::count, Base::lane, Base::kKeys,
-      Base::kWide, Base::kStages, Base::token_row, Base::token_column;
+  using Base::p, Base::s, Base::item, Base::head, Base::count, Base::lane, Base::group, Base::kStages, Base::token_row;
   using Stage = typename Base::Stage;
-  static constexpr bool kVector = Memory::kVector, kDelta = Memory::kDelta;
 
  public:
   using Base::Base;
   __device__ void Run() {
     const float skip = p.skip != nullptr ? p.skip[item.first_head + head] : 0.0f;
-    for (int i = 0; i < count; ++i) {
+    for (int i = group; i < count; i += 2) {
       const Stage& stage = s.stages[i % kStages];
-      BarrierWait(SharedAddress(&s.full[i % kStages]), i / kStages % 2);
-      float sums[kTiles][4] = {};
-      Multiply(i, stage, sums);
-      if (skip != 0) this->Skip(stage, skip, token_row, token_column, sums);
-      this->Arrive(s.empty[i % kStages]);
-      this->StoreOutput(this->FirstRow(i), token_row, token_column, sums);
+      this->Wait(s.full[i % kStages], i / kStages);
+      this->Wait(s.ready[group], i / 2);
+      FenceProducts();
+      float sums[kSlice / 8][4] = {};
+      Multiply(stage, sums);
+      WarpArrive(s.drained[group]);
+      if (skip != 0) this->Skip(stage, skip, token_row, 0, sums);
+      WarpArrive(s.empty[i % kStages]);
+      this->StoreOutput(this->FirstRow(i), sums);
     }
   }
 
  private:
-  __device__ __forceinline__ void Multiply(int i, const Stage& stage, float (&sums)[kTiles][4]) const {
-    uint32_t query[kKeys / 16][4], weights[4][4];
-#pragma unroll
-    for (int k = 0; k < kKeys / 16; ++k) LoadA(query[k], SharedAddress(stage.query), kWide, token_row, 16 * k);
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-      if (16 * k <= token_row) LoadA(weights[k], SharedAddress(stage.weights), kNarrow, token_row, 16 * k);
-    BarrierWait(SharedAddress(&s.ready[i % 2]), i / 2 % 2);
-    const uint32_t state_at = SharedAddress(s.state[i % 2]);
-#pragma unroll
-    for (int k = 0; k < kKeys / 16; ++k) this->MultiplyStep(sums, query[k], state_at, 16 * k, token_column);
-    if constexpr (!kVector) {
+  __device__ __forceinline__ void Multiply(const Stage& stage, float (&sums)[kSlice / 8][4]) const {
+    BeginProducts();
+    MultiplyTiles(sums, stage.query, s.state[group], 0);
+    EndProducts();
+    if constexpr (!Memory::kVector) {
+      WaitForProducts();
       const float low = stage.factors[kFrom * kTokens + token_row + lane / 4];
       const float high = stage.factors[kFrom * kTokens + token_row + lane / 4 + 8];
 #pragma unroll
-      for (int n = 0; n < kTiles; ++n) sums[n][0] *= low, sums[n][1] *= low, sums[n][2] *= high, sums[n][3] *= high;
+      for (int n = 0; n < kSlice / 8; ++n)
+        sums[n][0] *= low, sums[n][1] *= low, sums[n][2] *= high, sums[n][3] *= high;
+      BeginProducts();
     }
-    const uint32_t u_at = SharedAddress(kDelta ? s.u[kDelta ? i % 2 : 0] : stage.values);
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-      if (16 * k <= token_row) this->MultiplyStep(sums, weights[k], u_at, 16 * k, token_column);
-    this->Arrive(s.drained[i % 2]);
+    if constexpr (Memory::kDelta) {
+      MultiplyTiles(sums, stage.weights, s.u[group], 0);
+    } else {
+      MultiplyTiles(sums, stage.weights, stage.values, 0);
+    }
+    EndProducts();
+    WaitForProducts();
   }
 };
 
 template <int kKeys, bool kVector, bool kDelta>
-__global__ void __launch_bounds__(kThreads, 1) StateChunksKernel(const __grid_constant__ StateLaunch p) {
-  using Memory = ChunkShared<kKeys, kVector, kDelta>;
-  extern __shared__ __align__(16) std::byte memory[];
-  Memory& s = *reinterpret_cast<Memory*>(memory);
-  const StateUnit unit = UnitOf(p, blockIdx.x / Slices(p));
-  if (p.chunk_begin >= ChunksOf(p.items[unit.item])) return;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < Memory::kStages; ++i) {
-      BarrierInit(SharedAddress(&s.full[i]), kLoaders);
-      BarrierInit(SharedAddress(&s.empty[i]), 2 * kRole / 32);
-    }
-    for (int i = 0; i < 2; ++i) {
-      BarrierInit(SharedAddress(&s.ready[i]), kRole / 32);
-      BarrierInit(SharedAddress(&s.drained[i]), kRole / 32);
-    }
-  }
-  __syncthreads();
-  switch (threadIdx.x / kRole) {
-    case 0: return ChunkState<Memory>(p, s, unit).Run();
-    case 1: return ChunkOutput<Memory>(p, s, unit).Run();
-    default: return ChunkLoader<Memory>(p, s, unit).Run();
-  }
+__global__ void __launch_bounds__(kChunkThreads, 1) StateChunksKernel(const __grid_constant__ StateLaunch p) {
+  GoFromChunkToChunk<ChunkShared<kKeys, kVector, kDelta>, ChunkOutput, ChunkLoader>(p);
 }
 
 template <int kKeys, bool kVector, bool kDelta>
-int Launch(const StateLaunch& p, cudaStream_t stream) {
-  constexpr int kBytes = sizeof(ChunkShared<kKeys, kVector, kDelta>);
-  auto* const kernel = StateChunksKernel<kKeys, kVector, kDelta>;
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (error != cudaSuccess) return error;
-  kernel<<<p.unit_count * Slices(p), kThreads, kBytes, stream>>>(p);
-  return cudaGetLastError();
+int Launch(const StateLaunch& p, void* stream) {
+  return LaunchStateKernel(StateChunksKernel<kKeys, kVector, kDelta>, p.unit_count * Slices(p), kChunkThreads,
+                           sizeof(ChunkShared<kKeys, kVector, kDelta>), p, stream);
 }
 
 template <int kKeys>
-int LaunchFor(const StateLaunch& p, cudaStream_t stream) {
+int LaunchFor(const StateLaunch& p, void* stream) {
   if (p.vector_decay) return p.delta ? Launch<kKeys, true, true>(p, stream) : Launch<kKeys, true, false>(p, stream);
   return p.delta ? Launch<kKeys, false, true>(p, stream) : Launch<kKeys, false, false>(p, stream);
 }
@@ -171,8 +152,7 @@ int LaunchFor(const StateLaunch& p, cudaStream_t stream) {
 
 int LaunchStateChunks(const StateLaunch* p, void* stream) {
   if (StateChunksAreFused(*p)) return LaunchStateChunksDirect(p, stream);
-  auto* const on = static_cast<cudaStream_t>(stream);
-  return p->key_dim <= 64 ? LaunchFor<64>(*p, on) : LaunchFor<128>(*p, on);
+  return p->key_dim <= 64 ? LaunchFor<64>(*p, stream) : LaunchFor<128>(*p, stream);
 }
 
 }  // namespace dovetail::kernels::cuda

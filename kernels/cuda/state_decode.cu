@@ -1,11 +1,13 @@
 #include "kernels/cuda/state_chunk_parts.cuh"
 #include "kernels/cuda/state_decode_producers.cuh"
+#include "kernels/cuda/state_launch.cuh"
 #include "kernels/cuda/state_launches.h"
 
 // Tokens of linear states one after the other, as state_append.cu has them, where the memory should be the limit: a
 // thread block stays on its multiprocessor and takes head after head (or slices of 128, 64 or 32 of their columns). One
 // warp copies the next heads' S and tokens to shared memory, seven prepare their new tokens, eight multiply:
 //   dots of q and k with the block's keys | sums over S and the block's values | o and u | S, if the block is full
+// racecheck: warp_arrivals.cuh.
 
 namespace dovetail::kernels::cuda {
 
@@ -55,21 +57,17 @@ class Summer {
         if (wrote) KeepKey(token, block);
         Add(token, block, wrote);
         if (ends) Advance(token, block, !last);
-        Arrive(&s.token_empty[ring]);
+        WarpArrive(s.token_empty[ring]);
       }
       if (wrote) {
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        for (int part = 0; part < kParts; ++part) Arrive(&s.part_empty[(first_part + part) % kRing]);
+        for (int part = 0; part < kParts; ++part) WarpArrive(s.part_empty[(first_part + part) % kRing]);
       }
-      Arrive(&s.block_empty[n % kBlocks]);
+      WarpArrive(s.block_empty[n % kBlocks]);
     }
   }
 
  private:
-  __device__ __forceinline__ void Arrive(uint64_t* bar) const {
-    __syncwarp();
-    if (lane == 0) BarrierArrive(SharedAddress(bar));
-  }
   // Token i of the warp. With vector decays a warp has neighbours, whose decays it multiplies one by one.
   __device__ __forceinline__ int TokenOf(int i) const { return kVector ? kEach * warp + i : warp + kSumWarps * i; }
 
@@ -210,7 +208,7 @@ class Summer {
     BarrierWait(SharedAddress(&s.part_full[at % kRing]), at / kRing % 2);
   }
   __device__ __forceinline__ void ReleasePart(int part) const {
-    if (release) Arrive(&s.part_empty[(first_part + part) % kRing]);
+    if (release) WarpArrive(s.part_empty[(first_part + part) % kRing]);
   }
 
   // Parts [first, first + kCount) of S and their tokens, for the lane's four columns: o, then what is recalled.
@@ -443,14 +441,14 @@ template <int kKeys, int kCols, bool kVector, bool kDelta>
 __device__ void Decode(const StateLaunch& p, std::byte* memory) {
   using Memory = Shared<kKeys, kCols, kVector>;
   Memory& s = *reinterpret_cast<Memory*>(memory);
-  const auto init = [](uint64_t& full, uint64_t& empty) {
-    BarrierInit(SharedAddress(&full), 1);
-    BarrierInit(SharedAddress(&empty), kSumWarps);
+  const auto init = [](uint64_t& full, uint64_t& empty, int arrivals) {
+    BarrierInit(SharedAddress(&full), arrivals);
+    BarrierInit(SharedAddress(&empty), kSumWarps * kWarpArrivals);
   };
   if (threadIdx.x == 0) {
-    for (int i = 0; i < Memory::kRing; ++i) init(s.part_full[i], s.part_empty[i]);
-    for (int i = 0; i < kBlocks; ++i) init(s.block_full[i], s.block_empty[i]);
-    for (int i = 0; i < kTokenWarps; ++i) init(s.token_full[i], s.token_empty[i]);
+    for (int i = 0; i < Memory::kRing; ++i) init(s.part_full[i], s.part_empty[i], 1);
+    for (int i = 0; i < kBlocks; ++i) init(s.block_full[i], s.block_empty[i], 1);
+    for (int i = 0; i < kTokenWarps; ++i) init(s.token_full[i], s.token_empty[i], kWarpArrivals);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
@@ -478,11 +476,8 @@ template <int kKeys, int kCols, bool kVector, bool kDelta>
 int Launch(const StateLaunch& p, int multiprocessors, cudaStream_t stream) {
   constexpr int kBytes = sizeof(Shared<kKeys, kCols, kVector>);
   static_assert(kBytes <= kSharedBytes);
-  auto* const kernel = StateDecodeKernel<kKeys, kCols, kVector, kDelta>;
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (error != cudaSuccess) return error;
-  kernel<<<min(p.unit_count * (p.value_dim / kCols), multiprocessors), kThreads, kBytes, stream>>>(p);
-  return cudaGetLastError();
+  return LaunchStateKernel(StateDecodeKernel<kKeys, kCols, kVector, kDelta>,
+                           min(p.unit_count * (p.value_dim / kCols), multiprocessors), kThreads, kBytes, p, stream);
 }
 
 template <int kKeys, int kCols>

@@ -122,7 +122,7 @@ class Preparer {
 
  public:
   __device__ Preparer(const StateLaunch& launch, Shared<kKeys, kCols, kVector>& shared, int ring)
-      : p(launch), s(shared.tokens[ring]), full(SharedAddress(&shared.token_full[ring])),
+      : p(launch), s(shared.tokens[ring]), full(shared.token_full[ring]),
         empty(SharedAddress(&shared.token_empty[ring])), first(ring) {}
 
   __device__ void Run() {
@@ -173,8 +173,7 @@ class Preparer {
       s.out = p.out + item.out_offset +
               2 * ((static_cast<int64_t>(row) * item.heads + head) * p.value_dim + work.first_column);
     }
-    __syncwarp();
-    if (lane == 0) BarrierArrive(full);
+    WarpArrive(full);
     ++count;
   }
 
@@ -269,7 +268,8 @@ class Preparer {
 
   const StateLaunch& p;
   Token<kKeys, kCols, kVector>& s;
-  const uint32_t full, empty;
+  uint64_t& full;
+  const uint32_t empty;
   const int first;
   uint32_t count = 0;         // of tokens so far
   float low = 0, high = 0;  // logarithms of decays of tokens lane and lane + 32

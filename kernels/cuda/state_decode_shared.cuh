@@ -1,6 +1,7 @@
 #pragma once
 #include "kernels/cuda/primitives.cuh"
 #include "kernels/cuda/state_rows.cuh"
+#include "kernels/cuda/warp_arrivals.cuh"
 
 // What the warps of the decode kernel (state_decode.cu) share. Device code only.
 
