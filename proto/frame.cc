@@ -4,12 +4,10 @@
 
 #include <cstring>
 
+#include "proto/header_checksum.h"
+
 namespace dovetail::proto {
 namespace {
-
-uint32_t Checksum(const FrameHeader& header) {
-  return Crc32c(std::as_bytes(std::span(&header, 1)).first(offsetof(FrameHeader, checksum)));
-}
 
 bool Known(FrameType type) {
   const auto value = static_cast<uint16_t>(type);
@@ -41,7 +39,7 @@ FrameHeader MakeHeader(FrameType type, Epoch epoch, StepId step, MicroBatchId mi
   header.op = static_cast<uint16_t>(op);
   header.payload_bytes = payload_bytes;
   header.busy_us = busy_us;
-  header.checksum = Checksum(header);
+  header.checksum = ChecksumOfHeader(header);
   return header;
 }
 
@@ -49,7 +47,7 @@ absl::Status Validate(const FrameHeader& header) {
   if (header.magic != kFrameMagic) return InvalidArgument("frame: magic ", header.magic, " is not ", kFrameMagic);
   if (header.version != kFrameVersion)
     return InvalidArgument("frame: version ", header.version, "; this node speaks ", kFrameVersion);
-  if (header.checksum != Checksum(header)) return DataLoss("frame: the header's checksum does not match");
+  if (header.checksum != ChecksumOfHeader(header)) return DataLoss("frame: the header's checksum does not match");
   if (!Known(header.type)) return InvalidArgument("frame: type ", static_cast<int>(header.type), " is unknown");
   if (header.payload_bytes > kMaxPayloadBytes)
     return InvalidArgument("frame: payload of ", header.payload_bytes, " bytes; at most ", kMaxPayloadBytes);

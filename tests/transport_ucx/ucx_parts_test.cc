@@ -223,17 +223,67 @@ TEST(SendWindow, AnAnswerFreesOnlyWhatItsSenderHadBeenHanded) {
   EXPECT_EQ(window.bytes(), 100u);
 }
 
+TEST(SendWindow, AFrameIsFreeForTheNextOneOnceItIsSentThoughThePeerHasNotReadIt) {
+  SendWindow window(1 << 20, nullptr);
+  const std::vector<std::byte> bytes(100);
+  const auto push = [&] {
+    SendWindow::Frame* frame = window.Next(bytes.size(), /*tensor=*/false);
+    if (frame == nullptr) return frame;
+    frame->header.kind = WireKind::kMessage;
+    frame->payload = bytes;
+    window.Push(*frame);
+    return frame;
+  };
+  SendWindow::Frame* first = push();
+  EXPECT_EQ(&window.At(0), first);
+  SendWindow::Frame* second = push();
+  EXPECT_NE(second, first) << "the fabric still reads it";
+  window.Sent(*second);
+  EXPECT_EQ(push(), second) << "the last that was read, which is in the cache";
+  window.Sent(*first);
+  for (int i = 3; i < kMaxFramesInFlight; ++i) ASSERT_NE(push(), nullptr) << i;
+  EXPECT_EQ(push(), nullptr) << "as many are unread as may be";
+  EXPECT_EQ(window.bytes(), 100u * kMaxFramesInFlight);
+  ASSERT_TRUE(window.Delivered(3));
+  EXPECT_EQ(window.bytes(), 100u * (kMaxFramesInFlight - 3)) << "whose frames they were does not matter any more";
+  EXPECT_FALSE(window.Delivered(kMaxFramesInFlight + 1));
+}
+
 TEST(ReceiveWindow, AFrameIsTakenOnceHoweverLateItComesAgainAndNoneBeyondTheCredit) {
   using Verdict = ReceiveWindow::Verdict;
   ReceiveWindow window(1 << 20);
-  const ReceiveWindow::Frame frame;
-  EXPECT_EQ(window.Accept(0, frame), Verdict::kTaken);
-  EXPECT_EQ(window.Accept(0, frame), Verdict::kRepeated);
-  window.Pop();
-  EXPECT_EQ(window.Accept(0, frame), Verdict::kRepeated);
-  EXPECT_EQ(window.Accept(kMaxFramesInFlight + 1, frame), Verdict::kBeyondCredit);
-  EXPECT_EQ(window.Accept(kMaxFramesInFlight, frame), Verdict::kTaken);
+  ReceiveWindow::Frame* frame = nullptr;
+  EXPECT_EQ(window.Accept(0, 10, frame), Verdict::kTaken);
+  EXPECT_EQ(window.Accept(0, 10, frame), Verdict::kRepeated);
+  ReceiveWindow::Frame& popped = window.Pop();
+  EXPECT_EQ(&popped, frame);
+  EXPECT_EQ(window.Accept(0, 10, frame), Verdict::kRepeated);
+  EXPECT_EQ(window.Accept(kMaxFramesInFlight + 1, 10, frame), Verdict::kBeyondCredit);
+  EXPECT_EQ(window.Accept(kMaxFramesInFlight, 10, frame), Verdict::kTaken);
+  EXPECT_NE(frame, &popped) << "that one is still the caller's";
   EXPECT_FALSE(window.HasNext()) << "1 is missing";
+  EXPECT_EQ(window.bytes(), 20u);
+  window.Release(popped);
+  EXPECT_EQ(window.bytes(), 10u);
+}
+
+TEST(ReceiveWindow, HoldsAsManyTensorsAsAPeerMayHaveUnansweredBesidesAsManyMessagesAsItMayHaveUnread) {
+  using Verdict = ReceiveWindow::Verdict;
+  ReceiveWindow window(1 << 20);
+  ReceiveWindow::Frame* frame = nullptr;
+  uint64_t sequence = 0;
+  for (int i = 0; i < kMaxFramesInFlight; ++i) {
+    ASSERT_EQ(window.Accept(sequence++, 1, frame), Verdict::kTaken) << i;
+    frame->header.micro_batch = static_cast<uint16_t>(i % 2);
+    window.Hold(window.Pop());
+  }
+  for (int i = 0; i < kMaxFramesInFlight; ++i) ASSERT_EQ(window.Accept(sequence++, 1, frame), Verdict::kTaken) << i;
+  window.Hold(window.Pop());
+  EXPECT_EQ(window.Accept(sequence, 1, frame), Verdict::kBeyondCredit) << "one more tensor than may be unanswered";
+  int released = 0;
+  window.Answer(1, [&](const ReceiveWindow::Frame& held) { released += held.header.micro_batch == 1; });
+  EXPECT_EQ(released, kMaxFramesInFlight / 2);
+  EXPECT_EQ(window.Accept(sequence, 1, frame), Verdict::kTaken);
 }
 
 TEST(SlotAllocator, SlotsNeverOverlapAndEverythingComesBackWhole) {

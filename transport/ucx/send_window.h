@@ -19,7 +19,8 @@ inline bool IsAnswer(const proto::FrameHeader& header) {
 
 // What one node has sent to one peer and may not forget: frames the peer has not been handed (at most
 // kMaxFramesInFlight, since they are unread) and tensors it has not answered. Thread-compatible; allocates only in the
-// constructor.
+// constructor. A frame that the fabric has read is the first to be used again: its memory is in the cache, where a walk
+// through all of them would have left nothing.
 class SendWindow {
  public:
   struct Frame {
@@ -27,7 +28,9 @@ class SendWindow {
     std::vector<std::byte> message;  // owns the payload of a message
     std::span<const std::byte> payload;
     void* owner = nullptr;  // for the callbacks of the fabric
+    Frame* next_free = nullptr;
     bool busy = false;      // the fabric still reads header and payload
+    bool of_window = false;
   };
   struct Tensor {
     uint64_t sequence = 0;
@@ -37,30 +40,50 @@ class SendWindow {
     bool placed = false;
   };
 
-  SendWindow(uint64_t max_bytes, void* owner) : max_bytes_(max_bytes), frames_(kMaxFramesInFlight) {
-    for (Frame& frame : frames_) frame.owner = owner;
+  SendWindow(uint64_t max_bytes, void* owner)
+      : max_bytes_(max_bytes),
+        frames_(kMaxFramesInFlight),
+        waiting_(kMaxFramesInFlight),
+        unread_bytes_(kMaxFramesInFlight) {
+    for (Frame& frame : frames_) {
+      frame.owner = owner;
+      frame.of_window = true;
+      frame.next_free = std::exchange(free_, &frame);
+    }
     unanswered_.reserve(kMaxFramesInFlight);
   }
+
+  SendWindow(const SendWindow&) = delete;
+  SendWindow& operator=(const SendWindow&) = delete;
 
   // The next frame, for the caller to fill; null: no room. Nothing has changed until Push().
   Frame* Next(uint64_t bytes, bool tensor) {
     if (next_ - delivered_ >= kMaxFramesInFlight || bytes_ + bytes > max_bytes_) return nullptr;
     if (tensor && unanswered_.size() == kMaxFramesInFlight) return nullptr;
-    Frame& frame = At(next_);
-    return frame.busy ? nullptr : &frame;
+    return free_;
   }
 
   // Counts what Next() returned and the caller filled, header.sequence aside.
   void Push(Frame& frame) {
-    frame.header.sequence = next_++;
+    free_ = frame.next_free;
     const uint64_t bytes = frame.payload.size();
+    const bool message = frame.header.kind == WireKind::kMessage;
+    frame.header.sequence = next_;
+    waiting_[next_ % kMaxFramesInFlight] = &frame;
+    unread_bytes_[next_ % kMaxFramesInFlight] = message ? bytes : 0;
+    ++next_;
     bytes_ += bytes;
-    if (frame.header.kind == WireKind::kMessage) return;
+    if (message) return;
     unanswered_.push_back(Tensor{frame.header.sequence, bytes, frame.header.offset, frame.header.frame.micro_batch,
                                  frame.header.kind == WireKind::kPlaced});
   }
 
-  Frame& At(uint64_t sequence) { return frames_[sequence % kMaxFramesInFlight]; }
+  // What Push() was given, until Sent().
+  Frame& At(uint64_t sequence) { return *waiting_[sequence % kMaxFramesInFlight]; }
+
+  // The fabric reads header and payload of the frame, which is of this window, no more.
+  void Sent(Frame& frame) { frame.next_free = std::exchange(free_, &frame); }
+
   uint64_t next() const { return next_; }
   uint64_t unread() const { return next_ - delivered_; }
   uint64_t bytes() const { return bytes_; }
@@ -68,9 +91,7 @@ class SendWindow {
   // The peer has been handed the first `delivered` frames. False: it cannot have been.
   bool Delivered(uint64_t delivered) {
     if (delivered > next_) return false;
-    for (; delivered_ < delivered; ++delivered_)
-      if (const Frame& frame = At(delivered_); frame.header.kind == WireKind::kMessage)
-        bytes_ -= frame.header.frame.payload_bytes;
+    for (; delivered_ < delivered; ++delivered_) bytes_ -= unread_bytes_[delivered_ % kMaxFramesInFlight];
     return true;
   }
 
@@ -88,11 +109,14 @@ class SendWindow {
 
  private:
   const uint64_t max_bytes_;
-  std::vector<Frame> frames_;       // by sequence
-  std::vector<Tensor> unanswered_;  // in order
   uint64_t next_ = 0;
   uint64_t delivered_ = 0;
   uint64_t bytes_ = 0;  // of unread messages and unanswered tensors
+  Frame* free_ = nullptr;
+  std::vector<Frame> frames_;
+  std::vector<Frame*> waiting_;         // by sequence: pushed, not sent
+  std::vector<uint64_t> unread_bytes_;  // by sequence: of messages, free once the peer has been handed them
+  std::vector<Tensor> unanswered_;      // in order
 };
 
 }  // namespace dovetail::transport::ucx

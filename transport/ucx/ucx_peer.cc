@@ -72,19 +72,22 @@ absl::Status UcxPeer::Connect(const NodeAddress& address, Lanes lanes) {
   return failure_;
 }
 
-WireHeader UcxPeer::NewHeader(WireKind kind) {
-  WireHeader header;
+// All but `frame`.
+void UcxPeer::Begin(WireHeader& header, WireKind kind) {
+  header.magic = kWireMagic;
+  header.version = kWireVersion;
   header.kind = kind;
   header.from = port_.options_.node.value();
   header.from_epoch = port_.options_.epoch.value();
   header.key = key_;
-  return header;
+  header.sequence = header.offset = 0;
+  header.reserved = 0;
 }
 
 void UcxPeer::SendControl(WireKind kind) {
   SendWindow::Frame& frame = control_[kind == WireKind::kGoodbye ? 3 : static_cast<int>(kind) - 1];
   if (frame.busy || !failure_.ok()) return;
-  frame.header = NewHeader(kind);
+  Begin(frame.header, kind);
   if (kind == WireKind::kHello || kind == WireKind::kWelcome) {  // greetings tell the limits, which must be alike
     frame.header.sequence = port_.options_.max_frame_bytes;
     frame.header.offset = port_.options_.max_bytes_in_flight;
@@ -110,13 +113,9 @@ void UcxPeer::OnGreeting(const WireHeader& header, std::string_view region_key) 
 
 absl::Status UcxPeer::Send(const proto::FrameHeader& header, WireKind kind, std::span<const std::byte> payload,
                            std::vector<std::byte>* message) {
-  if (!failure_.ok()) return absl::UnavailableError(absl::StrCat("node ", node_.value(), ": ", failure_.message()));
   SendWindow::Frame* frame = sent_.Next(payload.size(), kind != WireKind::kMessage);
-  if (frame == nullptr)
-    return ResourceExhausted("node ", node_.value(), " has ", sent_.unread(), " unread frames from node ",
-                             port_.options_.node.value(), " and ", sent_.bytes(), " bytes; at most ",
-                             kMaxFramesInFlight, " and ", port_.options_.max_bytes_in_flight);
-  frame->header = NewHeader(kind);
+  if (!failure_.ok() || frame == nullptr) return Refusal();
+  Begin(frame->header, kind);
   frame->header.frame = header;
   frame->payload = payload;
   if (message != nullptr) frame->message = std::move(*message);
@@ -125,9 +124,16 @@ absl::Status UcxPeer::Send(const proto::FrameHeader& header, WireKind kind, std:
     Place(*frame);
   (kind == WireKind::kMessage ? message_bytes_ : tensor_bytes_) += payload.size();
   sent_.Push(*frame);
-  if (IsAnswer(header)) ReleaseAnswered(header);
   PostWaiting();
+  if (IsAnswer(header)) ReleaseAnswered(header);  // when the peer has its frame already
   return absl::OkStatus();
+}
+
+absl::Status UcxPeer::Refusal() const {
+  if (!failure_.ok()) return absl::UnavailableError(absl::StrCat("node ", node_.value(), ": ", failure_.message()));
+  return ResourceExhausted("node ", node_.value(), " has ", sent_.unread(), " unread frames from node ",
+                           port_.options_.node.value(), " and ", sent_.bytes(), " bytes; at most ", kMaxFramesInFlight,
+                           " and ", port_.options_.max_bytes_in_flight);
 }
 
 void UcxPeer::PostWaiting() {
@@ -138,7 +144,9 @@ void UcxPeer::PostWaiting() {
 void UcxPeer::Sent(SendWindow::Frame& frame) {
   bytes_posted_ -= frame.payload.size();
   frame.busy = false;
-  frame.message = {};
+  if (!frame.of_window) return;
+  if (frame.header.kind == WireKind::kMessage) frame.message = {};
+  sent_.Sent(frame);
 }
 
 void UcxPeer::Place(SendWindow::Frame& frame) {
@@ -244,13 +252,13 @@ void UcxPeer::BeginDelivery(const ReceiveWindow::Frame& frame) {
   answered_at_once_ = false;
 }
 
-void UcxPeer::EndDelivery(const ReceiveWindow::Frame& frame) {
+void UcxPeer::EndDelivery(ReceiveWindow::Frame& frame) {
   bytes_untold_ += frame.bytes;
   if (frame.tensor && !frame.refused && !answered_at_once_) {
     received_.Hold(frame);
   } else {
-    received_.Release(frame);
     GiveBack(port_.worker_->get(), frame);
+    received_.Release(frame);
   }
   delivering_tensor_ = false;
 }

@@ -61,10 +61,10 @@ class UcxPeer {
 
   // Before a frame is handed over, and after.
   void BeginDelivery(const ReceiveWindow::Frame& frame);
-  void EndDelivery(const ReceiveWindow::Frame& frame);
+  void EndDelivery(ReceiveWindow::Frame& frame);
 
   // The peer is lost: from now on Send refuses. Only the first reason counts.
-  void Fail(const absl::Status& status);
+  [[gnu::cold]] void Fail(const absl::Status& status);
 
   bool OwesCredit() const;
 
@@ -99,7 +99,8 @@ class UcxPeer {
  private:
   struct Callbacks;
 
-  WireHeader NewHeader(WireKind kind);
+  void Begin(WireHeader& header, WireKind kind);
+  [[gnu::cold]] absl::Status Refusal() const;
   void MakeRegion();
   absl::Status OpenRegion(std::string_view key);
   void Place(SendWindow::Frame& frame);
@@ -118,17 +119,25 @@ class UcxPeer {
   const NodeId node_;
   const Epoch epoch_;
   const uint64_t key_;  // the peer's
+  // Of every message, close to each other: between two of them the kernel has had the cache.
   ucp_ep_h endpoint_ = nullptr;
-  std::string lane_;
   bool connected_ = false;
   bool broken_ = false;  // says UCX
+  // The frame being handed over, if it is a tensor; and whether it has been answered meanwhile.
+  bool delivering_tensor_ = false;
+  bool answered_at_once_ = false;
+  uint16_t delivering_micro_batch_ = 0;
   absl::Status failure_;
+  absl::Time heard_, spoke_;
+  uint64_t message_bytes_ = 0, tensor_bytes_ = 0;  // sent
+  uint64_t posted_ = 0;                            // frames below it have left the window for UCX
+  uint64_t bytes_posted_ = 0;                      // that UCX still reads
+  uint64_t delivered_told_ = 0;                    // the last `delivered` sent to the peer
+  uint64_t bytes_untold_ = 0;                      // of messages handed over since
   SendWindow sent_;
   ReceiveWindow received_;
-  uint64_t posted_ = 0;          // frames below it have left the window for UCX
-  uint64_t bytes_posted_ = 0;    // that UCX still reads
-  uint64_t delivered_told_ = 0;  // the last `delivered` sent to the peer
-  uint64_t bytes_untold_ = 0;    // of messages handed over since
+
+  std::string lane_;
   std::unique_ptr<ReceiveRegion> region_;
   std::optional<RingReader> ring_;        // of region_
   std::optional<RingWriter> to_ring_;     // of remote_
@@ -139,12 +148,6 @@ class UcxPeer {
   ProcessIdentity owner_;                 // the peer's process, if it is on this host
   ProcessWatch process_;                  // of the peer; of nobody if it may be on another host
   bool region_released_ = false;
-  absl::Time heard_, spoke_;
-  uint64_t message_bytes_ = 0, tensor_bytes_ = 0;  // sent
-  // The frame being handed over, if it is a tensor; and whether it has been answered meanwhile.
-  bool delivering_tensor_ = false;
-  bool answered_at_once_ = false;
-  uint16_t delivering_micro_batch_ = 0;
   ucs_status_ptr_t close_request_ = nullptr;
   ucs_status_ptr_t flush_request_ = nullptr;
 };

@@ -48,7 +48,7 @@ struct UcxPort::Callbacks {
       return UCS_OK;
     }
     std::memcpy(&wire, header, sizeof(wire));
-    if (!Check(wire).ok()) {
+    if (!Intact(wire)) {
       ++port.counters_.dropped_malformed;
       return UCS_OK;
     }
@@ -132,6 +132,7 @@ UcxPort::~UcxPort() {
     }
     peers_.clear();
     by_node_.clear();
+    last_found_ = nullptr;
     progress_until([&] {
       ReapClosing();
       return std::none_of(closing_.begin(), closing_.end(), [](auto& peer) { return peer->Closing(); });
@@ -162,8 +163,10 @@ std::string UcxPort::local_address() const {
 }
 
 UcxPeer* UcxPort::Find(NodeId node) const {
+  if (last_found_ != nullptr && last_found_->node() == node) return last_found_;
   const auto it = by_node_.find(node);
-  return it == by_node_.end() ? nullptr : it->second;
+  if (it == by_node_.end()) return nullptr;
+  return last_found_ = it->second;
 }
 
 absl::Status UcxPort::AddPeer(NodeId node, const std::string& bytes, const std::string& version, Epoch epoch) {
@@ -209,6 +212,7 @@ absl::Status UcxPort::RemovePeer(NodeId node) {
   closing_.push_back(std::move(*it));
   peers_.erase(it);
   by_node_.erase(node);
+  last_found_ = nullptr;
   ReapClosing();
   return absl::OkStatus();
 }
@@ -277,42 +281,42 @@ void UcxPort::OnWire(const WireHeader& header, const std::byte* data, uint64_t b
   }
 }
 
-// Where the payload of a placed frame lies. False: not within the peer's region.
-bool UcxPort::Locate(UcxPeer& peer, const WireHeader& header, ReceiveWindow::Frame& frame) {
+// Where the payload of a placed frame lies. Null: not within the peer's region.
+const std::byte* UcxPort::Locate(UcxPeer& peer, const WireHeader& header) {
   const ReceiveRegion* region = peer.region();
   const uint64_t bytes = header.frame.payload_bytes;
   if (region == nullptr || bytes > region->size_bytes() || header.offset > region->size_bytes() - bytes ||
       header.offset % 64 != 0)
-    return false;
-  frame.data = region->data() + header.offset;
-  frame.bytes = bytes;
-  frame.placed = true;
-  return true;
+    return nullptr;
+  return region->data() + header.offset;
 }
 
 void UcxPort::OnFrame(UcxPeer& peer, const WireHeader& header, const std::byte* data, uint64_t bytes, bool* kept) {
   if (bytes > options_.max_frame_bytes)
     return peer.Fail(InvalidArgument("it sent a frame of ", bytes, " bytes; at most ", options_.max_frame_bytes));
-  ReceiveWindow::Frame frame{header.frame, bytes > 0 ? data : nullptr, bytes, header.kind != WireKind::kMessage, false,
-                             false};
   const bool placed = header.kind == WireKind::kPlaced;
-  if (!proto::Validate(header.frame).ok() || (placed ? bytes != 0 : header.frame.payload_bytes != bytes)) {
-    frame = {};
-    frame.refused = true;
+  const bool refused =
+      !proto::Validate(header.frame).ok() || (placed ? bytes != 0 : header.frame.payload_bytes != bytes);
+  if (refused)
     ++counters_.dropped_refused;
-  } else if (placed && !Locate(peer, header, frame)) {
+  else if (placed && (data = Locate(peer, header)) == nullptr)
     return peer.Fail(InvalidArgument("it placed ", header.frame.payload_bytes, " bytes at ", header.offset,
                                      ", which is outside its receive region"));
-  }
-  switch (peer.received().Accept(header.sequence, frame)) {
+  ReceiveWindow::Frame* frame = nullptr;
+  switch (peer.received().Accept(header.sequence, refused ? 0 : header.frame.payload_bytes, frame)) {
     case ReceiveWindow::Verdict::kRepeated: ++counters_.dropped_repeated; return;
     case ReceiveWindow::Verdict::kBeyondCredit:
       return peer.Fail(InvalidArgument("it sent more than ", kMaxFramesInFlight, " unread frames or ",
                                        options_.max_bytes_in_flight, " unanswered bytes"));
     case ReceiveWindow::Verdict::kTaken: break;
   }
+  frame->header = header.frame;
+  frame->data = frame->bytes > 0 ? data : nullptr;
+  frame->tensor = header.kind != WireKind::kMessage && !refused;
+  frame->placed = placed;
+  frame->refused = refused;
   if (peer.received().HasNext()) deliverable_ = true;
-  *kept = frame.bytes > 0 && !frame.placed;
+  *kept = frame->bytes > 0 && !placed;
   peer.OnAcknowledgement(header);
 }
 
@@ -322,7 +326,7 @@ void UcxPort::PollRing(UcxPeer& peer) {
     WireHeader header;
     peer.ring()->Pop(header);
     bool kept = false;  // nothing of UCX came with it
-    if (!Check(header).ok())
+    if (!Intact(header))
       ++counters_.dropped_malformed;
     else if (NodeId(header.from) != peer.node() ||
              (header.kind != WireKind::kTensor && header.kind != WireKind::kPlaced))
@@ -354,7 +358,7 @@ void UcxPort::Progress() {
 }
 
 void UcxPort::DeliverOne(UcxPeer& peer, FrameHandler& handler) {
-  const ReceiveWindow::Frame frame = peer.received().Pop();
+  ReceiveWindow::Frame& frame = peer.received().Pop();
   peer.BeginDelivery(frame);
   if (!frame.refused) {
     ++counters_.frames_received;
@@ -409,7 +413,8 @@ std::vector<UcxPort::Silence> UcxPort::SilentPeers() const {
 
 int UcxPort::Poll(FrameHandler& handler, int max_frames) {
   DT_CHECK(!delivering_);
-  if (++polls_ % kPollsPerLookAtTheClock == 0) LookAtTheClock();
+  if (delivered_one_ || ++polls_ % kPollsPerLookAtTheClock == 0) LookAtTheClock();
+  delivered_one_ = false;
   Progress();
   if (!deliverable_) return 0;
   delivering_ = true;
@@ -419,8 +424,9 @@ int UcxPort::Poll(FrameHandler& handler, int max_frames) {
     if (next_peer_ >= peers_.size()) next_peer_ = 0;
     UcxPeer& peer = *peers_[next_peer_];
     if (peer.received().HasNext()) {
+      if (delivered_one_) LookAtTheClock();  // the node may have been at work for long
       DeliverOne(peer, handler);
-      LookAtTheClock();  // the node may have been at work for long
+      delivered_one_ = true;
       ++handled;
       idle = 0;
     } else {

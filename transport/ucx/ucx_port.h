@@ -158,7 +158,7 @@ class UcxPort final : public Port, public Waiter {
   UcxPeer* Find(NodeId node) const;
   void OnWire(const WireHeader& header, const std::byte* data, uint64_t bytes, bool* kept);
   void OnFrame(UcxPeer& peer, const WireHeader& header, const std::byte* data, uint64_t bytes, bool* kept);
-  bool Locate(UcxPeer& peer, const WireHeader& header, ReceiveWindow::Frame& frame);
+  const std::byte* Locate(UcxPeer& peer, const WireHeader& header);
   void Progress();
   void PollRing(UcxPeer& peer);
   bool RingsAreEmpty();
@@ -181,17 +181,19 @@ class UcxPort final : public Port, public Waiter {
   std::unique_ptr<UcxWorker> worker_;
   std::vector<std::unique_ptr<UcxPeer>> peers_;
   absl::flat_hash_map<NodeId, UcxPeer*> by_node_;
+  mutable UcxPeer* last_found_ = nullptr;  // in by_node_: mostly one and the same is asked for again
   std::vector<std::unique_ptr<UcxPeer>> closing_;
   RetiredRegions retired_;
   std::vector<PeerFailure> failures_;
   size_t next_peer_ = 0;  // whose turn it is
+  bool deliverable_ = false;  // a frame may wait for its turn
   bool delivering_ = false;
+  bool delivered_one_ = false;  // since the last look at the clock
   UcxCounters counters_;
   absl::Time now_, next_tick_;  // of the last tick; a message does not pay for a look at the clock
   uint32_t polls_ = 0;
   uint32_t polls_of_rings_ = 0;  // since UCX last made progress
   uint64_t cycles_ = 0;       // at the last look at the clock
-  bool deliverable_ = false;  // a frame may wait for its turn
   bool cut_off_ = false;      // no way led to somebody, whose greeting UCX may still want to answer (UcxPeer::Wiring)
   bool connected_one_ = false;  // since Wait() was called
 

@@ -9,10 +9,6 @@ namespace {
 inline constexpr uint32_t kAddressMagic = 0x41545644;  // "DVTA"
 inline constexpr uint32_t kRegionMagic = 0x52545644;   // "DVTR"
 
-uint32_t ChecksumOf(const WireHeader& header) {
-  return proto::Crc32c(std::as_bytes(std::span(&header, 1)).first(offsetof(WireHeader, checksum)));
-}
-
 uint32_t ChecksumOf(std::string_view bytes) {
   return proto::Crc32c(std::as_bytes(std::span(bytes.data(), bytes.size())));
 }
@@ -61,15 +57,12 @@ absl::StatusOr<std::string> TakeTail(Reader& reader, const char* what) {
 
 }  // namespace
 
-void Seal(WireHeader& header) { header.checksum = ChecksumOf(header); }
-
 absl::Status Check(const WireHeader& header) {
   if (header.magic != kWireMagic) return InvalidArgument("wire header: magic ", header.magic, " is not ", kWireMagic);
   if (header.version != kWireVersion)
     return InvalidArgument("wire header: version ", header.version, "; this node speaks ", kWireVersion);
-  if (header.checksum != ChecksumOf(header)) return DataLoss("wire header: the checksum does not match");
-  const auto kind = static_cast<uint16_t>(header.kind);
-  if (kind < 1 || kind > 7) return InvalidArgument("wire header: kind ", kind, " is unknown");
+  if (header.checksum != proto::ChecksumOfHeader(header)) return DataLoss("wire header: the checksum does not match");
+  if (!Known(header.kind)) return InvalidArgument("wire header: kind ", static_cast<int>(header.kind), " is unknown");
   if (header.reserved != 0) return InvalidArgument("wire header: reserved bytes are not 0");
   return absl::OkStatus();
 }

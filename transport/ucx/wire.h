@@ -7,6 +7,7 @@
 #include "base/ids.h"
 #include "base/status.h"
 #include "proto/frame.h"
+#include "proto/header_checksum.h"
 #include "transport/ucx/process.h"
 
 // The bytes that UcxPort puts around a frame, and the address by which nodes find each other. Little-endian, fixed
@@ -49,10 +50,18 @@ struct WireHeader {
 };
 static_assert(sizeof(WireHeader) == 120);
 
-void Seal(WireHeader& header);  // fills in the checksum
+// Fills in the checksum.
+inline void Seal(WireHeader& header) { header.checksum = proto::ChecksumOfHeader(header); }
 
-// Magic, version, checksum, kind and reserved bytes. Says nothing about `frame`.
+inline bool Known(WireKind kind) { return kind >= WireKind::kHello && kind <= WireKind::kGoodbye; }
+
+// Magic, version, checksum, kind and reserved bytes. Says nothing about `frame`. Intact() is whether Check() is ok, for
+// who counts damaged headers and tells nobody.
 absl::Status Check(const WireHeader& header);
+inline bool Intact(const WireHeader& header) {
+  return header.magic == kWireMagic && header.version == kWireVersion && Known(header.kind) && header.reserved == 0 &&
+         header.checksum == proto::ChecksumOfHeader(header);
+}
 
 // What one node tells the others over the control plane.
 struct NodeAddress {
