@@ -105,6 +105,13 @@ def children_of(pid):
     return {int(pid): arguments for pid, arguments in found}
 
 
+def cpu_seconds(pid):
+    """Of all threads, in the kernel as well."""
+    with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
+        fields = stat.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def shared_memory():
     return {name for name in os.listdir("/dev/shm") if "ucx" in name or "ucp" in name}
 

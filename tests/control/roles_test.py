@@ -201,6 +201,30 @@ class RolesTest(unittest.TestCase):
                 worker.send(signal.SIGCONT)
                 scheduler.wait_for(rf"a1 joins as attention worker (?!{number}:)")
 
+    def test_a_worker_that_is_stopped_as_it_joins_is_fenced_and_the_others_go_on_sleeping(self):
+        # Its connections are half made then: the kernel has accepted what the process never answers. Who waits for
+        # such an answer must not spin: not while the worker is a member, and not once it is none.
+        with self.scheduler("--lease-ms", "400") as scheduler:
+            address = scheduler.wait_for(r"^listening on (\S+)").group(1)
+            with Role("compute-worker", MODEL, "--name", "c1", "--threads", "1", *self.data,
+                      *self.control("worker", address)) as compute:
+                scheduler.wait_for("c1 joins as")
+                pids = {"scheduler": scheduler.pid, "compute worker": compute.pid}
+                begun, before = time.monotonic(), {role: processes.cpu_seconds(pid) for role, pid in pids.items()}
+                for name in ("a1", "a2", "a3", "a4", "a5"):  # each at another moment
+                    worker = self.worker(address, name)
+                    self.addCleanup(worker.stop)
+                    number = worker.wait_for(rf"{name} is attention worker (\d+)").group(1)
+                    worker.send(signal.SIGSTOP)
+                    self.addCleanup(worker.process.kill)
+                    scheduler.wait_for(rf"worker {number} is out: silent")
+                elapsed = time.monotonic() - begun
+                for role, pid in pids.items():
+                    share = (processes.cpu_seconds(pid) - before[role]) / elapsed
+                    self.assertLess(share, 0.3, f"of a core, taken by the {role}")
+                with self.worker(address, "a6"):
+                    scheduler.wait_for("a6 serves as")
+
     def test_a_worker_that_is_stopped_again_and_again_joins_anew_for_longer_than_it_would_try_in_vain(self):
         with self.scheduler("--lease-ms", "200") as scheduler:
             address = scheduler.wait_for(r"^listening on (\S+)").group(1)

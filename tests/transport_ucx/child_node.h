@@ -67,6 +67,11 @@ class ChildNode {
         Ask(absl::StrCat("ADD ", node.id().value(), " ", node_epoch, " ",
                          absl::BytesToHexString(node.port->local_address()), " ", UcxPort::Version()));
     if (added != "ADDED") return added;
+    return AddedBy(node);
+  }
+
+  // Only the node adds it, as when it is stopped before it hears of the node; "" or what went wrong.
+  std::string AddedBy(TestNode& node) {
     return std::string(node.port->AddPeer(id(), address_, version_, Epoch(epoch_)).message());
   }
 

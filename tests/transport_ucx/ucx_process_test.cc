@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <time.h>
 
 #include <filesystem>
 #include <fstream>
@@ -263,6 +264,77 @@ TEST_P(UcxProcessTest, AStoppedPeerIsSilentAndOneThatOnlyHasNothingToSayIsNot) {
   EXPECT_EQ(node.port->SilentPeers()[0].epoch, Epoch(1));
   stopped.Signal(SIGCONT);
   EXPECT_TRUE(PumpUntil({&node}, [&] { return !silent(); }));
+}
+
+// The share of a core that this process takes, UCX's own threads included, while it waits as an idle node does.
+double ShareOfACoreWhileIdle(TestNode& node, absl::Duration length) {
+  const auto cpu = [] {
+    timespec used;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+    return absl::DurationFromTimespec(used);
+  };
+  const absl::Time begun = SystemClock().Now();
+  const absl::Duration before = cpu();
+  while (SystemClock().Now() - begun < length) {
+    node.port->Wait(absl::Milliseconds(100));
+    node.Poll();
+  }
+  return absl::FDivDuration(cpu() - before, SystemClock().Now() - begun);
+}
+
+// A process that spins takes a whole core, or half of one that it shares; one that sleeps takes some hundredths.
+constexpr double kIdleShare = 0.2;
+
+TEST_P(UcxProcessTest, APeerThatIsStoppedBeforeItHearsOfANodeLetsTheNodeSleep) {
+  TestNode node(OptionsFor(1, GetParam()));
+  ChildNode quiet(2, GetParam().lanes), stopped(3, GetParam().lanes);
+  ASSERT_EQ(quiet.Join(node), "");
+  ASSERT_TRUE(RoundTrip(node, quiet, 1, 1000));
+  stopped.Signal(SIGSTOP);
+  ASSERT_EQ(stopped.AddedBy(node), "");
+  ASSERT_TRUE(node.port->SendMessage(stopped.id(), HeaderOf(FrameType::kStepPlan, 1, 0, 1000), Pattern(1000, 1)).ok());
+  EXPECT_LT(ShareOfACoreWhileIdle(node, absl::Milliseconds(250)), kIdleShare) << "while it is a peer";
+  EXPECT_FALSE(node.port->Connected(stopped.id()));
+  EXPECT_TRUE(RoundTrip(node, quiet, 2, 100'000));
+  ASSERT_TRUE(node.port->RemovePeer(stopped.id()).ok());
+  EXPECT_LT(ShareOfACoreWhileIdle(node, absl::Milliseconds(250)), kIdleShare) << "once it was removed";
+  EXPECT_TRUE(RoundTrip(node, quiet, 3, 100'000));
+  stopped.Signal(SIGCONT);
+  EXPECT_LT(ShareOfACoreWhileIdle(node, absl::Milliseconds(250)), kIdleShare) << "once it goes on";
+  EXPECT_TRUE(RoundTrip(node, quiet, 4, 100'000));
+}
+
+TEST_P(UcxProcessTest, APeerThatIsStoppedAsSoonAsItHasJoinedLetsTheNodeSleep) {
+  TestNode node(OptionsFor(1, GetParam()));
+  ChildNode quiet(2, GetParam().lanes);
+  ASSERT_EQ(quiet.Join(node), "");
+  ASSERT_TRUE(RoundTrip(node, quiet, 1, 1000));
+  for (const uint32_t id : {3u, 4u, 5u}) {  // at another moment of its greeting each
+    ChildNode stopped(id, GetParam().lanes);
+    ASSERT_EQ(stopped.Join(node), "");
+    stopped.Signal(SIGSTOP);
+    for (uint32_t polls = 0; polls < (id - 3) * 20; ++polls) node.Poll();
+    EXPECT_LT(ShareOfACoreWhileIdle(node, absl::Milliseconds(150)), kIdleShare) << "node " << id;
+    ASSERT_TRUE(node.port->RemovePeer(stopped.id()).ok());
+    EXPECT_LT(ShareOfACoreWhileIdle(node, absl::Milliseconds(150)), kIdleShare) << "node " << id << ", removed";
+    EXPECT_TRUE(RoundTrip(node, quiet, id, 100'000));
+  }
+}
+
+TEST_P(UcxProcessTest, APeerThatIsStoppedBeforeItEverAnsweredIsSilentInTheEnd) {
+  UcxOptions options = OptionsFor(1, GetParam());
+  options.beat = absl::Milliseconds(5);
+  options.silence = absl::Milliseconds(20);  // ten times as long for who never answered
+  TestNode node(options);
+  ChildNode stopped(3, GetParam().lanes);
+  stopped.Signal(SIGSTOP);
+  ASSERT_EQ(stopped.AddedBy(node), "");
+  const absl::Time begun = SystemClock().Now();
+  EXPECT_TRUE(PumpUntil({&node}, [&] {
+    node.port->Wait(absl::Milliseconds(10));
+    return !node.port->SilentPeers().empty();
+  }));
+  EXPECT_GE(SystemClock().Now() - begun, absl::Milliseconds(200));
 }
 
 TEST_P(UcxProcessTest, NothingIsLeftInSharedMemoryByNodesThatEndOrAreKilled) {

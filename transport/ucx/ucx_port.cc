@@ -24,6 +24,7 @@ inline constexpr int kMaxProgressPerPoll = 64;
 inline constexpr int kMaxHeadersPerPoll = 64;       // out of one peer's ring
 inline constexpr uint32_t kPollsPerProgress = 8;    // of UCX, while rings bring frames
 inline constexpr absl::Duration kNap = absl::Milliseconds(1);
+inline constexpr uint32_t kVainWakeups = 3;
 inline constexpr uint32_t kPollsPerLookAtTheClock = 32;
 inline constexpr uint64_t kCyclesBetweenLooks = 5'000'000;
 inline constexpr int kSilencesToConnect = 10;  // the other side may hear of this one later
@@ -106,7 +107,11 @@ absl::Status UcxPort::Init() {
     return UcxError(status, "UCX active messages");
   bell_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   deaths_fd_ = epoll_create1(EPOLL_CLOEXEC);
-  if (bell_fd_ < 0 || deaths_fd_ < 0) return ResourceExhausted("eventfd, epoll: ", std::strerror(errno));
+  edges_fd_ = epoll_create1(EPOLL_CLOEXEC);
+  epoll_event edge{EPOLLIN | EPOLLET, {}};
+  if (bell_fd_ < 0 || deaths_fd_ < 0 || edges_fd_ < 0 ||
+      epoll_ctl(edges_fd_, EPOLL_CTL_ADD, worker_->event_fd(), &edge) != 0)
+    return ResourceExhausted("eventfd, epoll: ", std::strerror(errno));
   return absl::OkStatus();
 }
 
@@ -152,6 +157,7 @@ UcxPort::~UcxPort() {
   }
   if (bell_fd_ >= 0) close(bell_fd_);
   if (deaths_fd_ >= 0) close(deaths_fd_);
+  if (edges_fd_ >= 0) close(edges_fd_);
 }
 
 std::string UcxPort::Version() { return ucp_get_version_string(); }
@@ -352,8 +358,11 @@ void UcxPort::Progress() {
     if (peer->ring() != nullptr) PollRing(*peer);
   if (deliverable_ && ++polls_of_rings_ < kPollsPerProgress) return;
   polls_of_rings_ = 0;
-  for (int i = 0; i < kMaxProgressPerPoll; ++i)
-    if (worker_->Progress() == 0 || deliverable_) break;
+  for (int i = 0; i < kMaxProgressPerPoll; ++i) {
+    if (worker_->Progress() == 0) break;
+    vain_wakeups_ = 0;
+    if (deliverable_) break;
+  }
   if (!closing_.empty()) ReapClosing();
 }
 
@@ -475,16 +484,28 @@ bool UcxPort::Wait(absl::Duration timeout) {
 
 // Sleeps until UCX has something, the bell rings or time is over. UCX refuses to be armed while it has work: then it
 // gets another chance to do it, and if that leads nowhere (a peer that is stopped takes nothing), the nap is short.
+//
+// A TCP connection whose other end has not yet answered UCX's own greeting keeps UCX awake for as long as it stands: it
+// has something to write and the socket would take it, but waits for that answer, which a stopped process never gives.
+// Then only what is new wakes: an edge of UCX's descriptor, which has none for what is so all along. Edges of before
+// are forgotten first, and one of this very moment with them; hence the nap.
 void UcxPort::Sleep(absl::Duration timeout) {
   int quiet = kQuiet;
   if (!doze_.compare_exchange_strong(quiet, kSleeping, std::memory_order_acq_rel)) return;
   SetAsleep(true);
   const ucs_status_t armed = ucp_worker_arm(worker_->get());
   if (RingsAreEmpty() && (armed == UCS_OK || worker_->Progress() == 0)) {
-    if (armed != UCS_OK) timeout = std::min(timeout, kNap);
-    pollfd fds[3] = {{worker_->event_fd(), POLLIN, 0}, {bell_fd_, POLLIN, 0}, {deaths_fd_, POLLIN, 0}};
+    const bool in_vain = vain_wakeups_ >= kVainWakeups;
+    if (armed != UCS_OK || in_vain) timeout = std::min(timeout, kNap);
+    if (in_vain) {
+      epoll_event forgotten;
+      epoll_wait(edges_fd_, &forgotten, 1, 0);
+    }
+    pollfd fds[3] = {
+        {in_vain ? edges_fd_ : worker_->event_fd(), POLLIN, 0}, {bell_fd_, POLLIN, 0}, {deaths_fd_, POLLIN, 0}};
     const timespec limit = absl::ToTimespec(timeout);
     ppoll(fds, 3, &limit, nullptr);
+    if ((fds[0].revents & POLLIN) != 0) ++vain_wakeups_;  // until UCX makes progress
     if ((fds[2].revents & POLLIN) != 0) TakeDeaths();
     if ((fds[1].revents & POLLIN) != 0) {
       uint64_t rings;

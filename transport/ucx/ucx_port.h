@@ -193,12 +193,14 @@ class UcxPort final : public Port, public Waiter {
   absl::Time now_, next_tick_;  // of the last tick; a message does not pay for a look at the clock
   uint32_t polls_ = 0;
   uint32_t polls_of_rings_ = 0;  // since UCX last made progress
+  uint32_t vain_wakeups_ = 0;    // of Sleep() by UCX, which has made no progress since
   uint64_t cycles_ = 0;       // at the last look at the clock
   bool cut_off_ = false;      // no way led to somebody, whose greeting UCX may still want to answer (UcxPeer::Wiring)
   bool connected_one_ = false;  // since Wait() was called
 
   int bell_fd_ = -1;
   int deaths_fd_ = -1;  // an epoll of the peers' processes
+  int edges_fd_ = -1;   // an epoll of UCX's descriptor that tells of what is new only
   std::atomic<int> doze_{kQuiet};
 };
 
