@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/warp_arrivals.cuh"
 #include "kernels/cuda/wire.cuh"
 
 // One thread block a multiprocessor, each with tiles of 16 rows of w that follow each other. One warp copies pieces of
@@ -148,7 +149,7 @@ __device__ __forceinline__ void Consume(const FewRowsLaunch& p, const Shared& sh
       __syncwarp();
       Multiply<Math>(p, shared.ring + stage * kPieceBytes, shared.x + g * x_step, column, warp, g, t, sums);
       __syncwarp();
-      if (lane == 0) BarrierArrive(shared.empty + 8 * stage);
+      if (kWarpArrivals == 32 || lane == 0) BarrierArrive(shared.empty + 8 * stage);
       if (++stage == p.stages) stage = 0, parity ^= 1;
     }
     // Two buffers: what was read of the one before is read by all once they meet again.
@@ -178,7 +179,7 @@ __global__ void __launch_bounds__(kThreads, 1) FewRowsKernel(const __grid_consta
   if (threadIdx.x == 0) {
     for (int i = 0; i < p.stages; ++i) {
       BarrierInit(shared.full + 8 * i, 1);
-      BarrierInit(shared.empty + 8 * i, kWarps);
+      BarrierInit(shared.empty + 8 * i, kWarps * kWarpArrivals);
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }
