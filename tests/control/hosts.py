@@ -196,6 +196,7 @@ class Cluster:
             assert time.monotonic() < end, status
 
     def stop(self):
-        for name in ("server", "compute", "near", "far1", "far2", "scheduler"):
+        workers = [name for name in self.roles if name not in ("server", "scheduler")]
+        for name in ("server", *workers, "scheduler"):
             if name in self.roles:
                 self.roles[name].stop()
