@@ -70,9 +70,10 @@ absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options) {
     DT_ASSIGN_OR_RETURN(hybrid_, CudaHybrid::Create(device, model_.model(), table_, std::move(hybrid), stream_,
                                                     *product_, {rows, options.micro_batches, model_.type()}));
   }
-  for (int i = 0; stay_on_device_ && i < options.micro_batches; ++i) {
-    micro_batches_[i].work = &device.WorkerStep(i);
-    micro_batches_[i].work->Forget();
+  for (int i = 0; i < options.micro_batches; ++i) {
+    kernels::cuda::StepWork& work = device.WorkerStep(i);
+    work.Forget();  // what this process recorded as a former member names memory that is gone
+    if (stay_on_device_) micro_batches_[i].work = &work;
   }
   return absl::OkStatus();
 }

@@ -73,7 +73,7 @@ class CudaDense final : public DenseBackend {
     BufferPtr x;                     // [rows, hidden] f32
     BufferPtr query, key_value;      // [rows, query heads * key_dim]; [rows, KV heads * key_dim], then v likewise
     std::vector<RopeAngles> angles;  // by rope of the config
-    std::unique_ptr<kernels::cuda::StagedUpload> upload;  // ids, positions
+    std::unique_ptr<kernels::cuda::StagedUpload> upload;  // ids, positions; whose rows are whose
     std::unique_ptr<StepWire> wire;                       // unless payloads stay on the device
     bool copied = false;                                  // q, k and v have reached `wire`
     kernels::cuda::StepWork* work = nullptr;              // of the step

@@ -92,7 +92,10 @@ CudaDense::Lane* CudaDense::LaneFor(MicroBatchId id) {
 absl::Status CudaDense::UseExchange(MicroBatchId id, std::span<exchange::GpuExchange* const> exchanges) {
   MicroBatch& batch = micro_batches_[id.value()];
   batch.exchanges.assign(exchanges.begin(), exchanges.end());
-  batch.lane = !exchanges.empty() ? LaneFor(id) : &shared_;
+  Lane* const lane = !exchanges.empty() ? LaneFor(id) : &shared_;
+  // Kernels of a step that failed there may still read what the next step writes here.
+  if (batch.lane != lane) DT_RETURN_IF_ERROR(batch.lane->stream->SynchronizeStatus());
+  batch.lane = lane;
   if (stay_on_device_) return exchanges.empty() ? absl::OkStatus() : Internal("the peer is in this process");
   batch.work = !exchanges.empty() ? &model_.device().WorkerStep(id.value()) : nullptr;
   return absl::OkStatus();

@@ -38,9 +38,9 @@ int64_t CarryBytes(const StateLaunch& args) {
   return (args.unit_count * StateCarryBytes(args.key_dim, args.value_dim) + 255) / 256 * 256;
 }
 
-// Whether state_decode.cu has it: bulk copies, room for whole heads, rows that they can copy.
+// Whether state_decode.cu has it: code for this GPU, room for whole heads, rows that bulk copies can take.
 bool RunsAtMemorySpeed(const CudaDevice& device, const StateLaunch& args) {
-  return device.info().major >= 9 && device.info().shared_bytes >= kDecodeSharedBytes &&
+  return device.info().major == 9 && device.info().shared_bytes >= kDecodeSharedBytes &&
          (args.key_dim == 64 || args.key_dim == 128) && args.value_dim % 32 == 0 && args.step % 16 == 0;
 }
 

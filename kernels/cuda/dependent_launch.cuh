@@ -8,7 +8,8 @@
 //
 // Who lets a successor begin before he has waited himself lets it begin before older kernels have ended: products,
 // norms and activations, which read only weights before they wait, may follow; KvAppend reads tables, and attention
-// older K and V, so the products before them let them begin only after they have waited.
+// older K and V, so the products before them let them begin only after they have waited. KvAppend does not wait either
+// before it lets attention begin: what is before it has.
 
 namespace dovetail::kernels::cuda {
 
@@ -26,10 +27,11 @@ __device__ __forceinline__ void LetSuccessorBegin() {
 #endif
 }
 
+// GPUs for which there is code with the instructions above: newer ones run that of the oldest.
 inline bool DeviceLaunchesDependents() {
   int device = 0, major = 0;
   return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9;
 }
 
 // cudaError_t as int. As usual where the device cannot do it.

@@ -78,7 +78,7 @@ struct ExchangePushLaunch {
 };
 
 // A step whose rows are several peers', each row one's: who they are, and where theirs go and come from. In device
-// memory, written anew before each step, so that a recorded graph depends neither on peers nor on who has which row.
+// memory, written anew before each step, so that a recorded graph does not depend on who has which row.
 inline constexpr int kMostExchangePeers = 8;
 struct ExchangePeer {
   ExchangeEnd end;

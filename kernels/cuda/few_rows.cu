@@ -215,7 +215,7 @@ int Launch(FewRowsLaunch p, int64_t fixed, const DeviceLimits& device, void* str
 }  // namespace
 
 bool IsOfFewRows(const GemmCall& call, const DeviceLimits& device) {
-  return device.major >= 9 && call.m >= 1 && call.m <= kMostRows && call.n >= 1 && call.n < (int64_t{1} << 30) &&
+  return device.major == 9 && call.m >= 1 && call.m <= kMostRows && call.n >= 1 && call.n < (int64_t{1} << 30) &&
          call.k >= 64 && call.k % 64 == 0 && call.k < (int64_t{1} << 24) && call.x_stride % 8 == 0 &&
          call.w_stride % 8 == 0 && reinterpret_cast<uintptr_t>(call.x) % 16 == 0 &&
          reinterpret_cast<uintptr_t>(call.w) % 16 == 0 &&

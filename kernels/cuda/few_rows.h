@@ -9,7 +9,7 @@ namespace dovetail::kernels::cuda {
 // do not depend on timing, nor on the other rows of x. Threads: one a stream at a time.
 
 // Whether the kernel computes this: rows of w and x in multiples of 64 elements and on 16-byte boundaries, x in shared
-// memory, and a GPU that copies in bulk (compute capability 9).
+// memory, and a GPU for which the kernel has code (compute capability 9.0).
 bool IsOfFewRows(const GemmCall& call, const DeviceLimits& device);
 // Enqueues what IsOfFewRows accepts. cudaError_t as int.
 int LaunchFewRows(const GemmCall& call, const DeviceLimits& device, void* stream);

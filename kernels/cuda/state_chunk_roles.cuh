@@ -406,6 +406,7 @@ class ChunkState : ChunkRole<Memory> {
 // loads, with Loader::kArrivals arrivals a stage.
 template <typename Memory, template <typename> class Output, template <typename> class Loader>
 __device__ __forceinline__ void GoFromChunkToChunk(const StateLaunch& p) {
+  static_assert(sizeof(Memory) <= 227 << 10, "shared memory of a thread block");
   extern __shared__ __align__(1024) std::byte memory[];
   Memory& s = *reinterpret_cast<Memory*>(memory);
   const StateUnit unit = UnitOf(p, blockIdx.x / Slices(p));
