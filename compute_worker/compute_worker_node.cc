@@ -112,7 +112,8 @@ void ComputeWorkerNode::OnFrame(const transport::Delivery& delivery) {
       auto refused = proto::Decode<proto::StepRefused>(delivery.payload);
       if (id.value() < timers_.size() && core_.running(id) && core_.PlanOf(id).step == step)
         exchanges_.Of(id).EndFailed(id, step);
-      if (refused.ok()) Feed(StepRefused{delivery.from, Epoch(header.epoch), step, id, *std::move(refused)});
+      if (!refused.ok()) refused = proto::StepRefused{.reason = "the refusal itself cannot be read"};
+      Feed(StepRefused{delivery.from, Epoch(header.epoch), step, id, *std::move(refused)});
       return;
     }
     default: return;

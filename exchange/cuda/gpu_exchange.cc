@@ -168,6 +168,10 @@ bool GpuExchange::FailedByPeer(MicroBatchId id) const {
   return reason != kernels::cuda::ExchangeReason::kNone && reason != kernels::cuda::ExchangeReason::kElsewhere;
 }
 
+bool GpuExchange::MissedDeadline(MicroBatchId id) const {
+  return kernels::cuda::DecodeFailure(StatusWords(id)->failure).reason == kernels::cuda::ExchangeReason::kDeadline;
+}
+
 GpuExchange::Times GpuExchange::TimesOf(MicroBatchId id) const {
   const ExchangeWords& words = *StatusWords(id);
   return {absl::Nanoseconds(words.waited_ns), absl::Nanoseconds(words.peer_busy_ns)};

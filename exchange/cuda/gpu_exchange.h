@@ -88,6 +88,7 @@ class GpuExchange {
   absl::Status Status(MicroBatchId id) const;
   bool Fetched(MicroBatchId id, StepId step) const;  // the status at hand is this step's
   bool FailedByPeer(MicroBatchId id) const;          // not by another of the step's
+  bool MissedDeadline(MicroBatchId id) const;        // the peer did
   // Then also: how long kernels here waited for the peer, and for how long it was busy with what it answered.
   struct Times {
     absl::Duration waited, peer_busy;

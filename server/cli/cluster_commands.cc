@@ -32,8 +32,7 @@ void AddJoinTimeoutFlag(CLI::App& command, int& seconds) {
 
 // One for each device that is named.
 int WorkersFor(const std::string& devices) {
-  const auto commas = static_cast<int>(std::count(devices.begin(), devices.end(), ','));
-  return std::min(commas + 1, server::kMaxAttentionWorkers);
+  return 1 + static_cast<int>(std::count(devices.begin(), devices.end(), ','));
 }
 
 void AddLeaseFlag(CLI::App& command, int& lease_ms) {
@@ -68,6 +67,9 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
   AddExchangeFlag(up, up_.exchange);
   up.callback([this, report, &up] {
     if (up.count("--attention-workers") == 0) up_.engine.attention_workers = WorkersFor(up_.attention_devices);
+    if (up_.engine.attention_workers > server::kMaxAttentionWorkers)
+      return report(InvalidArgument("--attention-devices: ", up_.engine.attention_workers, " devices; ",
+                                    server::kMaxAttentionWorkers, " attention workers are the most on one machine"));
     report(RunUp(up_));
   });
 
