@@ -42,10 +42,12 @@ Position LongestWithin(uint64_t sets, const proto::AttentionTable& table, Positi
 
 uint64_t DefaultKvCacheBytes(const proto::AttentionTable& table, const scheduler::SchedulerOptions& options,
                              int attention_workers, uint64_t room, attention::KvStorage storage) {
-  const uint64_t sequence_bytes =
-      SetBytes(table, storage) * SetsOfSequence(table, options.max_model_len, options.max_num_batched_tokens);
-  const uint64_t most = sequence_bytes * options.max_num_seqs, least = sequence_bytes * attention_workers;
-  return std::min(most, std::max(room != 0 ? room : MachineBytes() / 4, least));
+  const uint64_t set_bytes = SetBytes(table, storage);
+  const uint64_t segments = (options.max_model_len + kSegmentTokens - 1) / kSegmentTokens + 1;
+  const uint64_t most = set_bytes * segments * options.max_num_seqs;  // with a snapshot of the states at each segment
+  const uint64_t least =
+      set_bytes * SetsOfSequence(table, options.max_model_len, options.max_num_batched_tokens) * attention_workers;
+  return std::max(least, std::min(most, room != 0 ? room : MachineBytes() / 4));
 }
 
 absl::Status CheckKvCacheBytes(const proto::AttentionTable& table, uint64_t bytes, int attention_workers,

@@ -11,8 +11,8 @@
 
 namespace dovetail::server {
 
-// What `options` need at most over all attention workers of one machine, within `room` bytes; 0: a quarter of its
-// memory. At least one whole sequence a worker, whatever the room.
+// What sequences and what is kept of them for others can fill over all attention workers of one machine, within `room`
+// bytes; 0: a quarter of its memory. At least one whole sequence a worker, whatever the room.
 uint64_t DefaultKvCacheBytes(const proto::AttentionTable& table, const scheduler::SchedulerOptions& options,
                              int attention_workers, uint64_t room = 0,
                              attention::KvStorage storage = attention::KvStorage::kAsSent);

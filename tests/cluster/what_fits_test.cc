@@ -46,11 +46,13 @@ TEST(WhatFits, AModelOfStatesAloneFitsAtAnyLength) {
   options.max_num_batched_tokens = 512;
   options.max_num_seqs = 4;
   options.max_model_len = 4096;
-  const uint64_t bytes = server::DefaultKvCacheBytes(table, options, 1, uint64_t{1} << 40);
+  const uint64_t sequence = server::DefaultKvCacheBytes(table, options, 1, /*room=*/1);
   options.max_model_len = 1 << 20;
-  EXPECT_EQ(server::DefaultKvCacheBytes(table, options, 1, uint64_t{1} << 40), bytes);
-  EXPECT_TRUE(server::CheckKvRoom(table, options, 1, bytes / 4).ok());
-  const absl::Status refused = server::CheckKvRoom(table, options, 1, bytes / 8);
+  EXPECT_EQ(server::DefaultKvCacheBytes(table, options, 1, /*room=*/1), sequence);
+  EXPECT_EQ(server::DefaultKvCacheBytes(table, options, 3, /*room=*/1), 3 * sequence) << "one for each worker";
+  EXPECT_EQ(server::DefaultKvCacheBytes(table, options, 1, 100 * sequence), 100 * sequence) << "the rest for snapshots";
+  EXPECT_TRUE(server::CheckKvRoom(table, options, 1, sequence).ok());
+  const absl::Status refused = server::CheckKvRoom(table, options, 1, sequence / 2);
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << "less than one sequence";
   EXPECT_NE(refused.message().find("--max-model-len 384 fits"), absl::string_view::npos) << refused;
 }
