@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -68,6 +69,7 @@ TEST(Wire, AHeaderWithAnyBitTurnedIsRefused) {
   header.kind = WireKind::kTensor;
   header.key = 77;
   Seal(header);
+  EXPECT_EQ(header.checksum, proto::Crc32c(std::as_bytes(std::span(&header, 1)).first(116)));
   ASSERT_TRUE(Check(header).ok());
   for (size_t bit = 0; bit < sizeof(header) * 8; ++bit) {
     WireHeader damaged = header;

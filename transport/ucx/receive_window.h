@@ -56,7 +56,7 @@ class ReceiveWindow {
   // A tensor that has not been answered.
   void Hold(Frame& frame) { held_.push_back({&frame, frame.header.micro_batch}); }
 
-  // The payload may be given back after it, the frame is not touched any more.
+  // After its payload was given back; the frame is free then.
   void Release(Frame& frame) {
     bytes_ -= frame.bytes;
     frame.next_free = std::exchange(free_, &frame);

@@ -145,7 +145,7 @@ void UcxPeer::Sent(SendWindow::Frame& frame) {
   bytes_posted_ -= frame.payload.size();
   frame.busy = false;
   if (!frame.of_window) return;
-  if (frame.header.kind == WireKind::kMessage) frame.message = {};
+  if (frame.header.kind == WireKind::kMessage) frame.message = std::vector<std::byte>();  // with its memory
   sent_.Sent(frame);
 }
 
