@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "proto/link_frames.h"
+#include "tests/compute_worker/small_spec.h"
 
 namespace dovetail::compute {
 namespace {
@@ -18,14 +19,7 @@ using ::testing::IsEmpty;
 constexpr Epoch kEpoch{1};
 constexpr MicroBatchId kFirst{0};
 
-proto::AttentionTable OneOp() {
-  proto::SoftmaxSpec spec;
-  spec.query_heads = 4;
-  spec.kv_heads = 2;
-  spec.key_dim = spec.value_dim = 8;
-  spec.scale = 1;
-  return *proto::AttentionTable::Build({spec});
-}
+proto::AttentionTable OneOp() { return *proto::AttentionTable::Build({SmallSpec()}); }
 
 // Writes down what is sent, "type -> node" each.
 class NotingPort final : public transport::Port {

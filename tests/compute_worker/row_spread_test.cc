@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "gmock/gmock.h"
+#include "tests/compute_worker/small_spec.h"
 
 namespace dovetail::compute {
 namespace {
@@ -15,14 +16,9 @@ constexpr MicroBatchId kFirst{0};
 
 // Two layer groups, full and windowed, of 2 KV heads each.
 proto::AttentionTable TwoGroups() {
-  proto::SoftmaxSpec full;
-  full.query_heads = 4;
-  full.kv_heads = 2;
-  full.key_dim = full.value_dim = 8;
-  full.scale = 1;
-  proto::SoftmaxSpec windowed = full;
+  proto::SoftmaxSpec windowed = SmallSpec();
   windowed.window = 32;
-  return *proto::AttentionTable::Build({full, windowed});
+  return *proto::AttentionTable::Build({SmallSpec(), windowed});
 }
 
 class RowSpreadTest : public ::testing::Test {

@@ -4,6 +4,7 @@
 
 #include "compute_worker/core/compute_worker_core.h"
 #include "gmock/gmock.h"
+#include "tests/compute_worker/small_spec.h"
 
 namespace dovetail::compute {
 namespace {
@@ -16,17 +17,10 @@ constexpr MicroBatchId kFirst{0};
 class UnansweredStepTest : public ::testing::Test {
  protected:
   UnansweredStepTest()
-      : core_(Table(), {{StageKind::kDense, 0}}, {.max_step_tokens = 64, .vocab_size = 100}) {
+      : core_(*proto::AttentionTable::Build({SmallSpec()}), {{StageKind::kDense, 0}},
+              {.max_step_tokens = 64, .vocab_size = 100}) {
     for (uint32_t worker = 0; worker < 2; ++worker)
       core_.AddAttentionWorker({WorkerId(worker), kEpoch, NodeId(10 + worker)});
-  }
-  static proto::AttentionTable Table() {
-    proto::SoftmaxSpec spec;
-    spec.query_heads = 4;
-    spec.kv_heads = 2;
-    spec.key_dim = spec.value_dim = 8;
-    spec.scale = 1;
-    return *proto::AttentionTable::Build({spec});
   }
   // A step of one sequence on each of the first `workers` workers, as far as its draw.
   void RunToSample(uint64_t step, uint32_t workers) {

@@ -70,6 +70,11 @@ class UpTest(unittest.TestCase):
             self.assertIn("attention-1 ", status)
             self.assertIn("attention-2 ", status)
 
+    def test_more_devices_than_workers_can_be_are_refused(self):
+        refused = run("up", MODEL, "--attention-devices", ",".join(["cpu"] * 65))
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn("--attention-devices: 65 devices; 64 attention workers are the most", refused.stderr)
+
     def test_a_cluster_of_processes_says_what_one_process_says_and_leaves_nothing(self):
         before = processes.shared_memory()
         expected = {prompt: embedded(prompt) for prompt in PROMPTS}
