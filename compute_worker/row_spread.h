@@ -6,7 +6,7 @@
 namespace dovetail::compute {
 
 // Whose the rows of a step are, where every sequence lies whole on one attention worker: those of a worker's part are
-// its payloads' rows, in the order of the step. A value; SpreadRows keeps the capacity.
+// its payloads' rows, in the order of the step. A value; SpreadRows keeps the capacity. Thread-compatible.
 struct RowSpread {
   struct Row {
     int part = 0;  // index among ComputeWorkerCore::PartsOf

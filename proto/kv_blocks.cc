@@ -7,8 +7,6 @@
 namespace dovetail::proto {
 namespace {
 
-int64_t SegmentsOf(Position tokens) { return (tokens + kSegmentTokens - 1) / kSegmentTokens; }
-
 uint64_t BlocksPerSegment(const AttentionTable& table, LayerGroup group) {
   const SoftmaxSpec& spec = table.softmax(group);
   return uint64_t(table.ops_in_group[group.value()]) * spec.kv_heads * spec.blocks_per_head;

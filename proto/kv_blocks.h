@@ -13,6 +13,9 @@ namespace dovetail::proto {
 // of these at any length.
 uint64_t BlocksPerSegment(const AttentionTable& table, bool states_only = false);
 
+// Segments of 64 tokens that `tokens` tokens lie in.
+constexpr int64_t SegmentsOf(Position tokens) { return (tokens + kSegmentTokens - 1) / kSegmentTokens; }
+
 // Segments of 64 tokens of which a sequence holds blocks at most in a layer that sees `window` tokens (0: all), while
 // no step has more than `max_chunk` of its tokens: a worker forgets at the next step what the window has left.
 int64_t MostSegments(Position tokens, int window, int max_chunk);

@@ -22,7 +22,7 @@ uint64_t SetBytes(const proto::AttentionTable& table, attention::KvStorage stora
   return proto::BlocksPerSegment(table) * attention::KvBlockBytes(table, storage);
 }
 
-// One more than a sequence takes: while a block is copied both are there.
+// What a sequence takes, and one to spare.
 uint64_t SetsOfSequence(const proto::AttentionTable& table, Position tokens, int max_chunk) {
   const uint64_t set = proto::BlocksPerSegment(table);
   return (proto::BlocksOfSequence(table, tokens, max_chunk) + set - 1) / set + 1;
@@ -30,7 +30,7 @@ uint64_t SetsOfSequence(const proto::AttentionTable& table, Position tokens, int
 
 // The longest sequence of whole blocks that fits into `sets`, below `tokens`; 0: none.
 Position LongestWithin(uint64_t sets, const proto::AttentionTable& table, Position tokens, int max_chunk) {
-  Position fits = 0, too_long = (tokens + kSegmentTokens - 1) / kSegmentTokens;
+  Position fits = 0, too_long = proto::SegmentsOf(tokens);
   while (too_long - fits > 1) {
     const Position middle = fits + (too_long - fits) / 2;
     (SetsOfSequence(table, middle * kSegmentTokens, max_chunk) <= sets ? fits : too_long) = middle;
@@ -43,7 +43,7 @@ Position LongestWithin(uint64_t sets, const proto::AttentionTable& table, Positi
 uint64_t DefaultKvCacheBytes(const proto::AttentionTable& table, const scheduler::SchedulerOptions& options,
                              int attention_workers, uint64_t room, attention::KvStorage storage) {
   const uint64_t set_bytes = SetBytes(table, storage);
-  const uint64_t segments = (options.max_model_len + kSegmentTokens - 1) / kSegmentTokens + 1;
+  const uint64_t segments = proto::SegmentsOf(options.max_model_len) + 1;
   const uint64_t most = set_bytes * segments * options.max_num_seqs;  // with a snapshot of the states at each segment
   const uint64_t least =
       set_bytes * SetsOfSequence(table, options.max_model_len, options.max_num_batched_tokens) * attention_workers;
