@@ -24,7 +24,8 @@ constexpr size_t kWordsBytes = kMostMicroBatches * sizeof(ExchangeWords);
 static_assert(kWordsBytes % 256 == 0);
 
 // Pinned memory: what begins the steps in flight, words of each micro-batch, all ones, numbers of failed steps.
-constexpr size_t kBeginWords = (offsetof(ExchangeWords, reserved_too) - offsetof(ExchangeWords, step)) / 8;
+constexpr size_t kBeginWords = (sizeof(ExchangeWords) - offsetof(ExchangeWords, step)) / 8;
+constexpr size_t kTurnAt = (offsetof(ExchangeWords, turn) - offsetof(ExchangeWords, step)) / 8;
 constexpr size_t kFetchedAt = kNumbersInFlight * kBeginWords;
 constexpr size_t kGiveUpAt = kFetchedAt + kMostMicroBatches * sizeof(ExchangeWords) / 8;
 constexpr size_t kFailedAt = kGiveUpAt + 1, kPinnedWords = kFailedAt + kNumbersInFlight;
@@ -139,11 +140,13 @@ std::byte* GpuExchange::Slot(std::byte* memory, MicroBatchId id) const {
   return memory + kWordsBytes + id.value() * room_.slot_bytes();
 }
 
-absl::Status GpuExchange::BeginStep(CudaStream& stream, MicroBatchId id, StepId step) {
+absl::Status GpuExchange::BeginStep(CudaStream& stream, MicroBatchId id, StepId step,
+                                    kernels::cuda::ExchangeTurn* turn) {
   uint64_t* const number = Words(pinned_) + begun_++ % kNumbersInFlight * kBeginWords;
   streams_.insert(&stream);
   std::fill_n(number, kBeginWords, 0);
   number[0] = step.value() * kernels::cuda::kExchangeOps;
+  number[kTurnAt] = reinterpret_cast<uint64_t>(turn);
   return stream.Copy(&End(id).own->step, number, kBeginWords * sizeof(uint64_t));
 }
 
@@ -174,7 +177,7 @@ bool GpuExchange::MissedDeadline(MicroBatchId id) const {
 
 GpuExchange::Times GpuExchange::TimesOf(MicroBatchId id) const {
   const ExchangeWords& words = *StatusWords(id);
-  return {absl::Nanoseconds(words.waited_ns), absl::Nanoseconds(words.peer_busy_ns)};
+  return {absl::Nanoseconds(words.waited_ns), absl::Nanoseconds(words.turn_ns), absl::Nanoseconds(words.peer_busy_ns)};
 }
 
 absl::Status GpuExchange::EndFailed(MicroBatchId id, StepId step) {

@@ -81,17 +81,20 @@ class GpuExchange {
   // k and v follow q in the slot of the attention worker.
   size_t key_value_at() const { return (size_t{room_.rows} * room_.query_bytes + 255) / 256 * 256; }
 
-  // Before the first kernel of a step, in its stream.
-  absl::Status BeginStep(kernels::cuda::CudaStream& stream, MicroBatchId id, StepId step);
+  // Before the first kernel of a step, in its stream. `turn`: the step takes turns with others of this GPU, in memory
+  // that outlives it; null: it does not.
+  absl::Status BeginStep(kernels::cuda::CudaStream& stream, MicroBatchId id, StepId step,
+                         kernels::cuda::ExchangeTurn* turn = nullptr);
   // Part of a step's work, behind its last wait; Status may be asked once that has run. kUnavailable: the step failed.
   absl::Status FetchStatus(kernels::cuda::CudaStream& stream, MicroBatchId id);
   absl::Status Status(MicroBatchId id) const;
   bool Fetched(MicroBatchId id, StepId step) const;  // the status at hand is this step's
   bool FailedByPeer(MicroBatchId id) const;          // not by another of the step's
   bool MissedDeadline(MicroBatchId id) const;        // the peer did
-  // Then also: how long kernels here waited for the peer, and for how long it was busy with what it answered.
+  // Then also: how long kernels here waited for the peer and then for their turn, and for how long the peer was busy
+  // with what it answered.
   struct Times {
-    absl::Duration waited, peer_busy;
+    absl::Duration waited, turn, peer_busy;
   };
   Times TimesOf(MicroBatchId id) const;
 

@@ -31,12 +31,13 @@ int Unanswered(StepPeers peers, MicroBatchId id, StepId step) {
   return it == peers.end() ? -1 : static_cast<int>(it - peers.begin());
 }
 
-// Kernels that wait for several peers add all of it to the first's.
+// Kernels that wait for several peers, or for a turn, add all of it to the first's.
 GpuExchange::Times TimesOf(StepPeers peers, MicroBatchId id) {
   GpuExchange::Times times{};
   for (const GpuExchange* peer : peers) {
     const GpuExchange::Times one = peer->TimesOf(id);
-    times = {std::max(times.waited, one.waited), std::max(times.peer_busy, one.peer_busy)};
+    times = {std::max(times.waited, one.waited), std::max(times.turn, one.turn),
+             std::max(times.peer_busy, one.peer_busy)};
   }
   return times;
 }

@@ -17,7 +17,7 @@ void FillFan(StepPeers peers, MicroBatchId id, std::span<const int> part_rows, k
 absl::Status StatusOf(StepPeers peers, MicroBatchId id);
 // Then also: the peer that this step failed by, as far as that is known; -1: none, or another step was fetched last.
 int Unanswered(StepPeers peers, MicroBatchId id, StepId step);
-// How long kernels waited for the last of the peers, and how long the busiest was busy.
+// How long kernels waited for the last of the peers and for their turn, and how long the busiest was busy.
 GpuExchange::Times TimesOf(StepPeers peers, MicroBatchId id);
 
 }  // namespace dovetail::exchange

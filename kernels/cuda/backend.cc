@@ -86,6 +86,7 @@ constexpr Backend kBackend = {
     .dnn_close = DnnClose,
     .dnn_prompts = DnnPrompts,
     .exchange_await = LaunchExchangeAwait,
+    .exchange_give_turn = LaunchExchangeGiveTurn,
     .exchange_signal = LaunchExchangeSignal,
     .exchange_push = LaunchExchangePush,
     .exchange_await_all = LaunchExchangeAwaitAll,

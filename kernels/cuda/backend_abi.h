@@ -15,7 +15,7 @@ namespace dovetail::kernels::cuda {
 // nothing of CUDA. Plain functions and structs, no exceptions, no C++ types of variable layout. `int` results are
 // cudaError_t (0: done) unless said otherwise; error_text explains them. Every function is thread-safe; those with a
 // stream only enqueue and never synchronise.
-inline constexpr uint32_t kBackendAbi = 8;
+inline constexpr uint32_t kBackendAbi = 9;
 
 struct DeviceInfo {
   char name[256];
@@ -152,6 +152,7 @@ struct Backend {
   int (*dnn_prompts)(void* dnn, const PromptCall* call, void* stream);
 
   int (*exchange_await)(const ExchangeAwaitLaunch* launch, void* stream);
+  int (*exchange_give_turn)(const ExchangeGiveTurnLaunch* launch, void* stream);
   int (*exchange_signal)(const ExchangeSignalLaunch* launch, void* stream);
   int (*exchange_push)(const ExchangePushLaunch* launch, void* stream);
   int (*exchange_await_all)(const ExchangeAwaitAllLaunch* launch, void* stream);

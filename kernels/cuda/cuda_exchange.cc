@@ -29,6 +29,12 @@ absl::Status ExchangeAwait(CudaStream& stream, const ExchangeAwaitLaunch& args) 
   return Enqueue(stream, stream.device().library()->exchange_await, args);
 }
 
+absl::Status ExchangeGiveTurn(CudaStream& stream, const ExchangeGiveTurnLaunch& args) {
+  if (args.own == nullptr && args.fan == nullptr)
+    return InvalidArgument("exchange between GPUs: a pointer is null");
+  return Enqueue(stream, stream.device().library()->exchange_give_turn, args);
+}
+
 absl::Status ExchangeSignal(CudaStream& stream, const ExchangeSignalLaunch& args) {
   DT_RETURN_IF_ERROR(CheckEnd(args.end, args.op));
   return Enqueue(stream, stream.device().library()->exchange_signal, args);

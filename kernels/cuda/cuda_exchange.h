@@ -7,6 +7,7 @@ namespace dovetail::kernels::cuda {
 // The kernels of exchange_args.h. All: check, enqueue one kernel, return; thread-safe on different streams; allocate
 // nothing. kInvalidArgument for null pointers, ops beyond kExchangeOps and odd sizes, before anything runs.
 absl::Status ExchangeAwait(CudaStream& stream, const ExchangeAwaitLaunch& args);
+absl::Status ExchangeGiveTurn(CudaStream& stream, const ExchangeGiveTurnLaunch& args);
 absl::Status ExchangeSignal(CudaStream& stream, const ExchangeSignalLaunch& args);
 absl::Status ExchangePush(CudaStream& stream, const ExchangePushLaunch& args);
 absl::Status ExchangeAwaitAll(CudaStream& stream, const ExchangeAwaitAllLaunch& args);

@@ -9,7 +9,13 @@ namespace {
 
 constexpr int kPushThreads = 512;
 
-__global__ void AwaitKernel(const __grid_constant__ ExchangeAwaitLaunch p) { ExchangeAwait(p.end, p.op); }
+__global__ void AwaitKernel(const __grid_constant__ ExchangeAwaitLaunch p) {
+  if (ExchangeAwait(p.end, p.op)) TakeTurn(p.end.own);
+}
+
+__global__ void GiveTurnKernel(const __grid_constant__ ExchangeGiveTurnLaunch p) {
+  GiveTurn(LoadTurn(p.fan != nullptr ? p.fan->peers[0].end.own : p.own));
+}
 
 __global__ void SignalKernel(const __grid_constant__ ExchangeSignalLaunch p) { ExchangeSignal(p.end, p.op); }
 
@@ -44,6 +50,7 @@ __global__ void __launch_bounds__(kWarp* kMostExchangePeers)
   if (threadIdx.x == 0 && came) {
     ExchangeWords* own = fan.peers[0].end.own;
     own->waited_ns += GlobalNanoseconds() - own->begun_ns;
+    if (all) TakeTurn(own);
   }
   if (!all && waits && came) {
     const ExchangeEnd& end = fan.peers[peer].end;
@@ -72,6 +79,7 @@ cudaError_t LoadThoseThatSend() {
   cudaFuncAttributes ignored;
   cudaError_t error = cudaFuncGetAttributes(&ignored, SignalKernel);
   if (error == cudaSuccess) error = cudaFuncGetAttributes(&ignored, PushKernel);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&ignored, GiveTurnKernel);
   return error == cudaSuccess ? cudaFuncGetAttributes(&ignored, GatherKernel) : error;
 }
 
@@ -80,6 +88,11 @@ cudaError_t LoadThoseThatSend() {
 int LaunchExchangeAwait(const ExchangeAwaitLaunch* launch, void* stream) {
   if (const cudaError_t error = LoadThoseThatSend(); error != cudaSuccess) return static_cast<int>(error);
   AwaitKernel<<<1, 1, 0, AsStream(stream)>>>(*launch);
+  return static_cast<int>(cudaGetLastError());
+}
+
+int LaunchExchangeGiveTurn(const ExchangeGiveTurnLaunch* launch, void* stream) {
+  GiveTurnKernel<<<1, 1, 0, AsStream(stream)>>>(*launch);
   return static_cast<int>(cudaGetLastError());
 }
 

@@ -62,6 +62,49 @@ __device__ __forceinline__ bool ExchangeAwait(const ExchangeEnd& end, uint32_t o
   return true;
 }
 
+// The turn of a step as its words say; step and turn are the same throughout the step.
+struct TurnOf {
+  unsigned long long* holder = nullptr;  // null: the step takes no turns
+  unsigned long long mine = 0;
+};
+__device__ __forceinline__ TurnOf LoadTurn(const ExchangeWords* own) {
+  const volatile ExchangeWords* words = own;
+  ExchangeTurn* const turn = words->turn;
+  if (turn == nullptr) return {};
+  return {reinterpret_cast<unsigned long long*>(&turn->holder), words->step + 1};
+}
+
+// By one thread, when what the step waited for is there. Not for a step that has failed.
+__device__ __forceinline__ void TakeTurn(ExchangeWords* own) {
+  constexpr int kLooksPerClock = 16;
+  const TurnOf turn = LoadTurn(own);
+  if (turn.holder == nullptr) return;
+  const volatile ExchangeWords* words = own;
+  const volatile ExchangeTurn* shared = words->turn;
+  const uint64_t since = GlobalNanoseconds();
+  uint64_t changed = since;  // when the holder was first seen
+  unsigned long long last = 0;
+  for (int looks = 0;; ++looks) {
+    const unsigned long long seen = atomicCAS(turn.holder, 0ull, turn.mine);
+    if (seen == 0 || seen == turn.mine) break;
+    if (seen == last && looks % kLooksPerClock != 0) continue;
+    const uint64_t clock = GlobalNanoseconds();
+    if (seen != last) {
+      last = seen;
+      changed = clock;
+    } else if (clock - changed > shared->most_ns && atomicCAS(turn.holder, seen, turn.mine) == seen) {
+      break;
+    }
+  }
+  const uint64_t now = GlobalNanoseconds();
+  own->turn_ns += now - since;
+  own->begun_ns = now;  // nobody was busy meanwhile
+}
+
+__device__ __forceinline__ void GiveTurn(const TurnOf& turn) {
+  if (turn.holder != nullptr) atomicCAS(turn.holder, turn.mine, 0ull);
+}
+
 // By one thread, after everything of the message was stored.
 __device__ __forceinline__ void ExchangeSignal(const ExchangeEnd& end, uint32_t op) {
   asm volatile("fence.acq_rel.sys;" ::: "memory");

@@ -11,6 +11,15 @@ namespace dovetail::kernels::cuda {
 
 inline constexpr uint64_t kExchangeOps = 4096;  // attention ops a model may have, less one
 
+// Steps of several micro-batches that share a GPU may take turns in its dense layers: a step takes the turn when what
+// it waits for is there, and gives it up when what it sends is made. In device memory, one a compute worker. Only speed
+// depends on it: who has waited for `most_ns` for the same holder takes the turn over, and giving up what one does not
+// have does nothing, so that a holder that is never heard of again holds up nobody twice.
+struct ExchangeTurn {
+  uint64_t holder = 0;  // 0: nobody; else ExchangeWords::step + 1
+  uint64_t most_ns = 2'000'000;
+};
+
 // What one side of one micro-batch's exchange keeps in its own device memory; the pointers below are into two of them.
 // 128 bytes, so that words of different micro-batches lie in different lines.
 struct ExchangeWords {
@@ -18,14 +27,15 @@ struct ExchangeWords {
   uint64_t given_up = 0;  // stored by the peer or by this side's host: no number up to this one will come any more
   uint64_t peer_busy_ns = 0;  // stored by the peer with `arrived`: its busy_ns so far
   uint64_t reserved[5] = {};
-  // Before a step's first kernel: its number * kExchangeOps, and zeros up to begun_ns.
+  // Before a step's first kernel: its number * kExchangeOps, zeros up to turn_ns, and `turn`.
   uint64_t step = 0;
   uint64_t failure = 0;       // ExchangeFailure of the step; 0: none
   uint32_t blocks_done = 0, unused = 0;
   uint64_t waited_ns = 0;     // in ExchangeAwait, of the step
   uint64_t busy_ns = 0;       // of the step, from what came to what was sent for it; counts on a side that answers
   uint64_t begun_ns = 0;      // when the last message came
-  uint64_t reserved_too[2] = {};
+  uint64_t turn_ns = 0;       // waited for its turn, of the step
+  ExchangeTurn* turn = nullptr;  // that the step takes; null: it takes none
 };
 static_assert(sizeof(ExchangeWords) == 128);
 
@@ -49,8 +59,8 @@ struct ExchangeEnd {
   uint64_t deadline_ns = 0;       // how long a kernel waits at most
 };
 
-// Waits until message `op` of the step is here. After the deadline, or once it is given up, the step has failed: this
-// and all later waits of the step return at once, nothing more of it is sent, and the peer is told.
+// Waits until message `op` of the step is here, then for the step's turn, if any. Past the deadline, or once given up,
+// the step has failed: this and its later waits return at once, it sends nothing more, and the peer is told.
 struct ExchangeAwaitLaunch {
   ExchangeEnd end;
   uint32_t op = 0;
@@ -95,8 +105,14 @@ struct ExchangeRow {
   int32_t peer = 0, row = 0;  // the row-th of the peer's
 };
 
-// Waits until message `op` of every peer is here. If one fails to come, the step has failed with all of them: the
-// others are told that nothing more will come.
+// Gives up the turn of a step that has nothing more to send; kernels that send q, k and v give it up themselves.
+struct ExchangeGiveTurnLaunch {
+  ExchangeWords* own = nullptr;
+  const ExchangeFan* fan = nullptr;  // of a step of several peers; `own` counts for nothing then
+};
+
+// Waits until message `op` of every peer is here, then for the step's turn as the first says. If one fails to come,
+// the step has failed with all of them: the others are told that nothing more will come.
 struct ExchangeAwaitAllLaunch {
   const ExchangeFan* fan = nullptr;
   uint32_t op = 0;

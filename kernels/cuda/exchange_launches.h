@@ -5,6 +5,7 @@ namespace dovetail::kernels::cuda {
 
 // Each enqueues one kernel and returns a cudaError_t. Any host thread, one at a time per stream.
 int LaunchExchangeAwait(const ExchangeAwaitLaunch* launch, void* stream);
+int LaunchExchangeGiveTurn(const ExchangeGiveTurnLaunch* launch, void* stream);
 int LaunchExchangeSignal(const ExchangeSignalLaunch* launch, void* stream);
 int LaunchExchangePush(const ExchangePushLaunch* launch, void* stream);
 int LaunchExchangeAwaitAll(const ExchangeAwaitAllLaunch* launch, void* stream);

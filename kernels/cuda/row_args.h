@@ -64,7 +64,8 @@ struct KvAppendLaunch {
   float key_scale = 1;  // k and v are divided by these (E4M3)
   float value_scale = 1;
   // Between two GPUs: waits for message await_op before anything is read, and tells the peer of message signal_op when
-  // all is stored (in its memory, where the outputs lie there). Negative: neither.
+  // all is stored (in its memory, where the outputs lie there). Negative: neither. A step that takes turns
+  // (ExchangeTurn) and sends gives its turn up.
   ExchangeEnd exchange;
   int32_t await_op = -1, signal_op = -1;
   // Rows of several peers: q, k and v go to those, and all are told; q_out, k_out, v_out and `exchange` count for

@@ -255,8 +255,14 @@ __global__ void __launch_bounds__(kAppendWarps * 32) KvAppendKernel(const __grid
   if (p.await_op >= 0)
     came = __syncthreads_and(threadIdx.x != 0 || ExchangeAwait(p.exchange, static_cast<uint32_t>(p.await_op)));
   // What comes of a failed step belongs nowhere: its blocks may already be another sequence's.
+  const bool sends = p.signal_op >= 0;
+  const bool first = sends && threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0;
+  TurnOf turn;
+  if (first) turn = LoadTurn(p.fan != nullptr ? p.fan->peers[0].end.own : p.exchange.own);
   if (came) AppendHead(p);
-  if (p.signal_op < 0) return;
+  // The products before this have ended: the next step may begin with its own while this one's messages leave.
+  if (first) GiveTurn(turn);
+  if (!sends) return;
   const auto op = static_cast<uint32_t>(p.signal_op);
   const uint32_t blocks = gridDim.x * gridDim.y;
   if (p.fan != nullptr) return ExchangeSignalAllWhenLast(*p.fan, op, blocks);

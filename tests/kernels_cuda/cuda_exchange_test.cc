@@ -3,6 +3,8 @@
 #include <cstring>
 #include <vector>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "tests/kernels_cuda/cuda_fixture.h"
@@ -58,6 +60,7 @@ class CudaExchangeTest : public testing::CudaTest {
 TEST_F(CudaExchangeTest, RefusesNullPointersOddSizesAndOpsBeyondTheNumbersOfAStep) {
   EXPECT_TRUE(absl::IsInvalidArgument(ExchangeAwait(*streams_[0], {})));
   EXPECT_TRUE(absl::IsInvalidArgument(ExchangeSignal(*streams_[0], {End(0), kExchangeOps - 1})));
+  EXPECT_TRUE(absl::IsInvalidArgument(ExchangeGiveTurn(*streams_[0], {})));
   ExchangePushLaunch push;
   push.end = End(0);
   push.parts[0] = {slot_->data(), slot_->data(), 24};
@@ -161,6 +164,173 @@ TEST_F(CudaExchangeTest, TheKernelThatMakesQKAndVTellsThatTheyAreThere) {
   EXPECT_EQ(Words(0).blocks_done, 0u) << "for the next message";
 }
 
+// Two steps of one GPU, each with a stream and words; both have received all that they wait for.
+class ExchangeTurnTest : public CudaExchangeTest {
+ protected:
+  static constexpr uint64_t kStep[2] = {3, 4};
+  static constexpr uint64_t kLong = 20'000'000'000;
+
+  void SetUp() override {
+    CudaExchangeTest::SetUp();
+    if (IsSkipped()) return;
+    aside_ = *device().CreateCudaStream();
+    turn_ = *device().Allocate(sizeof(ExchangeTurn));
+    peers_ = *device().Allocate(2 * sizeof(ExchangeWords));
+  }
+  ExchangeTurn* turn() { return reinterpret_cast<ExchangeTurn*>(turn_->data()); }
+  ExchangeEnd EndOf(int step) {
+    auto* const peers = reinterpret_cast<ExchangeWords*>(peers_->data());
+    return {End(step).own, peers + step, 5'000'000'000};
+  }
+  void Begin(uint64_t holder, uint64_t most_ns, bool take_turns = true) {
+    const ExchangeTurn turns{holder, most_ns};
+    ASSERT_TRUE(streams_[0]->Copy(turn_->data(), &turns, sizeof(turns)).ok());
+    ASSERT_TRUE(streams_[0]->Fill(peers_->data(), 0, peers_->size_bytes()).ok());
+    for (int i = 0; i < 2; ++i) {
+      ExchangeWords words;
+      words.step = kStep[i] * kExchangeOps;
+      words.arrived = words.step + 1000;
+      words.turn = take_turns ? turn() : nullptr;
+      ASSERT_TRUE(streams_[0]->Copy(EndOf(i).own, &words, sizeof(words)).ok());
+      ASSERT_TRUE(streams_[0]->SynchronizeStatus().ok());
+    }
+  }
+  static uint64_t Name(int step) { return kStep[step] * kExchangeOps + 1; }
+  uint64_t Holder() {
+    uint64_t holder = 0;
+    EXPECT_TRUE(aside_->Copy(&holder, &turn()->holder, sizeof(holder)).ok());
+    EXPECT_TRUE(aside_->SynchronizeStatus().ok());
+    return holder;
+  }
+  uint64_t Sent(int step) {
+    uint64_t arrived = 0;
+    EXPECT_TRUE(aside_->Copy(&arrived, &EndOf(step).peer->arrived, sizeof(arrived)).ok());
+    EXPECT_TRUE(aside_->SynchronizeStatus().ok());
+    return arrived;
+  }
+  void Synchronize() {
+    for (auto& stream : streams_) ASSERT_TRUE(stream->SynchronizeStatus().ok());
+  }
+
+  std::unique_ptr<CudaStream> aside_;
+  std::unique_ptr<Buffer> turn_, peers_;
+};
+
+TEST_F(ExchangeTurnTest, WhoComesWhileAnotherHasTheTurnWaitsUntilItIsGivenUp) {
+  Begin(0, kLong);
+  ASSERT_TRUE(ExchangeAwait(*streams_[0], {EndOf(0), 0}).ok());
+  ASSERT_TRUE(streams_[0]->SynchronizeStatus().ok());
+  EXPECT_EQ(Holder(), Name(0));
+  ASSERT_TRUE(ExchangeAwait(*streams_[1], {EndOf(1), 0}).ok());
+  ASSERT_TRUE(ExchangeSignal(*streams_[1], {EndOf(1), 1}).ok());
+  absl::SleepFor(absl::Milliseconds(30));
+  EXPECT_EQ(Sent(1), 0u) << "it is not its turn";
+  ASSERT_TRUE(ExchangeGiveTurn(*streams_[0], {EndOf(0).own}).ok());
+  Synchronize();
+  EXPECT_EQ(Sent(1), kStep[1] * kExchangeOps + 2);
+  EXPECT_EQ(Holder(), Name(1));
+  const ExchangeWords words = Words(1);
+  EXPECT_GE(words.turn_ns, 25'000'000u);
+  EXPECT_LT(words.waited_ns, 5'000'000u) << "the peer's answer was there";
+  EXPECT_LT(words.busy_ns, 5'000'000u) << "nor was anybody busy";
+}
+
+// What a step does in its turn: it fills memory that both use and looks at what it has filled.
+TEST_F(ExchangeTurnTest, StepsThatTakeTurnsNeverOverlap) {
+  constexpr int kRounds = 60;
+  constexpr size_t kShared = size_t{8} << 20, kLook = 64;
+  Begin(0, kLong);
+  auto shared = *device().Allocate(kShared), seen = *device().Allocate(2 * kRounds * 2 * kLook);
+  const auto look = [&](int step, int round) { return seen->data() + ((2 * round + step) * 2) * kLook; };
+  const auto round = [&](int i, int step, uint32_t op) {
+    CudaStream& stream = *streams_[step];
+    ASSERT_TRUE(ExchangeAwait(stream, {EndOf(step), op}).ok());
+    ASSERT_TRUE(stream.Fill(shared->data(), step + 1, kShared).ok());
+    ASSERT_TRUE(stream.Copy(look(step, i), shared->data(), kLook).ok());
+    ASSERT_TRUE(stream.Copy(look(step, i) + kLook, shared->data() + kShared - kLook, kLook).ok());
+    ASSERT_TRUE(ExchangeGiveTurn(stream, {EndOf(step).own}).ok());
+  };
+  for (int step = 0; step < 2; ++step) round(0, step, 0);
+  Synchronize();
+  // Nothing runs before all is enqueued.
+  const ExchangeTurn held{77, kLong}, free{0, kLong};
+  ASSERT_TRUE(streams_[0]->Copy(turn_->data(), &held, sizeof(held)).ok());
+  ASSERT_TRUE(streams_[0]->SynchronizeStatus().ok());
+  for (int i = 0; i < kRounds; ++i)
+    for (int step = 0; step < 2; ++step) round(i, step, 1);
+  ASSERT_TRUE(aside_->Copy(turn_->data(), &free, sizeof(free)).ok());
+  ASSERT_TRUE(aside_->SynchronizeStatus().ok());
+  Synchronize();
+  std::vector<uint8_t> looks(seen->size_bytes());
+  ASSERT_TRUE(streams_[0]->Copy(looks.data(), seen->data(), looks.size()).ok());
+  ASSERT_TRUE(streams_[0]->SynchronizeStatus().ok());
+  for (size_t i = 0; i < looks.size(); ++i) {
+    const size_t step = i / (2 * kLook) % 2;
+    ASSERT_EQ(looks[i], step + 1) << "byte " << i << " was another's, or of before";
+  }
+}
+
+TEST_F(ExchangeTurnTest, AHolderThatNeverGivesUpIsTakenOverFromOnce) {
+  Begin(77, 20'000'000);
+  ASSERT_TRUE(ExchangeAwait(*streams_[1], {EndOf(1), 0}).ok());
+  Synchronize();
+  EXPECT_EQ(Holder(), Name(1));
+  const uint64_t waited = Words(1).turn_ns;
+  EXPECT_GE(waited, 20'000'000u);
+  EXPECT_LT(waited, 2'000'000'000u);
+  ASSERT_TRUE(ExchangeGiveTurn(*streams_[0], {EndOf(0).own}).ok());
+  Synchronize();
+  EXPECT_EQ(Holder(), Name(1)) << "who gives up what it does not have takes nothing from who has it";
+  ASSERT_TRUE(ExchangeGiveTurn(*streams_[1], {EndOf(1).own}).ok());
+  ASSERT_TRUE(ExchangeAwait(*streams_[0], {EndOf(0), 0}).ok());
+  Synchronize();
+  EXPECT_EQ(Holder(), Name(0));
+  EXPECT_LT(Words(0).turn_ns, 20'000'000u);
+}
+
+TEST_F(ExchangeTurnTest, StepsWithoutATurnAndStepsThatFailedTakeNone) {
+  Begin(77, 3600 * kLong, /*take_turns=*/false);
+  ASSERT_TRUE(ExchangeAwait(*streams_[0], {EndOf(0), 0}).ok());
+  ASSERT_TRUE(ExchangeGiveTurn(*streams_[0], {EndOf(0).own}).ok());
+  Synchronize();
+  EXPECT_EQ(Holder(), 77u);
+  Begin(0, 3600 * kLong);
+  ExchangeEnd late = EndOf(0);
+  late.deadline_ns = 10'000'000;
+  ASSERT_TRUE(ExchangeAwait(*streams_[0], {late, 2000}).ok());
+  Synchronize();
+  EXPECT_FALSE(StatusOf(0).ok());
+  EXPECT_EQ(Holder(), 0u);
+}
+
+TEST_F(ExchangeTurnTest, TheKernelThatSendsQKAndVGivesUpTheTurn) {
+  constexpr int kRows = 7, kHeads = 5, kKvHeads = 2, kDim = 64, kWidth = (kHeads + 2 * kKvHeads) * kDim;
+  auto qkv = *device().Allocate(kRows * kWidth * 2), out = *device().Allocate(kRows * kWidth * 2);
+  ASSERT_TRUE(streams_[0]->Fill(qkv->data(), 0, qkv->size_bytes()).ok());
+  Begin(0, kLong);
+  ASSERT_TRUE(ExchangeAwait(*streams_[0], {EndOf(0), 0}).ok());
+  Synchronize();
+  EXPECT_EQ(Holder(), Name(0));
+  KvAppendLaunch launch;
+  launch.qkv = qkv->data();
+  launch.qkv_step = kWidth;
+  launch.q_out = out->data();
+  launch.q_out_step = kHeads * kDim;
+  launch.k_out = out->data() + kRows * kHeads * kDim * 2;
+  launch.v_out = out->data() + kRows * (kHeads + kKvHeads) * kDim * 2;
+  launch.k_out_step = launch.v_out_step = kKvHeads * kDim;
+  launch.rows = kRows;
+  launch.q_heads = kHeads;
+  launch.kv_heads = kKvHeads;
+  launch.layout = {kDim, kDim, KvType::kBF16};
+  launch.exchange = EndOf(0);
+  launch.signal_op = 1;
+  ASSERT_TRUE(KvAppend(*streams_[0], launch).ok());
+  Synchronize();
+  EXPECT_EQ(Holder(), 0u);
+  EXPECT_EQ(Sent(0), kStep[0] * kExchangeOps + 2);
+}
+
 // Rows of three peers, each with words of its own; all on one GPU.
 class ExchangeFanTest : public CudaExchangeTest {
  protected:
@@ -185,14 +355,14 @@ class ExchangeFanTest : public CudaExchangeTest {
     return {words + side, words + 1 - side, kDeadlineNs};
   }
   std::byte* Slot(int peer) { return slots_->data() + peer * kRows * kWidth * 2; }
-  void Begin(uint64_t step, uint64_t deadline_ns = kDeadlineNs) {
+  void Begin(uint64_t step, uint64_t deadline_ns = kDeadlineNs, ExchangeTurn* turn = nullptr) {
     ExchangeFan fan;
     fan.count = kPeers;
     for (int p = 0; p < kPeers; ++p) {
       fan.peers[p] = {EndOf(p, 0), Slot(p), Slot(p) + kPeerRows[p] * kHeads * kDim * 2,
                       answers_->data() + p * kRows * kAnswer * 2, kPeerRows[p]};
       fan.peers[p].end.deadline_ns = deadline_ns;
-      const uint64_t begin[6] = {step * kExchangeOps};
+      const uint64_t begin[8] = {step * kExchangeOps, 0, 0, 0, 0, 0, 0, reinterpret_cast<uint64_t>(turn)};
       for (int side = 0; side < 2; ++side)
         ASSERT_TRUE(streams_[0]->Copy(&EndOf(p, side).own->step, begin, sizeof(begin)).ok());
     }
@@ -288,6 +458,35 @@ TEST_F(ExchangeFanTest, WhereOnePeerDoesNotAnswerTheOthersAreToldAndNotBlamed) {
   ASSERT_TRUE(ExchangeAwaitAll(*streams_[0], {fan(), 4}).ok());  // returns at once
   ASSERT_TRUE(streams_[0]->SynchronizeStatus().ok());
   EXPECT_EQ(ExchangeStatus(WordsOf(0, 0).failure).message(), "attention op 3: another GPU of the step did not answer");
+}
+
+TEST_F(ExchangeFanTest, AStepOfSeveralPeersTakesOneTurnWhenTheLastHasAnswered) {
+  auto memory = *device().Allocate(sizeof(ExchangeTurn));
+  auto* const turn = reinterpret_cast<ExchangeTurn*>(memory->data());
+  const ExchangeTurn free{0, 5'000'000'000};
+  const auto holder = [&] {
+    uint64_t now = 0;
+    EXPECT_TRUE(streams_[1]->Copy(&now, &turn->holder, sizeof(now)).ok());
+    EXPECT_TRUE(streams_[1]->SynchronizeStatus().ok());
+    return now;
+  };
+  ASSERT_TRUE(streams_[0]->Copy(memory->data(), &free, sizeof(free)).ok());
+  Begin(7, kDeadlineNs, turn);
+  ASSERT_TRUE(ExchangeAwaitAll(*streams_[0], {fan(), 2}).ok());
+  const auto answer = [&](int p) {
+    const uint64_t number = 7 * kExchangeOps + 3;
+    ASSERT_TRUE(streams_[1]->Copy(&EndOf(p, 0).own->arrived, &number, sizeof(number)).ok());
+    ASSERT_TRUE(streams_[1]->SynchronizeStatus().ok());
+  };
+  for (const int p : {0, 2}) answer(p);
+  absl::SleepFor(absl::Milliseconds(10));
+  EXPECT_EQ(holder(), 0u) << "one has not answered";
+  answer(1);
+  ASSERT_TRUE(streams_[0]->SynchronizeStatus().ok());
+  EXPECT_EQ(holder(), 7 * kExchangeOps + 1);
+  ASSERT_TRUE(ExchangeGiveTurn(*streams_[0], {nullptr, fan()}).ok());
+  ASSERT_TRUE(streams_[0]->SynchronizeStatus().ok());
+  EXPECT_EQ(holder(), 0u);
 }
 
 }  // namespace
