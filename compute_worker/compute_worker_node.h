@@ -67,6 +67,9 @@ class ComputeWorkerNode final : public transport::FrameHandler {
 
   const ComputeWorkerCore& core() const { return core_; }
 
+  // See DenseBackend.
+  void SetTurns(TurnChoice::Policy policy) { dense_->SetTurns(policy); }
+
   // How layers cross to an attention worker: "device", or "host: " and why; empty if the dense layers run on a CPU.
   std::string ExchangeWith(NodeId node) const { return exchanges_.With(node); }
 

@@ -8,6 +8,7 @@
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "compute_worker/core/compute_worker_core.h"
+#include "compute_worker/turn_choice.h"
 #include "proto/attention_spec.h"
 #include "proto/step_plan.h"
 
@@ -53,8 +54,13 @@ class DenseBackend {
   // done.
   virtual absl::StatusOr<bool> BeginSample(const proto::StepPlan&, MicroBatchId) { return false; }
 
+  // Whether steps of several micro-batches that exchange layers from GPU to GPU take turns in the dense layers, for
+  // steps that begin from here on. For measurements.
+  virtual void SetTurns(TurnChoice::Policy) {}
+
   // Of a step that exchanged layers from GPU to GPU, after Sample: how long the GPU was busy with it and waited for
-  // the attention worker's, and how long that one was busy. Nothing where times were not measured.
+  // the attention worker's, and how long that one was busy. What it waited for its turn on the GPU is in neither.
+  // Nothing where times were not measured.
   struct GpuTimes {
     absl::Duration busy, waited, attention;
   };

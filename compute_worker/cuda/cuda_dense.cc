@@ -56,6 +56,10 @@ absl::StatusOr<std::unique_ptr<DenseBackend>> CudaDense::Create(const CudaModel&
 absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options) {
   kernels::cuda::CudaDevice& device = model_.device();
   DT_ASSIGN_OR_RETURN(product_, kernels::cuda::CudaProduct::Create(device, model_.keeps()));
+  const kernels::cuda::ExchangeTurn turn;
+  DT_ASSIGN_OR_RETURN(turn_, device.Allocate(sizeof(turn)));
+  DT_RETURN_IF_ERROR(stream_.Copy(turn_->data(), &turn, sizeof(turn)));
+  DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());
   most_rows_ = options.max_step_tokens;
   const int64_t rows = most_rows_ + kRowStep;
   DT_RETURN_IF_ERROR(AllocateLane(shared_, stream_, options.micro_batches));
@@ -148,8 +152,7 @@ absl::Status CudaDense::PrepareStep(const ComputeWorkerCore& core, MicroBatchId 
     batch.work->Begin();
     if (batch.rows > kMostGraphRows) DT_RETURN_IF_ERROR(batch.work->BeImmediate(batch.stream()));
   }
-  for (exchange::GpuExchange* const peer : batch.exchanges)
-    DT_RETURN_IF_ERROR(peer->BeginStep(batch.stream(), id, plan.step));
+  if (!batch.exchanges.empty()) DT_RETURN_IF_ERROR(BeginExchange(batch, plan.step));
   return EmbedTokens(core, id);
 }
 
@@ -530,6 +533,7 @@ absl::StatusOr<bool> CudaDense::BeginSample(const proto::StepPlan& plan, MicroBa
   DT_RETURN_IF_ERROR(FetchStatus(batch));
   CudaTokenSampler& sampler = *batch.lane->sampler;
   DT_ASSIGN_OR_RETURN(const bool begun, sampler.Begin(plan, Floats(batch.x), DrawId(batch), *batch.work));
+  if (!batch.exchanges.empty()) DT_RETURN_IF_ERROR(EndTurn(batch));
   batch.timed = !batch.exchanges.empty() && !batch.work->immediate();
   if (batch.timed) DT_RETURN_IF_ERROR(batch.stream().Record(batch.begun));
   DT_RETURN_IF_ERROR(batch.work->Launch(batch.stream()));
@@ -544,7 +548,7 @@ std::optional<DenseBackend::GpuTimes> CudaDense::TimesOf(MicroBatchId id) const 
   const absl::StatusOr<float> all = batch.ended.MillisecondsSince(batch.begun);
   if (!all.ok()) return std::nullopt;
   const exchange::GpuExchange::Times times = exchange::TimesOf(batch.exchanges, id);
-  return GpuTimes{absl::Milliseconds(*all) - times.waited, times.waited, times.peer_busy};
+  return GpuTimes{absl::Milliseconds(*all) - times.waited - times.turn, times.waited, times.peer_busy};
 }
 
 bool CudaDense::Drawn(MicroBatchId id) {
@@ -560,6 +564,7 @@ absl::Status CudaDense::Sample(const proto::StepPlan& plan, MicroBatchId id, pro
       sampler.begun(draws) ? sampler.Finish(plan, draws, result) : sampler.Run(plan, Floats(batch.x), result);
   // What was drawn of a step whose exchange failed means nothing, nor does why it could not be.
   DT_RETURN_IF_ERROR(exchange::StatusOf(batch.exchanges, id));
+  if (drawn.ok()) NoteTurns(batch);
   return drawn;
 }
 

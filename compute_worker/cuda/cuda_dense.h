@@ -10,6 +10,7 @@
 #include "compute_worker/cuda/cuda_token_sampler.h"
 #include "compute_worker/row_spread.h"
 #include "compute_worker/step_wire.h"
+#include "compute_worker/turn_choice.h"
 #include "exchange/cuda/step_exchange.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/cuda_product.h"
@@ -50,6 +51,7 @@ class CudaDense final : public DenseBackend {
                                                           int op) override;
   absl::StatusOr<bool> BeginSample(const proto::StepPlan& plan, MicroBatchId id) override;
   bool Drawn(MicroBatchId id) override;
+  void SetTurns(TurnChoice::Policy policy) override { turns_.Set(policy); }
   std::optional<GpuTimes> TimesOf(MicroBatchId id) const override;
   absl::Status Sample(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result) override;
 
@@ -79,6 +81,8 @@ class CudaDense final : public DenseBackend {
     kernels::cuda::StepWork* work = nullptr;              // of the step
     kernels::cuda::CudaEvent begun, ended;                // timed: the launch of an exchanged step's work
     bool timed = false;
+    TurnChoice::Load load;  // as the step began
+    bool takes_turns = false;
     // With GPUs of other processes, by part of the step, if it uses them; what kernels know of several of them.
     std::vector<exchange::GpuExchange*> exchanges;
     const kernels::cuda::ExchangeFan* fan = nullptr;      // null: only one
@@ -108,6 +112,11 @@ class CudaDense final : public DenseBackend {
   void SendToPeers(int op, int64_t k_width, const MicroBatch& batch, kernels::cuda::KvAppendLaunch& out) const;
   absl::Status AwaitPeers(int op, const MicroBatch& batch);
   absl::Status FetchStatus(MicroBatch& batch);
+  // Steps of several micro-batches share the GPU: they take turns in its dense layers or run side by side.
+  absl::Status BeginExchange(MicroBatch& batch, StepId step);
+  TurnChoice::Load LoadWith(const MicroBatch& batch) const;  // as its step begins
+  absl::Status EndTurn(MicroBatch& batch);
+  void NoteTurns(const MicroBatch& batch);  // the step has ended well
   absl::Status EmbedTokens(const ComputeWorkerCore& core, MicroBatchId id);
   absl::Status UploadTokens(const ComputeWorkerCore& core, MicroBatchId id, int32_t* ids, int32_t* positions) const;
   absl::Status ComputeAngles(const proto::StepPlan& plan, const int32_t* positions, MicroBatch& batch);
@@ -159,6 +168,8 @@ class CudaDense final : public DenseBackend {
   std::map<int, std::unique_ptr<Lane>> own_lanes_;  // by micro-batch, from 1 on
   bool no_more_lanes_ = false;
   std::vector<MicroBatch> micro_batches_;
+  BufferPtr turn_;    // a kernels::cuda::ExchangeTurn
+  TurnChoice turns_;
   RowSpread spread_;  // of the step that is being prepared
   std::list<CachedRope> rope_cache_;  // front: used last
 };

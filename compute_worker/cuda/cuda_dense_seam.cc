@@ -66,6 +66,42 @@ absl::Status CudaDense::FetchStatus(MicroBatch& batch) {
   return absl::OkStatus();
 }
 
+TurnChoice::Load CudaDense::LoadWith(const MicroBatch& batch) const {
+  TurnChoice::Load load{1, batch.rows};
+  for (const MicroBatch& other : micro_batches_) {
+    if (&other == &batch || other.lane == batch.lane || !other.timed) continue;
+    const absl::StatusOr<bool> done = other.ended.Done();
+    if (!done.ok() || *done) continue;
+    ++load.steps;
+    load.rows += other.rows;
+  }
+  return load;
+}
+
+// Launches of an immediate step come as the host makes them: nobody waits for it meanwhile.
+absl::Status CudaDense::BeginExchange(MicroBatch& batch, StepId step) {
+  batch.load = LoadWith(batch);
+  batch.takes_turns = !batch.work->immediate() && turns_.Takes(batch.load);
+  auto* const turn = batch.takes_turns ? reinterpret_cast<kernels::cuda::ExchangeTurn*>(turn_->data()) : nullptr;
+  for (exchange::GpuExchange* const peer : batch.exchanges)
+    DT_RETURN_IF_ERROR(peer->BeginStep(batch.stream(), IdOf(batch), step, turn));
+  return absl::OkStatus();
+}
+
+absl::Status CudaDense::EndTurn(MicroBatch& batch) {
+  kernels::cuda::ExchangeGiveTurnLaunch give;
+  give.fan = batch.fan;
+  if (batch.fan == nullptr) give.own = batch.only()->End(IdOf(batch)).own;
+  return Enqueue(batch, {kernels::cuda::StepWork::Word(turn_->data()), 0},
+                 [give](kernels::cuda::CudaStream& stream) { return kernels::cuda::ExchangeGiveTurn(stream, give); });
+}
+
+void CudaDense::NoteTurns(const MicroBatch& batch) {
+  if (!batch.timed) return;
+  const absl::StatusOr<float> all = batch.ended.MillisecondsSince(batch.begun);
+  if (all.ok()) turns_.Note(batch.load, batch.takes_turns, *all);
+}
+
 // Steps of several micro-batches that exchange layers by themselves run beside each other: what one waits for does not
 // hold up another.
 CudaDense::Lane* CudaDense::LaneFor(MicroBatchId id) {
