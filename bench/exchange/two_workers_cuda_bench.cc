@@ -1,7 +1,8 @@
 // A compute worker on one GPU and an attention worker on another, two processes, driven by step plans with no scheduler
 // between: tokens and times of decode with layers exchanged by the GPUs themselves, with one to three micro-batches
-// under way, and through the hosts; and what becomes of the steps of a worker that is killed.
-//   two_workers_cuda_bench MODEL [dummy]
+// under way, side by side and in turns, and through the hosts; and what becomes of the steps of a worker that is
+// killed.
+//   two_workers_cuda_bench MODEL [dummy] [--rows 1,16,64] [--no-hosts]
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,8 +11,13 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
 #include "attention_worker/attention_executor.h"
 #include "attention_worker/attention_worker_node.h"
 #include "bench/exchange/two_processes.h"
@@ -37,6 +43,7 @@ constexpr WorkerId kWorker(1);
 constexpr Epoch kEpoch(1);
 constexpr int kMostStepTokens = 1024;
 constexpr int kMostMicroBatches = 3;
+constexpr int kStepsBefore = 12;
 
 double MillisecondsSince(Clock::time_point begin) {
   return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
@@ -181,6 +188,12 @@ class Driver {
     return Times{all / steps, sum.dense / ended, sum.waited / ended, sum.attention / ended};
   }
 
+  // After a few steps that choose products and record, or measure turns.
+  Times Measure(int steps, std::vector<std::vector<TokenId>>& tokens) {
+    Must(Decode(kStepsBefore, tokens));
+    return Must(Decode(steps, tokens));
+  }
+
   compute::ComputeWorkerNode& node() { return *node_; }
 
  private:
@@ -255,28 +268,52 @@ class Driver {
 };
 
 using Tokens = std::vector<std::vector<TokenId>>;
+using Turns = compute::TurnChoice::Policy;
 
-Tokens Measure(Process& process, bool by_themselves, int n, int batch, int prompt, int steps, double& alone) {
-  Driver driver(process, by_themselves);
-  driver.Open(n, batch, prompt);
+struct Options {
+  bool dummy = false, hosts = true;
+  std::vector<int> rows = {1, 16, 64};  // of a micro-batch
+  int prompt() const { return dummy ? 1000 : 37; }
+  int steps() const { return dummy ? 48 : 100; }
+};
+
+Tokens MeasureHosts(Process& process, int batch, const Options& options) {
+  Driver driver(process, /*by_themselves=*/false);
+  driver.Open(1, batch, options.prompt());
   Tokens tokens;
-  Must(driver.Decode(4, tokens));  // chooses products, records
-  const Times times = Must(driver.Decode(steps, tokens));
-  std::printf("%s, %d x %2d: %.3f ms for a token of each", by_themselves ? "GPUs by themselves" : "through the hosts ",
-              n, batch, times.step);
-  if (by_themselves) {
-    if (n == 1) alone = std::max(times.dense, times.attention);
-    std::printf("; dense %.3f, waits %.3f, attention %.3f a step; %.3f of the busier pool's own time alone",
-                times.dense, times.waited, times.attention, times.step / (alone * n));
-    const double ops = process.table.op_count();
-    const scheduler::RotationPlan plan = scheduler::PlanRotation(
-        {times.dense * 1e3 / ops, times.attention * 1e3 / ops,
-         std::max(0.0, times.waited - times.attention) * 1e3 / ops / 2}, kMostMicroBatches);
-    if (n == 1) std::printf("; RotationPlan: %d", plan.micro_batches);
-  }
-  std::printf("\n");
-  std::fflush(stdout);
+  const Times times = driver.Measure(options.steps(), tokens);
+  std::printf("through the hosts, 1 x %3d: %.3f ms for a token of each\n", batch, times.step);
   return tokens;
+}
+
+int PlanOf(const Times& times, double ops) {
+  const double hop = std::max(0.0, times.waited - times.attention) / 2;
+  const scheduler::StageTimes layer{times.dense * 1e3 / ops, times.attention * 1e3 / ops, hop * 1e3 / ops};
+  return scheduler::PlanRotation(layer, kMostMicroBatches).micro_batches;
+}
+
+// Side by side, in turns, as the worker chooses, and side by side again. `alone`: a step of the busier side with one
+// micro-batch, ms; of n = 1, and then what the others are held against. The tokens are those of the first.
+Tokens MeasureGpus(Process& process, int n, int batch, const Options& options, double& alone) {
+  Driver driver(process, /*by_themselves=*/true);
+  driver.Open(n, batch, options.prompt());
+  Tokens first;
+  for (const auto& [policy, name] : {std::pair{Turns::kSideBySide, "side by side"}, {Turns::kTurns, "in turns"},
+                                     {Turns::kMeasured, "as measured"}, {Turns::kSideBySide, "side by side"}}) {
+    if (n == 1 && !first.empty()) break;
+    driver.node().SetTurns(policy);
+    Tokens tokens;
+    const Times times = driver.Measure(options.steps(), tokens);
+    if (first.empty()) first = tokens;
+    if (n == 1) alone = std::max(times.dense, times.attention);
+    std::printf("%d x %3d %-12s: %.3f ms a token; dense %.3f, waits %.3f, attention %.3f a step; over the busier "
+                "pool alone %.3f", n, batch, name, times.step, times.dense, times.waited, times.attention,
+                times.step / (alone * n));
+    if (n == 1) std::printf("; RotationPlan: %d", PlanOf(times, process.table.op_count()));
+    std::printf("\n");
+    std::fflush(stdout);
+  }
+  return first;
 }
 
 void Compare(const char* what, const Tokens& a, const Tokens& b) {
@@ -287,21 +324,21 @@ void Compare(const char* what, const Tokens& a, const Tokens& b) {
   std::printf("%s: %zu of %zu tokens are the same\n", what, same, all);
 }
 
-void Drive(Process& process, bool dummy) {
+void Drive(Process& process, const Options& options) {
   process.two.Barrier();
-  const int prompt = dummy ? 1000 : 37, steps = dummy ? 48 : 100;
-  for (const int batch : {1, 16, 64}) {
-    double alone = 0;  // a step of the busier side, with one micro-batch
-    const Tokens hosts = Measure(process, false, 1, batch, prompt, steps, alone);
-    if (batch < 64) Compare("through the hosts, again", hosts, Measure(process, false, 1, batch, prompt, steps, alone));
-    Compare("GPUs by themselves", hosts, Measure(process, true, 1, batch, prompt, steps, alone));
-    const Tokens two = Measure(process, true, 2, batch, prompt, steps, alone);
-    Compare("two micro-batches, the first one", hosts, {two[0]});
-    Measure(process, true, kMostMicroBatches, batch, prompt, steps, alone);
+  for (const int batch : options.rows) {
+    double alone = 0;
+    const Tokens hosts = options.hosts ? MeasureHosts(process, batch, options) : Tokens();
+    if (options.hosts && batch < 64) Compare("through the hosts, again", hosts, MeasureHosts(process, batch, options));
+    const Tokens one = MeasureGpus(process, 1, batch, options, alone);
+    if (options.hosts) Compare("GPUs by themselves", hosts, one);
+    const Tokens two = MeasureGpus(process, 2, batch, options, alone);
+    Compare("two micro-batches, the first one", one, {two[0]});
+    MeasureGpus(process, kMostMicroBatches, batch, options, alone);
   }
   std::fflush(stdout);
   Driver driver(process, true);
-  driver.Open(2, 4, prompt);
+  driver.Open(2, 4, options.prompt());
   Tokens drawn;
   Must(driver.Decode(10, drawn));
   kill(process.two.child(), SIGKILL);
@@ -317,21 +354,45 @@ void Drive(Process& process, bool dummy) {
   std::fflush(stdout);
 }
 
+absl::StatusOr<Options> Read(int argc, char** argv) {
+  Options options;
+  for (int i = 2; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    if (word == "dummy") {
+      options.dummy = true;
+    } else if (word == "--no-hosts") {
+      options.hosts = false;
+    } else if (word == "--rows" && i + 1 < argc) {
+      options.rows.clear();
+      const std::vector<std::string> texts = absl::StrSplit(argv[++i], ',');
+      for (const std::string& text : texts) {
+        int rows = 0;
+        if (!absl::SimpleAtoi(text, &rows) || rows < 1) return InvalidArgument("rows: ", text);
+        options.rows.push_back(rows);
+      }
+    } else {
+      return InvalidArgument("what is ", std::string(word), "?");
+    }
+  }
+  return argc < 2 ? absl::StatusOr<Options>(InvalidArgument("no model")) : options;
+}
+
 }  // namespace
 }  // namespace dovetail::bench
 
 int main(int argc, char** argv) {
-  if (argc < 2) {
-    std::fprintf(stderr, "two_workers_cuda_bench MODEL [dummy]\n");
+  const auto options = dovetail::bench::Read(argc, argv);
+  if (!options.ok()) {
+    std::fprintf(stderr, "%s\ntwo_workers_cuda_bench MODEL [dummy] [--rows 1,16,64] [--no-hosts]\n",
+                 std::string(options.status().message()).c_str());
     return 2;
   }
-  const bool dummy = argc > 2 && std::strcmp(argv[2], "dummy") == 0;
   dovetail::bench::TwoProcesses processes;
-  auto process = std::make_unique<dovetail::bench::Process>(processes, argv[1], dummy);
+  auto process = std::make_unique<dovetail::bench::Process>(processes, argv[1], options->dummy);
   if (processes.rank() == 1) {
     dovetail::bench::ServeAttention(*process);
   } else {
-    dovetail::bench::Drive(*process, dummy);
+    dovetail::bench::Drive(*process, *options);
   }
   std::fflush(stdout);
   _exit(0);
