@@ -231,7 +231,6 @@ class ChunkState : ChunkRole<Memory> {
       kept = entry != nullptr;
       if (i + 1 < count) entry = *this->BlockAt(i + 1).entries;
       Advance(i, s.stages[i % kStages]);
-      WarpArrive(s.empty[i % kStages]);
     }
     if (p.carry != nullptr && count == p.chunk_end - p.chunk_begin) StoreCarry();
   }
@@ -291,8 +290,10 @@ class ChunkState : ChunkRole<Memory> {
     if constexpr (kDelta) Solve(i, stage);
     if (this->FirstRow(i) + kTokens > item.rows) return;  // the last one, not full
     AddTokens(stage, Added(i, stage));
-    if (i + 1 < count) WaitForStage(i + 1);
+    if (kFadesValues && i + 1 < count) WaitForStage(i + 1);  // has work to do meanwhile
     WaitForProducts();
+    WarpArrive(s.empty[i % kStages]);  // first: of two stages the next one may be the only other
+    if (!kFadesValues && i + 1 < count) WaitForStage(i + 1);
     // S of the chunk before last lay where the next one is to lie.
     if (i > 0) this->Wait(s.drained[(i + 1) % 2], (i - 1) / 2);
     ShareState(i + 1);
