@@ -128,6 +128,9 @@ absl::Status UcxWorker::Init(const UcxWorkerOptions& options) {
     DT_RETURN_IF_ERROR(SetOfTcp(raw, "TX_SEG_SIZE", "512K"));
     DT_RETURN_IF_ERROR(SetOfTcp(raw, "RX_SEG_SIZE", "512K"));
     DT_RETURN_IF_ERROR(Set(raw, "ZCOPY_THRESH", "32K"));
+    // Newer UCX leaves bridges out, which carry the address of many a host of virtual machines; one that is named is
+    // meant. Older UCX knows no such setting and takes them.
+    if (!options.devices.empty()) SetOfTcp(raw, "BRIDGE_ENABLE", "y").IgnoreError();
   }
   // Else making an endpoint waits for the other host to answer, which one behind a cut link does after two minutes.
   if (options.lanes == Lanes::kTcp || options.lanes == Lanes::kAny) DT_RETURN_IF_ERROR(SetOfTcp(raw, "CONN_NB", "y"));
