@@ -1,9 +1,11 @@
 // Causal attention of whole prompts by cuDNN (cuda_prompts.h), 32 query and 8 KV heads of 128, bf16: microseconds of a
-// layer, without and with log-sum-exps, and TFLOP/s of the lower triangle. The peer is PyTorch's
+// layer, without and with log-sum-exps, and TFLOP/s of the lower triangle; of lengths that are no plan's once with the
+// plan that they share, and once with the one that they have when they came often. The peer is PyTorch's
 // scaled_dot_product_attention with the cuDNN backend (bench/kernels_cuda/prompts_peer.py).
 //   prompts_cuda_bench
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -32,37 +34,46 @@ class Bench {
 
   void Time(int batch, int tokens) {
     const int64_t rows = int64_t{batch} * tokens;
-    const auto q = Random(rows * 32 * 128), k = Random(rows * 8 * 128), v = Random(rows * 8 * 128),
-               o = Random(rows * 32 * 128);
+    q_ = Random(rows * 32 * 128), k_ = Random(rows * 8 * 128), v_ = Random(rows * 8 * 128);
+    o_ = Random(rows * 32 * 128);
     for (const bool with_sums : {false, true}) {
       std::vector<CudaPrompts::Item> items;
       for (int i = 0; i < batch; ++i) {
         const int64_t row = int64_t{i} * tokens;
         items.push_back({tokens, row * 32 * 128, row * 8 * 128, row * 8 * 128, row * 32 * 128, with_sums ? 0 : -1});
       }
-      CudaPrompts::Batch prepared(*device_);
-      if (!Must(prompts_->Prepare(*stream_, kShape, items, prepared))) {
-        std::printf("%d x %d: refused\n", batch, tokens);
-        return;
+      double plan_ms = 0;
+      for (int came = 1; came <= PromptSizes::kOften; ++came) {
+        CudaPrompts::Batch prepared(*device_);
+        const auto since = std::chrono::steady_clock::now();
+        if (!Must(prompts_->Prepare(*stream_, kShape, items, prepared))) {
+          std::printf("%d x %d: refused\n", batch, tokens);
+          return;
+        }
+        plan_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - since).count();
+        if (came > 1 && came < PromptSizes::kOften) continue;
+        const double us = MicrosecondsOf(prepared), flops = 4.0 * batch * 32 * 128 * tokens * (tokens + 1.0) / 2;
+        std::printf("%3d x %5d %-12s time %d %9.1f us %7.1f TFLOP/s, plan %.1f ms\n", batch, tokens,
+                    with_sums ? "log-sum-exp" : "", came, us, flops / us * 1e-6, plan_ms);
       }
-      std::vector<double> times;
-      CudaEvent begin = Must(device_->CreateEvent(true)), end = Must(device_->CreateEvent(true));
-      for (int i = 0; i < 15; ++i) {
-        Must(stream_->Record(begin));
-        for (int run = 0; run < 4; ++run)
-          Must(prompts_->Run(*stream_, kShape, prepared, q->data(), k->data(), v->data(), o->data()));
-        Must(stream_->Record(end));
-        Must(stream_->SynchronizeStatus());
-        times.push_back(Must(end.MillisecondsSince(begin)) * 1000.0 / 4);
-      }
-      std::sort(times.begin() + 3, times.end());
-      const double us = times[9], flops = 4.0 * batch * 32 * 128 * tokens * (tokens + 1.0) / 2;
-      std::printf("%3d x %5d %-14s %9.1f us %7.1f TFLOP/s\n", batch, tokens, with_sums ? "log-sum-exp" : "", us,
-                  flops / us * 1e-6);
     }
   }
 
  private:
+  double MicrosecondsOf(const CudaPrompts::Batch& prepared) {
+    std::vector<double> times;
+    CudaEvent begin = Must(device_->CreateEvent(true)), end = Must(device_->CreateEvent(true));
+    for (int i = 0; i < 15; ++i) {
+      Must(stream_->Record(begin));
+      for (int run = 0; run < 4; ++run)
+        Must(prompts_->Run(*stream_, kShape, prepared, q_->data(), k_->data(), v_->data(), o_->data()));
+      Must(stream_->Record(end));
+      Must(stream_->SynchronizeStatus());
+      times.push_back(Must(end.MillisecondsSince(begin)) * 1000.0 / 4);
+    }
+    std::sort(times.begin() + 3, times.end());
+    return times[9];
+  }
   std::unique_ptr<Buffer> Random(int64_t elements) {
     auto memory = Must(device_->Allocate(elements * 2));
     RandomLaunch random;
@@ -79,6 +90,7 @@ class Bench {
   std::unique_ptr<CudaDevice> device_;
   std::unique_ptr<CudaStream> stream_;
   std::unique_ptr<CudaPrompts> prompts_;
+  std::unique_ptr<Buffer> q_, k_, v_, o_;
   uint64_t seed_ = 0;
 };
 
@@ -86,7 +98,7 @@ class Bench {
 
 int main() {
   Bench bench;
-  for (const auto& [batch, tokens] : {std::pair{1, 2048}, {2, 1024}, {1, 8192}, {1, 1000}, {4, 4096}})
+  for (const auto& [batch, tokens] : {std::pair{1, 2048}, {2, 1024}, {1, 8192}, {1, 1000}, {1, 1984}, {4, 4096}})
     bench.Time(batch, tokens);
   return 0;
 }

@@ -19,9 +19,10 @@ int32_t RoundedBatch(size_t items) {
   return size;
 }
 
-// Whether every prompt has `tokens` rows, right behind the one before: cuDNN has a faster kernel for those.
-bool AreEven(const CudaPrompts::Shape& shape, std::span<const CudaPrompts::Item> items, int64_t tokens) {
+// Whether every prompt has as many rows as the first, right behind the one before: cuDNN has a faster kernel for those.
+bool AreEven(const CudaPrompts::Shape& shape, std::span<const CudaPrompts::Item> items) {
   const CudaPrompts::Item& first = items.front();
+  const int64_t tokens = first.tokens;
   for (size_t i = 0; i < items.size(); ++i) {
     const CudaPrompts::Item& item = items[i];
     const int64_t rows = static_cast<int64_t>(i) * tokens;
@@ -43,6 +44,18 @@ PromptCall CallOf(const CudaPrompts::Shape& shape) {
   call.type = shape.type;
   call.scale = shape.scale;
   return call;
+}
+
+PromptCall OwnPlanOf(PromptCall call, std::span<const CudaPrompts::Item> items) {
+  call.batch = static_cast<int32_t>(items.size());
+  call.most_tokens = items.front().tokens;
+  call.even = 1;
+  return call;
+}
+
+PromptSizes::Size SizeOf(const PromptCall& call) {
+  return {call.q_heads, call.kv_heads, call.key_dim, call.value_dim, static_cast<int32_t>(call.type), call.batch,
+          call.most_tokens, call.with_sums};
 }
 
 }  // namespace
@@ -74,10 +87,15 @@ absl::StatusOr<bool> CudaPrompts::Prepare(CudaStream& stream, const Shape& shape
   }
   call.with_sums = batch.joins_ ? 1 : 0;
   batch.first_ = items.front();
-  batch.even_ = items.size() == static_cast<size_t>(call.batch) && AreEven(shape, items, call.most_tokens);
-  call.even = batch.even_ ? 1 : 0;
   DT_RETURN_IF_ERROR(stream.UseDevice());
-  const int error = device_.library()->dnn_prompts(handle_, &call, stream.handle());
+  int error = kDnnRefused;
+  if (const PromptCall own = OwnPlanOf(call, items); AreEven(shape, items) && IsWorthwhile(own, call)) {
+    error = device_.library()->dnn_prompts(handle_, &own, stream.handle());
+    if (error == 0) call = own;
+    if (error == kDnnRefused) sizes_.Refuse(SizeOf(own));
+  }
+  if (error == kDnnRefused) error = device_.library()->dnn_prompts(handle_, &call, stream.handle());
+  batch.even_ = call.even != 0;
   if (error == kDnnRefused) {
     refused_.insert(kind);
     return false;
@@ -110,6 +128,10 @@ absl::StatusOr<bool> CudaPrompts::Prepare(CudaStream& stream, const Shape& shape
   batch.batch_ = call.batch;
   batch.most_tokens_ = call.most_tokens;
   return true;
+}
+
+bool CudaPrompts::IsWorthwhile(const PromptCall& own, const PromptCall& shared) {
+  return (own.batch == shared.batch && own.most_tokens == shared.most_tokens) || sizes_.Note(SizeOf(own));
 }
 
 absl::Status CudaPrompts::Run(CudaStream& stream, const Shape& shape, const Batch& batch, const void* q, const void* k,

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/prompt_sizes.h"
 #include "kernels/cuda/staged_upload.h"
 
 namespace dovetail::kernels::cuda {
@@ -38,12 +39,13 @@ class CudaPrompts {
     explicit Batch(CudaDevice& device) : upload_(device) {}
     bool empty() const { return batch_ == 0; }
     bool joins() const { return joins_ && batch_ > 0; }
+    bool has_own_plan() const { return even_; }
 
    private:
     friend class CudaPrompts;
     StagedUpload upload_;
     int32_t batch_ = 0, most_tokens_ = 0;
-    bool even_ = false;             // all as long as their plan says, one after the other
+    bool even_ = false;             // all as long as their plan says, one right behind the other
     Item first_;
     bool joins_ = false;            // some prompt has earlier tokens
     std::unique_ptr<Buffer> sums_;  // then: log-sum-exps
@@ -58,7 +60,9 @@ class CudaPrompts {
   const std::string& version() const { return version_; }  // as in cuDNN 9.13.0
 
   // Makes the plan of these prompts, which may allocate and take some tens of milliseconds the first time, and enqueues
-  // the upload of their offsets. False: cuDNN does not attend them. No items: an empty batch.
+  // the upload of their offsets. Lengths share plans, but for prompts as long as each other, one right behind another,
+  // that have come often (PromptSizes) or are as long as a plan: cuDNN is faster with those. Which plan it is may show
+  // in the last bits of o. False: cuDNN does not attend them. No items: an empty batch.
   absl::StatusOr<bool> Prepare(CudaStream& stream, const Shape& shape, std::span<const Item> items, Batch& batch);
   // Enqueues one layer. Of prompts with earlier tokens: what their rows see among themselves, which Join completes.
   absl::Status Run(CudaStream& stream, const Shape& shape, const Batch& batch, const void* q, const void* k,
@@ -72,10 +76,14 @@ class CudaPrompts {
 
   CudaPrompts(CudaDevice& device, void* handle, std::string version)
       : device_(device), handle_(handle), version_(std::move(version)) {}
+  // Of even prompts: a plan of their own, the one that they would share.
+  bool IsWorthwhile(const PromptCall& own, const PromptCall& shared);
+
   CudaDevice& device_;
   void* const handle_;
   const std::string version_;
   std::set<Kind> refused_;
+  PromptSizes sizes_;
 };
 
 }  // namespace dovetail::kernels::cuda

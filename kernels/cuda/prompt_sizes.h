@@ -7,10 +7,11 @@
 
 namespace dovetail::kernels::cuda {
 
-// Which sizes of prompts come so often that a plan for exactly them is worth making. Making one takes some 40 ms, and with
-// it the attention of a prompt takes a seventh less, 0.2 ms (1,000 tokens) or 0.5 ms (2,000) over 32 layers: a size has
-// its own once it has lost about that much. Most lengths never do and share plans; prompts of a template do, and parts of
-// prompts beside a steady number of decoding sequences. Forgets the size that came least recently. Thread-compatible.
+// Which sizes of prompts come so often that a plan for exactly them is worth making. Making one takes some 40 ms, and
+// with it the attention of a prompt takes a seventh less, 0.2 ms (1,000 tokens) or 0.5 ms (2,000) in 32 layers: a size
+// has its own once it has lost about that much. Most lengths never do and share plans; prompts of a template do, and
+// parts of prompts beside a steady number of decoding sequences. Forgets the size that came least recently.
+// Thread-compatible.
 class PromptSizes {
  public:
   static constexpr size_t kMost = 24;  // sizes remembered; a plan of each fits into kMostDnnPlans

@@ -10,6 +10,30 @@
 namespace dovetail::kernels::cuda {
 namespace {
 
+struct Case {
+  CudaPrompts::Shape shape;
+  std::vector<int> tokens;
+  int gap = 0;  // rows of others between two prompts
+};
+
+struct Rows {
+  std::vector<CudaPrompts::Item> items;
+  std::vector<int64_t> first;  // row of each
+  int64_t count = 0;
+};
+
+Rows RowsOf(const Case& c) {
+  Rows rows;
+  for (const int tokens : c.tokens) {
+    const int64_t at = rows.count;
+    rows.first.push_back(at);
+    rows.items.push_back({tokens, at * c.shape.q_heads * c.shape.key_dim, at * c.shape.kv_heads * c.shape.key_dim,
+                          at * c.shape.kv_heads * c.shape.value_dim, at * c.shape.q_heads * c.shape.value_dim});
+    rows.count += tokens + c.gap;
+  }
+  return rows;
+}
+
 class CudaPromptsTest : public testing::CudaTest {
  protected:
   void SetUp() override {
@@ -25,14 +49,10 @@ class CudaPromptsTest : public testing::CudaTest {
     return testing::FromWireBytes(type, testing::ToWireBytes(type, values));
   }
 
+  void Check(const Case& c, bool own_plan);
+
   std::mt19937_64 random_{7};
   std::unique_ptr<CudaPrompts> prompts_;
-};
-
-struct Case {
-  CudaPrompts::Shape shape;
-  std::vector<int> tokens;
-  int gap = 0;  // rows of others between two prompts
 };
 
 // One row of one head in double.
@@ -59,6 +79,42 @@ std::vector<double> Expected(const Case& c, const std::vector<float>& q, const s
   return out;
 }
 
+// Runs the prompts, and compares with the reference.
+void CudaPromptsTest::Check(const Case& c, bool own_plan) {
+  const auto [items, first, rows] = RowsOf(c);
+  const auto q = Noise(rows * c.shape.q_heads * c.shape.key_dim, c.shape.type);
+  const auto k = Noise(rows * c.shape.kv_heads * c.shape.key_dim, c.shape.type);
+  const auto v = Noise(rows * c.shape.kv_heads * c.shape.value_dim, c.shape.type);
+  const auto q_there = Upload(testing::ToWireBytes(c.shape.type, q));
+  const auto k_there = Upload(testing::ToWireBytes(c.shape.type, k));
+  const auto v_there = Upload(testing::ToWireBytes(c.shape.type, v));
+  const size_t o_bytes = rows * c.shape.q_heads * c.shape.value_dim * 2;
+  const auto o_there = Empty(o_bytes);
+  CudaPrompts::Batch batch(device());
+  const auto taken = prompts_->Prepare(stream(), c.shape, items, batch);
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  ASSERT_TRUE(*taken) << "cuDNN attends heads of " << c.shape.key_dim;
+  EXPECT_EQ(batch.has_own_plan(), own_plan);
+  ASSERT_TRUE(prompts_->Run(stream(), c.shape, batch, q_there->data(), k_there->data(), v_there->data(),
+                            o_there->data()).ok());
+  const auto o = testing::FromWireBytes(c.shape.type, Download<std::byte>(*o_there));
+  double worst = 0;
+  for (size_t i = 0; i < items.size(); ++i) {
+    for (int row = 0; row < items[i].tokens; row += row < 70 ? 1 : 37) {
+      const int head = static_cast<int>(random_() % c.shape.q_heads);
+      const auto want = Expected(c, q, k, v, first[i], row, head);
+      const float* got = o.data() + ((first[i] + row) * c.shape.q_heads + head) * c.shape.value_dim;
+      for (int d = 0; d < c.shape.value_dim; ++d) {
+        ASSERT_TRUE(std::isfinite(got[d])) << "prompt " << i << " row " << row;
+        worst = std::max(worst, std::abs(got[d] - want[d]));
+      }
+    }
+    for (int row = items[i].tokens; row < items[i].tokens + c.gap; ++row)
+      EXPECT_TRUE(std::isnan(o[(first[i] + row) * c.shape.q_heads * c.shape.value_dim])) << "others' rows";
+  }
+  EXPECT_LE(worst, 8e-3) << c.shape.key_dim;  // weights and outputs of 8 bits, |v| <= 1
+}
+
 TEST_F(CudaPromptsTest, RaggedPromptsAreTheReferences) {
   const float scale = 0.125f;
   const std::vector<Case> cases = {
@@ -66,51 +122,26 @@ TEST_F(CudaPromptsTest, RaggedPromptsAreTheReferences) {
       {{9, 3, 64, 64, WireType::kBF16, scale}, {65}, 0},
       {{4, 4, 128, 128, WireType::kF16, scale}, {129, 64, 500}, 3},
       {{6, 1, 96, 96, WireType::kBF16, scale}, {77, 130}, 1},
-      {{8, 2, 128, 128, WireType::kBF16, scale}, {128, 128}},  // as long as a plan, and with no gap: even
-      {{8, 2, 64, 64, WireType::kF16, scale}, {96}},
       {{8, 2, 128, 128, WireType::kBF16, scale}, {128, 128}, 5},
   };
-  for (const Case& c : cases) {
-    int64_t rows = 0;
-    std::vector<CudaPrompts::Item> items;
-    std::vector<int64_t> first;
-    for (const int tokens : c.tokens) {
-      first.push_back(rows);
-      items.push_back({tokens, rows * c.shape.q_heads * c.shape.key_dim, rows * c.shape.kv_heads * c.shape.key_dim,
-                       rows * c.shape.kv_heads * c.shape.value_dim, rows * c.shape.q_heads * c.shape.value_dim});
-      rows += tokens + c.gap;
-    }
-    const auto q = Noise(rows * c.shape.q_heads * c.shape.key_dim, c.shape.type);
-    const auto k = Noise(rows * c.shape.kv_heads * c.shape.key_dim, c.shape.type);
-    const auto v = Noise(rows * c.shape.kv_heads * c.shape.value_dim, c.shape.type);
-    const auto q_there = Upload(testing::ToWireBytes(c.shape.type, q));
-    const auto k_there = Upload(testing::ToWireBytes(c.shape.type, k));
-    const auto v_there = Upload(testing::ToWireBytes(c.shape.type, v));
-    const size_t o_bytes = rows * c.shape.q_heads * c.shape.value_dim * 2;
-    const auto o_there = Empty(o_bytes);
+  for (const Case& c : cases) Check(c, false);
+}
+
+TEST_F(CudaPromptsTest, PromptsAsLongAsAPlanAndWithNoGapAreTheReferences) {
+  Check({{8, 2, 128, 128, WireType::kBF16, 0.125f}, {128, 128}}, true);
+  Check({{8, 2, 64, 64, WireType::kF16, 0.125f}, {96}}, true);
+}
+
+TEST_F(CudaPromptsTest, LengthsThatComeOftenHaveAPlanOfTheirOwn) {
+  const CudaPrompts::Shape shape{8, 2, 128, 128, WireType::kBF16, 0.125f};
+  for (const auto& tokens : {std::vector<int>{1000}, {333}, {77, 77, 77}}) {
+    SCOPED_TRACE(tokens[0]);
+    Check({shape, tokens}, false);
     CudaPrompts::Batch batch(device());
-    const auto taken = prompts_->Prepare(stream(), c.shape, items, batch);
-    ASSERT_TRUE(taken.ok()) << taken.status();
-    ASSERT_TRUE(*taken) << "cuDNN attends heads of " << c.shape.key_dim;
-    ASSERT_TRUE(prompts_->Run(stream(), c.shape, batch, q_there->data(), k_there->data(), v_there->data(),
-                              o_there->data()).ok());
-    const auto o = testing::FromWireBytes(c.shape.type, Download<std::byte>(*o_there));
-    double worst = 0;
-    for (size_t i = 0; i < items.size(); ++i) {
-      for (int row = 0; row < items[i].tokens; row += row < 70 ? 1 : 37) {
-        const int head = static_cast<int>(random_() % c.shape.q_heads);
-        const auto want = Expected(c, q, k, v, first[i], row, head);
-        const float* got = o.data() + ((first[i] + row) * c.shape.q_heads + head) * c.shape.value_dim;
-        for (int d = 0; d < c.shape.value_dim; ++d) {
-          ASSERT_TRUE(std::isfinite(got[d])) << "prompt " << i << " row " << row;
-          worst = std::max(worst, std::abs(got[d] - want[d]));
-        }
-      }
-      for (int row = items[i].tokens; row < items[i].tokens + c.gap; ++row)
-        EXPECT_TRUE(std::isnan(o[(first[i] + row) * c.shape.q_heads * c.shape.value_dim])) << "others' rows";
-    }
-    RecordProperty("worst", std::to_string(worst));
-    EXPECT_LE(worst, 8e-3) << c.shape.key_dim;  // weights and outputs of 8 bits, |v| <= 1
+    for (int came = 2; came < PromptSizes::kOften; ++came)
+      ASSERT_TRUE(prompts_->Prepare(stream(), shape, RowsOf({shape, tokens}).items, batch).ok());
+    EXPECT_FALSE(batch.has_own_plan());
+    for (int more = 0; more < 2; ++more) Check({shape, tokens}, true);
   }
 }
 
