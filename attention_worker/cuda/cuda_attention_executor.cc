@@ -172,7 +172,7 @@ absl::Status CudaAttentionExecutor::PrepareStep(MicroBatchId id) {
   batch.payload = {};
   DT_RETURN_IF_ERROR(GrowBuffers(batch, id));
   if (batch.exchange != nullptr) {
-    batch.work->Begin();
+    DT_RETURN_IF_ERROR(batch.work->Begin(*batch.stream));
     int64_t rows = 0;
     for (const proto::ShardStep& item : core_.LayoutOf(id, LayerGroup(0)).items) rows += item.rows.q_count;
     if (rows > kMostGraphRows) DT_RETURN_IF_ERROR(batch.work->BeImmediate(*batch.stream));

@@ -149,7 +149,7 @@ absl::Status CudaDense::PrepareStep(const ComputeWorkerCore& core, MicroBatchId 
   }
   // Steps whose payloads cross the host wait for it in any case.
   if (OnDevice(batch)) {
-    batch.work->Begin();
+    DT_RETURN_IF_ERROR(batch.work->Begin(batch.stream()));
     if (batch.rows > kMostGraphRows) DT_RETURN_IF_ERROR(batch.work->BeImmediate(batch.stream()));
   }
   if (!batch.exchanges.empty()) DT_RETURN_IF_ERROR(BeginExchange(batch, plan.step));

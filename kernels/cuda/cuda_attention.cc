@@ -148,8 +148,7 @@ absl::Status CudaAttention::Upload(CudaStream& stream, std::span<const CudaAtten
   items_ = reinterpret_cast<DeviceAttentionItem*>(there + at.items);
   spans_ = reinterpret_cast<AttentionSpan*>(there + at.spans);
   parts_ = reinterpret_cast<AttentionPart*>(there + at.parts);
-  DT_RETURN_IF_ERROR(stream.Copy(there, host, at.bytes));
-  return stream.Record(staging.copied);
+  return stream.Upload(there, host, at.bytes, &staging.copied);
 }
 
 absl::Status CudaAttention::GrowPieces(CudaStream& stream, int tiles, int value_dim) {

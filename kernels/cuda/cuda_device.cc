@@ -85,6 +85,7 @@ ThreadPool& CudaStream::pool() { return device_.host_stream_->pool(); }
 const KernelTable& CudaStream::kernels() const { return device_.host_stream_->kernels(); }
 
 absl::Status CudaStream::SynchronizeStatus() {
+  if (uploads_pending_) DT_RETURN_IF_ERROR(aside_->SynchronizeStatus());
   return device_.library().Check(device_.library()->stream_synchronize(stream_), device_.name());
 }
 absl::Status CudaStream::Copy(void* to, const void* from, size_t bytes) {
@@ -104,6 +105,26 @@ absl::Status CudaStream::Record(CudaEvent& event) {
 }
 absl::Status CudaStream::Wait(const CudaEvent& event) {
   return device_.library().Check(device_.library()->event_wait(event.handle(), stream_), device_.name() + ": wait");
+}
+absl::Status CudaStream::BeginUploads(const CudaEvent& after) {
+  if (aside_ == nullptr) {
+    DT_ASSIGN_OR_RETURN(aside_, device_.CreateCudaStream());
+    DT_ASSIGN_OR_RETURN(uploaded_, device_.CreateEvent());
+  }
+  uploads_aside_ = true;
+  return aside_->Wait(after);
+}
+absl::Status CudaStream::Upload(void* to, const void* from, size_t bytes, CudaEvent* copied) {
+  CudaStream& by = uploads_aside_ ? *aside_ : *this;
+  uploads_pending_ = uploads_pending_ || uploads_aside_;
+  DT_RETURN_IF_ERROR(by.Copy(to, from, bytes));
+  return copied != nullptr ? by.Record(*copied) : absl::OkStatus();
+}
+absl::Status CudaStream::EndUploads() {
+  uploads_aside_ = false;
+  if (!std::exchange(uploads_pending_, false)) return absl::OkStatus();
+  DT_RETURN_IF_ERROR(aside_->Record(uploaded_));
+  return Wait(uploaded_);
 }
 absl::Status CudaStream::BeginCapture() {
   return device_.library().Check(device_.library()->capture_begin(stream_), device_.name() + ": begin of a graph");

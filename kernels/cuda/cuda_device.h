@@ -68,6 +68,14 @@ class CudaStream : public Stream {
   absl::Status Record(CudaEvent& event);
   absl::Status Wait(const CudaEvent& event);
 
+  // Small inputs of what is enqueued later, from pinned memory; `copied`, if not null, is recorded behind them. Between
+  // BeginUploads and EndUploads they go beside what this stream still runs, as soon as `after` has come, behind which
+  // nothing reads the memory that they go to; work that reads them is enqueued after EndUploads. Outside they are
+  // copies like others.
+  absl::Status BeginUploads(const CudaEvent& after);
+  absl::Status Upload(void* to, const void* from, size_t bytes, CudaEvent* copied);
+  absl::Status EndUploads();
+
   // Between the two nothing runs and nothing may allocate or synchronise.
   absl::Status BeginCapture();
   absl::StatusOr<CudaGraph> EndCapture();
@@ -82,6 +90,9 @@ class CudaStream : public Stream {
   CudaStream(CudaDevice& device, void* stream) : device_(device), stream_(stream) {}
   CudaDevice& device_;
   void* stream_;
+  std::unique_ptr<CudaStream> aside_;  // uploads; made by the first BeginUploads
+  CudaEvent uploaded_;
+  bool uploads_aside_ = false, uploads_pending_ = false;
 };
 
 struct CudaDeviceOptions {

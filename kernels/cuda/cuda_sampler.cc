@@ -115,7 +115,7 @@ absl::Status CudaSampler::Send(CudaStream& stream) {
   launch_.seen = reinterpret_cast<const SampleSeen*>(there + seen_at);
   launch_.biases = reinterpret_cast<const SampleBias*>(there + biases_at);
   launch_.allowed = reinterpret_cast<const int32_t*>(there + allowed_at);
-  return stream.Copy(there, host, bytes);
+  return stream.Upload(there, host, bytes, nullptr);
 }
 
 absl::Status CudaSampler::Upload(CudaStream& stream, std::span<const Row> rows) {
@@ -140,8 +140,8 @@ absl::Status CudaSampler::Draw(CudaStream& stream, const float* logits, int64_t 
   launch.rows = static_cast<int32_t>(params_.size());
   launch.vocab = vocab_;
   launch.out = reinterpret_cast<SampleOutput*>(out_->data());
-  DT_RETURN_IF_ERROR(Sample(stream, launch));
-  return stream.Copy(host_out_->data(), out_->data(), params_.size() * sizeof(SampleOutput));
+  launch.host_out = reinterpret_cast<SampleOutput*>(host_out_->data());
+  return Sample(stream, launch);
 }
 
 std::array<uint64_t, 4> CudaSampler::Launches() const {

@@ -175,6 +175,7 @@ struct SampleLaunch {
   const SampleBias* biases = nullptr;
   const int32_t* allowed = nullptr;
   SampleOutput* out = nullptr;
+  SampleOutput* host_out = nullptr;  // the same once more in pinned memory, for the host; or null
 };
 
 }  // namespace dovetail::kernels::cuda

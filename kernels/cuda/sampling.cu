@@ -342,7 +342,9 @@ __global__ void __launch_bounds__(kThreads) SampleKernel(const __grid_constant__
     out.token = Draw(p, row, FindCut(p, row, shared), shared);
   }
   if (out.error == 0 && p.logprob != 0) FillLogprob(logits, launch.vocab, raw.value, out, shared);
-  if (threadIdx.x == 0) launch.out[blockIdx.x] = out;
+  if (threadIdx.x != 0) return;
+  launch.out[blockIdx.x] = out;
+  if (launch.host_out != nullptr) launch.host_out[blockIdx.x] = out;
 }
 
 }  // namespace

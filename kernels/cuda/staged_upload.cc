@@ -32,8 +32,7 @@ absl::StatusOr<std::byte*> StagedUpload::Begin(CudaStream& stream, size_t bytes)
 }
 
 absl::Status StagedUpload::Send(CudaStream& stream) {
-  DT_RETURN_IF_ERROR(stream.Copy(memory_->data(), staging_[at_].host->data(), bytes_));
-  return stream.Record(staging_[at_].copied);
+  return stream.Upload(memory_->data(), staging_[at_].host->data(), bytes_, &staging_[at_].copied);
 }
 
 }  // namespace dovetail::kernels::cuda

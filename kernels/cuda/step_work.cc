@@ -5,11 +5,20 @@
 
 namespace dovetail::kernels::cuda {
 
-void StepWork::Begin() {
+void StepWork::Clear() {
   immediate_ = false;
   what_.clear();
   pieces_.clear();
   targets_.clear();
+}
+
+absl::Status StepWork::Begin(CudaStream& stream) {
+  Clear();
+  if (done_.handle() == nullptr) {
+    DT_ASSIGN_OR_RETURN(done_, stream.device().CreateEvent());
+  }
+  if (!std::exchange(launched_, false)) DT_RETURN_IF_ERROR(stream.Record(done_));  // it may have failed half way
+  return stream.BeginUploads(done_);
 }
 
 absl::Status StepWork::Add(CudaStream& stream, std::initializer_list<uint64_t> what, Enqueue enqueue) {
@@ -32,8 +41,9 @@ absl::Status StepWork::EnqueueAll(CudaStream& stream) {
 
 absl::Status StepWork::BeImmediate(CudaStream& stream) {
   if (immediate_) return absl::OkStatus();
+  DT_RETURN_IF_ERROR(stream.EndUploads());
   const absl::Status status = EnqueueAll(stream);
-  Begin();
+  Clear();
   immediate_ = true;
   return status;
 }
@@ -49,27 +59,28 @@ absl::Status StepWork::Record(CudaStream& stream, CudaGraph& graph) {
 }
 
 absl::Status StepWork::Launch(CudaStream& stream) {
-  if (immediate_ || pieces_.empty()) {
-    Begin();
-    return absl::OkStatus();
-  }
+  DT_RETURN_IF_ERROR(stream.EndUploads());
+  if (!immediate_ && !pieces_.empty()) DT_RETURN_IF_ERROR(LaunchPieces(stream));
+  Clear();
+  DT_RETURN_IF_ERROR(stream.Record(done_));
+  launched_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status StepWork::LaunchPieces(CudaStream& stream) {
   const auto it = std::find_if(recorded_.begin(), recorded_.end(), [&](const Recorded& r) { return r.what == what_; });
-  absl::Status status;
   if (it == recorded_.end()) {
     if (recorded_.size() >= kMostRecorded) {
       DT_RETURN_IF_ERROR(stream.SynchronizeStatus());  // it may still run
       recorded_.pop_back();
     }
     recorded_.push_front({what_, {}});
-    status = EnqueueAll(stream);
-  } else {
-    recorded_.splice(recorded_.begin(), recorded_, it);
-    CudaGraph& graph = recorded_.front().graph;
-    if (graph.empty()) status = Record(stream, graph);
-    if (status.ok()) status = stream.Launch(graph);
+    return EnqueueAll(stream);
   }
-  Begin();
-  return status;
+  recorded_.splice(recorded_.begin(), recorded_, it);
+  CudaGraph& graph = recorded_.front().graph;
+  if (graph.empty()) DT_RETURN_IF_ERROR(Record(stream, graph));
+  return stream.Launch(graph);
 }
 
 }  // namespace dovetail::kernels::cuda

@@ -25,8 +25,8 @@ struct KvAppendTarget {
 // A step whose launches are those of an earlier one runs as its recorded graph: launches then do not bound steps of few
 // rows. The second step of a kind is recorded; the first lets products choose their algorithms.
 //
-// Uploads are not part of it: they go into the stream at once, ahead of the launches. Thread-compatible; must not
-// outlive the device.
+// Uploads are not part of it: they go at once, ahead of the launches and beside another micro-batch's step that still
+// runs (CudaStream::Upload). Thread-compatible; must not outlive the device.
 class StepWork {
  public:
   using Enqueue = std::function<absl::Status(CudaStream&)>;
@@ -35,8 +35,9 @@ class StepWork {
   // Forgets all recordings: memory that they name is gone.
   void Forget() { recorded_.clear(); }
 
-  // A step begins. What the one before added and nobody launched is void.
-  void Begin();
+  // A step begins. It shares the memory of its uploads with the last one of this alone, and waits for nobody else's.
+  // What that added and nobody launched is void.
+  absl::Status Begin(CudaStream& stream);
 
   // `what` tells everything that the launches depend on but the contents of memory: pointers, sizes, indices. In an
   // immediate step the launches are enqueued at once.
@@ -63,14 +64,18 @@ class StepWork {
     std::vector<uint64_t> what;
     CudaGraph graph;
   };
+  void Clear();
   absl::Status EnqueueAll(CudaStream& stream);
   absl::Status Record(CudaStream& stream, CudaGraph& graph);
+  absl::Status LaunchPieces(CudaStream& stream);
 
   bool immediate_ = false;
   std::vector<uint64_t> what_;
   std::vector<Enqueue> pieces_;
   std::map<int, KvAppendTarget> targets_;
   std::list<Recorded> recorded_;  // front: used last
+  CudaEvent done_;         // behind the last step
+  bool launched_ = false;  // done_ stands there
 };
 
 }  // namespace dovetail::kernels::cuda

@@ -19,7 +19,16 @@ class StepWorkTest : public testing::CudaTest {
   }
   uint8_t First(Buffer& buffer) { return Download<uint8_t>(buffer)[0]; }
 
+  // Work for some tens of milliseconds; the event is recorded behind it.
+  void BeBusy(CudaEvent& done) {
+    constexpr size_t kBytes = size_t{256} << 20;
+    if (large_ == nullptr) large_ = Empty(kBytes);
+    for (int i = 0; i < 400; ++i) ASSERT_TRUE(stream().Fill(large_->data(), 1, kBytes).ok());
+    ASSERT_TRUE(stream().Record(done).ok());
+  }
+
   StepWork work_;
+  std::unique_ptr<Buffer> large_;
   int enqueued_ = 0;
 };
 
@@ -27,14 +36,14 @@ TEST_F(StepWorkTest, NothingRunsBeforeTheLaunchAndTheThirdStepOfAKindIsOneGraph)
   const auto memory = Empty(64);
   for (int step = 0; step < 4; ++step) {
     ASSERT_TRUE(stream().Fill(memory->data(), 0, 64).ok());
-    work_.Begin();
+    ASSERT_TRUE(work_.Begin(stream()).ok());
     ASSERT_TRUE(AddFill(memory->data(), 7, 64).ok());
     EXPECT_EQ(First(*memory), 0);
     ASSERT_TRUE(work_.Launch(stream()).ok());
     EXPECT_EQ(First(*memory), 7);
     EXPECT_EQ(enqueued_, std::min(step + 1, 2)) << "run, then recorded, then only launched";
   }
-  work_.Begin();
+  ASSERT_TRUE(work_.Begin(stream()).ok());
   ASSERT_TRUE(AddFill(memory->data(), 8, 64).ok());
   ASSERT_TRUE(work_.Launch(stream()).ok());
   EXPECT_EQ(First(*memory), 8) << "another kind of step";
@@ -42,7 +51,7 @@ TEST_F(StepWorkTest, NothingRunsBeforeTheLaunchAndTheThirdStepOfAKindIsOneGraph)
 
 TEST_F(StepWorkTest, AnImmediateStepEnqueuesWhatWasAddedAndWhatFollows) {
   const auto memory = Empty(64);
-  work_.Begin();
+  ASSERT_TRUE(work_.Begin(stream()).ok());
   ASSERT_TRUE(AddFill(memory->data(), 1, 64).ok());
   ASSERT_TRUE(work_.BeImmediate(stream()).ok());
   EXPECT_EQ(First(*memory), 1);
@@ -54,14 +63,49 @@ TEST_F(StepWorkTest, AnImmediateStepEnqueuesWhatWasAddedAndWhatFollows) {
 
 TEST_F(StepWorkTest, WhatWasNotLaunchedIsVoid) {
   const auto memory = Empty(64);
-  work_.Begin();
+  ASSERT_TRUE(work_.Begin(stream()).ok());
   ASSERT_TRUE(AddFill(memory->data(), 1, 64).ok());
   work_.SetAppendTarget(3, {});
   EXPECT_NE(work_.AppendTarget(3), nullptr);
-  work_.Begin();
+  ASSERT_TRUE(work_.Begin(stream()).ok());
   EXPECT_EQ(work_.AppendTarget(3), nullptr);
   ASSERT_TRUE(work_.Launch(stream()).ok());
   EXPECT_EQ(First(*memory), 0xff);
+}
+
+// While a step of another micro-batch runs. What this micro-batch's last step reads is not touched before that is over.
+TEST_F(StepWorkTest, UploadsGoBesideWhatStillRunsAndBeforeTheLaunch) {
+  const auto memory = Empty(64), seen = Empty(64);
+  auto pinned = device().AllocatePinned(64);
+  auto busy = device().CreateEvent(), copied = device().CreateEvent();
+  ASSERT_TRUE(pinned.ok() && busy.ok() && copied.ok());
+  const auto read = [&](CudaStream& s) { return s.Copy(seen->data(), memory->data(), 64); };
+  const auto upload = [&](std::byte value) {
+    (*pinned)->data()[0] = value;
+    ASSERT_TRUE(stream().Upload(memory->data(), (*pinned)->data(), 64, &*copied).ok());
+  };
+  ASSERT_TRUE(work_.Begin(stream()).ok());
+  ASSERT_TRUE(work_.Launch(stream()).ok());
+  BeBusy(*busy);
+  ASSERT_TRUE(work_.Begin(stream()).ok());
+  upload(std::byte{5});
+  ASSERT_TRUE(copied->Synchronize().ok());
+  EXPECT_FALSE(*busy->Done()) << "the upload did not wait";
+  ASSERT_TRUE(work_.Add(stream(), {1}, read).ok());
+  ASSERT_TRUE(work_.Launch(stream()).ok());
+  EXPECT_EQ(First(*seen), 5);
+
+  ASSERT_TRUE(work_.Begin(stream()).ok());  // a step that fails: nobody launches it
+  BeBusy(*busy);
+  ASSERT_TRUE(work_.Begin(stream()).ok());
+  upload(std::byte{6});
+  ASSERT_TRUE(copied->Synchronize().ok());
+  EXPECT_TRUE(*busy->Done()) << "what the failed step enqueued may read the memory";
+  ASSERT_TRUE(work_.Add(stream(), {1}, read).ok());
+  ASSERT_TRUE(work_.BeImmediate(stream()).ok());
+  EXPECT_EQ(First(*seen), 6);
+  ASSERT_TRUE(stream().Upload(memory->data(), (*pinned)->data(), 64, nullptr).ok()) << "a copy like others";
+  ASSERT_TRUE(work_.Launch(stream()).ok());
 }
 
 }  // namespace
