@@ -1,12 +1,35 @@
 """Times Dovetail's linear-state kernels and flash-linear-attention's (PyPI fla-core) in one run, in turn: 32 heads of
 128 x 128, bf16 inputs, f32 state. For each shape: ours, theirs, ours, theirs, ..; medians of medians. Decode in a CUDA
 graph; prefill of theirs both eager, as it is called, and in a graph.
-   python3 bench/kernels_cuda/state_against_fla.py build/bench/kernels_cuda/state_cuda_bench [ROUNDS [WHAT]]"""
+   python3 bench/kernels_cuda/state_against_fla.py build/bench/kernels_cuda/state_cuda_bench [ROUNDS [WHAT]]
+Their tuner compiles some hundred kernels one after the other. Several processes side by side can do that before, each
+with every N-th of a family's; the run above then finds them in Triton's cache, and only times them:
+   python3 bench/kernels_cuda/state_against_fla.py --compile FAMILY I N"""
 import statistics
 import subprocess
 import sys
 
 import torch
+from triton.runtime.autotuner import Autotuner
+from triton.testing import do_bench
+
+
+def tune(first=0, step=1):
+    """Of their choices every `step`-th; unless that is all, they are compiled only. Else each is timed for 20 ms."""
+    whole = Autotuner.__init__
+
+    def begin(self, fn, arg_names, configs, *more, **named):
+        whole(self, fn, arg_names, configs[first::step] or configs[:1], *more, **named)
+        self.cache_results = False
+        if step > 1:
+            self.do_bench = lambda call, quantiles: (call(), [1.0] * 3)[1]
+        else:
+            self.do_bench = lambda call, quantiles: do_bench(call, warmup=5, rep=20, quantiles=quantiles)
+    Autotuner.__init__ = begin
+
+
+tune(*map(int, sys.argv[3:5] if sys.argv[1] == "--compile" else ()))
+
 from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
 from fla.ops.kda import chunk_kda, fused_recurrent_kda
 from fla.ops.lightning_attn import chunk_lightning_attn, fused_recurrent_lightning_attn
@@ -68,7 +91,17 @@ def calls(x, state, decodes):
             "kda": lambda: chunk_kda(q, k, v, decays, rate, output_final_state=True)}
 
 
+def compile_family(family):
+    with torch.no_grad():
+        state = torch.randn(2, HEADS, DIM, DIM, device=DEVICE)
+        calls(inputs(1, 4096), None, False)[family]()
+        calls(inputs(2, 1), state, True)[family]()
+    torch.cuda.synchronize()
+
+
 def main():
+    if sys.argv[1] == "--compile":
+        return compile_family(sys.argv[2])
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 3
     wanted = sys.argv[3] if len(sys.argv) > 3 else ""
     ours = subprocess.Popen([sys.argv[1], "--ask"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -105,14 +138,13 @@ def main():
 
     with torch.no_grad():
         print(ask("copy"))
-        for batch in (1, 4, 16, 64, 256):
-            state = torch.randn(batch, HEADS, DIM, DIM, device=DEVICE)
-            for name, call in calls(inputs(batch, 1), state, True).items():
-                compare(f"decode {name} {batch}", call, True)
-        del state
         for batch, tokens in ((1, 4096), (1, 16384), (1, 65536), (8, 4096)):
             for name, call in calls(inputs(batch, tokens), None, False).items():
                 compare(f"prefill {name} {batch} {tokens}", call, False)
+        for batch in (256, 64, 16, 4, 1):
+            state = torch.randn(batch, HEADS, DIM, DIM, device=DEVICE)
+            for name, call in calls(inputs(batch, 1), state, True).items():
+                compare(f"decode {name} {batch}", call, True)
     ours.stdin.close()
     ours.wait()
 
