@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/cpu/flush_denormals.h"
 #include "kernels/cpu/linear_state_kernels.h"
 
 namespace dovetail::kernels {
@@ -306,6 +307,7 @@ absl::Status LinearState(const OpContext& context, const LinearStateShape& shape
   for (const LinearStateItem& item : items) most_rows = std::max<int64_t>(most_rows, item.rows);
   const bool any_scratch = std::any_of(items.begin(), items.end(), NeedsScratch);
   const auto run = [&](int64_t begin, int64_t end) {
+    const FlushDenormals flush;
     size_t before = 0;  // items with scratch before this run
     if (any_scratch) before = std::count_if(items.begin(), items.begin() + begin, NeedsScratch);
     ItemRows rows[2];  // of this item and of the next, by turns

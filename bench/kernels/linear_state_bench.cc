@@ -117,7 +117,8 @@ constexpr int kHeads = 1024;
 
 void Decode(benchmark::State& state) {
   const int family = static_cast<int>(state.range(0)), open = static_cast<int>(state.range(1));
-  Heads heads(family, kHeads, 1, 640 + open, static_cast<int>(state.range(2)));
+  Heads heads(family, kHeads, 1, 640, static_cast<int>(state.range(2)));
+  for (int token = 0; token <= open; ++token) heads.RunAt(640 + token);  // the block holds what such inputs leave there
   for (auto _ : state) heads.Run();
   state.SetBytesProcessed(static_cast<int64_t>(static_cast<double>(state.iterations()) * heads.StepBytes(open)));
   state.SetLabel(kFamilies[family]);

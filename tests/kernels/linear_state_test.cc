@@ -1,5 +1,7 @@
 #include "kernels/linear_state.h"
 
+#include <xmmintrin.h>
+
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -232,6 +234,25 @@ TEST(AffineSpan, PartsThatDoNotFitAreRefused) {
   EXPECT_TRUE(AffineSpan::FromParts(delta, std::vector<float>(64), std::vector<float>(32)).ok());
   const AffineSpan other = AffineSpan::Identity({8, 8, DecayForm::kScalar, StateUpdate::kDelta}).value();
   EXPECT_FALSE(AffineSpan::Compose(AffineSpan::Identity(delta).value(), other).ok());
+}
+
+// Decays multiply until nothing is left; on the way there are floats that some processors are slow with.
+TEST(LinearState, WhatIsTooSmallForANormalFloatIsNothing) {
+  for (const DecayForm form : {DecayForm::kScalar, DecayForm::kVector}) {
+    TokenStream stream({"", form, StateUpdate::kAdd, 1.4f, 1.4f, false, 0}, 32, 32, 128, 5);  // 64 tokens: e^-90
+    std::fill(stream.v.begin() + 64 * 32, stream.v.end(), 0.0f);
+    for (const Isa isa : TestableIsas()) {
+      for (const std::vector<int>& chunks : {std::vector<int>{128}, std::vector<int>(128, 1)}) {
+        StateMemory memory(stream.shape);
+        const unsigned before = _mm_getcsr();
+        RunTokens(isa, stream, memory, chunks);
+        EXPECT_EQ(_mm_getcsr(), before) << "it is the caller's own affair how its floats are rounded";
+        const std::vector<float> first = memory.StateAfterBlock(0);
+        EXPECT_TRUE(std::all_of(first.begin(), first.end(), [](float x) { return std::isnormal(x); }));
+        EXPECT_EQ(memory.StateAfterBlock(1), std::vector<float>(32 * 32, 0.0f));
+      }
+    }
+  }
 }
 
 TEST(LinearState, ADecayOfNothingForgetsEverything) {
