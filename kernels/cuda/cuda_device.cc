@@ -97,6 +97,7 @@ absl::Status CudaStream::Fill(void* memory, uint8_t value, size_t bytes) {
   return device_.library().Check(device_.library()->fill(memory, value, bytes, stream_), device_.name() + ": fill");
 }
 absl::Status CudaStream::UseDevice() {
+  DT_RETURN_IF_ERROR(EndUploads());
   return device_.library().Check(device_.library()->use_device(device_.index_), device_.name());
 }
 absl::Status CudaStream::Record(CudaEvent& event) {
@@ -107,6 +108,7 @@ absl::Status CudaStream::Wait(const CudaEvent& event) {
   return device_.library().Check(device_.library()->event_wait(event.handle(), stream_), device_.name() + ": wait");
 }
 absl::Status CudaStream::BeginUploads(const CudaEvent& after) {
+  if (upload_holds_ > 0) return EndUploads();
   if (aside_ == nullptr) {
     DT_ASSIGN_OR_RETURN(aside_, device_.CreateCudaStream());
     DT_ASSIGN_OR_RETURN(uploaded_, device_.CreateEvent());

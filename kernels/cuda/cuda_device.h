@@ -70,18 +70,21 @@ class CudaStream : public Stream {
 
   // Small inputs of what is enqueued later, from pinned memory; `copied`, if not null, is recorded behind them. Between
   // BeginUploads and EndUploads they go beside what this stream still runs, as soon as `after` has come, behind which
-  // nothing reads the memory that they go to; work that reads them is enqueued after EndUploads. Outside they are
-  // copies like others.
+  // nothing reads the memory that they go to. Outside they are copies like others, and while somebody holds them, whose
+  // uploads go to memory that enqueued work still reads.
   absl::Status BeginUploads(const CudaEvent& after);
   absl::Status Upload(void* to, const void* from, size_t bytes, CudaEvent* copied);
   absl::Status EndUploads();
+  void HoldUploads() { ++upload_holds_; }
+  void ReleaseUploads() { --upload_holds_; }
 
   // Between the two nothing runs and nothing may allocate or synchronise.
   absl::Status BeginCapture();
   absl::StatusOr<CudaGraph> EndCapture();
   absl::Status Launch(const CudaGraph& graph);
 
-  absl::Status UseDevice();  // of this thread's following launches
+  // Before launches: of this thread's following ones, which come behind the uploads so far.
+  absl::Status UseDevice();
   void* handle() const { return stream_; }
   CudaDevice& device() { return device_; }
 
@@ -93,6 +96,7 @@ class CudaStream : public Stream {
   std::unique_ptr<CudaStream> aside_;  // uploads; made by the first BeginUploads
   CudaEvent uploaded_;
   bool uploads_aside_ = false, uploads_pending_ = false;
+  int upload_holds_ = 0;
 };
 
 struct CudaDeviceOptions {

@@ -12,8 +12,13 @@ void StepWork::Clear() {
   targets_.clear();
 }
 
+void StepWork::ReleaseUploads() {
+  if (held_ != nullptr) std::exchange(held_, nullptr)->ReleaseUploads();
+}
+
 absl::Status StepWork::Begin(CudaStream& stream) {
   Clear();
+  ReleaseUploads();
   if (done_.handle() == nullptr) {
     DT_ASSIGN_OR_RETURN(done_, stream.device().CreateEvent());
   }
@@ -45,6 +50,8 @@ absl::Status StepWork::BeImmediate(CudaStream& stream) {
   const absl::Status status = EnqueueAll(stream);
   Clear();
   immediate_ = true;
+  held_ = &stream;
+  stream.HoldUploads();
   return status;
 }
 
@@ -62,6 +69,7 @@ absl::Status StepWork::Launch(CudaStream& stream) {
   DT_RETURN_IF_ERROR(stream.EndUploads());
   if (!immediate_ && !pieces_.empty()) DT_RETURN_IF_ERROR(LaunchPieces(stream));
   Clear();
+  ReleaseUploads();
   DT_RETURN_IF_ERROR(stream.Record(done_));
   launched_ = true;
   return absl::OkStatus();

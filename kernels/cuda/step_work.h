@@ -44,7 +44,7 @@ class StepWork {
   absl::Status Add(CudaStream& stream, std::initializer_list<uint64_t> what, Enqueue enqueue);
 
   // Enqueues what was added; from here on this step is immediate. For steps too large to be bound by launches, and for
-  // those whose uploads must come between launches.
+  // those whose uploads must come between launches: until it ends, no upload of the stream goes beside.
   absl::Status BeImmediate(CudaStream& stream);
   bool immediate() const { return immediate_; }
 
@@ -65,6 +65,7 @@ class StepWork {
     CudaGraph graph;
   };
   void Clear();
+  void ReleaseUploads();
   absl::Status EnqueueAll(CudaStream& stream);
   absl::Status Record(CudaStream& stream, CudaGraph& graph);
   absl::Status LaunchPieces(CudaStream& stream);
@@ -76,6 +77,7 @@ class StepWork {
   std::list<Recorded> recorded_;  // front: used last
   CudaEvent done_;         // behind the last step
   bool launched_ = false;  // done_ stands there
+  CudaStream* held_ = nullptr;  // whose uploads this immediate step holds
 };
 
 }  // namespace dovetail::kernels::cuda

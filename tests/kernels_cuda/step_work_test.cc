@@ -108,5 +108,34 @@ TEST_F(StepWorkTest, UploadsGoBesideWhatStillRunsAndBeforeTheLaunch) {
   ASSERT_TRUE(work_.Launch(stream()).ok());
 }
 
+// An immediate step uploads again and again to the memory that its launches before still read.
+TEST_F(StepWorkTest, NoUploadGoesBesideAnImmediateStep) {
+  const auto memory = Empty(64), first = Empty(64), second = Empty(64);
+  auto pinned = device().AllocatePinned(128);
+  auto busy = device().CreateEvent();
+  ASSERT_TRUE(pinned.ok() && busy.ok());
+  const auto upload = [&](std::byte value) {
+    std::byte* const from = (*pinned)->data() + (value == std::byte{1} ? 0 : 64);
+    *from = value;
+    ASSERT_TRUE(stream().Upload(memory->data(), from, 64, nullptr).ok());
+  };
+  StepWork other;
+  ASSERT_TRUE(other.Begin(stream()).ok());
+  ASSERT_TRUE(other.Launch(stream()).ok());
+  ASSERT_TRUE(work_.Begin(stream()).ok());
+  ASSERT_TRUE(work_.BeImmediate(stream()).ok());
+  BeBusy(*busy);
+  ASSERT_TRUE(other.Begin(stream()).ok());  // of another micro-batch
+  for (const auto& [value, to] : {std::pair{std::byte{1}, &first}, {std::byte{2}, &second}}) {
+    upload(value);
+    ASSERT_TRUE(work_.Add(stream(), {}, [&, to = to](CudaStream& s) {
+                       return s.Copy((*to)->data(), memory->data(), 64);
+                     }).ok());
+  }
+  EXPECT_EQ(First(*first), 1);
+  EXPECT_EQ(First(*second), 2);
+  ASSERT_TRUE(work_.Launch(stream()).ok());
+}
+
 }  // namespace
 }  // namespace dovetail::kernels::cuda
