@@ -131,7 +131,9 @@ absl::StatusOr<bool> CudaPrompts::Prepare(CudaStream& stream, const Shape& shape
 }
 
 bool CudaPrompts::IsWorthwhile(const PromptCall& own, const PromptCall& shared) {
-  return (own.batch == shared.batch && own.most_tokens == shared.most_tokens) || sizes_.Note(SizeOf(own));
+  const PromptSizes::Size size = SizeOf(own);
+  if (own.batch == shared.batch && own.most_tokens == shared.most_tokens) return !sizes_.IsRefused(size);
+  return sizes_.Note(size);
 }
 
 absl::Status CudaPrompts::Run(CudaStream& stream, const Shape& shape, const Batch& batch, const void* q, const void* k,

@@ -23,4 +23,8 @@ bool PromptSizes::Note(const Size& size) {
 
 void PromptSizes::Refuse(const Size& size) { TimesOf(size) = kRefused; }
 
+bool PromptSizes::IsRefused(const Size& size) const {
+  return std::find(seen_.begin(), seen_.end(), std::pair{size, kRefused}) != seen_.end();
+}
+
 }  // namespace dovetail::kernels::cuda

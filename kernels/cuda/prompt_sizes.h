@@ -15,7 +15,7 @@ namespace dovetail::kernels::cuda {
 class PromptSizes {
  public:
   static constexpr size_t kMost = 24;  // sizes remembered; a plan of each fits into kMostDnnPlans
-  static constexpr int kOften = 100;  // times it comes before it has a plan of its own
+  static constexpr int kOften = 100;   // times it comes before it has a plan of its own
   // Query heads, KV heads, key and value dimensions, type, prompts, tokens of each, with log-sum-exps.
   using Size = std::array<int32_t, 8>;
 
@@ -23,6 +23,7 @@ class PromptSizes {
   bool Note(const Size& size);
   // It cannot have a plan of its own: Note says false for as long as it is remembered.
   void Refuse(const Size& size);
+  bool IsRefused(const Size& size) const;
 
  private:
   static constexpr int kRefused = -1;

@@ -31,7 +31,10 @@ TEST(PromptSizesTest, WhatHasNoPlanIsNeverWorthOne) {
   PromptSizes sizes;
   for (int came = 1; came < PromptSizes::kOften; ++came) sizes.Note(Of(7));
   ASSERT_TRUE(sizes.Note(Of(7)));
+  EXPECT_FALSE(sizes.IsRefused(Of(7)));
   sizes.Refuse(Of(7));
+  EXPECT_TRUE(sizes.IsRefused(Of(7)));
+  EXPECT_FALSE(sizes.IsRefused(Of(8)));
   for (int came = 0; came < 2 * PromptSizes::kOften; ++came) EXPECT_FALSE(sizes.Note(Of(7)));
 }
 
