@@ -34,8 +34,8 @@ TEST(PromptPlans, OneThatIsRefusedIsNotAskedForAgainAndTheSharedOneServes) {
   const CudaPrompts::Shape shape{8, 2, 128, 128, WireType::kBF16, 0.1f};
   for (const auto& [tokens, shared] : {std::pair{128, 128}, {1000, 1024}}) {  // as long as a plan, and not
     g_asked.clear();
+    CudaPrompts::Batch batch(**device);
     for (int came = 1; came <= PromptSizes::kOften + 5; ++came) {
-      CudaPrompts::Batch batch(**device);
       const CudaPrompts::Item item{tokens};
       const auto taken = (*prompts)->Prepare(**stream, shape, {&item, 1}, batch);
       ASSERT_TRUE(taken.ok() && *taken) << tokens << " tokens, time " << came;
@@ -43,6 +43,7 @@ TEST(PromptPlans, OneThatIsRefusedIsNotAskedForAgainAndTheSharedOneServes) {
       EXPECT_EQ(g_asked.back().most_tokens, shared);
     }
     EXPECT_EQ(g_asked.size(), PromptSizes::kOften + 5 + 1u) << "once for its own";
+    ASSERT_TRUE((*stream)->SynchronizeStatus().ok());  // the batch's upload
   }
 }
 
