@@ -40,7 +40,7 @@ void Feed(const Target& target, const std::string& bytes) {
 
 TEST(FuzzCorpus, EveryTargetSurvivesItsSeedsWholeCutAndChanged) {
   for (const Target& target : kTargets) {
-    const fs::path folder = fs::path(__FILE__).parent_path() / "corpus" / target.corpus;
+    const fs::path folder = dovetail::test::ProjectFile(std::string("tests/fuzz/corpus/") + target.corpus);
     int seeds = 0;
     for (const fs::directory_entry& seed : fs::directory_iterator(folder)) {
       SCOPED_TRACE(seed.path().filename().string());

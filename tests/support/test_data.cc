@@ -18,9 +18,13 @@ std::optional<fs::path> TestData(const std::string& relative) {
   return path;
 }
 
-fs::path ProjectData(const std::string& relative) {
-  return fs::path(__FILE__).parent_path().parent_path() / "data" / relative;
+fs::path ProjectFile(const std::string& relative) {
+  const char* moved = std::getenv("DOVETAIL_SOURCE_DIR");
+  const fs::path root = moved == nullptr || *moved == '\0' ? DOVETAIL_SOURCE_DIR : moved;
+  return root / relative;
 }
+
+fs::path ProjectData(const std::string& relative) { return ProjectFile("tests/data/" + relative); }
 
 std::string ReadFile(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);

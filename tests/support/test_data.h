@@ -12,6 +12,10 @@ namespace dovetail::test {
 // The path of `relative` below DOVETAIL_TEST_DATA, or nullopt when the variable is unset or the path is not there.
 std::optional<std::filesystem::path> TestData(const std::string& relative);
 
+// A file of the project by its path from the project's root. That root is the folder that was configured, or what the
+// environment variable DOVETAIL_SOURCE_DIR names where the tests run on another machine.
+std::filesystem::path ProjectFile(const std::string& relative);
+
 // Data committed with the project: tests/data/<relative>.
 std::filesystem::path ProjectData(const std::string& relative);
 
