@@ -1,6 +1,6 @@
 // Linear states on a GPU: 32 heads of 128 x 128 in f32, bf16 inputs. Decode: one token for each of a batch of sequences
-// in one CUDA graph, at several places of the block of 64 and where it ends; prefill: whole prompts in one call. Prints
-// medians of microseconds.
+// in one CUDA graph, at several places of the block of 64 and where a half of it ends; prefill: whole prompts in one
+// call. Prints medians of microseconds.
 //   state_cuda_bench [DEVICE]
 //   state_cuda_bench --ask [DEVICE]   answers lines like "decode kda 64" and "prefill gdn 1 4096" with microseconds, so
 //                                     that somebody else's kernels can be timed in turn (state_against_fla.py)
@@ -182,24 +182,27 @@ struct DecodeTimes {
   std::vector<double> at;  // places in the block
   double end = 0, mean = 0;
 };
+// A block has two spans. The last token of its first one stands for both: it can be repeated as it is, while behind the
+// block's last token S midway is gone.
+constexpr int kPlaces[] = {0, 8, 16, 24, 30, 32, 40, 48, 56, 62};
 DecodeTimes TimeDecode(Bench& bench, const Family& family, int batch) {
   DecodeTimes times;
-  for (const int t : {0, 8, 16, 24, 31, 39, 47, 55, 62}) times.at.push_back(bench.Decode(family, batch, t));
+  for (const int t : kPlaces) times.at.push_back(bench.Decode(family, batch, t));
   const double sum = std::accumulate(times.at.begin(), times.at.end(), 0.0);
-  times.end = bench.Decode(family, batch, 63);
-  times.mean = (63 * sum / static_cast<double>(times.at.size()) + times.end) / 64;
+  times.end = bench.Decode(family, batch, 31);
+  times.mean = (62 * sum / static_cast<double>(times.at.size()) + 2 * times.end) / 64;
   return times;
 }
 
 void MeasureDecode(Bench& bench) {
-  std::printf("decode, us: mean over the block; at 0, 31 and 62 tokens; at its end\n");
+  std::printf("decode, us: mean over the block; at 0, 30 and 62 tokens; where a half of it ends\n");
   for (const int batch : {1, 4, 16, 64, 256}) {
     for (const Family& family : kFamilies) {
       const auto [at, end, mean] = TimeDecode(bench, family, batch);
       // What reading and writing S once would move, as peers do it.
       const double bytes = 2.0 * batch * kHeads * kDim * kDim * 4;
       std::printf("decode  %-9s B%4d %8.1f us  (%.1f %.1f %.1f; %.1f)  %.3f of copy, had S been written\n", family.name,
-                  batch, mean, at[0], at[4], at[8], end, bytes / mean * 1e-6 / bench.copy());
+                  batch, mean, at[0], at[4], at[9], end, bytes / mean * 1e-6 / bench.copy());
     }
   }
 }
@@ -231,7 +234,7 @@ void Answer(Bench& bench) {
       std::printf("unknown\n");
     } else if (std::strcmp(what, "decode") == 0) {
       const DecodeTimes times = TimeDecode(bench, *family, batch);
-      std::printf("%.2f %.2f %.2f %.2f %.2f\n", times.mean, times.at[0], times.at[4], times.at[8], times.end);
+      std::printf("%.2f %.2f %.2f %.2f %.2f\n", times.mean, times.at[0], times.at[4], times.at[9], times.end);
     } else {
       std::printf("%.2f\n", bench.Prefill(*family, batch, tokens));
     }

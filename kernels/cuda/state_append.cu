@@ -98,6 +98,7 @@ class Appender {
     FindRows(block, p.layout.keys, s.key_rows);
     FindRows(block, p.layout.values, s.value_rows);
     FindRows(block, p.layout.decays, s.decay_rows);
+    if (threadIdx.x == 0) ForgetMidway(p, block, first_column);
   }
 
   __device__ __forceinline__ void LoadState() {

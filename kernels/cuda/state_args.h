@@ -10,6 +10,8 @@ namespace dovetail::kernels::cuda {
 // structs, device pointers.
 
 inline constexpr int kStateTokens = 64;    // of a state block
+inline constexpr int kStateSpan = 32;      // of its halves: decode keeps S between them, too
+inline constexpr int kStateSlice = 32;     // value columns that have no use for others
 inline constexpr int kStateMaxDim = 256;   // of keys and of values
 inline constexpr int kStateMaxConv = 8;    // taps
 inline constexpr float kLowestLogDecay = -100.0f;  // e^-100 is 0 in f32
@@ -26,12 +28,20 @@ struct StateSection {
 //   keys     [64] rows bf16;  values [64] rows bf16: v, or u of a delta rule
 //   decays   scalar: one row of 64 f32; vector: [64] rows bf16; logarithms
 //   history  [64] rows of q, k, v as they came, wire type
+//   midway   one row, a word for each 32 value columns: kMidway where `state` has S after the block's first 32 tokens,
+//            which it has from then on until there are 64. Who writes the 32nd or the last token of a block writes the
+//            word; nobody else reads it. Only where state_decode.cu has the dimensions
 struct StateLayout {
-  StateSection state, keys, values, decays, history;
+  StateSection state, keys, values, decays, history, midway;
   int32_t pieces = 0;        // of a head and block
   int32_t value_stride = 0;  // elements of a row of state and values: value_dim up to a multiple of 16
   int32_t key_stride = 0;    // likewise of keys and decays
 };
+
+inline constexpr uint32_t kMidway = 0x5779646d;
+constexpr bool StateHasMidway(int key_dim, int value_dim) {
+  return (key_dim == 64 || key_dim == 128) && value_dim % 32 == 0;
+}
 
 // Some consecutive new tokens of one sequence, for a range of heads. Offsets are bytes into the payloads, whose rows
 // are as proto::StepLayout says: q, k [rows][heads][key_dim], v, o [rows][heads][value_dim], gates
@@ -88,11 +98,10 @@ struct StateLaunch {
   float* carry = nullptr;          // [units][key_dim][value_dim], padded: S between calls
 };
 
-// Dimensions of the chunked form: keys up to 64 or 128, values in slices of 32.
-inline constexpr int kStateChunkSlice = 32;
+// Dimensions of the chunked form: keys up to 64 or 128, values in slices.
 constexpr int StateChunkKeys(int key_dim) { return key_dim <= 64 ? 64 : 128; }
 constexpr int StateChunkValues(int value_dim) {
-  return (value_dim + kStateChunkSlice - 1) / kStateChunkSlice * kStateChunkSlice;
+  return (value_dim + kStateSlice - 1) / kStateSlice * kStateSlice;
 }
 // Whether products can take q, k and v as they come, so that no copies of them are made.
 constexpr bool StateChunksAreDirect(const StateLaunch& p) {

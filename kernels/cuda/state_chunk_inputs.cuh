@@ -30,6 +30,8 @@ class ChunkInputs {
     block = BlockOf(p, item, head, number);
     first_row = static_cast<int>(number * kTokens - item.first_position);
     kept = block.kept();
+    const int slice = threadIdx.x * kStateSlice;
+    if (kept && slice < p.value_dim) ForgetMidway(p, block, slice);
   }
 
   __device__ __forceinline__ bool IsNew(int t) const { return first_row + t >= 0 && first_row + t < item.rows; }

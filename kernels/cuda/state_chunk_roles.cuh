@@ -16,7 +16,7 @@ namespace dovetail::kernels::cuda {
 
 constexpr int kRole = 256, kLoaders = 128, kGroup = 128;  // threads
 constexpr int kChunkThreads = 2 * kRole + kLoaders;
-constexpr int kTokens = kStateTokens, kSlice = kStateChunkSlice;
+constexpr int kTokens = kStateTokens, kSlice = kStateSlice;
 constexpr int kTiles = 2;  // of 8 columns: of tokens, a warp that has S has 16 and half the slice
 static_assert(kTokens == kTileTokens && kSlice == kThinColumns);
 using TokenTile = ThinTile<kTokens>;

@@ -196,6 +196,7 @@ class DirectOutput : ChunkRole<Memory> {
       for (int j = 0; j < 8; ++j) v[j] *= stage.own_rate[t];
       StoreWire8(WireType::kBF16, block.Row(p.layout.values, t), first_column + c, v);
     }
+    if (thread == 0) ForgetMidway(p, block, first_column);
     if (first_column > 0) return;  // keys and decays: one slice
     for (int n = thread; n < kTokens * kKeys / 8; n += kGroup) {
       const int t = n / (kKeys / 8), c = n % (kKeys / 8) * 8;

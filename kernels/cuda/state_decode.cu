@@ -6,7 +6,8 @@
 // Tokens of linear states one after the other, as state_append.cu has them, where the memory should be the limit: a
 // thread block stays on its multiprocessor and takes head after head (or slices of 128, 64 or 32 of their columns). One
 // warp copies the next heads' S and tokens to shared memory, seven prepare their new tokens, eight multiply:
-//   dots of q and k with the block's keys | sums over S and the block's values | o and u | S, if the block is full
+//   dots of q and k with the span's keys | sums over S and the span's values | o and u | S, if the span is full
+// A span is one half of a block: S is kept midway, so that tokens of the second half need not read those of the first.
 // racecheck: warp_arrivals.cuh.
 
 namespace dovetail::kernels::cuda {
@@ -25,7 +26,7 @@ template <int kKeys, int kCols, bool kVector, bool kDelta>
 class Summer {
   using Memory = Shared<kKeys, kCols, kVector>;
   using NewToken = Token<kKeys, kCols, kVector>;
-  using OldTokens = Block<kKeys, kCols, kVector>;
+  using OldTokens = Span<kKeys, kCols, kVector>;
   static constexpr int kRing = Memory::kRing, kPartRows = kKeys / kParts, kRows = kPartRows / kSumWarps;
   static constexpr int kQuads = kCols / 4;            // lanes with different columns
   static constexpr int kPartsPerLane = kParts * kQuads / 32;
@@ -40,10 +41,9 @@ class Summer {
     const int count = Work::Count(p, kCols);
     uint32_t token_phases = 0;  // a bit a ring
     for (int n = 0; Work::At(n) < count; ++n) {
-      OldTokens& block = s.blocks[n % kBlocks];
       const int ring = n % kTokenWarps;
       first_part = n * kParts;
-      BarrierWait(SharedAddress(&s.block_full[n % kBlocks]), n / kBlocks % 2);
+      WaitForSpan();
       bool last = false, wrote = false;
       for (bool begins = true; !last; begins = false) {
         const NewToken& token = s.tokens[ring];
@@ -51,23 +51,39 @@ class Summer {
         token_phases ^= 1u << ring;
         t = token.t, last = token.last != 0;
         if (begins) zero = token.fresh != 0;
-        const bool ends = t == kTokens - 1;
-        release = last && !ends;
-        wrote = !release;
-        if (wrote) KeepKey(token, block);
-        Add(token, block, wrote);
+        OldTokens& block = s.spans[span_count % kSpans];
+        if (token.behind) {
+          CatchUp(token, block);
+          wrote = true;
+          WarpArrive(s.token_empty[ring]);
+          ReleaseSpan(wrote);
+          WaitForSpan();
+          continue;
+        }
+        const bool ends = t == kTokens - 1, keep = !last || ends;
+        release = !keep && !wrote;
+        wrote = wrote || keep;
+        if (keep) KeepKey(token, block);
+        Add(token, block, keep);
         if (ends) Advance(token, block, !last);
         WarpArrive(s.token_empty[ring]);
       }
-      if (wrote) {
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        for (int part = 0; part < kParts; ++part) WarpArrive(s.part_empty[(first_part + part) % kRing]);
-      }
-      WarpArrive(s.block_empty[n % kBlocks]);
+      ReleaseSpan(wrote);
+      if (!wrote) continue;
+      for (int part = 0; part < kParts; ++part) WarpArrive(s.part_empty[(first_part + part) % kRing]);
     }
   }
 
  private:
+  __device__ __forceinline__ void WaitForSpan() const {
+    BarrierWait(SharedAddress(&s.span_full[span_count % kSpans]), span_count / kSpans % 2);
+  }
+  // `wrote`: to it or to S, where copies come next.
+  __device__ __forceinline__ void ReleaseSpan(bool wrote) {
+    if (wrote) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    WarpArrive(s.span_empty[span_count++ % kSpans]);
+  }
+
   // Token i of the warp. With vector decays a warp has neighbours, whose decays it multiplies one by one.
   __device__ __forceinline__ int TokenOf(int i) const { return kVector ? kEach * warp + i : warp + kSumWarps * i; }
 
@@ -88,7 +104,7 @@ class Summer {
     }
   }
 
-  // The token becomes one of the block's, in the warp that multiplies it from now on.
+  // The token becomes one of the span's, in the warp that multiplies it from now on.
   __device__ __forceinline__ void KeepKey(const NewToken& token, OldTokens& block) const {
     if (warp != (kVector ? t / kEach : t % kSumWarps)) return;
     const int at = t * kKeys + kLane * lane;
@@ -109,6 +125,7 @@ class Summer {
       SumDecays(block);
       SyncSums();
       FadeToken(token);
+      SyncSums();
     }
     MultiplyKeys(token, block);
     SyncSums();
@@ -153,23 +170,20 @@ class Summer {
     if (c >= kKeys) return;
     float sum = token.decay[c];
 #pragma unroll
-    for (int w = 0; w < kSumWarps; ++w) sum += s.range[w][c];
+    for (int w = kSumWarps - 1; w >= 0; --w) {
+      const float own = s.range[w][c];
+      s.range[w][c] = kLog2E * sum;
+      sum += own;
+    }
+    s.log_total[c] = sum;
     const float total = __expf(sum);
     s.query[c] = token.q[c] * total;
     s.recall[c] = token.k[c] * total;
   }
   // log2 of the decays of what comes behind the warp's tokens, up to the token at hand.
-  __device__ __forceinline__ void SumLater(const NewToken& token, float (&later)[kLane]) const {
+  __device__ __forceinline__ void LoadLater(float (&later)[kLane]) const {
 #pragma unroll
-    for (int c = 0; c < kLane; ++c) later[c] = token.decay[kLane * lane + c];
-#pragma unroll
-    for (int w = 1; w < kSumWarps; ++w) {
-      if (w <= warp) continue;
-#pragma unroll
-      for (int c = 0; c < kLane; ++c) later[c] += s.range[w][kLane * lane + c];
-    }
-#pragma unroll
-    for (int c = 0; c < kLane; ++c) later[c] *= kLog2E;
+    for (int c = 0; c < kLane; ++c) later[c] = s.range[warp][kLane * lane + c];
   }
 
   __device__ __forceinline__ void MultiplyKeys(const NewToken& token, const OldTokens& block) {
@@ -177,7 +191,7 @@ class Summer {
     float q[kLane], k[kLane], later[kLane], sums[kKinds * kEach] = {};
 #pragma unroll
     for (int c = 0; c < kLane; ++c) q[c] = token.q[kLane * lane + c], k[c] = token.k[kLane * lane + c];
-    if constexpr (kVector) SumLater(token, later);
+    if constexpr (kVector) LoadLater(later);
 #pragma unroll
     for (int i = kEach - 1; i >= 0; --i) {
       const int j = TokenOf(i);
@@ -276,7 +290,18 @@ class Summer {
     StoreWire(p.wire, token.out, c, o + token.own * __bfloat162float(u) + token.skip * v);
   }
 
-  // S after the block: keys faded to its end, in two roundings to bf16, times values, on tensor cores. Their rows are
+  // S after the block's first span, whose tokens have long been there.
+  __device__ __forceinline__ void CatchUp(const NewToken& token, OldTokens& block) {
+    if constexpr (kVector) {
+      SumDecays(block);
+      SyncSums();
+      FadeToken(token);
+    }
+    for (int part = 0; part < kParts; ++part) WaitForPart(part);
+    Advance(token, block, /*more=*/true);
+  }
+
+  // S after the span: keys faded to its end, in two roundings to bf16, times values, on tensor cores. Their rows are
   // put into an order in which no two that are read at once share a bank.
   __device__ __forceinline__ static int KeyAt(int t, int chunk) { return t * kKeys + (chunk ^ t % 8) * 8; }
   __device__ __forceinline__ static int ValueAt(int t, int chunk) {
@@ -320,6 +345,7 @@ class Summer {
       });
     }
     zero = false;
+    if (threadIdx.x == 0) MidwayWord(p, token.block, first_column()) = token.second ? 0 : kMidway;
     SyncSums();
   }
   // Faded S as accumulators. Rows begin in one bank: each reads its four tiles from another one on and turns them back.
@@ -328,7 +354,7 @@ class Summer {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = row + lane / 4 + 8 * half;
-      const float total = kVector ? TotalOf(token, r) : token.total;
+      const float total = kVector ? __expf(s.log_total[kVector ? r : 0]) : token.total;
       const float* const part = s.parts[(first_part + r / kPartRows) % kRing];
       float2 old[4];
 #pragma unroll
@@ -354,18 +380,12 @@ class Summer {
   __device__ __forceinline__ int first_column() const {
     return Work::At(first_part / kParts) % (p.value_dim / kCols) * kCols;
   }
-  __device__ __forceinline__ float TotalOf(const NewToken& token, int c) const {
-    float sum = token.decay[c];
-#pragma unroll
-    for (int w = 0; w < kSumWarps; ++w) sum += s.range[w][c];
-    return __expf(sum);
-  }
 
   __device__ __forceinline__ void FadeKeys(const NewToken& token, OldTokens& block, __nv_bfloat16* low) {
     const int channel = kLane * lane, chunk = channel / 8;
     float high_part[kEach][kLane], low_part[kEach][kLane], later[kLane];
     if constexpr (kVector) {
-      SumLater(token, later);
+      LoadLater(later);
       if (warp == kSumWarps - 1)  // which has the token itself
 #pragma unroll
         for (int c = 0; c < kLane; ++c) later[c] = 0;
@@ -393,16 +413,18 @@ class Summer {
     }
   }
   __device__ __forceinline__ void OrderValues(OldTokens& block) {
-    constexpr int kChunks = kCols / 8, kOwn = kEach * kChunks / 32;
+    constexpr int kChunks = kCols / 8, kAll = kEach * kChunks, kOwn = (kAll + 31) / 32;
     uint4 bits[kOwn];
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
+      if (kAll < 32 && lane >= kAll) continue;
       const int at = lane + 32 * i, j = kEach * warp + at / kChunks;
       bits[i] = *reinterpret_cast<const uint4*>(block.values + j * kCols + at % kChunks * 8);
     }
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
+      if (kAll < 32 && lane >= kAll) continue;
       const int at = lane + 32 * i, j = kEach * warp + at / kChunks;
       *reinterpret_cast<uint4*>(block.values + ValueAt(j, at % kChunks)) = bits[i];
     }
@@ -432,7 +454,7 @@ class Summer {
 
   const StateLaunch& p;
   Memory& s;
-  int t = 0, first_part = 0;
+  int t = 0, first_part = 0, span_count = 0;
   bool zero = false, release = false;  // S is; its parts go as soon as they have been read
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 };
@@ -447,7 +469,7 @@ __device__ void Decode(const StateLaunch& p, std::byte* memory) {
   };
   if (threadIdx.x == 0) {
     for (int i = 0; i < Memory::kRing; ++i) init(s.part_full[i], s.part_empty[i], 1);
-    for (int i = 0; i < kBlocks; ++i) init(s.block_full[i], s.block_empty[i], 1);
+    for (int i = 0; i < kSpans; ++i) init(s.span_full[i], s.span_empty[i], 1);
     for (int i = 0; i < kTokenWarps; ++i) init(s.token_full[i], s.token_empty[i], kWarpArrivals);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }

@@ -29,6 +29,11 @@ __device__ __forceinline__ void CopyRows(const FoundBlock& block, const StateSec
   }
 }
 
+// Whether a token at `place` of the block begins from S midway.
+__device__ __forceinline__ bool HasMidway(const StateLaunch& p, const FoundBlock& block, int place, int column) {
+  return place >= kTokens && MidwayWord(p, block, column) == kMidway;
+}
+
 template <int kKeys, int kCols, bool kVector>
 class Copier {
  public:
@@ -42,27 +47,30 @@ class Copier {
       if (Work::At(first + lane) < count) found = Find(first + lane);
       for (int i = 0; i < 32 && Work::At(first + i) < count; ++i) {
         const Task task = Of(found, i);
-        CopyTokens(first + i, task);
+        CopyTokens(task, task.behind ? 0 : task.place - task.place % kTokens, task.behind ? kTokens : task.place);
         CopyState(first + i, task);
+        if (task.behind) CopyTokens(task, kTokens, task.place);
       }
     }
   }
 
  private:
   struct Task {
-    int first_column, t, fresh;
-    FoundBlock before, block;
+    int first_column, place, fresh, behind;  // place: in the block
+    FoundBlock from, block;                  // from: where S lies
   };
   __device__ __forceinline__ Task Find(int n) const {
     const Work work(p, kCols, n);
     const StateItem& item = p.items[work.unit.item];
     Task task;
-    const int64_t number = item.first_position / kTokens;
+    const int64_t number = item.first_position / kStateTokens;
     task.first_column = work.first_column;
-    task.t = static_cast<int>(item.first_position % kTokens);
-    task.fresh = number == 0;
-    task.block = FoundBlock::Of(BlockOf(p, item, work.unit.head, number));
-    task.before = FoundBlock::Of(BlockOf(p, item, work.unit.head, number - (task.fresh ? 0 : 1)));
+    task.place = static_cast<int>(item.first_position % kStateTokens);
+    task.block = task.from = FoundBlock::Of(BlockOf(p, item, work.unit.head, number));
+    const bool midway = HasMidway(p, task.block, task.place, task.first_column);
+    task.behind = task.place >= kTokens && !midway;
+    task.fresh = number == 0 && !midway;
+    if (number > 0 && !midway) task.from = FoundBlock::Of(BlockOf(p, item, work.unit.head, number - 1));
     return task;
   }
   __device__ __forceinline__ Task Of(const Task& found, int from) const {
@@ -72,25 +80,28 @@ class Copier {
     };
     Task task;
     task.first_column = __shfl_sync(~0u, found.first_column, from);
-    task.t = __shfl_sync(~0u, found.t, from);
+    task.place = __shfl_sync(~0u, found.place, from);
     task.fresh = __shfl_sync(~0u, found.fresh, from);
-    task.before = {shuffle(found.before.entries), shuffle(found.before.base), p.even ? p.step : 0};
+    task.behind = __shfl_sync(~0u, found.behind, from);
+    task.from = {shuffle(found.from.entries), shuffle(found.from.base), p.even ? p.step : 0};
     task.block = {shuffle(found.block.entries), shuffle(found.block.base), p.even ? p.step : 0};
     return task;
   }
 
-  __device__ __forceinline__ void CopyTokens(int n, const Task& task) {
+  __device__ __forceinline__ void CopyTokens(const Task& task, int begin, int end) {
     constexpr int kKeyBytes = 2 * kKeys, kValueBytes = 2 * kCols;
-    const int stage = n % kBlocks;
-    auto& to = s.blocks[stage];
-    const uint32_t bar = SharedAddress(&s.block_full[stage]);
-    BarrierWait(SharedAddress(&s.block_empty[stage]), (n / kBlocks + 1) % 2);
-    if (lane == 0) BarrierArriveExpect(bar, task.t * ((kVector ? 2 : 1) * kKeyBytes + kValueBytes));
+    const int stage = span_count % kSpans;
+    auto& to = s.spans[stage];
+    const uint32_t bar = SharedAddress(&s.span_full[stage]);
+    BarrierWait(SharedAddress(&s.span_empty[stage]), (span_count / kSpans + 1) % 2);
+    if (lane == 0) BarrierArriveExpect(bar, (end - begin) * ((kVector ? 2 : 1) * kKeyBytes + kValueBytes));
     __syncwarp();
-    CopyRows(task.block, p.layout.keys, 0, task.t, 0, kKeyBytes, SharedAddress(to.keys), bar);
+    CopyRows(task.block, p.layout.keys, begin, end, 0, kKeyBytes, SharedAddress(to.keys), bar);
     if constexpr (kVector)
-      CopyRows(task.block, p.layout.decays, 0, task.t, 0, kKeyBytes, SharedAddress(to.decays), bar);
-    CopyRows(task.block, p.layout.values, 0, task.t, 2 * task.first_column, kValueBytes, SharedAddress(to.values), bar);
+      CopyRows(task.block, p.layout.decays, begin, end, 0, kKeyBytes, SharedAddress(to.decays), bar);
+    CopyRows(task.block, p.layout.values, begin, end, 2 * task.first_column, kValueBytes, SharedAddress(to.values),
+             bar);
+    ++span_count;
   }
 
   __device__ __forceinline__ void CopyState(int n, const Task& task) {
@@ -104,13 +115,14 @@ class Copier {
       if (lane == 0) BarrierArriveExpect(bar, task.fresh ? 0 : kRows * bytes);
       __syncwarp();
       if (task.fresh) continue;
-      CopyRows(task.before, p.layout.state, part * kRows, (part + 1) * kRows, task.first_column * element, bytes,
+      CopyRows(task.from, p.layout.state, part * kRows, (part + 1) * kRows, task.first_column * element, bytes,
                SharedAddress(s.parts[slot]), bar);
     }
   }
 
   const StateLaunch& p;
   Shared<kKeys, kCols, kVector>& s;
+  int span_count = 0;
   const int lane = threadIdx.x % 32;
 };
 
@@ -130,16 +142,44 @@ class Preparer {
     for (int n = first; Work::At(n) < count; n += kTokenWarps) {
       const Work work(p, kCols, n);
       const StateItem item = p.items[work.unit.item];
+      const StateBlock block = BlockOf(p, item, work.unit.head, item.first_position / kStateTokens);
+      const int place = static_cast<int>(item.first_position % kStateTokens);
+      if (place >= kTokens && !HasMidway(p, FoundBlock::Of(block), place, work.first_column))
+        PrepareFirstSpan(block, item);
       for (int row = 0; row < item.rows; ++row) Prepare(work, item, row);
     }
   }
 
  private:
+  // The block's first span is to become S midway.
+  __device__ __forceinline__ void PrepareFirstSpan(const StateBlock& block, const StateItem& item) {
+    float decay[kOwn], fade = 0, total = 1;
+    if constexpr (kVector) {
+      const auto* const decays = reinterpret_cast<const __nv_bfloat16*>(block.Row(p.layout.decays, kTokens - 1));
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) decay[i] = __bfloat162float(decays[lane + 32 * i]);
+    } else {
+      log_decays = reinterpret_cast<const float*>(block.Row(p.layout.decays, 0))[lane];
+      total = Fade(fade);
+    }
+    BarrierWait(empty, (count + 1) % 2);
+    __syncwarp();
+    StoreDecays(decay, fade);
+    if (lane == 0) {
+      s.total = total;
+      s.t = kTokens - 1, s.second = 0;
+      s.last = 0, s.fresh = item.first_position < kStateTokens, s.behind = 1;
+      s.block = FoundBlock::Of(block);
+    }
+    WarpArrive(full);
+    ++count;
+  }
+
   __device__ __forceinline__ void Prepare(const Work& work, const StateItem& item, int row) {
     const int head = work.unit.head;
     const int64_t position = item.first_position + row;
-    const int t = static_cast<int>(position % kTokens);
-    const StateBlock block = BlockOf(p, item, head, position / kTokens);
+    const int place = static_cast<int>(position % kStateTokens), t = place % kTokens;  // in the block, the span
+    const StateBlock block = BlockOf(p, item, head, position / kStateTokens);
     float x[8] = {}, v[8];  // q or k; v
     uint4 raw, raw_v;
     if (kind < 2) StateInput8(p, item, head, row, kind * kKeys + channel, x, raw);
@@ -152,24 +192,26 @@ class Preparer {
       for (int i = 0; i < kOwn; ++i) decay[i] = RoundBF16(fmaxf(gates[lane + 32 * i], kLowestLogDecay));
     } else {
       log_decay = fmaxf(p.token_decay ? gates[0] : p.log_decay[item.first_head + head], kLowestLogDecay);
-      FindDecays(block, row, t, log_decay);
+      FindDecays(block, row, place, log_decay);
     }
     Scale(x);
     const uint4 key = Round(x);
     const float own = Own(x);
-    float fade[2], total = 1;
+    float fade = 0, total = 1;
     if constexpr (!kVector) total = Fade(fade);
 
-    WriteBlock(work, block, t, key, raw, raw_v, decay, log_decay);
+    WriteBlock(work, block, place, key, raw, raw_v, decay, log_decay);
     BarrierWait(empty, (count + 1) % 2);
     __syncwarp();
-    Store(x, v, decay, fade);
+    Store(x, v);
+    StoreDecays(decay, fade);
     if (lane == 0) {
       s.total = total, s.rate = rate, s.own = own;
       s.skip = p.skip != nullptr ? p.skip[item.first_head + head] : 0.0f;
-      s.t = t, s.last = row + 1 == item.rows, s.fresh = item.first_position < kTokens;
+      s.t = t, s.second = place >= kTokens;
+      s.last = row + 1 == item.rows, s.fresh = item.first_position < kTokens, s.behind = 0;
       s.block = FoundBlock::Of(block);
-      s.value_row = block.Row(p.layout.values, t) + 2 * work.first_column;
+      s.value_row = block.Row(p.layout.values, place) + 2 * work.first_column;
       s.out = p.out + item.out_offset +
               2 * ((static_cast<int64_t>(row) * item.heads + head) * p.value_dim + work.first_column);
     }
@@ -177,29 +219,27 @@ class Preparer {
     ++count;
   }
 
-  // Logarithms of the decays of the block's tokens, a lane two of them.
-  __device__ __forceinline__ void FindDecays(const StateBlock& block, int row, int t, float log_decay) {
+  // Logarithms of the decays of the span's tokens, each in its lane.
+  __device__ __forceinline__ void FindDecays(const StateBlock& block, int row, int place, float log_decay) {
+    const int t = place % kTokens;
     if (t == 0) {
-      low = high = 0;
+      log_decays = 0;
     } else if (row == 0) {
       const auto* const decays = reinterpret_cast<const float*>(block.Row(p.layout.decays, 0));
-      low = lane < t ? decays[lane] : 0.0f;
-      high = lane + 32 < t ? decays[lane + 32] : 0.0f;
+      log_decays = lane < t ? decays[place - t + lane] : 0.0f;
     }
-    if (lane == t) low = log_decay;
-    if (lane + 32 == t) high = log_decay;
+    if (lane == t) log_decays = log_decay;
   }
-  __device__ __forceinline__ float Fade(float (&fade)[2]) const {
-    float a = low, b = high;
+  // What is left of the lane's token; returns what is left of S.
+  __device__ __forceinline__ float Fade(float& fade) const {
+    float sum = log_decays;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
-      const float more_a = __shfl_down_sync(~0u, a, step), more_b = __shfl_down_sync(~0u, b, step);
-      if (lane + step < 32) a += more_a, b += more_b;
+      const float more = __shfl_down_sync(~0u, sum, step);
+      if (lane + step < 32) sum += more;
     }
-    const float upper = __shfl_sync(~0u, b, 0), all = __shfl_sync(~0u, a, 0) + upper;
-    const float after_a = __shfl_down_sync(~0u, a, 1), after_b = __shfl_down_sync(~0u, b, 1);
-    fade[0] = __expf(upper + (lane < 31 ? after_a : 0.0f));
-    fade[1] = __expf(lane < 31 ? after_b : 0.0f);
+    const float all = __shfl_sync(~0u, sum, 0), after = __shfl_down_sync(~0u, sum, 1);
+    fade = __expf(lane < 31 ? after : 0.0f);
     return __expf(all);
   }
 
@@ -232,37 +272,38 @@ class Preparer {
     return WarpSum<kHalf>(sum);
   }
 
-  __device__ __forceinline__ void WriteBlock(const Work& work, const StateBlock& block, int t, const uint4& key,
+  __device__ __forceinline__ void WriteBlock(const Work& work, const StateBlock& block, int place, const uint4& key,
                                              const uint4& raw, const uint4& raw_v, const float (&decay)[kOwn],
                                              float log_decay) const {
-    std::byte* const history = p.conv_width > 0 ? block.Row(p.layout.history, t) : nullptr;
+    std::byte* const history = p.conv_width > 0 ? block.Row(p.layout.history, place) : nullptr;
     if (history != nullptr && lane < kCols / 8)
       *reinterpret_cast<uint4*>(history + 2 * (2 * kKeys + work.first_column + 8 * lane)) = raw_v;
     if (!work.first) return;
     if (history != nullptr && kind < 2) *reinterpret_cast<uint4*>(history + 2 * (kind * kKeys + channel)) = raw;
-    if (kind == 1) *reinterpret_cast<uint4*>(block.Row(p.layout.keys, t) + 2 * channel) = key;
+    if (kind == 1) *reinterpret_cast<uint4*>(block.Row(p.layout.keys, place) + 2 * channel) = key;
     if constexpr (kVector) {
-      auto* const to = reinterpret_cast<__nv_bfloat16*>(block.Row(p.layout.decays, t));
+      auto* const to = reinterpret_cast<__nv_bfloat16*>(block.Row(p.layout.decays, place));
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) to[lane + 32 * i] = __float2bfloat16_rn(decay[i]);
     } else if (lane == 0) {
-      reinterpret_cast<float*>(block.Row(p.layout.decays, 0))[t] = log_decay;
+      reinterpret_cast<float*>(block.Row(p.layout.decays, 0))[place] = log_decay;
     }
   }
 
-  __device__ __forceinline__ void Store(const float (&x)[8], const float (&v)[8], const float (&decay)[kOwn],
-                                        const float (&fade)[2]) {
+  __device__ __forceinline__ void Store(const float (&x)[8], const float (&v)[8]) {
     const auto put = [](float* to, const float (&from)[8]) {
       reinterpret_cast<float4*>(to)[0] = {from[0], from[1], from[2], from[3]};
       reinterpret_cast<float4*>(to)[1] = {from[4], from[5], from[6], from[7]};
     };
     if (kind < 2) put((kind == 0 ? s.q : s.k) + channel, x);
     if (lane < kCols / 8) put(s.v + 8 * lane, v);
+  }
+  __device__ __forceinline__ void StoreDecays(const float (&decay)[kOwn], float fade) {
     if constexpr (kVector) {
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) s.decay[lane + 32 * i] = decay[i];
     } else {
-      s.fade[lane] = fade[0], s.fade[lane + 32] = fade[1];
+      s.fade[lane] = fade;
     }
   }
 
@@ -272,7 +313,7 @@ class Preparer {
   const uint32_t empty;
   const int first;
   uint32_t count = 0;         // of tokens so far
-  float low = 0, high = 0;  // logarithms of decays of tokens lane and lane + 32
+  float log_decays = 0;     // scalar: of token `lane` of the span
   const int lane = threadIdx.x % 32, kind = lane / kHalf, channel = lane % kHalf * 8;  // kind: 0 q, 1 k
 };
 

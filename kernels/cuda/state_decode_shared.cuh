@@ -7,12 +7,12 @@
 
 namespace dovetail::kernels::cuda::decode {
 
-constexpr int kTokens = kStateTokens;
+constexpr int kTokens = kStateSpan;
 constexpr int kSumWarps = 8;    // multiply
 constexpr int kTokenWarps = 7;  // prepare tokens, each those of its own heads: they wait for memory
 constexpr int kThreads = 32 * (kSumWarps + kTokenWarps + 1);
 constexpr int kParts = 4;   // of S, by rows: they come and go one by one
-constexpr int kBlocks = 2;  // of tokens
+constexpr int kSpans = 2;  // of tokens
 constexpr int kSharedBytes = 227 << 10;
 
 // A block whose evenly spaced pieces' first address has been read.
@@ -32,23 +32,24 @@ struct FoundBlock {
   }
 };
 
-// A token, ready to be multiplied. All but the sizes in f32.
+// A token, ready to be multiplied. All but the sizes in f32. `behind`: it has been multiplied before and is the last of
+// its block's first span, behind which S is not there.
 template <int kKeys, int kCols, bool kVector>
 struct Token {
   alignas(16) float q[kKeys], k[kKeys];
   alignas(16) float decay[kVector ? kKeys : 4];   // logarithms
   alignas(16) float v[kCols];
   float fade[kVector ? 4 : kTokens];  // from token j to this one
-  float total, rate, skip, own;       // decay of the block so far; q k
-  int t;                              // place in the block
-  int last, fresh;                    // of its item; S is zero
+  float total, rate, skip, own;       // decay of the span so far; q k
+  int t, second;                      // place in the span; that is its block's second
+  int last, fresh, behind;            // of its item; S is zero
   std::byte *value_row, *out;         // where u and o go, of the slice
   FoundBlock block;
 };
 
-// A block's tokens as they lie in memory.
+// A span's tokens as they lie in memory.
 template <int kKeys, int kCols, bool kVector>
-struct Block {
+struct Span {
   alignas(128) __nv_bfloat16 keys[kTokens * kKeys];
   __nv_bfloat16 decays[kVector ? kTokens * kKeys : 8];
   alignas(128) __nv_bfloat16 values[kTokens * kCols];
@@ -56,14 +57,15 @@ struct Block {
 
 template <int kKeys, int kCols, bool kVector>
 struct Fixed {
-  Block<kKeys, kCols, kVector> blocks[kBlocks];
+  Span<kKeys, kCols, kVector> spans[kSpans];
   alignas(128) __nv_bfloat16 low[kVector ? 8 : kTokens * kKeys];  // what faded keys lose when they are rounded
   Token<kKeys, kCols, kVector> tokens[kTokenWarps];
-  alignas(16) float query[kVector ? kKeys : 4], recall[kVector ? kKeys : 4];  // faded to the block's beginning
-  alignas(16) float range[kVector ? kSumWarps : 1][kVector ? kKeys : 4];  // log, of a warp's tokens
-  float dots[2][kTokens];                                                 // of q and k with the keys of the block
+  alignas(16) float query[kVector ? kKeys : 4], recall[kVector ? kKeys : 4];  // faded to the span's beginning
+  alignas(16) float range[kVector ? kSumWarps : 1][kVector ? kKeys : 4];  // log, of a warp's tokens; log2, behind them
+  alignas(16) float log_total[kVector ? kKeys : 4];
+  float dots[2][kTokens];  // of q and k with the keys of the span
   alignas(16) float reduce[kSumWarps][2][kCols];
-  uint64_t block_full[kBlocks], block_empty[kBlocks], token_full[kTokenWarps], token_empty[kTokenWarps];
+  uint64_t span_full[kSpans], span_empty[kSpans], token_full[kTokenWarps], token_empty[kTokenWarps];
 };
 
 // A ring of parts of S: as many as there is room for.

@@ -98,6 +98,8 @@ StateLayout LayOutState(const LinearStateShape& shape, size_t piece_bytes) {
                                                     : packer.Add(1, sizeof(float) * kStateTokens);
   if (shape.history_channels > 0)
     layout.history = packer.Add(kStateTokens, SizeOf(shape.history) * shape.history_channels);
+  if (StateHasMidway(shape.key_dim, shape.value_dim))
+    layout.midway = packer.Add(1, sizeof(uint32_t) * shape.value_dim / kStateSlice);
   layout.pieces = packer.pieces();
   return layout;
 }
@@ -135,6 +137,7 @@ void StateFromCpu(const LinearStateShape& shape, int tokens, std::byte* const* f
                   size_t piece_bytes) {
   const Rows rows(shape, from, piece_bytes);
   const StateLayout& layout = rows.gpu_layout;
+  if (layout.midway.rows > 0) std::memset(RowOf(layout.midway, to, 0), 0, layout.midway.row_bytes);
   if (tokens == kStateTokens)
     for (int i = 0; i < shape.key_dim; ++i)
       std::memcpy(RowOf(layout.state, to, i), rows.cpu[LinearStateLayout::kState][i],

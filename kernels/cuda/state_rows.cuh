@@ -45,6 +45,15 @@ __device__ __forceinline__ StateBlock BlockOf(const StateLaunch& p, const StateI
   return out;
 }
 
+// Whether `state` of a block has S midway, in the columns from `column` on.
+template <typename Pieces>
+__device__ __forceinline__ uint32_t& MidwayWord(const StateLaunch& p, const Pieces& block, int column) {
+  return reinterpret_cast<uint32_t*>(SectionRow(block, p.layout.midway, 0))[column / kStateSlice];
+}
+__device__ __forceinline__ void ForgetMidway(const StateLaunch& p, const StateBlock& block, int column) {
+  if (p.layout.midway.rows > 0) MidwayWord(p, block, column) = 0;
+}
+
 __device__ __forceinline__ StateUnit UnitOf(const StateLaunch& p, int unit) {
   if (p.units != nullptr) return p.units[unit];
   const int item = unit / p.heads;

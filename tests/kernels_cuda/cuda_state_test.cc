@@ -187,6 +187,19 @@ TEST_F(CudaStateChunkTest, RaggedChunksMixWithSingleTokens) {
   }
 }
 
+// S midway is missing where a prompt ends in a block's second half; a block's old owner may have left the word for it.
+TEST_F(CudaStateChunkTest, WhatAPromptLeavesOfABlockBecomesSMidway) {
+  for (const Family& family : kFamilies) {
+    if (!RunsHere(family)) continue;
+    for (const auto& [keys, values] : std::vector<std::pair<int, int>>{{128, 128}, {64, 32}, {128, 64}}) {
+      StateSequences all = Sequences(family, keys, values, 140, 5, {.used = true});
+      all.Run(*this, {{0, 33}, {1, 40}, {2, 63}, {3, 64}, {4, 97}}, InChunks());
+      for (int t = 0; t < 40; ++t) all.Run(*this, {{0, 1}, {1, 1}, {2, 1}, {3, 1}, {4, 1}}, AppendStates);
+      EXPECT_LE(all.WorstError(), kChunkBudget) << family.name << " " << keys << " x " << values;
+    }
+  }
+}
+
 // As payloads lie: tokens of the block from before the prompt, and after its end.
 TEST_F(CudaStateChunkTest, PromptsGoOnInTheMiddleOfABlock) {
   for (const Family& family : kFamilies) {
@@ -268,6 +281,18 @@ TEST(StateLayout, NeedsNoMorePiecesThanTheFormOfTheCpu) {
       }
     }
   }
+}
+
+TEST(StateLayout, WhatComesFromTheCpuHasNoStateMidway) {
+  const LinearStateShape shape{64, 32, DecayForm::kScalar, StateUpdate::kAdd, DType::kF32};
+  const size_t bytes = LinearStateLayout(shape).bytes();
+  const StateSection midway = LayOutState(shape, bytes).midway;
+  std::vector<std::byte> from(bytes), to(bytes, std::byte{0xff});
+  std::byte *const from_piece = from.data(), *const to_piece = to.data();
+  StateFromCpu(shape, 40, &from_piece, &to_piece, bytes);
+  ASSERT_EQ(midway.rows, 1);
+  ASSERT_EQ(midway.piece, 0);
+  EXPECT_EQ(to[midway.offset], std::byte{0});
 }
 
 TEST(StateLayout, ABlockGoesToTheCpuFormAndBack) {

@@ -24,6 +24,7 @@ struct StateOptions {
   int conv_width = 0;
   bool normalise = false, rate = false, skip = false;
   int shift = 0;           // bytes before q and before k, a multiple of four: as behind another item's gates
+  bool used = false;       // blocks were another sequence's, which had S midway everywhere
 };
 
 class StateTest : public CudaTest {
@@ -147,6 +148,7 @@ class StateSequences {
     blocks_ = rows_ / kStateTokens + 1;
     const int pieces = sequences * blocks_ * options_.heads * launch_.pieces;
     arena_ = test.Empty(pieces * piece_bytes_);
+    if (options_.used) arena_ = test.Upload(std::vector<uint32_t>(pieces * piece_bytes_ / sizeof(kMidway), kMidway));
     ids_.resize(pieces);
     std::iota(ids_.begin(), ids_.end(), 0);
     const int per_block = options_.heads * launch_.pieces;
