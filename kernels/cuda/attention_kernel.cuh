@@ -311,6 +311,7 @@ __device__ __forceinline__ void Consume(const AttentionLaunch& p, const SharedPl
       if (place > 0 && tile.rows > 0) {
         state.JoinStored(handover_o, handover_ml, HandoverStride<D>(), tile.rows, D, lane);
       }
+      __syncwarp();  // four lanes read what one of them writes
       writes = place == team - 1;
       if (!writes && tile.rows > 0) state.Store(handover_o, handover_ml, HandoverStride<D>(), tile.rows, D, lane);
       __syncwarp();
