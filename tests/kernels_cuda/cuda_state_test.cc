@@ -187,6 +187,23 @@ TEST_F(CudaStateChunkTest, RaggedChunksMixWithSingleTokens) {
   }
 }
 
+// As in a long prompt, of which few snapshots are kept. Some come as products take them, some need norms first.
+TEST_F(CudaStateChunkTest, BlocksThatAreNotKeptAreNotMissed) {
+  for (const Family& family : kFamilies) {
+    if (!RunsHere(family)) continue;
+    for (const bool normalise : {false, true}) {
+      for (const auto& [keys, values] : std::vector<std::pair<int, int>>{{128, 64}, {64, 128}, {40, 24}}) {
+        StateSequences all =
+            Sequences(family, keys, values, 420, 2, {.even = !normalise, .normalise = normalise, .sparse = true});
+        all.Run(*this, {{0, 320}, {1, 30}}, InChunks());
+        all.Run(*this, {{0, 1}, {1, 300}}, InChunks(2));
+        for (int t = 0; t < 3; ++t) all.Run(*this, {{0, 1}, {1, 1}}, AppendStates);
+        EXPECT_LE(all.WorstError(), kChunkBudget) << family.name << " " << keys << " x " << values;
+      }
+    }
+  }
+}
+
 // S midway is missing where a prompt ends in a block's second half; a block's old owner may have left the word for it.
 TEST_F(CudaStateChunkTest, WhatAPromptLeavesOfABlockBecomesSMidway) {
   for (const Family& family : kFamilies) {

@@ -25,6 +25,7 @@ struct StateOptions {
   bool normalise = false, rate = false, skip = false;
   int shift = 0;           // bytes before q and before k, a multiple of four: as behind another item's gates
   bool used = false;       // blocks were another sequence's, which had S midway everywhere
+  bool sparse = false;     // of the blocks that an item fills only the first, and the last two of all, are kept
 };
 
 class StateTest : public CudaTest {
@@ -184,9 +185,13 @@ class StateSequences {
     item.table = static_cast<int64_t>(to.blocks.size());
     const int64_t last = (item.first_position + part.rows - 1) / kStateTokens;
     const int per_block = options_.heads * launch_.pieces;
-    for (int64_t b = item.first_block; b <= last; ++b)
-      for (int i = 0; i < (options_.even ? 1 : per_block); ++i)
-        to.blocks.push_back(arena_->data() + ids_[(part.sequence * blocks_ + b) * per_block + i] * piece_bytes_);
+    for (int64_t b = item.first_block; b <= last; ++b) {
+      const bool kept = !options_.sparse || b <= item.first_position / kStateTokens || b >= last - 1;
+      for (int i = 0; i < (options_.even ? 1 : per_block); ++i) {
+        const int id = ids_[(part.sequence * blocks_ + b) * per_block + i];
+        to.blocks.push_back(kept ? arena_->data() + id * piece_bytes_ : nullptr);
+      }
+    }
     const size_t element = BytesOf(options_.wire);
     item.query_offset = to.q.size() * element;
     item.key_offset = to.k.size() * element;
