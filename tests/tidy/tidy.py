@@ -47,7 +47,7 @@ ALLOWED = {
 OUTSIDE = [
     ('gRPC', re.compile(r'^(grpc|grpcpp|google/protobuf)/|\.pb\.h$'), re.compile(r'^(control|scheduler|server|tests|bench)/')),
     ('UCX', re.compile(r'^(ucp|ucs|uct|ucm)/'), re.compile(r'^((transport/ucx|tests/transport_ucx|bench/transport)/|kernels/cuda/peer_pointer\.cu$)')),
-    ('CUDA', re.compile(r'^(cuda|cublas|cudnn|nccl|nvml)'), re.compile(r'(^|/)cuda/')),
+    ('CUDA', re.compile(r'^(cuda|cublas|cudnn|nccl|nvml)'), re.compile(r'(^|/)cuda/|^tests/emulated_gpu/')),
 ]
 # What a core must not know: threads, clocks, sockets, devices, logs.
 NOT_IN_CORE = re.compile(

@@ -1,0 +1,194 @@
+// The part of the CUDA runtime that the backend uses: one GPU, whose memory is the host's and whose work is done when
+// a call returns. Device memory ends at a guard page and begins as NaNs.
+#include <cuda_runtime_api.h>
+#include <sys/mman.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "kernels/cuda/runtime.h"
+#include "tests/emulated_gpu/stream_work.h"
+
+namespace {
+
+constexpr int kMultiprocessors = 4;  // so that some thread blocks have several pieces of work, and some one
+constexpr int kShared = 227 << 10;
+constexpr size_t kMemory = size_t{2} << 30, kPage = 4096;
+std::mutex mutex;
+std::map<void*, size_t> mapped;  // by the address given: bytes of its mapping
+size_t used = 0;
+
+using Graph = std::vector<std::function<void()>>;
+std::map<cudaStream_t, Graph*> recorded;
+std::set<Graph*> is_recorded;
+
+using Clock = std::chrono::steady_clock;
+struct Event {
+  Clock::time_point at;
+  Graph* graph = nullptr;  // whose recording it was part of
+};
+Event& EventOf(cudaEvent_t event) { return *reinterpret_cast<Event*>(event); }
+Graph* GraphOf(cudaStream_t stream) {
+  const std::lock_guard lock(mutex);
+  const auto found = recorded.find(stream);
+  return found == recorded.end() ? nullptr : found->second;
+}
+
+void* PageOf(void* p) { return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(p) / kPage * kPage); }
+
+}  // namespace
+
+void emu::Do(cudaStream_t stream, std::function<void()> work) {
+  if (Graph* const graph = GraphOf(stream); graph != nullptr) {
+    graph->push_back(std::move(work));
+  } else {
+    work();
+  }
+}
+
+extern "C" {
+
+cudaError_t cudaGetLastError() { return emu::TakeError(); }
+const char* cudaGetErrorString(cudaError_t error) {
+  static thread_local char text[64];
+  std::snprintf(text, sizeof(text), "emulated CUDA error %d", error);
+  return text;
+}
+cudaError_t cudaDriverGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
+cudaError_t cudaRuntimeGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
+cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int) {
+  std::memset(static_cast<void*>(out), 0, sizeof(*out));
+  std::strcpy(out->name, "CPU emulation");
+  out->major = 9, out->multiProcessorCount = kMultiprocessors, out->sharedMemPerBlockOptin = kShared;
+  out->l2CacheSize = 50 << 20, out->totalGlobalMem = kMemory;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
+  switch (which) {
+    case cudaDevAttrMultiProcessorCount: *value = kMultiprocessors; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = kShared; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
+    case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
+    default: std::fprintf(stderr, "emu: device attribute %d\n", which); return cudaErrorInvalidValue;
+  }
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetPCIBusId(char* text, int bytes, int) {
+  std::snprintf(text, bytes, "0000:00:00.0");
+  return cudaSuccess;
+}
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
+  const std::lock_guard lock(mutex);
+  *total = kMemory, *free_bytes = kMemory - used;
+  return cudaSuccess;
+}
+cudaError_t cudaMalloc(void** out, size_t bytes) {
+  const size_t size = (bytes + 255) / 256 * 256, pages = (size + kPage - 1) / kPage * kPage;
+  const std::lock_guard lock(mutex);
+  if (size > kMemory - used) return cudaErrorMemoryAllocation;
+  auto* const base = static_cast<char*>(
+      mmap(nullptr, pages + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  if (base == MAP_FAILED) return cudaErrorMemoryAllocation;
+  mprotect(base + pages, kPage, PROT_NONE);
+  std::memset(base, 0xff, pages);
+  *out = base + pages - size;
+  mapped[*out] = pages + kPage;
+  used += pages + kPage;
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* memory) {
+  const std::lock_guard lock(mutex);
+  const auto found = mapped.find(memory);
+  if (found == mapped.end()) return memory == nullptr ? cudaSuccess : cudaErrorInvalidValue;
+  munmap(PageOf(memory), found->second);
+  used -= found->second;
+  mapped.erase(found);
+  return cudaSuccess;
+}
+cudaError_t cudaHostAlloc(void** out, size_t bytes, unsigned) {
+  *out = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  return *out != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+cudaError_t cudaFreeHost(void* memory) { return std::free(memory), cudaSuccess; }
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  emu::Do(stream, [=] { std::memmove(to, from, bytes); });
+  return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  emu::Do(stream, [=] { std::memset(to, value, bytes); });
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = reinterpret_cast<cudaStream_t>(new int);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete reinterpret_cast<int*>(stream), cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = reinterpret_cast<cudaEvent_t>(new Event);
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete &EventOf(event), cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  EventOf(event) = {Clock::now(), GraphOf(stream)};
+  return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  const std::lock_guard lock(mutex);
+  if (Graph* const graph = EventOf(event).graph; graph != nullptr && is_recorded.contains(graph))
+    recorded[stream] = graph;
+  return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventElapsedTime(float* out, cudaEvent_t from, cudaEvent_t to) {
+  *out = std::chrono::duration<float, std::milli>(EventOf(to).at - EventOf(from).at).count();
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  const std::lock_guard lock(mutex);
+  recorded[stream] = new Graph;
+  is_recorded.insert(recorded[stream]);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  const std::lock_guard lock(mutex);
+  const auto found = recorded.find(stream);
+  if (found == recorded.end()) return cudaErrorIllegalState;
+  Graph* const ended = found->second;
+  is_recorded.erase(ended);
+  std::erase_if(recorded, [&](const auto& of) { return of.second == ended; });
+  *graph = reinterpret_cast<cudaGraph_t>(ended);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* out, cudaGraph_t graph, unsigned long long) {
+  *out = reinterpret_cast<cudaGraphExec_t>(new Graph(*reinterpret_cast<Graph*>(graph)));
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t) {
+  for (const auto& work : *reinterpret_cast<Graph*>(graph)) work();
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete reinterpret_cast<Graph*>(graph), cudaSuccess; }
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
+  return delete reinterpret_cast<Graph*>(graph), cudaSuccess;
+}
+
+}  // extern "C"
+
+namespace dovetail::kernels::cuda::runtime {
+int HasCode(int, bool* has) { return *has = true, 0; }
+}  // namespace dovetail::kernels::cuda::runtime
