@@ -1,4 +1,4 @@
-"""CUDA source to C++ for emu.h: launches, shared memory, inline PTX. preprocess.py SRC DST."""
+"""CUDA source to C++ for device.h: launches, shared memory, inline PTX. translate.py SOURCE TARGET."""
 import re
 import sys
 
@@ -145,17 +145,11 @@ def convert(text, name):
 
 
 def main(source, target):
+    name = source.rsplit('/', 1)[-1]
     with open(source) as file:
-        text = convert(file.read(), source.rsplit('/', 1)[-1])
-    text = f'#line 1 "{source}"\n' + text
-    try:
-        with open(target) as file:
-            if file.read() == text:
-                return
-    except FileNotFoundError:
-        pass
+        text = convert(file.read(), name)
     with open(target, 'w') as file:
-        file.write(text)
+        file.write(f'#line 1 "kernels/cuda/{name}"\n{text}')
 
 
 main(*sys.argv[1:])
