@@ -1,23 +1,18 @@
 #pragma once
 // CUDA device code as plain C++: included before every translated .cu file (-include). A thread of a thread block is a
-// fiber (thread_blocks.cc); the real CUDA headers give types and conversions, this one what a GPU does.
+// fiber (thread_block.h); the real CUDA headers give types and conversions, this one the words that nvcc knows.
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
 #include <cuda_fp16.h>
-#include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <functional>
-#include <source_location>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 
-#include "tests/emulated_gpu/stream_work.h"
+#include "tests/emulated_gpu/thread_block.h"
 
 #undef __forceinline__
 #undef __launch_bounds__
@@ -34,96 +29,6 @@ extern dim3 blockDim, gridDim;
 
 namespace emu {
 
-using Site = std::source_location;
-enum Op : int { kSync, kShuffle, kAll, kAny, kBallot, kMatrices, kMatricesTransposed, kMmaBF16, kMmaF16, kMmaTF32 };
-
-struct Copy {
-  uint32_t to;
-  const void* from;
-  uint32_t bytes, given;  // the rest is zeros
-};
-struct Warp;
-struct Fiber {
-  void* sp;
-  uint3 thread;
-  Warp* warp;
-  int lane;
-  // What it waits for: a collective of the warp, a barrier of bar.sync, an mbarrier.
-  enum { kRuns, kMeets, kBar, kPolls, kExited } state;
-  Op op;
-  uint32_t mask, from, bar, parity;
-  Site at;
-  void* caller;
-  int result;
-  alignas(16) uint32_t in[12];  // of a collective
-  alignas(16) uint32_t out[4];
-  struct Copies* copies;  // cp.async
-};
-
-extern Fiber* current;
-
-// Runs all thread blocks of a kernel; `thread` is what one thread does.
-void RunKernel(const char* name, dim3 grid, dim3 block, size_t shared, const void* function,
-               const std::function<void()>& thread);
-template <typename... P, typename... A>
-void LaunchKernel(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
-                  A&&... args) {
-  std::tuple<std::decay_t<P>...> all(args...);
-  Do(stream, [=] {
-    RunKernel(name, grid, block, shared, reinterpret_cast<const void*>(kernel), [&] { std::apply(kernel, all); });
-  });
-}
-template <typename... P, typename... A>
-cudaError_t LaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(P...), A&&... args) {
-  LaunchKernel("", kernel, config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream, args...);
-  return TakeError();
-}
-template <typename Kernel>
-cudaError_t GetAttributes(cudaFuncAttributes* out, Kernel*) {
-  return *out = {}, cudaSuccess;
-}
-int SetSharedLimit(const void* function, int bytes);
-
-// Reports what was wrong and what every thread does, and ends the program.
-[[noreturn]] void Fail(const char* format, ...);
-void RunCollective(Op op, Fiber* lanes, uint32_t mask);
-void Meet(Op op, uint32_t mask, Site at);  // returns once all lanes of the mask have met here
-template <typename T>
-T Shuffle(uint32_t mask, T x, int from, Site at) {
-  static_assert(sizeof(T) <= 8);
-  std::memcpy(current->in, &x, sizeof(T));
-  current->from = from;
-  Meet(kShuffle, mask, at);
-  std::memcpy(&x, current->out, sizeof(T));
-  return x;
-}
-inline int Vote(Op op, uint32_t mask, int x, Site at) {
-  current->in[0] = x != 0;
-  Meet(op, mask, at);
-  return current->out[0];
-}
-int Bar(int id, int threads, bool waits, int predicate, Site at);  // threads 0: all; gives whether all predicates are
-
-std::byte* DynamicShared();
-struct Slot {
-  uint64_t block = 0;
-  std::byte* at = nullptr;
-};
-std::byte* StaticShared(Slot& slot, size_t bytes, size_t alignment);
-uint32_t AddressOf(const void* shared);
-std::byte* SharedAt(uint32_t address, uint32_t bytes, uint32_t alignment);
-
-void BarrierInit(uint32_t bar, uint32_t count);
-void BarrierArrive(uint32_t bar, uint32_t count = 1);
-void BarrierExpect(uint32_t bar, uint32_t bytes, bool arrives);
-bool BarrierTest(uint32_t bar, uint32_t parity, Site at);
-void BulkCopy(uint32_t to, const void* from, uint32_t bytes, uint32_t bar);
-void CopyAsync(uint32_t to, const void* from, uint32_t bytes, uint32_t given);
-void CopiesArrive(uint32_t bar);
-void CommitCopies();
-void WaitForCopies(int groups_left);
-[[noreturn]] void Unsupported(const char* what);
-
 template <typename... T>
 void Load(const void* from, T&... to) {
   const char* bytes = static_cast<const char*>(from);
@@ -134,7 +39,6 @@ void Store(void* to, const T&... from) {
   char* bytes = static_cast<char*>(to);
   ((std::memcpy(bytes, &from, sizeof(T)), bytes += sizeof(T)), ...);
 }
-uint64_t Nanoseconds();
 inline float Fma(float a, float b, float c) { return std::fma(a, b, c); }
 inline float Multiply(float a, float b, float) { return a * b; }
 inline float Subtract(float a, float b, float) { return a - b; }
@@ -223,10 +127,6 @@ T atomicAdd(T* at, std::type_identity_t<T> x) {
   return std::exchange(*at, *at + x);
 }
 template <typename T>
-T atomicMax(T* at, std::type_identity_t<T> x) {
-  return std::exchange(*at, std::max(*at, x));
-}
-template <typename T>
 T atomicCAS(T* at, std::type_identity_t<T> old, std::type_identity_t<T> x) {
   return *at == old ? std::exchange(*at, x) : *at;
 }
@@ -235,25 +135,14 @@ using std::isnan;
 inline float __fmul_rn(float x, float y) { return x * y; }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint64_t{a} * b >> 32; }
 template <typename T>
-T __ldg(const T* p) { return *p; }
-template <typename T>
 T __ldcs(const T* p) { return *p; }
 template <typename T>
 T __ldcg(const T* p) { return *p; }
-template <typename T>
-void __stcs(T* p, T x) { *p = x; }
-template <typename T>
-void __stcg(T* p, T x) { *p = x; }
 inline float __expf(float x) { return emu::Exp2(x * 1.4426950408889634f); }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
-inline float __fdividef(float x, float y) { return x / y; }
 inline float __uint_as_float(uint32_t x) { float y; std::memcpy(&y, &x, 4); return y; }
 inline uint32_t __float_as_uint(float x) { uint32_t y; std::memcpy(&y, &x, 4); return y; }
-inline float __int_as_float(int x) { return __uint_as_float(x); }
-inline int __float_as_int(float x) { return __float_as_uint(x); }
-inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
-inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(x); }
 
 template <typename... P>
 cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute what, int value) {

@@ -1,6 +1,6 @@
 // Thread blocks on a CPU: a fiber a thread, one block after the other, warps in random order, asynchronous copies as
 // late as that allows. Any mistake that shows is reported, and ends the program.
-#include "tests/emulated_gpu/device.h"
+#include "tests/emulated_gpu/thread_block.h"
 
 #include <dlfcn.h>
 #include <signal.h>
