@@ -190,10 +190,11 @@ TEST(FrameRing, AnOwnerThatFallsAsleepAtTheSameMomentIsWoken) {
       while (taken <= i) std::this_thread::yield();
     }
   });
-  int heard = 0;
+  int heard = 0, sleeps = 0;
   for (int i = 0; i < kFrames; ++i) {
     for (bool there = false; !there;) {
       ends.reader.SetAsleep(true);
+      ++sleeps;
       there = ends.reader.Ready();
       const absl::Time deadline = absl::Now() + absl::Seconds(20);
       while (!there && calls == heard && !HasFailure()) {
@@ -210,6 +211,7 @@ TEST(FrameRing, AnOwnerThatFallsAsleepAtTheSameMomentIsWoken) {
     ++taken;
   }
   writer.join();
+  EXPECT_LE(calls, sleeps) << "a sleep was ended twice";
 }
 
 TEST(SendWindow, AnAnswerFreesOnlyWhatItsSenderHadBeenHanded) {
