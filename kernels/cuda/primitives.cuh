@@ -131,4 +131,17 @@ __device__ __forceinline__ uint32_t WidenE4M3High(uint32_t word) {
   return out;
 }
 
+// Registers of a thread from here on, more or fewer than before: 24 to 240, a multiple of 8, and for all threads of the
+// thread block together as many as it began with, at most. All warps of a warpgroup call it.
+template <int kCount, bool kMore>
+__device__ __forceinline__ void TakeRegisters() {
+#if __CUDA_ARCH_FEAT_SM90_ALL
+  if constexpr (kMore) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+  } else {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+  }
+#endif
+}
+
 }  // namespace dovetail::kernels::cuda

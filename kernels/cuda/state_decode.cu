@@ -5,7 +5,7 @@
 
 // Tokens of linear states one after the other, as state_append.cu has them, where the memory should be the limit: a
 // thread block stays on its multiprocessor and takes head after head (or slices of 128, 64 or 32 of their columns). One
-// warp copies the next heads' S and tokens to shared memory, seven prepare their new tokens, eight multiply:
+// warp copies the next heads' S and tokens to shared memory, seven prepare their new tokens, eight or sixteen multiply:
 //   dots of q and k with the span's keys | sums over S and the span's values | o and u | S, if the span is full
 // A span is one half of a block: S is kept midway, so that tokens of the second half need not read those of the first.
 // racecheck: warp_arrivals.cuh.
@@ -20,18 +20,17 @@ namespace {
 
 constexpr float kLog2E = 1.4426950408889634f;
 
-__device__ __forceinline__ void SyncSums() { asm volatile("bar.sync 1, %0;" ::"n"(32 * kSumWarps) : "memory"); }
-
 template <int kKeys, int kCols, bool kVector, bool kDelta>
 class Summer {
   using Memory = Shared<kKeys, kCols, kVector>;
   using NewToken = Token<kKeys, kCols, kVector>;
   using OldTokens = Span<kKeys, kCols, kVector>;
-  static constexpr int kRing = Memory::kRing, kPartRows = kKeys / kParts, kRows = kPartRows / kSumWarps;
+  static constexpr int kWarps = kSumWarps<kVector>;
+  static constexpr int kRing = Memory::kRing, kPartRows = kKeys / kParts, kRows = kPartRows / kWarps;
   static constexpr int kQuads = kCols / 4;            // lanes with different columns
   static constexpr int kPartsPerLane = kParts * kQuads / 32;
   static constexpr int kLane = kKeys / 32;            // channels of a lane
-  static constexpr int kEach = kTokens / kSumWarps;   // tokens of a warp
+  static constexpr int kEach = kTokens / kWarps;      // tokens of a warp
   static constexpr int kKinds = kDelta ? 2 : 1;       // o, and what a delta rule recalls
 
  public:
@@ -75,6 +74,9 @@ class Summer {
   }
 
  private:
+  __device__ __forceinline__ static void SyncSums() {
+    asm volatile("bar.sync 1, %0;" ::"n"(32 * kWarps) : "memory");
+  }
   __device__ __forceinline__ void WaitForSpan() const {
     BarrierWait(SharedAddress(&s.span_full[span_count % kSpans]), span_count / kSpans % 2);
   }
@@ -85,7 +87,7 @@ class Summer {
   }
 
   // Token i of the warp. With vector decays a warp has neighbours, whose decays it multiplies one by one.
-  __device__ __forceinline__ int TokenOf(int i) const { return kVector ? kEach * warp + i : warp + kSumWarps * i; }
+  __device__ __forceinline__ int TokenOf(int i) const { return kVector ? kEach * warp + i : warp + kWarps * i; }
 
   __device__ __forceinline__ static void Widen(const __nv_bfloat16* row, float (&x)[kLane]) {
     if constexpr (kLane == 4) {
@@ -106,7 +108,7 @@ class Summer {
 
   // The token becomes one of the span's, in the warp that multiplies it from now on.
   __device__ __forceinline__ void KeepKey(const NewToken& token, OldTokens& block) const {
-    if (warp != (kVector ? t / kEach : t % kSumWarps)) return;
+    if (warp != (kVector ? t / kEach : t % kWarps)) return;
     const int at = t * kKeys + kLane * lane;
     float x[kLane];
 #pragma unroll
@@ -170,7 +172,7 @@ class Summer {
     if (c >= kKeys) return;
     float sum = token.decay[c];
 #pragma unroll
-    for (int w = kSumWarps - 1; w >= 0; --w) {
+    for (int w = kWarps - 1; w >= 0; --w) {
       const float own = s.range[w][c];
       s.range[w][c] = kLog2E * sum;
       sum += own;
@@ -267,7 +269,7 @@ class Summer {
     }
     if constexpr (kPartsPerLane == kParts) ReleasePart(part);
 #pragma unroll
-    for (int j = warp + kSumWarps * part; j < kTokens; j += kSumWarps * kParts)
+    for (int j = warp + kWarps * part; j < kTokens; j += kWarps * kParts)
       if (j < t) {
         const uint2 value = *reinterpret_cast<const uint2*>(block.values + j * kCols + 4 * quad);
         add(s.dots[0][j], s.dots[1][j], WidenBF16(value));
@@ -279,7 +281,7 @@ class Summer {
     const int c = threadIdx.x;
     float o = 0, recalled = 0;
 #pragma unroll
-    for (int w = 0; w < kSumWarps; ++w) {
+    for (int w = 0; w < kWarps; ++w) {
       o += s.reduce[w][0][c];
       if constexpr (kDelta) recalled += s.reduce[w][1][c];
     }
@@ -314,7 +316,7 @@ class Summer {
     FadeKeys(token, block, low);
     OrderValues(block);
     SyncSums();
-    constexpr int kAcross = kCols / 32, kDown = kSumWarps / kAcross;
+    constexpr int kAcross = kCols / 32, kDown = kWarps / kAcross;
     const int column = warp % kAcross * 32;
     for (int row = warp / kAcross * 16; row < kKeys; row += kDown * 16) {
       float sums[4][4];
@@ -386,7 +388,7 @@ class Summer {
     float high_part[kEach][kLane], low_part[kEach][kLane], later[kLane];
     if constexpr (kVector) {
       LoadLater(later);
-      if (warp == kSumWarps - 1)  // which has the token itself
+      if (warp == kWarps - 1)  // which has the token itself
 #pragma unroll
         for (int c = 0; c < kLane; ++c) later[c] = 0;
     }
@@ -462,10 +464,11 @@ class Summer {
 template <int kKeys, int kCols, bool kVector, bool kDelta>
 __device__ void Decode(const StateLaunch& p, std::byte* memory) {
   using Memory = Shared<kKeys, kCols, kVector>;
+  constexpr int kWarps = kSumWarps<kVector>;
   Memory& s = *reinterpret_cast<Memory*>(memory);
   const auto init = [](uint64_t& full, uint64_t& empty, int arrivals) {
     BarrierInit(SharedAddress(&full), arrivals);
-    BarrierInit(SharedAddress(&empty), kSumWarps * kWarpArrivals);
+    BarrierInit(SharedAddress(&empty), kWarps * kWarpArrivals);
   };
   if (threadIdx.x == 0) {
     for (int i = 0; i < Memory::kRing; ++i) init(s.part_full[i], s.part_empty[i], 1);
@@ -475,10 +478,14 @@ __device__ void Decode(const StateLaunch& p, std::byte* memory) {
   }
   __syncthreads();
   const int warp = threadIdx.x / 32;
-  if (warp < kSumWarps) {
+  if (warp < kWarps) {
+    if constexpr (kVector) TakeRegisters<64, false>();
     Summer<kKeys, kCols, kVector, kDelta>(p, s).Run();
-  } else if (warp < kSumWarps + kTokenWarps) {
-    Preparer<kKeys, kCols, kVector, kDelta>(p, s, warp - kSumWarps).Run();
+    return;
+  }
+  if constexpr (kVector) TakeRegisters<112, true>();
+  if (warp < kWarps + kTokenWarps) {
+    Preparer<kKeys, kCols, kVector, kDelta>(p, s, warp - kWarps).Run();
   } else {
     Copier<kKeys, kCols, kVector>(p, s).Run();
   }
@@ -487,7 +494,7 @@ __device__ void Decode(const StateLaunch& p, std::byte* memory) {
 #endif
 
 template <int kKeys, int kCols, bool kVector, bool kDelta>
-__global__ void __launch_bounds__(kThreads, 1) StateDecodeKernel(const __grid_constant__ StateLaunch p) {
+__global__ void __launch_bounds__(kThreads<kVector>, 1) StateDecodeKernel(const __grid_constant__ StateLaunch p) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) std::byte memory[];
   Decode<kKeys, kCols, kVector, kDelta>(p, memory);
@@ -499,7 +506,8 @@ int Launch(const StateLaunch& p, int multiprocessors, cudaStream_t stream) {
   constexpr int kBytes = sizeof(Shared<kKeys, kCols, kVector>);
   static_assert(kBytes <= kSharedBytes);
   return LaunchStateKernel(StateDecodeKernel<kKeys, kCols, kVector, kDelta>,
-                           min(p.unit_count * (p.value_dim / kCols), multiprocessors), kThreads, kBytes, p, stream);
+                           min(p.unit_count * (p.value_dim / kCols), multiprocessors), kThreads<kVector>, kBytes, p,
+                           stream);
 }
 
 template <int kKeys, int kCols>

@@ -8,9 +8,11 @@
 namespace dovetail::kernels::cuda::decode {
 
 constexpr int kTokens = kStateSpan;
-constexpr int kSumWarps = 8;    // multiply
-constexpr int kTokenWarps = 7;  // prepare tokens, each those of its own heads: they wait for memory
-constexpr int kThreads = 32 * (kSumWarps + kTokenWarps + 1);
+template <bool kVector>
+constexpr int kSumWarps = kVector ? 16 : 8;  // multiply; a vector decays each key by itself
+constexpr int kTokenWarps = 7;               // prepare tokens, each those of its own heads: they wait for memory
+template <bool kVector>
+constexpr int kThreads = 32 * (kSumWarps<kVector> + kTokenWarps + 1);
 constexpr int kParts = 4;   // of S, by rows: they come and go one by one
 constexpr int kSpans = 2;  // of tokens
 constexpr int kSharedBytes = 227 << 10;
@@ -61,10 +63,11 @@ struct Fixed {
   alignas(128) __nv_bfloat16 low[kVector ? 8 : kTokens * kKeys];  // what faded keys lose when they are rounded
   Token<kKeys, kCols, kVector> tokens[kTokenWarps];
   alignas(16) float query[kVector ? kKeys : 4], recall[kVector ? kKeys : 4];  // faded to the span's beginning
-  alignas(16) float range[kVector ? kSumWarps : 1][kVector ? kKeys : 4];  // log, of a warp's tokens; log2, behind them
+  static constexpr int kWarps = kSumWarps<kVector>;
+  alignas(16) float range[kVector ? kWarps : 1][kVector ? kKeys : 4];  // log, of a warp's tokens; log2, behind them
   alignas(16) float log_total[kVector ? kKeys : 4];
   float dots[2][kTokens];  // of q and k with the keys of the span
-  alignas(16) float reduce[kSumWarps][2][kCols];
+  alignas(16) float reduce[kWarps][2][kCols];
   uint64_t span_full[kSpans], span_empty[kSpans], token_full[kTokenWarps], token_empty[kTokenWarps];
 };
 
