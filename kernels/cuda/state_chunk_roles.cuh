@@ -2,12 +2,14 @@
 #include "kernels/cuda/state_chunk_tiles.cuh"
 #include "kernels/cuda/warp_arrivals.cuh"
 
-// Roles of the warps that go from chunk to chunk: a thread block has a head and 32 value columns of it. Two warpgroups
-// have S, in their accumulators (f32) and rounded to bf16 in shared memory, where products read it; two have o, of
-// every other chunk each, which waits for S but makes nobody wait; one more loads what the next chunks need. Device
-// code only.
+// Roles of the warps that go from chunk to chunk: a thread block has a head and a slice of its value columns. Two
+// warpgroups have S, in their accumulators (f32) and rounded to bf16 in shared memory, where products read it; two have
+// o, of every other chunk each, which waits for S but makes nobody wait; one more loads what the next chunks need.
+// Where heads are few, several thread blocks (blockIdx.y) share a slice's chunks: each has o of its own, and goes
+// through those before them for S alone, which has the same bits so. Device code only.
 //
-// Memory, what the thread block shares: kKeys, kVector, kDelta, kFadesValues, kStages, Stage stages[kStages], of tiles;
+// Memory, what the thread block shares: kKeys, kSlice, kVector, kDelta, kFadesValues, kShares (its chunks with other
+// thread blocks, as above), kStages, Stage stages[kStages], of tiles;
 // state[2], S before a chunk; of a delta rule u[2] and rest; faded[2], what S adds of tokens, faded to the chunk's end:
 // u of a delta rule with one decay a token (faded[0]), values with kFadesValues (else keys are faded); barriers full[],
 // empty[] of the stages, ready[2] and drained[2] of S and u: can be read, have been read. racecheck: warp_arrivals.cuh.
@@ -16,13 +18,24 @@ namespace dovetail::kernels::cuda {
 
 constexpr int kRole = 256, kLoaders = 128, kGroup = 128;  // threads
 constexpr int kChunkThreads = 2 * kRole + kLoaders;
-constexpr int kTokens = kStateTokens, kSlice = kStateSlice;
-constexpr int kTiles = 2;  // of 8 columns: of tokens, a warp that has S has 16 and half the slice
-static_assert(kTokens == kTileTokens && kSlice == kThinColumns);
-using TokenTile = ThinTile<kTokens>;
+constexpr int kTokens = kStateTokens;
+static_assert(kTokens == kTileTokens);
 
-__host__ __device__ __forceinline__ int Slices(const StateLaunch& p) {
-  return StateChunkValues(p.value_dim) / kSlice;
+__host__ __device__ __forceinline__ int Slices(const StateLaunch& p, int width) {
+  return (p.value_dim + width - 1) / width;
+}
+
+// The first chunk of thread block `segment` of `segments`, which share `chunks`: even, so that o and its buffers go on
+// in turn. S alone takes kPassing of a chunk's time.
+__device__ __forceinline__ int SegmentBegin(int segment, int segments, int chunks) {
+  constexpr float kPassing = 0.5f;
+  if (segment == segments) return chunks;
+  float share = 0, all = 0, each = 1;
+  for (int i = 0; i < segments; ++i, each *= 1 - kPassing) {
+    if (i == segment) share = all;
+    all += each;
+  }
+  return static_cast<int>(share / all * chunks) / 2 * 2;
 }
 
 // What all roles know.
@@ -30,16 +43,26 @@ template <typename Memory>
 class ChunkRole {
  public:
   using Stage = typename Memory::Stage;
-  static constexpr int kKeys = Memory::kKeys, kStages = Memory::kStages;
+  static constexpr int kKeys = Memory::kKeys, kSlice = Memory::kSlice, kStages = Memory::kStages;
+  using TokenTile = ThinTile<kTokens, kSlice>;
 
   __device__ ChunkRole(const StateLaunch& launch, Memory& shared, const StateUnit& of)
-      : p(launch), s(shared), item(p.items[of.item]), head(of.head), unit(blockIdx.x / Slices(launch)),
-        first_column(blockIdx.x % Slices(launch) * kSlice), count(min(p.chunk_end, ChunksOf(item)) - p.chunk_begin) {}
+      : p(launch), s(shared), item(p.items[of.item]), head(of.head), unit(blockIdx.x / Slices(launch, kSlice)),
+        first_column(blockIdx.x % Slices(launch, kSlice) * kSlice),
+        begin(Memory::kShares ? SegmentBegin(blockIdx.y, gridDim.y, Chunks(p, item)) : 0),
+        count(Memory::kShares ? SegmentBegin(blockIdx.y + 1, gridDim.y, Chunks(p, item)) : Chunks(p, item)) {}
+
+  // Of the launch.
+  __device__ __forceinline__ static int Chunks(const StateLaunch& p, const StateItem& item) {
+    return min(p.chunk_end, ChunksOf(item)) - p.chunk_begin;
+  }
 
  protected:
   __device__ __forceinline__ StateBlock BlockAt(int i) const {  // chunk i of this launch
     return BlockOf(p, item, head, item.first_position / kTokens + p.chunk_begin + i);
   }
+  // Whether another thread block has its o, and this one goes through it for S alone.
+  __device__ __forceinline__ bool Passes(int i) const { return Memory::kShares && i < begin; }
   // Of the item, of the chunk's first token; negative with old tokens.
   __device__ __forceinline__ int FirstRow(int i) const {
     return static_cast<int>((item.first_position / kTokens + p.chunk_begin + i) * kTokens - item.first_position);
@@ -68,7 +91,7 @@ class ChunkRole {
       x += skip * v.x, y += skip * v.y;
     });
   }
-  // o of 16 tokens, all columns.
+  // o of 16 tokens, the slice's columns.
   __device__ __forceinline__ void StoreOutput(int first_row, float (&sums)[kSlice / 8][4]) const {
     const int64_t step = int64_t{item.heads} * p.value_dim;  // elements, of two bytes
     const int row = first_row + token_row + lane / 4, column = first_column + lane % 4 * 2;
@@ -76,14 +99,17 @@ class ChunkRole {
     const bool whole = first_row >= 0 && first_row + kTokens <= item.rows && first_column + kSlice <= p.value_dim;
     if (whole && p.value_dim % 8 == 0 && p.wire == WireType::kBF16 && IsAligned(p.out + item.out_offset)) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        uint32_t words[4];  // two columns of each tile; then all of one
+      for (int half = 0; half < 2; ++half)
 #pragma unroll
-        for (int n = 0; n < 4; ++n) words[n] = BF16Math::Pack(sums[n][2 * half], sums[n][2 * half + 1]);
-        TurnFour(words);
-        *reinterpret_cast<uint4*>(p.out + 2 * (at + 8 * half * step + first_column + lane % 4 * 8)) =
-            make_uint4(words[0], words[1], words[2], words[3]);
-      }
+        for (int first = 0; first < kSlice / 8; first += 4) {
+          uint32_t words[4];  // two columns of each tile; then all of one
+#pragma unroll
+          for (int n = 0; n < 4; ++n)
+            words[n] = BF16Math::Pack(sums[first + n][2 * half], sums[first + n][2 * half + 1]);
+          TurnFour(words);
+          const int64_t place = at + 8 * half * step + first_column + 8 * first + lane % 4 * 8;
+          *reinterpret_cast<uint4*>(p.out + 2 * place) = make_uint4(words[0], words[1], words[2], words[3]);
+        }
       return;
     }
 #pragma unroll 1
@@ -116,11 +142,12 @@ class ChunkRole {
   const StateLaunch& p;
   Memory& s;
   const StateItem item;
-  const int head, unit, first_column, count;
+  const int head, unit, first_column;
+  const int begin, count;  // has o of chunks [begin, count); S of those before, too
   const int lane = threadIdx.x % 32, warp = threadIdx.x % kRole / 32;
   // Known to be the same for all lanes.
   const int group = __shfl_sync(~0u, warp / 4, 0);  // of the role's two
-  const int token_row = warp % 4 * 16, token_column = group * 16;  // of the warp's tile of tokens
+  const int token_row = warp % 4 * 16, token_column = group * kSlice / 2;  // of the warp's tile of tokens
 };
 
 // Brings q, k and v as they lie in payloads.
@@ -128,7 +155,8 @@ template <typename Memory>
 class PayloadLoader : protected ChunkRole<Memory> {
  protected:
   using Base = ChunkRole<Memory>;
-  using Base::p, Base::s, Base::item, Base::head, Base::first_column, Base::count, Base::kKeys, Base::kStages;
+  using Base::p, Base::s, Base::item, Base::head, Base::first_column, Base::begin, Base::count, Base::kKeys,
+      Base::kSlice, Base::kStages;
   using Stage = typename Base::Stage;
   using Base::Base;
 
@@ -166,14 +194,16 @@ class PayloadLoader : protected ChunkRole<Memory> {
     const std::byte* const query = p.query + item.query_offset + at;
     const std::byte* const key = p.key_value + item.key_offset + at;
     if (first_row >= 0 && first_row + kTokens <= rows && IsAligned(query) && IsAligned(key)) {
-      LoadTile(to.query, query, step);
+      if (!this->Passes(i)) LoadTile(to.query, query, step);
       LoadTile(to.keys, key, step);
       return;
     }
-    LoadRows(to.query, [&](int row, int column) -> const std::byte* {
-      const bool there = first_row + row >= 0 && first_row + row < rows;
-      return there ? query + row * step + 2 * column : nullptr;
-    });
+    if (!this->Passes(i)) {
+      LoadRows(to.query, [&](int row, int column) -> const std::byte* {
+        const bool there = first_row + row >= 0 && first_row + row < rows;
+        return there ? query + row * step + 2 * column : nullptr;
+      });
+    }
     LoadRows(to.keys, [&](int row, int column) {
       return OldOrNew(i, p.layout.keys, key + 2 * column, row, step, column);
     });
@@ -213,13 +243,15 @@ class PayloadLoader : protected ChunkRole<Memory> {
 template <typename Memory>
 class ChunkState : ChunkRole<Memory> {
   using Base = ChunkRole<Memory>;
-  using Base::p, Base::s, Base::item, Base::head, Base::first_column, Base::count, Base::lane, Base::warp, Base::group,
-      Base::kKeys, Base::kStages, Base::token_row, Base::token_column;
+  using Base::p, Base::s, Base::item, Base::head, Base::first_column, Base::begin, Base::count, Base::lane, Base::warp,
+      Base::group, Base::kKeys, Base::kSlice, Base::kStages, Base::token_row, Base::token_column;
+  using TokenTile = typename Base::TokenTile;
   using Stage = typename Base::Stage;
   static constexpr bool kVector = Memory::kVector, kDelta = Memory::kDelta;
   static constexpr bool kFadesTokens = kDelta && !kVector, kFadesValues = Memory::kFadesValues;
   static constexpr bool kHalves = kKeys == 64;  // a warpgroup has half of the columns
-  static constexpr int kStateTiles = kHalves ? 2 : 4;
+  static constexpr int kStateTiles = kSlice / (kHalves ? 16 : 8);  // of 8 columns
+  static constexpr int kTiles = kSlice / 16;  // of 8 columns: of tokens, a warp has 16 and half the slice
 
  public:
   using Base::Base;
@@ -228,7 +260,7 @@ class ChunkState : ChunkRole<Memory> {
     LoadState();
     const std::byte* entry = *this->BlockAt(0).entries;
     for (int i = 0; i < count; ++i) {
-      kept = entry != nullptr;
+      kept = entry != nullptr && !this->Passes(i);
       if (i + 1 < count) entry = *this->BlockAt(i + 1).entries;
       Advance(i, s.stages[i % kStages]);
     }
@@ -270,10 +302,10 @@ class ChunkState : ChunkRole<Memory> {
     ShareState(0);
   }
   __device__ __forceinline__ void ShareState(int i) {
-    ThinTile<kKeys>& to = s.state[i % 2];
-    ForState([&](int row, int column, float x, float y) { StoreTwo(to, row, column, x, y); });
+    auto& to = s.state[i % 2];
+    if (!this->Passes(i)) ForState([&](int row, int column, float x, float y) { StoreTwo(to, row, column, x, y); });
     FenceProducts();
-    if constexpr (!kDelta) WarpArrive(s.ready[i % 2]);  // else u is what o waits for
+    if (!kDelta && !this->Passes(i)) WarpArrive(s.ready[i % 2]);  // else u is what o waits for
     Sync();
   }
   template <typename Tile>
@@ -293,9 +325,10 @@ class ChunkState : ChunkRole<Memory> {
     if (kFadesValues && i + 1 < count) WaitForStage(i + 1);  // has work to do meanwhile
     WaitForProducts();
     WarpArrive(s.empty[i % kStages]);  // first: of two stages the next one may be the only other
+    if (this->Passes(i) && group == 0) WarpArrive(s.empty[i % kStages]);  // for those that have o
     if (!kFadesValues && i + 1 < count) WaitForStage(i + 1);
     // S of the chunk before last lay where the next one is to lie.
-    if (i > 0) this->Wait(s.drained[(i + 1) % 2], (i - 1) / 2);
+    if (i > begin) this->Wait(s.drained[(i + 1) % 2], (i - 1 - begin) / 2);
     ShareState(i + 1);
     if (kept) StoreState(this->BlockAt(i));
   }
@@ -364,13 +397,16 @@ class ChunkState : ChunkRole<Memory> {
   // Values, times what is left of them at the chunk's end; rates are in it.
   __device__ __forceinline__ void FadeValues(int i) {
     const Stage& stage = s.stages[i % kStages];
-    const int t = threadIdx.x / (kSlice / 8), c = threadIdx.x % (kSlice / 8) * 8;
-    const float factor = stage.factors[kTo * kTokens + t];
-    float v[8];
-    LoadWire8(WireType::kBF16, stage.values.data, TokenTile::At(t, c), v);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] *= factor;
-    StoreWire8(WireType::kBF16, s.faded[i % 2].data, TokenTile::At(t, c), v);
+    for (int n = threadIdx.x; n < kTokens * kSlice / 8; n += kRole) {
+      const int t = n / (kSlice / 8), c = n % (kSlice / 8) * 8;
+      const float factor = stage.factors[kTo * kTokens + t];
+      float v[8];
+      LoadWire8(WireType::kBF16, stage.values.data, TokenTile::At(t, c), v);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[j] *= factor;
+      StoreWire8(WireType::kBF16, s.faded[i % 2].data, TokenTile::At(t, c), v);
+    }
   }
 
   // Begins S = total S + keys^T added.
@@ -410,8 +446,11 @@ __device__ __forceinline__ void GoFromChunkToChunk(const StateLaunch& p) {
   static_assert(sizeof(Memory) <= 227 << 10, "shared memory of a thread block");
   extern __shared__ __align__(1024) std::byte memory[];
   Memory& s = *reinterpret_cast<Memory*>(memory);
-  const StateUnit unit = UnitOf(p, blockIdx.x / Slices(p));
-  if (p.chunk_begin >= ChunksOf(p.items[unit.item])) return;
+  const StateUnit unit = UnitOf(p, blockIdx.x / Slices(p, Memory::kSlice));
+  const int chunks = ChunkRole<Memory>::Chunks(p, p.items[unit.item]), segments = gridDim.y;
+  if (chunks <= 0) return;
+  if (Memory::kShares && SegmentBegin(blockIdx.y, segments, chunks) == SegmentBegin(blockIdx.y + 1, segments, chunks))
+    return;
   if (threadIdx.x == 0) {
     for (int i = 0; i < Memory::kStages; ++i) {
       BarrierInit(SharedAddress(&s.full[i]), Loader<Memory>::kArrivals);
@@ -423,10 +462,17 @@ __device__ __forceinline__ void GoFromChunkToChunk(const StateLaunch& p) {
     }
   }
   __syncthreads();
+  constexpr bool kWide = Memory::kSlice == 64;  // more sums: registers by need
   switch (threadIdx.x / kRole) {
-    case 0: return ChunkState<Memory>(p, s, unit).Run();
-    case 1: return Output<Memory>(p, s, unit).Run();
-    default: return Loader<Memory>(p, s, unit).Run();
+    case 0:
+      if constexpr (kWide) TakeRegisters<88, false>();
+      return ChunkState<Memory>(p, s, unit).Run();
+    case 1:
+      if constexpr (kWide) TakeRegisters<120, true>();
+      return Output<Memory>(p, s, unit).Run();
+    default:
+      if constexpr (kWide) TakeRegisters<56, false>();
+      return Loader<Memory>(p, s, unit).Run();
   }
 }
 

@@ -8,7 +8,7 @@
 
 namespace dovetail::kernels::cuda {
 
-constexpr int kTileTokens = 64, kThinColumns = 32;
+constexpr int kTileTokens = 64;
 
 // kColumns in panels of 64 of 64 tokens: rows of 128 bytes, whose sixteen-byte parts trade places by the row, so that
 // eight rows of a column have all banks (wgmma's 128-byte swizzle).
@@ -22,14 +22,15 @@ struct WideTile {
   }
 };
 
-// kRows of 32 columns: rows of 64 bytes, the same (64-byte swizzle).
-template <int kRows>
+// kRows of 32 or 64 columns, a value slice: rows of 64 or 128 bytes, the same (64-byte or 128-byte swizzle).
+template <int kRows, int kOfColumns>
 struct ThinTile {
-  static constexpr int kColumns = kThinColumns, kRowBytes = 64;
+  static constexpr int kColumns = kOfColumns, kRowBytes = 2 * kColumns;
+  static_assert(kColumns == 32 || kColumns == 64);
   alignas(1024) __nv_bfloat16 data[kRows * kColumns];
 
   __device__ __forceinline__ static int At(int row, int column) {
-    return row * kColumns + (column / 8 ^ row / 2 % 4) * 8 + column % 8;
+    return row * kColumns + (column / 8 ^ (kColumns == 32 ? row / 2 % 4 : row % 8)) * 8 + column % 8;
   }
 };
 
@@ -96,20 +97,31 @@ __device__ __forceinline__ void Wgmma(float (&d)[kCount][4], uint64_t a, uint64_
   }
 }
 // The same with a in registers; b lies row by row.
-__device__ __forceinline__ void Wgmma(float (&d)[4][4], const uint32_t (&a)[4], uint64_t b) {
-  asm volatile(
-      "{ .reg .pred p; setp.eq.b32 p, 0, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
-      "{%16,%17,%18,%19}, %20, p, 1, 1, 1; }"
-      : DOVETAIL_SUMS8(d, 0), DOVETAIL_SUMS8(d, 2)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+template <int kCount>
+__device__ __forceinline__ void Wgmma(float (&d)[kCount][4], const uint32_t (&a)[4], uint64_t b) {
+  if constexpr (kCount == 4) {
+    asm volatile(
+        "{ .reg .pred p; setp.eq.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
+        "{%16,%17,%18,%19}, %20, p, 1, 1, 1; }"
+        : DOVETAIL_SUMS8(d, 0), DOVETAIL_SUMS8(d, 2)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  } else {
+    static_assert(kCount == 8);
+    asm volatile(
+        "{ .reg .pred p; setp.eq.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, p, 1, 1, 1; }"
+        : DOVETAIL_SUMS8(d, 0), DOVETAIL_SUMS8(d, 2), DOVETAIL_SUMS8(d, 4), DOVETAIL_SUMS8(d, 6)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  }
 }
 
 #undef DOVETAIL_SUMS8
 
 #else
 
-// d += a b: a in registers, 16 rows of b [..][32] from `k` on, 8 kCount columns from `column` on.
+// d += a b: a in registers, 16 rows of b from `k` on, 8 kCount columns from `column` on.
 template <int kCount, typename B>
 __device__ __forceinline__ void MultiplyStep(float (&d)[kCount][4], const uint32_t (&a)[4], const B& b, int k,
                                              int column) {
@@ -126,15 +138,16 @@ __device__ __forceinline__ void MultiplyStep(float (&d)[kCount][4], const uint32
 #endif
 
 // d += a b: all columns of a; columns [column, column + 8 kCount) of b.
-template <int kColumns, int kCount>
+template <int kColumns, int kWidth, int kCount>
 __device__ __forceinline__ void MultiplyTiles(float (&d)[kCount][4], const WideTile<kColumns>& a,
-                                              const ThinTile<kColumns>& b, int column) {
+                                              const ThinTile<kColumns, kWidth>& b, int column) {
 #if __CUDA_ARCH_FEAT_SM90_ALL
   const uint64_t from_a = Descriptor<128>(SharedAddress(a.data));
-  const uint64_t from_b = Descriptor<64>(SharedAddress(b.data) + 2 * column);
+  const uint64_t from_b = Descriptor<2 * kWidth>(SharedAddress(b.data) + 2 * column);
 #pragma unroll
   for (int k = 0; k < kColumns; k += 16)
-    Wgmma<false, true>(d, from_a + (k / 64 * 2 * WideTile<kColumns>::kPanel + k % 64 * 2) / 16, from_b + k * 64 / 16);
+    Wgmma<false, true>(d, from_a + (k / 64 * 2 * WideTile<kColumns>::kPanel + k % 64 * 2) / 16,
+                       from_b + k * 2 * kWidth / 16);
 #else
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16;
 #pragma unroll 4
@@ -147,15 +160,15 @@ __device__ __forceinline__ void MultiplyTiles(float (&d)[kCount][4], const WideT
 }
 
 // d += a^T b: columns [64 panel, 64 panel + 64) of a are rows of the product.
-template <int kColumns, int kCount>
+template <int kColumns, int kWidth, int kCount>
 __device__ __forceinline__ void MultiplyTurned(float (&d)[kCount][4], const WideTile<kColumns>& a, int panel,
-                                               const ThinTile<kTileTokens>& b, int column) {
+                                               const ThinTile<kTileTokens, kWidth>& b, int column) {
 #if __CUDA_ARCH_FEAT_SM90_ALL
   const uint64_t from_a = Descriptor<128>(SharedAddress(a.data) + 2 * panel * WideTile<kColumns>::kPanel);
-  const uint64_t from_b = Descriptor<64>(SharedAddress(b.data) + 2 * column);
+  const uint64_t from_b = Descriptor<2 * kWidth>(SharedAddress(b.data) + 2 * column);
 #pragma unroll
   for (int k = 0; k < kTileTokens; k += 16)
-    Wgmma<true, true>(d, from_a + k * 128 / 16, from_b + k * 64 / 16);
+    Wgmma<true, true>(d, from_a + k * 128 / 16, from_b + k * 2 * kWidth / 16);
 #else
   const int lane = threadIdx.x % 32, row = 64 * panel + threadIdx.x / 32 % 4 * 16;
 #pragma unroll
@@ -198,12 +211,13 @@ __device__ __forceinline__ void MultiplyRows(float (&d)[8][4], const WideTile<kC
 }
 
 // d += a b: the warp's rows of a in registers, 16 columns each, as operands of mma.m16n8k16.
-__device__ __forceinline__ void MultiplyRegisters(float (&d)[4][4], const uint32_t (&a)[4][4],
-                                                  const ThinTile<kTileTokens>& b) {
+template <int kWidth>
+__device__ __forceinline__ void MultiplyRegisters(float (&d)[kWidth / 8][4], const uint32_t (&a)[4][4],
+                                                  const ThinTile<kTileTokens, kWidth>& b) {
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
 #if __CUDA_ARCH_FEAT_SM90_ALL
-    Wgmma(d, a[k], Descriptor<64>(SharedAddress(b.data)) + k * 16 * 64 / 16);
+    Wgmma(d, a[k], Descriptor<2 * kWidth>(SharedAddress(b.data)) + k * 2 * kWidth);
 #else
     MultiplyStep(d, a[k], b, 16 * k, 0);
 #endif

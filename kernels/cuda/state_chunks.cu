@@ -10,6 +10,9 @@
 namespace dovetail::kernels::cuda {
 namespace {
 
+constexpr int kSlice = kStateSlice;
+using TokenTile = ThinTile<kTokens, kSlice>;
+
 template <int kKeys>
 struct RecallTile {
   static constexpr bool kRecalls = true;
@@ -30,12 +33,12 @@ struct ChunkStage : std::conditional_t<kVector && kDelta, RecallTile<kKeys>, NoR
 
 template <int kOfKeys, bool kOfVector, bool kOfDelta>
 struct ChunkShared {
-  static constexpr int kKeys = kOfKeys;
-  static constexpr bool kVector = kOfVector, kDelta = kOfDelta, kFadesValues = !kVector && !kDelta;
+  static constexpr int kKeys = kOfKeys, kSlice = kStateSlice;
+  static constexpr bool kVector = kOfVector, kDelta = kOfDelta, kShares = false, kFadesValues = !kVector && !kDelta;
   static constexpr int kStages = kDelta && kVector ? 2 : 3;
   using Stage = ChunkStage<kKeys, kVector, kDelta>;
   Stage stages[kStages];
-  ThinTile<kKeys> state[2];
+  ThinTile<kKeys, kSlice> state[2];
   TokenTile u[kDelta ? 2 : 1], faded[2], rest;  // rest: v - recall S
   uint64_t full[kStages], empty[kStages];
   uint64_t ready[2], drained[2];
@@ -138,7 +141,7 @@ __global__ void __launch_bounds__(kChunkThreads, 1) StateChunksKernel(const __gr
 
 template <int kKeys, bool kVector, bool kDelta>
 int Launch(const StateLaunch& p, void* stream) {
-  return LaunchStateKernel(StateChunksKernel<kKeys, kVector, kDelta>, p.unit_count * Slices(p), kChunkThreads,
+  return LaunchStateKernel(StateChunksKernel<kKeys, kVector, kDelta>, p.unit_count * Slices(p, kSlice), kChunkThreads,
                            sizeof(ChunkShared<kKeys, kVector, kDelta>), p, stream);
 }
 

@@ -1,34 +1,36 @@
+#include <algorithm>
+
 #include "kernels/cuda/state_chunk_roles.cuh"
 #include "kernels/cuda/state_launch.cuh"
 #include "kernels/cuda/state_launches.h"
 
 // The chunked form in one kernel, for states that only add, one decay a token, and inputs that products take as they
-// come (StateChunksAreFused): chunk after chunk, a thread block a head and 32 value columns.
+// come (StateChunksAreFused): chunk after chunk, a thread block a head and 64 value columns, or 32.
 //   o = decay query S + (query keys^T where not later, faded, times rates) values     S = total S + keys^T values
-// Warps that have o weigh tokens, and their values, before they wait for S.
+// Warps that have o weigh tokens, and their values, before they wait for S. Up to four thread blocks share a slice.
 
 namespace dovetail::kernels::cuda {
 namespace {
 
 constexpr int kSums = kRecall;  // among factors: nothing is recalled
 
-template <int kKeys>
+template <int kKeys, int kSlice>
 struct DirectStage {
   WideTile<kKeys> query, keys;
-  TokenTile values;
+  ThinTile<kTokens, kSlice> values;
   alignas(16) float factors[kStateFactors * kTokens + kKeys];  // kSums: logarithms, base 2; and the block's decay
   alignas(16) float rate[kTokens];                             // times that of q
   float log[kTokens], own_rate[kTokens];                       // as they came
 };
 
-template <int kOfKeys>
+template <int kOfKeys, int kOfSlice>
 struct DirectShared {
-  static constexpr int kKeys = kOfKeys, kStages = 5;
-  static constexpr bool kVector = false, kDelta = false, kFadesValues = true;
-  using Stage = DirectStage<kKeys>;
+  static constexpr int kKeys = kOfKeys, kSlice = kOfSlice, kStages = kSlice == 64 ? 4 : 5;
+  static constexpr bool kVector = false, kDelta = false, kShares = true, kFadesValues = true;
+  using Stage = DirectStage<kKeys, kSlice>;
   Stage stages[kStages];
-  ThinTile<kKeys> state[2];
-  TokenTile faded[2];
+  ThinTile<kKeys, kSlice> state[2];
+  ThinTile<kTokens, kSlice> faded[2];
   uint64_t full[kStages], empty[kStages];
   uint64_t ready[2], drained[2];
 };
@@ -106,9 +108,10 @@ class DirectLoader : PayloadLoader<Memory> {
 template <typename Memory>
 class DirectOutput : ChunkRole<Memory> {
   using Base = ChunkRole<Memory>;
-  using Base::p, Base::s, Base::item, Base::head, Base::first_column, Base::count, Base::lane, Base::group, Base::kKeys,
-      Base::kStages, Base::token_row;
+  using Base::p, Base::s, Base::item, Base::head, Base::first_column, Base::begin, Base::count, Base::lane, Base::group,
+      Base::kKeys, Base::kSlice, Base::kStages, Base::token_row;
   using Stage = typename Base::Stage;
+  using TokenTile = typename Base::TokenTile;
   static constexpr int kAll = kSlice / 8;  // tiles of columns
   static constexpr float kNever = -1e30f;  // whose power is 0
 
@@ -116,8 +119,10 @@ class DirectOutput : ChunkRole<Memory> {
   using Base::Base;
   __device__ void Run() {
     const float skip = p.skip != nullptr ? p.skip[item.first_head + head] : 0.0f;
-    const std::byte* entry = group < count ? *this->BlockAt(group).entries : nullptr;
-    for (int i = group; i < count; i += 2) {
+    const int first = begin + group;
+    const std::byte* entry = first < count ? *this->BlockAt(first).entries : nullptr;
+    if (begin > 0 && first < count) this->Wait(s.ready[group], 0);  // stages before it are not waited for
+    for (int i = first; i < count; i += 2) {
       const Stage& stage = s.stages[i % kStages];
       const bool kept = entry != nullptr;
       if (i + 2 < count) entry = *this->BlockAt(i + 2).entries;
@@ -167,7 +172,7 @@ class DirectOutput : ChunkRole<Memory> {
     BeginProducts();
     MultiplyRegisters(sums, weights, stage.values);
     EndProducts();
-    this->Wait(s.ready[group], i / 2);
+    this->Wait(s.ready[group], (i - begin) / 2);
     BeginProducts();
     MultiplyTiles(by_state, stage.query, s.state[group], 0);
     EndProducts();
@@ -196,7 +201,8 @@ class DirectOutput : ChunkRole<Memory> {
       for (int j = 0; j < 8; ++j) v[j] *= stage.own_rate[t];
       StoreWire8(WireType::kBF16, block.Row(p.layout.values, t), first_column + c, v);
     }
-    if (thread == 0) ForgetMidway(p, block, first_column);
+    if (thread < kSlice / kStateSlice && first_column + thread * kStateSlice < p.value_dim)
+      ForgetMidway(p, block, first_column + thread * kStateSlice);
     if (first_column > 0) return;  // keys and decays: one slice
     for (int n = thread; n < kTokens * kKeys / 8; n += kGroup) {
       const int t = n / (kKeys / 8), c = n % (kKeys / 8) * 8;
@@ -209,21 +215,34 @@ class DirectOutput : ChunkRole<Memory> {
   }
 };
 
-template <int kKeys>
+template <int kKeys, int kSlice>
 __global__ void __launch_bounds__(kChunkThreads, 1) StateChunksDirectKernel(const __grid_constant__ StateLaunch p) {
-  GoFromChunkToChunk<DirectShared<kKeys>, DirectOutput, DirectLoader>(p);
+  GoFromChunkToChunk<DirectShared<kKeys, kSlice>, DirectOutput, DirectLoader>(p);
+}
+
+template <int kKeys, int kSlice>
+int Launch(const StateLaunch& p, void* stream) {
+  constexpr int kMostSegments = 4, kFewChunks = 4;
+  int device = 0, multiprocessors = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (error != cudaSuccess) return error;
+  const int blocks = p.unit_count * Slices(p, kSlice);
+  const int segments = p.chunk_end < kFewChunks ? 1 : std::clamp(multiprocessors / blocks, 1, kMostSegments);
+  return LaunchStateKernel(StateChunksDirectKernel<kKeys, kSlice>, dim3(blocks, segments), kChunkThreads,
+                           sizeof(DirectShared<kKeys, kSlice>), p, stream);
 }
 
 template <int kKeys>
-int Launch(const StateLaunch& p, void* stream) {
-  return LaunchStateKernel(StateChunksDirectKernel<kKeys>, p.unit_count * Slices(p), kChunkThreads,
-                           sizeof(DirectShared<kKeys>), p, stream);
+int LaunchKeys(const StateLaunch& p, void* stream) {
+  return p.value_dim % 64 == 0 ? Launch<kKeys, 64>(p, stream) : Launch<kKeys, 32>(p, stream);
 }
 
 }  // namespace
 
 int LaunchStateChunksDirect(const StateLaunch* p, void* stream) {
-  return p->key_dim <= 64 ? Launch<64>(*p, stream) : Launch<128>(*p, stream);
+  return p->key_dim <= 64 ? LaunchKeys<64>(*p, stream) : LaunchKeys<128>(*p, stream);
 }
 
 }  // namespace dovetail::kernels::cuda

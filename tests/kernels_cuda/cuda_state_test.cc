@@ -217,6 +217,31 @@ TEST_F(CudaStateChunkTest, WhatAPromptLeavesOfABlockBecomesSMidway) {
   }
 }
 
+// Thread blocks share a long prompt's chunks where there are few heads: the same bits, and the same in its blocks.
+TEST_F(CudaStateChunkTest, HowManyThreadBlocksShareAPromptChangesNoBit) {
+  constexpr int kRows = 900, kBack = 640, kDecoded = 40;
+  const int many = device().info().multiprocessors / 2 + 1;  // heads: each has a thread block to itself
+  for (const Family& family : kFamilies) {
+    if (!RunsHere(family)) continue;
+    const auto outputs = [&](int sequences) {
+      StateSequences all = Sequences(family, 64, 64, kRows + kDecoded, sequences, {.heads = 1});
+      const auto run = [&](int rows, auto op) {
+        std::vector<StateSequences::Part> parts;
+        for (int i = 0; i < sequences; ++i) parts.push_back({i, rows});
+        all.Run(*this, parts, op);
+      };
+      run(37, AppendStates);
+      run(kRows - 37, InChunks());
+      for (int i = 0; i < sequences; ++i) all.Back(i, kBack);
+      run(kBack, InChunks());
+      for (int t = 0; t < kDecoded; ++t) run(1, AppendStates);
+      EXPECT_LE(all.WorstError(), kChunkBudget) << family.name;
+      return all.done(0);
+    };
+    EXPECT_EQ(outputs(1), outputs(many)) << family.name;
+  }
+}
+
 // As payloads lie: tokens of the block from before the prompt, and after its end.
 TEST_F(CudaStateChunkTest, PromptsGoOnInTheMiddleOfABlock) {
   for (const Family& family : kFamilies) {
