@@ -137,6 +137,7 @@ __device__ __forceinline__ void ExchangeSignalWhenLast(const ExchangeEnd& end, u
 __device__ __forceinline__ void ExchangeSignalAllWhenLast(const ExchangeFan& fan, uint32_t op, uint32_t blocks) {
   __syncthreads();
   const bool last = threadIdx.x == 0 && ExchangeIsLast(fan.peers[0].end, blocks);
+  if (last) asm volatile("fence.acq_rel.gpu;" ::: "memory");  // other threads signal what other blocks stored
   if (__syncthreads_or(last) && threadIdx.x < fan.count) ExchangeSignal(fan.peers[threadIdx.x].end, op);
 }
 
