@@ -62,6 +62,10 @@ absl::StatusOr<std::unique_ptr<AttentionBackend>> MakeAttentionBackend(kernels::
                                                                        int micro_batches, bool payloads_on_device,
                                                                        KvStorage storage = KvStorage::kAsSent);
 
+// Such a backend will attend prompts: what takes a second to get ready for them on a GPU is begun in the background.
+// Does not wait; any thread.
+void ExpectPrompts(kernels::Device& device, const proto::AttentionTable& table);
+
 inline constexpr uint8_t kPoison = 0xff;
 
 // Of a KvBlock in such a backend.

@@ -67,6 +67,7 @@ absl::StatusOr<std::unique_ptr<AttentionBackend>> CudaAttentionExecutor::Create(
   DT_RETURN_IF_ERROR(executor->UploadSinks());
   if (auto prompts = kernels::cuda::CudaPrompts::Create(device); prompts.ok()) {
     executor->prompts_ = *std::move(prompts);
+    ExpectPrompts(device, core.table());
     DT_ASSIGN_OR_RETURN(executor->prompts_done_, device.CreateEvent());
     LogInfo("prompts are attended by ", executor->prompts_->version());
   } else {

@@ -29,6 +29,9 @@ class CudaAttentionExecutor final : public AttentionBackend {
                                                                   int micro_batches, bool payloads_on_device,
                                                                   KvStorage storage = KvStorage::kAsSent);
 
+  // As attention::ExpectPrompts.
+  static void ExpectPrompts(kernels::cuda::CudaDevice& device, const proto::AttentionTable& table);
+
   static size_t BlockBytes(const proto::AttentionTable& table, KvStorage storage);
 
   absl::Status UseExchange(MicroBatchId micro_batch, exchange::GpuExchange* exchange) override;

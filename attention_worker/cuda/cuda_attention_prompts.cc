@@ -15,7 +15,23 @@ namespace {
 
 constexpr int64_t kElement = 2;  // bytes of what is on the wire
 
+CudaPrompts::Shape ShapeOfPrompts(const proto::SoftmaxSpec& spec) {
+  return {spec.query_heads, spec.kv_heads, spec.key_dim, spec.value_dim,
+          spec.kv == DType::kBF16 ? WireType::kBF16 : WireType::kF16, spec.scale};
+}
+
+bool AttendsPrompts(const proto::SoftmaxSpec& spec) { return spec.key_dim == spec.value_dim && spec.key_dim <= 128; }
+
 }  // namespace
+
+void CudaAttentionExecutor::ExpectPrompts(kernels::cuda::CudaDevice& device, const proto::AttentionTable& table) {
+  for (int op = 0; op < table.op_count(); ++op) {
+    const LayerGroup group = table.op_group[op];
+    if (table.op_index_in_group[op] == 0 && table.linear(group) == nullptr && table.sinks(op) == nullptr &&
+        AttendsPrompts(table.softmax(group)))
+      CudaPrompts::Expect(device, ShapeOfPrompts(table.softmax(group)));
+  }
+}
 
 // All that its rows see among themselves are these rows, and before them only what lies in this shard.
 bool CudaAttentionExecutor::IsPrompt(const proto::ShardStep& shard, LayerGroup group, bool parts) const {
@@ -25,14 +41,11 @@ bool CudaAttentionExecutor::IsPrompt(const proto::ShardStep& shard, LayerGroup g
   const bool part = parts && shard.ctx_len > 0 && shard.tokens.begin == 0 && spec.window == 0;
   return prompts_ != nullptr && rows >= CudaPrompts::kLeastRows && (first || part) && shard.rows.q_first == 0 &&
          shard.rows.kv_first == 0 && shard.rows.kv_count == rows && shard.finished() &&
-         shard.kv_heads.size() == spec.kv_heads && spec.key_dim == spec.value_dim && spec.key_dim <= 128 &&
-         SinksOf(group, 0) == nullptr;
+         shard.kv_heads.size() == spec.kv_heads && AttendsPrompts(spec) && SinksOf(group, 0) == nullptr;
 }
 
 CudaPrompts::Shape CudaAttentionExecutor::PromptShapeOf(LayerGroup group) const {
-  const proto::SoftmaxSpec& spec = core_.table().softmax(group);
-  return {spec.query_heads, spec.kv_heads, spec.key_dim, spec.value_dim,
-          spec.kv == DType::kBF16 ? WireType::kBF16 : WireType::kF16, spec.scale};
+  return ShapeOfPrompts(core_.table().softmax(group));
 }
 
 absl::Status CudaAttentionExecutor::PlanPrompts(MicroBatch& batch, MicroBatchId id, LayerGroup group,

@@ -3,7 +3,7 @@
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-for batch, tokens in [(1, 2048), (2, 1024), (1, 8192), (1, 1000), (1, 1984), (4, 4096)]:
+for batch, tokens in [(1, 2048), (2, 1024), (1, 8192), (1, 1000), (1, 1984), (4, 4096), (1, 100), (1, 512), (8, 100)]:
     q = torch.randn(batch, tokens, 32, 128, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
     k, v = (torch.randn(batch, tokens, 8, 128, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(2))
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):

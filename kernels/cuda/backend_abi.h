@@ -15,7 +15,7 @@ namespace dovetail::kernels::cuda {
 // nothing of CUDA. Plain functions and structs, no exceptions, no C++ types of variable layout. `int` results are
 // cudaError_t (0: done) unless said otherwise; error_text explains them. Every function is thread-safe; those with a
 // stream only enqueue and never synchronise.
-inline constexpr uint32_t kBackendAbi = 10;
+inline constexpr uint32_t kBackendAbi = 11;
 
 struct DeviceInfo {
   char name[256];
@@ -47,7 +47,7 @@ struct GemmCall {
 // Causal attention of whole prompts by cuDNN: sequence i has tokens[i] rows, which begin so many elements from the base
 // pointers. Rows of q and o hold q_heads vectors, those of k and v kv_heads; all lie one row after the other.
 struct PromptCall {
-  const void *q, *k, *v;                      // q null: the plan is made, and nothing runs
+  const void *q, *k, *v;                      // dnn_plan reads none of the pointers
   void* o;
   const int32_t* tokens;                      // [batch], 0 allowed; device memory, as the offsets
   const int32_t *q_at, *k_at, *v_at, *o_at;   // [batch + 1]
@@ -144,12 +144,16 @@ struct Backend {
   int (*gemm_run)(void* gemm, const GemmCall* call, void* stream);
 
   // cuDNN, opened at run time. dnn_open: 0 with a text of its version, a cudaError_t, or kDnnNotFound with a text of
-  // what is missing.
+  // what is missing. Of one dnn, one call at a time; of two, side by side.
   int (*dnn_open)(int device, void** dnn, char* text, size_t text_bytes);
   int (*dnn_close)(void* dnn);
-  // cudaError_t; kDnnRefused: cuDNN does not attend this shape. The first call of a shape makes its plan, which takes
-  // some tens of milliseconds and may allocate; not while a graph is recorded.
-  int (*dnn_prompts)(void* dnn, const PromptCall* call, void* stream);
+  // A plan for calls of these sizes, which any dnn of the device may run. Takes some tens of milliseconds, of a new
+  // kind a second, and may allocate. kDnnRefused: cuDNN does not attend this shape.
+  int (*dnn_plan)(void* dnn, const PromptCall* call, void** plan);
+  int (*dnn_plan_release)(void* plan);
+  // cudaError_t, or kDnnRefused. Enqueues, in the dnn's own workspace; for a plan that needs more than those before it,
+  // waits for the stream and allocates: not while a graph is recorded.
+  int (*dnn_prompts)(void* dnn, void* plan, const PromptCall* call, void* stream);
 
   int (*exchange_await)(const ExchangeAwaitLaunch* launch, void* stream);
   int (*exchange_give_turn)(const ExchangeGiveTurnLaunch* launch, void* stream);

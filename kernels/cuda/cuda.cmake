@@ -2,8 +2,9 @@
 # libdovetail_cuda.so: what it opens, where nvcc is found.
 set(KERNELS_CUDA_SRCS cuda/attention_plan.cc cuda/cuda_attention.cc cuda/cuda_device.cc cuda/cuda_exchange.cc
     cuda/cuda_hybrid_ops.cc cuda/cuda_library.cc cuda/cuda_ops.cc cuda/cuda_product.cc cuda/cuda_prompts.cc
-    cuda/cuda_sampler.cc cuda/cuda_state.cc cuda/cuda_weights.cc cuda/memory_pool.cc cuda/prompt_sizes.cc
-    cuda/quant_ops.cc cuda/quant_pack.cc cuda/staged_upload.cc cuda/state_layout.cc cuda/step_work.cc)
+    cuda/cuda_sampler.cc cuda/cuda_state.cc cuda/cuda_weights.cc cuda/memory_pool.cc cuda/prompt_planner.cc
+    cuda/prompt_sizes.cc cuda/quant_ops.cc cuda/quant_pack.cc cuda/staged_upload.cc cuda/state_layout.cc
+    cuda/step_work.cc)
 
 include(DovetailCuda)
 if(DOVETAIL_HAS_CUDA)

@@ -1,4 +1,5 @@
 #include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/prompt_planner.h"
 #include "kernels/cuda/step_work.h"
 
 #include <charconv>
@@ -200,6 +201,12 @@ StepWork& CudaDevice::WorkerStep(int micro_batch) {
   std::unique_ptr<StepWork>& step = worker_steps_[micro_batch];
   if (step == nullptr) step = std::make_unique<StepWork>();
   return *step;
+}
+
+PromptPlanner& CudaDevice::prompt_planner() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (prompt_planner_ == nullptr) prompt_planner_ = std::make_unique<PromptPlanner>(CudnnPlans(library_, index_));
+  return *prompt_planner_;
 }
 
 absl::StatusOr<CudaEvent> CudaDevice::CreateEvent(bool timed) {

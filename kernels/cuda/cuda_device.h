@@ -11,6 +11,7 @@
 namespace dovetail::kernels::cuda {
 
 class CudaDevice;
+class PromptPlanner;
 class StepWork;
 
 // A mark in a stream. Waiting for it from another stream costs the host nothing. Movable; must not outlive its
@@ -124,6 +125,9 @@ class CudaDevice : public Device {
   absl::StatusOr<CudaStream*> WorkerStream();
   // What those workers do in the step of a micro-batch (step_work.h). Made on first use; lives as long as the device.
   StepWork& WorkerStep(int micro_batch);
+  // Plans of prompts (prompt_planner.h) for all workers of this process. Made on first use; lives as long as the
+  // device, whose destructor waits for a plan that is being made.
+  PromptPlanner& prompt_planner();
   absl::StatusOr<CudaEvent> CreateEvent(bool timed = false);
   // Host memory that copies reach without staging; zeroed.
   absl::StatusOr<std::unique_ptr<Buffer>> AllocatePinned(size_t size_bytes);
@@ -155,6 +159,7 @@ class CudaDevice : public Device {
   std::mutex mutex_;  // of what follows
   std::unique_ptr<CudaStream> worker_stream_;
   std::map<int, std::unique_ptr<StepWork>> worker_steps_;
+  std::unique_ptr<PromptPlanner> prompt_planner_;
 };
 
 // Host memory that copies to and from a GPU reach without staging, behind Device: for tensors that the host packs or

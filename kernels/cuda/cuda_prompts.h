@@ -1,13 +1,12 @@
 #pragma once
 #include <cstdint>
 #include <memory>
-#include <set>
 #include <span>
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/prompt_planner.h"
 #include "kernels/cuda/prompt_sizes.h"
 #include "kernels/cuda/staged_upload.h"
 
@@ -15,8 +14,8 @@ namespace dovetail::kernels::cuda {
 
 // Causal attention of prompts, or of parts of them, over their own rows by cuDNN, over q, k and v as rows: for those
 // there is no need to go through KV blocks. What a part's rows see of earlier tokens is joined exactly, by their
-// log-sum-exps; only what cuDNN stores has been rounded to 16 bits before. Thread-compatible; must not outlive its
-// device.
+// log-sum-exps; only what cuDNN stores has been rounded to 16 bits before. Its plans are the device's
+// (CudaDevice::prompt_planner), made in a thread beside. Thread-compatible; must not outlive its device.
 class CudaPrompts {
  public:
   static constexpr int kLeastRows = 48;  // below, the paged kernel is as good
@@ -37,19 +36,20 @@ class CudaPrompts {
   class Batch {
    public:
     explicit Batch(CudaDevice& device) : upload_(device) {}
-    bool empty() const { return batch_ == 0; }
-    bool joins() const { return joins_ && batch_ > 0; }
-    bool has_own_plan() const { return even_; }
+    bool empty() const { return plan_ == nullptr; }
+    bool joins() const { return size_.with_sums && !empty(); }
+    bool has_own_plan() const { return size_.even; }
+    const PromptSize& plan_size() const { return size_; }
 
    private:
     friend class CudaPrompts;
     StagedUpload upload_;
-    int32_t batch_ = 0, most_tokens_ = 0;
-    bool even_ = false;             // all as long as their plan says, one right behind the other
+    PromptPlanner::Plan plan_;  // held while what runs may need it; null: empty
+    PromptSize size_;           // of the plan; even: all as long as it says, one right behind the other
+    int32_t items_ = 0, most_tokens_ = 0;
     Item first_;
-    bool joins_ = false;            // some prompt has earlier tokens
-    std::unique_ptr<Buffer> sums_;  // then: log-sum-exps
-    size_t step_ = 0;  // elements from array to array
+    std::unique_ptr<Buffer> sums_;  // log-sum-exps, where some prompt has earlier tokens
+    size_t step_ = 0;               // elements from array to array
   };
 
   // kFailedPrecondition says what is missing.
@@ -59,10 +59,15 @@ class CudaPrompts {
   CudaPrompts& operator=(const CudaPrompts&) = delete;
   const std::string& version() const { return version_; }  // as in cuDNN 9.13.0
 
-  // Makes the plan of these prompts, which may allocate and take some tens of milliseconds the first time, and enqueues
-  // the upload of their offsets. Lengths share plans, but for prompts as long as each other, one right behind another,
-  // that have come often (PromptSizes) or are as long as a plan: cuDNN is faster with those. Which plan it is may show
-  // in the last bits of o. False: cuDNN does not attend them. No items: an empty batch.
+  // Prompts of this shape will come: has the plans made, in the background, that almost any of them can run, 2.6 s of
+  // work for the first shape of a process, 1.6 of them for the first plan. Does not wait; any thread.
+  static void Expect(CudaDevice& device, const Shape& shape);
+
+  // Finds a plan for these prompts and enqueues the upload of their offsets. A large plan does for any; better ones are
+  // made in the background and run from when they are there: one that lengths share, and for prompts as long as each
+  // other, one right behind another, that come again (PromptSizes), one of their own, with which cuDNN is fastest.
+  // Which plan it is may show in the last bits of o. Waits for a large plan only, 40 ms, or as long as Expect says
+  // where nobody expected the shape. False: cuDNN does not attend them. No items: an empty batch.
   absl::StatusOr<bool> Prepare(CudaStream& stream, const Shape& shape, std::span<const Item> items, Batch& batch);
   // Enqueues one layer. Of prompts with earlier tokens: what their rows see among themselves, which Join completes.
   absl::Status Run(CudaStream& stream, const Shape& shape, const Batch& batch, const void* q, const void* k,
@@ -72,17 +77,17 @@ class CudaPrompts {
                     const float* partial_ml, void* o);
 
  private:
-  using Kind = std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t>;
-
   CudaPrompts(CudaDevice& device, void* handle, std::string version)
-      : device_(device), handle_(handle), version_(std::move(version)) {}
-  // Of even prompts: a plan of their own, the one that they would share.
-  bool IsWorthwhile(const PromptCall& own, const PromptCall& shared);
+      : device_(device), planner_(device.prompt_planner()), handle_(handle), version_(std::move(version)) {}
+  // The best plan that there is; `size`, of which batch, tokens and even are not set yet, becomes the plan's. Asks for
+  // a better one. Null: cuDNN does not attend these.
+  PromptPlanner::Plan FindPlan(const Shape& shape, std::span<const Item> items, int32_t most_tokens, PromptSize& size);
+  absl::Status UploadOffsets(CudaStream& stream, const Shape& shape, std::span<const Item> items, Batch& batch);
 
   CudaDevice& device_;
+  PromptPlanner& planner_;  // the device's
   void* const handle_;
   const std::string version_;
-  std::set<Kind> refused_;
   PromptSizes sizes_;
 };
 

@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(128) JoinPromptsKernel(const __grid_constant__
   const int row = static_cast<int>(unit / p.heads), head = static_cast<int>(unit % p.heads);
   if (p.node[prompt] < 0 || row >= p.tokens[prompt]) return;
   const int64_t partial = (static_cast<int64_t>(p.node[prompt]) + row) * p.heads + head;
-  const float mine = p.sums[(static_cast<int64_t>(prompt) * p.heads + head) * p.most_tokens + row];
+  const float mine = p.sums[(static_cast<int64_t>(prompt) * p.heads + head) * p.sums_tokens + row];
   const float m = p.partial_ml[partial * 2], l = p.partial_ml[partial * 2 + 1];
   const float top = fmaxf(mine, m);
   const float of_mine = Exp2((mine - top) * kLog2E), of_partial = Exp2((m - top) * kLog2E);

@@ -4,13 +4,11 @@
 #include <cuda_runtime_api.h>
 #include <cudnn_frontend.h>
 
+#include <algorithm>
 #include <cstdio>
-#include <cstring>
-#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -28,11 +26,7 @@ namespace fe = cudnn_frontend;
 
 enum Uid : int64_t { kQ = 1, kK, kV, kO, kQAt, kKAt, kVAt, kOAt, kTokens, kSums };
 
-// Batch, tokens, query heads, KV heads, key and value dimensions, type, bits of the scale, with sums (1) and even (2).
-using Key = std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, uint32_t, int32_t>;
-
 struct Plan {
-  Key key;
   std::shared_ptr<fe::graph::Graph> graph;
   int64_t workspace_bytes = 0;
 };
@@ -42,15 +36,14 @@ struct Dnn {
   int device = 0;
   void* workspace = nullptr;
   int64_t workspace_bytes = 0;
-  std::mutex mutex;  // guards what follows
-  std::list<Plan> plans;  // front: used last
 };
 
-Key KeyOf(const PromptCall& call) {
-  uint32_t scale;
-  std::memcpy(&scale, &call.scale, sizeof(scale));
-  return {call.batch,   call.most_tokens, call.q_heads, call.kv_heads, call.key_dim, call.value_dim,
-          static_cast<int32_t>(call.type), scale, call.with_sums + 2 * call.even};
+// cuDNN itself, opened once for the process; null: not found. Any thread.
+void* OpenCudnn(std::string& tried) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  if (fe::cudnn_dlhandle == nullptr) fe::cudnn_dlhandle = OpenLibrary("libcudnn.so.9", CUDART_VERSION / 1000, tried);
+  return fe::cudnn_dlhandle;
 }
 
 std::shared_ptr<fe::graph::Tensor_attributes> Integers(fe::graph::Graph& graph, Uid uid, int64_t count,
@@ -82,10 +75,10 @@ std::shared_ptr<fe::graph::Tensor_attributes> Rows(fe::graph::Graph& graph, cons
   return graph.tensor(rows);
 }
 
-bool MakePlan(Dnn& dnn, const PromptCall& call, Plan& plan, std::string& error) {
-  plan.key = KeyOf(call);
-  plan.graph = std::make_shared<fe::graph::Graph>();
-  fe::graph::Graph& graph = *plan.graph;
+std::unique_ptr<Plan> MakePlan(Dnn& dnn, const PromptCall& call) {
+  auto plan = std::make_unique<Plan>();
+  plan->graph = std::make_shared<fe::graph::Graph>();
+  fe::graph::Graph& graph = *plan->graph;
   graph.set_io_data_type(call.type == WireType::kBF16 ? fe::DataType_t::BFLOAT16 : fe::DataType_t::HALF)
       .set_intermediate_data_type(fe::DataType_t::FLOAT)
       .set_compute_data_type(fe::DataType_t::FLOAT);
@@ -111,16 +104,15 @@ bool MakePlan(Dnn& dnn, const PromptCall& call, Plan& plan, std::string& error) 
         .set_dim({call.batch, call.q_heads, call.most_tokens, 1})
         .set_stride({int64_t{call.q_heads} * call.most_tokens, call.most_tokens, 1, 1});
   }
-  auto built = graph.build(dnn.handle, {fe::HeurMode_t::A});
-  if (built.is_bad()) {
-    error = built.get_message();
-    return false;
-  }
-  plan.workspace_bytes = graph.get_workspace_size();
-  return plan.workspace_bytes >= 0;
+  if (graph.build(dnn.handle, {fe::HeurMode_t::A}).is_bad()) return nullptr;
+  plan->workspace_bytes = graph.get_workspace_size();
+  return plan->workspace_bytes >= 0 ? std::move(plan) : nullptr;
 }
 
+constexpr int64_t kLeastWorkspace = 1 << 20;  // far more than plans were seen to need: it seldom grows
+
 int GrowWorkspace(Dnn& dnn, int64_t bytes, cudaStream_t stream) {
+  bytes = std::max(bytes, kLeastWorkspace);
   if (bytes <= dnn.workspace_bytes) return 0;
   if (const cudaError_t error = cudaStreamSynchronize(stream); error != cudaSuccess) return static_cast<int>(error);
   if (dnn.workspace != nullptr) cudaFree(dnn.workspace);
@@ -134,22 +126,7 @@ int GrowWorkspace(Dnn& dnn, int64_t bytes, cudaStream_t stream) {
   return 0;
 }
 
-int Run(Dnn& dnn, const PromptCall& call, cudaStream_t stream) {
-  const std::lock_guard lock(dnn.mutex);
-  const Key key = KeyOf(call);
-  auto at = dnn.plans.begin();
-  while (at != dnn.plans.end() && at->key != key) ++at;
-  if (at == dnn.plans.end()) {
-    Plan plan;
-    std::string error;
-    if (!MakePlan(dnn, call, plan, error)) return kDnnRefused;
-    if (dnn.plans.size() >= kMostDnnPlans) dnn.plans.pop_back();
-    dnn.plans.push_front(std::move(plan));
-  } else {
-    dnn.plans.splice(dnn.plans.begin(), dnn.plans, at);
-  }
-  if (call.q == nullptr) return 0;
-  Plan& plan = dnn.plans.front();
+int Run(Dnn& dnn, Plan& plan, const PromptCall& call, cudaStream_t stream) {
   if (const int error = GrowWorkspace(dnn, plan.workspace_bytes, stream); error != 0) return error;
   if (fe::detail::set_stream(dnn.handle, stream) != CUDNN_STATUS_SUCCESS) return kDnnRefused;
   const auto writable = [](const void* p) { return const_cast<void*>(p); };
@@ -164,14 +141,35 @@ int Run(Dnn& dnn, const PromptCall& call, cudaStream_t stream) {
   return plan.graph->execute(dnn.handle, pack, dnn.workspace).is_bad() ? kDnnRefused : 0;
 }
 
+// CUDA loads a kernel, which takes 1.5 ms and more, when it is first enqueued. Enqueueing it for a graph that never
+// runs has it loaded here, not in the first step that runs the plan. What fails here is left to that step.
+void LoadKernels(Dnn& dnn, Plan& plan, PromptCall call) {
+  cudaStream_t stream = nullptr;
+  if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess &&
+      GrowWorkspace(dnn, plan.workspace_bytes, stream) == 0 &&
+      cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess) {
+    call.q = call.k = call.v = call.o = dnn.workspace;
+    call.sums = static_cast<float*>(dnn.workspace);
+    call.tokens = call.q_at = call.k_at = call.v_at = call.o_at = static_cast<const int32_t*>(dnn.workspace);
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t loaded = nullptr;
+    const int enqueued = Run(dnn, plan, call, stream);
+    if (cudaStreamEndCapture(stream, &graph) == cudaSuccess && enqueued == 0 &&
+        cudaGraphInstantiate(&loaded, graph, 0) == cudaSuccess)
+      cudaGraphExecDestroy(loaded);
+    if (graph != nullptr) cudaGraphDestroy(graph);
+  }
+  if (stream != nullptr) cudaStreamDestroy(stream);
+  cudaGetLastError();
+}
+
 }  // namespace
 
 int DnnOpen(int device, void** out, char* text, size_t text_bytes) {
   *out = nullptr;
   if (const cudaError_t error = cudaSetDevice(device); error != cudaSuccess) return static_cast<int>(error);
   std::string tried;
-  if (fe::cudnn_dlhandle == nullptr) fe::cudnn_dlhandle = OpenLibrary("libcudnn.so.9", CUDART_VERSION / 1000, tried);
-  if (fe::cudnn_dlhandle == nullptr) {
+  if (OpenCudnn(tried) == nullptr) {
     std::snprintf(text, text_bytes,
                   "cuDNN 9 is not installed (tried %s); install it or its Python package nvidia-cudnn-cu%d, or add the "
                   "library's folder to LD_LIBRARY_PATH",
@@ -198,16 +196,33 @@ int DnnOpen(int device, void** out, char* text, size_t text_bytes) {
 int DnnClose(void* opaque) {
   auto* dnn = static_cast<Dnn*>(opaque);
   cudaSetDevice(dnn->device);
-  dnn->plans.clear();
   if (dnn->workspace != nullptr) cudaFree(dnn->workspace);
   fe::detail::destroy_handle(dnn->handle);
   delete dnn;
   return 0;
 }
 
-int DnnPrompts(void* opaque, const PromptCall* call, void* stream) {
+int DnnPlan(void* opaque, const PromptCall* call, void** out) {
+  auto& dnn = *static_cast<Dnn*>(opaque);
+  *out = nullptr;
+  if (const cudaError_t error = cudaSetDevice(dnn.device); error != cudaSuccess) return static_cast<int>(error);
   try {
-    return Run(*static_cast<Dnn*>(opaque), *call, static_cast<cudaStream_t>(stream));
+    std::unique_ptr<Plan> plan = MakePlan(dnn, *call);
+    if (plan != nullptr) LoadKernels(dnn, *plan, *call);
+    *out = plan.release();
+  } catch (const std::exception&) {
+  }
+  return *out == nullptr ? kDnnRefused : 0;
+}
+
+int DnnPlanRelease(void* plan) {
+  delete static_cast<Plan*>(plan);
+  return 0;
+}
+
+int DnnPrompts(void* opaque, void* plan, const PromptCall* call, void* stream) {
+  try {
+    return Run(*static_cast<Dnn*>(opaque), *static_cast<Plan*>(plan), *call, static_cast<cudaStream_t>(stream));
   } catch (const std::exception&) {
     return kDnnRefused;
   }

@@ -12,6 +12,8 @@ int DnnOpen(int, void** dnn, char* text, size_t text_bytes) {
   return kDnnNotFound;
 }
 int DnnClose(void*) { return 0; }
-int DnnPrompts(void*, const PromptCall*, void*) { return kDnnNotFound; }
+int DnnPlan(void*, const PromptCall*, void**) { return kDnnNotFound; }
+int DnnPlanRelease(void*) { return 0; }
+int DnnPrompts(void*, void*, const PromptCall*, void*) { return kDnnNotFound; }
 
 }  // namespace dovetail::kernels::cuda

@@ -4,7 +4,7 @@
 
 namespace dovetail::kernels::cuda {
 
-int& PromptSizes::TimesOf(const Size& size) {
+bool PromptSizes::Note(const PromptSize& size) {
   auto it = std::find_if(seen_.begin(), seen_.end(), [&](const auto& seen) { return seen.first == size; });
   if (it == seen_.end()) {
     if (seen_.size() == kMost) seen_.erase(seen_.begin());
@@ -12,19 +12,9 @@ int& PromptSizes::TimesOf(const Size& size) {
     it = seen_.end() - 1;
   }
   std::rotate(it, it + 1, seen_.end());
-  return seen_.back().second;
-}
-
-bool PromptSizes::Note(const Size& size) {
-  int& times = TimesOf(size);
-  if (times != kRefused && times < kOften) ++times;
+  int& times = seen_.back().second;
+  times = std::min(times + 1, kOften);
   return times == kOften;
-}
-
-void PromptSizes::Refuse(const Size& size) { TimesOf(size) = kRefused; }
-
-bool PromptSizes::IsRefused(const Size& size) const {
-  return std::find(seen_.begin(), seen_.end(), std::pair{size, kRefused}) != seen_.end();
 }
 
 }  // namespace dovetail::kernels::cuda

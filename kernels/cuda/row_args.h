@@ -27,13 +27,14 @@ struct MergeLaunch {
 struct JoinPromptsLaunch {
   const float* partial_o = nullptr;   // [nodes][heads][value_dim], times l
   const float* partial_ml = nullptr;  // [nodes][heads][2]
-  const float* sums = nullptr;        // [batch][heads][most_tokens]
+  const float* sums = nullptr;        // [batch or more][heads][sums_tokens]
   const int32_t* tokens = nullptr;    // [batch]
   const int32_t* o_at = nullptr;      // [batch], elements
   const int32_t* node = nullptr;      // [batch]; negative: the prompt has no earlier tokens
   void* o = nullptr;                  // in and out: rows of heads * value_dim
   WireType o_type = WireType::kBF16;
   int32_t batch = 0, most_tokens = 0, heads = 0, value_dim = 0;
+  int32_t sums_tokens = 0;
 };
 
 // q and k of new tokens are normed per head (optional) and rotated, q is written back, k and v go into KvBlocks or, if

@@ -7,7 +7,9 @@
 #include <cstdio>
 #include <utility>
 
+#include "attention_worker/attention_backend.h"
 #include "base/log.h"
+#include "compute_worker/attention_specs.h"
 #include "kernels/thread_pool.h"
 #include "model/checkpoint.h"
 #include "model/dummy_checkpoint.h"
@@ -323,6 +325,9 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model:
   RunningEngine engine;
   DT_ASSIGN_OR_RETURN(std::unique_ptr<model::Checkpoint> checkpoint, OpenModel(flags));
   DT_ASSIGN_OR_RETURN(engine.device, CreateDevice(flags, *checkpoint));
+  if (const auto table = compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(flags), StateDtypeOf(flags));
+      table.ok())
+    attention::ExpectPrompts(*engine.device, *table);  // beside the loading of the weights
   engine.max_model_len = flags.max_model_len == 0 ? checkpoint->config().max_positions : flags.max_model_len;
 
   server::EmbeddedClusterOptions options;
