@@ -24,12 +24,21 @@ struct Shape {
   const char* name;
   int batch, context, q_heads, kv_heads, dim, q_rows;
   KvType type;
+  int spread = 0;  // sequences have from context down to context - spread tokens
+
+  int64_t TokensOf(int sequence) const { return context - int64_t{sequence} * spread / batch; }
+  int64_t TokensOfAll() const {
+    int64_t tokens = 0;
+    for (int i = 0; i < batch; ++i) tokens += TokensOf(i);
+    return tokens;
+  }
 };
 
 constexpr Shape kShapes[] = {
     {"8b 64x8k", 64, 8192, 32, 8, 128, 1, KvType::kBF16},
     {"8b 128x4k", 128, 4096, 32, 8, 128, 1, KvType::kBF16},
     {"8b 256x1k", 256, 1024, 32, 8, 128, 1, KvType::kBF16},
+    {"8b 256x960..1075", 256, 1075, 32, 8, 128, 1, KvType::kBF16, 115},
     {"8b 16x32k", 16, 32768, 32, 8, 128, 1, KvType::kBF16},
     {"8b 1x128k", 1, 131072, 32, 8, 128, 1, KvType::kBF16},
     {"8b 64x8k fp8", 64, 8192, 32, 8, 128, 1, KvType::kE4M3},
@@ -87,9 +96,10 @@ class Bench {
   void Time(const Shape& s, double rate) {
     const CudaKvLayout layout{s.dim, s.dim, s.type};
     const int64_t segments = (s.context + 63) / 64, blocks = segments * s.kv_heads * s.batch;
-    const double bytes = static_cast<double>(blocks) * layout.bytes();
+    const size_t block_bytes = blocks * layout.bytes();
+    const double bytes = static_cast<double>(s.TokensOfAll()) / 64 * s.kv_heads * layout.bytes();
     // Calls that follow each other take other blocks where the pool has them, so that the L2 holds none of them.
-    const int copies = std::max<int64_t>(1, std::min<int64_t>(8, static_cast<int64_t>(pool_bytes_ / bytes)));
+    const int copies = std::max<int64_t>(1, std::min<int64_t>(8, static_cast<int64_t>(pool_bytes_ / block_bytes)));
     std::vector<int64_t> order(blocks);
     std::iota(order.begin(), order.end(), int64_t{0});
     std::shuffle(order.begin(), order.end(), std::mt19937_64(2));
@@ -103,9 +113,9 @@ class Bench {
       items.push_back(
           {.q_rows = s.q_rows,
            .kv_heads = s.kv_heads,
-           .first_position = s.context - s.q_rows,
+           .first_position = s.TokensOf(i) - s.q_rows,
            .token_begin = 0,
-           .token_end = s.context,
+           .token_end = s.TokensOf(i),
            .q_offset = i * s.q_rows * row,
            .q_row_step = row,
            .o_offset = i * s.q_rows * row,
@@ -125,7 +135,7 @@ class Bench {
     const auto run = [&](int i) {
       Must(attention.Run(
           *stream_, shape,
-          {.q = q->data(), .o = o->data(), .kv_offset_bytes = static_cast<size_t>((i % copies) * bytes)}));
+          {.q = q->data(), .o = o->data(), .kv_offset_bytes = (i % copies) * block_bytes}));
     };
     const double us = bench::MedianUs(*device_, *stream_, calls, run, quick_ ? 3 : 12);
     const double gbps = bytes / us / 1e3;

@@ -1,6 +1,7 @@
 #include "kernels/cuda/attention_plan.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/segment_tree.h"
 
@@ -10,6 +11,7 @@ namespace {
 constexpr int64_t kMaxBlocks = int64_t{1} << 30;
 constexpr int kMaxMultiprocessors = 32767;
 constexpr int kMostOfShare = 107;  // percent, of a part that cuts no head
+
 // The segments that rows [row_begin, row_end) of an item see together.
 SegmentRange SegmentsOfRows(const PlannedItem& item, int window, int64_t row_begin, int64_t row_end) {
   const TokenSpan first = VisibleTokens(item.first_position + row_begin, window, item.token_begin, item.token_end);
@@ -27,35 +29,58 @@ SegmentRange SegmentsOfRows(const PlannedItem& item, int window, int64_t row_beg
   return SegmentsOf({first.begin, last.end});
 }
 
-// Where the blocks of each KV head of each span end.
-std::vector<int32_t> HeadEnds(const AttentionPlan& plan, std::span<const PlannedItem> items) {
-  std::vector<int32_t> ends;
-  for (const AttentionSpan& span : plan.spans)
-    for (int32_t head = 1; head <= items[span.item].kv_heads; ++head)
-      ends.push_back(span.block_begin + head * span.segments);
+// A KV head of a span ends: blocks and tokens up to there, from the plan's beginning.
+struct HeadEnd {
+  int32_t block = 0;
+  int64_t tokens = 0;
+};
+
+// What is read of each KV head of a span: of its last block only what is there.
+int64_t TokensOf(const AttentionSpan& span, const PlannedItem& item) {
+  if (span.sees_nothing != 0) return 1;
+  const int64_t begin = int64_t{span.first_segment} * kSegmentTokens, end = begin + span.segments * kSegmentTokens;
+  return std::max<int64_t>(std::min(end, item.token_end) - begin, 1);
+}
+
+std::vector<HeadEnd> HeadEnds(const AttentionPlan& plan, std::span<const PlannedItem> items) {
+  std::vector<HeadEnd> ends;
+  int64_t tokens = 0;
+  for (const AttentionSpan& span : plan.spans) {
+    const PlannedItem& item = items[span.item];
+    const int64_t more = TokensOf(span, item);
+    for (int32_t head = 1; head <= item.kv_heads; ++head)
+      ends.push_back({span.block_begin + head * span.segments, tokens += more});
+  }
   return ends;
 }
 
-// Ends of at most `grid` parts that cut no head, none much larger than an equal share; empty if there is no such cut.
-// What no part begins or ends within needs no piece to be stored and joined, and memory is no slower for it.
-std::vector<int32_t> WholeHeads(const std::vector<int32_t>& heads, int32_t grid) {
-  const int64_t blocks = heads.back();
-  for (int percent = 100; percent <= kMostOfShare; ++percent) {
-    const int64_t most = blocks * percent / (int64_t{100} * grid);
-    std::vector<int32_t> ends;
-    int32_t begin = 0;
-    for (size_t i = 0; i < heads.size(); ++i) {
-      if (i + 1 < heads.size() && heads[i + 1] - begin <= most) continue;
-      if (heads[i] - begin > most || ends.size() == static_cast<size_t>(grid)) {
-        ends.clear();
-        break;
-      }
-      ends.push_back(heads[i]);
-      begin = heads[i];
-    }
-    if (!ends.empty()) return ends;
+// Ends of parts that cut no head and have at most so many tokens; empty if more than `grid` of them were needed.
+std::vector<int32_t> PartsUpTo(int64_t most, const std::vector<HeadEnd>& heads, int32_t grid) {
+  std::vector<int32_t> ends;
+  int64_t begin = 0;
+  for (size_t i = 0; i < heads.size(); ++i) {
+    if (i + 1 < heads.size() && heads[i + 1].tokens - begin <= most) continue;
+    if (heads[i].tokens - begin > most || ends.size() == static_cast<size_t>(grid)) return {};
+    ends.push_back(heads[i].block);
+    begin = heads[i].tokens;
   }
-  return {};
+  return ends;
+}
+
+// Ends of at most `grid` parts that cut no head, the largest as small as can be; empty if that is much larger than an
+// equal share. What no part begins or ends within needs no piece to be stored and joined, and memory is no slower for
+// it. Counted in tokens: sequences of 960 and 961 differ by a block that is hardly read.
+std::vector<int32_t> WholeHeads(const std::vector<HeadEnd>& heads, int32_t grid) {
+  const int64_t share = heads.back().tokens / grid;
+  int64_t too_few = share - 1, most = share * kMostOfShare / 100;
+  std::vector<int32_t> ends = PartsUpTo(most, heads, grid);
+  while (!ends.empty() && most - too_few > 1 + share / 512) {
+    const int64_t between = (too_few + most) / 2;
+    std::vector<int32_t> smaller = PartsUpTo(between, heads, grid);
+    (smaller.empty() ? too_few : most) = between;
+    if (!smaller.empty()) ends = std::move(smaller);
+  }
+  return ends;
 }
 
 std::vector<int32_t> EvenParts(int64_t blocks, int32_t grid) {
@@ -65,24 +90,24 @@ std::vector<int32_t> EvenParts(int64_t blocks, int32_t grid) {
   return ends;
 }
 
-void NameParts(const std::vector<int32_t>& heads, const std::vector<int32_t>& ends, AttentionPlan& plan) {
+void NameParts(const std::vector<HeadEnd>& heads, const std::vector<int32_t>& ends, AttentionPlan& plan) {
   size_t span = 0, head = 0;
   int16_t head_part = 0;  // where the head at hand begins
   int32_t begin = 0;
   for (size_t part = 0; part < ends.size(); ++part) {
     while (plan.spans[span].block_end <= begin) ++span;
     const auto me = static_cast<int16_t>(part);
-    if ((head == 0 ? 0 : heads[head - 1]) == begin) head_part = me;
+    if ((head == 0 ? 0 : heads[head - 1].block) == begin) head_part = me;
     plan.parts.push_back(
         {.begin = begin, .end = ends[part], .span = static_cast<int32_t>(span), .first_part = head_part});
-    while (heads[head] < ends[part]) {
+    while (heads[head].block < ends[part]) {
       ++head;
       head_part = me;
     }
     size_t last = part;
-    while (ends[last] < heads[head]) ++last;
+    while (ends[last] < heads[head].block) ++last;
     plan.parts.back().last_part = static_cast<int16_t>(last);
-    if (heads[head] == ends[part]) ++head;
+    if (heads[head].block == ends[part]) ++head;
     begin = ends[part];
   }
 }
@@ -136,7 +161,7 @@ absl::StatusOr<AttentionPlan> PlanAttention(std::span<const PlannedItem> items, 
       plan.spans.push_back(span);
     }
   }
-  const std::vector<int32_t> heads = HeadEnds(plan, items);
+  const std::vector<HeadEnd> heads = HeadEnds(plan, items);
   std::vector<int32_t> ends = WholeHeads(heads, plan.grid);
   if (ends.empty()) ends = EvenParts(blocks, plan.grid);
   plan.extent = {.blocks = static_cast<int32_t>(blocks), .parts = static_cast<int32_t>(ends.size())};

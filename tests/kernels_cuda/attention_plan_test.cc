@@ -1,5 +1,6 @@
 #include "kernels/cuda/attention_plan.h"
 
+#include <algorithm>
 #include <random>
 #include <utility>
 #include <vector>
@@ -118,6 +119,43 @@ TEST(AttentionPlan, AStepOfLikeSequencesCutsNoHead) {
       EXPECT_EQ(plan.parts[i].last_part, static_cast<int>(i)) << sequences << " sequences";
       EXPECT_LE(plan.parts[i].end - plan.parts[i].begin, share * 108 / 100 + 1) << sequences << " sequences";
     }
+  }
+}
+
+// 256 sequences of 920 tokens that began one after the other, 2048 tokens of prompts a step, `steps` after the last.
+std::vector<PlannedItem> AfterPrompts(int steps) {
+  std::vector<PlannedItem> items;
+  for (int i = 0; i < 256; ++i) {
+    const int64_t tokens = 920 + (255 - i) * 920 / 2048 + steps;
+    items.push_back({.q_rows = 1, .kv_heads = 8, .first_position = tokens - 1, .token_end = tokens});
+  }
+  return items;
+}
+
+int64_t LargestPartTokens(const AttentionPlan& plan, const std::vector<PlannedItem>& items) {
+  int64_t largest = 0;
+  for (const AttentionPart& part : plan.parts) {
+    int64_t tokens = 0;
+    for (const AttentionSpan& span : plan.spans) {
+      const int32_t begin = std::max(span.block_begin, part.begin), end = std::min(span.block_end, part.end);
+      if (begin < end) tokens += (end - begin) / span.segments * items[span.item].token_end;
+    }
+    largest = std::max(largest, tokens);
+  }
+  return largest;
+}
+
+// 15 or 16 of their heads are a share: 1.031 of it is the least that the largest part can have.
+TEST(AttentionPlan, PartsOfWholeHeadsAreEqualInTokens) {
+  for (int steps = 0; steps < 128; ++steps) {
+    const std::vector<PlannedItem> items = AfterPrompts(steps);
+    const AttentionPlan plan = Plan(items, 4, 0, 132);
+    CheckParts(plan);
+    int64_t tokens = 0;
+    for (const PlannedItem& item : items) tokens += 8 * item.token_end;
+    for (size_t i = 0; i < plan.parts.size(); ++i)
+      ASSERT_EQ(plan.parts[i].first_part, static_cast<int>(i)) << steps << " steps";
+    ASSERT_LE(LargestPartTokens(plan, items), tokens * 1.04 / 132) << steps << " steps";
   }
 }
 
