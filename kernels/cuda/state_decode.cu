@@ -39,6 +39,7 @@ class Summer {
   __device__ void Run() {
     const int count = Work::Count(p, kCols);
     uint32_t token_phases = 0;  // a bit a ring
+    AwaitBarriers<kVector>();
     for (int n = 0; Work::At(n) < count; ++n) {
       const int ring = n % kTokenWarps;
       first_part = n * kParts;
@@ -466,25 +467,16 @@ __device__ void Decode(const StateLaunch& p, std::byte* memory) {
   using Memory = Shared<kKeys, kCols, kVector>;
   constexpr int kWarps = kSumWarps<kVector>;
   Memory& s = *reinterpret_cast<Memory*>(memory);
-  const auto init = [](uint64_t& full, uint64_t& empty, int arrivals) {
-    BarrierInit(SharedAddress(&full), arrivals);
-    BarrierInit(SharedAddress(&empty), kWarps * kWarpArrivals);
-  };
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < Memory::kRing; ++i) init(s.part_full[i], s.part_empty[i], 1);
-    for (int i = 0; i < kSpans; ++i) init(s.span_full[i], s.span_empty[i], 1);
-    for (int i = 0; i < kTokenWarps; ++i) init(s.token_full[i], s.token_empty[i], kWarpArrivals);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  }
-  __syncthreads();
   const int warp = threadIdx.x / 32;
   if (warp < kWarps) {
     if constexpr (kVector) TakeRegisters<64, false>();
     Summer<kKeys, kCols, kVector, kDelta>(p, s).Run();
     return;
   }
+  const bool copies = warp == kWarps + kTokenWarps;
+  if (copies) MakeBarriers(s);
   if constexpr (kVector) TakeRegisters<112, true>();
-  if (warp < kWarps + kTokenWarps) {
+  if (!copies) {
     Preparer<kKeys, kCols, kVector, kDelta>(p, s, warp - kWarps).Run();
   } else {
     Copier<kKeys, kCols, kVector>(p, s).Run();

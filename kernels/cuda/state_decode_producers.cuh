@@ -10,6 +10,28 @@ namespace dovetail::kernels::cuda::decode {
 
 #if __CUDA_ARCH__ >= 900
 
+// By the warp that copies, which does not wait for the others; they await it before they use an mbarrier, once each.
+template <int kKeys, int kCols, bool kVector>
+__device__ __forceinline__ void MakeBarriers(Shared<kKeys, kCols, kVector>& s) {
+  constexpr int kRing = Shared<kKeys, kCols, kVector>::kRing;
+  static_assert(kRing <= 32);
+  const int lane = threadIdx.x % 32;
+  const auto init = [](uint64_t& full, uint64_t& empty, int arrivals) {
+    BarrierInit(SharedAddress(&full), arrivals);
+    BarrierInit(SharedAddress(&empty), kSumWarps<kVector> * kWarpArrivals);
+  };
+  if (lane < kRing) init(s.part_full[lane], s.part_empty[lane], 1);
+  if (lane < kSpans) init(s.span_full[lane], s.span_empty[lane], 1);
+  if (lane < kTokenWarps) init(s.token_full[lane], s.token_empty[lane], kWarpArrivals);
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  __syncwarp();
+  asm volatile("bar.arrive 0, %0;" ::"n"(kThreads<kVector>) : "memory");
+}
+template <bool kVector>
+__device__ __forceinline__ void AwaitBarriers() {
+  asm volatile("bar.sync 0, %0;" ::"n"(kThreads<kVector>) : "memory");
+}
+
 // Rows [0, end) of a section, `bytes` of each from column_bytes on, `bytes` apart in shared memory. All lanes call it.
 __device__ __forceinline__ void CopyRows(const FoundBlock& block, const StateSection& section, int begin, int end,
                                          int column_bytes, int bytes, uint32_t to, uint32_t bar) {
@@ -138,19 +160,52 @@ class Preparer {
         empty(SharedAddress(&shared.token_empty[ring])), first(ring) {}
 
   __device__ void Run() {
-    const int count = Work::Count(p, kCols);
-    for (int n = first; Work::At(n) < count; n += kTokenWarps) {
+    const int all = Work::Count(p, kCols);
+    if (Work::At(first) >= all) AwaitBarriers<kVector>();
+    for (int n = first; Work::At(n) < all; n += kTokenWarps) {
       const Work work(p, kCols, n);
       const StateItem item = p.items[work.unit.item];
       const StateBlock block = BlockOf(p, item, work.unit.head, item.first_position / kStateTokens);
       const int place = static_cast<int>(item.first_position % kStateTokens);
+      Inputs inputs;
+      if constexpr (!kVector) inputs = Load(work, item, 0);  // meanwhile; vector decays leave no registers for it
       if (place >= kTokens && !HasMidway(p, FoundBlock::Of(block), place, work.first_column))
         PrepareFirstSpan(block, item);
-      for (int row = 0; row < item.rows; ++row) Prepare(work, item, row);
+      for (int row = 0; row < item.rows; ++row) {
+        if (kVector || row > 0) inputs = Load(work, item, row);
+        Prepare(work, item, row, inputs);
+      }
     }
   }
 
  private:
+  // What comes with a token: the lane's channels of q or k, and of v, also as they came; its decays and rate.
+  struct Inputs {
+    float x[8] = {}, v[8], decay[kOwn], log_decay = 0, rate = 1;
+    uint4 raw, raw_v;
+  };
+  __device__ __forceinline__ Inputs Load(const Work& work, const StateItem& item, int row) const {
+    Inputs in;
+    const int head = work.unit.head;
+    if (kind < 2) StateInput8(p, item, head, row, kind * kKeys + channel, in.x, in.raw);
+    if (lane < kCols / 8) StateInput8(p, item, head, row, 2 * kKeys + work.first_column + 8 * lane, in.v, in.raw_v);
+    const float* const gates = p.gates > 0 ? GatesOf(p, item, head, row) : nullptr;
+    if (p.token_rate) in.rate = gates[p.token_decay ? (kVector ? kKeys : 1) : 0];
+    if constexpr (kVector) {
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) in.decay[i] = RoundBF16(fmaxf(gates[lane + 32 * i], kLowestLogDecay));
+    } else {
+      in.log_decay = fmaxf(p.token_decay ? gates[0] : p.log_decay[item.first_head + head], kLowestLogDecay);
+    }
+    return in;
+  }
+
+  __device__ __forceinline__ void WaitForRoom() const {
+    if (count == 0) AwaitBarriers<kVector>();
+    BarrierWait(empty, (count + 1) % 2);
+    __syncwarp();
+  }
+
   // The block's first span is to become S midway.
   __device__ __forceinline__ void PrepareFirstSpan(const StateBlock& block, const StateItem& item) {
     float decay[kOwn], fade = 0, total = 1;
@@ -162,8 +217,7 @@ class Preparer {
       log_decays = reinterpret_cast<const float*>(block.Row(p.layout.decays, 0))[lane];
       total = Fade(fade);
     }
-    BarrierWait(empty, (count + 1) % 2);
-    __syncwarp();
+    WaitForRoom();
     StoreDecays(decay, fade);
     if (lane == 0) {
       s.total = total;
@@ -175,38 +229,24 @@ class Preparer {
     ++count;
   }
 
-  __device__ __forceinline__ void Prepare(const Work& work, const StateItem& item, int row) {
+  __device__ __forceinline__ void Prepare(const Work& work, const StateItem& item, int row, Inputs& in) {
     const int head = work.unit.head;
     const int64_t position = item.first_position + row;
     const int place = static_cast<int>(position % kStateTokens), t = place % kTokens;  // in the block, the span
     const StateBlock block = BlockOf(p, item, head, position / kStateTokens);
-    float x[8] = {}, v[8];  // q or k; v
-    uint4 raw, raw_v;
-    if (kind < 2) StateInput8(p, item, head, row, kind * kKeys + channel, x, raw);
-    if (lane < kCols / 8) StateInput8(p, item, head, row, 2 * kKeys + work.first_column + 8 * lane, v, raw_v);
-    const float* const gates = p.gates > 0 ? GatesOf(p, item, head, row) : nullptr;
-    const float rate = p.token_rate ? gates[p.token_decay ? (kVector ? kKeys : 1) : 0] : 1.0f;
-    float decay[kOwn], log_decay = 0;
-    if constexpr (kVector) {
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) decay[i] = RoundBF16(fmaxf(gates[lane + 32 * i], kLowestLogDecay));
-    } else {
-      log_decay = fmaxf(p.token_decay ? gates[0] : p.log_decay[item.first_head + head], kLowestLogDecay);
-      FindDecays(block, row, place, log_decay);
-    }
-    Scale(x);
-    const uint4 key = Round(x);
-    const float own = Own(x);
+    if constexpr (!kVector) FindDecays(block, row, place, in.log_decay);
+    Scale(in.x);
+    const uint4 key = Round(in.x);
+    const float own = Own(in.x);
     float fade = 0, total = 1;
     if constexpr (!kVector) total = Fade(fade);
 
-    WriteBlock(work, block, place, key, raw, raw_v, decay, log_decay);
-    BarrierWait(empty, (count + 1) % 2);
-    __syncwarp();
-    Store(x, v);
-    StoreDecays(decay, fade);
+    WriteBlock(work, block, place, key, in);
+    WaitForRoom();
+    Store(in.x, in.v);
+    StoreDecays(in.decay, fade);
     if (lane == 0) {
-      s.total = total, s.rate = rate, s.own = own;
+      s.total = total, s.rate = in.rate, s.own = own;
       s.skip = p.skip != nullptr ? p.skip[item.first_head + head] : 0.0f;
       s.t = t, s.second = place >= kTokens;
       s.last = row + 1 == item.rows, s.fresh = item.first_position < kTokens, s.behind = 0;
@@ -273,20 +313,19 @@ class Preparer {
   }
 
   __device__ __forceinline__ void WriteBlock(const Work& work, const StateBlock& block, int place, const uint4& key,
-                                             const uint4& raw, const uint4& raw_v, const float (&decay)[kOwn],
-                                             float log_decay) const {
+                                             const Inputs& in) const {
     std::byte* const history = p.conv_width > 0 ? block.Row(p.layout.history, place) : nullptr;
     if (history != nullptr && lane < kCols / 8)
-      *reinterpret_cast<uint4*>(history + 2 * (2 * kKeys + work.first_column + 8 * lane)) = raw_v;
+      *reinterpret_cast<uint4*>(history + 2 * (2 * kKeys + work.first_column + 8 * lane)) = in.raw_v;
     if (!work.first) return;
-    if (history != nullptr && kind < 2) *reinterpret_cast<uint4*>(history + 2 * (kind * kKeys + channel)) = raw;
+    if (history != nullptr && kind < 2) *reinterpret_cast<uint4*>(history + 2 * (kind * kKeys + channel)) = in.raw;
     if (kind == 1) *reinterpret_cast<uint4*>(block.Row(p.layout.keys, place) + 2 * channel) = key;
     if constexpr (kVector) {
       auto* const to = reinterpret_cast<__nv_bfloat16*>(block.Row(p.layout.decays, place));
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) to[lane + 32 * i] = __float2bfloat16_rn(decay[i]);
+      for (int i = 0; i < kOwn; ++i) to[lane + 32 * i] = __float2bfloat16_rn(in.decay[i]);
     } else if (lane == 0) {
-      reinterpret_cast<float*>(block.Row(p.layout.decays, 0))[place] = log_decay;
+      reinterpret_cast<float*>(block.Row(p.layout.decays, 0))[place] = in.log_decay;
     }
   }
 
