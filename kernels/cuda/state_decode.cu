@@ -39,7 +39,7 @@ class Summer {
   __device__ void Run() {
     const int count = Work::Count(p, kCols);
     uint32_t token_phases = 0;  // a bit a ring
-    AwaitBarriers<kVector>();
+    asm volatile("bar.sync 0, %0;" ::"n"(32 * (kWarps + 1)) : "memory");  // MakeBarriers
     for (int n = 0; Work::At(n) < count; ++n) {
       const int ring = n % kTokenWarps;
       first_part = n * kParts;

@@ -10,7 +10,8 @@ namespace dovetail::kernels::cuda::decode {
 
 #if __CUDA_ARCH__ >= 900
 
-// By the warp that copies, which does not wait for the others; they await it before they use an mbarrier, once each.
+// By the warp that copies, which waits for nobody. Those that multiply, and those that prepare tokens, await it once each,
+// before they use an mbarrier.
 template <int kKeys, int kCols, bool kVector>
 __device__ __forceinline__ void MakeBarriers(Shared<kKeys, kCols, kVector>& s) {
   constexpr int kRing = Shared<kKeys, kCols, kVector>::kRing;
@@ -25,11 +26,8 @@ __device__ __forceinline__ void MakeBarriers(Shared<kKeys, kCols, kVector>& s) {
   if (lane < kTokenWarps) init(s.token_full[lane], s.token_empty[lane], kWarpArrivals);
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   __syncwarp();
-  asm volatile("bar.arrive 0, %0;" ::"n"(kThreads<kVector>) : "memory");
-}
-template <bool kVector>
-__device__ __forceinline__ void AwaitBarriers() {
-  asm volatile("bar.sync 0, %0;" ::"n"(kThreads<kVector>) : "memory");
+  asm volatile("bar.arrive 0, %0;" ::"n"(32 * (kSumWarps<kVector> + 1)) : "memory");
+  asm volatile("bar.arrive 2, %0;" ::"n"(32 * (kTokenWarps + 1)) : "memory");
 }
 
 // Rows [0, end) of a section, `bytes` of each from column_bytes on, `bytes` apart in shared memory. All lanes call it.
@@ -161,7 +159,7 @@ class Preparer {
 
   __device__ void Run() {
     const int all = Work::Count(p, kCols);
-    if (Work::At(first) >= all) AwaitBarriers<kVector>();
+    if (Work::At(first) >= all) AwaitBarriers();
     for (int n = first; Work::At(n) < all; n += kTokenWarps) {
       const Work work(p, kCols, n);
       const StateItem item = p.items[work.unit.item];
@@ -200,8 +198,11 @@ class Preparer {
     return in;
   }
 
+  __device__ __forceinline__ static void AwaitBarriers() {
+    asm volatile("bar.sync 2, %0;" ::"n"(32 * (kTokenWarps + 1)) : "memory");
+  }
   __device__ __forceinline__ void WaitForRoom() const {
-    if (count == 0) AwaitBarriers<kVector>();
+    if (count == 0) AwaitBarriers();
     BarrierWait(empty, (count + 1) % 2);
     __syncwarp();
   }
