@@ -223,11 +223,8 @@ __global__ void __launch_bounds__(kChunkThreads, 1) StateChunksDirectKernel(cons
 template <int kKeys, int kSlice>
 int Launch(const StateLaunch& p, void* stream) {
   constexpr int kMostSegments = 4, kFewChunks = 4;
-  int device = 0, multiprocessors = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess)
-    error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  if (error != cudaSuccess) return error;
+  int multiprocessors = 0;
+  if (const int error = CountMultiprocessors(multiprocessors); error != 0) return error;
   const int blocks = p.unit_count * Slices(p, kSlice);
   const int segments = p.chunk_end < kFewChunks ? 1 : std::clamp(multiprocessors / blocks, 1, kMostSegments);
   return LaunchStateKernel(StateChunksDirectKernel<kKeys, kSlice>, dim3(blocks, segments), kChunkThreads,

@@ -521,11 +521,8 @@ int LaunchKeys(const StateLaunch& p, int multiprocessors, cudaStream_t stream) {
 }  // namespace
 
 int LaunchStateDecode(const StateLaunch* p, void* stream) {
-  int device = 0, multiprocessors = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess)
-    error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  if (error != cudaSuccess) return error;
+  int multiprocessors = 0;
+  if (const int error = CountMultiprocessors(multiprocessors); error != 0) return error;
   auto* const on = static_cast<cudaStream_t>(stream);
   return p->key_dim == 64 ? LaunchKeys<64>(*p, multiprocessors, on) : LaunchKeys<128>(*p, multiprocessors, on);
 }
