@@ -8,12 +8,14 @@ namespace dovetail::kernels::cuda {
 PromptPlanner::PromptPlanner(Maker maker) : maker_(std::move(maker)) {}
 
 PromptPlanner::~PromptPlanner() {
-  {
-    const std::lock_guard lock(mutex_);
-    ends_ = true;
-  }
-  work_.notify_all();
+  End();
   if (thread_.joinable()) thread_.join();
+}
+
+void PromptPlanner::End() {
+  const std::lock_guard lock(mutex_);
+  ends_ = true;
+  work_.notify_all();
 }
 
 PromptPlanner::Answer PromptPlanner::Find(const PromptSize& size) {

@@ -52,6 +52,8 @@ class PromptPlanner {
   void Ask(const PromptSize& size);
   // Blocks: makes it here and now, beside what the thread does, or, if it has begun, waits for it. Null: there is none.
   Plan Await(const PromptSize& size, const Maker& here);
+  // The thread begins no further plan. Does not wait for the one that is being made; the destructor does, behind this.
+  void End();
 
  private:
   struct Entry {

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -144,17 +143,13 @@ TEST(PromptPlannerTest, MoreThanItsLimitIsNotAskedFor) {
 
 TEST(PromptPlannerTest, EndsBehindThePlanThatIsBeingMadeAndForgetsTheOthers) {
   Maker maker;
-  std::thread later;
   {
     PromptPlanner planner(maker.function());
     for (const int tokens : {1, 2, 3}) planner.Ask(Of(tokens));
     maker.AwaitBegun(1);
-    later = std::thread([&] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
-      maker.Allow(100);
-    });
+    planner.End();
+    maker.Allow(100);
   }
-  later.join();
   EXPECT_EQ(maker.began(), std::vector<int>{1});
   EXPECT_EQ(maker.alive(), 0);
   const PromptPlanner unused(maker.function());
