@@ -5,7 +5,7 @@
 
 namespace dovetail::kernels::cuda {
 
-// Of the current device. Returns a cudaError_t.
+// Of the current device. Returns a cudaError_t. Any host thread.
 inline int CountMultiprocessors(int& count) {
   int device = 0;
   const cudaError_t error = cudaGetDevice(&device);
