@@ -119,7 +119,7 @@ struct PieceRows {
       for (int hop = 16; hop > 0; hop /= 2) top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], hop));
       if (top[r] == -INFINITY) top[r] = 0;  // nothing seen: every weight is 0
     }
-    constexpr int kBatch = kRuns == 1 ? 6 : 3;
+    constexpr int kBatch = kRuns == 1 ? 4 : 2;
     for (int begin = 0; begin < count; begin += kBatch) {
       float2 ml[kBatch][kRows];
       float4 x[kBatch][kRows][kRuns];

@@ -23,12 +23,12 @@ struct KvTraits<KvType::kE4M3> {
   static constexpr int kElement = 1;
 };
 
-// Which token of a block stands in column n of score tile i, so that the weights of a thread are of the tokens of the
-// V chunks that it loads.
+// Which token of a block stands in column n of score tile i, so that the weights of a thread are of the tokens of V
+// that it loads.
 template <KvType kType>
 __device__ __forceinline__ constexpr int TokenOf(int i, int n) {
   return kType == KvType::kE4M3 ? 16 * (n / 2) + 4 * (i / 2) + 2 * (i % 2) + n % 2
-                                : 8 * (n / 2) + 32 * (i / 4) + 4 * (i / 2 % 2) + 2 * (i % 2) + n % 2;
+                                : 8 * i + n;
 }
 
 // Eight elements of a query from `dim` on as the products take them.
@@ -208,39 +208,63 @@ struct TileState {
   template <bool kTail>
   __device__ __forceinline__ void Accumulate(const AttentionLaunch& p, uint32_t values, const uint32_t (&w)[4][4],
                                              int end_token, int lane) {
-    const int g = lane / 4, c = lane % 4;
-    const int dims = kFull ? D : p.layout.value_dim;
-    const uint32_t mine = values + (c * dims + (g ^ CudaKvLayout::value_swizzle(c))) * 16;
 #pragma unroll
     for (int step = 0; step < 4; ++step) Math::Mma(l, w[step], Math::kOnes, Math::kOnes);
+    if constexpr (kElement == 2) {
+      AccumulateRows<kTail>(p, values, w, end_token, lane);
+    } else {
+      AccumulateChunks<kTail>(p, values, w, end_token, lane);
+    }
+  }
+
+  // V by row: each lane names a row of the first 32 tokens, and of the others.
+  template <bool kTail>
+  __device__ __forceinline__ void AccumulateRows(const AttentionLaunch& p, uint32_t values, const uint32_t (&w)[4][4],
+                                                 int end_token, int lane) {
+    const int row_bytes = kFull ? D * kElement : p.layout.value_row_bytes();
+    const int swizzle = CudaKvLayout::value_swizzle(lane, row_bytes);
+    const uint32_t row = values + lane * row_bytes + (kFull ? swizzle * 16 : 0);
+    const int pair = 2 * (lane % 4);
 #pragma unroll
     for (int j = 0; j < D / 8; ++j) {
-      if (kFull || 8 * j < dims) {
-        if constexpr (kElement == 2) {
-          uint4 a = LoadShared16(mine + 128 * j), b = LoadShared16(mine + 64 * dims + 128 * j);
-          if constexpr (kTail) {
-            a.x &= Below(8 * c, end_token), a.y &= Below(8 * c + 2, end_token);
-            a.z &= Below(8 * c + 4, end_token), a.w &= Below(8 * c + 6, end_token);
-            b.x &= Below(8 * c + 32, end_token), b.y &= Below(8 * c + 34, end_token);
-            b.z &= Below(8 * c + 36, end_token), b.w &= Below(8 * c + 38, end_token);
-          }
-          Math::Mma(o[j], w[0], a.x, a.y);
-          Math::Mma(o[j], w[1], a.z, a.w);
-          Math::Mma(o[j], w[2], b.x, b.y);
-          Math::Mma(o[j], w[3], b.z, b.w);
-        } else {
-          const uint4 a = LoadShared16(mine + 128 * j);
-          const uint32_t words[4] = {a.x, a.y, a.z, a.w};
+      if (!kFull && 16 * j >= row_bytes) continue;
+      // Rows of whole multiples of 128 bytes begin on one.
+      const uint32_t at = kFull ? (row ^ (j % 8 * 16)) + j / 8 * 128 : row + (j / 8 * 8 + ((j % 8) ^ swizzle)) * 16;
+      uint32_t v[2][4];
+      LoadMatricesTransposed(v[0], at);
+      LoadMatricesTransposed(v[1], at + 32 * row_bytes);
 #pragma unroll
-          for (int step = 0; step < 4; ++step) {
-            uint32_t b0 = WidenE4M3(words[step]), b1 = WidenE4M3High(words[step]);
-            if constexpr (kTail) {
-              b0 &= Below(16 * c + 4 * step, end_token);
-              b1 &= Below(16 * c + 4 * step + 2, end_token);
-            }
-            Math::Mma(o[j], w[step], b0, b1);
-          }
+      for (int step = 0; step < 4; ++step) {
+        uint32_t b0 = v[step / 2][step % 2 * 2], b1 = v[step / 2][step % 2 * 2 + 1];
+        if constexpr (kTail) {
+          b0 &= Below(16 * step + pair, end_token);
+          b1 &= Below(16 * step + 8 + pair, end_token);
         }
+        Math::Mma(o[j], w[step], b0, b1);
+      }
+    }
+  }
+
+  // V in chunks of 16 tokens.
+  template <bool kTail>
+  __device__ __forceinline__ void AccumulateChunks(const AttentionLaunch& p, uint32_t values,
+                                                   const uint32_t (&w)[4][4], int end_token, int lane) {
+    const int g = lane / 4, c = lane % 4;
+    const int dims = kFull ? D : p.layout.value_dim;
+    const uint32_t mine = values + (c * dims + (g ^ CudaKvLayout::chunk_swizzle(c))) * 16;
+#pragma unroll
+    for (int j = 0; j < D / 8; ++j) {
+      if (!kFull && 8 * j >= dims) continue;
+      const uint4 a = LoadShared16(mine + 128 * j);
+      const uint32_t words[4] = {a.x, a.y, a.z, a.w};
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        uint32_t b0 = WidenE4M3(words[step]), b1 = WidenE4M3High(words[step]);
+        if constexpr (kTail) {
+          b0 &= Below(16 * c + 4 * step, end_token);
+          b1 &= Below(16 * c + 4 * step + 2, end_token);
+        }
+        Math::Mma(o[j], w[step], b0, b1);
       }
     }
   }

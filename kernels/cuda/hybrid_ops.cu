@@ -1,4 +1,5 @@
 #include "kernels/cuda/hybrid_launches.h"
+#include "kernels/cuda/warp_sums.cuh"
 #include "kernels/cuda/wire.cuh"
 
 // The small kernels around linear states and their hybrids.
@@ -12,10 +13,6 @@ int Blocks(int64_t count) { return static_cast<int>((count + kThreads - 1) / kTh
 int Result() { return cudaGetLastError(); }
 cudaStream_t On(void* stream) { return static_cast<cudaStream_t>(stream); }
 
-__device__ __forceinline__ float WarpSum(float x) {
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
-  return x;
-}
 __device__ __forceinline__ float Sigmoid(float x) { return 1 / (1 + __expf(-x)); }
 __device__ __forceinline__ float Softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
 

@@ -8,15 +8,18 @@ namespace dovetail::kernels::cuda {
 enum class KvType : int32_t { kBF16 = 0, kF16 = 1, kE4M3 = 2 };
 
 // The memory of one KvBlock on a GPU: 64 tokens x one KV head x one attention op, K then V, contiguous, so that one
-// bulk copy brings a whole block into shared memory. Both halves consist of runs of 16 bytes ("chunks") along the
-// dimension that is summed over, as the tensor cores' B operand reads them:
+// bulk copy brings a whole block into shared memory. Both halves consist of runs of 16 bytes ("chunks"):
 //   K [64 tokens][key_dim], rows padded with zeros to whole chunks
-//   V [64 tokens / those of a chunk][value_dim][tokens of a chunk], so that a token is stored into few lines of memory
-//   and what a block does not hold yet lies at the end
-// The eight threads of a quarter warp touch every bank of shared memory once: where a row of K is a multiple of 128
-// bytes, odd rows swap chunks i and i ^ 4, of which the threads read four each of two neighbouring rows; of V they read
-// two neighbouring dimensions of four chunks, which chunk c keeps at the places i ^ 2c. A block begins on a 16-byte
-// boundary. Pure; host and device code. Immutable, a value.
+//   V of 16 bits: [64 tokens][value_dim], which ldmatrix transposes; of 8 bits, which it cannot:
+//     [64 tokens / 16][value_dim][16 tokens], so that a chunk runs along the dimension that is summed over
+// A token's K, and its V of 16 bits, are contiguous, and what a block does not hold yet lies at the end of either.
+//
+// What eight threads read at once touches every bank of shared memory once: where a row of K is a multiple of 128
+// bytes, odd rows swap chunks i and i ^ 4, of which the threads read four each of two neighbouring rows; of rows of V
+// they read the same chunk of eight, which row t keeps at the place i ^ t where a row is a multiple of 128 bytes, and
+// with as many bits less as it is a smaller power of two; of V in 8 bits they read two neighbouring dimensions of four
+// chunks, which chunk c keeps at the places i ^ 2c. A block begins on a 16-byte boundary. Pure; host and device code.
+// Immutable, a value.
 struct CudaKvLayout {
   static constexpr int kTokens = 64;
   static constexpr int kChunk = 16;
@@ -27,16 +30,24 @@ struct CudaKvLayout {
 
   constexpr int element_bytes() const { return type == KvType::kE4M3 ? 1 : 2; }
   constexpr int key_row_bytes() const { return (key_dim * element_bytes() + kChunk - 1) / kChunk * kChunk; }
-  constexpr int chunk_tokens() const { return kChunk / element_bytes(); }  // of V
+  constexpr int value_row_bytes() const { return value_dim * element_bytes(); }
+  constexpr bool values_by_row() const { return type != KvType::kE4M3; }
   constexpr int key_bytes() const { return kTokens * key_row_bytes(); }
   constexpr int value_bytes() const { return value_dim * kTokens * element_bytes(); }
   constexpr int bytes() const { return key_bytes() + value_bytes(); }
 
   constexpr int key_swizzle(int token) const { return key_row_bytes() % 128 == 0 ? (token & 1) << 2 : 0; }
-  static constexpr int value_swizzle(int chunk) { return (chunk & 3) << 1; }
+  // Of V by row.
+  static constexpr int value_swizzle(int token, int row_bytes) {
+    const int chunks = row_bytes / kChunk;
+    const int bits = chunks % 8 == 0 ? 3 : chunks % 4 == 0 ? 2 : chunks % 2 == 0 ? 1 : 0;
+    return (token & 7) >> (3 - bits);
+  }
+  // Of V in chunks of 16 tokens.
+  static constexpr int chunk_swizzle(int chunk) { return (chunk & 3) << 1; }
   // Of V, those that hold its first tokens.
   constexpr int value_bytes_of(int tokens) const {
-    return (tokens + chunk_tokens() - 1) / chunk_tokens() * value_dim * kChunk;
+    return values_by_row() ? tokens * value_row_bytes() : (tokens + kChunk - 1) / kChunk * value_dim * kChunk;
   }
 
   // Byte offset of element `dim` of the key or value of `token` (0..63) in the block.
@@ -45,9 +56,13 @@ struct CudaKvLayout {
     return token * key_row_bytes() + ((byte / kChunk) ^ key_swizzle(token)) * kChunk + byte % kChunk;
   }
   constexpr int value_offset(int token, int dim) const {
-    const int chunk = token / chunk_tokens();
-    return key_bytes() + (chunk * value_dim + (dim ^ value_swizzle(chunk))) * kChunk +
-           token % chunk_tokens() * element_bytes();
+    if (values_by_row()) {
+      const int byte = dim * element_bytes();
+      return key_bytes() + token * value_row_bytes() +
+             ((byte / kChunk) ^ value_swizzle(token, value_row_bytes())) * kChunk + byte % kChunk;
+    }
+    const int chunk = token / kChunk;
+    return key_bytes() + (chunk * value_dim + (dim ^ chunk_swizzle(chunk))) * kChunk + token % kChunk;
   }
 };
 

@@ -1,5 +1,6 @@
 #include "kernels/cuda/hybrid_launches.h"
 #include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/warp_sums.cuh"
 #include "kernels/cuda/wire.cuh"
 
 // Experts: routing, the order of the pairs, products by expert, their sum. All lengths that depend on the routing stay
@@ -11,10 +12,6 @@ namespace {
 constexpr int kRouteThreads = 256, kRouteWarps = kRouteThreads / 32, kMostExperts = 1024;
 constexpr int kPlaceThreads = 1024;
 
-__device__ __forceinline__ float WarpSum(float x) {
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
-  return x;
-}
 __device__ __forceinline__ float WarpMax(float x) {
   for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
   return x;

@@ -73,6 +73,21 @@ __device__ __forceinline__ uint4 LoadShared16(uint32_t address) {
   return v;
 }
 
+// Four 8 x 8 matrices of 16 bits, whose rows of 16 bytes lanes 0..7, 8..15, 16..23 and 24..31 name. Of each, lane i
+// gets elements 2 * (i % 4) and the next of row i / 4; transposed, of column i / 4.
+__device__ __forceinline__ void LoadMatrices(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void LoadMatricesTransposed(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
 __device__ __forceinline__ float Exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -1,19 +1,11 @@
-#include <cuda_fp8.h>
-
-#include <initializer_list>
-
 #include "kernels/cuda/dependent_launch.cuh"
-#include "kernels/cuda/exchange.cuh"
+#include "kernels/cuda/gated_activation.cuh"
 #include "kernels/cuda/launches.h"
+#include "kernels/cuda/warp_sums.cuh"
 #include "kernels/cuda/wire.cuh"
 
 namespace dovetail::kernels::cuda {
 namespace {
-
-__device__ __forceinline__ float WarpSum(float x) {
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
-  return x;
-}
 
 // One thread block a row. x is rounded to its type before it is squared, so that the stored row is what was normed.
 __global__ void __launch_bounds__(512) RmsNormKernel(const __grid_constant__ RmsNormLaunch p) {
@@ -87,12 +79,6 @@ __global__ void __launch_bounds__(1024) RmsNormRunsKernel(const __grid_constant_
   StoreWire8(p.out_type, p.out, row * p.out_step + i, x);
 }
 
-__device__ __forceinline__ float Activate(bool gelu, float gate, float up) {
-  if (!gelu) return gate / (1 + __expf(-gate)) * up;
-  const float u = 0.7978845608028654f * (gate + 0.044715f * gate * gate * gate);
-  return gate / (1 + __expf(-2 * u)) * up;
-}
-
 __global__ void __launch_bounds__(256) ActivationKernel(const __grid_constant__ ActivationLaunch p) {
   const int64_t row = blockIdx.y;
   const int i = 2 * (blockIdx.x * 256 + threadIdx.x);
@@ -138,135 +124,6 @@ __global__ void __launch_bounds__(128) RopeTableKernel(const __grid_constant__ R
   sincos(angle, &sine, &cosine);
   p.cos[at] = static_cast<float>(cosine) * p.multiplier;
   p.sin[at] = static_cast<float>(sine) * p.multiplier;
-}
-
-__device__ __forceinline__ void StoreKv(KvType type, std::byte* at, float x) {
-  if (type == KvType::kBF16) {
-    *reinterpret_cast<__nv_bfloat16*>(at) = __float2bfloat16_rn(x);
-  } else if (type == KvType::kF16) {
-    *reinterpret_cast<__half*>(at) = __float2half_rn(x);
-  } else {
-    *reinterpret_cast<__nv_fp8_storage_t*>(at) = __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
-  }
-}
-
-constexpr int kAppendWarps = 4;
-
-// One warp a (row, head), over the q heads, the k heads and the v heads.
-__device__ void AppendHead(const KvAppendLaunch& p) {
-  __shared__ float vectors[kAppendWarps][256];
-  float* x = vectors[threadIdx.x / 32];
-  const int lane = threadIdx.x % 32, row = blockIdx.y;
-  const int head = blockIdx.x * kAppendWarps + threadIdx.x / 32;
-  LetSuccessorBegin();
-  if (head >= p.q_heads + 2 * p.kv_heads) return WaitForPredecessor();
-  const bool is_q = head < p.q_heads, is_v = head >= p.q_heads + p.kv_heads;
-  const int dim = is_v ? p.layout.value_dim : p.layout.key_dim;
-  const int kv_head = head - p.q_heads - (is_v ? p.kv_heads : 0);
-  const void* source = p.qkv;
-  int64_t from = row * p.qkv_step + static_cast<int64_t>(head) * dim;
-  if (is_v && p.v != nullptr) {
-    source = p.v;
-    from = row * p.v_step + static_cast<int64_t>(kv_head) * dim;
-  } else if (is_v) {
-    from = row * p.qkv_step + static_cast<int64_t>(p.q_heads + p.kv_heads) * p.layout.key_dim +
-           static_cast<int64_t>(kv_head) * dim;
-  }
-  // What does not come from the kernel before is under way when that ends.
-  std::byte* block = nullptr;
-  int token = 0;
-  void *q_out = p.q_out, *k_out = p.k_out, *v_out = p.v_out;
-  int64_t out_row = row;
-  if (p.fan != nullptr) {
-    const ExchangeRow to = p.fan_rows[row];
-    const ExchangePeer& peer = p.fan->peers[to.peer];
-    out_row = to.row;
-    q_out = peer.query;
-    k_out = peer.key_value;
-    v_out = static_cast<std::byte*>(peer.key_value) + peer.rows * p.k_out_step * (p.type == WireType::kF32 ? 4 : 2);
-  }
-  if (!is_q && k_out == nullptr) {
-    const DeviceAttentionItem& item = p.items[p.row_items[row]];
-    const int position = p.positions[row], segment = position / CudaKvLayout::kTokens - item.first_segment;
-    token = position % CudaKvLayout::kTokens;
-    block = const_cast<std::byte*>(item.blocks[kv_head * item.head_step + segment]) + p.kv_offset;
-  }
-  const bool rotates = !is_v && p.cos != nullptr && p.rotary > 0;
-  const int half = p.rotary / 2;
-  float cosine[4], sine[4];  // of pairs lane, lane + 32, ...
-  if (rotates) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int64_t at = static_cast<int64_t>(row) * half + min(lane + 32 * j, half - 1);
-      cosine[j] = p.cos[at];
-      sine[j] = p.sin[at];
-    }
-  }
-  WaitForPredecessor();
-  float squares = 0;
-  for (int i = 2 * lane; i < dim; i += 64) {
-    const float2 v = LoadWirePair(p.type, source, from + i);
-    x[i] = v.x;
-    x[i + 1] = v.y;
-    squares += v.x * v.x + v.y * v.y;
-  }
-  const float* norm = is_v ? nullptr : is_q ? p.q_norm : p.k_norm;
-  __syncwarp();
-  if (norm != nullptr) {
-    const float inverse = rsqrtf(WarpSum(squares) / static_cast<float>(dim) + p.norm_eps);
-    for (int i = lane; i < dim; i += 32) x[i] *= inverse * norm[i];
-    __syncwarp();
-  }
-  if (rotates) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int i = lane + 32 * j;
-      if (i >= half) continue;
-      const float a = x[i], b = x[i + half];
-      x[i] = a * cosine[j] - b * sine[j];
-      x[i + half] = b * cosine[j] + a * sine[j];
-    }
-    __syncwarp();
-  }
-  if (is_q) {
-    const int64_t to = out_row * p.q_out_step + static_cast<int64_t>(head) * dim;
-    for (int i = 2 * lane; i < dim; i += 64) StoreWirePair(p.type, q_out, to + i, x[i], x[i + 1]);
-    return;
-  }
-  if (k_out != nullptr) {
-    const int64_t to = out_row * (is_v ? p.v_out_step : p.k_out_step) + static_cast<int64_t>(kv_head) * dim;
-    for (int i = 2 * lane; i < dim; i += 64) StoreWirePair(p.type, is_v ? v_out : k_out, to + i, x[i], x[i + 1]);
-    return;
-  }
-  const float scale = is_v ? p.value_scale : p.key_scale;
-  if (is_v) {
-    for (int i = lane; i < dim; i += 32)
-      StoreKv(p.layout.type, block + p.layout.value_offset(token, i), x[i] / scale);
-    return;
-  }
-  const int padded = p.layout.key_row_bytes() / p.layout.element_bytes();
-  for (int i = lane; i < padded; i += 32) {
-    StoreKv(p.layout.type, block + p.layout.key_offset(token, i), i < dim ? x[i] / scale : 0.0f);
-  }
-}
-
-__global__ void __launch_bounds__(kAppendWarps * 32) KvAppendKernel(const __grid_constant__ KvAppendLaunch p) {
-  bool came = true;
-  if (p.await_op >= 0)
-    came = __syncthreads_and(threadIdx.x != 0 || ExchangeAwait(p.exchange, static_cast<uint32_t>(p.await_op)));
-  // What comes of a failed step belongs nowhere: its blocks may already be another sequence's.
-  const bool sends = p.signal_op >= 0;
-  const bool first = sends && threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0;
-  TurnOf turn;
-  if (first) turn = LoadTurn(p.fan != nullptr ? p.fan->peers[0].end.own : p.exchange.own);
-  if (came) AppendHead(p);
-  // The products before this have ended: the next step may begin with its own while this one's messages leave.
-  if (first) GiveTurn(turn);
-  if (!sends) return;
-  const auto op = static_cast<uint32_t>(p.signal_op);
-  const uint32_t blocks = gridDim.x * gridDim.y;
-  if (p.fan != nullptr) return ExchangeSignalAllWhenLast(*p.fan, op, blocks);
-  ExchangeSignalWhenLast(p.exchange, op, blocks);
 }
 
 __global__ void __launch_bounds__(256) CombineKernel(const __grid_constant__ CombineLaunch p) {
@@ -320,17 +177,6 @@ __global__ void __launch_bounds__(512) ReadKernel(const uint4* memory, int64_t c
 
 cudaStream_t AsStream(void* stream) { return static_cast<cudaStream_t>(stream); }
 
-// Whether rows can be moved 16 bytes at a time, eight elements of 16 bits or twice four of 32.
-bool InRuns(std::initializer_list<int64_t> sizes, std::initializer_list<const void*> pointers) {
-  for (const int64_t size : sizes) {
-    if (size % 8 != 0) return false;
-  }
-  for (const void* pointer : pointers) {
-    if (reinterpret_cast<uintptr_t>(pointer) % 16 != 0) return false;
-  }
-  return true;
-}
-
 }  // namespace
 
 int LaunchRmsNorm(const RmsNormLaunch* launch, void* stream) {
@@ -370,12 +216,6 @@ int LaunchRopeTable(const RopeTableLaunch* launch, void* stream) {
   if (n == 0) return 0;
   RopeTableKernel<<<static_cast<unsigned>((n + 127) / 128), 128, 0, AsStream(stream)>>>(*launch);
   return static_cast<int>(cudaGetLastError());
-}
-
-int LaunchKvAppend(const KvAppendLaunch* launch, void* stream) {
-  if (launch->rows == 0) return 0;
-  const dim3 grid((launch->q_heads + 2 * launch->kv_heads + kAppendWarps - 1) / kAppendWarps, launch->rows);
-  return LaunchDependent(KvAppendKernel, grid, kAppendWarps * 32, 0, AsStream(stream), *launch);
 }
 
 int LaunchCombine(const CombineLaunch* launch, void* stream) {

@@ -49,19 +49,6 @@ __device__ __forceinline__ int ChunksOf(const StateItem& item) {
   return static_cast<int>(last / kStateTokens - item.first_position / kStateTokens) + 1;
 }
 
-__device__ __forceinline__ void LoadMatrices(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-__device__ __forceinline__ void LoadMatricesTransposed(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-
 // Operand A, 16 x 16 from (row, column) of a row-major matrix in shared memory.
 __device__ __forceinline__ void LoadA(uint32_t (&a)[4], uint32_t base, int stride, int row, int column) {
   const int lane = threadIdx.x % 32;

@@ -3,10 +3,11 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "kernels/cuda/attention_args.h"
 
-// Reading and writing activations of any wire type. Device code only.
+// Reading and writing activations of any wire type. Device code, but for what a launch asks.
 
 namespace dovetail::kernels::cuda {
 
@@ -87,6 +88,17 @@ __device__ __forceinline__ void StoreWire(WireType type, void* base, int64_t at,
   } else {
     static_cast<float*>(base)[at] = x;
   }
+}
+
+// Whether rows can be moved 16 bytes at a time, eight elements of 16 bits or twice four of 32.
+inline bool InRuns(std::initializer_list<int64_t> sizes, std::initializer_list<const void*> pointers) {
+  for (const int64_t size : sizes) {
+    if (size % 8 != 0) return false;
+  }
+  for (const void* pointer : pointers) {
+    if (reinterpret_cast<uintptr_t>(pointer) % 16 != 0) return false;
+  }
+  return true;
 }
 
 }  // namespace dovetail::kernels::cuda

@@ -139,6 +139,7 @@ T __ldcs(const T* p) { return *p; }
 template <typename T>
 T __ldcg(const T* p) { return *p; }
 inline float __expf(float x) { return emu::Exp2(x * 1.4426950408889634f); }
+inline float __fdividef(float x, float y) { return x / y; }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 inline float __uint_as_float(uint32_t x) { float y; std::memcpy(&y, &x, 4); return y; }
 inline uint32_t __float_as_uint(float x) { uint32_t y; std::memcpy(&y, &x, 4); return y; }
