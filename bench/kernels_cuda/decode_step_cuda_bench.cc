@@ -105,6 +105,13 @@ class DecodeStep {
       });
       std::printf("  batch %3d product %-9s %6.2f us, %5.0f GB/s\n", batch, name, us, n * 2.0 * k / us / 1e3);
     }
+    const size_t gate_up_at = std::get<3>(products[2]);
+    if (GateAndUp(batch, weights_->data() + 2 * gate_up_at)) {
+      const double us = bench::MedianUs(*device_, *stream_, kLayers, [&](int layer) {
+        GateAndUp(batch, weights_->data() + 2 * (gate_up_at + layer * layer_elements_));
+      });
+      std::printf("  batch %3d gate, up and activation at once %6.2f us\n", batch, us);
+    }
     std::fflush(stdout);
   }
 
@@ -179,6 +186,20 @@ class DecodeStep {
                                .y_is_f32 = f32,
                                .accumulate = false}));
   }
+  // Both products and the activation as one kernel, if there is one for so many rows.
+  bool GateAndUp(int batch, const void* w) {
+    return Must(GatedProduct(*stream_, {.x = h_->data(),
+                                        .w = w,
+                                        .y = act_->data(),
+                                        .m = batch,
+                                        .n = kFfn,
+                                        .k = kHidden,
+                                        .x_stride = kHidden,
+                                        .w_stride = kHidden,
+                                        .y_stride = kFfn,
+                                        .type = GemmType::kBF16,
+                                        .gelu = 0}));
+  }
   void Norm(int batch, bool residual) {
     Must(RmsNorm(*stream_, {.x = x_->data(),
                             .residual = residual ? delta_->data() : nullptr,
@@ -218,8 +239,9 @@ class DecodeStep {
                        {.q = qkv_->data(), .o = o_->data(), .kv_offset_bytes = layer * layer_kv_bytes_}));
     if (parts & kProducts) Product(o_->data(), batch, kQHeads * kDim, w_o, kHidden, delta_->data());
     if (parts & kNorms) Norm(batch, true);
-    if (parts & kProducts) Product(h_->data(), batch, kHidden, w_gate_up, 2 * kFfn, gate_up_->data());
-    if (parts & kActivation) Must(GatedActivation(*stream_, {.gate = gate_up_->data(),
+    const bool at_once = (parts & kProducts) && (parts & kActivation) && GateAndUp(batch, w_gate_up);
+    if ((parts & kProducts) && !at_once) Product(h_->data(), batch, kHidden, w_gate_up, 2 * kFfn, gate_up_->data());
+    if ((parts & kActivation) && !at_once) Must(GatedActivation(*stream_, {.gate = gate_up_->data(),
                                     .up = reinterpret_cast<uint16_t*>(gate_up_->data()) + kFfn,
                                     .out = act_->data(),
                                     .gate_step = 2 * kFfn,
@@ -272,8 +294,8 @@ class DecodeStep {
 int main(int argc, char** argv) {
   const bool parts = argc > 1 && std::string(argv[1]) == "--parts";
   dovetail::kernels::cuda::DecodeStep step;
-  for (const int batch : {1, 16, 64, 256}) step.Time(batch);
-  for (const int batch : {1, 16, 64, 256})
+  for (const int batch : {1, 16, 64, 128, 256}) step.Time(batch);
+  for (const int batch : {1, 16, 64, 128, 256})
     if (parts) step.TimeParts(batch);
   return 0;
 }

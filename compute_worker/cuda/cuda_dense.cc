@@ -493,19 +493,30 @@ absl::Status CudaDense::RunOutput(const model::OutputProjection& step, const Cud
                        attended, batch);
 }
 
-absl::Status CudaDense::RunStep(const model::GatedMlp& step, const CudaStep& weights, MicroBatch& batch) {
-  DT_RETURN_IF_ERROR(NormOrConvert(step.norm, step.restart, weights, batch));
-  DT_RETURN_IF_ERROR(Multiply(weights.first, batch.lane->h->data(), batch.lane->gate_up->data(), batch));
+// act(gate) * up of the rows in lane->h, to lane->act.
+absl::Status CudaDense::GateAndUp(const model::GatedMlp& step, const CudaStep& weights, MicroBatch& batch) {
   const int64_t width = weights.second.weights.cols();
-  const auto down = [&] {
-    return AddProjection(weights.second, weights.post_norm, step.post_norm ? step.post_norm->eps : 0, step.scale,
-                         batch.lane->act->data(), batch);
-  };
-  if (weights.hybrid != nullptr) {
-    DT_RETURN_IF_ERROR(
-        hybrid_->Activate(step.activation, batch.lane->gate_up->data(), batch.lane->act->data(), batch.rows, width));
-    return down();
+  const bool gelu = step.activation == model::Activation::kGeluTanh;
+  const CudaProjection& w = weights.first;
+  if (weights.hybrid == nullptr && !w.weights.is_kept() && w.bias == nullptr) {
+    const int64_t in = w.weights.cols();
+    const kernels::cuda::GatedProductCall call{.x = batch.lane->h->data(),
+                                               .w = w.weights.data(),
+                                               .y = batch.lane->act->data(),
+                                               .m = PaddedRows(batch.rows),
+                                               .n = width,
+                                               .k = in,
+                                               .x_stride = in,
+                                               .w_stride = in,
+                                               .y_stride = width,
+                                               .type = gemm_type(),
+                                               .gelu = gelu ? 1 : 0};
+    DT_ASSIGN_OR_RETURN(const bool done, kernels::cuda::GatedProduct(batch.stream(), call));
+    if (done) return absl::OkStatus();
   }
+  DT_RETURN_IF_ERROR(Multiply(w, batch.lane->h->data(), batch.lane->gate_up->data(), batch));
+  if (weights.hybrid != nullptr)
+    return hybrid_->Activate(step.activation, batch.lane->gate_up->data(), batch.lane->act->data(), batch.rows, width);
   kernels::cuda::ActivationLaunch activation;
   activation.gate = batch.lane->gate_up->data();
   activation.up = batch.lane->gate_up->data() + width * kElement;
@@ -513,11 +524,17 @@ absl::Status CudaDense::RunStep(const model::GatedMlp& step, const CudaStep& wei
   activation.gate_step = activation.up_step = 2 * width;
   activation.out_step = width;
   activation.type = model_.type();
-  activation.gelu = step.activation == model::Activation::kGeluTanh ? 1 : 0;
+  activation.gelu = gelu ? 1 : 0;
   activation.rows = static_cast<int32_t>(batch.rows);
   activation.size = static_cast<int32_t>(width);
-  DT_RETURN_IF_ERROR(kernels::cuda::GatedActivation(batch.stream(), activation));
-  return down();
+  return kernels::cuda::GatedActivation(batch.stream(), activation);
+}
+
+absl::Status CudaDense::RunStep(const model::GatedMlp& step, const CudaStep& weights, MicroBatch& batch) {
+  DT_RETURN_IF_ERROR(NormOrConvert(step.norm, step.restart, weights, batch));
+  DT_RETURN_IF_ERROR(GateAndUp(step, weights, batch));
+  return AddProjection(weights.second, weights.post_norm, step.post_norm ? step.post_norm->eps : 0, step.scale,
+                       batch.lane->act->data(), batch);
 }
 
 absl::Status CudaDense::RunStep(const model::ExpertMlp& step, const CudaStep& weights, MicroBatch& batch) {

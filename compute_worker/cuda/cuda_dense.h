@@ -129,6 +129,7 @@ class CudaDense final : public DenseBackend {
   absl::Status RunStep(const model::QueryProjection& step, const CudaStep& weights, MicroBatch& batch);
   absl::Status RunOutput(const model::OutputProjection& step, const CudaStep& weights, MicroBatch& batch,
                          const std::vector<WorkerPart>& parts, const void* attended);
+  absl::Status GateAndUp(const model::GatedMlp& step, const CudaStep& weights, MicroBatch& batch);
   absl::Status RunStep(const model::GatedMlp& step, const CudaStep& weights, MicroBatch& batch);
   absl::Status RunStep(const model::ExpertMlp& step, const CudaStep& weights, MicroBatch& batch);
   absl::Status MultiplyHeads(size_t index, MicroBatch& batch);

@@ -1,5 +1,6 @@
 #include "kernels/cuda/backend_abi.h"
 #include "kernels/cuda/exchange_launches.h"
+#include "kernels/cuda/gated_product.h"
 #include "kernels/cuda/gemm_lt.h"
 #include "kernels/cuda/hybrid_launches.h"
 #include "kernels/cuda/launches.h"
@@ -58,6 +59,7 @@ constexpr Backend kBackend = {
     .rope_table = LaunchRopeTable,
     .rms_norm = LaunchRmsNorm,
     .gated_activation = LaunchGatedActivation,
+    .gated_product = LaunchGatedProduct,
     .embed = LaunchEmbed,
     .combine = LaunchCombine,
     .random = LaunchRandom,

@@ -15,7 +15,7 @@ namespace dovetail::kernels::cuda {
 // nothing of CUDA. Plain functions and structs, no exceptions, no C++ types of variable layout. `int` results are
 // cudaError_t (0: done) unless said otherwise; error_text explains them. Every function is thread-safe; those with a
 // stream only enqueue and never synchronise.
-inline constexpr uint32_t kBackendAbi = 11;
+inline constexpr uint32_t kBackendAbi = 12;
 
 struct DeviceInfo {
   char name[256];
@@ -43,6 +43,19 @@ struct GemmCall {
   int32_t accumulate;
   int32_t w_is_new;  // a kernel that may still run writes w: it is not read before that has ended
 };
+
+// y = act(gate) * up with gate = x w[0..n)^T and up = x w[n..2n)^T: x [m][k], w [2 n][k], y [m][n], all of one type.
+struct GatedProductCall {
+  const void* x;
+  const void* w;
+  void* y;
+  int64_t m, n, k;
+  int64_t x_stride, w_stride, y_stride;  // elements
+  GemmType type;
+  int32_t gelu;  // else SiLU
+};
+// Not a shape, or not a GPU, that the kernel is for: two products and an activation do the same.
+inline constexpr int kProductRefused = -5;
 
 // Causal attention of whole prompts by cuDNN: sequence i has tokens[i] rows, which begin so many elements from the base
 // pointers. Rows of q and o hold q_heads vectors, those of k and v kv_heads; all lie one row after the other.
@@ -113,6 +126,7 @@ struct Backend {
   int (*rope_table)(const RopeTableLaunch* launch, void* stream);
   int (*rms_norm)(const RmsNormLaunch* launch, void* stream);
   int (*gated_activation)(const ActivationLaunch* launch, void* stream);
+  int (*gated_product)(const GatedProductCall* call, const DeviceLimits* device, void* stream);  // or kProductRefused
   int (*embed)(const EmbedLaunch* launch, void* stream);
   int (*combine)(const CombineLaunch* launch, void* stream);
   int (*random)(const RandomLaunch* launch, void* stream);

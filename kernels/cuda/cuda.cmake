@@ -9,7 +9,7 @@ set(KERNELS_CUDA_SRCS cuda/attention_plan.cc cuda/cuda_attention.cc cuda/cuda_de
 include(DovetailCuda)
 if(DOVETAIL_HAS_CUDA)
   dovetail_cuda_objects(KERNELS_CUDA_OBJECTS cuda/attention_bf16.cu cuda/attention_f16.cu cuda/attention_e4m3.cu
-                        cuda/exchange.cu cuda/few_rows.cu cuda/has_code.cu cuda/hybrid_ops.cu
+                        cuda/exchange.cu cuda/few_rows.cu cuda/gated_product.cu cuda/has_code.cu cuda/hybrid_ops.cu
                         cuda/kv_append.cu cuda/merge.cu cuda/moe_ops.cu
                         cuda/quant_gemm_bf16.cu cuda/quant_gemm_f16.cu cuda/quant_unpack.cu
                         cuda/row_ops.cu cuda/sampling.cu cuda/state_append.cu cuda/state_chunk_prepare.cu

@@ -54,6 +54,23 @@ absl::Status GatedActivation(CudaStream& stream, const ActivationLaunch& args) {
   return Enqueue(stream, stream.device().library()->gated_activation, args, "activation");
 }
 
+absl::StatusOr<bool> GatedProduct(CudaStream& stream, const GatedProductCall& call) {
+  if (call.m < 0 || call.n < 0 || call.k < 0 || call.x_stride < call.k || call.w_stride < call.k ||
+      call.y_stride < call.n) {
+    return InvalidArgument("gated product on a GPU: ", call.m, " x ", call.n, " x ", call.k, " with strides ",
+                           call.x_stride, ", ", call.w_stride, " and ", call.y_stride);
+  }
+  if (call.m == 0 || call.n == 0) return true;
+  if (!AllThere({call.x, call.w, call.y})) return InvalidArgument("gated product on a GPU: x, w or y is null");
+  DT_RETURN_IF_ERROR(stream.UseDevice());
+  const CudaDevice& device = stream.device();
+  const DeviceLimits limits = device.limits();
+  const int error = device.library()->gated_product(&call, &limits, stream.handle());
+  if (error == kProductRefused) return false;
+  DT_RETURN_IF_ERROR(device.library().Check(error, device.name() + ": gated product"));
+  return true;
+}
+
 absl::Status Embed(CudaStream& stream, const EmbedLaunch& args) {
   DT_RETURN_IF_ERROR(CheckRows("embedding", args.rows, args.size));
   if (args.rows == 0) return absl::OkStatus();

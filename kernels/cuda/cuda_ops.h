@@ -19,6 +19,9 @@ inline constexpr int32_t kMaxOpRows = 65535;
 absl::Status RmsNorm(CudaStream& stream, const RmsNormLaunch& args);
 // out = activation(gate) * up.
 absl::Status GatedActivation(CudaStream& stream, const ActivationLaunch& args);
+// backend_abi.h's product of a gated MLP, as one kernel. False: not a shape, or not a GPU, that it is for, and nothing
+// is enqueued; a product and GatedActivation do the same. A kernel that may still run must not write w.
+absl::StatusOr<bool> GatedProduct(CudaStream& stream, const GatedProductCall& call);
 // out[i] = table[ids[i]] * factor. The ids, and the tokens that they stand for, must lie in the table.
 absl::Status Embed(CudaStream& stream, const EmbedLaunch& args);
 absl::Status RopeTable(CudaStream& stream, const RopeTableLaunch& args);

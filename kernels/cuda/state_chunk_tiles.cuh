@@ -1,5 +1,6 @@
 #pragma once
 #include "kernels/cuda/state_chunk_parts.cuh"
+#include "kernels/cuda/warpgroup_products.cuh"
 
 // Tiles of bf16 in shared memory, and products of them, for the kernels that go from chunk to chunk. A product is one
 // of a warpgroup (four warps from a multiple of four on): 64 rows, of which warp w has [16 w, 16 w + 16), its
@@ -34,38 +35,7 @@ struct ThinTile {
   }
 };
 
-// What ordinary stores and copies have brought (by this thread, or announced to it) is there for products begun later.
-__device__ __forceinline__ void FenceProducts() {
 #if __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
-
-// Around products: accumulators must not be touched from the first product until WaitForProducts.
-__device__ __forceinline__ void BeginProducts() {
-#if __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void EndProducts() {
-#if __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void WaitForProducts() {
-#if __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#endif
-}
-
-#if __CUDA_ARCH_FEAT_SM90_ALL
-
-// A matrix's descriptor: groups of eight rows of 128 or 64 bytes lie one behind the other.
-template <int kRowBytes>
-__device__ __forceinline__ uint64_t Descriptor(uint32_t address) {
-  constexpr uint64_t kSwizzle = kRowBytes == 128 ? 1 : 2;
-  return kSwizzle << 62 | static_cast<uint64_t>(8 * kRowBytes / 16) << 32 | 1ull << 16 | (address & 0x3ffff) >> 4;
-}
 
 #define DOVETAIL_SUMS8(d, n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3]), \
     "+f"(d[n + 1][0]), "+f"(d[n + 1][1]), "+f"(d[n + 1][2]), "+f"(d[n + 1][3])

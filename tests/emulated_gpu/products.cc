@@ -3,10 +3,12 @@
 
 #include "base/dtype.h"
 #include "kernels/cuda/few_rows.h"
+#include "kernels/cuda/gated_product.h"
 #include "kernels/cuda/gemm_lt.h"
 #include "tests/emulated_gpu/stream_work.h"
 
-// In place of gemm_lt.cc and cuBLASLt: few rows by our kernel, all others by plain loops.
+// In place of gemm_lt.cc and cuBLASLt: few rows by our kernel, all others by plain loops. There are no wgmma and no
+// clusters here.
 
 namespace dovetail::kernels::cuda {
 namespace {
@@ -55,5 +57,7 @@ int GemmRun(void*, const GemmCall* call, void* stream) {
   emu::Do(static_cast<cudaStream_t>(stream), [call = *call] { Multiply(call); });
   return 0;
 }
+
+int LaunchGatedProduct(const GatedProductCall*, const DeviceLimits*, void*) { return kProductRefused; }
 
 }  // namespace dovetail::kernels::cuda
