@@ -6,6 +6,7 @@
 
 #include <map>
 #include <mutex>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/cuda/dependent_launch.cuh"
@@ -218,22 +219,45 @@ __device__ __forceinline__ void Produce(const GatedLaunch& p, const Ring& ring, 
   }
 }
 
-// Rows lane / 4 and 8 more of a warp's 16; sums of g's columns and then of u's.
-template <WireType kType, int kCount>
+// words[i] of lane c of four neighbours becomes words[c] of lane i.
+__device__ __forceinline__ void TransposeQuad(uint32_t (&words)[4]) {
+  const bool high = (threadIdx.x & 2) != 0, odd = (threadIdx.x & 1) != 0;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t got = __shfl_xor_sync(~0u, high ? words[i] : words[i + 2], 2);
+    (high ? words[i] : words[i + 2]) = got;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const uint32_t got = __shfl_xor_sync(~0u, odd ? words[i] : words[i + 1], 1);
+    (odd ? words[i] : words[i + 1]) = got;
+  }
+}
+
+// Rows lane / 4 and 8 more of a warp's 16; sums of g's columns and then of u's. Four neighbours have eight columns of a
+// row: of four such runs each takes one, and stores 16 bytes.
+template <typename Math, int kCount>
 __device__ __forceinline__ void Store(const GatedLaunch& p, bool gelu, int row0, int column0,
                                       const float (&sums)[kCount][4]) {
+  constexpr int kRuns = kCount / 2;
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = row0 + lane / 4 + 8 * half;
-    if (row >= p.m) continue;
+    uint16_t* const to = static_cast<uint16_t*>(p.y) + row * p.y_stride;
 #pragma unroll
-    for (int j = 0; j < kCount / 2; ++j) {
-      const int column = column0 + 8 * j + 2 * (lane % 4);
-      if (column >= p.n) continue;
-      const float *gate = sums[j] + 2 * half, *up = sums[j + kCount / 2] + 2 * half;
-      StoreWirePair(kType, p.y, row * p.y_stride + column, Activate(gelu, gate[0], up[0]),
-                    Activate(gelu, gate[1], up[1]));
+    for (int first = 0; first < kRuns; first += 4) {
+      uint32_t words[4] = {};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (first + i >= kRuns) continue;
+        const float *gate = sums[first + i] + 2 * half, *up = sums[first + i + kRuns] + 2 * half;
+        words[i] = Math::Pack(Activate(gelu, gate[0], up[0]), Activate(gelu, gate[1], up[1]));
+      }
+      TransposeQuad(words);
+      const int run = first + lane % 4, column = column0 + 8 * run;
+      if (row < p.m && run < kRuns && column < p.n)
+        *reinterpret_cast<uint4*>(to + column) = make_uint4(words[0], words[1], words[2], words[3]);
     }
   }
 }
@@ -242,7 +266,7 @@ __device__ __forceinline__ void Store(const GatedLaunch& p, bool gelu, int row0,
 template <typename S, bool kBF16>
 __device__ __forceinline__ void Consume(const GatedLaunch& p, const Ring& ring, const Role& role) {
   constexpr int kCount = 2 * S::kWidth / 8;
-  constexpr WireType kType = kBF16 ? WireType::kBF16 : WireType::kF16;
+  using Math = std::conditional_t<kBF16, BF16Math, F16Math>;
   const int group = threadIdx.x / kGroupThreads, lane = threadIdx.x % 32;
   const bool tells = lane < kCluster;  // each copies to both
   const auto release = [&](int stage) {
@@ -268,7 +292,7 @@ __device__ __forceinline__ void Consume(const GatedLaunch& p, const Ring& ring, 
     WaitForProducts<0>();
     release(before);
     const int row = role.row_tile * kRows + threadIdx.x / 32 * 16, column = role.TileOf(round) * S::kWidth;
-    p.gelu != 0 ? Store<kType>(p, true, row, column, sums) : Store<kType>(p, false, row, column, sums);
+    p.gelu != 0 ? Store<Math>(p, true, row, column, sums) : Store<Math>(p, false, row, column, sums);
   }
 }
 
