@@ -1,10 +1,14 @@
 // Times one decode step of a Llama-3-8B shape on a GPU, as one CUDA graph: embeddings, 32 layers (norms, products,
 // rope with KV append, paged attention, activations), the head and greedy sampling, with random bf16 weights and 1024
 // tokens of KV a sequence.
-//   decode_step_cuda_bench [--parts]
+//   decode_step_cuda_bench [--parts] [--cut O,DOWN] [--batch N]
+// --parts: what each takes. --cut: in how many parts o and down are multiplied, for the next norm to add up; 1: they
+// are added at once. If it is not said, as the engine does (compute_worker/cuda/cuda_dense.cc): 2,2 but for 65 to 128
+// rows.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <string>
@@ -36,9 +40,14 @@ enum Part : unsigned {
   kAll = 63
 };
 
+// Parts of a product: those of o, those of down.
+struct Cut {
+  int o = 0, down = 0;  // 0: as the engine does
+};
+
 class DecodeStep {
  public:
-  DecodeStep() {
+  explicit DecodeStep(Cut cut) : cut_(cut) {
     device_ = Must(CudaDevice::Create(Must(CudaLibrary::Open()), {.index = 0}));
     stream_ = Must(device_->CreateCudaStream());
     gemm_ = Must(CudaGemm::Create(*device_));
@@ -51,9 +60,9 @@ class DecodeStep {
     norm_ = Upload(std::vector<float>(kHidden, 1.0f));
     layer_kv_bytes_ = size_t{kMaxBatch} * kKvHeads * (kContext / 64) * layout_.bytes();
     kv_ = Random(kLayers * layer_kv_bytes_);
-    x_ = Random(kMaxBatch * kHidden * 2);
+    x_ = Random(kMaxBatch * kHidden * 4);
     h_ = Random(kMaxBatch * kHidden * 2);
-    delta_ = Random(kMaxBatch * kHidden * 2);
+    delta_ = Random(size_t{8} * kMaxBatch * kHidden * 4);
     qkv_ = Random(kMaxBatch * kQkv * 2);
     o_ = Random(kMaxBatch * kQHeads * kDim * 2);
     gate_up_ = Random(size_t{kMaxBatch} * 2 * kFfn * 2);
@@ -171,20 +180,35 @@ class DecodeStep {
     params_ = Upload(std::vector<SampleParams>(batch));
   }
 
+  static GemmCall CallOf(const void* x, int64_t m, int64_t k, const void* w, int64_t n, void* y) {
+    GemmCall call{};
+    call.x = x;
+    call.w = w;
+    call.y = y;
+    call.m = m;
+    call.n = call.y_stride = n;
+    call.k = call.x_stride = call.w_stride = k;
+    call.type = GemmType::kBF16;
+    return call;
+  }
   void Product(const void* x, int64_t m, int64_t k, const void* w, int64_t n, void* y, bool f32 = false) {
-    Must(gemm_->Run(*stream_, {.x = x,
-                               .w = w,
-                               .y = y,
-                               .bias = nullptr,
-                               .m = m,
-                               .n = n,
-                               .k = k,
-                               .x_stride = k,
-                               .w_stride = k,
-                               .y_stride = n,
-                               .type = GemmType::kBF16,
-                               .y_is_f32 = f32,
-                               .accumulate = false}));
+    GemmCall call = CallOf(x, m, k, w, n, y);
+    call.y_is_f32 = f32;
+    Must(gemm_->Run(*stream_, call));
+  }
+  // x += the product, by the next norm if it comes in parts; few rows never do.
+  void Add(const void* in, int batch, int64_t k, const void* w, int parts) {
+    parts = PartsOf(batch, parts);
+    GemmCall call = CallOf(in, batch, k, w, kHidden, parts > 1 ? delta_->data() : x_->data());
+    call.y_is_f32 = 1;
+    call.accumulate = parts > 1 ? 0 : 1;
+    call.parts = parts;
+    call.part_step = int64_t{batch} * kHidden;
+    Must(gemm_->Run(*stream_, call));
+  }
+  static int PartsOf(int batch, int parts) {
+    if (batch <= 8) return 1;
+    return parts > 0 ? parts : batch <= 64 || batch > 128 ? 2 : 1;
   }
   // Both products and the activation as one kernel, if there is one for so many rows.
   bool GateAndUp(int batch, const void* w) {
@@ -200,17 +224,24 @@ class DecodeStep {
                                         .type = GemmType::kBF16,
                                         .gelu = 0}));
   }
-  void Norm(int batch, bool residual) {
-    Must(RmsNorm(*stream_, {.x = x_->data(),
-                            .residual = residual ? delta_->data() : nullptr,
-                            .weight = reinterpret_cast<const float*>(norm_->data()),
-                            .out = h_->data(),
-                            .x_step = kHidden,
-                            .residual_step = kHidden,
-                            .out_step = kHidden,
-                            .eps = 1e-5f,
-                            .rows = batch,
-                            .size = kHidden}));
+  // parts: of what is added to x first.
+  void Norm(int batch, int parts) {
+    parts = PartsOf(batch, parts);
+    RmsNormLaunch norm;
+    norm.x = x_->data();
+    norm.weight = reinterpret_cast<const float*>(norm_->data());
+    norm.out = h_->data();
+    norm.x_step = norm.residual_step = norm.out_step = kHidden;
+    norm.x_type = WireType::kF32;
+    norm.eps = 1e-5f;
+    norm.rows = batch;
+    norm.size = kHidden;
+    if (parts > 1) {
+      norm.residual = delta_->data();
+      norm.parts = parts;
+      norm.part_step = int64_t{batch} * kHidden;
+    }
+    Must(RmsNorm(*stream_, norm));
   }
 
   void Layer(int layer, int batch, CudaAttention& attention, unsigned parts) {
@@ -218,7 +249,7 @@ class DecodeStep {
     const auto* w_o = w + size_t{kHidden} * kQkv;
     const auto* w_gate_up = w_o + size_t{kHidden} * kQHeads * kDim;
     const auto* w_down = w_gate_up + size_t{2} * kHidden * kFfn;
-    if (parts & kNorms) Norm(batch, layer > 0);
+    if (parts & kNorms) Norm(batch, layer > 0 ? cut_.down : 1);
     if (parts & kProducts) Product(h_->data(), batch, kHidden, w, kQkv, qkv_->data());
     if (parts & kAppend) Must(KvAppend(*stream_, {.qkv = qkv_->data(),
                              .qkv_step = kQkv,
@@ -237,8 +268,8 @@ class DecodeStep {
                              .layout = layout_}));
     if (parts & kAttention) Must(attention.Run(*stream_, shape_,
                        {.q = qkv_->data(), .o = o_->data(), .kv_offset_bytes = layer * layer_kv_bytes_}));
-    if (parts & kProducts) Product(o_->data(), batch, kQHeads * kDim, w_o, kHidden, delta_->data());
-    if (parts & kNorms) Norm(batch, true);
+    if (parts & kProducts) Add(o_->data(), batch, kQHeads * kDim, w_o, cut_.o);
+    if (parts & kNorms) Norm(batch, cut_.o);
     const bool at_once = (parts & kProducts) && (parts & kActivation) && GateAndUp(batch, w_gate_up);
     if ((parts & kProducts) && !at_once) Product(h_->data(), batch, kHidden, w_gate_up, 2 * kFfn, gate_up_->data());
     if ((parts & kActivation) && !at_once) Must(GatedActivation(*stream_, {.gate = gate_up_->data(),
@@ -249,13 +280,18 @@ class DecodeStep {
                                     .out_step = kFfn,
                                     .rows = batch,
                                     .size = kFfn}));
-    if (parts & kProducts) Product(act_->data(), batch, kFfn, w_down, kHidden, delta_->data());
+    if (parts & kProducts) Add(act_->data(), batch, kFfn, w_down, cut_.down);
   }
 
   void Enqueue(int batch, CudaAttention& attention, unsigned parts) {
     const auto* ids = reinterpret_cast<const int32_t*>(ids_->data());
     Must(Embed(*stream_,
-               {.table = embedding_->data(), .ids = ids, .out = x_->data(), .rows = batch, .size = kHidden}));
+               {.table = embedding_->data(),
+                .ids = ids,
+                .out = x_->data(),
+                .out_type = WireType::kF32,
+                .rows = batch,
+                .size = kHidden}));
     Must(RopeTable(*stream_, {.positions = reinterpret_cast<const int32_t*>(positions_->data()),
                               .inv_freq = reinterpret_cast<const float*>(frequencies_->data()),
                               .cos = reinterpret_cast<float*>(cos_->data()),
@@ -264,7 +300,7 @@ class DecodeStep {
                               .count = kDim / 2}));
     for (int layer = 0; layer < kLayers; ++layer) Layer(layer, batch, attention, parts);
     if ((parts & kHead) == 0) return;
-    Norm(batch, true);
+    Norm(batch, cut_.down);
     Product(h_->data(), batch, kHidden, head_->data(), kVocab, logits_->data(), true);
     Must(Sample(*stream_, {.logits = reinterpret_cast<const float*>(logits_->data()),
                            .work = reinterpret_cast<float*>(logits_->data()),
@@ -276,6 +312,7 @@ class DecodeStep {
                            .out = reinterpret_cast<SampleOutput*>(out_->data())}));
   }
 
+  const Cut cut_;
   const CudaKvLayout layout_{kDim, kDim, KvType::kBF16};
   const CudaAttentionShape shape_{
       .group = kQHeads / kKvHeads, .layout = {kDim, kDim, KvType::kBF16}, .scale = 0.08838834764831845f};
@@ -292,10 +329,26 @@ class DecodeStep {
 }  // namespace dovetail::kernels::cuda
 
 int main(int argc, char** argv) {
-  const bool parts = argc > 1 && std::string(argv[1]) == "--parts";
-  dovetail::kernels::cuda::DecodeStep step;
-  for (const int batch : {1, 16, 64, 128, 256}) step.Time(batch);
-  for (const int batch : {1, 16, 64, 128, 256})
+  bool parts = false;
+  dovetail::kernels::cuda::Cut cut;
+  std::vector<int> batches = {1, 16, 64, 128, 256};
+  for (int i = 1; i < argc; ++i) {
+    const std::string flag = argv[i];
+    if (flag == "--parts") {
+      parts = true;
+    } else if (flag == "--cut" && i + 1 < argc && std::sscanf(argv[++i], "%d,%d", &cut.o, &cut.down) == 2 &&
+               std::min(cut.o, cut.down) >= 1 && std::max(cut.o, cut.down) <= 8) {
+      continue;
+    } else if (flag == "--batch" && i + 1 < argc && std::atoi(argv[i + 1]) >= 1 && std::atoi(argv[i + 1]) <= 256) {
+      batches = {std::atoi(argv[++i])};
+    } else {
+      std::fprintf(stderr, "usage: %s [--parts] [--cut O,DOWN (1 to 8)] [--batch N (1 to 256)]\n", argv[0]);
+      return 2;
+    }
+  }
+  dovetail::kernels::cuda::DecodeStep step(cut);
+  for (const int batch : batches) step.Time(batch);
+  for (const int batch : batches)
     if (parts) step.TimeParts(batch);
   return 0;
 }

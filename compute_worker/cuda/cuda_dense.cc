@@ -7,7 +7,6 @@
 
 #include "kernels/cuda/cuda_exchange.h"
 #include "kernels/op_context.h"
-#include "proto/drawn_token.h"
 
 namespace dovetail::compute {
 
@@ -17,11 +16,13 @@ using kernels::cuda::WireType;
 
 namespace {
 
-constexpr size_t kMaxCachedRopes = 256;
 constexpr size_t kElement = 2;  // bytes of the wire types of a GPU
 
 constexpr int64_t kRowStep = 8;  // products of more rows than that take a multiple of it
 constexpr int64_t kMostPadded = 256;
+constexpr int kParts = 2;            // of a product that the next norm adds up
+constexpr int64_t kMostPartRows = 256;
+constexpr int64_t kRunElements = 8;  // of 16 bytes
 
 float* Floats(const std::unique_ptr<kernels::Buffer>& buffer) { return reinterpret_cast<float*>(buffer->data()); }
 
@@ -29,6 +30,11 @@ float* Floats(const std::unique_ptr<kernels::Buffer>& buffer) { return reinterpr
 int64_t PaddedRows(int64_t rows) {
   return rows <= kRowStep || rows > kMostPadded ? rows : (rows + kRowStep - 1) / kRowStep * kRowStep;
 }
+
+// Whether o and down are faster in parts: they have few columns, too few tiles for all multiprocessors. cuBLASLt cuts
+// them along k, too, and adds up what comes of it by a kernel of its own, where the norm behind them reads and writes x
+// anyway. Measured; with 65 to 128 rows its own way is 1 percent of a step faster (ADR 32).
+bool AreFasterInParts(int64_t rows) { return rows > kRowStep && rows <= kMostPartRows && (rows <= 64 || rows > 128); }
 
 }  // namespace
 
@@ -118,6 +124,8 @@ absl::Status CudaDense::AllocateMicroBatch(MicroBatch& batch, int64_t rows) {
     key_value = std::max<size_t>(key_value, int64_t{spec.kv_heads} * (spec.key_dim + spec.value_dim + 2 * spec.gates));
   }
   DT_ASSIGN_OR_RETURN(batch.x, device.Allocate(rows * hidden() * sizeof(float)));
+  DT_ASSIGN_OR_RETURN(batch.parts,
+                      device.Allocate(kParts * std::min(rows, kMostPartRows) * hidden() * sizeof(float)));
   DT_ASSIGN_OR_RETURN(batch.query, device.Allocate(rows * query * kElement));
   DT_ASSIGN_OR_RETURN(batch.key_value, device.Allocate(rows * key_value * kElement + 4));
   for (const model::RopeSpec& spec : model_.model().config().ropes) {
@@ -156,67 +164,6 @@ absl::Status CudaDense::PrepareStep(const ComputeWorkerCore& core, MicroBatchId 
   return EmbedTokens(core, id);
 }
 
-// The ids of the step's rows, -1 - i for what row i of the step before draws, and their positions.
-absl::Status CudaDense::UploadTokens(const ComputeWorkerCore& core, MicroBatchId id, int32_t* ids,
-                                     int32_t* positions) const {
-  const int64_t vocab = model_.model().config().vocab_size;
-  const std::optional<MicroBatchId> before = core.DrawnBy(id);
-  for (const proto::StepEntry& entry : core.PlanOf(id).entries) {
-    const bool drawn = before.has_value() && proto::IsDrawnBefore(entry);
-    if (drawn) {
-      int32_t row = 0;
-      for (const proto::StepEntry& asked : core.PlanOf(*before).entries) {
-        if (asked.sequence == entry.sequence) break;
-        row += asked.sample ? 1 : 0;
-      }
-      *ids++ = -1 - row;
-    }
-    for (size_t i = 0; i < entry.tokens.size(); ++i) {
-      *positions++ = static_cast<int32_t>(entry.ctx_len + static_cast<Position>(i));
-      if (drawn) continue;
-      if (entry.tokens[i] < 0 || entry.tokens[i] >= vocab)
-        return InvalidArgument("token ", entry.tokens[i], " is outside the vocabulary of ", vocab);
-      *ids++ = entry.tokens[i];
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CudaDense::EmbedTokens(const ComputeWorkerCore& core, MicroBatchId id) {
-  MicroBatch& batch = micro_batches_[id.value()];
-  kernels::cuda::UploadLayout layout;
-  const size_t ids_at = layout.Add<int32_t>(batch.rows), positions_at = layout.Add<int32_t>(batch.rows);
-  const bool fans = batch.exchanges.size() > 1;
-  const size_t fan_at = layout.Add<kernels::cuda::ExchangeFan>(fans ? 1 : 0);
-  const size_t fan_rows_at = layout.Add<kernels::cuda::ExchangeRow>(fans ? batch.rows : 0);
-  DT_ASSIGN_OR_RETURN(std::byte* const host, batch.upload->Begin(batch.stream(), layout.bytes()));
-  if (fans) FillFan(batch, host + fan_at, host + fan_rows_at);
-  DT_RETURN_IF_ERROR(UploadTokens(core, id, reinterpret_cast<int32_t*>(host + ids_at),
-                                  reinterpret_cast<int32_t*>(host + positions_at)));
-  DT_RETURN_IF_ERROR(batch.upload->Send(batch.stream()));
-  const std::byte* const sent = batch.upload->device();
-  batch.fan = fans ? reinterpret_cast<const kernels::cuda::ExchangeFan*>(sent + fan_at) : nullptr;
-  batch.fan_rows = fans ? reinterpret_cast<const kernels::cuda::ExchangeRow*>(sent + fan_rows_at) : nullptr;
-  kernels::cuda::EmbedLaunch embed;
-  embed.ids = reinterpret_cast<const int32_t*>(sent + ids_at);
-  if (const auto before = core.DrawnBy(id); before.has_value()) {
-    const MicroBatch& drawn = micro_batches_[before->value()];
-    embed.drawn = drawn.lane->sampler->drawn(DrawId(drawn));
-    if (drawn.lane != batch.lane) DT_RETURN_IF_ERROR(drawn.lane->sampler->LetWait(batch.stream(), DrawId(drawn)));
-  }
-  embed.out = batch.x->data();
-  embed.table_type = model_.type();
-  embed.out_type = WireType::kF32;
-  embed.factor = model_.model().config().embedding_scale;
-  embed.rows = static_cast<int32_t>(batch.rows);
-  embed.size = static_cast<int32_t>(hidden());
-  DT_RETURN_IF_ERROR(Enqueue(batch, {StepWork::Word(embed.ids), StepWork::Word(embed.drawn)},
-                             [this, embed](CudaStream& stream) {
-                               return kernels::cuda::EmbedFrom(stream, model_.embedding(), embed);
-                             }));
-  return ComputeAngles(core.PlanOf(id), reinterpret_cast<const int32_t*>(sent + positions_at), batch);
-}
-
 // Into the step's work; at once where there is none.
 absl::Status CudaDense::Enqueue(MicroBatch& batch, std::array<uint64_t, 2> what, StepWork::Enqueue enqueue) {
   if (batch.work == nullptr) return enqueue(batch.stream());
@@ -226,56 +173,6 @@ absl::Status CudaDense::Enqueue(MicroBatch& batch, std::array<uint64_t, 2> what,
                          {StepWork::Word(batch.lane), static_cast<uint64_t>(batch.rows), what[0], what[1],
                           StepWork::Word(end.own), StepWork::Word(end.peer), StepWork::Word(batch.fan)},
                          std::move(enqueue));
-}
-
-absl::StatusOr<const CudaDense::CachedRope*> CudaDense::RopeFor(int rope, int64_t length) {
-  const model::RopeSpec& spec = model_.model().config().ropes[rope];
-  const int64_t variant = model::RopeVariant(spec, length);
-  const auto it = std::find_if(rope_cache_.begin(), rope_cache_.end(),
-                               [&](const CachedRope& c) { return c.rope == rope && c.variant == variant; });
-  if (it != rope_cache_.end()) {
-    rope_cache_.splice(rope_cache_.begin(), rope_cache_, it);
-    return &rope_cache_.front();
-  }
-  CachedRope cached{rope, variant, model::MakeRopeTable(spec, length), nullptr};
-  const size_t bytes = cached.table.inv_freq.size() * sizeof(float);
-  DT_ASSIGN_OR_RETURN(cached.inv_freq, model_.device().Allocate(bytes));
-  DT_RETURN_IF_ERROR(stream_.Copy(cached.inv_freq->data(), cached.table.inv_freq.data(), bytes));
-  DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());  // a new length of a dynamic kind: rare
-  if (rope_cache_.size() >= kMaxCachedRopes) rope_cache_.pop_back();
-  rope_cache_.push_front(std::move(cached));
-  return &rope_cache_.front();
-}
-
-// Runs of entries whose sequences share frequencies go together.
-absl::Status CudaDense::ComputeAngles(const proto::StepPlan& plan, const int32_t* positions, MicroBatch& batch) {
-  for (size_t rope = 0; rope < batch.angles.size(); ++rope) {
-    const model::RopeSpec& spec = model_.model().config().ropes[rope];
-    RopeAngles& angles = batch.angles[rope];
-    int64_t row = 0;
-    for (size_t begin = 0; begin < plan.entries.size();) {
-      const int64_t length = plan.entries[begin].rope_length, variant = model::RopeVariant(spec, length);
-      int64_t rows = 0;
-      size_t end = begin;
-      while (end < plan.entries.size() && model::RopeVariant(spec, plan.entries[end].rope_length) == variant)
-        rows += static_cast<int64_t>(plan.entries[end++].tokens.size());
-      DT_ASSIGN_OR_RETURN(const CachedRope* const cached, RopeFor(static_cast<int>(rope), length));
-      kernels::cuda::RopeTableLaunch table;
-      table.positions = positions + row;
-      table.inv_freq = Floats(cached->inv_freq);
-      table.cos = Floats(angles.cos) + row * angles.pairs;
-      table.sin = Floats(angles.sin) + row * angles.pairs;
-      table.multiplier = cached->table.multiplier;
-      table.rows = static_cast<int32_t>(rows);
-      table.count = angles.pairs;
-      DT_RETURN_IF_ERROR(Enqueue(batch, {StepWork::Word(table.inv_freq) ^ static_cast<uint64_t>(row) << 48,
-                                         StepWork::Word(table.positions) ^ static_cast<uint64_t>(rows) << 48},
-                                 [table](CudaStream& stream) { return kernels::cuda::RopeTable(stream, table); }));
-      row += rows;
-      begin = end;
-    }
-  }
-  return absl::OkStatus();
 }
 
 absl::Status CudaDense::Run(const ComputeWorkerCore& core, MicroBatchId id, int index) {
@@ -309,9 +206,15 @@ absl::Status CudaDense::AttendPrompts(const ComputeWorkerCore& core, MicroBatchI
 }
 
 absl::Status CudaDense::Norm(const BufferPtr& weight, float eps, const float* x, void* out, WireType out_type,
-                             const MicroBatch& batch) {
+                             const MicroBatch& batch, int parts) {
   kernels::cuda::RmsNormLaunch norm;
   norm.x = const_cast<float*>(x);  // written only where there is a residual to add
+  if (parts > 0) {
+    norm.residual = batch.parts->data();
+    norm.residual_step = hidden();
+    norm.parts = parts;
+    norm.part_step = PaddedRows(batch.rows) * hidden();
+  }
   norm.weight = Floats(weight);
   norm.out = out;
   norm.x_step = norm.out_step = hidden();
@@ -323,13 +226,35 @@ absl::Status CudaDense::Norm(const BufferPtr& weight, float eps, const float* x,
   return kernels::cuda::RmsNorm(batch.stream(), norm);
 }
 
+int CudaDense::PartsLeftBy(size_t index, const MicroBatch& batch) const {
+  const auto& steps = model_.model().steps;
+  if (index + 1 >= steps.size() || !AreFasterInParts(batch.rows)) return 0;
+  const auto adds_as_it_is = [](const auto& step) { return !step.post_norm.has_value() && step.scale == 1; };
+  const CudaStep& weights = model_.steps()[index];
+  const CudaProjection* added = nullptr;
+  if (const auto* output = std::get_if<model::OutputProjection>(&steps[index]); output && adds_as_it_is(*output))
+    added = &weights.first;
+  if (const auto* mlp = std::get_if<model::GatedMlp>(&steps[index]); mlp && adds_as_it_is(*mlp))
+    added = &weights.second;
+  const auto norms_first = [&](const auto* step) { return step != nullptr && step->norm.has_value(); };
+  if (added == nullptr || added->weights.is_kept() || added->bias != nullptr ||
+      added->weights.cols() % (kParts * kRunElements) != 0)
+    return 0;
+  return norms_first(std::get_if<model::InputNorm>(&steps[index + 1])) ||
+                 norms_first(std::get_if<model::GatedMlp>(&steps[index + 1]))
+             ? kParts
+             : 0;
+}
+
 // h = norm(x), or x; then x begins anew as restart * h.
 absl::Status CudaDense::NormOrConvert(const std::optional<model::RmsNorm>& norm, const std::optional<float>& restart,
                                       const CudaStep& weights, MicroBatch& batch) {
   kernels::cuda::CombineLaunch combine;
   combine.count = batch.rows * hidden();
   if (norm.has_value()) {
-    DT_RETURN_IF_ERROR(Norm(weights.norm, norm->eps, Floats(batch.x), batch.lane->h->data(), model_.type(), batch));
+    const int parts = IndexOf(weights) > 0 ? PartsLeftBy(IndexOf(weights) - 1, batch) : 0;
+    DT_RETURN_IF_ERROR(
+        Norm(weights.norm, norm->eps, Floats(batch.x), batch.lane->h->data(), model_.type(), batch, parts));
   } else {
     combine.a = batch.x->data();
     combine.out = batch.lane->h->data();
@@ -371,8 +296,9 @@ absl::Status CudaDense::Multiply(const CudaProjection& w, const void* in, void* 
   return product_->Run(batch.stream(), w.weights, call);
 }
 
-absl::Status CudaDense::AddProjection(const CudaProjection& w, const BufferPtr& post_norm, float eps, float scale,
+absl::Status CudaDense::AddProjection(const CudaStep& step, const CudaProjection& w, float eps, float scale,
                                       const void* in, MicroBatch& batch) {
+  const BufferPtr& post_norm = step.post_norm;
   const bool goes_aside = post_norm != nullptr || scale != 1;
   const BufferPtr& aside = batch.lane->aside;
   kernels::cuda::GemmCall call{};
@@ -385,6 +311,12 @@ absl::Status CudaDense::AddProjection(const CudaProjection& w, const BufferPtr& 
   call.type = gemm_type();
   call.y_is_f32 = 1;
   call.accumulate = goes_aside ? 0 : 1;
+  if (const int parts = PartsLeftBy(IndexOf(step), batch); parts > 0) {
+    call.y = batch.parts->data();
+    call.accumulate = 0;
+    call.parts = parts;
+    call.part_step = call.m * call.n;
+  }
   DT_RETURN_IF_ERROR(product_->Run(batch.stream(), w.weights, call));
   if (!goes_aside) return absl::OkStatus();
   if (post_norm != nullptr)
@@ -489,7 +421,7 @@ absl::Status CudaDense::RunOutput(const model::OutputProjection& step, const Cud
   if (step.gate.has_value()) {
     DT_ASSIGN_OR_RETURN(attended, hybrid_->Gated(IndexOf(batch), IndexOf(weights), attended, batch.rows));
   }
-  return AddProjection(weights.first, weights.post_norm, step.post_norm ? step.post_norm->eps : 0, step.scale,
+  return AddProjection(weights, weights.first, step.post_norm ? step.post_norm->eps : 0, step.scale,
                        attended, batch);
 }
 
@@ -533,7 +465,7 @@ absl::Status CudaDense::GateAndUp(const model::GatedMlp& step, const CudaStep& w
 absl::Status CudaDense::RunStep(const model::GatedMlp& step, const CudaStep& weights, MicroBatch& batch) {
   DT_RETURN_IF_ERROR(NormOrConvert(step.norm, step.restart, weights, batch));
   DT_RETURN_IF_ERROR(GateAndUp(step, weights, batch));
-  return AddProjection(weights.second, weights.post_norm, step.post_norm ? step.post_norm->eps : 0, step.scale,
+  return AddProjection(weights, weights.second, step.post_norm ? step.post_norm->eps : 0, step.scale,
                        batch.lane->act->data(), batch);
 }
 

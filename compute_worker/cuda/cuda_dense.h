@@ -73,6 +73,7 @@ class CudaDense final : public DenseBackend {
     Lane* lane = nullptr;  // of the step
     int64_t rows = 0;
     BufferPtr x;                     // [rows, hidden] f32
+    BufferPtr parts;                 // of what is added to x next: [kParts, up to kMostPartRows, hidden] f32
     BufferPtr query, key_value;      // [rows, query heads * key_dim]; [rows, KV heads * key_dim], then v likewise
     std::vector<RopeAngles> angles;  // by rope of the config
     std::unique_ptr<kernels::cuda::StagedUpload> upload;  // ids, positions; whose rows are whose
@@ -137,16 +138,19 @@ class CudaDense final : public DenseBackend {
   MicroBatchId IdOf(const MicroBatch& batch) const { return MicroBatchId(static_cast<uint16_t>(IndexOf(batch))); }
   size_t IndexOf(const CudaStep& step) const { return static_cast<size_t>(&step - model_.steps().data()); }
 
+  // `parts` of batch.parts are added to x first.
   absl::Status Norm(const BufferPtr& weight, float eps, const float* x, void* out, kernels::cuda::WireType out_type,
-                    const MicroBatch& batch);
+                    const MicroBatch& batch, int parts = 0);
+  // In how many parts a step leaves what it adds to x, for the next step's norm to add; 0: it adds it itself.
+  int PartsLeftBy(size_t index, const MicroBatch& batch) const;
   absl::Status NormOrConvert(const std::optional<model::RmsNorm>& norm, const std::optional<float>& restart,
                              const CudaStep& weights, MicroBatch& batch);
   absl::Status NormWhole(const std::optional<model::RmsNorm>& norm, const BufferPtr& weight, std::byte* heads,
                          int64_t width, int dim, int64_t step, const MicroBatch& batch);
   absl::Status Multiply(const CudaProjection& w, const void* in, void* out, MicroBatch& batch);
   // x += scale post_norm(in W + b).
-  absl::Status AddProjection(const CudaProjection& w, const BufferPtr& post_norm, float eps, float scale,
-                             const void* in, MicroBatch& batch);
+  absl::Status AddProjection(const CudaStep& step, const CudaProjection& w, float eps, float scale, const void* in,
+                             MicroBatch& batch);
   absl::Status CopyToWire(int op, MicroBatch& batch);
   absl::Status AwaitWire(MicroBatch& batch);
   // q, k, v and o of the micro-batch's step are device memory.

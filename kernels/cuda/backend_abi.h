@@ -30,7 +30,8 @@ struct DeviceInfo {
 enum class GemmType : int32_t { kBF16 = 0, kF16 = 1 };
 
 // y = x w^T (+ y), x [m][k], w [n][k], y [m][n]; x and w of one type, y of that type or f32, sums in f32. Where y has
-// 16 bits, cuBLASLt may round the product before it adds y.
+// 16 bits, cuBLASLt may round the product before it adds y. With `parts` above 1, y is so many matrices whose sum is
+// the product, of k / parts columns each, for who reads y next to add up (RmsNormLaunch): in f32, no bias, y not added.
 struct GemmCall {
   const void* x;
   const void* w;
@@ -42,6 +43,8 @@ struct GemmCall {
   int32_t y_is_f32;
   int32_t accumulate;
   int32_t w_is_new;  // a kernel that may still run writes w: it is not read before that has ended
+  int32_t parts;      // 0 is 1
+  int64_t part_step;  // from part to part, elements
 };
 
 // y = act(gate) * up with gate = x w[0..n)^T and up = x w[n..2n)^T: x [m][k], w [2 n][k], y [m][n], all of one type.

@@ -39,9 +39,11 @@ absl::Status CheckRows(const char* op, int32_t rows, int32_t size) {
 absl::Status RmsNorm(CudaStream& stream, const RmsNormLaunch& args) {
   DT_RETURN_IF_ERROR(CheckRows("rms_norm", args.rows, args.size));
   if (args.rows == 0) return absl::OkStatus();
-  if (!AllThere({args.x, args.weight, args.out}) || !AllEven({args.x_step, args.residual_step, args.out_step})) {
+  if (!AllThere({args.x, args.weight, args.out}) ||
+      !AllEven({args.x_step, args.residual_step, args.out_step, args.part_step})) {
     return InvalidArgument("rms_norm on a GPU: x, weight or out is null, or a step is odd");
   }
+  if (args.parts < 1) return InvalidArgument("rms_norm on a GPU: a residual of ", args.parts, " parts");
   return Enqueue(stream, stream.device().library()->rms_norm, args, "rms_norm");
 }
 
@@ -178,6 +180,12 @@ absl::Status CudaGemm::Run(CudaStream& stream, const GemmCall& call) {
       call.y_stride < call.n) {
     return InvalidArgument("gemm on a GPU: ", call.m, " x ", call.n, " x ", call.k, " with strides ", call.x_stride,
                            ", ", call.w_stride, ", ", call.y_stride);
+  }
+  const int64_t most = (call.m - 1) * call.y_stride + call.n;
+  if (call.parts < 0 || (call.parts > 1 && (call.k % call.parts != 0 || call.part_step < most || call.y_is_f32 == 0 ||
+                                            call.accumulate != 0 || call.bias != nullptr))) {
+    return InvalidArgument("gemm on a GPU: ", call.parts, " parts of ", call.k, " columns, ", call.part_step,
+                           " elements apart; parts are equal, in f32, do not overlap and are not added to anything");
   }
   if (call.m == 0 || call.n == 0) return absl::OkStatus();
   if (!AllThere({call.x, call.w, call.y})) return InvalidArgument("gemm on a GPU: x, w or y is null");

@@ -32,6 +32,7 @@ absl::Status CudaProduct::Run(CudaStream& stream, const CudaWeights& weights, co
   if (call.n != weights.rows() || call.k != weights.cols())
     return InvalidArgument("product on a GPU: ", call.n, " x ", call.k, " of weights of ", weights.rows(), " x ",
                            weights.cols());
+  if (weights.is_kept() && call.parts > 1) return InvalidArgument("product on a GPU: parts of weights in few bits");
   if (!weights.is_kept()) {
     GemmCall whole = call;
     whole.w = weights.data();

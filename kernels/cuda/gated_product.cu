@@ -13,11 +13,12 @@
 #include "kernels/cuda/gated_activation.cuh"
 #include "kernels/cuda/primitives.cuh"
 #include "kernels/cuda/warpgroup_products.cuh"
+#include "kernels/cuda/wide_wgmma.cuh"
 #include "kernels/cuda/wire.cuh"
 
-// One thread block a multiprocessor. A tile of the result is 128 rows of x by some columns, for which the block reads as
-// many rows of g and of u; it has one or a few tiles, so wide that the blocks end together. The two thread blocks of a
-// cluster go through k together and each bring a half of what they share to both: with more than 128 rows of x they
+// One thread block a multiprocessor. A tile of the result is 128 rows of x by some columns, for which the block reads
+// as many rows of g and of u; it has one or a few tiles, so wide that the blocks end together. The two thread blocks of
+// a cluster go through k together and each bring a half of what they share to both: with more than 128 rows of x they
 // have different rows and share w, else they have different columns and share x. One warp copies, in steps of 64
 // columns of k, into a ring of shared memory (tensor maps, rows swizzled as wgmma reads them), and begins with w before
 // the predecessor has ended. Two warpgroups multiply 64 rows each by g's and u's columns at once, with all sums in
@@ -59,48 +60,6 @@ struct Shape {
 };
 
 #if __CUDA_ARCH_FEAT_SM90_ALL
-
-#define DOVETAIL_LIST96 \
-  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29," \
-  "%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57," \
-  "%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85," \
-  "%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
-#define DOVETAIL_LIST112 DOVETAIL_LIST96 \
-  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
-#define DOVETAIL_LIST128 DOVETAIL_LIST112 \
-  ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-#define DOVETAIL_SUMS16(d, n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3]), "+f"(d[n + 1][0]), \
-    "+f"(d[n + 1][1]), "+f"(d[n + 1][2]), "+f"(d[n + 1][3]), "+f"(d[n + 2][0]), "+f"(d[n + 2][1]), \
-    "+f"(d[n + 2][2]), "+f"(d[n + 2][3]), "+f"(d[n + 3][0]), "+f"(d[n + 3][1]), "+f"(d[n + 3][2]), "+f"(d[n + 3][3])
-#define DOVETAIL_SUMS96(d) DOVETAIL_SUMS16(d, 0), DOVETAIL_SUMS16(d, 4), DOVETAIL_SUMS16(d, 8), \
-    DOVETAIL_SUMS16(d, 12), DOVETAIL_SUMS16(d, 16), DOVETAIL_SUMS16(d, 20)
-#define DOVETAIL_SUMS112(d) DOVETAIL_SUMS96(d), DOVETAIL_SUMS16(d, 24)
-#define DOVETAIL_SUMS128(d) DOVETAIL_SUMS112(d), DOVETAIL_SUMS16(d, 28)
-#define DOVETAIL_WGMMA(shape, type, list, a_at, b_at, sums, a, b)                                              \
-  asm volatile("{ .reg .pred p; setp.eq.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned." shape ".f32." type "." type \
-               " {" list "}, %" a_at ", %" b_at ", p, 1, 1, 0, 0; }"                                           \
-               : sums                                                                                          \
-               : "l"(a), "l"(b))
-
-// d += a b^T, 64 x 8 kCount x 16, both as rows of k.
-template <bool kBF16, int kCount>
-__device__ __forceinline__ void Wgmma(float (&d)[kCount][4], uint64_t a, uint64_t b) {
-  if constexpr (kCount == 24 && kBF16) {
-    DOVETAIL_WGMMA("m64n192k16", "bf16", DOVETAIL_LIST96, "96", "97", DOVETAIL_SUMS96(d), a, b);
-  } else if constexpr (kCount == 24) {
-    DOVETAIL_WGMMA("m64n192k16", "f16", DOVETAIL_LIST96, "96", "97", DOVETAIL_SUMS96(d), a, b);
-  } else if constexpr (kCount == 28 && kBF16) {
-    DOVETAIL_WGMMA("m64n224k16", "bf16", DOVETAIL_LIST112, "112", "113", DOVETAIL_SUMS112(d), a, b);
-  } else if constexpr (kCount == 28) {
-    DOVETAIL_WGMMA("m64n224k16", "f16", DOVETAIL_LIST112, "112", "113", DOVETAIL_SUMS112(d), a, b);
-  } else if constexpr (kBF16) {
-    static_assert(kCount == 32);
-    DOVETAIL_WGMMA("m64n256k16", "bf16", DOVETAIL_LIST128, "128", "129", DOVETAIL_SUMS128(d), a, b);
-  } else {
-    static_assert(kCount == 32);
-    DOVETAIL_WGMMA("m64n256k16", "f16", DOVETAIL_LIST128, "128", "129", DOVETAIL_SUMS128(d), a, b);
-  }
-}
 
 __device__ __forceinline__ uint32_t ClusterRank() {
   uint32_t rank;
@@ -453,8 +412,8 @@ int Launch(const GatedProductCall& call, const DeviceLimits& device, void* strea
 
 int LaunchGatedProduct(const GatedProductCall* call, const DeviceLimits* device, void* stream) {
   const GatedProductCall& c = *call;
-  if (device->major != 9 || device->minor != 0 || c.m <= kRows / 2 || c.m > kMostRows || c.n < 1 || c.n >= 1 << 28 || c.k < kStep ||
-      c.k >= 1 << 24 || !InRuns({c.n, c.k, c.x_stride, c.w_stride, c.y_stride}, {c.x, c.w, c.y}))
+  if (device->major != 9 || device->minor != 0 || c.m <= kRows / 2 || c.m > kMostRows || c.n < 1 || c.n >= 1 << 28 ||
+      c.k < kStep || c.k >= 1 << 24 || !InRuns({c.n, c.k, c.x_stride, c.w_stride, c.y_stride}, {c.x, c.w, c.y}))
     return kProductRefused;
   return Launch(c, *device, stream);
 }

@@ -43,6 +43,7 @@ struct Blas {
   decltype(&cublasLtMatmulDescSetAttribute) desc_set;
   decltype(&cublasLtMatrixLayoutCreate) layout_create;
   decltype(&cublasLtMatrixLayoutDestroy) layout_destroy;
+  decltype(&cublasLtMatrixLayoutSetAttribute) layout_set;
   decltype(&cublasLtMatmulPreferenceCreate) preference_create;
   decltype(&cublasLtMatmulPreferenceDestroy) preference_destroy;
   decltype(&cublasLtMatmulPreferenceSetAttribute) preference_set;
@@ -64,6 +65,7 @@ bool FindAll(void* library, Blas& blas) {
          Find(library, "cublasLtMatmulDescSetAttribute", blas.desc_set) &&
          Find(library, "cublasLtMatrixLayoutCreate", blas.layout_create) &&
          Find(library, "cublasLtMatrixLayoutDestroy", blas.layout_destroy) &&
+         Find(library, "cublasLtMatrixLayoutSetAttribute", blas.layout_set) &&
          Find(library, "cublasLtMatmulPreferenceCreate", blas.preference_create) &&
          Find(library, "cublasLtMatmulPreferenceDestroy", blas.preference_destroy) &&
          Find(library, "cublasLtMatmulPreferenceSetAttribute", blas.preference_set);
@@ -76,7 +78,9 @@ struct Plan {
   cublasLtMatmulAlgo_t algorithm;
 };
 
-using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int, int, bool>;
+using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int, int, bool, int, int64_t>;
+
+bool HasParts(const GemmCall& call) { return call.parts > 1; }
 
 struct Gemm {
   Blas blas;
@@ -169,7 +173,8 @@ bool Tune(Gemm& gemm, const GemmCall& call, std::span<const cublasLtMatmulHeuris
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess || capture != cudaStreamCaptureStatusNone)
     return false;
-  const size_t y_bytes = static_cast<size_t>(call.m) * call.y_stride * (call.y_is_f32 ? 4 : 2);
+  const size_t y_elements = static_cast<size_t>(HasParts(call) ? call.parts * call.part_step : call.m * call.y_stride);
+  const size_t y_bytes = y_elements * (call.y_is_f32 ? 4 : 2);
   // Between two products of a step many others read their weights: none finds its own in the L2.
   const size_t w_bytes = static_cast<size_t>(call.n) * call.w_stride * 2;
   const bool clears = call.w_is_new == 0 && w_bytes < kClearedL2s * gemm.l2_bytes;
@@ -198,9 +203,10 @@ static_assert(sizeof(cublasLtMatmulAlgo_t) == ProductTable::kAlgorithmBytes);
 // As an earlier process chose, if it is still among the candidates; else by time, for all that follow.
 void Choose(Gemm& gemm, const GemmCall& call, std::span<const cublasLtMatmulHeuristicResult_t> candidates, void* stream,
             Plan& plan) {
-  const ProductTable::Key key{call.m,        call.n,        call.k,
-                              call.x_stride, call.w_stride, call.y_stride,
-                              static_cast<int64_t>(call.type), call.y_is_f32, call.bias != nullptr};
+  ProductTable::Key key{call.m,        call.n,        call.k,
+                        call.x_stride, call.w_stride, call.y_stride,
+                        static_cast<int64_t>(call.type), call.y_is_f32, call.bias != nullptr};
+  if (HasParts(call)) key.insert(key.end(), {call.parts, call.part_step});
   if (const ProductTable::Algorithm* known = gemm.table->Find(key); known != nullptr) {
     for (const cublasLtMatmulHeuristicResult_t& candidate : candidates) {
       if (std::memcmp(&candidate.algo, known->data(), known->size()) != 0) continue;
@@ -212,6 +218,13 @@ void Choose(Gemm& gemm, const GemmCall& call, std::span<const cublasLtMatmulHeur
   ProductTable::Algorithm chosen;
   std::memcpy(chosen.data(), &plan.algorithm, chosen.size());
   gemm.table->Add(key, chosen);
+}
+
+// Of `parts` matrices, each `step` elements behind the one before.
+cublasStatus_t SetParts(const Blas& blas, cublasLtMatrixLayout_t layout, int32_t parts, int64_t step) {
+  const cublasStatus_t status = blas.layout_set(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &parts, sizeof(parts));
+  if (status != CUBLAS_STATUS_SUCCESS) return status;
+  return blas.layout_set(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof(step));
 }
 
 int MakePlan(Gemm& gemm, const GemmCall& call, void* stream, Plan& plan) {
@@ -228,9 +241,15 @@ int MakePlan(Gemm& gemm, const GemmCall& call, void* stream, Plan& plan) {
     BLAS_OR_RETURN(blas.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &y_type, sizeof(y_type)));
     BLAS_OR_RETURN(blas.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &call.bias, sizeof(call.bias)));
   }
-  BLAS_OR_RETURN(blas.layout_create(&plan.w, type, call.k, call.n, call.w_stride));
-  BLAS_OR_RETURN(blas.layout_create(&plan.x, type, call.k, call.m, call.x_stride));
+  const int64_t k = HasParts(call) ? call.k / call.parts : call.k;
+  BLAS_OR_RETURN(blas.layout_create(&plan.w, type, k, call.n, call.w_stride));
+  BLAS_OR_RETURN(blas.layout_create(&plan.x, type, k, call.m, call.x_stride));
   BLAS_OR_RETURN(blas.layout_create(&plan.y, y_type, call.n, call.m, call.y_stride));
+  if (HasParts(call)) {
+    BLAS_OR_RETURN(SetParts(blas, plan.w, call.parts, k));
+    BLAS_OR_RETURN(SetParts(blas, plan.x, call.parts, k));
+    BLAS_OR_RETURN(SetParts(blas, plan.y, call.parts, call.part_step));
+  }
   cublasLtMatmulPreference_t preference = nullptr;
   BLAS_OR_RETURN(blas.preference_create(&preference));
   cublasStatus_t status = blas.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
@@ -334,7 +353,8 @@ int GemmClose(void* opaque) {
 int GemmRun(void* opaque, const GemmCall* call, void* stream) {
   auto& gemm = *static_cast<Gemm*>(opaque);
   if (call->m == 0 || call->n == 0) return 0;
-  if (call->w_is_new == 0 && IsOfFewRows(*call, gemm.limits)) return LaunchFewRows(*call, gemm.limits, stream);
+  if (call->w_is_new == 0 && !HasParts(*call) && IsOfFewRows(*call, gemm.limits))
+    return LaunchFewRows(*call, gemm.limits, stream);
   const std::lock_guard lock(gemm.mutex);
   void* workspace = nullptr;
   if (const int error = WorkspaceOf(gemm, stream, workspace); error != 0) return error;
@@ -346,7 +366,9 @@ int GemmRun(void* opaque, const GemmCall* call, void* stream) {
                 call->y_stride,
                 static_cast<int>(call->type),
                 call->y_is_f32,
-                call->bias != nullptr};
+                call->bias != nullptr,
+                call->parts,
+                call->part_step};
   auto found = gemm.plans.find(key);
   if (found == gemm.plans.end()) {
     Plan plan;
@@ -362,9 +384,12 @@ int GemmRun(void* opaque, const GemmCall* call, void* stream) {
   }
   if (gemm.fill_first && call->accumulate == 0) {
     const size_t element = call->y_is_f32 ? 4 : 2;
-    const cudaError_t error = cudaMemset2DAsync(call->y, call->y_stride * element, 0, call->n * element, call->m,
-                                                static_cast<cudaStream_t>(stream));
-    if (error != cudaSuccess) return static_cast<int>(error);
+    for (int part = 0; part < std::max(call->parts, 1); ++part) {
+      const cudaError_t error =
+          cudaMemset2DAsync(static_cast<std::byte*>(call->y) + part * call->part_step * element,
+                            call->y_stride * element, 0, call->n * element, call->m, static_cast<cudaStream_t>(stream));
+      if (error != cudaSuccess) return static_cast<int>(error);
+    }
   }
   const float one = 1, beta = call->accumulate ? 1 : 0;
   BLAS_OR_RETURN(gemm.blas.matmul(gemm.handle, plan.desc, &one, call->w, plan.w, call->x, plan.x, &beta, call->y,

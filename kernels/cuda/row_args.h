@@ -87,7 +87,7 @@ struct RopeTableLaunch {
 
 struct RmsNormLaunch {
   void* x = nullptr;                                    // [rows][size]; gets x + residual if there is one
-  const void* residual = nullptr;                       // or null
+  const void* residual = nullptr;                       // or null; the sum of `parts` of them, part_step elements apart
   const float* weight = nullptr;                        // [size]
   void* out = nullptr;                                  // may be x
   int64_t x_step = 0, residual_step = 0, out_step = 0;  // elements
@@ -95,6 +95,8 @@ struct RmsNormLaunch {
   WireType out_type = WireType::kBF16;
   float eps = 0;
   int32_t rows = 0, size = 0;
+  int32_t parts = 1;
+  int64_t part_step = 0;
 };
 
 struct ActivationLaunch {

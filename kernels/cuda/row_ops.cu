@@ -19,8 +19,11 @@ __global__ void __launch_bounds__(512) RmsNormKernel(const __grid_constant__ Rms
   for (int i = threadIdx.x; i < pairs; i += blockDim.x) {
     float2 x = LoadWirePair(p.x_type, p.x, x_at + 2 * i);
     if (p.residual != nullptr) {
-      const float2 r = LoadWirePair(p.x_type, p.residual, residual_at + 2 * i);
-      StoreWirePair(p.x_type, p.x, x_at + 2 * i, x.x + r.x, x.y + r.y);
+      for (int part = 0; part < p.parts; ++part) {
+        const float2 r = LoadWirePair(p.x_type, p.residual, residual_at + part * p.part_step + 2 * i);
+        x.x += r.x, x.y += r.y;
+      }
+      StoreWirePair(p.x_type, p.x, x_at + 2 * i, x.x, x.y);
       x = LoadWirePair(p.x_type, p.x, x_at + 2 * i);
     }
     squares += x.x * x.x + x.y * x.y;
@@ -62,10 +65,13 @@ __global__ void __launch_bounds__(1024) RmsNormRunsKernel(const __grid_constant_
   if (there) {
     LoadWire8(p.x_type, p.x, row * p.x_step + i, x);
     if (p.residual != nullptr) {
-      float r[8];
-      LoadWire8(p.x_type, p.residual, row * p.residual_step + i, r);
+#pragma unroll 4
+      for (int part = 0; part < p.parts; ++part) {
+        float r[8];
+        LoadWire8(p.x_type, p.residual, part * p.part_step + row * p.residual_step + i, r);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) x[j] += r[j];
+        for (int j = 0; j < 8; ++j) x[j] += r[j];
+      }
       StoreWire8(p.x_type, p.x, row * p.x_step + i, x);
     }
 #pragma unroll
@@ -182,7 +188,7 @@ cudaStream_t AsStream(void* stream) { return static_cast<cudaStream_t>(stream); 
 int LaunchRmsNorm(const RmsNormLaunch* launch, void* stream) {
   if (launch->rows == 0) return 0;
   const bool runs = launch->size <= 8192 &&
-                    InRuns({launch->size, launch->x_step, launch->residual_step, launch->out_step},
+                    InRuns({launch->size, launch->x_step, launch->residual_step, launch->out_step, launch->part_step},
                            {launch->x, launch->residual, launch->out, launch->weight});
   if (runs) {
     const int run_threads = (launch->size / 8 + 31) / 32 * 32;

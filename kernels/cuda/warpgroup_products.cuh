@@ -1,7 +1,8 @@
 #pragma once
 #include <cstdint>
 
-// Asynchronous products of a warpgroup, four warps from a multiple of four on (wgmma: PTX ISA 9.7.15). Device code only.
+// Asynchronous products of a warpgroup, four warps from a multiple of four on (wgmma: PTX ISA 9.7.15). Device code
+// only.
 
 namespace dovetail::kernels::cuda {
 

@@ -44,6 +44,17 @@ void Multiply(const GemmCall& call) {
   }
 }
 
+void MultiplyParts(const GemmCall& call) {
+  for (int part = 0; part < call.parts; ++part) {
+    GemmCall one = call;
+    one.k = call.k / call.parts;
+    one.x = static_cast<const uint16_t*>(call.x) + part * one.k;
+    one.w = static_cast<const uint16_t*>(call.w) + part * one.k;
+    one.y = static_cast<float*>(call.y) + part * call.part_step;
+    Multiply(one);
+  }
+}
+
 }  // namespace
 
 int GemmOpen(int, size_t, void** gemm, char*, size_t) {
@@ -53,6 +64,10 @@ int GemmOpen(int, size_t, void** gemm, char*, size_t) {
 int GemmClose(void*) { return 0; }
 int GemmRun(void*, const GemmCall* call, void* stream) {
   if (call->m == 0 || call->n == 0) return 0;
+  if (call->parts > 1) {
+    emu::Do(static_cast<cudaStream_t>(stream), [call = *call] { MultiplyParts(call); });
+    return 0;
+  }
   if (call->w_is_new == 0 && IsOfFewRows(*call, kLimits)) return LaunchFewRows(*call, kLimits, stream);
   emu::Do(static_cast<cudaStream_t>(stream), [call = *call] { Multiply(call); });
   return 0;

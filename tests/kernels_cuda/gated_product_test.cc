@@ -66,8 +66,7 @@ class GatedProductTest : public testing::CudaTest {
                w = rounded(RandomFloats(static_cast<size_t>(2) * p.n * p.k, 2, -0.5, 0.5));
     const auto dx = Upload(ToWireBytes(wire, Spread(x, p.m, p.k, p.x_extra))),
                dw = Upload(ToWireBytes(wire, Spread(w, 2 * p.n, p.k, p.w_extra)));
-    const std::vector<float> none(static_cast<size_t>(p.m) * (p.n + p.y_extra), std::numeric_limits<float>::quiet_NaN());
-    const auto dy = Upload(ToWireBytes(wire, none));
+    const auto dy = Empty(static_cast<size_t>(p.m) * (p.n + p.y_extra) * 2);
     const auto done = GatedProduct(stream(), CallOf(p, *dx, *dw, *dy));
     ASSERT_TRUE(done.ok()) << done.status();
     ASSERT_TRUE(*done) << "there is no kernel for this shape";

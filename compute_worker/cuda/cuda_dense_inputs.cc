@@ -1,0 +1,134 @@
+// What a step of CudaDense begins with: tokens, positions, the angles of rotations.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "compute_worker/cuda/cuda_dense.h"
+#include "proto/drawn_token.h"
+
+namespace dovetail::compute {
+
+using kernels::cuda::CudaStream;
+using kernels::cuda::StepWork;
+using kernels::cuda::WireType;
+
+namespace {
+
+constexpr size_t kMaxCachedRopes = 256;
+
+float* Floats(const std::unique_ptr<kernels::Buffer>& buffer) { return reinterpret_cast<float*>(buffer->data()); }
+
+}  // namespace
+
+// The ids of the step's rows, -1 - i for what row i of the step before draws, and their positions.
+absl::Status CudaDense::UploadTokens(const ComputeWorkerCore& core, MicroBatchId id, int32_t* ids,
+                                     int32_t* positions) const {
+  const int64_t vocab = model_.model().config().vocab_size;
+  const std::optional<MicroBatchId> before = core.DrawnBy(id);
+  for (const proto::StepEntry& entry : core.PlanOf(id).entries) {
+    const bool drawn = before.has_value() && proto::IsDrawnBefore(entry);
+    if (drawn) {
+      int32_t row = 0;
+      for (const proto::StepEntry& asked : core.PlanOf(*before).entries) {
+        if (asked.sequence == entry.sequence) break;
+        row += asked.sample ? 1 : 0;
+      }
+      *ids++ = -1 - row;
+    }
+    for (size_t i = 0; i < entry.tokens.size(); ++i) {
+      *positions++ = static_cast<int32_t>(entry.ctx_len + static_cast<Position>(i));
+      if (drawn) continue;
+      if (entry.tokens[i] < 0 || entry.tokens[i] >= vocab)
+        return InvalidArgument("token ", entry.tokens[i], " is outside the vocabulary of ", vocab);
+      *ids++ = entry.tokens[i];
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaDense::EmbedTokens(const ComputeWorkerCore& core, MicroBatchId id) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  kernels::cuda::UploadLayout layout;
+  const size_t ids_at = layout.Add<int32_t>(batch.rows), positions_at = layout.Add<int32_t>(batch.rows);
+  const bool fans = batch.exchanges.size() > 1;
+  const size_t fan_at = layout.Add<kernels::cuda::ExchangeFan>(fans ? 1 : 0);
+  const size_t fan_rows_at = layout.Add<kernels::cuda::ExchangeRow>(fans ? batch.rows : 0);
+  DT_ASSIGN_OR_RETURN(std::byte* const host, batch.upload->Begin(batch.stream(), layout.bytes()));
+  if (fans) FillFan(batch, host + fan_at, host + fan_rows_at);
+  DT_RETURN_IF_ERROR(UploadTokens(core, id, reinterpret_cast<int32_t*>(host + ids_at),
+                                  reinterpret_cast<int32_t*>(host + positions_at)));
+  DT_RETURN_IF_ERROR(batch.upload->Send(batch.stream()));
+  const std::byte* const sent = batch.upload->device();
+  batch.fan = fans ? reinterpret_cast<const kernels::cuda::ExchangeFan*>(sent + fan_at) : nullptr;
+  batch.fan_rows = fans ? reinterpret_cast<const kernels::cuda::ExchangeRow*>(sent + fan_rows_at) : nullptr;
+  kernels::cuda::EmbedLaunch embed;
+  embed.ids = reinterpret_cast<const int32_t*>(sent + ids_at);
+  if (const auto before = core.DrawnBy(id); before.has_value()) {
+    const MicroBatch& drawn = micro_batches_[before->value()];
+    embed.drawn = drawn.lane->sampler->drawn(DrawId(drawn));
+    if (drawn.lane != batch.lane) DT_RETURN_IF_ERROR(drawn.lane->sampler->LetWait(batch.stream(), DrawId(drawn)));
+  }
+  embed.out = batch.x->data();
+  embed.table_type = model_.type();
+  embed.out_type = WireType::kF32;
+  embed.factor = model_.model().config().embedding_scale;
+  embed.rows = static_cast<int32_t>(batch.rows);
+  embed.size = static_cast<int32_t>(hidden());
+  DT_RETURN_IF_ERROR(Enqueue(batch, {StepWork::Word(embed.ids), StepWork::Word(embed.drawn)},
+                             [this, embed](CudaStream& stream) {
+                               return kernels::cuda::EmbedFrom(stream, model_.embedding(), embed);
+                             }));
+  return ComputeAngles(core.PlanOf(id), reinterpret_cast<const int32_t*>(sent + positions_at), batch);
+}
+
+absl::StatusOr<const CudaDense::CachedRope*> CudaDense::RopeFor(int rope, int64_t length) {
+  const model::RopeSpec& spec = model_.model().config().ropes[rope];
+  const int64_t variant = model::RopeVariant(spec, length);
+  const auto it = std::find_if(rope_cache_.begin(), rope_cache_.end(),
+                               [&](const CachedRope& c) { return c.rope == rope && c.variant == variant; });
+  if (it != rope_cache_.end()) {
+    rope_cache_.splice(rope_cache_.begin(), rope_cache_, it);
+    return &rope_cache_.front();
+  }
+  CachedRope cached{rope, variant, model::MakeRopeTable(spec, length), nullptr};
+  const size_t bytes = cached.table.inv_freq.size() * sizeof(float);
+  DT_ASSIGN_OR_RETURN(cached.inv_freq, model_.device().Allocate(bytes));
+  DT_RETURN_IF_ERROR(stream_.Copy(cached.inv_freq->data(), cached.table.inv_freq.data(), bytes));
+  DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());  // a new length of a dynamic kind: rare
+  if (rope_cache_.size() >= kMaxCachedRopes) rope_cache_.pop_back();
+  rope_cache_.push_front(std::move(cached));
+  return &rope_cache_.front();
+}
+
+// Runs of entries whose sequences share frequencies go together.
+absl::Status CudaDense::ComputeAngles(const proto::StepPlan& plan, const int32_t* positions, MicroBatch& batch) {
+  for (size_t rope = 0; rope < batch.angles.size(); ++rope) {
+    const model::RopeSpec& spec = model_.model().config().ropes[rope];
+    RopeAngles& angles = batch.angles[rope];
+    int64_t row = 0;
+    for (size_t begin = 0; begin < plan.entries.size();) {
+      const int64_t length = plan.entries[begin].rope_length, variant = model::RopeVariant(spec, length);
+      int64_t rows = 0;
+      size_t end = begin;
+      while (end < plan.entries.size() && model::RopeVariant(spec, plan.entries[end].rope_length) == variant)
+        rows += static_cast<int64_t>(plan.entries[end++].tokens.size());
+      DT_ASSIGN_OR_RETURN(const CachedRope* const cached, RopeFor(static_cast<int>(rope), length));
+      kernels::cuda::RopeTableLaunch table;
+      table.positions = positions + row;
+      table.inv_freq = Floats(cached->inv_freq);
+      table.cos = Floats(angles.cos) + row * angles.pairs;
+      table.sin = Floats(angles.sin) + row * angles.pairs;
+      table.multiplier = cached->table.multiplier;
+      table.rows = static_cast<int32_t>(rows);
+      table.count = angles.pairs;
+      DT_RETURN_IF_ERROR(Enqueue(batch, {StepWork::Word(table.inv_freq) ^ static_cast<uint64_t>(row) << 48,
+                                         StepWork::Word(table.positions) ^ static_cast<uint64_t>(rows) << 48},
+                                 [table](CudaStream& stream) { return kernels::cuda::RopeTable(stream, table); }));
+      row += rows;
+      begin = end;
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace dovetail::compute
