@@ -512,7 +512,7 @@ absl::Status CudaDense::Sample(const proto::StepPlan& plan, MicroBatchId id, pro
   const absl::Status drawn =
       sampler.begun(draws) ? sampler.Finish(plan, draws, result) : sampler.Run(plan, Floats(batch.x), result);
   // What was drawn of a step whose exchange failed means nothing, nor does why it could not be.
-  DT_RETURN_IF_ERROR(exchange::StatusOf(batch.exchanges, id));
+  DT_RETURN_IF_ERROR(exchange::StatusOf(batch.exchanges, id, plan.step));
   if (drawn.ok()) NoteTurns(batch);
   return drawn;
 }

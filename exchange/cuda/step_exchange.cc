@@ -13,9 +13,10 @@ void FillFan(StepPeers peers, MicroBatchId id, std::span<const int> part_rows, k
   }
 }
 
-absl::Status StatusOf(StepPeers peers, MicroBatchId id) {
+absl::Status StatusOf(StepPeers peers, MicroBatchId id, StepId step) {
   absl::Status status;
   for (const GpuExchange* peer : peers) {
+    if (!peer->Fetched(id, step)) continue;
     const bool by_it = peer->FailedByPeer(id);
     if (status.ok() || by_it) status = peer->Status(id);
     if (by_it) break;

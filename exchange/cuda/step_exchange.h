@@ -13,8 +13,9 @@ using StepPeers = std::span<GpuExchange* const>;
 // What kernels are to know of them: part p has part_rows[p] rows.
 void FillFan(StepPeers peers, MicroBatchId id, std::span<const int> part_rows, kernels::cuda::ExchangeFan& fan);
 
-// Once GpuExchange::FetchStatus of all of them has run. kUnavailable: the step failed.
-absl::Status StatusOf(StepPeers peers, MicroBatchId id);
+// Once GpuExchange::FetchStatus of all of them has run; where it has not, because the device failed, what is known of
+// an earlier step does not count. kUnavailable: the step failed.
+absl::Status StatusOf(StepPeers peers, MicroBatchId id, StepId step);
 // Then also: the peer that this step failed by, as far as that is known; -1: none, or another step was fetched last.
 int Unanswered(StepPeers peers, MicroBatchId id, StepId step);
 // How long kernels waited for the last of the peers and for their turn, and how long the busiest was busy.
