@@ -31,6 +31,12 @@ std::byte* Map(int descriptor, uint64_t bytes) {
 
 absl::Status Gone(const char* why) { return absl::UnavailableError(absl::StrCat("region key: ", why)); }
 
+// Why a path to a descriptor of the owner leads nowhere, by errno.
+absl::Status NotThere(int error) {
+  const bool ended = error == ENOENT || error == ESRCH || error == ENXIO;
+  return Gone(ended ? "its owner has ended, or has given the region up" : std::strerror(error));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ReceiveRegion>> ReceiveRegion::Create(uint64_t bytes) {
@@ -68,12 +74,12 @@ absl::StatusOr<std::unique_ptr<RemoteRegion>> RemoteRegion::Open(const ProcessId
   // Looked at before it is opened: opening a device or a pipe may do something.
   struct stat info;
   if (stat(path.c_str(), &info) != 0) {
-    if (errno != EACCES && errno != EPERM) return Gone("its owner has ended, or has given the region up");
+    if (errno != EACCES && errno != EPERM) return NotThere(errno);
     return FailedPrecondition("region key: ", path, " may not be opened; run all workers of a host as one user");
   }
   if (!S_ISREG(info.st_mode)) return InvalidArgument("region key: ", path, " is no memory");
   const Descriptor opened{open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY)};
-  if (opened.number < 0) return Gone(std::strerror(errno));
+  if (opened.number < 0) return NotThere(errno);
   if (fstat(opened.number, &info) != 0 || (fcntl(opened.number, F_GET_SEALS) & F_SEAL_SHRINK) == 0 ||
       fcntl(opened.number, F_GET_SEALS) < 0)
     return Gone("the region is gone");
