@@ -1,5 +1,7 @@
 #pragma once
+#include <algorithm>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -72,6 +74,14 @@ class CudaTest : public ::testing::Test {
 template <typename T>
 T* As(const std::unique_ptr<Buffer>& buffer) {
   return reinterpret_cast<T*>(buffer->data());
+}
+
+// Rows of `width` values with `extra` NaN behind each.
+inline std::vector<float> SpreadRows(const std::vector<float>& values, int rows, int width, int extra) {
+  std::vector<float> out(static_cast<size_t>(rows) * (width + extra), std::numeric_limits<float>::quiet_NaN());
+  for (ptrdiff_t row = 0; row < rows; ++row)
+    std::copy_n(values.begin() + row * width, width, out.begin() + row * (width + extra));
+  return out;
 }
 
 // One element of a wire type as raw bits, and back.

@@ -15,6 +15,7 @@ namespace {
 
 using kernels::testing::RandomFloats;
 using testing::FromWireBytes;
+using testing::SpreadRows;
 using testing::ToWireBytes;
 
 class FewRowsTest : public testing::CudaTest {
@@ -35,20 +36,12 @@ class FewRowsTest : public testing::CudaTest {
     int x_extra = 0, w_extra = 0, y_extra = 0;  // elements between rows
   };
 
-  // Rows of `width` values, `extra` bytes' worth of NaN between them.
-  static std::vector<float> Spread(const std::vector<float>& values, int rows, int width, int extra) {
-    std::vector<float> out(static_cast<size_t>(rows) * (width + extra), std::numeric_limits<float>::quiet_NaN());
-    for (int row = 0; row < rows; ++row)
-      std::copy_n(values.begin() + row * width, width, out.begin() + row * (width + extra));
-    return out;
-  }
-
   std::vector<float> Run(const Product& p, const std::vector<float>& x, const std::vector<float>& w,
                          const std::vector<float>& y0, const std::vector<float>& bias) {
     const WireType wire = p.bf16 ? WireType::kBF16 : WireType::kF16, y_type = p.f32 ? WireType::kF32 : wire;
-    const auto dx = Upload(ToWireBytes(wire, Spread(x, p.m, p.k, p.x_extra))),
-               dw = Upload(ToWireBytes(wire, Spread(w, p.n, p.k, p.w_extra))),
-               dy = Upload(ToWireBytes(y_type, Spread(y0, p.m, p.n, p.y_extra))),
+    const auto dx = Upload(ToWireBytes(wire, SpreadRows(x, p.m, p.k, p.x_extra))),
+               dw = Upload(ToWireBytes(wire, SpreadRows(w, p.n, p.k, p.w_extra))),
+               dy = Upload(ToWireBytes(y_type, SpreadRows(y0, p.m, p.n, p.y_extra))),
                dbias = Upload(ToWireBytes(y_type, bias));
     const absl::Status status = gemm_->Run(stream(), {.x = dx->data(),
                                                       .w = dw->data(),

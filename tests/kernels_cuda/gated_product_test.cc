@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <tuple>
 #include <vector>
 
@@ -18,6 +17,7 @@ namespace {
 
 using kernels::testing::RandomFloats;
 using testing::FromWireBytes;
+using testing::SpreadRows;
 using testing::ToWireBytes;
 
 class GatedProductTest : public testing::CudaTest {
@@ -49,23 +49,14 @@ class GatedProductTest : public testing::CudaTest {
             .gelu = p.gelu};
   }
 
-  // Rows of `width` values, NaN between them.
-  static std::vector<float> Spread(const std::vector<float>& values, int rows, int width, int extra) {
-    std::vector<float> out(static_cast<size_t>(rows) * (width + extra), std::numeric_limits<float>::quiet_NaN());
-    for (int row = 0; row < rows; ++row)
-      std::copy_n(values.begin() + static_cast<ptrdiff_t>(row) * width, width,
-                  out.begin() + static_cast<ptrdiff_t>(row) * (width + extra));
-    return out;
-  }
-
   void Check(const Product& p) {
     SCOPED_TRACE(absl::StrCat(p.m, " x ", p.n, " x ", p.k, p.bf16 ? " bf16" : " f16", p.gelu ? " gelu" : ""));
     const WireType wire = p.bf16 ? WireType::kBF16 : WireType::kF16;
     const auto rounded = [&](std::vector<float> v) { return FromWireBytes(wire, ToWireBytes(wire, v)); };
     const auto x = rounded(RandomFloats(static_cast<size_t>(p.m) * p.k, 1)),
                w = rounded(RandomFloats(static_cast<size_t>(2) * p.n * p.k, 2, -0.5, 0.5));
-    const auto dx = Upload(ToWireBytes(wire, Spread(x, p.m, p.k, p.x_extra))),
-               dw = Upload(ToWireBytes(wire, Spread(w, 2 * p.n, p.k, p.w_extra)));
+    const auto dx = Upload(ToWireBytes(wire, SpreadRows(x, p.m, p.k, p.x_extra))),
+               dw = Upload(ToWireBytes(wire, SpreadRows(w, 2 * p.n, p.k, p.w_extra)));
     const auto dy = Empty(static_cast<size_t>(p.m) * (p.n + p.y_extra) * 2);
     const auto done = GatedProduct(stream(), CallOf(p, *dx, *dw, *dy));
     ASSERT_TRUE(done.ok()) << done.status();
