@@ -3,8 +3,7 @@
 // tokens of KV a sequence.
 //   decode_step_cuda_bench [--parts] [--cut O,DOWN] [--batch N]
 // --parts: what each takes. --cut: in how many parts o and down are multiplied, for the next norm to add up; 1: they
-// are added at once. If it is not said, as the engine does (compute_worker/cuda/cuda_dense.cc): 2,2 but for 65 to 128
-// rows.
+// are added at once. If it is not said, as the engine does (CudaProduct::PartsFor).
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -19,6 +18,7 @@
 #include "bench/kernels_cuda/cuda_bench.h"
 #include "kernels/cuda/cuda_attention.h"
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/cuda_product.h"
 
 namespace dovetail::kernels::cuda {
 namespace {
@@ -207,8 +207,7 @@ class DecodeStep {
     Must(gemm_->Run(*stream_, call));
   }
   static int PartsOf(int batch, int parts) {
-    if (batch <= 8) return 1;
-    return parts > 0 ? parts : batch <= 64 || batch > 128 ? 2 : 1;
+    return batch > 8 && parts > 0 ? parts : CudaProduct::PartsFor(batch);
   }
   // Both products and the activation as one kernel, if there is one for so many rows.
   bool GateAndUp(int batch, const void* w) {

@@ -10,6 +10,7 @@
 
 namespace dovetail::compute {
 
+using kernels::cuda::CudaProduct;
 using kernels::cuda::CudaStream;
 using kernels::cuda::StepWork;
 using kernels::cuda::WireType;
@@ -20,8 +21,6 @@ constexpr size_t kElement = 2;  // bytes of the wire types of a GPU
 
 constexpr int64_t kRowStep = 8;  // products of more rows than that take a multiple of it
 constexpr int64_t kMostPadded = 256;
-constexpr int kParts = 2;            // of a product that the next norm adds up
-constexpr int64_t kMostPartRows = 256;
 constexpr int64_t kRunElements = 8;  // of 16 bytes
 
 float* Floats(const std::unique_ptr<kernels::Buffer>& buffer) { return reinterpret_cast<float*>(buffer->data()); }
@@ -30,11 +29,6 @@ float* Floats(const std::unique_ptr<kernels::Buffer>& buffer) { return reinterpr
 int64_t PaddedRows(int64_t rows) {
   return rows <= kRowStep || rows > kMostPadded ? rows : (rows + kRowStep - 1) / kRowStep * kRowStep;
 }
-
-// Whether o and down are faster in parts: they have few columns, too few tiles for all multiprocessors. cuBLASLt cuts
-// them along k, too, and adds up what comes of it by a kernel of its own, where the norm behind them reads and writes x
-// anyway. Measured; with 65 to 128 rows its own way is 1 percent of a step faster (ADR 32).
-bool AreFasterInParts(int64_t rows) { return rows > kRowStep && rows <= kMostPartRows && (rows <= 64 || rows > 128); }
 
 }  // namespace
 
@@ -125,7 +119,8 @@ absl::Status CudaDense::AllocateMicroBatch(MicroBatch& batch, int64_t rows) {
   }
   DT_ASSIGN_OR_RETURN(batch.x, device.Allocate(rows * hidden() * sizeof(float)));
   DT_ASSIGN_OR_RETURN(batch.parts,
-                      device.Allocate(kParts * std::min(rows, kMostPartRows) * hidden() * sizeof(float)));
+                      device.Allocate(CudaProduct::kMostParts * std::min(rows, CudaProduct::kMostPartRows) * hidden() *
+                                      sizeof(float)));
   DT_ASSIGN_OR_RETURN(batch.query, device.Allocate(rows * query * kElement));
   DT_ASSIGN_OR_RETURN(batch.key_value, device.Allocate(rows * key_value * kElement + 4));
   for (const model::RopeSpec& spec : model_.model().config().ropes) {
@@ -228,7 +223,8 @@ absl::Status CudaDense::Norm(const BufferPtr& weight, float eps, const float* x,
 
 int CudaDense::PartsLeftBy(size_t index, const MicroBatch& batch) const {
   const auto& steps = model_.model().steps;
-  if (index + 1 >= steps.size() || !AreFasterInParts(batch.rows)) return 0;
+  const int parts = CudaProduct::PartsFor(batch.rows);
+  if (index + 1 >= steps.size() || parts == 1) return 0;
   const auto adds_as_it_is = [](const auto& step) { return !step.post_norm.has_value() && step.scale == 1; };
   const CudaStep& weights = model_.steps()[index];
   const CudaProjection* added = nullptr;
@@ -238,11 +234,11 @@ int CudaDense::PartsLeftBy(size_t index, const MicroBatch& batch) const {
     added = &weights.second;
   const auto norms_first = [&](const auto* step) { return step != nullptr && step->norm.has_value(); };
   if (added == nullptr || added->weights.is_kept() || added->bias != nullptr ||
-      added->weights.cols() % (kParts * kRunElements) != 0)
+      added->weights.cols() % (parts * kRunElements) != 0)
     return 0;
   return norms_first(std::get_if<model::InputNorm>(&steps[index + 1])) ||
                  norms_first(std::get_if<model::GatedMlp>(&steps[index + 1]))
-             ? kParts
+             ? parts
              : 0;
 }
 

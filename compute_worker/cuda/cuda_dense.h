@@ -73,7 +73,7 @@ class CudaDense final : public DenseBackend {
     Lane* lane = nullptr;  // of the step
     int64_t rows = 0;
     BufferPtr x;                     // [rows, hidden] f32
-    BufferPtr parts;                 // of what is added to x next: [kParts, up to kMostPartRows, hidden] f32
+    BufferPtr parts;                 // of what is added to x next: [CudaProduct::kMostParts, rows, hidden] f32
     BufferPtr query, key_value;      // [rows, query heads * key_dim]; [rows, KV heads * key_dim], then v likewise
     std::vector<RopeAngles> angles;  // by rope of the config
     std::unique_ptr<kernels::cuda::StagedUpload> upload;  // ids, positions; whose rows are whose

@@ -15,6 +15,17 @@ class CudaProduct {
   static constexpr int64_t kMostKeptRows = 64;
   static constexpr size_t kScratchBytes = size_t{32} << 20;
 
+  // In how many parts (GemmCall::parts) a product of few columns and so many rows, whose sum a norm then makes, takes
+  // least; 1: at once. cuBLASLt cuts such products along k, too, and adds the parts by a kernel of its own, where the
+  // norm reads and writes x anyway. Measured on an H200 (ADR 32); up to 8 rows few_rows.h needs none, and with 65 to
+  // 128 cuBLASLt's own way is faster.
+  static constexpr int kMostParts = 2;
+  static constexpr int64_t kMostPartRows = 256;
+  static constexpr int PartsFor(int64_t rows) {
+    const bool has_few_tiles = (rows > 8 && rows <= 64) || (rows > 128 && rows <= kMostPartRows);
+    return has_few_tiles ? kMostParts : 1;
+  }
+
   // kFailedPrecondition, with what to install, if cuBLASLt is not there; kResourceExhausted without memory.
   // `keeps`: whether any weights are in 4 or 8 bits.
   static absl::StatusOr<std::unique_ptr<CudaProduct>> Create(CudaDevice& device, bool keeps);

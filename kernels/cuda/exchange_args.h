@@ -92,7 +92,7 @@ struct ExchangePushLaunch {
 inline constexpr int kMostExchangePeers = 8;
 struct ExchangePeer {
   ExchangeEnd end;
-  void* query = nullptr;         // in the peer's memory: its rows' q, one below the other; 16-byte aligned, like
+  void* query = nullptr;         // in the peer's memory: its rows' q, one below the other; on a 16-byte boundary
   void* key_value = nullptr;     // k likewise, then v
   const void* answer = nullptr;  // here: its rows' o
   int64_t rows = 0;
