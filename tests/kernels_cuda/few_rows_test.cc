@@ -3,10 +3,9 @@
 #include <tuple>
 
 #include "gtest/gtest.h"
-#include "kernels/cuda/cuda_ops.h"
 #include "kernels/reference/gemm.h"
 #include "tests/kernels/oracle.h"
-#include "tests/kernels_cuda/cuda_fixture.h"
+#include "tests/kernels_cuda/gemm_fixture.h"
 
 // Products of at most 16 rows, which on a GPU of compute capability 9 are a kernel of ours (few_rows.h).
 
@@ -18,18 +17,8 @@ using testing::FromWireBytes;
 using testing::SpreadRows;
 using testing::ToWireBytes;
 
-class FewRowsTest : public testing::CudaTest {
+class FewRowsTest : public testing::GemmTest {
  protected:
-  void SetUp() override {
-    CudaTest::SetUp();
-    if (IsSkipped()) return;
-    auto gemm = CudaGemm::Create(device());
-    if (!gemm.ok() && absl::IsFailedPrecondition(gemm.status()))
-      GTEST_SKIP() << "needs cuBLASLt: " << gemm.status().message();
-    ASSERT_TRUE(gemm.ok()) << gemm.status();
-    gemm_ = *std::move(gemm);
-  }
-
   struct Product {
     int m = 1, n = 64, k = 64;
     bool bf16 = true, f32 = false, accumulate = false, bias = false;
@@ -84,8 +73,6 @@ class FewRowsTest : public testing::CudaTest {
         ASSERT_TRUE(std::isnan(got[row * (p.n + p.y_extra) + i])) << "wrote between rows";
     }
   }
-
-  std::unique_ptr<CudaGemm> gemm_;
 };
 
 TEST_F(FewRowsTest, AgreeWithTheReferenceForEveryNumberOfRows) {

@@ -4,11 +4,10 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cuda/cuda_ops.h"
 #include "kernels/reference/gemm.h"
 #include "kernels/reference/rms_norm.h"
 #include "tests/kernels/oracle.h"
-#include "tests/kernels_cuda/cuda_fixture.h"
+#include "tests/kernels_cuda/gemm_fixture.h"
 
 // Products cut along k (GemmCall::parts), and the norm that adds them up (RmsNormLaunch::parts).
 
@@ -19,7 +18,7 @@ using kernels::testing::RandomFloats;
 using testing::As;
 using testing::ToWireBytes;
 
-class ProductPartsTest : public testing::CudaTest {
+class ProductPartsTest : public testing::GemmTest {
  protected:
   // Rounds the values to bf16, too.
   std::unique_ptr<Buffer> UploadBF16(std::vector<float>& values) {
@@ -30,10 +29,6 @@ class ProductPartsTest : public testing::CudaTest {
 };
 
 TEST_F(ProductPartsTest, PartsOfAProductAddUpToIt) {
-  auto gemm = CudaGemm::Create(device());
-  if (!gemm.ok() && absl::IsFailedPrecondition(gemm.status()))
-    GTEST_SKIP() << "needs cuBLASLt: " << gemm.status().message();
-  ASSERT_TRUE(gemm.ok()) << gemm.status();
   for (const auto& [m, n, k, parts] : {std::tuple{9, 64, 128, 2}, {1, 80, 192, 3}, {130, 200, 96, 4}}) {
     std::vector<float> x = RandomFloats(m * k, 1), w = RandomFloats(n * k, 2);
     const auto dx = UploadBF16(x), dw = UploadBF16(w);
@@ -43,7 +38,7 @@ TEST_F(ProductPartsTest, PartsOfAProductAddUpToIt) {
                   .x_stride = k, .w_stride = k, .y_stride = n, .type = GemmType::kBF16, .y_is_f32 = true};
     call.parts = parts;
     call.part_step = step;
-    const absl::Status status = (*gemm)->Run(stream(), call);
+    const absl::Status status = gemm_->Run(stream(), call);
     ASSERT_TRUE(status.ok()) << status;
     const auto got = Download<float>(*dy);
     const auto want = reference::Gemm(x, w, m, n, k);
@@ -56,17 +51,19 @@ TEST_F(ProductPartsTest, PartsOfAProductAddUpToIt) {
     for (const auto& wrong : {std::pair{5, step}, {parts, m * n - 1}}) {
       call.parts = wrong.first;
       call.part_step = wrong.second;
-      EXPECT_EQ((*gemm)->Run(stream(), call).code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_EQ(gemm_->Run(stream(), call).code(), absl::StatusCode::kInvalidArgument);
     }
     call.parts = parts;
     call.part_step = step;
     call.accumulate = 1;
-    EXPECT_EQ((*gemm)->Run(stream(), call).code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(gemm_->Run(stream(), call).code(), absl::StatusCode::kInvalidArgument);
   }
 }
 
+using NormOfPartsTest = testing::CudaTest;
+
 // A product in parts is added up by the norm that reads it.
-TEST_F(ProductPartsTest, RmsNormAddsPartsInTheirOrder) {
+TEST_F(NormOfPartsTest, AddsThemInTheirOrder) {
   for (const int size : {776, 778, 4096}) {  // in runs of eight, in pairs, as many threads as a block has
     const int rows = 3, parts = 5, step = rows * size + 8;
     const std::vector<float> x = RandomFloats(rows * size, 1), w = RandomFloats(size, 2, 0.5, 2),
