@@ -24,6 +24,7 @@ class UcxConnector final : public transport::Connector {
 
   std::string address() const override { return port_->local_address(); }
   std::string version() const override { return "ucx " + transport::ucx::UcxPort::Version(); }
+  std::string listening() const override { return port_->listening(); }
   absl::Status AddPeer(NodeId node, Epoch epoch, const std::string& address) override;
   void RemovePeer(NodeId node) override;
   std::vector<Failure> TakeFailures() override;

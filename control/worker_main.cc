@@ -276,7 +276,7 @@ absl::Status WorkerMain::Serve(MembershipClient& client, transport::Connector& c
     client_ = &client;
   }
   LogInfo(options_.name, " is ", NameOf(options_.role), " worker ", client.membership().worker.value(), " of ",
-          options_.scheduler);
+          options_.scheduler, "; data plane: ", connector.listening());
   Session session(client, connector, make_node_(connector, client.membership()), options_.name);
   const absl::Status end = session.Run();
   in_vain = session.WasInVain();

@@ -17,6 +17,8 @@ class Connector : public Port {
   // version: ports of different versions must not be connected.
   virtual std::string address() const = 0;
   virtual std::string version() const = 0;
+  // What this port listens on, as operators know it: "tcp 10.0.0.5:7200", "shared memory".
+  virtual std::string listening() const { return "this process"; }
 
   // Connects to a peer's incarnation. Frames to and from it may flow at once. kAlreadyExists: the node is a peer.
   // kInvalidArgument, kUnavailable: the address cannot be used, or only over a lane that was not asked for; the message

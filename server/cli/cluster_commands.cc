@@ -60,6 +60,7 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
       ->check(OneOf({"any", "shm", "tcp", "rc", "cuda_ipc"}))
       ->type_name("LANES")
       ->group("Data plane");
+  AddTrustNetworkFlag(up, up_.trust_network);
   up.add_option("--attention-devices", up_.attention_devices,
                 "Where attention runs, as cuda:1,cpu: the attention workers take these in turn; one each by default")
       ->type_name("DEVICES")

@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "server/cli/api_server.h"
 #include "server/cli/cluster_flags.h"
+#include "server/cli/data_plane.h"
 #include "server/cli/engine_flags.h"
 
 // The commands of a cluster of processes: one for each role, `up` for all of them on this machine, `status` and `drain`
@@ -66,6 +67,7 @@ struct UpFlags {
   ServerFlags server;
   std::string attention_devices = "cpu";  // taken in turn by the attention workers
   std::string lanes = "shm";
+  bool trust_network = false;
   std::string exchange = "auto";
   std::string listen = "127.0.0.1:0";  // of the scheduler
   int lease_ms = 400;

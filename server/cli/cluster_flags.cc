@@ -3,14 +3,9 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cerrno>
 #include <csignal>
-#include <cstdio>
 #include <thread>
-#include <utility>
 
-#include "control/ucx_connector.h"
-#include "server/cli/command_line.h"
 
 namespace dovetail::cli {
 
@@ -54,41 +49,6 @@ absl::StatusOr<control::Security> SecurityOf(const ControlFlags& flags) {
   }
   DT_RETURN_IF_ERROR(security.Validate());
   return security;
-}
-
-void AddDataFlags(CLI::App& command, DataFlags& flags) {
-  command
-      .add_option(
-          "--lanes", flags.lanes,
-          "What may carry tensors: shm (one host), tcp, rc (RDMA), or any; others are refused, never used silently")
-      ->check(OneOf({"any", "shm", "tcp", "rc", "cuda_ipc"}))
-      ->type_name("LANES")
-      ->group("Data plane");
-  command.add_option("--data-devices", flags.devices, "Network devices for tensors, as eth0,eth1; else all")
-      ->type_name("NAMES")
-      ->group("Data plane");
-  command.add_option("--data-ports", flags.ports, "TCP ports for tensors, as 7200-7299; else any")
-      ->type_name("FIRST-LAST")
-      ->group("Data plane");
-}
-
-absl::StatusOr<control::WorkerMain::ConnectorFactory> ConnectorsOf(const DataFlags& flags) {
-  transport::ucx::UcxOptions options;
-  DT_ASSIGN_OR_RETURN(options.lanes, transport::ucx::ParseLanes(flags.lanes));
-  options.devices = flags.devices;
-  int used = 0;
-  if (!flags.ports.empty() &&
-      (std::sscanf(flags.ports.c_str(), "%d-%d%n", &options.first_port, &options.last_port, &used) != 2 ||
-       used != static_cast<int>(flags.ports.size()) || options.first_port < 1 || options.last_port > 65535 ||
-       options.first_port > options.last_port))
-    return InvalidArgument("--data-ports: '", flags.ports,
-                           "' is no range of ports; write FIRST-LAST within 1..65535, as 7200-7299");
-  return [options](NodeId node, Epoch epoch) mutable -> absl::StatusOr<std::unique_ptr<transport::Connector>> {
-    options.node = node;
-    options.epoch = epoch;
-    DT_ASSIGN_OR_RETURN(std::unique_ptr<transport::Connector> connector, control::UcxConnector::Create(options));
-    return connector;
-  };
 }
 
 StopSignal::StopSignal() {

@@ -2,12 +2,10 @@
 #include <CLI/CLI.hpp>
 #include <csignal>
 #include <functional>
-#include <memory>
 #include <string>
 
 #include "base/status.h"
 #include "control/security.h"
-#include "control/worker_main.h"
 
 namespace dovetail::cli {
 
@@ -21,14 +19,6 @@ struct ControlFlags {  // the control plane
 void AddSchedulerAddressFlag(CLI::App& command, ControlFlags& flags);
 void AddSecurityFlags(CLI::App& command, ControlFlags& flags);
 absl::StatusOr<control::Security> SecurityOf(const ControlFlags& flags);  // validated
-
-struct DataFlags {  // the data plane
-  std::string lanes = "any";
-  std::string devices;
-  std::string ports;  // FIRST-LAST
-};
-void AddDataFlags(CLI::App& command, DataFlags& flags);
-absl::StatusOr<control::WorkerMain::ConnectorFactory> ConnectorsOf(const DataFlags& flags);
 
 // SIGTERM and SIGINT of this process. Constructed before any thread begins: they inherit that both are blocked.
 class StopSignal {

@@ -10,11 +10,11 @@ namespace dovetail::cli {
 
 absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
   StopSignal stop;
-  DT_ASSIGN_OR_RETURN(auto connectors, ConnectorsOf(flags.data));
   control::WorkerMainOptions options;
   options.scheduler = flags.control.scheduler;
   DT_RETURN_IF_ERROR(control::CheckAddress("--scheduler", options.scheduler, /*may_be_free=*/false));
   DT_ASSIGN_OR_RETURN(options.security, SecurityOf(flags.control));
+  DT_ASSIGN_OR_RETURN(auto connectors, ConnectorsOf(flags.data, options.security, {.address = options.scheduler}));
   DT_ASSIGN_OR_RETURN(auto checkpoint, OpenModel(flags.engine));
   DT_ASSIGN_OR_RETURN(const auto device, CreateDevice(flags.engine, *checkpoint));
   DT_ASSIGN_OR_RETURN(const ModelOnDevice loaded,

@@ -26,6 +26,7 @@ absl::Status RunScheduler(const SchedulerFlags& flags) {
   StopSignal stop;
   scheduler::SchedulerMainOptions options;
   options.listen = flags.listen;
+  DT_RETURN_IF_ERROR(control::CheckAddress("--listen", options.listen, /*may_be_free=*/true));
   DT_ASSIGN_OR_RETURN(options.security, SecurityOf(flags.control));
   options.scheduler = SchedulerOptionsOf(flags.engine);
   DT_RETURN_IF_ERROR(CheckFlags(options.scheduler));
@@ -33,9 +34,10 @@ absl::Status RunScheduler(const SchedulerFlags& flags) {
   options.max_workers = flags.max_workers;
   options.seed = flags.engine.seed.value_or(0);
   const Epoch epoch(std::random_device{}() | 1u);
-  DT_ASSIGN_OR_RETURN(const auto connectors, ConnectorsOf(flags.data));
+  DT_ASSIGN_OR_RETURN(const auto connectors,
+                      ConnectorsOf(flags.data, options.security, {.address = flags.listen, .listens = true}));
   DT_ASSIGN_OR_RETURN(auto connector, connectors(NodeId(0), epoch));
-  LogInfo("data plane: ", connector->version(), ", lanes ", flags.data.lanes);
+  LogInfo("data plane: ", connector->version(), ", ", connector->listening());
   DT_ASSIGN_OR_RETURN(const auto main, scheduler::SchedulerMain::Start(options, epoch, std::move(connector)));
   const std::string host = flags.listen.substr(0, flags.listen.rfind(':'));
   std::printf("listening on %s:%d\n", host.c_str(), main->port());

@@ -135,6 +135,7 @@ class Up {
                            engine.enable_prefix_caching ? "--enable-prefix-caching" : "--no-enable-prefix-caching",
                            engine.enable_chunked_prefill ? "--enable-chunked-prefill" : "--no-enable-chunked-prefill"};
     if (engine.seed) arguments.insert(arguments.end(), {"--seed", std::to_string(*engine.seed)});
+    if (flags_.trust_network) arguments.push_back("--trust-network");
     DT_RETURN_IF_ERROR(children_.Start("scheduler", arguments, [this](const std::string& line) {
       scheduler_.OnLine(line);
       if (line.find(" serves as ") != std::string::npos) ++workers_that_serve_;
@@ -216,7 +217,10 @@ class Up {
         workers_[name].insert(workers_[name].end(), {"--kv-cache-dtype", "fp8_e4m3"});
       trace(name);
     }
-    for (const auto& [name, arguments] : workers_) DT_RETURN_IF_ERROR(StartWorker(name));
+    for (auto& [name, arguments] : workers_) {
+      if (flags_.trust_network) arguments.push_back("--trust-network");
+      DT_RETURN_IF_ERROR(StartWorker(name));
+    }
     return absl::OkStatus();
   }
 

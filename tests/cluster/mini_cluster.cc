@@ -240,7 +240,7 @@ int MiniCluster::HostOf(const std::string& name) const {
 }
 
 std::unique_ptr<MiniCluster::Process> MiniCluster::StartProcess(int host, std::vector<std::string> words) const {
-  if (options_.hosts != nullptr) words.insert(words.end(), {"--data-devices", "data0"});
+  if (options_.hosts != nullptr) words.insert(words.end(), {"--data-devices", "data0", "--trust-network"});
   return std::make_unique<Process>(std::move(words), options_.hosts, host);
 }
 

@@ -56,7 +56,8 @@ class Rogue {
 
   // Is added, and greets with these bytes as the key of a region.
   void Join(const std::string& region_key = "") {
-    const std::string address = Encode(NodeAddress{NodeId(9), Epoch(1), kOwnKey, process, *worker_->Address()});
+    const std::string address = Encode(NodeAddress{
+        .node = NodeId(9), .epoch = Epoch(1), .key = kOwnKey, .process = process, .worker = *worker_->Address()});
     ASSERT_TRUE(victim_.port->AddPeer(NodeId(9), address, UcxPort::Version(), Epoch(1)).ok());
     WireHeader hello = HeaderFor(WireKind::kHello);
     hello.sequence = UcxOptions().max_frame_bytes;
@@ -352,7 +353,10 @@ TEST(UcxHostile, APayloadBeyondTheLimitDropsThePeerAndOnlyIt) {
   ASSERT_TRUE(Connect(victim, member));
   Rogue rogue(victim);
   const std::string address =
-      Encode(NodeAddress{NodeId(9), Epoch(1), kOwnKey, {}, DecodeNodeAddress(member.port->local_address())->worker});
+      Encode(NodeAddress{.node = NodeId(9),
+                         .epoch = Epoch(1),
+                         .key = kOwnKey,
+                         .worker = DecodeNodeAddress(member.port->local_address())->worker});
   ASSERT_TRUE(victim.port->AddPeer(NodeId(9), address, UcxPort::Version(), Epoch(1)).ok());
   rogue.Send(rogue.Frame(0, (1 << 20) + 1), Pattern((1 << 20) + 1, 0));
   EXPECT_EQ(FailureOf(victim), "it sent a frame of 1048577 bytes; at most 1048576");

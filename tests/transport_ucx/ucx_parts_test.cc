@@ -84,12 +84,18 @@ TEST(Wire, AHeaderWithAnyBitTurnedIsRefused) {
 }
 
 TEST(Wire, AddressesAndKeysComeBackAsTheyWereAndDamagedOnesDoNot) {
-  const std::string address = Encode(NodeAddress{NodeId(3), Epoch(4), 0x123456789abcdef0, {77, 88}, "worker"});
+  const Ticket ticket = RandomTicket();
+  const std::vector<SocketAddress> listeners = {*SocketAddress::FromBytes("123456"),
+                                                *SocketAddress::FromBytes("123456789012345678")};
+  const std::string address =
+      Encode(NodeAddress{NodeId(3), Epoch(4), 0x123456789abcdef0, {77, 88}, ticket, listeners, "worker"});
   const NodeAddress decoded = *DecodeNodeAddress(address);
   EXPECT_EQ(decoded.node, NodeId(3));
   EXPECT_EQ(decoded.epoch, Epoch(4));
   EXPECT_EQ(decoded.key, 0x123456789abcdef0u);
   EXPECT_EQ(decoded.process, (ProcessIdentity{77, 88}));
+  EXPECT_EQ(decoded.ticket, ticket);
+  EXPECT_EQ(decoded.listeners, listeners);
   EXPECT_EQ(decoded.worker, "worker");
   const std::string key = Encode(RegionKey{NodeId(1), Epoch(2), NodeId(3), 17, 8192, 99});
   const RegionKey region = *DecodeRegionKey(key);
@@ -101,6 +107,7 @@ TEST(Wire, AddressesAndKeysComeBackAsTheyWereAndDamagedOnesDoNot) {
   EXPECT_EQ(region.token, 99u);
   EXPECT_FALSE(DecodeNodeAddress(key).ok());
   EXPECT_FALSE(DecodeRegionKey(address).ok());
+  for (size_t i = 0; i < address.size(); ++i) EXPECT_FALSE(DecodeNodeAddress(address.substr(0, i)).ok());
   for (size_t i = 0; i < key.size(); ++i) EXPECT_FALSE(DecodeRegionKey(key.substr(0, i)).ok());
 }
 

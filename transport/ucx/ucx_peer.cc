@@ -46,6 +46,7 @@ UcxPeer::UcxPeer(UcxPort& port, const NodeAddress& address, uint64_t max_bytes)
 UcxPeer::~UcxPeer() = default;
 
 absl::Status UcxPeer::Connect(const NodeAddress& address, Lanes lanes) {
+  ticket_ = KnownTicket(address.listeners, address.ticket);
   ucp_ep_params_t params{};
   params.field_mask =
       UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
@@ -70,6 +71,13 @@ absl::Status UcxPeer::Connect(const NodeAddress& address, Lanes lanes) {
   }
   SendControl(WireKind::kHello);
   return failure_;
+}
+
+// A build of UCX that uses other socket calls than those that are wrapped would take connections from anyone.
+bool UcxPeer::PassedTheGuard() const {
+  if (lane_.find("tcp") == std::string::npos) return true;
+  const GuardCounters counters = CountersOfGuard();
+  return counters.admitted + counters.presented > 0;
 }
 
 // All but `frame`.
@@ -103,6 +111,9 @@ void UcxPeer::OnGreeting(const WireHeader& header, std::string_view region_key) 
                                    port_.options_.max_bytes_in_flight, "; start every node with the same limits"));
   if (header.kind == WireKind::kHello) SendControl(WireKind::kWelcome);
   if (connected_) return;
+  if (!PassedTheGuard())
+    return Fail(FailedPrecondition("this build of UCX makes TCP connections past the check of who connects "
+                                   "(socket_guard.h); use UCX as packaged by Debian 12 or scripts/fetch_ucx_cuda"));
   if (!region_key.empty()) {
     if (const absl::Status opened = OpenRegion(region_key); !opened.ok()) return Fail(opened);
   }

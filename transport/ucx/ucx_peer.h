@@ -16,6 +16,7 @@
 #include "transport/ucx/region.h"
 #include "transport/ucx/send_window.h"
 #include "transport/ucx/slot_allocator.h"
+#include "transport/ucx/socket_guard.h"
 #include "transport/ucx/ucx_worker.h"
 
 namespace dovetail::transport::ucx {
@@ -99,6 +100,7 @@ class UcxPeer {
  private:
   struct Callbacks;
 
+  bool PassedTheGuard() const;
   void Begin(WireHeader& header, WireKind kind);
   [[gnu::cold]] absl::Status Refusal() const;
   void MakeRegion();
@@ -138,6 +140,7 @@ class UcxPeer {
   ReceiveWindow received_;
 
   std::string lane_;
+  KnownTicket ticket_;  // of the peer's TCP listeners
   std::unique_ptr<ReceiveRegion> region_;
   std::optional<RingReader> ring_;        // of region_
   std::optional<RingWriter> to_ring_;     // of remote_

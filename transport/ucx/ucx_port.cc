@@ -13,6 +13,7 @@
 #include <random>
 #include <utility>
 
+#include "absl/strings/str_join.h"
 #include "base/check.h"
 #include "transport/ucx/region.h"
 #include "transport/ucx/ucx_peer.h"
@@ -165,7 +166,18 @@ std::string UcxPort::Version() { return ucp_get_version_string(); }
 std::string UcxPort::local_address() const {
   const absl::StatusOr<std::string> worker = worker_->Address();
   if (!worker.ok()) return "";
-  return Encode(NodeAddress{options_.node, options_.epoch, key_, ThisProcess(), *worker});
+  std::vector<SocketAddress> listeners;
+  for (const GuardedListener& listener : worker_->listeners()) listeners.push_back(listener.address);
+  return Encode(NodeAddress{options_.node, options_.epoch, key_, ThisProcess(), worker_->ticket(),
+                            std::move(listeners), *worker});
+}
+
+std::string UcxPort::listening() const {
+  if (worker_->listeners().empty()) return options_.lanes == Lanes::kRc ? "RDMA" : "shared memory";
+  return absl::StrCat("tcp ", absl::StrJoin(worker_->listeners(), ", ",
+                                            [](std::string* out, const GuardedListener& listener) {
+                                              *out += listener.address.ToString();
+                                            }));
 }
 
 UcxPeer* UcxPort::Find(NodeId node) const {

@@ -101,6 +101,9 @@ class UcxPort final : public Port, public Waiter {
   std::string local_address() const;
   static std::string Version();
 
+  // What this port listens on, for operators: "tcp 10.0.0.5:7200", "shared memory".
+  std::string listening() const;
+
   // Connects to incarnation `epoch` of a node. Not from inside a FrameHandler.
   //   kFailedPrecondition  it runs another version of UCX, or no lane that was asked for leads to it
   //   kInvalidArgument, kDataLoss  the address is not its, or damaged

@@ -139,31 +139,28 @@ absl::Status UcxWorker::Init(const UcxWorkerOptions& options) {
 
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
-  params.features = UCP_FEATURE_AM | UCP_FEATURE_RMA | UCP_FEATURE_WAKEUP;
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
   if (const ucs_status_t status = ucp_init(&params, raw, &context_); status != UCS_OK) return NoLane(options, status);
 
   ucp_worker_params_t worker_params{};
   worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_AM_ALIGNMENT;
   worker_params.thread_mode = UCS_THREAD_MODE_SINGLE;
   worker_params.am_alignment = 64;  // kernels read payloads in place
-  const std::vector<int> listened = ListeningSockets();
-  if (const ucs_status_t status = ucp_worker_create(context_, &worker_params, &worker_); status != UCS_OK)
+  ucs_status_t status = UCS_OK;
+  guarded_.Collect([&] { status = ucp_worker_create(context_, &worker_params, &worker_); });
+  if (status != UCS_OK)
     return status == UCS_ERR_BUSY && options.first_port > 0
                ? ResourceExhausted("--data-ports ", options.first_port, "-", options.last_port,
                                    ": all of these are taken; give a wider range, or another one")
                : UcxError(status, "UCX worker");
-  const std::vector<int> listening = ListeningSockets();
-  std::set_difference(listening.begin(), listening.end(), listened.begin(), listened.end(),
-                      std::back_inserter(listeners_));
-  if (const ucs_status_t status = ucp_worker_get_efd(worker_, &event_fd_); status != UCS_OK)
-    return UcxError(status, "UCX event fd");
+  if (status = ucp_worker_get_efd(worker_, &event_fd_); status != UCS_OK) return UcxError(status, "UCX event fd");
   return absl::OkStatus();
 }
 
 // A peer's connection that this end has accepted and never answers keeps the peer's UCX awake for as long as it stands:
 // its socket can be written, so epoll says so at once, each time, while what it has to say waits for the answer.
 void UcxWorker::Abandon() {
-  CloseListeners(listeners_);
+  CloseListeners(listeners());
   CloseTcpSockets(WatchedBy(event_fd_));
 #ifdef __SANITIZE_ADDRESS__
   __lsan_ignore_object(this);  // left behind on purpose

@@ -8,6 +8,7 @@
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "transport/ucx/lanes.h"
+#include "transport/ucx/socket_guard.h"
 
 namespace dovetail::transport::ucx {
 
@@ -33,6 +34,10 @@ class UcxWorker {
 
   absl::StatusOr<std::string> Address() const;
 
+  // Its TCP listeners, and what a connection to one of them begins with. None on shared memory and RDMA.
+  const std::vector<GuardedListener>& listeners() const { return guarded_.listeners(); }
+  const Ticket& ticket() const { return ticket_; }
+
   // Instead of the destructor, where that would not return: its TCP connections are closed, and its port, so that
   // peers which wait for an answer hear that none comes; nothing else is freed, and nothing happens any more.
   void Abandon();
@@ -44,7 +49,8 @@ class UcxWorker {
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
   int event_fd_ = -1;
-  std::vector<int> listeners_;  // sockets that UCX's own thread accepts connections at
+  const Ticket ticket_ = RandomTicket();
+  GuardedListeners guarded_{ticket_};  // UCX's own thread accepts connections there
 };
 
 // "what: UCX's text for it".

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <span>
+#include <utility>
 
 namespace dovetail::transport::ucx {
 namespace {
@@ -48,6 +49,21 @@ absl::StatusOr<Reader> Open(std::string_view bytes, uint32_t magic, const char* 
   return reader;
 }
 
+absl::StatusOr<std::vector<SocketAddress>> TakeListeners(Reader& reader) {
+  const auto count = reader.Take<uint32_t>();
+  if (count > kMaxListeners)
+    return InvalidArgument("node address: ", count, " TCP listeners; at most ", kMaxListeners);
+  std::vector<SocketAddress> listeners;
+  for (uint32_t i = 0; i < count && reader.ok; ++i) {
+    const auto length = reader.Take<uint32_t>();
+    if (length > reader.rest.size()) return InvalidArgument("node address: a TCP listener in it is cut short");
+    DT_ASSIGN_OR_RETURN(SocketAddress listener, SocketAddress::FromBytes(reader.rest.substr(0, length)));
+    listeners.push_back(std::move(listener));
+    reader.rest.remove_prefix(length);
+  }
+  return listeners;
+}
+
 absl::StatusOr<std::string> TakeTail(Reader& reader, const char* what) {
   const auto length = reader.Take<uint32_t>();
   if (!reader.ok || length == 0 || length > kMaxWorkerAddressBytes || length != reader.rest.size())
@@ -75,6 +91,12 @@ std::string Encode(const NodeAddress& address) {
   Put(out, address.key);
   Put(out, address.process.pid);
   Put(out, address.process.start);
+  Put(out, address.ticket);
+  Put(out, static_cast<uint32_t>(address.listeners.size()));
+  for (const SocketAddress& listener : address.listeners) {
+    Put(out, static_cast<uint32_t>(listener.bytes().size()));
+    out += listener.bytes();
+  }
   Put(out, static_cast<uint32_t>(address.worker.size()));
   out += address.worker;
   Put(out, ChecksumOf(out));
@@ -89,6 +111,8 @@ absl::StatusOr<NodeAddress> DecodeNodeAddress(std::string_view bytes) {
   address.key = reader.Take<uint64_t>();
   address.process.pid = reader.Take<uint32_t>();
   address.process.start = reader.Take<uint64_t>();
+  address.ticket = reader.Take<Ticket>();
+  DT_ASSIGN_OR_RETURN(address.listeners, TakeListeners(reader));
   DT_ASSIGN_OR_RETURN(address.worker, TakeTail(reader, "node address"));
   return address;
 }

@@ -3,12 +3,14 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/ids.h"
 #include "base/status.h"
 #include "proto/frame.h"
 #include "proto/header_checksum.h"
 #include "transport/ucx/process.h"
+#include "transport/ucx/socket_guard.h"
 
 // The bytes that UcxPort puts around a frame, and the address by which nodes find each other. Little-endian, fixed
 // size. Values and pure functions of them: thread-safe.
@@ -69,10 +71,13 @@ struct NodeAddress {
   Epoch epoch;
   uint64_t key = 0;
   ProcessIdentity process;  // means something on its own host only
+  Ticket ticket{};          // what a connection to one of `listeners` begins with
+  std::vector<SocketAddress> listeners;  // on TCP; none if it takes no connections there
   std::string worker;       // UCX's own address; parsed by UCX, so never fed from a source that is not trusted
 };
 
 inline constexpr size_t kMaxWorkerAddressBytes = 16 << 10;
+inline constexpr size_t kMaxListeners = 64;  // of one node: UCX opens one for each network device
 
 std::string Encode(const NodeAddress& address);
 absl::StatusOr<NodeAddress> DecodeNodeAddress(std::string_view bytes);

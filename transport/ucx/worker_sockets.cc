@@ -65,10 +65,6 @@ void AddWatched(int epoll_fd, std::vector<int>& found) {
 
 }  // namespace
 
-std::vector<int> ListeningSockets() {
-  return TcpSockets([](int fd) { return OptionOf(fd, SO_ACCEPTCONN) == 1; });
-}
-
 std::vector<int> WatchedBy(int epoll_fd) {
   std::vector<int> found;
   AddWatched(epoll_fd, found);
@@ -80,8 +76,8 @@ void CloseTcpSockets(const std::vector<int>& fds) {
     if (IsTcp(fd)) close(fd);
 }
 
-void CloseListeners(const std::vector<int>& listeners) {
-  for (const int fd : listeners) {
+void CloseListeners(const std::vector<GuardedListener>& listeners) {
+  for (const auto& [fd, address] : listeners) {
     if (!IsTcp(fd) || ucs_async_remove_handler(fd, 1) != UCS_OK) continue;  // what has none there is somebody else's
     const int port = PortOf(fd);
     CloseTcpSockets(TcpSockets([port](int other) { return PortOf(other) == port; }));
