@@ -37,6 +37,9 @@ class AttentionBackend {
 
   // Copies whole blocks, in order.
   virtual absl::Status Copy(std::span<const BlockCopy> copies) = 0;
+  // A digest (block_digest.h) of the bytes of these blocks, in order, once all that was asked for before is done. Equal
+  // bytes have equal digests within one backend.
+  virtual absl::StatusOr<uint64_t> DigestOf(std::span<const KvBlockId> blocks) = 0;
   // Fills blocks with bytes that are NaN in every type of K and V.
   virtual absl::Status Poison(std::span<const KvBlockId> blocks) = 0;
   // Grows the micro-batch's scratch, partials and tables to what core.LayoutOf(micro_batch, ..) needs.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "attention_worker/block_digest.h"
 #include "kernels/op_context.h"
 #include "kernels/thread_pool.h"
 
@@ -58,6 +59,13 @@ absl::Status AttentionExecutor::Grow(std::unique_ptr<kernels::Buffer>& buffer, s
 absl::Status AttentionExecutor::Copy(std::span<const BlockCopy> copies) {
   for (const BlockCopy& copy : copies) std::memcpy(BlockAt(copy.to), BlockAt(copy.from), block_bytes_);
   return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> AttentionExecutor::DigestOf(std::span<const KvBlockId> blocks) {
+  std::vector<uint64_t> digests(blocks.size());
+  stream_->pool().Run(static_cast<int>(blocks.size()),
+                      [&](int i) { digests[i] = Digest({BlockAt(blocks[i]), block_bytes_}); });
+  return Digest(std::as_bytes(std::span(digests)));
 }
 
 absl::Status AttentionExecutor::Poison(std::span<const KvBlockId> blocks) {

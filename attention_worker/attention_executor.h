@@ -27,6 +27,7 @@ class AttentionExecutor final : public AttentionBackend {
                                                                    uint32_t kv_blocks, int micro_batches);
 
   absl::Status Copy(std::span<const BlockCopy> copies) override;
+  absl::StatusOr<uint64_t> DigestOf(std::span<const KvBlockId> blocks) override;
   absl::Status Poison(std::span<const KvBlockId> blocks) override;
   absl::Status PrepareStep(MicroBatchId micro_batch) override;
   absl::Status AttendComplete(MicroBatchId micro_batch, int op, std::span<const std::byte> query) override;

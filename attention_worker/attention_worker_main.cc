@@ -33,11 +33,13 @@ class ClusterAttentionWorker final : public control::WorkerNode {
                              block_bytes, " bytes");
     if (const std::string few = proto::TooFewForASequence(configuration.attention, blocks, block_bytes); !few.empty())
       LogWarning(few);
-    auto node = AttentionWorkerNode::Create(
-        configuration.attention,
-        {membership_.worker, membership_.epoch, static_cast<uint32_t>(blocks), configuration.micro_batches,
-         options_.snapshot_percent, configuration.model_digest},
-        device_, connector_, SystemClock(), /*payloads_on_device=*/false, options_.storage);
+    AttentionWorkerOptions options{membership_.worker, membership_.epoch, static_cast<uint32_t>(blocks),
+                                   configuration.micro_batches};
+    options.snapshot_percent = options_.snapshot_percent;
+    options.model_digest = configuration.model_digest;
+    options.digests = options_.digests;
+    auto node = AttentionWorkerNode::Create(configuration.attention, options, device_, connector_, SystemClock(),
+                                            /*payloads_on_device=*/false, options_.storage);
     if (!node.ok()) return Annotate(node.status(), absl::StrCat("--kv-capacity of ", options_.kv_bytes, " bytes"));
     node_ = *std::move(node);
     node_->SetTrace(trace_.get());

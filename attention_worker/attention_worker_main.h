@@ -17,6 +17,7 @@ struct AttentionWorkerMainOptions {
   int snapshot_percent = 50;  // see AttentionWorkerOptions
   exchange::GpuExchangeMeans exchange;  // of layers, from GPU to GPU
   KvStorage storage = KvStorage::kAsSent;
+  Digests digests = Digests::kNone;
 };
 
 // For WorkerMain. `device` outlives the node.

@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "attention_worker/attention_executor.h"
+#include "attention_worker/block_digest.h"
 #include "base/log.h"
 
 namespace dovetail::attention {
@@ -72,7 +73,7 @@ absl::Status AttentionWorkerNode::RunExchanged(const transport::Delivery& delive
     core_.Handle(delivery.from, header, payload, actions_);
     bool goes_on = false;
     for (Action& action : actions_) {
-      goes_on = goes_on || !std::holds_alternative<SendFrame>(action);
+      goes_on = goes_on || std::holds_alternative<PrepareStep>(action);
       if (auto* const finish = std::get_if<AppendAndFinish>(&action)) {
         DT_RETURN_IF_ERROR(executor_->AppendAndFinish(id, finish->op, finish->key_value).status());
       } else {
@@ -124,6 +125,10 @@ void AttentionWorkerNode::OnFrame(const transport::Delivery& delivery) {
     }
     return;
   }
+  if (const absl::Status intact = CheckPayload(delivery); !intact.ok()) {
+    LogError("attention worker ", options_.worker.value(), ": ", std::string(intact.message()));
+    return RefuseStep(delivery, intact);
+  }
   actions_.clear();
   core_.Handle(delivery.from, delivery.header, delivery.payload, actions_);
   for (Action& action : actions_) {
@@ -136,6 +141,33 @@ void AttentionWorkerNode::OnFrame(const transport::Delivery& delivery) {
     return;
   }
   if (options_.poison_freed) PoisonFreed();
+}
+
+// K and V of a move come with the digest that they had where they were sent.
+absl::Status AttentionWorkerNode::CheckPayload(const transport::Delivery& delivery) const {
+  if (delivery.header.digest == 0 || delivery.header.digest == Digest(delivery.payload)) return absl::OkStatus();
+  return DataLoss("what came of a moving sequence (op ", delivery.header.op, ", ", delivery.payload.size(),
+                  " bytes) is not what node ", delivery.from.value(), " sent");
+}
+
+absl::Status AttentionWorkerNode::DigestSets(std::span<const BlockSetId> sets) {
+  for (const BlockSetId set : sets) {
+    if (!core_.sequences().pool().Holds(set)) continue;  // given back because an earlier one was damaged
+    DT_ASSIGN_OR_RETURN(const uint64_t digest, executor_->DigestOf(core_.BlocksOf(set)));
+    core_.TakeDigest(set, digest);
+  }
+  if (core_.counters().damaged_sets > damaged_told_) {
+    LogError("attention worker ", options_.worker.value(), ": ", core_.counters().damaged_sets - damaged_told_,
+             " sets of KV blocks do not hold what was written; they are used no more. Is this host's memory sound?");
+    damaged_told_ = core_.counters().damaged_sets;
+  }
+  return absl::OkStatus();
+}
+
+// Actions that the core gives outside Handle().
+absl::Status AttentionWorkerNode::PerformAll(std::vector<Action> actions) {
+  for (Action& action : actions) DT_RETURN_IF_ERROR(Perform(action));
+  return absl::OkStatus();
 }
 
 // After what the frame asked for is done: it may have copied from blocks that it freed.
@@ -151,6 +183,7 @@ void AttentionWorkerNode::Note(const char* what, StepId step, MicroBatchId id, i
 
 int AttentionWorkerNode::MoveSlotOf(const Action& action) const {
   if (const auto* send = std::get_if<SendMovedKeyValue>(&action)) return send->slot;
+  if (const auto* send = std::get_if<SendMove>(&action)) return send->slot;
   const auto* begin = std::get_if<SendFrame>(&action);
   return begin != nullptr && begin->type == FrameType::kStepBegin ? begin->micro_batch.value() - options_.micro_batches
                                                                   : -1;
@@ -192,11 +225,22 @@ absl::Status AttentionWorkerNode::Perform(Action& action) {
       const OutgoingMove& move = node.core_.OutgoingMoveOf(send.slot);
       DT_ASSIGN_OR_RETURN(const auto key_value, node.executor_->Gather(send.slot, send.op));
       const auto header = MakeHeader(FrameType::kKeyValue, move.order.target_epoch, move.step, send.micro_batch,
-                                     send.op, key_value.size());
+                                     send.op, key_value.size(), /*busy_us=*/0, Digest(key_value));
       return node.port_.SendTensor(move.order.target, header, key_value);
     }
     absl::Status operator()(CopyBlocks& copy) {
       return node.executor_->Copy(copy.copies);
+    }
+    absl::Status operator()(DigestBlocks& digest) { return node.DigestSets(digest.sets); }
+    absl::Status operator()(AnswerOpened& answer) {
+      std::vector<Action> actions;
+      node.core_.AnswerOpen(answer, actions);
+      return node.PerformAll(std::move(actions));
+    }
+    absl::Status operator()(SendMove& send) {
+      std::vector<Action> actions;
+      node.core_.BeginMove(send.slot, actions);
+      return node.PerformAll(std::move(actions));
     }
     absl::Status operator()(PrepareStep& prepare) {
       DT_RETURN_IF_ERROR(node.executor_->UseExchange(prepare.micro_batch, node.using_));

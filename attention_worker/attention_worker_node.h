@@ -1,5 +1,6 @@
 #pragma once
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "attention_worker/attention_backend.h"
@@ -68,6 +69,9 @@ class AttentionWorkerNode final : public transport::FrameHandler {
   absl::Status RunExchanged(const transport::Delivery& delivery);
   void EndFailed(const transport::Delivery& delivery);
   absl::Status Perform(Action& action);
+  absl::Status PerformAll(std::vector<Action> actions);
+  absl::Status CheckPayload(const transport::Delivery& delivery) const;
+  absl::Status DigestSets(std::span<const BlockSetId> sets);
   void Note(const char* what, StepId step, MicroBatchId id, int op, absl::Time begin);
   int MoveSlotOf(const Action& action) const;  // -1: not of a move that goes out
   bool IsLost();
@@ -82,6 +86,7 @@ class AttentionWorkerNode final : public transport::FrameHandler {
   transport::Port& port_;
   Clock& clock_;
   Trace* trace_ = nullptr;
+  uint64_t damaged_told_ = 0;  // damaged sets that were logged
   std::vector<absl::Duration> query_busy_;  // of the op at hand, by micro-batch
   std::unique_ptr<AttentionBackend> executor_;
   std::vector<Action> actions_;

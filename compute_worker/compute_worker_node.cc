@@ -96,8 +96,10 @@ void ComputeWorkerNode::OnFrame(const transport::Delivery& delivery) {
       auto plan = proto::DecodeStepPlan(delivery.payload);
       if (!plan.ok()) {
         LogError("compute worker: ", std::string(plan.status().message()));
-        proto::StepResult refused{step, id, StepStatus::kWorkerFailed, std::string(plan.status().message()), {},
-                                  {},   {}};
+        proto::StepResult refused{.step = step,
+                                  .micro_batch = id,
+                                  .status = StepStatus::kWorkerFailed,
+                                  .error = std::string(plan.status().message())};
         FinishStep finish{id, std::move(refused)};
         if (absl::Status sent = Perform(finish); !sent.ok()) LogError("compute worker: ", std::string(sent.message()));
         return;

@@ -30,7 +30,7 @@ uint32_t Crc32c(std::span<const std::byte> bytes) {
 }
 
 FrameHeader MakeHeader(FrameType type, Epoch epoch, StepId step, MicroBatchId micro_batch, int op,
-                       uint64_t payload_bytes, uint32_t busy_us) {
+                       uint64_t payload_bytes, uint32_t busy_us, uint64_t digest) {
   FrameHeader header;
   header.type = type;
   header.epoch = epoch.value();
@@ -39,6 +39,7 @@ FrameHeader MakeHeader(FrameType type, Epoch epoch, StepId step, MicroBatchId mi
   header.op = static_cast<uint16_t>(op);
   header.payload_bytes = payload_bytes;
   header.busy_us = busy_us;
+  header.digest = digest;
   header.checksum = ChecksumOfHeader(header);
   return header;
 }
@@ -51,7 +52,7 @@ absl::Status Validate(const FrameHeader& header) {
   if (!Known(header.type)) return InvalidArgument("frame: type ", static_cast<int>(header.type), " is unknown");
   if (header.payload_bytes > kMaxPayloadBytes)
     return InvalidArgument("frame: payload of ", header.payload_bytes, " bytes; at most ", kMaxPayloadBytes);
-  if (header.reserved[0] != 0 || header.reserved[1] != 0 || header.reserved[2] != 0)
+  if (header.reserved[0] != 0 || header.reserved[1] != 0)
     return InvalidArgument("frame: reserved fields are not 0");
   return absl::OkStatus();
 }

@@ -92,6 +92,7 @@ void FieldsOf(auto& archive, Is<StepBegin> auto& m) {
 void FieldsOf(auto& a, Is<StepRefused> auto& m) {
   a.Bool("out_of_memory", m.out_of_memory);
   a.Text("reason", m.reason, 4096);
+  a.Array("damaged", m.damaged, kMaxStepEntries);
 }
 
 }  // namespace

@@ -128,6 +128,8 @@ struct StepBegin {
 struct StepRefused {
   bool out_of_memory = false;
   std::string reason;
+  // Sequences of the step whose KV here is not what was written: they must begin again from the token log.
+  std::vector<SequenceId> damaged;
   bool operator==(const StepRefused&) const = default;
 };
 

@@ -97,7 +97,7 @@ void FieldsOf(auto& archive, Is<PositionLogprobs> auto& p) {
 template <typename Archive, typename Enum>
 void StatusField(Archive& a, Enum& status) {
   a.Number("status", status);
-  if constexpr (Archive::kDecoding) a.Require(status <= StepStatus::kWorkerUnreachable, "status", "is unknown");
+  if constexpr (Archive::kDecoding) a.Require(status <= StepStatus::kDamaged, "status", "is unknown");
 }
 
 void FieldsOf(auto& archive, Is<EntryResult> auto& r) {
@@ -126,6 +126,7 @@ void FieldsOf(auto& archive, Is<StepResult> auto& r) {
   archive.Number("attention_us", r.timings.attention_us);
   archive.Number("prompt_us", r.timings.prompt_us);
   archive.Number("overlapped_us", r.timings.overlapped_us);
+  archive.Array("damaged", r.damaged, kMaxStepEntries);
 }
 
 template <typename Message>

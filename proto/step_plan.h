@@ -56,6 +56,7 @@ enum class StepStatus : uint8_t {
   kWorkerFailed = 2,  // a worker refused or failed; `error` says why
   kBadLogits = 3,     // NaN or nothing left to choose from
   kWorkerUnreachable = 4,  // `failed_worker` is not connected (any more): nothing is wrong with the step itself
+  kDamaged = 5,  // KV of `damaged` sequences is not what was written: nothing was committed, those begin again
 };
 
 struct EntryResult {
@@ -89,6 +90,7 @@ struct StepResult {
   WorkerId failed_worker;
   std::vector<EntryResult> entries;  // in the plan's order
   StepTimings timings;
+  std::vector<SequenceId> damaged;   // of kDamaged
   bool operator==(const StepResult&) const = default;
 };
 

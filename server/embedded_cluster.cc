@@ -93,11 +93,13 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
     const WorkerId worker(static_cast<uint32_t>(i));
     const Epoch epoch(1);
     transport::Port& port = *ports_[2 + i];
-    auto node = attention::AttentionWorkerNode::Create(
-        table,
-        {worker, epoch, worker_blocks, micro_batches, options_.snapshot_percent,
-         options_.scheduler.model_digest, /*block_bytes=*/0, options_.poison_freed_kv},
-        device, port, SystemClock(), options_.compute.stay_on_device, options_.kv_storage);
+    attention::AttentionWorkerOptions options{worker, epoch, worker_blocks, micro_batches};
+    options.snapshot_percent = options_.snapshot_percent;
+    options.model_digest = options_.scheduler.model_digest;
+    options.poison_freed = options_.poison_freed_kv;
+    options.digests = options_.digests;
+    auto node = attention::AttentionWorkerNode::Create(table, options, device, port, SystemClock(),
+                                                       options_.compute.stay_on_device, options_.kv_storage);
     if (!node.ok())
       return Annotate(node.status(), absl::StrCat("KV cache of ", kv_bytes_, " bytes (--kv-cache-memory-bytes asks for another size)"));
     attention_.push_back(*std::move(node));

@@ -40,6 +40,7 @@ struct EmbeddedClusterOptions {
   compute::ComputeWorkerTuning compute;
   std::string trace_file;  // a Chrome trace of all workers, written at the end; empty: none
   int snapshot_percent = attention::kSnapshotPercent;  // see attention::AttentionWorkerOptions
+  attention::Digests digests = attention::Digests::kNone;
 };
 
 // The disaggregated system in one process: a scheduler, a compute worker and N attention workers, each a node with its own core and its

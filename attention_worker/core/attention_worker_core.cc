@@ -14,7 +14,8 @@ AttentionWorkerCore::AttentionWorkerCore(const proto::AttentionTable& table, con
     : table_(table),
       options_(options),
       sequences_(table_, options.kv_blocks,
-                 static_cast<uint32_t>(uint64_t{options.kv_blocks} * options.snapshot_percent / 100)),
+                 static_cast<uint32_t>(uint64_t{options.kv_blocks} * options.snapshot_percent / 100),
+                 options.digests),
       micro_batches_(options.micro_batches + proto::kMoveSlots) {
   for (MicroBatch& batch : micro_batches_) batch.layouts.resize(table_.group_count());
 }
@@ -35,7 +36,9 @@ void AttentionWorkerCore::Handle(NodeId from, const FrameHeader& header, std::sp
   switch (header.type) {
     case FrameType::kOpenSequence: return OnOpen(from, header, payload, actions);
     case FrameType::kForkSequence: return OnFork(from, header, payload, actions);
-    case FrameType::kReleaseSequence: return OnRelease(payload);
+    case FrameType::kReleaseSequence:
+      OnRelease(payload);
+      return DigestFinished(actions);
     case FrameType::kMoveSequence:
       return OnMove(from, payload, actions);
     case FrameType::kPrefixProbe: return OnProbe(from, header, payload, actions);
@@ -68,10 +71,23 @@ void AttentionWorkerCore::Reply(NodeId to, const FrameHeader& header, FrameType 
   actions.push_back(std::move(frame));
 }
 
-void AttentionWorkerCore::Refuse(NodeId to, const FrameHeader& header, bool out_of_memory, std::string reason,
+void AttentionWorkerCore::Refuse(NodeId to, const FrameHeader& header, proto::StepRefused refusal,
                                  std::vector<Action>& actions) {
   ++counters_.refused_steps;
-  Reply(to, header, FrameType::kStepRefused, proto::StepRefused{out_of_memory, std::move(reason)}, actions);
+  Reply(to, header, FrameType::kStepRefused, refusal, actions);
+}
+
+// Blocks that can be found from now on get their digests before anything else is written.
+void AttentionWorkerCore::DigestFinished(std::vector<Action>& actions) {
+  if (!WithDigests()) return;
+  if (std::vector<BlockSetId> sets = sequences_.TakeFinished(); !sets.empty())
+    actions.push_back(DigestBlocks{std::move(sets)});
+}
+
+void AttentionWorkerCore::TakeDigest(BlockSetId set, uint64_t digest) {
+  const bool compared = sequences_.pool().Holds(set) && sequences_.pool().digest(set).has_value();
+  counters_.digests_compared += compared ? 1 : 0;
+  if (!sequences_.TakeDigest(set, digest)) ++counters_.damaged_sets;
 }
 
 absl::Status AttentionWorkerCore::CheckShardsAreOurs(const std::vector<proto::Shard>& shards) const {
@@ -92,10 +108,24 @@ void AttentionWorkerCore::OnOpen(NodeId from, const FrameHeader& header, std::sp
   EndStepOf(message->sequence);  // of a sequence that this one replaces
   ForgetMoveOf(message->sequence);
   const auto opened = sequences_.Open(*message);
+  const AnswerOpened answer{from, header, message->sequence};
   // An empty list says no: not even a fresh start is possible here.
-  proto::SequenceOpened reply{message->sequence, {}};
-  if (opened.ok()) reply.resumable = (*opened)->resumable;
-  Reply(from, header, FrameType::kSequenceOpened, reply, actions);
+  if (!opened.ok())
+    return Reply(from, header, FrameType::kSequenceOpened, proto::SequenceOpened{message->sequence, {}}, actions);
+  std::vector<BlockSetId> cached = WithDigests() ? sequences_.Digested(**opened) : std::vector<BlockSetId>();
+  if (cached.empty()) return AnswerOpen(answer, actions);
+  actions.push_back(DigestBlocks{std::move(cached)});
+  actions.push_back(answer);
+}
+
+void AttentionWorkerCore::AnswerOpen(const AnswerOpened& answer, std::vector<Action>& actions) {
+  SequenceState* const sequence = sequences_.Find(answer.sequence);
+  proto::SequenceOpened reply{answer.sequence, {}};
+  if (sequence != nullptr && !sequence->damaged) {
+    if (!sequence->started && WithDigests()) sequences_.OfferAgain(*sequence);
+    reply.resumable = sequence->resumable;
+  }
+  Reply(answer.to, answer.header, FrameType::kSequenceOpened, reply, actions);
 }
 
 void AttentionWorkerCore::OnFork(NodeId from, const FrameHeader& header, std::span<const std::byte> payload,
@@ -147,6 +177,16 @@ void AttentionWorkerCore::OnProbe(NodeId from, const FrameHeader& header, std::s
         actions);
 }
 
+std::vector<SequenceId> AttentionWorkerCore::DamagedIn(const proto::StepBegin& message) {
+  std::vector<SequenceId> damaged;
+  for (const proto::StepBeginEntry& entry : message.entries) {
+    SequenceState* const sequence = sequences_.Find(entry.sequence);
+    if (sequence != nullptr && !sequences_.CheckHeld(*sequence)) damaged.push_back(entry.sequence);
+  }
+  counters_.damaged_sequences += damaged.size();
+  return damaged;
+}
+
 absl::Status AttentionWorkerCore::CommitEntries(const FrameHeader& header, const proto::StepBegin& message) {
   absl::flat_hash_set<SequenceId> seen;
   for (const proto::StepBeginEntry& entry : message.entries)
@@ -177,9 +217,10 @@ absl::Status AttentionWorkerCore::CommitEntries(const FrameHeader& header, const
 void AttentionWorkerCore::OnStepBegin(NodeId from, const FrameHeader& header, std::span<const std::byte> payload,
                                       std::vector<Action>& actions) {
   if (header.micro_batch >= micro_batches_.size()) {
-    return Refuse(from, header, false,
-                  absl::StrCat("micro-batch ", header.micro_batch, ": this worker has ", micro_batches_.size()),
-                  actions);
+    return Refuse(
+        from, header,
+        {.reason = absl::StrCat("micro-batch ", header.micro_batch, ": this worker has ", micro_batches_.size())},
+        actions);
   }
   MicroBatch& batch = micro_batches_[header.micro_batch];
   // A step that is tried again has another number: this one begins once. What was appended since stays.
@@ -188,18 +229,23 @@ void AttentionWorkerCore::OnStepBegin(NodeId from, const FrameHeader& header, st
     return;
   }
   auto message = proto::Decode<proto::StepBegin>(payload);
-  if (!message.ok()) return Refuse(from, header, false, std::string(message.status().message()), actions);
+  if (!message.ok()) return Refuse(from, header, {.reason = std::string(message.status().message())}, actions);
   EndStep(batch);
   const bool fills = message->entries[0].fill_end > 0;
   const bool slot = header.micro_batch >= options_.micro_batches;
   if (fills != slot || (fills && message->entries.size() != 1))
-    return Refuse(from, header, false,
-                  absl::StrCat("micro-batch ", header.micro_batch, ": this worker has ", options_.micro_batches,
-                               " for steps, and those after them for the parts of moves"),
+    return Refuse(from, header,
+                  {.reason = absl::StrCat("micro-batch ", header.micro_batch, ": this worker has ",
+                                          options_.micro_batches, " for steps, and those after them for the parts of moves")},
                   actions);
   if (fills) return OnFill(from, header, message->entries[0], actions);
+  if (std::vector<SequenceId> damaged = DamagedIn(*message); !damaged.empty())
+    return Refuse(from, header,
+                  {.reason = "KV blocks of these sequences are not what was written", .damaged = std::move(damaged)},
+                  actions);
   if (absl::Status status = CommitEntries(header, *message); !status.ok())
-    return Refuse(from, header, false, std::string(status.message()), actions);
+    return Refuse(from, header, {.reason = std::string(status.message())}, actions);
+  DigestFinished(actions);
 
   std::vector<SequenceTable::Growth> growth;
   for (const proto::StepBeginEntry& entry : message->entries)
@@ -207,9 +253,10 @@ void AttentionWorkerCore::OnStepBegin(NodeId from, const FrameHeader& header, st
   const int64_t blocks = sequences_.BlocksToAppend(growth);
   if (!sequences_.MakeRoom(blocks)) {
     const WorkerStatus now = sequences_.status();
-    return Refuse(from, header, true,
-                  absl::StrCat("the step needs ", blocks, " KvBlocks; ", now.blocks_total - now.blocks_in_use, " of ",
-                               now.blocks_total, " are free"),
+    return Refuse(from, header,
+                  {.out_of_memory = true,
+                   .reason = absl::StrCat("the step needs ", blocks, " KvBlocks; ",
+                                          now.blocks_total - now.blocks_in_use, " of ", now.blocks_total, " are free")},
                   actions);
   }
   CopyBlocks copies;

@@ -54,7 +54,22 @@ struct AppendAndFinish {
   NodeId reply_to;
   StepId step;
 };
-using Action = std::variant<SendFrame, SendMovedKeyValue, CopyBlocks, PrepareStep, AttendComplete, AppendAndFinish>;
+// With digests: give each set's digest to TakeDigest(), in order, before the action that follows.
+struct DigestBlocks {
+  std::vector<BlockSetId> sets;
+};
+// Answer an OpenSequence, whose cached blocks have been compared with their digests by now: call AnswerOpen().
+struct AnswerOpened {
+  NodeId to;
+  proto::FrameHeader header;
+  SequenceId sequence;
+};
+// Begin to send the sequence of a move, whose blocks have been compared with their digests by now: call BeginMove().
+struct SendMove {
+  int slot = 0;
+};
+using Action = std::variant<SendFrame, SendMovedKeyValue, CopyBlocks, PrepareStep, AttendComplete, AppendAndFinish,
+                            DigestBlocks, AnswerOpened, SendMove>;
 
 // A sequence on its way to another attention worker: a part of its tokens at a time, op by op, each awaiting its
 // answer.
@@ -81,7 +96,8 @@ struct AttentionWorkerOptions {
   int snapshot_percent = kSnapshotPercent;
   uint64_t model_digest = 0;  // of model, KV type and attention table: states of another are refused
   uint64_t block_bytes = 0;   // of a KvBlock; 0: linear states are not given to other workers
-  bool poison_freed = false;  // fill KvBlocks that nobody holds with NaN: for tests, what reads one shows
+  bool poison_freed = false;  // fill KvBlocks that no sequence holds with NaN: for tests, what reads one shows
+  Digests digests = Digests::kNone;  // --kv-checksums
 };
 
 struct AttentionWorkerCounters {
@@ -89,6 +105,9 @@ struct AttentionWorkerCounters {
   uint64_t moved_parts = 0;  // taken in
   uint64_t refused_steps = 0;
   uint64_t dropped_frames = 0;   // of another epoch, late, out of order or malformed
+  uint64_t digests_compared = 0;   // of block sets, with those that they had when they were finished
+  uint64_t damaged_sets = 0;       // of those, that had changed
+  uint64_t damaged_sequences = 0;  // steps and moves refused because blocks were not what was written
 };
 
 // The attention worker as a value: frames in, actions out. It owns the KV blocks' bookkeeping, knows shards and
@@ -105,6 +124,11 @@ class AttentionWorkerCore {
   // step at a time: releasing or reopening it, or a newer step of another micro-batch, ends the step that it was in.
   void Handle(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
               std::vector<Action>& actions);
+
+  // What the actions of the same name ask for.
+  void TakeDigest(BlockSetId set, uint64_t digest);
+  void AnswerOpen(const AnswerOpened& answer, std::vector<Action>& actions);
+  void BeginMove(int slot, std::vector<Action>& actions);
 
   // What Handle asked for a move could not be done.
   void FailMove(int slot, std::string why, std::vector<Action>& actions) {
@@ -143,6 +167,8 @@ class AttentionWorkerCore {
     std::vector<proto::StepLayout> layouts;  // by group
   };
 
+  bool WithDigests() const { return options_.digests == Digests::kOfFinishedBlocks; }
+  void DigestFinished(std::vector<Action>& actions);
   void OnOpen(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
               std::vector<Action>& actions);
   void OnFork(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
@@ -178,8 +204,8 @@ class AttentionWorkerCore {
 
   absl::Status CheckShardsAreOurs(const std::vector<proto::Shard>& shards) const;
   absl::Status CommitEntries(const proto::FrameHeader& header, const proto::StepBegin& message);
-  void Refuse(NodeId to, const proto::FrameHeader& header, bool out_of_memory, std::string reason,
-              std::vector<Action>& actions);
+  std::vector<SequenceId> DamagedIn(const proto::StepBegin& message);
+  void Refuse(NodeId to, const proto::FrameHeader& header, proto::StepRefused refusal, std::vector<Action>& actions);
   void BuildLayouts(const proto::StepBegin& message, MicroBatch& batch) const;
   // The first op at or after `op` in which this worker has a part, or op_count().
   int NextOp(const MicroBatch& batch, int op) const { return NextOp(batch.layouts, op); }
@@ -194,7 +220,7 @@ class AttentionWorkerCore {
   SequenceTable sequences_;
   std::vector<MicroBatch> micro_batches_;  // those of compute workers, then one for each move that comes in
   std::array<OutgoingMove, proto::kMoveSlots> moves_;
-  uint64_t last_order_ = 0;
+  uint64_t last_order_ = 0;  // of the scheduler's frames about sequences
   AttentionWorkerCounters counters_;
 };
 

@@ -11,45 +11,45 @@ BlockPool::BlockPool(uint32_t capacity_blocks) : capacity_(capacity_blocks) {
   for (uint32_t id = capacity_blocks; id > 0; --id) free_.push_back(id - 1);
 }
 
+const BlockPool::Set& BlockPool::At(BlockSetId set) const {
+  DT_CHECK(Holds(set), "block set ", PlaceOf(set), " of generation ", GenerationOf(set), " is not allocated");
+  return sets_[PlaceOf(set)];
+}
+
 BlockSetId BlockPool::Allocate(uint32_t blocks) {
   DT_CHECK(blocks > 0);
   if (free_.size() < blocks) return kNoBlockSet;
-  BlockSetId id;
-  if (free_sets_.empty()) {
-    id = static_cast<BlockSetId>(sets_.size());
+  if (free_places_.empty()) {
+    free_places_.push_back(static_cast<uint32_t>(sets_.size()));
     sets_.emplace_back();
-  } else {
-    id = free_sets_.back();
-    free_sets_.pop_back();
   }
-  Set& set = sets_[id];
-  DT_CHECK(!set.allocated);
+  const uint32_t place = free_places_.back();
+  free_places_.pop_back();
+  Set& set = sets_[place];
   set.allocated = true;
   set.references = 1;
   ++set.generation;
+  set.digest.reset();
   set.blocks.assign(free_.end() - blocks, free_.end());
   free_.resize(free_.size() - blocks);
-  return id;
+  return BlockSetId{set.generation} << 32 | place;
 }
 
-void BlockPool::AddReference(BlockSetId set) {
-  DT_CHECK(sets_[set].allocated);
-  ++sets_[set].references;
-}
+void BlockPool::AddReference(BlockSetId set) { ++At(set).references; }
 
 uint32_t BlockPool::DropReference(BlockSetId set) {
-  DT_CHECK(sets_[set].allocated && sets_[set].references > 0);
-  return --sets_[set].references;
+  DT_CHECK(At(set).references > 0);
+  return --At(set).references;
 }
 
 void BlockPool::Free(BlockSetId id) {
-  Set& set = sets_[id];
-  DT_CHECK(set.allocated && set.references == 0, "block set ", id, " is freed while in use or twice");
+  Set& set = At(id);
+  DT_CHECK(set.references == 0, "block set ", PlaceOf(id), " is freed while in use");
   set.allocated = false;
   free_.insert(free_.end(), set.blocks.begin(), set.blocks.end());
   if (keep_freed_) freed_.insert(freed_.end(), set.blocks.begin(), set.blocks.end());
   set.blocks.clear();
-  free_sets_.push_back(id);
+  free_places_.push_back(PlaceOf(id));
 }
 
 std::vector<KvBlockId> BlockPool::TakeFreed() {

@@ -1,5 +1,7 @@
 #pragma once
 #include <cstdint>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -11,19 +13,29 @@ namespace dovetail::attention {
 using KvBlockId = uint32_t;
 
 // A block set: the KvBlocks of one shard (its ops x its KV heads) for the same 64 tokens. Allocated, shared, hashed and
-// freed together.
-using BlockSetId = uint32_t;
+// freed together. The id holds the place in the pool (low half) and the generation (high half): a place that is used
+// again gets the next generation, so an id names one allocation for ever.
+using BlockSetId = uint64_t;
 inline constexpr BlockSetId kNoBlockSet = ~BlockSetId{0};
+inline constexpr uint32_t PlaceOf(BlockSetId set) { return static_cast<uint32_t>(set); }
+inline constexpr uint32_t GenerationOf(BlockSetId set) { return static_cast<uint32_t>(set >> 32); }
 
-// All KvBlocks of a worker, handed out as reference-counted sets. Every KvBlock is in exactly one set or free; a set
-// that is allocated again gets a new generation, so that a stale reference shows. Thread-compatible. Allocation touches
-// no heap once sets are recycled.
+// All KvBlocks of a worker, handed out as reference-counted sets. Every KvBlock is in exactly one set or free. Where a
+// stale id would do harm it stops the process: callers that cannot be sure ask Holds() first.
+// Cost:    allocation touches no heap once places are used again.
+// Threads: thread-compatible.
 class BlockPool {
  public:
   explicit BlockPool(uint32_t capacity_blocks);
 
   uint32_t capacity() const { return capacity_; }
   uint32_t free_blocks() const { return static_cast<uint32_t>(free_.size()); }
+
+  // Whether this allocation still exists. False for kNoBlockSet and for ids that were never given out.
+  bool Holds(BlockSetId set) const {
+    return PlaceOf(set) < sets_.size() && sets_[PlaceOf(set)].allocated &&
+           sets_[PlaceOf(set)].generation == GenerationOf(set);
+  }
 
   // A set of `blocks` KvBlocks with one reference, or kNoBlockSet when fewer are free.
   BlockSetId Allocate(uint32_t blocks);
@@ -39,9 +51,12 @@ class BlockPool {
   void KeepFreed() { keep_freed_ = true; }
   std::vector<KvBlockId> TakeFreed();
 
-  uint32_t references(BlockSetId set) const { return sets_[set].references; }
-  uint32_t generation(BlockSetId set) const { return sets_[set].generation; }
-  const std::vector<KvBlockId>& blocks(BlockSetId set) const { return sets_[set].blocks; }
+  uint32_t references(BlockSetId set) const { return At(set).references; }
+  const std::vector<KvBlockId>& blocks(BlockSetId set) const { return At(set).blocks; }
+
+  // The digest of the blocks' bytes since the set was finished; nothing while it may still change.
+  std::optional<uint64_t> digest(BlockSetId set) const { return At(set).digest; }
+  void SetDigest(BlockSetId set, std::optional<uint64_t> digest) { At(set).digest = digest; }
 
  private:
   struct Set {
@@ -49,12 +64,15 @@ class BlockPool {
     uint32_t references = 0;
     uint32_t generation = 0;
     bool allocated = false;
+    std::optional<uint64_t> digest;
   };
+  const Set& At(BlockSetId set) const;
+  Set& At(BlockSetId set) { return const_cast<Set&>(std::as_const(*this).At(set)); }
 
   const uint32_t capacity_;
   std::vector<KvBlockId> free_;
   std::vector<Set> sets_;
-  std::vector<BlockSetId> free_sets_;
+  std::vector<uint32_t> free_places_;
   bool keep_freed_ = false;
   std::vector<KvBlockId> freed_;
 };

@@ -21,10 +21,11 @@ void AttentionWorkerCore::OnFill(NodeId from, const FrameHeader& header, const p
   const SequenceTable::Part part{entry.ctx_len, entry.ctx_len + entry.q_len, entry.fill_end};
   absl::Status status = sequence == nullptr ? NotFound("sequence ", entry.sequence.value(), " is not open here")
                                             : sequences_.CheckFill(*sequence, part);
-  if (!status.ok()) return Refuse(from, header, false, std::string(status.message()), actions);
+  if (!status.ok()) return Refuse(from, header, {.reason = std::string(status.message())}, actions);
   const int64_t blocks = sequences_.BlocksToFill(*sequence, part);
   if (!sequences_.MakeRoom(blocks))
-    return Refuse(from, header, true, absl::StrCat("a move needs ", blocks, " KvBlocks"), actions);
+    return Refuse(from, header,
+                  {.out_of_memory = true, .reason = absl::StrCat("a move needs ", blocks, " KvBlocks")}, actions);
   EndStepOf(entry.sequence);
   sequences_.Fill(*sequence, part);
   sequence->micro_batch = header.micro_batch;
@@ -97,6 +98,19 @@ void AttentionWorkerCore::OnMove(NodeId from, std::span<const std::byte> payload
   if (sequence == nullptr || !sequence->started || move.order.end < sequence->ctx_len ||
       move.order.end > sequence->ctx_len + sequence->q_len)
     return EndMove(move, false, "the sequence does not stand there", actions);
+  if (!WithDigests()) return BeginMove(move.order.slot, actions);
+  actions.push_back(DigestBlocks{sequences_.Digested(*sequence)});
+  actions.push_back(SendMove{move.order.slot});
+}
+
+void AttentionWorkerCore::BeginMove(int slot, std::vector<Action>& actions) {
+  OutgoingMove& move = moves_[slot];
+  if (!move.active) return;
+  SequenceState& sequence = *sequences_.Find(move.order.sequence);
+  if (!sequences_.CheckHeld(sequence) || !sequences_.CheckPlaces(sequence)) {
+    ++counters_.damaged_sequences;
+    return EndMove(move, false, "KV blocks of the sequence are not what was written", actions);
+  }
   SendPart(move, move.order.begin, actions);
 }
 

@@ -27,10 +27,14 @@ void PrefixIndex::Acquire(BlockSetId set) {
   pool_.AddReference(set);
   const auto it = by_set_.find(set);
   if (it == by_set_.end() || !it->second.evictable) return;
-  Lru& list = lists_[it->second.list];
-  list.sets.erase(*it->second.evictable);
+  TakeFromEvictable(it->second, set);
+}
+
+void PrefixIndex::TakeFromEvictable(Entry& entry, BlockSetId set) {
+  Lru& list = lists_[entry.list];
+  list.sets.erase(*entry.evictable);
   list.blocks -= static_cast<uint32_t>(pool_.blocks(set).size());
-  it->second.evictable.reset();
+  entry.evictable.reset();
 }
 
 void PrefixIndex::Release(BlockSetId set) {
@@ -68,6 +72,21 @@ void PrefixIndex::Forget(BlockSetId set) {
   DT_CHECK(!it->second.evictable, "a set that nobody uses does not change");
   by_key_.erase(it->second.key);
   by_set_.erase(it);
+}
+
+void PrefixIndex::Discard(BlockSetId set) {
+  const auto it = by_set_.find(set);
+  if (it == by_set_.end()) return;
+  const bool unused = it->second.evictable.has_value();
+  if (unused) TakeFromEvictable(it->second, set);
+  by_key_.erase(it->second.key);
+  by_set_.erase(it);
+  if (unused) pool_.Free(set);
+}
+
+std::optional<PrefixKey> PrefixIndex::KeyOf(BlockSetId set) const {
+  const auto it = by_set_.find(set);
+  return it == by_set_.end() ? std::nullopt : std::optional<PrefixKey>(it->second.key);
 }
 
 bool PrefixIndex::MakeRoom(uint32_t blocks) {

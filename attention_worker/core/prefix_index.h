@@ -59,6 +59,13 @@ class PrefixIndex {
   // A set in use is about to change: its content cannot be found any more. Nothing happens if it could not.
   void Forget(BlockSetId set);
 
+  // A set is damaged: its content cannot be found any more, and it is freed once it has no reference. Nothing happens if
+  // it could not be found.
+  void Discard(BlockSetId set);
+
+  // What the set was inserted as; nothing if it cannot be found.
+  std::optional<PrefixKey> KeyOf(BlockSetId set) const;
+
   // Frees evictable sets, oldest first (of snapshots: the next to go), until the pool has `blocks` free ones. False if
   // even all would not do (then nothing is freed).
   bool MakeRoom(uint32_t blocks);
@@ -85,6 +92,7 @@ class PrefixIndex {
 
   List NextSnapshotList() const;
   void EvictOldest(List list);
+  void TakeFromEvictable(Entry& entry, BlockSetId set);
 
   BlockPool& pool_;
   const uint32_t snapshot_blocks_;

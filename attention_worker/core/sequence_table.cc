@@ -7,8 +7,9 @@
 
 namespace dovetail::attention {
 
-SequenceTable::SequenceTable(const proto::AttentionTable& table, uint32_t capacity_blocks, uint32_t snapshot_blocks)
-    : table_(table), pool_(capacity_blocks), index_(pool_, snapshot_blocks) {}
+SequenceTable::SequenceTable(const proto::AttentionTable& table, uint32_t capacity_blocks, uint32_t snapshot_blocks,
+                             Digests digests)
+    : table_(table), digests_(digests), pool_(capacity_blocks), index_(pool_, snapshot_blocks) {}
 
 PrefixKey SequenceTable::KeyOf(const proto::Shard& shard, const proto::BlockHash& hash) const {
   return PrefixKey{hash, shard.group.value(), static_cast<uint16_t>(shard.kv_heads.begin),
@@ -151,7 +152,7 @@ void SequenceTable::Fill(SequenceState& sequence, const Part& part) {
     // Cached sets beyond the agreed start go back: what comes is written to sets of its own.
     const size_t keep = BlocksHolding(shard, 0, part.begin).last;
     for (; shard.sets.size() > keep; shard.sets.pop_back())
-      if (shard.sets.back() != kNoBlockSet) index_.Release(shard.sets.back());
+      Drop(shard.sets.back());
     const BlockRange range = BlocksHolding(shard, FillBegin(shard.shard, part), part.end);
     if (static_cast<int64_t>(shard.sets.size()) < range.last) shard.sets.resize(range.last, kNoBlockSet);
     for (int64_t i = range.first; i < range.last; ++i) {
@@ -171,6 +172,7 @@ void SequenceTable::Fill(SequenceState& sequence, const Part& part) {
 absl::StatusOr<const SequenceState*> SequenceTable::Fork(const proto::ForkSequence& message) {
   const SequenceState* parent = Find(message.parent);
   if (parent == nullptr) return NotFound("fork: sequence ", message.parent.value(), " is not open here");
+  if (parent->damaged) return DataLoss("fork: sequence ", message.parent.value(), " is damaged");
   if (message.ctx_len < parent->ctx_len || message.ctx_len > parent->ctx_len + parent->q_len || !parent->started)
     return InvalidArgument("fork: ctx_len ", message.ctx_len, ": sequence ", message.parent.value(), " holds ",
                            parent->ctx_len, " to ", parent->ctx_len + parent->q_len, " tokens");
@@ -204,14 +206,18 @@ absl::StatusOr<const SequenceState*> SequenceTable::Fork(const proto::ForkSequen
 void SequenceTable::ReleaseSets(SequenceState& sequence) {
   // Later blocks go first, so that eviction takes the end of a prefix before its beginning.
   for (ShardState& shard : sequence.shards)
-    for (auto set = shard.sets.rbegin(); set != shard.sets.rend(); ++set)
-      if (*set != kNoBlockSet) index_.Release(*set);
+    for (auto set = shard.sets.rbegin(); set != shard.sets.rend(); ++set) Drop(*set);
+}
+
+void SequenceTable::Drop(BlockSetId set) {
+  if (pool_.Holds(set)) index_.Release(set);
 }
 
 void SequenceTable::Release(const proto::ReleaseSequence& message) {
   SequenceState* sequence = Find(message.sequence);
   if (sequence == nullptr) return;
-  if (sequence->started && !sequence->filling && CheckCommit(*sequence, message.ctx_len, message.hashes).ok()) {
+  const bool sound = sequence->started && !sequence->filling && CheckHeld(*sequence) && CheckPlaces(*sequence);
+  if (sound && CheckCommit(*sequence, message.ctx_len, message.hashes).ok()) {
     TakeHashes(*sequence, message.ctx_len, message.hashes);
     sequence->ctx_len = message.ctx_len;
     IndexCommitted(*sequence);
@@ -272,8 +278,9 @@ void SequenceTable::IndexCommitted(SequenceState& sequence) {
       const int64_t i = block - shard.first_block();
       if (i < 0 || i >= static_cast<int64_t>(shard.sets.size()) || shard.sets[i] == kNoBlockSet) continue;
       const bool state = table_.linear(shard.shard.group) != nullptr;
-      index_.Insert(KeyOf(shard.shard, sequence.hashes[block]), shard.sets[i],
-                    state ? PrefixIndex::Content::kSnapshot : PrefixIndex::Content::kTokens);
+      const bool findable = index_.Insert(KeyOf(shard.shard, sequence.hashes[block]), shard.sets[i],
+                                          state ? PrefixIndex::Content::kSnapshot : PrefixIndex::Content::kTokens);
+      if (findable && digests_ == Digests::kOfFinishedBlocks) finished_.push_back(shard.sets[i]);
       if (state && block + 1 == sequence.prompt_blocks) index_.MarkUseful(shard.sets[i]);
     }
   }
@@ -331,7 +338,7 @@ void SequenceTable::DropLeftByWindow(ShardState& shard, Position ctx_len) {
   const int64_t visible = FirstVisibleBlock(shard.shard, ctx_len) - shard.first_block();
   for (; shard.left_by_window < std::min<int64_t>(visible, shard.sets.size()); ++shard.left_by_window) {
     BlockSetId& set = shard.sets[shard.left_by_window];
-    if (set != kNoBlockSet) index_.Release(set);
+    Drop(set);
     set = kNoBlockSet;
   }
 }
@@ -352,7 +359,7 @@ absl::Status SequenceTable::Commit(SequenceState& sequence, Position ctx_len,
   for (ShardState& shard : sequence.shards) {
     const size_t keep = BlocksHolding(shard, 0, ctx_len).last;
     while (shard.sets.size() > keep) {
-      if (shard.sets.back() != kNoBlockSet) index_.Release(shard.sets.back());
+      Drop(shard.sets.back());
       shard.sets.pop_back();
     }
     DropLeftByWindow(shard, ctx_len);
@@ -402,6 +409,7 @@ void SequenceTable::Append(SequenceState& sequence, int q_len, std::vector<Block
       if (set != kNoBlockSet && !MustCopy(set)) {
         // A fork may have committed (and named) tokens that this sequence has taken back and writes anew.
         index_.Forget(set);
+        pool_.SetDigest(set, std::nullopt);
         continue;
       }
       const BlockSetId fresh = pool_.Allocate(BlocksPerSet(shard.shard));

@@ -44,6 +44,7 @@ struct SequenceState {
   int micro_batch = kNoMicroBatch;        // whose step it is in, or was in last; the worker core's
   static constexpr int kNoMicroBatch = -1;
   StepId last_step;                       // the newest step that has begun with it, or part of a move; likewise
+  bool damaged = false;                   // a block under it does not hold what was written: it must begin again
 };
 
 // What a worker's memory is used for.
@@ -54,6 +55,9 @@ struct WorkerStatus {
   uint64_t blocks_of_snapshots = 0;  // of those, of linear states
   uint64_t sequences = 0;
 };
+
+// Whether finished blocks get a digest, against which they are compared when another sequence or worker takes them.
+enum class Digests : bool { kNone, kOfFinishedBlocks };
 
 struct BlockCopy {
   KvBlockId from = 0;
@@ -68,7 +72,8 @@ class SequenceTable {
   static constexpr size_t kMaxPins = 65536;
 
   // `snapshot_blocks`: KvBlocks that snapshots of linear states may keep which no live sequence holds.
-  SequenceTable(const proto::AttentionTable& table, uint32_t capacity_blocks, uint32_t snapshot_blocks = UINT32_MAX);
+  SequenceTable(const proto::AttentionTable& table, uint32_t capacity_blocks, uint32_t snapshot_blocks = UINT32_MAX,
+                Digests digests = Digests::kNone);
 
   // See proto::OpenSequence. kInvalidArgument: a shard that this model does not have; kResourceExhausted: too many
   // sequences. On error nothing changes. The pointer stays valid until the sequence is released.
@@ -124,6 +129,23 @@ class SequenceTable {
   // written.
   void Append(SequenceState& sequence, int q_len, std::vector<BlockCopy>& copies);
 
+  // Sets that became findable since the last call, each finished and without a digest. None without Digests.
+  std::vector<BlockSetId> TakeFinished();
+  // The sets of a sequence that the prefix cache gave it and that have a digest: what Open took over, or all that a move
+  // would give away.
+  std::vector<BlockSetId> Digested(const SequenceState& sequence) const;
+  // The digest of a set's bytes as they are now. The first one is kept. Another one than that: the set is damaged, and
+  // every sequence that holds it; one that has not begun gives it back instead. Returns false then. A set that was
+  // freed meanwhile is well.
+  bool TakeDigest(BlockSetId set, uint64_t digest);
+  // Whether every block set that the sequence refers to is still the one that it was given. If not, it is damaged.
+  bool CheckHeld(SequenceState& sequence) const;
+  // Whether every set that can be found lies where its name says. If not, the sequence is damaged. Slower: a lookup for
+  // each block.
+  bool CheckPlaces(SequenceState& sequence) const;
+  // Where a sequence that has not begun may start, with what it holds now.
+  void OfferAgain(SequenceState& sequence);
+
   WorkerStatus status() const;
   const BlockPool& pool() const { return pool_; }
   BlockPool& pool() { return pool_; }
@@ -149,18 +171,23 @@ class SequenceTable {
   BlockRange BlocksHolding(const ShardState& shard, Position begin, Position end) const;
   bool MustCopy(BlockSetId set) const;
   void ReleaseSets(SequenceState& sequence);
+  void Drop(BlockSetId set);  // a reference of a sequence; nothing if the set is not its any more
   static absl::Status CheckHashes(const SequenceState& sequence, Position ctx_len,
                                   const std::vector<proto::BlockHash>& hashes);
   static void TakeHashes(SequenceState& sequence, Position ctx_len, const std::vector<proto::BlockHash>& hashes);
   void IndexCommitted(SequenceState& sequence);
   void MarkSnapshotsAt(const SequenceState& sequence, Position ctx_len);
   void DropLeftByWindow(ShardState& shard, Position ctx_len);
+  void GiveBackDamaged(SequenceState& sequence, BlockSetId set);
+  bool IsInPlace(const SequenceState& sequence, const ShardState& shard, size_t index) const;
 
   const proto::AttentionTable& table_;
+  const Digests digests_;
   BlockPool pool_;
   PrefixIndex index_;
   absl::flat_hash_map<SequenceId, std::unique_ptr<SequenceState>> sequences_;  // looked up, never iterated
   absl::flat_hash_map<uint64_t, Pin> pins_;
+  std::vector<BlockSetId> finished_;  // findable, without a digest
 };
 
 }  // namespace dovetail::attention

@@ -107,11 +107,16 @@ CudaAttentionShape CudaAttentionExecutor::ShapeOf(LayerGroup group) const {
   return shape;
 }
 
-absl::Status CudaAttentionExecutor::Grow(BufferPtr& buffer, size_t bytes, bool pinned) {
-  if (buffer != nullptr && buffer->size_bytes() >= bytes) return absl::OkStatus();
-  DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());  // what still runs uses the old memory
+absl::Status CudaAttentionExecutor::Synchronize() {
+  DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());
   for (MicroBatch& batch : micro_batches_)
     if (batch.own_stream != nullptr) DT_RETURN_IF_ERROR(batch.own_stream->SynchronizeStatus());
+  return absl::OkStatus();
+}
+
+absl::Status CudaAttentionExecutor::Grow(BufferPtr& buffer, size_t bytes, bool pinned) {
+  if (buffer != nullptr && buffer->size_bytes() >= bytes) return absl::OkStatus();
+  DT_RETURN_IF_ERROR(Synchronize());  // what still runs uses the old memory
   buffer.reset();
   bytes += bytes / 4;
   DT_ASSIGN_OR_RETURN(buffer, pinned ? device_.AllocatePinned(bytes) : device_.Allocate(bytes));
@@ -119,9 +124,9 @@ absl::Status CudaAttentionExecutor::Grow(BufferPtr& buffer, size_t bytes, bool p
 }
 
 const CudaAttentionExecutor::SetShape& CudaAttentionExecutor::ShapeOfSet(BlockSetId set) {
-  if (set >= sets_.size()) sets_.resize(std::max<size_t>(2 * sets_.size(), set + 1));
-  SetShape& shape = sets_[set];
-  const uint32_t generation = core_.sequences().pool().generation(set);
+  if (PlaceOf(set) >= sets_.size()) sets_.resize(std::max<size_t>(2 * sets_.size(), PlaceOf(set) + 1));
+  SetShape& shape = sets_[PlaceOf(set)];
+  const uint32_t generation = GenerationOf(set);
   if (shape.known && shape.generation == generation) return shape;
   const std::vector<KvBlockId>& blocks = core_.BlocksOf(set);
   shape = {generation, true, true, blocks.size() > 1 ? int64_t{blocks[1]} - blocks[0] : 0};

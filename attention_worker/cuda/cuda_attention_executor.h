@@ -37,6 +37,7 @@ class CudaAttentionExecutor final : public AttentionBackend {
   absl::Status UseExchange(MicroBatchId micro_batch, exchange::GpuExchange* exchange) override;
   absl::Status LaunchExchanged(MicroBatchId micro_batch) override;
   absl::Status Copy(std::span<const BlockCopy> copies) override;
+  absl::StatusOr<uint64_t> DigestOf(std::span<const KvBlockId> blocks) override;
   absl::Status Poison(std::span<const KvBlockId> blocks) override;
   absl::Status PrepareStep(MicroBatchId micro_batch) override;
   absl::Status AttendComplete(MicroBatchId micro_batch, int op, std::span<const std::byte> query) override;
@@ -108,6 +109,7 @@ class CudaAttentionExecutor final : public AttentionBackend {
                         KvStorage storage);
   kernels::cuda::CudaKvLayout LayoutOf(const proto::SoftmaxSpec& spec) const;
   kernels::cuda::CudaAttentionShape ShapeOf(LayerGroup group) const;
+  absl::Status Synchronize();  // until all that was launched is done
   absl::Status Grow(BufferPtr& buffer, size_t bytes, bool pinned = false);
   absl::Status GrowBuffers(MicroBatch& batch, MicroBatchId id);
   const SetShape& ShapeOfSet(BlockSetId set);
@@ -150,6 +152,7 @@ class CudaAttentionExecutor final : public AttentionBackend {
   std::vector<SetShape> sets_;             // by BlockSetId
   std::array<BufferPtr, proto::kMoveSlots> gathered_;
   BufferPtr moved_blocks_;  // pinned: whole blocks on their way to a host's rows
+  BufferPtr digested_;      // pinned: a block set, for its digest
 };
 
 }  // namespace dovetail::attention

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "attention_worker/attention_executor.h"
+#include "attention_worker/block_digest.h"
 #include "attention_worker/cuda/cuda_attention_executor.h"
 
 namespace dovetail::attention {
@@ -25,6 +26,19 @@ absl::Status CudaAttentionExecutor::Copy(std::span<const BlockCopy> copies) {
   for (const BlockCopy& copy : copies)
     DT_RETURN_IF_ERROR(stream_.Copy(BlockAt(copy.to), BlockAt(copy.from), block_bytes_));
   return absl::OkStatus();
+}
+
+// Copied to the host for it: a digest is asked for once a block of 64 tokens, and when one is taken from the cache.
+absl::StatusOr<uint64_t> CudaAttentionExecutor::DigestOf(std::span<const KvBlockId> blocks) {
+  DT_RETURN_IF_ERROR(Synchronize());
+  DT_RETURN_IF_ERROR(Grow(digested_, blocks.size() * block_bytes_, /*pinned=*/true));
+  std::byte* at = digested_->data();
+  for (const KvBlockId block : blocks) {
+    DT_RETURN_IF_ERROR(stream_.Copy(at, BlockAt(block), block_bytes_));
+    at += block_bytes_;
+  }
+  DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());
+  return Digest({digested_->data(), blocks.size() * block_bytes_});
 }
 
 absl::Status CudaAttentionExecutor::Poison(std::span<const KvBlockId> blocks) {

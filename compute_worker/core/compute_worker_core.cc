@@ -406,20 +406,21 @@ void ComputeWorkerCore::On(StepRefused event, std::vector<Action>& actions) {
     ++counters_.dropped_frames;
     return;
   }
-  const StepStatus status = event.refused.out_of_memory ? StepStatus::kOutOfMemory : StepStatus::kWorkerFailed;
-  Abort(*batch, *from, status, event.refused.reason, actions);
+  const StepStatus status = event.refused.out_of_memory       ? StepStatus::kOutOfMemory
+                            : !event.refused.damaged.empty() ? StepStatus::kDamaged
+                                                              : StepStatus::kWorkerFailed;
+  Abort(*batch, *from, status, event.refused.reason, actions, std::move(event.refused.damaged));
 }
 
 void ComputeWorkerCore::Abort(MicroBatch& batch, const WorkerPart& by, StepStatus status, const std::string& reason,
-                              std::vector<Action>& actions) {
+                              std::vector<Action>& actions, std::vector<SequenceId> damaged) {
   batch.aborted = true;
-  batch.failure = StepResult{batch.plan.step,
-                             batch.plan.micro_batch,
-                             status,
-                             absl::StrCat("attention worker ", by.worker.value(), ": ", reason),
-                             by.worker,
-                             {},
-                             {}};
+  batch.failure = StepResult{.step = batch.plan.step,
+                             .micro_batch = batch.plan.micro_batch,
+                             .status = status,
+                             .error = absl::StrCat("attention worker ", by.worker.value(), ": ", reason),
+                             .failed_worker = by.worker,
+                             .damaged = std::move(damaged)};
   if (!batch.dense_in_flight) Finish(batch, std::move(batch.failure), actions);
 }
 
@@ -468,7 +469,11 @@ void ComputeWorkerCore::On(StepFailed event, std::vector<Action>& actions) {
   }
   const StepStatus status =
       absl::IsResourceExhausted(event.status) ? StepStatus::kOutOfMemory : StepStatus::kWorkerFailed;
-  Finish(batch, StepResult{batch.plan.step, event.micro_batch, status, std::string(event.status.message()), {}, {}, {}},
+  Finish(batch,
+         StepResult{.step = batch.plan.step,
+                    .micro_batch = event.micro_batch,
+                    .status = status,
+                    .error = std::string(event.status.message())},
          actions);
 }
 
@@ -477,7 +482,12 @@ void ComputeWorkerCore::Finish(MicroBatch& batch, StepResult result, std::vector
   batch.running = batch.drawing = false;
   EndPrompts(batch, result.status == StepStatus::kOk);
   // Only what a step to come may ask for: who waits or began with these tokens.
-  batch.last = StepResult{result.step, id, result.status, result.error, result.failed_worker, {}, {}};
+  batch.last = StepResult{.step = result.step,
+                          .micro_batch = id,
+                          .status = result.status,
+                          .error = result.error,
+                          .failed_worker = result.failed_worker,
+                          .damaged = result.damaged};
   for (const proto::EntryResult& entry : result.entries) {
     proto::EntryResult& kept = batch.last->entries.emplace_back();
     kept.sequence = entry.sequence;
@@ -495,8 +505,12 @@ void ComputeWorkerCore::FailFollower(MicroBatchId of, std::vector<Action>& actio
   for (MicroBatch& batch : micro_batches_) {
     if (!batch.running || batch.aborted || batch.drawn_by != of) continue;
     batch.aborted = true;
-    batch.failure =
-        StepResult{batch.plan.step, batch.plan.micro_batch, why.status, why.error, why.failed_worker, {}, {}};
+    batch.failure = StepResult{.step = batch.plan.step,
+                               .micro_batch = batch.plan.micro_batch,
+                               .status = why.status,
+                               .error = why.error,
+                               .failed_worker = why.failed_worker,
+                               .damaged = why.damaged};
     if (!batch.dense_in_flight) Finish(batch, std::move(batch.failure), actions);
   }
 }

@@ -203,7 +203,7 @@ class ComputeWorkerCore {
   void On(StepFailed event, std::vector<Action>& actions);
   void On(AttentionWorkerLost event, std::vector<Action>& actions);
   void Abort(MicroBatch& batch, const WorkerPart& by, proto::StepStatus status, const std::string& reason,
-             std::vector<Action>& actions);
+             std::vector<Action>& actions, std::vector<SequenceId> damaged = {});
 
   void BeginWaiting(std::vector<Action>& actions);
   void Begin(proto::StepPlan plan, std::optional<MicroBatchId> drawn_by, std::vector<Action>& actions);

@@ -51,6 +51,7 @@ void SchedulerCore::Impl::FinishStep(MicroBatch& batch, const proto::StepResult&
   for (MicroBatch& other : micro_batches_) other.held = false;
   if (result.status == proto::StepStatus::kOutOfMemory) return OutOfMemory(batch, result);
   if (result.status == proto::StepStatus::kWorkerUnreachable) return Unreachable(batch, result);
+  if (result.status == proto::StepStatus::kDamaged) return RestartDamaged(batch, result);
   if (result.status == proto::StepStatus::kWorkerFailed) {
     // The step of a worker that is known to be lost has nothing wrong with it.
     if (NamesLost(batch, result.failed_worker)) return RepeatStep(batch);
@@ -212,6 +213,18 @@ void SchedulerCore::Impl::Unreachable(MicroBatch& batch, const proto::StepResult
   for (Sequence* sequence : cut_off)
     if (sequence->phase != Phase::kEnded)
       EndRequest(*sequence->request, FinishReason::kError, absl::UnavailableError(result.error));
+}
+
+// What lies on an attention worker is not what was written there. Nothing was committed: those sequences begin again from
+// the token log, and the step is planned again.
+void SchedulerCore::Impl::RestartDamaged(MicroBatch& batch, const proto::StepResult& result) {
+  for (const PlannedEntry& entry : batch.entries) {
+    const bool damaged = std::find(result.damaged.begin(), result.damaged.end(), entry.id) != result.damaged.end();
+    if (!damaged || entry.sequence->phase == Phase::kEnded) continue;
+    entry.sequence->lost = true;
+    ++stats_.damaged;
+  }
+  RepeatStep(batch);
 }
 
 void SchedulerCore::Impl::Fail(MicroBatch& batch, const std::string& error) {

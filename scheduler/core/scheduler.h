@@ -46,6 +46,7 @@ struct SchedulerStats {
   uint64_t prefix_hits = 0;           // tokens found
   uint64_t steps = 0;
   uint64_t moves = 0;                 // of sequences between attention workers
+  uint64_t damaged = 0;               // sequences that began again because their KV was not what was written
   uint64_t late_events = 0;           // unknown or late, dropped
   int micro_batches = 1;              // in use
   StageTimes stage_times;             // of a layer, lately

@@ -189,6 +189,7 @@ class SchedulerCore::Impl {
   void TakeToken(const PlannedEntry& entry, const proto::EntryResult& result, GenerationUpdate&& update);
   void OutOfMemory(MicroBatch& batch, const proto::StepResult& result);
   void Unreachable(MicroBatch& batch, const proto::StepResult& result);
+  void RestartDamaged(MicroBatch& batch, const proto::StepResult& result);
   bool Names(const Sequence& sequence, WorkerId worker, bool current) const;  // in a shard of a current epoch, or not
   bool NamesLost(const MicroBatch& batch, WorkerId worker) const;
   void Fail(MicroBatch& batch, const std::string& error);

@@ -50,6 +50,7 @@ absl::Status RunAttentionWorker(const AttentionWorkerFlags& flags) {
   attention::AttentionWorkerMainOptions role;
   role.snapshot_percent = flags.state_snapshots;
   role.storage = KvStorageOf(flags.kv_cache_dtype);
+  role.digests = DigestsOf(flags.kv_checksums);
   role.trace_file = flags.trace_file;
   DT_ASSIGN_OR_RETURN(const auto device, OpenDevice("--device", flags.device, flags.threads));
   DT_ASSIGN_OR_RETURN(const ExchangeChoice exchange, ChooseExchange(flags.exchange, "the attention worker", *device));

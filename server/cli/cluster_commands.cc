@@ -118,6 +118,7 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
       ->type_name("SIZE")
       ->group("KV cache");
   AddStateSnapshotsFlag(attention, attention_.state_snapshots);
+  AddKvChecksumsFlag(attention, attention_.kv_checksums);
   AddExchangeFlag(attention, attention_.exchange);
   AddNameFlag(attention, attention_.name);
   AddJoinTimeoutFlag(attention, attention_.join_timeout);

@@ -33,6 +33,7 @@ struct AttentionWorkerFlags {
   int kv_sharers = 1;          // with auto: workers that share what is free
   std::string kv_cache_dtype = "auto";
   int state_snapshots = attention::kSnapshotPercent;
+  bool kv_checksums = false;
   std::string name;
   std::string device = "cpu";
   int threads = 0;

@@ -142,6 +142,14 @@ void AddStateSnapshotsFlag(CLI::App& command, int& percent) {
       ->group("KV cache");
 }
 
+void AddKvChecksumsFlag(CLI::App& command, bool& checksums) {
+  command
+      .add_flag("--kv-checksums", checksums,
+                "Keep a checksum of each finished KV block, and compare it when the block is taken from the prefix "
+                "cache or moved: what memory has changed is computed again [off]")
+      ->group("KV cache");
+}
+
 namespace {
 
 void AddCacheFlags(CLI::App& command, EngineFlags& flags) {
@@ -155,6 +163,7 @@ void AddCacheFlags(CLI::App& command, EngineFlags& flags) {
       ->type_name("TOKENS")
       ->group("KV cache");
   AddStateSnapshotsFlag(command, flags.state_snapshots);
+  AddKvChecksumsFlag(command, flags.kv_checksums);
   command.add_option("--attention-workers", flags.attention_workers,
                      "Attention workers in this process, each with a KV cache of its own")
       ->check(WholeNumber(1, server::kMaxAttentionWorkers))
@@ -341,6 +350,7 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model:
   options.kv_storage = KvStorageOf(flags.kv_cache_dtype);
   options.state_dtype = StateDtypeOf(flags);
   options.snapshot_percent = flags.state_snapshots;
+  options.digests = DigestsOf(flags.kv_checksums);
   options.seed = flags.seed.value_or(0);
   options.scheduler = SchedulerOptionsOf(flags);
   DT_ASSIGN_OR_RETURN(options.compute, TuningOf(flags));

@@ -33,6 +33,7 @@ struct EngineFlags {
   std::string kv_cache_memory = "auto";
   int attention_workers = 1;
   int state_snapshots = attention::kSnapshotPercent;
+  bool kv_checksums = false;
   int micro_batches = 1;
   std::string device = "auto";
   int threads = 0;
@@ -50,6 +51,10 @@ void AddEngineFlags(CLI::App& command, EngineFlags& flags);
 void AddWeightFlags(CLI::App& command, EngineFlags& flags);
 void AddSchedulerFlags(CLI::App& command, EngineFlags& flags);
 void AddStateSnapshotsFlag(CLI::App& command, int& percent);
+void AddKvChecksumsFlag(CLI::App& command, bool& checksums);
+inline attention::Digests DigestsOf(bool kv_checksums) {
+  return kv_checksums ? attention::Digests::kOfFinishedBlocks : attention::Digests::kNone;
+}
 
 // What the flags mean. attention, model_digest and a max_model_len of 0 are for the caller to fill in.
 scheduler::SchedulerOptions SchedulerOptionsOf(const EngineFlags& flags);

@@ -213,6 +213,7 @@ class Up {
                         std::to_string(threads)};
       const Arguments kv = KvArguments(devices[(i - 1) % devices.size()]);
       workers_[name].insert(workers_[name].end(), kv.begin(), kv.end());
+      if (engine.kv_checksums) workers_[name].push_back("--kv-checksums");
       if (engine.kv_cache_dtype == "fp8_e4m3")
         workers_[name].insert(workers_[name].end(), {"--kv-cache-dtype", "fp8_e4m3"});
       trace(name);

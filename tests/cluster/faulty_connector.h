@@ -14,7 +14,7 @@ namespace dovetail::test {
 
 // What the connectors of a cluster did to its frames. Thread-safe.
 struct FaultTotals {
-  std::atomic<int64_t> duplicated{0}, delayed{0}, echoed{0};
+  std::atomic<int64_t> duplicated{0}, delayed{0}, echoed{0}, swapped{0};
 };
 
 // A connector whose frames come twice, late, or again when nobody awaits them any more. Thread rule of a connector.
@@ -45,7 +45,9 @@ class FaultyConnector final : public transport::Connector {
     return port_.SendMessage(to, header, std::move(payload));
   }
   absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, std::span<const std::byte> payload) override {
-    return port_.SendTensor(to, header, payload);
+    const absl::Status sent = port_.SendTensor(to, header, payload);
+    Count(totals_.swapped, port_.swapped(), swapped_);
+    return sent;
   }
   int Poll(transport::FrameHandler& handler, int max_frames) override {
     const int frames = port_.Poll(handler, max_frames);
@@ -69,7 +71,7 @@ class FaultyConnector final : public transport::Connector {
   const std::unique_ptr<transport::Connector> connector_;
   transport::FaultyPort port_;
   FaultTotals& totals_;
-  int64_t duplicated_ = 0, delayed_ = 0, echoed_ = 0;
+  int64_t duplicated_ = 0, delayed_ = 0, echoed_ = 0, swapped_ = 0;
 };
 
 }  // namespace dovetail::test

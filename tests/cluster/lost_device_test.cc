@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/cluster/alone.h"
-#include "tests/cluster/losable_device.h"
+#include "tests/support/frail_device.h"
 #include "tests/cluster/mini_cluster.h"
 #include "tests/cluster/tiny_model.h"
 #include "tests/support/test_data.h"
@@ -72,7 +72,7 @@ TEST_F(LostDevice, InOneProcessStreamsEndWithTheReasonAndTheEngineSaysThatItIsNo
   ASSERT_TRUE(model.ok()) << model.status();
   auto cpu = kernels::CreateCpuDevice({.threads = 1});
   ASSERT_TRUE(cpu.ok()) << cpu.status();
-  LosableDevice device(*std::move(cpu));
+  FrailDevice device(*std::move(cpu));
   const auto engine =
       server::EmbeddedCluster::Create(*(*model)->model, device, ClusterOptionsFor(**model, DType::kF32));
   ASSERT_TRUE(engine.ok()) << engine.status();

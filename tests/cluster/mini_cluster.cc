@@ -21,7 +21,7 @@
 #include "control/ucx_connector.h"
 #include "proto/control/dovetail_admin.grpc.pb.h"
 #include "server/remote_model.h"
-#include "tests/cluster/losable_device.h"
+#include "tests/support/frail_device.h"
 #include "tests/support/test_data.h"
 
 namespace dovetail::test {
@@ -65,10 +65,10 @@ class MiniCluster::ThreadWorker {
     thread_.join();
     return end_;
   }
-  void LoseDevice() { device_.Lose(); }
+  FrailDevice& device() { return device_; }
 
  private:
-  LosableDevice device_;
+  FrailDevice device_;
   absl::Status end_;
   control::WorkerMain main_;
   std::thread thread_;
@@ -189,7 +189,7 @@ absl::Status MiniCluster::LoadModel() {
 absl::StatusOr<std::unique_ptr<transport::Connector>> MiniCluster::MakeConnector(NodeId node, Epoch epoch) {
   DT_ASSIGN_OR_RETURN(std::unique_ptr<transport::Connector> connector, MakeSoundConnector(node, epoch));
   const transport::Faults& faults = options_.faults;
-  if (faults.drop + faults.duplicate + faults.echo + faults.delay == 0) return connector;
+  if (faults.drop + faults.duplicate + faults.echo + faults.delay + faults.swap == 0) return connector;
   return std::make_unique<FaultyConnector>(std::move(connector), faults, options_.fault_seed + connectors_++, faults_);
 }
 
@@ -267,8 +267,12 @@ absl::Status MiniCluster::StartAttention(const std::string& name, uint64_t kv_by
   threads_[name] = std::make_unique<ThreadWorker>(
       std::move(options), [this](NodeId node, Epoch epoch) { return MakeConnector(node, epoch); },
       kernels::CpuDeviceOptions{.threads = 1, .max_isa = options_.isa},
-      [kv_bytes](kernels::Device& device, transport::Connector& connector, const control::JoinReply& reply) {
-        return attention::MakeAttentionWorker({kv_bytes}, device, connector, reply);
+      [kv_bytes, digests = options_.digests](kernels::Device& device, transport::Connector& connector,
+                                             const control::JoinReply& reply) {
+        attention::AttentionWorkerMainOptions role;
+        role.kv_bytes = kv_bytes;
+        role.digests = digests;
+        return attention::MakeAttentionWorker(role, device, connector, reply);
       });
   return absl::OkStatus();
 }
@@ -314,7 +318,9 @@ void MiniCluster::Stop(const std::string& name) {
   threads_.erase(name);
 }
 
-void MiniCluster::LoseDevice(const std::string& name) { threads_.at(name)->LoseDevice(); }
+void MiniCluster::LoseDevice(const std::string& name) { threads_.at(name)->device().Lose(); }
+
+void MiniCluster::FlipBits(const std::string& name, size_t step) { threads_.at(name)->device().FlipBits(step); }
 
 absl::Status MiniCluster::WaitForEnd(const std::string& name) {
   const absl::Status end = threads_.at(name)->WaitForEnd();

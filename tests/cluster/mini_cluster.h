@@ -41,6 +41,7 @@ struct MiniClusterOptions {
   kernels::Isa isa = kernels::Isa::kAvx512;  // threads only
   scheduler::SchedulerOptions scheduler;     // attention and model_digest are filled in
   compute::ComputeWorkerTuning compute;      // threads only
+  attention::Digests digests = attention::Digests::kNone;  // threads only
   uint64_t kv_bytes = uint64_t{8} << 20;     // of each attention worker
   int attention_workers = 1;                 // a1, a2, ..
   int compute_workers = 1;                   // c1, c2, ..
@@ -68,6 +69,8 @@ class MiniCluster {
   void Stop(const std::string& name);
   // Threads only: its device is lost. WaitForEnd: what the worker ended with, once it has.
   void LoseDevice(const std::string& name);
+  // Threads only: a bit of each `step` bytes of a worker's KV blocks changes. Nothing may run there meanwhile.
+  void FlipBits(const std::string& name, size_t step);
   absl::Status WaitForEnd(const std::string& name);
   // Asks for a drain and waits until the worker has left by itself.
   absl::Status Drain(const std::string& name);

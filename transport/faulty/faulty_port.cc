@@ -81,6 +81,10 @@ absl::Status FaultyPort::SendMessage(NodeId to, const proto::FrameHeader& header
 absl::Status FaultyPort::SendTensor(NodeId to, const proto::FrameHeader& header, std::span<const std::byte> payload) {
   Echo(to, header, true, payload);
   std::vector<std::byte> copy(payload.begin(), payload.end());
+  if (Chance(faults_.swap) && header.digest != 0) {
+    std::rotate(copy.begin(), copy.begin() + static_cast<std::ptrdiff_t>(copy.size() / 2), copy.end());
+    ++swapped_;
+  }
   switch (Decide(to)) {
     case Fate::kDrop: ++dropped_; return absl::OkStatus();
     case Fate::kDelay: return Hold(to, header, true, std::move(copy));

@@ -18,6 +18,7 @@ struct Faults {
   double duplicate = 0;                              // at once
   double echo = 0;                                   // again up to delay_max later, past what was sent meanwhile
   double delay = 0;                                  // held back, with what follows it to the same peer
+  double swap = 0;                                   // of tensors with a digest: two halves change places
   absl::Duration delay_max = absl::Milliseconds(5);  // for how long at most
 };
 
@@ -42,6 +43,7 @@ class FaultyPort final : public Port {
   int64_t duplicated() const { return duplicated_; }
   int64_t delayed() const { return delayed_; }
   int64_t echoed() const { return echoed_; }
+  int64_t swapped() const { return swapped_; }
 
   // When Poll has something to send that nobody waits for yet; absl::InfiniteFuture() if nothing.
   absl::Time NextDue() const;
@@ -80,7 +82,7 @@ class FaultyPort final : public Port {
   std::vector<std::pair<NodeId, std::deque<Late>>> late_;  // in the order peers were first delayed, for repeatability
   std::vector<Late> echoes_;
   absl::flat_hash_map<NodeId, std::deque<std::vector<std::byte>>> copies_;  // of tensors that were sent
-  int64_t dropped_ = 0, duplicated_ = 0, delayed_ = 0, echoed_ = 0;
+  int64_t dropped_ = 0, duplicated_ = 0, delayed_ = 0, echoed_ = 0, swapped_ = 0;
 };
 
 }  // namespace dovetail::transport
