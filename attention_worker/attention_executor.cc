@@ -63,8 +63,9 @@ absl::Status AttentionExecutor::Copy(std::span<const BlockCopy> copies) {
 
 absl::StatusOr<uint64_t> AttentionExecutor::DigestOf(std::span<const KvBlockId> blocks) {
   std::vector<uint64_t> digests(blocks.size());
-  stream_->pool().Run(static_cast<int>(blocks.size()),
-                      [&](int i) { digests[i] = Digest({BlockAt(blocks[i]), block_bytes_}); });
+  stream_->pool().Run(static_cast<int>(blocks.size()), [&](int i) {
+    digests[i] = Digest({BlockAt(blocks[i]), block_bytes_});
+  });
   return Digest(std::as_bytes(std::span(digests)));
 }
 

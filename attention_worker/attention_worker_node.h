@@ -86,7 +86,7 @@ class AttentionWorkerNode final : public transport::FrameHandler {
   transport::Port& port_;
   Clock& clock_;
   Trace* trace_ = nullptr;
-  uint64_t damaged_told_ = 0;  // damaged sets that were logged
+  uint64_t damaged_told_ = 0;               // damaged sets that were logged
   std::vector<absl::Duration> query_busy_;  // of the op at hand, by micro-batch
   std::unique_ptr<AttentionBackend> executor_;
   std::vector<Action> actions_;

@@ -52,8 +52,7 @@ absl::Status Validate(const FrameHeader& header) {
   if (!Known(header.type)) return InvalidArgument("frame: type ", static_cast<int>(header.type), " is unknown");
   if (header.payload_bytes > kMaxPayloadBytes)
     return InvalidArgument("frame: payload of ", header.payload_bytes, " bytes; at most ", kMaxPayloadBytes);
-  if (header.reserved[0] != 0 || header.reserved[1] != 0)
-    return InvalidArgument("frame: reserved fields are not 0");
+  if (header.reserved[0] != 0 || header.reserved[1] != 0) return InvalidArgument("frame: reserved fields are not 0");
   return absl::OkStatus();
 }
 

@@ -53,8 +53,8 @@ enum class StepStatus : uint8_t {
   kOk = 0,
   kOutOfMemory =
       1,  // an attention worker has no block left: nothing was committed, the scheduler frees some and repeats
-  kWorkerFailed = 2,  // a worker refused or failed; `error` says why
-  kBadLogits = 3,     // NaN or nothing left to choose from
+  kWorkerFailed = 2,       // a worker refused or failed; `error` says why
+  kBadLogits = 3,          // NaN or nothing left to choose from
   kWorkerUnreachable = 4,  // `failed_worker` is not connected (any more): nothing is wrong with the step itself
   kDamaged = 5,  // KV of `damaged` sequences is not what was written: nothing was committed, those begin again
 };
@@ -90,7 +90,7 @@ struct StepResult {
   WorkerId failed_worker;
   std::vector<EntryResult> entries;  // in the plan's order
   StepTimings timings;
-  std::vector<SequenceId> damaged;   // of kDamaged
+  std::vector<SequenceId> damaged;  // of kDamaged
   bool operator==(const StepResult&) const = default;
 };
 

@@ -20,7 +20,7 @@ dovetail_library(cli
     cli/attention_worker_command.cc
     cli/child_processes.cc
     cli/cluster_commands.cc
-    cli/cluster_flags.cc cli/data_plane.cc
+    cli/cluster_flags.cc
     cli/compute_worker_command.cc
     cli/scheduler_command.cc
     cli/server_command.cc

@@ -14,8 +14,7 @@ AttentionWorkerCore::AttentionWorkerCore(const proto::AttentionTable& table, con
     : table_(table),
       options_(options),
       sequences_(table_, options.kv_blocks,
-                 static_cast<uint32_t>(uint64_t{options.kv_blocks} * options.snapshot_percent / 100),
-                 options.digests),
+                 static_cast<uint32_t>(uint64_t{options.kv_blocks} * options.snapshot_percent / 100), options.digests),
       micro_batches_(options.micro_batches + proto::kMoveSlots) {
   for (MicroBatch& batch : micro_batches_) batch.layouts.resize(table_.group_count());
 }
@@ -234,10 +233,11 @@ void AttentionWorkerCore::OnStepBegin(NodeId from, const FrameHeader& header, st
   const bool fills = message->entries[0].fill_end > 0;
   const bool slot = header.micro_batch >= options_.micro_batches;
   if (fills != slot || (fills && message->entries.size() != 1))
-    return Refuse(from, header,
-                  {.reason = absl::StrCat("micro-batch ", header.micro_batch, ": this worker has ",
-                                          options_.micro_batches, " for steps, and those after them for the parts of moves")},
-                  actions);
+    return Refuse(
+        from, header,
+        {.reason = absl::StrCat("micro-batch ", header.micro_batch, ": this worker has ", options_.micro_batches,
+                                " for steps, and those after them for the parts of moves")},
+        actions);
   if (fills) return OnFill(from, header, message->entries[0], actions);
   if (std::vector<SequenceId> damaged = DamagedIn(*message); !damaged.empty())
     return Refuse(from, header,

@@ -72,8 +72,8 @@ bool SequenceTable::IsInPlace(const SequenceState& sequence, const ShardState& s
 bool SequenceTable::CheckHeld(SequenceState& sequence) const {
   for (const ShardState& shard : sequence.shards)
     sequence.damaged = sequence.damaged || !std::all_of(shard.sets.begin(), shard.sets.end(), [&](BlockSetId set) {
-      return set == kNoBlockSet || pool_.Holds(set);
-    });
+                         return set == kNoBlockSet || pool_.Holds(set);
+                       });
   return !sequence.damaged;
 }
 

@@ -24,8 +24,8 @@ void AttentionWorkerCore::OnFill(NodeId from, const FrameHeader& header, const p
   if (!status.ok()) return Refuse(from, header, {.reason = std::string(status.message())}, actions);
   const int64_t blocks = sequences_.BlocksToFill(*sequence, part);
   if (!sequences_.MakeRoom(blocks))
-    return Refuse(from, header,
-                  {.out_of_memory = true, .reason = absl::StrCat("a move needs ", blocks, " KvBlocks")}, actions);
+    return Refuse(from, header, {.out_of_memory = true, .reason = absl::StrCat("a move needs ", blocks, " KvBlocks")},
+                  actions);
   EndStepOf(entry.sequence);
   sequences_.Fill(*sequence, part);
   sequence->micro_batch = header.micro_batch;

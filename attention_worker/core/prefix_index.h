@@ -59,8 +59,8 @@ class PrefixIndex {
   // A set in use is about to change: its content cannot be found any more. Nothing happens if it could not.
   void Forget(BlockSetId set);
 
-  // A set is damaged: its content cannot be found any more, and it is freed once it has no reference. Nothing happens if
-  // it could not be found.
+  // A set is damaged: its content cannot be found any more, and it is freed once it has no reference. Nothing happens
+  // if it could not be found.
   void Discard(BlockSetId set);
 
   // What the set was inserted as; nothing if it cannot be found.

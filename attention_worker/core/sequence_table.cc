@@ -151,8 +151,7 @@ void SequenceTable::Fill(SequenceState& sequence, const Part& part) {
     ShardState& shard = sequence.shards[s];
     // Cached sets beyond the agreed start go back: what comes is written to sets of its own.
     const size_t keep = BlocksHolding(shard, 0, part.begin).last;
-    for (; shard.sets.size() > keep; shard.sets.pop_back())
-      Drop(shard.sets.back());
+    for (; shard.sets.size() > keep; shard.sets.pop_back()) Drop(shard.sets.back());
     const BlockRange range = BlocksHolding(shard, FillBegin(shard.shard, part), part.end);
     if (static_cast<int64_t>(shard.sets.size()) < range.last) shard.sets.resize(range.last, kNoBlockSet);
     for (int64_t i = range.first; i < range.last; ++i) {

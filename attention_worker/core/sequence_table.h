@@ -131,8 +131,8 @@ class SequenceTable {
 
   // Sets that became findable since the last call, each finished and without a digest. None without Digests.
   std::vector<BlockSetId> TakeFinished();
-  // The sets of a sequence that the prefix cache gave it and that have a digest: what Open took over, or all that a move
-  // would give away.
+  // The sets of a sequence that the prefix cache gave it and that have a digest: what Open took over, or all that a
+  // move would give away.
   std::vector<BlockSetId> Digested(const SequenceState& sequence) const;
   // The digest of a set's bytes as they are now. The first one is kept. Another one than that: the set is damaged, and
   // every sequence that holds it; one that has not begun gives it back instead. Returns false then. A set that was

@@ -406,9 +406,9 @@ void ComputeWorkerCore::On(StepRefused event, std::vector<Action>& actions) {
     ++counters_.dropped_frames;
     return;
   }
-  const StepStatus status = event.refused.out_of_memory       ? StepStatus::kOutOfMemory
+  const StepStatus status = event.refused.out_of_memory      ? StepStatus::kOutOfMemory
                             : !event.refused.damaged.empty() ? StepStatus::kDamaged
-                                                              : StepStatus::kWorkerFailed;
+                                                             : StepStatus::kWorkerFailed;
   Abort(*batch, *from, status, event.refused.reason, actions, std::move(event.refused.damaged));
 }
 

@@ -215,8 +215,8 @@ void SchedulerCore::Impl::Unreachable(MicroBatch& batch, const proto::StepResult
       EndRequest(*sequence->request, FinishReason::kError, absl::UnavailableError(result.error));
 }
 
-// What lies on an attention worker is not what was written there. Nothing was committed: those sequences begin again from
-// the token log, and the step is planned again.
+// What lies on an attention worker is not what was written there. Nothing was committed: those sequences begin again
+// from the token log, and the step is planned again.
 void SchedulerCore::Impl::RestartDamaged(MicroBatch& batch, const proto::StepResult& result) {
   for (const PlannedEntry& entry : batch.entries) {
     const bool damaged = std::find(result.damaged.begin(), result.damaged.end(), entry.id) != result.damaged.end();

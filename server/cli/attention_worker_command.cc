@@ -60,7 +60,8 @@ absl::Status RunAttentionWorker(const AttentionWorkerFlags& flags) {
   options.scheduler = flags.control.scheduler;
   DT_RETURN_IF_ERROR(control::CheckAddress("--scheduler", options.scheduler, /*may_be_free=*/false));
   DT_ASSIGN_OR_RETURN(options.security, SecurityOf(flags.control));
-  DT_ASSIGN_OR_RETURN(auto connectors, ConnectorsOf(flags.data, options.security, {.address = options.scheduler}));
+  DT_ASSIGN_OR_RETURN(auto connectors,
+                      control::ConnectorsOf(flags.data, options.security, {.address = options.scheduler}));
   options.role = control::Role::kAttentionWorker;
   options.name = flags.name.empty() ? DefaultName("attention") : flags.name;
   options.capabilities = {role.kv_bytes,

@@ -8,7 +8,6 @@
 #include "base/status.h"
 #include "server/cli/api_server.h"
 #include "server/cli/cluster_flags.h"
-#include "server/cli/data_plane.h"
 #include "server/cli/engine_flags.h"
 
 // The commands of a cluster of processes: one for each role, `up` for all of them on this machine, `status` and `drain`
@@ -20,7 +19,7 @@ struct SchedulerFlags {
   std::string listen = "127.0.0.1:7100";
   EngineFlags engine;  // what the scheduler decides by
   ControlFlags control;
-  DataFlags data;
+  control::DataPlane data;
   int lease_ms = 400;
   int max_workers = 128;
 };
@@ -41,7 +40,7 @@ struct AttentionWorkerFlags {
   int join_timeout = 30;
   std::string exchange = "auto";
   ControlFlags control;
-  DataFlags data;
+  control::DataPlane data;
 };
 absl::Status RunAttentionWorker(const AttentionWorkerFlags& flags);
 
@@ -51,7 +50,7 @@ struct ComputeWorkerFlags {
   int join_timeout = 30;
   std::string exchange = "auto";
   ControlFlags control;
-  DataFlags data;
+  control::DataPlane data;
 };
 absl::Status RunComputeWorker(const ComputeWorkerFlags& flags);
 

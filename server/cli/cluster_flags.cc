@@ -6,6 +6,7 @@
 #include <csignal>
 #include <thread>
 
+#include "server/cli/command_line.h"
 
 namespace dovetail::cli {
 
@@ -49,6 +50,32 @@ absl::StatusOr<control::Security> SecurityOf(const ControlFlags& flags) {
   }
   DT_RETURN_IF_ERROR(security.Validate());
   return security;
+}
+
+void AddDataFlags(CLI::App& command, control::DataPlane& plane) {
+  command
+      .add_option("--lanes", plane.lanes,
+                  "What may carry tensors: shm (one host), tcp, rc (RDMA), or any, which is shm where the scheduler is "
+                  "on the loopback interface; others are refused, never used silently")
+      ->check(OneOf({"any", "shm", "tcp", "rc", "cuda_ipc"}))
+      ->type_name("LANES")
+      ->group("Data plane");
+  command
+      .add_option("--data-devices", plane.devices,
+                  "Network devices for tensors, as eth0,eth1; else those that lead to the scheduler")
+      ->type_name("NAMES")
+      ->group("Data plane");
+  command.add_option("--data-ports", plane.ports, "TCP ports for tensors, as 7200-7299; else any")
+      ->type_name("FIRST-LAST")
+      ->group("Data plane");
+  AddTrustNetworkFlag(command, plane.trust_network);
+}
+
+void AddTrustNetworkFlag(CLI::App& command, bool& trust) {
+  command
+      .add_flag("--trust-network", trust,
+                "Open the data plane to a network without mutual TLS: only hosts of this cluster reach it [off]")
+      ->group("Data plane");
 }
 
 StopSignal::StopSignal() {

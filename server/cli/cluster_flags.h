@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/status.h"
+#include "control/data_plane.h"
 #include "control/security.h"
 
 namespace dovetail::cli {
@@ -19,6 +20,9 @@ struct ControlFlags {  // the control plane
 void AddSchedulerAddressFlag(CLI::App& command, ControlFlags& flags);
 void AddSecurityFlags(CLI::App& command, ControlFlags& flags);
 absl::StatusOr<control::Security> SecurityOf(const ControlFlags& flags);  // validated
+
+void AddDataFlags(CLI::App& command, control::DataPlane& plane);
+void AddTrustNetworkFlag(CLI::App& command, bool& trust);
 
 // SIGTERM and SIGINT of this process. Constructed before any thread begins: they inherit that both are blocked.
 class StopSignal {

@@ -14,7 +14,8 @@ absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
   options.scheduler = flags.control.scheduler;
   DT_RETURN_IF_ERROR(control::CheckAddress("--scheduler", options.scheduler, /*may_be_free=*/false));
   DT_ASSIGN_OR_RETURN(options.security, SecurityOf(flags.control));
-  DT_ASSIGN_OR_RETURN(auto connectors, ConnectorsOf(flags.data, options.security, {.address = options.scheduler}));
+  DT_ASSIGN_OR_RETURN(auto connectors,
+                      control::ConnectorsOf(flags.data, options.security, {.address = options.scheduler}));
   DT_ASSIGN_OR_RETURN(auto checkpoint, OpenModel(flags.engine));
   DT_ASSIGN_OR_RETURN(const auto device, CreateDevice(flags.engine, *checkpoint));
   DT_ASSIGN_OR_RETURN(const ModelOnDevice loaded,

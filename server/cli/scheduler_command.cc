@@ -35,7 +35,7 @@ absl::Status RunScheduler(const SchedulerFlags& flags) {
   options.seed = flags.engine.seed.value_or(0);
   const Epoch epoch(std::random_device{}() | 1u);
   DT_ASSIGN_OR_RETURN(const auto connectors,
-                      ConnectorsOf(flags.data, options.security, {.address = flags.listen, .listens = true}));
+                      control::ConnectorsOf(flags.data, options.security, {.address = flags.listen, .listens = true}));
   DT_ASSIGN_OR_RETURN(auto connector, connectors(NodeId(0), epoch));
   LogInfo("data plane: ", connector->version(), ", ", connector->listening());
   DT_ASSIGN_OR_RETURN(const auto main, scheduler::SchedulerMain::Start(options, epoch, std::move(connector)));

@@ -49,7 +49,8 @@ TEST(BlockPool, ASetIsFreedOnlyByItsOwnerAndThenComesBackWithANewGeneration) {
 TEST(BlockPool, AllocatesInAFixedOrder) {
   BlockPool a(6), b(6);
   EXPECT_THAT(a.blocks(a.Allocate(3)), ElementsAre(2, 1, 0));
-  EXPECT_EQ(b.blocks(b.Allocate(3)), a.blocks(BlockSetId{1} << 32)) << "the same calls give the same blocks in every process";
+  EXPECT_EQ(b.blocks(b.Allocate(3)), a.blocks(BlockSetId{1} << 32))
+      << "the same calls give the same blocks in every process";
 }
 
 TEST(BlockPool, TellsWhatWasFreedAndIsStillFree) {

@@ -94,8 +94,7 @@ class Damage : public ::testing::Test, public transport::FrameHandler {
     return Step(worker, sequence, kPrompt, 1, kPrompt / kSegmentTokens);
   }
   void Release(int worker, uint64_t sequence, Position ctx_len, int hashes) {
-    Tell(worker, FrameType::kReleaseSequence,
-         proto::ReleaseSequence{SequenceId(sequence), ctx_len, Hashes(hashes)});
+    Tell(worker, FrameType::kReleaseSequence, proto::ReleaseSequence{SequenceId(sequence), ctx_len, Hashes(hashes)});
   }
   SequenceTable& Sequences(int worker) { return nodes_[worker]->core().sequences(); }
   std::vector<BlockSetId>& SetsOf(int worker, uint64_t sequence) {
@@ -118,8 +117,9 @@ class Damage : public ::testing::Test, public transport::FrameHandler {
     tensors_.push_back(payload);
     const NodeId to = ports_[1 + worker]->id();
     const bool tensor = type == FrameType::kQuery || type == FrameType::kKeyValue;
-    ASSERT_TRUE((tensor ? ports_[0]->SendTensor(to, header, tensors_.back())
-                        : ports_[0]->SendMessage(to, header, payload)).ok());
+    ASSERT_TRUE(
+        (tensor ? ports_[0]->SendTensor(to, header, tensors_.back()) : ports_[0]->SendMessage(to, header, payload))
+            .ok());
     for (int quiet = 0; quiet < 2;) {
       int work = 0;
       for (const auto& node : nodes_) work += node->Poll();
@@ -262,11 +262,9 @@ TEST_F(Damage, AMoveThatBringsSomethingElseIsRefusedAndTheSequenceStaysWhereItIs
   ASSERT_TRUE(ports_[0]->SendMessage(ports_[1]->id(), in_slot(FrameType::kStepBegin, begin, 0), begin).ok());
   nodes_[taker]->Poll();
   ASSERT_EQ(counters(taker).moved_parts, 1u);
-  const auto payload =
-      Numbers(nodes_[taker]->core().LayoutOf(MicroBatchId(1), LayerGroup(0)).key_value_bytes, 1);
+  const auto payload = Numbers(nodes_[taker]->core().LayoutOf(MicroBatchId(1), LayerGroup(0)).key_value_bytes, 1);
   refused_ = {};
-  ASSERT_TRUE(
-      ports_[0]->SendTensor(ports_[1]->id(), in_slot(FrameType::kKeyValue, payload, 12345), payload).ok());
+  ASSERT_TRUE(ports_[0]->SendTensor(ports_[1]->id(), in_slot(FrameType::kKeyValue, payload, 12345), payload).ok());
   nodes_[taker]->Poll();
   ports_[0]->Poll(*this, 64);
   EXPECT_THAT(refused_.reason, HasSubstr("is not what node"));

@@ -15,7 +15,9 @@ namespace {
 class Corruption : public ::testing::TestWithParam<bool> {  // of a model with linear states
  protected:
   Corruption()
-      : model_(GetParam() ? WriteTinyFolder(TinyGatedDeltaConfig(), 1, TempFolder()) : WriteTinyModel({}, TempFolder())), alone_(model_) {}
+      : model_(GetParam() ? WriteTinyFolder(TinyGatedDeltaConfig(), 1, TempFolder())
+                          : WriteTinyModel({}, TempFolder())),
+        alone_(model_) {}
 
   MiniClusterOptions Options() const {
     MiniClusterOptions options;

@@ -1,9 +1,9 @@
 #include <gtest/gtest.h>
 
 #include "tests/cluster/alone.h"
-#include "tests/support/frail_device.h"
 #include "tests/cluster/mini_cluster.h"
 #include "tests/cluster/tiny_model.h"
+#include "tests/support/frail_device.h"
 #include "tests/support/test_data.h"
 
 // A device is lost under a worker that runs on. What it did not finish is nobody's fault: elsewhere it is done again.

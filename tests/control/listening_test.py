@@ -161,8 +161,9 @@ class WhatListensBetweenHosts(unittest.TestCase):
     def test_a_worker_is_refused_on_a_network_that_it_was_not_told_to_trust(self):
         with hosts.Network(1) as network:
             address = network.address(0, "data0")
-            done = subprocess.run(network.on(0, BINARY, "attention-worker", "--kv-capacity", "8MiB", "--scheduler",
-                                             f"{address}:7100"), capture_output=True, text=True, timeout=60, check=False)
+            command = network.on(0, BINARY, "attention-worker", "--kv-capacity", "8MiB", "--scheduler",
+                                 f"{address}:7100")
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
             self.assertEqual(done.returncode, 1)
             self.assertIn("would listen on data0", done.stderr)
 

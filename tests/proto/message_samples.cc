@@ -80,7 +80,7 @@ StepResult FullResult() {
   entry.prompt_logprobs = {SomeLogprobs(), {}};
   entry.logits = {1.5f, -2.0f, 0.0f};
   return StepResult{
-      StepId(77),  MicroBatchId(3),        StepStatus::kWorkerFailed,     "attention worker 2: out of blocks",
+      StepId(77),  MicroBatchId(3),        StepStatus::kWorkerFailed,      "attention worker 2: out of blocks",
       WorkerId(2), {entry, EntryResult{}}, {1000, 600, 300, 100, 200, 50}, {SequenceId(5), SequenceId(9)}};
 }
 
@@ -116,7 +116,8 @@ std::vector<MessageKind> AllMessages() {
       SequenceMessage<MoveSequence>("MoveSequence", {{SequenceId(5), 64, 700, 3, StepId(9), NodeId(7), Epoch(8)}}));
   all.push_back(SequenceMessage<SequenceMoved>("SequenceMoved", {{SequenceId(5), StepId(9), false, "cut"}, {}}));
   all.push_back(SequenceMessage<StepBegin>("StepBegin", {FullBegin()}));
-  all.push_back(SequenceMessage<StepRefused>("StepRefused", {{true, "the step needs 12 KvBlocks", {}}, {false, "damaged", {SequenceId(3)}}, {}}));
+  all.push_back(SequenceMessage<StepRefused>(
+      "StepRefused", {{true, "the step needs 12 KvBlocks", {}}, {false, "damaged", {SequenceId(3)}}, {}}));
   return all;
 }
 

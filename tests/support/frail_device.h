@@ -46,9 +46,7 @@ class FrailDevice final : public kernels::Device {
     buffers_->emplace_back(buffer->data(), size_bytes);
     return std::unique_ptr<kernels::Buffer>(std::make_unique<Noted>(std::move(buffer), mutex_, buffers_));
   }
-  absl::Status Health() override {
-    return lost_ ? FailedPrecondition("the test's device is lost") : absl::OkStatus();
-  }
+  absl::Status Health() override { return lost_ ? FailedPrecondition("the test's device is lost") : absl::OkStatus(); }
 
  private:
   using Buffers = std::vector<std::pair<std::byte*, size_t>>;

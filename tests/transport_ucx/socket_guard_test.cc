@@ -90,7 +90,8 @@ class Stranger {
 
 class SocketGuard : public ::testing::Test {
  protected:
-  SocketGuard() : victim_(OptionsFor(1, Lanes::kTcp)), member_(OptionsFor(2, Lanes::kTcp)), before_(CountersOfGuard()) {}
+  SocketGuard()
+      : victim_(OptionsFor(1, Lanes::kTcp)), member_(OptionsFor(2, Lanes::kTcp)), before_(CountersOfGuard()) {}
 
   bool PumpUntilEnded(Stranger& stranger) {
     return PumpUntil({&victim_}, [&] { return stranger.Ended(); });
@@ -120,7 +121,8 @@ TEST_F(SocketGuard, AStrangerWhoSpeaksUcxStoresNothingInThisProcess) {
 TEST_F(SocketGuard, AStrangerCannotEndTheProcessByMalformedRequests) {
   std::string cut = UcxGreeting();
   cut[9] = 1;  // a request to connect of one byte: UCX aborts
-  for (const std::string& bytes : {cut, UcxPut(nullptr, "null"), std::string(4096, '\xff'), std::string("GET / HTTP/1.1\r\n")}) {
+  for (const std::string& bytes :
+       {cut, UcxPut(nullptr, "null"), std::string(4096, '\xff'), std::string("GET / HTTP/1.1\r\n")}) {
     Stranger stranger(victim_);
     stranger.Send(bytes);
     EXPECT_TRUE(PumpUntilEnded(stranger));

@@ -352,11 +352,10 @@ TEST(UcxHostile, APayloadBeyondTheLimitDropsThePeerAndOnlyIt) {
   TestNode victim(options), member(other);
   ASSERT_TRUE(Connect(victim, member));
   Rogue rogue(victim);
-  const std::string address =
-      Encode(NodeAddress{.node = NodeId(9),
-                         .epoch = Epoch(1),
-                         .key = kOwnKey,
-                         .worker = DecodeNodeAddress(member.port->local_address())->worker});
+  const std::string address = Encode(NodeAddress{.node = NodeId(9),
+                                                 .epoch = Epoch(1),
+                                                 .key = kOwnKey,
+                                                 .worker = DecodeNodeAddress(member.port->local_address())->worker});
   ASSERT_TRUE(victim.port->AddPeer(NodeId(9), address, UcxPort::Version(), Epoch(1)).ok());
   rogue.Send(rogue.Frame(0, (1 << 20) + 1), Pattern((1 << 20) + 1, 0));
   EXPECT_EQ(FailureOf(victim), "it sent a frame of 1048577 bytes; at most 1048576");

@@ -153,7 +153,8 @@ GuardedListeners::~GuardedListeners() {
   }
 }
 
-KnownTicket::KnownTicket(std::vector<SocketAddress> addresses, const Ticket& ticket) : addresses_(std::move(addresses)) {
+KnownTicket::KnownTicket(std::vector<SocketAddress> addresses, const Ticket& ticket)
+    : addresses_(std::move(addresses)) {
   State& state = TheState();
   std::lock_guard<std::mutex> lock(state.mutex);
   for (const SocketAddress& address : addresses_) {
@@ -264,8 +265,8 @@ bool SendTicket(int fd) {
   Marked& socket = it->second;
   const auto* const bytes = reinterpret_cast<const std::byte*>(&socket.preamble);
   while (socket.moved < sizeof(Preamble)) {
-    const ssize_t sent = unwrapped::Send(fd, bytes + socket.moved, sizeof(Preamble) - socket.moved,
-                                         MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t sent =
+        unwrapped::Send(fd, bytes + socket.moved, sizeof(Preamble) - socket.moved, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0) return false;
     socket.moved += static_cast<size_t>(sent);

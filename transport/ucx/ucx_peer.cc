@@ -112,8 +112,9 @@ void UcxPeer::OnGreeting(const WireHeader& header, std::string_view region_key) 
   if (header.kind == WireKind::kHello) SendControl(WireKind::kWelcome);
   if (connected_) return;
   if (!PassedTheGuard())
-    return Fail(FailedPrecondition("this build of UCX makes TCP connections past the check of who connects "
-                                   "(socket_guard.h); use UCX as packaged by Debian 12 or scripts/fetch_ucx_cuda"));
+    return Fail(
+        FailedPrecondition("this build of UCX makes TCP connections past the check of who connects "
+                           "(socket_guard.h); use UCX as packaged by Debian 12 or scripts/fetch_ucx_cuda"));
   if (!region_key.empty()) {
     if (const absl::Status opened = OpenRegion(region_key); !opened.ok()) return Fail(opened);
   }

@@ -168,16 +168,16 @@ std::string UcxPort::local_address() const {
   if (!worker.ok()) return "";
   std::vector<SocketAddress> listeners;
   for (const GuardedListener& listener : worker_->listeners()) listeners.push_back(listener.address);
-  return Encode(NodeAddress{options_.node, options_.epoch, key_, ThisProcess(), worker_->ticket(),
-                            std::move(listeners), *worker});
+  return Encode(NodeAddress{options_.node, options_.epoch, key_, ThisProcess(), worker_->ticket(), std::move(listeners),
+                            *worker});
 }
 
 std::string UcxPort::listening() const {
   if (worker_->listeners().empty()) return options_.lanes == Lanes::kRc ? "RDMA" : "shared memory";
-  return absl::StrCat("tcp ", absl::StrJoin(worker_->listeners(), ", ",
-                                            [](std::string* out, const GuardedListener& listener) {
-                                              *out += listener.address.ToString();
-                                            }));
+  return absl::StrCat("tcp ",
+                      absl::StrJoin(worker_->listeners(), ", ", [](std::string* out, const GuardedListener& listener) {
+                        *out += listener.address.ToString();
+                      }));
 }
 
 UcxPeer* UcxPort::Find(NodeId node) const {

@@ -51,8 +51,7 @@ absl::StatusOr<Reader> Open(std::string_view bytes, uint32_t magic, const char* 
 
 absl::StatusOr<std::vector<SocketAddress>> TakeListeners(Reader& reader) {
   const auto count = reader.Take<uint32_t>();
-  if (count > kMaxListeners)
-    return InvalidArgument("node address: ", count, " TCP listeners; at most ", kMaxListeners);
+  if (count > kMaxListeners) return InvalidArgument("node address: ", count, " TCP listeners; at most ", kMaxListeners);
   std::vector<SocketAddress> listeners;
   for (uint32_t i = 0; i < count && reader.ok; ++i) {
     const auto length = reader.Take<uint32_t>();
