@@ -48,13 +48,16 @@ TEST(FrameHeader, LiesInMemoryAsItCrossesTheWire) {
   uint8_t bytes[64];
   std::memcpy(bytes, &header, 64);
   EXPECT_EQ(std::memcmp(bytes, "DVTL", 4), 0);
-  EXPECT_EQ(bytes[4], 1) << "version";
+  EXPECT_EQ(bytes[4], 2) << "version";
   EXPECT_EQ(bytes[6], 34) << "type";
   EXPECT_EQ(bytes[8], 3) << "epoch";
   EXPECT_EQ(bytes[12], 1) << "micro-batch";
   EXPECT_EQ(bytes[14], 17) << "op";
   EXPECT_EQ(bytes[16], 99) << "step";
   EXPECT_EQ(bytes[25], 0x10) << "payload size";
+  const FrameHeader moved = MakeHeader(FrameType::kKeyValue, Epoch(3), StepId(99), MicroBatchId(1), 17, 8, 0, 0xab);
+  std::memcpy(bytes, &moved, 64);
+  EXPECT_EQ(bytes[32], 0xab) << "digest";
 }
 
 TEST(FrameHeader, EveryTypeIsKnownAndNoOther) {
@@ -74,18 +77,21 @@ TEST(FrameHeader, WrongMagicVersionSizeOrReservedBytesAreNamed) {
   header.magic = 0x47475546;
   EXPECT_THAT(Verdict(Sealed(header)), HasSubstr("frame: magic 1195857222 is not"));
   header = Good();
-  header.version = 2;
-  EXPECT_THAT(Verdict(Sealed(header)), HasSubstr("frame: version 2; this node speaks 1"));
+  header.version = 1;
+  EXPECT_THAT(Verdict(Sealed(header)), HasSubstr("frame: version 1; this node speaks 2"));
   header = Good();
   header.payload_bytes = kMaxPayloadBytes;
   EXPECT_EQ(Verdict(Sealed(header)), "accepted");
   header.payload_bytes = kMaxPayloadBytes + 1;
   EXPECT_THAT(Verdict(Sealed(header)), HasSubstr("frame: payload of 4294967297 bytes; at most 4294967296"));
-  for (int i = 0; i < 3; ++i) {
+  for (uint64_t& field : header.reserved) {
     header = Good();
-    header.reserved[i] = 1;
+    field = 1;
     EXPECT_THAT(Verdict(Sealed(header)), HasSubstr("reserved fields are not 0"));
   }
+  header = Good();
+  header.digest = 1;
+  EXPECT_THAT(Verdict(Sealed(header)), HasSubstr("frame: type 34 has no digest"));
   EXPECT_EQ(MakeHeader(FrameType::kPartial, Epoch(1), StepId(2), MicroBatchId(0), 0, 0, 77).busy_us, 77u);
 }
 

@@ -46,7 +46,7 @@ TEST(EveryMessage, HasLittleEndianFixedWidthFieldsInOrder) {
   ASSERT_EQ(bytes.size(), expected.size());
   for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(static_cast<uint8_t>(bytes[i]), expected[i]) << i;
   const auto refused = Bytes(StepRefused{true, "no"});
-  ASSERT_EQ(refused.size(), 7u);
+  ASSERT_EQ(refused.size(), 11u);
   EXPECT_EQ(static_cast<uint8_t>(refused[0]), 1);
   EXPECT_EQ(static_cast<uint8_t>(refused[1]), 2) << "a u32 count before the characters";
   EXPECT_EQ(static_cast<char>(refused[5]), 'n');

@@ -81,7 +81,8 @@ class Stranger {
     pollfd readable{fd_, POLLIN, 0};
     if (poll(&readable, 1, 0) == 0) return false;
     char byte;
-    return recv(fd_, &byte, 1, MSG_DONTWAIT) <= 0 && errno != EAGAIN;
+    const ssize_t got = recv(fd_, &byte, 1, MSG_DONTWAIT);
+    return got == 0 || (got < 0 && errno != EAGAIN);
   }
 
  private:
