@@ -7,6 +7,7 @@
 #include "attention_worker/core/attention_worker_core.h"
 #include "base/status.h"
 #include "kernels/device.h"
+#include "transport/lent_bytes.h"
 
 namespace dovetail::exchange {
 class GpuExchange;
@@ -48,12 +49,13 @@ class AttentionBackend {
   // `query` and `key_value` are the payloads of kQuery and kKeyValue, laid out as core.LayoutOf says. `query` must stay
   // as it is until AppendAndFinish has returned. Errors: those of the kernels; kInternal for k and v without q.
   virtual absl::Status AttendComplete(MicroBatchId micro_batch, int op, std::span<const std::byte> query) = 0;
-  // Returns the payload of kPartial; valid until the next op of the micro-batch. Where no q was due it is empty.
-  virtual absl::StatusOr<std::span<const std::byte>> AppendAndFinish(MicroBatchId micro_batch, int op,
-                                                                     std::span<const std::byte> key_value) = 0;
-  // The payload of kKeyValue of core.OutgoingMoveOf(slot), from the blocks; valid until the next one of the slot.
-  // kResourceExhausted: no memory.
-  virtual absl::StatusOr<std::span<const std::byte>> Gather(int slot, int op) = 0;
+  // Returns the payload of kPartial, with its owner; unchanged until the next op of the micro-batch. Where no q was due
+  // it is empty.
+  virtual absl::StatusOr<transport::LentBytes> AppendAndFinish(MicroBatchId micro_batch, int op,
+                                                               std::span<const std::byte> key_value) = 0;
+  // The payload of kKeyValue of core.OutgoingMoveOf(slot), from the blocks, with its owner; unchanged until the
+  // next one of the slot. kResourceExhausted: no memory.
+  virtual absl::StatusOr<transport::LentBytes> Gather(int slot, int op) = 0;
 };
 
 // On the CPU, or on the GPU that `device` is. `payloads_on_device`: q, k, v and what answers them are memory of that

@@ -49,7 +49,7 @@ kernels::AttentionShape AttentionExecutor::ShapeOf(LayerGroup group) const {
   return kernels::AttentionShape{spec.group_size(), spec.key_dim, spec.value_dim, spec.scale, spec.window, spec.kv};
 }
 
-absl::Status AttentionExecutor::Grow(std::unique_ptr<kernels::Buffer>& buffer, size_t bytes) {
+absl::Status AttentionExecutor::Grow(SharedBuffer& buffer, size_t bytes) {
   if (buffer != nullptr && buffer->size_bytes() >= bytes) return absl::OkStatus();
   buffer.reset();
   DT_ASSIGN_OR_RETURN(buffer, device_.Allocate(bytes + bytes / 4));
@@ -175,15 +175,15 @@ absl::Status AttentionExecutor::AttendComplete(MicroBatchId id, int op, std::spa
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::span<const std::byte>> AttentionExecutor::AppendAndFinish(MicroBatchId id, int op,
-                                                                              std::span<const std::byte> key_value) {
+absl::StatusOr<transport::LentBytes> AttentionExecutor::AppendAndFinish(MicroBatchId id, int op,
+                                                                        std::span<const std::byte> key_value) {
   MicroBatch& batch = micro_batches_[id.value()];
   const LayerGroup group = core_.table().op_group[op];
   const proto::StepLayout& layout = core_.LayoutOf(id, group);
   if (core_.table().linear(group) != nullptr && layout.query_bytes == 0) {  // of a move
     if (!batch.prepared) return Internal("attention op ", op, ": its step has no buffers");
     DT_RETURN_IF_ERROR(linear_->Restore(id, op, key_value));
-    return std::span<const std::byte>();
+    return transport::LentBytes();
   }
   if (core_.table().linear(group) != nullptr) {
     if (!batch.prepared || batch.linear_query.size() != static_cast<size_t>(layout.query_bytes))
@@ -192,7 +192,7 @@ absl::StatusOr<std::span<const std::byte>> AttentionExecutor::AppendAndFinish(Mi
                                     batch.partial->data()));
     batch.linear_query = {};
     stream_->Synchronize();
-    return std::span<const std::byte>(batch.partial->data(), layout.partial_bytes);
+    return transport::Lend(batch.partial, layout.partial_bytes);
   }
   const bool asked = layout.query_bytes > 0;
   if (asked != batch.attention.has_value() || !batch.prepared)
@@ -219,7 +219,7 @@ absl::StatusOr<std::span<const std::byte>> AttentionExecutor::AppendAndFinish(Mi
     batch.attention.reset();
   }
   stream_->Synchronize();
-  return std::span<const std::byte>(batch.partial->data(), layout.partial_bytes);
+  return transport::Lend(batch.partial, layout.partial_bytes);
 }
 
 namespace {
@@ -247,7 +247,7 @@ void GatherBlock(const std::byte* block, const HeadRows& out) {
 
 }  // namespace
 
-absl::StatusOr<std::span<const std::byte>> AttentionExecutor::Gather(int slot, int op) {
+absl::StatusOr<transport::LentBytes> AttentionExecutor::Gather(int slot, int op) {
   const OutgoingMove& move = core_.OutgoingMoveOf(slot);
   const LayerGroup group = core_.table().op_group[op];
   const int op_index = core_.table().op_index_in_group[op];
@@ -257,7 +257,7 @@ absl::StatusOr<std::span<const std::byte>> AttentionExecutor::Gather(int slot, i
     const std::span<std::byte> all(gathered_[slot]->data(), layout.key_value_bytes);
     for (const proto::ShardStep& item : layout.items)
       DT_RETURN_IF_ERROR(linear_->Gather(item, core_.ShardOf(move, item), op, all.subspan(item.key_offset)));
-    return all;
+    return transport::Lend(gathered_[slot], all.size());
   }
   HeadRows out;
   out.layout = ShapeOf(group).layout();
@@ -282,7 +282,7 @@ absl::StatusOr<std::span<const std::byte>> AttentionExecutor::Gather(int slot, i
       }
     }
   }
-  return std::span<const std::byte>(gathered_[slot]->data(), layout.key_value_bytes);
+  return transport::Lend(gathered_[slot], layout.key_value_bytes);
 }
 
 }  // namespace dovetail::attention

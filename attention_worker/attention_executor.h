@@ -31,18 +31,20 @@ class AttentionExecutor final : public AttentionBackend {
   absl::Status Poison(std::span<const KvBlockId> blocks) override;
   absl::Status PrepareStep(MicroBatchId micro_batch) override;
   absl::Status AttendComplete(MicroBatchId micro_batch, int op, std::span<const std::byte> query) override;
-  absl::StatusOr<std::span<const std::byte>> AppendAndFinish(MicroBatchId micro_batch, int op,
-                                                             std::span<const std::byte> key_value) override;
-  absl::StatusOr<std::span<const std::byte>> Gather(int slot, int op) override;
+  absl::StatusOr<transport::LentBytes> AppendAndFinish(MicroBatchId micro_batch, int op,
+                                                       std::span<const std::byte> key_value) override;
+  absl::StatusOr<transport::LentBytes> Gather(int slot, int op) override;
 
  private:
+  using SharedBuffer = std::shared_ptr<kernels::Buffer>;  // with frames that are being sent
+
   struct MicroBatch {
     std::vector<std::byte*> block_pointers;           // of all items of the op at hand
     std::vector<kernels::AttentionItem> items;        // by item of the layout
     std::vector<kernels::AttentionItem> attended;     // those with queries
     std::vector<kernels::KvAppendItem> appends;
-    std::unique_ptr<kernels::Buffer> scratch;
-    std::unique_ptr<kernels::Buffer> partial;
+    SharedBuffer scratch;
+    SharedBuffer partial;
     bool prepared = false;                            // the buffers are large enough for the step
     std::optional<kernels::PagedAttention> attention; // between q and k, v
     std::span<const std::byte> linear_query;          // likewise, of a linear state
@@ -50,7 +52,7 @@ class AttentionExecutor final : public AttentionBackend {
 
   AttentionExecutor(kernels::Device& device, AttentionWorkerCore& core, int micro_batches);
   kernels::AttentionShape ShapeOf(LayerGroup group) const;
-  absl::Status Grow(std::unique_ptr<kernels::Buffer>& buffer, size_t bytes);
+  absl::Status Grow(SharedBuffer& buffer, size_t bytes);
   void FillTables(MicroBatch& batch, MicroBatchId id, int op);
   std::byte* BlockAt(KvBlockId block) const { return arena_->data() + size_t{block} * block_bytes_; }
 
@@ -61,7 +63,7 @@ class AttentionExecutor final : public AttentionBackend {
   std::unique_ptr<kernels::Buffer> arena_;
   std::unique_ptr<LinearExecutor> linear_;  // if the model has linear states
   std::vector<MicroBatch> micro_batches_;  // and a slot for each move that comes in
-  std::array<std::unique_ptr<kernels::Buffer>, proto::kMoveSlots> gathered_;
+  std::array<SharedBuffer, proto::kMoveSlots> gathered_;
 };
 
 }  // namespace dovetail::attention

@@ -223,10 +223,10 @@ absl::Status AttentionWorkerNode::Perform(Action& action) {
     }
     absl::Status operator()(SendMovedKeyValue& send) {
       const OutgoingMove& move = node.core_.OutgoingMoveOf(send.slot);
-      DT_ASSIGN_OR_RETURN(const auto key_value, node.executor_->Gather(send.slot, send.op));
+      DT_ASSIGN_OR_RETURN(auto key_value, node.executor_->Gather(send.slot, send.op));
       const auto header = MakeHeader(FrameType::kKeyValue, move.order.target_epoch, move.step, send.micro_batch,
                                      send.op, key_value.size(), /*busy_us=*/0, Digest(key_value));
-      return node.port_.SendTensor(move.order.target, header, key_value);
+      return node.port_.SendTensor(move.order.target, header, std::move(key_value));
     }
     absl::Status operator()(CopyBlocks& copy) {
       return node.executor_->Copy(copy.copies);
@@ -255,7 +255,7 @@ absl::Status AttentionWorkerNode::Perform(Action& action) {
     }
     absl::Status operator()(AppendAndFinish& finish) {
       const absl::Time begun = node.clock_.Now();
-      DT_ASSIGN_OR_RETURN(const auto partial,
+      DT_ASSIGN_OR_RETURN(auto partial,
                           node.executor_->AppendAndFinish(finish.micro_batch, finish.op, finish.key_value));
       node.Note("append, attend", finish.step, finish.micro_batch, finish.op, begun);
       absl::Duration& query_busy = node.query_busy_[finish.micro_batch.value()];
@@ -263,7 +263,7 @@ absl::Status AttentionWorkerNode::Perform(Action& action) {
       query_busy = absl::ZeroDuration();
       const auto header = MakeHeader(FrameType::kPartial, node.options_.epoch, finish.step, finish.micro_batch,
                                      finish.op, partial.size(), static_cast<uint32_t>(absl::ToInt64Microseconds(busy)));
-      return node.port_.SendTensor(finish.reply_to, header, partial);
+      return node.port_.SendTensor(finish.reply_to, header, std::move(partial));
     }
   };
   return std::visit(Visitor{*this}, action);

@@ -21,12 +21,12 @@ class CpuDense final : public DenseBackend {
   absl::Status AttendPrompts(const ComputeWorkerCore& core, MicroBatchId id, int op) override {
     return dense_.AttendPrompts(core, id, op);
   }
-  absl::StatusOr<std::span<const std::byte>> PackQuery(const ComputeWorkerCore& core, MicroBatchId id, int p,
-                                                       int op) override {
+  absl::StatusOr<transport::LentBytes> PackQuery(const ComputeWorkerCore& core, MicroBatchId id, int p,
+                                                 int op) override {
     return dense_.wire(id).PackQuery(core.PartsOf(id), p, core.table().op_group[op]);
   }
-  absl::StatusOr<std::span<const std::byte>> PackKeyValue(const ComputeWorkerCore& core, MicroBatchId id, int p,
-                                                          int op) override {
+  absl::StatusOr<transport::LentBytes> PackKeyValue(const ComputeWorkerCore& core, MicroBatchId id, int p,
+                                                    int op) override {
     return dense_.wire(id).PackKeyValue(core.PartsOf(id), p, op);
   }
   absl::Status Sample(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result) override {

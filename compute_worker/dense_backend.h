@@ -11,6 +11,7 @@
 #include "compute_worker/turn_choice.h"
 #include "proto/attention_spec.h"
 #include "proto/step_plan.h"
+#include "transport/lent_bytes.h"
 
 namespace dovetail::exchange {
 class GpuExchange;
@@ -42,12 +43,12 @@ class DenseBackend {
   // Attends the micro-batch's prompts, as far as they are attended here.
   virtual absl::Status AttendPrompts(const ComputeWorkerCore& core, MicroBatchId id, int op) = 0;
 
-  // The payloads for part `p` of the micro-batch; valid until the next op's, k and v until they were answered. In host
-  // memory, unless all workers of this process hand each other device memory.
-  virtual absl::StatusOr<std::span<const std::byte>> PackQuery(const ComputeWorkerCore& core, MicroBatchId id, int p,
-                                                               int op) = 0;
-  virtual absl::StatusOr<std::span<const std::byte>> PackKeyValue(const ComputeWorkerCore& core, MicroBatchId id,
-                                                                  int p, int op) = 0;
+  // The payloads for part `p` of the micro-batch, unchanged until the next op's, k and v until they were answered. In
+  // host memory, with its owner, unless all workers of this process hand each other device memory.
+  virtual absl::StatusOr<transport::LentBytes> PackQuery(const ComputeWorkerCore& core, MicroBatchId id, int p,
+                                                         int op) = 0;
+  virtual absl::StatusOr<transport::LentBytes> PackKeyValue(const ComputeWorkerCore& core, MicroBatchId id, int p,
+                                                            int op) = 0;
 
   // Final norm, head, choice of tokens, as far as that needs no waiting. True: Sample then only takes what was drawn,
   // and PrepareStep already takes plans whose tokens are what this step draws (proto/drawn_token.h). False: nothing was

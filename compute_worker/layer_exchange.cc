@@ -42,11 +42,11 @@ absl::Status HostExchange::Send(MicroBatchId id, int op, FrameType type) {
   for (size_t p = 0; p < parts.size(); ++p) {
     const proto::StepLayout& layout = parts[p].layouts[group.value()];
     if (layout.items.empty() || (type == FrameType::kQuery && layout.query_bytes == 0)) continue;
-    DT_ASSIGN_OR_RETURN(const std::span<const std::byte> payload,
-                        type == FrameType::kQuery ? dense_.PackQuery(core_, id, static_cast<int>(p), op)
-                                                  : dense_.PackKeyValue(core_, id, static_cast<int>(p), op));
+    DT_ASSIGN_OR_RETURN(transport::LentBytes payload, type == FrameType::kQuery
+                                                          ? dense_.PackQuery(core_, id, static_cast<int>(p), op)
+                                                          : dense_.PackKeyValue(core_, id, static_cast<int>(p), op));
     const auto header = MakeHeader(type, parts[p].epoch, core_.PlanOf(id).step, id, op, payload.size());
-    DT_RETURN_IF_ERROR(UnlessUnreachable(port_.SendTensor(parts[p].node, header, payload)));
+    DT_RETURN_IF_ERROR(UnlessUnreachable(port_.SendTensor(parts[p].node, header, std::move(payload))));
   }
   return absl::OkStatus();
 }

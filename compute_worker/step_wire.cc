@@ -30,7 +30,7 @@ HeadSlice SliceOf(int64_t rows, int64_t heads, int64_t first, int64_t count, int
 
 }  // namespace
 
-absl::Status StepWire::Grow(std::unique_ptr<kernels::Buffer>& buffer, size_t bytes) {
+absl::Status StepWire::Grow(SharedBuffer& buffer, size_t bytes) {
   if (buffer != nullptr && buffer->size_bytes() >= bytes) return absl::OkStatus();
   buffer.reset();
   DT_ASSIGN_OR_RETURN(buffer, device_.Allocate(bytes + bytes / 4));
@@ -48,7 +48,7 @@ int64_t StepWire::GatesAt(LayerGroup group) const {
   return (KeyBytes(group) + values + 3) / 4 * 4;
 }
 
-absl::Status StepWire::GrowSlots(std::vector<std::unique_ptr<kernels::Buffer>>& buffers, size_t bytes) {
+absl::Status StepWire::GrowSlots(std::vector<SharedBuffer>& buffers, size_t bytes) {
   if (buffers.size() < static_cast<size_t>(slots_)) buffers.resize(slots_);
   for (int slot = 0; slot < slots_; ++slot) DT_RETURN_IF_ERROR(Grow(buffers[slot], bytes));
   return absl::OkStatus();
@@ -184,9 +184,9 @@ void StepWire::PlanSplits(const std::vector<WorkerPart>& parts, LayerGroup group
   plan.merges.resize(plan.splits.size());
 }
 
-std::span<const std::byte> StepWire::PackQuery(const std::vector<WorkerPart>& parts, int p, LayerGroup group) {
+transport::LentBytes StepWire::PackQuery(const std::vector<WorkerPart>& parts, int p, LayerGroup group) {
   const proto::StepLayout& layout = parts[p].layouts[group.value()];
-  if (groups_[group.value()].whole) return {query_->data(), static_cast<size_t>(layout.query_bytes)};
+  if (groups_[group.value()].whole) return transport::Lend(query_, layout.query_bytes);
   const proto::SoftmaxSpec& spec = table_.softmax(group);
   const int64_t head_bytes = spec.key_dim * static_cast<int64_t>(SizeOf(spec.kv));
   std::byte* out = part_query_[p]->data();
@@ -196,13 +196,13 @@ std::span<const std::byte> StepWire::PackQuery(const std::vector<WorkerPart>& pa
     CopyOut(query_->data() + (row_begin_[item.entry] + item.rows.q_first) * slice.full_row_bytes,
             out + item.query_offset, slice);
   }
-  return {out, static_cast<size_t>(layout.query_bytes)};
+  return transport::Lend(part_query_[p], layout.query_bytes);
 }
 
-std::span<const std::byte> StepWire::PackKeyValue(const std::vector<WorkerPart>& parts, int p, int op) {
+transport::LentBytes StepWire::PackKeyValue(const std::vector<WorkerPart>& parts, int p, int op) {
   const LayerGroup group = table_.op_group[op];
   const proto::StepLayout& layout = parts[p].layouts[group.value()];
-  if (groups_[group.value()].whole_key_value) return {key(op), static_cast<size_t>(layout.key_value_bytes)};
+  if (groups_[group.value()].whole_key_value) return transport::Lend(key_value_[SlotOf(op)], layout.key_value_bytes);
   const proto::SoftmaxSpec& spec = table_.softmax(group);
   const int64_t element = static_cast<int64_t>(SizeOf(spec.kv));
   std::byte* out = part_key_value_[p][SlotOf(op)]->data();
@@ -219,7 +219,7 @@ std::span<const std::byte> StepWire::PackKeyValue(const std::vector<WorkerPart>&
                                     spec.gates * static_cast<int64_t>(sizeof(float)));
     CopyOut(key(op) + GatesAt(group) + row * gates.full_row_bytes, out + item.gate_offset, gates);
   }
-  return {out, static_cast<size_t>(layout.key_value_bytes)};
+  return transport::Lend(part_key_value_[p][SlotOf(op)], layout.key_value_bytes);
 }
 
 void StepWire::CopyWholeItems(const std::vector<WorkerPart>& parts, LayerGroup group) {

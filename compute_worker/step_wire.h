@@ -9,6 +9,7 @@
 #include "kernels/device.h"
 #include "kernels/merge_partials.h"
 #include "kernels/op_context.h"
+#include "transport/lent_bytes.h"
 
 namespace dovetail::compute {
 
@@ -36,9 +37,10 @@ class StepWire {
   // [rows, kv_heads, gates] f32, of a linear state.
   float* gates(int op) { return reinterpret_cast<float*>(key(op) + GatesAt(table_.op_group[op])); }
 
-  // The payloads for part `p` of the micro-batch; valid until the next op's, k and v until they were answered.
-  std::span<const std::byte> PackQuery(const std::vector<WorkerPart>& parts, int p, LayerGroup group);
-  std::span<const std::byte> PackKeyValue(const std::vector<WorkerPart>& parts, int p, int op);
+  // The payloads for part `p` of the micro-batch, with their owner; unchanged until the next op's, k and v until they
+  // were answered.
+  transport::LentBytes PackQuery(const std::vector<WorkerPart>& parts, int p, LayerGroup group);
+  transport::LentBytes PackKeyValue(const std::vector<WorkerPart>& parts, int p, int op);
 
   // Attention over an entry's tokens from `begin` on, made here. Of all that its rows see (begin is 0) it is written to
   // the entry's rows of joined(); else it is one more token shard for these heads, to be set before JoinPartials.
@@ -60,6 +62,8 @@ class StepWire {
                                                 const kernels::OpContext& context);
 
  private:
+  using SharedBuffer = std::shared_ptr<kernels::Buffer>;  // with frames that are being sent
+
   struct ItemRef {
     int part = 0;
     int item = 0;
@@ -85,13 +89,13 @@ class StepWire {
 
   int64_t KeyBytes(LayerGroup group) const;
   int64_t GatesAt(LayerGroup group) const;  // bytes from the first key
-  absl::Status Grow(std::unique_ptr<kernels::Buffer>& buffer, size_t bytes);
+  absl::Status Grow(SharedBuffer& buffer, size_t bytes);
   int SlotOf(int op) const { return op % slots_; }
   bool IsWhole(const std::vector<WorkerPart>& parts, LayerGroup group) const;
   void PlanLocals(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group);
   TokenSplit& SplitOf(Group& plan, int entry, const proto::HeadRange& heads, LayerGroup group);
   void PlanSplits(const std::vector<WorkerPart>& parts, LayerGroup group);
-  absl::Status GrowSlots(std::vector<std::unique_ptr<kernels::Buffer>>& buffers, size_t bytes);
+  absl::Status GrowSlots(std::vector<SharedBuffer>& buffers, size_t bytes);
   void CopyWholeItems(const std::vector<WorkerPart>& parts, LayerGroup group);
 
   kernels::Device& device_;
@@ -100,10 +104,10 @@ class StepWire {
   std::vector<int64_t> row_begin_;
   std::vector<Group> groups_;
   int slots_ = 1;
-  std::unique_ptr<kernels::Buffer> query_, joined_;
-  std::vector<std::unique_ptr<kernels::Buffer>> key_value_;  // by slot
-  std::vector<std::unique_ptr<kernels::Buffer>> part_query_;
-  std::vector<std::vector<std::unique_ptr<kernels::Buffer>>> part_key_value_;  // by part and slot
+  SharedBuffer query_, joined_;
+  std::vector<SharedBuffer> key_value_;  // by slot
+  std::vector<SharedBuffer> part_query_;
+  std::vector<std::vector<SharedBuffer>> part_key_value_;  // by part and slot
 };
 
 }  // namespace dovetail::compute

@@ -17,8 +17,8 @@ class UcxConnector final : public transport::Connector {
   absl::Status SendMessage(NodeId to, const proto::FrameHeader& header, std::vector<std::byte> payload) override {
     return port_->SendMessage(to, header, std::move(payload));
   }
-  absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, std::span<const std::byte> payload) override {
-    return port_->SendTensor(to, header, payload);
+  absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, transport::LentBytes payload) override {
+    return port_->SendTensor(to, header, std::move(payload));
   }
   int Poll(transport::FrameHandler& handler, int max_frames) override { return port_->Poll(handler, max_frames); }
 

@@ -7,6 +7,7 @@
 #include "base/ids.h"
 #include "base/status.h"
 #include "proto/frame.h"
+#include "transport/lent_bytes.h"
 
 // How nodes exchange frames. A process is a node = core + device + Port + clock; only the constructors of fabrics
 // differ between one process, several and the simulator.
@@ -39,9 +40,9 @@ class Port {
   // the peer has kMaxFramesInFlight frames of ours unread (nothing was sent). Does not block.
   virtual absl::Status SendMessage(NodeId to, const proto::FrameHeader& header, std::vector<std::byte> payload) = 0;
 
-  // Sends memory that stays the caller's, unchanged until the frame is answered. Errors as above. Does not allocate,
-  // lock or block.
-  virtual absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, std::span<const std::byte> payload) = 0;
+  // Sends memory that stays unchanged until the frame is answered. A port that reads it later holds `payload.owner`
+  // until then. Errors as above. Does not allocate, lock or block.
+  virtual absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, LentBytes payload) = 0;
 
   // Hands at most `max_frames` received frames to the handler, round-robin over the peers. Returns how many. Does not
   // block.

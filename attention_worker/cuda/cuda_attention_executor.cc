@@ -415,11 +415,11 @@ absl::Status CudaAttentionExecutor::Attend(MicroBatch& batch, LayerGroup group, 
   return prompts_->Join(*batch.stream, PromptShapeOf(group), *step.prompts, run.partial_o, run.partial_ml, answer);
 }
 
-absl::StatusOr<std::span<const std::byte>> CudaAttentionExecutor::Answer(MicroBatch& batch, const GroupStep& step,
-                                                                         int64_t bytes) {
+absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::Answer(MicroBatch& batch, const GroupStep& step,
+                                                                   int64_t bytes) {
   if (OnDevice(batch)) {
     if (!step.partials.empty()) return Internal("the answer of a token shard cannot stay on one GPU");
-    return std::span<const std::byte>(batch.partial->data(), bytes);
+    return transport::Lend(batch.partial, bytes);
   }
   if (step.finishes)
     DT_RETURN_IF_ERROR(stream_.Copy(batch.partial_host->data(), batch.partial->data(), bytes));
@@ -431,7 +431,7 @@ absl::StatusOr<std::span<const std::byte>> CudaAttentionExecutor::Answer(MicroBa
                                     copy.ml_floats * sizeof(float)));
   }
   DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());  // also: payloads may be written anew once they are answered
-  return std::span<const std::byte>(batch.partial_host->data(), bytes);
+  return transport::Lend(batch.partial_host, bytes);
 }
 
 // The same launches in every step of as many sequences, as long as nobody's memory moves.
@@ -464,8 +464,8 @@ absl::Status CudaAttentionExecutor::AddToWork(MicroBatch& batch, int op, const s
       });
 }
 
-absl::StatusOr<std::span<const std::byte>> CudaAttentionExecutor::RunState(MicroBatch& batch, MicroBatchId id, int op,
-                                                                           std::span<const std::byte> key_value) {
+absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::RunState(MicroBatch& batch, MicroBatchId id, int op,
+                                                                     std::span<const std::byte> key_value) {
   const proto::StepLayout& layout = core_.LayoutOf(id, core_.table().op_group[op]);
   if (layout.query_bytes == 0) {  // of a move
     if (payloads_on_device_) return Internal("a state that moves here does not come over one GPU");
@@ -480,14 +480,14 @@ absl::StatusOr<std::span<const std::byte>> CudaAttentionExecutor::RunState(Micro
   }
   DT_RETURN_IF_ERROR(states_->Run(id, op, query, appended, batch.partial->data()));
   batch.payload = {};
-  if (payloads_on_device_) return std::span<const std::byte>(batch.partial->data(), layout.partial_bytes);
+  if (payloads_on_device_) return transport::Lend(batch.partial, layout.partial_bytes);
   DT_RETURN_IF_ERROR(stream_.Copy(batch.partial_host->data(), batch.partial->data(), layout.partial_bytes));
   DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());  // also: payloads may be written anew once they are answered
-  return std::span<const std::byte>(batch.partial_host->data(), layout.partial_bytes);
+  return transport::Lend(batch.partial_host, layout.partial_bytes);
 }
 
-absl::StatusOr<std::span<const std::byte>> CudaAttentionExecutor::AppendAndFinish(
-    MicroBatchId id, int op, std::span<const std::byte> key_value) {
+absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::AppendAndFinish(MicroBatchId id, int op,
+                                                                            std::span<const std::byte> key_value) {
   MicroBatch& batch = micro_batches_[id.value()];
   const LayerGroup group = core_.table().op_group[op];
   const int op_index = core_.table().op_index_in_group[op];
@@ -519,7 +519,7 @@ absl::StatusOr<std::span<const std::byte>> CudaAttentionExecutor::AppendAndFinis
   return Answer(batch, step, layout.partial_bytes);
 }
 
-absl::StatusOr<std::span<const std::byte>> CudaAttentionExecutor::Gather(int slot, int op) {
+absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::Gather(int slot, int op) {
   const OutgoingMove& move = core_.OutgoingMoveOf(slot);
   const LayerGroup group = core_.table().op_group[op];
   const proto::SoftmaxSpec& spec = core_.table().softmax(group);
@@ -530,7 +530,7 @@ absl::StatusOr<std::span<const std::byte>> CudaAttentionExecutor::Gather(int slo
     const std::span<std::byte> all(gathered_[slot]->data(), layout.key_value_bytes);
     for (const proto::ShardStep& item : layout.items)
       DT_RETURN_IF_ERROR(states_->Gather(item, core_.ShardOf(move, item), op, all.subspan(item.key_offset)));
-    return std::span<const std::byte>(all);
+    return transport::Lend(gathered_[slot], all.size());
   }
   HeadRows out;
   out.layout = LayoutOf(spec);
@@ -560,7 +560,7 @@ absl::StatusOr<std::span<const std::byte>> CudaAttentionExecutor::Gather(int slo
       }
     }
   }
-  return std::span<const std::byte>(gathered_[slot]->data(), layout.key_value_bytes);
+  return transport::Lend(gathered_[slot], layout.key_value_bytes);
 }
 
 }  // namespace dovetail::attention

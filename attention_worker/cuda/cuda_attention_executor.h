@@ -41,12 +41,12 @@ class CudaAttentionExecutor final : public AttentionBackend {
   absl::Status Poison(std::span<const KvBlockId> blocks) override;
   absl::Status PrepareStep(MicroBatchId micro_batch) override;
   absl::Status AttendComplete(MicroBatchId micro_batch, int op, std::span<const std::byte> query) override;
-  absl::StatusOr<std::span<const std::byte>> AppendAndFinish(MicroBatchId micro_batch, int op,
-                                                             std::span<const std::byte> key_value) override;
-  absl::StatusOr<std::span<const std::byte>> Gather(int slot, int op) override;
+  absl::StatusOr<transport::LentBytes> AppendAndFinish(MicroBatchId micro_batch, int op,
+                                                       std::span<const std::byte> key_value) override;
+  absl::StatusOr<transport::LentBytes> Gather(int slot, int op) override;
 
  private:
-  using BufferPtr = std::unique_ptr<kernels::Buffer>;
+  using BufferPtr = std::shared_ptr<kernels::Buffer>;  // with frames that are being sent
 
   // Tokens to append that lie one after the other, of as many KV heads each.
   struct AppendRun {
@@ -131,9 +131,9 @@ class CudaAttentionExecutor final : public AttentionBackend {
   absl::Status PlanPrompts(MicroBatch& batch, MicroBatchId id, LayerGroup group, GroupStep& step);
   absl::Status Attend(MicroBatch& batch, LayerGroup group, int op_index, const std::byte* query,
                       const std::byte* key_value, std::byte* elsewhere = nullptr);
-  absl::StatusOr<std::span<const std::byte>> RunState(MicroBatch& batch, MicroBatchId id, int op,
-                                                      std::span<const std::byte> key_value);
-  absl::StatusOr<std::span<const std::byte>> Answer(MicroBatch& batch, const GroupStep& step, int64_t bytes);
+  absl::StatusOr<transport::LentBytes> RunState(MicroBatch& batch, MicroBatchId id, int op,
+                                                std::span<const std::byte> key_value);
+  absl::StatusOr<transport::LentBytes> Answer(MicroBatch& batch, const GroupStep& step, int64_t bytes);
   std::byte* BlockAt(KvBlockId block) const { return arena_->data() + size_t{block} * block_bytes_; }
 
   kernels::cuda::CudaDevice& device_;

@@ -114,8 +114,8 @@ class Intercept final : public transport::Port {
     results.push_back(Must(proto::DecodeStepResult(payload)));
     return absl::OkStatus();
   }
-  absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, std::span<const std::byte> payload) override {
-    return port_.SendTensor(to, header, payload);
+  absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, transport::LentBytes payload) override {
+    return port_.SendTensor(to, header, std::move(payload));
   }
   int Poll(transport::FrameHandler& handler, int most) override { return port_.Poll(handler, most); }
 

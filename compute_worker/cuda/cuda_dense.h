@@ -45,10 +45,10 @@ class CudaDense final : public DenseBackend {
   absl::Status PrepareStep(const ComputeWorkerCore& core, MicroBatchId id) override;
   absl::Status Run(const ComputeWorkerCore& core, MicroBatchId id, int index) override;
   absl::Status AttendPrompts(const ComputeWorkerCore& core, MicroBatchId id, int op) override;
-  absl::StatusOr<std::span<const std::byte>> PackQuery(const ComputeWorkerCore& core, MicroBatchId id, int p,
-                                                       int op) override;
-  absl::StatusOr<std::span<const std::byte>> PackKeyValue(const ComputeWorkerCore& core, MicroBatchId id, int p,
-                                                          int op) override;
+  absl::StatusOr<transport::LentBytes> PackQuery(const ComputeWorkerCore& core, MicroBatchId id, int p,
+                                                 int op) override;
+  absl::StatusOr<transport::LentBytes> PackKeyValue(const ComputeWorkerCore& core, MicroBatchId id, int p,
+                                                    int op) override;
   absl::StatusOr<bool> BeginSample(const proto::StepPlan& plan, MicroBatchId id) override;
   bool Drawn(MicroBatchId id) override;
   void SetTurns(TurnChoice::Policy policy) override { turns_.Set(policy); }

@@ -160,25 +160,25 @@ absl::Status CudaDense::AwaitWire(MicroBatch& batch) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::span<const std::byte>> CudaDense::PackQuery(const ComputeWorkerCore& core, MicroBatchId id, int p,
-                                                                int op) {
+absl::StatusOr<transport::LentBytes> CudaDense::PackQuery(const ComputeWorkerCore& core, MicroBatchId id, int p,
+                                                          int op) {
   MicroBatch& batch = micro_batches_[id.value()];
   const LayerGroup group = table_.op_group[op];
   if (stay_on_device_) {
     const size_t bytes = core.PartsOf(id)[p].layouts[group.value()].query_bytes;
-    return std::span<const std::byte>(batch.query->data(), bytes);
+    return transport::LentBytes(std::span<const std::byte>(batch.query->data(), bytes));
   }
   DT_RETURN_IF_ERROR(AwaitWire(batch));
   return batch.wire->PackQuery(core.PartsOf(id), p, group);
 }
 
-absl::StatusOr<std::span<const std::byte>> CudaDense::PackKeyValue(const ComputeWorkerCore& core, MicroBatchId id,
-                                                                   int p, int op) {
+absl::StatusOr<transport::LentBytes> CudaDense::PackKeyValue(const ComputeWorkerCore& core, MicroBatchId id, int p,
+                                                             int op) {
   MicroBatch& batch = micro_batches_[id.value()];
   const LayerGroup group = table_.op_group[op];
   if (stay_on_device_) {
     const size_t bytes = core.PartsOf(id)[p].layouts[group.value()].key_value_bytes;
-    return std::span<const std::byte>(batch.key_value->data(), bytes);
+    return transport::LentBytes(std::span<const std::byte>(batch.key_value->data(), bytes));
   }
   DT_RETURN_IF_ERROR(AwaitWire(batch));
   return batch.wire->PackKeyValue(core.PartsOf(id), p, op);

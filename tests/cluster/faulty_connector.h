@@ -44,8 +44,8 @@ class FaultyConnector final : public transport::Connector {
   absl::Status SendMessage(NodeId to, const proto::FrameHeader& header, std::vector<std::byte> payload) override {
     return port_.SendMessage(to, header, std::move(payload));
   }
-  absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, std::span<const std::byte> payload) override {
-    const absl::Status sent = port_.SendTensor(to, header, payload);
+  absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, transport::LentBytes payload) override {
+    const absl::Status sent = port_.SendTensor(to, header, std::move(payload));
     Count(totals_.swapped, port_.swapped(), swapped_);
     return sent;
   }

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 
 namespace dovetail::test {
 
@@ -50,7 +51,9 @@ class InprocHub::Port final : public transport::Connector {
     sent_[to].messages += payload.size();
     return Send(to, header, std::move(payload));
   }
-  absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, std::span<const std::byte> payload) override {
+  absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, transport::LentBytes payload) override {
+    // A node may end, or grow its buffers, before the frame has left: see transport/lent_bytes.h.
+    DT_CHECK(payload.empty() || payload.owner != nullptr);
     sent_[to].tensors += payload.size();
     return Send(to, header, std::vector<std::byte>(payload.begin(), payload.end()));
   }

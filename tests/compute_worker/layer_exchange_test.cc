@@ -30,7 +30,7 @@ class NotingPort final : public transport::Port {
     messages.push_back(std::move(payload));
     return status;
   }
-  absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, std::span<const std::byte> payload) override {
+  absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, transport::LentBytes payload) override {
     sent.push_back(absl::StrCat("tensor ", static_cast<int>(header.type), " of ", payload.size(), " -> ", to.value()));
     return status;
   }
@@ -46,12 +46,11 @@ class NoDense final : public DenseBackend {
   absl::Status PrepareStep(const ComputeWorkerCore&, MicroBatchId) override { return absl::OkStatus(); }
   absl::Status Run(const ComputeWorkerCore&, MicroBatchId, int) override { return absl::OkStatus(); }
   absl::Status AttendPrompts(const ComputeWorkerCore&, MicroBatchId, int) override { return absl::OkStatus(); }
-  absl::StatusOr<std::span<const std::byte>> PackQuery(const ComputeWorkerCore& core, MicroBatchId id, int p,
-                                                       int) override {
+  absl::StatusOr<transport::LentBytes> PackQuery(const ComputeWorkerCore& core, MicroBatchId id, int p, int) override {
     return std::span(bytes_).first(core.PartsOf(id)[p].layouts[0].query_bytes);
   }
-  absl::StatusOr<std::span<const std::byte>> PackKeyValue(const ComputeWorkerCore& core, MicroBatchId id, int p,
-                                                          int) override {
+  absl::StatusOr<transport::LentBytes> PackKeyValue(const ComputeWorkerCore& core, MicroBatchId id, int p,
+                                                    int) override {
     return std::span(bytes_).first(core.PartsOf(id)[p].layouts[0].key_value_bytes);
   }
   absl::Status Sample(const proto::StepPlan&, MicroBatchId, proto::StepResult&) override { return absl::OkStatus(); }

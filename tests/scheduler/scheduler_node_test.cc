@@ -29,7 +29,7 @@ class NarrowPort final : public transport::Port {
       opened.push_back(proto::Decode<proto::OpenSequence>(payload).value().sequence.value());
     return absl::OkStatus();
   }
-  absl::Status SendTensor(NodeId, const proto::FrameHeader&, std::span<const std::byte>) override {
+  absl::Status SendTensor(NodeId, const proto::FrameHeader&, transport::LentBytes) override {
     return Internal("schedulers send no tensors");
   }
   int Poll(transport::FrameHandler&, int) override { return 0; }

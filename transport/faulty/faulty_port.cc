@@ -78,7 +78,7 @@ absl::Status FaultyPort::SendMessage(NodeId to, const proto::FrameHeader& header
   return port_.SendMessage(to, header, std::move(payload));
 }
 
-absl::Status FaultyPort::SendTensor(NodeId to, const proto::FrameHeader& header, std::span<const std::byte> payload) {
+absl::Status FaultyPort::SendTensor(NodeId to, const proto::FrameHeader& header, LentBytes payload) {
   Echo(to, header, true, payload);
   std::vector<std::byte> copy(payload.begin(), payload.end());
   if (Chance(faults_.swap) && header.digest != 0) {
@@ -98,15 +98,12 @@ absl::Status FaultyPort::SendTensor(NodeId to, const proto::FrameHeader& header,
 }
 
 absl::Status FaultyPort::SendCopy(NodeId to, const proto::FrameHeader& header, std::vector<std::byte> payload) {
-  const absl::Status sent = port_.SendTensor(to, header, payload);
-  if (sent.ok()) Keep(to, std::move(payload));
-  return sent;
-}
-
-void FaultyPort::Keep(NodeId to, std::vector<std::byte> payload) {
-  std::deque<std::vector<std::byte>>& copies = copies_[to];
+  auto copy = std::make_shared<const std::vector<std::byte>>(std::move(payload));
+  DT_RETURN_IF_ERROR(port_.SendTensor(to, header, Lend(copy, copy->size())));
+  std::deque<Copy>& copies = copies_[to];
   if (copies.size() == kMaxCopies) copies.pop_front();
-  copies.push_back(std::move(payload));  // moving keeps the bytes where they are
+  copies.push_back(std::move(copy));
+  return absl::OkStatus();
 }
 
 absl::Status FaultyPort::SendLate(Late& late) {
@@ -115,9 +112,7 @@ absl::Status FaultyPort::SendLate(Late& late) {
     return absl::OkStatus();
   }
   if (!late.tensor) return port_.SendMessage(late.to, late.header, late.payload);
-  const absl::Status sent = port_.SendTensor(late.to, late.header, late.payload);
-  if (sent.ok()) Keep(late.to, std::move(late.payload));
-  return sent;
+  return SendCopy(late.to, late.header, late.payload);
 }
 
 void FaultyPort::SendDue() {

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -50,7 +51,7 @@ class FaultyPort final : public Port {
 
   NodeId id() const override { return port_.id(); }
   absl::Status SendMessage(NodeId to, const proto::FrameHeader& header, std::vector<std::byte> payload) override;
-  absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, std::span<const std::byte> payload) override;
+  absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, LentBytes payload) override;
   int Poll(FrameHandler& handler, int max_frames) override;
 
  private:
@@ -61,6 +62,7 @@ class FaultyPort final : public Port {
     bool tensor = false;
     std::vector<std::byte> payload;
   };
+  using Copy = std::shared_ptr<const std::vector<std::byte>>;  // with the port below
   enum class Fate { kSend, kDrop, kDuplicate, kDelay };
 
   Fate Decide(NodeId to);
@@ -71,7 +73,6 @@ class FaultyPort final : public Port {
   void Echo(NodeId to, const proto::FrameHeader& header, bool tensor, std::span<const std::byte> payload);
   absl::Status SendLate(Late& late);
   absl::Status SendCopy(NodeId to, const proto::FrameHeader& header, std::vector<std::byte> payload);
-  void Keep(NodeId to, std::vector<std::byte> payload);
   void SendDue();
 
   Port& port_;
@@ -81,7 +82,7 @@ class FaultyPort final : public Port {
   absl::flat_hash_set<NodeId> cut_;
   std::vector<std::pair<NodeId, std::deque<Late>>> late_;  // in the order peers were first delayed, for repeatability
   std::vector<Late> echoes_;
-  absl::flat_hash_map<NodeId, std::deque<std::vector<std::byte>>> copies_;  // of tensors that were sent
+  absl::flat_hash_map<NodeId, std::deque<Copy>> copies_;  // of tensors that were sent
   int64_t dropped_ = 0, duplicated_ = 0, delayed_ = 0, echoed_ = 0, swapped_ = 0;
 };
 

@@ -33,7 +33,7 @@ class InprocPort final : public Port {
     return Push(to, InprocFabric::Frame{header, std::move(payload), {}});
   }
 
-  absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, std::span<const std::byte> payload) override {
+  absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, LentBytes payload) override {
     return Push(to, InprocFabric::Frame{header, {}, payload});
   }
 

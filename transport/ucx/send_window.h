@@ -1,6 +1,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -27,6 +28,7 @@ class SendWindow {
     WireHeader header;
     std::vector<std::byte> message;  // owns the payload of a message
     std::span<const std::byte> payload;
+    std::shared_ptr<const void> lender;  // keeps the payload of a tensor mapped until Sent()
     void* owner = nullptr;  // for the callbacks of the fabric
     Frame* next_free = nullptr;
     bool busy = false;      // the fabric still reads header and payload

@@ -123,13 +123,14 @@ void UcxPeer::OnGreeting(const WireHeader& header, std::string_view region_key) 
   PostWaiting();
 }
 
-absl::Status UcxPeer::Send(const proto::FrameHeader& header, WireKind kind, std::span<const std::byte> payload,
+absl::Status UcxPeer::Send(const proto::FrameHeader& header, WireKind kind, LentBytes payload,
                            std::vector<std::byte>* message) {
   SendWindow::Frame* frame = sent_.Next(payload.size(), kind != WireKind::kMessage);
   if (!failure_.ok() || frame == nullptr) return Refusal();
   Begin(frame->header, kind);
   frame->header.frame = header;
   frame->payload = payload;
+  frame->lender = std::move(payload.owner);
   if (message != nullptr) frame->message = std::move(*message);
   if (kind == WireKind::kTensor && !payload.empty() && payload.size() >= port_.options_.put_min_bytes &&
       slots_ != nullptr)
@@ -156,6 +157,7 @@ void UcxPeer::PostWaiting() {
 void UcxPeer::Sent(SendWindow::Frame& frame) {
   bytes_posted_ -= frame.payload.size();
   frame.busy = false;
+  frame.lender.reset();
   if (!frame.of_window) return;
   if (frame.header.kind == WireKind::kMessage) frame.message = std::vector<std::byte>();  // with its memory
   sent_.Sent(frame);
@@ -333,6 +335,7 @@ bool UcxPeer::Flushed() {
 void UcxPeer::StartClose() {
   received_.Clear([this](const ReceiveWindow::Frame& frame) { GiveBack(port_.worker_->get(), frame); });
   if (failure_.ok()) failure_ = absl::CancelledError("it was removed");
+  for (; posted_ < sent_.next(); ++posted_) sent_.At(posted_).lender.reset();
   if (lane_.find("tcp") == std::string::npos) ForceClose();
 }
 

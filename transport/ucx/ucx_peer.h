@@ -36,7 +36,7 @@ class UcxPeer {
   void SendControl(WireKind kind);  // nothing if the last of that kind is still on its way
   void OnGreeting(const WireHeader& header, std::string_view region_key);
 
-  absl::Status Send(const proto::FrameHeader& header, WireKind kind, std::span<const std::byte> payload,
+  absl::Status Send(const proto::FrameHeader& header, WireKind kind, LentBytes payload,
                     std::vector<std::byte>* message);
 
   const ReceiveRegion* region() const { return region_.get(); }  // where the peer may PUT; null: nowhere
@@ -73,9 +73,10 @@ class UcxPeer {
   void StartFlush();
   bool Flushed();
 
-  // Gives everything received back and sends nothing more. A TCP endpoint stays until its connection breaks, as it does
-  // when the other side ends: UCX 1.13 crashes when one is closed by force while it still has something to write and
-  // the connection breaks afterwards, and when the answer to a flush comes over a link that was cut meanwhile.
+  // Gives everything received back, and what was not posted to its owners, and sends nothing more. A TCP endpoint stays
+  // until its connection breaks, as it does when the other side ends: UCX 1.13 crashes when one is closed by force
+  // while it still has something to write and the connection breaks afterwards, and when the answer to a flush comes
+  // over a link that was cut meanwhile.
   void StartClose();
   bool Closing() const { return endpoint_ == nullptr; }
 

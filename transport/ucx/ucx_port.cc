@@ -259,23 +259,22 @@ void UcxPort::Report(UcxPeer& peer) { failures_.push_back(PeerFailure{peer.node(
 
 std::vector<PeerFailure> UcxPort::TakeFailures() { return std::exchange(failures_, {}); }
 
-absl::Status UcxPort::Send(NodeId to, const proto::FrameHeader& header, WireKind kind,
-                           std::span<const std::byte> payload, std::vector<std::byte>* message) {
+absl::Status UcxPort::Send(NodeId to, const proto::FrameHeader& header, WireKind kind, LentBytes payload,
+                           std::vector<std::byte>* message) {
   UcxPeer* peer = Find(to);
   if (peer == nullptr) return NotFound("node ", to.value(), " is no peer");
   if (payload.size() > options_.max_frame_bytes)
     return InvalidArgument("a frame of ", payload.size(), " bytes to node ", to.value(), "; at most ",
                            options_.max_frame_bytes);
-  return peer->Send(header, kind, payload, message);
+  return peer->Send(header, kind, std::move(payload), message);
 }
 
 absl::Status UcxPort::SendMessage(NodeId to, const proto::FrameHeader& header, std::vector<std::byte> payload) {
-  const std::span<const std::byte> view = payload;
-  return Send(to, header, WireKind::kMessage, view, &payload);
+  return Send(to, header, WireKind::kMessage, payload, &payload);
 }
 
-absl::Status UcxPort::SendTensor(NodeId to, const proto::FrameHeader& header, std::span<const std::byte> payload) {
-  return Send(to, header, WireKind::kTensor, payload, nullptr);
+absl::Status UcxPort::SendTensor(NodeId to, const proto::FrameHeader& header, LentBytes payload) {
+  return Send(to, header, WireKind::kTensor, std::move(payload), nullptr);
 }
 
 void UcxPort::OnWire(const WireHeader& header, const std::byte* data, uint64_t bytes, bool* kept) {

@@ -112,7 +112,7 @@ class UcxPort final : public Port, public Waiter {
 
   // Forgets a peer and everything it sent, and sends it nothing more. Returns at once. kNotFound. Not from inside a
   // FrameHandler. What is half sent (4 MiB at most, and the frame that passed this) is read until it is sent or the
-  // connection breaks: such tensors must stay mapped.
+  // connection breaks; what is never sent is given back to its owner.
   absl::Status RemovePeer(NodeId node);
 
   // Both sides have added each other.
@@ -141,7 +141,7 @@ class UcxPort final : public Port, public Waiter {
   // Port
   NodeId id() const override { return options_.node; }
   absl::Status SendMessage(NodeId to, const proto::FrameHeader& header, std::vector<std::byte> payload) override;
-  absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, std::span<const std::byte> payload) override;
+  absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, LentBytes payload) override;
   int Poll(FrameHandler& handler, int max_frames) override;
 
   // Waiter. Polls for `spin`, then sleeps until a peer or Ring() wakes it.
@@ -156,7 +156,7 @@ class UcxPort final : public Port, public Waiter {
   explicit UcxPort(const UcxOptions& options);
   absl::Status Init();
 
-  absl::Status Send(NodeId to, const proto::FrameHeader& header, WireKind kind, std::span<const std::byte> payload,
+  absl::Status Send(NodeId to, const proto::FrameHeader& header, WireKind kind, LentBytes payload,
                     std::vector<std::byte>* message);
   UcxPeer* Find(NodeId node) const;
   void OnWire(const WireHeader& header, const std::byte* data, uint64_t bytes, bool* kept);
