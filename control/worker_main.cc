@@ -15,7 +15,7 @@
 namespace dovetail::control {
 namespace {
 
-constexpr absl::Duration kRetryPause = absl::Milliseconds(200);
+constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
 constexpr absl::Duration kNamePatience = absl::Seconds(2);
 constexpr absl::Duration kBetweenLooks = absl::Milliseconds(50);
 // A membership that ends this soon is not followed by another one at once.
@@ -49,6 +49,7 @@ class Session {
   // After Run(): it could not do what it joined for. Whoever reached all he was told of and is fenced all the same,
   // because he is stopped again and again, say, did not join in vain.
   bool WasInVain() const { return !failure_.ok() || (!listed_.empty() && !reached_all_); }
+  bool Served() const { return !listed_.empty() && reached_all_; }
 
  private:
   void Configure(const Configuration& configuration) {
@@ -246,8 +247,16 @@ absl::StatusOr<std::unique_ptr<MembershipClient>> WorkerMain::JoinOnce(
   return client;
 }
 
-// The scheduler may start later than its workers. Refusals are final, but for the name of this worker's own former
-// incarnation.
+// How long to try again after such an end of JoinOnce(). Refusals are final, but for what this worker's own former
+// incarnation takes until its lease has run out: its name, and its place in a full cluster.
+absl::Duration WorkerMain::PatienceWith(const absl::Status& refusal) const {
+  if (absl::IsUnavailable(refusal)) return was_member_ ? absl::InfiniteDuration() : options_.join_timeout;
+  if (absl::IsAlreadyExists(refusal) || absl::IsResourceExhausted(refusal))
+    return std::min(options_.join_timeout, kNamePatience);
+  return absl::ZeroDuration();
+}
+
+// The scheduler may start later than its workers, or end and be started again.
 absl::StatusOr<std::unique_ptr<MembershipClient>> WorkerMain::JoinPatiently(
     std::unique_ptr<transport::Connector>& connector) {
   const absl::Time begun = SystemClock().Now();
@@ -255,14 +264,11 @@ absl::StatusOr<std::unique_ptr<MembershipClient>> WorkerMain::JoinPatiently(
   while (true) {
     auto client = JoinOnce(connector);
     if (client.ok() || stopping_) return client;
-    // The name of a former incarnation is free when its lease has run out.
-    absl::Duration patience = absl::ZeroDuration();
-    if (absl::IsUnavailable(client.status())) patience = options_.join_timeout;
-    if (absl::IsAlreadyExists(client.status())) patience = std::min(options_.join_timeout, kNamePatience);
+    const absl::Duration patience = PatienceWith(client.status());
     if (SystemClock().Now() - begun >= patience) return client.status();
     if (!said)
-      LogWarning(options_.name, ": ", std::string(client.status().message()), "; trying for ",
-                 absl::FormatDuration(patience));
+      LogWarning(options_.name, ": ", std::string(client.status().message()), "; trying ",
+                 patience == absl::InfiniteDuration() ? "until it is back" : "for " + absl::FormatDuration(patience));
     said = true;
     Pause(kRetryPause);
     if (stopping_) return absl::CancelledError("stopped");
@@ -280,6 +286,7 @@ absl::Status WorkerMain::Serve(MembershipClient& client, transport::Connector& c
   Session session(client, connector, make_node_(connector, client.membership()), options_.name);
   const absl::Status end = session.Run();
   in_vain = session.WasInVain();
+  served_ = served_ || session.Served();
   std::lock_guard<std::mutex> lock(mutex_);
   client_ = nullptr;
   return end;
@@ -320,7 +327,7 @@ absl::Status WorkerMain::Run() {
       pause = kFirstPause;
       continue;
     }
-    if (now - in_vain_since > options_.join_timeout) return end;
+    if (!served_ && now - in_vain_since > options_.join_timeout) return end;
     connector.reset();
     Pause(pause);
     pause = std::min(2 * pause, kLongestPause);

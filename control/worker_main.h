@@ -41,7 +41,8 @@ struct WorkerMainOptions {
   Capabilities capabilities;
   std::optional<ModelSummary> model;  // of a compute worker
   std::vector<TextFile> files;
-  // How long a scheduler that cannot be reached is tried, and one that lets this worker join but not serve.
+  // How long a scheduler that cannot be reached is tried, and one that lets this worker join but not serve. A worker
+  // that was a member tries without limit: it keeps what took it long to load.
   absl::Duration join_timeout = absl::Seconds(30);
 };
 
@@ -65,6 +66,7 @@ class WorkerMain {
   absl::StatusOr<std::unique_ptr<MembershipClient>> JoinOnce(std::unique_ptr<transport::Connector>& connector);
   absl::StatusOr<std::unique_ptr<MembershipClient>> JoinPatiently(std::unique_ptr<transport::Connector>& connector);
   absl::Status Serve(MembershipClient& client, transport::Connector& connector, bool& in_vain);
+  absl::Duration PatienceWith(const absl::Status& refusal) const;
   void Pause(absl::Duration length);
   absl::Status Drained() const;
 
@@ -75,6 +77,7 @@ class WorkerMain {
   std::mutex mutex_;
   MembershipClient* client_ = nullptr;  // while Serve runs
   bool was_member_ = false;
+  bool served_ = false;  // as a member, at some time
   std::condition_variable wake_;
   std::atomic<bool> stopping_{false};
 };

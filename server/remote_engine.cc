@@ -18,7 +18,7 @@ namespace pb = control::v1;
 
 namespace {
 
-constexpr absl::Duration kRetryPause = absl::Milliseconds(200);
+constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
 
 std::chrono::system_clock::time_point DeadlineIn(absl::Duration timeout) {
   return std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout);
@@ -31,8 +31,7 @@ absl::Status Lost() { return absl::UnavailableError("the scheduler was lost; try
 absl::StatusOr<std::unique_ptr<RemoteEngine>> RemoteEngine::Connect(const RemoteEngineOptions& options) {
   std::unique_ptr<RemoteEngine> engine(new RemoteEngine(options));
   DT_RETURN_IF_ERROR(options.security.Validate());
-  DT_ASSIGN_OR_RETURN(engine->channel_, control::MakeChannel("--scheduler", options.scheduler, options.security));
-  engine->stub_ = pb::Generation::NewStub(engine->channel_);
+  DT_RETURN_IF_ERROR(engine->MakeStub());
   DT_RETURN_IF_ERROR(engine->WaitForModel());
   DT_RETURN_IF_ERROR(engine->GetFiles());
   engine->stats_.last_progress = SystemClock().Now();
@@ -51,6 +50,14 @@ RemoteEngine::~RemoteEngine() {
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
   EndEverything(scheduler::FinishReason::kCancelled, absl::UnavailableError("the server was stopped"));
+}
+
+// A channel that failed waits longer and longer before it connects again, and then only while it is asked: a new one
+// connects at once.
+absl::Status RemoteEngine::MakeStub() {
+  DT_ASSIGN_OR_RETURN(channel_, control::MakeChannel("--scheduler", options_.scheduler, options_.security));
+  stub_ = pb::Generation::NewStub(channel_);
+  return absl::OkStatus();
 }
 
 absl::Status RemoteEngine::GetModel(pb::GetModelReply& reply) {
@@ -77,6 +84,7 @@ absl::Status RemoteEngine::WaitForModel() {
     if (said != why) LogInfo("waiting: ", std::string(status.message()));
     said = why;
     if (!PauseBeforeRetry() || (options_.cancelled && options_.cancelled())) return absl::CancelledError("stopped");
+    DT_RETURN_IF_ERROR(MakeStub());
   }
   DT_ASSIGN_OR_RETURN(model_, control::FromProto(reply.model()));
   if (reply.max_model_len() < 1 || reply.max_model_len() > model_.max_positions)
@@ -118,6 +126,7 @@ absl::Status RemoteEngine::GetFiles() {
 }
 
 absl::Status RemoteEngine::CheckSameModel() {
+  DT_RETURN_IF_ERROR(MakeStub());
   pb::GetModelReply reply;
   DT_RETURN_IF_ERROR(GetModel(reply));
   if (reply.model().digest() == model_.digest) return absl::OkStatus();

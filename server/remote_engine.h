@@ -53,6 +53,7 @@ class RemoteEngine final : public Engine {
   static constexpr size_t kMaxStepSamples = 4096;
 
   explicit RemoteEngine(RemoteEngineOptions options) : options_(std::move(options)) {}
+  absl::Status MakeStub();
   absl::Status WaitForModel();
   absl::Status GetModel(control::v1::GetModelReply& reply);
   absl::Status GetFiles();
