@@ -447,6 +447,21 @@ void ClusterScheduler::WatchDataPlane(absl::Time now, std::vector<MemberAction>&
   for (const transport::Connector::Silence& peer : silent) members_.Unheard(peer.node, peer.epoch, now, actions);
 }
 
+// Requests wait for workers that are started again, but not without limit: their clients have other servers to ask.
+void ClusterScheduler::WatchServing(absl::Time now) {
+  if (node_ == nullptr || now < next_look_at_serving_) return;
+  next_look_at_serving_ = now + options_.membership.heartbeat;
+  const std::string why_not = WhyNotServing();
+  unserved_since_ = why_not.empty() ? absl::InfiniteFuture() : std::min(unserved_since_, now);
+  const bool outage = now - unserved_since_ >= options_.unserved_timeout;
+  if (outage == std::exchange(outage_, outage)) return;
+  if (outage)
+    LogError(why_not, "; requests end with 503 until one does");
+  else
+    LogInfo("requests are taken again");
+  generation_.SetOutage(outage ? absl::UnavailableError(why_not) : absl::OkStatus());
+}
+
 int ClusterScheduler::Turn() {
   const absl::Time now = clock_.Now();
   WatchLoopGap(now);
@@ -459,6 +474,7 @@ int ClusterScheduler::Turn() {
   members_.Expire(now, actions);
   if (!actions.empty()) Perform(std::move(actions));
   FinishDrains();
+  WatchServing(now);
   PublishStats(frames > 0);
   return frames;
 }

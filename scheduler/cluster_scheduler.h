@@ -16,11 +16,14 @@
 
 namespace dovetail::scheduler {
 
+inline constexpr absl::Duration kUnservedTimeout = absl::Seconds(10);
+
 struct ClusterSchedulerOptions {
   // attention and model_digest come with the model; max_model_len 0: what the model allows.
   SchedulerOptions scheduler;
   MembershipOptions membership;
   uint64_t seed = 0;
+  absl::Duration unserved_timeout = kUnservedTimeout;  // requests wait so long while nothing can run them
 };
 
 // A worker's stream, as the loop uses it. Thread-safe functions.
@@ -80,6 +83,7 @@ class ClusterScheduler {
   absl::Status CheckLength(const control::ModelSummary& model) const;
   void WatchLoopGap(absl::Time now);
   void WatchDataPlane(absl::Time now, std::vector<MemberAction>& actions);
+  void WatchServing(absl::Time now);
   void FinishDrains();
   void PublishStats(bool something_happened);
   std::string WhyNotServing() const;  // empty: requests can run
@@ -99,6 +103,9 @@ class ClusterScheduler {
   bool performing_ = false;
   absl::Time last_turn_, last_progress_;
   absl::Time next_stats_, next_look_;
+  absl::Time unserved_since_ = absl::InfiniteFuture();  // nothing can run
+  absl::Time next_look_at_serving_ = absl::InfinitePast();
+  bool outage_ = false;  // for longer than requests wait
 };
 
 }  // namespace dovetail::scheduler

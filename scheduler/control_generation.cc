@@ -35,9 +35,21 @@ void ControlGeneration::Refuse(Server& server, RequestId theirs, const absl::Sta
   control::ToProto(update, *server.pending.add_updates());
 }
 
+void ControlGeneration::SetOutage(const absl::Status& outage) {
+  outage_ = outage;
+  if (outage.ok()) return;
+  origins_.clear();
+  for (auto& [id, server] : servers_)
+    for (const auto& [theirs, ours] : std::exchange(server.requests, {})) {
+      Refuse(server, theirs, outage);
+      handle_(RequestCancelled{ours});
+    }
+}
+
 void ControlGeneration::Submit(Server& server, uint64_t id, RequestId theirs, const pb::GenerationRequest& message) {
   if (server.requests.contains(theirs))
     return Refuse(server, theirs, absl::AlreadyExistsError(absl::StrCat("request ", theirs.value(), " runs already")));
+  if (!outage_.ok()) return Refuse(server, theirs, outage_);
   if (static_cast<int>(origins_.size()) >= max_requests_)
     return Refuse(server, theirs,
                   ResourceExhausted("the queue is full: ", origins_.size(), " requests are being served or waiting"));

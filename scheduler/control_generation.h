@@ -31,6 +31,10 @@ class ControlGeneration {
   // Commands are validated; a request that is no good ends at once with an error update.
   void OnCommands(uint64_t server, const control::v1::GenerationCommands& commands);
 
+  // Not kOk: nothing can run, and requests are not to wait for it any longer. Those in the system end with it, and so
+  // do those that come until it is kOk again.
+  void SetOutage(const absl::Status& outage);
+
   void OnUpdate(GenerationUpdate update);
   void OnStep(const proto::StepResult& result, int sequences, int new_tokens);
 
@@ -53,6 +57,7 @@ class ControlGeneration {
 
   const HandleFn handle_;
   const int max_requests_;
+  absl::Status outage_;
   std::map<uint64_t, Server> servers_;
   absl::flat_hash_map<RequestId, Origin> origins_;
   uint64_t next_server_ = 1;

@@ -14,6 +14,7 @@ absl::StatusOr<std::unique_ptr<SchedulerMain>> SchedulerMain::Start(const Schedu
   ClusterSchedulerOptions cluster;
   cluster.scheduler = options.scheduler;
   cluster.seed = options.seed;
+  cluster.unserved_timeout = options.unserved_timeout;
   cluster.membership.lease = options.lease;
   cluster.membership.suspect_lease = options.lease / 2;
   cluster.membership.heartbeat = options.lease / 8;

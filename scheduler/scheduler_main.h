@@ -18,6 +18,7 @@ struct SchedulerMainOptions {
   absl::Duration lease = absl::Milliseconds(400);
   int max_workers = 128;
   uint64_t seed = 0;
+  absl::Duration unserved_timeout = kUnservedTimeout;
 };
 
 // A scheduler process: connector, loop, ClusterScheduler and its gRPC service. Runs until destroyed.

@@ -24,7 +24,10 @@ void AddNameFlag(CLI::App& command, std::string& name) {
 }
 
 void AddJoinTimeoutFlag(CLI::App& command, int& seconds) {
-  command.add_option("--join-timeout", seconds, "How long a scheduler that cannot be reached is tried")
+  command
+      .add_option("--join-timeout", seconds,
+                  "How long a scheduler that cannot be reached is tried at first; one that was joined before is tried "
+                  "without limit")
       ->check(WholeNumber(0, 86400))
       ->type_name("SECONDS")
       ->group("Control plane");
@@ -43,6 +46,16 @@ void AddLeaseFlag(CLI::App& command, int& lease_ms) {
       ->group("Control plane");
 }
 
+void AddUnservedTimeoutFlag(CLI::App& command, int& seconds) {
+  command
+      .add_option(
+          "--unserved-timeout", seconds,
+          "How long requests wait while no compute worker or no attention worker serves; then they end with 503")
+      ->check(WholeNumber(0, 86400))
+      ->type_name("SECONDS")
+      ->group("Control plane");
+}
+
 }  // namespace
 
 void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::Status&)>& report) {
@@ -53,6 +66,7 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
   AddEngineFlags(up, up_.engine);
   AddApiFlags(up, up_.server.api);
   AddLeaseFlag(up, up_.lease_ms);
+  AddUnservedTimeoutFlag(up, up_.unserved_timeout);
   up.add_option("--listen", up_.listen, "Where the scheduler listens; port 0 takes a free one")
       ->type_name("HOST:PORT")
       ->group("Control plane");
@@ -84,6 +98,7 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
       ->group("Control plane");
   AddSecurityFlags(scheduler, scheduler_.control);
   AddLeaseFlag(scheduler, scheduler_.lease_ms);
+  AddUnservedTimeoutFlag(scheduler, scheduler_.unserved_timeout);
   scheduler.add_option("--max-workers", scheduler_.max_workers, "Most workers of all roles")
       ->check(WholeNumber(1, 1000))
       ->type_name("N")

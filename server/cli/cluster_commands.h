@@ -22,6 +22,7 @@ struct SchedulerFlags {
   control::DataPlane data;
   int lease_ms = 400;
   int max_workers = 128;
+  int unserved_timeout = 10;  // seconds
 };
 absl::Status RunScheduler(const SchedulerFlags& flags);
 
@@ -71,9 +72,10 @@ struct UpFlags {
   std::string exchange = "auto";
   std::string listen = "127.0.0.1:0";  // of the scheduler
   int lease_ms = 400;
+  int unserved_timeout = 10;
 };
-// Starts every role as a process of its own on this machine, serves, restarts workers that die; SIGTERM or SIGINT stops
-// all.
+// Starts every role as a process of its own on this machine, serves, restarts processes that end; SIGTERM or SIGINT
+// stops all.
 absl::Status RunUp(const UpFlags& flags);
 
 absl::Status RunStatus(const ControlFlags& flags);
