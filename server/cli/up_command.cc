@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdio>
-#include <future>
 #include <map>
 #include <thread>
 #include <utility>
@@ -15,8 +13,10 @@
 #include "compute_worker/attention_specs.h"
 #include "compute_worker/cuda/cuda_model.h"
 #include "kernels/cuda/cuda_device.h"
+#include "server/cli/announcement.h"
 #include "server/cli/child_processes.h"
 #include "server/cli/cluster_commands.h"
+#include "server/cli/restart_pauses.h"
 #include "server/embedded_cluster.h"
 #include "server/kv_room.h"
 
@@ -25,34 +25,18 @@ namespace {
 
 constexpr absl::Duration kPollPause = absl::Milliseconds(50);
 constexpr absl::Duration kSchedulerStart = absl::Seconds(15);
-constexpr absl::Duration kQuickEnd = absl::Seconds(3);
-constexpr absl::Duration kRestartPause = absl::Milliseconds(200);
 constexpr absl::Duration kLanesAreKnown = absl::Milliseconds(300);  // by the next heartbeats
 constexpr absl::Duration kAnnounceAnyway = absl::Seconds(10);
-constexpr int kQuickEndsAllowed = 3;
+constexpr const char* kEndlessly = "86400";             // seconds, the most that a server waits for a model
 constexpr uint64_t kBesideWeights = uint64_t{2} << 30;  // a compute worker's buffers, cuBLASLt and CUDA itself
 constexpr absl::Duration kStopPatience = absl::Seconds(5);
 
+constexpr const char* kScheduler = "scheduler";
+constexpr const char* kServer = "server";
+
 using Arguments = std::vector<std::string>;
 
-// What the parent must know of a child's output: the address after a marker in its first line that has it.
-class Announcement {
- public:
-  explicit Announcement(std::string marker) : marker_(std::move(marker)), future_(promise_.get_future()) {}
-  void OnLine(const std::string& line) {  // on the reader's thread
-    if (said_ || line.rfind(marker_, 0) != 0) return;
-    said_ = true;
-    promise_.set_value(line.substr(marker_.size()));
-  }
-  bool Ready() const { return future_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
-  std::string Take() { return future_.get(); }
-
- private:
-  const std::string marker_;
-  std::promise<std::string> promise_;
-  std::future<std::string> future_;
-  bool said_ = false;
-};
+std::string PortOf(const std::string& address) { return address.substr(address.rfind(':') + 1); }
 
 class Up {
  public:
@@ -65,11 +49,11 @@ class Up {
     DT_RETURN_IF_ERROR(SizeKvCache());
     DT_RETURN_IF_ERROR(StartScheduler());
     if (stop_.Raised()) return absl::OkStatus();
-    DT_RETURN_IF_ERROR(StartWorkers());
-    DT_RETURN_IF_ERROR(
-        children_.Start("server", ServerArguments(), [this](const std::string& line) { server_.OnLine(line); }));
+    NameWorkers();
+    for (const auto& [name, arguments] : workers_) DT_RETURN_IF_ERROR(StartOne(name));
+    DT_RETURN_IF_ERROR(StartOne(kServer));
     const absl::Status end = Watch();
-    children_.Stop("server", absl::Seconds(flags_.server.api.shutdown_timeout) + absl::Seconds(1));
+    children_.Stop(kServer, absl::Seconds(flags_.server.api.shutdown_timeout) + absl::Seconds(1));
     children_.StopAll(kStopPatience);
     return end;
   }
@@ -111,15 +95,17 @@ class Up {
             std::to_string(with_weights ? weight_bytes_ : 0), "--kv-most", std::to_string(most_kv_bytes_)};
   }
 
-  absl::Status StartScheduler() {
+  Arguments SchedulerArguments() const {
     const EngineFlags& engine = flags_.engine;
     Arguments arguments = {"scheduler",
                            "--listen",
-                           flags_.listen,
+                           address_.empty() ? flags_.listen : address_,  // another one is where the first one was
                            "--lanes",
                            flags_.lanes,
                            "--lease-ms",
                            std::to_string(flags_.lease_ms),
+                           "--unserved-timeout",
+                           std::to_string(flags_.unserved_timeout),
                            "--max-model-len",
                            std::to_string(engine.max_model_len),
                            "--max-num-seqs",
@@ -136,10 +122,11 @@ class Up {
                            engine.enable_chunked_prefill ? "--enable-chunked-prefill" : "--no-enable-chunked-prefill"};
     if (engine.seed) arguments.insert(arguments.end(), {"--seed", std::to_string(*engine.seed)});
     if (flags_.trust_network) arguments.push_back("--trust-network");
-    DT_RETURN_IF_ERROR(children_.Start("scheduler", arguments, [this](const std::string& line) {
-      scheduler_.OnLine(line);
-      if (line.find(" serves as ") != std::string::npos) ++workers_that_serve_;
-    }));
+    return arguments;
+  }
+
+  absl::Status StartScheduler() {
+    DT_RETURN_IF_ERROR(StartOne(kScheduler));
     const absl::Time give_up = SystemClock().Now() + kSchedulerStart;
     while (!scheduler_.Ready() && !stop_.Raised()) {
       if (!children_.Reap().empty())
@@ -154,7 +141,8 @@ class Up {
   // --exchange device is for those who have a GPU.
   std::string ExchangeOn(const std::string& device) const { return device == "cpu" ? "auto" : flags_.exchange; }
 
-  absl::Status StartWorkers() {
+  // What starts them: as of the command line.
+  void NameWorkers() {
     const EngineFlags& engine = flags_.engine;
     workers_["compute-1"] = {"compute-worker",
                              engine.model,
@@ -218,15 +206,22 @@ class Up {
         workers_[name].insert(workers_[name].end(), {"--kv-cache-dtype", "fp8_e4m3"});
       trace(name);
     }
-    for (auto& [name, arguments] : workers_) {
-      if (flags_.trust_network) arguments.push_back("--trust-network");
-      DT_RETURN_IF_ERROR(StartWorker(name));
-    }
-    return absl::OkStatus();
+    if (flags_.trust_network)
+      for (auto& [name, arguments] : workers_) arguments.push_back("--trust-network");
   }
 
-  absl::Status StartWorker(const std::string& name) {
-    started_[name] = SystemClock().Now();
+  absl::Status StartOne(const std::string& name) {
+    pauses_.Started(name, SystemClock().Now());
+    if (name == kScheduler)
+      return children_.Start(name, SchedulerArguments(), [this](const std::string& line) {
+        scheduler_.OnLine(line);
+        if (line.find(" serves as ") != std::string::npos) ++workers_that_serve_;
+      });
+    if (name == kServer)
+      return children_.Start(name, ServerArguments(), [this](const std::string& line) {
+        grpc_.OnLine(line);
+        http_.OnLine(line);
+      });
     return children_.Start(name, workers_[name]);
   }
 
@@ -235,10 +230,12 @@ class Up {
     Arguments arguments = {"server",
                            "--scheduler",
                            address_,
+                           "--connect-timeout",
+                           kEndlessly,
                            "--host",
                            api.host,
                            "--port",
-                           std::to_string(api.port),
+                           http_address_.empty() ? std::to_string(api.port) : PortOf(http_address_),
                            "--overload-status",
                            std::to_string(api.overload_status),
                            "--shutdown-timeout",
@@ -250,52 +247,71 @@ class Up {
     for (const std::string& key : api.metrics_api_keys) add("--metrics-api-key", key);
     for (const std::string& name : api.served_model_names) add("--served-model-name", name);
     add("--chat-template", api.chat_template);
-    add("--grpc-listen", api.grpc_listen);
+    add("--grpc-listen", grpc_address_.empty() ? api.grpc_listen : grpc_address_);
     if (api.ignore_model_name) arguments.push_back("--ignore-model-name");
     if (flags_.engine.seed) add("--seed", std::to_string(*flags_.engine.seed));
     return arguments;
   }
 
   absl::Status Watch() {
-    bool announced = false;
-    std::map<std::string, absl::Time> to_restart;
     while (!stop_.Raised()) {
-      for (const ChildProcesses::Ended& ended : children_.Reap()) {
-        if (!workers_.contains(ended.name))
-          return absl::UnavailableError(absl::StrCat("the ", ended.name, " ", ended.how, "; stopping"));
-        const bool quick = SystemClock().Now() - started_[ended.name] < kQuickEnd;
-        quick_ends_[ended.name] = quick ? quick_ends_[ended.name] + 1 : 0;
-        if (quick_ends_[ended.name] >= kQuickEndsAllowed || (quick && !announced && ended.how.rfind("exited", 0) == 0))
-          return absl::UnavailableError(absl::StrCat(ended.name, " ", ended.how, "; its last line says why"));
-        LogWarning(ended.name, " ", ended.how, "; starting another");
-        to_restart[ended.name] = SystemClock().Now() + kRestartPause;
-      }
-      for (auto it = to_restart.begin(); it != to_restart.end();) {
-        if (SystemClock().Now() < it->second) {
-          ++it;
-          continue;
-        }
-        DT_RETURN_IF_ERROR(StartWorker(it->first));
-        it = to_restart.erase(it);
-      }
-      if (!announced && server_.Ready()) {
-        const absl::Time now = SystemClock().Now();
-        server_ready_ = std::min(server_ready_, now);
-        const bool all = workers_that_serve_ >= static_cast<int>(workers_.size());
-        all_serve_ = all ? std::min(all_serve_, now) : absl::InfiniteFuture();
-        announced = now > all_serve_ + kLanesAreKnown || now > server_ready_ + kAnnounceAnyway;
-        if (announced) Announce();
-      }
+      for (const ChildProcesses::Ended& ended : children_.Reap()) DT_RETURN_IF_ERROR(OnEnd(ended));
+      StartAgain();
+      if (!announced_ && ServerListens()) AnnounceWhenWhole();
       absl::SleepFor(kPollPause);
     }
     return absl::OkStatus();
+  }
+
+  // Before the cluster serves, one that exits says that it cannot be started as it was asked for; nothing is lost then.
+  // A cluster that serves goes on without it, and with another as soon as one stays up.
+  absl::Status OnEnd(const ChildProcesses::Ended& ended) {
+    const absl::Duration pause = pauses_.Ended(ended.name, SystemClock().Now());
+    const bool stays_up = pauses_.StaysUp(ended.name);
+    if (!announced_ && (!stays_up || ended.how.rfind("exited", 0) == 0))
+      return absl::UnavailableError(absl::StrCat(ended.name, " ", ended.how, "; its last line says why"));
+    if (stays_up)
+      LogWarning(ended.name, " ", ended.how, "; starting another");
+    else
+      LogError(ended.name, " ", ended.how, "; starting another in ", absl::FormatDuration(pause),
+               ": it does not stay up, ", pauses_.QuickEnds(ended.name), " in a row ended soon after their start");
+    to_restart_[ended.name] = SystemClock().Now() + pause;
+    return absl::OkStatus();
+  }
+
+  void StartAgain() {
+    const absl::Time now = SystemClock().Now();
+    for (auto& [name, due] : to_restart_) {
+      if (now < due) continue;
+      const absl::Status started = StartOne(name);
+      if (!started.ok()) LogError(std::string(started.message()), "; trying again");
+      due = started.ok() ? absl::InfiniteFuture() : now + pauses_.Ended(name, now);
+    }
+  }
+
+  // Where it listens is known from then on: another server listens there, too.
+  bool ServerListens() {
+    if (http_address_.empty() && http_.Ready()) {
+      http_address_ = http_.Take();
+      if (grpc_.Ready()) grpc_address_ = grpc_.Take();
+    }
+    return !http_address_.empty();
+  }
+
+  void AnnounceWhenWhole() {
+    const absl::Time now = SystemClock().Now();
+    server_ready_ = std::min(server_ready_, now);
+    const bool all = workers_that_serve_ >= static_cast<int>(workers_.size());
+    all_serve_ = all ? std::min(all_serve_, now) : absl::InfiniteFuture();
+    announced_ = now > all_serve_ + kLanesAreKnown || now > server_ready_ + kAnnounceAnyway;
+    if (announced_) Announce();
   }
 
   void Announce() {
     ControlFlags control;
     control.scheduler = address_;
     if (const absl::Status shown = RunStatus(control); !shown.ok()) LogWarning(std::string(shown.message()));
-    std::printf("\nready: http://%s  (scheduler %s; Ctrl-C stops all)\n", server_.Take().c_str(), address_.c_str());
+    std::printf("\nready: http://%s  (scheduler %s; Ctrl-C stops all)\n", http_address_.c_str(), address_.c_str());
     std::fflush(stdout);
   }
 
@@ -305,12 +321,14 @@ class Up {
   uint64_t most_kv_bytes_ = 0;  // of a worker, if memory were no bound; 0: its size was given
   uint64_t weight_bytes_ = 0;   // on a GPU, with what lies beside them
   std::string address_;    // of the scheduler
-  Announcement scheduler_{"listening on "}, server_{"listening on http://"};
+  std::string http_address_, grpc_address_;  // of the server, once it has listened
+  Announcement scheduler_{"listening on "}, http_{"listening on http://"}, grpc_{"listening on grpc://"};
   std::map<std::string, Arguments> workers_;
   std::atomic<int> workers_that_serve_{0};  // so far, of all incarnations
   absl::Time server_ready_ = absl::InfiniteFuture(), all_serve_ = absl::InfiniteFuture();
-  std::map<std::string, absl::Time> started_;
-  std::map<std::string, int> quick_ends_;
+  RestartPauses pauses_;
+  std::map<std::string, absl::Time> to_restart_;  // when; absl::InfiniteFuture(): it runs
+  bool announced_ = false;
   ChildProcesses children_;  // last: its readers use the announcements
 };
 
