@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/thread_name.h"
 #include "control/convert.h"
 #include "control/table_limits.h"
 
@@ -97,6 +98,7 @@ bool MembershipClient::Write(v1::WorkerReport report) {
 }
 
 void MembershipClient::Beat(const std::function<Heartbeat()>& heartbeat) {
+  NameThread("dt-heartbeat");
   const auto interval = std::chrono::milliseconds(reply_.heartbeat_ms);
   // The scheduler answers every heartbeat; it is given longer than it gives us, so that its view of a cut comes first.
   // Before it does, a large table may be on its way.

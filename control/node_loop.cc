@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/thread_name.h"
 
 namespace dovetail::control {
 namespace {
@@ -57,6 +58,7 @@ absl::Duration NodeLoop::Busy() const {
 }
 
 void NodeLoop::Run() {
+  NameThread("dt-loop");
   std::vector<std::function<void()>> taken;
   while (true) {
     turn_began_us_.store(absl::ToUnixMicros(SystemClock().Now()), std::memory_order_relaxed);

@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "base/check.h"
+#include "base/thread_name.h"
 
 namespace dovetail::kernels {
 namespace {
@@ -21,7 +22,11 @@ ThreadPool::ThreadPool(const ThreadPoolOptions& options)
   DT_CHECK(options.threads >= 1 && options.threads <= kMaxThreads, options.threads);
   DT_CHECK(options.spin_us >= 0, options.spin_us);
   workers_.reserve(threads_ - 1);
-  for (int i = 1; i < threads_; ++i) workers_.emplace_back([this] { WorkerLoop(); });
+  for (int i = 1; i < threads_; ++i)
+    workers_.emplace_back([this, i] {
+      NameThread("dt-pool-" + std::to_string(i));
+      WorkerLoop();
+    });
 }
 
 ThreadPool::~ThreadPool() {

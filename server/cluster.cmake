@@ -35,6 +35,7 @@ dovetail_library(cli
     cli/inspect_command.cc
     cli/logits_command.cc
     cli/model_text.cc
+    cli/role.cc
     cli/run_command.cc
     cli/serve_command.cc
   DEPS dovetail_attention_worker_main dovetail_bench_engine dovetail_chat_template dovetail_cluster_scheduler

@@ -5,6 +5,7 @@
 
 #include "attention_worker/attention_executor.h"
 #include "base/log.h"
+#include "base/thread_name.h"
 #include "base/trace.h"
 #include "compute_worker/attention_specs.h"
 #include "proto/kv_blocks.h"
@@ -248,6 +249,7 @@ absl::Status EmbeddedCluster::Health() const {
 }
 
 void EmbeddedCluster::Run() {
+  NameThread("dt-engine");
   while (true) {
     const bool busy = RunOnce();
     if (const absl::Status health = Health(); !health.ok()) {

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/sha256.h"
+#include "base/thread_name.h"
 #include "control/convert.h"
 #include "control/generation_messages.h"
 #include "model/rope.h"
@@ -308,6 +309,7 @@ bool RemoteEngine::PauseBeforeRetry() {
 
 // One thread writes, so that Submit never blocks on a slow scheduler; what gathers meanwhile travels together.
 void RemoteEngine::WriteCommands(Stream& stream) {
+  NameThread("dt-commands");
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
     changed_.wait(lock, [this] { return stream_ended_ || stopping_ || !commands_.empty(); });
@@ -374,6 +376,7 @@ void RemoteEngine::ServeOneStream() {
 }
 
 void RemoteEngine::Run() {
+  NameThread("dt-updates");
   while (true) {
     ServeOneStream();
     {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/thread_name.h"
+
 namespace dovetail::kernels::cuda {
 
 PromptPlanner::PromptPlanner(Maker maker) : maker_(std::move(maker)) {}
@@ -50,6 +52,7 @@ PromptPlanner::Entries::iterator PromptPlanner::Touch(const PromptSize& size) {
 }
 
 void PromptPlanner::Work() {
+  NameThread("dt-plan");
   std::unique_lock lock(mutex_);
   for (;;) {
     work_.wait(lock, [this] { return ends_ || !asked_.empty(); });

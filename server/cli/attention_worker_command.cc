@@ -7,6 +7,7 @@
 #include "server/cli/cluster_commands.h"
 #include "server/cli/device_choice.h"
 #include "server/cli/exchange_choice.h"
+#include "server/cli/role.h"
 
 namespace dovetail::cli {
 namespace {
@@ -46,6 +47,7 @@ absl::StatusOr<uint64_t> KvBytesOf(const AttentionWorkerFlags& flags, kernels::D
 
 
 absl::Status RunAttentionWorker(const AttentionWorkerFlags& flags) {
+  BeginRole(flags.name.empty() ? "attention" : flags.name);
   StopSignal stop;
   attention::AttentionWorkerMainOptions role;
   role.snapshot_percent = flags.state_snapshots;

@@ -11,6 +11,7 @@
 #include "bench/engine/statistics.h"
 #include "server/cli/command_line.h"
 #include "server/cli/device_choice.h"
+#include "server/cli/role.h"
 #include "server/remote_engine.h"
 
 namespace dovetail::cli {
@@ -279,6 +280,7 @@ absl::Status MeasureCluster(const BenchFlags& flags) {
 }  // namespace
 
 absl::Status RunBench(const BenchFlags& flags) {
+  BeginRole("bench");
   DT_RETURN_IF_ERROR(CheckFlags(flags));
   if (!flags.scheduler.empty()) return MeasureCluster(flags);
   DT_ASSIGN_OR_RETURN(const RunningEngine engine, StartEngine(flags.engine, TerminalProgress("loading")));

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,9 +11,12 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "base/clock.h"
+#include "base/thread_name.h"
 
 namespace dovetail::cli {
 namespace {
@@ -20,6 +24,7 @@ namespace {
 constexpr absl::Duration kReapPause = absl::Milliseconds(10);
 
 void ReadLines(int fd, const std::string& name, const std::function<void(const std::string&)>& on_line) {
+  NameThread("dt-" + name);
   FILE* in = fdopen(fd, "r");
   char* line = nullptr;
   size_t capacity = 0;
@@ -48,6 +53,18 @@ void ReadLines(int fd, const std::string& name, const std::function<void(const s
   _exit(127);
 }
 
+// The file that this process runs. Its path names a process that executes it until that takes a name of its own. A
+// build that lies there instead by now is another one, with which this one does not speak.
+std::string ThisBinary() {
+  constexpr const char* kLink = "/proc/self/exe";
+  std::error_code error;
+  const std::string path = std::filesystem::read_symlink(kLink, error).string();
+  struct stat own, there;
+  const bool same = !error && stat(kLink, &own) == 0 && stat(path.c_str(), &there) == 0 && own.st_dev == there.st_dev &&
+                    own.st_ino == there.st_ino;
+  return same ? path : kLink;
+}
+
 std::string HowItEnded(int status) {
   if (WIFSIGNALED(status)) return absl::StrCat("was killed by signal ", WTERMSIG(status));
   return absl::StrCat("exited with ", WEXITSTATUS(status));
@@ -66,9 +83,10 @@ absl::Status ChildProcesses::Start(const std::string& name, const std::vector<st
   std::vector<char*> pointers;
   for (std::string& argument : all) pointers.push_back(argument.data());
   pointers.push_back(nullptr);
+  const std::string binary = ThisBinary();
   const pid_t parent = getpid();
   const pid_t pid = fork();
-  if (pid == 0) Become("/proc/self/exe", pointers.data(), ends[1], parent);
+  if (pid == 0) Become(binary.c_str(), pointers.data(), ends[1], parent);
   close(ends[1]);
   if (pid < 0) {
     close(ends[0]);

@@ -4,11 +4,13 @@
 #include "compute_worker/compute_worker_main.h"
 #include "server/cli/exchange_choice.h"
 #include "server/cli/cluster_commands.h"
+#include "server/cli/role.h"
 #include "server/remote_model.h"
 
 namespace dovetail::cli {
 
 absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
+  BeginRole(flags.name.empty() ? "compute" : flags.name);
   StopSignal stop;
   control::WorkerMainOptions options;
   options.scheduler = flags.control.scheduler;

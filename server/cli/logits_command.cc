@@ -6,6 +6,7 @@
 #include "absl/strings/str_split.h"
 #include "server/cli/commands.h"
 #include "server/cli/generation.h"
+#include "server/cli/role.h"
 
 namespace dovetail::cli {
 namespace {
@@ -41,6 +42,7 @@ absl::Status WriteNpy(const std::string& path, const std::vector<float>& values,
 }  // namespace
 
 absl::Status RunLogits(const LogitsFlags& flags) {
+  BeginRole("logits");
   DT_ASSIGN_OR_RETURN(const std::vector<TokenId> ids, ParseIds(flags.ids));
   if (flags.last < 0 || flags.last > static_cast<int>(ids.size()))
     return InvalidArgument("--last: ", flags.last, " is outside 0..", ids.size(), ", the number of ids");

@@ -7,10 +7,12 @@
 #include "server/cli/commands.h"
 #include "server/cli/generation.h"
 #include "server/cli/model_text.h"
+#include "server/cli/role.h"
 
 namespace dovetail::cli {
 
 absl::Status RunPrompt(const RunFlags& flags) {
+  BeginRole("run");
   DT_ASSIGN_OR_RETURN(const RunningEngine engine, StartEngine(flags.engine, TerminalProgress("loading")));
   DT_ASSIGN_OR_RETURN(const auto served,
                       MakeServedModel(*engine.model->checkpoint, {.chat_template = flags.chat_template,

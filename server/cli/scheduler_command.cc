@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "scheduler/scheduler_main.h"
 #include "server/cli/cluster_commands.h"
+#include "server/cli/role.h"
 
 namespace dovetail::cli {
 namespace {
@@ -23,6 +24,7 @@ absl::Status CheckFlags(scheduler::SchedulerOptions options) {
 }  // namespace
 
 absl::Status RunScheduler(const SchedulerFlags& flags) {
+  BeginRole("scheduler");
   StopSignal stop;
   scheduler::SchedulerMainOptions options;
   options.listen = flags.listen;

@@ -1,11 +1,10 @@
-#include <sys/resource.h>
-
 #include <csignal>
 #include <ctime>
 #include <utility>
 
 #include "base/log.h"
 #include "server/cli/commands.h"
+#include "server/cli/role.h"
 #include "server/embedded_cluster.h"
 
 namespace dovetail::cli {
@@ -17,12 +16,6 @@ sigset_t StopSignals() {
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
   return signals;
-}
-
-// A core dump would hold prompts and keys.
-void ForbidCoreDumps() {
-  const rlimit none{0, 0};
-  setrlimit(RLIMIT_CORE, &none);
 }
 
 // Blocks until a signal comes. Not kOk: the engine cannot go on, and whoever supervises this process starts another.
@@ -38,7 +31,7 @@ absl::Status WaitForEnd(const sigset_t& signals, server::Engine& engine) {
 }  // namespace
 
 absl::Status RunServe(const ServeFlags& flags) {
-  ForbidCoreDumps();
+  BeginRole("serve");
   const sigset_t signals = StopSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // before any thread begins: they inherit it
   DT_ASSIGN_OR_RETURN(const std::unique_ptr<ApiServer> api, ApiServer::Start(flags.api, flags.engine.seed));

@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "server/cli/api_server.h"
 #include "server/cli/cluster_commands.h"
+#include "server/cli/role.h"
 #include "server/remote_engine.h"
 #include "server/remote_model.h"
 
@@ -35,6 +36,7 @@ class TemporaryFolder {
 }  // namespace
 
 absl::Status RunServer(const ServerFlags& flags) {
+  BeginRole("server");
   StopSignal stop;
   server::RemoteEngineOptions remote;
   remote.scheduler = flags.control.scheduler;

@@ -17,6 +17,7 @@
 #include "server/cli/child_processes.h"
 #include "server/cli/cluster_commands.h"
 #include "server/cli/restart_pauses.h"
+#include "server/cli/role.h"
 #include "server/embedded_cluster.h"
 #include "server/kv_room.h"
 
@@ -335,6 +336,7 @@ class Up {
 }  // namespace
 
 absl::Status RunUp(const UpFlags& flags) {
+  BeginRole("up");
   StopSignal stop;
   return Up(flags, stop).Run();
 }

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/thread_name.h"
 #include "control/listening.h"
 #include "control/messages.h"
 #include "control/security.h"
@@ -61,6 +62,7 @@ class EngineCalls {
 
  private:
   void Run() {
+    NameThread("dt-grpc-calls");
     std::unique_lock<std::mutex> lock(mutex_);
     while (!stopping_ || !calls_.empty()) {
       if (calls_.empty()) wake_.wait_for(lock, absl::ToChronoMilliseconds(kHealthInterval));

@@ -1,12 +1,12 @@
 #include "server/http/listener.h"
 
-#include <boost/asio/post.hpp>
-
 #include <array>
+#include <boost/asio/post.hpp>
 
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/log.h"
+#include "base/thread_name.h"
 
 namespace dovetail::server {
 namespace {
@@ -46,7 +46,12 @@ absl::Status Listener::Start() {
                                                error.message(), "; choose another --port"));
   port_ = acceptor_->local_endpoint().port();
   Accept();
-  for (auto& io : threads_) io->thread = std::thread([&context = io->context] { context.run(); });
+  for (auto& io : threads_) {
+    io->thread = std::thread([&context = io->context] {
+      NameThread("dt-http");
+      context.run();
+    });
+  }
   started_ = true;
   return absl::OkStatus();
 }

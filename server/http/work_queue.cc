@@ -1,5 +1,7 @@
 #include "server/http/work_queue.h"
 
+#include "base/thread_name.h"
+
 namespace dovetail::server {
 
 WorkQueue::WorkQueue(int threads, int max_queued) : max_queued_(max_queued) {
@@ -31,6 +33,7 @@ void WorkQueue::Stop() {
 }
 
 void WorkQueue::Run() {
+  NameThread("dt-http-work");
   while (true) {
     std::function<void()> task;
     {

@@ -160,7 +160,7 @@ TEST_F(Serve, NoPromptIsLoggedOrDumped) {
   std::ifstream limits(absl::StrCat("/proc/", server.pid(), "/limits"));
   std::stringstream text;
   text << limits.rdbuf();
-  EXPECT_THAT(text.str(), testing::ContainsRegex("Max core file size +0 +0 "));
+  EXPECT_THAT(text.str(), testing::ContainsRegex("Max core file size +1 +1 "));
   server.Signal(SIGTERM);
   EXPECT_EQ(server.Wait(), 0);
   const std::string log = server.ErrorText();

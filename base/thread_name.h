@@ -1,0 +1,10 @@
+#pragma once
+#include <string_view>
+
+namespace dovetail {
+
+// Names the calling thread, as debuggers, top and /proc show it; of a process's first thread it is the process's name.
+// The kernel keeps 15 bytes. Threads that it begins have the same name until they take one. Does not fail.
+void NameThread(std::string_view name);
+
+}  // namespace dovetail
