@@ -38,6 +38,7 @@ dovetail_library(cli
     cli/role.cc
     cli/run_command.cc
     cli/serve_command.cc
+    cli/stop_signal.cc
   DEPS dovetail_attention_worker_main dovetail_bench_engine dovetail_chat_template dovetail_cluster_scheduler
        dovetail_compute_worker_main dovetail_device_choice dovetail_embedded_cluster dovetail_grpc_server
        dovetail_http dovetail_openai dovetail_remote_engine dovetail_tokenizer dovetail_ucx_connector

@@ -8,6 +8,7 @@
 #include "server/cli/device_choice.h"
 #include "server/cli/exchange_choice.h"
 #include "server/cli/role.h"
+#include "server/cli/stop_signal.h"
 
 namespace dovetail::cli {
 namespace {
@@ -74,6 +75,7 @@ absl::Status RunAttentionWorker(const AttentionWorkerFlags& flags) {
                              [&](transport::Connector& connector, const control::JoinReply& membership) {
                                return attention::MakeAttentionWorker(role, *device, connector, membership);
                              });
+  if (!flags.trace_file.empty()) stop.OwnerEnds();  // the trace is written at the end
   return stop.RunUntil([&] { return worker.Run(); }, [&] { worker.Stop(); });
 }
 

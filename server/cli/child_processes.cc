@@ -123,7 +123,7 @@ pid_t ChildProcesses::PidOf(const std::string& name) const {
   return -1;
 }
 
-void ChildProcesses::Stop(const std::string& name, absl::Duration patience) {
+void ChildProcesses::Stop(const std::string& name, absl::Duration patience, const std::function<bool()>& hurry) {
   const pid_t pid = PidOf(name);
   if (pid < 0) return;
   kill(pid, SIGTERM);
@@ -131,7 +131,7 @@ void ChildProcesses::Stop(const std::string& name, absl::Duration patience) {
   while (PidOf(name) == pid) {
     Reap();
     if (PidOf(name) != pid) return;
-    if (SystemClock().Now() >= give_up) kill(pid, SIGKILL);
+    if (SystemClock().Now() >= give_up || (hurry && hurry())) kill(pid, SIGKILL);
     absl::SleepFor(kReapPause);
   }
 }

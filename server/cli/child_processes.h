@@ -30,10 +30,10 @@ class ChildProcesses {
   // Reaps who has ended, without blocking.
   std::vector<Ended> Reap();
 
-  // SIGTERM to one child, then to all others in the order of their start reversed; who has not ended after `patience`
-  // is killed. Reaps all.
+  // SIGTERM to one child, then to all others in the order of their start reversed; one that has not ended after
+  // `patience`, or once `hurry` says so, is killed. Reaps all.
   void StopAll(absl::Duration patience);
-  void Stop(const std::string& name, absl::Duration patience);
+  void Stop(const std::string& name, absl::Duration patience, const std::function<bool()>& hurry = {});
   pid_t PidOf(const std::string& name) const;  // -1: not running
 
  private:

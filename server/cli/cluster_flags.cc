@@ -2,10 +2,6 @@
 
 #include <unistd.h>
 
-#include <atomic>
-#include <csignal>
-#include <thread>
-
 #include "server/cli/command_line.h"
 
 namespace dovetail::cli {
@@ -76,39 +72,6 @@ void AddTrustNetworkFlag(CLI::App& command, bool& trust) {
       .add_flag("--trust-network", trust,
                 "Open the data plane to a network without mutual TLS: only hosts of this cluster reach it [off]")
       ->group("Data plane");
-}
-
-StopSignal::StopSignal() {
-  sigemptyset(&signals_);
-  sigaddset(&signals_, SIGTERM);
-  sigaddset(&signals_, SIGINT);
-  pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
-}
-
-bool StopSignal::TakeWithin(absl::Duration timeout) {
-  const timespec time = absl::ToTimespec(timeout);
-  if (sigtimedwait(&signals_, nullptr, &time) > 0) raised_ = true;
-  return raised_;
-}
-
-bool StopSignal::Raised() { return raised_ || TakeWithin(absl::ZeroDuration()); }
-
-void StopSignal::Wait() {
-  while (!raised_) TakeWithin(absl::Seconds(3600));
-}
-
-void StopSignal::RestoreDefault() { pthread_sigmask(SIG_UNBLOCK, &signals_, nullptr); }
-
-absl::Status StopSignal::RunUntil(const std::function<absl::Status()>& work, const std::function<void()>& stop) {
-  std::atomic<bool> done{false};
-  std::thread watcher([&] {
-    while (!done)
-      if (TakeWithin(absl::Milliseconds(100))) return stop();
-  });
-  const absl::Status status = work();
-  done = true;
-  watcher.join();
-  return status;
 }
 
 std::string DefaultName(const std::string& role) {

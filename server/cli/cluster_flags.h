@@ -1,7 +1,5 @@
 #pragma once
 #include <CLI/CLI.hpp>
-#include <csignal>
-#include <functional>
 #include <string>
 
 #include "base/status.h"
@@ -23,22 +21,6 @@ absl::StatusOr<control::Security> SecurityOf(const ControlFlags& flags);  // val
 
 void AddDataFlags(CLI::App& command, control::DataPlane& plane);
 void AddTrustNetworkFlag(CLI::App& command, bool& trust);
-
-// SIGTERM and SIGINT of this process. Constructed before any thread begins: they inherit that both are blocked.
-class StopSignal {
- public:
-  StopSignal();
-  bool Raised();  // has one come?
-  void Wait();    // until one comes
-  // Runs `work` on this thread; calls `stop` once, on another, when a signal comes before it ends.
-  absl::Status RunUntil(const std::function<absl::Status()>& work, const std::function<void()>& stop);
-  void RestoreDefault();  // from here on the default action: the process ends
-
- private:
-  bool TakeWithin(absl::Duration timeout);
-  sigset_t signals_;
-  bool raised_ = false;
-};
 
 // "attention-hostname-4711": unique enough for a cluster.
 std::string DefaultName(const std::string& role);

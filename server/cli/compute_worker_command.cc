@@ -2,9 +2,10 @@
 
 #include "base/log.h"
 #include "compute_worker/compute_worker_main.h"
-#include "server/cli/exchange_choice.h"
 #include "server/cli/cluster_commands.h"
+#include "server/cli/exchange_choice.h"
 #include "server/cli/role.h"
+#include "server/cli/stop_signal.h"
 #include "server/remote_model.h"
 
 namespace dovetail::cli {
@@ -41,6 +42,7 @@ absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
       options, std::move(connectors), [&](transport::Connector& connector, const control::JoinReply&) {
         return compute::MakeComputeWorker(*model, digest, *device, connector, tuning, flags.engine.trace_file);
       });
+  if (!flags.engine.trace_file.empty()) stop.OwnerEnds();  // the trace is written at the end
   return stop.RunUntil([&] { return worker.Run(); }, [&] { worker.Stop(); });
 }
 

@@ -6,6 +6,7 @@
 #include "scheduler/scheduler_main.h"
 #include "server/cli/cluster_commands.h"
 #include "server/cli/role.h"
+#include "server/cli/stop_signal.h"
 
 namespace dovetail::cli {
 namespace {

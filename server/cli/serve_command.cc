@@ -1,27 +1,19 @@
-#include <csignal>
-#include <ctime>
 #include <utility>
 
 #include "base/log.h"
 #include "server/cli/commands.h"
 #include "server/cli/role.h"
+#include "server/cli/stop_signal.h"
 #include "server/embedded_cluster.h"
 
 namespace dovetail::cli {
 namespace {
 
-sigset_t StopSignals() {
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
-  return signals;
-}
+constexpr absl::Duration kBetweenLooks = absl::Milliseconds(200);
 
-// Blocks until a signal comes. Not kOk: the engine cannot go on, and whoever supervises this process starts another.
-absl::Status WaitForEnd(const sigset_t& signals, server::Engine& engine) {
-  constexpr timespec kBetweenLooks{.tv_sec = 0, .tv_nsec = 200'000'000};
-  while (sigtimedwait(&signals, nullptr, &kBetweenLooks) < 0) {
+// Blocks until a signal comes. Not kOk: the engine cannot go on, and its supervisor starts another.
+absl::Status WaitForEnd(const StopSignal& stop, server::Engine& engine) {
+  while (!stop.WaitFor(kBetweenLooks)) {
     const server::EngineStats stats = engine.stats();
     if (!stats.healthy) return FailedPrecondition(stats.error);
   }
@@ -32,8 +24,7 @@ absl::Status WaitForEnd(const sigset_t& signals, server::Engine& engine) {
 
 absl::Status RunServe(const ServeFlags& flags) {
   BeginRole("serve");
-  const sigset_t signals = StopSignals();
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // before any thread begins: they inherit it
+  StopSignal stop;
   DT_ASSIGN_OR_RETURN(const std::unique_ptr<ApiServer> api, ApiServer::Start(flags.api, flags.engine.seed));
   DT_ASSIGN_OR_RETURN(const RunningEngine engine, StartEngine(flags.engine, TerminalProgress("loading")));
   server::EmbeddedCluster& cluster = *engine.cluster;
@@ -44,12 +35,13 @@ absl::Status RunServe(const ServeFlags& flags) {
                                  .max_num_seqs = flags.engine.max_num_seqs,
                                  .kv_dtype = engine.kv_dtype,
                                  .kv_blocks = static_cast<int64_t>(cluster.kv_tokens() / kSegmentTokens)}));
+  stop.OwnerEnds();
   LogInfo("serving ", api->model_name(), ": ", engine.model->weight_bytes >> 20, " MiB of weights, KV cache of ",
           cluster.kv_tokens(), " tokens (", cluster.kv_bytes() >> 20, " MiB) on ", flags.engine.attention_workers,
           " attention worker(s)");
   api->PrintAddresses();
-  const absl::Status end = WaitForEnd(signals, cluster);
-  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);  // from here on the default action: the process ends
+  const absl::Status end = WaitForEnd(stop, cluster);
+  stop.RestoreDefault();
   api->Drain();
   return end;
 }

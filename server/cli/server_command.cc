@@ -6,11 +6,17 @@
 #include "server/cli/api_server.h"
 #include "server/cli/cluster_commands.h"
 #include "server/cli/role.h"
+#include "server/cli/stop_signal.h"
 #include "server/remote_engine.h"
 #include "server/remote_model.h"
 
 namespace dovetail::cli {
 namespace {
+
+void RemoveFolder(const std::string& path) {
+  std::error_code ignored;
+  std::filesystem::remove_all(path, ignored);
+}
 
 // A folder for the model's text files, gone with this object.
 class TemporaryFolder {
@@ -23,8 +29,7 @@ class TemporaryFolder {
   }
   TemporaryFolder(TemporaryFolder&& other) noexcept : path_(std::exchange(other.path_, {})) {}
   ~TemporaryFolder() {
-    std::error_code ignored;
-    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+    if (!path_.empty()) RemoveFolder(path_);
   }
   const std::string& path() const { return path_; }
 
@@ -50,6 +55,7 @@ absl::Status RunServer(const ServerFlags& flags) {
   if (!connected.ok()) return connected.status();
   const std::unique_ptr<server::RemoteEngine> engine = *std::move(connected);
   DT_ASSIGN_OR_RETURN(const TemporaryFolder folder, TemporaryFolder::Create());
+  stop.AtEnd([path = folder.path()] { RemoveFolder(path); });
   DT_ASSIGN_OR_RETURN(const auto model, server::OpenRemoteModel(engine->model(), engine->files(), folder.path()));
   DT_RETURN_IF_ERROR(api->Serve({.checkpoint = model.get(),
                                  .engine = engine.get(),
@@ -57,6 +63,7 @@ absl::Status RunServer(const ServerFlags& flags) {
                                  .max_model_len = engine->max_model_len(),
                                  .max_num_seqs = engine->max_num_seqs(),
                                  .kv_dtype = engine->model().attention.softmax(LayerGroup(0)).kv}));
+  stop.OwnerEnds();
   LogInfo("serving ", api->model_name(), " of the scheduler at ", remote.scheduler);
   api->PrintAddresses();
   stop.Wait();

@@ -18,6 +18,7 @@
 #include "server/cli/cluster_commands.h"
 #include "server/cli/restart_pauses.h"
 #include "server/cli/role.h"
+#include "server/cli/stop_signal.h"
 #include "server/embedded_cluster.h"
 #include "server/kv_room.h"
 
@@ -48,13 +49,16 @@ class Up {
       if (device != "cpu" && !kernels::cuda::ParseCudaName(std::string(device)).ok())
         return InvalidArgument("--attention-devices: '", device, "' is neither cpu nor cuda:N, as in cuda:1,cpu");
     DT_RETURN_IF_ERROR(SizeKvCache());
+    stop_.OwnerEnds();  // its children end before it
     DT_RETURN_IF_ERROR(StartScheduler());
     if (stop_.Raised()) return absl::OkStatus();
     NameWorkers();
     for (const auto& [name, arguments] : workers_) DT_RETURN_IF_ERROR(StartOne(name));
     DT_RETURN_IF_ERROR(StartOne(kServer));
     const absl::Status end = Watch();
-    children_.Stop(kServer, absl::Seconds(flags_.server.api.shutdown_timeout) + absl::Seconds(1));
+    if (!http_address_.empty())  // it serves, and the others are needed while it drains
+      children_.Stop(kServer, absl::Seconds(flags_.server.api.shutdown_timeout) + absl::Seconds(1),
+                     [this] { return stop_.RaisedAgain(); });
     children_.StopAll(kStopPatience);
     return end;
   }

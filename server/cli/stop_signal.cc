@@ -1,0 +1,145 @@
+#include "server/cli/stop_signal.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdint>
+#include <cstdlib>
+#include <utility>
+
+#include "base/check.h"
+#include "base/thread_name.h"
+
+namespace dovetail::cli {
+namespace {
+
+sigset_t StopSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  return signals;
+}
+
+int OpenSignals() {
+  const sigset_t signals = StopSignals();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  return signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+}  // namespace
+
+StopSignal::StopSignal() : signal_fd_(OpenSignals()), wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  DT_CHECK(signal_fd_ >= 0 && wake_fd_ >= 0);
+  watcher_ = std::thread([this] { Watch(); });
+}
+
+StopSignal::~StopSignal() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    closing_ = true;
+  }
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof(one));
+  changed_.notify_all();
+  if (watcher_.joinable()) watcher_.join();
+  close(signal_fd_);
+  close(wake_fd_);
+}
+
+// Owns nothing that another thread could hold for long: it must be able to end the process.
+void StopSignal::Watch() {
+  NameThread("dt-signals");
+  absl::Duration left = absl::InfiniteDuration();
+  while (true) {
+    pollfd fds[2] = {{signal_fd_, POLLIN, 0}, {wake_fd_, POLLIN, 0}};
+    const timespec limit = absl::ToTimespec(left);
+    const int ready = ppoll(fds, 2, left == absl::InfiniteDuration() ? nullptr : &limit, nullptr);
+    signalfd_siginfo taken;
+    const bool came = (fds[0].revents & POLLIN) != 0 && read(signal_fd_, &taken, sizeof(taken)) == sizeof(taken);
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (closing_) return;
+    if (came) {
+      ++signals_;
+      changed_.notify_all();
+    }
+    if (owner_ends_ || signals_ == 0) {
+      left = absl::InfiniteDuration();
+      continue;
+    }
+    if (ready == 0 || signals_ > 1) EndProcess();
+    left = kPatience;
+  }
+}
+
+void StopSignal::EndProcess() {
+  if (put_away_) put_away_();
+  std::_Exit(0);
+}
+
+bool StopSignal::Raised() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return signals_ > 0;
+}
+
+bool StopSignal::RaisedAgain() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return signals_ > 1;
+}
+
+void StopSignal::Wait() const {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return signals_ > 0; });
+}
+
+bool StopSignal::WaitFor(absl::Duration timeout) const {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return changed_.wait_for(lock, absl::ToChronoMilliseconds(timeout), [this] { return signals_ > 0; });
+}
+
+void StopSignal::OwnerEnds() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  owner_ends_ = true;
+}
+
+void StopSignal::AtEnd(std::function<void()> put_away) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  put_away_ = std::move(put_away);
+}
+
+absl::Status StopSignal::RunUntil(const std::function<absl::Status()>& work, const std::function<void()>& stop) {
+  bool done = false;
+  std::thread stopper([&] {
+    NameThread("dt-stop");
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return done || signals_ > 0; });
+    if (done) return;
+    lock.unlock();
+    stop();
+  });
+  const absl::Status status = work();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    done = true;
+  }
+  changed_.notify_all();
+  stopper.join();
+  return status;
+}
+
+void StopSignal::RestoreDefault() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    closing_ = true;
+  }
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof(one));
+  watcher_.join();
+  const sigset_t signals = StopSignals();
+  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+}
+
+}  // namespace dovetail::cli

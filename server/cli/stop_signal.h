@@ -1,0 +1,56 @@
+#pragma once
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "absl/time/time.h"
+#include "base/status.h"
+
+namespace dovetail::cli {
+
+// SIGTERM and SIGINT of this process. Constructed before any thread begins: they inherit that both are blocked. One in
+// a process. Thread-safe.
+//
+// Until OwnerEnds(), the process ends kPatience after the signal at the latest, with status 0, whatever it is at: it
+// reads a model from a slow disk, waits for a peer that does not answer, builds a tokenizer. What it holds until then
+// goes with it; AtEnd() is for what does not.
+class StopSignal {
+ public:
+  static constexpr absl::Duration kPatience = absl::Milliseconds(500);
+
+  StopSignal();
+  ~StopSignal();
+
+  bool Raised() const;
+  void Wait() const;                           // until one comes
+  bool WaitFor(absl::Duration timeout) const;  // Raised(), at the latest after `timeout`
+  bool RaisedAgain() const;                    // its sender does not want to wait
+
+  // From here on the caller ends the process, in its own time.
+  void OwnerEnds();
+
+  // Called before the process is ended, on another thread; must not block.
+  void AtEnd(std::function<void()> put_away);
+
+  // Runs `work` on this thread; calls `stop` once, on another, when a signal comes before it ends.
+  absl::Status RunUntil(const std::function<absl::Status()>& work, const std::function<void()>& stop);
+
+  // From here on a signal has its default action: the process ends.
+  void RestoreDefault();
+
+ private:
+  void Watch();
+  void EndProcess();
+
+  mutable std::mutex mutex_;  // of what follows
+  mutable std::condition_variable changed_;
+  int signals_ = 0;
+  bool owner_ends_ = false;
+  bool closing_ = false;
+  std::function<void()> put_away_;
+  const int signal_fd_, wake_fd_;
+  std::thread watcher_;
+};
+
+}  // namespace dovetail::cli
