@@ -256,6 +256,7 @@ void RemoteEngine::Take(const pb::GenerationEvents& events) {
     Deliver(*std::move(update));
   }
   std::lock_guard<std::mutex> lock(mutex_);
+  heard_ = SystemClock().Now();
   for (const pb::StepSample& sample : events.steps()) {
     if (step_samples_.size() == kMaxStepSamples) step_samples_.pop_front();
     step_samples_.push_back({static_cast<int>(sample.new_tokens()), static_cast<int>(sample.sequences()),
@@ -307,13 +308,21 @@ bool RemoteEngine::PauseBeforeRetry() {
   return !changed_.wait_for(lock, absl::ToChronoMilliseconds(kRetryPause), [this] { return stopping_; });
 }
 
-// One thread writes, so that Submit never blocks on a slow scheduler; what gathers meanwhile travels together.
+// One thread writes, so that Submit never blocks on a slow scheduler; what gathers meanwhile travels together. It also
+// ends the stream of a scheduler that stopped: the connection stands as long as its kernel answers.
 void RemoteEngine::WriteCommands(Stream& stream) {
   NameThread("dt-commands");
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
-    changed_.wait(lock, [this] { return stream_ended_ || stopping_ || !commands_.empty(); });
+    const absl::Duration quiet = SystemClock().Now() - heard_;
+    if (quiet >= kSilence) {
+      LogError("scheduler ", options_.scheduler, ": says nothing for ", absl::FormatDuration(kSilence));
+      return context_->TryCancel();
+    }
+    changed_.wait_for(lock, absl::ToChronoMilliseconds(kSilence - quiet),
+                      [this] { return stream_ended_ || stopping_ || !commands_.empty(); });
     if (stream_ended_ || stopping_) return;
+    if (commands_.empty()) continue;
     std::vector<pb::GenerationCommand> taken;
     taken.swap(commands_);
     lock.unlock();
@@ -349,6 +358,7 @@ void RemoteEngine::ServeOneStream() {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       connected_ = true;
+      heard_ = SystemClock().Now();
     }
     changed_.notify_all();
     writer = std::thread([&] { WriteCommands(*stream); });

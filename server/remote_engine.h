@@ -24,8 +24,9 @@ struct RemoteEngineOptions {
   std::function<bool()> cancelled;                     // asked while waiting; may be empty
 };
 
-// An Engine whose scheduler is another process. When the scheduler is lost every request ends with kUnavailable,
-// stats() say so, and the connection is tried again until it is back with the same model. Thread-safe as Engine says.
+// An Engine whose scheduler is another process. When the scheduler is lost, or says nothing for kSilence, every request
+// ends with kUnavailable, stats() say so, and the connection is tried again until it is back with the same model.
+// Thread-safe as Engine says.
 class RemoteEngine final : public Engine {
  public:
   // Waits for the scheduler and its model. kUnavailable, kInvalidArgument: one line naming the address and the remedy.
@@ -51,6 +52,7 @@ class RemoteEngine final : public Engine {
  private:
   using Stream = grpc::ClientReaderWriter<control::v1::GenerationCommands, control::v1::GenerationEvents>;
   static constexpr size_t kMaxStepSamples = 4096;
+  static constexpr absl::Duration kSilence = absl::Seconds(5);  // a scheduler has something to say twice a second
 
   explicit RemoteEngine(RemoteEngineOptions options) : options_(std::move(options)) {}
   absl::Status MakeStub();
@@ -80,6 +82,7 @@ class RemoteEngine final : public Engine {
   bool stopping_ = false;
   bool connected_ = false;
   bool stream_ended_ = false;
+  absl::Time heard_;                              // from the scheduler
   std::unique_ptr<grpc::ClientContext> context_;  // of the stream
   std::vector<control::v1::GenerationCommand> commands_;
   absl::flat_hash_map<RequestId, std::shared_ptr<GenerationSink>> sinks_;
