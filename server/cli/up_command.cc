@@ -4,6 +4,8 @@
 #include <atomic>
 #include <cstdio>
 #include <map>
+#include <mutex>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -227,7 +229,11 @@ class Up {
         grpc_.OnLine(line);
         http_.OnLine(line);
       });
-    return children_.Start(name, workers_[name]);
+    return children_.Start(name, workers_[name], [this, name](const std::string& line) {
+      if (line.find(name + " was drained") == std::string::npos) return;
+      std::lock_guard<std::mutex> lock(mutex_);
+      drained_.insert(name);
+    });
   }
 
   Arguments ServerArguments() const {
@@ -268,9 +274,19 @@ class Up {
     return absl::OkStatus();
   }
 
+  // An operator asked it to leave.
+  bool WasDrained(const std::string& name) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return drained_.contains(name);
+  }
+
   // Before the cluster serves, one that exits says that it cannot be started as it was asked for; nothing is lost then.
   // A cluster that serves goes on without it, and with another as soon as one stays up.
   absl::Status OnEnd(const ChildProcesses::Ended& ended) {
+    if (WasDrained(ended.name)) {
+      LogInfo(ended.name, " was drained and stays away");
+      return absl::OkStatus();
+    }
     const absl::Duration pause = pauses_.Ended(ended.name, SystemClock().Now());
     const bool stays_up = pauses_.StaysUp(ended.name);
     if (!announced_ && (!stays_up || ended.how.rfind("exited", 0) == 0))
@@ -334,6 +350,8 @@ class Up {
   RestartPauses pauses_;
   std::map<std::string, absl::Time> to_restart_;  // when; absl::InfiniteFuture(): it runs
   bool announced_ = false;
+  std::mutex mutex_;  // of what follows
+  std::set<std::string> drained_;
   ChildProcesses children_;  // last: its readers use the announcements
 };
 

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 import unittest
@@ -130,6 +131,25 @@ class RequestsThatNothingCanRun(unittest.TestCase):
             self.assertEqual(text_of(cluster.url), expected)
 
 
+class ASchedulerThatStops(unittest.TestCase):
+    def test_requests_end_with_503_and_are_taken_again_when_it_goes_on(self):
+        with Cluster() as cluster:
+            expected = text_of(cluster.url)
+            seen = len(cluster.server.lines)
+            cluster.scheduler.send(signal.SIGSTOP)
+            try:
+                begun = time.monotonic()
+                status, answer = ask(cluster.url)
+                took = time.monotonic() - begun
+                self.assertEqual((status, answer["error"]["code"]), (503, "unavailable"))
+                print(f"the request ended after {took:.2f} s", file=sys.stderr)
+                self.assertLess(took, 15)
+                cluster.server.wait_for("scheduler .*: says nothing for 5s", after=seen)
+            finally:
+                cluster.scheduler.send(signal.SIGCONT)
+            self.assertEqual(text_of(cluster.url), expected)
+
+
 class Up(processes.Up):
     def __init__(self, *flags):
         super().__init__(BINARY, MODEL, "--ignore-model-name", "--shutdown-timeout", "1", "--threads", "1", *flags)
@@ -139,6 +159,11 @@ class Up(processes.Up):
         pattern = f" {name} --" if name in ("scheduler", "server") else f" --name {name} "
         return next((pid for pid, arguments in processes.children_of(self.pid).items()
                      if re.search(pattern, arguments)), None)
+
+    def drain(self, name):
+        done = subprocess.run([BINARY, "drain", name, "--scheduler", self.scheduler], capture_output=True, text=True,
+                              timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
 
     def wait_for_another(self, name, pid, limit=30):
         """The process of that name once it is not `pid`."""
@@ -159,6 +184,15 @@ class UpStartsAgain(unittest.TestCase):
                 up.wait_for(f"{victim} was killed by signal 9; starting another", after=seen)
                 up.wait_for_another(victim, pid)
                 self.assertEqual(text_of(up.url), expected, victim)
+            self.assertEqual(up.stop(), 0, "\n".join(up.lines[-30:]))
+
+    def test_no_worker_that_was_drained(self):
+        with Up("--attention-workers", "2") as up:
+            expected = text_of(up.url)
+            up.drain("attention-2")
+            up.wait_for("attention-2 was drained and stays away")
+            self.assertIsNone(up.pid_of("attention-2"))
+            self.assertEqual(text_of(up.url), expected)
             self.assertEqual(up.stop(), 0, "\n".join(up.lines[-30:]))
 
     def test_one_that_does_not_stay_up_later_and_later_names_it_and_goes_on_serving(self):
