@@ -41,7 +41,7 @@ absl::Status RunServe(const ServeFlags& flags) {
           " attention worker(s)");
   api->PrintAddresses();
   const absl::Status end = WaitForEnd(stop, cluster);
-  stop.RestoreDefault();
+  stop.EndsAtOnce();
   api->Drain();
   return end;
 }

@@ -38,6 +38,19 @@ class TemporaryFolder {
   std::string path_;
 };
 
+// The files are gone when this returns: what is served needs them no longer.
+absl::Status Serve(server::RemoteEngine& engine, ApiServer& api, StopSignal& stop) {
+  DT_ASSIGN_OR_RETURN(const TemporaryFolder folder, TemporaryFolder::Create());
+  stop.AtEnd([path = folder.path()] { RemoveFolder(path); });
+  DT_ASSIGN_OR_RETURN(const auto model, server::OpenRemoteModel(engine.model(), engine.files(), folder.path()));
+  return api.Serve({.checkpoint = model.get(),
+                    .engine = &engine,
+                    .model_digest = engine.model().digest,
+                    .max_model_len = engine.max_model_len(),
+                    .max_num_seqs = engine.max_num_seqs(),
+                    .kv_dtype = engine.model().attention.softmax(LayerGroup(0)).kv});
+}
+
 }  // namespace
 
 absl::Status RunServer(const ServerFlags& flags) {
@@ -54,20 +67,12 @@ absl::Status RunServer(const ServerFlags& flags) {
   if (stop.Raised()) return absl::OkStatus();
   if (!connected.ok()) return connected.status();
   const std::unique_ptr<server::RemoteEngine> engine = *std::move(connected);
-  DT_ASSIGN_OR_RETURN(const TemporaryFolder folder, TemporaryFolder::Create());
-  stop.AtEnd([path = folder.path()] { RemoveFolder(path); });
-  DT_ASSIGN_OR_RETURN(const auto model, server::OpenRemoteModel(engine->model(), engine->files(), folder.path()));
-  DT_RETURN_IF_ERROR(api->Serve({.checkpoint = model.get(),
-                                 .engine = engine.get(),
-                                 .model_digest = engine->model().digest,
-                                 .max_model_len = engine->max_model_len(),
-                                 .max_num_seqs = engine->max_num_seqs(),
-                                 .kv_dtype = engine->model().attention.softmax(LayerGroup(0)).kv}));
+  DT_RETURN_IF_ERROR(Serve(*engine, *api, stop));
   stop.OwnerEnds();
   LogInfo("serving ", api->model_name(), " of the scheduler at ", remote.scheduler);
   api->PrintAddresses();
   stop.Wait();
-  stop.RestoreDefault();
+  stop.EndsAtOnce();
   api->Drain();
   return absl::OkStatus();
 }

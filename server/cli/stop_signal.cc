@@ -45,7 +45,7 @@ StopSignal::~StopSignal() {
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof(one));
   changed_.notify_all();
-  if (watcher_.joinable()) watcher_.join();
+  watcher_.join();
   close(signal_fd_);
   close(wake_fd_);
 }
@@ -64,6 +64,8 @@ void StopSignal::Watch() {
     if (closing_) return;
     if (came) {
       ++signals_;
+      last_signal_ = static_cast<int>(taken.ssi_signo);
+      if (ends_at_once_ && signals_ > 1) EndBySignal();
       changed_.notify_all();
     }
     if (owner_ends_ || signals_ == 0) {
@@ -73,6 +75,14 @@ void StopSignal::Watch() {
     if (ready == 0 || signals_ > 1) EndProcess();
     left = kPatience;
   }
+}
+
+// On a thread that has both signals blocked.
+void StopSignal::EndBySignal() {
+  const sigset_t signals = StopSignals();
+  std::raise(last_signal_);
+  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+  std::_Exit(128 + last_signal_);
 }
 
 void StopSignal::EndProcess() {
@@ -130,16 +140,10 @@ absl::Status StopSignal::RunUntil(const std::function<absl::Status()>& work, con
   return status;
 }
 
-void StopSignal::RestoreDefault() {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    closing_ = true;
-  }
-  const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof(one));
-  watcher_.join();
-  const sigset_t signals = StopSignals();
-  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+void StopSignal::EndsAtOnce() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  owner_ends_ = ends_at_once_ = true;
+  if (signals_ > 1) EndBySignal();
 }
 
 }  // namespace dovetail::cli

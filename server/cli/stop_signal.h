@@ -36,17 +36,21 @@ class StopSignal {
   // Runs `work` on this thread; calls `stop` once, on another, when a signal comes before it ends.
   absl::Status RunUntil(const std::function<absl::Status()>& work, const std::function<void()>& stop);
 
-  // From here on a signal has its default action: the process ends.
-  void RestoreDefault();
+  // From here on a second signal ends the process at once, by that signal (of the first process of a container, which
+  // no signal ends, with status 128 and its number).
+  void EndsAtOnce();
 
  private:
   void Watch();
   void EndProcess();
+  void EndBySignal();
 
   mutable std::mutex mutex_;  // of what follows
   mutable std::condition_variable changed_;
   int signals_ = 0;
+  int last_signal_ = 0;
   bool owner_ends_ = false;
+  bool ends_at_once_ = false;
   bool closing_ = false;
   std::function<void()> put_away_;
   const int signal_fd_, wake_fd_;

@@ -16,9 +16,11 @@ START_LIMIT = 60
 class Process:
     """A process whose lines are read as they come; ended by `with`."""
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments, environment=None):
+        """`environment`: variables of it besides those of this process."""
         self.lines, self.changed = [], threading.Condition()
-        self.process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                        env={**os.environ, **(environment or {})})
         self.reader = threading.Thread(target=self._read)
         self.reader.start()
 

@@ -7,9 +7,11 @@ Arguments: the dovetail binary.
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 import urllib.error
@@ -48,8 +50,8 @@ def text_of(url):
 
 
 class Role(processes.Process):
-    def __init__(self, *arguments):
-        super().__init__(BINARY, *arguments)
+    def __init__(self, *arguments, **how):
+        super().__init__(BINARY, *arguments, **how)
 
 
 class Cluster:
@@ -62,8 +64,9 @@ class Cluster:
         joining = ("--scheduler", self.address, "--join-timeout", "1", "--threads", "1", "--lanes", "shm")
         self.compute = Role("compute-worker", MODEL, "--name", "c1", *joining)
         self.attention = Role("attention-worker", "--kv-capacity", "8MiB", "--name", "a1", *joining)
+        self.files = tempfile.mkdtemp()
         self.server = Role("server", "--scheduler", self.address, "--port", "0", "--ignore-model-name",
-                           "--shutdown-timeout", "1")
+                           "--shutdown-timeout", "1", environment={"TMPDIR": self.files})
         self.wait_until_whole()
         self.url = self.server.wait_for(r"^listening on (http://\S+)").group(1)
 
@@ -81,12 +84,15 @@ class Cluster:
     def __exit__(self, *_):
         for role in (self.server, self.attention, self.compute, self.scheduler):
             role.stop()
+        shutil.rmtree(self.files)
 
 
 class ASchedulerThatIsStartedAgain(unittest.TestCase):
     def test_servers_and_workers_that_were_with_it_are_back_at_once_and_whatever_time_it_takes(self):
         with Cluster() as cluster:
             expected = text_of(cluster.url)
+            # A server that serves has no files left, which would stay behind if it were killed.
+            self.assertEqual(os.listdir(cluster.files), [])
             cluster.scheduler.stop(number=signal.SIGKILL)
             time.sleep(0.3)  # several attempts fail
             seen = len(cluster.server.lines)
