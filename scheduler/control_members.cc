@@ -48,7 +48,7 @@ constexpr char kNeverConnected[] =
     "; let their hosts reach each other's --data-ports, and give --data-devices of one network";
 constexpr uint32_t kAtWorkMs = 100;                               // a turn of so long is work
 constexpr absl::Duration kLateIsOneStory = absl::Milliseconds(500);  // between two reports of it
-constexpr absl::Duration kUnheardLately = absl::Seconds(5);
+constexpr absl::Duration kLostLately = absl::Seconds(5);
 
 // Blocks have the size of the largest group's: 64 tokens of one head. A GPU may keep types of 16 bits in 8.
 uint64_t LeastBlockBytes(const std::optional<control::ModelSummary>& model) {
@@ -62,14 +62,6 @@ uint64_t LeastBlockBytes(const std::optional<control::ModelSummary>& model) {
 }
 
 bool AtWork(const Member& member) { return member.last.busy_ms >= kAtWorkMs; }
-
-// Notes one more attention worker that a compute worker does not hear.
-bool HearsSeveralNot(Member& compute, NodeId node, absl::Time now) {
-  std::erase_if(compute.unheard,
-                [&](const auto& entry) { return entry.second == node || now - entry.first > kUnheardLately; });
-  compute.unheard.emplace_back(now, node);
-  return compute.unheard.size() >= 2;
-}
 
 }  // namespace
 
@@ -322,6 +314,7 @@ void ControlMembers::Remove(WorkerId worker, const std::string& why, bool dismis
   if (it == members_.end()) return;
   const Member member = std::move(it->second);
   members_.erase(it);
+  bad_links_.Forget(worker);
   // A compute worker that died before its files came leaves no model behind.
   if (member.request.role == Role::kComputeWorker && model_ && !model_complete_ &&
       std::none_of(members_.begin(), members_.end(),
@@ -356,11 +349,21 @@ bool ControlMembers::IsCutOff(const Member& member, absl::Time now) const {
   return now - member.heard < options_.silence && now - member.back_since >= options_.silence;
 }
 
+// The compute worker is what its bad links have in common.
+bool ControlMembers::LacksSeveral(const Member& compute, const Member& attention, absl::Time now) const {
+  const auto lately = std::count_if(compute.lost.begin(), compute.lost.end(),
+                                    [&](absl::Time lost) { return now - lost <= kLostLately; });
+  const int lacks = bad_links_.CountOf(compute.worker) + static_cast<int>(lately);
+  return lacks >= 2 && lacks > bad_links_.CountOf(attention.worker);
+}
+
 // Whoever serves stays, if it is of use without the other one; else the attention worker goes.
-const Member& ControlMembers::WhoMustGo(const Member& one, const Member& other) const {
+const Member& ControlMembers::WhoMustGo(const Member& one, const Member& other, absl::Time now) const {
   const Member& newcomer = IsServing(one) ? other : one;
   if (one.request.role == other.request.role) return newcomer;
   const Member& attention = one.request.role == Role::kAttentionWorker ? one : other;
+  const Member& compute = &attention == &one ? other : one;
+  if (Connected(one, other) && LacksSeveral(compute, attention, now)) return compute;
   if (IsServing(one) == IsServing(other) || &newcomer == &attention) return attention;
   const bool used_by_others = std::any_of(members_.begin(), members_.end(), [&](const auto& entry) {
     const Member& member = entry.second;
@@ -369,14 +372,43 @@ const Member& ControlMembers::WhoMustGo(const Member& one, const Member& other) 
   return used_by_others ? newcomer : attention;
 }
 
-void ControlMembers::Part(const Member& one, const Member& other, const std::string& why,
+void ControlMembers::Part(const Member& one, const Member& other, const std::string& why, absl::Time now,
                           std::vector<MemberAction>& actions) {
-  const Member& gone = WhoMustGo(one, other);
+  const Member& gone = WhoMustGo(one, other, now);
   const Member& stays = &gone == &one ? other : one;
+  if (stays.request.role == Role::kComputeWorker) {
+    std::vector<absl::Time>& lost = Mutable(stays.worker)->lost;
+    std::erase_if(lost, [&](absl::Time then) { return now - then > kLostLately; });
+    lost.push_back(now);
+  }
   Refuse(gone.worker,
          absl::StrCat(gone.request.name, " and ", stays.request.name, " cannot reach each other: ", why,
                       Connected(one, other) ? "" : kNeverConnected),
          actions);
+}
+
+// Both ends were heard after the word that one of them has ended would have come.
+bool ControlMembers::CanBeJudged(const BadLinks::Ends& ends, const BadLink& link, absl::Time now) const {
+  const Member& one = members_.at(ends.first);
+  const Member& other = members_.at(ends.second);
+  const absl::Time settled = link.since + options_.settling;
+  if (now < settled || one.heard < settled || other.heard < settled) return false;
+  // Between two of one role that serve only a move fails. A link that does not come up keeps the newcomer of the two
+  // from serving: it tries again, with a new connection.
+  return one.request.role != other.request.role || IsServing(one) != IsServing(other);
+}
+
+void ControlMembers::JudgeLinks(absl::Time now, std::vector<MemberAction>& actions) {
+  bad_links_.ForgetMended(now);
+  const auto& links = bad_links_.links();
+  const auto due = [&] {
+    return std::find_if(links.begin(), links.end(),
+                        [&](const auto& entry) { return CanBeJudged(entry.first, entry.second, now); });
+  };
+  for (auto link = due(); link != links.end(); link = due()) {
+    const std::string why = link->second.why;
+    Part(members_.at(link->first.first), members_.at(link->first.second), why, now, actions);
+  }
 }
 
 void ControlMembers::LinkFailed(WorkerId reporter, const control::LinkFailed& failed, absl::Time now,
@@ -393,27 +425,21 @@ void ControlMembers::LinkFailed(WorkerId reporter, const control::LinkFailed& fa
   const Member* found = FindNode(failed.node);
   if (found == nullptr || found->epoch != failed.epoch) return;  // gone already
   Member* peer = Mutable(found->worker);
-  if (from->request.role == peer->request.role) {
-    // Between two that serve only a move fails, and who is dead is found out otherwise. A link that does not come up
-    // keeps the newcomer of the two from serving: it tries again, with a new connection.
-    const bool newcomer = IsServing(*from) != IsServing(*peer);
-    if (newcomer && failed.kind != Kind::kLate && !AtWork(*peer)) Part(*from, *peer, failed.why, actions);
+  const bool unlike = from->request.role != peer->request.role;
+  if (failed.kind == Kind::kLate) {
+    if (unlike && LateForTooLong(*peer, now))
+      Refuse(peer->worker, absl::StrCat(peer->request.name, " is late for ", from->request.name, ": ", failed.why),
+             actions);
     return;
   }
-  if (failed.kind == Kind::kLate && !LateForTooLong(*peer, now)) return;
   if (failed.kind == Kind::kSilent) {
     if (AtWork(*peer)) return;
-    if (now - peer->heard > options_.suspect_lease)
+    if (unlike && now - peer->heard > options_.suspect_lease)
       return Gone(peer->worker, absl::StrCat(from->request.name, " and the scheduler hear nothing from it"), actions);
-    if (!IsCutOff(*peer, now)) {
-      peer->suspected = true;
-      return;
-    }
-    if (from->request.role == Role::kComputeWorker && HearsSeveralNot(*from, failed.node, now))
-      Refuse(reporter, "cannot hear several attention workers", actions);
-    if (from = Mutable(reporter); from == nullptr) return;
   }
-  Part(*from, *peer, failed.why, actions);
+  if (failed.kind == Kind::kBroken || !IsCutOff(*peer, now)) peer->suspected = true;
+  if (failed.kind == Kind::kBroken || IsCutOff(*peer, now))
+    bad_links_.Note(reporter, peer->worker, failed.kind == Kind::kBroken, failed.why, now);
 }
 
 void ControlMembers::Unheard(NodeId node, Epoch epoch, absl::Time now, std::vector<MemberAction>& actions) {
@@ -465,6 +491,7 @@ absl::Time ControlMembers::NextDeadline() const {
 void ControlMembers::Forgive(absl::Duration gap, absl::Time now) {
   away_until_ = now + options_.lease;
   for (auto& [id, member] : members_) member.heard += gap;
+  bad_links_.Forgive(gap);
 }
 
 void ControlMembers::Expire(absl::Time now, std::vector<MemberAction>& actions) {
@@ -477,6 +504,7 @@ void ControlMembers::Expire(absl::Time now, std::vector<MemberAction>& actions) 
       expired.emplace_back(id, absl::StrCat("stuck: its event loop has not turned for ", member.last.busy_ms, " ms"));
   }
   for (const auto& [worker, why] : expired) Remove(worker, why, /*dismissed=*/false, actions);
+  JudgeLinks(now, actions);
 }
 
 }  // namespace dovetail::scheduler

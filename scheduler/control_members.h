@@ -12,6 +12,7 @@
 #include "base/ids.h"
 #include "base/status.h"
 #include "control/messages.h"
+#include "scheduler/bad_links.h"
 
 namespace dovetail::scheduler {
 
@@ -20,6 +21,7 @@ struct MembershipOptions {
   absl::Duration suspect_lease = absl::Milliseconds(200);  // of a member whose part of a step is overdue
   absl::Duration heartbeat = absl::Milliseconds(50);
   absl::Duration silence = absl::Milliseconds(500);  // on the data plane, after which nodes tell of each other
+  absl::Duration settling = absl::Milliseconds(250);   // between the first report of a bad link and its judgement
   absl::Duration longest_lateness = absl::Seconds(2);  // of a member that is heard and not at work
   absl::Duration longest_turn = absl::Seconds(60);     // of a member's event loop
   absl::Duration join_grace = absl::Seconds(2);     // from Join to the first report
@@ -53,7 +55,7 @@ struct Member {
   absl::Time back_since = absl::InfinitePast();  // when it was last heard after a pause
   bool suspected = false;          // since it was last heard
   absl::Time late_since, late_at;  // first and last report of a step that waits for it
-  std::vector<std::pair<absl::Time, NodeId>> unheard;  // whom this compute worker lately could not hear
+  std::vector<absl::Time> lost;    // when attention workers had to go for their links with this compute worker
   control::Heartbeat last;
   uint64_t kv_blocks = 0;
   std::set<NodeId> known;                                   // peers that it has connected to
@@ -116,11 +118,13 @@ class ControlMembers {
   absl::Status Applied(WorkerId worker, const control::Applied& applied, absl::Time now,
                        std::vector<MemberAction>& actions);
 
-  // What `reporter` says about a peer on the data plane. Of a compute and an attention worker that cannot reach each
-  // other it is the latter that must join anew: it can be replaced at the price of a prefill. A compute worker that
-  // hears nothing of several attention workers must, too. A link that never came up costs the one that does not serve
-  // yet, unless a compute worker would be kept out by an attention worker that no other one uses. A silent peer whose
-  // loop is at work is left alone. A late one is suspected: until it is heard again its lease is short.
+  // What `reporter` says about a peer on the data plane. A link that is broken or silent is judged by Expire() once
+  // both ends were heard here some time after the first report: if one has ended, that explains the link and costs
+  // nobody else. Of a compute and an attention worker that both live it is the latter that must join anew: it can be
+  // replaced at the price of a prefill. A compute worker with bad links to several attention workers must instead. A
+  // link that never came up costs the one that does not serve yet, unless a compute worker would be kept out by an
+  // attention worker that no other one uses. A silent peer whose loop is at work is left alone. A peer that is late or
+  // whose link broke is suspected: until it is heard again its lease is short.
   void LinkFailed(WorkerId reporter, const control::LinkFailed& failed, absl::Time now,
                   std::vector<MemberAction>& actions);
 
@@ -134,7 +138,7 @@ class ControlMembers {
   absl::Status Drain(WorkerId worker, std::vector<MemberAction>& actions);
   void Drained(WorkerId worker, std::vector<MemberAction>& actions);
 
-  // Ends members whose lease has run out.
+  // Ends members whose lease has run out, and judges bad links. To be called after every event, too.
   void Expire(absl::Time now, std::vector<MemberAction>& actions);
   absl::Time NextDeadline() const;
   // Nobody could be heard for `gap`, nor hear the scheduler: everybody has that much longer.
@@ -157,8 +161,12 @@ class ControlMembers {
   Member* Mutable(WorkerId worker);
   bool IsCutOff(const Member& member, absl::Time now) const;
   bool LateForTooLong(Member& member, absl::Time now) const;
-  const Member& WhoMustGo(const Member& one, const Member& other) const;
-  void Part(const Member& one, const Member& other, const std::string& why, std::vector<MemberAction>& actions);
+  void JudgeLinks(absl::Time now, std::vector<MemberAction>& actions);
+  bool CanBeJudged(const BadLinks::Ends& ends, const BadLink& link, absl::Time now) const;
+  bool LacksSeveral(const Member& compute, const Member& attention, absl::Time now) const;
+  const Member& WhoMustGo(const Member& one, const Member& other, absl::Time now) const;
+  void Part(const Member& one, const Member& other, const std::string& why, absl::Time now,
+            std::vector<MemberAction>& actions);
   absl::Status CheckVersions(const control::JoinRequest& request) const;
   absl::Status CheckModel(const control::JoinRequest& request) const;
   void Configure(Member& member, std::vector<MemberAction>& actions);
@@ -173,6 +181,7 @@ class ControlMembers {
 
   const MembershipOptions options_;
   std::map<WorkerId, Member> members_;  // iterated in a fixed order
+  BadLinks bad_links_;
   std::set<NodeId> used_nodes_;         // of this and former members
   std::deque<uint64_t> drained_;        // the last processes that were told to go
   std::optional<control::ModelSummary> model_;

@@ -79,12 +79,25 @@ struct Cluster {
     ASSERT_NE(version, 0u) << "worker " << worker.value() << " was sent no peers";
     ASSERT_TRUE(members.Applied(worker, {version, {}}, now, actions).ok());
   }
+  // All members are heard for as long as it takes to judge a bad link.
+  void Settle() {
+    for (const absl::Time end = now + Options().settling; now < end;) {
+      now += absl::Milliseconds(50);
+      for (const auto& [worker, member] : members.members()) members.Heard(worker, {}, now);
+      members.Expire(now, actions);
+    }
+  }
   template <typename Action>
   int Count(WorkerId worker) const {
     int count = 0;
     for (const MemberAction& action : actions)
       if (const auto* found = std::get_if<Action>(&action); found != nullptr && found->worker == worker) ++count;
     return count;
+  }
+  std::string WhyOut(WorkerId worker) const {
+    for (const MemberAction& action : actions)
+      if (const auto* end = std::get_if<EndSession>(&action); end != nullptr && end->worker == worker) return end->why;
+    return "";
   }
   bool Serves(WorkerId worker) const {
     return members.Find(worker) != nullptr && members.Find(worker)->state == MemberState::kServing;

@@ -36,11 +36,7 @@ struct MissingLink : Cluster {
     members.LinkFailed(from, {member->request.node, member->epoch, "nothing came for 5000 ms",
                               control::LinkFailed::Kind::kSilent},
                        now, actions);
-  }
-  std::string WhyOut(WorkerId worker) const {
-    for (const MemberAction& action : actions)
-      if (const auto* end = std::get_if<EndSession>(&action); end != nullptr && end->worker == worker) return end->why;
-    return "";
+    Settle();
   }
 };
 

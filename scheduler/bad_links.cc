@@ -1,0 +1,41 @@
+#include "scheduler/bad_links.h"
+
+#include <algorithm>
+
+namespace dovetail::scheduler {
+namespace {
+
+constexpr absl::Duration kSaidAgain = absl::Milliseconds(300);  // six of a worker's looks
+
+}  // namespace
+
+void BadLinks::Note(WorkerId one, WorkerId other, bool broken, const std::string& why, absl::Time now) {
+  ForgetMended(now);
+  BadLink& link = links_.try_emplace(EndsOf(one, other), BadLink{now, now, broken, why}).first->second;
+  link.said = now;
+  link.broken |= broken;
+}
+
+void BadLinks::Forget(WorkerId worker) {
+  std::erase_if(links_, [&](const auto& entry) { return entry.first.first == worker || entry.first.second == worker; });
+}
+
+void BadLinks::ForgetMended(absl::Time now) {
+  std::erase_if(links_,
+                [&](const auto& entry) { return !entry.second.broken && now - entry.second.said > kSaidAgain; });
+}
+
+void BadLinks::Forgive(absl::Duration gap) {
+  for (auto& [ends, link] : links_) {
+    link.since += gap;
+    link.said += gap;
+  }
+}
+
+int BadLinks::CountOf(WorkerId worker) const {
+  return static_cast<int>(std::count_if(links_.begin(), links_.end(), [&](const auto& entry) {
+    return entry.first.first == worker || entry.first.second == worker;
+  }));
+}
+
+}  // namespace dovetail::scheduler

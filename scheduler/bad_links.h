@@ -1,0 +1,47 @@
+#pragma once
+#include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "base/ids.h"
+
+namespace dovetail::scheduler {
+
+// A link between two members that does not work, as its ends say.
+struct BadLink {
+  absl::Time since, said;  // first and last report
+  bool broken = false;     // for good; else silent, which may pass
+  std::string why;
+};
+
+// The links that do not work, as a value. One fault is told by several reports, in any order, before or after the word
+// that a member has ended: a link is judged only when those of the same fault have come.
+//
+// Bounds: one entry for each pair of members.
+// Thread rule: single-threaded, deterministic.
+class BadLinks {
+ public:
+  using Ends = std::pair<WorkerId, WorkerId>;  // the lower id first
+
+  // `one` or `other` reports the link between them. A silent link is reported again as long as it is silent.
+  void Note(WorkerId one, WorkerId other, bool broken, const std::string& why, absl::Time now);
+  // The member has ended, and what was said about it is settled.
+  void Forget(WorkerId worker);
+  // Silent links that were not reported lately work again.
+  void ForgetMended(absl::Time now);
+  // Nothing could be heard for `gap`.
+  void Forgive(absl::Duration gap);
+
+  bool Contains(WorkerId one, WorkerId other) const { return links_.contains(EndsOf(one, other)); }
+  int CountOf(WorkerId worker) const;                              // how many end at this member
+  const std::map<Ends, BadLink>& links() const { return links_; }  // iterated in a fixed order
+
+ private:
+  static Ends EndsOf(WorkerId one, WorkerId other) { return std::minmax(one, other); }
+
+  std::map<Ends, BadLink> links_;
+};
+
+}  // namespace dovetail::scheduler

@@ -1,0 +1,97 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/control/members_cluster.h"
+
+// A process that ends breaks its connections. Their other ends say so in any order, some before the scheduler knows
+// of the end: none of them is at fault.
+
+namespace dovetail::scheduler {
+namespace {
+
+using testing::HasSubstr;
+
+// Two compute workers and three attention workers that serve.
+struct BrokenLinks : Cluster {
+  WorkerId killed = Join(Role::kComputeWorker, 1, "c1");
+  WorkerId other = Join(Role::kComputeWorker, 2, "c2");
+  std::vector<WorkerId> attention = {Join(Role::kAttentionWorker, 3, "a1"), Join(Role::kAttentionWorker, 4, "a2"),
+                                     Join(Role::kAttentionWorker, 5, "a3")};
+
+  BrokenLinks() {
+    Ready(killed, 0);
+    Ready(other, 0);
+    for (const WorkerId worker : attention) Ready(worker);
+    for (const auto& [worker, member] : members.members()) Apply(worker);
+    for (const auto& [worker, member] : members.members()) EXPECT_TRUE(Serves(worker));
+  }
+  void Broken(WorkerId from, WorkerId about) {
+    const Member* member = members.Find(about);
+    members.LinkFailed(from, {member->request.node, member->epoch, "Connection reset by remote peer"}, now, actions);
+    members.Expire(now, actions);
+  }
+  void Pass(int ms, const std::vector<WorkerId>& heard) {
+    now += absl::Milliseconds(ms);
+    for (const WorkerId worker : heard) members.Heard(worker, {}, now);
+    members.Expire(now, actions);
+  }
+  void ExpectOthersServe() const {
+    EXPECT_TRUE(Serves(other));
+    for (const WorkerId worker : attention) EXPECT_TRUE(Serves(worker)) << worker << ": " << WhyOut(worker);
+  }
+};
+
+TEST(BrokenLinks, OfAComputeWorkerThatWasKilledCostNoAttentionWorker) {
+  BrokenLinks cluster;
+  cluster.Broken(cluster.attention[0], cluster.killed);  // before its session's end is known
+  cluster.Pass(1, {cluster.killed, cluster.other});      // sent before it died, read later
+  for (const WorkerId worker : {cluster.attention[1], cluster.attention[2]}) cluster.Broken(worker, cluster.killed);
+  cluster.ExpectOthersServe();
+  cluster.Pass(50, cluster.attention);
+  cluster.members.Gone(cluster.killed, "its connection ended", cluster.actions);
+  cluster.Settle();
+  cluster.ExpectOthersServe();
+}
+
+TEST(BrokenLinks, OfAHostThatIsOffCostNobodyElseOnceItsLeaseHasEnded) {
+  BrokenLinks cluster;
+  std::vector<WorkerId> alive = cluster.attention;
+  alive.push_back(cluster.other);
+  for (const WorkerId worker : cluster.attention) cluster.Broken(worker, cluster.killed);
+  for (int ms = 0; ms < 150; ms += 50) cluster.Pass(50, alive);
+  EXPECT_TRUE(cluster.Serves(cluster.killed)) << "it may yet be heard";
+  cluster.Pass(50, alive);
+  EXPECT_EQ(cluster.members.Find(cluster.killed), nullptr) << "suspected: half its lease";
+  cluster.Settle();
+  cluster.ExpectOthersServe();
+}
+
+TEST(BrokenLinks, OfAnAttentionWorkerThatWasKilledCostNoComputeWorker) {
+  BrokenLinks cluster;
+  const WorkerId ended = cluster.attention[0];
+  for (const WorkerId worker : {cluster.killed, cluster.other, cluster.attention[1]}) cluster.Broken(worker, ended);
+  cluster.members.Gone(ended, "its connection ended", cluster.actions);
+  cluster.Settle();
+  EXPECT_TRUE(cluster.Serves(cluster.killed) && cluster.Serves(cluster.other));
+  EXPECT_TRUE(cluster.Serves(cluster.attention[1]) && cluster.Serves(cluster.attention[2]));
+}
+
+TEST(BrokenLinks, OfOneComputeWorkerThatLivesToSeveralAttentionWorkersCostTheComputeWorker) {
+  BrokenLinks cluster;
+  for (const WorkerId worker : cluster.attention) cluster.Broken(worker, cluster.killed);
+  cluster.Settle();
+  EXPECT_THAT(cluster.WhyOut(cluster.killed), HasSubstr("c1 and a1 cannot reach each other: Connection reset"));
+  cluster.ExpectOthersServe();
+}
+
+TEST(BrokenLinks, AreJudgedByWhatWasHeardAndNotByTheTimeInWhichTheSchedulerWasStopped) {
+  BrokenLinks cluster;
+  cluster.Broken(cluster.attention[0], cluster.killed);
+  cluster.now += absl::Milliseconds(300);
+  cluster.members.Forgive(absl::Milliseconds(300), cluster.now);
+  cluster.members.Expire(cluster.now, cluster.actions);
+  cluster.ExpectOthersServe();
+}
+
+}  // namespace
+}  // namespace dovetail::scheduler
