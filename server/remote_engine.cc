@@ -69,6 +69,7 @@ absl::Status RemoteEngine::GetModel(pb::GetModelReply& reply) {
   if (status.ok()) return absl::OkStatus();
   // What the scheduler itself says needs no explanation.
   if (status.error_message().rfind("no compute worker", 0) == 0) return absl::UnavailableError(status.error_message());
+  DT_RETURN_IF_ERROR(MakeStub());
   return control::ExplainCallFailure("scheduler", options_.scheduler, options_.security, status);
 }
 
@@ -85,7 +86,6 @@ absl::Status RemoteEngine::WaitForModel() {
     if (said != why) LogInfo("waiting: ", std::string(status.message()));
     said = why;
     if (!PauseBeforeRetry() || (options_.cancelled && options_.cancelled())) return absl::CancelledError("stopped");
-    DT_RETURN_IF_ERROR(MakeStub());
   }
   DT_ASSIGN_OR_RETURN(model_, control::FromProto(reply.model()));
   if (reply.max_model_len() < 1 || reply.max_model_len() > model_.max_positions)
@@ -127,7 +127,6 @@ absl::Status RemoteEngine::GetFiles() {
 }
 
 absl::Status RemoteEngine::CheckSameModel() {
-  DT_RETURN_IF_ERROR(MakeStub());
   pb::GetModelReply reply;
   DT_RETURN_IF_ERROR(GetModel(reply));
   if (reply.model().digest() == model_.digest) return absl::OkStatus();
