@@ -16,6 +16,7 @@ dovetail_library(device_choice SRCS cli/device_choice.cc DEPS dovetail_compute_w
 
 dovetail_library(cli
   SRCS
+    cli/api_keys.cc
     cli/api_server.cc
     cli/attention_worker_command.cc
     cli/child_processes.cc

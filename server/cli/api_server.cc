@@ -12,12 +12,12 @@
 namespace dovetail::cli {
 namespace {
 
-server::HttpServerOptions HttpOptionsOf(const ApiFlags& flags, std::optional<uint64_t> seed) {
+absl::StatusOr<server::HttpServerOptions> HttpOptionsOf(const ApiFlags& flags, std::optional<uint64_t> seed) {
   server::HttpServerOptions options;
   options.host = flags.host;
   options.port = flags.port;
-  options.api_keys = flags.api_keys;
-  options.metrics_api_keys = flags.metrics_api_keys;
+  DT_ASSIGN_OR_RETURN(options.api_keys, ReadKeys(flags.api_keys));
+  DT_ASSIGN_OR_RETURN(options.metrics_api_keys, ReadKeys(flags.metrics_api_keys));
   options.overload_status = flags.overload_status;
   options.seed = seed;
   return options;
@@ -42,22 +42,6 @@ void AddAddressFlags(CLI::App& command, ApiFlags& flags) {
       .add_option("--grpc-listen", flags.grpc_listen,
                   "Also serve the gRPC generation API there, as 127.0.0.1:50051; else not at all")
       ->type_name("HOST:PORT")
-      ->group("API");
-}
-
-void AddKeyFlags(CLI::App& command, ApiFlags& flags) {
-  command
-      .add_option("--api-key", flags.api_keys,
-                  "A key that clients must send as Authorization: Bearer KEY; may be repeated; each is a tenant of its "
-                  "own. Without one everybody may ask")
-      ->allow_extra_args(false)
-      ->type_name("KEY")
-      ->group("API");
-  command
-      .add_option("--metrics-api-key", flags.metrics_api_keys,
-                  "A key for /metrics alone; may be repeated; without one API keys do")
-      ->allow_extra_args(false)
-      ->type_name("KEY")
       ->group("API");
 }
 
@@ -99,18 +83,24 @@ void AddLoadFlags(CLI::App& command, ApiFlags& flags) {
 
 void AddApiFlags(CLI::App& command, ApiFlags& flags) {
   AddAddressFlags(command, flags);
-  AddKeyFlags(command, flags);
+  AddKeyFlags(command, flags.api_keys,
+              "A key that clients must send as Authorization: Bearer KEY; each is a tenant of its own. Without one "
+              "everybody may ask");
+  AddKeyFlags(command, flags.metrics_api_keys, "A key for /metrics alone; without one API keys do");
   AddModelFlags(command, flags);
   AddLoadFlags(command, flags);
 }
 
-ApiServer::ApiServer(const ApiFlags& flags, std::optional<uint64_t> seed)
-    : flags_(flags), http_(HttpOptionsOf(flags, seed)) {}
+ApiServer::ApiServer(const ApiFlags& flags, server::HttpServerOptions options)
+    : flags_(flags), keys_(options.api_keys), http_(std::move(options)) {}
 
 absl::StatusOr<std::unique_ptr<ApiServer>> ApiServer::Start(const ApiFlags& flags, std::optional<uint64_t> seed) {
   DT_RETURN_IF_ERROR(CheckNames(flags));
-  std::unique_ptr<ApiServer> api(new ApiServer(flags, seed));
+  DT_ASSIGN_OR_RETURN(server::HttpServerOptions options, HttpOptionsOf(flags, seed));
+  std::unique_ptr<ApiServer> api(new ApiServer(flags, std::move(options)));
   DT_RETURN_IF_ERROR(api->http_.Start());
+  WarnOfReadableKeys(flags.api_keys);
+  WarnOfReadableKeys(flags.metrics_api_keys);
   return api;
 }
 
@@ -125,7 +115,7 @@ absl::Status ApiServer::Serve(const ServedEngine& served) {
   if (!flags_.grpc_listen.empty()) {
     server::GrpcServerOptions options;
     options.listen = flags_.grpc_listen;
-    options.api_keys = flags_.api_keys;
+    options.api_keys = keys_;
     options.max_num_seqs = served.max_num_seqs;
     options.kv_cache_dtype = std::string(Name(served.kv_dtype));
     DT_ASSIGN_OR_RETURN(grpc_, server::GrpcServer::Start(options, model, served.engine));

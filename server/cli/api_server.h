@@ -8,6 +8,7 @@
 #include "base/dtype.h"
 #include "base/status.h"
 #include "model/checkpoint.h"
+#include "server/cli/api_keys.h"
 #include "server/engine.h"
 #include "server/grpc/generation_service.h"
 #include "server/http/http_server.h"
@@ -19,7 +20,7 @@ struct ApiFlags {
   std::string host = "127.0.0.1";
   int port = 8000;
   std::string grpc_listen;  // empty: no gRPC
-  std::vector<std::string> api_keys, metrics_api_keys;
+  KeySources api_keys = ApiKeySources(), metrics_api_keys = MetricsKeySources();
   std::vector<std::string> served_model_names;
   bool ignore_model_name = false;
   std::string chat_template;
@@ -57,9 +58,10 @@ class ApiServer {
   void Drain();
 
  private:
-  ApiServer(const ApiFlags& flags, std::optional<uint64_t> seed);
+  ApiServer(const ApiFlags& flags, server::HttpServerOptions options);
 
   const ApiFlags flags_;
+  const std::vector<server::ApiKey> keys_;
   server::HttpServer http_;
   std::unique_ptr<server::GrpcServer> grpc_;
   std::string name_;

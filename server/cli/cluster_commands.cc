@@ -171,7 +171,7 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
 
   CLI::App& server =
       AddCommand(app, "server", "Serve the OpenAI HTTP API (and gRPC) of a cluster; needs no model files",
-                 "  dovetail server --scheduler 10.0.0.5:7100 --host 0.0.0.0 --api-key \"$KEY\"\n");
+                 "  dovetail server --scheduler 10.0.0.5:7100 --host 0.0.0.0 --api-key-file keys\n");
   AddSchedulerAddressFlag(server, server_.control);
   AddApiFlags(server, server_.api);
   server

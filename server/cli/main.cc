@@ -32,10 +32,11 @@ CLI::App& AddCommand(CLI::App& app, const std::string& name, const std::string& 
 }
 
 void AddServe(CLI::App& app, ServeFlags& flags, int& exit_code) {
-  CLI::App& command = AddCommand(app, "serve", "Serve a model over the OpenAI HTTP API until SIGTERM or Ctrl-C, then drain",
-                                 "  dovetail serve smollm2-135m-instruct.gguf\n"
-                                 "  dovetail serve ./Qwen2.5-0.5B-Instruct --host 0.0.0.0 --api-key \"$KEY\" --max-model-len 8192\n"
-                                 "  dovetail serve model.gguf --attention-workers 3 --placement mixed\n");
+  CLI::App& command =
+      AddCommand(app, "serve", "Serve a model over the OpenAI HTTP API until SIGTERM or Ctrl-C, then drain",
+                 "  dovetail serve smollm2-135m-instruct.gguf\n"
+                 "  dovetail serve ./Qwen2.5-0.5B-Instruct --host 0.0.0.0 --api-key-file keys --max-model-len 8192\n"
+                 "  dovetail serve model.gguf --attention-workers 3 --placement mixed\n");
   AddEngineFlags(command, flags.engine);
   AddApiFlags(command, flags.api);
   command.callback([&] { exit_code = Report(RunServe(flags)); });

@@ -254,8 +254,10 @@ class Up {
     const auto add = [&](const std::string& flag, const std::string& value) {
       if (!value.empty()) arguments.insert(arguments.end(), {flag, value});
     };
-    for (const std::string& key : api.api_keys) add("--api-key", key);
-    for (const std::string& key : api.metrics_api_keys) add("--metrics-api-key", key);
+    for (const KeySources* sources : {&api.api_keys, &api.metrics_api_keys}) {
+      for (const std::string& key : sources->keys) add(sources->flag, key);
+      for (const std::string& file : sources->files) add(sources->file_flag, file);
+    }
     for (const std::string& name : api.served_model_names) add("--served-model-name", name);
     add("--chat-template", api.chat_template);
     add("--grpc-listen", grpc_address_.empty() ? api.grpc_listen : grpc_address_);

@@ -5,17 +5,12 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/constant_time.h"
 
 namespace dovetail::server {
 namespace {
 
 Sha256Digest Hash(std::string_view key) { return Sha256(std::as_bytes(std::span(key.data(), key.size()))); }
-
-bool EqualInConstantTime(const Sha256Digest& a, const Sha256Digest& b) {
-  volatile uint8_t difference = 0;
-  for (size_t i = 0; i < a.size(); ++i) difference = difference | (a[i] ^ b[i]);
-  return difference == 0;
-}
 
 std::optional<std::string_view> Credential(const RequestHead& head) {
   constexpr std::string_view kBearer = "bearer ";
@@ -30,15 +25,16 @@ std::optional<std::string_view> Credential(const RequestHead& head) {
 
 }  // namespace
 
-KeyRing::KeyRing(const std::vector<std::string>& api_keys, const std::vector<std::string>& metrics_keys)
+KeyRing::KeyRing(const std::vector<ApiKey>& api_keys, const std::vector<ApiKey>& metrics_keys)
     : api_(Hashed(api_keys)), metrics_(Hashed(metrics_keys)) {}
 
-std::vector<KeyRing::Key> KeyRing::Hashed(const std::vector<std::string>& keys) {
+std::vector<KeyRing::Key> KeyRing::Hashed(const std::vector<ApiKey>& keys) {
   std::vector<Key> hashed;
-  for (const std::string& key : keys) {
-    const Sha256Digest digest = Hash(key);
+  for (const ApiKey& key : keys) {
+    const Sha256Digest digest = Hash(key.key);
     const std::string prefix(reinterpret_cast<const char*>(digest.data()), 8);
-    hashed.push_back({digest, absl::StrCat("key-", absl::BytesToHexString(prefix))});
+    hashed.push_back(
+        {digest, key.tenant.empty() ? absl::StrCat(kUnnamedTenantPrefix, absl::BytesToHexString(prefix)) : key.tenant});
   }
   return hashed;
 }
@@ -54,7 +50,7 @@ const KeyRing::Key* KeyRing::Match(const std::vector<Key>& keys, const Sha256Dig
 std::optional<std::string> KeyRing::Authorize(const RequestHead& head, Scope scope) const {
   const bool own_scope = scope == Scope::kMetrics && !metrics_.empty();
   const std::vector<Key>& keys = own_scope ? metrics_ : api_;
-  if (scope == Scope::kOpen || keys.empty()) return "anonymous";
+  if (scope == Scope::kOpen || keys.empty()) return kAnonymousTenant;
   const auto credential = Credential(head);
   if (!credential) return std::nullopt;
   const Key* key = Match(keys, Hash(*credential));

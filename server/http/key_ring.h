@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/sha256.h"
+#include "server/http/api_key.h"
 #include "server/http/request_head.h"
 
 namespace dovetail::server {
@@ -15,11 +16,14 @@ enum class Scope {
   kMetrics,    // a metrics key; if there are none, an API key
 };
 
+inline constexpr char kAnonymousTenant[] = "anonymous";  // of a server without keys
+inline constexpr char kUnnamedTenantPrefix[] = "key-";   // then 16 hexadecimal digits of the key's digest
+
 // The keys as SHA-256 digests; what a client sends is hashed and compared with all of them in constant time. Immutable;
 // thread-safe.
 class KeyRing {
  public:
-  KeyRing(const std::vector<std::string>& api_keys, const std::vector<std::string>& metrics_keys);
+  KeyRing(const std::vector<ApiKey>& api_keys, const std::vector<ApiKey>& metrics_keys);
 
   // The tenant that the head's credentials (Authorization: Bearer, or X-Api-Key) belong to, or nullopt: refused.
   // Without any API keys everybody is "anonymous".
@@ -30,9 +34,9 @@ class KeyRing {
  private:
   struct Key {
     Sha256Digest digest;
-    std::string tenant;  // derived from the digest: says nothing about the key
+    std::string tenant;
   };
-  static std::vector<Key> Hashed(const std::vector<std::string>& keys);
+  static std::vector<Key> Hashed(const std::vector<ApiKey>& keys);
   static const Key* Match(const std::vector<Key>& keys, const Sha256Digest& digest);
 
   const std::vector<Key> api_;

@@ -8,14 +8,9 @@ absl::Status InRange(const char* flag, int64_t value, int64_t min, int64_t max) 
   return InvalidArgument(flag, ": ", value, " is outside ", min, " .. ", max);
 }
 
-absl::Status CheckKeys(const char* flag, const std::vector<std::string>& keys) {
-  for (const std::string& key : keys) {
-    if (key.size() < 1 || key.size() > 1024) return InvalidArgument(flag, ": a key must have 1 to 1024 characters");
-    for (const unsigned char c : key)
-      if (c <= 0x20 || c >= 0x7f)
-        return InvalidArgument(flag, ": a key may only have visible ASCII characters, as it travels in a header");
-  }
-  return absl::OkStatus();
+absl::Status CheckKeys(const char* flag, const std::vector<ApiKey>& keys) {
+  for (const ApiKey& key : keys) DT_RETURN_IF_ERROR(CheckApiKey(flag, key));
+  return CheckTenants(flag, keys);
 }
 
 }  // namespace

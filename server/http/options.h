@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "server/http/api_key.h"
 #include "server/http/request_head.h"
 #include "server/openai/json.h"
 #include "server/version.h"
@@ -22,8 +23,8 @@ struct HttpServerOptions {
   int overload_status = 503;             // or 429: what a full queue answers
   std::optional<uint64_t> seed;          // of requests that bring none; nullopt: a random one each
 
-  std::vector<std::string> api_keys;          // empty: everybody may do everything
-  std::vector<std::string> metrics_api_keys;  // who may read /metrics; empty: the holders of an API key
+  std::vector<ApiKey> api_keys;          // empty: everybody may do everything
+  std::vector<ApiKey> metrics_api_keys;  // who may read /metrics; empty: the holders of an API key
 
   int max_connections = 4096;
   HeadLimits head;

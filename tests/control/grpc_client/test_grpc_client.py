@@ -21,10 +21,13 @@ PROMPT = [1, 403, 407, 261, 378]
 
 
 @pytest.fixture(scope="session")
-def cluster():
+def cluster(tmp_path_factory):
+    keys = tmp_path_factory.mktemp("keys") / "keys"
+    keys.write_text(f"{KEY} tests\n", encoding="ascii")
     process = subprocess.Popen(
         [os.environ["DOVETAIL_BINARY"], "up", os.environ["DOVETAIL_MODEL"], "--attention-workers", "2", "--port", "0",
-         "--grpc-listen", "127.0.0.1:0", "--api-key", KEY, "--placement", "mixed", "--shutdown-timeout", "1"],
+         "--grpc-listen", "127.0.0.1:0", "--api-key-file", str(keys), "--placement", "mixed",
+         "--shutdown-timeout", "1"],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     found = {}
     for line in process.stdout:
