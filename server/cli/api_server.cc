@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "base/ids.h"
 #include "base/log.h"
@@ -18,9 +19,27 @@ absl::StatusOr<server::HttpServerOptions> HttpOptionsOf(const ApiFlags& flags, s
   options.port = flags.port;
   DT_ASSIGN_OR_RETURN(options.api_keys, ReadKeys(flags.api_keys));
   DT_ASSIGN_OR_RETURN(options.metrics_api_keys, ReadKeys(flags.metrics_api_keys));
+  DT_ASSIGN_OR_RETURN(options.cors, CorsOptionsOf(flags.cors));
   options.overload_status = flags.overload_status;
   options.seed = seed;
   return options;
+}
+
+bool IsLoopback(const std::string& host) {
+  return host.rfind("127.", 0) == 0 || host == "::1" || host == "[::1]" || host == "localhost";
+}
+
+// Once, and first: a port that anyone may use is a mistake more often than not.
+void WarnOfOpenPorts(const ApiFlags& flags, const std::vector<server::ApiKey>& keys) {
+  if (!keys.empty()) return;
+  std::vector<std::string> open;
+  if (!IsLoopback(flags.host)) open.push_back(absl::StrCat("http://", flags.host, ":", flags.port));
+  if (!flags.grpc_listen.empty() && !IsLoopback(flags.grpc_listen.substr(0, flags.grpc_listen.rfind(':'))))
+    open.push_back(absl::StrCat("grpc://", flags.grpc_listen));
+  if (open.empty()) return;
+  LogWarning("OPEN TO THE NETWORK: ", absl::StrJoin(open, " and "),
+             " can be used by everyone who reaches it, as no API key is asked for; give --api-key-file, or listen on "
+             "127.0.0.1");
 }
 
 absl::Status CheckNames(const ApiFlags& flags) {
@@ -87,6 +106,7 @@ void AddApiFlags(CLI::App& command, ApiFlags& flags) {
               "A key that clients must send as Authorization: Bearer KEY; each is a tenant of its own. Without one "
               "everybody may ask");
   AddKeyFlags(command, flags.metrics_api_keys, "A key for /metrics alone; without one API keys do");
+  AddCorsFlags(command, flags.cors);
   AddModelFlags(command, flags);
   AddLoadFlags(command, flags);
 }
@@ -99,6 +119,7 @@ absl::StatusOr<std::unique_ptr<ApiServer>> ApiServer::Start(const ApiFlags& flag
   DT_ASSIGN_OR_RETURN(server::HttpServerOptions options, HttpOptionsOf(flags, seed));
   std::unique_ptr<ApiServer> api(new ApiServer(flags, std::move(options)));
   DT_RETURN_IF_ERROR(api->http_.Start());
+  WarnOfOpenPorts(flags, api->keys_);
   WarnOfReadableKeys(flags.api_keys);
   WarnOfReadableKeys(flags.metrics_api_keys);
   return api;

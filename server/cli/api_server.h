@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "model/checkpoint.h"
 #include "server/cli/api_keys.h"
+#include "server/cli/cors_flags.h"
 #include "server/engine.h"
 #include "server/grpc/generation_service.h"
 #include "server/http/http_server.h"
@@ -21,6 +22,7 @@ struct ApiFlags {
   int port = 8000;
   std::string grpc_listen;  // empty: no gRPC
   KeySources api_keys = ApiKeySources(), metrics_api_keys = MetricsKeySources();
+  CorsFlags cors;
   std::vector<std::string> served_model_names;
   bool ignore_model_name = false;
   std::string chat_template;

@@ -258,6 +258,8 @@ class Up {
       for (const std::string& key : sources->keys) add(sources->flag, key);
       for (const std::string& file : sources->files) add(sources->file_flag, file);
     }
+    const Arguments cors = ArgumentsOf(api.cors);
+    arguments.insert(arguments.end(), cors.begin(), cors.end());
     for (const std::string& name : api.served_model_names) add("--served-model-name", name);
     add("--chat-template", api.chat_template);
     add("--grpc-listen", grpc_address_.empty() ? api.grpc_listen : grpc_address_);

@@ -40,6 +40,7 @@ HttpResponse Draining() {
 ApiHandler::ApiHandler(const HttpServerOptions& options)
     : options_(options),
       keys_(options.api_keys, options.metrics_api_keys),
+      cors_(options.cors),
       admission_(std::make_shared<Admission>(options.overload_status)),
       work_(options.worker_threads, options.max_queued_work) {}
 
@@ -74,6 +75,7 @@ std::optional<HttpResponse> ApiHandler::OnHead(const RequestHead& head) {
 }
 
 std::optional<HttpResponse> ApiHandler::Refusal(const RequestHead& head, const RouteMatch& match) const {
+  if (auto preflight = cors_.Preflight(head)) return preflight;
   const Scope scope = match.route != nullptr ? match.route->scope : Scope::kInference;
   const std::optional<std::string> tenant = keys_.Authorize(head, scope);
   if (!tenant)

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "server/http/admission.h"
+#include "server/http/cors.h"
 #include "server/http/generation.h"
 #include "server/http/key_ring.h"
 #include "server/http/options.h"
@@ -31,6 +32,9 @@ class ApiHandler : public HttpHandler {
   void CollectMetrics();
   void StopWork() { work_.Stop(); }
 
+  std::vector<std::pair<std::string, std::string>> CommonHeaders(const RequestHead& head) override {
+    return cors_.HeadersFor(head);
+  }
   std::optional<HttpResponse> OnHead(const RequestHead& head) override;
   void OnRequest(std::shared_ptr<Exchange> exchange) override;
   HttpResponse ProtocolError(int status, const std::string& message) override;
@@ -52,6 +56,7 @@ class ApiHandler : public HttpHandler {
 
   const HttpServerOptions& options_;
   const KeyRing keys_;
+  const Cors cors_;
   const std::shared_ptr<Admission> admission_;
   std::vector<std::shared_ptr<UpdateInbox>> inboxes_;
   std::function<std::pair<int, int>()> connection_counts_;

@@ -24,6 +24,7 @@ std::string_view Reason(int status) {
     case 200: return "OK";
     case 400: return "Bad Request";
     case 401: return "Unauthorized";
+    case 403: return "Forbidden";
     case 404: return "Not Found";
     case 405: return "Method Not Allowed";
     case 408: return "Request Timeout";
@@ -164,6 +165,7 @@ bool Connection::AdvanceHead() {
   const std::string* id = head_.Find("x-request-id");
   request_id_ = id != nullptr && IsGoodRequestId(*id) ? *id : owner_.NewRequestId();
   if (problem.status != 0) return ProtocolFailure(problem), false;
+  common_headers_ = handler_.CommonHeaders(head_);
   keep_alive_ = head_.keep_alive;
   head_only_ = head_.method == "HEAD";
   if (head_.method == "POST" && !head_.chunked && !head_.content_length)
@@ -254,7 +256,8 @@ std::string Connection::ResponseHead(const HttpResponse& response, bool stream) 
   } else if (chunked_) {
     head += "Transfer-Encoding: chunked\r\n";
   }
-  for (const auto& [name, value] : response.headers) absl::StrAppend(&head, name, ": ", value, "\r\n");
+  for (const auto* headers : {&response.headers, &common_headers_})
+    for (const auto& [name, value] : *headers) absl::StrAppend(&head, name, ": ", value, "\r\n");
   absl::StrAppend(&head, "X-Request-Id: ", request_id_, "\r\n");
   const bool alive = keep_alive_ && !response.close;
   head += alive ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n";
@@ -366,6 +369,7 @@ void Connection::EndExchange(bool keep_alive) {
   scan_ = HeadScan();
   head_began_ = false;
   request_id_.clear();
+  common_headers_.clear();
   Arm(options_.idle_timeout);
   Advance();
   Watch();

@@ -95,6 +95,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   std::shared_ptr<Exchange> exchange_;
   std::string request_id_;
+  std::vector<std::pair<std::string, std::string>> common_headers_;  // of every answer to this request
   bool keep_alive_ = true;
   bool head_only_ = false;       // HEAD: headers without the body
   bool chunked_ = false;         // the stream's framing

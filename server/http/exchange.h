@@ -74,6 +74,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
 class HttpHandler {
  public:
   virtual ~HttpHandler() = default;
+  // Of every answer to this request, errors that the protocol layer finds after the head included.
+  virtual std::vector<std::pair<std::string, std::string>> CommonHeaders(const RequestHead& head) = 0;
   // After the head, before the body: a response to refuse it, or nothing.
   virtual std::optional<HttpResponse> OnHead(const RequestHead& head) = 0;
   virtual void OnRequest(std::shared_ptr<Exchange> exchange) = 0;

@@ -25,6 +25,7 @@ absl::Status HttpServerOptions::Validate() const {
     return InvalidArgument("--overload-status: ", overload_status, " is neither 503 nor 429");
   DT_RETURN_IF_ERROR(CheckKeys("--api-key", api_keys));
   DT_RETURN_IF_ERROR(CheckKeys("--metrics-api-key", metrics_api_keys));
+  DT_RETURN_IF_ERROR(cors.Validate());
   DT_RETURN_IF_ERROR(InRange("max_connections", max_connections, 1, 1 << 20));
   DT_RETURN_IF_ERROR(InRange("max_body_bytes", static_cast<int64_t>(max_body_bytes), 1024, int64_t{64} << 20));
   DT_RETURN_IF_ERROR(InRange("min_body_bytes_per_s", static_cast<int64_t>(min_body_bytes_per_s), 1, 1 << 30));

@@ -8,6 +8,7 @@
 
 #include "base/status.h"
 #include "server/http/api_key.h"
+#include "server/http/cors.h"
 #include "server/http/request_head.h"
 #include "server/openai/json.h"
 #include "server/version.h"
@@ -25,6 +26,8 @@ struct HttpServerOptions {
 
   std::vector<ApiKey> api_keys;          // empty: everybody may do everything
   std::vector<ApiKey> metrics_api_keys;  // who may read /metrics; empty: the holders of an API key
+
+  CorsOptions cors;
 
   int max_connections = 4096;
   HeadLimits head;

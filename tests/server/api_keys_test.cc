@@ -132,5 +132,22 @@ TEST_F(ApiKeys, AServerTakesThemAndSaysWhichOthersCanRead) {
   EXPECT_THAT(said, Not(HasSubstr("of-f")));
 }
 
+TEST_F(ApiKeys, APortThatEveryoneMayUseIsSaidOnce) {
+  DOVETAIL_DATA_OR_SKIP(const auto model, kModel);
+  const auto said = [&](std::vector<std::string> flags) {
+    flags.insert(flags.begin(), model.string());
+    ServeProcess server(flags);
+    server.Signal(SIGTERM);
+    EXPECT_EQ(server.Wait(), 0);
+    const std::string text = server.ErrorText();
+    const size_t first = text.find("OPEN TO THE NETWORK: http://0.0.0.0:0 can be used by everyone");
+    if (first == std::string::npos) return 0;
+    return text.find("OPEN TO THE NETWORK", first + 1) == std::string::npos ? 1 : 2;
+  };
+  EXPECT_EQ(said({"--host", "0.0.0.0"}), 1);
+  EXPECT_EQ(said({"--host", "0.0.0.0", "--api-key-file", Write("keys", "a-key\n")}), 0);
+  EXPECT_EQ(said({}), 0);
+}
+
 }  // namespace
 }  // namespace dovetail::server::test

@@ -146,6 +146,8 @@ TEST_F(CliWithModel, EveryFailureToStartIsOneLineAndNotZero) {
       {{"serve", model_, "--host", "999.1.2.3"}, "--host"},
       {{"serve", model_, "--host", ""}, "--host: is empty"},
       {{"serve", model_, "--api-key", "two words"}, "--api-key: a key may only have visible ASCII characters"},
+      {{"serve", model_, "--allowed-origins", "*"}, "--allowed-origins: '*' is no JSON list of texts"},
+      {{"serve", model_, "--allowed-origins", R"(["https://x.example/"])"}, "'https://x.example/' is no origin"},
       {{"serve", model_, "--served-model-name", ""}, "--served-model-name: a name has 1 to 512 bytes"},
       {{"serve", model_, "--max-model-len", "513"}, "--max-model-len: 513 exceeds the 512 positions"},
       {{"serve", model_, "--max-num-batched-tokens", "128"},
