@@ -7,7 +7,8 @@ dovetail_library(remote_engine SRCS remote_engine.cc remote_model.cc
   DEPS dovetail_compute_worker dovetail_control dovetail_embedded_cluster dovetail_model)
 
 # The generation API that routers speak, beside HTTP.
-dovetail_library(grpc_server SRCS grpc/generate_request.cc grpc/generate_response.cc grpc/generation_service.cc
+dovetail_library(grpc_server
+  SRCS grpc/credentials.cc grpc/generate_request.cc grpc/generate_response.cc grpc/generation_service.cc
   DEPS dovetail_control dovetail_http dovetail_openai dovetail_scheduler_core dovetail_tokenizer dovetail_vllm_proto
        gRPC::grpc++_reflection)
 
@@ -27,6 +28,7 @@ dovetail_library(cli
     cli/scheduler_command.cc
     cli/server_command.cc
     cli/status_command.cc
+    cli/tls_flags.cc
     cli/up_command.cc
     cli/bench_command.cc
     cli/command_line.cc

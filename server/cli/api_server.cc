@@ -19,6 +19,7 @@ absl::StatusOr<server::HttpServerOptions> HttpOptionsOf(const ApiFlags& flags, s
   options.port = flags.port;
   DT_ASSIGN_OR_RETURN(options.api_keys, ReadKeys(flags.api_keys));
   DT_ASSIGN_OR_RETURN(options.metrics_api_keys, ReadKeys(flags.metrics_api_keys));
+  options.tls = flags.tls;
   DT_ASSIGN_OR_RETURN(options.cors, CorsOptionsOf(flags.cors));
   options.overload_status = flags.overload_status;
   options.seed = seed;
@@ -33,7 +34,8 @@ bool IsLoopback(const std::string& host) {
 void WarnOfOpenPorts(const ApiFlags& flags, const std::vector<server::ApiKey>& keys) {
   if (!keys.empty()) return;
   std::vector<std::string> open;
-  if (!IsLoopback(flags.host)) open.push_back(absl::StrCat("http://", flags.host, ":", flags.port));
+  const char* scheme = flags.tls.enabled() ? "https://" : "http://";
+  if (!IsLoopback(flags.host)) open.push_back(absl::StrCat(scheme, flags.host, ":", flags.port));
   if (!flags.grpc_listen.empty() && !IsLoopback(flags.grpc_listen.substr(0, flags.grpc_listen.rfind(':'))))
     open.push_back(absl::StrCat("grpc://", flags.grpc_listen));
   if (open.empty()) return;
@@ -106,6 +108,7 @@ void AddApiFlags(CLI::App& command, ApiFlags& flags) {
               "A key that clients must send as Authorization: Bearer KEY; each is a tenant of its own. Without one "
               "everybody may ask");
   AddKeyFlags(command, flags.metrics_api_keys, "A key for /metrics alone; without one API keys do");
+  AddTlsFlags(command, flags.tls);
   AddCorsFlags(command, flags.cors);
   AddModelFlags(command, flags);
   AddLoadFlags(command, flags);
@@ -137,6 +140,7 @@ absl::Status ApiServer::Serve(const ServedEngine& served) {
     server::GrpcServerOptions options;
     options.listen = flags_.grpc_listen;
     options.api_keys = keys_;
+    options.tls = flags_.tls;
     options.max_num_seqs = served.max_num_seqs;
     options.kv_cache_dtype = std::string(Name(served.kv_dtype));
     DT_ASSIGN_OR_RETURN(grpc_, server::GrpcServer::Start(options, model, served.engine));
@@ -148,9 +152,9 @@ absl::Status ApiServer::Serve(const ServedEngine& served) {
 void ApiServer::PrintAddresses() const {
   if (grpc_ != nullptr) {
     const std::string host = flags_.grpc_listen.substr(0, flags_.grpc_listen.rfind(':'));
-    std::printf("listening on grpc://%s:%d\n", host.c_str(), grpc_->port());
+    std::printf("listening on grpc%s://%s:%d\n", flags_.tls.enabled() ? "s" : "", host.c_str(), grpc_->port());
   }
-  std::printf("listening on http://%s:%d\n", flags_.host.c_str(), http_.port());
+  std::printf("listening on %s://%s:%d\n", scheme(), flags_.host.c_str(), http_.port());
   std::fflush(stdout);
 }
 

@@ -10,6 +10,7 @@
 #include "model/checkpoint.h"
 #include "server/cli/api_keys.h"
 #include "server/cli/cors_flags.h"
+#include "server/cli/tls_flags.h"
 #include "server/engine.h"
 #include "server/grpc/generation_service.h"
 #include "server/http/http_server.h"
@@ -22,6 +23,7 @@ struct ApiFlags {
   int port = 8000;
   std::string grpc_listen;  // empty: no gRPC
   KeySources api_keys = ApiKeySources(), metrics_api_keys = MetricsKeySources();
+  server::TlsOptions tls;
   CorsFlags cors;
   std::vector<std::string> served_model_names;
   bool ignore_model_name = false;
@@ -51,6 +53,8 @@ class ApiServer {
   // Answers requests from now on. The engine outlives this object; the checkpoint need not.
   absl::Status Serve(const ServedEngine& served);
 
+  // "https" or "http".
+  const char* scheme() const { return flags_.tls.enabled() ? "https" : "http"; }
   // "smollm2-135m-instruct"; once served.
   const std::string& model_name() const { return name_; }
   // Prints the lines that say where it listens: who started this process waits for them.

@@ -258,8 +258,8 @@ class Up {
       for (const std::string& key : sources->keys) add(sources->flag, key);
       for (const std::string& file : sources->files) add(sources->file_flag, file);
     }
-    const Arguments cors = ArgumentsOf(api.cors);
-    arguments.insert(arguments.end(), cors.begin(), cors.end());
+    for (const Arguments& more : {ArgumentsOf(api.tls), ArgumentsOf(api.cors)})
+      arguments.insert(arguments.end(), more.begin(), more.end());
     for (const std::string& name : api.served_model_names) add("--served-model-name", name);
     add("--chat-template", api.chat_template);
     add("--grpc-listen", grpc_address_.empty() ? api.grpc_listen : grpc_address_);
@@ -336,7 +336,8 @@ class Up {
     ControlFlags control;
     control.scheduler = address_;
     if (const absl::Status shown = RunStatus(control); !shown.ok()) LogWarning(std::string(shown.message()));
-    std::printf("\nready: http://%s  (scheduler %s; Ctrl-C stops all)\n", http_address_.c_str(), address_.c_str());
+    std::printf("\nready: http%s://%s  (scheduler %s; Ctrl-C stops all)\n", s_.c_str(), http_address_.c_str(),
+                address_.c_str());
     std::fflush(stdout);
   }
 
@@ -347,7 +348,9 @@ class Up {
   uint64_t weight_bytes_ = 0;   // on a GPU, with what lies beside them
   std::string address_;    // of the scheduler
   std::string http_address_, grpc_address_;  // of the server, once it has listened
-  Announcement scheduler_{"listening on "}, http_{"listening on http://"}, grpc_{"listening on grpc://"};
+  const std::string s_ = flags_.server.api.tls.enabled() ? "s" : "";  // of the schemes
+  Announcement scheduler_{"listening on "}, http_{"listening on http" + s_ + "://"},
+      grpc_{"listening on grpc" + s_ + "://"};
   std::map<std::string, Arguments> workers_;
   std::atomic<int> workers_that_serve_{0};  // so far, of all incarnations
   absl::Time server_ready_ = absl::InfiniteFuture(), all_serve_ = absl::InfiniteFuture();

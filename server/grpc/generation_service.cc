@@ -22,6 +22,7 @@
 #include "control/messages.h"
 #include "control/security.h"
 #include "proto/control/vllm_engine.grpc.pb.h"
+#include "server/grpc/credentials.h"
 #include "server/grpc/generate_request.h"
 #include "server/grpc/generate_response.h"
 #include "server/http/key_ring.h"
@@ -366,13 +367,13 @@ class GrpcServer::Impl {
   Impl(const GrpcServerOptions& options, std::shared_ptr<const ServedModel> model, Engine& engine)
       : service_(options, std::move(model), engine), engine_(engine) {}
 
-  absl::Status Start(const std::string& listen) {
+  absl::Status Start(const std::string& listen, const TlsOptions& tls) {
     DT_RETURN_IF_ERROR(control::CheckAddress("--grpc-listen", listen, /*may_be_free=*/true));
     control::TameGrpc();
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
-    builder.AddListeningPort(listen, grpc::InsecureServerCredentials(), &port_);
+    builder.AddListeningPort(listen, MakeListenerCredentials(tls), &port_);
     builder.SetMaxReceiveMessageSize(control::kMaxMessageBytes);
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 1024);
@@ -428,7 +429,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const GrpcServerOp
                                                               Engine* engine) {
   std::unique_ptr<GrpcServer> server(new GrpcServer());
   server->impl_ = std::make_unique<Impl>(options, std::move(model), *engine);
-  DT_RETURN_IF_ERROR(server->impl_->Start(options.listen));
+  DT_RETURN_IF_ERROR(server->impl_->Start(options.listen, options.tls));
   return server;
 }
 

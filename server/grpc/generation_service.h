@@ -7,6 +7,7 @@
 #include "base/status.h"
 #include "server/engine.h"
 #include "server/http/api_key.h"
+#include "server/http/tls_options.h"
 #include "server/openai/served_model.h"
 
 namespace dovetail::server {
@@ -14,6 +15,7 @@ namespace dovetail::server {
 struct GrpcServerOptions {
   std::string listen = "127.0.0.1:50051";  // port 0: a free one
   std::vector<ApiKey> api_keys;            // empty: everybody may; else metadata `authorization: Bearer KEY`
+  TlsOptions tls;                          // as HttpServerOptions::tls
   int max_num_seqs = 0;                    // shown to routers
   std::string kv_cache_dtype;
 };

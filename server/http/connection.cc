@@ -53,8 +53,9 @@ bool IsGoodRequestId(const std::string& id) {
 }  // namespace
 
 Connection::Connection(asio::ip::tcp::socket socket, int io_thread, const HttpServerOptions& options,
-                       HttpHandler& handler, ConnectionOwner& owner)
+                       HttpHandler& handler, ConnectionOwner& owner, const std::shared_ptr<SSL_CTX>& tls)
     : socket_(std::move(socket)),
+      tls_(tls == nullptr ? nullptr : std::make_unique<TlsSession>(tls, socket_.native_handle())),
       deadline_(socket_.get_executor()),
       io_thread_(io_thread),
       options_(options),
@@ -69,8 +70,36 @@ void Connection::Start() {
   socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
   if (options_.socket_send_buffer_bytes > 0)
     socket_.set_option(asio::socket_base::send_buffer_size(options_.socket_send_buffer_bytes), ignored);
+  if (tls_) {
+    state_ = State::kHandshake;
+    Arm(options_.tls_handshake_timeout);
+    return Handshake();
+  }
   Arm(options_.header_timeout);
   Watch();
+}
+
+void Connection::Handshake() {
+  switch (tls_->Handshake()) {
+    case TlsSession::Outcome::kDone: break;
+    case TlsSession::Outcome::kWaitRead: return WaitForHandshake(asio::socket_base::wait_read);
+    case TlsSession::Outcome::kWaitWrite: return WaitForHandshake(asio::socket_base::wait_write);
+    case TlsSession::Outcome::kPlainHttp:
+      tls_.reset();
+      return ProtocolFailure({400, "This port speaks HTTPS: ask https:// in place of http://."});
+    default: return Close();
+  }
+  state_ = State::kHead;
+  Arm(options_.header_timeout);
+  OnReadable();
+}
+
+void Connection::WaitForHandshake(asio::socket_base::wait_type what) {
+  socket_.async_wait(what, [self = shared_from_this()](const error_code& error) {
+    if (self->state_ == State::kClosed || error == asio::error::operation_aborted) return;
+    if (error) return self->Close();
+    self->Handshake();
+  });
 }
 
 void Connection::Post(std::function<void()> task) { asio::post(socket_.get_executor(), std::move(task)); }
@@ -79,6 +108,7 @@ void Connection::Close() {
   if (state_ == State::kClosed) return;
   state_ = State::kClosed;
   Disarm();
+  if (tls_) tls_->SendEnd();
   error_code ignored;
   socket_.close(ignored);
   if (const auto exchange = std::move(exchange_)) {
@@ -116,21 +146,40 @@ void Connection::Watch() {
 }
 
 void Connection::OnReadable() {
+  while (ReadOnce())
+    if (!tls_ || !tls_->HasUnread()) return Watch();
+}
+
+bool Connection::ReadOnce() {
   std::array<char, kReadChunk> chunk;
   error_code error;
-  const size_t bytes = socket_.read_some(asio::buffer(chunk), error);
-  if (error == asio::error::would_block || error == asio::error::try_again) return Watch();
-  if (error == asio::error::eof) return OnEndOfInput();
-  if (error) return Close();
+  const size_t bytes = Receive(chunk.data(), chunk.size(), error);
+  if (error == asio::error::would_block || error == asio::error::try_again) return Watch(), false;
+  if (error == asio::error::eof) return OnEndOfInput(), false;
+  if (error) return Close(), false;
   if (state_ == State::kLinger) {
     linger_bytes_ += bytes;
-    if (linger_bytes_ > kMaxLingerBytes) return Close();
-    return Watch();
+    if (linger_bytes_ > kMaxLingerBytes) Close();
+    return state_ != State::kClosed;
   }
   input_.append(chunk.data(), bytes);
-  if (state_ == State::kHandling && input_.size() > kMaxPipelined) return Close();
+  if (state_ == State::kHandling && input_.size() > kMaxPipelined) return Close(), false;
   Advance();
-  Watch();
+  return state_ != State::kClosed;
+}
+
+// Behind the end of TLS what still comes is not looked at.
+size_t Connection::Receive(char* data, size_t room, error_code& error) {
+  if (!tls_ || state_ == State::kLinger) return socket_.read_some(asio::buffer(data, room), error);
+  const TlsSession::Result result = tls_->Read(data, room);
+  switch (result.outcome) {
+    case TlsSession::Outcome::kDone: break;
+    case TlsSession::Outcome::kWaitRead:
+    case TlsSession::Outcome::kWaitWrite: error = asio::error::would_block; break;
+    case TlsSession::Outcome::kEnd: error = asio::error::eof; break;
+    default: error = asio::error::connection_reset;
+  }
+  return result.bytes;
 }
 
 // The client sends nothing more. One that waits for an answer is taken to have left; one whose answer is complete still
@@ -239,6 +288,7 @@ void Connection::Refuse(HttpResponse response, bool body_follows) {
 void Connection::EnterLinger() {
   state_ = State::kLinger;
   input_.clear();
+  if (tls_) tls_->SendEnd();
   error_code ignored;
   socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
   Arm(options_.linger_timeout);
@@ -322,9 +372,23 @@ void Connection::Flush() {
     in_flight_sent_ = 0;
   }
   writing_ = true;
+  if (tls_) return WriteTls();
   const auto rest = asio::buffer(in_flight_.data() + in_flight_sent_, in_flight_.size() - in_flight_sent_);
   socket_.async_write_some(
       rest, [self = shared_from_this()](const error_code& error, size_t bytes) { self->OnWritten(error, bytes); });
+}
+
+// Never at once, so that a caller of Send does not find the connection closed.
+void Connection::WriteTls() {
+  socket_.async_wait(asio::socket_base::wait_write, [self = shared_from_this()](const error_code& error) {
+    if (self->state_ == State::kClosed) return;
+    if (error) return self->OnWritten(error, 0);
+    const TlsSession::Result result = self->tls_->Write(self->in_flight_.data() + self->in_flight_sent_,
+                                                        self->in_flight_.size() - self->in_flight_sent_);
+    if (result.outcome == TlsSession::Outcome::kWaitWrite) return self->WriteTls();
+    const bool done = result.outcome == TlsSession::Outcome::kDone;
+    self->OnWritten(done ? error_code() : asio::error::connection_reset, result.bytes);
+  });
 }
 
 void Connection::OnWritten(const error_code& error, size_t bytes) {

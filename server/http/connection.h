@@ -11,6 +11,7 @@
 #include "server/http/body_decoder.h"
 #include "server/http/exchange.h"
 #include "server/http/options.h"
+#include "server/http/tls_session.h"
 
 namespace dovetail::server {
 
@@ -31,8 +32,9 @@ class ConnectionOwner {
 // answer is made. One I/O thread.
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
+  // `tls`: what new sessions are made of; null: plain TCP.
   Connection(boost::asio::ip::tcp::socket socket, int io_thread, const HttpServerOptions& options, HttpHandler& handler,
-             ConnectionOwner& owner);
+             ConnectionOwner& owner, const std::shared_ptr<SSL_CTX>& tls);
   ~Connection();
 
   void Start();
@@ -50,10 +52,14 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Post(std::function<void()> task);
 
  private:
-  enum class State { kHead, kBody, kHandling, kLinger, kClosed };
+  enum class State { kHandshake, kHead, kBody, kHandling, kLinger, kClosed };
 
+  void Handshake();
+  void WaitForHandshake(boost::asio::socket_base::wait_type what);
   void Watch();                  // waits for the socket to be readable
   void OnReadable();
+  bool ReadOnce();               // false: nothing more for now
+  size_t Receive(char* data, size_t room, boost::system::error_code& error);
   void OnEndOfInput();
   void Advance();
   bool AdvanceHead();
@@ -67,6 +73,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string ResponseHead(const HttpResponse& response, bool stream) const;
   void Send(std::string bytes, int tokens);
   void Flush();
+  void WriteTls();
   void OnWritten(const boost::system::error_code& error, size_t bytes);
   void OnAllWritten();
 
@@ -75,6 +82,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void OnDeadline();
 
   boost::asio::ip::tcp::socket socket_;
+  std::unique_ptr<TlsSession> tls_;
   boost::asio::steady_timer deadline_;
   uint64_t deadline_serial_ = 0;
   const int io_thread_;

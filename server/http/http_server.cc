@@ -4,6 +4,7 @@
 
 #include "server/http/api_handler.h"
 #include "server/http/listener.h"
+#include "server/http/tls_context.h"
 
 namespace dovetail::server {
 namespace {
@@ -27,6 +28,10 @@ class HttpServer::Impl {
 
   absl::Status Start() {
     DT_RETURN_IF_ERROR(options_.Validate());
+    if (options_.tls.enabled()) {
+      DT_ASSIGN_OR_RETURN(tls_, TlsContext::Create(options_.tls));
+      listener_->SetTls(tls_.get());
+    }
     collect_timer_.emplace(listener_->context(0));
     CollectLater();
     DT_RETURN_IF_ERROR(listener_->Start());
@@ -60,18 +65,20 @@ class HttpServer::Impl {
   Listener& listener() { return *listener_; }
 
  private:
-  // Step samples are kept only for so long: fetch them whether or not anybody asks for /metrics.
+  // Step samples are kept only for so long: fetch them whether or not anybody asks for /metrics. Certificates change.
   void CollectLater() {
     collect_timer_->expires_after(kCollectEvery);
     collect_timer_->async_wait([this](const boost::system::error_code& error) {
       if (error) return;
       handler_.CollectMetrics();
+      if (tls_ != nullptr) tls_->ReloadIfChanged();
       CollectLater();
     });
   }
 
   const HttpServerOptions options_;
   ApiHandler handler_;
+  std::unique_ptr<TlsContext> tls_;
   std::vector<std::shared_ptr<UpdateInbox>> inboxes_;
   std::unique_ptr<Listener> listener_;
   std::optional<boost::asio::steady_timer> collect_timer_;

@@ -78,7 +78,8 @@ void Listener::OnAccepted(const error_code& error, tcp::socket socket, int io_th
     std::lock_guard lock(mutex_);
     if (static_cast<int>(connections_.size()) < options_.max_connections) {
       ConnectionOwner& owner = *this;
-      connection = std::make_shared<Connection>(std::move(socket), io_thread, options_, handler_, owner);
+      connection = std::make_shared<Connection>(std::move(socket), io_thread, options_, handler_, owner,
+                                                tls_ == nullptr ? nullptr : tls_->current());
       connections_.emplace(connection.get(), connection);
     }
   }
@@ -91,6 +92,7 @@ void Listener::OnAccepted(const error_code& error, tcp::socket socket, int io_th
 }
 
 void Listener::RefuseConnection(tcp::socket socket) {
+  if (tls_ != nullptr) return;  // a handshake costs more than the answer is worth
   const HttpResponse response = handler_.ProtocolError(503, "Too many connections are open; try again shortly.");
   const std::string text = absl::StrCat(
       "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: ", response.body.size(),

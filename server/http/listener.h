@@ -18,6 +18,7 @@
 #include "base/status.h"
 #include "server/http/connection.h"
 #include "server/http/options.h"
+#include "server/http/tls_context.h"
 
 namespace dovetail::server {
 
@@ -28,6 +29,9 @@ class Listener : private ConnectionOwner {
   // Both outlive the listener.
   Listener(const HttpServerOptions& options, HttpHandler& handler);
   ~Listener() override;  // Stop()
+
+  // Before Start(): new connections speak TLS. Outlives the listener.
+  void SetTls(const TlsContext* tls) { tls_ = tls; }
 
   // Binds and begins to serve. kUnavailable names the address that cannot be bound.
   absl::Status Start();
@@ -63,6 +67,7 @@ class Listener : private ConnectionOwner {
 
   const HttpServerOptions& options_;
   HttpHandler& handler_;
+  const TlsContext* tls_ = nullptr;
   std::vector<std::unique_ptr<IoThread>> threads_;
   std::unique_ptr<boost::asio::ip::tcp::acceptor> acceptor_;
   std::unique_ptr<boost::asio::steady_timer> accept_retry_;

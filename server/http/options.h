@@ -10,6 +10,7 @@
 #include "server/http/api_key.h"
 #include "server/http/cors.h"
 #include "server/http/request_head.h"
+#include "server/http/tls_options.h"
 #include "server/openai/json.h"
 #include "server/version.h"
 
@@ -28,12 +29,14 @@ struct HttpServerOptions {
   std::vector<ApiKey> metrics_api_keys;  // who may read /metrics; empty: the holders of an API key
 
   CorsOptions cors;
+  TlsOptions tls;
 
   int max_connections = 4096;
   HeadLimits head;
   size_t max_body_bytes = size_t{4} << 20;
   JsonLimits json;
 
+  std::chrono::milliseconds tls_handshake_timeout{10'000};
   std::chrono::milliseconds header_timeout{10'000};   // from the first byte (or the accept) to the end of the head
   std::chrono::milliseconds body_grace{10'000};       // a body may take this long, and
   size_t min_body_bytes_per_s = 1024;                 // as long as its bytes at this rate
