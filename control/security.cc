@@ -16,6 +16,7 @@
 #include "absl/strings/numbers.h"
 #include "control/listening.h"
 #include "control/messages.h"
+#include "control/scheduler_verifier.h"
 #include "control/table_limits.h"
 
 namespace dovetail::control {
@@ -111,6 +112,7 @@ std::shared_ptr<grpc::ChannelCredentials> MakeChannelCredentials(const Security&
   options.set_certificate_provider(ProviderOf(security));
   options.watch_root_certs();
   options.watch_identity_key_cert_pairs();
+  options.set_certificate_verifier(MakeSchedulerVerifier());
   return grpc::experimental::TlsCredentials(options);
 }
 
@@ -187,9 +189,8 @@ absl::Status ExplainCallFailure(const std::string& who, const std::string& addre
   else if (security.tls() && (absl::StrContains(text, "certificate") || absl::StrContains(text, "andshake") ||
                               absl::StrContains(text, "SSL") || absl::StrContains(text, "Peer")))
     remedy =
-        "the TLS handshake failed: an expired certificate, another --tls-ca, or a name that the certificate does not "
-        "have "
-        "(--tls-server-name)";
+        "the TLS handshake failed: an expired certificate, another --tls-ca, a name that the certificate does not "
+        "have (--tls-server-name), or one without the role of a scheduler";
   else if (!security.tls() && (absl::StrContains(text, "Socket closed") || absl::StrContains(text, "reset") ||
                                absl::StrContains(text, "Broken pipe")))
     remedy = "it may ask for TLS: give --tls-cert, --tls-key and --tls-ca";

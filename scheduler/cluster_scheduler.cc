@@ -111,6 +111,11 @@ absl::Status ClusterScheduler::BuildNode() {
   return absl::OkStatus();
 }
 
+std::optional<control::Role> ClusterScheduler::RoleOf(WorkerId worker) const {
+  const Member* member = members_.Find(worker);
+  return member == nullptr ? std::nullopt : std::optional(member->request.role);
+}
+
 absl::Status ClusterScheduler::Attend(WorkerId worker, Epoch epoch, WorkerStream stream) {
   std::vector<MemberAction> actions;
   DT_RETURN_IF_ERROR(members_.Attend(worker, epoch, clock_.Now(), actions));

@@ -2,6 +2,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,7 @@ class ClusterScheduler {
   void OnLinkFailed(WorkerId worker, const control::LinkFailed& failed);
   void OnStreamEnded(WorkerId worker, Epoch epoch);
   void Leave(WorkerId worker, Epoch epoch);
+  std::optional<control::Role> RoleOf(WorkerId worker) const;  // nullopt: no such member
 
   // Servers. kUnavailable until a compute worker has brought the model.
   absl::Status GetModel(control::v1::GetModelReply& reply) const;

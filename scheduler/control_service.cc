@@ -12,6 +12,7 @@
 #include "control/bidi_session.h"
 #include "control/convert.h"
 #include "control/listening.h"
+#include "control/permissions.h"
 #include "control/table_limits.h"
 #include "proto/control/dovetail_admin.grpc.pb.h"
 #include "proto/control/dovetail_control.grpc.pb.h"
@@ -19,6 +20,7 @@
 namespace dovetail::scheduler {
 
 namespace pb = control::v1;
+using control::Rpc;
 using control::ToGrpc;
 
 namespace {
@@ -34,14 +36,20 @@ struct Context {
 
   // Runs `work` on the loop and finishes the call with what it returns.
   template <typename Work>
-  grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* call, Work work) {
+  grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* call, Rpc rpc, Work work) {
     grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-    if (const absl::Status allowed = control::CheckToken(security, *call); !allowed.ok()) {
+    if (const absl::Status allowed = control::CheckCaller(security, *call, rpc); !allowed.ok()) {
       reactor->Finish(ToGrpc(allowed));
     } else if (!loop.Post([reactor, work = std::move(work)] { reactor->Finish(ToGrpc(work())); })) {
       reactor->Finish(Stopping());
     }
     return reactor;
+  }
+  // Whether these roles may speak for that member; one that is not there any more is the scheduler's to refuse. On the
+  // loop.
+  absl::Status CheckMember(const control::PeerRoles& roles, WorkerId worker, Rpc rpc) const {
+    const auto role = scheduler.RoleOf(worker);
+    return role ? roles.PermitAs(*role, rpc) : absl::OkStatus();
   }
   static grpc::Status Stopping() { return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the scheduler is stopping"); }
 };
@@ -50,7 +58,8 @@ struct Context {
 class FileReader final : public grpc::ServerReadReactor<pb::ModelFileChunk> {
  public:
   FileReader(Context& context, grpc::CallbackServerContext* call) : context_(context) {
-    if (const absl::Status allowed = control::CheckToken(context.security, *call); !allowed.ok()) {
+    if (const absl::Status allowed = control::CheckCaller(context.security, *call, Rpc::kPutModelFiles);
+        !allowed.ok()) {
       Finish(ToGrpc(allowed));
     } else {
       StartRead(&chunk_);
@@ -93,7 +102,8 @@ class FileReader final : public grpc::ServerReadReactor<pb::ModelFileChunk> {
 class FileWriter final : public grpc::ServerWriteReactor<pb::ModelFileChunk> {
  public:
   FileWriter(Context& context, grpc::CallbackServerContext* call, uint64_t digest) {
-    if (const absl::Status allowed = control::CheckToken(context.security, *call); !allowed.ok()) {
+    if (const absl::Status allowed = control::CheckCaller(context.security, *call, Rpc::kGetModelFiles);
+        !allowed.ok()) {
       Finish(ToGrpc(allowed));
       return;
     }
@@ -135,7 +145,11 @@ class MembershipService final : public pb::Membership::CallbackService {
 
   grpc::ServerUnaryReactor* Join(grpc::CallbackServerContext* call, const pb::JoinRequest* request,
                                  pb::JoinReply* reply) override {
-    return context_.Answer(call, [this, request, reply]() -> absl::Status {
+    const control::PeerRoles roles = control::RolesOf(context_.security, *call);
+    return context_.Answer(call, Rpc::kJoin, [this, request, reply, roles]() -> absl::Status {
+      const bool computes = request->role() == pb::ROLE_COMPUTE_WORKER;
+      DT_RETURN_IF_ERROR(
+          roles.PermitAs(computes ? control::Role::kComputeWorker : control::Role::kAttentionWorker, Rpc::kJoin));
       DT_ASSIGN_OR_RETURN(const control::JoinRequest parsed, control::FromProto(*request));
       DT_ASSIGN_OR_RETURN(const control::JoinReply joined, context_.scheduler.Join(parsed));
       control::ToProto(joined, *reply);
@@ -150,7 +164,9 @@ class MembershipService final : public pb::Membership::CallbackService {
 
   grpc::ServerUnaryReactor* Leave(grpc::CallbackServerContext* call, const pb::LeaveRequest* request,
                                   pb::LeaveReply*) override {
-    return context_.Answer(call, [this, request]() -> absl::Status {
+    const control::PeerRoles roles = control::RolesOf(context_.security, *call);
+    return context_.Answer(call, Rpc::kLeave, [this, request, roles]() -> absl::Status {
+      DT_RETURN_IF_ERROR(context_.CheckMember(roles, WorkerId(request->worker()), Rpc::kLeave));
       context_.scheduler.Leave(WorkerId(request->worker()), Epoch(request->epoch()));
       return absl::OkStatus();
     });
@@ -162,26 +178,31 @@ class MembershipService final : public pb::Membership::CallbackService {
     // Who speaks, from the first report on. Touched by one gRPC callback at a time.
     const auto who = std::make_shared<std::pair<WorkerId, Epoch>>();
     const auto known = std::make_shared<bool>(false);
+    // Whether it may speak for that member: a stream that was refused says and ends nothing. Touched on the loop only.
+    const auto begun = std::make_shared<bool>(false);
     typename Session::Handlers handlers;
     const std::weak_ptr<Session> weak = session;
-    handlers.on_message = [this, weak, who, known](const pb::WorkerReport& report) {
+    const control::PeerRoles roles = control::RolesOf(context_.security, *call);
+    handlers.on_message = [this, weak, who, known, begun, roles](const pb::WorkerReport& report) {
       const auto open = weak.lock();
       if (open == nullptr) return;
       const std::pair<WorkerId, Epoch> speaker(WorkerId(report.worker()), Epoch(report.epoch()));
       if (!*known) {
         *who = speaker;
         *known = true;
-        return Begin(open, speaker);
+        return Begin(open, speaker, roles, begun);
       }
       if (speaker != *who)
         return open->Close(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "one stream carries one worker's reports"));
-      if (const absl::Status taken = Take(speaker.first, report); !taken.ok()) open->Close(ToGrpc(taken));
+      if (const absl::Status taken = Take(speaker.first, report, begun); !taken.ok()) open->Close(ToGrpc(taken));
     };
-    handlers.on_closed = [this, who, known] {
-      if (*known)
-        context_.loop.Post([this, speaker = *who] { context_.scheduler.OnStreamEnded(speaker.first, speaker.second); });
+    handlers.on_closed = [this, who, known, begun] {
+      if (!*known) return;
+      context_.loop.Post([this, speaker = *who, begun] {
+        if (*begun) context_.scheduler.OnStreamEnded(speaker.first, speaker.second);
+      });
     };
-    if (const absl::Status allowed = control::CheckToken(context_.security, *call); !allowed.ok())
+    if (const absl::Status allowed = control::CheckCaller(context_.security, *call, Rpc::kAttend); !allowed.ok())
       session->Close(ToGrpc(allowed));
     session->Begin(std::move(handlers));
     return session.get();
@@ -189,18 +210,21 @@ class MembershipService final : public pb::Membership::CallbackService {
 
  private:
   template <typename Session>
-  void Begin(const std::shared_ptr<Session>& session, std::pair<WorkerId, Epoch> speaker) {
-    const bool posted = context_.loop.Post([this, session, speaker] {
+  void Begin(const std::shared_ptr<Session>& session, std::pair<WorkerId, Epoch> speaker,
+             const control::PeerRoles& roles, const std::shared_ptr<bool>& begun) {
+    const bool posted = context_.loop.Post([this, session, speaker, roles, begun] {
+      if (const absl::Status allowed = context_.CheckMember(roles, speaker.first, Rpc::kAttend); !allowed.ok())
+        return session->Close(ToGrpc(allowed));
       WorkerStream stream{[session](pb::SchedulerOrder order) { session->Send(std::move(order)); },
                           [session](const absl::Status& status) { session->Close(ToGrpc(status)); }};
-      if (const absl::Status begun = context_.scheduler.Attend(speaker.first, speaker.second, std::move(stream));
-          !begun.ok())
-        session->Close(ToGrpc(begun));
+      const absl::Status attends = context_.scheduler.Attend(speaker.first, speaker.second, std::move(stream));
+      *begun = attends.ok();
+      if (!attends.ok()) session->Close(ToGrpc(attends));
     });
     if (!posted) session->Close(Context::Stopping());
   }
 
-  absl::Status Take(WorkerId worker, const pb::WorkerReport& report) {
+  absl::Status Take(WorkerId worker, const pb::WorkerReport& report, const std::shared_ptr<bool>& begun) {
     std::function<void()> work;
     if (report.has_heartbeat()) {
       DT_ASSIGN_OR_RETURN(control::Heartbeat heartbeat, control::FromProto(report.heartbeat()));
@@ -216,7 +240,10 @@ class MembershipService final : public pb::Membership::CallbackService {
     } else {
       return InvalidArgument("report: says nothing that is known");
     }
-    return context_.loop.Post(std::move(work)) ? absl::OkStatus() : absl::UnavailableError("the scheduler is stopping");
+    const bool posted = context_.loop.Post([work = std::move(work), begun] {
+      if (*begun) work();
+    });
+    return posted ? absl::OkStatus() : absl::UnavailableError("the scheduler is stopping");
   }
 
   Context& context_;
@@ -228,7 +255,7 @@ class GenerationService final : public pb::Generation::CallbackService {
 
   grpc::ServerUnaryReactor* GetModel(grpc::CallbackServerContext* call, const pb::GetModelRequest*,
                                      pb::GetModelReply* reply) override {
-    return context_.Answer(call, [this, reply] { return context_.scheduler.GetModel(*reply); });
+    return context_.Answer(call, Rpc::kGetModel, [this, reply] { return context_.scheduler.GetModel(*reply); });
   }
 
   grpc::ServerWriteReactor<pb::ModelFileChunk>* GetModelFiles(grpc::CallbackServerContext* call,
@@ -248,7 +275,7 @@ class GenerationService final : public pb::Generation::CallbackService {
     handlers.on_closed = [this, server] {
       context_.loop.Post([this, server] { context_.scheduler.RemoveServer(*server); });
     };
-    const absl::Status allowed = control::CheckToken(context_.security, *call);
+    const absl::Status allowed = control::CheckCaller(context_.security, *call, Rpc::kOpen);
     const bool posted = allowed.ok() && context_.loop.Post([this, session, server] {
       const auto added =
           context_.scheduler.AddServer([session](pb::GenerationEvents events) { session->Send(std::move(events)); });
@@ -271,14 +298,14 @@ class AdminService final : public admin::v1::Admin::CallbackService {
 
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* call, const admin::v1::GetStatusRequest*,
                                       admin::v1::ClusterStatus* reply) override {
-    return context_.Answer(call, [this, reply] {
+    return context_.Answer(call, Rpc::kGetStatus, [this, reply] {
       context_.scheduler.Describe(*reply);
       return absl::OkStatus();
     });
   }
   grpc::ServerUnaryReactor* ListWorkers(grpc::CallbackServerContext* call, const admin::v1::ListWorkersRequest*,
                                         admin::v1::ListWorkersReply* reply) override {
-    return context_.Answer(call, [this, reply] {
+    return context_.Answer(call, Rpc::kListWorkers, [this, reply] {
       admin::v1::ClusterStatus status;
       context_.scheduler.Describe(status);
       reply->mutable_workers()->Swap(status.mutable_workers());
@@ -287,7 +314,7 @@ class AdminService final : public admin::v1::Admin::CallbackService {
   }
   grpc::ServerUnaryReactor* DrainWorker(grpc::CallbackServerContext* call, const admin::v1::DrainWorkerRequest* request,
                                         admin::v1::DrainWorkerReply*) override {
-    return context_.Answer(call, [this, request]() -> absl::Status {
+    return context_.Answer(call, Rpc::kDrainWorker, [this, request]() -> absl::Status {
       if (request->who_case() == admin::v1::DrainWorkerRequest::kWorker)
         return context_.scheduler.Drain(WorkerId(request->worker()));
       return context_.scheduler.Drain(request->name());

@@ -7,12 +7,15 @@ def openssl(*arguments):
     subprocess.run(["openssl", *arguments], check=True, capture_output=True)
 
 
+NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+
+
 class Certificates:
     """A CA and what it signs, in a folder. The name of a certificate is its role, unless roles are given."""
 
     def __init__(self, folder, name="ca"):
         self.folder, self.name = folder, name
-        openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", self.path(f"{name}.key"), "-out",
+        openssl("req", "-x509", *NEW_KEY, "-keyout", self.path(f"{name}.key"), "-out",
                 self.path(f"{name}.pem"), "-days", "2", "-subj", f"/CN={name}")
 
     def path(self, name):
@@ -20,7 +23,7 @@ class Certificates:
 
     def issue(self, name, days="2", roles=None):
         key, request, cert = self.path(f"{name}.key"), self.path(f"{name}.csr"), self.path(f"{name}.pem")
-        openssl("req", "-newkey", "rsa:2048", "-nodes", "-keyout", key + ".new", "-out", request, "-subj",
+        openssl("req", *NEW_KEY, "-keyout", key + ".new", "-out", request, "-subj",
                 f"/CN={name}")
         uris = "".join(f",URI:dovetail://role/{role}" for role in ([name] if roles is None else roles))
         with open(self.path("san"), "w", encoding="ascii") as san:

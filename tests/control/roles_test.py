@@ -18,6 +18,7 @@ import urllib.request
 
 import processes
 import proxy
+from certificates import Certificates
 
 BINARY = sys.argv.pop(1)
 DATA = os.environ.get("DOVETAIL_TEST_DATA")
@@ -28,50 +29,6 @@ PORTS = f"{FIRST_PORT}-{FIRST_PORT + 39}"
 
 def run(*arguments):
     return subprocess.run([BINARY, *arguments], capture_output=True, text=True, timeout=60)
-
-
-def openssl(*arguments):
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
-
-
-class Certificates:
-    """A CA and what it signs, in a folder."""
-
-    def __init__(self, folder, name="ca"):
-        self.folder, self.name = folder, name
-        openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", self.path(f"{name}.key"), "-out",
-                self.path(f"{name}.pem"), "-days", "2", "-subj", f"/CN={name}")
-
-    def path(self, name):
-        return os.path.join(self.folder, name)
-
-    def issue(self, name, days="2"):
-        key, request, cert = self.path(f"{name}.key"), self.path(f"{name}.csr"), self.path(f"{name}.pem")
-        openssl("req", "-newkey", "rsa:2048", "-nodes", "-keyout", key + ".new", "-out", request, "-subj",
-                f"/CN={name}")
-        with open(self.path("san"), "w", encoding="ascii") as san:
-            san.write("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-        openssl("x509", "-req", "-in", request, "-CA", self.path(f"{self.name}.pem"), "-CAkey",
-                self.path(f"{self.name}.key"), "-CAcreateserial", "-days", days, "-extfile", self.path("san"), "-out",
-                cert + ".new")
-        os.replace(key + ".new", key)
-        os.replace(cert + ".new", cert)
-
-    def issue_for_the_future(self, name):
-        self.issue(name)  # the key and the request
-        with open(self.path("ca.cnf"), "w", encoding="ascii") as config:
-            config.write(f"[ca]\ndefault_ca=all\n[all]\nnew_certs_dir={self.folder}\ndatabase={self.path('index')}\n"
-                         f"serial={self.path('serial')}\ndefault_md=sha256\npolicy=any\n[any]\ncommonName=supplied\n")
-        for file, text in (("index", ""), ("serial", "77\n")):
-            with open(self.path(file), "w", encoding="ascii") as out:
-                out.write(text)
-        openssl("ca", "-batch", "-config", self.path("ca.cnf"), "-cert", self.path(f"{self.name}.pem"), "-keyfile",
-                self.path(f"{self.name}.key"), "-startdate", "20990101000000Z", "-enddate", "20991231000000Z", "-in",
-                self.path(f"{name}.csr"), "-notext", "-out", self.path(f"{name}.pem"))
-
-    def flags(self, name, ca=None):
-        return ["--tls-cert", self.path(f"{name}.pem"), "--tls-key", self.path(f"{name}.key"), "--tls-ca",
-                self.path(f"{ca or self.name}.pem")]
 
 
 class Role(processes.Process):
@@ -104,7 +61,7 @@ class RolesTest(unittest.TestCase):
         self.folder = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, self.folder)
         self.certificates = Certificates(self.folder)
-        for name in ("scheduler", "worker", "server"):
+        for name in ("scheduler", "attention-worker", "compute-worker", "server", "operator"):
             self.certificates.issue(name)
         self.token = os.path.join(self.folder, "token")
         with open(self.token, "w", encoding="ascii") as token:
@@ -120,7 +77,7 @@ class RolesTest(unittest.TestCase):
 
     def worker(self, address, name, *flags):
         return Role("attention-worker", "--kv-capacity", "8MiB", "--name", name, "--threads", "1", *self.data,
-                    *self.control("worker", address), *flags)
+                    *self.control("attention-worker", address), *flags)
 
     def test_a_cluster_with_mutual_tls_a_token_and_tcp_lanes_in_a_range_of_ports(self):
         expected = run("run", MODEL, "Once upon a time", "--raw", "--max-tokens", "40")
@@ -129,7 +86,7 @@ class RolesTest(unittest.TestCase):
             address = scheduler.wait_for(r"^listening on (\S+)").group(1)
             with (self.worker(address, "a1") as one, self.worker(address, "a2") as two,
                   Role("compute-worker", MODEL, "--name", "c1", "--threads", "1", *self.data,
-                       *self.control("worker", address)) as compute,
+                       *self.control("compute-worker", address)) as compute,
                   Role("server", "--port", "0", "--ignore-model-name", "--shutdown-timeout", "1",
                        *self.control("server", address)) as server):
                 url = server.wait_for(r"^listening on (http://\S+)").group(1)
@@ -148,7 +105,7 @@ class RolesTest(unittest.TestCase):
 
                 # Certificates renewed under the scheduler, and a CA that replaces the old one, are used at once.
                 renewed = Certificates(self.folder, "ca2")
-                for name in ("scheduler", "worker"):
+                for name in ("scheduler", "attention-worker"):
                     renewed.issue(name)
                 shutil.copyfile(renewed.path("ca2.pem"), self.certificates.path("ca.pem.new"))
                 os.replace(self.certificates.path("ca.pem.new"), self.certificates.path("ca.pem"))
@@ -168,7 +125,7 @@ class RolesTest(unittest.TestCase):
                 self.assertEqual(done.returncode, 1, done.stderr)
                 return done.stderr.strip().splitlines()[-1]
 
-            self.assertIn("the join token is missing", fails(*worker, *self.certificates.flags("worker")))
+            self.assertIn("the join token is missing", fails(*worker, *self.certificates.flags("attention-worker")))
             self.assertIn("it may ask for TLS", fails(*worker, *token))
             self.certificates.issue("late", days="-1")
             self.assertIn("late.pem expired on", fails(*worker, *token, *self.certificates.flags("late")))
@@ -178,12 +135,13 @@ class RolesTest(unittest.TestCase):
             Certificates(self.folder, "stranger").issue("foreign")
             foreign = [*self.certificates.flags("foreign")]
             self.assertIn("cannot be reached", fails(*worker, *token, *foreign))
-            distrusting = self.certificates.flags("worker", "stranger")
+            distrusting = self.certificates.flags("attention-worker", "stranger")
             self.assertIn("the TLS handshake failed", fails(*worker, *token, *distrusting))
             path = self.certificates.path
-            mixed = ["--tls-cert", path("worker.pem"), "--tls-key", path("late.key"), "--tls-ca", path("ca.pem")]
+            mixed = ["--tls-cert", path("attention-worker.pem"), "--tls-key", path("late.key"), "--tls-ca",
+                     path("ca.pem")]
             self.assertIn("is not the key of the certificate", fails(*worker, *token, *mixed))
-            status = run("status", *self.control("worker", address))
+            status = run("status", *self.control("operator", address))
             self.assertEqual(status.returncode, 0, status.stderr)
             self.assertIn("no compute worker has joined yet", status.stdout)
 
@@ -192,8 +150,8 @@ class RolesTest(unittest.TestCase):
             address = scheduler.wait_for(r"^listening on (\S+)").group(1)
             with self.worker(address, "a1") as worker:
                 number = worker.wait_for(r"a1 is attention worker (\d+)").group(1)
-                while " waiting " not in run("status", *self.control("worker", address)).stdout:  # its lease has begun
-                    pass
+                while " waiting " not in run("status", *self.control("operator", address)).stdout:
+                    pass  # its lease has not begun
                 worker.send(signal.SIGSTOP)
                 begun = time.monotonic()
                 scheduler.wait_for(rf"worker {number} is out: silent for 400 ms")
@@ -207,7 +165,7 @@ class RolesTest(unittest.TestCase):
         with self.scheduler("--lease-ms", "400") as scheduler:
             address = scheduler.wait_for(r"^listening on (\S+)").group(1)
             with Role("compute-worker", MODEL, "--name", "c1", "--threads", "1", *self.data,
-                      *self.control("worker", address)) as compute:
+                      *self.control("compute-worker", address)) as compute:
                 scheduler.wait_for("c1 joins as")
                 pids = {"scheduler": scheduler.pid, "compute worker": compute.pid}
                 begun, before = time.monotonic(), {role: processes.cpu_seconds(pid) for role, pid in pids.items()}
@@ -232,7 +190,7 @@ class RolesTest(unittest.TestCase):
                 begun, seen = time.monotonic(), 0
                 for _ in range(6):
                     number = scheduler.wait_for(r"a1 joins as attention worker (\d+)", after=seen).group(1)
-                    while " waiting " not in run("status", *self.control("worker", address)).stdout:
+                    while " waiting " not in run("status", *self.control("operator", address)).stdout:
                         pass
                     seen = len(scheduler.lines)
                     worker.send(signal.SIGSTOP)
@@ -246,11 +204,11 @@ class RolesTest(unittest.TestCase):
             address = scheduler.wait_for(r"^listening on (\S+)").group(1)
             with proxy.Proxy(address) as between, self.worker(between.address, "a1") as worker:
                 number = worker.wait_for(r"a1 is attention worker (\d+)").group(1)
-                while " waiting " not in run("status", *self.control("worker", address)).stdout:
+                while " waiting " not in run("status", *self.control("operator", address)).stdout:
                     pass
                 worker.send(signal.SIGSTOP)  # so that the answer to a heartbeat is not what it hears next
                 between.hold()
-                drained = run("drain", "a1", *self.control("worker", address))
+                drained = run("drain", "a1", *self.control("operator", address))
                 self.assertEqual(drained.returncode, 0, drained.stderr)
                 scheduler.wait_for(rf"worker {number} is out: drained")
                 seen = len(scheduler.lines)

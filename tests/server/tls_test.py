@@ -155,7 +155,7 @@ class TlsTest(unittest.TestCase):
         self.certificates.issue("other")
         with open(self.path("text"), "w", encoding="ascii") as text:
             text.write("no certificate\n")
-        openssl("rsa", "-aes128", "-passout", "pass:word", "-in", self.path("server.key"), "-out", self.path("locked"))
+        openssl("pkey", "-aes128", "-passout", "pass:word", "-in", self.path("server.key"), "-out", self.path("locked"))
         pem, key = self.path("server.pem"), self.path("server.key")
         for flags, said in (((pem, self.path("none")), "--ssl-keyfile: .*none cannot be read"),
                             ((self.path("none"), key), "--ssl-certfile: .*none cannot be read"),
