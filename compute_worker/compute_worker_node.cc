@@ -279,7 +279,7 @@ absl::Status ComputeWorkerNode::FinishSample(MicroBatchId id) {
 
 int ComputeWorkerNode::Poll() {
   if (!health_.ok()) return 0;
-  const int frames = port_.Poll(*this, kFramesPerPoll) + (exchanges_.Progress() ? 1 : 0);
+  const int frames = SendUnsent() + port_.Poll(*this, kFramesPerPoll) + (exchanges_.Progress() ? 1 : 0);
   if (frames > 0 || drawing_.empty() || !core_.only_draws()) return frames;
   const MicroBatchId id = drawing_.front();
   if (core_.running(id) && !dense_->Drawn(id)) return 1;  // its attention worker may be lost meanwhile
@@ -304,11 +304,38 @@ absl::Status ComputeWorkerNode::Perform(FinishStep& finish) {
                              absl::ToInt64Microseconds(timer.prompts),
                              absl::ToInt64Microseconds(std::min(timer.overlapped, timer.waiting))};
   }
+  if (!unsent_.empty() || !Sent(finish.result)) unsent_.push_back(std::move(finish.result));
+  return absl::OkStatus();
+}
+
+absl::Status ComputeWorkerNode::SendResult(const proto::StepResult& result) {
   std::vector<std::byte> message;
-  proto::Encode(finish.result, message);
-  const auto header =
-      MakeHeader(FrameType::kStepResult, Epoch(0), finish.result.step, finish.result.micro_batch, 0, message.size());
+  proto::Encode(result, message);
+  const auto header = MakeHeader(FrameType::kStepResult, Epoch(0), result.step, result.micro_batch, 0, message.size());
   return port_.SendMessage(scheduler_, header, std::move(message));
+}
+
+// A scheduler that has left needs no answer. For any other reason this result never can be sent, and one that says so
+// can.
+bool ComputeWorkerNode::Sent(proto::StepResult& result) {
+  absl::Status sent = SendResult(result);
+  if (sent.ok()) return true;
+  if (absl::IsResourceExhausted(sent)) return false;
+  LogError("compute worker: the result of step ", result.step.value(), ": ", std::string(sent.message()));
+  if (absl::IsUnavailable(sent) || absl::IsNotFound(sent)) return true;
+  result = {.step = result.step,
+            .micro_batch = result.micro_batch,
+            .status = StepStatus::kWorkerFailed,
+            .error = absl::StrCat("the step's result cannot be sent: ", std::string(sent.message())),
+            .timings = result.timings};
+  sent = SendResult(result);
+  return !absl::IsResourceExhausted(sent);
+}
+
+int ComputeWorkerNode::SendUnsent() {
+  int sent = 0;
+  for (; !unsent_.empty() && Sent(unsent_.front()); ++sent) unsent_.pop_front();
+  return sent;
 }
 
 std::vector<NodeId> ComputeWorkerNode::Overdue() const {

@@ -1,4 +1,5 @@
 #pragma once
+#include <deque>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -107,6 +108,9 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   absl::Status FinishSample(MicroBatchId id);
   void PerformAll();
   absl::Status Perform(FinishStep& finish);
+  absl::Status SendResult(const proto::StepResult& result);
+  bool Sent(proto::StepResult& result);  // false: the scheduler has no room for it yet
+  int SendUnsent();
   void FailStep(MicroBatchId id, const absl::Status& status);
 
   const NodeId scheduler_;
@@ -123,6 +127,7 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   std::vector<absl::Duration> waits_;  // the last ones, from q to a partial, in a ring
   size_t next_wait_ = 0;
   std::vector<Action> actions_;  // still to be performed
+  std::deque<proto::StepResult> unsent_;  // in order: the scheduler has no room yet; one for each micro-batch at most
   std::vector<MicroBatchId> drawing_;  // whose Sample has begun, oldest first
 };
 

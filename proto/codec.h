@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -37,9 +38,11 @@ class Encoder {
   void Id(const char* name, const StrongId<Tag, Int>& id) {
     Number(name, id.value());
   }
-  void Text(const char* name, const std::string& text, size_t) {
-    Number(name, static_cast<uint32_t>(text.size()));
-    Append(text.data(), text.size());
+  // Cut at `max`, for the reader would refuse more: a text explains, and decides nothing.
+  void Text(const char* name, const std::string& text, size_t max) {
+    const size_t size = std::min(text.size(), max);
+    Number(name, static_cast<uint32_t>(size));
+    Append(text.data(), size);
   }
   // A vector whose elements are copied as they are: numbers, or trivially copyable structs without padding.
   template <typename Vector>

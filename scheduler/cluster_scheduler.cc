@@ -475,6 +475,9 @@ int ClusterScheduler::Turn() {
   for (const transport::Connector::Failure& failure : connector_.TakeFailures())
     if (const Member* member = members_.FindNode(failure.node); member != nullptr && member->epoch == failure.epoch)
       members_.Gone(member->worker, absl::StrCat("the scheduler cannot reach it: ", failure.why), actions);
+  if (node_ != nullptr)
+    for (const SchedulerNode::Dismissal& dismissal : node_->TakeDismissals())
+      members_.Refuse(dismissal.worker, dismissal.why, actions);
   WatchDataPlane(now, actions);
   members_.Expire(now, actions);
   if (!actions.empty()) Perform(std::move(actions));

@@ -4,6 +4,7 @@
 #include <utility>
 #include <variant>
 
+#include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "proto/sequence_frames.h"
 #include "scheduler/core/limits.h"
@@ -42,35 +43,70 @@ void SchedulerNode::LoseAttentionWorker(WorkerId worker, Epoch epoch) {
 }
 
 void SchedulerNode::LoseComputeWorker(WorkerId worker) {
-  std::erase_if(compute_, [&](const Peer& peer) { return peer.worker == worker; });
-  Handle(ComputeWorkerLost{worker});
+  const auto left = std::erase_if(compute_, [&](const Peer& peer) { return peer.worker == worker; });
+  if (left > 0) Handle(ComputeWorkerLost{worker});  // else the core dismissed it
 }
 
 void SchedulerNode::Handle(const Event& event) {
+  Apply(event);
+  ApplyFailures();
+}
+
+void SchedulerNode::ApplyFailures() {
+  while (!failures_.empty()) {
+    const Event failure = std::move(failures_.front());
+    failures_.pop_front();
+    Apply(failure);
+  }
+}
+
+void SchedulerNode::Apply(const Event& event) {
   actions_.clear();
   core_.Handle(event, clock_.Now(), actions_);
   for (Action& action : actions_) {
-    const bool sends = !std::holds_alternative<EmitUpdate>(action);
+    const bool sends =
+        !std::holds_alternative<EmitUpdate>(action) && !std::holds_alternative<DismissComputeWorker>(action);
     if (sends && !unsent_.empty()) {
       unsent_.push_back(std::move(action));
-    } else if (!Done(Perform(action))) {
+    } else if (!Done(action, Perform(action))) {
       unsent_.push_back(std::move(action));
     }
   }
 }
 
-bool SchedulerNode::Done(const absl::Status& status) {
+namespace {
+
+// A peer that has left is lost in a moment, and its steps are repeated then. A plan that cannot be sent for any other
+// reason never can.
+bool NeverSent(const absl::Status& status) {
+  return !status.ok() && !absl::IsUnavailable(status) && !absl::IsNotFound(status);
+}
+
+Event Unsendable(const RunStep& run, const absl::Status& status) {
+  return StepFinished{run.compute_worker,
+                      {.step = run.plan.step,
+                       .micro_batch = run.plan.micro_batch,
+                       .status = proto::StepStatus::kWorkerFailed,
+                       .error = absl::StrCat("the step's plan cannot be sent: ", std::string(status.message()))}};
+}
+
+}  // namespace
+
+bool SchedulerNode::Done(const Action& action, const absl::Status& status) {
   if (absl::IsResourceExhausted(status)) return false;
   if (!status.ok()) LogError("scheduler: ", std::string(status.message()));
+  if (const auto* run = std::get_if<RunStep>(&action); run != nullptr && NeverSent(status))
+    failures_.push_back(Unsendable(*run, status));
   return true;
 }
 
 int SchedulerNode::SendUnsent() {
   int sent = 0;
-  while (!unsent_.empty() && Done(Perform(unsent_.front()))) {
+  while (!unsent_.empty() && Done(unsent_.front(), Perform(unsent_.front()))) {
     unsent_.pop_front();
     ++sent;
   }
+  ApplyFailures();
   return sent;
 }
 
@@ -97,7 +133,12 @@ void SchedulerNode::OnFrame(const transport::Delivery& delivery) {
     for (const Peer& peer : compute_) {
       if (peer.node != delivery.from) continue;
       auto result = proto::DecodeStepResult(delivery.payload);
-      if (!result.ok()) return LogError("scheduler: ", std::string(result.status().message()));
+      if (!result.ok()) {
+        const std::string error(result.status().message());
+        LogError("scheduler: compute worker ", peer.worker.value(), ": ", error);
+        return Handle(StepUnreadable{peer.worker, StepId(delivery.header.step),
+                                     MicroBatchId(delivery.header.micro_batch), error});
+      }
       on_step_(*result, static_cast<int>(result->entries.size()), TokensOf(*result));
       return Handle(StepFinished{peer.worker, *std::move(result)});
     }
@@ -164,6 +205,11 @@ absl::Status SchedulerNode::Perform(Action& action) {
         return node.port_.SendMessage(peer.node, header, std::move(bytes));
       }
       return NotFound("compute worker ", a.compute_worker.value(), " is not connected");
+    }
+    absl::Status operator()(DismissComputeWorker& a) {
+      std::erase_if(node.compute_, [&](const Peer& peer) { return peer.worker == a.worker; });
+      node.dismissals_.push_back({a.worker, std::move(a.why)});
+      return absl::OkStatus();
     }
     absl::Status operator()(EmitUpdate& a) {
       node.emit_(std::move(a.update));

@@ -1,6 +1,8 @@
 #pragma once
 #include <deque>
 #include <functional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -34,6 +36,13 @@ class SchedulerNode final : public transport::FrameHandler {
   void DrainAttentionWorker(WorkerId worker, Epoch epoch) { Handle(AttentionWorkerDraining{worker, epoch}); }
   bool HoldsNothing(WorkerId worker) const { return core_.HoldsNothing(worker); }
 
+  // Compute workers that gave no result in time: what they had is done elsewhere, and they must go.
+  struct Dismissal {
+    WorkerId worker;
+    std::string why;
+  };
+  std::vector<Dismissal> TakeDismissals() { return std::exchange(dismissals_, {}); }
+
   // An event from outside the fabric: a request, a cancellation. What cannot be sent is logged; nothing blocks.
   void Handle(const Event& event);
 
@@ -53,9 +62,11 @@ class SchedulerNode final : public transport::FrameHandler {
     uint64_t orders = 0;  // sent to an attention worker
   };
 
+  void Apply(const Event& event);
+  void ApplyFailures();
   // kResourceExhausted: the peer reads slower than we write; the action is as before.
   absl::Status Perform(Action& action);
-  bool Done(const absl::Status& status);  // false: to be tried again
+  bool Done(const Action& action, const absl::Status& status);  // false: to be tried again
   int SendUnsent();
   template <typename Message>
   absl::Status SendTo(WorkerId worker, Epoch epoch, proto::FrameType type, const Message& message);
@@ -75,6 +86,8 @@ class SchedulerNode final : public transport::FrameHandler {
   std::vector<Peer> attention_, compute_;
   std::vector<StepTokens> step_tokens_;  // of each micro-batch's last plan
   std::vector<Action> actions_;
+  std::vector<Dismissal> dismissals_;
+  std::deque<Event> failures_;  // of sending, for the core to hear when the event at hand is done
   std::deque<Action> unsent_;  // in order, since a peer had no room for the first; none overtakes another
 };
 

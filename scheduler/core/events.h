@@ -75,11 +75,18 @@ struct StepFinished {
   WorkerId compute_worker;
   proto::StepResult result;
 };
+struct StepUnreadable {  // its result came, but cannot be read: it is repeated, by another worker where there is one
+  WorkerId compute_worker;
+  StepId step;
+  MicroBatchId micro_batch;
+  std::string error;
+};
 struct Tick {};
 
-using Event = std::variant<RequestArrived, RequestCancelled, ChoiceStopped, RequestPaused, RequestResumed,
-                           AttentionWorkerJoined, AttentionWorkerLost, AttentionWorkerDraining, ComputeWorkerJoined,
-                           ComputeWorkerLost, SequenceOpened, PrefixProbed, SequenceMoved, StepFinished, Tick>;
+using Event =
+    std::variant<RequestArrived, RequestCancelled, ChoiceStopped, RequestPaused, RequestResumed, AttentionWorkerJoined,
+                 AttentionWorkerLost, AttentionWorkerDraining, ComputeWorkerJoined, ComputeWorkerLost, SequenceOpened,
+                 PrefixProbed, SequenceMoved, StepFinished, StepUnreadable, Tick>;
 
 // ---- actions ----
 
@@ -118,11 +125,15 @@ struct RunStep {
   WorkerId compute_worker;
   proto::StepPlan plan;
 };
+struct DismissComputeWorker {  // it gave no result in time, and is lost as far as the core is concerned
+  WorkerId worker;
+  std::string why;
+};
 struct EmitUpdate {  // already in the token log: may be shown
   GenerationUpdate update;
 };
 
-using Action =
-    std::variant<OpenSequence, ForkSequence, ReleaseSequence, ProbePrefix, Unpin, MoveSequence, RunStep, EmitUpdate>;
+using Action = std::variant<OpenSequence, ForkSequence, ReleaseSequence, ProbePrefix, Unpin, MoveSequence, RunStep,
+                            DismissComputeWorker, EmitUpdate>;
 
 }  // namespace dovetail::scheduler

@@ -15,6 +15,14 @@ inline constexpr double kAdmissionSpare = 0.01;
 // How often a step that one sequence has to itself is tried again when a worker says that it is out of memory.
 inline constexpr int kOutOfMemoryRetries = 3;
 
+// How often a step is sent whose compute worker failed it: gave a result that cannot be read, or none in time. Then its
+// requests end.
+inline constexpr int kStepAttempts = 3;
+
+// A step's deadline that is noticed so late was missed by the scheduler itself, which was stopped or at work: results
+// may lie unread, and come within as long.
+inline constexpr absl::Duration kLateTick = absl::Seconds(1);
+
 // A step that a compute worker could not run because it lost an attention worker which is well as far as the scheduler
 // knows is tried again so often, for so long, before the sequences on that worker end. News of a loss takes as long as
 // a missed heartbeat, and ends the pause.

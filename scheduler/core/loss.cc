@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "scheduler/core/limits.h"
 #include "scheduler/core/scheduler_impl.h"
 
 // Workers that go: lost ones at once, draining ones when what lay on them has moved (moving.cc).
@@ -32,13 +34,43 @@ void SchedulerCore::Impl::On(const ComputeWorkerLost& event) {
     ++stats_.late_events;
     return;
   }
+  LoseSteps(event.worker);
+}
+
+void SchedulerCore::Impl::LoseSteps(WorkerId compute_worker) {
+  patience_.Forget(compute_worker);
+  failed_.reset();
+  for (const MicroBatch& batch : micro_batches_)
+    if (batch.in_flight && batch.compute_worker == compute_worker && FollowedBy(batch) != nullptr) LoseSequences(batch);
   for (MicroBatch& batch : micro_batches_) {
     batch.held = false;
-    if (!batch.in_flight || batch.compute_worker != event.worker) continue;
+    if (!batch.in_flight || batch.compute_worker != compute_worker) continue;
+    const bool failed = Overdue(batch) && batch.follows == StepId();  // one that follows fails with that before it
     batch.in_flight = batch.voided = false;
-    RepeatStep(batch);
+    if (failed) {
+      TryElsewhere(batch, absl::StrCat("no result for ", absl::FormatDuration(now_ - batch.sent)));
+    } else {
+      RepeatStep(batch);
+    }
   }
-  failed_.reset();
+}
+
+// Whoever may still be at a step whose deadline has passed is not waited for any longer. Only a tick says so, for the
+// shell has read all results that are there when it ticks.
+void SchedulerCore::Impl::On(const Tick&) {
+  for (MicroBatch& batch : micro_batches_) {
+    if (!Overdue(batch)) continue;
+    if (now_ - batch.deadline > kLateTick) {
+      batch.deadline = now_ + kLateTick;
+      continue;
+    }
+    const WorkerId worker = batch.compute_worker;
+    Act(DismissComputeWorker{worker, absl::StrCat("step ", batch.step.value(), " had no result within ",
+                                                  absl::FormatDuration(batch.deadline - batch.sent),
+                                                  " (--step-timeout and what its tokens need)")});
+    std::erase(compute_workers_, worker);
+    LoseSteps(worker);
+  }
 }
 
 // Whatever lay there is gone: those sequences begin again from the token log.

@@ -20,6 +20,9 @@ absl::Status SchedulerOptions::Validate() const {
       CheckRange("--max-model-len", max_model_len, 1, int64_t{proto::kMaxSequenceBlocks} * kSegmentTokens));
   DT_RETURN_IF_ERROR(CheckRange("--max-num-queued-reqs", max_queued_requests, 1, kMaxQueuedRequests));
   DT_RETURN_IF_ERROR(CheckRange("--micro-batches", micro_batches, 1, kMaxMicroBatches));
+  if (step_timeout <= absl::ZeroDuration()) {
+    return InvalidArgument("--step-timeout: ", absl::FormatDuration(step_timeout), " is no time to wait");
+  }
   if (run_ahead && (micro_batches != 1 || adapt_micro_batches)) {
     return InvalidArgument("--run-ahead: goes with --micro-batches 1 only, not with ", micro_batches);
   }

@@ -152,9 +152,10 @@ bool SchedulerCore::Impl::PlanStep(int index, int slot, const MicroBatch* after)
 
   MicroBatch& flight = micro_batches_[slot];
   flight.in_flight = true;
+  flight.unreadable = false;
   flight.home = index;
   flight.step = StepId(next_step_++);
-  flight.compute_worker = compute_workers_[index % compute_workers_.size()];
+  flight.compute_worker = compute_workers_[(index + batch.failed_attempts) % compute_workers_.size()];
   flight.entries.resize(chosen_.size());
   RunStep run{.compute_worker = flight.compute_worker,
               .plan = {.step = flight.step,
@@ -164,9 +165,21 @@ bool SchedulerCore::Impl::PlanStep(int index, int slot, const MicroBatch* after)
   for (size_t i = 0; i < chosen_.size(); ++i) {
     FillEntry(*chosen_[i], flight.compute_worker, run.plan.entries[i], flight.entries[i]);
   }
+  SetDeadline(flight);
   flight.follows = after != nullptr && proto::FollowsAnother(run.plan) ? after->step : StepId();
   Act(std::move(run));
   return true;
+}
+
+// A compute worker does its steps in turn, as far as anybody can rely on.
+void SchedulerCore::Impl::SetDeadline(MicroBatch& flight) {
+  flight.work = 0;
+  for (const PlannedEntry& entry : flight.entries) flight.work += StepPatience::WorkOf(entry.ctx_len, entry.q_len);
+  double work = 0;
+  for (const MicroBatch& batch : micro_batches_)
+    if (batch.in_flight && batch.compute_worker == flight.compute_worker) work += batch.work;
+  flight.sent = now_;
+  flight.deadline = now_ + patience_.For(flight.compute_worker, work);
 }
 
 // Without chunking: does the oldest prompt need more of the step than the decodes leave?

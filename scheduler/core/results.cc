@@ -9,15 +9,39 @@
 
 namespace dovetail::scheduler {
 
+// The micro-batch whose step is in flight there. Null, and counted: the event is late.
+MicroBatch* SchedulerCore::Impl::InFlight(MicroBatchId id, StepId step, WorkerId compute_worker) {
+  MicroBatch* batch = id.value() < micro_batches_.size() ? &micro_batches_[id.value()] : nullptr;
+  if (batch != nullptr && batch->in_flight && batch->step == step && batch->compute_worker == compute_worker)
+    return batch;
+  ++stats_.late_events;
+  return nullptr;
+}
+
+void SchedulerCore::Impl::On(const StepUnreadable& event) {
+  MicroBatch* const batch = InFlight(event.micro_batch, event.step, event.compute_worker);
+  if (batch == nullptr) return;
+  batch->unreadable = true;
+  On(StepFinished{event.compute_worker,
+                  {.step = event.step,
+                   .micro_batch = event.micro_batch,
+                   .status = proto::StepStatus::kWorkerFailed,
+                   .error = event.error}});
+}
+
 void SchedulerCore::Impl::On(const StepFinished& event) {
   const proto::StepResult& result = event.result;
-  const size_t index = result.micro_batch.value();
-  if (index >= micro_batches_.size() || !micro_batches_[index].in_flight || micro_batches_[index].step != result.step ||
-      micro_batches_[index].compute_worker != event.compute_worker) {
-    ++stats_.late_events;
-    return;
+  MicroBatch* const found = InFlight(result.micro_batch, result.step, event.compute_worker);
+  if (found == nullptr) return;
+  MicroBatch& batch = *found;
+  MicroBatch* const before = batch.voided ? nullptr : FollowedBy(batch);
+  if (before != nullptr) {  // results come in order: its own is lost
+    before->unreadable = batch.voided = drain_ = true;
+    failed_ = proto::StepResult{.step = before->step,
+                                .micro_batch = MicroBatchId(static_cast<uint16_t>(before - micro_batches_.data())),
+                                .status = proto::StepStatus::kWorkerFailed,
+                                .error = "its result was lost"};
   }
-  MicroBatch& batch = micro_batches_[index];
   const bool complete =
       result.status != proto::StepStatus::kOk || std::equal(
           result.entries.begin(), result.entries.end(), batch.entries.begin(), batch.entries.end(),
@@ -30,6 +54,7 @@ void SchedulerCore::Impl::On(const StepFinished& event) {
     return;
   }
   if (batch.voided) {
+    if (result.status == proto::StepStatus::kOk) LoseSequences(batch);
     batch.in_flight = batch.voided = false;
     RepeatStep(batch);
     const std::optional<proto::StepResult> failed = std::exchange(failed_, std::nullopt);
@@ -46,12 +71,30 @@ MicroBatch* SchedulerCore::Impl::FollowerOf(const MicroBatch& batch) {
   return nullptr;
 }
 
+// The step in flight that this one follows, if any.
+MicroBatch* SchedulerCore::Impl::FollowedBy(const MicroBatch& batch) {
+  for (MicroBatch& other : micro_batches_)
+    if (other.in_flight && batch.follows != StepId() && batch.follows == other.step) return &other;
+  return nullptr;
+}
+
+// The step before is to be repeated, which attention workers that have gone on to this one would refuse: its sequences
+// begin again, and nothing of them is kept there.
+void SchedulerCore::Impl::LoseSequences(const MicroBatch& follower) {
+  for (const PlannedEntry& entry : follower.entries) {
+    entry.sequence->lost = true;
+    entry.sequence->stepped = false;
+  }
+}
+
 void SchedulerCore::Impl::FinishStep(MicroBatch& batch, const proto::StepResult& result) {
   batch.in_flight = false;
   for (MicroBatch& other : micro_batches_) other.held = false;
   if (result.status == proto::StepStatus::kOutOfMemory) return OutOfMemory(batch, result);
   if (result.status == proto::StepStatus::kWorkerUnreachable) return Unreachable(batch, result);
   if (result.status == proto::StepStatus::kDamaged) return RestartDamaged(batch, result);
+  if (std::exchange(batch.unreadable, false)) return TryElsewhere(batch, result.error);
+  HomeOf(batch).failed_attempts = 0;
   if (result.status == proto::StepStatus::kWorkerFailed) {
     // The step of a worker that is known to be lost has nothing wrong with it.
     if (NamesLost(batch, result.failed_worker)) return RepeatStep(batch);
@@ -62,6 +105,7 @@ void SchedulerCore::Impl::FinishStep(MicroBatch& batch, const proto::StepResult&
   if (!complete) return Fail(batch, "the step's result does not list the step's sequences");
   ++stats_.steps;
   NoteTimes(batch, result.timings);
+  patience_.Note(batch.compute_worker, batch.work, now_ - batch.sent);
   admission_held_ = false;
   HomeOf(batch).out_of_memory_in_a_row = 0;
   HomeOf(batch).unreachable_since = absl::InfiniteFuture();
@@ -225,6 +269,14 @@ void SchedulerCore::Impl::RestartDamaged(MicroBatch& batch, const proto::StepRes
     ++stats_.damaged;
   }
   RepeatStep(batch);
+}
+
+// The compute worker failed, not the step: nothing is known to be wrong with that. Unless it fails again and again.
+void SchedulerCore::Impl::TryElsewhere(MicroBatch& batch, const std::string& error) {
+  if (++HomeOf(batch).failed_attempts < kStepAttempts) return RepeatStep(batch);
+  HomeOf(batch).failed_attempts = 0;
+  Fail(batch, absl::StrCat("compute worker ", batch.compute_worker.value(), " failed, the last of ", kStepAttempts,
+                           " attempts at this step: ", error));
 }
 
 void SchedulerCore::Impl::Fail(MicroBatch& batch, const std::string& error) {

@@ -25,6 +25,7 @@ SchedulerCore::Impl::Impl(const SchedulerOptions& options, uint64_t seed)
     : options_(options),
       budget_(options_.attention, options_.max_num_batched_tokens),
       micro_batches_(kMaxMicroBatches),
+      patience_(options_.step_timeout),
       rotation_(options_.micro_batches),
       placement_turn_(seed) {
   const absl::Status status = options_.Validate();
@@ -60,6 +61,8 @@ absl::Time SchedulerCore::Impl::NextDeadline() const {
   absl::Time deadline = absl::InfiniteFuture();
   if (!probing_.empty()) deadline = probing_.front()->probe_deadline;
   if (!moving_.empty()) deadline = std::min(deadline, moving_.front()->move.deadline);
+  for (const MicroBatch& batch : micro_batches_)
+    if (batch.in_flight) deadline = std::min(deadline, batch.deadline);
   for (const MicroBatch& batch : micro_batches_)
     if (!batch.in_flight && !batch.members.empty() && batch.not_before > now_)
       deadline = std::min(deadline, batch.not_before);

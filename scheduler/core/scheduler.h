@@ -24,6 +24,8 @@ struct SchedulerOptions {
   // Plans a step of decodes before the tokens of the one before are known (proto/drawn_token.h), so that a worker never
   // waits for the scheduler. With one micro-batch, one compute and one attention worker; otherwise as if it were off.
   bool run_ahead = false;
+  // How long a compute worker may take for a step besides what its tokens need (step_patience.h); then it is dismissed.
+  absl::Duration step_timeout = absl::InfiniteDuration();
   bool enable_prefix_caching = true;
   bool enable_chunked_prefill = true;
   PlacementPolicy placement = PlacementPolicy::kRequest;

@@ -15,6 +15,7 @@
 #include "scheduler/core/rotation.h"
 #include "scheduler/core/scheduler.h"
 #include "scheduler/core/sequence.h"
+#include "scheduler/core/step_patience.h"
 #include "scheduler/core/tenant_queues.h"
 
 // The parts of SchedulerCore. Each event changes the records, then Pump() admits who may start and plans a step for every idle
@@ -44,12 +45,16 @@ struct MicroBatch {
   int out_of_memory_in_a_row = 0;  // with nobody left to preempt
   absl::Time not_before = absl::InfinitePast();           // not planned until then, or until a worker is lost
   absl::Time unreachable_since = absl::InfiniteFuture();  // its steps end for a worker that is well as far as we know
+  bool unreadable = false;                                // the result of the step in flight
+  int failed_attempts = 0;                                // kStepAttempts, in a row
   bool prefill_only_last = false;  // without chunking: the last step left decodes out
   StepId step;
   StepId follows;      // the step in flight follows that one
   int home = 0;        // whose members are in it
   bool voided = false; // the step that it follows failed
   WorkerId compute_worker;
+  absl::Time sent, deadline;  // of the step in flight
+  double work = 0;            // StepPatience::WorkOf
 };
 
 class SchedulerCore::Impl {
@@ -89,6 +94,7 @@ class SchedulerCore::Impl {
   void On(const AttentionWorkerLost& event);
   void On(const AttentionWorkerDraining& event);
   void On(const ComputeWorkerLost& event);
+  void LoseSteps(WorkerId compute_worker);
   void RestartSequencesOn(WorkerId worker, std::optional<Epoch> but_not_of);
   void EndProbesOf(int worker);
   void ForgetLostWorkers();
@@ -180,9 +186,13 @@ class SchedulerCore::Impl {
 
   // results.cc
   void On(const StepFinished& event);
-  void On(const Tick&) {}
+  void On(const StepUnreadable& event);
+  void On(const Tick&);
+  MicroBatch* InFlight(MicroBatchId id, StepId step, WorkerId compute_worker);
   void FinishStep(MicroBatch& batch, const proto::StepResult& result);
   MicroBatch* FollowerOf(const MicroBatch& batch);
+  MicroBatch* FollowedBy(const MicroBatch& batch);
+  void LoseSequences(const MicroBatch& follower);
   MicroBatch& HomeOf(const MicroBatch& batch) { return micro_batches_[batch.home]; }
   void Commit(const PlannedEntry& entry, const proto::EntryResult& result);
   void TakePromptOutputs(const PlannedEntry& entry, const proto::EntryResult& result, GenerationUpdate& update);
@@ -193,6 +203,9 @@ class SchedulerCore::Impl {
   bool Names(const Sequence& sequence, WorkerId worker, bool current) const;  // in a shard of a current epoch, or not
   bool NamesLost(const MicroBatch& batch, WorkerId worker) const;
   void Fail(MicroBatch& batch, const std::string& error);
+  void SetDeadline(MicroBatch& flight);
+  bool Overdue(const MicroBatch& batch) const { return batch.in_flight && batch.deadline <= now_; }
+  void TryElsewhere(MicroBatch& batch, const std::string& error);
   void Settle(Sequence& sequence);  // after its step returned: carries out what had to wait
 
   template <typename A>
@@ -223,6 +236,7 @@ class SchedulerCore::Impl {
   std::vector<int> idle_scratch_;
   bool drain_ = false;                       // no step ahead until none is in flight
   std::optional<proto::StepResult> failed_;  // of a step whose follower is still in flight
+  StepPatience patience_;
   Rotation rotation_;  // micro-batches of each compute worker, with adapt_micro_batches
   int reserved_slots_ = 0;
   int waiting_ = 0;                    // sequences in Phase::kWaiting

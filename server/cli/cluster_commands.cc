@@ -56,6 +56,17 @@ void AddUnservedTimeoutFlag(CLI::App& command, int& seconds) {
       ->group("Control plane");
 }
 
+void AddStepTimeoutFlag(CLI::App& command, int& seconds) {
+  command
+      .add_option(
+          "--step-timeout", seconds,
+          "A compute worker that gives no result of a step is taken out after so long and what its tokens need: "
+          "for each, ten times what the slowest so far took, 2 s at most. Then another does the step")
+      ->check(WholeNumber(1, 86400))
+      ->type_name("SECONDS")
+      ->group("Control plane");
+}
+
 }  // namespace
 
 void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::Status&)>& report) {
@@ -67,6 +78,7 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
   AddApiFlags(up, up_.server.api);
   AddLeaseFlag(up, up_.lease_ms);
   AddUnservedTimeoutFlag(up, up_.unserved_timeout);
+  AddStepTimeoutFlag(up, up_.step_timeout);
   up.add_option("--listen", up_.listen, "Where the scheduler listens; port 0 takes a free one")
       ->type_name("HOST:PORT")
       ->group("Control plane");
@@ -99,6 +111,7 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
   AddSecurityFlags(scheduler, scheduler_.control);
   AddLeaseFlag(scheduler, scheduler_.lease_ms);
   AddUnservedTimeoutFlag(scheduler, scheduler_.unserved_timeout);
+  AddStepTimeoutFlag(scheduler, scheduler_.step_timeout);
   scheduler.add_option("--max-workers", scheduler_.max_workers, "Most workers of all roles")
       ->check(WholeNumber(1, 1000))
       ->type_name("N")

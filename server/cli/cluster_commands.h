@@ -21,6 +21,7 @@ struct SchedulerFlags {
   ControlFlags control;
   control::DataPlane data;
   int lease_ms = 400;
+  int step_timeout = 60;  // seconds
   int max_workers = 128;
   int unserved_timeout = 10;  // seconds
 };
@@ -73,6 +74,7 @@ struct UpFlags {
   std::string listen = "127.0.0.1:0";  // of the scheduler
   int lease_ms = 400;
   int unserved_timeout = 10;
+  int step_timeout = 60;  // seconds
 };
 // Starts every role as a process of its own on this machine, serves, restarts processes that end; SIGTERM or SIGINT
 // stops all.

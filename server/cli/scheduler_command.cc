@@ -32,6 +32,7 @@ absl::Status RunScheduler(const SchedulerFlags& flags) {
   DT_RETURN_IF_ERROR(control::CheckAddress("--listen", options.listen, /*may_be_free=*/true));
   DT_ASSIGN_OR_RETURN(options.security, SecurityOf(flags.control));
   options.scheduler = SchedulerOptionsOf(flags.engine);
+  options.scheduler.step_timeout = absl::Seconds(flags.step_timeout);
   DT_RETURN_IF_ERROR(CheckFlags(options.scheduler));
   options.lease = absl::Milliseconds(flags.lease_ms);
   options.max_workers = flags.max_workers;

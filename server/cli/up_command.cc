@@ -113,6 +113,8 @@ class Up {
                            std::to_string(flags_.lease_ms),
                            "--unserved-timeout",
                            std::to_string(flags_.unserved_timeout),
+                           "--step-timeout",
+                           std::to_string(flags_.step_timeout),
                            "--max-model-len",
                            std::to_string(engine.max_model_len),
                            "--max-num-seqs",

@@ -57,7 +57,7 @@ FakeCluster::FakeCluster(ClusterOptions options)
     Post(now_, AttentionWorkerJoined{.worker = id, .epoch = Epoch(1), .kv_blocks = options_.kv_blocks[i]});
   }
   for (int i = 0; i < options_.compute_workers; ++i) {
-    Post(now_, ComputeWorkerJoined{.worker = WorkerId(static_cast<uint32_t>(100 + i))});
+    Post(now_, ComputeWorkerJoined{.worker = WorkerId(next_compute_worker_++)});
   }
 }
 
@@ -114,7 +114,12 @@ void FakeCluster::Deliver(Event event) {
   if (const auto* lost = std::get_if<AttentionWorkerLost>(&event)) {
     if (lost->epoch == worker(lost->worker).epoch()) worker(lost->worker).Restart();
   }
-  if (const auto* finished = std::get_if<StepFinished>(&event)) in_flight_.erase(finished->result.micro_batch.value());
+  if (const auto* finished = std::get_if<StepFinished>(&event)) {
+    in_flight_.erase(finished->result.micro_batch.value());
+    const bool in_order = options_.scheduler.run_ahead;
+    std::erase_if(in_flight_,
+                  [&](const auto& entry) { return in_order && entry.second.plan.step < finished->result.step; });
+  }
   std::vector<Action> actions;
   core_.Handle(event, now_, actions);
   for (const Action& action : actions) {
@@ -277,7 +282,18 @@ void FakeCluster::Do(const RunStep& asked) {
   absl::Time begins = now_;
   if (options_.scheduler.run_ahead) begins = std::max(begins, last_end_);
   last_end_ = begins + options_.step_base + tokens * options_.step_per_token;
+  if (results_to_lose_ > 0 || (steps > last_lost_result_ + 40 && Chance(options_.unanswered))) {
+    results_to_lose_ = std::max(0, results_to_lose_ - 1);
+    last_lost_result_ = steps;
+    return;
+  }
   Post(last_end_, StepFinished{action.compute_worker, std::move(result)});
+}
+
+void FakeCluster::Do(const DismissComputeWorker& action) {
+  dismissed.push_back(action.worker);
+  std::erase_if(in_flight_, [&](const auto& entry) { return entry.second.compute_worker == action.worker; });
+  Post(now_ + absl::Milliseconds(3), ComputeWorkerJoined{.worker = WorkerId(next_compute_worker_++)});
 }
 
 uint64_t FakeCluster::ReadBack(const proto::StepEntry& entry, Position begin, Position end, uint64_t hash) {

@@ -30,6 +30,7 @@ struct ClusterOptions {
   double out_of_memory = 0;  // probability of a step
   double evict = 0;          // probability at an open or probe that the cache lost something
   double moves_fail = 0;     // probability of a move
+  double unanswered = 0;  // probability of a step, but not of several in a row; its worker is dismissed, another joins
   uint64_t seed = 1;
   int vocabulary = 50;
   // How often a sequence's whole context is read back from the attention workers: in every n-th of its steps. Between, what is new is read
@@ -69,6 +70,7 @@ class FakeCluster {
   void RunUntilIdle(int most_events = 2'000'000);
   void RunUntil(absl::Time when);   // all events up to then
   void FailNextStep(proto::StepStatus status) { next_status_ = status; }
+  void LoseNextResults(int results) { results_to_lose_ = results; }
   void SpoilNextEntry() { spoil_next_entry_ = true; }  // kBadLogits in the next step's first entry
   // Compute workers no longer reach it as it is now; the scheduler knows nothing of that.
   void Disconnect(WorkerId id) { disconnected_.insert({id, worker(id).epoch()}); }
@@ -89,6 +91,7 @@ class FakeCluster {
   int tokens_ahead = 0;  // that were to be drawn when a plan named them
   int steps_in_flight() const { return static_cast<int>(in_flight_.size()); }
   uint64_t steps = 0;
+  std::vector<WorkerId> dismissed;  // compute workers
   uint64_t trace = 0;  // hash of all actions
   int most_sequences_in_step = 0;
 
@@ -117,6 +120,7 @@ class FakeCluster {
   void Do(const Unpin& action);
   void Do(const MoveSequence& action);
   void Do(const RunStep& action);
+  void Do(const DismissComputeWorker& action);
   void Do(const EmitUpdate& action);
   void CheckUpdate(Client& client, const GenerationUpdate& update);
   proto::EntryResult RunEntry(const proto::StepEntry& entry, WorkerId compute_worker);
@@ -146,6 +150,9 @@ class FakeCluster {
   std::map<RequestId, Client> clients_;
   std::optional<proto::StepStatus> next_status_;
   bool spoil_next_entry_ = false;
+  int results_to_lose_ = 0;
+  uint64_t last_lost_result_ = 0;  // as `steps` counts
+  uint32_t next_compute_worker_ = 100;
   StepId last_step_;
   proto::StepResult last_result_;  // of it
   absl::Time last_end_;

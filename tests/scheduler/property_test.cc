@@ -59,6 +59,10 @@ ClusterOptions SomeCluster(Dice& dice, uint64_t seed) {
   options.evict = dice.Coin() ? 0.3 : 0;
   options.seed = seed;
   if (seed % 4 == 0) options.moves_fail = 0.3;
+  if (seed % 5 == 0) {
+    options.unanswered = 0.05;
+    scheduler.step_timeout = absl::Milliseconds(200);
+  }
   return options;
 }
 

@@ -323,6 +323,88 @@ TEST(Failures, AWorkerThatStaysOutOfReachEndsTheRequestsOnIt) {
   ExpectClean(cluster);
 }
 
+TEST(Failures, AComputeWorkerWithoutAResultInTimeIsDismissedAndItsStepRepeated) {
+  for (const int micro_batches : {1, 3}) {
+    ClusterOptions options = SmallCluster();
+    options.scheduler.step_timeout = absl::Seconds(20);
+    options.scheduler.micro_batches = micro_batches;
+    FakeCluster cluster(options);
+    std::vector<RequestId> ids;
+    for (int i = 0; i < 4; ++i) ids.push_back(cluster.Submit(Ask(10 + i, 40)));
+    cluster.RunUntil(cluster.at(absl::Milliseconds(5)));
+    cluster.LoseNextResults(1);
+    cluster.RunUntilIdle();
+    ASSERT_EQ(cluster.dismissed.size(), 1u);
+    EXPECT_GT(cluster.now(), cluster.at(absl::Seconds(20)));
+    EXPECT_LT(cluster.now(), cluster.at(absl::Seconds(22))) << "what a token takes is known by then";
+    for (RequestId id : ids) EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0));
+    ExpectClean(cluster);
+  }
+}
+
+TEST(Failures, AStepThatNeverHasAResultEndsItsRequestsAtLast) {
+  ClusterOptions options = SmallCluster();
+  options.scheduler.step_timeout = absl::Seconds(20);
+  FakeCluster cluster(options);
+  const RequestId id = cluster.Submit(Ask(10, 40));
+  cluster.LoseNextResults(3);
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.dismissed.size(), 3u);
+  EXPECT_EQ(cluster.stream(id).error_code, absl::StatusCode::kUnavailable);
+  EXPECT_THAT(cluster.stream(id).error, HasSubstr("the last of 3 attempts at this step: no result for"));
+  const RequestId next = cluster.Submit(Ask(10, 40));
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(next).tokens, cluster.Undisturbed(cluster.request(next), 0));
+  ExpectClean(cluster);
+}
+
+TEST(Failures, AStepThatTakesWhatItsTokensNeedIsWaitedFor) {
+  ClusterOptions options = SmallCluster();
+  options.scheduler.step_timeout = absl::Seconds(20);
+  options.step_base = absl::Seconds(1);
+  options.step_per_token = absl::Seconds(1);
+  FakeCluster cluster(options);
+  const RequestId id = cluster.Submit(Ask(200, 10));
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.dismissed.size(), 0u);
+  EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0));
+  ExpectClean(cluster);
+}
+
+// The scheduler's process was stopped: what came meanwhile is read after the tick.
+TEST(Failures, ADeadlineThatTheSchedulerMissedItselfIsNoneOfTheWorkers) {
+  SchedulerOptions options = SmallCluster().scheduler;
+  options.step_timeout = absl::Seconds(20);
+  SchedulerCore core(options, 0);
+  std::vector<Action> actions;
+  const auto handle = [&](Event event, absl::Duration when) {
+    actions.clear();
+    core.Handle(event, absl::UnixEpoch() + when, actions);
+  };
+  const auto dismissed = [&] {
+    return std::any_of(actions.begin(), actions.end(),
+                       [](const Action& a) { return std::holds_alternative<DismissComputeWorker>(a); });
+  };
+  handle(AttentionWorkerJoined{WorkerId(1), Epoch(1), 1000}, absl::ZeroDuration());
+  handle(ComputeWorkerJoined{WorkerId(100)}, absl::ZeroDuration());
+  GenerationRequest request = Ask(10, 40);
+  request.id = RequestId(1);
+  request.use_prefix_cache = false;
+  handle(RequestArrived{std::make_shared<GenerationRequest>(request)}, absl::ZeroDuration());
+  const auto* open = std::get_if<OpenSequence>(&actions.at(0));
+  ASSERT_NE(open, nullptr);
+  handle(SequenceOpened{WorkerId(1), Epoch(1), {.sequence = open->message.sequence, .resumable = {0}}},
+         absl::Milliseconds(1));
+  const auto* run = std::get_if<RunStep>(&actions.at(0));
+  ASSERT_NE(run, nullptr);
+  handle(RequestCancelled{RequestId(77)}, absl::Seconds(500));
+  EXPECT_FALSE(dismissed()) << "only a tick says that all results were read";
+  handle(Tick{}, absl::Seconds(500));
+  EXPECT_FALSE(dismissed());
+  handle(Tick{}, absl::Seconds(501));
+  EXPECT_TRUE(dismissed());
+}
+
 TEST(Pauses, ASlowReaderGetsNoStepsAndLosesItsKvWhenOthersNeedIt) {
   ClusterOptions options = SmallCluster();
   options.kv_blocks = {20};

@@ -38,6 +38,7 @@ std::string Describe(const RunStep& a) {
   }
   return text;
 }
+std::string Describe(const DismissComputeWorker& a) { return absl::StrCat("dismiss worker ", a.worker.value()); }
 std::string Describe(const EmitUpdate& a) {
   const GenerationUpdate& update = a.update;
   std::string text = absl::StrCat("r", update.request.value(), "/", update.choice, " gets ", update.tokens.size());
