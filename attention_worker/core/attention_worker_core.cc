@@ -186,6 +186,21 @@ std::vector<SequenceId> AttentionWorkerCore::DamagedIn(const proto::StepBegin& m
   return damaged;
 }
 
+// A compute worker waits for no answer where only k and v go to a worker, or nothing but the begin of a step. If it or
+// its link is lost then, the next step comes from another one although this worker lacks tokens before it.
+std::vector<SequenceId> AttentionWorkerCore::IncompleteIn(StepId step, const proto::StepBegin& message) const {
+  std::vector<SequenceId> incomplete;
+  for (const proto::StepBeginEntry& entry : message.entries) {
+    const SequenceState* const sequence = sequences_.Find(entry.sequence);
+    if (sequence == nullptr || !sequence->started || step <= sequence->last_step) continue;
+    const bool running = sequence->micro_batch != SequenceState::kNoMicroBatch &&
+                         micro_batches_[sequence->micro_batch].phase != Phase::kIdle;
+    const Position whole = sequence->ctx_len + (running ? 0 : sequence->q_len);
+    if (entry.ctx_len > whole) incomplete.push_back(entry.sequence);
+  }
+  return incomplete;
+}
+
 absl::Status AttentionWorkerCore::CommitEntries(const FrameHeader& header, const proto::StepBegin& message) {
   absl::flat_hash_set<SequenceId> seen;
   for (const proto::StepBeginEntry& entry : message.entries)
@@ -243,6 +258,11 @@ void AttentionWorkerCore::OnStepBegin(NodeId from, const FrameHeader& header, st
     return Refuse(from, header,
                   {.reason = "KV blocks of these sequences are not what was written", .damaged = std::move(damaged)},
                   actions);
+  if (std::vector<SequenceId> incomplete = IncompleteIn(StepId(header.step), *message); !incomplete.empty())
+    return Refuse(
+        from, header,
+        {.reason = "steps before this one did not reach this worker as a whole", .damaged = std::move(incomplete)},
+        actions);
   if (absl::Status status = CommitEntries(header, *message); !status.ok())
     return Refuse(from, header, {.reason = std::string(status.message())}, actions);
   DigestFinished(actions);

@@ -205,6 +205,7 @@ class AttentionWorkerCore {
   absl::Status CheckShardsAreOurs(const std::vector<proto::Shard>& shards) const;
   absl::Status CommitEntries(const proto::FrameHeader& header, const proto::StepBegin& message);
   std::vector<SequenceId> DamagedIn(const proto::StepBegin& message);
+  std::vector<SequenceId> IncompleteIn(StepId step, const proto::StepBegin& message) const;
   void Refuse(NodeId to, const proto::FrameHeader& header, proto::StepRefused refusal, std::vector<Action>& actions);
   void BuildLayouts(const proto::StepBegin& message, MicroBatch& batch) const;
   // The first op at or after `op` in which this worker has a part, or op_count().

@@ -105,6 +105,7 @@ class SequenceTable {
 
   // Null if unknown.
   SequenceState* Find(SequenceId id);
+  const SequenceState* Find(SequenceId id) const { return const_cast<SequenceTable*>(this)->Find(id); }
 
   // Commits what came before ctx_len: keeps it, forgets the rest, offers full blocks to the prefix index, drops what
   // windows have left behind. `hashes` name the last blocks that end at or before ctx_len; naming one again is

@@ -177,7 +177,7 @@ TEST_F(AttentionWorkerCoreTest, RefusesAStepWithTheReasonAndChangesNothing) {
   };
   expect_refused(Begin(2, {{SequenceId(1), 70, 1, {}}, {SequenceId(3), 0, 1, {}}}), "sequence 3 is not open here");
   expect_refused(Begin(2, {{SequenceId(1), 70, 1, {}}, {SequenceId(2), 71, 1, {}}}),
-                 "sequence 2: ctx_len 71 is outside 0..70");
+                 "steps before this one did not reach this worker as a whole");
   expect_refused(Begin(2, {{SequenceId(1), 70, 1, {}}, {SequenceId(1), 70, 1, {}}}), "sequence 1 is in the step twice");
   expect_refused(Begin(2, {{SequenceId(1), 70, 1, {}}}, 2), "micro-batch 2: this worker has 2");
   expect_refused(Begin(2, {{SequenceId(1), 70, 0, {}}}), "entry.q_len is outside the limit");
@@ -185,9 +185,24 @@ TEST_F(AttentionWorkerCoreTest, RefusesAStepWithTheReasonAndChangesNothing) {
   EXPECT_TRUE(Prepares(Begin(2, {{SequenceId(1), 70, 1, {}}, {SequenceId(2), 70, 1, {}}})));
 }
 
+// Its compute worker went on without an answer from here, and was lost with what it had not sent yet.
+TEST_F(AttentionWorkerCoreTest, AStepAfterOneThatDidNotComeAsAWholeNamesTheSequencesThatMustBeginAgain) {
+  Open(1), Open(2), Open(3);
+  Begin(1, {{SequenceId(1), 0, 3, {}}, {SequenceId(2), 0, 3, {}}});
+  Query(1, 0, 6 * 64), KeyValue(1, 0, 6 * 48), Query(1, 1, 6 * 32);
+  Begin(2, {{SequenceId(3), 0, 1, {}}}, 1);
+  RunStep(2, 1, 1);
+  const proto::StepRefused cut = Refused(Begin(3, {{SequenceId(1), 3, 1, {}}, {SequenceId(3), 1, 1, {}}}, 1));
+  EXPECT_THAT(cut.damaged, ElementsAre(SequenceId(1))) << "the last k and v of op 1 and all of op 2 are missing";
+  const proto::StepRefused missed = Refused(Begin(4, {{SequenceId(3), 2, 1, {}}}, 1));
+  EXPECT_THAT(missed.damaged, ElementsAre(SequenceId(3))) << "a whole step is missing";
+  EXPECT_TRUE(Prepares(Begin(5, {{SequenceId(2), 0, 3, {}}, {SequenceId(3), 1, 1, {}}}, 1))) << "the same step again";
+}
+
 TEST_F(SmallWorkerTest, RefusesForLackOfMemoryAndTakesTheStepWhenThereIsSome) {
   Open(1), Open(2);
   ASSERT_TRUE(Prepares(Begin(1, {{SequenceId(1), 0, 64, {}}, {SequenceId(2), 0, 64, {}}})));
+  RunStep(1, 128);
   const auto refused = Refused(Begin(2, {{SequenceId(1), 64, 1, {}}}, 1));
   EXPECT_TRUE(refused.out_of_memory);
   EXPECT_EQ(refused.reason, "the step needs 5 KvBlocks; 0 of 10 are free");
