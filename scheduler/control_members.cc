@@ -357,19 +357,33 @@ bool ControlMembers::LacksSeveral(const Member& compute, const Member& attention
   return lacks >= 2 && lacks > bad_links_.CountOf(attention.worker);
 }
 
-// Whoever serves stays, if it is of use without the other one; else the attention worker goes.
+int ControlMembers::WorkingLinks(const Member& member) const {
+  return static_cast<int>(std::count_if(members_.begin(), members_.end(), [&](const auto& entry) {
+    const Member& other = entry.second;
+    return NeedsPeer(member, other) && Connected(member, other) && !bad_links_.Contains(member.worker, other.worker);
+  }));
+}
+
+bool ControlMembers::ServedByAnother(const Member& attention, const Member& compute) const {
+  return std::any_of(members_.begin(), members_.end(), [&](const auto& entry) {
+    const Member& member = entry.second;
+    return member.request.role == Role::kComputeWorker && member.worker != compute.worker && IsServing(member) &&
+           Connected(member, attention) && !bad_links_.Contains(member.worker, attention.worker);
+  });
+}
+
+// An attention worker that a second compute worker reaches does not depend on the first: the one that can do less
+// without the other goes, and the attention worker of two that are alike.
 const Member& ControlMembers::WhoMustGo(const Member& one, const Member& other, absl::Time now) const {
-  const Member& newcomer = IsServing(one) ? other : one;
-  if (one.request.role == other.request.role) return newcomer;
+  if (one.request.role == other.request.role) return IsServing(one) ? other : one;
   const Member& attention = one.request.role == Role::kAttentionWorker ? one : other;
   const Member& compute = &attention == &one ? other : one;
-  if (Connected(one, other) && LacksSeveral(compute, attention, now)) return compute;
-  if (IsServing(one) == IsServing(other) || &newcomer == &attention) return attention;
-  const bool used_by_others = std::any_of(members_.begin(), members_.end(), [&](const auto& entry) {
-    const Member& member = entry.second;
-    return member.request.role == Role::kComputeWorker && IsServing(member) && Connected(member, attention);
-  });
-  return used_by_others ? newcomer : attention;
+  if (!ServedByAnother(attention, compute)) {
+    return Connected(one, other) && LacksSeveral(compute, attention, now) ? compute : attention;
+  }
+  const int compute_lacks = bad_links_.CountOf(compute.worker), attention_lacks = bad_links_.CountOf(attention.worker);
+  if (compute_lacks != attention_lacks) return compute_lacks > attention_lacks ? compute : attention;
+  return WorkingLinks(compute) < WorkingLinks(attention) ? compute : attention;
 }
 
 void ControlMembers::Part(const Member& one, const Member& other, const std::string& why, absl::Time now,

@@ -118,13 +118,13 @@ class ControlMembers {
   absl::Status Applied(WorkerId worker, const control::Applied& applied, absl::Time now,
                        std::vector<MemberAction>& actions);
 
-  // What `reporter` says about a peer on the data plane. A link that is broken or silent is judged by Expire() once
-  // both ends were heard here some time after the first report: if one has ended, that explains the link and costs
-  // nobody else. Of a compute and an attention worker that both live it is the latter that must join anew: it can be
-  // replaced at the price of a prefill. A compute worker with bad links to several attention workers must instead. A
-  // link that never came up costs the one that does not serve yet, unless a compute worker would be kept out by an
-  // attention worker that no other one uses. A silent peer whose loop is at work is left alone. A peer that is late or
-  // whose link broke is suspected: until it is heard again its lease is short.
+  // What `reporter` says about a peer on the data plane. A link that is broken or silent, or never came up, is judged
+  // by Expire() once both ends were heard here some time after the first report: if one has ended, that explains the
+  // link and costs nobody else. One of two ends that live must join anew: of two of a role the one that does not serve
+  // yet; of a compute worker and an attention worker that another compute worker reaches, the one with more bad links,
+  // or else with fewer that work; of others the attention worker, or a compute worker that lost several of them. A
+  // silent peer whose loop is at work is left alone. A peer that is late or whose link broke is suspected: until it is
+  // heard again its lease is short.
   void LinkFailed(WorkerId reporter, const control::LinkFailed& failed, absl::Time now,
                   std::vector<MemberAction>& actions);
 
@@ -164,6 +164,8 @@ class ControlMembers {
   void JudgeLinks(absl::Time now, std::vector<MemberAction>& actions);
   bool CanBeJudged(const BadLinks::Ends& ends, const BadLink& link, absl::Time now) const;
   bool LacksSeveral(const Member& compute, const Member& attention, absl::Time now) const;
+  int WorkingLinks(const Member& member) const;
+  bool ServedByAnother(const Member& attention, const Member& compute) const;
   const Member& WhoMustGo(const Member& one, const Member& other, absl::Time now) const;
   void Part(const Member& one, const Member& other, const std::string& why, absl::Time now,
             std::vector<MemberAction>& actions);

@@ -1,6 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+#include <utility>
+#include <vector>
+
 #include "tests/control/members_cluster.h"
 
 // Members that cannot reach each other, from the start: who serves, who does not, and what its operator reads.
@@ -62,6 +66,88 @@ TEST(MissingLink, OfAnAttentionWorkerThatNoOtherComputeWorkerUsesDoesNotKeepACom
   cluster.Silent(cluster.newcomer, cluster.near);
   EXPECT_EQ(cluster.members.Find(cluster.near), nullptr);
   EXPECT_TRUE(cluster.Serves(cluster.newcomer));
+}
+
+// Two compute workers; all serve but `far`, which "c1" does not reach.
+struct TwoComputeWorkers : Cluster {
+  WorkerId c1 = Join(Role::kComputeWorker, 1, "c1");
+  WorkerId c2 = Join(Role::kComputeWorker, 2, "c2");
+  WorkerId near = Join(Role::kAttentionWorker, 3, "near");
+  WorkerId far;
+
+  TwoComputeWorkers() {
+    Ready(c1, 0);
+    Ready(c2, 0);
+    Ready(near);
+    for (const WorkerId worker : {c1, c2, near}) Apply(worker);
+    far = Join(Role::kAttentionWorker, 4, "far");
+    Ready(far);
+  }
+  // Each member connects to all but those it is told to lack.
+  void Connect(const std::map<WorkerId, std::vector<NodeId>>& lacks) {
+    std::vector<std::pair<WorkerId, uint64_t>> lists;
+    for (const auto& [worker, member] : members.members())
+      if (!member.sent.empty()) lists.emplace_back(worker, member.sent.back().first);
+    for (const auto& [worker, version] : lists) {
+      const auto found = lacks.find(worker);
+      const std::vector<NodeId> unconnected = found == lacks.end() ? std::vector<NodeId>() : found->second;
+      EXPECT_TRUE(members.Applied(worker, {version, unconnected}, now, actions).ok());
+    }
+  }
+  void Silent(WorkerId from, WorkerId about) {
+    const Member* member = members.Find(about);
+    members.LinkFailed(
+        from, {member->request.node, member->epoch, "nothing came for 5000 ms", control::LinkFailed::Kind::kSilent},
+        now, actions);
+  }
+};
+
+TEST(BadLink, CostsTheComputeWorkerWhereAnotherOneReachesTheAttentionWorker) {
+  TwoComputeWorkers cluster;
+  cluster.Connect({{cluster.c1, {NodeId(4)}}, {cluster.far, {NodeId(1)}}});
+  EXPECT_FALSE(cluster.Serves(cluster.far));
+  cluster.Silent(cluster.far, cluster.c1);
+  cluster.Settle();
+  EXPECT_THAT(cluster.WhyOut(cluster.c1), HasSubstr("c1 and far cannot reach each other"));
+  EXPECT_TRUE(cluster.Serves(cluster.c2) && cluster.Serves(cluster.near) && cluster.Serves(cluster.far));
+
+  // It joins again and is kept out, until it reaches everybody.
+  for (const bool mended : {false, true}) {
+    const uint32_t node = mended ? 6 : 5;
+    const WorkerId again = cluster.Join(Role::kComputeWorker, node, "c1");
+    cluster.Ready(again, 0);
+    if (mended)
+      cluster.Connect({});
+    else
+      cluster.Connect({{again, {NodeId(4)}}, {cluster.far, {NodeId(node)}}});
+    EXPECT_EQ(cluster.Serves(again), mended);
+    if (!mended) cluster.Silent(again, cluster.far);
+    cluster.Settle();
+    EXPECT_EQ(cluster.Serves(again), mended);
+    EXPECT_TRUE(cluster.Serves(cluster.c2) && cluster.Serves(cluster.near) && cluster.Serves(cluster.far));
+  }
+}
+
+TEST(BadLink, ThatWorkedBeforeCostsTheSame) {
+  TwoComputeWorkers cluster;
+  cluster.Connect({});
+  EXPECT_TRUE(cluster.Serves(cluster.c1) && cluster.Serves(cluster.far));
+  cluster.Silent(cluster.c1, cluster.far);
+  cluster.Settle();
+  EXPECT_EQ(cluster.members.Find(cluster.c1), nullptr);
+  EXPECT_TRUE(cluster.Serves(cluster.c2) && cluster.Serves(cluster.near) && cluster.Serves(cluster.far));
+}
+
+TEST(BadLink, OfSeveralCostsTheMemberThatTheyHaveInCommon) {
+  for (const bool two_compute_workers : {true, false}) {
+    TwoComputeWorkers cluster;
+    cluster.Connect({});
+    cluster.Silent(cluster.far, cluster.c1);
+    cluster.Silent(cluster.far, two_compute_workers ? cluster.c2 : cluster.near);
+    cluster.Settle();
+    EXPECT_EQ(cluster.members.Find(cluster.far), nullptr);
+    EXPECT_TRUE(cluster.Serves(cluster.c1) && cluster.Serves(cluster.c2) && cluster.Serves(cluster.near));
+  }
 }
 
 TEST(MissingLink, ThatComesUpLateLetsTheNewcomerServe) {
