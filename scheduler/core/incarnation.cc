@@ -2,8 +2,10 @@
 #include <array>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "scheduler/core/block_hasher.h"
+#include "scheduler/core/limits.h"
 #include "scheduler/core/scheduler_impl.h"
 
 // A sequence's time on attention workers: opened or forked, ready, released. Preemption ends it and lets another begin.
@@ -117,6 +119,7 @@ void SchedulerCore::Impl::Open(Sequence& sequence, proto::Placement placement) {
   sequence.placement = std::move(placement);
   sequence.awaited.clear();
   sequence.resumable.clear();
+  sequence.refused = false;
   sequence.ctx_len = sequence.told_ctx_len = 0;
   sequence.shared_blocks = sequence.named_blocks = 0;
   sequence.stepped = sequence.awaits_forks = sequence.history_seen = false;
@@ -155,6 +158,7 @@ void SchedulerCore::Impl::On(const SequenceOpened& event) {
   }
   const bool first = sequence->resumable.empty();
   sequence->awaited.erase(awaited);
+  sequence->refused = sequence->refused || event.opened.resumable.empty();
   std::vector<uint32_t> offered = event.opened.resumable;
   offered.push_back(0);
   if (first) {
@@ -165,12 +169,12 @@ void SchedulerCore::Impl::On(const SequenceOpened& event) {
     });
   }
   if (!sequence->awaited.empty()) return;
-  if (sequence->phase == Phase::kOpening) return StartOpened(*sequence);
-  if (sequence->phase == Phase::kMoving) return OpenedByTaker(*sequence, event.opened.resumable.empty());
+  if (sequence->phase == Phase::kMoving) return OpenedByTaker(*sequence, sequence->refused);
+  if (sequence->phase == Phase::kOpening) return sequence->refused ? RefusedToOpen(*sequence) : StartOpened(*sequence);
 
   const uint32_t wanted = static_cast<uint32_t>(sequence->ctx_len / kSegmentTokens);
   const auto& starts = sequence->resumable;
-  if (std::find(starts.begin(), starts.end(), wanted) != starts.end()) {
+  if (!sequence->refused && std::find(starts.begin(), starts.end(), wanted) != starts.end()) {
     MakeReady(*sequence);
   } else {
     Preempt(*sequence);  // the fork failed somewhere: on its own, then
@@ -178,7 +182,16 @@ void SchedulerCore::Impl::On(const SequenceOpened& event) {
   FinishForks(*sequence->request);
 }
 
+// An attention worker does not know the sequence, so no step may name it.
+void SchedulerCore::Impl::RefusedToOpen(Sequence& sequence) {
+  if (++sequence.refusals < kMostRefusedOpens) return Preempt(sequence);
+  EndRequest(*sequence.request, FinishReason::kError,
+             absl::UnavailableError(absl::StrCat("attention workers refused to open this request's sequence ",
+                                                 kMostRefusedOpens, " times; their logs may say why")));
+}
+
 void SchedulerCore::Impl::StartOpened(Sequence& sequence) {
+  sequence.refusals = 0;
   uint32_t start = 0;
   for (uint32_t offered : sequence.resumable) {
     if (offered <= sequence.hashes_sent) start = std::max(start, offered);
@@ -253,6 +266,7 @@ bool SchedulerCore::Impl::ForkOne(Sequence& parent, Sequence& child) {
   child.id = SequenceId(next_sequence_++);
   incarnations_[child.id] = &child;
   child.placement = parent.placement;
+  child.refused = false;
   child.ctx_len = common;
   child.told_ctx_len = parent.told_ctx_len;
   child.named_blocks = parent.named_blocks;

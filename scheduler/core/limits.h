@@ -29,6 +29,9 @@ inline constexpr absl::Duration kLateTick = absl::Seconds(1);
 inline constexpr absl::Duration kUnreachablePause = absl::Milliseconds(10);
 inline constexpr absl::Duration kUnreachablePatience = absl::Seconds(5);
 
+// How often in a row attention workers may refuse to open a sequence before its request ends.
+inline constexpr int kMostRefusedOpens = 3;
+
 // How long a sequence may be on its way from one attention worker to another before it begins anew instead.
 inline constexpr absl::Duration kMoveTimeout = absl::Seconds(10);
 

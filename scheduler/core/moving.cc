@@ -119,6 +119,7 @@ bool SchedulerCore::Impl::MoveAway(Sequence& sequence, int from, int to) {
   if (options_.enable_prefix_caching) AppendHashes(sequence, 0, sequence.ctx_len / kSegmentTokens, message.hashes);
   sequence.phase = Phase::kMoving;
   sequence.awaited.assign(1, taker.id);
+  sequence.refused = false;
   sequence.resumable.clear();
   sequence.move = std::move(move);
   moving_.push_back(&sequence);

@@ -124,6 +124,7 @@ class SchedulerCore::Impl {
   void Charge(Sequence& sequence, const Charges& cost);
   void ChargeShared(RequestState& request, const Charges& cost);
   void Open(Sequence& sequence, proto::Placement placement);
+  void RefusedToOpen(Sequence& sequence);
   void StartOpened(Sequence& sequence);
   void MakeReady(Sequence& sequence);
   void Enlist(Sequence& sequence, int micro_batch);

@@ -55,6 +55,8 @@ struct Sequence {
   proto::Placement placement;
   absl::InlinedVector<WorkerId, 4> awaited;  // workers that have not answered OpenSequence or ForkSequence
   std::vector<uint32_t> resumable;           // starts, in blocks and falling, that all answers so far offer
+  bool refused = false;                      // one of the answers so far was a refusal
+  int refusals = 0;                          // of opens in a row
   uint32_t hashes_sent = 0;
   Charges charges;
   Position ctx_len = 0;       // committed tokens

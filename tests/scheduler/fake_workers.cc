@@ -35,7 +35,15 @@ std::vector<uint32_t> FakeAttentionWorker::Probe(const std::vector<proto::Shard>
   return resumable;
 }
 
+bool FakeAttentionWorker::Refuses(SequenceId sequence) {
+  if (refuse == 0) return false;
+  --refuse;
+  refused_.insert(sequence);
+  return true;
+}
+
 proto::SequenceOpened FakeAttentionWorker::Open(const proto::OpenSequence& message) {
+  if (Refuses(message.sequence)) return {.sequence = message.sequence, .resumable = {}};
   if (sequences_.contains(message.sequence) != message.extend)
     Complain(message.sequence, "opened twice, or extended unopened");
   Held held;
@@ -97,6 +105,7 @@ bool FakeAttentionWorker::TakeFrom(const FakeAttentionWorker& giver, const proto
 }
 
 proto::SequenceOpened FakeAttentionWorker::Fork(const proto::ForkSequence& message) {
+  if (Refuses(message.child)) return {.sequence = message.child, .resumable = {}};
   const auto parent = sequences_.find(message.parent);
   if (parent == sequences_.end()) {
     Complain(message.parent, "forked, but unknown");
@@ -145,6 +154,7 @@ void FakeAttentionWorker::Name(Held& held, Position ctx_len, const std::vector<p
 
 void FakeAttentionWorker::Release(const proto::ReleaseSequence& message) {
   const auto at = sequences_.find(message.sequence);
+  if (refused_.erase(message.sequence) > 0) return;
   if (at == sequences_.end()) return Complain(message.sequence, "released, but unknown");
   Held& held = at->second;
   if (held.stepped) {

@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -30,6 +31,8 @@ class FakeAttentionWorker {
     blocks_at_most_ = 0;
   }
 
+  int refuse = 0;  // so many of the next opens and forks
+
   proto::SequenceOpened Open(const proto::OpenSequence& message);
   proto::SequenceOpened Fork(const proto::ForkSequence& message);
   void Release(const proto::ReleaseSequence& message);
@@ -51,6 +54,8 @@ class FakeAttentionWorker {
   std::vector<std::string> TakeComplaints() { return std::exchange(complaints_, {}); }
 
  private:
+  bool Refuses(SequenceId sequence);
+
   struct Block {
     std::vector<TokenId> tokens;
   };
@@ -88,6 +93,7 @@ class FakeAttentionWorker {
   std::map<SequenceId, Held> sequences_;
   std::map<CacheKey, std::vector<TokenId>> cache_;
   uint64_t blocks_at_most_ = 0;  // sum of Held::blocks: blocks_in_use() if nothing is shared
+  std::set<SequenceId> refused_;
   std::vector<std::string> complaints_;
 };
 

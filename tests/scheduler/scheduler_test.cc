@@ -188,6 +188,46 @@ TEST(Preemption, FollowsAWorkerThatRanOutOfMemory) {
   ExpectClean(cluster);
 }
 
+// A worker that refuses to open a sequence, or a fork of one, does not know it: no step may name it.
+TEST(RefusedOpens, BeginAgainAndChangeNoToken) {
+  FakeCluster cluster(SmallCluster());
+  cluster.worker(WorkerId(0)).refuse = 2;
+  const RequestId asked = cluster.Submit(Ask(100, 30));
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(asked).tokens, cluster.Undisturbed(cluster.request(asked), 0));
+  EXPECT_EQ(cluster.stream(asked).tokens.size(), 30u);
+  ExpectClean(cluster);
+}
+
+TEST(RefusedOpens, OfForksBeforeTheFirstWholeBlockBeginAgainAlone) {
+  FakeCluster cluster(SmallCluster());
+  GenerationRequest request = Ask(20, 30);
+  request.choices = 3;
+  cluster.on_action = [&cluster](const Action& action) {
+    const auto* fork = std::get_if<ForkSequence>(&action);
+    if (fork != nullptr && cluster.core().stats().preemptions == 0) cluster.worker(fork->worker).refuse = 1;
+  };
+  const RequestId asked = cluster.Submit(request);
+  cluster.RunUntilIdle();
+  EXPECT_GE(cluster.core().stats().preemptions, 1u);
+  for (int choice = 0; choice < 3; ++choice)
+    EXPECT_EQ(cluster.stream(asked, choice).tokens, cluster.Undisturbed(cluster.request(asked), choice));
+  ExpectClean(cluster);
+}
+
+TEST(RefusedOpens, OfWorkersThatAlwaysRefuseEndTheRequestWithAnError) {
+  FakeCluster cluster(SmallCluster());
+  cluster.worker(WorkerId(0)).refuse = 1000;
+  const RequestId asked = cluster.Submit(Ask(100, 30));
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(asked).reason, FinishReason::kError);
+  EXPECT_EQ(cluster.stream(asked).error_code, absl::StatusCode::kUnavailable);
+  EXPECT_EQ(cluster.stream(asked).error,
+            "attention workers refused to open this request's sequence 3 times; their logs may say why");
+  EXPECT_EQ(cluster.core().stats().preemptions, 2u);
+  ExpectClean(cluster);
+}
+
 TEST(Cancellation, FreesTheKvWithinAStepAndLeavesTheOthersAlone) {
   FakeCluster cluster(SmallCluster());
   const RequestId gone = cluster.Submit(Ask(100, 1000));
