@@ -1,5 +1,6 @@
 #include "scheduler/scheduler_node.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <variant>
@@ -16,6 +17,7 @@ using proto::MakeHeader;
 
 namespace {
 constexpr int kFramesPerPoll = 64;
+constexpr size_t kMaxUnsent = 16384;  // orders to one peer
 }
 
 SchedulerNode::SchedulerNode(const SchedulerOptions& options, uint64_t seed, transport::Port& port, Clock& clock,
@@ -63,15 +65,41 @@ void SchedulerNode::ApplyFailures() {
 void SchedulerNode::Apply(const Event& event) {
   actions_.clear();
   core_.Handle(event, clock_.Now(), actions_);
-  for (Action& action : actions_) {
-    const bool sends =
-        !std::holds_alternative<EmitUpdate>(action) && !std::holds_alternative<DismissComputeWorker>(action);
-    if (sends && !unsent_.empty()) {
-      unsent_.push_back(std::move(action));
-    } else if (!Done(action, Perform(action))) {
-      unsent_.push_back(std::move(action));
-    }
-  }
+  for (Action& action : actions_) SendOrKeep(std::move(action));
+}
+
+SchedulerNode::Peer* SchedulerNode::PeerOf(const Action& action) {
+  const auto find = [](std::vector<Peer>& peers, WorkerId worker, Epoch epoch) -> Peer* {
+    const auto at = std::find_if(peers.begin(), peers.end(),
+                                 [&](const Peer& peer) { return peer.worker == worker && peer.epoch == epoch; });
+    return at == peers.end() ? nullptr : &*at;
+  };
+  return std::visit(
+      [&](const auto& order) -> Peer* {
+        if constexpr (requires { order.compute_worker; })
+          return find(compute_, order.compute_worker, Epoch(0));
+        else if constexpr (requires { order.worker, order.epoch; })
+          return find(attention_, order.worker, order.epoch);
+        else
+          return nullptr;
+      },
+      action);
+}
+
+// Orders to one peer stay in order; one that reads slowly holds up no other.
+void SchedulerNode::SendOrKeep(Action action) {
+  Peer* const peer = PeerOf(action);
+  if (peer != nullptr && (peer->dismissed || !peer->unsent.empty())) return Keep(*peer, std::move(action));
+  if (!Done(action, Perform(action)) && peer != nullptr) Keep(*peer, std::move(action));
+}
+
+void SchedulerNode::Keep(Peer& peer, Action action) {
+  if (peer.dismissed) return;
+  peer.unsent.push_back(std::move(action));
+  if (peer.unsent.size() <= kMaxUnsent) return;
+  peer.dismissed = true;
+  peer.unsent.clear();
+  dismissals_.push_back({peer.worker, absl::StrCat("it has left ", kMaxUnsent, " orders unread")});
 }
 
 namespace {
@@ -100,12 +128,19 @@ bool SchedulerNode::Done(const Action& action, const absl::Status& status) {
   return true;
 }
 
-int SchedulerNode::SendUnsent() {
+int SchedulerNode::SendUnsentTo(std::vector<Peer>& peers) {
   int sent = 0;
-  while (!unsent_.empty() && Done(unsent_.front(), Perform(unsent_.front()))) {
-    unsent_.pop_front();
-    ++sent;
+  for (Peer& peer : peers) {
+    while (!peer.unsent.empty() && Done(peer.unsent.front(), Perform(peer.unsent.front()))) {
+      peer.unsent.pop_front();
+      ++sent;
+    }
   }
+  return sent;
+}
+
+int SchedulerNode::SendUnsent() {
+  const int sent = SendUnsentTo(attention_) + SendUnsentTo(compute_);
   ApplyFailures();
   return sent;
 }

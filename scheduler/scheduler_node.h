@@ -36,7 +36,8 @@ class SchedulerNode final : public transport::FrameHandler {
   void DrainAttentionWorker(WorkerId worker, Epoch epoch) { Handle(AttentionWorkerDraining{worker, epoch}); }
   bool HoldsNothing(WorkerId worker) const { return core_.HoldsNothing(worker); }
 
-  // Compute workers that gave no result in time: what they had is done elsewhere, and they must go.
+  // Workers that must go: what they had is done elsewhere. Compute workers that gave no result in time, and workers
+  // that left kMaxUnsent orders unread.
   struct Dismissal {
     WorkerId worker;
     std::string why;
@@ -60,6 +61,8 @@ class SchedulerNode final : public transport::FrameHandler {
     Epoch epoch;
     NodeId node;
     uint64_t orders = 0;  // sent to an attention worker
+    std::deque<Action> unsent;  // in order, since it had no room for the first
+    bool dismissed = false;     // it had no room for too many
   };
 
   void Apply(const Event& event);
@@ -67,7 +70,11 @@ class SchedulerNode final : public transport::FrameHandler {
   // kResourceExhausted: the peer reads slower than we write; the action is as before.
   absl::Status Perform(Action& action);
   bool Done(const Action& action, const absl::Status& status);  // false: to be tried again
+  void SendOrKeep(Action action);
+  void Keep(Peer& peer, Action action);
   int SendUnsent();
+  int SendUnsentTo(std::vector<Peer>& peers);
+  Peer* PeerOf(const Action& action);  // null: no worker's, or one that has left
   template <typename Message>
   absl::Status SendTo(WorkerId worker, Epoch epoch, proto::FrameType type, const Message& message);
   const Peer* AttentionPeer(NodeId node) const;
@@ -88,7 +95,6 @@ class SchedulerNode final : public transport::FrameHandler {
   std::vector<Action> actions_;
   std::vector<Dismissal> dismissals_;
   std::deque<Event> failures_;  // of sending, for the core to hear when the event at hand is done
-  std::deque<Action> unsent_;  // in order, since a peer had no room for the first; none overtakes another
 };
 
 }  // namespace dovetail::scheduler

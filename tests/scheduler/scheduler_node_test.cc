@@ -23,6 +23,7 @@ class NarrowPort final : public transport::Port {
  public:
   NodeId id() const override { return NodeId(0); }
   absl::Status SendMessage(NodeId to, const proto::FrameHeader& header, std::vector<std::byte> payload) override {
+    if (to == stuck) return ResourceExhausted("node ", to.value(), " reads nothing");
     if (room == 0) return ResourceExhausted("node ", to.value(), " reads slowly");
     --room;
     if (header.type == proto::FrameType::kOpenSequence)
@@ -35,6 +36,7 @@ class NarrowPort final : public transport::Port {
   int Poll(transport::FrameHandler&, int) override { return 0; }
 
   int room = 0;
+  NodeId stuck{99};
   std::vector<uint64_t> opened;  // sequences, in the order of arrival
 };
 
@@ -63,6 +65,44 @@ TEST(SchedulerNode, SendsInOrderAndLaterWhatAPeerHadNoRoomFor) {
   port.room = 10;
   EXPECT_EQ(node.Poll(), 1);
   EXPECT_THAT(port.opened, ElementsAre(1, 2, 3, 4));
+}
+
+std::shared_ptr<GenerationRequest> Request(uint64_t id) {
+  auto request = std::make_shared<GenerationRequest>();
+  request->id = RequestId(id);
+  request->prompt = {1, 2, 3};
+  request->max_tokens = 4;
+  return request;
+}
+
+TEST(SchedulerNode, APeerThatReadsNothingHoldsUpNoOtherAndMustGoInTheEnd) {
+  SchedulerOptions options;
+  options.attention = SmallTable(1, 1);
+  options.enable_prefix_caching = false;
+  options.max_num_seqs = 8;
+  NarrowPort port;
+  SchedulerNode node(
+      options, 0, port, SystemClock(), [](GenerationUpdate) {}, [](const proto::StepResult&, int, int) {});
+  node.AddAttentionWorker(WorkerId(0), Epoch(1), NodeId(1), 1000);
+  node.AddAttentionWorker(WorkerId(1), Epoch(1), NodeId(2), 1000);
+  node.AddComputeWorker(WorkerId(2), NodeId(3));
+  port.room = 1 << 30;
+  port.stuck = NodeId(1);
+  for (uint64_t i = 1; i <= 4; ++i) node.Handle(RequestArrived{Request(i)});
+  EXPECT_EQ(port.opened.size(), 2u) << "those of the other attention worker";
+
+  // Each is opened and released somewhere.
+  std::vector<SchedulerNode::Dismissal> dismissals;
+  for (uint64_t i = 5; i <= 100'000 && dismissals.empty(); ++i) {
+    node.Handle(RequestArrived{Request(i)});
+    node.Handle(RequestCancelled{RequestId(i)});
+    dismissals = node.TakeDismissals();
+  }
+  ASSERT_EQ(dismissals.size(), 1u);
+  EXPECT_EQ(dismissals[0].worker, WorkerId(0));
+  EXPECT_EQ(dismissals[0].why, "it has left 16384 orders unread");
+  node.LoseAttentionWorker(WorkerId(0), Epoch(1));
+  EXPECT_THAT(node.TakeDismissals(), IsEmpty());
 }
 
 }  // namespace
