@@ -61,6 +61,15 @@ absl::StatusOr<control::JoinReply> ClusterScheduler::Join(const control::JoinReq
   return reply;
 }
 
+absl::StatusOr<uint64_t> ClusterScheduler::AnnouncedFileBytes(WorkerId worker, Epoch epoch) const {
+  const Member* member = members_.Find(worker);
+  if (member == nullptr || member->epoch != epoch || !member->request.model)
+    return NotFound("worker ", worker.value(), " is no compute worker of this cluster; join again");
+  uint64_t bytes = 0;
+  for (const control::FileSummary& file : member->request.model->files) bytes += file.size;
+  return bytes;
+}
+
 absl::Status ClusterScheduler::PutModelFiles(WorkerId worker, Epoch epoch, std::vector<std::string> contents) {
   const Member* member = members_.Find(worker);
   if (member == nullptr || member->epoch != epoch || !member->request.model)

@@ -42,6 +42,8 @@ class ClusterScheduler {
 
   // Membership.
   absl::StatusOr<control::JoinReply> Join(const control::JoinRequest& request);
+  // Of all files that the member announced. kNotFound: no compute worker of this cluster.
+  absl::StatusOr<uint64_t> AnnouncedFileBytes(WorkerId worker, Epoch epoch) const;
   absl::Status PutModelFiles(WorkerId worker, Epoch epoch, std::vector<std::string> contents);
   absl::Status Attend(WorkerId worker, Epoch epoch, WorkerStream stream);
   void OnHeartbeat(WorkerId worker, control::Heartbeat heartbeat);

@@ -5,6 +5,7 @@
 #include <grpcpp/health_check_service_interface.h>
 
 #include <chrono>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -54,7 +55,7 @@ struct Context {
   static grpc::Status Stopping() { return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the scheduler is stopping"); }
 };
 
-// Takes a model's files from a worker.
+// Takes a model's files from a worker. Nothing is kept of a stranger's, nor more than the member announced.
 class FileReader final : public grpc::ServerReadReactor<pb::ModelFileChunk> {
  public:
   FileReader(Context& context, grpc::CallbackServerContext* call) : context_(context) {
@@ -67,19 +68,31 @@ class FileReader final : public grpc::ServerReadReactor<pb::ModelFileChunk> {
   }
   void OnReadDone(bool ok) override {
     if (!ok) return Deliver();
-    if (const absl::Status taken = Take(); !taken.ok()) return Finish(ToGrpc(taken));
-    StartRead(&chunk_);
+    if (announced_) return TakeAndGoOn();
+    worker_ = WorkerId(chunk_.worker());
+    epoch_ = Epoch(chunk_.epoch());
+    const bool posted = context_.loop.Post([this] {
+      const auto announced = context_.scheduler.AnnouncedFileBytes(worker_, epoch_);
+      if (!announced.ok()) return Finish(ToGrpc(announced.status()));
+      announced_ = *announced;
+      TakeAndGoOn();
+    });
+    if (!posted) Finish(Context::Stopping());
   }
   void OnDone() override { delete this; }
 
  private:
+  void TakeAndGoOn() {
+    if (const absl::Status taken = Take(); !taken.ok()) return Finish(ToGrpc(taken));
+    StartRead(&chunk_);
+  }
   absl::Status Take() {
-    worker_ = WorkerId(chunk_.worker());
-    epoch_ = Epoch(chunk_.epoch());
+    if (WorkerId(chunk_.worker()) != worker_ || Epoch(chunk_.epoch()) != epoch_)
+      return InvalidArgument("model files: one stream carries one worker's");
     total_ += chunk_.data().size();
-    if (chunk_.file() >= static_cast<uint32_t>(control::kMaxModelFiles) || total_ > control::kMaxModelFileBytes)
-      return InvalidArgument("model files: more than ", control::kMaxModelFiles, " or than ",
-                             control::kMaxModelFileBytes, " bytes");
+    if (chunk_.file() >= static_cast<uint32_t>(control::kMaxModelFiles) || total_ > *announced_)
+      return InvalidArgument("model files: more than ", control::kMaxModelFiles, " or than the ", *announced_,
+                             " bytes that were announced");
     if (files_.size() <= chunk_.file()) files_.resize(chunk_.file() + 1);
     files_[chunk_.file()] += chunk_.data();
     return absl::OkStatus();
@@ -94,6 +107,7 @@ class FileReader final : public grpc::ServerReadReactor<pb::ModelFileChunk> {
   pb::ModelFileChunk chunk_;
   WorkerId worker_;
   Epoch epoch_;
+  std::optional<uint64_t> announced_;  // bytes, by a member
   uint64_t total_ = 0;
   std::vector<std::string> files_;
 };
