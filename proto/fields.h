@@ -29,6 +29,7 @@ void Fields(Archive& a, T& shard)
   a.Number("shard.kv_heads.end", shard.kv_heads.end);
   a.Number("shard.tokens.begin", shard.tokens.begin);
   a.Number("shard.tokens.end", shard.tokens.end);
+  a.Id("shard.generation", shard.generation);
   if constexpr (Archive::kDecoding) {
     a.Require(shard.kv_heads.begin >= 0 && shard.kv_heads.begin < shard.kv_heads.end && shard.kv_heads.end <= kMaxHeads,
               "shard.kv_heads", "is empty or outside the limit");

@@ -61,6 +61,17 @@ absl::Status Validate(const Placement& placement, const AttentionTable& table) {
   return absl::OkStatus();
 }
 
+KvGeneration GenerationAt(const Placement& placement, WorkerId worker) {
+  for (const Shard& shard : placement)
+    if (shard.worker == worker) return shard.generation;
+  return KvGeneration(0);
+}
+
+void SetGeneration(Placement& placement, WorkerId worker, KvGeneration generation) {
+  for (Shard& shard : placement)
+    if (shard.worker == worker) shard.generation = generation;
+}
+
 Placement WholePlacement(const AttentionTable& table, WorkerId worker, Epoch epoch) {
   Placement placement;
   for (int group = 0; group < table.group_count(); ++group) {

@@ -36,6 +36,7 @@ struct Shard {
   Epoch epoch;
   HeadRange kv_heads;
   TokenRange tokens;
+  KvGeneration generation{};  // of the sequence at the worker, as SequenceOpened says; 0: not said yet
   bool operator==(const Shard&) const = default;
 };
 
@@ -44,6 +45,11 @@ using Placement = absl::InlinedVector<Shard, 4>;
 
 // kInvalidArgument names the shard and what it leaves out, overlaps or exceeds.
 absl::Status Validate(const Placement& placement, const AttentionTable& table);
+
+// What the worker calls the sequence's KV, as its shards say; 0: none says it.
+KvGeneration GenerationAt(const Placement& placement, WorkerId worker);
+// All shards of the worker say it from now on.
+void SetGeneration(Placement& placement, WorkerId worker, KvGeneration generation);
 
 // Everything on one worker: a shard per group.
 Placement WholePlacement(const AttentionTable& table, WorkerId worker, Epoch epoch);

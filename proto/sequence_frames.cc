@@ -19,18 +19,21 @@ void FieldsOf(auto& a, Is<OpenSequence> auto& m) {
 void FieldsOf(auto& a, Is<SequenceOpened> auto& m) {
   a.Id("sequence", m.sequence);
   a.Array("resumable", m.resumable, kMaxSequenceBlocks);
+  a.Id("generation", m.generation);
 }
 
 void FieldsOf(auto& a, Is<ForkSequence> auto& m) {
   a.Id("parent", m.parent);
   a.Id("child", m.child);
   PositionField(a, "ctx_len", m.ctx_len);
+  a.Id("generation", m.generation);
 }
 
 void FieldsOf(auto& a, Is<ReleaseSequence> auto& m) {
   a.Id("sequence", m.sequence);
   PositionField(a, "ctx_len", m.ctx_len);
   a.Array("hashes", m.hashes, kMaxSequenceBlocks);
+  a.Id("generation", m.generation);
 }
 
 void FieldsOf(auto& a, Is<PrefixProbe> auto& m) {
@@ -54,6 +57,8 @@ void FieldsOf(auto& a, Is<MoveSequence> auto& m) {
   a.Id("step", m.step);
   a.Id("target", m.target);
   a.Id("target_epoch", m.target_epoch);
+  a.Id("generation", m.generation);
+  a.Id("target_generation", m.target_generation);
   if constexpr (std::remove_reference_t<decltype(a)>::kDecoding) {
     a.Require(m.begin % kSegmentTokens == 0 && m.begin < m.end, "begin", "is no segment boundary before the end");
     a.Require(m.slot < kMoveSlots, "slot", "is outside the limit");
@@ -77,6 +82,7 @@ void FieldsOf(auto& archive, Is<StepBegin> auto& m) {
     a.Array("entry.hashes", entry.hashes, kMaxSequenceBlocks);
     a.Number("entry.attend_end", entry.attend_end);
     PositionField(a, "entry.fill_end", entry.fill_end);
+    a.Id("entry.generation", entry.generation);
     if constexpr (std::remove_reference_t<decltype(a)>::kDecoding)
       a.Require(entry.attend_end == kOpenEnd || (entry.attend_end >= 0 && entry.attend_end <= entry.ctx_len &&
                                                  entry.attend_end % kSegmentTokens == 0),

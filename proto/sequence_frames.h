@@ -36,6 +36,10 @@ struct OpenSequence {
 struct SequenceOpened {
   SequenceId sequence;
   std::vector<uint32_t> resumable;
+  // What the worker calls the KV that the sequence has here from now on: it counts openings and forks, and an opening
+  // that extends gets no new one. All that is said about the sequence later says it again (0: says nothing). What says
+  // another one speaks of KV that is no more, and is refused.
+  KvGeneration generation{};
   bool operator==(const SequenceOpened&) const = default;
 };
 
@@ -45,6 +49,7 @@ struct ForkSequence {
   SequenceId parent;
   SequenceId child;
   Position ctx_len = 0;
+  KvGeneration generation{};  // of the parent
   bool operator==(const ForkSequence&) const = default;
 };
 
@@ -55,6 +60,7 @@ struct ReleaseSequence {
   SequenceId sequence;
   Position ctx_len = 0;  // committed tokens
   std::vector<BlockHash> hashes;
+  KvGeneration generation{};
   bool operator==(const ReleaseSequence&) const = default;
 };
 
@@ -92,6 +98,8 @@ struct MoveSequence {
   StepId step;  // of its first part; the others take those that follow. Greater than that of any earlier move or step
   NodeId target;
   Epoch target_epoch;
+  KvGeneration generation{};         // here
+  KvGeneration target_generation{};  // there
   bool operator==(const MoveSequence&) const = default;
 };
 struct SequenceMoved {
@@ -116,6 +124,7 @@ struct StepBeginEntry {
   // > 0: a part of a move, for the shards that the sequence was given last; ctx_len commits nothing. Where the move
   // ends.
   Position fill_end = 0;
+  KvGeneration generation{};
   bool operator==(const StepBeginEntry&) const = default;
 };
 struct StepBegin {

@@ -123,6 +123,7 @@ void AttentionWorkerCore::AnswerOpen(const AnswerOpened& answer, std::vector<Act
   if (sequence != nullptr && !sequence->damaged) {
     if (!sequence->started && WithDigests()) sequences_.OfferAgain(*sequence);
     reply.resumable = sequence->resumable;
+    reply.generation = sequence->generation;
   }
   Reply(answer.to, answer.header, FrameType::kSequenceOpened, reply, actions);
 }
@@ -136,14 +137,21 @@ void AttentionWorkerCore::OnFork(NodeId from, const FrameHeader& header, std::sp
   }
   proto::SequenceOpened reply{message->child, {}};
   if (message->child != message->parent) EndStepOf(message->child);
-  if (sequences_.Fork(*message).ok())
+  if (const auto forked = sequences_.Fork(*message); forked.ok()) {
     reply.resumable.push_back(static_cast<uint32_t>(message->ctx_len / kSegmentTokens));
+    reply.generation = (*forked)->generation;
+  }
   Reply(from, header, FrameType::kSequenceOpened, reply, actions);
 }
 
 void AttentionWorkerCore::OnRelease(std::span<const std::byte> payload) {
   const auto message = proto::Decode<proto::ReleaseSequence>(payload);
   if (!message.ok()) {
+    ++counters_.dropped_frames;
+    return;
+  }
+  const SequenceState* const sequence = sequences_.Find(message->sequence);
+  if (sequence != nullptr && !SequenceTable::Speaks(*sequence, message->generation)) {
     ++counters_.dropped_frames;
     return;
   }
@@ -180,7 +188,9 @@ std::vector<SequenceId> AttentionWorkerCore::DamagedIn(const proto::StepBegin& m
   std::vector<SequenceId> damaged;
   for (const proto::StepBeginEntry& entry : message.entries) {
     SequenceState* const sequence = sequences_.Find(entry.sequence);
-    if (sequence != nullptr && !sequences_.CheckHeld(*sequence)) damaged.push_back(entry.sequence);
+    if (sequence == nullptr) continue;
+    if (!SequenceTable::Speaks(*sequence, entry.generation) || !sequences_.CheckHeld(*sequence))
+      damaged.push_back(entry.sequence);
   }
   counters_.damaged_sequences += damaged.size();
   return damaged;

@@ -19,8 +19,14 @@ void AttentionWorkerCore::OnFill(NodeId from, const FrameHeader& header, const p
   MicroBatch& batch = micro_batches_[header.micro_batch];
   SequenceState* sequence = sequences_.Find(entry.sequence);
   const SequenceTable::Part part{entry.ctx_len, entry.ctx_len + entry.q_len, entry.fill_end};
-  absl::Status status = sequence == nullptr ? NotFound("sequence ", entry.sequence.value(), " is not open here")
-                                            : sequences_.CheckFill(*sequence, part);
+  absl::Status status;
+  if (sequence == nullptr) {
+    status = NotFound("sequence ", entry.sequence.value(), " is not open here");
+  } else if (!SequenceTable::Speaks(*sequence, entry.generation)) {
+    status = FailedPrecondition("sequence ", entry.sequence.value(), " was opened again since");
+  } else {
+    status = sequences_.CheckFill(*sequence, part);
+  }
   if (!status.ok()) return Refuse(from, header, {.reason = std::string(status.message())}, actions);
   const int64_t blocks = sequences_.BlocksToFill(*sequence, part);
   if (!sequences_.MakeRoom(blocks))
@@ -95,8 +101,8 @@ void AttentionWorkerCore::OnMove(NodeId from, std::span<const std::byte> payload
   if (table_.has_linear() && options_.block_bytes == 0)
     return EndMove(move, false, "linear states do not travel from this worker", actions);
   const SequenceState* sequence = sequences_.Find(move.order.sequence);
-  if (sequence == nullptr || !sequence->started || move.order.end < sequence->ctx_len ||
-      move.order.end > sequence->ctx_len + sequence->q_len)
+  if (sequence == nullptr || !SequenceTable::Speaks(*sequence, move.order.generation) || !sequence->started ||
+      move.order.end < sequence->ctx_len || move.order.end > sequence->ctx_len + sequence->q_len)
     return EndMove(move, false, "the sequence does not stand there", actions);
   if (!WithDigests()) return BeginMove(move.order.slot, actions);
   actions.push_back(DigestBlocks{sequences_.Digested(*sequence)});
@@ -119,7 +125,13 @@ void AttentionWorkerCore::SendPart(OutgoingMove& move, Position begin, std::vect
   move.part = {begin, std::min(begin + proto::kMoveChunkTokens, order.end), order.end};
   move.step = StepId(order.step.value() + static_cast<uint64_t>((begin - order.begin) / proto::kMoveChunkTokens));
   proto::StepBegin message;
-  message.entries.push_back({order.sequence, begin, static_cast<int32_t>(move.part.end - begin), {}, 0, order.end});
+  message.entries.push_back({.sequence = order.sequence,
+                             .ctx_len = begin,
+                             .q_len = static_cast<int32_t>(move.part.end - begin),
+                             .hashes = {},
+                             .attend_end = 0,
+                             .fill_end = order.end,
+                             .generation = order.target_generation});
   SendFrame frame{order.target, FrameType::kStepBegin,
                   move.step,    MicroBatchId(static_cast<uint16_t>(options_.micro_batches + order.slot)),
                   {},           order.target_epoch};

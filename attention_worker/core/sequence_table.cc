@@ -84,6 +84,7 @@ absl::StatusOr<const SequenceState*> SequenceTable::Open(const proto::OpenSequen
   Release(proto::ReleaseSequence{message.sequence, 0, {}});
   auto sequence = std::make_unique<SequenceState>();
   sequence->id = message.sequence;
+  sequence->generation = KvGeneration(++openings_);
   sequence->hashes = message.hashes;
   sequence->prompt_blocks = static_cast<int64_t>(message.hashes.size());
   for (const proto::Shard& shard : message.shards) {
@@ -171,6 +172,9 @@ void SequenceTable::Fill(SequenceState& sequence, const Part& part) {
 absl::StatusOr<const SequenceState*> SequenceTable::Fork(const proto::ForkSequence& message) {
   const SequenceState* parent = Find(message.parent);
   if (parent == nullptr) return NotFound("fork: sequence ", message.parent.value(), " is not open here");
+  if (!Speaks(*parent, message.generation))
+    return FailedPrecondition("fork: sequence ", message.parent.value(), " is of generation ",
+                              parent->generation.value(), " here, not of ", message.generation.value());
   if (parent->damaged) return DataLoss("fork: sequence ", message.parent.value(), " is damaged");
   if (message.ctx_len < parent->ctx_len || message.ctx_len > parent->ctx_len + parent->q_len || !parent->started)
     return InvalidArgument("fork: ctx_len ", message.ctx_len, ": sequence ", message.parent.value(), " holds ",
@@ -182,6 +186,7 @@ absl::StatusOr<const SequenceState*> SequenceTable::Fork(const proto::ForkSequen
   Release(proto::ReleaseSequence{message.child, 0, {}});
   auto child = std::make_unique<SequenceState>(*parent);
   child->id = message.child;
+  child->generation = KvGeneration(++openings_);
   child->q_len = 0;
   child->micro_batch = SequenceState::kNoMicroBatch;
   child->fill_shard = 0;
@@ -214,7 +219,7 @@ void SequenceTable::Drop(BlockSetId set) {
 
 void SequenceTable::Release(const proto::ReleaseSequence& message) {
   SequenceState* sequence = Find(message.sequence);
-  if (sequence == nullptr) return;
+  if (sequence == nullptr || !Speaks(*sequence, message.generation)) return;
   const bool sound = sequence->started && !sequence->filling && CheckHeld(*sequence) && CheckPlaces(*sequence);
   if (sound && CheckCommit(*sequence, message.ctx_len, message.hashes).ok()) {
     TakeHashes(*sequence, message.ctx_len, message.hashes);

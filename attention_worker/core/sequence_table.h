@@ -29,6 +29,7 @@ struct ShardState {
 // A live sequence. ctx_len tokens are committed; the step in progress appends q_len more.
 struct SequenceState {
   SequenceId id;
+  KvGeneration generation;  // proto::SequenceOpened
   std::vector<ShardState> shards;
   std::vector<proto::BlockHash> hashes;   // of its blocks from 0, as far as they are known
   std::vector<uint32_t> resumable;        // until the first step: the block counts it may start at
@@ -96,6 +97,7 @@ class SequenceTable {
   // See proto::ForkSequence. kNotFound: no such parent; kInvalidArgument: it does not hold ctx_len tokens.
   absl::StatusOr<const SequenceState*> Fork(const proto::ForkSequence& message);
 
+  // Of another generation than the sequence's: nothing happens.
   void Release(const proto::ReleaseSequence& message);
 
   // Block counts, falling, at which shards like these could start from the prefix cache. Pins what it found if pin_id
@@ -106,6 +108,10 @@ class SequenceTable {
   // Null if unknown.
   SequenceState* Find(SequenceId id);
   const SequenceState* Find(SequenceId id) const { return const_cast<SequenceTable*>(this)->Find(id); }
+  // Whether what was said speaks of this opening of the sequence, or of none in particular (0).
+  static bool Speaks(const SequenceState& sequence, KvGeneration of) {
+    return of == KvGeneration(0) || of == sequence.generation;
+  }
 
   // Commits what came before ctx_len: keeps it, forgets the rest, offers full blocks to the prefix index, drops what
   // windows have left behind. `hashes` name the last blocks that end at or before ctx_len; naming one again is
@@ -189,6 +195,7 @@ class SequenceTable {
   absl::flat_hash_map<SequenceId, std::unique_ptr<SequenceState>> sequences_;  // looked up, never iterated
   absl::flat_hash_map<uint64_t, Pin> pins_;
   std::vector<BlockSetId> finished_;  // findable, without a digest
+  uint64_t openings_ = 0;
 };
 
 }  // namespace dovetail::attention

@@ -101,7 +101,12 @@ absl::Status ComputeWorkerCore::AddEntry(MicroBatch& batch, int index, StepResul
     const size_t p = part - batch.parts.begin();
     auto& begin = part->begin.entries;
     if (begin.empty() || begin.back().sequence != entry.sequence)
-      begin.push_back({entry.sequence, entry.ctx_len, q_len, entry.block_hashes, attend_end});
+      begin.push_back({.sequence = entry.sequence,
+                       .ctx_len = entry.ctx_len,
+                       .q_len = q_len,
+                       .hashes = entry.block_hashes,
+                       .attend_end = attend_end,
+                       .generation = shard.generation});
     // Layout entries index the step's entries of this worker on its side and of the plan on ours; offsets agree.
     part->layouts[shard.group.value()].Add(index, shards_of_part[p]++, shard.kv_heads, shard.tokens, entry.ctx_len,
                                            q_len, table_.softmax(shard.group), attend_end);

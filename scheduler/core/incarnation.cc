@@ -160,6 +160,8 @@ void SchedulerCore::Impl::On(const SequenceOpened& event) {
   sequence->awaited.erase(awaited);
   sequence->refused = sequence->refused || event.opened.resumable.empty();
   std::vector<uint32_t> offered = event.opened.resumable;
+  proto::Placement& opened_in = sequence->phase == Phase::kMoving ? sequence->move.placement : sequence->placement;
+  proto::SetGeneration(opened_in, event.worker, event.opened.generation);
   offered.push_back(0);
   if (first) {
     sequence->resumable = std::move(offered);
@@ -281,8 +283,12 @@ bool SchedulerCore::Impl::ForkOne(Sequence& parent, Sequence& child) {
     if (std::find(child.awaited.begin(), child.awaited.end(), shard.worker) != child.awaited.end()) continue;
     child.awaited.push_back(shard.worker);
     Act(ForkSequence{.worker = shard.worker,
-                                     .epoch = shard.epoch,
-                                     .message = {.parent = parent.id, .child = child.id, .ctx_len = common}});
+  for (proto::Shard& shard : child.placement) shard.generation = KvGeneration(0);
+                     .epoch = shard.epoch,
+                     .message = {.parent = parent.id,
+                                 .child = child.id,
+                                 .ctx_len = common,
+                                 .generation = proto::GenerationAt(parent.placement, shard.worker)}});
   }
   return true;
 }
@@ -325,6 +331,7 @@ void SchedulerCore::Impl::Release(Sequence& sequence) {
 }
 
 void SchedulerCore::Impl::Preempt(Sequence& sequence) {
+    message.generation = shard.generation;
   Release(sequence);
   ++stats_.preemptions;
   sequence.restarted = true;

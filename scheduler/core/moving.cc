@@ -104,6 +104,7 @@ bool SchedulerCore::Impl::MoveAway(Sequence& sequence, int from, int to) {
     message.shards.push_back(shard);
     message.shards.back().worker = taker.id;
     message.shards.back().epoch = taker.epoch;
+    message.shards.back().generation = KvGeneration(0);
   }
   move.placement.insert(move.placement.end(), message.shards.begin(), message.shards.end());
   const Charges after = budget_.CostOf(move.placement, {.end = sequence.reserved, .ctx_len = sequence.told_ctx_len});
@@ -146,7 +147,9 @@ void SchedulerCore::Impl::OpenedByTaker(Sequence& sequence, bool refused) {
                                .slot = move.slot,
                                .step = move.step,
                                .target = NodeId(0),
-                               .target_epoch = move.to_epoch}});
+                               .target_epoch = move.to_epoch,
+                               .generation = proto::GenerationAt(sequence.placement, move.from),
+                               .target_generation = proto::GenerationAt(move.placement, move.to)}});
 }
 
 void SchedulerCore::Impl::On(const SequenceMoved& event) {
@@ -167,6 +170,7 @@ void SchedulerCore::Impl::On(const SequenceMoved& event) {
 void SchedulerCore::Impl::FinishMove(Sequence& sequence) {
   Move& move = sequence.move;
   proto::ReleaseSequence message{.sequence = sequence.id, .ctx_len = sequence.ctx_len, .hashes = {}};
+  message.generation = proto::GenerationAt(sequence.placement, move.from);
   if (options_.enable_prefix_caching) {
     AppendHashes(sequence, sequence.named_blocks, sequence.ctx_len / kSegmentTokens, message.hashes);
   }
@@ -189,7 +193,10 @@ void SchedulerCore::Impl::ReleaseAtTaker(const Sequence& sequence) {
   if (move.extends || !budget_.IsCurrent(move.to, move.to_epoch)) return;
   Act(ReleaseSequence{.worker = move.to,
                       .epoch = move.to_epoch,
-                      .message = {.sequence = sequence.id, .ctx_len = sequence.ctx_len, .hashes = {}}});
+                      .message = {.sequence = sequence.id,
+                                  .ctx_len = sequence.ctx_len,
+                                  .hashes = {},
+                                  .generation = proto::GenerationAt(move.placement, move.to)}});
 }
 
 // The giver still has everything.

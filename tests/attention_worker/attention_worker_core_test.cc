@@ -299,6 +299,42 @@ TEST_F(AttentionWorkerCoreTest, ReopeningASequenceEndsTheStepItIsIn) {
   RunStep(2, 1);
 }
 
+// As a compute worker or a scheduler would speak that has not heard that the sequence was opened again.
+TEST_F(AttentionWorkerCoreTest, WhatSpeaksOfAFormerGenerationIsRefused) {
+  const KvGeneration former = Sent<proto::SequenceOpened>(Open(1), FrameType::kSequenceOpened).generation;
+  Begin(1, {{SequenceId(1), 0, 10, {}}});
+  RunStep(1, 10);
+  const KvGeneration current = Sent<proto::SequenceOpened>(Open(1), FrameType::kSequenceOpened).generation;
+  EXPECT_NE(former, current);
+
+  const auto refused = Refused(Begin(2, {{.sequence = SequenceId(1), .q_len = 10, .generation = former}}));
+  EXPECT_THAT(refused.damaged, ElementsAre(SequenceId(1)));
+  EXPECT_EQ(State(1).q_len, 0) << "nothing was written";
+  ASSERT_TRUE(Prepares(Begin(3, {{.sequence = SequenceId(1), .q_len = 10, .generation = current}})));
+  RunStep(3, 10);
+
+  SendMessage(FrameType::kReleaseSequence, proto::ReleaseSequence{SequenceId(1), 10, {}, former});
+  EXPECT_EQ(core_.status().sequences, 1u);
+  const proto::ForkSequence fork{SequenceId(1), SequenceId(2), 10, former};
+  EXPECT_THAT(
+      Sent<proto::SequenceOpened>(SendMessage(FrameType::kForkSequence, fork), FrameType::kSequenceOpened).resumable,
+      IsEmpty());
+  EXPECT_EQ(core_.status().sequences, 1u);
+  SendMessage(FrameType::kReleaseSequence, proto::ReleaseSequence{SequenceId(1), 10, {}, current});
+  EXPECT_EQ(core_.status().sequences, 0u);
+}
+
+TEST_F(AttentionWorkerCoreTest, AMoveOfAFormerGenerationIsRefused) {
+  const KvGeneration former = Sent<proto::SequenceOpened>(Open(1), FrameType::kSequenceOpened).generation;
+  Open(1);
+  Begin(1, {{SequenceId(1), 0, 10, {}}});
+  RunStep(1, 10);
+  const proto::MoveSequence order{.sequence = SequenceId(1), .end = 10, .step = StepId(5), .generation = former};
+  const auto moved =
+      Sent<proto::SequenceMoved>(SendMessage(FrameType::kMoveSequence, order), FrameType::kSequenceMoved);
+  EXPECT_FALSE(moved.moved);
+}
+
 TEST_F(AttentionWorkerCoreTest, ForkingOverASequenceEndsTheStepItIsIn) {
   Open(1), Open(2);
   Begin(1, {{SequenceId(1), 0, 10, {}}});

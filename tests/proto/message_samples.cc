@@ -10,7 +10,7 @@ std::vector<BlockHash> SomeHashes(int count) {
 }
 
 std::vector<Shard> SomeShards() {
-  return {{LayerGroup(1), WorkerId(2), Epoch(3), {0, 4}, {0, 128}},
+  return {{LayerGroup(1), WorkerId(2), Epoch(3), {0, 4}, {0, 128}, KvGeneration(0x0807060504030201u)},
           {LayerGroup(1), WorkerId(9), Epoch(8), {4, 6}, {128, kOpenEnd}}};
 }
 
@@ -106,14 +106,17 @@ std::vector<MessageKind> AllMessages() {
                    return Bytes(result);
                  }});
   all.push_back(SequenceMessage<OpenSequence>("OpenSequence", {FullOpen(), {}}));
-  all.push_back(SequenceMessage<SequenceOpened>("SequenceOpened", {{SequenceId(5), {3, 2, 1, 0}}, {}}));
-  all.push_back(SequenceMessage<ForkSequence>("ForkSequence", {{SequenceId(5), SequenceId(6), 700}, {}}));
-  all.push_back(SequenceMessage<ReleaseSequence>("ReleaseSequence", {{SequenceId(5), 700, SomeHashes(2)}, {}}));
+  all.push_back(
+      SequenceMessage<SequenceOpened>("SequenceOpened", {{SequenceId(5), {3, 2, 1, 0}, KvGeneration(9)}, {}}));
+  all.push_back(
+      SequenceMessage<ForkSequence>("ForkSequence", {{SequenceId(5), SequenceId(6), 700, KvGeneration(9)}, {}}));
+  all.push_back(
+      SequenceMessage<ReleaseSequence>("ReleaseSequence", {{SequenceId(5), 700, SomeHashes(2), KvGeneration(9)}, {}}));
   all.push_back(SequenceMessage<PrefixProbe>("PrefixProbe", {{99, SomeShards(), SomeHashes(4)}, {}}));
   all.push_back(SequenceMessage<PrefixProbed>("PrefixProbed", {{99, {4, 0}}, {}}));
   all.push_back(SequenceMessage<Unpin>("Unpin", {{99}, {}}));
-  all.push_back(
-      SequenceMessage<MoveSequence>("MoveSequence", {{SequenceId(5), 64, 700, 3, StepId(9), NodeId(7), Epoch(8)}}));
+  all.push_back(SequenceMessage<MoveSequence>(
+      "MoveSequence", {{SequenceId(5), 64, 700, 3, StepId(9), NodeId(7), Epoch(8), KvGeneration(1), KvGeneration(2)}}));
   all.push_back(SequenceMessage<SequenceMoved>("SequenceMoved", {{SequenceId(5), StepId(9), false, "cut"}, {}}));
   all.push_back(SequenceMessage<StepBegin>("StepBegin", {FullBegin()}));
   all.push_back(SequenceMessage<StepRefused>(

@@ -41,8 +41,9 @@ TEST(EveryMessage, EncodeReplacesWhatTheBufferHeldAndKeepsItsMemory) {
 
 // The bytes themselves are a contract with other builds and machines.
 TEST(EveryMessage, HasLittleEndianFixedWidthFieldsInOrder) {
-  const auto bytes = Bytes(ForkSequence{SequenceId(0x0102030405060708u), SequenceId(2), 0x0304});
-  const std::vector<uint8_t> expected = {8, 7, 6, 5, 4, 3, 2, 1, 2, 0, 0, 0, 0, 0, 0, 0, 4, 3, 0, 0, 0, 0, 0, 0};
+  const auto bytes = Bytes(ForkSequence{SequenceId(0x0102030405060708u), SequenceId(2), 0x0304, KvGeneration(5)});
+  const std::vector<uint8_t> expected = {8, 7, 6, 5, 4, 3, 2, 1, 2, 0, 0, 0, 0, 0, 0, 0,
+                                         4, 3, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0};
   ASSERT_EQ(bytes.size(), expected.size());
   for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(static_cast<uint8_t>(bytes[i]), expected[i]) << i;
   const auto refused = Bytes(StepRefused{true, "no"});

@@ -12,6 +12,11 @@ void FakeAttentionWorker::Complain(SequenceId sequence, const std::string& what)
   complaints_.push_back(absl::StrCat("attention worker ", id_.value(), ": sequence ", sequence.value(), ": ", what));
 }
 
+void FakeAttentionWorker::CheckGeneration(const Held& held, SequenceId sequence, KvGeneration said, bool heard) {
+  if (said == held.generation || (!heard && said == KvGeneration(0))) return;
+  Complain(sequence, absl::StrCat("named as generation ", said.value(), ", but it is ", held.generation.value()));
+}
+
 int64_t FakeAttentionWorker::FirstVisible(const proto::Shard& shard, Position ctx_len) const {
   const int window = table_->softmax(shard.group).window;
   const int64_t visible = window == 0 ? 0 : std::max<Position>(0, ctx_len + 1 - window) / kSegmentTokens;
@@ -62,9 +67,10 @@ proto::SequenceOpened FakeAttentionWorker::Open(const proto::OpenSequence& messa
   }
   held.resumable = Probe(message.shards, message.hashes);
   held.offered = message.hashes;
-  const auto resumable = held.resumable;
+  if (!message.extend) held.generation = KvGeneration(++openings_);
+  const proto::SequenceOpened opened{message.sequence, held.resumable, held.generation};
   sequences_[message.sequence] = std::move(held);
-  return {.sequence = message.sequence, .resumable = resumable};
+  return opened;
 }
 
 bool FakeAttentionWorker::TakeFrom(const FakeAttentionWorker& giver, const proto::MoveSequence& message) {
@@ -73,6 +79,8 @@ bool FakeAttentionWorker::TakeFrom(const FakeAttentionWorker& giver, const proto
   if (at == sequences_.end() || from == giver.sequences_.end()) return false;
   Held& held = at->second;
   const Held& given = from->second;
+  CheckGeneration(given, message.sequence, message.generation);
+  CheckGeneration(held, message.sequence, message.target_generation);
   if (message.end != given.ctx_len && message.end != given.end)
     Complain(message.sequence, "moved where it does not stand");
   if (given.shards.size() != held.shards.size() - held.fill_shard)
@@ -111,6 +119,7 @@ proto::SequenceOpened FakeAttentionWorker::Fork(const proto::ForkSequence& messa
     Complain(message.parent, "forked, but unknown");
     return {.sequence = message.child, .resumable = {0}};
   }
+  CheckGeneration(parent->second, message.parent, message.generation);
   if (sequences_.contains(message.child)) Complain(message.child, "forked twice");
   if (!parent->second.stepped || message.ctx_len != parent->second.end) {
     Complain(message.parent, absl::StrCat("forked at ", message.ctx_len, ", but its end is ", parent->second.end));
@@ -123,8 +132,11 @@ proto::SequenceOpened FakeAttentionWorker::Fork(const proto::ForkSequence& messa
     if (open != held.blocks.end()) open->second = std::make_shared<Block>(*open->second);
   }
   blocks_at_most_ += child.blocks;
+  child.generation = KvGeneration(++openings_);
+  const proto::SequenceOpened opened{
+      message.child, {static_cast<uint32_t>(message.ctx_len / kSegmentTokens), 0}, child.generation};
   sequences_[message.child] = std::move(child);
-  return {.sequence = message.child, .resumable = {static_cast<uint32_t>(message.ctx_len / kSegmentTokens), 0}};
+  return opened;
 }
 
 void FakeAttentionWorker::Name(Held& held, Position ctx_len, const std::vector<proto::BlockHash>& hashes, bool exact) {
@@ -157,6 +169,7 @@ void FakeAttentionWorker::Release(const proto::ReleaseSequence& message) {
   if (refused_.erase(message.sequence) > 0) return;
   if (at == sequences_.end()) return Complain(message.sequence, "released, but unknown");
   Held& held = at->second;
+  CheckGeneration(held, message.sequence, message.generation, /*heard=*/false);
   if (held.stepped) {
     if (message.ctx_len != 0 && message.ctx_len != held.ctx_len && message.ctx_len != held.end) {
       Complain(message.sequence, absl::StrCat("released at ", message.ctx_len, ", but it is at ", held.ctx_len, "..", held.end));
@@ -183,6 +196,7 @@ void FakeAttentionWorker::Step(const proto::StepEntry& entry) {
   const auto at = sequences_.find(entry.sequence);
   if (at == sequences_.end()) return Complain(entry.sequence, "in a step, but not open");
   Held& held = at->second;
+  CheckGeneration(held, entry.sequence, proto::GenerationAt(entry.placement, id_));
   const Position ctx_len = entry.ctx_len;
   if (!held.stepped) {
     const bool offered = ctx_len % kSegmentTokens == 0 &&

@@ -64,6 +64,7 @@ class FakeAttentionWorker {
     std::map<int64_t, std::shared_ptr<Block>> blocks;
   };
   struct Held {
+    KvGeneration generation;
     std::vector<HeldShard> shards;
     std::vector<uint32_t> resumable;        // before the first step
     std::vector<proto::BlockHash> offered;  // hashes it was opened with
@@ -82,6 +83,8 @@ class FakeAttentionWorker {
   void Append(HeldShard& held, Position position, TokenId token);
   void Name(Held& held, Position ctx_len, const std::vector<proto::BlockHash>& hashes, bool exact);
   void Complain(SequenceId sequence, const std::string& what);
+  // What is said of a sequence names the generation that its opening gave; or none, unless it was `heard`.
+  void CheckGeneration(const Held& held, SequenceId sequence, KvGeneration said, bool heard = true);
   uint64_t BlocksPerIndex(const proto::Shard& shard) const;
   void Recount(Held& held);
 
@@ -92,6 +95,7 @@ class FakeAttentionWorker {
   bool caching_;  // block hashes are expected
   std::map<SequenceId, Held> sequences_;
   std::map<CacheKey, std::vector<TokenId>> cache_;
+  uint64_t openings_ = 0;
   uint64_t blocks_at_most_ = 0;  // sum of Held::blocks: blocks_in_use() if nothing is shared
   std::set<SequenceId> refused_;
   std::vector<std::string> complaints_;
