@@ -413,6 +413,10 @@ pb::Stats ClusterScheduler::Stats() const {
   out.set_prefix_hits(stats.prefix_hits);
   out.set_steps(stats.steps);
   out.set_late_events(stats.late_events);
+  out.set_damaged(stats.damaged);
+  out.set_replays_same(stats.replays_same);
+  out.set_replays_different(stats.replays_different);
+  out.set_replays_unclear(stats.replays_unclear);
   uint64_t total = 0, in_use = 0, cached = 0;
   for (const auto& [id, member] : members_.members()) {
     total += member.last.kv_blocks_total;

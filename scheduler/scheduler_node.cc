@@ -18,11 +18,14 @@ using proto::MakeHeader;
 namespace {
 constexpr int kFramesPerPoll = 64;
 constexpr size_t kMaxUnsent = 16384;  // orders to one peer
+constexpr absl::Duration kReplayPause = absl::Seconds(1);  // once one gave way
 }
 
 SchedulerNode::SchedulerNode(const SchedulerOptions& options, uint64_t seed, transport::Port& port, Clock& clock,
                              EmitFn emit, StepFn on_step)
     : core_(options, seed),
+      replays_(options.replay_one_in > 0),
+      replay_(options.replay_one_in),
       port_(port),
       clock_(clock),
       emit_(std::move(emit)),
@@ -50,7 +53,12 @@ void SchedulerNode::LoseComputeWorker(WorkerId worker) {
 }
 
 void SchedulerNode::Handle(const Event& event) {
+  if (const auto* arrived = std::get_if<RequestArrived>(&event); replays_ && arrived != nullptr)
+    replay_.Arrived(arrived->request);
   Apply(event);
+  ApplyFailures();
+  if (!replays_) return;
+  TendReplay();
   ApplyFailures();
 }
 
@@ -60,6 +68,34 @@ void SchedulerNode::ApplyFailures() {
     failures_.pop_front();
     Apply(failure);
   }
+}
+
+void SchedulerNode::TendReplay() {
+  for (const std::string& finding : replay_.TakeFindings()) LogError(finding);
+  const bool others_wait = core_.stats().waiting_requests > 0;
+  if (const std::optional<RequestId> running = replay_.running()) {
+    if (others_wait) Apply(RequestCancelled{*running});
+    return;
+  }
+  if (!replay_.due() || clock_.Now() < replay_not_before_) return;
+  replay_not_before_ = clock_.Now() + kReplayPause;
+  if (others_wait) return;
+  ReplayWorkers workers;
+  for (const Peer& peer : attention_) workers.attention.push_back(peer.worker);
+  for (const Peer& peer : compute_) workers.compute.push_back(peer.worker);
+  if (auto request = replay_.Next(workers)) Apply(RequestArrived{std::move(request)});
+}
+
+absl::Time SchedulerNode::NextDeadline() const {
+  return replay_.due() ? std::min(core_.NextDeadline(), replay_not_before_) : core_.NextDeadline();
+}
+
+SchedulerStats SchedulerNode::stats() const {
+  SchedulerStats stats = core_.stats();
+  stats.replays_same = replay_.stats().same;
+  stats.replays_different = replay_.stats().different;
+  stats.replays_unclear = replay_.stats().unclear;
+  return stats;
 }
 
 void SchedulerNode::Apply(const Event& event) {
@@ -147,7 +183,7 @@ int SchedulerNode::SendUnsent() {
 
 int SchedulerNode::Poll() {
   const int frames = SendUnsent() + port_.Poll(*this, kFramesPerPoll);
-  if (clock_.Now() >= core_.NextDeadline()) Handle(Tick{});
+  if (clock_.Now() >= NextDeadline()) Handle(Tick{});
   return frames;
 }
 
@@ -247,7 +283,8 @@ absl::Status SchedulerNode::Perform(Action& action) {
       return absl::OkStatus();
     }
     absl::Status operator()(EmitUpdate& a) {
-      node.emit_(std::move(a.update));
+      if (node.replays_) node.replay_.Take(a.update);
+      if (!Replay::Is(a.update.request)) node.emit_(std::move(a.update));
       return absl::OkStatus();
     }
   };

@@ -9,6 +9,7 @@
 #include "base/ids.h"
 #include "base/status.h"
 #include "scheduler/core/scheduler.h"
+#include "scheduler/replay.h"
 #include "transport/fabric.h"
 
 namespace dovetail::scheduler {
@@ -50,8 +51,8 @@ class SchedulerNode final : public transport::FrameHandler {
   // Sends what found no room before, handles what has arrived and deadlines that have passed; returns how many frames.
   int Poll();
 
-  absl::Time NextDeadline() const { return core_.NextDeadline(); }
-  SchedulerStats stats() const { return core_.stats(); }
+  absl::Time NextDeadline() const;
+  SchedulerStats stats() const;
 
   void OnFrame(const transport::Delivery& delivery) override;
 
@@ -67,6 +68,8 @@ class SchedulerNode final : public transport::FrameHandler {
 
   void Apply(const Event& event);
   void ApplyFailures();
+  // Begins or ends a replay: it runs while no client's request waits.
+  void TendReplay();
   // kResourceExhausted: the peer reads slower than we write; the action is as before.
   absl::Status Perform(Action& action);
   bool Done(const Action& action, const absl::Status& status);  // false: to be tried again
@@ -80,6 +83,9 @@ class SchedulerNode final : public transport::FrameHandler {
   const Peer* AttentionPeer(NodeId node) const;
 
   SchedulerCore core_;
+  const bool replays_;
+  Replay replay_;
+  absl::Time replay_not_before_ = absl::InfinitePast();
   transport::Port& port_;
   Clock& clock_;
   const EmitFn emit_;

@@ -276,6 +276,10 @@ void RemoteEngine::Take(const pb::GenerationEvents& events) {
   to.prefix_hits = from.prefix_hits();
   to.steps = from.steps();
   to.late_events = from.late_events();
+  to.damaged = from.damaged();
+  to.replays_same = from.replays_same();
+  to.replays_different = from.replays_different();
+  to.replays_unclear = from.replays_unclear();
   stats_.kv_blocks_total = from.kv_blocks_total();
   stats_.kv_blocks_in_use = from.kv_blocks_in_use();
   stats_.kv_blocks_cached = from.kv_blocks_cached();

@@ -24,9 +24,19 @@ Position SchedulerCore::Impl::MostTokens(const Sequence& sequence) const {
   return std::min<Position>(sequence.prompt_size() + sequence.params().max_tokens, options_.max_model_len);
 }
 
+std::optional<int> SchedulerCore::Impl::OnlyAttentionWorker(const Sequence& sequence) const {
+  if (!sequence.params().only_attention_worker) return std::nullopt;
+  const std::optional<int> index = budget_.IndexOf(*sequence.params().only_attention_worker);
+  return index && budget_.workers()[*index].usable() ? index : std::nullopt;
+}
+
 std::vector<proto::Placement> SchedulerCore::Impl::Candidates(const Sequence& sequence, PlacementPolicy policy,
                                                               const std::vector<KvBudget::Worker>& workers) const {
   std::vector<proto::Placement> candidates;
+  if (const std::optional<int> only = OnlyAttentionWorker(sequence)) {
+    candidates.push_back(proto::WholePlacement(options_.attention, workers[*only].id, workers[*only].epoch));
+    return candidates;
+  }
   switch (policy) {
     case PlacementPolicy::kHeads:
       candidates.push_back(SplitHeads(options_.attention, workers, EmptiestFirst(workers)));

@@ -137,6 +137,7 @@ void SchedulerCore::Impl::Open(Sequence& sequence, proto::Placement placement) {
     auto& awaited = sequence.awaited;
     if (std::find(awaited.begin(), awaited.end(), shard.worker) != awaited.end()) continue;
     awaited.push_back(shard.worker);
+    Sequence::RanOn(sequence.attention_workers, shard.worker);
     OpenSequence open{.worker = shard.worker, .epoch = shard.epoch, .message = {.sequence = sequence.id, .shards = {}, .hashes = hashes}};
     for (const proto::Shard& other : sequence.placement) {
       if (other.worker == shard.worker) open.message.shards.push_back(other);
@@ -159,9 +160,9 @@ void SchedulerCore::Impl::On(const SequenceOpened& event) {
   const bool first = sequence->resumable.empty();
   sequence->awaited.erase(awaited);
   sequence->refused = sequence->refused || event.opened.resumable.empty();
-  std::vector<uint32_t> offered = event.opened.resumable;
   proto::Placement& opened_in = sequence->phase == Phase::kMoving ? sequence->move.placement : sequence->placement;
   proto::SetGeneration(opened_in, event.worker, event.opened.generation);
+  std::vector<uint32_t> offered = event.opened.resumable;
   offered.push_back(0);
   if (first) {
     sequence->resumable = std::move(offered);
@@ -214,11 +215,24 @@ void SchedulerCore::Impl::StartOpened(Sequence& sequence) {
 
 void SchedulerCore::Impl::MakeReady(Sequence& sequence) {
   sequence.phase = Phase::kReady;
-  int least = 0;
-  for (int i = 1; i < micro_batches_in_use(); ++i) {
-    if (micro_batches_[i].members.size() < micro_batches_[least].members.size()) least = i;
+  Enlist(sequence, SmallestFor(sequence));
+}
+
+// Of the micro-batches that it may step in.
+int SchedulerCore::Impl::SmallestFor(const Sequence& sequence) const {
+  int least = -1;
+  for (int i = 0; i < micro_batches_in_use(); ++i) {
+    if (!MayStepIn(sequence, i)) continue;
+    if (least < 0 || micro_batches_[i].members.size() < micro_batches_[least].members.size()) least = i;
   }
-  Enlist(sequence, least);
+  return std::max(least, 0);
+}
+
+bool SchedulerCore::Impl::MayStepIn(const Sequence& sequence, int micro_batch) const {
+  const std::optional<WorkerId>& only = sequence.params().only_compute_worker;
+  if (!only || compute_workers_.empty()) return true;
+  if (std::find(compute_workers_.begin(), compute_workers_.end(), *only) == compute_workers_.end()) return true;
+  return compute_workers_[micro_batch % compute_workers_.size()] == *only;
 }
 
 void SchedulerCore::Impl::Enlist(Sequence& sequence, int micro_batch) {
@@ -269,6 +283,7 @@ bool SchedulerCore::Impl::ForkOne(Sequence& parent, Sequence& child) {
   incarnations_[child.id] = &child;
   child.placement = parent.placement;
   child.refused = false;
+  for (proto::Shard& shard : child.placement) shard.generation = KvGeneration(0);
   child.ctx_len = common;
   child.told_ctx_len = parent.told_ctx_len;
   child.named_blocks = parent.named_blocks;
@@ -282,8 +297,8 @@ bool SchedulerCore::Impl::ForkOne(Sequence& parent, Sequence& child) {
   for (const proto::Shard& shard : child.placement) {
     if (std::find(child.awaited.begin(), child.awaited.end(), shard.worker) != child.awaited.end()) continue;
     child.awaited.push_back(shard.worker);
+    Sequence::RanOn(child.attention_workers, shard.worker);
     Act(ForkSequence{.worker = shard.worker,
-  for (proto::Shard& shard : child.placement) shard.generation = KvGeneration(0);
                      .epoch = shard.epoch,
                      .message = {.parent = parent.id,
                                  .child = child.id,
@@ -316,6 +331,7 @@ void SchedulerCore::Impl::Release(Sequence& sequence) {
     const auto told = std::find_if(sequence.placement.begin(), sequence.placement.begin() + i,
                                    [&](const proto::Shard& other) { return other.worker == shard.worker; });
     if (told != sequence.placement.begin() + i || !budget_.IsCurrent(shard.worker, shard.epoch)) continue;
+    message.generation = shard.generation;
     Act(ReleaseSequence{.worker = shard.worker, .epoch = shard.epoch, .message = message});
   }
   Charge(sequence, {});
@@ -331,7 +347,6 @@ void SchedulerCore::Impl::Release(Sequence& sequence) {
 }
 
 void SchedulerCore::Impl::Preempt(Sequence& sequence) {
-    message.generation = shard.generation;
   Release(sequence);
   ++stats_.preemptions;
   sequence.restarted = true;

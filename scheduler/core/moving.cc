@@ -176,6 +176,7 @@ void SchedulerCore::Impl::FinishMove(Sequence& sequence) {
   }
   Act(ReleaseSequence{.worker = move.from, .epoch = move.from_epoch, .message = std::move(message)});
   sequence.placement = std::move(move.placement);
+  Sequence::RanOn(sequence.attention_workers, move.to);
   Charge(sequence, budget_.CostOf(sequence.placement, {.end = sequence.reserved, .ctx_len = sequence.told_ctx_len}));
   ++stats_.moves;
   EndMove(sequence);

@@ -96,13 +96,7 @@ void SchedulerCore::Impl::EmptyUnused() {
     MicroBatch& unused = micro_batches_[i];
     if (unused.in_flight || unused.members.empty()) continue;
     const std::vector<Sequence*> members = std::exchange(unused.members, {});
-    for (Sequence* sequence : members) {
-      int least = 0;
-      for (int j = 1; j < micro_batches_in_use(); ++j) {
-        if (micro_batches_[j].members.size() < micro_batches_[least].members.size()) least = j;
-      }
-      Enlist(*sequence, least);
-    }
+    for (Sequence* sequence : members) Enlist(*sequence, SmallestFor(*sequence));
   }
 }
 
@@ -131,15 +125,29 @@ void SchedulerCore::Impl::Balance(int index) {
       if (micro_batches_[i].members.size() < micro_batches_[least].members.size()) least = i;
     }
     if (members.size() <= micro_batches_[least].members.size() + 1) return;
-    Sequence& moved = *members.back();
-    members.pop_back();
-    Enlist(moved, least);
+    const auto moved = std::find_if(members.rbegin(), members.rend(),
+                                    [&](const Sequence* sequence) { return MayStepIn(*sequence, least); });
+    if (moved == members.rend()) return;
+    Sequence& sequence = **moved;
+    members.erase(std::next(moved).base());
+    Enlist(sequence, least);
+  }
+}
+
+// A compute worker joined or went: those that run on one alone go where it is now.
+void SchedulerCore::Impl::SendHome(int index) {
+  const std::vector<Sequence*> members = micro_batches_[index].members;
+  for (Sequence* sequence : members) {
+    if (MayStepIn(*sequence, index)) continue;
+    std::erase(micro_batches_[index].members, sequence);
+    Enlist(*sequence, SmallestFor(*sequence));
   }
 }
 
 // Of the members of `index`, to be in flight as `slot`; `after` is their step in flight, if there is one. False: nobody
 // is to step.
 bool SchedulerCore::Impl::PlanStep(int index, int slot, const MicroBatch* after) {
+  SendHome(index);
   Balance(index);
   MicroBatch& batch = micro_batches_[index];
   if (batch.members.empty()) return false;
@@ -375,6 +383,7 @@ void SchedulerCore::Impl::FillEntry(Sequence& sequence, WorkerId compute_worker,
              .sample = entry.sample,
              .may_follow = entry.sample && entry.logits_rows == 0 && entry.prompt_logprobs < 0 &&
                            entry.sampling.logprobs <= 0 && !entry.sampling.needs_history()};
+  Sequence::RanOn(sequence.compute_workers, compute_worker);
   request.tenant->served += static_cast<uint64_t>(sequence.planned);
   ++sequence.in_flight;
   sequence.flying += sequence.planned;

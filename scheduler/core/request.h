@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,8 @@ struct GenerationRequest {
   // Requests of one client's call have the same number, not 0: once one of them ran, a full queue neither refuses nor
   // pushes out another, since the client may have been shown tokens already.
   uint64_t call = 0;
+  // It runs there alone, while that worker is connected and may take it. Not set: anywhere.
+  std::optional<WorkerId> only_attention_worker, only_compute_worker;
 };
 
 enum class FinishReason : uint8_t {
@@ -59,6 +62,8 @@ struct GenerationUpdate {
   bool choice_finished = false;
   FinishReason reason = FinishReason::kStop;
   TokenId stop_token = -1;         // the one that ended it, if one did
+  // That had a part in the choice, once it finished.
+  absl::InlinedVector<WorkerId, 2> attention_workers, compute_workers;
   std::string error;
   absl::StatusCode error_code = absl::StatusCode::kOk;
 

@@ -203,6 +203,8 @@ void SchedulerCore::Impl::EndChoice(Sequence& sequence, GenerationUpdate&& updat
   FinishForks(request);
 
   update.choice_finished = true;
+  update.attention_workers = sequence.attention_workers;
+  update.compute_workers = sequence.compute_workers;
   update.request_finished = --request.open_choices == 0;
   Emit(std::move(update));
   if (request.open_choices == 0) {

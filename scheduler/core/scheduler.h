@@ -30,6 +30,7 @@ struct SchedulerOptions {
   bool enable_chunked_prefill = true;
   PlacementPolicy placement = PlacementPolicy::kRequest;
   int token_shard_tokens = 256;       // kTokens: tokens per shard, a multiple of 64; later shards go round the workers
+  int replay_one_in = 0;              // SchedulerNode computes one finished request in so many again; 0: none
   uint64_t model_digest = 0;          // part of every block hash: model, KV dtype, attention table
   proto::AttentionTable attention;
 
@@ -50,6 +51,9 @@ struct SchedulerStats {
   uint64_t moves = 0;                 // of sequences between attention workers
   uint64_t damaged = 0;               // sequences that began again because their KV was not what was written
   uint64_t late_events = 0;           // unknown or late, dropped
+  uint64_t replays_same = 0;          // SchedulerNode's, as ReplayStats
+  uint64_t replays_different = 0;
+  uint64_t replays_unclear = 0;
   int micro_batches = 1;              // in use
   StageTimes stage_times;             // of a layer, lately
 };

@@ -128,6 +128,8 @@ class SchedulerCore::Impl {
   void StartOpened(Sequence& sequence);
   void MakeReady(Sequence& sequence);
   void Enlist(Sequence& sequence, int micro_batch);
+  int SmallestFor(const Sequence& sequence) const;
+  bool MayStepIn(const Sequence& sequence, int micro_batch) const;
   void Fork(Sequence& parent);
   bool ForkOne(Sequence& parent, Sequence& child);
   void FinishForks(RequestState& request);
@@ -147,6 +149,7 @@ class SchedulerCore::Impl {
   bool FreeBlocksFor(const Sequence& sequence, PlacementPolicy policy);
   bool PreemptPaused(std::optional<int> worker);
   absl::Status TooLarge(const Sequence& sequence) const;
+  std::optional<int> OnlyAttentionWorker(const Sequence& sequence) const;
   std::vector<proto::Placement> Candidates(const Sequence& sequence, PlacementPolicy policy,
                                            const std::vector<KvBudget::Worker>& workers) const;
   std::optional<proto::Placement> Place(const Sequence& sequence, PlacementPolicy policy) const;
@@ -171,6 +174,7 @@ class SchedulerCore::Impl {
   bool MayGoAhead(const Sequence& sequence) const;
   bool GrowAhead(Sequence& sequence);
   void Balance(int index);
+  void SendHome(int index);
   void ChooseDecodes(MicroBatch& batch, bool ahead, int& budget);
   void ChoosePrefills(MicroBatch& batch, int& budget);
   void GivePrefill(Sequence& sequence, int most, int& budget);

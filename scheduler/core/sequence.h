@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <tuple>
@@ -48,6 +49,7 @@ struct Sequence {
   int choice = 0;
   Phase phase = Phase::kUnforked;
   TokenLog output;
+  absl::InlinedVector<WorkerId, 2> attention_workers, compute_workers;  // of all incarnations
   bool restarted = false;   // had been admitted before: goes to the front of its tenant's queue
 
   // The incarnation. Each has an id of its own, so that answers to a former one are recognised.
@@ -94,6 +96,9 @@ struct Sequence {
   bool leads() const;           // prefills the prompt on behalf of unforked siblings
   Position prefill_end() const { return leads() ? prompt_size() - 1 : size(); }
   std::tuple<uint64_t, int> age() const;  // smaller is older
+  static void RanOn(absl::InlinedVector<WorkerId, 2>& workers, WorkerId worker) {
+    if (std::find(workers.begin(), workers.end(), worker) == workers.end()) workers.push_back(worker);
+  }
 };
 
 // Prompt blocks that several choices use: charged once, until the last of them lets go.

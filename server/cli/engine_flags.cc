@@ -118,6 +118,13 @@ void AddSchedulerFlags(CLI::App& command, EngineFlags& flags) {
       ->check(WholeNumber(1, scheduler::kMaxQueuedRequests))
       ->type_name("N")
       ->group("Scheduling");
+  command
+      .add_option("--replay-one-in", flags.replay_one_in,
+                  "Compute one finished request in N again while no request waits, on other workers where there are "
+                  "any, and compare the tokens; a difference is logged with the worker that differs; 0: none")
+      ->check(WholeNumber(0, 1 << 30))
+      ->type_name("N")
+      ->group("Scheduling");
   command.add_option("--placement", flags.placement,
                      "How sequences lie over them: request (whole), heads, tokens, or mixed (in turn)")
       ->check(OneOf({"request", "heads", "tokens", "mixed"}))
@@ -244,6 +251,7 @@ scheduler::SchedulerOptions SchedulerOptionsOf(const EngineFlags& flags) {
   options.max_num_batched_tokens = flags.max_num_batched_tokens;
   options.max_model_len = static_cast<int>(flags.max_model_len);
   options.max_queued_requests = flags.max_queued_requests;
+  options.replay_one_in = flags.replay_one_in;
   options.adapt_micro_batches = flags.micro_batches == 0;
   options.micro_batches = flags.micro_batches == 0 ? kMostAdaptedMicroBatches : flags.micro_batches;
   options.enable_prefix_caching = flags.enable_prefix_caching;

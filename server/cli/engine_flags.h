@@ -38,6 +38,7 @@ struct EngineFlags {
   std::string device = "auto";
   int threads = 0;
   int max_queued_requests = 4096;
+  int replay_one_in = 0;
   bool q_first = true;
   std::string prompt_scratch = "auto";
   std::string hand_over = "layers";

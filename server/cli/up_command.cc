@@ -123,6 +123,8 @@ class Up {
                            std::to_string(engine.max_num_batched_tokens),
                            "--max-num-queued-reqs",
                            std::to_string(engine.max_queued_requests),
+                           "--replay-one-in",
+                           std::to_string(engine.replay_one_in),
                            "--placement",
                            engine.placement,
                            "--micro-batches",

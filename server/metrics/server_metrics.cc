@@ -124,6 +124,14 @@ class ServerMetrics::Impl {
   CounterPair steps_ = make_.Counter("steps_total", "", "Engine steps.");
   CounterPair late_events_ =
       make_.Counter("late_events_total", "", "Results of an old epoch or a finished request, dropped.");
+  CounterPair damaged_ = make_.Counter("damaged_sequences_total", "",
+                                       "Sequences that began again because their KV was not what was written.");
+  CounterPair replays_same_ =
+      make_.Counter("replays_same_total", "", "Requests computed again (--replay-one-in) that gave their tokens.");
+  CounterPair replays_different_ =
+      make_.Counter("replays_different_total", "", "Requests computed again that gave other tokens: see the log.");
+  CounterPair replays_unclear_ =
+      make_.Counter("replays_unclear_total", "", "Requests that could not be computed again to their end.");
   HistogramPair step_tokens_ =
       make_.Histogram("step_tokens", "iteration_tokens_total", "New tokens a step.", kStepTokens);
   HistogramPair step_ = make_.Histogram("step_seconds", "", "A step, whole.", kStepS);
@@ -218,6 +226,10 @@ void ServerMetrics::Update(const EngineStats& stats, const std::vector<StepSampl
   grow(m.prefix_hits_, now.prefix_hits, m.last_.prefix_hits);
   grow(m.steps_, now.steps, m.last_.steps);
   grow(m.late_events_, now.late_events, m.last_.late_events);
+  grow(m.damaged_, now.damaged, m.last_.damaged);
+  grow(m.replays_same_, now.replays_same, m.last_.replays_same);
+  grow(m.replays_different_, now.replays_different, m.last_.replays_different);
+  grow(m.replays_unclear_, now.replays_unclear, m.last_.replays_unclear);
   m.last_ = now;
   for (const StepSample& sample : samples) {
     m.step_tokens_.Observe(sample.new_tokens);

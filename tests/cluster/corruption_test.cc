@@ -78,6 +78,29 @@ TEST_P(Corruption, WithoutChecksumsTheSameBitsGiveAnotherAnswer) {
   EXPECT_NE(before->choices()[0].logits, after->choices()[0].logits);
 }
 
+// Without checksums the answer is wrong; a replay, which takes nothing from the cache, finds it.
+TEST_P(Corruption, AReplayFindsTokensThatDamagedBlocksGave) {
+  MiniClusterOptions options = Options();
+  options.digests = attention::Digests::kNone;
+  options.attention_workers = 2;
+  options.scheduler.replay_one_in = 1;
+  auto cluster = MiniCluster::Start(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  const auto replays = [&] { return (*cluster)->engine().stats().scheduler; };
+  const scheduler::GenerationRequest request = Request(300, 40);
+  const auto before = Submit((*cluster)->engine(), request);
+  ASSERT_EQ(before->WaitForEnd(), absl::OkStatus());
+  ASSERT_TRUE(Eventually([&] { return replays().replays_same == 1; })) << "what is well is found to be the same";
+  ASSERT_TRUE(Eventually([&] { return (*cluster)->engine().stats().kv_blocks_in_use == 0; }));
+  (*cluster)->FlipSigns("a1");
+  (*cluster)->FlipSigns("a2");
+  const auto after = Submit((*cluster)->engine(), request);
+  ASSERT_EQ(after->WaitForEnd(), absl::OkStatus());
+  ASSERT_NE(before->choices()[0].tokens, after->choices()[0].tokens);
+  EXPECT_TRUE(Eventually([&] { return replays().replays_different == 1; }));
+  EXPECT_EQ(replays().replays_same, 1u);
+}
+
 TEST_P(Corruption, BlocksThatAreExchangedInAMoveAreRefusedAndTheStreamGoesOnAllTheSame) {
   MiniClusterOptions options = Options();
   options.attention_workers = 2;

@@ -320,6 +320,7 @@ void MiniCluster::Stop(const std::string& name) {
 
 void MiniCluster::LoseDevice(const std::string& name) { threads_.at(name)->device().Lose(); }
 
+void MiniCluster::FlipSigns(const std::string& name) { threads_.at(name)->device().FlipSigns(); }
 void MiniCluster::FlipBits(const std::string& name, size_t step) { threads_.at(name)->device().FlipBits(step); }
 
 absl::Status MiniCluster::WaitForEnd(const std::string& name) {

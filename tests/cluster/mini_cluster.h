@@ -71,6 +71,7 @@ class MiniCluster {
   void LoseDevice(const std::string& name);
   // Threads only: a bit of each `step` bytes of a worker's KV blocks changes. Nothing may run there meanwhile.
   void FlipBits(const std::string& name, size_t step);
+  void FlipSigns(const std::string& name);  // the same of every float's sign
   absl::Status WaitForEnd(const std::string& name);
   // Asks for a drain and waits until the worker has left by itself.
   absl::Status Drain(const std::string& name);

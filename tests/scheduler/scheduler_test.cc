@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -160,6 +162,43 @@ TEST(Admission, NeverRunsMoreSequencesThanAllowed) {
   for (int i = 0; i < 10; ++i) cluster.Submit(Ask(20, 10, "a", i + 1));
   cluster.RunUntilIdle();
   EXPECT_EQ(cluster.most_sequences_in_step, 3);
+  ExpectClean(cluster);
+}
+
+TEST(Pins, ARequestRunsOnTheWorkersThatItNames) {
+  ClusterOptions options = SmallCluster(3);
+  options.compute_workers = 3;
+  options.scheduler.micro_batches = 2;
+  FakeCluster cluster(options);
+  std::set<std::pair<WorkerId, WorkerId>> ran;  // of the pinned sequence
+  SequenceId pinned;
+  cluster.on_action = [&](const Action& action) {
+    if (const auto* run = std::get_if<RunStep>(&action))
+      for (const proto::StepEntry& entry : run->plan.entries)
+        if (entry.tokens.size() > 1 ? entry.prompt_tokens == 33 : entry.sequence == pinned) {
+          pinned = entry.sequence;
+          ran.emplace(entry.placement[0].worker, run->compute_worker);
+        }
+  };
+  for (int i = 0; i < 20; ++i) cluster.Submit(Ask(10 + i, 30, "a", i + 1));
+  GenerationRequest request = Ask(33, 40);
+  request.only_attention_worker = WorkerId(1);
+  request.only_compute_worker = WorkerId(102);
+  const RequestId id = cluster.Submit(std::move(request));
+  cluster.RunUntilIdle();
+  EXPECT_THAT(ran, ::testing::ElementsAre(std::pair(WorkerId(1), WorkerId(102))));
+  EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0));
+  ExpectClean(cluster);
+}
+
+TEST(Pins, WhereTheWorkerIsNotThereARequestRunsElsewhere) {
+  FakeCluster cluster(SmallCluster(2));
+  GenerationRequest request = Ask(33, 10);
+  request.only_attention_worker = WorkerId(77);
+  request.only_compute_worker = WorkerId(78);
+  const RequestId id = cluster.Submit(std::move(request));
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(id).tokens.size(), 10u);
   ExpectClean(cluster);
 }
 

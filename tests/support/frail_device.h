@@ -37,6 +37,13 @@ class FrailDevice final : public kernels::Device {
     });
   }
 
+  // Changes the sign of every float of it.
+  void FlipSigns() {
+    Alter([](std::byte* data, size_t bytes) {
+      for (size_t at = 3; at < bytes; at += 4) data[at] ^= std::byte{0x80};
+    });
+  }
+
   std::string name() const override { return device_->name(); }
   std::unique_ptr<kernels::Stream> CreateStream() override { return device_->CreateStream(); }
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> Allocate(size_t size_bytes) override {
