@@ -24,6 +24,7 @@ constexpr absl::Duration kReplayPause = absl::Seconds(1);  // once one gave way
 SchedulerNode::SchedulerNode(const SchedulerOptions& options, uint64_t seed, transport::Port& port, Clock& clock,
                              EmitFn emit, StepFn on_step)
     : core_(options, seed),
+      max_model_len_(options.max_model_len),
       replays_(options.replay_one_in > 0),
       replay_(options.replay_one_in),
       port_(port),
@@ -35,6 +36,16 @@ SchedulerNode::SchedulerNode(const SchedulerOptions& options, uint64_t seed, tra
 void SchedulerNode::AddAttentionWorker(WorkerId worker, Epoch epoch, NodeId node, uint64_t kv_blocks, double rate) {
   attention_.push_back(Peer{worker, epoch, node});
   Handle(AttentionWorkerJoined{worker, epoch, kv_blocks, rate});
+  SayWhatFits();
+}
+
+void SchedulerNode::SayWhatFits() {
+  const Position longest = core_.LongestSequence();
+  if (longest == 0 || longest == std::exchange(said_longest_, longest) || longest >= max_model_len_) return;
+  LogWarning("the attention workers hold sequences of ", longest, " tokens at most, less than --max-model-len ",
+             max_model_len_,
+             ": longer prompts are refused, and answers end there with finish_reason length; give them "
+             "more memory, or lower --max-model-len");
 }
 
 void SchedulerNode::AddComputeWorker(WorkerId worker, NodeId node) {
@@ -45,6 +56,12 @@ void SchedulerNode::AddComputeWorker(WorkerId worker, NodeId node) {
 void SchedulerNode::LoseAttentionWorker(WorkerId worker, Epoch epoch) {
   std::erase_if(attention_, [&](const Peer& peer) { return peer.worker == worker && peer.epoch == epoch; });
   Handle(AttentionWorkerLost{worker, epoch});
+  SayWhatFits();
+}
+
+void SchedulerNode::DrainAttentionWorker(WorkerId worker, Epoch epoch) {
+  Handle(AttentionWorkerDraining{worker, epoch});
+  SayWhatFits();
 }
 
 void SchedulerNode::LoseComputeWorker(WorkerId worker) {

@@ -34,7 +34,7 @@ class SchedulerNode final : public transport::FrameHandler {
   void LoseAttentionWorker(WorkerId worker, Epoch epoch);
   void LoseComputeWorker(WorkerId worker);
   // Nothing new is placed on it; HoldsNothing() says when it may be lost without harm.
-  void DrainAttentionWorker(WorkerId worker, Epoch epoch) { Handle(AttentionWorkerDraining{worker, epoch}); }
+  void DrainAttentionWorker(WorkerId worker, Epoch epoch);
   bool HoldsNothing(WorkerId worker) const { return core_.HoldsNothing(worker); }
 
   // Workers that must go: what they had is done elsewhere. Compute workers that gave no result in time, and workers
@@ -68,6 +68,8 @@ class SchedulerNode final : public transport::FrameHandler {
 
   void Apply(const Event& event);
   void ApplyFailures();
+  // Where sequences of --max-model-len do not fit: once each time that what fits has changed.
+  void SayWhatFits();
   // Begins or ends a replay: it runs while no client's request waits.
   void TendReplay();
   // kResourceExhausted: the peer reads slower than we write; the action is as before.
@@ -83,6 +85,8 @@ class SchedulerNode final : public transport::FrameHandler {
   const Peer* AttentionPeer(NodeId node) const;
 
   SchedulerCore core_;
+  const int max_model_len_;
+  Position said_longest_ = 0;
   const bool replays_;
   Replay replay_;
   absl::Time replay_not_before_ = absl::InfinitePast();

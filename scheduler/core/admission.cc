@@ -32,25 +32,38 @@ std::optional<int> SchedulerCore::Impl::OnlyAttentionWorker(const Sequence& sequ
 
 std::vector<proto::Placement> SchedulerCore::Impl::Candidates(const Sequence& sequence, PlacementPolicy policy,
                                                               const std::vector<KvBudget::Worker>& workers) const {
+  if (const std::optional<int> only = OnlyAttentionWorker(sequence))
+    return {proto::WholePlacement(options_.attention, workers[*only].id, workers[*only].epoch)};
+  return PlacementsOf(policy, MostTokens(sequence), sequence.hits, workers);
+}
+
+std::vector<proto::Placement> SchedulerCore::Impl::PlacementsOf(PlacementPolicy policy, Position most_tokens,
+                                                                const std::vector<uint32_t>& hits,
+                                                                const std::vector<KvBudget::Worker>& workers) const {
+  const std::vector<int> order = EmptiestFirst(workers);
+  if (order.empty()) return {};
+  if (policy == PlacementPolicy::kHeads) return {SplitHeads(options_.attention, workers, order)};
+  if (policy == PlacementPolicy::kTokens)
+    return {SplitTokens(options_.attention, workers, order, options_.token_shard_tokens, most_tokens)};
   std::vector<proto::Placement> candidates;
-  if (const std::optional<int> only = OnlyAttentionWorker(sequence)) {
-    candidates.push_back(proto::WholePlacement(options_.attention, workers[*only].id, workers[*only].epoch));
-    return candidates;
-  }
-  switch (policy) {
-    case PlacementPolicy::kHeads:
-      candidates.push_back(SplitHeads(options_.attention, workers, EmptiestFirst(workers)));
-      break;
-    case PlacementPolicy::kTokens:
-      candidates.push_back(SplitTokens(options_.attention, workers, EmptiestFirst(workers), options_.token_shard_tokens,
-                                       MostTokens(sequence)));
-      break;
-    default:
-      for (int worker : PreferredForWhole(workers, sequence.hits)) {
-        candidates.push_back(proto::WholePlacement(options_.attention, workers[worker].id, workers[worker].epoch));
-      }
-  }
+  for (int worker : PreferredForWhole(workers, hits))
+    candidates.push_back(proto::WholePlacement(options_.attention, workers[worker].id, workers[worker].epoch));
   return candidates;
+}
+
+// Those that can hold it at all; first those that can hold it until it ends.
+std::vector<proto::Placement> SchedulerCore::Impl::Possible(const Sequence& sequence, PlacementPolicy policy) const {
+  std::vector<proto::Placement> candidates = Candidates(sequence, policy, budget_.workers());
+  const auto holds = [&](const proto::Placement& placement, Position tokens) {
+    return budget_.FitsEmpty(budget_.CostOf(placement, {.end = tokens}));
+  };
+  std::vector<proto::Placement> possible;
+  for (const proto::Placement& placement : candidates)
+    if (holds(placement, sequence.size())) possible.push_back(placement);
+  if (possible.empty()) return candidates;
+  std::stable_partition(possible.begin(), possible.end(),
+                        [&](const proto::Placement& placement) { return holds(placement, MostTokens(sequence)); });
+  return possible;
 }
 
 std::optional<PlacementPolicy> SchedulerCore::Impl::NextPolicy(const Sequence& sequence) const {
@@ -65,8 +78,28 @@ std::optional<PlacementPolicy> SchedulerCore::Impl::NextPolicy(const Sequence& s
   return std::nullopt;
 }
 
+// Even if nothing else lay on the attention workers.
+bool SchedulerCore::Impl::FitsNowhere(Position tokens) const {
+  std::vector<KvBudget::Worker> empty = budget_.workers();
+  for (KvBudget::Worker& worker : empty) worker.used = 0;
+  for (uint64_t turn = 0; turn < 3; ++turn)
+    for (const proto::Placement& placement : PlacementsOf(PolicyOfTurn(options_.placement, turn), tokens, {}, empty))
+      if (budget_.FitsEmpty(budget_.CostOf(placement, {.end = tokens}))) return false;
+  return true;
+}
+
+Position SchedulerCore::Impl::LongestSequence() const {
+  if (!FitsNowhere(options_.max_model_len)) return options_.max_model_len;
+  int64_t fits = 0, too_long = BlocksOf(options_.max_model_len);
+  while (too_long - fits > 1) {
+    const int64_t middle = fits + (too_long - fits) / 2;
+    (FitsNowhere(middle * kSegmentTokens) ? too_long : fits) = middle;
+  }
+  return fits * kSegmentTokens;
+}
+
 std::optional<proto::Placement> SchedulerCore::Impl::Place(const Sequence& sequence, PlacementPolicy policy) const {
-  for (proto::Placement& placement : Candidates(sequence, policy, budget_.workers())) {
+  for (proto::Placement& placement : Possible(sequence, policy)) {
     // Room to grow by a block, unless nobody else is there.
     const Charges roomy = budget_.CostOf(placement, {.end = sequence.size() + kSegmentTokens});
     if (!budget_.Lacking(roomy, {}, kAdmissionSpare)) return placement;
@@ -82,7 +115,11 @@ bool SchedulerCore::Impl::AdmitOne(Sequence& sequence) {
   const Tenant& tenant = *sequence.request->tenant;
   const std::optional<PlacementPolicy> policy = NextPolicy(sequence);
   if (!policy.has_value()) {
-    EndChoice(sequence, FinishReason::kError, TooLarge(sequence));
+    if (sequence.restarted || MayFitAgain(sequence.size())) {
+      Strand(sequence);
+    } else {
+      EndChoice(sequence, FinishReason::kError, TooLarge(sequence));
+    }
     return true;
   }
   const int promised = sequence.leads() ? std::min(sequence.request->unforked, options_.max_num_seqs - 1) : 0;
@@ -94,6 +131,7 @@ bool SchedulerCore::Impl::AdmitOne(Sequence& sequence) {
   }
   queues_.Remove(sequence);
   --waiting_;
+  sequence.stranded_until = absl::InfiniteFuture();
   if (sequence.request->call != nullptr) sequence.request->call->begun = true;
   TakeSlot(sequence);
   ++placement_turn_;
@@ -106,11 +144,9 @@ bool SchedulerCore::Impl::AdmitOne(Sequence& sequence) {
 }
 
 absl::Status SchedulerCore::Impl::TooLarge(const Sequence& sequence) const {
-  const proto::Placement whole = proto::WholePlacement(options_.attention, budget_.workers()[0].id, budget_.workers()[0].epoch);
-  return absl::OutOfRangeError(absl::StrCat(
-      "kv cache: ", sequence.size(), " tokens need ", TotalBlocks(budget_.CostOf(whole, {.end = sequence.size()})),
-      " KV blocks, but the attention workers have ", budget_.capacity(),
-      " in all; shorten the prompt or give them more memory"));
+  return absl::OutOfRangeError(absl::StrCat("kv cache: the attention workers hold ", LongestSequence(),
+                                            " tokens of one sequence, and this one has ", sequence.size(),
+                                            "; shorten the prompt or give them more memory"));
 }
 
 // Makes room for `needed` sequences of `tenant`: at the cost of those whose reader is slow, then of a tenant that has more than its
@@ -132,7 +168,7 @@ bool SchedulerCore::Impl::FreeSlots(const Tenant& tenant, int needed) {
 // The same for KV blocks, on the worker where they lack.
 bool SchedulerCore::Impl::FreeBlocksFor(const Sequence& sequence, PlacementPolicy policy) {
   const Tenant& tenant = *sequence.request->tenant;
-  const std::vector<proto::Placement> candidates = Candidates(sequence, policy, budget_.workers());
+  const std::vector<proto::Placement> candidates = Possible(sequence, policy);
   const Charges cost = budget_.CostOf(candidates.front(), {.end = sequence.size() + kSegmentTokens});
   const std::optional<int> lacking = budget_.Lacking(cost, {}, kAdmissionSpare);
   if (!lacking.has_value()) return false;

@@ -21,6 +21,7 @@ void SchedulerCore::Impl::On(const AttentionWorkerJoined& event) {
     RestartSequencesOn(event.worker, event.epoch);
   }
   rebalance_ = true;
+  EndStranding();
 }
 
 void SchedulerCore::Impl::Wait(Sequence& sequence) {
@@ -218,6 +219,14 @@ void SchedulerCore::Impl::MakeReady(Sequence& sequence) {
   Enlist(sequence, SmallestFor(sequence));
 }
 
+void SchedulerCore::Impl::Leave(Sequence& sequence) {
+  if (sequence.micro_batch < 0) return;
+  MicroBatch& batch = micro_batches_[sequence.micro_batch];
+  std::erase(batch.members, &sequence);
+  if (batch.members.empty()) batch.ForgetMembersTroubles();
+  sequence.micro_batch = -1;
+}
+
 // Of the micro-batches that it may step in.
 int SchedulerCore::Impl::SmallestFor(const Sequence& sequence) const {
   int least = -1;
@@ -337,8 +346,7 @@ void SchedulerCore::Impl::Release(Sequence& sequence) {
   Charge(sequence, {});
   if (sequence.shares_prefix && --sequence.request->shared.users == 0) ChargeShared(*sequence.request, {});
   sequence.shares_prefix = sequence.awaits_forks = false;
-  if (sequence.micro_batch >= 0) std::erase(micro_batches_[sequence.micro_batch].members, &sequence);
-  sequence.micro_batch = -1;
+  Leave(sequence);
   sequence.placement.clear();
   sequence.awaited.clear();
   sequence.lost = false;

@@ -32,6 +32,9 @@ inline constexpr absl::Duration kUnreachablePatience = absl::Seconds(5);
 // How often in a row attention workers may refuse to open a sequence before its request ends.
 inline constexpr int kMostRefusedOpens = 3;
 
+// How long a sequence that no attention worker can hold since one was lost waits for another that can.
+inline constexpr absl::Duration kReplacementPatience = absl::Seconds(10);
+
 // How long a sequence may be on its way from one attention worker to another before it begins anew instead.
 inline constexpr absl::Duration kMoveTimeout = absl::Seconds(10);
 

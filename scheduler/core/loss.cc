@@ -15,6 +15,7 @@ void SchedulerCore::Impl::On(const AttentionWorkerLost& event) {
     return;
   }
   const int index = *budget_.IndexOf(event.worker);
+  NoteLoss();
   budget_.Lose(event.worker);
   EndProbesOf(index);
   ForgetMovesTo(event.worker, /*but_not_of=*/std::nullopt);
@@ -26,6 +27,7 @@ void SchedulerCore::Impl::On(const AttentionWorkerDraining& event) {
     ++stats_.late_events;
     return;
   }
+  NoteLoss();
   budget_.Drain(event.worker);
 }
 
@@ -75,7 +77,7 @@ void SchedulerCore::Impl::On(const Tick&) {
 
 // Whatever lay there is gone: those sequences begin again from the token log.
 void SchedulerCore::Impl::RestartSequencesOn(WorkerId worker, std::optional<Epoch> but_not_of) {
-  for (MicroBatch& batch : micro_batches_) batch.not_before = absl::InfinitePast();  // who waited for this news
+  for (MicroBatch& batch : micro_batches_) batch.EndWait();  // for this news
   const std::vector<Sequence*> before = active_;
   for (Sequence* sequence : before) {
     const bool on_it =
@@ -88,6 +90,40 @@ void SchedulerCore::Impl::RestartSequencesOn(WorkerId worker, std::optional<Epoc
       Preempt(*sequence);
     }
   }
+}
+
+// An attention worker is about to be lost, or to drain.
+void SchedulerCore::Impl::NoteLoss() {
+  const Position longest = LongestSequence();
+  longest_before_loss_ = now_ < lost_at_ + kReplacementPatience ? std::max(longest_before_loss_, longest) : longest;
+  lost_at_ = now_;
+}
+
+bool SchedulerCore::Impl::MayFitAgain(Position tokens) const {
+  return now_ < lost_at_ + kReplacementPatience && tokens <= longest_before_loss_;
+}
+
+// It fitted before a worker was lost, and another may come. Others do not wait behind it.
+void SchedulerCore::Impl::Strand(Sequence& sequence) {
+  queues_.Remove(sequence);
+  if (sequence.stranded_until == absl::InfiniteFuture()) sequence.stranded_until = now_ + kReplacementPatience;
+  if (std::find(stranded_.begin(), stranded_.end(), &sequence) == stranded_.end()) stranded_.push_back(&sequence);
+}
+
+// A worker joined that may be large enough.
+void SchedulerCore::Impl::EndStranding() {
+  for (Sequence* sequence : std::exchange(stranded_, {}))
+    if (!sequence->request->paused) queues_.Push(*sequence);
+}
+
+void SchedulerCore::Impl::ExpireStranded() {
+  const std::vector<Sequence*> before = stranded_;
+  for (Sequence* sequence : before)
+    if (sequence->stranded_until <= now_)
+      EndChoice(*sequence, FinishReason::kError,
+                absl::UnavailableError(absl::StrCat(
+                    "kv cache: the attention worker that held this request was lost, and those that are left hold ",
+                    LongestSequence(), " tokens of one sequence, not its ", sequence->size(), "; try again later")));
 }
 
 void SchedulerCore::Impl::EndProbesOf(int worker) {

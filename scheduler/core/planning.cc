@@ -96,6 +96,7 @@ void SchedulerCore::Impl::EmptyUnused() {
     MicroBatch& unused = micro_batches_[i];
     if (unused.in_flight || unused.members.empty()) continue;
     const std::vector<Sequence*> members = std::exchange(unused.members, {});
+    unused.ForgetMembersTroubles();
     for (Sequence* sequence : members) Enlist(*sequence, SmallestFor(*sequence));
   }
 }
@@ -323,7 +324,7 @@ bool SchedulerCore::Impl::Grow(Sequence& sequence, Position end) {
       const bool others = std::any_of(active_.begin(), active_.end(), [&](const Sequence* other) {
         return other != &sequence && HoldsOn(*other, *lacking);
       });
-      if (!others) EndChoice(sequence, FinishReason::kError, OutgrewWorker(sequence, *lacking));
+      if (!others) OutgrewItsWorker(sequence, end);
       return false;  // others are in flight: when they return
     }
     Preempt(*victim);
@@ -334,11 +335,13 @@ bool SchedulerCore::Impl::Grow(Sequence& sequence, Position end) {
   return true;
 }
 
-absl::Status SchedulerCore::Impl::OutgrewWorker(const Sequence& sequence, int worker) const {
-  const KvBudget::Worker& full = budget_.workers()[worker];
-  return absl::OutOfRangeError(absl::StrCat(
-      "kv cache: attention worker ", full.id.value(), " holds ", full.capacity, " KV blocks, and token ", sequence.size(),
-      " of this request needs more; ask for fewer tokens or give it more memory"));
+// Alone on its worker, and too long for it. Where another can hold it, it begins again there from the token log.
+void SchedulerCore::Impl::OutgrewItsWorker(Sequence& sequence, Position end) {
+  if (OnlyAttentionWorker(sequence))
+    return EndChoice(sequence, FinishReason::kError,
+                     absl::UnavailableError("kv cache: the request outgrew the only attention worker that it may use"));
+  if (FitsNowhere(end) && !MayFitAgain(end)) return EndChoice(sequence, FinishReason::kLength);
+  Preempt(sequence);
 }
 
 void SchedulerCore::Impl::FillEntry(Sequence& sequence, WorkerId compute_worker, proto::StepEntry& entry,

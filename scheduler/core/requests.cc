@@ -190,6 +190,7 @@ void SchedulerCore::Impl::EndChoice(Sequence& sequence, GenerationUpdate&& updat
     case Phase::kWaiting:
       --waiting_;
       queues_.Remove(sequence);
+      std::erase(stranded_, &sequence);
       break;
     case Phase::kProbing:
       EndProbe(sequence);

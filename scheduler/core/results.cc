@@ -219,8 +219,8 @@ void SchedulerCore::Impl::OutOfMemory(MicroBatch& failed, const proto::StepResul
   const Sequence* oldest = Oldest();
   if (oldest == nullptr) return;
   EndChoice(*oldest->request->choices[oldest->choice], FinishReason::kError,
-            absl::OutOfRangeError(absl::StrCat("kv cache: an attention worker has no room for this request alone (",
-                                               result.error, "); shorten it or give the worker more memory")));
+            absl::UnavailableError(absl::StrCat("kv cache: an attention worker has no room for this request alone (",
+                                                result.error, "); give the worker more memory")));
 }
 
 bool SchedulerCore::Impl::Names(const Sequence& sequence, WorkerId worker, bool current) const {

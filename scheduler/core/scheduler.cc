@@ -19,6 +19,7 @@ void SchedulerCore::Handle(const Event& event, absl::Time now, std::vector<Actio
 }
 absl::Time SchedulerCore::NextDeadline() const { return impl_->NextDeadline(); }
 SchedulerStats SchedulerCore::stats() const { return impl_->stats(); }
+Position SchedulerCore::LongestSequence() const { return impl_->LongestSequence(); }
 bool SchedulerCore::HoldsNothing(WorkerId worker) const { return impl_->HoldsNothing(worker); }
 
 SchedulerCore::Impl::Impl(const SchedulerOptions& options, uint64_t seed)
@@ -38,6 +39,7 @@ void SchedulerCore::Impl::Handle(const Event& event, absl::Time now, std::vector
   std::visit([this](const auto& e) { On(e); }, event);
   ExpireProbes();
   ExpireMoves();
+  ExpireStranded();
   Pump();
   ForgetFinished();
   actions_ = nullptr;
@@ -61,6 +63,7 @@ absl::Time SchedulerCore::Impl::NextDeadline() const {
   absl::Time deadline = absl::InfiniteFuture();
   if (!probing_.empty()) deadline = probing_.front()->probe_deadline;
   if (!moving_.empty()) deadline = std::min(deadline, moving_.front()->move.deadline);
+  for (const Sequence* sequence : stranded_) deadline = std::min(deadline, sequence->stranded_until);
   for (const MicroBatch& batch : micro_batches_)
     if (batch.in_flight) deadline = std::min(deadline, batch.deadline);
   for (const MicroBatch& batch : micro_batches_)

@@ -73,6 +73,10 @@ class SchedulerCore {
 
   SchedulerStats stats() const;
 
+  // Tokens of the longest sequence that the attention workers can hold, if it were alone: at most max_model_len; 0
+  // where there are none.
+  Position LongestSequence() const;
+
   // No sequence lies on this attention worker: one that drains may go.
   bool HoldsNothing(WorkerId worker) const;
 

@@ -55,6 +55,18 @@ struct MicroBatch {
   WorkerId compute_worker;
   absl::Time sent, deadline;  // of the step in flight
   double work = 0;            // StepPatience::WorkOf
+
+  // A worker that its steps end for is known to be lost, or its members have gone.
+  void EndWait() {
+    not_before = absl::InfinitePast();
+    unreachable_since = absl::InfiniteFuture();
+  }
+  // What it suffered was its members': others begin without it.
+  void ForgetMembersTroubles() {
+    EndWait();
+    held = false;
+    out_of_memory_in_a_row = failed_attempts = 0;
+  }
 };
 
 class SchedulerCore::Impl {
@@ -65,6 +77,7 @@ class SchedulerCore::Impl {
   absl::Time NextDeadline() const;
   SchedulerStats stats() const;
   bool HoldsNothing(WorkerId worker) const;
+  Position LongestSequence() const;
 
  private:
   // requests.cc
@@ -97,6 +110,11 @@ class SchedulerCore::Impl {
   void LoseSteps(WorkerId compute_worker);
   void RestartSequencesOn(WorkerId worker, std::optional<Epoch> but_not_of);
   void EndProbesOf(int worker);
+  void NoteLoss();
+  bool MayFitAgain(Position tokens) const;  // once a lost worker is replaced
+  void Strand(Sequence& sequence);
+  void EndStranding();
+  void ExpireStranded();
   void ForgetLostWorkers();
   bool NamedByAnyone(WorkerId worker) const;
   void RepeatStep(MicroBatch& batch);
@@ -158,6 +176,11 @@ class SchedulerCore::Impl {
   void PlaceProbed(Sequence& sequence);
   void EndProbe(Sequence& sequence);
   void ExpireProbes();
+  std::vector<proto::Placement> PlacementsOf(PlacementPolicy policy, Position most_tokens,
+                                             const std::vector<uint32_t>& hits,
+                                             const std::vector<KvBudget::Worker>& workers) const;
+  std::vector<proto::Placement> Possible(const Sequence& sequence, PlacementPolicy policy) const;
+  bool FitsNowhere(Position tokens) const;
   std::optional<PlacementPolicy> NextPolicy(const Sequence& sequence) const;  // nothing: it cannot fit, ever
   Position MostTokens(const Sequence& sequence) const;
 
@@ -175,6 +198,7 @@ class SchedulerCore::Impl {
   bool GrowAhead(Sequence& sequence);
   void Balance(int index);
   void SendHome(int index);
+  void Leave(Sequence& sequence);
   void ChooseDecodes(MicroBatch& batch, bool ahead, int& budget);
   void ChoosePrefills(MicroBatch& batch, int& budget);
   void GivePrefill(Sequence& sequence, int most, int& budget);
@@ -183,9 +207,9 @@ class SchedulerCore::Impl {
   bool Grow(Sequence& sequence, Position end);  // false: not now; the sequence may have been preempted or ended
   Sequence* PickVictim(std::optional<int> worker, absl::FunctionRef<bool(const Tenant&)> allowed) const;
   bool HoldsOn(const Sequence& sequence, int worker) const;
+  void OutgrewItsWorker(Sequence& sequence, Position end);
   const Sequence* Oldest() const;
   bool IsEvictable(const Sequence& sequence) const;
-  absl::Status OutgrewWorker(const Sequence& sequence, int worker) const;
   void FillEntry(Sequence& sequence, WorkerId compute_worker, proto::StepEntry& entry, PlannedEntry& planned);
   void FillSampling(Sequence& sequence, WorkerId compute_worker, proto::StepEntry& entry);
 
@@ -232,6 +256,10 @@ class SchedulerCore::Impl {
   std::vector<Sequence*> active_;      // all that hold a slot, in the order of admission
   std::deque<Sequence*> probing_;      // by deadline
   std::vector<Sequence*> moving_;      // at most proto::kMoveSlots, by deadline
+  std::vector<Sequence*>
+      stranded_;  // kWaiting, but in no queue: no attention worker is large enough since one was lost
+  absl::Time lost_at_ = absl::InfinitePast();  // when an attention worker was last lost, or began to drain
+  Position longest_before_loss_ = 0;           // LongestSequence(), then
   bool rebalance_ = false;             // a worker joined: others may have much more to do than it
   std::vector<MicroBatch> micro_batches_;
   std::vector<WorkerId> compute_workers_;

@@ -79,6 +79,8 @@ struct Sequence {
 
   Move move;  // while kMoving
 
+  absl::Time stranded_until = absl::InfiniteFuture();  // of SchedulerCore::Impl::stranded_, since it last ran
+
   // Before placement.
   bool probed = false;
   uint64_t pin_id = 0;

@@ -157,6 +157,24 @@ TEST_P(MiniClusterTest, StreamsGoOnWithTheSameBitsWhileWorkersComeAndGo) {
   alone_->Expect(Request(70, 250, 2), *after);
 }
 
+// The small worker holds 320 tokens, the large one 640: it is full when the second request comes.
+TEST_P(MiniClusterTest, AStreamThatOutgrowsItsWorkerGoesOnWhereItFits) {
+  MiniClusterOptions options = Options();
+  options.scheduler.placement = scheduler::PlacementPolicy::kRequest;
+  options.kv_bytes = 600 << 10;
+  const auto cluster = MiniCluster::Start(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  ASSERT_TRUE((*cluster)->AddAttentionWorker("a2", 1200 << 10).ok());
+  const auto first = Submit((*cluster)->engine(), Request(400, 100, 1));
+  first->WaitForTokens(2);
+  const auto second = Submit((*cluster)->engine(), Request(100, 340, 2));
+  ASSERT_EQ(first->WaitForEnd(), absl::OkStatus());
+  alone_->Expect(Request(400, 100, 1), *first);
+  ASSERT_EQ(second->WaitForEnd(), absl::OkStatus());
+  alone_->Expect(Request(100, 340, 2), *second);
+  EXPECT_GE((*cluster)->engine().stats().scheduler.preemptions, 1u) << "it began on the small one";
+}
+
 // Nothing is computed twice: the KV travels.
 TEST_P(MiniClusterTest, ADrainedWorkerGivesWhatItHoldsToTheOthersWhileStreamsGoOn) {
   MiniClusterOptions options = Options();

@@ -73,6 +73,7 @@ class FakeCluster {
   void LoseNextResults(int results) { results_to_lose_ = results; }
   void SpoilNextEntry() { spoil_next_entry_ = true; }  // kBadLogits in the next step's first entry
   // Compute workers no longer reach it as it is now; the scheduler knows nothing of that.
+  void Reconnect(WorkerId id) { disconnected_.erase({id, worker(id).epoch()}); }
   void Disconnect(WorkerId id) { disconnected_.insert({id, worker(id).epoch()}); }
   std::function<void(const Action&)> on_action;        // sees every action before it is carried out
 

@@ -79,6 +79,26 @@ TEST_F(Serve, AFullQueueIsRefusedWithTheStatusAskedFor) {
   }
 }
 
+// Room for 128 tokens: it is said at the start, a longer answer ends there, a longer prompt is refused.
+TEST_F(Serve, AKvCacheShorterThanTheModelEndsAnswersWithLength) {
+  ServeProcess server(With({"--kv-cache-memory-bytes", "240KiB", "--kv-cache-dtype", "float32"}));
+  const auto ask = [&](int prompt, int status) {
+    const Json body = {{"model", "stories"},
+                       {"prompt", std::vector<int>(prompt, 403)},
+                       {"max_tokens", 300},
+                       {"ignore_eos", true},
+                       {"temperature", 0}};
+    return server.AskJson(Post("/v1/completions", Dump(body)), status);
+  };
+  const Json answer = ask(20, 200);
+  EXPECT_EQ(answer["choices"][0]["finish_reason"], "length");
+  EXPECT_EQ(answer["usage"]["completion_tokens"], 128 - 20 + 1) << "the last token needs no KV";
+  EXPECT_EQ(ask(200, 400)["error"]["type"], "invalid_request_error");
+  server.Signal(SIGTERM);
+  EXPECT_EQ(server.Wait(), 0);
+  EXPECT_THAT(server.ErrorText(), HasSubstr("hold sequences of 128 tokens at most, less than --max-model-len"));
+}
+
 TEST_F(Serve, OneTenantsPromptsAreNotInAnothersCache) {
   ServeProcess server(With({"--api-key", "alpha", "--api-key", "beta", "--metrics-api-key", "gamma"}));
   const std::string body = Dump({{"model", "stories"}, {"prompt", std::vector<int>(200, 403)}, {"max_tokens", 1}});

@@ -1,0 +1,160 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+#include <utility>
+#include <variant>
+
+#include "tests/scheduler/small_cluster.h"
+
+// Where requests go, and what becomes of those that fit no longer.
+
+namespace dovetail::scheduler {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(Admission, PrefersAWorkerThatCanHoldARequestUntilItEnds) {
+  ClusterOptions options = SmallCluster();
+  options.kv_blocks = {20, 2000};
+  FakeCluster cluster(options);
+  cluster.Submit(Ask(100, 60, "a", 8));  // the large one has less room, relatively
+  const RequestId id = cluster.Submit(Ask(100, 400));
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(id).tokens.size(), 400u);
+  EXPECT_EQ(cluster.core().stats().preemptions, 0u);
+  ExpectClean(cluster);
+}
+
+// The large worker is full when it begins, and empty when it outgrows the small one.
+TEST(Growth, ASequenceThatOutgrowsItsWorkerGoesOnWhereItFits) {
+  ClusterOptions options = SmallCluster();
+  options.kv_blocks = {20, 40};  // 320 and 640 tokens
+  FakeCluster cluster(options);
+  const RequestId first = cluster.Submit(Ask(500, 100, "a", 8));
+  const RequestId second = cluster.SubmitAt(cluster.at(absl::Milliseconds(20)), Ask(100, 340));
+  cluster.RunUntilIdle();
+  EXPECT_LT(cluster.stream(second).first_token, cluster.stream(first).end) << "it began on the small one";
+  for (const RequestId id : {first, second}) {
+    EXPECT_EQ(cluster.stream(id).error, "");
+    EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0));
+  }
+  EXPECT_EQ(cluster.core().stats().preemptions, 1u);
+  ExpectClean(cluster);
+}
+
+TEST(Growth, ASequenceThatNoWorkerHoldsEndsWithLength) {
+  ClusterOptions options = SmallCluster();
+  options.kv_blocks = {20};  // 320 tokens
+  FakeCluster cluster(options);
+  EXPECT_EQ(cluster.core().LongestSequence(), 0) << "nothing has joined";
+  const RequestId id = cluster.Submit(Ask(100, 400));
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.core().LongestSequence(), 320);
+  EXPECT_EQ(cluster.stream(id).error, "");
+  EXPECT_EQ(cluster.stream(id).reason, FinishReason::kLength);
+  EXPECT_EQ(cluster.stream(id).tokens.size(), 221u) << "the last token needs no KV";
+  ExpectClean(cluster);
+}
+
+TEST(Growth, ALossThatChangesNothingDoesNotTurnLengthIntoAnError) {
+  ClusterOptions options = SmallCluster();
+  options.kv_blocks = {20, 20};
+  FakeCluster cluster(options);
+  const RequestId id = cluster.Submit(Ask(100, 400));
+  cluster.Post(cluster.at(absl::Milliseconds(50)), AttentionWorkerLost{WorkerId(1), Epoch(1)});
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(id).error, "");
+  EXPECT_EQ(cluster.stream(id).reason, FinishReason::kLength);
+  ExpectClean(cluster);
+}
+
+TEST(Loss, WhatNoOtherWorkerHoldsWaitsForAReplacement) {
+  ClusterOptions options = SmallCluster(2);
+  options.kv_blocks = {20, 2000};
+  FakeCluster cluster(options);
+  const RequestId id = cluster.Submit(Ask(500, 200));
+  const RequestId small = cluster.Submit(Ask(50, 30, "a", 8));
+  cluster.Post(cluster.at(absl::Milliseconds(20)), AttentionWorkerLost{WorkerId(1), Epoch(1)});
+  cluster.Post(cluster.at(absl::Seconds(5)), AttentionWorkerJoined{.worker = WorkerId(1), .kv_blocks = 2000});
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(id).error, "");
+  EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0));
+  EXPECT_LT(cluster.stream(small).end, cluster.at(absl::Seconds(1))) << "it does not stand in the way of others";
+  ExpectClean(cluster);
+}
+
+TEST(Loss, WhatNoOtherWorkerHoldsEndsAsUnavailableInTheEnd) {
+  ClusterOptions options = SmallCluster(2);
+  options.kv_blocks = {20, 2000};
+  FakeCluster cluster(options);
+  const RequestId id = cluster.Submit(Ask(500, 200));
+  cluster.Post(cluster.at(absl::Milliseconds(20)), AttentionWorkerLost{WorkerId(1), Epoch(1)});
+  const RequestId late = cluster.SubmitAt(cluster.at(absl::Seconds(1)), Ask(500, 20));
+  const RequestId later = cluster.SubmitAt(cluster.at(absl::Seconds(20)), Ask(500, 20));
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(id).error_code, absl::StatusCode::kUnavailable) << cluster.stream(id).error;
+  EXPECT_EQ(cluster.stream(late).error_code, absl::StatusCode::kUnavailable);
+  EXPECT_EQ(cluster.stream(later).error_code, absl::StatusCode::kOutOfRange) << "the cluster is as small as that";
+  EXPECT_THAT(cluster.stream(id).error, HasSubstr("hold 320 tokens of one sequence"));
+  ExpectClean(cluster);
+}
+
+// A compute worker cannot reach a worker for a while; that ends, all its sequences end, and much later it happens
+// again.
+TEST(Unreachable, PatienceBeginsAnewForTheNextMembers) {
+  FakeCluster cluster(SmallCluster(1));
+  const RequestId first = cluster.Submit(Ask(50, 30));
+  cluster.RunUntil(cluster.at(absl::Milliseconds(5)));
+  cluster.Disconnect(WorkerId(0));
+  cluster.RunUntil(cluster.at(absl::Milliseconds(500)));
+  cluster.Post(cluster.now(), RequestCancelled{first});
+  cluster.RunUntil(cluster.at(absl::Seconds(60)));
+  const RequestId second = cluster.Submit(Ask(50, 30, "a", 8));
+  cluster.RunUntil(cluster.at(absl::Seconds(61)));
+  EXPECT_FALSE(cluster.stream(second).finished) << cluster.stream(second).error;
+  cluster.Reconnect(WorkerId(0));
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(second).tokens, cluster.Undisturbed(cluster.request(second), 0));
+  ExpectClean(cluster);
+}
+
+TEST(Pins, ARequestRunsOnTheWorkersThatItNames) {
+  ClusterOptions options = SmallCluster(3);
+  options.compute_workers = 3;
+  options.scheduler.micro_batches = 2;
+  FakeCluster cluster(options);
+  std::set<std::pair<WorkerId, WorkerId>> ran;  // of the pinned sequence
+  SequenceId pinned;
+  cluster.on_action = [&](const Action& action) {
+    if (const auto* run = std::get_if<RunStep>(&action))
+      for (const proto::StepEntry& entry : run->plan.entries)
+        if (entry.tokens.size() > 1 ? entry.prompt_tokens == 33 : entry.sequence == pinned) {
+          pinned = entry.sequence;
+          ran.emplace(entry.placement[0].worker, run->compute_worker);
+        }
+  };
+  for (int i = 0; i < 20; ++i) cluster.Submit(Ask(10 + i, 30, "a", i + 1));
+  GenerationRequest request = Ask(33, 40);
+  request.only_attention_worker = WorkerId(1);
+  request.only_compute_worker = WorkerId(102);
+  const RequestId id = cluster.Submit(std::move(request));
+  cluster.RunUntilIdle();
+  EXPECT_THAT(ran, ::testing::ElementsAre(std::pair(WorkerId(1), WorkerId(102))));
+  EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0));
+  ExpectClean(cluster);
+}
+
+TEST(Pins, WhereTheWorkerIsNotThereARequestRunsElsewhere) {
+  FakeCluster cluster(SmallCluster(2));
+  GenerationRequest request = Ask(33, 10);
+  request.only_attention_worker = WorkerId(77);
+  request.only_compute_worker = WorkerId(78);
+  const RequestId id = cluster.Submit(std::move(request));
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(id).tokens.size(), 10u);
+  ExpectClean(cluster);
+}
+
+}  // namespace
+}  // namespace dovetail::scheduler
