@@ -33,7 +33,7 @@ absl::Status CheckServed(const pb::GenerateRequest& request) {
 // of HTTP.
 Json BodyOf(const pb::GenerateRequest& request, const ServedModel& model) {
   const pb::SamplingParams& params = request.sampling_params();
-  Json body = {{"model", model.names.front()}, {"stream", request.stream()}};
+  Json body = {{"model", model.names.front()}};
   if (request.has_text()) {
     body["prompt"] = request.text();
   } else {
@@ -69,6 +69,8 @@ absl::StatusOr<PreparedGeneration> PrepareGrpcRequest(const pb::GenerateRequest&
                                                       const RequestContext& context) {
   DT_RETURN_IF_ERROR(CheckServed(request));
   DT_ASSIGN_OR_RETURN(CompletionRequest parsed, ParseCompletionRequest(BodyOf(request, model), model));
+  // Over HTTP a stream has no place for what a prompt yields; here its first chunk has.
+  parsed.fields.stream = request.stream();
   if (!request.sampling_params().has_max_tokens()) parsed.fields.max_tokens.reset();  // as many as fit
   DT_ASSIGN_OR_RETURN(PreparedGeneration prepared, Prepare(parsed, model, context));
   if (prepared.requests.size() != 1) return InvalidArgument("input: exactly one prompt is taken");

@@ -16,6 +16,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_format.h"
 #include "base/clock.h"
 #include "base/thread_name.h"
 #include "control/listening.h"
@@ -114,7 +115,11 @@ class GenerateCall final : public grpc::ServerWriteReactor<pb::GenerateResponse>
     if (!id.ok()) return Refuse(id.status());
     std::lock_guard<std::mutex> lock(mutex_);
     id_ = *id;
-    if (cancelled_ && !engine_done_) Ask(&Engine::Cancel);
+    if (engine_done_) return;
+    if (cancelled_) return Ask(&Engine::Cancel);
+    // What updates asked for before the id was known.
+    for (const int choice : std::exchange(early_stops_, {})) StopInEngine(choice);
+    PauseIfSlow();
   }
   void Cancel() {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -128,15 +133,13 @@ class GenerateCall final : public grpc::ServerWriteReactor<pb::GenerateResponse>
     if (update.request_finished) engine_done_ = true;
     if (ended_ || last_) return;
     if (update.reason == scheduler::FinishReason::kError && update.choice_finished) return End(ErrorOf(update));
+    if (update.reason == scheduler::FinishReason::kCancelled && update.choice_finished)
+      return End(grpc::Status(grpc::StatusCode::CANCELLED, "the request was aborted"));
     GenerateResponseBuilder::Step step = builder_->Add(update);
-    for (const int choice : step.stop_choices)
-      if (id_) calls_.Post([&engine = engine_, id = *id_, choice] { engine.StopChoice(id, choice); });
+    for (const int choice : step.stop_choices) StopInEngine(choice);
     for (pb::GenerateResponse& message : step.messages) queue_.push_back(std::move(message));
     if (engine_done_) last_.emplace(grpc::Status::OK);
-    if (!paused_ && queue_.size() >= kPauseAtMessages && id_) {
-      paused_ = true;
-      Ask(&Engine::Pause);
-    }
+    PauseIfSlow();
     if (!writing_) Pump();
   }
 
@@ -157,14 +160,24 @@ class GenerateCall final : public grpc::ServerWriteReactor<pb::GenerateResponse>
   void Ask(void (Engine::*call)(RequestId)) {
     calls_.Post([&engine = engine_, id = *id_, call] { (engine.*call)(id); });
   }
-  // Ends the call; what is queued is dropped. mutex_ held.
+  // mutex_ held, as for all below.
+  void StopInEngine(int choice) {
+    if (!id_) return early_stops_.push_back(choice);
+    calls_.Post([&engine = engine_, id = *id_, choice] { engine.StopChoice(id, choice); });
+  }
+  void PauseIfSlow() {
+    if (paused_ || queue_.size() < kPauseAtMessages || !id_) return;
+    paused_ = true;
+    Ask(&Engine::Pause);
+  }
+  // Ends the call; what is queued is dropped.
   void End(const grpc::Status& status) {
     if (ended_) return;
     queue_.clear();
     last_ = status;
     if (!writing_) Pump();
   }
-  // mutex_ held, no write in flight.
+  // No write is in flight.
   void Pump() {
     if (ended_) return;
     if (paused_ && queue_.empty()) {
@@ -188,6 +201,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<pb::GenerateResponse>
   std::mutex mutex_;
   std::optional<GenerateResponseBuilder> builder_;
   std::optional<RequestId> id_;
+  std::vector<int> early_stops_;  // choices whose stop string completed before id_ was known
   std::deque<pb::GenerateResponse> queue_;
   pb::GenerateResponse current_;
   std::optional<grpc::Status> last_;
@@ -216,30 +230,32 @@ class VllmService final : public pb::VllmEngine::CallbackService {
 
   grpc::ServerWriteReactor<pb::GenerateResponse>* Generate(grpc::CallbackServerContext* context,
                                                            const pb::GenerateRequest* request) override {
+    const auto tenant = Authorize(*context);
+    const CallKey key{tenant.ok() ? *tenant : "", request->request_id().empty() ? RandomId() : request->request_id()};
     const uint64_t number = NextNumber();
-    const std::string id = request->request_id().empty() ? absl::StrCat("grpc-", number) : request->request_id();
-    auto call = std::make_shared<GenerateCall>(calls_, engine_, [this, id, number] { Forget(id, number); });
+    auto call = std::make_shared<GenerateCall>(calls_, engine_, [this, key, number] { Forget(key, number); });
     call->KeepUntilDone(call);
-    const absl::Status begun = Begin(*call, call, *context, *request, id, number);
+    const absl::Status begun = tenant.ok() ? Begin(call, *request, key, number) : tenant.status();
     if (!begun.ok()) call->Refuse(begun);
     return call.get();
   }
 
   grpc::ServerUnaryReactor* Abort(grpc::CallbackServerContext* context, const pb::AbortRequest* request,
                                   pb::AbortResponse*) override {
-    return Answer(context, [&] {
+    return Answer(context, [&](const std::string& tenant) {
       std::lock_guard<std::mutex> lock(mutex_);
       for (const std::string& id : request->request_ids())
-        if (const auto it = running_.find(id); it != running_.end())
+        if (const auto it = running_.find({tenant, id}); it != running_.end())
           if (const auto call = it->second.call.lock(); call != nullptr) call->Cancel();
     });
   }
 
   grpc::ServerUnaryReactor* HealthCheck(grpc::CallbackServerContext* context, const pb::HealthCheckRequest*,
                                         pb::HealthCheckResponse* reply) override {
-    const EngineStats stats = engine_.stats();
-    reply->set_healthy(stats.healthy);
-    reply->set_message(stats.healthy ? "ok" : stats.error);
+    // Anyone may ask: the engine's own words name what only its operator may see.
+    const bool healthy = engine_.stats().healthy;
+    reply->set_healthy(healthy);
+    reply->set_message(healthy ? "ok" : "the engine does not serve; its log says why");
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     reactor->Finish(grpc::Status::OK);
     return reactor;
@@ -247,7 +263,7 @@ class VllmService final : public pb::VllmEngine::CallbackService {
 
   grpc::ServerUnaryReactor* GetModelInfo(grpc::CallbackServerContext* context, const pb::GetModelInfoRequest*,
                                          pb::GetModelInfoResponse* reply) override {
-    return Answer(context, [&] {
+    return Answer(context, [&](const std::string&) {
       reply->set_model_path(model_->names.front());
       reply->set_served_model_name(model_->names.front());
       reply->set_tokenizer_path(model_->names.front());
@@ -261,10 +277,10 @@ class VllmService final : public pb::VllmEngine::CallbackService {
 
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context, const pb::GetServerInfoRequest*,
                                           pb::GetServerInfoResponse* reply) override {
-    return Answer(context, [&] {
+    return Answer(context, [&](const std::string&) {
       reply->set_active_requests(active());
       reply->set_uptime_seconds(absl::ToDoubleSeconds(SystemClock().Now() - started_));
-      reply->set_last_receive_timestamp(last_receive_);
+      reply->set_last_receive_timestamp(last_receive());
       reply->set_server_type("dovetail-grpc");
       reply->set_data_parallel_size(1);
       reply->set_kv_cache_dtype(options_.kv_cache_dtype);
@@ -275,7 +291,7 @@ class VllmService final : public pb::VllmEngine::CallbackService {
 
   grpc::ServerUnaryReactor* GetLoads(grpc::CallbackServerContext* context, const pb::GetLoadsRequest*,
                                      pb::GetLoadsResponse* reply) override {
-    return Answer(context, [&] {
+    return Answer(context, [&](const std::string&) {
       const EngineStats stats = engine_.stats();
       reply->set_timestamp(absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", absl::Now(), absl::UTCTimeZone()));
       reply->set_version(control::kBuildVersion);
@@ -293,6 +309,7 @@ class VllmService final : public pb::VllmEngine::CallbackService {
   }
 
  private:
+  using CallKey = std::pair<std::string, std::string>;  // tenant and request id: tenants do not see each other's
   struct Running {
     uint64_t number = 0;
     std::weak_ptr<GenerateCall> call;
@@ -313,37 +330,46 @@ class VllmService final : public pb::VllmEngine::CallbackService {
   grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, Fill fill) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     const auto tenant = Authorize(*context);
-    if (tenant.ok()) fill();
+    if (tenant.ok()) fill(*tenant);
     reactor->Finish(control::ToGrpc(tenant.status()));
     return reactor;
   }
 
-  absl::Status Begin(GenerateCall& call, const std::shared_ptr<GenerateCall>& shared,
-                     const grpc::CallbackServerContext& context, const pb::GenerateRequest& request,
-                     const std::string& id, uint64_t number) {
+  absl::Status Begin(const std::shared_ptr<GenerateCall>& call, const pb::GenerateRequest& request, const CallKey& key,
+                     uint64_t number) {
     RequestContext prepare;
-    DT_ASSIGN_OR_RETURN(prepare.tenant, Authorize(context));
-    prepare.id = id;
+    prepare.tenant = key.first;
+    prepare.id = key.second;
     prepare.created = std::time(nullptr);
     {
       std::lock_guard<std::mutex> lock(mutex_);
       prepare.random_seed = random_();
       last_receive_ = static_cast<double>(prepare.created);
       if (draining_) return absl::UnavailableError("the server is draining");
-      if (running_.contains(id)) return absl::AlreadyExistsError(absl::StrCat("request_id: ", id, " is running"));
-      running_[id] = {number, shared};
+      if (running_.contains(key))
+        return absl::AlreadyExistsError(absl::StrCat("request_id: ", key.second, " is running"));
+      running_[key] = {number, call};
     }
     DT_ASSIGN_OR_RETURN(PreparedGeneration prepared, PrepareGrpcRequest(request, *model_, prepare));
-    call.Begin(*model_, std::move(prepared));
+    call->Begin(*model_, std::move(prepared));
     return absl::OkStatus();
   }
   uint64_t NextNumber() {
     std::lock_guard<std::mutex> lock(mutex_);
     return next_number_++;
   }
-  void Forget(const std::string& id, uint64_t number) {
+  // 128 bits, so that no client can guess another's.
+  static std::string RandomId() {
+    std::random_device device;
+    return absl::StrFormat("grpc-%08x%08x%08x%08x", device(), device(), device(), device());
+  }
+  double last_receive() {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (const auto it = running_.find(id); it != running_.end() && it->second.number == number) running_.erase(it);
+    return last_receive_;
+  }
+  void Forget(const CallKey& key, uint64_t number) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (const auto it = running_.find(key); it != running_.end() && it->second.number == number) running_.erase(it);
   }
 
   const GrpcServerOptions options_;
@@ -353,7 +379,7 @@ class VllmService final : public pb::VllmEngine::CallbackService {
   const absl::Time started_;
   EngineCalls calls_;
   std::mutex mutex_;
-  std::map<std::string, Running> running_;
+  std::map<CallKey, Running> running_;
   std::mt19937_64 random_{std::random_device{}()};
   uint64_t next_number_ = 1;
   double last_receive_ = 0;

@@ -1,0 +1,109 @@
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "proto/control/vllm_engine.grpc.pb.h"
+#include "server/grpc/generation_service.h"
+#include "tests/server/fake_engine.h"
+#include "tests/server/test_model.h"
+
+// The gRPC server with a real client, before engines that no real one is like.
+
+namespace dovetail::server::test {
+namespace {
+
+namespace pb = vllm::grpc::engine;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Delivers a whole text before Submit returns, as an engine may that runs on another core.
+class HastyEngine final : public FakeEngine {
+ public:
+  explicit HastyEngine(std::string text) : text_(std::move(text)) {}
+
+  absl::StatusOr<RequestId> Submit(scheduler::GenerationRequest request,
+                                   std::shared_ptr<GenerationSink> sink) override {
+    sink_ = sink;
+    prompt_tokens_ = static_cast<int>(request.prompt.size());
+    std::thread([&] {
+      for (size_t i = 0; i < text_.size(); ++i) {
+        scheduler::GenerationUpdate update = Update(static_cast<int>(i));
+        update.tokens.push_back(static_cast<TokenId>(text_[i]));
+        sink->OnUpdate(std::move(update));
+      }
+    }).join();
+    return RequestId(1);
+  }
+  void StopChoice(RequestId, int choice) override {
+    ++stopped;
+    scheduler::GenerationUpdate update = Update(static_cast<int>(text_.size()));
+    update.choice = choice;
+    update.choice_finished = update.request_finished = true;
+    sink_->OnUpdate(std::move(update));
+  }
+
+  std::atomic<int> stopped{0};
+
+ private:
+  scheduler::GenerationUpdate Update(int index) const {
+    return {.request = RequestId(1), .first_index = index, .prompt_tokens = prompt_tokens_};
+  }
+  const std::string text_;
+  int prompt_tokens_ = 0;
+  std::shared_ptr<GenerationSink> sink_;
+};
+
+struct Client {
+  explicit Client(Engine* engine) {
+    GrpcServerOptions options;
+    options.listen = "127.0.0.1:0";
+    auto started = GrpcServer::Start(options, TestModel(), engine);
+    EXPECT_TRUE(started.ok()) << started.status();
+    server = *std::move(started);
+    stub = pb::VllmEngine::NewStub(
+        grpc::CreateChannel("127.0.0.1:" + std::to_string(server->port()), grpc::InsecureChannelCredentials()));
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+  }
+
+  std::unique_ptr<GrpcServer> server;
+  std::unique_ptr<pb::VllmEngine::Stub> stub;
+  grpc::ClientContext context;
+};
+
+TEST(GrpcService, AStopStringThatCompletesBeforeTheIdIsKnownStopsTheChoice) {
+  HastyEngine engine("one, two, three");
+  Client client(&engine);
+  pb::GenerateRequest request;
+  request.set_text("count");
+  request.set_stream(true);
+  request.mutable_sampling_params()->set_max_tokens(100);
+  request.mutable_sampling_params()->add_stop("two");
+  const auto reader = client.stub->Generate(&client.context, request);
+  pb::GenerateResponse message;
+  while (reader->Read(&message)) {
+  }
+  const grpc::Status status = reader->Finish();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(message.complete().matched_stop_str(), "two");
+  EXPECT_EQ(engine.stopped, 1);
+}
+
+TEST(GrpcService, HealthDoesNotTellWhatIsWrongWithTheEngine) {
+  class SickEngine final : public FakeEngine {
+    EngineStats stats() override { return {.healthy = false, .error = "worker 3 at /var/lib/secret.sock died"}; }
+  } engine;
+  Client client(&engine);
+  pb::HealthCheckResponse reply;
+  ASSERT_TRUE(client.stub->HealthCheck(&client.context, {}, &reply).ok());
+  EXPECT_FALSE(reply.healthy());
+  EXPECT_THAT(reply.message(), Not(HasSubstr("worker 3")));
+}
+
+}  // namespace
+}  // namespace dovetail::server::test
