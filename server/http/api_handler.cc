@@ -1,7 +1,9 @@
 #include "server/http/api_handler.h"
 
+#include <algorithm>
 #include <random>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "base/clock.h"
@@ -16,6 +18,23 @@ bool IsJson(const std::string& content_type) {
   std::string type = content_type.substr(0, end);
   while (!type.empty() && (type.back() == ' ' || type.back() == '\t')) type.pop_back();
   return absl::EqualsIgnoreCase(type, "application/json");
+}
+
+// A header's value, where it is short and plain enough to be told to the client.
+std::string Named(const std::string& value) {
+  const bool plain = value.size() <= 64 && std::all_of(value.begin(), value.end(), absl::ascii_isprint);
+  return plain ? value : "of this request";
+}
+
+std::optional<HttpResponse> RefuseCoding(const RequestHead& head) {
+  const std::string* coding = head.Find("content-encoding");
+  if (coding == nullptr || coding->empty() || absl::EqualsIgnoreCase(*coding, "identity")) return std::nullopt;
+  HttpResponse response = ErrorResponse(
+      415, "invalid_request_error",
+      "The Content-Encoding " + Named(*coding) + " is not supported: send the body without one.",
+      "unsupported_content_encoding");
+  response.headers.emplace_back("Accept-Encoding", "identity");
+  return response;
 }
 
 bool Generates(RouteId route) { return route == RouteId::kCompletions || route == RouteId::kChat; }
@@ -90,6 +109,7 @@ std::optional<HttpResponse> ApiHandler::Refusal(const RequestHead& head, const R
   if (match.route == nullptr)
     return ErrorResponse(404, "not_found_error", "There is nothing at this path.", "unknown_url");
   if (match.route->method == "POST") {
+    if (std::optional<HttpResponse> refusal = RefuseCoding(head)) return refusal;
     const std::string* type = head.Find("content-type");
     if (type != nullptr && !IsJson(*type))
       return ErrorResponse(415, "invalid_request_error", "The body must be application/json.",

@@ -14,7 +14,7 @@ namespace asio = boost::asio;
 using boost::system::error_code;
 
 constexpr size_t kReadChunk = 16 * 1024;
-constexpr size_t kMaxPipelined = 64 * 1024;        // sent by the client while its request is handled
+constexpr size_t kMaxPipelined = 64 * 1024;        // read while a request is handled; the rest waits in TCP
 constexpr size_t kMaxLingerBytes = 8 * 1024 * 1024;
 constexpr uint64_t kSmallBody = 64 * 1024;         // read to the end even when refused, so that the connection lives on
 constexpr size_t kMaxRequestId = 128;
@@ -134,6 +134,8 @@ void Connection::ShutdownExchange() {
 
 void Connection::Watch() {
   if (watching_ || state_ == State::kClosed) return;
+  // A client that leaves behind so much input is noticed when its answer is written. EndExchange reads on.
+  if (HoldsEnough()) return;
   watching_ = true;
   socket_.async_wait(asio::ip::tcp::socket::wait_read, [self = shared_from_this()](const error_code& error) {
     self->watching_ = false;
@@ -145,8 +147,11 @@ void Connection::Watch() {
   });
 }
 
+// Of what a client sends ahead of the answer to its request.
+bool Connection::HoldsEnough() const { return state_ == State::kHandling && input_.size() >= kMaxPipelined; }
+
 void Connection::OnReadable() {
-  while (ReadOnce())
+  while (!HoldsEnough() && ReadOnce())
     if (!tls_ || !tls_->HasUnread()) return Watch();
 }
 
@@ -163,7 +168,6 @@ bool Connection::ReadOnce() {
     return state_ != State::kClosed;
   }
   input_.append(chunk.data(), bytes);
-  if (state_ == State::kHandling && input_.size() > kMaxPipelined) return Close(), false;
   Advance();
   return state_ != State::kClosed;
 }
@@ -200,7 +204,8 @@ void Connection::Advance() {
 // Returns whether the state changed.
 bool Connection::AdvanceHead() {
   if (input_.empty()) return false;
-  if (!head_began_) {
+  const bool only_empty_line = input_ == "\r" || input_ == "\r\n";
+  if (!head_began_ && !only_empty_line) {
     head_began_ = true;
     Arm(options_.header_timeout);
   }
@@ -436,7 +441,11 @@ void Connection::EndExchange(bool keep_alive) {
   common_headers_.clear();
   Arm(options_.idle_timeout);
   Advance();
-  Watch();
+  if (!tls_ || !tls_->HasUnread()) return Watch();
+  // What TLS has read already makes the socket readable no more.
+  asio::post(socket_.get_executor(), [self = shared_from_this()] {
+    if (self->state_ != State::kClosed && !self->watching_) self->OnReadable();
+  });
 }
 
 // ---- time ----

@@ -58,6 +58,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void WaitForHandshake(boost::asio::socket_base::wait_type what);
   void Watch();                  // waits for the socket to be readable
   void OnReadable();
+  bool HoldsEnough() const;
   bool ReadOnce();               // false: nothing more for now
   size_t Receive(char* data, size_t room, boost::system::error_code& error);
   void OnEndOfInput();

@@ -54,12 +54,27 @@ bool PercentDecode(std::string_view text, std::string& out) {
   return true;
 }
 
-HttpProblem ParseRequestLine(std::string_view line, RequestHead& out) {
+// Of a target in absolute form (RFC 9112, section 3.2.2) takes the scheme and the host away and returns the host; empty
+// for any other target.
+std::string_view TakeAuthority(std::string_view& target) {
+  for (const std::string_view scheme : {"http://", "https://"}) {
+    if (Lower(target.substr(0, scheme.size())) != scheme) continue;
+    const size_t end = std::min(target.find_first_of("/?", scheme.size()), target.size());
+    const std::string_view authority = target.substr(scheme.size(), end - scheme.size());
+    if (authority.empty()) return {};
+    target.remove_prefix(end);
+    return authority;
+  }
+  return {};
+}
+
+// `authority` points into `line`; empty unless the target is in absolute form.
+HttpProblem ParseRequestLine(std::string_view line, RequestHead& out, std::string_view& authority) {
   const size_t first = line.find(' ');
   const size_t last = line.rfind(' ');
   if (first == std::string_view::npos || first == last) return Bad("The request line is not METHOD TARGET VERSION.");
-  const std::string_view method = line.substr(0, first), target = line.substr(first + 1, last - first - 1),
-                         version = line.substr(last + 1);
+  const std::string_view method = line.substr(0, first), version = line.substr(last + 1);
+  std::string_view target = line.substr(first + 1, last - first - 1);
   if (!IsToken(method) || method.size() > 32) return Bad("The request method is not a token.");
   if (version == "HTTP/1.1") {
     out.minor_version = 1;
@@ -71,13 +86,16 @@ HttpProblem ParseRequestLine(std::string_view line, RequestHead& out) {
   } else {
     return Bad("The request line does not end with an HTTP version.");
   }
-  if (target.empty() || target.front() != '/') return Bad("The request target must begin with a slash.");
+  authority = TakeAuthority(target);
+  const bool no_path = !authority.empty() && (target.empty() || target.front() == '?');
+  if (!no_path && (target.empty() || target.front() != '/')) return Bad("The request target must begin with a slash.");
   for (const unsigned char c : target)
     if (c <= 0x20 || c >= 0x7f || c == '#')
       return Bad("The request target has a character that must be percent-encoded.");
   const size_t question = target.find('?');
   if (!PercentDecode(target.substr(0, question), out.path))
     return Bad("The request target has a bad percent-encoding.");
+  if (no_path) out.path.push_back('/');
   if (question != std::string_view::npos) out.query = target.substr(question + 1);
   out.method = method;
   return {};
@@ -122,10 +140,13 @@ HttpProblem ParseHeader(std::string_view line, RequestHead& out) {
   return {};
 }
 
-HttpProblem CheckTogether(RequestHead& out) {
+HttpProblem CheckTogether(std::string_view authority, RequestHead& out) {
   if (out.chunked && out.content_length) return Bad("Content-Length and Transfer-Encoding exclude each other.");
   if (out.chunked && out.minor_version == 0) return Bad("HTTP/1.0 has no Transfer-Encoding.");
   if (out.minor_version == 1 && out.Find("host") == nullptr) return Bad("HTTP/1.1 requires a Host header.");
+  const std::string* host = out.Find("host");
+  if (!authority.empty() && host != nullptr && Lower(*host) != Lower(authority))
+    return Bad("Host differs from the host in the request target.");
   out.keep_alive = out.minor_version == 1;
   for (const auto& [name, value] : out.headers) {
     if (name != "connection") continue;
@@ -154,7 +175,8 @@ void ScanHead(std::string_view bytes, const HeadLimits& limits, HeadScan& scan) 
       const size_t length = i + 1 - scan.line_begin;
       scan.line_begin = i + 1;
       if (length == 2) {
-        if (scan.lines == 0) return void(scan.problem = Bad("The request begins with an empty line."));
+        if (i == 1) continue;  // one empty line before a request is ignored: RFC 9112, section 2.2
+        if (scan.lines == 0) return void(scan.problem = Bad("The request begins with two empty lines."));
         scan.end = i + 1;
         return;
       }
@@ -177,17 +199,18 @@ void ScanHead(std::string_view bytes, const HeadLimits& limits, HeadScan& scan) 
 }
 
 HttpProblem ParseHead(std::string_view head, RequestHead& out) {
-  size_t begin = 0;
+  size_t begin = head.substr(0, 2) == "\r\n" ? 2 : 0;
   bool first = true;
+  std::string_view authority;
   while (begin + 2 < head.size()) {
     const size_t end = head.find("\r\n", begin);
     const std::string_view line = head.substr(begin, end - begin);
-    HttpProblem problem = first ? ParseRequestLine(line, out) : ParseHeader(line, out);
+    HttpProblem problem = first ? ParseRequestLine(line, out, authority) : ParseHeader(line, out);
     if (problem.status != 0) return problem;
     first = false;
     begin = end + 2;
   }
-  return CheckTogether(out);
+  return CheckTogether(authority, out);
 }
 
 }  // namespace dovetail::server

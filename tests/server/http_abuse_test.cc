@@ -76,11 +76,13 @@ TEST(Http, AmbiguousRequestsAreRefusedAndTheConnectionIsClosed) {
       "GET /live HTTP/x.y\r\nHost: t\r\n\r\n",
       "GET live HTTP/1.1\r\nHost: t\r\n\r\n",
       "GET http://evil/live HTTP/1.1\r\nHost: t\r\n\r\n",
+      "GET http:///live HTTP/1.1\r\nHost: t\r\n\r\n",
+      "GET ftp://t/live HTTP/1.1\r\nHost: t\r\n\r\n",
       "GET /li\x80ve HTTP/1.1\r\nHost: t\r\n\r\n",
       "GET /li%zzve HTTP/1.1\r\nHost: t\r\n\r\n",
       "GET /li%00ve HTTP/1.1\r\nHost: t\r\n\r\n",
       "G@T /live HTTP/1.1\r\nHost: t\r\n\r\n",
-      "\r\nGET /live HTTP/1.1\r\nHost: t\r\n\r\n",
+      "\r\n\r\nGET /live HTTP/1.1\r\nHost: t\r\n\r\n",
       post + "Content-Type: application/json\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}",
       get + "Host: t\r\nAuthorization: Bearer a\r\nAuthorization: Bearer b\r\n\r\n",
       "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
@@ -164,6 +166,51 @@ TEST(Http, RequestsOnOneConnectionAreAnsweredInOrder) {
   EXPECT_THAT(client.Read().body, HasSubstr("text_completion"));
   EXPECT_THAT(client.Read().body, HasSubstr("version"));
   EXPECT_EQ(client.Read().status, 404);
+}
+
+TEST(Http, PipelinedInputBeyondTheBoundWaitsUntilTheStreamEnded) {
+  TestServer test({.step_interval = absl::Microseconds(200)});
+  RawClient client(test.port());
+  client.Send(Post("/v1/completions", R"({"model":"bytes","prompt":"x","max_tokens":500,"stream":true})"));
+  ASSERT_TRUE(client.ReadUntil("data: "));
+  constexpr int kPipelined = 3000;  // 100 KB
+  std::string requests;
+  for (int i = 0; i < kPipelined; ++i) requests += Get("/live");
+  ASSERT_GT(requests.size(), 90'000u);
+  ASSERT_TRUE(client.Send(requests));
+  EXPECT_EQ(SseData(client.Read().body).back(), "[DONE]");
+  for (int i = 0; i < kPipelined; ++i) ASSERT_EQ(client.Read().status, 200) << i;
+}
+
+TEST(Http, AnEmptyLineBeforeARequestIsIgnored) {
+  TestServer test;
+  RawClient client(test.port());
+  for (const std::string line : {"\r\n", ""}) {
+    client.Send(line + Get("/live"));
+    EXPECT_EQ(client.Read().status, 200);
+  }
+  client.Send("\r");
+  client.Send("\n" + Get("/live"));
+  EXPECT_EQ(client.Read().status, 200);
+}
+
+TEST(Http, TargetsInAbsoluteFormAreServed) {
+  TestServer test;
+  for (const std::string target : {"http://t/live", "HTTPS://T/live?x=1"})
+    EXPECT_EQ(test.Ask("GET " + target + " HTTP/1.1\r\nHost: t\r\n\r\n").status, 200) << target;
+  for (const std::string target : {"http://t", "http://t?x=/live"})
+    EXPECT_EQ(test.Ask("GET " + target + " HTTP/1.1\r\nHost: t\r\n\r\n").status, 404) << target;
+}
+
+TEST(Http, CodedBodiesAreRefusedByName) {
+  TestServer test;
+  const std::string body = R"({"model":"bytes","prompt":"x"})";
+  const RawResponse response = test.Ask(Post("/v1/completions", body, "Content-Encoding: gzip\r\n"));
+  EXPECT_EQ(response.status, 415);
+  EXPECT_THAT(response.body, HasSubstr("gzip"));
+  EXPECT_EQ(response.headers.at("accept-encoding"), "identity");
+  EXPECT_EQ(test.Ask(Post("/v1/completions", body, "Content-Encoding: \x80\r\n")).status, 415);
+  EXPECT_EQ(test.Ask(Post("/v1/completions", body, "Content-Encoding: Identity\r\n")).status, 200);
 }
 
 TEST(Http, AnOldClientGetsAnUnchunkedStreamThatEndsWithTheConnection) {
