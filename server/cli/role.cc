@@ -13,11 +13,20 @@ void ForbidCoreDumps() {
   setrlimit(RLIMIT_CORE, &none);
 }
 
+// A connection, a file and a peer are a descriptor each; the soft limit is often 1024 for the sake of select(2).
+void RaiseOpenFileLimit() {
+  rlimit files;
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return;
+  files.rlim_cur = files.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &files);
+}
+
 }  // namespace
 
 void BeginRole(const std::string& name) {
   NameThread("dt-" + name);
   ForbidCoreDumps();
+  RaiseOpenFileLimit();
 }
 
 }  // namespace dovetail::cli

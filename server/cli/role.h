@@ -4,7 +4,8 @@
 namespace dovetail::cli {
 
 // The first thing that a process of a role does, before it begins a thread. Names the process "dt-" and `name`, as ps,
-// ss and top show it, and forbids core dumps: they would hold prompts and keys.
+// ss and top show it, forbids core dumps (they would hold prompts and keys), and raises the soft limit of open files to
+// the hard one.
 void BeginRole(const std::string& name);
 
 }  // namespace dovetail::cli

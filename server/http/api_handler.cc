@@ -29,10 +29,10 @@ std::string Named(const std::string& value) {
 std::optional<HttpResponse> RefuseCoding(const RequestHead& head) {
   const std::string* coding = head.Find("content-encoding");
   if (coding == nullptr || coding->empty() || absl::EqualsIgnoreCase(*coding, "identity")) return std::nullopt;
-  HttpResponse response = ErrorResponse(
-      415, "invalid_request_error",
-      "The Content-Encoding " + Named(*coding) + " is not supported: send the body without one.",
-      "unsupported_content_encoding");
+  HttpResponse response =
+      ErrorResponse(415, "invalid_request_error",
+                    "The Content-Encoding " + Named(*coding) + " is not supported: send the body without one.",
+                    "unsupported_content_encoding");
   response.headers.emplace_back("Accept-Encoding", "identity");
   return response;
 }

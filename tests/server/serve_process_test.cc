@@ -1,6 +1,7 @@
 // The life of a `dovetail serve` process: clients that leave, full queues, tenants, signals, and what it leaves behind.
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <sys/resource.h>
 
 #include <fstream>
 #include <sstream>
@@ -32,6 +33,22 @@ class Serve : public testing::Test {
   }
   std::string model_;
 };
+
+TEST_F(Serve, IdleConnectionsBeyondTheSoftLimitOfOpenFilesLeaveOthersAlone) {
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  if (before.rlim_max < 1024) GTEST_SKIP() << "the hard limit of open files is " << before.rlim_max;
+  const rlimit few{128, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  ServeProcess server(With({}));
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  std::vector<RawClient> idle;
+  for (int i = 0; i < 160; ++i) idle.emplace_back(server.port());
+  EXPECT_EQ(server.Ask(Get("/health")).status, 200);
+  rlimit raised;
+  ASSERT_EQ(prlimit(server.pid(), RLIMIT_NOFILE, nullptr, &raised), 0);
+  EXPECT_EQ(raised.rlim_cur, before.rlim_max);
+}
 
 TEST_F(Serve, AClientThatLeavesFreesItsKv) {
   ServeProcess server(With({}));
