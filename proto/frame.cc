@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "proto/header_checksum.h"
+#include "proto/switch_frames.h"
 
 namespace dovetail::proto {
 namespace {
@@ -12,7 +13,7 @@ namespace {
 bool Known(FrameType type) {
   const auto value = static_cast<uint16_t>(type);
   return (value >= 1 && value <= 2) || (value >= 16 && value <= 22) || value == 24 || value == 25 ||
-         (value >= 32 && value <= 40);
+         (value >= 32 && value <= 40) || IsSwitchFrame(type);
 }
 
 }  // namespace
@@ -53,7 +54,7 @@ absl::Status Validate(const FrameHeader& header) {
   if (header.payload_bytes > kMaxPayloadBytes)
     return InvalidArgument("frame: payload of ", header.payload_bytes, " bytes; at most ", kMaxPayloadBytes);
   if (header.reserved[0] != 0 || header.reserved[1] != 0) return InvalidArgument("frame: reserved fields are not 0");
-  if (header.digest != 0 && header.type != FrameType::kKeyValue)
+  if (header.digest != 0 && header.type != FrameType::kKeyValue && !IsSwitchFrame(header.type))
     return InvalidArgument("frame: type ", static_cast<int>(header.type), " has no digest, but brings one");
   return absl::OkStatus();
 }

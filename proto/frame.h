@@ -51,7 +51,7 @@ struct FrameHeader {
   uint16_t op = 0;  // attention op, for tensors
   uint64_t step = 0;
   uint64_t payload_bytes = 0;
-  uint64_t digest = 0;  // of kKeyValue in a move: CRC-64 of the payload; 0: none was taken
+  uint64_t digest = 0;  // of kKeyValue in a move: CRC-64 of the payload; 0: none was taken; switch_frames.h: the piece
   uint64_t reserved[2] = {0, 0};
   uint32_t busy_us = 0;   // of kPartial: how long this op kept the attention worker busy
   uint32_t checksum = 0;  // CRC-32C of the 60 bytes before it

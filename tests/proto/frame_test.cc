@@ -6,18 +6,36 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/link_frames.h"
+#include "proto/switch_frames.h"
 
 namespace dovetail::proto {
 namespace {
 
 using ::testing::HasSubstr;
 
-constexpr FrameType kAllTypes[] = {
-    FrameType::kStepPlan,     FrameType::kStepResult,      FrameType::kOpenSequence,  FrameType::kSequenceOpened,
-    FrameType::kForkSequence, FrameType::kReleaseSequence, FrameType::kPrefixProbe,   FrameType::kPrefixProbed,
-    FrameType::kUnpin,        FrameType::kMoveSequence,    FrameType::kSequenceMoved, FrameType::kStepBegin,
-    FrameType::kStepRefused,  FrameType::kQuery,           FrameType::kKeyValue,      FrameType::kPartial,
-    kStepBeginOnDevice,       kLinkOffer,                  kLinkAnswer,               kLinkThere};
+constexpr FrameType kAllTypes[] = {FrameType::kStepPlan,
+                                   FrameType::kStepResult,
+                                   FrameType::kOpenSequence,
+                                   FrameType::kSequenceOpened,
+                                   FrameType::kForkSequence,
+                                   FrameType::kReleaseSequence,
+                                   FrameType::kPrefixProbe,
+                                   FrameType::kPrefixProbed,
+                                   FrameType::kUnpin,
+                                   FrameType::kMoveSequence,
+                                   FrameType::kSequenceMoved,
+                                   FrameType::kStepBegin,
+                                   FrameType::kStepRefused,
+                                   FrameType::kQuery,
+                                   FrameType::kKeyValue,
+                                   FrameType::kPartial,
+                                   kStepBeginOnDevice,
+                                   kLinkOffer,
+                                   kLinkAnswer,
+                                   kLinkThere,
+                                   kSwitchPart,
+                                   kSwitchVoid,
+                                   kSwitchTaken};
 
 FrameHeader Good() { return MakeHeader(FrameType::kQuery, Epoch(3), StepId(99), MicroBatchId(1), 17, 4096); }
 
@@ -92,6 +110,7 @@ TEST(FrameHeader, WrongMagicVersionSizeOrReservedBytesAreNamed) {
   header = Good();
   header.digest = 1;
   EXPECT_THAT(Verdict(Sealed(header)), HasSubstr("frame: type 34 has no digest"));
+  EXPECT_EQ(Verdict(MakeHeader(kSwitchPart, Epoch(1), StepId(2), MicroBatchId(0), 0, 8, 0, 0xab)), "accepted");
   EXPECT_EQ(MakeHeader(FrameType::kPartial, Epoch(1), StepId(2), MicroBatchId(0), 0, 0, 77).busy_us, 77u);
 }
 

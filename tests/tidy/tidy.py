@@ -27,6 +27,7 @@ ALLOWED = {
     'transport': ['base', 'proto'],
     'transport/ucx': ['base', 'proto', 'transport'],
     'exchange': ['base', 'kernels', 'proto', 'transport'],
+    'sequence_parallel': ['base', 'proto', 'transport'],
     'model': ['base', 'kernels'],
     'scheduler/core': ['base', 'proto'],
     'attention_worker/core': ['base', 'proto'],
