@@ -26,6 +26,7 @@ ALLOWED = {
     'kernels': ['base'],
     'transport': ['base', 'proto'],
     'transport/ucx': ['base', 'proto', 'transport'],
+    'examples': ['base', 'kernels', 'proto', 'sequence_parallel', 'transport', 'transport/ucx'],
     'exchange': ['base', 'kernels', 'proto', 'transport'],
     'sequence_parallel': ['base', 'proto', 'transport'],
     'model': ['base', 'kernels'],

@@ -1,0 +1,28 @@
+#pragma once
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/status.h"
+#include "examples/spatio_temporal/config.h"
+#include "kernels/packed_weights.h"
+
+namespace dovetail::spatio_temporal {
+
+// Of one block, spatial or temporal; in bf16, [out][in]. Immutable: ranks that are threads share them.
+struct BlockWeights {
+  std::vector<float> attention_norm, mlp_norm;    // [C]
+  kernels::PackedWeights query, key, value, out;  // [C][C]
+  kernels::PackedWeights gate, up;                // [mlp][C]
+  kernels::PackedWeights down;                    // [C][mlp]
+};
+
+struct Weights {
+  std::vector<BlockWeights> spatial, temporal;  // [pairs]
+  // Equal for equal configs, on every rank. kResourceExhausted: no memory.
+  static absl::StatusOr<Weights> Random(const Config& config, kernels::ThreadPool* pool);
+};
+
+// Row (t, s) of the hidden tensor that goes in, [C].
+void RandomRow(const Config& config, int64_t t, int64_t s, BF16* row);
+
+}  // namespace dovetail::spatio_temporal
