@@ -25,6 +25,7 @@ dovetail_library(cli
     cli/cluster_flags.cc
     cli/compute_worker_command.cc
     cli/cors_flags.cc
+    cli/limit_flags.cc
     cli/scheduler_command.cc
     cli/server_command.cc
     cli/status_command.cc

@@ -21,6 +21,7 @@ absl::StatusOr<server::HttpServerOptions> HttpOptionsOf(const ApiFlags& flags, s
   DT_ASSIGN_OR_RETURN(options.metrics_api_keys, ReadKeys(flags.metrics_api_keys));
   options.tls = flags.tls;
   DT_ASSIGN_OR_RETURN(options.cors, CorsOptionsOf(flags.cors));
+  DT_RETURN_IF_ERROR(SetLimits(flags.limits, options));
   options.overload_status = flags.overload_status;
   options.seed = seed;
   return options;
@@ -112,6 +113,7 @@ void AddApiFlags(CLI::App& command, ApiFlags& flags) {
   AddCorsFlags(command, flags.cors);
   AddModelFlags(command, flags);
   AddLoadFlags(command, flags);
+  AddLimitFlags(command, flags.limits);
 }
 
 ApiServer::ApiServer(const ApiFlags& flags, server::HttpServerOptions options)

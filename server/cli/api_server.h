@@ -10,6 +10,7 @@
 #include "model/checkpoint.h"
 #include "server/cli/api_keys.h"
 #include "server/cli/cors_flags.h"
+#include "server/cli/limit_flags.h"
 #include "server/cli/tls_flags.h"
 #include "server/engine.h"
 #include "server/grpc/generation_service.h"
@@ -25,6 +26,7 @@ struct ApiFlags {
   KeySources api_keys = ApiKeySources(), metrics_api_keys = MetricsKeySources();
   server::TlsOptions tls;
   CorsFlags cors;
+  LimitFlags limits;
   std::vector<std::string> served_model_names;
   bool ignore_model_name = false;
   std::string chat_template;

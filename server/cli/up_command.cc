@@ -262,7 +262,7 @@ class Up {
       for (const std::string& key : sources->keys) add(sources->flag, key);
       for (const std::string& file : sources->files) add(sources->file_flag, file);
     }
-    for (const Arguments& more : {ArgumentsOf(api.tls), ArgumentsOf(api.cors)})
+    for (const Arguments& more : {ArgumentsOf(api.tls), ArgumentsOf(api.cors), ArgumentsOf(api.limits)})
       arguments.insert(arguments.end(), more.begin(), more.end());
     for (const std::string& name : api.served_model_names) add("--served-model-name", name);
     add("--chat-template", api.chat_template);

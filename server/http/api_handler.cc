@@ -77,10 +77,7 @@ void ApiHandler::CollectMetrics() {
   const auto backend = this->backend();
   if (backend == nullptr) return;
   backend->metrics->Update(backend->engine->stats(), backend->engine->TakeStepSamples());
-  if (connection_counts_) {
-    const auto [open, active] = connection_counts_();
-    backend->metrics->SetConnections(open, active);
-  }
+  if (http_stats_) backend->metrics->UpdateHttp(http_stats_());
 }
 
 // ---- before the body ----
@@ -231,10 +228,10 @@ void ApiHandler::Generate(const Route& route, std::shared_ptr<Exchange> exchange
     auto prepared = std::make_shared<absl::StatusOr<PreparedGeneration>>(
         PrepareGeneration(route, exchange->body(), *backend, context));
     exchange->Post([this, &route, exchange, about, backend, prepared] {
+      exchange->DropBody();
       if (!prepared->ok())
         return Answer(*exchange, route, ErrorResponse(ToApiError(prepared->status(), options_.overload_status)));
       if (draining_) return Answer(*exchange, route, Draining());
-      exchange->body() = std::string();
       const auto generation = std::make_shared<Generation>(backend, options_, exchange, **std::move(prepared), about);
       generation->Start(inboxes_[exchange->io_thread()]);
     });
@@ -254,7 +251,10 @@ void ApiHandler::Tokenize(const Route& route, std::shared_ptr<Exchange> exchange
     }();
     auto response = std::make_shared<HttpResponse>(
         body.ok() ? JsonResponse(*body) : ErrorResponse(ToApiError(body.status(), options_.overload_status)));
-    exchange->Post([this, &route, exchange, response] { Answer(*exchange, route, std::move(*response)); });
+    exchange->Post([this, &route, exchange, response] {
+      exchange->DropBody();
+      Answer(*exchange, route, std::move(*response));
+    });
   });
 }
 

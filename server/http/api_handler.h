@@ -26,7 +26,7 @@ class ApiHandler : public HttpHandler {
   void SetBackend(std::shared_ptr<const Backend> backend);  // until then: loading
   void SetDraining() { draining_ = true; }
   bool draining() const { return draining_; }
-  void SetConnectionCounts(std::function<std::pair<int, int>()> counts) { connection_counts_ = std::move(counts); }
+  void SetHttpStats(std::function<HttpStats()> stats) { http_stats_ = std::move(stats); }
 
   // Takes over the engine's numbers for /metrics; called at least every few seconds.
   void CollectMetrics();
@@ -59,7 +59,7 @@ class ApiHandler : public HttpHandler {
   const Cors cors_;
   const std::shared_ptr<Admission> admission_;
   std::vector<std::shared_ptr<UpdateInbox>> inboxes_;
-  std::function<std::pair<int, int>()> connection_counts_;
+  std::function<HttpStats()> http_stats_;
   std::atomic<bool> draining_{false};
   mutable std::mutex mutex_;
   std::shared_ptr<const Backend> backend_;

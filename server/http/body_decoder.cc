@@ -10,19 +10,27 @@ constexpr int kMaxSizeLine = 256;
 constexpr int kMaxSizeDigits = 8;
 }  // namespace
 
-BodyDecoder::BodyDecoder(const RequestHead& head, size_t max_bytes) : max_bytes_(max_bytes) {
+BodyDecoder::BodyDecoder(const RequestHead& head, const BodyLimits& limits, Use use)
+    : use_(use), max_bytes_(limits.max_bytes), length_limit_(limits.max_bytes), body_(limits.budget) {
   if (head.chunked) {
     state_ = State::kSize;
   } else if (head.content_length.value_or(0) > 0) {
     state_ = State::kLength;
     left_ = *head.content_length;
-    if (left_ > max_bytes)
-      Fail(413, absl::StrCat("The body has ", left_, " bytes; at most ", max_bytes, " are allowed."));
+    length_limit_ = std::min<uint64_t>(left_, max_bytes_);
+    if (left_ > max_bytes_)
+      Fail(413, absl::StrCat("The body has ", left_, " bytes; at most ", max_bytes_, " are allowed."));
+    else if (use_ == Use::kKeep && limits.budget != nullptr && !limits.budget->HasRoom(left_))
+      FailForRoom();
   }
 }
 
 void BodyDecoder::Fail(int status, std::string message) {
   if (problem_.status == 0) problem_ = {status, std::move(message)};
+}
+
+void BodyDecoder::FailForRoom() {
+  Fail(503, "The bodies of other requests fill the memory that there is for them; try again shortly.");
 }
 
 size_t BodyDecoder::Consume(std::string_view bytes) {
@@ -33,19 +41,22 @@ size_t BodyDecoder::Consume(std::string_view bytes) {
       continue;
     }
     const size_t take = std::min<uint64_t>(left_, bytes.size() - used);
-    body_.append(bytes.substr(used, take));
+    TakePayload(bytes.substr(used, take));
     used += take;
     left_ -= take;
     if (left_ == 0) state_ = state_ == State::kLength ? State::kDone : State::kDataCr;
   }
-  received_ += used;
   return used;
+}
+
+void BodyDecoder::TakePayload(std::string_view bytes) {
+  payload_ += bytes.size();
+  if (use_ == Use::kKeep && !body_.Append(bytes, length_limit_)) FailForRoom();
 }
 
 void BodyDecoder::EndOfSizeLine() {
   if (digits_ == 0) return Fail(400, "A chunk has no size.");
-  if (body_.size() + left_ > max_bytes_)
-    return Fail(413, absl::StrCat("The body has more than ", max_bytes_, " bytes."));
+  if (payload_ + left_ > max_bytes_) return Fail(413, absl::StrCat("The body has more than ", max_bytes_, " bytes."));
   state_ = left_ == 0 ? State::kLastCr : State::kData;
   digits_ = line_bytes_ = 0;
 }

@@ -107,6 +107,7 @@ void Connection::Post(std::function<void()> task) { asio::post(socket_.get_execu
 void Connection::Close() {
   if (state_ == State::kClosed) return;
   state_ = State::kClosed;
+  body_ = BodyDecoder();
   Disarm();
   if (tls_) tls_->SendEnd();
   error_code ignored;
@@ -230,27 +231,26 @@ bool Connection::AdvanceHead() {
     Refuse(*std::move(refusal_), /*body_follows=*/true);
     return false;
   }
-  body_ = BodyDecoder(head_, options_.max_body_bytes);
-  if (body_.problem().status != 0) return ProtocolFailure(body_.problem()), false;
+  body_ = BodyDecoder(head_, {.max_bytes = options_.max_body_bytes, .budget = owner_.bodies()},
+                      refusal_ ? BodyDecoder::Use::kDrop : BodyDecoder::Use::kKeep);
+  if (body_.problem().status != 0) return BodyFailure(body_.problem()), false;
   if (head_.expect_continue && !body_.done()) Send("HTTP/1.1 100 Continue\r\n\r\n", 0);
   state_ = State::kBody;
-  body_began_ = std::chrono::steady_clock::now();
-  Arm(options_.body_grace);
+  pace_ = BodyPace(std::chrono::steady_clock::now(), options_.body_grace, options_.min_body_bytes_per_s);
+  ArmUntil(pace_.deadline());
   return true;
 }
 
 bool Connection::AdvanceBody() {
+  const uint64_t before = body_.payload();
   input_.erase(0, body_.Consume(input_));
-  if (body_.problem().status != 0) return ProtocolFailure(body_.problem()), false;
+  if (body_.problem().status != 0) return BodyFailure(body_.problem()), false;
   if (body_.done()) {
     BeginRequest();
     return true;
   }
-  const auto allowed =
-      options_.body_grace + std::chrono::milliseconds(body_.received() * 1000 / options_.min_body_bytes_per_s);
-  const auto spent =
-      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - body_began_);
-  Arm(std::max(allowed - spent, std::chrono::milliseconds(1)));
+  pace_.Received(body_.payload() - before, std::chrono::steady_clock::now());
+  ArmUntil(pace_.deadline());
   return false;
 }
 
@@ -272,6 +272,13 @@ void Connection::BeginRequest() {
 
 // ---- refusing ----
 
+void Connection::BodyFailure(const HttpProblem& problem) {
+  if (problem.status == 413) owner_.counters().Refused(BodyRefusal::kTooLarge);
+  if (problem.status == 503) owner_.counters().Refused(BodyRefusal::kNoRoom);
+  if (problem.status == 408) owner_.counters().Refused(BodyRefusal::kTooSlow);
+  ProtocolFailure(problem);
+}
+
 void Connection::ProtocolFailure(const HttpProblem& problem) {
   if (request_id_.empty()) request_id_ = owner_.NewRequestId();
   Refuse(handler_.ProtocolError(problem.status, problem.message), /*body_follows=*/true);
@@ -279,6 +286,7 @@ void Connection::ProtocolFailure(const HttpProblem& problem) {
 
 void Connection::Refuse(HttpResponse response, bool body_follows) {
   refusal_.reset();
+  body_ = BodyDecoder();
   response.close = response.close || body_follows;
   keep_alive_ = false;
   state_ = State::kHandling;
@@ -458,6 +466,11 @@ void Connection::Arm(std::chrono::milliseconds after) {
   });
 }
 
+void Connection::ArmUntil(std::chrono::steady_clock::time_point end) {
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+  Arm(std::max(left, std::chrono::milliseconds(1)));
+}
+
 void Connection::Disarm() {
   ++deadline_serial_;
   deadline_.cancel();
@@ -469,7 +482,8 @@ void Connection::OnDeadline() {
       if (!head_began_) return Close();
       return ProtocolFailure({408, "The request's headers did not arrive in time."});
     case State::kBody:
-      return ProtocolFailure({408, "The request's body arrived too slowly."});
+      return BodyFailure({408, absl::StrCat("The request's body arrived at less than ", options_.min_body_bytes_per_s,
+                                            " bytes a second.")});
     default:
       return Close();  // the client did not read, or did not leave
   }

@@ -1,15 +1,15 @@
 #pragma once
-#include <utility>  // before Boost 1.74's asio, which forgets it in C++20
-
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
-
 #include <deque>
 #include <memory>
 #include <string>
+#include <utility>  // before Boost 1.74's asio, which forgets it in C++20
 
 #include "server/http/body_decoder.h"
+#include "server/http/body_pace.h"
 #include "server/http/exchange.h"
+#include "server/http/http_counters.h"
 #include "server/http/options.h"
 #include "server/http/tls_session.h"
 
@@ -17,7 +17,7 @@ namespace dovetail::server {
 
 class Connection;
 
-// Who keeps count of connections (the listener). Called on I/O threads.
+// What connections share: the listener. Called on I/O threads.
 class ConnectionOwner {
  public:
   virtual ~ConnectionOwner() = default;
@@ -25,6 +25,8 @@ class ConnectionOwner {
   virtual void OnExchangeBegan() = 0;
   virtual void OnExchangeEnded() = 0;
   virtual std::string NewRequestId() = 0;
+  virtual HttpCounters& counters() = 0;
+  virtual const std::shared_ptr<BodyBudget>& bodies() = 0;
 };
 
 // One accepted socket: reads heads and bodies within limits and deadlines, hands requests to the handler one after the
@@ -68,6 +70,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void BeginRequest();
   void Refuse(HttpResponse response, bool body_follows);
   void ProtocolFailure(const HttpProblem& problem);
+  void BodyFailure(const HttpProblem& problem);
   void EndExchange(bool keep_alive);
   void EnterLinger();
 
@@ -79,6 +82,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void OnAllWritten();
 
   void Arm(std::chrono::milliseconds after);
+  void ArmUntil(std::chrono::steady_clock::time_point end);
   void Disarm();
   void OnDeadline();
 
@@ -99,7 +103,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   HeadScan scan_;
   RequestHead head_;
   BodyDecoder body_;
-  std::chrono::steady_clock::time_point body_began_;
+  BodyPace pace_;
   std::optional<HttpResponse> refusal_;  // to send once the body was read
 
   std::shared_ptr<Exchange> exchange_;

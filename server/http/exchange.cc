@@ -4,7 +4,7 @@
 
 namespace dovetail::server {
 
-Exchange::Exchange(std::shared_ptr<Connection> connection, RequestHead head, std::string body, std::string id)
+Exchange::Exchange(std::shared_ptr<Connection> connection, RequestHead head, RequestBody body, std::string id)
     : connection_(std::move(connection)), head_(std::move(head)), body_(std::move(body)), id_(std::move(id)) {}
 
 int Exchange::io_thread() const { return connection_->io_thread(); }

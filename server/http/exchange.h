@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/http/body_budget.h"
 #include "server/http/request_head.h"
 
 namespace dovetail::server {
@@ -24,10 +25,12 @@ class Connection;
 // thread. Calls after the client is gone, or after the response is complete, do nothing.
 class Exchange : public std::enable_shared_from_this<Exchange> {
  public:
-  Exchange(std::shared_ptr<Connection> connection, RequestHead head, std::string body, std::string id);
+  Exchange(std::shared_ptr<Connection> connection, RequestHead head, RequestBody body, std::string id);
 
   const RequestHead& head() const { return head_; }
-  std::string& body() { return body_; }
+  // Whoever reads it on another thread does so before anything else of the exchange is used.
+  const std::string& body() const { return body_.bytes(); }
+  void DropBody() { body_.Free(); }              // as soon as it is not needed: others may wait for its memory
   const std::string& id() const { return id_; }  // X-Request-Id, the client's or ours
   int io_thread() const;
 
@@ -63,7 +66,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
 
   std::shared_ptr<Connection> connection_;
   const RequestHead head_;
-  std::string body_;
+  RequestBody body_;
   const std::string id_;
   bool streaming_ = false;
   bool complete_ = false;

@@ -22,8 +22,7 @@ class HttpServer::Impl {
           [&context](std::function<void()> task) { boost::asio::post(context, std::move(task)); }));
     }
     handler_.SetInboxes(inboxes_);
-    handler_.SetConnectionCounts(
-        [listener = listener_.get()] { return std::pair(listener->connections(), listener->active_exchanges()); });
+    handler_.SetHttpStats([listener = listener_.get()] { return listener->stats(); });
   }
 
   absl::Status Start() {

@@ -21,7 +21,8 @@ std::chrono::nanoseconds Chrono(absl::Duration duration) { return absl::ToChrono
 
 }  // namespace
 
-Listener::Listener(const HttpServerOptions& options, HttpHandler& handler) : options_(options), handler_(handler) {
+Listener::Listener(const HttpServerOptions& options, HttpHandler& handler)
+    : options_(options), handler_(handler), bodies_(std::make_shared<BodyBudget>(options.max_unfinished_body_bytes)) {
   std::random_device device;
   std::seed_seq seed{device(), device(), device(), device()};
   random_.seed(seed);
@@ -133,6 +134,18 @@ int Listener::connections() const {
 int Listener::active_exchanges() const {
   std::lock_guard lock(mutex_);
   return active_exchanges_;
+}
+
+HttpStats Listener::stats() const {
+  HttpStats stats;
+  {
+    std::lock_guard lock(mutex_);
+    stats.connections = static_cast<int>(connections_.size());
+    stats.active_requests = active_exchanges_;
+  }
+  stats.body_bytes = bodies_->held();
+  counters_.AddTo(stats);
+  return stats;
 }
 
 std::vector<std::shared_ptr<Connection>> Listener::Snapshot() {

@@ -45,6 +45,7 @@ class Listener : private ConnectionOwner {
 
   int connections() const;
   int active_exchanges() const;
+  HttpStats stats() const;
 
   boost::asio::io_context& context(int io_thread) { return threads_[io_thread]->context; }
   std::string NewRequestId() override;
@@ -64,9 +65,13 @@ class Listener : private ConnectionOwner {
   void OnClosed(Connection* connection) override;
   void OnExchangeBegan() override;
   void OnExchangeEnded() override;
+  HttpCounters& counters() override { return counters_; }
+  const std::shared_ptr<BodyBudget>& bodies() override { return bodies_; }
 
   const HttpServerOptions& options_;
   HttpHandler& handler_;
+  HttpCounters counters_;
+  const std::shared_ptr<BodyBudget> bodies_;
   const TlsContext* tls_ = nullptr;
   std::vector<std::unique_ptr<IoThread>> threads_;
   std::unique_ptr<boost::asio::ip::tcp::acceptor> acceptor_;

@@ -27,8 +27,13 @@ absl::Status HttpServerOptions::Validate() const {
   DT_RETURN_IF_ERROR(CheckKeys("--metrics-api-key", metrics_api_keys));
   DT_RETURN_IF_ERROR(cors.Validate());
   DT_RETURN_IF_ERROR(InRange("max_connections", max_connections, 1, 1 << 20));
-  DT_RETURN_IF_ERROR(InRange("max_body_bytes", static_cast<int64_t>(max_body_bytes), 1024, int64_t{64} << 20));
-  DT_RETURN_IF_ERROR(InRange("min_body_bytes_per_s", static_cast<int64_t>(min_body_bytes_per_s), 1, 1 << 30));
+  DT_RETURN_IF_ERROR(InRange("--max-body-bytes", static_cast<int64_t>(max_body_bytes), 1024, int64_t{64} << 20));
+  DT_RETURN_IF_ERROR(
+      InRange("--max-unfinished-body-bytes", static_cast<int64_t>(max_unfinished_body_bytes), 1024, int64_t{1} << 40));
+  if (max_unfinished_body_bytes < max_body_bytes)
+    return InvalidArgument("--max-unfinished-body-bytes: ", max_unfinished_body_bytes, " is less than the ",
+                           max_body_bytes, " of --max-body-bytes: the largest body could never be read");
+  DT_RETURN_IF_ERROR(InRange("--min-body-rate", static_cast<int64_t>(min_body_bytes_per_s), 1, 1 << 30));
   DT_RETURN_IF_ERROR(
       InRange("max_stream_backlog_bytes", static_cast<int64_t>(max_stream_backlog_bytes), 1024, 64 << 20));
   DT_RETURN_IF_ERROR(InRange("max_stream_backlog_tokens", max_stream_backlog_tokens, 2, 1 << 20));

@@ -33,6 +33,11 @@ std::vector<double> TokenBuckets(int max_model_len) {
   }
 }
 
+// Of what somebody else counts from its start.
+void Grow(const CounterPair& counter, uint64_t current, uint64_t last) {
+  if (current > last) counter.Add(static_cast<double>(current - last));
+}
+
 double Seconds(absl::Duration duration) { return std::max(0.0, absl::ToDoubleSeconds(duration)); }
 
 constexpr std::array<const char*, 4> kEnds = {"stop", "length", "abort", "error"};
@@ -46,6 +51,9 @@ class ServerMetrics::Impl {
     for (size_t i = 0; i < kEnds.size(); ++i)
       ends_[i] = make_.Counter("requests_total", "request_success_total", "Requests by how they ended.",
                                {{"finished_reason", kEnds[i]}});
+    for (size_t i = 0; i < kBodyRefusals.size(); ++i)
+      bodies_refused_[i] = make_.Counter("http_bodies_refused_total", "", "Request bodies that were not read.",
+                                         {{"reason", kBodyRefusals[i]}});
     make_.Gauge("info", "", "Constant 1; the labels say what runs.", {{"version", info.version}}).Set(1);
     make_
         .Gauge("cache_config_info", "cache_config_info", "Constant 1; the labels describe the KV cache.",
@@ -151,6 +159,8 @@ class ServerMetrics::Impl {
   // HTTP
   GaugePair connections_ = make_.Gauge("http_connections", "", "Open connections.");
   GaugePair active_ = make_.Gauge("http_requests_active", "", "HTTP requests under way.");
+  GaugePair body_bytes_ = make_.Gauge("http_body_bytes", "", "Held by request bodies that are not parsed yet.");
+  std::array<CounterPair, kBodyRefusals.size()> bodies_refused_;
   prometheus::Family<prometheus::Counter>& http_ = prometheus::BuildCounter()
                                                        .Name("dovetail:http_responses_total")
                                                        .Help("Responses by route and status.")
@@ -159,6 +169,7 @@ class ServerMetrics::Impl {
   // The engine counts from its start; Prometheus counters are fed with differences.
   std::mutex mutex_;
   scheduler::SchedulerStats last_;
+  HttpStats last_http_;
 };
 
 ServerMetrics::ServerMetrics(const Info& info) : impl_(std::make_unique<Impl>(info)) {}
@@ -210,9 +221,6 @@ void ServerMetrics::Update(const EngineStats& stats, const std::vector<StepSampl
   Impl& m = *impl_;
   std::lock_guard lock(m.mutex_);
   const scheduler::SchedulerStats& now = stats.scheduler;
-  const auto grow = [](const CounterPair& counter, uint64_t current, uint64_t last) {
-    if (current > last) counter.Add(static_cast<double>(current - last));
-  };
   m.running_.Set(now.running_sequences);
   m.waiting_.Set(now.waiting_requests);
   m.paused_.Set(now.paused_requests);
@@ -221,15 +229,15 @@ void ServerMetrics::Update(const EngineStats& stats, const std::vector<StepSampl
   m.blocks_used_.Set(static_cast<double>(stats.kv_blocks_in_use));
   m.blocks_cached_.Set(static_cast<double>(stats.kv_blocks_cached));
   m.healthy_.Set(stats.healthy ? 1 : 0);
-  grow(m.preemptions_, now.preemptions, m.last_.preemptions);
-  grow(m.prefix_queries_, now.prefix_queries, m.last_.prefix_queries);
-  grow(m.prefix_hits_, now.prefix_hits, m.last_.prefix_hits);
-  grow(m.steps_, now.steps, m.last_.steps);
-  grow(m.late_events_, now.late_events, m.last_.late_events);
-  grow(m.damaged_, now.damaged, m.last_.damaged);
-  grow(m.replays_same_, now.replays_same, m.last_.replays_same);
-  grow(m.replays_different_, now.replays_different, m.last_.replays_different);
-  grow(m.replays_unclear_, now.replays_unclear, m.last_.replays_unclear);
+  Grow(m.preemptions_, now.preemptions, m.last_.preemptions);
+  Grow(m.prefix_queries_, now.prefix_queries, m.last_.prefix_queries);
+  Grow(m.prefix_hits_, now.prefix_hits, m.last_.prefix_hits);
+  Grow(m.steps_, now.steps, m.last_.steps);
+  Grow(m.late_events_, now.late_events, m.last_.late_events);
+  Grow(m.damaged_, now.damaged, m.last_.damaged);
+  Grow(m.replays_same_, now.replays_same, m.last_.replays_same);
+  Grow(m.replays_different_, now.replays_different, m.last_.replays_different);
+  Grow(m.replays_unclear_, now.replays_unclear, m.last_.replays_unclear);
   m.last_ = now;
   for (const StepSample& sample : samples) {
     m.step_tokens_.Observe(sample.new_tokens);
@@ -244,9 +252,15 @@ void ServerMetrics::Update(const EngineStats& stats, const std::vector<StepSampl
   }
 }
 
-void ServerMetrics::SetConnections(int open, int streams) {
-  impl_->connections_.Set(open);
-  impl_->active_.Set(streams);
+void ServerMetrics::UpdateHttp(const HttpStats& stats) {
+  Impl& m = *impl_;
+  std::lock_guard lock(m.mutex_);
+  m.connections_.Set(stats.connections);
+  m.active_.Set(stats.active_requests);
+  m.body_bytes_.Set(static_cast<double>(stats.body_bytes));
+  for (size_t i = 0; i < kBodyRefusals.size(); ++i)
+    Grow(m.bodies_refused_[i], stats.bodies_refused[i], m.last_http_.bodies_refused[i]);
+  m.last_http_ = stats;
 }
 
 std::string ServerMetrics::Text() const { return prometheus::TextSerializer().Serialize(impl_->registry_.Collect()); }

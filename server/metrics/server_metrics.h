@@ -5,6 +5,7 @@
 
 #include "absl/time/time.h"
 #include "server/engine.h"
+#include "server/metrics/http_stats.h"
 
 namespace dovetail::server {
 
@@ -53,7 +54,7 @@ class ServerMetrics {
 
   // Takes over the engine's numbers. `samples` are steps since the last call.
   void Update(const EngineStats& stats, const std::vector<StepSample>& samples);
-  void SetConnections(int open, int streams);
+  void UpdateHttp(const HttpStats& stats);
 
   std::string Text() const;
 

@@ -43,7 +43,8 @@ Outcome ReadRequest(std::string_view bytes, size_t step) {
   DT_CHECK(head.headers.size() <= static_cast<size_t>(limits.headers));
   outcome.method = head.method;
   outcome.path = head.path;
-  server::BodyDecoder body(head, kMaxBody);
+  const auto budget = std::make_shared<server::BodyBudget>(kMaxBody);
+  server::BodyDecoder body(head, {.max_bytes = kMaxBody, .budget = budget});
   size_t at = scan.end;
   while (at < bytes.size() && !body.done() && body.problem().status == 0) {
     const size_t used = body.Consume(bytes.substr(at, step));
@@ -52,9 +53,10 @@ Outcome ReadRequest(std::string_view bytes, size_t step) {
   }
   outcome.status = body.problem().status;
   outcome.whole = body.done();
-  DT_CHECK(body.body().size() <= kMaxBody);
+  DT_CHECK(body.body().bytes().size() <= kMaxBody);
+  DT_CHECK(budget->held() <= kMaxBody && budget->held() + 15 >= body.body().bytes().size(), "bytes are not counted");
   if (outcome.whole) {
-    outcome.body = body.body();
+    outcome.body = body.body().bytes();
     outcome.used = at;
   }
   return outcome;

@@ -50,6 +50,32 @@ TEST_F(Serve, IdleConnectionsBeyondTheSoftLimitOfOpenFilesLeaveOthersAlone) {
   EXPECT_EQ(raised.rlim_cur, before.rlim_max);
 }
 
+// Of 150 bodies of 4 MiB, each of which misses its last byte.
+TEST_F(Serve, UnfinishedBodiesTakeNoMoreMemoryThanTheyMay) {
+  ServeProcess server(With({"--max-unfinished-body-bytes", "16MiB"}));
+  const auto resident_kib = [&] {
+    std::ifstream status("/proc/" + std::to_string(server.pid()) + "/status");
+    for (std::string line; std::getline(status, line);)
+      if (line.rfind("VmRSS:", 0) == 0) return std::stol(line.substr(6));
+    return -1L;
+  };
+  const long before = resident_kib();
+  std::vector<RawClient> clients;
+  const std::string body((4 << 20) - 1, ' ');
+  for (int i = 0; i < 150; ++i) {
+    clients.emplace_back(server.port())
+        .Send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 4194304\r\n\r\n");
+    clients.back().Send(body);
+  }
+  const double held = server.Metric("dovetail:http_body_bytes");
+  EXPECT_GT(held, 4 << 20);
+  EXPECT_LE(held, 16 << 20);
+  EXPECT_GE(server.Metric("dovetail:http_bodies_refused_total{model_name=\"stories\",reason=\"no_room\""), 146);
+  const long grown = resident_kib() - before;
+  std::printf("150 unfinished bodies of 4 MiB: %ld KiB\n", grown);
+  EXPECT_LT(grown, 100 << 10);
+}
+
 TEST_F(Serve, AClientThatLeavesFreesItsKv) {
   ServeProcess server(With({}));
   Json prompts = Json::array();

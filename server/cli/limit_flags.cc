@@ -1,0 +1,39 @@
+#include "server/cli/limit_flags.h"
+
+#include "server/cli/engine_flags.h"
+
+namespace dovetail::cli {
+
+void AddLimitFlags(CLI::App& command, LimitFlags& flags) {
+  command
+      .add_option("--max-body-bytes", flags.max_body,
+                  "The largest body of a request, at most 64MiB; a larger one gets 413")
+      ->type_name("SIZE")
+      ->group("API");
+  command
+      .add_option("--max-unfinished-body-bytes", flags.max_unfinished_bodies,
+                  "Memory for the bodies of all requests that are being read or wait to be parsed; one that finds no "
+                  "room gets 503")
+      ->type_name("SIZE")
+      ->group("API");
+  command
+      .add_option("--min-body-rate", flags.min_body_rate,
+                  "Bytes a second at which a body must arrive, or it gets 408; it may stall for 10 s")
+      ->type_name("SIZE")
+      ->group("API");
+}
+
+absl::Status SetLimits(const LimitFlags& flags, server::HttpServerOptions& options) {
+  DT_ASSIGN_OR_RETURN(options.max_body_bytes, ParseBytes("--max-body-bytes", flags.max_body));
+  DT_ASSIGN_OR_RETURN(options.max_unfinished_body_bytes,
+                      ParseBytes("--max-unfinished-body-bytes", flags.max_unfinished_bodies));
+  DT_ASSIGN_OR_RETURN(options.min_body_bytes_per_s, ParseBytes("--min-body-rate", flags.min_body_rate));
+  return absl::OkStatus();
+}
+
+std::vector<std::string> ArgumentsOf(const LimitFlags& flags) {
+  return {"--max-body-bytes",          flags.max_body,    "--max-unfinished-body-bytes",
+          flags.max_unfinished_bodies, "--min-body-rate", flags.min_body_rate};
+}
+
+}  // namespace dovetail::cli
