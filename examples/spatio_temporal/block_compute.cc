@@ -50,6 +50,7 @@ absl::StatusOr<T*> BlockCompute::Room(kernels::AlignedBuffer& buffer, int64_t co
 }
 
 absl::Status BlockCompute::Project(const BlockWeights& weights, const Rows& rows, BF16* q, BF16* k, BF16* v) {
+  if (config_.exchange_only) return absl::OkStatus();
   const int64_t c = config_.channels;
   const kernels::OpContext context = kernels::ContextOf(*stream_);
   return ForParts(rows, c, [&](const Rows& part, int64_t first) -> absl::Status {
@@ -76,6 +77,7 @@ absl::Status BlockCompute::Project(const BlockWeights& weights, const Rows& rows
 }
 
 absl::Status BlockCompute::Finish(const BlockWeights& weights, const BF16* o, const Rows& rows) {
+  if (config_.exchange_only) return absl::OkStatus();
   const int64_t c = config_.channels, mlp = config_.mlp();
   const kernels::OpContext context = kernels::ContextOf(*stream_);
   return ForParts(rows, c, [&](const Rows& part, int64_t first) -> absl::Status {
@@ -112,6 +114,7 @@ absl::Status BlockCompute::Finish(const BlockWeights& weights, const BF16* o, co
 }
 
 absl::Status BlockCompute::Attend(const Sequences& sequences) {
+  if (config_.exchange_only) return absl::OkStatus();
   const kernels::KvBlockLayout layout{static_cast<int>(config_.head_dim()), static_cast<int>(config_.head_dim()),
                                       DType::kBF16};
   const int64_t segments = (sequences.length + kSegmentTokens - 1) / kSegmentTokens;

@@ -15,7 +15,7 @@ namespace dovetail::spatio_temporal {
 // The arithmetic of a block on one rank's rows, with the CPU's kernels. Every sum over a row's numbers, and over what
 // it attends to, has an order that does not depend on which other rows and heads there are (docs/ARCHITECTURE.md,
 // Determinism), so a row has the same bits on any number of ranks. Thread-compatible; allocates buffers as they are
-// needed and keeps them.
+// needed and keeps them. Does nothing if config.exchange_only.
 class BlockCompute {
  public:
   // `device` outlives it.

@@ -21,6 +21,7 @@ struct Config {
   int pairs = 0;  // of blocks
   int steps = 1;  // how often all pairs run, as a sampler would have them
   uint64_t seed = 1;
+  bool exchange_only = false;  // no block computes anything: what the switches alone take
 
   int64_t head_dim() const { return channels / heads; }
   int64_t mlp() const;                     // gate and up each: two thirds of 4 C, so that a block has 12 C^2 weights

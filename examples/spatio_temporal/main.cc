@@ -29,6 +29,7 @@ int Run(int count, char** arguments) {
   app.add_option("--pairs", pairs, "Of blocks, in place of the preset's");
   app.add_option("--steps", options.config.steps, "How often all pairs run")->capture_default_str();
   app.add_option("--seed", options.config.seed, "Of weights and input")->capture_default_str();
+  app.add_flag("--exchange-only", options.config.exchange_only, "No block computes anything: the switches alone");
   app.add_option("--way", way, "dsp (2 f M / P bytes a rank and pair) or ulysses (8 f M / P)")->capture_default_str();
   app.add_option("--ranks", options.ranks, "1 to 16, no more than frames, positions and heads")->capture_default_str();
   app.add_option("--transport", options.transport,
@@ -54,6 +55,7 @@ int Run(int count, char** arguments) {
   options.config = *sizes;
   options.config.steps = given.steps;
   options.config.seed = given.seed;
+  options.config.exchange_only = given.exchange_only;
   if (frames != 0) options.config.frames = frames;
   if (positions != 0) options.config.positions = positions;
   if (channels != 0) options.config.channels = channels;

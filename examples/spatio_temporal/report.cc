@@ -66,6 +66,7 @@ std::string ToJson(const RunOptions& options) {
               {"pairs", c.pairs},
               {"steps", c.steps},
               {"seed", c.seed},
+              {"exchange_only", c.exchange_only},
               {"way", std::string(NameOf(options.way))},
               {"ranks", options.ranks},
               {"transport", options.transport},
@@ -88,6 +89,7 @@ absl::StatusOr<RunOptions> OptionsFromJson(const std::string& text) {
   c.pairs = json.value("pairs", 0);
   c.steps = json.value("steps", 0);
   c.seed = json.value("seed", uint64_t{0});
+  c.exchange_only = json.value("exchange_only", false);
   DT_ASSIGN_OR_RETURN(options.way, ParseWay(json.value("way", std::string())));
   options.ranks = json.value("ranks", 0);
   options.transport = json.value("transport", std::string());

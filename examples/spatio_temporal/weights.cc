@@ -55,6 +55,11 @@ absl::StatusOr<BlockWeights> RandomBlock(const Config& config, uint64_t key, ker
 
 absl::StatusOr<Weights> Weights::Random(const Config& config, kernels::ThreadPool* pool) {
   Weights weights;
+  if (config.exchange_only) {
+    weights.spatial.resize(config.pairs);
+    weights.temporal.resize(config.pairs);
+    return weights;
+  }
   for (int pair = 0; pair < config.pairs; ++pair) {
     const uint64_t key = Mix(config.seed) + 64 * static_cast<uint64_t>(pair);
     DT_ASSIGN_OR_RETURN(BlockWeights spatial, RandomBlock(config, key, pool));

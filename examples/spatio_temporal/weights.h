@@ -18,7 +18,7 @@ struct BlockWeights {
 
 struct Weights {
   std::vector<BlockWeights> spatial, temporal;  // [pairs]
-  // Equal for equal configs, on every rank. kResourceExhausted: no memory.
+  // Equal for equal configs, on every rank; empty ones if config.exchange_only. kResourceExhausted: no memory.
   static absl::StatusOr<Weights> Random(const Config& config, kernels::ThreadPool* pool);
 };
 

@@ -176,6 +176,19 @@ TEST(SpatioTemporal, AgreesWithTheModelInDoublePrecision) {
   EXPECT_GT(distance(before, reference), 0.5) << "the blocks do something";
 }
 
+TEST(SpatioTemporal, WithSwitchesAloneHiddenComesBackAsItWas) {
+  Config config = kUneven;
+  config.exchange_only = true;
+  const RunOptions options = Options(config, Way::kDsp, 3);
+  const auto reports = RunThreads(options);
+  ASSERT_TRUE(reports.ok()) << reports.status();
+  std::vector<BF16> frame(config.positions * config.channels);
+  for (int64_t s = 0; s < config.positions; ++s) RandomRow(config, 0, s, frame.data() + s * config.channels);
+  EXPECT_EQ((*reports)[0].frames[0], Sha256(std::as_bytes(std::span(frame))));
+  EXPECT_EQ(Summarize(options, *reports)->pair_bytes, *FormulaBytesOfPair(config, Way::kDsp, 3));
+  EXPECT_EQ(DigestOf(options), DigestOf(Options(config, Way::kDsp, 1)));
+}
+
 TEST(SpatioTemporal, SaysWhichNumberDoesNotFit) {
   const auto refusal = [](const RunOptions& options) { return std::string(RunThreads(options).status().message()); };
   const Config tiny = *Preset("tiny");
@@ -197,6 +210,7 @@ TEST(RunOptions, SurviveTheWayToARanksProcess) {
   RunOptions options = Options(kUneven, Way::kUlysses, 3);
   options.transport = "tcp";
   options.threads = 2;
+  options.config.exchange_only = true;
   options.output = "a \"b\" c";
   const auto back = OptionsFromJson(ToJson(options));
   ASSERT_TRUE(back.ok()) << back.status();
