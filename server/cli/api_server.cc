@@ -148,6 +148,11 @@ absl::Status ApiServer::Serve(const ServedEngine& served) {
     DT_ASSIGN_OR_RETURN(grpc_, server::GrpcServer::Start(options, model, served.engine));
   }
   http_.Serve(model, served.engine, kSegmentTokens, served.kv_blocks);
+  const server::ConnectionLimit limit = http_.connection_limit();
+  if (limit.connections < flags_.limits.max_connections)
+    LogWarning("HTTP: ", limit.why);
+  else
+    LogInfo("HTTP: ", limit.why);
   return absl::OkStatus();
 }
 

@@ -1,10 +1,18 @@
 #include "server/cli/limit_flags.h"
 
+#include "server/cli/command_line.h"
 #include "server/cli/engine_flags.h"
 
 namespace dovetail::cli {
 
 void AddLimitFlags(CLI::App& command, LimitFlags& flags) {
+  command
+      .add_option("--max-connections", flags.max_connections,
+                  "HTTP connections at once; fewer where ulimit -n is lower, as a line at start says. Beyond it only "
+                  "probes are answered, others get 503")
+      ->check(WholeNumber(1, 1 << 20))
+      ->type_name("N")
+      ->group("API");
   command
       .add_option("--max-body-bytes", flags.max_body,
                   "The largest body of a request, at most 64MiB; a larger one gets 413")
@@ -24,6 +32,7 @@ void AddLimitFlags(CLI::App& command, LimitFlags& flags) {
 }
 
 absl::Status SetLimits(const LimitFlags& flags, server::HttpServerOptions& options) {
+  options.max_connections = flags.max_connections;
   DT_ASSIGN_OR_RETURN(options.max_body_bytes, ParseBytes("--max-body-bytes", flags.max_body));
   DT_ASSIGN_OR_RETURN(options.max_unfinished_body_bytes,
                       ParseBytes("--max-unfinished-body-bytes", flags.max_unfinished_bodies));
@@ -32,8 +41,9 @@ absl::Status SetLimits(const LimitFlags& flags, server::HttpServerOptions& optio
 }
 
 std::vector<std::string> ArgumentsOf(const LimitFlags& flags) {
-  return {"--max-body-bytes",          flags.max_body,    "--max-unfinished-body-bytes",
-          flags.max_unfinished_bodies, "--min-body-rate", flags.min_body_rate};
+  return {
+      "--max-connections",           std::to_string(flags.max_connections), "--max-body-bytes", flags.max_body,
+      "--max-unfinished-body-bytes", flags.max_unfinished_bodies,           "--min-body-rate",  flags.min_body_rate};
 }
 
 }  // namespace dovetail::cli

@@ -10,6 +10,7 @@ namespace dovetail::cli {
 
 // What clients may take of this server's memory and descriptors.
 struct LimitFlags {
+  int max_connections = 4096;
   std::string max_body = "4MiB", max_unfinished_bodies = "256MiB", min_body_rate = "8KiB";
 };
 void AddLimitFlags(CLI::App& command, LimitFlags& flags);

@@ -132,6 +132,12 @@ HttpResponse ApiHandler::Busy(const Backend& backend, const absl::Status& why) c
   return admission_->ErrorFor(why, backend.engine->stats().scheduler.waiting_requests, SystemClock().Now());
 }
 
+bool ApiHandler::IsProbe(const RequestHead& head) const {
+  const Route* const route = MatchRoute(head.method, head.path).route;
+  return route != nullptr && (route->id == RouteId::kHealth || route->id == RouteId::kLive ||
+                              route->id == RouteId::kReady || route->id == RouteId::kMetrics);
+}
+
 HttpResponse ApiHandler::ProtocolError(int status, const std::string& message) {
   HttpResponse response = ErrorResponse(status, status == 503 ? "overloaded_error" : "invalid_request_error", message);
   if (const auto backend = this->backend()) backend->metrics->HttpResponse("none", status);

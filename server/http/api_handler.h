@@ -37,6 +37,7 @@ class ApiHandler : public HttpHandler {
   }
   std::optional<HttpResponse> OnHead(const RequestHead& head) override;
   void OnRequest(std::shared_ptr<Exchange> exchange) override;
+  bool IsProbe(const RequestHead& head) const override;
   HttpResponse ProtocolError(int status, const std::string& message) override;
 
  private:

@@ -18,6 +18,7 @@ constexpr size_t kMaxPipelined = 64 * 1024;        // read while a request is ha
 constexpr size_t kMaxLingerBytes = 8 * 1024 * 1024;
 constexpr uint64_t kSmallBody = 64 * 1024;         // read to the end even when refused, so that the connection lives on
 constexpr size_t kMaxRequestId = 128;
+constexpr std::chrono::milliseconds kPatienceForProbes{1000};  // for the head, on a connection without a place
 
 std::string_view Reason(int status) {
   switch (status) {
@@ -64,7 +65,8 @@ Connection::Connection(asio::ip::tcp::socket socket, int io_thread, const HttpSe
 
 Connection::~Connection() = default;
 
-void Connection::Start() {
+void Connection::Start(bool has_place) {
+  has_place_ = has_place;
   error_code ignored;
   socket_.non_blocking(true, ignored);
   socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
@@ -75,7 +77,7 @@ void Connection::Start() {
     Arm(options_.tls_handshake_timeout);
     return Handshake();
   }
-  Arm(options_.header_timeout);
+  Arm(HeaderTimeout());
   Watch();
 }
 
@@ -90,7 +92,7 @@ void Connection::Handshake() {
     default: return Close();
   }
   state_ = State::kHead;
-  Arm(options_.header_timeout);
+  Arm(HeaderTimeout());
   OnReadable();
 }
 
@@ -120,8 +122,25 @@ void Connection::Close() {
   owner_.OnClosed(this);
 }
 
-void Connection::CloseIfIdle() {
-  if (state_ == State::kHead && !head_began_) Close();
+void Connection::MakeRoom() {
+  if (state_ == State::kClosed) return;
+  error_code ignored;
+  if (!has_place_) {
+    if (state_ == State::kHead && !tls_) {
+      request_id_ = owner_.NewRequestId();
+      keep_alive_ = false;
+      const HttpResponse response = NoPlace();
+      std::array<char, kReadChunk> sink;
+      socket_.read_some(asio::buffer(sink), ignored);  // unread input would turn the close into a reset
+      socket_.write_some(asio::buffer(ResponseHead(response, /*stream=*/false) + response.body), ignored);
+    }
+    owner_.counters().Ended(ForRoom::kDisplaced);
+    return Close();
+  }
+  const bool idle = state_ == State::kHandshake || (state_ == State::kHead && !head_began_);
+  if (!idle || socket_.available(ignored) > 0) return owner_.OnStays(this);
+  owner_.counters().Ended(ForRoom::kIdle);
+  Close();
 }
 
 void Connection::ShutdownExchange() {
@@ -208,7 +227,8 @@ bool Connection::AdvanceHead() {
   const bool only_empty_line = input_ == "\r" || input_ == "\r\n";
   if (!head_began_ && !only_empty_line) {
     head_began_ = true;
-    Arm(options_.header_timeout);
+    Arm(HeaderTimeout());
+    if (has_place_) owner_.OnBusy(this);
   }
   ScanHead(input_, options_.head, scan_);
   if (scan_.problem.status != 0) return ProtocolFailure(scan_.problem), false;
@@ -223,6 +243,11 @@ bool Connection::AdvanceHead() {
   common_headers_ = handler_.CommonHeaders(head_);
   keep_alive_ = head_.keep_alive;
   head_only_ = head_.method == "HEAD";
+  if (!has_place_ && handler_.IsProbe(head_)) {
+    keep_alive_ = false;  // another may wait for its descriptor
+  } else if (!has_place_ && !(has_place_ = owner_.TakePlace(this))) {
+    return Refuse(NoPlace(), /*body_follows=*/true), false;
+  }
   if (head_.method == "POST" && !head_.chunked && !head_.content_length)
     return ProtocolFailure({411, "A POST needs a Content-Length, or chunked transfer encoding."}), false;
 
@@ -271,6 +296,10 @@ void Connection::BeginRequest() {
 }
 
 // ---- refusing ----
+
+HttpResponse Connection::NoPlace() {
+  return handler_.ProtocolError(503, "Too many connections are open; try again shortly.");
+}
 
 void Connection::BodyFailure(const HttpProblem& problem) {
   if (problem.status == 413) owner_.counters().Refused(BodyRefusal::kTooLarge);
@@ -448,6 +477,7 @@ void Connection::EndExchange(bool keep_alive) {
   request_id_.clear();
   common_headers_.clear();
   Arm(options_.idle_timeout);
+  owner_.OnIdle(this);
   Advance();
   if (!tls_ || !tls_->HasUnread()) return Watch();
   // What TLS has read already makes the socket readable no more.
@@ -457,6 +487,10 @@ void Connection::EndExchange(bool keep_alive) {
 }
 
 // ---- time ----
+
+std::chrono::milliseconds Connection::HeaderTimeout() const {
+  return has_place_ ? options_.header_timeout : std::min(options_.header_timeout, kPatienceForProbes);
+}
 
 void Connection::Arm(std::chrono::milliseconds after) {
   const uint64_t serial = ++deadline_serial_;
@@ -479,7 +513,12 @@ void Connection::Disarm() {
 void Connection::OnDeadline() {
   switch (state_) {
     case State::kHead:
-      if (!head_began_) return Close();
+      if (!head_began_ && has_place_) return Close();
+      if (!head_began_) {
+        request_id_ = owner_.NewRequestId();
+        owner_.counters().Ended(ForRoom::kRefused);
+        return Refuse(NoPlace(), /*body_follows=*/true);
+      }
       return ProtocolFailure({408, "The request's headers did not arrive in time."});
     case State::kBody:
       return BodyFailure({408, absl::StrCat("The request's body arrived at less than ", options_.min_body_bytes_per_s,

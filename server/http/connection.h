@@ -22,6 +22,12 @@ class ConnectionOwner {
  public:
   virtual ~ConnectionOwner() = default;
   virtual void OnClosed(Connection* connection) = 0;
+  // Of a connection with a place: between requests, and no longer. New ones are idle.
+  virtual void OnIdle(Connection* connection) = 0;
+  virtual void OnBusy(Connection* connection) = 0;
+  // For a connection without a place that has a request; may end another that is idle.
+  virtual bool TakePlace(Connection* connection) = 0;
+  virtual void OnStays(Connection* connection) = 0;  // it could not make room
   virtual void OnExchangeBegan() = 0;
   virtual void OnExchangeEnded() = 0;
   virtual std::string NewRequestId() = 0;
@@ -39,9 +45,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
              ConnectionOwner& owner, const std::shared_ptr<SSL_CTX>& tls);
   ~Connection();
 
-  void Start();
+  void Start(bool has_place);    // without a place it answers probes only
   void Close();                  // at once
-  void CloseIfIdle();            // when no request is under way
+  void MakeRoom();               // closes it, unless it has a place and a request is under way
   void ShutdownExchange();       // tells the request under way to end
 
   // For Exchange.
@@ -71,6 +77,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Refuse(HttpResponse response, bool body_follows);
   void ProtocolFailure(const HttpProblem& problem);
   void BodyFailure(const HttpProblem& problem);
+  HttpResponse NoPlace();
   void EndExchange(bool keep_alive);
   void EnterLinger();
 
@@ -81,6 +88,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void OnWritten(const boost::system::error_code& error, size_t bytes);
   void OnAllWritten();
 
+  std::chrono::milliseconds HeaderTimeout() const;
   void Arm(std::chrono::milliseconds after);
   void ArmUntil(std::chrono::steady_clock::time_point end);
   void Disarm();
@@ -96,6 +104,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   ConnectionOwner& owner_;
 
   State state_ = State::kHead;
+  bool has_place_ = true;
   bool watching_ = false;
   std::string input_;            // read, not yet used
   bool head_began_ = false;

@@ -82,6 +82,8 @@ class HttpHandler {
   // After the head, before the body: a response to refuse it, or nothing.
   virtual std::optional<HttpResponse> OnHead(const RequestHead& head) = 0;
   virtual void OnRequest(std::shared_ptr<Exchange> exchange) = 0;
+  // Whether this is answered even when all connections are taken: at once, and to whom asks how the server is.
+  virtual bool IsProbe(const RequestHead& head) const = 0;
   // The body of an error that the protocol layer found (malformed, too large, too slow).
   virtual HttpResponse ProtocolError(int status, const std::string& message) = 0;
 };

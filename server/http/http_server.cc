@@ -9,6 +9,7 @@
 namespace dovetail::server {
 namespace {
 constexpr std::chrono::seconds kCollectEvery{1};
+constexpr int kLimitEvery = 10;                           // collections: connections of other APIs come and go
 constexpr absl::Duration kDrainGrace = absl::Seconds(1);  // for the error frames to be written
 }  // namespace
 
@@ -44,6 +45,7 @@ class HttpServer::Impl {
         ServerMetrics::Info{model->names.front(), model->max_model_len, kv_block_size, kv_blocks, options_.version});
     backend->model = std::move(model);
     backend->engine = engine;
+    listener_->RefreshLimit();
     handler_.SetBackend(std::move(backend));
   }
 
@@ -71,6 +73,7 @@ class HttpServer::Impl {
       if (error) return;
       handler_.CollectMetrics();
       if (tls_ != nullptr) tls_->ReloadIfChanged();
+      if (++collected_ % kLimitEvery == 0) listener_->RefreshLimit();
       CollectLater();
     });
   }
@@ -81,6 +84,7 @@ class HttpServer::Impl {
   std::vector<std::shared_ptr<UpdateInbox>> inboxes_;
   std::unique_ptr<Listener> listener_;
   std::optional<boost::asio::steady_timer> collect_timer_;
+  int64_t collected_ = 0;
   bool running_ = false;
 };
 
@@ -94,6 +98,7 @@ void HttpServer::Serve(std::shared_ptr<const ServedModel> model, Engine* engine,
 }
 bool HttpServer::Drain(absl::Duration limit) { return impl_->Drain(limit); }
 void HttpServer::Stop() { impl_->Stop(); }
+ConnectionLimit HttpServer::connection_limit() const { return impl_->listener().limit(); }
 int HttpServer::connections() const { return impl_->listener().connections(); }
 int HttpServer::active_requests() const { return impl_->listener().active_exchanges(); }
 

@@ -4,6 +4,7 @@
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "server/engine.h"
+#include "server/http/open_files.h"
 #include "server/http/options.h"
 #include "server/openai/served_model.h"
 
@@ -36,6 +37,8 @@ class HttpServer {
   // Closes all connections, cancels their requests, joins the threads.
   void Stop();
 
+  // How many connections there may be, and why; after Serve() also for what the engine keeps open.
+  ConnectionLimit connection_limit() const;
   int connections() const;
   int active_requests() const;
 

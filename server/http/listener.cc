@@ -16,13 +16,19 @@ using asio::ip::tcp;
 using boost::system::error_code;
 
 constexpr std::chrono::milliseconds kAcceptRetry{50};  // after running out of file descriptors
+constexpr std::chrono::seconds kLogEvery{10};
 
 std::chrono::nanoseconds Chrono(absl::Duration duration) { return absl::ToChronoNanoseconds(duration); }
 
 }  // namespace
 
 Listener::Listener(const HttpServerOptions& options, HttpHandler& handler)
-    : options_(options), handler_(handler), bodies_(std::make_shared<BodyBudget>(options.max_unfinished_body_bytes)) {
+    : options_(options),
+      handler_(handler),
+      bodies_(std::make_shared<BodyBudget>(options.max_unfinished_body_bytes)),
+      places_(options.max_connections),
+      full_log_(kLogEvery),
+      descriptor_log_(kLogEvery) {
   std::random_device device;
   std::seed_seq seed{device(), device(), device(), device()};
   random_.seed(seed);
@@ -46,6 +52,8 @@ absl::Status Listener::Start() {
     return absl::UnavailableError(absl::StrCat("cannot listen on ", options_.host, ":", options_.port, ": ",
                                                error.message(), "; choose another --port"));
   port_ = acceptor_->local_endpoint().port();
+  RefreshLimit();
+  if (limit_.connections < 1) return ResourceExhausted("HTTP: ", limit_.why);
   Accept();
   for (auto& io : threads_) {
     io->thread = std::thread([&context = io->context] {
@@ -67,7 +75,9 @@ void Listener::Accept() {
 
 void Listener::OnAccepted(const error_code& error, tcp::socket socket, int io_thread) {
   if (error == asio::error::operation_aborted) return;
-  if (error) {  // out of file descriptors, or the peer left already
+  if (error == asio::error::connection_aborted) return Accept();  // the peer left already
+  if (error) {
+    OutOfDescriptors(error);
     accept_retry_->expires_after(kAcceptRetry);
     accept_retry_->async_wait([this](const error_code& cancelled) {
       if (!cancelled) Accept();
@@ -75,25 +85,45 @@ void Listener::OnAccepted(const error_code& error, tcp::socket socket, int io_th
     return;
   }
   std::shared_ptr<Connection> connection;
+  bool placed = false;
   {
     std::lock_guard lock(mutex_);
-    if (static_cast<int>(connections_.size()) < options_.max_connections) {
+    if (!places_.Full()) {
       ConnectionOwner& owner = *this;
       connection = std::make_shared<Connection>(std::move(socket), io_thread, options_, handler_, owner,
                                                 tls_ == nullptr ? nullptr : tls_->current());
       connections_.emplace(connection.get(), connection);
+      const Places::Admission admission = places_.Add(connection.get(), std::chrono::steady_clock::now());
+      if (admission.end != nullptr) End(admission.end);
+      placed = admission.placed;
     }
   }
   if (connection) {
-    connection->Post([connection] { connection->Start(); });
+    connection->Post([connection, placed] { connection->Start(placed); });
   } else {
     RefuseConnection(std::move(socket));
   }
   Accept();
 }
 
+void Listener::OutOfDescriptors(const error_code& error) {
+  RefreshLimit();
+  std::lock_guard lock(mutex_);
+  if (Connection* const one = places_.EndOne()) End(one);
+  if (const auto more = descriptor_log_.Pass(std::chrono::steady_clock::now()))
+    LogWarning("HTTP: no connection can be accepted (", error.message(), "; ", *more,
+               " more times since the last such line): ", limit_.why);
+}
+
+void Listener::End(Connection* connection) {
+  const auto found = connections_.find(connection);
+  if (found == connections_.end()) return;
+  if (const auto held = found->second.lock()) held->Post([held] { held->MakeRoom(); });
+}
+
 void Listener::RefuseConnection(tcp::socket socket) {
   if (tls_ != nullptr) return;  // a handshake costs more than the answer is worth
+  counters_.Ended(ForRoom::kRefused);
   const HttpResponse response = handler_.ProtocolError(503, "Too many connections are open; try again shortly.");
   const std::string text = absl::StrCat(
       "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: ", response.body.size(),
@@ -114,6 +144,48 @@ std::string Listener::NewRequestId() {
 void Listener::OnClosed(Connection* connection) {
   std::lock_guard lock(mutex_);
   connections_.erase(connection);
+  places_.Remove(connection);
+}
+
+void Listener::OnIdle(Connection* connection) {
+  std::lock_guard lock(mutex_);
+  places_.Idle(connection, std::chrono::steady_clock::now());
+}
+
+void Listener::OnBusy(Connection* connection) {
+  std::lock_guard lock(mutex_);
+  places_.Busy(connection);
+}
+
+void Listener::OnStays(Connection* connection) {
+  std::lock_guard lock(mutex_);
+  places_.Keep(connection);
+}
+
+bool Listener::TakePlace(Connection* connection) {
+  const auto now = std::chrono::steady_clock::now();
+  std::lock_guard lock(mutex_);
+  const Places::Place place = places_.Take(connection, now, options_.min_idle);
+  if (place.end != nullptr) End(place.end);
+  if (place.placed) return true;
+  counters_.Ended(ForRoom::kRefused);
+  if (const auto more = full_log_.Pass(now))
+    LogWarning("HTTP: a request was refused, as all connections are taken (", *more,
+               " more since the last such line): ", limit_.why);
+  return false;
+}
+
+void Listener::RefreshLimit() {
+  OpenFiles files = CountOpenFiles();
+  std::lock_guard lock(mutex_);
+  files.in_use = std::max<int64_t>(files.in_use - static_cast<int64_t>(connections_.size()), 0);
+  limit_ = LimitConnections(options_.max_connections, files);
+  places_.SetLimit(static_cast<int>(std::max<int64_t>(limit_.connections, 1)));
+}
+
+ConnectionLimit Listener::limit() const {
+  std::lock_guard lock(mutex_);
+  return limit_;
 }
 
 void Listener::OnExchangeBegan() {
@@ -141,6 +213,7 @@ HttpStats Listener::stats() const {
   {
     std::lock_guard lock(mutex_);
     stats.connections = static_cast<int>(connections_.size());
+    stats.max_connections = places_.limit();
     stats.active_requests = active_exchanges_;
   }
   stats.body_bytes = bodies_->held();

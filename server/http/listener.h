@@ -1,29 +1,30 @@
 #pragma once
-#include <utility>  // before Boost 1.74's asio, which forgets it in C++20
-
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
-
 #include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <random>
 #include <thread>
 #include <unordered_map>
+#include <utility>  // before Boost 1.74's asio, which forgets it in C++20
 #include <vector>
 
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "server/http/connection.h"
+#include "server/http/log_gate.h"
+#include "server/http/open_files.h"
 #include "server/http/options.h"
+#include "server/http/places.h"
 #include "server/http/tls_context.h"
 
 namespace dovetail::server {
 
-// The listening socket, the I/O threads and the connections they hold. Connections beyond the maximum get a 503 and are
-// closed. Thread-safe.
+// The listening socket, the I/O threads and the connections they hold. When all places are taken (server/http/places.h)
+// probes are still answered, and other requests get a 503. Thread-safe.
 class Listener : private ConnectionOwner {
  public:
   // Both outlive the listener.
@@ -33,7 +34,8 @@ class Listener : private ConnectionOwner {
   // Before Start(): new connections speak TLS. Outlives the listener.
   void SetTls(const TlsContext* tls) { tls_ = tls; }
 
-  // Binds and begins to serve. kUnavailable names the address that cannot be bound.
+  // Binds and begins to serve. kUnavailable names the address that cannot be bound; kResourceExhausted: no file may be
+  // opened for a connection.
   absl::Status Start();
   int port() const { return port_; }
 
@@ -47,6 +49,10 @@ class Listener : private ConnectionOwner {
   int active_exchanges() const;
   HttpStats stats() const;
 
+  // Sets the maximum of connections by the descriptors that are left now: the rest of the process opens some, too.
+  void RefreshLimit();
+  ConnectionLimit limit() const;
+
   boost::asio::io_context& context(int io_thread) { return threads_[io_thread]->context; }
   std::string NewRequestId() override;
 
@@ -59,10 +65,16 @@ class Listener : private ConnectionOwner {
 
   void Accept();
   void OnAccepted(const boost::system::error_code& error, boost::asio::ip::tcp::socket socket, int io_thread);
+  void OutOfDescriptors(const boost::system::error_code& error);
   void RefuseConnection(boost::asio::ip::tcp::socket socket);
+  void End(Connection* connection);  // under the lock
   std::vector<std::shared_ptr<Connection>> Snapshot();
 
   void OnClosed(Connection* connection) override;
+  void OnIdle(Connection* connection) override;
+  void OnBusy(Connection* connection) override;
+  bool TakePlace(Connection* connection) override;
+  void OnStays(Connection* connection) override;
   void OnExchangeBegan() override;
   void OnExchangeEnded() override;
   HttpCounters& counters() override { return counters_; }
@@ -83,8 +95,11 @@ class Listener : private ConnectionOwner {
   mutable std::mutex mutex_;
   std::condition_variable idle_;
   std::unordered_map<Connection*, std::weak_ptr<Connection>> connections_;
+  Places places_;
+  ConnectionLimit limit_;
   int active_exchanges_ = 0;
   std::mt19937_64 random_;
+  LogGate full_log_, descriptor_log_;
 };
 
 }  // namespace dovetail::server

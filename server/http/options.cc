@@ -26,7 +26,7 @@ absl::Status HttpServerOptions::Validate() const {
   DT_RETURN_IF_ERROR(CheckKeys("--api-key", api_keys));
   DT_RETURN_IF_ERROR(CheckKeys("--metrics-api-key", metrics_api_keys));
   DT_RETURN_IF_ERROR(cors.Validate());
-  DT_RETURN_IF_ERROR(InRange("max_connections", max_connections, 1, 1 << 20));
+  DT_RETURN_IF_ERROR(InRange("--max-connections", max_connections, 1, 1 << 20));
   DT_RETURN_IF_ERROR(InRange("--max-body-bytes", static_cast<int64_t>(max_body_bytes), 1024, int64_t{64} << 20));
   DT_RETURN_IF_ERROR(
       InRange("--max-unfinished-body-bytes", static_cast<int64_t>(max_unfinished_body_bytes), 1024, int64_t{1} << 40));
@@ -37,9 +37,8 @@ absl::Status HttpServerOptions::Validate() const {
   DT_RETURN_IF_ERROR(
       InRange("max_stream_backlog_bytes", static_cast<int64_t>(max_stream_backlog_bytes), 1024, 64 << 20));
   DT_RETURN_IF_ERROR(InRange("max_stream_backlog_tokens", max_stream_backlog_tokens, 2, 1 << 20));
-  for (const auto timeout :
-       {tls_handshake_timeout, header_timeout, body_grace, idle_timeout, write_stall_timeout, linger_timeout,
-        health_stall_limit})
+  for (const auto timeout : {tls_handshake_timeout, header_timeout, body_grace, idle_timeout, min_idle,
+                             write_stall_timeout, linger_timeout, health_stall_limit})
     DT_RETURN_IF_ERROR(InRange("a timeout in milliseconds", timeout.count(), 1, 86'400'000));
   return absl::OkStatus();
 }

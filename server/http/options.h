@@ -31,7 +31,7 @@ struct HttpServerOptions {
   CorsOptions cors;
   TlsOptions tls;
 
-  int max_connections = 4096;
+  int max_connections = 4096;  // fewer where open files are short
   HeadLimits head;
   size_t max_body_bytes = size_t{4} << 20;
   size_t max_unfinished_body_bytes = size_t{256} << 20;  // of all bodies that are not parsed yet
@@ -41,7 +41,8 @@ struct HttpServerOptions {
   std::chrono::milliseconds header_timeout{10'000};   // from the first byte (or the accept) to the end of the head
   std::chrono::milliseconds body_grace{10'000};       // that a body may bring nothing, or fall behind the rate
   size_t min_body_bytes_per_s = 8 * 1024;             // without the framing of chunks
-  std::chrono::milliseconds idle_timeout{60'000};     // between requests
+  std::chrono::milliseconds idle_timeout{60'000};     // between requests, and
+  std::chrono::milliseconds min_idle{1'000};          // where another's request needs its place
   std::chrono::milliseconds write_stall_timeout{30'000};  // no byte accepted by the client: it is gone
   std::chrono::milliseconds linger_timeout{2'000};    // after an error, for the client to read it
   std::chrono::milliseconds health_stall_limit{60'000};   // work but no progress: /health fails

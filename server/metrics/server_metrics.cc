@@ -54,6 +54,9 @@ class ServerMetrics::Impl {
     for (size_t i = 0; i < kBodyRefusals.size(); ++i)
       bodies_refused_[i] = make_.Counter("http_bodies_refused_total", "", "Request bodies that were not read.",
                                          {{"reason", kBodyRefusals[i]}});
+    for (size_t i = 0; i < kForRoom.size(); ++i)
+      ended_for_room_[i] = make_.Counter("http_connections_ended_for_room_total", "",
+                                         "Connections that ended because all were taken.", {{"reason", kForRoom[i]}});
     make_.Gauge("info", "", "Constant 1; the labels say what runs.", {{"version", info.version}}).Set(1);
     make_
         .Gauge("cache_config_info", "cache_config_info", "Constant 1; the labels describe the KV cache.",
@@ -158,9 +161,12 @@ class ServerMetrics::Impl {
 
   // HTTP
   GaugePair connections_ = make_.Gauge("http_connections", "", "Open connections.");
+  GaugePair max_connections_ =
+      make_.Gauge("http_connections_max", "", "--max-connections, or fewer where open files are short.");
   GaugePair active_ = make_.Gauge("http_requests_active", "", "HTTP requests under way.");
   GaugePair body_bytes_ = make_.Gauge("http_body_bytes", "", "Held by request bodies that are not parsed yet.");
   std::array<CounterPair, kBodyRefusals.size()> bodies_refused_;
+  std::array<CounterPair, kForRoom.size()> ended_for_room_;
   prometheus::Family<prometheus::Counter>& http_ = prometheus::BuildCounter()
                                                        .Name("dovetail:http_responses_total")
                                                        .Help("Responses by route and status.")
@@ -256,10 +262,13 @@ void ServerMetrics::UpdateHttp(const HttpStats& stats) {
   Impl& m = *impl_;
   std::lock_guard lock(m.mutex_);
   m.connections_.Set(stats.connections);
+  m.max_connections_.Set(stats.max_connections);
   m.active_.Set(stats.active_requests);
   m.body_bytes_.Set(static_cast<double>(stats.body_bytes));
   for (size_t i = 0; i < kBodyRefusals.size(); ++i)
     Grow(m.bodies_refused_[i], stats.bodies_refused[i], m.last_http_.bodies_refused[i]);
+  for (size_t i = 0; i < kForRoom.size(); ++i)
+    Grow(m.ended_for_room_[i], stats.ended_for_room[i], m.last_http_.ended_for_room[i]);
   m.last_http_ = stats;
 }
 

@@ -276,23 +276,6 @@ TEST(Http, SilentAndIdleConnectionsAreClosed) {
   EXPECT_TRUE(idle.WaitForClose());
 }
 
-TEST(Http, ConnectionsBeyondTheMaximumGetA503) {
-  HttpServerOptions options;
-  options.max_connections = 8;
-  TestServer test({}, options);
-  std::vector<RawClient> open;
-  for (int i = 0; i < 8; ++i) {
-    open.emplace_back(test.port()).Send(Get("/live"));
-    EXPECT_EQ(open.back().Read().status, 200);
-  }
-  RawClient ninth(test.port());
-  const RawResponse response = ninth.Read();
-  EXPECT_EQ(response.status, 503);
-  EXPECT_EQ(response.headers.at("retry-after"), "1");
-  open[0].Send(Get("/live"));
-  EXPECT_EQ(open[0].Read().status, 200);
-}
-
 // ---- clients that leave or do not read ----
 
 const char* const kLongStream = R"({"model":"bytes","prompt":"x","max_tokens":4000,"stream":true})";

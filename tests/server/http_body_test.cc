@@ -222,6 +222,7 @@ class KeepingHandler : public HttpHandler {
     std::lock_guard lock(mutex_);
     kept_.push_back(std::move(exchange));
   }
+  bool IsProbe(const RequestHead&) const override { return false; }
   HttpResponse ProtocolError(int status, const std::string&) override { return {.status = status}; }
   std::vector<std::shared_ptr<Exchange>> kept() {
     std::lock_guard lock(mutex_);

@@ -339,6 +339,7 @@ TEST(Options, AreCheckedByName) {
   EXPECT_THAT(message([](auto& o) { o.api_keys = {"a b"}; }), HasSubstr("--api-key"));
   EXPECT_THAT(message([](auto& o) { o.overload_status = 500; }), HasSubstr("--overload-status"));
   EXPECT_THAT(message([](auto& o) { o.host = ""; }), HasSubstr("--host"));
+  EXPECT_THAT(message([](auto& o) { o.max_connections = 0; }), HasSubstr("--max-connections: 0"));
   EXPECT_THAT(message([](auto& o) { o.max_body_bytes = 1000; }), HasSubstr("--max-body-bytes: 1000"));
   EXPECT_THAT(message([](auto& o) { o.max_unfinished_body_bytes = o.max_body_bytes - 1; }),
               HasSubstr("--max-unfinished-body-bytes: 4194303 is less than the 4194304 of --max-body-bytes"));

@@ -24,9 +24,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kPatience{60};
 
-// Starts the binary; -1 for a descriptor leaves this process's own.
-pid_t Spawn(const std::vector<std::string>& arguments, int out, int err) {
+// Starts the binary, with `open_files` as its soft and hard limit unless that is 0.
+pid_t Spawn(const std::vector<std::string>& arguments, int out, int err, int open_files) {
   std::vector<std::string> words = {DOVETAIL_BINARY};
+  if (open_files > 0)
+    words = {"/bin/sh", "-c", "ulimit -n \"$0\" && exec \"$@\"", std::to_string(open_files), DOVETAIL_BINARY};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
@@ -37,7 +39,7 @@ pid_t Spawn(const std::vector<std::string>& arguments, int out, int err) {
   posix_spawn_file_actions_adddup2(&actions, out, 1);
   posix_spawn_file_actions_adddup2(&actions, err, 2);
   pid_t pid = -1;
-  const int failed = posix_spawn(&pid, DOVETAIL_BINARY, &actions, nullptr, argv.data(), environ);
+  const int failed = posix_spawn(&pid, argv[0], &actions, nullptr, argv.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   DT_CHECK(failed == 0, "cannot start ", DOVETAIL_BINARY);
   return pid;
@@ -75,7 +77,7 @@ void ReadBoth(int out, std::string& out_text, int err, std::string& err_text) {
 
 }  // namespace
 
-CommandResult RunDovetail(const std::vector<std::string>& arguments, bool terminal) {
+CommandResult RunDovetail(const std::vector<std::string>& arguments, bool terminal, int open_files) {
   int out[2], err[2];
   DT_CHECK(pipe2(out, O_CLOEXEC) == 0);
   if (terminal) {
@@ -85,7 +87,7 @@ CommandResult RunDovetail(const std::vector<std::string>& arguments, bool termin
   } else {
     DT_CHECK(pipe2(err, O_CLOEXEC) == 0);
   }
-  const pid_t pid = Spawn(arguments, out[1], err[1]);
+  const pid_t pid = Spawn(arguments, out[1], err[1], open_files);
   close(out[1]);
   close(err[1]);
   CommandResult result;
@@ -96,7 +98,7 @@ CommandResult RunDovetail(const std::vector<std::string>& arguments, bool termin
   return result;
 }
 
-ServeProcess::ServeProcess(std::vector<std::string> arguments) {
+ServeProcess::ServeProcess(std::vector<std::string> arguments, int open_files) {
   arguments.insert(arguments.begin(), "serve");
   arguments.insert(arguments.end(), {"--port", "0"});
   static int count = 0;
@@ -104,7 +106,7 @@ ServeProcess::ServeProcess(std::vector<std::string> arguments) {
   const int err = open(error_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   int out[2];
   DT_CHECK(pipe2(out, O_CLOEXEC) == 0 && err >= 0);
-  pid_ = Spawn(arguments, out[1], err);
+  pid_ = Spawn(arguments, out[1], err, open_files);
   close(out[1]);
   close(err);
   std::string text;

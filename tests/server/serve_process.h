@@ -16,12 +16,13 @@ struct CommandResult {
 };
 
 // Runs the `dovetail` binary of this build to its end; killed after 60 s. With `terminal` its stderr is a terminal.
-CommandResult RunDovetail(const std::vector<std::string>& arguments, bool terminal = false);
+// `open_files`: its limit of them, soft and hard; 0: that of this process.
+CommandResult RunDovetail(const std::vector<std::string>& arguments, bool terminal = false, int open_files = 0);
 
 // `dovetail serve ARGUMENTS... --port 0` as a process of its own. The constructor waits until it listens and is ready.
 class ServeProcess {
  public:
-  explicit ServeProcess(std::vector<std::string> arguments);
+  explicit ServeProcess(std::vector<std::string> arguments, int open_files = 0);
   ~ServeProcess();  // kills it, if it still runs
   ServeProcess(const ServeProcess&) = delete;
   ServeProcess& operator=(const ServeProcess&) = delete;

@@ -1,12 +1,17 @@
 // The life of a `dovetail serve` process: clients that leave, full queues, tenants, signals, and what it leaves behind.
+#include "tests/server/serve_process.h"
+
 #include <gmock/gmock.h>
 #include <signal.h>
 #include <sys/resource.h>
 
+#include <chrono>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <sstream>
+#include <thread>
 
-#include "tests/server/serve_process.h"
 #include "tests/support/test_data.h"
 
 namespace dovetail::server::test {
@@ -48,6 +53,71 @@ TEST_F(Serve, IdleConnectionsBeyondTheSoftLimitOfOpenFilesLeaveOthersAlone) {
   rlimit raised;
   ASSERT_EQ(prlimit(server.pid(), RLIMIT_NOFILE, nullptr, &raised), 0);
   EXPECT_EQ(raised.rlim_cur, before.rlim_max);
+}
+
+TEST_F(Serve, ProbesAndRequestsAreAnsweredWhenIdleConnectionsTakeAllDescriptors) {
+  ServeProcess server(With({}), /*open_files=*/128);
+  std::vector<RawClient> idle;
+  for (int i = 0; i < 160; ++i) idle.emplace_back(server.port());
+  for (const char* probe : {"/health", "/live", "/ready", "/metrics"}) {
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_EQ(server.Ask(Get(probe)).status, 200) << probe;
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    std::printf("%s beside 160 idle connections: %.3f s\n", probe, took.count());
+    EXPECT_LT(took, std::chrono::seconds(5));  // before: 10 s, the time that a head may take
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));  // then they have been idle long enough
+  server.AskJson(Post("/v1/completions", R"({"model":"stories","prompt":"Once","max_tokens":4})"));
+  server.Signal(SIGTERM);
+  EXPECT_EQ(server.Wait(), 0);
+  const std::string said = server.ErrorText();
+  EXPECT_THAT(said, Not(HasSubstr("no connection can be accepted")));
+  EXPECT_THAT(said, HasSubstr("connections, not the 4096 of --max-connections: 128 files may be open (ulimit -n)"));
+}
+
+TEST_F(Serve, TooFewDescriptorsForAConnectionAreNamedAtStart) {
+  const CommandResult result = RunDovetail({"serve", model_, "--port", "0"}, /*terminal=*/false, /*open_files=*/40);
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("at most 0 connections"));
+}
+
+double CpuSeconds(pid_t pid) {
+  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  std::getline(stat, line);
+  std::istringstream fields(line.substr(line.rfind(')') + 1));
+  std::vector<std::string> words{std::istream_iterator<std::string>(fields), {}};
+  return (std::stod(words[11]) + std::stod(words[12])) / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
+// What the rest of the process opened has used up what was kept back.
+TEST_F(Serve, WithoutADescriptorLeftItWaitsAndTakesThoseOfIdleConnections) {
+  ServeProcess server(With({}));
+  EXPECT_EQ(server.Ask(Get("/health")).status, 200);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // until that one is closed
+  const auto files = std::filesystem::directory_iterator("/proc/" + std::to_string(server.pid()) + "/fd");
+  const rlim_t in_use = static_cast<rlim_t>(std::distance(begin(files), end(files)));
+  const rlimit few{in_use + 2, in_use + 2};
+  ASSERT_EQ(prlimit(server.pid(), RLIMIT_NOFILE, &few, nullptr), 0);
+  std::vector<RawClient> busy;
+  for (int i = 0; i < 2; ++i) {
+    busy.emplace_back(server.port()).Send(LongStream());
+    ASSERT_TRUE(busy.back().ReadUntil("data: "));
+  }
+  RawClient waiting(server.port());
+  waiting.Send(Get("/health"));
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));  // until both streams wait for their readers
+  const double before = CpuSeconds(server.pid());
+  std::this_thread::sleep_for(std::chrono::seconds(2));
+  EXPECT_LT(CpuSeconds(server.pid()) - before, 1) << "it spins";
+  busy.clear();
+  EXPECT_EQ(waiting.Read().status, 200);
+  std::vector<RawClient> idle;
+  for (int i = 0; i < 60; ++i) idle.emplace_back(server.port());  // one a second without this would be too late
+  EXPECT_EQ(server.Ask(Get("/health")).status, 200);
+  server.Signal(SIGTERM);
+  EXPECT_EQ(server.Wait(), 0);
+  EXPECT_THAT(server.ErrorText(), HasSubstr("no connection can be accepted (Too many open files"));
 }
 
 // Of 150 bodies of 4 MiB, each of which misses its last byte.

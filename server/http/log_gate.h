@@ -1,0 +1,35 @@
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+namespace dovetail::server {
+
+// Lets a line that clients can cause into the log once in a while. Thread-safe.
+class LogGate {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  explicit LogGate(std::chrono::seconds every) : every_(every) {}
+
+  // How many were held back since the last that passed, if this one may pass.
+  std::optional<uint64_t> Pass(Time now) {
+    std::lock_guard lock(mutex_);
+    if (last_ && now - *last_ < every_) {
+      ++held_back_;
+      return std::nullopt;
+    }
+    last_ = now;
+    return std::exchange(held_back_, 0);
+  }
+
+ private:
+  const std::chrono::seconds every_;
+  std::mutex mutex_;
+  std::optional<Time> last_;
+  uint64_t held_back_ = 0;
+};
+
+}  // namespace dovetail::server
