@@ -27,11 +27,14 @@ std::string Named(const std::string& value) {
 }
 
 std::optional<HttpResponse> RefuseCoding(const RequestHead& head) {
-  const std::string* coding = head.Find("content-encoding");
-  if (coding == nullptr || coding->empty() || absl::EqualsIgnoreCase(*coding, "identity")) return std::nullopt;
+  const auto coded = std::find_if(head.headers.begin(), head.headers.end(), [](const auto& header) {
+    const auto& [name, value] = header;
+    return name == "content-encoding" && !value.empty() && !absl::EqualsIgnoreCase(value, "identity");
+  });
+  if (coded == head.headers.end()) return std::nullopt;
   HttpResponse response =
       ErrorResponse(415, "invalid_request_error",
-                    "The Content-Encoding " + Named(*coding) + " is not supported: send the body without one.",
+                    "The Content-Encoding " + Named(coded->second) + " is not supported: send the body without one.",
                     "unsupported_content_encoding");
   response.headers.emplace_back("Accept-Encoding", "identity");
   return response;
@@ -44,6 +47,13 @@ uint64_t RandomSeed() {
   return (uint64_t{device()} << 32) | device();
 }
 
+// What `OPTIONS *` asks for: a sign of life, which says nothing of any path.
+HttpResponse ServerOptions() {
+  HttpResponse response;
+  response.content_type = "text/plain; charset=utf-8";
+  response.headers = {{"Allow", "GET, HEAD, POST, OPTIONS"}};
+  return response;
+}
 HttpResponse Loading() {
   return ErrorResponse(503, "unavailable_error", "The model is loading; try again shortly.", "loading");
 }
@@ -92,6 +102,7 @@ std::optional<HttpResponse> ApiHandler::OnHead(const RequestHead& head) {
 
 std::optional<HttpResponse> ApiHandler::Refusal(const RequestHead& head, const RouteMatch& match) const {
   if (auto preflight = cors_.Preflight(head)) return preflight;
+  if (head.path == "*") return ServerOptions();
   const Scope scope = match.route != nullptr ? match.route->scope : Scope::kInference;
   const std::optional<std::string> tenant = keys_.Authorize(head, scope);
   if (!tenant)

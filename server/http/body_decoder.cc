@@ -6,12 +6,16 @@
 
 namespace dovetail::server {
 namespace {
-constexpr int kMaxSizeLine = 256;
+constexpr size_t kMaxSizeLine = 256;
 constexpr int kMaxSizeDigits = 8;
 }  // namespace
 
 BodyDecoder::BodyDecoder(const RequestHead& head, const BodyLimits& limits, Use use)
-    : use_(use), max_bytes_(limits.max_bytes), length_limit_(limits.max_bytes), body_(limits.budget) {
+    : use_(use),
+      max_bytes_(limits.max_bytes),
+      length_limit_(limits.max_bytes),
+      trailer_limits_(limits.trailers),
+      body_(limits.budget) {
   if (head.chunked) {
     state_ = State::kSize;
   } else if (head.content_length.value_or(0) > 0) {
@@ -57,14 +61,42 @@ void BodyDecoder::TakePayload(std::string_view bytes) {
 void BodyDecoder::EndOfSizeLine() {
   if (digits_ == 0) return Fail(400, "A chunk has no size.");
   if (payload_ + left_ > max_bytes_) return Fail(413, absl::StrCat("The body has more than ", max_bytes_, " bytes."));
-  state_ = left_ == 0 ? State::kLastCr : State::kData;
-  digits_ = line_bytes_ = 0;
+  state_ = left_ == 0 ? State::kTrailerName : State::kData;
+  digits_ = 0;
+  line_bytes_ = 0;
+}
+
+// A line that is no field would be the next request to a reader that knows no trailers.
+void BodyDecoder::TakeTrailerByte(char c) {
+  const unsigned char byte = c;
+  if (state_ == State::kTrailerName && line_bytes_ == 0 && c == '\r') {
+    state_ = State::kLastLf;
+    return;
+  }
+  if (++trailer_bytes_ > trailer_limits_.total_bytes)
+    return Fail(431, absl::StrCat("The trailers are longer than ", trailer_limits_.total_bytes, " bytes."));
+  if (++line_bytes_ > trailer_limits_.line_bytes)
+    return Fail(431, absl::StrCat("A trailer line is longer than ", trailer_limits_.line_bytes, " bytes."));
+  if (state_ == State::kTrailerName) {
+    if (c == ':' && line_bytes_ > 1)
+      state_ = State::kTrailer;
+    else if (!IsTokenChar(byte))
+      Fail(400, "A trailer line is not a field.");
+    return;
+  }
+  if (c == '\r') {
+    if (++trailers_ > trailer_limits_.headers)
+      return Fail(431, absl::StrCat("More than ", trailer_limits_.headers, " trailers."));
+    line_bytes_ = 0;
+    state_ = State::kTrailerLf;
+  } else if ((byte < 0x20 && c != '\t') || byte == 0x7f) {
+    Fail(400, "A trailer has a control character.");
+  }
 }
 
 void BodyDecoder::TakeFramingByte(char c) {
   const auto expect = [&](char wanted, State next) {
-    if (c != wanted)
-      return Fail(400, "A chunk does not end where its size says, or a line ends without CRLF, or trailers follow.");
+    if (c != wanted) return Fail(400, "A chunk does not end where its size says, or a line ends without CRLF.");
     state_ = next;
   };
   switch (state_) {
@@ -95,7 +127,11 @@ void BodyDecoder::TakeFramingByte(char c) {
       return EndOfSizeLine();
     case State::kDataCr: return expect('\r', State::kDataLf);
     case State::kDataLf: return expect('\n', State::kSize);
-    case State::kLastCr: return expect('\r', State::kLastLf);
+    case State::kTrailerName:
+    case State::kTrailer:
+      return TakeTrailerByte(c);
+    case State::kTrailerLf:
+      return expect('\n', State::kTrailerName);
     case State::kLastLf: return expect('\n', State::kDone);
     default: return;
   }

@@ -11,10 +11,12 @@ namespace dovetail::server {
 struct BodyLimits {
   size_t max_bytes = 0;                // of one body
   std::shared_ptr<BodyBudget> budget;  // of all together; null: not limited
+  HeadLimits trailers;                 // of their lines, as of a head's
 };
 
 // Collects the body of one request, of known length or chunked, up to a limit. Chunk sizes are plain hexadecimal
-// digits, lines end in CRLF, trailers are refused. A value of one thread.
+// digits, lines end in CRLF. Trailers are read and ignored, which RFC 9110, section 6.5.1 allows for every field. A
+// value of one thread.
 class BodyDecoder {
  public:
   enum class Use { kKeep, kDrop };  // kDrop: only its end is looked for
@@ -33,12 +35,26 @@ class BodyDecoder {
   RequestBody& body() { return body_; }
 
  private:
-  enum class State { kLength, kSize, kExtension, kSizeLf, kData, kDataCr, kDataLf, kLastCr, kLastLf, kDone };
+  enum class State {
+    kLength,
+    kSize,
+    kExtension,
+    kSizeLf,
+    kData,
+    kDataCr,
+    kDataLf,
+    kTrailerName,
+    kTrailer,
+    kTrailerLf,
+    kLastLf,
+    kDone
+  };
   void Fail(int status, std::string message);
   void FailForRoom();
   void TakePayload(std::string_view bytes);
   void TakeFramingByte(char c);
   void EndOfSizeLine();
+  void TakeTrailerByte(char c);
 
   State state_ = State::kDone;
   Use use_ = Use::kKeep;
@@ -46,7 +62,10 @@ class BodyDecoder {
   size_t length_limit_ = 0;  // of this body, as far as it is known: its length or max_bytes_
   uint64_t left_ = 0;       // bytes of the body or chunk still to come
   int digits_ = 0;          // of the chunk size
-  int line_bytes_ = 0;
+  HeadLimits trailer_limits_;
+  size_t line_bytes_ = 0;  // of the chunk extension, or of the trailer's line
+  size_t trailer_bytes_ = 0;
+  int trailers_ = 0;
   uint64_t payload_ = 0;
   RequestBody body_;
   HttpProblem problem_;

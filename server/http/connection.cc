@@ -153,7 +153,7 @@ void Connection::ShutdownExchange() {
 // ---- reading ----
 
 void Connection::Watch() {
-  if (watching_ || state_ == State::kClosed) return;
+  if (watching_ || read_ended_ || state_ == State::kClosed) return;
   // A client that leaves behind so much input is noticed when its answer is written. EndExchange reads on.
   if (HoldsEnough()) return;
   watching_ = true;
@@ -206,15 +206,18 @@ size_t Connection::Receive(char* data, size_t room, error_code& error) {
   return result.bytes;
 }
 
-// The client sends nothing more. One that waits for an answer is taken to have left; one whose answer is complete still
-// gets it.
+// The client sends nothing more. Whether it has left cannot be told from that. One that said that this request is its
+// last is answered, and so is one whose answer is complete; any other is taken to have left.
 void Connection::OnEndOfInput() {
-  if (state_ == State::kHandling && finishing_) {
-    keep_alive_ = false;
-    return;  // OnAllWritten closes
-  }
-  Close();
+  read_ended_ = true;
+  if (state_ != State::kHandling || HasLeft()) return Close();
+  // A client that has left answers what is written to it with a reset.
+  socket_.async_wait(asio::socket_base::wait_error, [self = shared_from_this()](const error_code& error) {
+    if (error != asio::error::operation_aborted && self->state_ != State::kClosed) self->Close();
+  });
 }
+
+bool Connection::HasLeft() const { return read_ended_ && !finishing_ && !last_request_; }
 
 void Connection::Advance() {
   while ((state_ == State::kHead && AdvanceHead()) || (state_ == State::kBody && AdvanceBody())) {
@@ -242,6 +245,7 @@ bool Connection::AdvanceHead() {
   if (problem.status != 0) return ProtocolFailure(problem), false;
   common_headers_ = handler_.CommonHeaders(head_);
   keep_alive_ = head_.keep_alive;
+  last_request_ = !head_.keep_alive || head_.minor_version == 0;
   head_only_ = head_.method == "HEAD";
   if (!has_place_ && handler_.IsProbe(head_)) {
     keep_alive_ = false;  // another may wait for its descriptor
@@ -256,8 +260,9 @@ bool Connection::AdvanceHead() {
     Refuse(*std::move(refusal_), /*body_follows=*/true);
     return false;
   }
-  body_ = BodyDecoder(head_, {.max_bytes = options_.max_body_bytes, .budget = owner_.bodies()},
-                      refusal_ ? BodyDecoder::Use::kDrop : BodyDecoder::Use::kKeep);
+  body_ =
+      BodyDecoder(head_, {.max_bytes = options_.max_body_bytes, .budget = owner_.bodies(), .trailers = options_.head},
+                  refusal_ ? BodyDecoder::Use::kDrop : BodyDecoder::Use::kKeep);
   if (body_.problem().status != 0) return BodyFailure(body_.problem()), false;
   if (head_.expect_continue && !body_.done()) Send("HTTP/1.1 100 Continue\r\n\r\n", 0);
   state_ = State::kBody;
@@ -293,6 +298,7 @@ void Connection::BeginRequest() {
   } else {
     handler_.OnRequest(exchange);
   }
+  if (state_ == State::kHandling && HasLeft()) Close();
 }
 
 // ---- refusing ----
@@ -328,6 +334,7 @@ void Connection::Refuse(HttpResponse response, bool body_follows) {
 
 // Closing with unread input would make the kernel discard the answer on its way: say goodbye, then read on for a while.
 void Connection::EnterLinger() {
+  if (read_ended_) return Close();  // nothing unread is left
   state_ = State::kLinger;
   input_.clear();
   if (tls_) tls_->SendEnd();
@@ -479,10 +486,11 @@ void Connection::EndExchange(bool keep_alive) {
   Arm(options_.idle_timeout);
   owner_.OnIdle(this);
   Advance();
+  if (read_ended_ && (state_ == State::kHead || state_ == State::kBody)) return Close();
   if (!tls_ || !tls_->HasUnread()) return Watch();
   // What TLS has read already makes the socket readable no more.
   asio::post(socket_.get_executor(), [self = shared_from_this()] {
-    if (self->state_ != State::kClosed && !self->watching_) self->OnReadable();
+    if (self->state_ != State::kClosed && !self->watching_ && !self->read_ended_) self->OnReadable();
   });
 }
 

@@ -70,6 +70,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool ReadOnce();               // false: nothing more for now
   size_t Receive(char* data, size_t room, boost::system::error_code& error);
   void OnEndOfInput();
+  bool HasLeft() const;
   void Advance();
   bool AdvanceHead();
   bool AdvanceBody();
@@ -106,6 +107,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   State state_ = State::kHead;
   bool has_place_ = true;
   bool watching_ = false;
+  bool read_ended_ = false;      // the client sends nothing more
   std::string input_;            // read, not yet used
   bool head_began_ = false;
 
@@ -119,6 +121,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string request_id_;
   std::vector<std::pair<std::string, std::string>> common_headers_;  // of every answer to this request
   bool keep_alive_ = true;
+  bool last_request_ = false;    // the client said so: a half-closed connection is still answered
   bool head_only_ = false;       // HEAD: headers without the body
   bool chunked_ = false;         // the stream's framing
   bool finishing_ = false;       // the response is complete, its bytes are not all out

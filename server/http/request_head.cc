@@ -12,10 +12,6 @@
 namespace dovetail::server {
 namespace {
 
-bool IsTokenChar(unsigned char c) {
-  constexpr std::string_view kOther = "!#$%&'*+-.^_`|~";
-  return absl::ascii_isalnum(c) || kOther.find(static_cast<char>(c)) != std::string_view::npos;
-}
 bool IsToken(std::string_view text) { return !text.empty() && std::all_of(text.begin(), text.end(), IsTokenChar); }
 
 std::string_view Trim(std::string_view text) {
@@ -87,6 +83,12 @@ HttpProblem ParseRequestLine(std::string_view line, RequestHead& out, std::strin
     return Bad("The request line does not end with an HTTP version.");
   }
   authority = TakeAuthority(target);
+  out.method = method;
+  // Of the server as a whole: RFC 9112, section 3.2.4.
+  if (method == "OPTIONS" && (authority.empty() ? target == "*" : target.empty())) {
+    out.path = "*";
+    return {};
+  }
   const bool no_path = !authority.empty() && (target.empty() || target.front() == '?');
   if (!no_path && (target.empty() || target.front() != '/')) return Bad("The request target must begin with a slash.");
   for (const unsigned char c : target)
@@ -97,7 +99,6 @@ HttpProblem ParseRequestLine(std::string_view line, RequestHead& out, std::strin
     return Bad("The request target has a bad percent-encoding.");
   if (no_path) out.path.push_back('/');
   if (question != std::string_view::npos) out.query = target.substr(question + 1);
-  out.method = method;
   return {};
 }
 
@@ -147,6 +148,7 @@ HttpProblem CheckTogether(std::string_view authority, RequestHead& out) {
   const std::string* host = out.Find("host");
   if (!authority.empty() && host != nullptr && Lower(*host) != Lower(authority))
     return Bad("Host differs from the host in the request target.");
+  if (out.minor_version == 0) out.expect_continue = false;  // RFC 9110, section 10.1.1
   out.keep_alive = out.minor_version == 1;
   for (const auto& [name, value] : out.headers) {
     if (name != "connection") continue;
@@ -160,6 +162,11 @@ HttpProblem CheckTogether(std::string_view authority, RequestHead& out) {
 }
 
 }  // namespace
+
+bool IsTokenChar(unsigned char c) {
+  constexpr std::string_view kOther = "!#$%&'*+-.^_`|~";
+  return absl::ascii_isalnum(c) || kOther.find(static_cast<char>(c)) != std::string_view::npos;
+}
 
 const std::string* RequestHead::Find(std::string_view lower_case_name) const {
   for (const auto& [name, value] : headers)

@@ -19,7 +19,7 @@ struct HeadLimits {
 
 struct RequestHead {
   std::string method;
-  std::string path;    // percent-decoded, without the query
+  std::string path;    // percent-decoded, without the query; "*": the server as a whole (OPTIONS only)
   std::string query;   // as sent
   int minor_version = 1;
   std::vector<std::pair<std::string, std::string>> headers;  // names in lower case, values without white space around
@@ -36,6 +36,8 @@ struct HttpProblem {
   int status = 0;  // 0: none
   std::string message;
 };
+
+bool IsTokenChar(unsigned char c);  // of a field's name: RFC 9110, section 5.6.2
 
 // Looks for the empty line that ends the head, resuming at `scanned` (start with 0). Refuses what no later byte could
 // make right.

@@ -38,7 +38,8 @@ Outcome ReadRequest(std::string_view bytes, size_t step) {
     outcome.status = problem.status;
     return outcome;
   }
-  DT_CHECK(!head.method.empty() && head.path.front() == '/');
+  DT_CHECK(!head.method.empty());
+  DT_CHECK(head.path.front() == '/' || (head.path == "*" && head.method == "OPTIONS"));
   DT_CHECK(!(head.chunked && head.content_length), "two framings");
   DT_CHECK(head.headers.size() <= static_cast<size_t>(limits.headers));
   outcome.method = head.method;

@@ -2,6 +2,8 @@
 // on.
 #include <gmock/gmock.h>
 
+#include <thread>
+
 #include "tests/server/test_server.h"
 
 namespace dovetail::server::test {
@@ -54,7 +56,14 @@ TEST(Http, AmbiguousRequestsAreRefusedAndTheConnectionIsClosed) {
       post + "Transfer-Encoding: chunked\r\n\r\n1\r\nxy\r\n0\r\n\r\n",
       post + "Transfer-Encoding: chunked\r\n\r\n1\nx\r\n0\r\n\r\n",
       post + "Transfer-Encoding: chunked\r\n\r\n1\r\nx\n0\r\n\r\n",
-      post + "Transfer-Encoding: chunked\r\n\r\n0\r\nX-Trailer: 1\r\n\r\n",
+      post + "Transfer-Encoding: chunked\r\n\r\n0\r\nX Trailer: 1\r\n\r\n",
+      post + "Transfer-Encoding: chunked\r\n\r\n0\r\nX-Trailer\r\n\r\n",
+      post + "Transfer-Encoding: chunked\r\n\r\n0\r\n: 1\r\n\r\n",
+      post + "Transfer-Encoding: chunked\r\n\r\n0\r\nX: 1\r\n folded\r\n\r\n",
+      post + "Transfer-Encoding: chunked\r\n\r\n0\r\nX: 1\nY: 2\r\n\r\n",
+      post + "Transfer-Encoding: chunked\r\n\r\n0\r\nX: 1\rY: 2\r\n\r\n",
+      post + "Transfer-Encoding: chunked\r\n\r\n0\r\nX: a\x01z\r\n\r\n",
+      post + "Transfer-Encoding: chunked\r\n\r\n0\r\nGET /live HTTP/1.1\r\n\r\n",
       post + "Transfer-Encoding: chunked\r\n\r\n1;" + std::string(300, 'a') + "\r\nx\r\n0\r\n\r\n",
       get + "Host: t\r\nX: a\r\n folded\r\n\r\n",
       get + "Host: t\r\nX: a\r\n\tfolded\r\n\r\n",
@@ -66,7 +75,7 @@ TEST(Http, AmbiguousRequestsAreRefusedAndTheConnectionIsClosed) {
       get + "Host: t\r\n: x\r\n\r\n",
       get + "Host: t\r\nX Y: 1\r\n\r\n",
       get + std::string("Host: t\r\nX: a\0b\r\n\r\n", 18),
-      get + "\r\n",                                   // no Host
+      get + "\r\n",  // no Host
       get + "Host: t\r\nHost: u\r\n\r\n",
       get + "Host: a b\r\n\r\n",
       "GET  /live HTTP/1.1\r\nHost: t\r\n\r\n",
@@ -75,6 +84,8 @@ TEST(Http, AmbiguousRequestsAreRefusedAndTheConnectionIsClosed) {
       "GET /live HTTP/1.1 \r\nHost: t\r\n\r\n",
       "GET /live HTTP/x.y\r\nHost: t\r\n\r\n",
       "GET live HTTP/1.1\r\nHost: t\r\n\r\n",
+      "GET * HTTP/1.1\r\nHost: t\r\n\r\n",
+      "OPTIONS ** HTTP/1.1\r\nHost: t\r\n\r\n",
       "GET http://evil/live HTTP/1.1\r\nHost: t\r\n\r\n",
       "GET http:///live HTTP/1.1\r\nHost: t\r\n\r\n",
       "GET ftp://t/live HTTP/1.1\r\nHost: t\r\n\r\n",
@@ -118,6 +129,15 @@ TEST(Http, SizesBeyondTheLimitsAreRefused) {
   EXPECT_EQ(status("POST /v1/completions HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n400001\r\n"), 413);
   EXPECT_EQ(status("POST /v1/completions HTTP/1.1\r\nHost: t\r\n\r\n"), 411);
   EXPECT_EQ(status(Get("/live", "Expect: something\r\n")), 417);
+  const std::string chunked = "POST /v1/completions HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n";
+  headers.clear();
+  for (int i = 0; i < 101; ++i) absl::StrAppend(&headers, "X", i, ": 1\r\n");
+  EXPECT_EQ(status(chunked + headers), 431);
+  EXPECT_EQ(status(absl::StrCat(chunked, "X: ", std::string(8200, 'a'))), 431);
+  EXPECT_EQ(status(absl::StrCat(chunked, std::string(8200, 'a'))), 431);
+  headers.clear();
+  for (int i = 0; i < 3; ++i) absl::StrAppend(&headers, "X", i, ": ", std::string(6000, 'a'), "\r\n");
+  EXPECT_EQ(status(chunked + headers), 431);
 }
 
 TEST(Http, ATooLargeBodyStillGetsToReadItsAnswer) {
@@ -156,6 +176,47 @@ TEST(Http, ExpectContinueIsAnswered) {
   EXPECT_EQ(client.Read().status, 100);
   client.Send(body);
   EXPECT_EQ(client.Read().status, 200);
+}
+
+TEST(Http, AnExpectationOfAnOldClientIsIgnored) {
+  TestServer test;
+  RawClient client(test.port());
+  const std::string body = R"({"model":"bytes","prompt":"x"})";
+  client.Send(absl::StrCat("POST /v1/completions HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: ", body.size(),
+                           "\r\n\r\n", body.substr(0, 5)));
+  std::this_thread::sleep_for(milliseconds(20));  // a 100 would have come here
+  client.Send(body.substr(5));
+  EXPECT_EQ(client.Read().status, 200);
+}
+
+TEST(Http, TrailersAreReadAndIgnored) {
+  TestServer test;
+  const std::string body = R"({"model":"bytes","prompt":"x","max_tokens":1})";
+  const std::string request =
+      absl::StrCat("POST /v1/completions HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\nTrailer: X-Sum\r\n\r\n",
+                   absl::Hex(body.size()), "\r\n", body,
+                   "\r\n0\r\nX-Sum: 1\r\nContent-Length: 5\r\nTransfer-Encoding: gzip\r\nHost: u\r\nEmpty:\r\n\r\n");
+  RawClient whole(test.port());
+  whole.Send(request + Get("/live"));
+  EXPECT_EQ(whole.Read().status, 200);
+  EXPECT_EQ(whole.Read().body, R"({"status":"alive"})");  // and nothing of them was taken for a request
+  RawClient cut(test.port());
+  for (const char c : request) cut.Send(std::string_view(&c, 1));
+  EXPECT_EQ(cut.Read().status, 200);
+}
+
+TEST(Http, OptionsOfTheServerAsAWholeAreAnswered) {
+  HttpServerOptions options;
+  options.api_keys = {"key"};
+  TestServer test({}, options);
+  for (const std::string target : {"*", "http://t", "*"}) {
+    const RawResponse response = test.Ask("OPTIONS " + target + " HTTP/1.1\r\nHost: t\r\n\r\n");
+    EXPECT_EQ(response.status, 200) << target;
+    EXPECT_EQ(response.headers.at("allow"), "GET, HEAD, POST, OPTIONS");
+    EXPECT_EQ(response.headers.at("content-length"), "0");
+    EXPECT_EQ(response.headers.at("connection"), "keep-alive");
+  }
+  EXPECT_EQ(test.Ask("OPTIONS / HTTP/1.1\r\nHost: t\r\n\r\n").status, 401);
 }
 
 TEST(Http, RequestsOnOneConnectionAreAnsweredInOrder) {
@@ -211,6 +272,12 @@ TEST(Http, CodedBodiesAreRefusedByName) {
   EXPECT_EQ(response.headers.at("accept-encoding"), "identity");
   EXPECT_EQ(test.Ask(Post("/v1/completions", body, "Content-Encoding: \x80\r\n")).status, 415);
   EXPECT_EQ(test.Ask(Post("/v1/completions", body, "Content-Encoding: Identity\r\n")).status, 200);
+  EXPECT_EQ(test.Ask(Post("/v1/completions", body, "Content-Encoding: identity\r\nContent-Encoding: \r\n")).status,
+            200);
+  const RawResponse second =
+      test.Ask(Post("/v1/completions", body, "Content-Encoding: identity\r\nContent-Encoding: br\r\n"));
+  EXPECT_EQ(second.status, 415);
+  EXPECT_THAT(second.body, HasSubstr("br is not supported"));
 }
 
 TEST(Http, AnOldClientGetsAnUnchunkedStreamThatEndsWithTheConnection) {
@@ -292,6 +359,81 @@ TEST(Http, ADisconnectCancels) {
     if (how[0] == 'h') client.HalfClose();
     EXPECT_TRUE(test.engine.WaitFor([](const auto& log) { return log.cancelled == 1 && log.live == 0; })) << how;
   }
+}
+
+// It said that the request is its last, so that the end of its input is no sign that it has left.
+TEST(Http, AHalfClosedClientIsAnsweredIfItSaidThatItsRequestIsItsLast) {
+  for (const std::string version :
+       {"HTTP/1.0\r\n", "HTTP/1.1\r\nHost: t\r\nConnection: close\r\n", "HTTP/1.0\r\nConnection: keep-alive\r\n"}) {
+    for (const char* stream : {"true", "false"}) {
+      TestServer test({.manual = true});
+      RawClient client(test.port());
+      const std::string body = absl::StrCat(R"({"model":"bytes","prompt":"x","max_tokens":20,"stream":)", stream, "}");
+      client.Send(absl::StrCat("POST /v1/completions ", version, "Content-Length: ", body.size(), "\r\n\r\n", body));
+      client.HalfClose();
+      ASSERT_TRUE(test.engine.WaitFor([](const auto& log) { return log.live == 1; }));
+      std::this_thread::sleep_for(milliseconds(50));  // the end of its input is seen before the first token
+      test.engine.Step(21);
+      const RawResponse response = client.Read();
+      EXPECT_EQ(response.status, 200) << version << stream;
+      EXPECT_THAT(response.body, HasSubstr(stream[0] == 't' ? "[DONE]" : "completion_tokens\":20"));
+      EXPECT_TRUE(client.WaitForClose());
+      EXPECT_EQ(test.engine.log().cancelled, 0) << version << stream;
+    }
+  }
+}
+
+TEST(Http, AClientThatLeavesAfterItsLastRequestIsNoticedWhenItIsWrittenTo) {
+  TestServer test({.manual = true});
+  RawClient client(test.port());
+  client.Send(Post("/v1/completions", kLongStream, "Connection: close\r\n"));
+  ASSERT_TRUE(test.engine.WaitFor([](const auto& log) { return log.live == 1; }));
+  client.Close();
+  for (int token = 0; token < 3000 && test.engine.log().cancelled == 0; ++token) {
+    test.engine.Step();
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  EXPECT_EQ(test.engine.log().cancelled, 1);
+}
+
+TEST(Http, AHalfClosedClientThatResetsIsNoticedBeforeItIsWrittenTo) {
+  TestServer test({.manual = true});
+  RawClient client(test.port());
+  client.Send(Post("/v1/completions", kLongStream, "Connection: close\r\n"));
+  client.HalfClose();
+  ASSERT_TRUE(test.engine.WaitFor([](const auto& log) { return log.live == 1; }));
+  std::this_thread::sleep_for(milliseconds(50));
+  EXPECT_EQ(test.engine.log().cancelled, 0);
+  client.Reset();
+  EXPECT_TRUE(test.engine.WaitFor([](const auto& log) { return log.cancelled == 1; }));
+}
+
+TEST(Http, ARequestBehindOthersOfAClientThatLeftIsNotRun) {
+  HttpServerOptions options;
+  options.socket_send_buffer_bytes = 4096;
+  TestServer test({.manual = true}, options);
+  RawClient client(test.port(), /*receive_buffer_bytes=*/4096);
+  client.Send(Get("/metrics") + Post("/v1/completions", kLongStream));
+  client.HalfClose();
+  std::this_thread::sleep_for(milliseconds(50));  // its end is seen while the first answer is written
+  EXPECT_EQ(client.Read().status, 200);
+  EXPECT_TRUE(client.WaitForClose());
+  EXPECT_TRUE(test.engine.WaitFor([](const auto& log) { return log.live == 0; }));
+}
+
+TEST(Http, WhatAHalfClosedClientSentBeforeIsAnswered) {
+  TestServer test;
+  RawClient client(test.port());
+  client.Send(Get("/live") + Get("/nothing") + Get("/version"));
+  client.HalfClose();
+  EXPECT_EQ(client.Read().status, 200);
+  EXPECT_EQ(client.Read().status, 404);
+  EXPECT_THAT(client.Read().body, HasSubstr("version"));
+  EXPECT_TRUE(client.WaitForClose());
+  RawClient unfinished(test.port());
+  unfinished.Send(Get("/live", "Connection: close\r\n").substr(0, 30));
+  unfinished.HalfClose();
+  EXPECT_TRUE(unfinished.WaitForClose());
 }
 
 TEST(Http, ADisconnectBeforeTheFirstTokenCancels) {

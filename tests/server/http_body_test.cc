@@ -94,7 +94,7 @@ TEST(BodyDecoder, CountsThePayloadWithoutItsFraming) {
   RequestHead head;
   head.chunked = true;
   BodyDecoder body(head, {.max_bytes = 100});
-  body.Consume("2;" + std::string(200, 'e') + "\r\nab\r\n1\r\nc\r\n");
+  body.Consume(absl::StrCat("2;", std::string(200, 'e'), "\r\nab\r\n1\r\nc\r\n"));
   EXPECT_EQ(body.payload(), 3u);
   BodyDecoder dropped(head, {.max_bytes = 100}, BodyDecoder::Use::kDrop);
   dropped.Consume("2\r\nab\r\n0\r\n\r\n");
@@ -178,7 +178,7 @@ TEST(Bodies, MakeNoProgressByTheFramingOfTheirChunks) {
   RawClient client(test.port());
   client.Send(PostHead("Transfer-Encoding: chunked"));
   pollfd answer{client.fd(), POLLIN, 0};
-  const std::string chunk = "1;" + std::string(250, 'e') + "\r\n \r\n";
+  const std::string chunk = absl::StrCat("1;", std::string(250, 'e'), "\r\n \r\n");
   const auto end = std::chrono::steady_clock::now() + kPatience;
   // At least 2,000 bytes a second where this machine lets us, of which one in 258 is payload.
   while (poll(&answer, 1, 10) == 0 && std::chrono::steady_clock::now() < end) client.Send(chunk);
