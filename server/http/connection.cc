@@ -87,9 +87,12 @@ void Connection::Handshake() {
     case TlsSession::Outcome::kWaitRead: return WaitForHandshake(asio::socket_base::wait_read);
     case TlsSession::Outcome::kWaitWrite: return WaitForHandshake(asio::socket_base::wait_write);
     case TlsSession::Outcome::kPlainHttp:
+      HandshakeFailed(tls_->failure());
       tls_.reset();
       return ProtocolFailure({400, "This port speaks HTTPS: ask https:// in place of http://."});
-    default: return Close();
+    default:
+      HandshakeFailed(tls_->failure());
+      return Close();
   }
   state_ = State::kHead;
   Arm(HeaderTimeout());
@@ -102,6 +105,12 @@ void Connection::WaitForHandshake(asio::socket_base::wait_type what) {
     if (error) return self->Close();
     self->Handshake();
   });
+}
+
+void Connection::HandshakeFailed(const TlsSession::Failure& failure) {
+  error_code unknown;
+  const auto client = socket_.remote_endpoint(unknown);
+  owner_.OnTlsFailure(failure.why, unknown ? "a client that has left" : client.address().to_string(), failure.what);
 }
 
 void Connection::Post(std::function<void()> task) { asio::post(socket_.get_executor(), std::move(task)); }
@@ -520,6 +529,10 @@ void Connection::Disarm() {
 
 void Connection::OnDeadline() {
   switch (state_) {
+    case State::kHandshake:
+      HandshakeFailed(
+          {TlsFailure::kTimeout, absl::StrCat("not complete after ", options_.tls_handshake_timeout.count(), " ms")});
+      return Close();
     case State::kHead:
       if (!head_began_ && has_place_) return Close();
       if (!head_began_) {

@@ -31,6 +31,8 @@ class ConnectionOwner {
   virtual void OnExchangeBegan() = 0;
   virtual void OnExchangeEnded() = 0;
   virtual std::string NewRequestId() = 0;
+  // `client`: its address; `what`: of the log.
+  virtual void OnTlsFailure(TlsFailure why, const std::string& client, const std::string& what) = 0;
   virtual HttpCounters& counters() = 0;
   virtual const std::shared_ptr<BodyBudget>& bodies() = 0;
 };
@@ -63,6 +65,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   enum class State { kHandshake, kHead, kBody, kHandling, kLinger, kClosed };
 
   void Handshake();
+  void HandshakeFailed(const TlsSession::Failure& failure);
   void WaitForHandshake(boost::asio::socket_base::wait_type what);
   void Watch();                  // waits for the socket to be readable
   void OnReadable();

@@ -28,7 +28,8 @@ Listener::Listener(const HttpServerOptions& options, HttpHandler& handler)
       bodies_(std::make_shared<BodyBudget>(options.max_unfinished_body_bytes)),
       places_(options.max_connections),
       full_log_(kLogEvery),
-      descriptor_log_(kLogEvery) {
+      descriptor_log_(kLogEvery),
+      tls_log_(kLogEvery) {
   std::random_device device;
   std::seed_seq seed{device(), device(), device(), device()};
   random_.seed(seed);
@@ -173,6 +174,15 @@ bool Listener::TakePlace(Connection* connection) {
     LogWarning("HTTP: a request was refused, as all connections are taken (", *more,
                " more since the last such line): ", limit_.why);
   return false;
+}
+
+// Those that leave are counted only: load balancers look in this way whether a port is open.
+void Listener::OnTlsFailure(TlsFailure why, const std::string& client, const std::string& what) {
+  counters_.Failed(why);
+  if (why == TlsFailure::kClientLeft) return;
+  if (const auto more = tls_log_.Pass(std::chrono::steady_clock::now()))
+    LogWarning("TLS: the handshake with ", client, " failed (", kTlsFailures[static_cast<size_t>(why)], "): ", what,
+               "; ", *more, " more since the last such line");
 }
 
 void Listener::RefreshLimit() {

@@ -77,6 +77,7 @@ class Listener : private ConnectionOwner {
   void OnStays(Connection* connection) override;
   void OnExchangeBegan() override;
   void OnExchangeEnded() override;
+  void OnTlsFailure(TlsFailure why, const std::string& client, const std::string& what) override;
   HttpCounters& counters() override { return counters_; }
   const std::shared_ptr<BodyBudget>& bodies() override { return bodies_; }
 
@@ -99,7 +100,7 @@ class Listener : private ConnectionOwner {
   ConnectionLimit limit_;
   int active_exchanges_ = 0;
   std::mt19937_64 random_;
-  LogGate full_log_, descriptor_log_;
+  LogGate full_log_, descriptor_log_, tls_log_;
 };
 
 }  // namespace dovetail::server

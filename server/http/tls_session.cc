@@ -2,6 +2,7 @@
 
 #include <openssl/bio.h>
 #include <openssl/err.h>
+#include <openssl/x509_vfy.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -75,14 +76,50 @@ TlsSession::Outcome TlsSession::OutcomeOf(int result) {
     default: break;
   }
   usable_ = false;
-  const bool plain = ERR_GET_REASON(ERR_peek_error()) == SSL_R_HTTP_REQUEST;
+  const unsigned long error = ERR_peek_error();
   ERR_clear_error();
-  return plain ? Outcome::kPlainHttp : Outcome::kFailed;
+  if (!SSL_is_init_finished(ssl_)) failure_ = FailureOf(error);
+  return ERR_GET_REASON(error) == SSL_R_HTTP_REQUEST ? Outcome::kPlainHttp : Outcome::kFailed;
+}
+
+TlsSession::Failure TlsSession::FailureOf(unsigned long error) const {
+  if (error == 0) return {TlsFailure::kClientLeft, "the client closed the connection"};
+  const char* const text = ERR_reason_error_string(error);
+  const std::string what = text == nullptr ? "unknown error" : text;
+  if (ERR_GET_LIB(error) != ERR_LIB_SSL) return {TlsFailure::kOther, what};
+  const int reason = ERR_GET_REASON(error);
+  if (reason >= SSL_AD_REASON_OFFSET) return {TlsFailure::kAlert, what};
+  switch (reason) {
+    case SSL_R_UNEXPECTED_EOF_WHILE_READING:
+      return {TlsFailure::kClientLeft, what};
+    case SSL_R_HTTP_REQUEST:
+    case SSL_R_HTTPS_PROXY_REQUEST:
+      return {TlsFailure::kPlainHttp, what};
+    case SSL_R_WRONG_VERSION_NUMBER:  // the first bytes are those of no record
+    case SSL_R_PACKET_LENGTH_TOO_LONG:
+    case SSL_R_BAD_RECORD_TYPE:
+    case SSL_R_UNEXPECTED_MESSAGE:
+      return {TlsFailure::kNoTls, what};
+    case SSL_R_UNSUPPORTED_PROTOCOL:
+    case SSL_R_VERSION_TOO_LOW:
+    case SSL_R_NO_SHARED_CIPHER:
+    case SSL_R_NO_SHARED_SIGNATURE_ALGORITHMS:
+    case SSL_R_NO_SUITABLE_KEY_SHARE:
+    case SSL_R_NO_APPLICATION_PROTOCOL:
+      return {TlsFailure::kNothingShared, what};
+    case SSL_R_PEER_DID_NOT_RETURN_A_CERTIFICATE:
+      return {TlsFailure::kClientCertificate, what};
+    case SSL_R_CERTIFICATE_VERIFY_FAILED:
+      return {TlsFailure::kClientCertificate, what + ": " + X509_verify_cert_error_string(SSL_get_verify_result(ssl_))};
+    default:
+      return {TlsFailure::kOther, what};
+  }
 }
 
 TlsSession::Outcome TlsSession::Handshake() {
   ERR_clear_error();
   const Outcome outcome = OutcomeOf(SSL_do_handshake(ssl_));
+  if (outcome == Outcome::kEnd) failure_ = FailureOf(0);
   if (outcome == Outcome::kDone) usable_ = true;
   return outcome;
 }

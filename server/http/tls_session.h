@@ -3,6 +3,9 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
+
+#include "server/metrics/http_stats.h"
 
 namespace dovetail::server {
 
@@ -27,7 +30,14 @@ class TlsSession {
   TlsSession(std::shared_ptr<SSL_CTX> context, int socket);
   ~TlsSession();
 
+  struct Failure {
+    TlsFailure why = TlsFailure::kOther;
+    std::string what;  // in OpenSSL's words; nothing of the client's is in it
+  };
+
   Outcome Handshake();
+  // After it ended with kPlainHttp, kEnd or kFailed.
+  const Failure& failure() const { return failure_; }
   Result Read(char* data, size_t room);
   // After kWaitWrite again with the same bytes, at this or another address.
   Result Write(const char* data, size_t size);
@@ -36,9 +46,11 @@ class TlsSession {
 
  private:
   Outcome OutcomeOf(int result);
+  Failure FailureOf(unsigned long error) const;
 
   const std::shared_ptr<SSL_CTX> context_;
   SSL* const ssl_;
+  Failure failure_;
   bool usable_ = false;  // shaken hands, not failed, not ended
 };
 

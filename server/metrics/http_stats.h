@@ -13,6 +13,13 @@ inline constexpr std::array<const char*, 3> kBodyRefusals = {"too_large", "no_ro
 enum class ForRoom { kRefused, kDisplaced, kIdle };
 inline constexpr std::array<const char*, 3> kForRoom = {"refused", "displaced", "idle"};
 
+// Why a TLS handshake failed: it took too long; the client closed the connection; it spoke HTTP, or something that is
+// no TLS; it shares no version, cipher or ALPN protocol with this server; its certificate is missing or not accepted;
+// it said that it does not go on (mostly as it does not trust this server's certificate); anything else.
+enum class TlsFailure { kTimeout, kClientLeft, kPlainHttp, kNoTls, kNothingShared, kClientCertificate, kAlert, kOther };
+inline constexpr std::array<const char*, 8> kTlsFailures = {
+    "timeout", "client_left", "plain_http", "no_tls", "nothing_shared", "client_certificate", "alert", "other"};
+
 // What the connections of a server are doing now, and what they have counted since it started. A value.
 struct HttpStats {
   int connections = 0;
@@ -21,6 +28,7 @@ struct HttpStats {
   size_t body_bytes = 0;                                        // held by bodies that are read, or wait to be parsed
   std::array<uint64_t, kBodyRefusals.size()> bodies_refused{};  // by BodyRefusal
   std::array<uint64_t, kForRoom.size()> ended_for_room{};       // by ForRoom
+  std::array<uint64_t, kTlsFailures.size()> tls_failures{};     // by TlsFailure
 };
 
 }  // namespace dovetail::server

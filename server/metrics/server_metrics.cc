@@ -57,6 +57,9 @@ class ServerMetrics::Impl {
     for (size_t i = 0; i < kForRoom.size(); ++i)
       ended_for_room_[i] = make_.Counter("http_connections_ended_for_room_total", "",
                                          "Connections that ended because all were taken.", {{"reason", kForRoom[i]}});
+    for (size_t i = 0; i < kTlsFailures.size(); ++i)
+      tls_failures_[i] = make_.Counter("tls_handshakes_failed_total", "", "TLS handshakes with clients that failed.",
+                                       {{"reason", kTlsFailures[i]}});
     make_.Gauge("info", "", "Constant 1; the labels say what runs.", {{"version", info.version}}).Set(1);
     make_
         .Gauge("cache_config_info", "cache_config_info", "Constant 1; the labels describe the KV cache.",
@@ -167,6 +170,7 @@ class ServerMetrics::Impl {
   GaugePair body_bytes_ = make_.Gauge("http_body_bytes", "", "Held by request bodies that are not parsed yet.");
   std::array<CounterPair, kBodyRefusals.size()> bodies_refused_;
   std::array<CounterPair, kForRoom.size()> ended_for_room_;
+  std::array<CounterPair, kTlsFailures.size()> tls_failures_;
   prometheus::Family<prometheus::Counter>& http_ = prometheus::BuildCounter()
                                                        .Name("dovetail:http_responses_total")
                                                        .Help("Responses by route and status.")
@@ -269,6 +273,8 @@ void ServerMetrics::UpdateHttp(const HttpStats& stats) {
     Grow(m.bodies_refused_[i], stats.bodies_refused[i], m.last_http_.bodies_refused[i]);
   for (size_t i = 0; i < kForRoom.size(); ++i)
     Grow(m.ended_for_room_[i], stats.ended_for_room[i], m.last_http_.ended_for_room[i]);
+  for (size_t i = 0; i < kTlsFailures.size(); ++i)
+    Grow(m.tls_failures_[i], stats.tls_failures[i], m.last_http_.tls_failures[i]);
   m.last_http_ = stats;
 }
 

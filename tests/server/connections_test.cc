@@ -124,6 +124,7 @@ const char* const kStream = R"({"model":"bytes","prompt":"x","max_tokens":100,"s
 HttpServerOptions Eight() {
   HttpServerOptions options;
   options.max_connections = 8;
+  options.header_timeout = std::chrono::hours(1);  // longer than any client waits
   return options;
 }
 

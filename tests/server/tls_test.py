@@ -2,9 +2,11 @@
 """TLS of the clients' ports of a `dovetail serve` process, asked with curl and with Python's ssl.
 Arguments: the dovetail binary, a model.
 """
+import contextlib
 import http.client
 import json
 import os
+import re
 import shutil
 import socket
 import ssl
@@ -102,6 +104,58 @@ class TlsTest(unittest.TestCase):
             answer = b"".join(iter(lambda: plain.recv(4096), b""))
         self.assertIn(b"HTTP/1.1 400 ", answer)
         self.assertIn(b"This port speaks HTTPS", answer)
+
+    def test_failed_handshakes_are_counted_by_reason_and_the_first_of_a_while_is_logged(self):
+        self.certificates.issue("client", roles=[])
+        foreign = Certificates(self.folder, "foreign")
+        foreign.issue("stranger", roles=[])
+        server = self.serve(*self.ssl, "--ssl-ca-certs", self.path("ca.pem"), "--ssl-cert-reqs", "2")
+        known = self.context(client="client")
+        silent = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
+
+        def logged():
+            return sum("the handshake with" in line for line in server.lines)
+
+        def count(reason):
+            text = self.ask("/metrics", context=known)[1]
+            return int(re.search(rf'tls_handshakes_failed_total{{.*reason="{reason}"}} (\d+)', text).group(1))
+
+        def fails(reason, attempt):
+            attempt()
+            end = time.monotonic() + PATIENCE
+            while count(reason) != 1 and time.monotonic() < end:
+                time.sleep(0.01)
+            self.assertEqual(count(reason), 1, reason)
+
+        def send(data, context=None):
+            with contextlib.suppress(ssl.SSLError, ConnectionError):
+                with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) as plain:
+                    if context is None:
+                        plain.sendall(data)
+                        if data:
+                            plain.recv(4096)
+                    else:
+                        with context.wrap_socket(plain, server_hostname="127.0.0.1") as connection:
+                            connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+                            connection.recv(4096)
+
+        h2_only = self.context(client="client")
+        h2_only.set_alpn_protocols(["h2"])
+        fails("client_left", lambda: send(b""))
+        self.assertEqual(logged(), 0)
+        fails("client_certificate", lambda: send(None, self.context()))
+        server.wait_for(r"the handshake with 127.0.0.1 failed \(client_certificate\): "
+                        r"peer did not return a certificate; 0 more")
+        fails("nothing_shared", lambda: send(None, h2_only))
+        fails("plain_http", lambda: send(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"))
+        fails("no_tls", lambda: send(b"SSH-2.0-OpenSSH_9.2\r\n" * 20))
+        fails("alert", lambda: send(None, self.context("foreign", client="client")))
+        for _ in range(60):
+            send(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        self.assertEqual(count("plain_http"), 61)
+        self.assertLess(logged(), 20)
+        fails("timeout", lambda: None)
+        silent.close()
 
     def test_clients_that_do_not_go_on_hold_up_no_other(self):
         self.serve(*self.ssl)
