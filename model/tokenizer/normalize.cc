@@ -10,12 +10,6 @@
 namespace dovetail::model {
 namespace {
 
-// Every character below U+0300 is its own NFC and composes with nothing before it; the first mark is U+0300 (bytes CC
-// 80).
-bool SurelyNfc(std::string_view text) {
-  return std::all_of(text.begin(), text.end(), [](char c) { return static_cast<uint8_t>(c) < 0xCC; });
-}
-
 int CombiningClass(utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; }
 
 // Canonical ordering. utf8proc's own is a bubble sort: quadratic in a run of marks, which a user may make as long as he
@@ -34,6 +28,12 @@ void SortMarks(std::vector<utf8proc_int32_t>& text) {
 }
 
 }  // namespace
+
+// Every character below U+0300 is its own NFC and composes with nothing before it; the first mark is U+0300 (bytes CC
+// 80).
+bool SurelyNfc(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return static_cast<uint8_t>(c) < 0xCC; });
+}
 
 absl::StatusOr<std::string> NormalizeNfc(std::string_view text) {
   if (SurelyNfc(text)) return std::string(text);

@@ -10,6 +10,13 @@ namespace dovetail::model {
 // without characters from U+0300 on is returned as it is. Pure; thread-safe.
 absl::StatusOr<std::string> NormalizeNfc(std::string_view text);
 
+// Whether every byte says that `text` is in that form already; often false of text that is. Pure.
+bool SurelyNfc(std::string_view text);
+
+// No text has more bytes than so many times those of its normal form; 3.5 times is the most there is (U+1FBE U+0308
+// U+0301 becomes U+0390).
+inline constexpr size_t kMostNfcShrinks = 4;
+
 // Letter, mark, digit or connector: what a single_word token may not stand beside.
 bool IsWordCharacter(char32_t c);
 

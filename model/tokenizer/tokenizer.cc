@@ -9,6 +9,14 @@
 #include "model/tokenizer/utf8.h"
 
 namespace dovetail::model {
+namespace {
+
+absl::Status CheckCount(const std::vector<TokenId>& ids, size_t max_tokens) {
+  if (ids.size() <= max_tokens) return absl::OkStatus();
+  return absl::OutOfRangeError(absl::StrCat("the text is more than ", max_tokens, " tokens"));
+}
+
+}  // namespace
 
 // Buffers of one Encode call, reused from piece to piece.
 struct Tokenizer::Scratch {
@@ -57,13 +65,14 @@ absl::StatusOr<std::vector<TokenId>> Tokenizer::EncodeSpans(std::string_view tex
       continue;
     }
     const std::string_view part = text.substr(fragment.begin, fragment.end - fragment.begin);
-    DT_RETURN_IF_ERROR(EncodeText(part, fragment.begin == 0, scratch, ids));
+    DT_RETURN_IF_ERROR(EncodeText(part, fragment.begin == 0, options.max_tokens, scratch, ids));
   }
   if (options.add_special) ids.insert(ids.end(), suffix_ids_.begin(), suffix_ids_.end());
+  DT_RETURN_IF_ERROR(CheckCount(ids, options.max_tokens));
   return ids;
 }
 
-absl::Status Tokenizer::EncodeText(std::string_view text, bool first, Scratch& scratch,
+absl::Status Tokenizer::EncodeText(std::string_view text, bool first, size_t max_tokens, Scratch& scratch,
                                    std::vector<TokenId>& ids) const {
   std::string changed;
   if (normalize_nfc_) {
@@ -76,8 +85,27 @@ absl::Status Tokenizer::EncodeText(std::string_view text, bool first, Scratch& s
     return absl::OkStatus();
   }
   DT_RETURN_IF_ERROR(splitter_->Split(text, scratch.pieces));
-  for (const std::string_view piece : scratch.pieces) EncodePiece(piece, scratch, ids);
+  for (const std::string_view piece : scratch.pieces) {
+    EncodePiece(piece, scratch, ids);
+    DT_RETURN_IF_ERROR(CheckCount(ids, max_tokens));
+  }
   return absl::OkStatus();
+}
+
+int64_t Tokenizer::LeastTokens(std::string_view text) const {
+  if (longest_token_bytes_ == 0) return 0;
+  size_t bytes = text.size();
+  if (swallows_space_) {
+    for (size_t at = 0; at < text.size();) {
+      const Utf8Step step = NextUtf8(text.substr(at));
+      if (step.kind == Utf8Kind::kValid && IsWhiteSpace(step.code_point)) bytes -= step.length;
+      at += step.length;
+    }
+  }
+  size_t shrinks = kind_ == TokenizerKind::kSpmBpe ? kSpmSpace.size() : 1;  // U+2581 becomes a space
+  if (normalize_nfc_ && !SurelyNfc(text)) shrinks = kMostNfcShrinks;
+  const size_t most = longest_token_bytes_ * shrinks;
+  return static_cast<int64_t>((bytes + most - 1) / most);
 }
 
 // Tokens hold spaces where the file spells U+2581, so text is brought to the same form: the two are one to an SPM

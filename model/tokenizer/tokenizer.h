@@ -24,6 +24,7 @@ struct EncodeOptions {
   bool add_special = true;     // put the model's beginning and end tokens around the text (bos, eos)
   bool parse_special = false;  // control tokens spelled out in the text become those tokens
   size_t max_input_bytes = kDefaultMaxInputBytes;
+  size_t max_tokens = SIZE_MAX;  // Encode gives up on a text of more
 };
 
 // Text to token ids and back. Immutable and thread-safe after Create; blocks on nothing.
@@ -39,13 +40,19 @@ class Tokenizer {
   // is no token, no way to spell some byte.
   static absl::StatusOr<std::unique_ptr<const Tokenizer>> Create(TokenizerData data);
 
-  // kInvalidArgument if `text` is not valid UTF-8 (with the offset) or longer than max_input_bytes.
+  // kInvalidArgument if `text` is not valid UTF-8 (with the offset) or longer than max_input_bytes. kOutOfRange if it
+  // is more than max_tokens, as soon as that is known.
   absl::StatusOr<std::vector<TokenId>> Encode(std::string_view text, const EncodeOptions& options = {}) const;
 
   // Encodes the concatenation of `parts` as one text, so that the ids are those of the rendered prompt; but a control
   // token is recognised only where none of its bytes is input. options.parse_special is not looked at.
   absl::StatusOr<std::vector<TokenId>> EncodeParts(std::span<const PromptPart> parts,
                                                    const EncodeOptions& options = {}) const;
+
+  // At least so many tokens Encode makes of `text`, at a small part of its cost: none covers more bytes than the
+  // longest spelling in the vocabulary has, as far as normalising shrinks no text and no white space vanishes beside a
+  // token. 0 where nothing can be said: runs of unknown characters become one token.
+  int64_t LeastTokens(std::string_view text) const;
 
   // The text of `ids` as the beginning of a sequence. The same as pushing them through an IncrementalDetokenizer.
   std::string Decode(std::span<const TokenId> ids, bool skip_special) const;
@@ -75,10 +82,12 @@ class Tokenizer {
   absl::Status BuildPieces(const TokenizerData& data);
   absl::Status BuildMerges(const TokenizerData& data);
   absl::Status BuildByteTokens(const TokenizerData& data);
+  void BuildBound(const TokenizerData& data);
 
   absl::StatusOr<std::vector<TokenId>> EncodeSpans(std::string_view text, std::span<const TextSpan> spans,
                                                    const EncodeOptions& options) const;
-  absl::Status EncodeText(std::string_view text, bool first, Scratch& scratch, std::vector<TokenId>& ids) const;
+  absl::Status EncodeText(std::string_view text, bool first, size_t max_tokens, Scratch& scratch,
+                          std::vector<TokenId>& ids) const;
   void EncodePiece(std::string_view piece, Scratch& scratch, std::vector<TokenId>& ids) const;
   void EmitUncovered(std::string_view bytes, std::vector<TokenId>& ids) const;
   std::string AsSpm(std::string_view text, bool first) const;
@@ -87,6 +96,8 @@ class Tokenizer {
   bool ignore_merges_ = false, normalize_nfc_ = false, fuse_unknown_ = false;
   bool prefix_only_if_missing_ = false, strip_first_space_ = false;
   SpacePrefix space_prefix_ = SpacePrefix::kNone;
+  size_t longest_token_bytes_ = 0;  // of a text that one token covers; 0: without bound
+  bool swallows_space_ = false;     // some token takes the white space around it
 
   std::string bytes_;                // every token's bytes, one after the other
   std::vector<uint32_t> offsets_;    // vocab_size + 1

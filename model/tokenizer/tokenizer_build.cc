@@ -132,6 +132,7 @@ absl::StatusOr<std::unique_ptr<const Tokenizer>> Tokenizer::Create(TokenizerData
   DT_RETURN_IF_ERROR(tokenizer->BuildPieces(data));
   DT_RETURN_IF_ERROR(tokenizer->BuildByteTokens(data));
   DT_RETURN_IF_ERROR(tokenizer->BuildMerges(data));
+  tokenizer->BuildBound(data);
   return std::unique_ptr<const Tokenizer>(std::move(tokenizer));
 }
 
@@ -184,6 +185,19 @@ absl::Status Tokenizer::BuildByteTokens(const TokenizerData& data) {
     }
   }
   return absl::OkStatus();
+}
+
+void Tokenizer::BuildBound(const TokenizerData& data) {
+  for (const CutRule& rule : data.cut_rules) swallows_space_ |= rule.strip_left || rule.strip_right;
+  for (int byte = 0; byte < 256; ++byte)
+    if (fuse_unknown_ && byte_token_[byte] == kNoToken && !NeverInText(byte)) return;
+  longest_token_bytes_ = 4;  // of a character that is unknown
+  for (TokenId id = 0; id < vocab_size(); ++id) {
+    if (types_[id] == TokenType::kUnused) continue;
+    // What is cut out of text is looked for as spelled, the rest as what it adds.
+    const bool cut = types_[id] == TokenType::kUserDefined || IsSpecial(id);
+    longest_token_bytes_ = std::max({longest_token_bytes_, TokenText(id).size(), cut ? data.tokens[id].size() : 0});
+  }
 }
 
 absl::Status Tokenizer::BuildMerges(const TokenizerData& data) {

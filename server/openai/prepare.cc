@@ -47,16 +47,30 @@ absl::Status Truncate(const GenerationFields& fields, const ServedModel& model, 
   return absl::OkStatus();
 }
 
+// A prompt that does not fit is counted up to so many times the model's positions, for clients that shorten it by the
+// number; what is longer is told a lower bound.
+constexpr int64_t kCountedTimes = 2;
+
+absl::Status TooLong(const std::string& param, int64_t tokens, bool at_least, const ServedModel& model) {
+  const int64_t positions = model.max_model_len;
+  return ContextExceeded(param, tokens, positions,
+                         absl::StrCat(at_least ? "at least " : "", tokens, " tokens, but this model has ", positions,
+                                      " positions for prompt and output; shorten it to at most ", positions - 1));
+}
+
+// Reading text that cannot fit, whatever its tokens, costs time that others need.
+absl::Status RefuseByBytes(int64_t least_tokens, const std::string& param, const ServedModel& model) {
+  if (least_tokens < model.max_model_len) return absl::OkStatus();
+  return TooLong(param, least_tokens, /*at_least=*/true, model);
+}
+
 // How many tokens may follow a prompt of this length.
 absl::StatusOr<int> OutputTokens(const GenerationFields& fields, const ServedModel& model, size_t prompt_tokens,
                                  bool chat) {
   const int64_t used = static_cast<int64_t>(prompt_tokens);
   const int64_t positions = model.max_model_len;
   if (used == 0) return BadField(chat ? "messages" : "prompt", "no token is left to begin with");
-  if (used >= positions)
-    return ContextExceeded(chat ? "messages" : "prompt", used, positions,
-                           absl::StrCat(used, " tokens, but this model has ", positions,
-                                        " positions for prompt and output; shorten it to at most ", positions - 1));
+  if (used >= positions) return TooLong(chat ? "messages" : "prompt", used, /*at_least=*/false, model);
   const int64_t fits = positions - used;
   if (!fields.max_tokens) return static_cast<int>(fits);
   if (fields.max_tokens == 16 && fits < 16)
@@ -123,34 +137,75 @@ ResponseSpec MakeSpec(const GenerationFields& fields, const ServedModel& model, 
 
 // A template or tokenizer refuses what cannot be a prompt (raised errors, beyond its limits, too long): that is the
 // field's fault.
-absl::Status AboutField(const absl::Status& status, const std::string& param) {
+absl::Status AboutField(const absl::Status& status, const std::string& param, const ServedModel& model) {
+  if (absl::IsOutOfRange(status))
+    return TooLong(param, kCountedTimes * model.max_model_len + 1, /*at_least=*/true, model);
   const bool theirs =
       status.code() == absl::StatusCode::kInvalidArgument || status.code() == absl::StatusCode::kResourceExhausted;
   return theirs ? BadField(param, std::string(status.message())) : status;
 }
 
+// What is cut to length may be longer than the model's positions.
+size_t MaxTokens(const GenerationFields& fields, const ServedModel& model) {
+  return fields.truncate_prompt_tokens ? SIZE_MAX : static_cast<size_t>(kCountedTimes * model.max_model_len);
+}
+
+std::string ParamOf(const CompletionRequest& request, size_t prompt) {
+  return request.prompts.size() == 1 ? "prompt" : absl::StrCat("prompt.", prompt);
+}
+
+absl::Status RefuseLongPrompts(const CompletionRequest& request, const ServedModel& model) {
+  if (request.fields.truncate_prompt_tokens) return absl::OkStatus();
+  for (size_t i = 0; i < request.prompts.size(); ++i)
+    if (const auto* text = std::get_if<std::string>(&request.prompts[i]))
+      DT_RETURN_IF_ERROR(RefuseByBytes(model.tokenizer->LeastTokens(*text), ParamOf(request, i), model));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<TokenId>> EncodeParts(const std::vector<model::PromptPart>& parts, bool add_special,
+                                                 size_t max_tokens, const ServedModel& model) {
+  auto ids = model.tokenizer->EncodeParts(parts, {.add_special = add_special, .max_tokens = max_tokens});
+  if (!ids.ok()) return AboutField(ids.status(), "messages", model);
+  return ids;
+}
+
+absl::StatusOr<std::vector<model::PromptPart>> Render(const ChatPrompt& prompt, const ServedModel& model) {
+  auto parts = model.chat(prompt);
+  if (!parts.ok()) return AboutField(parts.status(), "messages", model);
+  return parts;
+}
+
+absl::StatusOr<std::vector<TokenId>> EncodeThatFits(const ChatRequest& request, const ServedModel& model) {
+  const GenerationFields& fields = request.fields;
+  DT_ASSIGN_OR_RETURN(const auto parts, Render(request.prompt, model));
+  if (!fields.truncate_prompt_tokens) {
+    std::string text;  // that a token may cover where two parts meet
+    for (const model::PromptPart& part : parts) text += part.text;
+    DT_RETURN_IF_ERROR(RefuseByBytes(model.tokenizer->LeastTokens(text), "messages", model));
+  }
+  return EncodeParts(parts, fields.add_special_tokens.value_or(false), MaxTokens(fields, model), model);
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<TokenId>> EncodeChat(const ChatPrompt& prompt, bool add_special, const ServedModel& model) {
-  const auto parts = model.chat(prompt);
-  if (!parts.ok()) return AboutField(parts.status(), "messages");
-  auto ids = model.tokenizer->EncodeParts(*parts, {.add_special = add_special});
-  if (!ids.ok()) return AboutField(ids.status(), "messages");
-  return ids;
+  DT_ASSIGN_OR_RETURN(const auto parts, Render(prompt, model));
+  return EncodeParts(parts, add_special, SIZE_MAX, model);
 }
 
 absl::StatusOr<PreparedGeneration> Prepare(const CompletionRequest& request, const ServedModel& model,
                                            const RequestContext& context) {
   const GenerationFields& fields = request.fields;
   PreparedGeneration prepared{MakeSpec(fields, model, context, Endpoint::kCompletions), {}};
+  DT_RETURN_IF_ERROR(RefuseLongPrompts(request, model));
   DT_ASSIGN_OR_RETURN(const auto sampling, MakeSampling(fields, model, context.random_seed));
   for (size_t i = 0; i < request.prompts.size(); ++i) {
     std::vector<TokenId> ids;
     if (const auto* text = std::get_if<std::string>(&request.prompts[i])) {
-      auto encoded = model.tokenizer->Encode(
-          *text, {.add_special = fields.add_special_tokens.value_or(true), .parse_special = true});
-      if (!encoded.ok())
-        return AboutField(encoded.status(), request.prompts.size() == 1 ? "prompt" : absl::StrCat("prompt.", i));
+      auto encoded = model.tokenizer->Encode(*text, {.add_special = fields.add_special_tokens.value_or(true),
+                                                     .parse_special = true,
+                                                     .max_tokens = MaxTokens(fields, model)});
+      if (!encoded.ok()) return AboutField(encoded.status(), ParamOf(request, i), model);
       ids = *std::move(encoded);
     } else {
       ids = std::get<std::vector<TokenId>>(request.prompts[i]);
@@ -167,7 +222,7 @@ absl::StatusOr<PreparedGeneration> Prepare(const ChatRequest& request, const Ser
   const GenerationFields& fields = request.fields;
   PreparedGeneration prepared{MakeSpec(fields, model, context, Endpoint::kChat), {}};
   DT_ASSIGN_OR_RETURN(const auto sampling, MakeSampling(fields, model, context.random_seed));
-  DT_ASSIGN_OR_RETURN(auto ids, EncodeChat(request.prompt, fields.add_special_tokens.value_or(false), model));
+  DT_ASSIGN_OR_RETURN(auto ids, EncodeThatFits(request, model));
   DT_ASSIGN_OR_RETURN(auto made, MakeRequest(fields, model, context, sampling, std::move(ids), /*chat=*/true));
   prepared.spec.prompts.push_back(made.prompt);
   prepared.requests.push_back(std::move(made));

@@ -25,7 +25,9 @@ struct PreparedGeneration {
   std::vector<scheduler::GenerationRequest> requests;  // one for each prompt
 };
 
-// kInvalidArgument, with the context sizes if the prompt does not fit.
+// kInvalidArgument, with the context sizes if the prompt does not fit. A prompt that is longer than its tokens could
+// ever cover is refused by its bytes, before it is tokenised, and tokenising ends at twice the model's positions; then
+// the size is a lower bound. A prompt that truncate_prompt_tokens cuts is tokenised whole.
 absl::StatusOr<PreparedGeneration> Prepare(const CompletionRequest& request, const ServedModel& model,
                                            const RequestContext& context);
 absl::StatusOr<PreparedGeneration> Prepare(const ChatRequest& request, const ServedModel& model,

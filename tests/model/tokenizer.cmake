@@ -1,5 +1,6 @@
 dovetail_test(model_tokenizer_test
   SRCS
+    tokenizer_bound_test.cc
     tokenizer_detokenizer_test.cc
     tokenizer_pre_tokenizer_test.cc
     tokenizer_readers_test.cc

@@ -217,6 +217,38 @@ TEST_F(Parameters, BothNamesOfTheTokenLimitMayCome) {
   EXPECT_TRUE(Ask(Endpoint::kChat, "max_tokens", "8", R"(,"max_completion_tokens":8)").ok());
 }
 
+// "<turn>" is the longest token: 6 bytes.
+TEST_F(Parameters, ATextThatCannotFitIsRefusedByItsBytesAndOneThatCanIsNot) {
+  const auto small = TestModel(/*max_model_len=*/32);
+  const auto times = [](int count, const std::string& unit) {
+    std::string text;
+    for (int i = 0; i < count; ++i) text += unit;
+    return text;
+  };
+  const auto error = [](const absl::Status& status) { return status.ok() ? ApiError{} : ToApiError(status); };
+  const auto completion = [&](const std::string& text, const std::string& more = "") {
+    const auto request = ParseCompletionRequest(
+        *ParseJson(absl::StrCat(R"({"model":"bytes","prompt":")", text, "\"", more, "}")), *small);
+    return error(Prepare(*request, *small, {}).status());
+  };
+  const auto chat = [&](const std::string& text) {
+    const auto request = ParseChatRequest(
+        *ParseJson(absl::StrCat(R"({"model":"bytes","messages":[{"role":"user","content":")", text, "\"}]}")), *small);
+    return error(Prepare(*request, *small, {}).status());
+  };
+  const std::string shorten = ", but this model has 32 positions for prompt and output; shorten it to at most 31";
+  EXPECT_EQ(completion(times(30, "<turn>"), R"(,"max_tokens":1)").message, "") << "30 and <bos> fit";
+  EXPECT_EQ(completion(times(31, "<turn>")).message, "prompt: 32 tokens" + shorten) << "counted, as it might have fit";
+  EXPECT_EQ(completion(times(40, "<turn>")).message, "prompt: at least 40 tokens" + shorten);
+  EXPECT_EQ(completion(times(40, "abcdef")).message, "prompt: at least 40 tokens" + shorten);
+  EXPECT_EQ(completion(times(40, "<turn>")).n_prompt_tokens, 40);
+  EXPECT_EQ(completion(times(40, "<turn>")).type, "exceed_context_size_error");
+  EXPECT_EQ(completion(std::string(100, 'x')).message, "prompt: at least 65 tokens" + shorten) << "counted up to 64";
+  EXPECT_EQ(completion(times(4000, "abcdef"), R"(,"truncate_prompt_tokens":8)").message, "") << "it is cut to length";
+  EXPECT_EQ(chat(times(60, "abcdef")).message, "messages: at least 65 tokens" + shorten) << "6 bytes of <turn>user:";
+  EXPECT_EQ(chat(std::string(15, 'x')).message, "messages: 32 tokens" + shorten);
+}
+
 TEST_F(Parameters, APromptThatDoesNotFitSaysByHowMuch) {
   const auto small = TestModel(/*max_model_len=*/32);
   const auto ask = [&](const std::string& fields) {
