@@ -1,10 +1,10 @@
 // Many streams at once through one server: nobody waits, nothing is lost.
 #include <gtest/gtest.h>
-
 #include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <thread>
@@ -133,6 +133,58 @@ TEST(Load, ClientsComeAndGoFromAllSides) {
   for (int i = 0; i < 4; ++i) threads.emplace_back(one_of_them, i);
   for (std::thread& thread : threads) thread.join();
   EXPECT_TRUE(test.engine.WaitFor([](const auto& log) { return log.live == 0; }));
+}
+
+// More clients than there are places, which end one another's idle connections, on two I/O threads. Each request gets a
+// whole answer, a 503, or the end of its connection; probes are answered; in the end all places are free.
+TEST(Load, ClientsWithoutPlacesComeAndGoFromAllSides) {
+  HttpServerOptions options;
+  options.io_threads = options.worker_threads = 2;
+  options.max_connections = 4;
+  options.min_idle = std::chrono::milliseconds(1);
+  TestServer test({.step_interval = absl::Microseconds(200)}, options);
+  std::atomic<int> answered{0}, refused{0}, ended{0}, most{0};
+  const auto one_of_them = [&](int seed) {
+    for (int i = 0; i < 40; ++i) {
+      RawClient client(test.port());
+      const std::string request = Post("/v1/completions", R"({"model":"bytes","prompt":"x","max_tokens":5})");
+      for (int repeat = 0; repeat <= (seed + i) % 3; ++repeat) {
+        if (!client.Send(request)) break;
+        const RawResponse response = client.Read();
+        ++(response.status == 200 ? answered : response.status == 503 ? refused : ended);
+        EXPECT_TRUE(response.status == 200 || response.status == 503 || response.status == 0) << response.status;
+        EXPECT_TRUE(response.complete || response.status == 0);
+        if (response.status != 200) break;
+        std::this_thread::sleep_for(std::chrono::milliseconds((seed + i) % 4));
+      }
+      most = std::max(most.load(), test.server.connections());
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 12; ++i) threads.emplace_back(one_of_them, i);
+  int displaced = 0;  // by eight newer connections at once: it asks again
+  for (int i = 0; i < 50 && displaced < 1000; ++i)
+    while (test.Ask(Get("/health")).status != 200 && ++displaced < 1000) {
+    }
+  EXPECT_LT(displaced, 1000);
+  for (std::thread& thread : threads) thread.join();
+  std::printf("%d answered, %d refused, %d ended, at most %d connections, %d probes asked again\n", answered.load(),
+              refused.load(), ended.load(), most.load(), displaced);
+  EXPECT_GT(answered, 0);
+  // Those that were to end and had begun a request stay beyond the maximum.
+  EXPECT_LE(most, 4 + kProbeConnections + 2 * kEndingConnections);
+  EXPECT_TRUE(test.engine.WaitFor([](const auto& log) { return log.live == 0; }));
+  const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (test.server.connections() > 0 && std::chrono::steady_clock::now() < patience)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  // Four take a place each and keep it; a place that was lost or given twice would show.
+  std::vector<RawClient> four;
+  for (int i = 0; i < 4; ++i) {
+    four.emplace_back(test.port())
+        .Send(Post("/v1/completions", R"({"model":"bytes","prompt":"x","max_tokens":4000,"stream":true})"));
+    EXPECT_TRUE(four.back().ReadUntil("data: "));
+  }
+  EXPECT_EQ(test.Ask(Get("/v1/models")).status, 503);
 }
 
 }  // namespace
