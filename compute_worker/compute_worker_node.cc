@@ -94,16 +94,9 @@ void ComputeWorkerNode::OnFrame(const transport::Delivery& delivery) {
   switch (header.type) {
     case FrameType::kStepPlan: {
       auto plan = proto::DecodeStepPlan(delivery.payload);
-      if (!plan.ok()) {
-        LogError("compute worker: ", std::string(plan.status().message()));
-        proto::StepResult refused{.step = step,
-                                  .micro_batch = id,
-                                  .status = StepStatus::kWorkerFailed,
-                                  .error = std::string(plan.status().message())};
-        FinishStep finish{id, std::move(refused)};
-        if (absl::Status sent = Perform(finish); !sent.ok()) LogError("compute worker: ", std::string(sent.message()));
-        return;
-      }
+      if (!plan.ok()) return Refuse(id, step, StepStatus::kWorkerFailed, plan.status());
+      if (const absl::Status known = lists_.Complete(*plan); !known.ok())
+        return Refuse(id, step, StepStatus::kForgotten, known);
       return Feed(PlanArrived{*std::move(plan)});
     }
     case FrameType::kPartial:
@@ -120,6 +113,12 @@ void ComputeWorkerNode::OnFrame(const transport::Delivery& delivery) {
     }
     default: return;
   }
+}
+
+void ComputeWorkerNode::Refuse(MicroBatchId id, StepId step, StepStatus status, const absl::Status& why) {
+  LogError("compute worker: ", std::string(why.message()));
+  FinishStep finish{id, {.step = step, .micro_batch = id, .status = status, .error = std::string(why.message())}};
+  if (absl::Status sent = Perform(finish); !sent.ok()) LogError("compute worker: ", std::string(sent.message()));
 }
 
 // Until now, or an instant.

@@ -10,6 +10,7 @@
 #include "compute_worker/core/compute_worker_core.h"
 #include "compute_worker/dense_backend.h"
 #include "compute_worker/layer_exchange.h"
+#include "compute_worker/sampling_lists_cache.h"
 #include "kernels/device.h"
 #include "model/loaded_model.h"
 #include "transport/fabric.h"
@@ -108,6 +109,7 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   absl::Status FinishSample(MicroBatchId id);
   void PerformAll();
   absl::Status Perform(FinishStep& finish);
+  void Refuse(MicroBatchId id, StepId step, proto::StepStatus status, const absl::Status& why);
   absl::Status SendResult(const proto::StepResult& result);
   bool Sent(proto::StepResult& result);  // false: the scheduler has no room for it yet
   int SendUnsent();
@@ -115,6 +117,7 @@ class ComputeWorkerNode final : public transport::FrameHandler {
 
   const NodeId scheduler_;
   Trace* const trace_;
+  SamplingListsCache lists_;
   ComputeWorkerCore core_;
   kernels::Device& device_;
   const std::unique_ptr<DenseBackend> dense_;

@@ -79,9 +79,11 @@ void TokenSampler::FillSamplingInputs(const proto::StepPlan& plan, proto::StepRe
       const auto counts = history_.Counts(entry.sequence);
       row.counts.assign(counts.begin(), counts.end());
     }
-    for (const auto& [token, bias] : entry.sampling.logit_bias) row.bias.push_back({token, bias});
-    row.banned = entry.sampling.banned_token_ids;
-    row.banned.insert(row.banned.end(), entry.banned_now.begin(), entry.banned_now.end());
+    const proto::SamplingLists* const lists = entry.given.lists.get();
+    if (lists == nullptr) continue;
+    for (const auto& [token, bias] : lists->logit_bias) row.bias.push_back({token, bias});
+    row.banned = lists->banned_token_ids;
+    if (entry.ban_early) row.banned.insert(row.banned.end(), lists->banned_early.begin(), lists->banned_early.end());
   }
 }
 
@@ -117,7 +119,7 @@ kernels::SamplingParams TokenSampler::ParamsOf(const StepEntry& entry, const Log
   params.frequency_penalty = wanted.frequency_penalty;
   params.seed = wanted.seed;
   params.logit_bias = row.bias;
-  params.allowed = wanted.allowed_token_ids;
+  if (entry.given.lists != nullptr) params.allowed = entry.given.lists->allowed_token_ids;
   params.banned = row.banned;
   params.seen = row.counts;
   params.logprobs = wanted.logprobs;

@@ -72,9 +72,9 @@ absl::StatusOr<proto::SamplingParams> FromProto(const v1::Sampling& in) {
   if (in.bias_tokens_size() != in.bias_values_size())
     return InvalidArgument("sampling: ", in.bias_tokens_size(), " biased tokens, but ", in.bias_values_size(),
                            " biases");
-  DT_RETURN_IF_ERROR(CheckCount("sampling.bias_tokens", in.bias_tokens_size(), kMaxTokenListSize));
-  DT_RETURN_IF_ERROR(CheckCount("sampling.allowed_token_ids", in.allowed_token_ids_size(), kMaxTokenListSize));
-  DT_RETURN_IF_ERROR(CheckCount("sampling.banned_token_ids", in.banned_token_ids_size(), kMaxTokenListSize));
+  DT_RETURN_IF_ERROR(CheckCount("sampling.bias_tokens", in.bias_tokens_size(), proto::kMaxLogitBias));
+  DT_RETURN_IF_ERROR(CheckCount("sampling.allowed_token_ids", in.allowed_token_ids_size(), proto::kMaxTokenList));
+  DT_RETURN_IF_ERROR(CheckCount("sampling.banned_token_ids", in.banned_token_ids_size(), proto::kMaxTokenList));
   DT_RETURN_IF_ERROR(CheckCount("sampling.logprobs", in.logprobs(), proto::kMaxTopLogprobs));
   proto::SamplingParams sampling;
   sampling.temperature = in.temperature();
@@ -124,7 +124,7 @@ absl::StatusOr<GenerationRequest> FromProto(const v1::GenerationRequest& in) {
     return InvalidArgument("choices: ", in.choices(), " is outside 1..", scheduler::kMaxChoices);
   DT_RETURN_IF_ERROR(CheckCount("max_tokens", in.max_tokens(), 1 << 26));
   DT_RETURN_IF_ERROR(CheckCount("min_tokens", in.min_tokens(), 1 << 26));
-  DT_RETURN_IF_ERROR(CheckCount("stop_token_ids", in.stop_token_ids_size(), kMaxTokenListSize));
+  DT_RETURN_IF_ERROR(CheckCount("stop_token_ids", in.stop_token_ids_size(), proto::kMaxTokenList));
   DT_RETURN_IF_ERROR(CheckCount("prompt_logprobs", in.prompt_logprobs(), proto::kMaxTopLogprobs));
   DT_RETURN_IF_ERROR(CheckCount("logits_last", in.logits_last(), in.prompt_size()));
   GenerationRequest request;

@@ -8,8 +8,7 @@
 
 namespace dovetail::control {
 
-inline constexpr int kMaxPromptTokens = 1 << 22;   // of one message (kMaxMessageBytes)
-inline constexpr int kMaxTokenListSize = 1 << 17;  // stop, allowed, banned tokens, biases
+inline constexpr int kMaxPromptTokens = 1 << 22;  // of one message (kMaxMessageBytes)
 
 void ToProto(const scheduler::GenerationRequest& request, v1::GenerationRequest& out);
 absl::StatusOr<scheduler::GenerationRequest> FromProto(const v1::GenerationRequest& in);

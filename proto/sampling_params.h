@@ -1,11 +1,16 @@
 #pragma once
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "base/ids.h"
 
 namespace dovetail::proto {
+
+inline constexpr int kMaxTokenList = 1 << 20;  // of a request's allowed, banned and stop tokens each
+inline constexpr int kMaxLogitBias = 1024;
 
 // How the next token of a sequence is chosen; a plain value that travels in the step plan. The server validates ranges
 // (server/). A draw is argmax(logit / temperature + Gumbel(seed, position, token id)) over the candidates that the
@@ -28,6 +33,47 @@ struct SamplingParams {
     return repetition_penalty != 1.0f || presence_penalty != 0.0f || frequency_penalty != 0.0f;
   }
   bool operator==(const SamplingParams&) const = default;
+};
+
+// The same but for the lists, which are empty.
+inline SamplingParams WithoutLists(const SamplingParams& from) {
+  SamplingParams params;
+  params.temperature = from.temperature;
+  params.top_k = from.top_k;
+  params.top_p = from.top_p;
+  params.min_p = from.min_p;
+  params.repetition_penalty = from.repetition_penalty;
+  params.presence_penalty = from.presence_penalty;
+  params.frequency_penalty = from.frequency_penalty;
+  params.seed = from.seed;
+  params.logprobs = from.logprobs;
+  return params;
+}
+
+// What of a sequence's sampling grows with its request. Immutable once made.
+struct SamplingLists {
+  std::vector<std::pair<TokenId, float>> logit_bias;
+  std::vector<TokenId> allowed_token_ids;  // empty: all
+  std::vector<TokenId> banned_token_ids;
+  std::vector<TokenId> banned_early;  // where an entry says so: stop tokens before min_tokens
+
+  bool empty() const {
+    return logit_bias.empty() && allowed_token_ids.empty() && banned_token_ids.empty() && banned_early.empty();
+  }
+  size_t bytes() const {
+    return logit_bias.size() * sizeof(logit_bias[0]) +
+           (allowed_token_ids.size() + banned_token_ids.size() + banned_early.size()) * sizeof(TokenId);
+  }
+  bool operator==(const SamplingLists&) const = default;
+};
+
+// Equal if both hold equal lists, or both none.
+struct SharedLists {
+  std::shared_ptr<const SamplingLists> lists;
+
+  bool operator==(const SharedLists& other) const {
+    return lists == nullptr || other.lists == nullptr ? lists == other.lists : *lists == *other.lists;
+  }
 };
 
 // Log probabilities of one position: over the raw logits (temperature 1, no penalties).

@@ -6,8 +6,6 @@
 namespace dovetail::proto {
 namespace {
 
-constexpr size_t kMaxBias = 1024;
-constexpr size_t kMaxTokenList = 1 << 20;
 constexpr size_t kMaxHistory = size_t{kMaxSequenceBlocks} * kSegmentTokens;
 constexpr size_t kMaxLogits = size_t{1} << 30;
 
@@ -23,16 +21,6 @@ void FieldsOf(auto& archive, Is<SamplingParams> auto& p) {
   archive.Number("presence_penalty", p.presence_penalty);
   archive.Number("frequency_penalty", p.frequency_penalty);
   archive.Number("seed", p.seed);
-  archive.Each("logit_bias", p.logit_bias, kMaxBias, [](auto& a, auto& bias) {
-    a.Number("logit_bias.token", bias.first);
-    a.Number("logit_bias.value", bias.second);
-    if constexpr (std::remove_reference_t<decltype(a)>::kDecoding) {
-      a.Require(bias.first >= 0, "logit_bias.token", "is negative");
-      a.Require(!std::isnan(bias.second), "logit_bias.value", "is not a number");
-    }
-  });
-  archive.Array("allowed_token_ids", p.allowed_token_ids, kMaxTokenList);
-  archive.Array("banned_token_ids", p.banned_token_ids, kMaxTokenList);
   archive.Number("logprobs", p.logprobs);
   if constexpr (std::remove_reference_t<decltype(archive)>::kDecoding) {
     archive.Require(std::isfinite(p.temperature) && p.temperature >= 0, "temperature", "is negative or not finite");
@@ -46,6 +34,34 @@ void FieldsOf(auto& archive, Is<SamplingParams> auto& p) {
   }
 }
 
+void FieldsOf(auto& archive, Is<SamplingLists> auto& l) {
+  archive.Each("logit_bias", l.logit_bias, kMaxLogitBias, [](auto& a, auto& bias) {
+    a.Number("logit_bias.token", bias.first);
+    a.Number("logit_bias.value", bias.second);
+    if constexpr (std::remove_reference_t<decltype(a)>::kDecoding) {
+      a.Require(bias.first >= 0, "logit_bias.token", "is negative");
+      a.Require(!std::isnan(bias.second), "logit_bias.value", "is not a number");
+    }
+  });
+  archive.Array("allowed_token_ids", l.allowed_token_ids, kMaxTokenList);
+  archive.Array("banned_token_ids", l.banned_token_ids, kMaxTokenList);
+  archive.Array("banned_early", l.banned_early, kMaxTokenList);
+}
+
+void GivenField(Encoder& encoder, const SharedLists& given) {
+  encoder.Bool("lists_given", given.lists != nullptr);
+  if (given.lists != nullptr) FieldsOf(encoder, *given.lists);
+}
+
+void GivenField(Decoder& decoder, SharedLists& given) {
+  bool is_given = false;
+  decoder.Bool("lists_given", is_given);
+  if (!is_given) return;
+  auto lists = std::make_shared<SamplingLists>();
+  FieldsOf(decoder, *lists);
+  given.lists = std::move(lists);
+}
+
 void FieldsOf(auto& a, Is<StepEntry> auto& e) {
   a.Id("sequence", e.sequence);
   PositionField(a, "ctx_len", e.ctx_len);
@@ -56,7 +72,11 @@ void FieldsOf(auto& a, Is<StepEntry> auto& e) {
   a.Number("logits_rows", e.logits_rows);
   a.Number("next_prompt_token", e.next_prompt_token);
   if (e.sample) FieldsOf(a, e.sampling);
-  a.Array("banned_now", e.banned_now, kMaxTokenList);
+  a.Bool("has_lists", e.has_lists);
+  if (e.has_lists) {
+    GivenField(a, e.given);
+    a.Bool("ban_early", e.ban_early);
+  }
   a.Number("prompt_tokens", e.prompt_tokens);
   a.Bool("history_given", e.history_given);
   a.Array("history", e.history, kMaxHistory);
@@ -97,7 +117,7 @@ void FieldsOf(auto& archive, Is<PositionLogprobs> auto& p) {
 template <typename Archive, typename Enum>
 void StatusField(Archive& a, Enum& status) {
   a.Number("status", status);
-  if constexpr (Archive::kDecoding) a.Require(status <= StepStatus::kDamaged, "status", "is unknown");
+  if constexpr (Archive::kDecoding) a.Require(status <= StepStatus::kForgotten, "status", "is unknown");
 }
 
 void FieldsOf(auto& archive, Is<EntryResult> auto& r) {

@@ -31,8 +31,10 @@ struct StepEntry {
   int32_t prompt_logprobs = -1;  // >= 0: report log probabilities of each new token's successor, this many alternatives
   int32_t logits_rows = 0;        // return the logits of this many last new tokens
   TokenId next_prompt_token = -1; // with prompt_logprobs: what follows the last new token; -1: nothing
-  SamplingParams sampling;        // if sample
-  std::vector<TokenId> banned_now;   // with sample: not to be chosen at this position (stop tokens before min_tokens)
+  SamplingParams sampling;        // if sample; without its lists
+  bool has_lists = false;         // with sample: the sequence's lists count. They are given once to each compute worker
+  SharedLists given;              // with has_lists: those, if they are given here
+  bool ban_early = false;         // with has_lists: SamplingLists::banned_early are not to be chosen at this position
   int32_t prompt_tokens = 0;      // how many tokens of `history` + `tokens` belong to the prompt
   std::vector<TokenId>
       history;  // tokens before ctx_len, given when penalties need them and the worker has not seen them
@@ -57,6 +59,8 @@ enum class StepStatus : uint8_t {
   kBadLogits = 3,          // NaN or nothing left to choose from
   kWorkerUnreachable = 4,  // `failed_worker` is not connected (any more): nothing is wrong with the step itself
   kDamaged = 5,  // KV of `damaged` sequences is not what was written: nothing was committed, those begin again
+  kForgotten =
+      6,  // the compute worker does not have the lists of a sequence: nothing was done, they must be given again
 };
 
 struct EntryResult {

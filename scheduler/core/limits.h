@@ -15,6 +15,10 @@ inline constexpr double kAdmissionSpare = 0.01;
 // How often a step that one sequence has to itself is tried again when a worker says that it is out of memory.
 inline constexpr int kOutOfMemoryRetries = 3;
 
+// What a step may give a compute worker that it will remember: token histories, and lists of the sampling. One sequence
+// may have more. A plan stays far below what a frame holds.
+inline constexpr size_t kMaxBytesGiven = size_t{64} << 20;
+
 // How often a step is sent whose compute worker failed it: gave a result that cannot be read, or none in time. Then its
 // requests end.
 inline constexpr int kStepAttempts = 3;

@@ -57,8 +57,8 @@ void SchedulerCore::Impl::LoseSteps(WorkerId compute_worker) {
   }
 }
 
-// Whoever may still be at a step whose deadline has passed is not waited for any longer. Only a tick says so, for the
-// shell has read all results that are there when it ticks.
+// A worker whose step has passed its deadline is not waited for any longer. Only a tick says so, for the shell has read
+// all results that are there when it ticks.
 void SchedulerCore::Impl::On(const Tick&) {
   for (MicroBatch& batch : micro_batches_) {
     if (!Overdue(batch)) continue;

@@ -153,6 +153,8 @@ bool SchedulerCore::Impl::PlanStep(int index, int slot, const MicroBatch* after)
   MicroBatch& batch = micro_batches_[index];
   if (batch.members.empty()) return false;
   chosen_.clear();
+  planned_for_ = compute_workers_[(index + batch.failed_attempts) % compute_workers_.size()];
+  given_left_ = kMaxBytesGiven;
   int budget = options_.max_num_batched_tokens;
   batch.prefill_only_last = !options_.enable_chunked_prefill && !batch.prefill_only_last && LongestWaitsForRoom(batch);
   if (!batch.prefill_only_last) ChooseDecodes(batch, after != nullptr, budget);
@@ -164,7 +166,7 @@ bool SchedulerCore::Impl::PlanStep(int index, int slot, const MicroBatch* after)
   flight.unreadable = false;
   flight.home = index;
   flight.step = StepId(next_step_++);
-  flight.compute_worker = compute_workers_[(index + batch.failed_attempts) % compute_workers_.size()];
+  flight.compute_worker = planned_for_;
   flight.entries.resize(chosen_.size());
   RunStep run{.compute_worker = flight.compute_worker,
               .plan = {.step = flight.step,
@@ -213,9 +215,9 @@ void SchedulerCore::Impl::ChooseDecodes(MicroBatch& batch, bool ahead, int& budg
     if (budget == 0) return;
     if (sequence->micro_batch != index) continue;
     if (ahead && MayGoAhead(*sequence)) {
-      if (!GrowAhead(*sequence)) continue;
+      if (!MayGive(*sequence) || !GrowAhead(*sequence)) continue;
     } else {
-      if (!IsRunnable(*sequence) || sequence->prefill_end() - sequence->ctx_len != 1) continue;
+      if (!IsRunnable(*sequence) || sequence->prefill_end() - sequence->ctx_len != 1 || !MayGive(*sequence)) continue;
       if (!Grow(*sequence, sequence->ctx_len + 1)) {
         drain_ = true;  // others may have to give way, once they are in no step
         continue;
@@ -231,7 +233,7 @@ void SchedulerCore::Impl::GivePrefill(Sequence& sequence, int most, int& budget)
   const Position left = sequence.prefill_end() - sequence.ctx_len - sequence.planned;
   Position given = std::min<Position>(left, most);
   if (!options_.enable_chunked_prefill && given < left) return;
-  if (given <= 0) return;
+  if (given <= 0 || (sequence.planned == 0 && !MayGive(sequence))) return;
   if (sequence.planned == 0) chosen_.push_back(&sequence);
   sequence.planned += static_cast<int>(given);
   budget -= static_cast<int>(given);
@@ -393,19 +395,37 @@ void SchedulerCore::Impl::FillEntry(Sequence& sequence, WorkerId compute_worker,
   sequence.planned = 0;
 }
 
+// What `compute_worker` must be given before it can choose a token of this sequence.
+size_t SchedulerCore::Impl::BytesToGive(const Sequence& sequence, WorkerId compute_worker) const {
+  if (sequence.history_seen && sequence.history_worker == compute_worker) return 0;
+  const proto::SharedLists& lists = sequence.request->lists;
+  const bool history = sequence.params().sampling.needs_history();
+  return (lists.lists != nullptr ? lists.lists->bytes() : 0) +
+         (history ? static_cast<size_t>(sequence.size()) * sizeof(TokenId) : 0);
+}
+
+bool SchedulerCore::Impl::MayGive(const Sequence& sequence) {
+  const size_t bytes = BytesToGive(sequence, planned_for_);
+  if (bytes > given_left_ && given_left_ < kMaxBytesGiven) return false;  // in a step to come
+  given_left_ -= std::min(bytes, given_left_);
+  return true;
+}
+
 void SchedulerCore::Impl::FillSampling(Sequence& sequence, WorkerId compute_worker, proto::StepEntry& entry) {
   const GenerationRequest& params = sequence.params();
-  entry.sampling = params.sampling;
+  entry.sampling = proto::WithoutLists(params.sampling);
   entry.sampling.seed += static_cast<uint64_t>(sequence.choice);
-  if (sequence.output.size() + sequence.in_flight < params.min_tokens) entry.banned_now = params.stop_token_ids;
+  entry.has_lists = sequence.request->lists.lists != nullptr;
+  entry.ban_early = entry.has_lists && sequence.output.size() + sequence.in_flight < params.min_tokens;
   if (params.logits_of_output) entry.logits_rows = std::max(entry.logits_rows, 1);
-  const bool seen = sequence.history_seen && sequence.history_worker == compute_worker;
-  if (!params.sampling.needs_history() || seen) return;
+  if (BytesToGive(sequence, compute_worker) == 0) return;
+  if (entry.has_lists) entry.given = sequence.request->lists;
+  sequence.history_seen = true;
+  sequence.history_worker = compute_worker;
+  if (!params.sampling.needs_history()) return;
   entry.history_given = true;
   entry.history.reserve(sequence.ctx_len);
   for (Position at = 0; at < sequence.ctx_len; ++at) entry.history.push_back(sequence.token(at));
-  sequence.history_seen = true;
-  sequence.history_worker = compute_worker;
 }
 
 }  // namespace dovetail::scheduler

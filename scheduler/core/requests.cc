@@ -23,12 +23,39 @@ absl::Status SchedulerCore::Impl::CheckRequest(const GenerationRequest& request)
   if (request.prompt_logprobs > proto::kMaxTopLogprobs) {
     return InvalidArgument("prompt_logprobs: ", request.prompt_logprobs, " is more than ", proto::kMaxTopLogprobs);
   }
+  DT_RETURN_IF_ERROR(CheckLists(request));
   const int64_t longest = options_.max_model_len - (request.max_tokens > 0 ? 1 : 0);
   if (prompt > longest) {
     return InvalidArgument("prompt: ", prompt, " tokens, but this server takes ", longest, " (--max-model-len ",
                            options_.max_model_len, ", output included); shorten the prompt");
   }
   return absl::OkStatus();
+}
+
+namespace {
+
+proto::SharedLists ListsOf(const GenerationRequest& params) {
+  auto lists = std::make_shared<proto::SamplingLists>();
+  lists->logit_bias = params.sampling.logit_bias;
+  lists->allowed_token_ids = params.sampling.allowed_token_ids;
+  lists->banned_token_ids = params.sampling.banned_token_ids;
+  if (params.min_tokens > 0) lists->banned_early = params.stop_token_ids;
+  return {lists->empty() ? nullptr : std::move(lists)};
+}
+
+absl::Status CheckList(const char* field, size_t size, size_t most) {
+  if (size <= most) return absl::OkStatus();
+  return InvalidArgument(field, ": ", size, " tokens; at most ", most, " are allowed");
+}
+
+}  // namespace
+
+absl::Status SchedulerCore::Impl::CheckLists(const GenerationRequest& request) const {
+  const proto::SamplingParams& sampling = request.sampling;
+  DT_RETURN_IF_ERROR(CheckList("logit_bias", sampling.logit_bias.size(), proto::kMaxLogitBias));
+  DT_RETURN_IF_ERROR(CheckList("allowed_token_ids", sampling.allowed_token_ids.size(), proto::kMaxTokenList));
+  DT_RETURN_IF_ERROR(CheckList("bad_words", sampling.banned_token_ids.size(), proto::kMaxTokenList));
+  return CheckList("stop_token_ids", request.stop_token_ids.size(), proto::kMaxTokenList);
 }
 
 void SchedulerCore::Impl::On(const RequestArrived& event) {
@@ -55,6 +82,7 @@ void SchedulerCore::Impl::On(const RequestArrived& event) {
   }
   request->chain_seed = ChainSeed(options_.model_digest, params.tenant, params.cache_salt);
   request->open_choices = params.choices;
+  request->lists = ListsOf(params);
   for (int i = 0; i < params.choices; ++i) {
     request->choices.push_back(std::make_unique<Sequence>());
     request->choices.back()->request = request.get();

@@ -93,7 +93,8 @@ void SchedulerCore::Impl::FinishStep(MicroBatch& batch, const proto::StepResult&
   if (result.status == proto::StepStatus::kOutOfMemory) return OutOfMemory(batch, result);
   if (result.status == proto::StepStatus::kWorkerUnreachable) return Unreachable(batch, result);
   if (result.status == proto::StepStatus::kDamaged) return RestartDamaged(batch, result);
-  if (std::exchange(batch.unreadable, false)) return TryElsewhere(batch, result.error);
+  const bool forgotten = result.status == proto::StepStatus::kForgotten;  // a repeated step gives everything again
+  if (std::exchange(batch.unreadable, false) || forgotten) return TryElsewhere(batch, result.error);
   HomeOf(batch).failed_attempts = 0;
   if (result.status == proto::StepStatus::kWorkerFailed) {
     // The step of a worker that is known to be lost has nothing wrong with it.

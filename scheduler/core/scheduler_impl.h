@@ -87,6 +87,7 @@ class SchedulerCore::Impl {
   void On(const RequestPaused& event);
   void On(const RequestResumed& event);
   absl::Status CheckRequest(const GenerationRequest& request) const;
+  absl::Status CheckLists(const GenerationRequest& request) const;
   absl::Status QueueFull(const std::string& tenant) const;
   absl::Status PushedOut() const;
   bool MakeRoomInQueue(const std::string& tenant);
@@ -211,6 +212,8 @@ class SchedulerCore::Impl {
   const Sequence* Oldest() const;
   bool IsEvictable(const Sequence& sequence) const;
   void FillEntry(Sequence& sequence, WorkerId compute_worker, proto::StepEntry& entry, PlannedEntry& planned);
+  size_t BytesToGive(const Sequence& sequence, WorkerId compute_worker) const;
+  bool MayGive(const Sequence& sequence);
   void FillSampling(Sequence& sequence, WorkerId compute_worker, proto::StepEntry& entry);
 
   // results.cc
@@ -267,6 +270,8 @@ class SchedulerCore::Impl {
   std::vector<RequestId> finished_;    // to be forgotten when this event is done
   std::vector<Sequence*> scratch_, chosen_;
   std::vector<int> idle_scratch_;
+  WorkerId planned_for_;                     // the compute worker of the step being built
+  size_t given_left_ = 0;                    // bytes that may still be given in it
   bool drain_ = false;                       // no step ahead until none is in flight
   std::optional<proto::StepResult> failed_;  // of a step whose follower is still in flight
   StepPatience patience_;

@@ -74,7 +74,7 @@ struct Sequence {
   int flying = 0;             // its new tokens in those
   bool lost = false;          // an attention worker under it restarted
   int planned = 0;            // new tokens in the step being built
-  bool history_seen = false;  // by `history_worker`
+  bool history_seen = false;  // and the lists of its sampling, by `history_worker`
   WorkerId history_worker;
 
   Move move;  // while kMoving
@@ -132,6 +132,7 @@ struct RequestState {
   SharedPrefix shared;
   proto::BlockHash chain_seed{};
   std::vector<proto::BlockHash> prompt_hashes;
+  proto::SharedLists lists;  // none: the sampling has none
 
   // What the prompt itself yields, of choice 0.
   Position prompt_logprobs_next = 1;  // the first position not yet delivered

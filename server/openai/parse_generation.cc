@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/numbers.h"
+#include "proto/sampling_params.h"
 
 namespace dovetail::server {
 namespace {
@@ -109,7 +110,9 @@ absl::Status ParseStops(const FieldReader& reader, const ServedModel& model, Gen
   DT_ASSIGN_OR_RETURN(fields.include_stop_str_in_output, reader.Bool("include_stop_str_in_output", false));
   DT_ASSIGN_OR_RETURN(fields.ignore_eos, reader.Bool("ignore_eos", false));
   DT_ASSIGN_OR_RETURN(fields.bad_words, ParseStrings(reader, "bad_words", kMaxBadWords, kMaxStopBytes));
-  DT_ASSIGN_OR_RETURN(const auto allowed, reader.TokenIds("allowed_token_ids", model.vocab_size, model.vocab_size));
+  DT_ASSIGN_OR_RETURN(
+      const auto allowed,
+      reader.TokenIds("allowed_token_ids", std::min(model.vocab_size, proto::kMaxTokenList), model.vocab_size));
   if (allowed && allowed->empty()) return BadField("allowed_token_ids", "is empty: no token would be left to choose");
   if (allowed) fields.allowed_token_ids = *allowed;
   return absl::OkStatus();

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <memory>
@@ -16,6 +17,7 @@
 #include "compute_worker/compute_worker_node.h"
 #include "model/checkpoint.h"
 #include "model/loaded_model.h"
+#include "scheduler/core/limits.h"
 #include "scheduler/scheduler_node.h"
 #include "tests/cluster/tiny_model.h"
 #include "tests/support/test_data.h"
@@ -51,7 +53,9 @@ class MeddlingPort final : public transport::Port {
       DT_ASSIGN_OR_RETURN(const bool sent, on_send(header, payload));
       if (!sent) return absl::OkStatus();
     }
-    return port_->SendMessage(to, header, std::move(payload));
+    const auto now = proto::MakeHeader(header.type, Epoch(header.epoch), StepId(header.step),
+                                       MicroBatchId(header.micro_batch), header.op, payload.size(), header.busy_us);
+    return port_->SendMessage(to, now, std::move(payload));
   }
   absl::Status SendTensor(NodeId to, const proto::FrameHeader& header, transport::LentBytes payload) override {
     return port_->SendTensor(to, header, std::move(payload));
@@ -130,12 +134,13 @@ class Cluster {
   MeddlingPort& port(int node) { return *ports_[node]; }
 
   uint64_t Submit(int prompt, int max_tokens, bool logits = false) {
-    scheduler::GenerationRequest request;
+    return Submit(prompt, max_tokens, {.logits_of_output = logits});
+  }
+  uint64_t Submit(int prompt, int max_tokens, scheduler::GenerationRequest request) {
     request.tenant = "test";
     for (int i = 0; i < prompt; ++i) request.prompt.push_back(1 + (17 * i * i + 31 * i) % 90);
     request.sampling.temperature = 0;
     request.max_tokens = max_tokens;
-    request.logits_of_output = logits;
     request.id = RequestId(++requests_);
     scheduler_->Handle(scheduler::RequestArrived{std::make_shared<scheduler::GenerationRequest>(std::move(request))});
     return requests_;
@@ -311,6 +316,105 @@ TEST_F(StepFailures, AWorkerThatGivesNoResultInTimeIsDismissedAndAnotherGoesOn) 
   EXPECT_EQ(cluster.stream(id).tokens, Undisturbed(40, 20));
   EXPECT_EQ(cluster.dismissed.size(), 1u);
   EXPECT_TRUE(cluster.UntilNothingIsHeld());
+}
+
+// The longest lists that a request may have: 8 MiB of them.
+scheduler::GenerationRequest WithLongLists(std::vector<TokenId> allowed) {
+  scheduler::GenerationRequest request;
+  while (allowed.size() < proto::kMaxTokenList) allowed.push_back(allowed[allowed.size() % 7]);
+  request.sampling.allowed_token_ids = std::move(allowed);
+  request.sampling.banned_token_ids.assign(proto::kMaxTokenList, 3);
+  return request;
+}
+
+const std::vector<TokenId> kSomeTokens = {5, 11, 17, 29, 41, 53, 71};
+
+// Notes the largest plan and the bytes of all.
+struct Plans {
+  size_t largest = 0, bytes = 0;
+  OnSend Count() {
+    return [this](const proto::FrameHeader& header, std::vector<std::byte>& payload) -> absl::StatusOr<bool> {
+      if (header.type != FrameType::kStepPlan) return true;
+      largest = std::max(largest, payload.size());
+      bytes += payload.size();
+      return true;
+    };
+  }
+};
+
+TEST_F(StepFailures, LongListsCrossOnceToEachComputeWorker) {
+  const size_t lists = size_t{2} * proto::kMaxTokenList * sizeof(TokenId);
+  std::vector<TokenId> expected;
+  for (const int lost : {0, 1}) {
+    Cluster cluster(model_, 1);
+    Plans plans;
+    cluster.port(0).on_send = plans.Count();
+    const uint64_t id = cluster.Submit(40, 20, WithLongLists(kSomeTokens));
+    ASSERT_TRUE(cluster.Until([&] { return cluster.stream(id).tokens.size() >= 5; }));
+    if (lost == 1) {
+      cluster.port(2).on_send = Some(FrameType::kStepResult, 0, 1, Lose);
+      ASSERT_TRUE(cluster.Until([&] { return !cluster.dismissed.empty(); }));
+      cluster.AddCompute();
+    }
+    ASSERT_TRUE(cluster.UntilTheEndOf(id));
+    EXPECT_EQ(cluster.stream(id).error, "");
+    EXPECT_GE(plans.bytes, lists * (1 + lost));
+    EXPECT_LT(plans.bytes, lists * (1 + lost) + lists / 2);
+    for (const TokenId token : cluster.stream(id).tokens) EXPECT_THAT(kSomeTokens, testing::Contains(token));
+    if (lost == 0) expected = cluster.stream(id).tokens;
+    EXPECT_EQ(cluster.stream(id).tokens, expected);
+    EXPECT_TRUE(cluster.UntilNothingIsHeld());
+  }
+}
+
+TEST_F(StepFailures, APlanGivesABoundedPartOfTheListsOfManySequences) {
+  Cluster cluster(model_, 1);
+  Plans plans;
+  cluster.port(0).on_send = plans.Count();
+  std::vector<uint64_t> ids;
+  for (int i = 0; i < 3; ++i) {
+    scheduler::GenerationRequest request = WithLongLists(kSomeTokens);
+    request.choices = 4;
+    ids.push_back(cluster.Submit(40, 10, std::move(request)));
+  }
+  for (const uint64_t id : ids) {
+    ASSERT_TRUE(cluster.UntilTheEndOf(id));
+    EXPECT_EQ(cluster.stream(id).error, "");
+    EXPECT_EQ(cluster.stream(id).tokens.size(), 40u);
+  }
+  EXPECT_LT(plans.largest, scheduler::kMaxBytesGiven + (size_t{1} << 20));
+  EXPECT_GT(plans.bytes, scheduler::kMaxBytesGiven) << "the lists of all sequences must exceed what one plan gives";
+}
+
+TEST_F(StepFailures, ListsThatAWorkerDoesNotHaveAreGivenAgain) {
+  Cluster undisturbed(model_, 1);
+  const uint64_t whole = undisturbed.Submit(40, 20, WithLongLists(kSomeTokens));
+  ASSERT_TRUE(undisturbed.UntilTheEndOf(whole));
+  Cluster cluster(model_, 1);
+  int withheld = 0;
+  cluster.port(0).on_send = [&](const proto::FrameHeader& header,
+                                std::vector<std::byte>& payload) -> absl::StatusOr<bool> {
+    if (header.type != FrameType::kStepPlan || withheld > 0) return true;
+    proto::StepPlan plan = *proto::DecodeStepPlan(payload);
+    for (proto::StepEntry& entry : plan.entries) withheld += std::exchange(entry.given.lists, nullptr) != nullptr;
+    proto::Encode(plan, payload);
+    return true;
+  };
+  const uint64_t id = cluster.Submit(40, 20, WithLongLists(kSomeTokens));
+  ASSERT_TRUE(cluster.UntilTheEndOf(id));
+  EXPECT_EQ(withheld, 1);
+  EXPECT_EQ(cluster.stream(id).error, "");
+  EXPECT_EQ(cluster.stream(id).tokens, undisturbed.stream(whole).tokens);
+  EXPECT_TRUE(cluster.dismissed.empty());
+}
+
+TEST_F(StepFailures, AListThatIsTooLongIsTheRequestsError) {
+  Cluster cluster(model_, 1);
+  scheduler::GenerationRequest request;
+  request.sampling.allowed_token_ids.assign(proto::kMaxTokenList + 1, 5);
+  const uint64_t id = cluster.Submit(40, 20, std::move(request));
+  ASSERT_TRUE(cluster.UntilTheEndOf(id));
+  EXPECT_THAT(cluster.stream(id).error, HasSubstr("allowed_token_ids: 1048577 tokens; at most 1048576 are allowed"));
 }
 
 }  // namespace

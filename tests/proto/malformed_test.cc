@@ -31,6 +31,15 @@ std::string Sampling(Change change) {
 }
 
 template <typename Change>
+std::string Lists(Change change) {
+  return Plan([&](StepEntry& entry) {
+    SamplingLists lists = *entry.given.lists;
+    change(lists);
+    entry.given.lists = std::make_shared<const SamplingLists>(std::move(lists));
+  });
+}
+
+template <typename Change>
 std::string Result(Change change) {
   StepResult result = FullResult();
   change(result);
@@ -101,12 +110,17 @@ TEST(StepPlanField, SamplingParametersAreNumbersInTheirRange) {
     EXPECT_THAT(Sampling([&](SamplingParams& p) { p.presence_penalty = bad; }), HasSubstr("penalty is not finite"));
     EXPECT_THAT(Sampling([&](SamplingParams& p) { p.frequency_penalty = bad; }), HasSubstr("penalty is not finite"));
   }
-  EXPECT_THAT(Sampling([](SamplingParams& p) { p.logit_bias[1].first = -1; }),
-              HasSubstr("logit_bias.token is negative"));
-  EXPECT_THAT(Sampling([](SamplingParams& p) { p.logit_bias[1].second = kNan; }),
+  EXPECT_THAT(Lists([](SamplingLists& l) { l.logit_bias[1].first = -1; }), HasSubstr("logit_bias.token is negative"));
+  EXPECT_THAT(Lists([](SamplingLists& l) { l.logit_bias[1].second = kNan; }),
               HasSubstr("logit_bias.value is not a number"));
-  EXPECT_THAT(Sampling([](SamplingParams& p) { p.logit_bias.resize(1025); }),
+  EXPECT_THAT(Lists([](SamplingLists& l) { l.logit_bias.resize(1025); }),
               HasSubstr("logit_bias counts 1025 elements; at most 1024"));
+  for (const auto list :
+       {&SamplingLists::allowed_token_ids, &SamplingLists::banned_token_ids, &SamplingLists::banned_early}) {
+    EXPECT_EQ(Lists([&](SamplingLists& l) { (l.*list).resize(kMaxTokenList); }), "accepted");
+    EXPECT_THAT(Lists([&](SamplingLists& l) { (l.*list).resize(kMaxTokenList + 1); }),
+                HasSubstr("counts 1048577 elements; at most 1048576"));
+  }
 }
 
 TEST(StepPlanField, FlagsAreZeroOrOne) {
@@ -211,7 +225,7 @@ TEST(OtherFields, OfSequenceMessages) {
 
 TEST(StepResultField, IsRefusedByName) {
   EXPECT_EQ(Result([](StepResult&) {}), "accepted");
-  EXPECT_THAT(Result([](StepResult& r) { r.status = static_cast<StepStatus>(6); }),
+  EXPECT_THAT(Result([](StepResult& r) { r.status = static_cast<StepStatus>(7); }),
               HasSubstr("StepResult: status is unknown"));
   EXPECT_THAT(Result([](StepResult& r) { r.entries[0].status = static_cast<StepStatus>(255); }),
               HasSubstr("status is unknown"));

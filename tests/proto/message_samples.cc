@@ -38,12 +38,11 @@ SamplingParams FullSampling() {
   p.presence_penalty = 0.5f;
   p.frequency_penalty = -0.5f;
   p.seed = 0xfedcba9876543210u;
-  p.logit_bias = {{5, 2.5f}, {6, -100.0f}};
-  p.allowed_token_ids = {5, 6, 7};
-  p.banned_token_ids = {6};
   p.logprobs = 20;
   return p;
 }
+
+SamplingLists FullLists() { return {{{5, 2.5f}, {6, -100.0f}}, {5, 6, 7}, {6}, {2, 0}}; }
 
 StepPlan FullPlan() {
   StepEntry entry;
@@ -56,7 +55,9 @@ StepPlan FullPlan() {
   entry.logits_rows = 2;
   entry.next_prompt_token = 9;
   entry.sampling = FullSampling();
-  entry.banned_now = {2, 0};
+  entry.has_lists = true;
+  entry.given.lists = std::make_shared<const SamplingLists>(FullLists());
+  entry.ban_early = true;
   entry.prompt_tokens = 4;
   entry.history = {9, 8, 7};
   entry.history_given = true;

@@ -335,6 +335,9 @@ proto::EntryResult FakeCluster::RunEntry(const proto::StepEntry& entry, WorkerId
   auto& history = histories_[{compute_worker.value(), entry.sequence}];
   if (entry.history_given) history = entry.history;
   if (entry.history_given && static_cast<Position>(history.size()) != entry.ctx_len) Violate("a history of the wrong length");
+  auto& lists = lists_[{compute_worker.value(), entry.sequence}];
+  if (entry.given.lists != nullptr) lists = entry.given;
+  if (entry.has_lists && lists.lists == nullptr) Violate("lists are missing");
   if (entry.sample) {
     if (entry.sampling.needs_history() && static_cast<Position>(history.size()) != entry.ctx_len) Violate("history is missing");
     history.insert(history.end(), entry.tokens.begin(), entry.tokens.end());
@@ -344,7 +347,8 @@ proto::EntryResult FakeCluster::RunEntry(const proto::StepEntry& entry, WorkerId
       for (TokenId token : history) seen = Mix(seen, static_cast<uint64_t>(token));
     }
     if (seen != hash) Violate("the history is not what the sequence says");
-    result.token = NextToken(hash, entry.rope_length, entry.sampling.seed, end, options_.vocabulary, entry.banned_now);
+    result.token = NextToken(hash, entry.rope_length, entry.sampling.seed, end, options_.vocabulary,
+                             entry.ban_early ? lists.lists->banned_early : std::vector<TokenId>());
     if (entry.sampling.logprobs >= 0) {
       result.has_logprobs = true;
       result.logprobs.chosen.token = result.token;

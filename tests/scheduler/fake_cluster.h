@@ -143,6 +143,7 @@ class FakeCluster {
   std::map<std::pair<absl::Time, uint64_t>, Event> events_;
   std::vector<FakeAttentionWorker> workers_;
   std::map<std::pair<uint32_t, SequenceId>, std::vector<TokenId>> histories_;  // of compute workers
+  std::map<std::pair<uint32_t, SequenceId>, proto::SharedLists> lists_;        // of compute workers
   std::set<std::pair<WorkerId, Epoch>> disconnected_;
   std::set<std::pair<WorkerId, Epoch>> joined_;
   std::map<SequenceId, LastRead> last_reads_;  // only with reread_every > 1
