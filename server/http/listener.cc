@@ -49,6 +49,7 @@ absl::Status Listener::Start() {
   if (!error) acceptor_->set_option(asio::socket_base::reuse_address(true), error);
   if (!error) acceptor_->bind(endpoint, error);
   if (!error) acceptor_->listen(asio::socket_base::max_listen_connections, error);
+  if (!error) acceptor_->non_blocking(true, error);
   if (error)
     return absl::UnavailableError(absl::StrCat("cannot listen on ", options_.host, ":", options_.port, ": ",
                                                error.message(), "; choose another --port"));
@@ -66,17 +67,22 @@ absl::Status Listener::Start() {
   return absl::OkStatus();
 }
 
+// A descriptor is asked for only once a connection waits: accept4 gives EMFILE also when none does, and then an idle
+// connection would end for nothing.
 void Listener::Accept() {
-  const int thread = next_thread_;
-  next_thread_ = (next_thread_ + 1) % static_cast<int>(threads_.size());
-  acceptor_->async_accept(threads_[thread]->context, [this, thread](const error_code& error, tcp::socket socket) {
-    OnAccepted(error, std::move(socket), thread);
+  acceptor_->async_wait(tcp::acceptor::wait_read, [this](const error_code& error) {
+    if (error == asio::error::operation_aborted) return;
+    AcceptOne();
   });
 }
 
-void Listener::OnAccepted(const error_code& error, tcp::socket socket, int io_thread) {
-  if (error == asio::error::operation_aborted) return;
-  if (error == asio::error::connection_aborted) return Accept();  // the peer left already
+void Listener::AcceptOne() {
+  const int thread = next_thread_;
+  tcp::socket socket(threads_[thread]->context);
+  error_code error;
+  acceptor_->accept(socket, error);
+  if (error == asio::error::would_block || error == asio::error::connection_aborted)
+    return Accept();  // it left already
   if (error) {
     OutOfDescriptors(error);
     accept_retry_->expires_after(kAcceptRetry);
@@ -85,6 +91,12 @@ void Listener::OnAccepted(const error_code& error, tcp::socket socket, int io_th
     });
     return;
   }
+  next_thread_ = (next_thread_ + 1) % static_cast<int>(threads_.size());
+  OnAccepted(std::move(socket), thread);
+  Accept();
+}
+
+void Listener::OnAccepted(tcp::socket socket, int io_thread) {
   std::shared_ptr<Connection> connection;
   bool placed = false;
   {
@@ -104,7 +116,6 @@ void Listener::OnAccepted(const error_code& error, tcp::socket socket, int io_th
   } else {
     RefuseConnection(std::move(socket));
   }
-  Accept();
 }
 
 void Listener::OutOfDescriptors(const error_code& error) {

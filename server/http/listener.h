@@ -64,7 +64,8 @@ class Listener : private ConnectionOwner {
   };
 
   void Accept();
-  void OnAccepted(const boost::system::error_code& error, boost::asio::ip::tcp::socket socket, int io_thread);
+  void AcceptOne();
+  void OnAccepted(boost::asio::ip::tcp::socket socket, int io_thread);
   void OutOfDescriptors(const boost::system::error_code& error);
   void RefuseConnection(boost::asio::ip::tcp::socket socket);
   void End(Connection* connection);  // under the lock

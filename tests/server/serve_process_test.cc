@@ -2,6 +2,7 @@
 #include "tests/server/serve_process.h"
 
 #include <gmock/gmock.h>
+#include <netinet/tcp.h>
 #include <signal.h>
 #include <sys/resource.h>
 
@@ -9,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <set>
 #include <sstream>
 #include <thread>
 
@@ -90,15 +92,53 @@ double CpuSeconds(pid_t pid) {
   return (std::stod(words[11]) + std::stod(words[12])) / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
+// The limit of open files under which a process may open so many more: the limit is one of numbers, and some below it
+// may be free.
+rlim_t LimitThatLeaves(int free, pid_t pid) {
+  std::set<int> taken;
+  for (const auto& file : std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/fd"))
+    taken.insert(std::stoi(file.path().filename()));
+  int limit = 0;
+  while (free > 0 || taken.count(limit) > 0) free -= taken.count(limit++) == 0;
+  return static_cast<rlim_t>(limit);
+}
+
+// Connections to a local port that its process has not closed.
+int OpenConnections(int port) {
+  std::ifstream table("/proc/net/tcp");
+  int open = 0;
+  std::string line;
+  std::getline(table, line);  // the heading
+  while (std::getline(table, line)) {
+    unsigned local_port = 0, state = 0;
+    if (std::sscanf(line.c_str(), "%*d: %*8X:%4X %*8X:%*4X %2X", &local_port, &state) != 2) continue;
+    open += static_cast<int>(local_port) == port && (state == TCP_ESTABLISHED || state == TCP_CLOSE_WAIT);
+  }
+  return open;
+}
+
+// From now on this server may open as many more files. It has answered before, and that connection is closed.
+bool LeaveDescriptorsFor(ServeProcess& server, int connections) {
+  EXPECT_EQ(server.Ask(Get("/health")).status, 200);
+  while (OpenConnections(server.port()) > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const rlim_t limit = LimitThatLeaves(connections, server.pid());
+  const rlimit few{limit, limit};
+  return prlimit(server.pid(), RLIMIT_NOFILE, &few, nullptr) == 0;
+}
+
+TEST_F(Serve, TheConnectionThatTakesTheLastDescriptorStaysThoughItIsIdle) {
+  ServeProcess server(With({}));
+  ASSERT_TRUE(LeaveDescriptorsFor(server, 1));
+  RawClient last(server.port());
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // it was accepted, and no other waits
+  ASSERT_TRUE(last.Send(Get("/health")));
+  EXPECT_EQ(last.Read().status, 200);
+}
+
 // What the rest of the process opened has used up what was kept back.
 TEST_F(Serve, WithoutADescriptorLeftItWaitsAndTakesThoseOfIdleConnections) {
   ServeProcess server(With({}));
-  EXPECT_EQ(server.Ask(Get("/health")).status, 200);
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // until that one is closed
-  const auto files = std::filesystem::directory_iterator("/proc/" + std::to_string(server.pid()) + "/fd");
-  const rlim_t in_use = static_cast<rlim_t>(std::distance(begin(files), end(files)));
-  const rlimit few{in_use + 2, in_use + 2};
-  ASSERT_EQ(prlimit(server.pid(), RLIMIT_NOFILE, &few, nullptr), 0);
+  ASSERT_TRUE(LeaveDescriptorsFor(server, 2));
   std::vector<RawClient> busy;
   for (int i = 0; i < 2; ++i) {
     busy.emplace_back(server.port()).Send(LongStream());
