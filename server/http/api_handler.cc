@@ -54,6 +54,22 @@ HttpResponse ServerOptions() {
   response.headers = {{"Allow", "GET, HEAD, POST, OPTIONS"}};
   return response;
 }
+
+bool SeveralTenants(const std::vector<ApiKey>& keys) {
+  return std::any_of(keys.begin(), keys.end(), [&](const ApiKey& key) {
+    return &key != &keys.front() && (key.tenant.empty() || key.tenant != keys.front().tenant);
+  });
+}
+
+// Where keys tell tenants apart, none of them may fill the queue alone.
+WorkLimits LimitsOf(const HttpServerOptions& options) {
+  WorkLimits limits{.tasks = options.max_queued_work, .bytes = options.max_unfinished_body_bytes};
+  const int part = SeveralTenants(options.api_keys) ? 2 : 1;
+  limits.tenant_tasks = std::max(1, limits.tasks / part);
+  limits.tenant_bytes = limits.bytes / part;
+  return limits;
+}
+
 HttpResponse Loading() {
   return ErrorResponse(503, "unavailable_error", "The model is loading; try again shortly.", "loading");
 }
@@ -71,7 +87,7 @@ ApiHandler::ApiHandler(const HttpServerOptions& options)
       keys_(options.api_keys, options.metrics_api_keys),
       cors_(options.cors),
       admission_(std::make_shared<Admission>(options.overload_status)),
-      work_(options.worker_threads, options.max_queued_work) {}
+      work_(options.worker_threads, LimitsOf(options)) {}
 
 void ApiHandler::SetBackend(std::shared_ptr<const Backend> backend) {
   std::lock_guard lock(mutex_);
@@ -87,7 +103,10 @@ void ApiHandler::CollectMetrics() {
   const auto backend = this->backend();
   if (backend == nullptr) return;
   backend->metrics->Update(backend->engine->stats(), backend->engine->TakeStepSamples());
-  if (http_stats_) backend->metrics->UpdateHttp(http_stats_());
+  if (!http_stats_) return;
+  HttpStats stats = http_stats_();
+  stats.requests_to_read = work_.waiting();
+  backend->metrics->UpdateHttp(stats);
 }
 
 // ---- before the body ----
@@ -157,8 +176,12 @@ HttpResponse ApiHandler::ProtocolError(int status, const std::string& message) {
 
 // ---- requests ----
 
+void ApiHandler::CountAnswer(const Route& route, int status) const {
+  if (const auto backend = this->backend()) backend->metrics->HttpResponse(std::string(route.path), status);
+}
+
 void ApiHandler::Answer(Exchange& exchange, const Route& route, HttpResponse response) {
-  if (const auto backend = this->backend()) backend->metrics->HttpResponse(std::string(route.path), response.status);
+  CountAnswer(route, response.status);
   exchange.Respond(std::move(response));
 }
 
@@ -217,15 +240,35 @@ void ApiHandler::Get(const Route& route, std::string_view rest, Exchange& exchan
   Answer(exchange, route, std::move(response));
 }
 
-void ApiHandler::OnWorker(const Route& route, std::shared_ptr<Exchange> exchange, std::function<void()> task) {
-  if (!work_.TryPost(std::move(task)))
-    Answer(*exchange, route, Busy(*backend(), ResourceExhausted("too many requests are being read")));
+std::string ApiHandler::TenantOf(const Route& route, const Exchange& exchange) const {
+  return keys_.Authorize(exchange.head(), route.scope).value_or(kAnonymousTenant);
+}
+
+// A client that leaves takes its task along; what has begun ends where it next looks.
+void ApiHandler::OnWorker(const Route& route, const std::string& tenant, const std::shared_ptr<Exchange>& exchange,
+                          std::function<Continuation(const CancelToken&)> work) {
+  const auto cancel = std::make_shared<CancelToken>();
+  WorkTask task{tenant, exchange->body().size(), cancel, [exchange, cancel, work = std::move(work)] {
+                  exchange->Post([exchange, then = work(*cancel)] {
+                    exchange->DropBody();
+                    if (exchange->gone()) return;
+                    exchange->on_gone = nullptr;
+                    then();
+                  });
+                }};
+  if (const absl::Status posted = work_.TryPost(std::move(task)); !posted.ok())
+    return Answer(*exchange, route, Busy(*backend(), posted));
+  exchange->on_gone = [this, &route, cancel] {
+    work_.Cancel(*cancel);
+    CountAnswer(route, 499);
+  };
 }
 
 absl::StatusOr<PreparedGeneration> ApiHandler::PrepareGeneration(const Route& route, const std::string& body,
                                                                  const Backend& backend,
                                                                  const RequestContext& context) const {
   DT_ASSIGN_OR_RETURN(const Json json, ParseJson(body, options_.json));
+  DT_RETURN_IF_ERROR(context.CheckWanted());
   if (route.id == RouteId::kChat) {
     DT_ASSIGN_OR_RETURN(const ChatRequest request, ParseChatRequest(json, *backend.model));
     return Prepare(request, *backend.model, context);
@@ -237,28 +280,31 @@ absl::StatusOr<PreparedGeneration> ApiHandler::PrepareGeneration(const Route& ro
 void ApiHandler::Generate(const Route& route, std::shared_ptr<Exchange> exchange) {
   RequestContext context;
   context.id = exchange->id();
-  context.tenant = keys_.Authorize(exchange->head(), route.scope).value_or("anonymous");
+  context.tenant = TenantOf(route, *exchange);
   context.created = absl::ToUnixSeconds(absl::Now());
   const GenerationContext about{std::string(route.path), context.tenant, admission_, SystemClock().Now()};
   context.random_seed = options_.seed ? *options_.seed : RandomSeed();
-  OnWorker(route, exchange, [this, &route, exchange, about, context, backend = backend()] {
+  auto prepare = [this, &route, exchange, about, context,
+                  backend = backend()](const CancelToken& cancel) mutable -> Continuation {
+    context.cancel = &cancel;
     auto prepared = std::make_shared<absl::StatusOr<PreparedGeneration>>(
         PrepareGeneration(route, exchange->body(), *backend, context));
-    exchange->Post([this, &route, exchange, about, backend, prepared] {
-      exchange->DropBody();
+    return [this, &route, exchange, about, backend, prepared] {
       if (!prepared->ok())
         return Answer(*exchange, route, ErrorResponse(ToApiError(prepared->status(), options_.overload_status)));
       if (draining_) return Answer(*exchange, route, Draining());
       const auto generation = std::make_shared<Generation>(backend, options_, exchange, **std::move(prepared), about);
       generation->Start(inboxes_[exchange->io_thread()]);
-    });
-  });
+    };
+  };
+  OnWorker(route, context.tenant, exchange, std::move(prepare));
 }
 
 void ApiHandler::Tokenize(const Route& route, std::shared_ptr<Exchange> exchange) {
-  OnWorker(route, exchange, [this, &route, exchange, backend = backend()] {
+  const auto tokenize = [this, &route, exchange, backend = backend()](const CancelToken& cancel) -> Continuation {
     const auto body = [&]() -> absl::StatusOr<std::string> {
       DT_ASSIGN_OR_RETURN(const Json json, ParseJson(exchange->body(), options_.json));
+      if (cancel.cancelled()) return absl::CancelledError("the client left");
       if (route.id == RouteId::kDetokenize) {
         DT_ASSIGN_OR_RETURN(const DetokenizeRequest request, ParseDetokenizeRequest(json, *backend->model));
         return DetokenizeBody(request, *backend->model);
@@ -268,11 +314,9 @@ void ApiHandler::Tokenize(const Route& route, std::shared_ptr<Exchange> exchange
     }();
     auto response = std::make_shared<HttpResponse>(
         body.ok() ? JsonResponse(*body) : ErrorResponse(ToApiError(body.status(), options_.overload_status)));
-    exchange->Post([this, &route, exchange, response] {
-      exchange->DropBody();
-      Answer(*exchange, route, std::move(*response));
-    });
-  });
+    return [this, &route, exchange, response] { Answer(*exchange, route, std::move(*response)); };
+  };
+  OnWorker(route, TenantOf(route, *exchange), exchange, tokenize);
 }
 
 }  // namespace dovetail::server

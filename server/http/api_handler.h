@@ -46,8 +46,13 @@ class ApiHandler : public HttpHandler {
   std::optional<HttpResponse> RefuseBusy(RouteId route, const std::string& tenant) const;
   HttpResponse Busy(const Backend& backend, const absl::Status& why) const;
   void Get(const Route& route, std::string_view rest, Exchange& exchange);
+  std::string TenantOf(const Route& route, const Exchange& exchange) const;
+  void CountAnswer(const Route& route, int status) const;
   void Answer(Exchange& exchange, const Route& route, HttpResponse response);
-  void OnWorker(const Route& route, std::shared_ptr<Exchange> exchange, std::function<void()> task);
+  // What is left of a request when the worker is done with it: runs on the I/O thread, if the client is still there.
+  using Continuation = std::function<void()>;
+  void OnWorker(const Route& route, const std::string& tenant, const std::shared_ptr<Exchange>& exchange,
+                std::function<Continuation(const CancelToken&)> work);
   absl::StatusOr<PreparedGeneration> PrepareGeneration(const Route& route, const std::string& body,
                                                        const Backend& backend, const RequestContext& context) const;
   void Generate(const Route& route, std::shared_ptr<Exchange> exchange);

@@ -55,7 +55,6 @@ absl::Status Generation::Submit(const std::shared_ptr<UpdateInbox>& inbox) {
 }
 
 void Generation::Start(const std::shared_ptr<UpdateInbox>& inbox) {
-  if (exchange_->gone()) return CountAnswer(499);
   submitted_ = SystemClock().Now();
   context_.admission->Began(context_.tenant, static_cast<int>(prompts_.size()));
   const absl::Status status = Submit(inbox);

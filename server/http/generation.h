@@ -36,7 +36,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   Generation(std::shared_ptr<const Backend> backend, const HttpServerOptions& options,
              std::shared_ptr<Exchange> exchange, PreparedGeneration prepared, GenerationContext context);
 
-  // Submits every prompt. If the engine takes one and refuses the next, nothing runs and the client gets the refusal.
+  // Submits every prompt; the client is still there. If the engine takes one and refuses the next, nothing runs and the
+  // client gets the refusal.
   void Start(const std::shared_ptr<UpdateInbox>& inbox);
   void OnUpdate(int prompt, const scheduler::GenerationUpdate& update);
 

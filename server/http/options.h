@@ -21,7 +21,7 @@ struct HttpServerOptions {
   int port = 8000;                       // 0: a free one, see HttpServer::port()
   int io_threads = 1;
   int worker_threads = 1;                // parse, render and tokenise
-  int max_queued_work = 256;             // requests waiting for a worker
+  int max_queued_work = 256;             // requests waiting for a worker; half of them for one tenant of several
   int overload_status = 503;             // or 429: what a full queue answers
   std::optional<uint64_t> seed;          // of requests that bring none; nullopt: a random one each
 

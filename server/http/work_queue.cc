@@ -4,29 +4,53 @@
 
 namespace dovetail::server {
 
-WorkQueue::WorkQueue(int threads, int max_queued) : max_queued_(max_queued) {
+WorkQueue::WorkQueue(int threads, const WorkLimits& limits) : tasks_(limits) {
   for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Run(); });
 }
 
 WorkQueue::~WorkQueue() { Stop(); }
 
-bool WorkQueue::TryPost(std::function<void()> task) {
+absl::Status WorkQueue::TryPost(WorkTask task) {
   {
     std::lock_guard lock(mutex_);
-    if (stopping_ || tasks_.size() >= max_queued_) return false;
-    tasks_.push_back(std::move(task));
+    if (stopping_) return absl::UnavailableError("the server is shutting down");
+    DT_RETURN_IF_ERROR(tasks_.Push(std::move(task)));
   }
   wake_.notify_one();
-  return true;
+  return absl::OkStatus();
+}
+
+void WorkQueue::Cancel(CancelToken& token) {
+  token.Cancel();
+  std::optional<WorkTask> dropped;
+  {
+    std::lock_guard lock(mutex_);
+    dropped = tasks_.Remove(token);
+  }
+}
+
+bool WorkQueue::RunNext() {
+  std::optional<WorkTask> task;
+  {
+    std::lock_guard lock(mutex_);
+    task = tasks_.Pop();
+  }
+  if (task) task->run();
+  return task.has_value();
+}
+
+int WorkQueue::waiting() const {
+  std::lock_guard lock(mutex_);
+  return tasks_.size();
 }
 
 void WorkQueue::Stop() {
-  std::deque<std::function<void()>> dropped;
+  std::vector<WorkTask> dropped;
   {
     std::lock_guard lock(mutex_);
     if (stopping_) return;
     stopping_ = true;
-    dropped.swap(tasks_);
+    while (std::optional<WorkTask> task = tasks_.Pop()) dropped.push_back(*std::move(task));
   }
   wake_.notify_all();
   for (std::thread& thread : threads_) thread.join();
@@ -35,15 +59,12 @@ void WorkQueue::Stop() {
 void WorkQueue::Run() {
   NameThread("dt-http-work");
   while (true) {
-    std::function<void()> task;
     {
       std::unique_lock lock(mutex_);
-      wake_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
+      wake_.wait(lock, [this] { return stopping_ || tasks_.size() > 0; });
       if (stopping_) return;
-      task = std::move(tasks_.front());
-      tasks_.pop_front();
     }
-    task();
+    RunNext();  // or another thread took it
   }
 }
 

@@ -1,30 +1,40 @@
 #pragma once
 #include <condition_variable>
-#include <deque>
-#include <functional>
 #include <mutex>
 #include <thread>
 #include <vector>
 
+#include "server/http/fair_queue.h"
+
 namespace dovetail::server {
 
-// A few threads that do what would hold up an I/O thread: parsing, rendering, tokenising. The queue is bounded: TryPost
-// says no when it is full, and the caller answers that the server is busy. Thread-safe.
+// A few threads that do what would hold up an I/O thread: parsing, rendering, tokenising. Which task is next is
+// FairQueue's to say; the queue is bounded, and a caller that is refused answers that the server is busy. What a task
+// holds ends with it, and never under the queue's lock. Thread-safe; a task must not call Stop().
 class WorkQueue {
  public:
-  WorkQueue(int threads, int max_queued);
+  // Without threads tasks run in RunNext() alone.
+  WorkQueue(int threads, const WorkLimits& limits);
   ~WorkQueue();  // Stop()
 
-  bool TryPost(std::function<void()> task);
+  // As FairQueue::Push; kUnavailable after Stop().
+  absl::Status TryPost(WorkTask task);
+
+  // Cancels the token, and drops its task, which frees its place, unless it has begun.
+  void Cancel(CancelToken& token);
+
+  // Runs the next task on the caller's thread; false if none waits.
+  bool RunNext();
+
+  int waiting() const;
   void Stop();  // drops what has not begun, joins
 
  private:
   void Run();
 
-  const size_t max_queued_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<std::function<void()>> tasks_;
+  FairQueue tasks_;
   bool stopping_ = false;
   std::vector<std::thread> threads_;
 };

@@ -167,6 +167,7 @@ class ServerMetrics::Impl {
   GaugePair max_connections_ =
       make_.Gauge("http_connections_max", "", "--max-connections, or fewer where open files are short.");
   GaugePair active_ = make_.Gauge("http_requests_active", "", "HTTP requests under way.");
+  GaugePair to_read_ = make_.Gauge("requests_to_read", "", "Requests that wait to be parsed and tokenised.");
   GaugePair body_bytes_ = make_.Gauge("http_body_bytes", "", "Held by request bodies that are not parsed yet.");
   std::array<CounterPair, kBodyRefusals.size()> bodies_refused_;
   std::array<CounterPair, kForRoom.size()> ended_for_room_;
@@ -268,6 +269,7 @@ void ServerMetrics::UpdateHttp(const HttpStats& stats) {
   m.connections_.Set(stats.connections);
   m.max_connections_.Set(stats.max_connections);
   m.active_.Set(stats.active_requests);
+  m.to_read_.Set(stats.requests_to_read);
   m.body_bytes_.Set(static_cast<double>(stats.body_bytes));
   for (size_t i = 0; i < kBodyRefusals.size(); ++i)
     Grow(m.bodies_refused_[i], stats.bodies_refused[i], m.last_http_.bodies_refused[i]);

@@ -175,9 +175,12 @@ absl::StatusOr<std::vector<model::PromptPart>> Render(const ChatPrompt& prompt, 
   return parts;
 }
 
-absl::StatusOr<std::vector<TokenId>> EncodeThatFits(const ChatRequest& request, const ServedModel& model) {
+absl::StatusOr<std::vector<TokenId>> EncodeThatFits(const ChatRequest& request, const ServedModel& model,
+                                                    const RequestContext& context) {
   const GenerationFields& fields = request.fields;
+  DT_RETURN_IF_ERROR(context.CheckWanted());
   DT_ASSIGN_OR_RETURN(const auto parts, Render(request.prompt, model));
+  DT_RETURN_IF_ERROR(context.CheckWanted());
   if (!fields.truncate_prompt_tokens) {
     std::string text;  // that a token may cover where two parts meet
     for (const model::PromptPart& part : parts) text += part.text;
@@ -187,6 +190,10 @@ absl::StatusOr<std::vector<TokenId>> EncodeThatFits(const ChatRequest& request, 
 }
 
 }  // namespace
+
+absl::Status RequestContext::CheckWanted() const {
+  return cancel != nullptr && cancel->cancelled() ? absl::CancelledError("the client left") : absl::OkStatus();
+}
 
 absl::StatusOr<std::vector<TokenId>> EncodeChat(const ChatPrompt& prompt, bool add_special, const ServedModel& model) {
   DT_ASSIGN_OR_RETURN(const auto parts, Render(prompt, model));
@@ -201,6 +208,7 @@ absl::StatusOr<PreparedGeneration> Prepare(const CompletionRequest& request, con
   DT_ASSIGN_OR_RETURN(const auto sampling, MakeSampling(fields, model, context.random_seed));
   for (size_t i = 0; i < request.prompts.size(); ++i) {
     std::vector<TokenId> ids;
+    DT_RETURN_IF_ERROR(context.CheckWanted());
     if (const auto* text = std::get_if<std::string>(&request.prompts[i])) {
       auto encoded = model.tokenizer->Encode(*text, {.add_special = fields.add_special_tokens.value_or(true),
                                                      .parse_special = true,
@@ -222,7 +230,7 @@ absl::StatusOr<PreparedGeneration> Prepare(const ChatRequest& request, const Ser
   const GenerationFields& fields = request.fields;
   PreparedGeneration prepared{MakeSpec(fields, model, context, Endpoint::kChat), {}};
   DT_ASSIGN_OR_RETURN(const auto sampling, MakeSampling(fields, model, context.random_seed));
-  DT_ASSIGN_OR_RETURN(auto ids, EncodeThatFits(request, model));
+  DT_ASSIGN_OR_RETURN(auto ids, EncodeThatFits(request, model, context));
   DT_ASSIGN_OR_RETURN(auto made, MakeRequest(fields, model, context, sampling, std::move(ids), /*chat=*/true));
   prepared.spec.prompts.push_back(made.prompt);
   prepared.requests.push_back(std::move(made));

@@ -2,6 +2,7 @@
 #include <string>
 #include <vector>
 
+#include "base/cancel_token.h"
 #include "base/status.h"
 #include "scheduler/core/request.h"
 #include "server/openai/requests.h"
@@ -18,6 +19,10 @@ struct RequestContext {
   std::string tenant;
   int64_t created = 0;      // Unix seconds
   uint64_t random_seed = 0; // used where the request names no seed
+  const CancelToken* cancel = nullptr;  // outlives the call
+
+  // kCancelled once the token says so.
+  absl::Status CheckWanted() const;
 };
 
 struct PreparedGeneration {
@@ -27,7 +32,8 @@ struct PreparedGeneration {
 
 // kInvalidArgument, with the context sizes if the prompt does not fit. A prompt that is longer than its tokens could
 // ever cover is refused by its bytes, before it is tokenised, and tokenising ends at twice the model's positions; then
-// the size is a lower bound. A prompt that truncate_prompt_tokens cuts is tokenised whole.
+// the size is a lower bound. A prompt that truncate_prompt_tokens cuts is tokenised whole. kCancelled: context.cancel
+// said so before the template was rendered or before a prompt was tokenised.
 absl::StatusOr<PreparedGeneration> Prepare(const CompletionRequest& request, const ServedModel& model,
                                            const RequestContext& context);
 absl::StatusOr<PreparedGeneration> Prepare(const ChatRequest& request, const ServedModel& model,
