@@ -7,10 +7,18 @@
 #include <mutex>
 #include <utility>
 
+#include "base/log.h"
+
 namespace dovetail::control {
 
-// The server's end of one bidirectional stream. Messages go out in the order of Send(); at most `max_queued` wait for a
-// slow peer, one more ends the stream. Thread-safe. Keeps itself alive until gRPC is done with it.
+// What may wait for a peer that reads slowly, besides the message that is being written.
+struct QueueLimits {
+  size_t messages = 0;
+  size_t bytes = 0;  // of memory; one message alone may be larger
+};
+
+// The server's end of one bidirectional stream. Messages go out in the order of Send(); what waits for a slow peer is
+// within `limits`, and one message more ends the stream. Thread-safe. Keeps itself alive until gRPC is done with it.
 template <typename In, typename Out>
 class BidiSession final : public grpc::ServerBidiReactor<In, Out> {
  public:
@@ -20,8 +28,8 @@ class BidiSession final : public grpc::ServerBidiReactor<In, Out> {
   };
 
   // For a service method, which returns the raw pointer.
-  static std::shared_ptr<BidiSession> Start(grpc::CallbackServerContext* context, size_t max_queued) {
-    std::shared_ptr<BidiSession> session(new BidiSession(context, max_queued));
+  static std::shared_ptr<BidiSession> Start(grpc::CallbackServerContext* context, QueueLimits limits) {
+    std::shared_ptr<BidiSession> session(new BidiSession(context, limits));
     session->self_ = session;
     return session;
   }
@@ -32,17 +40,28 @@ class BidiSession final : public grpc::ServerBidiReactor<In, Out> {
   }
 
   void Send(Out message) {
+    const size_t bytes = message.SpaceUsedLong();
     std::lock_guard<std::mutex> lock(mutex_);
     if (closing_) return;
-    if (queue_.size() >= max_queued_) {
+    const bool too_many = queue_.size() >= limits_.messages;
+    if (too_many || (!queue_.empty() && queued_bytes_ + bytes > limits_.bytes)) {
       CloseLocked(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "the peer does not read what it is sent"));
-      queue_.clear();
+      LogWarning("control plane: ", context_->peer(), " does not read what it is sent, and is dropped: ", queue_.size(),
+                 " messages of ", queued_bytes_, " bytes wait, and one more has ", bytes, " bytes");
+      Clear();
       if (writing_) return context_->TryCancel();  // OnWriteDone finishes
       this->Finish(*std::exchange(final_, nullptr));
       return;
     }
-    queue_.push_back(std::move(message));
+    queue_.push_back({std::move(message), bytes});
+    queued_bytes_ += bytes;
     if (!writing_) WriteNext();
+  }
+
+  // Of the messages that wait.
+  size_t QueuedBytes() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return queued_bytes_;
   }
 
   // Ends the stream once what was sent is written.
@@ -54,14 +73,24 @@ class BidiSession final : public grpc::ServerBidiReactor<In, Out> {
   }
 
  private:
-  BidiSession(grpc::CallbackServerContext* context, size_t max_queued) : context_(context), max_queued_(max_queued) {}
+  struct Queued {
+    Out message;
+    size_t bytes = 0;
+  };
+
+  BidiSession(grpc::CallbackServerContext* context, QueueLimits limits) : context_(context), limits_(limits) {}
 
   void CloseLocked(grpc::Status status) {
     closing_ = true;
     final_ = std::make_unique<grpc::Status>(std::move(status));
   }
+  void Clear() {  // mutex_ held
+    queue_.clear();
+    queued_bytes_ = 0;
+  }
   void WriteNext() {  // mutex_ held, queue_ not empty
-    outgoing_ = std::move(queue_.front());
+    outgoing_ = std::move(queue_.front().message);
+    queued_bytes_ -= queue_.front().bytes;
     queue_.pop_front();
     writing_ = true;
     this->StartWrite(&outgoing_);
@@ -76,7 +105,7 @@ class BidiSession final : public grpc::ServerBidiReactor<In, Out> {
     std::lock_guard<std::mutex> lock(mutex_);
     writing_ = false;
     if (!ok) {
-      queue_.clear();
+      Clear();
       if (!closing_) CloseLocked(grpc::Status(grpc::StatusCode::CANCELLED, "the peer is gone"));
     }
     if (!queue_.empty()) return WriteNext();
@@ -90,12 +119,13 @@ class BidiSession final : public grpc::ServerBidiReactor<In, Out> {
   }
 
   grpc::CallbackServerContext* const context_;  // valid until OnDone
-  const size_t max_queued_;
+  const QueueLimits limits_;
   Handlers handlers_;
   In incoming_;
   Out outgoing_;
-  std::mutex mutex_;
-  std::deque<Out> queue_;
+  mutable std::mutex mutex_;
+  std::deque<Queued> queue_;
+  size_t queued_bytes_ = 0;  // of queue_
   std::unique_ptr<grpc::Status> final_;
   bool writing_ = false;
   bool closing_ = false;

@@ -26,8 +26,10 @@ using control::ToGrpc;
 
 namespace {
 
-constexpr size_t kMaxQueuedOrders = 4096;
-constexpr size_t kMaxQueuedEvents = 65536;
+// For a worker: two messages of the largest kind, its configuration, and much more of the others.
+constexpr control::QueueLimits kOrderLimits{.messages = 4096, .bytes = size_t{2} * control::kMaxChannelBytes};
+// For a server. Texts and log probabilities of seconds; one that does not read for so long is stuck.
+constexpr control::QueueLimits kEventLimits{.messages = 65536, .bytes = size_t{64} << 20};
 
 // What the services share.
 struct Context {
@@ -188,7 +190,7 @@ class MembershipService final : public pb::Membership::CallbackService {
 
   grpc::ServerBidiReactor<pb::WorkerReport, pb::SchedulerOrder>* Attend(grpc::CallbackServerContext* call) override {
     using Session = control::BidiSession<pb::WorkerReport, pb::SchedulerOrder>;
-    const auto session = Session::Start(call, kMaxQueuedOrders);
+    const auto session = Session::Start(call, kOrderLimits);
     // Who speaks, from the first report on. Touched by one gRPC callback at a time.
     const auto who = std::make_shared<std::pair<WorkerId, Epoch>>();
     const auto known = std::make_shared<bool>(false);
@@ -280,7 +282,7 @@ class GenerationService final : public pb::Generation::CallbackService {
   grpc::ServerBidiReactor<pb::GenerationCommands, pb::GenerationEvents>* Open(
       grpc::CallbackServerContext* call) override {
     using Session = control::BidiSession<pb::GenerationCommands, pb::GenerationEvents>;
-    const auto session = Session::Start(call, kMaxQueuedEvents);
+    const auto session = Session::Start(call, kEventLimits);
     const auto server = std::make_shared<uint64_t>(0);  // touched on the loop only
     typename Session::Handlers handlers;
     handlers.on_message = [this, server](const pb::GenerationCommands& commands) {
