@@ -1,6 +1,6 @@
 #include "attention_worker/attention_backend.h"
 
-#include "attention_worker/attention_executor.h"
+#include "attention_worker/cpu/attention_executor.h"
 #include "attention_worker/cuda/cuda_attention_executor.h"
 
 namespace dovetail::attention {

@@ -59,9 +59,9 @@ class AttentionBackend {
 };
 
 // On the CPU, or on the GPU that `device` is. `payloads_on_device`: q, k, v and what answers them are memory of that
-// GPU, ordered by its worker stream (kernels/cuda/cuda_device.h); else they lie in host memory. `device` and `core`
-// outlive it. kResourceExhausted when the device has no room for kv_blocks blocks; kUnimplemented for a table that a
-// GPU does not attend, and for a storage that the device does not have.
+// GPU, ordered by its worker stream (kernels/cuda/runtime/cuda_device.h); else they lie in host memory. `device` and
+// `core` outlive it. kResourceExhausted when the device has no room for kv_blocks blocks; kUnimplemented for a table
+// that a GPU does not attend, and for a storage that the device does not have.
 absl::StatusOr<std::unique_ptr<AttentionBackend>> MakeAttentionBackend(kernels::Device& device,
                                                                        AttentionWorkerCore& core, uint32_t kv_blocks,
                                                                        int micro_batches, bool payloads_on_device,

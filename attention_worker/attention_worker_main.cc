@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "attention_worker/attention_executor.h"
 #include "attention_worker/attention_worker_node.h"
+#include "attention_worker/cpu/attention_executor.h"
 #include "base/log.h"
 #include "base/trace.h"
 #include "proto/kv_blocks.h"

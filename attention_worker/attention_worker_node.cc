@@ -4,8 +4,8 @@
 #include <utility>
 #include <variant>
 
-#include "attention_worker/attention_executor.h"
 #include "attention_worker/block_digest.h"
+#include "attention_worker/cpu/attention_executor.h"
 #include "base/log.h"
 
 namespace dovetail::attention {

@@ -39,7 +39,7 @@ function(dovetail_cuda_objects OUT)
   set(OBJECTS)
   foreach(SOURCE ${ARGN})
     get_filename_component(STEM ${SOURCE} NAME_WE)
-    set(OBJECT ${CMAKE_CURRENT_BINARY_DIR}/${STEM}.cu.o)
+    set(OBJECT ${CMAKE_CURRENT_BINARY_DIR}/${STEM}.cu.o)  # no two sources have one name
     add_custom_command(
       OUTPUT ${OBJECT}
       COMMAND ${DOVETAIL_CCACHE} ${CUDAToolkit_NVCC_EXECUTABLE} ${FLAGS} -I${PROJECT_SOURCE_DIR} -MD -MF ${OBJECT}.d -c

@@ -5,7 +5,7 @@
 #include <variant>
 
 #include "base/log.h"
-#include "compute_worker/cpu_dense.h"
+#include "compute_worker/cpu/cpu_dense.h"
 
 namespace dovetail::compute {
 namespace {

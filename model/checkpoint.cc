@@ -5,12 +5,12 @@
 #include <set>
 
 #include "base/check.h"
-#include "model/checkpoint_tensors.h"
-#include "model/dequantize.h"
-#include "model/file_errors.h"
-#include "model/gguf.h"
-#include "model/json_file.h"
-#include "model/safetensors.h"
+#include "model/families/checkpoint_tensors.h"
+#include "model/formats/dequantize.h"
+#include "model/formats/file_errors.h"
+#include "model/formats/gguf.h"
+#include "model/formats/json_file.h"
+#include "model/formats/safetensors.h"
 
 namespace dovetail::model {
 namespace fs = std::filesystem;

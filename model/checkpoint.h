@@ -10,7 +10,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "base/status.h"
 #include "model/config.h"
-#include "model/ggml_types.h"
+#include "model/formats/ggml_types.h"
 
 namespace dovetail::model {
 

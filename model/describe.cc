@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "model/file_errors.h"
-#include "model/gguf.h"
-#include "model/json_file.h"
+#include "model/formats/file_errors.h"
+#include "model/formats/gguf.h"
+#include "model/formats/json_file.h"
 
 namespace dovetail::model {
 namespace {

@@ -9,8 +9,8 @@
 #include <system_error>
 #include <utility>
 
-#include "model/checkpoint_tensors.h"
-#include "model/json_file.h"
+#include "model/families/checkpoint_tensors.h"
+#include "model/formats/json_file.h"
 
 namespace dovetail::model {
 namespace {

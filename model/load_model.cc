@@ -1,6 +1,6 @@
 #include <utility>
 
-#include "model/checkpoint_tensors.h"
+#include "model/families/checkpoint_tensors.h"
 #include "model/loader.h"
 
 namespace dovetail::model {

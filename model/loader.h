@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kernels/thread_pool.h"
-#include "model/dequantize.h"
+#include "model/formats/dequantize.h"
 #include "model/layer_steps.h"
 #include "model/loaded_model.h"
 

@@ -7,7 +7,7 @@
 #include "base/dtype.h"
 #include "kernels/quant_format.h"
 #include "model/checkpoint.h"
-#include "model/dequantize.h"
+#include "model/formats/dequantize.h"
 
 namespace dovetail::model {
 namespace {

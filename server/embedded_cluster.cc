@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "attention_worker/attention_executor.h"
+#include "attention_worker/cpu/attention_executor.h"
 #include "base/log.h"
 #include "base/thread_name.h"
 #include "base/trace.h"

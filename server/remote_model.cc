@@ -9,7 +9,7 @@
 
 #include "base/sha256.h"
 #include "compute_worker/attention_specs.h"
-#include "model/gguf.h"
+#include "model/formats/gguf.h"
 #include "server/model_digest.h"
 
 namespace dovetail::server {

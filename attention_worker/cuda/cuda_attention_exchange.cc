@@ -1,6 +1,6 @@
 // Steps of CudaAttentionExecutor whose q, k, v and o cross between the GPUs of two processes by themselves.
 #include "attention_worker/cuda/cuda_attention_executor.h"
-#include "kernels/cuda/cuda_exchange.h"
+#include "kernels/cuda/exchange/cuda_exchange.h"
 
 namespace dovetail::attention {
 

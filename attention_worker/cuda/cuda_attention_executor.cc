@@ -4,9 +4,10 @@
 #include <cstring>
 #include <utility>
 
-#include "attention_worker/attention_executor.h"
+#include "attention_worker/cpu/attention_executor.h"
 #include "attention_worker/cuda/gather_rows.h"
 #include "base/log.h"
+#include "kernels/cuda/rows/row_ops.h"
 
 namespace dovetail::attention {
 

@@ -7,19 +7,18 @@
 #include "attention_worker/attention_backend.h"
 #include "attention_worker/cuda/cuda_state_executor.h"
 #include "exchange/cuda/gpu_exchange.h"
-#include "kernels/cuda/cuda_attention.h"
-#include "kernels/cuda/cuda_ops.h"
-#include "kernels/cuda/cuda_prompts.h"
-#include "kernels/cuda/staged_upload.h"
-#include "kernels/cuda/step_work.h"
+#include "kernels/cuda/attention/cuda_attention.h"
+#include "kernels/cuda/prompts/cuda_prompts.h"
+#include "kernels/cuda/runtime/staged_upload.h"
+#include "kernels/cuda/runtime/step_work.h"
 
 namespace dovetail::attention {
 
-// Attention on a GPU, over one arena of KV blocks there (kernels/cuda/kv_layout.h). A step's lengths are planned and
-// its block table is uploaded once; each op then is an append and one pass. All work goes into the device's worker
-// stream. Payloads lie on the device, and nobody waits; or in host memory, and each op is waited for. On the device an
-// op is part of the step's work, launched by whoever ends the step (kernels/cuda/step_work.h), and its new K and V are
-// written to the blocks by whoever computes them, if they are whole.
+// Attention on a GPU, over one arena of KV blocks there (kernels/cuda/attention/kv_layout.h). A step's lengths are
+// planned and its block table is uploaded once; each op then is an append and one pass. All work goes into the device's
+// worker stream. Payloads lie on the device, and nobody waits; or in host memory, and each op is waited for. On the
+// device an op is part of the step's work, launched by whoever ends the step (kernels/cuda/runtime/step_work.h), and
+// its new K and V are written to the blocks by whoever computes them, if they are whole.
 class CudaAttentionExecutor final : public AttentionBackend {
  public:
   // kUnimplemented for other types than bf16 and f16; kResourceExhausted when the device has no

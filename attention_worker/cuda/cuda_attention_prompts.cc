@@ -3,8 +3,8 @@
 
 #include "attention_worker/cuda/cuda_attention_executor.h"
 
-// Prompts, and parts of prompts, whose rows cuDNN attends as they come (kernels/cuda/cuda_prompts.h). What a part's
-// rows see of earlier tokens is attended where the blocks are, and joined.
+// Prompts, and parts of prompts, whose rows cuDNN attends as they come (kernels/cuda/prompts/cuda_prompts.h). What a
+// part's rows see of earlier tokens is attended where the blocks are, and joined.
 
 namespace dovetail::attention {
 

@@ -1,8 +1,8 @@
 // The KV blocks of a CudaAttentionExecutor as memory: their layout, copies and poison.
 #include <algorithm>
 
-#include "attention_worker/attention_executor.h"
 #include "attention_worker/block_digest.h"
+#include "attention_worker/cpu/attention_executor.h"
 #include "attention_worker/cuda/cuda_attention_executor.h"
 
 namespace dovetail::attention {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "attention_worker/linear_executor.h"
+#include "attention_worker/cpu/linear_executor.h"
 
 namespace dovetail::attention {
 

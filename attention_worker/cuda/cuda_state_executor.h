@@ -6,13 +6,13 @@
 
 #include "attention_worker/core/attention_worker_core.h"
 #include "base/status.h"
-#include "kernels/cuda/cuda_state.h"
-#include "kernels/cuda/staged_upload.h"
+#include "kernels/cuda/runtime/staged_upload.h"
+#include "kernels/cuda/state/cuda_state.h"
 
 namespace dovetail::attention {
 
-// The linear states of a worker on a GPU, in KvBlocks of the same arena as K and V (kernels/cuda/state_layout.h). A
-// step's items and blocks are uploaded once for all ops of a layer group where their blocks lie evenly, else for each
+// The linear states of a worker on a GPU, in KvBlocks of the same arena as K and V (kernels/cuda/state/state_layout.h).
+// A step's items and blocks are uploaded once for all ops of a layer group where their blocks lie evenly, else for each
 // op. Owned by the node's event loop; all work goes into the stream it was made with.
 class CudaStateExecutor {
  public:

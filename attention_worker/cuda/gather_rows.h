@@ -1,7 +1,7 @@
 #pragma once
 #include <cstddef>
 
-#include "kernels/cuda/kv_layout.h"
+#include "kernels/cuda/attention/kv_layout.h"
 
 namespace dovetail::attention {
 

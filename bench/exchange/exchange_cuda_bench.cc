@@ -14,8 +14,7 @@
 #include <vector>
 
 #include "bench/exchange/two_processes.h"
-#include "kernels/cuda/cuda_exchange.h"
-#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/exchange/cuda_exchange.h"
 
 namespace dovetail::bench {
 namespace {

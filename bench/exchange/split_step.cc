@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/cuda/products/cuda_gemm.h"
+#include "kernels/cuda/rows/row_ops.h"
+#include "kernels/cuda/sampling/sample.h"
+
 namespace dovetail::bench {
 
 using kernels::cuda::CudaAttention;

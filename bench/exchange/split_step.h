@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "bench/exchange/two_processes.h"
-#include "kernels/cuda/cuda_attention.h"
-#include "kernels/cuda/cuda_exchange.h"
-#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/attention/cuda_attention.h"
+#include "kernels/cuda/exchange/cuda_exchange.h"
+#include "kernels/cuda/products/cuda_gemm.h"
 
 // A decode step of the Llama-3-8B shape in two halves: dense layers on one GPU, attention on another. Each half records
 // a graph of a whole step of all its micro-batches, which rotate in one chain.

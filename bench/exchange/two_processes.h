@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
-#include "kernels/cuda/cuda_device.h"
-#include "kernels/cuda/exchange_args.h"
+#include "kernels/cuda/exchange/exchange_args.h"
+#include "kernels/cuda/runtime/cuda_device.h"
 #include "transport/ucx/device_link.h"
 
 namespace dovetail::bench {

@@ -13,7 +13,7 @@
 
 #include "base/check.h"
 #include "bench/kernels_cuda/cuda_bench.h"
-#include "kernels/cuda/cuda_attention.h"
+#include "kernels/cuda/attention/cuda_attention.h"
 
 namespace dovetail::kernels::cuda {
 namespace {

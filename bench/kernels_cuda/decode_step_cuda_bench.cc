@@ -16,9 +16,11 @@
 #include <vector>
 
 #include "bench/kernels_cuda/cuda_bench.h"
-#include "kernels/cuda/cuda_attention.h"
-#include "kernels/cuda/cuda_ops.h"
-#include "kernels/cuda/cuda_product.h"
+#include "kernels/cuda/attention/cuda_attention.h"
+#include "kernels/cuda/products/cuda_gemm.h"
+#include "kernels/cuda/products/cuda_product.h"
+#include "kernels/cuda/rows/row_ops.h"
+#include "kernels/cuda/sampling/sample.h"
 
 namespace dovetail::kernels::cuda {
 namespace {

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "bench/kernels_cuda/cuda_bench.h"
-#include "kernels/cuda/cuda_ops.h"
-#include "kernels/cuda/cuda_prompts.h"
+#include "kernels/cuda/prompts/cuda_prompts.h"
+#include "kernels/cuda/rows/row_ops.h"
 
 namespace {
 

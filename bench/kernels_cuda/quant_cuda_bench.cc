@@ -12,8 +12,9 @@
 #include <vector>
 
 #include "bench/kernels_cuda/cuda_bench.h"
-#include "kernels/cuda/cuda_product.h"
-#include "kernels/cuda/quant_ops.h"
+#include "kernels/cuda/products/cuda_gemm.h"
+#include "kernels/cuda/products/cuda_product.h"
+#include "kernels/cuda/products/quant_ops.h"
 
 namespace {
 

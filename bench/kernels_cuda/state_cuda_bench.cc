@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "bench/kernels_cuda/cuda_bench.h"
-#include "kernels/cuda/cuda_ops.h"
-#include "kernels/cuda/cuda_state.h"
+#include "kernels/cuda/rows/row_ops.h"
+#include "kernels/cuda/state/cuda_state.h"
 
 namespace {
 

@@ -5,7 +5,9 @@
 #include <utility>
 #include <variant>
 
-#include "kernels/cuda/cuda_exchange.h"
+#include "kernels/cuda/exchange/cuda_exchange.h"
+#include "kernels/cuda/products/cuda_gemm.h"
+#include "kernels/cuda/rows/row_ops.h"
 #include "kernels/op_context.h"
 
 namespace dovetail::compute {

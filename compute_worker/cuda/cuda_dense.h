@@ -12,10 +12,10 @@
 #include "compute_worker/step_wire.h"
 #include "compute_worker/turn_choice.h"
 #include "exchange/cuda/step_exchange.h"
-#include "kernels/cuda/cuda_ops.h"
-#include "kernels/cuda/cuda_product.h"
-#include "kernels/cuda/staged_upload.h"
-#include "kernels/cuda/step_work.h"
+#include "kernels/cuda/products/cuda_product.h"
+#include "kernels/cuda/rows/row_ops.h"
+#include "kernels/cuda/runtime/staged_upload.h"
+#include "kernels/cuda/runtime/step_work.h"
 
 namespace dovetail::compute {
 
@@ -28,8 +28,8 @@ namespace dovetail::compute {
 // are copied to pinned memory, where StepWire packs them for any placement, and what comes back is joined there.
 //
 // If they stay, a step of up to kMostGraphRows rows is enqueued when all its pieces are known, with those of the
-// attention worker, and recorded (kernels/cuda/step_work.h); its new K and V go where that worker says. Such a step is
-// drawn on the device, too, and the next one may take its tokens there.
+// attention worker, and recorded (kernels/cuda/runtime/step_work.h); its new K and V go where that worker says. Such a
+// step is drawn on the device, too, and the next one may take its tokens there.
 class CudaDense final : public DenseBackend {
  public:
   static constexpr int64_t kMostGraphRows = 256;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "compute_worker/cuda/cuda_dense.h"
+#include "kernels/cuda/rows/row_ops.h"
 #include "proto/drawn_token.h"
 
 namespace dovetail::compute {

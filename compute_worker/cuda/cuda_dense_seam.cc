@@ -3,7 +3,7 @@
 
 #include "base/log.h"
 #include "compute_worker/cuda/cuda_dense.h"
-#include "kernels/cuda/cuda_exchange.h"
+#include "kernels/cuda/exchange/cuda_exchange.h"
 
 namespace dovetail::compute {
 namespace {

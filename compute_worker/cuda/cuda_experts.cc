@@ -2,6 +2,8 @@
 #include <variant>
 
 #include "compute_worker/cuda/cuda_hybrid.h"
+#include "kernels/cuda/experts/expert_ops.h"
+#include "kernels/cuda/rows/row_ops.h"
 
 // Experts on a GPU. Pairs (row, choice) are put in the order of their experts on the device; tiles of rows of one
 // expert are multiplied by thread blocks that look up which. Nothing comes back to the host.

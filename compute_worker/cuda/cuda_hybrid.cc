@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <variant>
 
+#include "kernels/cuda/rows/row_ops.h"
+#include "kernels/cuda/state/layer_ops.h"
+
 namespace dovetail::compute {
 
 using kernels::cuda::WireType;

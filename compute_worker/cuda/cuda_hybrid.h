@@ -5,8 +5,7 @@
 
 #include "base/status.h"
 #include "compute_worker/cuda/cuda_hybrid_model.h"
-#include "kernels/cuda/cuda_hybrid_ops.h"
-#include "kernels/cuda/cuda_product.h"
+#include "kernels/cuda/products/cuda_product.h"
 #include "model/loaded_model.h"
 #include "proto/attention_spec.h"
 

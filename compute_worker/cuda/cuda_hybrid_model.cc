@@ -2,7 +2,7 @@
 
 #include <variant>
 
-#include "kernels/cuda/cuda_hybrid_ops.h"
+#include "kernels/cuda/experts/expert_ops.h"
 
 namespace dovetail::compute {
 namespace {

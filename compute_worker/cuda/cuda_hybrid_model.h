@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/cuda/cuda_weights.h"
+#include "kernels/cuda/products/cuda_weights.h"
 #include "kernels/device.h"
 #include "model/loaded_model.h"
 

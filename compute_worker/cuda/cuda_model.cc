@@ -9,8 +9,8 @@
 #include <variant>
 
 #include "compute_worker/cuda/cuda_dense.h"
-#include "kernels/cuda/cuda_ops.h"
-#include "model/dequantize.h"
+#include "kernels/cuda/rows/row_ops.h"
+#include "model/formats/dequantize.h"
 
 namespace dovetail::compute {
 

@@ -8,8 +8,8 @@
 #include "base/status.h"
 #include "compute_worker/cuda/cuda_hybrid_model.h"
 #include "compute_worker/dense_backend.h"
-#include "kernels/cuda/cuda_device.h"
-#include "kernels/cuda/cuda_weights.h"
+#include "kernels/cuda/products/cuda_weights.h"
+#include "kernels/cuda/runtime/cuda_device.h"
 #include "model/loaded_model.h"
 
 namespace dovetail::compute {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/rows/row_ops.h"
 #include "kernels/thread_pool.h"
 
 namespace dovetail::compute {

@@ -2,11 +2,11 @@
 #include <memory>
 #include <vector>
 
+#include "compute_worker/cpu/token_sampler.h"
 #include "compute_worker/cuda/cuda_model.h"
-#include "compute_worker/token_sampler.h"
-#include "kernels/cuda/cuda_product.h"
-#include "kernels/cuda/cuda_sampler.h"
-#include "kernels/cuda/step_work.h"
+#include "kernels/cuda/products/cuda_product.h"
+#include "kernels/cuda/runtime/step_work.h"
+#include "kernels/cuda/sampling/cuda_sampler.h"
 
 namespace dovetail::compute {
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <utility>
 
-#include "kernels/cuda/cuda_exchange.h"
+#include "kernels/cuda/exchange/cuda_exchange.h"
 
 namespace dovetail::exchange {
 

@@ -9,8 +9,8 @@
 #include "absl/time/time.h"
 #include "base/ids.h"
 #include "base/status.h"
-#include "kernels/cuda/cuda_device.h"
-#include "kernels/cuda/exchange_args.h"
+#include "kernels/cuda/exchange/exchange_args.h"
+#include "kernels/cuda/runtime/cuda_device.h"
 #include "proto/attention_spec.h"
 #include "transport/device_link.h"
 
@@ -53,9 +53,9 @@ struct ExchangeRoom {
 
 // The device-driven exchange of layers between a compute worker's GPU and an attention worker's, of one peer: q, k and
 // v go into a slot of the attention worker's GPU memory, o into one of the compute worker's, each followed by a number
-// (kernels/cuda/exchange_args.h). One slot a micro-batch and direction is enough: who sends has always received the
-// answer to what it sent before. Steps are numbered by the frames that begin them, so both sides know the number.
-// Reactor-owned.
+// (kernels/cuda/exchange/exchange_args.h). One slot a micro-batch and direction is enough: who sends has always
+// received the answer to what it sent before. Steps are numbered by the frames that begin them, so both sides know the
+// number. Reactor-owned.
 class GpuExchange {
  public:
   static constexpr uint64_t kDeadlineNs = 2'000'000'000;

@@ -2,12 +2,18 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/attention_args.h"
-#include "kernels/cuda/exchange_args.h"
-#include "kernels/cuda/hybrid_args.h"
-#include "kernels/cuda/quant_args.h"
-#include "kernels/cuda/row_args.h"
-#include "kernels/cuda/state_args.h"
+#include "kernels/cuda/attention/attention_args.h"
+#include "kernels/cuda/attention/merge_args.h"
+#include "kernels/cuda/exchange/exchange_args.h"
+#include "kernels/cuda/experts/expert_args.h"
+#include "kernels/cuda/products/quant_args.h"
+#include "kernels/cuda/rows/activation_args.h"
+#include "kernels/cuda/rows/append_args.h"
+#include "kernels/cuda/rows/elementwise_args.h"
+#include "kernels/cuda/rows/norm_args.h"
+#include "kernels/cuda/sampling/sampling_args.h"
+#include "kernels/cuda/state/layer_args.h"
+#include "kernels/cuda/state/state_args.h"
 
 namespace dovetail::kernels::cuda {
 
@@ -155,7 +161,7 @@ struct Backend {
   // cuBLASLt, opened at run time. gemm_open: 0, or a cublasStatus_t + 10000, or -1 with a text of what is missing.
   int (*gemm_open)(int device, size_t workspace_bytes, void** gemm, char* text, size_t text_bytes);
   int (*gemm_close)(void* gemm);
-  // Few rows are a kernel of ours (few_rows.h). For others the first call of a shape chooses an algorithm: up to 512
+  // Few rows are a kernel of ours (skinny_gemm.h). For others the first call of a shape chooses an algorithm: up to 512
   // rows by time, which waits for the stream and takes milliseconds, unless it records a graph. Later calls only
   // enqueue.
   int (*gemm_run)(void* gemm, const GemmCall* call, void* stream);

@@ -1,33 +1,47 @@
 # KERNELS_CUDA_SRCS: the host's side of the GPU, in every build.
 # libdovetail_cuda.so: what it opens, where nvcc is found.
-set(KERNELS_CUDA_SRCS cuda/attention_plan.cc cuda/cuda_attention.cc cuda/cuda_device.cc cuda/cuda_exchange.cc
-    cuda/cuda_hybrid_ops.cc cuda/cuda_library.cc cuda/cuda_ops.cc cuda/cuda_product.cc cuda/cuda_prompts.cc
-    cuda/cuda_sampler.cc cuda/cuda_state.cc cuda/cuda_weights.cc cuda/memory_pool.cc cuda/prompt_planner.cc
-    cuda/prompt_sizes.cc cuda/quant_ops.cc cuda/quant_pack.cc cuda/staged_upload.cc cuda/state_layout.cc
-    cuda/step_work.cc)
+set(KERNELS_CUDA_SRCS
+    cuda/attention/attention_plan.cc cuda/attention/cuda_attention.cc cuda/attention/merge_partials.cc
+    cuda/exchange/cuda_exchange.cc
+    cuda/experts/expert_ops.cc
+    cuda/products/cuda_gemm.cc cuda/products/cuda_product.cc cuda/products/cuda_weights.cc cuda/products/quant_ops.cc
+    cuda/products/quant_pack.cc
+    cuda/prompts/cuda_prompts.cc cuda/prompts/prompt_planner.cc cuda/prompts/prompt_sizes.cc
+    cuda/rows/row_ops.cc
+    cuda/runtime/cuda_device.cc cuda/runtime/cuda_library.cc cuda/runtime/enqueue.cc cuda/runtime/memory_pool.cc
+    cuda/runtime/staged_upload.cc cuda/runtime/step_work.cc
+    cuda/sampling/cuda_sampler.cc cuda/sampling/sample.cc
+    cuda/state/cuda_state.cc cuda/state/layer_ops.cc cuda/state/state_layout.cc)
 
 include(DovetailCuda)
 if(DOVETAIL_HAS_CUDA)
-  dovetail_cuda_objects(KERNELS_CUDA_OBJECTS cuda/attention_bf16.cu cuda/attention_f16.cu cuda/attention_e4m3.cu
-                        cuda/exchange.cu cuda/few_rows.cu cuda/gated_product.cu cuda/has_code.cu cuda/hybrid_ops.cu
-                        cuda/kv_append.cu cuda/merge.cu cuda/moe_ops.cu
-                        cuda/quant_gemm_bf16.cu cuda/quant_gemm_f16.cu cuda/quant_unpack.cu
-                        cuda/row_ops.cu cuda/sampling.cu cuda/state_append.cu cuda/state_chunk_prepare.cu
-                        cuda/state_chunk_prepare_vector.cu cuda/state_chunks.cu cuda/state_chunks_direct.cu
-                        cuda/state_decode.cu)
-  set(PEER_POINTER cuda/no_peer_pointer.cc)
+  dovetail_cuda_objects(KERNELS_CUDA_OBJECTS
+      cuda/attention/attention_bf16.cu cuda/attention/attention_e4m3.cu cuda/attention/attention_f16.cu
+      cuda/attention/merge.cu
+      cuda/exchange/exchange.cu
+      cuda/experts/expert_ops.cu cuda/experts/gated_add.cu
+      cuda/products/gated_product.cu cuda/products/quant_gemm_bf16.cu cuda/products/quant_gemm_f16.cu
+      cuda/products/quant_unpack.cu cuda/products/skinny_gemm.cu
+      cuda/rows/elementwise.cu cuda/rows/gated_activation.cu cuda/rows/join_keys.cu cuda/rows/kv_append.cu
+      cuda/rows/mlp_activation.cu cuda/rows/rms_norm.cu cuda/rows/rope_table.cu
+      cuda/runtime/has_code.cu
+      cuda/sampling/sampling.cu
+      cuda/state/layer_ops.cu cuda/state/state_append.cu cuda/state/state_chunk_prepare.cu
+      cuda/state/state_chunk_prepare_vector.cu cuda/state/state_chunks.cu cuda/state/state_chunks_direct.cu
+      cuda/state/state_decode.cu)
+  set(PEER_POINTER cuda/exchange/no_peer_pointer.cc)
   if(DOVETAIL_HAS_UCX_DEVICE)  # kernels that call UCX's device API
     set(DOVETAIL_CUDA_INCLUDES ${DOVETAIL_UCX_ROOT}/include)
-    dovetail_cuda_objects(PEER_POINTER cuda/peer_pointer.cu)
+    dovetail_cuda_objects(PEER_POINTER cuda/exchange/peer_pointer.cu)
     list(APPEND KERNELS_CUDA_OBJECTS ${PEER_POINTER})
   endif()
   include(DovetailCudnn)
-  set(KERNELS_DNN_SRC cuda/prompt_dnn_absent.cc)
+  set(KERNELS_DNN_SRC cuda/prompts/prompt_dnn_absent.cc)
   if(DOVETAIL_HAS_CUDNN)
-    set(KERNELS_DNN_SRC cuda/prompt_dnn.cc)
+    set(KERNELS_DNN_SRC cuda/prompts/prompt_dnn.cc)
   endif()
-  add_library(dovetail_cuda MODULE cuda/backend.cc cuda/gemm_lt.cc cuda/open_library.cc cuda/product_table.cc
-              cuda/runtime.cc
+  add_library(dovetail_cuda MODULE cuda/backend.cc cuda/products/gemm_lt.cc cuda/products/product_table.cc
+              cuda/runtime/open_library.cc cuda/runtime/runtime.cc
               ${KERNELS_DNN_SRC} ${PEER_POINTER} ${KERNELS_CUDA_OBJECTS})
   if(DOVETAIL_HAS_CUDNN)
     target_include_directories(dovetail_cuda SYSTEM PRIVATE ${DOVETAIL_CUDNN_FRONTEND_INCLUDE}

@@ -7,7 +7,7 @@
 
 #include "base/log.h"
 #include "kernels/cpu/isa.h"
-#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/products/cuda_gemm.h"
 #include "kernels/thread_pool.h"
 
 namespace dovetail::cli {

@@ -3,7 +3,7 @@
 
 #include "control/gpu_links.h"
 #include "kernels/cpu/isa.h"
-#include "kernels/cuda/cuda_library.h"
+#include "kernels/cuda/runtime/cuda_library.h"
 #include "kernels/thread_pool.h"
 #include "server/cli/commands.h"
 

@@ -2,7 +2,7 @@
 
 #include "base/log.h"
 #include "control/gpu_links.h"
-#include "kernels/cuda/cuda_exchange.h"
+#include "kernels/cuda/exchange/cuda_exchange.h"
 #include "server/cli/command_line.h"
 #include "server/cli/device_choice.h"
 

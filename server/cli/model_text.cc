@@ -11,7 +11,7 @@
 #include "base/log.h"
 #include "model/chat_template/builtin_templates.h"
 #include "model/chat_template/template_source.h"
-#include "model/gguf.h"
+#include "model/formats/gguf.h"
 #include "model/tokenizer/tokenizer_gguf.h"
 #include "model/tokenizer/tokenizer_json.h"
 #include "server/openai/chat_renderer.h"

@@ -14,7 +14,7 @@
 #include "base/log.h"
 #include "compute_worker/attention_specs.h"
 #include "compute_worker/cuda/cuda_model.h"
-#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/runtime/cuda_device.h"
 #include "server/cli/announcement.h"
 #include "server/cli/child_processes.h"
 #include "server/cli/cluster_commands.h"

@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention_worker/attention_worker_node.h"
-#include "attention_worker/linear_executor.h"
+#include "attention_worker/cpu/linear_executor.h"
 #include "kernels/kv_block.h"
 #include "transport/inproc/inproc_fabric.h"
 

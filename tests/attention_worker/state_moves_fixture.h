@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "attention_worker/attention_worker_node.h"
-#include "attention_worker/linear_executor.h"
+#include "attention_worker/cpu/linear_executor.h"
 #include "base/dtype.h"
 #include "kernels/kv_block.h"
 #include "transport/inproc/inproc_fabric.h"

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <thread>
 
-#include "attention_worker/attention_executor.h"
+#include "attention_worker/cpu/attention_executor.h"
 #include "base/check.h"
 #include "compute_worker/attention_specs.h"
 #include "server/openai/generation_response.h"

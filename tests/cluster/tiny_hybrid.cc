@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/check.h"
-#include "model/checkpoint_tensors.h"
 #include "model/config.h"
+#include "model/families/checkpoint_tensors.h"
 #include "nlohmann/json.hpp"
 
 namespace dovetail::test {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "model/ggml_types.h"
+#include "model/formats/ggml_types.h"
 
 // Random models small enough to be run by the hundred, written as GGUF. The same spec gives the same file.
 

@@ -1,4 +1,4 @@
-#include "compute_worker/token_history.h"
+#include "compute_worker/cpu/token_history.h"
 
 #include <map>
 #include <utility>

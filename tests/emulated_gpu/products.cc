@@ -2,9 +2,9 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "kernels/cuda/few_rows.h"
-#include "kernels/cuda/gated_product.h"
-#include "kernels/cuda/gemm_lt.h"
+#include "kernels/cuda/products/gated_product.h"
+#include "kernels/cuda/products/gemm_lt.h"
+#include "kernels/cuda/products/skinny_gemm.h"
 #include "tests/emulated_gpu/stream_work.h"
 
 // In place of gemm_lt.cc and cuBLASLt: few rows by our kernel, all others by plain loops. There are no wgmma and no
@@ -68,7 +68,7 @@ int GemmRun(void*, const GemmCall* call, void* stream) {
     emu::Do(static_cast<cudaStream_t>(stream), [call = *call] { MultiplyParts(call); });
     return 0;
   }
-  if (call->w_is_new == 0 && IsOfFewRows(*call, kLimits)) return LaunchFewRows(*call, kLimits, stream);
+  if (call->w_is_new == 0 && IsSkinnyGemm(*call, kLimits)) return LaunchSkinnyGemm(*call, kLimits, stream);
   emu::Do(static_cast<cudaStream_t>(stream), [call = *call] { Multiply(call); });
   return 0;
 }

@@ -1,5 +1,7 @@
 // The part of the CUDA runtime that the backend uses: one GPU, whose memory is the host's and whose work is done when
 // a call returns. Device memory ends at a guard page and begins as NaNs.
+#include "kernels/cuda/runtime/runtime.h"
+
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
 
@@ -14,7 +16,6 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/runtime.h"
 #include "tests/emulated_gpu/stream_work.h"
 
 namespace {

@@ -1,4 +1,5 @@
 """CUDA source to C++ for device.h: launches, shared memory, inline PTX. translate.py SOURCE TARGET."""
+import os
 import re
 import sys
 
@@ -145,7 +146,8 @@ def convert(text, name):
 
 
 def main(source, target):
-    name = source.rsplit('/', 1)[-1]
+    name = source.rsplit('kernels/cuda/', 1)[-1]
+    os.makedirs(os.path.dirname(target), exist_ok=True)
     with open(source) as file:
         text = convert(file.read(), name)
     with open(target, 'w') as file:

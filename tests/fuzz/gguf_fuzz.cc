@@ -2,10 +2,10 @@
 #include <vector>
 
 #include "base/check.h"
-#include "model/checkpoint_tensors.h"
 #include "model/config.h"
-#include "model/dequantize.h"
-#include "model/gguf.h"
+#include "model/families/checkpoint_tensors.h"
+#include "model/formats/dequantize.h"
+#include "model/formats/gguf.h"
 #include "tests/fuzz/targets.h"
 
 namespace dovetail::fuzz {

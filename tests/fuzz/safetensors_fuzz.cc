@@ -1,7 +1,7 @@
 #include <span>
 
 #include "base/check.h"
-#include "model/safetensors_parse.h"
+#include "model/formats/safetensors_parse.h"
 #include "tests/fuzz/targets.h"
 
 namespace dovetail::fuzz {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "attention_worker/attention_executor.h"
+#include "attention_worker/cpu/attention_executor.h"
 #include "compute_worker/attention_specs.h"
 #include "tests/cluster/test_engine.h"
 #include "tests/golden/golden.h"

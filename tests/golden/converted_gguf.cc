@@ -7,8 +7,8 @@
 
 #include "base/check.h"
 #include "base/dtype.h"
-#include "model/dequantize.h"
-#include "model/safetensors.h"
+#include "model/formats/dequantize.h"
+#include "model/formats/safetensors.h"
 #include "nlohmann/json.hpp"
 #include "tests/model/gguf_builder.h"
 #include "tests/support/test_data.h"

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <limits>
 
-#include "model/safetensors.h"
+#include "model/formats/safetensors.h"
 #include "tests/support/test_data.h"
 
 namespace dovetail::test {

@@ -1,4 +1,4 @@
-#include "kernels/cuda/cuda_attention.h"
+#include "kernels/cuda/attention/cuda_attention.h"
 
 #include <cmath>
 #include <numeric>

@@ -1,4 +1,4 @@
-#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/runtime/cuda_device.h"
 
 #include <map>
 

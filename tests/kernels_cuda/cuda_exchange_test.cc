@@ -1,4 +1,4 @@
-#include "kernels/cuda/cuda_exchange.h"
+#include "kernels/cuda/exchange/cuda_exchange.h"
 
 #include <cstring>
 #include <vector>
@@ -6,7 +6,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
-#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/rows/row_ops.h"
 #include "tests/kernels_cuda/cuda_fixture.h"
 
 namespace dovetail::kernels::cuda {

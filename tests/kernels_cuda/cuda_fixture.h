@@ -8,7 +8,7 @@
 
 #include "base/dtype.h"
 #include "gtest/gtest.h"
-#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/runtime/cuda_device.h"
 
 // A GPU for tests, or a skip that says why there is none; ./check counts those skips.
 

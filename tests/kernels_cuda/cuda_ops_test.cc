@@ -1,10 +1,12 @@
-#include "kernels/cuda/cuda_ops.h"
-
 #include <cmath>
 #include <random>
 
 #include "gtest/gtest.h"
-#include "kernels/cuda/cuda_weights.h"
+#include "kernels/cuda/attention/merge_partials.h"
+#include "kernels/cuda/products/cuda_gemm.h"
+#include "kernels/cuda/products/cuda_weights.h"
+#include "kernels/cuda/rows/row_ops.h"
+#include "kernels/cuda/sampling/sample.h"
 #include "kernels/merge_partials.h"
 #include "kernels/paged_attention.h"
 #include "kernels/reference/activation.h"

@@ -1,4 +1,4 @@
-#include "kernels/cuda/cuda_prompts.h"
+#include "kernels/cuda/prompts/cuda_prompts.h"
 
 #include <algorithm>
 #include <cmath>

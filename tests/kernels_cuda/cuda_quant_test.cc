@@ -3,8 +3,8 @@
 #include <random>
 
 #include "gtest/gtest.h"
-#include "kernels/cuda/cuda_product.h"
-#include "kernels/cuda/quant_ops.h"
+#include "kernels/cuda/products/cuda_product.h"
+#include "kernels/cuda/products/quant_ops.h"
 #include "kernels/reference/gemm.h"
 #include "tests/kernels/oracle.h"
 #include "tests/kernels_cuda/cuda_fixture.h"

@@ -1,4 +1,4 @@
-#include "kernels/cuda/cuda_sampler.h"
+#include "kernels/cuda/sampling/cuda_sampler.h"
 
 #include <cmath>
 #include <random>

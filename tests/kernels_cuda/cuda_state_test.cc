@@ -1,4 +1,4 @@
-#include "kernels/cuda/cuda_state.h"
+#include "kernels/cuda/state/cuda_state.h"
 
 #include <cstdio>
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/products/cuda_gemm.h"
 #include "kernels/reference/activation.h"
 #include "kernels/reference/gemm.h"
 #include "tests/kernels/oracle.h"

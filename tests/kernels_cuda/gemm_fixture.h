@@ -1,7 +1,7 @@
 #pragma once
 #include <memory>
 
-#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/products/cuda_gemm.h"
 #include "tests/kernels_cuda/cuda_fixture.h"
 
 // Products through CudaGemm for tests, or a skip that says what is missing.

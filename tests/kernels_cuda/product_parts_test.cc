@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/cuda/rows/row_ops.h"
 #include "kernels/reference/gemm.h"
 #include "kernels/reference/rms_norm.h"
 #include "tests/kernels/oracle.h"

@@ -1,13 +1,11 @@
-#include "kernels/cuda/product_table.h"
+#include "kernels/cuda/products/product_table.h"
 
 #include <gtest/gtest.h>
-
 #include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-
 
 namespace dovetail::kernels::cuda {
 namespace {

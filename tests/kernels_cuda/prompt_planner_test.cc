@@ -1,4 +1,4 @@
-#include "kernels/cuda/prompt_planner.h"
+#include "kernels/cuda/prompts/prompt_planner.h"
 
 #include <gtest/gtest.h>
 

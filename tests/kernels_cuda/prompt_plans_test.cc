@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cuda/cuda_prompts.h"
+#include "kernels/cuda/prompts/cuda_prompts.h"
 #include "tests/kernels_cuda/fake_gpu.h"
 
 // Which plans are asked for and which are run, of a cuDNN that exists in a test only.

@@ -1,4 +1,4 @@
-#include "kernels/cuda/prompt_sizes.h"
+#include "kernels/cuda/prompts/prompt_sizes.h"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "kernels/cuda/quant_pack.h"
+#include "kernels/cuda/products/quant_pack.h"
 #include "kernels/packed_weights.h"
 
 // Rows of quantised files, and what a GPU is given of them.

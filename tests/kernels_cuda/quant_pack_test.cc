@@ -1,4 +1,4 @@
-#include "kernels/cuda/quant_pack.h"
+#include "kernels/cuda/products/quant_pack.h"
 
 #include <cmath>
 #include <cstring>

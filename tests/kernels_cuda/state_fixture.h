@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cuda/cuda_state.h"
+#include "kernels/cuda/state/cuda_state.h"
 #include "tests/kernels/linear_state_fixture.h"
 #include "tests/kernels_cuda/cuda_fixture.h"
 

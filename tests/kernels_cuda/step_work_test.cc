@@ -1,4 +1,4 @@
-#include "kernels/cuda/step_work.h"
+#include "kernels/cuda/runtime/step_work.h"
 
 #include <algorithm>
 #include <vector>

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cuda/step_work.h"
+#include "kernels/cuda/runtime/step_work.h"
 #include "tests/kernels_cuda/fake_gpu.h"
 
 // Steps of two micro-batches prepared by turns in one stream, in any order of what runs.

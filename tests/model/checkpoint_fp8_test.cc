@@ -7,7 +7,7 @@
 
 #include "base/dtype.h"
 #include "model/checkpoint.h"
-#include "model/dequantize.h"
+#include "model/formats/dequantize.h"
 #include "nlohmann/json.hpp"
 #include "tests/support/test_data.h"
 

@@ -8,7 +8,7 @@
 
 #include "model/checkpoint.h"
 #include "model/describe.h"
-#include "model/safetensors.h"
+#include "model/formats/safetensors.h"
 #include "nlohmann/json.hpp"
 #include "tests/support/test_data.h"
 

@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <fstream>
 
-#include "model/dequantize.h"
-#include "model/gguf.h"
+#include "model/formats/dequantize.h"
+#include "model/formats/gguf.h"
 #include "nlohmann/json.hpp"
 #include "tests/model/gguf_builder.h"
 #include "tests/support/test_data.h"

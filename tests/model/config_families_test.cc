@@ -6,7 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "model/config.h"
-#include "model/json_file.h"
+#include "model/formats/json_file.h"
 #include "tests/support/test_data.h"
 
 // Configs of hybrids as they are published, and what is wrong with wrong ones: file, field and remedy are named.

@@ -5,7 +5,7 @@
 #include <fstream>
 
 #include "model/checkpoint.h"
-#include "model/gguf.h"
+#include "model/formats/gguf.h"
 #include "tests/model/gguf_builder.h"
 #include "tests/support/test_data.h"
 

@@ -2,9 +2,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "model/checkpoint_tensors.h"
 #include "model/config.h"
-#include "model/json_file.h"
+#include "model/families/checkpoint_tensors.h"
+#include "model/formats/json_file.h"
 
 namespace dovetail::model {
 namespace {

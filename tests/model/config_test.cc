@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "model/json_file.h"
+#include "model/formats/json_file.h"
 
 namespace dovetail::model {
 namespace {

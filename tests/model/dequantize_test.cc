@@ -1,4 +1,4 @@
-#include "model/dequantize.h"
+#include "model/formats/dequantize.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 #include <cstring>
 #include <limits>
 
-#include "model/ggml_types.h"
+#include "model/formats/ggml_types.h"
 #include "nlohmann/json.hpp"
 #include "tests/support/test_data.h"
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "model/ggml_types.h"
-#include "model/gguf_parse.h"
+#include "model/formats/ggml_types.h"
+#include "model/formats/gguf_parse.h"
 
 namespace dovetail::model::test {
 

@@ -3,7 +3,7 @@
 
 #include <fstream>
 
-#include "model/gguf.h"
+#include "model/formats/gguf.h"
 #include "tests/model/gguf_builder.h"
 
 // Files made by hand, each wrong in one way: every one is refused with a code and a text that names what is wrong, and

@@ -1,4 +1,4 @@
-#include "model/gguf.h"
+#include "model/formats/gguf.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "model/checkpoint.h"
-#include "model/hybrid_needs.h"
+#include "model/families/hybrid_needs.h"
 #include "model/rope.h"
 #include "tests/model/gguf_builder.h"
 

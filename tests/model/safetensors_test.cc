@@ -1,4 +1,4 @@
-#include "model/safetensors.h"
+#include "model/formats/safetensors.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "base/check.h"
-#include "model/gguf.h"
+#include "model/formats/gguf.h"
 #include "model/tokenizer/byte_level.h"
 #include "model/tokenizer/tokenizer_gguf.h"
 #include "model/tokenizer/tokenizer_json.h"

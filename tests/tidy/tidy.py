@@ -48,7 +48,7 @@ ALLOWED = {
 # Headers of the outside world: which folders may include them.
 OUTSIDE = [
     ('gRPC', re.compile(r'^(grpc|grpcpp|google/protobuf)/|\.pb\.h$'), re.compile(r'^(control|scheduler|server|tests|bench)/')),
-    ('UCX', re.compile(r'^(ucp|ucs|uct|ucm)/'), re.compile(r'^((transport/ucx|tests/transport_ucx|bench/transport)/|kernels/cuda/peer_pointer\.cu$)')),
+    ('UCX', re.compile(r'^(ucp|ucs|uct|ucm)/'), re.compile(r'^((transport/ucx|tests/transport_ucx|bench/transport)/|kernels/cuda/exchange/peer_pointer\.cu$)')),
     ('CUDA', re.compile(r'^(cuda|cublas|cudnn|nccl|nvml)'), re.compile(r'(^|/)cuda/|^tests/emulated_gpu/')),
 ]
 # What a core must not know: threads, clocks, sockets, devices, logs.

@@ -51,7 +51,7 @@ class TidyTest(unittest.TestCase):
     def test_broken_edges(self):
         for path, header in [('base/log.cc', 'proto/frame.h'), ('proto/placement.cc', 'kernels/gemm.h'),
                              ('kernels/cpu/gemm.cc', 'proto/frame.h'), ('transport/inproc/fabric.cc', 'kernels/gemm.h'),
-                             ('model/gguf.cc', 'proto/frame.h'), ('attention_worker/node.cc', 'compute_worker/node.h'),
+                             ('model/formats/gguf.cc', 'proto/frame.h'), ('attention_worker/node.cc', 'compute_worker/node.h'),
                              ('compute_worker/node.cc', 'attention_worker/node.h'), ('attention_worker/node.cc', 'model/config.h'),
                              ('attention_worker/core/table.cc', 'kernels/gemm.h'), ('scheduler/core/planning.cc', 'transport/fabric.h'),
                              ('server/openai/json.cc', 'compute_worker/node.h'), ('kernels/gemm.cc', 'tests/kernels/oracle.h')]:

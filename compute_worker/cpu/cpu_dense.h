@@ -1,0 +1,41 @@
+#pragma once
+#include "compute_worker/cpu/dense_executor.h"
+#include "compute_worker/cpu/token_sampler.h"
+#include "compute_worker/dense_backend.h"
+
+namespace dovetail::compute {
+
+// The dense pieces on the CPU. `model`, `table` and `device` outlive it.
+class CpuDense final : public DenseBackend {
+ public:
+  CpuDense(const model::LoadedModel& model, const proto::AttentionTable& table, kernels::Device& device,
+           int micro_batches)
+      : dense_(model, table, device, micro_batches), sampler_(model, device, dense_.stream()) {}
+
+  absl::Status PrepareStep(const ComputeWorkerCore& core, MicroBatchId id) override {
+    return dense_.PrepareStep(core, id);
+  }
+  absl::Status Run(const ComputeWorkerCore& core, MicroBatchId id, int index) override {
+    return dense_.Run(core, id, index);
+  }
+  absl::Status AttendPrompts(const ComputeWorkerCore& core, MicroBatchId id, int op) override {
+    return dense_.AttendPrompts(core, id, op);
+  }
+  absl::StatusOr<transport::LentBytes> PackQuery(const ComputeWorkerCore& core, MicroBatchId id, int p,
+                                                 int op) override {
+    return dense_.wire(id).PackQuery(core.PartsOf(id), p, core.table().op_group[op]);
+  }
+  absl::StatusOr<transport::LentBytes> PackKeyValue(const ComputeWorkerCore& core, MicroBatchId id, int p,
+                                                    int op) override {
+    return dense_.wire(id).PackKeyValue(core.PartsOf(id), p, op);
+  }
+  absl::Status Sample(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result) override {
+    return sampler_.Run(plan, dense_.residual(id), result);
+  }
+
+ private:
+  DenseExecutor dense_;
+  TokenSampler sampler_;
+};
+
+}  // namespace dovetail::compute

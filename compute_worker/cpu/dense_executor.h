@@ -1,0 +1,134 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "compute_worker/core/compute_worker_core.h"
+#include "compute_worker/cpu/prompt_attention.h"
+#include "compute_worker/step_wire.h"
+#include "kernels/device.h"
+#include "kernels/op_context.h"
+#include "model/loaded_model.h"
+
+namespace dovetail::compute {
+
+// The straight-line program of a model: every layer step as a dense piece, cut where q, k, v leave and partials arrive.
+// Without `q_first` q leaves with k and v.
+StepProgram ProgramOf(const model::LoadedModel& model, bool q_first = true);
+
+// Runs dense pieces. What a micro-batch carries from piece to piece (the residual stream, h, rope angles, wire tensors)
+// is its own; scratch is shared, since pieces run one at a time. Owned by the node's event loop. Run() neither
+// allocates nor locks.
+class DenseExecutor {
+ public:
+  // `model` and `device` outlive it.
+  DenseExecutor(const model::LoadedModel& model, const proto::AttentionTable& table, kernels::Device& device,
+                int micro_batches);
+
+  // Sizes buffers for the plan that `core` runs in this micro-batch, embeds its tokens and computes rope angles.
+  // kResourceExhausted: no memory; kInvalidArgument: a token outside the vocabulary. Allocates.
+  absl::Status PrepareStep(const ComputeWorkerCore& core, MicroBatchId id);
+
+  // Runs piece `index` of the model's steps over all rows of the micro-batch and waits for it. Reads and writes only
+  // that micro-batch's tensors; the partials of OutputProjection come from core.PartsOf(id). Errors are those of the
+  // kernels.
+  absl::Status Run(const ComputeWorkerCore& core, MicroBatchId id, int index);
+
+  // Attends the micro-batch's prompts, as far as they are attended here.
+  absl::Status AttendPrompts(const ComputeWorkerCore& core, MicroBatchId id, int op) {
+    return prompts_.Run(core, id, op, wire(id), *stream_);
+  }
+
+  // Owned here; valid as long as the executor.
+  StepWire& wire(MicroBatchId id) { return *micro_batches_[id.value()].wire; }
+  // The residual stream after the last piece: [rows, hidden], f32; valid until the micro-batch's next PrepareStep.
+  const float* residual(MicroBatchId id) const { return Floats(*micro_batches_[id.value()].x); }
+  kernels::Stream& stream() { return *stream_; }
+
+ private:
+  using BufferPtr = std::unique_ptr<kernels::Buffer>;
+  struct RopeAngles {
+    BufferPtr cos, sin;  // [rows, pairs]
+    int pairs = 0;
+  };
+  struct MicroBatch {
+    BufferPtr x, h;                  // [rows, hidden]
+    std::vector<RopeAngles> angles;  // by rope of the config
+    std::vector<int32_t> positions;
+    std::vector<TokenId> tokens;
+    std::unique_ptr<StepWire> wire;
+  };
+  struct CachedRope {
+    int rope = 0;
+    int64_t variant = 0;
+    model::RopeTable table;
+  };
+
+  static float* Floats(kernels::Buffer& buffer) { return reinterpret_cast<float*>(buffer.data()); }
+  static const float* Floats(const kernels::Buffer& buffer) {
+    return reinterpret_cast<const float*>(const_cast<kernels::Buffer&>(buffer).data());
+  }
+  absl::Status Grow(BufferPtr& buffer, size_t bytes);
+  absl::Status GrowScratch(int64_t rows);
+  absl::Status ComputeAngles(const proto::StepPlan& plan, MicroBatch& batch);
+  const model::RopeTable& RopeFor(int rope, int64_t length);
+
+  absl::Status RunStep(const model::InputNorm& step, MicroBatch& batch, const std::vector<WorkerPart>& parts);
+  absl::Status RunStep(const model::QueryProjection& step, MicroBatch& batch, const std::vector<WorkerPart>& parts);
+  absl::Status RunStep(const model::KeyValueProjection& step, MicroBatch& batch, const std::vector<WorkerPart>& parts);
+  absl::Status RunStep(const model::AttentionCut& step, MicroBatch& batch, const std::vector<WorkerPart>& parts);
+  absl::Status RunStep(const model::OutputProjection& step, MicroBatch& batch, const std::vector<WorkerPart>& parts);
+  absl::Status RunStep(const model::GatedMlp& step, MicroBatch& batch, const std::vector<WorkerPart>& parts);
+  absl::Status RunStep(const model::ExpertMlp& step, MicroBatch& batch, const std::vector<WorkerPart>& parts);
+
+  // hybrid_steps.cc: linear states and experts.
+  absl::Status Restart(const std::optional<float>& alpha, MicroBatch& batch);
+  absl::Status Silu(float* x, int64_t n);
+  absl::Status ExpandLatent(const model::LatentKeyValue& latent, MicroBatch& batch, float* k, float* v);
+  absl::Status ComputeGates(const model::StateGates& gates, int op, MicroBatch& batch);
+  absl::Status GateBy(const model::OutputGate& gate, float* attended, int64_t width, MicroBatch& batch);
+  absl::Status ApplyGate(const model::OutputGate& gate, float* attended, int64_t width, MicroBatch& batch);
+  absl::Status ProjectLowRank(const model::LowRankProjection& projection, const float* in, int64_t rows, float* out);
+  absl::Status RunGatedMlp(const model::Projection& gate, const model::Projection& up, model::Activation activation,
+                           const float* in, int64_t rows);
+  absl::Status RunExperts(const model::ExpertMlp& step, const float* h, int64_t width, int64_t rows);
+  absl::Status AddSharedExpert(const model::ExpertMlp& step, const float* h, MicroBatch& batch);
+  absl::Status Multiply(const model::Projection& projection, const float* in, int64_t rows, float* out);
+
+  absl::Status Norm(const model::RmsNorm& norm, float* x, float* out, int64_t rows, int vectors);
+  // [rows, heads, dim] f32 -> wire type, head-normed and rotated on the way.
+  absl::Status ToWire(float* x, int64_t rows, int heads, int dim, const std::optional<model::RmsNorm>& head_norm,
+                      int rope, const MicroBatch& batch, DType type, std::byte* out);
+  // x += scale post_norm(in W + b).
+  absl::Status AddProjection(const model::Projection& projection, const std::optional<model::RmsNorm>& post_norm,
+                             float scale, const float* in, MicroBatch& batch);
+
+  // The most floats a row takes in each scratch buffer, over the steps of the model.
+  struct Widths {
+    int64_t heads = 0, gate = 0, up = 0, cols = 0;
+    int64_t experts = 0, chosen = 0;
+  };
+  static Widths WidthsOf(const model::LoadedModel& model);
+  std::span<std::byte> gemm_scratch() { return {gemm_scratch_->data(), gemm_scratch_->size_bytes()}; }
+
+  const model::LoadedModel& model_;
+  const proto::AttentionTable& table_;
+  kernels::Device& device_;
+  std::unique_ptr<kernels::Stream> stream_;
+  kernels::OpContext context_;
+  PromptAttention prompts_;
+  std::vector<MicroBatch> micro_batches_;
+  std::list<CachedRope> rope_cache_;  // front: used last
+  const Widths widths_;
+  BufferPtr heads_, gate_, up_, out_, gemm_scratch_;
+  BufferPtr router_, expert_in_, expert_out_;    // logits [rows, experts]; [rows * chosen, hidden]
+  std::vector<int32_t> route_, slot_, member_;   // [rows * chosen]: experts; rows of expert_out_; its rows' step rows
+  std::vector<float> route_weight_;
+};
+
+}  // namespace dovetail::compute

@@ -1,0 +1,224 @@
+#include "kernels/cuda/attention/cuda_attention.h"
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "kernels/paged_attention.h"
+
+namespace dovetail::kernels::cuda {
+namespace {
+
+constexpr float kLog2E = 1.4426950408889634f;
+
+absl::Status CheckShape(const CudaAttentionShape& shape) {
+  for (const int dim : {shape.layout.key_dim, shape.layout.value_dim}) {
+    if (dim < 8 || dim > 256 || dim % 8 != 0) {
+      return InvalidArgument("attention on a GPU: head dimensions ", shape.layout.key_dim, " (keys) and ",
+                             shape.layout.value_dim, " (values) must be multiples of 8 in 8..256");
+    }
+  }
+  if (shape.group < 1 || shape.group > 256) {
+    return InvalidArgument("attention: ", shape.group, " query heads per KV head is outside 1..256");
+  }
+  if (shape.window < 0) return InvalidArgument("attention: window ", shape.window, " is negative; 0 means none");
+  if (!(shape.scale > 0) || !(shape.key_scale > 0) || !std::isfinite(shape.scale * shape.key_scale)) {
+    return InvalidArgument("attention: scale ", shape.scale, " times key scale ", shape.key_scale,
+                           " must be a positive number");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckItem(const CudaAttentionItem& item, size_t index) {
+  const auto bad = [&](const auto&... parts) { return InvalidArgument("attention item ", index, ": ", parts...); };
+  if (item.q_rows < 1 || item.kv_heads < 1 || item.kv_heads > 65536) {
+    return bad(item.q_rows, " rows of ", item.kv_heads, " KV heads");
+  }
+  if (item.first_position < 0 || item.first_position + item.q_rows > kMaxPositions) {
+    return bad("rows at positions ", item.first_position, "..", item.first_position + item.q_rows - 1, " leave 0..",
+               kMaxPositions - 1);
+  }
+  if (item.token_begin < 0 || item.token_begin % kSegmentTokens != 0 || item.token_end < item.token_begin ||
+      item.token_end > kMaxPositions) {
+    return bad("tokens ", item.token_begin, "..", item.token_end, " do not begin on a segment of ", kSegmentTokens,
+               " or are out of order");
+  }
+  if (item.blocks == nullptr && item.token_end > item.token_begin) return bad("has no blocks");
+  if (item.q_offset % 8 != 0 || item.q_row_step % 8 != 0) {
+    return bad("q offset ", item.q_offset, " and row step ", item.q_row_step, " must be multiples of 8 elements");
+  }
+  if (!item.partial && (item.o_offset % 2 != 0 || item.o_row_step % 2 != 0)) {
+    return bad("o offset ", item.o_offset, " and row step ", item.o_row_step, " must be even");
+  }
+  if (item.partial && item.sinks != nullptr) return bad("sinks belong to the merge of a token shard's partials");
+  return absl::OkStatus();
+}
+
+size_t RoundUp(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+// Where the parts of a plan lie in one piece of memory.
+struct PlanLayout {
+  size_t extent = 0, items = 0, spans = 0, parts = 0, first_node = 0, bytes = 0;
+};
+
+PlanLayout LayOut(const AttentionPlan& plan, size_t items, size_t nodes) {
+  PlanLayout at;
+  at.items = RoundUp(sizeof(AttentionExtent));
+  at.spans = at.items + RoundUp(items * sizeof(DeviceAttentionItem));
+  at.parts = at.spans + RoundUp(plan.spans.size() * sizeof(AttentionSpan));
+  at.first_node = at.parts + RoundUp(plan.grid * sizeof(AttentionPart));
+  at.bytes = at.first_node + RoundUp(nodes * sizeof(int32_t));
+  return at;
+}
+
+}  // namespace
+
+CudaAttention::CudaAttention(CudaDevice& device) : device_(device) {}
+
+absl::Status CudaAttention::Plan(CudaStream& stream, const CudaAttentionShape& shape,
+                                 std::span<const CudaAttentionItem> items) {
+  DT_RETURN_IF_ERROR(CheckShape(shape));
+  std::vector<PlannedItem> planned;
+  planned.reserve(items.size());
+  for (size_t i = 0; i < items.size(); ++i) {
+    DT_RETURN_IF_ERROR(CheckItem(items[i], i));
+    planned.push_back(
+        {items[i].q_rows, items[i].kv_heads, items[i].first_position, items[i].token_begin, items[i].token_end});
+  }
+  DT_ASSIGN_OR_RETURN(plan_, PlanAttention(planned, shape.group, shape.window, device_.info().multiprocessors));
+  DT_RETURN_IF_ERROR(GrowPieces(stream, plan_.tiles, shape.layout.value_dim));
+  return Upload(stream, items, shape.window);
+}
+
+absl::Status CudaAttention::Upload(CudaStream& stream, std::span<const CudaAttentionItem> items, int window) {
+  size_t nodes = 0;
+  for (const CudaAttentionItem& item : items) nodes += item.partial ? item.q_rows + 1 : 0;
+  const PlanLayout at = LayOut(plan_, items.size(), nodes);
+  Staging& staging = staging_[next_staging_];
+  next_staging_ = (next_staging_ + 1) % staging_.size();
+  if (staging.copied.handle() == nullptr) {
+    DT_ASSIGN_OR_RETURN(staging.copied, device_.CreateEvent());
+  } else {
+    DT_RETURN_IF_ERROR(staging.copied.Synchronize());  // four plans ago: done, unless the device is far behind
+  }
+  if (staging.host == nullptr || staging.host->size_bytes() < at.bytes) {
+    DT_ASSIGN_OR_RETURN(staging.host, device_.AllocatePinned(2 * at.bytes));
+  }
+  if (plan_memory_ == nullptr || plan_memory_->size_bytes() < at.bytes) {
+    DT_RETURN_IF_ERROR(stream.SynchronizeStatus());  // what still runs reads the old memory
+    DT_ASSIGN_OR_RETURN(plan_memory_, device_.Allocate(2 * at.bytes));
+  }
+  std::byte* host = staging.host->data();
+  std::byte* there = plan_memory_->data();
+  auto* device_items = reinterpret_cast<DeviceAttentionItem*>(host + at.items);
+  auto* first_node = reinterpret_cast<int32_t*>(host + at.first_node);
+  const auto* first_node_there = reinterpret_cast<const int32_t*>(there + at.first_node);
+  for (size_t i = 0; i < items.size(); ++i) {
+    const CudaAttentionItem& item = items[i];
+    DeviceAttentionItem out{.q_offset = item.q_offset,
+                            .q_row_step = item.q_row_step,
+                            .o_offset = item.o_offset,
+                            .o_row_step = item.o_row_step,
+                            .blocks = item.blocks,
+                            .head_step = item.head_step,
+                            .sinks = item.sinks,
+                            .first_segment = item.first_segment,
+                            .kv_heads = item.kv_heads,
+                            .q_rows = item.q_rows,
+                            .first_position = static_cast<int32_t>(item.first_position),
+                            .token_end = static_cast<int32_t>(item.token_end)};
+    if (item.partial) {
+      out.first_node = first_node_there;
+      int32_t node = item.first_node;
+      for (int32_t row = 0; row <= item.q_rows; ++row) {
+        first_node[row] = node;
+        node += item.one_node ? 1
+                              : CountSubtrees(VisibleSegments(item.first_position + row, window, item.token_begin,
+                                                              item.token_end));
+      }
+      first_node += item.q_rows + 1;
+      first_node_there += item.q_rows + 1;
+    }
+    device_items[i] = out;
+  }
+  std::memcpy(host + at.spans, plan_.spans.data(), plan_.spans.size() * sizeof(AttentionSpan));
+  std::memcpy(host + at.parts, plan_.parts.data(), plan_.parts.size() * sizeof(AttentionPart));
+  std::memcpy(host + at.extent, &plan_.extent, sizeof(plan_.extent));
+  extent_ = reinterpret_cast<AttentionExtent*>(there + at.extent);
+  items_ = reinterpret_cast<DeviceAttentionItem*>(there + at.items);
+  spans_ = reinterpret_cast<AttentionSpan*>(there + at.spans);
+  parts_ = reinterpret_cast<AttentionPart*>(there + at.parts);
+  return stream.Upload(there, host, at.bytes, &staging.copied);
+}
+
+absl::Status CudaAttention::GrowPieces(CudaStream& stream, int tiles, int value_dim) {
+  const PieceBytes bytes = PieceBytesOf(device_.info().multiprocessors, tiles, value_dim);
+  if (piece_o_ != nullptr && piece_o_->size_bytes() >= bytes.o && piece_ml_->size_bytes() >= bytes.ml &&
+      arrived_->size_bytes() >= bytes.arrived) {
+    return absl::OkStatus();
+  }
+  DT_RETURN_IF_ERROR(stream.SynchronizeStatus());
+  DT_ASSIGN_OR_RETURN(piece_o_, device_.Allocate(bytes.o));
+  DT_ASSIGN_OR_RETURN(piece_ml_, device_.Allocate(bytes.ml));
+  DT_ASSIGN_OR_RETURN(arrived_, device_.Allocate(bytes.arrived));
+  return stream.Fill(arrived_->data(), 0, arrived_->size_bytes());
+}
+
+absl::Status CudaAttention::Reserve(int64_t plan_bytes, int tiles, int value_dim) {
+  DT_ASSIGN_OR_RETURN(const std::unique_ptr<CudaStream> stream, device_.CreateCudaStream());
+  DT_RETURN_IF_ERROR(GrowPieces(*stream, tiles, value_dim));
+  if (plan_memory_ == nullptr || plan_memory_->size_bytes() < static_cast<size_t>(plan_bytes)) {
+    DT_ASSIGN_OR_RETURN(plan_memory_, device_.Allocate(plan_bytes));
+  }
+  for (Staging& staging : staging_) {
+    if (staging.host != nullptr && staging.host->size_bytes() >= static_cast<size_t>(plan_bytes)) continue;
+    DT_ASSIGN_OR_RETURN(staging.host, device_.AllocatePinned(plan_bytes));
+  }
+  return stream->SynchronizeStatus();
+}
+
+uint64_t CudaAttention::Launches() const {
+  uint64_t hash = static_cast<uint64_t>(plan_.grid) << 8 ^ static_cast<uint64_t>(plan_.tiles);
+  const auto mix = [&](const void* p) {
+    hash = (hash ^ reinterpret_cast<uint64_t>(p)) * 0x9e3779b97f4a7c15ull;
+    hash ^= hash >> 29;
+  };
+  mix(extent_), mix(items_), mix(spans_), mix(parts_);
+  for (Buffer* buffer : {piece_o_.get(), piece_ml_.get(), arrived_.get()})
+    mix(buffer != nullptr ? buffer->data() : nullptr);
+  return hash;
+}
+
+absl::Status CudaAttention::Run(CudaStream& stream, const CudaAttentionShape& shape, const CudaAttentionRun& run) {
+  DT_RETURN_IF_ERROR(CheckShape(shape));
+  if (run.q == nullptr || (run.o == nullptr && run.partial_o == nullptr))
+    return InvalidArgument("attention: q or o is null");
+  AttentionLaunch launch;
+  launch.q = run.q;
+  launch.o = run.o;
+  launch.partial_o = run.partial_o;
+  launch.partial_ml = run.partial_ml;
+  launch.items = items_;
+  launch.spans = spans_;
+  launch.parts = parts_;
+  launch.extent = extent_;
+  launch.piece_o = reinterpret_cast<float*>(piece_o_->data());
+  launch.piece_ml = reinterpret_cast<float*>(piece_ml_->data());
+  launch.arrived = reinterpret_cast<int32_t*>(arrived_->data());
+  launch.kv_offset = static_cast<int64_t>(run.kv_offset_bytes);
+  launch.layout = shape.layout;
+  launch.q_type = shape.q_type;
+  launch.o_type = shape.o_type;
+  launch.group = shape.group;
+  launch.window = shape.window;
+  launch.scale_log2 = shape.scale * shape.key_scale * kLog2E;
+  launch.value_scale = shape.value_scale;
+  launch.grid = plan_.grid;
+  launch.tiles = plan_.tiles;
+  const DeviceLimits limits = device_.limits();
+  const CudaLibrary& library = device_.library();
+  DT_RETURN_IF_ERROR(stream.UseDevice());
+  return library.Check(library->attention(&launch, &limits, stream.handle()), device_.name() + ": paged attention");
+}
+
+}  // namespace dovetail::kernels::cuda

@@ -1,0 +1,101 @@
+#pragma once
+#include <array>
+#include <memory>
+#include <span>
+
+#include "kernels/cuda/attention/attention_plan.h"
+#include "kernels/cuda/runtime/cuda_device.h"
+
+namespace dovetail::kernels::cuda {
+
+// Paged attention on a GPU: what paged_attention.h computes, for q_rows of 1 to thousands, tuned for 1 to 16. Not
+// bit-equal to the CPU (docs/ARCHITECTURE.md, determinism): sums run in another order and weights are rounded to the
+// type of the products. For one plan the bits are always the same.
+
+// What is equal for all layers and items of a step.
+struct CudaAttentionShape {
+  int group = 1;  // query heads per KV head, 1..256
+  int window = 0;
+  CudaKvLayout layout;
+  WireType q_type = WireType::kBF16;
+  WireType o_type = WireType::kBF16;
+  float scale = 0;      // > 0
+  float key_scale = 1;  // what stored keys and values are to be multiplied by
+  float value_scale = 1;
+};
+
+// One shard of one sequence. Pointers are device pointers and must stay valid until the last Run of the plan has
+// finished.
+struct CudaAttentionItem {
+  int32_t q_rows = 0;
+  int32_t kv_heads = 0;
+  int64_t first_position = 0;
+  int64_t token_begin = 0;  // a multiple of 64
+  int64_t token_end = 0;
+  int64_t q_offset = 0;  // elements from Run's q; a multiple of 8
+  int64_t q_row_step = 0;
+  int64_t o_offset = 0;  // elements from Run's o; even
+  int64_t o_row_step = 0;
+  const std::byte* const* blocks = nullptr;  // as KvBlockTable: head_step, first_segment
+  int64_t head_step = 0;
+  int32_t first_segment = 0;
+  const float* sinks = nullptr;  // [kv_heads * group] or null; not for partial items
+  // Writes its rows' subtrees (paged_attention.h) to Run's partial_o and partial_ml instead of o: PartialNodes(...)
+  // of them from subtree `first_node` on. The first subtree of a row carries everything, the others nothing.
+  bool partial = false;
+  bool one_node = false;  // partial, and each row has one subtree only, with everything in it
+  int32_t first_node = 0;
+};
+
+struct CudaAttentionRun {
+  const void* q = nullptr;
+  void* o = nullptr;
+  float* partial_o = nullptr;
+  float* partial_ml = nullptr;
+  size_t kv_offset_bytes = 0;
+};
+
+// The plan of one step and the device memory that it lies in. Thread-compatible; must not outlive the device.
+class CudaAttention {
+ public:
+  explicit CudaAttention(CudaDevice& device);
+
+  // Plans a step and enqueues its upload. Memory grows to the largest plan so far: kResourceExhausted if it is not
+  // there (Reserve takes it in advance). kInvalidArgument, naming the item, for what the contract refuses. Waits, on
+  // the host, only for the upload of four plans ago.
+  absl::Status Plan(CudaStream& stream, const CudaAttentionShape& shape, std::span<const CudaAttentionItem> items);
+  // Enqueues one layer. The shape may differ from the plan's in scale, key_scale and value_scale only.
+  absl::Status Run(CudaStream& stream, const CudaAttentionShape& shape, const CudaAttentionRun& run);
+
+  // So that no Plan within these bounds allocates. kResourceExhausted.
+  absl::Status Reserve(int64_t plan_bytes, int tiles, int value_dim);
+
+  // What launches of the plan depend on, but for memory: addresses, grid and tiles.
+  uint64_t Launches() const;
+
+  const AttentionPlan& plan() const { return plan_; }
+  // The plan's items on the device, in their order: what KvAppendLaunch::items wants. Valid until the next Plan.
+  const DeviceAttentionItem* device_items() const { return items_; }
+
+ private:
+  struct Staging {
+    std::unique_ptr<Buffer> host;
+    CudaEvent copied;
+  };
+
+  absl::Status Upload(CudaStream& stream, std::span<const CudaAttentionItem> items, int window);
+  absl::Status GrowPieces(CudaStream& stream, int tiles, int value_dim);
+
+  CudaDevice& device_;
+  AttentionPlan plan_;
+  std::array<Staging, 4> staging_;
+  int next_staging_ = 0;
+  std::unique_ptr<Buffer> plan_memory_;  // extent, items, spans, parts, first nodes
+  std::unique_ptr<Buffer> piece_o_, piece_ml_, arrived_;
+  AttentionExtent* extent_ = nullptr;  // these in plan_memory_
+  DeviceAttentionItem* items_ = nullptr;
+  AttentionSpan* spans_ = nullptr;
+  AttentionPart* parts_ = nullptr;
+};
+
+}  // namespace dovetail::kernels::cuda

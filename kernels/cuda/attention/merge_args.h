@@ -1,0 +1,39 @@
+#pragma once
+#include <cstdint>
+
+#include "kernels/cuda/wire_type.h"
+
+namespace dovetail::kernels::cuda {
+
+// Parameters of the kernels that join partial attention: device pointers, plain structs.
+
+// Joins what token shards returned (merge_partials.h): row r of head h takes partials [first[r], first[r + 1]) of
+// `order`.
+struct MergeLaunch {
+  const float* partial_o = nullptr;   // [nodes][heads][value_dim]
+  const float* partial_ml = nullptr;  // [nodes][heads][2]
+  const int32_t* first = nullptr;     // [rows + 1]
+  const int32_t* order = nullptr;     // node numbers, row by row, from left to right
+  const float* sinks = nullptr;       // [heads] or null
+  void* o = nullptr;                  // [rows][heads][value_dim]
+  int64_t o_row_step = 0;
+  WireType o_type = WireType::kBF16;
+  int32_t rows = 0, heads = 0, value_dim = 0;
+};
+
+// Joins what rows of prompts see among themselves (PromptCall, with sums) with what they see of earlier tokens, one
+// partial a row: prompt i has tokens[i] rows in o, from o_at[i] on, and its partials begin with node[i].
+struct JoinPromptsLaunch {
+  const float* partial_o = nullptr;   // [nodes][heads][value_dim], times l
+  const float* partial_ml = nullptr;  // [nodes][heads][2]
+  const float* sums = nullptr;        // [batch or more][heads][sums_tokens]
+  const int32_t* tokens = nullptr;    // [batch]
+  const int32_t* o_at = nullptr;      // [batch], elements
+  const int32_t* node = nullptr;      // [batch]; negative: the prompt has no earlier tokens
+  void* o = nullptr;                  // in and out: rows of heads * value_dim
+  WireType o_type = WireType::kBF16;
+  int32_t batch = 0, most_tokens = 0, heads = 0, value_dim = 0;
+  int32_t sums_tokens = 0;
+};
+
+}  // namespace dovetail::kernels::cuda

@@ -1,0 +1,23 @@
+#pragma once
+#include "kernels/cuda/exchange/exchange_args.h"
+#include "kernels/cuda/runtime/cuda_device.h"
+
+namespace dovetail::kernels::cuda {
+
+// The kernels of exchange_args.h. All: check, enqueue one kernel, return; thread-safe on different streams; allocate
+// nothing. kInvalidArgument for null pointers, ops beyond kExchangeOps and odd sizes, before anything runs.
+absl::Status ExchangeAwait(CudaStream& stream, const ExchangeAwaitLaunch& args);
+absl::Status ExchangeGiveTurn(CudaStream& stream, const ExchangeGiveTurnLaunch& args);
+absl::Status ExchangeSignal(CudaStream& stream, const ExchangeSignalLaunch& args);
+absl::Status ExchangePush(CudaStream& stream, const ExchangePushLaunch& args);
+absl::Status ExchangeAwaitAll(CudaStream& stream, const ExchangeAwaitAllLaunch& args);
+absl::Status ExchangeGather(CudaStream& stream, const ExchangeGatherLaunch& args);
+
+// What transport/ucx/device_link.h wants to know: where kernels on `device` reach element `index` of a remote memory
+// list. Blocks. kFailedPrecondition: by no plain store.
+absl::StatusOr<void*> UcxPeerPointer(CudaDevice& device, void* list, unsigned index);
+
+// OK, or kUnavailable: a step's exchange failed, at which op and why. `word`: ExchangeWords::failure.
+absl::Status ExchangeStatus(uint64_t word);
+
+}  // namespace dovetail::kernels::cuda

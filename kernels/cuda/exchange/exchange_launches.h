@@ -1,0 +1,18 @@
+#pragma once
+#include "kernels/cuda/exchange/exchange_args.h"
+
+namespace dovetail::kernels::cuda {
+
+// Each enqueues one kernel and returns a cudaError_t. Any host thread, one at a time per stream.
+int LaunchExchangeAwait(const ExchangeAwaitLaunch* launch, void* stream);
+int LaunchExchangeGiveTurn(const ExchangeGiveTurnLaunch* launch, void* stream);
+int LaunchExchangeSignal(const ExchangeSignalLaunch* launch, void* stream);
+int LaunchExchangePush(const ExchangePushLaunch* launch, void* stream);
+int LaunchExchangeAwaitAll(const ExchangeAwaitAllLaunch* launch, void* stream);
+int LaunchExchangeGather(const ExchangeGatherLaunch* launch, void* stream);
+
+// Where this device sees element `index` of a remote memory list of UCX's device API (transport/ucx/device_link.h).
+// Blocks. -1: memory that no plain store reaches, or a library built without UCX's device API.
+int UcxPeerPointer(int device, void* list, unsigned index, void** pointer);
+
+}  // namespace dovetail::kernels::cuda

@@ -1,0 +1,77 @@
+#pragma once
+#include <cstdint>
+
+#include "kernels/cuda/wire_type.h"
+
+namespace dovetail::kernels::cuda {
+
+// Parameters of the kernels of experts: device pointers, plain structs. Matrices are row by row; steps are in elements.
+
+enum class RouteScore : int32_t { kSoftmax = 0, kSigmoid = 1, kSoftmaxOfChosen = 2 };
+
+// Which experts serve a row, and with what weight (moe.h), from h = norm(x) in f32.
+struct RouteLaunch {
+  const float* x = nullptr;       // [rows][hidden]
+  const float* norm = nullptr;    // [hidden]
+  const float* router = nullptr;  // [experts][hidden]
+  const float* bias = nullptr;    // [experts] or null
+  const float* selection_bias = nullptr;
+  int32_t* expert = nullptr;  // [rows][chosen]
+  float* weight = nullptr;    // [rows][chosen]
+  float eps = 0, scale = 1;
+  RouteScore score = RouteScore::kSoftmax;
+  int32_t renormalise = 1;
+  int32_t rows = 0, hidden = 0, experts = 0, chosen = 0;
+  int32_t groups = 1, chosen_groups = 1;  // as in RouteArgs
+};
+
+// Rows of one expert that one thread block multiplies.
+struct ExpertTile {
+  int32_t expert = 0, first = 0, rows = 0;  // slots [first, first + rows)
+};
+
+// Pairs (row, choice) in the order of their experts: a pair's place is its slot.
+struct PlaceLaunch {
+  const int32_t* expert = nullptr;  // [pairs]
+  int32_t* slot = nullptr;          // [pairs]
+  int32_t* member = nullptr;        // [pairs], by slot: the pair's row
+  ExpertTile* tiles = nullptr;      // [most_tiles]; those behind the last have no rows
+  int32_t pairs = 0, chosen = 0, experts = 0, tile_rows = 0, most_tiles = 0;
+};
+
+// y[slot] = x[row of slot] w[expert of slot]^T + bias[expert].
+struct ExpertGemmLaunch {
+  const void* x = nullptr;  // 16 bits; by row where `member` is given, else by slot
+  const int32_t* member = nullptr;
+  const void* w = nullptr;      // [experts][n][k]
+  const float* bias = nullptr;  // [experts][n] or null
+  void* y = nullptr;            // [pairs][n]
+  WireType type = WireType::kBF16;
+  int32_t y_is_f32 = 0;
+  const ExpertTile* tiles = nullptr;
+  int32_t most_tiles = 0, tile_rows = 0;  // 16 or 64
+  int32_t n = 0, k = 0;                   // k: a multiple of 8
+};
+
+// out[row] += scale sum over s of weight[row][s] y[slot[row][s]], s ascending.
+struct ExpertSumLaunch {
+  const float* y = nullptr;  // [..][size]
+  const int32_t* slot = nullptr;
+  const float* weight = nullptr;
+  float* out = nullptr;  // [rows][size]
+  float scale = 1;
+  int32_t rows = 0, chosen = 0, size = 0;
+};
+
+// x[row] += scale sigmoid(<h[row], w>) y[row].
+struct GatedAddLaunch {
+  const void* h = nullptr;   // [rows][h_size]
+  const float* w = nullptr;  // [h_size]
+  const float* y = nullptr;  // [rows][size]
+  float* x = nullptr;
+  WireType type = WireType::kBF16;  // of h
+  float scale = 1;
+  int32_t rows = 0, h_size = 0, size = 0;
+};
+
+}  // namespace dovetail::kernels::cuda

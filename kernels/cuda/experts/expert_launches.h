@@ -1,0 +1,14 @@
+#pragma once
+#include "kernels/cuda/experts/expert_args.h"
+
+namespace dovetail::kernels::cuda {
+
+// Each enqueues one kernel and returns a cudaError_t. The callers check the arguments (experts/expert_ops.h).
+// Threads: any host thread, one at a time per stream.
+int LaunchRoute(const RouteLaunch* launch, void* stream);
+int LaunchPlace(const PlaceLaunch* launch, void* stream);
+int LaunchExpertGemm(const ExpertGemmLaunch* launch, void* stream);
+int LaunchExpertSum(const ExpertSumLaunch* launch, void* stream);
+int LaunchGatedAdd(const GatedAddLaunch* launch, void* stream);
+
+}  // namespace dovetail::kernels::cuda

@@ -1,0 +1,62 @@
+#include "kernels/cuda/experts/expert_ops.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/runtime/enqueue.h"
+
+namespace dovetail::kernels::cuda {
+
+absl::Status RouteExperts(CudaStream& stream, const RouteLaunch& args) {
+  DT_RETURN_IF_ERROR(CheckRows("router", args.rows, {args.hidden, args.experts, args.chosen}));
+  if (args.experts > kMostCudaExperts || args.chosen > args.experts || args.hidden > kMostRouterHidden)
+    return InvalidArgument("router on a GPU: ", args.chosen, " of ", args.experts, " experts over ", args.hidden,
+                           " dimensions; at most ", kMostCudaExperts, " and ", kMostRouterHidden, " are supported");
+  if (args.groups < 1 || args.experts % args.groups != 0 || (args.groups > 1 && args.experts / args.groups < 2) ||
+      args.chosen_groups < 1 || args.chosen_groups > args.groups ||
+      args.chosen > args.chosen_groups * (args.experts / args.groups))
+    return InvalidArgument("router on a GPU: ", args.chosen, " experts from ", args.chosen_groups, " of ", args.groups,
+                           " groups of ", args.experts, " experts");
+  if (args.rows == 0) return absl::OkStatus();
+  if (!AllThere({args.x, args.norm, args.router, args.expert, args.weight})) return NullPointer("router");
+  return Enqueue(stream, stream.device().library()->route, args, "router");
+}
+
+int32_t MostExpertTiles(int64_t pairs, int experts, int tile_rows) {
+  return static_cast<int32_t>(std::min<int64_t>(pairs, experts + pairs / tile_rows));
+}
+
+absl::Status PlaceExperts(CudaStream& stream, const PlaceLaunch& args) {
+  if (args.pairs < 0 || args.chosen < 1 || args.experts < 1 || args.experts > kMostCudaExperts || args.tile_rows < 1 ||
+      args.most_tiles < MostExpertTiles(args.pairs, args.experts, args.tile_rows))
+    return InvalidArgument("places of experts on a GPU: ", args.pairs, " pairs of ", args.experts, " experts in ",
+                           args.most_tiles, " tiles");
+  if (args.pairs == 0) return absl::OkStatus();
+  if (!AllThere({args.expert, args.slot, args.member, args.tiles})) return NullPointer("places of experts");
+  return Enqueue(stream, stream.device().library()->place, args, "places of experts");
+}
+
+absl::Status MultiplyExperts(CudaStream& stream, const ExpertGemmLaunch& args) {
+  DT_RETURN_IF_ERROR(CheckRows("experts", args.most_tiles, {args.n, args.k}));
+  if (args.k % 8 != 0 || (args.tile_rows != 16 && args.tile_rows != 64) || args.type == WireType::kF32)
+    return InvalidArgument("experts on a GPU: ", args.n, " x ", args.k, " in tiles of ", args.tile_rows,
+                           "; a multiple of 8 columns, 16 or 64 rows and 16-bit types are supported");
+  if (args.most_tiles == 0) return absl::OkStatus();
+  if (!AllThere({args.x, args.w, args.y, args.tiles})) return NullPointer("experts");
+  return Enqueue(stream, stream.device().library()->expert_gemm, args, "experts");
+}
+
+absl::Status SumExperts(CudaStream& stream, const ExpertSumLaunch& args) {
+  DT_RETURN_IF_ERROR(CheckRows("sum of experts", args.rows, {args.chosen, args.size}));
+  if (args.rows == 0) return absl::OkStatus();
+  if (!AllThere({args.y, args.slot, args.weight, args.out})) return NullPointer("sum of experts");
+  return Enqueue(stream, stream.device().library()->expert_sum, args, "sum of experts");
+}
+
+absl::Status GatedAdd(CudaStream& stream, const GatedAddLaunch& args) {
+  DT_RETURN_IF_ERROR(CheckRows("gated sum", args.rows, {args.h_size, args.size}));
+  if (args.rows == 0) return absl::OkStatus();
+  if (!AllThere({args.h, args.w, args.y, args.x})) return NullPointer("gated sum");
+  return Enqueue(stream, stream.device().library()->gated_add, args, "gated sum");
+}
+
+}  // namespace dovetail::kernels::cuda

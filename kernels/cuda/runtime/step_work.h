@@ -1,0 +1,83 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <list>
+#include <map>
+#include <vector>
+
+#include "kernels/cuda/attention/attention_args.h"
+#include "kernels/cuda/runtime/cuda_device.h"
+
+namespace dovetail::kernels::cuda {
+
+// Where a step's new K and V belong, as their owner says: what KvAppendLaunch wants. Device memory.
+struct KvAppendTarget {
+  const DeviceAttentionItem* items = nullptr;
+  const int32_t* positions = nullptr;
+  const int32_t* row_items = nullptr;
+  int64_t kv_offset = 0;
+  CudaKvLayout layout;
+};
+
+// The work of one micro-batch's step on a device, piece by piece from several workers of one process, which need not
+// know each other: they add launches in the order in which these are to run, and whoever ends the step launches all.
+// A step whose launches are those of an earlier one runs as its recorded graph: launches then do not bound steps of few
+// rows. The second step of a kind is recorded; the first lets products choose their algorithms.
+//
+// Uploads are not part of it: they go at once, ahead of the launches and beside another micro-batch's step that still
+// runs (CudaStream::Upload). Thread-compatible; must not outlive the device.
+class StepWork {
+ public:
+  using Enqueue = std::function<absl::Status(CudaStream&)>;
+  static constexpr size_t kMostRecorded = 128;  // kinds of steps; the longest unused goes
+
+  // Forgets all recordings: memory that they name is gone.
+  void Forget() { recorded_.clear(); }
+
+  // A step begins. It shares the memory of its uploads with the last one of this alone, and waits for nobody else's.
+  // What that added and nobody launched is void.
+  absl::Status Begin(CudaStream& stream);
+
+  // `what` tells everything that the launches depend on but the contents of memory: pointers, sizes, indices. In an
+  // immediate step the launches are enqueued at once.
+  absl::Status Add(CudaStream& stream, std::initializer_list<uint64_t> what, Enqueue enqueue);
+
+  // Enqueues what was added; from here on this step is immediate. For steps too large to be bound by launches, and for
+  // those whose uploads must come between launches: until it ends, no upload of the stream goes beside.
+  absl::Status BeImmediate(CudaStream& stream);
+  bool immediate() const { return immediate_; }
+
+  // Enqueues the step, once.
+  absl::Status Launch(CudaStream& stream);
+
+  // In a step that is not immediate, the owner of the KV blocks may say where K and V of an attention op belong:
+  // whoever computes them then writes them there, and the owner adds no launch of its own for that.
+  void SetAppendTarget(int op, const KvAppendTarget& target) { targets_[op] = target; }
+  // Known when launches are enqueued. Null: K and V go to their payload.
+  const KvAppendTarget* AppendTarget(int op) const;
+
+  static uint64_t Word(const void* pointer) { return reinterpret_cast<uint64_t>(pointer); }
+
+ private:
+  struct Recorded {
+    std::vector<uint64_t> what;
+    CudaGraph graph;
+  };
+  void Clear();
+  void ReleaseUploads();
+  absl::Status EnqueueAll(CudaStream& stream);
+  absl::Status Record(CudaStream& stream, CudaGraph& graph);
+  absl::Status LaunchPieces(CudaStream& stream);
+
+  bool immediate_ = false;
+  std::vector<uint64_t> what_;
+  std::vector<Enqueue> pieces_;
+  std::map<int, KvAppendTarget> targets_;
+  std::list<Recorded> recorded_;  // front: used last
+  CudaEvent done_;         // behind the last step
+  bool launched_ = false;  // done_ stands there
+  CudaStream* held_ = nullptr;  // whose uploads this immediate step holds
+};
+
+}  // namespace dovetail::kernels::cuda
