@@ -51,30 +51,90 @@ std::vector<proto::Placement> SchedulerCore::Impl::PlacementsOf(PlacementPolicy 
   return candidates;
 }
 
-// Those that can hold it at all; first those that can hold it until it ends.
+// Those that can hold it at all, on workers that do not refuse it if there are any; first those that can hold it until
+// it ends.
 std::vector<proto::Placement> SchedulerCore::Impl::Possible(const Sequence& sequence, PlacementPolicy policy) const {
-  std::vector<proto::Placement> candidates = Candidates(sequence, policy, budget_.workers());
-  const auto holds = [&](const proto::Placement& placement, Position tokens) {
-    return budget_.FitsEmpty(budget_.CostOf(placement, {.end = tokens}));
-  };
   std::vector<proto::Placement> possible;
-  for (const proto::Placement& placement : candidates)
-    if (holds(placement, sequence.size())) possible.push_back(placement);
-  if (possible.empty()) return candidates;
-  std::stable_partition(possible.begin(), possible.end(),
-                        [&](const proto::Placement& placement) { return holds(placement, MostTokens(sequence)); });
+  if (!sequence.refusals.empty())
+    possible = ThatHold(Candidates(sequence, policy, NotRefusing(sequence)), sequence.size());
+  if (possible.empty()) {
+    std::vector<proto::Placement> candidates = Candidates(sequence, policy, budget_.workers());
+    possible = ThatHold(candidates, sequence.size());
+    if (possible.empty()) return candidates;
+  }
+  std::stable_partition(possible.begin(), possible.end(), [&](const proto::Placement& placement) {
+    return budget_.FitsEmpty(budget_.CostOf(placement, {.end = MostTokens(sequence)}));
+  });
   return possible;
 }
 
+std::vector<proto::Placement> SchedulerCore::Impl::ThatHold(std::vector<proto::Placement> candidates,
+                                                            Position tokens) const {
+  std::erase_if(candidates, [&](const proto::Placement& placement) {
+    return !budget_.FitsEmpty(budget_.CostOf(placement, {.end = tokens}));
+  });
+  return candidates;
+}
+
+// Where workers do not refuse it, if that can be.
 std::optional<PlacementPolicy> SchedulerCore::Impl::NextPolicy(const Sequence& sequence) const {
-  std::vector<KvBudget::Worker> empty = budget_.workers();
-  for (KvBudget::Worker& worker : empty) worker.used = 0;
+  if (!sequence.refusals.empty())
+    if (const auto policy = PolicyThatFits(sequence, NotRefusing(sequence))) return policy;
+  return PolicyThatFits(sequence, budget_.workers());
+}
+
+std::optional<PlacementPolicy> SchedulerCore::Impl::PolicyThatFits(const Sequence& sequence,
+                                                                   std::vector<KvBudget::Worker> workers) const {
+  for (KvBudget::Worker& worker : workers) worker.used = 0;
   for (uint64_t turn = placement_turn_; turn < placement_turn_ + 3; ++turn) {
     const PlacementPolicy policy = PolicyOfTurn(options_.placement, turn);
-    for (const proto::Placement& placement : Candidates(sequence, policy, empty)) {
-      if (budget_.FitsEmpty(budget_.CostOf(placement, {.end = sequence.size()}))) return policy;
-    }
+    if (!ThatHold(Candidates(sequence, policy, workers), sequence.size()).empty()) return policy;
   }
+  return std::nullopt;
+}
+
+// These workers had no room for it: it begins again, on others if they can hold it.
+void SchedulerCore::Impl::GoElsewhere(Sequence& sequence, absl::Span<const WorkerId> refused_by) {
+  Preempt(sequence);  // before: what it gives back itself changes nothing
+  for (const WorkerId worker : refused_by)
+    if (Refusal* refusal = RefusalBy(sequence, worker))
+      refusal->freed = budget_.workers()[*budget_.IndexOf(worker)].freed;
+}
+
+// What is remembered of this worker as it is now. Null: it is not there.
+Refusal* SchedulerCore::Impl::RefusalBy(Sequence& sequence, WorkerId worker) const {
+  const std::optional<int> index = budget_.IndexOf(worker);
+  if (!index) return nullptr;
+  const Epoch epoch = budget_.workers()[*index].epoch;
+  auto& refusals = sequence.refusals;
+  auto* at = std::find_if(refusals.begin(), refusals.end(), [&](const Refusal& r) { return r.worker == worker; });
+  if (at == refusals.end()) at = &refusals.emplace_back();
+  if (at->worker != worker || at->epoch != epoch) *at = {.worker = worker, .epoch = epoch};
+  return at;
+}
+
+// It had no room, and none was freed there since.
+bool SchedulerCore::Impl::Refuses(const Sequence& sequence, int worker) const {
+  const KvBudget::Worker& now = budget_.workers()[worker];
+  return std::any_of(sequence.refusals.begin(), sequence.refusals.end(), [&](const Refusal& refusal) {
+    return refusal.worker == now.id && refusal.epoch == now.epoch && refusal.freed == now.freed;
+  });
+}
+
+std::vector<KvBudget::Worker> SchedulerCore::Impl::NotRefusing(const Sequence& sequence) const {
+  std::vector<KvBudget::Worker> workers = budget_.workers();
+  for (size_t i = 0; i < workers.size(); ++i)
+    if (Refuses(sequence, static_cast<int>(i))) workers[i].draining = true;
+  return workers;
+}
+
+// A worker that refuses it and may have room when others give theirs back.
+std::optional<int> SchedulerCore::Impl::LacksRoomOn(const Sequence& sequence, const proto::Placement& placement) const {
+  if (sequence.refusals.empty()) return std::nullopt;
+  for (const proto::Shard& shard : placement)
+    if (const auto index = budget_.IndexOf(shard.worker);
+        index && budget_.workers()[*index].used > 0 && Refuses(sequence, *index))
+      return index;
   return std::nullopt;
 }
 
@@ -100,6 +160,7 @@ Position SchedulerCore::Impl::LongestSequence() const {
 
 std::optional<proto::Placement> SchedulerCore::Impl::Place(const Sequence& sequence, PlacementPolicy policy) const {
   for (proto::Placement& placement : Possible(sequence, policy)) {
+    if (LacksRoomOn(sequence, placement)) continue;
     // Room to grow by a block, unless nobody else is there.
     const Charges roomy = budget_.CostOf(placement, {.end = sequence.size() + kSegmentTokens});
     if (!budget_.Lacking(roomy, {}, kAdmissionSpare)) return placement;
@@ -170,7 +231,8 @@ bool SchedulerCore::Impl::FreeBlocksFor(const Sequence& sequence, PlacementPolic
   const Tenant& tenant = *sequence.request->tenant;
   const std::vector<proto::Placement> candidates = Possible(sequence, policy);
   const Charges cost = budget_.CostOf(candidates.front(), {.end = sequence.size() + kSegmentTokens});
-  const std::optional<int> lacking = budget_.Lacking(cost, {}, kAdmissionSpare);
+  std::optional<int> lacking = LacksRoomOn(sequence, candidates.front());
+  if (!lacking.has_value()) lacking = budget_.Lacking(cost, {}, kAdmissionSpare);
   if (!lacking.has_value()) return false;
   if (PreemptPaused(lacking)) return true;
   const uint64_t fair = budget_.capacity() / static_cast<uint64_t>(queues_.tenant_count());

@@ -120,7 +120,7 @@ void SchedulerCore::Impl::Open(Sequence& sequence, proto::Placement placement) {
   sequence.placement = std::move(placement);
   sequence.awaited.clear();
   sequence.resumable.clear();
-  sequence.refused = false;
+  sequence.refused.clear();
   sequence.ctx_len = sequence.told_ctx_len = 0;
   sequence.shared_blocks = sequence.named_blocks = 0;
   sequence.stepped = sequence.awaits_forks = sequence.history_seen = false;
@@ -160,7 +160,7 @@ void SchedulerCore::Impl::On(const SequenceOpened& event) {
   }
   const bool first = sequence->resumable.empty();
   sequence->awaited.erase(awaited);
-  sequence->refused = sequence->refused || event.opened.resumable.empty();
+  if (event.opened.resumable.empty()) sequence->refused.push_back(event.worker);
   proto::Placement& opened_in = sequence->phase == Phase::kMoving ? sequence->move.placement : sequence->placement;
   proto::SetGeneration(opened_in, event.worker, event.opened.generation);
   std::vector<uint32_t> offered = event.opened.resumable;
@@ -173,12 +173,13 @@ void SchedulerCore::Impl::On(const SequenceOpened& event) {
     });
   }
   if (!sequence->awaited.empty()) return;
-  if (sequence->phase == Phase::kMoving) return OpenedByTaker(*sequence, sequence->refused);
-  if (sequence->phase == Phase::kOpening) return sequence->refused ? RefusedToOpen(*sequence) : StartOpened(*sequence);
+  const bool refused = !sequence->refused.empty();
+  if (sequence->phase == Phase::kMoving) return OpenedByTaker(*sequence);
+  if (sequence->phase == Phase::kOpening) return refused ? RefusedToOpen(*sequence) : StartOpened(*sequence);
 
   const uint32_t wanted = static_cast<uint32_t>(sequence->ctx_len / kSegmentTokens);
   const auto& starts = sequence->resumable;
-  if (!sequence->refused && std::find(starts.begin(), starts.end(), wanted) != starts.end()) {
+  if (!refused && std::find(starts.begin(), starts.end(), wanted) != starts.end()) {
     MakeReady(*sequence);
   } else {
     Preempt(*sequence);  // the fork failed somewhere: on its own, then
@@ -188,14 +189,19 @@ void SchedulerCore::Impl::On(const SequenceOpened& event) {
 
 // An attention worker does not know the sequence, so no step may name it.
 void SchedulerCore::Impl::RefusedToOpen(Sequence& sequence) {
-  if (++sequence.refusals < kMostRefusedOpens) return Preempt(sequence);
-  EndRequest(*sequence.request, FinishReason::kError,
-             absl::UnavailableError(absl::StrCat("attention workers refused to open this request's sequence ",
-                                                 kMostRefusedOpens, " times; their logs may say why")));
+  for (const WorkerId worker : sequence.refused) {
+    Refusal* const refusal = RefusalBy(sequence, worker);
+    if (refusal == nullptr || ++refusal->opens < kMostRefusedOpens) continue;
+    return EndRequest(*sequence.request, FinishReason::kError,
+                      absl::UnavailableError(absl::StrCat("attention worker ", worker.value(),
+                                                          " refused to open this request's sequence ",
+                                                          kMostRefusedOpens, " times; its log may say why")));
+  }
+  GoElsewhere(sequence, sequence.refused);
 }
 
 void SchedulerCore::Impl::StartOpened(Sequence& sequence) {
-  sequence.refusals = 0;
+  for (Refusal& refusal : sequence.refusals) refusal.opens = 0;
   uint32_t start = 0;
   for (uint32_t offered : sequence.resumable) {
     if (offered <= sequence.hashes_sent) start = std::max(start, offered);
@@ -291,7 +297,7 @@ bool SchedulerCore::Impl::ForkOne(Sequence& parent, Sequence& child) {
   child.id = SequenceId(next_sequence_++);
   incarnations_[child.id] = &child;
   child.placement = parent.placement;
-  child.refused = false;
+  child.refused.clear();
   for (proto::Shard& shard : child.placement) shard.generation = KvGeneration(0);
   child.ctx_len = common;
   child.told_ctx_len = parent.told_ctx_len;

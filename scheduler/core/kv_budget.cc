@@ -105,7 +105,10 @@ bool KvBudget::FitsEmpty(const Charges& cost) const {
 }
 
 void KvBudget::Exchange(Charges& held, const Charges& cost) {
-  for (const Charge& charge : held) workers_[charge.worker].used -= charge.blocks;
+  for (const Charge& charge : held) {
+    workers_[charge.worker].used -= charge.blocks;
+    if (BlocksOn(cost, charge.worker) < charge.blocks) ++workers_[charge.worker].freed;
+  }
   for (const Charge& charge : cost) workers_[charge.worker].used += charge.blocks;
   held = cost;
 }

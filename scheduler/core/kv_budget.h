@@ -39,6 +39,7 @@ class KvBudget {
     Epoch epoch;
     uint64_t capacity = 0;
     uint64_t used = 0;
+    uint64_t freed = 0;     // how often somebody gave blocks back
     double rate = 1;        // AttentionWorkerJoined
     bool lost = false;      // sequences that lay on it may still be charged here until their steps return
     bool draining = false;  // keeps what it has

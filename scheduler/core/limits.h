@@ -33,7 +33,7 @@ inline constexpr absl::Duration kLateTick = absl::Seconds(1);
 inline constexpr absl::Duration kUnreachablePause = absl::Milliseconds(10);
 inline constexpr absl::Duration kUnreachablePatience = absl::Seconds(5);
 
-// How often in a row attention workers may refuse to open a sequence before its request ends.
+// How often in a row one attention worker may refuse to open a sequence before its request ends.
 inline constexpr int kMostRefusedOpens = 3;
 
 // How long a sequence that no attention worker can hold since one was lost waits for another that can.

@@ -44,7 +44,7 @@ void SchedulerCore::Impl::LeaveDrainingWorkers() {
       }
       // Where nobody has room it stays: it ends there, or somebody else ends first.
       for (const int to : EmptiestFirst(budget_.workers())) {
-        if (MoveAway(*sequence, from, to)) break;
+        if (!Refuses(*sequence, to) && MoveAway(*sequence, from, to)) break;
       }
     }
   }
@@ -64,6 +64,7 @@ void SchedulerCore::Impl::Rebalance() {
     for (Sequence* sequence : active_) {
       const double blocks = static_cast<double>(BlocksOn(sequence->charges, from));
       if (blocks == 0 || sequence->phase != Phase::kReady || !sequence->stepped || sequence->shares_prefix) continue;
+      if (Refuses(*sequence, to)) continue;
       if (giver - taker <= blocks / parts[from] + blocks / parts[to]) continue;
       if (best == nullptr || BlocksOn(best->charges, from) < blocks) best = sequence;
     }
@@ -120,7 +121,7 @@ bool SchedulerCore::Impl::MoveAway(Sequence& sequence, int from, int to) {
   if (options_.enable_prefix_caching) AppendHashes(sequence, 0, sequence.ctx_len / kSegmentTokens, message.hashes);
   sequence.phase = Phase::kMoving;
   sequence.awaited.assign(1, taker.id);
-  sequence.refused = false;
+  sequence.refused.clear();
   sequence.resumable.clear();
   sequence.move = std::move(move);
   moving_.push_back(&sequence);
@@ -128,8 +129,8 @@ bool SchedulerCore::Impl::MoveAway(Sequence& sequence, int from, int to) {
   return true;
 }
 
-void SchedulerCore::Impl::OpenedByTaker(Sequence& sequence, bool refused) {
-  if (refused) return Preempt(sequence);
+void SchedulerCore::Impl::OpenedByTaker(Sequence& sequence) {
+  if (!sequence.refused.empty()) return GoElsewhere(sequence, sequence.refused);
   const Position held = sequence.ctx_len / kSegmentTokens;
   Position begin = 0;
   for (const uint32_t start : sequence.resumable) begin = std::max<Position>(begin, start <= held ? start : 0);

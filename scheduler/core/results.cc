@@ -210,9 +210,9 @@ void SchedulerCore::Impl::OutOfMemory(MicroBatch& failed, const proto::StepResul
   MicroBatch& batch = HomeOf(failed);
   admission_held_ = true;
   const auto anyone = [](const Tenant&) { return true; };
-  Sequence* victim = PickVictim(budget_.IndexOf(result.failed_worker), anyone);
-  if (victim == nullptr) victim = PickVictim(std::nullopt, anyone);
-  if (victim != nullptr) return Preempt(*victim);
+  if (Sequence* victim = PickVictim(budget_.IndexOf(result.failed_worker), anyone); victim != nullptr)
+    return GoElsewhere(*victim, {&result.failed_worker, 1});
+  if (Sequence* victim = PickVictim(std::nullopt, anyone); victim != nullptr) return Preempt(*victim);
   batch.held = std::any_of(micro_batches_.begin(), micro_batches_.end(), [](const MicroBatch& b) { return b.in_flight; });
   if (batch.held || active_.empty()) return;
   if (++batch.out_of_memory_in_a_row < kOutOfMemoryRetries) return;

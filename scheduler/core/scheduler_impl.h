@@ -11,6 +11,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
+#include "absl/types/span.h"
 #include "scheduler/core/kv_budget.h"
 #include "scheduler/core/rotation.h"
 #include "scheduler/core/scheduler.h"
@@ -128,7 +129,7 @@ class SchedulerCore::Impl {
   bool MayMove(const Sequence& sequence) const;
   bool MoveAway(Sequence& sequence, int from, int to);
   Charges WhileMoving(const Sequence& sequence, int from, const Charges& after) const;
-  void OpenedByTaker(Sequence& sequence, bool refused);
+  void OpenedByTaker(Sequence& sequence);
   void FinishMove(Sequence& sequence);
   void EndMove(Sequence& sequence);
   void ReleaseAtTaker(const Sequence& sequence);
@@ -168,6 +169,11 @@ class SchedulerCore::Impl {
   bool FreeBlocksFor(const Sequence& sequence, PlacementPolicy policy);
   bool PreemptPaused(std::optional<int> worker);
   absl::Status TooLarge(const Sequence& sequence) const;
+  void GoElsewhere(Sequence& sequence, absl::Span<const WorkerId> refused_by);
+  Refusal* RefusalBy(Sequence& sequence, WorkerId worker) const;
+  bool Refuses(const Sequence& sequence, int worker) const;
+  std::vector<KvBudget::Worker> NotRefusing(const Sequence& sequence) const;
+  std::optional<int> LacksRoomOn(const Sequence& sequence, const proto::Placement& placement) const;
   std::optional<int> OnlyAttentionWorker(const Sequence& sequence) const;
   std::vector<proto::Placement> Candidates(const Sequence& sequence, PlacementPolicy policy,
                                            const std::vector<KvBudget::Worker>& workers) const;
@@ -181,7 +187,9 @@ class SchedulerCore::Impl {
                                              const std::vector<uint32_t>& hits,
                                              const std::vector<KvBudget::Worker>& workers) const;
   std::vector<proto::Placement> Possible(const Sequence& sequence, PlacementPolicy policy) const;
+  std::vector<proto::Placement> ThatHold(std::vector<proto::Placement> candidates, Position tokens) const;
   bool FitsNowhere(Position tokens) const;
+  std::optional<PlacementPolicy> PolicyThatFits(const Sequence& sequence, std::vector<KvBudget::Worker> workers) const;
   std::optional<PlacementPolicy> NextPolicy(const Sequence& sequence) const;  // nothing: it cannot fit, ever
   Position MostTokens(const Sequence& sequence) const;
 

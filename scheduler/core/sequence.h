@@ -43,6 +43,14 @@ struct Move {
   absl::Time deadline;
 };
 
+// An attention worker that had no room for a sequence although the budget said so.
+struct Refusal {
+  WorkerId worker;
+  Epoch epoch;
+  uint64_t freed = 0;  // KvBudget::Worker's, then: nothing has changed there until it grows
+  int opens = 0;       // that it refused in a row
+};
+
 // One choice of a request: its tokens, and the incarnation that holds KV for them now. Preemption ends an incarnation, not a choice.
 struct Sequence {
   RequestState* request = nullptr;
@@ -57,8 +65,7 @@ struct Sequence {
   proto::Placement placement;
   absl::InlinedVector<WorkerId, 4> awaited;  // workers that have not answered OpenSequence or ForkSequence
   std::vector<uint32_t> resumable;           // starts, in blocks and falling, that all answers so far offer
-  bool refused = false;                      // one of the answers so far was a refusal
-  int refusals = 0;                          // of opens in a row
+  absl::InlinedVector<WorkerId, 1> refused;  // workers whose answer was no
   uint32_t hashes_sent = 0;
   Charges charges;
   Position ctx_len = 0;       // committed tokens
@@ -78,6 +85,8 @@ struct Sequence {
   WorkerId history_worker;
 
   Move move;  // while kMoving
+
+  absl::InlinedVector<Refusal, 1> refusals;  // by all workers so far
 
   absl::Time stranded_until = absl::InfiniteFuture();  // of SchedulerCore::Impl::stranded_, since it last ran
 

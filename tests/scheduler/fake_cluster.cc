@@ -247,9 +247,18 @@ void FakeCluster::Do(const RunStep& asked) {
   const proto::StepPlan& plan = action.plan;
   proto::StepResult result{.step = plan.step, .micro_batch = plan.micro_batch};
   result.status = std::exchange(next_status_, std::nullopt).value_or(proto::StepStatus::kOk);
-  if (Chance(options_.out_of_memory)) result.status = proto::StepStatus::kOutOfMemory;
+  if (Chance(options_.out_of_memory)) {
+    const proto::Placement& placement = plan.entries[random_() % plan.entries.size()].placement;
+    result.status = proto::StepStatus::kOutOfMemory;
+    result.failed_worker = placement[random_() % placement.size()].worker;
+  }
   for (const proto::StepEntry& entry : plan.entries) {
     for (const proto::Shard& shard : entry.placement) {
+      const auto limit = room_limits_.find(shard.worker);
+      if (limit != room_limits_.end() && worker(shard.worker).sequences() > limit->second) {
+        result.status = proto::StepStatus::kOutOfMemory;
+        result.failed_worker = shard.worker;
+      }
       if (!disconnected_.contains({shard.worker, shard.epoch})) continue;
       result.status = proto::StepStatus::kWorkerUnreachable;
       result.failed_worker = shard.worker;
@@ -269,6 +278,7 @@ void FakeCluster::Do(const RunStep& asked) {
       if (shard.epoch == worker(shard.worker).epoch() && involved.insert(shard.worker).second) worker(shard.worker).Step(entry);
     }
   }
+  out_of_memory += result.status == proto::StepStatus::kOutOfMemory ? 1 : 0;
   if (result.status == proto::StepStatus::kOk) {
     for (const proto::StepEntry& entry : plan.entries) result.entries.push_back(RunEntry(entry, action.compute_worker));
   } else {

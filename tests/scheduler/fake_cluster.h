@@ -75,6 +75,8 @@ class FakeCluster {
   // Compute workers no longer reach it as it is now; the scheduler knows nothing of that.
   void Reconnect(WorkerId id) { disconnected_.erase({id, worker(id).epoch()}); }
   void Disconnect(WorkerId id) { disconnected_.insert({id, worker(id).epoch()}); }
+  // Steps there fail for lack of memory while it holds more sequences than that, whatever it says of its blocks.
+  void LimitRoom(WorkerId id, size_t sequences) { room_limits_[id] = sequences; }
   std::function<void(const Action&)> on_action;        // sees every action before it is carried out
 
   const Stream& stream(RequestId id, int choice = 0) { return clients_.at(id).streams[choice]; }
@@ -91,7 +93,7 @@ class FakeCluster {
   int sequences_held() const;
   int tokens_ahead = 0;  // that were to be drawn when a plan named them
   int steps_in_flight() const { return static_cast<int>(in_flight_.size()); }
-  uint64_t steps = 0;
+  uint64_t steps = 0, out_of_memory = 0;
   std::vector<WorkerId> dismissed;  // compute workers
   uint64_t trace = 0;  // hash of all actions
   int most_sequences_in_step = 0;
@@ -146,6 +148,7 @@ class FakeCluster {
   std::map<std::pair<uint32_t, SequenceId>, proto::SharedLists> lists_;        // of compute workers
   std::set<std::pair<WorkerId, Epoch>> disconnected_;
   std::set<std::pair<WorkerId, Epoch>> joined_;
+  std::map<WorkerId, size_t> room_limits_;
   std::map<SequenceId, LastRead> last_reads_;  // only with reread_every > 1
   std::map<uint16_t, Running> in_flight_;
   std::map<SequenceId, int32_t> rope_lengths_;

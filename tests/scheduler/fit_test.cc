@@ -69,6 +69,73 @@ TEST(Growth, ALossThatChangesNothingDoesNotTurnLengthIntoAnError) {
   ExpectClean(cluster);
 }
 
+// A worker says that it has no room although the budget says that it has. Prefixes draw a sequence back to it.
+TEST(Refusals, ASequenceThatAWorkerHasNoRoomForGoesToAnother) {
+  FakeCluster cluster(SmallCluster(2));
+  for (int i = 0; i < 4; ++i) cluster.Submit(Ask(200, 60, "a", i + 1));
+  cluster.RunUntil(cluster.at(absl::Milliseconds(20)));
+  ASSERT_EQ(cluster.worker(WorkerId(0)).sequences(), 2u);
+  cluster.LimitRoom(WorkerId(0), 1);
+  std::set<WorkerId> opened_at;
+  cluster.on_action = [&](const Action& action) {
+    if (const auto* open = std::get_if<OpenSequence>(&action)) opened_at.insert(open->worker);
+  };
+  cluster.RunUntilIdle();
+  EXPECT_THAT(opened_at, ::testing::ElementsAre(WorkerId(1)));
+  EXPECT_EQ(cluster.core().stats().preemptions, 1u);
+  EXPECT_EQ(cluster.out_of_memory, 1u);
+  for (const RequestId id : cluster.requests())
+    EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0));
+  ExpectClean(cluster);
+}
+
+// The other worker is too small for it.
+TEST(Refusals, ASequenceThatNoOtherWorkerHoldsWaitsUntilRoomIsFreedThere) {
+  ClusterOptions options = SmallCluster(2);
+  options.kv_blocks = {2000, 8};
+  FakeCluster cluster(options);
+  const RequestId first = cluster.Submit(Ask(200, 100));
+  const RequestId second = cluster.Submit(Ask(200, 100, "a", 8));
+  cluster.RunUntil(cluster.at(absl::Milliseconds(20)));
+  cluster.LimitRoom(WorkerId(0), 1);
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.core().stats().preemptions, 1u);
+  EXPECT_EQ(cluster.out_of_memory, 1u) << "it was tried again although nothing had changed";
+  EXPECT_GE(cluster.stream(second).end, cluster.stream(first).end);
+  for (const RequestId id : {first, second})
+    EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0));
+  ExpectClean(cluster);
+}
+
+TEST(Refusals, ASequenceWhoseReaderIsSlowGivesItsRoomToOneThatWaitsForIt) {
+  FakeCluster cluster(SmallCluster());
+  const RequestId first = cluster.Submit(Ask(200, 100));
+  const RequestId second = cluster.Submit(Ask(200, 100, "a", 8));
+  cluster.RunUntil(cluster.at(absl::Milliseconds(20)));
+  cluster.LimitRoom(WorkerId(0), 1);
+  while (cluster.core().stats().preemptions == 0) ASSERT_TRUE(cluster.RunOne());
+  cluster.Post(cluster.now(), RequestPaused{first});
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(second).tokens, cluster.Undisturbed(cluster.request(second), 0));
+  EXPECT_FALSE(cluster.stream(first).finished);
+  cluster.Post(cluster.now(), RequestResumed{first});
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(first).tokens, cluster.Undisturbed(cluster.request(first), 0));
+  ExpectClean(cluster);
+}
+
+TEST(Refusals, OfOneWorkerToOpenSendASequenceToAnother) {
+  FakeCluster cluster(SmallCluster(2));
+  cluster.worker(WorkerId(0)).refuse = 1000;
+  std::vector<RequestId> asked;
+  for (int i = 0; i < 4; ++i) asked.push_back(cluster.Submit(Ask(100, 30, "a", i + 1)));
+  cluster.RunUntilIdle();
+  for (const RequestId id : asked)
+    EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0)) << cluster.stream(id).error;
+  EXPECT_LE(cluster.core().stats().preemptions, 4u);
+  ExpectClean(cluster);
+}
+
 TEST(Loss, WhatNoOtherWorkerHoldsWaitsForAReplacement) {
   ClusterOptions options = SmallCluster(2);
   options.kv_blocks = {20, 2000};

@@ -196,7 +196,7 @@ TEST(RefusedOpens, OfWorkersThatAlwaysRefuseEndTheRequestWithAnError) {
   EXPECT_EQ(cluster.stream(asked).reason, FinishReason::kError);
   EXPECT_EQ(cluster.stream(asked).error_code, absl::StatusCode::kUnavailable);
   EXPECT_EQ(cluster.stream(asked).error,
-            "attention workers refused to open this request's sequence 3 times; their logs may say why");
+            "attention worker 0 refused to open this request's sequence 3 times; its log may say why");
   EXPECT_EQ(cluster.core().stats().preemptions, 2u);
   ExpectClean(cluster);
 }
