@@ -113,11 +113,11 @@ Refusal* SchedulerCore::Impl::RefusalBy(Sequence& sequence, WorkerId worker) con
   return at;
 }
 
-// It had no room, and none was freed there since.
+// It had no room, and nothing has changed there since.
 bool SchedulerCore::Impl::Refuses(const Sequence& sequence, int worker) const {
   const KvBudget::Worker& now = budget_.workers()[worker];
   return std::any_of(sequence.refusals.begin(), sequence.refusals.end(), [&](const Refusal& refusal) {
-    return refusal.worker == now.id && refusal.epoch == now.epoch && refusal.freed == now.freed;
+    return refusal.worker == now.id && refusal.epoch == now.epoch && (refusal.alone || refusal.freed == now.freed);
   });
 }
 

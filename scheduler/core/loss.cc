@@ -118,12 +118,19 @@ void SchedulerCore::Impl::EndStranding() {
 
 void SchedulerCore::Impl::ExpireStranded() {
   const std::vector<Sequence*> before = stranded_;
-  for (Sequence* sequence : before)
-    if (sequence->stranded_until <= now_)
-      EndChoice(*sequence, FinishReason::kError,
-                absl::UnavailableError(absl::StrCat(
-                    "kv cache: the attention worker that held this request was lost, and those that are left hold ",
-                    LongestSequence(), " tokens of one sequence, not its ", sequence->size(), "; try again later")));
+  for (Sequence* sequence : before) {
+    if (sequence->stranded_until > now_) continue;
+    const Position longest = LongestSequence();
+    const std::string left =
+        sequence->size() <= longest
+            ? "have no room for it"
+            : absl::StrCat("hold ", longest, " tokens of one sequence, not its ", sequence->size());
+    EndChoice(
+        *sequence, FinishReason::kError,
+        absl::UnavailableError(absl::StrCat("kv cache: an attention worker that could hold this request was lost, "
+                                            "and those that are left ",
+                                            left, "; try again later")));
+  }
 }
 
 void SchedulerCore::Impl::EndProbesOf(int worker) {

@@ -204,24 +204,39 @@ void SchedulerCore::Impl::Settle(Sequence& sequence) {
   }
 }
 
-// Nothing was committed: the entries are as before, and the step is planned again once somebody made room.
+// Nothing was committed: the entries are as before, and the step is planned again once somebody made room there: on an
+// attention worker, or on the compute worker, where anybody's end may help.
 void SchedulerCore::Impl::OutOfMemory(MicroBatch& failed, const proto::StepResult& result) {
   RepeatStep(failed);
   MicroBatch& batch = HomeOf(failed);
   admission_held_ = true;
-  const auto anyone = [](const Tenant&) { return true; };
-  if (Sequence* victim = PickVictim(budget_.IndexOf(result.failed_worker), anyone); victim != nullptr)
-    return GoElsewhere(*victim, {&result.failed_worker, 1});
-  if (Sequence* victim = PickVictim(std::nullopt, anyone); victim != nullptr) return Preempt(*victim);
-  batch.held = std::any_of(micro_batches_.begin(), micro_batches_.end(), [](const MicroBatch& b) { return b.in_flight; });
+  std::optional<int> full = budget_.IndexOf(result.failed_worker);
+  const auto lies_there = [&](const Sequence* sequence) { return !full || HoldsOn(*sequence, *full); };
+  if (std::none_of(active_.begin(), active_.end(), lies_there)) full.reset();
+  if (Sequence* victim = PickVictim(full, [](const Tenant&) { return true; }); victim != nullptr)
+    return full ? GoElsewhere(*victim, {&result.failed_worker, 1}) : Preempt(*victim);
+  batch.held = std::any_of(micro_batches_.begin(), micro_batches_.end(), [&](const MicroBatch& other) {
+    return other.in_flight && std::any_of(other.entries.begin(), other.entries.end(),
+                                          [&](const PlannedEntry& entry) { return lies_there(entry.sequence); });
+  });
   if (batch.held || active_.empty()) return;
   if (++batch.out_of_memory_in_a_row < kOutOfMemoryRetries) return;
   batch.out_of_memory_in_a_row = 0;
-  const Sequence* oldest = Oldest();
-  if (oldest == nullptr) return;
-  EndChoice(*oldest->request->choices[oldest->choice], FinishReason::kError,
+  if (const Sequence* oldest = Oldest(); oldest != nullptr)
+    HasNoRoomAlone(*oldest->request->choices[oldest->choice], full ? &result.failed_worker : nullptr, result.error);
+}
+
+// Where other workers can hold it, it begins again there; where one that was lost could, it waits for another one.
+void SchedulerCore::Impl::HasNoRoomAlone(Sequence& sequence, const WorkerId* worker, const std::string& error) {
+  if (worker != nullptr) {
+    GoElsewhere(sequence, {worker, 1});
+    if (Refusal* refusal = RefusalBy(sequence, *worker)) refusal->alone = true;
+    if (PolicyThatFits(sequence, NotRefusing(sequence)) && !OnlyAttentionWorker(sequence)) return;
+    if (MayFitAgain(sequence.size())) return Strand(sequence);
+  }
+  EndChoice(sequence, FinishReason::kError,
             absl::UnavailableError(absl::StrCat("kv cache: an attention worker has no room for this request alone (",
-                                                result.error, "); give the worker more memory")));
+                                                error, "); give the worker more memory")));
 }
 
 bool SchedulerCore::Impl::Names(const Sequence& sequence, WorkerId worker, bool current) const {

@@ -238,6 +238,7 @@ class SchedulerCore::Impl {
   void TakePromptOutputs(const PlannedEntry& entry, const proto::EntryResult& result, GenerationUpdate& update);
   void TakeToken(const PlannedEntry& entry, const proto::EntryResult& result, GenerationUpdate&& update);
   void OutOfMemory(MicroBatch& batch, const proto::StepResult& result);
+  void HasNoRoomAlone(Sequence& sequence, const WorkerId* worker, const std::string& error);
   void Unreachable(MicroBatch& batch, const proto::StepResult& result);
   void RestartDamaged(MicroBatch& batch, const proto::StepResult& result);
   bool Names(const Sequence& sequence, WorkerId worker, bool current) const;  // in a shard of a current epoch, or not

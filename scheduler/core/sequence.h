@@ -48,6 +48,7 @@ struct Refusal {
   WorkerId worker;
   Epoch epoch;
   uint64_t freed = 0;  // KvBudget::Worker's, then: nothing has changed there until it grows
+  bool alone = false;  // nothing else lay there: what others give back changes nothing
   int opens = 0;       // that it refused in a row
 };
 

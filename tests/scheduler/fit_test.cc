@@ -136,6 +136,84 @@ TEST(Refusals, OfOneWorkerToOpenSendASequenceToAnother) {
   ExpectClean(cluster);
 }
 
+class Alone : public ::testing::TestWithParam<PlacementPolicy> {};
+
+TEST_P(Alone, ASequenceThatAWorkerHasNoRoomForGoesToOthers) {
+  ClusterOptions options = SmallCluster(3);
+  options.scheduler.placement = GetParam();
+  FakeCluster cluster(options);
+  const RequestId id = cluster.Submit(Ask(200, 60));
+  SequenceId first;
+  WorkerId full;
+  cluster.on_action = [&](const Action& action) {
+    const auto* open = std::get_if<OpenSequence>(&action);
+    if (open == nullptr) return;
+    if (first == SequenceId()) {
+      first = open->message.sequence;
+      full = open->worker;
+    }
+    EXPECT_TRUE(open->message.sequence == first || open->worker != full) << "it goes back there";
+  };
+  cluster.RunUntil(cluster.at(absl::Milliseconds(20)));
+  ASSERT_FALSE(cluster.stream(id).tokens.empty());
+  cluster.LimitRoom(full, 0);
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(id).error, "");
+  EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0));
+  EXPECT_EQ(cluster.core().stats().preemptions, 1u);
+  ExpectClean(cluster);
+}
+
+INSTANTIATE_TEST_SUITE_P(Placements, Alone,
+                         ::testing::Values(PlacementPolicy::kRequest, PlacementPolicy::kHeads, PlacementPolicy::kTokens,
+                                           PlacementPolicy::kMixed));
+
+TEST(Refusals, OfAWorkerWhereASequenceIsAloneCostNothingToThoseElsewhere) {
+  FakeCluster cluster(SmallCluster(2));
+  for (int i = 0; i < 4; ++i) cluster.Submit(Ask(200, 60, "a", i + 1));
+  cluster.RunUntil(cluster.at(absl::Milliseconds(20)));
+  cluster.LimitRoom(WorkerId(0), 0);
+  int released = 0;
+  cluster.on_action = [&](const Action& action) {
+    const auto* release = std::get_if<ReleaseSequence>(&action);
+    released += release != nullptr && release->worker == WorkerId(1) ? 1 : 0;
+  };
+  cluster.RunUntilIdle();
+  for (const RequestId id : cluster.requests())
+    EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0)) << cluster.stream(id).error;
+  EXPECT_EQ(released, 4) << "each when it ended: none gave way there";
+  ExpectClean(cluster);
+}
+
+TEST(Refusals, OfAllWorkersWhereASequenceIsAloneEndItAsUnavailable) {
+  FakeCluster cluster(SmallCluster(2));
+  for (const uint32_t worker : {0u, 1u}) cluster.LimitRoom(WorkerId(worker), 0);
+  const RequestId id = cluster.Submit(Ask(200, 60));
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(id).error_code, absl::StatusCode::kUnavailable);
+  EXPECT_THAT(cluster.stream(id).error, HasSubstr("has no room for this request alone"));
+  EXPECT_EQ(cluster.core().stats().preemptions, 2u) << "each had its turn";
+  ExpectClean(cluster);
+}
+
+// The worker that is left refuses it.
+TEST(Refusals, OfTheWorkerThatIsLeftLetASequenceWaitForAReplacement) {
+  for (const bool comes : {true, false}) {
+    FakeCluster cluster(SmallCluster(2));
+    cluster.LimitRoom(WorkerId(0), 0);
+    cluster.Post(cluster.at(absl::Milliseconds(1)), AttentionWorkerLost{WorkerId(1), Epoch(1)});
+    const RequestId id = cluster.SubmitAt(cluster.at(absl::Milliseconds(2)), Ask(200, 60));
+    if (comes)
+      cluster.Post(cluster.at(absl::Seconds(5)), AttentionWorkerJoined{.worker = WorkerId(1), .kv_blocks = 2000});
+    cluster.RunUntilIdle();
+    const std::vector<TokenId> all = cluster.Undisturbed(cluster.request(id), 0);
+    EXPECT_EQ(cluster.stream(id).tokens, comes ? all : std::vector<TokenId>()) << cluster.stream(id).error;
+    EXPECT_EQ(cluster.stream(id).error_code, comes ? absl::StatusCode::kOk : absl::StatusCode::kUnavailable);
+    EXPECT_GT(cluster.stream(id).end, cluster.at(absl::Seconds(comes ? 5 : 10)));
+    ExpectClean(cluster);
+  }
+}
+
 TEST(Loss, WhatNoOtherWorkerHoldsWaitsForAReplacement) {
   ClusterOptions options = SmallCluster(2);
   options.kv_blocks = {20, 2000};
