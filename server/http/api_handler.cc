@@ -55,21 +55,6 @@ HttpResponse ServerOptions() {
   return response;
 }
 
-bool SeveralTenants(const std::vector<ApiKey>& keys) {
-  return std::any_of(keys.begin(), keys.end(), [&](const ApiKey& key) {
-    return &key != &keys.front() && (key.tenant.empty() || key.tenant != keys.front().tenant);
-  });
-}
-
-// Where keys tell tenants apart, none of them may fill the queue alone.
-WorkLimits LimitsOf(const HttpServerOptions& options) {
-  WorkLimits limits{.tasks = options.max_queued_work, .bytes = options.max_unfinished_body_bytes};
-  const int part = SeveralTenants(options.api_keys) ? 2 : 1;
-  limits.tenant_tasks = std::max(1, limits.tasks / part);
-  limits.tenant_bytes = limits.bytes / part;
-  return limits;
-}
-
 HttpResponse Loading() {
   return ErrorResponse(503, "unavailable_error", "The model is loading; try again shortly.", "loading");
 }
@@ -82,12 +67,11 @@ HttpResponse Draining() {
 
 }  // namespace
 
-ApiHandler::ApiHandler(const HttpServerOptions& options)
+ApiHandler::ApiHandler(const HttpServerOptions& options, std::shared_ptr<Intake> intake)
     : options_(options),
       keys_(options.api_keys, options.metrics_api_keys),
       cors_(options.cors),
-      admission_(std::make_shared<Admission>(options.overload_status)),
-      work_(options.worker_threads, LimitsOf(options)) {}
+      intake_(std::move(intake)) {}
 
 void ApiHandler::SetBackend(std::shared_ptr<const Backend> backend) {
   std::lock_guard lock(mutex_);
@@ -105,7 +89,7 @@ void ApiHandler::CollectMetrics() {
   backend->metrics->Update(backend->engine->stats(), backend->engine->TakeStepSamples());
   if (!http_stats_) return;
   HttpStats stats = http_stats_();
-  stats.requests_to_read = work_.waiting();
+  stats.requests_to_read = intake_->queue.waiting();
   backend->metrics->UpdateHttp(stats);
 }
 
@@ -154,12 +138,14 @@ std::optional<HttpResponse> ApiHandler::RefuseBusy(RouteId route, const std::str
   if (!Generates(route)) return std::nullopt;
   const EngineStats stats = backend->engine->stats();
   if (!stats.healthy) return ErrorResponse(ToApiError(absl::UnavailableError("")));
-  if (const absl::Status room = admission_->Check(tenant, stats); !room.ok()) return Busy(*backend, room);
+  if (const absl::Status room = intake_->admission.Check(tenant, stats); !room.ok()) return Busy(*backend, room);
   return std::nullopt;
 }
 
 HttpResponse ApiHandler::Busy(const Backend& backend, const absl::Status& why) const {
-  return admission_->ErrorFor(why, backend.engine->stats().scheduler.waiting_requests, SystemClock().Now());
+  const int waiting = backend.engine->stats().scheduler.waiting_requests;
+  return ErrorResponse(why, options_.overload_status,
+                       intake_->admission.RetryAfterSeconds(waiting, SystemClock().Now()));
 }
 
 bool ApiHandler::IsProbe(const RequestHead& head) const {
@@ -256,10 +242,10 @@ void ApiHandler::OnWorker(const Route& route, const std::string& tenant, const s
                     then();
                   });
                 }};
-  if (const absl::Status posted = work_.TryPost(std::move(task)); !posted.ok())
+  if (const absl::Status posted = intake_->queue.TryPost(std::move(task)); !posted.ok())
     return Answer(*exchange, route, Busy(*backend(), posted));
   exchange->on_gone = [this, &route, cancel] {
-    work_.Cancel(*cancel);
+    intake_->queue.Cancel(*cancel);
     CountAnswer(route, 499);
   };
 }
@@ -282,7 +268,7 @@ void ApiHandler::Generate(const Route& route, std::shared_ptr<Exchange> exchange
   context.id = exchange->id();
   context.tenant = TenantOf(route, *exchange);
   context.created = absl::ToUnixSeconds(absl::Now());
-  const GenerationContext about{std::string(route.path), context.tenant, admission_, SystemClock().Now()};
+  const GenerationContext about{std::string(route.path), context.tenant, intake_, SystemClock().Now()};
   context.random_seed = options_.seed ? *options_.seed : RandomSeed();
   auto prepare = [this, &route, exchange, about, context,
                   backend = backend()](const CancelToken& cancel) mutable -> Continuation {

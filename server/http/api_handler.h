@@ -5,13 +5,12 @@
 #include <mutex>
 #include <vector>
 
-#include "server/http/admission.h"
 #include "server/http/cors.h"
 #include "server/http/generation.h"
 #include "server/http/key_ring.h"
 #include "server/http/options.h"
 #include "server/http/routes.h"
-#include "server/http/work_queue.h"
+#include "server/work/intake.h"
 
 namespace dovetail::server {
 
@@ -19,7 +18,7 @@ namespace dovetail::server {
 // everything else is short and runs on the I/O thread. Thread-safe.
 class ApiHandler : public HttpHandler {
  public:
-  explicit ApiHandler(const HttpServerOptions& options);
+  ApiHandler(const HttpServerOptions& options, std::shared_ptr<Intake> intake);
 
   // Before requests come. One inbox for each I/O thread.
   void SetInboxes(std::vector<std::shared_ptr<UpdateInbox>> inboxes) { inboxes_ = std::move(inboxes); }
@@ -30,7 +29,7 @@ class ApiHandler : public HttpHandler {
 
   // Takes over the engine's numbers for /metrics; called at least every few seconds.
   void CollectMetrics();
-  void StopWork() { work_.Stop(); }
+  void StopWork() { intake_->queue.Stop(); }  // after it no task here runs
 
   std::vector<std::pair<std::string, std::string>> CommonHeaders(const RequestHead& head) override {
     return cors_.HeadersFor(head);
@@ -63,13 +62,12 @@ class ApiHandler : public HttpHandler {
   const HttpServerOptions& options_;
   const KeyRing keys_;
   const Cors cors_;
-  const std::shared_ptr<Admission> admission_;
+  const std::shared_ptr<Intake> intake_;
   std::vector<std::shared_ptr<UpdateInbox>> inboxes_;
   std::function<HttpStats()> http_stats_;
   std::atomic<bool> draining_{false};
   mutable std::mutex mutex_;
   std::shared_ptr<const Backend> backend_;
-  WorkQueue work_;
 };
 
 }  // namespace dovetail::server

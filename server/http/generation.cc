@@ -56,7 +56,7 @@ absl::Status Generation::Submit(const std::shared_ptr<UpdateInbox>& inbox) {
 
 void Generation::Start(const std::shared_ptr<UpdateInbox>& inbox) {
   submitted_ = SystemClock().Now();
-  context_.admission->Began(context_.tenant, static_cast<int>(prompts_.size()));
+  context_.intake->admission.Began(context_.tenant, static_cast<int>(prompts_.size()));
   const absl::Status status = Submit(inbox);
   requests_.clear();
   if (!status.ok()) {
@@ -73,7 +73,8 @@ void Generation::Start(const std::shared_ptr<UpdateInbox>& inbox) {
 
 HttpResponse Generation::ErrorFor(const absl::Status& status) const {
   const int waiting = backend_->engine->stats().scheduler.waiting_requests;
-  return context_.admission->ErrorFor(status, waiting, SystemClock().Now());
+  return ErrorResponse(status, options_.overload_status,
+                       context_.intake->admission.RetryAfterSeconds(waiting, SystemClock().Now()));
 }
 
 void Generation::Answer(HttpResponse response) {
@@ -192,7 +193,7 @@ RequestEnd Generation::EndOf(int p) const {
 
 void Generation::Finish() {
   const absl::Time now = SystemClock().Now();
-  context_.admission->Ended(context_.tenant, static_cast<int>(prompts_.size()), now);
+  context_.intake->admission.Ended(context_.tenant, static_cast<int>(prompts_.size()), now);
   for (size_t p = 0; p < prompts_.size(); ++p) {
     const PromptState& prompt = prompts_[p];
     if (!prompt.submitted) continue;

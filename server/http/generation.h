@@ -4,13 +4,13 @@
 
 #include "absl/time/time.h"
 #include "server/engine.h"
-#include "server/http/admission.h"
 #include "server/http/exchange.h"
 #include "server/http/options.h"
 #include "server/http/update_inbox.h"
 #include "server/metrics/server_metrics.h"
 #include "server/openai/generation_response.h"
 #include "server/openai/prepare.h"
+#include "server/work/intake.h"
 
 namespace dovetail::server {
 
@@ -25,7 +25,7 @@ struct Backend {
 struct GenerationContext {
   std::string route;   // for metrics
   std::string tenant;
-  std::shared_ptr<Admission> admission;
+  std::shared_ptr<Intake> intake;
   absl::Time arrived;
 };
 

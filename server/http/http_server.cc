@@ -15,8 +15,11 @@ constexpr absl::Duration kDrainGrace = absl::Seconds(1);  // for the error frame
 
 class HttpServer::Impl {
  public:
-  explicit Impl(HttpServerOptions options)
-      : options_(std::move(options)), handler_(options_), listener_(std::make_unique<Listener>(options_, handler_)) {
+  Impl(HttpServerOptions options, std::shared_ptr<Intake> intake)
+      : options_(std::move(options)),
+        handler_(options_, intake ? std::move(intake)
+                                  : std::make_shared<Intake>(options_.worker_threads, options_.work_limits())),
+        listener_(std::make_unique<Listener>(options_, handler_)) {
     for (int i = 0; i < options_.io_threads; ++i) {
       boost::asio::io_context& context = listener_->context(i);
       inboxes_.push_back(std::make_shared<UpdateInbox>(
@@ -88,7 +91,8 @@ class HttpServer::Impl {
   bool running_ = false;
 };
 
-HttpServer::HttpServer(HttpServerOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+HttpServer::HttpServer(HttpServerOptions options, std::shared_ptr<Intake> intake)
+    : impl_(std::make_unique<Impl>(std::move(options), std::move(intake))) {}
 HttpServer::~HttpServer() { Stop(); }
 absl::Status HttpServer::Start() { return impl_->Start(); }
 int HttpServer::port() const { return impl_->listener().port(); }

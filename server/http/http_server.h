@@ -7,6 +7,7 @@
 #include "server/http/open_files.h"
 #include "server/http/options.h"
 #include "server/openai/served_model.h"
+#include "server/work/intake.h"
 
 namespace dovetail::server {
 
@@ -19,7 +20,9 @@ namespace dovetail::server {
 //   ... SIGTERM: server.Drain(absl::Seconds(30)); server.Stop();
 class HttpServer {
  public:
-  explicit HttpServer(HttpServerOptions options);
+  // `intake`: shared with the server's other APIs; Stop() stops its queue, so they stop before. Null: one of its own,
+  // of worker_threads and work_limits().
+  explicit HttpServer(HttpServerOptions options, std::shared_ptr<Intake> intake = nullptr);
   ~HttpServer();  // Stop()
 
   // Checks the options, binds, starts the threads. Once.

@@ -1,5 +1,7 @@
 #include "server/http/options.h"
 
+#include <algorithm>
+
 namespace dovetail::server {
 namespace {
 
@@ -13,7 +15,21 @@ absl::Status CheckKeys(const char* flag, const std::vector<ApiKey>& keys) {
   return CheckTenants(flag, keys);
 }
 
+bool SeveralTenants(const std::vector<ApiKey>& keys) {
+  return std::any_of(keys.begin(), keys.end(), [&](const ApiKey& key) {
+    return &key != &keys.front() && (key.tenant.empty() || key.tenant != keys.front().tenant);
+  });
+}
+
 }  // namespace
+
+WorkLimits HttpServerOptions::work_limits() const {
+  const int part = SeveralTenants(api_keys) ? 2 : 1;
+  return {.tasks = max_queued_work,
+          .tenant_tasks = std::max(1, max_queued_work / part),
+          .bytes = max_unfinished_body_bytes,
+          .tenant_bytes = max_unfinished_body_bytes / part};
+}
 
 absl::Status HttpServerOptions::Validate() const {
   if (host.empty()) return InvalidArgument("--host: is empty; 127.0.0.1 is this machine only, 0.0.0.0 everybody");

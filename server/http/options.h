@@ -13,6 +13,7 @@
 #include "server/http/tls_options.h"
 #include "server/openai/json.h"
 #include "server/version.h"
+#include "server/work/fair_queue.h"
 
 namespace dovetail::server {
 
@@ -57,6 +58,9 @@ struct HttpServerOptions {
 
   // kInvalidArgument names the flag and what it may be.
   absl::Status Validate() const;
+
+  // Of the requests that wait for a worker. Where keys tell tenants apart, none of them may fill the queue alone.
+  WorkLimits work_limits() const;
 };
 
 }  // namespace dovetail::server

@@ -22,6 +22,12 @@ HttpResponse ErrorResponse(int status, const std::string& type, const std::strin
   return ErrorResponse(error);
 }
 
+HttpResponse ErrorResponse(const absl::Status& status, int overload_status, int retry_after_s) {
+  ApiError error = ToApiError(status, overload_status);
+  if (absl::IsResourceExhausted(status) || absl::IsAborted(status)) error.retry_after_s = retry_after_s;
+  return ErrorResponse(error);
+}
+
 HttpResponse JsonResponse(std::string body) {
   HttpResponse response;
   response.body = std::move(body);

@@ -1,6 +1,7 @@
 #pragma once
 #include <string>
 
+#include "base/status.h"
 #include "server/http/exchange.h"
 #include "server/openai/api_error.h"
 
@@ -12,5 +13,7 @@ HttpResponse ErrorResponse(const ApiError& error);
 HttpResponse ErrorResponse(int status, const std::string& type, const std::string& message,
                            const std::string& code = "");
 HttpResponse JsonResponse(std::string body);
+// The answer to a request that ends with `status`; of an overload it says when to come again.
+HttpResponse ErrorResponse(const absl::Status& status, int overload_status, int retry_after_s);
 
 }  // namespace dovetail::server

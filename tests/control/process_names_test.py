@@ -49,7 +49,7 @@ class ProcessesOfAClusterTest(unittest.TestCase):
             found = {name_of(pid): pid for pid in processes.children_of(up.pid)}
             worker = {"dt-loop", "dt-heartbeat"}
             for name, command, threads in (("dt-scheduler", "scheduler", {"dt-loop"}),
-                                           ("dt-server", "server", {"dt-http", "dt-http-work", "dt-updates"}),
+                                           ("dt-server", "server", {"dt-http", "dt-reading", "dt-updates"}),
                                            ("dt-compute-1", "compute-worker", worker),
                                            ("dt-attention-1", "attention-worker", worker),
                                            ("dt-attention-2", "attention-worker", worker)):

@@ -5,8 +5,8 @@
 #include <memory>
 #include <optional>
 
-#include "server/http/admission.h"
 #include "server/http/http_server.h"
+#include "server/work/admission.h"
 #include "tests/cluster/test_engine.h"
 #include "tests/cluster/tiny_model.h"
 #include "tests/server/holding_sink.h"
@@ -150,7 +150,7 @@ EngineStats Stats(int waiting, int running) {  // of an engine with a queue of 1
 }
 
 TEST(EarlyRefusal, HitsOnlyWhoCertainlyFillsTheQueue) {
-  Admission admission(/*overload_status=*/503);
+  Admission admission;
   EXPECT_TRUE(admission.Check("a", Stats(10, 4)).ok()) << "it has nothing here; the scheduler decides";
   admission.Began("a", 13);
   EXPECT_TRUE(admission.Check("a", Stats(9, 4)).ok()) << "there is room";
@@ -164,7 +164,7 @@ TEST(EarlyRefusal, HitsOnlyWhoCertainlyFillsTheQueue) {
 
 TEST(RetryAfter, IsHowLongTheQueueTakesAtTheRateOfTheLastSeconds) {
   const absl::Time start = absl::UnixEpoch() + absl::Hours(1);
-  Admission admission(503);
+  Admission admission;
   admission.Began("a", 1000);
   EXPECT_EQ(admission.RetryAfterSeconds(500, start), 1) << "nothing is known yet";
   for (int second = 0; second < 10; ++second) admission.Ended("a", 5, start + absl::Seconds(second));

@@ -1,4 +1,4 @@
-#include "server/http/work_queue.h"
+#include "server/work/work_queue.h"
 
 #include <gmock/gmock.h>
 

@@ -37,12 +37,13 @@ ALLOWED = {
     'scheduler': ['base', 'control', 'proto', 'proto/control', 'scheduler/core', 'transport'],
     'attention_worker': ['attention_worker/core', 'base', 'control', 'exchange', 'kernels', 'proto', 'transport'],
     'compute_worker': ['base', 'compute_worker/core', 'control', 'exchange', 'kernels', 'model', 'proto', 'transport'],
-    'server/http': ['base', 'model', 'scheduler/core', 'server', 'server/metrics', 'server/openai'],
+    'server/http': ['base', 'model', 'scheduler/core', 'server', 'server/metrics', 'server/openai', 'server/work'],
     'server/metrics': ['base', 'scheduler/core', 'server'],
     'server/openai': ['base', 'model', 'proto', 'scheduler/core'],
+    'server/work': ['base', 'scheduler/core', 'server'],
     'server': ['attention_worker', 'attention_worker/core', 'base', 'bench', 'compute_worker', 'compute_worker/core', 'control', 'exchange',
                'kernels', 'model', 'proto', 'proto/control', 'scheduler', 'scheduler/core', 'server/http', 'server/metrics',
-               'server/openai', 'transport'],
+               'server/openai', 'server/work', 'transport'],
 }
 
 # Headers of the outside world: which folders may include them.

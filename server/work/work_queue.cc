@@ -1,4 +1,4 @@
-#include "server/http/work_queue.h"
+#include "server/work/work_queue.h"
 
 #include "base/thread_name.h"
 
@@ -57,7 +57,7 @@ void WorkQueue::Stop() {
 }
 
 void WorkQueue::Run() {
-  NameThread("dt-http-work");
+  NameThread("dt-reading");
   while (true) {
     {
       std::unique_lock lock(mutex_);

@@ -4,7 +4,7 @@
 #include <thread>
 #include <vector>
 
-#include "server/http/fair_queue.h"
+#include "server/work/fair_queue.h"
 
 namespace dovetail::server {
 

@@ -1,9 +1,6 @@
-#include "server/http/admission.h"
+#include "server/work/admission.h"
 
 #include <algorithm>
-
-#include "server/http/responses.h"
-#include "server/openai/api_error.h"
 
 namespace dovetail::server {
 
@@ -46,13 +43,6 @@ int Admission::RetryAfterSeconds(int waiting_requests, absl::Time now) const {
     if (seconds_[i] > second - kSeconds && seconds_[i] <= second) ended += ended_[i];
   if (ended == 0) return kSeconds;
   return static_cast<int>(std::clamp<int64_t>((int64_t{waiting_requests} * kSeconds + ended - 1) / ended, 1, 60));
-}
-
-HttpResponse Admission::ErrorFor(const absl::Status& status, int waiting_requests, absl::Time now) const {
-  ApiError error = ToApiError(status, overload_status_);
-  if (absl::IsResourceExhausted(status) || absl::IsAborted(status))
-    error.retry_after_s = RetryAfterSeconds(waiting_requests, now);
-  return ErrorResponse(error);
 }
 
 }  // namespace dovetail::server

@@ -1,4 +1,4 @@
-#include "server/http/fair_queue.h"
+#include "server/work/fair_queue.h"
 
 #include <algorithm>
 #include <utility>
