@@ -8,9 +8,10 @@ dovetail_library(remote_engine SRCS remote_engine.cc remote_model.cc
 
 # The generation API that routers speak, beside HTTP.
 dovetail_library(grpc_server
-  SRCS grpc/credentials.cc grpc/generate_request.cc grpc/generate_response.cc grpc/generation_service.cc
+  SRCS grpc/credentials.cc grpc/generate_call.cc grpc/generate_request.cc grpc/generate_response.cc
+       grpc/generation_service.cc
   DEPS dovetail_control dovetail_http dovetail_openai dovetail_scheduler_core dovetail_tokenizer dovetail_vllm_proto
-       gRPC::grpc++_reflection)
+       dovetail_work gRPC::grpc++_reflection)
 
 # Where a model's layers run.
 dovetail_library(device_choice SRCS cli/device_choice.cc DEPS dovetail_compute_worker dovetail_kernels dovetail_model)

@@ -117,7 +117,10 @@ void AddApiFlags(CLI::App& command, ApiFlags& flags) {
 }
 
 ApiServer::ApiServer(const ApiFlags& flags, server::HttpServerOptions options)
-    : flags_(flags), keys_(options.api_keys), http_(std::move(options)) {}
+    : flags_(flags),
+      keys_(options.api_keys),
+      intake_(std::make_shared<server::Intake>(options.worker_threads, options.work_limits())),
+      http_(std::move(options), intake_) {}
 
 absl::StatusOr<std::unique_ptr<ApiServer>> ApiServer::Start(const ApiFlags& flags, std::optional<uint64_t> seed) {
   DT_RETURN_IF_ERROR(CheckNames(flags));
@@ -145,7 +148,7 @@ absl::Status ApiServer::Serve(const ServedEngine& served) {
     options.tls = flags_.tls;
     options.max_num_seqs = served.max_num_seqs;
     options.kv_cache_dtype = std::string(Name(served.kv_dtype));
-    DT_ASSIGN_OR_RETURN(grpc_, server::GrpcServer::Start(options, model, served.engine));
+    DT_ASSIGN_OR_RETURN(grpc_, server::GrpcServer::Start(options, model, served.engine, intake_));
   }
   http_.Serve(model, served.engine, kSegmentTokens, served.kv_blocks);
   const server::ConnectionLimit limit = http_.connection_limit();

@@ -70,6 +70,7 @@ class ApiServer {
 
   const ApiFlags flags_;
   const std::vector<server::ApiKey> keys_;
+  const std::shared_ptr<server::Intake> intake_;  // both APIs'
   server::HttpServer http_;
   std::unique_ptr<server::GrpcServer> grpc_;
   std::string name_;

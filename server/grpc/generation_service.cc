@@ -8,24 +8,21 @@
 #include <chrono>
 #include <condition_variable>
 #include <ctime>
-#include <deque>
-#include <functional>
 #include <map>
 #include <mutex>
 #include <random>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "base/clock.h"
-#include "base/thread_name.h"
 #include "control/listening.h"
 #include "control/messages.h"
 #include "control/security.h"
 #include "proto/control/vllm_engine.grpc.pb.h"
 #include "server/grpc/credentials.h"
+#include "server/grpc/engine_calls.h"
+#include "server/grpc/generate_call.h"
 #include "server/grpc/generate_request.h"
-#include "server/grpc/generate_response.h"
 #include "server/http/key_ring.h"
 
 namespace dovetail::server {
@@ -34,193 +31,27 @@ namespace pb = vllm::grpc::engine;
 
 namespace {
 
-constexpr size_t kPauseAtMessages = 128;
-constexpr absl::Duration kHealthInterval = absl::Milliseconds(200);
 constexpr const char* kServiceName = "vllm.grpc.engine.VllmEngine";
-
-// The engine must not be called from a sink: what updates ask of it is done on this thread.
-class EngineCalls {
- public:
-  EngineCalls() : thread_([this] { Run(); }) {}
-  ~EngineCalls() {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      stopping_ = true;
-    }
-    wake_.notify_all();
-    thread_.join();
-  }
-  void Post(std::function<void()> call) {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      calls_.push_back(std::move(call));
-    }
-    wake_.notify_all();
-  }
-  void SetPeriodic(std::function<void()> work) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    periodic_ = std::move(work);
-  }
-
- private:
-  void Run() {
-    NameThread("dt-grpc-calls");
-    std::unique_lock<std::mutex> lock(mutex_);
-    while (!stopping_ || !calls_.empty()) {
-      if (calls_.empty()) wake_.wait_for(lock, absl::ToChronoMilliseconds(kHealthInterval));
-      std::deque<std::function<void()>> taken;
-      taken.swap(calls_);
-      const std::function<void()> periodic = periodic_;
-      lock.unlock();
-      for (auto& call : taken) call();
-      if (periodic) periodic();
-      lock.lock();
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<std::function<void()>> calls_;
-  std::function<void()> periodic_;
-  bool stopping_ = false;
-  std::thread thread_;
-};
-
-grpc::Status ErrorOf(const scheduler::GenerationUpdate& update) {
-  absl::StatusCode code = update.error_code;
-  if (code == absl::StatusCode::kOk) code = absl::StatusCode::kInternal;
-  // A tenant that has its part of a full queue.
-  if (code == absl::StatusCode::kAborted) code = absl::StatusCode::kResourceExhausted;
-  // What an internal error says (paths, addresses) never leaves the process.
-  if (code == absl::StatusCode::kInternal) return grpc::Status(grpc::StatusCode::INTERNAL, "the generation failed");
-  return grpc::Status(static_cast<grpc::StatusCode>(code), update.error);
-}
-
-// One Generate call. Kept alive by gRPC until OnDone and by the engine until the request's end.
-class GenerateCall final : public grpc::ServerWriteReactor<pb::GenerateResponse>,
-                           public GenerationSink,
-                           public std::enable_shared_from_this<GenerateCall> {
- public:
-  GenerateCall(EngineCalls& calls, Engine& engine, std::function<void()> on_done)
-      : calls_(calls), engine_(engine), on_done_(std::move(on_done)) {}
-
-  void KeepUntilDone(std::shared_ptr<GenerateCall> self) { self_ = std::move(self); }
-  void Refuse(const absl::Status& status) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    End(control::ToGrpc(status));
-  }
-  void Begin(const ServedModel& model, PreparedGeneration prepared) {
-    builder_.emplace(model, std::move(prepared.spec));
-    const auto id = engine_.Submit(std::move(prepared.requests.front()), shared_from_this());
-    if (!id.ok()) return Refuse(id.status());
-    std::lock_guard<std::mutex> lock(mutex_);
-    id_ = *id;
-    if (engine_done_) return;
-    if (cancelled_) return Ask(&Engine::Cancel);
-    // What updates asked for before the id was known.
-    for (const int choice : std::exchange(early_stops_, {})) StopInEngine(choice);
-    PauseIfSlow();
-  }
-  void Cancel() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    cancelled_ = true;
-    if (id_ && !engine_done_) Ask(&Engine::Cancel);
-  }
-
-  // On the engine's thread.
-  void OnUpdate(scheduler::GenerationUpdate update) override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (update.request_finished) engine_done_ = true;
-    if (ended_ || last_) return;
-    if (update.reason == scheduler::FinishReason::kError && update.choice_finished) return End(ErrorOf(update));
-    if (update.reason == scheduler::FinishReason::kCancelled && update.choice_finished)
-      return End(grpc::Status(grpc::StatusCode::CANCELLED, "the request was aborted"));
-    GenerateResponseBuilder::Step step = builder_->Add(update);
-    for (const int choice : step.stop_choices) StopInEngine(choice);
-    for (pb::GenerateResponse& message : step.messages) queue_.push_back(std::move(message));
-    if (engine_done_) last_.emplace(grpc::Status::OK);
-    PauseIfSlow();
-    if (!writing_) Pump();
-  }
-
-  void OnWriteDone(bool ok) override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    writing_ = false;
-    if (!ok && !ended_) return End(grpc::Status(grpc::StatusCode::CANCELLED, "the client is gone"));
-    Pump();
-  }
-  void OnCancel() override { Cancel(); }
-  void OnDone() override {
-    Cancel();
-    on_done_();
-    self_.reset();
-  }
-
- private:
-  void Ask(void (Engine::*call)(RequestId)) {
-    calls_.Post([&engine = engine_, id = *id_, call] { (engine.*call)(id); });
-  }
-  // mutex_ held, as for all below.
-  void StopInEngine(int choice) {
-    if (!id_) return early_stops_.push_back(choice);
-    calls_.Post([&engine = engine_, id = *id_, choice] { engine.StopChoice(id, choice); });
-  }
-  void PauseIfSlow() {
-    if (paused_ || queue_.size() < kPauseAtMessages || !id_) return;
-    paused_ = true;
-    Ask(&Engine::Pause);
-  }
-  // Ends the call; what is queued is dropped.
-  void End(const grpc::Status& status) {
-    if (ended_) return;
-    queue_.clear();
-    last_ = status;
-    if (!writing_) Pump();
-  }
-  // No write is in flight.
-  void Pump() {
-    if (ended_) return;
-    if (paused_ && queue_.empty()) {
-      paused_ = false;
-      Ask(&Engine::Resume);
-    }
-    if (!queue_.empty()) {
-      current_ = std::move(queue_.front());
-      queue_.pop_front();
-      writing_ = true;
-      StartWrite(&current_);
-    } else if (last_) {
-      ended_ = true;
-      Finish(*last_);
-    }
-  }
-
-  EngineCalls& calls_;
-  Engine& engine_;
-  const std::function<void()> on_done_;
-  std::mutex mutex_;
-  std::optional<GenerateResponseBuilder> builder_;
-  std::optional<RequestId> id_;
-  std::vector<int> early_stops_;  // choices whose stop string completed before id_ was known
-  std::deque<pb::GenerateResponse> queue_;
-  pb::GenerateResponse current_;
-  std::optional<grpc::Status> last_;
-  bool writing_ = false, ended_ = false, engine_done_ = false, paused_ = false, cancelled_ = false;
-  std::shared_ptr<GenerateCall> self_;
-};
 
 class VllmService final : public pb::VllmEngine::CallbackService {
  public:
-  VllmService(const GrpcServerOptions& options, std::shared_ptr<const ServedModel> model, Engine& engine)
+  VllmService(const GrpcServerOptions& options, std::shared_ptr<const ServedModel> model, Engine& engine,
+              std::shared_ptr<Intake> intake)
       : options_(options),
         keys_(options.api_keys, {}),
         model_(std::move(model)),
         engine_(engine),
+        intake_(std::move(intake)),
         started_(SystemClock().Now()) {}
 
   void Drain() {
     std::lock_guard<std::mutex> lock(mutex_);
     draining_ = true;
+  }
+  // After gRPC ended all calls: the threads of the queue use nothing of this object any more.
+  void WaitForReaders() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    none_reading_.wait(lock, [this] { return reading_ == 0; });
   }
   EngineCalls& calls() { return calls_; }
   int active() {
@@ -233,20 +64,22 @@ class VllmService final : public pb::VllmEngine::CallbackService {
     const auto tenant = Authorize(*context);
     const CallKey key{tenant.ok() ? *tenant : "", request->request_id().empty() ? RandomId() : request->request_id()};
     const uint64_t number = NextNumber();
-    auto call = std::make_shared<GenerateCall>(calls_, engine_, [this, key, number] { Forget(key, number); });
+    auto call = std::make_shared<GenerateCall>(GenerateCall::Server{engine_, calls_, *intake_}, key.first,
+                                               [this, key, number] { Forget(key, number); });
     call->KeepUntilDone(call);
-    const absl::Status begun = tenant.ok() ? Begin(call, *request, key, number) : tenant.status();
-    if (!begun.ok()) call->Refuse(begun);
+    const absl::Status admitted = tenant.ok() ? Admit(call, key, number) : tenant.status();
+    if (admitted.ok())
+      Read(call, *context, *request, key);
+    else
+      call->Refuse(admitted);
     return call.get();
   }
 
   grpc::ServerUnaryReactor* Abort(grpc::CallbackServerContext* context, const pb::AbortRequest* request,
                                   pb::AbortResponse*) override {
     return Answer(context, [&](const std::string& tenant) {
-      std::lock_guard<std::mutex> lock(mutex_);
       for (const std::string& id : request->request_ids())
-        if (const auto it = running_.find({tenant, id}); it != running_.end())
-          if (const auto call = it->second.call.lock(); call != nullptr) call->Cancel();
+        if (const auto call = Find({tenant, id}); call != nullptr) call->Cancel();
     });
   }
 
@@ -315,6 +148,37 @@ class VllmService final : public pb::VllmEngine::CallbackService {
     std::weak_ptr<GenerateCall> call;
   };
 
+  // A call in the queue. However its task ends the call hears of it: one that is dropped was cancelled, or the server
+  // stops. Of one thread at a time.
+  class Reading {
+   public:
+    Reading(VllmService& service, std::shared_ptr<GenerateCall> call) : service_(service), call_(std::move(call)) {
+      std::lock_guard<std::mutex> lock(service_.mutex_);
+      ++service_.reading_;
+    }
+    ~Reading() {
+      if (call_ != nullptr)
+        Refuse(call_->cancel()->cancelled() ? absl::CancelledError("the request was aborted")
+                                            : absl::UnavailableError("the server is shutting down"));
+      std::lock_guard<std::mutex> lock(service_.mutex_);
+      if (--service_.reading_ == 0) service_.none_reading_.notify_all();
+    }
+    void Run(const grpc::CallbackServerContext& context, const pb::GenerateRequest& request, RequestContext prepare) {
+      prepare.cancel = call_->cancel().get();
+      if (call_->cancel()->cancelled()) return;
+      if (context.deadline() <= std::chrono::system_clock::now())
+        return Refuse(absl::DeadlineExceededError("the request's deadline passed while it waited to be read"));
+      auto prepared = PrepareGrpcRequest(request, *service_.model_, prepare);
+      if (!prepared.ok()) return Refuse(prepared.status());
+      std::exchange(call_, nullptr)->Begin(*service_.model_, *std::move(prepared));
+    }
+    void Refuse(const absl::Status& status) { std::exchange(call_, nullptr)->Refuse(status); }
+
+   private:
+    VllmService& service_;
+    std::shared_ptr<GenerateCall> call_;
+  };
+
   absl::StatusOr<std::string> Authorize(const grpc::CallbackServerContext& context) const {
     RequestHead head;
     const auto found = context.client_metadata().find("authorization");
@@ -335,24 +199,41 @@ class VllmService final : public pb::VllmEngine::CallbackService {
     return reactor;
   }
 
-  absl::Status Begin(const std::shared_ptr<GenerateCall>& call, const pb::GenerateRequest& request, const CallKey& key,
-                     uint64_t number) {
+  // As over HTTP, what certainly cannot run is refused before it is read.
+  absl::Status Admit(const std::shared_ptr<GenerateCall>& call, const CallKey& key, uint64_t number) {
+    const EngineStats stats = engine_.stats();
+    if (!stats.healthy) return absl::UnavailableError("the engine does not serve; its log says why");
+    DT_RETURN_IF_ERROR(intake_->admission.Check(key.first, stats));
+    std::lock_guard<std::mutex> lock(mutex_);
+    last_receive_ = static_cast<double>(std::time(nullptr));
+    if (draining_) return absl::UnavailableError("the server is draining");
+    if (running_.contains(key))
+      return absl::AlreadyExistsError(absl::StrCat("request_id: ", key.second, " is running"));
+    running_[key] = {number, call};
+    return absl::OkStatus();
+  }
+  // gRPC keeps context and request until the call has ended, which the reading does.
+  void Read(const std::shared_ptr<GenerateCall>& call, const grpc::CallbackServerContext& context,
+            const pb::GenerateRequest& request, const CallKey& key) {
     RequestContext prepare;
     prepare.tenant = key.first;
     prepare.id = key.second;
     prepare.created = std::time(nullptr);
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      prepare.random_seed = random_();
-      last_receive_ = static_cast<double>(prepare.created);
-      if (draining_) return absl::UnavailableError("the server is draining");
-      if (running_.contains(key))
-        return absl::AlreadyExistsError(absl::StrCat("request_id: ", key.second, " is running"));
-      running_[key] = {number, call};
-    }
-    DT_ASSIGN_OR_RETURN(PreparedGeneration prepared, PrepareGrpcRequest(request, *model_, prepare));
-    call->Begin(*model_, std::move(prepared));
-    return absl::OkStatus();
+    prepare.random_seed = RandomSeed();
+    const auto reading = std::make_shared<Reading>(*this, call);
+    WorkTask task{key.first, request.ByteSizeLong(), call->cancel(),
+                  [reading, &context, &request, prepare] { reading->Run(context, request, prepare); }};
+    const absl::Status posted = intake_->queue.TryPost(std::move(task));
+    if (!posted.ok()) reading->Refuse(posted);
+  }
+  std::shared_ptr<GenerateCall> Find(const CallKey& key) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto it = running_.find(key);
+    return it == running_.end() ? nullptr : it->second.call.lock();
+  }
+  uint64_t RandomSeed() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return random_();
   }
   uint64_t NextNumber() {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -376,9 +257,12 @@ class VllmService final : public pb::VllmEngine::CallbackService {
   const KeyRing keys_;
   const std::shared_ptr<const ServedModel> model_;
   Engine& engine_;
+  const std::shared_ptr<Intake> intake_;
   const absl::Time started_;
   EngineCalls calls_;
   std::mutex mutex_;
+  std::condition_variable none_reading_;
+  int reading_ = 0;  // calls whose tasks have not ended
   std::map<CallKey, Running> running_;
   std::mt19937_64 random_{std::random_device{}()};
   uint64_t next_number_ = 1;
@@ -390,8 +274,9 @@ class VllmService final : public pb::VllmEngine::CallbackService {
 
 class GrpcServer::Impl {
  public:
-  Impl(const GrpcServerOptions& options, std::shared_ptr<const ServedModel> model, Engine& engine)
-      : service_(options, std::move(model), engine), engine_(engine) {}
+  Impl(const GrpcServerOptions& options, std::shared_ptr<const ServedModel> model, Engine& engine,
+       std::shared_ptr<Intake> intake)
+      : service_(options, std::move(model), engine, std::move(intake)), engine_(engine) {}
 
   absl::Status Start(const std::string& listen, const TlsOptions& tls) {
     DT_RETURN_IF_ERROR(control::CheckAddress("--grpc-listen", listen, /*may_be_free=*/true));
@@ -420,6 +305,7 @@ class GrpcServer::Impl {
     PublishHealth();
     server_->Shutdown(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(limit));
     server_->Wait();
+    service_.WaitForReaders();
     std::lock_guard<std::mutex> lock(health_mutex_);
     server_.reset();
   }
@@ -451,10 +337,10 @@ GrpcServer::GrpcServer() = default;
 GrpcServer::~GrpcServer() { Stop(absl::ZeroDuration()); }
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const GrpcServerOptions& options,
-                                                              std::shared_ptr<const ServedModel> model,
-                                                              Engine* engine) {
+                                                              std::shared_ptr<const ServedModel> model, Engine* engine,
+                                                              std::shared_ptr<Intake> intake) {
   std::unique_ptr<GrpcServer> server(new GrpcServer());
-  server->impl_ = std::make_unique<Impl>(options, std::move(model), *engine);
+  server->impl_ = std::make_unique<Impl>(options, std::move(model), *engine, std::move(intake));
   DT_RETURN_IF_ERROR(server->impl_->Start(options.listen, options.tls));
   return server;
 }

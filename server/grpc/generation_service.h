@@ -9,6 +9,7 @@
 #include "server/http/api_key.h"
 #include "server/http/tls_options.h"
 #include "server/openai/served_model.h"
+#include "server/work/intake.h"
 
 namespace dovetail::server {
 
@@ -22,12 +23,16 @@ struct GrpcServerOptions {
 
 // The generation API for routers: vllm.grpc.engine.VllmEngine, with grpc.health.v1 and reflection. Requests are checked
 // by the rules of the HTTP API (server/openai); stop strings end a choice here. A reader that is slow pauses its
-// request. Thread-safe.
+// request. Requests wait to be read in the intake's queue, at the cost of their bytes, and its admission holds for
+// them: one too many is RESOURCE_EXHAUSTED. One that is cancelled, or whose deadline passes, leaves the queue.
+// Thread-safe.
 class GrpcServer {
  public:
-  // `engine` outlives it. kAlreadyExists: the port is taken; kInvalidArgument: the address.
+  // `engine` outlives it; `intake` is shared with the server's other APIs. kAlreadyExists: the port is taken;
+  // kInvalidArgument: the address.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const GrpcServerOptions& options,
-                                                           std::shared_ptr<const ServedModel> model, Engine* engine);
+                                                           std::shared_ptr<const ServedModel> model, Engine* engine,
+                                                           std::shared_ptr<Intake> intake);
   ~GrpcServer();  // Stop(0)
 
   int port() const;

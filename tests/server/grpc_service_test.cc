@@ -63,7 +63,7 @@ struct Client {
   explicit Client(Engine* engine) {
     GrpcServerOptions options;
     options.listen = "127.0.0.1:0";
-    auto started = GrpcServer::Start(options, TestModel(), engine);
+    auto started = GrpcServer::Start(options, TestModel(), engine, std::make_shared<Intake>(1, WorkLimits{}));
     EXPECT_TRUE(started.ok()) << started.status();
     server = *std::move(started);
     stub = pb::VllmEngine::NewStub(

@@ -1,0 +1,64 @@
+#pragma once
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "absl/time/time.h"
+#include "base/thread_name.h"
+
+namespace dovetail::server {
+
+// The engine must not be called from a sink: what updates ask of it is done on this thread. Thread-safe.
+class EngineCalls {
+ public:
+  EngineCalls() : thread_([this] { Run(); }) {}
+  ~EngineCalls() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      stopping_ = true;
+    }
+    wake_.notify_all();
+    thread_.join();
+  }
+  void Post(std::function<void()> call) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      calls_.push_back(std::move(call));
+    }
+    wake_.notify_all();
+  }
+  // Done every kInterval, and after calls.
+  void SetPeriodic(std::function<void()> work) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    periodic_ = std::move(work);
+  }
+
+ private:
+  static constexpr absl::Duration kInterval = absl::Milliseconds(200);
+
+  void Run() {
+    NameThread("dt-grpc-calls");
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (!stopping_ || !calls_.empty()) {
+      if (calls_.empty()) wake_.wait_for(lock, absl::ToChronoMilliseconds(kInterval));
+      std::deque<std::function<void()>> taken;
+      taken.swap(calls_);
+      const std::function<void()> periodic = periodic_;
+      lock.unlock();
+      for (auto& call : taken) call();
+      if (periodic) periodic();
+      lock.lock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::function<void()>> calls_;
+  std::function<void()> periodic_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace dovetail::server

@@ -1,0 +1,143 @@
+#include "server/grpc/generate_call.h"
+
+#include <utility>
+
+#include "base/clock.h"
+#include "control/security.h"
+
+namespace dovetail::server {
+
+namespace pb = vllm::grpc::engine;
+
+namespace {
+
+constexpr size_t kPauseAtMessages = 128;
+
+grpc::Status ErrorOf(const scheduler::GenerationUpdate& update) {
+  absl::StatusCode code = update.error_code;
+  if (code == absl::StatusCode::kOk) code = absl::StatusCode::kInternal;
+  // A tenant that has its part of a full queue.
+  if (code == absl::StatusCode::kAborted) code = absl::StatusCode::kResourceExhausted;
+  // What an internal error says (paths, addresses) never leaves the process.
+  if (code == absl::StatusCode::kInternal) return grpc::Status(grpc::StatusCode::INTERNAL, "the generation failed");
+  return grpc::Status(static_cast<grpc::StatusCode>(code), update.error);
+}
+
+bool IsOverload(const absl::Status& status) { return absl::IsResourceExhausted(status) || absl::IsAborted(status); }
+
+}  // namespace
+
+void GenerateCall::Refuse(const absl::Status& status) {
+  absl::Status told = status;
+  if (IsOverload(status)) {
+    const int waiting = server_.engine.stats().scheduler.waiting_requests;
+    const int seconds = server_.intake.admission.RetryAfterSeconds(waiting, SystemClock().Now());
+    told = ResourceExhausted(status.message(), "; try again in ", seconds, " s");
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  End(control::ToGrpc(told));
+}
+
+void GenerateCall::Begin(const ServedModel& model, PreparedGeneration prepared) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (cancel_->cancelled()) return End(grpc::Status(grpc::StatusCode::CANCELLED, "the request was aborted"));
+    begun_ = true;
+    server_.intake.admission.Began(tenant_, 1);
+    builder_.emplace(model, std::move(prepared.spec));
+  }
+  const auto id = server_.engine.Submit(std::move(prepared.requests.front()), shared_from_this());
+  if (!id.ok()) return Refuse(id.status());
+  std::lock_guard<std::mutex> lock(mutex_);
+  id_ = *id;
+  if (engine_done_) return;
+  if (cancel_->cancelled()) return CancelInEngine();
+  // What updates asked for before the id was known.
+  for (const int choice : std::exchange(early_stops_, {})) StopInEngine(choice);
+  PauseIfSlow();
+}
+
+// The queue lets go of the task, which ends the call, without a lock.
+void GenerateCall::Cancel() {
+  server_.intake.queue.Cancel(*cancel_);
+  std::lock_guard<std::mutex> lock(mutex_);
+  CancelInEngine();
+}
+
+void GenerateCall::OnUpdate(scheduler::GenerationUpdate update) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (update.request_finished) engine_done_ = true;
+  if (ended_ || last_) return;
+  if (update.reason == scheduler::FinishReason::kError && update.choice_finished) return End(ErrorOf(update));
+  if (update.reason == scheduler::FinishReason::kCancelled && update.choice_finished)
+    return End(grpc::Status(grpc::StatusCode::CANCELLED, "the request was aborted"));
+  GenerateResponseBuilder::Step step = builder_->Add(update);
+  for (const int choice : step.stop_choices) StopInEngine(choice);
+  for (pb::GenerateResponse& message : step.messages) queue_.push_back(std::move(message));
+  if (engine_done_) last_.emplace(grpc::Status::OK);
+  PauseIfSlow();
+  if (!writing_) Pump();
+}
+
+void GenerateCall::OnWriteDone(bool ok) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  writing_ = false;
+  if (!ok && !ended_) return End(grpc::Status(grpc::StatusCode::CANCELLED, "the client is gone"));
+  Pump();
+}
+
+void GenerateCall::OnDone() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    cancel_->Cancel();
+    CancelInEngine();
+    if (begun_) server_.intake.admission.Ended(tenant_, 1, SystemClock().Now());
+  }
+  self_.reset();
+}
+
+void GenerateCall::Ask(void (Engine::*call)(RequestId)) {
+  server_.calls.Post([&engine = server_.engine, id = *id_, call] { (engine.*call)(id); });
+}
+
+void GenerateCall::CancelInEngine() {
+  if (id_ && !engine_done_) Ask(&Engine::Cancel);
+}
+
+void GenerateCall::StopInEngine(int choice) {
+  if (!id_) return early_stops_.push_back(choice);
+  server_.calls.Post([&engine = server_.engine, id = *id_, choice] { engine.StopChoice(id, choice); });
+}
+
+void GenerateCall::PauseIfSlow() {
+  if (paused_ || queue_.size() < kPauseAtMessages || !id_) return;
+  paused_ = true;
+  Ask(&Engine::Pause);
+}
+
+void GenerateCall::End(const grpc::Status& status) {
+  if (ended_) return;
+  queue_.clear();
+  last_ = status;
+  if (!writing_) Pump();
+}
+
+void GenerateCall::Pump() {
+  if (ended_) return;
+  if (paused_ && queue_.empty()) {
+    paused_ = false;
+    Ask(&Engine::Resume);
+  }
+  if (!queue_.empty()) {
+    current_ = std::move(queue_.front());
+    queue_.pop_front();
+    writing_ = true;
+    StartWrite(&current_);
+  } else if (last_) {
+    ended_ = true;
+    on_end_();
+    Finish(*last_);
+  }
+}
+
+}  // namespace dovetail::server

@@ -1,0 +1,76 @@
+#pragma once
+#include <grpcpp/grpcpp.h>
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/cancel_token.h"
+#include "proto/control/vllm_engine.grpc.pb.h"
+#include "server/engine.h"
+#include "server/grpc/engine_calls.h"
+#include "server/grpc/generate_response.h"
+#include "server/openai/prepare.h"
+#include "server/work/intake.h"
+
+namespace dovetail::server {
+
+// One Generate call: it waits in the queue until its request is read, then it runs. Kept alive by gRPC until OnDone, by
+// its task and by the engine until the request's end. Exactly one of Refuse and Begin is called. Thread-safe.
+class GenerateCall final : public grpc::ServerWriteReactor<vllm::grpc::engine::GenerateResponse>,
+                           public GenerationSink,
+                           public std::enable_shared_from_this<GenerateCall> {
+ public:
+  struct Server {  // outlives the call's task, and gRPC's part of the call
+    Engine& engine;
+    EngineCalls& calls;
+    Intake& intake;
+  };
+  // `on_end` is called once, before the client hears of the end; it must not call this object.
+  GenerateCall(const Server& server, std::string tenant, std::function<void()> on_end)
+      : server_(server), tenant_(std::move(tenant)), on_end_(std::move(on_end)) {}
+
+  void KeepUntilDone(std::shared_ptr<GenerateCall> self) { self_ = std::move(self); }
+  const std::shared_ptr<CancelToken>& cancel() const { return cancel_; }  // of its task
+
+  // Overload is kResourceExhausted to the client, and says when to come again.
+  void Refuse(const absl::Status& status);
+  void Begin(const ServedModel& model, PreparedGeneration prepared);
+
+  // Drops its task, or cancels in the engine. Not to be called by a sink.
+  void Cancel();
+
+  void OnUpdate(scheduler::GenerationUpdate update) override;  // on the engine's thread
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override { Cancel(); }
+  void OnDone() override;
+
+ private:
+  // mutex_ held, as for all below.
+  void Ask(void (Engine::*call)(RequestId));
+  void CancelInEngine();
+  void StopInEngine(int choice);
+  void PauseIfSlow();
+  void End(const grpc::Status& status);  // what is queued is dropped
+  void Pump();                           // no write is in flight
+
+  const Server server_;
+  const std::string tenant_;
+  const std::function<void()> on_end_;
+  const std::shared_ptr<CancelToken> cancel_ = std::make_shared<CancelToken>();
+  std::mutex mutex_;
+  std::optional<GenerateResponseBuilder> builder_;
+  std::optional<RequestId> id_;
+  std::vector<int> early_stops_;  // choices whose stop string completed before id_ was known
+  std::deque<vllm::grpc::engine::GenerateResponse> queue_;
+  vllm::grpc::engine::GenerateResponse current_;
+  std::optional<grpc::Status> last_;
+  bool begun_ = false, writing_ = false, ended_ = false, engine_done_ = false, paused_ = false;
+  std::shared_ptr<GenerateCall> self_;
+};
+
+}  // namespace dovetail::server
