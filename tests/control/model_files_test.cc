@@ -35,6 +35,7 @@ TEST(ModelFiles, OfAStrangerAreRefusedAtTheFirstPart) {
   chunk.set_data(std::string(size_t{1} << 20, 'x'));
   int taken = 0;
   while (taken < 90 && writer->Write(chunk)) ++taken;
+  writer->WritesDone();  // else a server that reads on would wait for more, and Finish() for the server
   const grpc::Status end = writer->Finish();
   EXPECT_EQ(end.error_code(), grpc::StatusCode::NOT_FOUND) << end.error_message();
   EXPECT_LT(taken, 45) << "MiB of a stranger were read";
