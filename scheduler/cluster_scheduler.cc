@@ -341,6 +341,8 @@ void ClusterScheduler::Describe(admin::v1::ClusterStatus& status) const {
     status.set_waiting_requests(stats.waiting_requests);
     status.set_generation_tokens(stats.generation_tokens);
     status.set_steps(stats.steps);
+    status.set_max_model_len(static_cast<uint64_t>(options_.scheduler.max_model_len));
+    status.set_longest_sequence(static_cast<uint64_t>(stats.longest_sequence));
   }
   for (const auto& [id, member] : members_.members()) {
     admin::v1::Worker& worker = *status.add_workers();
@@ -414,6 +416,7 @@ pb::Stats ClusterScheduler::Stats() const {
   out.set_steps(stats.steps);
   out.set_late_events(stats.late_events);
   out.set_damaged(stats.damaged);
+  out.set_longest_sequence(static_cast<uint64_t>(stats.longest_sequence));
   out.set_replays_same(stats.replays_same);
   out.set_replays_different(stats.replays_different);
   out.set_replays_unclear(stats.replays_unclear);

@@ -36,13 +36,13 @@ SchedulerNode::SchedulerNode(const SchedulerOptions& options, uint64_t seed, tra
 void SchedulerNode::AddAttentionWorker(WorkerId worker, Epoch epoch, NodeId node, uint64_t kv_blocks, double rate) {
   attention_.push_back(Peer{worker, epoch, node});
   Handle(AttentionWorkerJoined{worker, epoch, kv_blocks, rate});
-  SayWhatFits();
+  NoteWhatFits();
 }
 
-void SchedulerNode::SayWhatFits() {
-  const Position longest = core_.LongestSequence();
-  if (longest == 0 || longest == std::exchange(said_longest_, longest) || longest >= max_model_len_) return;
-  LogWarning("the attention workers hold sequences of ", longest, " tokens at most, less than --max-model-len ",
+void SchedulerNode::NoteWhatFits() {
+  longest_ = core_.LongestSequence();
+  if (longest_ == 0 || longest_ == std::exchange(said_longest_, longest_) || longest_ >= max_model_len_) return;
+  LogWarning("the attention workers hold sequences of ", longest_, " tokens at most, less than --max-model-len ",
              max_model_len_,
              ": longer prompts are refused, and answers end there with finish_reason length; give them "
              "more memory, or lower --max-model-len");
@@ -56,12 +56,12 @@ void SchedulerNode::AddComputeWorker(WorkerId worker, NodeId node) {
 void SchedulerNode::LoseAttentionWorker(WorkerId worker, Epoch epoch) {
   std::erase_if(attention_, [&](const Peer& peer) { return peer.worker == worker && peer.epoch == epoch; });
   Handle(AttentionWorkerLost{worker, epoch});
-  SayWhatFits();
+  NoteWhatFits();
 }
 
 void SchedulerNode::DrainAttentionWorker(WorkerId worker, Epoch epoch) {
   Handle(AttentionWorkerDraining{worker, epoch});
-  SayWhatFits();
+  NoteWhatFits();
 }
 
 void SchedulerNode::LoseComputeWorker(WorkerId worker) {
@@ -109,6 +109,7 @@ absl::Time SchedulerNode::NextDeadline() const {
 
 SchedulerStats SchedulerNode::stats() const {
   SchedulerStats stats = core_.stats();
+  stats.longest_sequence = longest_;
   stats.replays_same = replay_.stats().same;
   stats.replays_different = replay_.stats().different;
   stats.replays_unclear = replay_.stats().unclear;

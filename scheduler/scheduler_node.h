@@ -68,8 +68,8 @@ class SchedulerNode final : public transport::FrameHandler {
 
   void Apply(const Event& event);
   void ApplyFailures();
-  // Where sequences of --max-model-len do not fit: once each time that what fits has changed.
-  void SayWhatFits();
+  // Attention workers came or went: how long sequences may be now. Said where --max-model-len does not fit.
+  void NoteWhatFits();
   // Begins or ends a replay: it runs while no client's request waits.
   void TendReplay();
   // kResourceExhausted: the peer reads slower than we write; the action is as before.
@@ -86,7 +86,8 @@ class SchedulerNode final : public transport::FrameHandler {
 
   SchedulerCore core_;
   const int max_model_len_;
-  Position said_longest_ = 0;
+  Position longest_ = 0;       // LongestSequence(), now
+  Position said_longest_ = 0;  // of the warning
   const bool replays_;
   Replay replay_;
   absl::Time replay_not_before_ = absl::InfinitePast();

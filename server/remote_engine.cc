@@ -277,6 +277,7 @@ void RemoteEngine::Take(const pb::GenerationEvents& events) {
   to.steps = from.steps();
   to.late_events = from.late_events();
   to.damaged = from.damaged();
+  to.longest_sequence = static_cast<Position>(std::min<uint64_t>(from.longest_sequence(), max_model_len_));
   to.replays_same = from.replays_same();
   to.replays_different = from.replays_different();
   to.replays_unclear = from.replays_unclear();

@@ -51,6 +51,7 @@ struct SchedulerStats {
   uint64_t moves = 0;                 // of sequences between attention workers
   uint64_t damaged = 0;               // sequences that began again because their KV was not what was written
   uint64_t late_events = 0;           // unknown or late, dropped
+  Position longest_sequence = 0;      // SchedulerNode's: SchedulerCore::LongestSequence()
   uint64_t replays_same = 0;          // SchedulerNode's, as ReplayStats
   uint64_t replays_different = 0;
   uint64_t replays_unclear = 0;

@@ -47,10 +47,18 @@ void Print(const pb::ClusterStatus& status) {
               status.model().empty() ? "(none yet)" : status.model().c_str(),
               status.serving() ? "serving" : status.why_not().c_str(), status.version().c_str(),
               status.data_plane_version().c_str(), status.uptime_seconds());
-  std::printf("%u server(s), %u sequences running, %u requests waiting, %llu tokens in %llu steps\n\n",
-              status.servers(), status.running_sequences(), status.waiting_requests(),
+  std::printf("%u server(s), %u sequences running, %u requests waiting, %llu tokens in %llu steps\n", status.servers(),
+              status.running_sequences(), status.waiting_requests(),
               static_cast<unsigned long long>(status.generation_tokens()),
               static_cast<unsigned long long>(status.steps()));
+  if (status.longest_sequence() > 0 && status.longest_sequence() < status.max_model_len()) {
+    std::printf(
+        "sequences of up to %llu tokens: the KV caches hold no longer one; by --max-model-len and the model %llu\n\n",
+        static_cast<unsigned long long>(status.longest_sequence()),
+        static_cast<unsigned long long>(status.max_model_len()));
+  } else if (status.max_model_len() > 0) {
+    std::printf("sequences of up to %llu tokens\n\n", static_cast<unsigned long long>(status.max_model_len()));
+  }
   std::printf("worker  %-24s %-9s %-10s %5s %7s %9s %6s %9s %10s\n", "name", "role", "state", "cores", "GB/s", "KV MiB",
               "used", "steps", "joined ago");
   for (const pb::Worker& worker : status.workers()) Print(worker);

@@ -101,8 +101,9 @@ class VllmService final : public pb::VllmEngine::CallbackService {
       reply->set_served_model_name(model_->names.front());
       reply->set_tokenizer_path(model_->names.front());
       reply->set_is_generation(true);
-      reply->set_max_context_length(model_->max_model_len);
-      reply->set_max_req_input_len(model_->max_model_len - 1);
+      const int64_t usable = model_->UsableLength(engine_.stats().scheduler.longest_sequence);
+      reply->set_max_context_length(static_cast<int32_t>(usable));
+      reply->set_max_req_input_len(static_cast<int32_t>(usable - 1));
       reply->set_vocab_size(model_->vocab_size);
       reply->mutable_eos_token_ids()->Add(model_->end_token_ids.begin(), model_->end_token_ids.end());
     });

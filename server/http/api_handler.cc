@@ -55,6 +55,11 @@ HttpResponse ServerOptions() {
   return response;
 }
 
+// What requests may use now: workers come and go.
+int64_t UsableLength(const Backend& backend) {
+  return backend.model->UsableLength(backend.engine->stats().scheduler.longest_sequence);
+}
+
 HttpResponse Loading() {
   return ErrorResponse(503, "unavailable_error", "The model is loading; try again shortly.", "loading");
 }
@@ -214,8 +219,10 @@ void ApiHandler::Get(const Route& route, std::string_view rest, Exchange& exchan
   }
   if (backend == nullptr) return Answer(exchange, route, Loading());
   switch (route.id) {
-    case RouteId::kModels: return respond(ModelsBody(*backend->model));
-    case RouteId::kModel: return respond(ModelBody(*backend->model, std::string(rest)));
+    case RouteId::kModels:
+      return respond(ModelsBody(*backend->model, UsableLength(*backend)));
+    case RouteId::kModel:
+      return respond(ModelBody(*backend->model, std::string(rest), UsableLength(*backend)));
     case RouteId::kTokenizerInfo: return respond(TokenizerInfoBody(*backend->model));
     default: break;
   }
@@ -296,7 +303,7 @@ void ApiHandler::Tokenize(const Route& route, std::shared_ptr<Exchange> exchange
         return DetokenizeBody(request, *backend->model);
       }
       DT_ASSIGN_OR_RETURN(const TokenizeRequest request, ParseTokenizeRequest(json, *backend->model));
-      return TokenizeBody(request, *backend->model);
+      return TokenizeBody(request, *backend->model, UsableLength(*backend));
     }();
     auto response = std::make_shared<HttpResponse>(
         body.ok() ? JsonResponse(*body) : ErrorResponse(ToApiError(body.status(), options_.overload_status)));

@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -43,7 +44,11 @@ struct ServedModel {
   std::shared_ptr<const model::Tokenizer> tokenizer;  // null: a model without one takes token ids and returns them
   ChatRenderer chat;                                  // empty: no chat template, /v1/chat/completions answers 400
 
-  int max_model_len = 0;                 // prompt and output tokens of a sequence
+  int max_model_len = 0;  // prompt and output tokens of a sequence, by --max-model-len and the model
+  // The same where the KV caches hold `longest_sequence` tokens of one (SchedulerStats); 0: not known.
+  int64_t UsableLength(int64_t longest_sequence) const {
+    return longest_sequence > 0 ? std::min<int64_t>(max_model_len, longest_sequence) : max_model_len;
+  }
   int vocab_size = 0;                    // rows of the output layer
   std::vector<TokenId> end_token_ids;    // end a choice unless ignore_eos
   SamplingDefaults defaults;

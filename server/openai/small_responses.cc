@@ -10,11 +10,16 @@
 namespace dovetail::server {
 namespace {
 
-Json ModelJson(const ServedModel& model, const std::string& name) {
-  return {{"id", name},           {"object", "model"},
-          {"created", model.created}, {"owned_by", model.owned_by},
-          {"root", model.names.front()}, {"parent", nullptr},
-          {"max_model_len", model.max_model_len}};
+Json ModelJson(const ServedModel& model, const std::string& name, int64_t usable_len) {
+  Json json = {{"id", name},
+               {"object", "model"},
+               {"created", model.created},
+               {"owned_by", model.owned_by},
+               {"root", model.names.front()},
+               {"parent", nullptr},
+               {"max_model_len", usable_len}};
+  if (usable_len < model.max_model_len) json["configured_max_model_len"] = model.max_model_len;
+  return json;
 }
 
 std::string Shown(const ServedModel& model, TokenId id) {
@@ -42,15 +47,15 @@ Json PieceJson(const ServedModel& model, TokenId id) {
 
 }  // namespace
 
-std::string ModelsBody(const ServedModel& model) {
+std::string ModelsBody(const ServedModel& model, int64_t usable_len) {
   Json data = Json::array();
-  for (const std::string& name : model.names) data.push_back(ModelJson(model, name));
+  for (const std::string& name : model.names) data.push_back(ModelJson(model, name, usable_len));
   return Dump({{"object", "list"}, {"data", std::move(data)}});
 }
 
-absl::StatusOr<std::string> ModelBody(const ServedModel& model, const std::string& name) {
+absl::StatusOr<std::string> ModelBody(const ServedModel& model, const std::string& name, int64_t usable_len) {
   if (std::find(model.names.begin(), model.names.end(), name) == model.names.end()) return UnknownModel(name);
-  return Dump(ModelJson(model, name));
+  return Dump(ModelJson(model, name, usable_len));
 }
 
 absl::StatusOr<std::string> TokenizerInfoBody(const ServedModel& model) {
@@ -68,7 +73,7 @@ absl::StatusOr<std::string> TokenizerInfoBody(const ServedModel& model) {
                {"has_chat_template", static_cast<bool>(model.chat)}});
 }
 
-absl::StatusOr<std::string> TokenizeBody(const TokenizeRequest& request, const ServedModel& model) {
+absl::StatusOr<std::string> TokenizeBody(const TokenizeRequest& request, const ServedModel& model, int64_t usable_len) {
   std::vector<TokenId> ids;
   if (const auto* chat = std::get_if<ChatPrompt>(&request.input)) {
     DT_ASSIGN_OR_RETURN(ids, EncodeChat(*chat, request.add_special, model));
@@ -79,7 +84,7 @@ absl::StatusOr<std::string> TokenizeBody(const TokenizeRequest& request, const S
     if (!encoded.ok()) return BadField("prompt", std::string(encoded.status().message()));
     ids = *std::move(encoded);
   }
-  Json body = {{"count", ids.size()}, {"max_model_len", model.max_model_len}};
+  Json body = {{"count", ids.size()}, {"max_model_len", usable_len}};
   if (request.with_pieces) {
     body["tokens"] = Json::array();
     for (const TokenId id : ids) body["tokens"].push_back(PieceJson(model, id));

@@ -51,7 +51,8 @@ void FuzzApiRequest(const uint8_t* data, size_t size) {
   else CheckRefusal(chat.status());
   const auto tokenize = server::ParseTokenizeRequest(*json, *model);
   if (!tokenize.ok()) CheckRefusal(tokenize.status());
-  else if (const auto body = server::TokenizeBody(*tokenize, *model); !body.ok()) CheckRefusal(body.status());
+  else if (const auto body = server::TokenizeBody(*tokenize, *model, model->max_model_len); !body.ok())
+    CheckRefusal(body.status());
   const auto detokenize = server::ParseDetokenizeRequest(*json, *model);
   if (detokenize.ok()) DT_CHECK(server::ParseJson(server::DetokenizeBody(*detokenize, *model)).ok());
   else CheckRefusal(detokenize.status());

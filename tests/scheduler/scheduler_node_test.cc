@@ -40,6 +40,27 @@ class NarrowPort final : public transport::Port {
   std::vector<uint64_t> opened;  // sequences, in the order of arrival
 };
 
+TEST(SchedulerNode, KnowsHowLongSequencesMayBeAsWorkersComeAndGo) {
+  SchedulerOptions options;
+  options.attention = SmallTable(1, 1);  // a block for 64 tokens
+  options.max_model_len = 1000;
+  NarrowPort port;
+  port.room = 100;
+  SchedulerNode node(
+      options, 0, port, SystemClock(), [](GenerationUpdate) {}, [](const proto::StepResult&, int, int) {});
+  EXPECT_EQ(node.stats().longest_sequence, 0);
+  node.AddAttentionWorker(WorkerId(1), Epoch(1), NodeId(1), 3);
+  EXPECT_EQ(node.stats().longest_sequence, 192);
+  node.AddAttentionWorker(WorkerId(2), Epoch(1), NodeId(2), 100);
+  EXPECT_EQ(node.stats().longest_sequence, 1000);
+  node.DrainAttentionWorker(WorkerId(2), Epoch(1));
+  EXPECT_EQ(node.stats().longest_sequence, 192);
+  node.LoseAttentionWorker(WorkerId(2), Epoch(1));
+  EXPECT_EQ(node.stats().longest_sequence, 192);
+  node.LoseAttentionWorker(WorkerId(1), Epoch(1));
+  EXPECT_EQ(node.stats().longest_sequence, 0);
+}
+
 TEST(SchedulerNode, SendsInOrderAndLaterWhatAPeerHadNoRoomFor) {
   SchedulerOptions options;
   options.attention = SmallTable(1, 1);

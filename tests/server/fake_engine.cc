@@ -120,6 +120,11 @@ void FakeEngine::Step(int steps) {
   wake_.notify_all();
 }
 
+void FakeEngine::SetLongestSequence(Position tokens) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  stats_.longest_sequence = tokens;
+}
+
 void FakeEngine::SetHealthy(bool healthy) {
   std::lock_guard lock(mutex_);
   healthy_ = healthy;

@@ -39,6 +39,7 @@ class FakeEngine : public Engine {
   std::vector<StepSample> TakeStepSamples() override;
 
   void Step(int steps = 1);                    // manual: lets so many steps happen
+  void SetLongestSequence(Position tokens);
   void SetHealthy(bool healthy);
   void SetStalled();                           // has work, and made no progress for an hour
   void SetRefusal(absl::Status refusal);       // what Submit answers, if not OK

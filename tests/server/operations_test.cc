@@ -57,6 +57,24 @@ TEST(Auth, EachKeyIsATenantOfItsOwn) {
   EXPECT_EQ(test.Ask(Get("/metrics", "X-Api-Key: first-key\r\n")).status, 200);  // no metrics key: API keys do
 }
 
+TEST(Routes, GiveTheLengthThatTheKvCachesHoldNow) {
+  TestServer test;
+  test.engine.SetLongestSequence(320);
+  for (const char* path : {"/v1/models/bytes", "/v1/models"}) {
+    Json model = test.AskJson(Get(path));
+    if (model.contains("data")) model = model["data"][0];
+    EXPECT_EQ(model["max_model_len"], 320);
+    EXPECT_EQ(model["configured_max_model_len"], 4096);
+  }
+  EXPECT_EQ(test.AskJson(Post("/tokenize", R"({"prompt":"the"})"))["max_model_len"], 320);
+  for (const int enough : {4096, 5000, 0}) {  // 0: no worker is there
+    test.engine.SetLongestSequence(enough);
+    const Json model = test.AskJson(Get("/v1/models/bytes"));
+    EXPECT_EQ(model["max_model_len"], 4096);
+    EXPECT_FALSE(model.contains("configured_max_model_len"));
+  }
+}
+
 TEST(Routes, AnswerWhatClientsExpect) {
   TestServer test;
   EXPECT_EQ(test.AskJson(Get("/v1/models"))["data"][0]["id"], "bytes");

@@ -243,6 +243,7 @@ TEST_F(Serve, AKvCacheShorterThanTheModelEndsAnswersWithLength) {
                        {"temperature", 0}};
     return server.AskJson(Post("/v1/completions", Dump(body)), status);
   };
+  EXPECT_EQ(server.AskJson(Get("/v1/models"))["data"][0]["max_model_len"], 128);
   const Json answer = ask(20, 200);
   EXPECT_EQ(answer["choices"][0]["finish_reason"], "length");
   EXPECT_EQ(answer["usage"]["completion_tokens"], 128 - 20 + 1) << "the last token needs no KV";
