@@ -359,6 +359,7 @@ void ClusterScheduler::Describe(admin::v1::ClusterStatus& status) const {
     worker.set_kv_blocks_in_use(member.last.kv_blocks_in_use);
     worker.set_kv_blocks_cached(member.last.kv_blocks_cached);
     worker.set_steps(member.last.steps);
+    if (node_ != nullptr) worker.set_damaged_steps(node_->DamagedSteps(member.worker));
     worker.set_joined_seconds_ago(absl::ToDoubleSeconds(now - member.joined));
     worker.set_heard_seconds_ago(absl::ToDoubleSeconds(now - member.heard));
     for (std::string& name : members_.Unconnected(member)) worker.add_unconnected(std::move(name));

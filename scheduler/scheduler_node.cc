@@ -18,6 +18,7 @@ using proto::MakeHeader;
 namespace {
 constexpr int kFramesPerPoll = 64;
 constexpr size_t kMaxUnsent = 16384;  // orders to one peer
+constexpr uint64_t kRepeatedDamage = 3;
 constexpr absl::Duration kReplayPause = absl::Seconds(1);  // once one gave way
 }
 
@@ -216,6 +217,25 @@ int SchedulerNode::TokensOf(const proto::StepResult& result) const {
   return index < step_tokens_.size() && step_tokens_[index].step == result.step ? step_tokens_[index].new_tokens : 0;
 }
 
+void SchedulerNode::NoteDamage(const proto::StepResult& result) {
+  if (result.status != proto::StepStatus::kDamaged) return;
+  for (Peer& peer : attention_) {
+    if (peer.worker != result.failed_worker) continue;
+    const uint64_t steps = ++peer.damaged_steps;
+    const uint64_t times = steps / kRepeatedDamage;
+    if (steps % kRepeatedDamage != 0 || (times & (times - 1)) != 0) continue;
+    LogWarning("attention worker ", peer.worker.value(), ": KV was not what was written in ", steps,
+               " steps since it joined, the last time: ", result.error,
+               "; unless workers were killed meanwhile, its memory may be failing: drain it");
+  }
+}
+
+uint64_t SchedulerNode::DamagedSteps(WorkerId worker) const {
+  for (const Peer& peer : attention_)
+    if (peer.worker == worker) return peer.damaged_steps;
+  return 0;
+}
+
 void SchedulerNode::OnFrame(const transport::Delivery& delivery) {
   if (!proto::Validate(delivery.header).ok()) return;
   if (delivery.header.type == FrameType::kStepResult) {
@@ -228,6 +248,7 @@ void SchedulerNode::OnFrame(const transport::Delivery& delivery) {
         return Handle(StepUnreadable{peer.worker, StepId(delivery.header.step),
                                      MicroBatchId(delivery.header.micro_batch), error});
       }
+      NoteDamage(*result);
       on_step_(*result, static_cast<int>(result->entries.size()), TokensOf(*result));
       return Handle(StepFinished{peer.worker, *std::move(result)});
     }

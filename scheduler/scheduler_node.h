@@ -45,6 +45,9 @@ class SchedulerNode final : public transport::FrameHandler {
   };
   std::vector<Dismissal> TakeDismissals() { return std::exchange(dismissals_, {}); }
 
+  // Steps that this attention worker refused since it joined, because KV there was not what was written.
+  uint64_t DamagedSteps(WorkerId worker) const;
+
   // An event from outside the fabric: a request, a cancellation. What cannot be sent is logged; nothing blocks.
   void Handle(const Event& event);
 
@@ -62,6 +65,7 @@ class SchedulerNode final : public transport::FrameHandler {
     Epoch epoch;
     NodeId node;
     uint64_t orders = 0;  // sent to an attention worker
+    uint64_t damaged_steps = 0;  // of an attention worker
     std::deque<Action> unsent;  // in order, since it had no room for the first
     bool dismissed = false;     // it had no room for too many
   };
@@ -70,6 +74,8 @@ class SchedulerNode final : public transport::FrameHandler {
   void ApplyFailures();
   // Attention workers came or went: how long sequences may be now. Said where --max-model-len does not fit.
   void NoteWhatFits();
+  // KV on an attention worker was damaged again: said after kRepeatedDamage steps, and whenever they have doubled.
+  void NoteDamage(const proto::StepResult& result);
   // Begins or ends a replay: it runs while no client's request waits.
   void TendReplay();
   // kResourceExhausted: the peer reads slower than we write; the action is as before.

@@ -36,6 +36,11 @@ inline constexpr absl::Duration kUnreachablePatience = absl::Seconds(5);
 // How often in a row one attention worker may refuse to open a sequence before its request ends.
 inline constexpr int kMostRefusedOpens = 3;
 
+// How often a sequence begins again because its KV is damaged: without a token in between, and in all. Then its request
+// ends. A compute worker that is killed under a step may leave a damaged sequence, too, so the latter is not small.
+inline constexpr int kMostDamagesInARow = 3;
+inline constexpr int kMostDamages = 100;
+
 // How long a sequence that no attention worker can hold since one was lost waits for another that can.
 inline constexpr absl::Duration kReplacementPatience = absl::Seconds(10);
 

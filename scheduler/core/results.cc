@@ -2,6 +2,7 @@
 #include <iterator>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "scheduler/core/limits.h"
 #include "scheduler/core/scheduler_impl.h"
 
@@ -180,6 +181,7 @@ void SchedulerCore::Impl::TakeToken(const PlannedEntry& entry, const proto::Entr
                               " does not continue this sequence of ", sequence.size(), " tokens"));
   }
   ++stats_.generation_tokens;
+  sequence.damages_in_a_row = 0;
   update.tokens.push_back(result.token);
   if (result.has_logprobs) update.logprobs.push_back(result.logprobs);
   if (params.logits_of_output && entry.logits_rows > 0) {
@@ -276,15 +278,29 @@ void SchedulerCore::Impl::Unreachable(MicroBatch& batch, const proto::StepResult
 }
 
 // What lies on an attention worker is not what was written there. Nothing was committed: those sequences begin again
-// from the token log, and the step is planned again.
+// from the token log, and the step is planned again. Not for ever: where that does not help, their requests end.
 void SchedulerCore::Impl::RestartDamaged(MicroBatch& batch, const proto::StepResult& result) {
+  bool any = false;
+  std::vector<Sequence*> given_up;
   for (const PlannedEntry& entry : batch.entries) {
-    const bool damaged = std::find(result.damaged.begin(), result.damaged.end(), entry.id) != result.damaged.end();
-    if (!damaged || entry.sequence->phase == Phase::kEnded) continue;
-    entry.sequence->lost = true;
+    Sequence& sequence = *entry.sequence;
+    if (std::find(result.damaged.begin(), result.damaged.end(), entry.id) == result.damaged.end()) continue;
+    any = true;
+    if (sequence.phase == Phase::kEnded) continue;
+    sequence.lost = true;
     ++stats_.damaged;
+    ++sequence.damages;
+    ++sequence.damages_in_a_row;
+    if (sequence.damages > kMostDamages || sequence.damages_in_a_row > kMostDamagesInARow)
+      given_up.push_back(&sequence);
   }
+  if (!any) return TryElsewhere(batch, absl::StrCat("it names damaged sequences that are not in it: ", result.error));
   RepeatStep(batch);
+  for (Sequence* sequence : given_up)
+    if (sequence->phase != Phase::kEnded)
+      EndRequest(*sequence->request, FinishReason::kError,
+                 Internal("the KV of this request was damaged again and again, last on attention worker ",
+                          result.failed_worker.value(), ", whose memory may be failing: ", result.error));
 }
 
 // The compute worker failed, not the step: nothing is known to be wrong with that. Unless it fails again and again.

@@ -85,6 +85,8 @@ struct Sequence {
   bool history_seen = false;  // and the lists of its sampling, by `history_worker`
   WorkerId history_worker;
 
+  int damages = 0, damages_in_a_row = 0;  // kMostDamages, kMostDamagesInARow
+
   Move move;  // while kMoving
 
   absl::InlinedVector<Refusal, 1> refusals;  // by all workers so far

@@ -65,6 +65,10 @@ void Print(const pb::ClusterStatus& status) {
   for (const pb::Worker& worker : status.workers())
     for (const std::string& peer : worker.unconnected())
       std::printf("%s has no connection with %s yet\n", worker.name().c_str(), peer.c_str());
+  for (const pb::Worker& worker : status.workers())
+    if (worker.damaged_steps() > 0)
+      std::printf("%s refused %llu steps since it joined: KV was not what was written\n", worker.name().c_str(),
+                  static_cast<unsigned long long>(worker.damaged_steps()));
   std::printf("\nlanes, and the bytes of tensors and of messages sent over them\n");
   for (const pb::Worker& worker : status.workers())
     for (const pb::Link& link : worker.links())

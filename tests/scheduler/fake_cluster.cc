@@ -264,9 +264,19 @@ void FakeCluster::Do(const RunStep& asked) {
       result.failed_worker = shard.worker;
     }
   }
+  const bool all_damaged = steps_to_damage_ > 0;
+  if (all_damaged) --steps_to_damage_;
+  if (result.status == proto::StepStatus::kOk && (all_damaged || Chance(options_.damage))) {
+    result.status = proto::StepStatus::kDamaged;
+    const size_t first = all_damaged ? 0 : random_() % plan.entries.size();
+    result.failed_worker = plan.entries[first].placement[0].worker;
+    for (size_t i = first; i < plan.entries.size(); ++i)
+      if (i == first || all_damaged || random_() % 2 == 0) result.damaged.push_back(plan.entries[i].sequence);
+  }
   if (follows && last_result_.entries.empty()) {  // fails with it
     result.status = last_result_.status;
     result.failed_worker = last_result_.failed_worker;
+    result.damaged = last_result_.damaged;
   }
   int64_t tokens = 0;
   for (const proto::StepEntry& entry : plan.entries) {

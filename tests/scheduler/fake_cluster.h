@@ -28,6 +28,7 @@ struct ClusterOptions {
   absl::Duration step_per_token = absl::Microseconds(10);
   absl::Duration answer_delay_most = absl::ZeroDuration();
   double out_of_memory = 0;  // probability of a step
+  double damage = 0;         // probability of a step: some of its sequences are damaged on one of their workers
   double evict = 0;          // probability at an open or probe that the cache lost something
   double moves_fail = 0;     // probability of a move
   double unanswered = 0;  // probability of a step, but not of several in a row; its worker is dismissed, another joins
@@ -77,6 +78,7 @@ class FakeCluster {
   void Disconnect(WorkerId id) { disconnected_.insert({id, worker(id).epoch()}); }
   // Steps there fail for lack of memory while it holds more sequences than that, whatever it says of its blocks.
   void LimitRoom(WorkerId id, size_t sequences) { room_limits_[id] = sequences; }
+  void Damage(int steps) { steps_to_damage_ = steps; }  // so many of the next: all their sequences
   std::function<void(const Action&)> on_action;        // sees every action before it is carried out
 
   const Stream& stream(RequestId id, int choice = 0) { return clients_.at(id).streams[choice]; }
@@ -155,7 +157,7 @@ class FakeCluster {
   std::map<RequestId, Client> clients_;
   std::optional<proto::StepStatus> next_status_;
   bool spoil_next_entry_ = false;
-  int results_to_lose_ = 0;
+  int results_to_lose_ = 0, steps_to_damage_ = 0;
   uint64_t last_lost_result_ = 0;  // as `steps` counts
   uint32_t next_compute_worker_ = 100;
   StepId last_step_;

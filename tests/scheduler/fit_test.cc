@@ -214,6 +214,67 @@ TEST(Refusals, OfTheWorkerThatIsLeftLetASequenceWaitForAReplacement) {
   }
 }
 
+TEST(Damage, LetsASequenceBeginAgainAFewTimesAndThenEndsItsRequest) {
+  for (const int steps : {3, 4}) {
+    FakeCluster cluster(SmallCluster());
+    const RequestId id = cluster.Submit(Ask(50, 30));
+    cluster.RunUntil(cluster.at(absl::Milliseconds(8)));
+    ASSERT_FALSE(cluster.stream(id).tokens.empty());
+    cluster.Damage(steps);
+    cluster.RunUntilIdle();
+    EXPECT_EQ(cluster.core().stats().damaged, static_cast<uint64_t>(steps));
+    const std::vector<TokenId> all = cluster.Undisturbed(cluster.request(id), 0);
+    if (steps == 3) {
+      EXPECT_EQ(cluster.stream(id).tokens, all) << cluster.stream(id).error;
+    } else {
+      EXPECT_EQ(cluster.stream(id).error_code, absl::StatusCode::kInternal);
+      EXPECT_THAT(cluster.stream(id).error, HasSubstr("last on attention worker 0, whose memory may be failing"));
+      EXPECT_LT(cluster.stream(id).tokens.size(), all.size());
+    }
+    ExpectClean(cluster);
+  }
+}
+
+// Between two of them it got tokens.
+TEST(Damage, FromTimeToTimeEndsNoRequest) {
+  FakeCluster cluster(SmallCluster());
+  const RequestId id = cluster.Submit(Ask(50, 200));
+  for (size_t tokens = 10; tokens < 200; tokens += 10) {
+    while (cluster.stream(id).tokens.size() < tokens) ASSERT_TRUE(cluster.RunOne());
+    cluster.Damage(1);
+  }
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.core().stats().damaged, 19u);
+  EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0)) << cluster.stream(id).error;
+  ExpectClean(cluster);
+}
+
+TEST(Damage, EndsWhereItNeverDoes) {
+  FakeCluster cluster(SmallCluster());
+  const RequestId id = cluster.Submit(Ask(50, 2000));
+  cluster.on_action = [&](const Action& action) {
+    if (std::holds_alternative<EmitUpdate>(action)) cluster.Damage(1);
+  };
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(id).error_code, absl::StatusCode::kInternal);
+  EXPECT_EQ(cluster.core().stats().damaged, 101u);
+  ExpectClean(cluster);
+}
+
+// Else it would be planned again and again.
+TEST(Damage, OfNoSequenceOfTheStepIsAFailureOfTheComputeWorker) {
+  FakeCluster cluster(SmallCluster());
+  const RequestId id = cluster.Submit(Ask(50, 30));
+  cluster.on_action = [&](const Action& action) {
+    if (std::holds_alternative<RunStep>(action)) cluster.FailNextStep(proto::StepStatus::kDamaged);
+  };
+  cluster.RunUntilIdle(10'000);
+  EXPECT_EQ(cluster.stream(id).error_code, absl::StatusCode::kUnavailable);
+  EXPECT_THAT(cluster.stream(id).error, HasSubstr("damaged sequences that are not in it"));
+  EXPECT_EQ(cluster.core().stats().damaged, 0u);
+  ExpectClean(cluster);
+}
+
 TEST(Loss, WhatNoOtherWorkerHoldsWaitsForAReplacement) {
   ClusterOptions options = SmallCluster(2);
   options.kv_blocks = {20, 2000};

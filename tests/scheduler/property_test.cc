@@ -5,6 +5,7 @@
 #include <random>
 #include <string>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/scheduler/fake_cluster.h"
 
@@ -59,6 +60,7 @@ ClusterOptions SomeCluster(Dice& dice, uint64_t seed) {
   options.evict = dice.Coin() ? 0.3 : 0;
   options.seed = seed;
   if (seed % 4 == 0) options.moves_fail = 0.3;
+  if (seed % 7 == 0) options.damage = seed % 2 == 0 ? 0.05 : 0.4;
   if (seed % 5 == 0) {
     options.unanswered = 0.05;
     scheduler.step_timeout = absl::Milliseconds(200);
@@ -105,9 +107,12 @@ void CheckStream(FakeCluster& cluster, RequestId id, int choice) {
   const bool fills_the_cache = stream.reason == FinishReason::kLength && size > cluster.core().LongestSequence();
   EXPECT_TRUE(complete || !ran_out || fills_the_cache);
   if (stream.reason == FinishReason::kError) {
-    // The queue was full, for all or for this tenant; it could never fit; or a worker was lost, or has no memory.
-    EXPECT_THAT(stream.error_code, AnyOf(absl::StatusCode::kResourceExhausted, absl::StatusCode::kAborted,
-                                         absl::StatusCode::kOutOfRange, absl::StatusCode::kUnavailable));
+    // The queue was full, for all or for this tenant; it could never fit; a worker was lost, or has no memory; its KV
+    // was damaged again and again.
+    EXPECT_THAT(stream.error_code,
+                AnyOf(absl::StatusCode::kResourceExhausted, absl::StatusCode::kAborted, absl::StatusCode::kOutOfRange,
+                      absl::StatusCode::kUnavailable, absl::StatusCode::kInternal));
+    EXPECT_EQ(stream.error_code == absl::StatusCode::kInternal, absl::StrContains(stream.error, "damaged again"));
   } else {
     EXPECT_EQ(stream.error_code, absl::StatusCode::kOk);
   }
@@ -147,7 +152,7 @@ void CheckCalls(FakeCluster& cluster, const std::vector<RequestId>& submitted) {
 }
 
 struct Outcome {
-  uint64_t trace = 0, preemptions = 0, hits = 0, tokens = 0, errors = 0, moves = 0, ahead = 0;
+  uint64_t trace = 0, preemptions = 0, hits = 0, tokens = 0, errors = 0, moves = 0, ahead = 0, damaged = 0;
 };
 
 Outcome RunSeed(uint64_t seed, bool run_ahead = false) {
@@ -219,6 +224,7 @@ Outcome RunSeed(uint64_t seed, bool run_ahead = false) {
   outcome.trace = cluster.trace;
   outcome.preemptions = stats.preemptions;
   outcome.moves = stats.moves;
+  outcome.damaged = stats.damaged;
   outcome.ahead = static_cast<uint64_t>(cluster.tokens_ahead);
   outcome.hits = stats.prefix_hits;
   return outcome;
@@ -240,6 +246,7 @@ TEST(Streams, DependOnNothingButTheirRequest) {
     all.preemptions += outcome.preemptions;
     all.hits += outcome.hits;
     all.moves += outcome.moves;
+    all.damaged += outcome.damaged;
     all.tokens += outcome.tokens;
     all.errors += outcome.errors;
   }
@@ -249,6 +256,7 @@ TEST(Streams, DependOnNothingButTheirRequest) {
               static_cast<unsigned long long>(all.hits), static_cast<unsigned long long>(all.errors));
   if (only != nullptr) return;
   EXPECT_GT(all.moves, 100u);
+  EXPECT_GT(all.damaged, 100u);
   EXPECT_GT(all.preemptions, 100u);  // else the seeds are too tame to say anything
   EXPECT_GT(all.hits, 1000u);
 }

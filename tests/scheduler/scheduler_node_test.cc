@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -59,6 +61,32 @@ TEST(SchedulerNode, KnowsHowLongSequencesMayBeAsWorkersComeAndGo) {
   EXPECT_EQ(node.stats().longest_sequence, 192);
   node.LoseAttentionWorker(WorkerId(1), Epoch(1));
   EXPECT_EQ(node.stats().longest_sequence, 0);
+}
+
+TEST(SchedulerNode, SaysWhichWorkersKvIsDamagedAgainAndAgain) {
+  SchedulerOptions options;
+  options.attention = SmallTable(1, 1);
+  NarrowPort port;
+  SchedulerNode node(
+      options, 0, port, SystemClock(), [](GenerationUpdate) {}, [](const proto::StepResult&, int, int) {});
+  for (const uint32_t worker : {1u, 2u}) node.AddAttentionWorker(WorkerId(worker), Epoch(1), NodeId(worker), 100);
+  node.AddComputeWorker(WorkerId(3), NodeId(3));
+  std::vector<std::byte> bytes;
+  proto::Encode(proto::StepResult{.step = StepId(1),
+                                  .status = proto::StepStatus::kDamaged,
+                                  .error = "blocks changed",
+                                  .failed_worker = WorkerId(2)},
+                bytes);
+  const auto header =
+      proto::MakeHeader(proto::FrameType::kStepResult, Epoch(0), StepId(1), MicroBatchId(0), 0, bytes.size());
+  testing::internal::CaptureStderr();
+  for (int i = 0; i < 12; ++i) node.OnFrame({NodeId(3), header, bytes});
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(node.DamagedSteps(WorkerId(1)), 0u);
+  EXPECT_EQ(node.DamagedSteps(WorkerId(2)), 12u);
+  for (const char* steps : {"in 3 steps", "in 6 steps", "in 12 steps"})
+    EXPECT_THAT(said, testing::HasSubstr(std::string("attention worker 2: KV was not what was written ") + steps));
+  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 3);
 }
 
 TEST(SchedulerNode, SendsInOrderAndLaterWhatAPeerHadNoRoomFor) {
