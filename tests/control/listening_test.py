@@ -138,6 +138,27 @@ class WhatListens(unittest.TestCase):
             scheduler.wait_for(r"data plane: .*, shared memory$")
 
 
+class SharedMemory(unittest.TestCase):
+    def test_is_readable_by_its_owner_only_whatever_the_umask(self):
+        before = os.umask(0)
+        try:
+            up = processes.Up(BINARY, MODEL, "--attention-workers", "2")
+        finally:
+            os.umask(before)
+        with up:
+            found = {}
+            for pid in processes.children_of(up.pid):
+                for name in os.listdir(f"/proc/{pid}/fd"):
+                    path = f"/proc/{pid}/fd/{name}"
+                    try:
+                        target, mode = os.readlink(path), os.stat(path).st_mode
+                    except OSError:
+                        continue
+                    if kind := re.search(r"ucx_shm|/memfd:dovetail", target):
+                        found.setdefault(kind.group(0), set()).add(oct(mode & 0o777))
+        self.assertEqual(found, {"ucx_shm": {"0o600"}, "/memfd:dovetail": {"0o600"}})
+
+
 @unittest.skipIf(hosts.why_not(), hosts.why_not())
 class WhatListensBetweenHosts(unittest.TestCase):
     def test_by_default_tensors_use_the_device_that_leads_to_the_scheduler(self):

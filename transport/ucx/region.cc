@@ -47,6 +47,7 @@ absl::StatusOr<std::unique_ptr<ReceiveRegion>> ReceiveRegion::Create(uint64_t by
   region->bytes_ = bytes;
   region->descriptor_ = memfd_create("dovetail-receive", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (region->descriptor_ < 0) return failed("memfd_create");
+  if (fchmod(region->descriptor_, S_IRUSR | S_IWUSR) != 0) return failed("fchmod");  // it is made with 0777
   if (ftruncate(region->descriptor_, static_cast<off_t>(kRegionFrontBytes + bytes)) != 0) return failed("ftruncate");
   if (fcntl(region->descriptor_, F_ADD_SEALS, kSeals) != 0) return failed("F_ADD_SEALS");
   region->front_ = Map(region->descriptor_, bytes);
