@@ -14,7 +14,7 @@ namespace dovetail::server {
 
 // Receives what happens to one request. Called on the engine's thread, in order; must return at once (post to your own
 // thread) and must not call the Engine. The engine keeps the sink alive until it delivered the update with
-// request_finished.
+// request_finished. If that one says kError or kCancelled, it ends every choice that had not ended, whichever it names.
 class GenerationSink {
  public:
   virtual ~GenerationSink() = default;

@@ -50,9 +50,7 @@ GenerationResponse::Effects GenerationResponse::OnUpdate(int p, const scheduler:
   prompt.cached_tokens = update.cached_tokens;
   std::copy(update.prompt_logprobs.begin(), update.prompt_logprobs.end(), std::back_inserter(prompt.logprobs));
 
-  const bool failed = update.choice_finished && (update.reason == scheduler::FinishReason::kError ||
-                                                 update.reason == scheduler::FinishReason::kCancelled);
-  if (failed && !prompt.choices[update.choice].state.finished()) {
+  if (EndsInFailure(prompt, update)) {
     effects.frames = Fail(EngineFailure(update));
     effects.done = true;
     return effects;
@@ -72,10 +70,21 @@ GenerationResponse::Effects GenerationResponse::OnUpdate(int p, const scheduler:
   return effects;
 }
 
+// What ended by itself, here or in the engine, is whole: a failure behind it changes nothing.
+bool GenerationResponse::EndsInFailure(const Prompt& prompt, const scheduler::GenerationUpdate& update) {
+  const bool failed = update.choice_finished && (update.reason == scheduler::FinishReason::kError ||
+                                                 update.reason == scheduler::FinishReason::kCancelled);
+  if (!failed) return false;
+  return update.request_finished ? !Finished(prompt) : !prompt.choices[update.choice].state.finished();
+}
+
+bool GenerationResponse::Finished(const Prompt& prompt) {
+  return std::all_of(prompt.choices.begin(), prompt.choices.end(),
+                     [](const ChoiceOutput& choice) { return choice.state.finished(); });
+}
+
 void GenerationResponse::CheckDone(Effects& effects) {
-  for (const Prompt& prompt : prompts_)
-    for (const ChoiceOutput& choice : prompt.choices)
-      if (!choice.state.finished()) return;
+  if (!std::all_of(prompts_.begin(), prompts_.end(), Finished)) return;
   done_ = effects.done = true;
   if (!spec_.stream) return;
   if (spec_.include_usage) {

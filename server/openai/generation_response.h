@@ -83,6 +83,8 @@ class GenerationResponse {
   Json LogprobsOrNull(std::span<const ShownLogprob> shown) const;
   std::vector<ShownLogprob> EchoedLogprobs(int prompt) const;
   std::vector<const ChoiceOutput*> Shown(const Prompt& prompt) const;
+  static bool EndsInFailure(const Prompt& prompt, const scheduler::GenerationUpdate& update);
+  static bool Finished(const Prompt& prompt);
   void CheckDone(Effects& effects);
 
   const std::shared_ptr<const ServedModel> model_;

@@ -117,5 +117,42 @@ data: {"error":{"message":"The generation failed inside the server; the cause is
 )");
 }
 
+// What an engine says that is lost: once for the whole request, of its first choice.
+scheduler::GenerationUpdate Lost() {
+  scheduler::GenerationUpdate lost;
+  lost.choice_finished = lost.request_finished = true;
+  lost.reason = scheduler::FinishReason::kError;
+  lost.error_code = absl::StatusCode::kUnavailable;
+  return lost;
+}
+
+TEST(GenerationResponse, TheEndOfTheRequestEndsTheOthersOnceTheFirstChoiceHasEnded) {
+  ResponseSpec spec = Spec(Endpoint::kCompletions);
+  spec.n = spec.best_of = 2;
+  for (const bool stream : {true, false}) {
+    spec.stream = stream;
+    GenerationResponse response(TestModel(), spec);
+    response.OnUpdate(0, Finished(Tokens({'a'}), scheduler::FinishReason::kLength));
+    response.OnUpdate(0, Tokens({'b'}, 1));
+    const GenerationResponse::Effects effects = response.OnUpdate(0, Lost());
+    EXPECT_TRUE(effects.done);
+    EXPECT_TRUE(response.done());
+    EXPECT_EQ(response.failure().code(), absl::StatusCode::kUnavailable);
+    EXPECT_EQ(effects.frames.rfind(R"(data: {"error":)", 0) == 0, stream) << effects.frames;
+  }
+}
+
+TEST(GenerationResponse, TheLossOfTheEngineHarmsNoOtherPromptsWholeAnswer) {
+  ResponseSpec spec = Spec(Endpoint::kCompletions);
+  spec.prompts = {{kBos, 'h'}, {kBos, 'i'}};
+  spec.stream = false;
+  spec.stop = {"xy"};
+  GenerationResponse response(TestModel(), spec);
+  response.OnUpdate(0, Tokens({'a', 'x', 'y'}));  // ended here; the engine does not know yet
+  EXPECT_FALSE(response.OnUpdate(0, Lost()).done);
+  EXPECT_TRUE(response.OnUpdate(1, Finished(Tokens({'b'}), scheduler::FinishReason::kLength)).done);
+  EXPECT_TRUE(response.failure().ok()) << response.failure();
+}
+
 }  // namespace
 }  // namespace dovetail::server::test
