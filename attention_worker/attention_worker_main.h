@@ -13,8 +13,8 @@ namespace dovetail::attention {
 // blocks are allocated then, as many as fit into `kv_bytes`.
 struct AttentionWorkerMainOptions {
   uint64_t kv_bytes = 0;
-  std::string trace_file;  // written when an incarnation ends; empty: none
-  int snapshot_percent = 50;  // see AttentionWorkerOptions
+  std::string trace_file;               // written when an incarnation ends; empty: none
+  int snapshot_percent = 50;            // see AttentionWorkerOptions
   exchange::GpuExchangeMeans exchange;  // of layers, from GPU to GPU
   KvStorage storage = KvStorage::kAsSent;
   Digests digests = Digests::kNone;

@@ -13,12 +13,9 @@ namespace dovetail::attention {
 using proto::FrameType;
 using proto::MakeHeader;
 
-absl::StatusOr<std::unique_ptr<AttentionWorkerNode>> AttentionWorkerNode::Create(const proto::AttentionTable& table,
-                                                                                 const AttentionWorkerOptions& options,
-                                                                                 kernels::Device& device,
-                                                                                 transport::Port& port, Clock& clock,
-                                                                                 bool payloads_on_device,
-                                                                                 KvStorage storage) {
+absl::StatusOr<std::unique_ptr<AttentionWorkerNode>> AttentionWorkerNode::Create(
+    const proto::AttentionTable& table, const AttentionWorkerOptions& options, kernels::Device& device,
+    transport::Port& port, Clock& clock, bool payloads_on_device, KvStorage storage) {
   if (options.micro_batches < 1 || options.micro_batches > 16)
     return InvalidArgument("micro_batches: ", options.micro_batches, " is outside 1..16");
   if (options.snapshot_percent < 0 || options.snapshot_percent > 100)
@@ -27,9 +24,8 @@ absl::StatusOr<std::unique_ptr<AttentionWorkerNode>> AttentionWorkerNode::Create
   AttentionWorkerOptions own = options;
   own.block_bytes = KvBlockBytes(table, storage);
   std::unique_ptr<AttentionWorkerNode> node(new AttentionWorkerNode(table, own, device, port, clock));
-  DT_ASSIGN_OR_RETURN(node->executor_,
-                      MakeAttentionBackend(device, node->core_, options.kv_blocks, options.micro_batches,
-                                           payloads_on_device, storage));
+  DT_ASSIGN_OR_RETURN(node->executor_, MakeAttentionBackend(device, node->core_, options.kv_blocks,
+                                                            options.micro_batches, payloads_on_device, storage));
   node->actions_.reserve(16);
   if (options.poison_freed) node->core_.sequences().pool().KeepFreed();
   return node;
@@ -228,9 +224,7 @@ absl::Status AttentionWorkerNode::Perform(Action& action) {
                                      send.op, key_value.size(), /*busy_us=*/0, Digest(key_value));
       return node.port_.SendTensor(move.order.target, header, std::move(key_value));
     }
-    absl::Status operator()(CopyBlocks& copy) {
-      return node.executor_->Copy(copy.copies);
-    }
+    absl::Status operator()(CopyBlocks& copy) { return node.executor_->Copy(copy.copies); }
     absl::Status operator()(DigestBlocks& digest) { return node.DigestSets(digest.sets); }
     absl::Status operator()(AnswerOpened& answer) {
       std::vector<Action> actions;

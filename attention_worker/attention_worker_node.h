@@ -91,7 +91,7 @@ class AttentionWorkerNode final : public transport::FrameHandler {
   std::unique_ptr<AttentionBackend> executor_;
   std::vector<Action> actions_;
   std::unique_ptr<exchange::ExchangeParty> party_;
-  exchange::GpuExchange* using_ = nullptr;          // by the step that begins
+  exchange::GpuExchange* using_ = nullptr;  // by the step that begins
 };
 
 }  // namespace dovetail::attention

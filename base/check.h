@@ -1,8 +1,9 @@
 #pragma once
 #include <string>
 
-// DT_CHECK(condition) and DT_CHECK(condition, "message with ", parts): a broken invariant is a bug. On in release builds
-// too: prints the file, the condition and the message and aborts. Never used for what a user, file or peer can cause. Thread-safe.
+// DT_CHECK(condition) and DT_CHECK(condition, "message with ", parts): a broken invariant is a bug. On in release
+// builds too: prints the file, the condition and the message and aborts. Never used for what a user, file or peer can
+// cause. Thread-safe.
 
 #include "absl/strings/str_cat.h"
 
@@ -15,9 +16,9 @@ std::string CheckMessage(const Args&... args) {
 }
 }  // namespace dovetail::internal
 
-#define DT_CHECK(condition, ...)                                                              \
-  do {                                                                                        \
-    if (!(condition)) [[unlikely]]                                                            \
-      ::dovetail::internal::CheckFailed(__FILE__, __LINE__, #condition,                       \
-                                        ::dovetail::internal::CheckMessage(__VA_ARGS__));     \
+#define DT_CHECK(condition, ...)                                                          \
+  do {                                                                                    \
+    if (!(condition)) [[unlikely]]                                                        \
+      ::dovetail::internal::CheckFailed(__FILE__, __LINE__, #condition,                   \
+                                        ::dovetail::internal::CheckMessage(__VA_ARGS__)); \
   } while (false)

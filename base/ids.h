@@ -33,13 +33,13 @@ class StrongId {
   Int value_ = 0;
 };
 
-using RequestId = StrongId<struct RequestIdTag>;              // one HTTP or gRPC request
-using SequenceId = StrongId<struct SequenceIdTag>;            // one stream of tokens; a request with n choices has n
-using WorkerId = StrongId<struct WorkerIdTag, uint32_t>;      // an attention or compute worker, unique in a cluster
-using NodeId = StrongId<struct NodeIdTag, uint32_t>;          // an address on a Fabric
-using Epoch = StrongId<struct EpochTag, uint32_t>;            // one incarnation of a worker
-using KvGeneration = StrongId<struct KvGenerationTag>;        // what an attention worker calls a sequence's KV; from 1
-using StepId = StrongId<struct StepIdTag>;                    // one step of one micro-batch; grows by one per step
+using RequestId = StrongId<struct RequestIdTag>;          // one HTTP or gRPC request
+using SequenceId = StrongId<struct SequenceIdTag>;        // one stream of tokens; a request with n choices has n
+using WorkerId = StrongId<struct WorkerIdTag, uint32_t>;  // an attention or compute worker, unique in a cluster
+using NodeId = StrongId<struct NodeIdTag, uint32_t>;      // an address on a Fabric
+using Epoch = StrongId<struct EpochTag, uint32_t>;        // one incarnation of a worker
+using KvGeneration = StrongId<struct KvGenerationTag>;    // what an attention worker calls a sequence's KV; from 1
+using StepId = StrongId<struct StepIdTag>;                // one step of one micro-batch; grows by one per step
 using MicroBatchId = StrongId<struct MicroBatchIdTag, uint16_t>;
 using LayerGroup = StrongId<struct LayerGroupTag, uint16_t>;  // attention ops with equal AttentionSpec
 

@@ -3,7 +3,8 @@
 
 #include "absl/strings/str_cat.h"
 
-// One line to stderr: "I 12:03:04.123 text". Thread-safe. Never called on the per-layer path; never given prompt or generated text.
+// One line to stderr: "I 12:03:04.123 text". Thread-safe. Never called on the per-layer path; never given prompt or
+// generated text.
 
 namespace dovetail {
 

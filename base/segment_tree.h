@@ -2,12 +2,14 @@
 #include <bit>
 #include <cstdint>
 
-// The order in which attention is summed (docs/ARCHITECTURE.md, Determinism). Tokens are cut into aligned segments of 64 absolute positions;
-// a segment is summed in token order; segments merge in the full binary tree over absolute segment numbers whose missing leaves (beyond
-// the end, before a window, or not visible) are the identity. So the bits of a row depend on what it sees and on nothing else: a shard that
-// holds some of the segments returns the maximal aligned subtrees of its range, and whoever joins shards folds them in the same tree.
+// The order in which attention is summed (docs/ARCHITECTURE.md, Determinism). Tokens are cut into aligned segments of
+// 64 absolute positions; a segment is summed in token order; segments merge in the full binary tree over absolute
+// segment numbers whose missing leaves (beyond the end, before a window, or not visible) are the identity. So the bits
+// of a row depend on what it sees and on nothing else: a shard that holds some of the segments returns the maximal
+// aligned subtrees of its range, and whoever joins shards folds them in the same tree.
 //
-// Pure integer functions: both ends of the wire derive the structure of a row's partials from its position, window and the shard's range.
+// Pure integer functions: both ends of the wire derive the structure of a row's partials from its position, window and
+// the shard's range.
 
 namespace dovetail {
 
@@ -33,7 +35,8 @@ struct TokenSpan {
   bool empty() const { return begin >= end; }
 };
 
-// What a row at `position` sees of tokens [token_begin, token_end): t <= position, and position - t < window if window > 0.
+// What a row at `position` sees of tokens [token_begin, token_end): t <= position, and position - t < window if window
+// > 0.
 inline TokenSpan VisibleTokens(int64_t position, int64_t window, int64_t token_begin, int64_t token_end) {
   TokenSpan span{token_begin, token_end < position + 1 ? token_end : position + 1};
   if (window > 0 && position - window + 1 > span.begin) span.begin = position - window + 1;
@@ -88,7 +91,8 @@ inline int JoinLevel(SegmentNode a, SegmentNode b) {
   return std::bit_width(static_cast<uint32_t>(a_last ^ b.begin));
 }
 
-// The most nodes a stack of partials of `segments` consecutive segments ever holds: while it grows by one leaf, and at rest.
+// The most nodes a stack of partials of `segments` consecutive segments ever holds: while it grows by one leaf, and at
+// rest.
 inline int MaxStackNodes(int32_t segments, bool begins_at_zero) {
   const int levels = std::bit_width(static_cast<uint32_t>(segments > 0 ? segments : 1));
   return begins_at_zero ? levels + 1 : 2 * levels + 1;

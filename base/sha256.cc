@@ -1,5 +1,5 @@
-// SHA256_Init and its like are deprecated in favour of EVP, and SHA256() itself goes through EVP: that fetches the algorithm under a lock and
-// allocates a context in every call, which costs more than hashing a KV block's 272 bytes.
+// SHA256_Init and its like are deprecated in favour of EVP, and SHA256() itself goes through EVP: that fetches the
+// algorithm under a lock and allocates a context in every call, which costs more than hashing a KV block's 272 bytes.
 #define OPENSSL_SUPPRESS_DEPRECATED
 #include "base/sha256.h"
 

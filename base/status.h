@@ -47,8 +47,8 @@ absl::Status Internal(const Args&... args) {
 #define DT_CONCAT_INNER(a, b) a##b
 #define DT_CONCAT(a, b) DT_CONCAT_INNER(a, b)
 
-#define DT_RETURN_IF_ERROR(expr)                       \
-  do {                                                 \
+#define DT_RETURN_IF_ERROR(expr)                                            \
+  do {                                                                      \
     if (absl::Status dt_status = (expr); !dt_status.ok()) return dt_status; \
   } while (false)
 

@@ -47,14 +47,13 @@ ComputeWorkerNode::ComputeWorkerNode(const model::LoadedModel& model, const prot
 
 absl::StatusOr<std::unique_ptr<ComputeWorkerNode>> ComputeWorkerNode::Create(
     const model::LoadedModel& model, const proto::AttentionTable& table, const ComputeWorkerOptions& options,
-    NodeId scheduler, kernels::Device& device, transport::Port& port, Clock& clock,
-    const ComputeWorkerTuning& tuning) {
+    NodeId scheduler, kernels::Device& device, transport::Port& port, Clock& clock, const ComputeWorkerTuning& tuning) {
   std::unique_ptr<DenseBackend> dense;
   if (tuning.dense != nullptr) {
     DT_ASSIGN_OR_RETURN(dense, tuning.dense->Create(table, options, tuning.stay_on_device));
   }
-  return std::unique_ptr<ComputeWorkerNode>(new ComputeWorkerNode(model, table, options, scheduler, device, port,
-                                                                  clock, tuning, std::move(dense)));
+  return std::unique_ptr<ComputeWorkerNode>(
+      new ComputeWorkerNode(model, table, options, scheduler, device, port, clock, tuning, std::move(dense)));
 }
 
 ComputeWorkerNode::ComputeWorkerNode(const model::LoadedModel& model, const proto::AttentionTable& table,

@@ -28,7 +28,7 @@ struct ComputeWorkerTuning {
   Trace* trace = nullptr;         // what is done when; outlives the worker
   // Where the dense layers run, if not on the CPU; outlives the worker. Prompts are then attended on attention workers.
   const DenseBackendFactory* dense = nullptr;
-  bool stay_on_device = false;    // all attention workers are of that device and this process
+  bool stay_on_device = false;  // all attention workers are of that device and this process
   // Steps whose sequences lie whole on linked attention workers exchange layers from GPU to GPU (layer_exchange.h).
   exchange::GpuExchangeMeans exchange;
 };
@@ -38,10 +38,12 @@ class ComputeWorkerNode final : public transport::FrameHandler {
  public:
   // All references outlive the node. `scheduler` gets the step results. kResourceExhausted when the device has no
   // room for the largest step.
-  static absl::StatusOr<std::unique_ptr<ComputeWorkerNode>> Create(
-      const model::LoadedModel& model, const proto::AttentionTable& table, const ComputeWorkerOptions& options,
-      NodeId scheduler, kernels::Device& device, transport::Port& port, Clock& clock,
-      const ComputeWorkerTuning& tuning = {});
+  static absl::StatusOr<std::unique_ptr<ComputeWorkerNode>> Create(const model::LoadedModel& model,
+                                                                   const proto::AttentionTable& table,
+                                                                   const ComputeWorkerOptions& options,
+                                                                   NodeId scheduler, kernels::Device& device,
+                                                                   transport::Port& port, Clock& clock,
+                                                                   const ComputeWorkerTuning& tuning = {});
 
   // The same on the CPU.
   ComputeWorkerNode(const model::LoadedModel& model, const proto::AttentionTable& table,
@@ -84,12 +86,12 @@ class ComputeWorkerNode final : public transport::FrameHandler {
                     transport::Port& port, Clock& clock, const ComputeWorkerTuning& tuning,
                     std::unique_ptr<DenseBackend> dense);
 
-  struct Timer {  // of one micro-batch's step
+  struct Timer {                            // of one micro-batch's step
     absl::Time begun, waiting_since, sent;  // sent: q of the op at hand
     absl::Duration dense, waiting, sampling, prompts;
-    absl::Duration attention;  // of the waiting: what the slowest worker of each op was busy
-    int op = -1;               // the op at hand
-    absl::Duration op_busy;    // of the slowest worker that has answered
+    absl::Duration attention;          // of the waiting: what the slowest worker of each op was busy
+    int op = -1;                       // the op at hand
+    absl::Duration op_busy;            // of the slowest worker that has answered
     absl::Duration overlapped;         // of the waiting: worked_ went on, for other steps
     absl::Duration worked_at_waiting;  // worked_ when it began to wait
   };
@@ -129,9 +131,9 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   absl::Duration worked_;              // dense work, prompts and sampling of all steps
   std::vector<absl::Duration> waits_;  // the last ones, from q to a partial, in a ring
   size_t next_wait_ = 0;
-  std::vector<Action> actions_;  // still to be performed
+  std::vector<Action> actions_;           // still to be performed
   std::deque<proto::StepResult> unsent_;  // in order: the scheduler has no room yet; one for each micro-batch at most
-  std::vector<MicroBatchId> drawing_;  // whose Sample has begun, oldest first
+  std::vector<MicroBatchId> drawing_;     // whose Sample has begun, oldest first
 };
 
 }  // namespace dovetail::compute

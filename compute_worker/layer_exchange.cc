@@ -32,9 +32,7 @@ absl::Status SendMessage(transport::Port& port, FrameType type, const SendStepBe
 
 }  // namespace
 
-absl::Status HostExchange::SendBegin(SendStepBegin& begin) {
-  return SendMessage(port_, FrameType::kStepBegin, begin);
-}
+absl::Status HostExchange::SendBegin(SendStepBegin& begin) { return SendMessage(port_, FrameType::kStepBegin, begin); }
 
 absl::Status HostExchange::Send(MicroBatchId id, int op, FrameType type) {
   const LayerGroup group = core_.table().op_group[op];

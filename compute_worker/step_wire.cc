@@ -9,9 +9,9 @@ namespace {
 // Copies rows of `heads` heads between a full tensor (row stride `full_heads`) and a dense part of it.
 struct HeadSlice {
   int64_t rows = 0;
-  int64_t full_row_bytes = 0;   // of the full tensor
-  int64_t offset_bytes = 0;     // of the slice in a row
-  int64_t slice_bytes = 0;      // of the slice in a row
+  int64_t full_row_bytes = 0;  // of the full tensor
+  int64_t offset_bytes = 0;    // of the slice in a row
+  int64_t slice_bytes = 0;     // of the slice in a row
 };
 
 void CopyOut(const std::byte* full, std::byte* part, const HeadSlice& s) {

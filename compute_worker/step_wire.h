@@ -80,8 +80,8 @@ class StepWire {
     std::vector<kernels::ShardPartials> partials;
   };
   struct Group {
-    bool whole = false;             // one worker's payloads are the tensors themselves
-    bool whole_key_value = false;   // its k and v are
+    bool whole = false;            // one worker's payloads are the tensors themselves
+    bool whole_key_value = false;  // its k and v are
     std::vector<LocalPartial> locals;
     std::vector<TokenSplit> splits;
     std::vector<kernels::MergeItem> merges;

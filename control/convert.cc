@@ -70,10 +70,10 @@ void ToProto(const proto::LinearSpec& spec, pb::LinearState& out) {
 
 absl::StatusOr<proto::LinearSpec> LinearFromProto(const pb::SoftmaxSpec& from) {
   const pb::LinearState& linear = from.linear();
-  DT_RETURN_IF_ERROR(CheckRange("attention.linear.state_dtype", linear.state_dtype(), 0,
-                                static_cast<uint64_t>(DType::kBF16)));
-  DT_RETURN_IF_ERROR(CheckRange("attention.linear.conv_width", linear.conv_width(), 0,
-                                proto::LinearSpec::kMaxConvWidth));
+  DT_RETURN_IF_ERROR(
+      CheckRange("attention.linear.state_dtype", linear.state_dtype(), 0, static_cast<uint64_t>(DType::kBF16)));
+  DT_RETURN_IF_ERROR(
+      CheckRange("attention.linear.conv_width", linear.conv_width(), 0, proto::LinearSpec::kMaxConvWidth));
   DT_RETURN_IF_ERROR(CheckRange("attention.linear.blocks_per_head", linear.blocks_per_head(), 1, 1 << 16));
   DT_RETURN_IF_ERROR(CheckFinite("attention.linear.query_scale", linear.query_scale()));
   proto::LinearSpec spec;
@@ -355,12 +355,12 @@ void ToProto(const Heartbeat& heartbeat, pb::Heartbeat& out) {
 
 absl::StatusOr<Heartbeat> FromProto(const pb::Heartbeat& in) {
   Heartbeat heartbeat{in.sequence_number(),  in.kv_blocks_total(), in.kv_blocks_in_use(),
-                      in.kv_blocks_cached(), in.steps(),           {}, in.busy_ms()};
+                      in.kv_blocks_cached(), in.steps(),           {},
+                      in.busy_ms()};
   DT_RETURN_IF_ERROR(CheckRange("links", in.links_size(), 0, kMaxPeers));
   for (const pb::Link& link : in.links()) {
     DT_RETURN_IF_ERROR(CheckName("links.lanes", link.lanes(), kMaxLaneBytes));
-    if (!link.exchange().empty())
-      DT_RETURN_IF_ERROR(CheckName("links.exchange", link.exchange(), kMaxExchangeBytes));
+    if (!link.exchange().empty()) DT_RETURN_IF_ERROR(CheckName("links.exchange", link.exchange(), kMaxExchangeBytes));
     heartbeat.links.push_back(
         {NodeId(link.node()), link.lanes(), link.message_bytes(), link.tensor_bytes(), link.exchange()});
   }

@@ -54,7 +54,8 @@ absl::Status WhyNotListening(const std::string& flag, const std::string& listen)
   const std::string port = colon == std::string::npos ? "" : listen.substr(colon + 1);
   switch (const int error = ErrorOfBinding(host, port)) {
     case EADDRINUSE:
-      return absl::AlreadyExistsError(absl::StrCat(flag, " ", listen, ": cannot listen there; the port is taken by "
+      return absl::AlreadyExistsError(absl::StrCat(flag, " ", listen,
+                                                   ": cannot listen there; the port is taken by "
                                                    "another process (a second scheduler or server?): stop that one, "
                                                    "or choose another port"));
     case EADDRNOTAVAIL:
@@ -65,8 +66,8 @@ absl::Status WhyNotListening(const std::string& flag, const std::string& listen)
                                 ": choose one above 1023");
     case -1: return InvalidArgument(flag, " ", listen, ": the host name is not known; check its spelling");
     default:
-      return absl::UnavailableError(absl::StrCat(flag, " ", listen, ": cannot listen there; ",
-                                                 error == 0 ? "try again" : std::strerror(error)));
+      return absl::UnavailableError(
+          absl::StrCat(flag, " ", listen, ": cannot listen there; ", error == 0 ? "try again" : std::strerror(error)));
   }
 }
 

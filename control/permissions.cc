@@ -55,8 +55,7 @@ std::string PeerRoles::Names() const {
 }
 
 absl::Status PeerRoles::Denied(Rpc rpc, const PeerRoles& needed) const {
-  const std::string has =
-      none() ? "the certificate has no role" : absl::StrCat("the certificate's role is ", Names());
+  const std::string has = none() ? "the certificate has no role" : absl::StrCat("the certificate's role is ", Names());
   return absl::PermissionDeniedError(absl::StrCat(has, ", and ", NameOf(rpc), " is for ", needed.Names(),
                                                   "; a role is a URI in the certificate, as ", kRoleUriPrefix,
                                                   "attention-worker"));

@@ -21,9 +21,16 @@ inline constexpr char kRoleUriPrefix[] = "dovetail://role/";
 const char* NameOf(PeerRole role);  // "scheduler", "attention-worker", "compute-worker", "server", "operator"
 
 enum class Rpc : uint8_t {
-  kJoin, kPutModelFiles, kAttend, kLeave,            // Membership
-  kGetModel, kGetModelFiles, kOpen,                  // Generation
-  kGetStatus, kListWorkers, kDrainWorker,            // Admin
+  kJoin,
+  kPutModelFiles,
+  kAttend,
+  kLeave,  // Membership
+  kGetModel,
+  kGetModelFiles,
+  kOpen,  // Generation
+  kGetStatus,
+  kListWorkers,
+  kDrainWorker,  // Admin
 };
 inline constexpr int kRpcs = 10;
 const char* NameOf(Rpc rpc);  // "Admin.DrainWorker"

@@ -133,8 +133,7 @@ class Session {
     if (!idle || deaf) return;
     for (const NodeId node : node_->Overdue())
       if (const auto peer = peers_.find(node); peer != peers_.end())
-        client_.ReportLinkFailed(
-            {node, peer->second.epoch, "its part of a step is overdue", LinkFailed::Kind::kLate});
+        client_.ReportLinkFailed({node, peer->second.epoch, "its part of a step is overdue", LinkFailed::Kind::kLate});
   }
 
   int Turn() {
@@ -158,8 +157,7 @@ class Session {
     Heartbeat heartbeat = node_->Status();
     for (const auto& [id, peer] : peers_) {
       const transport::Connector::Bytes bytes = connector_.BytesTo(id);
-      heartbeat.links.push_back(
-          {id, connector_.LanesTo(id), bytes.messages, bytes.tensors, node_->ExchangeWith(id)});
+      heartbeat.links.push_back({id, connector_.LanesTo(id), bytes.messages, bytes.tensors, node_->ExchangeWith(id)});
     }
     std::lock_guard<std::mutex> lock(mutex_);
     heartbeat_ = std::move(heartbeat);

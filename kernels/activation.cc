@@ -18,8 +18,7 @@ auto RowOpOf(const OpsTable& table, Activation activation) {
 }  // namespace
 
 absl::Status GatedActivation(const OpContext& context, const GatedActivationArgs& args) {
-  if (args.rows < 0 || args.size < 0)
-    return InvalidArgument("activation: ", args.rows, " rows of ", args.size);
+  if (args.rows < 0 || args.size < 0) return InvalidArgument("activation: ", args.rows, " rows of ", args.size);
   if (args.rows == 0 || args.size == 0) return absl::OkStatus();
   if (args.gate == nullptr || args.up == nullptr || args.out == nullptr) {
     return InvalidArgument("activation: gate, up or out is null");
@@ -30,8 +29,7 @@ absl::Status GatedActivation(const OpContext& context, const GatedActivationArgs
   const int64_t out_step = args.out_step != 0 ? args.out_step : args.size;
   ForRows(context, args.rows, args.size, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      row_op(args.gate + row * gate_step, args.up + row * up_step, args.out + row * out_step,
-             args.size);
+      row_op(args.gate + row * gate_step, args.up + row * up_step, args.out + row * out_step, args.size);
     }
   });
   return absl::OkStatus();
@@ -56,17 +54,15 @@ absl::Status Add(const OpContext& context, const float* a, const float* b, float
   if (n < 0 || (n > 0 && (a == nullptr || b == nullptr || out == nullptr))) {
     return InvalidArgument("add: ", n, " floats, or a null pointer");
   }
-  return ForElements(context, n, [&](int64_t at, int64_t count) {
-    context.table->add(a + at, b + at, out + at, count);
-  });
+  return ForElements(context, n,
+                     [&](int64_t at, int64_t count) { context.table->add(a + at, b + at, out + at, count); });
 }
 
 absl::Status Scale(const OpContext& context, const float* a, float factor, float* out, int64_t n) {
   if (n < 0 || (n > 0 && (a == nullptr || out == nullptr)))
     return InvalidArgument("scale: ", n, " floats, or a null pointer");
-  return ForElements(context, n, [&](int64_t at, int64_t count) {
-    context.table->scale(a + at, factor, out + at, count);
-  });
+  return ForElements(context, n,
+                     [&](int64_t at, int64_t count) { context.table->scale(a + at, factor, out + at, count); });
 }
 
 }  // namespace dovetail::kernels

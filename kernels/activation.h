@@ -7,10 +7,10 @@
 namespace dovetail::kernels {
 
 enum class Activation : uint8_t {
-  kSilu,      // g / (1 + e^-g)
-  kGeluTanh,  // g/2 (1 + tanh(sqrt(2/pi) (g + 0.044715 g^3))), "gelu_pytorch_tanh"
-  kRelu,      // max(g, 0); with gate and up the same: relu(x)^2
-  kIdentity,  // g
+  kSilu,           // g / (1 + e^-g)
+  kGeluTanh,       // g/2 (1 + tanh(sqrt(2/pi) (g + 0.044715 g^3))), "gelu_pytorch_tanh"
+  kRelu,           // max(g, 0); with gate and up the same: relu(x)^2
+  kIdentity,       // g
   kClampedSwiglu,  // GPT-OSS: with g at most 7 and up in [-7, 7], g / (1 + e^-1.702g) * (up + 1)
 };
 

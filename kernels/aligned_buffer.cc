@@ -23,8 +23,8 @@ size_t MachineBytes() {
 // does. Over-mapped, then cut to alignment.
 std::byte* MapHuge(size_t size_bytes) {
   const size_t length = RoundUp(size_bytes, kHugePage);
-  void* raw = mmap(nullptr, length + kHugePage, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* raw =
+      mmap(nullptr, length + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED) return nullptr;
   auto* base = static_cast<std::byte*>(raw);
   auto* aligned = reinterpret_cast<std::byte*>(RoundUp(reinterpret_cast<size_t>(base), kHugePage));
@@ -41,8 +41,8 @@ absl::StatusOr<AlignedBuffer> AlignedBuffer::Create(size_t size_bytes) {
   if (size_bytes == 0) return AlignedBuffer();
   const size_t machine = MachineBytes();
   if (size_bytes > machine) {
-    return ResourceExhausted("a buffer of ", size_bytes, " bytes does not fit into this machine's ",
-                             machine, " bytes of memory");
+    return ResourceExhausted("a buffer of ", size_bytes, " bytes does not fit into this machine's ", machine,
+                             " bytes of memory");
   }
   std::byte* data = nullptr;
   if (size_bytes >= kHugeBytes) {
@@ -52,8 +52,7 @@ absl::StatusOr<AlignedBuffer> AlignedBuffer::Create(size_t size_bytes) {
     data = static_cast<std::byte*>(std::aligned_alloc(kAlignment, length));
     if (data != nullptr) std::memset(data, 0, length);
   }
-  if (data == nullptr)
-    return ResourceExhausted("the system refused a buffer of ", size_bytes, " bytes");
+  if (data == nullptr) return ResourceExhausted("the system refused a buffer of ", size_bytes, " bytes");
   return AlignedBuffer(data, size_bytes);
 }
 
@@ -67,8 +66,7 @@ AlignedBuffer::~AlignedBuffer() {
 }
 
 AlignedBuffer::AlignedBuffer(AlignedBuffer&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)),
-      size_bytes_(std::exchange(other.size_bytes_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)), size_bytes_(std::exchange(other.size_bytes_, 0)) {}
 
 AlignedBuffer& AlignedBuffer::operator=(AlignedBuffer&& other) noexcept {
   std::swap(data_, other.data_);

@@ -16,9 +16,7 @@ struct RowShape {
   int64_t in_step = 0;
   int64_t out_step = 0;
 };
-void ToFloat(const OpContext& context, DType dtype, const void* in, float* out,
-             const RowShape& shape);
-void FromFloat(const OpContext& context, DType dtype, const float* in, void* out,
-               const RowShape& shape);
+void ToFloat(const OpContext& context, DType dtype, const void* in, float* out, const RowShape& shape);
+void FromFloat(const OpContext& context, DType dtype, const float* in, void* out, const RowShape& shape);
 
 }  // namespace dovetail::kernels

@@ -9,22 +9,22 @@
 
 namespace dovetail::kernels {
 
-class ThreadPool;     // thread_pool.h
-struct KernelTable;   // kernel_table.h
+class ThreadPool;    // thread_pool.h
+struct KernelTable;  // kernel_table.h
 
 // The instruction sets the CPU kernels are compiled for, weakest first. Every level runs every op.
 enum class Isa : uint8_t { kAvx2 = 0, kAvx512 = 1 };  // kAvx512: F, BW, VL, DQ, VNNI, VBMI and BF16 together
 
-// An ordered queue of kernels on one device. Ops take a Stream&, check their arguments, enqueue and return; what they read and write
-// must stay valid until Synchronize(). On the CPU an op has finished when it returns: it ran on the caller and the pool's threads.
-// Thread-compatible: one thread at a time per stream. Streams of one CpuDevice share its pool: while one op has it, an op of another stream
-// runs on its caller alone. A stream must not outlive its device.
+// An ordered queue of kernels on one device. Ops take a Stream&, check their arguments, enqueue and return; what they
+// read and write must stay valid until Synchronize(). On the CPU an op has finished when it returns: it ran on the
+// caller and the pool's threads. Thread-compatible: one thread at a time per stream. Streams of one CpuDevice share its
+// pool: while one op has it, an op of another stream runs on its caller alone. A stream must not outlive its device.
 class Stream {
  public:
   virtual ~Stream() = default;
   virtual void Synchronize() = 0;
-  virtual ThreadPool& pool() = 0;                     // of the host side; a CPU op spreads its work over it
-  virtual const KernelTable& kernels() const = 0;     // chosen once per (device, ISA)
+  virtual ThreadPool& pool() = 0;                  // of the host side; a CPU op spreads its work over it
+  virtual const KernelTable& kernels() const = 0;  // chosen once per (device, ISA)
 };
 
 // Memory on a device. Movable, freed on destruction. CPU memory is 64-byte aligned and zeroed.
@@ -40,7 +40,7 @@ class Buffer {
 class Device {
  public:
   virtual ~Device() = default;
-  virtual std::string name() const = 0;               // "cpu", later "cuda:0"
+  virtual std::string name() const = 0;  // "cpu", later "cuda:0"
   virtual std::unique_ptr<Stream> CreateStream() = 0;
   // kResourceExhausted when the memory is not there. 0 bytes is allowed.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t size_bytes) = 0;
@@ -50,13 +50,14 @@ class Device {
 };
 
 struct CpuDeviceOptions {
-  int threads = 0;                     // compute threads including the caller's; 0: one per usable core
-  Isa max_isa = Isa::kAvx512;          // tests pin a weaker level; never above what the CPU has
-  int spin_us = 100;                   // how long an idle compute thread watches for work before it sleeps: thread_pool.h
+  int threads = 0;             // compute threads including the caller's; 0: one per usable core
+  Isa max_isa = Isa::kAvx512;  // tests pin a weaker level; never above what the CPU has
+  int spin_us = 100;           // how long an idle compute thread watches for work before it sleeps: thread_pool.h
 };
 inline constexpr int kMaxSpinUs = 1'000'000;
 
-// kInvalidArgument for a thread count outside 1..256 (after defaulting) or spin_us outside 0..kMaxSpinUs, kFailedPrecondition on a CPU below x86-64-v3.
+// kInvalidArgument for a thread count outside 1..256 (after defaulting) or spin_us outside 0..kMaxSpinUs,
+// kFailedPrecondition on a CPU below x86-64-v3.
 absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(const CpuDeviceOptions& options);
 
 }  // namespace dovetail::kernels

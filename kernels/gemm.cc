@@ -8,11 +8,10 @@
 namespace dovetail::kernels {
 namespace {
 
-constexpr int64_t kRowBlock = 256;  // rows of x that stay in L2 while the tiles pass
-constexpr int64_t kSerialConversion =
-    8192;  // elements of x that one thread converts faster than several are started
-constexpr int64_t kConversionTask = 8192;  // elements of x a task converts
-constexpr int64_t kMacsPerTask = 400'000;  // some microseconds
+constexpr int64_t kRowBlock = 256;           // rows of x that stay in L2 while the tiles pass
+constexpr int64_t kSerialConversion = 8192;  // elements of x that one thread converts faster than several are started
+constexpr int64_t kConversionTask = 8192;    // elements of x a task converts
+constexpr int64_t kMacsPerTask = 400'000;    // some microseconds
 
 int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 int64_t CeilDiv(int64_t n, int64_t d) { return (n + d - 1) / d; }
@@ -72,14 +71,14 @@ Needs NeedsOf(std::span<const GemmOutput> outputs) {
 absl::Status CheckOutput(const GemmOutput& output, size_t i, int64_t m, int64_t cols) {
   if (output.weights == nullptr) return InvalidArgument("gemm: output ", i, " has no weights");
   if (output.weights->cols() != cols) {
-    return InvalidArgument("gemm: output ", i, " has weights of ", output.weights->cols(),
-                           " columns, the first has ", cols);
+    return InvalidArgument("gemm: output ", i, " has weights of ", output.weights->cols(), " columns, the first has ",
+                           cols);
   }
   if (output.y == nullptr && m > 0 && output.weights->rows() > 0)
     return InvalidArgument("gemm: output ", i, " has no y");
   if (output.y_stride < output.weights->rows()) {
-    return InvalidArgument("gemm: output ", i, " has a y_stride of ", output.y_stride, " for ",
-                           output.weights->rows(), " columns");
+    return InvalidArgument("gemm: output ", i, " has a y_stride of ", output.y_stride, " for ", output.weights->rows(),
+                           " columns");
   }
   return absl::OkStatus();
 }
@@ -88,27 +87,22 @@ absl::Status Check(const GemmArgs& args) {
   if (args.m < 0 || args.m > kMaxGemmRows)
     return InvalidArgument("gemm: m = ", args.m, " is outside 0..", kMaxGemmRows);
   if (args.outputs.size() > kMaxGemmOutputs) {
-    return InvalidArgument("gemm: ", args.outputs.size(), " outputs are more than ",
-                           kMaxGemmOutputs);
+    return InvalidArgument("gemm: ", args.outputs.size(), " outputs are more than ", kMaxGemmOutputs);
   }
   if (args.outputs.empty()) return absl::OkStatus();
   const PackedWeights* first = args.outputs[0].weights;
   const int64_t cols = first == nullptr ? 0 : first->cols();
-  for (size_t i = 0; i < args.outputs.size(); ++i)
-    DT_RETURN_IF_ERROR(CheckOutput(args.outputs[i], i, args.m, cols));
+  for (size_t i = 0; i < args.outputs.size(); ++i) DT_RETURN_IF_ERROR(CheckOutput(args.outputs[i], i, args.m, cols));
   if (args.x == nullptr && args.m > 0 && cols > 0) return InvalidArgument("gemm: x is null");
-  if (args.x_stride < cols)
-    return InvalidArgument("gemm: x_stride of ", args.x_stride, " for ", cols, " columns");
+  if (args.x_stride < cols) return InvalidArgument("gemm: x_stride of ", args.x_stride, " for ", cols, " columns");
   const size_t need = GemmScratchBytes(args.m, cols);
   if (args.scratch.size() < need || reinterpret_cast<uintptr_t>(args.scratch.data()) % 64 != 0) {
-    return InvalidArgument("gemm: needs ", need, " bytes of scratch aligned to 64, got ",
-                           args.scratch.size());
+    return InvalidArgument("gemm: needs ", need, " bytes of scratch aligned to 64, got ", args.scratch.size());
   }
   return absl::OkStatus();
 }
 
-void Convert(PrepareRowsFn prepare, const GemmRows& rows, int64_t m, int64_t cols,
-             ThreadPool& pool) {
+void Convert(PrepareRowsFn prepare, const GemmRows& rows, int64_t m, int64_t cols, ThreadPool& pool) {
   if (m * cols <= kSerialConversion) return prepare(rows, cols, 0, m);
   const int64_t rows_per_task = RoundUp(std::max<int64_t>(1, kConversionTask / cols), kPanelRows);
   pool.Run(static_cast<int>(CeilDiv(m, rows_per_task)), [&](int task) {
@@ -128,8 +122,7 @@ class Plan {
     // pairs, which the micro-kernels like.
     const int64_t by_work = kMacsPerTask / std::max<int64_t>(1, row_block_ * cols * kTileRows);
     const int64_t by_balance = tiles_ * row_blocks_ / (threads * int64_t{4});
-    tiles_per_task_ =
-        RoundUp(std::max<int64_t>(1, std::min(std::max(by_work, by_balance / 4), by_balance)), 4);
+    tiles_per_task_ = RoundUp(std::max<int64_t>(1, std::min(std::max(by_work, by_balance / 4), by_balance)), 4);
     tasks_per_block_ = CeilDiv(tiles_, tiles_per_task_);
   }
 
@@ -143,8 +136,7 @@ class Plan {
     int64_t first = 0;  // of this output, in the line
     for (const GemmOutput& output : args_.outputs) {
       const int64_t tiles = output.weights->tiles();
-      const int64_t tile_begin = std::max<int64_t>(begin - first, 0),
-                    tile_end = std::min(end - first, tiles);
+      const int64_t tile_begin = std::max<int64_t>(begin - first, 0), tile_end = std::min(end - first, tiles);
       if (tile_begin < tile_end) {
         const PackedView& view = output.weights->view();
         const GemmTarget target{output.y, output.y_stride, output.bias, output.accumulate};

@@ -26,8 +26,8 @@ struct GemmArgs {
   int64_t m = 0;                        // 0 writes nothing
   std::span<const GemmOutput> outputs;  // q, k and v, or gate and up: x is converted once, and one
                                         // parallel region covers all
-  std::span<std::byte> scratch;  // at least GemmScratchBytes, aligned to 64; its contents are
-                                 // undefined before and after
+  std::span<std::byte> scratch;         // at least GemmScratchBytes, aligned to 64; its contents are
+                                        // undefined before and after
 };
 
 inline constexpr int64_t kMaxGemmRows = 1 << 20;

@@ -3,9 +3,7 @@
 namespace dovetail::kernels {
 
 KernelTable SelectKernels(Isa isa) {
-  return {.isa = isa,
-          .gemm = isa == Isa::kAvx512 ? avx512::GemmTable() : avx2::GemmTable(),
-          .ops = &SelectOps(isa)};
+  return {.isa = isa, .gemm = isa == Isa::kAvx512 ? avx512::GemmTable() : avx2::GemmTable(), .ops = &SelectOps(isa)};
 }
 
 }  // namespace dovetail::kernels

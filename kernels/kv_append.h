@@ -28,7 +28,6 @@ struct KvAppendItem {
 // Threads: runs on the caller and the pool, returns when done. Two items must not write the same
 // token. Allocates nothing. Cost:    rows * kv_heads * (key_dim + value_dim) elements read and
 // written.
-absl::Status KvAppend(const OpContext& context, const KvBlockLayout& layout,
-                      std::span<const KvAppendItem> items);
+absl::Status KvAppend(const OpContext& context, const KvBlockLayout& layout, std::span<const KvAppendItem> items);
 
 }  // namespace dovetail::kernels

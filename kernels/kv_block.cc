@@ -32,8 +32,7 @@ absl::Status KvBlockLayout::Validate() const {
     }
   }
   if (dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16) {
-    return InvalidArgument("KV block: element type ", static_cast<int>(dtype),
-                           " is not float32, float16 or bfloat16");
+    return InvalidArgument("KV block: element type ", static_cast<int>(dtype), " is not float32, float16 or bfloat16");
   }
   return absl::OkStatus();
 }

@@ -35,18 +35,12 @@ struct KvBlockLayout {
     if (dtype == DType::kBF16) return 2 * (group + size_t(i / 2) * 32 + lane * 2 + i % 2);
     return SizeOf(dtype) * (group + size_t(i) * 16 + lane);
   }
-  size_t value_offset(int t, int i) const {
-    return key_bytes() + SizeOf(dtype) * (size_t(t) * value_stride() + i);
-  }
+  size_t value_offset(int t, int i) const { return key_bytes() + SizeOf(dtype) * (size_t(t) * value_stride() + i); }
 
   // Elements as float, for references, tests and moving blocks between layouts. Not for the fast
   // path.
-  float Key(const std::byte* block, int t, int i) const {
-    return LoadElement(dtype, block + key_offset(t, i));
-  }
-  float Value(const std::byte* block, int t, int i) const {
-    return LoadElement(dtype, block + value_offset(t, i));
-  }
+  float Key(const std::byte* block, int t, int i) const { return LoadElement(dtype, block + key_offset(t, i)); }
+  float Value(const std::byte* block, int t, int i) const { return LoadElement(dtype, block + value_offset(t, i)); }
 
   static float LoadElement(DType dtype, const std::byte* p);
   static void StoreElement(DType dtype, float x, std::byte* p);  // rounds to nearest even

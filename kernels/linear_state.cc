@@ -121,8 +121,7 @@ class DecodeFetch {
   static constexpr int kMaxTokens = 2;
 
   static bool Fits(const LinearStateItem& item) {
-    return item.rows <= kMaxTokens &&
-           BlockOf(item.first_position) == BlockOf(item.first_position + item.rows - 1);
+    return item.rows <= kMaxTokens && BlockOf(item.first_position) == BlockOf(item.first_position + item.rows - 1);
   }
 
   // `next`: the rows of what comes then, or null. Good until the next call.
@@ -324,9 +323,8 @@ absl::Status LinearState(const OpContext& context, const LinearStateShape& shape
   const auto count = static_cast<int64_t>(items.size());
   const int64_t run_items = std::clamp<int64_t>(count / (kRunsPerThread * context.pool->threads()), 1, kMaxRunItems);
   const int64_t element_work = row_work * most_rows * run_items;
-  ForRows(context, (count + run_items - 1) / run_items, element_work, [&](int64_t begin, int64_t end) {
-    run(begin * run_items, std::min(end * run_items, count));
-  });
+  ForRows(context, (count + run_items - 1) / run_items, element_work,
+          [&](int64_t begin, int64_t end) { run(begin * run_items, std::min(end * run_items, count)); });
   return absl::OkStatus();
 }
 

@@ -54,8 +54,8 @@ class LinearStateLayout {
 
   int rows(Section section) const { return sections_[section].rows; }
   size_t row_bytes(Section section) const { return sections_[section].row_bytes; }
-  size_t bytes() const;                     // in one piece
-  int pieces(size_t piece_bytes) const;     // 0: a row does not fit
+  size_t bytes() const;                  // in one piece
+  int pieces(size_t piece_bytes) const;  // 0: a row does not fit
   // Fills `out` with the rows of a section.
   void Rows(Section section, std::byte* const* pieces, size_t piece_bytes, std::byte** out) const;
   // Fills out[s] with those of every section s up to `last`.

@@ -17,10 +17,10 @@ namespace dovetail::kernels {
 
 // One shard's answer for the item's rows and heads.
 struct ShardPartials {
-  int64_t token_begin = 0;  // a multiple of 64; shards in ascending order, without gaps or overlaps
-  int64_t token_end = 0;    // as the shard itself used it
-  const float* o = nullptr;  // [nodes][heads][value_dim], PartialNodes(...) nodes, row by row, each
-                             // from left to right
+  int64_t token_begin = 0;    // a multiple of 64; shards in ascending order, without gaps or overlaps
+  int64_t token_end = 0;      // as the shard itself used it
+  const float* o = nullptr;   // [nodes][heads][value_dim], PartialNodes(...) nodes, row by row, each
+                              // from left to right
   const float* ml = nullptr;  // [nodes][heads][2]
 };
 

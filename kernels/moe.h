@@ -18,19 +18,19 @@ enum class RouterScore : uint8_t {
 
 // Which experts serve a row, and with what weight.
 struct RouteArgs {
-  const float* logits = nullptr;    // [rows][experts]
+  const float* logits = nullptr;          // [rows][experts]
   const float* selection_bias = nullptr;  // [experts], added to the scores for choosing only; or null
   RouterScore score = RouterScore::kSoftmax;
-  bool renormalise = true;          // the chosen weights sum to 1 ..
-  float scale = 1;                  // .. and are multiplied by this
+  bool renormalise = true;  // the chosen weights sum to 1 ..
+  float scale = 1;          // .. and are multiplied by this
   int64_t rows = 0;
-  int experts = 0;                  // 1..kMaxExperts
-  int chosen = 0;                   // 1..experts
+  int experts = 0;  // 1..kMaxExperts
+  int chosen = 0;   // 1..experts
   // Experts lie in groups of equal size, of at least 2 where there are several. A row chooses from the chosen_groups
   // whose two best scores (with the bias) sum highest, of equals the lower; they must have enough. Source: DeepSeek-V3.
   int groups = 1, chosen_groups = 1;
-  int32_t* expert = nullptr;        // [rows][chosen], best first; of equals the lower number
-  float* weight = nullptr;          // [rows][chosen]
+  int32_t* expert = nullptr;  // [rows][chosen], best first; of equals the lower number
+  float* weight = nullptr;    // [rows][chosen]
 };
 
 // kInvalidArgument for null pointers and sizes outside the above. A row depends on its own logits only. NaN logits are
@@ -40,14 +40,14 @@ absl::Status Route(const OpContext& context, const RouteArgs& args);
 // out[row] (+)= sum over s of weight[row][s] * parts[slot[row][s]], s ascending: the order does not depend on who
 // computed what first. kInvalidArgument for null pointers and sizes below 0. Threads: as Route.
 struct CombineArgs {
-  const float* parts = nullptr;     // [..][size]
-  const int32_t* slot = nullptr;    // [rows][chosen]: row of parts
-  const float* weight = nullptr;    // [rows][chosen]
+  const float* parts = nullptr;   // [..][size]
+  const int32_t* slot = nullptr;  // [rows][chosen]: row of parts
+  const float* weight = nullptr;  // [rows][chosen]
   int64_t rows = 0;
   int chosen = 0;
   int64_t size = 0;
-  float scale = 1;                  // of the whole sum
-  float* out = nullptr;             // [rows][size], added to
+  float scale = 1;       // of the whole sum
+  float* out = nullptr;  // [rows][size], added to
 };
 absl::Status CombineExperts(const OpContext& context, const CombineArgs& args);
 

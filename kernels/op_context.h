@@ -21,9 +21,8 @@ inline constexpr int64_t kElementsPerTask = 16384;
 // enough work.
 template <typename Rows>
 void ForRows(const OpContext& context, int64_t count, int64_t elements_per_row, Rows&& rows) {
-  const int64_t per_task = elements_per_row >= kElementsPerTask
-                               ? 1
-                               : kElementsPerTask / (elements_per_row > 0 ? elements_per_row : 1);
+  const int64_t per_task =
+      elements_per_row >= kElementsPerTask ? 1 : kElementsPerTask / (elements_per_row > 0 ? elements_per_row : 1);
   const int64_t tasks = (count + per_task - 1) / per_task;
   if (tasks <= 1) {
     if (count > 0) rows(int64_t{0}, count);

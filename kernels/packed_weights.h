@@ -38,13 +38,10 @@ class PackedWeights {
   int64_t tiles() const { return (rows() + kTileRows - 1) / kTileRows; }
   size_t tile_bytes() const { return view_.tile_bytes; }
   size_t size_bytes() const { return static_cast<size_t>(tiles()) * view_.tile_bytes; }
-  const PackedView& view() const {
-    return view_;
-  }  // valid as long as this object, also after a move of it
+  const PackedView& view() const { return view_; }  // valid as long as this object, also after a move of it
 
  private:
-  friend absl::StatusOr<PackedWeights> PackWeights(PackedFormat, const struct RowSource&,
-                                                   ThreadPool*);
+  friend absl::StatusOr<PackedWeights> PackWeights(PackedFormat, const struct RowSource&, ThreadPool*);
   PackedView view_;
   AlignedBuffer memory_;
 };
@@ -69,15 +66,13 @@ PackedFormat DirectFormat(RowFormat format);
 // format takes only the row formats whose DirectFormat it is. `pool` may be null. kInvalidArgument
 // for another combination, negative sizes or cols that are no whole number of blocks;
 // kResourceExhausted if the memory is not there. Blocks; allocates.
-absl::StatusOr<PackedWeights> PackWeights(PackedFormat format, const RowSource& source,
-                                          ThreadPool* pool);
+absl::StatusOr<PackedWeights> PackWeights(PackedFormat format, const RowSource& source, ThreadPool* pool);
 
 // Rows of W as f32: y[i] = W[ids[i]], for token embeddings. Reads the raw rows (usually the mapped
 // file): a tied head is then held once packed, and the file's pages serve the few rows a step
 // needs, so no table is kept twice in memory. Bit-equal to ggml's dequantiser. y [ids.size(), cols]
 // with row stride y_stride. kInvalidArgument for an id outside 0..rows-1, before anything is
 // written.
-absl::Status EmbedRows(const RowSource& table, std::span<const int32_t> ids, float* y,
-                       int64_t y_stride);
+absl::Status EmbedRows(const RowSource& table, std::span<const int32_t> ids, float* y, int64_t y_stride);
 
 }  // namespace dovetail::kernels

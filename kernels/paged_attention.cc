@@ -99,21 +99,18 @@ PagedAttention::PagedAttention(const OpContext& context, const AttentionShape& s
 
 size_t PagedAttentionScratchBytes(const AttentionShape& shape, const AttentionLimits& limits) {
   const int64_t segments = limits.tokens / kSegmentTokens + 2;
-  const size_t capacity = MaxStackNodes(
-      static_cast<int32_t>(std::min<int64_t>(segments, kMaxPositions / kSegmentTokens)), false);
+  const size_t capacity =
+      MaxStackNodes(static_cast<int32_t>(std::min<int64_t>(segments, kMaxPositions / kSegmentTokens)), false);
   const size_t row_heads = static_cast<size_t>(limits.rows) * limits.kv_heads * shape.group;
   const size_t per_row =
-      capacity * (PartialFloats(shape.value_dim) * sizeof(float) + sizeof(SegmentNode)) +
-      sizeof(int32_t);
-  const size_t tasks = 2 * static_cast<size_t>(limits.items) * limits.kv_heads +
-                       row_heads / kMaxTileRows +
+      capacity * (PartialFloats(shape.value_dim) * sizeof(float) + sizeof(SegmentNode)) + sizeof(int32_t);
+  const size_t tasks = 2 * static_cast<size_t>(limits.items) * limits.kv_heads + row_heads / kMaxTileRows +
                        static_cast<size_t>(limits.threads) * kTasksPerThread * 4;
   return row_heads * per_row + tasks * 16 + static_cast<size_t>(limits.items) * (256 + 3 * kAlign) +
          static_cast<size_t>(limits.threads) * kChunkBytesPerThread + 16 * kAlign;
 }
 
-absl::StatusOr<PagedAttention> PagedAttention::Begin(const OpContext& context,
-                                                     const AttentionShape& shape,
+absl::StatusOr<PagedAttention> PagedAttention::Begin(const OpContext& context, const AttentionShape& shape,
                                                      std::span<const AttentionItem> items,
                                                      std::span<std::byte> scratch) {
   DT_RETURN_IF_ERROR(CheckAttentionShape(shape));
@@ -128,8 +125,8 @@ absl::Status PagedAttention::LayOut(std::span<std::byte> scratch) {
   static_assert(sizeof(ItemState) <= 256 && sizeof(Task) == 16);
   Arena arena(scratch.data(), scratch.data() + scratch.size());
   const auto too_small = [&] {
-    return ResourceExhausted("attention: a scratch of ", scratch.size(), " bytes is too small for ",
-                             items_.size(), " items; size it with PagedAttentionScratchBytes");
+    return ResourceExhausted("attention: a scratch of ", scratch.size(), " bytes is too small for ", items_.size(),
+                             " items; size it with PagedAttentionScratchBytes");
   };
   states_ = arena.Take<ItemState>(items_.size());
   if (states_ == nullptr && !items_.empty()) return too_small();
@@ -140,16 +137,15 @@ absl::Status PagedAttention::LayOut(std::span<std::byte> scratch) {
     ItemState& state = *new (&states_[i]) ItemState();
     state.segments = SegmentsOfItem(shape_, item);
     state.done = state.segments.begin;
-    state.capacity = MaxStackNodes(state.segments.end - state.segments.begin,
-                                   item.token_begin == 0 && shape_.window == 0);
+    state.capacity =
+        MaxStackNodes(state.segments.end - state.segments.begin, item.token_begin == 0 && shape_.window == 0);
     state.row_heads = item.q_rows * shape_.group;
     state.tiles = (state.row_heads + kMaxTileRows - 1) / kMaxTileRows;
     const size_t stacks = static_cast<size_t>(state.row_heads) * item.kv_heads;
     state.counts = arena.Take<int32_t>(stacks);
     state.nodes = arena.Take<SegmentNode>(stacks * state.capacity);
     state.partials = arena.Take<float>(stacks * state.capacity * floats);
-    if (state.counts == nullptr || state.nodes == nullptr || state.partials == nullptr)
-      return too_small();
+    if (state.counts == nullptr || state.nodes == nullptr || state.partials == nullptr) return too_small();
     std::memset(state.counts, 0, stacks * sizeof(int32_t));
     base_tasks += static_cast<int64_t>(state.tiles) * item.kv_heads;
   }
@@ -168,25 +164,23 @@ PagedAttention::Stack PagedAttention::RowStack(int item, int kv_head, int row) c
   const ItemState& state = states_[item];
   const int64_t index = static_cast<int64_t>(kv_head) * state.row_heads + row;
   const int floats = PartialFloats(shape_.value_dim);
-  return {state.partials + index * state.capacity * floats, state.nodes + index * state.capacity,
-          state.counts + index, floats};
+  return {state.partials + index * state.capacity * floats, state.nodes + index * state.capacity, state.counts + index,
+          floats};
 }
 
 PagedAttention::Stack PagedAttention::ChunkStack(int item, int kv_head, int chunk, int row) const {
   const ItemState& state = states_[item];
   const Chunks& chunks = state.chunks;
-  const int64_t index =
-      (static_cast<int64_t>(kv_head) * chunks.count + chunk) * state.row_heads + row;
+  const int64_t index = (static_cast<int64_t>(kv_head) * chunks.count + chunk) * state.row_heads + row;
   const int floats = PartialFloats(shape_.value_dim);
-  return {chunks.partials + index * chunks.capacity * floats,
-          chunks.nodes + index * chunks.capacity, chunks.counts + index, floats};
+  return {chunks.partials + index * chunks.capacity * floats, chunks.nodes + index * chunks.capacity,
+          chunks.counts + index, floats};
 }
 
 // Cuts an item's segments into aligned power-of-two chunks, each with stacks of its own. False, and
 // nothing changed, where the memory or the task list does not allow it; then the item is done in
 // one piece, with the same bits.
-bool PagedAttention::PlanChunks(int item, int32_t chunk_segments, std::byte*& free, Task* tasks,
-                                int& count) {
+bool PagedAttention::PlanChunks(int item, int32_t chunk_segments, std::byte*& free, Task* tasks, int& count) {
   ItemState& state = states_[item];
   const int kv_heads = items_[item].kv_heads;
   Chunks chunks;
@@ -200,8 +194,7 @@ bool PagedAttention::PlanChunks(int item, int32_t chunk_segments, std::byte*& fr
   chunks.counts = arena.Take<int32_t>(stacks);
   chunks.nodes = arena.Take<SegmentNode>(stacks * chunks.capacity);
   chunks.partials = arena.Take<float>(stacks * chunks.capacity * PartialFloats(shape_.value_dim));
-  if (chunks.counts == nullptr || chunks.nodes == nullptr || chunks.partials == nullptr)
-    return false;
+  if (chunks.counts == nullptr || chunks.nodes == nullptr || chunks.partials == nullptr) return false;
   std::memset(chunks.counts, 0, stacks * sizeof(int32_t));
   free = arena.next();
   state.chunks = chunks;
@@ -217,8 +210,7 @@ int PagedAttention::PlanTasks(bool complete_only) {
   for (size_t i = 0; i < items_.size(); ++i) {
     ItemState& state = states_[i];
     int32_t end = state.segments.end;
-    if (complete_only)
-      end = std::min<int32_t>(end, static_cast<int32_t>(items_[i].first_position / kSegmentTokens));
+    if (complete_only) end = std::min<int32_t>(end, static_cast<int32_t>(items_[i].first_position / kSegmentTokens));
     state.phase = {state.done, std::max(end, state.done)};
     state.done = state.phase.end;
     state.chunks = {};
@@ -238,8 +230,7 @@ int PagedAttention::PlanTasks(bool complete_only) {
     max_tasks_ = all_tasks - static_cast<int>(base_tasks_left);  // leave room for those that come
     if (threads > 1 && state.tiles == 1) {
       const int64_t wish = std::max<int64_t>(kMinChunkSegments, target / state.row_heads);
-      const auto chunk = static_cast<int32_t>(
-          std::bit_ceil(static_cast<uint64_t>(std::min<int64_t>(wish, 1 << 24))));
+      const auto chunk = static_cast<int32_t>(std::bit_ceil(static_cast<uint64_t>(std::min<int64_t>(wish, 1 << 24))));
       if (PlanChunks(static_cast<int>(i), chunk, free, tasks_, count)) continue;
     }
     for (int h = 0; h < items_[i].kv_heads; ++h) {
@@ -263,21 +254,18 @@ void PagedAttention::Prepare(const Task& task, Tile& tile) const {
   const AttentionItem& item = items_[task.item];
   const ItemState& state = states_[task.item];
   const int group = shape_.group, first = task.tile * kMaxTileRows;
-  const int64_t q_step =
-      item.q_row_step != 0 ? item.q_row_step : int64_t{item.kv_heads} * group * shape_.key_dim;
+  const int64_t q_step = item.q_row_step != 0 ? item.q_row_step : int64_t{item.kv_heads} * group * shape_.key_dim;
   tile.rows = std::min(kMaxTileRows, state.row_heads - first);
   SegmentRange range{INT32_MAX, 0};
   for (int r = 0; r < tile.rows; ++r) {
     const int row = (first + r) / group, head = task.kv_head * group + (first + r) % group;
     const int64_t at = row * q_step + int64_t{head} * shape_.key_dim;
-    const std::byte* q =
-        static_cast<const std::byte*>(item.q) + at * static_cast<int64_t>(SizeOf(shape_.dtype));
-    context_.table->prepare_query[static_cast<int>(shape_.dtype)](
-        q, shape_.key_dim, tile.prepared + r * shape_.key_dim * 4);
+    const std::byte* q = static_cast<const std::byte*>(item.q) + at * static_cast<int64_t>(SizeOf(shape_.dtype));
+    context_.table->prepare_query[static_cast<int>(shape_.dtype)](q, shape_.key_dim,
+                                                                  tile.prepared + r * shape_.key_dim * 4);
     tile.stacks[r] = task.chunk < 0 ? RowStack(task.item, task.kv_head, first + r)
                                     : ChunkStack(task.item, task.kv_head, task.chunk, first + r);
-    tile.visible[r] =
-        VisibleTokens(item.first_position + row, shape_.window, item.token_begin, item.token_end);
+    tile.visible[r] = VisibleTokens(item.first_position + row, shape_.window, item.token_begin, item.token_end);
     const SegmentRange sees = SegmentsOf(tile.visible[r]);
     if (!sees.empty()) range = {std::min(range.begin, sees.begin), std::max(range.end, sees.end)};
   }
@@ -325,11 +313,9 @@ void PagedAttention::RunTask(const Task& task) {
     if (work.rows == 0) continue;
     work.keys = blocks.block(task.kv_head, segment);
     work.values = work.keys + value_offset;
-    work.next_keys =
-        segment + 1 < tile.range.end ? blocks.block(task.kv_head, segment + 1) : nullptr;
+    work.next_keys = segment + 1 < tile.range.end ? blocks.block(task.kv_head, segment + 1) : nullptr;
     table.attend_segment[static_cast<int>(shape_.dtype)](work);
-    for (int i = 0; i < work.rows; ++i)
-      tile.stacks[who[i]].Push({segment, 0}, table, work.value_stride);
+    for (int i = 0; i < work.rows; ++i) tile.stacks[who[i]].Push({segment, 0}, table, work.value_stride);
   }
 }
 
@@ -341,8 +327,7 @@ void PagedAttention::JoinChunks(int item, int kv_head) {
     for (int c = 0; c < state.chunks.count; ++c) {
       const Stack chunk = ChunkStack(item, kv_head, c, row);
       for (int i = 0; i < *chunk.count; ++i) {
-        std::memcpy(stack.top(), chunk.partials + static_cast<int64_t>(i) * chunk.floats,
-                    (stride + 2) * sizeof(float));
+        std::memcpy(stack.top(), chunk.partials + static_cast<int64_t>(i) * chunk.floats, (stride + 2) * sizeof(float));
         stack.Push(chunk.nodes[i], *context_.table, stride);
       }
     }
@@ -355,11 +340,9 @@ void PagedAttention::Attend(bool complete_only) {
   int joins = 0;
   for (size_t i = 0; i < items_.size(); ++i) {
     if (states_[i].chunks.count == 0) continue;
-    for (int h = 0; h < items_[i].kv_heads; ++h)
-      tasks_[joins++] = {static_cast<int32_t>(i), h, 0, 0};
+    for (int h = 0; h < items_[i].kv_heads; ++h) tasks_[joins++] = {static_cast<int32_t>(i), h, 0, 0};
   }
-  if (joins > 0)
-    context_.pool->Run(joins, [&](int t) { JoinChunks(tasks_[t].item, tasks_[t].kv_head); });
+  if (joins > 0) context_.pool->Run(joins, [&](int t) { JoinChunks(tasks_[t].item, tasks_[t].kv_head); });
 }
 
 void PagedAttention::AttendComplete() { Attend(true); }
@@ -368,8 +351,7 @@ void PagedAttention::AttendRest() { Attend(false); }
 void PagedAttention::FinishRow(int index, int64_t row, int64_t node) {
   const AttentionItem& item = items_[index];
   const OpsTable& table = *context_.table;
-  const int stride = PartialStride(shape_.value_dim), value_dim = shape_.value_dim,
-            group = shape_.group;
+  const int stride = PartialStride(shape_.value_dim), value_dim = shape_.value_dim, group = shape_.group;
   const int heads = item.kv_heads * group;
   alignas(64) float nothing[PartialFloats(256)] = {};
   nothing[stride] = -__builtin_inff();
@@ -391,8 +373,7 @@ void PagedAttention::FinishRow(int index, int64_t row, int64_t node) {
     }
     const float* root = fold.Finish();
     const int64_t step = item.o_row_step != 0 ? item.o_row_step : int64_t{heads} * value_dim;
-    std::byte* out = static_cast<std::byte*>(item.o) +
-                     (row * step + int64_t{head} * value_dim) * SizeOf(shape_.dtype);
+    std::byte* out = static_cast<std::byte*>(item.o) + (row * step + int64_t{head} * value_dim) * SizeOf(shape_.dtype);
     table.finish_partial(root != nullptr ? root : nothing, value_dim,
                          item.sinks != nullptr ? item.sinks + head : nullptr, shape_.dtype, out);
   }
@@ -405,14 +386,14 @@ void PagedAttention::Finish() {
     ForRows(context_, item.q_rows, elements, [&](int64_t begin, int64_t end) {
       int64_t node = 0;
       if (item.o == nullptr) {
-        node = PartialNodes(item.first_position, static_cast<int>(begin), shape_.window,
-                            item.token_begin, item.token_end);
+        node =
+            PartialNodes(item.first_position, static_cast<int>(begin), shape_.window, item.token_begin, item.token_end);
       }
       for (int64_t row = begin; row < end; ++row) {
         FinishRow(static_cast<int>(i), row, node);
         if (item.o == nullptr) {
-          node += CountSubtrees(VisibleSegments(item.first_position + row, shape_.window,
-                                                item.token_begin, item.token_end));
+          node += CountSubtrees(
+              VisibleSegments(item.first_position + row, shape_.window, item.token_begin, item.token_end));
         }
       }
     });

@@ -58,11 +58,11 @@ struct AttentionItem {
   int64_t q_row_step = 0;   // elements from row to row; 0: dense
   int q_rows = 0;
   int kv_heads = 0;
-  int64_t first_position = 0;  // of row 0
-  int64_t token_begin = 0;     // a multiple of 64
-  int64_t token_end = 0;  // one past the last token present once this step's are appended; never
-                          // past a row's own position is read
-  KvBlockTable blocks;    // must name every block that a row sees; others may be null
+  int64_t first_position = 0;    // of row 0
+  int64_t token_begin = 0;       // a multiple of 64
+  int64_t token_end = 0;         // one past the last token present once this step's are appended; never
+                                 // past a row's own position is read
+  KvBlockTable blocks;           // must name every block that a row sees; others may be null
   const float* sinks = nullptr;  // [kv_heads * group] or null; for items that hold all tokens
 
   // Exactly one of the two outputs. `o` says: this item holds all that its rows see.
@@ -76,8 +76,7 @@ struct AttentionItem {
 
 // Subtrees that an item of a token shard returns, over all its rows. Pure: both ends of the wire
 // compute it.
-int64_t PartialNodes(int64_t first_position, int q_rows, int window, int64_t token_begin,
-                     int64_t token_end);
+int64_t PartialNodes(int64_t first_position, int q_rows, int window, int64_t token_begin, int64_t token_end);
 
 // What bounds the scratch of one call.
 struct AttentionLimits {
@@ -100,8 +99,7 @@ size_t PagedAttentionScratchBytes(const AttentionShape& shape, const AttentionLi
 class PagedAttention {
  public:
   static absl::StatusOr<PagedAttention> Begin(const OpContext& context, const AttentionShape& shape,
-                                              std::span<const AttentionItem> items,
-                                              std::span<std::byte> scratch);
+                                              std::span<const AttentionItem> items, std::span<std::byte> scratch);
   void AttendComplete();
   void AttendRest();
   void Finish();
@@ -113,8 +111,7 @@ class PagedAttention {
   struct Chunks;
   struct Tile;
 
-  PagedAttention(const OpContext& context, const AttentionShape& shape,
-                 std::span<const AttentionItem> items);
+  PagedAttention(const OpContext& context, const AttentionShape& shape, std::span<const AttentionItem> items);
   absl::Status LayOut(std::span<std::byte> scratch);
   void Attend(bool complete_only);
   int PlanTasks(bool complete_only);

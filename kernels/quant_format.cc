@@ -93,8 +93,7 @@ void Unpack(const BlockQ5_K& b, uint8_t* codes, Group* g) {
   for (int s = 0; s < 8; ++s) {
     for (int l = 0; l < 32; ++l) {
       const uint8_t byte = b.qs[32 * (s / 2) + l];
-      codes[32 * s + l] =
-          static_cast<uint8_t>((s % 2 ? byte >> 4 : byte & 15) + 16 * (b.qh[l] >> s & 1));
+      codes[32 * s + l] = static_cast<uint8_t>((s % 2 ? byte >> 4 : byte & 15) + 16 * (b.qh[l] >> s & 1));
     }
     g[s] = ScaleMinK(s, b.scales, F(b.d), F(b.dmin));
   }
@@ -165,8 +164,7 @@ template <typename Block>
 void DequantizeBlocks(const std::byte* row, int64_t cols, float* out) {
   constexpr bool mx = std::is_same_v<Block, BlockMXFP4>;
   constexpr bool symmetric = std::is_same_v<Block, BlockQ4_0> || std::is_same_v<Block, BlockQ5_0> ||
-                             std::is_same_v<Block, BlockQ8_0> || std::is_same_v<Block, BlockQ6_K> ||
-                             mx;
+                             std::is_same_v<Block, BlockQ8_0> || std::is_same_v<Block, BlockQ6_K> || mx;
   constexpr int zero = std::is_same_v<Block, BlockQ4_0> ? 8 : mx ? kFp4Zero : 128;
   constexpr int group = kElements<Block> / kGroups<Block>;
   ForEachBlock<Block>(row, cols, [&](const Block& block, int64_t i) {
@@ -176,8 +174,8 @@ void DequantizeBlocks(const std::byte* row, int64_t cols, float* out) {
     float* y = out + i * kElements<Block>;
     for (int e = 0; e < kElements<Block>; ++e) {
       const Group& g = groups[e / group];
-      y[e] = symmetric ? g.scale * static_cast<float>(codes[e] - zero)
-                       : g.scale * static_cast<float>(codes[e]) + g.offset;
+      y[e] =
+          symmetric ? g.scale * static_cast<float>(codes[e] - zero) : g.scale * static_cast<float>(codes[e]) + g.offset;
     }
   });
 }
@@ -197,37 +195,25 @@ int64_t RowBytes(RowFormat format, int64_t cols) {
 
 void UnpackGroups(RowFormat format, const std::byte* row, int64_t cols, GroupedRow out) {
   switch (format) {
-    case RowFormat::kQ4_0:
-      return UnpackRow<BlockQ4_0>(row, cols, out);
-    case RowFormat::kQ4_1:
-      return UnpackRow<BlockQ4_1>(row, cols, out);
-    case RowFormat::kQ5_0:
-      return UnpackRow<BlockQ5_0>(row, cols, out);
-    case RowFormat::kQ5_1:
-      return UnpackRow<BlockQ5_1>(row, cols, out);
-    case RowFormat::kQ8_0:
-      return UnpackRow<BlockQ8_0>(row, cols, out);
-    case RowFormat::kQ4_K:
-      return UnpackRow<BlockQ4_K>(row, cols, out);
-    case RowFormat::kQ5_K:
-      return UnpackRow<BlockQ5_K>(row, cols, out);
-    case RowFormat::kQ6_K:
-      return UnpackRow<BlockQ6_K>(row, cols, out);
-    case RowFormat::kMXFP4:
-      return UnpackRow<BlockMXFP4>(row, cols, out);
+    case RowFormat::kQ4_0: return UnpackRow<BlockQ4_0>(row, cols, out);
+    case RowFormat::kQ4_1: return UnpackRow<BlockQ4_1>(row, cols, out);
+    case RowFormat::kQ5_0: return UnpackRow<BlockQ5_0>(row, cols, out);
+    case RowFormat::kQ5_1: return UnpackRow<BlockQ5_1>(row, cols, out);
+    case RowFormat::kQ8_0: return UnpackRow<BlockQ8_0>(row, cols, out);
+    case RowFormat::kQ4_K: return UnpackRow<BlockQ4_K>(row, cols, out);
+    case RowFormat::kQ5_K: return UnpackRow<BlockQ5_K>(row, cols, out);
+    case RowFormat::kQ6_K: return UnpackRow<BlockQ6_K>(row, cols, out);
+    case RowFormat::kMXFP4: return UnpackRow<BlockMXFP4>(row, cols, out);
     case RowFormat::kF32:
     case RowFormat::kF16:
-    case RowFormat::kBF16:
-      break;
+    case RowFormat::kBF16: break;
   }
   DT_CHECK(false, Info(format).name, " has no groups");
 }
 
 void DequantizeRow(RowFormat format, const std::byte* row, int64_t cols, float* out) {
   switch (format) {
-    case RowFormat::kF32:
-      std::memcpy(out, row, cols * sizeof(float));
-      return;
+    case RowFormat::kF32: std::memcpy(out, row, cols * sizeof(float)); return;
     case RowFormat::kF16:
       for (int64_t i = 0; i < cols; ++i) {
         F16 x;
@@ -242,24 +228,15 @@ void DequantizeRow(RowFormat format, const std::byte* row, int64_t cols, float* 
         out[i] = ToFloat(x);
       }
       return;
-    case RowFormat::kQ4_0:
-      return DequantizeBlocks<BlockQ4_0>(row, cols, out);
-    case RowFormat::kQ4_1:
-      return DequantizeBlocks<BlockQ4_1>(row, cols, out);
-    case RowFormat::kQ5_0:
-      return DequantizeBlocks<BlockQ5_0>(row, cols, out);
-    case RowFormat::kQ5_1:
-      return DequantizeBlocks<BlockQ5_1>(row, cols, out);
-    case RowFormat::kQ8_0:
-      return DequantizeBlocks<BlockQ8_0>(row, cols, out);
-    case RowFormat::kQ4_K:
-      return DequantizeBlocks<BlockQ4_K>(row, cols, out);
-    case RowFormat::kQ5_K:
-      return DequantizeBlocks<BlockQ5_K>(row, cols, out);
-    case RowFormat::kQ6_K:
-      return DequantizeBlocks<BlockQ6_K>(row, cols, out);
-    case RowFormat::kMXFP4:
-      return DequantizeBlocks<BlockMXFP4>(row, cols, out);
+    case RowFormat::kQ4_0: return DequantizeBlocks<BlockQ4_0>(row, cols, out);
+    case RowFormat::kQ4_1: return DequantizeBlocks<BlockQ4_1>(row, cols, out);
+    case RowFormat::kQ5_0: return DequantizeBlocks<BlockQ5_0>(row, cols, out);
+    case RowFormat::kQ5_1: return DequantizeBlocks<BlockQ5_1>(row, cols, out);
+    case RowFormat::kQ8_0: return DequantizeBlocks<BlockQ8_0>(row, cols, out);
+    case RowFormat::kQ4_K: return DequantizeBlocks<BlockQ4_K>(row, cols, out);
+    case RowFormat::kQ5_K: return DequantizeBlocks<BlockQ5_K>(row, cols, out);
+    case RowFormat::kQ6_K: return DequantizeBlocks<BlockQ6_K>(row, cols, out);
+    case RowFormat::kMXFP4: return DequantizeBlocks<BlockMXFP4>(row, cols, out);
   }
 }
 

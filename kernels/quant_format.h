@@ -7,20 +7,7 @@ namespace dovetail::kernels {
 // How one row of a weight matrix lies in a model file. The quantised ones are ggml's blocks
 // (ggml-common.h at d99724f), little-endian, scales in f16, no padding; model/ maps its file types
 // onto these. All pure; nothing is checked, every bit pattern is defined.
-enum class RowFormat : uint8_t {
-  kF32,
-  kF16,
-  kBF16,
-  kQ4_0,
-  kQ4_1,
-  kQ5_0,
-  kQ5_1,
-  kQ8_0,
-  kQ4_K,
-  kQ5_K,
-  kQ6_K,
-  kMXFP4
-};
+enum class RowFormat : uint8_t { kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ4_K, kQ5_K, kQ6_K, kMXFP4 };
 inline constexpr int kRowFormats = 12;
 
 struct RowFormatInfo {
@@ -74,8 +61,7 @@ struct BlockMXFP4 {
   uint8_t qs[16];
 };  // kFp4Doubled[q] 2^(e - 128), the OCP microscaling format: E2M1 elements, an E8M0 scale
 #pragma pack(pop)
-static_assert(sizeof(BlockQ4_0) == 18 && sizeof(BlockQ4_1) == 20 && sizeof(BlockQ5_0) == 22 &&
-              sizeof(BlockQ5_1) == 24);
+static_assert(sizeof(BlockQ4_0) == 18 && sizeof(BlockQ4_1) == 20 && sizeof(BlockQ5_0) == 22 && sizeof(BlockQ5_1) == 24);
 static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockQ4_K) == 144 && sizeof(BlockQ5_K) == 176 &&
               sizeof(BlockQ6_K) == 210 && sizeof(BlockMXFP4) == 17);
 

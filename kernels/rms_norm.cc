@@ -4,8 +4,7 @@ namespace dovetail::kernels {
 
 absl::Status RmsNorm(const OpContext& context, const RmsNormArgs& args) {
   if (args.rows < 0 || args.vectors < 1 || args.size < 1 || args.size > (1 << 20)) {
-    return InvalidArgument("rms_norm: ", args.rows, " rows of ", args.vectors, " vectors of ",
-                           args.size, " floats");
+    return InvalidArgument("rms_norm: ", args.rows, " rows of ", args.vectors, " vectors of ", args.size, " floats");
   }
   if (args.rows == 0) return absl::OkStatus();
   if (args.x == nullptr || args.weight == nullptr || args.out == nullptr) {
@@ -19,8 +18,7 @@ absl::Status RmsNorm(const OpContext& context, const RmsNormArgs& args) {
     for (int64_t row = begin; row < end; ++row) {
       for (int v = 0; v < args.vectors; ++v) {
         const int64_t at = int64_t{v} * args.size;
-        const float* residual =
-            args.residual != nullptr ? args.residual + row * residual_step + at : nullptr;
+        const float* residual = args.residual != nullptr ? args.residual + row * residual_step + at : nullptr;
         const float* weight = args.weight_each ? args.weight + at : args.weight;
         context.table->rms_norm(args.x + row * x_step + at, residual, weight, args.eps, args.size,
                                 args.out + row * out_step + at);

@@ -25,8 +25,7 @@ struct Workspace {
 
 absl::StatusOr<Workspace> LayOut(int64_t vocab, std::span<std::byte> scratch) {
   if (scratch.size() < SamplingScratchBytes(vocab)) {
-    return ResourceExhausted("sampling: a scratch of ", scratch.size(), " bytes is too small for ",
-                             vocab,
+    return ResourceExhausted("sampling: a scratch of ", scratch.size(), " bytes is too small for ", vocab,
                              " ids; it takes SamplingScratchBytes: ", SamplingScratchBytes(vocab));
   }
   Workspace work;
@@ -52,13 +51,10 @@ absl::Status CheckIds(const char* field, int32_t token, int64_t vocab) {
 absl::Status CheckParams(const SamplingParams& p, int64_t vocab) {
   if (!(p.temperature >= 0 && p.temperature <= 100))
     return InvalidArgument("temperature: ", p.temperature, " is outside 0..100");
-  if (!(p.top_p > 0 && p.top_p <= 1))
-    return InvalidArgument("top_p: ", p.top_p, " is outside (0, 1]");
-  if (!(p.min_p >= 0 && p.min_p <= 1))
-    return InvalidArgument("min_p: ", p.min_p, " is outside [0, 1]");
+  if (!(p.top_p > 0 && p.top_p <= 1)) return InvalidArgument("top_p: ", p.top_p, " is outside (0, 1]");
+  if (!(p.min_p >= 0 && p.min_p <= 1)) return InvalidArgument("min_p: ", p.min_p, " is outside [0, 1]");
   if (!(p.repetition_penalty > 0) || std::isinf(p.repetition_penalty)) {
-    return InvalidArgument("repetition_penalty: ", p.repetition_penalty,
-                           " must be a positive number");
+    return InvalidArgument("repetition_penalty: ", p.repetition_penalty, " must be a positive number");
   }
   if (!std::isfinite(p.presence_penalty))
     return InvalidArgument("presence_penalty: ", p.presence_penalty, " is not finite");
@@ -70,23 +66,18 @@ absl::Status CheckParams(const SamplingParams& p, int64_t vocab) {
   for (const TokenBias& bias : p.logit_bias) {
     DT_RETURN_IF_ERROR(CheckIds("logit_bias", bias.token, vocab));
     if (std::isnan(bias.bias) || bias.bias == -kNegativeInfinity) {
-      return InvalidArgument("logit_bias: ", bias.bias, " for token id ", bias.token,
-                             " is not a finite number");
+      return InvalidArgument("logit_bias: ", bias.bias, " for token id ", bias.token, " is not a finite number");
     }
   }
-  for (const int32_t token : p.allowed)
-    DT_RETURN_IF_ERROR(CheckIds("allowed_token_ids", token, vocab));
-  for (const int32_t token : p.banned)
-    DT_RETURN_IF_ERROR(CheckIds("banned token ids", token, vocab));
-  for (const TokenCount& seen : p.seen)
-    DT_RETURN_IF_ERROR(CheckIds("penalties", seen.token, vocab));
+  for (const int32_t token : p.allowed) DT_RETURN_IF_ERROR(CheckIds("allowed_token_ids", token, vocab));
+  for (const int32_t token : p.banned) DT_RETURN_IF_ERROR(CheckIds("banned token ids", token, vocab));
+  for (const TokenCount& seen : p.seen) DT_RETURN_IF_ERROR(CheckIds("penalties", seen.token, vocab));
   return absl::OkStatus();
 }
 
 absl::StatusOr<LogitStats> CheckedStats(const OpsTable& table, std::span<const float> logits) {
   if (logits.empty() || static_cast<int64_t>(logits.size()) > kMaxVocab) {
-    return InvalidArgument("sampling: a row of ", logits.size(), " logits; 1..", kMaxVocab,
-                           " are supported");
+    return InvalidArgument("sampling: a row of ", logits.size(), " logits; 1..", kMaxVocab, " are supported");
   }
   const LogitStats stats = table.logit_stats(logits.data(), static_cast<int64_t>(logits.size()));
   if (stats.has_nan)
@@ -99,8 +90,7 @@ absl::StatusOr<LogitStats> CheckedStats(const OpsTable& table, std::span<const f
 }
 
 bool HasPenalties(const SamplingParams& p) {
-  return !p.seen.empty() &&
-         (p.repetition_penalty != 1 || p.presence_penalty != 0 || p.frequency_penalty != 0);
+  return !p.seen.empty() && (p.repetition_penalty != 1 || p.presence_penalty != 0 || p.frequency_penalty != 0);
 }
 
 bool ChangesLogits(const SamplingParams& p) {
@@ -135,14 +125,12 @@ struct ByValue {
 // Collects into `ids` a superset of the k largest of z (all of which are >= some threshold), and
 // returns its size. The k-th largest of the maxima of chunks of 64 is a lower bound of the k-th
 // largest value, and rarely a bad one.
-int64_t CollectTop(const OpsTable& table, const Workspace& work, const float* z, int64_t n,
-                   int64_t k) {
+int64_t CollectTop(const OpsTable& table, const Workspace& work, const float* z, int64_t n, int64_t k) {
   const int64_t chunks = (n + 63) / 64;
   float threshold = kNegativeInfinity;
   if (k <= chunks) {
     table.chunk_max(z, n, work.chunk_max);
-    std::nth_element(work.chunk_max, work.chunk_max + (k - 1), work.chunk_max + chunks,
-                     std::greater<float>());
+    std::nth_element(work.chunk_max, work.chunk_max + (k - 1), work.chunk_max + chunks, std::greater<float>());
     threshold = work.chunk_max[k - 1];
   }
   return table.collect_at_least(z, threshold, n, work.ids, n);
@@ -152,13 +140,12 @@ double LogSumExp(const OpsTable& table, std::span<const float> logits, float max
   return max + std::log(table.sum_exp(logits.data(), max, static_cast<int64_t>(logits.size())));
 }
 
-void FillLogprobs(const OpsTable& table, std::span<const float> logits, float max, int32_t token,
-                  int count, const Workspace& work, SampleResult& result) {
+void FillLogprobs(const OpsTable& table, std::span<const float> logits, float max, int32_t token, int count,
+                  const Workspace& work, SampleResult& result) {
   const auto n = static_cast<int64_t>(logits.size());
   const double normaliser = LogSumExp(table, logits, max);
   const auto entry = [&](int32_t id) {
-    return TokenLogprob{
-        .token = id, .logprob = static_cast<float>(logits[id] - normaliser), .rank = 0};
+    return TokenLogprob{.token = id, .logprob = static_cast<float>(logits[id] - normaliser), .rank = 0};
   };
   result.chosen = entry(token);
   result.chosen.rank = static_cast<int32_t>(table.count_at_least(logits.data(), logits[token], n));
@@ -195,17 +182,14 @@ int64_t KeepTopMass(const float* z, int32_t* ids, int64_t n, double target) {
 
 // top_p over the whole row: bisects the threshold between too little and enough mass with vector
 // passes, then decides inside the band that is left one by one. z <= 0, its largest is 0.
-int64_t FilterByMass(const OpsTable& table, const SamplingParams& p, const Workspace& work,
-                     int64_t n) {
+int64_t FilterByMass(const OpsTable& table, const SamplingParams& p, const Workspace& work, int64_t n) {
   constexpr float kDepth = 32;  // nothing deeper counts in f32
   constexpr int kHalvings = 14;
   table.exp(work.z, work.scores, n);
-  const double target =
-      p.top_p * table.mass_at_least(work.z, work.scores, std::numeric_limits<float>::lowest(), n);
+  const double target = p.top_p * table.mass_at_least(work.z, work.scores, std::numeric_limits<float>::lowest(), n);
   float enough = -kDepth, too_little = 1.0f;  // thresholds
   double mass_above = 0;
-  if (table.mass_at_least(work.z, work.scores, enough, n) < target)
-    enough = std::numeric_limits<float>::lowest();
+  if (table.mass_at_least(work.z, work.scores, enough, n) < target) enough = std::numeric_limits<float>::lowest();
   for (int i = 0; i < kHalvings && enough >= -kDepth; ++i) {
     const float middle = enough + (too_little - enough) / 2;
     const double mass = table.mass_at_least(work.z, work.scores, middle, n);
@@ -219,8 +203,7 @@ int64_t FilterByMass(const OpsTable& table, const SamplingParams& p, const Works
   const int64_t count = table.collect_at_least(work.z, enough, n, work.ids, n);
   const float* z = work.z;
   const int64_t sure =
-      std::partition(work.ids, work.ids + count, [&](int32_t id) { return z[id] >= too_little; }) -
-      work.ids;
+      std::partition(work.ids, work.ids + count, [&](int32_t id) { return z[id] >= too_little; }) - work.ids;
   if (sure == count) return count;
   return sure + KeepTopMass(z, work.ids + sure, count - sure, target - mass_above);
 }
@@ -231,20 +214,17 @@ int64_t Filter(const OpsTable& table, const SamplingParams& p, const Workspace& 
   const float* z = work.z;
   const bool by_k = p.top_k > 0 && p.top_k < n;
   if (!by_k && p.min_p <= 0 && p.top_p >= 1) return -1;
-  const float floor = p.min_p > 0 ? static_cast<float>(std::log(double{p.min_p}))
-                                  : std::numeric_limits<float>::lowest();
+  const float floor =
+      p.min_p > 0 ? static_cast<float>(std::log(double{p.min_p})) : std::numeric_limits<float>::lowest();
   int64_t count = 0;
   if (by_k) {
     count = CollectTop(table, work, z, n, p.top_k);
     if (count > p.top_k) {
       std::nth_element(work.ids, work.ids + (p.top_k - 1), work.ids + count, ByValue{z});
       const float kth = z[work.ids[p.top_k - 1]];
-      count = std::partition(work.ids + p.top_k, work.ids + count,
-                             [&](int32_t id) { return z[id] == kth; }) -
-              work.ids;
+      count = std::partition(work.ids + p.top_k, work.ids + count, [&](int32_t id) { return z[id] == kth; }) - work.ids;
     }
-    count = std::partition(work.ids, work.ids + count, [&](int32_t id) { return z[id] >= floor; }) -
-            work.ids;
+    count = std::partition(work.ids, work.ids + count, [&](int32_t id) { return z[id] >= floor; }) - work.ids;
   } else if (p.min_p > 0) {
     count = table.collect_at_least(z, floor, n, work.ids, n);
   }
@@ -258,8 +238,8 @@ int64_t Filter(const OpsTable& table, const SamplingParams& p, const Workspace& 
 }
 
 uint32_t PhiloxWord(uint64_t seed, uint64_t position, int32_t token) {
-  uint32_t c[4] = {static_cast<uint32_t>(token / 64 * 16 + token % 16), 0,
-                   static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32)};
+  uint32_t c[4] = {static_cast<uint32_t>(token / 64 * 16 + token % 16), 0, static_cast<uint32_t>(position),
+                   static_cast<uint32_t>(position >> 32)};
   auto k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
   for (int round = 0; round < 10; ++round) {
     const uint64_t a = uint64_t{0xd2511f53u} * c[0], b = uint64_t{0xcd9e8d57u} * c[2];
@@ -272,8 +252,7 @@ uint32_t PhiloxWord(uint64_t seed, uint64_t position, int32_t token) {
   return c[token / 16 % 4];
 }
 
-int32_t ArgmaxWithNoise(const float* z, const int32_t* ids, int64_t count, uint64_t seed,
-                        int64_t position) {
+int32_t ArgmaxWithNoise(const float* z, const int32_t* ids, int64_t count, uint64_t seed, int64_t position) {
   int32_t best = -1;
   double best_score = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -288,16 +267,15 @@ int32_t ArgmaxWithNoise(const float* z, const int32_t* ids, int64_t count, uint6
 
 // Step 6. Over the whole row the vector pass finds the few ids that can win, and double precision
 // decides between them.
-int32_t Draw(const OpsTable& table, const SamplingParams& p, const Workspace& work, int64_t n,
-             int64_t kept, int64_t position) {
+int32_t Draw(const OpsTable& table, const SamplingParams& p, const Workspace& work, int64_t n, int64_t kept,
+             int64_t position) {
   if (kept > n / 64) {  // so many that the vector pass over the row is cheaper than one by one
     std::fill_n(work.scores, n, kNegativeInfinity);
     for (int64_t i = 0; i < kept; ++i) work.scores[work.ids[i]] = work.z[work.ids[i]];
   }
   if (kept < 0 || kept > n / 64) {
     const float* z = kept < 0 ? work.z : work.scores;
-    const float top =
-        table.gumbel_scores(z, n, p.seed, static_cast<uint64_t>(position), work.scores);
+    const float top = table.gumbel_scores(z, n, p.seed, static_cast<uint64_t>(position), work.scores);
     const float margin = 1e-4f + 1e-6f * std::abs(top);
     kept = table.collect_at_least(work.scores, top - margin, n, work.ids, n);
   }
@@ -317,8 +295,7 @@ double GumbelNoise(uint64_t seed, int64_t position, int32_t token) {
 }
 
 absl::StatusOr<SampleResult> SampleRow(const OpsTable& table, std::span<const float> logits,
-                                       const SamplingParams& params, int64_t position,
-                                       std::span<std::byte> scratch) {
+                                       const SamplingParams& params, int64_t position, std::span<std::byte> scratch) {
   DT_ASSIGN_OR_RETURN(LogitStats stats, CheckedStats(table, logits));
   const auto n = static_cast<int64_t>(logits.size());
   DT_RETURN_IF_ERROR(CheckParams(params, n));
@@ -341,18 +318,16 @@ absl::StatusOr<SampleResult> SampleRow(const OpsTable& table, std::span<const fl
     table.shift_scale(z, stats.max, 1.0f / params.temperature, work.z, n);  // the largest is now 0
     result.token = Draw(table, params, work, n, Filter(table, params, work, n), position);
   }
-  if (params.logprobs >= 0)
-    FillLogprobs(table, logits, raw_max, result.token, params.logprobs, work, result);
+  if (params.logprobs >= 0) FillLogprobs(table, logits, raw_max, result.token, params.logprobs, work, result);
   return result;
 }
 
-absl::StatusOr<SampleResult> RowLogprobs(const OpsTable& table, std::span<const float> logits,
-                                         int32_t token, int top, std::span<std::byte> scratch) {
+absl::StatusOr<SampleResult> RowLogprobs(const OpsTable& table, std::span<const float> logits, int32_t token, int top,
+                                         std::span<std::byte> scratch) {
   DT_ASSIGN_OR_RETURN(const LogitStats stats, CheckedStats(table, logits));
   const auto n = static_cast<int64_t>(logits.size());
   DT_RETURN_IF_ERROR(CheckIds("prompt_logprobs", token, n));
-  if (top < 0 || top > kMaxLogprobs)
-    return InvalidArgument("prompt_logprobs: ", top, " is outside 0..", kMaxLogprobs);
+  if (top < 0 || top > kMaxLogprobs) return InvalidArgument("prompt_logprobs: ", top, " is outside 0..", kMaxLogprobs);
   DT_ASSIGN_OR_RETURN(const Workspace work, LayOut(n, scratch));
   SampleResult result;
   result.token = token;

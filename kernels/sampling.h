@@ -48,10 +48,8 @@ struct SamplingParams {
   std::span<const TokenBias> logit_bias;
   std::span<const int32_t> allowed;  // empty: all
   std::span<const int32_t> banned;
-  std::span<const TokenCount>
-      seen;  // each id once: prompt and generated; needed only if a penalty is set
-  int logprobs =
-      -1;  // -1: none; n >= 0: the sampled token's and the n most likely, n <= kMaxLogprobs
+  std::span<const TokenCount> seen;  // each id once: prompt and generated; needed only if a penalty is set
+  int logprobs = -1;                 // -1: none; n >= 0: the sampled token's and the n most likely, n <= kMaxLogprobs
 
   bool greedy() const { return temperature < 1e-5f; }
 };
@@ -82,13 +80,12 @@ size_t SamplingScratchBytes(int64_t vocab_size);
 // reentrant. Allocates nothing. Cost:    greedy 2 passes over the row; with filters 3 to 5; without
 // them one pass at ~5 cycles an id for the random numbers.
 absl::StatusOr<SampleResult> SampleRow(const OpsTable& table, std::span<const float> logits,
-                                       const SamplingParams& params, int64_t position,
-                                       std::span<std::byte> scratch);
+                                       const SamplingParams& params, int64_t position, std::span<std::byte> scratch);
 
 // Log-probabilities of a given token, for prompt_logprobs: as SampleResult.chosen and .top would
 // be.
-absl::StatusOr<SampleResult> RowLogprobs(const OpsTable& table, std::span<const float> logits,
-                                         int32_t token, int top, std::span<std::byte> scratch);
+absl::StatusOr<SampleResult> RowLogprobs(const OpsTable& table, std::span<const float> logits, int32_t token, int top,
+                                         std::span<std::byte> scratch);
 
 // The noise itself, for tests and for other devices.
 double GumbelNoise(uint64_t seed, int64_t position, int32_t token);

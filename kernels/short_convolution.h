@@ -13,11 +13,11 @@ namespace dovetail::kernels {
 inline constexpr int kMaxConvWidth = 8;
 
 struct ShortConvolutionArgs {
-  const float* x = nullptr;       // [rows][channels], row step x_step
-  const float* history = nullptr; // [width - 1][channels] dense: the rows before, zeros where there are none
-  const float* weights = nullptr; // [width][channels]: tap by tap, the last one meets the row itself
-  int64_t weight_step = 0;        // floats from tap to tap; 0: dense
-  const float* bias = nullptr;    // [channels] or null
+  const float* x = nullptr;        // [rows][channels], row step x_step
+  const float* history = nullptr;  // [width - 1][channels] dense: the rows before, zeros where there are none
+  const float* weights = nullptr;  // [width][channels]: tap by tap, the last one meets the row itself
+  int64_t weight_step = 0;         // floats from tap to tap; 0: dense
+  const float* bias = nullptr;     // [channels] or null
   bool silu = true;
   int width = 0;
   int64_t rows = 0;

@@ -35,9 +35,9 @@ struct StepDecayArgs {
   bool rate = false;              // needs width == 1
   int64_t rows = 0;
   int heads = 0;
-  int width = 1;                  // decays of a head
-  int stride = 0;                 // floats of a head in out
-  float* out = nullptr;           // [rows][heads * stride]
+  int width = 1;         // decays of a head
+  int stride = 0;        // floats of a head in out
+  float* out = nullptr;  // [rows][heads * stride]
 };
 absl::Status StepDecay(const OpContext& context, const StepDecayArgs& args);
 

@@ -17,8 +17,7 @@ uint64_t NextOf(uint64_t job) { return job & 0xffffffffu; }
 
 }  // namespace
 
-ThreadPool::ThreadPool(const ThreadPoolOptions& options)
-    : threads_(options.threads), spin_us_(options.spin_us) {
+ThreadPool::ThreadPool(const ThreadPoolOptions& options) : threads_(options.threads), spin_us_(options.spin_us) {
   DT_CHECK(options.threads >= 1 && options.threads <= kMaxThreads, options.threads);
   DT_CHECK(options.spin_us >= 0, options.spin_us);
   workers_.reserve(threads_ - 1);

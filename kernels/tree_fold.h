@@ -20,13 +20,10 @@ class TreeFold {
   // Merges what can be merged before `node` comes. Returns the index its partial will have, which
   // is free from now on: a caller that keeps kMaxDepth slots may load it into that slot.
   int MakeRoom(SegmentNode node) {
-    const int join =
-        size_ > 0 ? std::bit_width(static_cast<uint32_t>(entries_[size_ - 1].last ^ node.begin))
-                  : 0;
+    const int join = size_ > 0 ? std::bit_width(static_cast<uint32_t>(entries_[size_ - 1].last ^ node.begin)) : 0;
     while (size_ >= 2 && entries_[size_ - 1].join < join) MergeTop();
     DT_CHECK(size_ < kMaxDepth);
-    entries_[size_] = {
-        .partial = nullptr, .last = node.begin + (int32_t{1} << node.level) - 1, .join = join};
+    entries_[size_] = {.partial = nullptr, .last = node.begin + (int32_t{1} << node.level) - 1, .join = join};
     return size_;
   }
   // Adds the partial of the node last given to MakeRoom. It may be overwritten until Finish

@@ -32,8 +32,9 @@ class CheckpointBuilder {
       const std::string& name = gguf ? need.gguf : need.hf;
       const bool elsewhere = gguf && !need.in_gguf.empty();
       const std::optional<FoundTensor> found = elsewhere ? std::nullopt : lookup(name);
-      const StoredPlace* other =
-          elsewhere ? OtherPlace(need.in_gguf, lookup) : found || gguf ? nullptr : OtherPlace(need.others, lookup);
+      const StoredPlace* other = elsewhere       ? OtherPlace(need.in_gguf, lookup)
+                                 : found || gguf ? nullptr
+                                                 : OtherPlace(need.others, lookup);
       if (!found && other == nullptr)
         return InvalidArgument(checkpoint.name_, ": tensor ", MissingNames(need, name, gguf), " is missing, which ",
                                View(Name(config.architecture)), " needs");
@@ -212,8 +213,8 @@ class CheckpointBuilder {
       DT_RETURN_IF_ERROR(CheckFloat(part));
       const std::vector<int64_t> shape = Flattened(part.stored.shape, need.cols > 0 ? 2 : 1);
       rows += shape.empty() ? 0 : shape[0];
-      DT_RETURN_IF_ERROR(CheckShape(part, need.cols > 0 ? std::vector<int64_t>{shape.empty() ? 0 : shape[0], need.cols}
-                                                        : shape, true));
+      DT_RETURN_IF_ERROR(CheckShape(
+          part, need.cols > 0 ? std::vector<int64_t>{shape.empty() ? 0 : shape[0], need.cols} : shape, true));
       if (part.type != parts.front().type)
         return InvalidArgument(What(part), " is stored as ", View(part.stored.type), ", but ", place.names.front(),
                                " as ", View(parts.front().stored.type));
@@ -275,8 +276,7 @@ class CheckpointBuilder {
 
   // weight and weight_scale, as compressed-tensors and fbgemm write FP8: a scale for the tensor, or one for each row.
   template <typename Lookup>
-  static absl::StatusOr<TensorSource> MakeE4M3(const TensorNeed& need, const FoundTensor& found,
-                                               const Lookup& lookup) {
+  static absl::StatusOr<TensorSource> MakeE4M3(const TensorNeed& need, const FoundTensor& found, const Lookup& lookup) {
     const std::string scale_name = absl::StrCat(View(found.stored.name), "_scale");
     const std::optional<FoundTensor> scale = lookup(scale_name);
     if (!scale)
@@ -293,8 +293,8 @@ class CheckpointBuilder {
     place.layout = TensorLayout::kE4M3;
     place.pattern = need.pattern;
     TensorSource source = SourceOf(need, place, found, GgmlType::kBF16);
-    source.bytes = found.bytes.subspan(static_cast<size_t>(need.first_row * need.cols),
-                                       static_cast<size_t>(taken * need.cols));
+    source.bytes =
+        found.bytes.subspan(static_cast<size_t>(need.first_row * need.cols), static_cast<size_t>(taken * need.cols));
     source.scales.resize(static_cast<size_t>(scale->stored.elements));
     Dequantize(*scale->type, scale->bytes.data(), scale->stored.elements, source.scales.data());
     for (const float s : source.scales)

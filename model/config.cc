@@ -165,52 +165,29 @@ absl::Status ValidateTokens(const std::string& file, const ModelConfig& config) 
 
 std::string_view Name(Architecture architecture) {
   switch (architecture) {
-    case Architecture::kLlama:
-      return "llama";
-    case Architecture::kMistral:
-      return "mistral";
-    case Architecture::kSmolLm3:
-      return "smollm3";
-    case Architecture::kQwen2:
-      return "qwen2";
-    case Architecture::kQwen3:
-      return "qwen3";
-    case Architecture::kPhi3:
-      return "phi3";
-    case Architecture::kGemma3:
-      return "gemma3_text";
-    case Architecture::kMixtral:
-      return "mixtral";
-    case Architecture::kQwen3Moe:
-      return "qwen3_moe";
-    case Architecture::kMiniMaxM2:
-      return "minimax_m2";
-    case Architecture::kMiniMax:
-      return "minimax";
-    case Architecture::kQwen3Next:
-      return "qwen3_next";
-    case Architecture::kQwen35:
-      return "qwen3_5_text";
-    case Architecture::kQwen35Moe:
-      return "qwen3_5_moe_text";
-    case Architecture::kKimiLinear:
-      return "kimi_linear";
-    case Architecture::kMamba2:
-      return "mamba2";
-    case Architecture::kBamba:
-      return "bamba";
-    case Architecture::kGraniteHybrid:
-      return "granitemoehybrid";
-    case Architecture::kNemotronH:
-      return "nemotron_h";
-    case Architecture::kFalconH1:
-      return "falcon_h1";
-    case Architecture::kLfm2:
-      return "lfm2";
-    case Architecture::kOlmoHybrid:
-      return "olmo_hybrid";
-    case Architecture::kGptOss:
-      return "gpt_oss";
+    case Architecture::kLlama: return "llama";
+    case Architecture::kMistral: return "mistral";
+    case Architecture::kSmolLm3: return "smollm3";
+    case Architecture::kQwen2: return "qwen2";
+    case Architecture::kQwen3: return "qwen3";
+    case Architecture::kPhi3: return "phi3";
+    case Architecture::kGemma3: return "gemma3_text";
+    case Architecture::kMixtral: return "mixtral";
+    case Architecture::kQwen3Moe: return "qwen3_moe";
+    case Architecture::kMiniMaxM2: return "minimax_m2";
+    case Architecture::kMiniMax: return "minimax";
+    case Architecture::kQwen3Next: return "qwen3_next";
+    case Architecture::kQwen35: return "qwen3_5_text";
+    case Architecture::kQwen35Moe: return "qwen3_5_moe_text";
+    case Architecture::kKimiLinear: return "kimi_linear";
+    case Architecture::kMamba2: return "mamba2";
+    case Architecture::kBamba: return "bamba";
+    case Architecture::kGraniteHybrid: return "granitemoehybrid";
+    case Architecture::kNemotronH: return "nemotron_h";
+    case Architecture::kFalconH1: return "falcon_h1";
+    case Architecture::kLfm2: return "lfm2";
+    case Architecture::kOlmoHybrid: return "olmo_hybrid";
+    case Architecture::kGptOss: return "gpt_oss";
   }
   return "unknown";
 }

@@ -16,22 +16,44 @@ namespace dovetail::model {
 class GgufFile;
 
 enum class Architecture {
-  kLlama, kMistral, kSmolLm3, kQwen2, kQwen3, kPhi3, kGemma3,
-  kMixtral, kQwen3Moe, kMiniMaxM2, kGptOss,  // experts
-  kMiniMax, kQwen3Next, kQwen35, kQwen35Moe, kOlmoHybrid, kKimiLinear,  // linear states
-  kMamba2, kBamba, kGraniteHybrid, kNemotronH, kFalconH1, kLfm2,
+  kLlama,
+  kMistral,
+  kSmolLm3,
+  kQwen2,
+  kQwen3,
+  kPhi3,
+  kGemma3,
+  kMixtral,
+  kQwen3Moe,
+  kMiniMaxM2,
+  kGptOss,  // experts
+  kMiniMax,
+  kQwen3Next,
+  kQwen35,
+  kQwen35Moe,
+  kOlmoHybrid,
+  kKimiLinear,  // linear states
+  kMamba2,
+  kBamba,
+  kGraniteHybrid,
+  kNemotronH,
+  kFalconH1,
+  kLfm2,
 };
 std::string_view Name(Architecture architecture);  // transformers' model_type: "llama", "gemma3_text", ...
 
 enum class Activation {
-  kSilu, kGeluTanh,  // of the gate: down(act(gate x) * (up x))
-  kClampedSwiglu,    // GPT-OSS (kernels/activation.h)
-  kRelu2,            // there is no gate: down(relu(up x)^2)
+  kSilu,
+  kGeluTanh,       // of the gate: down(act(gate x) * (up x))
+  kClampedSwiglu,  // GPT-OSS (kernels/activation.h)
+  kRelu2,          // there is no gate: down(relu(up x)^2)
 };
 
 // What a layer does between its projections.
 enum class LayerKind {
-  kFullAttention, kSlidingAttention, kLinearState,
+  kFullAttention,
+  kSlidingAttention,
+  kLinearState,
   kAttentionAndState,  // both, of the same normed x
   kMlpOnly,            // neither
 };
@@ -47,10 +69,10 @@ enum class MlpKind { kDense, kExperts, kNone };
 // reads the q and k of key head h / (heads / key_heads).
 struct StateConfig {
   enum class Family {
-    kLightning,   // silu of q, k, v; a constant decay a head and layer
-    kGatedDelta,  // convolution, delta rule, one decay a head
-    kKda,         // convolution, delta rule, one decay a key channel
-    kMamba2,      // convolution over x, B, C: v, k, q; the step size is decay and rate
+    kLightning,    // silu of q, k, v; a constant decay a head and layer
+    kGatedDelta,   // convolution, delta rule, one decay a head
+    kKda,          // convolution, delta rule, one decay a key channel
+    kMamba2,       // convolution over x, B, C: v, k, q; the step size is decay and rate
     kConvolution,  // v through a convolution and nothing else; q and k are 0
   };
   Family family = Family::kLightning;
@@ -58,8 +80,8 @@ struct StateConfig {
   int64_t key_dim = 0, value_dim = 0;
   int64_t conv_width = 0;  // 0: no convolution
   bool conv_bias = false;
-  bool proj_bias = false;  // of what goes in and what comes out
-  float rate_scale = 1;    // of the delta rule's rate: 2 allows negative eigenvalues
+  bool proj_bias = false;                 // of what goes in and what comes out
+  float rate_scale = 1;                   // of the delta rule's rate: 2 allows negative eigenvalues
   float step_low = 0, step_high = 3e38f;  // of Mamba-2's step size
   double out_norm_eps = 1e-6;
   bool out_norm = true;
@@ -93,11 +115,11 @@ struct ExpertConfig {
   bool shared_gate = false;         // the shared expert is weighed by a sigmoid of its own
   Score score = Score::kSoftmax;
   bool renormalise = true;
-  bool selection_bias = false;      // added to the scores to choose by
-  bool router_bias = false;         // added to the logits
-  bool bias = false;                // of the experts' projections
-  int64_t latent = 0;               // 0: experts read the layer's h; else a projection of it to so many, and back
-  float scale = 1;                  // of the chosen experts' sum
+  bool selection_bias = false;  // added to the scores to choose by
+  bool router_bias = false;     // added to the logits
+  bool bias = false;            // of the experts' projections
+  int64_t latent = 0;           // 0: experts read the layer's h; else a projection of it to so many, and back
+  float scale = 1;              // of the chosen experts' sum
 };
 
 // x = alpha x + beta f(norm(x)); with from_norm alpha norm(x) + beta f(norm(x)).
@@ -153,13 +175,13 @@ struct ModelConfig {
   Activation activation = Activation::kSilu;
   bool qk_norm = false;
   bool q_bias = false, k_bias = false, v_bias = false, o_bias = false, mlp_bias = false;
-  bool post_norms = false;              // Gemma's four norms a layer
-  bool norms_stored_minus_one = false;  // the file holds w of (1 + w)
-  bool tie_embeddings = false;          // lm_head is embed
-  bool whole_qk_norm = false;           // with qk_norm: over all heads of q and of k together
-  bool gated_attention = false;         // attention's result times a sigmoid of rows beside those of q
-  bool sinks = false;                   // a logit without a value a head, in every layer's softmax
-  float logits_scale = 1;               // of the head's output
+  bool post_norms = false;               // Gemma's four norms a layer
+  bool norms_stored_minus_one = false;   // the file holds w of (1 + w)
+  bool tie_embeddings = false;           // lm_head is embed
+  bool whole_qk_norm = false;            // with qk_norm: over all heads of q and of k together
+  bool gated_attention = false;          // attention's result times a sigmoid of rows beside those of q
+  bool sinks = false;                    // a logit without a value a head, in every layer's softmax
+  float logits_scale = 1;                // of the head's output
   std::string tensor_prefix = "model.";  // of the weights' names in a Hugging Face folder
 
   std::optional<StateConfig> state;

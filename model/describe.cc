@@ -182,8 +182,7 @@ int64_t KvBytes(const ModelConfig& config, int64_t tokens, DType kv) {
   const int64_t per_token = config.kv_heads * (config.key_dim + config.value_dim) * static_cast<int64_t>(SizeOf(kv));
   int64_t bytes = 0;
   for (const LayerConfig& layer : config.layers)
-    if (HasAttention(layer.kind))
-      bytes += per_token * (layer.window > 0 ? std::min(tokens, layer.window) : tokens);
+    if (HasAttention(layer.kind)) bytes += per_token * (layer.window > 0 ? std::min(tokens, layer.window) : tokens);
   return bytes;
 }
 

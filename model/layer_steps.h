@@ -10,9 +10,10 @@
 
 namespace dovetail::model {
 
-// A layer is a short list of typed steps, cut at attention. A compute worker runs them in order over the residual stream x [rows, hidden]
-// (f32) and two working tensors: h (a normed x) and a (what attention gave back). A linear-state layer or an expert layer is further kinds
-// of step; nothing else changes. Immutable once loaded; thread-safe.
+// A layer is a short list of typed steps, cut at attention. A compute worker runs them in order over the residual
+// stream x [rows, hidden] (f32) and two working tensors: h (a normed x) and a (what attention gave back). A
+// linear-state layer or an expert layer is further kinds of step; nothing else changes. Immutable once loaded;
+// thread-safe.
 
 struct RmsNorm {
   std::vector<float> weight;
@@ -24,9 +25,9 @@ struct Projection {
   kernels::PackedWeights weights;  // [out, in]
   std::vector<float> bias;         // [out] or empty
   std::string name;                // of the weights: checkpoint.Find(name + ".weight")
-  // How finely x is rounded before it meets quantised or bf16 weights. Eight bits lose what stands beside an outlier: the
-  // logits of SmolLM2-135M (Q4_1) are then up to 9.7e-2 (relative RMS) off, with 16 bits everywhere 1.1e-4 (1.1e-2 with
-  // KV in bf16). With its weights in bf16, and KV in f32, it is 1.5e-2 with 8 bits and 4.3e-3 with 16.
+  // How finely x is rounded before it meets quantised or bf16 weights. Eight bits lose what stands beside an outlier:
+  // the logits of SmolLM2-135M (Q4_1) are then up to 9.7e-2 (relative RMS) off, with 16 bits everywhere 1.1e-4 (1.1e-2
+  // with KV in bf16). With its weights in bf16, and KV in f32, it is 1.5e-2 with 8 bits and 4.3e-3 with 16.
   kernels::ActivationBits activations = kernels::ActivationBits::k16;
   const float* bias_or_null() const { return bias.empty() ? nullptr : bias.data(); }
 };
@@ -37,9 +38,9 @@ struct LowRankProjection {
   Projection out;
 };
 
-struct InputNorm {  // h = norm(x)
-  std::optional<RmsNorm> norm;       // absent: h = x
-  std::optional<float> restart;      // then x = restart * h: the residual stream begins anew
+struct InputNorm {               // h = norm(x)
+  std::optional<RmsNorm> norm;   // absent: h = x
+  std::optional<float> restart;  // then x = restart * h: the residual stream begins anew
 };
 struct QueryProjection {  // q = rope(head_norm(h Wq)); sent as soon as it is there
   int op = 0;
@@ -50,20 +51,20 @@ struct QueryProjection {  // q = rope(head_norm(h Wq)); sent as soon as it is th
 };
 // What the tokens of a linear state bring beside k and v, [rows, heads, decays + rates] in f32.
 struct StateGates {
-  LowRankProjection decay;           // log decay = factor clamp(softplus(h W + bias), low, high)
-  std::vector<float> bias, factor;   // [heads * width]
+  LowRankProjection decay;          // log decay = factor clamp(softplus(h W + bias), low, high)
+  std::vector<float> bias, factor;  // [heads * width]
   float low = 0, high = 3e38f;
-  int width = 1;                     // decays of a head
-  float input_scale = 1;             // of h W
-  bool step_is_rate = false;         // Mamba-2: the clamped step size is also the rate
-  std::optional<Projection> rate;    // else rate = rate_scale sigmoid(h W), where there is one
+  int width = 1;                   // decays of a head
+  float input_scale = 1;           // of h W
+  bool step_is_rate = false;       // Mamba-2: the clamped step size is also the rate
+  std::optional<Projection> rate;  // else rate = rate_scale sigmoid(h W), where there is one
   float rate_scale = 1;
 };
 // Keys and values from one narrow latent: c = norm(first rows of h down), k = [c k_up | the other rows, for all heads].
 struct LatentKeyValue {
-  Projection down;                   // [rank + shared, hidden]
-  RmsNorm norm;                      // over the rank
-  Projection k_up, v_up;             // [heads * own, rank], [heads * value_dim, rank]
+  Projection down;                     // [rank + shared, hidden]
+  RmsNorm norm;                        // over the rank
+  Projection k_up, v_up;               // [heads * own, rank], [heads * value_dim, rank]
   int heads = 0, own = 0, shared = 0;  // of a head's key dimensions
 };
 struct KeyValueProjection {  // k = rope(head_norm(h Wk)), v = h Wv
@@ -71,10 +72,10 @@ struct KeyValueProjection {  // k = rope(head_norm(h Wk)), v = h Wv
   Projection k, v;
   std::optional<RmsNorm> head_norm;
   int rope = -1;
-  bool silu = false;                 // of k and v
+  bool silu = false;  // of k and v
   std::optional<StateGates> gates;
   std::optional<LatentKeyValue> latent;  // instead of k and v
-  std::optional<Projection> v_factor;  // v = (h Wv) * (h W)
+  std::optional<Projection> v_factor;    // v = (h Wv) * (h W)
 };
 struct AttentionCut {  // a = attention(op): computed where the KV lives
   int op = 0;
@@ -84,24 +85,24 @@ struct OutputGate {
   enum class Kind { kSigmoid, kSilu, kPlain };
   std::optional<LowRankProjection> gate;  // absent: only the norm
   Kind kind = Kind::kSigmoid;
-  float scale = 1;                   // of h W
-  std::optional<RmsNorm> norm;       // over vectors of its weight's size
-  int norm_groups = 1;               // parts of the weight that norm a vector each
-  bool gate_first = false;           // gated before the norm
+  float scale = 1;              // of h W
+  std::optional<RmsNorm> norm;  // over vectors of its weight's size
+  int norm_groups = 1;          // parts of the weight that norm a vector each
+  bool gate_first = false;      // gated before the norm
 };
 struct OutputProjection {  // x += scale post_norm(gated(a) Wo)
-  int op = 0;                        // whose result a is
+  int op = 0;              // whose result a is
   Projection o;
   std::optional<RmsNorm> post_norm;
   std::optional<OutputGate> gate;
   float scale = 1;
 };
-struct GatedMlp {  // x += scale post_norm(down(act(gate h) * up h)), h = norm(x)
-  std::optional<RmsNorm> norm;       // absent: h = x
-  Projection gate, up, down;         // gate is empty with kRelu2
+struct GatedMlp {               // x += scale post_norm(down(act(gate h) * up h)), h = norm(x)
+  std::optional<RmsNorm> norm;  // absent: h = x
+  Projection gate, up, down;    // gate is empty with kRelu2
   Activation activation = Activation::kSilu;
   std::optional<RmsNorm> post_norm;
-  std::optional<float> restart;      // as in InputNorm
+  std::optional<float> restart;  // as in InputNorm
   float scale = 1;
 };
 // x += scale sum of weight_e expert_e(h) over the experts that the router chooses, + shared(h); h = norm(x).
@@ -111,7 +112,7 @@ struct ExpertMlp {
   };
   RmsNorm norm;
   std::optional<float> restart;
-  Projection router;                 // [experts, hidden], f32
+  Projection router;  // [experts, hidden], f32
   std::vector<float> selection_bias;
   ExpertConfig::Score score = ExpertConfig::Score::kSoftmax;
   bool renormalise = true;

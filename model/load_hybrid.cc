@@ -10,8 +10,12 @@ using Family = StateConfig::Family;
 class HybridReader {
  public:
   HybridReader(Loader& loader, int layer, int& ops, std::vector<LayerStep>& steps)
-      : loader_(loader), c_(loader.config()), l_(c_.layers[layer]), ops_(ops),
-        prefix_(absl::StrCat("layers.", layer, ".")), steps_(steps) {}
+      : loader_(loader),
+        c_(loader.config()),
+        l_(c_.layers[layer]),
+        ops_(ops),
+        prefix_(absl::StrCat("layers.", layer, ".")),
+        steps_(steps) {}
 
   absl::Status Read() {
     if (l_.kind != LayerKind::kMlpOnly) DT_RETURN_IF_ERROR(ReadInputNorm(l_.kind == LayerKind::kLinearState));

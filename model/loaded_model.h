@@ -16,9 +16,9 @@ namespace dovetail::model {
 
 // How weights are held and multiplied.
 enum class WeightFormat : uint8_t {
-  kAuto = 0,   // quantised blocks directly, everything else in the type of the file (f16 as f32)
-  kF32 = 1,    // everything dequantised once to f32
-  kBF16 = 2,   // everything rounded to bf16
+  kAuto = 0,       // quantised blocks directly, everything else in the type of the file (f16 as f32)
+  kF32 = 1,        // everything dequantised once to f32
+  kBF16 = 2,       // everything rounded to bf16
   kElsewhere = 3,  // projections have a name and a shape only: their weights go to another device
 };
 
@@ -44,8 +44,8 @@ struct LoadedModel {
   int attention_ops = 0;
   Embedding embedding;
   RmsNorm final_norm;
-  Projection head;               // [vocab, hidden]
-  size_t weight_bytes = 0;       // as packed
+  Projection head;          // [vocab, hidden]
+  size_t weight_bytes = 0;  // as packed
 
   const ModelConfig& config() const { return checkpoint->config(); }
 };

@@ -90,18 +90,12 @@ std::vector<float> LongRopeFrequencies(const RopeSpec& spec, int64_t length) {
 
 std::string_view Name(RopeKind kind) {
   switch (kind) {
-    case RopeKind::kDefault:
-      return "default";
-    case RopeKind::kLinear:
-      return "linear";
-    case RopeKind::kDynamic:
-      return "dynamic";
-    case RopeKind::kLlama3:
-      return "llama3";
-    case RopeKind::kYarn:
-      return "yarn";
-    case RopeKind::kLongRope:
-      return "longrope";
+    case RopeKind::kDefault: return "default";
+    case RopeKind::kLinear: return "linear";
+    case RopeKind::kDynamic: return "dynamic";
+    case RopeKind::kLlama3: return "llama3";
+    case RopeKind::kYarn: return "yarn";
+    case RopeKind::kLongRope: return "longrope";
   }
   return "unknown";
 }
@@ -122,26 +116,18 @@ RopeTable MakeRopeTable(const RopeSpec& spec, int64_t length) {
   RopeTable table;
   table.multiplier = static_cast<float>(spec.attention_factor);
   switch (spec.kind) {
-    case RopeKind::kDefault:
-      table.inv_freq = PlainFrequencies(spec.theta, spec);
-      break;
+    case RopeKind::kDefault: table.inv_freq = PlainFrequencies(spec.theta, spec); break;
     case RopeKind::kLinear:
       table.inv_freq = PlainFrequencies(spec.theta, spec);
       for (float& f : table.inv_freq) f /= static_cast<float>(spec.factor);
       break;
-    case RopeKind::kDynamic:
-      table.inv_freq = PlainFrequencies(DynamicTheta(spec, length), spec);
-      break;
+    case RopeKind::kDynamic: table.inv_freq = PlainFrequencies(DynamicTheta(spec, length), spec); break;
     case RopeKind::kLlama3:
       table.inv_freq = PlainFrequencies(spec.theta, spec);
       ScaleLlama3(spec, table.inv_freq);
       break;
-    case RopeKind::kYarn:
-      table.inv_freq = YarnFrequencies(spec);
-      break;
-    case RopeKind::kLongRope:
-      table.inv_freq = LongRopeFrequencies(spec, length);
-      break;
+    case RopeKind::kYarn: table.inv_freq = YarnFrequencies(spec); break;
+    case RopeKind::kLongRope: table.inv_freq = LongRopeFrequencies(spec, length); break;
   }
   return table;
 }

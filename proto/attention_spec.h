@@ -26,8 +26,8 @@ struct SoftmaxSpec {
   int kv_heads = 0;
   int key_dim = 0;
   int value_dim = 0;
-  float scale = 0;  // multiplies q.k
-  int window = 0;   // a row at position p sees t with p - t < window; 0: all t <= p
+  float scale = 0;          // multiplies q.k
+  int window = 0;           // a row at position p sees t with p - t < window; 0: all t <= p
   DType kv = DType::kBF16;  // of stored K and V, and of q, k, v and o on the wire
 
   // Of a linear state seen as attention (AttentionTable::softmax), else as they are here.
@@ -57,7 +57,7 @@ struct LinearSpec {
   bool conv_linear = false;   // what it gives is taken as it is, not through silu
   DType wire = DType::kBF16;  // of q, k, v and o
   DType state = DType::kF32;
-  int blocks_per_head = 1;    // KvBlocks that hold the state after a block of 64 tokens, and those tokens
+  int blocks_per_head = 1;  // KvBlocks that hold the state after a block of 64 tokens, and those tokens
 
   bool operator==(const LinearSpec&) const = default;
   int decays() const { return !token_decay ? 0 : vector_decay ? key_dim : 1; }
@@ -81,10 +81,10 @@ using AttentionSpec = std::variant<SoftmaxSpec, LinearSpec>;
 // The attention ops of a model in layer order, each in the layer group of ops with an equal spec. Immutable after
 // Build().
 struct AttentionTable {
-  std::vector<AttentionSpec> groups;     // by LayerGroup
-  std::vector<LayerGroup> op_group;      // by attention op
-  std::vector<int> op_index_in_group;    // by attention op: its place among the ops of its group
-  std::vector<int> ops_in_group;         // by LayerGroup
+  std::vector<AttentionSpec> groups;       // by LayerGroup
+  std::vector<LayerGroup> op_group;        // by attention op
+  std::vector<int> op_index_in_group;      // by attention op: its place among the ops of its group
+  std::vector<int> ops_in_group;           // by LayerGroup
   std::vector<LinearConstants> constants;  // by attention op; empty if no op has any
 
   // Groups equal specs in order of first appearance. `constants` are by op, or empty. kInvalidArgument names the op and

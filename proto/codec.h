@@ -27,8 +27,7 @@ class Encoder {
   explicit Encoder(std::vector<std::byte>& out) : out_(out) { out_.clear(); }
 
   template <typename T>
-    requires(std::is_arithmetic_v<T> || std::is_enum_v<T>)
-  void Number(const char*, const T& value) {
+  requires(std::is_arithmetic_v<T> || std::is_enum_v<T>) void Number(const char*, const T& value) {
     const size_t at = out_.size();
     out_.resize(at + sizeof(T));
     std::memcpy(out_.data() + at, &value, sizeof(T));
@@ -73,8 +72,7 @@ class Decoder {
   explicit Decoder(std::span<const std::byte> bytes) : bytes_(bytes) {}
 
   template <typename T>
-    requires(std::is_arithmetic_v<T> || std::is_enum_v<T>)
-  void Number(const char* name, T& value) {
+  requires(std::is_arithmetic_v<T> || std::is_enum_v<T>) void Number(const char* name, T& value) {
     if (!Take(name, &value, sizeof(T))) value = T{};
   }
   void Bool(const char* name, bool& value) {

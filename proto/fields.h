@@ -19,9 +19,7 @@ void PositionField(Archive& archive, const char* name, T& position) {
 }
 
 template <typename Archive, typename T>
-void Fields(Archive& a, T& shard)
-  requires std::is_same_v<std::remove_const_t<T>, Shard>
-{
+void Fields(Archive& a, T& shard) requires std::is_same_v<std::remove_const_t<T>, Shard> {
   a.Id("shard.group", shard.group);
   a.Id("shard.worker", shard.worker);
   a.Id("shard.epoch", shard.epoch);

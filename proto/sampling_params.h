@@ -16,8 +16,8 @@ inline constexpr int kMaxLogitBias = 1024;
 // (server/). A draw is argmax(logit / temperature + Gumbel(seed, position, token id)) over the candidates that the
 // filters leave.
 struct SamplingParams {
-  float temperature = 1.0f;         // 0: greedy
-  int32_t top_k = 0;                // 0: all
+  float temperature = 1.0f;  // 0: greedy
+  int32_t top_k = 0;         // 0: all
   float top_p = 1.0f;
   float min_p = 0.0f;
   float repetition_penalty = 1.0f;  // over prompt and output tokens
@@ -27,7 +27,7 @@ struct SamplingParams {
   std::vector<std::pair<TokenId, float>> logit_bias;
   std::vector<TokenId> allowed_token_ids;  // empty: all
   std::vector<TokenId> banned_token_ids;   // bad words of one token
-  int32_t logprobs = -1;            // top alternatives reported a token; 0: the sampled one only, -1: none
+  int32_t logprobs = -1;                   // top alternatives reported a token; 0: the sampled one only, -1: none
 
   bool needs_history() const {
     return repetition_penalty != 1.0f || presence_penalty != 0.0f || frequency_penalty != 0.0f;

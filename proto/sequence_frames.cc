@@ -103,18 +103,18 @@ void FieldsOf(auto& a, Is<StepRefused> auto& m) {
 
 }  // namespace
 
-#define DT_MESSAGE(Message)                                             \
-  void Encode(const Message& message, std::vector<std::byte>& out) {    \
-    Encoder encoder(out);                                               \
-    FieldsOf(encoder, message);                                         \
-  }                                                                     \
-  template <>                                                           \
-  absl::StatusOr<Message> Decode<Message>(std::span<const std::byte> bytes) { \
-    Decoder decoder(bytes);                                             \
-    Message message;                                                    \
-    FieldsOf(decoder, message);                                         \
+#define DT_MESSAGE(Message)                                                                      \
+  void Encode(const Message& message, std::vector<std::byte>& out) {                             \
+    Encoder encoder(out);                                                                        \
+    FieldsOf(encoder, message);                                                                  \
+  }                                                                                              \
+  template <>                                                                                    \
+  absl::StatusOr<Message> Decode<Message>(std::span<const std::byte> bytes) {                    \
+    Decoder decoder(bytes);                                                                      \
+    Message message;                                                                             \
+    FieldsOf(decoder, message);                                                                  \
     if (absl::Status status = decoder.Finish(); !status.ok()) return Annotate(status, #Message); \
-    return message;                                                     \
+    return message;                                                                              \
   }
 
 DT_MESSAGE(OpenSequence)

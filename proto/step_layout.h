@@ -12,15 +12,15 @@ namespace dovetail::proto {
 // One shard's part of a step: which of an entry's new tokens it answers and appends, and where their bytes lie in the
 // payloads.
 struct ShardStep {
-  int entry = 0;        // index among the step's entries
-  int shard = 0;        // index among the sequence's shards on this worker, in the order of OpenSequence
+  int entry = 0;  // index among the step's entries
+  int shard = 0;  // index among the sequence's shards on this worker, in the order of OpenSequence
   HeadRange kv_heads;
   TokenRange tokens;
   Position ctx_len = 0;
   int q_len = 0;
   Position attend_end = kOpenEnd;  // queries attend tokens before it here
   ShardRows rows;
-  int query_heads = 0;  // of the shard: kv_heads.size() x group size
+  int query_heads = 0;         // of the shard: kv_heads.size() x group size
   int64_t query_offset = 0;    // bytes into kQuery: [rows.q_count, query_heads, key_dim]
   int64_t key_offset = 0;      // bytes into kKeyValue: [rows.kv_count, kv_heads, key_dim]
   int64_t value_offset = 0;    // bytes into kKeyValue: [rows.kv_count, kv_heads, value_dim]
@@ -49,7 +49,10 @@ struct StepLayout {
   int64_t key_value_bytes = 0;
   int64_t partial_bytes = 0;
 
-  void Clear() { items.clear(); query_bytes = key_value_bytes = partial_bytes = 0; }
+  void Clear() {
+    items.clear();
+    query_bytes = key_value_bytes = partial_bytes = 0;
+  }
 
   // Appends an item; entries in order, and an entry's shards in order. Offsets become valid with Finish().
   void Add(int entry, int shard, const HeadRange& heads, const TokenRange& tokens, Position ctx_len, int q_len,

@@ -19,23 +19,23 @@
 namespace dovetail::proto {
 
 inline constexpr int kMaxStepEntries = 4096;
-inline constexpr int kMaxStepTokens = 65536;   // new tokens of all entries together
+inline constexpr int kMaxStepTokens = 65536;  // new tokens of all entries together
 inline constexpr int kMaxTopLogprobs = 64;
 
 struct StepEntry {
   SequenceId sequence;
-  Position ctx_len = 0;           // tokens whose K and V count; the new ones are positions ctx_len, ctx_len + 1, ...
+  Position ctx_len = 0;  // tokens whose K and V count; the new ones are positions ctx_len, ctx_len + 1, ...
   absl::InlinedVector<TokenId, 4> tokens;  // the q_len new ones; without an allocation when decoding
-  int32_t rope_length = 0;        // the length that length-dependent rope kinds assume for this sequence (model/rope.h)
-  bool sample = false;            // the last new token is the last one known: choose the next
+  int32_t rope_length = 0;       // the length that length-dependent rope kinds assume for this sequence (model/rope.h)
+  bool sample = false;           // the last new token is the last one known: choose the next
   int32_t prompt_logprobs = -1;  // >= 0: report log probabilities of each new token's successor, this many alternatives
-  int32_t logits_rows = 0;        // return the logits of this many last new tokens
-  TokenId next_prompt_token = -1; // with prompt_logprobs: what follows the last new token; -1: nothing
-  SamplingParams sampling;        // if sample; without its lists
-  bool has_lists = false;         // with sample: the sequence's lists count. They are given once to each compute worker
-  SharedLists given;              // with has_lists: those, if they are given here
-  bool ban_early = false;         // with has_lists: SamplingLists::banned_early are not to be chosen at this position
-  int32_t prompt_tokens = 0;      // how many tokens of `history` + `tokens` belong to the prompt
+  int32_t logits_rows = 0;       // return the logits of this many last new tokens
+  TokenId next_prompt_token = -1;  // with prompt_logprobs: what follows the last new token; -1: nothing
+  SamplingParams sampling;         // if sample; without its lists
+  bool has_lists = false;     // with sample: the sequence's lists count. They are given once to each compute worker
+  SharedLists given;          // with has_lists: those, if they are given here
+  bool ban_early = false;     // with has_lists: SamplingLists::banned_early are not to be chosen at this position
+  int32_t prompt_tokens = 0;  // how many tokens of `history` + `tokens` belong to the prompt
   std::vector<TokenId>
       history;  // tokens before ctx_len, given when penalties need them and the worker has not seen them
   bool history_given = false;
@@ -66,8 +66,8 @@ enum class StepStatus : uint8_t {
 struct EntryResult {
   SequenceId sequence;
   StepStatus status = StepStatus::kOk;
-  Position position = 0;     // of the sampled token: ctx_len + q_len
-  TokenId token = -1;        // -1: none was asked for
+  Position position = 0;  // of the sampled token: ctx_len + q_len
+  TokenId token = -1;     // -1: none was asked for
   bool has_logprobs = false;
   PositionLogprobs logprobs;
   std::vector<PositionLogprobs> prompt_logprobs;  // of positions ctx_len + 1, ...
@@ -80,8 +80,8 @@ struct StepTimings {  // microseconds, measured by the compute worker's shell
   int64_t dense_us = 0;
   int64_t attention_wait_us = 0;
   int64_t sample_us = 0;
-  int64_t attention_us = 0;  // of the wait: what the slowest worker of each op was busy
-  int64_t prompt_us = 0;     // attention over prompts, on the compute worker itself
+  int64_t attention_us = 0;   // of the wait: what the slowest worker of each op was busy
+  int64_t prompt_us = 0;      // attention over prompts, on the compute worker itself
   int64_t overlapped_us = 0;  // of the wait: the compute worker was at work for other steps
   bool operator==(const StepTimings&) const = default;
 };

@@ -16,7 +16,7 @@ using control::Role;
 namespace {
 
 constexpr NodeId kSchedulerNode(0);
-constexpr char kDrained[] = "drained";  // the one end after which a worker does not join again
+constexpr char kDrained[] = "drained";      // the one end after which a worker does not join again
 constexpr size_t kDrainedProcesses = 1024;  // remembered
 
 bool IsUp(const Member& member) { return member.state >= MemberState::kConnecting; }
@@ -46,7 +46,7 @@ std::optional<std::pair<DType, DType>> StateTypesThatDiffer(const proto::Attenti
 // The remedy where two members have never heard each other.
 constexpr char kNeverConnected[] =
     "; let their hosts reach each other's --data-ports, and give --data-devices of one network";
-constexpr uint32_t kAtWorkMs = 100;                               // a turn of so long is work
+constexpr uint32_t kAtWorkMs = 100;                                  // a turn of so long is work
 constexpr absl::Duration kLateIsOneStory = absl::Milliseconds(500);  // between two reports of it
 constexpr absl::Duration kLostLately = absl::Seconds(5);
 
@@ -67,18 +67,12 @@ bool AtWork(const Member& member) { return member.last.busy_ms >= kAtWorkMs; }
 
 const char* NameOf(MemberState state) {
   switch (state) {
-    case MemberState::kJoining:
-      return "joining";
-    case MemberState::kWaiting:
-      return "waiting";
-    case MemberState::kPreparing:
-      return "preparing";
-    case MemberState::kConnecting:
-      return "connecting";
-    case MemberState::kServing:
-      return "serving";
-    case MemberState::kDraining:
-      return "draining";
+    case MemberState::kJoining: return "joining";
+    case MemberState::kWaiting: return "waiting";
+    case MemberState::kPreparing: return "preparing";
+    case MemberState::kConnecting: return "connecting";
+    case MemberState::kServing: return "serving";
+    case MemberState::kDraining: return "draining";
   }
   return "unknown";
 }
@@ -497,8 +491,7 @@ absl::Duration ControlMembers::PatienceWith(const Member& member) const {
 
 absl::Time ControlMembers::NextDeadline() const {
   absl::Time deadline = absl::InfiniteFuture();
-  for (const auto& [id, member] : members_)
-    deadline = std::min(deadline, member.heard + PatienceWith(member));
+  for (const auto& [id, member] : members_) deadline = std::min(deadline, member.heard + PatienceWith(member));
   return deadline;
 }
 
@@ -512,8 +505,8 @@ void ControlMembers::Expire(absl::Time now, std::vector<MemberAction>& actions) 
   std::vector<std::pair<WorkerId, std::string>> expired;
   for (const auto& [id, member] : members_) {
     if (now >= member.heard + PatienceWith(member))
-      expired.emplace_back(id, absl::StrCat("silent for ", absl::ToInt64Milliseconds(PatienceWith(member)),
-                                            " ms: stopped, or cut off"));
+      expired.emplace_back(
+          id, absl::StrCat("silent for ", absl::ToInt64Milliseconds(PatienceWith(member)), " ms: stopped, or cut off"));
     else if (absl::Milliseconds(member.last.busy_ms) > options_.longest_turn)
       expired.emplace_back(id, absl::StrCat("stuck: its event loop has not turned for ", member.last.busy_ms, " ms"));
   }

@@ -20,12 +20,12 @@ struct MembershipOptions {
   absl::Duration lease = absl::Milliseconds(400);
   absl::Duration suspect_lease = absl::Milliseconds(200);  // of a member whose part of a step is overdue
   absl::Duration heartbeat = absl::Milliseconds(50);
-  absl::Duration silence = absl::Milliseconds(500);  // on the data plane, after which nodes tell of each other
+  absl::Duration silence = absl::Milliseconds(500);    // on the data plane, after which nodes tell of each other
   absl::Duration settling = absl::Milliseconds(250);   // between the first report of a bad link and its judgement
   absl::Duration longest_lateness = absl::Seconds(2);  // of a member that is heard and not at work
   absl::Duration longest_turn = absl::Seconds(60);     // of a member's event loop
-  absl::Duration join_grace = absl::Seconds(2);     // from Join to the first report
-  absl::Duration upload_grace = absl::Seconds(60);  // the same of a compute worker: model files travel meanwhile
+  absl::Duration join_grace = absl::Seconds(2);        // from Join to the first report
+  absl::Duration upload_grace = absl::Seconds(60);     // the same of a compute worker: model files travel meanwhile
   int max_members = 128;
   std::string data_plane_version;  // the scheduler's own
   std::string data_plane_address;
@@ -53,9 +53,9 @@ struct Member {
   MemberState state = MemberState::kJoining;
   absl::Time joined, heard;
   absl::Time back_since = absl::InfinitePast();  // when it was last heard after a pause
-  bool suspected = false;          // since it was last heard
-  absl::Time late_since, late_at;  // first and last report of a step that waits for it
-  std::vector<absl::Time> lost;    // when attention workers had to go for their links with this compute worker
+  bool suspected = false;                        // since it was last heard
+  absl::Time late_since, late_at;                // first and last report of a step that waits for it
+  std::vector<absl::Time> lost;  // when attention workers had to go for their links with this compute worker
   control::Heartbeat last;
   uint64_t kv_blocks = 0;
   std::set<NodeId> known;                                   // peers that it has connected to
@@ -184,8 +184,8 @@ class ControlMembers {
   const MembershipOptions options_;
   std::map<WorkerId, Member> members_;  // iterated in a fixed order
   BadLinks bad_links_;
-  std::set<NodeId> used_nodes_;         // of this and former members
-  std::deque<uint64_t> drained_;        // the last processes that were told to go
+  std::set<NodeId> used_nodes_;   // of this and former members
+  std::deque<uint64_t> drained_;  // the last processes that were told to go
   std::optional<control::ModelSummary> model_;
   bool model_complete_ = false;
   uint32_t next_worker_ = 1;

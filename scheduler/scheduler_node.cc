@@ -20,7 +20,7 @@ constexpr int kFramesPerPoll = 64;
 constexpr size_t kMaxUnsent = 16384;  // orders to one peer
 constexpr uint64_t kRepeatedDamage = 3;
 constexpr absl::Duration kReplayPause = absl::Seconds(1);  // once one gave way
-}
+}  // namespace
 
 SchedulerNode::SchedulerNode(const SchedulerOptions& options, uint64_t seed, transport::Port& port, Clock& clock,
                              EmitFn emit, StepFn on_step)

@@ -64,10 +64,10 @@ class SchedulerNode final : public transport::FrameHandler {
     WorkerId worker;
     Epoch epoch;
     NodeId node;
-    uint64_t orders = 0;  // sent to an attention worker
+    uint64_t orders = 0;         // sent to an attention worker
     uint64_t damaged_steps = 0;  // of an attention worker
-    std::deque<Action> unsent;  // in order, since it had no room for the first
-    bool dismissed = false;     // it had no room for too many
+    std::deque<Action> unsent;   // in order, since it had no room for the first
+    bool dismissed = false;      // it had no room for too many
   };
 
   void Apply(const Event& event);

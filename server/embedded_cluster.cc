@@ -16,7 +16,8 @@ namespace dovetail::server {
 EmbeddedCluster::EmbeddedCluster(const model::LoadedModel& model, const EmbeddedClusterOptions& options)
     : model_(model), options_(options), clock_(SystemClock()) {}
 
-absl::StatusOr<std::unique_ptr<EmbeddedCluster>> EmbeddedCluster::Create(const model::LoadedModel& model, kernels::Device& device,
+absl::StatusOr<std::unique_ptr<EmbeddedCluster>> EmbeddedCluster::Create(const model::LoadedModel& model,
+                                                                         kernels::Device& device,
                                                                          const EmbeddedClusterOptions& options) {
   if (options.attention_workers < 1 || options.attention_workers > kMaxAttentionWorkers)
     return InvalidArgument("--attention-workers: ", options.attention_workers, " is outside 1..", kMaxAttentionWorkers);
@@ -36,13 +37,13 @@ absl::Status EmbeddedCluster::SizeKvCache(const proto::AttentionTable& table) {
     if (options_.kv_room) {
       DT_RETURN_IF_ERROR(CheckKvRoom(table, options_.scheduler, options_.attention_workers, room, options_.kv_storage));
     }
-    bytes = DefaultKvCacheBytes(table, options_.scheduler, options_.attention_workers, room,
-                                options_.kv_storage);
+    bytes = DefaultKvCacheBytes(table, options_.scheduler, options_.attention_workers, room, options_.kv_storage);
   }
   const uint64_t sets = bytes / set_bytes / options_.attention_workers;  // of each worker
   DT_RETURN_IF_ERROR(CheckKvCacheBytes(table, bytes, options_.attention_workers, options_.kv_storage));
   const uint64_t worker_blocks = sets * blocks_per_64_tokens;
-  if (worker_blocks > UINT32_MAX) return InvalidArgument("--kv-cache-memory-bytes: ", bytes, " is more than a worker can index");
+  if (worker_blocks > UINT32_MAX)
+    return InvalidArgument("--kv-cache-memory-bytes: ", bytes, " is more than a worker can index");
   kv_blocks_ = worker_blocks * options_.attention_workers;
   kv_tokens_ = sets * kSegmentTokens * options_.attention_workers;
   kv_bytes_ = kv_blocks_ * block_bytes;
@@ -71,7 +72,8 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
   transport::Port& compute_port = *ports_[1];
 
   scheduler_ = std::make_unique<scheduler::SchedulerNode>(
-      options_.scheduler, options_.seed, scheduler_port, clock_, [this](scheduler::GenerationUpdate update) { Emit(std::move(update)); },
+      options_.scheduler, options_.seed, scheduler_port, clock_,
+      [this](scheduler::GenerationUpdate update) { Emit(std::move(update)); },
       [this](const proto::StepResult& result, int sequences, int new_tokens) {
         std::lock_guard<std::mutex> lock(mutex_);
         if (step_samples_.size() == kMaxStepSamples) step_samples_.pop_front();
@@ -81,12 +83,12 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
       });
   compute::ComputeWorkerOptions compute_options;
   compute_options.micro_batches = micro_batches;
-  compute_options.max_step_tokens = std::max(options_.scheduler.max_num_batched_tokens, options_.scheduler.max_num_seqs);
+  compute_options.max_step_tokens =
+      std::max(options_.scheduler.max_num_batched_tokens, options_.scheduler.max_num_seqs);
   compute_options.vocab_size = static_cast<int32_t>(model_.config().vocab_size);
   options_.compute.trace = NewTrace("compute worker");
-  DT_ASSIGN_OR_RETURN(compute_,
-                      compute::ComputeWorkerNode::Create(model_, table, compute_options, scheduler_port.id(), device,
-                                                         compute_port, clock_, options_.compute));
+  DT_ASSIGN_OR_RETURN(compute_, compute::ComputeWorkerNode::Create(model_, table, compute_options, scheduler_port.id(),
+                                                                   device, compute_port, clock_, options_.compute));
   DT_RETURN_IF_ERROR(SizeKvCache(table));
 
   const uint32_t worker_blocks = static_cast<uint32_t>(kv_blocks_ / options_.attention_workers);
@@ -102,7 +104,8 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
     auto node = attention::AttentionWorkerNode::Create(table, options, device, port, SystemClock(),
                                                        options_.compute.stay_on_device, options_.kv_storage);
     if (!node.ok())
-      return Annotate(node.status(), absl::StrCat("KV cache of ", kv_bytes_, " bytes (--kv-cache-memory-bytes asks for another size)"));
+      return Annotate(node.status(), absl::StrCat("KV cache of ", kv_bytes_,
+                                                  " bytes (--kv-cache-memory-bytes asks for another size)"));
     attention_.push_back(*std::move(node));
     attention_.back()->SetTrace(NewTrace(absl::StrCat("attention worker ", i)));
     compute_->AddAttentionWorker({worker, epoch, port.id()});
@@ -138,7 +141,8 @@ absl::Status EmbeddedCluster::CheckRequest(const scheduler::GenerationRequest& r
     if (token < 0 || token >= model_.config().vocab_size)
       return InvalidArgument("prompt: token ", token, " is outside the vocabulary of ", model_.config().vocab_size);
   if (static_cast<int64_t>(request.prompt.size()) >= options_.scheduler.max_model_len)
-    return InvalidArgument("prompt: ", request.prompt.size(), " tokens leave no room for output; sequences have at most ",
+    return InvalidArgument("prompt: ", request.prompt.size(),
+                           " tokens leave no room for output; sequences have at most ",
                            options_.scheduler.max_model_len, " tokens (--max-model-len)");
   if (request.choices < 1 || request.choices > scheduler::kMaxChoices)
     return InvalidArgument("n: ", request.choices, " is outside 1..", scheduler::kMaxChoices);
@@ -146,7 +150,8 @@ absl::Status EmbeddedCluster::CheckRequest(const scheduler::GenerationRequest& r
   return absl::OkStatus();
 }
 
-absl::StatusOr<RequestId> EmbeddedCluster::Submit(scheduler::GenerationRequest request, std::shared_ptr<GenerationSink> sink) {
+absl::StatusOr<RequestId> EmbeddedCluster::Submit(scheduler::GenerationRequest request,
+                                                  std::shared_ptr<GenerationSink> sink) {
   DT_RETURN_IF_ERROR(CheckRequest(request));
   // Rotated keys of length-dependent rope kinds are shared only between sequences that rotate alike.
   for (const model::RopeSpec& rope : model_.config().ropes)
@@ -163,7 +168,8 @@ absl::StatusOr<RequestId> EmbeddedCluster::Submit(scheduler::GenerationRequest r
       return ResourceExhausted("the queue is full: ", requests_in_system_, " requests are being served or waiting");
     ++requests_in_system_;
     new_sinks_[id] = std::move(sink);
-    inbox_.push_back(scheduler::RequestArrived{std::make_shared<const scheduler::GenerationRequest>(std::move(request))});
+    inbox_.push_back(
+        scheduler::RequestArrived{std::make_shared<const scheduler::GenerationRequest>(std::move(request))});
     inbox_filled_.store(true, std::memory_order_release);
   }
   doorbell_.Ring();

@@ -26,30 +26,33 @@ namespace dovetail::server {
 inline constexpr int kMaxAttentionWorkers = 64;  // in one process
 
 struct EmbeddedClusterOptions {
-  int attention_workers = 1;          // 1..kMaxAttentionWorkers
-  uint64_t kv_cache_bytes = 0;        // over all attention workers; 0: what the options need at most, within a quarter of memory
+  int attention_workers = 1;  // 1..kMaxAttentionWorkers
+  uint64_t kv_cache_bytes =
+      0;  // over all attention workers; 0: what the options need at most, within a quarter of memory
   // Asked once the compute worker has its memory: what the KV cache may take of the device's. Empty: of this machine's.
   std::function<uint64_t()> kv_room;
   DType kv_dtype = DType::kBF16;
   attention::KvStorage kv_storage = attention::KvStorage::kAsSent;
-  bool poison_freed_kv = false;  // AttentionWorkerOptions::poison_freed
-  DType state_dtype = DType::kF32;    // of linear states at rest; or bf16
-  int threads = 0;                    // compute threads that all nodes share; 0: one per core
+  bool poison_freed_kv = false;           // AttentionWorkerOptions::poison_freed
+  DType state_dtype = DType::kF32;        // of linear states at rest; or bf16
+  int threads = 0;                        // compute threads that all nodes share; 0: one per core
   scheduler::SchedulerOptions scheduler;  // model_digest and attention are filled in
   uint64_t seed = 0;
   compute::ComputeWorkerTuning compute;
-  std::string trace_file;  // a Chrome trace of all workers, written at the end; empty: none
+  std::string trace_file;                              // a Chrome trace of all workers, written at the end; empty: none
   int snapshot_percent = attention::kSnapshotPercent;  // see attention::AttentionWorkerOptions
   attention::Digests digests = attention::Digests::kNone;
 };
 
-// The disaggregated system in one process: a scheduler, a compute worker and N attention workers, each a node with its own core and its
-// own port of an InprocFabric. One thread runs their event loops in turn; kernels spread over one pool. Thread-safe as Engine says.
+// The disaggregated system in one process: a scheduler, a compute worker and N attention workers, each a node with its
+// own core and its own port of an InprocFabric. One thread runs their event loops in turn; kernels spread over one
+// pool. Thread-safe as Engine says.
 class EmbeddedCluster final : public Engine {
  public:
-  // `model` and `device` outlive it. kInvalidArgument for options, kResourceExhausted when the KV cache does not fit; the message names
-  // the flag.
-  static absl::StatusOr<std::unique_ptr<EmbeddedCluster>> Create(const model::LoadedModel& model, kernels::Device& device,
+  // `model` and `device` outlive it. kInvalidArgument for options, kResourceExhausted when the KV cache does not fit;
+  // the message names the flag.
+  static absl::StatusOr<std::unique_ptr<EmbeddedCluster>> Create(const model::LoadedModel& model,
+                                                                 kernels::Device& device,
                                                                  const EmbeddedClusterOptions& options);
   // Ends what still runs as cancelled.
   ~EmbeddedCluster() override;
@@ -63,10 +66,10 @@ class EmbeddedCluster final : public Engine {
   std::vector<StepSample> TakeStepSamples() override;
 
   uint64_t kv_blocks() const { return kv_blocks_; }
-  uint64_t kv_tokens() const { return kv_tokens_; }          // that fit, counting full-attention layers
+  uint64_t kv_tokens() const { return kv_tokens_; }  // that fit, counting full-attention layers
   uint64_t kv_bytes() const { return kv_bytes_; }
   const std::vector<std::unique_ptr<Trace>>& traces() const { return traces_; }  // compute, then attention; when idle
-  uint64_t model_digest() const { return options_.scheduler.model_digest; }  // model_digest.h
+  uint64_t model_digest() const { return options_.scheduler.model_digest; }      // model_digest.h
 
  private:
   static constexpr size_t kMaxStepSamples = 4096;

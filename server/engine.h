@@ -21,12 +21,12 @@ class GenerationSink {
   virtual void OnUpdate(scheduler::GenerationUpdate update) = 0;
 };
 
-struct StepSample {  // of one finished step, for metrics; proto::StepTimings says what they are
+struct StepSample {    // of one finished step, for metrics; proto::StepTimings says what they are
   int new_tokens = 0;  // computed: of prompts and of decoding
   int sequences = 0;
   int64_t total_us = 0, dense_us = 0, attention_wait_us = 0, sample_us = 0;
-  int64_t attention_us = 0;  // of the wait: the attention workers were busy
-  int64_t prompt_us = 0;     // attention over prompts, on the compute worker itself
+  int64_t attention_us = 0;   // of the wait: the attention workers were busy
+  int64_t prompt_us = 0;      // attention over prompts, on the compute worker itself
   int64_t overlapped_us = 0;  // of the wait: the compute worker was at work for other steps
 
   // The step's time is its own work (dense, prompts, sampling), attention and the wire as far as the compute worker
@@ -40,10 +40,10 @@ struct StepSample {  // of one finished step, for metrics; proto::StepTimings sa
 
 struct EngineStats {
   scheduler::SchedulerStats scheduler;
-  int max_queued_requests = 0;  // requests that may wait; 0: not known
+  int max_queued_requests = 0;                                               // requests that may wait; 0: not known
   uint64_t kv_blocks_total = 0, kv_blocks_in_use = 0, kv_blocks_cached = 0;  // over all attention workers
-  absl::Time last_progress;      // when a step last finished, or the engine was last idle
-  bool healthy = true;           // false: the engine cannot make progress any more; `error` says why
+  absl::Time last_progress;  // when a step last finished, or the engine was last idle
+  bool healthy = true;       // false: the engine cannot make progress any more; `error` says why
   std::string error;
 };
 
@@ -60,13 +60,13 @@ class Engine {
   virtual absl::StatusOr<RequestId> Submit(scheduler::GenerationRequest request,
                                            std::shared_ptr<GenerationSink> sink) = 0;
 
-  virtual void Cancel(RequestId request) = 0;                      // unknown or finished: nothing happens
-  virtual void StopChoice(RequestId request, int choice) = 0;      // a stop string was found
-  virtual void Pause(RequestId request) = 0;                       // the reader is slow
+  virtual void Cancel(RequestId request) = 0;                  // unknown or finished: nothing happens
+  virtual void StopChoice(RequestId request, int choice) = 0;  // a stop string was found
+  virtual void Pause(RequestId request) = 0;                   // the reader is slow
   virtual void Resume(RequestId request) = 0;
 
   virtual EngineStats stats() = 0;
-  virtual std::vector<StepSample> TakeStepSamples() = 0;           // since the last call; at most the last 4096
+  virtual std::vector<StepSample> TakeStepSamples() = 0;  // since the last call; at most the last 4096
 };
 
 }  // namespace dovetail::server

@@ -75,8 +75,8 @@ absl::Status CheckKvRoom(const proto::AttentionTable& table, const scheduler::Sc
   if (storage == attention::KvStorage::kAsSent && !table.has_linear())
     help += "--kv-cache-dtype fp8_e4m3 takes half of it, ";
   return ResourceExhausted("the device has ", room >> 10, " KiB left for the KV cache, and one sequence of ",
-                           options.max_model_len, " tokens needs ", needed >> 10, " KiB; ", help,
-                           "or divide it over ", (needed + room - 1) / std::max<uint64_t>(room, 1),
+                           options.max_model_len, " tokens needs ", needed >> 10, " KiB; ", help, "or divide it over ",
+                           (needed + room - 1) / std::max<uint64_t>(room, 1),
                            " attention workers with as much memory each (dovetail up --attention-devices)");
 }
 

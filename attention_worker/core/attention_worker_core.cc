@@ -35,11 +35,8 @@ void AttentionWorkerCore::Handle(NodeId from, const FrameHeader& header, std::sp
   switch (header.type) {
     case FrameType::kOpenSequence: return OnOpen(from, header, payload, actions);
     case FrameType::kForkSequence: return OnFork(from, header, payload, actions);
-    case FrameType::kReleaseSequence:
-      OnRelease(payload);
-      return DigestFinished(actions);
-    case FrameType::kMoveSequence:
-      return OnMove(from, payload, actions);
+    case FrameType::kReleaseSequence: OnRelease(payload); return DigestFinished(actions);
+    case FrameType::kMoveSequence: return OnMove(from, payload, actions);
     case FrameType::kPrefixProbe: return OnProbe(from, header, payload, actions);
     case FrameType::kUnpin: {
       const auto message = proto::Decode<proto::Unpin>(payload);

@@ -90,13 +90,13 @@ inline constexpr int kSnapshotPercent = 50;
 struct AttentionWorkerOptions {
   WorkerId worker;
   Epoch epoch;
-  uint32_t kv_blocks = 0;   // capacity
-  int micro_batches = 1;    // steps in flight, 1..16
+  uint32_t kv_blocks = 0;  // capacity
+  int micro_batches = 1;   // steps in flight, 1..16
   // Of the blocks, those that snapshots of linear states may keep when no sequence holds them: 0..100.
   int snapshot_percent = kSnapshotPercent;
-  uint64_t model_digest = 0;  // of model, KV type and attention table: states of another are refused
-  uint64_t block_bytes = 0;   // of a KvBlock; 0: linear states are not given to other workers
-  bool poison_freed = false;  // fill KvBlocks that no sequence holds with NaN: for tests, what reads one shows
+  uint64_t model_digest = 0;         // of model, KV type and attention table: states of another are refused
+  uint64_t block_bytes = 0;          // of a KvBlock; 0: linear states are not given to other workers
+  bool poison_freed = false;         // fill KvBlocks that no sequence holds with NaN: for tests, what reads one shows
   Digests digests = Digests::kNone;  // --kv-checksums
 };
 
@@ -104,7 +104,7 @@ struct AttentionWorkerCounters {
   uint64_t steps = 0;
   uint64_t moved_parts = 0;  // taken in
   uint64_t refused_steps = 0;
-  uint64_t dropped_frames = 0;   // of another epoch, late, out of order or malformed
+  uint64_t dropped_frames = 0;     // of another epoch, late, out of order or malformed
   uint64_t digests_compared = 0;   // of block sets, with those that they had when they were finished
   uint64_t damaged_sets = 0;       // of those, that had changed
   uint64_t damaged_sequences = 0;  // steps and moves refused because blocks were not what was written

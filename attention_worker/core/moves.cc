@@ -47,8 +47,8 @@ void AttentionWorkerCore::OnFill(NodeId from, const FrameHeader& header, const p
   ++counters_.moved_parts;
   actions.push_back(PrepareStep{MicroBatchId(header.micro_batch)});
   if (batch.phase == Phase::kIdle)  // no op will be answered
-    actions.push_back(SendFrame{from, FrameType::kPartial, batch.step, MicroBatchId(header.micro_batch), {},
-                                options_.epoch});
+    actions.push_back(
+        SendFrame{from, FrameType::kPartial, batch.step, MicroBatchId(header.micro_batch), {}, options_.epoch});
 }
 
 void AttentionWorkerCore::AddPart(const SequenceState& sequence, size_t first_shard, const SequenceTable::Part& part,

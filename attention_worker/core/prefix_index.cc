@@ -95,8 +95,8 @@ bool PrefixIndex::MakeRoom(uint32_t blocks) {
     List next = kTokens;
     if (evictable_snapshot_blocks() > 0) {
       const List snapshots = NextSnapshotList();
-      const bool older = lists_[kTokens].sets.empty() ||
-                         lists_[snapshots].sets.front().since < lists_[kTokens].sets.front().since;
+      const bool older =
+          lists_[kTokens].sets.empty() || lists_[snapshots].sets.front().since < lists_[kTokens].sets.front().since;
       if (older) next = snapshots;
     }
     EvictOldest(next);

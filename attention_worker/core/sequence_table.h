@@ -21,7 +21,7 @@ struct ShardState {
   proto::Shard shard;
   std::vector<BlockSetId>
       sets;  // [i]: tokens 64 x (first_block() + i) ..; kNoBlockSet: not held (not yet, or left by the window)
-  int64_t left_by_window = 0;    // sets[0 .. this) are kNoBlockSet for good
+  int64_t left_by_window = 0;  // sets[0 .. this) are kNoBlockSet for good
 
   int64_t first_block() const { return shard.tokens.begin / kSegmentTokens; }
 };
@@ -31,28 +31,28 @@ struct SequenceState {
   SequenceId id;
   KvGeneration generation;  // proto::SequenceOpened
   std::vector<ShardState> shards;
-  std::vector<proto::BlockHash> hashes;   // of its blocks from 0, as far as they are known
-  std::vector<uint32_t> resumable;        // until the first step: the block counts it may start at
+  std::vector<proto::BlockHash> hashes;  // of its blocks from 0, as far as they are known
+  std::vector<uint32_t> resumable;       // until the first step: the block counts it may start at
   bool started = false;
   Position ctx_len = 0;
   int q_len = 0;
-  int64_t indexed_blocks = 0;             // blocks below this were offered to the prefix index
-  int64_t prompt_blocks = 0;              // that had names when it was opened: where the same prompt would begin again
-  size_t fill_shard = 0;                  // a move brings the tokens of this shard and of those after it
-  Position filled = kNotFilled;           // so far
+  int64_t indexed_blocks = 0;    // blocks below this were offered to the prefix index
+  int64_t prompt_blocks = 0;     // that had names when it was opened: where the same prompt would begin again
+  size_t fill_shard = 0;         // a move brings the tokens of this shard and of those after it
+  Position filled = kNotFilled;  // so far
   static constexpr Position kNotFilled = -1;
-  bool filling = false;                   // a part came and no step since: it may not have arrived as a whole
-  int micro_batch = kNoMicroBatch;        // whose step it is in, or was in last; the worker core's
+  bool filling = false;             // a part came and no step since: it may not have arrived as a whole
+  int micro_batch = kNoMicroBatch;  // whose step it is in, or was in last; the worker core's
   static constexpr int kNoMicroBatch = -1;
-  StepId last_step;                       // the newest step that has begun with it, or part of a move; likewise
-  bool damaged = false;                   // a block under it does not hold what was written: it must begin again
+  StepId last_step;      // the newest step that has begun with it, or part of a move; likewise
+  bool damaged = false;  // a block under it does not hold what was written: it must begin again
 };
 
 // What a worker's memory is used for.
 struct WorkerStatus {
   uint64_t blocks_total = 0;
-  uint64_t blocks_in_use = 0;  // referenced by live sequences or pins
-  uint64_t blocks_cached = 0;  // unreferenced, kept for prefix hits, evictable
+  uint64_t blocks_in_use = 0;        // referenced by live sequences or pins
+  uint64_t blocks_cached = 0;        // unreferenced, kept for prefix hits, evictable
   uint64_t blocks_of_snapshots = 0;  // of those, of linear states
   uint64_t sequences = 0;
 };

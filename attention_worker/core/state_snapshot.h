@@ -22,8 +22,8 @@ struct StateSnapshot {
   uint64_t model = 0;  // digest of model, KV type and attention table
   uint32_t op = 0;
   int32_t head_begin = 0, head_end = 0;
-  uint32_t pieces = 0;       // KvBlocks of a head and block
-  int64_t first_block = 0;   // of 64 tokens
+  uint32_t pieces = 0;      // KvBlocks of a head and block
+  int64_t first_block = 0;  // of 64 tokens
   int64_t blocks = 0;
   uint64_t block_bytes = 0;  // of a KvBlock
 

@@ -188,8 +188,8 @@ absl::StatusOr<transport::LentBytes> AttentionExecutor::AppendAndFinish(MicroBat
   if (core_.table().linear(group) != nullptr) {
     if (!batch.prepared || batch.linear_query.size() != static_cast<size_t>(layout.query_bytes))
       return Internal("attention op ", op, ": k and v came without q");
-    DT_RETURN_IF_ERROR(linear_->Run(kernels::ContextOf(*stream_), id, op, batch.linear_query, key_value,
-                                    batch.partial->data()));
+    DT_RETURN_IF_ERROR(
+        linear_->Run(kernels::ContextOf(*stream_), id, op, batch.linear_query, key_value, batch.partial->data()));
     batch.linear_query = {};
     stream_->Synchronize();
     return transport::Lend(batch.partial, layout.partial_bytes);

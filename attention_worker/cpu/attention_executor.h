@@ -39,15 +39,15 @@ class AttentionExecutor final : public AttentionBackend {
   using SharedBuffer = std::shared_ptr<kernels::Buffer>;  // with frames that are being sent
 
   struct MicroBatch {
-    std::vector<std::byte*> block_pointers;           // of all items of the op at hand
-    std::vector<kernels::AttentionItem> items;        // by item of the layout
-    std::vector<kernels::AttentionItem> attended;     // those with queries
+    std::vector<std::byte*> block_pointers;        // of all items of the op at hand
+    std::vector<kernels::AttentionItem> items;     // by item of the layout
+    std::vector<kernels::AttentionItem> attended;  // those with queries
     std::vector<kernels::KvAppendItem> appends;
     SharedBuffer scratch;
     SharedBuffer partial;
-    bool prepared = false;                            // the buffers are large enough for the step
-    std::optional<kernels::PagedAttention> attention; // between q and k, v
-    std::span<const std::byte> linear_query;          // likewise, of a linear state
+    bool prepared = false;                             // the buffers are large enough for the step
+    std::optional<kernels::PagedAttention> attention;  // between q and k, v
+    std::span<const std::byte> linear_query;           // likewise, of a linear state
   };
 
   AttentionExecutor(kernels::Device& device, AttentionWorkerCore& core, int micro_batches);
@@ -62,7 +62,7 @@ class AttentionExecutor final : public AttentionBackend {
   std::unique_ptr<kernels::Stream> stream_;
   std::unique_ptr<kernels::Buffer> arena_;
   std::unique_ptr<LinearExecutor> linear_;  // if the model has linear states
-  std::vector<MicroBatch> micro_batches_;  // and a slot for each move that comes in
+  std::vector<MicroBatch> micro_batches_;   // and a slot for each move that comes in
   std::array<SharedBuffer, proto::kMoveSlots> gathered_;
 };
 

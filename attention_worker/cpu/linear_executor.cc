@@ -40,9 +40,7 @@ namespace {
 
 int64_t BlockOf(Position position) { return position / kSegmentTokens; }
 int64_t FirstBlock(const proto::ShardStep& step) { return std::max<int64_t>(0, BlockOf(step.ctx_len) - 1); }
-int64_t BlocksIn(const proto::ShardStep& step) {
-  return BlockOf(step.ctx_len + step.q_len - 1) + 1 - FirstBlock(step);
-}
+int64_t BlocksIn(const proto::ShardStep& step) { return BlockOf(step.ctx_len + step.q_len - 1) + 1 - FirstBlock(step); }
 
 }  // namespace
 
@@ -146,8 +144,8 @@ void LinearExecutor::PrepareHead(const OpView& view, const Head& head) {
   for (int row = 0; row < step.q_len; ++row) {
     float* q = head.prepared + int64_t{row} * channels;
     if (spec.normalise) {
-      (void)kernels::L2Norm(view.context, {.x = q, .out = q, .rows = 1, .size = spec.key_dim,
-                                           .factor = spec.query_scale});
+      (void)kernels::L2Norm(view.context,
+                            {.x = q, .out = q, .rows = 1, .size = spec.key_dim, .factor = spec.query_scale});
       float* k = q + spec.key_dim;
       (void)kernels::L2Norm(view.context, {.x = k, .out = k, .rows = 1, .size = spec.key_dim});
     } else {
@@ -199,8 +197,8 @@ LinearStateItem LinearExecutor::ItemOf(const OpView& view, const Head& head) con
   item.q_step = item.k_step = item.v_step = spec.channels();
   item.o = head.o;
   item.o_step = spec.value_dim;
-  const auto* gates = reinterpret_cast<const float*>(view.key_value.data() + step.gate_offset) +
-                      int64_t{head.local} * spec.gates();
+  const auto* gates =
+      reinterpret_cast<const float*>(view.key_value.data() + step.gate_offset) + int64_t{head.local} * spec.gates();
   const int64_t gate_step = int64_t{step.kv_heads.size()} * spec.gates();
   if (spec.token_decay) {
     item.log_decay = gates;
@@ -230,9 +228,8 @@ void LinearExecutor::FinishHead(const OpView& view, const Head& head) const {
   const size_t element = SizeOf(spec.wire);
   for (int row = 0; row < step.q_len; ++row) {
     const int64_t at = (int64_t{row} * heads + head.local) * spec.value_dim;
-    view.context.table->from_float[static_cast<int>(spec.wire)](head.o + int64_t{row} * spec.value_dim,
-                                                                view.out + step.partial_offset + at * element,
-                                                                spec.value_dim);
+    view.context.table->from_float[static_cast<int>(spec.wire)](
+        head.o + int64_t{row} * spec.value_dim, view.out + step.partial_offset + at * element, spec.value_dim);
   }
 }
 

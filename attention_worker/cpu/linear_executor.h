@@ -46,12 +46,12 @@ class LinearExecutor {
   // The new tokens of one head of one item, as floats: q, k and v side by side a token.
   struct Head {
     const proto::ShardStep* step = nullptr;
-    int head = 0;        // of the model
-    int local = 0;       // of the shard
-    size_t table = 0;    // its first entry in pieces_
-    float* inputs = nullptr;   // [rows][channels]
-    float* prepared = nullptr; // [rows][channels], after the convolution
-    float* o = nullptr;        // [rows][value_dim]
+    int head = 0;               // of the model
+    int local = 0;              // of the shard
+    size_t table = 0;           // its first entry in pieces_
+    float* inputs = nullptr;    // [rows][channels]
+    float* prepared = nullptr;  // [rows][channels], after the convolution
+    float* o = nullptr;         // [rows][value_dim]
   };
   struct OpView;  // what Run hands to its parts
 

@@ -277,8 +277,7 @@ std::vector<CudaAttentionItem> CudaAttentionExecutor::ItemsOf(MicroBatchId id, L
       part_rows += shard.rows.q_count;
       continue;
     }
-    if (sinks != nullptr && shard.finished())
-      item.sinks = sinks + int64_t{shard.kv_heads.begin} * spec.group_size();
+    if (sinks != nullptr && shard.finished()) item.sinks = sinks + int64_t{shard.kv_heads.begin} * spec.group_size();
     item.head_step = static_cast<int64_t>(core_.ShardOf(id, shard).sets.size());
     item.first_segment = static_cast<int32_t>(shard.tokens.begin / kSegmentTokens);
     if (shard.finished()) {
@@ -391,8 +390,8 @@ absl::Status CudaAttentionExecutor::Append(MicroBatch& batch, LayerGroup group, 
   return absl::OkStatus();
 }
 
-absl::Status CudaAttentionExecutor::Attend(MicroBatch& batch, LayerGroup group, int op_index,
-                                           const std::byte* query, const std::byte* key_value, std::byte* elsewhere) {
+absl::Status CudaAttentionExecutor::Attend(MicroBatch& batch, LayerGroup group, int op_index, const std::byte* query,
+                                           const std::byte* key_value, std::byte* elsewhere) {
   const GroupStep& step = batch.groups[group.value()];
   std::byte* const answer = elsewhere != nullptr ? elsewhere : batch.partial->data();
   if (!step.prompts->empty()) {
@@ -422,14 +421,13 @@ absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::Answer(MicroBatch& b
     if (!step.partials.empty()) return Internal("the answer of a token shard cannot stay on one GPU");
     return transport::Lend(batch.partial, bytes);
   }
-  if (step.finishes)
-    DT_RETURN_IF_ERROR(stream_.Copy(batch.partial_host->data(), batch.partial->data(), bytes));
+  if (step.finishes) DT_RETURN_IF_ERROR(stream_.Copy(batch.partial_host->data(), batch.partial->data(), bytes));
   for (const PartialCopy& copy : step.partials) {
     const auto* floats = reinterpret_cast<const float*>(batch.partial_floats->data());
     auto* to = reinterpret_cast<float*>(batch.partial_host->data() + copy.to);
     DT_RETURN_IF_ERROR(stream_.Copy(to, floats + copy.from_o, copy.o_floats * sizeof(float)));
-    DT_RETURN_IF_ERROR(stream_.Copy(to + copy.o_floats, floats + batch.ml_at + copy.from_ml,
-                                    copy.ml_floats * sizeof(float)));
+    DT_RETURN_IF_ERROR(
+        stream_.Copy(to + copy.o_floats, floats + batch.ml_at + copy.from_ml, copy.ml_floats * sizeof(float)));
   }
   DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());  // also: payloads may be written anew once they are answered
   return transport::Lend(batch.partial_host, bytes);

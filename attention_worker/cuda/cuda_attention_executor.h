@@ -50,7 +50,7 @@ class CudaAttentionExecutor final : public AttentionBackend {
   // Tokens to append that lie one after the other, of as many KV heads each.
   struct AppendRun {
     int rows = 0, kv_heads = 0;
-    int first_row = 0;  // of the uploaded positions
+    int first_row = 0;                         // of the uploaded positions
     int64_t key_offset = 0, value_offset = 0;  // bytes into the payload
   };
   // Results that go to the host as f32 subtrees.
@@ -66,28 +66,28 @@ class CudaAttentionExecutor final : public AttentionBackend {
     std::vector<AppendRun> appends;
     std::vector<PartialCopy> partials;
     std::unique_ptr<kernels::cuda::CudaPrompts::Batch> prompts;  // whose rows are attended as they come, if any
-    bool parts = false;     // parts of prompts may be among them
+    bool parts = false;                                          // parts of prompts may be among them
     int64_t part_ml_at = 0;  // floats to m and l of what those see of earlier tokens
-    bool attends = false;   // some rows have queries
-    bool finishes = false;  // some answers are o itself
+    bool attends = false;    // some rows have queries
+    bool finishes = false;   // some answers are o itself
     // The blocks of op i lie op_step bytes times i from those of the group's first op, for all items alike; else tables
     // and plan are made anew for each op.
     bool regular = false;
     int64_t op_step = 0;
-    int planned_op = -1;    // whose blocks the tables hold, unless regular
+    int planned_op = -1;                                        // whose blocks the tables hold, unless regular
     const kernels::cuda::DeviceAttentionItem* items = nullptr;  // of the layout, on the device
     const int32_t* positions = nullptr;
     const int32_t* row_items = nullptr;
   };
   struct MicroBatch {
     std::vector<GroupStep> groups;
-    BufferPtr query, key_value;            // payloads from the host
-    BufferPtr partial, partial_host;       // what answers; pinned
-    BufferPtr partial_floats;              // subtrees: all o, then all m and l
-    int64_t ml_at = 0;                     // floats to those
-    std::span<const std::byte> payload;    // the query at hand
+    BufferPtr query, key_value;          // payloads from the host
+    BufferPtr partial, partial_host;     // what answers; pinned
+    BufferPtr partial_floats;            // subtrees: all o, then all m and l
+    int64_t ml_at = 0;                   // floats to those
+    std::span<const std::byte> payload;  // the query at hand
     bool prepared = false;
-    kernels::cuda::StepWork* work = nullptr;  // of the step, if payloads lie on the device
+    kernels::cuda::StepWork* work = nullptr;    // of the step, if payloads lie on the device
     exchange::GpuExchange* exchange = nullptr;  // with the GPU of another process, if the step uses it
     // Steps that use one run beside each other: each micro-batch's in a stream of its own.
     kernels::cuda::CudaStream* stream = nullptr;  // of the step
@@ -103,9 +103,8 @@ class CudaAttentionExecutor final : public AttentionBackend {
     int64_t step = 0;  // blocks
   };
 
-  CudaAttentionExecutor(kernels::cuda::CudaDevice& device, AttentionWorkerCore& core,
-                        kernels::cuda::CudaStream& stream, int micro_batches, bool payloads_on_device,
-                        KvStorage storage);
+  CudaAttentionExecutor(kernels::cuda::CudaDevice& device, AttentionWorkerCore& core, kernels::cuda::CudaStream& stream,
+                        int micro_batches, bool payloads_on_device, KvStorage storage);
   kernels::cuda::CudaKvLayout LayoutOf(const proto::SoftmaxSpec& spec) const;
   kernels::cuda::CudaAttentionShape ShapeOf(LayerGroup group) const;
   absl::Status Synchronize();  // until all that was launched is done
@@ -142,13 +141,13 @@ class CudaAttentionExecutor final : public AttentionBackend {
   const bool payloads_on_device_;
   const KvStorage storage_;
   BufferPtr arena_;
-  std::vector<BufferPtr> sinks_;               // by op, where it has any
-  std::unique_ptr<CudaStateExecutor> states_;  // if the model has linear states
-  std::vector<MicroBatch> micro_batches_;  // and a slot for each move that comes in
+  std::vector<BufferPtr> sinks_;                         // by op, where it has any
+  std::unique_ptr<CudaStateExecutor> states_;            // if the model has linear states
+  std::vector<MicroBatch> micro_batches_;                // and a slot for each move that comes in
   std::unique_ptr<kernels::cuda::CudaPrompts> prompts_;  // null: no cuDNN here
   kernels::cuda::CudaEvent prompts_done_;                // the last of them
   std::optional<MicroBatchId> last_exchanged_;           // whose step began last
-  std::vector<SetShape> sets_;             // by BlockSetId
+  std::vector<SetShape> sets_;                           // by BlockSetId
   std::array<BufferPtr, proto::kMoveSlots> gathered_;
   BufferPtr moved_blocks_;  // pinned: whole blocks on their way to a host's rows
   BufferPtr digested_;      // pinned: a block set, for its digest

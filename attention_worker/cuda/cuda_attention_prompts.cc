@@ -16,8 +16,12 @@ namespace {
 constexpr int64_t kElement = 2;  // bytes of what is on the wire
 
 CudaPrompts::Shape ShapeOfPrompts(const proto::SoftmaxSpec& spec) {
-  return {spec.query_heads, spec.kv_heads, spec.key_dim, spec.value_dim,
-          spec.kv == DType::kBF16 ? WireType::kBF16 : WireType::kF16, spec.scale};
+  return {spec.query_heads,
+          spec.kv_heads,
+          spec.key_dim,
+          spec.value_dim,
+          spec.kv == DType::kBF16 ? WireType::kBF16 : WireType::kF16,
+          spec.scale};
 }
 
 bool AttendsPrompts(const proto::SoftmaxSpec& spec) { return spec.key_dim == spec.value_dim && spec.key_dim <= 128; }
@@ -48,8 +52,7 @@ CudaPrompts::Shape CudaAttentionExecutor::PromptShapeOf(LayerGroup group) const 
   return ShapeOfPrompts(core_.table().softmax(group));
 }
 
-absl::Status CudaAttentionExecutor::PlanPrompts(MicroBatch& batch, MicroBatchId id, LayerGroup group,
-                                                GroupStep& step) {
+absl::Status CudaAttentionExecutor::PlanPrompts(MicroBatch& batch, MicroBatchId id, LayerGroup group, GroupStep& step) {
   if (prompts_ == nullptr) return absl::OkStatus();
   const proto::StepLayout& layout = core_.LayoutOf(id, group);
   // Partials of token shards would lie among those of parts; answers in another GPU's memory are not read again.

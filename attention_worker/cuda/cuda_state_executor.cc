@@ -164,8 +164,8 @@ absl::Status CudaStateExecutor::Plan(MicroBatchId id, LayerGroup group, int op_i
     for (int head = 0; head < item.heads; ++head)
       units[kind].push_back({static_cast<int32_t>(items[kind].size()) - 1, head});
     if (kind == 1)
-      most_chunks = std::max(most_chunks, BlockOf(item.first_position + item.rows - 1) -
-                                              BlockOf(item.first_position) + 1);
+      most_chunks =
+          std::max(most_chunks, BlockOf(item.first_position + item.rows - 1) - BlockOf(item.first_position) + 1);
   }
   step.planned_op = op_index;
   step.chunks = step.launch;

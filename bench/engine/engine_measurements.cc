@@ -31,7 +31,8 @@ class TimingSink final : public server::GenerationSink {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!update.tokens.empty()) arrivals_.push_back({now, static_cast<int>(update.tokens.size())});
     if (update.choice_finished && update.reason != scheduler::FinishReason::kLength)
-      status_ = absl::UnavailableError(absl::StrCat("a measured sequence ended early: ", update.error.empty() ? "stopped" : update.error));
+      status_ = absl::UnavailableError(
+          absl::StrCat("a measured sequence ended early: ", update.error.empty() ? "stopped" : update.error));
     if (!update.request_finished) return;
     finished_ = true;
     changed_.notify_all();
@@ -112,8 +113,9 @@ class Reader {
   std::thread thread_;
 };
 
-absl::StatusOr<TimedRun> RunAll(server::Engine& engine, std::vector<scheduler::GenerationRequest> requests,
-                                const std::function<void()>& once_submitted = [] {}) {
+absl::StatusOr<TimedRun> RunAll(
+    server::Engine& engine, std::vector<scheduler::GenerationRequest> requests,
+    const std::function<void()>& once_submitted = [] {}) {
   std::vector<std::shared_ptr<TimingSink>> sinks;
   TimedRun run;
   run.start = steady_clock::now();
@@ -198,9 +200,9 @@ int OutputTokensNeeded(const BatchShape& shape) {
   // sequences of one micro-batch may be ahead of another's.
   constexpr int kMargin = 8;
   const int64_t prompt_tokens = int64_t{shape.sequences} * shape.prompt_tokens;
-  const int64_t prompt_tokens_per_step = std::max(1, shape.tokens_per_step - shape.sequences);  // beside all that decode already
-  const auto prompt_steps =
-      static_cast<int>((prompt_tokens + prompt_tokens_per_step - 1) / prompt_tokens_per_step);
+  const int64_t prompt_tokens_per_step =
+      std::max(1, shape.tokens_per_step - shape.sequences);  // beside all that decode already
+  const auto prompt_steps = static_cast<int>((prompt_tokens + prompt_tokens_per_step - 1) / prompt_tokens_per_step);
   return shape.output_tokens + shape.output_tokens / 4 + prompt_steps + kMargin;
 }
 

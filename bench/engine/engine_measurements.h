@@ -7,8 +7,9 @@
 #include "base/status.h"
 #include "server/engine.h"
 
-// Speed of an Engine as its caller sees it: from Submit to tokens in a sink. Each function blocks until its requests have ended and
-// expects the engine to be otherwise idle. Prompts are random token ids that never share a prefix, and no token ends a sequence early.
+// Speed of an Engine as its caller sees it: from Submit to tokens in a sink. Each function blocks until its requests
+// have ended and expects the engine to be otherwise idle. Prompts are random token ids that never share a prefix, and
+// no token ends a sequence early.
 
 namespace dovetail::bench {
 
@@ -32,8 +33,8 @@ struct Window {
 };
 
 // The stretch in which all sequences decode together: from the moment the last of them shows its first token until
-// `tokens_each` tokens per sequence (over all together) have come since. kFailedPrecondition when a sequence ended before that, so that
-// the batch was not full throughout.
+// `tokens_each` tokens per sequence (over all together) have come since. kFailedPrecondition when a sequence ended
+// before that, so that the batch was not full throughout.
 absl::StatusOr<Window> FullBatchWindow(const std::vector<std::vector<Arrival>>& sequences, int tokens_each);
 
 struct PromptSource {
@@ -53,8 +54,8 @@ absl::StatusOr<Window> MeasurePrefill(server::Engine& engine, PromptSource& prom
 struct BatchShape {
   int sequences = 1;
   int prompt_tokens = 128;
-  int output_tokens = 64;       // of each sequence, measured
-  int tokens_per_step = 512;    // the engine's limit; tells how long prompts take in steps
+  int output_tokens = 64;        // of each sequence, measured
+  int tokens_per_step = 512;     // the engine's limit; tells how long prompts take in steps
   int beside_prompt_tokens = 0;  // prompts of so many tokens are read meanwhile, one after the other; 0: none
 };
 // Output tokens of one of its sequences, the measured ones and those that come while other prompts are still read.

@@ -12,7 +12,8 @@ namespace dovetail::bench {
 namespace {
 
 constexpr size_t kBytes = size_t{256} << 20;
-constexpr size_t kPieceBytes = size_t{1} << 20;  // a task: long against claiming it, short against a thread that is delayed
+constexpr size_t kPieceBytes =
+    size_t{1} << 20;  // a task: long against claiming it, short against a thread that is delayed
 constexpr int kPasses = 5;
 
 // Eight independent sums, so that the loop waits for memory and not for its own additions.
@@ -38,7 +39,8 @@ absl::StatusOr<double> MeasureReadRate(kernels::ThreadPool& pool) {
     pool.Run(static_cast<int>(kBytes / kPieceBytes), [&](int piece) {
       sink.fetch_add(SumPiece(memory.data() + static_cast<size_t>(piece) * kPieceBytes), std::memory_order_relaxed);
     });
-    best_seconds = std::min(best_seconds, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    best_seconds =
+        std::min(best_seconds, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
   if (sink.load() == 0) return Internal("memory read rate: the sums are wrong");
   return static_cast<double>(kBytes) / best_seconds;

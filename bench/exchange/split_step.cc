@@ -152,11 +152,9 @@ class DenseSide final : public SplitSide {
   }
   void Begin(int m) {
     Batch& b = batches_[m];
-    Must(kernels::cuda::Embed(stream(), {.table = embedding_->data(),
-                                         .ids = Ints(ids_),
-                                         .out = b.x->data(),
-                                         .rows = rows_,
-                                         .size = S::kHidden}));
+    Must(kernels::cuda::Embed(
+        stream(),
+        {.table = embedding_->data(), .ids = Ints(ids_), .out = b.x->data(), .rows = rows_, .size = S::kHidden}));
     Must(kernels::cuda::RopeTable(stream(), {.positions = Ints(positions_),
                                              .inv_freq = Floats(frequencies_),
                                              .cos = reinterpret_cast<float*>(b.cos->data()),
@@ -228,15 +226,15 @@ class DenseSide final : public SplitSide {
     Norm(batches_[m], true);
     Product(h_->data(), S::kHidden, head_->data(), S::kVocab, logits_->data(), true);
     auto* const logits = reinterpret_cast<float*>(logits_->data());
-    Must(kernels::cuda::Sample(
-        stream(), {.logits = logits,
-                   .work = logits,
-                   .step = S::kVocab,
-                   .work_step = S::kVocab,
-                   .rows = rows_,
-                   .vocab = S::kVocab,
-                   .params = reinterpret_cast<const kernels::cuda::SampleParams*>(params_->data()),
-                   .out = reinterpret_cast<kernels::cuda::SampleOutput*>(batches_[m].drawn->data())}));
+    Must(kernels::cuda::Sample(stream(),
+                               {.logits = logits,
+                                .work = logits,
+                                .step = S::kVocab,
+                                .work_step = S::kVocab,
+                                .rows = rows_,
+                                .vocab = S::kVocab,
+                                .params = reinterpret_cast<const kernels::cuda::SampleParams*>(params_->data()),
+                                .out = reinterpret_cast<kernels::cuda::SampleOutput*>(batches_[m].drawn->data())}));
   }
 
   std::unique_ptr<CudaGemm> gemm_;

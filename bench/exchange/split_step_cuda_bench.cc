@@ -35,10 +35,11 @@ class Bench {
     const double busier = std::max(dense, attention);
     const double alone = (dense + attention) / shape.micro_batches;  // of one micro-batch, hops aside
     const double cycle = std::max(busier, alone);
-    std::printf("%d x %2d rows of %4d tokens: dense %7.3f ms, attention %7.3f, one after the other %7.3f; the larger "
-                "of these times stored %.3f, copied %.3f, waits apart %.3f; best %.3f ms\n",
-                shape.micro_batches, shape.rows, shape.context, dense, attention, alone, stored / cycle,
-                copied / cycle, apart / cycle, std::min({stored, copied, apart}));
+    std::printf(
+        "%d x %2d rows of %4d tokens: dense %7.3f ms, attention %7.3f, one after the other %7.3f; the larger "
+        "of these times stored %.3f, copied %.3f, waits apart %.3f; best %.3f ms\n",
+        shape.micro_batches, shape.rows, shape.context, dense, attention, alone, stored / cycle, copied / cycle,
+        apart / cycle, std::min({stored, copied, apart}));
     std::fflush(stdout);
   }
 

@@ -59,9 +59,8 @@ LinkedGpus::LinkedGpus(TwoProcesses& processes, size_t bytes, int words)
   Must(stream->Fill(memory_->data(), 0, memory_->size_bytes()));
   Must(stream->SynchronizeStatus());
   Must(stream->UseDevice());
-  links_ = Must(transport::ucx::MakeDeviceLinks([this](void* list, unsigned index) {
-    return kernels::cuda::UcxPeerPointer(*device_, list, index);
-  }));
+  links_ = Must(transport::ucx::MakeDeviceLinks(
+      [this](void* list, unsigned index) { return kernels::cuda::UcxPeerPointer(*device_, list, index); }));
   link_ = Must(links_->Link(memory_->data(), memory_->size_bytes()));
   Must(link_->Accept(processes.Swap(link_->offer())));
   while (!Must(link_->Progress())) {

@@ -24,7 +24,7 @@ class TwoProcesses {
  public:
   TwoProcesses();
   int rank() const { return rank_; }
-  pid_t child() const { return child_; }  // of rank 0
+  pid_t child() const { return child_; }     // of rank 0
   std::string Swap(const std::string& own);  // waits for the other's; ends the process if that is gone
   void Barrier() { Swap(""); }
 

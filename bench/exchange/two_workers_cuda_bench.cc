@@ -55,15 +55,14 @@ struct Process {
     device = Must(kernels::cuda::CudaDevice::Create(Must(kernels::cuda::CudaLibrary::Open()),
                                                     {.index = two.rank(), .host_threads = 4}));
     Must(device->library().Check(device->library()->use_device(device->index()), "GPU"));
-    links = Must(transport::ucx::MakeDeviceLinks([this](void* list, unsigned index) {
-      return kernels::cuda::UcxPeerPointer(*device, list, index);
-    }));
+    links = Must(transport::ucx::MakeDeviceLinks(
+        [this](void* list, unsigned index) { return kernels::cuda::UcxPeerPointer(*device, list, index); }));
     auto checkpoint = Must(dummy ? model::OpenDummyCheckpoint(model_path) : model::OpenCheckpoint(model_path));
     table = Must(compute::AttentionTableOf(checkpoint->config(), DType::kBF16));
     if (two.rank() == 0) {
       loaded = Must(model::LoadModel(std::move(checkpoint), model::WeightFormat::kElsewhere, nullptr, {}));
-      weights = Must(
-          compute::CudaModel::Load(*device, *loaded, DType::kBF16, dummy, compute::GpuWeights::kDequantise, {}));
+      weights =
+          Must(compute::CudaModel::Load(*device, *loaded, DType::kBF16, dummy, compute::GpuWeights::kDequantise, {}));
     }
     const NodeId self = two.rank() == 0 ? kCompute : kAttention, other = two.rank() == 0 ? kAttention : kCompute;
     port = Must(UcxPort::Create({.node = self, .epoch = kEpoch, .lanes = transport::ucx::Lanes::kShm}));
@@ -298,17 +297,20 @@ Tokens MeasureGpus(Process& process, int n, int batch, const Options& options, d
   Driver driver(process, /*by_themselves=*/true);
   driver.Open(n, batch, options.prompt());
   Tokens first;
-  for (const auto& [policy, name] : {std::pair{Turns::kSideBySide, "side by side"}, {Turns::kTurns, "in turns"},
-                                     {Turns::kMeasured, "as measured"}, {Turns::kSideBySide, "side by side"}}) {
+  for (const auto& [policy, name] : {std::pair{Turns::kSideBySide, "side by side"},
+                                     {Turns::kTurns, "in turns"},
+                                     {Turns::kMeasured, "as measured"},
+                                     {Turns::kSideBySide, "side by side"}}) {
     if (n == 1 && !first.empty()) break;
     driver.node().SetTurns(policy);
     Tokens tokens;
     const Times times = driver.Measure(options.steps(), tokens);
     if (first.empty()) first = tokens;
     if (n == 1) alone = std::max(times.dense, times.attention);
-    std::printf("%d x %3d %-12s: %.3f ms a token; dense %.3f, waits %.3f, attention %.3f a step; over the busier "
-                "pool alone %.3f", n, batch, name, times.step, times.dense, times.waited, times.attention,
-                times.step / (alone * n));
+    std::printf(
+        "%d x %3d %-12s: %.3f ms a token; dense %.3f, waits %.3f, attention %.3f a step; over the busier "
+        "pool alone %.3f",
+        n, batch, name, times.step, times.dense, times.waited, times.attention, times.step / (alone * n));
     if (n == 1) std::printf("; RotationPlan: %d", PlanOf(times, process.table.op_count()));
     std::printf("\n");
     std::fflush(stdout);

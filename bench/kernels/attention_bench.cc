@@ -21,41 +21,33 @@ namespace {
 // after long service.
 class Workload {
  public:
-  Workload(const AttentionShape& shape, int kv_heads, int batch, int64_t context, int rows,
-           int threads, Isa isa)
+  Workload(const AttentionShape& shape, int kv_heads, int batch, int64_t context, int rows, int threads, Isa isa)
       : shape_(shape), pool_({.threads = threads}), context_{&pool_, &SelectOps(isa)} {
     const auto segments = static_cast<int32_t>((context + kSegmentTokens - 1) / kSegmentTokens);
-    const size_t count = static_cast<size_t>(batch) * kv_heads * segments,
-                 bytes = shape.layout().bytes();
+    const size_t count = static_cast<size_t>(batch) * kv_heads * segments, bytes = shape.layout().bytes();
     arena_ = AlignedBuffer::Create(count * bytes).value();
     Fill(arena_.bytes());
     for (size_t i = 0; i < count; ++i) blocks_.push_back(arena_.data() + i * bytes);
     std::mt19937_64 random(1);
     std::shuffle(blocks_.begin(), blocks_.end(), random);
-    const size_t q_row =
-        static_cast<size_t>(kv_heads) * shape.group * shape.key_dim * SizeOf(shape.dtype);
+    const size_t q_row = static_cast<size_t>(kv_heads) * shape.group * shape.key_dim * SizeOf(shape.dtype);
     q_.resize(q_row * batch * rows);
-    o_.resize(static_cast<size_t>(kv_heads) * shape.group * shape.value_dim * SizeOf(shape.dtype) *
-              batch * rows);
+    o_.resize(static_cast<size_t>(kv_heads) * shape.group * shape.value_dim * SizeOf(shape.dtype) * batch * rows);
     Fill(q_);
     for (int b = 0; b < batch; ++b) {
-      items_.push_back(
-          {.q = q_.data() + b * rows * q_row,
-           .q_rows = rows,
-           .kv_heads = kv_heads,
-           .first_position = context - rows,
-           .token_begin = 0,
-           .token_end = context,
-           .blocks = {.blocks = blocks_.data() + static_cast<size_t>(b) * kv_heads * segments,
-                      .head_step = segments,
-                      .segments = segments},
-           .o = o_.data() + o_.size() / batch * b});
+      items_.push_back({.q = q_.data() + b * rows * q_row,
+                        .q_rows = rows,
+                        .kv_heads = kv_heads,
+                        .first_position = context - rows,
+                        .token_begin = 0,
+                        .token_end = context,
+                        .blocks = {.blocks = blocks_.data() + static_cast<size_t>(b) * kv_heads * segments,
+                                   .head_step = segments,
+                                   .segments = segments},
+                        .o = o_.data() + o_.size() / batch * b});
     }
-    const AttentionLimits limits{.items = batch,
-                                 .rows = int64_t{batch} * rows,
-                                 .kv_heads = kv_heads,
-                                 .tokens = context,
-                                 .threads = threads};
+    const AttentionLimits limits{
+        .items = batch, .rows = int64_t{batch} * rows, .kv_heads = kv_heads, .tokens = context, .threads = threads};
     scratch_ = AlignedBuffer::Create(PagedAttentionScratchBytes(shape, limits)).value();
     kv_bytes_ = static_cast<double>(count) * bytes;
   }
@@ -72,8 +64,7 @@ class Workload {
     std::mt19937_64 random(2);
     const size_t element = SizeOf(shape_.dtype);
     for (size_t i = 0; i + element <= bytes.size(); i += element) {
-      KvBlockLayout::StoreElement(shape_.dtype, static_cast<float>(random() % 2001) * 1e-3f - 1,
-                                  bytes.data() + i);
+      KvBlockLayout::StoreElement(shape_.dtype, static_cast<float>(random() % 2001) * 1e-3f - 1, bytes.data() + i);
     }
   }
 
@@ -100,12 +91,11 @@ AttentionShape Shape(int group, int dim, DType dtype) {
 // Arguments: group, KV heads, head dim, batch, context, threads, element type.
 void BM_Decode(benchmark::State& state) {
   const auto dtype = static_cast<DType>(state.range(6));
-  Workload work(Shape(state.range(0), state.range(2), dtype), state.range(1), state.range(3),
-                state.range(4), 1, state.range(5), BestIsa());
+  Workload work(Shape(state.range(0), state.range(2), dtype), state.range(1), state.range(3), state.range(4), 1,
+                state.range(5), BestIsa());
   work.Step();  // touches the scratch
   for (auto _ : state) work.Step();
-  state.counters["kv_B/s"] =
-      benchmark::Counter(work.kv_bytes() * state.iterations(), benchmark::Counter::kIsRate);
+  state.counters["kv_B/s"] = benchmark::Counter(work.kv_bytes() * state.iterations(), benchmark::Counter::kIsRate);
 }
 BENCHMARK(BM_Decode)
     ->Args({4, 8, 128, 1, 256, 1, 2})
@@ -126,17 +116,15 @@ BENCHMARK(BM_Decode)
 // Arguments: group, KV heads, head dim, rows of the chunk, context after it, threads, element type,
 // ISA (0 AVX2, 1 AVX-512).
 void BM_PrefillChunk(benchmark::State& state) {
-  const int group = state.range(0), kv_heads = state.range(1), dim = state.range(2),
-            rows = state.range(3);
-  if (static_cast<Isa>(state.range(7)) > BestIsa())
-    return state.SkipWithError("this CPU has no AVX-512");
-  Workload work(Shape(group, dim, static_cast<DType>(state.range(6))), kv_heads, 1, state.range(4),
-                rows, state.range(5), static_cast<Isa>(state.range(7)));
+  const int group = state.range(0), kv_heads = state.range(1), dim = state.range(2), rows = state.range(3);
+  if (static_cast<Isa>(state.range(7)) > BestIsa()) return state.SkipWithError("this CPU has no AVX-512");
+  Workload work(Shape(group, dim, static_cast<DType>(state.range(6))), kv_heads, 1, state.range(4), rows,
+                state.range(5), static_cast<Isa>(state.range(7)));
   work.Step();  // touches the scratch
   for (auto _ : state) work.Step();
   const double pairs = rows * (state.range(4) - (rows - 1) / 2.0);
-  state.counters["FLOP/s"] = benchmark::Counter(
-      4.0 * pairs * group * kv_heads * dim * state.iterations(), benchmark::Counter::kIsRate);
+  state.counters["FLOP/s"] =
+      benchmark::Counter(4.0 * pairs * group * kv_heads * dim * state.iterations(), benchmark::Counter::kIsRate);
 }
 BENCHMARK(BM_PrefillChunk)
     ->Args({3, 3, 64, 512, 512, 1, 2, 1})
@@ -163,8 +151,7 @@ void BM_KvAppend(benchmark::State& state) {
                           .kv_heads = heads,
                           .first_position = 100,
                           .blocks = {.blocks = blocks.data(), .head_step = 16, .segments = 16}};
-  for (auto _ : state)
-    benchmark::DoNotOptimize(KvAppend({&pool, &SelectOps(BestIsa())}, layout, {&item, 1}).ok());
+  for (auto _ : state) benchmark::DoNotOptimize(KvAppend({&pool, &SelectOps(BestIsa())}, layout, {&item, 1}).ok());
   state.SetItemsProcessed(state.iterations() * rows);
 }
 BENCHMARK(BM_KvAppend)->Arg(1)->Arg(512);
@@ -186,8 +173,7 @@ void BM_SampleRow(benchmark::State& state) {
   if (kind == 4) p.logprobs = 20;
   int64_t position = 0;
   for (auto _ : state)
-    benchmark::DoNotOptimize(
-        SampleRow(SelectOps(BestIsa()), logits, p, position++, scratch.bytes())->token);
+    benchmark::DoNotOptimize(SampleRow(SelectOps(BestIsa()), logits, p, position++, scratch.bytes())->token);
 }
 BENCHMARK(BM_SampleRow)->ArgsProduct({{49152, 262144}, {0, 1, 2, 3, 4}});
 

@@ -60,11 +60,8 @@ PackedWeights RandomWeights(RowFormat format, int64_t rows, int64_t cols, Thread
   const int64_t row_bytes = RowBytes(format, cols);
   std::vector<std::byte> bytes(row_bytes);
   std::mt19937 random(1);
-  for (std::byte& b : bytes)
-    b = static_cast<std::byte>(random() & 0x3b);  // no NaN as a scale or a number
-  return PackWeights(DirectFormat(format),
-                     {format, rows, cols, [&](int64_t) { return bytes.data(); }}, &pool)
-      .value();
+  for (std::byte& b : bytes) b = static_cast<std::byte>(random() & 0x3b);  // no NaN as a scale or a number
+  return PackWeights(DirectFormat(format), {format, rows, cols, [&](int64_t) { return bytes.data(); }}, &pool).value();
 }
 
 struct Cost {
@@ -76,8 +73,7 @@ class Product {
  public:
   Product(const Op& op, RowFormat format, ActivationBits activations, Stream& stream)
       : stream_(stream), activations_(activations), cols_(RoundCols(format, op.cols)) {
-    for (const int64_t rows : op.rows)
-      weights_.push_back(RandomWeights(format, rows, cols_, stream.pool()));
+    for (const int64_t rows : op.rows) weights_.push_back(RandomWeights(format, rows, cols_, stream.pool()));
     for (const PackedWeights& w : weights_)
       cost_.macs += static_cast<double>(w.rows()) * static_cast<double>(w.cols()),
           cost_.bytes += static_cast<double>(w.size_bytes());
@@ -92,18 +88,11 @@ class Product {
   void Run(const float* x, float* y, int64_t m, std::span<std::byte> scratch) {
     GemmOutput outputs[3];
     for (size_t i = 0; i < weights_.size(); ++i) {
-      outputs[i] = {.weights = &weights_[i],
-                    .y = y,
-                    .y_stride = weights_[i].rows(),
-                    .activations = activations_};
+      outputs[i] = {.weights = &weights_[i], .y = y, .y_stride = weights_[i].rows(), .activations = activations_};
       y += m * weights_[i].rows();
     }
-    const absl::Status status = Gemm({.x = x,
-                                      .x_stride = cols_,
-                                      .m = m,
-                                      .outputs = {outputs, weights_.size()},
-                                      .scratch = scratch},
-                                     stream_);
+    const absl::Status status =
+        Gemm({.x = x, .x_stride = cols_, .m = m, .outputs = {outputs, weights_.size()}, .scratch = scratch}, stream_);
     if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
   }
 
@@ -139,17 +128,16 @@ class Bench {
     std::printf(
         "%d threads, %s; peaks of this run: vpdpbusd %.0f GOP/s, vdpbf16ps %.0f GFLOP/s, memory "
         "read %.1f GB/s\n\n",
-        stream_->pool().threads(), Name(std::min(options.isa, *DetectIsa())), peaks_.int8_gops,
-        peaks_.bf16_gflops, peaks_.read_gb_per_s);
+        stream_->pool().threads(), Name(std::min(options.isa, *DetectIsa())), peaks_.int8_gops, peaks_.bf16_gflops,
+        peaks_.read_gb_per_s);
   }
 
   void RunFormat(RowFormat format) {
-    std::printf("%-6s %-8s %5s %10s %9s %7s %8s %7s\n", Info(format).name, "op", "m", "us/layer",
-                "GOP/s", "of peak", "GB/s", "of read");
+    std::printf("%-6s %-8s %5s %10s %9s %7s %8s %7s\n", Info(format).name, "op", "m", "us/layer", "GOP/s", "of peak",
+                "GB/s", "of read");
     std::vector<std::vector<Product>> layers(kLayers);
     for (auto& layer : layers) {
-      for (const Op& op : LayerOps())
-        layer.emplace_back(op, format, options_.activations, *stream_);
+      for (const Op& op : LayerOps()) layer.emplace_back(op, format, options_.activations, *stream_);
     }
     std::vector<float> x(kMaxRows * 2048), y(kMaxRows * 2 * kFfn + 1);
     std::mt19937 random(2);
@@ -159,8 +147,7 @@ class Bench {
       Cost total;
       for (size_t op = 0; op < LayerOps().size(); ++op) {
         const double seconds = BestSeconds([&] {
-                                 for (auto& layer : layers)
-                                   layer[op].Run(x.data(), y.data(), m, scratch.bytes());
+                                 for (auto& layer : layers) layer[op].Run(x.data(), y.data(), m, scratch.bytes());
                                }) /
                                kLayers;
         Print(format, LayerOps()[op].name, m, seconds, layers[0][op].cost());
@@ -169,8 +156,7 @@ class Bench {
       }
       const double seconds = BestSeconds([&] {
                                for (auto& layer : layers) {
-                                 for (Product& product : layer)
-                                   product.Run(x.data(), y.data(), m, scratch.bytes());
+                                 for (Product& product : layer) product.Run(x.data(), y.data(), m, scratch.bytes());
                                }
                              }) /
                              kLayers;
@@ -187,19 +173,16 @@ class Bench {
     AlignedBuffer scratch = AlignedBuffer::Create(GemmScratchBytes(kMaxHeadM, 1024)).value();
     for (const int64_t m : options_.rows) {
       if (m > kMaxHeadM) continue;
-      Print(format, "head", m,
-            BestSeconds([&] { head.Run(x.data(), y.data(), m, scratch.bytes()); }), head.cost());
+      Print(format, "head", m, BestSeconds([&] { head.Run(x.data(), y.data(), m, scratch.bytes()); }), head.cost());
     }
   }
 
  private:
   void Print(RowFormat format, const char* op, int64_t m, double seconds, const Cost& cost) const {
-    const double gops = 2e-9 * cost.macs * static_cast<double>(m) / seconds,
-                 gb = cost.bytes * 1e-9 / seconds;
+    const double gops = 2e-9 * cost.macs * static_cast<double>(m) / seconds, gb = cost.bytes * 1e-9 / seconds;
     const double peak = IsQuantized(DirectFormat(format)) ? peaks_.int8_gops : peaks_.bf16_gflops;
-    std::printf("%-6s %-8s %5d %10.1f %9.1f %6.0f%% %8.1f %6.0f%%\n", Info(format).name, op,
-                static_cast<int>(m), seconds * 1e6, gops, peak > 0 ? 100 * gops / peak : 0, gb,
-                100 * gb / peaks_.read_gb_per_s);
+    std::printf("%-6s %-8s %5d %10.1f %9.1f %6.0f%% %8.1f %6.0f%%\n", Info(format).name, op, static_cast<int>(m),
+                seconds * 1e6, gops, peak > 0 ? 100 * gops / peak : 0, gb, 100 * gb / peaks_.read_gb_per_s);
   }
 
   const Options options_;

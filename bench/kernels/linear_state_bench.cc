@@ -20,9 +20,9 @@ namespace {
 constexpr int kDim = 128;
 
 LinearStateShape ShapeOf(int family) {
-  if (family == 0) return {kDim, kDim, DecayForm::kScalar, StateUpdate::kAdd};      // lightning, Mamba-2
-  if (family == 1) return {kDim, kDim, DecayForm::kScalar, StateUpdate::kDelta};    // gated DeltaNet
-  return {kDim, kDim, DecayForm::kVector, StateUpdate::kDelta};                     // KDA
+  if (family == 0) return {kDim, kDim, DecayForm::kScalar, StateUpdate::kAdd};    // lightning, Mamba-2
+  if (family == 1) return {kDim, kDim, DecayForm::kScalar, StateUpdate::kDelta};  // gated DeltaNet
+  return {kDim, kDim, DecayForm::kVector, StateUpdate::kDelta};                   // KDA
 }
 const char* const kFamilies[] = {"scalar", "delta", "vector_delta"};
 
@@ -30,7 +30,9 @@ const char* const kFamilies[] = {"scalar", "delta", "vector_delta"};
 class Heads {
  public:
   Heads(int family, int heads, int rows, int64_t position, int threads)
-      : shape_(ShapeOf(family)), layout_(shape_), pool_({.threads = threads}),
+      : shape_(ShapeOf(family)),
+        layout_(shape_),
+        pool_({.threads = threads}),
         context_{&pool_, &SelectOps(DetectIsa().value())} {
     arena_ = AlignedBuffer::Create(2 * heads * layout_.bytes()).value();
     auto* floats = reinterpret_cast<float*>(arena_.data());
@@ -248,8 +250,9 @@ BENCHMARK(PrefillTokenByToken)->Arg(0)->Arg(1)->Arg(2)->UseRealTime()->Unit(benc
 void PrefillReference(benchmark::State& state) {
   const int family = static_cast<int>(state.range(0));
   Heads heads(family, 1, 256, 0, 1);
-  reference::LinearStateTokens tokens{256, heads.q().data(), heads.k().data(), heads.v().data(),
-                                      heads.decay().data(), heads.beta().data(), nullptr, nullptr};
+  reference::LinearStateTokens tokens{
+      256,     heads.q().data(), heads.k().data(), heads.v().data(), heads.decay().data(), heads.beta().data(),
+      nullptr, nullptr};
   std::vector<double> s(kDim * kDim, 0.0);
   for (auto _ : state) benchmark::DoNotOptimize(reference::LinearState(heads.shape(), tokens, s));
   state.SetItemsProcessed(state.iterations() * 256 / 32);  // of 32 heads

@@ -17,9 +17,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kRepeats = 5;
 
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
+double SecondsSince(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 // The best of a few runs: the highest rate at which `work` on every thread gets through what it
 // returns.
@@ -49,8 +47,7 @@ double ReadRate(ThreadPool& pool) {
     const auto* begin = reinterpret_cast<const __m256i*>(memory.data() + task * share);
     __m256i sum[8] = {};
     for (size_t i = 0; i + 8 <= share / 32; i += 8) {
-      for (int j = 0; j < 8; ++j)
-        sum[j] = _mm256_add_epi64(sum[j], _mm256_load_si256(begin + i + j));
+      for (int j = 0; j < 8; ++j) sum[j] = _mm256_add_epi64(sum[j], _mm256_load_si256(begin + i + j));
     }
     for (int j = 1; j < 8; ++j) sum[0] = _mm256_add_epi64(sum[0], sum[j]);
     sink += _mm256_extract_epi64(sum[0], 0);

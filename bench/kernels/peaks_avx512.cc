@@ -1,5 +1,4 @@
-#pragma GCC diagnostic ignored \
-    "-Wuninitialized"  // g++ 12 warns inside its own intrinsics (GCC bug 105593)
+#pragma GCC diagnostic ignored "-Wuninitialized"  // g++ 12 warns inside its own intrinsics (GCC bug 105593)
 #include <immintrin.h>
 
 #include "bench/kernels/peaks.h"

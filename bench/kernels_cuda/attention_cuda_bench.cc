@@ -69,8 +69,8 @@ class Bench {
 
   void Run() {
     const double rate = bench::ReadRate(*device_, *stream_, pool_->data(), size_t{4} << 30);
-    std::printf("%s, %d multiprocessors; read rate %.0f GB/s\n", device_->info().name,
-                device_->info().multiprocessors, rate);
+    std::printf("%s, %d multiprocessors; read rate %.0f GB/s\n", device_->info().name, device_->info().multiprocessors,
+                rate);
     for (const Shape& shape : kShapes) {
       if (only_.empty() || only_ == shape.name) Time(shape, rate);
     }
@@ -133,9 +133,8 @@ class Bench {
     Must(stream_->SynchronizeStatus());
     const int calls = std::max(4, copies);
     const auto run = [&](int i) {
-      Must(attention.Run(
-          *stream_, shape,
-          {.q = q->data(), .o = o->data(), .kv_offset_bytes = (i % copies) * block_bytes}));
+      Must(attention.Run(*stream_, shape,
+                         {.q = q->data(), .o = o->data(), .kv_offset_bytes = (i % copies) * block_bytes}));
     };
     const double us = bench::MedianUs(*device_, *stream_, calls, run, quick_ ? 3 : 12);
     const double gbps = bytes / us / 1e3;

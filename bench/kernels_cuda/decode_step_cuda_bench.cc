@@ -85,8 +85,8 @@ class DecodeStep {
     const double ms = Run(batch, attention, kAll);
     const double bytes =
         kLayers * (layer_elements_ * 2.0 + batch * kContext * kKvHeads * kDim * 4.0) + kVocab * 2.0 * kHidden;
-    std::printf("batch %3d: %.3f ms a step, %.0f tokens/s, weights and KV at %.0f GB/s\n", batch, ms,
-                batch / ms * 1e3, bytes / ms / 1e6);
+    std::printf("batch %3d: %.3f ms a step, %.0f tokens/s, weights and KV at %.0f GB/s\n", batch, ms, batch / ms * 1e3,
+                bytes / ms / 1e6);
     std::fflush(stdout);
   }
 
@@ -96,8 +96,8 @@ class DecodeStep {
     CudaAttention attention(*device_);
     Must(attention.Plan(*stream_, shape_, items_));
     const double all = Run(batch, attention, kAll);
-    const std::pair<const char*, unsigned> parts[] = {{"products", kProducts}, {"attention", kAttention},
-                                                      {"append", kAppend},     {"norms", kNorms},
+    const std::pair<const char*, unsigned> parts[] = {{"products", kProducts},     {"attention", kAttention},
+                                                      {"append", kAppend},         {"norms", kNorms},
                                                       {"activation", kActivation}, {"head, sampling", kHead}};
     for (const auto& [name, part] : parts) {
       const double alone = Run(batch, attention, part), without = Run(batch, attention, kAll & ~part);
@@ -128,7 +128,9 @@ class DecodeStep {
 
  private:
   double Run(int batch, CudaAttention& attention, unsigned parts) {
-    return bench::MedianUs(*device_, *stream_, 1, [&](int) { Enqueue(batch, attention, parts); }, 19) / 1e3;
+    return bench::MedianUs(
+               *device_, *stream_, 1, [&](int) { Enqueue(batch, attention, parts); }, 19) /
+           1e3;
   }
 
   static std::vector<uint16_t> Noise() {
@@ -208,9 +210,7 @@ class DecodeStep {
     call.part_step = int64_t{batch} * kHidden;
     Must(gemm_->Run(*stream_, call));
   }
-  static int PartsOf(int batch, int parts) {
-    return batch > 8 && parts > 0 ? parts : CudaProduct::PartsFor(batch);
-  }
+  static int PartsOf(int batch, int parts) { return batch > 8 && parts > 0 ? parts : CudaProduct::PartsFor(batch); }
   // Both products and the activation as one kernel, if there is one for so many rows.
   bool GateAndUp(int batch, const void* w) {
     return Must(GatedProduct(*stream_, {.x = h_->data(),
@@ -252,47 +252,49 @@ class DecodeStep {
     const auto* w_down = w_gate_up + size_t{2} * kHidden * kFfn;
     if (parts & kNorms) Norm(batch, layer > 0 ? cut_.down : 1);
     if (parts & kProducts) Product(h_->data(), batch, kHidden, w, kQkv, qkv_->data());
-    if (parts & kAppend) Must(KvAppend(*stream_, {.qkv = qkv_->data(),
-                             .qkv_step = kQkv,
-                             .q_out = qkv_->data(),
-                             .q_out_step = kQkv,
-                             .cos = reinterpret_cast<const float*>(cos_->data()),
-                             .sin = reinterpret_cast<const float*>(sin_->data()),
-                             .rotary = kDim,
-                             .rows = batch,
-                             .q_heads = kQHeads,
-                             .kv_heads = kKvHeads,
-                             .positions = reinterpret_cast<const int32_t*>(positions_->data()),
-                             .row_items = reinterpret_cast<const int32_t*>(rows_->data()),
-                             .items = attention.device_items(),
-                             .kv_offset = static_cast<int64_t>(layer * layer_kv_bytes_),
-                             .layout = layout_}));
-    if (parts & kAttention) Must(attention.Run(*stream_, shape_,
-                       {.q = qkv_->data(), .o = o_->data(), .kv_offset_bytes = layer * layer_kv_bytes_}));
+    if (parts & kAppend)
+      Must(KvAppend(*stream_, {.qkv = qkv_->data(),
+                               .qkv_step = kQkv,
+                               .q_out = qkv_->data(),
+                               .q_out_step = kQkv,
+                               .cos = reinterpret_cast<const float*>(cos_->data()),
+                               .sin = reinterpret_cast<const float*>(sin_->data()),
+                               .rotary = kDim,
+                               .rows = batch,
+                               .q_heads = kQHeads,
+                               .kv_heads = kKvHeads,
+                               .positions = reinterpret_cast<const int32_t*>(positions_->data()),
+                               .row_items = reinterpret_cast<const int32_t*>(rows_->data()),
+                               .items = attention.device_items(),
+                               .kv_offset = static_cast<int64_t>(layer * layer_kv_bytes_),
+                               .layout = layout_}));
+    if (parts & kAttention)
+      Must(attention.Run(*stream_, shape_,
+                         {.q = qkv_->data(), .o = o_->data(), .kv_offset_bytes = layer * layer_kv_bytes_}));
     if (parts & kProducts) Add(o_->data(), batch, kQHeads * kDim, w_o, cut_.o);
     if (parts & kNorms) Norm(batch, cut_.o);
     const bool at_once = (parts & kProducts) && (parts & kActivation) && GateAndUp(batch, w_gate_up);
     if ((parts & kProducts) && !at_once) Product(h_->data(), batch, kHidden, w_gate_up, 2 * kFfn, gate_up_->data());
-    if ((parts & kActivation) && !at_once) Must(GatedActivation(*stream_, {.gate = gate_up_->data(),
-                                    .up = reinterpret_cast<uint16_t*>(gate_up_->data()) + kFfn,
-                                    .out = act_->data(),
-                                    .gate_step = 2 * kFfn,
-                                    .up_step = 2 * kFfn,
-                                    .out_step = kFfn,
-                                    .rows = batch,
-                                    .size = kFfn}));
+    if ((parts & kActivation) && !at_once)
+      Must(GatedActivation(*stream_, {.gate = gate_up_->data(),
+                                      .up = reinterpret_cast<uint16_t*>(gate_up_->data()) + kFfn,
+                                      .out = act_->data(),
+                                      .gate_step = 2 * kFfn,
+                                      .up_step = 2 * kFfn,
+                                      .out_step = kFfn,
+                                      .rows = batch,
+                                      .size = kFfn}));
     if (parts & kProducts) Add(act_->data(), batch, kFfn, w_down, cut_.down);
   }
 
   void Enqueue(int batch, CudaAttention& attention, unsigned parts) {
     const auto* ids = reinterpret_cast<const int32_t*>(ids_->data());
-    Must(Embed(*stream_,
-               {.table = embedding_->data(),
-                .ids = ids,
-                .out = x_->data(),
-                .out_type = WireType::kF32,
-                .rows = batch,
-                .size = kHidden}));
+    Must(Embed(*stream_, {.table = embedding_->data(),
+                          .ids = ids,
+                          .out = x_->data(),
+                          .out_type = WireType::kF32,
+                          .rows = batch,
+                          .size = kHidden}));
     Must(RopeTable(*stream_, {.positions = reinterpret_cast<const int32_t*>(positions_->data()),
                               .inv_freq = reinterpret_cast<const float*>(frequencies_->data()),
                               .cos = reinterpret_cast<float*>(cos_->data()),

@@ -178,8 +178,8 @@ class Bench {
 int main(int argc, char** argv) {
   Bench bench;
   if (argc > 1 && std::string(argv[1]) == "first") return bench.First(argc > 2 ? std::atoi(argv[2]) : -1), 0;
-  for (const auto& [batch, tokens] : {std::pair{1, 2048}, {2, 1024}, {1, 8192}, {1, 1000}, {1, 1984}, {4, 4096},
-                                      {1, 100}, {1, 512}, {8, 100}})
+  for (const auto& [batch, tokens] :
+       {std::pair{1, 2048}, {2, 1024}, {1, 8192}, {1, 1000}, {1, 1984}, {4, 4096}, {1, 100}, {1, 512}, {8, 100}})
     bench.Time(batch, tokens);
   bench.Loop();
   return 0;

@@ -50,8 +50,8 @@ class Bench {
 
   void Run() {
     rate_ = bench::ReadRate(*device_, *stream_, weights_->data(), kPoolBytes);
-    std::printf("%s, %d multiprocessors; read rate %.0f GB/s\n", device_->info().name,
-                device_->info().multiprocessors, rate_);
+    std::printf("%s, %d multiprocessors; read rate %.0f GB/s\n", device_->info().name, device_->info().multiprocessors,
+                rate_);
     std::printf("%-9s %-10s %5s %9s %7s %9s %7s\n", "shape", "kept as", "rows", "us", "of rate", "bf16, us", "faster");
     for (const Shape& shape : kShapes) {
       for (const int m : quick_ ? std::vector<int>{1, 16} : std::vector<int>{1, 4, 8, 16, 32, 64}) {

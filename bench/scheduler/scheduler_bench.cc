@@ -15,8 +15,8 @@
 #include "bench/engine/statistics.h"
 #include "scheduler/core/scheduler.h"
 
-// What a step costs the scheduler: the time of all SchedulerCore::Handle calls between two steps, and of freeing what they asked for. The
-// workers answer at once and outside of the time. The limit is 50 us a step at 256 sequences.
+// What a step costs the scheduler: the time of all SchedulerCore::Handle calls between two steps, and of freeing what
+// they asked for. The workers answer at once and outside of the time. The limit is 50 us a step at 256 sequences.
 
 namespace dovetail::scheduler {
 namespace {
@@ -24,10 +24,10 @@ namespace {
 struct Workload {
   int sequences = 256;
   int prompt_tokens = 128;
-  int output_tokens = 1 << 20;    // of a request; then it ends and another arrives
+  int output_tokens = 1 << 20;  // of a request; then it ends and another arrives
   int tenants = 4;
   int attention_workers = 1;
-  bool shared_prompts = false;    // the attention workers hold all full blocks of every prompt
+  bool shared_prompts = false;  // the attention workers hold all full blocks of every prompt
   int logprobs = -1;
   bool penalties = false;
 };
@@ -50,8 +50,8 @@ class Driver {
     while (core_.stats().running_sequences < workload.sequences || !all_decode_) Step();
   }
 
-  // From the end of a step to the end of the next: what the core does with its results, the answers of workers and new requests that
-  // come while it runs, and its successor's plan. Returns the seconds spent in the core.
+  // From the end of a step to the end of the next: what the core does with its results, the answers of workers and new
+  // requests that come while it runs, and its successor's plan. Returns the seconds spent in the core.
   double Step() {
     seconds_ = 0;
     if (step_.has_value()) Tell(*std::exchange(step_, std::nullopt));
@@ -78,7 +78,10 @@ class Driver {
   }
 
   // Spreads the ends of the first requests, so that later ones end evenly.
-  int StaggeredOutput() { return workload_.output_tokens >= 1 << 20 ? workload_.output_tokens : 1 + static_cast<int>(random_() % workload_.output_tokens); }
+  int StaggeredOutput() {
+    return workload_.output_tokens >= 1 << 20 ? workload_.output_tokens
+                                              : 1 + static_cast<int>(random_() % workload_.output_tokens);
+  }
 
   void Submit(int output_tokens) {
     auto request = std::make_shared<GenerationRequest>();
@@ -108,12 +111,14 @@ class Driver {
   }
 
   void Do(const OpenSequence& a) {
-    events_.push_back(SequenceOpened{a.worker, a.epoch, {.sequence = a.message.sequence, .resumable = Offer(a.message.hashes)}});
+    events_.push_back(
+        SequenceOpened{a.worker, a.epoch, {.sequence = a.message.sequence, .resumable = Offer(a.message.hashes)}});
   }
   void Do(const ForkSequence&) { DT_CHECK(false, "nothing is forked here"); }
   void Do(const ReleaseSequence&) {}
   void Do(const ProbePrefix& a) {
-    events_.push_back(PrefixProbed{a.worker, a.epoch, {.pin_id = a.message.pin_id, .resumable = Offer(a.message.hashes)}});
+    events_.push_back(
+        PrefixProbed{a.worker, a.epoch, {.pin_id = a.message.pin_id, .resumable = Offer(a.message.hashes)}});
   }
   void Do(const DismissComputeWorker&) {}
   void Do(const Unpin&) {}
@@ -179,7 +184,8 @@ void RequestsComeAndGo(benchmark::State& state) {
   Run(state, {.sequences = static_cast<int>(state.range(0)), .output_tokens = 100});
 }
 
-// The same with prompts of 1024 tokens of which attention workers hold all but the last block, on 2 workers: hashes, probes and pins.
+// The same with prompts of 1024 tokens of which attention workers hold all but the last block, on 2 workers: hashes,
+// probes and pins.
 void RequestsLookUpTheirPrefix(benchmark::State& state) {
   Run(state, {.sequences = static_cast<int>(state.range(0)),
               .prompt_tokens = 1024,

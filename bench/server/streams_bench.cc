@@ -36,15 +36,15 @@ struct Flags {
 
 struct Stream {
   int fd = -1;
-  std::string tail;        // the last bytes, to find the end in
+  std::string tail;  // the last bytes, to find the end in
   Clock::time_point sent, last;
   bool began = false, done = false;
 };
 
 struct Round {
   double seconds = 0;
-  std::vector<double> gaps_ms;       // between two reads of one stream
-  std::vector<double> first_ms;      // from the request to the first token
+  std::vector<double> gaps_ms;   // between two reads of one stream
+  std::vector<double> first_ms;  // from the request to the first token
   int complete = 0;
 };
 
@@ -57,9 +57,9 @@ bool Open(const Flags& flags, int index, Stream& stream) {
   address.sin_port = htons(static_cast<uint16_t>(flags.port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   if (stream.fd < 0 || connect(stream.fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) return false;
-  const std::string body = absl::StrCat(R"({"model":")", flags.model, R"(","prompt":"Once upon a time","temperature":1,)",
-                                        R"("seed":)", index,
-                                        R"(,"ignore_eos":true,"stream":true,"max_tokens":)", flags.tokens, "}");
+  const std::string body =
+      absl::StrCat(R"({"model":")", flags.model, R"(","prompt":"Once upon a time","temperature":1,)", R"("seed":)",
+                   index, R"(,"ignore_eos":true,"stream":true,"max_tokens":)", flags.tokens, "}");
   const std::string request = absl::StrCat(
       "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: ", body.size(),
       "\r\n\r\n", body);

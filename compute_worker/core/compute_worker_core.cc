@@ -218,8 +218,8 @@ void ComputeWorkerCore::BeginWaiting(std::vector<Action>& actions) {
       entry.tokens[0] = 0;
       continue;
     }
-    failure.error = absl::StrCat("sequence ", entry.sequence.value(), ": the step before draws no token at ",
-                                 entry.ctx_len);
+    failure.error =
+        absl::StrCat("sequence ", entry.sequence.value(), ": the step before draws no token at ", entry.ctx_len);
   }
   if (failure.error.empty())
     return Begin(std::move(plan), on_device ? std::optional(last_begun_) : std::nullopt, actions);

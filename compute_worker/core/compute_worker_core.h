@@ -56,9 +56,8 @@ struct AttentionWorkerLost {  // ends the steps that it has a part in and later 
   WorkerId worker;
   Epoch epoch;
 };
-using Event =
-    std::variant<PlanArrived, DenseDone, SampleBegun, PartialArrived, StepRefused, SampleDone, StepFailed,
-                 AttentionWorkerLost>;
+using Event = std::variant<PlanArrived, DenseDone, SampleBegun, PartialArrived, StepRefused, SampleDone, StepFailed,
+                           AttentionWorkerLost>;
 
 // ---- actions ----
 
@@ -124,7 +123,7 @@ struct AttentionWorkerAddress {
 };
 
 struct ComputeWorkerOptions {
-  int micro_batches = 1;               // in flight, 1..16
+  int micro_batches = 1;  // in flight, 1..16
   int max_step_tokens = 2048;
   int32_t vocab_size = 0;
   // Prompts: an entry of so many new tokens is attended here, as far as the scratch goes; others on attention workers.
@@ -138,8 +137,8 @@ struct ComputeWorkerOptions {
 struct ComputeWorkerCounters {
   uint64_t steps = 0;
   uint64_t refused_plans = 0;
-  uint64_t dropped_frames = 0;         // late, repeated, of another epoch or step
-  uint64_t prompt_tokens_here = 0;     // attended by this worker
+  uint64_t dropped_frames = 0;      // late, repeated, of another epoch or step
+  uint64_t prompt_tokens_here = 0;  // attended by this worker
 };
 
 // The compute worker as a value: one state machine per micro-batch, from its plan through the layers to its result. It
@@ -179,9 +178,9 @@ class ComputeWorkerCore {
  private:
   struct MicroBatch {
     bool running = false;
-    bool aborted = false;     // a worker refused: finish as soon as the dense piece at hand is done
+    bool aborted = false;  // a worker refused: finish as soon as the dense piece at hand is done
     bool dense_in_flight = false;
-    bool drawing = false;     // SampleBegun
+    bool drawing = false;  // SampleBegun
     std::optional<MicroBatchId> drawn_by;
     std::optional<proto::StepResult> last;  // of the step that finished last: what it drew, or why it failed
     proto::StepPlan plan;
@@ -190,7 +189,7 @@ class ComputeWorkerCore {
     bool hold_key_values = false;           // hand_over_at_end, and nothing is asked
     std::optional<proto::StepResult> done;  // all but the last answers
     size_t stage = 0;
-    int awaiting = 0;         // partials still to come
+    int awaiting = 0;  // partials still to come
     proto::StepResult failure;
   };
 

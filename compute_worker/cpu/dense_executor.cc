@@ -182,8 +182,8 @@ absl::Status DenseExecutor::ToWire(float* x, int64_t rows, int heads, int dim,
 namespace {
 
 kernels::GemmOutput OutputOf(const model::Projection& projection, float* y) {
-  return kernels::GemmOutput{&projection.weights, y, projection.weights.rows(), projection.bias_or_null(), false,
-                             projection.activations};
+  return kernels::GemmOutput{&projection.weights,       y,     projection.weights.rows(),
+                             projection.bias_or_null(), false, projection.activations};
 }
 
 }  // namespace
@@ -226,9 +226,8 @@ absl::Status DenseExecutor::RunStep(const model::KeyValueProjection& step, Micro
     DT_RETURN_IF_ERROR(kernels::GatedActivation(context_, product));
   }
   if (step.silu) DT_RETURN_IF_ERROR(Silu(k, rows * spec.kv_heads * (spec.key_dim + spec.value_dim)));
-  DT_RETURN_IF_ERROR(
-      ToWire(k, rows, spec.kv_heads, spec.key_dim, step.head_norm, step.rope, batch, spec.kv,
-             batch.wire->key(step.op)));
+  DT_RETURN_IF_ERROR(ToWire(k, rows, spec.kv_heads, spec.key_dim, step.head_norm, step.rope, batch, spec.kv,
+                            batch.wire->key(step.op)));
   kernels::FromFloat(context_, spec.kv, v, batch.wire->value(step.op),
                      {rows, int64_t{spec.kv_heads} * spec.value_dim, 0, 0});
   if (step.gates.has_value()) return ComputeGates(*step.gates, step.op, batch);
@@ -247,8 +246,12 @@ absl::Status DenseExecutor::AddProjection(const model::Projection& projection,
   const bool aside = post_norm.has_value() || scale != 1;
   kernels::GemmOutput output = OutputOf(projection, aside ? Floats(*out_) : x);
   output.accumulate = !aside;
-  DT_RETURN_IF_ERROR(kernels::Gemm({in, projection.weights.cols(), rows, std::span(&output, 1),
-                                    {gemm_scratch_->data(), gemm_scratch_->size_bytes()}}, *stream_));
+  DT_RETURN_IF_ERROR(kernels::Gemm({in,
+                                    projection.weights.cols(),
+                                    rows,
+                                    std::span(&output, 1),
+                                    {gemm_scratch_->data(), gemm_scratch_->size_bytes()}},
+                                   *stream_));
   if (!aside) return absl::OkStatus();
   if (post_norm.has_value()) DT_RETURN_IF_ERROR(Norm(*post_norm, Floats(*out_), Floats(*out_), rows, 1));
   if (scale != 1) DT_RETURN_IF_ERROR(kernels::Scale(context_, Floats(*out_), scale, Floats(*out_), rows * hidden));

@@ -126,8 +126,8 @@ class DenseExecutor {
   std::list<CachedRope> rope_cache_;  // front: used last
   const Widths widths_;
   BufferPtr heads_, gate_, up_, out_, gemm_scratch_;
-  BufferPtr router_, expert_in_, expert_out_;    // logits [rows, experts]; [rows * chosen, hidden]
-  std::vector<int32_t> route_, slot_, member_;   // [rows * chosen]: experts; rows of expert_out_; its rows' step rows
+  BufferPtr router_, expert_in_, expert_out_;   // logits [rows, experts]; [rows * chosen, hidden]
+  std::vector<int32_t> route_, slot_, member_;  // [rows * chosen]: experts; rows of expert_out_; its rows' step rows
   std::vector<float> route_weight_;
 };
 

@@ -73,8 +73,8 @@ absl::Status DenseExecutor::Silu(float* x, int64_t n) {
 }
 
 absl::Status DenseExecutor::Multiply(const model::Projection& projection, const float* in, int64_t rows, float* out) {
-  const kernels::GemmOutput output{&projection.weights, out, projection.weights.rows(), projection.bias_or_null(),
-                                   false, projection.activations};
+  const kernels::GemmOutput output{&projection.weights,       out,   projection.weights.rows(),
+                                   projection.bias_or_null(), false, projection.activations};
   return kernels::Gemm({in, projection.weights.cols(), rows, std::span(&output, 1), gemm_scratch()}, *stream_);
 }
 
@@ -132,8 +132,8 @@ absl::Status DenseExecutor::ComputeGates(const model::StateGates& gates, int op,
   DT_RETURN_IF_ERROR(kernels::StepDecay(context_, decay));
   if (!gates.rate.has_value()) return absl::OkStatus();
   DT_RETURN_IF_ERROR(Multiply(*gates.rate, Floats(*batch.h), rows, Floats(*up_)));
-  return kernels::SigmoidRate(context_, {Floats(*up_), gates.rate_scale, rows, spec.kv_heads, spec.gates, gates.width,
-                                         out});
+  return kernels::SigmoidRate(context_,
+                              {Floats(*up_), gates.rate_scale, rows, spec.kv_heads, spec.gates, gates.width, out});
 }
 
 // a = a * act(scale h W).
@@ -143,8 +143,8 @@ absl::Status DenseExecutor::GateBy(const model::OutputGate& gate, float* attende
   if (gate.scale != 1)
     DT_RETURN_IF_ERROR(kernels::Scale(context_, Floats(*gate_), gate.scale, Floats(*gate_), rows * width));
   if (gate.kind == model::OutputGate::Kind::kSigmoid)
-    return kernels::SigmoidGate(
-        context_, {.x = attended, .gate = Floats(*gate_), .out = attended, .rows = rows, .size = width});
+    return kernels::SigmoidGate(context_,
+                                {.x = attended, .gate = Floats(*gate_), .out = attended, .rows = rows, .size = width});
   kernels::GatedActivationArgs args;
   const bool silu = gate.kind == model::OutputGate::Kind::kSilu;
   args.activation = silu ? kernels::Activation::kSilu : kernels::Activation::kIdentity;
@@ -194,13 +194,13 @@ kernels::Activation ActivationOf(model::Activation activation) {
 absl::Status DenseExecutor::RunGatedMlp(const model::Projection& gate, const model::Projection& up,
                                         model::Activation activation, const float* in, int64_t rows) {
   const auto output = [](const model::Projection& projection, float* y) {
-    return kernels::GemmOutput{&projection.weights, y, projection.weights.rows(), projection.bias_or_null(), false,
-                               projection.activations};
+    return kernels::GemmOutput{&projection.weights,       y,     projection.weights.rows(),
+                               projection.bias_or_null(), false, projection.activations};
   };
   const bool gated = activation != model::Activation::kRelu2;
   const kernels::GemmOutput outputs[] = {output(up, Floats(gated ? *up_ : *gate_)), output(gate, Floats(*gate_))};
-  DT_RETURN_IF_ERROR(kernels::Gemm(
-      {in, up.weights.cols(), rows, std::span(outputs, gated ? 2 : 1), gemm_scratch()}, *stream_));
+  DT_RETURN_IF_ERROR(
+      kernels::Gemm({in, up.weights.cols(), rows, std::span(outputs, gated ? 2 : 1), gemm_scratch()}, *stream_));
   kernels::GatedActivationArgs args;
   args.activation = ActivationOf(activation);
   args.gate = Floats(*gate_);
@@ -283,8 +283,8 @@ absl::Status DenseExecutor::RunStep(const model::ExpertMlp& step, MicroBatch& ba
   route.weight = route_weight_.data();
   DT_RETURN_IF_ERROR(kernels::Route(context_, route));
   const auto combine = [&](int64_t width, float scale, float* out) {
-    return kernels::CombineExperts(context_, {Floats(*expert_out_), slot_.data(), route_weight_.data(), rows,
-                                              step.chosen, width, scale, out});
+    return kernels::CombineExperts(
+        context_, {Floats(*expert_out_), slot_.data(), route_weight_.data(), rows, step.chosen, width, scale, out});
   };
   if (step.latent_down.has_value()) {
     const int64_t latent = step.latent_down->weights.rows();

@@ -103,8 +103,9 @@ absl::Status TokenSampler::ComputeLogits(const proto::StepPlan&, const float* re
   DT_RETURN_IF_ERROR(kernels::RmsNorm(context_, norm));
   const kernels::GemmOutput outputs[] = {
       {&model_.head.weights, Floats(*logits_), vocab_, model_.head.bias_or_null(), false, model_.head.activations}};
-  return kernels::Gemm({gathered, hidden, static_cast<int64_t>(count), outputs,
-                        {gemm_scratch_->data(), gemm_scratch_->size_bytes()}}, stream_);
+  return kernels::Gemm(
+      {gathered, hidden, static_cast<int64_t>(count), outputs, {gemm_scratch_->data(), gemm_scratch_->size_bytes()}},
+      stream_);
 }
 
 kernels::SamplingParams TokenSampler::ParamsOf(const StepEntry& entry, const LogitsRow& row) const {
@@ -149,8 +150,10 @@ void TokenSampler::HandleRow(const proto::StepPlan& plan, LogitsRow& row, const 
   const std::span<const float> all(logits, vocab_);
   if (row.scored_token >= 0) {
     const auto scored = kernels::RowLogprobs(*context_.table, all, row.scored_token, entry.prompt_logprobs, scratch);
-    if (scored.ok()) row.prompt_logprobs = ToWire(*scored);
-    else row.failed = true;
+    if (scored.ok())
+      row.prompt_logprobs = ToWire(*scored);
+    else
+      row.failed = true;
   }
   if (row.sample && result.status == StepStatus::kOk) SampleInto(entry, row, all, scratch, result);
 }

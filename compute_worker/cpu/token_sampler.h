@@ -33,11 +33,11 @@ class TokenSampler {
   // One row of logits and what it is for.
   struct LogitsRow {
     int entry = 0;
-    int64_t row = 0;             // of the step
+    int64_t row = 0;  // of the step
     bool sample = false;
-    TokenId scored_token = -1;   // prompt_logprobs: the token that follows
+    TokenId scored_token = -1;  // prompt_logprobs: the token that follows
     bool return_logits = false;
-    bool failed = false;         // NaN logits
+    bool failed = false;  // NaN logits
     std::vector<kernels::TokenCount> counts;
     std::vector<kernels::TokenBias> bias;
     std::vector<int32_t> banned;

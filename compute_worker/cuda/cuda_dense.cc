@@ -93,8 +93,8 @@ absl::Status CudaDense::AllocateLane(Lane& lane, CudaStream& stream, int micro_b
     const CudaStep& weights = model_.steps()[i];
     if (const auto* query = std::get_if<model::QueryProjection>(&step)) {
       const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[query->op]);
-      qkv = std::max(qkv, int64_t{spec.query_heads} * spec.key_dim +
-                              int64_t{spec.kv_heads} * (spec.key_dim + spec.value_dim));
+      qkv = std::max(
+          qkv, int64_t{spec.query_heads} * spec.key_dim + int64_t{spec.kv_heads} * (spec.key_dim + spec.value_dim));
     }
     if (std::holds_alternative<model::OutputProjection>(step))
       attended = std::max(attended, weights.first.weights.cols());
@@ -107,8 +107,8 @@ absl::Status CudaDense::AllocateLane(Lane& lane, CudaStream& stream, int micro_b
   DT_ASSIGN_OR_RETURN(lane.gate_up, device.Allocate(rows * 2 * mlp * kElement));
   DT_ASSIGN_OR_RETURN(lane.act, device.Allocate(rows * mlp * kElement));
   DT_ASSIGN_OR_RETURN(lane.aside, device.Allocate(rows * hidden() * sizeof(float)));
-  DT_ASSIGN_OR_RETURN(lane.sampler, CudaTokenSampler::Create(model_, stream, *product_, static_cast<int>(most_rows_),
-                                                             micro_batches));
+  DT_ASSIGN_OR_RETURN(lane.sampler,
+                      CudaTokenSampler::Create(model_, stream, *product_, static_cast<int>(most_rows_), micro_batches));
   return absl::OkStatus();
 }
 
@@ -120,9 +120,9 @@ absl::Status CudaDense::AllocateMicroBatch(MicroBatch& batch, int64_t rows) {
     key_value = std::max<size_t>(key_value, int64_t{spec.kv_heads} * (spec.key_dim + spec.value_dim + 2 * spec.gates));
   }
   DT_ASSIGN_OR_RETURN(batch.x, device.Allocate(rows * hidden() * sizeof(float)));
-  DT_ASSIGN_OR_RETURN(batch.parts,
-                      device.Allocate(CudaProduct::kMostParts * std::min(rows, CudaProduct::kMostPartRows) * hidden() *
-                                      sizeof(float)));
+  DT_ASSIGN_OR_RETURN(
+      batch.parts,
+      device.Allocate(CudaProduct::kMostParts * std::min(rows, CudaProduct::kMostPartRows) * hidden() * sizeof(float)));
   DT_ASSIGN_OR_RETURN(batch.query, device.Allocate(rows * query * kElement));
   DT_ASSIGN_OR_RETURN(batch.key_value, device.Allocate(rows * key_value * kElement + 4));
   for (const model::RopeSpec& spec : model_.model().config().ropes) {
@@ -329,8 +329,8 @@ absl::Status CudaDense::AddProjection(const CudaStep& step, const CudaProjection
 }
 
 // A norm over all heads together; those over each head go with the rotation.
-absl::Status CudaDense::NormWhole(const std::optional<model::RmsNorm>& norm, const BufferPtr& weight,
-                                  std::byte* heads, int64_t width, int dim, int64_t step, const MicroBatch& batch) {
+absl::Status CudaDense::NormWhole(const std::optional<model::RmsNorm>& norm, const BufferPtr& weight, std::byte* heads,
+                                  int64_t width, int dim, int64_t step, const MicroBatch& batch) {
   if (!norm.has_value() || static_cast<int64_t>(norm->weight.size()) == dim) return absl::OkStatus();
   kernels::cuda::RmsNormLaunch launch;
   launch.x = launch.out = heads;
@@ -419,8 +419,7 @@ absl::Status CudaDense::RunOutput(const model::OutputProjection& step, const Cud
   if (step.gate.has_value()) {
     DT_ASSIGN_OR_RETURN(attended, hybrid_->Gated(IndexOf(batch), IndexOf(weights), attended, batch.rows));
   }
-  return AddProjection(weights, weights.first, step.post_norm ? step.post_norm->eps : 0, step.scale,
-                       attended, batch);
+  return AddProjection(weights, weights.first, step.post_norm ? step.post_norm->eps : 0, step.scale, attended, batch);
 }
 
 // act(gate) * up of the rows in lane->h, to lane->act.

@@ -38,8 +38,7 @@ class CudaDense final : public DenseBackend {
   // kFailedPrecondition without cuBLASLt. `model` outlives it.
   static absl::StatusOr<std::unique_ptr<DenseBackend>> Create(const CudaModel& model,
                                                               const proto::AttentionTable& table,
-                                                              const ComputeWorkerOptions& options,
-                                                              bool stay_on_device);
+                                                              const ComputeWorkerOptions& options, bool stay_on_device);
 
   absl::Status UseExchange(MicroBatchId id, std::span<exchange::GpuExchange* const> exchanges) override;
   absl::Status PrepareStep(const ComputeWorkerCore& core, MicroBatchId id) override;
@@ -86,7 +85,7 @@ class CudaDense final : public DenseBackend {
     bool takes_turns = false;
     // With GPUs of other processes, by part of the step, if it uses them; what kernels know of several of them.
     std::vector<exchange::GpuExchange*> exchanges;
-    const kernels::cuda::ExchangeFan* fan = nullptr;      // null: only one
+    const kernels::cuda::ExchangeFan* fan = nullptr;  // null: only one
     const kernels::cuda::ExchangeRow* fan_rows = nullptr;
     exchange::GpuExchange* only() const { return exchanges.size() == 1 ? exchanges[0] : nullptr; }
   };
@@ -103,9 +102,7 @@ class CudaDense final : public DenseBackend {
   absl::Status AllocateLane(Lane& lane, kernels::cuda::CudaStream& stream, int micro_batches) const;
   Lane* LaneFor(MicroBatchId id);
   // The micro-batch as its lane's sampler knows it.
-  MicroBatchId DrawId(const MicroBatch& batch) const {
-    return batch.lane == &shared_ ? IdOf(batch) : MicroBatchId(0);
-  }
+  MicroBatchId DrawId(const MicroBatch& batch) const { return batch.lane == &shared_ ? IdOf(batch) : MicroBatchId(0); }
   absl::Status AllocateMicroBatch(MicroBatch& batch, int64_t rows);
   absl::Status FindRows(const ComputeWorkerCore& core, MicroBatchId id);
   void FillFan(const MicroBatch& batch, std::byte* fan, std::byte* rows) const;
@@ -173,9 +170,9 @@ class CudaDense final : public DenseBackend {
   std::map<int, std::unique_ptr<Lane>> own_lanes_;  // by micro-batch, from 1 on
   bool no_more_lanes_ = false;
   std::vector<MicroBatch> micro_batches_;
-  BufferPtr turn_;    // a kernels::cuda::ExchangeTurn
+  BufferPtr turn_;  // a kernels::cuda::ExchangeTurn
   TurnChoice turns_;
-  RowSpread spread_;  // of the step that is being prepared
+  RowSpread spread_;                  // of the step that is being prepared
   std::list<CachedRope> rope_cache_;  // front: used last
 };
 

@@ -75,10 +75,9 @@ absl::Status CudaDense::EmbedTokens(const ComputeWorkerCore& core, MicroBatchId 
   embed.factor = model_.model().config().embedding_scale;
   embed.rows = static_cast<int32_t>(batch.rows);
   embed.size = static_cast<int32_t>(hidden());
-  DT_RETURN_IF_ERROR(Enqueue(batch, {StepWork::Word(embed.ids), StepWork::Word(embed.drawn)},
-                             [this, embed](CudaStream& stream) {
-                               return kernels::cuda::EmbedFrom(stream, model_.embedding(), embed);
-                             }));
+  DT_RETURN_IF_ERROR(Enqueue(
+      batch, {StepWork::Word(embed.ids), StepWork::Word(embed.drawn)},
+      [this, embed](CudaStream& stream) { return kernels::cuda::EmbedFrom(stream, model_.embedding(), embed); }));
   return ComputeAngles(core.PlanOf(id), reinterpret_cast<const int32_t*>(sent + positions_at), batch);
 }
 
@@ -122,8 +121,9 @@ absl::Status CudaDense::ComputeAngles(const proto::StepPlan& plan, const int32_t
       table.multiplier = cached->table.multiplier;
       table.rows = static_cast<int32_t>(rows);
       table.count = angles.pairs;
-      DT_RETURN_IF_ERROR(Enqueue(batch, {StepWork::Word(table.inv_freq) ^ static_cast<uint64_t>(row) << 48,
-                                         StepWork::Word(table.positions) ^ static_cast<uint64_t>(rows) << 48},
+      DT_RETURN_IF_ERROR(Enqueue(batch,
+                                 {StepWork::Word(table.inv_freq) ^ static_cast<uint64_t>(row) << 48,
+                                  StepWork::Word(table.positions) ^ static_cast<uint64_t>(rows) << 48},
                                  [table](CudaStream& stream) { return kernels::cuda::RopeTable(stream, table); }));
       row += rows;
       begin = end;

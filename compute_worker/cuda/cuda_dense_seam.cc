@@ -147,8 +147,8 @@ absl::Status CudaDense::CopyToWire(int op, MicroBatch& batch) {
   DT_RETURN_IF_ERROR(batch.stream().Copy(batch.wire->value(op), batch.key_value->data() + key, value));
   if (spec.gates > 0)
     DT_RETURN_IF_ERROR(batch.stream().Copy(batch.wire->gates(op),
-                                    batch.key_value->data() + CudaHybrid::GatesAt(spec, batch.rows),
-                                    CudaHybrid::GateBytes(spec, batch.rows)));
+                                           batch.key_value->data() + CudaHybrid::GatesAt(spec, batch.rows),
+                                           CudaHybrid::GateBytes(spec, batch.rows)));
   batch.copied = false;
   return absl::OkStatus();
 }

@@ -36,15 +36,11 @@ int64_t CudaHybrid::GateBytes(const proto::SoftmaxSpec& spec, int64_t rows) {
   return rows * spec.kv_heads * spec.gates * static_cast<int64_t>(sizeof(float));
 }
 
-absl::StatusOr<std::unique_ptr<CudaHybrid>> CudaHybrid::Create(kernels::cuda::CudaDevice& device,
-                                                               const model::LoadedModel& model,
-                                                               const proto::AttentionTable& table,
-                                                               std::vector<const CudaHybridWeights*> weights,
-                                                               kernels::cuda::CudaStream& stream,
-                                                               kernels::cuda::CudaProduct& product,
-                                                               const Shape& shape) {
-  std::unique_ptr<CudaHybrid> hybrid(
-      new CudaHybrid(device, model, table, std::move(weights), stream, product, shape));
+absl::StatusOr<std::unique_ptr<CudaHybrid>> CudaHybrid::Create(
+    kernels::cuda::CudaDevice& device, const model::LoadedModel& model, const proto::AttentionTable& table,
+    std::vector<const CudaHybridWeights*> weights, kernels::cuda::CudaStream& stream,
+    kernels::cuda::CudaProduct& product, const Shape& shape) {
+  std::unique_ptr<CudaHybrid> hybrid(new CudaHybrid(device, model, table, std::move(weights), stream, product, shape));
   for (size_t i = 0; i < model.steps.size(); ++i)
     if (hybrid->weights_[i] != nullptr) hybrid->WidenFor(i);
   DT_RETURN_IF_ERROR(hybrid->Allocate());
@@ -58,8 +54,8 @@ void CudaHybrid::WidenFor(size_t index) {
   for (const CudaProjection* low : {&w.decay.low, &w.gate.low}) Widen(widths_.low, low->weights.rows());
   if (const auto* query = std::get_if<model::QueryProjection>(&step)) {
     const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[query->op]);
-    Widen(widths_.heads, int64_t{spec.query_heads} * spec.key_dim +
-                             int64_t{spec.kv_heads} * (spec.key_dim + spec.value_dim));
+    Widen(widths_.heads,
+          int64_t{spec.query_heads} * spec.key_dim + int64_t{spec.kv_heads} * (spec.key_dim + spec.value_dim));
     Widen(widths_.gates, w.decay.out.weights.rows());
     Widen(widths_.latent, w.latent_down.weights.rows());
     Widen(widths_.latent, w.latent_k.weights.rows());
@@ -114,8 +110,7 @@ absl::Status CudaHybrid::Multiply(const CudaProjection& w, const void* in, int64
   return product_.Run(stream_, w.weights, call);
 }
 
-absl::Status CudaHybrid::MultiplyLowRank(const CudaLowRank& w, const void* in, int64_t rows, Result result,
-                                         void* out) {
+absl::Status CudaHybrid::MultiplyLowRank(const CudaLowRank& w, const void* in, int64_t rows, Result result, void* out) {
   if (w.low.weights.rows() == 0) return Multiply(w.out, in, rows, result, out);
   DT_RETURN_IF_ERROR(Multiply(w.low, in, rows, Result::kWire, low_->data()));
   return Multiply(w.out, low_->data(), rows, result, out);
@@ -244,8 +239,7 @@ absl::StatusOr<const void*> CudaHybrid::Gated(int micro_batch, size_t index, con
   launch.width = spec.query_heads * spec.value_dim;
   launch.size = launch.width;
   if (gate.gate.has_value()) {
-    DT_RETURN_IF_ERROR(
-        MultiplyLowRank(weights.gate, kept_[micro_batch]->data(), rows, Result::kWire, gate_->data()));
+    DT_RETURN_IF_ERROR(MultiplyLowRank(weights.gate, kept_[micro_batch]->data(), rows, Result::kWire, gate_->data()));
     launch.gate = gate_->data();
     launch.kind = KindOf(gate.kind);
   }

@@ -18,7 +18,7 @@ namespace dovetail::compute {
 class CudaHybrid {
  public:
   struct Shape {
-    int64_t rows = 0;      // of the largest step
+    int64_t rows = 0;  // of the largest step
     int micro_batches = 1;
     kernels::cuda::WireType type = kernels::cuda::WireType::kBF16;
   };

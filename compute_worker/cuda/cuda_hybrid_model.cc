@@ -145,8 +145,8 @@ uint64_t LayerElements(const model::ModelConfig& config) {
     }
     if (model::HasState(layer.kind)) {
       const model::StateConfig& state = *config.state;
-      elements += h * (2 * state.heads * state.key_dim + 3 * state.value_width() +
-                       2 * state.heads * state.decay_width());
+      elements +=
+          h * (2 * state.heads * state.key_dim + 3 * state.value_width() + 2 * state.heads * state.decay_width());
     }
     if (layer.mlp == model::MlpKind::kDense) elements += mats * h * config.intermediate_size;
     if (layer.mlp != model::MlpKind::kExperts) continue;

@@ -13,8 +13,8 @@ namespace dovetail::compute {
 
 // y = x W^T + bias on a GPU. Device pointers.
 struct CudaProjection {
-  kernels::cuda::CudaWeights weights;       // [out][in]
-  std::unique_ptr<kernels::Buffer> bias;    // [out] in the type of the product's result, or null
+  kernels::cuda::CudaWeights weights;     // [out][in]
+  std::unique_ptr<kernels::Buffer> bias;  // [out] in the type of the product's result, or null
 };
 
 struct CudaLowRank {

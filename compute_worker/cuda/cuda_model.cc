@@ -59,9 +59,8 @@ absl::Status CudaModel::Supports(const model::ModelConfig& config, DType type) {
     DT_RETURN_IF_ERROR(CheckHeadDim("key", config.key_dim));
     DT_RETURN_IF_ERROR(CheckHeadDim("value", config.value_dim));
   }
-  const bool dense = std::any_of(config.layers.begin(), config.layers.end(), [](const model::LayerConfig& layer) {
-    return layer.mlp == model::MlpKind::kDense;
-  });
+  const bool dense = std::any_of(config.layers.begin(), config.layers.end(),
+                                 [](const model::LayerConfig& layer) { return layer.mlp == model::MlpKind::kDense; });
   if (config.hidden_size % 8 != 0 || (dense && config.intermediate_size % 2 != 0)) {
     return Unimplemented("a hidden size of ", config.hidden_size, " and an intermediate size of ",
                          config.intermediate_size, ": multiples of 8 and of 2 run on a GPU");
@@ -107,8 +106,7 @@ class CudaModel::Reader final : public CudaWeightReader {
   absl::StatusOr<CudaProjection> Stack(const std::vector<const model::Projection*>& parts, bool f32_bias) override {
     return Stack(parts, f32_bias, keep_);
   }
-  absl::StatusOr<CudaProjection> StackWide(const std::vector<const model::Projection*>& parts,
-                                           bool f32_bias) override {
+  absl::StatusOr<CudaProjection> StackWide(const std::vector<const model::Projection*>& parts, bool f32_bias) override {
     return Stack(parts, f32_bias, /*keep=*/false);
   }
 
@@ -130,8 +128,7 @@ class CudaModel::Reader final : public CudaWeightReader {
     return Upload(values.data(), values.size() * sizeof(float));
   }
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> FloatMatrix(const model::Projection& projection) override {
-    DT_ASSIGN_OR_RETURN(const model::TensorSource source,
-                        out_.model_.checkpoint->Find(projection.name + ".weight"));
+    DT_ASSIGN_OR_RETURN(const model::TensorSource source, out_.model_.checkpoint->Find(projection.name + ".weight"));
     out_.weight_bytes_ += sizeof(float) * source.rows * source.cols;
     if (!random_) return Upload(source.ReadAll());
     std::vector<float> values(source.rows * source.cols);
@@ -182,9 +179,8 @@ class CudaModel::Reader final : public CudaWeightReader {
 
   // Matrices below each other: kept, if all of them can be.
   absl::StatusOr<CudaWeights> Below(const std::vector<model::TensorSource>& sources, int64_t cols, bool keep) {
-    keep = keep && std::all_of(sources.begin(), sources.end(), [&](const model::TensorSource& source) {
-             return KindOf(source, random_).has_value();
-           });
+    keep = keep && std::all_of(sources.begin(), sources.end(),
+                               [&](const model::TensorSource& source) { return KindOf(source, random_).has_value(); });
     if (keep) return KeepBelow(sources, cols);
     int64_t rows = 0, first = 0;
     for (const model::TensorSource& source : sources) rows += source.rows;
@@ -280,10 +276,9 @@ class CudaModel::Reader final : public CudaWeightReader {
       DT_RETURN_IF_ERROR(kernels::cuda::FillRandom(*stream_, random));
       DT_RETURN_IF_ERROR(stream_->SynchronizeStatus());
     } else {
-      DT_RETURN_IF_ERROR(loader_->Fill(weights, first, source.rows,
-                                       [&](int64_t row, int64_t count, std::span<float> out) {
-                                         source.ReadRows(row, count, out);
-                                       }));
+      DT_RETURN_IF_ERROR(
+          loader_->Fill(weights, first, source.rows,
+                        [&](int64_t row, int64_t count, std::span<float> out) { source.ReadRows(row, count, out); }));
     }
     Show(source.rows * source.cols);
     return absl::OkStatus();
@@ -307,8 +302,8 @@ namespace {
 
 absl::Status CheckRoom(CudaDevice& device, uint64_t needed, bool keep, const CudaDevice::Memory& memory) {
   if (needed <= memory.free_bytes) return absl::OkStatus();
-  return ResourceExhausted(device.name(), " (", device.info().name, "): ",
-                           WeightsThatFit(needed, keep, memory.free_bytes, memory.total_bytes));
+  return ResourceExhausted(device.name(), " (", device.info().name,
+                           "): ", WeightsThatFit(needed, keep, memory.free_bytes, memory.total_bytes));
 }
 
 }  // namespace
@@ -332,8 +327,8 @@ std::string WeightsThatFit(uint64_t needed, bool keep, uint64_t free_bytes, uint
 }
 
 absl::StatusOr<std::unique_ptr<CudaModel>> CudaModel::Load(CudaDevice& device, const model::LoadedModel& model,
-                                                           DType type, bool random,
-                                                           GpuWeights how, const model::LoadProgress& progress) {
+                                                           DType type, bool random, GpuWeights how,
+                                                           const model::LoadProgress& progress) {
   const model::ModelConfig& config = model.config();
   DT_RETURN_IF_ERROR(Supports(config, type));
   DT_ASSIGN_OR_RETURN(const CudaDevice::Memory memory, device.memory());

@@ -19,14 +19,14 @@ struct CudaStep {
   CudaProjection first;   // QueryProjection: q, k and v below each other; OutputProjection: o; GatedMlp: gate, then up
   CudaProjection second;  // GatedMlp: down
   std::unique_ptr<kernels::Buffer> norm, post_norm, q_norm, k_norm;  // f32; k_norm at QueryProjection
-  std::unique_ptr<CudaHybridWeights> hybrid;  // null in a dense model's steps
+  std::unique_ptr<CudaHybridWeights> hybrid;                         // null in a dense model's steps
 };
 
 // --gpu-weights: what becomes of weights that a file has in 4 or 8 bits. Kept, they take about as much memory, and
 // steps of few tokens are faster, since they read less; prompts are slower, since weights are unpacked for each. Those
 // of experts are dequantised.
 enum class GpuWeights {
-  kAuto,        // kept where they would take more than half of the free memory in 16 bits
+  kAuto,  // kept where they would take more than half of the free memory in 16 bits
   kKeep,
   kDequantise,  // once, as they are loaded
 };
@@ -62,7 +62,7 @@ class CudaModel final : public DenseBackendFactory {
   const model::LoadedModel& model() const { return model_; }
   kernels::cuda::WireType type() const { return type_; }
   const std::vector<CudaStep>& steps() const { return steps_; }
-  bool keeps() const { return keeps_; }  // whether any weights are in 4 or 8 bits
+  bool keeps() const { return keeps_; }                                       // whether any weights are in 4 or 8 bits
   const kernels::cuda::CudaWeights& embedding() const { return embedding_; }  // [vocab][hidden]
   const kernels::cuda::CudaWeights& head() const { return head_.rows() > 0 ? head_ : embedding_; }
   const float* final_norm() const { return reinterpret_cast<const float*>(final_norm_->data()); }

@@ -48,8 +48,8 @@ class CudaTokenSampler final : public TokenSampler {
   void HandleRows(const proto::StepPlan& plan, size_t first, size_t count, proto::StepResult& result) override;
 
  private:
-  CudaTokenSampler(const CudaModel& model, kernels::cuda::CudaStream& stream,
-                   kernels::cuda::CudaProduct& product, int rows)
+  CudaTokenSampler(const CudaModel& model, kernels::cuda::CudaStream& stream, kernels::cuda::CudaProduct& product,
+                   int rows)
       : TokenSampler(model.model(), model.device(), stream, rows),
         on_device_(model),
         cuda_stream_(stream),

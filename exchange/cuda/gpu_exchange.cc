@@ -15,11 +15,11 @@ using kernels::cuda::ExchangeWords;
 
 namespace {
 
-constexpr uint32_t kElement = 2;  // bytes of the wire types of a GPU
+constexpr uint32_t kElement = 2;      // bytes of the wire types of a GPU
 constexpr uint32_t kRowsBeyond = 16;  // what reads a slot as rows of a matrix may take a few more of them
 constexpr uint32_t kMostMicroBatches = 16, kMostRows = 65536, kMostRowBytes = 1 << 20;
 constexpr size_t kGpuBytes = sizeof(kernels::cuda::DeviceInfo::pci);  // of an offer
-constexpr uint64_t kNumbersInFlight = 64;  // steps that are enqueued and have not begun
+constexpr uint64_t kNumbersInFlight = 64;                             // steps that are enqueued and have not begun
 constexpr size_t kWordsBytes = kMostMicroBatches * sizeof(ExchangeWords);
 static_assert(kWordsBytes % 256 == 0);
 
@@ -30,9 +30,7 @@ constexpr size_t kFetchedAt = kNumbersInFlight * kBeginWords;
 constexpr size_t kGiveUpAt = kFetchedAt + kMostMicroBatches * sizeof(ExchangeWords) / 8;
 constexpr size_t kFailedAt = kGiveUpAt + 1, kPinnedWords = kFailedAt + kNumbersInFlight;
 
-uint64_t* Words(const std::unique_ptr<kernels::Buffer>& pinned) {
-  return reinterpret_cast<uint64_t*>(pinned->data());
-}
+uint64_t* Words(const std::unique_ptr<kernels::Buffer>& pinned) { return reinterpret_cast<uint64_t*>(pinned->data()); }
 
 }  // namespace
 
@@ -62,10 +60,9 @@ size_t ExchangeRoom::slot_bytes() const {
   return ((rows + kRowsBeyond) * row + 4095) / 4096 * 4096;
 }
 
-absl::StatusOr<std::unique_ptr<kernels::Buffer>> ExchangeMemory::Take(kernels::cuda::CudaDevice& device,
-                                                                       size_t bytes) {
-  const auto it = std::find_if(unused_.begin(), unused_.end(),
-                               [&](const auto& memory) { return memory->size_bytes() == bytes; });
+absl::StatusOr<std::unique_ptr<kernels::Buffer>> ExchangeMemory::Take(kernels::cuda::CudaDevice& device, size_t bytes) {
+  const auto it =
+      std::find_if(unused_.begin(), unused_.end(), [&](const auto& memory) { return memory->size_bytes() == bytes; });
   if (it == unused_.end()) return device.Allocate(bytes);
   std::unique_ptr<kernels::Buffer> memory = std::move(*it);
   unused_.erase(it);

@@ -31,10 +31,10 @@ class ExchangeMemory {
 // What a worker makes exchanges with. All outlive them. Copies share their memory: one of these a process and GPU.
 struct GpuExchangeMeans {
   kernels::cuda::CudaDevice* device = nullptr;
-  transport::DeviceLinks* links = nullptr;      // null: layers are exchanged through the hosts
-  std::string why_not;                          // one line, without links
-  bool required = false;                        // with peers that have a GPU nothing else will do
-  bool on_cpu = true;                           // there is no GPU to speak of
+  transport::DeviceLinks* links = nullptr;  // null: layers are exchanged through the hosts
+  std::string why_not;                      // one line, without links
+  bool required = false;                    // with peers that have a GPU nothing else will do
+  bool on_cpu = true;                       // there is no GPU to speak of
   std::shared_ptr<ExchangeMemory> memory = std::make_shared<ExchangeMemory>();
   explicit operator bool() const { return device != nullptr && links != nullptr; }
 };
@@ -42,7 +42,7 @@ struct GpuExchangeMeans {
 // How much room a link has. Both sides must have the same; the compute worker chooses.
 struct ExchangeRoom {
   uint32_t micro_batches = 0;
-  uint32_t rows = 0;  // of a step; larger ones go through the hosts
+  uint32_t rows = 0;                                                 // of a step; larger ones go through the hosts
   uint32_t query_bytes = 0, key_value_bytes = 0, partial_bytes = 0;  // of a row, the most of all layer groups
 
   static ExchangeRoom Of(const proto::AttentionTable& table, int micro_batches, int rows);

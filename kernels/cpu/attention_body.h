@@ -64,8 +64,7 @@ DT_INLINE void ScoreTile(const SegmentTask& task, int row, int group) {
   }
   for (int i = 0; i < steps; ++i) {
     const std::byte* p = keys + i * E::kStepBytes;
-    if constexpr (kPrefetch)
-      PrefetchShare(task.values, task.value_stride * 64 * E::kBytes, i, steps);
+    if constexpr (kPrefetch) PrefetchShare(task.values, task.value_stride * 64 * E::kBytes, i, steps);
     if constexpr (E::kDimsPerStep == 2) {
 #ifdef DT_ISA_AVX512
       __m512bh k[G];
@@ -73,8 +72,7 @@ DT_INLINE void ScoreTile(const SegmentTask& task, int row, int group) {
       for (int g = 0; g < G; ++g) k[g] = (__m512bh)_mm512_loadu_si512(p + g * group_bytes);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const __m512bh q =
-            (__m512bh)_mm512_set1_epi32(static_cast<const int32_t*>(task.q[row + r])[i]);
+        const __m512bh q = (__m512bh)_mm512_set1_epi32(static_cast<const int32_t*>(task.q[row + r])[i]);
 #pragma GCC unroll 8
         for (int g = 0; g < G; ++g) acc[r][g].v = _mm512_dpbf16_ps(acc[r][g].v, k[g], q);
       }
@@ -106,8 +104,7 @@ DT_INLINE void ScoreTile(const SegmentTask& task, int row, int group) {
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int g = 0; g < G; ++g)
-      Store(task.scores + (row + r) * 64 + (group + g) * 16, Mul(acc[r][g], scale));
+    for (int g = 0; g < G; ++g) Store(task.scores + (row + r) * 64 + (group + g) * 16, Mul(acc[r][g], scale));
   }
 }
 
@@ -139,8 +136,7 @@ DT_INLINE void SoftmaxRow(float* scores, int begin, int end, float* m_out, float
   F32x16 s[4];
   for (int g = 0; g < 4; ++g) {
     s[g] = nothing;
-    if (begin < g * 16 + 16 && end > g * 16)
-      s[g] = KeepLanes(Load(scores + g * 16), begin - g * 16, end - g * 16);
+    if (begin < g * 16 + 16 && end > g * 16) s[g] = KeepLanes(Load(scores + g * 16), begin - g * 16, end - g * 16);
   }
   const float m = ReduceMax(Max(Max(s[0], s[1]), Max(s[2], s[3])));
   const F32x16 reference = Set1(m);
@@ -155,14 +151,12 @@ DT_INLINE void SoftmaxRow(float* scores, int begin, int end, float* m_out, float
 // o[r][vector..] (+)= p[r][t] v[t] for tokens [begin, end) of R rows and J vectors of 16 value
 // elements.
 template <typename E, int R, int J>
-DT_INLINE void ValueTile(const SegmentTask& task, int row, int vector, int begin, int end,
-                         bool fresh) {
+DT_INLINE void ValueTile(const SegmentTask& task, int row, int vector, int begin, int end, bool fresh) {
   F32x16 acc[R][J];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int j = 0; j < J; ++j)
-      acc[r][j] = fresh ? Zero() : Load(task.partial[row + r] + (vector + j) * 16);
+    for (int j = 0; j < J; ++j) acc[r][j] = fresh ? Zero() : Load(task.partial[row + r] + (vector + j) * 16);
   }
   const int row_bytes = task.value_stride * E::kBytes;
   const std::byte* values = task.values + vector * 16 * E::kBytes;
@@ -213,15 +207,13 @@ static void ValueRowsMasked(const SegmentTask& task, int row) {
     ValueRows<E, 1>(task, row, common_begin, common_end, true);
   } else {
     if (common_begin >= common_end) {
-      for (int r = row; r < row + R; ++r)
-        ValueRows<E, 1>(task, r, task.begin[r], task.end[r], true);
+      for (int r = row; r < row + R; ++r) ValueRows<E, 1>(task, r, task.begin[r], task.end[r], true);
       return;
     }
     bool fresh = true;
     for (int r = row; r < row + R; ++r) fresh = fresh && task.begin[r] == common_begin;
     if (!fresh) {
-      for (int r = row; r < row + R; ++r)
-        ValueRows<E, 1>(task, r, task.begin[r], common_begin, true);
+      for (int r = row; r < row + R; ++r) ValueRows<E, 1>(task, r, task.begin[r], common_begin, true);
     }
     ValueRows<E, R>(task, row, common_begin, common_end, fresh);
     for (int r = row; r < row + R; ++r) {
@@ -234,28 +226,16 @@ static void ValueRowsMasked(const SegmentTask& task, int row) {
 template <typename E>
 DT_INLINE void AllScores(const SegmentTask& task, int group_begin, int group_end) {
   int row = 0;
-  for (; row + kTile <= task.rows; row += kTile)
-    ScoreRows<E, kTile>(task, row, group_begin, group_end);
+  for (; row + kTile <= task.rows; row += kTile) ScoreRows<E, kTile>(task, row, group_begin, group_end);
   switch (task.rows - row) {
 #ifdef DT_ISA_AVX512
-    case 5:
-      ScoreRows<E, 5>(task, row, group_begin, group_end);
-      break;
-    case 4:
-      ScoreRows<E, 4>(task, row, group_begin, group_end);
-      break;
-    case 3:
-      ScoreRows<E, 3>(task, row, group_begin, group_end);
-      break;
-    case 2:
-      ScoreRows<E, 2>(task, row, group_begin, group_end);
-      break;
+    case 5: ScoreRows<E, 5>(task, row, group_begin, group_end); break;
+    case 4: ScoreRows<E, 4>(task, row, group_begin, group_end); break;
+    case 3: ScoreRows<E, 3>(task, row, group_begin, group_end); break;
+    case 2: ScoreRows<E, 2>(task, row, group_begin, group_end); break;
 #endif
-    case 1:
-      ScoreRows<E, 1>(task, row, group_begin, group_end);
-      break;
-    default:
-      break;
+    case 1: ScoreRows<E, 1>(task, row, group_begin, group_end); break;
+    default: break;
   }
 }
 
@@ -265,24 +245,13 @@ DT_INLINE void AllValues(const SegmentTask& task) {
   for (; row + kTile <= task.rows; row += kTile) ValueRowsMasked<E, kTile>(task, row);
   switch (task.rows - row) {
 #ifdef DT_ISA_AVX512
-    case 5:
-      ValueRowsMasked<E, 5>(task, row);
-      break;
-    case 4:
-      ValueRowsMasked<E, 4>(task, row);
-      break;
-    case 3:
-      ValueRowsMasked<E, 3>(task, row);
-      break;
-    case 2:
-      ValueRowsMasked<E, 2>(task, row);
-      break;
+    case 5: ValueRowsMasked<E, 5>(task, row); break;
+    case 4: ValueRowsMasked<E, 4>(task, row); break;
+    case 3: ValueRowsMasked<E, 3>(task, row); break;
+    case 2: ValueRowsMasked<E, 2>(task, row); break;
 #endif
-    case 1:
-      ValueRowsMasked<E, 1>(task, row);
-      break;
-    default:
-      break;
+    case 1: ValueRowsMasked<E, 1>(task, row); break;
+    default: break;
   }
 }
 
@@ -301,12 +270,9 @@ static void AttendSegment(const SegmentTask& task) {
   AllValues<E>(task);
 }
 
-static void PrepareQueryF32(const void* q, int key_dim, void* out) {
-  memcpy(out, q, static_cast<size_t>(key_dim) * 4);
-}
+static void PrepareQueryF32(const void* q, int key_dim, void* out) { memcpy(out, q, static_cast<size_t>(key_dim) * 4); }
 static void PrepareQueryF16(const void* q, int key_dim, void* out) {
-  for (int i = 0; i < key_dim; ++i)
-    static_cast<float*>(out)[i] = _cvtsh_ss(static_cast<const uint16_t*>(q)[i]);
+  for (int i = 0; i < key_dim; ++i) static_cast<float*>(out)[i] = _cvtsh_ss(static_cast<const uint16_t*>(q)[i]);
 }
 static void PrepareQueryBF16(const void* q, int key_dim, void* out) {
 #ifdef DT_ISA_AVX512
@@ -330,8 +296,7 @@ static void MergePartials(float* a, const float* b, int stride) {
   }
   const float m = m_a > m_b ? m_a : m_b;
   const F32x16 scale_a = Exp(Set1(m_a - m)), scale_b = Exp(Set1(m_b - m));
-  for (int i = 0; i < stride; i += 16)
-    Store(a + i, Fma(Load(b + i), scale_b, Mul(Load(a + i), scale_a)));
+  for (int i = 0; i < stride; i += 16) Store(a + i, Fma(Load(b + i), scale_b, Mul(Load(a + i), scale_a)));
   alignas(64) float l[16];
   Store(l, Fma(Set1(l_b), scale_b, Mul(Set1(l_a), scale_a)));
   a[stride] = m;
@@ -350,8 +315,7 @@ DT_INLINE void StoreElements(DType dtype, F32x16 x, std::byte* out, int n) {
   memcpy(out, lanes, static_cast<size_t>(n) * (dtype == DType::kF32 ? 4 : 2));
 }
 
-static void FinishPartial(const float* partial, int value_dim, const float* sink, DType dtype,
-                          void* out) {
+static void FinishPartial(const float* partial, int value_dim, const float* sink, DType dtype, void* out) {
   const int stride = (value_dim + 15) / 16 * 16;
   const float m = partial[stride];
   float l = partial[stride + 1];

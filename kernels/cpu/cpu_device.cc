@@ -34,12 +34,9 @@ class CpuStream : public Stream {
 
 class CpuDevice : public Device {
  public:
-  CpuDevice(const ThreadPoolOptions& options, Isa isa)
-      : pool_(options), kernels_(SelectKernels(isa)) {}
+  CpuDevice(const ThreadPoolOptions& options, Isa isa) : pool_(options), kernels_(SelectKernels(isa)) {}
   std::string name() const override { return "cpu"; }
-  std::unique_ptr<Stream> CreateStream() override {
-    return std::make_unique<CpuStream>(pool_, kernels_);
-  }
+  std::unique_ptr<Stream> CreateStream() override { return std::make_unique<CpuStream>(pool_, kernels_); }
   absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t size_bytes) override {
     DT_ASSIGN_OR_RETURN(AlignedBuffer memory, AlignedBuffer::Create(size_bytes));
     return std::make_unique<CpuBuffer>(std::move(memory));
@@ -57,8 +54,7 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(const CpuDeviceOptions& 
   if (!isa)
     return FailedPrecondition(
         "this CPU lacks AVX2, FMA, F16C or BMI2: an x86-64-v3 processor (2013 or later) is needed");
-  const int threads =
-      options.threads == 0 ? std::min(UsableCores(), ThreadPool::kMaxThreads) : options.threads;
+  const int threads = options.threads == 0 ? std::min(UsableCores(), ThreadPool::kMaxThreads) : options.threads;
   if (threads < 1 || threads > ThreadPool::kMaxThreads) {
     return InvalidArgument("threads: ", threads, " is outside 1..", ThreadPool::kMaxThreads,
                            "; 0 takes one per usable core");

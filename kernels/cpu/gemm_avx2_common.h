@@ -25,20 +25,18 @@ DT_INLINE void StoreLanes(__m256 sum, float* y, const float* bias, bool accumula
 }
 
 // The 16 outputs of a tile in one row.
-DT_INLINE void StoreTile(__m256 low, __m256 high, const GemmTarget& out, int64_t row, int64_t tile,
-                         int64_t lanes) {
+DT_INLINE void StoreTile(__m256 low, __m256 high, const GemmTarget& out, int64_t row, int64_t tile, int64_t lanes) {
   float* y = out.y + row * out.y_stride + tile * kTileRows;
   const float* bias = out.bias == nullptr ? nullptr : out.bias + tile * kTileRows;
   StoreLanes(low, y, bias, out.accumulate, lanes);
-  if (lanes > 8)
-    StoreLanes(high, y + 8, bias == nullptr ? nullptr : bias + 8, out.accumulate, lanes - 8);
+  if (lanes > 8) StoreLanes(high, y + 8, bias == nullptr ? nullptr : bias + 8, out.accumulate, lanes - 8);
 }
 
 // Calls Kernel::Run<rows>(row, tile) for every tile and all rows, four rows at a time while there
 // are four.
 template <typename Kernel>
-DT_INLINE void ForTiles(const Kernel& kernel, int64_t row_begin, int64_t row_end,
-                        int64_t tile_begin, int64_t tile_end) {
+DT_INLINE void ForTiles(const Kernel& kernel, int64_t row_begin, int64_t row_end, int64_t tile_begin,
+                        int64_t tile_end) {
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
     int64_t row = row_begin;
     for (; row + 4 <= row_end; row += 4) kernel.template Run<4>(row, tile);

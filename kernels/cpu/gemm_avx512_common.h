@@ -1,8 +1,7 @@
 // Shared by the AVX-512 GEMM files: storing a tile, choosing how many rows and tiles go together.
 // Includes nothing with inline functions (gemm_kernels.h).
 #pragma once
-#pragma GCC diagnostic ignored \
-    "-Wmaybe-uninitialized"  // g++ 12 warns inside its own intrinsics (GCC bug 105593)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12 warns inside its own intrinsics (GCC bug 105593)
 #include <immintrin.h>
 
 #include "kernels/cpu/gemm_kernels.h"
@@ -14,13 +13,11 @@ namespace {
 #define DT_INLINE static inline __attribute__((always_inline))
 
 // The outputs of one tile in one row; the last tile has fewer than 16.
-DT_INLINE void StoreTile(__m512 sum, const PackedView& w, const GemmTarget& out, int64_t row,
-                         int64_t tile) {
+DT_INLINE void StoreTile(__m512 sum, const PackedView& w, const GemmTarget& out, int64_t row, int64_t tile) {
   const int64_t left = w.rows - tile * kTileRows;
   const __mmask16 mask = left >= kTileRows ? 0xffff : static_cast<__mmask16>((1u << left) - 1);
   float* y = out.y + row * out.y_stride + tile * kTileRows;
-  if (out.bias != nullptr)
-    sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, out.bias + tile * kTileRows));
+  if (out.bias != nullptr) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, out.bias + tile * kTileRows));
   if (out.accumulate) sum = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, y), sum);
   _mm512_mask_storeu_ps(y, mask, sum);
 }
@@ -31,30 +28,22 @@ DT_INLINE void ForRows(const Kernel& kernel, int64_t row_begin, int64_t row_end,
   int64_t row = row_begin;
   for (; row + 8 <= row_end; row += 8) kernel.template Run<8, kTiles>(row, tile);
   switch (row_end - row) {
-    case 7:
-      return kernel.template Run<7, kTiles>(row, tile);
-    case 6:
-      return kernel.template Run<6, kTiles>(row, tile);
-    case 5:
-      return kernel.template Run<5, kTiles>(row, tile);
-    case 4:
-      return kernel.template Run<4, kTiles>(row, tile);
-    case 3:
-      return kernel.template Run<3, kTiles>(row, tile);
-    case 2:
-      return kernel.template Run<2, kTiles>(row, tile);
-    case 1:
-      return kernel.template Run<1, kTiles>(row, tile);
-    default:
-      return;
+    case 7: return kernel.template Run<7, kTiles>(row, tile);
+    case 6: return kernel.template Run<6, kTiles>(row, tile);
+    case 5: return kernel.template Run<5, kTiles>(row, tile);
+    case 4: return kernel.template Run<4, kTiles>(row, tile);
+    case 3: return kernel.template Run<3, kTiles>(row, tile);
+    case 2: return kernel.template Run<2, kTiles>(row, tile);
+    case 1: return kernel.template Run<1, kTiles>(row, tile);
+    default: return;
   }
 }
 
 // All tiles and rows, with the tiles in the outer loop: a group of tiles stays in L1 or L2 while
 // the rows pass.
 template <typename Kernel>
-DT_INLINE void ForBlocks(const Kernel& kernel, int64_t row_begin, int64_t row_end,
-                         int64_t tile_begin, int64_t tile_end) {
+DT_INLINE void ForBlocks(const Kernel& kernel, int64_t row_begin, int64_t row_end, int64_t tile_begin,
+                         int64_t tile_end) {
   int64_t tile = tile_begin;
   if (row_end - row_begin == 1) {
     for (; tile + 2 <= tile_end; tile += 2) kernel.template Run<1, 2>(row_begin, tile);

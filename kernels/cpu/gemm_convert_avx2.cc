@@ -12,8 +12,7 @@ constexpr int kVector = 8;
 DT_INLINE float MaxAbs32(const __m256* v) {
   const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
   __m256i m = _mm256_setzero_si256();
-  for (int i = 0; i < 4; ++i)
-    m = _mm256_max_epu32(m, _mm256_and_si256(_mm256_castps_si256(v[i]), magnitude));
+  for (int i = 0; i < 4; ++i) m = _mm256_max_epu32(m, _mm256_and_si256(_mm256_castps_si256(v[i]), magnitude));
   __m128i n = _mm_max_epu32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
   n = _mm_max_epu32(n, _mm_shuffle_epi32(n, 0x4e));
   n = _mm_max_epu32(n, _mm_shuffle_epi32(n, 0xb1));
@@ -29,11 +28,9 @@ DT_INLINE int Sum(__m256i v) {
 
 // 32 integers as bytes, saturated.
 DT_INLINE void StoreCodes(const __m256i* c, int8_t* out) {
-  const __m256i packed =
-      _mm256_packs_epi16(_mm256_packs_epi32(c[0], c[1]), _mm256_packs_epi32(c[2], c[3]));
-  _mm256_storeu_si256(
-      reinterpret_cast<__m256i*>(out),
-      _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+  const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(c[0], c[1]), _mm256_packs_epi32(c[2], c[3]));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
+                      _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
 }
 
 template <int kPlanes>
@@ -46,8 +43,7 @@ DT_INLINE void QuantizeGroup(const float* in, int row, ActivationGroup<kPlanes>&
   const float s = zero ? 0.0f : largest / kLargest;
   const __m256 inverse = _mm256_set1_ps(zero ? 0.0f : kLargest / largest);
   __m256i c[4];
-  for (int i = 0; i < 4; ++i)
-    c[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));  // rounds to nearest even
+  for (int i = 0; i < 4; ++i) c[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));  // rounds to nearest even
   const int first = Sum(_mm256_add_epi32(c[0], c[1])), second = Sum(_mm256_add_epi32(c[2], c[3]));
   if constexpr (kPlanes == 2) {
     __m256i low[4];
@@ -66,11 +62,9 @@ DT_INLINE void QuantizeGroup(const float* in, int row, ActivationGroup<kPlanes>&
 DT_INLINE __m128i ToBF16(__m256 x) {
   const __m256i u = _mm256_castps_si256(x);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
-  const __m256i rounded =
-      _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
   const __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(0x40));
-  const __m256i r =
-      _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+  const __m256i r = _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
   return _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1));
 }
 
@@ -111,8 +105,7 @@ void RoundRowsToBF16(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t
       alignas(64) uint16_t rounded[kVector];
       _mm_store_si128(reinterpret_cast<__m128i*>(rounded), ToBF16(LoadFirst(in + k, cols - k)));
       const int64_t pairs = (cols - k < kVector ? cols - k + 1 : kVector) / 2;
-      for (int64_t p = 0; p < pairs; ++p)
-        memcpy(out + (k / 2 + p) * kPanelRows * 2, rounded + 2 * p, 4);
+      for (int64_t p = 0; p < pairs; ++p) memcpy(out + (k / 2 + p) * kPanelRows * 2, rounded + 2 * p, 4);
     }
   }
 }

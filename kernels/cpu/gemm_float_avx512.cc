@@ -27,14 +27,12 @@ struct FloatKernel {
       for (int t = 0; t < kTiles; ++t) sum[r][t] = _mm512_setzero_ps();
     }
     const int64_t steps = w.cols / kStep;
-    PrefetchAhead ahead(weights + 2 * kTiles * w.tile_bytes, kRows == 1 ? kTiles * w.tile_bytes : 0,
-                        steps);
+    PrefetchAhead ahead(weights + 2 * kTiles * w.tile_bytes, kRows == 1 ? kTiles * w.tile_bytes : 0, steps);
     __m512 columns[kStep][kTiles];
     for (int64_t step = 0; step < steps; ++step) {
       if constexpr (kRows == 1) ahead.Step();
       Load<kTiles>(weights + step * 64, columns);
-      for (int c = 0; c < kStep; ++c)
-        Add<kRows, kTiles>(columns[c], in + step * kStep + c, sum);
+      for (int c = 0; c < kStep; ++c) Add<kRows, kTiles>(columns[c], in + step * kStep + c, sum);
     }
     if (steps * kStep < w.cols) {  // an odd last column, its pair is padding
       Load<kTiles>(weights + steps * 64, columns);
@@ -47,8 +45,7 @@ struct FloatKernel {
 
  private:
   template <int kTiles>
-  __attribute__((always_inline)) void Load(const std::byte* at,
-                                           __m512 (&columns)[kStep][kTiles]) const {
+  __attribute__((always_inline)) void Load(const std::byte* at, __m512 (&columns)[kStep][kTiles]) const {
     for (int t = 0; t < kTiles; ++t) {
       if constexpr (kFormat == PackedFormat::kF32) {
         columns[0][t] = _mm512_load_ps(at + t * w.tile_bytes);
@@ -87,8 +84,7 @@ struct RoundedKernel {
       for (int t = 0; t < kTiles; ++t) sum[r][t] = _mm512_setzero_ps();
     }
     const int64_t pairs = (w.cols + 1) / 2;
-    PrefetchAhead ahead(weights + 2 * kTiles * w.tile_bytes, kRows == 1 ? kTiles * w.tile_bytes : 0,
-                        pairs);
+    PrefetchAhead ahead(weights + 2 * kTiles * w.tile_bytes, kRows == 1 ? kTiles * w.tile_bytes : 0, pairs);
     for (int64_t pair = 0; pair < pairs; ++pair) {
       if constexpr (kRows == 1) ahead.Step();
       __m512i columns[kTiles];
@@ -98,8 +94,7 @@ struct RoundedKernel {
         int bits;
         __builtin_memcpy(&bits, in + (pair * kPanelRows + r) * 2, 4);
         const __m512i v = _mm512_set1_epi32(bits);
-        for (int t = 0; t < kTiles; ++t)
-          sum[r][t] = _mm512_dpbf16_ps(sum[r][t], (__m512bh)columns[t], (__m512bh)v);
+        for (int t = 0; t < kTiles; ++t) sum[r][t] = _mm512_dpbf16_ps(sum[r][t], (__m512bh)columns[t], (__m512bh)v);
       }
     }
     for (int r = 0; r < kRows; ++r) {
@@ -110,18 +105,18 @@ struct RoundedKernel {
 
 }  // namespace
 
-void GemmF32(const GemmRows& x, const PackedView& w, const GemmTarget& out, int64_t row_begin,
-             int64_t row_end, int64_t tile_begin, int64_t tile_end) {
+void GemmF32(const GemmRows& x, const PackedView& w, const GemmTarget& out, int64_t row_begin, int64_t row_end,
+             int64_t tile_begin, int64_t tile_end) {
   ForBlocks(FloatKernel<PackedFormat::kF32>{x, w, out}, row_begin, row_end, tile_begin, tile_end);
 }
 
-void GemmBF16(const GemmRows& x, const PackedView& w, const GemmTarget& out, int64_t row_begin,
-              int64_t row_end, int64_t tile_begin, int64_t tile_end) {
+void GemmBF16(const GemmRows& x, const PackedView& w, const GemmTarget& out, int64_t row_begin, int64_t row_end,
+              int64_t tile_begin, int64_t tile_end) {
   ForBlocks(FloatKernel<PackedFormat::kBF16>{x, w, out}, row_begin, row_end, tile_begin, tile_end);
 }
 
-void GemmRoundedBF16(const GemmRows& x, const PackedView& w, const GemmTarget& out,
-                     int64_t row_begin, int64_t row_end, int64_t tile_begin, int64_t tile_end) {
+void GemmRoundedBF16(const GemmRows& x, const PackedView& w, const GemmTarget& out, int64_t row_begin, int64_t row_end,
+                     int64_t tile_begin, int64_t tile_end) {
   ForBlocks(RoundedKernel{x, w, out}, row_begin, row_end, tile_begin, tile_end);
 }
 

@@ -15,13 +15,13 @@ inline constexpr int kActivationGroup = 32;  // activations that share a scale
 enum class PackedFormat : uint8_t {
   kF32,
   kBF16,
-  kU4Symmetric,  // Q4_0: 4-bit codes about 8, scale f16
-  kU4Affine,     // Q4_1: 4-bit codes, scale and offset f16
-  kU4AffineF32,  // Q4_K: 4-bit codes, scale and offset f32 (products of two file values, not exact
-                 // in f16)
-  kU8Symmetric,  // Q8_0, Q5_0: 8-bit codes about 128, scale f16
-  kU8Affine,     // Q5_1: 8-bit codes, scale and offset f16
-  kU8AffineF32,  // Q5_K: 8-bit codes, scale and offset f32
+  kU4Symmetric,     // Q4_0: 4-bit codes about 8, scale f16
+  kU4Affine,        // Q4_1: 4-bit codes, scale and offset f16
+  kU4AffineF32,     // Q4_K: 4-bit codes, scale and offset f32 (products of two file values, not exact
+                    // in f16)
+  kU8Symmetric,     // Q8_0, Q5_0: 8-bit codes about 128, scale f16
+  kU8Affine,        // Q5_1: 8-bit codes, scale and offset f16
+  kU8AffineF32,     // Q5_K: 8-bit codes, scale and offset f32
   kU8SymmetricG16,  // Q6_K: 8-bit codes about 128, scale f32 per 16 columns
   kFp4,             // MXFP4: E2M1 codes, the scale is an exponent (below 2^-126: 0)
 };
@@ -36,15 +36,12 @@ struct PackedTraits {
   bool table = false;  // 4-bit codes stand for 16 + kFp4Doubled[code]
 };
 constexpr PackedTraits kPackedTraits[kPackedFormats] = {
-    {0, 1, 0, false},     {0, 2, 0, false},     {4, 32, 2, false, 3}, {4, 32, 2, true},
-    {4, 32, 4, true},     {8, 32, 2, false, 7}, {8, 32, 2, true},     {8, 32, 4, true},
-    {8, 16, 4, false, 7}, {4, 32, 1, false, 4, true},
+    {0, 1, 0, false},     {0, 2, 0, false}, {4, 32, 2, false, 3}, {4, 32, 2, true},     {4, 32, 4, true},
+    {8, 32, 2, false, 7}, {8, 32, 2, true}, {8, 32, 4, true},     {8, 16, 4, false, 7}, {4, 32, 1, false, 4, true},
 };
 // The unsigned codes of a table, about 1 << 4.
 #define DT_FP4_CODES 16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4
-constexpr bool IsQuantized(PackedFormat format) {
-  return kPackedTraits[static_cast<int>(format)].code_bits != 0;
-}
+constexpr bool IsQuantized(PackedFormat format) { return kPackedTraits[static_cast<int>(format)].code_bits != 0; }
 
 struct PackedView {
   PackedFormat format = PackedFormat::kF32;
@@ -98,8 +95,7 @@ struct GemmRows {
   ActivationGroup<1>* quantized = nullptr;  // [panels of 8 rows][groups]
   ActivationGroup<2>* precise = nullptr;    // the same
   int64_t groups = 0;
-  uint16_t* bf16 =
-      nullptr;  // [panels of 8 rows][pairs of columns][8][2], an odd last column is paired with 0
+  uint16_t* bf16 = nullptr;  // [panels of 8 rows][pairs of columns][8][2], an odd last column is paired with 0
   int64_t pairs = 0;
 
   template <int kPlanes>
@@ -124,9 +120,8 @@ struct GemmTarget {
 
 // y rows [row_begin, row_end) x tiles [tile_begin, tile_end). Every output is one chain over
 // ascending columns that depends on nothing but its x row and W.
-using GemmBlockFn = void (*)(const GemmRows& x, const PackedView& w, const GemmTarget& out,
-                             int64_t row_begin, int64_t row_end, int64_t tile_begin,
-                             int64_t tile_end);
+using GemmBlockFn = void (*)(const GemmRows& x, const PackedView& w, const GemmTarget& out, int64_t row_begin,
+                             int64_t row_end, int64_t tile_begin, int64_t tile_end);
 // Fills rows [row_begin, row_end) of one converted form from x.f32.
 using PrepareRowsFn = void (*)(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
 
@@ -142,24 +137,18 @@ inline constexpr float kSmallestActivation = kPlanes == 1 ? 1e-35f : 1e-33f;
 
 // One namespace an ISA, one file a family.
 namespace avx2 {
-void GemmF32(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t, int64_t,
-             int64_t);
-void GemmBF16(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t, int64_t,
-              int64_t);
-void GemmRoundedBF16(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t,
-                     int64_t, int64_t);
+void GemmF32(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t, int64_t, int64_t);
+void GemmBF16(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t, int64_t, int64_t);
+void GemmRoundedBF16(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t, int64_t, int64_t);
 void QuantizeRows(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
 void QuantizeRowsPrecisely(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
 void RoundRowsToBF16(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
 GemmKernels GemmTable();
 }  // namespace avx2
 namespace avx512 {
-void GemmF32(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t, int64_t,
-             int64_t);
-void GemmBF16(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t, int64_t,
-              int64_t);
-void GemmRoundedBF16(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t,
-                     int64_t, int64_t);
+void GemmF32(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t, int64_t, int64_t);
+void GemmBF16(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t, int64_t, int64_t);
+void GemmRoundedBF16(const GemmRows&, const PackedView&, const GemmTarget&, int64_t, int64_t, int64_t, int64_t);
 void QuantizeRows(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
 void QuantizeRowsPrecisely(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);
 void RoundRowsToBF16(const GemmRows& x, int64_t cols, int64_t row_begin, int64_t row_end);

@@ -25,8 +25,7 @@ struct GroupSum<4, kPlanes> {
 
   __attribute__((always_inline)) void Add(__m256i codes, const int8_t* x) {
     for (int p = 0; p < kPlanes; ++p) {
-      sum[p] =
-          _mm256_add_epi16(sum[p], _mm256_maddubs_epi16(codes, Broadcast4(x + p * kPlaneStride)));
+      sum[p] = _mm256_add_epi16(sum[p], _mm256_maddubs_epi16(codes, Broadcast4(x + p * kPlaneStride)));
     }
   }
   __attribute__((always_inline)) __m256i Total() const {
@@ -60,12 +59,10 @@ struct GroupSum<8, kPlanes> {
 template <int kBytes>
 DT_INLINE __m256 LoadScales(const std::byte* at, int64_t index) {
   if constexpr (kBytes == 1) {
-    const __m256i exponent =
-        _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at + index)));
+    const __m256i exponent = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at + index)));
     return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
   }
-  if constexpr (kBytes == 2)
-    return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(at + index * 2)));
+  if constexpr (kBytes == 2) return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(at + index * 2)));
   return _mm256_load_ps(reinterpret_cast<const float*>(at) + index);
 }
 
@@ -85,20 +82,18 @@ struct QuantizedKernel {
   template <int kRows>
   void Run(int64_t row, int64_t tile) const {
     const std::byte* weights = w.data + tile * w.tile_bytes;
-    PrefetchAhead ahead(weights + 2 * w.tile_bytes, kRows == 1 ? w.tile_bytes : 0,
-                        2 * (w.cols / kGroup));
+    PrefetchAhead ahead(weights + 2 * w.tile_bytes, kRows == 1 ? w.tile_bytes : 0, 2 * (w.cols / kGroup));
     __m256 sum[2][kRows];
     Half<kRows>(row, weights, 0, ahead, sum[0]);
     Half<kRows>(row, weights, 1, ahead, sum[1]);
-    for (int r = 0; r < kRows; ++r)
-      StoreTile(sum[0][r], sum[1][r], out, row + r, tile, LanesOf(w, tile));
+    for (int r = 0; r < kRows; ++r) StoreTile(sum[0][r], sum[1][r], out, row + r, tile, LanesOf(w, tile));
   }
 
  private:
   // Out features 8 half .. 8 half + 7 of a tile.
   template <int kRows>
-  __attribute__((always_inline)) void Half(int64_t row, const std::byte* tile, int half,
-                                           PrefetchAhead& ahead, __m256 (&sum)[kRows]) const {
+  __attribute__((always_inline)) void Half(int64_t row, const std::byte* tile, int half, PrefetchAhead& ahead,
+                                           __m256 (&sum)[kRows]) const {
     const ActivationGroup<kPlanes>* panel = x.QuantizedPanel<kPlanes>(row);
     const int lane = static_cast<int>(row % kPanelRows);
     const int64_t groups = w.cols / kGroup;
@@ -108,10 +103,8 @@ struct QuantizedKernel {
       const ActivationGroup<kPlanes>& in = panel[g * kGroup / kActivationGroup];
       const int part = kGroup == 16 ? static_cast<int>(g % 2) : 0;  // of the activation group
       GroupSum<kSumBits, kPlanes> product[kRows];
-      AddCodes<kRows>(&in.codes[0][lane][part * 16],
-                      tile + g * kGroup * kTileRows * kBits / 8 + half * 32, product);
-      const __m256 scale =
-          LoadScales<kTraits.scale_bytes>(tile + w.scales_at, g * kTileRows + half * 8);
+      AddCodes<kRows>(&in.codes[0][lane][part * 16], tile + g * kGroup * kTileRows * kBits / 8 + half * 32, product);
+      const __m256 scale = LoadScales<kTraits.scale_bytes>(tile + w.scales_at, g * kTileRows + half * 8);
       __m256 offset = _mm256_setzero_ps();
       if constexpr (kTraits.affine)
         offset = LoadScales<kTraits.scale_bytes>(tile + w.offsets_at, g * kTileRows + half * 8);
@@ -119,12 +112,10 @@ struct QuantizedKernel {
       for (int r = 0; r < kRows; ++r) {
         __m256i total = product[r].Total();
         if constexpr (!kTraits.affine)
-          total = _mm256_add_epi32(
-              total, _mm256_slli_epi32(_mm256_set1_epi32(negative_sum[lane + r]), kZeroShift));
-        sum[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(total),
-                                 _mm256_mul_ps(scale, _mm256_set1_ps(in.scale[lane + r])), sum[r]);
-        if constexpr (kTraits.affine)
-          sum[r] = _mm256_fmadd_ps(offset, _mm256_set1_ps(in.scaled_sum[lane + r]), sum[r]);
+          total = _mm256_add_epi32(total, _mm256_slli_epi32(_mm256_set1_epi32(negative_sum[lane + r]), kZeroShift));
+        sum[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(total), _mm256_mul_ps(scale, _mm256_set1_ps(in.scale[lane + r])),
+                                 sum[r]);
+        if constexpr (kTraits.affine) sum[r] = _mm256_fmadd_ps(offset, _mm256_set1_ps(in.scaled_sum[lane + r]), sum[r]);
       }
     }
   }
@@ -140,8 +131,7 @@ struct QuantizedKernel {
         for (int r = 0; r < kRows; ++r) product[r].Add(bytes, in + r * stride + 4 * i);
       } else {
         const __m256i nibble = _mm256_set1_epi8(15);
-        __m256i low = _mm256_and_si256(bytes, nibble),
-                high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
+        __m256i low = _mm256_and_si256(bytes, nibble), high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
         if constexpr (kTraits.table) {
           const __m256i table = _mm256_broadcastsi128_si256(_mm_setr_epi8(DT_FP4_CODES));
           low = _mm256_shuffle_epi8(table, low);
@@ -157,8 +147,8 @@ struct QuantizedKernel {
 };
 
 template <PackedFormat kFormat, int kPlanes>
-void GemmQuantized(const GemmRows& x, const PackedView& w, const GemmTarget& out, int64_t row_begin,
-                   int64_t row_end, int64_t tile_begin, int64_t tile_end) {
+void GemmQuantized(const GemmRows& x, const PackedView& w, const GemmTarget& out, int64_t row_begin, int64_t row_end,
+                   int64_t tile_begin, int64_t tile_end) {
   ForTiles(QuantizedKernel<kFormat, kPlanes>{x, w, out}, row_begin, row_end, tile_begin, tile_end);
 }
 

@@ -6,13 +6,12 @@ namespace {
 template <int kBytes>
 DT_INLINE __m512 LoadScales(const std::byte* at, int64_t group) {
   if constexpr (kBytes == 1) {
-    const __m512i exponent = _mm512_cvtepu8_epi32(
-        _mm_load_si128(reinterpret_cast<const __m128i*>(at + group * kTileRows)));
+    const __m512i exponent =
+        _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(at + group * kTileRows)));
     return _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
   }
   if constexpr (kBytes == 2)
-    return _mm512_cvtph_ps(
-        _mm256_load_si256(reinterpret_cast<const __m256i*>(at + group * kTileRows * 2)));
+    return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(at + group * kTileRows * 2)));
   return _mm512_load_ps(at + group * kTileRows * 4);
 }
 
@@ -49,8 +48,7 @@ struct QuantizedKernel {
       for (int t = 0; t < kTiles; ++t) sum[r][t] = _mm512_setzero_ps();
     }
     const int64_t groups = w.cols / kGroup;
-    PrefetchAhead ahead(weights + 2 * kTiles * w.tile_bytes, kRows == 1 ? kTiles * w.tile_bytes : 0,
-                        groups);
+    PrefetchAhead ahead(weights + 2 * kTiles * w.tile_bytes, kRows == 1 ? kTiles * w.tile_bytes : 0, groups);
     for (int64_t g = 0; g < groups; ++g) {
       if constexpr (kRows == 1) ahead.Step();
       __m512i product[kPlanes][kRows][kTiles];  // of the codes with each plane
@@ -72,8 +70,7 @@ struct QuantizedKernel {
                                                  __m512i (&product)[kPlanes][kRows][kTiles]) const {
     for (int r = 0; r < kRows; ++r) {
       __m512i start = _mm512_setzero_si512();
-      if constexpr (!kTraits.affine)
-        start = _mm512_slli_epi32(_mm512_set1_epi32(negative_sum[r]), kZeroShift);
+      if constexpr (!kTraits.affine) start = _mm512_slli_epi32(_mm512_set1_epi32(negative_sum[r]), kZeroShift);
       for (int t = 0; t < kTiles; ++t) {
         product[kPlanes - 1][r][t] = start;
         if constexpr (kPlanes == 2) product[0][r][t] = _mm512_setzero_si512();
@@ -87,8 +84,7 @@ struct QuantizedKernel {
 #pragma GCC unroll 8  // a loop would keep the sums of sixteen rows and planes in memory
     for (int i = 0; i < kGroupBytes / 64; ++i) {
       __m512i bytes[kTiles];
-      for (int t = 0; t < kTiles; ++t)
-        bytes[t] = _mm512_load_si512(codes + t * w.tile_bytes + i * 64);
+      for (int t = 0; t < kTiles; ++t) bytes[t] = _mm512_load_si512(codes + t * w.tile_bytes + i * 64);
       if constexpr (kBits == 8) {
         AddStep<kRows, kTiles>(in + 4 * i, bytes, product);
       } else {
@@ -115,8 +111,7 @@ struct QuantizedKernel {
     for (int p = 0; p < kPlanes; ++p) {
       for (int r = 0; r < kRows; ++r) {
         const __m512i v = Broadcast4(in + (p * kPanelRows + r) * kActivationGroup);
-        for (int t = 0; t < kTiles; ++t)
-          product[p][r][t] = _mm512_dpbusd_epi32(product[p][r][t], codes[t], v);
+        for (int t = 0; t < kTiles; ++t) product[p][r][t] = _mm512_dpbusd_epi32(product[p][r][t], codes[t], v);
       }
     }
   }
@@ -130,24 +125,21 @@ struct QuantizedKernel {
       const std::byte* tile = weights + t * w.tile_bytes;
       const __m512 scale = LoadScales<kTraits.scale_bytes>(tile + w.scales_at, g);
       __m512 offset = _mm512_setzero_ps();
-      if constexpr (kTraits.affine)
-        offset = LoadScales<kTraits.scale_bytes>(tile + w.offsets_at, g);
+      if constexpr (kTraits.affine) offset = LoadScales<kTraits.scale_bytes>(tile + w.offsets_at, g);
       for (int r = 0; r < kRows; ++r) {
         const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(in.scale[r]));
         __m512i total = product[0][r][t];
-        if constexpr (kPlanes == 2)
-          total = _mm512_add_epi32(_mm512_slli_epi32(total, 8), product[1][r][t]);
+        if constexpr (kPlanes == 2) total = _mm512_add_epi32(_mm512_slli_epi32(total, 8), product[1][r][t]);
         sum[r][t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), both, sum[r][t]);
-        if constexpr (kTraits.affine)
-          sum[r][t] = _mm512_fmadd_ps(offset, _mm512_set1_ps(in.scaled_sum[r]), sum[r][t]);
+        if constexpr (kTraits.affine) sum[r][t] = _mm512_fmadd_ps(offset, _mm512_set1_ps(in.scaled_sum[r]), sum[r][t]);
       }
     }
   }
 };
 
 template <PackedFormat kFormat, int kPlanes>
-void GemmQuantized(const GemmRows& x, const PackedView& w, const GemmTarget& out, int64_t row_begin,
-                   int64_t row_end, int64_t tile_begin, int64_t tile_end) {
+void GemmQuantized(const GemmRows& x, const PackedView& w, const GemmTarget& out, int64_t row_begin, int64_t row_end,
+                   int64_t tile_begin, int64_t tile_end) {
   ForBlocks(QuantizedKernel<kFormat, kPlanes>{x, w, out}, row_begin, row_end, tile_begin, tile_end);
 }
 

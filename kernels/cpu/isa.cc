@@ -6,13 +6,13 @@ namespace dovetail::kernels {
 
 std::optional<Isa> DetectIsa() {
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+                    __builtin_cpu_supports("bmi2");
   if (!avx2) return std::nullopt;
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512vnni") &&
-                      __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16");
+                      __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi") &&
+                      __builtin_cpu_supports("avx512bf16");
   return avx512 ? Isa::kAvx512 : Isa::kAvx2;
 }
 

@@ -81,10 +81,8 @@ template <bool kBF16, int R, int C>
 DT_INLINE void StateRows(const std::byte* const* state, const float* const* x, int n, int stride, Ahead& ahead,
                          float* const* out) {
   int at = 0;
-  for (; at + C * kLanes <= stride; at += C * kLanes)
-    StateTile<kBF16, R, C>(state, x, n, at, at == 0, ahead, out);
-  for (; at < stride; at += kLanes)
-    StateTile<kBF16, R, 1>(state, x, n, at, at == 0, ahead, out);
+  for (; at + C * kLanes <= stride; at += C * kLanes) StateTile<kBF16, R, C>(state, x, n, at, at == 0, ahead, out);
+  for (; at < stride; at += kLanes) StateTile<kBF16, R, 1>(state, x, n, at, at == 0, ahead, out);
 }
 
 template <bool kBF16>
@@ -232,8 +230,8 @@ static void BothDots(std::byte* const* keys, const float* a, const float* b, int
 using BothDotsFunction = decltype(&BothDots<1>);
 static BothDotsFunction SelectBothDots(int vectors) {
 #ifdef DT_ISA_AVX512
-  static constexpr BothDotsFunction kBySize[] = {BothDots<1>, BothDots<2>, BothDots<3>,  BothDots<4>,
-                                                 BothDots<5>, BothDots<6>, BothDots<7>,  BothDots<8>,
+  static constexpr BothDotsFunction kBySize[] = {BothDots<1>, BothDots<2>,  BothDots<3>,  BothDots<4>,
+                                                 BothDots<5>, BothDots<6>,  BothDots<7>,  BothDots<8>,
                                                  BothDots<9>, BothDots<10>, BothDots<11>, BothDots<12>};
   return vectors <= 12 ? kBySize[vectors - 1] : nullptr;
 #else
@@ -307,10 +305,10 @@ static BothFadingDotsFunction SelectBothFadingDots(int vectors) {
   return kBySize[vectors - 1];
 }
 static FadingDotsFunction SelectFadingDots(int vectors) {
-  static constexpr FadingDotsFunction kBySize[] = {
-      FadingDots<1>,  FadingDots<2>,  FadingDots<3>,  FadingDots<4>,  FadingDots<5>,  FadingDots<6>,
-      FadingDots<7>,  FadingDots<8>,  FadingDots<9>,  FadingDots<10>, FadingDots<11>, FadingDots<12>,
-      FadingDots<13>, FadingDots<14>, FadingDots<15>, FadingDots<16>};
+  static constexpr FadingDotsFunction kBySize[] = {FadingDots<1>,  FadingDots<2>,  FadingDots<3>,  FadingDots<4>,
+                                                   FadingDots<5>,  FadingDots<6>,  FadingDots<7>,  FadingDots<8>,
+                                                   FadingDots<9>,  FadingDots<10>, FadingDots<11>, FadingDots<12>,
+                                                   FadingDots<13>, FadingDots<14>, FadingDots<15>, FadingDots<16>};
   return kBySize[vectors - 1];
 }
 
@@ -338,11 +336,11 @@ static void AppendEntries(const LinearTile& tile) {
 
 // What a tile computes on the way: rows that meet S, what comes back, and the weights of the tokens of the block.
 struct LinearWork {
-  alignas(64) float query[kRows][kDim];    // q, faded to the block's beginning where the decay is a vector
-  alignas(64) float recall[kRows][kDim];   // what the update reads S with: w k, or c; faded alike
-  alignas(64) float output[kRows][kDim];   // S^T query, then o
-  alignas(64) float recalled[kRows][kDim]; // S^T recall
-  alignas(64) float total[kRows];          // scalar decay since the beginning of the block
+  alignas(64) float query[kRows][kDim];     // q, faded to the block's beginning where the decay is a vector
+  alignas(64) float recall[kRows][kDim];    // what the update reads S with: w k, or c; faded alike
+  alignas(64) float output[kRows][kDim];    // S^T query, then o
+  alignas(64) float recalled[kRows][kDim];  // S^T recall
+  alignas(64) float total[kRows];           // scalar decay since the beginning of the block
 };
 
 template <int C>

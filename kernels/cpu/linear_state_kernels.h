@@ -22,7 +22,7 @@ struct LinearFetch {
 // What decode will read, in its order, through the end of one head and into the next. For each row that is read the
 // next one is fetched, and kBetween more where nothing is read for a while.
 struct LinearStream {
-  static constexpr int kAhead = 24;    // rows that are fetched before the first is read
+  static constexpr int kAhead = 24;      // rows that are fetched before the first is read
   static constexpr int kMostAhead = 96;  // of the next head's S, once this head is done
   static constexpr int kBetween = 4;
   static constexpr int kMaxParts = 8;

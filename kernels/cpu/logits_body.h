@@ -26,8 +26,7 @@ static LogitStats Stats(const float* x, int64_t n) {
   LogitStats stats;
   stats.max = ReduceMax(Max(Max(max[0], max[1]), Max(max[2], max[3])));
   if (AnyUnordered(nan)) {
-    for (int64_t k = 0; k < n && !stats.has_nan; k += 16)
-      stats.has_nan = AnyUnordered(LoadFirst(x + k, n - k));
+    for (int64_t k = 0; k < n && !stats.has_nan; k += 16) stats.has_nan = AnyUnordered(LoadFirst(x + k, n - k));
   }
   const F32x16 top = Set1(stats.max);
   for (int64_t k = 0; k < n; k += 16) {
@@ -64,8 +63,7 @@ static double MassAtLeast(const float* x, const float* weight, float threshold, 
     F32x16 sum[2] = {Zero(), Zero()};
     for (int64_t i = begin; i < end; i += 16) {
       F32x16& s = sum[i / 16 % 2];
-      s = Add(s, SelectLess(LoadFirst(x + i, end - i, -__builtin_inff()), t, Zero(),
-                            LoadFirst(weight + i, end - i)));
+      s = Add(s, SelectLess(LoadFirst(x + i, end - i, -__builtin_inff()), t, Zero(), LoadFirst(weight + i, end - i)));
     }
     total += ReduceAdd(Add(sum[0], sum[1]));
   }
@@ -86,8 +84,7 @@ static int64_t CountAtLeast(const float* x, float threshold, int64_t n) {
   return count;
 }
 
-static int64_t CollectAtLeast(const float* x, float threshold, int64_t n, int32_t* out,
-                              int64_t capacity) {
+static int64_t CollectAtLeast(const float* x, float threshold, int64_t n, int32_t* out, int64_t capacity) {
   const F32x16 t = Set1(threshold);
   int64_t count = 0;
   for (int64_t i = 0; i < n; i += 16) {
@@ -103,8 +100,7 @@ static int64_t CollectAtLeast(const float* x, float threshold, int64_t n, int32_
 static void ChunkMax(const float* x, int64_t n, float* out) {
   for (int64_t i = 0; i < n; i += 64) {
     F32x16 max = Set1(-__builtin_inff());
-    for (int64_t j = i; j < i + 64 && j < n; j += 16)
-      max = Max(LoadFirst(x + j, n - j, -__builtin_inff()), max);
+    for (int64_t j = i; j < i + 64 && j < n; j += 16) max = Max(LoadFirst(x + j, n - j, -__builtin_inff()), max);
     out[i / 64] = ReduceMax(max);
   }
 }
@@ -138,8 +134,7 @@ DT_INLINE F32x16 GumbelOf(U32x16 w) {
 static float GumbelScores(const float* x, int64_t n, uint64_t seed, uint64_t position, float* out) {
   F32x16 max = Set1(-__builtin_inff());
   for (int64_t i = 0; i < n; i += 64) {
-    U32x16 c[4] = {IotaU32(static_cast<uint32_t>(i / 64 * 16)), SetU32(0),
-                   SetU32(static_cast<uint32_t>(position)),
+    U32x16 c[4] = {IotaU32(static_cast<uint32_t>(i / 64 * 16)), SetU32(0), SetU32(static_cast<uint32_t>(position)),
                    SetU32(static_cast<uint32_t>(position >> 32))};
     Philox(c, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
     for (int word = 0; word < 4; ++word) {

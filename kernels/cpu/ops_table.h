@@ -56,15 +56,14 @@ struct OpsTable {
   void (*merge_partials)(float* a, const float* b, int stride);
   // o / l rounded to `dtype`, [value_dim] elements; 0 where nothing was seen. sink: an extra logit
   // without a value, or null.
-  void (*finish_partial)(const float* partial, int value_dim, const float* sink, DType dtype,
-                         void* out);
+  void (*finish_partial)(const float* partial, int value_dim, const float* sink, DType dtype, void* out);
 
   // x [n]; if r: x += r first, stored. out = x * rsqrt(mean(x^2) + eps) * weight. out may be x.
   void (*rms_norm)(float* x, const float* r, const float* weight, float eps, int n, float* out);
   // out pairs (i, i + half) = x pairs rotated by cos, sin [half]. out may be x.
   void (*rope)(const float* x, const float* cos, const float* sin, int half, float* out);
   void (*silu_mul)(const float* gate, const float* up, float* out,
-                   int64_t n);  // gate * sigmoid(gate) * up
+                   int64_t n);                                                  // gate * sigmoid(gate) * up
   void (*gelu_mul)(const float* gate, const float* up, float* out, int64_t n);  // tanh form of GELU
   void (*relu_mul)(const float* gate, const float* up, float* out, int64_t n);  // max(gate, 0) * up
   void (*mul)(const float* gate, const float* up, float* out, int64_t n);
@@ -83,8 +82,7 @@ struct OpsTable {
   int64_t (*count_at_least)(const float* x, float threshold, int64_t n);
   // Appends the indices of x[i] >= threshold, ascending, up to `capacity`; returns how many it
   // wrote.
-  int64_t (*collect_at_least)(const float* x, float threshold, int64_t n, int32_t* out,
-                              int64_t capacity);
+  int64_t (*collect_at_least)(const float* x, float threshold, int64_t n, int32_t* out, int64_t capacity);
   void (*chunk_max)(const float* x, int64_t n, float* out);  // of each 64; out [(n + 63) / 64]
   // out = x + Gumbel(seed, position, i) to about 2e-6 (sampling.h has the exact rule); returns the
   // maximum. out may be x.

@@ -20,8 +20,7 @@ static void RmsNorm(float* x, const float* r, const float* weight, float eps, in
   const float squares = ReduceAdd(Add(Add(sum[0], sum[1]), Add(sum[2], sum[3])));
   const F32x16 inverse = Set1(1.0f / __builtin_sqrtf(squares / static_cast<float>(n) + eps));
   for (int i = 0; i < n; i += 16) {
-    StoreFirst(out + i, Mul(Mul(LoadFirst(x + i, n - i), inverse), LoadFirst(weight + i, n - i)),
-               n - i);
+    StoreFirst(out + i, Mul(Mul(LoadFirst(x + i, n - i), inverse), LoadFirst(weight + i, n - i)), n - i);
   }
 }
 
@@ -61,8 +60,7 @@ static void ReluMul(const float* gate, const float* up, float* out, int64_t n) {
 }
 
 static void MulRows(const float* a, const float* b, float* out, int64_t n) {
-  for (int64_t i = 0; i < n; i += 16)
-    StoreFirst(out + i, Mul(LoadFirst(a + i, n - i), LoadFirst(b + i, n - i)), n - i);
+  for (int64_t i = 0; i < n; i += 16) StoreFirst(out + i, Mul(LoadFirst(a + i, n - i), LoadFirst(b + i, n - i)), n - i);
 }
 
 // g sigmoid(1.702 g) (up + 1), with g at most 7 and up in [-7, 7].
@@ -76,8 +74,7 @@ static void ClampedSwiglu(const float* gate, const float* up, float* out, int64_
 }
 
 static void AddRows(const float* a, const float* b, float* out, int64_t n) {
-  for (int64_t i = 0; i < n; i += 16)
-    StoreFirst(out + i, Add(LoadFirst(a + i, n - i), LoadFirst(b + i, n - i)), n - i);
+  for (int64_t i = 0; i < n; i += 16) StoreFirst(out + i, Add(LoadFirst(a + i, n - i), LoadFirst(b + i, n - i)), n - i);
 }
 
 static void ScaleRows(const float* a, float factor, float* out, int64_t n) {
@@ -87,20 +84,15 @@ static void ScaleRows(const float* a, float factor, float* out, int64_t n) {
 
 static void ShiftScaleRows(const float* a, float shift, float factor, float* out, int64_t n) {
   const F32x16 s = Set1(shift), f = Set1(factor);
-  for (int64_t i = 0; i < n; i += 16)
-    StoreFirst(out + i, Mul(Sub(LoadFirst(a + i, n - i), s), f), n - i);
+  for (int64_t i = 0; i < n; i += 16) StoreFirst(out + i, Mul(Sub(LoadFirst(a + i, n - i), s), f), n - i);
 }
 
 static void ExpRows(const float* x, float* out, int64_t n) {
   for (int64_t i = 0; i < n; i += 16) StoreFirst(out + i, Exp(LoadFirst(x + i, n - i)), n - i);
 }
 
-static void F32ToFloat(const void* in, float* out, int64_t n) {
-  memmove(out, in, static_cast<size_t>(n) * 4);
-}
-static void F32FromFloat(const float* in, void* out, int64_t n) {
-  memmove(out, in, static_cast<size_t>(n) * 4);
-}
+static void F32ToFloat(const void* in, float* out, int64_t n) { memmove(out, in, static_cast<size_t>(n) * 4); }
+static void F32FromFloat(const float* in, void* out, int64_t n) { memmove(out, in, static_cast<size_t>(n) * 4); }
 
 template <F32x16 (*LoadHalf)(const void*)>
 static void HalfToFloat(const void* in, float* out, int64_t n) {

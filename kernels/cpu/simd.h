@@ -32,12 +32,8 @@ DT_INLINE F32x16 Sub(F32x16 a, F32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 DT_INLINE F32x16 Mul(F32x16 a, F32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 DT_INLINE F32x16 Div(F32x16 a, F32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 DT_INLINE F32x16 Fma(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-DT_INLINE F32x16 Fnma(F32x16 a, F32x16 b, F32x16 c) {
-  return {_mm512_fnmadd_ps(a.v, b.v, c.v)};
-}  // c - a b
-DT_INLINE F32x16 Max(F32x16 a, F32x16 b) {
-  return {_mm512_max_ps(a.v, b.v)};
-}  // b where either is NaN
+DT_INLINE F32x16 Fnma(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }  // c - a b
+DT_INLINE F32x16 Max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }  // b where either is NaN
 DT_INLINE F32x16 Min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 DT_INLINE F32x16 RoundEven(F32x16 x) {
   return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
@@ -53,12 +49,8 @@ DT_INLINE F32x16 SelectLess(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
 }
 DT_INLINE bool AnyUnordered(F32x16 a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q) != 0; }
 // Bit i set where a[i] > b[i] (false for NaN).
-DT_INLINE uint32_t GreaterMask(F32x16 a, F32x16 b) {
-  return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ);
-}
-DT_INLINE uint32_t EqualMask(F32x16 a, F32x16 b) {
-  return _mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ);
-}
+DT_INLINE uint32_t GreaterMask(F32x16 a, F32x16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ); }
+DT_INLINE uint32_t EqualMask(F32x16 a, F32x16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ); }
 DT_INLINE F32x16 LoadBF16(const void* p) {
   const __m512i u = _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(u, 16))};
@@ -69,11 +61,9 @@ DT_INLINE F32x16 LoadF16(const void* p) {
 DT_INLINE void StoreBF16(void* p, F32x16 x) {
   const __m512i u = _mm512_castps_si512(x.v);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
-  const __m512i rounded =
-      _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
   const __m512i quiet = _mm512_or_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(0x40));
-  const __m512i r =
-      _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q), rounded, quiet);
+  const __m512i r = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q), rounded, quiet);
   _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(r));
 }
 DT_INLINE void StoreF16(void* p, F32x16 x) {
@@ -82,8 +72,7 @@ DT_INLINE void StoreF16(void* p, F32x16 x) {
 DT_INLINE void LoadPairsBF16(const void* p, F32x16& even, F32x16& odd) {
   const __m512i u = _mm512_loadu_si512(p);
   even.v = _mm512_castsi512_ps(_mm512_slli_epi32(u, 16));
-  odd.v =
-      _mm512_castsi512_ps(_mm512_and_si512(u, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+  odd.v = _mm512_castsi512_ps(_mm512_and_si512(u, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 DT_INLINE __m256 LowHalf(F32x16 x) { return _mm512_castps512_ps256(x.v); }
 DT_INLINE __m256 HighHalf(F32x16 x) { return _mm512_extractf32x8_ps(x.v, 1); }
@@ -107,15 +96,13 @@ struct U32x16 {
 };
 DT_INLINE U32x16 SetU32(uint32_t x) { return {_mm512_set1_epi32(static_cast<int>(x))}; }
 DT_INLINE U32x16 IotaU32(uint32_t first) {
-  return {
-      _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first)),
-                       _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15))};
+  return {_mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first)),
+                           _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15))};
 }
 DT_INLINE U32x16 Xor(U32x16 a, U32x16 b) { return {_mm512_xor_si512(a.v, b.v)}; }
 DT_INLINE void MulWide(U32x16 a, uint32_t factor, U32x16& high, U32x16& low) {
   const __m512i f = _mm512_set1_epi32(static_cast<int>(factor));
-  const __m512i even = _mm512_mul_epu32(a.v, f),
-                odd = _mm512_mul_epu32(_mm512_srli_epi64(a.v, 32), f);
+  const __m512i even = _mm512_mul_epu32(a.v, f), odd = _mm512_mul_epu32(_mm512_srli_epi64(a.v, 32), f);
   low.v = _mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64(odd, 32));
   high.v = _mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), odd);
 }
@@ -138,30 +125,18 @@ DT_INLINE void Store(float* p, F32x16 x) {
   _mm256_storeu_ps(p, x.lo);
   _mm256_storeu_ps(p + 8, x.hi);
 }
-DT_INLINE F32x16 Add(F32x16 a, F32x16 b) {
-  return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)};
-}
-DT_INLINE F32x16 Sub(F32x16 a, F32x16 b) {
-  return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)};
-}
-DT_INLINE F32x16 Mul(F32x16 a, F32x16 b) {
-  return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)};
-}
-DT_INLINE F32x16 Div(F32x16 a, F32x16 b) {
-  return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)};
-}
+DT_INLINE F32x16 Add(F32x16 a, F32x16 b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+DT_INLINE F32x16 Sub(F32x16 a, F32x16 b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+DT_INLINE F32x16 Mul(F32x16 a, F32x16 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+DT_INLINE F32x16 Div(F32x16 a, F32x16 b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
 DT_INLINE F32x16 Fma(F32x16 a, F32x16 b, F32x16 c) {
   return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
 }
 DT_INLINE F32x16 Fnma(F32x16 a, F32x16 b, F32x16 c) {
   return {_mm256_fnmadd_ps(a.lo, b.lo, c.lo), _mm256_fnmadd_ps(a.hi, b.hi, c.hi)};
 }
-DT_INLINE F32x16 Max(F32x16 a, F32x16 b) {
-  return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)};
-}
-DT_INLINE F32x16 Min(F32x16 a, F32x16 b) {
-  return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)};
-}
+DT_INLINE F32x16 Max(F32x16 a, F32x16 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+DT_INLINE F32x16 Min(F32x16 a, F32x16 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
 DT_INLINE F32x16 RoundEven(F32x16 x) {
   constexpr int kMode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   return {_mm256_round_ps(x.lo, kMode), _mm256_round_ps(x.hi, kMode)};
@@ -170,20 +145,16 @@ DT_INLINE __m256 ScalePow2(__m256 x, __m256 n) {
   const __m256i e = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
   return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), e));
 }
-DT_INLINE F32x16 ScalePow2(F32x16 x, F32x16 n) {
-  return {ScalePow2(x.lo, n.lo), ScalePow2(x.hi, n.hi)};
-}
+DT_INLINE F32x16 ScalePow2(F32x16 x, F32x16 n) { return {ScalePow2(x.lo, n.lo), ScalePow2(x.hi, n.hi)}; }
 DT_INLINE F32x16 SelectLess(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
   return {_mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
           _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};
 }
 DT_INLINE uint32_t Mask16(__m256 lo, __m256 hi) {
-  return static_cast<uint32_t>(_mm256_movemask_ps(lo)) |
-         static_cast<uint32_t>(_mm256_movemask_ps(hi)) << 8;
+  return static_cast<uint32_t>(_mm256_movemask_ps(lo)) | static_cast<uint32_t>(_mm256_movemask_ps(hi)) << 8;
 }
 DT_INLINE bool AnyUnordered(F32x16 a) {
-  return Mask16(_mm256_cmp_ps(a.lo, a.lo, _CMP_UNORD_Q), _mm256_cmp_ps(a.hi, a.hi, _CMP_UNORD_Q)) !=
-         0;
+  return Mask16(_mm256_cmp_ps(a.lo, a.lo, _CMP_UNORD_Q), _mm256_cmp_ps(a.hi, a.hi, _CMP_UNORD_Q)) != 0;
 }
 DT_INLINE uint32_t GreaterMask(F32x16 a, F32x16 b) {
   return Mask16(_mm256_cmp_ps(a.lo, b.lo, _CMP_GT_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_GT_OQ));
@@ -191,9 +162,7 @@ DT_INLINE uint32_t GreaterMask(F32x16 a, F32x16 b) {
 DT_INLINE uint32_t EqualMask(F32x16 a, F32x16 b) {
   return Mask16(_mm256_cmp_ps(a.lo, b.lo, _CMP_EQ_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_EQ_OQ));
 }
-DT_INLINE __m256 WidenBF16(__m128i x) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
-}
+DT_INLINE __m256 WidenBF16(__m128i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16)); }
 DT_INLINE F32x16 LoadBF16(const void* p) {
   const __m128i* q = static_cast<const __m128i*>(p);
   return {WidenBF16(_mm_loadu_si128(q)), WidenBF16(_mm_loadu_si128(q + 1))};
@@ -205,8 +174,7 @@ DT_INLINE F32x16 LoadF16(const void* p) {
 DT_INLINE __m256i RoundBF16(__m256 x) {
   const __m256i u = _mm256_castps_si256(x);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
-  const __m256i rounded =
-      _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
   const __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(0x40));
   return _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
 }
@@ -223,17 +191,14 @@ DT_INLINE void LoadPairsBF16(const void* p, F32x16& even, F32x16& odd) {
   const __m256i* q = static_cast<const __m256i*>(p);
   const __m256i a = _mm256_loadu_si256(q), b = _mm256_loadu_si256(q + 1);
   const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
-  even = {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)),
-          _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
-  odd = {_mm256_castsi256_ps(_mm256_and_si256(a, high)),
-         _mm256_castsi256_ps(_mm256_and_si256(b, high))};
+  even = {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
+  odd = {_mm256_castsi256_ps(_mm256_and_si256(a, high)), _mm256_castsi256_ps(_mm256_and_si256(b, high))};
 }
 DT_INLINE __m256 LowHalf(F32x16 x) { return x.lo; }
 DT_INLINE __m256 HighHalf(F32x16 x) { return x.hi; }
 DT_INLINE __m256 KeepLanes(__m256 x, __m256i lane, int lo, int hi) {
   const __m256i below = _mm256_cmpgt_epi32(_mm256_set1_epi32(lo), lane);
-  const __m256i inside =
-      _mm256_andnot_si256(below, _mm256_cmpgt_epi32(_mm256_set1_epi32(hi), lane));
+  const __m256i inside = _mm256_andnot_si256(below, _mm256_cmpgt_epi32(_mm256_set1_epi32(hi), lane));
   return _mm256_blendv_ps(_mm256_set1_ps(-__builtin_inff()), x, _mm256_castsi256_ps(inside));
 }
 DT_INLINE F32x16 KeepLanes(F32x16 x, int lo, int hi) {
@@ -259,13 +224,11 @@ DT_INLINE U32x16 SetU32(uint32_t x) {
   return {v, v};
 }
 DT_INLINE U32x16 IotaU32(uint32_t first) {
-  const __m256i v = _mm256_add_epi32(_mm256_set1_epi32(static_cast<int>(first)),
-                                     _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  const __m256i v =
+      _mm256_add_epi32(_mm256_set1_epi32(static_cast<int>(first)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
   return {v, _mm256_add_epi32(v, _mm256_set1_epi32(8))};
 }
-DT_INLINE U32x16 Xor(U32x16 a, U32x16 b) {
-  return {_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi)};
-}
+DT_INLINE U32x16 Xor(U32x16 a, U32x16 b) { return {_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi)}; }
 DT_INLINE void MulWide(__m256i a, __m256i f, __m256i& high, __m256i& low) {
   const __m256i even = _mm256_mul_epu32(a, f), odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), f);
   low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
@@ -278,10 +241,8 @@ DT_INLINE void MulWide(U32x16 a, uint32_t factor, U32x16& high, U32x16& low) {
 }
 DT_INLINE F32x16 UnitInterval(U32x16 w) {
   const __m256i mask = _mm256_set1_epi32(0xffff);
-  const F32x16 high{_mm256_cvtepi32_ps(_mm256_srli_epi32(w.lo, 16)),
-                    _mm256_cvtepi32_ps(_mm256_srli_epi32(w.hi, 16))};
-  const F32x16 low{_mm256_cvtepi32_ps(_mm256_and_si256(w.lo, mask)),
-                   _mm256_cvtepi32_ps(_mm256_and_si256(w.hi, mask))};
+  const F32x16 high{_mm256_cvtepi32_ps(_mm256_srli_epi32(w.lo, 16)), _mm256_cvtepi32_ps(_mm256_srli_epi32(w.hi, 16))};
+  const F32x16 low{_mm256_cvtepi32_ps(_mm256_and_si256(w.lo, mask)), _mm256_cvtepi32_ps(_mm256_and_si256(w.hi, mask))};
   return Mul(Fma(high, Set1(65536.0f), Add(low, Set1(0.5f))), Set1(0x1p-32f));
 }
 
@@ -331,8 +292,7 @@ DT_INLINE float ReduceMax(F32x16 x) {
 // e^-inf = 0), held at e^88.3 above, exactly 1 at 0, NaN for NaN.
 DT_INLINE F32x16 Exp(F32x16 x) {
   const F32x16 floor = Set1(-87.3f);
-  const F32x16 clamped =
-      Max(floor, Min(Set1(88.3f), x));  // the second operand survives: NaN stays NaN
+  const F32x16 clamped = Max(floor, Min(Set1(88.3f), x));  // the second operand survives: NaN stays NaN
   const F32x16 n = RoundEven(Mul(clamped, Set1(1.44269504088896341f)));
   const F32x16 r = Fnma(n, Set1(-2.12194440e-4f), Fnma(n, Set1(0.693359375f), clamped));
   F32x16 p = Set1(1.9875691500e-4f);

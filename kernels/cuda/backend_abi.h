@@ -48,7 +48,7 @@ struct GemmCall {
   GemmType type;
   int32_t y_is_f32;
   int32_t accumulate;
-  int32_t w_is_new;  // a kernel that may still run writes w: it is not read before that has ended
+  int32_t w_is_new;   // a kernel that may still run writes w: it is not read before that has ended
   int32_t parts;      // 0 is 1
   int64_t part_step;  // from part to part, elements
 };
@@ -69,11 +69,11 @@ inline constexpr int kProductRefused = -5;
 // Causal attention of whole prompts by cuDNN: sequence i has tokens[i] rows, which begin so many elements from the base
 // pointers. Rows of q and o hold q_heads vectors, those of k and v kv_heads; all lie one row after the other.
 struct PromptCall {
-  const void *q, *k, *v;                      // dnn_plan reads none of the pointers
+  const void *q, *k, *v;  // dnn_plan reads none of the pointers
   void* o;
-  const int32_t* tokens;                      // [batch], 0 allowed; device memory, as the offsets
-  const int32_t *q_at, *k_at, *v_at, *o_at;   // [batch + 1]
-  int32_t batch, most_tokens;                 // a plan is made for each pair of these
+  const int32_t* tokens;                     // [batch], 0 allowed; device memory, as the offsets
+  const int32_t *q_at, *k_at, *v_at, *o_at;  // [batch + 1]
+  int32_t batch, most_tokens;                // a plan is made for each pair of these
   int32_t q_heads, kv_heads, key_dim, value_dim;
   WireType type;  // bf16 or f16
   float scale;

@@ -13,8 +13,8 @@ std::vector<double> LinearState(const LinearStateShape& shape, const LinearState
     const float* k = tokens.k + t * keys;
     const double beta = shape.update == StateUpdate::kDelta ? tokens.beta[t] : 1.0;
     for (int i = 0; i < keys; ++i) {
-      w[i] = std::exp(static_cast<double>(
-          shape.decay == DecayForm::kVector ? tokens.log_decay[t * keys + i] : tokens.log_decay[t]));
+      w[i] = std::exp(static_cast<double>(shape.decay == DecayForm::kVector ? tokens.log_decay[t * keys + i]
+                                                                            : tokens.log_decay[t]));
       if (shape.update == StateUpdate::kDelta) {
         b[i] = -beta * k[i];
         c[i] = w[i] * k[i];

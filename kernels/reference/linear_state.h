@@ -10,7 +10,7 @@ namespace dovetail::kernels::reference {
 // The plain recurrence of kernels/linear_state.h in double precision, one token after the other.
 struct LinearStateTokens {
   int rows = 0;
-  const float* q = nullptr;          // dense [rows][key_dim]
+  const float* q = nullptr;  // dense [rows][key_dim]
   const float* k = nullptr;
   const float* v = nullptr;          // [rows][value_dim]
   const float* log_decay = nullptr;  // [rows] or [rows][key_dim]

@@ -5,15 +5,14 @@
 
 namespace dovetail::kernels::reference {
 
-std::vector<double> AttentionRow(const AttentionShape& shape, const AttentionItem& item, int row,
-                                 int head, const float* sink) {
+std::vector<double> AttentionRow(const AttentionShape& shape, const AttentionItem& item, int row, int head,
+                                 const float* sink) {
   const KvBlockLayout layout = shape.layout();
   const int kv_head = head / shape.group;
   const int64_t position = item.first_position + row;
-  const int64_t q_step =
-      item.q_row_step != 0 ? item.q_row_step : int64_t{item.kv_heads} * shape.group * shape.key_dim;
-  const std::byte* q = static_cast<const std::byte*>(item.q) +
-                       (row * q_step + int64_t{head} * shape.key_dim) * SizeOf(shape.dtype);
+  const int64_t q_step = item.q_row_step != 0 ? item.q_row_step : int64_t{item.kv_heads} * shape.group * shape.key_dim;
+  const std::byte* q =
+      static_cast<const std::byte*>(item.q) + (row * q_step + int64_t{head} * shape.key_dim) * SizeOf(shape.dtype);
   std::vector<double> scores, o(shape.value_dim, 0.0);
   std::vector<int64_t> tokens;
   for (int64_t t = item.token_begin; t < item.token_end; ++t) {
@@ -34,8 +33,7 @@ std::vector<double> AttentionRow(const AttentionShape& shape, const AttentionIte
   for (size_t n = 0; n < scores.size(); ++n) {
     const double weight = std::exp(scores[n] - max);
     sum += weight;
-    const std::byte* block =
-        item.blocks.block(kv_head, static_cast<int32_t>(tokens[n] / kSegmentTokens));
+    const std::byte* block = item.blocks.block(kv_head, static_cast<int32_t>(tokens[n] / kSegmentTokens));
     for (int i = 0; i < shape.value_dim; ++i)
       o[i] += weight * layout.Value(block, static_cast<int>(tokens[n] % kSegmentTokens), i);
   }

@@ -4,8 +4,8 @@
 
 namespace dovetail::kernels::reference {
 
-std::vector<double> RmsNorm(std::span<const float> x, std::span<const float> residual,
-                            std::span<const float> weight, double eps) {
+std::vector<double> RmsNorm(std::span<const float> x, std::span<const float> residual, std::span<const float> weight,
+                            double eps) {
   std::vector<double> y(x.begin(), x.end());
   double squares = 0;
   for (size_t i = 0; i < y.size(); ++i) {

@@ -14,8 +14,7 @@ void Penalise(const SamplingParams& p, std::vector<double>& z) {
   for (const TokenCount& seen : p.seen) {
     double& x = z[seen.token];
     x = x > 0 ? x / p.repetition_penalty : x * p.repetition_penalty;
-    x -= double{p.frequency_penalty} * seen.generated +
-         (seen.generated > 0 ? p.presence_penalty : 0.0f);
+    x -= double{p.frequency_penalty} * seen.generated + (seen.generated > 0 ? p.presence_penalty : 0.0f);
   }
 }
 
@@ -23,9 +22,8 @@ void Penalise(const SamplingParams& p, std::vector<double>& z) {
 void Filter(const SamplingParams& p, const std::vector<double>& z, std::vector<int32_t>& ids) {
   std::stable_sort(ids.begin(), ids.end(), [&](int32_t a, int32_t b) { return z[a] > z[b]; });
   const double max = z[ids[0]];
-  std::erase_if(ids, [&](int32_t id) {
-    return z[id] == -kInfinity || (p.min_p > 0 && z[id] < max + std::log(double{p.min_p}));
-  });
+  std::erase_if(
+      ids, [&](int32_t id) { return z[id] == -kInfinity || (p.min_p > 0 && z[id] < max + std::log(double{p.min_p})); });
   if (p.top_k > 0 && p.top_k < static_cast<int>(ids.size())) {
     const double kth = z[ids[p.top_k - 1]];
     std::erase_if(ids, [&](int32_t id) { return z[id] < kth; });

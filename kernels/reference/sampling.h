@@ -9,8 +9,7 @@ namespace dovetail::kernels::reference {
 // sampling.h by full sorts and plain loops in double precision. Pure; for tests. Arguments must
 // satisfy sampling.h's checks.
 struct Distribution {
-  std::vector<double>
-      z;  // processed logits over temperature; -inf where banned (greedy: the processed logits)
+  std::vector<double> z;      // processed logits over temperature; -inf where banned (greedy: the processed logits)
   std::vector<int32_t> kept;  // ids that can be drawn, ascending
 };
 Distribution Process(std::span<const float> logits, const SamplingParams& params);

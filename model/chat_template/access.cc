@@ -108,16 +108,11 @@ absl::StatusOr<Value> ItemAt(Runtime& runtime, const Value& object, int64_t inde
 
 Filter FindMethod(Runtime& runtime, const Value& object, std::string_view name) {
   switch (object.kind()) {
-    case Kind::kString:
-      return FindStringMethod(name);
-    case Kind::kList:
-      return FindListMethod(name, object.list().is_tuple, runtime.limits());
-    case Kind::kDict:
-      return FindDictMethod(name);
-    case Kind::kLoop:
-      return FindLoopMethod(name);
-    default:
-      return nullptr;
+    case Kind::kString: return FindStringMethod(name);
+    case Kind::kList: return FindListMethod(name, object.list().is_tuple, runtime.limits());
+    case Kind::kDict: return FindDictMethod(name);
+    case Kind::kLoop: return FindLoopMethod(name);
+    default: return nullptr;
   }
 }
 
@@ -175,11 +170,8 @@ absl::StatusOr<Value> GetSlice(Runtime& runtime, const Value& object, const Valu
 absl::StatusOr<std::vector<Value>> Iterate(Runtime& runtime, const Value& value) {
   std::vector<Value> out;
   switch (value.kind()) {
-    case Kind::kUndefined:
-      return out;
-    case Kind::kList:
-      DT_RETURN_IF_ERROR(runtime.ChargeItems(value.list().items.size()));
-      return value.list().items;
+    case Kind::kUndefined: return out;
+    case Kind::kList: DT_RETURN_IF_ERROR(runtime.ChargeItems(value.list().items.size())); return value.list().items;
     case Kind::kDict:
       DT_RETURN_IF_ERROR(runtime.ChargeItems(value.dict().size()));
       for (const auto& [key, unused] : value.dict().entries()) out.push_back(key);
@@ -195,23 +187,17 @@ absl::StatusOr<std::vector<Value>> Iterate(Runtime& runtime, const Value& value)
       }
       return out;
     }
-    default:
-      return InvalidArgument("'", TypeName(value), "' object is not iterable");
+    default: return InvalidArgument("'", TypeName(value), "' object is not iterable");
   }
 }
 
 absl::StatusOr<int64_t> Length(const Value& value) {
   switch (value.kind()) {
-    case Kind::kUndefined:
-      return 0;
-    case Kind::kString:
-      return static_cast<int64_t>(CountCodePoints(value.view()));
-    case Kind::kList:
-      return static_cast<int64_t>(value.list().items.size());
-    case Kind::kDict:
-      return static_cast<int64_t>(value.dict().size());
-    default:
-      return InvalidArgument("object of type '", TypeName(value), "' has no len()");
+    case Kind::kUndefined: return 0;
+    case Kind::kString: return static_cast<int64_t>(CountCodePoints(value.view()));
+    case Kind::kList: return static_cast<int64_t>(value.list().items.size());
+    case Kind::kDict: return static_cast<int64_t>(value.dict().size());
+    default: return InvalidArgument("object of type '", TypeName(value), "' has no len()");
   }
 }
 

@@ -35,7 +35,7 @@ struct RenderInputs {
   std::string bos_token, eos_token;
   nlohmann::ordered_json extra =
       nlohmann::ordered_json::object();  // chat_template_kwargs: enable_thinking and the like
-  absl::Time now = absl::UnixEpoch();  // what strftime_now formats
+  absl::Time now = absl::UnixEpoch();    // what strftime_now formats
   absl::TimeZone time_zone = absl::UTCTimeZone();
 };
 

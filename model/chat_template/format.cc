@@ -137,8 +137,7 @@ absl::StatusOr<Text> FormatPercentField(Runtime& runtime, const Value& value, co
       AppendUtf8(static_cast<char32_t>(value.integer()), bytes);
       return Pad(Text(bytes, false), spec, '>');
     }
-    default:
-      return FormatNumber(value, spec);
+    default: return FormatNumber(value, spec);
   }
 }
 

@@ -165,9 +165,7 @@ absl::StatusOr<Interpreter::Flow> Interpreter::Visit(const For& node) {
 
 absl::Status Interpreter::Assign(const Target& target, Value value) {
   switch (target.type) {
-    case Target::Type::kName:
-      SetVariable(target.id, std::move(value));
-      return absl::OkStatus();
+    case Target::Type::kName: SetVariable(target.id, std::move(value)); return absl::OkStatus();
     case Target::Type::kAttribute: {
       const Value* object = FindVariable(target.id);
       if (!object || object->kind() != Kind::kNamespace) {

@@ -57,7 +57,10 @@ class Interpreter {
 
   // Expressions (evaluate.cc).
   absl::StatusOr<Value> Evaluate(const Expr& expr);
-  absl::StatusOr<Value> Visit(const Literal& node, int line) { (void)line; return node.value; }
+  absl::StatusOr<Value> Visit(const Literal& node, int line) {
+    (void)line;
+    return node.value;
+  }
   absl::StatusOr<Value> Visit(const NameRef& node, int line);
   absl::StatusOr<Value> Visit(const ListLiteral& node, int line);
   absl::StatusOr<Value> Visit(const DictLiteral& node, int line);

@@ -26,26 +26,14 @@ class Writer {
     if (out_.size() > runtime_.string_bytes_max()) return runtime_.ChargeString(out_.size());
     DT_RETURN_IF_ERROR(runtime_.Charge());
     switch (value.kind()) {
-      case Kind::kNone:
-        out_.append("null");
-        return absl::OkStatus();
-      case Kind::kBool:
-        out_.append(value.boolean() ? "true" : "false");
-        return absl::OkStatus();
-      case Kind::kInt:
-        absl::StrAppend(&out_, value.integer());
-        return absl::OkStatus();
-      case Kind::kDouble:
-        out_.append(JsonFloat(value.number()));
-        return absl::OkStatus();
-      case Kind::kString:
-        return WriteString(value.view());
-      case Kind::kList:
-        return WriteList(value.list(), depth);
-      case Kind::kDict:
-        return WriteDict(value.dict(), depth);
-      default:
-        return InvalidArgument("Object of type ", TypeName(value), " is not JSON serializable");
+      case Kind::kNone: out_.append("null"); return absl::OkStatus();
+      case Kind::kBool: out_.append(value.boolean() ? "true" : "false"); return absl::OkStatus();
+      case Kind::kInt: absl::StrAppend(&out_, value.integer()); return absl::OkStatus();
+      case Kind::kDouble: out_.append(JsonFloat(value.number())); return absl::OkStatus();
+      case Kind::kString: return WriteString(value.view());
+      case Kind::kList: return WriteList(value.list(), depth);
+      case Kind::kDict: return WriteDict(value.dict(), depth);
+      default: return InvalidArgument("Object of type ", TypeName(value), " is not JSON serializable");
     }
   }
 
@@ -176,19 +164,15 @@ absl::StatusOr<Value> Convert(Runtime& runtime, const nlohmann::ordered_json& js
     return ResourceExhausted("the conversation's JSON is nested deeper than ", runtime.limits().value_depth, " levels");
   }
   switch (json.type()) {
-    case nlohmann::ordered_json::value_t::boolean:
-      return Value(json.get<bool>());
-    case nlohmann::ordered_json::value_t::number_integer:
-      return Value(json.get<int64_t>());
+    case nlohmann::ordered_json::value_t::boolean: return Value(json.get<bool>());
+    case nlohmann::ordered_json::value_t::number_integer: return Value(json.get<int64_t>());
     case nlohmann::ordered_json::value_t::number_unsigned: {
       const auto number = json.get<uint64_t>();
       if (number > static_cast<uint64_t>(INT64_MAX)) return Value(static_cast<double>(number));
       return Value(static_cast<int64_t>(number));
     }
-    case nlohmann::ordered_json::value_t::number_float:
-      return Value(json.get<double>());
-    case nlohmann::ordered_json::value_t::string:
-      return ConvertString(json.get_ref<const std::string&>(), is_input);
+    case nlohmann::ordered_json::value_t::number_float: return Value(json.get<double>());
+    case nlohmann::ordered_json::value_t::string: return ConvertString(json.get_ref<const std::string&>(), is_input);
     case nlohmann::ordered_json::value_t::array: {
       DT_ASSIGN_OR_RETURN(List * list, runtime.NewList());
       for (const auto& item : json) {
@@ -197,10 +181,8 @@ absl::StatusOr<Value> Convert(Runtime& runtime, const nlohmann::ordered_json& js
       }
       return Value(list);
     }
-    case nlohmann::ordered_json::value_t::object:
-      return ConvertObject(runtime, json, is_input, depth);
-    default:
-      return Value(None{});
+    case nlohmann::ordered_json::value_t::object: return ConvertObject(runtime, json, is_input, depth);
+    default: return Value(None{});
   }
 }
 

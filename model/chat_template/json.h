@@ -10,8 +10,8 @@ namespace dovetail::model::jinja {
 struct JsonFormat {
   bool ensure_ascii = false;
   bool sort_keys = false;
-  bool pretty = false;   // one item a line
-  std::string indent;    // one level, when pretty
+  bool pretty = false;  // one item a line
+  std::string indent;   // one level, when pretty
   std::string item_separator = ", ", key_separator = ": ";
 };
 

@@ -59,20 +59,16 @@ absl::StatusOr<Value> ApplyIntegers(BinaryOp op, int64_t a, int64_t b) {
       const bool rounds_up = a % b != 0 && (a < 0) != (b < 0);
       return op == BinaryOp::kModulo ? Value(a % b + (rounds_up ? b : 0)) : Value(a / b - rounds_up);
     }
-    case BinaryOp::kPower:
-      return PowerOfIntegers(a, b);
+    case BinaryOp::kPower: return PowerOfIntegers(a, b);
   }
   return Overflow();
 }
 
 absl::StatusOr<Value> ApplyDoubles(BinaryOp op, double a, double b) {
   switch (op) {
-    case BinaryOp::kAdd:
-      return Value(a + b);
-    case BinaryOp::kSubtract:
-      return Value(a - b);
-    case BinaryOp::kMultiply:
-      return Value(a * b);
+    case BinaryOp::kAdd: return Value(a + b);
+    case BinaryOp::kSubtract: return Value(a - b);
+    case BinaryOp::kMultiply: return Value(a * b);
     case BinaryOp::kDivide:
       if (b == 0) return DivisionByZero();
       return Value(a / b);
@@ -84,8 +80,7 @@ absl::StatusOr<Value> ApplyDoubles(BinaryOp op, double a, double b) {
       const double rest = std::fmod(a, b);
       return Value(rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest);
     }
-    case BinaryOp::kPower:
-      return Value(std::pow(a, b));
+    case BinaryOp::kPower: return Value(std::pow(a, b));
   }
   return DivisionByZero();
 }
@@ -198,14 +193,10 @@ absl::StatusOr<bool> Equal(Runtime& runtime, const Value& left, const Value& rig
       }
       return true;
     }
-    case Kind::kNamespace:
-      return &left.space() == &right.space();
-    case Kind::kCallable:
-      return &left.callable() == &right.callable();
-    case Kind::kLoop:
-      return &left.loop() == &right.loop();
-    default:
-      return true;  // undefined, none
+    case Kind::kNamespace: return &left.space() == &right.space();
+    case Kind::kCallable: return &left.callable() == &right.callable();
+    case Kind::kLoop: return &left.loop() == &right.loop();
+    default: return true;  // undefined, none
   }
 }
 
@@ -233,8 +224,7 @@ absl::StatusOr<bool> Less(Runtime& runtime, const Value& left, const Value& righ
 
 absl::StatusOr<bool> Contains(Runtime& runtime, const Value& container, const Value& item) {
   switch (container.kind()) {
-    case Kind::kUndefined:
-      return false;
+    case Kind::kUndefined: return false;
     case Kind::kString:
       if (!item.IsString()) {
         if (item.IsUndefined()) return UndefinedError(item);
@@ -251,8 +241,7 @@ absl::StatusOr<bool> Contains(Runtime& runtime, const Value& container, const Va
     case Kind::kDict:
       DT_RETURN_IF_ERROR(runtime.ChargeBytes(item.IsString() ? item.text().size() : 0));
       return container.dict().Find(item) != nullptr;
-    default:
-      return InvalidArgument("argument of type '", TypeName(container), "' is not iterable");
+    default: return InvalidArgument("argument of type '", TypeName(container), "' is not iterable");
   }
 }
 
@@ -260,30 +249,14 @@ absl::StatusOr<bool> ApplyCompare(Runtime& runtime, CompareOp op, const Value& l
   absl::StatusOr<bool> result = false;
   bool negate = false;
   switch (op) {
-    case CompareOp::kNotEqual:
-      negate = true;
-      [[fallthrough]];
-    case CompareOp::kEqual:
-      result = Equal(runtime, left, right);
-      break;
-    case CompareOp::kGreaterEqual:
-      negate = true;
-      [[fallthrough]];
-    case CompareOp::kLess:
-      result = Less(runtime, left, right);
-      break;
-    case CompareOp::kLessEqual:
-      negate = true;
-      [[fallthrough]];
-    case CompareOp::kGreater:
-      result = Less(runtime, right, left);
-      break;
-    case CompareOp::kNotIn:
-      negate = true;
-      [[fallthrough]];
-    case CompareOp::kIn:
-      result = Contains(runtime, right, left);
-      break;
+    case CompareOp::kNotEqual: negate = true; [[fallthrough]];
+    case CompareOp::kEqual: result = Equal(runtime, left, right); break;
+    case CompareOp::kGreaterEqual: negate = true; [[fallthrough]];
+    case CompareOp::kLess: result = Less(runtime, left, right); break;
+    case CompareOp::kLessEqual: negate = true; [[fallthrough]];
+    case CompareOp::kGreater: result = Less(runtime, right, left); break;
+    case CompareOp::kNotIn: negate = true; [[fallthrough]];
+    case CompareOp::kIn: result = Contains(runtime, right, left); break;
   }
   if (!result.ok()) return result;
   return *result != negate;

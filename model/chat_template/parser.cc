@@ -56,22 +56,13 @@ absl::StatusOr<std::string> Parser::TakeName(const char* what) {
 absl::Status Parser::Unexpected(const std::string& expected) const {
   std::string found;
   switch (Current().type) {
-    case TokenType::kEnd:
-      found = "the end of the template";
-      break;
-    case TokenType::kText:
-      found = "text";
-      break;
+    case TokenType::kEnd: found = "the end of the template"; break;
+    case TokenType::kText: found = "text"; break;
     case TokenType::kVariableBegin:
-    case TokenType::kBlockBegin:
-      found = "the begin of a tag";
-      break;
+    case TokenType::kBlockBegin: found = "the begin of a tag"; break;
     case TokenType::kVariableEnd:
-    case TokenType::kBlockEnd:
-      found = "the end of the tag";
-      break;
-    default:
-      found = absl::StrCat("'", Current().text.substr(0, 40), "'");
+    case TokenType::kBlockEnd: found = "the end of the tag"; break;
+    default: found = absl::StrCat("'", Current().text.substr(0, 40), "'");
   }
   return SyntaxError(Current().line, absl::StrCat("expected ", expected, ", got ", found));
 }

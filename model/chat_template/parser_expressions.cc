@@ -116,10 +116,9 @@ absl::StatusOr<ExprPtr> Parser::ParseConcat() {
 }
 
 absl::StatusOr<ExprPtr> Parser::ParseProduct() {
-  return ParseChain(&Parser::ParsePower, {{"*", BinaryOp::kMultiply},
-                                          {"/", BinaryOp::kDivide},
-                                          {"//", BinaryOp::kFloorDivide},
-                                          {"%", BinaryOp::kModulo}});
+  return ParseChain(
+      &Parser::ParsePower,
+      {{"*", BinaryOp::kMultiply}, {"/", BinaryOp::kDivide}, {"//", BinaryOp::kFloorDivide}, {"%", BinaryOp::kModulo}});
 }
 
 absl::StatusOr<ExprPtr> Parser::ParsePower() {
@@ -146,21 +145,15 @@ absl::StatusOr<ExprPtr> Parser::ParseUnary(bool with_filters) {
 absl::StatusOr<ExprPtr> Parser::ParsePrimary() {
   const Token token = Current();
   switch (token.type) {
-    case TokenType::kName:
-      return ParseNameOrConstant();
+    case TokenType::kName: return ParseNameOrConstant();
     case TokenType::kString: {
       std::string text;
       for (; At(TokenType::kString); Advance()) text += Current().text;
       return Make(token.line, Literal{Value::String(std::move(text))});
     }
-    case TokenType::kInteger:
-      Advance();
-      return Make(token.line, Literal{Value(token.integer)});
-    case TokenType::kFloat:
-      Advance();
-      return Make(token.line, Literal{Value(token.number)});
-    default:
-      break;
+    case TokenType::kInteger: Advance(); return Make(token.line, Literal{Value(token.integer)});
+    case TokenType::kFloat: Advance(); return Make(token.line, Literal{Value(token.number)});
+    default: break;
   }
   if (SkipOperator("(")) {
     DT_ASSIGN_OR_RETURN(ExprPtr value, ParseTuple(&Parser::ParseExpression, /*parenthesized=*/true));

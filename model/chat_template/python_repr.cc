@@ -50,21 +50,11 @@ absl::Status AppendRepr(Runtime& runtime, const Value& value, std::string& out, 
   if (out.size() > runtime.string_bytes_max()) return runtime.ChargeString(out.size());
   DT_RETURN_IF_ERROR(runtime.Charge());
   switch (value.kind()) {
-    case Kind::kUndefined:
-      out.append("Undefined");
-      break;
-    case Kind::kNone:
-      out.append("None");
-      break;
-    case Kind::kBool:
-      out.append(value.boolean() ? "True" : "False");
-      break;
-    case Kind::kInt:
-      absl::StrAppend(&out, value.integer());
-      break;
-    case Kind::kDouble:
-      out.append(FloatRepr(value.number()));
-      break;
+    case Kind::kUndefined: out.append("Undefined"); break;
+    case Kind::kNone: out.append("None"); break;
+    case Kind::kBool: out.append(value.boolean() ? "True" : "False"); break;
+    case Kind::kInt: absl::StrAppend(&out, value.integer()); break;
+    case Kind::kDouble: out.append(FloatRepr(value.number())); break;
     case Kind::kString:
       DT_RETURN_IF_ERROR(runtime.Charge(value.text().size() / 16));
       AppendQuoted(value.view(), out);
@@ -133,8 +123,7 @@ absl::StatusOr<bool> ContainsInput(Runtime& runtime, const Value& value, int dep
   DT_RETURN_IF_ERROR(runtime.Charge());
   const auto any = [&](const Value& item) { return ContainsInput(runtime, item, depth + 1); };
   switch (value.kind()) {
-    case Kind::kString:
-      return value.text().HasInput();
+    case Kind::kString: return value.text().HasInput();
     case Kind::kList:
       for (const Value& item : value.list().items) {
         DT_ASSIGN_OR_RETURN(const bool found, any(item));
@@ -154,8 +143,7 @@ absl::StatusOr<bool> ContainsInput(Runtime& runtime, const Value& value, int dep
         if (found) return true;
       }
       return false;
-    default:
-      return false;
+    default: return false;
   }
 }
 

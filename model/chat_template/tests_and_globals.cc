@@ -207,7 +207,7 @@ struct GlobalEntry {
 };
 
 constexpr GlobalEntry kGlobals[] = {
-    {"namespace", NamespaceFunction}, {"dict", DictFunction},         {"range", RangeFunction},
+    {"namespace", NamespaceFunction},   {"dict", DictFunction},         {"range", RangeFunction},
     {"raise_exception", RaiseFunction}, {"strftime_now", TimeFunction},
 };
 

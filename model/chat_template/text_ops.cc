@@ -140,23 +140,12 @@ Text EscapeHtml(const Text& text) {
     std::string escaped;
     for (char c : run) {
       switch (c) {
-        case '&':
-          escaped += "&amp;";
-          break;
-        case '<':
-          escaped += "&lt;";
-          break;
-        case '>':
-          escaped += "&gt;";
-          break;
-        case '\'':
-          escaped += "&#39;";
-          break;
-        case '"':
-          escaped += "&#34;";
-          break;
-        default:
-          escaped += c;
+        case '&': escaped += "&amp;"; break;
+        case '<': escaped += "&lt;"; break;
+        case '>': escaped += "&gt;"; break;
+        case '\'': escaped += "&#39;"; break;
+        case '"': escaped += "&#34;"; break;
+        default: escaped += c;
       }
     }
     out.Append(escaped, is_input);

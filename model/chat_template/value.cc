@@ -12,24 +12,16 @@ constexpr size_t kScanEntries = 8;
 bool Value::Truthy() const {
   switch (kind()) {
     case Kind::kUndefined:
-    case Kind::kNone:
-      return false;
-    case Kind::kBool:
-      return boolean();
-    case Kind::kInt:
-      return integer() != 0;
-    case Kind::kDouble:
-      return number() != 0;
-    case Kind::kString:
-      return !text().empty();
-    case Kind::kList:
-      return !list().items.empty();
-    case Kind::kDict:
-      return dict().size() != 0;
+    case Kind::kNone: return false;
+    case Kind::kBool: return boolean();
+    case Kind::kInt: return integer() != 0;
+    case Kind::kDouble: return number() != 0;
+    case Kind::kString: return !text().empty();
+    case Kind::kList: return !list().items.empty();
+    case Kind::kDict: return dict().size() != 0;
     case Kind::kNamespace:
     case Kind::kCallable:
-    case Kind::kLoop:
-      return true;
+    case Kind::kLoop: return true;
   }
   return false;
 }
@@ -101,28 +93,17 @@ void Namespace::Set(std::string_view name, Value value) {
 
 const char* TypeName(const Value& value) {
   switch (value.kind()) {
-    case Kind::kUndefined:
-      return "Undefined";
-    case Kind::kNone:
-      return "NoneType";
-    case Kind::kBool:
-      return "bool";
-    case Kind::kInt:
-      return "int";
-    case Kind::kDouble:
-      return "float";
-    case Kind::kString:
-      return "str";
-    case Kind::kList:
-      return value.list().is_tuple ? "tuple" : "list";
-    case Kind::kDict:
-      return "dict";
-    case Kind::kNamespace:
-      return "Namespace";
-    case Kind::kCallable:
-      return "function";
-    case Kind::kLoop:
-      return "LoopContext";
+    case Kind::kUndefined: return "Undefined";
+    case Kind::kNone: return "NoneType";
+    case Kind::kBool: return "bool";
+    case Kind::kInt: return "int";
+    case Kind::kDouble: return "float";
+    case Kind::kString: return "str";
+    case Kind::kList: return value.list().is_tuple ? "tuple" : "list";
+    case Kind::kDict: return "dict";
+    case Kind::kNamespace: return "Namespace";
+    case Kind::kCallable: return "function";
+    case Kind::kLoop: return "LoopContext";
   }
   return "?";
 }

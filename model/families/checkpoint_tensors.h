@@ -12,10 +12,10 @@ namespace dovetail::model {
 struct StoredPlace {
   std::vector<std::string> names;  // kJoined: in order; kMxfp4: codes and scales; else one
   TensorLayout layout = TensorLayout::kRows;
-  RowPattern pattern;              // within the stored rows (kColumns: columns)
+  RowPattern pattern;  // within the stored rows (kColumns: columns)
   int64_t stored_rows = 0;
-  int64_t first_row = 0;           // kColumns, of one matrix among several
-  int64_t stored_cols = 0;         // kColumns
+  int64_t first_row = 0;    // kColumns, of one matrix among several
+  int64_t stored_cols = 0;  // kColumns
 };
 
 // One weight that a model needs, and where each format keeps it: rows [first_row, first_row + rows) of a stored tensor

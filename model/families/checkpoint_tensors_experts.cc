@@ -32,8 +32,7 @@ void AppendGranite(HybridNeeds& needs) {
     const std::string in = "block_sparse_moe.input_linear.weight";
     needs.Add(expert + "gate_proj.weight", in, i, h, {i, 0, 2 * i * x}, 2 * i * e.experts);
     needs.Add(expert + "up_proj.weight", in, i, h, {i, 0, 2 * i * x + i}, 2 * i * e.experts);
-    needs.Add(expert + "down_proj.weight", "block_sparse_moe.output_linear.weight", h, i, {h, 0, h * x},
-              h * e.experts);
+    needs.Add(expert + "down_proj.weight", "block_sparse_moe.output_linear.weight", h, i, {h, 0, h * x}, h * e.experts);
   }
   needs.Add("shared_expert.gate_proj.weight", "shared_mlp.input_linear.weight", s, h, {s, 0, 0}, 2 * s);
   needs.Add("shared_expert.up_proj.weight", "shared_mlp.input_linear.weight", s, h, {s, 0, s}, 2 * s);
@@ -43,10 +42,10 @@ void AppendGranite(HybridNeeds& needs) {
 // Where GPT-OSS keeps one of the projections of an expert.
 struct GptOssProjection {
   const char* canonical;
-  const char* stored;       // of all experts
-  int64_t outs;             // out features there
-  RowPattern pattern;       // which of them
-  const char* gguf;         // of all experts, and nothing else
+  const char* stored;  // of all experts
+  int64_t outs;        // out features there
+  RowPattern pattern;  // which of them
+  const char* gguf;    // of all experts, and nothing else
 };
 
 // Hugging Face folders hold codes and scales of MXFP4, or a transposed matrix if they were never quantised; GGUF files
@@ -120,8 +119,8 @@ void AppendNemotron(HybridNeeds& needs) {
 void AppendListed(HybridNeeds& needs) {
   const ExpertConfig& e = *needs.config.experts;
   const Architecture family = needs.config.architecture;
-  const bool qwen = family == Architecture::kQwen3Moe || family == Architecture::kQwen3Next ||
-                    family == Architecture::kQwen35Moe;
+  const bool qwen =
+      family == Architecture::kQwen3Moe || family == Architecture::kQwen3Next || family == Architecture::kQwen35Moe;
   const bool kimi = family == Architecture::kKimiLinear;
   const int64_t h = needs.config.hidden_size;
   const std::string moe = qwen ? "mlp." : "block_sparse_moe.";

@@ -25,32 +25,24 @@ void AppendInputNorm(HybridNeeds& needs) {
     case Architecture::kNemotronH:
       if (layer.kind != LayerKind::kMlpOnly) needs.Norm("input_norm", "norm");
       return;
-    case Architecture::kLfm2:
-      needs.Norm("input_norm", "operator_norm");
-      return;
+    case Architecture::kLfm2: needs.Norm("input_norm", "operator_norm"); return;
     case Architecture::kOlmoHybrid:  // softmax layers norm what comes out
       if (HasState(layer.kind)) needs.OrCalled(needs.Norm("input_norm", "attention_layer_norm"), "input_layernorm");
       return;
-    default:
-      needs.Norm("input_norm", "input_layernorm");
+    default: needs.Norm("input_norm", "input_layernorm");
   }
 }
 
 void AppendMlpNorm(HybridNeeds& needs) {
   const LayerConfig& layer = needs.layer;
   switch (needs.config.architecture) {
-    case Architecture::kMamba2:
-      return;
+    case Architecture::kMamba2: return;
     case Architecture::kNemotronH:
       if (layer.mlp != MlpKind::kNone) needs.Norm("pre_mlp_norm", "norm");
       return;
     case Architecture::kBamba:
-    case Architecture::kFalconH1:
-      needs.Norm("pre_mlp_norm", "pre_ff_layernorm");
-      return;
-    case Architecture::kLfm2:
-      needs.Norm("pre_mlp_norm", "ffn_norm");
-      return;
+    case Architecture::kFalconH1: needs.Norm("pre_mlp_norm", "pre_ff_layernorm"); return;
+    case Architecture::kLfm2: needs.Norm("pre_mlp_norm", "ffn_norm"); return;
     case Architecture::kOlmoHybrid:
       if (HasState(layer.kind)) {
         needs.OrCalled(needs.Norm("pre_mlp_norm", "feedforward_layer_norm"), "post_attention_layernorm");
@@ -59,8 +51,7 @@ void AppendMlpNorm(HybridNeeds& needs) {
         needs.Norm("post_mlp_norm", "post_feedforward_layernorm");
       }
       return;
-    default:
-      needs.Norm("pre_mlp_norm", "post_attention_layernorm");
+    default: needs.Norm("pre_mlp_norm", "post_attention_layernorm");
   }
 }
 
@@ -117,14 +108,13 @@ void AppendMlp(HybridNeeds& needs) {
       needs.Project("mlp.up_proj", "feed_forward.w3", i, h, bias);
       needs.Project("mlp.down_proj", "feed_forward.w2", h, i, bias);
       return;
-    default:
-      break;
+    default: break;
   }
-  const std::string mlp =
-      c.architecture == Architecture::kBamba || c.architecture == Architecture::kFalconH1 ? "feed_forward."
-      : c.architecture == Architecture::kKimiLinear                                       ? "block_sparse_moe."
-      : c.architecture == Architecture::kNemotronH                                        ? "mixer."
-                                                                                          : "mlp.";
+  const std::string mlp = c.architecture == Architecture::kBamba || c.architecture == Architecture::kFalconH1
+                              ? "feed_forward."
+                          : c.architecture == Architecture::kKimiLinear ? "block_sparse_moe."
+                          : c.architecture == Architecture::kNemotronH  ? "mixer."
+                                                                        : "mlp.";
   if (c.activation != Activation::kRelu2) needs.Project("mlp.gate_proj", mlp + "gate_proj", i, h, bias);
   needs.Project("mlp.up_proj", mlp + "up_proj", i, h, bias);
   needs.Project("mlp.down_proj", mlp + "down_proj", h, i, bias);

@@ -69,8 +69,7 @@ class StateNeeds {
     const std::string m = "self_attn.";
     for (const char* name : {"q", "k", "v"})
       needs_.Add(absl::StrCat("state.", name, "_proj.weight"), absl::StrCat(m, name, "_proj.weight"), width, h);
-    for (const char* name : {"q", "k", "v"})
-      Convolution(name, absl::StrCat(m, name, "_conv1d"), width, {}, width);
+    for (const char* name : {"q", "k", "v"}) Convolution(name, absl::StrCat(m, name, "_conv1d"), width, {}, width);
     needs_.Add("state.decay_low_proj.weight", m + "f_a_proj.weight", low, h);
     needs_.Add("state.decay_proj.weight", m + "f_b_proj.weight", width, low);
     needs_.Add("state.decay_bias", m + "dt_bias", width, 0);

@@ -19,9 +19,15 @@ struct Family {
 };
 
 constexpr Family kFamilies[] = {
-    {"llama", Architecture::kLlama}, {"smollm3", Architecture::kSmolLm3}, {"qwen2", Architecture::kQwen2},
-    {"qwen3", Architecture::kQwen3}, {"phi3", Architecture::kPhi3},       {"gemma3", Architecture::kGemma3},
-    {"lfm2", Architecture::kLfm2},   {"mamba2", Architecture::kMamba2},   {"nemotron_h", Architecture::kNemotronH},
+    {"llama", Architecture::kLlama},
+    {"smollm3", Architecture::kSmolLm3},
+    {"qwen2", Architecture::kQwen2},
+    {"qwen3", Architecture::kQwen3},
+    {"phi3", Architecture::kPhi3},
+    {"gemma3", Architecture::kGemma3},
+    {"lfm2", Architecture::kLfm2},
+    {"mamba2", Architecture::kMamba2},
+    {"nemotron_h", Architecture::kNemotronH},
     {"gpt-oss", Architecture::kGptOss},
     {"qwen3moe", Architecture::kQwen3Moe},
     {"minimax-m2", Architecture::kMiniMaxM2},
@@ -223,9 +229,9 @@ class Reader {
                  "]");
     }
     rope.rotary_dims = static_cast<int>(dims.value_or(config_.key_dim));
-    const bool interleaved =
-        config_.architecture == Architecture::kLlama || config_.architecture == Architecture::kSmolLm3 ||
-        config_.architecture == Architecture::kMixtral;
+    const bool interleaved = config_.architecture == Architecture::kLlama ||
+                             config_.architecture == Architecture::kSmolLm3 ||
+                             config_.architecture == Architecture::kMixtral;
     if (interleaved &&
         rope.rotary_dims !=
             config_.key_dim) {  // the converter interleaves whole heads, so which dimensions turn is lost

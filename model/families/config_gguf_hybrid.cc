@@ -176,8 +176,8 @@ class HybridKeys {
     if (groups.value_or(0) > 1) {
       experts.groups = *groups;
       DT_ASSIGN_OR_RETURN(experts.chosen_groups, Size("expert_group_used_count"));
-      DT_RETURN_IF_ERROR(ValidateExpertGroups(gguf_.name(), experts, Key("expert_group_count"),
-                                              Key("expert_group_used_count")));
+      DT_RETURN_IF_ERROR(
+          ValidateExpertGroups(gguf_.name(), experts, Key("expert_group_count"), Key("expert_group_used_count")));
     }
     c_.experts = experts;
     for (size_t i = 0; i < c_.layers.size(); ++i) {
@@ -341,8 +341,7 @@ absl::StatusOr<std::vector<int64_t>> GgufPerLayer(const GgufFile& gguf, const st
     values.assign(layers, read.value_or(missing));
   }
   for (const int64_t number : values)
-    if (number < 0 || number > kMaxSize)
-      return InvalidArgument(gguf.name(), ": metadata key ", key, " holds ", number);
+    if (number < 0 || number > kMaxSize) return InvalidArgument(gguf.name(), ": metadata key ", key, " holds ", number);
   return values;
 }
 

@@ -67,8 +67,8 @@ absl::StatusOr<int64_t> Required(const JsonFields& fields, const char* field) {
   return *value;
 }
 
-// Whether weights are stored in a way that the checkpoint's reader knows: gpt-oss's MXFP4, and E4M3 with a scale for each
-// row or tensor. Which, and whether scales are there, the tensors say.
+// Whether weights are stored in a way that the checkpoint's reader knows: gpt-oss's MXFP4, and E4M3 with a scale for
+// each row or tensor. Which, and whether scales are there, the tensors say.
 absl::StatusOr<bool> IsServedQuantization(const JsonFields& fields, const ModelConfig& config) {
   DT_ASSIGN_OR_RETURN(const auto quantization, fields.Object("quantization_config"));
   if (!quantization) return false;
@@ -161,9 +161,7 @@ absl::Status ReadBiases(const JsonFields& fields, ModelConfig& config) {
     case Architecture::kLlama:
     case Architecture::kSmolLm3:
     case Architecture::kNemotronH:
-    case Architecture::kFalconH1:
-      config.mlp_bias = mlp.value_or(false);
-      [[fallthrough]];
+    case Architecture::kFalconH1: config.mlp_bias = mlp.value_or(false); [[fallthrough]];
     case Architecture::kQwen3:
     case Architecture::kGemma3:
     case Architecture::kQwen3Moe:
@@ -176,9 +174,7 @@ absl::Status ReadBiases(const JsonFields& fields, ModelConfig& config) {
     case Architecture::kGptOss:
       config.q_bias = config.k_bias = config.v_bias = config.o_bias = attention.value_or(false);
       break;
-    case Architecture::kQwen2:
-      config.q_bias = config.k_bias = config.v_bias = true;
-      break;
+    case Architecture::kQwen2: config.q_bias = config.k_bias = config.v_bias = true; break;
     case Architecture::kMistral:
     case Architecture::kPhi3:
     case Architecture::kMixtral:
@@ -186,8 +182,7 @@ absl::Status ReadBiases(const JsonFields& fields, ModelConfig& config) {
     case Architecture::kMiniMax:
     case Architecture::kKimiLinear:
     case Architecture::kMamba2:
-    case Architecture::kLfm2:
-      break;
+    case Architecture::kLfm2: break;
   }
   return absl::OkStatus();
 }
@@ -231,8 +226,7 @@ absl::StatusOr<std::optional<int64_t>> ReadWindow(const JsonFields& fields, cons
     case Architecture::kNemotronH:
     case Architecture::kFalconH1:
     case Architecture::kOlmoHybrid:
-    case Architecture::kLfm2:
-      return std::nullopt;
+    case Architecture::kLfm2: return std::nullopt;
     case Architecture::kQwen2:
     case Architecture::kQwen3:
     case Architecture::kQwen3Moe:
@@ -245,8 +239,7 @@ absl::StatusOr<std::optional<int64_t>> ReadWindow(const JsonFields& fields, cons
     case Architecture::kMixtral:
     case Architecture::kGemma3:
     case Architecture::kPhi3:
-    case Architecture::kGptOss:
-      break;
+    case Architecture::kGptOss: break;
   }
   return window;
 }
@@ -260,9 +253,7 @@ absl::StatusOr<std::vector<bool>> DefaultSliding(const JsonFields& fields, const
   switch (config.architecture) {
     case Architecture::kMistral:
     case Architecture::kMixtral:
-    case Architecture::kPhi3:
-      sliding.assign(layers, true);
-      break;
+    case Architecture::kPhi3: sliding.assign(layers, true); break;
     case Architecture::kSmolLm3:
       for (size_t i = 0; i < layers; ++i) sliding[i] = !has_rope[i];
       break;

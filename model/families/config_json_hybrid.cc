@@ -174,16 +174,15 @@ absl::Status ReadKimiAttention(const JsonFields& fields, ModelConfig& config) {
 
 absl::Status ReadKimiExperts(const JsonFields& fields, ModelConfig& config) {
   ExpertConfig experts;
-  DT_RETURN_IF_ERROR(
-      ReadSigmoidExperts(fields, experts, {"num_experts", "num_expert_group", "moe_renormalize"}));
+  DT_RETURN_IF_ERROR(ReadSigmoidExperts(fields, experts, {"num_experts", "num_expert_group", "moe_renormalize"}));
   DT_ASSIGN_OR_RETURN(const auto shared, fields.Int("num_shared_experts"));
   experts.shared_intermediate = std::clamp<int64_t>(shared.value_or(0), 0, 64) * experts.intermediate;
   config.experts = experts;
   DT_ASSIGN_OR_RETURN(const auto types, fields.Strings("mlp_layer_types"));
   DT_ASSIGN_OR_RETURN(const auto first, fields.Int("first_k_dense_replace"));
   if (types && types->size() != config.layers.size())
-    return fields.Error("mlp_layer_types", absl::StrCat("has ", types->size(), " entries for ", config.layers.size(),
-                                                        " layers"));
+    return fields.Error("mlp_layer_types",
+                        absl::StrCat("has ", types->size(), " entries for ", config.layers.size(), " layers"));
   for (size_t i = 0; types && i < types->size(); ++i)
     if ((*types)[i] != "sparse" && (*types)[i] != "dense")
       return Unimplemented(fields.file(), ": mlp_layer_types[", i, "] is '", Printable((*types)[i]),
@@ -231,30 +230,21 @@ absl::Status ReadHybrid(const JsonFields& fields, ModelConfig& config) {
       AllSparse(config);
       return absl::OkStatus();
     }
-    case Architecture::kQwen3Moe:
-      return ReadQwenExperts(fields, config);
-    case Architecture::kMiniMax:
-      return ReadMiniMax(fields, config);
+    case Architecture::kQwen3Moe: return ReadQwenExperts(fields, config);
+    case Architecture::kMiniMax: return ReadMiniMax(fields, config);
     case Architecture::kQwen3Next:
     case Architecture::kQwen35:
-    case Architecture::kQwen35Moe:
-      return ReadGatedDelta(fields, config);
-    case Architecture::kKimiLinear:
-      return ReadKimi(fields, config);
-    case Architecture::kOlmoHybrid:
-      return ReadOlmo(fields, config);
-    case Architecture::kLfm2:
-      return ReadLfm2(fields, config);
-    case Architecture::kGptOss:
-      return ReadGptOss(fields, config);
+    case Architecture::kQwen35Moe: return ReadGatedDelta(fields, config);
+    case Architecture::kKimiLinear: return ReadKimi(fields, config);
+    case Architecture::kOlmoHybrid: return ReadOlmo(fields, config);
+    case Architecture::kLfm2: return ReadLfm2(fields, config);
+    case Architecture::kGptOss: return ReadGptOss(fields, config);
     case Architecture::kMamba2:
     case Architecture::kBamba:
     case Architecture::kGraniteHybrid:
     case Architecture::kNemotronH:
-    case Architecture::kFalconH1:
-      return ReadMambaHybrid(fields, config);
-    default:
-      return absl::OkStatus();
+    case Architecture::kFalconH1: return ReadMambaHybrid(fields, config);
+    default: return absl::OkStatus();
   }
 }
 

@@ -20,8 +20,8 @@ absl::StatusOr<double> LimitOf(const JsonFields& fields, const char* field, cons
     if (text == "Infinity") return std::numeric_limits<double>::max();
     if (text == "-Infinity") return -std::numeric_limits<double>::max();
   }
-  const std::string shown = value.is_string() ? absl::StrCat("'", Printable(value.get<std::string>()), "'")
-                                              : Printable(value.dump());
+  const std::string shown =
+      value.is_string() ? absl::StrCat("'", Printable(value.get<std::string>()), "'") : Printable(value.dump());
   return fields.Error(field, absl::StrCat("holds ", shown, ", which is neither a number nor an infinity"));
 }
 
@@ -56,8 +56,9 @@ absl::Status ReadMambaState(const JsonFields& fields, ModelConfig& config) {
   const int64_t inner = falcon ? falcon_inner : config.hidden_size * expand;
   DT_ASSIGN_OR_RETURN(state.value_dim, Size(fields, "mamba_d_head", std::max<int64_t>(1, inner / state.heads)));
   if (config.architecture != Architecture::kNemotronH)
-    DT_RETURN_IF_ERROR(CheckInner(fields, state, inner, falcon ? "mamba_d_ssm, or mamba_expand and hidden_size,"
-                                                               : "mamba_expand and hidden_size"));
+    DT_RETURN_IF_ERROR(
+        CheckInner(fields, state, inner,
+                   falcon ? "mamba_d_ssm, or mamba_expand and hidden_size," : "mamba_expand and hidden_size"));
   DT_ASSIGN_OR_RETURN(state.key_heads, Size(fields, "mamba_n_groups", 1));
   DT_ASSIGN_OR_RETURN(state.key_dim, Size(fields, "mamba_d_state", 256));
   DT_ASSIGN_OR_RETURN(state.conv_width, Size(fields, "mamba_d_conv", 4));
@@ -155,8 +156,11 @@ absl::Status ReadFalcon(const JsonFields& fields, ModelConfig& config) {
   DT_ASSIGN_OR_RETURN(config.residual.linear_beta, Scale(fields, "ssm_out_multiplier", 1));
   config.residual.mlp_input = mlp[0];  // of the gate, and so of what it gates
   config.residual.mlp_beta = mlp[1] / mlp[0];
-  state.multipliers = {.gate = state_in * inputs[0], .q = state_in * inputs[3], .k = state_in * inputs[2],
-                       .v = state_in * inputs[1], .step = state_in * inputs[4]};
+  state.multipliers = {.gate = state_in * inputs[0],
+                       .q = state_in * inputs[3],
+                       .k = state_in * inputs[2],
+                       .v = state_in * inputs[1],
+                       .step = state_in * inputs[4]};
   return absl::OkStatus();
 }
 

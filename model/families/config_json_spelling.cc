@@ -155,7 +155,7 @@ void SpellGptOss(Json& c) {
       if (type == "linear_attention") type = "sliding_attention";
   }
   if (!c.contains("rope_parameters") && !c.contains("rope_scaling"))
-    c["rope_parameters"] = {{"rope_type", "yarn"}, {"factor", 32.0},     {"beta_fast", 32.0},
+    c["rope_parameters"] = {{"rope_type", "yarn"}, {"factor", 32.0},    {"beta_fast", 32.0},
                             {"beta_slow", 1.0},    {"truncate", false}, {"original_max_position_embeddings", 4096}};
 }
 
@@ -187,10 +187,13 @@ absl::Status SpellNemotron(const std::string& file, Json& c) {
   Rename(c, "layer_norm_epsilon", "rms_norm_eps");
   Rename(c, "mlp_hidden_act", "hidden_act");
   SetDefault(c, "hidden_act", "relu2");
-  const std::pair<const char*, const char*> names[] = {
-      {"mamba_num_heads", "mamba_n_heads"}, {"mamba_head_dim", "mamba_d_head"}, {"n_groups", "mamba_n_groups"},
-      {"ssm_state_size", "mamba_d_state"},  {"conv_kernel", "mamba_d_conv"},    {"use_conv_bias", "mamba_conv_bias"},
-      {"expand", "mamba_expand"}};
+  const std::pair<const char*, const char*> names[] = {{"mamba_num_heads", "mamba_n_heads"},
+                                                       {"mamba_head_dim", "mamba_d_head"},
+                                                       {"n_groups", "mamba_n_groups"},
+                                                       {"ssm_state_size", "mamba_d_state"},
+                                                       {"conv_kernel", "mamba_d_conv"},
+                                                       {"use_conv_bias", "mamba_conv_bias"},
+                                                       {"expand", "mamba_expand"}};
   for (const auto& [from, to] : names) Rename(c, from, to);
   SetDefault(c, "mamba_n_groups", 8);
   SetDefault(c, "mamba_d_head", 64);
@@ -264,17 +267,13 @@ bool IsLinearLayer(Architecture architecture, std::string_view type) {
     case Architecture::kQwen35:
     case Architecture::kQwen35Moe:
     case Architecture::kOlmoHybrid:
-    case Architecture::kKimiLinear:
-      return type == "linear_attention";
+    case Architecture::kKimiLinear: return type == "linear_attention";
     case Architecture::kMamba2:
     case Architecture::kBamba:
     case Architecture::kGraniteHybrid:
-    case Architecture::kNemotronH:
-      return type == "mamba" || type == "linear_attention";
-    case Architecture::kLfm2:
-      return type == "conv" || type == "linear_attention";
-    default:
-      return false;
+    case Architecture::kNemotronH: return type == "mamba" || type == "linear_attention";
+    case Architecture::kLfm2: return type == "conv" || type == "linear_attention";
+    default: return false;
   }
 }
 

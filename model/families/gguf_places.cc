@@ -159,10 +159,10 @@ class Placer {
 
   bool PlaceKda(TensorNeed& need, std::string_view name) const {
     constexpr std::pair<std::string_view, std::string_view> kKda[] = {
-        {"q_proj", "attn_q"},         {"k_proj", "attn_k"},          {"v_proj", "attn_v"},
-        {"conv_q", "ssm_conv1d_q"},   {"conv_k", "ssm_conv1d_k"},    {"conv_v", "ssm_conv1d_v"},
-        {"decay_low_proj", "ssm_f_a"}, {"decay_proj", "ssm_f_b"},    {"rate_proj", "ssm_beta"},
-        {"gate_low_proj", "ssm_g_a"}, {"gate_proj", "ssm_g_b"},
+        {"q_proj", "attn_q"},          {"k_proj", "attn_k"},       {"v_proj", "attn_v"},
+        {"conv_q", "ssm_conv1d_q"},    {"conv_k", "ssm_conv1d_k"}, {"conv_v", "ssm_conv1d_v"},
+        {"decay_low_proj", "ssm_f_a"}, {"decay_proj", "ssm_f_b"},  {"rate_proj", "ssm_beta"},
+        {"gate_low_proj", "ssm_g_a"},  {"gate_proj", "ssm_g_b"},
     };
     for (const auto& [canonical, gguf] : kKda)
       if (name == absl::StrCat(absl::string_view(canonical.data(), canonical.size()), ".weight"))

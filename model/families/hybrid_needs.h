@@ -18,8 +18,12 @@ std::string GgufName(const std::string& stored);
 class HybridNeeds {
  public:
   HybridNeeds(const ModelConfig& config, size_t layer, std::vector<TensorNeed>& out)
-      : config(config), layer(config.layers[layer]), layer_(layer), canonical_(absl::StrCat("layers.", layer, ".")),
-        stored_(absl::StrCat(config.tensor_prefix, "layers.", layer, ".")), out_(out) {}
+      : config(config),
+        layer(config.layers[layer]),
+        layer_(layer),
+        canonical_(absl::StrCat("layers.", layer, ".")),
+        stored_(absl::StrCat(config.tensor_prefix, "layers.", layer, ".")),
+        out_(out) {}
 
   const ModelConfig& config;
   const LayerConfig& layer;
@@ -47,8 +51,8 @@ class HybridNeeds {
   }
 
   TensorNeed& Norm(const char* canonical, const std::string& stored, int64_t size = 0) {
-    TensorNeed& need = Add(absl::StrCat(canonical, ".weight"), stored + ".weight",
-                           size > 0 ? size : config.hidden_size, 0);
+    TensorNeed& need =
+        Add(absl::StrCat(canonical, ".weight"), stored + ".weight", size > 0 ? size : config.hidden_size, 0);
     need.norm = true;
     return need;
   }

@@ -27,8 +27,7 @@ enum class GgmlType : uint32_t {
 
 inline constexpr GgmlType kAllGgmlTypes[] = {GgmlType::kF32,  GgmlType::kF16,  GgmlType::kQ4_0, GgmlType::kQ4_1,
                                              GgmlType::kQ5_0, GgmlType::kQ5_1, GgmlType::kQ8_0, GgmlType::kQ4_K,
-                                             GgmlType::kQ5_K, GgmlType::kQ6_K, GgmlType::kBF16,
-                                             GgmlType::kMXFP4};
+                                             GgmlType::kQ5_K, GgmlType::kQ6_K, GgmlType::kBF16, GgmlType::kMXFP4};
 
 // The type with GGUF's number `id`, or nullopt when this program cannot read it.
 std::optional<GgmlType> GgmlTypeFromId(uint32_t id);

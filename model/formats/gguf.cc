@@ -23,27 +23,19 @@ T LoadAt(std::span<const std::byte> bytes, uint64_t index) {
 // Element `index` of `bytes` as int64; nullopt if `type` is no integer or the value does not fit.
 std::optional<int64_t> LoadInt(GgufValueType type, std::span<const std::byte> bytes, uint64_t index) {
   switch (type) {
-    case GgufValueType::kU8:
-      return LoadAt<uint8_t>(bytes, index);
-    case GgufValueType::kI8:
-      return LoadAt<int8_t>(bytes, index);
-    case GgufValueType::kU16:
-      return LoadAt<uint16_t>(bytes, index);
-    case GgufValueType::kI16:
-      return LoadAt<int16_t>(bytes, index);
-    case GgufValueType::kU32:
-      return LoadAt<uint32_t>(bytes, index);
-    case GgufValueType::kI32:
-      return LoadAt<int32_t>(bytes, index);
-    case GgufValueType::kI64:
-      return LoadAt<int64_t>(bytes, index);
+    case GgufValueType::kU8: return LoadAt<uint8_t>(bytes, index);
+    case GgufValueType::kI8: return LoadAt<int8_t>(bytes, index);
+    case GgufValueType::kU16: return LoadAt<uint16_t>(bytes, index);
+    case GgufValueType::kI16: return LoadAt<int16_t>(bytes, index);
+    case GgufValueType::kU32: return LoadAt<uint32_t>(bytes, index);
+    case GgufValueType::kI32: return LoadAt<int32_t>(bytes, index);
+    case GgufValueType::kI64: return LoadAt<int64_t>(bytes, index);
     case GgufValueType::kU64: {
       const auto value = LoadAt<uint64_t>(bytes, index);
       if (value > static_cast<uint64_t>(INT64_MAX)) return std::nullopt;
       return static_cast<int64_t>(value);
     }
-    default:
-      return std::nullopt;
+    default: return std::nullopt;
   }
 }
 

@@ -22,22 +22,17 @@ uint64_t ScalarBytes(GgufValueType type) {
   switch (type) {
     case GgufValueType::kU8:
     case GgufValueType::kI8:
-    case GgufValueType::kBool:
-      return 1;
+    case GgufValueType::kBool: return 1;
     case GgufValueType::kU16:
-    case GgufValueType::kI16:
-      return 2;
+    case GgufValueType::kI16: return 2;
     case GgufValueType::kU32:
     case GgufValueType::kI32:
-    case GgufValueType::kF32:
-      return 4;
+    case GgufValueType::kF32: return 4;
     case GgufValueType::kU64:
     case GgufValueType::kI64:
-    case GgufValueType::kF64:
-      return 8;
+    case GgufValueType::kF64: return 8;
     case GgufValueType::kString:
-    case GgufValueType::kArray:
-      return 0;
+    case GgufValueType::kArray: return 0;
   }
   return 0;
 }

@@ -19,7 +19,7 @@ struct TextSpan {
 
 // What cutting leaves: a token, or ordinary text to be merged.
 struct TextFragment {
-  TokenId token = -1;        // -1: text[begin, end)
+  TokenId token = -1;         // -1: text[begin, end)
   size_t begin = 0, end = 0;  // bytes
 };
 
@@ -49,8 +49,8 @@ class SpecialTokenCutter {
   Found LongestAt(std::string_view text, size_t at, size_t control_end) const;
 
   std::vector<Entry> entries_;
-  std::vector<int32_t> entry_of_node_;                   // trie nodes; -1: no token ends here
-  absl::flat_hash_map<uint64_t, int32_t> child_;         // node << 8 | byte
+  std::vector<int32_t> entry_of_node_;            // trie nodes; -1: no token ends here
+  absl::flat_hash_map<uint64_t, int32_t> child_;  // node << 8 | byte
   bool first_byte_[256] = {};
 };
 

@@ -14,9 +14,9 @@ inline constexpr size_t kMaxStopStrings = 16;
 inline constexpr size_t kMaxStopStringBytes = 256;
 
 struct StopMatch {
-  int index = 0;          // which stop string, as given; the first of equal ones
-  size_t begin = 0;       // where it begins in the text of all pushes
-  size_t end = 0;         // one past its last byte
+  int index = 0;     // which stop string, as given; the first of equal ones
+  size_t begin = 0;  // where it begins in the text of all pushes
+  size_t end = 0;    // one past its last byte
 };
 
 // Watches streamed text for stop strings. The match is the one that ends first; of those ending there, the longest. So

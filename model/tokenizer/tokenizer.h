@@ -99,11 +99,11 @@ class Tokenizer {
   size_t longest_token_bytes_ = 0;  // of a text that one token covers; 0: without bound
   bool swallows_space_ = false;     // some token takes the white space around it
 
-  std::string bytes_;                // every token's bytes, one after the other
-  std::vector<uint32_t> offsets_;    // vocab_size + 1
+  std::string bytes_;              // every token's bytes, one after the other
+  std::vector<uint32_t> offsets_;  // vocab_size + 1
   std::vector<TokenType> types_;
-  TokenIndex mergeable_;             // bytes -> id of what merging may yield; views into bytes_
-  TokenIndex by_spelling_;           // special and user-defined tokens
+  TokenIndex mergeable_;    // bytes -> id of what merging may yield; views into bytes_
+  TokenIndex by_spelling_;  // special and user-defined tokens
   std::array<TokenId, 256> byte_token_{};
   SpecialIds special_;
   std::vector<TokenId> prefix_ids_, suffix_ids_;

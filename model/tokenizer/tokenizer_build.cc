@@ -56,7 +56,7 @@ absl::Status CheckId(const TokenizerData& data, std::string_view field, TokenId 
 
 absl::Status CheckIds(const TokenizerData& data) {
   const std::pair<std::string_view, const std::optional<TokenId>*> roles[] = {
-      {"bos token", &data.special.bos}, {"eos token", &data.special.eos}, {"unknown token", &data.special.unk},
+      {"bos token", &data.special.bos},     {"eos token", &data.special.eos}, {"unknown token", &data.special.unk},
       {"padding token", &data.special.pad}, {"eot token", &data.special.eot}, {"eom token", &data.special.eom}};
   for (const auto& [name, id] : roles) {
     if (id->has_value()) DT_RETURN_IF_ERROR(CheckId(data, name, **id));
@@ -81,17 +81,12 @@ absl::Status CheckScores(const TokenizerData& data) {
 std::string BytesOfToken(const TokenizerData& data, size_t id) {
   const std::string& spelling = data.tokens[id];
   switch (data.types[id]) {
-    case TokenType::kUnused:
-      return {};
-    case TokenType::kByte:
-      return std::string(1, static_cast<char>(*ParseByteToken(spelling)));
+    case TokenType::kUnused: return {};
+    case TokenType::kByte: return std::string(1, static_cast<char>(*ParseByteToken(spelling)));
     case TokenType::kControl:
-    case TokenType::kUnknown:
-      return spelling;
-    case TokenType::kUserDefined:
-      return data.kind == TokenizerKind::kSpmBpe ? ReplaceSpmSpaces(spelling) : spelling;
-    case TokenType::kNormal:
-      break;
+    case TokenType::kUnknown: return spelling;
+    case TokenType::kUserDefined: return data.kind == TokenizerKind::kSpmBpe ? ReplaceSpmSpaces(spelling) : spelling;
+    case TokenType::kNormal: break;
   }
   if (data.kind == TokenizerKind::kSpmBpe) return ReplaceSpmSpaces(spelling);
   return BytesOfSpelling(spelling).value_or(spelling);

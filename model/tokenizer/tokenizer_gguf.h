@@ -13,8 +13,8 @@ namespace dovetail::model {
 // The `tokenizer.ggml.*` metadata of a GGUF file, each field as stored (without the prefix); absent ones are empty. The
 // views belong to the file.
 struct GgufTokenizerFields {
-  std::string_view model;                // "gpt2" or "llama"
-  std::optional<std::string_view> pre;   // ignored for "llama"
+  std::string_view model;               // "gpt2" or "llama"
+  std::optional<std::string_view> pre;  // ignored for "llama"
   std::vector<std::string_view> tokens;
   std::vector<float> scores;
   std::vector<int64_t> token_type;

@@ -17,8 +17,8 @@ namespace dovetail::model {
 // it, Tokenizer::Create (tokenizer.h) checks it and turns it into something that runs.
 
 inline constexpr size_t kMaxVocabularyTokens = size_t{1} << 20;
-inline constexpr size_t kMaxTokenBytes = 4096;       // one token's spelling; real ones stay under 300
-inline constexpr size_t kMaxSpecialTokenBytes = 512; // a token that is looked for in raw text
+inline constexpr size_t kMaxTokenBytes = 4096;        // one token's spelling; real ones stay under 300
+inline constexpr size_t kMaxSpecialTokenBytes = 512;  // a token that is looked for in raw text
 inline constexpr size_t kMaxMerges = size_t{1} << 22;
 
 enum class TokenizerKind : uint8_t {

@@ -210,8 +210,8 @@ absl::Status SchedulerCore::Impl::TooLarge(const Sequence& sequence) const {
                                             "; shorten the prompt or give them more memory"));
 }
 
-// Makes room for `needed` sequences of `tenant`: at the cost of those whose reader is slow, then of a tenant that has more than its
-// part of the slots while this one has less.
+// Makes room for `needed` sequences of `tenant`: at the cost of those whose reader is slow, then of a tenant that has
+// more than its part of the slots while this one has less.
 bool SchedulerCore::Impl::FreeSlots(const Tenant& tenant, int needed) {
   while (slots_used() + needed > options_.max_num_seqs) {
     if (PreemptPaused(std::nullopt)) continue;
@@ -281,10 +281,8 @@ void SchedulerCore::Impl::Probe(Sequence& sequence) {
     sequence.pinned_on.emplace_back(worker.id, worker.epoch);
     const proto::Placement whole = proto::WholePlacement(options_.attention, worker.id, worker.epoch);
     Act(ProbePrefix{.worker = worker.id,
-                                    .epoch = worker.epoch,
-                                    .message = {.pin_id = sequence.pin_id,
-                                                .shards = {whole.begin(), whole.end()},
-                                                .hashes = hashes}});
+                    .epoch = worker.epoch,
+                    .message = {.pin_id = sequence.pin_id, .shards = {whole.begin(), whole.end()}, .hashes = hashes}});
   }
 }
 

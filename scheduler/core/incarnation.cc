@@ -139,7 +139,9 @@ void SchedulerCore::Impl::Open(Sequence& sequence, proto::Placement placement) {
     if (std::find(awaited.begin(), awaited.end(), shard.worker) != awaited.end()) continue;
     awaited.push_back(shard.worker);
     Sequence::RanOn(sequence.attention_workers, shard.worker);
-    OpenSequence open{.worker = shard.worker, .epoch = shard.epoch, .message = {.sequence = sequence.id, .shards = {}, .hashes = hashes}};
+    OpenSequence open{.worker = shard.worker,
+                      .epoch = shard.epoch,
+                      .message = {.sequence = sequence.id, .shards = {}, .hashes = hashes}};
     for (const proto::Shard& other : sequence.placement) {
       if (other.worker == shard.worker) open.message.shards.push_back(other);
     }
@@ -168,9 +170,8 @@ void SchedulerCore::Impl::On(const SequenceOpened& event) {
   if (first) {
     sequence->resumable = std::move(offered);
   } else {
-    std::erase_if(sequence->resumable, [&](uint32_t start) {
-      return std::find(offered.begin(), offered.end(), start) == offered.end();
-    });
+    std::erase_if(sequence->resumable,
+                  [&](uint32_t start) { return std::find(offered.begin(), offered.end(), start) == offered.end(); });
   }
   if (!sequence->awaited.empty()) return;
   const bool refused = !sequence->refused.empty();
@@ -337,7 +338,8 @@ void SchedulerCore::Impl::Release(Sequence& sequence) {
     ReleaseAtTaker(sequence);
     EndMove(sequence);
   }
-  proto::ReleaseSequence message{.sequence = sequence.id, .ctx_len = sequence.stepped ? sequence.ctx_len : 0, .hashes = {}};
+  proto::ReleaseSequence message{
+      .sequence = sequence.id, .ctx_len = sequence.stepped ? sequence.ctx_len : 0, .hashes = {}};
   if (options_.enable_prefix_caching && sequence.stepped) {
     AppendHashes(sequence, sequence.named_blocks, sequence.ctx_len / kSegmentTokens, message.hashes);
   }

@@ -11,9 +11,7 @@
 
 namespace dovetail::scheduler {
 
-inline constexpr int64_t BlocksOf(Position tokens) {
-  return (tokens + kSegmentTokens - 1) / kSegmentTokens;
-}
+inline constexpr int64_t BlocksOf(Position tokens) { return (tokens + kSegmentTokens - 1) / kSegmentTokens; }
 
 // KvBlocks that one sequence may use on one attention worker.
 struct Charge {
@@ -26,12 +24,13 @@ using Charges = absl::InlinedVector<Charge, 4>;  // by rising worker
 struct Extent {
   int64_t first_block = 0;  // blocks before are charged elsewhere: shared with the sequence's siblings
   Position end = 0;         // tokens before are charged
-  Position ctx_len = 0;     // what attention workers last heard: a windowed group has forgotten what no row from here on can see
+  Position ctx_len =
+      0;  // what attention workers last heard: a windowed group has forgotten what no row from here on can see
 };
 
-// How many KvBlocks the scheduler lets sequences use on each attention worker. A block is 64 tokens x one KV head x one attention op.
-// Only a promise: block ids stay with the workers, and blocks that the prefix cache shares are charged to each of their users.
-// Thread-compatible.
+// How many KvBlocks the scheduler lets sequences use on each attention worker. A block is 64 tokens x one KV head x one
+// attention op. Only a promise: block ids stay with the workers, and blocks that the prefix cache shares are charged to
+// each of their users. Thread-compatible.
 class KvBudget {
  public:
   struct Worker {
@@ -54,7 +53,8 @@ class KvBudget {
   // A worker that was known keeps its index and what is charged to it.
   void Join(WorkerId id, Epoch epoch, uint64_t capacity, double rate = 1);
   const std::vector<Worker>& workers() const { return workers_; }  // in the order they joined
-  // Nothing new may lie on a lost or draining worker. Once nobody names a lost one any more, Forget() lets a newcomer take its index.
+  // Nothing new may lie on a lost or draining worker. Once nobody names a lost one any more, Forget() lets a newcomer
+  // take its index.
   void Lose(WorkerId id);
   void Drain(WorkerId id);
   void Forget(int worker) { workers_[worker].id = kForgotten; }
@@ -67,7 +67,8 @@ class KvBudget {
   // What `extent` of a sequence costs; its shards must lie on joined workers.
   Charges CostOf(const proto::Placement& placement, const Extent& extent) const;
 
-  // The first worker where `cost` instead of `held` and with `spare` of its capacity left over is too much; nothing if it fits.
+  // The first worker where `cost` instead of `held` and with `spare` of its capacity left over is too much; nothing if
+  // it fits.
   std::optional<int> Lacking(const Charges& cost, const Charges& held, double spare = 0) const;
   bool FitsEmpty(const Charges& cost) const;  // if nobody else used anything
 

@@ -6,10 +6,12 @@ namespace dovetail::scheduler {
 inline constexpr int kMaxQueuedRequests = 1 << 20;
 inline constexpr int kMaxMicroBatches = 16;
 
-// How long a request waits for attention workers to say what they hold of its prompt before it is placed without knowing.
+// How long a request waits for attention workers to say what they hold of its prompt before it is placed without
+// knowing.
 inline constexpr absl::Duration kProbeTimeout = absl::Milliseconds(10);
 
-// Part of a worker's blocks that admission leaves free, so that running sequences can grow before someone must be preempted.
+// Part of a worker's blocks that admission leaves free, so that running sequences can grow before someone must be
+// preempted.
 inline constexpr double kAdmissionSpare = 0.01;
 
 // How often a step that one sequence has to itself is tried again when a worker says that it is out of memory.

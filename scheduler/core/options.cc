@@ -28,15 +28,17 @@ absl::Status SchedulerOptions::Validate() const {
     return InvalidArgument("--run-ahead: goes with --micro-batches 1 only, not with ", micro_batches);
   }
   if (max_num_batched_tokens < max_num_seqs) {
-    return InvalidArgument("--max-num-batched-tokens: ", max_num_batched_tokens, " is less than --max-num-seqs ",
-                           max_num_seqs, ", so not every running sequence could get a token in a step; raise the one or lower the other");
+    return InvalidArgument(
+        "--max-num-batched-tokens: ", max_num_batched_tokens, " is less than --max-num-seqs ", max_num_seqs,
+        ", so not every running sequence could get a token in a step; raise the one or lower the other");
   }
   if (!enable_chunked_prefill && max_num_batched_tokens < max_model_len) {
     return InvalidArgument("--max-num-batched-tokens: ", max_num_batched_tokens, " is less than --max-model-len ",
                            max_model_len, ", so without --enable-chunked-prefill the longest prompt would fit no step");
   }
   if (placement > PlacementPolicy::kMixed) {
-    return InvalidArgument("--placement: ", static_cast<int>(placement), " is none of request, heads, tokens and mixed");
+    return InvalidArgument("--placement: ", static_cast<int>(placement),
+                           " is none of request, heads, tokens and mixed");
   }
   if (token_shard_tokens < kSegmentTokens || token_shard_tokens % kSegmentTokens != 0) {
     return InvalidArgument("--token-shard-tokens: ", token_shard_tokens, " is not a positive multiple of ",

@@ -22,7 +22,8 @@ std::vector<double> FairParts(const std::vector<KvBudget::Worker>& workers);
 // Worker indices, those first that hold least of their fair part; ties by free blocks, then by id.
 std::vector<int> EmptiestFirst(const std::vector<KvBudget::Worker>& workers);
 
-// As EmptiestFirst, but those that hold most of the prompt come first. hits: blocks held, by worker index; empty: unknown.
+// As EmptiestFirst, but those that hold most of the prompt come first. hits: blocks held, by worker index; empty:
+// unknown.
 std::vector<int> PreferredForWhole(const std::vector<KvBudget::Worker>& workers, const std::vector<uint32_t>& hits);
 
 // Each group's KV heads in runs, one worker each, as long as its fair part says; equal ones as equal as possible, the

@@ -8,7 +8,8 @@
 #include "scheduler/core/limits.h"
 #include "scheduler/core/scheduler_impl.h"
 
-// What is in a step: a token of every running sequence, then as much of the prompts as the budget leaves, in equal parts for tenants.
+// What is in a step: a token of every running sequence, then as much of the prompts as the budget leaves, in equal
+// parts for tenants.
 
 namespace dovetail::scheduler {
 
@@ -169,9 +170,7 @@ bool SchedulerCore::Impl::PlanStep(int index, int slot, const MicroBatch* after)
   flight.compute_worker = planned_for_;
   flight.entries.resize(chosen_.size());
   RunStep run{.compute_worker = flight.compute_worker,
-              .plan = {.step = flight.step,
-                       .micro_batch = MicroBatchId(static_cast<uint16_t>(slot)),
-                       .entries = {}}};
+              .plan = {.step = flight.step, .micro_batch = MicroBatchId(static_cast<uint16_t>(slot)), .entries = {}}};
   run.plan.entries.resize(chosen_.size());
   for (size_t i = 0; i < chosen_.size(); ++i) {
     FillEntry(*chosen_[i], flight.compute_worker, run.plan.entries[i], flight.entries[i]);
@@ -254,7 +253,8 @@ void SchedulerCore::Impl::ChoosePrefills(MicroBatch& batch, int& budget) {
     return &x != &y && std::tie(x.served, x.name) < std::tie(y.served, y.name);
   });
   int tenants = 1;
-  for (size_t i = 1; i < scratch_.size(); ++i) tenants += scratch_[i]->request->tenant != scratch_[i - 1]->request->tenant;
+  for (size_t i = 1; i < scratch_.size(); ++i)
+    tenants += scratch_[i]->request->tenant != scratch_[i - 1]->request->tenant;
   for (size_t i = 0; i < scratch_.size() && options_.enable_chunked_prefill && tenants > 1;) {
     int part = std::max(1, budget / tenants--);
     const Tenant* tenant = scratch_[i]->request->tenant;
@@ -293,7 +293,8 @@ const Sequence* SchedulerCore::Impl::Oldest() const {
 }
 
 // Paused ones first, then the newest of the tenant served most; never the oldest of all, which therefore always ends.
-Sequence* SchedulerCore::Impl::PickVictim(std::optional<int> worker, absl::FunctionRef<bool(const Tenant&)> allowed) const {
+Sequence* SchedulerCore::Impl::PickVictim(std::optional<int> worker,
+                                          absl::FunctionRef<bool(const Tenant&)> allowed) const {
   const Sequence* oldest = Oldest();
   Sequence* victim = nullptr;
   const auto rank = [](const Sequence& s) {
@@ -366,7 +367,8 @@ void SchedulerCore::Impl::FillEntry(Sequence& sequence, WorkerId compute_worker,
   const RequestState& request = *sequence.request;
   if (sequence.choice == 0 && ctx_len < sequence.prompt_size()) {
     const Position next = request.prompt_logprobs_next;
-    if (params.prompt_logprobs >= 0 && next < sequence.prompt_size() && next <= end && ctx_len + 1 < sequence.prompt_size()) {
+    if (params.prompt_logprobs >= 0 && next < sequence.prompt_size() && next <= end &&
+        ctx_len + 1 < sequence.prompt_size()) {
       entry.prompt_logprobs = params.prompt_logprobs;
       entry.next_prompt_token = end < sequence.prompt_size() ? sequence.token(end) : -1;
     }
@@ -377,8 +379,7 @@ void SchedulerCore::Impl::FillEntry(Sequence& sequence, WorkerId compute_worker,
   }
   if (entry.sample) FillSampling(sequence, compute_worker, entry);
   const Position given_from = entry.history_given ? 0 : ctx_len;
-  entry.prompt_tokens = static_cast<int32_t>(
-      std::max<Position>(0, std::min(sequence.prompt_size(), end) - given_from));
+  entry.prompt_tokens = static_cast<int32_t>(std::max<Position>(0, std::min(sequence.prompt_size(), end) - given_from));
 
   planned = {.sequence = &sequence,
              .id = sequence.id,

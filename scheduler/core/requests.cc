@@ -18,7 +18,8 @@ absl::Status SchedulerCore::Impl::CheckRequest(const GenerationRequest& request)
   if (request.max_tokens < 0) return InvalidArgument("max_tokens: ", request.max_tokens, " is negative");
   if (request.min_tokens < 0) return InvalidArgument("min_tokens: ", request.min_tokens, " is negative");
   if (request.logits_last < 0 || request.logits_last > prompt) {
-    return InvalidArgument("logits_last: ", request.logits_last, " is not in 0..", prompt, ", the length of the prompt");
+    return InvalidArgument("logits_last: ", request.logits_last, " is not in 0..", prompt,
+                           ", the length of the prompt");
   }
   if (request.prompt_logprobs > proto::kMaxTopLogprobs) {
     return InvalidArgument("prompt_logprobs: ", request.prompt_logprobs, " is more than ", proto::kMaxTopLogprobs);
@@ -186,13 +187,13 @@ RequestState* SchedulerCore::Impl::Find(RequestId id) {
 }
 
 GenerationUpdate SchedulerCore::Impl::UpdateFor(const Sequence& sequence) const {
-  return {.request = sequence.params().id,
-          .choice = sequence.choice,
-          .first_index = static_cast<int>(sequence.output.size()),
-          .prompt_tokens = static_cast<int>(sequence.prompt_size()),
-          .cached_tokens = sequence.request->cached_tokens,
-          .queued_us = absl::ToInt64Microseconds(std::min(sequence.request->admitted, now_) -
-                                                 sequence.request->arrived)};
+  return {
+      .request = sequence.params().id,
+      .choice = sequence.choice,
+      .first_index = static_cast<int>(sequence.output.size()),
+      .prompt_tokens = static_cast<int>(sequence.prompt_size()),
+      .cached_tokens = sequence.request->cached_tokens,
+      .queued_us = absl::ToInt64Microseconds(std::min(sequence.request->admitted, now_) - sequence.request->arrived)};
 }
 
 void SchedulerCore::Impl::EndChoice(Sequence& sequence, FinishReason reason, const absl::Status& status) {

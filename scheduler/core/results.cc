@@ -44,9 +44,9 @@ void SchedulerCore::Impl::On(const StepFinished& event) {
                                 .error = "its result was lost"};
   }
   const bool complete =
-      result.status != proto::StepStatus::kOk || std::equal(
-          result.entries.begin(), result.entries.end(), batch.entries.begin(), batch.entries.end(),
-          [](const proto::EntryResult& got, const PlannedEntry& asked) { return got.sequence == asked.id; });
+      result.status != proto::StepStatus::kOk ||
+      std::equal(result.entries.begin(), result.entries.end(), batch.entries.begin(), batch.entries.end(),
+                 [](const proto::EntryResult& got, const PlannedEntry& asked) { return got.sequence == asked.id; });
   MicroBatch* const follower = FollowerOf(batch);
   if (follower != nullptr && (result.status != proto::StepStatus::kOk || !complete)) {
     // Nothing of either was committed. What the failure asks for is done when no sequence is in a step any more.
@@ -102,8 +102,9 @@ void SchedulerCore::Impl::FinishStep(MicroBatch& batch, const proto::StepResult&
     if (NamesLost(batch, result.failed_worker)) return RepeatStep(batch);
     return Fail(batch, absl::StrCat("worker ", result.failed_worker.value(), " failed: ", result.error));
   }
-  const bool complete = std::equal(result.entries.begin(), result.entries.end(), batch.entries.begin(), batch.entries.end(),
-                                   [](const proto::EntryResult& got, const PlannedEntry& asked) { return got.sequence == asked.id; });
+  const bool complete =
+      std::equal(result.entries.begin(), result.entries.end(), batch.entries.begin(), batch.entries.end(),
+                 [](const proto::EntryResult& got, const PlannedEntry& asked) { return got.sequence == asked.id; });
   if (!complete) return Fail(batch, "the step's result does not list the step's sequences");
   ++stats_.steps;
   NoteTimes(batch, result.timings);
@@ -129,8 +130,9 @@ void SchedulerCore::Impl::Commit(const PlannedEntry& entry, const proto::EntryRe
   sequence.named_blocks = entry.ctx_len / kSegmentTokens;
   if (sequence.phase == Phase::kEnded) return;
   if (result.status != proto::StepStatus::kOk) {
-    const char* what = result.status == proto::StepStatus::kBadLogits ? "the model gave no usable logits (NaN, or no token is allowed)"
-                                                                      : "the step failed for this sequence";
+    const char* what = result.status == proto::StepStatus::kBadLogits
+                           ? "the model gave no usable logits (NaN, or no token is allowed)"
+                           : "the step failed for this sequence";
     return EndChoice(sequence, FinishReason::kError, Internal(what, " at position ", sequence.ctx_len));
   }
   GenerationUpdate update = UpdateFor(sequence);
@@ -162,7 +164,8 @@ void SchedulerCore::Impl::TakePromptOutputs(const PlannedEntry& entry, const pro
     ++position;
   }
   const int wanted = sequence.params().logits_last;
-  if (wanted == 0 || request.prompt_logits_done || entry.logits_rows == 0 || entry.ctx_len >= sequence.prompt_size()) return;
+  if (wanted == 0 || request.prompt_logits_done || entry.logits_rows == 0 || entry.ctx_len >= sequence.prompt_size())
+    return;
   request.prompt_logits.insert(request.prompt_logits.end(), result.logits.begin(), result.logits.end());
   request.prompt_logits_rows += entry.logits_rows;
   if (request.prompt_logits_rows < wanted) return;
@@ -171,7 +174,8 @@ void SchedulerCore::Impl::TakePromptOutputs(const PlannedEntry& entry, const pro
   request.prompt_logits_done = true;
 }
 
-void SchedulerCore::Impl::TakeToken(const PlannedEntry& entry, const proto::EntryResult& result, GenerationUpdate&& update) {
+void SchedulerCore::Impl::TakeToken(const PlannedEntry& entry, const proto::EntryResult& result,
+                                    GenerationUpdate&& update) {
   Sequence& sequence = *entry.sequence;
   const GenerationRequest& params = sequence.params();
   const Position index = result.position - sequence.prompt_size();
@@ -318,7 +322,8 @@ void SchedulerCore::Impl::Fail(MicroBatch& batch, const std::string& error) {
   }
   for (const PlannedEntry& entry : batch.entries) {
     Sequence& sequence = *entry.sequence;
-    if (sequence.phase != Phase::kEnded) EndRequest(*sequence.request, FinishReason::kError, absl::UnavailableError(error));
+    if (sequence.phase != Phase::kEnded)
+      EndRequest(*sequence.request, FinishReason::kError, absl::UnavailableError(error));
     Settle(sequence);
   }
   batch.entries.clear();

@@ -45,7 +45,7 @@ class Rotation {
   StageTimes times_;
   std::vector<Trial> trials_;  // by number of micro-batches
   int64_t periods_ = 0;
-  int steps_ = 0, decoding_steps_ = 0;  // of the period
+  int steps_ = 0, decoding_steps_ = 0;       // of the period
   double us_per_token_ = 0, sequences_ = 0;  // summed over decoding_steps_
 };
 

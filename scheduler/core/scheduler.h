@@ -18,9 +18,10 @@ struct SchedulerOptions {
   int max_num_seqs = 256;             // running sequences
   int max_num_batched_tokens = 2048;  // new tokens of a step
   int max_model_len = 2048;           // prompt + output tokens of a sequence
-  int max_queued_requests = 4096;     // waiting; one more is refused (kResourceExhausted), or kAborted: the last of the tenant with most
-  int micro_batches = 1;              // steps in flight of each compute worker
-  bool adapt_micro_batches = false;   // as many of them as measured stage times ask for (rotation_plan.h)
+  int max_queued_requests =
+      4096;  // waiting; one more is refused (kResourceExhausted), or kAborted: the last of the tenant with most
+  int micro_batches = 1;             // steps in flight of each compute worker
+  bool adapt_micro_batches = false;  // as many of them as measured stage times ask for (rotation_plan.h)
   // Plans a step of decodes before the tokens of the one before are known (proto/drawn_token.h), so that a worker never
   // waits for the scheduler. With one micro-batch, one compute and one attention worker; otherwise as if it were off.
   bool run_ahead = false;
@@ -29,44 +30,46 @@ struct SchedulerOptions {
   bool enable_prefix_caching = true;
   bool enable_chunked_prefill = true;
   PlacementPolicy placement = PlacementPolicy::kRequest;
-  int token_shard_tokens = 256;       // kTokens: tokens per shard, a multiple of 64; later shards go round the workers
-  int replay_one_in = 0;              // SchedulerNode computes one finished request in so many again; 0: none
-  uint64_t model_digest = 0;          // part of every block hash: model, KV dtype, attention table
+  int token_shard_tokens = 256;  // kTokens: tokens per shard, a multiple of 64; later shards go round the workers
+  int replay_one_in = 0;         // SchedulerNode computes one finished request in so many again; 0: none
+  uint64_t model_digest = 0;     // part of every block hash: model, KV dtype, attention table
   proto::AttentionTable attention;
 
-  absl::Status Validate() const;      // kInvalidArgument names the flag and what it may be
+  absl::Status Validate() const;  // kInvalidArgument names the flag and what it may be
 };
 
 struct SchedulerStats {
   int running_sequences = 0;
   int waiting_requests = 0;
   int paused_requests = 0;
-  double kv_usage = 0;                // used over capacity of the fullest attention worker, 0..1
+  double kv_usage = 0;  // used over capacity of the fullest attention worker, 0..1
   uint64_t preemptions = 0;
   uint64_t prompt_tokens = 0;
   uint64_t generation_tokens = 0;
-  uint64_t prefix_queries = 0;        // tokens asked for
-  uint64_t prefix_hits = 0;           // tokens found
+  uint64_t prefix_queries = 0;  // tokens asked for
+  uint64_t prefix_hits = 0;     // tokens found
   uint64_t steps = 0;
-  uint64_t moves = 0;                 // of sequences between attention workers
-  uint64_t damaged = 0;               // sequences that began again because their KV was not what was written
-  uint64_t late_events = 0;           // unknown or late, dropped
-  Position longest_sequence = 0;      // SchedulerNode's: SchedulerCore::LongestSequence()
-  uint64_t replays_same = 0;          // SchedulerNode's, as ReplayStats
+  uint64_t moves = 0;             // of sequences between attention workers
+  uint64_t damaged = 0;           // sequences that began again because their KV was not what was written
+  uint64_t late_events = 0;       // unknown or late, dropped
+  Position longest_sequence = 0;  // SchedulerNode's: SchedulerCore::LongestSequence()
+  uint64_t replays_same = 0;      // SchedulerNode's, as ReplayStats
   uint64_t replays_different = 0;
   uint64_t replays_unclear = 0;
-  int micro_batches = 1;              // in use
-  StageTimes stage_times;             // of a layer, lately
+  int micro_batches = 1;   // in use
+  StageTimes stage_times;  // of a layer, lately
 };
 
-// Decides everything the cluster does, and does nothing itself. Single-threaded, deterministic: the same events at the same times give
-// the same actions, in every process and in the simulator. No clock, thread, socket or log. At most `SchedulerOptions` of anything.
+// Decides everything the cluster does, and does nothing itself. Single-threaded, deterministic: the same events at the
+// same times give the same actions, in every process and in the simulator. No clock, thread, socket or log. At most
+// `SchedulerOptions` of anything.
 class SchedulerCore {
  public:
   SchedulerCore(const SchedulerOptions& options, uint64_t seed);
   ~SchedulerCore();
 
-  // Applies one event that happened at `now` and appends what must be done about it. Unknown or late events are dropped and counted.
+  // Applies one event that happened at `now` and appends what must be done about it. Unknown or late events are dropped
+  // and counted.
   void Handle(const Event& event, absl::Time now, std::vector<Action>& actions);
 
   // The next time at which Handle(Tick{}) must be called even if nothing happens. absl::InfiniteFuture() if none.

@@ -19,9 +19,10 @@
 #include "scheduler/core/step_patience.h"
 #include "scheduler/core/tenant_queues.h"
 
-// The parts of SchedulerCore. Each event changes the records, then Pump() admits who may start and plans a step for every idle
-// micro-batch. Files: requests.cc (arrival, ends), incarnation.cc (open, fork, release, preempt), admission.cc (who may start, where),
-// loss.cc (workers that go), planning.cc (what is in a step), results.cc (what came of it).
+// The parts of SchedulerCore. Each event changes the records, then Pump() admits who may start and plans a step for
+// every idle micro-batch. Files: requests.cc (arrival, ends), incarnation.cc (open, fork, release, preempt),
+// admission.cc (who may start, where), loss.cc (workers that go), planning.cc (what is in a step), results.cc (what
+// came of it).
 
 namespace dovetail::scheduler {
 
@@ -48,11 +49,11 @@ struct MicroBatch {
   absl::Time unreachable_since = absl::InfiniteFuture();  // its steps end for a worker that is well as far as we know
   bool unreadable = false;                                // the result of the step in flight
   int failed_attempts = 0;                                // kStepAttempts, in a row
-  bool prefill_only_last = false;  // without chunking: the last step left decodes out
+  bool prefill_only_last = false;                         // without chunking: the last step left decodes out
   StepId step;
-  StepId follows;      // the step in flight follows that one
-  int home = 0;        // whose members are in it
-  bool voided = false; // the step that it follows failed
+  StepId follows;       // the step in flight follows that one
+  int home = 0;         // whose members are in it
+  bool voided = false;  // the step that it follows failed
   WorkerId compute_worker;
   absl::Time sent, deadline;  // of the step in flight
   double work = 0;            // StepPatience::WorkOf
@@ -153,9 +154,9 @@ class SchedulerCore::Impl {
   void Fork(Sequence& parent);
   bool ForkOne(Sequence& parent, Sequence& child);
   void FinishForks(RequestState& request);
-  void Release(Sequence& sequence);   // ends the incarnation; no step in flight contains it
+  void Release(Sequence& sequence);  // ends the incarnation; no step in flight contains it
   void Preempt(Sequence& sequence);
-  void Wait(Sequence& sequence);      // to its tenant's queue
+  void Wait(Sequence& sequence);  // to its tenant's queue
   bool MayLookUp(const Sequence& sequence) const;
   uint32_t UsableHashes(const Sequence& sequence) const;
   const proto::BlockHash& HashOf(Sequence& sequence, int64_t block);
@@ -262,21 +263,21 @@ class SchedulerCore::Impl {
   const SchedulerOptions options_;
   KvBudget budget_;
   TenantQueues queues_;
-  absl::flat_hash_map<RequestId, std::unique_ptr<RequestState>> requests_;   // looked up, never iterated
-  absl::flat_hash_map<SequenceId, Sequence*> incarnations_;                  // looked up, never iterated
-  absl::flat_hash_map<uint64_t, Sequence*> probes_;                          // by pin id; looked up, never iterated
-  std::vector<Sequence*> active_;      // all that hold a slot, in the order of admission
-  std::deque<Sequence*> probing_;      // by deadline
-  std::vector<Sequence*> moving_;      // at most proto::kMoveSlots, by deadline
+  absl::flat_hash_map<RequestId, std::unique_ptr<RequestState>> requests_;  // looked up, never iterated
+  absl::flat_hash_map<SequenceId, Sequence*> incarnations_;                 // looked up, never iterated
+  absl::flat_hash_map<uint64_t, Sequence*> probes_;                         // by pin id; looked up, never iterated
+  std::vector<Sequence*> active_;  // all that hold a slot, in the order of admission
+  std::deque<Sequence*> probing_;  // by deadline
+  std::vector<Sequence*> moving_;  // at most proto::kMoveSlots, by deadline
   std::vector<Sequence*>
       stranded_;  // kWaiting, but in no queue: no attention worker is large enough since one was lost
   absl::Time lost_at_ = absl::InfinitePast();  // when an attention worker was last lost, or began to drain
   Position longest_before_loss_ = 0;           // LongestSequence(), then
-  bool rebalance_ = false;             // a worker joined: others may have much more to do than it
+  bool rebalance_ = false;                     // a worker joined: others may have much more to do than it
   std::vector<MicroBatch> micro_batches_;
   std::vector<WorkerId> compute_workers_;
-  std::map<uint64_t, Call> calls_;     // by GenerationRequest::call
-  std::vector<RequestId> finished_;    // to be forgotten when this event is done
+  std::map<uint64_t, Call> calls_;   // by GenerationRequest::call
+  std::vector<RequestId> finished_;  // to be forgotten when this event is done
   std::vector<Sequence*> scratch_, chosen_;
   std::vector<int> idle_scratch_;
   WorkerId planned_for_;                     // the compute worker of the step being built
@@ -286,10 +287,10 @@ class SchedulerCore::Impl {
   StepPatience patience_;
   Rotation rotation_;  // micro-batches of each compute worker, with adapt_micro_batches
   int reserved_slots_ = 0;
-  int waiting_ = 0;                    // sequences in Phase::kWaiting
+  int waiting_ = 0;  // sequences in Phase::kWaiting
   int paused_ = 0;
-  bool admission_held_ = false;        // a worker ran out of memory: no newcomers until a step went well
-  uint64_t releases_ = 0;              // incarnations that ended
+  bool admission_held_ = false;  // a worker ran out of memory: no newcomers until a step went well
+  uint64_t releases_ = 0;        // incarnations that ended
   uint64_t next_ordinal_ = 0;
   uint64_t next_sequence_ = 1;
   uint64_t next_pin_ = 1;

@@ -52,14 +52,15 @@ struct Refusal {
   int opens = 0;       // that it refused in a row
 };
 
-// One choice of a request: its tokens, and the incarnation that holds KV for them now. Preemption ends an incarnation, not a choice.
+// One choice of a request: its tokens, and the incarnation that holds KV for them now. Preemption ends an incarnation,
+// not a choice.
 struct Sequence {
   RequestState* request = nullptr;
   int choice = 0;
   Phase phase = Phase::kUnforked;
   TokenLog output;
   absl::InlinedVector<WorkerId, 2> attention_workers, compute_workers;  // of all incarnations
-  bool restarted = false;   // had been admitted before: goes to the front of its tenant's queue
+  bool restarted = false;  // had been admitted before: goes to the front of its tenant's queue
 
   // The incarnation. Each has an id of its own, so that answers to a former one are recognised.
   SequenceId id;
@@ -69,14 +70,14 @@ struct Sequence {
   absl::InlinedVector<WorkerId, 1> refused;  // workers whose answer was no
   uint32_t hashes_sent = 0;
   Charges charges;
-  Position ctx_len = 0;       // committed tokens
-  Position told_ctx_len = 0;  // what attention workers heard in the last step that finished
-  Position reserved = 0;      // tokens that `charges` cover
-  int64_t shared_blocks = 0;  // leading blocks that the request's `shared` covers
-  int64_t named_blocks = 0;   // blocks whose hashes went out in steps that finished
-  bool stepped = false;       // a step of this incarnation finished
-  bool shares_prefix = false; // is one of the users of the request's `shared`
-  bool awaits_forks = false;  // siblings are being forked from it
+  Position ctx_len = 0;        // committed tokens
+  Position told_ctx_len = 0;   // what attention workers heard in the last step that finished
+  Position reserved = 0;       // tokens that `charges` cover
+  int64_t shared_blocks = 0;   // leading blocks that the request's `shared` covers
+  int64_t named_blocks = 0;    // blocks whose hashes went out in steps that finished
+  bool stepped = false;        // a step of this incarnation finished
+  bool shares_prefix = false;  // is one of the users of the request's `shared`
+  bool awaits_forks = false;   // siblings are being forked from it
   int micro_batch = -1;
   int in_flight = 0;          // steps that contain it: two if one follows the other
   int flying = 0;             // its new tokens in those
@@ -107,7 +108,7 @@ struct Sequence {
   Position prompt_size() const { return static_cast<Position>(params().prompt.size()); }
   Position size() const { return prompt_size() + output.size(); }
   TokenId token(Position at) const { return at < prompt_size() ? params().prompt[at] : output[at - prompt_size()]; }
-  bool leads() const;           // prefills the prompt on behalf of unforked siblings
+  bool leads() const;  // prefills the prompt on behalf of unforked siblings
   Position prefill_end() const { return leads() ? prompt_size() - 1 : size(); }
   std::tuple<uint64_t, int> age() const;  // smaller is older
   static void RanOn(absl::InlinedVector<WorkerId, 2>& workers, WorkerId worker) {

@@ -39,8 +39,9 @@ Tenant& TenantQueues::Enter(const std::string& name) {
 
 void TenantQueues::Leave(Tenant& tenant) {
   if (--tenant.requests > 0) return;
-  DT_CHECK(tenant.waiting.empty() && tenant.slots == 0 && tenant.kv_blocks == 0, "a tenant left something behind: ",
-           tenant.waiting.size(), " waiting, ", tenant.slots, " slots, ", tenant.kv_blocks, " KV blocks");
+  DT_CHECK(tenant.waiting.empty() && tenant.slots == 0 && tenant.kv_blocks == 0,
+           "a tenant left something behind: ", tenant.waiting.size(), " waiting, ", tenant.slots, " slots, ",
+           tenant.kv_blocks, " KV blocks");
   tenants_.erase(std::string(tenant.name));
 }
 

@@ -14,24 +14,25 @@ using QueueKey = std::tuple<bool, int, uint64_t, int>;
 // Someone with requests here. Those without are forgotten.
 struct Tenant {
   std::string name;
-  uint64_t served = 0;     // the virtual counter: tokens computed for it, lifted when it comes back
+  uint64_t served = 0;  // the virtual counter: tokens computed for it, lifted when it comes back
   int requests = 0;
-  int slots = 0;           // running sequences, and those promised to choices that are still to be forked
+  int slots = 0;  // running sequences, and those promised to choices that are still to be forked
   uint64_t kv_blocks = 0;
   std::map<QueueKey, Sequence*> waiting;
 };
 
-// Who waits for what, and who is next: always the tenant that was served least, so that each gets an equal part of the tokens whatever
-// it asks for. A tenant that comes back is lifted to the least counter of those present: being away earns nothing.
-// Source: virtual token counter, Sheng et al. 2024. Thread-compatible; references to a Tenant are good until it leaves.
+// Who waits for what, and who is next: always the tenant that was served least, so that each gets an equal part of the
+// tokens whatever it asks for. A tenant that comes back is lifted to the least counter of those present: being away
+// earns nothing. Source: virtual token counter, Sheng et al. 2024. Thread-compatible; references to a Tenant are good
+// until it leaves.
 class TenantQueues {
  public:
   Tenant& Enter(const std::string& name);  // one more request of it
   void Leave(Tenant& tenant);              // one less; the last one forgets the tenant
 
   void Push(Sequence& sequence);
-  void Remove(Sequence& sequence);         // nothing happens if it is not there
-  Tenant* LeastServed();                   // of those with a sequence in the queue; null: nobody waits
+  void Remove(Sequence& sequence);  // nothing happens if it is not there
+  Tenant* LeastServed();            // of those with a sequence in the queue; null: nobody waits
 
   // The last in line, of a request that never ran, nor any other of its call, of the tenant with the longest queue, if
   // `than` would still have fewer with one more; else null.

@@ -46,7 +46,6 @@ absl::StatusOr<uint64_t> KvBytesOf(const AttentionWorkerFlags& flags, kernels::D
 
 }  // namespace
 
-
 absl::Status RunAttentionWorker(const AttentionWorkerFlags& flags) {
   BeginRole(flags.name.empty() ? "attention" : flags.name);
   StopSignal stop;

@@ -50,7 +50,7 @@ struct Measurement {
   std::function<absl::StatusOr<bench::Window>()> run;
   std::vector<double> tokens_per_s{};
   std::vector<double> beside_tokens_per_s{};  // of prompts read meanwhile
-  Parts parts{};  // of all rounds
+  Parts parts{};                              // of all rounds
 
   // Seconds between two tokens of one sequence.
   double SecondsPerToken() const { return sequences / bench::Summarize(tokens_per_s).median; }
@@ -63,7 +63,8 @@ struct Report {
   double read_bytes_per_s = 0;  // of the memory that has them; 0: it is elsewhere
   std::vector<Measurement> measurements;
 
-  // The least time of a step: reading all weights once. Prefill does a step's work per --max-num-batched-tokens and has no such figure.
+  // The least time of a step: reading all weights once. Prefill does a step's work per --max-num-batched-tokens and has
+  // no such figure.
   double WeightReadSeconds() const { return weight_bytes / read_bytes_per_s; }
   double ShareOfMemoryLimit(const Measurement& row) const { return WeightReadSeconds() / row.SecondsPerToken(); }
 };
@@ -76,7 +77,8 @@ void PrintTable(const Report& report) {
   if (limited)
     std::printf(", %d threads; memory reads %.1f GB/s: one step takes at least %.2f ms", report.threads,
                 report.read_bytes_per_s * 1e-9, report.WeightReadSeconds() * 1e3);
-  std::printf("\n\n%-34s %10s %19s %10s %16s\n", "", "tok/s", "min .. max", "ms/token", limited ? "of memory limit" : "");
+  std::printf("\n\n%-34s %10s %19s %10s %16s\n", "", "tok/s", "min .. max", "ms/token",
+              limited ? "of memory limit" : "");
   for (const Measurement& row : report.measurements) {
     const Summary speed = bench::Summarize(row.tokens_per_s);
     std::printf("%-34s %10.1f %8.1f .. %7.1f", row.name.c_str(), speed.median, speed.min, speed.max);
@@ -85,7 +87,8 @@ void PrintTable(const Report& report) {
     else
       std::printf(" %10.2f %15.0f%%\n", row.SecondsPerToken() * 1e3, report.ShareOfMemoryLimit(row) * 100);
     if (row.beside_prompt_tokens > 0)
-      std::printf("  beside prompts of %-16d %10.1f\n", row.beside_prompt_tokens, bench::Summarize(row.beside_tokens_per_s).median);
+      std::printf("  beside prompts of %-16d %10.1f\n", row.beside_prompt_tokens,
+                  bench::Summarize(row.beside_tokens_per_s).median);
   }
   std::printf("\n%-34s %10s %9s %9s %9s %9s %9s %9s\n", "us per step", "step", "dense", "prompts", "attention", "wire",
               "sample", "bubble");
@@ -101,12 +104,13 @@ void PrintJson(const Report& report) {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (const Measurement& row : report.measurements) {
     const Summary speed = bench::Summarize(row.tokens_per_s);
-    nlohmann::ordered_json json = {{"name", row.name},
-                                   {"sequences", row.sequences},
-                                   {"prompt_tokens", row.prompt_tokens},
-                                   {"output_tokens", row.output_tokens},
-                                   {"tokens_per_s", {{"median", speed.median}, {"min", speed.min}, {"max", speed.max}, {"all", row.tokens_per_s}}},
-                                   {"ms_per_token", row.SecondsPerToken() * 1e3}};
+    nlohmann::ordered_json json = {
+        {"name", row.name},
+        {"sequences", row.sequences},
+        {"prompt_tokens", row.prompt_tokens},
+        {"output_tokens", row.output_tokens},
+        {"tokens_per_s", {{"median", speed.median}, {"min", speed.min}, {"max", speed.max}, {"all", row.tokens_per_s}}},
+        {"ms_per_token", row.SecondsPerToken() * 1e3}};
     const Parts& p = row.parts;
     json["steps"] = {{"count", p.steps},    {"new_tokens", p.tokens},  {"total_us", p.total},
                      {"dense_us", p.dense}, {"prompts_us", p.prompts}, {"attention_us", p.attention},
@@ -133,7 +137,8 @@ absl::Status CheckFlags(const BenchFlags& flags) {
     if (sequences > flags.engine.max_num_seqs)
       return InvalidArgument("--batch: ", sequences, " sequences exceed --max-num-seqs ", flags.engine.max_num_seqs);
     if (sequences >= flags.engine.max_num_batched_tokens)
-      return InvalidArgument("--batch: ", sequences, " sequences leave no room for prompts within --max-num-batched-tokens ",
+      return InvalidArgument("--batch: ", sequences,
+                             " sequences leave no room for prompts within --max-num-batched-tokens ",
                              flags.engine.max_num_batched_tokens);
   }
   return absl::OkStatus();
@@ -146,32 +151,38 @@ bench::BatchShape ShapeOf(const BenchFlags& flags, int sequences) {
 
 absl::Status CheckLengths(const BenchFlags& flags, int64_t max_model_len) {
   const auto check = [&](const char* flag, int64_t tokens) {
-    return tokens <= max_model_len
-               ? absl::OkStatus()
-               : InvalidArgument(flag, ": needs sequences of ", tokens, " tokens, but the engine's have at most ", max_model_len);
+    return tokens <= max_model_len ? absl::OkStatus()
+                                   : InvalidArgument(flag, ": needs sequences of ", tokens,
+                                                     " tokens, but the engine's have at most ", max_model_len);
   };
   DT_RETURN_IF_ERROR(check("--prompt-tokens", flags.prompt_tokens + 1));
   DT_RETURN_IF_ERROR(check("--beside-prompt-tokens", flags.beside_prompt_tokens + 1));
   DT_RETURN_IF_ERROR(check("--output-tokens", flags.output_tokens + 1));
   for (const int sequences : flags.batch)
-    DT_RETURN_IF_ERROR(check("--batch-prompt-tokens and --batch-output-tokens",
-                             flags.batch_prompt_tokens + int64_t{bench::OutputTokensNeeded(ShapeOf(flags, sequences))}));
+    DT_RETURN_IF_ERROR(
+        check("--batch-prompt-tokens and --batch-output-tokens",
+              flags.batch_prompt_tokens + int64_t{bench::OutputTokensNeeded(ShapeOf(flags, sequences))}));
   return absl::OkStatus();
 }
 
 std::vector<Measurement> Plan(const BenchFlags& flags, server::Engine& engine, bench::PromptSource& prompts) {
   std::vector<Measurement> rows;
   if (flags.output_tokens > 0)
-    rows.push_back({absl::StrCat("decode ", flags.output_tokens, ", 1 sequence"), 1, 1, flags.output_tokens, 0,
-                    [&engine, &prompts, tokens = flags.output_tokens] { return bench::MeasureDecode(engine, prompts, tokens); }});
+    rows.push_back(
+        {absl::StrCat("decode ", flags.output_tokens, ", 1 sequence"), 1, 1, flags.output_tokens, 0,
+         [&engine, &prompts, tokens = flags.output_tokens] { return bench::MeasureDecode(engine, prompts, tokens); }});
   if (flags.prompt_tokens > 0)
-    rows.push_back({absl::StrCat("prefill ", flags.prompt_tokens), 1, flags.prompt_tokens, 0, 0,
-                    [&engine, &prompts, tokens = flags.prompt_tokens] { return bench::MeasurePrefill(engine, prompts, tokens); }});
+    rows.push_back(
+        {absl::StrCat("prefill ", flags.prompt_tokens), 1, flags.prompt_tokens, 0, 0,
+         [&engine, &prompts, tokens = flags.prompt_tokens] { return bench::MeasurePrefill(engine, prompts, tokens); }});
   for (const int sequences : flags.batch) {
     if (sequences == 0) continue;
-    rows.push_back({absl::StrCat("decode ", flags.batch_output_tokens, ", ", sequences, " sequences of ", flags.batch_prompt_tokens),
+    rows.push_back({absl::StrCat("decode ", flags.batch_output_tokens, ", ", sequences, " sequences of ",
+                                 flags.batch_prompt_tokens),
                     sequences, flags.batch_prompt_tokens, flags.batch_output_tokens, flags.beside_prompt_tokens,
-                    [&engine, &prompts, shape = ShapeOf(flags, sequences)] { return bench::MeasureBatch(engine, prompts, shape); }});
+                    [&engine, &prompts, shape = ShapeOf(flags, sequences)] {
+                      return bench::MeasureBatch(engine, prompts, shape);
+                    }});
   }
   return rows;
 }
@@ -184,7 +195,9 @@ void AddBenchFlags(CLI::App& command, BenchFlags& flags) {
       ->check(WholeNumber(0, kMaxTokens))
       ->type_name("N")
       ->group("Measurement");
-  command.add_option("--output-tokens", flags.output_tokens, "Single stream: tokens decoded after one prompt token; 0: do not measure it")
+  command
+      .add_option("--output-tokens", flags.output_tokens,
+                  "Single stream: tokens decoded after one prompt token; 0: do not measure it")
       ->check(WholeNumber(0, kMaxTokens))
       ->type_name("N")
       ->group("Measurement");

@@ -82,9 +82,10 @@ class TwoColumns : public CLI::Formatter {
     if (!positional && option->get_type_size() != 0 && !option->get_type_name().empty())
       absl::StrAppend(&left, " ", option->get_type_name());
     std::string text = option->get_description();
-    if (!option->get_default_str().empty() && option->get_default_str() != "[]") absl::StrAppend(&text, " [", option->get_default_str(), "]");
+    if (!option->get_default_str().empty() && option->get_default_str() != "[]")
+      absl::StrAppend(&text, " [", option->get_default_str(), "]");
     const std::string gap = left.size() + 2 > kColumn ? absl::StrCat("\n", std::string(kColumn, ' '))
-                                                       : std::string(kColumn - left.size(), ' ');
+                                                      : std::string(kColumn - left.size(), ' ');
     return absl::StrCat(left, gap, Wrapped(text, kColumn), "\n");
   }
   std::string make_group(std::string group, bool positional, std::vector<const CLI::Option*> options) const override {
@@ -200,9 +201,9 @@ std::string ExplainUsage(const CLI::App& app, int argc, char** argv, const CLI::
   if (command == nullptr) {
     const std::string name = argv[1];
     const bool flag = name[0] == '-';
-    return absl::StrCat("there is no ", flag ? "flag " : "command ", Quoted(name), flag ? " before the command; " : "; ",
-                        suggest(flag ? "" : NearestName(name, commands),
-                                absl::StrCat("there are ", absl::StrJoin(commands, ", "))));
+    return absl::StrCat(
+        "there is no ", flag ? "flag " : "command ", Quoted(name), flag ? " before the command; " : "; ",
+        suggest(flag ? "" : NearestName(name, commands), absl::StrCat("there are ", absl::StrJoin(commands, ", "))));
   }
   const std::string help = absl::StrCat("`dovetail ", command->get_name(), " --help` lists them");
   if (const std::string flag = UnknownFlag(*command, argc - 1, argv + 1); !flag.empty())

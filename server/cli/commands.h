@@ -13,7 +13,7 @@ namespace dovetail::cli {
 struct LogitsFlags {
   EngineFlags engine;
   std::string ids;
-  int last = 0;    // 0: all positions
+  int last = 0;  // 0: all positions
   int greedy = 0;
   std::string out;
 };

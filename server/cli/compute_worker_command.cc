@@ -29,9 +29,9 @@ absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
   options.capabilities = {0, static_cast<int>(std::thread::hardware_concurrency()), control::MeasureMemoryBandwidth(),
                           device->name()};
   options.join_timeout = absl::Seconds(flags.join_timeout);
-  DT_ASSIGN_OR_RETURN(options.model, server::SummarizeModel(*model->checkpoint, KvDtypeOf(flags.engine),
-                                                            model->weight_bytes, options.files,
-                                                            StateDtypeOf(flags.engine)));
+  DT_ASSIGN_OR_RETURN(options.model,
+                      server::SummarizeModel(*model->checkpoint, KvDtypeOf(flags.engine), model->weight_bytes,
+                                             options.files, StateDtypeOf(flags.engine)));
   LogInfo("loaded ", options.model->name, ": ", model->weight_bytes >> 20, " MiB of weights");
   const uint64_t digest = options.model->digest;
   DT_ASSIGN_OR_RETURN(compute::ComputeWorkerTuning tuning, TuningOf(flags.engine));

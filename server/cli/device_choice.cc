@@ -121,8 +121,7 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> ChooseDevice(const DeviceReques
     return device;
   }
   // A build without the CUDA library, or a machine without a GPU, has nothing to explain.
-  if (!absl::IsNotFound(device.status()))
-    LogInfo("computing on the CPU: ", std::string(device.status().message()));
+  if (!absl::IsNotFound(device.status())) LogInfo("computing on the CPU: ", std::string(device.status().message()));
   return OpenCpu(request.threads);
 }
 

@@ -24,27 +24,31 @@ namespace dovetail::cli {
 constexpr int kMostAdaptedMicroBatches = 4;
 
 void AddWeightFlags(CLI::App& command, EngineFlags& flags) {
-  command.add_option("--dtype", flags.dtype,
-                     "Weights: auto keeps quantised blocks and otherwise the file's type; or float32, bfloat16")
+  command
+      .add_option("--dtype", flags.dtype,
+                  "Weights: auto keeps quantised blocks and otherwise the file's type; or float32, bfloat16")
       ->check(OneOf({"auto", "float32", "bfloat16"}))
       ->type_name("TYPE")
       ->group("Model");
-  command.add_option("--load-format", flags.load_format,
-                     "auto: the weights that MODEL holds; dummy: random ones for the shape that its config.json says, "
-                     "made on a GPU, to measure with")
+  command
+      .add_option("--load-format", flags.load_format,
+                  "auto: the weights that MODEL holds; dummy: random ones for the shape that its config.json says, "
+                  "made on a GPU, to measure with")
       ->check(OneOf({"auto", "dummy"}))
       ->type_name("FORMAT")
       ->group("Model");
-  command.add_option("--gpu-weights", flags.gpu_weights,
-                     "Weights that a file has in 4 or 8 bits, on a GPU: keep them so, which reads less for each token "
-                     "but unpacks them for each prompt; or dequantise them once to 16 bits; auto: keep where 16 bits "
-                     "would take more than half of the free memory")
+  command
+      .add_option("--gpu-weights", flags.gpu_weights,
+                  "Weights that a file has in 4 or 8 bits, on a GPU: keep them so, which reads less for each token "
+                  "but unpacks them for each prompt; or dequantise them once to 16 bits; auto: keep where 16 bits "
+                  "would take more than half of the free memory")
       ->check(OneOf({"auto", "keep", "dequantise"}))
       ->type_name("HOW")
       ->group("Model");
-  command.add_option("--kv-cache-dtype", flags.kv_cache_dtype,
-                     "K and V, in memory and on the wire: bfloat16, float16, float32; fp8_e4m3: 8 bits in a GPU's "
-                     "memory, bfloat16 on the wire; auto: float32 with --dtype float32, else bfloat16")
+  command
+      .add_option("--kv-cache-dtype", flags.kv_cache_dtype,
+                  "K and V, in memory and on the wire: bfloat16, float16, float32; fp8_e4m3: 8 bits in a GPU's "
+                  "memory, bfloat16 on the wire; auto: float32 with --dtype float32, else bfloat16")
       ->check(OneOf({"auto", "bfloat16", "float16", "float32", "fp8_e4m3"}))
       ->type_name("TYPE")
       ->group("KV cache");
@@ -87,34 +91,40 @@ void AddWeightFlags(CLI::App& command, EngineFlags& flags) {
 }
 
 void AddSchedulerFlags(CLI::App& command, EngineFlags& flags) {
-  command.add_option("--max-model-len", flags.max_model_len,
-                     "Longest sequence, prompt and output together; 0: what the model was made for")
+  command
+      .add_option("--max-model-len", flags.max_model_len,
+                  "Longest sequence, prompt and output together; 0: what the model was made for")
       ->check(WholeNumber(0, int64_t{proto::kMaxSequenceBlocks} * kSegmentTokens, "0 takes what the model allows"))
       ->type_name("TOKENS")
       ->group("Model");
-  command.add_option("--seed", flags.seed,
-                     "Seed of requests that bring none, so that they repeat themselves; without it they differ")
+  command
+      .add_option("--seed", flags.seed,
+                  "Seed of requests that bring none, so that they repeat themselves; without it they differ")
       ->check(WholeNumber(0, INT64_MAX))
       ->type_name("N")
       ->default_str("")
       ->group("Model");
-  command.add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", flags.enable_prefix_caching,
-                   "Reuse the KV of equal prompt beginnings, of the same API key only [on]")
+  command
+      .add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", flags.enable_prefix_caching,
+                "Reuse the KV of equal prompt beginnings, of the same API key only [on]")
       ->group("KV cache");
   command.add_option("--max-num-seqs", flags.max_num_seqs, "Sequences that run at a time; more wait")
       ->check(WholeNumber(1, proto::kMaxStepEntries))
       ->type_name("N")
       ->group("Scheduling");
-  command.add_option("--max-num-batched-tokens", flags.max_num_batched_tokens,
-                     "New tokens of a step, of all sequences; less means smaller gaps while long prompts are read")
+  command
+      .add_option("--max-num-batched-tokens", flags.max_num_batched_tokens,
+                  "New tokens of a step, of all sequences; less means smaller gaps while long prompts are read")
       ->check(WholeNumber(1, proto::kMaxStepTokens))
       ->type_name("TOKENS")
       ->group("Scheduling");
-  command.add_flag("--enable-chunked-prefill,!--no-enable-chunked-prefill", flags.enable_chunked_prefill,
-                   "Mix pieces of long prompts with decoding [on]")
+  command
+      .add_flag("--enable-chunked-prefill,!--no-enable-chunked-prefill", flags.enable_chunked_prefill,
+                "Mix pieces of long prompts with decoding [on]")
       ->group("Scheduling");
-  command.add_option("--max-num-queued-reqs", flags.max_queued_requests,
-                     "Requests that wait; one more is refused with Retry-After")
+  command
+      .add_option("--max-num-queued-reqs", flags.max_queued_requests,
+                  "Requests that wait; one more is refused with Retry-After")
       ->check(WholeNumber(1, scheduler::kMaxQueuedRequests))
       ->type_name("N")
       ->group("Scheduling");
@@ -125,8 +135,9 @@ void AddSchedulerFlags(CLI::App& command, EngineFlags& flags) {
       ->check(WholeNumber(0, 1 << 30))
       ->type_name("N")
       ->group("Scheduling");
-  command.add_option("--placement", flags.placement,
-                     "How sequences lie over them: request (whole), heads, tokens, or mixed (in turn)")
+  command
+      .add_option("--placement", flags.placement,
+                  "How sequences lie over them: request (whole), heads, tokens, or mixed (in turn)")
       ->check(OneOf({"request", "heads", "tokens", "mixed"}))
       ->type_name("HOW")
       ->group("Disaggregation");
@@ -160,9 +171,10 @@ void AddKvChecksumsFlag(CLI::App& command, bool& checksums) {
 namespace {
 
 void AddCacheFlags(CLI::App& command, EngineFlags& flags) {
-  command.add_option("--kv-cache-memory-bytes", flags.kv_cache_memory,
-                     "Size of the KV cache over all attention workers, as 8GiB; auto: what --max-num-seqs sequences "
-                     "of full length need, within a quarter of this machine's memory")
+  command
+      .add_option("--kv-cache-memory-bytes", flags.kv_cache_memory,
+                  "Size of the KV cache over all attention workers, as 8GiB; auto: what --max-num-seqs sequences "
+                  "of full length need, within a quarter of this machine's memory")
       ->type_name("SIZE")
       ->group("KV cache");
   command.add_option("--block-size", flags.block_size, "Tokens of a KV block; 64 is the only size there is")
@@ -171,8 +183,9 @@ void AddCacheFlags(CLI::App& command, EngineFlags& flags) {
       ->group("KV cache");
   AddStateSnapshotsFlag(command, flags.state_snapshots);
   AddKvChecksumsFlag(command, flags.kv_checksums);
-  command.add_option("--attention-workers", flags.attention_workers,
-                     "Attention workers in this process, each with a KV cache of its own")
+  command
+      .add_option("--attention-workers", flags.attention_workers,
+                  "Attention workers in this process, each with a KV cache of its own")
       ->check(WholeNumber(1, server::kMaxAttentionWorkers))
       ->type_name("N")
       ->group("Disaggregation");
@@ -195,8 +208,15 @@ absl::StatusOr<uint64_t> ParseBytes(const std::string& flag, const std::string& 
     return InvalidArgument(flag, ": '", text, "' is no size; write 8GiB, 512MiB or a number of bytes");
   const std::string unit = text.substr(used);
   double factor = 0;
-  for (const auto& [name, bytes] : {std::pair<const char*, double>{"", 1}, {"B", 1}, {"KiB", 1024}, {"MiB", 1 << 20},
-                                    {"GiB", 1 << 30}, {"TiB", std::ldexp(1, 40)}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}})
+  for (const auto& [name, bytes] : {std::pair<const char*, double>{"", 1},
+                                    {"B", 1},
+                                    {"KiB", 1024},
+                                    {"MiB", 1 << 20},
+                                    {"GiB", 1 << 30},
+                                    {"TiB", std::ldexp(1, 40)},
+                                    {"KB", 1e3},
+                                    {"MB", 1e6},
+                                    {"GB", 1e9}})
     if (unit == name) factor = bytes;
   if (factor == 0 || value * factor > std::ldexp(1, 62))
     return InvalidArgument(flag, ": '", text, "' is no size; write 8GiB, 512MiB or a number of bytes");
@@ -314,13 +334,13 @@ absl::StatusOr<ModelOnDevice> LoadOpenModel(const EngineFlags& flags, std::uniqu
   if (dummy && gpu == nullptr)
     return FailedPrecondition("--load-format dummy: random weights are made on a GPU, but ", checkpoint->name(),
                               " would run on the CPU; --device cuda:0 says why");
-  DT_ASSIGN_OR_RETURN(loaded.model,
-                      model::LoadModel(std::move(checkpoint),
-                                       gpu != nullptr ? model::WeightFormat::kElsewhere : WeightFormatOf(flags),
-                                       &stream->pool(), gpu != nullptr ? model::LoadProgress{} : progress));
+  DT_ASSIGN_OR_RETURN(
+      loaded.model,
+      model::LoadModel(std::move(checkpoint), gpu != nullptr ? model::WeightFormat::kElsewhere : WeightFormatOf(flags),
+                       &stream->pool(), gpu != nullptr ? model::LoadProgress{} : progress));
   if (gpu == nullptr) return loaded;
   DT_ASSIGN_OR_RETURN(loaded.on_gpu, compute::CudaModel::Load(*gpu, *loaded.model, KvDtypeOf(flags), dummy,
-                                                               GpuWeightsOf(flags), progress));
+                                                              GpuWeightsOf(flags), progress));
   if (loaded.on_gpu->keeps())
     LogInfo(device.name(), ": weights are kept in the file's 4 and 8 bits, ", loaded.on_gpu->weight_bytes() >> 20,
             " MiB (--gpu-weights ", flags.gpu_weights, ")");

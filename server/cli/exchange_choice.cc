@@ -31,9 +31,8 @@ absl::StatusOr<ExchangeChoice> ChooseExchange(const std::string& how, const std:
   if (gpu != nullptr && how == "host") choice.means.why_not = absl::StrCat(role, " was started with --exchange host");
   if (!choice.means.why_not.empty()) return choice;
   DT_RETURN_IF_ERROR(gpu->library().Check(gpu->library()->use_device(gpu->index()), gpu->name()));
-  auto links = control::MakeGpuLinks([gpu](void* list, unsigned index) {
-    return kernels::cuda::UcxPeerPointer(*gpu, list, index);
-  });
+  auto links = control::MakeGpuLinks(
+      [gpu](void* list, unsigned index) { return kernels::cuda::UcxPeerPointer(*gpu, list, index); });
   if (!links.ok()) {
     if (how == "device") return Annotate(links.status(), "--exchange device");
     choice.means.why_not = absl::StrCat(role, ": ", links.status().message());

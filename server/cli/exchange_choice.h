@@ -21,7 +21,6 @@ struct ExchangeChoice {
 };
 // `role`: "the compute worker" or "the attention worker", for those reasons. kFailedPrecondition: "device" was asked
 // for, and why that cannot be. "auto" logs one line instead, on a GPU.
-absl::StatusOr<ExchangeChoice> ChooseExchange(const std::string& how, const std::string& role,
-                                              kernels::Device& device);
+absl::StatusOr<ExchangeChoice> ChooseExchange(const std::string& how, const std::string& role, kernels::Device& device);
 
 }  // namespace dovetail::cli

@@ -25,7 +25,8 @@ void CollectingSink::OnUpdate(scheduler::GenerationUpdate update) {
     choice.finished = true;
     choice.reason = update.reason;
     if (update.reason == scheduler::FinishReason::kError && status_.ok())
-      status_ = absl::Status(update.error_code == absl::StatusCode::kOk ? absl::StatusCode::kInternal : update.error_code, update.error);
+      status_ = absl::Status(
+          update.error_code == absl::StatusCode::kOk ? absl::StatusCode::kInternal : update.error_code, update.error);
   }
   finished_ = update.request_finished;
   changed_.notify_all();

@@ -15,7 +15,8 @@ namespace {
 
 constexpr const char* kModelHelp = "A .gguf file, or a Hugging Face folder (config.json and safetensors)";
 constexpr const char* kTemplateHelp =
-    "Chat template: a Jinja file, or a built-in one (chatml, llama3, gemma, mistral, phi3, zephyr, llama2), in place of "
+    "Chat template: a Jinja file, or a built-in one (chatml, llama3, gemma, mistral, phi3, zephyr, llama2), in place "
+    "of "
     "the model's own";
 
 int Fail(const std::string& text, int exit_code) {
@@ -43,9 +44,10 @@ void AddServe(CLI::App& app, ServeFlags& flags, int& exit_code) {
 }
 
 void AddRun(CLI::App& app, RunFlags& flags, int& exit_code) {
-  CLI::App& command = AddCommand(app, "run", "Answer one prompt in the terminal",
-                                 "  dovetail run smollm2-135m-instruct.gguf \"What is the capital of France?\"\n"
-                                 "  dovetail run stories.gguf \"Once upon a time\" --raw --max-tokens 100 --temperature 0.8\n");
+  CLI::App& command =
+      AddCommand(app, "run", "Answer one prompt in the terminal",
+                 "  dovetail run smollm2-135m-instruct.gguf \"What is the capital of France?\"\n"
+                 "  dovetail run stories.gguf \"Once upon a time\" --raw --max-tokens 100 --temperature 0.8\n");
   AddEngineFlags(command, flags.engine);
   command.add_option("PROMPT", flags.prompt, "What to answer")->required();
   command.add_option("--temperature", flags.temperature, "0 always takes the likeliest token; more is more varied")
@@ -69,16 +71,20 @@ void AddInspect(CLI::App& app, std::string& model, int& exit_code) {
 }
 
 void AddDevices(CLI::App& app, int& exit_code) {
-  CLI::App& command = AddCommand(app, "devices", "List the devices that can be used, and say why not the rest",
-                                 "  dovetail devices\n");
+  CLI::App& command =
+      AddCommand(app, "devices", "List the devices that can be used, and say why not the rest", "  dovetail devices\n");
   command.callback([&] { exit_code = Report(RunDevices()); });
 }
 
 void AddLogits(CLI::App& app, LogitsFlags& flags, int& exit_code) {
-  CLI::App& command = AddCommand(app, "logits", "Write the logits of given token ids: how references are compared",
-                                 "  dovetail logits model.gguf --ids 1,403,407 --last 1 --greedy 20 --dtype float32 --out logits.npy\n");
+  CLI::App& command = AddCommand(
+      app, "logits", "Write the logits of given token ids: how references are compared",
+      "  dovetail logits model.gguf --ids 1,403,407 --last 1 --greedy 20 --dtype float32 --out logits.npy\n");
   AddEngineFlags(command, flags.engine);
-  command.add_option("--ids", flags.ids, "The prompt as token ids, 1,2,3")->required()->type_name("IDS")->group("Logits");
+  command.add_option("--ids", flags.ids, "The prompt as token ids, 1,2,3")
+      ->required()
+      ->type_name("IDS")
+      ->group("Logits");
   command.add_option("--last", flags.last, "Only the logits of the last K positions; 0: of all")
       ->check(WholeNumber(0, INT32_MAX))
       ->type_name("K")
@@ -101,9 +107,10 @@ void AddBench(CLI::App& app, BenchFlags& flags, int& exit_code) {
 }
 
 int Main(int argc, char** argv) {
-  CLI::App app("dovetail: an LLM inference server with the dense layers and the attention of every layer on different "
-               "workers",
-               "dovetail");
+  CLI::App app(
+      "dovetail: an LLM inference server with the dense layers and the attention of every layer on different "
+      "workers",
+      "dovetail");
   app.formatter(HelpFormatter());
   app.option_defaults()->always_capture_default();
   app.require_subcommand(1);

@@ -22,17 +22,18 @@ struct ChatTemplateChoice {
   std::string bos_token, eos_token;  // what it may write
 };
 
-// The chat template to use: `asked` if given, a Jinja file or the name of a built-in one; else the model's own; else the
-// built-in one whose special tokens the vocabulary has; else none. kNotFound names --chat-template and what there is.
+// The chat template to use: `asked` if given, a Jinja file or the name of a built-in one; else the model's own; else
+// the built-in one whose special tokens the vocabulary has; else none. kNotFound names --chat-template and what there
+// is.
 absl::StatusOr<ChatTemplateChoice> ChooseChatTemplate(const model::Checkpoint& checkpoint,
                                                       const model::Tokenizer* tokenizer, const std::string& asked);
 
 struct ServedModelOptions {
   std::vector<std::string> names;  // empty: the file's name
   bool accept_any_name = false;
-  std::string chat_template;       // --chat-template
+  std::string chat_template;  // --chat-template
   int64_t max_model_len = 0;
-  uint64_t model_digest = 0;       // becomes the fingerprint that responses show
+  uint64_t model_digest = 0;  // becomes the fingerprint that responses show
 };
 
 // What the API serves.

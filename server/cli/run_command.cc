@@ -15,8 +15,8 @@ absl::Status RunPrompt(const RunFlags& flags) {
   BeginRole("run");
   DT_ASSIGN_OR_RETURN(const RunningEngine engine, StartEngine(flags.engine, TerminalProgress("loading")));
   DT_ASSIGN_OR_RETURN(const auto served,
-                      MakeServedModel(*engine.model->checkpoint, {.chat_template = flags.chat_template,
-                                                                  .max_model_len = engine.max_model_len}));
+                      MakeServedModel(*engine.model->checkpoint,
+                                      {.chat_template = flags.chat_template, .max_model_len = engine.max_model_len}));
   if (served->tokenizer == nullptr)
     return InvalidArgument(engine.model->checkpoint->name(), ": holds no tokenizer; `dovetail logits` takes token ids");
   std::vector<TokenId> prompt;

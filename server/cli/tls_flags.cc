@@ -12,8 +12,7 @@ void AddTlsFlags(CLI::App& command, server::TlsOptions& tls) {
       ->type_name("FILE")
       ->group("API");
   command.add_option("--ssl-keyfile", tls.key_file, "Its private key, PEM")->type_name("FILE")->group("API");
-  command
-      .add_option("--ssl-ca-certs", tls.ca_file, "Who may sign the certificates that clients show, PEM")
+  command.add_option("--ssl-ca-certs", tls.ca_file, "Who may sign the certificates that clients show, PEM")
       ->type_name("FILE")
       ->group("API");
   command

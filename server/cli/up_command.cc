@@ -68,9 +68,8 @@ class Up {
  private:
   absl::Status SizeKvCache() {
     DT_ASSIGN_OR_RETURN(const auto checkpoint, OpenModel(flags_.engine));
-    DT_ASSIGN_OR_RETURN(const auto table,
-                        compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(flags_.engine),
-                                                  StateDtypeOf(flags_.engine)));
+    DT_ASSIGN_OR_RETURN(const auto table, compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(flags_.engine),
+                                                                    StateDtypeOf(flags_.engine)));
     if (flags_.engine.kv_cache_memory != "auto") {
       DT_ASSIGN_OR_RETURN(const uint64_t bytes, ParseBytes("--kv-cache-memory-bytes", flags_.engine.kv_cache_memory));
       kv_bytes_ = bytes / flags_.engine.attention_workers;
@@ -98,8 +97,10 @@ class Up {
     int sharers = 0;
     for (int i = 0; i < flags_.engine.attention_workers; ++i) sharers += devices[i % devices.size()] == device ? 1 : 0;
     const bool with_weights = flags_.engine.device == device || flags_.engine.device == "auto";
-    return {"--kv-capacity", "auto", "--kv-sharers", std::to_string(sharers), "--kv-leave",
-            std::to_string(with_weights ? weight_bytes_ : 0), "--kv-most", std::to_string(most_kv_bytes_)};
+    return {"--kv-capacity", "auto",
+            "--kv-sharers",  std::to_string(sharers),
+            "--kv-leave",    std::to_string(with_weights ? weight_bytes_ : 0),
+            "--kv-most",     std::to_string(most_kv_bytes_)};
   }
 
   Arguments SchedulerArguments() const {
@@ -347,10 +348,10 @@ class Up {
 
   const UpFlags& flags_;
   StopSignal& stop_;
-  uint64_t kv_bytes_ = 0;  // of each attention worker
-  uint64_t most_kv_bytes_ = 0;  // of a worker, if memory were no bound; 0: its size was given
-  uint64_t weight_bytes_ = 0;   // on a GPU, with what lies beside them
-  std::string address_;    // of the scheduler
+  uint64_t kv_bytes_ = 0;                    // of each attention worker
+  uint64_t most_kv_bytes_ = 0;               // of a worker, if memory were no bound; 0: its size was given
+  uint64_t weight_bytes_ = 0;                // on a GPU, with what lies beside them
+  std::string address_;                      // of the scheduler
   std::string http_address_, grpc_address_;  // of the server, once it has listened
   const std::string s_ = flags_.server.api.tls.enabled() ? "s" : "";  // of the schemes
   Announcement scheduler_{"listening on "}, http_{"listening on http" + s_ + "://"},

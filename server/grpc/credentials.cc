@@ -22,9 +22,8 @@ std::shared_ptr<grpc::ServerCredentials> MakeListenerCredentials(const TlsOption
   if (!tls.enabled()) return grpc::InsecureServerCredentials();
   using Watcher = grpc::experimental::FileWatcherCertificateProvider;
   const bool clients = tls.client_certificates != TlsOptions::kNotAsked;
-  const auto provider = clients
-                            ? std::make_shared<Watcher>(tls.key_file, tls.cert_file, tls.ca_file, kReloadSeconds)
-                            : std::make_shared<Watcher>(tls.key_file, tls.cert_file, kReloadSeconds);
+  const auto provider = clients ? std::make_shared<Watcher>(tls.key_file, tls.cert_file, tls.ca_file, kReloadSeconds)
+                                : std::make_shared<Watcher>(tls.key_file, tls.cert_file, kReloadSeconds);
   grpc::experimental::TlsServerCredentialsOptions options(provider);
   options.watch_identity_key_cert_pairs();
   if (clients) options.watch_root_certs();

@@ -219,10 +219,8 @@ void ApiHandler::Get(const Route& route, std::string_view rest, Exchange& exchan
   }
   if (backend == nullptr) return Answer(exchange, route, Loading());
   switch (route.id) {
-    case RouteId::kModels:
-      return respond(ModelsBody(*backend->model, UsableLength(*backend)));
-    case RouteId::kModel:
-      return respond(ModelBody(*backend->model, std::string(rest), UsableLength(*backend)));
+    case RouteId::kModels: return respond(ModelsBody(*backend->model, UsableLength(*backend)));
+    case RouteId::kModel: return respond(ModelBody(*backend->model, std::string(rest), UsableLength(*backend)));
     case RouteId::kTokenizerInfo: return respond(TokenizerInfoBody(*backend->model));
     default: break;
   }

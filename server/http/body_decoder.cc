@@ -118,7 +118,8 @@ void BodyDecoder::TakeFramingByte(char c) {
       return;
     }
     case State::kExtension:
-      if (c == '\r') state_ = State::kSizeLf;
+      if (c == '\r')
+        state_ = State::kSizeLf;
       else if (static_cast<unsigned char>(c) < 0x20 || ++line_bytes_ > kMaxSizeLine)
         Fail(400, "A chunk extension is too long or has control characters.");
       return;
@@ -128,10 +129,8 @@ void BodyDecoder::TakeFramingByte(char c) {
     case State::kDataCr: return expect('\r', State::kDataLf);
     case State::kDataLf: return expect('\n', State::kSize);
     case State::kTrailerName:
-    case State::kTrailer:
-      return TakeTrailerByte(c);
-    case State::kTrailerLf:
-      return expect('\n', State::kTrailerName);
+    case State::kTrailer: return TakeTrailerByte(c);
+    case State::kTrailerLf: return expect('\n', State::kTrailerName);
     case State::kLastLf: return expect('\n', State::kDone);
     default: return;
   }

@@ -60,8 +60,8 @@ class BodyDecoder {
   Use use_ = Use::kKeep;
   size_t max_bytes_ = 0;
   size_t length_limit_ = 0;  // of this body, as far as it is known: its length or max_bytes_
-  uint64_t left_ = 0;       // bytes of the body or chunk still to come
-  int digits_ = 0;          // of the chunk size
+  uint64_t left_ = 0;        // bytes of the body or chunk still to come
+  int digits_ = 0;           // of the chunk size
   HeadLimits trailer_limits_;
   size_t line_bytes_ = 0;  // of the chunk extension, or of the trailer's line
   size_t trailer_bytes_ = 0;

@@ -14,9 +14,9 @@ namespace asio = boost::asio;
 using boost::system::error_code;
 
 constexpr size_t kReadChunk = 16 * 1024;
-constexpr size_t kMaxPipelined = 64 * 1024;        // read while a request is handled; the rest waits in TCP
+constexpr size_t kMaxPipelined = 64 * 1024;  // read while a request is handled; the rest waits in TCP
 constexpr size_t kMaxLingerBytes = 8 * 1024 * 1024;
-constexpr uint64_t kSmallBody = 64 * 1024;         // read to the end even when refused, so that the connection lives on
+constexpr uint64_t kSmallBody = 64 * 1024;  // read to the end even when refused, so that the connection lives on
 constexpr size_t kMaxRequestId = 128;
 constexpr std::chrono::milliseconds kPatienceForProbes{1000};  // for the head, on a connection without a place
 
@@ -90,9 +90,7 @@ void Connection::Handshake() {
       HandshakeFailed(tls_->failure());
       tls_.reset();
       return ProtocolFailure({400, "This port speaks HTTPS: ask https:// in place of http://."});
-    default:
-      HandshakeFailed(tls_->failure());
-      return Close();
+    default: HandshakeFailed(tls_->failure()); return Close();
   }
   state_ = State::kHead;
   Arm(HeaderTimeout());
@@ -400,8 +398,10 @@ void Connection::WriteStream(Exchange* exchange, const std::string& frames, int 
 void Connection::EndStream(Exchange* exchange) {
   if (exchange != exchange_.get()) return;
   finishing_ = true;
-  if (chunked_) Send("0\r\n\r\n", 0);
-  else if (!writing_ && output_.empty()) OnAllWritten();
+  if (chunked_)
+    Send("0\r\n\r\n", 0);
+  else if (!writing_ && output_.empty())
+    OnAllWritten();
 }
 
 Exchange::Backlog Connection::backlog() const {
@@ -411,8 +411,10 @@ Exchange::Backlog Connection::backlog() const {
 void Connection::Send(std::string bytes, int tokens) {
   if (state_ == State::kClosed) return;
   queued_total_ += bytes.size();
-  if (output_.empty()) output_ = std::move(bytes);
-  else output_ += bytes;
+  if (output_.empty())
+    output_ = std::move(bytes);
+  else
+    output_ += bytes;
   if (tokens > 0) {
     token_marks_.push_back({queued_total_, tokens});
     backlog_tokens_ += tokens;
@@ -544,8 +546,7 @@ void Connection::OnDeadline() {
     case State::kBody:
       return BodyFailure({408, absl::StrCat("The request's body arrived at less than ", options_.min_body_bytes_per_s,
                                             " bytes a second.")});
-    default:
-      return Close();  // the client did not read, or did not leave
+    default: return Close();  // the client did not read, or did not leave
   }
 }
 

@@ -47,10 +47,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
              ConnectionOwner& owner, const std::shared_ptr<SSL_CTX>& tls);
   ~Connection();
 
-  void Start(bool has_place);    // without a place it answers probes only
-  void Close();                  // at once
-  void MakeRoom();               // closes it, unless it has a place and a request is under way
-  void ShutdownExchange();       // tells the request under way to end
+  void Start(bool has_place);  // without a place it answers probes only
+  void Close();                // at once
+  void MakeRoom();             // closes it, unless it has a place and a request is under way
+  void ShutdownExchange();     // tells the request under way to end
 
   // For Exchange.
   void Respond(Exchange* exchange, HttpResponse response);
@@ -67,10 +67,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Handshake();
   void HandshakeFailed(const TlsSession::Failure& failure);
   void WaitForHandshake(boost::asio::socket_base::wait_type what);
-  void Watch();                  // waits for the socket to be readable
+  void Watch();  // waits for the socket to be readable
   void OnReadable();
   bool HoldsEnough() const;
-  bool ReadOnce();               // false: nothing more for now
+  bool ReadOnce();  // false: nothing more for now
   size_t Receive(char* data, size_t room, boost::system::error_code& error);
   void OnEndOfInput();
   bool HasLeft() const;
@@ -110,8 +110,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   State state_ = State::kHead;
   bool has_place_ = true;
   bool watching_ = false;
-  bool read_ended_ = false;      // the client sends nothing more
-  std::string input_;            // read, not yet used
+  bool read_ended_ = false;  // the client sends nothing more
+  std::string input_;        // read, not yet used
   bool head_began_ = false;
 
   HeadScan scan_;
@@ -124,12 +124,12 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string request_id_;
   std::vector<std::pair<std::string, std::string>> common_headers_;  // of every answer to this request
   bool keep_alive_ = true;
-  bool last_request_ = false;    // the client said so: a half-closed connection is still answered
-  bool head_only_ = false;       // HEAD: headers without the body
-  bool chunked_ = false;         // the stream's framing
-  bool finishing_ = false;       // the response is complete, its bytes are not all out
+  bool last_request_ = false;  // the client said so: a half-closed connection is still answered
+  bool head_only_ = false;     // HEAD: headers without the body
+  bool chunked_ = false;       // the stream's framing
+  bool finishing_ = false;     // the response is complete, its bytes are not all out
 
-  std::string output_;           // to be written after in_flight_
+  std::string output_;  // to be written after in_flight_
   std::string in_flight_;
   size_t in_flight_sent_ = 0;
   bool writing_ = false;

@@ -123,8 +123,10 @@ void Generation::Show(const GenerationResponse::Effects& effects) {
       exchange_->StartStream();
       exchange_->Write(effects.frames, effects.tokens);
     }
-    if (effects.done) exchange_->EndStream();
-    else WatchBacklog();
+    if (effects.done)
+      exchange_->EndStream();
+    else
+      WatchBacklog();
   } else if (effects.done) {
     Answer(response_.failure().ok() ? JsonResponse(response_.Body()) : ErrorFor(response_.failure()));
   }

@@ -23,7 +23,7 @@ struct Backend {
 
 // What a Generation is told by the route that made it.
 struct GenerationContext {
-  std::string route;   // for metrics
+  std::string route;  // for metrics
   std::string tenant;
   std::shared_ptr<Intake> intake;
   absl::Time arrived;
@@ -65,7 +65,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void OnGone();
   void OnShutdown();
   void CancelInEngine();
-  void Finish();              // the response is complete or will never be: settle the accounts and let go
+  void Finish();  // the response is complete or will never be: settle the accounts and let go
   RequestEnd EndOf(int prompt) const;
 
   const std::shared_ptr<const Backend> backend_;

@@ -19,12 +19,12 @@ namespace dovetail::server {
 
 struct HttpServerOptions {
   std::string host = "127.0.0.1";
-  int port = 8000;                       // 0: a free one, see HttpServer::port()
+  int port = 8000;  // 0: a free one, see HttpServer::port()
   int io_threads = 1;
-  int worker_threads = 1;                // parse, render and tokenise
-  int max_queued_work = 256;             // requests waiting for a worker; half of them for one tenant of several
-  int overload_status = 503;             // or 429: what a full queue answers
-  std::optional<uint64_t> seed;          // of requests that bring none; nullopt: a random one each
+  int worker_threads = 1;        // parse, render and tokenise
+  int max_queued_work = 256;     // requests waiting for a worker; half of them for one tenant of several
+  int overload_status = 503;     // or 429: what a full queue answers
+  std::optional<uint64_t> seed;  // of requests that bring none; nullopt: a random one each
 
   std::vector<ApiKey> api_keys;          // empty: everybody may do everything
   std::vector<ApiKey> metrics_api_keys;  // who may read /metrics; empty: the holders of an API key
@@ -39,20 +39,20 @@ struct HttpServerOptions {
   JsonLimits json;
 
   std::chrono::milliseconds tls_handshake_timeout{10'000};
-  std::chrono::milliseconds header_timeout{10'000};   // from the first byte (or the accept) to the end of the head
-  std::chrono::milliseconds body_grace{10'000};       // that a body may bring nothing, or fall behind the rate
-  size_t min_body_bytes_per_s = 8 * 1024;             // without the framing of chunks
-  std::chrono::milliseconds idle_timeout{60'000};     // between requests, and
-  std::chrono::milliseconds min_idle{1'000};          // where another's request needs its place
+  std::chrono::milliseconds header_timeout{10'000};       // from the first byte (or the accept) to the end of the head
+  std::chrono::milliseconds body_grace{10'000};           // that a body may bring nothing, or fall behind the rate
+  size_t min_body_bytes_per_s = 8 * 1024;                 // without the framing of chunks
+  std::chrono::milliseconds idle_timeout{60'000};         // between requests, and
+  std::chrono::milliseconds min_idle{1'000};              // where another's request needs its place
   std::chrono::milliseconds write_stall_timeout{30'000};  // no byte accepted by the client: it is gone
-  std::chrono::milliseconds linger_timeout{2'000};    // after an error, for the client to read it
+  std::chrono::milliseconds linger_timeout{2'000};        // after an error, for the client to read it
   std::chrono::milliseconds health_stall_limit{60'000};   // work but no progress: /health fails
 
   // Of one stream, not yet taken by the client. At half of either the engine pauses the request until the client took
   // all.
   size_t max_stream_backlog_bytes = 64 * 1024;
   int max_stream_backlog_tokens = 256;
-  int socket_send_buffer_bytes = 64 * 1024;           // the kernel's share; 0: its default
+  int socket_send_buffer_bytes = 64 * 1024;  // the kernel's share; 0: its default
 
   std::string version = kVersion;
 

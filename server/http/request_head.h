@@ -12,15 +12,15 @@
 namespace dovetail::server {
 
 struct HeadLimits {
-  size_t line_bytes = 8 * 1024;     // of the request line and of each header line
-  size_t total_bytes = 16 * 1024;   // all header lines
+  size_t line_bytes = 8 * 1024;    // of the request line and of each header line
+  size_t total_bytes = 16 * 1024;  // all header lines
   int headers = 100;
 };
 
 struct RequestHead {
   std::string method;
-  std::string path;    // percent-decoded, without the query; "*": the server as a whole (OPTIONS only)
-  std::string query;   // as sent
+  std::string path;   // percent-decoded, without the query; "*": the server as a whole (OPTIONS only)
+  std::string query;  // as sent
   int minor_version = 1;
   std::vector<std::pair<std::string, std::string>> headers;  // names in lower case, values without white space around
 
@@ -42,10 +42,10 @@ bool IsTokenChar(unsigned char c);  // of a field's name: RFC 9110, section 5.6.
 // Looks for the empty line that ends the head, resuming at `scanned` (start with 0). Refuses what no later byte could
 // make right.
 struct HeadScan {
-  size_t scanned = 0;     // bytes looked at
+  size_t scanned = 0;  // bytes looked at
   size_t line_begin = 0;
-  int lines = 0;          // complete ones
-  size_t end = 0;         // > 0: bytes of the head, the empty line included
+  int lines = 0;   // complete ones
+  size_t end = 0;  // > 0: bytes of the head, the empty line included
   HttpProblem problem;
 };
 void ScanHead(std::string_view bytes, const HeadLimits& limits, HeadScan& scan);

@@ -33,9 +33,9 @@ struct Route {
 std::span<const Route> Routes();
 
 struct RouteMatch {
-  const Route* route = nullptr;   // null: no such path, or not with this method
-  std::string_view rest;          // behind a path ending in '/'
-  std::string allow;              // methods of the path, if only the method is wrong
+  const Route* route = nullptr;  // null: no such path, or not with this method
+  std::string_view rest;         // behind a path ending in '/'
+  std::string allow;             // methods of the path, if only the method is wrong
 };
 RouteMatch MatchRoute(std::string_view method, std::string_view path);
 

@@ -90,29 +90,23 @@ TlsSession::Failure TlsSession::FailureOf(unsigned long error) const {
   const int reason = ERR_GET_REASON(error);
   if (reason >= SSL_AD_REASON_OFFSET) return {TlsFailure::kAlert, what};
   switch (reason) {
-    case SSL_R_UNEXPECTED_EOF_WHILE_READING:
-      return {TlsFailure::kClientLeft, what};
+    case SSL_R_UNEXPECTED_EOF_WHILE_READING: return {TlsFailure::kClientLeft, what};
     case SSL_R_HTTP_REQUEST:
-    case SSL_R_HTTPS_PROXY_REQUEST:
-      return {TlsFailure::kPlainHttp, what};
+    case SSL_R_HTTPS_PROXY_REQUEST: return {TlsFailure::kPlainHttp, what};
     case SSL_R_WRONG_VERSION_NUMBER:  // the first bytes are those of no record
     case SSL_R_PACKET_LENGTH_TOO_LONG:
     case SSL_R_BAD_RECORD_TYPE:
-    case SSL_R_UNEXPECTED_MESSAGE:
-      return {TlsFailure::kNoTls, what};
+    case SSL_R_UNEXPECTED_MESSAGE: return {TlsFailure::kNoTls, what};
     case SSL_R_UNSUPPORTED_PROTOCOL:
     case SSL_R_VERSION_TOO_LOW:
     case SSL_R_NO_SHARED_CIPHER:
     case SSL_R_NO_SHARED_SIGNATURE_ALGORITHMS:
     case SSL_R_NO_SUITABLE_KEY_SHARE:
-    case SSL_R_NO_APPLICATION_PROTOCOL:
-      return {TlsFailure::kNothingShared, what};
-    case SSL_R_PEER_DID_NOT_RETURN_A_CERTIFICATE:
-      return {TlsFailure::kClientCertificate, what};
+    case SSL_R_NO_APPLICATION_PROTOCOL: return {TlsFailure::kNothingShared, what};
+    case SSL_R_PEER_DID_NOT_RETURN_A_CERTIFICATE: return {TlsFailure::kClientCertificate, what};
     case SSL_R_CERTIFICATE_VERIFY_FAILED:
       return {TlsFailure::kClientCertificate, what + ": " + X509_verify_cert_error_string(SSL_get_verify_result(ssl_))};
-    default:
-      return {TlsFailure::kOther, what};
+    default: return {TlsFailure::kOther, what};
   }
 }
 

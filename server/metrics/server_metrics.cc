@@ -63,8 +63,9 @@ class ServerMetrics::Impl {
     make_.Gauge("info", "", "Constant 1; the labels say what runs.", {{"version", info.version}}).Set(1);
     make_
         .Gauge("cache_config_info", "cache_config_info", "Constant 1; the labels describe the KV cache.",
-               {{"block_size", std::to_string(info.block_size)}, {"max_model_len", std::to_string(info.max_model_len)},
-         {"num_gpu_blocks", std::to_string(info.block_count)}})
+               {{"block_size", std::to_string(info.block_size)},
+                {"max_model_len", std::to_string(info.max_model_len)},
+                {"num_gpu_blocks", std::to_string(info.block_count)}})
         .Set(1);
   }
 

@@ -21,8 +21,8 @@ struct RequestRecord {
   int64_t largest_choice = 0;  // tokens of the longest choice
   int choices = 1;
   int64_t max_tokens = 0;
-  absl::Duration submitted;                 // parsed, tokenised and handed to the engine
-  absl::Duration queued;                    // then waited for a place
+  absl::Duration submitted;  // parsed, tokenised and handed to the engine
+  absl::Duration queued;     // then waited for a place
   absl::Duration first_token = absl::InfiniteDuration();
   absl::Duration ended;
 };
@@ -38,17 +38,17 @@ class ServerMetrics {
   struct Info {
     std::string model_name;
     int max_model_len = 0;
-    int block_size = 0;        // tokens
-    int64_t block_count = 0;   // of that many tokens each, over all layers; 0: not known
+    int block_size = 0;       // tokens
+    int64_t block_count = 0;  // of that many tokens each, over all layers; 0: not known
     std::string version;
   };
   explicit ServerMetrics(const Info& info);
   ~ServerMetrics();
 
   void HttpResponse(const std::string& route, int status);
-  void PromptAccepted(int64_t prompt_tokens);                  // handed to the engine
+  void PromptAccepted(int64_t prompt_tokens);  // handed to the engine
   void FirstToken(absl::Duration since_arrival);
-  void Tokens(int count, absl::Duration since_last);           // since_last: infinite for a choice's first
+  void Tokens(int count, absl::Duration since_last);  // since_last: infinite for a choice's first
   void RequestFinished(const RequestRecord& record);
   void SlowReaderCancelled();
 

@@ -38,9 +38,7 @@ std::string Describe(const Json& value) {
 
 absl::StatusOr<int64_t> ToInt(const Json& value, const std::string& path, const IntRule& rule) {
   if (!value.is_number()) return BadField(path, "must be an integer, not ", Describe(value));
-  const auto out_of_range = [&] {
-    return BadField(path, Describe(value), " is outside ", rule.min, " .. ", rule.max);
-  };
+  const auto out_of_range = [&] { return BadField(path, Describe(value), " is outside ", rule.min, " .. ", rule.max); };
   int64_t number = 0;
   if (value.is_number_float()) {
     const double real = value.get<double>();

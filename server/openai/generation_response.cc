@@ -177,7 +177,9 @@ void GenerationResponse::Stream(int p, int c, Choice::Delta delta, Effects& effe
     return;
   }
   if (delta.text.empty() && !details && !delta.finished) return;
-  Json choice = {{"index", index}, {"text", delta.text}, {"logprobs", LogprobsOrNull(delta.logprobs)},
+  Json choice = {{"index", index},
+                 {"text", delta.text},
+                 {"logprobs", LogprobsOrNull(delta.logprobs)},
                  {"finish_reason", delta.finished ? Json(output.state.finish_reason()) : Json()}};
   if (delta.finished) choice["stop_reason"] = output.state.stop_reason();
   if (spec_.return_token_ids) {

@@ -38,8 +38,8 @@ inline constexpr IntRule kIntRules[] = {
     {"n", 1, 8},
     {"best_of", 1, 8},
     {"top_k", -1, kInt32Max},
-    {"logprobs", 0, kMaxLogprobs},       // completions; a boolean in chat
-    {"top_logprobs", 0, kMaxLogprobs},   // chat
+    {"logprobs", 0, kMaxLogprobs},      // completions; a boolean in chat
+    {"top_logprobs", 0, kMaxLogprobs},  // chat
     {"prompt_logprobs", 0, kMaxLogprobs},
     {"seed", std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()},
     {"truncate_prompt_tokens", -1, kInt32Max},
@@ -53,7 +53,7 @@ inline constexpr FloatRule kFloatRules[] = {
     {"repetition_penalty", 0.01, 10.0},
     {"presence_penalty", -2.0, 2.0},
     {"frequency_penalty", -2.0, 2.0},
-    {"logit_bias", -100.0, 100.0},       // each value
+    {"logit_bias", -100.0, 100.0},  // each value
 };
 
 }  // namespace dovetail::server

@@ -15,10 +15,10 @@ namespace dovetail::server {
 // depends on the prompt's length. Costs up to some 100 ms for a large prompt: called on a worker thread.
 
 struct RequestContext {
-  std::string id;           // of the HTTP request; becomes part of the completion id
+  std::string id;  // of the HTTP request; becomes part of the completion id
   std::string tenant;
-  int64_t created = 0;      // Unix seconds
-  uint64_t random_seed = 0; // used where the request names no seed
+  int64_t created = 0;                  // Unix seconds
+  uint64_t random_seed = 0;             // used where the request names no seed
   const CancelToken* cancel = nullptr;  // outlives the call
 
   // kCancelled once the token says so.

@@ -65,7 +65,7 @@ struct ChatRequest {
 };
 
 struct TokenizeRequest {
-  std::string model;                           // may be empty: the served one
+  std::string model;  // may be empty: the served one
   std::variant<std::string, ChatPrompt> input;
   bool add_special = true;
   bool parse_special = true;

@@ -22,7 +22,7 @@ namespace dovetail::server {
 struct ChatPrompt {
   Json messages;  // checked: array of {role, content: string or null, ...}
   bool add_generation_prompt = true;
-  bool continue_final_message = false;  // end the prompt where the last message's text does; excludes the former
+  bool continue_final_message = false;    // end the prompt where the last message's text does; excludes the former
   Json template_kwargs = Json::object();  // values only
 };
 
@@ -49,12 +49,12 @@ struct ServedModel {
   int64_t UsableLength(int64_t longest_sequence) const {
     return longest_sequence > 0 ? std::min<int64_t>(max_model_len, longest_sequence) : max_model_len;
   }
-  int vocab_size = 0;                    // rows of the output layer
-  std::vector<TokenId> end_token_ids;    // end a choice unless ignore_eos
+  int vocab_size = 0;                  // rows of the output layer
+  std::vector<TokenId> end_token_ids;  // end a choice unless ignore_eos
   SamplingDefaults defaults;
 
   std::string owned_by = "dovetail";
-  int64_t created = 0;                   // Unix seconds
+  int64_t created = 0;  // Unix seconds
   std::string fingerprint = "fp_dovetail";
 };
 

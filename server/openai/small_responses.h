@@ -15,7 +15,7 @@ namespace dovetail::server {
 // configured_max_model_len gives that.
 std::string ModelsBody(const ServedModel& model, int64_t usable_len);
 absl::StatusOr<std::string> ModelBody(const ServedModel& model, const std::string& name, int64_t usable_len);
-absl::StatusOr<std::string> TokenizerInfoBody(const ServedModel& model);                      // GET /tokenizer_info
+absl::StatusOr<std::string> TokenizerInfoBody(const ServedModel& model);  // GET /tokenizer_info
 
 // The union of what vLLM and llama.cpp answer: {count, max_model_len, tokens, token_strs} and tokens as pieces if asked
 // for.

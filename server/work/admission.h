@@ -29,8 +29,8 @@ class Admission {
   static constexpr int kSeconds = 10;  // that the rate is measured over
 
   mutable std::mutex mutex_;
-  std::map<std::string, int> active_;        // requests in the engine; none is here with 0
-  std::array<int, kSeconds> ended_{};        // in the seconds of which seconds_ says which
+  std::map<std::string, int> active_;  // requests in the engine; none is here with 0
+  std::array<int, kSeconds> ended_{};  // in the seconds of which seconds_ says which
   std::array<int64_t, kSeconds> seconds_{};
   bool any_ended_ = false;
 };

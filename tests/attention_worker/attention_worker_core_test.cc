@@ -404,11 +404,11 @@ TEST_F(AttentionWorkerCoreTest, ProbesPinAndReopenedPromptsHit) {
 }
 
 TEST_F(AttentionWorkerCoreTest, PlacementsByRequestHeadsAndTokensMixInOneStep) {
-  Open(1);                                                                 // everything
-  Open(2, {ShardOf(0, {1, 2})});                                           // one head of group 0
+  Open(1);                        // everything
+  Open(2, {ShardOf(0, {1, 2})});  // one head of group 0
   Open(3, {ShardOf(0, {0, 2}, {64, 128}),
-           ShardOf(1, {0, 1}, {0, 64})});  // tokens 64..127, and the beginning of the window
-  Open(4, {ShardOf(0, {0, 1}, {0, 64}), ShardOf(0, {1, 2})});              // one head in part, one whole
+           ShardOf(1, {0, 1}, {0, 64})});                      // tokens 64..127, and the beginning of the window
+  Open(4, {ShardOf(0, {0, 1}, {0, 64}), ShardOf(0, {1, 2})});  // one head in part, one whole
   ASSERT_TRUE(Prepares(Begin(
       1,
       {{SequenceId(1), 0, 2, {}}, {SequenceId(2), 0, 2, {}}, {SequenceId(3), 0, 100, {}}, {SequenceId(4), 0, 2, {}}})));

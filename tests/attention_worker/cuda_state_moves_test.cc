@@ -55,8 +55,7 @@ class StateMovesToGpus : public StateMoves, public ::testing::WithParamInterface
   }
   void Release() {
     for (size_t worker = 0; worker < nodes_.size(); ++worker)
-      Tell(static_cast<int>(worker), proto::FrameType::kReleaseSequence,
-           proto::ReleaseSequence{SequenceId(1), 0, {}});
+      Tell(static_cast<int>(worker), proto::FrameType::kReleaseSequence, proto::ReleaseSequence{SequenceId(1), 0, {}});
     EXPECT_TRUE(refused_.empty()) << refused_[0];
   }
 

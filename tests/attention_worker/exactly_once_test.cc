@@ -100,7 +100,9 @@ class Faulty : public transport::FrameHandler {
  public:
   // Nothing goes wrong without a seed.
   explicit Faulty(std::optional<uint64_t> seed)
-      : table_(Table()), random_(seed.value_or(0)), faulty_(seed.has_value()),
+      : table_(Table()),
+        random_(seed.value_or(0)),
+        faulty_(seed.has_value()),
         device_(*kernels::CreateCpuDevice({.threads = 1})) {
     for (int i = 0; i < 2; ++i) ports_.push_back(fabric_.CreatePort(nullptr));
     node_ = *AttentionWorkerNode::Create(table_, {kWorker, kEpoch, 4000, kMicroBatches}, *device_, *ports_[1]);

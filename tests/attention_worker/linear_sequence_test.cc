@@ -96,8 +96,7 @@ class SnapshotsOfSequences : public ::testing::Test {
   // The largest start that is offered.
   uint32_t Open(uint64_t id, const std::vector<proto::BlockHash>& hashes) {
     const proto::Placement placement = proto::WholePlacement(table_, WorkerId(0), Epoch(1));
-    const auto opened =
-        sequences_.Open({SequenceId(id), {placement.begin(), placement.end()}, hashes});
+    const auto opened = sequences_.Open({SequenceId(id), {placement.begin(), placement.end()}, hashes});
     EXPECT_TRUE(opened.ok());
     return (*opened)->resumable.front();
   }

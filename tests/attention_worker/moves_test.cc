@@ -45,8 +45,8 @@ class Moves : public ::testing::Test {
         const auto& layout = out.layouts[CoreOf(to).table().op_group[move->op].value()];
         EXPECT_EQ(layout.query_bytes, 0);
         wire_.push_back({to, out.order.target,
-                         proto::MakeHeader(FrameType::kKeyValue, out.order.target_epoch, out.step,
-                                           move->micro_batch, move->op, layout.key_value_bytes),
+                         proto::MakeHeader(FrameType::kKeyValue, out.order.target_epoch, out.step, move->micro_batch,
+                                           move->op, layout.key_value_bytes),
                          std::vector<std::byte>(layout.key_value_bytes)});
         key_value_bytes_ += layout.key_value_bytes;
       } else if (auto* finish = std::get_if<AppendAndFinish>(&action); finish != nullptr && to == kTakerNode) {

@@ -27,12 +27,12 @@ class ModelledTable {
   using Content = uint64_t;
 
   struct Modelled {
-    std::vector<TokenId> tokens;       // committed and being appended
-    Position ctx_len = 0;              // committed
-    int q_len = 0;                     // appended by the last step
-    bool good = true;                  // the last step wrote what it should
+    std::vector<TokenId> tokens;  // committed and being appended
+    Position ctx_len = 0;         // committed
+    int q_len = 0;                // appended by the last step
+    bool good = true;             // the last step wrote what it should
     bool started = false;
-    int named = 0;                     // blocks whose hashes the table was told
+    int named = 0;  // blocks whose hashes the table was told
     uint64_t salt = 0;
   };
 

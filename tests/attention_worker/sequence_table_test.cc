@@ -403,10 +403,10 @@ TEST(Window, BlocksBehindAHoleInTheHitAreGivenBackToo) {
   Driver table(windowed, 8);
   table.Open(1);
   ASSERT_TRUE(table.Step(1, 0, 256).ok());
-  table.Release(1, 256, Hashes(5, 4));  // LRU order: blocks 3, 2, 1, 0
-  table->Probe({9, WholeShards(windowed), Hashes(5, 1)});                   // holds block 0
+  table.Release(1, 256, Hashes(5, 4));                                             // LRU order: blocks 3, 2, 1, 0
+  table->Probe({9, WholeShards(windowed), Hashes(5, 1)});                          // holds block 0
   table->Probe({10, {ShardOf(0, {0, 1}, {128, proto::kOpenEnd})}, Hashes(5, 4)});  // holds blocks 2 and 3
-  ASSERT_TRUE(table->MakeRoom(5));                                          // evicts block 1
+  ASSERT_TRUE(table->MakeRoom(5));                                                 // evicts block 1
   EXPECT_THAT(table.Open(2, Hashes(5, 4)), ElementsAre(4, 1, 0)) << "block 1 is missing, and 2 and 3 need it";
   table->Unpin(9), table->Unpin(10);
   EXPECT_EQ(table.in_use(), 3u);

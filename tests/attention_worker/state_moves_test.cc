@@ -11,12 +11,12 @@
 namespace dovetail::attention {
 namespace {
 
+using proto::FrameType;
 using ::testing::HasSubstr;
 using testing::kEpoch;
 using testing::kModel;
 using testing::StateMoves;
 using testing::Table;
-using proto::FrameType;
 
 class StateMovesOf : public StateMoves, public ::testing::WithParamInterface<DType> {
  protected:
@@ -111,7 +111,8 @@ TEST_F(OfTwoWorkers, AWorkerOfSomeHeadsAnswersAsOneOfAllDoes) {
       std::vector<std::byte> part;
       const bool gates = table_.softmax(table_.op_group[op]).gates > 0;
       const int64_t value_end = gates ? item.gate_offset : layout.key_value_bytes;
-      for (const auto& [begin, end] : {std::pair{item.key_offset, item.value_offset}, {item.value_offset, value_end},
+      for (const auto& [begin, end] : {std::pair{item.key_offset, item.value_offset},
+                                       {item.value_offset, value_end},
                                        {value_end, layout.key_value_bytes}}) {
         const auto second = SecondOf(key_value, begin, end);
         part.insert(part.end(), second.begin(), second.end());

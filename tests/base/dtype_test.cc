@@ -10,8 +10,8 @@ namespace {
 
 TEST(DType, Bf16RoundsToNearestEven) {
   EXPECT_EQ(ToBF16(1.0f).bits, 0x3f80);
-  EXPECT_EQ(ToBF16(1.00390625f).bits, 0x3f80);   // half way, stays on the even side
-  EXPECT_EQ(ToBF16(1.01171875f).bits, 0x3f82);   // half way, goes up to the even side
+  EXPECT_EQ(ToBF16(1.00390625f).bits, 0x3f80);  // half way, stays on the even side
+  EXPECT_EQ(ToBF16(1.01171875f).bits, 0x3f82);  // half way, goes up to the even side
   EXPECT_EQ(ToBF16(std::numeric_limits<float>::max()).bits, 0x7f80);
   EXPECT_TRUE(std::isnan(ToFloat(ToBF16(std::nanf("")))));
 }

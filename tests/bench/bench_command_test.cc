@@ -30,7 +30,10 @@ std::string Parse(std::vector<std::string> arguments, BenchFlags& flags) {
 
 TEST(BenchCommand, ReadsItsFlags) {
   BenchFlags flags;
-  ASSERT_EQ(Parse({"model.gguf", "--batch", "1,16,64", "--prompt-tokens", "256", "--output-tokens", "0", "--repeat", "2", "--json"}, flags), "");
+  ASSERT_EQ(Parse({"model.gguf", "--batch", "1,16,64", "--prompt-tokens", "256", "--output-tokens", "0", "--repeat",
+                   "2", "--json"},
+                  flags),
+            "");
   EXPECT_EQ(flags.engine.model, "model.gguf");
   EXPECT_EQ(flags.batch, (std::vector<int>{1, 16, 64}));
   EXPECT_EQ(flags.prompt_tokens, 256);
@@ -50,7 +53,8 @@ TEST(BenchCommand, RefusesWhatItCannotMeasureByTheFlagsName) {
   flags.batch = {100};
   flags.engine.max_num_batched_tokens = 100;
   flags.engine.max_num_seqs = 100;
-  EXPECT_THAT(std::string(RunBench(flags).message()), HasSubstr("leave no room for prompts within --max-num-batched-tokens 100"));
+  EXPECT_THAT(std::string(RunBench(flags).message()),
+              HasSubstr("leave no room for prompts within --max-num-batched-tokens 100"));
 }
 
 TEST(BenchCommand, MeasuresAModelAndPrintsJson) {

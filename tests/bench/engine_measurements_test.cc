@@ -15,8 +15,8 @@
 namespace dovetail::bench {
 namespace {
 
-using ::testing::HasSubstr;
 using std::chrono::milliseconds;
+using ::testing::HasSubstr;
 
 // Arrivals of one token each, in milliseconds.
 std::vector<Arrival> At(const std::vector<int>& times) {
@@ -28,8 +28,8 @@ std::vector<Arrival> At(const std::vector<int>& times) {
 TEST(FullBatchWindow, BeginsWhenTheLastSequenceShowsItsFirstToken) {
   const auto window = FullBatchWindow({At({10, 20, 30, 40, 50}), At({25, 30, 40, 50, 60})}, 2);
   ASSERT_TRUE(window.ok()) << window.status();
-  EXPECT_EQ(window->tokens, 4);                  // at 30, 30, 40, 40
-  EXPECT_DOUBLE_EQ(window->seconds, 0.015);      // from 25 to 40
+  EXPECT_EQ(window->tokens, 4);              // at 30, 30, 40, 40
+  EXPECT_DOUBLE_EQ(window->seconds, 0.015);  // from 25 to 40
   EXPECT_NEAR(window->tokens_per_s(), 4 / 0.015, 1e-9);
 }
 
@@ -86,7 +86,8 @@ TEST(PromptSource, NeverGivesTheSamePromptTwiceAndStaysInTheVocabulary) {
 // Answers every request at once, from inside Submit.
 class InstantEngine final : public server::Engine {
  public:
-  absl::StatusOr<RequestId> Submit(scheduler::GenerationRequest request, std::shared_ptr<server::GenerationSink> sink) override {
+  absl::StatusOr<RequestId> Submit(scheduler::GenerationRequest request,
+                                   std::shared_ptr<server::GenerationSink> sink) override {
     requests.push_back(request);
     if (refuse) return absl::ResourceExhaustedError("the queue is full");
     for (int i = 0; i < request.max_tokens; ++i) {

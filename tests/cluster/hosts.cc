@@ -21,8 +21,7 @@ std::string PortOf(int host) { return absl::StrCat("port", host); }
 
 absl::StatusOr<std::unique_ptr<Hosts>> Hosts::Create(int count) {
   std::unique_ptr<Hosts> hosts(new Hosts);
-  if (unshare(CLONE_NEWNET) != 0)
-    return FailedPrecondition("no network namespaces: ", std::strerror(errno));
+  if (unshare(CLONE_NEWNET) != 0) return FailedPrecondition("no network namespaces: ", std::strerror(errno));
   if (!hosts->Run(0, {"ip", "link", "set", "lo", "up"}))
     return FailedPrecondition("the program ip (iproute2) is not installed");
   if (!hosts->Run(0, {"ip", "link", "add", "data0", "type", "bridge"}) ||

@@ -74,9 +74,8 @@ std::vector<Held> Measure(const std::string& config, int vocab, const std::vecto
     }
     all.push_back({length, most, ResidentBytes()});
     std::printf("%8d tokens: %6llu KvBlocks held, process %7.1f MiB, prompt in %7.2f s (%llu tokens found so far)\n",
-                length, static_cast<unsigned long long>(most),
-                static_cast<double>(all.back().resident) / (1 << 20), seconds,
-                static_cast<unsigned long long>(stats.scheduler.prefix_hits));
+                length, static_cast<unsigned long long>(most), static_cast<double>(all.back().resident) / (1 << 20),
+                seconds, static_cast<unsigned long long>(stats.scheduler.prefix_hits));
     (*cluster)->Cancel(*id);
     (void)sink->WaitForEnd();
   }

@@ -180,9 +180,8 @@ absl::Status MiniCluster::LoadModel() {
   if (processes()) return absl::OkStatus();
   DT_ASSIGN_OR_RETURN(model_,
                       TestModel::Load(options_.model, options_.weights, {.threads = 1, .max_isa = options_.isa}));
-  DT_ASSIGN_OR_RETURN(
-      summary_, server::SummarizeModel(*model_->model->checkpoint, options_.kv, model_->model->weight_bytes, files_,
-                                       options_.state));
+  DT_ASSIGN_OR_RETURN(summary_, server::SummarizeModel(*model_->model->checkpoint, options_.kv,
+                                                       model_->model->weight_bytes, files_, options_.state));
   return absl::OkStatus();
 }
 
@@ -257,9 +256,9 @@ control::WorkerMainOptions MiniCluster::WorkerOptions(control::Role role, const 
 
 absl::Status MiniCluster::StartAttention(const std::string& name, uint64_t kv_bytes) {
   if (processes()) {
-    processes_[name] = StartProcess(
-        HostOf(name), {"attention-worker", "--name", name, "--scheduler", address_, "--lanes", options_.lanes,
-                       "--kv-capacity", std::to_string(kv_bytes), "--threads", "1"});
+    processes_[name] =
+        StartProcess(HostOf(name), {"attention-worker", "--name", name, "--scheduler", address_, "--lanes",
+                                    options_.lanes, "--kv-capacity", std::to_string(kv_bytes), "--threads", "1"});
     return absl::OkStatus();
   }
   auto options = WorkerOptions(control::Role::kAttentionWorker, name);
@@ -280,14 +279,11 @@ absl::Status MiniCluster::StartAttention(const std::string& name, uint64_t kv_by
 absl::Status MiniCluster::StartCompute(const std::string& name) {
   if (processes()) {
     const bool f32 = options_.weights == model::WeightFormat::kF32;
-    const std::string kv = options_.kv == DType::kF32   ? "float32"
-                           : options_.kv == DType::kF16 ? "float16"
-                                                        : "bfloat16";
+    const std::string kv = options_.kv == DType::kF32 ? "float32" : options_.kv == DType::kF16 ? "float16" : "bfloat16";
     processes_[name] = StartProcess(
-        HostOf(name) - 1,
-        {"compute-worker", options_.model.string(), "--name", name, "--scheduler", address_, "--lanes", options_.lanes,
-         "--threads", "1", "--dtype", f32 ? "float32" : "auto", "--kv-cache-dtype", kv, "--state-dtype",
-         std::string(dovetail::Name(options_.state))});
+        HostOf(name) - 1, {"compute-worker", options_.model.string(), "--name", name, "--scheduler", address_,
+                           "--lanes", options_.lanes, "--threads", "1", "--dtype", f32 ? "float32" : "auto",
+                           "--kv-cache-dtype", kv, "--state-dtype", std::string(dovetail::Name(options_.state))});
     return absl::OkStatus();
   }
   auto options = WorkerOptions(control::Role::kComputeWorker, name);

@@ -36,17 +36,17 @@ struct MiniClusterOptions {
   Hosts* hosts = nullptr;     // of kHosts; outlives the cluster
   std::filesystem::path model;
   model::WeightFormat weights = model::WeightFormat::kAuto;
-  DType kv = DType::kBF16;                   // kProcesses: bf16, or f32 with f32 weights
-  DType state = DType::kF32;                 // of linear states
-  kernels::Isa isa = kernels::Isa::kAvx512;  // threads only
-  scheduler::SchedulerOptions scheduler;     // attention and model_digest are filled in
-  compute::ComputeWorkerTuning compute;      // threads only
+  DType kv = DType::kBF16;                                 // kProcesses: bf16, or f32 with f32 weights
+  DType state = DType::kF32;                               // of linear states
+  kernels::Isa isa = kernels::Isa::kAvx512;                // threads only
+  scheduler::SchedulerOptions scheduler;                   // attention and model_digest are filled in
+  compute::ComputeWorkerTuning compute;                    // threads only
   attention::Digests digests = attention::Digests::kNone;  // threads only
-  uint64_t kv_bytes = uint64_t{8} << 20;     // of each attention worker
-  int attention_workers = 1;                 // a1, a2, ..
-  int compute_workers = 1;                   // c1, c2, ..
-  absl::Duration lease = absl::Seconds(20);  // long: a busy machine must not lose a member
-  transport::Faults faults;                  // threads only: what happens to frames, of all roles both ways
+  uint64_t kv_bytes = uint64_t{8} << 20;                   // of each attention worker
+  int attention_workers = 1;                               // a1, a2, ..
+  int compute_workers = 1;                                 // c1, c2, ..
+  absl::Duration lease = absl::Seconds(20);                // long: a busy machine must not lose a member
+  transport::Faults faults;  // threads only: what happens to frames, of all roles both ways
   uint64_t fault_seed = 1;
 };
 

@@ -78,8 +78,7 @@ void CompareWithEmbedded(const fs::path& path, model::WeightFormat weights, DTyp
     if (max_model_len > 0) options.scheduler.max_model_len = max_model_len;
     const auto alone = StartCluster(**model, options);
     ASSERT_TRUE(alone.ok()) << alone.status();
-    for (const scheduler::GenerationRequest& request : requests)
-      expected.push_back(RunAll(**alone, {request}).front());
+    for (const scheduler::GenerationRequest& request : requests) expected.push_back(RunAll(**alone, {request}).front());
   }
   for (const std::string& lane : lanes) {
     SCOPED_TRACE(lane);

@@ -88,7 +88,7 @@ std::string RequestSpec::ToString() const {
 }
 
 const char* Name(TinyModelKind kind) {
-  constexpr const char* kNames[] = {"grouped", "windowed", "bf16", "quantised",
+  constexpr const char* kNames[] = {"grouped",     "windowed",  "bf16",   "quantised",
                                     "gated_delta", "lightning", "mamba2", "stories260K"};
   return kNames[static_cast<int>(kind)];
 }

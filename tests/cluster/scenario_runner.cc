@@ -26,8 +26,7 @@ TinyModelSpec SpecOf(TinyModelKind kind) {
     case TinyModelKind::kStories:
     case TinyModelKind::kGatedDelta:  // folders, not GGUF
     case TinyModelKind::kLightning:
-    case TinyModelKind::kMamba2:
-      break;
+    case TinyModelKind::kMamba2: break;
     case TinyModelKind::kWindowed:  // a window that ends inside a segment, three KV heads for up to five workers
       spec.architecture = "gemma3";
       spec.layers = 4;

@@ -89,8 +89,7 @@ class TinyModelWriter {
       case GgmlType::kBF16:
         for (const float v : Randoms(count, 0, deviation)) bytes += GgufBuilder::Raw(ToBF16(v).bits);
         break;
-      default:
-        bytes = Blocks(type, count, deviation);
+      default: bytes = Blocks(type, count, deviation);
     }
     file_.Tensor(name + ".weight", {static_cast<uint64_t>(in), static_cast<uint64_t>(out)}, type, bytes);
   }
@@ -98,26 +97,16 @@ class TinyModelWriter {
   // Every code is as likely as any other; d and its companion centre and scale what the codes stand for.
   std::string Blocks(GgmlType type, size_t count, float deviation) {
     switch (type) {
-      case GgmlType::kQ4_0:
-        return BlocksOf<kernels::BlockQ4_0>(count, 32, deviation / 4.6f, 0);
-      case GgmlType::kQ4_1:
-        return BlocksOf<kernels::BlockQ4_1>(count, 32, deviation / 4.6f, -7.5f);
-      case GgmlType::kQ5_0:
-        return BlocksOf<kernels::BlockQ5_0>(count, 32, deviation / 9.2f, 0);
-      case GgmlType::kQ5_1:
-        return BlocksOf<kernels::BlockQ5_1>(count, 32, deviation / 9.2f, -15.5f);
-      case GgmlType::kQ8_0:
-        return BlocksOf<kernels::BlockQ8_0>(count, 32, deviation / 74, 0);
-      case GgmlType::kQ4_K:
-        return BlocksOf<kernels::BlockQ4_K>(count, 256, deviation / 270, 7.5f);
-      case GgmlType::kQ5_K:
-        return BlocksOf<kernels::BlockQ5_K>(count, 256, deviation / 540, 15.5f);
-      case GgmlType::kQ6_K:
-        return BlocksOf<kernels::BlockQ6_K>(count, 256, deviation / 1370, 0);
-      case GgmlType::kMXFP4:
-        return BlocksOf<kernels::BlockMXFP4>(count, 32, deviation / 5.85f, 0);
-      default:
-        DT_CHECK(false);
+      case GgmlType::kQ4_0: return BlocksOf<kernels::BlockQ4_0>(count, 32, deviation / 4.6f, 0);
+      case GgmlType::kQ4_1: return BlocksOf<kernels::BlockQ4_1>(count, 32, deviation / 4.6f, -7.5f);
+      case GgmlType::kQ5_0: return BlocksOf<kernels::BlockQ5_0>(count, 32, deviation / 9.2f, 0);
+      case GgmlType::kQ5_1: return BlocksOf<kernels::BlockQ5_1>(count, 32, deviation / 9.2f, -15.5f);
+      case GgmlType::kQ8_0: return BlocksOf<kernels::BlockQ8_0>(count, 32, deviation / 74, 0);
+      case GgmlType::kQ4_K: return BlocksOf<kernels::BlockQ4_K>(count, 256, deviation / 270, 7.5f);
+      case GgmlType::kQ5_K: return BlocksOf<kernels::BlockQ5_K>(count, 256, deviation / 540, 15.5f);
+      case GgmlType::kQ6_K: return BlocksOf<kernels::BlockQ6_K>(count, 256, deviation / 1370, 0);
+      case GgmlType::kMXFP4: return BlocksOf<kernels::BlockMXFP4>(count, 32, deviation / 5.85f, 0);
+      default: DT_CHECK(false);
     }
     return {};
   }

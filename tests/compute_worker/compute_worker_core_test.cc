@@ -86,7 +86,10 @@ class ComputeWorkerCoreTest : public ::testing::Test {
     return Feed(PartialArrived{NodeOf(worker), kEpoch, StepId(step), id, op, std::span(bytes_).first(bytes)});
   }
   std::vector<std::string> Refuse(uint64_t step, int worker, bool out_of_memory, int micro_batch = 0) {
-    return Feed(StepRefused{NodeOf(worker), kEpoch, StepId(step), MicroBatchId(static_cast<uint16_t>(micro_batch)),
+    return Feed(StepRefused{NodeOf(worker),
+                            kEpoch,
+                            StepId(step),
+                            MicroBatchId(static_cast<uint16_t>(micro_batch)),
                             {out_of_memory, out_of_memory ? "full" : "sequence 1 is not open here"}});
   }
   std::vector<std::string> Sampled(uint64_t step, int micro_batch = 0) {
@@ -421,9 +424,7 @@ class DrawnBeforeTest : public ComputeWorkerCoreTest {
     entry.tokens = {proto::kDrawnBefore};
     return entry;
   }
-  std::vector<std::string> PlanFollower(Position ctx_len = 1) {
-    return Plan(2, {Drawn(ctx_len)}, 1);
-  }
+  std::vector<std::string> PlanFollower(Position ctx_len = 1) { return Plan(2, {Drawn(ctx_len)}, 1); }
   std::vector<std::string> SampledToken(TokenId token) {
     proto::EntryResult drawn{.sequence = SequenceId(1), .position = 1, .token = token};
     return Feed(SampleDone{MicroBatchId(0), {.step = StepId(1), .entries = {drawn}}});

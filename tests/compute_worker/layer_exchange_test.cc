@@ -172,8 +172,10 @@ TEST_F(LayerExchangesTest, AStepOfSeveralWorkersIsTheGpusOwnIfAllAreLinkedAndNon
 TEST_F(LayerExchangesTest, AStepOfOneWorkerIsTheGpusOwnIfItIsLinked) {
   Begin(/*divided=*/false);
   RowSpread spread;
-  EXPECT_TRUE(GpusMayExchange(core_, kFirst, [](NodeId) { return "0000:01:00.0"; }, spread));
-  EXPECT_FALSE(GpusMayExchange(core_, kFirst, [](NodeId) { return ""; }, spread));
+  EXPECT_TRUE(GpusMayExchange(
+      core_, kFirst, [](NodeId) { return "0000:01:00.0"; }, spread));
+  EXPECT_FALSE(GpusMayExchange(
+      core_, kFirst, [](NodeId) { return ""; }, spread));
 }
 
 TEST(LayerExchanges, LinearStatesAreNotExchangedByGpusThemselves) {

@@ -23,8 +23,7 @@ proto::AttentionTable TwoGroups() {
 
 class RowSpreadTest : public ::testing::Test {
  protected:
-  RowSpreadTest()
-      : core_(TwoGroups(), {{StageKind::kDense, 0}}, {.max_step_tokens = 64, .vocab_size = 100}) {
+  RowSpreadTest() : core_(TwoGroups(), {{StageKind::kDense, 0}}, {.max_step_tokens = 64, .vocab_size = 100}) {
     for (uint32_t worker = 0; worker < 3; ++worker)
       core_.AddAttentionWorker({WorkerId(worker), kEpoch, NodeId(10 + worker)});
   }

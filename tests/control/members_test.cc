@@ -495,9 +495,7 @@ TEST(Members, RandomLivesNeverUseAWorkerThatIsNotConnected) {
                          "w" + std::to_string(node));
           }
           break;
-        case 1:
-          cluster.members.Ready(some, 10, cluster.now, cluster.actions).IgnoreError();
-          break;
+        case 1: cluster.members.Ready(some, 10, cluster.now, cluster.actions).IgnoreError(); break;
         case 2:
         case 3:
           if (!unread[some].empty()) {

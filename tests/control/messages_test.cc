@@ -82,8 +82,8 @@ TEST(ControlMessages, LinearStatesAndTheirConstantsSurviveTheWire) {
   JoinRequest request = GoodJoin();
   proto::LinearConstants sinks;
   sinks.sinks = {0.5f, -0.25f};
-  request.model->attention = *proto::AttentionTable::Build({proto::SoftmaxSpec{2, 1, 4, 4, 1.0f}, state},
-                                                           {sinks, constants});
+  request.model->attention =
+      *proto::AttentionTable::Build({proto::SoftmaxSpec{2, 1, 4, 4, 1.0f}, state}, {sinks, constants});
   v1::JoinRequest wire;
   ToProto(request, wire);
   const auto read = FromProto(wire);

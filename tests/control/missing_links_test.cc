@@ -37,9 +37,9 @@ struct MissingLink : Cluster {
   uint64_t Version(WorkerId worker) const { return members.Find(worker)->sent.back().first; }
   void Silent(WorkerId from, WorkerId about) {
     const Member* member = members.Find(about);
-    members.LinkFailed(from, {member->request.node, member->epoch, "nothing came for 5000 ms",
-                              control::LinkFailed::Kind::kSilent},
-                       now, actions);
+    members.LinkFailed(
+        from, {member->request.node, member->epoch, "nothing came for 5000 ms", control::LinkFailed::Kind::kSilent},
+        now, actions);
     Settle();
   }
 };

@@ -59,16 +59,16 @@ void RunCollective(Op op, Fiber* lanes, uint32_t mask) {
         std::memcpy(f.out, lanes[f.from].in, 8);
       }
       return;
-    case kAll: case kAny: case kBallot:
+    case kAll:
+    case kAny:
+    case kBallot:
       for (int l = 0; l < 32; ++l) votes |= (mask >> l & lanes[l].in[0] & 1) << l;
-      for (int l = 0; l < 32; ++l)
-        lanes[l].out[0] = op == kBallot ? votes : op == kAll ? votes == mask : votes != 0;
+      for (int l = 0; l < 32; ++l) lanes[l].out[0] = op == kBallot ? votes : op == kAll ? votes == mask : votes != 0;
       return;
     case kMatrices: return LoadMatrices(lanes, false);
     case kMatricesTransposed: return LoadMatrices(lanes, true);
     default: return RunMma(lanes, op);
   }
 }
-
 
 }  // namespace emu

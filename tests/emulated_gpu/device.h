@@ -2,8 +2,8 @@
 // CUDA device code as plain C++: included before every translated .cu file (-include). A thread of a thread block is a
 // fiber (thread_block.h); the real CUDA headers give types and conversions, this one the words that nvcc knows.
 #include <cuda_bf16.h>
-#include <cuda_fp8.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <algorithm>
 #include <cmath>
@@ -135,14 +135,26 @@ using std::isnan;
 inline float __fmul_rn(float x, float y) { return x * y; }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint64_t{a} * b >> 32; }
 template <typename T>
-T __ldcs(const T* p) { return *p; }
+T __ldcs(const T* p) {
+  return *p;
+}
 template <typename T>
-T __ldcg(const T* p) { return *p; }
+T __ldcg(const T* p) {
+  return *p;
+}
 inline float __expf(float x) { return emu::Exp2(x * 1.4426950408889634f); }
 inline float __fdividef(float x, float y) { return x / y; }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
-inline float __uint_as_float(uint32_t x) { float y; std::memcpy(&y, &x, 4); return y; }
-inline uint32_t __float_as_uint(float x) { uint32_t y; std::memcpy(&y, &x, 4); return y; }
+inline float __uint_as_float(uint32_t x) {
+  float y;
+  std::memcpy(&y, &x, 4);
+  return y;
+}
+inline uint32_t __float_as_uint(float x) {
+  uint32_t y;
+  std::memcpy(&y, &x, 4);
+  return y;
+}
 inline int __ffs(int x) { return __builtin_ffs(x); }
 
 template <typename... P>

@@ -98,8 +98,8 @@ cudaError_t cudaMalloc(void** out, size_t bytes) {
   const size_t size = (bytes + 255) / 256 * 256, pages = (size + kPage - 1) / kPage * kPage;
   const std::lock_guard lock(mutex);
   if (size > kMemory - used) return cudaErrorMemoryAllocation;
-  auto* const base = static_cast<char*>(
-      mmap(nullptr, pages + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  auto* const base =
+      static_cast<char*>(mmap(nullptr, pages + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   if (base == MAP_FAILED) return cudaErrorMemoryAllocation;
   mprotect(base + pages, kPage, PROT_NONE);
   std::memset(base, 0xff, pages);
@@ -184,9 +184,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t) {
   return cudaSuccess;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete reinterpret_cast<Graph*>(graph), cudaSuccess; }
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
-  return delete reinterpret_cast<Graph*>(graph), cudaSuccess;
-}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) { return delete reinterpret_cast<Graph*>(graph), cudaSuccess; }
 
 }  // extern "C"
 

@@ -89,8 +89,8 @@ const char* Where(const Fiber& f) {
 }
 
 void Report() {
-  std::fprintf(stderr, "emu: a kernel of %s, block %u,%u of %u,%u, %d threads of %d run\n",
-               kernel_name, blockIdx.x, blockIdx.y, gridDim.x, gridDim.y, live, threads);
+  std::fprintf(stderr, "emu: a kernel of %s, block %u,%u of %u,%u, %d threads of %d run\n", kernel_name, blockIdx.x,
+               blockIdx.y, gridDim.x, gridDim.y, live, threads);
   std::set<void*> callers;
   for (int at = 0; at < threads;) {  // neighbours that wait for the same
     const Fiber& f = fibers[at];
@@ -112,8 +112,8 @@ void Report() {
         break;
       case Fiber::kPolls:
         std::fprintf(stderr,
-                     "mbarrier at %u, parity %u, at %s; it has phase %u, lacks %ld of %ld arrivals, %ld bytes\n",
-                     f.bar, f.parity, Where(f), b.phase, b.pending, b.count, b.bytes);
+                     "mbarrier at %u, parity %u, at %s; it has phase %u, lacks %ld of %ld arrivals, %ld bytes\n", f.bar,
+                     f.parity, Where(f), b.phase, b.pending, b.count, b.bytes);
         break;
       case Fiber::kExited: std::fprintf(stderr, "ended\n"); break;
     }

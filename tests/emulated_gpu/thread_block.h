@@ -36,12 +36,12 @@ struct Fiber {
   enum { kRuns, kMeets, kBar, kPolls, kExited } state;
   Op op;
   uint32_t mask, from, bar, parity;
-  Site at;        // where it waits, or last did
-  void* caller;   // likewise, as an address of code
-  int result;     // of bar.sync
+  Site at;                      // where it waits, or last did
+  void* caller;                 // likewise, as an address of code
+  int result;                   // of bar.sync
   alignas(16) uint32_t in[12];  // of a collective: what the lane brings
   alignas(16) uint32_t out[4];  // and gets
-  struct Copies* copies;  // cp.async
+  struct Copies* copies;        // cp.async
 };
 
 extern Fiber* current;  // which runs; null between fibers

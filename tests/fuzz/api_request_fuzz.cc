@@ -44,18 +44,25 @@ void FuzzApiRequest(const uint8_t* data, size_t size) {
   const auto json = server::ParseJson({reinterpret_cast<const char*>(data), size});
   if (!json.ok()) return CheckRefusal(json.status());
   const auto completion = server::ParseCompletionRequest(*json, *model);
-  if (completion.ok()) CheckGeneration(server::Prepare(*completion, *model, {}), *model);
-  else CheckRefusal(completion.status());
+  if (completion.ok())
+    CheckGeneration(server::Prepare(*completion, *model, {}), *model);
+  else
+    CheckRefusal(completion.status());
   const auto chat = server::ParseChatRequest(*json, *model);
-  if (chat.ok()) CheckGeneration(server::Prepare(*chat, *model, {}), *model);
-  else CheckRefusal(chat.status());
+  if (chat.ok())
+    CheckGeneration(server::Prepare(*chat, *model, {}), *model);
+  else
+    CheckRefusal(chat.status());
   const auto tokenize = server::ParseTokenizeRequest(*json, *model);
-  if (!tokenize.ok()) CheckRefusal(tokenize.status());
+  if (!tokenize.ok())
+    CheckRefusal(tokenize.status());
   else if (const auto body = server::TokenizeBody(*tokenize, *model, model->max_model_len); !body.ok())
     CheckRefusal(body.status());
   const auto detokenize = server::ParseDetokenizeRequest(*json, *model);
-  if (detokenize.ok()) DT_CHECK(server::ParseJson(server::DetokenizeBody(*detokenize, *model)).ok());
-  else CheckRefusal(detokenize.status());
+  if (detokenize.ok())
+    DT_CHECK(server::ParseJson(server::DetokenizeBody(*detokenize, *model)).ok());
+  else
+    CheckRefusal(detokenize.status());
 }
 
 }  // namespace dovetail::fuzz

@@ -49,9 +49,9 @@ void FuzzFrame(const uint8_t* data, size_t size) {
   // Random bytes do not pass the checksum: the fields behind it are looked at under a fresh one too.
   header.checksum = proto::Crc32c(std::as_bytes(std::span(&header, 1)).first(offsetof(proto::FrameHeader, checksum)));
   if (!proto::Validate(header).ok()) return;
-  const proto::FrameHeader made = proto::MakeHeader(header.type, Epoch(header.epoch), StepId(header.step),
-                                                    MicroBatchId(header.micro_batch), header.op, header.payload_bytes,
-                                                    header.busy_us);
+  const proto::FrameHeader made =
+      proto::MakeHeader(header.type, Epoch(header.epoch), StepId(header.step), MicroBatchId(header.micro_batch),
+                        header.op, header.payload_bytes, header.busy_us);
   DT_CHECK(std::memcmp(&made, &header, sizeof(header)) == 0);
   CheckPayload(header.type, std::as_bytes(std::span(data, size)).subspan(sizeof(header)));
 }

@@ -23,7 +23,8 @@ using model::TokenType;
 // The 256 byte tokens, a few merges of English letters, two control tokens and a user-defined one.
 TokenizerData SmallData() {
   TokenizerData data;
-  for (int byte = 0; byte < 256; ++byte) data.tokens.push_back(model::SpellingOfBytes(std::string(1, static_cast<char>(byte))));
+  for (int byte = 0; byte < 256; ++byte)
+    data.tokens.push_back(model::SpellingOfBytes(std::string(1, static_cast<char>(byte))));
   for (const char* word : {"th", "the", "in", "ing"}) data.tokens.push_back(model::SpellingOfBytes(word));
   data.types.assign(data.tokens.size(), TokenType::kNormal);
   data.merges = {{'t', 'h'}, {256, 'e'}, {'i', 'n'}, {258, 'g'}};

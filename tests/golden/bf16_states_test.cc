@@ -26,16 +26,11 @@ struct Stored {
 };
 
 constexpr Stored kStored[] = {
-    {"tales-hybrid", "models", 500, 9.0e-4},
-    {"minimax_lightning", "hybrid", 300, 7.7e-3},
-    {"qwen3_next", "hybrid", 300, 1.2e-3},
-    {"qwen3_5", "hybrid", 300, 1.7e-3},
-    {"kimi_linear", "hybrid", 300, 8.7e-4},
-    {"mamba2", "hybrid", 300, 2.4e-4},
-    {"bamba", "hybrid", 300, 3.9e-4},
-    {"granite4_hybrid", "hybrid", 300, 1.1e-5},
-    {"olmo_hybrid", "hybrid", 300, 1.4e-3},
-    {"falcon_h1", "hybrid", 300, 2.5e-4},
+    {"tales-hybrid", "models", 500, 9.0e-4}, {"minimax_lightning", "hybrid", 300, 7.7e-3},
+    {"qwen3_next", "hybrid", 300, 1.2e-3},   {"qwen3_5", "hybrid", 300, 1.7e-3},
+    {"kimi_linear", "hybrid", 300, 8.7e-4},  {"mamba2", "hybrid", 300, 2.4e-4},
+    {"bamba", "hybrid", 300, 3.9e-4},        {"granite4_hybrid", "hybrid", 300, 1.1e-5},
+    {"olmo_hybrid", "hybrid", 300, 1.4e-3},  {"falcon_h1", "hybrid", 300, 2.5e-4},
     {"nemotron_h", "ours", 300, 6.4e-5},
 };
 
@@ -116,12 +111,11 @@ TEST(AccountingOfStates, CountsTheHalvedMatrix) {
   EXPECT_EQ(bytes(DType::kBF16), 2 * kMatrix + kTokens + kDecays);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, StatesInBF16, ::testing::ValuesIn(kStored),
-                         [](const auto& info) {
-                           std::string name = info.param.model;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(Models, StatesInBF16, ::testing::ValuesIn(kStored), [](const auto& info) {
+  std::string name = info.param.model;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+});
 
 }  // namespace
 }  // namespace dovetail::test

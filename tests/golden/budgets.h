@@ -137,15 +137,15 @@ struct SmolLm2Budget {
 // Behind each what was measured; twice that, but never more than 2e-2.
 using Weights = model::WeightFormat;
 inline constexpr SmolLm2Budget kChatsF32 = {Text::kChats, Weights::kF32, DType::kF32, 7.2e-6, 160};  // 3.6e-6
-inline constexpr SmolLm2Budget kLongF32 = {Text::kLong, Weights::kF32, DType::kF32, 1.2e-5, 64};    // 5.6e-6
-inline constexpr SmolLm2Budget kLongKvBF16 = {Text::kLong, Weights::kF32, DType::kBF16, 2e-2, 64};  // 1.07e-2
+inline constexpr SmolLm2Budget kLongF32 = {Text::kLong, Weights::kF32, DType::kF32, 1.2e-5, 64};     // 5.6e-6
+inline constexpr SmolLm2Budget kLongKvBF16 = {Text::kLong, Weights::kF32, DType::kBF16, 2e-2, 64};   // 1.07e-2
 inline constexpr SmolLm2Budget kChatsBF16 = {Text::kChats, Weights::kBF16, DType::kBF16, 2e-2, 72};  // 1.46e-2
 inline constexpr SmolLm2Budget kLongBF16 = {Text::kLong, Weights::kBF16, DType::kBF16, 1.8e-2, 64};  // 8.8e-3
 // kAuto computes directly on the blocks: with bf16 K, V and wire as served by default, and without their error.
 inline constexpr SmolLm2Budget kChatsDirect = {Text::kChats, Weights::kAuto, DType::kBF16, 9.2e-3, 110};    // 4.6e-3
-inline constexpr SmolLm2Budget kLongDirect = {Text::kLong, Weights::kAuto, DType::kBF16, 2e-2, 64};        // 1.11e-2
+inline constexpr SmolLm2Budget kLongDirect = {Text::kLong, Weights::kAuto, DType::kBF16, 2e-2, 64};         // 1.11e-2
 inline constexpr SmolLm2Budget kChatsDirectF32 = {Text::kChats, Weights::kAuto, DType::kF32, 2.2e-4, 150};  // 1.1e-4
-inline constexpr SmolLm2Budget kLongDirectF32 = {Text::kLong, Weights::kAuto, DType::kF32, 1.3e-4, 64};    // 6.4e-5
+inline constexpr SmolLm2Budget kLongDirectF32 = {Text::kLong, Weights::kAuto, DType::kF32, 1.3e-4, 64};     // 6.4e-5
 
 // Directly on random blocks of each type against dequantised ones: what quantising activations costs. At most
 // 6.7e-5 was measured.
@@ -164,10 +164,10 @@ struct CudaBudget {
 };
 inline constexpr double kRowOfOtherExperts = 0.3;  // how far such a row may be off: twice what was measured
 inline constexpr CudaBudget kCudaBudgets[] = {
-    {"gemma3", 4.1e-3}, {"llama3_gqa", 2.2e-2}, {"llama_bias", 1.7e-2}, {"llama_dynamic", 3.1e-2},
-    {"llama_linear", 2.6e-2}, {"llama_mha", 2.5e-2}, {"llama_yarn", 2.6e-2}, {"mistral_swa", 2.5e-2},
+    {"gemma3", 4.1e-3},        {"llama3_gqa", 2.2e-2},   {"llama_bias", 1.7e-2}, {"llama_dynamic", 3.1e-2},
+    {"llama_linear", 2.6e-2},  {"llama_mha", 2.5e-2},    {"llama_yarn", 2.6e-2}, {"mistral_swa", 2.5e-2},
     {"phi3_longrope", 1.5e-2}, {"phi4_partial", 1.1e-2}, {"qwen2_bias", 1.8e-2}, {"qwen3_mixed_swa", 1.5e-2},
-    {"qwen3_qknorm", 1.2e-2}, {"smollm3", 2.5e-2},
+    {"qwen3_qknorm", 1.2e-2},  {"smollm3", 2.5e-2},
 };
 // Models with linear states and with experts. Those that rounding to bf16 sends to other experts at near-ties run in
 // f16: the three without a bf16 row in kHybridBudgets, mixtral (3.4e-2 in bf16, 1.2e-3 in f16), qwen3_next (one short
@@ -213,10 +213,10 @@ struct EightBitsBudget {
 };
 inline constexpr double kBesideRounding = 1.2;
 inline constexpr EightBitsBudget kInEightBits[] = {
-    {"gemma3", 8.05e-3},      {"llama3_gqa", 7.13e-2},     {"llama_bias", 4.45e-2},    {"llama_dynamic", 6.15e-2},
-    {"llama_linear", 6.47e-2}, {"llama_mha", 7.58e-2},     {"llama_yarn", 9.32e-2},    {"mistral_swa", 6.20e-2},
-    {"phi3_longrope", 3.67e-2}, {"phi4_partial", 2.38e-2}, {"qwen2_bias", 7.12e-2},    {"qwen3_mixed_swa", 2.37e-2},
-    {"qwen3_qknorm", 2.42e-2}, {"smollm3", 7.55e-2},
+    {"gemma3", 8.05e-3},        {"llama3_gqa", 7.13e-2},   {"llama_bias", 4.45e-2}, {"llama_dynamic", 6.15e-2},
+    {"llama_linear", 6.47e-2},  {"llama_mha", 7.58e-2},    {"llama_yarn", 9.32e-2}, {"mistral_swa", 6.20e-2},
+    {"phi3_longrope", 3.67e-2}, {"phi4_partial", 2.38e-2}, {"qwen2_bias", 7.12e-2}, {"qwen3_mixed_swa", 2.37e-2},
+    {"qwen3_qknorm", 2.42e-2},  {"smollm3", 7.55e-2},
 };
 // The worst chat: 0.284 on the CPU, 0.21 on a GPU.
 inline constexpr double kSmolLm2InEightBits = 2.84e-1;

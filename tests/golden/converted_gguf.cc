@@ -304,8 +304,8 @@ class Converter {
     if (arch_ == "falcon-h1") Falcon(name, tensor);
     const size_t layers = name.find("layers.");
     if (name == "lm_head.weight") return Put("output.weight", tensor);
-    if (layers == std::string::npos) return Put(name.find("embed") != std::string::npos ? "token_embd.weight"
-                                                                                        : "output_norm.weight", tensor);
+    if (layers == std::string::npos)
+      return Put(name.find("embed") != std::string::npos ? "token_embd.weight" : "output_norm.weight", tensor);
     const size_t dot = name.find('.', layers + 7);
     layer_ = name.substr(layers + 7, dot - layers - 7);
     InLayer(name.substr(dot + 1), std::move(tensor));

@@ -56,8 +56,7 @@ absl::StatusOr<OnGpu> Serve(const fs::path& path, Seam seam, DType type = DType:
   OnGpu run;
   DT_ASSIGN_OR_RETURN(run.device, OpenGpu());
   DT_ASSIGN_OR_RETURN(auto checkpoint, model::OpenCheckpoint(path));
-  DT_ASSIGN_OR_RETURN(run.model,
-                      model::LoadModel(std::move(checkpoint), model::WeightFormat::kElsewhere, nullptr, {}));
+  DT_ASSIGN_OR_RETURN(run.model, model::LoadModel(std::move(checkpoint), model::WeightFormat::kElsewhere, nullptr, {}));
   DT_ASSIGN_OR_RETURN(run.on_gpu, compute::CudaModel::Load(*run.device, *run.model, type, false, weights, {}));
   server::EmbeddedClusterOptions options;
   options.kv_dtype = type;
@@ -80,10 +79,9 @@ absl::StatusOr<OnGpu> Serve(const fs::path& path, Seam seam, DType type = DType:
   return run;
 }
 
-#define SKIP_WITHOUT_GPU()                                     \
-  do {                                                         \
-    if (const auto gpu = OpenGpu(); !gpu.ok())                 \
-      GTEST_SKIP() << "needs a GPU: " << gpu.status().message(); \
+#define SKIP_WITHOUT_GPU()                                                                                \
+  do {                                                                                                    \
+    if (const auto gpu = OpenGpu(); !gpu.ok()) GTEST_SKIP() << "needs a GPU: " << gpu.status().message(); \
   } while (false)
 
 class CudaGolden : public ::testing::TestWithParam<std::tuple<CudaBudget, Seam>> {
@@ -261,8 +259,7 @@ TEST(CudaEightBits, KAndVInE4M3KeepTheLogitsOfEveryGoldenWithinTheirBudget) {
     auto wide = Serve(folder, Seam::kAhead);
     ASSERT_TRUE(wide.ok()) << wide.status();
     const size_t first = prompt.size() / 2;
-    const double error =
-        RelativeRms(run->LogitsFrom(prompt, first).values, wide->LogitsFrom(prompt, first).values);
+    const double error = RelativeRms(run->LogitsFrom(prompt, first).values, wide->LogitsFrom(prompt, first).values);
     std::printf("measured %s E4M3 beside bfloat16 %.3g\n", budget.model, error);
     EXPECT_LE(error, budget.rounding * kBesideRounding);
     EXPECT_GE(error, budget.rounding / kBesideRounding);

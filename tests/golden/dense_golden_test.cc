@@ -90,8 +90,8 @@ class DenseGolden : public ::testing::TestWithParam<std::tuple<DenseBudget, kern
       const int layers = static_cast<int>(run.model->config().layers.size());
       const bool mamba2 = run.model->config().architecture == model::Architecture::kMamba2;
       // transformers' mamba2 shows no embeddings, but the last layer's result both ways.
-      EXPECT_TRUE(ShowResidual(*run.model, std::min(layers, residual_after + (mamba2 ? 1 : 0)),
-                               residual_after == layers).ok());
+      EXPECT_TRUE(
+          ShowResidual(*run.model, std::min(layers, residual_after + (mamba2 ? 1 : 0)), residual_after == layers).ok());
     }
     server::EmbeddedClusterOptions options = ClusterOptionsFor(*run.model, f32 ? DType::kF32 : DType::kBF16);
     options.attention_workers = 3;

@@ -98,20 +98,21 @@ TEST_P(ConvertedFiles, GiveTheLogitsOfTheFolder) {
   EXPECT_LE(error, GetParam().error);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, ConvertedFiles,
-    ::testing::Values(Converted{"llama", "mixtral", "moe", 0}, Converted{"qwen3moe", "qwen3_moe", "moe", 0},
-                      Converted{"minimax-m2", "minimax_m2", "moe", 0},
-                      Converted{"qwen3next", "qwen3_next", "hybrid", 0}, Converted{"qwen35", "qwen3_5", "hybrid", 2e-6},
-                      Converted{"kimi-linear", "kimi_linear", "hybrid", 0},
-                      Converted{"granitehybrid", "bamba", "hybrid", 0},
-                      Converted{"granitehybrid", "granite4_hybrid", "hybrid", 0},
-                      Converted{"falcon-h1", "falcon_h1", "hybrid", 0},
-                      Converted{"falcon-h1", "falcon_h1_multipliers", "ours", 2e-6},
-                      Converted{"nemotron_h_moe", "nemotron_h_latent", "ours", 0},
-                      Converted{"nemotron_h_moe", "nemotron_h_groups", "ours", 0},
-                      Converted{"qwen35moe", "qwen3_5_moe", "ours", 2e-6}),
-    [](const auto& info) { return std::string(info.param.golden); });
+INSTANTIATE_TEST_SUITE_P(All, ConvertedFiles,
+                         ::testing::Values(Converted{"llama", "mixtral", "moe", 0},
+                                           Converted{"qwen3moe", "qwen3_moe", "moe", 0},
+                                           Converted{"minimax-m2", "minimax_m2", "moe", 0},
+                                           Converted{"qwen3next", "qwen3_next", "hybrid", 0},
+                                           Converted{"qwen35", "qwen3_5", "hybrid", 2e-6},
+                                           Converted{"kimi-linear", "kimi_linear", "hybrid", 0},
+                                           Converted{"granitehybrid", "bamba", "hybrid", 0},
+                                           Converted{"granitehybrid", "granite4_hybrid", "hybrid", 0},
+                                           Converted{"falcon-h1", "falcon_h1", "hybrid", 0},
+                                           Converted{"falcon-h1", "falcon_h1_multipliers", "ours", 2e-6},
+                                           Converted{"nemotron_h_moe", "nemotron_h_latent", "ours", 0},
+                                           Converted{"nemotron_h_moe", "nemotron_h_groups", "ours", 0},
+                                           Converted{"qwen35moe", "qwen3_5_moe", "ours", 2e-6}),
+                         [](const auto& info) { return std::string(info.param.golden); });
 
 // Keys from the latent are stored transposed: what is a block in the file is an element of each of 32 rows.
 TEST(HybridGguf, ReadsQuantisedKeysOfALatent) {

@@ -57,8 +57,7 @@ class TestSequence {
 // mask, shows.
 class TestShard {
  public:
-  TestShard(const TestSequence& sequence, int head_begin, int head_end, int64_t token_begin,
-            int64_t token_end)
+  TestShard(const TestSequence& sequence, int head_begin, int head_end, int64_t token_begin, int64_t token_end)
       : sequence_(sequence),
         head_begin_(head_begin),
         heads_(head_end - head_begin),
@@ -70,15 +69,11 @@ class TestShard {
     const size_t count = static_cast<size_t>(heads_) * segments_;
     memory_ = std::make_unique<Scratch>(count * layout.bytes());
     std::memset(memory_->span().data(), 0xff, count * layout.bytes());
-    for (size_t i = 0; i < count; ++i)
-      blocks_.push_back(memory_->span().data() + (count - 1 - i) * layout.bytes());
+    for (size_t i = 0; i < count; ++i) blocks_.push_back(memory_->span().data() + (count - 1 - i) * layout.bytes());
   }
 
   KvBlockTable table() const {
-    return {.blocks = blocks_.data(),
-            .head_step = segments_,
-            .first_segment = first_segment_,
-            .segments = segments_};
+    return {.blocks = blocks_.data(), .head_step = segments_, .first_segment = first_segment_, .segments = segments_};
   }
   int head_begin() const { return head_begin_; }
   int query_heads() const { return heads_ * sequence_.shape().group; }
@@ -125,8 +120,7 @@ class TestShard {
 
 inline size_t ScratchBytesFor(const OpContext& context, const AttentionShape& shape,
                               std::span<const AttentionItem> items) {
-  AttentionLimits limits{.items = static_cast<int>(items.size()),
-                         .threads = context.pool->threads()};
+  AttentionLimits limits{.items = static_cast<int>(items.size()), .threads = context.pool->threads()};
   for (const AttentionItem& item : items) {
     limits.rows += item.q_rows;
     limits.kv_heads = std::max(limits.kv_heads, item.kv_heads);
@@ -135,8 +129,7 @@ inline size_t ScratchBytesFor(const OpContext& context, const AttentionShape& sh
   return PagedAttentionScratchBytes(shape, limits);
 }
 
-inline void RunAttention(const OpContext& context, const AttentionShape& shape,
-                         std::span<const AttentionItem> items) {
+inline void RunAttention(const OpContext& context, const AttentionShape& shape, std::span<const AttentionItem> items) {
   Scratch scratch(ScratchBytesFor(context, shape, items));
   auto op = PagedAttention::Begin(context, shape, items, scratch.span());
   ASSERT_TRUE(op.ok()) << op.status();

@@ -27,11 +27,8 @@ TEST(CpuDevice, RefusesThreadCountsOutsideItsRange) {
 }
 
 TEST(CpuDevice, NeverChoosesAnIsaAboveTheOneAllowed) {
-  EXPECT_EQ(
-      CreateCpuDevice({.threads = 1, .max_isa = Isa::kAvx2}).value()->CreateStream()->kernels().isa,
-      Isa::kAvx2);
-  EXPECT_EQ(CreateCpuDevice({.threads = 1}).value()->CreateStream()->kernels().isa,
-            DetectIsa().value());
+  EXPECT_EQ(CreateCpuDevice({.threads = 1, .max_isa = Isa::kAvx2}).value()->CreateStream()->kernels().isa, Isa::kAvx2);
+  EXPECT_EQ(CreateCpuDevice({.threads = 1}).value()->CreateStream()->kernels().isa, DetectIsa().value());
 }
 
 TEST(CpuDevice, GivesZeroedAlignedMemory) {
@@ -50,8 +47,7 @@ TEST(CpuDevice, RefusesMemoryTheMachineDoesNotHave) {
   const auto device = CreateCpuDevice({.threads = 1}).value();
   const absl::Status status = device->Allocate(std::numeric_limits<size_t>::max() / 2).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(status.message()),
-              testing::HasSubstr("does not fit into this machine's"));
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("does not fit into this machine's"));
 }
 
 }  // namespace

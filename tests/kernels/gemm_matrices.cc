@@ -57,42 +57,18 @@ RawMatrix::RawMatrix(RowFormat format, int64_t rows, int64_t cols, uint32_t seed
       at_{bytes_.data(), RowBytes(format, cols)} {
   Random random(seed);
   switch (format) {
-    case RowFormat::kF32:
-      FillFloats<float>(bytes_, random, [](float x) { return x; });
-      break;
-    case RowFormat::kF16:
-      FillFloats<F16>(bytes_, random, [](float x) { return ToF16(x); });
-      break;
-    case RowFormat::kBF16:
-      FillFloats<BF16>(bytes_, random, [](float x) { return ToBF16(x); });
-      break;
-    case RowFormat::kQ4_0:
-      FillBlocks<BlockQ4_0>(bytes_, random);
-      break;
-    case RowFormat::kQ4_1:
-      FillBlocks<BlockQ4_1>(bytes_, random);
-      break;
-    case RowFormat::kQ5_0:
-      FillBlocks<BlockQ5_0>(bytes_, random);
-      break;
-    case RowFormat::kQ5_1:
-      FillBlocks<BlockQ5_1>(bytes_, random);
-      break;
-    case RowFormat::kQ8_0:
-      FillBlocks<BlockQ8_0>(bytes_, random);
-      break;
-    case RowFormat::kQ4_K:
-      FillBlocks<BlockQ4_K>(bytes_, random);
-      break;
-    case RowFormat::kQ5_K:
-      FillBlocks<BlockQ5_K>(bytes_, random);
-      break;
-    case RowFormat::kQ6_K:
-      FillBlocks<BlockQ6_K>(bytes_, random);
-      break;
-    case RowFormat::kMXFP4:
-      FillBlocks<BlockMXFP4>(bytes_, random);
-      break;
+    case RowFormat::kF32: FillFloats<float>(bytes_, random, [](float x) { return x; }); break;
+    case RowFormat::kF16: FillFloats<F16>(bytes_, random, [](float x) { return ToF16(x); }); break;
+    case RowFormat::kBF16: FillFloats<BF16>(bytes_, random, [](float x) { return ToBF16(x); }); break;
+    case RowFormat::kQ4_0: FillBlocks<BlockQ4_0>(bytes_, random); break;
+    case RowFormat::kQ4_1: FillBlocks<BlockQ4_1>(bytes_, random); break;
+    case RowFormat::kQ5_0: FillBlocks<BlockQ5_0>(bytes_, random); break;
+    case RowFormat::kQ5_1: FillBlocks<BlockQ5_1>(bytes_, random); break;
+    case RowFormat::kQ8_0: FillBlocks<BlockQ8_0>(bytes_, random); break;
+    case RowFormat::kQ4_K: FillBlocks<BlockQ4_K>(bytes_, random); break;
+    case RowFormat::kQ5_K: FillBlocks<BlockQ5_K>(bytes_, random); break;
+    case RowFormat::kQ6_K: FillBlocks<BlockQ6_K>(bytes_, random); break;
+    case RowFormat::kMXFP4: FillBlocks<BlockMXFP4>(bytes_, random); break;
   }
 }
 
@@ -104,8 +80,7 @@ std::vector<float> RandomActivations(int64_t count, uint32_t seed) {
   return x;
 }
 
-double RelativeRms(const float* y, int64_t y_stride, const std::vector<double>& expected, int64_t m,
-                   int64_t n) {
+double RelativeRms(const float* y, int64_t y_stride, const std::vector<double>& expected, int64_t m, int64_t n) {
   double error = 0, size = 0;
   for (int64_t i = 0; i < m; ++i) {
     for (int64_t j = 0; j < n; ++j) {

@@ -34,7 +34,6 @@ class RawMatrix {
 std::vector<float> RandomActivations(int64_t count, uint32_t seed);
 
 // sqrt(sum (y - expected)^2 / sum expected^2).
-double RelativeRms(const float* y, int64_t y_stride, const std::vector<double>& expected, int64_t m,
-                   int64_t n);
+double RelativeRms(const float* y, int64_t y_stride, const std::vector<double>& expected, int64_t m, int64_t n);
 
 }  // namespace dovetail::kernels::test

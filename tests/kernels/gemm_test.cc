@@ -72,8 +72,8 @@ const Case kCases[] = {
 
 std::string CaseName(const testing::TestParamInfo<std::tuple<Case, Isa>>& info) {
   const auto& [c, isa] = info.param;
-  std::string name = std::string(Info(c.from).name) + "_as_" + Name(c.to) + "_" +
-                     (c.bits == kB16 ? "a16_" : "") + Name(isa);
+  std::string name =
+      std::string(Info(c.from).name) + "_as_" + Name(c.to) + "_" + (c.bits == kB16 ? "a16_" : "") + Name(isa);
   for (char& ch : name) {
     if (ch == '-') ch = '_';
   }
@@ -84,8 +84,7 @@ std::string CaseName(const testing::TestParamInfo<std::tuple<Case, Isa>>& info) 
 // depend on it.
 struct Cpu {
   Cpu(Isa isa, int threads)
-      : device(CreateCpuDevice({.threads = threads, .max_isa = isa}).value()),
-        stream(device->CreateStream()) {}
+      : device(CreateCpuDevice({.threads = threads, .max_isa = isa}).value()), stream(device->CreateStream()) {}
   std::unique_ptr<Device> device;
   std::unique_ptr<Stream> stream;
 };
@@ -102,25 +101,19 @@ std::vector<float> RunGemm(Cpu& cpu, const PackedWeights& w, const std::vector<f
   AlignedBuffer scratch = AlignedBuffer::Create(GemmScratchBytes(m, w.cols()) + 64).value();
   const size_t need = GemmScratchBytes(m, w.cols());
   std::memset(scratch.data(), 0x5a, scratch.size_bytes());
-  const GemmOutput output{
-      .weights = &w, .y = y.data() + kGuard, .y_stride = stride, .bias = bias, .activations = bits};
-  const absl::Status status = Gemm({.x = x.data(),
-                                    .x_stride = w.cols(),
-                                    .m = m,
-                                    .outputs = {&output, 1},
-                                    .scratch = scratch.bytes().first(need)},
-                                   *cpu.stream);
+  const GemmOutput output{.weights = &w, .y = y.data() + kGuard, .y_stride = stride, .bias = bias, .activations = bits};
+  const absl::Status status = Gemm(
+      {.x = x.data(), .x_stride = w.cols(), .m = m, .outputs = {&output, 1}, .scratch = scratch.bytes().first(need)},
+      *cpu.stream);
   EXPECT_TRUE(status.ok()) << status;
   for (size_t i = need; i < scratch.size_bytes(); ++i)
     EXPECT_EQ(scratch.data()[i], std::byte{0x5a}) << "beyond the scratch";
   std::vector<float> result;
   for (int64_t i = 0; i < m; ++i) {
-    for (int64_t j = 0; j < kGuard; ++j)
-      EXPECT_EQ(y[i * stride + j], kSentinel) << "before row " << i;
+    for (int64_t j = 0; j < kGuard; ++j) EXPECT_EQ(y[i * stride + j], kSentinel) << "before row " << i;
     result.insert(result.end(), y.begin() + i * stride + kGuard, y.begin() + (i + 1) * stride);
   }
-  for (int64_t j = 0; j < kGuard; ++j)
-    EXPECT_EQ(y[m * stride + j], kSentinel) << "behind the last row";
+  for (int64_t j = 0; j < kGuard; ++j) EXPECT_EQ(y[m * stride + j], kSentinel) << "behind the last row";
   return result;
 }
 
@@ -148,14 +141,12 @@ TEST_P(GemmFormats, StaysWithinTheErrorBudgetForRaggedShapes) {
       const std::vector<float> dense = reference::DequantizeAll(matrix.source());
       for (const int64_t m : {1, 2, 3, 5, 8, 13}) {
         const std::vector<float> x = RandomActivations(m * cols, 11 + m);
-        const std::vector<float> seen =
-            reference::AsActivations(format().to, format().bits, x, m, cols);
+        const std::vector<float> seen = reference::AsActivations(format().to, format().bits, x, m, cols);
         const std::vector<float> y = RunGemm(cpu, w, x, m, format().bits);
         // Cancellation may leave a single output far below its terms: errors are judged against
         // matrices, not single numbers.
         if (rows < 15) continue;
-        EXPECT_LE(RelativeRms(y.data(), rows, reference::Gemm(seen, dense, m, rows, cols), m, rows),
-                  format().tight)
+        EXPECT_LE(RelativeRms(y.data(), rows, reference::Gemm(seen, dense, m, rows, cols), m, rows), format().tight)
             << rows << " x " << cols << ", m = " << m;
       }
     }
@@ -169,8 +160,7 @@ TEST_P(GemmFormats, IsCloseToTheExactProduct) {
   const PackedWeights w = PackWeights(format().to, matrix.source(), nullptr).value();
   const std::vector<float> x = RandomActivations(m * cols, 5);
   const std::vector<float> y = RunGemm(cpu, w, x, m, format().bits);
-  const std::vector<double> exact =
-      reference::Gemm(x, reference::DequantizeAll(matrix.source()), m, rows, cols);
+  const std::vector<double> exact = reference::Gemm(x, reference::DequantizeAll(matrix.source()), m, rows, cols);
   const double error = RelativeRms(y.data(), rows, exact, m, rows);
   RecordProperty("relative_rms", std::to_string(error));
   EXPECT_LE(error, format().budget);
@@ -193,10 +183,8 @@ TEST_P(GemmFormats, GivesARowTheSameBitsInAnyBatchOnAnyNumberOfThreads) {
     for (int64_t batch = 1; batch <= m; ++batch) {
       const int64_t first = (batch * 5) % (m - batch + 1);  // the row's neighbours change too
       const std::vector<float> y =
-          RunGemm(cpu, w, {x.begin() + first * cols, x.begin() + (first + batch) * cols}, batch,
-                  format().bits);
-      ASSERT_EQ(std::memcmp(y.data(), one_by_one.data() + first * rows, y.size() * sizeof(float)),
-                0)
+          RunGemm(cpu, w, {x.begin() + first * cols, x.begin() + (first + batch) * cols}, batch, format().bits);
+      ASSERT_EQ(std::memcmp(y.data(), one_by_one.data() + first * rows, y.size() * sizeof(float)), 0)
           << "batch " << batch << ", threads " << threads;
     }
   }
@@ -226,8 +214,7 @@ TEST_P(GemmFormats, KeepsNanAndInfinityInTheirRows) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GemmFormats,
-                         testing::Combine(testing::ValuesIn(kCases),
-                                          testing::Values(Isa::kAvx2, Isa::kAvx512)),
+                         testing::Combine(testing::ValuesIn(kCases), testing::Values(Isa::kAvx2, Isa::kAvx512)),
                          CaseName);
 
 class GemmIsa : public testing::TestWithParam<Isa> {
@@ -248,12 +235,9 @@ TEST_P(GemmIsa, SumsTheLargestCodesExactly) {
     blocks[b].d = ToF16(1.0f).bits;
     for (int8_t& q : blocks[b].qs) q = b < 2 ? 127 : -128;
   }
-  const auto row_at = [&](int64_t row) {
-    return reinterpret_cast<const std::byte*>(&blocks[row * 2]);
-  };
+  const auto row_at = [&](int64_t row) { return reinterpret_cast<const std::byte*>(&blocks[row * 2]); };
   const PackedWeights w =
-      PackWeights(PackedFormat::kU8Symmetric, {RowFormat::kQ8_0, 2, kCols, row_at}, nullptr)
-          .value();
+      PackWeights(PackedFormat::kU8Symmetric, {RowFormat::kQ8_0, 2, kCols, row_at}, nullptr).value();
   EXPECT_THAT(RunGemm(cpu, w, std::vector<float>(kCols, 127.0f), 1),
               testing::ElementsAre(64.0f * 127 * 127, -64.0f * 127 * 128));
   EXPECT_THAT(RunGemm(cpu, w, std::vector<float>(kCols, -127.0f), 1),
@@ -274,10 +258,9 @@ TEST_P(GemmIsa, JoinsTheTwoPlanesOfAnActivationExactly) {
   block.qs[1] = 3;
   const auto row_at = [&](int64_t) { return reinterpret_cast<const std::byte*>(&block); };
   const PackedWeights w =
-      PackWeights(PackedFormat::kU8Symmetric, {RowFormat::kQ8_0, 1, kCols, row_at}, nullptr)
-          .value();
-  for (const float value : {0.0f, 1.0f, 127.0f, 128.0f, 129.0f, 255.0f, 256.0f, 12345.0f, 32511.0f,
-                            -1.0f, -127.0f, -128.0f, -129.0f, -256.0f, -12345.0f, -32512.0f}) {
+      PackWeights(PackedFormat::kU8Symmetric, {RowFormat::kQ8_0, 1, kCols, row_at}, nullptr).value();
+  for (const float value : {0.0f, 1.0f, 127.0f, 128.0f, 129.0f, 255.0f, 256.0f, 12345.0f, 32511.0f, -1.0f, -127.0f,
+                            -128.0f, -129.0f, -256.0f, -12345.0f, -32512.0f}) {
     std::vector<float> x(kCols, 0.0f);
     x[0] = 32512.0f;
     x[1] = value;
@@ -299,8 +282,7 @@ TEST_P(GemmIsa, KeepsWhatStandsBesideAnOutlierWithSixteenBitsOnly) {
     outliers[g] = 1000.0f;
     others[g] = 0.0f;
   }
-  const std::vector<double> exact =
-      reference::Gemm(others, reference::DequantizeAll(matrix.source()), 1, rows, cols);
+  const std::vector<double> exact = reference::Gemm(others, reference::DequantizeAll(matrix.source()), 1, rows, cols);
   const auto error = [&](ActivationBits bits) {
     std::vector<float> y = RunGemm(cpu, w, x, 1, bits);
     const std::vector<float> of_outliers = RunGemm(cpu, w, outliers, 1, bits);
@@ -319,20 +301,14 @@ TEST_P(GemmIsa, AddsBiasAndResidualAfterTheProduct) {
   const RawMatrix matrix(RowFormat::kQ4_1, rows, cols, 41);
   const PackedWeights w = PackWeights(PackedFormat::kU4Affine, matrix.source(), nullptr).value();
   const std::vector<float> x = RandomActivations(m * cols, 42), bias = RandomActivations(rows, 43);
-  const std::vector<float> plain = RunGemm(cpu, w, x, m),
-                           biased = RunGemm(cpu, w, x, m, kB8, bias.data());
+  const std::vector<float> plain = RunGemm(cpu, w, x, m), biased = RunGemm(cpu, w, x, m, kB8, bias.data());
   std::vector<float> y = RandomActivations(m * rows, 44);
   const std::vector<float> before = y;
   AlignedBuffer scratch = AlignedBuffer::Create(GemmScratchBytes(m, cols)).value();
-  const GemmOutput output{
-      .weights = &w, .y = y.data(), .y_stride = rows, .bias = bias.data(), .accumulate = true};
-  ASSERT_TRUE(Gemm({.x = x.data(),
-                    .x_stride = cols,
-                    .m = m,
-                    .outputs = {&output, 1},
-                    .scratch = scratch.bytes()},
-                   *cpu.stream)
-                  .ok());
+  const GemmOutput output{.weights = &w, .y = y.data(), .y_stride = rows, .bias = bias.data(), .accumulate = true};
+  ASSERT_TRUE(
+      Gemm({.x = x.data(), .x_stride = cols, .m = m, .outputs = {&output, 1}, .scratch = scratch.bytes()}, *cpu.stream)
+          .ok());
   for (int64_t i = 0; i < m * rows; ++i) {
     EXPECT_EQ(biased[i], plain[i] + bias[i % rows]);
     EXPECT_EQ(y[i], before[i] + biased[i]);
@@ -344,11 +320,10 @@ TEST_P(GemmIsa, GivesOutputsThatShareAnInputTheBitsTheyHaveAlone) {
   const int64_t cols = 256, m = 11;
   const RawMatrix q(RowFormat::kQ4_K, 100, cols, 51), k(RowFormat::kF16, 33, cols, 52),
       v(RowFormat::kQ6_K, 48, cols, 53), o(RowFormat::kF32, 5, cols, 54);
-  const PackedWeights weights[] = {
-      PackWeights(PackedFormat::kU4AffineF32, q.source(), nullptr).value(),
-      PackWeights(PackedFormat::kBF16, k.source(), nullptr).value(),
-      PackWeights(PackedFormat::kU8SymmetricG16, v.source(), nullptr).value(),
-      PackWeights(PackedFormat::kF32, o.source(), nullptr).value()};
+  const PackedWeights weights[] = {PackWeights(PackedFormat::kU4AffineF32, q.source(), nullptr).value(),
+                                   PackWeights(PackedFormat::kBF16, k.source(), nullptr).value(),
+                                   PackWeights(PackedFormat::kU8SymmetricG16, v.source(), nullptr).value(),
+                                   PackWeights(PackedFormat::kF32, o.source(), nullptr).value()};
   const std::vector<float> x = RandomActivations(m * cols, 55);
   std::vector<std::vector<float>> y;
   std::vector<GemmOutput> outputs;
@@ -357,9 +332,7 @@ TEST_P(GemmIsa, GivesOutputsThatShareAnInputTheBitsTheyHaveAlone) {
     outputs.push_back({.weights = &weights[i], .y = y[i].data(), .y_stride = weights[i].rows()});
   AlignedBuffer scratch = AlignedBuffer::Create(GemmScratchBytes(m, cols)).value();
   ASSERT_TRUE(
-      Gemm(
-          {.x = x.data(), .x_stride = cols, .m = m, .outputs = outputs, .scratch = scratch.bytes()},
-          *cpu.stream)
+      Gemm({.x = x.data(), .x_stride = cols, .m = m, .outputs = outputs, .scratch = scratch.bytes()}, *cpu.stream)
           .ok());
   for (int i = 0; i < 4; ++i) EXPECT_EQ(y[i], RunGemm(cpu, weights[i], x, m)) << i;
 }
@@ -372,11 +345,9 @@ TEST_P(GemmIsa, TakesManyRowsThroughSeveralRowBlocks) {
   const std::vector<float> x = RandomActivations(m * cols, 62);
   const std::vector<float> y = RunGemm(cpu, w, x, m);
   const std::vector<float> seen = reference::AsActivations(w.format(), kB8, x, m, cols);
-  EXPECT_LE(
-      RelativeRms(y.data(), rows,
-                  reference::Gemm(seen, reference::DequantizeAll(matrix.source()), m, rows, cols),
-                  m, rows),
-      kF32Sum);
+  EXPECT_LE(RelativeRms(y.data(), rows, reference::Gemm(seen, reference::DequantizeAll(matrix.source()), m, rows, cols),
+                        m, rows),
+            kF32Sum);
 }
 
 TEST_P(GemmIsa, CountsAGroupOfTinyActivationsAsZero) {
@@ -403,8 +374,7 @@ TEST(Gemm, RefusesWhatDoesNotFitBeforeItWrites) {
   const PackedWeights b = PackWeights(PackedFormat::kU4Symmetric, wide.source(), nullptr).value();
   std::vector<float> x(96), y(16, kSentinel);
   AlignedBuffer scratch = AlignedBuffer::Create(GemmScratchBytes(1, 96)).value();
-  const auto run = [&](std::vector<GemmOutput> outputs, int64_t m, int64_t x_stride,
-                       size_t scratch_bytes) {
+  const auto run = [&](std::vector<GemmOutput> outputs, int64_t m, int64_t x_stride, size_t scratch_bytes) {
     return std::string(Gemm({.x = x.data(),
                              .x_stride = x_stride,
                              .m = m,
@@ -420,10 +390,8 @@ TEST(Gemm, RefusesWhatDoesNotFitBeforeItWrites) {
   EXPECT_EQ(run({good}, 1, 63, all), "gemm: x_stride of 63 for 64 columns");
   EXPECT_EQ(run({{.weights = &a, .y = y.data(), .y_stride = 15}}, 1, 64, all),
             "gemm: output 0 has a y_stride of 15 for 16 columns");
-  EXPECT_EQ(run({{.weights = nullptr, .y = y.data(), .y_stride = 16}}, 1, 64, all),
-            "gemm: output 0 has no weights");
-  EXPECT_EQ(run({{.weights = &a, .y = nullptr, .y_stride = 16}}, 1, 64, all),
-            "gemm: output 0 has no y");
+  EXPECT_EQ(run({{.weights = nullptr, .y = y.data(), .y_stride = 16}}, 1, 64, all), "gemm: output 0 has no weights");
+  EXPECT_EQ(run({{.weights = &a, .y = nullptr, .y_stride = 16}}, 1, 64, all), "gemm: output 0 has no y");
   EXPECT_EQ(run({good}, -1, 64, all), "gemm: m = -1 is outside 0..1048576");
   EXPECT_THAT(run({good}, 1, 64, 64), testing::HasSubstr("bytes of scratch aligned to 64, got 64"));
   EXPECT_THAT(y, testing::Each(kSentinel));

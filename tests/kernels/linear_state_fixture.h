@@ -98,7 +98,9 @@ struct TokenStream {
 class StateMemory {
  public:
   explicit StateMemory(const LinearStateShape& shape, size_t piece_bytes = 0)
-      : shape_(shape), layout_(shape), piece_bytes_(piece_bytes != 0 ? piece_bytes : layout_.bytes()),
+      : shape_(shape),
+        layout_(shape),
+        piece_bytes_(piece_bytes != 0 ? piece_bytes : layout_.bytes()),
         pieces_per_block_(layout_.pieces(piece_bytes_)),
         memory_(kBlocks * pieces_per_block_ * piece_bytes_ / 4 + 16, std::nanf("")) {
     std::byte* begin = reinterpret_cast<std::byte*>(memory_.data());

@@ -121,8 +121,8 @@ TEST_P(LinearStateOf, PiecesOfAnySizeHoldTheSameState) {
 
 // In one call decode fetches from head to head; some of these heads have no state yet, or a block that begins or ends.
 TEST_P(LinearStateOf, ManyHeadsOfOneCallGiveTheBitsOfEachAlone) {
-  for (const auto& [keys, values, type] : {std::tuple{32, 48, DType::kF32}, {128, 128, DType::kF32},
-                                           {40, 192, DType::kBF16}}) {
+  for (const auto& [keys, values, type] :
+       {std::tuple{32, 48, DType::kF32}, {128, 128, DType::kF32}, {40, 192, DType::kBF16}}) {
     TokenStream stream(family(), keys, values, 300, 12);
     stream.shape.state = type;
     for (const Isa isa : TestableIsas()) {
@@ -176,7 +176,7 @@ TEST_P(LinearStateOf, AStateInBF16StaysWithinItsBudget) {
   const std::vector<float> o = RunTokens(TestableIsas().back(), stream, memory, {512});
   const double error = RelativeError(o, expected);
   EXPECT_LT(error, 4.5e-3);  // measured: 8.4e-4 to 2.1e-3
-  EXPECT_GT(error, 1e-5);  // it does round
+  EXPECT_GT(error, 1e-5);    // it does round
 }
 
 TEST_P(LinearStateOf, SpansComposeInAnyGrouping) {

@@ -12,13 +12,12 @@ using ::testing::HasSubstr;
 
 // What one shard that holds everything gives when each row is computed alone, on one thread: the
 // bits everything else must match.
-std::vector<std::byte> OneByOne(const OpsTable& table, const TestSequence& sequence,
-                                const float* sinks) {
+std::vector<std::byte> OneByOne(const OpsTable& table, const TestSequence& sequence, const float* sinks) {
   ThreadPool pool({.threads = 1});
   const OpContext context{&pool, &table};
   TestShard shard(sequence, 0, sequence.kv_heads(), 0, sequence.length());
-  const size_t row_bytes = static_cast<size_t>(sequence.heads()) * sequence.shape().value_dim *
-                           SizeOf(sequence.shape().dtype);
+  const size_t row_bytes =
+      static_cast<size_t>(sequence.heads()) * sequence.shape().value_dim * SizeOf(sequence.shape().dtype);
   std::vector<std::byte> out(row_bytes * sequence.length());
   for (int64_t p = 0; p < sequence.length(); ++p) {
     shard.Append(context, p, p + 1);
@@ -55,13 +54,12 @@ Split RandomSplit(const TestSequence& sequence, std::mt19937_64& random) {
 // them, as the two sides of the wire do.
 class ShardedRun {
  public:
-  ShardedRun(const OpContext& context, const TestSequence& sequence, const Split& split,
-             const float* sinks)
+  ShardedRun(const OpContext& context, const TestSequence& sequence, const Split& split, const float* sinks)
       : context_(context), sequence_(sequence), split_(split), sinks_(sinks) {
     for (size_t h = 0; h + 1 < split.heads.size(); ++h) {
       for (size_t t = 0; t + 1 < split.tokens.size(); ++t) {
-        shards_.push_back(std::make_unique<TestShard>(sequence, split.heads[h], split.heads[h + 1],
-                                                      split.tokens[t], split.tokens[t + 1]));
+        shards_.push_back(std::make_unique<TestShard>(sequence, split.heads[h], split.heads[h + 1], split.tokens[t],
+                                                      split.tokens[t + 1]));
       }
     }
   }
@@ -74,8 +72,7 @@ class ShardedRun {
     ml.reserve(shards_.size());
     for (auto& shard : shards_) {
       AttentionItem item = shard->Item(position, rows);
-      const int64_t nodes =
-          PartialNodes(position, rows, shape.window, item.token_begin, item.token_end);
+      const int64_t nodes = PartialNodes(position, rows, shape.window, item.token_begin, item.token_end);
       o.emplace_back(nodes * shard->query_heads() * shape.value_dim);
       ml.emplace_back(nodes * shard->query_heads() * 2);
       item.partial_o = o.back().data();
@@ -105,20 +102,18 @@ class ShardedRun {
         partials[h].push_back({item.token_begin, item.token_end, item.partial_o, item.partial_ml});
       }
       // Shards that begin after the rows hold nothing yet: they are not in the step.
-      std::erase_if(partials[h],
-                    [&](const ShardPartials& p) { return p.token_begin >= position + rows; });
+      std::erase_if(partials[h], [&](const ShardPartials& p) { return p.token_begin >= position + rows; });
       const int first_head = split_.heads[h] * shape.group;
-      merges.push_back(
-          {.shards = partials[h],
-           .q_rows = rows,
-           .heads = (split_.heads[h + 1] - split_.heads[h]) * shape.group,
-           .value_dim = shape.value_dim,
-           .window = shape.window,
-           .first_position = position,
-           .sinks = sinks_ != nullptr ? sinks_ + first_head : nullptr,
-           .dtype = shape.dtype,
-           .o = out + static_cast<size_t>(first_head) * shape.value_dim * SizeOf(shape.dtype),
-           .o_row_step = int64_t{sequence_.heads()} * shape.value_dim});
+      merges.push_back({.shards = partials[h],
+                        .q_rows = rows,
+                        .heads = (split_.heads[h + 1] - split_.heads[h]) * shape.group,
+                        .value_dim = shape.value_dim,
+                        .window = shape.window,
+                        .first_position = position,
+                        .sinks = sinks_ != nullptr ? sinks_ + first_head : nullptr,
+                        .dtype = shape.dtype,
+                        .o = out + static_cast<size_t>(first_head) * shape.value_dim * SizeOf(shape.dtype),
+                        .o_row_step = int64_t{sequence_.heads()} * shape.value_dim});
     }
     ASSERT_TRUE(MergeShardPartials(context_, merges).ok());
   }
@@ -132,9 +127,7 @@ class ShardedRun {
 
 void CheckRandomCase(const OpsTable& table, uint64_t seed) {
   std::mt19937_64 random(seed);
-  const auto pick = [&](std::initializer_list<int> choices) {
-    return choices.begin()[random() % choices.size()];
-  };
+  const auto pick = [&](std::initializer_list<int> choices) { return choices.begin()[random() % choices.size()]; };
   AttentionShape shape{.group = pick({1, 2, 3, 4, 7}),
                        .key_dim = pick({8, 16, 64, 72}),
                        .value_dim = pick({8, 32, 64, 80}),
@@ -146,8 +139,7 @@ void CheckRandomCase(const OpsTable& table, uint64_t seed) {
   const bool with_sinks = random() % 3 == 0;
   const std::vector<float> sinks = RandomFloats(kv_heads * shape.group, seed, -2, 4);
   const TestSequence sequence(shape, kv_heads, length, seed);
-  const std::vector<std::byte> expected =
-      OneByOne(table, sequence, with_sinks ? sinks.data() : nullptr);
+  const std::vector<std::byte> expected = OneByOne(table, sequence, with_sinks ? sinks.data() : nullptr);
 
   ThreadPool pool({.threads = static_cast<int>(1 + random() % 4)});
   const OpContext context{&pool, &table};
@@ -156,18 +148,16 @@ void CheckRandomCase(const OpsTable& table, uint64_t seed) {
   Guarded<std::byte> out(expected.size());
   const size_t row_bytes = expected.size() / length;
   for (int64_t position = 0; position < length;) {
-    const int rows = static_cast<int>(
-        std::min<int64_t>(length - position, pick({1, 1, 2, 5, 17, 64, 128, 200})));
+    const int rows = static_cast<int>(std::min<int64_t>(length - position, pick({1, 1, 2, 5, 17, 64, 128, 200})));
     run.Chunk(position, rows, random() % 2 == 0, out.data() + position * row_bytes);
     position += rows;
   }
   ASSERT_TRUE(out.Intact());
   for (int64_t p = 0; p < length; ++p) {
-    ASSERT_EQ(std::memcmp(out.data() + p * row_bytes, expected.data() + p * row_bytes, row_bytes),
-              0)
-        << "row " << p << " of " << length << ", group " << shape.group << ", window "
-        << shape.window << ", dk " << shape.key_dim << ", dv " << shape.value_dim << ", "
-        << split.tokens.size() - 1 << " token shards, threads " << pool.threads();
+    ASSERT_EQ(std::memcmp(out.data() + p * row_bytes, expected.data() + p * row_bytes, row_bytes), 0)
+        << "row " << p << " of " << length << ", group " << shape.group << ", window " << shape.window << ", dk "
+        << shape.key_dim << ", dv " << shape.value_dim << ", " << split.tokens.size() - 1 << " token shards, threads "
+        << pool.threads();
   }
 }
 
@@ -184,8 +174,7 @@ TEST(Attention, HasTheSameBitsForEveryShardingChunkingAndThreadCount) {
 TEST(Attention, HasTheSameBitsWhenALongSequenceIsCutIntoChunksForMoreThreads) {
   for (const Isa isa : TestableIsas()) {
     const OpsTable& table = SelectOps(isa);
-    const AttentionShape shape{
-        .group = 3, .key_dim = 64, .value_dim = 64, .scale = 0.125f, .dtype = DType::kBF16};
+    const AttentionShape shape{.group = 3, .key_dim = 64, .value_dim = 64, .scale = 0.125f, .dtype = DType::kBF16};
     const TestSequence sequence(shape, 2, 5000, 9);
     std::vector<std::vector<std::byte>> outputs;
     for (const int threads : {1, 2, 3, 4}) {
@@ -214,8 +203,7 @@ TEST(Attention, OfARowDoesNotDependOnTheOtherSequencesOfTheBatch) {
   ThreadPool pool({.threads = 2});
   for (const Isa isa : TestableIsas()) {
     const OpContext context{&pool, &SelectOps(isa)};
-    const AttentionShape shape{
-        .group = 2, .key_dim = 32, .value_dim = 32, .scale = 0.2f, .dtype = DType::kF16};
+    const AttentionShape shape{.group = 2, .key_dim = 32, .value_dim = 32, .scale = 0.2f, .dtype = DType::kF16};
     std::vector<std::unique_ptr<TestSequence>> sequences;
     std::vector<std::unique_ptr<TestShard>> shards;
     std::vector<AttentionItem> items;
@@ -255,8 +243,7 @@ TEST(MergePartials, WithAPartialThatSawNothingReturnsTheOtherBitForBit) {
 
 TEST(MergePartials, BothIsasGiveTheSameBits) {
   if (TestableIsas().size() < 2) GTEST_SKIP() << "this CPU has no AVX-512";
-  std::vector<float> a = RandomFloats(PartialFloats(64), 1, -3, 3),
-                     b = RandomFloats(PartialFloats(64), 2, -3, 3);
+  std::vector<float> a = RandomFloats(PartialFloats(64), 1, -3, 3), b = RandomFloats(PartialFloats(64), 2, -3, 3);
   std::vector<float> c = a;
   SelectOps(Isa::kAvx2).merge_partials(a.data(), b.data(), 64);
   SelectOps(Isa::kAvx512).merge_partials(c.data(), b.data(), 64);
@@ -267,13 +254,8 @@ TEST(MergePartials, RefusesShardsThatLeaveAGap) {
   ThreadPool pool({.threads = 1});
   float o[64], ml[8], out[8];
   const ShardPartials shards[] = {{0, 64, o, ml}, {128, 130, o, ml}};
-  const MergeItem item{.shards = shards,
-                       .q_rows = 1,
-                       .heads = 1,
-                       .value_dim = 8,
-                       .first_position = 129,
-                       .dtype = DType::kF32,
-                       .o = out};
+  const MergeItem item{
+      .shards = shards, .q_rows = 1, .heads = 1, .value_dim = 8, .first_position = 129, .dtype = DType::kF32, .o = out};
   const absl::Status status = MergeShardPartials({&pool, &SelectOps(Isa::kAvx2)}, {&item, 1});
   EXPECT_THAT(std::string(status.message()), HasSubstr("shard 1 holds tokens 128..130"));
 }

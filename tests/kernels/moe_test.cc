@@ -52,8 +52,12 @@ TEST_F(Experts, SharesOfAllExpertsStayWhenTheyAreNotRenormalised) {
 
 TEST_F(Experts, ABiasChoosesButDoesNotWeigh) {
   const float bias[] = {0, 0, 10};
-  const auto routed = RouteRows({0, 2, -2}, {.selection_bias = bias, .score = RouterScore::kSigmoid,
-                                             .renormalise = false, .scale = 2, .experts = 3, .chosen = 2});
+  const auto routed = RouteRows({0, 2, -2}, {.selection_bias = bias,
+                                             .score = RouterScore::kSigmoid,
+                                             .renormalise = false,
+                                             .scale = 2,
+                                             .experts = 3,
+                                             .chosen = 2});
   EXPECT_THAT(routed.expert, ElementsAre(2, 1));
   EXPECT_NEAR(routed.weight[0], 2 / (1 + std::exp(2.0)), 1e-6);
   EXPECT_NEAR(routed.weight[1], 2 / (1 + std::exp(-2.0)), 1e-6);
@@ -64,8 +68,7 @@ TEST_F(Experts, OfEqualScoresTheLowerNumberIsChosen) {
 }
 
 TEST_F(Experts, TheSoftmaxOfTheChosenOnesSumsToOne) {
-  const auto routed =
-      RouteRows({1, 2, 3, 4}, {.score = RouterScore::kSoftmaxOfChosen, .experts = 4, .chosen = 2});
+  const auto routed = RouteRows({1, 2, 3, 4}, {.score = RouterScore::kSoftmaxOfChosen, .experts = 4, .chosen = 2});
   EXPECT_THAT(routed.expert, ElementsAre(3, 2));
   EXPECT_NEAR(routed.weight[0], 1 / (1 + std::exp(-1.0)), 1e-6);
 }
@@ -150,9 +153,8 @@ TEST_F(Experts, AGroupIsItsTwoBestExpertsAndOfEqualGroupsTheLowerIsTaken) {
               ElementsAre(0, 1));
   EXPECT_THAT(RouteRows({1, 2, 2, 1, 0, 3}, {.score = plain, .experts = 6, .chosen = 2, .groups = 3}).expert,
               ElementsAre(1, 0));
-  EXPECT_THAT(
-      RouteRows({NAN, 9, 1, 1, 0, 0}, {.score = plain, .experts = 6, .chosen = 2, .groups = 3}).expert,
-      ElementsAre(2, 3));  // with a NaN a group comes last
+  EXPECT_THAT(RouteRows({NAN, 9, 1, 1, 0, 0}, {.score = plain, .experts = 6, .chosen = 2, .groups = 3}).expert,
+              ElementsAre(2, 3));  // with a NaN a group comes last
 }
 
 TEST_F(Experts, GroupsThatCannotBeAreRefused) {
@@ -184,8 +186,14 @@ TEST_F(Experts, MoreExpertsThanThereAreIsRefused) {
 TEST_F(Experts, GatesOfAStateAreItsDecaysAndRates) {
   const std::vector<float> x = {0.5f, -3}, bias = {0, 1}, factor = {-2, -4};
   std::vector<float> out(4);
-  const StepDecayArgs decay{.x = x.data(), .bias = bias.data(), .factor = factor.data(), .rows = 1, .heads = 2,
-                            .width = 1, .stride = 2, .out = out.data()};
+  const StepDecayArgs decay{.x = x.data(),
+                            .bias = bias.data(),
+                            .factor = factor.data(),
+                            .rows = 1,
+                            .heads = 2,
+                            .width = 1,
+                            .stride = 2,
+                            .out = out.data()};
   ASSERT_TRUE(StepDecay(context_, decay).ok());
   ASSERT_TRUE(SigmoidRate(context_, {x.data(), 2, 1, 2, 2, 1, out.data()}).ok());
   EXPECT_NEAR(out[0], -2 * std::log1p(std::exp(0.5)), 1e-6);

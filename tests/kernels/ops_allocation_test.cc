@@ -31,8 +31,7 @@ namespace {
 TEST(Ops, AllocateNothingOnThePerLayerPath) {
   ThreadPool pool({.threads = 2});
   const OpContext context{&pool, &SelectOps(TestableIsas().back())};
-  const AttentionShape shape{
-      .group = 3, .key_dim = 64, .value_dim = 64, .scale = 0.125f, .dtype = DType::kBF16};
+  const AttentionShape shape{.group = 3, .key_dim = 64, .value_dim = 64, .scale = 0.125f, .dtype = DType::kBF16};
   const TestSequence sequence(shape, 2, 2000, 1);
   TestShard shard(sequence, 0, 2, 0, 2000);
   shard.Append(context, 0, 1999);
@@ -56,8 +55,7 @@ TEST(Ops, AllocateNothingOnThePerLayerPath) {
   Scratch scratch(ScratchBytesFor(context, shape, items)), sampling(SamplingScratchBytes(5000));
   auto x = RandomFloats(5000, 1), y = RandomFloats(5000, 2), cosine = RandomFloats(320, 3);
   const std::vector<TokenCount> seen = {{1, 1}, {2, 3}};
-  const SamplingParams sampled{
-      .top_p = 0.9f, .frequency_penalty = 1, .seed = 1, .seen = seen, .logprobs = 5};
+  const SamplingParams sampled{.top_p = 0.9f, .frequency_penalty = 1, .seed = 1, .seen = seen, .logprobs = 5};
   const SamplingParams top_k{.top_k = 40, .top_p = 0.9f, .seed = 1};
 
   const int64_t before = allocations;
@@ -89,13 +87,10 @@ TEST(Ops, AllocateNothingOnThePerLayerPath) {
                             .dtype = DType::kF32,
                             .out = y.data()})
                  .ok();
-  ok = ok &&
-       GatedActivation(context,
-                       {.gate = x.data(), .up = y.data(), .out = x.data(), .rows = 5, .size = 1000})
-           .ok();
+  ok =
+      ok && GatedActivation(context, {.gate = x.data(), .up = y.data(), .out = x.data(), .rows = 5, .size = 1000}).ok();
   ok = ok && Add(context, x.data(), y.data(), x.data(), 5000).ok();
-  for (const SamplingParams& p : {sampled, top_k})
-    ok = ok && SampleRow(*context.table, y, p, 3, sampling.span()).ok();
+  for (const SamplingParams& p : {sampled, top_k}) ok = ok && SampleRow(*context.table, y, p, 3, sampling.span()).ok();
   EXPECT_EQ(allocations - before, 0);
   EXPECT_TRUE(ok);
 }

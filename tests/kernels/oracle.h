@@ -28,23 +28,16 @@ struct OracleRow {
 };
 
 inline constexpr OracleRow kOracle[] = {
-    {"paged_attention", "q [rows, hq, dk], kv [tokens, hk, dk+dv]", "f32", 2e-6,
-     "absolute, |v| <= 1", "tokens hk (dk+dv) e / tile", "2 rows tokens hq (dk+dv)"},
-    {"paged_attention", "same", "f16", 6e-4, "absolute, |v| <= 1: the rounding of o", "same",
-     "same"},
-    {"paged_attention", "same", "bf16", 4.5e-3, "absolute, |v| <= 1: the rounding of o", "same",
-     "same"},
-    {"kv_append", "k [rows, hk, dk], v [rows, hk, dv]", "f32 f16 bf16", 0, "exact",
-     "2 rows hk (dk+dv) e", "0"},
-    {"rms_norm", "x [rows, n]", "f32", 1e-6, "relative to the largest output of the row",
-     "8 rows n", "4 rows n"},
-    {"rope", "x [rows, heads, d]", "f32", 2e-7, "absolute, |x| <= 1", "8 rows heads d",
-     "3 rows heads r"},
+    {"paged_attention", "q [rows, hq, dk], kv [tokens, hk, dk+dv]", "f32", 2e-6, "absolute, |v| <= 1",
+     "tokens hk (dk+dv) e / tile", "2 rows tokens hq (dk+dv)"},
+    {"paged_attention", "same", "f16", 6e-4, "absolute, |v| <= 1: the rounding of o", "same", "same"},
+    {"paged_attention", "same", "bf16", 4.5e-3, "absolute, |v| <= 1: the rounding of o", "same", "same"},
+    {"kv_append", "k [rows, hk, dk], v [rows, hk, dv]", "f32 f16 bf16", 0, "exact", "2 rows hk (dk+dv) e", "0"},
+    {"rms_norm", "x [rows, n]", "f32", 1e-6, "relative to the largest output of the row", "8 rows n", "4 rows n"},
+    {"rope", "x [rows, heads, d]", "f32", 2e-7, "absolute, |x| <= 1", "8 rows heads d", "3 rows heads r"},
     {"silu_mul", "[rows, n]", "f32", 4e-7, "relative", "12 rows n", "~25 rows n"},
-    {"gelu_mul", "[rows, n]", "f32", 4e-6, "relative to max(|out|, 1e-3)", "12 rows n",
-     "~30 rows n"},
-    {"clamped_swiglu", "[rows, n]", "f32", 1.2e-6, "relative to max(|out|, 1e-3)", "12 rows n",
-     "~28 rows n"},
+    {"gelu_mul", "[rows, n]", "f32", 4e-6, "relative to max(|out|, 1e-3)", "12 rows n", "~30 rows n"},
+    {"clamped_swiglu", "[rows, n]", "f32", 1.2e-6, "relative to max(|out|, 1e-3)", "12 rows n", "~28 rows n"},
     {"exp", "[n]", "f32", 1.2, "ulp", "8 n", "~15 n"},
     {"sampling.logprobs", "[vocab]", "f32", 4e-6, "absolute", "4 vocab", "~15 vocab"},
 };
@@ -72,8 +65,7 @@ inline std::vector<Isa> TestableIsas() {
 template <typename T>
 class Guarded {
  public:
-  explicit Guarded(size_t n, T value = T{})
-      : storage_(n * sizeof(T) + 2 * kGuard, std::byte{0xa5}), n_(n) {
+  explicit Guarded(size_t n, T value = T{}) : storage_(n * sizeof(T) + 2 * kGuard, std::byte{0xa5}), n_(n) {
     for (size_t i = 0; i < n; ++i) data()[i] = value;
   }
   T* data() { return reinterpret_cast<T*>(storage_.data() + kGuard); }
@@ -83,8 +75,7 @@ class Guarded {
   size_t size() const { return n_; }
   bool Intact() const {
     for (size_t i = 0; i < kGuard; ++i) {
-      if (storage_[i] != std::byte{0xa5} || storage_[storage_.size() - 1 - i] != std::byte{0xa5})
-        return false;
+      if (storage_[i] != std::byte{0xa5} || storage_[storage_.size() - 1 - i] != std::byte{0xa5}) return false;
     }
     return true;
   }

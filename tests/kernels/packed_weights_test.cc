@@ -18,26 +18,20 @@ struct Vector {
   RowFormat format;
   const char* file;
 };
-const Vector kVectors[] = {{RowFormat::kF16, "f16"},   {RowFormat::kBF16, "bf16"},
-                           {RowFormat::kQ4_0, "q4_0"}, {RowFormat::kQ4_1, "q4_1"},
-                           {RowFormat::kQ5_0, "q5_0"}, {RowFormat::kQ5_1, "q5_1"},
-                           {RowFormat::kQ8_0, "q8_0"}, {RowFormat::kQ4_K, "q4_K"},
-                           {RowFormat::kQ5_K, "q5_K"}, {RowFormat::kQ6_K, "q6_K"},
-                           {RowFormat::kMXFP4, "mxfp4"}};
+const Vector kVectors[] = {{RowFormat::kF16, "f16"},   {RowFormat::kBF16, "bf16"},  {RowFormat::kQ4_0, "q4_0"},
+                           {RowFormat::kQ4_1, "q4_1"}, {RowFormat::kQ5_0, "q5_0"},  {RowFormat::kQ5_1, "q5_1"},
+                           {RowFormat::kQ8_0, "q8_0"}, {RowFormat::kQ4_K, "q4_K"},  {RowFormat::kQ5_K, "q5_K"},
+                           {RowFormat::kQ6_K, "q6_K"}, {RowFormat::kMXFP4, "mxfp4"}};
 
 TEST(QuantFormat, DequantizesToTheBitWhatGgmlDequantizes) {
   DOVETAIL_DATA_OR_SKIP(const auto folder, "quant-vectors");
   for (const Vector& vector : kVectors) {
-    const std::string blocks =
-        ::dovetail::test::ReadFile(folder / (std::string(vector.file) + ".bin"));
-    const std::string expected =
-        ::dovetail::test::ReadFile(folder / (std::string(vector.file) + ".deq.f32"));
+    const std::string blocks = ::dovetail::test::ReadFile(folder / (std::string(vector.file) + ".bin"));
+    const std::string expected = ::dovetail::test::ReadFile(folder / (std::string(vector.file) + ".deq.f32"));
     constexpr int64_t kElements = 8 * 512;
-    ASSERT_EQ(blocks.size(), static_cast<size_t>(RowBytes(vector.format, kElements)))
-        << vector.file;
+    ASSERT_EQ(blocks.size(), static_cast<size_t>(RowBytes(vector.format, kElements))) << vector.file;
     std::vector<float> out(kElements);
-    DequantizeRow(vector.format, reinterpret_cast<const std::byte*>(blocks.data()), kElements,
-                  out.data());
+    DequantizeRow(vector.format, reinterpret_cast<const std::byte*>(blocks.data()), kElements, out.data());
     EXPECT_EQ(std::memcmp(out.data(), expected.data(), expected.size()), 0) << vector.file;
   }
 }
@@ -49,12 +43,10 @@ TEST(QuantFormat, GroupsSayTheSameAsTheDequantiser) {
     const int group = format == RowFormat::kQ6_K ? 16 : 32;
     std::vector<uint8_t> codes(512);
     std::vector<float> scale(512 / group), offset(512 / group), dense(512);
-    UnpackGroups(format, matrix.source().row_at(0), 512,
-                 {codes.data(), scale.data(), offset.data()});
+    UnpackGroups(format, matrix.source().row_at(0), 512, {codes.data(), scale.data(), offset.data()});
     DequantizeRow(format, matrix.source().row_at(0), 512, dense.data());
     for (int e = 0; e < 512; ++e) {
-      EXPECT_NEAR(scale[e / group] * codes[e] + offset[e / group], dense[e], 1e-4)
-          << Info(format).name << " " << e;
+      EXPECT_NEAR(scale[e / group] * codes[e] + offset[e / group], dense[e], 1e-4) << Info(format).name << " " << e;
     }
   }
 }
@@ -81,20 +73,16 @@ TEST(PackWeights, TakesNoMoreMemoryThanTheFileForFourAndEightBitRows) {
 
 TEST(PackWeights, RefusesRowsItWouldHaveToRoundAgain) {
   const RawMatrix matrix(RowFormat::kQ4_0, 16, 64, 5);
-  const absl::Status status =
-      PackWeights(PackedFormat::kU4Affine, matrix.source(), nullptr).status();
+  const absl::Status status = PackWeights(PackedFormat::kU4Affine, matrix.source(), nullptr).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(std::string(status.message()),
-            "Q4_0 rows cannot be packed as u4-affine: only f32, bf16 or u4-symmetric");
+  EXPECT_EQ(std::string(status.message()), "Q4_0 rows cannot be packed as u4-affine: only f32, bf16 or u4-symmetric");
 }
 
 TEST(PackWeights, RefusesRowsThatAreNoWholeNumberOfBlocks) {
   const auto nothing = [](int64_t) -> const std::byte* { return nullptr; };
   const absl::Status status =
-      PackWeights(PackedFormat::kU4AffineF32, {RowFormat::kQ4_K, 16, 288, nothing}, nullptr)
-          .status();
-  EXPECT_EQ(std::string(status.message()),
-            "Q4_K rows of 288 elements are no whole number of blocks of 256");
+      PackWeights(PackedFormat::kU4AffineF32, {RowFormat::kQ4_K, 16, 288, nothing}, nullptr).status();
+  EXPECT_EQ(std::string(status.message()), "Q4_K rows of 288 elements are no whole number of blocks of 256");
   EXPECT_FALSE(PackWeights(PackedFormat::kF32, {RowFormat::kF32, -1, 8, nothing}, nullptr).ok());
 }
 
@@ -114,9 +102,8 @@ TEST(EmbedRows, GathersAndDequantizesTheRowsAsked) {
 TEST(EmbedRows, RefusesATokenOutsideTheVocabularyBeforeItWrites) {
   const RawMatrix table(RowFormat::kF32, 4, 8, 9);
   std::vector<float> y(16, -1.0f);
-  EXPECT_EQ(
-      std::string(EmbedRows(table.source(), std::vector<int32_t>{1, 4}, y.data(), 8).message()),
-      "token id 4 at position 1 is outside the vocabulary 0..3");
+  EXPECT_EQ(std::string(EmbedRows(table.source(), std::vector<int32_t>{1, 4}, y.data(), 8).message()),
+            "token id 4 at position 1 is outside the vocabulary 0..3");
   EXPECT_FALSE(EmbedRows(table.source(), std::vector<int32_t>{-1}, y.data(), 8).ok());
   EXPECT_THAT(y, testing::Each(-1.0f));
 }

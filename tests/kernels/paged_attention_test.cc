@@ -12,8 +12,8 @@ namespace {
 using ::testing::HasSubstr;
 
 // The largest absolute error over all rows and heads of one item against the reference.
-double WorstError(const OpContext& context, const AttentionShape& shape, int kv_heads,
-                  int64_t position, int rows, const float* sinks, uint64_t seed) {
+double WorstError(const OpContext& context, const AttentionShape& shape, int kv_heads, int64_t position, int rows,
+                  const float* sinks, uint64_t seed) {
   const TestSequence sequence(shape, kv_heads, position + rows, seed);
   TestShard shard(sequence, 0, kv_heads, 0, sequence.length());
   shard.Append(context, 0, sequence.length());
@@ -27,13 +27,10 @@ double WorstError(const OpContext& context, const AttentionShape& shape, int kv_
   double worst = 0;
   for (int row = 0; row<rows; row += rows> 8 ? 7 : 1) {
     for (int head = 0; head < sequence.heads(); ++head) {
-      const auto expected = reference::AttentionRow(shape, item, row, head,
-                                                    sinks != nullptr ? sinks + head : nullptr);
+      const auto expected = reference::AttentionRow(shape, item, row, head, sinks != nullptr ? sinks + head : nullptr);
       for (int i = 0; i < shape.value_dim; ++i) {
-        const size_t at =
-            (static_cast<size_t>(row) * sequence.heads() + head) * shape.value_dim + i;
-        const double error = std::abs(
-            KvBlockLayout::LoadElement(shape.dtype, out.data() + at * element) - expected[i]);
+        const size_t at = (static_cast<size_t>(row) * sequence.heads() + head) * shape.value_dim + i;
+        const double error = std::abs(KvBlockLayout::LoadElement(shape.dtype, out.data() + at * element) - expected[i]);
         if (!(error <= worst)) worst = error;  // NaN sticks
       }
     }
@@ -48,12 +45,11 @@ struct Case {
 };
 
 constexpr Case kCases[] = {
-    {1, 8, 8, 0, 2, 0, 1},      {2, 16, 8, 0, 1, 63, 1},     {3, 64, 64, 0, 3, 64, 1},
-    {3, 64, 64, 0, 3, 200, 1},  {4, 128, 128, 0, 2, 777, 1}, {8, 96, 96, 0, 1, 130, 5},
-    {1, 64, 128, 0, 2, 0, 130}, {7, 64, 64, 0, 2, 100, 33},  {2, 256, 256, 0, 1, 50, 70},
-    {5, 10, 6, 0, 1, 90, 3},    {3, 64, 64, 128, 2, 500, 1}, {3, 64, 64, 100, 2, 150, 90},
-    {1, 2, 2, 1, 1, 70, 4},     {71, 64, 64, 0, 1, 65, 2},   {6, 192, 128, 0, 1, 300, 1},
-    {4, 72, 40, 17, 1, 0, 100}, {1, 64, 64, 0, 1, 2000, 1},
+    {1, 8, 8, 0, 2, 0, 1},       {2, 16, 8, 0, 1, 63, 1},   {3, 64, 64, 0, 3, 64, 1},    {3, 64, 64, 0, 3, 200, 1},
+    {4, 128, 128, 0, 2, 777, 1}, {8, 96, 96, 0, 1, 130, 5}, {1, 64, 128, 0, 2, 0, 130},  {7, 64, 64, 0, 2, 100, 33},
+    {2, 256, 256, 0, 1, 50, 70}, {5, 10, 6, 0, 1, 90, 3},   {3, 64, 64, 128, 2, 500, 1}, {3, 64, 64, 100, 2, 150, 90},
+    {1, 2, 2, 1, 1, 70, 4},      {71, 64, 64, 0, 1, 65, 2}, {6, 192, 128, 0, 1, 300, 1}, {4, 72, 40, 17, 1, 0, 100},
+    {1, 64, 64, 0, 1, 2000, 1},
 };
 
 TEST(PagedAttention, AgreesWithTheReferenceOverRaggedShapesTypesAndIsas) {
@@ -69,16 +65,13 @@ TEST(PagedAttention, AgreesWithTheReferenceOverRaggedShapesTypesAndIsas) {
                                    .scale = 1.0f / std::sqrt(static_cast<float>(c.key_dim)),
                                    .window = c.window,
                                    .dtype = dtype};
-        const double error =
-            WorstError(context, shape, c.kv_heads, c.position, c.rows, nullptr, 17);
+        const double error = WorstError(context, shape, c.kv_heads, c.position, c.rows, nullptr, 17);
         EXPECT_LE(error, Budget("paged_attention", ShortName(dtype)))
-            << Name(isa) << " " << ShortName(dtype) << " dk " << c.key_dim << " dv " << c.value_dim
-            << " group " << c.group << " position " << c.position << " rows " << c.rows
-            << " window " << c.window;
+            << Name(isa) << " " << ShortName(dtype) << " dk " << c.key_dim << " dv " << c.value_dim << " group "
+            << c.group << " position " << c.position << " rows " << c.rows << " window " << c.window;
         worst = std::max(worst, error);
       }
-      RecordProperty(std::string(Name(isa)) + "_" + std::string(ShortName(dtype)),
-                     std::to_string(worst));
+      RecordProperty(std::string(Name(isa)) + "_" + std::string(ShortName(dtype)), std::to_string(worst));
       printf("paged_attention %s %s: worst error %.3g\n", std::string(Name(isa)).c_str(),
              std::string(ShortName(dtype)).c_str(), worst);
     }
@@ -88,18 +81,15 @@ TEST(PagedAttention, AgreesWithTheReferenceOverRaggedShapesTypesAndIsas) {
 TEST(PagedAttention, CountsASinkOnceInTheDenominator) {
   ThreadPool pool({.threads = 1});
   const float sinks[] = {0.5f, -3.0f, 20.0f, 1.0f};
-  const AttentionShape shape{
-      .group = 2, .key_dim = 64, .value_dim = 64, .scale = 0.125f, .dtype = DType::kF32};
+  const AttentionShape shape{.group = 2, .key_dim = 64, .value_dim = 64, .scale = 0.125f, .dtype = DType::kF32};
   for (const Isa isa : TestableIsas()) {
-    EXPECT_LE(WorstError({&pool, &SelectOps(isa)}, shape, 2, 150, 3, sinks, 5),
-              Budget("paged_attention", "f32"));
+    EXPECT_LE(WorstError({&pool, &SelectOps(isa)}, shape, 2, 150, 3, sinks, 5), Budget("paged_attention", "f32"));
   }
 }
 
 TEST(PagedAttention, SurvivesScoresFarApart) {
   ThreadPool pool({.threads = 1});
-  const AttentionShape shape{
-      .group = 1, .key_dim = 64, .value_dim = 32, .scale = 40.0f, .dtype = DType::kF32};
+  const AttentionShape shape{.group = 1, .key_dim = 64, .value_dim = 32, .scale = 40.0f, .dtype = DType::kF32};
   // Scores reach +-3000: all but the largest weights are exactly 0. The error is that of the score,
   // times the scale.
   for (const Isa isa : TestableIsas()) {
@@ -118,8 +108,7 @@ TEST(PagedAttention, RefusesWhatItCannotDoAndSaysWhy) {
   AttentionItem good = shard.Item(69, 1);
   good.o = out;
   Scratch scratch(ScratchBytesFor(context, shape, {&good, 1}));
-  const auto message = [&](const AttentionShape& s, const AttentionItem& item,
-                           std::span<std::byte> memory) {
+  const auto message = [&](const AttentionShape& s, const AttentionItem& item, std::span<std::byte> memory) {
     const auto op = PagedAttention::Begin(context, s, {&item, 1}, memory);
     return std::string(op.status().message());
   };
@@ -129,21 +118,17 @@ TEST(PagedAttention, RefusesWhatItCannotDoAndSaysWhy) {
   EXPECT_THAT(message(odd, good, scratch.span()), HasSubstr("must be even and lie in 2..256"));
   AttentionItem item = good;
   item.token_begin = 32;
-  EXPECT_THAT(message(shape, item, scratch.span()),
-              HasSubstr("token_begin 32 is not a multiple of 64"));
+  EXPECT_THAT(message(shape, item, scratch.span()), HasSubstr("token_begin 32 is not a multiple of 64"));
   item = good;
   item.o = nullptr;
-  EXPECT_THAT(message(shape, item, scratch.span()),
-              HasSubstr("give either o, or partial_o and partial_ml"));
+  EXPECT_THAT(message(shape, item, scratch.span()), HasSubstr("give either o, or partial_o and partial_ml"));
   item = good;
   item.blocks.segments = 1;
-  EXPECT_THAT(message(shape, item, scratch.span()),
-              HasSubstr("sees segments 0..1, its block table names 0..0"));
+  EXPECT_THAT(message(shape, item, scratch.span()), HasSubstr("sees segments 0..1, its block table names 0..0"));
   item = good;
   item.first_position = kMaxPositions;
   EXPECT_THAT(message(shape, item, scratch.span()), HasSubstr("leave 0..1073741823"));
-  EXPECT_THAT(message(shape, good, scratch.span().first(64)),
-              HasSubstr("size it with PagedAttentionScratchBytes"));
+  EXPECT_THAT(message(shape, good, scratch.span().first(64)), HasSubstr("size it with PagedAttentionScratchBytes"));
 }
 
 }  // namespace

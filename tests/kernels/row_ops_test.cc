@@ -33,8 +33,8 @@ TEST(RmsNorm, AgreesWithTheReferenceAndAddsTheResidualFirst) {
     for (const int n : {1, 7, 16, 64, 130, 576, 2049, 8192}) {
       for (const bool with_residual : {false, true}) {
         const int rows = 5, vectors = n <= 130 ? 3 : 1, width = n * vectors;
-        const auto x0 = RandomFloats(rows * (width + 3), n, -4, 4),
-                   r = RandomFloats(rows * width, n + 1), w = RandomFloats(n, n + 2);
+        const auto x0 = RandomFloats(rows * (width + 3), n, -4, 4), r = RandomFloats(rows * width, n + 1),
+                   w = RandomFloats(n, n + 2);
         Guarded<float> x(x0.size()), out(rows * width);
         std::copy(x0.begin(), x0.end(), x.data());
         const RmsNormArgs args{.x = x.data(),
@@ -52,8 +52,7 @@ TEST(RmsNorm, AgreesWithTheReferenceAndAddsTheResidualFirst) {
           for (int v = 0; v < vectors; ++v) {
             const size_t at = row * (width + 3) + v * n, dense = row * width + v * n;
             const std::span<const float> residual(r.data() + dense, with_residual ? n : 0);
-            const auto expected =
-                reference::RmsNorm({x0.data() + at, size_t(n)}, residual, w, 1e-5f);
+            const auto expected = reference::RmsNorm({x0.data() + at, size_t(n)}, residual, w, 1e-5f);
             double largest = 0, worst = 0;
             for (int i = 0; i < n; ++i) {
               largest = std::max(largest, std::abs(expected[i]));
@@ -74,21 +73,16 @@ TEST(RmsNorm, OfARowDoesNotDependOnTheOthers) {
     auto x = RandomFloats(rows * n, 3);
     const auto w = RandomFloats(n, 4);
     std::vector<float> together(rows * n), alone(n);
-    ASSERT_TRUE(RmsNorm(context, {.x = x.data(),
-                                  .weight = w.data(),
-                                  .eps = 1e-5f,
-                                  .rows = rows,
-                                  .size = n,
-                                  .out = together.data()})
-                    .ok());
+    ASSERT_TRUE(
+        RmsNorm(context,
+                {.x = x.data(), .weight = w.data(), .eps = 1e-5f, .rows = rows, .size = n, .out = together.data()})
+            .ok());
     for (const int row : {0, 37, 99}) {
-      ASSERT_TRUE(RmsNorm(context, {.x = x.data() + row * n,
-                                    .weight = w.data(),
-                                    .eps = 1e-5f,
-                                    .rows = 1,
-                                    .size = n,
-                                    .out = alone.data()})
-                      .ok());
+      ASSERT_TRUE(
+          RmsNorm(
+              context,
+              {.x = x.data() + row * n, .weight = w.data(), .eps = 1e-5f, .rows = 1, .size = n, .out = alone.data()})
+              .ok());
       EXPECT_EQ(std::memcmp(alone.data(), together.data() + row * n, n * sizeof(float)), 0);
     }
   });
@@ -99,8 +93,7 @@ TEST(Rope, AgreesWithTheReferenceAtLargePositionsAndRoundsToTheWireType) {
     struct Dims {
       int head_dim, rotary;
     };
-    for (const Dims d :
-         {Dims{64, 64}, Dims{8, 8}, Dims{128, 96}, Dims{256, 64}, Dims{10, 6}, Dims{64, 0}}) {
+    for (const Dims d : {Dims{64, 64}, Dims{8, 8}, Dims{128, 96}, Dims{256, 64}, Dims{10, 6}, Dims{64, 0}}) {
       const int rows = 4, heads = 3, half = d.rotary / 2;
       const std::vector<int32_t> positions = {0, 1, 8191, 131071};
       std::vector<float> inv_freq(half), cos(rows * half), sin(rows * half);
@@ -123,16 +116,11 @@ TEST(Rope, AgreesWithTheReferenceAtLargePositionsAndRoundsToTheWireType) {
         for (int row = 0; row < rows; ++row) {
           for (int head = 0; head < heads; ++head) {
             const size_t at = (row * heads + head) * size_t(d.head_dim);
-            const auto expected = reference::Rope({x.data() + at, size_t(d.head_dim)},
-                                                  positions[row], inv_freq, 1.25);
-            const double rounding = dtype == DType::kF32   ? 0
-                                    : dtype == DType::kF16 ? 0x1p-11
-                                                           : 0x1p-8;
+            const auto expected = reference::Rope({x.data() + at, size_t(d.head_dim)}, positions[row], inv_freq, 1.25);
+            const double rounding = dtype == DType::kF32 ? 0 : dtype == DType::kF16 ? 0x1p-11 : 0x1p-8;
             for (int i = 0; i < d.head_dim; ++i) {
-              const float got =
-                  KvBlockLayout::LoadElement(dtype, out.data() + (at + i) * SizeOf(dtype));
-              EXPECT_NEAR(got, expected[i],
-                          2 * Budget("rope", "f32") + rounding * std::abs(expected[i]) + 1e-7);
+              const float got = KvBlockLayout::LoadElement(dtype, out.data() + (at + i) * SizeOf(dtype));
+              EXPECT_NEAR(got, expected[i], 2 * Budget("rope", "f32") + rounding * std::abs(expected[i]) + 1e-7);
             }
           }
         }
@@ -176,11 +164,9 @@ TEST(Activation, AgreesWithTheReferenceFromDeepNegativeToLargePositive) {
         ASSERT_TRUE(out.Intact());
         for (int i = 0; i < 3 * n; ++i) {
           const bool silu = activation == Activation::kSilu;
-          const double expected =
-              silu ? reference::SiluMul(gate[i], up[i]) : reference::GeluMul(gate[i], up[i]);
+          const double expected = silu ? reference::SiluMul(gate[i], up[i]) : reference::GeluMul(gate[i], up[i]);
           const double size = silu ? std::abs(expected) : std::max(std::abs(expected), 1e-3);
-          ASSERT_NEAR(out[i], expected, Budget(silu ? "silu_mul" : "gelu_mul", "f32") * size)
-              << gate[i];
+          ASSERT_NEAR(out[i], expected, Budget(silu ? "silu_mul" : "gelu_mul", "f32") * size) << gate[i];
         }
       }
     }
@@ -280,8 +266,7 @@ TEST(Activation, OfInfinitiesAndHugeValuesStaysANumber) {
     const float gate[] = {-INFINITY, INFINITY, -1e30f, 1e30f, 0.0f};
     const float up[] = {1, 1, 1, 1, 1};
     float out[5];
-    ASSERT_TRUE(
-        GatedActivation(context, {.gate = gate, .up = up, .out = out, .rows = 1, .size = 5}).ok());
+    ASSERT_TRUE(GatedActivation(context, {.gate = gate, .up = up, .out = out, .rows = 1, .size = 5}).ok());
     EXPECT_EQ(out[1], INFINITY);
     EXPECT_EQ(out[3], 1e30f);
     EXPECT_EQ(out[4], 0.0f);
@@ -320,8 +305,7 @@ TEST(Convert, GivesTheBitsOfTheScalarConversions) {
         for (int i = 0; i < n; ++i) {
           const uint16_t expected = dtype == DType::kF16 ? ToF16(x[i]).bits : ToBF16(x[i]).bits;
           ASSERT_EQ(out[i], expected) << x[i];
-          ASSERT_EQ(Bits(back[i]),
-                    Bits(dtype == DType::kF16 ? ToFloat(F16{expected}) : ToFloat(BF16{expected})));
+          ASSERT_EQ(Bits(back[i]), Bits(dtype == DType::kF16 ? ToFloat(F16{expected}) : ToFloat(BF16{expected})));
         }
       }
     }
@@ -356,8 +340,7 @@ TEST(Exp, IsWithinItsBudgetAndExactWhereItMatters) {
 TEST(KvAppend, PutsEveryElementWhereTheLayoutSaysAndNothingElse) {
   OnEveryContext([](const OpContext& context) {
     for (const DType dtype : kTypes) {
-      const AttentionShape shape{
-          .group = 1, .key_dim = 12, .value_dim = 20, .scale = 1, .dtype = dtype};
+      const AttentionShape shape{.group = 1, .key_dim = 12, .value_dim = 20, .scale = 1, .dtype = dtype};
       const TestSequence sequence(shape, 2, 200, 5);
       TestShard shard(sequence, 0, 2, 64, 200);
       shard.Append(context, 70, 150);  // from inside one block, over a whole one, into a third
@@ -371,11 +354,9 @@ TEST(KvAppend, PutsEveryElementWhereTheLayoutSaysAndNothingElse) {
             if (t < 70 || t >= 150) {
               ASSERT_TRUE(std::isnan(v) && (i >= 12 || std::isnan(k))) << t;
             } else {
-              ASSERT_EQ(v,
-                        KvBlockLayout::LoadElement(dtype, sequence.v(t, head) + i * SizeOf(dtype)));
+              ASSERT_EQ(v, KvBlockLayout::LoadElement(dtype, sequence.v(t, head) + i * SizeOf(dtype)));
               if (i < 12) {
-                ASSERT_EQ(
-                    k, KvBlockLayout::LoadElement(dtype, sequence.k(t, head) + i * SizeOf(dtype)));
+                ASSERT_EQ(k, KvBlockLayout::LoadElement(dtype, sequence.k(t, head) + i * SizeOf(dtype)));
               }
             }
           }

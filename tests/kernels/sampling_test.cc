@@ -64,8 +64,7 @@ TEST_P(SamplingTest, AgreesWithTheReferenceForEveryKindOfParameter) {
     std::mt19937_64 random(seed);
     const int n = std::vector<int>{5, 64, 65, 300, 4097}[random() % 5];
     const auto logits = Logits(n, seed, random() % 2 ? 4.0f : 1.0f);
-    SamplingParams p{.temperature = std::vector<float>{0, 0.3f, 1, 1.7f}[random() % 4],
-                     .seed = seed * 7919};
+    SamplingParams p{.temperature = std::vector<float>{0, 0.3f, 1, 1.7f}[random() % 4], .seed = seed * 7919};
     p.top_k = std::vector<int>{0, 0, 1, 5, 50, 100000}[random() % 6];
     p.top_p = std::vector<float>{1, 1, 0.1f, 0.5f, 0.95f}[random() % 5];
     p.min_p = std::vector<float>{0, 0, 0.05f, 0.3f, 1}[random() % 5];
@@ -74,8 +73,7 @@ TEST_P(SamplingTest, AgreesWithTheReferenceForEveryKindOfParameter) {
       p.repetition_penalty = 1.3f;
       p.presence_penalty = 0.5f;
       p.frequency_penalty = -0.25f;
-      for (int32_t id = 0; id < n; id += 3)
-        seen.push_back({id, static_cast<int32_t>(random() % 4)});
+      for (int32_t id = 0; id < n; id += 3) seen.push_back({id, static_cast<int32_t>(random() % 4)});
     }
     std::vector<TokenBias> bias;
     if (random() % 2 == 0) bias = {{static_cast<int32_t>(random() % n), 3.0f}, {0, -100.0f}};
@@ -108,8 +106,7 @@ TEST_P(SamplingTest, TopPOverALargeFlatRowKeepsTheReferencesSet) {
     for (const float top_p : {0.01f, 0.3f, 0.9f, 0.999f}) {
       for (int64_t position = 0; position < 3; ++position) {
         const SamplingParams p{.top_p = top_p, .seed = 77};
-        ASSERT_EQ(Token(logits, p, position), reference::Sample(logits, p, position))
-            << spread << " " << top_p;
+        ASSERT_EQ(Token(logits, p, position), reference::Sample(logits, p, position)) << spread << " " << top_p;
       }
     }
   }
@@ -119,8 +116,7 @@ TEST_P(SamplingTest, TheVectorNoiseIsTheExactNoiseToItsMargin) {
   const int n = 100000;
   const std::vector<float> zero(n, 0.0f);
   std::vector<float> scores(n);
-  const float top = table().gumbel_scores(zero.data(), n, 0x1234567890abcdefu,
-                                          (uint64_t{5} << 32) + 9, scores.data());
+  const float top = table().gumbel_scores(zero.data(), n, 0x1234567890abcdefu, (uint64_t{5} << 32) + 9, scores.data());
   double worst = 0, max = -1e9, sum = 0;
   for (int i = 0; i < n; ++i) {
     const double exact = GumbelNoise(0x1234567890abcdefu, (int64_t{5} << 32) + 9, i);
@@ -142,8 +138,7 @@ TEST(Philox, MatchesThePublishedTestVector) {
 }
 
 // Chi-square of `draws` draws at successive positions against the expected probabilities.
-double ChiSquare(const std::map<int32_t, int>& counts, const reference::Distribution& d,
-                 int draws) {
+double ChiSquare(const std::map<int32_t, int>& counts, const reference::Distribution& d, int draws) {
   double mass = 0, chi = 0;
   for (const int32_t id : d.kept) mass += std::exp(d.z[id]);
   for (const int32_t id : d.kept) {
@@ -157,10 +152,9 @@ double ChiSquare(const std::map<int32_t, int>& counts, const reference::Distribu
 
 TEST_P(SamplingTest, DrawsFollowTheDistribution) {
   const auto logits = Logits(20, 5, 1);
-  for (const SamplingParams& p : {SamplingParams{.temperature = 1, .seed = 1},
-                                  SamplingParams{.temperature = 0.7f, .top_p = 0.9f, .seed = 2},
-                                  SamplingParams{.temperature = 1.3f, .top_k = 8, .seed = 3},
-                                  SamplingParams{.min_p = 0.1f, .seed = 4}}) {
+  for (const SamplingParams& p :
+       {SamplingParams{.temperature = 1, .seed = 1}, SamplingParams{.temperature = 0.7f, .top_p = 0.9f, .seed = 2},
+        SamplingParams{.temperature = 1.3f, .top_k = 8, .seed = 3}, SamplingParams{.min_p = 0.1f, .seed = 4}}) {
     std::map<int32_t, int> counts;
     const int draws = 20000;
     for (int position = 0; position < draws; ++position) ++counts[Token(logits, p, position)];
@@ -230,8 +224,7 @@ TEST_P(SamplingTest, ATinyTemperatureWithHugeLogitsTakesTheLargest) {
 TEST_P(SamplingTest, FlatLogitsAreNoProblemForTopP) {
   const std::vector<float> logits(65536, 1.0f);
   const SamplingParams p{.top_p = 0.25f, .seed = 5};
-  for (int position = 0; position < 4; ++position)
-    EXPECT_LT(Token(logits, p, position), 65536 / 4 + 2);
+  for (int position = 0; position < 4; ++position) EXPECT_LT(Token(logits, p, position), 65536 / 4 + 2);
 }
 
 TEST_P(SamplingTest, BadLogitsAndParametersGiveAnErrorThatSaysWhich) {
@@ -247,10 +240,8 @@ TEST_P(SamplingTest, BadLogitsAndParametersGiveAnErrorThatSaysWhich) {
   }
   const std::vector<int32_t> outside = {200}, all_banned = {5};
   const std::vector<TokenBias> infinite = {{3, INFINITY}};
-  EXPECT_THAT(Error(logits, {.allowed = outside}),
-              HasSubstr("allowed_token_ids: token id 200 is outside 0..199"));
-  EXPECT_THAT(Error(logits, {.allowed = all_banned, .banned = all_banned}),
-              HasSubstr("leave no token to choose"));
+  EXPECT_THAT(Error(logits, {.allowed = outside}), HasSubstr("allowed_token_ids: token id 200 is outside 0..199"));
+  EXPECT_THAT(Error(logits, {.allowed = all_banned, .banned = all_banned}), HasSubstr("leave no token to choose"));
   EXPECT_THAT(Error(logits, {.logit_bias = infinite}), HasSubstr("logit_bias"));
   EXPECT_THAT(Error(logits, {.temperature = -1}), HasSubstr("temperature: -1"));
   EXPECT_THAT(Error(logits, {.temperature = NAN}), HasSubstr("temperature"));

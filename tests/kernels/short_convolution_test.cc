@@ -28,9 +28,15 @@ std::vector<float> Convolve(Isa isa, const std::vector<float>& x, const std::vec
   std::vector<float> out(x.size()), history((kWidth - 1) * kChannels, 0.0f);
   int row = 0;
   for (const int rows : chunks) {
-    const ShortConvolutionArgs args{.x = x.data() + row * kChannels, .history = history.data(),
-                                    .weights = weights.data(), .bias = bias.data(), .silu = silu, .width = kWidth,
-                                    .rows = rows, .channels = kChannels, .out = out.data() + row * kChannels};
+    const ShortConvolutionArgs args{.x = x.data() + row * kChannels,
+                                    .history = history.data(),
+                                    .weights = weights.data(),
+                                    .bias = bias.data(),
+                                    .silu = silu,
+                                    .width = kWidth,
+                                    .rows = rows,
+                                    .channels = kChannels,
+                                    .out = out.data() + row * kChannels};
     EXPECT_TRUE(ShortConvolution(context, args).ok());
     row += rows;
     for (int h = 0; h < kWidth - 1; ++h) {

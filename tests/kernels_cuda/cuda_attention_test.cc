@@ -155,10 +155,8 @@ class CudaAttentionTest : public testing::CudaTest {
     CudaAttention attention(device());
     absl::Status status = attention.Plan(stream(), shape, items);
     ASSERT_TRUE(status.ok()) << status;
-    const CudaAttentionRun run{.q = device_q->data(),
-                               .o = o->data(),
-                               .partial_o = As<float>(partial_o),
-                               .partial_ml = As<float>(partial_ml)};
+    const CudaAttentionRun run{
+        .q = device_q->data(), .o = o->data(), .partial_o = As<float>(partial_o), .partial_ml = As<float>(partial_ml)};
     status = attention.Run(stream(), shape, run);
     ASSERT_TRUE(status.ok()) << status;
     const std::vector<std::byte> o_bytes = Download<std::byte>(*o);
@@ -223,8 +221,8 @@ class CudaAttentionTest : public testing::CudaTest {
         node += row_nodes;
       }
     }
-    std::printf("  worst %.2e of %.2e: group %d, heads %d, dims %d/%d, type %d, wire %d, window %d, tiles %d\n",
-                worst, BudgetOf(c), c.group, c.kv_heads, c.key_dim, c.value_dim, static_cast<int>(c.type),
+    std::printf("  worst %.2e of %.2e: group %d, heads %d, dims %d/%d, type %d, wire %d, window %d, tiles %d\n", worst,
+                BudgetOf(c), c.group, c.kv_heads, c.key_dim, c.value_dim, static_cast<int>(c.type),
                 static_cast<int>(c.wire), c.window, attention.plan().tiles);
   }
 };

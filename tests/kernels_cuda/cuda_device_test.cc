@@ -103,8 +103,7 @@ TEST(CudaSurvey, SaysWhatIsMissing) {
   g_driver_version = 0;
   EXPECT_NE(SurveyCuda(library).status.message().find("no NVIDIA driver"), std::string::npos);
   g_driver_version = 12040;
-  EXPECT_NE(SurveyCuda(library).status.message().find("is for CUDA 12.4; 13.0 or newer is needed"),
-            std::string::npos);
+  EXPECT_NE(SurveyCuda(library).status.message().find("is for CUDA 12.4; 13.0 or newer is needed"), std::string::npos);
   g_driver_version = 13010;
   const CudaSurvey survey = SurveyCuda(library);
   ASSERT_TRUE(survey.status.ok()) << survey.status;

@@ -412,8 +412,7 @@ TEST_F(ExchangeFanTest, EachPeerGetsItsRowsOneBelowTheOtherAndAllAreTold) {
     for (const auto& [first, count] :
          {std::pair{0, kHeads * kDim}, {kHeads * kDim, kKvHeads * kDim}, {(kHeads + kKvHeads) * kDim, kKvHeads * kDim}})
       for (int row = 0; row < kRows; ++row)
-        for (int i = 0; kRowsOf[row].peer == p && i < count; ++i)
-          expected.push_back(values[row * kWidth + first + i]);
+        for (int i = 0; kRowsOf[row].peer == p && i < count; ++i) expected.push_back(values[row * kWidth + first + i]);
     expected.resize(came.size());
     EXPECT_EQ(came, expected) << "peer " << p;
     EXPECT_EQ(WordsOf(p, 1).arrived, 4 * kExchangeOps + 7);

@@ -57,9 +57,17 @@ TEST_F(CudaHybridOpsTest, InputsOfAStateAreSplitAndActivated) {
       std::vector<float> x = RandomFloats(rows * width, 1, -3, 3), factor = RandomFloats(rows * v, 2);
       const auto dx = UploadWire(type, x), df = UploadWire(type, factor);
       const auto dq = Empty(rows * q * 2 + 8), dk = Empty(rows * k * 2 + 8), dv = Empty(rows * v * 2 + 8);
-      StateInputsLaunch args{.qkv = dx->data(), .v_factor = silu ? nullptr : df->data(), .q = dq->data(),
-                             .k = dk->data(), .v = dv->data(), .type = type, .silu = silu, .rows = rows,
-                             .q_width = q, .k_width = k, .v_width = v};
+      StateInputsLaunch args{.qkv = dx->data(),
+                             .v_factor = silu ? nullptr : df->data(),
+                             .q = dq->data(),
+                             .k = dk->data(),
+                             .v = dv->data(),
+                             .type = type,
+                             .silu = silu,
+                             .rows = rows,
+                             .q_width = q,
+                             .k_width = k,
+                             .v_width = v};
       ASSERT_TRUE(StateInputs(stream(), args).ok());
       std::vector<double> want[3];
       for (int row = 0; row < rows; ++row)
@@ -85,8 +93,16 @@ TEST_F(CudaHybridOpsTest, GatesOfAStateAreThoseOfTheCpu) {
       const std::vector<float> bias = RandomFloats(heads * width, 3);
       const std::vector<float> factor = RandomFloats(heads * width, 4, -16, -0.1f);
       std::vector<float> want(rows * heads * stride);
-      StepDecayArgs decay{.x = x.data(), .bias = bias.data(), .factor = factor.data(), .low = 1e-3f, .high = 5,
-                          .rate = step_is_rate, .rows = rows, .heads = heads, .width = width, .stride = stride,
+      StepDecayArgs decay{.x = x.data(),
+                          .bias = bias.data(),
+                          .factor = factor.data(),
+                          .low = 1e-3f,
+                          .high = 5,
+                          .rate = step_is_rate,
+                          .rows = rows,
+                          .heads = heads,
+                          .width = width,
+                          .stride = stride,
                           .out = want.data()};
       ASSERT_TRUE(StepDecay(cpu(), decay).ok());
       if (!step_is_rate) {
@@ -94,10 +110,20 @@ TEST_F(CudaHybridOpsTest, GatesOfAStateAreThoseOfTheCpu) {
       }
       const auto dx = Upload(x), db = Upload(bias), df = Upload(factor), dr = Upload(rate);
       const auto out = Empty((want.size() + 1) * 4);
-      StateGatesLaunch args{.x = As<float>(dx), .bias = As<float>(db), .factor = As<float>(df),
-                            .rate = step_is_rate ? nullptr : As<float>(dr), .out = As<float>(out), .scale = 1,
-                            .low = 1e-3f, .high = 5, .rate_scale = 2, .step_is_rate = step_is_rate, .rows = rows,
-                            .heads = heads, .width = width, .stride = stride};
+      StateGatesLaunch args{.x = As<float>(dx),
+                            .bias = As<float>(db),
+                            .factor = As<float>(df),
+                            .rate = step_is_rate ? nullptr : As<float>(dr),
+                            .out = As<float>(out),
+                            .scale = 1,
+                            .low = 1e-3f,
+                            .high = 5,
+                            .rate_scale = 2,
+                            .step_is_rate = step_is_rate,
+                            .rows = rows,
+                            .heads = heads,
+                            .width = width,
+                            .stride = stride};
       ASSERT_TRUE(StateGates(stream(), args).ok());
       ExpectNear(Download<float>(*out), {want.begin(), want.end()}, 1e-5, 1e-6);
     }
@@ -113,10 +139,19 @@ TEST_F(CudaHybridOpsTest, ResultsAreGatedAndNormedInEitherOrder) {
         const std::vector<float> weight = RandomFloats(width, 7, 0.5f, 1.5f);
         const auto dx = UploadWire(type, x), dg = UploadWire(type, gate), dw = Upload(weight);
         const auto out = Empty(rows * width * 2 + 8);
-        OutputGateLaunch args{.x = dx->data(), .gate = kind == GateKind::kNone ? nullptr : dg->data(),
-                              .weight = form == 0 ? nullptr : As<float>(dw), .out = out->data(), .type = type,
-                              .kind = kind, .scale = 0.5f, .eps = 1e-5f, .gate_first = form == 3,
-                              .weight_each = form == 2, .rows = rows, .width = width, .size = size};
+        OutputGateLaunch args{.x = dx->data(),
+                              .gate = kind == GateKind::kNone ? nullptr : dg->data(),
+                              .weight = form == 0 ? nullptr : As<float>(dw),
+                              .out = out->data(),
+                              .type = type,
+                              .kind = kind,
+                              .scale = 0.5f,
+                              .eps = 1e-5f,
+                              .gate_first = form == 3,
+                              .weight_each = form == 2,
+                              .rows = rows,
+                              .width = width,
+                              .size = size};
         ASSERT_TRUE(OutputGate(stream(), args).ok());
         std::vector<double> want(rows * width);
         for (int vector = 0; vector < rows * width / size; ++vector) {
@@ -145,8 +180,15 @@ TEST_F(CudaHybridOpsTest, KeysOfALatentAreJoinedWithTheSharedOnes) {
   std::vector<float> a = RandomFloats(rows * heads * own, 1), b = RandomFloats(rows * shared_step, 2);
   const auto da = UploadWire(WireType::kBF16, a), db = UploadWire(WireType::kBF16, b);
   const auto out = Empty(rows * step * 2);
-  JoinKeysLaunch args{.own = da->data(), .shared = db->data(), .out = out->data(), .type = WireType::kBF16,
-                      .shared_step = shared_step, .out_step = step, .rows = rows, .heads = heads, .own_dim = own,
+  JoinKeysLaunch args{.own = da->data(),
+                      .shared = db->data(),
+                      .out = out->data(),
+                      .type = WireType::kBF16,
+                      .shared_step = shared_step,
+                      .out_step = step,
+                      .rows = rows,
+                      .heads = heads,
+                      .own_dim = own,
                       .shared_dim = shared};
   ASSERT_TRUE(JoinKeys(stream(), args).ok());
   const std::vector<float> got = DownloadWire(WireType::kBF16, *out);
@@ -167,20 +209,19 @@ TEST_F(CudaHybridOpsTest, ActivationsOfMlpsAgreeWithTheirFormulas) {
     std::vector<float> x = RandomFloats(rows * width, 3, -10, 10);
     const auto dx = UploadWire(WireType::kBF16, x);
     const auto out = Empty(rows * size * 2 + 8);
-    MlpActivationLaunch args{.gate_up = dx->data(), .out = out->data(), .type = WireType::kBF16, .kind = kind,
-                             .rows = rows, .size = size};
+    MlpActivationLaunch args{
+        .gate_up = dx->data(), .out = out->data(), .type = WireType::kBF16, .kind = kind, .rows = rows, .size = size};
     ASSERT_TRUE(MlpActivation(stream(), args).ok());
     std::vector<double> want;
     for (int row = 0; row < rows; ++row)
       for (int i = 0; i < size; ++i) {
         const double g = x[row * width + i], u = x[row * width + (gated ? size : 0) + i];
         const double clamped = std::min(g, 7.0);
-        want.push_back(kind == MlpKind::kSilu       ? g * Sigmoid(g) * u
-                       : kind == MlpKind::kGeluTanh ? g / 2 * (1 + std::tanh(0.7978845608028654 *
-                                                                             (g + 0.044715 * g * g * g))) * u
-                       : kind == MlpKind::kRelu2    ? std::pow(std::max(u, 0.0), 2)
-                                                    : clamped * Sigmoid(1.702 * clamped) *
-                                                          (std::clamp(u, -7.0, 7.0) + 1));
+        want.push_back(kind == MlpKind::kSilu ? g * Sigmoid(g) * u
+                       : kind == MlpKind::kGeluTanh
+                           ? g / 2 * (1 + std::tanh(0.7978845608028654 * (g + 0.044715 * g * g * g))) * u
+                       : kind == MlpKind::kRelu2 ? std::pow(std::max(u, 0.0), 2)
+                                                 : clamped * Sigmoid(1.702 * clamped) * (std::clamp(u, -7.0, 7.0) + 1));
       }
     ExpectNear(DownloadWire(WireType::kBF16, *out), want, Rounding(WireType::kBF16) + 1e-4, 1e-4);
   }
@@ -207,18 +248,38 @@ TEST_F(CudaHybridOpsTest, RoutersChooseAsTheCpuDoes) {
         }
         std::vector<int32_t> expert(rows * chosen);
         const bool renormalise = experts != 60;
-        ASSERT_TRUE(Route(cpu(), {.logits = logits.data(), .selection_bias = biased ? bias.data() : nullptr,
-                                  .score = static_cast<RouterScore>(score), .renormalise = renormalise, .scale = 2.5f,
-                                  .rows = rows, .experts = experts, .chosen = chosen, .groups = groups,
-                                  .chosen_groups = chosen_groups, .expert = expert.data(), .weight = weight.data()})
+        ASSERT_TRUE(Route(cpu(), {.logits = logits.data(),
+                                  .selection_bias = biased ? bias.data() : nullptr,
+                                  .score = static_cast<RouterScore>(score),
+                                  .renormalise = renormalise,
+                                  .scale = 2.5f,
+                                  .rows = rows,
+                                  .experts = experts,
+                                  .chosen = chosen,
+                                  .groups = groups,
+                                  .chosen_groups = chosen_groups,
+                                  .expert = expert.data(),
+                                  .weight = weight.data()})
                         .ok());
         const auto dx = Upload(x), dn = Upload(norm), dw = Upload(w), db = Upload(bias);
         const auto de = Empty(rows * chosen * 4), dweight = Empty(rows * chosen * 4);
-        RouteLaunch args{.x = As<float>(dx), .norm = As<float>(dn), .router = As<float>(dw),
-                         .bias = biased ? As<float>(db) : nullptr, .selection_bias = biased ? As<float>(db) : nullptr,
-                         .expert = As<int32_t>(de), .weight = As<float>(dweight), .eps = 1e-6f, .scale = 2.5f,
-                         .score = score, .renormalise = renormalise, .rows = rows, .hidden = hidden,
-                         .experts = experts, .chosen = chosen, .groups = groups, .chosen_groups = chosen_groups};
+        RouteLaunch args{.x = As<float>(dx),
+                         .norm = As<float>(dn),
+                         .router = As<float>(dw),
+                         .bias = biased ? As<float>(db) : nullptr,
+                         .selection_bias = biased ? As<float>(db) : nullptr,
+                         .expert = As<int32_t>(de),
+                         .weight = As<float>(dweight),
+                         .eps = 1e-6f,
+                         .scale = 2.5f,
+                         .score = score,
+                         .renormalise = renormalise,
+                         .rows = rows,
+                         .hidden = hidden,
+                         .experts = experts,
+                         .chosen = chosen,
+                         .groups = groups,
+                         .chosen_groups = chosen_groups};
         ASSERT_TRUE(RouteExperts(stream(), args).ok());
         EXPECT_EQ(Download<int32_t>(*de), expert) << experts << " " << static_cast<int>(score);
         ExpectNear(Download<float>(*dweight), {weight.begin(), weight.end()}, 1e-4, 1e-6);
@@ -232,8 +293,12 @@ TEST_F(CudaHybridOpsTest, ExpertsMultiplyTheRowsThatChoseThem) {
   struct Case {
     int rows, experts, chosen, n, k, tile_rows;
   };
-  for (const Case& c : {Case{1, 8, 2, 72, 64, 16}, {5, 60, 4, 40, 136, 16}, {33, 4, 4, 130, 200, 16},
-                        {200, 6, 2, 64, 96, 64}, {77, 3, 1, 200, 264, 64}, {300, 128, 8, 48, 32, 64}}) {
+  for (const Case& c : {Case{1, 8, 2, 72, 64, 16},
+                        {5, 60, 4, 40, 136, 16},
+                        {33, 4, 4, 130, 200, 16},
+                        {200, 6, 2, 64, 96, 64},
+                        {77, 3, 1, 200, 264, 64},
+                        {300, 128, 8, 48, 32, 64}}) {
     for (const WireType type : kHalves) {
       for (const bool by_row : {true, false}) {
         const int pairs = c.rows * c.chosen;
@@ -253,14 +318,29 @@ TEST_F(CudaHybridOpsTest, ExpertsMultiplyTheRowsThatChoseThem) {
         const auto dweight = Upload(weight);
         const auto slot = Empty(pairs * 4), member = Empty(pairs * 4), tiles = Empty(most * sizeof(ExpertTile));
         const auto y = Empty((pairs * c.n + 2) * 4);
-        ASSERT_TRUE(PlaceExperts(stream(), {.expert = As<int32_t>(de), .slot = As<int32_t>(slot),
-                                            .member = As<int32_t>(member), .tiles = As<ExpertTile>(tiles),
-                                            .pairs = pairs, .chosen = c.chosen, .experts = c.experts,
-                                            .tile_rows = c.tile_rows, .most_tiles = most}).ok());
-        ASSERT_TRUE(MultiplyExperts(stream(), {.x = dx->data(), .member = by_row ? As<int32_t>(member) : nullptr,
-                                               .w = dw->data(), .bias = As<float>(db), .y = y->data(), .type = type,
-                                               .y_is_f32 = 1, .tiles = As<ExpertTile>(tiles), .most_tiles = most,
-                                               .tile_rows = c.tile_rows, .n = c.n, .k = c.k}).ok());
+        ASSERT_TRUE(PlaceExperts(stream(), {.expert = As<int32_t>(de),
+                                            .slot = As<int32_t>(slot),
+                                            .member = As<int32_t>(member),
+                                            .tiles = As<ExpertTile>(tiles),
+                                            .pairs = pairs,
+                                            .chosen = c.chosen,
+                                            .experts = c.experts,
+                                            .tile_rows = c.tile_rows,
+                                            .most_tiles = most})
+                        .ok());
+        ASSERT_TRUE(MultiplyExperts(stream(), {.x = dx->data(),
+                                               .member = by_row ? As<int32_t>(member) : nullptr,
+                                               .w = dw->data(),
+                                               .bias = As<float>(db),
+                                               .y = y->data(),
+                                               .type = type,
+                                               .y_is_f32 = 1,
+                                               .tiles = As<ExpertTile>(tiles),
+                                               .most_tiles = most,
+                                               .tile_rows = c.tile_rows,
+                                               .n = c.n,
+                                               .k = c.k})
+                        .ok());
         const std::vector<int32_t> slots = Download<int32_t>(*slot), members = Download<int32_t>(*member);
         std::vector<double> want(pairs * c.n);
         for (int pair = 0; pair < pairs; ++pair) {
@@ -279,9 +359,15 @@ TEST_F(CudaHybridOpsTest, ExpertsMultiplyTheRowsThatChoseThem) {
         ExpectNear(got, want, 1e-5, 1e-5 * c.k);
         std::vector<float> before = RandomFloats(c.rows * c.n, 5);
         const auto out = Upload(before);
-        ASSERT_TRUE(SumExperts(stream(), {.y = As<float>(y), .slot = As<int32_t>(slot), .weight = As<float>(dweight),
-                                          .out = As<float>(out), .scale = 0.5f, .rows = c.rows, .chosen = c.chosen,
-                                          .size = c.n}).ok());
+        ASSERT_TRUE(SumExperts(stream(), {.y = As<float>(y),
+                                          .slot = As<int32_t>(slot),
+                                          .weight = As<float>(dweight),
+                                          .out = As<float>(out),
+                                          .scale = 0.5f,
+                                          .rows = c.rows,
+                                          .chosen = c.chosen,
+                                          .size = c.n})
+                        .ok());
         std::vector<double> sums(before.begin(), before.end());
         for (int pair = 0; pair < pairs; ++pair)
           for (int i = 0; i < c.n; ++i)
@@ -297,9 +383,16 @@ TEST_F(CudaHybridOpsTest, ASharedExpertIsWeighedByItsGate) {
   std::vector<float> h = RandomFloats(rows * size, 1), x = RandomFloats(rows * size, 2);
   const std::vector<float> w = RandomFloats(size, 3, -0.1f, 0.1f), y = RandomFloats(rows * size, 4);
   const auto dh = UploadWire(WireType::kBF16, h), dw = Upload(w), dy = Upload(y), dx = Upload(x);
-  ASSERT_TRUE(GatedAdd(stream(), {.h = dh->data(), .w = As<float>(dw), .y = As<float>(dy), .x = As<float>(dx),
-                                  .type = WireType::kBF16, .scale = 1.5f, .rows = rows, .h_size = size,
-                                  .size = size}).ok());
+  ASSERT_TRUE(GatedAdd(stream(), {.h = dh->data(),
+                                  .w = As<float>(dw),
+                                  .y = As<float>(dy),
+                                  .x = As<float>(dx),
+                                  .type = WireType::kBF16,
+                                  .scale = 1.5f,
+                                  .rows = rows,
+                                  .h_size = size,
+                                  .size = size})
+                  .ok());
   std::vector<double> want(x.begin(), x.end());
   for (int row = 0; row < rows; ++row) {
     double dot = 0;

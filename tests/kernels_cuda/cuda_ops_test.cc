@@ -143,18 +143,16 @@ TEST_F(CudaOpsTest, KvAppendNormsRotatesAndStores) {
                         Case{KvType::kE4M3, 120, 72, 48, true}, Case{KvType::kF16, 200, 256, 64, true},
                         Case{KvType::kBF16, 40, 24, 32, true}}) {
     const int q_heads = c.key_dim == 40 ? 61 : 6,  // more than a thread block takes
-              kv_heads = 2, width = q_heads * c.key_dim + kv_heads * (c.key_dim + c.value_dim);
+        kv_heads = 2, width = q_heads * c.key_dim + kv_heads * (c.key_dim + c.value_dim);
     const CudaKvLayout layout{c.key_dim, c.value_dim, c.type};
     const std::vector<int32_t> positions = {0, 63, 64, 65, 130, 5}, row_items = {0, 0, 0, 0, 0, 1};
     const int rows = static_cast<int>(positions.size()), segments = 3;
     std::vector<float> qkv = RandomFloats(rows * width, 9, -3, 3);
     const auto d_qkv = UploadWire(WireType::kBF16, qkv);
-    const std::vector<float> q_norm = RandomFloats(c.key_dim, 10, 0.5, 2),
-                             k_norm = RandomFloats(c.key_dim, 11, 0.5, 2);
+    const std::vector<float> q_norm = RandomFloats(c.key_dim, 10, 0.5, 2), k_norm = RandomFloats(c.key_dim, 11, 0.5, 2);
     std::vector<float> inv_freq;
     for (int i = 0; i < c.rotary / 2; ++i) inv_freq.push_back(std::pow(10000.0f, -2.0f * i / c.rotary));
-    const auto d_qn = Upload(q_norm), d_kn = Upload(k_norm), d_pos = Upload(positions),
-               d_items_of = Upload(row_items);
+    const auto d_qn = Upload(q_norm), d_kn = Upload(k_norm), d_pos = Upload(positions), d_items_of = Upload(row_items);
     const auto d_freq = Upload(inv_freq);
     const auto cos = Empty(rows * inv_freq.size() * 4 + 4), sin = Empty(rows * inv_freq.size() * 4 + 4);
     RopeTableLaunch table{.positions = As<int32_t>(d_pos),
@@ -236,8 +234,7 @@ TEST_F(CudaOpsTest, KvAppendNormsRotatesAndStores) {
         for (int i = 0; i < layout.key_row_bytes() / layout.element_bytes(); ++i) {
           const size_t at = block + layout.key_offset(t, i);
           const double target = i < c.key_dim ? want[i] / args.key_scale : 0;
-          ASSERT_LE(std::abs(testing::LoadKv(c.type, kv.data() + at) - target),
-                    std::abs(target) * rounding + smallest)
+          ASSERT_LE(std::abs(testing::LoadKv(c.type, kv.data() + at) - target), std::abs(target) * rounding + smallest)
               << "k " << i;
           for (int b = 0; b < layout.element_bytes(); ++b) written[at + b] = true;
         }
@@ -245,8 +242,7 @@ TEST_F(CudaOpsTest, KvAppendNormsRotatesAndStores) {
         for (int i = 0; i < c.value_dim; ++i) {
           const size_t at = block + layout.value_offset(t, i);
           const double target = v[i] / args.value_scale;
-          ASSERT_LE(std::abs(testing::LoadKv(c.type, kv.data() + at) - target),
-                    std::abs(target) * rounding + smallest)
+          ASSERT_LE(std::abs(testing::LoadKv(c.type, kv.data() + at) - target), std::abs(target) * rounding + smallest)
               << "v " << i;
           for (int b = 0; b < layout.element_bytes(); ++b) written[at + b] = true;
         }
@@ -331,9 +327,10 @@ TEST_F(CudaOpsTest, KvAppendWritesRowsAndTakesThem) {
                   v_got[row * v + head * value_dim + i]);
     }
   }
-  EXPECT_EQ(KvAppend(stream(), {.qkv = k_out->data(), .k_out = k_out->data(), .rows = 1, .kv_heads = 1,
-                                .layout = layout}).code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(
+      KvAppend(stream(), {.qkv = k_out->data(), .k_out = k_out->data(), .rows = 1, .kv_heads = 1, .layout = layout})
+          .code(),
+      absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(CudaOpsTest, CombineAddsScalesAndConverts) {
@@ -370,8 +367,9 @@ TEST_F(CudaOpsTest, RandomNumbersRepeatThemselvesAndFillTheirRange) {
   const int n = 1 << 16;
   const auto one = Empty(n * 4), same = Empty(n * 4), other = Empty(n * 4);
   const auto fill = [&](Buffer& out, uint64_t seed) {
-    ASSERT_TRUE(FillRandom(stream(), {.out = out.data(), .type = WireType::kF32, .range = 0.5f, .seed = seed,
-                                      .count = n}).ok());
+    ASSERT_TRUE(
+        FillRandom(stream(), {.out = out.data(), .type = WireType::kF32, .range = 0.5f, .seed = seed, .count = n})
+            .ok());
   };
   fill(*one, 7);
   fill(*same, 7);
@@ -484,8 +482,8 @@ TEST_F(CudaOpsTest, QuantisedWeightsAreDequantisedWhenTheyAreLoaded) {
   }
   ASSERT_TRUE(gemm.ok()) << gemm.status();
   const int64_t m = 3, n = 40, k = 512;
-  for (const RowFormat format : {RowFormat::kF32, RowFormat::kF16, RowFormat::kBF16, RowFormat::kQ4_0,
-                                 RowFormat::kQ4_1, RowFormat::kQ8_0, RowFormat::kQ4_K, RowFormat::kQ6_K}) {
+  for (const RowFormat format : {RowFormat::kF32, RowFormat::kF16, RowFormat::kBF16, RowFormat::kQ4_0, RowFormat::kQ4_1,
+                                 RowFormat::kQ8_0, RowFormat::kQ4_K, RowFormat::kQ6_K}) {
     const size_t row_bytes = RowBytes(format, k);
     std::vector<std::byte> file(n * row_bytes);
     std::mt19937_64 random(static_cast<int>(format));
@@ -520,9 +518,8 @@ TEST_F(CudaOpsTest, QuantisedWeightsAreDequantisedWhenTheyAreLoaded) {
       ASSERT_LE(std::abs(got[i] - want[i]), 2e-6 * scale * k) << Info(format).name << " " << i;
     }
   }
-  const RowSource odd{.format = RowFormat::kQ8_0, .rows = 1, .cols = 33, .row_at = [](int64_t) -> const std::byte* {
-                        return nullptr;
-                      }};
+  const RowSource odd{
+      .format = RowFormat::kQ8_0, .rows = 1, .cols = 33, .row_at = [](int64_t) -> const std::byte* { return nullptr; }};
   EXPECT_EQ(CudaWeights::Load(device(), odd, WireType::kBF16).status().code(), absl::StatusCode::kInvalidArgument);
 }
 

@@ -100,8 +100,8 @@ void CudaPromptsTest::CheckIn(CudaPrompts::Batch& batch, const Case& c) {
   const auto taken = prompts_->Prepare(stream(), c.shape, items, batch);
   ASSERT_TRUE(taken.ok()) << taken.status();
   ASSERT_TRUE(*taken) << "cuDNN attends heads of " << c.shape.key_dim;
-  ASSERT_TRUE(prompts_->Run(stream(), c.shape, batch, q_there->data(), k_there->data(), v_there->data(),
-                            o_there->data()).ok());
+  ASSERT_TRUE(
+      prompts_->Run(stream(), c.shape, batch, q_there->data(), k_there->data(), v_there->data(), o_there->data()).ok());
   const auto o = testing::FromWireBytes(c.shape.type, Download<std::byte>(*o_there));
   double worst = 0;
   for (size_t i = 0; i < items.size(); ++i) {
@@ -195,8 +195,8 @@ TEST_F(CudaPromptsTest, PartsOfPromptsAreJoinedWithWhatCameBefore) {
         std::vector<double> out(dim), out0(dim);
         for (size_t t = 0; t < scores.size(); ++t) {
           const bool old = static_cast<int>(t) < before[i];
-          const float* value = old ? v0.data() + (t * 2 + head / 2) * dim
-                                   : v.data() + ((first + t - before[i]) * 2 + head / 2) * dim;
+          const float* value =
+              old ? v0.data() + (t * 2 + head / 2) * dim : v.data() + ((first + t - before[i]) * 2 + head / 2) * dim;
           sum += std::exp(scores[t] - top);
           if (old) sum0 += std::exp(scores[t] - top0);
           for (int d = 0; d < dim; ++d) {
@@ -222,8 +222,8 @@ TEST_F(CudaPromptsTest, PartsOfPromptsAreJoinedWithWhatCameBefore) {
   ASSERT_TRUE(*taken);
   EXPECT_TRUE(batch.joins());
   ASSERT_TRUE(prompts_->Run(stream(), shape, batch, dq->data(), dk->data(), dv->data(), o_there->data()).ok());
-  const absl::Status joined = prompts_->Join(stream(), shape, batch, testing::As<float>(po),
-                                             testing::As<float>(pml), o_there->data());
+  const absl::Status joined =
+      prompts_->Join(stream(), shape, batch, testing::As<float>(po), testing::As<float>(pml), o_there->data());
   ASSERT_TRUE(joined.ok()) << joined;
   const auto o = testing::FromWireBytes(shape.type, Download<std::byte>(*o_there));
   double worst = 0;

@@ -81,8 +81,8 @@ class CudaQuantTest : public testing::CudaTest {
         const double target = want[row * n + i] + added;
         const double most = budget.Of(x.data() + row * k, i, k, rounds) + 2e-7 * std::abs(target) +
                             2 * Rounding(y_type) * (std::abs(target) + 1e-3);
-        ASSERT_NEAR(got[row * stride + i], target, most) << what << ", " << m << " x " << n << " x " << k << " at "
-                                                         << row << ", " << i;
+        ASSERT_NEAR(got[row * stride + i], target, most)
+            << what << ", " << m << " x " << n << " x " << k << " at " << row << ", " << i;
       }
       for (int64_t i = n; i < stride; ++i) ASSERT_EQ(got[row * stride + i], y0[row * stride + i]) << what;
     }
@@ -101,8 +101,16 @@ TEST_F(CudaQuantTest, FewRowsAreMultipliedAsTheyAreKept) {
   if (product == nullptr) GTEST_SKIP() << "needs cuBLASLt";
   for (const WireType type : kTypes) {
     for (const RowFormat format : kQuantFormats) {
-      for (const auto& [m, n, blocks] : {std::tuple{1, 16, 1}, {1, 200, 5}, {2, 40, 2}, {3, 7, 3}, {7, 320, 2},
-                                         {8, 64, 6}, {9, 33, 3}, {16, 2200, 2}, {17, 48, 4}, {64, 130, 2}}) {
+      for (const auto& [m, n, blocks] : {std::tuple{1, 16, 1},
+                                         {1, 200, 5},
+                                         {2, 40, 2},
+                                         {3, 7, 3},
+                                         {7, 320, 2},
+                                         {8, 64, 6},
+                                         {9, 33, 3},
+                                         {16, 2200, 2},
+                                         {17, 48, 4},
+                                         {64, 130, 2}}) {
         const int64_t k = Info(format).block_elements * blocks;
         const auto file = QuantRowsOf(format, n, k, m);
         auto weights = CudaWeights::Keep(device(), file.source(), type);
@@ -210,8 +218,8 @@ TEST_F(CudaQuantTest, PartsOfDifferentFormatsStandBelowEachOther) {
     w.insert(w.end(), values.begin(), values.end());
   }
   for (const int64_t m : {3, 70}) {
-    const auto seen = m > CudaProduct::kMostKeptRows
-                          ? FromWireBytes(WireType::kBF16, ToWireBytes(WireType::kBF16, w)) : w;
+    const auto seen =
+        m > CudaProduct::kMostKeptRows ? FromWireBytes(WireType::kBF16, ToWireBytes(WireType::kBF16, w)) : w;
     ExpectProduct(*weights, seen, true, WireType::kBF16, m, m == 70, false, true, *product, "parts");
     if (HasFatalFailure()) return;
   }
@@ -285,11 +293,11 @@ TEST_F(CudaQuantTest, RefuseWhatDoesNotFit) {
   EXPECT_EQ(MultiplyQuant(stream(), args).code(), absl::StatusCode::kInvalidArgument) << "rows of y overlap";
   const float values[64] = {};
   const auto row_at = [&](int64_t) { return reinterpret_cast<const std::byte*>(values); };
-  EXPECT_EQ(CudaWeights::Keep(device(), {.format = RowFormat::kF32, .rows = 1, .cols = 64, .row_at = row_at},
-                              WireType::kBF16)
-                .status()
-                .code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(
+      CudaWeights::Keep(device(), {.format = RowFormat::kF32, .rows = 1, .cols = 64, .row_at = row_at}, WireType::kBF16)
+          .status()
+          .code(),
+      absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

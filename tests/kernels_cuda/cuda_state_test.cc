@@ -174,8 +174,13 @@ TEST_F(CudaStateChunkTest, RaggedChunksMixWithSingleTokens) {
     for (const bool even : {true, false}) {
       const bool delta = family.update == StateUpdate::kDelta;
       StateSequences all = Sequences(family, 48, 80, 330, 3,
-                                     {.heads = 3, .piece_bytes = 9984, .even = even, .conv_width = 4,
-                                      .normalise = delta, .rate = true, .skip = true});
+                                     {.heads = 3,
+                                      .piece_bytes = 9984,
+                                      .even = even,
+                                      .conv_width = 4,
+                                      .normalise = delta,
+                                      .rate = true,
+                                      .skip = true});
       all.Run(*this, {{0, 63}, {2, 17}}, InChunks());
       all.Run(*this, {{0, 2}, {1, 129}, {2, 4}}, InChunks());
       all.Run(*this, {{0, 1}, {1, 1}, {2, 1}}, AppendStates);

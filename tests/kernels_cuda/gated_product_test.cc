@@ -84,8 +84,12 @@ TEST_F(GatedProductTest, AgreesWithTheReferenceForOneAndTwoTilesOfRows) {
 
 // More steps than the ring has stages, steps that are not whole, two rounds, columns that fill no tile.
 TEST_F(GatedProductTest, RaggedShapes) {
-  for (const auto& [m, n, k] : {std::tuple{256, 7000, 392}, {200, 14336, 136}, {128, 13496, 72}, {72, 28000, 200},
-                                {256, 6144, 640}, {130, 6144, 1000}})
+  for (const auto& [m, n, k] : {std::tuple{256, 7000, 392},
+                                {200, 14336, 136},
+                                {128, 13496, 72},
+                                {72, 28000, 200},
+                                {256, 6144, 640},
+                                {130, 6144, 1000}})
     Check({.m = m, .n = n, .k = k});
 }
 
@@ -131,8 +135,17 @@ TEST_F(GatedProductTest, LeavesOtherShapesAlone) {
 
 TEST_F(GatedProductTest, RefusesWhatIsWrong) {
   const auto x = Empty(256 * 64 * 2);
-  GatedProductCall call{.x = x->data(), .w = nullptr, .y = x->data(), .m = 256, .n = 7168, .k = 64,
-                        .x_stride = 64, .w_stride = 64, .y_stride = 7168, .type = GemmType::kBF16, .gelu = 0};
+  GatedProductCall call{.x = x->data(),
+                        .w = nullptr,
+                        .y = x->data(),
+                        .m = 256,
+                        .n = 7168,
+                        .k = 64,
+                        .x_stride = 64,
+                        .w_stride = 64,
+                        .y_stride = 7168,
+                        .type = GemmType::kBF16,
+                        .gelu = 0};
   EXPECT_EQ(GatedProduct(stream(), call).status().code(), absl::StatusCode::kInvalidArgument);
   call.w = x->data();
   call.w_stride = 32;

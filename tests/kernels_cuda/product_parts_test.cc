@@ -35,8 +35,18 @@ TEST_F(ProductPartsTest, PartsOfAProductAddUpToIt) {
     const auto dx = UploadBF16(x), dw = UploadBF16(w);
     const int step = m * n + 24;
     const auto dy = Empty(parts * step * 4);
-    GemmCall call{.x = dx->data(), .w = dw->data(), .y = dy->data(), .bias = nullptr, .m = m, .n = n, .k = k,
-                  .x_stride = k, .w_stride = k, .y_stride = n, .type = GemmType::kBF16, .y_is_f32 = true};
+    GemmCall call{.x = dx->data(),
+                  .w = dw->data(),
+                  .y = dy->data(),
+                  .bias = nullptr,
+                  .m = m,
+                  .n = n,
+                  .k = k,
+                  .x_stride = k,
+                  .w_stride = k,
+                  .y_stride = n,
+                  .type = GemmType::kBF16,
+                  .y_is_f32 = true};
     call.parts = parts;
     call.part_step = step;
     const absl::Status status = gemm_->Run(stream(), call);

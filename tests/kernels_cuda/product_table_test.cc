@@ -57,7 +57,8 @@ TEST_F(ProductTableTest, DamagedLinesAreSkipped) {
     std::ofstream file(path_, std::ios::app);
     const std::string zeros(128, '0');
     file << "\n7 9 :\n7 9 : 00\n: 00\nseven : " << zeros << "\n7 9 : " << zeros.substr(1) << "g\n7 9 : " << zeros
-         << " more\n" << std::string(100000, '5') << "\n7 10 : " << zeros << "\n";
+         << " more\n"
+         << std::string(100000, '5') << "\n7 10 : " << zeros << "\n";
   }
   const ProductTable read(path_);
   EXPECT_EQ(*read.Find({7, 8}), Some(1));

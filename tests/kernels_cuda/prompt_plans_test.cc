@@ -95,9 +95,7 @@ class PromptPlans : public ::testing::Test {
     dnn_.holds_even = holds;
     dnn_.changed.notify_all();
   }
-  void AwaitOwnPlan(int tokens) {
-    AwaitPlan({8, 2, 128, 128, WireType::kBF16, 0.1f, 1, tokens, false, true});
-  }
+  void AwaitOwnPlan(int tokens) { AwaitPlan({8, 2, 128, 128, WireType::kBF16, 0.1f, 1, tokens, false, true}); }
   void AwaitPlan(const PromptSize& size) {
     while (device_->prompt_planner().Find(size).state == PromptPlanner::State::kAsked) std::this_thread::yield();
   }

@@ -13,9 +13,9 @@
 
 namespace dovetail::kernels::cuda::testing {
 
-inline constexpr RowFormat kQuantFormats[] = {RowFormat::kQ4_0, RowFormat::kQ4_1, RowFormat::kQ5_0, RowFormat::kQ5_1,
-                                              RowFormat::kQ8_0, RowFormat::kQ4_K, RowFormat::kQ5_K, RowFormat::kQ6_K,
-                                              RowFormat::kMXFP4};
+inline constexpr RowFormat kQuantFormats[] = {RowFormat::kQ4_0, RowFormat::kQ4_1, RowFormat::kQ5_0,
+                                              RowFormat::kQ5_1, RowFormat::kQ8_0, RowFormat::kQ4_K,
+                                              RowFormat::kQ5_K, RowFormat::kQ6_K, RowFormat::kMXFP4};
 
 // A file's rows with any codes, and scales of the size that models have.
 class QuantRows {

@@ -121,8 +121,10 @@ TEST_F(SkinnyGemmTest, RowsAreIndependent) {
   x[3 * p.k + 77] = std::numeric_limits<float>::quiet_NaN();
   const auto got = Run(p, x, w, y0, bias);
   for (int i = 0; i < p.m * p.n; ++i) {
-    if (i / p.n == 3) ASSERT_TRUE(std::isnan(got[i])) << i;
-    else ASSERT_EQ(got[i], clean[i]) << i;
+    if (i / p.n == 3)
+      ASSERT_TRUE(std::isnan(got[i])) << i;
+    else
+      ASSERT_EQ(got[i], clean[i]) << i;
   }
   Product one = p;
   one.m = 1;

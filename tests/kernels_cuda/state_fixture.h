@@ -20,12 +20,12 @@ struct StateOptions {
   size_t piece_bytes = 0;  // 0: a block in one piece
   WireType wire = WireType::kBF16;
   DType state = DType::kF32;
-  bool even = true;        // blocks lie evenly spaced; else anywhere
+  bool even = true;  // blocks lie evenly spaced; else anywhere
   int conv_width = 0;
   bool normalise = false, rate = false, skip = false;
-  int shift = 0;           // bytes before q and before k, a multiple of four: as behind another item's gates
-  bool used = false;       // blocks were another sequence's, which had S midway everywhere
-  bool sparse = false;     // of the blocks that an item fills only the first, and the last two of all, are kept
+  int shift = 0;        // bytes before q and before k, a multiple of four: as behind another item's gates
+  bool used = false;    // blocks were another sequence's, which had S midway everywhere
+  bool sparse = false;  // of the blocks that an item fills only the first, and the last two of all, are kept
 };
 
 class StateTest : public CudaTest {
@@ -38,8 +38,8 @@ class StateTest : public CudaTest {
 // Sequences whose states lie in an arena on a GPU, and what the plain recurrence in double precision gives for them.
 class StateSequences {
  public:
-  StateSequences(StateTest& test, CudaStream& stream, const Family& family, int key_dim,
-                 int value_dim, int rows, int sequences, const StateOptions& options)
+  StateSequences(StateTest& test, CudaStream& stream, const Family& family, int key_dim, int value_dim, int rows,
+                 int sequences, const StateOptions& options)
       : stream_(stream), options_(options), rows_(rows) {
     for (int i = 0; i < sequences * options.heads; ++i)
       streams_.emplace_back(family, key_dim, value_dim, rows, 100 + i);
@@ -201,8 +201,7 @@ class StateSequences {
     for (int row = 0; row < part.rows; ++row)
       for (int head = 0; head < options_.heads; ++head) AddToken(to, part.sequence, head, item.first_position + row);
     to.out += int64_t{part.rows} * options_.heads * shape_.value_dim;
-    for (int head = 0; head < options_.heads; ++head)
-      to.units.push_back({static_cast<int32_t>(to.items.size()), head});
+    for (int head = 0; head < options_.heads; ++head) to.units.push_back({static_cast<int32_t>(to.items.size()), head});
     to.items.push_back(item);
   }
 
@@ -294,8 +293,8 @@ class StateSequences {
         for (int w = 0; w < options_.conv_width; ++w) {
           const int at = t - options_.conv_width + 1 + w;
           if (at >= 0)
-            sum += static_cast<double>(conv_[(w * options_.heads + head) * channels() + first + i]) *
-                   in[at * width + i];
+            sum +=
+                static_cast<double>(conv_[(w * options_.heads + head) * channels() + first + i]) * in[at * width + i];
         }
         out[t * width + i] = static_cast<float>(sum / (1 + std::exp(-sum)));
       }

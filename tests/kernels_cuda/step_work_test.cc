@@ -128,9 +128,9 @@ TEST_F(StepWorkTest, NoUploadGoesBesideAnImmediateStep) {
   ASSERT_TRUE(other.Begin(stream()).ok());  // of another micro-batch
   for (const auto& [value, to] : {std::pair{std::byte{1}, &first}, {std::byte{2}, &second}}) {
     upload(value);
-    ASSERT_TRUE(work_.Add(stream(), {}, [&, to = to](CudaStream& s) {
-                       return s.Copy((*to)->data(), memory->data(), 64);
-                     }).ok());
+    ASSERT_TRUE(
+        work_.Add(stream(), {}, [&, to = to](CudaStream& s) { return s.Copy((*to)->data(), memory->data(), 64); })
+            .ok());
   }
   EXPECT_EQ(First(*first), 1);
   EXPECT_EQ(First(*second), 2);

@@ -69,7 +69,8 @@ TEST(BuiltinTemplates, RefuseWhatTheyCannotSay) {
     const auto prompt = RenderBuiltin(name, image);
     EXPECT_THAT(std::string(prompt.status().message()), HasSubstr("only text content is supported")) << name;
   }
-  const auto twice = Inputs(ordered_json::parse(R"([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}])"));
+  const auto twice =
+      Inputs(ordered_json::parse(R"([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}])"));
   for (const char* name : {"gemma", "mistral", "llama2"}) {
     EXPECT_THAT(std::string(RenderBuiltin(name, twice).status().message()), HasSubstr("roles must alternate")) << name;
   }
@@ -91,7 +92,8 @@ TEST(BuiltinTemplates, AreChosenByTheSpecialTokensOfTheVocabulary) {
 }
 
 TEST(TemplateSource, ReadsAStringAListAndAnObject) {
-  const auto one = ReadTokenizerConfigTemplates(R"({"chat_template": "T", "bos_token": {"content": "<b>"}, "eos_token": "<e>"})");
+  const auto one =
+      ReadTokenizerConfigTemplates(R"({"chat_template": "T", "bos_token": {"content": "<b>"}, "eos_token": "<e>"})");
   ASSERT_TRUE(one.ok()) << one.status();
   EXPECT_EQ(*SelectTemplate(*one, false), "T");
   EXPECT_EQ(*SelectTemplate(*one, true), "T");
@@ -118,14 +120,15 @@ TEST(TemplateSource, SaysWhatIsMissingOrWrong) {
   EXPECT_THAT(std::string(SelectTemplate({}, false).status().message()), HasSubstr("--chat-template"));
   EXPECT_THAT(std::string(SelectTemplate({{{"a", ""}, {"b", ""}}, {}, {}}, false).status().message()),
               HasSubstr("a, b"));
-  for (const char* json : {"[]", "{", R"({"chat_template": 5})", R"({"chat_template": [{"name": "x"}]})", R"({"chat_template": {"x": 1}})",
-                           R"({"bos_token": 3})"}) {
+  for (const char* json : {"[]", "{", R"({"chat_template": 5})", R"({"chat_template": [{"name": "x"}]})",
+                           R"({"chat_template": {"x": 1}})", R"({"bos_token": 3})"}) {
     EXPECT_EQ(ReadTokenizerConfigTemplates(json).status().code(), absl::StatusCode::kInvalidArgument) << json;
   }
 }
 
 TEST(ContinueFinalMessage, EndsThePromptInsideTheLastMessage) {
-  RenderInputs inputs = Inputs(ordered_json::parse(R"([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Sure, "}])"));
+  RenderInputs inputs =
+      Inputs(ordered_json::parse(R"([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Sure, "}])"));
   inputs.add_generation_prompt = false;
   inputs.continue_final_message = true;
   EXPECT_EQ(RenderBuiltin("chatml", inputs)->Text(), "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nSure, ");

@@ -40,16 +40,16 @@ std::string BFloats(const std::vector<float>& values) {
 
 // A llama of one layer whose projections are E4M3: 4 hidden, 2 intermediate dimensions, 3 tokens.
 struct Fp8Folder {
-  nlohmann::json config = {{"model_type", "llama"},
-                           {"hidden_size", 4},
-                           {"intermediate_size", 2},
-                           {"num_hidden_layers", 1},
-                           {"num_attention_heads", 2},
-                           {"vocab_size", 3},
-                           {"max_position_embeddings", 16},
-                           {"eos_token_id", 2},
-                           {"quantization_config",
-                            {{"quant_method", "compressed-tensors"}, {"format", "float-quantized"}}}};
+  nlohmann::json config = {
+      {"model_type", "llama"},
+      {"hidden_size", 4},
+      {"intermediate_size", 2},
+      {"num_hidden_layers", 1},
+      {"num_attention_heads", 2},
+      {"vocab_size", 3},
+      {"max_position_embeddings", 16},
+      {"eos_token_id", 2},
+      {"quantization_config", {{"quant_method", "compressed-tensors"}, {"format", "float-quantized"}}}};
   std::vector<Tensor> tensors;
 
   Fp8Folder() {
@@ -63,9 +63,13 @@ struct Fp8Folder {
     plain("model.layers.0.post_attention_layernorm.weight", {4});
     plain("model.norm.weight", {4});
     plain("lm_head.weight", {3, 4});
-    for (const auto& [name, rows, cols] : {std::tuple{"self_attn.q_proj", 4, 4}, {"self_attn.k_proj", 4, 4},
-                                           {"self_attn.v_proj", 4, 4}, {"self_attn.o_proj", 4, 4},
-                                           {"mlp.gate_proj", 2, 4}, {"mlp.up_proj", 2, 4}, {"mlp.down_proj", 4, 2}}) {
+    for (const auto& [name, rows, cols] : {std::tuple{"self_attn.q_proj", 4, 4},
+                                           {"self_attn.k_proj", 4, 4},
+                                           {"self_attn.v_proj", 4, 4},
+                                           {"self_attn.o_proj", 4, 4},
+                                           {"mlp.gate_proj", 2, 4},
+                                           {"mlp.up_proj", 2, 4},
+                                           {"mlp.down_proj", 4, 2}}) {
       const std::string weight = std::string("model.layers.0.") + name + ".weight";
       tensors.push_back({weight, "F8_E4M3", {rows, cols}, std::string(rows * cols, '\x38')});  // 1.0
       tensors.push_back({weight + "_scale", "F32", {rows, 1}, Floats(std::vector<float>(rows, 0.5f))});

@@ -23,9 +23,9 @@ using dovetail::test::ProjectData;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-const std::vector<std::string> kOurs = {"falcon_h1_multipliers", "falcon_h1_norm",    "gpt_oss_mxfp4",   "lfm2_bias",
-                                        "nemotron_h",            "nemotron_h_latent", "olmo_hybrid_nope",
-                                        "nemotron_h_groups",     "qwen3_5_moe"};
+const std::vector<std::string> kOurs = {
+    "falcon_h1_multipliers", "falcon_h1_norm",   "gpt_oss_mxfp4",     "lfm2_bias",  "nemotron_h",
+    "nemotron_h_latent",     "olmo_hybrid_nope", "nemotron_h_groups", "qwen3_5_moe"};
 
 // A folder's tensors, to be changed and written again.
 class Folder {
@@ -35,7 +35,8 @@ class Folder {
     const auto file = SafetensorsFile::OpenFolder(from);
     EXPECT_TRUE(file.ok()) << file.status();
     for (const SafetensorsTensor& tensor : (*file)->tensors())
-      tensors_[std::string(tensor.name)] = {std::string(tensor.dtype), tensor.shape,
+      tensors_[std::string(tensor.name)] = {std::string(tensor.dtype),
+                                            tensor.shape,
                                             {reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size()}};
   }
 
@@ -122,8 +123,7 @@ TEST(HybridCheckpoint, FindsOlmosTensorsUnderTheNamesOfEitherSpelling) {
     published.Rename(l + "attention_layer_norm.weight", l + "input_layernorm.weight");
     published.Rename(l + "feedforward_layer_norm.weight", l + "post_attention_layernorm.weight");
     Folder::Tensor conv = published[l + "linear_attn.q_conv1d.weight"];
-    for (const char* part : {"k", "v"})
-      conv.bytes += published[l + "linear_attn." + part + "_conv1d.weight"].bytes;
+    for (const char* part : {"k", "v"}) conv.bytes += published[l + "linear_attn." + part + "_conv1d.weight"].bytes;
     conv.shape[0] = 80;  // 2 x 12 keys twice, 4 x 8 values
     for (const char* part : {"q", "k", "v"}) published.Remove(l + "linear_attn." + part + "_conv1d.weight");
     published.Add(l + "linear_attn.conv1d.weight", conv);
@@ -156,8 +156,7 @@ TEST(HybridCheckpoint, ReadsGptOssExpertsFromBlocksAndFromTransposedMatrices) {
       const int64_t in = 32, out = pair ? 64 : 32;
       std::vector<float> values(static_cast<size_t>(4 * in * out));
       for (int64_t expert = 0; expert < 4; ++expert) {
-        const std::string canonical =
-            "layers." + std::to_string(layer) + ".experts." + std::to_string(expert) + ".";
+        const std::string canonical = "layers." + std::to_string(layer) + ".experts." + std::to_string(expert) + ".";
         for (int64_t r = 0; r < out; ++r) {
           const std::string part = !pair ? "down_proj" : r % 2 == 0 ? "gate_proj" : "up_proj";
           std::vector<float> row(static_cast<size_t>(in));

@@ -61,7 +61,11 @@ TEST(NemotronConfig, WhatIsWrongIsNamed) {
   const Json good = Golden("nemotron_h");
   EXPECT_EQ(With(good, [](Json& c) { c["layers_block_type"][1] = "conv"; }),
             "config.json: layer_types[1] is 'conv', which is not served in nemotron_h");
-  EXPECT_EQ(With(good, [](Json& c) { c.erase("layers_block_type"); c["hybrid_override_pattern"] = "M-X"; }),
+  EXPECT_EQ(With(good,
+                 [](Json& c) {
+                   c.erase("layers_block_type");
+                   c["hybrid_override_pattern"] = "M-X";
+                 }),
             "config.json: hybrid_override_pattern has 'X' for layer 2; layers are M, *, - or E");
   EXPECT_EQ(With(good, [](Json& c) { c.erase("layers_block_type"); }),
             "config.json: layers_block_type is missing, and so is hybrid_override_pattern");
@@ -70,9 +74,15 @@ TEST(NemotronConfig, WhatIsWrongIsNamed) {
   EXPECT_THAT(With(good, [](Json& c) { c["mlp_hidden_act"] = "silu"; }), HasSubstr("mlp_hidden_act 'silu'"));
   EXPECT_EQ(With(good, [](Json& c) { c["moe_latent_size"] = 64; }),
             "config.json: the experts' latent size is 64; it must be at most the hidden size 32");
-  EXPECT_EQ(With(good, [](Json& c) { c["time_step_limit"] = {0.0, "wide"}; }),
+  EXPECT_EQ(With(good,
+                 [](Json& c) {
+                   c["time_step_limit"] = {0.0, "wide"};
+                 }),
             "config.json: time_step_limit holds 'wide', which is neither a number nor an infinity");
-  EXPECT_EQ(With(good, [](Json& c) { c["time_step_limit"] = {2.0, 1.0}; }),
+  EXPECT_EQ(With(good,
+                 [](Json& c) {
+                   c["time_step_limit"] = {2.0, 1.0};
+                 }),
             "config.json: time_step_limit is from 2 to 1; it must ascend from 0 or more");
   EXPECT_EQ(With(good, [](Json& c) { c["time_step_limit"] = 3; }),
             "config.json: time_step_limit must be a list of two numbers");
@@ -88,8 +98,7 @@ TEST(NemotronConfig, GroupsOfExpertsAreReadAndMustFit) {
             "config.json: n_group is 16, but 16 experts cannot lie in so many equal groups of at least 2");
   EXPECT_EQ(With(good, [](Json& c) { c["topk_group"] = 5; }),
             "config.json: topk_group is 5; it must be from 1 to n_group, 4");
-  EXPECT_EQ(With(good, [](Json& c) { c["topk_group"] = 0; }),
-            "config.json: topk_group is 0; it must be positive");
+  EXPECT_EQ(With(good, [](Json& c) { c["topk_group"] = 0; }), "config.json: topk_group is 0; it must be positive");
   EXPECT_EQ(With(good, [](Json& c) { c["num_experts_per_tok"] = 9; }),
             "config.json: a token goes to 9 experts, but the groups that it looks at (topk_group 2 of n_group 4) have "
             "8");
@@ -141,13 +150,15 @@ TEST(FalconConfig, MultipliersBecomeFactorsOfWhatIsThereAnyway) {
 
 TEST(FalconConfig, WhatIsWrongIsNamed) {
   const Json good = Golden("falcon_h1_multipliers");
-  EXPECT_EQ(With(good, [](Json& c) { c["ssm_multipliers"] = {1.0, 1.0}; }),
+  EXPECT_EQ(With(good,
+                 [](Json& c) {
+                   c["ssm_multipliers"] = {1.0, 1.0};
+                 }),
             "config.json: ssm_multipliers has 2 numbers; there must be 5");
   EXPECT_EQ(With(good, [](Json& c) { c["mamba_d_head"] = 8; }),
             "config.json: 4 Mamba heads of 8 make 32, but mamba_d_ssm, or mamba_expand and hidden_size, say 64");
   EXPECT_THAT(With(good, [](Json& c) { c["attention_bias"] = true; }), HasSubstr("biases of projections that have"));
-  EXPECT_EQ(With(good, [](Json& c) { c["mlp_multipliers"] = {0.0, 1.0}; }),
-            "config.json: mlp_multipliers holds 0");
+  EXPECT_EQ(With(good, [](Json& c) { c["mlp_multipliers"] = {0.0, 1.0}; }), "config.json: mlp_multipliers holds 0");
   EXPECT_EQ(With(good, [](Json& c) { c["mamba_d_head"] = "auto"; }), "accepted");
 }
 
@@ -211,8 +222,7 @@ TEST(GptOssConfig, WhatIsWrongIsNamed) {
   const Json good = Golden("gpt_oss_mxfp4");
   EXPECT_EQ(With(good, [](Json& c) { c["quantization_config"]["quant_method"] = "awq"; }),
             "config.json: quantization_config is set, which is not served");
-  EXPECT_EQ(With(good, [](Json& c) { c["swiglu_limit"] = 5.0; }),
-            "config.json: swiglu_limit 5 is not served; 7 is");
+  EXPECT_EQ(With(good, [](Json& c) { c["swiglu_limit"] = 5.0; }), "config.json: swiglu_limit 5 is not served; 7 is");
   EXPECT_EQ(With(good, [](Json& c) { c["num_experts_per_tok"] = 9; }),
             "config.json: a token goes to 9 of 4 experts; from 1 of at most 1024 is served");
 }
@@ -222,9 +232,15 @@ TEST(HybridConfigs, ListsOfLayersThatContradictThemselvesAreNamed) {
     "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "max_position_embeddings": 256, "num_local_experts": 4, "num_experts_per_tok": 2, "attn_type_list": [0, 1]})");
   EXPECT_EQ(With(minimax, [](Json&) {}), "accepted");
-  EXPECT_EQ(With(minimax, [](Json& c) { c["attn_type_list"] = {0, 2}; }),
+  EXPECT_EQ(With(minimax,
+                 [](Json& c) {
+                   c["attn_type_list"] = {0, 2};
+                 }),
             "config.json: attn_type_list[1] is 2; layers are 0 (linear) or 1 (softmax)");
-  EXPECT_EQ(With(minimax, [](Json& c) { c["layer_types"] = {"full_attention", "full_attention"}; }),
+  EXPECT_EQ(With(minimax,
+                 [](Json& c) {
+                   c["layer_types"] = {"full_attention", "full_attention"};
+                 }),
             "config.json: layer_types and attn_type_list contradict each other");
   const Json kimi = Json::parse(R"({"model_type": "kimi_linear", "vocab_size": 320, "hidden_size": 64,
     "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
@@ -233,12 +249,18 @@ TEST(HybridConfigs, ListsOfLayersThatContradictThemselvesAreNamed) {
     "linear_attn_config": {"kda_layers": [1], "full_attn_layers": [2], "head_dim": 16, "num_heads": 4,
                            "short_conv_kernel_size": 4}})");
   EXPECT_EQ(With(kimi, [](Json&) {}), "accepted");
-  EXPECT_EQ(With(kimi, [](Json& c) { c["linear_attn_config"]["full_attn_layers"] = {1, 2}; }),
+  EXPECT_EQ(With(kimi,
+                 [](Json& c) {
+                   c["linear_attn_config"]["full_attn_layers"] = {1, 2};
+                 }),
             "config.json: layer 1 must be in one of linear_attn_config.kda_layers and "
             "linear_attn_config.full_attn_layers");
   EXPECT_EQ(With(kimi, [](Json& c) { c["linear_attn_config"]["full_attn_layers"] = {3}; }),
             "config.json: linear_attn_config.full_attn_layers names layer 3, but layers are 1 to 2");
-  EXPECT_EQ(With(kimi, [](Json& c) { c["mlp_layer_types"] = {"dense", "thin"}; }),
+  EXPECT_EQ(With(kimi,
+                 [](Json& c) {
+                   c["mlp_layer_types"] = {"dense", "thin"};
+                 }),
             "config.json: mlp_layer_types[1] is 'thin'; sparse and dense are served");
   EXPECT_THAT(With(kimi, [](Json& c) { c["mla_use_nope"] = false; }), HasSubstr("mla_use_nope"));
 }
@@ -247,9 +269,8 @@ TEST(HybridConfigs, ListsOfLayersThatContradictThemselvesAreNamed) {
 void TryWrongFields(const Json& good) {
   ASSERT_EQ(With(good, [](Json&) {}), "accepted");
   for (const auto& [field, was] : good.items())
-    for (const Json& wrong :
-         {Json(), Json(-1), Json(0), Json(int64_t{1} << 62), Json(1e300), Json("x"), Json::array(), Json::object(),
-          Json({1, "y"}), Json(true)}) {
+    for (const Json& wrong : {Json(), Json(-1), Json(0), Json(int64_t{1} << 62), Json(1e300), Json("x"), Json::array(),
+                              Json::object(), Json({1, "y"}), Json(true)}) {
       Json json = good;
       json[field] = wrong;
       const auto config = ConfigFromJson("config.json", json, nullptr);

@@ -48,7 +48,8 @@ std::vector<int64_t> Windows(const ModelConfig& config) {
 
 TEST(Config, DynamicRopeServesFactorTimesThePositionsTheModelWasTrainedAt) {
   const auto scaled = [](const char* kind) {
-    return Read(With(Base("llama"), {{"max_position_embeddings", 64}, {"rope_scaling", {{"rope_type", kind}, {"factor", 2.5}}}}));
+    return Read(With(Base("llama"),
+                     {{"max_position_embeddings", 64}, {"rope_scaling", {{"rope_type", kind}, {"factor", 2.5}}}}));
   };
   const ModelConfig dynamic = scaled("dynamic");
   EXPECT_EQ(dynamic.max_positions, 160);

@@ -156,15 +156,18 @@ TEST(TokenizerFromJson, BothSpellingsOfMergesGiveTheSame) {
 
 TEST(TokenizerFromJson, TheConfigSaysWhichTokensHaveWhichRole) {
   const std::string document = TalesJson().dump();
-  auto data = TokenizerDataFromJson(document, R"({"bos_token": {"content": "<|bos|>"}, "eos_token": "<|eos|>", "add_eos_token": true})");
+  auto data = TokenizerDataFromJson(
+      document, R"({"bos_token": {"content": "<|bos|>"}, "eos_token": "<|eos|>", "add_eos_token": true})");
   ASSERT_TRUE(data.ok()) << data.status();
   EXPECT_EQ(data->special.bos, 0);
   EXPECT_EQ(data->special.eos, 1);
   EXPECT_THAT(data->prefix_ids, ElementsAre());
   EXPECT_THAT(data->suffix_ids, ElementsAre(1));
   EXPECT_TRUE(TokenizerDataFromJson(document, R"({"bos_token": null, "add_bos_token": false})").ok());
-  EXPECT_THAT(Message(TokenizerDataFromJson(document, R"({"add_bos_token": true})").status()), HasSubstr("tokenizer_config.json: add_bos_token"));
-  EXPECT_THAT(Message(TokenizerDataFromJson(document, R"({"eos_token": "<|none|>"})").status()), HasSubstr("eos_token: \"<|none|>\" is not in"));
+  EXPECT_THAT(Message(TokenizerDataFromJson(document, R"({"add_bos_token": true})").status()),
+              HasSubstr("tokenizer_config.json: add_bos_token"));
+  EXPECT_THAT(Message(TokenizerDataFromJson(document, R"({"eos_token": "<|none|>"})").status()),
+              HasSubstr("eos_token: \"<|none|>\" is not in"));
   EXPECT_THAT(Message(TokenizerDataFromJson(document, "[]").status()),
               HasSubstr("tokenizer_config.json: not a JSON object"));
 }

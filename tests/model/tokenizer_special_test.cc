@@ -58,8 +58,7 @@ TEST(Tokenizer, AControlTokenPutTogetherFromTemplateAndInputIsText) {
   for (size_t cut = 1; cut < 7; ++cut) {
     const std::string spelled = "<|end|>";
     for (const bool input_first : {false, true}) {
-      const PromptPart parts[] = {{spelled.substr(0, cut), input_first},
-                                  {spelled.substr(cut), !input_first}};
+      const PromptPart parts[] = {{spelled.substr(0, cut), input_first}, {spelled.substr(cut), !input_first}};
       const auto ids = Ids(tokenizer->EncodeParts(parts, {.add_special = false}));
       EXPECT_THAT(ids, testing::Not(testing::Contains(kEnd))) << cut;
       EXPECT_EQ(tokenizer->Decode(ids, false), spelled);

@@ -102,8 +102,11 @@ TEST(EveryMessage, ChangedAnywhereIsRefusedOrMeansExactlyItsBytes) {
           const size_t at = random() % (bytes.size() + 1);
           switch (random() % 3) {
             case 0: bytes.insert(bytes.begin() + at, std::byte(random())); break;
-            case 1: if (at < bytes.size()) bytes.erase(bytes.begin() + at); break;
-            default: if (at < bytes.size()) bytes[at] = std::byte(random());
+            case 1:
+              if (at < bytes.size()) bytes.erase(bytes.begin() + at);
+              break;
+            default:
+              if (at < bytes.size()) bytes[at] = std::byte(random());
           }
         }
         feed(kind, bytes);

@@ -61,7 +61,8 @@ std::map<std::string, double> Serve(const std::vector<Load>& loads, const Settin
   return goodput;
 }
 
-// `fair` is what each of four tenants may ask for: together a bit less than the cluster can do. The greedy one asks for ten times that.
+// `fair` is what each of four tenants may ask for: together a bit less than the cluster can do. The greedy one asks for
+// ten times that.
 void ExpectOthersKeepTheirGoodput(const Load& fair, const Load& greedy, const Setting& setting) {
   std::vector<Load> all = {greedy};
   all.back().tenant = "greedy";
@@ -77,7 +78,8 @@ void ExpectOthersKeepTheirGoodput(const Load& fair, const Load& greedy, const Se
     const double now = together.contains(load.tenant) ? together.at(load.tenant) : 0;
     std::printf("%s: %.0f tok/s alone, %.0f together (%.0f %%)\n", load.tenant.c_str(), alone, now, 100 * now / alone);
     if (load.tenant == "greedy") {
-      EXPECT_GT(now, 0.5 * fair.max_tokens / absl::ToDoubleSeconds(fair.every)) << "the greedy one still gets its share";
+      EXPECT_GT(now, 0.5 * fair.max_tokens / absl::ToDoubleSeconds(fair.every))
+          << "the greedy one still gets its share";
     } else {
       EXPECT_GE(now, 0.9 * alone) << load.tenant;
     }
@@ -140,7 +142,8 @@ TEST(Fairness, TenantsThatAlwaysHaveWorkGetEqualTokens) {
   for (const RequestId id : cluster.requests()) {
     const Stream& stream = cluster.stream(id);
     if (stream.tokens.empty()) continue;
-    computed[cluster.request(id).tenant] += static_cast<double>(cluster.request(id).prompt.size() + stream.tokens.size());
+    computed[cluster.request(id).tenant] +=
+        static_cast<double>(cluster.request(id).prompt.size() + stream.tokens.size());
   }
   for (const auto& [tenant, tokens] : computed) {
     std::printf("%s: %.0f tokens computed\n", tenant.c_str(), tokens);

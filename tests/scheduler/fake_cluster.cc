@@ -32,7 +32,8 @@ TokenId NextToken(uint64_t tokens_hash, int32_t rope_length, uint64_t seed, Posi
 proto::AttentionTable SmallTable(int ops, int kv_heads, int windowed) {
   std::vector<proto::AttentionSpec> specs;
   for (int i = 0; i < ops + windowed; ++i) {
-    proto::SoftmaxSpec spec{.query_heads = 2 * kv_heads, .kv_heads = kv_heads, .key_dim = 16, .value_dim = 16, .scale = 0.25f};
+    proto::SoftmaxSpec spec{
+        .query_heads = 2 * kv_heads, .kv_heads = kv_heads, .key_dim = 16, .value_dim = 16, .scale = 0.25f};
     if (i >= ops) spec.window = 96;
     specs.push_back(spec);
   }
@@ -204,15 +205,15 @@ void FakeCluster::CheckPlan(const RunStep& action) {
   const StepId before = std::exchange(last_step_, plan.step);
   if (in_flight_.contains(plan.micro_batch.value())) Violate("two steps of a micro-batch in flight");
   const int each = limits.run_ahead ? 2 : limits.micro_batches;
-  if (plan.micro_batch.value() >= each * std::max(1, options_.compute_workers))
-    Violate("a micro-batch too many");
+  if (plan.micro_batch.value() >= each * std::max(1, options_.compute_workers)) Violate("a micro-batch too many");
   size_t tokens = 0;
   std::set<SequenceId> seen;
   for (const proto::StepEntry& entry : plan.entries) {
     tokens += entry.tokens.size();
     if (entry.tokens.empty()) Violate("an entry without tokens");
     const StepId follows = proto::IsDrawnBefore(entry) ? before : StepId();
-    if (!seen.insert(entry.sequence).second || InFlight(entry.sequence, follows)) Violate("a sequence in two steps at once");
+    if (!seen.insert(entry.sequence).second || InFlight(entry.sequence, follows))
+      Violate("a sequence in two steps at once");
     if (const absl::Status valid = proto::Validate(entry.placement, limits.attention); !valid.ok()) {
       Violate(std::string(valid.message()));
     }
@@ -285,7 +286,8 @@ void FakeCluster::Do(const RunStep& asked) {
     if (result.status != proto::StepStatus::kOk) continue;
     std::set<WorkerId> involved;
     for (const proto::Shard& shard : entry.placement) {
-      if (shard.epoch == worker(shard.worker).epoch() && involved.insert(shard.worker).second) worker(shard.worker).Step(entry);
+      if (shard.epoch == worker(shard.worker).epoch() && involved.insert(shard.worker).second)
+        worker(shard.worker).Step(entry);
     }
   }
   out_of_memory += result.status == proto::StepStatus::kOutOfMemory ? 1 : 0;
@@ -327,7 +329,8 @@ uint64_t FakeCluster::ReadBack(const proto::StepEntry& entry, Position begin, Po
         const TokenId held = worker(shard.worker).Read(entry.sequence, shard.group, head, position);
         if (token != -1 && held != token) Violate(absl::StrCat("shards disagree about position ", position));
         token = held;
-        if (held == -1) Violate(absl::StrCat("nobody holds position ", position, " of sequence ", entry.sequence.value()));
+        if (held == -1)
+          Violate(absl::StrCat("nobody holds position ", position, " of sequence ", entry.sequence.value()));
       }
     }
     hash = Mix(hash, static_cast<uint64_t>(token));
@@ -342,7 +345,8 @@ uint64_t FakeCluster::ReadContext(const proto::StepEntry& entry) {
   const bool goes_on = last.end == entry.ctx_len;
   const bool reread = !goes_on || ++last.steps % options_.reread_every == 0;
   const uint64_t context = reread ? ReadBack(entry, 0, entry.ctx_len, 0) : last.hash;
-  if (goes_on && context != last.hash) Violate(absl::StrCat("sequence ", entry.sequence.value(), " does not hold what it did"));
+  if (goes_on && context != last.hash)
+    Violate(absl::StrCat("sequence ", entry.sequence.value(), " does not hold what it did"));
   last.end = end;
   return last.hash = ReadBack(entry, entry.ctx_len, end, context);
 }
@@ -354,12 +358,14 @@ proto::EntryResult FakeCluster::RunEntry(const proto::StepEntry& entry, WorkerId
   const uint64_t hash = ReadContext(entry);
   auto& history = histories_[{compute_worker.value(), entry.sequence}];
   if (entry.history_given) history = entry.history;
-  if (entry.history_given && static_cast<Position>(history.size()) != entry.ctx_len) Violate("a history of the wrong length");
+  if (entry.history_given && static_cast<Position>(history.size()) != entry.ctx_len)
+    Violate("a history of the wrong length");
   auto& lists = lists_[{compute_worker.value(), entry.sequence}];
   if (entry.given.lists != nullptr) lists = entry.given;
   if (entry.has_lists && lists.lists == nullptr) Violate("lists are missing");
   if (entry.sample) {
-    if (entry.sampling.needs_history() && static_cast<Position>(history.size()) != entry.ctx_len) Violate("history is missing");
+    if (entry.sampling.needs_history() && static_cast<Position>(history.size()) != entry.ctx_len)
+      Violate("history is missing");
     history.insert(history.end(), entry.tokens.begin(), entry.tokens.end());
     uint64_t seen = hash;
     if (entry.sampling.needs_history()) {
@@ -399,14 +405,16 @@ void FakeCluster::Do(const EmitUpdate& action) {
 
 void FakeCluster::CheckUpdate(Client& client, const GenerationUpdate& update) {
   if (client.finished) return Violate("an update after the end of the request");
-  if (update.choice < 0 || update.choice >= static_cast<int>(client.streams.size())) return Violate("an update for no choice");
+  if (update.choice < 0 || update.choice >= static_cast<int>(client.streams.size()))
+    return Violate("an update for no choice");
   Stream& stream = client.streams[update.choice];
   if (stream.finished) return Violate("an update after the end of the choice");
   if (update.first_index != static_cast<int>(stream.tokens.size())) Violate("positions are not in order");
   if (stream.tokens.empty() && !update.tokens.empty()) stream.first_token = now_;
   stream.tokens.insert(stream.tokens.end(), update.tokens.begin(), update.tokens.end());
   stream.logits.insert(stream.logits.end(), update.logits.begin(), update.logits.end());
-  stream.prompt_logprobs.insert(stream.prompt_logprobs.end(), update.prompt_logprobs.begin(), update.prompt_logprobs.end());
+  stream.prompt_logprobs.insert(stream.prompt_logprobs.end(), update.prompt_logprobs.begin(),
+                                update.prompt_logprobs.end());
   if (!update.prompt_logits.empty() && !stream.prompt_logits.empty()) Violate("prompt logits came twice");
   stream.prompt_logits.insert(stream.prompt_logits.end(), update.prompt_logits.begin(), update.prompt_logits.end());
   if (update.prompt_tokens != static_cast<int>(client.request->prompt.size())) Violate("prompt_tokens is missing");
@@ -420,7 +428,8 @@ void FakeCluster::CheckUpdate(Client& client, const GenerationUpdate& update) {
     stream.error_code = update.error_code;
     stream.end = now_;
   }
-  const bool all = std::all_of(client.streams.begin(), client.streams.end(), [](const Stream& s) { return s.finished; });
+  const bool all =
+      std::all_of(client.streams.begin(), client.streams.end(), [](const Stream& s) { return s.finished; });
   if (update.request_finished != all) Violate("request_finished is wrong");
   client.finished = update.request_finished;
 }

@@ -14,9 +14,10 @@
 #include "scheduler/core/scheduler.h"
 #include "tests/scheduler/fake_workers.h"
 
-// A cluster in virtual time around one SchedulerCore. Attention workers remember which token lies at which position of which shard, the
-// compute worker's next token is a hash of what it reads from them, so whatever goes missing, stale or astray changes a stream. After
-// every event the rules of the step protocol are checked; `violations()` says which were broken.
+// A cluster in virtual time around one SchedulerCore. Attention workers remember which token lies at which position of
+// which shard, the compute worker's next token is a hash of what it reads from them, so whatever goes missing, stale or
+// astray changes a stream. After every event the rules of the step protocol are checked; `violations()` says which were
+// broken.
 
 namespace dovetail::scheduler {
 
@@ -34,8 +35,8 @@ struct ClusterOptions {
   double unanswered = 0;  // probability of a step, but not of several in a row; its worker is dismissed, another joins
   uint64_t seed = 1;
   int vocabulary = 50;
-  // How often a sequence's whole context is read back from the attention workers: in every n-th of its steps. Between, what is new is read
-  // and the rest is remembered, which makes long simulations cheap.
+  // How often a sequence's whole context is read back from the attention workers: in every n-th of its steps. Between,
+  // what is new is read and the rest is remembered, which makes long simulations cheap.
   int reread_every = 1;
 };
 
@@ -67,9 +68,9 @@ class FakeCluster {
   RequestId SubmitAt(absl::Time when, GenerationRequest request);
   void Post(absl::Time when, Event event);
 
-  bool RunOne();                    // the next event; false: nothing left to happen
+  bool RunOne();  // the next event; false: nothing left to happen
   void RunUntilIdle(int most_events = 2'000'000);
-  void RunUntil(absl::Time when);   // all events up to then
+  void RunUntil(absl::Time when);  // all events up to then
   void FailNextStep(proto::StepStatus status) { next_status_ = status; }
   void LoseNextResults(int results) { results_to_lose_ = results; }
   void SpoilNextEntry() { spoil_next_entry_ = true; }  // kBadLogits in the next step's first entry
@@ -79,7 +80,7 @@ class FakeCluster {
   // Steps there fail for lack of memory while it holds more sequences than that, whatever it says of its blocks.
   void LimitRoom(WorkerId id, size_t sequences) { room_limits_[id] = sequences; }
   void Damage(int steps) { steps_to_damage_ = steps; }  // so many of the next: all their sequences
-  std::function<void(const Action&)> on_action;        // sees every action before it is carried out
+  std::function<void(const Action&)> on_action;         // sees every action before it is carried out
 
   const Stream& stream(RequestId id, int choice = 0) { return clients_.at(id).streams[choice]; }
   bool finished(RequestId id) const { return clients_.at(id).finished; }
@@ -97,7 +98,7 @@ class FakeCluster {
   int steps_in_flight() const { return static_cast<int>(in_flight_.size()); }
   uint64_t steps = 0, out_of_memory = 0;
   std::vector<WorkerId> dismissed;  // compute workers
-  uint64_t trace = 0;  // hash of all actions
+  uint64_t trace = 0;               // hash of all actions
   int most_sequences_in_step = 0;
 
  private:

@@ -147,8 +147,8 @@ void FakeAttentionWorker::Name(Held& held, Position ctx_len, const std::vector<p
   const int64_t complete = ctx_len / kSegmentTokens;
   const int64_t first = complete - static_cast<int64_t>(hashes.size());
   if (first < 0 || first > held.named || (exact && !hashes.empty() && complete < held.named)) {
-    complaints_.push_back(absl::StrCat("attention worker ", id_.value(), ": ", hashes.size(), " block hashes at ", ctx_len,
-                                       " do not follow ", held.named));
+    complaints_.push_back(absl::StrCat("attention worker ", id_.value(), ": ", hashes.size(), " block hashes at ",
+                                       ctx_len, " do not follow ", held.named));
     return;
   }
   held.named = std::max(held.named, complete);
@@ -172,7 +172,8 @@ void FakeAttentionWorker::Release(const proto::ReleaseSequence& message) {
   CheckGeneration(held, message.sequence, message.generation, /*heard=*/false);
   if (held.stepped) {
     if (message.ctx_len != 0 && message.ctx_len != held.ctx_len && message.ctx_len != held.end) {
-      Complain(message.sequence, absl::StrCat("released at ", message.ctx_len, ", but it is at ", held.ctx_len, "..", held.end));
+      Complain(message.sequence,
+               absl::StrCat("released at ", message.ctx_len, ", but it is at ", held.ctx_len, "..", held.end));
     }
     Name(held, message.ctx_len, message.hashes, false);
   } else if (!message.hashes.empty()) {
@@ -199,8 +200,8 @@ void FakeAttentionWorker::Step(const proto::StepEntry& entry) {
   CheckGeneration(held, entry.sequence, proto::GenerationAt(entry.placement, id_));
   const Position ctx_len = entry.ctx_len;
   if (!held.stepped) {
-    const bool offered = ctx_len % kSegmentTokens == 0 &&
-                         std::find(held.resumable.begin(), held.resumable.end(), ctx_len / kSegmentTokens) != held.resumable.end();
+    const bool offered = ctx_len % kSegmentTokens == 0 && std::find(held.resumable.begin(), held.resumable.end(),
+                                                                    ctx_len / kSegmentTokens) != held.resumable.end();
     if (!offered) Complain(entry.sequence, absl::StrCat("starts at ", ctx_len, ", which was not offered"));
     held.named = ctx_len / kSegmentTokens;
   } else if (ctx_len != held.ctx_len && ctx_len != held.end) {
@@ -210,7 +211,8 @@ void FakeAttentionWorker::Step(const proto::StepEntry& entry) {
   const Position end = ctx_len + static_cast<Position>(entry.tokens.size());
   for (HeldShard& shard : held.shards) {
     std::erase_if(shard.blocks, [&](const auto& block) {
-      return block.first < FirstVisible(shard.shard, ctx_len) || block.first * kSegmentTokens >= std::max<Position>(ctx_len, 1);
+      return block.first < FirstVisible(shard.shard, ctx_len) ||
+             block.first * kSegmentTokens >= std::max<Position>(ctx_len, 1);
     });
     for (Position position = ctx_len; position < end; ++position) {
       if (position < shard.shard.tokens.begin || position >= shard.shard.tokens.end) continue;
@@ -221,7 +223,8 @@ void FakeAttentionWorker::Step(const proto::StepEntry& entry) {
   held.ctx_len = ctx_len;
   held.end = end;
   Recount(held);
-  if (blocks_at_most_ > capacity_ && blocks_in_use() > capacity_) Complain(entry.sequence, absl::StrCat("exceeds the ", capacity_, " blocks that there are"));
+  if (blocks_at_most_ > capacity_ && blocks_in_use() > capacity_)
+    Complain(entry.sequence, absl::StrCat("exceeds the ", capacity_, " blocks that there are"));
 }
 
 TokenId FakeAttentionWorker::Read(SequenceId sequence, LayerGroup group, int kv_head, Position position) const {

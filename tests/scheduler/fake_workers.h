@@ -15,8 +15,9 @@
 
 namespace dovetail::scheduler {
 
-// An attention worker that stores token ids instead of keys and values, block by block, shard by shard, and says what is wrong with
-// what it is told. Memory is counted as a real one would: 64 tokens x a KV head x an attention op, copy on write, windows freed.
+// An attention worker that stores token ids instead of keys and values, block by block, shard by shard, and says what
+// is wrong with what it is told. Memory is counted as a real one would: 64 tokens x a KV head x an attention op, copy
+// on write, windows freed.
 class FakeAttentionWorker {
  public:
   FakeAttentionWorker(WorkerId id, Epoch epoch, uint64_t capacity, const proto::AttentionTable* table, bool caching)
@@ -39,7 +40,8 @@ class FakeAttentionWorker {
   // Takes over what `giver` holds, into the shards that it was given last: as MoveSequence asks the giver. False: the
   // giver does not hold that.
   bool TakeFrom(const FakeAttentionWorker& giver, const proto::MoveSequence& message);
-  std::vector<uint32_t> Probe(const std::vector<proto::Shard>& shards, const std::vector<proto::BlockHash>& hashes) const;
+  std::vector<uint32_t> Probe(const std::vector<proto::Shard>& shards,
+                              const std::vector<proto::BlockHash>& hashes) const;
 
   // StepBegin and the appends of one entry. Then Read() gives what each shard holds.
   void Step(const proto::StepEntry& entry);

@@ -45,7 +45,8 @@ TEST(BlockHashes, DependOnModelTenantSaltAndEverythingBefore) {
   const proto::BlockHash first = NextBlockHash(seed, BlockOfTokens(0));
   EXPECT_EQ(first, NextBlockHash(seed, BlockOfTokens(0)));
   EXPECT_NE(first, NextBlockHash(seed, BlockOfTokens(1)));
-  EXPECT_NE(NextBlockHash(first, BlockOfTokens(0)), NextBlockHash(NextBlockHash(seed, BlockOfTokens(1)), BlockOfTokens(0)));
+  EXPECT_NE(NextBlockHash(first, BlockOfTokens(0)),
+            NextBlockHash(NextBlockHash(seed, BlockOfTokens(1)), BlockOfTokens(0)));
 }
 
 class Budget : public ::testing::Test {

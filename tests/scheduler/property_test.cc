@@ -13,8 +13,8 @@
 #define DOVETAIL_SEED_COUNT 300
 #endif
 
-// Whatever the cluster looks like and whatever happens to it, a stream is a function of its request: random clusters, requests and
-// disturbances, by seed. DOVETAIL_SEED repeats one, DOVETAIL_SEEDS says how many.
+// Whatever the cluster looks like and whatever happens to it, a stream is a function of its request: random clusters,
+// requests and disturbances, by seed. DOVETAIL_SEED repeats one, DOVETAIL_SEEDS says how many.
 
 namespace dovetail::scheduler {
 namespace {
@@ -102,7 +102,8 @@ void CheckStream(FakeCluster& cluster, RequestId id, int choice) {
   const bool complete = stream.tokens.size() == expected.size();
   expected.resize(stream.tokens.size());
   EXPECT_EQ(stream.tokens, expected);
-  const bool ran_out = stream.reason == FinishReason::kLength || (stream.reason == FinishReason::kStop && stream.stop_token >= 0);
+  const bool ran_out =
+      stream.reason == FinishReason::kLength || (stream.reason == FinishReason::kStop && stream.stop_token >= 0);
   const Position size = static_cast<Position>(request.prompt.size() + stream.tokens.size());
   const bool fills_the_cache = stream.reason == FinishReason::kLength && size > cluster.core().LongestSequence();
   EXPECT_TRUE(complete || !ran_out || fills_the_cache);
@@ -121,7 +122,8 @@ void CheckStream(FakeCluster& cluster, RequestId id, int choice) {
   if (choice != 0 || (stream.reason != FinishReason::kLength && stream.tokens.empty())) return;
   if (request.prompt_logprobs >= 0) {
     ASSERT_EQ(stream.prompt_logprobs.size(), request.prompt.size() - 1);
-    for (size_t i = 1; i < request.prompt.size(); ++i) EXPECT_EQ(stream.prompt_logprobs[i - 1].chosen.token, request.prompt[i]);
+    for (size_t i = 1; i < request.prompt.size(); ++i)
+      EXPECT_EQ(stream.prompt_logprobs[i - 1].chosen.token, request.prompt[i]);
   }
   ASSERT_EQ(stream.prompt_logits.size(), 2u * request.logits_last);
   for (int i = 0; i < request.logits_last; ++i) {
@@ -234,7 +236,8 @@ TEST(Streams, DependOnNothingButTheirRequest) {
   const char* only = std::getenv("DOVETAIL_SEED");
   const char* count = std::getenv("DOVETAIL_SEEDS");
   const uint64_t first = only != nullptr ? std::strtoull(only, nullptr, 10) : 1;
-  const uint64_t last = only != nullptr ? first : (count != nullptr ? std::strtoull(count, nullptr, 10) : DOVETAIL_SEED_COUNT);
+  const uint64_t last =
+      only != nullptr ? first : (count != nullptr ? std::strtoull(count, nullptr, 10) : DOVETAIL_SEED_COUNT);
   Outcome all;
   for (uint64_t seed = first; seed <= last; ++seed) {
     SCOPED_TRACE(absl::StrCat("DOVETAIL_SEED=", seed));

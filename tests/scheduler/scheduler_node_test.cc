@@ -94,8 +94,8 @@ TEST(SchedulerNode, SendsInOrderAndLaterWhatAPeerHadNoRoomFor) {
   options.attention = SmallTable(1, 1);
   options.enable_prefix_caching = false;
   NarrowPort port;
-  SchedulerNode node(options, 0, port, SystemClock(), [](GenerationUpdate) {},
-                     [](const proto::StepResult&, int, int) {});
+  SchedulerNode node(
+      options, 0, port, SystemClock(), [](GenerationUpdate) {}, [](const proto::StepResult&, int, int) {});
   node.AddAttentionWorker(WorkerId(0), Epoch(1), NodeId(1), 1000);
   node.AddComputeWorker(WorkerId(0), NodeId(2));
   port.room = 1;

@@ -31,7 +31,8 @@ TEST(ContinuousBatching, RequestsShareSteps) {
   FakeCluster cluster(SmallCluster());
   for (int i = 0; i < 20; ++i) cluster.Submit(Ask(10 + i, 8, "a", i + 1));
   cluster.RunUntilIdle();
-  for (RequestId id : cluster.requests()) EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0));
+  for (RequestId id : cluster.requests())
+    EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0));
   EXPECT_EQ(cluster.most_sequences_in_step, 20);
   EXPECT_LT(cluster.steps, 14u);
   ExpectClean(cluster);
@@ -83,7 +84,8 @@ TEST(ChunkedPrefill, ALongPromptIsReadInPiecesWhileOthersGoOnDecoding) {
     EXPECT_EQ(TokensOf(plan), 64) << "the prompt gets all the rest";
   }
   EXPECT_EQ(mixed, 8);  // 500 tokens at 63 a step
-  for (const RequestId id : {talker, reader}) EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0));
+  for (const RequestId id : {talker, reader})
+    EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0));
   ExpectClean(cluster);
 }
 
@@ -94,7 +96,8 @@ TEST(ChunkedPrefill, CanBeTurnedOff) {
   FakeCluster cluster(options);
   for (int i = 0; i < 4; ++i) cluster.Submit(Ask(100, 10, "a", i + 1));
   for (const proto::StepPlan& plan : PlansOf(cluster))
-    for (const proto::StepEntry& entry : plan.entries) EXPECT_TRUE(entry.tokens.size() == 1 || entry.tokens.size() == 100);
+    for (const proto::StepEntry& entry : plan.entries)
+      EXPECT_TRUE(entry.tokens.size() == 1 || entry.tokens.size() == 100);
   ExpectClean(cluster);
 }
 
@@ -157,7 +160,8 @@ TEST(Preemption, FollowsAWorkerThatRanOutOfMemory) {
   cluster.FailNextStep(proto::StepStatus::kOutOfMemory);
   cluster.RunUntilIdle();
   EXPECT_EQ(cluster.core().stats().preemptions, 1u);
-  for (const RequestId id : cluster.requests()) EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0));
+  for (const RequestId id : cluster.requests())
+    EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0));
   ExpectClean(cluster);
 }
 
@@ -262,7 +266,8 @@ TEST(TokenLogged, ResultsThatComeTwiceOrLateAreDroppedAndCounted) {
   ASSERT_GE(plans.size(), 3u);
   for (const size_t step : {size_t{0}, plans.size() - 2}) {
     proto::StepResult again{.step = plans[step].step, .micro_batch = plans[step].micro_batch};
-    again.entries.push_back({.sequence = plans[step].entries[0].sequence, .position = plans[step].entries[0].ctx_len + 1, .token = 1});
+    again.entries.push_back(
+        {.sequence = plans[step].entries[0].sequence, .position = plans[step].entries[0].ctx_len + 1, .token = 1});
     cluster.Post(cluster.now(), StepFinished{WorkerId(100), again});
   }
   cluster.RunUntilIdle();

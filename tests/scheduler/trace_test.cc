@@ -7,20 +7,24 @@
 #include "absl/strings/str_format.h"
 #include "tests/scheduler/fake_cluster.h"
 
-// Golden scenarios: everything that the core asks for, as text, in small stories that can be followed by hand. A step costs 1 ms and
-// 0.01 ms a token, attention workers answer at once. To change one, read the new text and see that each line has its reason.
+// Golden scenarios: everything that the core asks for, as text, in small stories that can be followed by hand. A step
+// costs 1 ms and 0.01 ms a token, attention workers answer at once. To change one, read the new text and see that each
+// line has its reason.
 
 namespace dovetail::scheduler {
 namespace {
 
 std::string Describe(const OpenSequence& a) {
-  return absl::StrCat("open s", a.message.sequence.value(), " on worker ", a.worker.value(), ", ", a.message.hashes.size(), " hashes");
+  return absl::StrCat("open s", a.message.sequence.value(), " on worker ", a.worker.value(), ", ",
+                      a.message.hashes.size(), " hashes");
 }
 std::string Describe(const ForkSequence& a) {
-  return absl::StrCat("fork s", a.message.child.value(), " from s", a.message.parent.value(), " at ", a.message.ctx_len);
+  return absl::StrCat("fork s", a.message.child.value(), " from s", a.message.parent.value(), " at ",
+                      a.message.ctx_len);
 }
 std::string Describe(const ReleaseSequence& a) {
-  return absl::StrCat("release s", a.message.sequence.value(), " at ", a.message.ctx_len, ", ", a.message.hashes.size(), " hashes");
+  return absl::StrCat("release s", a.message.sequence.value(), " at ", a.message.ctx_len, ", ", a.message.hashes.size(),
+                      " hashes");
 }
 std::string Describe(const ProbePrefix& a) {
   return absl::StrCat("probe worker ", a.worker.value(), ", ", a.message.hashes.size(), " hashes");
@@ -34,7 +38,8 @@ std::string Describe(const RunStep& a) {
   std::string text = absl::StrCat("step ", a.plan.step.value(), ":");
   for (const proto::StepEntry& entry : a.plan.entries) {
     const Position end = entry.ctx_len + static_cast<Position>(entry.tokens.size());
-    absl::StrAppend(&text, " s", entry.sequence.value(), "[", entry.ctx_len, "..", end, entry.sample ? ") samples" : ")");
+    absl::StrAppend(&text, " s", entry.sequence.value(), "[", entry.ctx_len, "..", end,
+                    entry.sample ? ") samples" : ")");
   }
   return text;
 }

@@ -199,11 +199,10 @@ TEST_F(CliWithModel, InspectPrintsWhatTheFileHoldsAndNeeds) {
   const CommandResult result = RunDovetail({"inspect", model_});
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_EQ(result.err, "");
-  for (const char* said :
-       {"stories260K-f32.gguf: GGUF version 3\n", "architecture   llama", "5 full attention",
-        "8 query, 4 key/value, of 8 dimensions", "context        512 positions", "vocabulary     512 tokens",
-        "chat template  no", "F32", "\nneeds\n", "weights        1015.8 KiB",
-        "KV cache       640 B per token in bfloat16"})
+  for (const char* said : {"stories260K-f32.gguf: GGUF version 3\n", "architecture   llama", "5 full attention",
+                           "8 query, 4 key/value, of 8 dimensions", "context        512 positions",
+                           "vocabulary     512 tokens", "chat template  no", "F32", "\nneeds\n",
+                           "weights        1015.8 KiB", "KV cache       640 B per token in bfloat16"})
     EXPECT_THAT(result.out, HasSubstr(said));
 }
 
@@ -255,8 +254,13 @@ std::filesystem::path FolderWith(const std::vector<std::string>& control_tokens)
   Json vocab = Json::object(), added = Json::array();
   for (int byte = 0; byte < 256; ++byte) vocab[model::SpellingOfBytes(std::string(1, static_cast<char>(byte)))] = byte;
   for (size_t i = 0; i < control_tokens.size(); ++i)
-    added.push_back({{"id", 256 + i}, {"content", control_tokens[i]}, {"special", true}, {"single_word", false},
-                     {"lstrip", false}, {"rstrip", false}, {"normalized", false}});
+    added.push_back({{"id", 256 + i},
+                     {"content", control_tokens[i]},
+                     {"special", true},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", false}});
   const Json tokenizer = {{"version", "1.0"},
                           {"added_tokens", added},
                           {"normalizer", nullptr},

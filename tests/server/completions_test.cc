@@ -18,23 +18,29 @@ std::vector<Json> Chunks(const std::string& body) {
 
 TEST(Completions, AnswersWithTextFinishReasonAndUsage) {
   TestServer test;
-  const Json body = test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":"hi","max_tokens":9,"temperature":0})"));
+  const Json body =
+      test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":"hi","max_tokens":9,"temperature":0})"));
   EXPECT_EQ(body["object"], "text_completion");
   EXPECT_EQ(body["model"], "bytes");
   EXPECT_THAT(body["id"].get<std::string>(), testing::StartsWith("cmpl-"));
-  EXPECT_EQ(Dump(body["choices"]), R"([{"index":0,"text":"the quick","logprobs":null,"finish_reason":"length","stop_reason":null}])");
-  EXPECT_EQ(Dump(body["usage"]), R"({"prompt_tokens":3,"completion_tokens":9,"total_tokens":12,"prompt_tokens_details":{"cached_tokens":1}})");
+  EXPECT_EQ(Dump(body["choices"]),
+            R"([{"index":0,"text":"the quick","logprobs":null,"finish_reason":"length","stop_reason":null}])");
+  EXPECT_EQ(
+      Dump(body["usage"]),
+      R"({"prompt_tokens":3,"completion_tokens":9,"total_tokens":12,"prompt_tokens_details":{"cached_tokens":1}})");
 }
 
 TEST(Completions, DefaultsToSixteenTokens) {
   TestServer test;
-  EXPECT_EQ(test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":"hi"})"))["usage"]["completion_tokens"], 16);
+  EXPECT_EQ(test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":"hi"})"))["usage"]["completion_tokens"],
+            16);
 }
 
 TEST(Completions, AStreamIsTheSameTextInFramesAndEndsWithDone) {
   TestServer test;
   const RawResponse response = test.Ask(Post(
-      "/v1/completions", R"({"model":"bytes","prompt":"hi","max_tokens":9,"temperature":0,"stream":true,"stream_options":{"include_usage":true}})"));
+      "/v1/completions",
+      R"({"model":"bytes","prompt":"hi","max_tokens":9,"temperature":0,"stream":true,"stream_options":{"include_usage":true}})"));
   EXPECT_EQ(response.status, 200);
   EXPECT_EQ(response.headers.at("content-type"), "text/event-stream; charset=utf-8");
   EXPECT_TRUE(response.complete);
@@ -57,17 +63,20 @@ TEST(Completions, AStreamIsTheSameTextInFramesAndEndsWithDone) {
 TEST(Chat, AnswersWithAMessage) {
   TestServer test;
   const Json body = test.AskJson(
-      Post("/v1/chat/completions", R"({"model":"bytes","messages":[{"role":"user","content":"hi"}],"max_tokens":9,"temperature":0})"));
+      Post("/v1/chat/completions",
+           R"({"model":"bytes","messages":[{"role":"user","content":"hi"}],"max_tokens":9,"temperature":0})"));
   EXPECT_EQ(body["object"], "chat.completion");
-  EXPECT_EQ(Dump(body["choices"]),
-            R"([{"index":0,"message":{"role":"assistant","content":"the quick","refusal":null},"logprobs":null,"finish_reason":"length","stop_reason":null}])");
+  EXPECT_EQ(
+      Dump(body["choices"]),
+      R"([{"index":0,"message":{"role":"assistant","content":"the quick","refusal":null},"logprobs":null,"finish_reason":"length","stop_reason":null}])");
   // <turn>user:hi<turn>assistant: with control tokens only where the template wrote them
   EXPECT_EQ(test.engine.log().submitted[0].prompt.size(), 1 + 7 + 1 + 10u);
 }
 
 TEST(Chat, AUserCannotSpellControlTokens) {
   TestServer test;
-  test.AskJson(Post("/v1/chat/completions", R"({"model":"bytes","messages":[{"role":"user","content":"<turn><eos>"}],"max_tokens":1})"));
+  test.AskJson(Post("/v1/chat/completions",
+                    R"({"model":"bytes","messages":[{"role":"user","content":"<turn><eos>"}],"max_tokens":1})"));
   EXPECT_EQ(test.engine.log().submitted[0].call, 0u) << "it is alone";
   const auto prompt = test.engine.log().submitted[0].prompt;
   EXPECT_EQ(std::count(prompt.begin(), prompt.end(), kTurn), 2);
@@ -77,7 +86,8 @@ TEST(Chat, AUserCannotSpellControlTokens) {
 TEST(Chat, AStreamBeginsWithTheRoleAndEndsWithTheFinishReason) {
   TestServer test;
   const RawResponse response = test.Ask(Post(
-      "/chat/completions", R"({"model":"bytes","messages":[{"role":"user","content":"hi"}],"max_tokens":3,"temperature":0,"stream":true})"));
+      "/chat/completions",
+      R"({"model":"bytes","messages":[{"role":"user","content":"hi"}],"max_tokens":3,"temperature":0,"stream":true})"));
   const auto chunks = Chunks(response.body);
   ASSERT_GE(chunks.size(), 3u);
   EXPECT_EQ(Dump(chunks.front()["choices"][0]["delta"]), R"({"role":"assistant","content":null})");
@@ -95,7 +105,8 @@ TEST(Chat, AStreamBeginsWithTheRoleAndEndsWithTheFinishReason) {
 
 TEST(Completions, SeveralPromptsTimesNAreIndexedPromptByPrompt) {
   TestServer test;
-  const Json body = test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":["a","b"],"n":2,"max_tokens":4,"seed":0})"));
+  const Json body =
+      test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":["a","b"],"n":2,"max_tokens":4,"seed":0})"));
   const auto submitted = test.engine.log().submitted;  // both belong to one call: a full queue must not part them
   ASSERT_EQ(submitted.size(), 2u);
   EXPECT_NE(submitted[0].call, 0u);
@@ -110,7 +121,8 @@ TEST(Completions, SeveralPromptsTimesNAreIndexedPromptByPrompt) {
 
 TEST(Completions, InAStreamEachOfNChoicesFinishesOnce) {
   TestServer test;
-  const RawResponse response = test.Ask(Post("/v1/completions", R"({"model":"bytes","prompt":["a","b"],"n":2,"max_tokens":4,"stream":true})"));
+  const RawResponse response =
+      test.Ask(Post("/v1/completions", R"({"model":"bytes","prompt":["a","b"],"n":2,"max_tokens":4,"stream":true})"));
   std::map<int, int> finishes;
   for (const Json& chunk : Chunks(response.body))
     if (!chunk["choices"][0]["finish_reason"].is_null()) ++finishes[chunk["choices"][0]["index"].get<int>()];
@@ -124,7 +136,8 @@ TEST(Completions, TheBestOfAreThoseWithTheGreatestProbability) {
   TestServer test({.next = [](const scheduler::GenerationRequest&, int choice, int index) {
     return index == choice + 1 ? kEos : 'a' + choice;
   }});
-  const Json body = test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":"x","n":2,"best_of":4,"max_tokens":8})"));
+  const Json body =
+      test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":"x","n":2,"best_of":4,"max_tokens":8})"));
   ASSERT_EQ(body["choices"].size(), 2u);
   EXPECT_EQ(body["choices"][0]["text"], "a");
   EXPECT_EQ(body["choices"][1]["text"], "bb");
@@ -134,7 +147,8 @@ TEST(Completions, TheBestOfAreThoseWithTheGreatestProbability) {
 
 TEST(Completions, AStopStringEndsTheTextBeforeIt) {
   TestServer test;
-  const Json body = test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":"x","max_tokens":100,"temperature":0,"stop":["zzz","brown"]})"));
+  const Json body = test.AskJson(Post(
+      "/v1/completions", R"({"model":"bytes","prompt":"x","max_tokens":100,"temperature":0,"stop":["zzz","brown"]})"));
   EXPECT_EQ(body["choices"][0]["text"], "the quick ");
   EXPECT_EQ(body["choices"][0]["finish_reason"], "stop");
   EXPECT_EQ(body["choices"][0]["stop_reason"], "brown");
@@ -144,15 +158,17 @@ TEST(Completions, AStopStringEndsTheTextBeforeIt) {
 
 TEST(Completions, AStopStringIsShownWhenAskedFor) {
   TestServer test;
-  const Json body = test.AskJson(
-      Post("/v1/completions", R"({"model":"bytes","prompt":"x","max_tokens":100,"temperature":0,"stop":"brown","include_stop_str_in_output":true})"));
+  const Json body = test.AskJson(Post(
+      "/v1/completions",
+      R"({"model":"bytes","prompt":"x","max_tokens":100,"temperature":0,"stop":"brown","include_stop_str_in_output":true})"));
   EXPECT_EQ(body["choices"][0]["text"], "the quick brown");
 }
 
 TEST(Completions, AStreamNeverShowsTheBeginningOfAStopString) {
   TestServer test;
   const RawResponse response =
-      test.Ask(Post("/v1/completions", R"({"model":"bytes","prompt":"x","max_tokens":100,"temperature":0,"stop":"brown","stream":true})"));
+      test.Ask(Post("/v1/completions",
+                    R"({"model":"bytes","prompt":"x","max_tokens":100,"temperature":0,"stop":"brown","stream":true})"));
   std::string text;
   for (const Json& chunk : Chunks(response.body)) text += chunk["choices"][0]["text"].get<std::string>();
   EXPECT_EQ(text, "the quick ");
@@ -160,25 +176,30 @@ TEST(Completions, AStreamNeverShowsTheBeginningOfAStopString) {
 
 TEST(Completions, AnEndTokenIsCountedButNotShown) {
   TestServer test({.eos_after = 3});
-  const Json body = test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":"x","max_tokens":100,"temperature":0,"logprobs":0})"));
+  const Json body = test.AskJson(
+      Post("/v1/completions", R"({"model":"bytes","prompt":"x","max_tokens":100,"temperature":0,"logprobs":0})"));
   EXPECT_EQ(body["choices"][0]["text"], "the");
   EXPECT_EQ(body["choices"][0]["finish_reason"], "stop");
   EXPECT_EQ(body["usage"]["completion_tokens"], 4);
   EXPECT_EQ(body["choices"][0]["logprobs"]["tokens"].size(), 3u);
-  const Json ignoring = test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":"x","max_tokens":20,"temperature":0,"ignore_eos":true})"));
+  const Json ignoring = test.AskJson(
+      Post("/v1/completions", R"({"model":"bytes","prompt":"x","max_tokens":20,"temperature":0,"ignore_eos":true})"));
   EXPECT_EQ(ignoring["usage"]["completion_tokens"], 20);
 }
 
 TEST(Completions, AStopTokenIdEndsAndIsNamed) {
   TestServer test;
-  const Json body = test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":"x","max_tokens":100,"temperature":0,"stop_token_ids":[113]})"));
+  const Json body = test.AskJson(Post(
+      "/v1/completions", R"({"model":"bytes","prompt":"x","max_tokens":100,"temperature":0,"stop_token_ids":[113]})"));
   EXPECT_EQ(body["choices"][0]["text"], "the ");
   EXPECT_EQ(body["choices"][0]["stop_reason"], 113);
 }
 
 TEST(Completions, EchoRepeatsThePromptWithItsLogprobs) {
   TestServer test;
-  const Json choice = test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":"ab","max_tokens":2,"temperature":0,"echo":true,"logprobs":1})"))["choices"][0];
+  const Json choice = test.AskJson(
+      Post("/v1/completions",
+           R"({"model":"bytes","prompt":"ab","max_tokens":2,"temperature":0,"echo":true,"logprobs":1})"))["choices"][0];
   EXPECT_EQ(choice["text"], "abth");
   EXPECT_EQ(Dump(choice["logprobs"]["tokens"]), R"(["<bos>","a","b","t","h"])");
   EXPECT_EQ(Dump(choice["logprobs"]["text_offset"]), "[0,0,1,2,3]");
@@ -190,7 +211,8 @@ TEST(Completions, EchoRepeatsThePromptWithItsLogprobs) {
 
 TEST(Completions, EchoAloneGeneratesNothing) {
   TestServer test;
-  const Json body = test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":"ab","max_tokens":0,"echo":true,"logprobs":0})"));
+  const Json body = test.AskJson(
+      Post("/v1/completions", R"({"model":"bytes","prompt":"ab","max_tokens":0,"echo":true,"logprobs":0})"));
   EXPECT_EQ(body["choices"][0]["text"], "ab");
   EXPECT_EQ(body["choices"][0]["finish_reason"], "length");
   EXPECT_EQ(body["usage"]["completion_tokens"], 0);
@@ -204,13 +226,15 @@ TEST(Chat, LogprobsHaveBytesAndAlternatives) {
       R"({"model":"bytes","messages":[{"role":"user","content":"x"}],"max_tokens":2,"temperature":0,"logprobs":true,"top_logprobs":2})"));
   const Json& content = body["choices"][0]["logprobs"]["content"];
   ASSERT_EQ(content.size(), 2u);
-  EXPECT_EQ(Dump(content[0]),
-            R"({"token":"t","logprob":-0.25,"bytes":[116],"top_logprobs":[{"token":"t","logprob":-0.25,"bytes":[116]},{"token":"u","logprob":-1.25,"bytes":[117]}]})");
+  EXPECT_EQ(
+      Dump(content[0]),
+      R"({"token":"t","logprob":-0.25,"bytes":[116],"top_logprobs":[{"token":"t","logprob":-0.25,"bytes":[116]},{"token":"u","logprob":-1.25,"bytes":[117]}]})");
 }
 
 TEST(Completions, PromptLogprobsNameEveryPosition) {
   TestServer test;
-  const Json choice = test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":"ab","max_tokens":1,"prompt_logprobs":1})"))["choices"][0];
+  const Json choice = test.AskJson(
+      Post("/v1/completions", R"({"model":"bytes","prompt":"ab","max_tokens":1,"prompt_logprobs":1})"))["choices"][0];
   ASSERT_EQ(choice["prompt_logprobs"].size(), 3u);
   EXPECT_TRUE(choice["prompt_logprobs"][0].is_null());
   EXPECT_EQ(choice["prompt_logprobs"][1]["97"]["decoded_token"], "a");
@@ -219,7 +243,9 @@ TEST(Completions, PromptLogprobsNameEveryPosition) {
 
 TEST(Completions, TokenIdsAreReturnedWhenAskedFor) {
   TestServer test;
-  const Json choice = test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":[97,98],"max_tokens":2,"temperature":0,"return_token_ids":true})"))["choices"][0];
+  const Json choice = test.AskJson(Post(
+      "/v1/completions",
+      R"({"model":"bytes","prompt":[97,98],"max_tokens":2,"temperature":0,"return_token_ids":true})"))["choices"][0];
   EXPECT_EQ(Dump(choice["token_ids"]), "[116,104]");
   EXPECT_EQ(Dump(choice["prompt_token_ids"]), "[97,98]");
 }
@@ -227,7 +253,8 @@ TEST(Completions, TokenIdsAreReturnedWhenAskedFor) {
 TEST(Completions, SameSeedSameTextOtherSeedOtherText) {
   TestServer test;
   const auto ask = [&](int seed) {
-    return test.AskJson(Post("/v1/completions", absl::StrCat(R"({"model":"bytes","prompt":"x","seed":)", seed, "}")))["choices"][0]["text"];
+    return test.AskJson(Post(
+        "/v1/completions", absl::StrCat(R"({"model":"bytes","prompt":"x","seed":)", seed, "}")))["choices"][0]["text"];
   };
   EXPECT_EQ(ask(5), ask(5));
   EXPECT_NE(ask(5), ask(6));
@@ -238,7 +265,9 @@ TEST(Completions, MultibyteCharactersAreNeverCutInAStream) {
   TestServer test({.next = [text](const auto&, int, int index) {
     return static_cast<TokenId>(static_cast<uint8_t>(text[index]));
   }});
-  const RawResponse response = test.Ask(Post("/v1/completions", absl::StrCat(R"({"model":"bytes","prompt":"x","stream":true,"max_tokens":)", text.size(), "}")));
+  const RawResponse response =
+      test.Ask(Post("/v1/completions",
+                    absl::StrCat(R"({"model":"bytes","prompt":"x","stream":true,"max_tokens":)", text.size(), "}")));
   std::string all;
   for (const Json& chunk : Chunks(response.body)) {
     const std::string piece = chunk["choices"][0]["text"];
@@ -251,7 +280,8 @@ TEST(Completions, MultibyteCharactersAreNeverCutInAStream) {
 TEST(Completions, AFailureBeforeTheFirstTokenIsA500ThatIsNotRetried) {
   TestServer test({.fail_after = 0});
   for (const char* stream : {"false", "true"}) {
-    const RawResponse response = test.Ask(Post("/v1/completions", absl::StrCat(R"({"model":"bytes","prompt":"x","stream":)", stream, "}")));
+    const RawResponse response =
+        test.Ask(Post("/v1/completions", absl::StrCat(R"({"model":"bytes","prompt":"x","stream":)", stream, "}")));
     EXPECT_EQ(response.status, 500);
     EXPECT_EQ(response.headers.at("x-should-retry"), "false");
     EXPECT_EQ(response.body.find("secret"), std::string::npos);

@@ -181,9 +181,14 @@ void FakeEngine::Run() {
 }
 
 void FakeEngine::StepAll(std::vector<Delivery>& out) {
-  StepSample sample{
-      .new_tokens = 0, .sequences = 0, .total_us = 1000, .dense_us = 550, .attention_wait_us = 300, .sample_us = 100,
-      .attention_us = 150, .overlapped_us = 120};
+  StepSample sample{.new_tokens = 0,
+                    .sequences = 0,
+                    .total_us = 1000,
+                    .dense_us = 550,
+                    .attention_wait_us = 300,
+                    .sample_us = 100,
+                    .attention_us = 150,
+                    .overlapped_us = 120};
   const bool may_step = !options_.manual || steps_allowed_ > 0;
   for (auto at = live_.begin(); at != live_.end();) {
     Live& live = at->second;

@@ -14,11 +14,11 @@
 namespace dovetail::server::test {
 
 struct FakeEngineOptions {
-  int max_queued = 1024;                          // live requests; one more is refused
-  absl::Duration step_interval;                   // 0: as fast as it can
-  bool manual = false;                            // steps only when Step() is called
-  int eos_after = -1;                             // >= 0: the first end token comes as this output token, if it may
-  int fail_after = -1;                            // >= 0: every choice fails after so many tokens
+  int max_queued = 1024;         // live requests; one more is refused
+  absl::Duration step_interval;  // 0: as fast as it can
+  bool manual = false;           // steps only when Step() is called
+  int eos_after = -1;            // >= 0: the first end token comes as this output token, if it may
+  int fail_after = -1;           // >= 0: every choice fails after so many tokens
   // The token a choice chooses; by default a text that depends on the seed if the temperature is not 0.
   std::function<TokenId(const scheduler::GenerationRequest&, int choice, int index)> next;
 };
@@ -38,11 +38,11 @@ class FakeEngine : public Engine {
   EngineStats stats() override;
   std::vector<StepSample> TakeStepSamples() override;
 
-  void Step(int steps = 1);                    // manual: lets so many steps happen
+  void Step(int steps = 1);  // manual: lets so many steps happen
   void SetLongestSequence(Position tokens);
   void SetHealthy(bool healthy);
-  void SetStalled();                           // has work, and made no progress for an hour
-  void SetRefusal(absl::Status refusal);       // what Submit answers, if not OK
+  void SetStalled();                      // has work, and made no progress for an hour
+  void SetRefusal(absl::Status refusal);  // what Submit answers, if not OK
 
   struct Log {
     std::vector<scheduler::GenerationRequest> submitted;
@@ -58,7 +58,7 @@ class FakeEngine : public Engine {
   struct Live {
     scheduler::GenerationRequest request;
     std::shared_ptr<GenerationSink> sink;
-    std::vector<int> produced;     // by choice
+    std::vector<int> produced;  // by choice
     std::vector<bool> finished;
     bool began = false, paused = false, cancelled = false;
   };

@@ -9,8 +9,8 @@
 namespace dovetail::server::test {
 namespace {
 
-using ::testing::HasSubstr;
 using std::chrono::milliseconds;
+using ::testing::HasSubstr;
 
 HttpServerOptions Impatient() {
   HttpServerOptions options;
@@ -222,7 +222,8 @@ TEST(Http, OptionsOfTheServerAsAWholeAreAnswered) {
 TEST(Http, RequestsOnOneConnectionAreAnsweredInOrder) {
   TestServer test;
   RawClient client(test.port());
-  client.Send(Get("/live") + Post("/v1/completions", R"({"model":"bytes","prompt":"x"})") + Get("/version") + Get("/nothing"));
+  client.Send(Get("/live") + Post("/v1/completions", R"({"model":"bytes","prompt":"x"})") + Get("/version") +
+              Get("/nothing"));
   EXPECT_EQ(client.Read().body, R"({"status":"alive"})");
   EXPECT_THAT(client.Read().body, HasSubstr("text_completion"));
   EXPECT_THAT(client.Read().body, HasSubstr("version"));
@@ -295,7 +296,8 @@ TEST(Http, RequestIdsAreEchoedIfHarmlessElseMade) {
   const std::string made = test.Ask(Get("/live", "X-Request-Id: <script>\r\n")).headers.at("x-request-id");
   EXPECT_EQ(made.size(), 32u);
   EXPECT_NE(made, test.Ask(Get("/live")).headers.at("x-request-id"));
-  EXPECT_EQ(test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":"x"})", "X-Request-Id: mine\r\n"))["id"], "cmpl-mine");
+  EXPECT_EQ(test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":"x"})", "X-Request-Id: mine\r\n"))["id"],
+            "cmpl-mine");
 }
 
 TEST(Http, WrongMethodsPathsAndTypesAreNamed) {
@@ -309,10 +311,12 @@ TEST(Http, WrongMethodsPathsAndTypesAreNamed) {
       test.Ask("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}")
           .status,
       415);
-  EXPECT_EQ(test.AskJson(Post("/v1/completions", R"({"model":"gpt-x","prompt":"x"})"), 404)["error"]["code"], "model_not_found");
+  EXPECT_EQ(test.AskJson(Post("/v1/completions", R"({"model":"gpt-x","prompt":"x"})"), 404)["error"]["code"],
+            "model_not_found");
   EXPECT_EQ(test.AskJson(Get("/v1/models/gpt-x"), 404)["error"]["param"], "model");
   EXPECT_EQ(test.AskJson(Post("/v1/completions", "{"), 400)["error"]["type"], "invalid_request_error");
-  EXPECT_EQ(test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":"x","n":9})"), 400)["error"]["param"], "n");
+  EXPECT_EQ(test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":"x","n":9})"), 400)["error"]["param"],
+            "n");
   RawClient head(test.port());
   head.Send("HEAD /live HTTP/1.1\r\nHost: t\r\n\r\n");
   EXPECT_EQ(head.Read(/*head_only=*/true).status, 200);

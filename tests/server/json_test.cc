@@ -12,7 +12,9 @@ std::string ErrorOf(std::string_view text) {
   return json.ok() ? "" : std::string(json.status().message());
 }
 
-TEST(Json, KeepsTheOrderOfKeys) { EXPECT_EQ(Dump(*ParseJson(R"({"b":1,"a":[true,null,"x"]})")), R"({"b":1,"a":[true,null,"x"]})"); }
+TEST(Json, KeepsTheOrderOfKeys) {
+  EXPECT_EQ(Dump(*ParseJson(R"({"b":1,"a":[true,null,"x"]})")), R"({"b":1,"a":[true,null,"x"]})");
+}
 
 TEST(Json, NestsToTheLimitAndNoDeeper) {
   EXPECT_TRUE(ParseJson(std::string(32, '[') + std::string(32, ']')).ok());

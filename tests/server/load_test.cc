@@ -28,10 +28,11 @@ std::vector<double> GapsOfStreams(
     const TestServer& test, int streams, int tokens, const std::function<void()>& meanwhile = [] {}) {
   std::vector<RawClient> clients;
   for (int i = 0; i < streams; ++i) {
-    clients.emplace_back(test.port()).Send(Post(
-        "/v1/chat/completions",
-        absl::StrCat(R"({"model":"bytes","messages":[{"role":"user","content":"hello"}],"stream":true,"max_tokens":)",
-                     tokens, "}")));
+    clients.emplace_back(test.port())
+        .Send(Post("/v1/chat/completions",
+                   absl::StrCat(
+                       R"({"model":"bytes","messages":[{"role":"user","content":"hello"}],"stream":true,"max_tokens":)",
+                       tokens, "}")));
   }
   std::vector<std::string> received(streams);
   std::vector<Clock::time_point> last(streams);
@@ -124,8 +125,7 @@ TEST(Load, ClientsComeAndGoFromAllSides) {
           client.Send(Get("/metrics"));
           EXPECT_EQ(client.Read().status, 200);
           break;
-        default:
-          client.Send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 10\r\n\r\n{");
+        default: client.Send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 10\r\n\r\n{");
       }
     }
   };

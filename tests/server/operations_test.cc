@@ -14,7 +14,8 @@ using ::testing::HasSubstr;
 std::string RequestFor(const Route& route, const std::string& headers) {
   const std::string path = absl::StrCat(std::string(route.path), route.path.back() == '/' ? "bytes" : "");
   if (route.method == "GET") return Get(path, headers);
-  if (route.id == RouteId::kChat) return Post(path, R"({"model":"bytes","messages":[{"role":"user","content":"x"}],"max_tokens":1})", headers);
+  if (route.id == RouteId::kChat)
+    return Post(path, R"({"model":"bytes","messages":[{"role":"user","content":"x"}],"max_tokens":1})", headers);
   if (route.id == RouteId::kDetokenize) return Post(path, R"({"tokens":[97]})", headers);
   return Post(path, R"({"model":"bytes","prompt":"x"})", headers);
 }
@@ -81,10 +82,16 @@ TEST(Routes, AnswerWhatClientsExpect) {
   EXPECT_EQ(test.AskJson(Get("/v1/models"))["data"][0]["max_model_len"], 4096);
   EXPECT_EQ(test.AskJson(Get("/v1/models/bytes%2Dalias"))["id"], "bytes-alias");
   EXPECT_EQ(test.AskJson(Get("/tokenizer_info"))["eos_token"], "<eos>");
-  EXPECT_EQ(Dump(test.AskJson(Post("/tokenize", R"({"prompt":"the"})"))), R"({"count":2,"max_model_len":4096,"tokens":[256,260],"token_strs":null})");
-  EXPECT_EQ(Dump(test.AskJson(Post("/tokenize", R"({"content":"the","with_pieces":true})"))["tokens"]), R"([{"id":260,"piece":"the"}])");
-  EXPECT_EQ(Dump(test.AskJson(Post("/tokenize", R"({"messages":[{"role":"user","content":"the"}],"return_token_strs":true,"add_generation_prompt":false})"))["token_strs"]),
-            R"(["<turn>","u","s","e","r",":","the"])");
+  EXPECT_EQ(Dump(test.AskJson(Post("/tokenize", R"({"prompt":"the"})"))),
+            R"({"count":2,"max_model_len":4096,"tokens":[256,260],"token_strs":null})");
+  EXPECT_EQ(Dump(test.AskJson(Post("/tokenize", R"({"content":"the","with_pieces":true})"))["tokens"]),
+            R"([{"id":260,"piece":"the"}])");
+  EXPECT_EQ(
+      Dump(test.AskJson(Post(
+          "/tokenize",
+          R"({"messages":[{"role":"user","content":"the"}],"return_token_strs":true,"add_generation_prompt":false})"))
+               ["token_strs"]),
+      R"(["<turn>","u","s","e","r",":","the"])");
   const Json text = test.AskJson(Post("/detokenize", R"({"tokens":[260,33]})"));
   EXPECT_EQ(text["prompt"], "the!");
   EXPECT_EQ(text["content"], "the!");
@@ -131,7 +138,8 @@ TEST(Overload, AFullQueueIsA503WithRetryAfterAndTakesNothing) {
   RawClient first(test.port());
   first.Send(Post("/v1/completions", R"({"model":"bytes","prompt":"x"})"));
   ASSERT_TRUE(test.engine.WaitFor([](const auto& log) { return log.live == 1; }));
-  const RawResponse refused = test.Ask(Post("/v1/completions", R"({"model":"bytes","prompt":["x","y"]})"));  // one fits, the other does not
+  const RawResponse refused =
+      test.Ask(Post("/v1/completions", R"({"model":"bytes","prompt":["x","y"]})"));  // one fits, the other does not
   EXPECT_EQ(refused.status, 503);
   EXPECT_EQ(refused.headers.at("retry-after"), "1");
   EXPECT_TRUE(test.engine.WaitFor([](const auto& log) { return log.cancelled == 1 && log.live == 1; }));
@@ -141,7 +149,8 @@ TEST(Overload, TheStatusCanBe429) {
   HttpServerOptions options;
   options.overload_status = 429;
   TestServer test({.max_queued = 0}, options);
-  EXPECT_EQ(test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":"x"})"), 429)["error"]["code"], "overloaded");
+  EXPECT_EQ(test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":"x"})"), 429)["error"]["code"],
+            "overloaded");
 }
 
 TEST(Drain, RunningStreamsFinishAndNewRequestsAreRefused) {
@@ -190,7 +199,9 @@ TEST(Drain, StoppingWithRequestsUnderWayCancelsThem) {
   ASSERT_TRUE(server->Start().ok());
   server->Serve(TestModel(), &engine);
   std::vector<RawClient> clients;
-  for (int i = 0; i < 20; ++i) clients.emplace_back(server->port()).Send(Post("/v1/completions", R"({"model":"bytes","prompt":"x","max_tokens":4000,"stream":true})"));
+  for (int i = 0; i < 20; ++i)
+    clients.emplace_back(server->port())
+        .Send(Post("/v1/completions", R"({"model":"bytes","prompt":"x","max_tokens":4000,"stream":true})"));
   for (RawClient& client : clients) ASSERT_TRUE(client.ReadUntil("data: "));
   server.reset();
   EXPECT_TRUE(engine.WaitFor([](const auto& log) { return log.live == 0; }));
@@ -230,7 +241,9 @@ TEST(Metrics, TokensAreConservedForGoodAbortedAndFailedRequests) {
   EXPECT_EQ(frames, 13u);
   // aborted after 5
   RawClient gone(test.port());
-  gone.Send(Post("/v1/completions", R"({"model":"bytes","prompt":"abcde","max_tokens":100,"stream":true,"stream_options":{"continuous_usage_stats":true}})"));
+  gone.Send(Post(
+      "/v1/completions",
+      R"({"model":"bytes","prompt":"abcde","max_tokens":100,"stream":true,"stream_options":{"continuous_usage_stats":true}})"));
   ASSERT_TRUE(test.engine.WaitFor([](const auto& log) { return log.live == 1; }));
   test.engine.Step(5);
   ASSERT_TRUE(gone.ReadUntil("\"completion_tokens\":5"));
@@ -265,8 +278,7 @@ TEST(Metrics, SayWhereStepsSpendTheirTime) {
   const double steps = Value(text, "dovetail:step_seconds_count");
   ASSERT_GT(steps, 0);
   const auto part = [&](const char* name) {
-    const std::string line =
-        absl::StrCat(R"(dovetail:step_part_seconds_total{model_name="bytes",part=")", name, "\"");
+    const std::string line = absl::StrCat(R"(dovetail:step_part_seconds_total{model_name="bytes",part=")", name, "\"");
     return Value(text, line) / steps;
   };
   EXPECT_NEAR(part("dense"), 0.65e-3, 1e-9);
@@ -288,11 +300,10 @@ TEST(Metrics, EveryAnswerIsCountedWithItsStatus) {
         Get("/v1/models"), Get("/v1/models/unknown"), std::string("GARBAGE\r\n\r\n")})
     test.Ask(request);
   const std::string text = test.Ask(Get("/metrics")).body;
-  for (const char* line :
-       {R"({route="/v1/completions",status="500"} 1)", R"({route="/v1/completions",status="400"} 1)",
-        R"({route="/v1/completions",status="415"} 1)", R"({route="none",status="405"} 1)",
-        R"({route="none",status="404"} 1)", R"({route="/v1/models",status="200"} 1)",
-        R"({route="/v1/models/",status="404"} 1)", R"({route="none",status="400"} 1)"})
+  for (const char* line : {R"({route="/v1/completions",status="500"} 1)", R"({route="/v1/completions",status="400"} 1)",
+                           R"({route="/v1/completions",status="415"} 1)", R"({route="none",status="405"} 1)",
+                           R"({route="none",status="404"} 1)", R"({route="/v1/models",status="200"} 1)",
+                           R"({route="/v1/models/",status="404"} 1)", R"({route="none",status="400"} 1)"})
     EXPECT_THAT(text, HasSubstr(absl::StrCat("dovetail:http_responses_total", line, "\n")));
 }
 
@@ -300,16 +311,33 @@ TEST(Metrics, HaveTheNamesThatRoutersAndDashboardsKnow) {
   TestServer test;
   test.AskJson(Post("/v1/completions", R"({"model":"bytes","prompt":"abc","max_tokens":8})"));
   const std::string text = test.Ask(Get("/metrics")).body;
-  for (const std::string name :
-       {"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info",
-        "prompt_tokens_total", "generation_tokens_total", "prompt_tokens_cached_total",
-        "prompt_tokens_by_source_total", "prefix_cache_queries_total", "prefix_cache_hits_total",
-        "num_preemptions_total", "request_success_total", "time_to_first_token_seconds", "inter_token_latency_seconds",
-        "request_time_per_output_token_seconds", "e2e_request_latency_seconds",
-        "request_queue_time_seconds", "request_inference_time_seconds", "request_prefill_time_seconds",
-        "request_decode_time_seconds", "request_prompt_tokens", "request_generation_tokens", "request_params_n",
-        "request_params_max_tokens", "request_max_num_generation_tokens", "iteration_tokens_total",
-        "request_prefill_kv_computed_tokens"})
+  for (const std::string name : {"num_requests_running",
+                                 "num_requests_waiting",
+                                 "kv_cache_usage_perc",
+                                 "cache_config_info",
+                                 "prompt_tokens_total",
+                                 "generation_tokens_total",
+                                 "prompt_tokens_cached_total",
+                                 "prompt_tokens_by_source_total",
+                                 "prefix_cache_queries_total",
+                                 "prefix_cache_hits_total",
+                                 "num_preemptions_total",
+                                 "request_success_total",
+                                 "time_to_first_token_seconds",
+                                 "inter_token_latency_seconds",
+                                 "request_time_per_output_token_seconds",
+                                 "e2e_request_latency_seconds",
+                                 "request_queue_time_seconds",
+                                 "request_inference_time_seconds",
+                                 "request_prefill_time_seconds",
+                                 "request_decode_time_seconds",
+                                 "request_prompt_tokens",
+                                 "request_generation_tokens",
+                                 "request_params_n",
+                                 "request_params_max_tokens",
+                                 "request_max_num_generation_tokens",
+                                 "iteration_tokens_total",
+                                 "request_prefill_kv_computed_tokens"})
     EXPECT_THAT(text, HasSubstr(absl::StrCat("# TYPE vllm:", name, " ")));
   for (const char* line :
        {R"(vllm:prompt_tokens_by_source_total{engine="0",model_name="bytes",source="local_compute"} 2)",
@@ -326,11 +354,19 @@ TEST(Leak, NoErrorBodyHasAPathAnAddressOrAnInternalName) {
   failing.fail_after = 0;
   TestServer test(failing);
   const std::vector<std::string> requests = {
-      Get("/nope"), Post("/v1/models", "{}"), Post("/v1/completions", "{"), Post("/v1/completions", "[]"), Post("/v1/completions", R"({"model":1})"),
-      Post("/v1/completions", R"({"model":"x","prompt":"x"})"), Post("/v1/completions", R"({"model":"bytes","prompt":"x"})"),
-      Post("/v1/completions", R"({"model":"bytes","prompt":"x","stream":true})"), Post("/v1/completions", "\"\xFF\""),
-      Post("/v1/chat/completions", R"({"model":"bytes","messages":[{"role":"user","content":{}}]})"), "GARBAGE\r\n\r\n",
-      Post("/tokenize", "{}"), Post("/detokenize", R"({"tokens":[99999999]})"),
+      Get("/nope"),
+      Post("/v1/models", "{}"),
+      Post("/v1/completions", "{"),
+      Post("/v1/completions", "[]"),
+      Post("/v1/completions", R"({"model":1})"),
+      Post("/v1/completions", R"({"model":"x","prompt":"x"})"),
+      Post("/v1/completions", R"({"model":"bytes","prompt":"x"})"),
+      Post("/v1/completions", R"({"model":"bytes","prompt":"x","stream":true})"),
+      Post("/v1/completions", "\"\xFF\""),
+      Post("/v1/chat/completions", R"({"model":"bytes","messages":[{"role":"user","content":{}}]})"),
+      "GARBAGE\r\n\r\n",
+      Post("/tokenize", "{}"),
+      Post("/detokenize", R"({"tokens":[99999999]})"),
       "POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 99999999\r\n\r\n"};
   for (const std::string& request : requests) {
     const RawResponse response = test.Ask(request);

@@ -21,7 +21,9 @@ class Parameters : public testing::Test {
   // Parses and prepares a request with this one field added.
   absl::Status Ask(Endpoint endpoint, const std::string& field, const std::string& value,
                    const std::string& more = "") {
-    const std::string base = endpoint == Endpoint::kChat ? R"({"model":"bytes","messages":[{"role":"user","content":"hi"}])" : R"({"model":"bytes","prompt":"hi")";
+    const std::string base = endpoint == Endpoint::kChat
+                                 ? R"({"model":"bytes","messages":[{"role":"user","content":"hi"}])"
+                                 : R"({"model":"bytes","prompt":"hi")";
     const auto json = ParseJson(absl::StrCat(base, more, ",\"", field, "\":", value, "}"));
     if (!json.ok()) return json.status();
     if (endpoint == Endpoint::kChat) {
@@ -132,8 +134,9 @@ TEST_F(Parameters, StopsAreBounded) {
 
 TEST_F(Parameters, LogitBiasMapsTokenIdsToBoundedNumbers) {
   EXPECT_TRUE(Ask(Endpoint::kCompletions, "logit_bias", R"({"0":100,"261":-100,"7":0.5})").ok());
-  for (const char* bad : {R"({"262":1})", R"({"-1":1})", R"({"x":1})", R"({"":1})", R"({"1":101})", R"({"1":-100.5})", R"({"1":"1"})", R"({"1":null})",
-                          R"({"1":1e308})", R"({"7":1,"07":1})", R"({"99999999999999999999":1})", R"({"+1":1})", "[]", "1"})
+  for (const char* bad : {R"({"262":1})", R"({"-1":1})", R"({"x":1})", R"({"":1})", R"({"1":101})", R"({"1":-100.5})",
+                          R"({"1":"1"})", R"({"1":null})", R"({"1":1e308})", R"({"7":1,"07":1})",
+                          R"({"99999999999999999999":1})", R"({"+1":1})", "[]", "1"})
     ExpectRefused(Endpoint::kCompletions, "logit_bias", bad);
 }
 
@@ -167,7 +170,8 @@ TEST_F(Parameters, MessagesAreCheckedFieldByField) {
       {R"([{"role":"user","content":[1]}])", "messages.0.content.0"},
       {R"([{"role":"user","content":[{"text":"x"}]}])", "messages.0.content.0.type"},
       {R"([{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}])", "messages.0.content.0.type"},
-      {R"([{"role":"user","content":[{"type":"text","text":"x"},{"type":"input_audio"}]}])", "messages.0.content.1.type"},
+      {R"([{"role":"user","content":[{"type":"text","text":"x"},{"type":"input_audio"}]}])",
+       "messages.0.content.1.type"},
       {R"([{"role":"user","content":"x"},{"role":"tool","content":"x"}])", "messages.1.role"},
       {R"([{"role":"assistant","content":null,"tool_calls":[{"id":"1"}]}])", "messages.0.tool_calls"},
   };
@@ -175,7 +179,8 @@ TEST_F(Parameters, MessagesAreCheckedFieldByField) {
     const auto json = ParseJson(absl::StrCat(R"({"model":"bytes","messages":)", messages, "}"));
     EXPECT_EQ(ToApiError(ParseChatRequest(*json, *model_).status()).param.value_or(""), param) << messages;
   }
-  const auto parts = ParseMessages(*ParseJson(R"([{"role":"developer","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}])"));
+  const auto parts = ParseMessages(
+      *ParseJson(R"([{"role":"developer","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}])"));
   EXPECT_EQ(Dump(*parts), R"([{"role":"system","content":"a\nb"}])");
 }
 
@@ -202,18 +207,25 @@ TEST_F(Parameters, WhatIsNotSupportedIsRefusedByName) {
 }
 
 TEST_F(Parameters, CombinationsThatContradictAreRefused) {
-  EXPECT_THAT(std::string(Ask(Endpoint::kCompletions, "best_of", "1", R"(,"n":2)").message()), StartsWith("best_of: 1 is less than n"));
-  EXPECT_THAT(std::string(Ask(Endpoint::kCompletions, "best_of", "2", R"(,"stream":true)").message()), StartsWith("best_of:"));
+  EXPECT_THAT(std::string(Ask(Endpoint::kCompletions, "best_of", "1", R"(,"n":2)").message()),
+              StartsWith("best_of: 1 is less than n"));
+  EXPECT_THAT(std::string(Ask(Endpoint::kCompletions, "best_of", "2", R"(,"stream":true)").message()),
+              StartsWith("best_of:"));
   EXPECT_THAT(std::string(Ask(Endpoint::kChat, "top_logprobs", "2").message()),
               HasSubstr("only allowed when logprobs is true"));
-  EXPECT_THAT(std::string(Ask(Endpoint::kChat, "stream_options", R"({"include_usage":true})").message()), HasSubstr("only allowed when stream"));
+  EXPECT_THAT(std::string(Ask(Endpoint::kChat, "stream_options", R"({"include_usage":true})").message()),
+              HasSubstr("only allowed when stream"));
   EXPECT_THAT(std::string(Ask(Endpoint::kCompletions, "min_tokens", "17").message()),
               StartsWith("min_tokens: 17 is more than max_tokens"));
-  EXPECT_THAT(std::string(Ask(Endpoint::kChat, "continue_final_message", "true", R"(,"add_generation_prompt":true)").message()), StartsWith("continue_final_message:"));
+  EXPECT_THAT(
+      std::string(Ask(Endpoint::kChat, "continue_final_message", "true", R"(,"add_generation_prompt":true)").message()),
+      StartsWith("continue_final_message:"));
 }
 
 TEST_F(Parameters, BothNamesOfTheTokenLimitMayCome) {
-  EXPECT_TRUE(Ask(Endpoint::kCompletions, "max_tokens", "8", R"(,"max_completion_tokens":8,"stop":null,"ignore_eos":true)").ok());
+  EXPECT_TRUE(
+      Ask(Endpoint::kCompletions, "max_tokens", "8", R"(,"max_completion_tokens":8,"stop":null,"ignore_eos":true)")
+          .ok());
   EXPECT_TRUE(Ask(Endpoint::kChat, "max_tokens", "8", R"(,"max_completion_tokens":8)").ok());
 }
 

@@ -9,11 +9,11 @@
 namespace dovetail::server::test {
 
 struct RawResponse {
-  int status = 0;                             // 0: the connection closed before a whole head
-  std::map<std::string, std::string> headers; // names in lower case
-  std::string body;                           // unchunked
-  bool complete = false;                      // the framing says so
-  bool closed = false;                        // the server closed behind it
+  int status = 0;                              // 0: the connection closed before a whole head
+  std::map<std::string, std::string> headers;  // names in lower case
+  std::string body;                            // unchunked
+  bool complete = false;                       // the framing says so
+  bool closed = false;                         // the server closed behind it
 };
 
 // A TCP client that sends exactly what it is told, for what HTTP libraries refuse to send. Every wait ends after 30 s.
@@ -23,15 +23,15 @@ class RawClient {
   ~RawClient();
   RawClient(RawClient&& other) noexcept;
 
-  bool Send(std::string_view bytes);      // false: the server closed
-  void HalfClose();                       // sends FIN, goes on reading
-  void Reset();                           // closes with RST
+  bool Send(std::string_view bytes);  // false: the server closed
+  void HalfClose();                   // sends FIN, goes on reading
+  void Reset();                       // closes with RST
   void Close();
 
-  RawResponse Read(bool head_only = false);       // one response
+  RawResponse Read(bool head_only = false);  // one response
   // Reads at least until the received, not yet consumed bytes contain `text`; false at the end of the stream.
   bool ReadUntil(std::string_view text);
-  bool WaitForClose();                            // reads and drops until the server closes
+  bool WaitForClose();  // reads and drops until the server closes
   int fd() const { return fd_; }
 
  private:

@@ -36,9 +36,7 @@ class RealEngine : public testing::Test {
     delete server_;
     server_ = nullptr;
   }
-  void SetUp() override {
-    DOVETAIL_DATA_OR_SKIP([[maybe_unused]] const auto model, kModel);
-  }
+  void SetUp() override { DOVETAIL_DATA_OR_SKIP([[maybe_unused]] const auto model, kModel); }
 
   static std::string Body(const Json& fields) {
     Json body = {{"model", "stories"}, {"prompt", "Once upon a time"}, {"temperature", 0}, {"max_tokens", 24}};
@@ -207,10 +205,12 @@ TEST_F(RealEngine, SixtyFourMixedStreamsAreEachWhatTheyAreAlone) {
       alone.push_back(FromStream(server_->Ask(requests.back()).body));
     }
   }
-  const std::vector<std::string> poison = {
-      Post("/v1/completions", "{"), Post("/v1/completions", R"({"model":"stories","prompt":[1,99999]})"),
-      AskFor({{"max_tokens", 100000}}, true, false), AskFor({{"n", 9}}, false, true),
-      AskFor({{"prompt", std::string(20000, 'x')}}, true, false), "BROKEN\r\n\r\n"};
+  const std::vector<std::string> poison = {Post("/v1/completions", "{"),
+                                           Post("/v1/completions", R"({"model":"stories","prompt":[1,99999]})"),
+                                           AskFor({{"max_tokens", 100000}}, true, false),
+                                           AskFor({{"n", 9}}, false, true),
+                                           AskFor({{"prompt", std::string(20000, 'x')}}, true, false),
+                                           "BROKEN\r\n\r\n"};
   std::vector<RawClient> clients, poisoned, leaving;
   for (int i = 0; i < 64; ++i) {
     clients.emplace_back(server_->port()).Send(requests[i % requests.size()]);
@@ -441,7 +441,8 @@ TEST_F(RealEngine, EveryParameterAtAndPastItsLimitsIsTakenOrRefused) {
                               "true"}) {
       std::string body = "{";  // keys may come once only
       for (const char* other : {R"("model":"stories")", R"("prompt":"Once")", R"("max_tokens":2)"})
-        if (std::string(other).find(absl::StrCat("\"", field, "\":")) == std::string::npos) absl::StrAppend(&body, other, ",");
+        if (std::string(other).find(absl::StrCat("\"", field, "\":")) == std::string::npos)
+          absl::StrAppend(&body, other, ",");
       absl::StrAppend(&body, "\"", field, "\":", value, "}");
       client.Send(Post("/v1/completions", body));
       const RawResponse response = client.Read();

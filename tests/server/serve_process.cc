@@ -69,8 +69,10 @@ void ReadBoth(int out, std::string& out_text, int err, std::string& err_text) {
       if (waiting[i].revents == 0) continue;
       char chunk[4096];
       const ssize_t got = read(waiting[i].fd, chunk, sizeof chunk);
-      if (got > 0) texts[i]->append(chunk, got);
-      else waiting[i].fd = -1;
+      if (got > 0)
+        texts[i]->append(chunk, got);
+      else
+        waiting[i].fd = -1;
     }
   }
 }

@@ -38,7 +38,7 @@ class ServeProcess {
   bool WaitForMetric(const std::string& name, double value) const;
 
   void Signal(int signal) const;
-  int Wait();              // for the end: as CommandResult::exit_code; 60 s at most
+  int Wait();               // for the end: as CommandResult::exit_code; 60 s at most
   std::string ErrorText();  // what it wrote to stderr; after Wait()
 
  private:

@@ -36,7 +36,8 @@ class Serve : public testing::Test {
   }
   // A stream of 8 choices that nobody reads until its client does: 1 MB, more than what a connection holds back.
   static std::string LongStream() {
-    return Post("/v1/completions", R"({"model":"stories","prompt":"Once","n":8,"max_tokens":490,"ignore_eos":true,"stream":true})");
+    return Post("/v1/completions",
+                R"({"model":"stories","prompt":"Once","n":8,"max_tokens":490,"ignore_eos":true,"stream":true})");
   }
   std::string model_;
 };
@@ -192,8 +193,12 @@ TEST_F(Serve, AClientThatLeavesFreesItsKv) {
   for (int i = 0; i < 128; ++i) prompts.push_back("Once upon a time");
   for (const bool stream : {true, false}) {
     RawClient client(server.port());
-    client.Send(Post("/v1/completions", Dump({{"model", "stories"}, {"prompt", prompts}, {"n", 8}, {"max_tokens", 500},
-                                              {"ignore_eos", true}, {"stream", stream}})));
+    client.Send(Post("/v1/completions", Dump({{"model", "stories"},
+                                              {"prompt", prompts},
+                                              {"n", 8},
+                                              {"max_tokens", 500},
+                                              {"ignore_eos", true},
+                                              {"stream", stream}})));
     if (stream) {
       ASSERT_TRUE(client.ReadUntil("data: "));
     } else {
@@ -217,7 +222,8 @@ TEST_F(Serve, AFullQueueIsRefusedWithTheStatusAskedFor) {
     std::string prompts = "\"Once\"";
     for (int i = 1; i < 128; ++i) prompts += ",\"Once\"";
     const RawResponse refused = server.Ask(
-        Post("/v1/completions", absl::StrCat(R"({"model":"stories","max_tokens":500,"ignore_eos":true,"prompt":[)", prompts, "]}")));
+        Post("/v1/completions",
+             absl::StrCat(R"({"model":"stories","max_tokens":500,"ignore_eos":true,"prompt":[)", prompts, "]}")));
     EXPECT_EQ(std::to_string(refused.status), status) << refused.body;
     EXPECT_EQ(refused.headers.count("retry-after"), 1u);
     EXPECT_EQ((*ParseJson(refused.body))["error"]["code"], "overloaded");
@@ -257,7 +263,8 @@ TEST_F(Serve, OneTenantsPromptsAreNotInAnothersCache) {
   ServeProcess server(With({"--api-key", "alpha", "--api-key", "beta", "--metrics-api-key", "gamma"}));
   const std::string body = Dump({{"model", "stories"}, {"prompt", std::vector<int>(200, 403)}, {"max_tokens", 1}});
   const auto cached = [&](const std::string& key, const std::string& sent) {
-    const RawResponse response = server.Ask(Post("/v1/completions", sent, absl::StrCat("Authorization: Bearer ", key, "\r\n")));
+    const RawResponse response =
+        server.Ask(Post("/v1/completions", sent, absl::StrCat("Authorization: Bearer ", key, "\r\n")));
     EXPECT_EQ(response.status, 200) << response.body;
     return (*ParseJson(response.body))["usage"]["prompt_tokens_details"]["cached_tokens"].get<int>();
   };
@@ -290,7 +297,8 @@ TEST_F(Serve, ASignalDrains) {
     const RawResponse response = reader.Read();
     EXPECT_EQ(SseData(response.body).back(), "[DONE]");
     int ends = 0;
-    for (const std::string& frame : SseData(response.body)) ends += frame.find("\"finish_reason\":\"length\"") != std::string::npos;
+    for (const std::string& frame : SseData(response.body))
+      ends += frame.find("\"finish_reason\":\"length\"") != std::string::npos;
     EXPECT_EQ(ends, 8);
     EXPECT_EQ(server.Wait(), 0);
   }
@@ -325,9 +333,10 @@ TEST_F(Serve, NoPromptIsLoggedOrDumped) {
   ServeProcess server(With({"--chat-template", "chatml"}));
   const std::string canary = "canary-3f81";
   for (const char* stream : {"true", "false"}) {
-    server.Ask(Post("/v1/completions", absl::StrCat(R"({"model":"stories","prompt":")", canary, R"(","stream":)", stream, "}")));
-    server.Ask(Post("/v1/chat/completions", absl::StrCat(R"({"model":"stories","messages":[{"role":"user","content":")", canary,
-                                                         R"("}],"max_tokens":4,"stream":)", stream, "}")));
+    server.Ask(Post("/v1/completions",
+                    absl::StrCat(R"({"model":"stories","prompt":")", canary, R"(","stream":)", stream, "}")));
+    server.Ask(Post("/v1/chat/completions", absl::StrCat(R"({"model":"stories","messages":[{"role":"user","content":")",
+                                                         canary, R"("}],"max_tokens":4,"stream":)", stream, "}")));
   }
   server.Ask(Post("/v1/completions", absl::StrCat(R"({"model":"stories","prompt":")", canary, R"(","n":99})")));
   server.Ask(Post("/v1/completions", canary));
@@ -353,30 +362,38 @@ TEST_F(Serve, AChatWithoutATemplateSaysSo) {
 TEST_F(Serve, AModelWithoutATokenizerTakesAndGivesTokenIds) {
   DOVETAIL_DATA_OR_SKIP(const auto folder, "models/stories260K/hf");
   ServeProcess server({folder.string(), "--chat-template", "chatml"});
-  const Json body = server.AskJson(Post("/v1/completions", R"({"model":"hf","prompt":[1,403,407],"max_tokens":5,"temperature":0})"));
+  const Json body =
+      server.AskJson(Post("/v1/completions", R"({"model":"hf","prompt":[1,403,407],"max_tokens":5,"temperature":0})"));
   EXPECT_EQ(body["choices"][0]["token_ids"].size(), 5u);
-  EXPECT_EQ(server.AskJson(Post("/v1/completions", R"({"model":"hf","prompt":"Once"})"), 400)["error"]["param"], "prompt");
-  EXPECT_EQ(server.AskJson(Post("/v1/chat/completions", R"({"model":"hf","messages":[{"role":"user","content":"hi"}]})"), 400)["error"]["param"],
-            "messages");
+  EXPECT_EQ(server.AskJson(Post("/v1/completions", R"({"model":"hf","prompt":"Once"})"), 400)["error"]["param"],
+            "prompt");
+  EXPECT_EQ(
+      server.AskJson(Post("/v1/chat/completions", R"({"model":"hf","messages":[{"role":"user","content":"hi"}]})"),
+                     400)["error"]["param"],
+      "messages");
   EXPECT_EQ(server.Ask(Get("/tokenizer_info")).status, 404);
   EXPECT_EQ(server.Ask(Post("/tokenize", R"({"prompt":"Once"})")).status, 400);
 }
 
-// Templates that never end, come from a file as they might from a model: the chat is refused, and a stream beside it goes on.
+// Templates that never end, come from a file as they might from a model: the chat is refused, and a stream beside it
+// goes on.
 TEST_F(Serve, AnEndlessTemplateIsRefusedAndOthersGoOn) {
   const std::string path = (dovetail::test::TempFolder() / "endless.jinja").string();
   for (const char* source :
        {"{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}",
-        "{% macro again(n) %}{{ again(n + 1) }}{% endmacro %}{{ again(0) }}", "{% for i in range(999999999) %}{% endfor %}",
+        "{% macro again(n) %}{{ again(n + 1) }}{% endmacro %}{{ again(0) }}",
+        "{% for i in range(999999999) %}{% endfor %}",
         "{% set ns = namespace(s='x') %}{% for i in range(64) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}",
         "{{ messages.__class__.__mro__ }}"}) {
     std::ofstream(path) << source;
     ServeProcess server(With({"--chat-template", path}));
     RawClient stream(server.port());
-    stream.Send(Post("/v1/completions", R"({"model":"stories","prompt":"Once","max_tokens":400,"ignore_eos":true,"stream":true})"));
+    stream.Send(Post("/v1/completions",
+                     R"({"model":"stories","prompt":"Once","max_tokens":400,"ignore_eos":true,"stream":true})"));
     for (int i = 0; i < 3; ++i) {
       const Json error = server.AskJson(
-          Post("/v1/chat/completions", R"({"model":"stories","messages":[{"role":"user","content":"hi"}]})"), 400)["error"];
+          Post("/v1/chat/completions", R"({"model":"stories","messages":[{"role":"user","content":"hi"}]})"),
+          400)["error"];
       EXPECT_EQ(error["param"], "messages") << source;
     }
     EXPECT_EQ(SseData(stream.Read().body).back(), "[DONE]");
@@ -395,7 +412,8 @@ TEST_F(Serve, OtherModelNamesAreRefusedUnlessToldOtherwise) {
 TEST_F(Serve, ASeedOfTheServersMakesRequestsRepeatThemselves) {
   ServeProcess server(With({"--seed", "7"}));
   const auto draw = [&](const std::string& more) {
-    return server.AskJson(Post("/v1/completions", absl::StrCat(R"({"model":"stories","prompt":"Once","temperature":1)", more, "}")))["choices"][0]["text"];
+    return server.AskJson(Post("/v1/completions", absl::StrCat(R"({"model":"stories","prompt":"Once","temperature":1)",
+                                                               more, "}")))["choices"][0]["text"];
   };
   EXPECT_EQ(draw(""), draw(""));
   EXPECT_EQ(draw(""), draw(",\"seed\":7"));

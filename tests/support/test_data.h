@@ -29,7 +29,7 @@ std::filesystem::path TempFolder();
 
 // DOVETAIL_DATA_OR_SKIP(auto path, "tokenizers/llama2"): the path, or the test is skipped by name and counted
 // (./check turns that into a failure when DOVETAIL_TEST_DATA is set).
-#define DOVETAIL_DATA_OR_SKIP(lhs, relative)                                                          \
-  auto DT_CONCAT(dovetail_data_, __LINE__) = ::dovetail::test::TestData(relative);                               \
-  if (!DT_CONCAT(dovetail_data_, __LINE__)) GTEST_SKIP() << "missing test data: " << (relative);                 \
+#define DOVETAIL_DATA_OR_SKIP(lhs, relative)                                                     \
+  auto DT_CONCAT(dovetail_data_, __LINE__) = ::dovetail::test::TestData(relative);               \
+  if (!DT_CONCAT(dovetail_data_, __LINE__)) GTEST_SKIP() << "missing test data: " << (relative); \
   lhs = *DT_CONCAT(dovetail_data_, __LINE__)

@@ -28,8 +28,7 @@ class Rogue {
     DT_CHECK(worker.ok());
     worker_ = *std::move(worker);
     ucp_am_handler_param_t deaf{};  // UCX 1.13 crashes on a message for which there is no handler
-    deaf.field_mask =
-        UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
+    deaf.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
     deaf.id = kActiveMessageId;
     deaf.arg = this;
     deaf.cb = [](void* argument, const void*, size_t, void* data, size_t bytes, const ucp_am_recv_param_t*) {
@@ -215,8 +214,8 @@ TEST_F(UcxBreach, WhatARingTellsIsCheckedAsWhatAMessageTellsIs) {
   WireHeader spoofed = rogue_.Frame(0, 64, WireKind::kPlaced);
   spoofed.from = 7;
   ring.Push(sealed(spoofed));
-  for (const WireKind kind : {WireKind::kHello, WireKind::kWelcome, WireKind::kCredit, WireKind::kMessage,
-                              WireKind::kGoodbye})
+  for (const WireKind kind :
+       {WireKind::kHello, WireKind::kWelcome, WireKind::kCredit, WireKind::kMessage, WireKind::kGoodbye})
     ring.Push(sealed(rogue_.Frame(0, 0, kind)));
   WireHeader stale = rogue_.Frame(0, 64, WireKind::kPlaced);
   stale.from_epoch = 3;
@@ -291,8 +290,8 @@ TEST(UcxHostile, AKeyThatOpensAnotherRegionThanItWasMadeForDropsThePeer) {
   for (const bool stale : {true, false}) {
     TestNode victim(OptionsFor(1, Lanes::kShm));
     Rogue rogue(victim);
-    rogue.Join(Encode(RegionKey{NodeId(9), Epoch(1), NodeId(1), (*region)->descriptor(), 1 << 20,
-                                (*region)->token() + stale}));
+    rogue.Join(Encode(
+        RegionKey{NodeId(9), Epoch(1), NodeId(1), (*region)->descriptor(), 1 << 20, (*region)->token() + stale}));
     if (stale) {
       EXPECT_EQ(FailureOf(victim), "region key: the region is gone");
     } else {
@@ -323,14 +322,14 @@ TEST(UcxHostile, AKeyThatNamesNoRegionDropsThePeerAndNothingElse) {
     uint64_t bytes;
     const char* why;
   };
-  for (const Case& test : std::initializer_list<Case>{
-           {here, 999'999, 1 << 20, "has given the region up"},
-           {dead, (*kept)->descriptor(), 1 << 20, "has ended"},
-           {nobody, (*kept)->descriptor(), 1 << 20, "did not say which process it is"},
-           {here, static_cast<uint32_t>(pipe_ends[0]), 1 << 20, "is no memory"},
-           {here, static_cast<uint32_t>(file), 1 << 20, "the region is gone"},
-           {here, (*kept)->descriptor(), 2 << 20, "more than the region has"},
-           {here, (*kept)->descriptor(), uint64_t{1} << 62, "outside 1.."}}) {
+  for (const Case& test :
+       std::initializer_list<Case>{{here, 999'999, 1 << 20, "has given the region up"},
+                                   {dead, (*kept)->descriptor(), 1 << 20, "has ended"},
+                                   {nobody, (*kept)->descriptor(), 1 << 20, "did not say which process it is"},
+                                   {here, static_cast<uint32_t>(pipe_ends[0]), 1 << 20, "is no memory"},
+                                   {here, static_cast<uint32_t>(file), 1 << 20, "the region is gone"},
+                                   {here, (*kept)->descriptor(), 2 << 20, "more than the region has"},
+                                   {here, (*kept)->descriptor(), uint64_t{1} << 62, "outside 1.."}}) {
     TestNode victim(OptionsFor(1, Lanes::kShm));
     Rogue rogue(victim);
     rogue.process = test.process;

@@ -9,8 +9,8 @@ namespace dovetail::transport {
 
 struct InprocFabric::Frame {
   proto::FrameHeader header;
-  std::vector<std::byte> message;       // owned, for messages
-  std::span<const std::byte> tensor;    // the sender's memory, for tensors
+  std::vector<std::byte> message;     // owned, for messages
+  std::span<const std::byte> tensor;  // the sender's memory, for tensors
 };
 
 struct InprocFabric::Link {

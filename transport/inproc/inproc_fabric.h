@@ -30,7 +30,7 @@ class InprocFabric {
   Link* LinkBetween(NodeId from, NodeId to);
 
   std::vector<std::unique_ptr<Node>> nodes_;
-  std::vector<std::vector<std::unique_ptr<Link>>> links_;   // [to][from]
+  std::vector<std::vector<std::unique_ptr<Link>>> links_;  // [to][from]
 };
 
 }  // namespace dovetail::transport

@@ -143,8 +143,7 @@ class UcxDeviceLinks final : public DeviceLinks {
   LinksState state_;
 };
 
-ucs_status_t OnGreeting(void* argument, const void* header, size_t length, void*, size_t,
-                        const ucp_am_recv_param_t*) {
+ucs_status_t OnGreeting(void* argument, const void* header, size_t length, void*, size_t, const ucp_am_recv_param_t*) {
   uint64_t token = 0;
   if (length != sizeof(token)) return UCS_OK;
   std::memcpy(&token, header, sizeof(token));
@@ -169,9 +168,8 @@ absl::Status LinksState::Init() {
     return UcxError(status, "UCX settings");
   const std::unique_ptr<ucp_config_t, ConfigRelease> config(raw);
   // Who lives is known from elsewhere, and links of former peers that stay mapped are no sign of anything.
-  for (const auto& [name, value] : {std::pair{"TLS", "posix,cuda_copy,cuda_ipc"},
-                                    {"MM_ERROR_HANDLING", "y"},
-                                    {"KEEPALIVE_INTERVAL", "inf"}})
+  for (const auto& [name, value] :
+       {std::pair{"TLS", "posix,cuda_copy,cuda_ipc"}, {"MM_ERROR_HANDLING", "y"}, {"KEEPALIVE_INTERVAL", "inf"}})
     if (const ucs_status_t status = ucp_config_modify(raw, name, value); status != UCS_OK)
       return UcxError(status, absl::StrCat("UCX setting ", name, "=", value));
   ucp_params_t params{};
@@ -295,8 +293,8 @@ absl::Status UcxDeviceLink::Accept(std::string_view offer) {
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
   param.flags = UCP_AM_SEND_FLAG_EAGER;
-  DT_RETURN_IF_ERROR(Post(
-      ucp_am_send_nbx(endpoint_, kGreetingId, &peer_token_, sizeof(peer_token_), nullptr, 0, &param), "greeting"));
+  DT_RETURN_IF_ERROR(
+      Post(ucp_am_send_nbx(endpoint_, kGreetingId, &peer_token_, sizeof(peer_token_), nullptr, 0, &param), "greeting"));
   stage_ = Stage::kGreeting;
   deadline_ = absl::Now() + links_.patience;
   return absl::OkStatus();

@@ -82,9 +82,7 @@ class BasicRingReader {
   bool Ready() const { return memory_.LoadAcquire(front_->ring[next_ % kRingEntries].stamp) == next_ + 1; }
 
   // Copies the next header out, so that nobody can change it once it is checked; Ready() holds.
-  void Pop(WireHeader& header) {
-    memory_.Read(&header, &front_->ring[next_++ % kRingEntries].header, sizeof(header));
-  }
+  void Pop(WireHeader& header) { memory_.Read(&header, &front_->ring[next_++ % kRingEntries].header, sizeof(header)); }
 
   // From before the last look at Ready() until this node polls again.
   void SetAsleep(bool asleep) {

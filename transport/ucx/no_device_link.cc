@@ -10,8 +10,6 @@ absl::Status DeviceLinksBuilt() {
       "-DDOVETAIL_UCX_ROOT=FOLDER, which scripts/fetch_ucx_cuda FOLDER fills, and with nvcc");
 }
 
-absl::StatusOr<std::unique_ptr<DeviceLinks>> MakeDeviceLinks(ResolvePeer, absl::Duration) {
-  return DeviceLinksBuilt();
-}
+absl::StatusOr<std::unique_ptr<DeviceLinks>> MakeDeviceLinks(ResolvePeer, absl::Duration) { return DeviceLinksBuilt(); }
 
 }  // namespace dovetail::transport::ucx

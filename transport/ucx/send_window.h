@@ -29,9 +29,9 @@ class SendWindow {
     std::vector<std::byte> message;  // owns the payload of a message
     std::span<const std::byte> payload;
     std::shared_ptr<const void> lender;  // keeps the payload of a tensor mapped until Sent()
-    void* owner = nullptr;  // for the callbacks of the fabric
+    void* owner = nullptr;               // for the callbacks of the fabric
     Frame* next_free = nullptr;
-    bool busy = false;      // the fabric still reads header and payload
+    bool busy = false;  // the fabric still reads header and payload
     bool of_window = false;
   };
   struct Tensor {

@@ -30,17 +30,10 @@ ssize_t Fail(int error) {
 bool MayReceive(int fd, ssize_t& result) {
   if (MarkOf(fd) != SocketMark::kAwaitsTicket) return true;
   switch (ReadTicket(fd)) {
-    case TicketState::kOpen:
-      return true;
-    case TicketState::kAgain:
-      result = Fail(EAGAIN);
-      break;
-    case TicketState::kEnded:
-      result = 0;
-      break;
-    case TicketState::kRefused:
-      result = Fail(ECONNRESET);
-      break;
+    case TicketState::kOpen: return true;
+    case TicketState::kAgain: result = Fail(EAGAIN); break;
+    case TicketState::kEnded: result = 0; break;
+    case TicketState::kRefused: result = Fail(ECONNRESET); break;
   }
   return false;
 }

@@ -145,7 +145,7 @@ class UcxPeer {
   std::unique_ptr<ReceiveRegion> region_;
   std::optional<RingReader> ring_;        // of region_
   std::optional<RingWriter> to_ring_;     // of remote_
-  std::string region_key_;  // for the peer
+  std::string region_key_;                // for the peer
   std::unique_ptr<RemoteRegion> remote_;  // the peer's region
   std::unique_ptr<SlotAllocator> slots_;  // of it
   SendWindow::Frame control_[4];          // hello, welcome, credit, goodbye

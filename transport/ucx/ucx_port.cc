@@ -22,8 +22,8 @@ namespace dovetail::transport::ucx {
 namespace {
 
 inline constexpr int kMaxProgressPerPoll = 64;
-inline constexpr int kMaxHeadersPerPoll = 64;       // out of one peer's ring
-inline constexpr uint32_t kPollsPerProgress = 8;    // of UCX, while rings bring frames
+inline constexpr int kMaxHeadersPerPoll = 64;     // out of one peer's ring
+inline constexpr uint32_t kPollsPerProgress = 8;  // of UCX, while rings bring frames
 inline constexpr absl::Duration kNap = absl::Milliseconds(1);
 inline constexpr uint32_t kVainWakeups = 3;
 inline constexpr uint32_t kPollsPerLookAtTheClock = 32;

@@ -188,7 +188,7 @@ class UcxPort final : public Port, public Waiter {
   std::vector<std::unique_ptr<UcxPeer>> closing_;
   RetiredRegions retired_;
   std::vector<PeerFailure> failures_;
-  size_t next_peer_ = 0;  // whose turn it is
+  size_t next_peer_ = 0;      // whose turn it is
   bool deliverable_ = false;  // a frame may wait for its turn
   bool delivering_ = false;
   bool delivered_one_ = false;  // since the last look at the clock
@@ -197,8 +197,8 @@ class UcxPort final : public Port, public Waiter {
   uint32_t polls_ = 0;
   uint32_t polls_of_rings_ = 0;  // since UCX last made progress
   uint32_t vain_wakeups_ = 0;    // of Sleep() by UCX, which has made no progress since
-  uint64_t cycles_ = 0;       // at the last look at the clock
-  bool cut_off_ = false;      // no way led to somebody, whose greeting UCX may still want to answer (UcxPeer::Wiring)
+  uint64_t cycles_ = 0;          // at the last look at the clock
+  bool cut_off_ = false;        // no way led to somebody, whose greeting UCX may still want to answer (UcxPeer::Wiring)
   bool connected_one_ = false;  // since Wait() was called
 
   int bell_fd_ = -1;

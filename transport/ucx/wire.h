@@ -70,10 +70,10 @@ struct NodeAddress {
   NodeId node;
   Epoch epoch;
   uint64_t key = 0;
-  ProcessIdentity process;  // means something on its own host only
-  Ticket ticket{};          // what a connection to one of `listeners` begins with
+  ProcessIdentity process;               // means something on its own host only
+  Ticket ticket{};                       // what a connection to one of `listeners` begins with
   std::vector<SocketAddress> listeners;  // on TCP; none if it takes no connections there
-  std::string worker;       // UCX's own address; parsed by UCX, so never fed from a source that is not trusted
+  std::string worker;  // UCX's own address; parsed by UCX, so never fed from a source that is not trusted
 };
 
 inline constexpr size_t kMaxWorkerAddressBytes = 16 << 10;

@@ -24,8 +24,7 @@ struct DeviceAttentionItem {
       nullptr;                   // device pointers in device memory: block (head h, segment first_segment + i) is
   int64_t head_step = 0;         // at blocks[h * head_step + i] + kv_offset
   const float* sinks = nullptr;  // [kv_heads * group] or null
-  const int32_t* first_node =
-      nullptr;  // partial outputs: [q_rows + 1], the first subtree of each row; null: writes o
+  const int32_t* first_node = nullptr;  // partial outputs: [q_rows + 1], the first subtree of each row; null: writes o
   int32_t first_segment = 0;
   int32_t kv_heads = 0;
   int32_t q_rows = 0;

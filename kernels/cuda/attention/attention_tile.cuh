@@ -27,8 +27,7 @@ struct KvTraits<KvType::kE4M3> {
 // that it loads.
 template <KvType kType>
 __device__ __forceinline__ constexpr int TokenOf(int i, int n) {
-  return kType == KvType::kE4M3 ? 16 * (n / 2) + 4 * (i / 2) + 2 * (i % 2) + n % 2
-                                : 8 * i + n;
+  return kType == KvType::kE4M3 ? 16 * (n / 2) + 4 * (i / 2) + 2 * (i % 2) + n % 2 : 8 * i + n;
 }
 
 // Eight elements of a query from `dim` on as the products take them.
@@ -131,9 +130,10 @@ struct TileState {
 #pragma unroll
     for (int j = 0; j < kKeyChunks; ++j) {
       if constexpr (kReadsQueries) LoadQueryChunk(p, j, c, read);
-      const auto& query = kReadsQueries ? read
-                                        : reinterpret_cast<const uint32_t(&)[kStepsPerChunk][4]>(
-                                              q[kReadsQueries ? 0 : j * kStepsPerChunk]);
+      const auto& query =
+          kReadsQueries
+              ? read
+              : reinterpret_cast<const uint32_t(&)[kStepsPerChunk][4]>(q[kReadsQueries ? 0 : j * kStepsPerChunk]);
       const int chunk = c + 4 * j;
       const bool there = kFull || chunk * 16 < row_bytes;
       const uint32_t at = base + (chunk ^ swizzle) * 16;
@@ -247,8 +247,8 @@ struct TileState {
 
   // V in chunks of 16 tokens.
   template <bool kTail>
-  __device__ __forceinline__ void AccumulateChunks(const AttentionLaunch& p, uint32_t values,
-                                                   const uint32_t (&w)[4][4], int end_token, int lane) {
+  __device__ __forceinline__ void AccumulateChunks(const AttentionLaunch& p, uint32_t values, const uint32_t (&w)[4][4],
+                                                   int end_token, int lane) {
     const int g = lane / 4, c = lane % 4;
     const int dims = kFull ? D : p.layout.value_dim;
     const uint32_t mine = values + (c * dims + (g ^ CudaKvLayout::chunk_swizzle(c))) * 16;
@@ -312,8 +312,7 @@ struct TileState {
   }
 
   // Rows of o and (m, l) at `rows_o`, `rows_ml`, `stride` floats from row to row, in shared or device memory.
-  __device__ __forceinline__ void Store(float* rows_o, float* rows_ml, int stride, int rows, int dims,
-                                        int lane) const {
+  __device__ __forceinline__ void Store(float* rows_o, float* rows_ml, int stride, int rows, int dims, int lane) const {
     const int g = lane / 4, c = lane % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -329,8 +328,8 @@ struct TileState {
     }
   }
 
-  __device__ __forceinline__ void JoinStored(const float* rows_o, const float* rows_ml, int stride, int rows,
-                                             int dims, int lane) {
+  __device__ __forceinline__ void JoinStored(const float* rows_o, const float* rows_ml, int stride, int rows, int dims,
+                                             int lane) {
     const int g = lane / 4, c = lane % 4;
     float other_m[2] = {-INFINITY, -INFINITY}, other_l[2] = {0, 0};
 #pragma unroll

@@ -30,8 +30,7 @@ absl::Status ExchangeAwait(CudaStream& stream, const ExchangeAwaitLaunch& args) 
 }
 
 absl::Status ExchangeGiveTurn(CudaStream& stream, const ExchangeGiveTurnLaunch& args) {
-  if (args.own == nullptr && args.fan == nullptr)
-    return InvalidArgument("exchange between GPUs: a pointer is null");
+  if (args.own == nullptr && args.fan == nullptr) return InvalidArgument("exchange between GPUs: a pointer is null");
   return Enqueue(stream, stream.device().library()->exchange_give_turn, args);
 }
 

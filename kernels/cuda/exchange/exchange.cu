@@ -1,8 +1,8 @@
 #include <cuda_runtime.h>
 
-#include "kernels/cuda/primitives/dependent_launch.cuh"
 #include "kernels/cuda/exchange/exchange.cuh"
 #include "kernels/cuda/exchange/exchange_launches.h"
+#include "kernels/cuda/primitives/dependent_launch.cuh"
 
 namespace dovetail::kernels::cuda {
 namespace {

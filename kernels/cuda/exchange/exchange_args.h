@@ -23,18 +23,18 @@ struct ExchangeTurn {
 // What one side of one micro-batch's exchange keeps in its own device memory; the pointers below are into two of them.
 // 128 bytes, so that words of different micro-batches lie in different lines.
 struct ExchangeWords {
-  uint64_t arrived = 0;   // stored by the peer: the last message that is wholly here
-  uint64_t given_up = 0;  // stored by the peer or by this side's host: no number up to this one will come any more
+  uint64_t arrived = 0;       // stored by the peer: the last message that is wholly here
+  uint64_t given_up = 0;      // stored by the peer or by this side's host: no number up to this one will come any more
   uint64_t peer_busy_ns = 0;  // stored by the peer with `arrived`: its busy_ns so far
   uint64_t reserved[5] = {};
   // Before a step's first kernel: its number * kExchangeOps, zeros up to turn_ns, and `turn`.
   uint64_t step = 0;
-  uint64_t failure = 0;       // ExchangeFailure of the step; 0: none
+  uint64_t failure = 0;  // ExchangeFailure of the step; 0: none
   uint32_t blocks_done = 0, unused = 0;
-  uint64_t waited_ns = 0;     // in ExchangeAwait, of the step
-  uint64_t busy_ns = 0;       // of the step, from what came to what was sent for it; counts on a side that answers
-  uint64_t begun_ns = 0;      // when the last message came
-  uint64_t turn_ns = 0;       // waited for its turn, of the step
+  uint64_t waited_ns = 0;        // in ExchangeAwait, of the step
+  uint64_t busy_ns = 0;          // of the step, from what came to what was sent for it; counts on a side that answers
+  uint64_t begun_ns = 0;         // when the last message came
+  uint64_t turn_ns = 0;          // waited for its turn, of the step
   ExchangeTurn* turn = nullptr;  // that the step takes; null: it takes none
 };
 static_assert(sizeof(ExchangeWords) == 128);
@@ -77,8 +77,8 @@ struct ExchangePushLaunch {
   static constexpr int kParts = 3;
   struct Part {
     const void* from = nullptr;
-    void* to = nullptr;    // in the peer's memory
-    uint64_t bytes = 0;    // these three multiples of 16
+    void* to = nullptr;  // in the peer's memory
+    uint64_t bytes = 0;  // these three multiples of 16
   };
   ExchangeEnd end;
   Part parts[kParts];
@@ -122,8 +122,8 @@ struct ExchangeAwaitAllLaunch {
 struct ExchangeGatherLaunch {
   const ExchangeFan* fan = nullptr;
   const ExchangeRow* rows = nullptr;
-  void* out = nullptr;      // [count][row_bytes]
-  int64_t row_bytes = 0;    // a multiple of 16
+  void* out = nullptr;    // [count][row_bytes]
+  int64_t row_bytes = 0;  // a multiple of 16
   int32_t count = 0;
 };
 

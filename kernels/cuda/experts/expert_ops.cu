@@ -95,8 +95,7 @@ __device__ void Choose(const RouteLaunch& p, int64_t row, float* scores, float* 
     __syncwarp();
   }
   const bool divide = p.renormalise || p.score == RouteScore::kSoftmaxOfChosen;
-  for (int s = lane; s < p.chosen; s += 32)
-    p.weight[row * p.chosen + s] *= divide ? p.scale / total : p.scale;
+  for (int s = lane; s < p.chosen; s += 32) p.weight[row * p.chosen + s] *= divide ? p.scale / total : p.scale;
 }
 
 // A thread block a row.
@@ -113,8 +112,7 @@ __global__ void __launch_bounds__(kRouteThreads) RouteKernel(const __grid_consta
   squares = WarpSum(squares);
   if (lane == 0) sums[warp] = squares;
   __syncthreads();
-  const float inverse =
-      rsqrtf(WarpSum(lane < kRouteWarps ? sums[lane] : 0.0f) / static_cast<float>(p.hidden) + p.eps);
+  const float inverse = rsqrtf(WarpSum(lane < kRouteWarps ? sums[lane] : 0.0f) / static_cast<float>(p.hidden) + p.eps);
   for (int i = threadIdx.x; i < p.hidden; i += kRouteThreads) h[i] *= inverse * p.norm[i];
   __syncthreads();
   for (int e = warp; e < p.experts; e += kRouteWarps) {

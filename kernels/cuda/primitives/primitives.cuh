@@ -42,8 +42,7 @@ __device__ __forceinline__ void BarrierWait(uint32_t bar, uint32_t parity) {
 
 #if __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void BarrierArriveExpect(uint32_t bar, uint32_t bytes) {
-  asm volatile("{ .reg .b64 t; mbarrier.arrive.expect_tx.shared.b64 t, [%0], %1; }" ::"r"(bar), "r"(bytes)
-               : "memory");
+  asm volatile("{ .reg .b64 t; mbarrier.arrive.expect_tx.shared.b64 t, [%0], %1; }" ::"r"(bar), "r"(bytes) : "memory");
 }
 // Source and destination 16-byte aligned, bytes a multiple of 16. Read once: other data should stay in the L2.
 __device__ __forceinline__ void BulkCopy(uint32_t to, const void* from, uint32_t bytes, uint32_t bar) {

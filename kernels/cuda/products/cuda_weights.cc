@@ -44,8 +44,8 @@ absl::StatusOr<CudaWeights> CudaWeights::Allocate(CudaDevice& device, int64_t ro
   return weights;
 }
 
-absl::StatusOr<CudaWeights> CudaWeights::AllocateKept(CudaDevice& device, std::span<const KeptRows> parts,
-                                                      int64_t cols, WireType type) {
+absl::StatusOr<CudaWeights> CudaWeights::AllocateKept(CudaDevice& device, std::span<const KeptRows> parts, int64_t cols,
+                                                      WireType type) {
   CudaWeights weights;
   weights.cols_ = cols;
   weights.type_ = type;
@@ -98,12 +98,11 @@ absl::StatusOr<CudaWeights> CudaWeights::Load(CudaDevice& device, const RowSourc
   DT_RETURN_IF_ERROR(CheckBlocks(source));
   DT_ASSIGN_OR_RETURN(CudaWeights weights, Allocate(device, source.rows, source.cols, type));
   DT_ASSIGN_OR_RETURN(const std::unique_ptr<CudaWeightLoader> loader, CudaWeightLoader::Create(device));
-  DT_RETURN_IF_ERROR(
-      loader->Fill(weights, 0, source.rows, [&](int64_t row, int64_t count, std::span<float> out) {
-        for (int64_t i = 0; i < count; ++i) {
-          DequantizeRow(source.format, source.row_at(row + i), source.cols, out.data() + i * source.cols);
-        }
-      }));
+  DT_RETURN_IF_ERROR(loader->Fill(weights, 0, source.rows, [&](int64_t row, int64_t count, std::span<float> out) {
+    for (int64_t i = 0; i < count; ++i) {
+      DequantizeRow(source.format, source.row_at(row + i), source.cols, out.data() + i * source.cols);
+    }
+  }));
   return weights;
 }
 
@@ -137,8 +136,8 @@ absl::Status CudaWeightLoader::FillKept(CudaWeights& weights, size_t part, PackT
     std::byte* const scales = codes + count * tile.codes;
     std::byte* const factors = scales + count * tile.scales;
     stream_->pool().Run(static_cast<int>(count), [&](int i) {
-      pack(begin + i, {codes + i * tile.codes, scales + i * tile.scales,
-                       reinterpret_cast<float*>(factors) + i * kQuantTileRows});
+      pack(begin + i,
+           {codes + i * tile.codes, scales + i * tile.scales, reinterpret_cast<float*>(factors) + i * kQuantTileRows});
     });
     struct Piece {
       const void* to;
@@ -163,8 +162,7 @@ absl::Status CudaWeightLoader::Fill(CudaWeights& weights, int64_t first, int64_t
   const int64_t cols = weights.cols();
   if (count == 0 || cols == 0) return absl::OkStatus();
   const size_t row_bytes = static_cast<size_t>(cols) * 2;
-  if (row_bytes > kStagingBytes)
-    return InvalidArgument("weights on a GPU: rows of ", cols, " elements are too long");
+  if (row_bytes > kStagingBytes) return InvalidArgument("weights on a GPU: rows of ", cols, " elements are too long");
   const int64_t rows_at_once = static_cast<int64_t>(kStagingBytes / row_bytes);
   const int64_t rows_per_task = std::max<int64_t>(1, kElementsPerTask / cols);
   auto* to = static_cast<std::byte*>(weights.mutable_data()) + first * row_bytes;

@@ -10,11 +10,11 @@
 #include <utility>
 
 #include "kernels/cuda/primitives/dependent_launch.cuh"
-#include "kernels/cuda/rows/gated_activation.cuh"
 #include "kernels/cuda/primitives/primitives.cuh"
 #include "kernels/cuda/primitives/warpgroup_products.cuh"
 #include "kernels/cuda/primitives/wide_wgmma.cuh"
 #include "kernels/cuda/primitives/wire.cuh"
+#include "kernels/cuda/rows/gated_activation.cuh"
 
 // One thread block a multiprocessor. A tile of the result is 128 rows of x by some columns, for which the block reads
 // as many rows of g and of u; it has one or a few tiles, so wide that the blocks end together. The two thread blocks of
@@ -34,7 +34,7 @@ constexpr int kThreads = (kGroups + 1) * kGroupThreads;
 constexpr int kRows = kGroups * 64;  // of a tile
 constexpr int kMostRows = 2 * kRows;
 constexpr int kXBytes = kRows * kRowBytes;
-constexpr int kCluster = 2;  // of four, not every GPU has room for enough
+constexpr int kCluster = 2;   // of four, not every GPU has room for enough
 constexpr int kBoxRows = 32;  // of x, copied at once: rows that are not there are not copied as zeros, which is slow
 constexpr int kSharedBytes = 227 * 1024;  // that a thread block of these GPUs may have
 constexpr int kFixedBytes = 1024 + 256;   // for the ring to begin on a multiple of 1024, and barriers
@@ -119,10 +119,10 @@ struct Place {
 // A thread block's part in its cluster.
 struct Role {
   static constexpr uint32_t kBoth = (1 << kCluster) - 1;
-  int rank, columns;                     // tiles of columns of the cluster
-  int row_tile, column_tile;             // of the cluster's
-  uint32_t same_rows, same_columns;      // masks of the thread blocks that share x, and w
-  int rows;                              // of the row tile, in whole boxes
+  int rank, columns;                 // tiles of columns of the cluster
+  int row_tile, column_tile;         // of the cluster's
+  uint32_t same_rows, same_columns;  // masks of the thread blocks that share x, and w
+  int rows;                          // of the row tile, in whole boxes
 
   __device__ __forceinline__ explicit Role(const GatedLaunch& p) : rank(static_cast<int>(ClusterRank())) {
     const bool by_rows = p.row_tiles == kCluster;
@@ -308,8 +308,8 @@ bool MakeMap(const void* matrix, GemmType type, int64_t rows, int64_t columns, i
   const cuuint32_t box[2] = {kStep, static_cast<cuuint32_t>(box_rows)}, every[2] = {1, 1};
   const CUtensorMapDataType element =
       type == GemmType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  return encode(&map, element, 2, const_cast<void*>(matrix), sizes, steps, box, every,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+  return encode(&map, element, 2, const_cast<void*>(matrix), sizes, steps, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
@@ -387,8 +387,8 @@ Variant BestOf(const GatedProductCall& call, int row_tiles, const DeviceLimits& 
 
 int Launch(const GatedProductCall& call, const DeviceLimits& device, void* stream) {
   const int row_tiles = call.m > kRows ? 2 : 1;
-  const Variant best = call.type == GemmType::kBF16 ? BestOf<true>(call, row_tiles, device)
-                                                    : BestOf<false>(call, row_tiles, device);
+  const Variant best =
+      call.type == GemmType::kBF16 ? BestOf<true>(call, row_tiles, device) : BestOf<false>(call, row_tiles, device);
   // Of what all multiprocessors could do in that time, most must be used.
   if (best.rounds == 0 || best.time() * device.multiprocessors * 4 > call.n * row_tiles * 5) return kProductRefused;
   GatedLaunch launch;

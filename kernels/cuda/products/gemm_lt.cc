@@ -25,11 +25,11 @@ namespace {
 
 constexpr int kBlasError = 10000;
 constexpr int kNotFound = -1;
-constexpr int kCandidates = 8;        // algorithms that are timed
-constexpr int kTimedRuns = 4;         // of each, one behind the other
+constexpr int kCandidates = 8;  // algorithms that are timed
+constexpr int kTimedRuns = 4;   // of each, one behind the other
 constexpr int64_t kMostTunedRows = 512;
-constexpr size_t kClearedL2s = 4;     // weights of more L2s than this leave nothing of themselves there
-constexpr int kChoice = 2;            // how the above choose; files of what was chosen otherwise are not read
+constexpr size_t kClearedL2s = 4;  // weights of more L2s than this leave nothing of themselves there
+constexpr int kChoice = 2;         // how the above choose; files of what was chosen otherwise are not read
 
 // The functions of cuBLASLt that are used.
 struct Blas {
@@ -57,8 +57,7 @@ bool Find(void* library, const char* name, Function& function) {
 
 bool FindAll(void* library, Blas& blas) {
   return Find(library, "cublasLtCreate", blas.create) && Find(library, "cublasLtGetVersion", blas.version) &&
-         Find(library, "cublasLtDestroy", blas.destroy) &&
-         Find(library, "cublasLtMatmul", blas.matmul) &&
+         Find(library, "cublasLtDestroy", blas.destroy) && Find(library, "cublasLtMatmul", blas.matmul) &&
          Find(library, "cublasLtMatmulAlgoGetHeuristic", blas.heuristic) &&
          Find(library, "cublasLtMatmulDescCreate", blas.desc_create) &&
          Find(library, "cublasLtMatmulDescDestroy", blas.desc_destroy) &&
@@ -90,8 +89,8 @@ struct Gemm {
   size_t l2_bytes = 0;
   std::map<void*, void*> workspaces;  // by stream: products of two of them run beside each other
   size_t workspace_bytes = 0;
-  void* unused_workspace = nullptr;   // for the first stream
-  std::mutex mutex;  // guards workspaces and plans
+  void* unused_workspace = nullptr;  // for the first stream
+  std::mutex mutex;                  // guards workspaces and plans
   std::map<Key, Plan> plans;
   std::unique_ptr<ProductTable> table;
   // compute-sanitizer's initcheck does not see what cuBLASLt stores: with DOVETAIL_FILL_PRODUCTS set, results are
@@ -171,8 +170,7 @@ bool Tune(Gemm& gemm, const GemmCall& call, std::span<const cublasLtMatmulHeuris
           Plan& plan) {
   const auto stream = static_cast<cudaStream_t>(opaque);
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess || capture != cudaStreamCaptureStatusNone)
-    return false;
+  if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess || capture != cudaStreamCaptureStatusNone) return false;
   const size_t y_elements = static_cast<size_t>(HasParts(call) ? call.parts * call.part_step : call.m * call.y_stride);
   const size_t y_bytes = y_elements * (call.y_is_f32 ? 4 : 2);
   // Between two products of a step many others read their weights: none finds its own in the L2.
@@ -203,9 +201,15 @@ static_assert(sizeof(cublasLtMatmulAlgo_t) == ProductTable::kAlgorithmBytes);
 // As an earlier process chose, if it is still among the candidates; else by time, for all that follow.
 void Choose(Gemm& gemm, const GemmCall& call, std::span<const cublasLtMatmulHeuristicResult_t> candidates, void* stream,
             Plan& plan) {
-  ProductTable::Key key{call.m,        call.n,        call.k,
-                        call.x_stride, call.w_stride, call.y_stride,
-                        static_cast<int64_t>(call.type), call.y_is_f32, call.bias != nullptr};
+  ProductTable::Key key{call.m,
+                        call.n,
+                        call.k,
+                        call.x_stride,
+                        call.w_stride,
+                        call.y_stride,
+                        static_cast<int64_t>(call.type),
+                        call.y_is_f32,
+                        call.bias != nullptr};
   if (HasParts(call)) key.insert(key.end(), {call.parts, call.part_step});
   if (const ProductTable::Algorithm* known = gemm.table->Find(key); known != nullptr) {
     for (const cublasLtMatmulHeuristicResult_t& candidate : candidates) {
@@ -263,8 +267,8 @@ int MakePlan(Gemm& gemm, const GemmCall& call, void* stream, Plan& plan) {
   cublasLtMatmulHeuristicResult_t found[kCandidates] = {};
   int count = 0;
   if (status == CUBLAS_STATUS_SUCCESS) {
-    status = blas.heuristic(gemm.handle, plan.desc, plan.w, plan.x, plan.y, plan.y, preference, kCandidates, found,
-                            &count);
+    status =
+        blas.heuristic(gemm.handle, plan.desc, plan.w, plan.x, plan.y, plan.y, preference, kCandidates, found, &count);
   }
   blas.preference_destroy(preference);
   BLAS_OR_RETURN(status);
@@ -314,8 +318,8 @@ int GemmOpen(int device, size_t workspace_bytes, void** out, char* text, size_t 
   cudaDeviceProp properties;
   if (const cudaError_t error = cudaGetDeviceProperties(&properties, device); error != cudaSuccess)
     return static_cast<int>(error);
-  const std::string kind = std::string("-") + properties.name + "-" + std::to_string(gemm->blas.version()) +
-                           "-" + std::to_string(kChoice);
+  const std::string kind =
+      std::string("-") + properties.name + "-" + std::to_string(gemm->blas.version()) + "-" + std::to_string(kChoice);
   gemm->table = std::make_unique<ProductTable>(ProductTable::DefaultPath(kind));
   void* workspace = nullptr;
   if (const cudaError_t error = cudaMalloc(&workspace, workspace_bytes); error != cudaSuccess) {

@@ -15,13 +15,13 @@ namespace dovetail::kernels::cuda {
 // so that one warp reads ahead in one direction. In a step lane 4 g + t of a warp has the 16-byte chunks of rows g and
 // g + 8, in the order in which mma.m16n8k16 takes them as A: QuantSlot says where an element lies.
 enum class QuantKind : int32_t {
-  kU4 = 0,        // zero 8: Q4_0
-  kU4Offset = 1,  // Q4_1, Q4_K
-  kU8 = 2,        // zero 128: Q5_0, Q8_0
-  kU8Offset = 3,  // Q5_1, Q5_K
+  kU4 = 0,         // zero 8: Q4_0
+  kU4Offset = 1,   // Q4_1, Q4_K
+  kU8 = 2,         // zero 128: Q5_0, Q8_0
+  kU8Offset = 3,   // Q5_1, Q5_K
   kU8Group16 = 4,  // zero 128: Q6_K
-  kFp4 = 5,       // E2M1: MXFP4
-  kE4M3 = 6       // no scales of groups: FP8
+  kFp4 = 5,        // E2M1: MXFP4
+  kE4M3 = 6        // no scales of groups: FP8
 };
 inline constexpr int kQuantKinds = 7;
 
@@ -29,10 +29,10 @@ inline constexpr int kQuantTileRows = 16;
 inline constexpr int kQuantStepColumns = 128;
 
 struct QuantTraits {
-  int bits;         // of a code
-  int group;        // columns that share a scale; kE4M3: 32, without scales
-  int zero;         // the code of value 0; of kU4Offset and kU8Offset 0
-  int values;       // f16 numbers a group and row: 0, 1 (scale) or 2 (scale, offset)
+  int bits;    // of a code
+  int group;   // columns that share a scale; kE4M3: 32, without scales
+  int zero;    // the code of value 0; of kU4Offset and kU8Offset 0
+  int values;  // f16 numbers a group and row: 0, 1 (scale) or 2 (scale, offset)
 
   constexpr int code_bytes() const { return kQuantTileRows * kQuantStepColumns * bits / 8; }  // of a tile's step
   constexpr int scale_bytes() const { return kQuantTileRows * (kQuantStepColumns / group) * values * 2; }
@@ -95,8 +95,8 @@ struct QuantMatrix {
 // depend on that row and on how many rows there are, up to 16.
 struct QuantGemmLaunch {
   QuantMatrix w;
-  const void* x = nullptr;  // [m][cols], rows 16-byte aligned; cols a multiple of 8
-  void* y = nullptr;        // [m][rows]
+  const void* x = nullptr;     // [m][cols], rows 16-byte aligned; cols a multiple of 8
+  void* y = nullptr;           // [m][rows]
   const void* bias = nullptr;  // [rows] in the type of y, or null
   int64_t x_stride = 0, y_stride = 0;
   int32_t m = 0;

@@ -112,8 +112,8 @@ __device__ __forceinline__ void Decode(const uint4& chunk, int s, uint32_t (&a)[
 // A code less its zero, as a number.
 __device__ __forceinline__ float ValueOf(QuantKind kind, uint32_t code) {
   if (kind == QuantKind::kFp4) {
-    const float magnitude = (code & 6) == 0 ? 0.5f * (code & 1)
-                                            : __uint_as_float((((code >> 1 & 3) + 126) << 23) | (code & 1) << 22);
+    const float magnitude =
+        (code & 6) == 0 ? 0.5f * (code & 1) : __uint_as_float((((code >> 1 & 3) + 126) << 23) | (code & 1) << 22);
     return code & 8 ? -magnitude : magnitude;
   }
   if (kind == QuantKind::kE4M3) {

@@ -2,9 +2,9 @@
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/primitives/dependent_launch.cuh"
+#include "kernels/cuda/primitives/wire.cuh"
 #include "kernels/cuda/products/quant_codes.cuh"
 #include "kernels/cuda/products/quant_launches.h"
-#include "kernels/cuda/primitives/wire.cuh"
 
 // Products of few rows with weights in 4 or 8 bits, bound by the memory that the codes come from. W is the A operand:
 // 16 rows of weights and up to 16 of x make a tile.
@@ -25,7 +25,7 @@ struct QuantShape {
   static constexpr int kChunks = kTraits.code_bytes() / 512;         // 16 bytes a lane
   static constexpr int kChunkColumns = kQuantStepColumns / kChunks;  // 64 or 32
   static constexpr int kGroups = kQuantStepColumns / kTraits.group;
-  static constexpr int kScaleLoads = kTraits.scale_bytes() / 128;    // 16 bytes a lane, of eight different ones
+  static constexpr int kScaleLoads = kTraits.scale_bytes() / 128;  // 16 bytes a lane, of eight different ones
   static constexpr int kAhead = kTraits.bits == 8 ? 2 : kTraits.values == 2 ? 3 : 4;
   static constexpr bool kOffsets = kTraits.values == 2;
   // Behind each row of x, so that eight rows fall on different banks.
@@ -77,8 +77,8 @@ __device__ __forceinline__ void MmaTo(float (&d)[4], const uint32_t (&a)[4], uin
 
 // What a thread block knows of x.
 struct SharedRows {
-  uint32_t x;           // [m] rows of stride bytes
-  const float* sums;    // [groups][16], with offsets only: sums of x over each group, as products are scaled
+  uint32_t x;         // [m] rows of stride bytes
+  const float* sums;  // [groups][16], with offsets only: sums of x over each group, as products are scaled
   int stride;
 };
 
@@ -179,8 +179,8 @@ __device__ __forceinline__ void FillRows(const QuantPart& p, const void* x, int 
 }
 
 template <WireType kType, QuantKind kKind, int kTiles>
-__device__ __forceinline__ void StoreTile(const QuantPart& p, int tile, int row0, int m,
-                                          const float (&sum)[kTiles][4], int lane) {
+__device__ __forceinline__ void StoreTile(const QuantPart& p, int tile, int row0, int m, const float (&sum)[kTiles][4],
+                                          int lane) {
   const int g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int high = 0; high < 2; ++high) {
@@ -298,8 +298,7 @@ int LaunchQuantTiles(QuantPart part, const QuantDevice& device, cudaStream_t str
   const auto kernel = QuantGemmKernel<kType, kKind, kTiles>;
   const int widest = (steps + launches - 1) / launches;
   const int shared_bytes = fixed + widest * a_step;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (error != cudaSuccess) return static_cast<int>(error);
   int ranges = device.multiprocessors / passes;
   if (ranges > part.w.tiles()) ranges = part.w.tiles();

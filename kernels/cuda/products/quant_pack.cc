@@ -128,16 +128,14 @@ void PackQuantTile(RowFormat format, int64_t cols, std::span<const std::byte* co
   }
 }
 
-void PackE4M3Tile(int64_t cols, std::span<const std::byte* const> rows, std::span<const float> scales,
-                  QuantTile tile) {
+void PackE4M3Tile(int64_t cols, std::span<const std::byte* const> rows, std::span<const float> scales, QuantTile tile) {
   DT_CHECK(rows.size() <= kQuantTileRows && rows.size() == scales.size(), rows.size(), " ", scales.size());
   Clear(QuantKind::kE4M3, cols, tile);
   const QuantTraits traits = TraitsOf(QuantKind::kE4M3);
   for (size_t r = 0; r < rows.size(); ++r) {
     if (rows[r] == nullptr) continue;
     tile.factor[r] = scales[r];
-    for (int64_t k = 0; k < cols; ++k)
-      PutCode(traits, tile, static_cast<int>(r), k, static_cast<uint8_t>(rows[r][k]));
+    for (int64_t k = 0; k < cols; ++k) PutCode(traits, tile, static_cast<int>(r), k, static_cast<uint8_t>(rows[r][k]));
   }
 }
 

@@ -1,8 +1,8 @@
 #include <cuda_runtime.h>
 
+#include "kernels/cuda/primitives/wire.cuh"
 #include "kernels/cuda/products/quant_codes.cuh"
 #include "kernels/cuda/products/quant_launches.h"
-#include "kernels/cuda/primitives/wire.cuh"
 
 // Weights in 4 or 8 bits, back to 16: for products of many rows, and for embeddings.
 
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads) UnpackKernel(const __grid_constant__
   for (int c = 0; c < kChunks; ++c) {
 #pragma unroll
     for (int half = 0; half < kChunkColumns / 32; ++half) {  // 32 columns
-      uint32_t out[2][4];  // rows g and g + 8, eight columns
+      uint32_t out[2][4];                                    // rows g and g + 8, eight columns
 #pragma unroll
       for (int s = 0; s < 2; ++s) {
         uint32_t a[4];

@@ -133,8 +133,8 @@ int Run(Dnn& dnn, Plan& plan, const PromptCall& call, cudaStream_t stream) {
   std::unordered_map<int64_t, void*> pack = {
       {kQ, writable(call.q)}, {kK, writable(call.k)}, {kV, writable(call.v)}, {kO, call.o}};
   if (call.even == 0) {
-    for (const auto& [uid, at] : {std::pair{kQAt, call.q_at}, {kKAt, call.k_at}, {kVAt, call.v_at}, {kOAt, call.o_at},
-                                  {kTokens, call.tokens}})
+    for (const auto& [uid, at] :
+         {std::pair{kQAt, call.q_at}, {kKAt, call.k_at}, {kVAt, call.v_at}, {kOAt, call.o_at}, {kTokens, call.tokens}})
       pack.emplace(uid, writable(at));
   }
   if (call.with_sums != 0) pack.emplace(kSums, call.sums);

@@ -82,8 +82,7 @@ PromptPlanner::Entries PromptPlanner::Keep(const PromptSize& size, Plan plan) {
   size_t done = 0;
   for (auto entry = entries_.begin(); entry != entries_.end();) {
     const auto next = std::next(entry);
-    if (entry->state != State::kAsked && ++done > kMostPlans && entry != made)
-      gone.splice(gone.end(), entries_, entry);
+    if (entry->state != State::kAsked && ++done > kMostPlans && entry != made) gone.splice(gone.end(), entries_, entry);
     entry = next;
   }
   return gone;

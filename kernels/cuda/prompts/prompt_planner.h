@@ -71,8 +71,8 @@ class PromptPlanner {
   const Maker maker_;
   std::mutex mutex_;  // of what follows
   std::condition_variable work_, made_;
-  Entries entries_;                // first: found last
-  std::deque<PromptSize> asked_;   // not begun
+  Entries entries_;               // first: found last
+  std::deque<PromptSize> asked_;  // not begun
   bool ends_ = false;
   std::thread thread_;
 };

@@ -8,8 +8,7 @@ namespace {
 
 __global__ void __launch_bounds__(256) EmbedKernel(const __grid_constant__ EmbedLaunch p) {
   const int32_t named = p.ids[blockIdx.y], id = named < 0 ? p.drawn[-1 - named].token : named;
-  const int64_t from = static_cast<int64_t>(id) * p.size,
-                to = static_cast<int64_t>(blockIdx.y) * p.size;
+  const int64_t from = static_cast<int64_t>(id) * p.size, to = static_cast<int64_t>(blockIdx.y) * p.size;
   const int i = 2 * (blockIdx.x * 256 + threadIdx.x);
   if (i >= p.size) return;
   const float2 x = LoadWirePair(p.table_type, p.table, from + i);
@@ -93,8 +92,8 @@ int LaunchReadAll(const void* memory, size_t bytes, void* result, void* stream) 
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
   if (error != cudaSuccess) return static_cast<int>(error);
-  ReadKernel<<<count * 4, 512, 0, AsStream(stream)>>>(
-      static_cast<const uint4*>(memory), static_cast<int64_t>(bytes / 16), static_cast<uint32_t*>(result));
+  ReadKernel<<<count * 4, 512, 0, AsStream(stream)>>>(static_cast<const uint4*>(memory),
+                                                      static_cast<int64_t>(bytes / 16), static_cast<uint32_t*>(result));
   return LastLaunchError();
 }
 

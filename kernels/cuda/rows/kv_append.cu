@@ -1,10 +1,10 @@
 #include <cuda_fp8.h>
 
-#include "kernels/cuda/primitives/dependent_launch.cuh"
 #include "kernels/cuda/exchange/exchange.cuh"
-#include "kernels/cuda/rows/append_launches.h"
+#include "kernels/cuda/primitives/dependent_launch.cuh"
 #include "kernels/cuda/primitives/warp_sums.cuh"
 #include "kernels/cuda/primitives/wire.cuh"
+#include "kernels/cuda/rows/append_launches.h"
 
 namespace dovetail::kernels::cuda {
 namespace {

@@ -103,8 +103,7 @@ absl::Status CudaStream::UseDevice() {
   return device_.library().Check(device_.library()->use_device(device_.index_), device_.name());
 }
 absl::Status CudaStream::Record(CudaEvent& event) {
-  return device_.library().Check(device_.library()->event_record(event.handle(), stream_),
-                                 device_.name() + ": record");
+  return device_.library().Check(device_.library()->event_record(event.handle(), stream_), device_.name() + ": record");
 }
 absl::Status CudaStream::Wait(const CudaEvent& event) {
   return device_.library().Check(device_.library()->event_wait(event.handle(), stream_), device_.name() + ": wait");
@@ -155,8 +154,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(std::shared_ptr<c
   if (!summary.usable.ok())
     return Annotate(summary.usable, absl::StrCat("cuda:", options.index, " (", summary.info.name, ")"));
   DT_ASSIGN_OR_RETURN(std::unique_ptr<Device> host, CreateCpuDevice({.threads = options.host_threads}));
-  return std::unique_ptr<CudaDevice>(
-      new CudaDevice(std::move(library), options.index, summary.info, std::move(host)));
+  return std::unique_ptr<CudaDevice>(new CudaDevice(std::move(library), options.index, summary.info, std::move(host)));
 }
 
 CudaDevice::CudaDevice(std::shared_ptr<const CudaLibrary> library, int index, const DeviceInfo& info,

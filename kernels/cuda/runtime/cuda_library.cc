@@ -84,8 +84,7 @@ CudaSurvey SurveyCuda(const CudaLibrary& library) {
   CudaSurvey survey;
   const int error = library->versions(&survey.driver_version, &survey.runtime_version);
   if (error != 0 || survey.driver_version == 0) {
-    survey.status =
-        FailedPrecondition("no NVIDIA driver: install one for CUDA ", Version(kOldestDriver), " or newer");
+    survey.status = FailedPrecondition("no NVIDIA driver: install one for CUDA ", Version(kOldestDriver), " or newer");
     return survey;
   }
   if (survey.driver_version < kOldestDriver) {

@@ -75,9 +75,9 @@ class StepWork {
   std::vector<Enqueue> pieces_;
   std::map<int, KvAppendTarget> targets_;
   std::list<Recorded> recorded_;  // front: used last
-  CudaEvent done_;         // behind the last step
-  bool launched_ = false;  // done_ stands there
-  CudaStream* held_ = nullptr;  // whose uploads this immediate step holds
+  CudaEvent done_;                // behind the last step
+  bool launched_ = false;         // done_ stands there
+  CudaStream* held_ = nullptr;    // whose uploads this immediate step holds
 };
 
 }  // namespace dovetail::kernels::cuda

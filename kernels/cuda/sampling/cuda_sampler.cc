@@ -24,15 +24,13 @@ absl::Status CheckParams(const SamplingParams& p) {
   if (!std::isfinite(p.presence_penalty) || !std::isfinite(p.frequency_penalty)) {
     return InvalidArgument("presence_penalty or frequency_penalty is not finite");
   }
-  if (p.logprobs > 0)
-    return Unimplemented("logprobs: ", p.logprobs, " most likely tokens are listed on the host only");
+  if (p.logprobs > 0) return Unimplemented("logprobs: ", p.logprobs, " most likely tokens are listed on the host only");
   return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CudaSampler>> CudaSampler::Create(CudaDevice& device, int32_t max_rows,
-                                                                 int32_t vocab) {
+absl::StatusOr<std::unique_ptr<CudaSampler>> CudaSampler::Create(CudaDevice& device, int32_t max_rows, int32_t vocab) {
   if (max_rows < 1 || vocab < 1) return InvalidArgument("sampler: ", max_rows, " rows of ", vocab, " logits");
   auto sampler = std::unique_ptr<CudaSampler>(new CudaSampler(device, max_rows, vocab));
   DT_ASSIGN_OR_RETURN(sampler->work_, device.Allocate(size_t(max_rows) * vocab * sizeof(float)));
@@ -159,8 +157,7 @@ absl::StatusOr<SampleResult> CudaSampler::Result(size_t row) const {
   if (row >= params_.size()) return InvalidArgument("sampling: row ", row, " of ", params_.size());
   const SampleOutput out = reinterpret_cast<const SampleOutput*>(host_out_->data())[row];
   if (out.error == 1) {
-    return Internal(
-        "sampling: a logit is not a number; the model's arithmetic overflowed or its weights are damaged");
+    return Internal("sampling: a logit is not a number; the model's arithmetic overflowed or its weights are damaged");
   }
   if (out.error != 0) return InvalidArgument("allowed_token_ids, banned ids and logit_bias leave no token to choose");
   SampleResult result;

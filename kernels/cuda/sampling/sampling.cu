@@ -1,7 +1,7 @@
 #include <climits>
 
-#include "kernels/cuda/sampling/sampling_launches.h"
 #include "kernels/cuda/primitives/primitives.cuh"
+#include "kernels/cuda/sampling/sampling_launches.h"
 
 namespace dovetail::kernels::cuda {
 namespace {

@@ -40,8 +40,8 @@ int64_t CarryBytes(const StateLaunch& args) {
 
 // Whether state_decode.cu has it: code for this GPU, room for whole heads, rows that bulk copies can take.
 bool RunsAtMemorySpeed(const CudaDevice& device, const StateLaunch& args) {
-  return device.info().major == 9 && device.info().shared_bytes >= kDecodeSharedBytes &&
-         args.layout.midway.rows > 0 && args.step % 16 == 0;
+  return device.info().major == 9 && device.info().shared_bytes >= kDecodeSharedBytes && args.layout.midway.rows > 0 &&
+         args.step % 16 == 0;
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 #include <cstdint>
 
 #include "kernels/cuda/primitives/primitives.cuh"
+#include "kernels/cuda/primitives/warp_sums.cuh"
 #include "kernels/cuda/state/state_launches.h"
 #include "kernels/cuda/state/state_rows.cuh"
-#include "kernels/cuda/primitives/warp_sums.cuh"
 
 // Tokens of a linear state one after the other: decode, verification, short chunks. A thread block has one head and a
 // slice of 32 value columns, which depend on no others: S of the slice lies in registers from its one read on, each
@@ -26,10 +26,10 @@ constexpr float kLog2E = 1.4426950408889634f;
 
 template <bool kVector, bool kDelta, int kKeys, int kSlice>
 class Appender {
-  static constexpr int kQuarters = kSlice / 4;             // threads with different columns
-  static constexpr int kGroups = kThreads / kQuarters;     // threads with different rows
-  static constexpr int kRegs = kKeys / kGroups;            // rows of S, a thread
-  static constexpr int kQuads = kKeys > 128 ? 2 : 1;  // of channels, a lane
+  static constexpr int kQuarters = kSlice / 4;                    // threads with different columns
+  static constexpr int kGroups = kThreads / kQuarters;            // threads with different rows
+  static constexpr int kRegs = kKeys / kGroups;                   // rows of S, a thread
+  static constexpr int kQuads = kKeys > 128 ? 2 : 1;              // of channels, a lane
   static constexpr int kOwn = (kKeys + kThreads - 1) / kThreads;  // channels, a thread
 
  public:
@@ -38,15 +38,15 @@ class Appender {
     std::byte *state_rows[kKeys], *key_rows[kTokens], *value_rows[kTokens], *decay_rows[kTokens];
     alignas(16) float q[kKeys], k[kKeys];
     alignas(16) float query[kVector ? kKeys : 4], recall[kVector ? kKeys : 4];  // faded to the block's beginning
-    alignas(16) float decay[kVector ? kKeys : 4];                        // log, of the token
-    alignas(16) float total[kVector ? kKeys : 4];                        // of the block so far
-    alignas(16) float range[kVector ? kWarps : 1][kVector ? kKeys : 4];  // log, of a warp's tokens
-    float dots[2][kTokens];                       // of q and k with the keys of the block
-    float fade[kTokens];                          // scalar: from token j to this one
+    alignas(16) float decay[kVector ? kKeys : 4];                               // log, of the token
+    alignas(16) float total[kVector ? kKeys : 4];                               // of the block so far
+    alignas(16) float range[kVector ? kWarps : 1][kVector ? kKeys : 4];         // log, of a warp's tokens
+    float dots[2][kTokens];                                                     // of q and k with the keys of the block
+    float fade[kTokens];                                                        // scalar: from token j to this one
     float v[kSlice], skip[kSlice];
     float reduce[kWarps][2][kSlice];
     float sums[kWarps][2];
-    alignas(16) float keys[kStage][kKeys];        // faded to the end of the block
+    alignas(16) float keys[kStage][kKeys];  // faded to the end of the block
   };
 
   __device__ Appender(const StateLaunch& launch, Shared& shared) : p(launch), s(shared) {
@@ -141,8 +141,7 @@ class Appender {
     }
     const float* gates = p.gates > 0 ? GatesOf(p, item, head, row) : nullptr;
     rate = p.token_rate ? gates[p.token_decay ? (kVector ? p.key_dim : 1) : 0] : 1.0f;
-    if (!kVector)
-      log_decay = fmaxf(p.token_decay ? gates[0] : p.log_decay[item.first_head + head], kLowestLogDecay);
+    if (!kVector) log_decay = fmaxf(p.token_decay ? gates[0] : p.log_decay[item.first_head + head], kLowestLogDecay);
     if (threadIdx.x < kSlice) {
       const int c = first_column + threadIdx.x;
       float v = 0, raw = 0;
@@ -180,8 +179,7 @@ class Appender {
           reinterpret_cast<__nv_bfloat16*>(s.decay_rows[t])[c] = __float2bfloat16_rn(s.decay[c]);
       }
     }
-    if (!kVector && threadIdx.x == 0 && writes)
-      reinterpret_cast<float*>(s.decay_rows[0])[t] = log_decay;
+    if (!kVector && threadIdx.x == 0 && writes) reinterpret_cast<float*>(s.decay_rows[0])[t] = log_decay;
     __syncthreads();
   }
 
@@ -192,8 +190,7 @@ class Appender {
     for (int i = 0; i < kTokens / kGroups; ++i) {
       const int j = group + kGroups * i;
       values[i] = make_uint2(0, 0);
-      if (j < t && column < p.layout.value_stride)
-        values[i] = *reinterpret_cast<const uint2*>(rows[j] + 2 * column);
+      if (j < t && column < p.layout.value_stride) values[i] = *reinterpret_cast<const uint2*>(rows[j] + 2 * column);
     }
   }
 
@@ -230,8 +227,7 @@ class Appender {
       float4 sum = make_float4(0, 0, 0, 0);
       if (c < p.layout.key_stride) {
 #pragma unroll 8
-        for (int j = begin; j < end; ++j)
-          Add(sum, 1, WidenBF16(*reinterpret_cast<const uint2*>(rows[j] + 2 * c)));
+        for (int j = begin; j < end; ++j) Add(sum, 1, WidenBF16(*reinterpret_cast<const uint2*>(rows[j] + 2 * c)));
       }
       *reinterpret_cast<float4*>(&s.range[warp][c]) = sum;
     }
@@ -295,8 +291,7 @@ class Appender {
         if constexpr (kVector) decays[i] = make_uint2(0, 0);
         if (!there || begin + i >= end) continue;
         raw[i] = *reinterpret_cast<const uint2*>(key_rows[begin + i] + 2 * c);
-        if constexpr (kVector)
-          decays[i] = *reinterpret_cast<const uint2*>(decay_rows[begin + i] + 2 * c);
+        if constexpr (kVector) decays[i] = *reinterpret_cast<const uint2*>(decay_rows[begin + i] + 2 * c);
       }
       float4 q = make_float4(0, 0, 0, 0), k = q;
       if (c < kKeys) {
@@ -434,7 +429,7 @@ class Appender {
   const StateLaunch& p;
   Shared& s;
   StateItem item;
-  bool writes;      // what all slices share: one of them does, unless it reads that again
+  bool writes;  // what all slices share: one of them does, unless it reads that again
   int head, first_column, column, t = 0;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = threadIdx.x / kQuarters,
             quad = threadIdx.x % kQuarters;
@@ -445,7 +440,7 @@ class Appender {
 
 // Blocks of a multiprocessor: so many that their reads of S keep the memory busy.
 template <int kKeys, int kSlice>
-constexpr int kResident = kKeys * kSlice <= 128 * 32 ? 6 : 2;
+constexpr int kResident = kKeys* kSlice <= 128 * 32 ? 6 : 2;
 
 template <bool kVector, bool kDelta, int kKeys, int kSlice>
 __global__ void __launch_bounds__(kThreads, kResident<kKeys, kSlice>)

@@ -9,11 +9,11 @@ namespace dovetail::kernels::cuda {
 // Parameters of the linear-state kernels (linear_state.h has the operator; cuda_state.h the host's side). Plain
 // structs, device pointers.
 
-inline constexpr int kStateTokens = 64;    // of a state block
-inline constexpr int kStateSpan = 32;      // of its halves: decode keeps S between them, too
-inline constexpr int kStateSlice = 32;     // value columns that have no use for others
-inline constexpr int kStateMaxDim = 256;   // of keys and of values
-inline constexpr int kStateMaxConv = 8;    // taps
+inline constexpr int kStateTokens = 64;            // of a state block
+inline constexpr int kStateSpan = 32;              // of its halves: decode keeps S between them, too
+inline constexpr int kStateSlice = 32;             // value columns that have no use for others
+inline constexpr int kStateMaxDim = 256;           // of keys and of values
+inline constexpr int kStateMaxConv = 8;            // taps
 inline constexpr float kLowestLogDecay = -100.0f;  // e^-100 is 0 in f32
 
 // Where the rows of one part of a state block lie: the first `first_rows` in piece `piece` from byte `offset` on, then
@@ -53,7 +53,7 @@ struct StateItem {
   int64_t first_block = 0;  // the block of that entry
   int32_t rows = 0;
   int32_t heads = 0;
-  int32_t first_head = 0;   // of the model: where its constants lie
+  int32_t first_head = 0;  // of the model: where its constants lie
   int32_t pad = 0;
 };
 struct StateUnit {
@@ -82,7 +82,7 @@ struct StateLaunch {
   int32_t vector_decay = 0, delta = 0, state_bf16 = 0;
   int32_t token_decay = 0, token_rate = 0;  // come as gates: decays, then the rate
   int32_t gates = 0;
-  int32_t normalise = 0;    // q and k to unit length
+  int32_t normalise = 0;  // q and k to unit length
   float query_scale = 1;
   int32_t conv_width = 0, conv_linear = 0;
   int32_t model_heads = 0;
@@ -100,9 +100,7 @@ struct StateLaunch {
 
 // Dimensions of the chunked form: keys up to 64 or 128, values in slices.
 constexpr int StateChunkKeys(int key_dim) { return key_dim <= 64 ? 64 : 128; }
-constexpr int StateChunkValues(int value_dim) {
-  return (value_dim + kStateSlice - 1) / kStateSlice * kStateSlice;
-}
+constexpr int StateChunkValues(int value_dim) { return (value_dim + kStateSlice - 1) / kStateSlice * kStateSlice; }
 // Whether products can take q, k and v as they come, so that no copies of them are made.
 constexpr bool StateChunksAreDirect(const StateLaunch& p) {
   return p.wire == WireType::kBF16 && p.conv_width == 0 && !p.normalise && !p.vector_decay &&

@@ -1,7 +1,7 @@
 #pragma once
+#include "kernels/cuda/primitives/warp_sums.cuh"
 #include "kernels/cuda/state/state_chunk_parts.cuh"
 #include "kernels/cuda/state/state_launch.cuh"
-#include "kernels/cuda/primitives/warp_sums.cuh"
 
 // What comes into a chunk of 64 tokens: q and k into shared memory, v into the workspace, each after convolution and
 // norms; what the token's block keeps of them into the block. Tokens of the block from before the item come from it.

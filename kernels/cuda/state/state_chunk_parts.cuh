@@ -8,11 +8,11 @@ namespace dovetail::kernels::cuda {
 
 template <int kKeys>
 struct ChunkSpace {
-  float* factors;  // [kStateFactors][64]: kFrom, kRecall, kTo
-  float* total;    // [kKeys]
-  __nv_bfloat16 *weights, *inverse;       // [64][64]; the latter of a delta rule
-  __nv_bfloat16 *query, *keys, *recall;   // [64][kKeys]; not direct; recall: vector decays with a delta rule
-  __nv_bfloat16* values;                  // [64][value width]; unless values are direct
+  float* factors;                        // [kStateFactors][64]: kFrom, kRecall, kTo
+  float* total;                          // [kKeys]
+  __nv_bfloat16 *weights, *inverse;      // [64][64]; the latter of a delta rule
+  __nv_bfloat16 *query, *keys, *recall;  // [64][kKeys]; not direct; recall: vector decays with a delta rule
+  __nv_bfloat16* values;                 // [64][value width]; unless values are direct
 
   __device__ ChunkSpace(const StateLaunch& p, int unit, int chunk) {
     std::byte* const base =

@@ -21,8 +21,8 @@ class Preparer : ChunkInputs<kKeys, false, kDelta, kPrepareThreads> {
   static constexpr int kThreads = kPrepareThreads, kTogether = 1;
   struct Shared {
     ChunkRows<kKeys> rows;
-    alignas(16) float decay[kTokens];                             // logarithms, summed from the block's beginning
-    alignas(16) float system[kDelta ? kTokens * kSystem : 4];     // beta A, strictly below the diagonal
+    alignas(16) float decay[kTokens];                          // logarithms, summed from the block's beginning
+    alignas(16) float system[kDelta ? kTokens * kSystem : 4];  // beta A, strictly below the diagonal
   };
 
   __device__ Preparer(const StateLaunch& launch, Shared& shared, const StateUnit& unit, int chunk)
@@ -68,8 +68,8 @@ class Preparer : ChunkInputs<kKeys, false, kDelta, kPrepareThreads> {
     float log = 0;
     if (row < 0) log = decays[t];
     if (this->IsNew(t))
-      log = fmaxf(p.token_decay ? GatesOf(p, item, head, row)[0] : p.log_decay[item.first_head + head],
-                  kLowestLogDecay);
+      log =
+          fmaxf(p.token_decay ? GatesOf(p, item, head, row)[0] : p.log_decay[item.first_head + head], kLowestLogDecay);
     if (this->IsNew(t) && kept) decays[t] = log;
     s.decay[t] = log;
   }

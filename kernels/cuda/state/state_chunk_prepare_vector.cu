@@ -62,8 +62,7 @@ class VectorPreparer : ChunkInputs<kKeys, true, kDelta, 2 * kKeys> {
       if (wide) this->LoadWideValues();
       for (int t = warp; !wide && t < kTokens; t += kCount / 32) this->LoadToken(t);
     }
-    const bool narrow =
-        fmaxf(sums[0].x - sums[kGroup - 1].x, sums[0].y - sums[kGroup - 1].y) <= kNarrowRange;
+    const bool narrow = fmaxf(sums[0].x - sums[kGroup - 1].x, sums[0].y - sums[kGroup - 1].y) <= kNarrowRange;
     if (__syncthreads_and(narrow)) {
       Fade(sums);
       __syncthreads();
@@ -160,9 +159,9 @@ class VectorPreparer : ChunkInputs<kKeys, true, kDelta, 2 * kKeys> {
       total.x += of_all.x, total.y += of_all.y;
     }
     if (group == 0) *reinterpret_cast<float2*>(space.total + channel) = Exp2Of(total.x, total.y);
-    const float2 from = Exp2Of(base.x + first.x, base.y + first.y);       // the chunk's beginning to the first token
-    const float2 across = Exp2Of(last.x - first.x, last.y - first.y);     // that to the group's end
-    const float2 to = Exp2Of(total.x - end.x, total.y - end.y);           // that to the chunk's
+    const float2 from = Exp2Of(base.x + first.x, base.y + first.y);    // the chunk's beginning to the first token
+    const float2 across = Exp2Of(last.x - first.x, last.y - first.y);  // that to the group's end
+    const float2 to = Exp2Of(total.x - end.x, total.y - end.y);        // that to the chunk's
     const int t0 = kGroup * group;
     __nv_bfloat16* const query = space.query + t0 * kKeys + channel;
     __nv_bfloat16* const recall = space.recall + t0 * kKeys + channel;
@@ -422,8 +421,8 @@ class VectorPreparer : ChunkInputs<kKeys, true, kDelta, 2 * kKeys> {
 
   Shared& s;
   const int group = threadIdx.x / (kKeys / 2), channel = threadIdx.x % (kKeys / 2) * 2;  // and the next one
-  float scale = 1;       // of q, if it lies as it came
-  float pair_scale = 1;  // of q's products
+  float scale = 1;                                                                       // of q, if it lies as it came
+  float pair_scale = 1;                                                                  // of q's products
 };
 
 }  // namespace

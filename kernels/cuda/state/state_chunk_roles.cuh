@@ -1,6 +1,6 @@
 #pragma once
-#include "kernels/cuda/state/state_chunk_tiles.cuh"
 #include "kernels/cuda/primitives/warp_arrivals.cuh"
+#include "kernels/cuda/state/state_chunk_tiles.cuh"
 
 // Roles of the warps that go from chunk to chunk: a thread block has a head and a slice of its value columns. Two
 // warpgroups have S, in their accumulators (f32) and rounded to bf16 in shared memory, where products read it; two have
@@ -47,7 +47,11 @@ class ChunkRole {
   using TokenTile = ThinTile<kTokens, kSlice>;
 
   __device__ ChunkRole(const StateLaunch& launch, Memory& shared, const StateUnit& of)
-      : p(launch), s(shared), item(p.items[of.item]), head(of.head), unit(blockIdx.x / Slices(launch, kSlice)),
+      : p(launch),
+        s(shared),
+        item(p.items[of.item]),
+        head(of.head),
+        unit(blockIdx.x / Slices(launch, kSlice)),
         first_column(blockIdx.x % Slices(launch, kSlice) * kSlice),
         begin(Memory::kShares ? SegmentBegin(blockIdx.y, gridDim.y, Chunks(p, item)) : 0),
         count(Memory::kShares ? SegmentBegin(blockIdx.y + 1, gridDim.y, Chunks(p, item)) : Chunks(p, item)) {}
@@ -146,7 +150,7 @@ class ChunkRole {
   const int begin, count;  // has o of chunks [begin, count); S of those before, too
   const int lane = threadIdx.x % 32, warp = threadIdx.x % kRole / 32;
   // Known to be the same for all lanes.
-  const int group = __shfl_sync(~0u, warp / 4, 0);  // of the role's two
+  const int group = __shfl_sync(~0u, warp / 4, 0);                         // of the role's two
   const int token_row = warp % 4 * 16, token_column = group * kSlice / 2;  // of the warp's tile of tokens
 };
 
@@ -204,9 +208,8 @@ class PayloadLoader : protected ChunkRole<Memory> {
         return there ? query + row * step + 2 * column : nullptr;
       });
     }
-    LoadRows(to.keys, [&](int row, int column) {
-      return OldOrNew(i, p.layout.keys, key + 2 * column, row, step, column);
-    });
+    LoadRows(to.keys,
+             [&](int row, int column) { return OldOrNew(i, p.layout.keys, key + 2 * column, row, step, column); });
   }
   __device__ __forceinline__ void LoadValues(int i, Stage& to) const {
     const int first_row = this->FirstRow(i);
@@ -227,7 +230,7 @@ class PayloadLoader : protected ChunkRole<Memory> {
   template <bool kTriangle, typename Tile>
   __device__ __forceinline__ void LoadWhole(Tile& to, const void* from, int64_t row_bytes) const {
     constexpr int kCount = Tile::kColumns / 8, kAtOnce = kLoaders / kCount;  // rows
-    static_assert(kAtOnce % 8 == 0 && (!kTriangle || kAtOnce == 16));  // parts trade places alike
+    static_assert(kAtOnce % 8 == 0 && (!kTriangle || kAtOnce == 16));        // parts trade places alike
     const int row = thread / kCount, column = thread % kCount * 8;
     const std::byte* source = static_cast<const std::byte*>(from) + row * row_bytes + 2 * column;
     uint32_t place = SharedAddress(to.data + Tile::At(row, column));
@@ -249,7 +252,7 @@ class ChunkState : ChunkRole<Memory> {
   using Stage = typename Base::Stage;
   static constexpr bool kVector = Memory::kVector, kDelta = Memory::kDelta;
   static constexpr bool kFadesTokens = kDelta && !kVector, kFadesValues = Memory::kFadesValues;
-  static constexpr bool kHalves = kKeys == 64;  // a warpgroup has half of the columns
+  static constexpr bool kHalves = kKeys == 64;                     // a warpgroup has half of the columns
   static constexpr int kStateTiles = kSlice / (kHalves ? 16 : 8);  // of 8 columns
   static constexpr int kTiles = kSlice / 16;  // of 8 columns: of tokens, a warp has 16 and half the slice
 

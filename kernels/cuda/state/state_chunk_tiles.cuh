@@ -1,6 +1,6 @@
 #pragma once
-#include "kernels/cuda/state/state_chunk_parts.cuh"
 #include "kernels/cuda/primitives/warpgroup_products.cuh"
+#include "kernels/cuda/state/state_chunk_parts.cuh"
 
 // Tiles of bf16 in shared memory, and products of them, for the kernels that go from chunk to chunk. A product is one
 // of a warpgroup (four warps from a multiple of four on): 64 rows, of which warp w has [16 w, 16 w + 16), its
@@ -37,8 +37,9 @@ struct ThinTile {
 
 #if __CUDA_ARCH_FEAT_SM90_ALL
 
-#define DOVETAIL_SUMS8(d, n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3]), \
-    "+f"(d[n + 1][0]), "+f"(d[n + 1][1]), "+f"(d[n + 1][2]), "+f"(d[n + 1][3])
+#define DOVETAIL_SUMS8(d, n)                                                                                           \
+  "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3]), "+f"(d[n + 1][0]), "+f"(d[n + 1][1]), "+f"(d[n + 1][2]), \
+      "+f"(d[n + 1][3])
 
 // d += a b, 64 x 8 kCount x 16. kATurned: a lies column by column; kBRows: b lies row by row of its 16.
 template <bool kATurned, bool kBRows, int kCount>
@@ -137,8 +138,7 @@ __device__ __forceinline__ void MultiplyTurned(float (&d)[kCount][4], const Wide
   const uint64_t from_a = Descriptor<128>(SharedAddress(a.data) + 2 * panel * WideTile<kColumns>::kPanel);
   const uint64_t from_b = Descriptor<2 * kWidth>(SharedAddress(b.data) + 2 * column);
 #pragma unroll
-  for (int k = 0; k < kTileTokens; k += 16)
-    Wgmma<true, true>(d, from_a + k * 128 / 16, from_b + k * 2 * kWidth / 16);
+  for (int k = 0; k < kTileTokens; k += 16) Wgmma<true, true>(d, from_a + k * 128 / 16, from_b + k * 2 * kWidth / 16);
 #else
   const int lane = threadIdx.x % 32, row = 64 * panel + threadIdx.x / 32 % 4 * 16;
 #pragma unroll

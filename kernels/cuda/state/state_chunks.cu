@@ -120,8 +120,7 @@ class ChunkOutput : ChunkRole<Memory> {
       const float low = stage.factors[kFrom * kTokens + token_row + lane / 4];
       const float high = stage.factors[kFrom * kTokens + token_row + lane / 4 + 8];
 #pragma unroll
-      for (int n = 0; n < kSlice / 8; ++n)
-        sums[n][0] *= low, sums[n][1] *= low, sums[n][2] *= high, sums[n][3] *= high;
+      for (int n = 0; n < kSlice / 8; ++n) sums[n][0] *= low, sums[n][1] *= low, sums[n][2] *= high, sums[n][3] *= high;
       BeginProducts();
     }
     if constexpr (Memory::kDelta) {

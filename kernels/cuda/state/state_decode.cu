@@ -27,18 +27,18 @@ class Summer {
   using OldTokens = Span<kKeys, kCols, kVector>;
   static constexpr int kWarps = kSumWarps<kVector>;
   static constexpr int kRing = Memory::kRing, kPartRows = kKeys / kParts, kRows = kPartRows / kWarps;
-  static constexpr int kQuads = kCols / 4;            // lanes with different columns
+  static constexpr int kQuads = kCols / 4;  // lanes with different columns
   static constexpr int kPartsPerLane = kParts * kQuads / 32;
-  static constexpr int kLane = kKeys / 32;            // channels of a lane
-  static constexpr int kEach = kTokens / kWarps;      // tokens of a warp
-  static constexpr int kKinds = kDelta ? 2 : 1;       // o, and what a delta rule recalls
+  static constexpr int kLane = kKeys / 32;        // channels of a lane
+  static constexpr int kEach = kTokens / kWarps;  // tokens of a warp
+  static constexpr int kKinds = kDelta ? 2 : 1;   // o, and what a delta rule recalls
 
  public:
   __device__ Summer(const StateLaunch& launch, Memory& shared) : p(launch), s(shared) {}
 
   __device__ void Run() {
     const int count = Work::Count(p, kCols);
-    uint32_t token_phases = 0;  // a bit a ring
+    uint32_t token_phases = 0;                                            // a bit a ring
     asm volatile("bar.sync 0, %0;" ::"n"(32 * (kWarps + 1)) : "memory");  // MakeBarriers
     for (int n = 0; Work::At(n) < count; ++n) {
       const int ring = n % kTokenWarps;
@@ -75,9 +75,7 @@ class Summer {
   }
 
  private:
-  __device__ __forceinline__ static void SyncSums() {
-    asm volatile("bar.sync 1, %0;" ::"n"(32 * kWarps) : "memory");
-  }
+  __device__ __forceinline__ static void SyncSums() { asm volatile("bar.sync 1, %0;" ::"n"(32 * kWarps) : "memory"); }
   __device__ __forceinline__ void WaitForSpan() const {
     BarrierWait(SharedAddress(&s.span_full[span_count % kSpans]), span_count / kSpans % 2);
   }
@@ -364,7 +362,7 @@ class Summer {
       for (int n = 0; n < 4; ++n) {
         const int at = r % kPartRows * kCols + column + 8 * ((n + turn) % 4) + lane % 4 * 2;
         const auto* const narrow = reinterpret_cast<const __nv_bfloat16*>(part) + at;
-        old[n] = zero ? make_float2(0, 0)
+        old[n] = zero           ? make_float2(0, 0)
                  : p.state_bf16 ? __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(narrow))
                                 : *reinterpret_cast<const float2*>(part + at);
       }

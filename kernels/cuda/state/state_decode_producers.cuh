@@ -1,6 +1,6 @@
 #pragma once
-#include "kernels/cuda/state/state_decode_shared.cuh"
 #include "kernels/cuda/primitives/warp_sums.cuh"
+#include "kernels/cuda/state/state_decode_shared.cuh"
 
 // The warps of the decode kernel that bring what the others multiply: one copies S and the blocks' tokens, the others
 // make tokens ready (convolution, norms, decays) and write them to their blocks. They run ahead as far as there is
@@ -43,8 +43,7 @@ __device__ __forceinline__ void CopyRows(const FoundBlock& block, const StateSec
     int stop = section.first_rows;
     if (row >= stop) stop += ((row - stop) / section.piece_rows + 1) * section.piece_rows;
     stop = min(stop, end);
-    if (lane == run % 32)
-      BulkCopy(to + (row - begin) * bytes, block.Row(section, row), (stop - row) * bytes, bar);
+    if (lane == run % 32) BulkCopy(to + (row - begin) * bytes, block.Row(section, row), (stop - row) * bytes, bar);
     row = stop;
   }
 }
@@ -149,13 +148,16 @@ class Copier {
 // Warp `ring` of those that prepare tokens: heads ring, ring + kTokenWarps, .. of the thread block.
 template <int kKeys, int kCols, bool kVector, bool kDelta>
 class Preparer {
-  static constexpr int kHalf = kKeys / 8;   // lanes that have q; as many have k
+  static constexpr int kHalf = kKeys / 8;  // lanes that have q; as many have k
   static constexpr int kOwn = kKeys / 32;  // vector decays of a lane
 
  public:
   __device__ Preparer(const StateLaunch& launch, Shared<kKeys, kCols, kVector>& shared, int ring)
-      : p(launch), s(shared.tokens[ring]), full(shared.token_full[ring]),
-        empty(SharedAddress(&shared.token_empty[ring])), first(ring) {}
+      : p(launch),
+        s(shared.tokens[ring]),
+        full(shared.token_full[ring]),
+        empty(SharedAddress(&shared.token_empty[ring])),
+        first(ring) {}
 
   __device__ void Run() {
     const int all = Work::Count(p, kCols);
@@ -331,7 +333,7 @@ class Preparer {
   }
 
   __device__ __forceinline__ void Store(const float (&x)[8], const float (&v)[8]) {
-    const auto put = [](float* to, const float (&from)[8]) {
+    const auto put = [](float* to, const float(&from)[8]) {
       reinterpret_cast<float4*>(to)[0] = {from[0], from[1], from[2], from[3]};
       reinterpret_cast<float4*>(to)[1] = {from[4], from[5], from[6], from[7]};
     };
@@ -352,8 +354,8 @@ class Preparer {
   uint64_t& full;
   const uint32_t empty;
   const int first;
-  uint32_t count = 0;         // of tokens so far
-  float log_decays = 0;     // scalar: of token `lane` of the span
+  uint32_t count = 0;    // of tokens so far
+  float log_decays = 0;  // scalar: of token `lane` of the span
   const int lane = threadIdx.x % 32, kind = lane / kHalf, channel = lane % kHalf * 8;  // kind: 0 q, 1 k
 };
 

@@ -1,7 +1,7 @@
 #pragma once
 #include "kernels/cuda/primitives/primitives.cuh"
-#include "kernels/cuda/state/state_rows.cuh"
 #include "kernels/cuda/primitives/warp_arrivals.cuh"
+#include "kernels/cuda/state/state_rows.cuh"
 
 // What the warps of the decode kernel (state_decode.cu) share. Device code only.
 
@@ -13,7 +13,7 @@ constexpr int kSumWarps = kVector ? 16 : 8;  // multiply; a vector decays each k
 constexpr int kTokenWarps = 7;               // prepare tokens, each those of its own heads: they wait for memory
 template <bool kVector>
 constexpr int kThreads = 32 * (kSumWarps<kVector> + kTokenWarps + 1);
-constexpr int kParts = 4;   // of S, by rows: they come and go one by one
+constexpr int kParts = 4;  // of S, by rows: they come and go one by one
 constexpr int kSpans = 2;  // of tokens
 constexpr int kSharedBytes = 227 << 10;
 
@@ -39,7 +39,7 @@ struct FoundBlock {
 template <int kKeys, int kCols, bool kVector>
 struct Token {
   alignas(16) float q[kKeys], k[kKeys];
-  alignas(16) float decay[kVector ? kKeys : 4];   // logarithms
+  alignas(16) float decay[kVector ? kKeys : 4];  // logarithms
   alignas(16) float v[kCols];
   float fade[kVector ? 4 : kTokens];  // from token j to this one
   float total, rate, skip, own;       // decay of the span so far; q k

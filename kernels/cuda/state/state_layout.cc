@@ -51,8 +51,7 @@ class Packer {
 std::byte* RowOf(const StateSection& section, std::byte* const* pieces, int row) {
   if (row < section.first_rows) return pieces[section.piece] + section.offset + size_t(row) * section.row_bytes;
   row -= section.first_rows;
-  return pieces[section.piece + 1 + row / section.piece_rows] +
-         size_t(row % section.piece_rows) * section.row_bytes;
+  return pieces[section.piece + 1 + row / section.piece_rows] + size_t(row % section.piece_rows) * section.row_bytes;
 }
 
 float FromBits(const std::byte* at) {

@@ -1,6 +1,6 @@
 #pragma once
-#include "kernels/cuda/state/state_args.h"
 #include "kernels/cuda/primitives/wire.cuh"
+#include "kernels/cuda/state/state_args.h"
 
 // Where the rows of a state block lie. Device code only.
 
@@ -82,8 +82,7 @@ __device__ __forceinline__ float StateInput(const StateLaunch& p, const StateIte
                                             float& raw) {
   const auto payload = [&](int r) {
     const int64_t at = static_cast<int64_t>(r) * item.heads + head;
-    if (channel < p.key_dim)
-      return LoadWire(p.wire, p.query + item.query_offset, at * p.key_dim + channel);
+    if (channel < p.key_dim) return LoadWire(p.wire, p.query + item.query_offset, at * p.key_dim + channel);
     if (channel < 2 * p.key_dim)
       return LoadWire(p.wire, p.key_value + item.key_offset, at * p.key_dim + channel - p.key_dim);
     return LoadWire(p.wire, p.key_value + item.value_offset, at * p.value_dim + channel - 2 * p.key_dim);
@@ -130,7 +129,7 @@ __device__ __forceinline__ void StateInput8(const StateLaunch& p, const StateIte
   const auto load = [&](int r) {
     return LoadPayload16(base + ((static_cast<int64_t>(r) * item.heads + head) * dim + at) * 2);
   };
-  const auto widen = [&](uint4 bits, float (&out)[8]) { LoadWire8(p.wire, &bits, 0, out); };
+  const auto widen = [&](uint4 bits, float(&out)[8]) { LoadWire8(p.wire, &bits, 0, out); };
   raw = load(row);
   if (p.conv_width == 0) return widen(raw, x);
   const int channels = 2 * p.key_dim + p.value_dim;
@@ -145,8 +144,8 @@ __device__ __forceinline__ void StateInput8(const StateLaunch& p, const StateIte
       bits = load(r);
     } else if (position >= 0) {
       const StateBlock block = BlockOf(p, item, head, position / kStateTokens);
-      bits = *reinterpret_cast<const uint4*>(
-          block.Row(p.layout.history, static_cast<int>(position % kStateTokens)) + 2 * channel);
+      bits = *reinterpret_cast<const uint4*>(block.Row(p.layout.history, static_cast<int>(position % kStateTokens)) +
+                                             2 * channel);
     }
     float tap[8];
     widen(bits, tap);
