@@ -277,6 +277,7 @@ void ToProto(const JoinRequest& request, pb::JoinRequest& out) {
   capabilities.set_cores(request.capabilities.cores);
   capabilities.set_memory_bytes_per_s(request.capabilities.memory_bytes_per_s);
   capabilities.set_device(request.capabilities.device);
+  capabilities.set_arithmetic(request.capabilities.arithmetic);
   if (request.model) ToProto(*request.model, *out.mutable_model());
   out.set_process(request.process);
 }
@@ -307,6 +308,9 @@ absl::StatusOr<JoinRequest> FromProto(const pb::JoinRequest& in) {
   request.capabilities.memory_bytes_per_s = capabilities.memory_bytes_per_s();
   DT_RETURN_IF_ERROR(CheckName("capabilities.device", capabilities.device(), kMaxNameBytes));
   request.capabilities.device = capabilities.device();
+  if (!capabilities.arithmetic().empty())
+    DT_RETURN_IF_ERROR(CheckName("capabilities.arithmetic", capabilities.arithmetic(), kMaxArithmeticBytes));
+  request.capabilities.arithmetic = capabilities.arithmetic();
   request.process = in.process();
   if (request.role == Role::kComputeWorker) {
     if (!in.has_model()) return InvalidArgument("model: a compute worker must bring one");

@@ -17,6 +17,7 @@ inline constexpr size_t kMaxNameBytes = 128;
 inline constexpr size_t kMaxVersionBytes = 128;
 inline constexpr size_t kMaxAddressBytes = 64 << 10;
 inline constexpr size_t kMaxLaneBytes = 256;
+inline constexpr size_t kMaxArithmeticBytes = 256;
 inline constexpr size_t kMaxExchangeBytes = 512;
 inline constexpr int kMaxPeers = 1024;
 inline constexpr int kMaxModelFiles = 16;
@@ -69,6 +70,8 @@ struct Capabilities {
   int cores = 0;
   uint64_t memory_bytes_per_s = 0;
   std::string device;
+  // Of a compute worker: the same weights give another the same bits only where this is equal. Empty: not said.
+  std::string arithmetic;
 };
 
 struct JoinRequest {

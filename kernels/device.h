@@ -41,6 +41,8 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual std::string name() const = 0;  // "cpu", later "cuda:0"
+  // Two devices give the same bits only where this is equal: "CPU avx512", "GPU sm_90 of 132 multiprocessors".
+  virtual std::string arithmetic() const { return name(); }
   virtual std::unique_ptr<Stream> CreateStream() = 0;
   // kResourceExhausted when the memory is not there. 0 bytes is allowed.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t size_bytes) = 0;

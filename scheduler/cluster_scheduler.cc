@@ -54,6 +54,10 @@ absl::StatusOr<control::JoinReply> ClusterScheduler::Join(const control::JoinReq
           request.role == Role::kAttentionWorker
               ? absl::StrCat(", ", request.capabilities.kv_bytes >> 20, " MiB for KV")
               : absl::StrCat(", model ", request.model->name));
+  if (members_.IsUnlike(request) && !std::exchange(warned_unlike_, true))
+    LogWarning(request.name, " computes on ", request.capabilities.arithmetic,
+               ", unlike the compute workers before it (--unlike-workers): a request that goes from one to the other "
+               "may get other tokens");
   if (reply->wants_model_files && request.model->files.empty()) {
     DT_RETURN_IF_ERROR(PutModelFiles(reply->worker, reply->epoch, {}));
     reply->wants_model_files = false;

@@ -109,7 +109,8 @@ class ClusterScheduler {
   absl::Time next_stats_, next_look_;
   absl::Time unserved_since_ = absl::InfiniteFuture();  // nothing can run
   absl::Time next_look_at_serving_ = absl::InfinitePast();
-  bool outage_ = false;  // for longer than requests wait
+  bool outage_ = false;         // for longer than requests wait
+  bool warned_unlike_ = false;  // of compute workers that may give other tokens
 };
 
 }  // namespace dovetail::scheduler

@@ -130,12 +130,26 @@ absl::Status ControlMembers::CheckModel(const control::JoinRequest& request) con
       " (or another --dtype or --kv-cache-dtype of it); give it the same model and flags, or start another scheduler");
 }
 
+bool ControlMembers::IsUnlike(const control::JoinRequest& request) const {
+  const std::string& arithmetic = request.capabilities.arithmetic;
+  return model_ && request.model && !arithmetic.empty() && !arithmetic_.empty() && arithmetic != arithmetic_;
+}
+
+absl::Status ControlMembers::CheckArithmetic(const control::JoinRequest& request) const {
+  if (options_.unlike_workers || !IsUnlike(request)) return absl::OkStatus();
+  return FailedPrecondition(request.name, ": computes on ", request.capabilities.arithmetic, ", but ", computed_by_,
+                            " of this cluster on ", arithmetic_,
+                            "; a request that goes from one to the other could get other tokens: give it the same "
+                            "--device and flags, or start the scheduler with --unlike-workers");
+}
+
 absl::StatusOr<control::JoinReply> ControlMembers::Join(const control::JoinRequest& request, absl::Time now) {
   DT_RETURN_IF_ERROR(CheckVersions(request));
   // It would serve again, against what its operator was told: its dismissal was lost with its connection.
   if (request.process != 0 && std::find(drained_.begin(), drained_.end(), request.process) != drained_.end())
     return absl::AbortedError(absl::StrCat(request.name, ": this process was drained; start another one"));
   DT_RETURN_IF_ERROR(CheckModel(request));
+  DT_RETURN_IF_ERROR(CheckArithmetic(request));
   if (const Member* other = FindNode(request.node); other != nullptr)
     return absl::AlreadyExistsError(
         absl::StrCat(request.name, ": this process is already a member, as worker ", other->worker.value()));
@@ -156,6 +170,8 @@ absl::StatusOr<control::JoinReply> ControlMembers::Join(const control::JoinReque
   if (request.model && !model_) {
     model_ = request.model;
     model_complete_ = false;
+    computed_by_ = request.name;
+    arithmetic_ = request.capabilities.arithmetic;
   }
   used_nodes_.insert(request.node);
   const bool wants_files = request.model && !model_complete_;

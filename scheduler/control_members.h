@@ -27,6 +27,7 @@ struct MembershipOptions {
   absl::Duration join_grace = absl::Seconds(2);        // from Join to the first report
   absl::Duration upload_grace = absl::Seconds(60);     // the same of a compute worker: model files travel meanwhile
   int max_members = 128;
+  bool unlike_workers = false;     // take compute workers whose arithmetic is not the cluster's
   std::string data_plane_version;  // the scheduler's own
   std::string data_plane_address;
   Epoch epoch;  // of the scheduler's port
@@ -107,8 +108,8 @@ class ControlMembers {
  public:
   explicit ControlMembers(MembershipOptions options) : options_(std::move(options)) {}
 
-  // kFailedPrecondition: versions or models differ; kAlreadyExists: the node or the name is taken; kResourceExhausted:
-  // full; kAborted: the process was drained.
+  // kFailedPrecondition: versions, models or the arithmetic of compute workers differ; kAlreadyExists: the node or the
+  // name is taken; kResourceExhausted: full; kAborted: the process was drained.
   absl::StatusOr<control::JoinReply> Join(const control::JoinRequest& request, absl::Time now);
 
   // Its stream began. kNotFound: no such member, or a former incarnation of it.
@@ -149,6 +150,9 @@ class ControlMembers {
   // All files of the model are there: from now on members are configured for it.
   void ModelComplete(std::vector<MemberAction>& actions);
   bool model_complete() const { return model_complete_; }
+  // Whether a compute worker may give other bits than the one that brought the model. KV caches keep what that one
+  // computed, also when it has gone.
+  bool IsUnlike(const control::JoinRequest& request) const;
 
   const std::map<WorkerId, Member>& members() const { return members_; }
   const Member* Find(WorkerId worker) const;
@@ -171,6 +175,7 @@ class ControlMembers {
             std::vector<MemberAction>& actions);
   absl::Status CheckVersions(const control::JoinRequest& request) const;
   absl::Status CheckModel(const control::JoinRequest& request) const;
+  absl::Status CheckArithmetic(const control::JoinRequest& request) const;
   void Configure(Member& member, std::vector<MemberAction>& actions);
   bool NeedsPeer(const Member& member, const Member& other) const;
   bool Connected(const Member& a, const Member& b) const;
@@ -187,6 +192,7 @@ class ControlMembers {
   std::set<NodeId> used_nodes_;   // of this and former members
   std::deque<uint64_t> drained_;  // the last processes that were told to go
   std::optional<control::ModelSummary> model_;
+  std::string computed_by_, arithmetic_;  // the name and the arithmetic of the compute worker that brought it
   bool model_complete_ = false;
   uint32_t next_worker_ = 1;
   uint64_t version_ = 0;

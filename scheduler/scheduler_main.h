@@ -17,6 +17,7 @@ struct SchedulerMainOptions {
   SchedulerOptions scheduler;  // max_model_len 0: what the model allows; attention and digest come with the model
   absl::Duration lease = absl::Milliseconds(400);
   int max_workers = 128;
+  bool unlike_workers = false;  // MembershipOptions
   uint64_t seed = 0;
   absl::Duration unserved_timeout = kUnservedTimeout;
 };

@@ -36,6 +36,7 @@ class CpuDevice : public Device {
  public:
   CpuDevice(const ThreadPoolOptions& options, Isa isa) : pool_(options), kernels_(SelectKernels(isa)) {}
   std::string name() const override { return "cpu"; }
+  std::string arithmetic() const override { return std::string("CPU ") + Name(kernels_.isa); }
   std::unique_ptr<Stream> CreateStream() override { return std::make_unique<CpuStream>(pool_, kernels_); }
   absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t size_bytes) override {
     DT_ASSIGN_OR_RETURN(AlignedBuffer memory, AlignedBuffer::Create(size_bytes));

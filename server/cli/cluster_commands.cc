@@ -67,6 +67,14 @@ void AddStepTimeoutFlag(CLI::App& command, int& seconds) {
       ->group("Control plane");
 }
 
+void AddUnlikeWorkersFlag(CLI::App& command, bool& unlike_workers) {
+  command
+      .add_flag("--unlike-workers", unlike_workers,
+                "Take compute workers that compute in another way than the first, as on a CPU beside a GPU: a request "
+                "that goes from one to the other may get other tokens [off]")
+      ->group("Control plane");
+}
+
 }  // namespace
 
 void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::Status&)>& report) {
@@ -79,6 +87,7 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
   AddLeaseFlag(up, up_.lease_ms);
   AddUnservedTimeoutFlag(up, up_.unserved_timeout);
   AddStepTimeoutFlag(up, up_.step_timeout);
+  AddUnlikeWorkersFlag(up, up_.unlike_workers);
   up.add_option("--listen", up_.listen, "Where the scheduler listens; port 0 takes a free one")
       ->type_name("HOST:PORT")
       ->group("Control plane");
@@ -112,6 +121,7 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
   AddLeaseFlag(scheduler, scheduler_.lease_ms);
   AddUnservedTimeoutFlag(scheduler, scheduler_.unserved_timeout);
   AddStepTimeoutFlag(scheduler, scheduler_.step_timeout);
+  AddUnlikeWorkersFlag(scheduler, scheduler_.unlike_workers);
   scheduler.add_option("--max-workers", scheduler_.max_workers, "Most workers of all roles")
       ->check(WholeNumber(1, 1000))
       ->type_name("N")

@@ -24,6 +24,7 @@ struct SchedulerFlags {
   int step_timeout = 60;  // seconds
   int max_workers = 128;
   int unserved_timeout = 10;  // seconds
+  bool unlike_workers = false;
 };
 absl::Status RunScheduler(const SchedulerFlags& flags);
 
@@ -55,6 +56,8 @@ struct ComputeWorkerFlags {
   control::DataPlane data;
 };
 absl::Status RunComputeWorker(const ComputeWorkerFlags& flags);
+// In the line that a compute worker logs when it has loaded its model, before the device.
+inline constexpr const char* kLoadedOn = " of weights on ";
 
 struct ServerFlags {
   ApiFlags api;
@@ -75,6 +78,7 @@ struct UpFlags {
   int lease_ms = 400;
   int unserved_timeout = 10;
   int step_timeout = 60;  // seconds
+  bool unlike_workers = false;
 };
 // Starts every role as a process of its own on this machine, serves, restarts processes that end; SIGTERM or SIGINT
 // stops all.

@@ -32,7 +32,8 @@ absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
   DT_ASSIGN_OR_RETURN(options.model,
                       server::SummarizeModel(*model->checkpoint, KvDtypeOf(flags.engine), model->weight_bytes,
                                              options.files, StateDtypeOf(flags.engine)));
-  LogInfo("loaded ", options.model->name, ": ", model->weight_bytes >> 20, " MiB of weights");
+  options.capabilities.arithmetic = ArithmeticOf(flags.engine, *device, loaded);
+  LogInfo("loaded ", options.model->name, ": ", model->weight_bytes >> 20, " MiB", kLoadedOn, device->name());
   const uint64_t digest = options.model->digest;
   DT_ASSIGN_OR_RETURN(compute::ComputeWorkerTuning tuning, TuningOf(flags.engine));
   tuning.dense = loaded.on_gpu.get();

@@ -348,6 +348,13 @@ absl::StatusOr<ModelOnDevice> LoadOpenModel(const EngineFlags& flags, std::uniqu
   return loaded;
 }
 
+std::string ArithmeticOf(const EngineFlags& flags, const kernels::Device& device, const ModelOnDevice& model) {
+  const std::string weights = model.on_gpu == nullptr ? absl::StrCat("--dtype ", flags.dtype)
+                              : model.on_gpu->keeps() ? "--gpu-weights keep"
+                                                      : "weights in 16 bits";
+  return absl::StrCat(device.arithmetic(), ", ", weights);
+}
+
 namespace {
 
 // Of a GPU's free memory, what its KV cache may take: beside it lie a step's tables and whatever CUDA takes later.

@@ -36,6 +36,7 @@ absl::Status RunScheduler(const SchedulerFlags& flags) {
   DT_RETURN_IF_ERROR(CheckFlags(options.scheduler));
   options.lease = absl::Milliseconds(flags.lease_ms);
   options.max_workers = flags.max_workers;
+  options.unlike_workers = flags.unlike_workers;
   options.unserved_timeout = absl::Seconds(flags.unserved_timeout);
   options.seed = flags.engine.seed.value_or(0);
   const Epoch epoch(std::random_device{}() | 1u);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <set>
@@ -134,6 +135,7 @@ class Up {
                            engine.enable_chunked_prefill ? "--enable-chunked-prefill" : "--no-enable-chunked-prefill"};
     if (engine.seed) arguments.insert(arguments.end(), {"--seed", std::to_string(*engine.seed)});
     if (flags_.trust_network) arguments.push_back("--trust-network");
+    if (flags_.unlike_workers) arguments.push_back("--unlike-workers");
     return arguments;
   }
 
@@ -234,11 +236,22 @@ class Up {
         grpc_.OnLine(line);
         http_.OnLine(line);
       });
-    return children_.Start(name, workers_[name], [this, name](const std::string& line) {
-      if (line.find(name + " was drained") == std::string::npos) return;
-      std::lock_guard<std::mutex> lock(mutex_);
-      drained_.insert(name);
-    });
+    return children_.Start(name, OnChosenDevice(workers_[name]),
+                           [this, name](const std::string& line) { OnWorkersLine(name, line); });
+  }
+
+  void OnWorkersLine(const std::string& name, const std::string& line) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (line.find(name + " was drained") != std::string::npos) drained_.insert(name);
+    if (const size_t at = line.find(kLoadedOn); at != std::string::npos) device_ = line.substr(at + strlen(kLoadedOn));
+  }
+
+  // What `--device auto` chose first holds for all that are started later: a cluster refuses unlike compute workers.
+  Arguments OnChosenDevice(Arguments arguments) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto flag = std::find(arguments.begin(), arguments.end(), "--device");
+    if (flag != arguments.end() && *(flag + 1) == "auto" && !device_.empty()) *(flag + 1) = device_;
+    return arguments;
   }
 
   Arguments ServerArguments() const {
@@ -364,6 +377,7 @@ class Up {
   bool announced_ = false;
   std::mutex mutex_;  // of what follows
   std::set<std::string> drained_;
+  std::string device_;       // where a compute worker has loaded the model; empty: not yet
   ChildProcesses children_;  // last: its readers use the announcements
 };
 

@@ -131,6 +131,39 @@ TEST(Members, RefusalsNameWhatIsWrongAndTheRemedy) {
   EXPECT_EQ(refusal(Request(Role::kAttentionWorker, 30, "x")).code(), absl::StatusCode::kResourceExhausted);
 }
 
+control::JoinRequest ComputesOn(const std::string& arithmetic, uint32_t node, const std::string& name) {
+  control::JoinRequest request = Request(Role::kComputeWorker, node, name);
+  request.capabilities.arithmetic = arithmetic;
+  return request;
+}
+
+TEST(Members, AComputeWorkerThatComputesInAnotherWayIsRefusedAlsoWhenTheFirstHasGone) {
+  Cluster cluster;
+  const auto first = cluster.members.Join(ComputesOn("GPU sm_90", 1, "c"), kStart);
+  ASSERT_TRUE(first.ok());
+  cluster.members.ModelComplete(cluster.actions);
+  EXPECT_TRUE(cluster.members.Join(ComputesOn("GPU sm_90", 2, "d"), kStart).ok());
+  for (int i = 0; i < 2; ++i) {
+    const absl::Status refused = cluster.members.Join(ComputesOn("CPU avx512", 3, "e"), kStart).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(refused.message()),
+                testing::AllOf(HasSubstr("e: computes on CPU avx512, but c of this cluster on GPU sm_90"),
+                               HasSubstr("--device"), HasSubstr("--unlike-workers")));
+    cluster.members.Gone(first->worker, "killed", cluster.actions);  // what it computed lies in KV caches
+  }
+  EXPECT_TRUE(cluster.members.Join(Request(Role::kAttentionWorker, 4, "a"), kStart).ok());
+}
+
+TEST(Members, UnlikeComputeWorkersAreTakenOnRequest) {
+  MembershipOptions options = Options();
+  options.unlike_workers = true;
+  Cluster cluster(options);
+  ASSERT_TRUE(cluster.members.Join(ComputesOn("GPU sm_90", 1, "c"), kStart).ok());
+  EXPECT_TRUE(cluster.members.IsUnlike(ComputesOn("CPU avx512", 3, "e")));
+  EXPECT_TRUE(cluster.members.Join(ComputesOn("CPU avx512", 3, "e"), kStart).ok());
+  EXPECT_FALSE(cluster.members.IsUnlike(ComputesOn("GPU sm_90", 2, "d")));
+}
+
 TEST(Members, AnotherTypeOfStatesIsNamed) {
   const auto with_states_in = [](DType type, uint32_t node, const std::string& name) {
     control::JoinRequest request = Request(Role::kComputeWorker, node, name);

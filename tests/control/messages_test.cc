@@ -35,7 +35,7 @@ JoinRequest GoodJoin() {
   request.frame_version = proto::kFrameVersion;
   request.data_plane_version = "ucx 1.13.1";
   request.data_plane_address = std::string("\0binary", 7);
-  request.capabilities = {0, 8, 20'000'000'000, "cpu"};
+  request.capabilities = {0, 8, 20'000'000'000, "cpu", "CPU avx2"};
   request.process = 0x1234567890abcdef;
   ModelSummary& model = request.model.emplace();
   model.name = "tiny";
@@ -62,6 +62,7 @@ TEST(ControlMessages, AJoinRequestSurvivesTheWire) {
   EXPECT_EQ(read->model->attention.op_group, GoodJoin().model->attention.op_group);
   EXPECT_EQ(read->data_plane_address.size(), 7u);
   EXPECT_EQ(read->process, 0x1234567890abcdefu);
+  EXPECT_EQ(read->capabilities.arithmetic, "CPU avx2");
 }
 
 TEST(ControlMessages, LinearStatesAndTheirConstantsSurviveTheWire) {
@@ -109,6 +110,7 @@ TEST(ControlMessages, EveryBadFieldOfAJoinRequestIsNamed) {
       {"data_plane_address", [](auto& r) { r.set_data_plane_address(std::string(kMaxAddressBytes + 1, 'a')); }},
       {"capabilities.cores", [](auto& r) { r.mutable_capabilities()->set_cores(0); }},
       {"capabilities.kv_bytes", [](auto& r) { r.mutable_capabilities()->set_kv_bytes(~uint64_t{0}); }},
+      {"capabilities.arithmetic", [](auto& r) { r.mutable_capabilities()->set_arithmetic("line\nbreak"); }},
       {"kv-capacity",
        [](auto& r) {
          r.set_role(v1::ROLE_ATTENTION_WORKER);

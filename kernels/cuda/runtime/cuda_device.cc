@@ -176,6 +176,11 @@ CudaDevice::~CudaDevice() = default;
 
 std::string CudaDevice::name() const { return absl::StrCat("cuda:", index_); }
 
+// How sums are split depends on the number of multiprocessors, in cuBLASLt too.
+std::string CudaDevice::arithmetic() const {
+  return absl::StrCat("GPU sm_", info_.major, info_.minor, " of ", info_.multiprocessors, " multiprocessors");
+}
+
 std::unique_ptr<Stream> CudaDevice::CreateStream() {
   absl::StatusOr<std::unique_ptr<CudaStream>> stream = CreateCudaStream();
   return stream.ok() ? *std::move(stream) : nullptr;

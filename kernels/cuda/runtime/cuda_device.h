@@ -114,6 +114,7 @@ class CudaDevice : public Device {
   ~CudaDevice() override;
 
   std::string name() const override;  // "cuda:0"
+  std::string arithmetic() const override;
   std::unique_ptr<Stream> CreateStream() override;
   // kResourceExhausted names what was asked for, what is free and what others hold.
   absl::StatusOr<std::unique_ptr<Buffer>> Allocate(size_t size_bytes) override;
