@@ -98,6 +98,7 @@ void ComputeWorkerNode::OnFrame(const transport::Delivery& delivery) {
         return Refuse(id, step, StepStatus::kForgotten, known);
       return Feed(PlanArrived{*std::move(plan)});
     }
+    case FrameType::kWithdrawStep: return Withdraw(id, step);
     case FrameType::kPartial:
       NoteBusy(header);
       if (header.micro_batch < timers_.size()) Note("partial arrives", id, header.op);
@@ -112,6 +113,12 @@ void ComputeWorkerNode::OnFrame(const transport::Delivery& delivery) {
     }
     default: return;
   }
+}
+
+void ComputeWorkerNode::Withdraw(MicroBatchId id, StepId step) {
+  if (id.value() < timers_.size() && core_.running(id) && core_.PlanOf(id).step == step)
+    exchanges_.Of(id).EndFailed(id, step);
+  Feed(StepWithdrawn{step, id});
 }
 
 void ComputeWorkerNode::Refuse(MicroBatchId id, StepId step, StepStatus status, const absl::Status& why) {
@@ -343,6 +350,7 @@ std::vector<NodeId> ComputeWorkerNode::Overdue() const {
   for (size_t id = 0; id < timers_.size(); ++id) {
     const MicroBatchId micro_batch(static_cast<uint16_t>(id));
     if (!core_.running(micro_batch) || now - timers_[id].sent < kLeastPatience) continue;
+    if (core_.PlanOf(micro_batch).part.rank > 0) continue;  // it also waits for the ranks before it
     if (patience == absl::ZeroDuration()) {
       std::vector<absl::Duration> waits = waits_;
       const auto median = waits.begin() + static_cast<int64_t>(waits.size() / 2);

@@ -111,6 +111,7 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   absl::Status FinishSample(MicroBatchId id);
   void PerformAll();
   absl::Status Perform(FinishStep& finish);
+  void Withdraw(MicroBatchId id, StepId step);
   void Refuse(MicroBatchId id, StepId step, proto::StepStatus status, const absl::Status& why);
   absl::Status SendResult(const proto::StepResult& result);
   bool Sent(proto::StepResult& result);  // false: the scheduler has no room for it yet

@@ -162,6 +162,11 @@ absl::Status LayerExchanges::Choose(MicroBatchId id) {
   LayerExchange*& chosen = chosen_[id.value()];
   chosen = &host_;
   if (party_ == nullptr) return absl::OkStatus();
+  if (core_.PlanOf(id).part.in_group()) {  // what a rank asks may have to wait for another one's tokens
+    if (!device_only_) return absl::OkStatus();
+    return FailedPrecondition(
+        "--exchange device: the ranks of a prompt exchange through the hosts; use --prefill-ranks 1");
+  }
   for (const WorkerPart& part : core_.PartsOf(id)) {
     if (!device_only_ || !party_->Refused(part.node)) continue;
     return FailedPrecondition("--exchange device: with attention worker ", part.worker.value(), " it is ",

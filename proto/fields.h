@@ -40,6 +40,32 @@ void Fields(Archive& a, T& shard) requires std::is_same_v<std::remove_const_t<T>
   }
 }
 
+template <typename Archive, typename T>
+void PartField(Archive& a, T& part) {
+  a.Number("part.ranks", part.ranks);
+  if (part.ranks == 0) return;
+  a.Id("part.group", part.group);
+  PositionField(a, "part.base", part.base);
+  PositionField(a, "part.end", part.end);
+  a.Number("part.rank", part.rank);
+  if constexpr (Archive::kDecoding) {
+    a.Require(part.ranks >= 2 && part.ranks <= kMaxPrefillRanks, "part.ranks", "is outside the limit");
+    a.Require(part.rank >= 0 && part.rank < part.ranks, "part.rank", "is none of the ranks");
+    a.Require(part.base < part.end, "part.end", "is not after part.base");
+  }
+}
+
+// Of the tokens [begin, end) of a step that is a part of a group.
+template <typename Archive>
+void RequireTokensOfPart(Archive& a, const PrefillPart& part, StepId step, Position begin, Position end) {
+  a.Require(step == StepId() || (part.rank == 0 ? step == part.group : step > part.group), "part.group",
+            "is not the step of rank 0");
+  a.Require(part.rank == 0 ? begin == part.base : begin > part.base && begin % kSegmentTokens == 0, "part.rank",
+            "does not begin where that rank may");
+  a.Require(part.rank == part.ranks - 1 ? end == part.end : end < part.end, "part.rank",
+            "does not end where that rank may");
+}
+
 template <typename Archive, typename Vector>
 void ShardsField(Archive& archive, Vector& shards) {
   archive.Each("shards", shards, kMaxShards, [](auto& a, auto& shard) { Fields(a, shard); });

@@ -16,6 +16,7 @@ enum class FrameType : uint16_t {
   // scheduler <-> compute worker
   kStepPlan = 1,
   kStepResult = 2,
+  kWithdrawStep = 3,  // scheduler: ends the step of the header, which has a result all the same; no payload
   // scheduler <-> attention worker
   kOpenSequence = 16,
   kSequenceOpened = 17,
@@ -35,7 +36,7 @@ enum class FrameType : uint16_t {
 };
 
 inline constexpr uint32_t kFrameMagic = 0x4c545644;  // "DVTL"
-inline constexpr uint16_t kFrameVersion = 4;
+inline constexpr uint16_t kFrameVersion = 5;
 inline constexpr uint64_t kMaxPayloadBytes = uint64_t{1} << 32;
 
 // Little-endian, fixed size. `epoch` is that of the attention worker concerned (the receiver's on the way there, the

@@ -88,10 +88,15 @@ void FieldsOf(auto& archive, Is<StepBegin> auto& m) {
                                                  entry.attend_end % kSegmentTokens == 0),
                 "entry.attend_end", "is no segment boundary at or before ctx_len");
   });
+  PartField(archive, m.part);
   if constexpr (std::remove_reference_t<decltype(archive)>::kDecoding) {
     int64_t tokens = 0;
     for (const StepBeginEntry& entry : m.entries) tokens += entry.q_len;
     archive.Require(tokens >= 1 && tokens <= kMaxStepTokens, "entries", "hold no token or more than a step may");
+    if (!m.part.in_group()) return;
+    archive.Require(m.entries.size() == 1 && m.entries[0].fill_end == 0, "entries", "of a part of a group are not one");
+    const Position begin = m.entries.empty() ? 0 : m.entries[0].ctx_len;
+    RequireTokensOfPart(archive, m.part, StepId(), begin, begin + static_cast<Position>(tokens));
   }
 }
 

@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "proto/block_hash.h"
 #include "proto/placement.h"
+#include "proto/prefill_part.h"
 
 // The messages about sequences, between the scheduler and attention workers, and StepBegin from the compute worker.
 // Plain values; Encode and Decode are exact inverses; Decode checks every length and range before use (kInvalidArgument
@@ -129,6 +130,10 @@ struct StepBeginEntry {
 };
 struct StepBegin {
   std::vector<StepBeginEntry> entries;
+  // A rank of a prefill group; there is one entry then, whose hashes end at part.base. The first rank that comes
+  // commits part.base and makes room for all tokens of the group; the others write theirs beside it. What a rank asks
+  // of an op is answered when the ranks before it have written theirs of that op.
+  PrefillPart part;
   bool operator==(const StepBegin&) const = default;
 };
 

@@ -97,10 +97,15 @@ void FieldsOf(auto& archive, Is<StepPlan> auto& plan) {
   archive.Id("step", plan.step);
   archive.Id("micro_batch", plan.micro_batch);
   archive.Each("entries", plan.entries, kMaxStepEntries, [](auto& a, auto& entry) { FieldsOf(a, entry); });
+  PartField(archive, plan.part);
   if constexpr (std::remove_reference_t<decltype(archive)>::kDecoding) {
     size_t tokens = 0;
     for (const StepEntry& entry : plan.entries) tokens += entry.tokens.size();
     archive.Require(tokens >= 1 && tokens <= kMaxStepTokens, "entries", "hold no token or more than a step may");
+    if (!plan.part.in_group()) return;
+    archive.Require(plan.entries.size() == 1, "entries", "of a part of a group are not one");
+    const Position begin = plan.entries.empty() ? 0 : plan.entries[0].ctx_len;
+    RequireTokensOfPart(archive, plan.part, plan.step, begin, begin + static_cast<Position>(tokens));
   }
 }
 

@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "proto/block_hash.h"
 #include "proto/placement.h"
+#include "proto/prefill_part.h"
 #include "proto/sampling_params.h"
 
 // A step is one micro-batch of sequences, each with q_len >= 1 new tokens: decode is q_len = 1, a prefill chunk
@@ -48,6 +49,7 @@ struct StepPlan {
   StepId step;
   MicroBatchId micro_batch;
   std::vector<StepEntry> entries;
+  PrefillPart part;  // in a group there is one entry, and its block_hashes end at part.base
   bool operator==(const StepPlan&) const = default;
 };
 

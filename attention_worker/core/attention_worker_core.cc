@@ -1,5 +1,7 @@
 #include "attention_worker/core/attention_worker_core.h"
 
+#include <algorithm>
+#include <array>
 #include <string>
 #include <utility>
 
@@ -159,15 +161,19 @@ void AttentionWorkerCore::OnRelease(std::span<const std::byte> payload) {
 
 // A step that was still running can never finish: its frames are dropped from here on.
 void AttentionWorkerCore::EndStep(MicroBatch& batch) {
-  for (SequenceState* sequence : batch.sequences) sequence->micro_batch = SequenceState::kNoMicroBatch;
+  for (SequenceState* sequence : batch.sequences) sequence->micro_batches &= ~BitOf(batch);
   batch.sequences.clear();
   batch.phase = Phase::kIdle;
+  batch.part = proto::PrefillPart();
+  batch.held_query.reset();
+  batch.held_key_value.reset();
 }
 
 void AttentionWorkerCore::EndStepOf(SequenceId id) {
   const SequenceState* sequence = sequences_.Find(id);
-  if (sequence != nullptr && sequence->micro_batch != SequenceState::kNoMicroBatch)
-    EndStep(micro_batches_[sequence->micro_batch]);
+  if (sequence == nullptr || sequence->micro_batches == 0) return;
+  for (MicroBatch& batch : micro_batches_)
+    if ((sequence->micro_batches & BitOf(batch)) != 0) EndStep(batch);
 }
 
 void AttentionWorkerCore::OnProbe(NodeId from, const FrameHeader& header, std::span<const std::byte> payload,
@@ -200,12 +206,42 @@ std::vector<SequenceId> AttentionWorkerCore::IncompleteIn(StepId step, const pro
   for (const proto::StepBeginEntry& entry : message.entries) {
     const SequenceState* const sequence = sequences_.Find(entry.sequence);
     if (sequence == nullptr || !sequence->started || step <= sequence->last_step) continue;
-    const bool running = sequence->micro_batch != SequenceState::kNoMicroBatch &&
-                         micro_batches_[sequence->micro_batch].phase != Phase::kIdle;
+    const bool running =
+        std::any_of(micro_batches_.begin(), micro_batches_.end(),
+                    [&](const MicroBatch& batch) {
+                      return (sequence->micro_batches & BitOf(batch)) != 0 && batch.phase != Phase::kIdle;
+                    }) ||
+        (sequence->joint.active() && !sequence->joint.complete(table_.op_count()));
     const Position whole = sequence->ctx_len + (running ? 0 : sequence->q_len);
-    if (entry.ctx_len > whole) incomplete.push_back(entry.sequence);
+    const Position ctx_len = message.part.in_group() ? message.part.base : entry.ctx_len;
+    if (ctx_len > whole) incomplete.push_back(entry.sequence);
   }
   return incomplete;
+}
+
+// A rank of a group whose first rank has made room for it.
+bool AttentionWorkerCore::JoinsGroup(const proto::StepBegin& message) const {
+  if (!message.part.in_group()) return false;
+  const SequenceState* const sequence = sequences_.Find(message.entries[0].sequence);
+  return sequence != nullptr && sequence->joint.active() && sequence->joint.group() == message.part.group;
+}
+
+// Whether the sequence may begin a step, or a group whose first step is `begins`, that commits ctx_len.
+absl::Status AttentionWorkerCore::CheckEntry(const FrameHeader& header, const proto::StepBeginEntry& entry,
+                                             StepId begins, Position ctx_len) const {
+  const SequenceState* const sequence = sequences_.Find(entry.sequence);
+  if (sequence == nullptr) return NotFound("sequence ", entry.sequence.value(), " is not open here");
+  for (size_t i = 0; i < micro_batches_.size(); ++i) {
+    const MicroBatch& other = micro_batches_[i];
+    if ((sequence->micro_batches & BitOf(other)) == 0 || other.phase == Phase::kIdle) continue;
+    if (other.step >= begins)
+      return FailedPrecondition("sequence ", entry.sequence.value(), " is in step ", other.step.value(),
+                                " of micro-batch ", i);
+  }
+  if (begins < sequence->last_step)
+    return FailedPrecondition("sequence ", entry.sequence.value(), " was in step ", sequence->last_step.value(),
+                              " since step ", header.step);
+  return sequences_.CheckCommit(*sequence, ctx_len, entry.hashes);
 }
 
 absl::Status AttentionWorkerCore::CommitEntries(const FrameHeader& header, const proto::StepBegin& message) {
@@ -213,25 +249,43 @@ absl::Status AttentionWorkerCore::CommitEntries(const FrameHeader& header, const
   for (const proto::StepBeginEntry& entry : message.entries)
     if (!seen.insert(entry.sequence).second)
       return InvalidArgument("sequence ", entry.sequence.value(), " is in the step twice");
-  for (const proto::StepBeginEntry& entry : message.entries) {
-    SequenceState* sequence = sequences_.Find(entry.sequence);
-    if (sequence == nullptr) return NotFound("sequence ", entry.sequence.value(), " is not open here");
-    if (sequence->micro_batch != SequenceState::kNoMicroBatch) {
-      const MicroBatch& other = micro_batches_[sequence->micro_batch];
-      if (other.phase != Phase::kIdle && other.step.value() >= header.step)
-        return FailedPrecondition("sequence ", entry.sequence.value(), " is in step ", other.step.value(),
-                                  " of micro-batch ", sequence->micro_batch);
-    }
-    if (StepId(header.step) < sequence->last_step)
-      return FailedPrecondition("sequence ", entry.sequence.value(), " was in step ", sequence->last_step.value(),
-                                " since");
-    DT_RETURN_IF_ERROR(sequences_.CheckCommit(*sequence, entry.ctx_len, entry.hashes));
-  }
+  const bool group = message.part.in_group();
+  const StepId begins = group ? message.part.group : StepId(header.step);
+  const auto commits = [&](const proto::StepBeginEntry& entry) { return group ? message.part.base : entry.ctx_len; };
+  for (const proto::StepBeginEntry& entry : message.entries)
+    DT_RETURN_IF_ERROR(CheckEntry(header, entry, begins, commits(entry)));
   for (const proto::StepBeginEntry& entry : message.entries) {
     EndStepOf(entry.sequence);
     ForgetMoveOf(entry.sequence);
-    DT_RETURN_IF_ERROR(sequences_.Commit(*sequences_.Find(entry.sequence), entry.ctx_len, entry.hashes));
+    SequenceState& sequence = *sequences_.Find(entry.sequence);
+    DT_RETURN_IF_ERROR(sequences_.Commit(sequence, commits(entry), entry.hashes));
+    sequence.joint = JointAppend();
+    sequence.last_step = begins;
   }
+  return absl::OkStatus();
+}
+
+// Of a group: for all of its ranks. kResourceExhausted: there is no room, and nothing has been appended.
+absl::Status AttentionWorkerCore::AppendEntries(const proto::StepBegin& message, std::vector<Action>& actions) {
+  const auto appends = [&](const proto::StepBeginEntry& entry) {
+    return message.part.in_group() ? static_cast<int>(message.part.end - message.part.base) : entry.q_len;
+  };
+  std::vector<SequenceTable::Growth> growth;
+  for (const proto::StepBeginEntry& entry : message.entries)
+    growth.push_back({sequences_.Find(entry.sequence), appends(entry)});
+  const int64_t blocks = sequences_.BlocksToAppend(growth);
+  if (!sequences_.MakeRoom(blocks)) {
+    const WorkerStatus now = sequences_.status();
+    return ResourceExhausted("the step needs ", blocks, " KvBlocks; ", now.blocks_total - now.blocks_in_use, " of ",
+                             now.blocks_total, " are free");
+  }
+  CopyBlocks copies;
+  for (const proto::StepBeginEntry& entry : message.entries) {
+    SequenceState& sequence = *sequences_.Find(entry.sequence);
+    sequences_.Append(sequence, appends(entry), copies.copies);
+    if (message.part.in_group()) sequence.joint = JointAppend(message.part);
+  }
+  if (!copies.copies.empty()) actions.push_back(std::move(copies));
   return absl::OkStatus();
 }
 
@@ -265,6 +319,12 @@ void AttentionWorkerCore::OnStepBegin(NodeId from, const FrameHeader& header, st
     return Refuse(from, header,
                   {.reason = "KV blocks of these sequences are not what was written", .damaged = std::move(damaged)},
                   actions);
+  if (JoinsGroup(*message)) {
+    const SequenceState& sequence = *sequences_.Find(message->entries[0].sequence);
+    if (absl::Status status = sequence.joint.CheckBegin(message->part); !status.ok())
+      return Refuse(from, header, {.reason = std::string(status.message())}, actions);
+    return BeginStep(from, header, *message, actions);
+  }
   if (std::vector<SequenceId> incomplete = IncompleteIn(StepId(header.step), *message); !incomplete.empty())
     return Refuse(
         from, header,
@@ -273,36 +333,31 @@ void AttentionWorkerCore::OnStepBegin(NodeId from, const FrameHeader& header, st
   if (absl::Status status = CommitEntries(header, *message); !status.ok())
     return Refuse(from, header, {.reason = std::string(status.message())}, actions);
   DigestFinished(actions);
+  if (absl::Status status = AppendEntries(*message, actions); !status.ok())
+    return Refuse(from, header, {.out_of_memory = true, .reason = std::string(status.message())}, actions);
+  BeginStep(from, header, *message, actions);
+}
 
-  std::vector<SequenceTable::Growth> growth;
-  for (const proto::StepBeginEntry& entry : message->entries)
-    growth.push_back({sequences_.Find(entry.sequence), entry.q_len});
-  const int64_t blocks = sequences_.BlocksToAppend(growth);
-  if (!sequences_.MakeRoom(blocks)) {
-    const WorkerStatus now = sequences_.status();
-    return Refuse(from, header,
-                  {.out_of_memory = true,
-                   .reason = absl::StrCat("the step needs ", blocks, " KvBlocks; ",
-                                          now.blocks_total - now.blocks_in_use, " of ", now.blocks_total, " are free")},
-                  actions);
-  }
-  CopyBlocks copies;
-  for (const proto::StepBeginEntry& entry : message->entries) {
-    SequenceState* sequence = sequences_.Find(entry.sequence);
-    sequences_.Append(*sequence, entry.q_len, copies.copies);
-    sequence->micro_batch = header.micro_batch;
-    sequence->last_step = StepId(header.step);
+// There is room for what it appends.
+void AttentionWorkerCore::BeginStep(NodeId from, const FrameHeader& header, const proto::StepBegin& message,
+                                    std::vector<Action>& actions) {
+  MicroBatch& batch = micro_batches_[header.micro_batch];
+  for (const proto::StepBeginEntry& entry : message.entries) {
+    SequenceState* const sequence = sequences_.Find(entry.sequence);
+    sequence->micro_batches |= BitOf(batch);
     batch.sequences.push_back(sequence);
   }
-  if (!copies.copies.empty()) actions.push_back(std::move(copies));
-
   batch.step = StepId(header.step);
   batch.compute = from;
-  BuildLayouts(*message, batch);
+  batch.part = message.part;
+  BuildLayouts(message, batch);
   batch.next_op = NextOp(batch, 0);
   batch.phase = PhaseAt(batch);
   ++counters_.steps;
   actions.push_back(PrepareStep{MicroBatchId(header.micro_batch)});
+  if (!batch.part.in_group()) return;
+  Reached(batch);
+  LetGroupGoOn(*batch.sequences[0], actions);
 }
 
 void AttentionWorkerCore::BuildLayouts(const proto::StepBegin& message, MicroBatch& batch) const {
@@ -347,6 +402,43 @@ AttentionWorkerCore::MicroBatch* AttentionWorkerCore::Expecting(NodeId from, con
   return payload_bytes == expected ? &batch : nullptr;
 }
 
+// A rank that has written its tokens of the ops before next_op lets those after it go on.
+void AttentionWorkerCore::Reached(MicroBatch& batch) {
+  if (batch.part.in_group()) batch.sequences[0]->joint.Reached(batch.part.rank, batch.next_op);
+}
+
+bool AttentionWorkerCore::MayUse(const MicroBatch& batch, int op) const {
+  return !batch.part.in_group() || batch.sequences[0]->joint.MayUse(batch.part.rank, op);
+}
+
+// By rank, since one that goes on may let the next one go on.
+void AttentionWorkerCore::LetGroupGoOn(const SequenceState& sequence, std::vector<Action>& actions) {
+  std::array<MicroBatch*, proto::kMaxPrefillRanks> by_rank{};
+  for (MicroBatch& batch : micro_batches_)
+    if (batch.part.in_group() && batch.sequences[0] == &sequence) by_rank[batch.part.rank] = &batch;
+  for (MicroBatch* const batch : by_rank) {
+    if (batch == nullptr || !MayUse(*batch, batch->next_op)) continue;
+    if (const auto query = std::exchange(batch->held_query, std::nullopt)) TakeQuery(*batch, *query, actions);
+    if (const auto key_value = std::exchange(batch->held_key_value, std::nullopt))
+      TakeKeyValue(*batch, *key_value, actions);
+  }
+}
+
+void AttentionWorkerCore::TakeQuery(MicroBatch& batch, std::span<const std::byte> query, std::vector<Action>& actions) {
+  const MicroBatchId id(static_cast<uint16_t>(&batch - micro_batches_.data()));
+  actions.push_back(AttendComplete{id, batch.next_op, query});
+}
+
+void AttentionWorkerCore::TakeKeyValue(MicroBatch& batch, std::span<const std::byte> key_value,
+                                       std::vector<Action>& actions) {
+  const MicroBatchId id(static_cast<uint16_t>(&batch - micro_batches_.data()));
+  const int op = batch.next_op;
+  batch.next_op = NextOp(batch, op + 1);
+  batch.phase = PhaseAt(batch);
+  actions.push_back(AppendAndFinish{id, op, key_value, batch.compute, batch.step});
+  Reached(batch);
+}
+
 void AttentionWorkerCore::OnQuery(NodeId from, const FrameHeader& header, std::span<const std::byte> payload,
                                   std::vector<Action>& actions) {
   MicroBatch* batch = Expecting(from, header, Phase::kAwaitQuery, payload.size());
@@ -355,19 +447,24 @@ void AttentionWorkerCore::OnQuery(NodeId from, const FrameHeader& header, std::s
     return;
   }
   batch->phase = Phase::kAwaitKeyValue;
-  actions.push_back(AttendComplete{MicroBatchId(header.micro_batch), header.op, payload});
+  if (MayUse(*batch, header.op)) return TakeQuery(*batch, payload, actions);
+  batch->held_query = payload;
 }
 
 void AttentionWorkerCore::OnKeyValue(NodeId from, const FrameHeader& header, std::span<const std::byte> payload,
                                      std::vector<Action>& actions) {
   MicroBatch* batch = Expecting(from, header, Phase::kAwaitKeyValue, payload.size());
-  if (batch == nullptr) {
+  if (batch == nullptr || batch->held_key_value.has_value()) {
     ++counters_.dropped_frames;
     return;
   }
-  batch->next_op = NextOp(*batch, header.op + 1);
-  batch->phase = PhaseAt(*batch);
-  actions.push_back(AppendAndFinish{MicroBatchId(header.micro_batch), header.op, payload, from, batch->step});
+  const bool waits = batch->held_query.has_value() || table_.linear(table_.op_group[header.op]) != nullptr;
+  if (waits && !MayUse(*batch, header.op)) {
+    batch->held_key_value = payload;
+    return;
+  }
+  TakeKeyValue(*batch, payload, actions);
+  if (batch->part.in_group()) LetGroupGoOn(*batch->sequences[0], actions);
 }
 
 }  // namespace dovetail::attention

@@ -2,6 +2,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <variant>
@@ -118,10 +119,11 @@ class AttentionWorkerCore {
  public:
   AttentionWorkerCore(const proto::AttentionTable& table, const AttentionWorkerOptions& options);
 
-  // Applies a frame from `from`; appends actions. A frame that is malformed, late, of another epoch or comes again is
-  // dropped and counted, so that nothing is appended or taken back twice; a step that cannot run is answered with
-  // kStepRefused and changes nothing (lacking memory, nothing but the commit of the step before). A sequence is in one
-  // step at a time: releasing or reopening it, or a newer step of another micro-batch, ends the step that it was in.
+  // Applies a frame from `from`; appends actions, also of steps whose frames this one lets go on. A frame that is
+  // malformed, late, of another epoch or comes again is dropped and counted, so that nothing is appended or taken back
+  // twice; a step that cannot run is answered with kStepRefused and changes nothing (lacking memory, nothing but the
+  // commit of the step before). A sequence is in one step at a time: releasing or reopening it, or a newer step of
+  // another micro-batch, ends the step that it was in.
   void Handle(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
               std::vector<Action>& actions);
 
@@ -165,6 +167,9 @@ class AttentionWorkerCore {
     int next_op = 0;
     std::vector<SequenceState*> sequences;   // by entry, each knowing this micro-batch
     std::vector<proto::StepLayout> layouts;  // by group
+    proto::PrefillPart part;                 // of a prefill group, with one entry
+    // Of next_op, until the ranks before this one have written theirs. Their senders keep them until they are answered.
+    std::optional<std::span<const std::byte>> held_query, held_key_value;
   };
 
   bool WithDigests() const { return options_.digests == Digests::kOfFinishedBlocks; }
@@ -175,12 +180,15 @@ class AttentionWorkerCore {
               std::vector<Action>& actions);
   void OnRelease(std::span<const std::byte> payload);
   bool CameBefore(const proto::FrameHeader& order);
+  uint32_t BitOf(const MicroBatch& batch) const { return uint32_t{1} << (&batch - micro_batches_.data()); }
   void EndStep(MicroBatch& batch);
   void EndStepOf(SequenceId id);
   void OnProbe(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
                std::vector<Action>& actions);
   void OnStepBegin(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
                    std::vector<Action>& actions);
+  void BeginStep(NodeId from, const proto::FrameHeader& header, const proto::StepBegin& message,
+                 std::vector<Action>& actions);
   void OnFill(NodeId from, const proto::FrameHeader& header, const proto::StepBeginEntry& entry,
               std::vector<Action>& actions);
   // moves.cc
@@ -203,7 +211,16 @@ class AttentionWorkerCore {
                   std::vector<Action>& actions);
 
   absl::Status CheckShardsAreOurs(const std::vector<proto::Shard>& shards) const;
+  absl::Status CheckEntry(const proto::FrameHeader& header, const proto::StepBeginEntry& entry, StepId begins,
+                          Position ctx_len) const;
   absl::Status CommitEntries(const proto::FrameHeader& header, const proto::StepBegin& message);
+  absl::Status AppendEntries(const proto::StepBegin& message, std::vector<Action>& actions);
+  bool JoinsGroup(const proto::StepBegin& message) const;
+  bool MayUse(const MicroBatch& batch, int op) const;
+  void Reached(MicroBatch& batch);
+  void LetGroupGoOn(const SequenceState& sequence, std::vector<Action>& actions);
+  void TakeQuery(MicroBatch& batch, std::span<const std::byte> query, std::vector<Action>& actions);
+  void TakeKeyValue(MicroBatch& batch, std::span<const std::byte> key_value, std::vector<Action>& actions);
   std::vector<SequenceId> DamagedIn(const proto::StepBegin& message);
   std::vector<SequenceId> IncompleteIn(StepId step, const proto::StepBegin& message) const;
   void Refuse(NodeId to, const proto::FrameHeader& header, proto::StepRefused refusal, std::vector<Action>& actions);

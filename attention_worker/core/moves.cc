@@ -34,9 +34,11 @@ void AttentionWorkerCore::OnFill(NodeId from, const FrameHeader& header, const p
                   actions);
   EndStepOf(entry.sequence);
   sequences_.Fill(*sequence, part);
-  sequence->micro_batch = header.micro_batch;
+  sequence->micro_batches = BitOf(batch);
   sequence->last_step = StepId(header.step);
+  sequence->joint = JointAppend();
   batch.sequences.assign(1, sequence);
+  batch.part = proto::PrefillPart();
   batch.step = StepId(header.step);
   batch.compute = from;
   for (proto::StepLayout& layout : batch.layouts) layout.Clear();

@@ -188,7 +188,8 @@ absl::StatusOr<const SequenceState*> SequenceTable::Fork(const proto::ForkSequen
   child->id = message.child;
   child->generation = KvGeneration(++openings_);
   child->q_len = 0;
-  child->micro_batch = SequenceState::kNoMicroBatch;
+  child->micro_batches = 0;
+  child->joint = JointAppend();
   child->fill_shard = 0;
   child->ctx_len = message.ctx_len;
   // What the parent was going to hold beyond the fork names nothing here.

@@ -6,6 +6,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "attention_worker/core/block_pool.h"
+#include "attention_worker/core/joint_append.h"
 #include "attention_worker/core/prefix_index.h"
 #include "base/ids.h"
 #include "base/status.h"
@@ -41,10 +42,10 @@ struct SequenceState {
   size_t fill_shard = 0;         // a move brings the tokens of this shard and of those after it
   Position filled = kNotFilled;  // so far
   static constexpr Position kNotFilled = -1;
-  bool filling = false;             // a part came and no step since: it may not have arrived as a whole
-  int micro_batch = kNoMicroBatch;  // whose step it is in, or was in last; the worker core's
-  static constexpr int kNoMicroBatch = -1;
-  StepId last_step;      // the newest step that has begun with it, or part of a move; likewise
+  bool filling = false;        // a part came and no step since: it may not have arrived as a whole
+  uint32_t micro_batches = 0;  // bit i: its step is in micro-batch i, or was there last; the worker core's, as are:
+  StepId last_step;      // the newest step that has begun with it, or part of a move; of a group: its first rank's
+  JointAppend joint;     // of the group that appends its q_len tokens, if one does
   bool damaged = false;  // a block under it does not hold what was written: it must begin again
 };
 

@@ -118,9 +118,11 @@ absl::Status ComputeWorkerCore::BuildParts(MicroBatch& batch, StepResult& failur
   batch.parts.clear();
   for (size_t entry = 0; entry < batch.plan.entries.size(); ++entry)
     DT_RETURN_IF_ERROR(AddEntry(batch, static_cast<int>(entry), failure));
-  for (WorkerPart& part : batch.parts)
+  for (WorkerPart& part : batch.parts) {
+    part.begin.part = batch.plan.part;
     for (int group = 0; group < table_.group_count(); ++group)
       part.layouts[group].Finish(table_.softmax(LayerGroup(static_cast<uint16_t>(group))));
+  }
   return absl::OkStatus();
 }
 
@@ -419,14 +421,31 @@ void ComputeWorkerCore::On(StepRefused event, std::vector<Action>& actions) {
 
 void ComputeWorkerCore::Abort(MicroBatch& batch, const WorkerPart& by, StepStatus status, const std::string& reason,
                               std::vector<Action>& actions, std::vector<SequenceId> damaged) {
+  Abort(batch,
+        {.step = batch.plan.step,
+         .micro_batch = batch.plan.micro_batch,
+         .status = status,
+         .error = absl::StrCat("attention worker ", by.worker.value(), ": ", reason),
+         .failed_worker = by.worker,
+         .damaged = std::move(damaged)},
+        actions);
+}
+
+void ComputeWorkerCore::Abort(MicroBatch& batch, StepResult failure, std::vector<Action>& actions) {
   batch.aborted = true;
-  batch.failure = StepResult{.step = batch.plan.step,
-                             .micro_batch = batch.plan.micro_batch,
-                             .status = status,
-                             .error = absl::StrCat("attention worker ", by.worker.value(), ": ", reason),
-                             .failed_worker = by.worker,
-                             .damaged = std::move(damaged)};
+  batch.failure = std::move(failure);
   if (!batch.dense_in_flight) Finish(batch, std::move(batch.failure), actions);
+}
+
+void ComputeWorkerCore::On(StepWithdrawn event, std::vector<Action>& actions) {
+  MicroBatch* const batch = Running(event.micro_batch, event.step);
+  if (batch == nullptr || batch->aborted) return;  // it has ended, or is about to
+  Abort(*batch,
+        {.step = event.step,
+         .micro_batch = event.micro_batch,
+         .status = StepStatus::kWorkerFailed,
+         .error = "the scheduler has withdrawn the step"},
+        actions);
 }
 
 void ComputeWorkerCore::On(AttentionWorkerLost event, std::vector<Action>& actions) {
@@ -509,14 +528,14 @@ void ComputeWorkerCore::FailFollower(MicroBatchId of, std::vector<Action>& actio
   const StepResult& why = *micro_batches_[of.value()].last;
   for (MicroBatch& batch : micro_batches_) {
     if (!batch.running || batch.aborted || batch.drawn_by != of) continue;
-    batch.aborted = true;
-    batch.failure = StepResult{.step = batch.plan.step,
-                               .micro_batch = batch.plan.micro_batch,
-                               .status = why.status,
-                               .error = why.error,
-                               .failed_worker = why.failed_worker,
-                               .damaged = why.damaged};
-    if (!batch.dense_in_flight) Finish(batch, std::move(batch.failure), actions);
+    Abort(batch,
+          {.step = batch.plan.step,
+           .micro_batch = batch.plan.micro_batch,
+           .status = why.status,
+           .error = why.error,
+           .failed_worker = why.failed_worker,
+           .damaged = why.damaged},
+          actions);
   }
 }
 

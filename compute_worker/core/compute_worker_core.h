@@ -56,8 +56,12 @@ struct AttentionWorkerLost {  // ends the steps that it has a part in and later 
   WorkerId worker;
   Epoch epoch;
 };
+struct StepWithdrawn {  // the scheduler wants its result no more: it ends as kWorkerFailed, or has ended
+  StepId step;
+  MicroBatchId micro_batch;
+};
 using Event = std::variant<PlanArrived, DenseDone, SampleBegun, PartialArrived, StepRefused, SampleDone, StepFailed,
-                           AttentionWorkerLost>;
+                           AttentionWorkerLost, StepWithdrawn>;
 
 // ---- actions ----
 
@@ -201,6 +205,8 @@ class ComputeWorkerCore {
   void On(SampleDone event, std::vector<Action>& actions);
   void On(StepFailed event, std::vector<Action>& actions);
   void On(AttentionWorkerLost event, std::vector<Action>& actions);
+  void On(StepWithdrawn event, std::vector<Action>& actions);
+  void Abort(MicroBatch& batch, proto::StepResult failure, std::vector<Action>& actions);
   void Abort(MicroBatch& batch, const WorkerPart& by, proto::StepStatus status, const std::string& reason,
              std::vector<Action>& actions, std::vector<SequenceId> damaged = {});
 

@@ -15,6 +15,7 @@ using ::testing::HasSubstr;
 
 constexpr FrameType kAllTypes[] = {FrameType::kStepPlan,
                                    FrameType::kStepResult,
+                                   FrameType::kWithdrawStep,
                                    FrameType::kOpenSequence,
                                    FrameType::kSequenceOpened,
                                    FrameType::kForkSequence,
@@ -66,7 +67,7 @@ TEST(FrameHeader, LiesInMemoryAsItCrossesTheWire) {
   uint8_t bytes[64];
   std::memcpy(bytes, &header, 64);
   EXPECT_EQ(std::memcmp(bytes, "DVTL", 4), 0);
-  EXPECT_EQ(bytes[4], 4) << "version";
+  EXPECT_EQ(bytes[4], 5) << "version";
   EXPECT_EQ(bytes[6], 34) << "type";
   EXPECT_EQ(bytes[8], 3) << "epoch";
   EXPECT_EQ(bytes[12], 1) << "micro-batch";
@@ -86,8 +87,8 @@ TEST(FrameHeader, EveryTypeIsKnownAndNoOther) {
   for (const FrameType type : kAllTypes)
     EXPECT_EQ(Verdict(MakeHeader(type, Epoch(0), StepId(0), MicroBatchId(0), 0, 0)), "accepted")
         << static_cast<int>(type);
-  EXPECT_THAT(Verdict(MakeHeader(FrameType(3), Epoch(0), StepId(0), MicroBatchId(0), 0, 0)),
-              HasSubstr("type 3 is unknown"));
+  EXPECT_THAT(Verdict(MakeHeader(FrameType(4), Epoch(0), StepId(0), MicroBatchId(0), 0, 0)),
+              HasSubstr("type 4 is unknown"));
 }
 
 TEST(FrameHeader, WrongMagicVersionSizeOrReservedBytesAreNamed) {
@@ -96,7 +97,7 @@ TEST(FrameHeader, WrongMagicVersionSizeOrReservedBytesAreNamed) {
   EXPECT_THAT(Verdict(Sealed(header)), HasSubstr("frame: magic 1195857222 is not"));
   header = Good();
   header.version = 1;
-  EXPECT_THAT(Verdict(Sealed(header)), HasSubstr("frame: version 1; this node speaks 4"));
+  EXPECT_THAT(Verdict(Sealed(header)), HasSubstr("frame: version 1; this node speaks 5"));
   header = Good();
   header.payload_bytes = kMaxPayloadBytes;
   EXPECT_EQ(Verdict(Sealed(header)), "accepted");

@@ -190,6 +190,30 @@ TEST(StepBeginField, QueriesAttendWholeSegmentsBeforeTheStep) {
   }
 }
 
+TEST(PartField, FitsTheStepItIsOf) {
+  EXPECT_EQ(Whole(BeginOfRank()), "accepted");
+  const auto begin = [](auto change) {
+    StepBegin begin = BeginOfRank();
+    change(begin);
+    return Whole(begin);
+  };
+  EXPECT_THAT(begin([](StepBegin& b) { b.part.ranks = 1; }), HasSubstr("part.ranks is outside the limit"));
+  EXPECT_THAT(begin([](StepBegin& b) { b.part.ranks = kMaxPrefillRanks + 1; }), HasSubstr("part.ranks is outside"));
+  EXPECT_THAT(begin([](StepBegin& b) { b.part.rank = 2; }), HasSubstr("part.rank is none of the ranks"));
+  EXPECT_THAT(begin([](StepBegin& b) { b.part.rank = -1; }), HasSubstr("part.rank is none of the ranks"));
+  EXPECT_THAT(begin([](StepBegin& b) { b.part.end = b.part.base; }), HasSubstr("part.end is not after part.base"));
+  EXPECT_THAT(begin([](StepBegin& b) { b.part.base = 192; }), HasSubstr("part.rank does not begin where"));
+  EXPECT_THAT(begin([](StepBegin& b) { b.part.end = 196; }), HasSubstr("part.rank does not end where"));
+  EXPECT_THAT(begin([](StepBegin& b) { b.part.ranks = 3; }), HasSubstr("part.rank does not end where"));
+  EXPECT_THAT(begin([](StepBegin& b) { b.part.rank = 0; }), HasSubstr("part.rank does not"));
+  EXPECT_THAT(begin([](StepBegin& b) { b.entries.push_back(b.entries[0]); }), HasSubstr("are not one"));
+  EXPECT_THAT(begin([](StepBegin& b) { b.entries[0].fill_end = 512; }), HasSubstr("are not one"));
+  EXPECT_THAT(begin([](StepBegin& b) { b.entries[0].ctx_len = 191; }), HasSubstr("part.rank does not"));
+  StepPlan plan = PlanOfRank();
+  plan.step = plan.part.group;
+  EXPECT_THAT(std::string(DecodeStepPlan(Bytes(plan)).status().message()), HasSubstr("is not the step of rank 0"));
+}
+
 TEST(MoveSequenceField, GoesForwardFromASegmentInASlotThatThereIs) {
   const MoveSequence good{SequenceId(5), 64, 700, 3, StepId(9), NodeId(7), Epoch(8)};
   EXPECT_EQ(Whole(good), "accepted");

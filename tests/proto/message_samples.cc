@@ -70,6 +70,14 @@ StepPlan FullPlan() {
   return StepPlan{StepId(77), MicroBatchId(3), {entry, plain}};
 }
 
+StepPlan PlanOfRank() {
+  StepEntry entry;
+  entry.sequence = SequenceId(5);
+  entry.ctx_len = 192;
+  entry.tokens = {3, 1, 4};
+  return StepPlan{StepId(78), MicroBatchId(3), {entry}, {StepId(77), 100, 195, 1, 2}};
+}
+
 StepResult FullResult() {
   EntryResult entry;
   entry.sequence = SequenceId(5);
@@ -93,13 +101,16 @@ StepBegin FullBegin() {
            {SequenceId(3), 192, 64, {}, 128, 0}}};
 }
 
+StepBegin BeginOfRank() { return {{{SequenceId(1), 192, 3, SomeHashes(1), 128}}, {StepId(77), 100, 195, 1, 2}}; }
+
 std::vector<MessageKind> AllMessages() {
   std::vector<MessageKind> all;
-  all.push_back(
-      {"StepPlan", {Bytes(FullPlan())}, [](std::span<const std::byte> bytes) -> absl::StatusOr<std::vector<std::byte>> {
-         DT_ASSIGN_OR_RETURN(const StepPlan plan, DecodeStepPlan(bytes));
-         return Bytes(plan);
-       }});
+  all.push_back({"StepPlan",
+                 {Bytes(FullPlan()), Bytes(PlanOfRank())},
+                 [](std::span<const std::byte> bytes) -> absl::StatusOr<std::vector<std::byte>> {
+                   DT_ASSIGN_OR_RETURN(const StepPlan plan, DecodeStepPlan(bytes));
+                   return Bytes(plan);
+                 }});
   all.push_back({"StepResult",
                  {Bytes(FullResult()), Bytes(StepResult{})},
                  [](std::span<const std::byte> bytes) -> absl::StatusOr<std::vector<std::byte>> {
@@ -119,7 +130,7 @@ std::vector<MessageKind> AllMessages() {
   all.push_back(SequenceMessage<MoveSequence>(
       "MoveSequence", {{SequenceId(5), 64, 700, 3, StepId(9), NodeId(7), Epoch(8), KvGeneration(1), KvGeneration(2)}}));
   all.push_back(SequenceMessage<SequenceMoved>("SequenceMoved", {{SequenceId(5), StepId(9), false, "cut"}, {}}));
-  all.push_back(SequenceMessage<StepBegin>("StepBegin", {FullBegin()}));
+  all.push_back(SequenceMessage<StepBegin>("StepBegin", {FullBegin(), BeginOfRank()}));
   all.push_back(SequenceMessage<StepRefused>(
       "StepRefused", {{true, "the step needs 12 KvBlocks", {}}, {false, "damaged", {SequenceId(3)}}, {}}));
   return all;

@@ -24,9 +24,11 @@ std::vector<MessageKind> AllMessages();
 
 // Values in which every field differs from its default.
 StepPlan FullPlan();
+StepPlan PlanOfRank();
 StepResult FullResult();
 OpenSequence FullOpen();
 StepBegin FullBegin();
+StepBegin BeginOfRank();
 SamplingParams FullSampling();
 
 template <typename Message>

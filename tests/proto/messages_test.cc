@@ -16,9 +16,11 @@ std::string Text(const absl::Status& status) { return std::string(status.message
 
 TEST(EveryMessage, ComesBackAsItWasSent) {
   EXPECT_EQ(*DecodeStepPlan(Bytes(FullPlan())), FullPlan());
+  EXPECT_EQ(*DecodeStepPlan(Bytes(PlanOfRank())), PlanOfRank());
   EXPECT_EQ(*DecodeStepResult(Bytes(FullResult())), FullResult());
   EXPECT_EQ(*Decode<OpenSequence>(Bytes(FullOpen())), FullOpen());
   EXPECT_EQ(*Decode<StepBegin>(Bytes(FullBegin())), FullBegin());
+  EXPECT_EQ(*Decode<StepBegin>(Bytes(BeginOfRank())), BeginOfRank());
   const ForkSequence fork{SequenceId(5), SequenceId(6), 700};
   EXPECT_EQ(*Decode<ForkSequence>(Bytes(fork)), fork);
   const StepRefused refused{true, "why"};
