@@ -425,6 +425,8 @@ pb::Stats ClusterScheduler::Stats() const {
   out.set_replays_same(stats.replays_same);
   out.set_replays_different(stats.replays_different);
   out.set_replays_unclear(stats.replays_unclear);
+  out.set_prefill_groups(stats.prefill_groups);
+  out.set_prefill_group_tokens(stats.prefill_group_tokens);
   uint64_t total = 0, in_use = 0, cached = 0;
   for (const auto& [id, member] : members_.members()) {
     total += member.last.kv_blocks_total;

@@ -316,6 +316,14 @@ absl::Status SchedulerNode::Perform(Action& action) {
       }
       return NotFound("compute worker ", a.compute_worker.value(), " is not connected");
     }
+    absl::Status operator()(WithdrawStep& a) {
+      for (const Peer& peer : node.compute_) {
+        if (peer.worker != a.compute_worker) continue;
+        return node.port_.SendMessage(peer.node,
+                                      MakeHeader(FrameType::kWithdrawStep, Epoch(0), a.step, a.micro_batch, 0, 0), {});
+      }
+      return absl::OkStatus();  // its steps went with it
+    }
     absl::Status operator()(DismissComputeWorker& a) {
       std::erase_if(node.compute_, [&](const Peer& peer) { return peer.worker == a.worker; });
       node.dismissals_.push_back({a.worker, std::move(a.why)});

@@ -120,6 +120,7 @@ class Driver {
     events_.push_back(
         PrefixProbed{a.worker, a.epoch, {.pin_id = a.message.pin_id, .resumable = Offer(a.message.hashes)}});
   }
+  void Do(const WithdrawStep&) {}
   void Do(const DismissComputeWorker&) {}
   void Do(const Unpin&) {}
   void Do(const MoveSequence&) { DT_CHECK(false, "nothing is moved here"); }

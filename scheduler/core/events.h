@@ -125,6 +125,11 @@ struct RunStep {
   WorkerId compute_worker;
   proto::StepPlan plan;
 };
+struct WithdrawStep {  // its result is not wanted any more; it comes all the same
+  WorkerId compute_worker;
+  StepId step;
+  MicroBatchId micro_batch;
+};
 struct DismissComputeWorker {  // it gave no result in time, and is lost as far as the core is concerned
   WorkerId worker;
   std::string why;
@@ -134,6 +139,6 @@ struct EmitUpdate {  // already in the token log: may be shown
 };
 
 using Action = std::variant<OpenSequence, ForkSequence, ReleaseSequence, ProbePrefix, Unpin, MoveSequence, RunStep,
-                            DismissComputeWorker, EmitUpdate>;
+                            WithdrawStep, DismissComputeWorker, EmitUpdate>;
 
 }  // namespace dovetail::scheduler

@@ -123,7 +123,7 @@ void SchedulerCore::Impl::Open(Sequence& sequence, proto::Placement placement) {
   sequence.refused.clear();
   sequence.ctx_len = sequence.told_ctx_len = 0;
   sequence.shared_blocks = sequence.named_blocks = 0;
-  sequence.stepped = sequence.awaits_forks = sequence.history_seen = false;
+  sequence.stepped = sequence.awaits_forks = sequence.history_seen = sequence.group_charged = false;
   sequence.reserved = BlocksOf(size) * kSegmentTokens;
   Charge(sequence, budget_.CostOf(sequence.placement, {.end = sequence.reserved}));
   if (sequence.choice == 0 && !sequence.request->prompt_logits_done) {

@@ -70,7 +70,7 @@ int64_t KvBudget::BlocksOfShard(const proto::Shard& shard, const Extent& extent)
   }
   const int64_t end = BlocksOf(std::min(shard.tokens.end, extent.end));
   const int64_t blocks = std::max<int64_t>(0, end - first);
-  return proto::MostSegments(blocks * kSegmentTokens, window, max_chunk_);
+  return proto::MostSegments(blocks * kSegmentTokens, window, std::max(extent.chunk, max_chunk_));
 }
 
 Charges KvBudget::CostOf(const proto::Placement& placement, const Extent& extent) const {

@@ -24,8 +24,9 @@ using Charges = absl::InlinedVector<Charge, 4>;  // by rising worker
 struct Extent {
   int64_t first_block = 0;  // blocks before are charged elsewhere: shared with the sequence's siblings
   Position end = 0;         // tokens before are charged
-  Position ctx_len =
-      0;  // what attention workers last heard: a windowed group has forgotten what no row from here on can see
+  // What attention workers last heard: a windowed group has forgotten what no row from here on can see.
+  Position ctx_len = 0;
+  int chunk = 0;  // new tokens of its largest step; 0: what the budget was told
 };
 
 // How many KvBlocks the scheduler lets sequences use on each attention worker. A block is 64 tokens x one KV head x one

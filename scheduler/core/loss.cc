@@ -48,9 +48,14 @@ void SchedulerCore::Impl::LoseSteps(WorkerId compute_worker) {
     batch.held = false;
     if (!batch.in_flight || batch.compute_worker != compute_worker) continue;
     const bool failed = Overdue(batch) && batch.follows == StepId();  // one that follows fails with that before it
+    const std::string why = failed ? absl::StrCat("no result for ", absl::FormatDuration(now_ - batch.sent)) : "";
+    if (batch.group != StepId()) {
+      LoseRank(batch, why);
+      continue;
+    }
     batch.in_flight = batch.voided = false;
     if (failed) {
-      TryElsewhere(batch, absl::StrCat("no result for ", absl::FormatDuration(now_ - batch.sent)));
+      TryElsewhere(batch, why);
     } else {
       RepeatStep(batch);
     }

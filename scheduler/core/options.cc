@@ -20,6 +20,8 @@ absl::Status SchedulerOptions::Validate() const {
       CheckRange("--max-model-len", max_model_len, 1, int64_t{proto::kMaxSequenceBlocks} * kSegmentTokens));
   DT_RETURN_IF_ERROR(CheckRange("--max-num-queued-reqs", max_queued_requests, 1, kMaxQueuedRequests));
   DT_RETURN_IF_ERROR(CheckRange("--replay-one-in", replay_one_in, 0, 1 << 30));
+  DT_RETURN_IF_ERROR(CheckRange("--prefill-ranks", prefill_ranks, 0, proto::kMaxPrefillRanks));
+  DT_RETURN_IF_ERROR(CheckRange("--prefill-rank-tokens", prefill_rank_tokens, kSegmentTokens, proto::kMaxStepTokens));
   DT_RETURN_IF_ERROR(CheckRange("--micro-batches", micro_batches, 1, kMaxMicroBatches));
   if (step_timeout <= absl::ZeroDuration()) {
     return InvalidArgument("--step-timeout: ", absl::FormatDuration(step_timeout), " is no time to wait");

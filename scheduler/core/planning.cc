@@ -28,9 +28,10 @@ void SchedulerCore::Impl::Plan() {
   std::vector<int>& idle = idle_scratch_;
   idle.clear();
   EmptyUnused();
+  PlanPrefillGroups();
   for (int i = 0; i < micro_batches_in_use(); ++i) {
     const MicroBatch& batch = micro_batches_[i];
-    if (!batch.in_flight && !batch.held && batch.not_before <= now_) idle.push_back(i);
+    if (!batch.in_flight && batch.group == StepId() && !batch.held && batch.not_before <= now_) idle.push_back(i);
   }
   std::sort(idle.begin(), idle.end(), [&](int a, int b) {
     return std::make_pair(micro_batches_[a].step, a) < std::make_pair(micro_batches_[b].step, b);
@@ -88,7 +89,8 @@ bool SchedulerCore::Impl::GrowAhead(Sequence& sequence) {
 int SchedulerCore::Impl::micro_batches_in_use() const {
   const int workers = std::max(1, static_cast<int>(compute_workers_.size()));
   const int of_each = options_.adapt_micro_batches ? rotation_.micro_batches() : options_.micro_batches;
-  return std::min(of_each * workers, kMaxMicroBatches);
+  const int ranks = MostPrefillRanks();
+  return std::min(of_each * workers, kMaxMicroBatches - (ranks > 1 ? ranks : 0));
 }
 
 // Fewer are in use than were: the members of the others go on in those.
@@ -173,23 +175,27 @@ bool SchedulerCore::Impl::PlanStep(int index, int slot, const MicroBatch* after)
               .plan = {.step = flight.step, .micro_batch = MicroBatchId(static_cast<uint16_t>(slot)), .entries = {}}};
   run.plan.entries.resize(chosen_.size());
   for (size_t i = 0; i < chosen_.size(); ++i) {
-    FillEntry(*chosen_[i], flight.compute_worker, run.plan.entries[i], flight.entries[i]);
+    const Sequence& sequence = *chosen_[i];
+    const Position ctx_len = sequence.ctx_len + sequence.flying;
+    FillEntry(*chosen_[i], {.ctx_len = ctx_len, .named_until = ctx_len, .ahead = sequence.in_flight > 0},
+              flight.compute_worker, run.plan.entries[i], flight.entries[i]);
   }
-  SetDeadline(flight);
+  double work = 0;
+  for (const PlannedEntry& entry : flight.entries) work += StepPatience::WorkOf(entry.ctx_len, entry.q_len);
+  SetDeadline(flight, work);
   flight.follows = after != nullptr && proto::FollowsAnother(run.plan) ? after->step : StepId();
   Act(std::move(run));
   return true;
 }
 
 // A compute worker does its steps in turn, as far as anybody can rely on.
-void SchedulerCore::Impl::SetDeadline(MicroBatch& flight) {
-  flight.work = 0;
-  for (const PlannedEntry& entry : flight.entries) flight.work += StepPatience::WorkOf(entry.ctx_len, entry.q_len);
-  double work = 0;
+void SchedulerCore::Impl::SetDeadline(MicroBatch& flight, double work) {
+  flight.work = work;
+  double all = 0;
   for (const MicroBatch& batch : micro_batches_)
-    if (batch.in_flight && batch.compute_worker == flight.compute_worker) work += batch.work;
+    if (batch.in_flight && batch.compute_worker == flight.compute_worker) all += batch.work;
   flight.sent = now_;
-  flight.deadline = now_ + patience_.For(flight.compute_worker, work);
+  flight.deadline = now_ + patience_.For(flight.compute_worker, all);
 }
 
 // Without chunking: does the oldest prompt need more of the step than the decodes leave?
@@ -347,11 +353,11 @@ void SchedulerCore::Impl::OutgrewItsWorker(Sequence& sequence, Position end) {
   Preempt(sequence);
 }
 
-void SchedulerCore::Impl::FillEntry(Sequence& sequence, WorkerId compute_worker, proto::StepEntry& entry,
-                                    PlannedEntry& planned) {
+void SchedulerCore::Impl::FillEntry(Sequence& sequence, const Chunk& chunk, WorkerId compute_worker,
+                                    proto::StepEntry& entry, PlannedEntry& planned) {
   const GenerationRequest& params = sequence.params();
-  const bool ahead = sequence.in_flight > 0;  // its token is being drawn
-  const Position ctx_len = sequence.ctx_len + sequence.flying;
+  const bool ahead = chunk.ahead;
+  const Position ctx_len = chunk.ctx_len;
   const Position end = ctx_len + sequence.planned;
   entry.sequence = sequence.id;
   entry.ctx_len = ctx_len;
@@ -362,7 +368,7 @@ void SchedulerCore::Impl::FillEntry(Sequence& sequence, WorkerId compute_worker,
   entry.placement = sequence.placement;
   if (options_.enable_prefix_caching) {
     const int64_t named = ahead ? sequence.ctx_len / kSegmentTokens : sequence.named_blocks;  // by the step in flight
-    AppendHashes(sequence, named, ctx_len / kSegmentTokens, entry.block_hashes);
+    AppendHashes(sequence, named, chunk.named_until / kSegmentTokens, entry.block_hashes);
   }
   const RequestState& request = *sequence.request;
   if (sequence.choice == 0 && ctx_len < sequence.prompt_size()) {
@@ -377,7 +383,7 @@ void SchedulerCore::Impl::FillEntry(Sequence& sequence, WorkerId compute_worker,
       entry.logits_rows = static_cast<int32_t>(std::max<Position>(0, end - first));
     }
   }
-  if (entry.sample) FillSampling(sequence, compute_worker, entry);
+  if (entry.sample) FillSampling(sequence, ahead, compute_worker, entry);
   const Position given_from = entry.history_given ? 0 : ctx_len;
   entry.prompt_tokens = static_cast<int32_t>(std::max<Position>(0, std::min(sequence.prompt_size(), end) - given_from));
 
@@ -412,12 +418,13 @@ bool SchedulerCore::Impl::MayGive(const Sequence& sequence) {
   return true;
 }
 
-void SchedulerCore::Impl::FillSampling(Sequence& sequence, WorkerId compute_worker, proto::StepEntry& entry) {
+void SchedulerCore::Impl::FillSampling(Sequence& sequence, bool ahead, WorkerId compute_worker,
+                                       proto::StepEntry& entry) {
   const GenerationRequest& params = sequence.params();
   entry.sampling = proto::WithoutLists(params.sampling);
   entry.sampling.seed += static_cast<uint64_t>(sequence.choice);
   entry.has_lists = sequence.request->lists.lists != nullptr;
-  entry.ban_early = entry.has_lists && sequence.output.size() + sequence.in_flight < params.min_tokens;
+  entry.ban_early = entry.has_lists && sequence.output.size() + (ahead ? sequence.in_flight : 0) < params.min_tokens;
   if (params.logits_of_output) entry.logits_rows = std::max(entry.logits_rows, 1);
   if (BytesToGive(sequence, compute_worker) == 0) return;
   if (entry.has_lists) entry.given = sequence.request->lists;
@@ -425,8 +432,8 @@ void SchedulerCore::Impl::FillSampling(Sequence& sequence, WorkerId compute_work
   sequence.history_worker = compute_worker;
   if (!params.sampling.needs_history()) return;
   entry.history_given = true;
-  entry.history.reserve(sequence.ctx_len);
-  for (Position at = 0; at < sequence.ctx_len; ++at) entry.history.push_back(sequence.token(at));
+  entry.history.reserve(entry.ctx_len);
+  for (Position at = 0; at < entry.ctx_len; ++at) entry.history.push_back(sequence.token(at));
 }
 
 }  // namespace dovetail::scheduler

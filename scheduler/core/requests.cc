@@ -227,6 +227,7 @@ void SchedulerCore::Impl::EndChoice(Sequence& sequence, GenerationUpdate&& updat
       break;
     default:
       if (sequence.in_flight == 0) Release(sequence);
+      WithdrawGroupOf(sequence);
   }
   if (sequence.phase != Phase::kUnforked) DropPromises(request);
   sequence.phase = Phase::kEnded;

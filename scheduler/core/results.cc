@@ -35,6 +35,7 @@ void SchedulerCore::Impl::On(const StepFinished& event) {
   MicroBatch* const found = InFlight(result.micro_batch, result.step, event.compute_worker);
   if (found == nullptr) return;
   MicroBatch& batch = *found;
+  if (batch.group != StepId()) return FinishRank(batch, result);
   MicroBatch* const before = batch.voided ? nullptr : FollowedBy(batch);
   if (before != nullptr) {  // results come in order: its own is lost
     before->unreadable = batch.voided = drain_ = true;
@@ -108,7 +109,7 @@ void SchedulerCore::Impl::FinishStep(MicroBatch& batch, const proto::StepResult&
   if (!complete) return Fail(batch, "the step's result does not list the step's sequences");
   ++stats_.steps;
   NoteTimes(batch, result.timings);
-  patience_.Note(batch.compute_worker, batch.work, now_ - batch.sent);
+  if (batch.work > 0) patience_.Note(batch.compute_worker, batch.work, now_ - batch.sent);
   admission_held_ = false;
   HomeOf(batch).out_of_memory_in_a_row = 0;
   HomeOf(batch).unreachable_since = absl::InfiniteFuture();
@@ -128,6 +129,7 @@ void SchedulerCore::Impl::Commit(const PlannedEntry& entry, const proto::EntryRe
   // Behind a draw that failed there is a token that is none.
   sequence.ctx_len = std::min<Position>(entry.ctx_len + entry.q_len, sequence.size());
   sequence.named_blocks = entry.ctx_len / kSegmentTokens;
+  if (!entry.group) EndChargeOfGroup(sequence);
   if (sequence.phase == Phase::kEnded) return;
   if (result.status != proto::StepStatus::kOk) {
     const char* what = result.status == proto::StepStatus::kBadLogits

@@ -29,6 +29,10 @@ struct SchedulerOptions {
   absl::Duration step_timeout = absl::InfiniteDuration();
   bool enable_prefix_caching = true;
   bool enable_chunked_prefill = true;
+  // How many compute workers may prefill one prompt together; 0: as many as there are. Only with chunked prefill. None
+  // of them gets fewer than prefill_rank_tokens of the prompt; shorter prompts go to one alone.
+  int prefill_ranks = 0;
+  int prefill_rank_tokens = 1024;
   PlacementPolicy placement = PlacementPolicy::kRequest;
   int token_shard_tokens = 256;  // kTokens: tokens per shard, a multiple of 64; later shards go round the workers
   int replay_one_in = 0;         // SchedulerNode computes one finished request in so many again; 0: none
@@ -49,11 +53,13 @@ struct SchedulerStats {
   uint64_t prefix_queries = 0;  // tokens asked for
   uint64_t prefix_hits = 0;     // tokens found
   uint64_t steps = 0;
-  uint64_t moves = 0;             // of sequences between attention workers
-  uint64_t damaged = 0;           // sequences that began again because their KV was not what was written
-  uint64_t late_events = 0;       // unknown or late, dropped
-  Position longest_sequence = 0;  // SchedulerNode's: SchedulerCore::LongestSequence()
-  uint64_t replays_same = 0;      // SchedulerNode's, as ReplayStats
+  uint64_t prefill_groups = 0;        // that began
+  uint64_t prefill_group_tokens = 0;  // in them
+  uint64_t moves = 0;                 // of sequences between attention workers
+  uint64_t damaged = 0;               // sequences that began again because their KV was not what was written
+  uint64_t late_events = 0;           // unknown or late, dropped
+  Position longest_sequence = 0;      // SchedulerNode's: SchedulerCore::LongestSequence()
+  uint64_t replays_same = 0;          // SchedulerNode's, as ReplayStats
   uint64_t replays_different = 0;
   uint64_t replays_unclear = 0;
   int micro_batches = 1;   // in use

@@ -22,7 +22,7 @@
 // The parts of SchedulerCore. Each event changes the records, then Pump() admits who may start and plans a step for
 // every idle micro-batch. Files: requests.cc (arrival, ends), incarnation.cc (open, fork, release, preempt),
 // admission.cc (who may start, where), loss.cc (workers that go), planning.cc (what is in a step), results.cc (what
-// came of it).
+// came of it), prefill_groups.cc (prompts that several compute workers prefill together).
 
 namespace dovetail::scheduler {
 
@@ -34,6 +34,7 @@ struct PlannedEntry {
   int q_len = 0;
   int logits_rows = 0;
   bool sample = false;
+  bool group = false;       // taken by a prefill group
   bool may_follow = false;  // what it draws stays on the worker and is all that the next step needs
 };
 
@@ -53,6 +54,7 @@ struct MicroBatch {
   StepId step;
   StepId follows;       // the step in flight follows that one
   int home = 0;         // whose members are in it
+  StepId group;         // of a prefill group, until that has ended: it is a rank, and has no members
   bool voided = false;  // the step that it follows failed
   WorkerId compute_worker;
   absl::Time sent, deadline;  // of the step in flight
@@ -220,10 +222,48 @@ class SchedulerCore::Impl {
   void OutgrewItsWorker(Sequence& sequence, Position end);
   const Sequence* Oldest() const;
   bool IsEvictable(const Sequence& sequence) const;
-  void FillEntry(Sequence& sequence, WorkerId compute_worker, proto::StepEntry& entry, PlannedEntry& planned);
+  // Where the new tokens of a step begin, and up to where blocks are named in it.
+  struct Chunk {
+    Position ctx_len = 0;
+    Position named_until = 0;
+    bool ahead = false;  // the token is being drawn
+  };
+  void FillEntry(Sequence& sequence, const Chunk& chunk, WorkerId compute_worker, proto::StepEntry& entry,
+                 PlannedEntry& planned);
   size_t BytesToGive(const Sequence& sequence, WorkerId compute_worker) const;
   bool MayGive(const Sequence& sequence);
-  void FillSampling(Sequence& sequence, WorkerId compute_worker, proto::StepEntry& entry);
+  void FillSampling(Sequence& sequence, bool ahead, WorkerId compute_worker, proto::StepEntry& entry);
+
+  // prefill_groups.cc
+  struct PrefillRun {  // a prefill group in flight
+    StepId id;
+    Sequence* sequence = nullptr;
+    std::vector<int> slots;  // micro-batches, by rank
+    std::map<StepId, proto::StepResult> results;
+    StepId failed;           // the rank that failed first
+    bool withdrawn = false;  // nothing will come of it: it ends when all ranks have
+    bool lost = false;       // with a compute worker
+    std::string overdue;     // not empty: a rank gave no result in time
+  };
+  int MostPrefillRanks() const;
+  std::vector<WorkerId> FreeRanks() const;
+  std::vector<int> FreeGroupSlots() const;
+  bool IsLongPrompt(const Sequence& sequence) const;
+  void PlanPrefillGroups();
+  int PlanGroup(Sequence& sequence, absl::Span<const WorkerId> workers, const std::vector<int>& slots);
+  void PlanRank(Sequence& sequence, const proto::PrefillPart& part, const proto::TokenRange& tokens, WorkerId worker,
+                int slot);
+  PrefillRun& RunOf(const MicroBatch& rank);
+  void WithdrawGroup(PrefillRun& run);
+  void WithdrawGroupOf(const Sequence& sequence);
+  void FinishRank(MicroBatch& rank, const proto::StepResult& result);
+  void LoseRank(MicroBatch& rank, const std::string& overdue);
+  MicroBatch* FirstInFlight(const PrefillRun& run);  // the lowest rank; null: all have ended
+  void EndGroupIfDone(const PrefillRun& run);
+  void EndGroup(PrefillRun& run);
+  bool ChargeGroup(Sequence& sequence, int tokens);
+  void EndChargeOfGroup(Sequence& sequence);
+  proto::StepResult MergeResults(const PrefillRun& run) const;
 
   // results.cc
   void On(const StepFinished& event);
@@ -245,7 +285,7 @@ class SchedulerCore::Impl {
   bool Names(const Sequence& sequence, WorkerId worker, bool current) const;  // in a shard of a current epoch, or not
   bool NamesLost(const MicroBatch& batch, WorkerId worker) const;
   void Fail(MicroBatch& batch, const std::string& error);
-  void SetDeadline(MicroBatch& flight);
+  void SetDeadline(MicroBatch& flight, double work);
   bool Overdue(const MicroBatch& batch) const { return batch.in_flight && batch.deadline <= now_; }
   void TryElsewhere(MicroBatch& batch, const std::string& error);
   void Settle(Sequence& sequence);  // after its step returned: carries out what had to wait
@@ -275,6 +315,7 @@ class SchedulerCore::Impl {
   Position longest_before_loss_ = 0;           // LongestSequence(), then
   bool rebalance_ = false;                     // a worker joined: others may have much more to do than it
   std::vector<MicroBatch> micro_batches_;
+  std::vector<PrefillRun> runs_;
   std::vector<WorkerId> compute_workers_;
   std::map<uint64_t, Call> calls_;   // by GenerationRequest::call
   std::vector<RequestId> finished_;  // to be forgotten when this event is done

@@ -73,6 +73,7 @@ struct Sequence {
   Position ctx_len = 0;        // committed tokens
   Position told_ctx_len = 0;   // what attention workers heard in the last step that finished
   Position reserved = 0;       // tokens that `charges` cover
+  bool group_charged = false;  // and the tokens of a prefill group, where others have windows or states
   int64_t shared_blocks = 0;   // leading blocks that the request's `shared` covers
   int64_t named_blocks = 0;    // blocks whose hashes went out in steps that finished
   bool stepped = false;        // a step of this incarnation finished

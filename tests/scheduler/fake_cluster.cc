@@ -115,8 +115,11 @@ void FakeCluster::Deliver(Event event) {
   if (const auto* lost = std::get_if<AttentionWorkerLost>(&event)) {
     if (lost->epoch == worker(lost->worker).epoch()) worker(lost->worker).Restart();
   }
+  if (const auto* lost = std::get_if<ComputeWorkerLost>(&event))
+    std::erase_if(in_flight_, [&](const auto& entry) { return entry.second.compute_worker == lost->worker; });
   if (const auto* finished = std::get_if<StepFinished>(&event)) {
-    in_flight_.erase(finished->result.micro_batch.value());
+    const auto at = in_flight_.find(finished->result.micro_batch.value());
+    if (at != in_flight_.end() && at->second.plan.step == finished->result.step) in_flight_.erase(at);
     const bool in_order = options_.scheduler.run_ahead;
     std::erase_if(in_flight_,
                   [&](const auto& entry) { return in_order && entry.second.plan.step < finished->result.step; });
@@ -189,8 +192,9 @@ void FakeCluster::Do(const MoveSequence& action) {
            action.worker, action.epoch, {action.message.sequence, action.message.step, moved, "as the test wanted"}});
 }
 
-bool FakeCluster::InFlight(SequenceId sequence, StepId but_not) const {
+bool FakeCluster::InFlight(SequenceId sequence, StepId but_not, StepId group) const {
   for (const auto& [micro_batch, running] : in_flight_) {
+    if (running.plan.part.in_group() && running.plan.part.group == group) continue;
     for (const proto::StepEntry& entry : running.plan.entries) {
       if (entry.sequence == sequence && (but_not == StepId() || running.plan.step != but_not)) return true;
     }
@@ -205,14 +209,17 @@ void FakeCluster::CheckPlan(const RunStep& action) {
   const StepId before = std::exchange(last_step_, plan.step);
   if (in_flight_.contains(plan.micro_batch.value())) Violate("two steps of a micro-batch in flight");
   const int each = limits.run_ahead ? 2 : limits.micro_batches;
-  if (plan.micro_batch.value() >= each * std::max(1, options_.compute_workers)) Violate("a micro-batch too many");
+  const bool in_group = plan.part.in_group();
+  if (!in_group && plan.micro_batch.value() >= each * std::max(1, options_.compute_workers))
+    Violate("a micro-batch too many");
+  if (in_group) CheckRank(action);
   size_t tokens = 0;
   std::set<SequenceId> seen;
   for (const proto::StepEntry& entry : plan.entries) {
     tokens += entry.tokens.size();
     if (entry.tokens.empty()) Violate("an entry without tokens");
     const StepId follows = proto::IsDrawnBefore(entry) ? before : StepId();
-    if (!seen.insert(entry.sequence).second || InFlight(entry.sequence, follows))
+    if (!seen.insert(entry.sequence).second || InFlight(entry.sequence, follows, plan.part.group))
       Violate("a sequence in two steps at once");
     if (const absl::Status valid = proto::Validate(entry.placement, limits.attention); !valid.ok()) {
       Violate(std::string(valid.message()));
@@ -223,6 +230,29 @@ void FakeCluster::CheckPlan(const RunStep& action) {
   if (plan.entries.empty()) Violate("an empty step");
   if (tokens > static_cast<size_t>(limits.max_num_batched_tokens)) Violate(absl::StrCat(tokens, " tokens in a step"));
   most_sequences_in_step = std::max(most_sequences_in_step, static_cast<int>(plan.entries.size()));
+}
+
+// The ranks of a group are planned together, in their order, one for a compute worker; and their tokens follow each
+// other.
+void FakeCluster::CheckRank(const RunStep& action) {
+  const proto::PrefillPart& part = action.plan.part;
+  if (action.plan.entries.size() != 1) return Violate("a rank's step has not one entry");
+  const proto::StepEntry& entry = action.plan.entries[0];
+  const Position end = entry.ctx_len + static_cast<Position>(entry.tokens.size());
+  if (part.rank == 0) {
+    group_ = {.id = part.group, .next = part.base};
+    ++groups;
+  }
+  if (part.group != group_.id || part.rank != group_.ranks++ || entry.ctx_len != group_.next)
+    Violate("a rank does not follow the one before");
+  if (part.rank > 0 && part.rank < part.ranks && entry.ctx_len % kSegmentTokens != 0)
+    Violate("a rank begins within a segment");
+  if ((part.rank == part.ranks - 1) != (end == part.end)) Violate("the last rank does not end with its group");
+  if (part.rank < part.ranks - 1 && entry.sample) Violate("a rank before the last draws a token");
+  group_.next = end;
+  for (const auto& [slot, running] : in_flight_)
+    if (running.plan.part.in_group() && running.compute_worker == action.compute_worker)
+      Violate("a compute worker is two ranks at once");
 }
 
 // What the step before drew, where the plan names it.
@@ -248,6 +278,12 @@ void FakeCluster::Do(const RunStep& asked) {
   const proto::StepPlan& plan = action.plan;
   proto::StepResult result{.step = plan.step, .micro_batch = plan.micro_batch};
   result.status = std::exchange(next_status_, std::nullopt).value_or(proto::StepStatus::kOk);
+  const bool in_group = plan.part.in_group();
+  if (in_group && rank_to_fail_ && rank_to_fail_->first == plan.part.rank) {
+    result.status = std::exchange(rank_to_fail_, std::nullopt)->second;
+    result.failed_worker = plan.entries[0].placement[0].worker;
+    if (result.status == proto::StepStatus::kDamaged) result.damaged = {plan.entries[0].sequence};
+  }
   if (Chance(options_.out_of_memory)) {
     const proto::Placement& placement = plan.entries[random_() % plan.entries.size()].placement;
     result.status = proto::StepStatus::kOutOfMemory;
@@ -283,13 +319,15 @@ void FakeCluster::Do(const RunStep& asked) {
   for (const proto::StepEntry& entry : plan.entries) {
     tokens += static_cast<int64_t>(entry.tokens.size());
     trace = Mix(Mix(trace, entry.sequence.value()), static_cast<uint64_t>(entry.ctx_len));
-    if (result.status != proto::StepStatus::kOk) continue;
+    if (result.status != proto::StepStatus::kOk || (in_group && group_.stuck)) continue;
     std::set<WorkerId> involved;
     for (const proto::Shard& shard : entry.placement) {
       if (shard.epoch == worker(shard.worker).epoch() && involved.insert(shard.worker).second)
-        worker(shard.worker).Step(entry);
+        worker(shard.worker).Step(entry, plan.part);
     }
   }
+  in_flight_[plan.micro_batch.value()] = {action.compute_worker, plan};
+  if (in_group && group_.stuck) return;  // it waits for tokens that do not come
   out_of_memory += result.status == proto::StepStatus::kOutOfMemory ? 1 : 0;
   if (result.status == proto::StepStatus::kOk) {
     for (const proto::StepEntry& entry : plan.entries) result.entries.push_back(RunEntry(entry, action.compute_worker));
@@ -299,7 +337,6 @@ void FakeCluster::Do(const RunStep& asked) {
   if (std::exchange(spoil_next_entry_, false) && !result.entries.empty()) {
     result.status = result.entries[0].status = proto::StepStatus::kBadLogits;
   }
-  in_flight_[plan.micro_batch.value()] = {action.compute_worker, plan};
   last_result_ = result;
   absl::Time begins = now_;
   if (options_.scheduler.run_ahead) begins = std::max(begins, last_end_);
@@ -307,9 +344,29 @@ void FakeCluster::Do(const RunStep& asked) {
   if (results_to_lose_ > 0 || (steps > last_lost_result_ + 40 && Chance(options_.unanswered))) {
     results_to_lose_ = std::max(0, results_to_lose_ - 1);
     last_lost_result_ = steps;
+    group_.stuck = true;
     return;
   }
+  if (in_group) {
+    group_.stuck = result.status != proto::StepStatus::kOk;
+    last_end_ = group_.last_end = std::max(last_end_, group_.last_end + absl::Microseconds(1));
+  }
+  in_flight_[plan.micro_batch.value()].answered = true;
   Post(last_end_, StepFinished{action.compute_worker, std::move(result)});
+}
+
+void FakeCluster::Do(const WithdrawStep& action) {
+  const auto at = in_flight_.find(action.micro_batch.value());
+  if (at == in_flight_.end() || at->second.plan.step != action.step)
+    return Violate("a step is withdrawn that has ended");
+  if (at->second.answered) return;
+  ++withdrawn;
+  at->second.answered = true;
+  Post(now_ + AnswerDelay(), StepFinished{action.compute_worker,
+                                          {.step = action.step,
+                                           .micro_batch = action.micro_batch,
+                                           .status = proto::StepStatus::kWorkerFailed,
+                                           .error = "withdrawn"}});
 }
 
 void FakeCluster::Do(const DismissComputeWorker& action) {

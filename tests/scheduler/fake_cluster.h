@@ -94,6 +94,9 @@ class FakeCluster {
 
   const std::vector<std::string>& violations() const { return violations_; }
   int sequences_held() const;
+  int groups = 0;     // prefill groups that were planned
+  int withdrawn = 0;  // steps of which no other result had come
+  void FailRank(int rank, proto::StepStatus status) { rank_to_fail_ = {rank, status}; }  // of the next group
   int tokens_ahead = 0;  // that were to be drawn when a plan named them
   int steps_in_flight() const { return static_cast<int>(in_flight_.size()); }
   uint64_t steps = 0, out_of_memory = 0;
@@ -110,6 +113,7 @@ class FakeCluster {
   struct Running {
     WorkerId compute_worker;
     proto::StepPlan plan;
+    bool answered = false;  // its result is on its way
   };
   struct LastRead {
     Position end = 0;
@@ -126,6 +130,7 @@ class FakeCluster {
   void Do(const Unpin& action);
   void Do(const MoveSequence& action);
   void Do(const RunStep& action);
+  void Do(const WithdrawStep& action);
   void Do(const DismissComputeWorker& action);
   void Do(const EmitUpdate& action);
   void CheckUpdate(Client& client, const GenerationUpdate& update);
@@ -134,7 +139,8 @@ class FakeCluster {
   uint64_t ReadBack(const proto::StepEntry& entry, Position begin, Position end, uint64_t hash);
   uint64_t ReadContext(const proto::StepEntry& entry);
   void CheckPlan(const RunStep& action);
-  bool InFlight(SequenceId sequence, StepId but_not = StepId()) const;
+  void CheckRank(const RunStep& action);
+  bool InFlight(SequenceId sequence, StepId but_not = StepId(), StepId group = StepId()) const;
   void FillDrawn(proto::StepPlan& plan);
   absl::Duration AnswerDelay();
   bool Chance(double probability);
@@ -157,7 +163,16 @@ class FakeCluster {
   std::map<SequenceId, int32_t> rope_lengths_;
   std::map<RequestId, Client> clients_;
   std::optional<proto::StepStatus> next_status_;
+  std::optional<std::pair<int, proto::StepStatus>> rank_to_fail_;
   bool spoil_next_entry_ = false;
+  struct Group {  // the one that was planned last
+    StepId id;
+    int ranks = 0;       // so far
+    Position next = 0;   // where the next rank begins
+    bool stuck = false;  // a rank failed or was lost: those after it never end by themselves
+    absl::Time last_end;
+  };
+  Group group_;
   int results_to_lose_ = 0, steps_to_damage_ = 0;
   uint64_t last_lost_result_ = 0;  // as `steps` counts
   uint32_t next_compute_worker_ = 100;

@@ -105,7 +105,7 @@ bool FakeAttentionWorker::TakeFrom(const FakeAttentionWorker& giver, const proto
   }
   if (held.fill_shard == 0) {
     held.stepped = true;
-    held.ctx_len = held.end = message.end;
+    held.ctx_len = held.end = held.written = message.end;
     held.named = static_cast<int64_t>(held.offered.size());
   }
   Recount(held);
@@ -125,7 +125,7 @@ proto::SequenceOpened FakeAttentionWorker::Fork(const proto::ForkSequence& messa
     Complain(message.parent, absl::StrCat("forked at ", message.ctx_len, ", but its end is ", parent->second.end));
   }
   Held child = parent->second;
-  child.ctx_len = child.end = message.ctx_len;
+  child.ctx_len = child.end = child.written = message.ctx_len;
   for (HeldShard& held : child.shards) {
     if (message.ctx_len % kSegmentTokens == 0) continue;
     const auto open = held.blocks.find(message.ctx_len / kSegmentTokens);
@@ -193,38 +193,55 @@ void FakeAttentionWorker::Append(HeldShard& held, Position position, TokenId tok
   block->tokens.push_back(token);
 }
 
-void FakeAttentionWorker::Step(const proto::StepEntry& entry) {
+void FakeAttentionWorker::Step(const proto::StepEntry& entry, const proto::PrefillPart& part) {
   const auto at = sequences_.find(entry.sequence);
   if (at == sequences_.end()) return Complain(entry.sequence, "in a step, but not open");
   Held& held = at->second;
   CheckGeneration(held, entry.sequence, proto::GenerationAt(entry.placement, id_));
   const Position ctx_len = entry.ctx_len;
+  const Position end = ctx_len + static_cast<Position>(entry.tokens.size());
+  if (part.rank > 0) {
+    if (held.group != part.group || held.written != ctx_len) Complain(entry.sequence, "a rank before is missing");
+    for (HeldShard& shard : held.shards) AppendTokens(shard, entry);
+    held.written = end;
+    Recount(held);
+    return CheckRoom(entry.sequence);
+  }
   if (!held.stepped) {
     const bool offered = ctx_len % kSegmentTokens == 0 && std::find(held.resumable.begin(), held.resumable.end(),
                                                                     ctx_len / kSegmentTokens) != held.resumable.end();
     if (!offered) Complain(entry.sequence, absl::StrCat("starts at ", ctx_len, ", which was not offered"));
     held.named = ctx_len / kSegmentTokens;
-  } else if (ctx_len != held.ctx_len && ctx_len != held.end) {
+  } else if (ctx_len != held.ctx_len && (ctx_len != held.end || held.written != held.end)) {
     Complain(entry.sequence, absl::StrCat("goes on at ", ctx_len, ", but it is at ", held.ctx_len, "..", held.end));
   }
   Name(held, ctx_len, entry.block_hashes, true);
-  const Position end = ctx_len + static_cast<Position>(entry.tokens.size());
   for (HeldShard& shard : held.shards) {
     std::erase_if(shard.blocks, [&](const auto& block) {
       return block.first < FirstVisible(shard.shard, ctx_len) ||
              block.first * kSegmentTokens >= std::max<Position>(ctx_len, 1);
     });
-    for (Position position = ctx_len; position < end; ++position) {
-      if (position < shard.shard.tokens.begin || position >= shard.shard.tokens.end) continue;
-      Append(shard, position, entry.tokens[position - ctx_len]);
-    }
+    AppendTokens(shard, entry);
   }
   held.stepped = true;
   held.ctx_len = ctx_len;
-  held.end = end;
+  held.group = part.group;
+  held.written = end;
+  held.end = part.in_group() ? part.end : end;
   Recount(held);
+  CheckRoom(entry.sequence);
+}
+
+void FakeAttentionWorker::AppendTokens(HeldShard& held, const proto::StepEntry& entry) {
+  const Position end = entry.ctx_len + static_cast<Position>(entry.tokens.size());
+  for (Position position = entry.ctx_len; position < end; ++position)
+    if (position >= held.shard.tokens.begin && position < held.shard.tokens.end)
+      Append(held, position, entry.tokens[position - entry.ctx_len]);
+}
+
+void FakeAttentionWorker::CheckRoom(SequenceId sequence) {
   if (blocks_at_most_ > capacity_ && blocks_in_use() > capacity_)
-    Complain(entry.sequence, absl::StrCat("exceeds the ", capacity_, " blocks that there are"));
+    Complain(sequence, absl::StrCat("exceeds the ", capacity_, " blocks that there are"));
 }
 
 TokenId FakeAttentionWorker::Read(SequenceId sequence, LayerGroup group, int kv_head, Position position) const {

@@ -44,7 +44,7 @@ class FakeAttentionWorker {
                               const std::vector<proto::BlockHash>& hashes) const;
 
   // StepBegin and the appends of one entry. Then Read() gives what each shard holds.
-  void Step(const proto::StepEntry& entry);
+  void Step(const proto::StepEntry& entry, const proto::PrefillPart& part = {});
   // The token at `position` that the shard of `group` holding `kv_head` remembers; -1: none.
   TokenId Read(SequenceId sequence, LayerGroup group, int kv_head, Position position) const;
 
@@ -73,6 +73,8 @@ class FakeAttentionWorker {
     bool stepped = false;
     size_t fill_shard = 0;  // a move brings what this shard and those after it lack
     Position ctx_len = 0, end = 0;
+    StepId group;          // of the step at hand: the prefill group whose rank 0 began it
+    Position written = 0;  // by its ranks so far
     int64_t named = 0;
     uint64_t blocks = 0;  // as in blocks_in_use(), shared ones included
   };
@@ -83,6 +85,8 @@ class FakeAttentionWorker {
   }
   int64_t FirstVisible(const proto::Shard& shard, Position ctx_len) const;
   void Append(HeldShard& held, Position position, TokenId token);
+  void AppendTokens(HeldShard& held, const proto::StepEntry& entry);
+  void CheckRoom(SequenceId sequence);
   void Name(Held& held, Position ctx_len, const std::vector<proto::BlockHash>& hashes, bool exact);
   void Complain(SequenceId sequence, const std::string& what);
   // What is said of a sequence names the generation that its opening gave; or none, unless it was `heard`.

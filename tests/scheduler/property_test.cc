@@ -54,7 +54,9 @@ ClusterOptions SomeCluster(Dice& dice, uint64_t seed) {
   for (uint64_t& blocks : options.kv_blocks) {
     blocks = static_cast<uint64_t>(per_block * (dice.Coin() ? dice.Of(6, 14) : dice.Of(14, 200)));
   }
-  options.compute_workers = dice.Coin(3) ? 2 : 1;
+  options.compute_workers = dice.Coin(3) ? dice.Of(2, 4) : 1;
+  scheduler.prefill_ranks = dice.Of(0, 3);
+  scheduler.prefill_rank_tokens = dice.Coin() ? 64 : dice.Of(64, 200);
   options.answer_delay_most = dice.Coin() ? absl::Milliseconds(dice.Of(1, 25)) : absl::ZeroDuration();
   options.out_of_memory = dice.Coin(4) ? 0.1 : 0;
   options.evict = dice.Coin() ? 0.3 : 0;

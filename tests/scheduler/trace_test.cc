@@ -43,6 +43,9 @@ std::string Describe(const RunStep& a) {
   }
   return text;
 }
+std::string Describe(const WithdrawStep& a) {
+  return absl::StrCat("withdraw ", a.step.value(), " of ", a.compute_worker.value());
+}
 std::string Describe(const DismissComputeWorker& a) { return absl::StrCat("dismiss worker ", a.worker.value()); }
 std::string Describe(const EmitUpdate& a) {
   const GenerationUpdate& update = a.update;
