@@ -9,6 +9,7 @@
 #include "base/trace.h"
 #include "compute_worker/attention_specs.h"
 #include "proto/kv_blocks.h"
+#include "scheduler/core/limits.h"
 #include "server/kv_room.h"
 #include "server/model_digest.h"
 
@@ -21,6 +22,8 @@ absl::StatusOr<std::unique_ptr<EmbeddedCluster>> EmbeddedCluster::Create(const m
                                                                          const EmbeddedClusterOptions& options) {
   if (options.attention_workers < 1 || options.attention_workers > kMaxAttentionWorkers)
     return InvalidArgument("--attention-workers: ", options.attention_workers, " is outside 1..", kMaxAttentionWorkers);
+  if (options.compute_workers < 1 || options.compute_workers > kMaxComputeWorkers)
+    return InvalidArgument("--compute-workers: ", options.compute_workers, " is outside 1..", kMaxComputeWorkers);
   std::unique_ptr<EmbeddedCluster> cluster(new EmbeddedCluster(model, options));
   DT_RETURN_IF_ERROR(cluster->Build(device));
   cluster->thread_ = std::thread([raw = cluster.get()] { raw->Run(); });
@@ -59,17 +62,19 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
   // One attention worker that holds every sequence whole: its tensors need not leave the device, which then needs not
   // wait for the host between two steps.
   options_.compute.stay_on_device = options_.compute.dense != nullptr && options_.attention_workers == 1 &&
+                                    options_.compute_workers == 1 &&
                                     options_.scheduler.placement == scheduler::PlacementPolicy::kRequest;
   if (options_.compute.stay_on_device && options_.scheduler.micro_batches == 1 &&
       !options_.scheduler.adapt_micro_batches)
     options_.scheduler.run_ahead = true;
-  const int micro_batches = options_.scheduler.run_ahead ? 2 : options_.scheduler.micro_batches;
+  const int micro_batches = options_.compute_workers > 1   ? scheduler::kMaxMicroBatches
+                            : options_.scheduler.run_ahead ? 2
+                                                           : options_.scheduler.micro_batches;
   DT_RETURN_IF_ERROR(options_.scheduler.Validate());
 
-  const int nodes = 2 + options_.attention_workers;
+  const int nodes = 1 + options_.compute_workers + options_.attention_workers;
   for (int i = 0; i < nodes; ++i) ports_.push_back(fabric_.CreatePort(&doorbell_));
   transport::Port& scheduler_port = *ports_[0];
-  transport::Port& compute_port = *ports_[1];
 
   scheduler_ = std::make_unique<scheduler::SchedulerNode>(
       options_.scheduler, options_.seed, scheduler_port, clock_,
@@ -81,21 +86,14 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
                                  result.timings.attention_wait_us, result.timings.sample_us,
                                  result.timings.attention_us, result.timings.prompt_us, result.timings.overlapped_us});
       });
-  compute::ComputeWorkerOptions compute_options;
-  compute_options.micro_batches = micro_batches;
-  compute_options.max_step_tokens =
-      std::max(options_.scheduler.max_num_batched_tokens, options_.scheduler.max_num_seqs);
-  compute_options.vocab_size = static_cast<int32_t>(model_.config().vocab_size);
-  options_.compute.trace = NewTrace("compute worker");
-  DT_ASSIGN_OR_RETURN(compute_, compute::ComputeWorkerNode::Create(model_, table, compute_options, scheduler_port.id(),
-                                                                   device, compute_port, clock_, options_.compute));
+  DT_RETURN_IF_ERROR(BuildComputeWorkers(device, table, micro_batches));
   DT_RETURN_IF_ERROR(SizeKvCache(table));
 
   const uint32_t worker_blocks = static_cast<uint32_t>(kv_blocks_ / options_.attention_workers);
   for (int i = 0; i < options_.attention_workers; ++i) {
     const WorkerId worker(static_cast<uint32_t>(i));
     const Epoch epoch(1);
-    transport::Port& port = *ports_[2 + i];
+    transport::Port& port = *ports_[1 + options_.compute_workers + i];
     attention::AttentionWorkerOptions options{worker, epoch, worker_blocks, micro_batches};
     options.snapshot_percent = options_.snapshot_percent;
     options.model_digest = options_.scheduler.model_digest;
@@ -108,11 +106,28 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
                                                   " bytes (--kv-cache-memory-bytes asks for another size)"));
     attention_.push_back(*std::move(node));
     attention_.back()->SetTrace(NewTrace(absl::StrCat("attention worker ", i)));
-    compute_->AddAttentionWorker({worker, epoch, port.id()});
+    for (const auto& compute : compute_) compute->AddAttentionWorker({worker, epoch, port.id()});
     scheduler_->AddAttentionWorker(worker, epoch, port.id(), worker_blocks);
   }
-  scheduler_->AddComputeWorker(WorkerId(0), compute_port.id());
+  for (int i = 0; i < options_.compute_workers; ++i)
+    scheduler_->AddComputeWorker(WorkerId(static_cast<uint32_t>(i)), ports_[1 + i]->id());
   PublishStats();
+  return absl::OkStatus();
+}
+
+absl::Status EmbeddedCluster::BuildComputeWorkers(kernels::Device& device, const proto::AttentionTable& table,
+                                                  int micro_batches) {
+  compute::ComputeWorkerOptions options;
+  options.micro_batches = micro_batches;
+  options.max_step_tokens = std::max(options_.scheduler.max_num_batched_tokens, options_.scheduler.max_num_seqs);
+  options.vocab_size = static_cast<int32_t>(model_.config().vocab_size);
+  for (int i = 0; i < options_.compute_workers; ++i) {
+    compute::ComputeWorkerTuning tuning = options_.compute;
+    tuning.trace = NewTrace(options_.compute_workers == 1 ? "compute worker" : absl::StrCat("compute worker ", i));
+    DT_ASSIGN_OR_RETURN(auto node, compute::ComputeWorkerNode::Create(model_, table, options, ports_[0]->id(), device,
+                                                                      *ports_[1 + i], clock_, tuning));
+    compute_.push_back(std::move(node));
+  }
   return absl::OkStatus();
 }
 
@@ -243,13 +258,14 @@ bool EmbeddedCluster::RunOnce() {
   taken_.clear();
   const int scheduled = scheduler_->Poll();
   if (handled + scheduled > 0) PublishStats();
-  handled += scheduled + compute_->Poll();
+  handled += scheduled;
+  for (const auto& node : compute_) handled += node->Poll();
   for (const auto& worker : attention_) handled += worker->Poll();
   return handled > 0;
 }
 
 absl::Status EmbeddedCluster::Health() const {
-  DT_RETURN_IF_ERROR(compute_->Health());
+  for (const auto& node : compute_) DT_RETURN_IF_ERROR(node->Health());
   for (const auto& worker : attention_) DT_RETURN_IF_ERROR(worker->Health());
   return absl::OkStatus();
 }

@@ -24,9 +24,12 @@
 namespace dovetail::server {
 
 inline constexpr int kMaxAttentionWorkers = 64;  // in one process
+inline constexpr int kMaxComputeWorkers = 8;     // in one process
 
 struct EmbeddedClusterOptions {
   int attention_workers = 1;  // 1..kMaxAttentionWorkers
+  // 1..kMaxComputeWorkers, of one device: they divide requests, and long prompts (SchedulerOptions::prefill_ranks).
+  int compute_workers = 1;
   uint64_t kv_cache_bytes =
       0;  // over all attention workers; 0: what the options need at most, within a quarter of memory
   // Asked once the compute worker has its memory: what the KV cache may take of the device's. Empty: of this machine's.
@@ -44,7 +47,7 @@ struct EmbeddedClusterOptions {
   attention::Digests digests = attention::Digests::kNone;
 };
 
-// The disaggregated system in one process: a scheduler, a compute worker and N attention workers, each a node with its
+// The disaggregated system in one process: a scheduler, compute workers and attention workers, each a node with its
 // own core and its own port of an InprocFabric. One thread runs their event loops in turn; kernels spread over one
 // pool. Thread-safe as Engine says.
 class EmbeddedCluster final : public Engine {
@@ -76,6 +79,7 @@ class EmbeddedCluster final : public Engine {
 
   EmbeddedCluster(const model::LoadedModel& model, const EmbeddedClusterOptions& options);
   absl::Status Build(kernels::Device& device);
+  absl::Status BuildComputeWorkers(kernels::Device& device, const proto::AttentionTable& table, int micro_batches);
   absl::Status SizeKvCache(const proto::AttentionTable& table);
   absl::Status CheckRequest(const scheduler::GenerationRequest& request) const;
   void Push(scheduler::Event event);
@@ -96,7 +100,7 @@ class EmbeddedCluster final : public Engine {
   transport::InprocFabric fabric_;
   std::vector<std::unique_ptr<transport::Port>> ports_;
   std::unique_ptr<scheduler::SchedulerNode> scheduler_;
-  std::unique_ptr<compute::ComputeWorkerNode> compute_;
+  std::vector<std::unique_ptr<compute::ComputeWorkerNode>> compute_;
   std::vector<std::unique_ptr<Trace>> traces_;
   std::vector<std::unique_ptr<attention::AttentionWorkerNode>> attention_;
 

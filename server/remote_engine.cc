@@ -281,6 +281,8 @@ void RemoteEngine::Take(const pb::GenerationEvents& events) {
   to.replays_same = from.replays_same();
   to.replays_different = from.replays_different();
   to.replays_unclear = from.replays_unclear();
+  to.prefill_groups = from.prefill_groups();
+  to.prefill_group_tokens = from.prefill_group_tokens();
   stats_.kv_blocks_total = from.kv_blocks_total();
   stats_.kv_blocks_in_use = from.kv_blocks_in_use();
   stats_.kv_blocks_cached = from.kv_blocks_cached();

@@ -148,6 +148,19 @@ void AddSchedulerFlags(CLI::App& command, EngineFlags& flags) {
       ->check(WholeNumber(0, scheduler::kMaxMicroBatches, "0 takes as many as the measured times ask for"))
       ->type_name("N")
       ->group("Disaggregation");
+  command
+      .add_option("--prefill-ranks", flags.prefill_ranks,
+                  "Compute workers that prefill one long prompt together, each a part of its tokens; auto: as many as "
+                  "are free; 1: each prompt stays on one")
+      ->check(WholeNumber(1, proto::kMaxPrefillRanks, "auto takes as many as are free") | OneOf({"auto"}))
+      ->type_name("auto|N")
+      ->group("Disaggregation");
+  command
+      .add_option("--prefill-rank-tokens", flags.prefill_rank_tokens,
+                  "The least that each of them gets of a prompt: shorter prompts have fewer ranks")
+      ->check(WholeNumber(kSegmentTokens, proto::kMaxStepTokens))
+      ->type_name("TOKENS")
+      ->group("Disaggregation");
 }
 
 void AddStateSnapshotsFlag(CLI::App& command, int& percent) {
@@ -187,6 +200,12 @@ void AddCacheFlags(CLI::App& command, EngineFlags& flags) {
       .add_option("--attention-workers", flags.attention_workers,
                   "Attention workers in this process, each with a KV cache of its own")
       ->check(WholeNumber(1, server::kMaxAttentionWorkers))
+      ->type_name("N")
+      ->group("Disaggregation");
+  command
+      .add_option("--compute-workers", flags.compute_workers,
+                  "Compute workers in this process, on the one --device: they divide requests and long prompts")
+      ->check(WholeNumber(1, server::kMaxComputeWorkers))
       ->type_name("N")
       ->group("Disaggregation");
 }
@@ -272,6 +291,8 @@ scheduler::SchedulerOptions SchedulerOptionsOf(const EngineFlags& flags) {
   options.max_model_len = static_cast<int>(flags.max_model_len);
   options.max_queued_requests = flags.max_queued_requests;
   options.replay_one_in = flags.replay_one_in;
+  options.prefill_ranks = flags.prefill_ranks == "auto" ? 0 : std::atoi(flags.prefill_ranks.c_str());
+  options.prefill_rank_tokens = flags.prefill_rank_tokens;
   options.adapt_micro_batches = flags.micro_batches == 0;
   options.micro_batches = flags.micro_batches == 0 ? kMostAdaptedMicroBatches : flags.micro_batches;
   options.enable_prefix_caching = flags.enable_prefix_caching;
@@ -376,6 +397,7 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model:
 
   server::EmbeddedClusterOptions options;
   options.attention_workers = flags.attention_workers;
+  options.compute_workers = flags.compute_workers;
   if (flags.kv_cache_memory != "auto") {
     DT_ASSIGN_OR_RETURN(options.kv_cache_bytes, ParseBytes("--kv-cache-memory-bytes", flags.kv_cache_memory));
     if (options.kv_cache_bytes == 0)

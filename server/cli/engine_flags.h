@@ -32,6 +32,9 @@ struct EngineFlags {
   std::optional<uint64_t> seed;
   std::string kv_cache_memory = "auto";
   int attention_workers = 1;
+  int compute_workers = 1;
+  std::string prefill_ranks = "auto";
+  int prefill_rank_tokens = 1024;
   int state_snapshots = attention::kSnapshotPercent;
   bool kv_checksums = false;
   int micro_batches = 1;

@@ -131,6 +131,10 @@ class Up {
                            engine.placement,
                            "--micro-batches",
                            std::to_string(engine.micro_batches),
+                           "--prefill-ranks",
+                           engine.prefill_ranks,
+                           "--prefill-rank-tokens",
+                           std::to_string(engine.prefill_rank_tokens),
                            engine.enable_prefix_caching ? "--enable-prefix-caching" : "--no-enable-prefix-caching",
                            engine.enable_chunked_prefill ? "--enable-chunked-prefill" : "--no-enable-chunked-prefill"};
     if (engine.seed) arguments.insert(arguments.end(), {"--seed", std::to_string(*engine.seed)});
@@ -155,43 +159,54 @@ class Up {
   // --exchange device is for those who have a GPU.
   std::string ExchangeOn(const std::string& device) const { return device == "cpu" ? "auto" : flags_.exchange; }
 
+  std::vector<std::string> ComputeWorkerWords(const std::string& name, int threads) const {
+    const EngineFlags& engine = flags_.engine;
+    return {"compute-worker",
+            engine.model,
+            "--name",
+            name,
+            "--scheduler",
+            address_,
+            "--lanes",
+            flags_.lanes,
+            "--exchange",
+            flags_.exchange,
+            "--dtype",
+            engine.dtype,
+            "--kv-cache-dtype",
+            engine.kv_cache_dtype,
+            "--state-dtype",
+            engine.state_dtype,
+            "--load-format",
+            engine.load_format,
+            "--gpu-weights",
+            engine.gpu_weights,
+            "--device",
+            engine.device,
+            "--threads",
+            std::to_string(threads),
+            "--prompt-scratch",
+            engine.prompt_scratch,
+            "--hand-over",
+            engine.hand_over,
+            engine.q_first ? "--q-first" : "--no-q-first"};
+  }
+
   // What starts them: as of the command line.
   void NameWorkers() {
     const EngineFlags& engine = flags_.engine;
-    workers_["compute-1"] = {"compute-worker",
-                             engine.model,
-                             "--name",
-                             "compute-1",
-                             "--scheduler",
-                             address_,
-                             "--lanes",
-                             flags_.lanes,
-                             "--exchange",
-                             flags_.exchange,
-                             "--dtype",
-                             engine.dtype,
-                             "--kv-cache-dtype",
-                             engine.kv_cache_dtype,
-                             "--state-dtype",
-                             engine.state_dtype,
-                             "--load-format",
-                             engine.load_format,
-                             "--gpu-weights",
-                             engine.gpu_weights,
-                             "--device",
-                             engine.device,
-                             "--threads",
-                             std::to_string(engine.threads),
-                             "--prompt-scratch",
-                             engine.prompt_scratch,
-                             "--hand-over",
-                             engine.hand_over,
-                             engine.q_first ? "--q-first" : "--no-q-first"};
+    // Several compute workers on a CPU share its cores.
+    const int compute_threads =
+        engine.threads > 0 || engine.compute_workers == 1
+            ? engine.threads
+            : std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / engine.compute_workers);
+    for (int i = 1; i <= engine.compute_workers; ++i)
+      workers_[absl::StrCat("compute-", i)] = ComputeWorkerWords(absl::StrCat("compute-", i), compute_threads);
     const auto trace = [&](const std::string& name) {
       if (engine.trace_file.empty()) return;
       workers_[name].insert(workers_[name].end(), {"--trace-file", absl::StrCat(engine.trace_file, ".", name)});
     };
-    trace("compute-1");
+    for (int i = 1; i <= engine.compute_workers; ++i) trace(absl::StrCat("compute-", i));
     // Attention shares the cores with the dense layers here: one thread a worker unless there are many cores.
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     const int threads = std::max(1, cores / (2 * engine.attention_workers));

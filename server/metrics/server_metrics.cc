@@ -145,6 +145,9 @@ class ServerMetrics::Impl {
       make_.Counter("replays_same_total", "", "Requests computed again (--replay-one-in) that gave their tokens.");
   CounterPair replays_different_ =
       make_.Counter("replays_different_total", "", "Requests computed again that gave other tokens: see the log.");
+  CounterPair prefill_groups_ =
+      make_.Counter("prefill_groups_total", "", "Parts of long prompts that several compute workers took together.");
+  CounterPair prefill_group_tokens_ = make_.Counter("prefill_group_tokens_total", "", "Tokens in those parts.");
   CounterPair replays_unclear_ =
       make_.Counter("replays_unclear_total", "", "Requests that could not be computed again to their end.");
   HistogramPair step_tokens_ =
@@ -249,6 +252,8 @@ void ServerMetrics::Update(const EngineStats& stats, const std::vector<StepSampl
   Grow(m.damaged_, now.damaged, m.last_.damaged);
   Grow(m.replays_same_, now.replays_same, m.last_.replays_same);
   Grow(m.replays_different_, now.replays_different, m.last_.replays_different);
+  Grow(m.prefill_groups_, now.prefill_groups, m.last_.prefill_groups);
+  Grow(m.prefill_group_tokens_, now.prefill_group_tokens, m.last_.prefill_group_tokens);
   Grow(m.replays_unclear_, now.replays_unclear, m.last_.replays_unclear);
   m.last_ = now;
   for (const StepSample& sample : samples) {

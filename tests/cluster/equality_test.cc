@@ -9,10 +9,10 @@
 #define DOVETAIL_SEED_COUNT 120
 #endif
 
-// However many attention workers there are, wherever a sequence lies, whoever it shares steps with, however its prompt
-// was cut, whether it was preempted, forked, or found its prefix cached: the bits of its logits and its tokens are
-// those it has alone. By seed: DOVETAIL_SEED repeats one, DOVETAIL_SEEDS says how many. A failure is printed as the
-// simplest scenario that still fails.
+// However many workers there are, wherever a sequence lies, whatever it shares steps with, however its prompt was cut
+// into chunks and over compute workers, whether it was preempted, forked, or found its prefix cached: the bits of its
+// logits and its tokens are those it has alone. By seed: DOVETAIL_SEED repeats one, DOVETAIL_SEEDS says how many. A
+// failure is printed as the simplest scenario that still fails.
 
 namespace dovetail::test {
 namespace {
@@ -42,14 +42,16 @@ TEST(Cluster, EveryStreamIsBitForBitTheOneItsRequestHasAlone) {
     all.tokens += outcome.tokens;
     all.preemptions += outcome.preemptions;
     all.prefix_hits += outcome.prefix_hits;
+    all.prefill_groups += outcome.prefill_groups;
   }
-  std::printf("seeds %llu..%llu: %llu tokens, %llu preemptions, %llu prefix tokens found\n",
+  std::printf("seeds %llu..%llu: %llu tokens, %llu preemptions, %llu prefix tokens found, %llu prefill groups\n",
               static_cast<unsigned long long>(first), static_cast<unsigned long long>(last),
               static_cast<unsigned long long>(all.tokens), static_cast<unsigned long long>(all.preemptions),
-              static_cast<unsigned long long>(all.prefix_hits));
+              static_cast<unsigned long long>(all.prefix_hits), static_cast<unsigned long long>(all.prefill_groups));
   if (only > 0) return;
   EXPECT_GT(all.preemptions, (last - first) / 10) << "the seeds are too tame to say anything";
   EXPECT_GT(all.prefix_hits, 10 * (last - first));
+  EXPECT_GT(all.prefill_groups, (last - first) / 5);
 }
 
 }  // namespace

@@ -226,6 +226,8 @@ absl::Status MiniCluster::StartScheduler() {
   add("--max-num-seqs", core.max_num_seqs);
   add("--max-num-batched-tokens", core.max_num_batched_tokens);
   add("--micro-batches", core.micro_batches);
+  add("--prefill-rank-tokens", core.prefill_rank_tokens);
+  words.insert(words.end(), {"--prefill-ranks", core.prefill_ranks == 0 ? "auto" : absl::StrCat(core.prefill_ranks)});
   words.insert(words.end(), {"--placement", FlagOf(core.placement)});
   words.push_back(core.enable_prefix_caching ? "--enable-prefix-caching" : "--no-enable-prefix-caching");
   words.push_back(core.enable_chunked_prefill ? "--enable-chunked-prefill" : "--no-enable-chunked-prefill");

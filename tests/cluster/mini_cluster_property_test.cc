@@ -26,7 +26,9 @@ TEST(MiniClusterProperty, WhateverTheClusterIsLikeEveryStreamIsTheOneItsRequestH
     options.isa = scenario.avx512 ? kernels::Isa::kAvx512 : kernels::Isa::kAvx2;
     options.kv_bytes = runner.KvBytesOfWorker(scenario);
     options.attention_workers = scenario.workers;
-    options.compute_workers = seed % 4 == 0 ? 2 : 1;
+    options.compute_workers = scenario.compute_workers;
+    options.scheduler.prefill_ranks = scenario.prefill_ranks;
+    options.scheduler.prefill_rank_tokens = scenario.prefill_rank_tokens;
     options.compute = ScenarioRunner::TuningOf(scenario);
     options.scheduler.placement = scenario.placement;
     options.scheduler.micro_batches = scenario.micro_batches;
@@ -44,7 +46,9 @@ TEST(MiniClusterProperty, WhateverTheClusterIsLikeEveryStreamIsTheOneItsRequestH
                                       << scenario.ToString();
     all.preemptions += outcome.preemptions;
     all.prefix_hits += outcome.prefix_hits;
+    all.prefill_groups += outcome.prefill_groups;
   }
+  EXPECT_GT(all.prefill_groups, 0u);
   EXPECT_GT(all.preemptions + all.prefix_hits, 0u) << "the seeds are too tame to say anything";
 }
 

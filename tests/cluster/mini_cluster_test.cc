@@ -157,6 +157,47 @@ TEST_P(MiniClusterTest, StreamsGoOnWithTheSameBitsWhileWorkersComeAndGo) {
   alone_->Expect(Request(70, 250, 2), *after);
 }
 
+// Three compute workers take each prompt together, in three parts of 192 tokens; one of them goes, another comes.
+TEST_P(MiniClusterTest, LongPromptsOnSeveralComputeWorkersGiveTheSameBitsWhileThoseComeAndGo) {
+  MiniClusterOptions options = Options();
+  options.attention_workers = 2;
+  options.compute_workers = 3;
+  options.scheduler.max_num_batched_tokens = 64;
+  options.scheduler.prefill_rank_tokens = 64;
+  const auto cluster = MiniCluster::Start(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  const auto chat = Submit((*cluster)->engine(), Request(5, 400));
+  std::vector<scheduler::GenerationRequest> requests;
+  std::vector<std::shared_ptr<cli::CollectingSink>> sinks;
+  const auto submit = [&](int prompts) {
+    for (int i = 0; i < prompts; ++i) {
+      requests.push_back(Request(380 + 7 * i, 6, static_cast<int>(requests.size()) + 1));
+      sinks.push_back(Submit((*cluster)->engine(), requests.back()));
+    }
+  };
+  submit(1);
+  ASSERT_EQ(sinks[0]->WaitForEnd(), absl::OkStatus());  // alone, it has all three
+  submit(4);
+  sinks[1]->WaitForTokens(1);
+  (*cluster)->Stop("c2");
+  submit(3);
+  ASSERT_TRUE((*cluster)->AddComputeWorker("c4").ok());
+  submit(3);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    ASSERT_EQ(sinks[i]->WaitForEnd(), absl::OkStatus());
+    SCOPED_TRACE(absl::StrCat("request ", i));
+    alone_->Expect(requests[i], *sinks[i]);
+  }
+  ASSERT_EQ(chat->WaitForEnd(), absl::OkStatus());
+  alone_->Expect(Request(5, 400), *chat);
+  server::EngineStats stats;
+  EXPECT_TRUE(Eventually([&] {
+    stats = (*cluster)->engine().stats();
+    return stats.kv_blocks_in_use == 0 && stats.scheduler.running_sequences == 0;
+  })) << stats.kv_blocks_in_use;
+  EXPECT_GE(stats.scheduler.prefill_groups, 2u);
+}
+
 // The small worker holds 320 tokens, the large one 640. While the first request fills the large one, the second begins
 // on the small one and outgrows it. On a busy machine the first may have ended before the second comes: then others
 // try.

@@ -100,7 +100,8 @@ std::string Scenario::ToString() const {
       " token_shard ", token_shard, " micro_batches ", micro_batches, " prefix_cache ", prefix_cache, " spare_blocks ",
       spare_blocks, "\n  prompt_kib ", prompt_kib, " prompt_tokens ", prompt_tokens, " key_values_in_flight ",
       key_values_in_flight, q_first ? "" : " q with k and v", hand_over_at_end ? " hand-over at the end" : "",
-      "\n  step_tokens ", step_tokens, " max_seqs ", max_seqs, chunked ? "" : " not chunked");
+      "\n  compute_workers ", compute_workers, " prefill_ranks ", prefill_ranks, " prefill_rank_tokens ",
+      prefill_rank_tokens, "\n  step_tokens ", step_tokens, " max_seqs ", max_seqs, chunked ? "" : " not chunked");
   for (size_t i = 0; i < requests.size(); ++i) absl::StrAppend(&text, "\n  request ", i, ": ", requests[i].ToString());
   return text;
 }
@@ -132,6 +133,10 @@ Scenario SomeScenario(uint64_t seed, const std::vector<TinyModelKind>& models) {
   scenario.key_values_in_flight = prompts.Of(2, 5);
   scenario.q_first = !prompts.OneIn(5);
   scenario.hand_over_at_end = prompts.OneIn(5);
+  Dice groups(seed ^ 0x9a9a);
+  scenario.compute_workers = groups.OneIn(2) ? groups.Of(2, 4) : 1;
+  scenario.prefill_ranks = groups.OneIn(3) ? groups.Of(1, 3) : 0;
+  scenario.prefill_rank_tokens = groups.OneIn(2) ? 64 : groups.Of(64, 150);
   for (int i = dice.Of(1, 6); i > 0; --i)
     scenario.requests.push_back(SomeRequest(dice, static_cast<int>(scenario.requests.size())));
   return scenario;
@@ -153,6 +158,10 @@ std::vector<Scenario> SimplerScenarios(const Scenario& scenario) {
     change(&Scenario::placement, PlacementPolicy::kHeads);
     change(&Scenario::placement, PlacementPolicy::kTokens);
   }
+  change(&Scenario::compute_workers, 1);
+  if (scenario.compute_workers > 2) change(&Scenario::compute_workers, 2);
+  change(&Scenario::prefill_ranks, 1);
+  change(&Scenario::prefill_rank_tokens, 64);
   change(&Scenario::micro_batches, 1);
   change(&Scenario::prompt_kib, 0);
   change(&Scenario::prompt_kib, -1);

@@ -65,8 +65,11 @@ struct Scenario {
   int step_tokens = kScenarioPositions;
   int max_seqs = 8;
   int token_shard = 64;
-  int prompt_kib = -1;     // the compute worker's scratch for prompts; 0: none; -1: as much as it likes
-  int prompt_tokens = 16;  // from which on an entry is attended there
+  int compute_workers = 1;
+  int prefill_ranks = 0;         // 0: as many as there are compute workers
+  int prefill_rank_tokens = 64;  // at least, of a prompt
+  int prompt_kib = -1;           // the compute worker's scratch for prompts; 0: none; -1: as much as it likes
+  int prompt_tokens = 16;        // from which on an entry is attended there
   int key_values_in_flight = 4;
   bool q_first = true;
   bool hand_over_at_end = false;

@@ -222,6 +222,9 @@ Outcome ScenarioRunner::Run(const Scenario& scenario) {
   TestModel& model = Model(scenario.model, scenario.avx512, scenario.threads);
   server::EmbeddedClusterOptions options = ClusterOptionsFor(model, scenario.kv);
   options.attention_workers = scenario.workers;
+  options.compute_workers = scenario.compute_workers;
+  options.scheduler.prefill_ranks = scenario.prefill_ranks;
+  options.scheduler.prefill_rank_tokens = scenario.prefill_rank_tokens;
   options.scheduler.placement = scenario.placement;
   options.scheduler.micro_batches = scenario.micro_batches;
   options.scheduler.enable_prefix_caching = scenario.prefix_cache;
@@ -286,6 +289,7 @@ Outcome ScenarioRunner::Run(const Scenario& scenario, server::Engine& engine) {
   const server::EngineStats stats = engine.stats();
   outcome.preemptions = stats.scheduler.preemptions;
   outcome.prefix_hits = stats.scheduler.prefix_hits;
+  outcome.prefill_groups = stats.scheduler.prefill_groups;
   return outcome;
 }
 
