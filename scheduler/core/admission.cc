@@ -113,12 +113,24 @@ Refusal* SchedulerCore::Impl::RefusalBy(Sequence& sequence, WorkerId worker) con
   return at;
 }
 
-// It had no room, and nothing has changed there since.
-bool SchedulerCore::Impl::Refuses(const Sequence& sequence, int worker) const {
+const Refusal* SchedulerCore::Impl::FindRefusal(const Sequence& sequence, int worker) const {
   const KvBudget::Worker& now = budget_.workers()[worker];
-  return std::any_of(sequence.refusals.begin(), sequence.refusals.end(), [&](const Refusal& refusal) {
-    return refusal.worker == now.id && refusal.epoch == now.epoch && (refusal.alone || refusal.freed == now.freed);
+  const auto& refusals = sequence.refusals;
+  const auto* at = std::find_if(refusals.begin(), refusals.end(), [&](const Refusal& refusal) {
+    return refusal.worker == now.id && refusal.epoch == now.epoch;
   });
+  return at == refusals.end() ? nullptr : at;
+}
+
+// It had no room, and nothing has changed there since.
+bool SchedulerCore::Impl::HasNoRoomFor(const Sequence& sequence, int worker) const {
+  const Refusal* const refusal = FindRefusal(sequence, worker);
+  return refusal != nullptr && (refusal->alone || refusal->freed == budget_.workers()[worker].freed);
+}
+
+bool SchedulerCore::Impl::Refuses(const Sequence& sequence, int worker) const {
+  const Refusal* const refusal = FindRefusal(sequence, worker);
+  return refusal != nullptr && (refusal->damaged || HasNoRoomFor(sequence, worker));
 }
 
 std::vector<KvBudget::Worker> SchedulerCore::Impl::NotRefusing(const Sequence& sequence) const {
@@ -128,12 +140,12 @@ std::vector<KvBudget::Worker> SchedulerCore::Impl::NotRefusing(const Sequence& s
   return workers;
 }
 
-// A worker that refuses it and may have room when others give theirs back.
+// A worker that had no room and may have some when others give theirs back.
 std::optional<int> SchedulerCore::Impl::LacksRoomOn(const Sequence& sequence, const proto::Placement& placement) const {
   if (sequence.refusals.empty()) return std::nullopt;
   for (const proto::Shard& shard : placement)
     if (const auto index = budget_.IndexOf(shard.worker);
-        index && budget_.workers()[*index].used > 0 && Refuses(sequence, *index))
+        index && budget_.workers()[*index].used > 0 && HasNoRoomFor(sequence, *index))
       return index;
   return std::nullopt;
 }

@@ -28,6 +28,14 @@ bool SchedulerCore::Impl::MayMove(const Sequence& sequence) const {
   return sequence.phase == Phase::kReady && sequence.in_flight == 0 && !sequence.awaits_forks && sequence.planned == 0;
 }
 
+// The emptiest first; last those on which its KV was damaged.
+std::vector<int> SchedulerCore::Impl::TakersOf(const Sequence& sequence) const {
+  std::vector<int> takers = EmptiestFirst(budget_.workers());
+  std::erase_if(takers, [&](int worker) { return HasNoRoomFor(sequence, worker); });
+  std::stable_partition(takers.begin(), takers.end(), [&](int worker) { return !Refuses(sequence, worker); });
+  return takers;
+}
+
 void SchedulerCore::Impl::LeaveDrainingWorkers() {
   for (int from = 0; from < static_cast<int>(budget_.workers().size()); ++from) {
     const KvBudget::Worker worker = budget_.workers()[from];
@@ -43,9 +51,8 @@ void SchedulerCore::Impl::LeaveDrainingWorkers() {
         continue;
       }
       // Where nobody has room it stays: it ends there, or somebody else ends first.
-      for (const int to : EmptiestFirst(budget_.workers())) {
-        if (!Refuses(*sequence, to) && MoveAway(*sequence, from, to)) break;
-      }
+      for (const int to : TakersOf(*sequence))
+        if (MoveAway(*sequence, from, to)) break;
     }
   }
 }

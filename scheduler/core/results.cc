@@ -284,7 +284,8 @@ void SchedulerCore::Impl::Unreachable(MicroBatch& batch, const proto::StepResult
 }
 
 // What lies on an attention worker is not what was written there. Nothing was committed: those sequences begin again
-// from the token log, and the step is planned again. Not for ever: where that does not help, their requests end.
+// from the token log, on another worker if one can hold them, and the step is planned again. Not for ever: where that
+// does not help, their requests end.
 void SchedulerCore::Impl::RestartDamaged(MicroBatch& batch, const proto::StepResult& result) {
   bool any = false;
   std::vector<Sequence*> given_up;
@@ -294,6 +295,8 @@ void SchedulerCore::Impl::RestartDamaged(MicroBatch& batch, const proto::StepRes
     any = true;
     if (sequence.phase == Phase::kEnded) continue;
     sequence.lost = true;
+    if (Names(sequence, result.failed_worker, /*current=*/true))
+      RefusalBy(sequence, result.failed_worker)->damaged = true;
     ++stats_.damaged;
     ++sequence.damages;
     ++sequence.damages_in_a_row;

@@ -139,6 +139,7 @@ class SchedulerCore::Impl {
   void ForgetMovesTo(WorkerId worker, std::optional<Epoch> but_not_of);
   void ExpireMoves();
   std::optional<uint16_t> FreeMoveSlot() const;
+  std::vector<int> TakersOf(const Sequence& sequence) const;
 
   // incarnation.cc
   void TakeSlot(Sequence& sequence);
@@ -174,6 +175,8 @@ class SchedulerCore::Impl {
   absl::Status TooLarge(const Sequence& sequence) const;
   void GoElsewhere(Sequence& sequence, absl::Span<const WorkerId> refused_by);
   Refusal* RefusalBy(Sequence& sequence, WorkerId worker) const;
+  const Refusal* FindRefusal(const Sequence& sequence, int worker) const;
+  bool HasNoRoomFor(const Sequence& sequence, int worker) const;
   bool Refuses(const Sequence& sequence, int worker) const;
   std::vector<KvBudget::Worker> NotRefusing(const Sequence& sequence) const;
   std::optional<int> LacksRoomOn(const Sequence& sequence, const proto::Placement& placement) const;

@@ -43,13 +43,15 @@ struct Move {
   absl::Time deadline;
 };
 
-// An attention worker that had no room for a sequence although the budget said so.
+// An attention worker that had no room for a sequence although the budget said so, or on which its KV was damaged.
 struct Refusal {
+  static constexpr uint64_t kHadRoom = ~uint64_t{0};
   WorkerId worker;
   Epoch epoch;
-  uint64_t freed = 0;  // KvBudget::Worker's, then: nothing has changed there until it grows
-  bool alone = false;  // nothing else lay there: what others give back changes nothing
-  int opens = 0;       // that it refused in a row
+  uint64_t freed = kHadRoom;  // KvBudget::Worker's, then: nothing has changed there until it grows
+  bool alone = false;         // nothing else lay there: what others give back changes nothing
+  bool damaged = false;       // its KV was: it goes there again only if nothing else holds it
+  int opens = 0;              // that it refused in a row
 };
 
 // One choice of a request: its tokens, and the incarnation that holds KV for them now. Preemption ends an incarnation,

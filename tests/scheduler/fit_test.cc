@@ -235,6 +235,54 @@ TEST(Damage, LetsASequenceBeginAgainAFewTimesAndThenEndsItsRequest) {
   }
 }
 
+// The workers that were told to open sequences, in order, until nothing happens any more.
+std::vector<uint32_t> WorkersOf(FakeCluster& cluster, const std::function<void(const Action&)>& more) {
+  std::vector<uint32_t> opened;
+  cluster.on_action = [&](const Action& action) {
+    if (const auto* open = std::get_if<OpenSequence>(&action)) opened.push_back(open->worker.value());
+    more(action);
+  };
+  cluster.RunUntilIdle();
+  return opened;
+}
+
+TEST(Damage, KeepsASequenceFromTheWorkerWhereItWasWhereAnotherHoldsIt) {
+  for (const uint64_t second : {uint64_t{100000}, uint64_t{4}}) {  // blocks of the second worker
+    ClusterOptions options = SmallCluster(2);
+    options.kv_blocks[1] = second;
+    FakeCluster cluster(options);
+    const RequestId id = cluster.Submit(Ask(500, 60));
+    int damages = 2;
+    const std::vector<uint32_t> opened = WorkersOf(cluster, [&](const Action& action) {
+      if (std::holds_alternative<EmitUpdate>(action) && cluster.stream(id).tokens.size() % 20 == 10 && damages-- > 0)
+        cluster.Damage(1);
+    });
+    EXPECT_EQ(cluster.core().stats().damaged, 2u);
+    EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0)) << cluster.stream(id).error;
+    ASSERT_EQ(opened.size(), 3u);
+    if (second > 4)
+      EXPECT_NE(opened[0], opened[1]) << "it began again where its KV had been damaged";
+    else
+      EXPECT_EQ(opened, (std::vector<uint32_t>{0, 0, 0})) << "nothing else holds it";
+    ExpectClean(cluster);
+  }
+}
+
+TEST(Damage, IsNoReasonToWaitForRoomOnTheOnlyWorker) {
+  FakeCluster cluster(SmallCluster());
+  const RequestId longer = cluster.Submit(Ask(50, 1000));
+  const RequestId shorter = cluster.Submit(Ask(50, 30, "a", 8));
+  while (cluster.stream(longer).tokens.size() < 10 || cluster.stream(shorter).tokens.size() < 10)
+    ASSERT_TRUE(cluster.RunOne());
+  cluster.Damage(1);  // both
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.core().stats().damaged, 2u);
+  EXPECT_LT(cluster.stream(shorter).end, cluster.stream(longer).end) << "it waited until the other had ended";
+  for (const RequestId id : {longer, shorter})
+    EXPECT_EQ(cluster.stream(id).tokens, cluster.Undisturbed(cluster.request(id), 0));
+  ExpectClean(cluster);
+}
+
 // Between two of them it got tokens.
 TEST(Damage, FromTimeToTimeEndsNoRequest) {
   FakeCluster cluster(SmallCluster());
