@@ -61,6 +61,7 @@ class ClusterAttentionWorker final : public control::WorkerNode {
     heartbeat.kv_blocks_in_use = status.blocks_in_use;
     heartbeat.kv_blocks_cached = status.blocks_cached;
     heartbeat.steps = node_->core().counters().steps;
+    heartbeat.damaged_blocks = node_->core().counters().damaged_blocks;
     return heartbeat;
   }
 

@@ -110,7 +110,8 @@ struct Heartbeat {
   uint64_t kv_blocks_total = 0, kv_blocks_in_use = 0, kv_blocks_cached = 0;
   uint64_t steps = 0;
   std::vector<Link> links;
-  uint32_t busy_ms = 0;  // of its loop: meanwhile it neither hears nor is heard on the data plane
+  uint32_t busy_ms = 0;         // of its loop: meanwhile it neither hears nor is heard on the data plane
+  uint64_t damaged_blocks = 0;  // KV blocks that were not what was written, since it joined
 };
 
 struct LinkFailed {

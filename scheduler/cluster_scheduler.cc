@@ -432,6 +432,11 @@ pb::Stats ClusterScheduler::Stats() const {
     total += member.last.kv_blocks_total;
     in_use += member.last.kv_blocks_in_use;
     cached += member.last.kv_blocks_cached;
+    if (member.request.role != Role::kAttentionWorker) continue;
+    pb::DamagedBlocks& damaged = *out.add_damaged_blocks();
+    damaged.set_worker(member.request.name);
+    damaged.set_node(member.request.node.value());
+    damaged.set_blocks(member.last.damaged_blocks);
   }
   out.set_kv_blocks_total(total);
   out.set_kv_blocks_in_use(in_use);

@@ -238,6 +238,8 @@ void EmbeddedCluster::PublishStats() {
     now.kv_blocks_total += status.blocks_total;
     now.kv_blocks_in_use += status.blocks_in_use;
     now.kv_blocks_cached += status.blocks_cached;
+    now.damaged_blocks.push_back(
+        {absl::StrCat("attention-", now.damaged_blocks.size() + 1), 0, worker->core().counters().damaged_blocks});
   }
   now.last_progress = clock_.Now();
   std::lock_guard<std::mutex> lock(mutex_);

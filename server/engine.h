@@ -38,10 +38,18 @@ struct StepSample {    // of one finished step, for metrics; proto::StepTimings 
   int64_t BubbleUs() const { return std::max<int64_t>(0, total_us - OwnUs() - IdleUs()); }
 };
 
+// KV blocks of an attention worker that were not what was written.
+struct DamagedBlocks {
+  std::string worker;        // its name
+  uint64_t incarnation = 0;  // each counts from 0
+  uint64_t blocks = 0;
+};
+
 struct EngineStats {
   scheduler::SchedulerStats scheduler;
   int max_queued_requests = 0;                                               // requests that may wait; 0: not known
   uint64_t kv_blocks_total = 0, kv_blocks_in_use = 0, kv_blocks_cached = 0;  // over all attention workers
+  std::vector<DamagedBlocks> damaged_blocks;                                 // of the attention workers that are here
   absl::Time last_progress;  // when a step last finished, or the engine was last idle
   bool healthy = true;       // false: the engine cannot make progress any more; `error` says why
   std::string error;

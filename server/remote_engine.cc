@@ -286,6 +286,9 @@ void RemoteEngine::Take(const pb::GenerationEvents& events) {
   stats_.kv_blocks_total = from.kv_blocks_total();
   stats_.kv_blocks_in_use = from.kv_blocks_in_use();
   stats_.kv_blocks_cached = from.kv_blocks_cached();
+  stats_.damaged_blocks.clear();
+  for (const pb::DamagedBlocks& damaged : from.damaged_blocks())
+    stats_.damaged_blocks.push_back({damaged.worker(), damaged.node(), damaged.blocks()});
   stats_.healthy = from.healthy();
   stats_.error = from.error();
   stats_.last_progress = SystemClock().Now() - absl::Microseconds(from.idle_us());

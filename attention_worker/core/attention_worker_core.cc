@@ -85,7 +85,10 @@ void AttentionWorkerCore::DigestFinished(std::vector<Action>& actions) {
 void AttentionWorkerCore::TakeDigest(BlockSetId set, uint64_t digest) {
   const bool compared = sequences_.pool().Holds(set) && sequences_.pool().digest(set).has_value();
   counters_.digests_compared += compared ? 1 : 0;
-  if (!sequences_.TakeDigest(set, digest)) ++counters_.damaged_sets;
+  const size_t blocks = compared ? sequences_.pool().blocks(set).size() : 0;
+  if (sequences_.TakeDigest(set, digest)) return;
+  ++counters_.damaged_sets;
+  counters_.damaged_blocks += blocks;
 }
 
 absl::Status AttentionWorkerCore::CheckShardsAreOurs(const std::vector<proto::Shard>& shards) const {

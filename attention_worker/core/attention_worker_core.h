@@ -108,6 +108,7 @@ struct AttentionWorkerCounters {
   uint64_t dropped_frames = 0;     // of another epoch, late, out of order or malformed
   uint64_t digests_compared = 0;   // of block sets, with those that they had when they were finished
   uint64_t damaged_sets = 0;       // of those, that had changed
+  uint64_t damaged_blocks = 0;     // KvBlocks of those
   uint64_t damaged_sequences = 0;  // steps and moves refused because blocks were not what was written
 };
 

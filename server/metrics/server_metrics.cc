@@ -40,6 +40,7 @@ void Grow(const CounterPair& counter, uint64_t current, uint64_t last) {
 
 double Seconds(absl::Duration duration) { return std::max(0.0, absl::ToDoubleSeconds(duration)); }
 
+constexpr size_t kMostDamageSeries = 1024;
 constexpr std::array<const char*, 4> kEnds = {"stop", "length", "abort", "error"};
 
 }  // namespace
@@ -181,6 +182,10 @@ class ServerMetrics::Impl {
                                                        .Help("Responses by route and status.")
                                                        .Register(registry_);
 
+  void UpdateDamagedBlocks(const std::vector<DamagedBlocks>& now);
+  std::map<std::string, CounterPair> damage_series_;                  // by attention worker
+  std::map<std::pair<std::string, uint64_t>, uint64_t> damage_seen_;  // by worker and incarnation
+
   // The engine counts from its start; Prometheus counters are fed with differences.
   std::mutex mutex_;
   scheduler::SchedulerStats last_;
@@ -250,6 +255,7 @@ void ServerMetrics::Update(const EngineStats& stats, const std::vector<StepSampl
   Grow(m.steps_, now.steps, m.last_.steps);
   Grow(m.late_events_, now.late_events, m.last_.late_events);
   Grow(m.damaged_, now.damaged, m.last_.damaged);
+  m.UpdateDamagedBlocks(stats.damaged_blocks);
   Grow(m.replays_same_, now.replays_same, m.last_.replays_same);
   Grow(m.replays_different_, now.replays_different, m.last_.replays_different);
   Grow(m.prefill_groups_, now.prefill_groups, m.last_.prefill_groups);
@@ -267,6 +273,26 @@ void ServerMetrics::Update(const EngineStats& stats, const std::vector<StepSampl
     m.step_parts_[2].Add(static_cast<double>(sample.WirePartUs()) * 1e-6);
     m.step_parts_[3].Add(static_cast<double>(sample.BubbleUs()) * 1e-6);
   }
+}
+
+// One series for all incarnations of a worker. Workers without a --name have another one at each start, so that there
+// would be more and more series: the last one is of all further workers.
+void ServerMetrics::Impl::UpdateDamagedBlocks(const std::vector<DamagedBlocks>& now) {
+  std::map<std::pair<std::string, uint64_t>, uint64_t> seen;
+  for (const DamagedBlocks& worker : now) {
+    const bool room = damage_series_.size() < kMostDamageSeries || damage_series_.contains(worker.worker);
+    const std::string name = room ? worker.worker : "others";
+    const auto [series, is_new] = damage_series_.try_emplace(name);
+    if (is_new)
+      series->second = make_.Counter("kv_damaged_blocks_total", "",
+                                     "KV blocks that were not what was written (--kv-checksums), by attention worker.",
+                                     {{"attention_worker", name}});
+    const std::pair<std::string, uint64_t> incarnation(worker.worker, worker.incarnation);
+    const auto last = damage_seen_.find(incarnation);
+    Grow(series->second, worker.blocks, last == damage_seen_.end() ? 0 : last->second);
+    seen[incarnation] = worker.blocks;
+  }
+  damage_seen_ = std::move(seen);
 }
 
 void ServerMetrics::UpdateHttp(const HttpStats& stats) {

@@ -169,6 +169,7 @@ TEST_F(Damage, ABitThatChangedInACachedBlockIsFoundAndTheBlockIsNotTaken) {
   FlipABitOf(worker, block);
   EXPECT_THAT(Open(worker, 2, 4), ElementsAre(2, 1, 0));
   EXPECT_EQ(counters(worker).damaged_sets, 1u);
+  EXPECT_EQ(counters(worker).damaged_blocks, Sequences(worker).pool().blocks(SetsOf(worker, 2)[0]).size());
   Step(worker, 2, 2 * kSegmentTokens, kPrompt - 2 * kSegmentTokens);
   // K and V of a chunk that begins elsewhere are others in this test, so compare with a worker that ran the same steps.
   const int sound = AddWorker();

@@ -60,6 +60,8 @@ TEST_P(Corruption, BitsThatChangeInCachedBlocksAreFoundAndThePromptIsComputedAga
   (*cluster)->FlipBits("a1", 256);
   EXPECT_EQ(CachedBy(**cluster, alone_, request), 0);
   EXPECT_EQ(CachedBy(**cluster, alone_, request), 256) << "what was computed again is well";
+  const auto damaged = [&] { return (*cluster)->engine().stats().damaged_blocks; };
+  EXPECT_TRUE(Eventually([&] { return damaged().size() == 1 && damaged()[0].blocks > 0; }));
 }
 
 TEST_P(Corruption, WithoutChecksumsTheSameBitsGiveAnotherAnswer) {

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "server/http/routes.h"
+#include "server/metrics/server_metrics.h"
 #include "tests/server/test_server.h"
 
 namespace dovetail::server::test {
@@ -286,6 +287,30 @@ TEST(Metrics, SayWhereStepsSpendTheirTime) {
   EXPECT_NEAR(part("wire"), 0.03e-3, 1e-9);
   EXPECT_NEAR(part("bubble"), 0.17e-3, 1e-9);
   EXPECT_NEAR(Value(text, "dovetail:step_part_seconds_total") / steps, 1e-3, 1e-9);
+}
+
+// Incarnations of a worker count from 0 each, and there may be two of a name in turn.
+TEST(Metrics, DamagedBlocksAreCountedByAttentionWorker) {
+  ServerMetrics metrics({.model_name = "m"});
+  const auto update = [&](std::vector<DamagedBlocks> damaged) {
+    EngineStats stats;
+    stats.damaged_blocks = std::move(damaged);
+    metrics.Update(stats, {});
+    metrics.Update(stats, {});  // what was said before is no news
+  };
+  const auto value = [&](const std::string& worker) {
+    return Value(metrics.Text(), absl::StrCat(R"(dovetail:kv_damaged_blocks_total{attention_worker=")", worker,
+                                              R"(",model_name="m"})"));
+  };
+  update({{"a1", 7, 0}, {"a2", 8, 3}});
+  EXPECT_THAT(metrics.Text(), HasSubstr(R"(dovetail:kv_damaged_blocks_total{attention_worker="a1",model_name="m"} 0)"));
+  update({{"a1", 7, 2}, {"a2", 8, 3}});
+  update({{"a2", 8, 4}});
+  update({{"a1", 9, 5}, {"a2", 8, 4}});
+  EXPECT_EQ(value("a1"), 7);
+  EXPECT_EQ(value("a2"), 4);
+  for (uint64_t i = 0; i < 2000; ++i) update({{absl::StrCat("w", i), i, 1}, {absl::StrCat("v", i), i, 1}});
+  EXPECT_EQ(value("others"), 4000 - 1022) << "of those beyond the limit";
 }
 
 TEST(Metrics, EveryAnswerIsCountedWithItsStatus) {
