@@ -125,6 +125,8 @@ ApiServer::ApiServer(const ApiFlags& flags, server::HttpServerOptions options)
 absl::StatusOr<std::unique_ptr<ApiServer>> ApiServer::Start(const ApiFlags& flags, std::optional<uint64_t> seed) {
   DT_RETURN_IF_ERROR(CheckNames(flags));
   DT_ASSIGN_OR_RETURN(server::HttpServerOptions options, HttpOptionsOf(flags, seed));
+  server::GrpcServerOptions grpc_limits;
+  DT_RETURN_IF_ERROR(SetLimits(flags.limits, grpc_limits));  // now, and not once the model has loaded
   std::unique_ptr<ApiServer> api(new ApiServer(flags, std::move(options)));
   DT_RETURN_IF_ERROR(api->http_.Start());
   WarnOfOpenPorts(flags, api->keys_);
@@ -146,6 +148,7 @@ absl::Status ApiServer::Serve(const ServedEngine& served) {
     options.listen = flags_.grpc_listen;
     options.api_keys = keys_;
     options.tls = flags_.tls;
+    DT_RETURN_IF_ERROR(SetLimits(flags_.limits, options));
     options.max_num_seqs = served.max_num_seqs;
     options.kv_cache_dtype = std::string(Name(served.kv_dtype));
     DT_ASSIGN_OR_RETURN(grpc_, server::GrpcServer::Start(options, model, served.engine, intake_));

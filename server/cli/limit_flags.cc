@@ -15,7 +15,7 @@ void AddLimitFlags(CLI::App& command, LimitFlags& flags) {
       ->group("API");
   command
       .add_option("--max-body-bytes", flags.max_body,
-                  "The largest body of a request, at most 64MiB; a larger one gets 413")
+                  "The largest body of a request, over HTTP and gRPC, at most 64MiB; a larger one gets 413")
       ->type_name("SIZE")
       ->group("API");
   command
@@ -23,6 +23,19 @@ void AddLimitFlags(CLI::App& command, LimitFlags& flags) {
                   "Memory for the bodies of all requests that are being read or wait to be parsed; one that finds no "
                   "room gets 503")
       ->type_name("SIZE")
+      ->group("API");
+  command
+      .add_option("--max-unread-grpc-bytes", flags.max_unread_grpc,
+                  "Memory for what gRPC has received of messages that are not whole, or not read, yet; calls beyond it "
+                  "end with RESOURCE_EXHAUSTED")
+      ->type_name("SIZE")
+      ->group("API");
+  command
+      .add_option("--max-queued-work", flags.max_queued_work,
+                  "Requests of both APIs that wait to be parsed and tokenised; half of them for one tenant of several. "
+                  "One more gets 503, or RESOURCE_EXHAUSTED")
+      ->check(WholeNumber(1, 1 << 20))
+      ->type_name("N")
       ->group("API");
   command
       .add_option("--min-body-rate", flags.min_body_rate,
@@ -33,6 +46,7 @@ void AddLimitFlags(CLI::App& command, LimitFlags& flags) {
 
 absl::Status SetLimits(const LimitFlags& flags, server::HttpServerOptions& options) {
   options.max_connections = flags.max_connections;
+  options.max_queued_work = flags.max_queued_work;
   DT_ASSIGN_OR_RETURN(options.max_body_bytes, ParseBytes("--max-body-bytes", flags.max_body));
   DT_ASSIGN_OR_RETURN(options.max_unfinished_body_bytes,
                       ParseBytes("--max-unfinished-body-bytes", flags.max_unfinished_bodies));
@@ -40,10 +54,25 @@ absl::Status SetLimits(const LimitFlags& flags, server::HttpServerOptions& optio
   return absl::OkStatus();
 }
 
+absl::Status SetLimits(const LimitFlags& flags, server::GrpcServerOptions& options) {
+  DT_ASSIGN_OR_RETURN(options.max_message_bytes, ParseBytes("--max-body-bytes", flags.max_body));
+  DT_ASSIGN_OR_RETURN(options.max_unread_bytes, ParseBytes("--max-unread-grpc-bytes", flags.max_unread_grpc));
+  return options.Validate();
+}
+
 std::vector<std::string> ArgumentsOf(const LimitFlags& flags) {
-  return {
-      "--max-connections",           std::to_string(flags.max_connections), "--max-body-bytes", flags.max_body,
-      "--max-unfinished-body-bytes", flags.max_unfinished_bodies,           "--min-body-rate",  flags.min_body_rate};
+  return {"--max-connections",
+          std::to_string(flags.max_connections),
+          "--max-body-bytes",
+          flags.max_body,
+          "--max-unfinished-body-bytes",
+          flags.max_unfinished_bodies,
+          "--max-unread-grpc-bytes",
+          flags.max_unread_grpc,
+          "--max-queued-work",
+          std::to_string(flags.max_queued_work),
+          "--min-body-rate",
+          flags.min_body_rate};
 }
 
 }  // namespace dovetail::cli

@@ -42,12 +42,18 @@ void GenerateCall::Begin(const ServedModel& model, PreparedGeneration prepared) 
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (cancel_->cancelled()) return End(grpc::Status(grpc::StatusCode::CANCELLED, "the request was aborted"));
-    begun_ = true;
     server_.intake.admission.Began(tenant_, 1);
+    admitted_ = true;
     builder_.emplace(model, std::move(prepared.spec));
   }
   const auto id = server_.engine.Submit(std::move(prepared.requests.front()), shared_from_this());
-  if (!id.ok()) return Refuse(id.status());
+  if (!id.ok()) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      LeaveAdmission();
+    }
+    return Refuse(id.status());
+  }
   std::lock_guard<std::mutex> lock(mutex_);
   id_ = *id;
   if (engine_done_) return;
@@ -66,7 +72,10 @@ void GenerateCall::Cancel() {
 
 void GenerateCall::OnUpdate(scheduler::GenerationUpdate update) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (update.request_finished) engine_done_ = true;
+  if (update.request_finished) {
+    engine_done_ = true;
+    LeaveAdmission();
+  }
   if (ended_ || last_) return;
   if (update.reason == scheduler::FinishReason::kError && update.choice_finished) return End(ErrorOf(update));
   if (update.reason == scheduler::FinishReason::kCancelled && update.choice_finished)
@@ -91,9 +100,14 @@ void GenerateCall::OnDone() {
     std::lock_guard<std::mutex> lock(mutex_);
     cancel_->Cancel();
     CancelInEngine();
-    if (begun_) server_.intake.admission.Ended(tenant_, 1, SystemClock().Now());
+    LeaveAdmission();
   }
   self_.reset();
+}
+
+// It counts what is in the engine: a client that reads its last messages late holds no place.
+void GenerateCall::LeaveAdmission() {
+  if (std::exchange(admitted_, false)) server_.intake.admission.Ended(tenant_, 1, SystemClock().Now());
 }
 
 void GenerateCall::Ask(void (Engine::*call)(RequestId)) {

@@ -51,6 +51,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<vllm::grpc::engine::G
 
  private:
   // mutex_ held, as for all below.
+  void LeaveAdmission();
   void Ask(void (Engine::*call)(RequestId));
   void CancelInEngine();
   void StopInEngine(int choice);
@@ -69,7 +70,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<vllm::grpc::engine::G
   std::deque<vllm::grpc::engine::GenerateResponse> queue_;
   vllm::grpc::engine::GenerateResponse current_;
   std::optional<grpc::Status> last_;
-  bool begun_ = false, writing_ = false, ended_ = false, engine_done_ = false, paused_ = false;
+  bool admitted_ = false, writing_ = false, ended_ = false, engine_done_ = false, paused_ = false;
   std::shared_ptr<GenerateCall> self_;
 };
 

@@ -68,8 +68,11 @@ class VllmService final : public pb::VllmEngine::CallbackService {
                                                [this, key, number] { Forget(key, number); });
     call->KeepUntilDone(call);
     const absl::Status admitted = tenant.ok() ? Admit(call, key, number) : tenant.status();
+    // gRPC keeps its request, which is not const, until the call has ended: what is in it goes with the reading.
+    pb::GenerateRequest taken;
+    taken.Swap(const_cast<pb::GenerateRequest*>(request));
     if (admitted.ok())
-      Read(call, *context, *request, key);
+      Read(call, *context, std::move(taken), key);
     else
       call->Refuse(admitted);
     return call.get();
@@ -153,7 +156,8 @@ class VllmService final : public pb::VllmEngine::CallbackService {
   // stops. Of one thread at a time.
   class Reading {
    public:
-    Reading(VllmService& service, std::shared_ptr<GenerateCall> call) : service_(service), call_(std::move(call)) {
+    Reading(VllmService& service, std::shared_ptr<GenerateCall> call, pb::GenerateRequest request)
+        : service_(service), call_(std::move(call)), request_(std::move(request)) {
       std::lock_guard<std::mutex> lock(service_.mutex_);
       ++service_.reading_;
     }
@@ -164,12 +168,12 @@ class VllmService final : public pb::VllmEngine::CallbackService {
       std::lock_guard<std::mutex> lock(service_.mutex_);
       if (--service_.reading_ == 0) service_.none_reading_.notify_all();
     }
-    void Run(const grpc::CallbackServerContext& context, const pb::GenerateRequest& request, RequestContext prepare) {
+    void Run(const grpc::CallbackServerContext& context, RequestContext prepare) {
       prepare.cancel = call_->cancel().get();
       if (call_->cancel()->cancelled()) return;
       if (context.deadline() <= std::chrono::system_clock::now())
         return Refuse(absl::DeadlineExceededError("the request's deadline passed while it waited to be read"));
-      auto prepared = PrepareGrpcRequest(request, *service_.model_, prepare);
+      auto prepared = PrepareGrpcRequest(request_, *service_.model_, prepare);
       if (!prepared.ok()) return Refuse(prepared.status());
       std::exchange(call_, nullptr)->Begin(*service_.model_, *std::move(prepared));
     }
@@ -178,6 +182,7 @@ class VllmService final : public pb::VllmEngine::CallbackService {
    private:
     VllmService& service_;
     std::shared_ptr<GenerateCall> call_;
+    const pb::GenerateRequest request_;
   };
 
   absl::StatusOr<std::string> Authorize(const grpc::CallbackServerContext& context) const {
@@ -213,17 +218,18 @@ class VllmService final : public pb::VllmEngine::CallbackService {
     running_[key] = {number, call};
     return absl::OkStatus();
   }
-  // gRPC keeps context and request until the call has ended, which the reading does.
+  // gRPC keeps the context until the call has ended, which the reading does.
   void Read(const std::shared_ptr<GenerateCall>& call, const grpc::CallbackServerContext& context,
-            const pb::GenerateRequest& request, const CallKey& key) {
+            pb::GenerateRequest request, const CallKey& key) {
     RequestContext prepare;
     prepare.tenant = key.first;
     prepare.id = key.second;
     prepare.created = std::time(nullptr);
     prepare.random_seed = RandomSeed();
-    const auto reading = std::make_shared<Reading>(*this, call);
-    WorkTask task{key.first, request.ByteSizeLong(), call->cancel(),
-                  [reading, &context, &request, prepare] { reading->Run(context, request, prepare); }};
+    // A message of many short parts takes far more memory than it had bytes.
+    const size_t bytes = request.SpaceUsedLong();
+    const auto reading = std::make_shared<Reading>(*this, call, std::move(request));
+    WorkTask task{key.first, bytes, call->cancel(), [reading, &context, prepare] { reading->Run(context, prepare); }};
     const absl::Status posted = intake_->queue.TryPost(std::move(task));
     if (!posted.ok()) reading->Refuse(posted);
   }
@@ -279,14 +285,18 @@ class GrpcServer::Impl {
        std::shared_ptr<Intake> intake)
       : service_(options, std::move(model), engine, std::move(intake)), engine_(engine) {}
 
-  absl::Status Start(const std::string& listen, const TlsOptions& tls) {
+  absl::Status Start(const GrpcServerOptions& options) {
+    const std::string& listen = options.listen;
     DT_RETURN_IF_ERROR(control::CheckAddress("--grpc-listen", listen, /*may_be_free=*/true));
     control::TameGrpc();
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
-    builder.AddListeningPort(listen, MakeListenerCredentials(tls), &port_);
-    builder.SetMaxReceiveMessageSize(control::kMaxMessageBytes);
+    builder.AddListeningPort(listen, MakeListenerCredentials(options.tls), &port_);
+    builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
+    grpc::ResourceQuota quota("dovetail-grpc");
+    quota.Resize(options.max_unread_bytes);
+    builder.SetResourceQuota(quota);
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 1024);
     builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, 8 << 10);
@@ -334,6 +344,12 @@ class GrpcServer::Impl {
   std::unique_ptr<grpc::Server> server_;
 };
 
+absl::Status GrpcServerOptions::Validate() const {
+  if (max_unread_bytes >= 4 * max_message_bytes && max_unread_bytes <= size_t{1} << 40) return absl::OkStatus();
+  return InvalidArgument("--max-unread-grpc-bytes: ", max_unread_bytes, " is less than four times the ",
+                         max_message_bytes, " of --max-body-bytes, or more than 1 TiB");
+}
+
 GrpcServer::GrpcServer() = default;
 GrpcServer::~GrpcServer() { Stop(absl::ZeroDuration()); }
 
@@ -342,7 +358,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const GrpcServerOp
                                                               std::shared_ptr<Intake> intake) {
   std::unique_ptr<GrpcServer> server(new GrpcServer());
   server->impl_ = std::make_unique<Impl>(options, std::move(model), *engine, std::move(intake));
-  DT_RETURN_IF_ERROR(server->impl_->Start(options.listen, options.tls));
+  DT_RETURN_IF_ERROR(server->impl_->Start(options));
   return server;
 }
 

@@ -17,13 +17,19 @@ struct GrpcServerOptions {
   std::string listen = "127.0.0.1:50051";  // port 0: a free one
   std::vector<ApiKey> api_keys;            // empty: everybody may; else metadata `authorization: Bearer KEY`
   TlsOptions tls;                          // as HttpServerOptions::tls
-  int max_num_seqs = 0;                    // shown to routers
+  size_t max_message_bytes = size_t{4} << 20;
+  // What gRPC may hold of messages that come, on all connections: while it is used up calls end with
+  // RESOURCE_EXHAUSTED.
+  size_t max_unread_bytes = size_t{256} << 20;
+  int max_num_seqs = 0;  // shown to routers
   std::string kv_cache_dtype;
+
+  absl::Status Validate() const;  // kInvalidArgument names the flag and what it may be
 };
 
 // The generation API for routers: vllm.grpc.engine.VllmEngine, with grpc.health.v1 and reflection. Requests are checked
 // by the rules of the HTTP API (server/openai); stop strings end a choice here. A reader that is slow pauses its
-// request. Requests wait to be read in the intake's queue, at the cost of their bytes, and its admission holds for
+// request. Requests wait to be read in the intake's queue, at the cost of their memory, and its admission holds for
 // them: one too many is RESOURCE_EXHAUSTED. One that is cancelled, or whose deadline passes, leaves the queue.
 // Thread-safe.
 class GrpcServer {

@@ -36,7 +36,7 @@ absl::Status HttpServerOptions::Validate() const {
   DT_RETURN_IF_ERROR(InRange("--port", port, 0, 65535));
   DT_RETURN_IF_ERROR(InRange("io_threads", io_threads, 1, 16));
   DT_RETURN_IF_ERROR(InRange("worker_threads", worker_threads, 1, 64));
-  DT_RETURN_IF_ERROR(InRange("max_queued_work", max_queued_work, 1, 1 << 20));
+  DT_RETURN_IF_ERROR(InRange("--max-queued-work", max_queued_work, 1, 1 << 20));
   if (overload_status != 503 && overload_status != 429)
     return InvalidArgument("--overload-status: ", overload_status, " is neither 503 nor 429");
   DT_RETURN_IF_ERROR(CheckKeys("--api-key", api_keys));

@@ -99,6 +99,7 @@ TEST(Cli, AMistakeIsNamedInOneLineWithTheRemedy) {
        "serve: --micro-batches: 17 is outside 0..16; 0 takes as many as the measured times ask for"},
       {{"serve", "m", "--threads", "1000"}, "serve: --threads: 1000 is outside 0..256; 0 takes one per core"},
       {{"serve", "m", "--overload-status", "418"}, "serve: --overload-status: '418' is none of 503, 429"},
+      {{"serve", "m", "--max-queued-work", "0"}, "serve: --max-queued-work: 0 is outside 1..1048576"},
       {{"serve", "m", "--max-connections", "0"}, "serve: --max-connections: 0 is outside 1..1048576"},
       {{"serve", "m", "--shutdown-timeout", "-1"}, "serve: --shutdown-timeout: -1 is outside 0..86400"},
       {{"serve", "m", "--seed", "-1"}, "serve: --seed: -1 is outside 0..9223372036854775807"},

@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "proto/control/vllm_engine.grpc.pb.h"
+#include "server/grpc/generate_call.h"
+#include "server/grpc/generate_request.h"
 #include "server/grpc/generation_service.h"
 #include "server/http/http_server.h"
 #include "tests/server/fake_engine.h"
@@ -204,6 +206,23 @@ TEST_F(GrpcQueue, IsThatOfHttp) {
   EXPECT_TRUE(call->End().ok());
 }
 
+// 700 kB as a message, and 14 MB of strings that have nothing in them.
+TEST_F(GrpcQueue, TakesTheMemoryOfARequestAsItsCost) {
+  Start({.bytes = 4 << 20});
+  const auto first = Ask("abc");
+  ASSERT_TRUE(Waiting(1));
+  pb::GenerateRequest request;
+  request.set_text("abc");
+  for (int i = 0; i < 350'000; ++i) request.mutable_sampling_params()->add_stop("");
+  ASSERT_LT(request.ByteSizeLong(), 1u << 20);
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+  const auto reader = stub_->Generate(&context, request);
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_TRUE(RunNext());
+  EXPECT_TRUE(first->End().ok());
+}
+
 TEST_F(GrpcQueue, TakesTheBytesOfARequestAsItsCost) {
   Start({.bytes = 1 << 20});
   const auto large = Ask(std::string(1'000'000, 'a'));
@@ -251,6 +270,29 @@ TEST_F(GrpcQueue, AdmissionCountsTheRequestsOfBothApis) {
   EXPECT_EQ(Ask("ghi")->End().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   engine_->Step();
   EXPECT_EQ(http.Read().status, 200);
+}
+
+// Without gRPC, as if the client never read: no write ends, and the call neither.
+TEST(GenerateCallTest, LeavesTheAdmissionOnceTheEngineHasEndedItThoughItsClientHasNotReadYet) {
+  FullEngine engine;
+  EngineCalls calls;
+  Intake intake(/*threads=*/0, {});
+  const auto model = TestModel();
+  pb::GenerateRequest request;
+  request.set_request_id("id");
+  request.set_text("abc");
+  request.set_stream(true);
+  request.mutable_sampling_params()->set_max_tokens(5);
+  auto prepared = PrepareGrpcRequest(request, *model, {.tenant = "a"});
+  ASSERT_TRUE(prepared.ok()) << prepared.status();
+  bool ended = false;
+  const auto call =
+      std::make_shared<GenerateCall>(GenerateCall::Server{engine, calls, intake}, "a", [&] { ended = true; });
+  call->Begin(*model, *std::move(prepared));
+  EXPECT_FALSE(intake.admission.Check("a", engine.stats()).ok());
+  engine.Step(5);
+  EXPECT_TRUE(Until([&] { return intake.admission.Check("a", engine.stats()).ok(); }));
+  EXPECT_FALSE(ended);
 }
 
 TEST_F(GrpcQueue, ASickEngineTakesNoCalls) {
