@@ -8,8 +8,8 @@
 namespace dovetail::control {
 namespace {
 
-using scheduler::GenerationRequest;
-using scheduler::GenerationUpdate;
+using requests::GenerationRequest;
+using requests::GenerationUpdate;
 
 constexpr size_t kMaxTenantBytes = 1024;
 constexpr size_t kMaxErrorBytes = 16 << 10;
@@ -120,8 +120,8 @@ absl::StatusOr<GenerationRequest> FromProto(const v1::GenerationRequest& in) {
     return InvalidArgument("tenant or cache_salt: longer than ", kMaxTenantBytes, " bytes");
   if (in.prompt_size() < 1) return InvalidArgument("prompt: has no token");
   DT_RETURN_IF_ERROR(CheckCount("prompt", in.prompt_size(), kMaxPromptTokens));
-  if (in.choices() < 1 || in.choices() > scheduler::kMaxChoices)
-    return InvalidArgument("choices: ", in.choices(), " is outside 1..", scheduler::kMaxChoices);
+  if (in.choices() < 1 || in.choices() > requests::kMaxChoices)
+    return InvalidArgument("choices: ", in.choices(), " is outside 1..", requests::kMaxChoices);
   DT_RETURN_IF_ERROR(CheckCount("max_tokens", in.max_tokens(), 1 << 26));
   DT_RETURN_IF_ERROR(CheckCount("min_tokens", in.min_tokens(), 1 << 26));
   DT_RETURN_IF_ERROR(CheckCount("stop_token_ids", in.stop_token_ids_size(), proto::kMaxTokenList));
@@ -167,9 +167,9 @@ void ToProto(const GenerationUpdate& update, v1::Update& out) {
 }
 
 absl::StatusOr<GenerationUpdate> FromProto(const v1::Update& in) {
-  if (in.choice() >= static_cast<uint32_t>(scheduler::kMaxChoices))
+  if (in.choice() >= static_cast<uint32_t>(requests::kMaxChoices))
     return InvalidArgument("choice: ", in.choice(), " is too large");
-  if (in.reason() > static_cast<uint32_t>(scheduler::FinishReason::kError))
+  if (in.reason() > static_cast<uint32_t>(requests::FinishReason::kError))
     return InvalidArgument("reason: ", in.reason(), " is unknown");
   if (in.error_code() > static_cast<uint32_t>(absl::StatusCode::kUnauthenticated))
     return InvalidArgument("error_code: ", in.error_code(), " is unknown");
@@ -189,7 +189,7 @@ absl::StatusOr<GenerationUpdate> FromProto(const v1::Update& in) {
   }
   update.prompt_logits.assign(in.prompt_logits().begin(), in.prompt_logits().end());
   update.choice_finished = in.choice_finished();
-  update.reason = static_cast<scheduler::FinishReason>(in.reason());
+  update.reason = static_cast<requests::FinishReason>(in.reason());
   update.stop_token = in.stop_token();
   update.error = in.error();
   update.error_code = static_cast<absl::StatusCode>(in.error_code());

@@ -1,7 +1,7 @@
 #pragma once
 #include "base/status.h"
 #include "proto/control/dovetail_control.pb.h"
-#include "scheduler/core/request.h"
+#include "requests/generation.h"
 
 // Generation requests and updates between servers and the scheduler. FromProto checks counts and kinds; what a value
 // may be for this model is checked by the scheduler, as for embedded requests. Pure.
@@ -10,10 +10,10 @@ namespace dovetail::control {
 
 inline constexpr int kMaxPromptTokens = 1 << 22;  // of one message (kMaxMessageBytes)
 
-void ToProto(const scheduler::GenerationRequest& request, v1::GenerationRequest& out);
-absl::StatusOr<scheduler::GenerationRequest> FromProto(const v1::GenerationRequest& in);
+void ToProto(const requests::GenerationRequest& request, v1::GenerationRequest& out);
+absl::StatusOr<requests::GenerationRequest> FromProto(const v1::GenerationRequest& in);
 
-void ToProto(const scheduler::GenerationUpdate& update, v1::Update& out);
-absl::StatusOr<scheduler::GenerationUpdate> FromProto(const v1::Update& in);
+void ToProto(const requests::GenerationUpdate& update, v1::Update& out);
+absl::StatusOr<requests::GenerationUpdate> FromProto(const v1::Update& in);
 
 }  // namespace dovetail::control

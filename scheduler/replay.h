@@ -8,9 +8,13 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "base/ids.h"
-#include "scheduler/core/request.h"
+#include "requests/generation.h"
 
 namespace dovetail::scheduler {
+
+using requests::FinishReason;
+using requests::GenerationRequest;
+using requests::GenerationUpdate;
 
 // The workers that a replay may run on.
 struct ReplayWorkers {

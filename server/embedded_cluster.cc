@@ -78,7 +78,7 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
 
   scheduler_ = std::make_unique<scheduler::SchedulerNode>(
       options_.scheduler, options_.seed, scheduler_port, clock_,
-      [this](scheduler::GenerationUpdate update) { Emit(std::move(update)); },
+      [this](requests::GenerationUpdate update) { Emit(std::move(update)); },
       [this](const proto::StepResult& result, int sequences, int new_tokens) {
         std::lock_guard<std::mutex> lock(mutex_);
         if (step_samples_.size() == kMaxStepSamples) step_samples_.pop_front();
@@ -150,7 +150,7 @@ EmbeddedCluster::~EmbeddedCluster() {
     LogWarning(std::string(written.message()));
 }
 
-absl::Status EmbeddedCluster::CheckRequest(const scheduler::GenerationRequest& request) const {
+absl::Status EmbeddedCluster::CheckRequest(const requests::GenerationRequest& request) const {
   if (request.prompt.empty()) return InvalidArgument("prompt: has no token");
   for (const TokenId token : request.prompt)
     if (token < 0 || token >= model_.config().vocab_size)
@@ -159,13 +159,13 @@ absl::Status EmbeddedCluster::CheckRequest(const scheduler::GenerationRequest& r
     return InvalidArgument("prompt: ", request.prompt.size(),
                            " tokens leave no room for output; sequences have at most ",
                            options_.scheduler.max_model_len, " tokens (--max-model-len)");
-  if (request.choices < 1 || request.choices > scheduler::kMaxChoices)
-    return InvalidArgument("n: ", request.choices, " is outside 1..", scheduler::kMaxChoices);
+  if (request.choices < 1 || request.choices > requests::kMaxChoices)
+    return InvalidArgument("n: ", request.choices, " is outside 1..", requests::kMaxChoices);
   if (request.max_tokens < 1) return InvalidArgument("max_tokens: ", request.max_tokens, " is not positive");
   return absl::OkStatus();
 }
 
-absl::StatusOr<RequestId> EmbeddedCluster::Submit(scheduler::GenerationRequest request,
+absl::StatusOr<RequestId> EmbeddedCluster::Submit(requests::GenerationRequest request,
                                                   std::shared_ptr<GenerationSink> sink) {
   DT_RETURN_IF_ERROR(CheckRequest(request));
   // Rotated keys of length-dependent rope kinds are shared only between sequences that rotate alike.
@@ -184,7 +184,7 @@ absl::StatusOr<RequestId> EmbeddedCluster::Submit(scheduler::GenerationRequest r
     ++requests_in_system_;
     new_sinks_[id] = std::move(sink);
     inbox_.push_back(
-        scheduler::RequestArrived{std::make_shared<const scheduler::GenerationRequest>(std::move(request))});
+        scheduler::RequestArrived{std::make_shared<const requests::GenerationRequest>(std::move(request))});
     inbox_filled_.store(true, std::memory_order_release);
   }
   doorbell_.Ring();
@@ -217,7 +217,7 @@ std::vector<StepSample> EmbeddedCluster::TakeStepSamples() {
   return samples;
 }
 
-void EmbeddedCluster::Emit(scheduler::GenerationUpdate update) {
+void EmbeddedCluster::Emit(requests::GenerationUpdate update) {
   const auto it = sinks_.find(update.request);
   if (it == sinks_.end()) return;
   const std::shared_ptr<GenerationSink> sink = it->second;
@@ -286,7 +286,7 @@ void EmbeddedCluster::Run() {
         for (auto& [id, sink] : new_sinks_) sinks_[id] = std::move(sink);
         new_sinks_.clear();
       }
-      return EndEverything(scheduler::FinishReason::kError, std::string(health.message()));
+      return EndEverything(requests::FinishReason::kError, std::string(health.message()));
     }
     if (busy) continue;
     {
@@ -297,12 +297,12 @@ void EmbeddedCluster::Run() {
     const absl::Duration until_deadline = scheduler_->NextDeadline() - clock_.Now();
     doorbell_.Wait(std::clamp(until_deadline, absl::ZeroDuration(), absl::Milliseconds(500)));
   }
-  EndEverything(scheduler::FinishReason::kCancelled, "the engine was stopped");
+  EndEverything(requests::FinishReason::kCancelled, "the engine was stopped");
 }
 
-void EmbeddedCluster::EndEverything(scheduler::FinishReason reason, const std::string& why) {
+void EmbeddedCluster::EndEverything(requests::FinishReason reason, const std::string& why) {
   for (auto& [id, sink] : sinks_) {
-    scheduler::GenerationUpdate update;
+    requests::GenerationUpdate update;
     update.request = id;
     update.reason = reason;
     update.choice_finished = update.request_finished = true;

@@ -60,7 +60,7 @@ class EmbeddedCluster final : public Engine {
   // Ends what still runs as cancelled.
   ~EmbeddedCluster() override;
 
-  absl::StatusOr<RequestId> Submit(scheduler::GenerationRequest request, std::shared_ptr<GenerationSink> sink) override;
+  absl::StatusOr<RequestId> Submit(requests::GenerationRequest request, std::shared_ptr<GenerationSink> sink) override;
   void Cancel(RequestId request) override;
   void StopChoice(RequestId request, int choice) override;
   void Pause(RequestId request) override;
@@ -81,14 +81,14 @@ class EmbeddedCluster final : public Engine {
   absl::Status Build(kernels::Device& device);
   absl::Status BuildComputeWorkers(kernels::Device& device, const proto::AttentionTable& table, int micro_batches);
   absl::Status SizeKvCache(const proto::AttentionTable& table);
-  absl::Status CheckRequest(const scheduler::GenerationRequest& request) const;
+  absl::Status CheckRequest(const requests::GenerationRequest& request) const;
   void Push(scheduler::Event event);
   void Run();
   bool RunOnce();
   absl::Status Health() const;
-  void Emit(scheduler::GenerationUpdate update);
+  void Emit(requests::GenerationUpdate update);
   void PublishStats();
-  void EndEverything(scheduler::FinishReason reason, const std::string& why);
+  void EndEverything(requests::FinishReason reason, const std::string& why);
   Trace* NewTrace(const std::string& name);  // null if none is asked for
 
   const model::LoadedModel& model_;

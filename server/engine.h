@@ -7,7 +7,7 @@
 
 #include "absl/time/time.h"
 #include "base/status.h"
-#include "scheduler/core/request.h"
+#include "requests/generation.h"
 #include "scheduler/core/scheduler.h"
 
 namespace dovetail::server {
@@ -18,7 +18,7 @@ namespace dovetail::server {
 class GenerationSink {
  public:
   virtual ~GenerationSink() = default;
-  virtual void OnUpdate(scheduler::GenerationUpdate update) = 0;
+  virtual void OnUpdate(requests::GenerationUpdate update) = 0;
 };
 
 struct StepSample {    // of one finished step, for metrics; proto::StepTimings says what they are
@@ -65,7 +65,7 @@ class Engine {
   // end. kResourceExhausted: the queue is full, nothing was taken. kUnavailable: draining or dead. kInvalidArgument:
   // can never run here (empty prompt, prompt and max_tokens beyond the model's positions, more KV than all workers
   // have).
-  virtual absl::StatusOr<RequestId> Submit(scheduler::GenerationRequest request,
+  virtual absl::StatusOr<RequestId> Submit(requests::GenerationRequest request,
                                            std::shared_ptr<GenerationSink> sink) = 0;
 
   virtual void Cancel(RequestId request) = 0;                  // unknown or finished: nothing happens

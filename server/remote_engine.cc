@@ -50,7 +50,7 @@ RemoteEngine::~RemoteEngine() {
   }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
-  EndEverything(scheduler::FinishReason::kCancelled, absl::UnavailableError("the server was stopped"));
+  EndEverything(requests::FinishReason::kCancelled, absl::UnavailableError("the server was stopped"));
 }
 
 // A channel that failed waits longer and longer before it connects again, and then only while it is asked: a new one
@@ -134,7 +134,7 @@ absl::Status RemoteEngine::CheckSameModel() {
                             "; restart this server");
 }
 
-absl::Status RemoteEngine::CheckRequest(const scheduler::GenerationRequest& request) const {
+absl::Status RemoteEngine::CheckRequest(const requests::GenerationRequest& request) const {
   if (request.prompt.empty()) return InvalidArgument("prompt: has no token");
   for (const TokenId token : request.prompt)
     if (token < 0 || token >= model_.vocab_size)
@@ -143,13 +143,13 @@ absl::Status RemoteEngine::CheckRequest(const scheduler::GenerationRequest& requ
     return InvalidArgument("prompt: ", request.prompt.size(),
                            " tokens leave no room for output; sequences have at most ", max_model_len_,
                            " tokens (--max-model-len)");
-  if (request.choices < 1 || request.choices > scheduler::kMaxChoices)
-    return InvalidArgument("n: ", request.choices, " is outside 1..", scheduler::kMaxChoices);
+  if (request.choices < 1 || request.choices > requests::kMaxChoices)
+    return InvalidArgument("n: ", request.choices, " is outside 1..", requests::kMaxChoices);
   if (request.max_tokens < 1) return InvalidArgument("max_tokens: ", request.max_tokens, " is not positive");
   return absl::OkStatus();
 }
 
-absl::StatusOr<RequestId> RemoteEngine::Submit(scheduler::GenerationRequest request,
+absl::StatusOr<RequestId> RemoteEngine::Submit(requests::GenerationRequest request,
                                                std::shared_ptr<GenerationSink> sink) {
   DT_RETURN_IF_ERROR(CheckRequest(request));
   // As in the embedded engine: rotated keys of length-dependent rope kinds are shared only between sequences that
@@ -228,7 +228,7 @@ std::vector<StepSample> RemoteEngine::TakeStepSamples() {
   return samples;
 }
 
-void RemoteEngine::Deliver(scheduler::GenerationUpdate update) {
+void RemoteEngine::Deliver(requests::GenerationUpdate update) {
   std::shared_ptr<GenerationSink> sink;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -245,10 +245,10 @@ void RemoteEngine::Take(const pb::GenerationEvents& events) {
     auto update = control::FromProto(from);
     if (!update.ok()) {
       LogError("scheduler: ", std::string(update.status().message()));
-      update = scheduler::GenerationUpdate{};
+      update = requests::GenerationUpdate{};
       update->request = RequestId(from.request());
       update->choice_finished = update->request_finished = true;
-      update->reason = scheduler::FinishReason::kError;
+      update->reason = requests::FinishReason::kError;
       update->error = "the scheduler sent an update that is not valid";
       update->error_code = absl::StatusCode::kInternal;
     }
@@ -294,7 +294,7 @@ void RemoteEngine::Take(const pb::GenerationEvents& events) {
   stats_.last_progress = SystemClock().Now() - absl::Microseconds(from.idle_us());
 }
 
-void RemoteEngine::EndEverything(scheduler::FinishReason reason, const absl::Status& status) {
+void RemoteEngine::EndEverything(requests::FinishReason reason, const absl::Status& status) {
   absl::flat_hash_map<RequestId, std::shared_ptr<GenerationSink>> sinks;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -302,7 +302,7 @@ void RemoteEngine::EndEverything(scheduler::FinishReason reason, const absl::Sta
     commands_.clear();
   }
   for (auto& [id, sink] : sinks) {
-    scheduler::GenerationUpdate update;
+    requests::GenerationUpdate update;
     update.request = id;
     update.reason = reason;
     update.choice_finished = update.request_finished = true;
@@ -402,7 +402,7 @@ void RemoteEngine::Run() {
       std::lock_guard<std::mutex> lock(mutex_);
       if (stopping_) return;
     }
-    EndEverything(scheduler::FinishReason::kError, Lost());
+    EndEverything(requests::FinishReason::kError, Lost());
     std::string said;
     while (true) {
       if (!PauseBeforeRetry()) return;

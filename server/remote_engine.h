@@ -41,7 +41,7 @@ class RemoteEngine final : public Engine {
   int max_queued_requests() const { return max_queued_requests_; }
   int max_num_seqs() const { return max_num_seqs_; }
 
-  absl::StatusOr<RequestId> Submit(scheduler::GenerationRequest request, std::shared_ptr<GenerationSink> sink) override;
+  absl::StatusOr<RequestId> Submit(requests::GenerationRequest request, std::shared_ptr<GenerationSink> sink) override;
   void Cancel(RequestId request) override;
   void StopChoice(RequestId request, int choice) override;
   void Pause(RequestId request) override;
@@ -60,14 +60,14 @@ class RemoteEngine final : public Engine {
   absl::Status GetModel(control::v1::GetModelReply& reply);
   absl::Status GetFiles();
   absl::Status CheckSameModel();
-  absl::Status CheckRequest(const scheduler::GenerationRequest& request) const;
+  absl::Status CheckRequest(const requests::GenerationRequest& request) const;
   void Enqueue(control::v1::GenerationCommand command);
   void Run();
   void ServeOneStream();
   void WriteCommands(Stream& stream);
   void Take(const control::v1::GenerationEvents& events);
-  void Deliver(scheduler::GenerationUpdate update);
-  void EndEverything(scheduler::FinishReason reason, const absl::Status& status);
+  void Deliver(requests::GenerationUpdate update);
+  void EndEverything(requests::FinishReason reason, const absl::Status& status);
   bool PauseBeforeRetry();
 
   const RemoteEngineOptions options_;

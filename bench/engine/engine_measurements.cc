@@ -26,11 +26,11 @@ double Seconds(TimePoint from, TimePoint to) { return duration<double>(to - from
 // Notes when tokens come.
 class TimingSink final : public server::GenerationSink {
  public:
-  void OnUpdate(scheduler::GenerationUpdate update) override {
+  void OnUpdate(requests::GenerationUpdate update) override {
     const TimePoint now = steady_clock::now();
     std::lock_guard<std::mutex> lock(mutex_);
     if (!update.tokens.empty()) arrivals_.push_back({now, static_cast<int>(update.tokens.size())});
-    if (update.choice_finished && update.reason != scheduler::FinishReason::kLength)
+    if (update.choice_finished && update.reason != requests::FinishReason::kLength)
       status_ = absl::UnavailableError(
           absl::StrCat("a measured sequence ended early: ", update.error.empty() ? "stopped" : update.error));
     if (!update.request_finished) return;
@@ -55,8 +55,8 @@ class TimingSink final : public server::GenerationSink {
   absl::Status status_;
 };
 
-scheduler::GenerationRequest RequestOf(std::vector<TokenId> prompt, int max_tokens) {
-  scheduler::GenerationRequest request;
+requests::GenerationRequest RequestOf(std::vector<TokenId> prompt, int max_tokens) {
+  requests::GenerationRequest request;
   request.tenant = "bench";
   request.prompt = std::move(prompt);
   request.sampling.temperature = 0;
@@ -114,13 +114,13 @@ class Reader {
 };
 
 absl::StatusOr<TimedRun> RunAll(
-    server::Engine& engine, std::vector<scheduler::GenerationRequest> requests,
+    server::Engine& engine, std::vector<requests::GenerationRequest> requests,
     const std::function<void()>& once_submitted = [] {}) {
   std::vector<std::shared_ptr<TimingSink>> sinks;
   TimedRun run;
   run.start = steady_clock::now();
   absl::Status status;
-  for (scheduler::GenerationRequest& request : requests) {
+  for (requests::GenerationRequest& request : requests) {
     auto sink = std::make_shared<TimingSink>();
     status = engine.Submit(std::move(request), sink).status();
     if (!status.ok()) break;
@@ -207,7 +207,7 @@ int OutputTokensNeeded(const BatchShape& shape) {
 }
 
 absl::StatusOr<Window> MeasureBatch(server::Engine& engine, PromptSource& prompts, const BatchShape& shape) {
-  std::vector<scheduler::GenerationRequest> requests;
+  std::vector<requests::GenerationRequest> requests;
   for (int i = 0; i < shape.sequences; ++i)
     requests.push_back(RequestOf(prompts.Next(shape.prompt_tokens), OutputTokensNeeded(shape)));
   std::optional<Reader> reader;

@@ -11,11 +11,16 @@
 #include "proto/placement.h"
 #include "proto/sequence_frames.h"
 #include "proto/step_plan.h"
-#include "scheduler/core/request.h"
+#include "requests/generation.h"
 
 // Everything that can happen to the scheduler, and everything it can ask for. Plain values.
 
 namespace dovetail::scheduler {
+
+using requests::FinishReason;
+using requests::GenerationRequest;
+using requests::GenerationUpdate;
+using requests::kMaxChoices;
 
 // ---- events ----
 

@@ -10,13 +10,15 @@
 #include "base/ids.h"
 #include "proto/block_hash.h"
 #include "proto/placement.h"
+#include "requests/generation.h"
 #include "scheduler/core/kv_budget.h"
-#include "scheduler/core/request.h"
 #include "scheduler/core/token_log.h"
 
 // What the scheduler knows of a request and of each of its choices. Plain records; scheduler_impl.h has the rules.
 
 namespace dovetail::scheduler {
+
+using requests::GenerationRequest;
 
 struct Tenant;
 struct RequestState;

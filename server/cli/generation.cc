@@ -5,7 +5,7 @@
 
 namespace dovetail::cli {
 
-void CollectingSink::OnUpdate(scheduler::GenerationUpdate update) {
+void CollectingSink::OnUpdate(requests::GenerationUpdate update) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (finished_ || update.choice < 0 || update.choice >= static_cast<int>(choices_.size())) {
     ++protocol_errors_;
@@ -24,7 +24,7 @@ void CollectingSink::OnUpdate(scheduler::GenerationUpdate update) {
   if (update.choice_finished) {
     choice.finished = true;
     choice.reason = update.reason;
-    if (update.reason == scheduler::FinishReason::kError && status_.ok())
+    if (update.reason == requests::FinishReason::kError && status_.ok())
       status_ = absl::Status(
           update.error_code == absl::StatusCode::kOk ? absl::StatusCode::kInternal : update.error_code, update.error);
   }

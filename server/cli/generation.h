@@ -21,10 +21,10 @@ class CollectingSink final : public server::GenerationSink {
     std::vector<proto::PositionLogprobs> logprobs;
     std::vector<std::vector<float>> logits;
     bool finished = false;
-    scheduler::FinishReason reason = scheduler::FinishReason::kStop;
+    requests::FinishReason reason = requests::FinishReason::kStop;
   };
 
-  void OnUpdate(scheduler::GenerationUpdate update) override;
+  void OnUpdate(requests::GenerationUpdate update) override;
 
   // Blocks until the request has ended or `tokens` output tokens (over all choices) are there.
   void WaitForTokens(size_t tokens);

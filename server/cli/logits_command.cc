@@ -47,7 +47,7 @@ absl::Status RunLogits(const LogitsFlags& flags) {
   if (flags.last < 0 || flags.last > static_cast<int>(ids.size()))
     return InvalidArgument("--last: ", flags.last, " is outside 0..", ids.size(), ", the number of ids");
   DT_ASSIGN_OR_RETURN(const RunningEngine engine, StartEngine(flags.engine, {}));
-  scheduler::GenerationRequest request;
+  requests::GenerationRequest request;
   request.tenant = "logits";
   request.prompt = ids;
   request.sampling.temperature = 0;

@@ -28,7 +28,7 @@ absl::Status RunPrompt(const RunFlags& flags) {
   } else {
     DT_ASSIGN_OR_RETURN(prompt, served->tokenizer->Encode(flags.prompt));
   }
-  scheduler::GenerationRequest request;
+  requests::GenerationRequest request;
   request.tenant = "terminal";
   request.prompt = std::move(prompt);
   request.sampling.temperature = flags.temperature;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kPauseAtMessages = 128;
 
-grpc::Status ErrorOf(const scheduler::GenerationUpdate& update) {
+grpc::Status ErrorOf(const requests::GenerationUpdate& update) {
   absl::StatusCode code = update.error_code;
   if (code == absl::StatusCode::kOk) code = absl::StatusCode::kInternal;
   // A tenant that has its part of a full queue.
@@ -70,15 +70,15 @@ void GenerateCall::Cancel() {
   CancelInEngine();
 }
 
-void GenerateCall::OnUpdate(scheduler::GenerationUpdate update) {
+void GenerateCall::OnUpdate(requests::GenerationUpdate update) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (update.request_finished) {
     engine_done_ = true;
     LeaveAdmission();
   }
   if (ended_ || last_) return;
-  if (update.reason == scheduler::FinishReason::kError && update.choice_finished) return End(ErrorOf(update));
-  if (update.reason == scheduler::FinishReason::kCancelled && update.choice_finished)
+  if (update.reason == requests::FinishReason::kError && update.choice_finished) return End(ErrorOf(update));
+  if (update.reason == requests::FinishReason::kCancelled && update.choice_finished)
     return End(grpc::Status(grpc::StatusCode::CANCELLED, "the request was aborted"));
   GenerateResponseBuilder::Step step = builder_->Add(update);
   for (const int choice : step.stop_choices) StopInEngine(choice);

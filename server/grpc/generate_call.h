@@ -44,7 +44,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<vllm::grpc::engine::G
   // Drops its task, or cancels in the engine. Not to be called by a sink.
   void Cancel();
 
-  void OnUpdate(scheduler::GenerationUpdate update) override;  // on the engine's thread
+  void OnUpdate(requests::GenerationUpdate update) override;  // on the engine's thread
   void OnWriteDone(bool ok) override;
   void OnCancel() override { Cancel(); }
   void OnDone() override;

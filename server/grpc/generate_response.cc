@@ -33,7 +33,7 @@ GenerateResponseBuilder::GenerateResponseBuilder(const ServedModel& model, Respo
   prompt_logprobs_.add_top_logprobs();
 }
 
-void GenerateResponseBuilder::FillPromptLogprobs(const scheduler::GenerationUpdate& update) {
+void GenerateResponseBuilder::FillPromptLogprobs(const requests::GenerationUpdate& update) {
   for (const proto::PositionLogprobs& position : update.prompt_logprobs) {
     prompt_logprobs_.add_token_logprobs()->set_value(position.chosen.logprob);
     prompt_logprobs_.add_token_ids(static_cast<uint32_t>(position.chosen.token));
@@ -41,7 +41,7 @@ void GenerateResponseBuilder::FillPromptLogprobs(const scheduler::GenerationUpda
   }
 }
 
-GenerateResponseBuilder::Step GenerateResponseBuilder::Add(const scheduler::GenerationUpdate& update) {
+GenerateResponseBuilder::Step GenerateResponseBuilder::Add(const requests::GenerationUpdate& update) {
   Step step;
   FillPromptLogprobs(update);
   if (update.choice < 0 || update.choice >= static_cast<int>(outputs_.size())) return step;
@@ -71,8 +71,8 @@ GenerateResponseBuilder::Step GenerateResponseBuilder::Add(const scheduler::Gene
   output.complete = true;
   pb::GenerateComplete& complete = *step.messages.emplace_back().mutable_complete();
   complete.mutable_output_ids()->Add(output.tokens.begin(), output.tokens.end());
-  complete.set_finish_reason(update.reason == scheduler::FinishReason::kCancelled ? "abort"
-                                                                                  : output.choice.finish_reason());
+  complete.set_finish_reason(update.reason == requests::FinishReason::kCancelled ? "abort"
+                                                                                 : output.choice.finish_reason());
   complete.set_prompt_tokens(update.prompt_tokens);
   complete.set_completion_tokens(completion_tokens);
   complete.set_cached_tokens(update.cached_tokens);

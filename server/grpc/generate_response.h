@@ -18,7 +18,7 @@ class GenerateResponseBuilder {
     std::vector<vllm::grpc::engine::GenerateResponse> messages;
     std::vector<int> stop_choices;  // a stop string completed: the engine does not know yet
   };
-  Step Add(const scheduler::GenerationUpdate& update);
+  Step Add(const requests::GenerationUpdate& update);
 
  private:
   struct Output {
@@ -29,7 +29,7 @@ class GenerateResponseBuilder {
     bool complete = false;
   };
 
-  void FillPromptLogprobs(const scheduler::GenerationUpdate& update);
+  void FillPromptLogprobs(const requests::GenerationUpdate& update);
 
   const ResponseSpec spec_;
   std::vector<Output> outputs_;

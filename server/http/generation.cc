@@ -16,7 +16,7 @@ class Sink : public GenerationSink {
  public:
   Sink(std::shared_ptr<UpdateInbox> inbox, std::shared_ptr<Generation> generation, int prompt)
       : inbox_(std::move(inbox)), generation_(std::move(generation)), prompt_(prompt) {}
-  void OnUpdate(scheduler::GenerationUpdate update) override { inbox_->Push(generation_, prompt_, std::move(update)); }
+  void OnUpdate(requests::GenerationUpdate update) override { inbox_->Push(generation_, prompt_, std::move(update)); }
 
  private:
   const std::shared_ptr<UpdateInbox> inbox_;
@@ -99,7 +99,7 @@ void Generation::CountTokens(PromptState& prompt, int choice, int count) {
   prompt.choice_tokens[choice] += count;
 }
 
-void Generation::OnUpdate(int p, const scheduler::GenerationUpdate& update) {
+void Generation::OnUpdate(int p, const requests::GenerationUpdate& update) {
   PromptState& prompt = prompts_[p];
   if (update.request_finished) prompt.engine_finished = true;
   if (exchange_ == nullptr) return;
@@ -107,7 +107,7 @@ void Generation::OnUpdate(int p, const scheduler::GenerationUpdate& update) {
   prompt.queued_us = update.queued_us;
   const bool refused =
       update.error_code == absl::StatusCode::kAborted || update.error_code == absl::StatusCode::kResourceExhausted;
-  if (update.reason == scheduler::FinishReason::kError && update.choice_finished && !refused)
+  if (update.reason == requests::FinishReason::kError && update.choice_finished && !refused)
     LogError("request ", exchange_->id(), " failed: ", update.error);
   const GenerationResponse::Effects effects = response_.OnUpdate(p, update);
   CountTokens(prompt, update.choice, effects.tokens);

@@ -39,7 +39,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   // Submits every prompt; the client is still there. If the engine takes one and refuses the next, nothing runs and the
   // client gets the refusal.
   void Start(const std::shared_ptr<UpdateInbox>& inbox);
-  void OnUpdate(int prompt, const scheduler::GenerationUpdate& update);
+  void OnUpdate(int prompt, const requests::GenerationUpdate& update);
 
  private:
   struct PromptState {
@@ -71,7 +71,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   const std::shared_ptr<const Backend> backend_;
   const HttpServerOptions& options_;
   std::shared_ptr<Exchange> exchange_;  // null once finished
-  std::vector<scheduler::GenerationRequest> requests_;
+  std::vector<requests::GenerationRequest> requests_;
   GenerationResponse response_;
   std::vector<PromptState> prompts_;
   const GenerationContext context_;

@@ -6,7 +6,7 @@
 
 namespace dovetail::server {
 
-void UpdateInbox::Push(std::shared_ptr<Generation> to, int prompt, scheduler::GenerationUpdate update) {
+void UpdateInbox::Push(std::shared_ptr<Generation> to, int prompt, requests::GenerationUpdate update) {
   std::lock_guard lock(mutex_);
   if (!post_) return;
   items_.push_back({std::move(to), prompt, std::move(update)});

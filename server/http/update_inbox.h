@@ -4,7 +4,7 @@
 #include <mutex>
 #include <vector>
 
-#include "scheduler/core/request.h"
+#include "requests/generation.h"
 
 namespace dovetail::server {
 
@@ -18,14 +18,14 @@ class UpdateInbox : public std::enable_shared_from_this<UpdateInbox> {
   // `post` runs a task on the I/O thread.
   explicit UpdateInbox(std::function<void(std::function<void()>)> post) : post_(std::move(post)) {}
 
-  void Push(std::shared_ptr<Generation> to, int prompt, scheduler::GenerationUpdate update);
+  void Push(std::shared_ptr<Generation> to, int prompt, requests::GenerationUpdate update);
   void Close();
 
  private:
   struct Item {
     std::shared_ptr<Generation> to;
     int prompt;
-    scheduler::GenerationUpdate update;
+    requests::GenerationUpdate update;
   };
   void Deliver();
 

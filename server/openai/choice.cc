@@ -21,7 +21,7 @@ std::string Choice::Watch(std::string text) {
   return completion_tokens_ < spec_.min_tokens ? matcher_->PushUnwatched(text) : matcher_->Push(text);
 }
 
-void Choice::AddToken(const scheduler::GenerationUpdate& update, size_t i, Delta& delta) {
+void Choice::AddToken(const requests::GenerationUpdate& update, size_t i, Delta& delta) {
   const TokenId token = update.tokens[i];
   ++completion_tokens_;
   ++delta.counted;
@@ -38,7 +38,7 @@ void Choice::AddToken(const scheduler::GenerationUpdate& update, size_t i, Delta
     delta.logprobs.push_back({update.logprobs[i], echoed_ + offset});
 }
 
-void Choice::Finish(const scheduler::GenerationUpdate& update, Delta& delta) {
+void Choice::Finish(const requests::GenerationUpdate& update, Delta& delta) {
   if (detokenizer_ && !(matcher_ && matcher_->match())) {
     delta.text += Watch(detokenizer_->Flush());
     if (matcher_ && !matcher_->match()) delta.text += matcher_->Finish();
@@ -48,14 +48,14 @@ void Choice::Finish(const scheduler::GenerationUpdate& update, Delta& delta) {
     finish_reason_ = "stop";
     stop_reason_ = spec_.stop[matcher_->match()->index];
   } else {
-    finish_reason_ = update.reason == scheduler::FinishReason::kLength ? "length" : "stop";
+    finish_reason_ = update.reason == requests::FinishReason::kLength ? "length" : "stop";
     const auto& mine = spec_.user_stop_token_ids;
     if (update.stop_token >= 0 && std::find(mine.begin(), mine.end(), update.stop_token) != mine.end())
       stop_reason_ = update.stop_token;
   }
 }
 
-Choice::Delta Choice::Add(const scheduler::GenerationUpdate& update) {
+Choice::Delta Choice::Add(const requests::GenerationUpdate& update) {
   Delta delta;
   if (finished_) return delta;
   if (!spec_.drop_output) {

@@ -5,7 +5,7 @@
 
 #include "model/tokenizer/detokenizer.h"
 #include "model/tokenizer/stop_strings.h"
-#include "scheduler/core/request.h"
+#include "requests/generation.h"
 #include "server/openai/json.h"
 #include "server/openai/response_spec.h"
 #include "server/openai/served_model.h"
@@ -33,7 +33,7 @@ class Choice {
     bool finished = false;        // by this update
     bool stop_in_engine = false;  // a stop string: the engine does not know yet
   };
-  Delta Add(const scheduler::GenerationUpdate& update);
+  Delta Add(const requests::GenerationUpdate& update);
 
   bool finished() const { return finished_; }
   const std::string& finish_reason() const { return finish_reason_; }  // "stop" or "length"
@@ -42,8 +42,8 @@ class Choice {
   double cumulative_logprob() const { return cumulative_logprob_; }
 
  private:
-  void AddToken(const scheduler::GenerationUpdate& update, size_t i, Delta& delta);
-  void Finish(const scheduler::GenerationUpdate& update, Delta& delta);
+  void AddToken(const requests::GenerationUpdate& update, size_t i, Delta& delta);
+  void Finish(const requests::GenerationUpdate& update, Delta& delta);
   std::string Watch(std::string text);
 
   const ResponseSpec& spec_;

@@ -14,8 +14,8 @@ size_t CodePoints(const std::string& text) {
 }
 
 // An engine's own words stay inside: they may name what a client must not see.
-absl::Status EngineFailure(const scheduler::GenerationUpdate& update) {
-  if (update.reason == scheduler::FinishReason::kCancelled) return absl::UnavailableError("cancelled");
+absl::Status EngineFailure(const requests::GenerationUpdate& update) {
+  if (update.reason == requests::FinishReason::kCancelled) return absl::UnavailableError("cancelled");
   switch (update.error_code) {
     case absl::StatusCode::kUnavailable:
     case absl::StatusCode::kResourceExhausted:
@@ -43,7 +43,7 @@ GenerationResponse::GenerationResponse(std::shared_ptr<const ServedModel> model,
   }
 }
 
-GenerationResponse::Effects GenerationResponse::OnUpdate(int p, const scheduler::GenerationUpdate& update) {
+GenerationResponse::Effects GenerationResponse::OnUpdate(int p, const requests::GenerationUpdate& update) {
   Effects effects;
   if (done_) return effects;
   Prompt& prompt = prompts_[p];
@@ -71,9 +71,9 @@ GenerationResponse::Effects GenerationResponse::OnUpdate(int p, const scheduler:
 }
 
 // What ended by itself, here or in the engine, is whole: a failure behind it changes nothing.
-bool GenerationResponse::EndsInFailure(const Prompt& prompt, const scheduler::GenerationUpdate& update) {
-  const bool failed = update.choice_finished && (update.reason == scheduler::FinishReason::kError ||
-                                                 update.reason == scheduler::FinishReason::kCancelled);
+bool GenerationResponse::EndsInFailure(const Prompt& prompt, const requests::GenerationUpdate& update) {
+  const bool failed = update.choice_finished && (update.reason == requests::FinishReason::kError ||
+                                                 update.reason == requests::FinishReason::kCancelled);
   if (!failed) return false;
   return update.request_finished ? !Finished(prompt) : !prompt.choices[update.choice].state.finished();
 }

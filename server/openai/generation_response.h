@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "scheduler/core/request.h"
+#include "requests/generation.h"
 #include "server/openai/choice.h"
 #include "server/openai/logprobs_json.h"
 #include "server/openai/response_spec.h"
@@ -40,7 +40,7 @@ class GenerationResponse {
     bool done = false;              // everything is known: frames are complete, or Body() is
   };
   // Of the engine request for prompt `prompt`. Updates after the end change nothing.
-  Effects OnUpdate(int prompt, const scheduler::GenerationUpdate& update);
+  Effects OnUpdate(int prompt, const requests::GenerationUpdate& update);
 
   // Ends the response from outside (drain). The frame to send when streaming.
   std::string Fail(absl::Status why);
@@ -83,7 +83,7 @@ class GenerationResponse {
   Json LogprobsOrNull(std::span<const ShownLogprob> shown) const;
   std::vector<ShownLogprob> EchoedLogprobs(int prompt) const;
   std::vector<const ChoiceOutput*> Shown(const Prompt& prompt) const;
-  static bool EndsInFailure(const Prompt& prompt, const scheduler::GenerationUpdate& update);
+  static bool EndsInFailure(const Prompt& prompt, const requests::GenerationUpdate& update);
   static bool Finished(const Prompt& prompt);
   void CheckDone(Effects& effects);
 

@@ -82,12 +82,12 @@ absl::StatusOr<int> OutputTokens(const GenerationFields& fields, const ServedMod
   return static_cast<int>(std::max<int64_t>(*fields.max_tokens, 1));
 }
 
-absl::StatusOr<scheduler::GenerationRequest> MakeRequest(const GenerationFields& fields, const ServedModel& model,
-                                                         const RequestContext& context,
-                                                         const proto::SamplingParams& sampling,
-                                                         std::vector<TokenId> prompt, bool chat) {
+absl::StatusOr<requests::GenerationRequest> MakeRequest(const GenerationFields& fields, const ServedModel& model,
+                                                        const RequestContext& context,
+                                                        const proto::SamplingParams& sampling,
+                                                        std::vector<TokenId> prompt, bool chat) {
   DT_RETURN_IF_ERROR(Truncate(fields, model, prompt));
-  scheduler::GenerationRequest request;
+  requests::GenerationRequest request;
   DT_ASSIGN_OR_RETURN(request.max_tokens, OutputTokens(fields, model, prompt.size(), chat));
   if (fields.min_tokens > request.max_tokens)
     return BadField("min_tokens", fields.min_tokens, " exceeds the ", request.max_tokens,

@@ -4,7 +4,7 @@
 
 #include "base/cancel_token.h"
 #include "base/status.h"
-#include "scheduler/core/request.h"
+#include "requests/generation.h"
 #include "server/openai/requests.h"
 #include "server/openai/response_spec.h"
 #include "server/openai/served_model.h"
@@ -27,7 +27,7 @@ struct RequestContext {
 
 struct PreparedGeneration {
   ResponseSpec spec;
-  std::vector<scheduler::GenerationRequest> requests;  // one for each prompt
+  std::vector<requests::GenerationRequest> requests;  // one for each prompt
 };
 
 // kInvalidArgument, with the context sizes if the prompt does not fit. A prompt that is longer than its tokens could

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/ids.h"
-#include "scheduler/core/request.h"
+#include "requests/generation.h"
 #include "server/openai/unsupported_fields.h"
 
 namespace dovetail::server {

@@ -86,16 +86,16 @@ TEST(PromptSource, NeverGivesTheSamePromptTwiceAndStaysInTheVocabulary) {
 // Answers every request at once, from inside Submit.
 class InstantEngine final : public server::Engine {
  public:
-  absl::StatusOr<RequestId> Submit(scheduler::GenerationRequest request,
+  absl::StatusOr<RequestId> Submit(requests::GenerationRequest request,
                                    std::shared_ptr<server::GenerationSink> sink) override {
     requests.push_back(request);
     if (refuse) return absl::ResourceExhaustedError("the queue is full");
     for (int i = 0; i < request.max_tokens; ++i) {
-      scheduler::GenerationUpdate update;
+      requests::GenerationUpdate update;
       update.tokens = {1};
       update.first_index = i;
       update.choice_finished = update.request_finished = i + 1 == request.max_tokens || stop_early;
-      update.reason = stop_early ? scheduler::FinishReason::kStop : scheduler::FinishReason::kLength;
+      update.reason = stop_early ? requests::FinishReason::kStop : requests::FinishReason::kLength;
       sink->OnUpdate(std::move(update));
       if (stop_early) break;
     }
@@ -108,7 +108,7 @@ class InstantEngine final : public server::Engine {
   server::EngineStats stats() override { return {}; }
   std::vector<server::StepSample> TakeStepSamples() override { return {}; }
 
-  std::vector<scheduler::GenerationRequest> requests;
+  std::vector<requests::GenerationRequest> requests;
   bool refuse = false, stop_early = false;
 };
 
@@ -136,7 +136,7 @@ TEST(Measurements, AskForWhatTheyMeasure) {
 class ReadingEngine final : public server::Engine {
  public:
   explicit ReadingEngine(size_t together) : together_(together) {}
-  absl::StatusOr<RequestId> Submit(scheduler::GenerationRequest request,
+  absl::StatusOr<RequestId> Submit(requests::GenerationRequest request,
                                    std::shared_ptr<server::GenerationSink> sink) override {
     if (request.prompt.size() == together_) {
       ++read;
@@ -161,10 +161,10 @@ class ReadingEngine final : public server::Engine {
 
  private:
   static void Give(server::GenerationSink& sink, bool last) {
-    scheduler::GenerationUpdate update;
+    requests::GenerationUpdate update;
     update.tokens = {1};
     update.choice_finished = update.request_finished = last;
-    update.reason = scheduler::FinishReason::kLength;
+    update.reason = requests::FinishReason::kLength;
     sink.OnUpdate(std::move(update));
   }
 

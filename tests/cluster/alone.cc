@@ -23,10 +23,10 @@ server::Engine& Alone::Engine() {
   return *engine_;
 }
 
-void Alone::Expect(const scheduler::GenerationRequest& request, const cli::CollectingSink& sink, bool cancelled) {
+void Alone::Expect(const requests::GenerationRequest& request, const cli::CollectingSink& sink, bool cancelled) {
   EXPECT_EQ(sink.protocol_errors(), 0);
   for (int i = 0; i < request.choices; ++i) {
-    scheduler::GenerationRequest single = request;
+    requests::GenerationRequest single = request;
     single.choices = 1;
     single.sampling.seed += static_cast<uint64_t>(i);
     const auto alone = Generate(Engine(), single);

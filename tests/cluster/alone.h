@@ -15,7 +15,7 @@ class Alone {
 
   // Fails the test unless every choice of `sink` has the tokens, and the logits of each to the bit, that it has here.
   // Of a request that was cancelled: as far as it got.
-  void Expect(const scheduler::GenerationRequest& request, const cli::CollectingSink& sink, bool cancelled = false);
+  void Expect(const requests::GenerationRequest& request, const cli::CollectingSink& sink, bool cancelled = false);
 
  private:
   server::Engine& Engine();

@@ -31,15 +31,15 @@ class Corruption : public ::testing::TestWithParam<bool> {  // of a model with l
     return options;
   }
 
-  static scheduler::GenerationRequest Request(int prompt, int max_tokens, int salt = 0) {
-    scheduler::GenerationRequest request = GreedyRequest({1}, max_tokens);
+  static requests::GenerationRequest Request(int prompt, int max_tokens, int salt = 0) {
+    requests::GenerationRequest request = GreedyRequest({1}, max_tokens);
     for (int i = 1; i < prompt; ++i) request.prompt.push_back(3 + (17 * i * i + 31 * i + 7 * salt) % 90);
     request.logits_of_output = true;
     return request;
   }
 
   // How many of the prompt's tokens came from the prefix cache.
-  static int CachedBy(MiniCluster& cluster, Alone& alone, const scheduler::GenerationRequest& request) {
+  static int CachedBy(MiniCluster& cluster, Alone& alone, const requests::GenerationRequest& request) {
     const auto sink = Submit(cluster.engine(), request);
     EXPECT_EQ(sink->WaitForEnd(), absl::OkStatus());
     alone.Expect(request, *sink);
@@ -53,7 +53,7 @@ class Corruption : public ::testing::TestWithParam<bool> {  // of a model with l
 TEST_P(Corruption, BitsThatChangeInCachedBlocksAreFoundAndThePromptIsComputedAgain) {
   auto cluster = MiniCluster::Start(Options());
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  const scheduler::GenerationRequest request = Request(300, 20);
+  const requests::GenerationRequest request = Request(300, 20);
   EXPECT_EQ(CachedBy(**cluster, alone_, request), 0);
   EXPECT_EQ(CachedBy(**cluster, alone_, request), 256) << "what is well is taken from the cache";
   ASSERT_TRUE(Eventually([&] { return (*cluster)->engine().stats().kv_blocks_in_use == 0; }));
@@ -69,7 +69,7 @@ TEST_P(Corruption, WithoutChecksumsTheSameBitsGiveAnotherAnswer) {
   options.digests = attention::Digests::kNone;
   auto cluster = MiniCluster::Start(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  const scheduler::GenerationRequest request = Request(300, 20);
+  const requests::GenerationRequest request = Request(300, 20);
   const auto before = Submit((*cluster)->engine(), request);
   ASSERT_EQ(before->WaitForEnd(), absl::OkStatus());
   ASSERT_TRUE(Eventually([&] { return (*cluster)->engine().stats().kv_blocks_in_use == 0; }));
@@ -89,7 +89,7 @@ TEST_P(Corruption, AReplayFindsTokensThatDamagedBlocksGave) {
   auto cluster = MiniCluster::Start(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
   const auto replays = [&] { return (*cluster)->engine().stats().scheduler; };
-  const scheduler::GenerationRequest request = Request(300, 40);
+  const requests::GenerationRequest request = Request(300, 40);
   const auto before = Submit((*cluster)->engine(), request);
   ASSERT_EQ(before->WaitForEnd(), absl::OkStatus());
   ASSERT_TRUE(Eventually([&] { return replays().replays_same == 1; })) << "what is well is found to be the same";
@@ -109,7 +109,7 @@ TEST_P(Corruption, BlocksThatAreExchangedInAMoveAreRefusedAndTheStreamGoesOnAllT
   options.faults.swap = 1;
   auto cluster = MiniCluster::Start(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  std::vector<scheduler::GenerationRequest> requests;
+  std::vector<requests::GenerationRequest> requests;
   std::vector<std::shared_ptr<cli::CollectingSink>> sinks;
   for (int i = 0; i < 4; ++i) {
     requests.push_back(Request(150 + i, 300, i));

@@ -48,8 +48,8 @@ class FaultyFrames : public testing::TestWithParam<Kind> {
     return options;
   }
 
-  static scheduler::GenerationRequest Request(int prompt, int max_tokens, int salt) {
-    scheduler::GenerationRequest request = GreedyRequest({1}, max_tokens);
+  static requests::GenerationRequest Request(int prompt, int max_tokens, int salt) {
+    requests::GenerationRequest request = GreedyRequest({1}, max_tokens);
     for (int i = 1; i < prompt; ++i) request.prompt.push_back(3 + (17 * i * i + 31 * i + 5 * salt) % 90);
     request.logits_of_output = true;
     return request;
@@ -61,7 +61,7 @@ class FaultyFrames : public testing::TestWithParam<Kind> {
 TEST_P(FaultyFrames, ThatComeTwiceLateOrAgainChangeNoBit) {
   const auto cluster = MiniCluster::Start(Options());
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  std::vector<scheduler::GenerationRequest> requests;
+  std::vector<requests::GenerationRequest> requests;
   std::vector<std::shared_ptr<cli::CollectingSink>> sinks;
   const auto submit = [&](int prompt, int max_tokens, int salt) {
     requests.push_back(Request(prompt, max_tokens, salt));

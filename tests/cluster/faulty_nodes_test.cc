@@ -86,7 +86,7 @@ class Cluster {
     options.attention = model.table;
     options.model_digest = 7;
     scheduler_ = std::make_unique<scheduler::SchedulerNode>(
-        options, 0, *faulty_[0], clock_, [this](scheduler::GenerationUpdate update) { Take(std::move(update)); },
+        options, 0, *faulty_[0], clock_, [this](requests::GenerationUpdate update) { Take(std::move(update)); },
         [](const proto::StepResult&, int, int) {});
     compute::ComputeWorkerOptions compute;
     compute.micro_batches = 2;
@@ -125,9 +125,9 @@ class Cluster {
     GiveUp(worker);
   }
 
-  uint64_t Submit(scheduler::GenerationRequest request) {
+  uint64_t Submit(requests::GenerationRequest request) {
     request.id = RequestId(++requests_);
-    scheduler_->Handle(scheduler::RequestArrived{std::make_shared<scheduler::GenerationRequest>(std::move(request))});
+    scheduler_->Handle(scheduler::RequestArrived{std::make_shared<requests::GenerationRequest>(std::move(request))});
     return requests_;
   }
   // False: not in a time that only a hang takes.
@@ -160,7 +160,7 @@ class Cluster {
   }
 
  private:
-  void Take(scheduler::GenerationUpdate update) {
+  void Take(requests::GenerationUpdate update) {
     Stream& stream = streams_[update.request.value()];
     EXPECT_FALSE(stream.finished) << "an update after the end";
     if (!update.tokens.empty()) {
@@ -185,8 +185,8 @@ class Cluster {
   uint64_t requests_ = 0;
 };
 
-scheduler::GenerationRequest Request(int prompt, int max_tokens, int salt) {
-  scheduler::GenerationRequest request;
+requests::GenerationRequest Request(int prompt, int max_tokens, int salt) {
+  requests::GenerationRequest request;
   request.tenant = "test";
   request.prompt = {1};
   for (int i = 1; i < prompt; ++i) request.prompt.push_back(3 + (17 * i * i + 31 * i + 5 * salt) % 90);
@@ -214,7 +214,7 @@ class FaultyNodes : public testing::TestWithParam<Kind> {
   }
   FaultyNodes() : model_(PathOf(GetParam())) {}
 
-  const Stream& Alone(const scheduler::GenerationRequest& request) {
+  const Stream& Alone(const requests::GenerationRequest& request) {
     auto [at, fresh] = alone_.try_emplace({request.prompt, request.max_tokens});
     if (!fresh) return at->second;
     Cluster cluster(model_, 1, scheduler::PlacementPolicy::kRequest, {}, 1);
@@ -239,7 +239,7 @@ TEST_P(FaultyNodes, NoStreamChangesByABit) {
     SCOPED_TRACE(absl::StrCat("DOVETAIL_SEED=", seed));
     const auto placement = seed % 2 == 0 ? scheduler::PlacementPolicy::kRequest : scheduler::PlacementPolicy::kMixed;
     Cluster cluster(model_, 3, placement, faults, seed);
-    std::map<uint64_t, scheduler::GenerationRequest> requests;
+    std::map<uint64_t, requests::GenerationRequest> requests;
     const auto submit = [&](int prompt, int max_tokens, int salt) {
       const auto request = Request(prompt, max_tokens, salt);
       requests[cluster.Submit(request)] = request;

@@ -26,8 +26,8 @@ class LostDevice : public ::testing::Test {
     return options;
   }
 
-  static scheduler::GenerationRequest Request(int prompt, int max_tokens) {
-    scheduler::GenerationRequest request = GreedyRequest({1}, max_tokens);
+  static requests::GenerationRequest Request(int prompt, int max_tokens) {
+    requests::GenerationRequest request = GreedyRequest({1}, max_tokens);
     for (int i = 1; i < prompt; ++i) request.prompt.push_back(3 + (17 * i * i + 31 * i) % 90);
     request.logits_of_output = true;
     return request;
@@ -37,7 +37,7 @@ class LostDevice : public ::testing::Test {
   // brings another worker.
   template <typename Add>
   void LoseTheDeviceOf(MiniCluster& cluster, const std::string& name, Add add) {
-    const scheduler::GenerationRequest running = Request(20, 300), longer = Request(240, 20);
+    const requests::GenerationRequest running = Request(20, 300), longer = Request(240, 20);
     const auto first = Submit(cluster.engine(), running);
     first->WaitForTokens(5);
     cluster.LoseDevice(name);

@@ -41,8 +41,8 @@ class MiniClusterHybrid : public testing::TestWithParam<Hybrid> {
     return options;
   }
 
-  static scheduler::GenerationRequest Request(int prompt, int max_tokens, int salt) {
-    scheduler::GenerationRequest request = GreedyRequest({1}, max_tokens);
+  static requests::GenerationRequest Request(int prompt, int max_tokens, int salt) {
+    requests::GenerationRequest request = GreedyRequest({1}, max_tokens);
     for (int i = 1; i < prompt; ++i) request.prompt.push_back(3 + (17 * i * i + 31 * i + 5 * salt) % 90);
     request.logits_of_output = true;
     return request;
@@ -57,7 +57,7 @@ TEST_P(MiniClusterHybrid, StreamsGoOnWithTheSameBitsWhileStateWorkersComeAndGo) 
   options.attention_workers = 2;
   const auto cluster = MiniCluster::Start(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  std::vector<scheduler::GenerationRequest> requests;
+  std::vector<requests::GenerationRequest> requests;
   std::vector<std::shared_ptr<cli::CollectingSink>> sinks;
   for (int i = 0; i < 3; ++i) {
     requests.push_back(Request(40 + 70 * i, 200, i));

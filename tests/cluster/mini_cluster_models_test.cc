@@ -18,13 +18,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-using Requests = std::vector<scheduler::GenerationRequest>;
+using Requests = std::vector<requests::GenerationRequest>;
 using Sinks = std::vector<std::shared_ptr<cli::CollectingSink>>;
 
 // All at once, so that they share steps.
 Sinks RunAll(server::Engine& engine, const Requests& requests) {
   Sinks sinks;
-  for (const scheduler::GenerationRequest& request : requests) {
+  for (const requests::GenerationRequest& request : requests) {
     sinks.push_back(std::make_shared<cli::CollectingSink>(request.choices));
     const auto id = engine.Submit(request, sinks.back());
     EXPECT_TRUE(id.ok()) << id.status();
@@ -53,7 +53,7 @@ void ExpectSame(const cli::CollectingSink& ours, const cli::CollectingSink& expe
 Requests RequestsOf(const std::vector<std::vector<TokenId>>& prompts, int max_tokens, bool logits) {
   Requests requests;
   for (size_t i = 0; i < prompts.size(); ++i) {
-    scheduler::GenerationRequest request = GreedyRequest(prompts[i], max_tokens);
+    requests::GenerationRequest request = GreedyRequest(prompts[i], max_tokens);
     request.logits_of_output = logits;
     request.logits_last = 1;
     requests.push_back(request);
@@ -78,7 +78,7 @@ void CompareWithEmbedded(const fs::path& path, model::WeightFormat weights, DTyp
     if (max_model_len > 0) options.scheduler.max_model_len = max_model_len;
     const auto alone = StartCluster(**model, options);
     ASSERT_TRUE(alone.ok()) << alone.status();
-    for (const scheduler::GenerationRequest& request : requests) expected.push_back(RunAll(**alone, {request}).front());
+    for (const requests::GenerationRequest& request : requests) expected.push_back(RunAll(**alone, {request}).front());
   }
   for (const std::string& lane : lanes) {
     SCOPED_TRACE(lane);

@@ -61,8 +61,8 @@ class MiniClusterTest : public testing::TestWithParam<Place> {
     return options;
   }
 
-  static scheduler::GenerationRequest Request(int prompt, int max_tokens, int salt = 0) {
-    scheduler::GenerationRequest request = GreedyRequest({1, 403, 407, 261, 378}, max_tokens);
+  static requests::GenerationRequest Request(int prompt, int max_tokens, int salt = 0) {
+    requests::GenerationRequest request = GreedyRequest({1, 403, 407, 261, 378}, max_tokens);
     for (int i = 0; static_cast<int>(request.prompt.size()) < prompt; ++i)
       request.prompt.push_back(3 + (17 * i * i + 31 * i + 5 * salt) % 500);
     request.logits_of_output = true;
@@ -83,7 +83,7 @@ TEST_P(MiniClusterTest, EveryStreamIsToTheBitTheOneItsRequestHasAlone) {
   const auto cluster = MiniCluster::Start(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
 
-  std::vector<scheduler::GenerationRequest> requests;
+  std::vector<requests::GenerationRequest> requests;
   for (const auto& [prompt, salt] :
        {std::pair{6, 0}, {200, 1}, {200, 1}, {64, 2}, {130, 3}, {300, 4}, {300, 4}, {1, 5}, {5, 0}, {260, 1}})
     requests.push_back(Request(prompt, 60, salt));
@@ -229,7 +229,7 @@ TEST_P(MiniClusterTest, ADrainedWorkerGivesWhatItHoldsToTheOthersWhileStreamsGoO
   options.scheduler.micro_batches = 2;
   const auto cluster = MiniCluster::Start(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  std::vector<scheduler::GenerationRequest> requests;
+  std::vector<requests::GenerationRequest> requests;
   std::vector<std::shared_ptr<cli::CollectingSink>> sinks;
   for (int i = 0; i < 6; ++i) {
     requests.push_back(Request(30 + 40 * i, 240, i));

@@ -58,8 +58,8 @@ Scenario Without(const Scenario& scenario, size_t dropped) {
 
 }  // namespace
 
-scheduler::GenerationRequest RequestSpec::Request(int vocab) const {
-  scheduler::GenerationRequest request;
+requests::GenerationRequest RequestSpec::Request(int vocab) const {
+  requests::GenerationRequest request;
   request.tenant = absl::StrCat("tenant ", tenant);
   std::mt19937_64 tokens(static_cast<uint64_t>(family) + 1);
   for (int i = 0; i < prompt; ++i)

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "scheduler/core/request.h"
+#include "requests/generation.h"
 #include "scheduler/core/scheduler.h"
 
 // What may not change a request's tokens or the bits of its logits: how the cluster is built, and who else is there.
@@ -42,7 +42,7 @@ struct RequestSpec {
   int after_tokens = 0;
   int cancel_after = -1;  // tokens; -1: runs to its end
 
-  scheduler::GenerationRequest Request(int vocab) const;
+  requests::GenerationRequest Request(int vocab) const;
   std::string ToString() const;
 };
 

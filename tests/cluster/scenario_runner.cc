@@ -102,12 +102,12 @@ std::string BestOf(const RequestSpec& spec, int n, const Choices& choices) {
   shape.prompts = {{1}};
   server::GenerationResponse response(std::move(served), std::move(shape));
   for (int c = 0; c < spec.choices; ++c) {
-    scheduler::GenerationUpdate update;
+    requests::GenerationUpdate update;
     update.choice = c;
     update.tokens.assign(choices[c].tokens.begin(), choices[c].tokens.end());
     update.logprobs = choices[c].logprobs;
     update.choice_finished = true;
-    update.reason = scheduler::FinishReason::kLength;
+    update.reason = requests::FinishReason::kLength;
     response.OnUpdate(0, update);
   }
   return response.Body();
@@ -166,7 +166,7 @@ server::Engine& ScenarioRunner::AloneEngine(const Alone& which) {
 
 ScenarioRunner::Choice ScenarioRunner::RunAlone(const Alone& which, const RequestSpec& spec, int choice) {
   const TestModel& model = Model(std::get<0>(which), std::get<1>(which), 1);
-  scheduler::GenerationRequest request = spec.Request(static_cast<int>(model.config().vocab_size));
+  requests::GenerationRequest request = spec.Request(static_cast<int>(model.config().vocab_size));
   request.choices = 1;
   request.sampling.seed += static_cast<uint64_t>(choice);
   const auto done = Generate(AloneEngine(which), std::move(request));

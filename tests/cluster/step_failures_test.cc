@@ -105,7 +105,7 @@ class Cluster {
     options.model_digest = 7;
     options.step_timeout = kStepTimeout;
     scheduler_ = std::make_unique<scheduler::SchedulerNode>(
-        options, 0, *ports_[0], clock_, [this](scheduler::GenerationUpdate update) { Take(std::move(update)); },
+        options, 0, *ports_[0], clock_, [this](requests::GenerationUpdate update) { Take(std::move(update)); },
         [](const proto::StepResult&, int, int) {});
     attention::AttentionWorkerOptions attention;
     attention.worker = WorkerId(1);
@@ -136,13 +136,13 @@ class Cluster {
   uint64_t Submit(int prompt, int max_tokens, bool logits = false) {
     return Submit(prompt, max_tokens, {.logits_of_output = logits});
   }
-  uint64_t Submit(int prompt, int max_tokens, scheduler::GenerationRequest request) {
+  uint64_t Submit(int prompt, int max_tokens, requests::GenerationRequest request) {
     request.tenant = "test";
     for (int i = 0; i < prompt; ++i) request.prompt.push_back(1 + (17 * i * i + 31 * i) % 90);
     request.sampling.temperature = 0;
     request.max_tokens = max_tokens;
     request.id = RequestId(++requests_);
-    scheduler_->Handle(scheduler::RequestArrived{std::make_shared<scheduler::GenerationRequest>(std::move(request))});
+    scheduler_->Handle(scheduler::RequestArrived{std::make_shared<requests::GenerationRequest>(std::move(request))});
     return requests_;
   }
 
@@ -174,7 +174,7 @@ class Cluster {
  private:
   static constexpr int kMostCompute = 3;
 
-  void Take(scheduler::GenerationUpdate update) {
+  void Take(requests::GenerationUpdate update) {
     Stream& stream = streams_[update.request.value()];
     stream.tokens.insert(stream.tokens.end(), update.tokens.begin(), update.tokens.end());
     for (auto& logits : update.logits) stream.logits.push_back(std::move(logits));
@@ -319,8 +319,8 @@ TEST_F(StepFailures, AWorkerThatGivesNoResultInTimeIsDismissedAndAnotherGoesOn) 
 }
 
 // The longest lists that a request may have: 8 MiB of them.
-scheduler::GenerationRequest WithLongLists(std::vector<TokenId> allowed) {
-  scheduler::GenerationRequest request;
+requests::GenerationRequest WithLongLists(std::vector<TokenId> allowed) {
+  requests::GenerationRequest request;
   while (allowed.size() < proto::kMaxTokenList) allowed.push_back(allowed[allowed.size() % 7]);
   request.sampling.allowed_token_ids = std::move(allowed);
   request.sampling.banned_token_ids.assign(proto::kMaxTokenList, 3);
@@ -373,7 +373,7 @@ TEST_F(StepFailures, APlanGivesABoundedPartOfTheListsOfManySequences) {
   cluster.port(0).on_send = plans.Count();
   std::vector<uint64_t> ids;
   for (int i = 0; i < 3; ++i) {
-    scheduler::GenerationRequest request = WithLongLists(kSomeTokens);
+    requests::GenerationRequest request = WithLongLists(kSomeTokens);
     request.choices = 4;
     ids.push_back(cluster.Submit(40, 10, std::move(request)));
   }
@@ -410,7 +410,7 @@ TEST_F(StepFailures, ListsThatAWorkerDoesNotHaveAreGivenAgain) {
 
 TEST_F(StepFailures, AListThatIsTooLongIsTheRequestsError) {
   Cluster cluster(model_, 1);
-  scheduler::GenerationRequest request;
+  requests::GenerationRequest request;
   request.sampling.allowed_token_ids.assign(proto::kMaxTokenList + 1, 5);
   const uint64_t id = cluster.Submit(40, 20, std::move(request));
   ASSERT_TRUE(cluster.UntilTheEndOf(id));

@@ -37,15 +37,15 @@ absl::StatusOr<std::unique_ptr<server::EmbeddedCluster>> StartCluster(const Test
 }
 
 absl::StatusOr<std::shared_ptr<cli::CollectingSink>> Generate(server::Engine& engine,
-                                                              scheduler::GenerationRequest request) {
+                                                              requests::GenerationRequest request) {
   auto sink = std::make_shared<cli::CollectingSink>(request.choices);
   DT_RETURN_IF_ERROR(engine.Submit(std::move(request), sink).status());
   DT_RETURN_IF_ERROR(sink->WaitForEnd());
   return sink;
 }
 
-scheduler::GenerationRequest GreedyRequest(std::vector<TokenId> prompt, int max_tokens) {
-  scheduler::GenerationRequest request;
+requests::GenerationRequest GreedyRequest(std::vector<TokenId> prompt, int max_tokens) {
+  requests::GenerationRequest request;
   request.tenant = "test";
   request.prompt = std::move(prompt);
   request.sampling.temperature = 0;
@@ -53,7 +53,7 @@ scheduler::GenerationRequest GreedyRequest(std::vector<TokenId> prompt, int max_
   return request;
 }
 
-std::shared_ptr<cli::CollectingSink> Submit(server::Engine& engine, const scheduler::GenerationRequest& request) {
+std::shared_ptr<cli::CollectingSink> Submit(server::Engine& engine, const requests::GenerationRequest& request) {
   auto sink = std::make_shared<cli::CollectingSink>(request.choices);
   const auto id = engine.Submit(request, sink);
   EXPECT_TRUE(id.ok()) << id.status();

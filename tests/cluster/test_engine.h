@@ -33,13 +33,13 @@ absl::StatusOr<std::unique_ptr<server::EmbeddedCluster>> StartCluster(const Test
 
 // Submits the request and waits for its end.
 absl::StatusOr<std::shared_ptr<cli::CollectingSink>> Generate(server::Engine& engine,
-                                                              scheduler::GenerationRequest request);
+                                                              requests::GenerationRequest request);
 
 // Submits the request and returns at once. Fails the test if it is refused.
-std::shared_ptr<cli::CollectingSink> Submit(server::Engine& engine, const scheduler::GenerationRequest& request);
+std::shared_ptr<cli::CollectingSink> Submit(server::Engine& engine, const requests::GenerationRequest& request);
 
 // A greedy request; nothing ends it before max_tokens.
-scheduler::GenerationRequest GreedyRequest(std::vector<TokenId> prompt, int max_tokens);
+requests::GenerationRequest GreedyRequest(std::vector<TokenId> prompt, int max_tokens);
 
 // Polls until the condition holds; false after a time that only a hang takes.
 bool Eventually(const std::function<bool()>& condition);

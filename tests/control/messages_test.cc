@@ -152,8 +152,8 @@ TEST(ControlMessages, EveryBadFieldOfAJoinRequestIsNamed) {
   }
 }
 
-scheduler::GenerationRequest GoodRequest() {
-  scheduler::GenerationRequest request;
+requests::GenerationRequest GoodRequest() {
+  requests::GenerationRequest request;
   request.tenant = "t";
   request.cache_salt = "s";
   request.priority = -3;
@@ -247,7 +247,7 @@ TEST(ControlMessages, EveryBadFieldOfAGenerationRequestIsNamed) {
 }
 
 TEST(ControlMessages, AnUpdateSurvivesTheWire) {
-  scheduler::GenerationUpdate update;
+  requests::GenerationUpdate update;
   update.request = RequestId(9);
   update.choice = 1;
   update.tokens = {4, 5};
@@ -255,7 +255,7 @@ TEST(ControlMessages, AnUpdateSurvivesTheWire) {
   update.logprobs = {{{4, -0.5f, 1}, {{4, -0.5f, 1}, {6, -1.0f, 2}}}, {{5, -2.0f, 3}, {}}};
   update.logits = {{1.0f, 2.0f}};
   update.choice_finished = true;
-  update.reason = scheduler::FinishReason::kError;
+  update.reason = requests::FinishReason::kError;
   update.error = "why";
   update.error_code = absl::StatusCode::kUnavailable;
   update.stop_token = -1;

@@ -24,11 +24,11 @@ void CheckRefusal(const absl::Status& status) {
 
 void CheckGeneration(const absl::StatusOr<server::PreparedGeneration>& prepared, const server::ServedModel& model) {
   if (!prepared.ok()) return CheckRefusal(prepared.status());
-  for (const scheduler::GenerationRequest& request : prepared->requests) {
+  for (const requests::GenerationRequest& request : prepared->requests) {
     DT_CHECK(!request.prompt.empty() && request.max_tokens >= 1);
     DT_CHECK(static_cast<int>(request.prompt.size()) + request.max_tokens <= model.max_model_len,
              "beyond the positions");
-    DT_CHECK(request.choices >= 1 && request.choices <= scheduler::kMaxChoices);
+    DT_CHECK(request.choices >= 1 && request.choices <= requests::kMaxChoices);
     DT_CHECK(request.min_tokens >= 0 && request.min_tokens <= request.max_tokens);
     DT_CHECK(request.sampling.temperature >= 0 && request.sampling.top_p > 0 && request.sampling.top_p <= 1);
     for (const TokenId id : request.prompt) DT_CHECK(id >= 0 && id < model.vocab_size);

@@ -62,7 +62,7 @@ class StatesInBF16 : public ::testing::TestWithParam<Stored> {
   }
   // Of every token after the first block of 64, and of eight that follow.
   std::vector<float> Logits(server::EmbeddedCluster& cluster) {
-    scheduler::GenerationRequest request = GreedyRequest(tokens_, 8);
+    requests::GenerationRequest request = GreedyRequest(tokens_, 8);
     request.logits_last = static_cast<int>(tokens_.size()) - 64;
     request.logits_of_output = true;
     const auto done = Generate(cluster, std::move(request));

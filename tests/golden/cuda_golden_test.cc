@@ -35,7 +35,7 @@ struct OnGpu {
   std::unique_ptr<server::EmbeddedCluster> cluster;
 
   Matrix LogitsFrom(const std::vector<TokenId>& tokens, size_t first) {
-    scheduler::GenerationRequest request = GreedyRequest(tokens, 1);
+    requests::GenerationRequest request = GreedyRequest(tokens, 1);
     request.logits_last = static_cast<int>(tokens.size() - first);
     Matrix logits{request.logits_last, model->config().vocab_size, {}};
     const auto done = Generate(*cluster, std::move(request));
@@ -222,7 +222,7 @@ TEST(CudaSmolLm2, AgreesWithTheCpuWhereverTheMarginExceedsTwiceTheBudget) {
       std::vector<TokenId> tokens = text.prompt;
       tokens.insert(tokens.end(), text.greedy.begin(), text.greedy.end());
       const size_t first = text.prompt.size() - 1, rows = tokens.size() - first;
-      scheduler::GenerationRequest request = GreedyRequest(tokens, 1);
+      requests::GenerationRequest request = GreedyRequest(tokens, 1);
       request.logits_last = static_cast<int>(rows);
       const auto theirs = Generate(**reference, std::move(request));
       ASSERT_TRUE(theirs.ok()) << theirs.status();
@@ -317,7 +317,7 @@ TEST(CudaServing, StepsAheadGiveTheSameTokensWhateverEndsAStream) {
     EXPECT_EQ((*cut)->choices()[0].tokens, std::vector<TokenId>(tokens.begin(), tokens.begin() + length)) << length;
   }
   // A token that ends a stream: nothing after its first place is shown.
-  scheduler::GenerationRequest request = GreedyRequest({1, 403, 407, 261}, 96);
+  requests::GenerationRequest request = GreedyRequest({1, 403, 407, 261}, 96);
   request.stop_token_ids = {tokens[20]};
   const auto stopped = Generate(*run->cluster, request);
   ASSERT_TRUE(stopped.ok()) << stopped.status();
@@ -333,7 +333,7 @@ TEST(CudaServing, SeededDrawsRepeatThemselvesAndStreamsDoNotDisturbEachOther) {
   auto run = Serve(folder / "hf", Seam::kDevice, DType::kBF16, 512);
   ASSERT_TRUE(run.ok()) << run.status();
   const auto request = [](int seed) {
-    scheduler::GenerationRequest request = GreedyRequest({1, 403, 407, 261}, 48);
+    requests::GenerationRequest request = GreedyRequest({1, 403, 407, 261}, 48);
     request.sampling.temperature = 0.8f;
     request.sampling.top_p = 0.9f;
     request.sampling.seed = seed;

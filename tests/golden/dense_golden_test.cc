@@ -23,7 +23,7 @@ struct Served {
 
   // The logits of positions [first, tokens.size()).
   Matrix LogitsFrom(const std::vector<TokenId>& tokens, size_t first) {
-    scheduler::GenerationRequest request = GreedyRequest(tokens, 1);
+    requests::GenerationRequest request = GreedyRequest(tokens, 1);
     request.logits_last = static_cast<int>(tokens.size() - first);
     Matrix logits{request.logits_last, model->model->head.weights.rows(), {}};
     const auto done = Generate(*cluster, std::move(request));
@@ -180,7 +180,7 @@ TEST_P(DenseGolden, GreedyDecodingGivesTheReferencesTokensUpToTheFirstUncertainO
   const Matrix& reference = golden_.tensors["step_logits"];
   // Later steps of dynamic NTK keep the frequencies of the prompt's length here, not so in the reference.
   const int steps = IsDynamic(run) ? 1 : static_cast<int>(golden_.greedy.size());
-  scheduler::GenerationRequest request = GreedyRequest(golden_.prompt, steps);
+  requests::GenerationRequest request = GreedyRequest(golden_.prompt, steps);
   request.logits_of_output = true;
   const auto done = Generate(*run.cluster, std::move(request));
   ASSERT_TRUE(done.ok()) << done.status();

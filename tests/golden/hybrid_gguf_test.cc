@@ -28,7 +28,7 @@ std::vector<float> LogitsOf(const fs::path& path) {
   if (!cluster.ok()) return {};
   std::vector<TokenId> prompt;
   for (int i = 0; i < 77; ++i) prompt.push_back(3 + (i * 37 + 11) % 93);
-  scheduler::GenerationRequest request = GreedyRequest(prompt, 8);
+  requests::GenerationRequest request = GreedyRequest(prompt, 8);
   request.logits_of_output = true;
   const auto done = Generate(**cluster, std::move(request));
   EXPECT_TRUE(done.ok()) << done.status();

@@ -34,7 +34,7 @@ TEST_P(QuantisedPaths, BlocksUsedDirectlyGiveTheLogitsOfDequantisedOnes) {
     ASSERT_TRUE(model.ok()) << model.status();
     const auto cluster = StartCluster(**model, ClusterOptionsFor(**model, DType::kF32));
     ASSERT_TRUE(cluster.ok()) << cluster.status();
-    scheduler::GenerationRequest request = GreedyRequest(prompt, 1);
+    requests::GenerationRequest request = GreedyRequest(prompt, 1);
     request.logits_last = 32;
     const auto done = Generate(**cluster, std::move(request));
     ASSERT_TRUE(done.ok()) << done.status();

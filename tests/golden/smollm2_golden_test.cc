@@ -45,7 +45,7 @@ void CompareWithReference(const SmolLm2Budget& budget) {
   std::vector<std::pair<size_t, std::shared_ptr<cli::CollectingSink>>> running;
   for (size_t i = 0; i < cases.size(); ++i) {
     if ((cases[i].prompt.size() > kChatTokens) != long_text) continue;
-    scheduler::GenerationRequest request = GreedyRequest(cases[i].prompt, static_cast<int>(cases[i].greedy.size()));
+    requests::GenerationRequest request = GreedyRequest(cases[i].prompt, static_cast<int>(cases[i].greedy.size()));
     request.logits_last = 1;
     running.emplace_back(i, std::make_shared<cli::CollectingSink>());
     const auto submitted = (*cluster)->Submit(std::move(request), running.back().second);

@@ -35,7 +35,7 @@ TEST_P(StoriesGolden, NinetySixGreedyTokensAndTheLogitsThatChoseThemAreTheRefere
 
   double worst = 0;
   for (int placement = 0; placement < 3; ++placement) {  // whole, by heads, by tokens: one request after the other
-    scheduler::GenerationRequest request =
+    requests::GenerationRequest request =
         GreedyRequest(golden["prompt_ids"].get<std::vector<TokenId>>(), static_cast<int>(greedy.size()));
     request.logits_of_output = true;
     const auto done = Generate(**cluster, std::move(request));

@@ -45,7 +45,7 @@ TEST_P(TalesGolden, StoriesGoOnAsTheReferencesDo) {
   const double budget = GetParam() == Path::kF32 ? kTalesF32 : kTalesBF16;
   for (const auto& story : golden_) {
     const auto greedy = story["greedy_ids"].get<std::vector<TokenId>>();
-    scheduler::GenerationRequest request =
+    requests::GenerationRequest request =
         GreedyRequest(story["prompt_ids"].get<std::vector<TokenId>>(), static_cast<int>(greedy.size()));
     request.logits_of_output = true;
     const auto done = Generate(*cluster_, std::move(request));
@@ -68,7 +68,7 @@ TEST_P(TalesGolden, StoriesGoOnAsTheReferencesDo) {
 TEST_P(TalesGolden, TheFirstLogitsAreThoseOfADoublePrecisionPass) {
   constexpr std::pair<TokenId, double> kExpected[] = {
       {13, 16.90634831}, {327, 15.49947507}, {330, 9.90014030}, {1126, 8.85648058}, {544, 8.17287235}};
-  scheduler::GenerationRequest request = GreedyRequest(golden_[0]["prompt_ids"].get<std::vector<TokenId>>(), 1);
+  requests::GenerationRequest request = GreedyRequest(golden_[0]["prompt_ids"].get<std::vector<TokenId>>(), 1);
   request.logits_of_output = true;
   const auto done = Generate(*cluster_, std::move(request));
   ASSERT_TRUE(done.ok()) << done.status();
@@ -102,7 +102,7 @@ TEST_P(TalesGolden, APrefixHitRestoresStatesAndKvTogether) {
   prompt.resize(400);
   StartWith(scheduler::PlacementPolicy::kRequest);  // a hit needs the same worker
   const auto run = [&](std::vector<TokenId> tokens, const std::string& salt = "") {
-    scheduler::GenerationRequest request = GreedyRequest(std::move(tokens), 24);
+    requests::GenerationRequest request = GreedyRequest(std::move(tokens), 24);
     request.logits_of_output = true;
     request.cache_salt = salt;
     const auto done = Generate(*cluster_, std::move(request));

@@ -133,7 +133,7 @@ TEST(Completions, InAStreamEachOfNChoicesFinishesOnce) {
 TEST(Completions, TheBestOfAreThoseWithTheGreatestProbability) {
   // Choice c's log probabilities fall with its index in the fake engine's tokens only through length: the shortest is
   // the most probable.
-  TestServer test({.next = [](const scheduler::GenerationRequest&, int choice, int index) {
+  TestServer test({.next = [](const requests::GenerationRequest&, int choice, int index) {
     return index == choice + 1 ? kEos : 'a' + choice;
   }});
   const Json body =

@@ -24,7 +24,7 @@ TEST_P(EngineCancel, EndsWithinOneStepAndFreesItsKv) {
   const auto engine = cli::StartEngine(flags, {});
   ASSERT_TRUE(engine.ok()) << engine.status();
   for (const int choices : {1, 4}) {
-    scheduler::GenerationRequest request;
+    requests::GenerationRequest request;
     request.tenant = "test";
     request.prompt.assign(100, 403);
     request.choices = choices;
@@ -39,7 +39,7 @@ TEST_P(EngineCancel, EndsWithinOneStepAndFreesItsKv) {
     engine->cluster->Cancel(*id);
     sink->LetGo();
     sink->WaitForEnd();
-    EXPECT_EQ(sink->reason(), scheduler::FinishReason::kCancelled);
+    EXPECT_EQ(sink->reason(), requests::FinishReason::kCancelled);
     // Every step that was under way may still end; none begins.
     EXPECT_LE(sink->tokens(), kBefore + static_cast<size_t>(choices * (1 + GetParam())));
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);

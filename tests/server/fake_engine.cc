@@ -11,7 +11,7 @@ namespace {
 constexpr std::string_view kText = "the quick brown fox jumps over the lazy dog. ";
 
 // Bytes are token ids of the test model (test_model.h).
-TokenId DefaultNext(const scheduler::GenerationRequest& request, int choice, int index) {
+TokenId DefaultNext(const requests::GenerationRequest& request, int choice, int index) {
   uint64_t offset = 0;
   if (request.sampling.temperature > 0) offset = (request.sampling.seed + choice) * 7 % kText.size();
   return static_cast<uint8_t>(kText[(offset + index) % kText.size()]);
@@ -38,7 +38,7 @@ FakeEngine::~FakeEngine() {
   thread_.join();
 }
 
-absl::StatusOr<RequestId> FakeEngine::Submit(scheduler::GenerationRequest request,
+absl::StatusOr<RequestId> FakeEngine::Submit(requests::GenerationRequest request,
                                              std::shared_ptr<GenerationSink> sink) {
   std::lock_guard lock(mutex_);
   if (!refusal_.ok()) return refusal_;
@@ -196,7 +196,7 @@ void FakeEngine::StepAll(std::vector<Delivery>& out) {
     for (int choice = 0; choice < live.request.choices; ++choice) {
       if (live.finished[choice]) continue;
       if (live.cancelled || (may_step && !live.paused)) {
-        scheduler::GenerationUpdate update = NextOf(live, choice);
+        requests::GenerationUpdate update = NextOf(live, choice);
         sample.new_tokens += static_cast<int>(update.tokens.size());
         live.finished[choice] = update.choice_finished;
         out.push_back({live.sink, std::move(update)});
@@ -207,7 +207,7 @@ void FakeEngine::StepAll(std::vector<Delivery>& out) {
       ++at;
       continue;
     }
-    scheduler::GenerationUpdate end;
+    requests::GenerationUpdate end;
     end.request = live.request.id;
     end.prompt_tokens = static_cast<int>(live.request.prompt.size());
     end.request_finished = true;
@@ -220,9 +220,9 @@ void FakeEngine::StepAll(std::vector<Delivery>& out) {
   if (samples_.size() < 4096) samples_.push_back(sample);
 }
 
-scheduler::GenerationUpdate FakeEngine::NextOf(Live& live, int choice) {
-  const scheduler::GenerationRequest& request = live.request;
-  scheduler::GenerationUpdate update;
+requests::GenerationUpdate FakeEngine::NextOf(Live& live, int choice) {
+  const requests::GenerationRequest& request = live.request;
+  requests::GenerationUpdate update;
   update.request = request.id;
   update.choice = choice;
   update.prompt_tokens = static_cast<int>(request.prompt.size());
@@ -230,13 +230,13 @@ scheduler::GenerationUpdate FakeEngine::NextOf(Live& live, int choice) {
   update.queued_us = 250'000;
   if (live.cancelled) {
     update.choice_finished = true;
-    update.reason = scheduler::FinishReason::kCancelled;
+    update.reason = requests::FinishReason::kCancelled;
     return update;
   }
   const int index = live.produced[choice]++;
   if (options_.fail_after >= 0 && index >= options_.fail_after) {
     update.choice_finished = true;
-    update.reason = scheduler::FinishReason::kError;
+    update.reason = requests::FinishReason::kError;
     update.error = "worker 3 at /var/lib/secret.sock died, 0x7fffdeadbeef";
     update.error_code = absl::StatusCode::kInternal;
     return update;
@@ -258,11 +258,11 @@ scheduler::GenerationUpdate FakeEngine::NextOf(Live& live, int choice) {
   const auto& stops = request.stop_token_ids;
   if (index >= request.min_tokens && std::find(stops.begin(), stops.end(), token) != stops.end()) {
     update.choice_finished = true;
-    update.reason = scheduler::FinishReason::kStop;
+    update.reason = requests::FinishReason::kStop;
     update.stop_token = token;
   } else if (index + 1 >= request.max_tokens) {
     update.choice_finished = true;
-    update.reason = scheduler::FinishReason::kLength;
+    update.reason = requests::FinishReason::kLength;
   }
   return update;
 }

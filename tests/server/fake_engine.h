@@ -20,7 +20,7 @@ struct FakeEngineOptions {
   int eos_after = -1;            // >= 0: the first end token comes as this output token, if it may
   int fail_after = -1;           // >= 0: every choice fails after so many tokens
   // The token a choice chooses; by default a text that depends on the seed if the temperature is not 0.
-  std::function<TokenId(const scheduler::GenerationRequest&, int choice, int index)> next;
+  std::function<TokenId(const requests::GenerationRequest&, int choice, int index)> next;
 };
 
 // An Engine without a model: deterministic tokens, one for each choice of each request a step, on a thread of its own.
@@ -30,7 +30,7 @@ class FakeEngine : public Engine {
   explicit FakeEngine(FakeEngineOptions options = {});
   ~FakeEngine() override;
 
-  absl::StatusOr<RequestId> Submit(scheduler::GenerationRequest request, std::shared_ptr<GenerationSink> sink) override;
+  absl::StatusOr<RequestId> Submit(requests::GenerationRequest request, std::shared_ptr<GenerationSink> sink) override;
   void Cancel(RequestId request) override;
   void StopChoice(RequestId request, int choice) override;
   void Pause(RequestId request) override;
@@ -45,7 +45,7 @@ class FakeEngine : public Engine {
   void SetRefusal(absl::Status refusal);  // what Submit answers, if not OK
 
   struct Log {
-    std::vector<scheduler::GenerationRequest> submitted;
+    std::vector<requests::GenerationRequest> submitted;
     int cancelled = 0, stopped_choices = 0, paused = 0, resumed = 0;
     uint64_t tokens = 0;
     int live = 0;
@@ -56,7 +56,7 @@ class FakeEngine : public Engine {
 
  private:
   struct Live {
-    scheduler::GenerationRequest request;
+    requests::GenerationRequest request;
     std::shared_ptr<GenerationSink> sink;
     std::vector<int> produced;  // by choice
     std::vector<bool> finished;
@@ -64,13 +64,13 @@ class FakeEngine : public Engine {
   };
   struct Delivery {
     std::shared_ptr<GenerationSink> sink;
-    scheduler::GenerationUpdate update;
+    requests::GenerationUpdate update;
   };
 
   void Run();
   bool HasWork() const;
   void StepAll(std::vector<Delivery>& out);
-  scheduler::GenerationUpdate NextOf(Live& live, int choice);
+  requests::GenerationUpdate NextOf(Live& live, int choice);
   Live* Find(RequestId id);
 
   const FakeEngineOptions options_;

@@ -27,13 +27,12 @@ class HastyEngine final : public FakeEngine {
  public:
   explicit HastyEngine(std::string text) : text_(std::move(text)) {}
 
-  absl::StatusOr<RequestId> Submit(scheduler::GenerationRequest request,
-                                   std::shared_ptr<GenerationSink> sink) override {
+  absl::StatusOr<RequestId> Submit(requests::GenerationRequest request, std::shared_ptr<GenerationSink> sink) override {
     sink_ = sink;
     prompt_tokens_ = static_cast<int>(request.prompt.size());
     std::thread([&] {
       for (size_t i = 0; i < text_.size(); ++i) {
-        scheduler::GenerationUpdate update = Update(static_cast<int>(i));
+        requests::GenerationUpdate update = Update(static_cast<int>(i));
         update.tokens.push_back(static_cast<TokenId>(text_[i]));
         sink->OnUpdate(std::move(update));
       }
@@ -42,7 +41,7 @@ class HastyEngine final : public FakeEngine {
   }
   void StopChoice(RequestId, int choice) override {
     ++stopped;
-    scheduler::GenerationUpdate update = Update(static_cast<int>(text_.size()));
+    requests::GenerationUpdate update = Update(static_cast<int>(text_.size()));
     update.choice = choice;
     update.choice_finished = update.request_finished = true;
     sink_->OnUpdate(std::move(update));
@@ -51,7 +50,7 @@ class HastyEngine final : public FakeEngine {
   std::atomic<int> stopped{0};
 
  private:
-  scheduler::GenerationUpdate Update(int index) const {
+  requests::GenerationUpdate Update(int index) const {
     return {.request = RequestId(1), .first_index = index, .prompt_tokens = prompt_tokens_};
   }
   const std::string text_;

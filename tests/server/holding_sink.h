@@ -11,7 +11,7 @@ class HoldingSink : public GenerationSink {
  public:
   explicit HoldingSink(size_t at) : at_(at) {}
 
-  void OnUpdate(scheduler::GenerationUpdate update) override {
+  void OnUpdate(requests::GenerationUpdate update) override {
     std::unique_lock lock(mutex_);
     tokens_ += update.tokens.size();
     finished_ = finished_ || update.request_finished;
@@ -36,7 +36,7 @@ class HoldingSink : public GenerationSink {
     std::lock_guard lock(mutex_);
     return tokens_;
   }
-  scheduler::FinishReason reason() {
+  requests::FinishReason reason() {
     std::lock_guard lock(mutex_);
     return reason_;
   }
@@ -47,7 +47,7 @@ class HoldingSink : public GenerationSink {
   std::condition_variable changed_;
   size_t tokens_ = 0;
   bool finished_ = false, let_go_ = false;
-  scheduler::FinishReason reason_ = scheduler::FinishReason::kStop;
+  requests::FinishReason reason_ = requests::FinishReason::kStop;
 };
 
 }  // namespace dovetail::server::test

@@ -18,8 +18,8 @@ ResponseSpec Spec(Endpoint endpoint) {
   return spec;
 }
 
-scheduler::GenerationUpdate Tokens(std::vector<TokenId> tokens, int choice = 0) {
-  scheduler::GenerationUpdate update;
+requests::GenerationUpdate Tokens(std::vector<TokenId> tokens, int choice = 0) {
+  requests::GenerationUpdate update;
   update.choice = choice;
   for (const TokenId token : tokens)
     update.logprobs.push_back({{token, -0.5f, 1}, {{token, -0.5f, 1}, {'z', -1.5f, 2}}});
@@ -29,15 +29,15 @@ scheduler::GenerationUpdate Tokens(std::vector<TokenId> tokens, int choice = 0) 
   return update;
 }
 
-scheduler::GenerationUpdate Finished(scheduler::GenerationUpdate update, scheduler::FinishReason reason,
-                                     TokenId stop_token = -1) {
+requests::GenerationUpdate Finished(requests::GenerationUpdate update, requests::FinishReason reason,
+                                    TokenId stop_token = -1) {
   update.choice_finished = true;
   update.reason = reason;
   update.stop_token = stop_token;
   return update;
 }
 
-std::string Transcript(ResponseSpec spec, const std::vector<scheduler::GenerationUpdate>& updates) {
+std::string Transcript(ResponseSpec spec, const std::vector<requests::GenerationUpdate>& updates) {
   GenerationResponse response(TestModel(), std::move(spec));
   std::string all;
   for (const auto& update : updates) all += response.OnUpdate(0, update).frames;
@@ -48,7 +48,7 @@ std::string Transcript(ResponseSpec spec, const std::vector<scheduler::Generatio
 TEST(SseGolden, AChat) {
   EXPECT_EQ(
       Transcript(Spec(Endpoint::kChat),
-                 {Tokens({'H', 'e'}), Tokens({'y'}), Finished(Tokens({kEos}), scheduler::FinishReason::kStop, kEos)}),
+                 {Tokens({'H', 'e'}), Tokens({'y'}), Finished(Tokens({kEos}), requests::FinishReason::kStop, kEos)}),
       R"(data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"bytes","system_fingerprint":"fp_dovetail","choices":[{"index":0,"delta":{"role":"assistant","content":null},"logprobs":null,"finish_reason":null}]}
 
 data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"bytes","system_fingerprint":"fp_dovetail","choices":[{"index":0,"delta":{"content":"He"},"logprobs":null,"finish_reason":null}]}
@@ -67,7 +67,7 @@ TEST(SseGolden, AChatWithUsageAndLogprobs) {
   spec.include_usage = true;
   spec.logprobs = 2;
   EXPECT_EQ(
-      Transcript(spec, {Finished(Tokens({'H'}), scheduler::FinishReason::kLength)}),
+      Transcript(spec, {Finished(Tokens({'H'}), requests::FinishReason::kLength)}),
       R"(data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"bytes","system_fingerprint":"fp_dovetail","choices":[{"index":0,"delta":{"role":"assistant","content":null},"logprobs":null,"finish_reason":null}],"usage":null}
 
 data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"bytes","system_fingerprint":"fp_dovetail","choices":[{"index":0,"delta":{"content":"H"},"logprobs":{"content":[{"token":"H","logprob":-0.5,"bytes":[72],"top_logprobs":[{"token":"H","logprob":-0.5,"bytes":[72]},{"token":"z","logprob":-1.5,"bytes":[122]}]}],"refusal":null},"finish_reason":null}],"usage":null}
@@ -88,7 +88,7 @@ TEST(SseGolden, ACompletionOfTwoChoicesWithEchoAndAStopString) {
   spec.stop = {"xy"};
   EXPECT_EQ(
       Transcript(spec, {Tokens({'a', 'x'}), Tokens({'b'}, 1), Tokens({'y', 'q'}),
-                        Finished(Tokens({'x'}, 1), scheduler::FinishReason::kLength)}),
+                        Finished(Tokens({'x'}, 1), requests::FinishReason::kLength)}),
       R"(data: {"id":"cmpl-1","object":"text_completion","created":1700000000,"model":"bytes","system_fingerprint":"fp_dovetail","choices":[{"index":0,"text":"hia","logprobs":null,"finish_reason":null}]}
 
 data: {"id":"cmpl-1","object":"text_completion","created":1700000000,"model":"bytes","system_fingerprint":"fp_dovetail","choices":[{"index":1,"text":"hib","logprobs":null,"finish_reason":null}]}
@@ -103,9 +103,9 @@ data: [DONE]
 }
 
 TEST(SseGolden, AFailureEndsWithAnErrorAndWithoutDone) {
-  scheduler::GenerationUpdate failed;
+  requests::GenerationUpdate failed;
   failed.choice_finished = true;
-  failed.reason = scheduler::FinishReason::kError;
+  failed.reason = requests::FinishReason::kError;
   failed.error = "secret";
   failed.error_code = absl::StatusCode::kInternal;
   EXPECT_EQ(
@@ -118,10 +118,10 @@ data: {"error":{"message":"The generation failed inside the server; the cause is
 }
 
 // What an engine says that is lost: once for the whole request, of its first choice.
-scheduler::GenerationUpdate Lost() {
-  scheduler::GenerationUpdate lost;
+requests::GenerationUpdate Lost() {
+  requests::GenerationUpdate lost;
   lost.choice_finished = lost.request_finished = true;
-  lost.reason = scheduler::FinishReason::kError;
+  lost.reason = requests::FinishReason::kError;
   lost.error_code = absl::StatusCode::kUnavailable;
   return lost;
 }
@@ -132,7 +132,7 @@ TEST(GenerationResponse, TheEndOfTheRequestEndsTheOthersOnceTheFirstChoiceHasEnd
   for (const bool stream : {true, false}) {
     spec.stream = stream;
     GenerationResponse response(TestModel(), spec);
-    response.OnUpdate(0, Finished(Tokens({'a'}), scheduler::FinishReason::kLength));
+    response.OnUpdate(0, Finished(Tokens({'a'}), requests::FinishReason::kLength));
     response.OnUpdate(0, Tokens({'b'}, 1));
     const GenerationResponse::Effects effects = response.OnUpdate(0, Lost());
     EXPECT_TRUE(effects.done);
@@ -150,7 +150,7 @@ TEST(GenerationResponse, TheLossOfTheEngineHarmsNoOtherPromptsWholeAnswer) {
   GenerationResponse response(TestModel(), spec);
   response.OnUpdate(0, Tokens({'a', 'x', 'y'}));  // ended here; the engine does not know yet
   EXPECT_FALSE(response.OnUpdate(0, Lost()).done);
-  EXPECT_TRUE(response.OnUpdate(1, Finished(Tokens({'b'}), scheduler::FinishReason::kLength)).done);
+  EXPECT_TRUE(response.OnUpdate(1, Finished(Tokens({'b'}), requests::FinishReason::kLength)).done);
   EXPECT_TRUE(response.failure().ok()) << response.failure();
 }
 

@@ -10,10 +10,10 @@
 #include "base/ids.h"
 #include "proto/sampling_params.h"
 
-// What a generation request is to the scheduler, and what comes back. Plain values: text, HTTP and JSON stay in
-// server/.
+// A generation request and its updates, as the server, the control plane and the scheduler share them. Plain values:
+// text, HTTP and JSON stay in server/.
 
-namespace dovetail::scheduler {
+namespace dovetail::requests {
 
 inline constexpr int kMaxChoices = 8;
 
@@ -76,4 +76,4 @@ struct GenerationUpdate {
   int64_t queued_us = 0;          // from arrival until it first got a slot, or until now
 };
 
-}  // namespace dovetail::scheduler
+}  // namespace dovetail::requests
