@@ -7,12 +7,12 @@
 
 #include "base/dtype.h"
 #include "base/status.h"
+#include "engine/engine.h"
 #include "model/checkpoint.h"
 #include "server/cli/api_keys.h"
 #include "server/cli/cors_flags.h"
 #include "server/cli/limit_flags.h"
 #include "server/cli/tls_flags.h"
-#include "server/engine.h"
 #include "server/grpc/generation_service.h"
 #include "server/http/http_server.h"
 
@@ -37,7 +37,7 @@ void AddApiFlags(CLI::App& command, ApiFlags& flags);
 
 struct ServedEngine {
   const model::Checkpoint* checkpoint = nullptr;  // its text side
-  server::Engine* engine = nullptr;
+  engine::Engine* engine = nullptr;
   uint64_t model_digest = 0;
   int64_t max_model_len = 0;
   int max_num_seqs = 0;

@@ -4,9 +4,9 @@
 #include <thread>
 
 #include "attention_worker/attention_worker_main.h"
+#include "engine/device_choice.h"
+#include "engine/exchange_choice.h"
 #include "server/cli/cluster_commands.h"
-#include "server/cli/device_choice.h"
-#include "server/cli/exchange_choice.h"
 #include "server/cli/role.h"
 #include "server/cli/stop_signal.h"
 
@@ -18,7 +18,7 @@ constexpr uint64_t kPercentOfFree = 94;
 constexpr uint64_t kLeastKvBytes = uint64_t{1} << 20;
 
 absl::StatusOr<uint64_t> RoomOn(kernels::Device& device) {
-  if (kernels::cuda::CudaDevice* const gpu = AsGpu(device); gpu != nullptr) {
+  if (kernels::cuda::CudaDevice* const gpu = engine::AsGpu(device); gpu != nullptr) {
     DT_ASSIGN_OR_RETURN(const kernels::cuda::CudaDevice::Memory memory, gpu->memory());
     return memory.free_bytes / 100 * kPercentOfFree;
   }
@@ -54,8 +54,9 @@ absl::Status RunAttentionWorker(const AttentionWorkerFlags& flags) {
   role.storage = KvStorageOf(flags.kv_cache_dtype);
   role.digests = DigestsOf(flags.kv_checksums);
   role.trace_file = flags.trace_file;
-  DT_ASSIGN_OR_RETURN(const auto device, OpenDevice("--device", flags.device, flags.threads));
-  DT_ASSIGN_OR_RETURN(const ExchangeChoice exchange, ChooseExchange(flags.exchange, "the attention worker", *device));
+  DT_ASSIGN_OR_RETURN(const auto device, engine::OpenDevice("--device", flags.device, flags.threads));
+  DT_ASSIGN_OR_RETURN(const engine::ExchangeChoice exchange,
+                      engine::ChooseExchange(flags.exchange, "the attention worker", *device));
   role.exchange = exchange.means;
   DT_ASSIGN_OR_RETURN(role.kv_bytes, KvBytesOf(flags, *device));
   control::WorkerMainOptions options;

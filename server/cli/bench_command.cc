@@ -6,18 +6,18 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "bench/engine/engine_measurements.h"
-#include "bench/engine/memory_rate.h"
-#include "bench/engine/statistics.h"
+#include "engine/device_choice.h"
+#include "engine/measurements/engine_measurements.h"
+#include "engine/measurements/memory_rate.h"
+#include "engine/measurements/statistics.h"
+#include "engine/remote_engine.h"
 #include "server/cli/command_line.h"
-#include "server/cli/device_choice.h"
 #include "server/cli/role.h"
-#include "server/remote_engine.h"
 
 namespace dovetail::cli {
 namespace {
 
-using bench::Summary;
+using engine::Summary;
 
 constexpr int kMaxTokens = 1 << 20;
 constexpr int kMaxBatch = 4096;
@@ -30,7 +30,7 @@ struct Parts {
   double total = 0, dense = 0, prompts = 0, attention = 0, wire = 0, sample = 0;
   double bubble() const { return std::max(0.0, total - dense - prompts - attention - wire - sample); }
 
-  void Add(const server::StepSample& step) {
+  void Add(const engine::StepSample& step) {
     ++steps;
     tokens += step.new_tokens;
     total += static_cast<double>(step.total_us);
@@ -47,13 +47,13 @@ struct Measurement {
   std::string name;
   int sequences = 1;
   int prompt_tokens = 0, output_tokens = 0, beside_prompt_tokens = 0;
-  std::function<absl::StatusOr<bench::Window>()> run;
+  std::function<absl::StatusOr<engine::Window>()> run;
   std::vector<double> tokens_per_s{};
   std::vector<double> beside_tokens_per_s{};  // of prompts read meanwhile
   Parts parts{};                              // of all rounds
 
   // Seconds between two tokens of one sequence.
-  double SecondsPerToken() const { return sequences / bench::Summarize(tokens_per_s).median; }
+  double SecondsPerToken() const { return sequences / engine::Summarize(tokens_per_s).median; }
 };
 
 struct Report {
@@ -80,7 +80,7 @@ void PrintTable(const Report& report) {
   std::printf("\n\n%-34s %10s %19s %10s %16s\n", "", "tok/s", "min .. max", "ms/token",
               limited ? "of memory limit" : "");
   for (const Measurement& row : report.measurements) {
-    const Summary speed = bench::Summarize(row.tokens_per_s);
+    const Summary speed = engine::Summarize(row.tokens_per_s);
     std::printf("%-34s %10.1f %8.1f .. %7.1f", row.name.c_str(), speed.median, speed.min, speed.max);
     if (IsPrefill(row) || !limited)
       std::printf(" %10.3f %16s\n", row.SecondsPerToken() * 1e3, limited ? "-" : "");
@@ -88,7 +88,7 @@ void PrintTable(const Report& report) {
       std::printf(" %10.2f %15.0f%%\n", row.SecondsPerToken() * 1e3, report.ShareOfMemoryLimit(row) * 100);
     if (row.beside_prompt_tokens > 0)
       std::printf("  beside prompts of %-16d %10.1f\n", row.beside_prompt_tokens,
-                  bench::Summarize(row.beside_tokens_per_s).median);
+                  engine::Summarize(row.beside_tokens_per_s).median);
   }
   std::printf("\n%-34s %10s %9s %9s %9s %9s %9s %9s\n", "us per step", "step", "dense", "prompts", "attention", "wire",
               "sample", "bubble");
@@ -103,7 +103,7 @@ void PrintTable(const Report& report) {
 void PrintJson(const Report& report) {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (const Measurement& row : report.measurements) {
-    const Summary speed = bench::Summarize(row.tokens_per_s);
+    const Summary speed = engine::Summarize(row.tokens_per_s);
     nlohmann::ordered_json json = {
         {"name", row.name},
         {"sequences", row.sequences},
@@ -117,7 +117,7 @@ void PrintJson(const Report& report) {
                      {"wire_us", p.wire},   {"sample_us", p.sample},   {"bubble_us", p.bubble()}};
     if (row.beside_prompt_tokens > 0)
       json["beside"] = {{"prompt_tokens", row.beside_prompt_tokens},
-                        {"tokens_per_s", bench::Summarize(row.beside_tokens_per_s).median}};
+                        {"tokens_per_s", engine::Summarize(row.beside_tokens_per_s).median}};
     if (!IsPrefill(row) && report.read_bytes_per_s > 0) json["share_of_memory_limit"] = report.ShareOfMemoryLimit(row);
     rows.push_back(std::move(json));
   }
@@ -144,7 +144,7 @@ absl::Status CheckFlags(const BenchFlags& flags) {
   return absl::OkStatus();
 }
 
-bench::BatchShape ShapeOf(const BenchFlags& flags, int sequences) {
+engine::BatchShape ShapeOf(const BenchFlags& flags, int sequences) {
   return {sequences, flags.batch_prompt_tokens, flags.batch_output_tokens, flags.engine.max_num_batched_tokens,
           flags.beside_prompt_tokens};
 }
@@ -161,27 +161,28 @@ absl::Status CheckLengths(const BenchFlags& flags, int64_t max_model_len) {
   for (const int sequences : flags.batch)
     DT_RETURN_IF_ERROR(
         check("--batch-prompt-tokens and --batch-output-tokens",
-              flags.batch_prompt_tokens + int64_t{bench::OutputTokensNeeded(ShapeOf(flags, sequences))}));
+              flags.batch_prompt_tokens + int64_t{engine::OutputTokensNeeded(ShapeOf(flags, sequences))}));
   return absl::OkStatus();
 }
 
-std::vector<Measurement> Plan(const BenchFlags& flags, server::Engine& engine, bench::PromptSource& prompts) {
+std::vector<Measurement> Plan(const BenchFlags& flags, engine::Engine& engine, engine::PromptSource& prompts) {
   std::vector<Measurement> rows;
   if (flags.output_tokens > 0)
     rows.push_back(
         {absl::StrCat("decode ", flags.output_tokens, ", 1 sequence"), 1, 1, flags.output_tokens, 0,
-         [&engine, &prompts, tokens = flags.output_tokens] { return bench::MeasureDecode(engine, prompts, tokens); }});
+         [&engine, &prompts, tokens = flags.output_tokens] { return engine::MeasureDecode(engine, prompts, tokens); }});
   if (flags.prompt_tokens > 0)
-    rows.push_back(
-        {absl::StrCat("prefill ", flags.prompt_tokens), 1, flags.prompt_tokens, 0, 0,
-         [&engine, &prompts, tokens = flags.prompt_tokens] { return bench::MeasurePrefill(engine, prompts, tokens); }});
+    rows.push_back({absl::StrCat("prefill ", flags.prompt_tokens), 1, flags.prompt_tokens, 0, 0,
+                    [&engine, &prompts, tokens = flags.prompt_tokens] {
+                      return engine::MeasurePrefill(engine, prompts, tokens);
+                    }});
   for (const int sequences : flags.batch) {
     if (sequences == 0) continue;
     rows.push_back({absl::StrCat("decode ", flags.batch_output_tokens, ", ", sequences, " sequences of ",
                                  flags.batch_prompt_tokens),
                     sequences, flags.batch_prompt_tokens, flags.batch_output_tokens, flags.beside_prompt_tokens,
                     [&engine, &prompts, shape = ShapeOf(flags, sequences)] {
-                      return bench::MeasureBatch(engine, prompts, shape);
+                      return engine::MeasureBatch(engine, prompts, shape);
                     }});
   }
   return rows;
@@ -235,10 +236,11 @@ void AddBenchFlags(CLI::App& command, BenchFlags& flags) {
 
 namespace {
 
-absl::Status Measure(const BenchFlags& flags, server::Engine& engine, int vocab_size, Report& report) {
-  bench::PromptSource prompts{vocab_size, flags.engine.seed.value_or(0) + 1};
-  DT_RETURN_IF_ERROR(bench::MeasureDecode(engine, prompts, kWarmUpTokens).status());
-  if (flags.prompt_tokens > 0) DT_RETURN_IF_ERROR(bench::MeasurePrefill(engine, prompts, flags.prompt_tokens).status());
+absl::Status Measure(const BenchFlags& flags, engine::Engine& engine, int vocab_size, Report& report) {
+  engine::PromptSource prompts{vocab_size, flags.engine.seed.value_or(0) + 1};
+  DT_RETURN_IF_ERROR(engine::MeasureDecode(engine, prompts, kWarmUpTokens).status());
+  if (flags.prompt_tokens > 0)
+    DT_RETURN_IF_ERROR(engine::MeasurePrefill(engine, prompts, flags.prompt_tokens).status());
   report.measurements = Plan(flags, engine, prompts);
   for (int round = 0; round < flags.repeat; ++round)
     for (Measurement& row : report.measurements) {
@@ -248,7 +250,7 @@ absl::Status Measure(const BenchFlags& flags, server::Engine& engine, int vocab_
       row.tokens_per_s.push_back(window->tokens_per_s());
       row.beside_tokens_per_s.push_back(window->beside_tokens_per_s());
       if (!flags.scheduler.empty()) absl::SleepFor(kSamplesArrive);
-      for (const server::StepSample& step : engine.TakeStepSamples()) row.parts.Add(step);
+      for (const engine::StepSample& step : engine.TakeStepSamples()) row.parts.Add(step);
     }
   if (flags.json)
     PrintJson(report);
@@ -282,7 +284,7 @@ absl::StatusOr<double> MeasureGpuReadRate(kernels::cuda::CudaDevice& gpu) {
 }
 
 absl::Status MeasureCluster(const BenchFlags& flags) {
-  DT_ASSIGN_OR_RETURN(const auto engine, server::RemoteEngine::Connect({flags.scheduler, {}, absl::Seconds(60), {}}));
+  DT_ASSIGN_OR_RETURN(const auto engine, engine::RemoteEngine::Connect({flags.scheduler, {}, absl::Seconds(60), {}}));
   DT_RETURN_IF_ERROR(CheckLengths(flags, engine->max_model_len()));
   Report report;
   report.model = engine->model().name;
@@ -303,10 +305,10 @@ absl::Status RunBench(const BenchFlags& flags) {
   report.model = engine.model->checkpoint->name();
   report.threads = stream->pool().threads();
   report.weight_bytes = static_cast<double>(engine.model->weight_bytes);
-  if (kernels::cuda::CudaDevice* const gpu = AsGpu(*engine.device); gpu != nullptr) {
+  if (kernels::cuda::CudaDevice* const gpu = engine::AsGpu(*engine.device); gpu != nullptr) {
     DT_ASSIGN_OR_RETURN(report.read_bytes_per_s, MeasureGpuReadRate(*gpu));
   } else {
-    DT_ASSIGN_OR_RETURN(report.read_bytes_per_s, bench::MeasureReadRate(stream->pool()));
+    DT_ASSIGN_OR_RETURN(report.read_bytes_per_s, engine::MeasureReadRate(stream->pool()));
   }
   return Measure(flags, *engine.cluster, static_cast<int>(engine.model->config().vocab_size), report);
 }

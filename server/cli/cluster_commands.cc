@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <string>
 
+#include "engine/embedded_cluster.h"
+#include "engine/exchange_choice.h"
 #include "scheduler/core/limits.h"
 #include "server/cli/command_line.h"
-#include "server/cli/exchange_choice.h"
-#include "server/embedded_cluster.h"
 
 namespace dovetail::cli {
 namespace {
@@ -103,9 +103,9 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
   AddExchangeFlag(up, up_.exchange);
   up.callback([this, report, &up] {
     if (up.count("--attention-workers") == 0) up_.engine.attention_workers = WorkersFor(up_.attention_devices);
-    if (up_.engine.attention_workers > server::kMaxAttentionWorkers)
+    if (up_.engine.attention_workers > engine::kMaxAttentionWorkers)
       return report(InvalidArgument("--attention-devices: ", up_.engine.attention_workers, " devices; ",
-                                    server::kMaxAttentionWorkers, " attention workers are the most on one machine"));
+                                    engine::kMaxAttentionWorkers, " attention workers are the most on one machine"));
     report(RunUp(up_));
   });
 

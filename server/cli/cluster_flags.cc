@@ -74,6 +74,16 @@ void AddTrustNetworkFlag(CLI::App& command, bool& trust) {
       ->group("Data plane");
 }
 
+void AddExchangeFlag(CLI::App& command, std::string& how) {
+  command
+      .add_option("--exchange", how,
+                  "How GPUs of two processes exchange layers: device: by themselves; host: through the hosts; auto: by "
+                  "themselves where that is possible")
+      ->check(OneOf({"auto", "device", "host"}))
+      ->type_name("HOW")
+      ->group("Data plane");
+}
+
 std::string DefaultName(const std::string& role) {
   char host[65] = "host";
   gethostname(host, sizeof(host) - 1);

@@ -21,6 +21,8 @@ absl::StatusOr<control::Security> SecurityOf(const ControlFlags& flags);  // val
 
 void AddDataFlags(CLI::App& command, control::DataPlane& plane);
 void AddTrustNetworkFlag(CLI::App& command, bool& trust);
+// --exchange: auto, device or host (engine/exchange_choice.h).
+void AddExchangeFlag(CLI::App& command, std::string& how);
 
 // "attention-hostname-4711": unique enough for a cluster.
 std::string DefaultName(const std::string& role);

@@ -2,11 +2,11 @@
 
 #include "base/log.h"
 #include "compute_worker/compute_worker_main.h"
+#include "engine/exchange_choice.h"
+#include "engine/remote_model.h"
 #include "server/cli/cluster_commands.h"
-#include "server/cli/exchange_choice.h"
 #include "server/cli/role.h"
 #include "server/cli/stop_signal.h"
-#include "server/remote_model.h"
 
 namespace dovetail::cli {
 
@@ -30,14 +30,15 @@ absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
                           device->name()};
   options.join_timeout = absl::Seconds(flags.join_timeout);
   DT_ASSIGN_OR_RETURN(options.model,
-                      server::SummarizeModel(*model->checkpoint, KvDtypeOf(flags.engine), model->weight_bytes,
+                      engine::SummarizeModel(*model->checkpoint, KvDtypeOf(flags.engine), model->weight_bytes,
                                              options.files, StateDtypeOf(flags.engine)));
   options.capabilities.arithmetic = ArithmeticOf(flags.engine, *device, loaded);
   LogInfo("loaded ", options.model->name, ": ", model->weight_bytes >> 20, " MiB", kLoadedOn, device->name());
   const uint64_t digest = options.model->digest;
   DT_ASSIGN_OR_RETURN(compute::ComputeWorkerTuning tuning, TuningOf(flags.engine));
   tuning.dense = loaded.on_gpu.get();
-  DT_ASSIGN_OR_RETURN(const ExchangeChoice exchange, ChooseExchange(flags.exchange, "the compute worker", *device));
+  DT_ASSIGN_OR_RETURN(const engine::ExchangeChoice exchange,
+                      engine::ChooseExchange(flags.exchange, "the compute worker", *device));
   tuning.exchange = exchange.means;
   control::WorkerMain worker(
       options, std::move(connectors), [&](transport::Connector& connector, const control::JoinReply&) {

@@ -10,6 +10,7 @@
 #include "attention_worker/attention_backend.h"
 #include "base/log.h"
 #include "compute_worker/attention_specs.h"
+#include "engine/device_choice.h"
 #include "kernels/thread_pool.h"
 #include "model/checkpoint.h"
 #include "model/dummy_checkpoint.h"
@@ -17,7 +18,6 @@
 #include "proto/step_plan.h"
 #include "scheduler/core/limits.h"
 #include "server/cli/command_line.h"
-#include "server/cli/device_choice.h"
 
 namespace dovetail::cli {
 
@@ -199,13 +199,13 @@ void AddCacheFlags(CLI::App& command, EngineFlags& flags) {
   command
       .add_option("--attention-workers", flags.attention_workers,
                   "Attention workers in this process, each with a KV cache of its own")
-      ->check(WholeNumber(1, server::kMaxAttentionWorkers))
+      ->check(WholeNumber(1, engine::kMaxAttentionWorkers))
       ->type_name("N")
       ->group("Disaggregation");
   command
       .add_option("--compute-workers", flags.compute_workers,
                   "Compute workers in this process, on the one --device: they divide requests and long prompts")
-      ->check(WholeNumber(1, server::kMaxComputeWorkers))
+      ->check(WholeNumber(1, engine::kMaxComputeWorkers))
       ->type_name("N")
       ->group("Disaggregation");
 }
@@ -313,13 +313,13 @@ absl::StatusOr<compute::ComputeWorkerTuning> TuningOf(const EngineFlags& flags) 
 
 absl::StatusOr<std::unique_ptr<kernels::Device>> CreateDevice(const EngineFlags& flags,
                                                               const model::Checkpoint& checkpoint) {
-  DeviceRequest request{flags.device, flags.threads, flags.dtype == "float32", KvDtypeOf(flags)};
+  engine::DeviceRequest request{flags.device, flags.threads, flags.dtype == "float32", KvDtypeOf(flags)};
   request.weight_bytes = compute::CudaModel::WeightBytes(checkpoint.config());
   if (flags.gpu_weights != "dequantise") {
     DT_ASSIGN_OR_RETURN(const uint64_t kept, compute::CudaModel::KeptWeightBytes(checkpoint));
     request.weight_bytes = std::min(request.weight_bytes, kept);
   }
-  return ChooseDevice(request, checkpoint.config());
+  return engine::ChooseDevice(request, checkpoint.config());
 }
 
 absl::StatusOr<std::unique_ptr<model::Checkpoint>> OpenModel(const EngineFlags& flags) {
@@ -348,7 +348,7 @@ compute::GpuWeights GpuWeightsOf(const EngineFlags& flags) {
 absl::StatusOr<ModelOnDevice> LoadOpenModel(const EngineFlags& flags, std::unique_ptr<model::Checkpoint> checkpoint,
                                             kernels::Device& device, const model::LoadProgress& progress) {
   ModelOnDevice loaded;
-  kernels::cuda::CudaDevice* const gpu = AsGpu(device);
+  kernels::cuda::CudaDevice* const gpu = engine::AsGpu(device);
   const auto stream = device.CreateStream();
   if (stream == nullptr) return Internal(device.name(), ": no stream can be made");
   const bool dummy = flags.load_format == "dummy";
@@ -395,7 +395,7 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model:
     attention::ExpectPrompts(*engine.device, *table);  // beside the loading of the weights
   engine.max_model_len = flags.max_model_len == 0 ? checkpoint->config().max_positions : flags.max_model_len;
 
-  server::EmbeddedClusterOptions options;
+  engine::EmbeddedClusterOptions options;
   options.attention_workers = flags.attention_workers;
   options.compute_workers = flags.compute_workers;
   if (flags.kv_cache_memory != "auto") {
@@ -418,9 +418,9 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model:
   engine.model = std::move(loaded.model);
   engine.on_gpu = std::move(loaded.on_gpu);
   options.compute.dense = engine.on_gpu.get();
-  if (kernels::cuda::CudaDevice* const gpu = AsGpu(*engine.device); gpu != nullptr)
+  if (kernels::cuda::CudaDevice* const gpu = engine::AsGpu(*engine.device); gpu != nullptr)
     options.kv_room = [gpu] { return KvRoomOf(*gpu); };
-  DT_ASSIGN_OR_RETURN(engine.cluster, server::EmbeddedCluster::Create(*engine.model, *engine.device, options));
+  DT_ASSIGN_OR_RETURN(engine.cluster, engine::EmbeddedCluster::Create(*engine.model, *engine.device, options));
   return engine;
 }
 

@@ -8,9 +8,9 @@
 #include "base/dtype.h"
 #include "base/status.h"
 #include "compute_worker/cuda/cuda_model.h"
+#include "engine/embedded_cluster.h"
 #include "kernels/device.h"
 #include "model/loaded_model.h"
-#include "server/embedded_cluster.h"
 
 namespace dovetail::cli {
 
@@ -87,7 +87,7 @@ struct RunningEngine {
   std::unique_ptr<kernels::Device> device;
   std::unique_ptr<model::LoadedModel> model;
   std::unique_ptr<compute::CudaModel> on_gpu;  // null on the CPU
-  std::unique_ptr<server::EmbeddedCluster> cluster;
+  std::unique_ptr<engine::EmbeddedCluster> cluster;
   int64_t max_model_len = 0;
   DType kv_dtype = DType::kBF16;
 };

@@ -6,13 +6,13 @@
 #include <vector>
 
 #include "base/status.h"
-#include "server/engine.h"
+#include "engine/engine.h"
 
 namespace dovetail::cli {
 
 // Collects one request's updates; for commands and tests that wait for the end. Thread-safe; the engine's thread
 // writes, one other waits.
-class CollectingSink final : public server::GenerationSink {
+class CollectingSink final : public engine::GenerationSink {
  public:
   explicit CollectingSink(int choices = 1) : choices_(choices) {}
 

@@ -1,10 +1,10 @@
 #include <utility>
 
 #include "base/log.h"
+#include "engine/embedded_cluster.h"
 #include "server/cli/commands.h"
 #include "server/cli/role.h"
 #include "server/cli/stop_signal.h"
-#include "server/embedded_cluster.h"
 
 namespace dovetail::cli {
 namespace {
@@ -12,9 +12,9 @@ namespace {
 constexpr absl::Duration kBetweenLooks = absl::Milliseconds(200);
 
 // Blocks until a signal comes. Not kOk: the engine cannot go on, and its supervisor starts another.
-absl::Status WaitForEnd(const StopSignal& stop, server::Engine& engine) {
+absl::Status WaitForEnd(const StopSignal& stop, engine::Engine& engine) {
   while (!stop.WaitFor(kBetweenLooks)) {
-    const server::EngineStats stats = engine.stats();
+    const engine::EngineStats stats = engine.stats();
     if (!stats.healthy) return FailedPrecondition(stats.error);
   }
   return absl::OkStatus();
@@ -27,7 +27,7 @@ absl::Status RunServe(const ServeFlags& flags) {
   StopSignal stop;
   DT_ASSIGN_OR_RETURN(const std::unique_ptr<ApiServer> api, ApiServer::Start(flags.api, flags.engine.seed));
   DT_ASSIGN_OR_RETURN(const RunningEngine engine, StartEngine(flags.engine, TerminalProgress("loading")));
-  server::EmbeddedCluster& cluster = *engine.cluster;
+  engine::EmbeddedCluster& cluster = *engine.cluster;
   DT_RETURN_IF_ERROR(api->Serve({.checkpoint = engine.model->checkpoint.get(),
                                  .engine = &cluster,
                                  .model_digest = cluster.model_digest(),

@@ -3,12 +3,12 @@
 #include <utility>
 
 #include "base/log.h"
+#include "engine/remote_engine.h"
+#include "engine/remote_model.h"
 #include "server/cli/api_server.h"
 #include "server/cli/cluster_commands.h"
 #include "server/cli/role.h"
 #include "server/cli/stop_signal.h"
-#include "server/remote_engine.h"
-#include "server/remote_model.h"
 
 namespace dovetail::cli {
 namespace {
@@ -39,10 +39,10 @@ class TemporaryFolder {
 };
 
 // The files are gone when this returns: what is served needs them no longer.
-absl::Status Serve(server::RemoteEngine& engine, ApiServer& api, StopSignal& stop) {
+absl::Status Serve(engine::RemoteEngine& engine, ApiServer& api, StopSignal& stop) {
   DT_ASSIGN_OR_RETURN(const TemporaryFolder folder, TemporaryFolder::Create());
   stop.AtEnd([path = folder.path()] { RemoveFolder(path); });
-  DT_ASSIGN_OR_RETURN(const auto model, server::OpenRemoteModel(engine.model(), engine.files(), folder.path()));
+  DT_ASSIGN_OR_RETURN(const auto model, engine::OpenRemoteModel(engine.model(), engine.files(), folder.path()));
   return api.Serve({.checkpoint = model.get(),
                     .engine = &engine,
                     .model_digest = engine.model().digest,
@@ -56,17 +56,17 @@ absl::Status Serve(server::RemoteEngine& engine, ApiServer& api, StopSignal& sto
 absl::Status RunServer(const ServerFlags& flags) {
   BeginRole("server");
   StopSignal stop;
-  server::RemoteEngineOptions remote;
+  engine::RemoteEngineOptions remote;
   remote.scheduler = flags.control.scheduler;
   DT_ASSIGN_OR_RETURN(remote.security, SecurityOf(flags.control));
   DT_RETURN_IF_ERROR(control::CheckAddress("--scheduler", remote.scheduler, /*may_be_free=*/false));
   remote.connect_timeout = absl::Seconds(flags.connect_timeout);
   remote.cancelled = [&stop] { return stop.Raised(); };
   DT_ASSIGN_OR_RETURN(const std::unique_ptr<ApiServer> api, ApiServer::Start(flags.api, flags.seed));
-  auto connected = server::RemoteEngine::Connect(remote);
+  auto connected = engine::RemoteEngine::Connect(remote);
   if (stop.Raised()) return absl::OkStatus();
   if (!connected.ok()) return connected.status();
-  const std::unique_ptr<server::RemoteEngine> engine = *std::move(connected);
+  const std::unique_ptr<engine::RemoteEngine> engine = *std::move(connected);
   DT_RETURN_IF_ERROR(Serve(*engine, *api, stop));
   stop.OwnerEnds();
   LogInfo("serving ", api->model_name(), " of the scheduler at ", remote.scheduler);

@@ -15,6 +15,8 @@
 #include "base/log.h"
 #include "compute_worker/attention_specs.h"
 #include "compute_worker/cuda/cuda_model.h"
+#include "engine/embedded_cluster.h"
+#include "engine/kv_room.h"
 #include "kernels/cuda/runtime/cuda_device.h"
 #include "server/cli/announcement.h"
 #include "server/cli/child_processes.h"
@@ -22,8 +24,6 @@
 #include "server/cli/restart_pauses.h"
 #include "server/cli/role.h"
 #include "server/cli/stop_signal.h"
-#include "server/embedded_cluster.h"
-#include "server/kv_room.h"
 
 namespace dovetail::cli {
 namespace {
@@ -75,15 +75,15 @@ class Up {
       DT_ASSIGN_OR_RETURN(const uint64_t bytes, ParseBytes("--kv-cache-memory-bytes", flags_.engine.kv_cache_memory));
       kv_bytes_ = bytes / flags_.engine.attention_workers;
       if (bytes > 0)
-        DT_RETURN_IF_ERROR(server::CheckKvCacheBytes(table, bytes, flags_.engine.attention_workers,
+        DT_RETURN_IF_ERROR(engine::CheckKvCacheBytes(table, bytes, flags_.engine.attention_workers,
                                                      KvStorageOf(flags_.engine.kv_cache_dtype)));
     } else {
       scheduler::SchedulerOptions options = SchedulerOptionsOf(flags_.engine);
       if (options.max_model_len == 0) options.max_model_len = static_cast<int>(checkpoint->config().max_positions);
       const int workers = flags_.engine.attention_workers;
       const attention::KvStorage storage = KvStorageOf(flags_.engine.kv_cache_dtype);
-      kv_bytes_ = server::DefaultKvCacheBytes(table, options, workers, 0, storage) / workers;
-      most_kv_bytes_ = server::DefaultKvCacheBytes(table, options, workers, UINT64_MAX, storage) / workers;
+      kv_bytes_ = engine::DefaultKvCacheBytes(table, options, workers, 0, storage) / workers;
+      most_kv_bytes_ = engine::DefaultKvCacheBytes(table, options, workers, UINT64_MAX, storage) / workers;
       weight_bytes_ = compute::CudaModel::WeightBytes(checkpoint->config()) + kBesideWeights;
     }
     if (kv_bytes_ > 0) return absl::OkStatus();

@@ -110,12 +110,12 @@ void GenerateCall::LeaveAdmission() {
   if (std::exchange(admitted_, false)) server_.intake.admission.Ended(tenant_, 1, SystemClock().Now());
 }
 
-void GenerateCall::Ask(void (Engine::*call)(RequestId)) {
+void GenerateCall::Ask(void (engine::Engine::*call)(RequestId)) {
   server_.calls.Post([&engine = server_.engine, id = *id_, call] { (engine.*call)(id); });
 }
 
 void GenerateCall::CancelInEngine() {
-  if (id_ && !engine_done_) Ask(&Engine::Cancel);
+  if (id_ && !engine_done_) Ask(&engine::Engine::Cancel);
 }
 
 void GenerateCall::StopInEngine(int choice) {
@@ -126,7 +126,7 @@ void GenerateCall::StopInEngine(int choice) {
 void GenerateCall::PauseIfSlow() {
   if (paused_ || queue_.size() < kPauseAtMessages || !id_) return;
   paused_ = true;
-  Ask(&Engine::Pause);
+  Ask(&engine::Engine::Pause);
 }
 
 void GenerateCall::End(const grpc::Status& status) {
@@ -140,7 +140,7 @@ void GenerateCall::Pump() {
   if (ended_) return;
   if (paused_ && queue_.empty()) {
     paused_ = false;
-    Ask(&Engine::Resume);
+    Ask(&engine::Engine::Resume);
   }
   if (!queue_.empty()) {
     current_ = std::move(queue_.front());

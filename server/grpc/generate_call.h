@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/cancel_token.h"
+#include "engine/engine.h"
 #include "proto/control/vllm_engine.grpc.pb.h"
-#include "server/engine.h"
 #include "server/grpc/engine_calls.h"
 #include "server/grpc/generate_response.h"
 #include "server/openai/prepare.h"
@@ -22,11 +22,11 @@ namespace dovetail::server {
 // One Generate call: it waits in the queue until its request is read, then it runs. Kept alive by gRPC until OnDone, by
 // its task and by the engine until the request's end. Exactly one of Refuse and Begin is called. Thread-safe.
 class GenerateCall final : public grpc::ServerWriteReactor<vllm::grpc::engine::GenerateResponse>,
-                           public GenerationSink,
+                           public engine::GenerationSink,
                            public std::enable_shared_from_this<GenerateCall> {
  public:
   struct Server {  // outlives the call's task, and gRPC's part of the call
-    Engine& engine;
+    engine::Engine& engine;
     EngineCalls& calls;
     Intake& intake;
   };
@@ -52,7 +52,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<vllm::grpc::engine::G
  private:
   // mutex_ held, as for all below.
   void LeaveAdmission();
-  void Ask(void (Engine::*call)(RequestId));
+  void Ask(void (engine::Engine::*call)(RequestId));
   void CancelInEngine();
   void StopInEngine(int choice);
   void PauseIfSlow();

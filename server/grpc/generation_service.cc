@@ -35,7 +35,7 @@ constexpr const char* kServiceName = "vllm.grpc.engine.VllmEngine";
 
 class VllmService final : public pb::VllmEngine::CallbackService {
  public:
-  VllmService(const GrpcServerOptions& options, std::shared_ptr<const ServedModel> model, Engine& engine,
+  VllmService(const GrpcServerOptions& options, std::shared_ptr<const ServedModel> model, engine::Engine& engine,
               std::shared_ptr<Intake> intake)
       : options_(options),
         keys_(options.api_keys, {}),
@@ -129,7 +129,7 @@ class VllmService final : public pb::VllmEngine::CallbackService {
   grpc::ServerUnaryReactor* GetLoads(grpc::CallbackServerContext* context, const pb::GetLoadsRequest*,
                                      pb::GetLoadsResponse* reply) override {
     return Answer(context, [&](const std::string&) {
-      const EngineStats stats = engine_.stats();
+      const engine::EngineStats stats = engine_.stats();
       reply->set_timestamp(absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", absl::Now(), absl::UTCTimeZone()));
       reply->set_version(control::kBuildVersion);
       reply->set_dp_rank_count(1);
@@ -207,7 +207,7 @@ class VllmService final : public pb::VllmEngine::CallbackService {
 
   // As over HTTP, what certainly cannot run is refused before it is read.
   absl::Status Admit(const std::shared_ptr<GenerateCall>& call, const CallKey& key, uint64_t number) {
-    const EngineStats stats = engine_.stats();
+    const engine::EngineStats stats = engine_.stats();
     if (!stats.healthy) return absl::UnavailableError("the engine does not serve; its log says why");
     DT_RETURN_IF_ERROR(intake_->admission.Check(key.first, stats));
     std::lock_guard<std::mutex> lock(mutex_);
@@ -263,7 +263,7 @@ class VllmService final : public pb::VllmEngine::CallbackService {
   const GrpcServerOptions options_;
   const KeyRing keys_;
   const std::shared_ptr<const ServedModel> model_;
-  Engine& engine_;
+  engine::Engine& engine_;
   const std::shared_ptr<Intake> intake_;
   const absl::Time started_;
   EngineCalls calls_;
@@ -281,7 +281,7 @@ class VllmService final : public pb::VllmEngine::CallbackService {
 
 class GrpcServer::Impl {
  public:
-  Impl(const GrpcServerOptions& options, std::shared_ptr<const ServedModel> model, Engine& engine,
+  Impl(const GrpcServerOptions& options, std::shared_ptr<const ServedModel> model, engine::Engine& engine,
        std::shared_ptr<Intake> intake)
       : service_(options, std::move(model), engine, std::move(intake)), engine_(engine) {}
 
@@ -336,7 +336,7 @@ class GrpcServer::Impl {
   }
 
   VllmService service_;
-  Engine& engine_;
+  engine::Engine& engine_;
   std::mutex health_mutex_;
   bool published_ = false, published_once_ = false;
   std::atomic<bool> draining_{false};
@@ -354,8 +354,8 @@ GrpcServer::GrpcServer() = default;
 GrpcServer::~GrpcServer() { Stop(absl::ZeroDuration()); }
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const GrpcServerOptions& options,
-                                                              std::shared_ptr<const ServedModel> model, Engine* engine,
-                                                              std::shared_ptr<Intake> intake) {
+                                                              std::shared_ptr<const ServedModel> model,
+                                                              engine::Engine* engine, std::shared_ptr<Intake> intake) {
   std::unique_ptr<GrpcServer> server(new GrpcServer());
   server->impl_ = std::make_unique<Impl>(options, std::move(model), *engine, std::move(intake));
   DT_RETURN_IF_ERROR(server->impl_->Start(options));

@@ -5,7 +5,7 @@
 
 #include "absl/time/time.h"
 #include "base/status.h"
-#include "server/engine.h"
+#include "engine/engine.h"
 #include "server/http/api_key.h"
 #include "server/http/tls_options.h"
 #include "server/openai/served_model.h"
@@ -37,8 +37,8 @@ class GrpcServer {
   // `engine` outlives it; `intake` is shared with the server's other APIs. kAlreadyExists: the port is taken;
   // kInvalidArgument: the address.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const GrpcServerOptions& options,
-                                                           std::shared_ptr<const ServedModel> model, Engine* engine,
-                                                           std::shared_ptr<Intake> intake);
+                                                           std::shared_ptr<const ServedModel> model,
+                                                           engine::Engine* engine, std::shared_ptr<Intake> intake);
   ~GrpcServer();  // Stop(0)
 
   int port() const;

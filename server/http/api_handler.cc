@@ -141,7 +141,7 @@ std::optional<HttpResponse> ApiHandler::RefuseBusy(RouteId route, const std::str
   const auto backend = this->backend();
   if (backend == nullptr) return Loading();
   if (!Generates(route)) return std::nullopt;
-  const EngineStats stats = backend->engine->stats();
+  const engine::EngineStats stats = backend->engine->stats();
   if (!stats.healthy) return ErrorResponse(ToApiError(absl::UnavailableError("")));
   if (const absl::Status room = intake_->admission.Check(tenant, stats); !room.ok()) return Busy(*backend, room);
   return std::nullopt;
@@ -189,7 +189,7 @@ void ApiHandler::OnRequest(std::shared_ptr<Exchange> exchange) {
 
 HttpResponse ApiHandler::Health(const Backend* backend) const {
   if (backend == nullptr) return Loading();
-  const EngineStats stats = backend->engine->stats();
+  const engine::EngineStats stats = backend->engine->stats();
   const bool has_work = stats.scheduler.running_sequences > 0 || stats.scheduler.waiting_requests > 0;
   const bool stalled =
       has_work && SystemClock().Now() - stats.last_progress > absl::FromChrono(options_.health_stall_limit);

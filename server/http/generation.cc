@@ -12,7 +12,7 @@ namespace {
 constexpr size_t kHardBacklogFactor =
     16;  // times max_stream_backlog_bytes: a stall of our own must not look like a slow reader
 
-class Sink : public GenerationSink {
+class Sink : public engine::GenerationSink {
  public:
   Sink(std::shared_ptr<UpdateInbox> inbox, std::shared_ptr<Generation> generation, int prompt)
       : inbox_(std::move(inbox)), generation_(std::move(generation)), prompt_(prompt) {}

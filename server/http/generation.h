@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "server/engine.h"
+#include "engine/engine.h"
 #include "server/http/exchange.h"
 #include "server/http/options.h"
 #include "server/http/update_inbox.h"
@@ -17,7 +17,7 @@ namespace dovetail::server {
 // Where requests go. Outlives every Generation, except the sinks that the engine keeps.
 struct Backend {
   std::shared_ptr<const ServedModel> model;
-  Engine* engine = nullptr;
+  engine::Engine* engine = nullptr;
   std::unique_ptr<ServerMetrics> metrics;
 };
 

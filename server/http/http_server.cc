@@ -42,7 +42,7 @@ class HttpServer::Impl {
     return absl::OkStatus();
   }
 
-  void Serve(std::shared_ptr<const ServedModel> model, Engine* engine, int kv_block_size, int64_t kv_blocks) {
+  void Serve(std::shared_ptr<const ServedModel> model, engine::Engine* engine, int kv_block_size, int64_t kv_blocks) {
     auto backend = std::make_shared<Backend>();
     backend->metrics = std::make_unique<ServerMetrics>(
         ServerMetrics::Info{model->names.front(), model->max_model_len, kv_block_size, kv_blocks, options_.version});
@@ -96,7 +96,8 @@ HttpServer::HttpServer(HttpServerOptions options, std::shared_ptr<Intake> intake
 HttpServer::~HttpServer() { Stop(); }
 absl::Status HttpServer::Start() { return impl_->Start(); }
 int HttpServer::port() const { return impl_->listener().port(); }
-void HttpServer::Serve(std::shared_ptr<const ServedModel> model, Engine* engine, int kv_block_size, int64_t kv_blocks) {
+void HttpServer::Serve(std::shared_ptr<const ServedModel> model, engine::Engine* engine, int kv_block_size,
+                       int64_t kv_blocks) {
   impl_->Serve(std::move(model), engine, kv_block_size, kv_blocks);
 }
 bool HttpServer::Drain(absl::Duration limit) { return impl_->Drain(limit); }

@@ -3,7 +3,7 @@
 
 #include "absl/time/time.h"
 #include "base/status.h"
-#include "server/engine.h"
+#include "engine/engine.h"
 #include "server/http/open_files.h"
 #include "server/http/options.h"
 #include "server/openai/served_model.h"
@@ -31,7 +31,8 @@ class HttpServer {
 
   // From now on requests run on `engine`, which outlives the server (Stop() cancels what it still runs).
   // `kv_block_size` and `kv_blocks` (of that many tokens each, over all layers) are for metrics.
-  void Serve(std::shared_ptr<const ServedModel> model, Engine* engine, int kv_block_size = 64, int64_t kv_blocks = 0);
+  void Serve(std::shared_ptr<const ServedModel> model, engine::Engine* engine, int kv_block_size = 64,
+             int64_t kv_blocks = 0);
 
   // Readiness fails and new requests get 503 with Retry-After at once; running ones go on. Blocks until all ended, at
   // most `limit`: then the rest gets an error frame (or 503) and is cancelled. Returns whether all ended by themselves.

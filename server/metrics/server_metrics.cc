@@ -182,7 +182,7 @@ class ServerMetrics::Impl {
                                                        .Help("Responses by route and status.")
                                                        .Register(registry_);
 
-  void UpdateDamagedBlocks(const std::vector<DamagedBlocks>& now);
+  void UpdateDamagedBlocks(const std::vector<engine::DamagedBlocks>& now);
   std::map<std::string, CounterPair> damage_series_;                  // by attention worker
   std::map<std::pair<std::string, uint64_t>, uint64_t> damage_seen_;  // by worker and incarnation
 
@@ -237,7 +237,7 @@ void ServerMetrics::RequestFinished(const RequestRecord& record) {
 
 void ServerMetrics::SlowReaderCancelled() { impl_->slow_readers_.Add(1); }
 
-void ServerMetrics::Update(const EngineStats& stats, const std::vector<StepSample>& samples) {
+void ServerMetrics::Update(const engine::EngineStats& stats, const std::vector<engine::StepSample>& samples) {
   Impl& m = *impl_;
   std::lock_guard lock(m.mutex_);
   const scheduler::SchedulerStats& now = stats.scheduler;
@@ -262,7 +262,7 @@ void ServerMetrics::Update(const EngineStats& stats, const std::vector<StepSampl
   Grow(m.prefill_group_tokens_, now.prefill_group_tokens, m.last_.prefill_group_tokens);
   Grow(m.replays_unclear_, now.replays_unclear, m.last_.replays_unclear);
   m.last_ = now;
-  for (const StepSample& sample : samples) {
+  for (const engine::StepSample& sample : samples) {
     m.step_tokens_.Observe(sample.new_tokens);
     m.step_.Observe(static_cast<double>(sample.total_us) * 1e-6);
     m.step_dense_.Observe(static_cast<double>(sample.dense_us) * 1e-6);
@@ -277,9 +277,9 @@ void ServerMetrics::Update(const EngineStats& stats, const std::vector<StepSampl
 
 // One series for all incarnations of a worker. Workers without a --name have another one at each start, so that there
 // would be more and more series: the last one is of all further workers.
-void ServerMetrics::Impl::UpdateDamagedBlocks(const std::vector<DamagedBlocks>& now) {
+void ServerMetrics::Impl::UpdateDamagedBlocks(const std::vector<engine::DamagedBlocks>& now) {
   std::map<std::pair<std::string, uint64_t>, uint64_t> seen;
-  for (const DamagedBlocks& worker : now) {
+  for (const engine::DamagedBlocks& worker : now) {
     const bool room = damage_series_.size() < kMostDamageSeries || damage_series_.contains(worker.worker);
     const std::string name = room ? worker.worker : "others";
     const auto [series, is_new] = damage_series_.try_emplace(name);

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "server/engine.h"
+#include "engine/engine.h"
 #include "server/metrics/http_stats.h"
 
 namespace dovetail::server {
@@ -53,7 +53,7 @@ class ServerMetrics {
   void SlowReaderCancelled();
 
   // Takes over the engine's numbers. `samples` are steps since the last call.
-  void Update(const EngineStats& stats, const std::vector<StepSample>& samples);
+  void Update(const engine::EngineStats& stats, const std::vector<engine::StepSample>& samples);
   void UpdateHttp(const HttpStats& stats);
 
   std::string Text() const;

@@ -6,7 +6,7 @@ namespace dovetail::server {
 
 // Of its requests here at most `running` run and `paused` are set aside: the others wait, maybe more than half of all
 // that do. Then nobody waits with more, and the scheduler would turn away one of this tenant's.
-absl::Status Admission::Check(const std::string& tenant, const EngineStats& engine) const {
+absl::Status Admission::Check(const std::string& tenant, const engine::EngineStats& engine) const {
   const scheduler::SchedulerStats& stats = engine.scheduler;
   if (engine.max_queued_requests == 0 || stats.waiting_requests < engine.max_queued_requests) return absl::OkStatus();
   std::lock_guard lock(mutex_);

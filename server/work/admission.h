@@ -6,7 +6,7 @@
 
 #include "absl/time/time.h"
 #include "base/status.h"
-#include "server/engine.h"
+#include "engine/engine.h"
 
 namespace dovetail::server {
 
@@ -17,7 +17,7 @@ namespace dovetail::server {
 class Admission {
  public:
   // kResourceExhausted: the queue is full; kAborted: it is, and others have less of it than this tenant.
-  absl::Status Check(const std::string& tenant, const EngineStats& stats) const;
+  absl::Status Check(const std::string& tenant, const engine::EngineStats& stats) const;
 
   void Began(const std::string& tenant, int requests);
   void Ended(const std::string& tenant, int requests, absl::Time now);

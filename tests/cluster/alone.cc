@@ -8,12 +8,12 @@
 
 namespace dovetail::test {
 
-server::Engine& Alone::Engine() {
+engine::Engine& Alone::Engine() {
   if (engine_ != nullptr) return *engine_;
   auto model = TestModel::Load(path_, model::WeightFormat::kF32, {.threads = 1});
   DT_CHECK(model.ok(), std::string(model.status().message()));
   model_ = *std::move(model);
-  server::EmbeddedClusterOptions options = ClusterOptionsFor(*model_, DType::kF32);
+  engine::EmbeddedClusterOptions options = ClusterOptionsFor(*model_, DType::kF32);
   options.state_dtype = state_;
   options.scheduler.max_num_seqs = 1;
   options.scheduler.enable_prefix_caching = false;

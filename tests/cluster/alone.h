@@ -18,12 +18,12 @@ class Alone {
   void Expect(const requests::GenerationRequest& request, const cli::CollectingSink& sink, bool cancelled = false);
 
  private:
-  server::Engine& Engine();
+  engine::Engine& Engine();
 
   const std::filesystem::path path_;
   const DType state_;  // of linear states
   std::unique_ptr<TestModel> model_;
-  std::unique_ptr<server::EmbeddedCluster> engine_;
+  std::unique_ptr<engine::EmbeddedCluster> engine_;
 };
 
 }  // namespace dovetail::test

@@ -50,7 +50,7 @@ std::vector<Held> Measure(const std::string& config, int vocab, const std::vecto
   const auto folder = WriteTinyFolder(config, 7, TempFolder() / "long");
   const auto model = TestModel::Load(folder, model::WeightFormat::kF32, {.threads = 1});
   EXPECT_TRUE(model.ok()) << model.status();
-  server::EmbeddedClusterOptions options = ClusterOptionsFor(**model, DType::kF32);
+  engine::EmbeddedClusterOptions options = ClusterOptionsFor(**model, DType::kF32);
   options.kv_cache_bytes = kv_bytes;
   const auto cluster = StartCluster(**model, options);
   EXPECT_TRUE(cluster.ok()) << cluster.status();
@@ -65,7 +65,7 @@ std::vector<Held> Measure(const std::string& config, int vocab, const std::vecto
     sink->WaitForTokens(1);
     const double seconds = absl::ToDoubleSeconds(SystemClock().Now() - begun);
     // The most that two blocks of tokens need, so that it does not matter where in a block the prompt ended.
-    server::EngineStats stats;
+    engine::EngineStats stats;
     uint64_t most = 0;
     for (size_t tokens = kAnswer / 2; tokens < kAnswer; ++tokens) {
       sink->WaitForTokens(tokens);

@@ -74,7 +74,7 @@ TEST_F(LostDevice, InOneProcessStreamsEndWithTheReasonAndTheEngineSaysThatItIsNo
   ASSERT_TRUE(cpu.ok()) << cpu.status();
   FrailDevice device(*std::move(cpu));
   const auto engine =
-      server::EmbeddedCluster::Create(*(*model)->model, device, ClusterOptionsFor(**model, DType::kF32));
+      engine::EmbeddedCluster::Create(*(*model)->model, device, ClusterOptionsFor(**model, DType::kF32));
   ASSERT_TRUE(engine.ok()) << engine.status();
   const auto first = Submit(**engine, Request(20, 500));
   first->WaitForTokens(5);

@@ -19,8 +19,8 @@
 #include "base/clock.h"
 #include "compute_worker/compute_worker_main.h"
 #include "control/ucx_connector.h"
+#include "engine/remote_model.h"
 #include "proto/control/dovetail_admin.grpc.pb.h"
-#include "server/remote_model.h"
 #include "tests/support/frail_device.h"
 #include "tests/support/test_data.h"
 
@@ -163,7 +163,7 @@ absl::StatusOr<std::unique_ptr<MiniCluster>> MiniCluster::Start(const MiniCluste
     DT_RETURN_IF_ERROR(cluster->StartAttention(names.back(), options.kv_bytes));
   }
   DT_ASSIGN_OR_RETURN(cluster->engine_,
-                      server::RemoteEngine::Connect({cluster->address_, cluster->security_, kPatience, {}}));
+                      engine::RemoteEngine::Connect({cluster->address_, cluster->security_, kPatience, {}}));
   DT_RETURN_IF_ERROR(cluster->WaitUntilServing(names));
   return cluster;
 }
@@ -180,7 +180,7 @@ absl::Status MiniCluster::LoadModel() {
   if (processes()) return absl::OkStatus();
   DT_ASSIGN_OR_RETURN(model_,
                       TestModel::Load(options_.model, options_.weights, {.threads = 1, .max_isa = options_.isa}));
-  DT_ASSIGN_OR_RETURN(summary_, server::SummarizeModel(*model_->model->checkpoint, options_.kv,
+  DT_ASSIGN_OR_RETURN(summary_, engine::SummarizeModel(*model_->model->checkpoint, options_.kv,
                                                        model_->model->weight_bytes, files_, options_.state));
   return absl::OkStatus();
 }

@@ -11,9 +11,9 @@
 #include "base/dtype.h"
 #include "control/security.h"
 #include "control/worker_main.h"
+#include "engine/remote_engine.h"
 #include "proto/control/dovetail_admin.pb.h"
 #include "scheduler/scheduler_main.h"
-#include "server/remote_engine.h"
 #include "tests/cluster/faulty_connector.h"
 #include "tests/cluster/hosts.h"
 #include "tests/cluster/inproc_hub.h"
@@ -58,7 +58,7 @@ class MiniCluster {
   static absl::StatusOr<std::unique_ptr<MiniCluster>> Start(const MiniClusterOptions& options);
   ~MiniCluster();
 
-  server::RemoteEngine& engine() { return *engine_; }
+  engine::RemoteEngine& engine() { return *engine_; }
   const std::string& address() const { return address_; }  // of the scheduler
 
   // Starts another worker and waits until it serves.
@@ -111,7 +111,7 @@ class MiniCluster {
   std::unique_ptr<Process> scheduler_process_;
   std::map<std::string, std::unique_ptr<ThreadWorker>> threads_;
   std::map<std::string, std::unique_ptr<Process>> processes_;
-  std::unique_ptr<server::RemoteEngine> engine_;
+  std::unique_ptr<engine::RemoteEngine> engine_;
 };
 
 }  // namespace dovetail::test

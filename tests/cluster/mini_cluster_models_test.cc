@@ -22,7 +22,7 @@ using Requests = std::vector<requests::GenerationRequest>;
 using Sinks = std::vector<std::shared_ptr<cli::CollectingSink>>;
 
 // All at once, so that they share steps.
-Sinks RunAll(server::Engine& engine, const Requests& requests) {
+Sinks RunAll(engine::Engine& engine, const Requests& requests) {
   Sinks sinks;
   for (const requests::GenerationRequest& request : requests) {
     sinks.push_back(std::make_shared<cli::CollectingSink>(request.choices));
@@ -73,7 +73,7 @@ void CompareWithEmbedded(const fs::path& path, model::WeightFormat weights, DTyp
   {
     const auto model = TestModel::Load(path, weights, {.threads = 2});
     ASSERT_TRUE(model.ok()) << model.status();
-    server::EmbeddedClusterOptions options = ClusterOptionsFor(**model, kv);
+    engine::EmbeddedClusterOptions options = ClusterOptionsFor(**model, kv);
     options.scheduler.enable_prefix_caching = false;
     if (max_model_len > 0) options.scheduler.max_model_len = max_model_len;
     const auto alone = StartCluster(**model, options);

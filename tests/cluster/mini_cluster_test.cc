@@ -112,7 +112,7 @@ TEST_P(MiniClusterTest, EveryStreamIsToTheBitTheOneItsRequestHasAlone) {
     alone_->Expect(Request(300, 8, 4), *late);
   }
 
-  server::EngineStats stats;
+  engine::EngineStats stats;
   EXPECT_TRUE(Eventually([&] {
     stats = (*cluster)->engine().stats();
     return stats.kv_blocks_in_use == 0 && stats.scheduler.running_sequences == 0 && stats.scheduler.prefix_hits > 0;
@@ -167,7 +167,7 @@ TEST_P(MiniClusterTest, LongPromptsOnSeveralComputeWorkersGiveTheSameBitsWhileTh
   const auto cluster = MiniCluster::Start(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
   const auto chat = Submit((*cluster)->engine(), Request(5, 400));
-  std::vector<scheduler::GenerationRequest> requests;
+  std::vector<requests::GenerationRequest> requests;
   std::vector<std::shared_ptr<cli::CollectingSink>> sinks;
   const auto submit = [&](int prompts) {
     for (int i = 0; i < prompts; ++i) {
@@ -190,7 +190,7 @@ TEST_P(MiniClusterTest, LongPromptsOnSeveralComputeWorkersGiveTheSameBitsWhileTh
   }
   ASSERT_EQ(chat->WaitForEnd(), absl::OkStatus());
   alone_->Expect(Request(5, 400), *chat);
-  server::EngineStats stats;
+  engine::EngineStats stats;
   EXPECT_TRUE(Eventually([&] {
     stats = (*cluster)->engine().stats();
     return stats.kv_blocks_in_use == 0 && stats.scheduler.running_sequences == 0;

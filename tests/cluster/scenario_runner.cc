@@ -76,11 +76,11 @@ std::string DifferentBits(std::span<const float> ours, std::span<const float> al
 }
 
 // Once the statistics, which another process may publish, know of these tokens.
-std::string KvHeld(server::Engine& engine, uint64_t tokens) {
+std::string KvHeld(engine::Engine& engine, uint64_t tokens) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   uint64_t held = 0;
   do {
-    const server::EngineStats stats = engine.stats();
+    const engine::EngineStats stats = engine.stats();
     held = stats.kv_blocks_in_use;
     const bool known = stats.scheduler.generation_tokens >= tokens && stats.scheduler.running_sequences == 0;
     if (known && held == 0) return "";
@@ -146,12 +146,12 @@ TestModel& ScenarioRunner::Model(TinyModelKind kind, bool avx512, int threads) {
   return *model;
 }
 
-server::Engine& ScenarioRunner::AloneEngine(const Alone& which) {
+engine::Engine& ScenarioRunner::AloneEngine(const Alone& which) {
   auto& engine = alone_[which];
   if (engine == nullptr) {
     const auto [kind, avx512, kv] = which;
     TestModel& model = Model(kind, avx512, 1);
-    server::EmbeddedClusterOptions options = ClusterOptionsFor(model, kv);
+    engine::EmbeddedClusterOptions options = ClusterOptionsFor(model, kv);
     options.scheduler.max_model_len = kScenarioPositions;
     options.scheduler.max_num_batched_tokens = kScenarioPositions;
     options.scheduler.max_num_seqs = 1;
@@ -220,7 +220,7 @@ std::string ScenarioRunner::Compare(const Scenario& scenario, size_t index, cons
 
 Outcome ScenarioRunner::Run(const Scenario& scenario) {
   TestModel& model = Model(scenario.model, scenario.avx512, scenario.threads);
-  server::EmbeddedClusterOptions options = ClusterOptionsFor(model, scenario.kv);
+  engine::EmbeddedClusterOptions options = ClusterOptionsFor(model, scenario.kv);
   options.attention_workers = scenario.workers;
   options.compute_workers = scenario.compute_workers;
   options.scheduler.prefill_ranks = scenario.prefill_ranks;
@@ -259,7 +259,7 @@ compute::ComputeWorkerTuning ScenarioRunner::TuningOf(const Scenario& scenario) 
   return tuning;
 }
 
-Outcome ScenarioRunner::Run(const Scenario& scenario, server::Engine& engine) {
+Outcome ScenarioRunner::Run(const Scenario& scenario, engine::Engine& engine) {
   TestModel& model = Model(scenario.model, scenario.avx512, scenario.threads);
   Outcome outcome;
 
@@ -286,7 +286,7 @@ Outcome ScenarioRunner::Run(const Scenario& scenario, server::Engine& engine) {
     for (const auto& choice : sinks[i]->choices()) outcome.tokens += choice.tokens.size();
   }
   if (outcome.difference.empty()) outcome.difference = KvHeld(engine, outcome.tokens);
-  const server::EngineStats stats = engine.stats();
+  const engine::EngineStats stats = engine.stats();
   outcome.preemptions = stats.scheduler.preemptions;
   outcome.prefix_hits = stats.scheduler.prefix_hits;
   outcome.prefill_groups = stats.scheduler.prefill_groups;

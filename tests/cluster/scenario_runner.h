@@ -27,7 +27,7 @@ class ScenarioRunner {
 
   Outcome Run(const Scenario& scenario);
   // The same requests over an engine that is built as the scenario says; also what it leaves behind.
-  Outcome Run(const Scenario& scenario, server::Engine& engine);
+  Outcome Run(const Scenario& scenario, engine::Engine& engine);
   // Bytes of KV that an attention worker of the scenario has.
   uint64_t KvBytesOfWorker(const Scenario& scenario);
   const std::filesystem::path& file(TinyModelKind kind) const { return files_.at(kind); }
@@ -47,7 +47,7 @@ class ScenarioRunner {
   using Alone = std::tuple<TinyModelKind, bool, DType>;
 
   TestModel& Model(TinyModelKind kind, bool avx512, int threads);
-  server::Engine& AloneEngine(const Alone& which);
+  engine::Engine& AloneEngine(const Alone& which);
   Choice RunAlone(const Alone& which, const RequestSpec& spec, int choice);
   std::string Compare(const Scenario& scenario, size_t index, const cli::CollectingSink& sink);
   static std::string CompareChoice(const Choice& alone, const cli::CollectingSink& sink, int choice, bool cancelled);
@@ -55,7 +55,7 @@ class ScenarioRunner {
   std::vector<TinyModelKind> models_;
   std::map<TinyModelKind, std::filesystem::path> files_;
   std::map<std::tuple<TinyModelKind, bool, int>, std::unique_ptr<TestModel>> loaded_;
-  std::map<Alone, std::unique_ptr<server::EmbeddedCluster>> alone_;  // after loaded_: they refer to it
+  std::map<Alone, std::unique_ptr<engine::EmbeddedCluster>> alone_;  // after loaded_: they refer to it
 };
 
 }  // namespace dovetail::test

@@ -21,8 +21,8 @@ absl::StatusOr<std::unique_ptr<TestModel>> TestModel::Load(const std::filesystem
   return loaded;
 }
 
-server::EmbeddedClusterOptions ClusterOptionsFor(const TestModel& model, DType kv) {
-  server::EmbeddedClusterOptions options;
+engine::EmbeddedClusterOptions ClusterOptionsFor(const TestModel& model, DType kv) {
+  engine::EmbeddedClusterOptions options;
   options.kv_dtype = kv;
   options.scheduler.max_model_len = static_cast<int>(model.config().max_positions);
   options.scheduler.max_num_seqs = 8;
@@ -31,12 +31,12 @@ server::EmbeddedClusterOptions ClusterOptionsFor(const TestModel& model, DType k
   return options;
 }
 
-absl::StatusOr<std::unique_ptr<server::EmbeddedCluster>> StartCluster(const TestModel& model,
-                                                                      const server::EmbeddedClusterOptions& options) {
-  return server::EmbeddedCluster::Create(*model.model, *model.device, options);
+absl::StatusOr<std::unique_ptr<engine::EmbeddedCluster>> StartCluster(const TestModel& model,
+                                                                      const engine::EmbeddedClusterOptions& options) {
+  return engine::EmbeddedCluster::Create(*model.model, *model.device, options);
 }
 
-absl::StatusOr<std::shared_ptr<cli::CollectingSink>> Generate(server::Engine& engine,
+absl::StatusOr<std::shared_ptr<cli::CollectingSink>> Generate(engine::Engine& engine,
                                                               requests::GenerationRequest request) {
   auto sink = std::make_shared<cli::CollectingSink>(request.choices);
   DT_RETURN_IF_ERROR(engine.Submit(std::move(request), sink).status());
@@ -53,7 +53,7 @@ requests::GenerationRequest GreedyRequest(std::vector<TokenId> prompt, int max_t
   return request;
 }
 
-std::shared_ptr<cli::CollectingSink> Submit(server::Engine& engine, const requests::GenerationRequest& request) {
+std::shared_ptr<cli::CollectingSink> Submit(engine::Engine& engine, const requests::GenerationRequest& request) {
   auto sink = std::make_shared<cli::CollectingSink>(request.choices);
   const auto id = engine.Submit(request, sink);
   EXPECT_TRUE(id.ok()) << id.status();

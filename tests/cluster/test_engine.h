@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/embedded_cluster.h"
 #include "kernels/device.h"
 #include "model/loaded_model.h"
 #include "server/cli/generation.h"
-#include "server/embedded_cluster.h"
 
 // The whole engine in a test: a model from a file, a cluster over it, requests in and what came of them out.
 
@@ -26,17 +26,17 @@ struct TestModel {
 };
 
 // Options with every length the model allows, chunks of at most 512 tokens, K and V in `kv`.
-server::EmbeddedClusterOptions ClusterOptionsFor(const TestModel& model, DType kv);
+engine::EmbeddedClusterOptions ClusterOptionsFor(const TestModel& model, DType kv);
 
-absl::StatusOr<std::unique_ptr<server::EmbeddedCluster>> StartCluster(const TestModel& model,
-                                                                      const server::EmbeddedClusterOptions& options);
+absl::StatusOr<std::unique_ptr<engine::EmbeddedCluster>> StartCluster(const TestModel& model,
+                                                                      const engine::EmbeddedClusterOptions& options);
 
 // Submits the request and waits for its end.
-absl::StatusOr<std::shared_ptr<cli::CollectingSink>> Generate(server::Engine& engine,
+absl::StatusOr<std::shared_ptr<cli::CollectingSink>> Generate(engine::Engine& engine,
                                                               requests::GenerationRequest request);
 
 // Submits the request and returns at once. Fails the test if it is refused.
-std::shared_ptr<cli::CollectingSink> Submit(server::Engine& engine, const requests::GenerationRequest& request);
+std::shared_ptr<cli::CollectingSink> Submit(engine::Engine& engine, const requests::GenerationRequest& request);
 
 // A greedy request; nothing ends it before max_tokens.
 requests::GenerationRequest GreedyRequest(std::vector<TokenId> prompt, int max_tokens);

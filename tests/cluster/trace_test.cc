@@ -30,7 +30,7 @@ class TraceTest : public testing::Test {
 
   // The compute worker's spans of so many requests at once; a Chrome trace is left in file().
   Spans Run(int micro_batches, int requests, int prompt, const compute::ComputeWorkerTuning& tuning = {}) {
-    server::EmbeddedClusterOptions options = ClusterOptionsFor(*model_, DType::kF32);
+    engine::EmbeddedClusterOptions options = ClusterOptionsFor(*model_, DType::kF32);
     options.scheduler.micro_batches = micro_batches;
     options.attention_workers = 2;
     options.compute = tuning;
@@ -72,7 +72,7 @@ class TraceTest : public testing::Test {
   const std::filesystem::path folder_ = TempFolder();
   std::unique_ptr<TestModel> model_;
   size_t attention_spans_ = 0;
-  std::vector<server::StepSample> samples_;
+  std::vector<engine::StepSample> samples_;
 };
 
 TEST_F(TraceTest, QueriesLeaveBeforeKeysAndValuesAreComputed) {
@@ -121,7 +121,7 @@ TEST_F(TraceTest, WorkForOtherStepsIsNoneOfTheTimeOfTheWire) {
     Run(micro_batches, 6, 3);
     ASSERT_GT(samples_.size(), 10u);
     int64_t overlapped = 0;
-    for (const server::StepSample& step : samples_) {
+    for (const engine::StepSample& step : samples_) {
       EXPECT_GE(step.overlapped_us, 0);
       EXPECT_LE(step.overlapped_us, step.attention_wait_us);
       EXPECT_LE(step.WirePartUs(), step.attention_wait_us - step.overlapped_us);

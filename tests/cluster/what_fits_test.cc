@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "compute_worker/cuda/cuda_model.h"
-#include "server/kv_room.h"
+#include "engine/kv_room.h"
 #include "tests/cluster/test_engine.h"
 #include "tests/cluster/tiny_model.h"
 #include "tests/support/test_data.h"
@@ -15,7 +15,7 @@ std::string Refusal(uint64_t room, int attention_workers = 1) {
   const auto path = WriteTinyModel({}, TempFolder());  // 16 KiB of K and V for 64 tokens in bf16
   const auto model = TestModel::Load(path, model::WeightFormat::kF32, {.threads = 1});
   EXPECT_TRUE(model.ok()) << model.status();
-  server::EmbeddedClusterOptions options = ClusterOptionsFor(**model, DType::kBF16);
+  engine::EmbeddedClusterOptions options = ClusterOptionsFor(**model, DType::kBF16);
   options.attention_workers = attention_workers;
   options.kv_room = [room] { return room; };
   const auto cluster = StartCluster(**model, options);
@@ -46,13 +46,13 @@ TEST(WhatFits, AModelOfStatesAloneFitsAtAnyLength) {
   options.max_num_batched_tokens = 512;
   options.max_num_seqs = 4;
   options.max_model_len = 4096;
-  const uint64_t sequence = server::DefaultKvCacheBytes(table, options, 1, /*room=*/1);
+  const uint64_t sequence = engine::DefaultKvCacheBytes(table, options, 1, /*room=*/1);
   options.max_model_len = 1 << 20;
-  EXPECT_EQ(server::DefaultKvCacheBytes(table, options, 1, /*room=*/1), sequence);
-  EXPECT_EQ(server::DefaultKvCacheBytes(table, options, 3, /*room=*/1), 3 * sequence) << "one for each worker";
-  EXPECT_EQ(server::DefaultKvCacheBytes(table, options, 1, 100 * sequence), 100 * sequence) << "the rest for snapshots";
-  EXPECT_TRUE(server::CheckKvRoom(table, options, 1, sequence).ok());
-  const absl::Status refused = server::CheckKvRoom(table, options, 1, sequence / 2);
+  EXPECT_EQ(engine::DefaultKvCacheBytes(table, options, 1, /*room=*/1), sequence);
+  EXPECT_EQ(engine::DefaultKvCacheBytes(table, options, 3, /*room=*/1), 3 * sequence) << "one for each worker";
+  EXPECT_EQ(engine::DefaultKvCacheBytes(table, options, 1, 100 * sequence), 100 * sequence) << "the rest for snapshots";
+  EXPECT_TRUE(engine::CheckKvRoom(table, options, 1, sequence).ok());
+  const absl::Status refused = engine::CheckKvRoom(table, options, 1, sequence / 2);
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << "less than one sequence";
   EXPECT_NE(refused.message().find("--max-model-len 384 fits"), absl::string_view::npos) << refused;
 }

@@ -50,8 +50,8 @@ class StatesInBF16 : public ::testing::TestWithParam<Stored> {
       tokens_.push_back(static_cast<TokenId>(3 + (i * i * 17 + i * 31) % (vocab - 3)));
   }
 
-  std::unique_ptr<server::EmbeddedCluster> Start(DType state, int workers, int chunk) {
-    server::EmbeddedClusterOptions options = ClusterOptionsFor(*model_, DType::kF32);
+  std::unique_ptr<engine::EmbeddedCluster> Start(DType state, int workers, int chunk) {
+    engine::EmbeddedClusterOptions options = ClusterOptionsFor(*model_, DType::kF32);
     options.state_dtype = state;
     options.attention_workers = workers;
     if (workers > 1) options.scheduler.placement = scheduler::PlacementPolicy::kMixed;
@@ -61,7 +61,7 @@ class StatesInBF16 : public ::testing::TestWithParam<Stored> {
     return *std::move(cluster);
   }
   // Of every token after the first block of 64, and of eight that follow.
-  std::vector<float> Logits(server::EmbeddedCluster& cluster) {
+  std::vector<float> Logits(engine::EmbeddedCluster& cluster) {
     requests::GenerationRequest request = GreedyRequest(tokens_, 8);
     request.logits_last = static_cast<int>(tokens_.size()) - 64;
     request.logits_of_output = true;

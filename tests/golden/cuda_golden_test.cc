@@ -32,7 +32,7 @@ struct OnGpu {
   std::unique_ptr<CudaDevice> device;
   std::unique_ptr<model::LoadedModel> model;
   std::unique_ptr<compute::CudaModel> on_gpu;
-  std::unique_ptr<server::EmbeddedCluster> cluster;
+  std::unique_ptr<engine::EmbeddedCluster> cluster;
 
   Matrix LogitsFrom(const std::vector<TokenId>& tokens, size_t first) {
     requests::GenerationRequest request = GreedyRequest(tokens, 1);
@@ -58,7 +58,7 @@ absl::StatusOr<OnGpu> Serve(const fs::path& path, Seam seam, DType type = DType:
   DT_ASSIGN_OR_RETURN(auto checkpoint, model::OpenCheckpoint(path));
   DT_ASSIGN_OR_RETURN(run.model, model::LoadModel(std::move(checkpoint), model::WeightFormat::kElsewhere, nullptr, {}));
   DT_ASSIGN_OR_RETURN(run.on_gpu, compute::CudaModel::Load(*run.device, *run.model, type, false, weights, {}));
-  server::EmbeddedClusterOptions options;
+  engine::EmbeddedClusterOptions options;
   options.kv_dtype = type;
   options.kv_storage = storage;
   options.kv_room = [] { return uint64_t{1} << 30; };
@@ -75,7 +75,7 @@ absl::StatusOr<OnGpu> Serve(const fs::path& path, Seam seam, DType type = DType:
     options.attention_workers = 3;
     options.scheduler.placement = scheduler::PlacementPolicy::kMixed;
   }
-  DT_ASSIGN_OR_RETURN(run.cluster, server::EmbeddedCluster::Create(*run.model, *run.device, options));
+  DT_ASSIGN_OR_RETURN(run.cluster, engine::EmbeddedCluster::Create(*run.model, *run.device, options));
   return run;
 }
 
@@ -205,7 +205,7 @@ TEST(CudaSmolLm2, AgreesWithTheCpuWhereverTheMarginExceedsTwiceTheBudget) {
   ASSERT_TRUE(fs::exists(FetchedSmolLm2())) << "scripts/fetch_model gets it: " << FetchedSmolLm2();
   const auto cpu = TestModel::Load(FetchedSmolLm2(), model::WeightFormat::kAuto, {.threads = 0});
   ASSERT_TRUE(cpu.ok()) << cpu.status();
-  server::EmbeddedClusterOptions options = ClusterOptionsFor(**cpu, DType::kF32);
+  engine::EmbeddedClusterOptions options = ClusterOptionsFor(**cpu, DType::kF32);
   options.scheduler.max_model_len = 2048 + 128;
   const auto reference = StartCluster(**cpu, options);
   ASSERT_TRUE(reference.ok()) << reference.status();

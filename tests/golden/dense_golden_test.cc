@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 struct Served {
   std::unique_ptr<TestModel> model;
-  std::unique_ptr<server::EmbeddedCluster> cluster;
+  std::unique_ptr<engine::EmbeddedCluster> cluster;
 
   // The logits of positions [first, tokens.size()).
   Matrix LogitsFrom(const std::vector<TokenId>& tokens, size_t first) {
@@ -93,7 +93,7 @@ class DenseGolden : public ::testing::TestWithParam<std::tuple<DenseBudget, kern
       EXPECT_TRUE(
           ShowResidual(*run.model, std::min(layers, residual_after + (mamba2 ? 1 : 0)), residual_after == layers).ok());
     }
-    server::EmbeddedClusterOptions options = ClusterOptionsFor(*run.model, f32 ? DType::kF32 : DType::kBF16);
+    engine::EmbeddedClusterOptions options = ClusterOptionsFor(*run.model, f32 ? DType::kF32 : DType::kBF16);
     options.attention_workers = 3;
     options.scheduler.placement = scheduler::PlacementPolicy::kMixed;
     options.scheduler.micro_batches = 2;

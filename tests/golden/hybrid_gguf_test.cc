@@ -21,7 +21,7 @@ std::vector<float> LogitsOf(const fs::path& path) {
   auto model = TestModel::Load(path, model::WeightFormat::kF32, {.threads = 2});
   EXPECT_TRUE(model.ok()) << model.status();
   if (!model.ok()) return {};
-  server::EmbeddedClusterOptions options = ClusterOptionsFor(**model, DType::kF32);
+  engine::EmbeddedClusterOptions options = ClusterOptionsFor(**model, DType::kF32);
   options.attention_workers = 2;
   auto cluster = StartCluster(**model, options);
   EXPECT_TRUE(cluster.ok()) << cluster.status();

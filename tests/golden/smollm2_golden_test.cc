@@ -34,7 +34,7 @@ void CompareWithReference(const SmolLm2Budget& budget) {
 
   const auto model = TestModel::Load(FetchedSmolLm2(), budget.weights);
   ASSERT_TRUE(model.ok()) << model.status();
-  server::EmbeddedClusterOptions options = ClusterOptionsFor(**model, budget.kv);
+  engine::EmbeddedClusterOptions options = ClusterOptionsFor(**model, budget.kv);
   options.attention_workers = 3;
   options.scheduler.placement = scheduler::PlacementPolicy::kMixed;
   options.scheduler.max_model_len = 2048 + 128;

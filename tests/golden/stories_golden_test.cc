@@ -27,7 +27,7 @@ TEST_P(StoriesGolden, NinetySixGreedyTokensAndTheLogitsThatChoseThemAreTheRefere
   const auto model =
       TestModel::Load(folder / GetParam().file, f32 ? model::WeightFormat::kF32 : model::WeightFormat::kBF16);
   ASSERT_TRUE(model.ok()) << model.status();
-  server::EmbeddedClusterOptions options = ClusterOptionsFor(**model, f32 ? DType::kF32 : DType::kBF16);
+  engine::EmbeddedClusterOptions options = ClusterOptionsFor(**model, f32 ? DType::kF32 : DType::kBF16);
   options.attention_workers = 3;
   options.scheduler.placement = scheduler::PlacementPolicy::kMixed;
   const auto cluster = StartCluster(**model, options);

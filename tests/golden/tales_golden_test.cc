@@ -26,7 +26,7 @@ class TalesGolden : public ::testing::TestWithParam<Path> {
 
   void StartWith(scheduler::PlacementPolicy placement) {
     const bool f32 = GetParam() == Path::kF32;
-    server::EmbeddedClusterOptions options = ClusterOptionsFor(*model_, f32 ? DType::kF32 : DType::kBF16);
+    engine::EmbeddedClusterOptions options = ClusterOptionsFor(*model_, f32 ? DType::kF32 : DType::kBF16);
     options.attention_workers = 3;
     options.scheduler.placement = placement;
     options.scheduler.max_num_batched_tokens = 100;
@@ -38,7 +38,7 @@ class TalesGolden : public ::testing::TestWithParam<Path> {
   std::filesystem::path folder_;
   nlohmann::json golden_;
   std::unique_ptr<TestModel> model_;
-  std::unique_ptr<server::EmbeddedCluster> cluster_;
+  std::unique_ptr<engine::EmbeddedCluster> cluster_;
 };
 
 TEST_P(TalesGolden, StoriesGoOnAsTheReferencesDo) {

@@ -39,7 +39,7 @@ FakeEngine::~FakeEngine() {
 }
 
 absl::StatusOr<RequestId> FakeEngine::Submit(requests::GenerationRequest request,
-                                             std::shared_ptr<GenerationSink> sink) {
+                                             std::shared_ptr<engine::GenerationSink> sink) {
   std::lock_guard lock(mutex_);
   if (!refusal_.ok()) return refusal_;
   if (static_cast<int>(live_.size()) >= options_.max_queued) return absl::ResourceExhaustedError("the queue is full");
@@ -96,9 +96,9 @@ void FakeEngine::Resume(RequestId id) {
   changed_.notify_all();
 }
 
-EngineStats FakeEngine::stats() {
+engine::EngineStats FakeEngine::stats() {
   std::lock_guard lock(mutex_);
-  EngineStats stats;
+  engine::EngineStats stats;
   stats.scheduler = stats_;
   stats.scheduler.running_sequences = static_cast<int>(live_.size());
   stats.kv_blocks_total = 100;
@@ -109,7 +109,7 @@ EngineStats FakeEngine::stats() {
   return stats;
 }
 
-std::vector<StepSample> FakeEngine::TakeStepSamples() {
+std::vector<engine::StepSample> FakeEngine::TakeStepSamples() {
   std::lock_guard lock(mutex_);
   return std::exchange(samples_, {});
 }
@@ -181,14 +181,14 @@ void FakeEngine::Run() {
 }
 
 void FakeEngine::StepAll(std::vector<Delivery>& out) {
-  StepSample sample{.new_tokens = 0,
-                    .sequences = 0,
-                    .total_us = 1000,
-                    .dense_us = 550,
-                    .attention_wait_us = 300,
-                    .sample_us = 100,
-                    .attention_us = 150,
-                    .overlapped_us = 120};
+  engine::StepSample sample{.new_tokens = 0,
+                            .sequences = 0,
+                            .total_us = 1000,
+                            .dense_us = 550,
+                            .attention_wait_us = 300,
+                            .sample_us = 100,
+                            .attention_us = 150,
+                            .overlapped_us = 120};
   const bool may_step = !options_.manual || steps_allowed_ > 0;
   for (auto at = live_.begin(); at != live_.end();) {
     Live& live = at->second;

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "server/engine.h"
+#include "engine/engine.h"
 
 namespace dovetail::server::test {
 
@@ -25,18 +25,19 @@ struct FakeEngineOptions {
 
 // An Engine without a model: deterministic tokens, one for each choice of each request a step, on a thread of its own.
 // It obeys Cancel, StopChoice, Pause and Resume, and remembers what it was told.
-class FakeEngine : public Engine {
+class FakeEngine : public engine::Engine {
  public:
   explicit FakeEngine(FakeEngineOptions options = {});
   ~FakeEngine() override;
 
-  absl::StatusOr<RequestId> Submit(requests::GenerationRequest request, std::shared_ptr<GenerationSink> sink) override;
+  absl::StatusOr<RequestId> Submit(requests::GenerationRequest request,
+                                   std::shared_ptr<engine::GenerationSink> sink) override;
   void Cancel(RequestId request) override;
   void StopChoice(RequestId request, int choice) override;
   void Pause(RequestId request) override;
   void Resume(RequestId request) override;
-  EngineStats stats() override;
-  std::vector<StepSample> TakeStepSamples() override;
+  engine::EngineStats stats() override;
+  std::vector<engine::StepSample> TakeStepSamples() override;
 
   void Step(int steps = 1);  // manual: lets so many steps happen
   void SetLongestSequence(Position tokens);
@@ -57,13 +58,13 @@ class FakeEngine : public Engine {
  private:
   struct Live {
     requests::GenerationRequest request;
-    std::shared_ptr<GenerationSink> sink;
+    std::shared_ptr<engine::GenerationSink> sink;
     std::vector<int> produced;  // by choice
     std::vector<bool> finished;
     bool began = false, paused = false, cancelled = false;
   };
   struct Delivery {
-    std::shared_ptr<GenerationSink> sink;
+    std::shared_ptr<engine::GenerationSink> sink;
     requests::GenerationUpdate update;
   };
 
@@ -83,7 +84,7 @@ class FakeEngine : public Engine {
   absl::Status refusal_;
   Log log_;
   scheduler::SchedulerStats stats_;
-  std::vector<StepSample> samples_;
+  std::vector<engine::StepSample> samples_;
   std::thread thread_;
 };
 

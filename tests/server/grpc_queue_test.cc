@@ -242,8 +242,8 @@ TEST_F(GrpcQueue, TakesTheBytesOfARequestAsItsCost) {
 class FullEngine final : public FakeEngine {
  public:
   FullEngine() : FakeEngine({.manual = true}) {}
-  EngineStats stats() override {
-    EngineStats stats = FakeEngine::stats();
+  engine::EngineStats stats() override {
+    engine::EngineStats stats = FakeEngine::stats();
     stats.scheduler.running_sequences = 0;
     stats.scheduler.waiting_requests = stats.max_queued_requests = 1;
     return stats;

@@ -27,7 +27,8 @@ class HastyEngine final : public FakeEngine {
  public:
   explicit HastyEngine(std::string text) : text_(std::move(text)) {}
 
-  absl::StatusOr<RequestId> Submit(requests::GenerationRequest request, std::shared_ptr<GenerationSink> sink) override {
+  absl::StatusOr<RequestId> Submit(requests::GenerationRequest request,
+                                   std::shared_ptr<engine::GenerationSink> sink) override {
     sink_ = sink;
     prompt_tokens_ = static_cast<int>(request.prompt.size());
     std::thread([&] {
@@ -55,11 +56,11 @@ class HastyEngine final : public FakeEngine {
   }
   const std::string text_;
   int prompt_tokens_ = 0;
-  std::shared_ptr<GenerationSink> sink_;
+  std::shared_ptr<engine::GenerationSink> sink_;
 };
 
 struct Client {
-  explicit Client(Engine* engine) {
+  explicit Client(engine::Engine* engine) {
     GrpcServerOptions options;
     options.listen = "127.0.0.1:0";
     auto started = GrpcServer::Start(options, TestModel(), engine, std::make_shared<Intake>(1, WorkLimits{}));
@@ -95,7 +96,9 @@ TEST(GrpcService, AStopStringThatCompletesBeforeTheIdIsKnownStopsTheChoice) {
 
 TEST(GrpcService, HealthDoesNotTellWhatIsWrongWithTheEngine) {
   class SickEngine final : public FakeEngine {
-    EngineStats stats() override { return {.healthy = false, .error = "worker 3 at /var/lib/secret.sock died"}; }
+    engine::EngineStats stats() override {
+      return {.healthy = false, .error = "worker 3 at /var/lib/secret.sock died"};
+    }
   } engine;
   Client client(&engine);
   pb::HealthCheckResponse reply;

@@ -2,12 +2,12 @@
 #include <condition_variable>
 #include <mutex>
 
-#include "server/engine.h"
+#include "engine/engine.h"
 
 namespace dovetail::server::test {
 
 // Holds the engine's thread at its `at`-th token until let go, so that what comes later is after a certain moment.
-class HoldingSink : public GenerationSink {
+class HoldingSink : public engine::GenerationSink {
  public:
   explicit HoldingSink(size_t at) : at_(at) {}
 

@@ -292,8 +292,8 @@ TEST(Metrics, SayWhereStepsSpendTheirTime) {
 // Incarnations of a worker count from 0 each, and there may be two of a name in turn.
 TEST(Metrics, DamagedBlocksAreCountedByAttentionWorker) {
   ServerMetrics metrics({.model_name = "m"});
-  const auto update = [&](std::vector<DamagedBlocks> damaged) {
-    EngineStats stats;
+  const auto update = [&](std::vector<engine::DamagedBlocks> damaged) {
+    engine::EngineStats stats;
     stats.damaged_blocks = std::move(damaged);
     metrics.Update(stats, {});
     metrics.Update(stats, {});  // what was said before is no news

@@ -79,7 +79,7 @@ class SharedQueue : public testing::Test {
   }
 
   std::unique_ptr<dovetail::test::TestModel> model_;
-  std::unique_ptr<EmbeddedCluster> engine_;
+  std::unique_ptr<engine::EmbeddedCluster> engine_;
   std::optional<HttpServer> server_;
   std::shared_ptr<HoldingSink> running_;
   std::vector<std::unique_ptr<RawClient>> clients_;
@@ -141,8 +141,8 @@ TEST_F(SharedQueue, TheStatusOfAFullServerCanBe429) {
 
 // ---- before anybody reads the request ----
 
-EngineStats Stats(int waiting, int running) {  // of an engine with a queue of 10
-  EngineStats stats;
+engine::EngineStats Stats(int waiting, int running) {  // of an engine with a queue of 10
+  engine::EngineStats stats;
   stats.max_queued_requests = 10;
   stats.scheduler.waiting_requests = waiting;
   stats.scheduler.running_sequences = running;

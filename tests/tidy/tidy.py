@@ -38,18 +38,19 @@ ALLOWED = {
     'scheduler': ['base', 'control', 'proto', 'proto/control', 'requests', 'scheduler/core', 'transport'],
     'attention_worker': ['attention_worker/core', 'base', 'control', 'exchange', 'kernels', 'proto', 'transport'],
     'compute_worker': ['base', 'compute_worker/core', 'control', 'exchange', 'kernels', 'model', 'proto', 'transport'],
-    'server/http': ['base', 'model', 'requests', 'server', 'server/metrics', 'server/openai', 'server/work'],
-    'server/metrics': ['base', 'server'],
+    'engine': ['attention_worker', 'base', 'compute_worker', 'control', 'exchange', 'kernels', 'model', 'proto',
+               'proto/control', 'requests', 'scheduler', 'scheduler/core', 'transport'],
+    'server/http': ['base', 'engine', 'requests', 'server', 'server/metrics', 'server/openai', 'server/work'],
+    'server/metrics': ['engine'],
     'server/openai': ['base', 'model', 'proto', 'requests'],
-    'server/work': ['base', 'requests', 'server'],
-    'server': ['attention_worker', 'attention_worker/core', 'base', 'bench', 'compute_worker', 'compute_worker/core', 'control', 'exchange',
-               'kernels', 'model', 'proto', 'proto/control', 'requests', 'scheduler', 'scheduler/core', 'server/http', 'server/metrics',
-               'server/openai', 'server/work', 'transport'],
+    'server/work': ['base', 'engine'],
+    'server': ['attention_worker', 'base', 'compute_worker', 'control', 'engine', 'kernels', 'model', 'proto',
+               'proto/control', 'requests', 'scheduler', 'scheduler/core', 'server/http', 'server/openai', 'server/work'],
 }
 
 # Headers of the outside world: which folders may include them.
 OUTSIDE = [
-    ('gRPC', re.compile(r'^(grpc|grpcpp|google/protobuf)/|\.pb\.h$'), re.compile(r'^(control|scheduler|server|tests|bench)/')),
+    ('gRPC', re.compile(r'^(grpc|grpcpp|google/protobuf)/|\.pb\.h$'), re.compile(r'^(control|engine|scheduler|server|tests|bench)/')),
     ('UCX', re.compile(r'^(ucp|ucs|uct|ucm)/'), re.compile(r'^((transport/ucx|tests/transport_ucx|bench/transport)/|kernels/cuda/exchange/peer_pointer\.cu$)')),
     ('CUDA', re.compile(r'^(cuda|cublas|cudnn|nccl|nvml)'), re.compile(r'(^|/)cuda/|^tests/emulated_gpu/')),
 ]
@@ -92,6 +93,29 @@ def rule_folder(path):
         if folder in ALLOWED:
             return folder
     return None
+
+
+def cycle(allowed):
+    """Top-level folders that depend on each other in a circle, or []."""
+    edges = {}
+    for folder, targets in allowed.items():
+        top = folder.split('/')[0]
+        edges.setdefault(top, set()).update(target.split('/')[0] for target in targets if target.split('/')[0] != top)
+
+    def search(path):
+        for target in sorted(edges.get(path[-1], ())):
+            if target in path:
+                return path[path.index(target):] + [target]
+            found = search(path + [target])
+            if found:
+                return found
+        return []
+
+    for folder in edges:
+        found = search([folder])
+        if found:
+            return found
+    return []
 
 
 def in_core(path):
@@ -172,6 +196,9 @@ def write_long_lines(root):
 
 
 def findings(root):
+    circle = cycle(ALLOWED)
+    if circle:
+        yield f'tests/tidy/tidy.py:1: the folders depend on each other in a circle: {" -> ".join(circle)}'
     allowed = read_long_lines(root)
     for path in tracked_files(root):
         if not TEXT.search(path) or SKIPPED.search(path):

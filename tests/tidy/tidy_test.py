@@ -48,6 +48,10 @@ class TidyTest(unittest.TestCase):
     def test_a_clean_tree_has_no_findings(self):
         self.assertEqual(self.found(), [])
 
+    def test_folders_do_not_depend_on_each_other_in_a_circle(self):
+        self.assertEqual(tidy.cycle(tidy.ALLOWED), [])
+        self.assertEqual(tidy.cycle({'a': ['b'], 'b': ['c/core'], 'c': [], 'c/core': ['a']}), ['a', 'b', 'c', 'a'])
+
     def test_broken_edges(self):
         for path, header in [('base/log.cc', 'proto/frame.h'), ('proto/placement.cc', 'kernels/gemm.h'),
                              ('kernels/cpu/gemm.cc', 'proto/frame.h'), ('transport/inproc/fabric.cc', 'kernels/gemm.h'),

@@ -12,10 +12,10 @@
 #include "base/status.h"
 #include "control/messages.h"
 #include "control/security.h"
+#include "engine/engine.h"
 #include "proto/control/dovetail_control.grpc.pb.h"
-#include "server/engine.h"
 
-namespace dovetail::server {
+namespace dovetail::engine {
 
 struct RemoteEngineOptions {
   std::string scheduler;  // HOST:PORT
@@ -93,4 +93,4 @@ class RemoteEngine final : public Engine {
   std::thread thread_;
 };
 
-}  // namespace dovetail::server
+}  // namespace dovetail::engine

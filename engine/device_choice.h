@@ -7,7 +7,7 @@
 #include "kernels/device.h"
 #include "model/loaded_model.h"
 
-namespace dovetail::cli {
+namespace dovetail::engine {
 
 // --device: "cpu", "cuda:N" or "auto".
 absl::Status CheckDeviceName(const std::string& flag, const std::string& name);
@@ -37,4 +37,4 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> ChooseDevice(const DeviceReques
 // The device as a GPU, or null.
 kernels::cuda::CudaDevice* AsGpu(kernels::Device& device);
 
-}  // namespace dovetail::cli
+}  // namespace dovetail::engine

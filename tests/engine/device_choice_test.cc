@@ -1,4 +1,4 @@
-#include "server/cli/device_choice.h"
+#include "engine/device_choice.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 
 // --device: what it accepts, what it says, and what runs where. Holds on machines with and without a GPU.
 
-namespace dovetail::cli {
+namespace dovetail::engine {
 namespace {
 
 using ::testing::HasSubstr;
@@ -107,4 +107,4 @@ TEST(DummyCheckpoint, HasEveryWeightOfTheShapeAsZerosAndLeavesNothingBehind) {
 }
 
 }  // namespace
-}  // namespace dovetail::cli
+}  // namespace dovetail::engine

@@ -1,4 +1,4 @@
-#include "bench/engine/statistics.h"
+#include "engine/measurements/statistics.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 
 #include "base/check.h"
 
-namespace dovetail::bench {
+namespace dovetail::engine {
 
 double Percentile(std::vector<double> values, double p) {
   DT_CHECK(p >= 0 && p <= 100);
@@ -29,4 +29,4 @@ double Mean(const std::vector<double>& values) {
   return values.empty() ? 0 : std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-}  // namespace dovetail::bench
+}  // namespace dovetail::engine

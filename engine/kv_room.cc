@@ -1,4 +1,4 @@
-#include "server/kv_room.h"
+#include "engine/kv_room.h"
 
 #include <sys/sysinfo.h>
 
@@ -9,7 +9,7 @@
 #include "base/status.h"
 #include "proto/kv_blocks.h"
 
-namespace dovetail::server {
+namespace dovetail::engine {
 namespace {
 
 uint64_t MachineBytes() {
@@ -80,4 +80,4 @@ absl::Status CheckKvRoom(const proto::AttentionTable& table, const scheduler::Sc
                            " attention workers with as much memory each (dovetail up --attention-devices)");
 }
 
-}  // namespace dovetail::server
+}  // namespace dovetail::engine

@@ -1,4 +1,4 @@
-#include "server/cli/device_choice.h"
+#include "engine/device_choice.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -10,7 +10,7 @@
 #include "kernels/cuda/products/cuda_gemm.h"
 #include "kernels/thread_pool.h"
 
-namespace dovetail::cli {
+namespace dovetail::engine {
 
 using kernels::cuda::CudaDevice;
 using kernels::cuda::CudaLibrary;
@@ -127,4 +127,4 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> ChooseDevice(const DeviceReques
 
 CudaDevice* AsGpu(kernels::Device& device) { return dynamic_cast<CudaDevice*>(&device); }
 
-}  // namespace dovetail::cli
+}  // namespace dovetail::engine

@@ -1,11 +1,11 @@
-#include "server/cli/exchange_choice.h"
+#include "engine/exchange_choice.h"
 
 #include <memory>
 
 #include "gmock/gmock.h"
 #include "kernels/device.h"
 
-namespace dovetail::cli {
+namespace dovetail::engine {
 namespace {
 
 using ::testing::HasSubstr;
@@ -30,4 +30,4 @@ TEST(ChooseExchange, DeviceNeedsAGpu) {
 }
 
 }  // namespace
-}  // namespace dovetail::cli
+}  // namespace dovetail::engine

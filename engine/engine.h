@@ -10,7 +10,7 @@
 #include "requests/generation.h"
 #include "scheduler/core/scheduler.h"
 
-namespace dovetail::server {
+namespace dovetail::engine {
 
 // Receives what happens to one request. Called on the engine's thread, in order; must return at once (post to your own
 // thread) and must not call the Engine. The engine keeps the sink alive until it delivered the update with
@@ -77,4 +77,4 @@ class Engine {
   virtual std::vector<StepSample> TakeStepSamples() = 0;  // since the last call; at most the last 4096
 };
 
-}  // namespace dovetail::server
+}  // namespace dovetail::engine

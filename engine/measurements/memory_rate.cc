@@ -1,4 +1,4 @@
-#include "bench/engine/memory_rate.h"
+#include "engine/measurements/memory_rate.h"
 
 #include <algorithm>
 #include <atomic>
@@ -8,7 +8,7 @@
 
 #include "kernels/aligned_buffer.h"
 
-namespace dovetail::bench {
+namespace dovetail::engine {
 namespace {
 
 constexpr size_t kBytes = size_t{256} << 20;
@@ -46,4 +46,4 @@ absl::StatusOr<double> MeasureReadRate(kernels::ThreadPool& pool) {
   return static_cast<double>(kBytes) / best_seconds;
 }
 
-}  // namespace dovetail::bench
+}  // namespace dovetail::engine

@@ -8,7 +8,7 @@
 #include "tests/server/holding_sink.h"
 #include "tests/support/test_data.h"
 
-namespace dovetail::server::test {
+namespace dovetail::engine::test {
 namespace {
 
 class EngineCancel : public testing::TestWithParam<int> {};
@@ -30,7 +30,7 @@ TEST_P(EngineCancel, EndsWithinOneStepAndFreesItsKv) {
     request.choices = choices;
     request.max_tokens = 400;
     constexpr size_t kBefore = 40;
-    const auto sink = std::make_shared<HoldingSink>(kBefore);
+    const auto sink = std::make_shared<server::test::HoldingSink>(kBefore);
     const auto id = engine->cluster->Submit(std::move(request), sink);
     ASSERT_TRUE(id.ok()) << id.status();
     sink->WaitUntilHeld();
@@ -54,4 +54,4 @@ TEST_P(EngineCancel, EndsWithinOneStepAndFreesItsKv) {
 INSTANTIATE_TEST_SUITE_P(MicroBatches, EngineCancel, testing::Values(1, 2, 3));
 
 }  // namespace
-}  // namespace dovetail::server::test
+}  // namespace dovetail::engine::test

@@ -1,4 +1,4 @@
-#include "server/embedded_cluster.h"
+#include "engine/embedded_cluster.h"
 
 #include <algorithm>
 #include <utility>
@@ -8,12 +8,12 @@
 #include "base/thread_name.h"
 #include "base/trace.h"
 #include "compute_worker/attention_specs.h"
+#include "engine/kv_room.h"
+#include "engine/model_digest.h"
 #include "proto/kv_blocks.h"
 #include "scheduler/core/limits.h"
-#include "server/kv_room.h"
-#include "server/model_digest.h"
 
-namespace dovetail::server {
+namespace dovetail::engine {
 EmbeddedCluster::EmbeddedCluster(const model::LoadedModel& model, const EmbeddedClusterOptions& options)
     : model_(model), options_(options), clock_(SystemClock()) {}
 
@@ -313,4 +313,4 @@ void EmbeddedCluster::EndEverything(requests::FinishReason reason, const std::st
   sinks_.clear();
 }
 
-}  // namespace dovetail::server
+}  // namespace dovetail::engine

@@ -8,7 +8,7 @@
 #include "control/messages.h"
 #include "model/checkpoint.h"
 
-namespace dovetail::server {
+namespace dovetail::engine {
 
 // What a compute worker tells a cluster about the model that it has loaded, and the files that servers need of it:
 // tokenizer and chat templates. `files` is filled in. Errors name the file.
@@ -22,4 +22,4 @@ absl::StatusOr<std::unique_ptr<model::Checkpoint>> OpenRemoteModel(const control
                                                                    const std::vector<control::TextFile>& files,
                                                                    const std::string& folder);
 
-}  // namespace dovetail::server
+}  // namespace dovetail::engine

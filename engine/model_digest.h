@@ -4,7 +4,7 @@
 #include "base/dtype.h"
 #include "model/checkpoint.h"
 
-namespace dovetail::server {
+namespace dovetail::engine {
 
 // Names what a KV block holds besides its tokens, and what a response was made by: every weight's name, shape, type and
 // first and last bytes, what the configuration says of positions and rotation, and the type of K and V. Two checkpoints
@@ -12,4 +12,4 @@ namespace dovetail::server {
 // Thread-safe.
 uint64_t ModelDigest(const model::Checkpoint& checkpoint, DType kv_dtype, DType state_dtype = DType::kF32);
 
-}  // namespace dovetail::server
+}  // namespace dovetail::engine

@@ -1,4 +1,4 @@
-#include "server/model_digest.h"
+#include "engine/model_digest.h"
 
 #include <algorithm>
 #include <cstring>
@@ -9,7 +9,7 @@
 #include "base/check.h"
 #include "base/sha256.h"
 
-namespace dovetail::server {
+namespace dovetail::engine {
 namespace {
 
 constexpr size_t kSampleBytes = 256;  // of each end of a weight's bytes
@@ -38,4 +38,4 @@ uint64_t ModelDigest(const model::Checkpoint& checkpoint, DType kv_dtype, DType 
   return value;
 }
 
-}  // namespace dovetail::server
+}  // namespace dovetail::engine

@@ -1,4 +1,4 @@
-#include "server/remote_engine.h"
+#include "engine/remote_engine.h"
 
 #include <algorithm>
 #include <chrono>
@@ -13,7 +13,7 @@
 #include "control/generation_messages.h"
 #include "model/rope.h"
 
-namespace dovetail::server {
+namespace dovetail::engine {
 
 namespace pb = control::v1;
 
@@ -417,4 +417,4 @@ void RemoteEngine::Run() {
   }
 }
 
-}  // namespace dovetail::server
+}  // namespace dovetail::engine

@@ -1,5 +1,4 @@
 #pragma once
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <string>
 
@@ -8,10 +7,7 @@
 #include "kernels/device.h"
 #include "transport/device_link.h"
 
-namespace dovetail::cli {
-
-// --exchange: auto, device or host.
-void AddExchangeFlag(CLI::App& command, std::string& how);
+namespace dovetail::engine {
 
 // How this process exchanges layers with workers whose GPU is another. Where that goes through the hosts, `means` has
 // no links and says why. Outlives the workers.
@@ -19,8 +15,8 @@ struct ExchangeChoice {
   std::unique_ptr<transport::DeviceLinks> links;
   exchange::GpuExchangeMeans means;
 };
-// `role`: "the compute worker" or "the attention worker", for those reasons. kFailedPrecondition: "device" was asked
-// for, and why that cannot be. "auto" logs one line instead, on a GPU.
+// `how`: auto, device or host. `role`: "the compute worker" or "the attention worker", for those reasons.
+// kFailedPrecondition: "device" was asked for, and why that cannot be. "auto" logs one line instead, on a GPU.
 absl::StatusOr<ExchangeChoice> ChooseExchange(const std::string& how, const std::string& role, kernels::Device& device);
 
-}  // namespace dovetail::cli
+}  // namespace dovetail::engine

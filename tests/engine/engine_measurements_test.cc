@@ -1,4 +1,4 @@
-#include "bench/engine/engine_measurements.h"
+#include "engine/measurements/engine_measurements.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "bench/engine/memory_rate.h"
+#include "engine/measurements/memory_rate.h"
 
-namespace dovetail::bench {
+namespace dovetail::engine {
 namespace {
 
 using std::chrono::milliseconds;
@@ -84,10 +84,9 @@ TEST(PromptSource, NeverGivesTheSamePromptTwiceAndStaysInTheVocabulary) {
 }
 
 // Answers every request at once, from inside Submit.
-class InstantEngine final : public server::Engine {
+class InstantEngine final : public Engine {
  public:
-  absl::StatusOr<RequestId> Submit(requests::GenerationRequest request,
-                                   std::shared_ptr<server::GenerationSink> sink) override {
+  absl::StatusOr<RequestId> Submit(requests::GenerationRequest request, std::shared_ptr<GenerationSink> sink) override {
     requests.push_back(request);
     if (refuse) return absl::ResourceExhaustedError("the queue is full");
     for (int i = 0; i < request.max_tokens; ++i) {
@@ -105,8 +104,8 @@ class InstantEngine final : public server::Engine {
   void StopChoice(RequestId, int) override {}
   void Pause(RequestId) override {}
   void Resume(RequestId) override {}
-  server::EngineStats stats() override { return {}; }
-  std::vector<server::StepSample> TakeStepSamples() override { return {}; }
+  EngineStats stats() override { return {}; }
+  std::vector<StepSample> TakeStepSamples() override { return {}; }
 
   std::vector<requests::GenerationRequest> requests;
   bool refuse = false, stop_early = false;
@@ -133,11 +132,10 @@ TEST(Measurements, AskForWhatTheyMeasure) {
 }
 
 // Gives a token of every sequence whenever a prompt of `together` tokens has been read.
-class ReadingEngine final : public server::Engine {
+class ReadingEngine final : public Engine {
  public:
   explicit ReadingEngine(size_t together) : together_(together) {}
-  absl::StatusOr<RequestId> Submit(requests::GenerationRequest request,
-                                   std::shared_ptr<server::GenerationSink> sink) override {
+  absl::StatusOr<RequestId> Submit(requests::GenerationRequest request, std::shared_ptr<GenerationSink> sink) override {
     if (request.prompt.size() == together_) {
       ++read;
       for (auto& [batch_sink, left] : batch_) {
@@ -154,13 +152,13 @@ class ReadingEngine final : public server::Engine {
   void StopChoice(RequestId, int) override {}
   void Pause(RequestId) override {}
   void Resume(RequestId) override {}
-  server::EngineStats stats() override { return {}; }
-  std::vector<server::StepSample> TakeStepSamples() override { return {}; }
+  EngineStats stats() override { return {}; }
+  std::vector<StepSample> TakeStepSamples() override { return {}; }
 
   std::atomic<int> read{0};
 
  private:
-  static void Give(server::GenerationSink& sink, bool last) {
+  static void Give(GenerationSink& sink, bool last) {
     requests::GenerationUpdate update;
     update.tokens = {1};
     update.choice_finished = update.request_finished = last;
@@ -169,7 +167,7 @@ class ReadingEngine final : public server::Engine {
   }
 
   const size_t together_;
-  std::vector<std::pair<std::shared_ptr<server::GenerationSink>, int>> batch_;
+  std::vector<std::pair<std::shared_ptr<GenerationSink>, int>> batch_;
 };
 
 TEST(Measurements, ReadPromptsBesideABatchAndCountThoseOfItsWindow) {
@@ -203,4 +201,4 @@ TEST(MemoryRate, IsWithinWhatMachinesDo) {
 }
 
 }  // namespace
-}  // namespace dovetail::bench
+}  // namespace dovetail::engine

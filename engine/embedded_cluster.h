@@ -15,13 +15,13 @@
 #include "base/dtype.h"
 #include "base/status.h"
 #include "compute_worker/compute_worker_node.h"
+#include "engine/engine.h"
 #include "kernels/device.h"
 #include "model/loaded_model.h"
 #include "scheduler/scheduler_node.h"
-#include "server/engine.h"
 #include "transport/inproc/inproc_fabric.h"
 
-namespace dovetail::server {
+namespace dovetail::engine {
 
 inline constexpr int kMaxAttentionWorkers = 64;  // in one process
 inline constexpr int kMaxComputeWorkers = 8;     // in one process
@@ -122,4 +122,4 @@ class EmbeddedCluster final : public Engine {
   std::thread thread_;
 };
 
-}  // namespace dovetail::server
+}  // namespace dovetail::engine

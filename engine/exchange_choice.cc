@@ -1,22 +1,11 @@
-#include "server/cli/exchange_choice.h"
+#include "engine/exchange_choice.h"
 
 #include "base/log.h"
 #include "control/gpu_links.h"
+#include "engine/device_choice.h"
 #include "kernels/cuda/exchange/cuda_exchange.h"
-#include "server/cli/command_line.h"
-#include "server/cli/device_choice.h"
 
-namespace dovetail::cli {
-
-void AddExchangeFlag(CLI::App& command, std::string& how) {
-  command
-      .add_option("--exchange", how,
-                  "How GPUs of two processes exchange layers: device: by themselves; host: through the hosts; auto: by "
-                  "themselves where that is possible")
-      ->check(OneOf({"auto", "device", "host"}))
-      ->type_name("HOW")
-      ->group("Data plane");
-}
+namespace dovetail::engine {
 
 absl::StatusOr<ExchangeChoice> ChooseExchange(const std::string& how, const std::string& role,
                                               kernels::Device& device) {
@@ -44,4 +33,4 @@ absl::StatusOr<ExchangeChoice> ChooseExchange(const std::string& how, const std:
   return choice;
 }
 
-}  // namespace dovetail::cli
+}  // namespace dovetail::engine

@@ -5,13 +5,13 @@
 
 #include "base/ids.h"
 #include "base/status.h"
-#include "server/engine.h"
+#include "engine/engine.h"
 
 // Speed of an Engine as its caller sees it: from Submit to tokens in a sink. Each function blocks until its requests
 // have ended and expects the engine to be otherwise idle. Prompts are random token ids that never share a prefix, and
 // no token ends a sequence early.
 
-namespace dovetail::bench {
+namespace dovetail::engine {
 
 using TimePoint = std::chrono::steady_clock::time_point;
 
@@ -46,10 +46,10 @@ struct PromptSource {
 };
 
 // One sequence from a single prompt token: `tokens` output tokens, from Submit to the last.
-absl::StatusOr<Window> MeasureDecode(server::Engine& engine, PromptSource& prompts, int tokens);
+absl::StatusOr<Window> MeasureDecode(Engine& engine, PromptSource& prompts, int tokens);
 
 // One prompt of `tokens`: from Submit to the first output token.
-absl::StatusOr<Window> MeasurePrefill(server::Engine& engine, PromptSource& prompts, int tokens);
+absl::StatusOr<Window> MeasurePrefill(Engine& engine, PromptSource& prompts, int tokens);
 
 struct BatchShape {
   int sequences = 1;
@@ -63,6 +63,6 @@ int OutputTokensNeeded(const BatchShape& shape);
 
 // Decoding at a full batch: FullBatchWindow of `shape.sequences` requests submitted at once. What is read beside it is
 // submitted by a thread of its own, behind them.
-absl::StatusOr<Window> MeasureBatch(server::Engine& engine, PromptSource& prompts, const BatchShape& shape);
+absl::StatusOr<Window> MeasureBatch(Engine& engine, PromptSource& prompts, const BatchShape& shape);
 
-}  // namespace dovetail::bench
+}  // namespace dovetail::engine

@@ -1,8 +1,8 @@
-#include "bench/engine/statistics.h"
+#include "engine/measurements/statistics.h"
 
 #include <gtest/gtest.h>
 
-namespace dovetail::bench {
+namespace dovetail::engine {
 namespace {
 
 TEST(Statistics, PercentilesLieBetweenTheNearestRanks) {
@@ -32,4 +32,4 @@ TEST(Statistics, TheMeanOfNothingIsZero) {
 }
 
 }  // namespace
-}  // namespace dovetail::bench
+}  // namespace dovetail::engine

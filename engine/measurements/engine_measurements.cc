@@ -1,4 +1,4 @@
-#include "bench/engine/engine_measurements.h"
+#include "engine/measurements/engine_measurements.h"
 
 #include <algorithm>
 #include <atomic>
@@ -13,7 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace dovetail::bench {
+namespace dovetail::engine {
 namespace {
 
 using std::chrono::duration;
@@ -24,7 +24,7 @@ constexpr uint64_t kOtherPrompts = uint64_t{1} << 32;  // seeds that nobody come
 double Seconds(TimePoint from, TimePoint to) { return duration<double>(to - from).count(); }
 
 // Notes when tokens come.
-class TimingSink final : public server::GenerationSink {
+class TimingSink final : public GenerationSink {
  public:
   void OnUpdate(requests::GenerationUpdate update) override {
     const TimePoint now = steady_clock::now();
@@ -73,7 +73,7 @@ struct TimedRun {
 // Reads prompts, one after the other, on a thread of its own, until it is stopped.
 class Reader {
  public:
-  Reader(server::Engine& engine, PromptSource prompts, int tokens) : tokens_(tokens) {
+  Reader(Engine& engine, PromptSource prompts, int tokens) : tokens_(tokens) {
     if (tokens > 0) thread_ = std::thread([this, &engine, prompts]() mutable { Read(engine, prompts); });
   }
   ~Reader() { [[maybe_unused]] const absl::Status status = Stop(); }
@@ -96,7 +96,7 @@ class Reader {
   }
 
  private:
-  void Read(server::Engine& engine, PromptSource& prompts) {
+  void Read(Engine& engine, PromptSource& prompts) {
     while (!stop_ && status_.ok()) {
       const auto sink = std::make_shared<TimingSink>();
       const TimePoint from = steady_clock::now();
@@ -114,7 +114,7 @@ class Reader {
 };
 
 absl::StatusOr<TimedRun> RunAll(
-    server::Engine& engine, std::vector<requests::GenerationRequest> requests,
+    Engine& engine, std::vector<requests::GenerationRequest> requests,
     const std::function<void()>& once_submitted = [] {}) {
   std::vector<std::shared_ptr<TimingSink>> sinks;
   TimedRun run;
@@ -185,12 +185,12 @@ absl::StatusOr<Window> FullBatchWindow(const std::vector<std::vector<Arrival>>& 
                             "it KV cache for them?");
 }
 
-absl::StatusOr<Window> MeasureDecode(server::Engine& engine, PromptSource& prompts, int tokens) {
+absl::StatusOr<Window> MeasureDecode(Engine& engine, PromptSource& prompts, int tokens) {
   DT_ASSIGN_OR_RETURN(const TimedRun run, RunAll(engine, {RequestOf(prompts.Next(1), tokens)}));
   return Window{Seconds(run.start, run.sequences[0].back().time), tokens};
 }
 
-absl::StatusOr<Window> MeasurePrefill(server::Engine& engine, PromptSource& prompts, int tokens) {
+absl::StatusOr<Window> MeasurePrefill(Engine& engine, PromptSource& prompts, int tokens) {
   DT_ASSIGN_OR_RETURN(const TimedRun run, RunAll(engine, {RequestOf(prompts.Next(tokens), 1)}));
   return Window{Seconds(run.start, run.sequences[0].front().time), tokens};
 }
@@ -206,7 +206,7 @@ int OutputTokensNeeded(const BatchShape& shape) {
   return shape.output_tokens + shape.output_tokens / 4 + prompt_steps + kMargin;
 }
 
-absl::StatusOr<Window> MeasureBatch(server::Engine& engine, PromptSource& prompts, const BatchShape& shape) {
+absl::StatusOr<Window> MeasureBatch(Engine& engine, PromptSource& prompts, const BatchShape& shape) {
   std::vector<requests::GenerationRequest> requests;
   for (int i = 0; i < shape.sequences; ++i)
     requests.push_back(RequestOf(prompts.Next(shape.prompt_tokens), OutputTokensNeeded(shape)));
@@ -222,4 +222,4 @@ absl::StatusOr<Window> MeasureBatch(server::Engine& engine, PromptSource& prompt
   return window;
 }
 
-}  // namespace dovetail::bench
+}  // namespace dovetail::engine

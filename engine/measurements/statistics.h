@@ -1,7 +1,7 @@
 #pragma once
 #include <vector>
 
-namespace dovetail::bench {
+namespace dovetail::engine {
 
 // What repeated measurements of one thing say. All zero without a value. Pure.
 struct Summary {
@@ -20,4 +20,4 @@ double Percentile(std::vector<double> values, double p);
 
 double Mean(const std::vector<double>& values);  // 0 without a value
 
-}  // namespace dovetail::bench
+}  // namespace dovetail::engine

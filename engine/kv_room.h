@@ -10,7 +10,7 @@
 // windows and linear states stop growing (proto::BlocksOfSequence). Bytes throughout. Thread-safe: pure, but that the
 // machine is asked how much memory it has.
 
-namespace dovetail::server {
+namespace dovetail::engine {
 
 // What sequences and what is kept of them for others can fill over all attention workers of one machine, within `room`
 // bytes; 0: a quarter of its memory. At least one whole sequence a worker, whatever the room.
@@ -29,4 +29,4 @@ absl::Status CheckKvRoom(const proto::AttentionTable& table, const scheduler::Sc
                          int attention_workers, uint64_t room,
                          attention::KvStorage storage = attention::KvStorage::kAsSent);
 
-}  // namespace dovetail::server
+}  // namespace dovetail::engine

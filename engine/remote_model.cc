@@ -1,4 +1,4 @@
-#include "server/remote_model.h"
+#include "engine/remote_model.h"
 
 #include <cstring>
 #include <filesystem>
@@ -9,10 +9,10 @@
 
 #include "base/sha256.h"
 #include "compute_worker/attention_specs.h"
+#include "engine/model_digest.h"
 #include "model/formats/gguf.h"
-#include "server/model_digest.h"
 
-namespace dovetail::server {
+namespace dovetail::engine {
 namespace fs = std::filesystem;
 namespace {
 
@@ -174,4 +174,4 @@ absl::StatusOr<std::unique_ptr<model::Checkpoint>> OpenRemoteModel(const control
   return std::unique_ptr<model::Checkpoint>(std::move(checkpoint));
 }
 
-}  // namespace dovetail::server
+}  // namespace dovetail::engine
