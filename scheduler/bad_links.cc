@@ -9,11 +9,20 @@ constexpr absl::Duration kSaidAgain = absl::Milliseconds(300);  // six of a work
 
 }  // namespace
 
-void BadLinks::Note(WorkerId one, WorkerId other, bool broken, const std::string& why, absl::Time now) {
+void BadLinks::Note(WorkerId reporter, WorkerId other, bool broken, const std::string& why, absl::Time now) {
   ForgetMended(now);
-  BadLink& link = links_.try_emplace(EndsOf(one, other), BadLink{now, now, broken, why}).first->second;
+  BadLink& link = links_.try_emplace(EndsOf(reporter, other), BadLink{.since = now, .why = why}).first->second;
   link.said = now;
   link.broken |= broken;
+  (reporter < other ? link.by_lower : link.by_higher) |= broken;
+}
+
+void BadLinks::Works(WorkerId reporter, WorkerId other) {
+  const auto at = links_.find(EndsOf(reporter, other));
+  if (at == links_.end() || !at->second.broken) return;
+  BadLink& link = at->second;
+  (reporter < other ? link.by_lower : link.by_higher) = false;
+  if (!link.by_lower && !link.by_higher) links_.erase(at);
 }
 
 void BadLinks::Forget(WorkerId worker) {

@@ -11,8 +11,9 @@ namespace dovetail::scheduler {
 
 // A link between two members that does not work, as its ends say.
 struct BadLink {
-  absl::Time since, said;  // first and last report
-  bool broken = false;     // for good; else silent, which may pass
+  absl::Time since, said;                    // first and last report
+  bool broken = false;                       // until its ends have connected again; else silent, which may pass
+  bool by_lower = false, by_higher = false;  // which of its ends, by id, said that it is broken
   std::string why;
 };
 
@@ -25,8 +26,10 @@ class BadLinks {
  public:
   using Ends = std::pair<WorkerId, WorkerId>;  // the lower id first
 
-  // `one` or `other` reports the link between them. A silent link is reported again as long as it is silent.
-  void Note(WorkerId one, WorkerId other, bool broken, const std::string& why, absl::Time now);
+  // `reporter` says it of its link with `other`. A silent link is reported again as long as it is silent.
+  void Note(WorkerId reporter, WorkerId other, bool broken, const std::string& why, absl::Time now);
+  // `reporter` is connected with `other`: a broken link works again once all have said so who called it broken.
+  void Works(WorkerId reporter, WorkerId other);
   // The member has ended, and what was said about it is settled.
   void Forget(WorkerId worker);
   // Silent links that were not reported lately work again.

@@ -290,7 +290,9 @@ absl::Status ControlMembers::Applied(WorkerId worker, const control::Applied& ap
                                    [&](const control::Peer& peer) { return peer.node == node; });
     const bool connected =
         std::find(applied.unconnected.begin(), applied.unconnected.end(), node) == applied.unconnected.end();
-    if (meant && connected) member->known.insert(node);
+    if (!meant || !connected) continue;
+    member->known.insert(node);
+    if (const Member* peer = FindNode(node); peer != nullptr) bad_links_.Works(worker, peer->worker);
   }
   member->sent.erase(member->sent.begin(), it);  // of this one it may say more
   ServeWhoCan(actions);
@@ -299,15 +301,17 @@ absl::Status ControlMembers::Applied(WorkerId worker, const control::Applied& ap
 
 bool ControlMembers::MayServe(const Member& member) const {
   if (member.state != MemberState::kConnecting || !member.known.contains(kSchedulerNode)) return false;
-  for (const auto& [id, other] : members_) {
-    if (!NeedsPeer(member, other)) continue;
-    // An attention worker may appear in any compute worker's plan. A compute worker's plans name attention workers that
-    // serve, and sequences move between those that serve.
+  // Plans are given to compute workers that serve and name attention workers that serve, and sequences move between
+  // those. A compute worker that still connects holds up an attention worker only where no other one serves.
+  const bool first = std::none_of(members_.begin(), members_.end(), [](const auto& entry) {
+    return entry.second.request.role == Role::kComputeWorker && IsServing(entry.second);
+  });
+  return std::all_of(members_.begin(), members_.end(), [&](const auto& entry) {
+    const Member& other = entry.second;
     const bool unlike = member.request.role != other.request.role;
-    const bool must = (member.request.role == Role::kAttentionWorker && unlike) || IsServing(other);
-    if (must && !Connected(member, other)) return false;
-  }
-  return true;
+    const bool must = IsServing(other) || (first && unlike && member.request.role == Role::kAttentionWorker);
+    return !must || !NeedsPeer(member, other) || Connected(member, other);
+  });
 }
 
 void ControlMembers::ServeWhoCan(std::vector<MemberAction>& actions) {

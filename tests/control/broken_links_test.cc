@@ -84,6 +84,32 @@ TEST(BrokenLinks, OfOneComputeWorkerThatLivesToSeveralAttentionWorkersCostTheCom
   cluster.ExpectOthersServe();
 }
 
+// Between attention workers nobody has to go, so nothing but their own word ends it.
+TEST(BrokenLinks, BetweenAttentionWorkersThatHaveConnectedAgainCountNoMore) {
+  for (const bool again : {false, true}) {
+    BrokenLinks cluster;
+    const WorkerId one = cluster.attention[0], two = cluster.attention[1];
+    cluster.Broken(one, two);
+    cluster.Broken(two, one);
+    cluster.Settle();
+    cluster.ExpectOthersServe();
+    // Each is sent a list once more, as a member comes.
+    const WorkerId newcomer = cluster.Join(Role::kAttentionWorker, 6, "a4");
+    cluster.Ready(newcomer);
+    for (const auto& [worker, about] : {std::pair(one, two), std::pair(two, one)}) {
+      const uint64_t version = cluster.members.Find(worker)->sent.back().first;
+      const NodeId node = cluster.members.Find(about)->request.node;
+      const std::vector<NodeId> unconnected = again ? std::vector<NodeId>() : std::vector<NodeId>{node};
+      ASSERT_TRUE(cluster.members.Applied(worker, {version, unconnected}, cluster.now, cluster.actions).ok());
+    }
+    // A second link of the compute worker breaks: what it has in common with the first is what counts.
+    cluster.Broken(one, cluster.killed);
+    cluster.Settle();
+    const bool compute_went = cluster.members.Find(cluster.killed) == nullptr;
+    EXPECT_EQ(compute_went, again) << "it has one bad link, and the attention worker " << (again ? "too" : "two");
+  }
+}
+
 TEST(BrokenLinks, AreJudgedByWhatWasHeardAndNotByTheTimeInWhichTheSchedulerWasStopped) {
   BrokenLinks cluster;
   cluster.Broken(cluster.attention[0], cluster.killed);

@@ -102,6 +102,29 @@ struct TwoComputeWorkers : Cluster {
   }
 };
 
+// A stopped host, say, or one whose ports cannot be reached: it is silent for 5 s until a link counts as bad.
+TEST(MissingLink, WithAComputeWorkerThatStillConnectsHoldsUpNoAttentionWorkerWhereAnotherOneServes) {
+  for (const bool another : {true, false}) {
+    Cluster cluster;
+    const WorkerId slow = cluster.Join(Role::kComputeWorker, 1, "slow");
+    cluster.Ready(slow, 0);
+    WorkerId serves;
+    if (another) {
+      serves = cluster.Join(Role::kComputeWorker, 2, "serves");
+      cluster.Ready(serves, 0);
+      cluster.Apply(serves);
+    }
+    const WorkerId attention = cluster.Join(Role::kAttentionWorker, 3, "a");
+    cluster.Ready(attention);
+    cluster.Apply(attention);
+    if (another) cluster.Apply(serves);
+    EXPECT_EQ(cluster.Serves(attention), another);
+    EXPECT_FALSE(cluster.Serves(slow));
+    cluster.Apply(slow);
+    EXPECT_TRUE(cluster.Serves(attention) && cluster.Serves(slow));
+  }
+}
+
 TEST(BadLink, CostsTheComputeWorkerWhereAnotherOneReachesTheAttentionWorker) {
   TwoComputeWorkers cluster;
   cluster.Connect({{cluster.c1, {NodeId(4)}}, {cluster.far, {NodeId(1)}}});
