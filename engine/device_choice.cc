@@ -83,8 +83,10 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> OpenAny(const DeviceRequest& request
 }  // namespace
 
 absl::Status CheckDeviceName(const std::string& flag, const std::string& name) {
-  if (name == "cpu" || name == "auto" || kernels::cuda::ParseCudaName(name).ok()) return absl::OkStatus();
-  return InvalidArgument(flag, ": '", name, "' is none of auto, cpu and cuda:N; `dovetail devices` lists what is here");
+  if (name == "cpu" || name == "auto" || name == kAnyGpu || kernels::cuda::ParseCudaName(name).ok())
+    return absl::OkStatus();
+  return InvalidArgument(flag, ": '", name,
+                         "' is none of auto, cpu, cuda and cuda:N; `dovetail devices` lists what is here");
 }
 
 absl::StatusOr<std::unique_ptr<CudaDevice>> OpenGpu(const std::string& flag, const std::string& name, int threads) {
@@ -108,7 +110,7 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> ChooseDevice(const DeviceReques
                                                               const model::ModelConfig& config) {
   DT_RETURN_IF_ERROR(CheckDeviceName(kFlag, request.name));
   if (request.name == "cpu") return OpenCpu(request.threads);
-  if (request.name != "auto") {
+  if (request.name != "auto" && request.name != kAnyGpu) {
     const std::string what = absl::StrCat(kFlag, " ", request.name);
     DT_ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> device, OpenGpu(kFlag, request.name, request.threads));
     if (const absl::Status status = CheckModel(request, config); !status.ok()) return Annotate(status, what);
@@ -120,6 +122,7 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> ChooseDevice(const DeviceReques
     LogInfo("computing on ", (*device)->name(), ", ", (*device)->info().name);
     return device;
   }
+  if (request.name == kAnyGpu) return Annotate(device.status(), absl::StrCat(kFlag, " ", kAnyGpu));
   // A build without the CUDA library, or a machine without a GPU, has nothing to explain.
   if (!absl::IsNotFound(device.status())) LogInfo("computing on the CPU: ", std::string(device.status().message()));
   return OpenCpu(request.threads);

@@ -9,7 +9,9 @@
 
 namespace dovetail::engine {
 
-// --device: "cpu", "cuda:N" or "auto".
+inline constexpr const char* kAnyGpu = "cuda";
+
+// --device: "cpu", "cuda:N", "cuda" or "auto".
 absl::Status CheckDeviceName(const std::string& flag, const std::string& name);
 
 // The GPU called "cuda:N". Errors name the flag and say what is missing. `threads`: of the host's side; 0: one per
@@ -30,7 +32,8 @@ struct DeviceRequest {
 };
 
 // Where the model's dense layers run. "auto": the first GPU that can run the model and has room for it, else the CPU,
-// with one line of log that says why. An error says why a device that was asked for cannot run it.
+// with one line of log that says why; "cuda": such a GPU, or an error. An error says why a device that was asked for
+// cannot run it.
 absl::StatusOr<std::unique_ptr<kernels::Device>> ChooseDevice(const DeviceRequest& request,
                                                               const model::ModelConfig& config);
 

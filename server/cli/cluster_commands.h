@@ -56,8 +56,8 @@ struct ComputeWorkerFlags {
   control::DataPlane data;
 };
 absl::Status RunComputeWorker(const ComputeWorkerFlags& flags);
-// In the line that a compute worker logs when it has loaded its model, before the device.
-inline constexpr const char* kLoadedOn = " of weights on ";
+// A compute worker logs this, and behind it the name of its device, before it loads its model.
+inline constexpr const char* kComputesOn = "the layers run on ";
 
 struct ServerFlags {
   ApiFlags api;

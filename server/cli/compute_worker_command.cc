@@ -21,6 +21,7 @@ absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
                       control::ConnectorsOf(flags.data, options.security, {.address = options.scheduler}));
   DT_ASSIGN_OR_RETURN(auto checkpoint, OpenModel(flags.engine));
   DT_ASSIGN_OR_RETURN(const auto device, CreateDevice(flags.engine, *checkpoint));
+  LogInfo(kComputesOn, device->name());
   DT_ASSIGN_OR_RETURN(const ModelOnDevice loaded,
                       LoadOpenModel(flags.engine, std::move(checkpoint), *device, TerminalProgress("loading")));
   const std::unique_ptr<model::LoadedModel>& model = loaded.model;
@@ -33,7 +34,7 @@ absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
                       engine::SummarizeModel(*model->checkpoint, KvDtypeOf(flags.engine), model->weight_bytes,
                                              options.files, StateDtypeOf(flags.engine)));
   options.capabilities.arithmetic = ArithmeticOf(flags.engine, *device, loaded);
-  LogInfo("loaded ", options.model->name, ": ", model->weight_bytes >> 20, " MiB", kLoadedOn, device->name());
+  LogInfo("loaded ", options.model->name, ": ", model->weight_bytes >> 20, " MiB of weights");
   const uint64_t digest = options.model->digest;
   DT_ASSIGN_OR_RETURN(compute::ComputeWorkerTuning tuning, TuningOf(flags.engine));
   tuning.dense = loaded.on_gpu.get();

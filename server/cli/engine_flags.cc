@@ -59,8 +59,9 @@ void AddWeightFlags(CLI::App& command, EngineFlags& flags) {
       ->type_name("TYPE")
       ->group("KV cache");
   command
-      .add_option("--device,--compute-device", flags.device,
-                  "Where the layers run: cpu, cuda:N, or auto (a GPU that can run the model, else the CPU)")
+      .add_option(
+          "--device,--compute-device", flags.device,
+          "Where the layers run: cpu, cuda:N, cuda (a GPU that can run the model), or auto (such a GPU, else the CPU)")
       ->type_name("DEVICE")
       ->group("Device");
   command.add_option("--threads", flags.threads, "Compute threads that all workers share; 0: one per core")

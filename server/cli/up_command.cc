@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "compute_worker/attention_specs.h"
 #include "compute_worker/cuda/cuda_model.h"
+#include "engine/device_choice.h"
 #include "engine/embedded_cluster.h"
 #include "engine/kv_room.h"
 #include "kernels/cuda/runtime/cuda_device.h"
@@ -38,6 +39,8 @@ constexpr absl::Duration kStopPatience = absl::Seconds(5);
 
 constexpr const char* kScheduler = "scheduler";
 constexpr const char* kServer = "server";
+constexpr const char* kComputePrefix = "compute-";
+constexpr const char* kFirstCompute = "compute-1";
 
 using Arguments = std::vector<std::string>;
 
@@ -56,7 +59,12 @@ class Up {
     DT_RETURN_IF_ERROR(StartScheduler());
     if (stop_.Raised()) return absl::OkStatus();
     NameWorkers();
-    for (const auto& [name, arguments] : workers_) DT_RETURN_IF_ERROR(StartOne(name));
+    for (const auto& [name, arguments] : workers_) {
+      if (WaitsForDevice(name))
+        held_.insert(name);
+      else
+        DT_RETURN_IF_ERROR(StartOne(name));
+    }
     DT_RETURN_IF_ERROR(StartOne(kServer));
     const absl::Status end = Watch();
     if (!http_address_.empty())  // it serves, and the others are needed while it drains
@@ -255,17 +263,29 @@ class Up {
                            [this, name](const std::string& line) { OnWorkersLine(name, line); });
   }
 
+  // With --device auto the first compute worker chooses between the CPU and a GPU for all: a cluster refuses unlike
+  // ones.
+  bool WaitsForDevice(const std::string& name) const {
+    return flags_.engine.device == "auto" && name != kFirstCompute && name.rfind(kComputePrefix, 0) == 0;
+  }
+
   void OnWorkersLine(const std::string& name, const std::string& line) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (line.find(name + " was drained") != std::string::npos) drained_.insert(name);
-    if (const size_t at = line.find(kLoadedOn); at != std::string::npos) device_ = line.substr(at + strlen(kLoadedOn));
+    if (const size_t at = line.find(kComputesOn); at != std::string::npos && device_.empty())
+      device_ = line.substr(at + strlen(kComputesOn)) == "cpu" ? "cpu" : engine::kAnyGpu;
   }
 
-  // What `--device auto` chose first holds for all that are started later: a cluster refuses unlike compute workers.
-  Arguments OnChosenDevice(Arguments arguments) {
+  std::string ChosenDevice() {
     std::lock_guard<std::mutex> lock(mutex_);
+    return device_;
+  }
+
+  // Also for those that are started again.
+  Arguments OnChosenDevice(Arguments arguments) {
+    const std::string chosen = ChosenDevice();
     const auto flag = std::find(arguments.begin(), arguments.end(), "--device");
-    if (flag != arguments.end() && *(flag + 1) == "auto" && !device_.empty()) *(flag + 1) = device_;
+    if (flag != arguments.end() && *(flag + 1) == "auto" && !chosen.empty()) *(flag + 1) = chosen;
     return arguments;
   }
 
@@ -339,6 +359,8 @@ class Up {
 
   void StartAgain() {
     const absl::Time now = SystemClock().Now();
+    if (!held_.empty() && !ChosenDevice().empty())
+      for (const std::string& name : std::exchange(held_, {})) to_restart_[name] = now;
     for (auto& [name, due] : to_restart_) {
       if (now < due) continue;
       const absl::Status started = StartOne(name);
@@ -388,11 +410,12 @@ class Up {
   std::atomic<int> workers_that_serve_{0};  // so far, of all incarnations
   absl::Time server_ready_ = absl::InfiniteFuture(), all_serve_ = absl::InfiniteFuture();
   RestartPauses pauses_;
+  std::set<std::string> held_;                    // not started yet
   std::map<std::string, absl::Time> to_restart_;  // when; absl::InfiniteFuture(): it runs
   bool announced_ = false;
   std::mutex mutex_;  // of what follows
   std::set<std::string> drained_;
-  std::string device_;       // where a compute worker has loaded the model; empty: not yet
+  std::string device_;       // of compute workers: "cpu" or "cuda"; empty: not chosen yet
   ChildProcesses children_;  // last: its readers use the announcements
 };
 

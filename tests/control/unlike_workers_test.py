@@ -55,17 +55,21 @@ class UnlikeWorkers(unittest.TestCase):
             scheduler.wait_for(f"{name} serves as")
         self.assertEqual(len([line for line in scheduler.lines if "(--unlike-workers)" in line]), 1)
 
-    def test_up_starts_its_compute_worker_again_where_it_was_first(self):
+    def test_up_starts_all_its_compute_workers_and_starts_them_again_where_the_first_was(self):
         with processes.Up(BINARY, MODEL, "--ignore-model-name", "--threads", "1", "--kv-cache-memory-bytes", "16MiB",
-                          "--device", "auto") as up:
+                          "--compute-workers", "2", "--device", "auto") as up:
+            device = up.wait_for(r"\[compute-1\] .*the layers run on (\S+)").group(1)
+            chosen = " --device cpu " if device == "cpu" else " --device cuda "
             first = up.pid_of("compute-1")
-            device = up.wait_for(r"loaded .* of weights on (\S+)").group(1)
+            self.assertIn(" --device auto ", processes.children_of(up.pid)[first])
+            self.assertIn(chosen, processes.children_of(up.pid)[up.pid_of("compute-2")])
+            seen = len(up.lines)
             os.kill(first, 9)
             up.wait_for("compute-1 was killed by signal 9; starting another")
-            up.wait_for(r"loaded ", after=len(up.lines))
-            second = up.pid_of("compute-1")
-            self.assertNotEqual(second, first)
-            self.assertIn(f"--device {device} ", processes.children_of(up.pid)[second])
+            up.wait_for(r"\[compute-1\] .*the layers run on", after=seen)
+            again = up.pid_of("compute-1")
+            self.assertNotEqual(again, first)
+            self.assertIn(chosen, processes.children_of(up.pid)[again])
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@
 namespace dovetail::engine {
 namespace {
 
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -40,8 +41,9 @@ std::string ErrorOf(const DeviceRequest& request, const model::ModelConfig& conf
 }
 
 TEST(DeviceChoice, NamesAreChecked) {
-  for (const char* name : {"cpu", "auto", "cuda:0", "cuda:17"}) EXPECT_TRUE(CheckDeviceName("--device", name).ok());
-  for (const char* name : {"", "gpu", "cuda", "cuda:", "cuda:-1", "cuda:x", "cpu:0"}) {
+  for (const char* name : {"cpu", "auto", "cuda", "cuda:0", "cuda:17"})
+    EXPECT_TRUE(CheckDeviceName("--device", name).ok());
+  for (const char* name : {"", "gpu", "cuda:", "cuda:-1", "cuda:x", "cpu:0"}) {
     const absl::Status status = CheckDeviceName("--device", name);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << name;
     EXPECT_THAT(std::string(status.message()), StartsWith("--device: '")) << name;
@@ -50,6 +52,8 @@ TEST(DeviceChoice, NamesAreChecked) {
 
 TEST(DeviceChoice, AGpuThatIsNotThereIsNamedWithWhatIsMissing) {
   EXPECT_THAT(ErrorOf({.name = "cuda:4096"}, Llama()), StartsWith("--device cuda:4096: "));
+  // Any GPU at all: where there is none the CPU does not take its place.
+  EXPECT_THAT(ErrorOf({.name = "cuda"}, Llama()), AnyOf(StartsWith("--device cuda: "), StartsWith("ok: cuda:")));
   EXPECT_THAT(std::string(OpenDevice("--device", "auto", 1).status().message()), HasSubstr("neither cpu nor cuda:N"));
 }
 
