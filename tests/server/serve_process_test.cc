@@ -187,6 +187,33 @@ TEST_F(Serve, UnfinishedBodiesTakeNoMoreMemoryThanTheyMay) {
   EXPECT_LT(grown, 100 << 10);
 }
 
+// The bytes of a body are in the budget, the values that it is parsed into are not: their number is limited. Of the
+// bodies that have as many as they may, strings take the most memory.
+TEST_F(Serve, AParsedBodyTakesTensOfMegabytesAtMostAndOneAtATimeDoes) {
+  ServeProcess server(With({}));
+  const auto most_resident_kib = [&] {
+    std::ifstream status("/proc/" + std::to_string(server.pid()) + "/status");
+    for (std::string line; std::getline(status, line);)
+      if (line.rfind("VmHWM:", 0) == 0) return std::stol(line.substr(6));
+    return -1L;
+  };
+  EXPECT_EQ(server.Ask(Post("/v1/completions", "{}")).status, 400);
+  const long before = most_resident_kib();
+  std::string body = R"({"prompt":[)";
+  while (body.size() < (4 << 20) - 10) body += "\"\",";
+  body += "1]}";
+  std::vector<RawClient> clients;
+  for (int i = 0; i < 8; ++i) clients.emplace_back(server.port()).Send(Post("/v1/completions", body));
+  for (RawClient& client : clients) {
+    const auto answer = client.Read();
+    EXPECT_EQ(answer.status, 400);
+    EXPECT_THAT(answer.body, HasSubstr("more than 500000 values"));
+  }
+  const long grown = most_resident_kib() - before;
+  std::printf("8 bodies of 4 MiB and 1,400,000 values: %ld KiB\n", grown);
+  EXPECT_LT(grown, 160 << 10);
+}
+
 TEST_F(Serve, AClientThatLeavesFreesItsKv) {
   ServeProcess server(With({}));
   Json prompts = Json::array();
