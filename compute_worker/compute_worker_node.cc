@@ -29,6 +29,7 @@ ComputeWorkerOptions Tuned(ComputeWorkerOptions options, const ComputeWorkerTuni
       std::min<uint64_t>(tuning.prompt_scratch_bytes.value_or(otherwise) / block_bytes, UINT32_MAX));
   if (tuning.dense != nullptr) options.prompt_blocks = 0;
   options.prompt_tokens = tuning.prompt_tokens;
+  options.prefix = tuning.prefix;
   options.hand_over_at_end = tuning.hand_over_at_end;
   options.key_values_in_flight = tuning.hand_over_at_end ? table.op_count() : tuning.key_values_in_flight;
   return options;

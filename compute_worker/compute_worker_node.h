@@ -21,8 +21,9 @@ namespace dovetail::compute {
 struct ComputeWorkerTuning {
   bool q_first = true;  // q leaves before k and v are computed
   std::optional<uint64_t>
-      prompt_scratch_bytes;       // K and V of prompts attended here; default: a few steps, at most 256 MiB
-  int prompt_tokens = 16;         // new tokens from which on an entry is attended here
+      prompt_scratch_bytes;  // K and V of prompts attended here; default: a few steps, at most 256 MiB
+  int prompt_tokens = 16;    // new tokens from which on an entry is attended here
+  PrefixExchange prefix = PrefixExchange::kAuto;
   int key_values_in_flight = 4;   // ops of k and v that an attention worker may owe an answer, 2..64
   bool hand_over_at_end = false;  // all k and v of a prompt's step go when its layers are done
   Trace* trace = nullptr;         // what is done when; outlives the worker

@@ -39,7 +39,7 @@ absl::Status HostExchange::Send(MicroBatchId id, int op, FrameType type) {
   const std::vector<WorkerPart>& parts = core_.PartsOf(id);
   for (size_t p = 0; p < parts.size(); ++p) {
     const proto::StepLayout& layout = parts[p].layouts[group.value()];
-    if (layout.items.empty() || (type == FrameType::kQuery && layout.query_bytes == 0)) continue;
+    if (layout.items.empty() || (type == FrameType::kQuery && !layout.asks())) continue;
     DT_ASSIGN_OR_RETURN(transport::LentBytes payload, type == FrameType::kQuery
                                                           ? dense_.PackQuery(core_, id, static_cast<int>(p), op)
                                                           : dense_.PackKeyValue(core_, id, static_cast<int>(p), op));

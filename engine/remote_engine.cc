@@ -283,6 +283,8 @@ void RemoteEngine::Take(const pb::GenerationEvents& events) {
   to.replays_unclear = from.replays_unclear();
   to.prefill_groups = from.prefill_groups();
   to.prefill_group_tokens = from.prefill_group_tokens();
+  to.prefix_asked_bytes = from.prefix_asked_bytes();
+  to.prefix_gathered_bytes = from.prefix_gathered_bytes();
   stats_.kv_blocks_total = from.kv_blocks_total();
   stats_.kv_blocks_in_use = from.kv_blocks_in_use();
   stats_.kv_blocks_cached = from.kv_blocks_cached();

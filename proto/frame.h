@@ -32,11 +32,12 @@ enum class FrameType : uint16_t {
   kStepRefused = 33,
   kQuery = 34,     // payload: q rows of every entry and shard
   kKeyValue = 35,  // payload: k, then v rows of every entry and shard that appends
-  kPartial = 36,   // payload: what attention over the shards gave; nothing if no q was sent: k and v are in place
+  kPartial = 36,   // payload: what attention over the shards gave, and k and v of earlier tokens that were asked for;
+                   // nothing if neither was: k and v are in place
 };
 
 inline constexpr uint32_t kFrameMagic = 0x4c545644;  // "DVTL"
-inline constexpr uint16_t kFrameVersion = 5;
+inline constexpr uint16_t kFrameVersion = 6;
 inline constexpr uint64_t kMaxPayloadBytes = uint64_t{1} << 32;
 
 // Little-endian, fixed size. `epoch` is that of the attention worker concerned (the receiver's on the way there, the

@@ -81,12 +81,17 @@ void FieldsOf(auto& archive, Is<StepBegin> auto& m) {
       a.Require(entry.q_len >= 1 && entry.q_len <= kMaxStepTokens, "entry.q_len", "is outside the limit");
     a.Array("entry.hashes", entry.hashes, kMaxSequenceBlocks);
     a.Number("entry.attend_end", entry.attend_end);
+    a.Number("entry.gather_begin", entry.gather_begin);
     PositionField(a, "entry.fill_end", entry.fill_end);
     a.Id("entry.generation", entry.generation);
     if constexpr (std::remove_reference_t<decltype(a)>::kDecoding)
       a.Require(entry.attend_end == kOpenEnd || (entry.attend_end >= 0 && entry.attend_end <= entry.ctx_len &&
                                                  entry.attend_end % kSegmentTokens == 0),
                 "entry.attend_end", "is no segment boundary at or before ctx_len");
+    if constexpr (std::remove_reference_t<decltype(a)>::kDecoding)
+      a.Require(entry.gather_begin == kOpenEnd || (entry.gather_begin >= entry.attend_end &&
+                                                   entry.gather_begin < entry.ctx_len && entry.fill_end == 0),
+                "entry.gather_begin", "is not between attend_end and ctx_len");
   });
   PartField(archive, m.part);
   if constexpr (std::remove_reference_t<decltype(archive)>::kDecoding) {

@@ -122,6 +122,9 @@ struct StepBeginEntry {
   // Queries attend the tokens before this position here, the others where the asker is: a multiple of 64, at most
   // ctx_len. 0: no query comes for this entry. kOpenEnd: all tokens, new ones included.
   Position attend_end = kOpenEnd;
+  // K and V of tokens [gather_begin, ctx_len), which are not attended here, come with the answers: at least attend_end.
+  // kOpenEnd: of none.
+  Position gather_begin = kOpenEnd;
   // > 0: a part of a move, for the shards that the sequence was given last; ctx_len commits nothing. Where the move
   // ends.
   Position fill_end = 0;

@@ -26,7 +26,11 @@ struct ShardStep {
   int64_t value_offset = 0;    // bytes into kKeyValue: [rows.kv_count, kv_heads, value_dim]
   int64_t gate_offset = 0;     // bytes into kKeyValue: [rows.kv_count, kv_heads, gates], f32
   int64_t partial_offset = 0;  // bytes into kPartial
-  int64_t nodes = 0;           // subtrees over all rows, unless finished()
+  Position gather_first = 0;   // tokens before the step whose K and V come with the answer
+  int64_t gather_count = 0;
+  int64_t gather_key_offset = 0;    // bytes into kPartial: [gather_count, kv_heads, key_dim]
+  int64_t gather_value_offset = 0;  // bytes into kPartial: [gather_count, kv_heads, value_dim]
+  int64_t nodes = 0;                // subtrees over all rows, unless finished()
 
   // All that its rows see is attended here: the answer is o itself.
   bool finished() const { return tokens.whole() && attend_end == kOpenEnd; }
@@ -43,20 +47,26 @@ struct ShardStep {
 //              Any other, f32: o [nodes, query_heads, value_dim], then m and l [nodes, query_heads, 2],
 //              where the nodes are the maximal aligned subtrees that each row sees, row by row (base/segment_tree.h).
 //              Begins at a multiple of 4 bytes.
+//              Then, from a multiple of 4 bytes on, of each item with gather_count > 0 the key rows of those tokens and
+//              their value rows, wire dtype. With a window, only of tokens that the first new one sees.
 struct StepLayout {
   std::vector<ShardStep> items;
   int64_t query_bytes = 0;
   int64_t key_value_bytes = 0;
   int64_t partial_bytes = 0;
+  int64_t gather_bytes = 0;  // of those
+
+  // A kQuery is sent, and its answer waited for: attention or rows are asked for.
+  bool asks() const { return query_bytes > 0 || gather_bytes > 0; }
 
   void Clear() {
     items.clear();
-    query_bytes = key_value_bytes = partial_bytes = 0;
+    query_bytes = key_value_bytes = partial_bytes = gather_bytes = 0;
   }
 
   // Appends an item; entries in order, and an entry's shards in order. Offsets become valid with Finish().
   void Add(int entry, int shard, const HeadRange& heads, const TokenRange& tokens, Position ctx_len, int q_len,
-           const SoftmaxSpec& spec, Position attend_end = kOpenEnd);
+           const SoftmaxSpec& spec, Position attend_end = kOpenEnd, Position gather_begin = kOpenEnd);
   void Finish(const SoftmaxSpec& spec);
 };
 

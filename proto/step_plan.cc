@@ -151,6 +151,8 @@ void FieldsOf(auto& archive, Is<StepResult> auto& r) {
   archive.Number("attention_us", r.timings.attention_us);
   archive.Number("prompt_us", r.timings.prompt_us);
   archive.Number("overlapped_us", r.timings.overlapped_us);
+  archive.Number("asked_bytes", r.prefix.asked_bytes);
+  archive.Number("gathered_bytes", r.prefix.gathered_bytes);
   archive.Array("damaged", r.damaged, kMaxStepEntries);
 }
 

@@ -88,6 +88,14 @@ struct StepTimings {  // microseconds, measured by the compute worker's shell
   bool operator==(const StepTimings&) const = default;
 };
 
+// How the tokens before prompts' steps were seen, where the compute worker did not have them: bytes over all attention
+// ops, both ways.
+struct PrefixTraffic {
+  int64_t asked_bytes = 0;     // queries to attention workers, and the partials that came back
+  int64_t gathered_bytes = 0;  // K and V that came from there
+  bool operator==(const PrefixTraffic&) const = default;
+};
+
 struct StepResult {
   StepId step;
   MicroBatchId micro_batch;
@@ -96,6 +104,7 @@ struct StepResult {
   WorkerId failed_worker;
   std::vector<EntryResult> entries;  // in the plan's order
   StepTimings timings;
+  PrefixTraffic prefix;
   std::vector<SequenceId> damaged;  // of kDamaged
   bool operator==(const StepResult&) const = default;
 };

@@ -234,6 +234,8 @@ absl::Status AttentionWorkerCore::CheckEntry(const FrameHeader& header, const pr
                                              StepId begins, Position ctx_len) const {
   const SequenceState* const sequence = sequences_.Find(entry.sequence);
   if (sequence == nullptr) return NotFound("sequence ", entry.sequence.value(), " is not open here");
+  if (entry.gather_begin != proto::kOpenEnd && table_.has_linear())
+    return InvalidArgument("sequence ", entry.sequence.value(), ": rows of linear states cannot be asked for");
   for (size_t i = 0; i < micro_batches_.size(); ++i) {
     const MicroBatch& other = micro_batches_[i];
     if ((sequence->micro_batches & BitOf(other)) == 0 || other.phase == Phase::kIdle) continue;
@@ -371,7 +373,8 @@ void AttentionWorkerCore::BuildLayouts(const proto::StepBegin& message, MicroBat
     for (size_t s = 0; s < shards.size(); ++s) {
       const proto::Shard& shard = shards[s].shard;
       batch.layouts[shard.group.value()].Add(static_cast<int>(e), static_cast<int>(s), shard.kv_heads, shard.tokens,
-                                             entry.ctx_len, entry.q_len, table_.softmax(shard.group), entry.attend_end);
+                                             entry.ctx_len, entry.q_len, table_.softmax(shard.group), entry.attend_end,
+                                             entry.gather_begin);
     }
   }
   FinishLayouts(batch.layouts);
@@ -391,7 +394,7 @@ int AttentionWorkerCore::NextOp(const std::vector<proto::StepLayout>& layouts, i
 AttentionWorkerCore::Phase AttentionWorkerCore::PhaseAt(const MicroBatch& batch) const {
   if (batch.next_op == table_.op_count()) return Phase::kIdle;
   const proto::StepLayout& layout = batch.layouts[table_.op_group[batch.next_op].value()];
-  return layout.query_bytes > 0 ? Phase::kAwaitQuery : Phase::kAwaitKeyValue;
+  return layout.asks() ? Phase::kAwaitQuery : Phase::kAwaitKeyValue;
 }
 
 AttentionWorkerCore::MicroBatch* AttentionWorkerCore::Expecting(NodeId from, const FrameHeader& header, Phase phase,

@@ -167,6 +167,7 @@ absl::Status AttentionExecutor::AttendComplete(MicroBatchId id, int op, std::spa
       item.partial_ml = item.partial_o + step.nodes * step.query_heads * value_dim;
     }
   }
+  if (batch.attended.empty()) return absl::OkStatus();  // only rows are asked for
   auto attention = kernels::PagedAttention::Begin(kernels::ContextOf(*stream_), ShapeOf(group), batch.attended,
                                                   {batch.scratch->data(), batch.scratch->size_bytes()});
   DT_RETURN_IF_ERROR(attention.status());
@@ -219,6 +220,13 @@ absl::StatusOr<transport::LentBytes> AttentionExecutor::AppendAndFinish(MicroBat
     batch.attention.reset();
   }
   stream_->Synchronize();
+  for (const proto::ShardStep& item : layout.items) {
+    if (item.gather_count == 0) continue;
+    std::byte* const out = batch.partial->data();
+    DT_RETURN_IF_ERROR(GatherRows(op, item.kv_heads.size(), core_.ShardOf(id, item),
+                                  {item.gather_first, item.gather_first + item.gather_count},
+                                  out + item.gather_key_offset, out + item.gather_value_offset));
+  }
   return transport::Lend(batch.partial, layout.partial_bytes);
 }
 
@@ -247,10 +255,37 @@ void GatherBlock(const std::byte* block, const HeadRows& out) {
 
 }  // namespace
 
+// A block of a head is a task.
+absl::Status AttentionExecutor::GatherRows(int op, int heads, const ShardState& shard, const proto::TokenRange& tokens,
+                                           std::byte* k, std::byte* v) {
+  const kernels::KvBlockLayout layout = ShapeOf(core_.table().op_group[op]).layout();
+  const int first_block = core_.table().op_index_in_group[op] * heads;
+  const size_t k_step = heads * layout.key_dim * SizeOf(layout.dtype);
+  const size_t v_step = heads * layout.value_dim * SizeOf(layout.dtype);
+  const int64_t first = tokens.begin / kSegmentTokens, last = (tokens.end + kSegmentTokens - 1) / kSegmentTokens;
+  for (int64_t block = first; block < last; ++block) {
+    const int64_t index = block - shard.first_block();
+    if (index < 0 || index >= static_cast<int64_t>(shard.sets.size()) || shard.sets[index] == kNoBlockSet)
+      return Internal("tokens from ", block * kSegmentTokens, " are not held here");
+  }
+  stream_->pool().Run(static_cast<int>((last - first) * heads), [&](int task) {
+    const int head = task % heads;
+    const int64_t block = first + task / heads;
+    const Position begin = std::max<Position>(tokens.begin, block * kSegmentTokens);
+    HeadRows out{layout, static_cast<int>(begin % kSegmentTokens)};
+    out.rows = static_cast<int>(std::min<Position>((block + 1) * kSegmentTokens, tokens.end) - begin);
+    out.k_step = k_step;
+    out.v_step = v_step;
+    out.k = k + (begin - tokens.begin) * k_step + head * layout.key_dim * SizeOf(layout.dtype);
+    out.v = v + (begin - tokens.begin) * v_step + head * layout.value_dim * SizeOf(layout.dtype);
+    GatherBlock(BlockAt(core_.BlocksOf(shard.sets[block - shard.first_block()])[first_block + head]), out);
+  });
+  return absl::OkStatus();
+}
+
 absl::StatusOr<transport::LentBytes> AttentionExecutor::Gather(int slot, int op) {
   const OutgoingMove& move = core_.OutgoingMoveOf(slot);
   const LayerGroup group = core_.table().op_group[op];
-  const int op_index = core_.table().op_index_in_group[op];
   const proto::StepLayout& layout = move.layouts[group.value()];
   DT_RETURN_IF_ERROR(Grow(gathered_[slot], layout.key_value_bytes));
   if (core_.table().linear(group) != nullptr) {
@@ -259,28 +294,11 @@ absl::StatusOr<transport::LentBytes> AttentionExecutor::Gather(int slot, int op)
       DT_RETURN_IF_ERROR(linear_->Gather(item, core_.ShardOf(move, item), op, all.subspan(item.key_offset)));
     return transport::Lend(gathered_[slot], all.size());
   }
-  HeadRows out;
-  out.layout = ShapeOf(group).layout();
-  const size_t element = SizeOf(out.layout.dtype);
   for (const proto::ShardStep& item : layout.items) {
-    const ShardState& shard = core_.ShardOf(move, item);
-    const int heads = item.kv_heads.size();
-    out.k_step = heads * out.layout.key_dim * element;
-    out.v_step = heads * out.layout.value_dim * element;
-    const Position begin = item.ctx_len + item.rows.kv_first, end = begin + item.rows.kv_count;
-    for (Position at = begin; at < end; at += out.rows) {
-      out.token = static_cast<int>(at % kSegmentTokens);
-      out.rows = static_cast<int>(std::min<Position>(kSegmentTokens - out.token, end - at));
-      const int64_t index = at / kSegmentTokens - shard.first_block();
-      const BlockSetId set = index < static_cast<int64_t>(shard.sets.size()) ? shard.sets[index] : kNoBlockSet;
-      if (set == kNoBlockSet) return Internal("move: tokens from ", at, " are not held here");
-      for (int head = 0; head < heads; ++head) {
-        std::byte* base = gathered_[slot]->data();
-        out.k = base + item.key_offset + (at - begin) * out.k_step + head * out.layout.key_dim * element;
-        out.v = base + item.value_offset + (at - begin) * out.v_step + head * out.layout.value_dim * element;
-        GatherBlock(BlockAt(core_.BlocksOf(set)[op_index * heads + head]), out);
-      }
-    }
+    const Position begin = item.ctx_len + item.rows.kv_first;
+    std::byte* const out = gathered_[slot]->data();
+    DT_RETURN_IF_ERROR(GatherRows(op, item.kv_heads.size(), core_.ShardOf(move, item),
+                                  {begin, begin + item.rows.kv_count}, out + item.key_offset, out + item.value_offset));
   }
   return transport::Lend(gathered_[slot], layout.key_value_bytes);
 }

@@ -54,6 +54,10 @@ class AttentionExecutor final : public AttentionBackend {
   kernels::AttentionShape ShapeOf(LayerGroup group) const;
   absl::Status Grow(SharedBuffer& buffer, size_t bytes);
   void FillTables(MicroBatch& batch, MicroBatchId id, int op);
+  // K and V of these tokens of a shard, wire dtype: [tokens, heads, key_dim], [tokens, heads, value_dim]. kInternal:
+  // some are not held.
+  absl::Status GatherRows(int op, int heads, const ShardState& shard, const proto::TokenRange& tokens, std::byte* k,
+                          std::byte* v);
   std::byte* BlockAt(KvBlockId block) const { return arena_->data() + size_t{block} * block_bytes_; }
 
   kernels::Device& device_;

@@ -515,14 +515,57 @@ absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::AppendAndFinish(Micr
   DT_RETURN_IF_ERROR(Append(batch, group, op_index, appended));
   DT_RETURN_IF_ERROR(Attend(batch, group, op_index, query, appended));
   batch.payload = {};
-  return Answer(batch, step, layout.partial_bytes);
+  DT_ASSIGN_OR_RETURN(transport::LentBytes answer, Answer(batch, step, layout.partial_bytes));
+  if (layout.gather_bytes > 0) DT_RETURN_IF_ERROR(GatherEarlier(batch, id, op));
+  return answer;
+}
+
+// The rows of earlier tokens that the answer brings, behind what attention gave.
+absl::Status CudaAttentionExecutor::GatherEarlier(MicroBatch& batch, MicroBatchId id, int op) {
+  if (OnDevice(batch)) return Internal("attention op ", op, ": rows are not asked for on one GPU");
+  std::byte* const out = batch.partial_host->data();
+  for (const proto::ShardStep& item : core_.LayoutOf(id, core_.table().op_group[op]).items) {
+    if (item.gather_count == 0) continue;
+    DT_RETURN_IF_ERROR(GatherRows(op, item.kv_heads.size(), core_.ShardOf(id, item),
+                                  {item.gather_first, item.gather_first + item.gather_count},
+                                  out + item.gather_key_offset, out + item.gather_value_offset));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaAttentionExecutor::GatherRows(int op, int heads, const ShardState& shard,
+                                               const proto::TokenRange& tokens, std::byte* k, std::byte* v) {
+  const proto::SoftmaxSpec& spec = core_.table().softmax(core_.table().op_group[op]);
+  const int first_block = core_.table().op_index_in_group[op] * heads;
+  HeadRows out;
+  out.layout = LayoutOf(spec);
+  out.bf16 = spec.kv == DType::kBF16;
+  out.k_step = heads * spec.key_dim * kElement;
+  out.v_step = heads * spec.value_dim * kElement;
+  DT_RETURN_IF_ERROR(Grow(moved_blocks_, heads * block_bytes_, /*pinned=*/true));
+  for (Position at = tokens.begin; at < tokens.end; at += out.rows) {
+    out.token = static_cast<int>(at % kSegmentTokens);
+    out.rows = static_cast<int>(std::min<Position>(kSegmentTokens - out.token, tokens.end - at));
+    const int64_t index = at / kSegmentTokens - shard.first_block();
+    const BlockSetId set =
+        index >= 0 && index < static_cast<int64_t>(shard.sets.size()) ? shard.sets[index] : kNoBlockSet;
+    if (set == kNoBlockSet) return Internal("tokens from ", at, " are not held here");
+    for (int head = 0; head < heads; ++head)
+      DT_RETURN_IF_ERROR(stream_.Copy(moved_blocks_->data() + head * block_bytes_,
+                                      BlockAt(core_.BlocksOf(set)[first_block + head]), block_bytes_));
+    DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());
+    for (int head = 0; head < heads; ++head) {
+      out.k = k + (at - tokens.begin) * out.k_step + head * spec.key_dim * kElement;
+      out.v = v + (at - tokens.begin) * out.v_step + head * spec.value_dim * kElement;
+      GatherBlock(moved_blocks_->data() + head * block_bytes_, out);
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::Gather(int slot, int op) {
   const OutgoingMove& move = core_.OutgoingMoveOf(slot);
   const LayerGroup group = core_.table().op_group[op];
-  const proto::SoftmaxSpec& spec = core_.table().softmax(group);
-  const int op_index = core_.table().op_index_in_group[op];
   const proto::StepLayout& layout = move.layouts[group.value()];
   DT_RETURN_IF_ERROR(Grow(gathered_[slot], layout.key_value_bytes, /*pinned=*/true));
   if (core_.table().linear(group) != nullptr) {
@@ -531,33 +574,11 @@ absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::Gather(int slot, int
       DT_RETURN_IF_ERROR(states_->Gather(item, core_.ShardOf(move, item), op, all.subspan(item.key_offset)));
     return transport::Lend(gathered_[slot], all.size());
   }
-  HeadRows out;
-  out.layout = LayoutOf(spec);
-  out.bf16 = spec.kv == DType::kBF16;
   for (const proto::ShardStep& item : layout.items) {
-    const ShardState& shard = core_.ShardOf(move, item);
-    const int heads = item.kv_heads.size();
-    out.k_step = heads * spec.key_dim * kElement;
-    out.v_step = heads * spec.value_dim * kElement;
-    DT_RETURN_IF_ERROR(Grow(moved_blocks_, heads * block_bytes_, /*pinned=*/true));
-    const Position begin = item.ctx_len + item.rows.kv_first, end = begin + item.rows.kv_count;
-    for (Position at = begin; at < end; at += out.rows) {
-      out.token = static_cast<int>(at % kSegmentTokens);
-      out.rows = static_cast<int>(std::min<Position>(kSegmentTokens - out.token, end - at));
-      const int64_t index = at / kSegmentTokens - shard.first_block();
-      const BlockSetId set = index < static_cast<int64_t>(shard.sets.size()) ? shard.sets[index] : kNoBlockSet;
-      if (set == kNoBlockSet) return Internal("move: tokens from ", at, " are not held here");
-      for (int head = 0; head < heads; ++head)
-        DT_RETURN_IF_ERROR(stream_.Copy(moved_blocks_->data() + head * block_bytes_,
-                                        BlockAt(core_.BlocksOf(set)[op_index * heads + head]), block_bytes_));
-      DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());
-      for (int head = 0; head < heads; ++head) {
-        std::byte* base = gathered_[slot]->data();
-        out.k = base + item.key_offset + (at - begin) * out.k_step + head * spec.key_dim * kElement;
-        out.v = base + item.value_offset + (at - begin) * out.v_step + head * spec.value_dim * kElement;
-        GatherBlock(moved_blocks_->data() + head * block_bytes_, out);
-      }
-    }
+    const Position begin = item.ctx_len + item.rows.kv_first;
+    std::byte* const out = gathered_[slot]->data();
+    DT_RETURN_IF_ERROR(GatherRows(op, item.kv_heads.size(), core_.ShardOf(move, item),
+                                  {begin, begin + item.rows.kv_count}, out + item.key_offset, out + item.value_offset));
   }
   return transport::Lend(gathered_[slot], layout.key_value_bytes);
 }

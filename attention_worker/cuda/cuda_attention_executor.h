@@ -131,6 +131,10 @@ class CudaAttentionExecutor final : public AttentionBackend {
                       const std::byte* key_value, std::byte* elsewhere = nullptr);
   absl::StatusOr<transport::LentBytes> RunState(MicroBatch& batch, MicroBatchId id, int op,
                                                 std::span<const std::byte> key_value);
+  absl::Status GatherEarlier(MicroBatch& batch, MicroBatchId id, int op);
+  // K and V of these tokens of a shard, wire dtype, host memory: [tokens, heads, key_dim], [tokens, heads, value_dim].
+  absl::Status GatherRows(int op, int heads, const ShardState& shard, const proto::TokenRange& tokens, std::byte* k,
+                          std::byte* v);
   absl::StatusOr<transport::LentBytes> Answer(MicroBatch& batch, const GroupStep& step, int64_t bytes);
   std::byte* BlockAt(KvBlockId block) const { return arena_->data() + size_t{block} * block_bytes_; }
 

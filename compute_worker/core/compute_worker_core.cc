@@ -76,9 +76,12 @@ absl::Status ComputeWorkerCore::AddEntry(MicroBatch& batch, int index, StepResul
   const StepEntry& entry = batch.plan.entries[index];
   const int q_len = static_cast<int>(entry.tokens.size());
   std::vector<int> shards_of_part(batch.parts.size(), 0);
-  Position attend_end = proto::kOpenEnd;
-  for (const PromptEntry& prompt : batch.prompts)
-    if (prompt.entry == index) attend_end = prompt.part->begin;
+  Position attend_end = proto::kOpenEnd, gather_begin = proto::kOpenEnd;
+  for (const PromptEntry& prompt : batch.prompts) {
+    if (prompt.entry != index) continue;
+    attend_end = prompt.part->begin;
+    gather_begin = prompt.gather_begin;
+  }
   for (const proto::Shard& shard : entry.placement) {
     auto part = std::find_if(batch.parts.begin(), batch.parts.end(),
                              [&](const WorkerPart& p) { return p.worker == shard.worker && p.epoch == shard.epoch; });
@@ -106,10 +109,11 @@ absl::Status ComputeWorkerCore::AddEntry(MicroBatch& batch, int index, StepResul
                        .q_len = q_len,
                        .hashes = entry.block_hashes,
                        .attend_end = attend_end,
+                       .gather_begin = gather_begin,
                        .generation = shard.generation});
     // Layout entries index the step's entries of this worker on its side and of the plan on ours; offsets agree.
     part->layouts[shard.group.value()].Add(index, shards_of_part[p]++, shard.kv_heads, shard.tokens, entry.ctx_len,
-                                           q_len, table_.softmax(shard.group), attend_end);
+                                           q_len, table_.softmax(shard.group), attend_end, gather_begin);
   }
   return absl::OkStatus();
 }
@@ -126,6 +130,20 @@ absl::Status ComputeWorkerCore::BuildParts(MicroBatch& batch, StepResult& failur
   return absl::OkStatus();
 }
 
+PromptEntry ComputeWorkerCore::BeginPrompt(const StepEntry& entry) {
+  const int q_len = static_cast<int>(entry.tokens.size());
+  const bool more = !entry.sample;
+  PromptEntry prompt;
+  const Position missing = scratch_.FirstMissing(entry.sequence, entry.ctx_len);
+  if (missing < entry.ctx_len &&
+      GathersPrefix(options_.prefix, PrefixBytes::Of(table_, missing, entry.ctx_len, q_len))) {
+    prompt.part = scratch_.BeginGathering(entry.sequence, entry.ctx_len, q_len, more);
+    if (prompt.part != nullptr) prompt.gather_begin = missing;
+  }
+  if (prompt.part == nullptr) prompt.part = scratch_.Begin(entry.sequence, entry.ctx_len, q_len, more);
+  return prompt;
+}
+
 void ComputeWorkerCore::BeginPrompts(MicroBatch& batch) {
   batch.prompts.clear();
   if (table_.has_linear()) return;  // states are on attention workers, and what follows a layer needs them
@@ -136,9 +154,10 @@ void ComputeWorkerCore::BeginPrompts(MicroBatch& batch) {
       scratch_.Drop(entry.sequence);
       continue;
     }
-    const PromptScratch::Part* part = scratch_.Begin(entry.sequence, entry.ctx_len, q_len, /*more=*/!entry.sample);
-    if (part == nullptr) continue;
-    batch.prompts.push_back({static_cast<int>(e), part});
+    PromptEntry prompt = BeginPrompt(entry);
+    if (prompt.part == nullptr) continue;
+    prompt.entry = static_cast<int>(e);
+    batch.prompts.push_back(prompt);
     counters_.prompt_tokens_here += static_cast<uint64_t>(q_len);
   }
 }
@@ -266,7 +285,7 @@ void ComputeWorkerCore::Begin(StepPlan plan, std::optional<MicroBatchId> drawn_b
   batch.hold_key_values = options_.hand_over_at_end && !batch.prompts.empty() &&
                           std::all_of(batch.parts.begin(), batch.parts.end(), [](const WorkerPart& part) {
                             return std::all_of(part.layouts.begin(), part.layouts.end(),
-                                               [](const proto::StepLayout& l) { return l.query_bytes == 0; });
+                                               [](const proto::StepLayout& l) { return !l.asks(); });
                           });
   ++counters_.steps;
   for (const WorkerPart& part : batch.parts)
@@ -296,6 +315,7 @@ void ComputeWorkerCore::Advance(MicroBatchId id, std::vector<Action>& actions) {
         break;
       case StageKind::kAttendPrompts:
         if (batch.prompts.empty()) break;
+        if (Gathers(batch, stage.index) && batch.awaiting > 0) return;
         batch.dense_in_flight = true;
         actions.push_back(AttendPrompts{id, stage.index});
         return;
@@ -324,7 +344,31 @@ void ComputeWorkerCore::SendHeldKeyValues(MicroBatchId id, std::vector<Action>& 
 void ComputeWorkerCore::ExpectAnswers(MicroBatch& batch, int op) {
   const uint16_t group = table_.op_group[op].value();
   for (WorkerPart& part : batch.parts)
-    if (!part.layouts[group].items.empty() && part.layouts[group].query_bytes == 0) part.unanswered.push_back(op);
+    if (!part.layouts[group].items.empty() && !part.layouts[group].asks()) part.unanswered.push_back(op);
+}
+
+// Earlier tokens that are attended here come with the op's answers.
+bool ComputeWorkerCore::Gathers(const MicroBatch& batch, int op) const {
+  const uint16_t group = table_.op_group[op].value();
+  return std::any_of(batch.parts.begin(), batch.parts.end(),
+                     [&](const WorkerPart& part) { return part.layouts[group].gather_bytes > 0; });
+}
+
+proto::PrefixTraffic ComputeWorkerCore::PrefixTrafficOf(const MicroBatch& batch) const {
+  proto::PrefixTraffic traffic;
+  if (batch.prompts.empty()) return traffic;
+  for (const LayerGroup group : table_.op_group) {
+    const proto::SoftmaxSpec& spec = table_.softmax(group);
+    const int64_t element = SizeOf(spec.kv);
+    for (const WorkerPart& part : batch.parts)
+      for (const proto::ShardStep& item : part.layouts[group.value()].items) {
+        if (item.attend_end == proto::kOpenEnd) continue;  // not of a prompt that is attended here
+        traffic.asked_bytes +=
+            item.query_heads * (item.rows.q_count * spec.key_dim * element + item.nodes * 4 * (spec.value_dim + 2));
+        traffic.gathered_bytes += item.gather_count * item.kv_heads.size() * (spec.key_dim + spec.value_dim) * element;
+      }
+  }
+  return traffic;
 }
 
 // All partials of the op are there, and the next op's k and v have somewhere to go.
@@ -350,7 +394,7 @@ int ComputeWorkerCore::ExpectPartials(MicroBatch& batch, int op) {
   int expected = 0;
   for (WorkerPart& part : batch.parts) {
     part.partial = {};
-    part.awaited = part.layouts[group].query_bytes > 0;
+    part.awaited = part.layouts[group].asks();
     expected += part.awaited;
   }
   return expected;
@@ -385,8 +429,9 @@ void ComputeWorkerCore::On(PartialArrived event, std::vector<Action>& actions) {
     return;
   }
   const bool in_program = batch != nullptr && event.op < table_.op_count() && batch->stage < program_.size() &&
-                          program_[batch->stage].kind == StageKind::kAwaitPartials &&
-                          program_[batch->stage].index == event.op;
+                          program_[batch->stage].index == event.op &&
+                          (program_[batch->stage].kind == StageKind::kAwaitPartials ||
+                           (program_[batch->stage].kind == StageKind::kAttendPrompts && !batch->dense_in_flight));
   if (in_program) {
     const uint16_t group = table_.op_group[event.op].value();
     for (WorkerPart& part : batch->parts) {
@@ -396,7 +441,9 @@ void ComputeWorkerCore::On(PartialArrived event, std::vector<Action>& actions) {
       part.awaited = false;
       part.partial = event.payload;
       --batch->awaiting;
-      if (MayGoOn(*batch) && !batch->aborted) Advance(event.micro_batch, actions);
+      const bool may_go_on =
+          program_[batch->stage].kind == StageKind::kAttendPrompts ? batch->awaiting == 0 : MayGoOn(*batch);
+      if (may_go_on && !batch->aborted) Advance(event.micro_batch, actions);
       return;
     }
   }
@@ -504,6 +551,7 @@ void ComputeWorkerCore::On(StepFailed event, std::vector<Action>& actions) {
 void ComputeWorkerCore::Finish(MicroBatch& batch, StepResult result, std::vector<Action>& actions) {
   const MicroBatchId id = batch.plan.micro_batch;
   batch.running = batch.drawing = false;
+  if (result.status == StepStatus::kOk) result.prefix = PrefixTrafficOf(batch);
   EndPrompts(batch, result.status == StepStatus::kOk);
   // Only what a step to come may ask for: who waits or began with these tokens.
   batch.last = StepResult{.step = result.step,

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/ids.h"
+#include "compute_worker/core/prefix_choice.h"
 #include "compute_worker/core/prompt_scratch.h"
 #include "compute_worker/core/step_program.h"
 #include "proto/attention_spec.h"
@@ -114,10 +115,12 @@ struct WorkerPart {
   std::vector<int> unanswered;
 };
 
-// An entry of a step whose prompt is attended here from `part->begin` on; what comes before lies on attention workers.
+// An entry of a step whose prompt is attended here from `part->begin` on; what comes before is attended on attention
+// workers. Of that part, K and V from `gather_begin` to where the step begins come from there with each op's answer.
 struct PromptEntry {
   int entry = 0;
   const PromptScratch::Part* part = nullptr;
+  Position gather_begin = proto::kOpenEnd;  // kOpenEnd: all of them are here
 };
 
 struct AttentionWorkerAddress {
@@ -132,7 +135,8 @@ struct ComputeWorkerOptions {
   int32_t vocab_size = 0;
   // Prompts: an entry of so many new tokens is attended here, as far as the scratch goes; others on attention workers.
   int prompt_tokens = 16;
-  uint32_t prompt_blocks = 0;     // of the scratch: 64 tokens x a KV head x an op; 0: all on attention workers
+  uint32_t prompt_blocks = 0;  // of the scratch: 64 tokens x a KV head x an op; 0: all on attention workers
+  PrefixExchange prefix = PrefixExchange::kAuto;
   int key_values_in_flight = 4;   // ops whose k and v an attention worker has not answered: paces what prompts send
   bool hand_over_at_end = false;  // k and v of steps that ask nothing go when all layers are done; then the above is
                                   // the number of ops
@@ -216,8 +220,11 @@ class ComputeWorkerCore {
   absl::Status BuildParts(MicroBatch& batch, proto::StepResult& failure) const;
   absl::Status AddEntry(MicroBatch& batch, int entry, proto::StepResult& failure) const;
   void BeginPrompts(MicroBatch& batch);
+  PromptEntry BeginPrompt(const proto::StepEntry& entry);
   void EndPrompts(MicroBatch& batch, bool went_well);
   void ExpectAnswers(MicroBatch& batch, int op);
+  bool Gathers(const MicroBatch& batch, int op) const;
+  proto::PrefixTraffic PrefixTrafficOf(const MicroBatch& batch) const;
   bool MayGoOn(const MicroBatch& batch) const;
   bool TakeAnswer(MicroBatch& batch, const PartialArrived& event);
   void SendHeldKeyValues(MicroBatchId id, std::vector<Action>& actions);

@@ -62,6 +62,35 @@ bool PromptScratch::Grow(SequenceId sequence, Part& part, size_t segments, bool 
   return true;
 }
 
+bool PromptScratch::GrowForStep(SequenceId sequence, Part& part, Position end, bool more) {
+  return Grow(sequence, part, SegmentsTo(part.begin, end), !more) ||
+         Grow(sequence, part, SegmentsTo(part.begin, end), /*of_one_op=*/true);
+}
+
+const PromptScratch::Part* PromptScratch::Use(Part& part) {
+  part.in_step = true;
+  part.used = ++uses_;
+  return &part;
+}
+
+Position PromptScratch::FirstMissing(SequenceId sequence, Position ctx_len) const {
+  const auto known = parts_.find(sequence);
+  if (known == parts_.end() || ctx_len < known->second.begin) return 0;
+  return std::min(known->second.end, ctx_len);
+}
+
+const PromptScratch::Part* PromptScratch::BeginGathering(SequenceId sequence, Position ctx_len, int q_len, bool more) {
+  if (capacity_ == 0) return nullptr;
+  const auto known = parts_.find(sequence);
+  if (known != parts_.end() && ctx_len < known->second.begin) Drop(sequence);
+  Part& part = parts_[sequence];
+  part.end = std::min(part.end, ctx_len);
+  Resize(part, SegmentsTo(part.begin, part.end));
+  if (GrowForStep(sequence, part, ctx_len + q_len, more)) return Use(part);
+  Drop(sequence);
+  return nullptr;
+}
+
 const PromptScratch::Part* PromptScratch::Begin(SequenceId sequence, Position ctx_len, int q_len, bool more) {
   if (capacity_ == 0) return nullptr;
   const auto known = parts_.find(sequence);
@@ -70,11 +99,11 @@ const PromptScratch::Part* PromptScratch::Begin(SequenceId sequence, Position ct
   const bool aligned = ctx_len % kSegmentTokens == 0;
   if (fresh && !aligned) return nullptr;  // the open segment is elsewhere
   Part& part = parts_[sequence];
-  if (fresh) part.begin = part.end = ctx_len;
+  if (fresh) part.begin = ctx_len;
+  part.end = ctx_len;  // what followed is written anew
   const Position end = ctx_len + q_len;
   Resize(part, SegmentsTo(part.begin, ctx_len));
-  bool fits = Grow(sequence, part, SegmentsTo(part.begin, end), !more) ||
-              Grow(sequence, part, SegmentsTo(part.begin, end), /*of_one_op=*/true);
+  bool fits = GrowForStep(sequence, part, end, more);
   if (!fits && aligned) {  // the earlier parts go: they are attended where they live
     Resize(part, 0);
     part.begin = part.end = ctx_len;
@@ -84,9 +113,7 @@ const PromptScratch::Part* PromptScratch::Begin(SequenceId sequence, Position ct
     Drop(sequence);
     return nullptr;
   }
-  part.in_step = true;
-  part.used = ++uses_;
-  return &part;
+  return Use(part);
 }
 
 void PromptScratch::End(SequenceId sequence, bool went_well, Position end) {

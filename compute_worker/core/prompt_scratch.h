@@ -35,6 +35,11 @@ class PromptScratch {
   // A step is about to give the sequence q_len tokens at ctx_len. Null: attend them where the others are. Otherwise
   // valid until End. `more`: another part of the prompt will follow.
   const Part* Begin(SequenceId sequence, Position ctx_len, int q_len, bool more);
+  // Likewise, where tokens before ctx_len that are not here will be put in before they are read: those from
+  // FirstMissing on. What is held then begins at a multiple of 64; if nothing is held yet, at 0.
+  const Part* BeginGathering(SequenceId sequence, Position ctx_len, int q_len, bool more);
+  // The first token before ctx_len that is neither held nor before what is held; ctx_len: there is none.
+  Position FirstMissing(SequenceId sequence, Position ctx_len) const;
   void End(SequenceId sequence, bool went_well, Position end);
   void Drop(SequenceId sequence);
 
@@ -46,6 +51,8 @@ class PromptScratch {
 
  private:
   void Resize(Part& part, size_t segments);
+  bool GrowForStep(SequenceId sequence, Part& part, Position end, bool more);
+  const Part* Use(Part& part);
   bool Grow(SequenceId sequence, Part& part, size_t segments, bool of_one_op);
   bool MakeRoom(SequenceId but_not, size_t blocks);
 

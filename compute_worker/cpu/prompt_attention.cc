@@ -36,7 +36,7 @@ absl::Status PromptAttention::Prepare(const ComputeWorkerCore& core, MicroBatchI
   if (prompts.empty()) return absl::OkStatus();
   DT_RETURN_IF_ERROR(Grow(arena_, size_t{core.scratch().capacity()} * block_bytes_));
   MicroBatch& batch = micro_batches_[id.value()];
-  size_t scratch = 0, partial = 0, items = 0, blocks = 0;
+  size_t scratch = 0, partial = 0, items = 0, blocks = 0, gathered = 0;
   for (int g = 0; g < table_.group_count(); ++g) {
     const LayerGroup group(static_cast<uint16_t>(g));
     const proto::SoftmaxSpec& spec = table_.softmax(group);
@@ -56,13 +56,16 @@ absl::Status PromptAttention::Prepare(const ComputeWorkerCore& core, MicroBatchI
     scratch = std::max(scratch, kernels::PagedAttentionScratchBytes(ShapeOf(group), limits));
     partial = std::max(partial, floats * sizeof(float));
     items = std::max(items, wire.locals(group).size());
+    size_t shards = 0;
+    for (const WorkerPart& part : core.PartsOf(id)) shards += part.layouts[g].items.size();
+    gathered = std::max(gathered, shards);
     size_t group_blocks = 0;
     for (const PromptEntry& prompt : prompts) group_blocks += prompt.part->segments.size() * spec.kv_heads;
     blocks = std::max(blocks, group_blocks);
   }
   batch.blocks.reserve(blocks);
   batch.first.reserve(prompts.size());
-  batch.appends.reserve(prompts.size());
+  batch.appends.reserve(prompts.size() + gathered);
   batch.items.reserve(items);
   DT_RETURN_IF_ERROR(Grow(batch.scratch, scratch));
   return Grow(batch.partial, partial);
@@ -113,6 +116,27 @@ void PromptAttention::FillAppends(const ComputeWorkerCore& core, MicroBatchId id
   }
 }
 
+// Earlier tokens, as they came with the op's answers.
+void PromptAttention::FillGathered(const ComputeWorkerCore& core, MicroBatchId id, int op) {
+  const LayerGroup group = table_.op_group[op];
+  const std::vector<PromptEntry>& prompts = core.PromptsOf(id);
+  for (const WorkerPart& part : core.PartsOf(id)) {
+    size_t p = 0;  // both lists are by entry
+    for (const proto::ShardStep& item : part.layouts[group.value()].items) {
+      if (item.gather_count == 0) continue;
+      while (prompts[p].entry != item.entry) ++p;
+      kernels::KvAppendItem append;
+      append.k = part.partial.data() + item.gather_key_offset;
+      append.v = part.partial.data() + item.gather_value_offset;
+      append.rows = static_cast<int>(item.gather_count);
+      append.kv_heads = item.kv_heads.size();
+      append.first_position = item.gather_first;
+      append.blocks = TableOf(core, id, p, item.kv_heads.begin);
+      micro_batches_[id.value()].appends.push_back(append);
+    }
+  }
+}
+
 void PromptAttention::FillItems(const ComputeWorkerCore& core, MicroBatchId id, int op, StepWire& wire) {
   MicroBatch& batch = micro_batches_[id.value()];
   const LayerGroup group = table_.op_group[op];
@@ -154,6 +178,7 @@ absl::Status PromptAttention::Run(const ComputeWorkerCore& core, MicroBatchId id
   MicroBatch& batch = micro_batches_[id.value()];
   FillBlocks(core, id, op);
   FillAppends(core, id, op, wire);
+  FillGathered(core, id, op);
   FillItems(core, id, op, wire);
   const kernels::OpContext context = kernels::ContextOf(stream);
   const kernels::AttentionShape shape = ShapeOf(table_.op_group[op]);

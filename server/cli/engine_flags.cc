@@ -79,6 +79,13 @@ void AddWeightFlags(CLI::App& command, EngineFlags& flags) {
       ->type_name("SIZE")
       ->group("Disaggregation");
   command
+      .add_option("--prefill-exchange", flags.prefill_exchange,
+                  "How a prompt's step gets at earlier tokens that its compute worker does not have: plane (queries go "
+                  "to the attention workers), gather (their K and V come from there), or auto (what moves fewer bytes)")
+      ->check(OneOf({"auto", "plane", "gather"}))
+      ->type_name("HOW")
+      ->group("Disaggregation");
+  command
       .add_option("--hand-over", flags.hand_over,
                   "When K and V of prompts go to attention workers: layers (as they are computed), or end (of a step)")
       ->check(OneOf({"layers", "end"}))
@@ -306,6 +313,8 @@ absl::StatusOr<compute::ComputeWorkerTuning> TuningOf(const EngineFlags& flags) 
   compute::ComputeWorkerTuning tuning;
   tuning.q_first = flags.q_first;
   tuning.hand_over_at_end = flags.hand_over == "end";
+  if (flags.prefill_exchange == "plane") tuning.prefix = compute::PrefixExchange::kAsk;
+  if (flags.prefill_exchange == "gather") tuning.prefix = compute::PrefixExchange::kGather;
   if (flags.prompt_scratch != "auto") {
     DT_ASSIGN_OR_RETURN(tuning.prompt_scratch_bytes, ParseBytes("--prompt-scratch", flags.prompt_scratch));
   }

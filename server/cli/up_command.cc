@@ -195,6 +195,8 @@ class Up {
             std::to_string(threads),
             "--prompt-scratch",
             engine.prompt_scratch,
+            "--prefill-exchange",
+            engine.prefill_exchange,
             "--hand-over",
             engine.hand_over,
             engine.q_first ? "--q-first" : "--no-q-first"};

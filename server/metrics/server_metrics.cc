@@ -149,6 +149,13 @@ class ServerMetrics::Impl {
   CounterPair prefill_groups_ =
       make_.Counter("prefill_groups_total", "", "Parts of long prompts that several compute workers took together.");
   CounterPair prefill_group_tokens_ = make_.Counter("prefill_group_tokens_total", "", "Tokens in those parts.");
+  CounterPair prefix_asked_bytes_ = PrefillExchange("plane"), prefix_gathered_bytes_ = PrefillExchange("gather");
+  CounterPair PrefillExchange(const char* exchange) {
+    return make_.Counter("prefill_exchange_bytes_total", "",
+                         "Bytes that crossed so that prompts' steps see earlier tokens, by exchange: queries and "
+                         "partials (plane), K and V (gather).",
+                         {{"exchange", exchange}});
+  }
   CounterPair replays_unclear_ =
       make_.Counter("replays_unclear_total", "", "Requests that could not be computed again to their end.");
   HistogramPair step_tokens_ =
@@ -260,6 +267,8 @@ void ServerMetrics::Update(const engine::EngineStats& stats, const std::vector<e
   Grow(m.replays_different_, now.replays_different, m.last_.replays_different);
   Grow(m.prefill_groups_, now.prefill_groups, m.last_.prefill_groups);
   Grow(m.prefill_group_tokens_, now.prefill_group_tokens, m.last_.prefill_group_tokens);
+  Grow(m.prefix_asked_bytes_, now.prefix_asked_bytes, m.last_.prefix_asked_bytes);
+  Grow(m.prefix_gathered_bytes_, now.prefix_gathered_bytes, m.last_.prefix_gathered_bytes);
   Grow(m.replays_unclear_, now.replays_unclear, m.last_.replays_unclear);
   m.last_ = now;
   for (const engine::StepSample& sample : samples) {

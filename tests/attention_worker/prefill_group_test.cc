@@ -60,14 +60,18 @@ class PrefillGroupTest : public ::testing::Test {
 // What the compute workers of a group do, one frame at a time and in any order. Rank r is in micro-batch r.
 class Group {
  public:
-  Group(uint64_t id, std::vector<Position> cuts) : id_(id), cuts_(std::move(cuts)), ranks_(cuts_.size() - 1) {}
+  // Ranks with a bit in `gathers` ask for K and V of all tokens before theirs, if there are any, in place of attention.
+  Group(uint64_t id, std::vector<Position> cuts, uint32_t gathers = 0)
+      : id_(id), cuts_(std::move(cuts)), gathers_(gathers), ranks_(cuts_.size() - 1) {}
 
   int ranks() const { return static_cast<int>(ranks_.size()); }
   uint64_t StepOf(int rank) const { return id_ + rank; }
   proto::StepBegin BeginOf(int rank) const {
-    return {{{kSequence, cuts_[rank], static_cast<int32_t>(cuts_[rank + 1] - cuts_[rank]), {}}},
-            {StepId(id_), cuts_.front(), cuts_.back(), rank, ranks()}};
+    proto::StepBeginEntry entry{kSequence, cuts_[rank], static_cast<int32_t>(cuts_[rank + 1] - cuts_[rank]), {}};
+    if (Gathers(rank)) entry.attend_end = entry.gather_begin = 0;
+    return {{entry}, {StepId(id_), cuts_.front(), cuts_.back(), rank, ranks()}};
   }
+  bool Gathers(int rank) const { return (gathers_ >> rank & 1) != 0 && cuts_[rank] > 0; }
   size_t Rows(int rank) const { return static_cast<size_t>(cuts_[rank + 1] - cuts_[rank]); }
 
   // What the rank sends next: 0 its begin, then q and k, v of each op; nothing while an answer is due.
@@ -104,7 +108,8 @@ class Group {
     const size_t part = op == 1 ? 2 : 1;
     const bool query = sent % 2 == 1;
     r.awaits = !query;
-    Take(send(query ? FrameType::kQuery : FrameType::kKeyValue, op, (query ? 64 : 48) * Rows(rank) / part));
+    const size_t row_bytes = query ? Gathers(rank) ? 0 : 64 : 48;
+    Take(send(query ? FrameType::kQuery : FrameType::kKeyValue, op, row_bytes * Rows(rank) / part));
   }
 
  private:
@@ -115,6 +120,7 @@ class Group {
   };
   const uint64_t id_;
   const std::vector<Position> cuts_;
+  const uint32_t gathers_;
   std::vector<Rank> ranks_;
 };
 
@@ -156,7 +162,8 @@ TEST_P(PrefillGroupOrder, ARankReadsWhatAllRanksBeforeItHaveWritten) {
   Position at = base;
   for (int super_chunk = 0; super_chunk < 2; ++super_chunk, step += 10) {
     const auto cuts = SomeCuts(random, at, 2 + static_cast<int>(random() % 4));
-    Group group(step, cuts);
+    const auto gathers = static_cast<uint32_t>(random() % 32);
+    Group group(step, cuts, gathers);
     // A group that some of its ranks never finish is repeated with another number.
     if (random() % 2 == 0) {
       for (int frames = static_cast<int>(random() % 12); frames > 0; --frames) {
@@ -165,7 +172,7 @@ TEST_P(PrefillGroupOrder, ARankReadsWhatAllRanksBeforeItHaveWritten) {
       }
       step += 10;
     }
-    Group again(step, cuts);
+    Group again(step, cuts, gathers);
     Run(again, random);
     EXPECT_EQ(State().ctx_len, at);
     EXPECT_EQ(State().ctx_len + State().q_len, cuts.back());

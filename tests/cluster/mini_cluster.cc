@@ -30,6 +30,14 @@ namespace {
 constexpr absl::Duration kPatience = absl::Seconds(60);
 constexpr int kPatienceMs = 60'000;
 
+const char* FlagOf(compute::PrefixExchange prefix) {
+  switch (prefix) {
+    case compute::PrefixExchange::kAsk: return "plane";
+    case compute::PrefixExchange::kGather: return "gather";
+    default: return "auto";
+  }
+}
+
 const char* FlagOf(scheduler::PlacementPolicy placement) {
   constexpr const char* kNames[] = {"request", "heads", "tokens", "mixed"};
   return kNames[static_cast<int>(placement)];
@@ -283,9 +291,10 @@ absl::Status MiniCluster::StartCompute(const std::string& name) {
     const bool f32 = options_.weights == model::WeightFormat::kF32;
     const std::string kv = options_.kv == DType::kF32 ? "float32" : options_.kv == DType::kF16 ? "float16" : "bfloat16";
     processes_[name] = StartProcess(
-        HostOf(name) - 1, {"compute-worker", options_.model.string(), "--name", name, "--scheduler", address_,
-                           "--lanes", options_.lanes, "--threads", "1", "--dtype", f32 ? "float32" : "auto",
-                           "--kv-cache-dtype", kv, "--state-dtype", std::string(dovetail::Name(options_.state))});
+        HostOf(name) - 1,
+        {"compute-worker", options_.model.string(), "--name", name, "--scheduler", address_, "--lanes", options_.lanes,
+         "--threads", "1", "--dtype", f32 ? "float32" : "auto", "--kv-cache-dtype", kv, "--state-dtype",
+         std::string(dovetail::Name(options_.state)), "--prefill-exchange", FlagOf(options_.compute.prefix)});
     return absl::OkStatus();
   }
   auto options = WorkerOptions(control::Role::kComputeWorker, name);

@@ -46,6 +46,8 @@ class MiniClusterTest : public testing::TestWithParam<Place> {
     alone_ = std::make_unique<Alone>(folder_ / "stories260K-f32.gguf");
   }
 
+  void DivideAmongWorkersThatComeAndGo(compute::PrefixExchange prefix);
+
   MiniClusterOptions Options() const {
     MiniClusterOptions options;
     options.deployment = GetParam().deployment;
@@ -158,8 +160,9 @@ TEST_P(MiniClusterTest, StreamsGoOnWithTheSameBitsWhileWorkersComeAndGo) {
 }
 
 // Three compute workers take each prompt together, in three parts of 192 tokens; one of them goes, another comes.
-TEST_P(MiniClusterTest, LongPromptsOnSeveralComputeWorkersGiveTheSameBitsWhileThoseComeAndGo) {
+void MiniClusterTest::DivideAmongWorkersThatComeAndGo(compute::PrefixExchange prefix) {
   MiniClusterOptions options = Options();
+  options.compute.prefix = prefix;
   options.attention_workers = 2;
   options.compute_workers = 3;
   options.scheduler.max_num_batched_tokens = 64;
@@ -196,6 +199,18 @@ TEST_P(MiniClusterTest, LongPromptsOnSeveralComputeWorkersGiveTheSameBitsWhileTh
     return stats.kv_blocks_in_use == 0 && stats.scheduler.running_sequences == 0;
   })) << stats.kv_blocks_in_use;
   EXPECT_GE(stats.scheduler.prefill_groups, 2u);
+  // What does not fit into a scratch is asked about in any case.
+  const bool gathers = prefix == compute::PrefixExchange::kGather;
+  EXPECT_EQ(stats.scheduler.prefix_gathered_bytes > 0, gathers);
+  if (!gathers) EXPECT_GT(stats.scheduler.prefix_asked_bytes, 0u);
+}
+
+TEST_P(MiniClusterTest, LongPromptsOverWorkersThatComeAndGoAskAboutEarlierTokens) {
+  DivideAmongWorkersThatComeAndGo(compute::PrefixExchange::kAsk);
+}
+
+TEST_P(MiniClusterTest, LongPromptsOverWorkersThatComeAndGoGatherEarlierTokens) {
+  DivideAmongWorkersThatComeAndGo(compute::PrefixExchange::kGather);
 }
 
 // The small worker holds 320 tokens, the large one 640. While the first request fills the large one, the second begins

@@ -254,6 +254,7 @@ compute::ComputeWorkerTuning ScenarioRunner::TuningOf(const Scenario& scenario) 
   if (scenario.prompt_kib >= 0) tuning.prompt_scratch_bytes = uint64_t(scenario.prompt_kib) << 10;
   tuning.prompt_tokens = scenario.prompt_tokens;
   tuning.key_values_in_flight = scenario.key_values_in_flight;
+  tuning.prefix = scenario.prefix;
   tuning.q_first = scenario.q_first;
   tuning.hand_over_at_end = scenario.hand_over_at_end;
   return tuning;
@@ -290,6 +291,7 @@ Outcome ScenarioRunner::Run(const Scenario& scenario, engine::Engine& engine) {
   outcome.preemptions = stats.scheduler.preemptions;
   outcome.prefix_hits = stats.scheduler.prefix_hits;
   outcome.prefill_groups = stats.scheduler.prefill_groups;
+  outcome.gathered_bytes = stats.scheduler.prefix_gathered_bytes;
   return outcome;
 }
 

@@ -8,122 +8,14 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/drawn_token.h"
+#include "tests/compute_worker/core_fixture.h"
 
-namespace dovetail::compute {
+namespace dovetail::compute::testing {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-proto::SoftmaxSpec Spec(int window) {
-  proto::SoftmaxSpec spec;
-  spec.query_heads = 4;
-  spec.kv_heads = 2;
-  spec.key_dim = 8;
-  spec.value_dim = 4;
-  spec.scale = 1;
-  spec.window = window;
-  return spec;
-}
-
-// Two layers: op 0 sees everything (group 0), op 1 the last 100 tokens (group 1).
-proto::AttentionTable TwoOps() { return *proto::AttentionTable::Build({Spec(0), Spec(100)}); }
-
-// What ProgramOf gives for two layers: dense pieces 0 .. 4 and 5 .. 8, cut twice.
-StepProgram TwoLayers() {
-  return {{StageKind::kDense, 0}, {StageKind::kDense, 1},        {StageKind::kSendQuery, 0},
-          {StageKind::kDense, 2}, {StageKind::kSendKeyValue, 0}, {StageKind::kAwaitPartials, 0},
-          {StageKind::kDense, 3}, {StageKind::kDense, 4},        {StageKind::kSendQuery, 1},
-          {StageKind::kDense, 5}, {StageKind::kSendKeyValue, 1}, {StageKind::kAwaitPartials, 1},
-          {StageKind::kDense, 6}};
-}
-
-constexpr Epoch kEpoch{1};
-NodeId NodeOf(int worker) { return NodeId(static_cast<uint32_t>(10 + worker)); }
-
-proto::Shard ShardOf(int group, int worker, proto::HeadRange heads = {0, 2}, proto::TokenRange tokens = {}) {
-  return {LayerGroup(static_cast<uint16_t>(group)), WorkerId(static_cast<uint32_t>(worker)), kEpoch, heads, tokens};
-}
-proto::Placement On(int worker) { return {ShardOf(0, worker), ShardOf(1, worker)}; }
-
-proto::StepEntry Entry(uint64_t sequence, proto::Placement placement, int q_len = 1, Position ctx_len = 0) {
-  proto::StepEntry entry;
-  entry.sequence = SequenceId(sequence);
-  entry.ctx_len = ctx_len;
-  entry.tokens.assign(static_cast<size_t>(q_len), 7);
-  entry.placement = std::move(placement);
-  return entry;
-}
-
-class ComputeWorkerCoreTest : public ::testing::Test {
- protected:
-  ComputeWorkerCoreTest()
-      : core_(TwoOps(), TwoLayers(), {.micro_batches = 3, .max_step_tokens = 64, .vocab_size = 100}) {
-    for (int worker = 0; worker < 3; ++worker)
-      core_.AddAttentionWorker({WorkerId(static_cast<uint32_t>(worker)), kEpoch, NodeOf(worker)});
-  }
-
-  std::vector<std::string> Feed(Event event) {
-    std::vector<Action> actions;
-    core_.Handle(std::move(event), actions);
-    std::vector<std::string> lines;
-    for (const Action& action : actions) lines.push_back(std::visit([&](const auto& a) { return Line(a); }, action));
-    return lines;
-  }
-  std::vector<std::string> Plan(uint64_t step, std::vector<proto::StepEntry> entries, int micro_batch = 0) {
-    return Feed(PlanArrived{{StepId(step), MicroBatchId(static_cast<uint16_t>(micro_batch)), std::move(entries)}});
-  }
-  std::vector<std::string> Done(int micro_batch = 0) {
-    return Feed(DenseDone{MicroBatchId(static_cast<uint16_t>(micro_batch))});
-  }
-  // Partials as a worker would send them, unless told otherwise.
-  std::vector<std::string> Partial(uint64_t step, int op, int worker, int micro_batch = 0) {
-    const MicroBatchId id(static_cast<uint16_t>(micro_batch));
-    size_t bytes = 0;
-    for (const WorkerPart& part : core_.PartsOf(id))
-      if (part.node == NodeOf(worker)) bytes = static_cast<size_t>(part.layouts[static_cast<size_t>(op)].partial_bytes);
-    return Feed(PartialArrived{NodeOf(worker), kEpoch, StepId(step), id, op, std::span(bytes_).first(bytes)});
-  }
-  std::vector<std::string> Refuse(uint64_t step, int worker, bool out_of_memory, int micro_batch = 0) {
-    return Feed(StepRefused{NodeOf(worker),
-                            kEpoch,
-                            StepId(step),
-                            MicroBatchId(static_cast<uint16_t>(micro_batch)),
-                            {out_of_memory, out_of_memory ? "full" : "sequence 1 is not open here"}});
-  }
-  std::vector<std::string> Sampled(uint64_t step, int micro_batch = 0) {
-    proto::StepResult result;
-    result.step = StepId(step);
-    return Feed(SampleDone{MicroBatchId(static_cast<uint16_t>(micro_batch)), result});
-  }
-  // From the plan to the first wait for partials.
-  void RunToAttention(uint64_t step, std::vector<proto::StepEntry> entries, int micro_batch = 0) {
-    Plan(step, std::move(entries), micro_batch);
-    Done(micro_batch), Done(micro_batch);
-    ASSERT_THAT(Done(micro_batch), ElementsAre("kv 0"));
-  }
-  uint64_t Dropped() const { return core_.counters().dropped_frames; }
-
-  static std::string Line(const SendStepBegin& a) {
-    return absl::StrCat("begin ", a.to.value(), " of ", a.message.entries.size(), " sequences");
-  }
-  static std::string Line(const PrepareStep&) { return "prepare"; }
-  static std::string Line(const RunDense& a) { return absl::StrCat("dense ", a.index); }
-  static std::string Line(const SendQuery& a) { return absl::StrCat("q ", a.op); }
-  static std::string Line(const SendKeyValue& a) { return absl::StrCat("kv ", a.op); }
-  static std::string Line(const AttendPrompts& a) { return absl::StrCat("prompts ", a.op); }
-  static std::string Line(const Sample&) { return "sample"; }
-  std::string Line(const FinishStep& a) {
-    finished_ = a.result;
-    return a.result.status == proto::StepStatus::kOk ? "finish" : absl::StrCat("failed: ", a.result.error);
-  }
-
-  ComputeWorkerCore core_;
-  std::vector<std::byte> bytes_ = std::vector<std::byte>(1 << 20);
-  proto::StepResult finished_;
-  uint64_t step_ = 0;
-};
 
 TEST_F(ComputeWorkerCoreTest, APlanThatComesTwiceRunsOnceAndDisturbsNobody) {
   RunToAttention(5, {Entry(1, On(0))});
@@ -132,7 +24,7 @@ TEST_F(ComputeWorkerCoreTest, APlanThatComesTwiceRunsOnceAndDisturbsNobody) {
   EXPECT_EQ(Dropped(), 2u);
   EXPECT_THAT(Partial(5, 0, 0), ElementsAre("dense 3"));
   Refuse(5, 0, true);
-  EXPECT_THAT(Done(), ElementsAre(testing::HasSubstr("failed")));
+  EXPECT_THAT(Done(), ElementsAre(HasSubstr("failed")));
   EXPECT_THAT(Plan(5, {Entry(1, On(0))}), IsEmpty()) << "when it has ended";
   EXPECT_THAT(Plan(6, {Entry(1, On(0))}), ElementsAre("begin 10 of 1 sequences", "prepare", "dense 0"));
 }
@@ -493,108 +385,5 @@ TEST_F(ComputeWorkerCoreTest, ALostWorkerEndsTheStepsItHasAPartInAndNoOther) {
   EXPECT_THAT(Plan(3, {Entry(2, On(1))}, 0), ElementsAre(HasSubstr("attention worker 1 of epoch 1 is not connected")));
 }
 
-// Prompts: attended here, k and v handed over layer by layer.
-class PromptsTest : public ComputeWorkerCoreTest {
- protected:
-  explicit PromptsTest(bool hand_over_at_end = false) {
-    StepProgram program;
-    for (const Stage& stage : TwoLayers()) {
-      program.push_back(stage);
-      if (stage.kind == StageKind::kSendKeyValue) program.push_back({StageKind::kAttendPrompts, stage.index});
-    }
-    core_ptr_ = std::make_unique<ComputeWorkerCore>(TwoOps(), program,
-                                                    ComputeWorkerOptions{.micro_batches = 3,
-                                                                         .max_step_tokens = 512,
-                                                                         .vocab_size = 100,
-                                                                         .prompt_tokens = 16,
-                                                                         .prompt_blocks = 100,
-                                                                         .key_values_in_flight = 2,
-                                                                         .hand_over_at_end = hand_over_at_end});
-    for (int worker = 0; worker < 3; ++worker)
-      core_ptr_->AddAttentionWorker({WorkerId(static_cast<uint32_t>(worker)), kEpoch, NodeOf(worker)});
-  }
-  std::vector<std::string> FeedPrompt(Event event) {
-    std::vector<Action> actions;
-    core_ptr_->Handle(std::move(event), actions);
-    std::vector<std::string> lines;
-    for (const Action& action : actions) {
-      if (const auto* begin = std::get_if<SendStepBegin>(&action)) begins_.push_back(begin->message);
-      lines.push_back(std::visit([&](const auto& a) { return Line(a); }, action));
-    }
-    return lines;
-  }
-  std::vector<std::string> PlanPrompt(uint64_t step, std::vector<proto::StepEntry> entries) {
-    return FeedPrompt(PlanArrived{{StepId(step), MicroBatchId(0), std::move(entries)}});
-  }
-  std::vector<std::string> DoneHere() { return FeedPrompt(DenseDone{MicroBatchId(0)}); }
-  std::vector<std::string> Answer(uint64_t step, int op, int worker, size_t bytes = 0) {
-    return FeedPrompt(
-        PartialArrived{NodeOf(worker), kEpoch, StepId(step), MicroBatchId(0), op, std::span(bytes_).first(bytes)});
-  }
-  std::vector<std::string> SampledHere(uint64_t step) {
-    proto::StepResult result;
-    result.step = StepId(step);
-    return FeedPrompt(SampleDone{MicroBatchId(0), result});
-  }
-  std::unique_ptr<ComputeWorkerCore> core_ptr_;
-  std::vector<proto::StepBegin> begins_;
-};
-
-TEST_F(PromptsTest, NobodyIsAskedAboutAFreshPromptAndTheStepEndsWhenItsKeysAreInPlace) {
-  auto lines = PlanPrompt(1, {Entry(1, On(0), 100)});
-  EXPECT_THAT(lines, ElementsAre("begin 10 of 1 sequences", "prepare", "dense 0"));
-  EXPECT_EQ(begins_[0].entries[0].attend_end, 0);
-  DoneHere();
-  EXPECT_THAT(DoneHere(), ElementsAre("q 0", "dense 2")) << "to nobody: there are no query bytes";
-  EXPECT_EQ(core_ptr_->PartsOf(MicroBatchId(0))[0].layouts[0].query_bytes, 0);
-  EXPECT_THAT(DoneHere(), ElementsAre("kv 0", "prompts 0"));
-  EXPECT_THAT(DoneHere(), ElementsAre("dense 3")) << "goes on at once";
-  DoneHere(), DoneHere();
-  EXPECT_THAT(DoneHere(), ElementsAre("kv 1", "prompts 1"));
-  EXPECT_THAT(DoneHere(), IsEmpty()) << "two are on their way: the next must not overwrite the first";
-  EXPECT_THAT(Answer(1, 1, 0), IsEmpty()) << "answers come in order";
-  EXPECT_THAT(Answer(1, 0, 0), ElementsAre("dense 6"));
-  EXPECT_THAT(DoneHere(), ElementsAre("sample"));
-  EXPECT_THAT(SampledHere(1), IsEmpty()) << "another compute worker may run the next step";
-  EXPECT_THAT(Answer(1, 1, 0), ElementsAre("finish"));
-}
-
-TEST_F(PromptsTest, APrefixIsAskedAboutWhereItLives) {
-  PlanPrompt(1, {Entry(1, On(0), 100, 128), Entry(2, On(1))});
-  ASSERT_EQ(begins_.size(), 2u);
-  EXPECT_EQ(begins_[0].entries[0].attend_end, 128);
-  EXPECT_EQ(begins_[1].entries[0].attend_end, proto::kOpenEnd) << "one token is no prompt";
-  const auto& item = core_ptr_->PartsOf(MicroBatchId(0))[0].layouts[0].items[0];
-  EXPECT_EQ(item.rows.q_count, 100);
-  EXPECT_EQ(item.attended_end(), 128);
-  EXPECT_FALSE(item.finished());
-  EXPECT_EQ(item.nodes, 100) << "128 tokens are one subtree";
-}
-
-TEST_F(PromptsTest, TheNextPartFindsTheFormerOneHere) {
-  PlanPrompt(1, {Entry(1, On(0), 100)});
-  FeedPrompt(AttentionWorkerLost{WorkerId(2), kEpoch});
-  for (int i = 0; i < 8; ++i) DoneHere();
-  Answer(1, 0, 0);
-  DoneHere(), SampledHere(1);
-  ASSERT_THAT(Answer(1, 1, 0), ElementsAre("finish"));
-  PlanPrompt(2, {Entry(1, On(0), 60, 100)});
-  EXPECT_EQ(begins_.back().entries[0].attend_end, 0);
-}
-
-class AtEndTest : public PromptsTest {
- protected:
-  AtEndTest() : PromptsTest(true) {}
-};
-
-TEST_F(AtEndTest, AllKeysAndValuesGoAfterTheLastLayer) {
-  PlanPrompt(1, {Entry(1, On(0), 100)});
-  std::vector<std::string> all;
-  for (int i = 0; i < 9; ++i)
-    for (const std::string& line : DoneHere())
-      if (line.rfind("dense", 0) != 0) all.push_back(line);
-  EXPECT_THAT(all, ElementsAre("q 0", "prompts 0", "q 1", "prompts 1", "kv 0", "kv 1", "sample"));
-}
-
 }  // namespace
-}  // namespace dovetail::compute
+}  // namespace dovetail::compute::testing

@@ -52,6 +52,44 @@ TEST(PromptScratch, APrefixThatLiesElsewhereStaysThere) {
   EXPECT_EQ(scratch.Begin(kTwo, 200, 30, true), nullptr) << "the segment that is open is elsewhere";
 }
 
+TEST(PromptScratch, WhatIsGatheredFillsTheGapBeforeTheStep) {
+  PromptScratch scratch(Table(), 100);
+  EXPECT_EQ(scratch.FirstMissing(kOne, 200), 0);
+  const PromptScratch::Part* part = scratch.BeginGathering(kOne, 200, 30, /*more=*/true);
+  ASSERT_NE(part, nullptr) << "inside a segment";
+  EXPECT_EQ(part->begin, 0);
+  EXPECT_EQ(part->segments.size(), 4u);
+  scratch.End(kOne, true, 230);
+  EXPECT_EQ(scratch.FirstMissing(kOne, 230), 230) << "the next step has all";
+  EXPECT_EQ(scratch.FirstMissing(kOne, 400), 230);
+  part = scratch.BeginGathering(kOne, 400, 10, true);
+  ASSERT_NE(part, nullptr);
+  EXPECT_EQ(part->segments.size(), 7u);
+  scratch.End(kOne, false, 410);
+  EXPECT_EQ(scratch.FirstMissing(kOne, 400), 230) << "what came for a step that failed may not be whole";
+}
+
+TEST(PromptScratch, WhatAStepThatFailedWroteAnewIsNotTakenForWhatWasThereBefore) {
+  PromptScratch scratch(Table(), 100);
+  scratch.Begin(kOne, 0, 192, true);
+  scratch.End(kOne, true, 192);
+  scratch.Begin(kOne, 64, 64, true);  // begins again from an earlier token
+  scratch.End(kOne, false, 128);
+  EXPECT_EQ(scratch.FirstMissing(kOne, 192), 64);
+  const PromptScratch::Part* part = scratch.Begin(kOne, 192, 64, true);
+  ASSERT_NE(part, nullptr);
+  EXPECT_EQ(part->begin, 192) << "tokens 64 to 191 are not here any more";
+}
+
+TEST(PromptScratch, APrefixThatDoesNotFitIsNotGathered) {
+  PromptScratch scratch(Table(), 20);  // 4 segments, or 10 of one op
+  EXPECT_NE(scratch.BeginGathering(kOne, 512, 100, true), nullptr) << "its blocks serve one op after the other";
+  scratch.End(kOne, true, 612);
+  EXPECT_EQ(scratch.FirstMissing(kOne, 612), 0);
+  EXPECT_EQ(scratch.BeginGathering(kOne, 640, 100, true), nullptr);
+  EXPECT_EQ(scratch.free_blocks(), 20u);
+}
+
 TEST(PromptScratch, AFailedStepIsRepeatedOverWhatWasThere) {
   PromptScratch scratch(Table(), 100);
   scratch.Begin(kOne, 0, 64, true);

@@ -190,6 +190,22 @@ TEST(StepBeginField, QueriesAttendWholeSegmentsBeforeTheStep) {
   }
 }
 
+TEST(StepBeginField, GatheredTokensLieBetweenWhatIsAttendedAndTheStep) {
+  StepBegin begin = FullBegin();
+  begin.entries[0].attend_end = 64;
+  for (const Position bad : {Position{63}, Position{128}, Position{-1}, kOpenEnd - 1}) {
+    begin.entries[0].gather_begin = bad;
+    EXPECT_THAT(Whole(begin), HasSubstr("entry.gather_begin is not between attend_end and ctx_len")) << bad;
+  }
+  for (const Position good : {Position{64}, Position{127}, kOpenEnd}) {
+    begin.entries[0].gather_begin = good;
+    EXPECT_EQ(Whole(begin), "accepted") << good;
+  }
+  begin.entries[0].attend_end = kOpenEnd;
+  begin.entries[0].gather_begin = 64;
+  EXPECT_THAT(Whole(begin), HasSubstr("entry.gather_begin"));
+}
+
 TEST(PartField, FitsTheStepItIsOf) {
   EXPECT_EQ(Whole(BeginOfRank()), "accepted");
   const auto begin = [](auto change) {

@@ -88,17 +88,23 @@ StepResult FullResult() {
   entry.logprobs = SomeLogprobs();
   entry.prompt_logprobs = {SomeLogprobs(), {}};
   entry.logits = {1.5f, -2.0f, 0.0f};
-  return StepResult{
-      StepId(77),  MicroBatchId(3),        StepStatus::kWorkerFailed,      "attention worker 2: out of blocks",
-      WorkerId(2), {entry, EntryResult{}}, {1000, 600, 300, 100, 200, 50}, {SequenceId(5), SequenceId(9)}};
+  return StepResult{StepId(77),
+                    MicroBatchId(3),
+                    StepStatus::kWorkerFailed,
+                    "attention worker 2: out of blocks",
+                    WorkerId(2),
+                    {entry, EntryResult{}},
+                    {1000, 600, 300, 100, 200, 50},
+                    {7000, 900},
+                    {SequenceId(5), SequenceId(9)}};
 }
 
 OpenSequence FullOpen() { return {SequenceId(5), SomeShards(), SomeHashes(3), true}; }
 
 StepBegin FullBegin() {
   return {{{SequenceId(1), 128, 1, SomeHashes(1)},
-           {SequenceId(2), 0, 512, {}, 0, 512},
-           {SequenceId(3), 192, 64, {}, 128, 0}}};
+           {SequenceId(2), 0, 512, {}, 0, kOpenEnd, 512},
+           {SequenceId(3), 192, 64, {}, 128, 130, 0}}};
 }
 
 StepBegin BeginOfRank() { return {{{SequenceId(1), 192, 3, SomeHashes(1), 128}}, {StepId(77), 100, 195, 1, 2}}; }

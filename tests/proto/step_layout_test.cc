@@ -48,6 +48,33 @@ TEST(StepLayout, ATokenShardReturnsItsSubtreesInFloatWithMaximaAndDenominators) 
   EXPECT_EQ(layout.partial_bytes, 4 * 2 * 2 * (4 + 2));
 }
 
+TEST(StepLayout, EarlierTokensComeWithTheAnswerOfTheShardThatHoldsThem) {
+  StepLayout layout;
+  layout.Add(0, 0, {0, 3}, {0, 64}, /*ctx_len=*/100, /*q_len=*/9, Spec(), /*attend_end=*/0, /*gather_begin=*/10);
+  layout.Add(0, 1, {0, 3}, {64, kOpenEnd}, 100, 9, Spec(), 0, 10);
+  layout.Finish(Spec());
+  ASSERT_EQ(layout.items.size(), 2u);
+  EXPECT_EQ(layout.query_bytes, 0);
+  EXPECT_TRUE(layout.asks());
+  EXPECT_EQ(layout.items[0].gather_first, 10);
+  EXPECT_EQ(layout.items[0].gather_count, 54);
+  EXPECT_EQ(layout.items[1].gather_first, 64);
+  EXPECT_EQ(layout.items[1].gather_count, 36);
+  EXPECT_EQ(layout.items[1].rows.kv_count, 9);
+  EXPECT_EQ(layout.gather_bytes, 90 * 3 * (8 + 4) * 2);
+  EXPECT_EQ(layout.partial_bytes, layout.gather_bytes);
+}
+
+TEST(StepLayout, OfEarlierTokensOnlyThoseComeThatAWindowSees) {
+  SoftmaxSpec spec = Spec();
+  spec.window = 20;  // token 300 sees 281 on
+  StepLayout layout;
+  layout.Add(0, 0, {0, 3}, {}, 300, 5, spec, 0, 0);
+  layout.Finish(spec);
+  EXPECT_EQ(layout.items[0].gather_first, 256) << "the segment's first token: kernels read segments";
+  EXPECT_EQ(layout.items[0].gather_count, 44);
+}
+
 TEST(StepLayout, LeavesOutShardsThatTheStepDoesNotConcern) {
   StepLayout layout;
   layout.Add(0, 0, {0, 3}, {128, kOpenEnd}, 0, 100, Spec());
@@ -71,8 +98,10 @@ TEST(StepLayout, PartsOfAPayloadNeitherOverlapNorLeaveGapsOrBreakAlignment) {
       const Position begin = static_cast<Position>(random() % 3) * 64;
       const TokenRange tokens{begin, random() % 2 == 0 ? kOpenEnd : begin + 64};
       const int head = static_cast<int>(random() % 3);
-      layout.Add(entry, 0, {head, 3}, tokens, static_cast<Position>(random() % 300),
-                 1 + static_cast<int>(random() % 20), spec);
+      const auto ctx_len = static_cast<Position>(random() % 300);
+      const bool gathers = ctx_len > 0 && random() % 2 == 0;
+      layout.Add(entry, 0, {head, 3}, tokens, ctx_len, 1 + static_cast<int>(random() % 20), spec,
+                 gathers ? 0 : kOpenEnd, gathers ? static_cast<Position>(random() % ctx_len) : kOpenEnd);
     }
     layout.Finish(spec);
     std::vector<std::pair<int64_t, int64_t>> query, key_value, partial;  // offset, size
@@ -82,8 +111,12 @@ TEST(StepLayout, PartsOfAPayloadNeitherOverlapNorLeaveGapsOrBreakAlignment) {
       key_value.emplace_back(item.value_offset, element * item.rows.kv_count * item.kv_heads.size() * spec.value_dim);
       const int64_t whole = element * item.rows.q_count * item.query_heads * spec.value_dim;
       partial.emplace_back(item.partial_offset,
-                           item.tokens.whole() ? whole : 4 * item.nodes * item.query_heads * (spec.value_dim + 2));
-      EXPECT_TRUE(item.tokens.whole() || item.partial_offset % 4 == 0);
+                           item.finished() ? whole : 4 * item.nodes * item.query_heads * (spec.value_dim + 2));
+      EXPECT_TRUE(item.finished() || item.partial_offset % 4 == 0);
+      if (item.gather_count == 0) continue;
+      const int64_t rows = element * item.gather_count * item.kv_heads.size();
+      partial.emplace_back(item.gather_key_offset, rows * spec.key_dim);
+      partial.emplace_back(item.gather_value_offset, rows * spec.value_dim);
     }
     const auto check = [](std::vector<std::pair<int64_t, int64_t>> parts, int64_t bytes, int64_t slack) {
       std::sort(parts.begin(), parts.end());

@@ -1,0 +1,164 @@
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/compute_worker/core_fixture.h"
+
+namespace dovetail::compute::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+// Prompts: attended here, k and v handed over layer by layer.
+class PromptsTest : public ComputeWorkerCoreTest {
+ protected:
+  explicit PromptsTest(bool hand_over_at_end = false, PrefixExchange prefix = PrefixExchange::kGather) {
+    StepProgram program;
+    for (const Stage& stage : TwoLayers()) {
+      program.push_back(stage);
+      if (stage.kind == StageKind::kSendKeyValue) program.push_back({StageKind::kAttendPrompts, stage.index});
+    }
+    core_ptr_ = std::make_unique<ComputeWorkerCore>(TwoOps(), program,
+                                                    ComputeWorkerOptions{.micro_batches = 3,
+                                                                         .max_step_tokens = 512,
+                                                                         .vocab_size = 100,
+                                                                         .prompt_tokens = 16,
+                                                                         .prompt_blocks = 100,
+                                                                         .prefix = prefix,
+                                                                         .key_values_in_flight = 2,
+                                                                         .hand_over_at_end = hand_over_at_end});
+    for (int worker = 0; worker < 3; ++worker)
+      core_ptr_->AddAttentionWorker({WorkerId(static_cast<uint32_t>(worker)), kEpoch, NodeOf(worker)});
+  }
+  std::vector<std::string> FeedPrompt(Event event) {
+    std::vector<Action> actions;
+    core_ptr_->Handle(std::move(event), actions);
+    std::vector<std::string> lines;
+    for (const Action& action : actions) {
+      if (const auto* begin = std::get_if<SendStepBegin>(&action)) begins_.push_back(begin->message);
+      lines.push_back(std::visit([&](const auto& a) { return Line(a); }, action));
+    }
+    return lines;
+  }
+  std::vector<std::string> PlanPrompt(uint64_t step, std::vector<proto::StepEntry> entries) {
+    return FeedPrompt(PlanArrived{{StepId(step), MicroBatchId(0), std::move(entries)}});
+  }
+  std::vector<std::string> DoneHere() { return FeedPrompt(DenseDone{MicroBatchId(0)}); }
+  std::vector<std::string> Answer(uint64_t step, int op, int worker, size_t bytes = 0) {
+    return FeedPrompt(
+        PartialArrived{NodeOf(worker), kEpoch, StepId(step), MicroBatchId(0), op, std::span(bytes_).first(bytes)});
+  }
+  std::vector<std::string> SampledHere(uint64_t step) {
+    proto::StepResult result;
+    result.step = StepId(step);
+    return FeedPrompt(SampleDone{MicroBatchId(0), result});
+  }
+  std::unique_ptr<ComputeWorkerCore> core_ptr_;
+  std::vector<proto::StepBegin> begins_;
+};
+
+TEST_F(PromptsTest, NobodyIsAskedAboutAFreshPromptAndTheStepEndsWhenItsKeysAreInPlace) {
+  auto lines = PlanPrompt(1, {Entry(1, On(0), 100)});
+  EXPECT_THAT(lines, ElementsAre("begin 10 of 1 sequences", "prepare", "dense 0"));
+  EXPECT_EQ(begins_[0].entries[0].attend_end, 0);
+  DoneHere();
+  EXPECT_THAT(DoneHere(), ElementsAre("q 0", "dense 2")) << "to nobody: there are no query bytes";
+  EXPECT_EQ(core_ptr_->PartsOf(MicroBatchId(0))[0].layouts[0].query_bytes, 0);
+  EXPECT_THAT(DoneHere(), ElementsAre("kv 0", "prompts 0"));
+  EXPECT_THAT(DoneHere(), ElementsAre("dense 3")) << "goes on at once";
+  DoneHere(), DoneHere();
+  EXPECT_THAT(DoneHere(), ElementsAre("kv 1", "prompts 1"));
+  EXPECT_THAT(DoneHere(), IsEmpty()) << "two are on their way: the next must not overwrite the first";
+  EXPECT_THAT(Answer(1, 1, 0), IsEmpty()) << "answers come in order";
+  EXPECT_THAT(Answer(1, 0, 0), ElementsAre("dense 6"));
+  EXPECT_THAT(DoneHere(), ElementsAre("sample"));
+  EXPECT_THAT(SampledHere(1), IsEmpty()) << "another compute worker may run the next step";
+  EXPECT_THAT(Answer(1, 1, 0), ElementsAre("finish"));
+}
+
+class AskingTest : public PromptsTest {
+ protected:
+  AskingTest() : PromptsTest(false, PrefixExchange::kAsk) {}
+};
+
+TEST_F(AskingTest, APrefixIsAskedAboutWhereItLives) {
+  PlanPrompt(1, {Entry(1, On(0), 100, 128), Entry(2, On(1))});
+  ASSERT_EQ(begins_.size(), 2u);
+  EXPECT_EQ(begins_[0].entries[0].attend_end, 128);
+  EXPECT_EQ(begins_[1].entries[0].attend_end, proto::kOpenEnd) << "one token is no prompt";
+  const auto& item = core_ptr_->PartsOf(MicroBatchId(0))[0].layouts[0].items[0];
+  EXPECT_EQ(item.rows.q_count, 100);
+  EXPECT_EQ(item.attended_end(), 128);
+  EXPECT_FALSE(item.finished());
+  EXPECT_EQ(item.nodes, 100) << "128 tokens are one subtree";
+}
+
+TEST_F(PromptsTest, APrefixIsAttendedHereWhenItsKeysHaveCome) {
+  PlanPrompt(1, {Entry(1, On(0), 100, 130)});
+  EXPECT_EQ(begins_[0].entries[0].attend_end, 0);
+  EXPECT_EQ(begins_[0].entries[0].gather_begin, 0);
+  const proto::StepLayout& layout = core_ptr_->PartsOf(MicroBatchId(0))[0].layouts[0];
+  EXPECT_EQ(layout.query_bytes, 0);
+  EXPECT_EQ(layout.items[0].gather_count, 130);
+  const auto bytes = static_cast<size_t>(layout.partial_bytes);
+  ASSERT_EQ(layout.gather_bytes, layout.partial_bytes);
+  DoneHere();
+  EXPECT_THAT(DoneHere(), ElementsAre("q 0", "dense 2"));
+  EXPECT_THAT(DoneHere(), ElementsAre("kv 0")) << "prompts wait for the answer";
+  EXPECT_THAT(Answer(1, 0, 0, bytes), ElementsAre("prompts 0"));
+  EXPECT_THAT(DoneHere(), ElementsAre("dense 3")) << "nothing else is due";
+  DoneHere(), DoneHere();
+  EXPECT_THAT(DoneHere(), ElementsAre("kv 1"));
+  EXPECT_THAT(Answer(1, 1, 0, bytes), ElementsAre("prompts 1"));
+  DoneHere(), DoneHere();
+  EXPECT_THAT(SampledHere(1), ElementsAre("finish"));
+  EXPECT_EQ(finished_.prefix.asked_bytes, 0);
+  EXPECT_EQ(finished_.prefix.gathered_bytes, 2 * layout.gather_bytes) << "of two ops";
+}
+
+TEST_F(PromptsTest, OnlyWhatOthersComputedMeanwhileIsGathered) {
+  PlanPrompt(1, {Entry(1, On(0), 100)});
+  for (int i = 0; i < 8; ++i) DoneHere();
+  Answer(1, 0, 0), DoneHere(), SampledHere(1);
+  ASSERT_THAT(Answer(1, 1, 0), ElementsAre("finish"));
+  PlanPrompt(2, {Entry(1, On(0), 60, 192)});
+  EXPECT_EQ(begins_.back().entries[0].attend_end, 0);
+  EXPECT_EQ(begins_.back().entries[0].gather_begin, 100);
+}
+
+TEST_F(PromptsTest, AWorkerThatIsLostBeforeItsKeysComeEndsTheStep) {
+  PlanPrompt(1, {Entry(1, On(0), 100, 130)});
+  DoneHere(), DoneHere(), DoneHere();
+  EXPECT_THAT(FeedPrompt(AttentionWorkerLost{WorkerId(0), kEpoch}), ElementsAre("failed: attention worker 0: lost"));
+  PlanPrompt(2, {Entry(1, On(1), 100, 130)});
+  EXPECT_EQ(begins_.back().entries[0].gather_begin, 0) << "nothing of the failed step is kept";
+}
+
+TEST_F(PromptsTest, TheNextPartFindsTheFormerOneHere) {
+  PlanPrompt(1, {Entry(1, On(0), 100)});
+  FeedPrompt(AttentionWorkerLost{WorkerId(2), kEpoch});
+  for (int i = 0; i < 8; ++i) DoneHere();
+  Answer(1, 0, 0);
+  DoneHere(), SampledHere(1);
+  ASSERT_THAT(Answer(1, 1, 0), ElementsAre("finish"));
+  PlanPrompt(2, {Entry(1, On(0), 60, 100)});
+  EXPECT_EQ(begins_.back().entries[0].attend_end, 0);
+}
+
+class AtEndTest : public PromptsTest {
+ protected:
+  AtEndTest() : PromptsTest(true) {}
+};
+
+TEST_F(AtEndTest, AllKeysAndValuesGoAfterTheLastLayer) {
+  PlanPrompt(1, {Entry(1, On(0), 100)});
+  std::vector<std::string> all;
+  for (int i = 0; i < 9; ++i)
+    for (const std::string& line : DoneHere())
+      if (line.rfind("dense", 0) != 0) all.push_back(line);
+  EXPECT_THAT(all, ElementsAre("q 0", "prompts 0", "q 1", "prompts 1", "kv 0", "kv 1", "sample"));
+}
+
+}  // namespace
+}  // namespace dovetail::compute::testing
