@@ -95,6 +95,31 @@ TEST_P(UcxPortTest, ThreeNodesOnThreadsOfTheirOwnEachSeeEveryOtherInOrder) {
   }
 }
 
+// A compute worker that attends a long prompt between any two frames.
+TEST_P(UcxPortTest, ANodeThatIsAtWorkForLongAfterEachFrameTakesNoPeerForSilent) {
+  TestNode busy(Options(1)), talker(Options(2)), quiet(Options(3));
+  ASSERT_TRUE(Connect(busy, talker) && Connect(busy, quiet));
+  for (uint64_t i = 0; i < 150; ++i) ASSERT_TRUE(SendMessage(talker, busy, i, Pattern(100, i)).ok());
+  std::atomic<bool> done{false};
+  const auto idle = [&](TestNode& node) {
+    while (!done.load()) {
+      node.Poll();
+      node.port->Wait(absl::Milliseconds(5));
+    }
+  };
+  std::thread talks(idle, std::ref(talker)), is_quiet(idle, std::ref(quiet));
+  busy.collector.then = [](const Delivery&) { absl::SleepFor(absl::Milliseconds(10)); };
+  while (busy.collector.frames.size() < 150) {
+    busy.Poll();
+    for (const UcxPort::Silence& silence : busy.port->SilentPeers())
+      ADD_FAILURE() << "node " << silence.node.value() << " for " << silence.length << " at "
+                    << busy.collector.frames.size() << " frames";
+  }
+  done.store(true);
+  talks.join();
+  is_quiet.join();
+}
+
 TEST_P(UcxPortTest, FramesSentBeforeThePeerKnowsTheSenderArriveOnceItDoes) {
   TestNode a(Options(1)), b(Options(2));
   ASSERT_TRUE(Add(a, b).ok());

@@ -84,7 +84,8 @@ UcxPort::UcxPort(const UcxOptions& options)
     : options_(options),
       key_(RandomKey()),
       retired_(options.max_retired_bytes),
-      now_(SystemClock().Now()),
+      listened_(SystemClock().Now()),
+      now_(listened_),
       next_tick_(now_) {}
 
 absl::StatusOr<std::unique_ptr<UcxPort>> UcxPort::Create(const UcxOptions& options) {
@@ -363,16 +364,26 @@ void UcxPort::SetAsleep(bool asleep) {
     if (peer->ring() != nullptr) peer->ring()->SetAsleep(asleep);
 }
 
-// What comes through rings is looked at first. UCX, which brings everything else, is not kept waiting by it for long.
+// What comes through rings is looked at first. UCX, which brings everything else, is not kept waiting by it for long,
+// neither by many frames nor by a node that is at work for long after each.
 void UcxPort::Progress() {
   for (const auto& peer : peers_)
     if (peer->ring() != nullptr) PollRing(*peer);
-  if (deliverable_ && ++polls_of_rings_ < kPollsPerProgress) return;
+  const absl::Duration deaf = now_ - listened_;
+  const bool listened_lately = deaf < options_.beat;
+  if (deliverable_ && listened_lately && ++polls_of_rings_ < kPollsPerProgress) return;
   polls_of_rings_ = 0;
+  // A node that did not listen for a while could hear nobody, which is not its peers' fault. What they wanted to say
+  // may still have to wait for room.
+  if (!listened_lately)
+    for (auto& peer : peers_) peer->Hear(std::min(now_, peer->heard() + deaf));
   for (int i = 0; i < kMaxProgressPerPoll; ++i) {
-    if (worker_->Progress() == 0) break;
+    if (worker_->Progress() == 0) {
+      listened_ = now_;
+      break;
+    }
     vain_wakeups_ = 0;
-    if (deliverable_) break;
+    if (deliverable_ && listened_lately) break;
   }
   if (!closing_.empty()) ReapClosing();
 }
@@ -388,14 +399,11 @@ void UcxPort::DeliverOne(UcxPeer& peer, FrameHandler& handler) {
   peer.EndDelivery(frame);
 }
 
-// What must happen now and then: every peer hears something, and the dead are noticed. A node that did not poll for a
-// while could hear nobody, which is not its peers' fault.
+// What must happen now and then: every peer hears something, and the dead are noticed.
 void UcxPort::Tick(absl::Time now) {
-  const absl::Duration away = now - now_ - options_.beat;
   now_ = now;
   next_tick_ = now + options_.beat / 2;
   for (auto& peer : peers_) {
-    if (away > absl::ZeroDuration()) peer->Hear(std::min(now, peer->heard() + away));
     if (peer->connected() && now - peer->spoke() >= options_.beat * 3 / 4) peer->SendControl(WireKind::kCredit);
   }
   TakeDeaths();
@@ -424,7 +432,7 @@ void UcxPort::TakeDeaths() {
 std::vector<UcxPort::Silence> UcxPort::SilentPeers() const {
   std::vector<Silence> silent;
   for (const auto& peer : peers_) {
-    const absl::Duration length = now_ - peer->heard();
+    const absl::Duration length = listened_ - peer->heard();
     if (length > options_.silence * (peer->connected() ? 1 : kSilencesToConnect))
       silent.push_back({peer->node(), peer->epoch(), length});
   }

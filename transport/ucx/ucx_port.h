@@ -126,8 +126,9 @@ class UcxPort final : public Port, public Waiter {
   // Peers that failed since the last call. A failed peer is reported once; Wait returns when there is one.
   std::vector<PeerFailure> TakeFailures();
 
-  // Peers that were not heard for `silence`, while this port was polled. A peer that never answered has ten times as
-  // long.
+  // Peers that were not heard for `silence`, up to the last time that this port had read everything that was there:
+  // time in which it was not polled, or in which its frames were handled, says nothing about a peer. A peer that never
+  // answered has ten times as long.
   struct Silence {
     NodeId node;
     Epoch epoch;
@@ -193,6 +194,7 @@ class UcxPort final : public Port, public Waiter {
   bool delivering_ = false;
   bool delivered_one_ = false;  // since the last look at the clock
   UcxCounters counters_;
+  absl::Time listened_;         // the tick at which UCX last had nothing more
   absl::Time now_, next_tick_;  // of the last tick; a message does not pay for a look at the clock
   uint32_t polls_ = 0;
   uint32_t polls_of_rings_ = 0;  // since UCX last made progress
