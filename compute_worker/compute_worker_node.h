@@ -23,7 +23,7 @@ struct ComputeWorkerTuning {
   std::optional<uint64_t>
       prompt_scratch_bytes;  // K and V of prompts attended here; default: a few steps, at most 256 MiB
   int prompt_tokens = 16;    // new tokens from which on an entry is attended here
-  PrefixExchange prefix = PrefixExchange::kAuto;
+  PrefixExchange prefix = PrefixExchange::kAsk;
   int key_values_in_flight = 4;   // ops of k and v that an attention worker may owe an answer, 2..64
   bool hand_over_at_end = false;  // all k and v of a prompt's step go when its layers are done
   Trace* trace = nullptr;         // what is done when; outlives the worker

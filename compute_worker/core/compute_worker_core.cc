@@ -135,8 +135,8 @@ PromptEntry ComputeWorkerCore::BeginPrompt(const StepEntry& entry) {
   const bool more = !entry.sample;
   PromptEntry prompt;
   const Position missing = scratch_.FirstMissing(entry.sequence, entry.ctx_len);
-  if (missing < entry.ctx_len &&
-      GathersPrefix(options_.prefix, PrefixBytes::Of(table_, missing, entry.ctx_len, q_len))) {
+  const bool gathers = options_.prefix == PrefixExchange::kGather && missing < entry.ctx_len;
+  if (gathers && MayGather(table_, missing, entry.ctx_len)) {
     prompt.part = scratch_.BeginGathering(entry.sequence, entry.ctx_len, q_len, more);
     if (prompt.part != nullptr) prompt.gather_begin = missing;
   }

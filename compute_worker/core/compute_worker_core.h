@@ -136,7 +136,7 @@ struct ComputeWorkerOptions {
   // Prompts: an entry of so many new tokens is attended here, as far as the scratch goes; others on attention workers.
   int prompt_tokens = 16;
   uint32_t prompt_blocks = 0;  // of the scratch: 64 tokens x a KV head x an op; 0: all on attention workers
-  PrefixExchange prefix = PrefixExchange::kAuto;
+  PrefixExchange prefix = PrefixExchange::kAsk;
   int key_values_in_flight = 4;   // ops whose k and v an attention worker has not answered: paces what prompts send
   bool hand_over_at_end = false;  // k and v of steps that ask nothing go when all layers are done; then the above is
                                   // the number of ops

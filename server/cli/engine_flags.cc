@@ -81,8 +81,8 @@ void AddWeightFlags(CLI::App& command, EngineFlags& flags) {
   command
       .add_option("--prefill-exchange", flags.prefill_exchange,
                   "How a prompt's step gets at earlier tokens that its compute worker does not have: plane (queries go "
-                  "to the attention workers), gather (their K and V come from there), or auto (what moves fewer bytes)")
-      ->check(OneOf({"auto", "plane", "gather"}))
+                  "to the attention workers), or gather (K and V come from there, as far as --prompt-scratch has room)")
+      ->check(OneOf({"plane", "gather"}))
       ->type_name("HOW")
       ->group("Disaggregation");
   command
@@ -313,7 +313,6 @@ absl::StatusOr<compute::ComputeWorkerTuning> TuningOf(const EngineFlags& flags) 
   compute::ComputeWorkerTuning tuning;
   tuning.q_first = flags.q_first;
   tuning.hand_over_at_end = flags.hand_over == "end";
-  if (flags.prefill_exchange == "plane") tuning.prefix = compute::PrefixExchange::kAsk;
   if (flags.prefill_exchange == "gather") tuning.prefix = compute::PrefixExchange::kGather;
   if (flags.prompt_scratch != "auto") {
     DT_ASSIGN_OR_RETURN(tuning.prompt_scratch_bytes, ParseBytes("--prompt-scratch", flags.prompt_scratch));

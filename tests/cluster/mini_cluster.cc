@@ -31,11 +31,7 @@ constexpr absl::Duration kPatience = absl::Seconds(60);
 constexpr int kPatienceMs = 60'000;
 
 const char* FlagOf(compute::PrefixExchange prefix) {
-  switch (prefix) {
-    case compute::PrefixExchange::kAsk: return "plane";
-    case compute::PrefixExchange::kGather: return "gather";
-    default: return "auto";
-  }
+  return prefix == compute::PrefixExchange::kGather ? "gather" : "plane";
 }
 
 const char* FlagOf(scheduler::PlacementPolicy placement) {
