@@ -68,10 +68,14 @@ std::shared_ptr<grpc::experimental::CertificateProviderInterface> ProviderOf(con
 
 }  // namespace
 
+absl::Status NotAllTlsFiles() {
+  return InvalidArgument("--tls-cert, --tls-key and --tls-ca: give all three for mutual TLS, or none");
+}
+
 absl::Status Security::Validate() const {
   const int given = !cert_file.empty() + !key_file.empty() + !ca_file.empty();
   if (given == 0) return absl::OkStatus();
-  if (given != 3) return InvalidArgument("--tls-cert, --tls-key and --tls-ca: give all three for mutual TLS, or none");
+  if (given != 3) return NotAllTlsFiles();
   DT_ASSIGN_OR_RETURN(const Owned<X509> cert, ReadCertificate("--tls-cert", cert_file));
   DT_RETURN_IF_ERROR(ReadCertificate("--tls-ca", ca_file).status());
   DT_ASSIGN_OR_RETURN(const Owned<FILE> file, OpenFile("--tls-key", key_file));

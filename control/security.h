@@ -23,6 +23,9 @@ struct Security {
   absl::Status Validate() const;
 };
 
+// kInvalidArgument: --tls-cert, --tls-key and --tls-ca belong together.
+absl::Status NotAllTlsFiles();
+
 // The first line of a file, at least 16 characters. Errors name the flag and the file.
 absl::StatusOr<std::string> ReadTokenFile(const std::string& path);
 

@@ -98,11 +98,15 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> OpenGpu(const std::string& flag, con
   return device;
 }
 
+absl::Status CheckWorkerDeviceName(const std::string& flag, const std::string& name) {
+  if (name == "cpu" || kernels::cuda::ParseCudaName(name).ok()) return absl::OkStatus();
+  return InvalidArgument(flag, ": '", name, "' is neither cpu nor cuda:N; `dovetail devices` lists what is here");
+}
+
 absl::StatusOr<std::unique_ptr<kernels::Device>> OpenDevice(const std::string& flag, const std::string& name,
                                                             int threads) {
+  DT_RETURN_IF_ERROR(CheckWorkerDeviceName(flag, name));
   if (name == "cpu") return OpenCpu(threads);
-  if (!kernels::cuda::ParseCudaName(name).ok())
-    return InvalidArgument(flag, ": '", name, "' is neither cpu nor cuda:N; `dovetail devices` lists what is here");
   return OpenGpu(flag, name, threads);
 }
 

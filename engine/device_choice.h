@@ -13,6 +13,8 @@ inline constexpr const char* kAnyGpu = "cuda";
 
 // --device: "cpu", "cuda:N", "cuda" or "auto".
 absl::Status CheckDeviceName(const std::string& flag, const std::string& name);
+// "cpu" or "cuda:N".
+absl::Status CheckWorkerDeviceName(const std::string& flag, const std::string& name);
 
 // The GPU called "cuda:N". Errors name the flag and say what is missing. `threads`: of the host's side; 0: one per
 // core.

@@ -379,7 +379,8 @@ void ClusterScheduler::Describe(admin::v1::ClusterStatus& status) const {
   }
 }
 
-absl::Status ClusterScheduler::Drain(WorkerId worker) {
+absl::Status ClusterScheduler::Drain(WorkerId worker, bool alone) {
+  if (alone) DT_RETURN_IF_ERROR(members_.MayDrainAlone(worker));
   std::vector<MemberAction> actions;
   const absl::Status status = members_.Drain(worker, actions);
   Perform(std::move(actions));
@@ -387,10 +388,10 @@ absl::Status ClusterScheduler::Drain(WorkerId worker) {
   return status;
 }
 
-absl::Status ClusterScheduler::Drain(const std::string& name) {
+absl::Status ClusterScheduler::Drain(const std::string& name, bool alone) {
   const Member* member = members_.FindName(name);
   if (member == nullptr) return NotFound("no worker is named ", name, "; `dovetail status` lists them");
-  return Drain(member->worker);
+  return Drain(member->worker, alone);
 }
 
 void ClusterScheduler::FinishDrains() {

@@ -65,8 +65,9 @@ class ClusterScheduler {
 
   // Operators.
   void Describe(admin::v1::ClusterStatus& status) const;
-  absl::Status Drain(WorkerId worker);
-  absl::Status Drain(const std::string& name);
+  // `alone`: kAborted while another worker of its role drains.
+  absl::Status Drain(WorkerId worker, bool alone = false);
+  absl::Status Drain(const std::string& name, bool alone = false);
 
   // One turn of the loop; returns how many frames were handled.
   int Turn();

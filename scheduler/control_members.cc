@@ -497,6 +497,15 @@ absl::Status ControlMembers::Drain(WorkerId worker, std::vector<MemberAction>& a
   return absl::OkStatus();
 }
 
+absl::Status ControlMembers::MayDrainAlone(WorkerId worker) const {
+  const Member* member = Find(worker);
+  if (member == nullptr) return absl::OkStatus();
+  for (const auto& [id, other] : members_)
+    if (id != worker && other.state == MemberState::kDraining && other.request.role == member->request.role)
+      return absl::AbortedError(absl::StrCat(other.request.name, " drains"));
+  return absl::OkStatus();
+}
+
 void ControlMembers::Drained(WorkerId worker, std::vector<MemberAction>& actions) {
   const Member* member = Find(worker);
   if (member == nullptr || member->state != MemberState::kDraining) return;

@@ -137,6 +137,8 @@ class ControlMembers {
   void Refuse(WorkerId worker, const std::string& why, std::vector<MemberAction>& actions);
 
   absl::Status Drain(WorkerId worker, std::vector<MemberAction>& actions);
+  // kAborted names another worker of its role that drains.
+  absl::Status MayDrainAlone(WorkerId worker) const;
   void Drained(WorkerId worker, std::vector<MemberAction>& actions);
 
   // Ends members whose lease has run out, and judges bad links. To be called after every event, too.

@@ -332,8 +332,8 @@ class AdminService final : public admin::v1::Admin::CallbackService {
                                         admin::v1::DrainWorkerReply*) override {
     return context_.Answer(call, Rpc::kDrainWorker, [this, request]() -> absl::Status {
       if (request->who_case() == admin::v1::DrainWorkerRequest::kWorker)
-        return context_.scheduler.Drain(WorkerId(request->worker()));
-      return context_.scheduler.Drain(request->name());
+        return context_.scheduler.Drain(WorkerId(request->worker()), request->alone());
+      return context_.scheduler.Drain(request->name(), request->alone());
     });
   }
 

@@ -7,6 +7,7 @@
 #include "absl/time/time.h"
 #include "base/ids.h"
 #include "base/log.h"
+#include "control/security.h"
 #include "server/cli/command_line.h"
 #include "server/cli/model_text.h"
 
@@ -114,6 +115,17 @@ void AddApiFlags(CLI::App& command, ApiFlags& flags) {
   AddModelFlags(command, flags);
   AddLoadFlags(command, flags);
   AddLimitFlags(command, flags.limits);
+}
+
+absl::Status CheckApiFlags(const ApiFlags& flags) {
+  DT_RETURN_IF_ERROR(CheckNames(flags));
+  DT_RETURN_IF_ERROR(CorsOptionsOf(flags.cors).status());
+  if (!flags.grpc_listen.empty())
+    DT_RETURN_IF_ERROR(control::CheckAddress("--grpc-listen", flags.grpc_listen, /*may_be_free=*/true));
+  server::HttpServerOptions http;
+  DT_RETURN_IF_ERROR(SetLimits(flags.limits, http));
+  server::GrpcServerOptions grpc;
+  return SetLimits(flags.limits, grpc);
 }
 
 ApiServer::ApiServer(const ApiFlags& flags, server::HttpServerOptions options)

@@ -34,6 +34,8 @@ struct ApiFlags {
   int shutdown_timeout = 30;  // seconds
 };
 void AddApiFlags(CLI::App& command, ApiFlags& flags);
+// What they say by themselves. kInvalidArgument names the flag. Reads no file.
+absl::Status CheckApiFlags(const ApiFlags& flags);
 
 struct ServedEngine {
   const model::Checkpoint* checkpoint = nullptr;  // its text side

@@ -44,9 +44,18 @@ absl::StatusOr<uint64_t> KvBytesOf(const AttentionWorkerFlags& flags, kernels::D
   return most == 0 ? bytes : std::min(bytes, most);
 }
 
+absl::Status CheckFlags(const AttentionWorkerFlags& flags) {
+  DT_RETURN_IF_ERROR(CheckPlanes(flags.control, flags.data));
+  DT_RETURN_IF_ERROR(engine::CheckWorkerDeviceName("--device", flags.device));
+  if (flags.kv_capacity != "auto") DT_RETURN_IF_ERROR(ParseBytes("--kv-capacity", flags.kv_capacity).status());
+  DT_RETURN_IF_ERROR(ParseBytes("--kv-leave", flags.kv_leave).status());
+  return ParseBytes("--kv-most", flags.kv_most).status();
+}
+
 }  // namespace
 
 absl::Status RunAttentionWorker(const AttentionWorkerFlags& flags) {
+  if (flags.check_flags) return CheckFlags(flags);
   BeginRole(flags.name.empty() ? "attention" : flags.name);
   StopSignal stop;
   attention::AttentionWorkerMainOptions role;

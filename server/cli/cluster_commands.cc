@@ -122,6 +122,7 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
   AddUnservedTimeoutFlag(scheduler, scheduler_.unserved_timeout);
   AddStepTimeoutFlag(scheduler, scheduler_.step_timeout);
   AddUnlikeWorkersFlag(scheduler, scheduler_.unlike_workers);
+  AddCheckFlagsFlag(scheduler, scheduler_.check_flags);
   scheduler.add_option("--max-workers", scheduler_.max_workers, "Most workers of all roles")
       ->check(WholeNumber(1, 1000))
       ->type_name("N")
@@ -173,6 +174,7 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
       ->type_name("FILE")
       ->group("Device");
   AddSecurityFlags(attention, attention_.control);
+  AddCheckFlagsFlag(attention, attention_.check_flags);
   AddDataFlags(attention, attention_.data);
   attention.callback([this, report] { report(RunAttentionWorker(attention_)); });
 
@@ -188,6 +190,7 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
   AddNameFlag(compute, compute_.name);
   AddJoinTimeoutFlag(compute, compute_.join_timeout);
   AddSecurityFlags(compute, compute_.control);
+  AddCheckFlagsFlag(compute, compute_.check_flags);
   AddDataFlags(compute, compute_.data);
   AddExchangeFlag(compute, compute_.exchange);
   compute.callback([this, report] { report(RunComputeWorker(compute_)); });
@@ -209,21 +212,33 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
       ->type_name("SECONDS")
       ->group("Control plane");
   AddSecurityFlags(server, server_.control);
+  AddCheckFlagsFlag(server, server_.check_flags);
   server.callback([this, report] { report(RunServer(server_)); });
 
   CLI::App& status = AddCommand(app, "status", "Print a cluster: its model, workers, lanes and load",
                                 "  dovetail status --scheduler 10.0.0.5:7100\n");
-  AddSchedulerAddressFlag(status, status_);
-  AddSecurityFlags(status, status_);
+  AddSchedulerAddressFlag(status, status_.control);
+  AddSecurityFlags(status, status_.control);
+  status.add_option("--ready", status_.ready, "Print nothing; fail unless this worker serves: a readiness probe")
+      ->type_name("NAME")
+      ->group("Probes");
+  status
+      .add_option("--alive", status_.alive,
+                  "Print nothing; fail only if the scheduler answers and has no such worker: a liveness probe")
+      ->type_name("NAME")
+      ->excludes("--ready")
+      ->group("Probes");
   status.callback([this, report] { report(RunStatus(status_)); });
 
   CLI::App& drain =
       AddCommand(app, "drain", "Let a worker leave a cluster: what it holds moves to others, then it ends",
                  "  dovetail drain attention-2 --scheduler 10.0.0.5:7100\n");
-  drain.add_option("WORKER", drained_, "Its name or number, as `dovetail status` prints them")->required();
-  AddSchedulerAddressFlag(drain, drain_);
-  AddSecurityFlags(drain, drain_);
-  drain.callback([this, report] { report(RunDrain(drain_, drained_)); });
+  drain.add_option("WORKER", drain_.worker, "Its name or number, as `dovetail status` prints them")->required();
+  AddSchedulerAddressFlag(drain, drain_.control);
+  AddSecurityFlags(drain, drain_.control);
+  drain.add_flag("--alone", drain_.alone, "Wait first until no other worker of its role drains [off]")
+      ->group("Control plane");
+  drain.callback([this, report] { report(RunDrain(drain_)); });
 }
 
 }  // namespace dovetail::cli

@@ -25,6 +25,7 @@ struct SchedulerFlags {
   int max_workers = 128;
   int unserved_timeout = 10;  // seconds
   bool unlike_workers = false;
+  bool check_flags = false;
 };
 absl::Status RunScheduler(const SchedulerFlags& flags);
 
@@ -44,6 +45,7 @@ struct AttentionWorkerFlags {
   std::string exchange = "auto";
   ControlFlags control;
   control::DataPlane data;
+  bool check_flags = false;
 };
 absl::Status RunAttentionWorker(const AttentionWorkerFlags& flags);
 
@@ -54,6 +56,7 @@ struct ComputeWorkerFlags {
   std::string exchange = "auto";
   ControlFlags control;
   control::DataPlane data;
+  bool check_flags = false;
 };
 absl::Status RunComputeWorker(const ComputeWorkerFlags& flags);
 // A compute worker logs this, and behind it the name of its device, before it loads its model.
@@ -64,6 +67,7 @@ struct ServerFlags {
   int connect_timeout = 60;
   std::optional<uint64_t> seed;
   ControlFlags control;
+  bool check_flags = false;
 };
 absl::Status RunServer(const ServerFlags& flags);
 
@@ -84,8 +88,20 @@ struct UpFlags {
 // stops all.
 absl::Status RunUp(const UpFlags& flags);
 
-absl::Status RunStatus(const ControlFlags& flags);
-absl::Status RunDrain(const ControlFlags& flags, const std::string& worker);
+struct StatusFlags {
+  ControlFlags control;
+  std::string ready;  // this worker must serve
+  std::string alive;  // this worker must be a member, where the scheduler answers
+};
+// Prints the cluster. With `ready` or `alive` it prints nothing: kFailedPrecondition says what is not so.
+absl::Status RunStatus(const StatusFlags& flags);
+
+struct DrainFlags {
+  ControlFlags control;
+  std::string worker;
+  bool alone = false;  // waits until no other worker of its role drains
+};
+absl::Status RunDrain(const DrainFlags& flags);
 
 // Adds all of them to the binary. `report` prints a status and gives the exit code.
 class ClusterCommands {
@@ -98,8 +114,8 @@ class ClusterCommands {
   ComputeWorkerFlags compute_;
   ServerFlags server_;
   UpFlags up_;
-  ControlFlags status_, drain_;
-  std::string drained_;
+  StatusFlags status_;
+  DrainFlags drain_;
 };
 
 }  // namespace dovetail::cli

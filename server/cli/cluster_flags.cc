@@ -48,6 +48,24 @@ absl::StatusOr<control::Security> SecurityOf(const ControlFlags& flags) {
   return security;
 }
 
+void AddCheckFlagsFlag(CLI::App& command, bool& check_flags) {
+  command
+      .add_flag("--check-flags", check_flags,
+                "Check these flags and end, without opening a file, a device or a port [off]")
+      ->group("Control plane");
+}
+
+absl::Status CheckControlFlags(const ControlFlags& flags) {
+  DT_RETURN_IF_ERROR(control::CheckAddress("--scheduler", flags.scheduler, /*may_be_free=*/false));
+  const int given = !flags.tls_cert.empty() + !flags.tls_key.empty() + !flags.tls_ca.empty();
+  return given == 0 || given == 3 ? absl::OkStatus() : control::NotAllTlsFiles();
+}
+
+absl::Status CheckPlanes(const ControlFlags& flags, const control::DataPlane& plane) {
+  DT_RETURN_IF_ERROR(CheckControlFlags(flags));
+  return control::ConnectorsOf(plane, control::Security(), {.address = flags.scheduler}).status();
+}
+
 void AddDataFlags(CLI::App& command, control::DataPlane& plane) {
   command
       .add_option("--lanes", plane.lanes,

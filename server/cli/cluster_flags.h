@@ -19,6 +19,13 @@ void AddSchedulerAddressFlag(CLI::App& command, ControlFlags& flags);
 void AddSecurityFlags(CLI::App& command, ControlFlags& flags);
 absl::StatusOr<control::Security> SecurityOf(const ControlFlags& flags);  // validated
 
+// --check-flags: the role checks its flags and ends, without opening a file, a device or a port.
+void AddCheckFlagsFlag(CLI::App& command, bool& check_flags);
+// What the flags of the control plane say by themselves. kInvalidArgument names the flag. Reads no file.
+absl::Status CheckControlFlags(const ControlFlags& flags);
+// The same, and those of the data plane.
+absl::Status CheckPlanes(const ControlFlags& flags, const control::DataPlane& plane);
+
 void AddDataFlags(CLI::App& command, control::DataPlane& plane);
 void AddTrustNetworkFlag(CLI::App& command, bool& trust);
 // --exchange: auto, device or host (engine/exchange_choice.h).

@@ -2,6 +2,7 @@
 
 #include "base/log.h"
 #include "compute_worker/compute_worker_main.h"
+#include "engine/device_choice.h"
 #include "engine/exchange_choice.h"
 #include "engine/remote_model.h"
 #include "server/cli/cluster_commands.h"
@@ -9,8 +10,18 @@
 #include "server/cli/stop_signal.h"
 
 namespace dovetail::cli {
+namespace {
+
+absl::Status CheckFlags(const ComputeWorkerFlags& flags) {
+  DT_RETURN_IF_ERROR(CheckPlanes(flags.control, flags.data));
+  DT_RETURN_IF_ERROR(engine::CheckDeviceName("--device", flags.engine.device));
+  return TuningOf(flags.engine).status();
+}
+
+}  // namespace
 
 absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
+  if (flags.check_flags) return CheckFlags(flags);
   BeginRole(flags.name.empty() ? "compute" : flags.name);
   StopSignal stop;
   control::WorkerMainOptions options;

@@ -30,10 +30,11 @@ absl::Status RunScheduler(const SchedulerFlags& flags) {
   scheduler::SchedulerMainOptions options;
   options.listen = flags.listen;
   DT_RETURN_IF_ERROR(control::CheckAddress("--listen", options.listen, /*may_be_free=*/true));
-  DT_ASSIGN_OR_RETURN(options.security, SecurityOf(flags.control));
   options.scheduler = SchedulerOptionsOf(flags.engine);
   options.scheduler.step_timeout = absl::Seconds(flags.step_timeout);
   DT_RETURN_IF_ERROR(CheckFlags(options.scheduler));
+  if (flags.check_flags) return CheckPlanes(flags.control, flags.data);
+  DT_ASSIGN_OR_RETURN(options.security, SecurityOf(flags.control));
   options.lease = absl::Milliseconds(flags.lease_ms);
   options.max_workers = flags.max_workers;
   options.unlike_workers = flags.unlike_workers;

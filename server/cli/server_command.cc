@@ -54,6 +54,10 @@ absl::Status Serve(engine::RemoteEngine& engine, ApiServer& api, StopSignal& sto
 }  // namespace
 
 absl::Status RunServer(const ServerFlags& flags) {
+  if (flags.check_flags) {
+    DT_RETURN_IF_ERROR(CheckControlFlags(flags.control));
+    return CheckApiFlags(flags.api);
+  }
   BeginRole("server");
   StopSignal stop;
   engine::RemoteEngineOptions remote;

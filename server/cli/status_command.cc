@@ -85,22 +85,62 @@ void Print(const pb::ClusterStatus& status) {
   }
 }
 
-}  // namespace
-
-absl::Status RunStatus(const ControlFlags& flags) {
+absl::StatusOr<pb::ClusterStatus> AskStatus(const ControlFlags& flags) {
   AdminCall call;
   DT_RETURN_IF_ERROR(Prepare(flags, call));
   pb::ClusterStatus status;
   const grpc::Status done = call.stub->GetStatus(&call.context, pb::GetStatusRequest(), &status);
   if (!done.ok()) return control::ExplainCallFailure("scheduler", flags.scheduler, call.security, done);
-  Print(status);
+  return status;
+}
+
+const pb::Worker* FindWorker(const pb::ClusterStatus& status, const std::string& name) {
+  for (const pb::Worker& worker : status.workers())
+    if (worker.name() == name) return &worker;
+  return nullptr;
+}
+
+absl::Status CheckServes(const pb::ClusterStatus& status, const std::string& name) {
+  const pb::Worker* worker = FindWorker(status, name);
+  if (worker == nullptr) return FailedPrecondition(name, " is no member of the cluster");
+  if (worker->state() != "serving") return FailedPrecondition(name, " is ", worker->state(), ", not serving");
   return absl::OkStatus();
 }
 
-absl::Status RunDrain(const ControlFlags& flags, const std::string& worker) {
-  AdminCall call;
-  DT_RETURN_IF_ERROR(Prepare(flags, call));
+// Asks again as long as another worker of its role drains.
+absl::Status BeginDrain(const ControlFlags& flags, const pb::DrainWorkerRequest& request) {
+  while (true) {
+    AdminCall call;
+    DT_RETURN_IF_ERROR(Prepare(flags, call));
+    pb::DrainWorkerReply reply;
+    const grpc::Status done = call.stub->DrainWorker(&call.context, request, &reply);
+    if (done.ok()) return absl::OkStatus();
+    const bool another_drains = request.alone() && done.error_code() == grpc::StatusCode::ABORTED;
+    if (!another_drains) return control::ExplainCallFailure("scheduler", flags.scheduler, call.security, done);
+    absl::SleepFor(kWatchPause);
+  }
+}
+
+}  // namespace
+
+absl::Status RunStatus(const StatusFlags& flags) {
+  const absl::StatusOr<pb::ClusterStatus> status = AskStatus(flags.control);
+  if (!flags.alive.empty() && absl::IsUnavailable(status.status())) return absl::OkStatus();
+  if (!status.ok()) return status.status();
+  if (!flags.ready.empty()) return CheckServes(*status, flags.ready);
+  if (flags.alive.empty()) {
+    Print(*status);
+  } else if (FindWorker(*status, flags.alive) == nullptr) {
+    return FailedPrecondition(flags.alive, " is no member of the cluster");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunDrain(const DrainFlags& drain) {
+  const ControlFlags& flags = drain.control;
+  const std::string& worker = drain.worker;
   pb::DrainWorkerRequest request;
+  request.set_alone(drain.alone);
   char* end = nullptr;
   const unsigned long number = std::strtoul(worker.c_str(), &end, 10);
   if (*end == '\0' && !worker.empty()) {
@@ -108,17 +148,11 @@ absl::Status RunDrain(const ControlFlags& flags, const std::string& worker) {
   } else {
     request.set_name(worker);
   }
-  pb::DrainWorkerReply reply;
-  const grpc::Status done = call.stub->DrainWorker(&call.context, request, &reply);
-  if (!done.ok()) return control::ExplainCallFailure("scheduler", flags.scheduler, call.security, done);
+  DT_RETURN_IF_ERROR(BeginDrain(flags, request));
   std::printf("%s drains: it gets no new sequences, and what it has moves to others\n", worker.c_str());
   std::fflush(stdout);
   while (true) {
-    AdminCall watch;
-    DT_RETURN_IF_ERROR(Prepare(flags, watch));
-    pb::ClusterStatus status;
-    const grpc::Status asked = watch.stub->GetStatus(&watch.context, pb::GetStatusRequest(), &status);
-    if (!asked.ok()) return control::ExplainCallFailure("scheduler", flags.scheduler, watch.security, asked);
+    DT_ASSIGN_OR_RETURN(const pb::ClusterStatus status, AskStatus(flags));
     const bool here = std::any_of(status.workers().begin(), status.workers().end(), [&](const pb::Worker& member) {
       const bool named = member.name() == worker || std::to_string(member.worker()) == worker;
       return named && member.state() == "draining";

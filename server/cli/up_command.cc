@@ -392,7 +392,7 @@ class Up {
   void Announce() {
     ControlFlags control;
     control.scheduler = address_;
-    if (const absl::Status shown = RunStatus(control); !shown.ok()) LogWarning(std::string(shown.message()));
+    if (const absl::Status shown = RunStatus({control}); !shown.ok()) LogWarning(std::string(shown.message()));
     std::printf("\nready: http%s://%s  (scheduler %s; Ctrl-C stops all)\n", s_.c_str(), http_address_.c_str(),
                 address_.c_str());
     std::fflush(stdout);

@@ -227,6 +227,25 @@ TEST(Members, ADrainingWorkerServesOnUntilItHasNothingLeft) {
   EXPECT_EQ(cluster.members.Drain(attention, cluster.actions).code(), absl::StatusCode::kNotFound);
 }
 
+TEST(Members, AWorkerMayDrainAloneOnlyWhileNoOtherOfItsRoleDrains) {
+  Cluster cluster;
+  const WorkerId compute = cluster.Join(Role::kComputeWorker, 1, "c");
+  const WorkerId first = cluster.Join(Role::kAttentionWorker, 2, "a1");
+  const WorkerId second = cluster.Join(Role::kAttentionWorker, 3, "a2");
+  cluster.Ready(compute, 0);
+  for (const WorkerId worker : {first, second}) cluster.Ready(worker);
+  for (const WorkerId worker : {compute, first, second}) cluster.Apply(worker);
+  EXPECT_TRUE(cluster.members.MayDrainAlone(first).ok());
+  ASSERT_TRUE(cluster.members.Drain(first, cluster.actions).ok());
+  EXPECT_TRUE(cluster.members.MayDrainAlone(first).ok());  // asked again
+  EXPECT_TRUE(cluster.members.MayDrainAlone(compute).ok());
+  const absl::Status other = cluster.members.MayDrainAlone(second);
+  EXPECT_EQ(other.code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(other.message(), "a1 drains");
+  cluster.members.Drained(first, cluster.actions);
+  EXPECT_TRUE(cluster.members.MayDrainAlone(second).ok());
+}
+
 // A worker ends when it is dismissed as drained, and joins again after any other end.
 TEST(Members, AWorkerToldToDrainDoesNotComeBackWhateverHappensOnItsWayOut) {
   const auto how_it_ended = [](const Cluster& cluster, WorkerId worker) {

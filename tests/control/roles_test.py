@@ -199,6 +199,27 @@ class RolesTest(unittest.TestCase):
                 self.assertGreater(time.monotonic() - begun, 2)
                 scheduler.wait_for(r"a1 joins as attention worker", after=seen)
 
+    def test_probes_say_whether_a_worker_serves_and_whether_it_is_a_member(self):
+        def probe(flag, name, address):
+            done = run("status", flag, name, *self.control("operator", address))
+            self.assertEqual(done.stdout, "")
+            return done.returncode, done.stderr.strip().removeprefix("dovetail: ")
+
+        with self.scheduler() as scheduler:
+            address = scheduler.wait_for(r"^listening on (\S+)").group(1)
+            with self.worker(address, "a1") as worker:
+                worker.wait_for("a1 is attention worker")
+                # Without a compute worker it waits for what to prepare.
+                self.assertEqual(probe("--ready", "a1", address), (1, "a1 is waiting, not serving"))
+                self.assertEqual(probe("--alive", "a1", address), (0, ""))
+                for flag in ("--ready", "--alive"):
+                    self.assertEqual(probe(flag, "a2", address), (1, "a2 is no member of the cluster"))
+        code, why = probe("--ready", "a1", address)
+        self.assertEqual((code, "cannot be reached" in why), (1, True), why)
+        self.assertEqual(probe("--alive", "a1", address), (0, ""))
+        both = run("status", "--ready", "a1", "--alive", "a1")
+        self.assertEqual(both.returncode, 2)
+
     def test_a_worker_whose_dismissal_is_lost_when_it_is_drained_hears_of_it_when_it_joins_again(self):
         with self.scheduler("--lease-ms", "20000") as scheduler:
             address = scheduler.wait_for(r"^listening on (\S+)").group(1)

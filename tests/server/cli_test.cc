@@ -116,6 +116,39 @@ TEST(Cli, AMistakeIsNamedInOneLineWithTheRemedy) {
   }
 }
 
+TEST(Cli, CheckFlagsSaysWhatIsWrongWithARolesFlagsAndOpensNothing) {
+  const std::vector<Mistake> checked = {
+      {{"scheduler", "--listen", "0.0.0.0:7100", "--lanes", "tcp", "--data-ports", "7200-7299", "--tls-cert", "/none",
+        "--tls-key", "/none", "--tls-ca", "/none", "--join-token-file", "/none"},
+       ""},
+      {{"scheduler", "--data-ports", "7200"}, "--data-ports: '7200' is no range of ports"},
+      {{"scheduler", "--listen", "here"}, "--listen: 'here' is no address"},
+      {{"scheduler", "--max-num-batched-tokens", "128"}, "--max-num-batched-tokens: 128 is less than"},
+      {{"attention-worker", "--scheduler", "name.example:7100", "--kv-capacity", "8GiB", "--device", "cuda:7"}, ""},
+      {{"attention-worker", "--kv-capacity", "8Gi"}, "--kv-capacity: '8Gi' is no size"},
+      {{"attention-worker", "--device", "gpu"}, "--device: 'gpu' is neither cpu nor cuda:N"},
+      {{"attention-worker", "--tls-cert", "/none"}, "--tls-cert, --tls-key and --tls-ca: give all three"},
+      {{"compute-worker", "/none", "--device", "cuda"}, ""},
+      {{"compute-worker", "/none", "--device", "gpu"}, "--device: 'gpu' is none of auto, cpu, cuda and cuda:N"},
+      {{"compute-worker", "/none", "--prompt-scratch", "much"}, "--prompt-scratch: 'much' is no size"},
+      {{"server", "--host", "0.0.0.0", "--api-key-file", "/none", "--ssl-certfile", "/none", "--ssl-keyfile", "/none"},
+       ""},
+      {{"server", "--scheduler", "7100"}, "--scheduler: '7100' is no address"},
+      {{"server", "--grpc-listen", "9000"}, "--grpc-listen: '9000' is no address"},
+      {{"server", "--allowed-origins", "*"}, "--allowed-origins: '*' is no JSON list of texts"},
+  };
+  for (const Mistake& flags : checked) {
+    std::vector<std::string> arguments = flags.arguments;
+    arguments.push_back("--check-flags");
+    const CommandResult result = RunDovetail(arguments);
+    EXPECT_EQ(result.exit_code, flags.said.empty() ? 0 : 1) << result.err;
+    EXPECT_EQ(result.out, "");
+    EXPECT_THAT(result.err, HasSubstr(flags.said));
+    if (flags.said.empty()) EXPECT_EQ(result.err, "");
+  }
+  EXPECT_EQ(RunDovetail({"scheduler", "--lanes", "ether", "--check-flags"}).exit_code, 2);
+}
+
 class CliWithModel : public testing::Test {
  protected:
   void SetUp() override {
