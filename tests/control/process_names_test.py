@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 import unittest
 
 import processes
@@ -34,13 +35,23 @@ def threads_of(pid):
     return {name_of(f"{pid}/task/{thread}") for thread in os.listdir(f"/proc/{pid}/task")}
 
 
+def threads_once_there(pid, expected, limit=60):
+    """The names of its threads, as soon as `expected` are among them: a thread names itself when it first runs, which
+    may be after the process has said that it serves."""
+    end = time.monotonic() + limit
+    while not expected <= (threads := threads_of(pid)) and time.monotonic() < end:
+        time.sleep(0.01)
+    return threads
+
+
 class ProcessesOfAClusterTest(unittest.TestCase):
     def check(self, pid, name, command, threads):
         self.assertEqual(name_of(pid), name)
         self.assertEqual(arguments_of(pid)[1], command)
         self.assertEqual(os.path.basename(arguments_of(pid)[0]), "dovetail")
-        self.assertLessEqual(threads, threads_of(pid), name)
-        self.assertNotIn("exe", threads_of(pid))
+        there = threads_once_there(pid, threads)
+        self.assertLessEqual(threads, there, name)
+        self.assertNotIn("exe", there)
         # One byte: too few for a file, and the limit at which the kernel starts no program that would take the dump.
         self.assertRegex(read(pid, "limits"), r"Max core file size +1 +1 ")
 
