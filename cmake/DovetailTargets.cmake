@@ -23,30 +23,68 @@ function(dovetail_isa_sources ISA)
   set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS "${FLAGS}")
 endfunction()
 
+# dovetail_sanitize(TEST ...): under a sanitizer these ctest entries have five times the time. Each of their processes,
+#   children too, writes what the sanitizer reports to sanitizer_reports/TEST.PID below the build folder; what lies in
+#   libraries is left out. ./check fails when such a file is there. Without a sanitizer: nothing.
+function(dovetail_sanitize)
+  if(NOT DOVETAIL_SANITIZE)
+    return()
+  endif()
+  foreach(TEST ${ARGN})
+    get_test_property(${TEST} TIMEOUT TIMEOUT)
+    math(EXPR TIMEOUT "5 * ${TIMEOUT}")
+    set(REPORTS "log_path=${PROJECT_BINARY_DIR}/sanitizer_reports/${TEST}")
+    if(DOVETAIL_SANITIZE STREQUAL "thread")
+      # A thread that ends gives its stack back through a hook of UCX, when the sanitizer has forgotten the thread.
+      set(ENVIRONMENT
+          "TSAN_OPTIONS=${REPORTS}:halt_on_error=1:suppressions=${PROJECT_SOURCE_DIR}/tests/races_of_libraries.txt"
+          "UCX_MEM_MMAP_HOOK_MODE=none")
+    else()
+      set(ENVIRONMENT
+          "ASAN_OPTIONS=${REPORTS}"
+          "UBSAN_OPTIONS=${REPORTS}:print_stacktrace=1"
+          "LSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/leaks_of_libraries.txt:print_suppressions=0")
+    endif()
+    set_tests_properties(${TEST} PROPERTIES TIMEOUT ${TIMEOUT} ENVIRONMENT "${ENVIRONMENT}")
+  endforeach()
+endfunction()
+
+# dovetail_measures_memory(TEST ...): these entries look at how much memory a process has. AddressSanitizer usually
+#   keeps 256 MiB of what was freed, to see later uses of it; here it keeps 4 MiB.
+function(dovetail_measures_memory)
+  foreach(TEST ${ARGN})
+    get_test_property(${TEST} ENVIRONMENT ENVIRONMENT)
+    if(ENVIRONMENT)
+      string(REPLACE "ASAN_OPTIONS=" "ASAN_OPTIONS=quarantine_size_mb=4:" ENVIRONMENT "${ENVIRONMENT}")
+      set_tests_properties(${TEST} PROPERTIES ENVIRONMENT "${ENVIRONMENT}")
+    endif()
+  endforeach()
+endfunction()
+
+# dovetail_sanitize_scripts(): dovetail_sanitize() for the tests of this folder that dovetail_test() did not add.
+function(dovetail_sanitize_scripts)
+  get_property(TESTS DIRECTORY PROPERTY TESTS)
+  foreach(TEST ${TESTS})
+    get_test_property(${TEST} ENVIRONMENT ENVIRONMENT)
+    if(NOT ENVIRONMENT)
+      dovetail_sanitize(${TEST})
+    endif()
+  endforeach()
+endfunction()
+
 # dovetail_test(NAME SRCS a_test.cc ... DEPS lib ... [LONG] [THREADS] [TIMEOUT seconds])
 #   One GoogleTest binary and one ctest entry. LONG tests run only under ./check --long, which also runs THREADS tests
-#   under ThreadSanitizer. Sanitizers have five times the time.
+#   under ThreadSanitizer.
 function(dovetail_test NAME)
   cmake_parse_arguments(ARG "LONG;THREADS" "TIMEOUT" "SRCS;DEPS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
   endif()
-  if(DOVETAIL_SANITIZE)
-    math(EXPR ARG_TIMEOUT "5 * ${ARG_TIMEOUT}")
-  endif()
   add_executable(${NAME} ${ARG_SRCS})
   target_link_libraries(${NAME} PRIVATE ${ARG_DEPS} dovetail_test_support GTest::gmock GTest::gtest GTest::gtest_main)
   add_test(NAME ${NAME} COMMAND ${NAME})
   set_tests_properties(${NAME} PROPERTIES TIMEOUT ${ARG_TIMEOUT})
-  if(DOVETAIL_SANITIZE STREQUAL "thread")
-    # A thread that ends gives its stack back through a hook of UCX, when the sanitizer has forgotten the thread.
-    set_tests_properties(${NAME} PROPERTIES ENVIRONMENT
-      "TSAN_OPTIONS=halt_on_error=1:suppressions=${PROJECT_SOURCE_DIR}/tests/races_of_libraries.txt;\
-UCX_MEM_MMAP_HOOK_MODE=none")
-  elseif(DOVETAIL_SANITIZE)
-    set_tests_properties(${NAME} PROPERTIES ENVIRONMENT
-      "LSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/leaks_of_libraries.txt:print_suppressions=0")
-  endif()
+  dovetail_sanitize(${NAME})
   set(LABELS "")
   if(ARG_LONG)
     list(APPEND LABELS long)
