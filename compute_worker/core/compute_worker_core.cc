@@ -371,11 +371,14 @@ proto::PrefixTraffic ComputeWorkerCore::PrefixTrafficOf(const MicroBatch& batch)
   return traffic;
 }
 
-// All partials of the op are there, and the next op's k and v have somewhere to go.
+// All partials of the op are there, and the k and v of the next op have somewhere to go: the memory of those that were
+// sent key_values_in_flight ops before. A part that has no tokens in the ops between has not been asked since.
 bool ComputeWorkerCore::MayGoOn(const MicroBatch& batch) const {
-  const size_t most = batch.hold_key_values ? table_.op_count() : options_.key_values_in_flight - 1;
-  return batch.awaiting == 0 && std::all_of(batch.parts.begin(), batch.parts.end(),
-                                            [&](const WorkerPart& part) { return part.unanswered.size() <= most; });
+  if (batch.awaiting > 0) return false;
+  const int before = program_[batch.stage].index + 1 - options_.key_values_in_flight;
+  return batch.hold_key_values || std::all_of(batch.parts.begin(), batch.parts.end(), [&](const WorkerPart& part) {
+           return part.unanswered.empty() || part.unanswered.front() > before;
+         });
 }
 
 bool ComputeWorkerCore::TakeAnswer(MicroBatch& batch, const PartialArrived& event) {

@@ -77,6 +77,15 @@ TEST_F(PromptsTest, NobodyIsAskedAboutAFreshPromptAndTheStepEndsWhenItsKeysAreIn
   EXPECT_THAT(Answer(1, 1, 0), ElementsAre("finish"));
 }
 
+// Memory of k and v is used anew every two ops, whichever workers the ops between concern.
+TEST_F(PromptsTest, KeysWaitForTheOpWhoseMemoryTheyTake) {
+  proto::Placement placement = {ShardOf(0, 0), ShardOf(1, 1)};
+  PlanPrompt(1, {Entry(1, placement, 100)});
+  for (int i = 0; i < 7; ++i) DoneHere();
+  EXPECT_THAT(DoneHere(), IsEmpty()) << "each owes one answer, and op 2 would write where op 0's k and v lie";
+  EXPECT_THAT(Answer(1, 0, 0), ElementsAre("dense 6"));
+}
+
 class AskingTest : public PromptsTest {
  protected:
   AskingTest() : PromptsTest(false, PrefixExchange::kAsk) {}
