@@ -46,6 +46,9 @@ class AttentionBackend {
   // Grows the micro-batch's scratch, partials and tables to what core.LayoutOf(micro_batch, ..) needs.
   // kResourceExhausted: no memory.
   virtual absl::Status PrepareStep(MicroBatchId micro_batch) = 0;
+  // The payload of the kPartial that answers the question for the states before an op, with its owner; unchanged until
+  // AppendAndFinish of the op. kInternal: a block of them is not held.
+  virtual absl::StatusOr<transport::LentBytes> GiveStates(MicroBatchId micro_batch, int op) = 0;
   // `query` and `key_value` are the payloads of kQuery and kKeyValue, laid out as core.LayoutOf says. `query` must stay
   // as it is until AppendAndFinish has returned. Errors: those of the kernels; kInternal for k and v without q.
   virtual absl::Status AttendComplete(MicroBatchId micro_batch, int op, std::span<const std::byte> query) = 0;

@@ -247,6 +247,15 @@ absl::Status AttentionWorkerNode::Perform(Action& action) {
       node.Note("attend before k, v", node.core_.StepOf(attend.micro_batch), attend.micro_batch, attend.op, begun);
       return status;
     }
+    absl::Status operator()(AnswerStates& answer) {
+      const absl::Time begun = node.clock_.Now();
+      DT_ASSIGN_OR_RETURN(auto states, node.executor_->GiveStates(answer.micro_batch, answer.op));
+      node.query_busy_[answer.micro_batch.value()] = node.clock_.Now() - begun;
+      node.Note("give states", answer.step, answer.micro_batch, answer.op, begun);
+      const auto header = MakeHeader(FrameType::kPartial, node.options_.epoch, answer.step, answer.micro_batch,
+                                     answer.op, states.size());
+      return node.port_.SendTensor(answer.reply_to, header, std::move(states));
+    }
     absl::Status operator()(AppendAndFinish& finish) {
       const absl::Time begun = node.clock_.Now();
       DT_ASSIGN_OR_RETURN(auto partial,

@@ -24,6 +24,7 @@ struct ComputeWorkerTuning {
       prompt_scratch_bytes;  // K and V of prompts attended here; default: a few steps, at most 256 MiB
   int prompt_tokens = 16;    // new tokens from which on an entry is attended here
   PrefixExchange prefix = PrefixExchange::kAsk;
+  bool linear_prompts = true;     // the linear layers of such entries run here, and their states cross; on a CPU
   int key_values_in_flight = 4;   // ops of k and v that an attention worker may owe an answer, 2..64
   bool hand_over_at_end = false;  // all k and v of a prompt's step go when its layers are done
   Trace* trace = nullptr;         // what is done when; outlives the worker

@@ -69,7 +69,8 @@ absl::Status StepWire::Prepare(const ComputeWorkerCore& core, MicroBatchId id) {
     rows_ += static_cast<int64_t>(entry.tokens.size());
   }
   groups_.resize(table_.group_count());
-  slots_ = core.PromptsOf(id).empty() ? 1 : core.options().key_values_in_flight;
+  const bool local = !core.PromptsOf(id).empty();
+  slots_ = local || !core.StatesOf(id).empty() ? core.options().key_values_in_flight : 1;
   size_t query = 0, key_value = 0, joined = 0;
   for (int g = 0; g < table_.group_count(); ++g) {
     const LayerGroup group(static_cast<uint16_t>(g));
@@ -80,7 +81,7 @@ absl::Status StepWire::Prepare(const ComputeWorkerCore& core, MicroBatchId id) {
     key_value = std::max(key_value, row_elements * spec.kv_heads * (spec.key_dim + spec.value_dim) + 3 + gates);
     joined = std::max(joined, row_elements * spec.query_heads * spec.value_dim);
     groups_[g].whole_key_value = IsWhole(parts, group);
-    groups_[g].whole = groups_[g].whole_key_value && core.PromptsOf(id).empty();
+    groups_[g].whole = groups_[g].whole_key_value && (spec.linear() || !local);
     PlanLocals(core, id, group);
     PlanSplits(parts, group);
   }
@@ -110,7 +111,7 @@ bool StepWire::IsWhole(const std::vector<WorkerPart>& parts, LayerGroup group) c
   if (items.size() != row_begin_.size()) return false;
   const int kv_heads = table_.softmax(group).kv_heads;
   return std::all_of(items.begin(), items.end(), [&](const proto::ShardStep& item) {
-    return item.tokens.whole() && item.kv_heads.size() == kv_heads;
+    return item.tokens.whole() && item.kv_heads.size() == kv_heads && item.states == proto::StateExchange::kTokens;
   });
 }
 
@@ -118,6 +119,7 @@ bool StepWire::IsWhole(const std::vector<WorkerPart>& parts, LayerGroup group) c
 void StepWire::PlanLocals(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group) {
   std::vector<LocalPartial>& locals = groups_[group.value()].locals;
   locals.clear();
+  if (table_.linear(group) != nullptr) return;
   for (const PromptEntry& prompt : core.PromptsOf(id)) {
     const proto::StepEntry& entry = core.PlanOf(id).entries[prompt.entry];
     LocalPartial local;
@@ -184,18 +186,21 @@ void StepWire::PlanSplits(const std::vector<WorkerPart>& parts, LayerGroup group
   plan.merges.resize(plan.splits.size());
 }
 
-transport::LentBytes StepWire::PackQuery(const std::vector<WorkerPart>& parts, int p, LayerGroup group) {
-  const proto::StepLayout& layout = parts[p].layouts[group.value()];
-  if (groups_[group.value()].whole) return transport::Lend(query_, layout.query_bytes);
+void StepWire::CopyQuery(const proto::StepLayout& layout, LayerGroup group, std::byte* out) const {
   const proto::SoftmaxSpec& spec = table_.softmax(group);
   const int64_t head_bytes = spec.key_dim * static_cast<int64_t>(SizeOf(spec.kv));
-  std::byte* out = part_query_[p]->data();
   for (const proto::ShardStep& item : layout.items) {
     const HeadSlice slice = SliceOf(item.rows.q_count, spec.query_heads, item.kv_heads.begin * spec.group_size(),
                                     item.query_heads, head_bytes);
     CopyOut(query_->data() + (row_begin_[item.entry] + item.rows.q_first) * slice.full_row_bytes,
             out + item.query_offset, slice);
   }
+}
+
+transport::LentBytes StepWire::PackQuery(const std::vector<WorkerPart>& parts, int p, LayerGroup group) {
+  const proto::StepLayout& layout = parts[p].layouts[group.value()];
+  if (groups_[group.value()].whole) return transport::Lend(query_, layout.query_bytes);
+  if (!layout.with_states) CopyQuery(layout, group, part_query_[p]->data());
   return transport::Lend(part_query_[p], layout.query_bytes);
 }
 
@@ -205,7 +210,8 @@ transport::LentBytes StepWire::PackKeyValue(const std::vector<WorkerPart>& parts
   if (groups_[group.value()].whole_key_value) return transport::Lend(key_value_[SlotOf(op)], layout.key_value_bytes);
   const proto::SoftmaxSpec& spec = table_.softmax(group);
   const int64_t element = static_cast<int64_t>(SizeOf(spec.kv));
-  std::byte* out = part_key_value_[p][SlotOf(op)]->data();
+  std::byte* out = part_key_value(p, op);
+  if (layout.with_states) CopyQuery(layout, group, out);
   for (const proto::ShardStep& item : layout.items) {
     const int64_t row = row_begin_[item.entry] + item.rows.kv_first;
     const HeadSlice k =
@@ -227,7 +233,7 @@ void StepWire::CopyWholeItems(const std::vector<WorkerPart>& parts, LayerGroup g
   const int64_t head_bytes = spec.value_dim * static_cast<int64_t>(SizeOf(spec.kv));
   for (const WorkerPart& part : parts)
     for (const proto::ShardStep& item : part.layouts[group.value()].items) {
-      if (!item.finished()) continue;
+      if (!item.finished() || item.rows.q_count == 0) continue;
       const HeadSlice slice = SliceOf(item.rows.q_count, spec.query_heads, item.kv_heads.begin * spec.group_size(),
                                       item.query_heads, head_bytes);
       CopyIn(part.partial.data() + item.partial_offset,

@@ -37,6 +37,9 @@ class StepWire {
   // [rows, kv_heads, gates] f32, of a linear state.
   float* gates(int op) { return reinterpret_cast<float*>(key(op) + GatesAt(table_.op_group[op])); }
 
+  // The payload of k and v of part `p`, where states cross: they are written there before PackKeyValue.
+  std::byte* part_key_value(int p, int op) { return part_key_value_[p][SlotOf(op)]->data(); }
+
   // The payloads for part `p` of the micro-batch, with their owner; unchanged until the next op's, k and v until they
   // were answered.
   transport::LentBytes PackQuery(const std::vector<WorkerPart>& parts, int p, LayerGroup group);
@@ -56,6 +59,7 @@ class StepWire {
   std::span<LocalPartial> locals(LayerGroup group) { return groups_[group.value()].locals; }
   std::byte* joined(int entry, LayerGroup group);
 
+  // Rows of entries whose linear layers run here (StateEntry) are written to joined() as well, before JoinPartials.
   // All partials of an op as a [rows, query_heads * value_dim] tensor in the wire type: the one worker's payload
   // itself, or joined here.
   absl::StatusOr<const std::byte*> JoinPartials(const std::vector<WorkerPart>& parts, int op,
@@ -91,6 +95,7 @@ class StepWire {
   int64_t GatesAt(LayerGroup group) const;  // bytes from the first key
   absl::Status Grow(SharedBuffer& buffer, size_t bytes);
   int SlotOf(int op) const { return op % slots_; }
+  void CopyQuery(const proto::StepLayout& layout, LayerGroup group, std::byte* out) const;
   bool IsWhole(const std::vector<WorkerPart>& parts, LayerGroup group) const;
   void PlanLocals(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group);
   TokenSplit& SplitOf(Group& plan, int entry, const proto::HeadRange& heads, LayerGroup group);

@@ -285,6 +285,7 @@ void RemoteEngine::Take(const pb::GenerationEvents& events) {
   to.prefill_group_tokens = from.prefill_group_tokens();
   to.prefix_asked_bytes = from.prefix_asked_bytes();
   to.prefix_gathered_bytes = from.prefix_gathered_bytes();
+  to.prefix_state_bytes = from.prefix_state_bytes();
   stats_.kv_blocks_total = from.kv_blocks_total();
   stats_.kv_blocks_in_use = from.kv_blocks_in_use();
   stats_.kv_blocks_cached = from.kv_blocks_cached();

@@ -72,10 +72,23 @@ SoftmaxSpec ViewOf(const AttentionSpec& spec) {
   view.kv = linear.wire;
   view.gates = linear.gates();
   view.blocks_per_head = linear.blocks_per_head;
+  view.state_bytes = linear.state_bytes();
+  view.token_bytes = linear.token_bytes();
   return view;
 }
 
 }  // namespace
+
+int64_t LinearSpec::state_bytes() const {
+  return int64_t{key_dim} * value_dim * static_cast<int64_t>(SizeOf(state)) +
+         int64_t{conv_history()} * channels() * static_cast<int64_t>(SizeOf(wire));
+}
+
+int64_t LinearSpec::token_bytes() const {
+  const int64_t floats = key_dim + value_dim + (vector_decay ? key_dim : 1);
+  return floats * static_cast<int64_t>(sizeof(float)) +
+         (conv_width > 0 ? channels() * static_cast<int64_t>(SizeOf(wire)) : 0);
+}
 
 absl::StatusOr<AttentionTable> AttentionTable::Build(const std::vector<AttentionSpec>& ops,
                                                      std::vector<LinearConstants> constants) {

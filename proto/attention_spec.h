@@ -33,9 +33,12 @@ struct SoftmaxSpec {
   // Of a linear state seen as attention (AttentionTable::softmax), else as they are here.
   int gates = 0;            // f32 numbers that a token brings for each head beside k and v
   int blocks_per_head = 1;  // KvBlocks of one head and op for 64 tokens
+  int64_t state_bytes = 0;  // on the wire, of a head's state at a multiple of 64 tokens (proto/state_blocks.h)
+  int64_t token_bytes = 0;  // on the wire, of one of the tokens since then
 
   bool operator==(const SoftmaxSpec&) const = default;
   int group_size() const { return query_heads / kv_heads; }
+  bool linear() const { return state_bytes > 0; }
 };
 
 // A linear-attention state (kernels/linear_state.h), one S [key_dim, value_dim] a head. What crosses is q, k and v of
@@ -62,7 +65,12 @@ struct LinearSpec {
   bool operator==(const LinearSpec&) const = default;
   int decays() const { return !token_decay ? 0 : vector_decay ? key_dim : 1; }
   int gates() const { return decays() + (token_rate ? 1 : 0); }
-  int channels() const { return 2 * key_dim + value_dim; }  // of a head: q, k, v
+  int channels() const { return 2 * key_dim + value_dim; }                  // of a head: q, k, v
+  int conv_history() const { return conv_width > 0 ? conv_width - 1 : 0; }  // tokens that the next one's inputs need
+  // SoftmaxSpec::state_bytes: S [key_dim][value_dim], then the inputs of the last conv_history() tokens.
+  int64_t state_bytes() const;
+  // SoftmaxSpec::token_bytes: its key, value and decay in f32, then its inputs if there is a convolution.
+  int64_t token_bytes() const;
 };
 
 // What is fixed for one op, in the model's order of heads; of softmax attention all but `sinks` are empty.

@@ -10,6 +10,8 @@
 #include "proto/block_hash.h"
 #include "proto/placement.h"
 #include "proto/prefill_part.h"
+#include "proto/state_blocks.h"
+#include "proto/step_layout.h"
 
 // The messages about sequences, between the scheduler and attention workers, and StepBegin from the compute worker.
 // Plain values; Encode and Decode are exact inverses; Decode checks every length and range before use (kInvalidArgument
@@ -125,10 +127,13 @@ struct StepBeginEntry {
   // K and V of tokens [gather_begin, ctx_len), which are not attended here, come with the answers: at least attend_end.
   // kOpenEnd: of none.
   Position gather_begin = kOpenEnd;
+  // How linear layers cross; with states, the asker computes them.
+  StateExchange states = StateExchange::kTokens;
   // > 0: a part of a move, for the shards that the sequence was given last; ctx_len commits nothing. Where the move
   // ends.
   Position fill_end = 0;
   KvGeneration generation{};
+  EntryExchange exchange() const { return {attend_end, gather_begin, states, fill_end > 0}; }
   bool operator==(const StepBeginEntry&) const = default;
 };
 struct StepBegin {

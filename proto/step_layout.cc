@@ -3,7 +3,8 @@
 namespace dovetail::proto {
 
 void StepLayout::Add(int entry, int shard, const HeadRange& heads, const TokenRange& tokens, Position ctx_len,
-                     int q_len, const SoftmaxSpec& spec, Position attend_end, Position gather_begin) {
+                     int q_len, const SoftmaxSpec& spec, const EntryExchange& exchange) {
+  const EntryExchange own = spec.linear() && !exchange.moved ? EntryExchange{.states = exchange.states} : exchange;
   ShardStep item;
   item.entry = entry;
   item.shard = shard;
@@ -11,19 +12,45 @@ void StepLayout::Add(int entry, int shard, const HeadRange& heads, const TokenRa
   item.tokens = tokens;
   item.ctx_len = ctx_len;
   item.q_len = q_len;
-  item.attend_end = attend_end;
-  item.rows = RowsOf(tokens, spec.window, ctx_len, q_len, attend_end);
+  item.attend_end = own.attend_end;
   item.query_heads = heads.size() * spec.group_size();
-  Position visible = std::max(gather_begin, tokens.begin);
+  if (spec.linear() && own.states != StateExchange::kTokens) {
+    item.states = own.states;
+    with_states = true;
+    items.push_back(item);
+    return;
+  }
+  item.rows = RowsOf(tokens, spec.window, ctx_len, q_len, own.attend_end);
+  Position visible = std::max(own.gather_begin, tokens.begin);
   if (spec.window > 0) visible = std::max(visible, (ctx_len - spec.window + 1) / kSegmentTokens * kSegmentTokens);
   item.gather_first = visible;
   item.gather_count = std::max<Position>(0, std::min(tokens.end, ctx_len) - visible);
   if (item.rows.q_count > 0 || item.rows.kv_count > 0 || item.gather_count > 0) items.push_back(item);
 }
 
+// The queries of other items go with k and v, and states follow all else.
+void StepLayout::FinishStates(const SoftmaxSpec& spec) {
+  const int64_t queries = query_bytes;
+  for (ShardStep& item : items) {
+    item.key_offset += queries;
+    item.value_offset += queries;
+    item.gate_offset += queries;
+  }
+  key_value_bytes += queries;
+  query_bytes = 0;
+  for (ShardStep& item : items) {
+    if (item.states == StateExchange::kTokens) continue;
+    item.state_offset = key_value_bytes;
+    key_value_bytes += item.kv_heads.size() * BytesOf(item.states_left(), spec);
+    if (item.states != StateExchange::kFetch) continue;
+    item.before_offset = before_bytes;
+    before_bytes += item.kv_heads.size() * BytesOf(StatesBefore(item.ctx_len), spec);
+  }
+}
+
 void StepLayout::Finish(const SoftmaxSpec& spec) {
   const int64_t element = SizeOf(spec.kv);
-  query_bytes = key_value_bytes = partial_bytes = gather_bytes = 0;
+  query_bytes = key_value_bytes = partial_bytes = gather_bytes = before_bytes = 0;
   for (ShardStep& item : items) {
     item.query_offset = query_bytes;
     query_bytes += element * item.rows.q_count * item.query_heads * spec.key_dim;
@@ -58,12 +85,16 @@ void StepLayout::Finish(const SoftmaxSpec& spec) {
     partial_bytes = item.gather_value_offset + rows * spec.value_dim;
   }
   gather_bytes = partial_bytes - partials_end;
-  if (spec.gates == 0) return;
-  key_value_bytes = (key_value_bytes + 3) / 4 * 4;
-  for (ShardStep& item : items) {
-    item.gate_offset = key_value_bytes;
-    key_value_bytes += int64_t{4} * item.rows.kv_count * item.kv_heads.size() * spec.gates;
+  // Gates are floats: with queries before them, those count.
+  const int64_t before_gates = with_states ? query_bytes : 0;
+  if (spec.gates > 0) {
+    key_value_bytes = (before_gates + key_value_bytes + 3) / 4 * 4 - before_gates;
+    for (ShardStep& item : items) {
+      item.gate_offset = key_value_bytes;
+      key_value_bytes += int64_t{4} * item.rows.kv_count * item.kv_heads.size() * spec.gates;
+    }
   }
+  if (with_states) FinishStates(spec);
 }
 
 }  // namespace dovetail::proto

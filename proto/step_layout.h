@@ -6,6 +6,7 @@
 #include "base/ids.h"
 #include "proto/attention_spec.h"
 #include "proto/placement.h"
+#include "proto/state_blocks.h"
 
 namespace dovetail::proto {
 
@@ -31,10 +32,23 @@ struct ShardStep {
   int64_t gather_key_offset = 0;    // bytes into kPartial: [gather_count, kv_heads, key_dim]
   int64_t gather_value_offset = 0;  // bytes into kPartial: [gather_count, kv_heads, value_dim]
   int64_t nodes = 0;                // subtrees over all rows, unless finished()
+  // Of a linear state that is computed on the compute worker, which has no rows here:
+  StateExchange states = StateExchange::kTokens;
+  int64_t state_offset = 0;   // bytes into kKeyValue: [head] of StatesLeft(ctx_len, ctx_len + q_len)
+  int64_t before_offset = 0;  // bytes into the answer to kQuery: [head] of StatesBefore(ctx_len), with kFetch
 
   // All that its rows see is attended here: the answer is o itself.
   bool finished() const { return tokens.whole() && attend_end == kOpenEnd; }
   Position attended_end() const { return std::min({tokens.end, attend_end, ctx_len + q_len}); }
+  StateBlocks states_left() const { return StatesLeft(ctx_len, ctx_len + q_len); }
+};
+
+// Where an entry's tokens are attended, as StepBeginEntry says.
+struct EntryExchange {
+  Position attend_end = kOpenEnd;
+  Position gather_begin = kOpenEnd;
+  StateExchange states = StateExchange::kTokens;
+  bool moved = false;  // a part of a move, of linear layers too; the rest speaks of softmax attention and of states
 };
 
 // How the tensors of one layer group and one attention worker lie in the payloads of a step. Compute and attention
@@ -49,25 +63,34 @@ struct ShardStep {
 //              Begins at a multiple of 4 bytes.
 //              Then, from a multiple of 4 bytes on, of each item with gather_count > 0 the key rows of those tokens and
 //              their value rows, wire dtype. With a window, only of tokens that the first new one sees.
+// An op for which states cross (an item has `states`) has two answers. kQuery is empty, comes only where a state is
+// asked for, and is answered by the states before the step at once; query rows of other items lie in kKeyValue, before
+// all else, and what items leave behind all else. kKeyValue is answered by kPartial as described.
 struct StepLayout {
   std::vector<ShardStep> items;
   int64_t query_bytes = 0;
   int64_t key_value_bytes = 0;
   int64_t partial_bytes = 0;
   int64_t gather_bytes = 0;  // of those
+  bool with_states = false;  // an item has `states`
+  int64_t before_bytes = 0;  // of the answer to kQuery, with_states
 
-  // A kQuery is sent, and its answer waited for: attention or rows are asked for.
-  bool asks() const { return query_bytes > 0 || gather_bytes > 0; }
+  // A kQuery is sent, and its answer waited for: attention, rows or states are asked for.
+  bool asks() const { return query_bytes > 0 || gather_bytes > 0 || before_bytes > 0; }
 
   void Clear() {
     items.clear();
-    query_bytes = key_value_bytes = partial_bytes = gather_bytes = 0;
+    query_bytes = key_value_bytes = partial_bytes = gather_bytes = before_bytes = 0;
+    with_states = false;
   }
 
   // Appends an item; entries in order, and an entry's shards in order. Offsets become valid with Finish().
   void Add(int entry, int shard, const HeadRange& heads, const TokenRange& tokens, Position ctx_len, int q_len,
-           const SoftmaxSpec& spec, Position attend_end = kOpenEnd, Position gather_begin = kOpenEnd);
+           const SoftmaxSpec& spec, const EntryExchange& exchange = {});
   void Finish(const SoftmaxSpec& spec);
+
+ private:
+  void FinishStates(const SoftmaxSpec& spec);
 };
 
 }  // namespace dovetail::proto

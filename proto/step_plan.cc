@@ -153,6 +153,7 @@ void FieldsOf(auto& archive, Is<StepResult> auto& r) {
   archive.Number("overlapped_us", r.timings.overlapped_us);
   archive.Number("asked_bytes", r.prefix.asked_bytes);
   archive.Number("gathered_bytes", r.prefix.gathered_bytes);
+  archive.Number("state_bytes", r.prefix.state_bytes);
   archive.Array("damaged", r.damaged, kMaxStepEntries);
 }
 

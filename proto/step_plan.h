@@ -93,6 +93,7 @@ struct StepTimings {  // microseconds, measured by the compute worker's shell
 struct PrefixTraffic {
   int64_t asked_bytes = 0;     // queries to attention workers, and the partials that came back
   int64_t gathered_bytes = 0;  // K and V that came from there
+  int64_t state_bytes = 0;     // linear states that went in place of tokens, both ways
   bool operator==(const PrefixTraffic&) const = default;
 };
 

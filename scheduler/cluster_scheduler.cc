@@ -430,6 +430,7 @@ pb::Stats ClusterScheduler::Stats() const {
   out.set_prefill_group_tokens(stats.prefill_group_tokens);
   out.set_prefix_asked_bytes(stats.prefix_asked_bytes);
   out.set_prefix_gathered_bytes(stats.prefix_gathered_bytes);
+  out.set_prefix_state_bytes(stats.prefix_state_bytes);
   uint64_t total = 0, in_use = 0, cached = 0;
   for (const auto& [id, member] : members_.members()) {
     total += member.last.kv_blocks_total;

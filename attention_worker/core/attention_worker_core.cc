@@ -234,8 +234,6 @@ absl::Status AttentionWorkerCore::CheckEntry(const FrameHeader& header, const pr
                                              StepId begins, Position ctx_len) const {
   const SequenceState* const sequence = sequences_.Find(entry.sequence);
   if (sequence == nullptr) return NotFound("sequence ", entry.sequence.value(), " is not open here");
-  if (entry.gather_begin != proto::kOpenEnd && table_.has_linear())
-    return InvalidArgument("sequence ", entry.sequence.value(), ": rows of linear states cannot be asked for");
   for (size_t i = 0; i < micro_batches_.size(); ++i) {
     const MicroBatch& other = micro_batches_[i];
     if ((sequence->micro_batches & BitOf(other)) == 0 || other.phase == Phase::kIdle) continue;
@@ -270,14 +268,18 @@ absl::Status AttentionWorkerCore::CommitEntries(const FrameHeader& header, const
   return absl::OkStatus();
 }
 
-// Of a group: for all of its ranks. kResourceExhausted: there is no room, and nothing has been appended.
-absl::Status AttentionWorkerCore::AppendEntries(const proto::StepBegin& message, std::vector<Action>& actions) {
+// Of a group: the first rank makes room for the K and V of all; each has its own states. kResourceExhausted: there is
+// no room, and nothing has been appended.
+absl::Status AttentionWorkerCore::AppendEntries(const proto::StepBegin& message, bool joins,
+                                                std::vector<Action>& actions) {
   const auto appends = [&](const proto::StepBeginEntry& entry) {
+    if (joins) return 0;
     return message.part.in_group() ? static_cast<int>(message.part.end - message.part.base) : entry.q_len;
   };
   std::vector<SequenceTable::Growth> growth;
   for (const proto::StepBeginEntry& entry : message.entries)
-    growth.push_back({sequences_.Find(entry.sequence), appends(entry)});
+    growth.push_back({sequences_.Find(entry.sequence), appends(entry), entry.ctx_len, entry.ctx_len + entry.q_len,
+                      entry.states != proto::StateExchange::kTokens});
   const int64_t blocks = sequences_.BlocksToAppend(growth);
   if (!sequences_.MakeRoom(blocks)) {
     const WorkerStatus now = sequences_.status();
@@ -285,10 +287,9 @@ absl::Status AttentionWorkerCore::AppendEntries(const proto::StepBegin& message,
                              now.blocks_total, " are free");
   }
   CopyBlocks copies;
-  for (const proto::StepBeginEntry& entry : message.entries) {
-    SequenceState& sequence = *sequences_.Find(entry.sequence);
-    sequences_.Append(sequence, appends(entry), copies.copies);
-    if (message.part.in_group()) sequence.joint = JointAppend(message.part);
+  for (const SequenceTable::Growth& part : growth) {
+    sequences_.Append(part, copies.copies);
+    if (message.part.in_group() && !joins) part.sequence->joint = JointAppend(message.part);
   }
   if (!copies.copies.empty()) actions.push_back(std::move(copies));
   return absl::OkStatus();
@@ -324,23 +325,34 @@ void AttentionWorkerCore::OnStepBegin(NodeId from, const FrameHeader& header, st
     return Refuse(from, header,
                   {.reason = "KV blocks of these sequences are not what was written", .damaged = std::move(damaged)},
                   actions);
-  if (JoinsGroup(*message)) {
+  const bool joins = JoinsGroup(*message);
+  if (joins) {
     const SequenceState& sequence = *sequences_.Find(message->entries[0].sequence);
     if (absl::Status status = sequence.joint.CheckBegin(message->part); !status.ok())
       return Refuse(from, header, {.reason = std::string(status.message())}, actions);
-    return BeginStep(from, header, *message, actions);
+  } else if (!CommitsStep(from, header, *message, actions)) {
+    return;
   }
-  if (std::vector<SequenceId> incomplete = IncompleteIn(StepId(header.step), *message); !incomplete.empty())
-    return Refuse(
-        from, header,
-        {.reason = "steps before this one did not reach this worker as a whole", .damaged = std::move(incomplete)},
-        actions);
-  if (absl::Status status = CommitEntries(header, *message); !status.ok())
-    return Refuse(from, header, {.reason = std::string(status.message())}, actions);
-  DigestFinished(actions);
-  if (absl::Status status = AppendEntries(*message, actions); !status.ok())
+  if (absl::Status status = AppendEntries(*message, joins, actions); !status.ok())
     return Refuse(from, header, {.out_of_memory = true, .reason = std::string(status.message())}, actions);
   BeginStep(from, header, *message, actions);
+}
+
+// Commits what came before a step, or refuses it: false.
+bool AttentionWorkerCore::CommitsStep(NodeId from, const FrameHeader& header, const proto::StepBegin& message,
+                                      std::vector<Action>& actions) {
+  if (std::vector<SequenceId> incomplete = IncompleteIn(StepId(header.step), message); !incomplete.empty()) {
+    Refuse(from, header,
+           {.reason = "steps before this one did not reach this worker as a whole", .damaged = std::move(incomplete)},
+           actions);
+    return false;
+  }
+  if (absl::Status status = CommitEntries(header, message); !status.ok()) {
+    Refuse(from, header, {.reason = std::string(status.message())}, actions);
+    return false;
+  }
+  DigestFinished(actions);
+  return true;
 }
 
 // There is room for what it appends.
@@ -373,8 +385,7 @@ void AttentionWorkerCore::BuildLayouts(const proto::StepBegin& message, MicroBat
     for (size_t s = 0; s < shards.size(); ++s) {
       const proto::Shard& shard = shards[s].shard;
       batch.layouts[shard.group.value()].Add(static_cast<int>(e), static_cast<int>(s), shard.kv_heads, shard.tokens,
-                                             entry.ctx_len, entry.q_len, table_.softmax(shard.group), entry.attend_end,
-                                             entry.gather_begin);
+                                             entry.ctx_len, entry.q_len, table_.softmax(shard.group), entry.exchange());
     }
   }
   FinishLayouts(batch.layouts);
@@ -432,7 +443,10 @@ void AttentionWorkerCore::LetGroupGoOn(const SequenceState& sequence, std::vecto
 
 void AttentionWorkerCore::TakeQuery(MicroBatch& batch, std::span<const std::byte> query, std::vector<Action>& actions) {
   const MicroBatchId id(static_cast<uint16_t>(&batch - micro_batches_.data()));
-  actions.push_back(AttendComplete{id, batch.next_op, query});
+  if (batch.layouts[table_.op_group[batch.next_op].value()].with_states)
+    actions.push_back(AnswerStates{id, batch.next_op, batch.compute, batch.step});
+  else
+    actions.push_back(AttendComplete{id, batch.next_op, query});
 }
 
 void AttentionWorkerCore::TakeKeyValue(MicroBatch& batch, std::span<const std::byte> key_value,

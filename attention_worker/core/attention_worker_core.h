@@ -55,6 +55,14 @@ struct AppendAndFinish {
   NodeId reply_to;
   StepId step;
 };
+// The states before an op of the step are asked for: send kPartial{step, micro_batch, op} with them to `reply_to`. Its
+// k and v will follow.
+struct AnswerStates {
+  MicroBatchId micro_batch;
+  int op = 0;
+  NodeId reply_to;
+  StepId step;
+};
 // With digests: give each set's digest to TakeDigest(), in order, before the action that follows.
 struct DigestBlocks {
   std::vector<BlockSetId> sets;
@@ -70,7 +78,7 @@ struct SendMove {
   int slot = 0;
 };
 using Action = std::variant<SendFrame, SendMovedKeyValue, CopyBlocks, PrepareStep, AttendComplete, AppendAndFinish,
-                            DigestBlocks, AnswerOpened, SendMove>;
+                            AnswerStates, DigestBlocks, AnswerOpened, SendMove>;
 
 // A sequence on its way to another attention worker: a part of its tokens at a time, op by op, each awaiting its
 // answer.
@@ -188,6 +196,8 @@ class AttentionWorkerCore {
                std::vector<Action>& actions);
   void OnStepBegin(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
                    std::vector<Action>& actions);
+  bool CommitsStep(NodeId from, const proto::FrameHeader& header, const proto::StepBegin& message,
+                   std::vector<Action>& actions);
   void BeginStep(NodeId from, const proto::FrameHeader& header, const proto::StepBegin& message,
                  std::vector<Action>& actions);
   void OnFill(NodeId from, const proto::FrameHeader& header, const proto::StepBeginEntry& entry,
@@ -215,7 +225,7 @@ class AttentionWorkerCore {
   absl::Status CheckEntry(const proto::FrameHeader& header, const proto::StepBeginEntry& entry, StepId begins,
                           Position ctx_len) const;
   absl::Status CommitEntries(const proto::FrameHeader& header, const proto::StepBegin& message);
-  absl::Status AppendEntries(const proto::StepBegin& message, std::vector<Action>& actions);
+  absl::Status AppendEntries(const proto::StepBegin& message, bool joins, std::vector<Action>& actions);
   bool JoinsGroup(const proto::StepBegin& message) const;
   bool MayUse(const MicroBatch& batch, int op) const;
   void Reached(MicroBatch& batch);

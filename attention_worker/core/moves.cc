@@ -61,7 +61,7 @@ void AttentionWorkerCore::AddPart(const SequenceState& sequence, size_t first_sh
     if (begin == part.end) continue;
     proto::StepLayout& layout = layouts[shard.group.value()];
     layout.Add(0, static_cast<int>(s), shard.kv_heads, shard.tokens, begin, static_cast<int>(part.end - begin),
-               table_.softmax(shard.group), /*attend_end=*/0);
+               table_.softmax(shard.group), {.attend_end = 0, .moved = true});
   }
 }
 

@@ -374,14 +374,24 @@ absl::Status SequenceTable::Commit(SequenceState& sequence, Position ctx_len,
 
 bool SequenceTable::MustCopy(BlockSetId set) const { return set != kNoBlockSet && pool_.references(set) > 1; }
 
+SequenceTable::BlockRange SequenceTable::BlocksWritten(const Growth& growth, const ShardState& shard) const {
+  if (table_.linear(shard.shard.group) != nullptr) return BlocksHolding(shard, growth.state_begin, growth.state_end);
+  return BlocksHolding(shard, growth.sequence->ctx_len, growth.sequence->ctx_len + growth.q_len);
+}
+
+bool SequenceTable::Keeps(const Growth& growth, const ShardState& shard, int64_t index) const {
+  if (!growth.states || table_.linear(shard.shard.group) == nullptr) return true;
+  return proto::KeepsStateBlock(shard.first_block() + index, growth.state_begin, growth.state_end);
+}
+
 int64_t SequenceTable::BlocksToAppend(std::span<const Growth> step) const {
   int64_t blocks = 0;
   std::vector<BlockSetId> shared;  // once for each sequence of the step that is about to write to it
   for (const Growth& growth : step) {
-    const Position ctx_len = growth.sequence->ctx_len;
     for (const ShardState& shard : growth.sequence->shards) {
-      const BlockRange range = BlocksHolding(shard, ctx_len, ctx_len + growth.q_len);
+      const BlockRange range = BlocksWritten(growth, shard);
       for (int64_t i = range.first; i < range.last; ++i) {
+        if (!Keeps(growth, shard, i)) continue;
         const BlockSetId set = i < static_cast<int64_t>(shard.sets.size()) ? shard.sets[i] : kNoBlockSet;
         if (set == kNoBlockSet) {
           blocks += BlocksPerSet(shard.shard);
@@ -405,11 +415,12 @@ bool SequenceTable::MakeRoom(int64_t blocks) {
   return blocks <= pool_.capacity() && index_.MakeRoom(static_cast<uint32_t>(blocks));
 }
 
-void SequenceTable::Append(SequenceState& sequence, int q_len, std::vector<BlockCopy>& copies) {
-  for (ShardState& shard : sequence.shards) {
-    const BlockRange range = BlocksHolding(shard, sequence.ctx_len, sequence.ctx_len + q_len);
+void SequenceTable::Append(const Growth& growth, std::vector<BlockCopy>& copies) {
+  for (ShardState& shard : growth.sequence->shards) {
+    const BlockRange range = BlocksWritten(growth, shard);
     if (static_cast<int64_t>(shard.sets.size()) < range.last) shard.sets.resize(range.last, kNoBlockSet);
     for (int64_t i = range.first; i < range.last; ++i) {
+      if (!Keeps(growth, shard, i)) continue;
       BlockSetId& set = shard.sets[i];
       if (set != kNoBlockSet && !MustCopy(set)) {
         // A fork may have committed (and named) tokens that this sequence has taken back and writes anew.
@@ -428,7 +439,7 @@ void SequenceTable::Append(SequenceState& sequence, int q_len, std::vector<Block
       set = fresh;
     }
   }
-  sequence.q_len = q_len;
+  if (growth.q_len > 0) growth.sequence->q_len = growth.q_len;
 }
 
 WorkerStatus SequenceTable::status() const {

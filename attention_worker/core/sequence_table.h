@@ -122,20 +122,29 @@ class SequenceTable {
   absl::Status CheckCommit(const SequenceState& sequence, Position ctx_len,
                            const std::vector<proto::BlockHash>& hashes) const;
 
+  // What a step appends to a sequence.
+  struct Growth {
+    SequenceState* sequence = nullptr;
+    int q_len = 0;  // tokens of K and V after what is committed; 0: there is room for them, and they stay as they are
+    // Tokens [state_begin, state_end) of linear states. `states`: they come as states, and of their blocks only those
+    // are held that proto::KeepsStateBlock names.
+    Position state_begin = 0, state_end = 0;
+    bool states = false;
+
+    // A step of these tokens that no group shares.
+    static Growth OfStep(SequenceState& sequence, int q_len, bool states = false) {
+      return {&sequence, q_len, sequence.ctx_len, sequence.ctx_len + q_len, states};
+    }
+  };
   // KvBlocks that appending these tokens to these sequences, all different and committed, needs: copies of shared
   // blocks included, but not for the last one that still shares.
-  struct Growth {
-    const SequenceState* sequence = nullptr;
-    int q_len = 0;
-  };
   int64_t BlocksToAppend(std::span<const Growth> step) const;
 
   // False: that many blocks cannot be had.
   bool MakeRoom(int64_t blocks);
 
-  // Makes room for q_len more tokens; MakeRoom has been called. Appends the copies to be made before anything is
-  // written.
-  void Append(SequenceState& sequence, int q_len, std::vector<BlockCopy>& copies);
+  // Makes room for these tokens; MakeRoom has been called. Appends the copies to be made before anything is written.
+  void Append(const Growth& growth, std::vector<BlockCopy>& copies);
 
   // Sets that became findable since the last call, each finished and without a digest. None without Digests.
   std::vector<BlockSetId> TakeFinished();
@@ -177,6 +186,8 @@ class SequenceTable {
     int64_t last = 0;
   };
   BlockRange BlocksHolding(const ShardState& shard, Position begin, Position end) const;
+  BlockRange BlocksWritten(const Growth& growth, const ShardState& shard) const;
+  bool Keeps(const Growth& growth, const ShardState& shard, int64_t index) const;
   bool MustCopy(BlockSetId set) const;
   void ReleaseSets(SequenceState& sequence);
   void Drop(BlockSetId set);  // a reference of a sequence; nothing if the set is not its any more

@@ -13,7 +13,7 @@ size_t AttentionExecutor::BlockBytes(const proto::AttentionTable& table) {
   size_t bytes = 0, state_bytes = 0;
   for (const proto::AttentionSpec& spec : table.groups) {
     if (const auto* linear = std::get_if<proto::LinearSpec>(&spec)) {
-      state_bytes = std::max(state_bytes, kernels::LinearStateLayout(StateShapeOf(*linear)).bytes());
+      state_bytes = std::max(state_bytes, kernels::LinearStateLayout(linear_attention::ShapeOf(*linear)).bytes());
       continue;
     }
     const auto& softmax = std::get<proto::SoftmaxSpec>(spec);
@@ -84,7 +84,7 @@ absl::Status AttentionExecutor::PrepareStep(MicroBatchId id) {
     const proto::StepLayout& layout = core_.LayoutOf(id, group);
     if (core_.table().linear(group) != nullptr) {
       DT_RETURN_IF_ERROR(linear_->Prepare(id, group));
-      partial = std::max<size_t>(partial, layout.partial_bytes);
+      partial = std::max<size_t>(partial, std::max(layout.partial_bytes, layout.before_bytes));
       continue;
     }
     kernels::AttentionLimits limits;
@@ -176,25 +176,40 @@ absl::Status AttentionExecutor::AttendComplete(MicroBatchId id, int op, std::spa
   return absl::OkStatus();
 }
 
+absl::StatusOr<transport::LentBytes> AttentionExecutor::GiveStates(MicroBatchId id, int op) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  if (!batch.prepared) return Internal("attention op ", op, ": its step has no buffers");
+  DT_RETURN_IF_ERROR(linear_->GiveStates(id, op, batch.partial->data()));
+  return transport::Lend(batch.partial, core_.LayoutOf(id, core_.table().op_group[op]).before_bytes);
+}
+
+// Of a linear op. Without queries it is a part of a move.
+absl::StatusOr<transport::LentBytes> AttentionExecutor::AppendToStates(MicroBatch& batch, MicroBatchId id, int op,
+                                                                       std::span<const std::byte> key_value) {
+  const proto::StepLayout& layout = core_.LayoutOf(id, core_.table().op_group[op]);
+  if (!batch.prepared) return Internal("attention op ", op, ": its step has no buffers");
+  std::span<const std::byte> query = std::exchange(batch.linear_query, {});
+  if (layout.with_states) {
+    DT_RETURN_IF_ERROR(linear_->TakeStates(id, op, key_value));
+    if (layout.partial_bytes == 0) return transport::LentBytes();
+    query = key_value;  // its queries are there
+  } else if (layout.query_bytes == 0) {
+    DT_RETURN_IF_ERROR(linear_->Restore(id, op, key_value));
+    return transport::LentBytes();
+  } else if (query.size() != static_cast<size_t>(layout.query_bytes)) {
+    return Internal("attention op ", op, ": k and v came without q");
+  }
+  DT_RETURN_IF_ERROR(linear_->Run(kernels::ContextOf(*stream_), id, op, query, key_value, batch.partial->data()));
+  stream_->Synchronize();
+  return transport::Lend(batch.partial, layout.partial_bytes);
+}
+
 absl::StatusOr<transport::LentBytes> AttentionExecutor::AppendAndFinish(MicroBatchId id, int op,
                                                                         std::span<const std::byte> key_value) {
   MicroBatch& batch = micro_batches_[id.value()];
   const LayerGroup group = core_.table().op_group[op];
   const proto::StepLayout& layout = core_.LayoutOf(id, group);
-  if (core_.table().linear(group) != nullptr && layout.query_bytes == 0) {  // of a move
-    if (!batch.prepared) return Internal("attention op ", op, ": its step has no buffers");
-    DT_RETURN_IF_ERROR(linear_->Restore(id, op, key_value));
-    return transport::LentBytes();
-  }
-  if (core_.table().linear(group) != nullptr) {
-    if (!batch.prepared || batch.linear_query.size() != static_cast<size_t>(layout.query_bytes))
-      return Internal("attention op ", op, ": k and v came without q");
-    DT_RETURN_IF_ERROR(
-        linear_->Run(kernels::ContextOf(*stream_), id, op, batch.linear_query, key_value, batch.partial->data()));
-    batch.linear_query = {};
-    stream_->Synchronize();
-    return transport::Lend(batch.partial, layout.partial_bytes);
-  }
+  if (core_.table().linear(group) != nullptr) return AppendToStates(batch, id, op, key_value);
   const bool asked = layout.query_bytes > 0;
   if (asked != batch.attention.has_value() || !batch.prepared)
     return Internal("attention op ", op, ": k and v came without q");

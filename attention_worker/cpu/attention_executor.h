@@ -30,6 +30,7 @@ class AttentionExecutor final : public AttentionBackend {
   absl::StatusOr<uint64_t> DigestOf(std::span<const KvBlockId> blocks) override;
   absl::Status Poison(std::span<const KvBlockId> blocks) override;
   absl::Status PrepareStep(MicroBatchId micro_batch) override;
+  absl::StatusOr<transport::LentBytes> GiveStates(MicroBatchId micro_batch, int op) override;
   absl::Status AttendComplete(MicroBatchId micro_batch, int op, std::span<const std::byte> query) override;
   absl::StatusOr<transport::LentBytes> AppendAndFinish(MicroBatchId micro_batch, int op,
                                                        std::span<const std::byte> key_value) override;
@@ -53,6 +54,8 @@ class AttentionExecutor final : public AttentionBackend {
   AttentionExecutor(kernels::Device& device, AttentionWorkerCore& core, int micro_batches);
   kernels::AttentionShape ShapeOf(LayerGroup group) const;
   absl::Status Grow(SharedBuffer& buffer, size_t bytes);
+  absl::StatusOr<transport::LentBytes> AppendToStates(MicroBatch& batch, MicroBatchId id, int op,
+                                                      std::span<const std::byte> key_value);
   void FillTables(MicroBatch& batch, MicroBatchId id, int op);
   // K and V of these tokens of a shard, wire dtype: [tokens, heads, key_dim], [tokens, heads, value_dim]. kInternal:
   // some are not held.

@@ -160,7 +160,7 @@ absl::Status CudaAttentionExecutor::GrowBuffers(MicroBatch& batch, MicroBatchId 
     const proto::StepLayout& layout = core_.LayoutOf(id, LayerGroup(static_cast<uint16_t>(g)));
     query = std::max<size_t>(query, layout.query_bytes);
     key_value = std::max<size_t>(key_value, layout.key_value_bytes);
-    partial = std::max<size_t>(partial, layout.partial_bytes);
+    partial = std::max<size_t>(partial, std::max(layout.partial_bytes, layout.before_bytes));
   }
   // What reads the answers as rows of a matrix may take a few more of them.
   int64_t row = 0;
@@ -463,19 +463,32 @@ absl::Status CudaAttentionExecutor::AddToWork(MicroBatch& batch, int op, const s
       });
 }
 
+absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::GiveStates(MicroBatchId id, int op) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  if (!batch.prepared) return Internal("attention op ", op, ": its step has no buffers");
+  if (OnDevice(batch)) return Internal("states cross through the hosts");
+  DT_RETURN_IF_ERROR(states_->GiveStates(id, op, batch.partial_host->data()));
+  return transport::Lend(batch.partial_host, core_.LayoutOf(id, core_.table().op_group[op]).before_bytes);
+}
+
+// Without queries it is a part of a move.
 absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::RunState(MicroBatch& batch, MicroBatchId id, int op,
                                                                      std::span<const std::byte> key_value) {
   const proto::StepLayout& layout = core_.LayoutOf(id, core_.table().op_group[op]);
-  if (layout.query_bytes == 0) {  // of a move
-    if (payloads_on_device_) return Internal("a state that moves here does not come over one GPU");
+  if (payloads_on_device_ && (layout.with_states || layout.query_bytes == 0))
+    return Internal("a state that crosses does not come over one GPU");
+  if (layout.with_states) {
+    DT_RETURN_IF_ERROR(states_->TakeStates(id, op, key_value));
+    if (layout.partial_bytes == 0) return std::span<const std::byte>();
+  } else if (layout.query_bytes == 0) {
     DT_RETURN_IF_ERROR(states_->Restore(id, op, key_value));
     return std::span<const std::byte>();
   }
   const std::byte *query = batch.payload.data(), *appended = key_value.data();
   if (!payloads_on_device_) {
     DT_RETURN_IF_ERROR(stream_.Copy(batch.key_value->data(), key_value.data(), key_value.size()));
-    query = batch.query->data();
     appended = batch.key_value->data();
+    query = layout.with_states ? appended : batch.query->data();
   }
   DT_RETURN_IF_ERROR(states_->Run(id, op, query, appended, batch.partial->data()));
   batch.payload = {};

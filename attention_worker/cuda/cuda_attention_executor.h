@@ -39,6 +39,7 @@ class CudaAttentionExecutor final : public AttentionBackend {
   absl::StatusOr<uint64_t> DigestOf(std::span<const KvBlockId> blocks) override;
   absl::Status Poison(std::span<const KvBlockId> blocks) override;
   absl::Status PrepareStep(MicroBatchId micro_batch) override;
+  absl::StatusOr<transport::LentBytes> GiveStates(MicroBatchId micro_batch, int op) override;
   absl::Status AttendComplete(MicroBatchId micro_batch, int op, std::span<const std::byte> query) override;
   absl::StatusOr<transport::LentBytes> AppendAndFinish(MicroBatchId micro_batch, int op,
                                                        std::span<const std::byte> key_value) override;

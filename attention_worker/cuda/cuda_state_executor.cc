@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
-#include "attention_worker/cpu/linear_executor.h"
+#include "linear_attention/packed_state.h"
 
 namespace dovetail::attention {
 
@@ -23,6 +24,19 @@ const float* Floats(const std::unique_ptr<kernels::Buffer>& buffer) {
   return buffer != nullptr ? reinterpret_cast<const float*>(buffer->data()) : nullptr;
 }
 
+// A block of one head in host memory.
+class HostBlock {
+ public:
+  HostBlock(int pieces, size_t piece_bytes) : bytes_(pieces * piece_bytes), pieces_(pieces) {
+    for (int p = 0; p < pieces; ++p) pieces_[p] = bytes_.data() + p * piece_bytes;
+  }
+  std::byte* const* pieces() const { return pieces_.data(); }
+
+ private:
+  std::vector<std::byte> bytes_;
+  std::vector<std::byte*> pieces_;
+};
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaStateExecutor>> CudaStateExecutor::Create(kernels::cuda::CudaDevice& device,
@@ -39,7 +53,7 @@ absl::StatusOr<std::unique_ptr<CudaStateExecutor>> CudaStateExecutor::Create(ker
     if (spec == nullptr) continue;
     if (spec->wire == DType::kF32)
       return Unimplemented("linear-attention states with float32 on the wire: GPUs take bfloat16 or float16");
-    shape = StateShapeOf(*spec);
+    shape = linear_attention::ShapeOf(*spec);
     const size_t block_bytes = executor->arena_.block_bytes;
     const WireType wire = static_cast<WireType>(spec->wire);
     DT_ASSIGN_OR_RETURN(StateLaunch launch, kernels::cuda::StateLaunchFor(shape, block_bytes, wire));
@@ -234,29 +248,91 @@ absl::Status CudaStateExecutor::GrowStaging(size_t bytes) {
   return absl::OkStatus();
 }
 
+absl::Status CudaStateExecutor::BlockToCpu(LayerGroup group, int tokens, const KvBlockId* there,
+                                           std::byte* const* here) {
+  const int pieces = core_.table().linear(group)->blocks_per_head;
+  DT_RETURN_IF_ERROR(GrowStaging(pieces * arena_.block_bytes));
+  std::vector<std::byte*> from(pieces);
+  for (int p = 0; p < pieces; ++p) {
+    from[p] = staging_->data() + p * arena_.block_bytes;
+    DT_RETURN_IF_ERROR(stream_.Copy(from[p], arena_.block_at(there[p]), arena_.block_bytes));
+  }
+  DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());
+  for (int p = 0; p < pieces; ++p) std::memset(here[p], 0, arena_.block_bytes);
+  kernels::cuda::StateToCpu(shapes_[group.value()], tokens, from.data(), here, arena_.block_bytes);
+  return absl::OkStatus();
+}
+
+absl::Status CudaStateExecutor::BlockFromCpu(LayerGroup group, int tokens, std::byte* const* here,
+                                             const KvBlockId* there) {
+  const int pieces = core_.table().linear(group)->blocks_per_head;
+  DT_RETURN_IF_ERROR(GrowStaging(pieces * arena_.block_bytes));
+  std::vector<std::byte*> to(pieces);
+  for (int p = 0; p < pieces; ++p) to[p] = staging_->data() + p * arena_.block_bytes;
+  kernels::cuda::StateFromCpu(shapes_[group.value()], tokens, here, to.data(), arena_.block_bytes);
+  for (int p = 0; p < pieces; ++p)
+    DT_RETURN_IF_ERROR(stream_.Copy(arena_.block_at(there[p]), to[p], arena_.block_bytes));
+  return stream_.SynchronizeStatus();
+}
+
+absl::StatusOr<const KvBlockId*> CudaStateExecutor::BlocksOfHead(const proto::ShardStep& item, MicroBatchId id, int op,
+                                                                 int64_t block, int head) const {
+  const KvBlockId* const held = BlocksOfOp(core_.ShardOf(id, item), block, op);
+  if (held == nullptr) return Internal("linear attention: the state of block ", block, " is not held");
+  return held + head * core_.table().linear(core_.table().op_group[op])->blocks_per_head;
+}
+
+absl::Status CudaStateExecutor::GiveStates(MicroBatchId id, int op, std::byte* out) {
+  const LayerGroup group = core_.table().op_group[op];
+  const proto::LinearSpec& spec = *core_.table().linear(group);
+  const linear_attention::PackedState packed(spec, arena_.block_bytes);
+  HostBlock block_here(spec.blocks_per_head, arena_.block_bytes);
+  for (const proto::ShardStep& item : core_.LayoutOf(id, group).items) {
+    if (item.states != proto::StateExchange::kFetch) continue;
+    std::byte* at = out + item.before_offset;
+    for (int head = 0; head < item.kv_heads.size(); ++head)
+      for (const proto::StateBlock& block : proto::StatesBefore(item.ctx_len)) {
+        DT_ASSIGN_OR_RETURN(const KvBlockId* const there, BlocksOfHead(item, id, op, block.block, head));
+        DT_RETURN_IF_ERROR(BlockToCpu(group, block.tokens, there, block_here.pieces()));
+        at = packed.Pack(block.tokens, block_here.pieces(), at);
+      }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaStateExecutor::TakeStates(MicroBatchId id, int op, std::span<const std::byte> key_value) {
+  const LayerGroup group = core_.table().op_group[op];
+  const proto::LinearSpec& spec = *core_.table().linear(group);
+  const linear_attention::PackedState packed(spec, arena_.block_bytes);
+  HostBlock block_here(spec.blocks_per_head, arena_.block_bytes);
+  for (const proto::ShardStep& item : core_.LayoutOf(id, group).items) {
+    if (item.states == proto::StateExchange::kTokens) continue;
+    const std::byte* at = key_value.data() + item.state_offset;
+    for (int head = 0; head < item.kv_heads.size(); ++head)
+      for (const proto::StateBlock& block : item.states_left()) {
+        DT_ASSIGN_OR_RETURN(const KvBlockId* const there, BlocksOfHead(item, id, op, block.block, head));
+        at = packed.Unpack(block.tokens, at, block_here.pieces());
+        DT_RETURN_IF_ERROR(BlockFromCpu(group, block.tokens, block_here.pieces(), there));
+      }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CudaStateExecutor::Gather(const proto::ShardStep& item, const ShardState& shard, int op,
                                        std::span<std::byte> out) {
   const StateSnapshot snapshot = core_.SnapshotOf(item, op);
   const int pieces = static_cast<int>(snapshot.pieces);
-  const kernels::LinearStateShape& shape = shapes_[core_.table().op_group[op].value()];
   std::memcpy(out.data(), &snapshot, sizeof(snapshot));
   std::byte* at = out.data() + sizeof(snapshot);
-  DT_RETURN_IF_ERROR(GrowStaging(pieces * arena_.block_bytes));
-  std::vector<std::byte*> from(pieces), to(pieces);
+  std::vector<std::byte*> here(pieces);
   for (int64_t block = snapshot.first_block; block < snapshot.first_block + snapshot.blocks; ++block) {
     const KvBlockId* held = BlocksOfOp(shard, block, op);
     if (held == nullptr) return Internal("move: the state of block ", block, " is not held here");
     const Position end = item.ctx_len + item.q_len - block * kSegmentTokens;
     const int tokens = static_cast<int>(std::min<Position>(kSegmentTokens, end));
-    for (int head = 0; head < item.kv_heads.size(); ++head, at += pieces * arena_.block_bytes) {
-      for (int p = 0; p < pieces; ++p) {
-        from[p] = staging_->data() + p * arena_.block_bytes;
-        to[p] = at + p * arena_.block_bytes;
-        DT_RETURN_IF_ERROR(stream_.Copy(from[p], arena_.block_at(held[head * pieces + p]), arena_.block_bytes));
-      }
-      DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());
-      std::memset(at, 0, pieces * arena_.block_bytes);
-      kernels::cuda::StateToCpu(shape, tokens, from.data(), to.data(), arena_.block_bytes);
+    for (int head = 0; head < item.kv_heads.size(); ++head) {
+      for (std::byte*& piece : here) piece = std::exchange(at, at + arena_.block_bytes);
+      DT_RETURN_IF_ERROR(BlockToCpu(core_.table().op_group[op], tokens, held + head * pieces, here.data()));
     }
   }
   return absl::OkStatus();
@@ -271,22 +347,15 @@ absl::Status CudaStateExecutor::Restore(MicroBatchId id, int op, std::span<const
     const ShardState& shard = core_.ShardOf(id, item);
     const int pieces = static_cast<int>(expected.pieces);
     auto* at = const_cast<std::byte*>(bytes.data()) + sizeof(expected);
-    DT_RETURN_IF_ERROR(GrowStaging(pieces * arena_.block_bytes));
-    std::vector<std::byte*> from(pieces), to(pieces);
+    std::vector<std::byte*> here(pieces);
     for (int64_t block = expected.first_block; block < expected.first_block + expected.blocks; ++block) {
       const KvBlockId* held = BlocksOfOp(shard, block, op);
       if (held == nullptr) return Internal("move: there is no room for the state of block ", block);
       const Position end = item.ctx_len + item.q_len - block * kSegmentTokens;
       const int tokens = static_cast<int>(std::min<Position>(kSegmentTokens, end));
-      for (int head = 0; head < item.kv_heads.size(); ++head, at += pieces * arena_.block_bytes) {
-        for (int p = 0; p < pieces; ++p) {
-          from[p] = at + p * arena_.block_bytes;
-          to[p] = staging_->data() + p * arena_.block_bytes;
-        }
-        kernels::cuda::StateFromCpu(shapes_[group.value()], tokens, from.data(), to.data(), arena_.block_bytes);
-        for (int p = 0; p < pieces; ++p)
-          DT_RETURN_IF_ERROR(stream_.Copy(arena_.block_at(held[head * pieces + p]), to[p], arena_.block_bytes));
-        DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());
+      for (int head = 0; head < item.kv_heads.size(); ++head) {
+        for (std::byte*& piece : here) piece = std::exchange(at, at + arena_.block_bytes);
+        DT_RETURN_IF_ERROR(BlockFromCpu(group, tokens, here.data(), held + head * pieces));
       }
     }
   }

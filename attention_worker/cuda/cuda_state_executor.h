@@ -40,6 +40,10 @@ class CudaStateExecutor {
   // Payloads on the device, as proto::StepLayout says; `out` is that of kPartial.
   absl::Status Run(MicroBatchId id, int op, const std::byte* query, const std::byte* key_value, std::byte* out);
 
+  // As LinearExecutor's: states that cross in place of tokens, in host memory and in the form of the CPU.
+  absl::Status GiveStates(MicroBatchId id, int op, std::byte* out);
+  absl::Status TakeStates(MicroBatchId id, int op, std::span<const std::byte> key_value);
+
   // As LinearExecutor's: an item of a move out of this worker, and the items of one into it, in host memory. States
   // travel in the form of the CPU, so that workers of both kinds exchange them.
   absl::Status Gather(const proto::ShardStep& item, const ShardState& shard, int op, std::span<std::byte> out);
@@ -69,6 +73,12 @@ class CudaStateExecutor {
   // The KvBlocks of an op in one set of its shard, or null: it is not held.
   const KvBlockId* BlocksOfOp(const ShardState& shard, int64_t block, int op) const;
   absl::Status GrowStaging(size_t bytes);
+  // One head's block, between the device (`there`) and a CPU's form in host memory (`here`), by the staging memory.
+  absl::Status BlockToCpu(LayerGroup group, int tokens, const KvBlockId* there, std::byte* const* here);
+  absl::Status BlockFromCpu(LayerGroup group, int tokens, std::byte* const* here, const KvBlockId* there);
+  // The KvBlocks of one head; kInternal: they are not held.
+  absl::StatusOr<const KvBlockId*> BlocksOfHead(const proto::ShardStep& item, MicroBatchId id, int op, int64_t block,
+                                                int head) const;
   void Describe(const proto::ShardStep& from, kernels::cuda::StateItem& item) const;
 
   kernels::cuda::CudaDevice& device_;

@@ -19,7 +19,8 @@ ComputeWorkerCore::ComputeWorkerCore(const proto::AttentionTable& table, StepPro
       program_(std::move(program)),
       options_(options),
       micro_batches_(options.micro_batches),
-      scratch_(table_, options.prompt_blocks) {}
+      scratch_(table_, options.prompt_blocks),
+      state_slots_(options.state_slots) {}
 
 void ComputeWorkerCore::AddAttentionWorker(const AttentionWorkerAddress& address) {
   for (AttentionWorkerAddress& known : workers_)
@@ -76,12 +77,7 @@ absl::Status ComputeWorkerCore::AddEntry(MicroBatch& batch, int index, StepResul
   const StepEntry& entry = batch.plan.entries[index];
   const int q_len = static_cast<int>(entry.tokens.size());
   std::vector<int> shards_of_part(batch.parts.size(), 0);
-  Position attend_end = proto::kOpenEnd, gather_begin = proto::kOpenEnd;
-  for (const PromptEntry& prompt : batch.prompts) {
-    if (prompt.entry != index) continue;
-    attend_end = prompt.part->begin;
-    gather_begin = prompt.gather_begin;
-  }
+  const proto::EntryExchange exchange = ExchangeOf(batch, index);
   for (const proto::Shard& shard : entry.placement) {
     auto part = std::find_if(batch.parts.begin(), batch.parts.end(),
                              [&](const WorkerPart& p) { return p.worker == shard.worker && p.epoch == shard.epoch; });
@@ -108,12 +104,13 @@ absl::Status ComputeWorkerCore::AddEntry(MicroBatch& batch, int index, StepResul
                        .ctx_len = entry.ctx_len,
                        .q_len = q_len,
                        .hashes = entry.block_hashes,
-                       .attend_end = attend_end,
-                       .gather_begin = gather_begin,
+                       .attend_end = exchange.attend_end,
+                       .gather_begin = exchange.gather_begin,
+                       .states = exchange.states,
                        .generation = shard.generation});
     // Layout entries index the step's entries of this worker on its side and of the plan on ours; offsets agree.
     part->layouts[shard.group.value()].Add(index, shards_of_part[p]++, shard.kv_heads, shard.tokens, entry.ctx_len,
-                                           q_len, table_.softmax(shard.group), attend_end, gather_begin);
+                                           q_len, table_.softmax(shard.group), exchange);
   }
   return absl::OkStatus();
 }
@@ -128,46 +125,6 @@ absl::Status ComputeWorkerCore::BuildParts(MicroBatch& batch, StepResult& failur
       part.layouts[group].Finish(table_.softmax(LayerGroup(static_cast<uint16_t>(group))));
   }
   return absl::OkStatus();
-}
-
-PromptEntry ComputeWorkerCore::BeginPrompt(const StepEntry& entry) {
-  const int q_len = static_cast<int>(entry.tokens.size());
-  const bool more = !entry.sample;
-  PromptEntry prompt;
-  const Position missing = scratch_.FirstMissing(entry.sequence, entry.ctx_len);
-  const bool gathers = options_.prefix == PrefixExchange::kGather && missing < entry.ctx_len;
-  if (gathers && MayGather(table_, missing, entry.ctx_len)) {
-    prompt.part = scratch_.BeginGathering(entry.sequence, entry.ctx_len, q_len, more);
-    if (prompt.part != nullptr) prompt.gather_begin = missing;
-  }
-  if (prompt.part == nullptr) prompt.part = scratch_.Begin(entry.sequence, entry.ctx_len, q_len, more);
-  return prompt;
-}
-
-void ComputeWorkerCore::BeginPrompts(MicroBatch& batch) {
-  batch.prompts.clear();
-  if (table_.has_linear()) return;  // states are on attention workers, and what follows a layer needs them
-  for (size_t e = 0; e < batch.plan.entries.size(); ++e) {
-    const StepEntry& entry = batch.plan.entries[e];
-    const int q_len = static_cast<int>(entry.tokens.size());
-    if (q_len < options_.prompt_tokens) {
-      scratch_.Drop(entry.sequence);
-      continue;
-    }
-    PromptEntry prompt = BeginPrompt(entry);
-    if (prompt.part == nullptr) continue;
-    prompt.entry = static_cast<int>(e);
-    batch.prompts.push_back(prompt);
-    counters_.prompt_tokens_here += static_cast<uint64_t>(q_len);
-  }
-}
-
-void ComputeWorkerCore::EndPrompts(MicroBatch& batch, bool went_well) {
-  for (const PromptEntry& prompt : batch.prompts) {
-    const StepEntry& entry = batch.plan.entries[prompt.entry];
-    scratch_.End(entry.sequence, went_well, entry.ctx_len + static_cast<Position>(entry.tokens.size()));
-  }
-  batch.prompts.clear();
 }
 
 bool ComputeWorkerCore::CameBefore(const StepPlan& plan) const {
@@ -264,6 +221,7 @@ void ComputeWorkerCore::Begin(StepPlan plan, std::optional<MicroBatchId> drawn_b
   absl::Status status = CheckPlan(batch.plan, drawn_by);
   if (status.ok()) {
     BeginPrompts(batch);
+    BeginStates(batch);
     status = BuildParts(batch, failure);
   }
   if (!status.ok()) {
@@ -282,11 +240,7 @@ void ComputeWorkerCore::Begin(StepPlan plan, std::optional<MicroBatchId> drawn_b
   batch.stage = 0;
   batch.awaiting = 0;
   batch.done.reset();
-  batch.hold_key_values = options_.hand_over_at_end && !batch.prompts.empty() &&
-                          std::all_of(batch.parts.begin(), batch.parts.end(), [](const WorkerPart& part) {
-                            return std::all_of(part.layouts.begin(), part.layouts.end(),
-                                               [](const proto::StepLayout& l) { return !l.asks(); });
-                          });
+  batch.hold_key_values = MayHoldKeyValues(batch);
   ++counters_.steps;
   for (const WorkerPart& part : batch.parts)
     actions.push_back(SendStepBegin{part.node, part.epoch, batch.plan.step, id, part.begin});
@@ -314,8 +268,8 @@ void ComputeWorkerCore::Advance(MicroBatchId id, std::vector<Action>& actions) {
         ExpectAnswers(batch, stage.index);
         break;
       case StageKind::kAttendPrompts:
-        if (batch.prompts.empty()) break;
-        if (Gathers(batch, stage.index) && batch.awaiting > 0) return;
+        if (!AttendsHere(batch, stage.index)) break;
+        if (AwaitsWhatItAttends(batch, stage.index)) return;
         batch.dense_in_flight = true;
         actions.push_back(AttendPrompts{id, stage.index});
         return;
@@ -338,37 +292,6 @@ void ComputeWorkerCore::SendHeldKeyValues(MicroBatchId id, std::vector<Action>& 
     actions.push_back(SendKeyValue{id, stage.index});
     ExpectAnswers(batch, stage.index);
   }
-}
-
-// Nobody waits for the answer to k and v that came without a q, but their memory is in use until then.
-void ComputeWorkerCore::ExpectAnswers(MicroBatch& batch, int op) {
-  const uint16_t group = table_.op_group[op].value();
-  for (WorkerPart& part : batch.parts)
-    if (!part.layouts[group].items.empty() && !part.layouts[group].asks()) part.unanswered.push_back(op);
-}
-
-// Earlier tokens that are attended here come with the op's answers.
-bool ComputeWorkerCore::Gathers(const MicroBatch& batch, int op) const {
-  const uint16_t group = table_.op_group[op].value();
-  return std::any_of(batch.parts.begin(), batch.parts.end(),
-                     [&](const WorkerPart& part) { return part.layouts[group].gather_bytes > 0; });
-}
-
-proto::PrefixTraffic ComputeWorkerCore::PrefixTrafficOf(const MicroBatch& batch) const {
-  proto::PrefixTraffic traffic;
-  if (batch.prompts.empty()) return traffic;
-  for (const LayerGroup group : table_.op_group) {
-    const proto::SoftmaxSpec& spec = table_.softmax(group);
-    const int64_t element = SizeOf(spec.kv);
-    for (const WorkerPart& part : batch.parts)
-      for (const proto::ShardStep& item : part.layouts[group.value()].items) {
-        if (item.attend_end == proto::kOpenEnd) continue;  // not of a prompt that is attended here
-        traffic.asked_bytes +=
-            item.query_heads * (item.rows.q_count * spec.key_dim * element + item.nodes * 4 * (spec.value_dim + 2));
-        traffic.gathered_bytes += item.gather_count * item.kv_heads.size() * (spec.key_dim + spec.value_dim) * element;
-      }
-  }
-  return traffic;
 }
 
 // All partials of the op are there, and the k and v of the next op have somewhere to go: the memory of those that were
@@ -436,16 +359,16 @@ void ComputeWorkerCore::On(PartialArrived event, std::vector<Action>& actions) {
                           (program_[batch->stage].kind == StageKind::kAwaitPartials ||
                            (program_[batch->stage].kind == StageKind::kAttendPrompts && !batch->dense_in_flight));
   if (in_program) {
-    const uint16_t group = table_.op_group[event.op].value();
     for (WorkerPart& part : batch->parts) {
       if (part.node != event.from || part.epoch != event.epoch || !part.awaited ||
-          part.layouts[group].partial_bytes != static_cast<int64_t>(event.payload.size()))
+          AnswerBytes(*batch, part, event.op) != static_cast<int64_t>(event.payload.size()))
         continue;
       part.awaited = false;
       part.partial = event.payload;
       --batch->awaiting;
-      const bool may_go_on =
-          program_[batch->stage].kind == StageKind::kAttendPrompts ? batch->awaiting == 0 : MayGoOn(*batch);
+      const bool may_go_on = program_[batch->stage].kind == StageKind::kAttendPrompts
+                                 ? !AwaitsWhatItAttends(*batch, event.op)
+                                 : MayGoOn(*batch);
       if (may_go_on && !batch->aborted) Advance(event.micro_batch, actions);
       return;
     }

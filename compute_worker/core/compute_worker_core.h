@@ -10,6 +10,7 @@
 #include "base/ids.h"
 #include "compute_worker/core/prefix_choice.h"
 #include "compute_worker/core/prompt_scratch.h"
+#include "compute_worker/core/state_slots.h"
 #include "compute_worker/core/step_program.h"
 #include "proto/attention_spec.h"
 #include "proto/sequence_frames.h"
@@ -88,7 +89,9 @@ struct SendKeyValue {
   MicroBatchId micro_batch;
   int op = 0;
 };
-struct AttendPrompts {  // PromptsOf(micro_batch), with the op's k and v appended to their blocks; ends with DenseDone
+// PromptsOf(micro_batch), with the op's k and v appended to their blocks; of a linear op StatesOf(micro_batch). Ends
+// with DenseDone.
+struct AttendPrompts {
   MicroBatchId micro_batch;
   int op = 0;
 };
@@ -123,6 +126,13 @@ struct PromptEntry {
   Position gather_begin = proto::kOpenEnd;  // kOpenEnd: all of them are here
 };
 
+// An entry of a step whose linear layers run here: states cross for it, and no tokens (proto/state_blocks.h).
+struct StateEntry {
+  int entry = 0;
+  bool held = false;             // the state before the step is in the slot; else it comes with the op's first answer
+  int slot = StateSlots::kNone;  // where the state after the step is kept for the next part of the prompt
+};
+
 struct AttentionWorkerAddress {
   WorkerId worker;
   Epoch epoch;
@@ -137,6 +147,8 @@ struct ComputeWorkerOptions {
   int prompt_tokens = 16;
   uint32_t prompt_blocks = 0;  // of the scratch: 64 tokens x a KV head x an op; 0: all on attention workers
   PrefixExchange prefix = PrefixExchange::kAsk;
+  bool linear_prompts = false;    // linear layers of such entries run here, too
+  int state_slots = 0;            // prompts whose states are kept from part to part
   int key_values_in_flight = 4;   // ops whose k and v an attention worker has not answered: paces what prompts send
   bool hand_over_at_end = false;  // k and v of steps that ask nothing go when all layers are done; then the above is
                                   // the number of ops
@@ -147,6 +159,7 @@ struct ComputeWorkerCounters {
   uint64_t refused_plans = 0;
   uint64_t dropped_frames = 0;      // late, repeated, of another epoch or step
   uint64_t prompt_tokens_here = 0;  // attended by this worker
+  uint64_t state_tokens_here = 0;   // whose linear layers it ran
 };
 
 // The compute worker as a value: one state machine per micro-batch, from its plan through the layers to its result. It
@@ -172,6 +185,7 @@ class ComputeWorkerCore {
   const proto::StepPlan& PlanOf(MicroBatchId id) const { return micro_batches_[id.value()].plan; }
   const std::vector<WorkerPart>& PartsOf(MicroBatchId id) const { return micro_batches_[id.value()].parts; }
   const std::vector<PromptEntry>& PromptsOf(MicroBatchId id) const { return micro_batches_[id.value()].prompts; }
+  const std::vector<StateEntry>& StatesOf(MicroBatchId id) const { return micro_batches_[id.value()].states; }
   // The step whose draws are tokens of this one: its plan is PlanOf it. Nothing: all tokens are known.
   std::optional<MicroBatchId> DrawnBy(MicroBatchId id) const { return micro_batches_[id.value()].drawn_by; }
   // Nothing is to be done until a step's tokens have been drawn.
@@ -194,6 +208,7 @@ class ComputeWorkerCore {
     proto::StepPlan plan;
     std::vector<WorkerPart> parts;
     std::vector<PromptEntry> prompts;
+    std::vector<StateEntry> states;
     bool hold_key_values = false;           // hand_over_at_end, and nothing is asked
     std::optional<proto::StepResult> done;  // all but the last answers
     size_t stage = 0;
@@ -220,10 +235,16 @@ class ComputeWorkerCore {
   absl::Status BuildParts(MicroBatch& batch, proto::StepResult& failure) const;
   absl::Status AddEntry(MicroBatch& batch, int entry, proto::StepResult& failure) const;
   void BeginPrompts(MicroBatch& batch);
+  proto::EntryExchange ExchangeOf(const MicroBatch& batch, int entry) const;
+  void BeginStates(MicroBatch& batch);
   PromptEntry BeginPrompt(const proto::StepEntry& entry);
   void EndPrompts(MicroBatch& batch, bool went_well);
   void ExpectAnswers(MicroBatch& batch, int op);
   bool Gathers(const MicroBatch& batch, int op) const;
+  bool AttendsHere(const MicroBatch& batch, int op) const;
+  bool AwaitsWhatItAttends(const MicroBatch& batch, int op) const;
+  bool MayHoldKeyValues(const MicroBatch& batch) const;
+  int64_t AnswerBytes(const MicroBatch& batch, const WorkerPart& part, int op) const;
   proto::PrefixTraffic PrefixTrafficOf(const MicroBatch& batch) const;
   bool MayGoOn(const MicroBatch& batch) const;
   bool TakeAnswer(MicroBatch& batch, const PartialArrived& event);
@@ -240,6 +261,7 @@ class ComputeWorkerCore {
   std::vector<AttentionWorkerAddress> workers_;
   std::vector<MicroBatch> micro_batches_;
   PromptScratch scratch_;
+  StateSlots state_slots_;
   std::optional<proto::StepPlan> waiting_;  // for what the step before it draws
   MicroBatchId last_begun_;
   ComputeWorkerCounters counters_;

@@ -14,7 +14,7 @@ size_t SegmentsTo(Position begin, Position end) {
 PromptScratch::PromptScratch(const proto::AttentionTable& table, uint32_t capacity_blocks)
     : capacity_(capacity_blocks) {
   for (const LayerGroup group : table.op_group) {
-    const uint32_t heads = static_cast<uint32_t>(table.softmax(group).kv_heads);
+    const uint32_t heads = table.linear(group) != nullptr ? 0 : static_cast<uint32_t>(table.softmax(group).kv_heads);
     first_block_.push_back(blocks_of_all_ops_);
     blocks_of_all_ops_ += heads;
     blocks_of_one_op_ = std::max(blocks_of_one_op_, heads);

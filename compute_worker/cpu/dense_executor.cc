@@ -16,6 +16,7 @@ constexpr size_t kMaxCachedRopes = 256;
 
 StepProgram ProgramOf(const model::LoadedModel& model, bool q_first) {
   StepProgram program;
+  const std::vector<model::AttentionOp> ops = model::AttentionOpsOf(model.config());
   for (size_t i = 0; i < model.steps.size(); ++i) {
     const int index = static_cast<int>(i);
     if (const auto* cut = std::get_if<model::AttentionCut>(&model.steps[i]))
@@ -27,8 +28,11 @@ StepProgram ProgramOf(const model::LoadedModel& model, bool q_first) {
     const auto* key_value = std::get_if<model::KeyValueProjection>(&model.steps[i]);
     if (key_value == nullptr) continue;
     if (!q_first) program.push_back({StageKind::kSendQuery, key_value->op});
+    // What a linear layer leaves goes with its k and v.
+    const bool state = ops[key_value->op].state;
+    if (state) program.push_back({StageKind::kAttendPrompts, key_value->op});
     program.push_back({StageKind::kSendKeyValue, key_value->op});
-    program.push_back({StageKind::kAttendPrompts, key_value->op});
+    if (!state) program.push_back({StageKind::kAttendPrompts, key_value->op});
   }
   return program;
 }
@@ -41,6 +45,7 @@ DenseExecutor::DenseExecutor(const model::LoadedModel& model, const proto::Atten
       stream_(device.CreateStream()),
       context_(kernels::ContextOf(*stream_)),
       prompts_(device, table, micro_batches),
+      states_(device, table),
       micro_batches_(micro_batches),
       widths_(WidthsOf(model)) {
   for (MicroBatch& batch : micro_batches_) {
@@ -75,6 +80,7 @@ absl::Status DenseExecutor::PrepareStep(const ComputeWorkerCore& core, MicroBatc
   const proto::StepPlan& plan = core.PlanOf(id);
   DT_RETURN_IF_ERROR(batch.wire->Prepare(core, id));
   DT_RETURN_IF_ERROR(prompts_.Prepare(core, id, stream_->pool().threads(), *batch.wire));
+  DT_RETURN_IF_ERROR(states_.Prepare(core, id));
   const int64_t rows = batch.wire->rows();
   const size_t stream_bytes = rows * model_.config().hidden_size * sizeof(float);
   DT_RETURN_IF_ERROR(Grow(batch.x, stream_bytes));

@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "compute_worker/core/compute_worker_core.h"
 #include "compute_worker/cpu/prompt_attention.h"
+#include "compute_worker/cpu/prompt_states.h"
 #include "compute_worker/step_wire.h"
 #include "kernels/device.h"
 #include "kernels/op_context.h"
@@ -39,8 +40,9 @@ class DenseExecutor {
   // kernels.
   absl::Status Run(const ComputeWorkerCore& core, MicroBatchId id, int index);
 
-  // Attends the micro-batch's prompts, as far as they are attended here.
+  // Attends the micro-batch's prompts, as far as they are attended here; of a linear op, runs it for them.
   absl::Status AttendPrompts(const ComputeWorkerCore& core, MicroBatchId id, int op) {
+    if (table_.linear(table_.op_group[op]) != nullptr) return states_.Run(core, id, op, wire(id), context_);
     return prompts_.Run(core, id, op, wire(id), *stream_);
   }
 
@@ -122,6 +124,7 @@ class DenseExecutor {
   std::unique_ptr<kernels::Stream> stream_;
   kernels::OpContext context_;
   PromptAttention prompts_;
+  PromptStates states_;
   std::vector<MicroBatch> micro_batches_;
   std::list<CachedRope> rope_cache_;  // front: used last
   const Widths widths_;

@@ -10,6 +10,7 @@ size_t PromptAttention::BlockBytes(const proto::AttentionTable& table) {
   size_t bytes = 0;
   for (int g = 0; g < table.group_count(); ++g) {
     const proto::SoftmaxSpec& spec = table.softmax(LayerGroup(static_cast<uint16_t>(g)));
+    if (spec.linear()) continue;
     const kernels::KvBlockLayout layout{spec.key_dim, spec.value_dim, spec.kv};
     bytes = std::max(bytes, (layout.bytes() + 63) / 64 * 64);
   }
@@ -40,6 +41,7 @@ absl::Status PromptAttention::Prepare(const ComputeWorkerCore& core, MicroBatchI
   for (int g = 0; g < table_.group_count(); ++g) {
     const LayerGroup group(static_cast<uint16_t>(g));
     const proto::SoftmaxSpec& spec = table_.softmax(group);
+    if (spec.linear()) continue;
     kernels::AttentionLimits limits;
     limits.threads = threads;
     size_t floats = 0;

@@ -16,7 +16,7 @@ namespace dovetail::compute {
 // sums as on attention workers, so the same bits. Owned by the node's event loop; Run neither allocates nor locks.
 class PromptAttention {
  public:
-  // Bytes of one block of the scratch.
+  // Bytes of one block of the scratch; 0: no layer of the model keeps K and V.
   static size_t BlockBytes(const proto::AttentionTable& table);
 
   PromptAttention(kernels::Device& device, const proto::AttentionTable& table, int micro_batches);

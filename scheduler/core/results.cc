@@ -111,6 +111,7 @@ void SchedulerCore::Impl::FinishStep(MicroBatch& batch, const proto::StepResult&
   NoteTimes(batch, result.timings);
   stats_.prefix_asked_bytes += static_cast<uint64_t>(std::max<int64_t>(0, result.prefix.asked_bytes));
   stats_.prefix_gathered_bytes += static_cast<uint64_t>(std::max<int64_t>(0, result.prefix.gathered_bytes));
+  stats_.prefix_state_bytes += static_cast<uint64_t>(std::max<int64_t>(0, result.prefix.state_bytes));
   if (batch.work > 0) patience_.Note(batch.compute_worker, batch.work, now_ - batch.sent);
   admission_held_ = false;
   HomeOf(batch).out_of_memory_in_a_row = 0;

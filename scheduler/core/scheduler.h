@@ -57,6 +57,7 @@ struct SchedulerStats {
   uint64_t prefill_group_tokens = 0;  // in them
   uint64_t prefix_asked_bytes = 0;    // proto::PrefixTraffic of all steps
   uint64_t prefix_gathered_bytes = 0;
+  uint64_t prefix_state_bytes = 0;
   uint64_t moves = 0;             // of sequences between attention workers
   uint64_t damaged = 0;           // sequences that began again because their KV was not what was written
   uint64_t late_events = 0;       // unknown or late, dropped

@@ -86,6 +86,13 @@ void AddWeightFlags(CLI::App& command, EngineFlags& flags) {
       ->type_name("HOW")
       ->group("Disaggregation");
   command
+      .add_option("--linear-prompts", flags.linear_prompts,
+                  "Where linear-attention layers of prompts run: compute (workers; states cross, of a size that does "
+                  "not depend on the length), or attention (workers; tokens cross). Compute workers on GPUs: attention")
+      ->check(OneOf({"compute", "attention"}))
+      ->type_name("WHERE")
+      ->group("Disaggregation");
+  command
       .add_option("--hand-over", flags.hand_over,
                   "When K and V of prompts go to attention workers: layers (as they are computed), or end (of a step)")
       ->check(OneOf({"layers", "end"}))
@@ -314,6 +321,7 @@ absl::StatusOr<compute::ComputeWorkerTuning> TuningOf(const EngineFlags& flags) 
   tuning.q_first = flags.q_first;
   tuning.hand_over_at_end = flags.hand_over == "end";
   if (flags.prefill_exchange == "gather") tuning.prefix = compute::PrefixExchange::kGather;
+  tuning.linear_prompts = flags.linear_prompts == "compute";
   if (flags.prompt_scratch != "auto") {
     DT_ASSIGN_OR_RETURN(tuning.prompt_scratch_bytes, ParseBytes("--prompt-scratch", flags.prompt_scratch));
   }

@@ -45,6 +45,7 @@ struct EngineFlags {
   bool q_first = true;
   std::string prompt_scratch = "auto";
   std::string prefill_exchange = "plane";
+  std::string linear_prompts = "compute";
   std::string hand_over = "layers";
   std::string trace_file;
 };

@@ -197,6 +197,8 @@ class Up {
             engine.prompt_scratch,
             "--prefill-exchange",
             engine.prefill_exchange,
+            "--linear-prompts",
+            engine.linear_prompts,
             "--hand-over",
             engine.hand_over,
             engine.q_first ? "--q-first" : "--no-q-first"};

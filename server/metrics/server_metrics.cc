@@ -149,11 +149,12 @@ class ServerMetrics::Impl {
   CounterPair prefill_groups_ =
       make_.Counter("prefill_groups_total", "", "Parts of long prompts that several compute workers took together.");
   CounterPair prefill_group_tokens_ = make_.Counter("prefill_group_tokens_total", "", "Tokens in those parts.");
-  CounterPair prefix_asked_bytes_ = PrefillExchange("plane"), prefix_gathered_bytes_ = PrefillExchange("gather");
+  CounterPair prefix_asked_bytes_ = PrefillExchange("plane"), prefix_gathered_bytes_ = PrefillExchange("gather"),
+              prefix_state_bytes_ = PrefillExchange("state");
   CounterPair PrefillExchange(const char* exchange) {
     return make_.Counter("prefill_exchange_bytes_total", "",
                          "Bytes that crossed so that prompts' steps see earlier tokens, by exchange: queries and "
-                         "partials (plane), K and V (gather).",
+                         "partials (plane), K and V (gather), linear states (state).",
                          {{"exchange", exchange}});
   }
   CounterPair replays_unclear_ =
@@ -269,6 +270,7 @@ void ServerMetrics::Update(const engine::EngineStats& stats, const std::vector<e
   Grow(m.prefill_group_tokens_, now.prefill_group_tokens, m.last_.prefill_group_tokens);
   Grow(m.prefix_asked_bytes_, now.prefix_asked_bytes, m.last_.prefix_asked_bytes);
   Grow(m.prefix_gathered_bytes_, now.prefix_gathered_bytes, m.last_.prefix_gathered_bytes);
+  Grow(m.prefix_state_bytes_, now.prefix_state_bytes, m.last_.prefix_state_bytes);
   Grow(m.replays_unclear_, now.replays_unclear, m.last_.replays_unclear);
   m.last_ = now;
   for (const engine::StepSample& sample : samples) {

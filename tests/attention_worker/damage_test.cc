@@ -252,12 +252,13 @@ TEST_F(Damage, ADamagedBlockIsNotGivenToAnotherWorker) {
 TEST_F(Damage, AMoveThatBringsSomethingElseIsRefusedAndTheSequenceStaysWhereItIs) {
   const int taker = AddWorker();
   Open(taker, 1, 0);
-  Tell(taker, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(1), 0, kPrompt, {}, 0, proto::kOpenEnd, kPrompt}}},
-       1000);
+  const proto::StepBegin part{
+      {{.sequence = SequenceId(1), .q_len = kPrompt, .hashes = {}, .attend_end = 0, .fill_end = kPrompt}}};
+  Tell(taker, FrameType::kStepBegin, part, 1000);
   // It came in the micro-batch of the first move.
   ASSERT_EQ(counters(taker).moved_parts, 0u) << "this frame was in a micro-batch of steps";
   std::vector<std::byte> begin;
-  proto::Encode(proto::StepBegin{{{SequenceId(1), 0, kPrompt, {}, 0, proto::kOpenEnd, kPrompt}}}, begin);
+  proto::Encode(part, begin);
   const auto in_slot = [&](FrameType type, std::span<const std::byte> payload, uint64_t digest) {
     return proto::MakeHeader(type, kEpoch, StepId(1001), MicroBatchId(1), 0, payload.size(), 0, digest);
   };

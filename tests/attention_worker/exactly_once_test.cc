@@ -10,8 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention_worker/attention_worker_node.h"
-#include "attention_worker/cpu/linear_executor.h"
 #include "kernels/kv_block.h"
+#include "linear_attention/packed_state.h"
 #include "transport/inproc/inproc_fabric.h"
 
 #ifndef DOVETAIL_SEED_COUNT
@@ -65,7 +65,7 @@ proto::AttentionTable Table() {
   std::vector<proto::LinearConstants> constants;
   std::vector<proto::AttentionSpec> ops;
   const auto add = [&](proto::LinearSpec spec) {
-    spec.blocks_per_head = kernels::LinearStateLayout(StateShapeOf(spec)).pieces(block_bytes);
+    spec.blocks_per_head = kernels::LinearStateLayout(linear_attention::ShapeOf(spec)).pieces(block_bytes);
     proto::LinearConstants& of_op = constants.emplace_back();
     if (!spec.token_decay) of_op.log_decay = {-0.01f, -0.2f};
     for (int i = 0; i < spec.conv_width * spec.heads * spec.channels(); ++i)

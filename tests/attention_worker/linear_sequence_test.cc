@@ -39,10 +39,10 @@ class LinearSequence : public ::testing::TestWithParam<bool> {
   void Step(Position ctx_len, int q_len) {
     SequenceState& sequence = *sequences_.Find(SequenceId(1));
     ASSERT_TRUE(sequences_.Commit(sequence, ctx_len, {}).ok());
-    const SequenceTable::Growth growth{&sequence, q_len};
+    const auto growth = SequenceTable::Growth::OfStep(sequence, q_len);
     ASSERT_TRUE(sequences_.MakeRoom(sequences_.BlocksToAppend({&growth, 1})));
     std::vector<BlockCopy> copies;
-    sequences_.Append(sequence, q_len, copies);
+    sequences_.Append(growth, copies);
   }
   int64_t InUse() const { return static_cast<int64_t>(sequences_.status().blocks_in_use); }
   static int64_t KvBlocks(Position tokens) { return GetParam() ? (tokens + 63) / 64 * kKvHeads : 0; }
@@ -103,10 +103,10 @@ class SnapshotsOfSequences : public ::testing::Test {
   void Append(uint64_t id, Position ctx_len, int q_len) {
     SequenceState& sequence = *sequences_.Find(SequenceId(id));
     ASSERT_TRUE(sequences_.Commit(sequence, ctx_len, {}).ok());
-    const SequenceTable::Growth growth{&sequence, q_len};
+    const auto growth = SequenceTable::Growth::OfStep(sequence, q_len);
     ASSERT_TRUE(sequences_.MakeRoom(sequences_.BlocksToAppend({&growth, 1})));
     std::vector<BlockCopy> copies;
-    sequences_.Append(sequence, q_len, copies);
+    sequences_.Append(growth, copies);
   }
   // A request with this prompt, computed 64 tokens a step, and so many tokens of an answer. Returns where it began.
   uint32_t Run(uint64_t id, const std::vector<proto::BlockHash>& prompt, int answer = 1) {
@@ -167,7 +167,7 @@ TEST_F(SnapshotsOfSequences, LeaveAtOnceWhereTheyAreNotWanted) {
     SequenceState& sequence = *none.Find(SequenceId(1));
     ASSERT_TRUE(none.Commit(sequence, 64 * step, {}).ok());
     std::vector<BlockCopy> copies;
-    none.Append(sequence, 64, copies);
+    none.Append(SequenceTable::Growth::OfStep(sequence, 64), copies);
   }
   none.Release({SequenceId(1), 128, {}});
   EXPECT_EQ(none.status().blocks_of_snapshots, 0u);

@@ -36,11 +36,11 @@ absl::Status Driver::Step(uint64_t id, Position ctx_len, int q_len, std::vector<
   SequenceState* sequence = sequences_.Find(SequenceId(id));
   if (sequence == nullptr) return NotFound("sequence ", id);
   DT_RETURN_IF_ERROR(sequences_.Commit(*sequence, ctx_len, hashes));
-  const SequenceTable::Growth growth{sequence, q_len};
+  const auto growth = SequenceTable::Growth::OfStep(*sequence, q_len);
   const int64_t blocks = sequences_.BlocksToAppend({&growth, 1});
   if (!sequences_.MakeRoom(blocks)) return ResourceExhausted(blocks, " blocks");
   copies.clear();
-  sequences_.Append(*sequence, q_len, copies);
+  sequences_.Append(growth, copies);
   return absl::OkStatus();
 }
 

@@ -135,7 +135,7 @@ void ModelledTable::Step(bool many) {
     sequence.good = true;
     sequence.named = static_cast<int>(part.ctx_len / kSegmentTokens);
     CheckContent(part.id);
-    growth.push_back({state, part.q_len});
+    growth.push_back(SequenceTable::Growth::OfStep(*state, part.q_len));
   }
   const int64_t blocks = sequences_.BlocksToAppend(growth);
   const auto before = sequences_.status();
@@ -144,7 +144,7 @@ void ModelledTable::Step(bool many) {
       << "refused only when really full";
   if (!room) return;
   std::vector<BlockCopy> copies;
-  for (const Part& part : parts) sequences_.Append(*sequences_.Find(SequenceId(part.id)), part.q_len, copies);
+  for (const SequenceTable::Growth& part : growth) sequences_.Append(part, copies);
   ASSERT_EQ(static_cast<int64_t>(sequences_.status().blocks_in_use),
             static_cast<int64_t>(before.blocks_in_use) + blocks)
       << "a step takes exactly what it asked for";

@@ -168,13 +168,13 @@ TEST(Fork, AStepOfAllSharersNeedsOneCopyLessThanThereAreSharers) {
   std::vector<SequenceTable::Growth> step;
   for (const uint64_t id : {1, 2, 3}) {
     ASSERT_TRUE(table->Commit(*table->Find(SequenceId(id)), 10, {}).ok());
-    step.push_back({table->Find(SequenceId(id)), 1});
+    step.push_back(SequenceTable::Growth::OfStep(*table->Find(SequenceId(id)), 1));
   }
   EXPECT_EQ(table->BlocksToAppend(step), 8);
   EXPECT_EQ(table->BlocksToAppend(std::span(step).first(2)), 8) << "the third still holds the original";
   ASSERT_TRUE(table->MakeRoom(8));
   std::vector<BlockCopy> copies;
-  for (const auto& growth : step) table->Append(*table->Find(growth.sequence->id), 1, copies);
+  for (const auto& growth : step) table->Append(growth, copies);
   EXPECT_THAT(copies, SizeIs(8));
   EXPECT_EQ(table.in_use(), 12u);
 }

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "attention_worker/attention_worker_node.h"
-#include "attention_worker/cpu/linear_executor.h"
 #include "base/dtype.h"
 #include "kernels/kv_block.h"
+#include "linear_attention/packed_state.h"
 #include "transport/inproc/inproc_fabric.h"
 
 // Attention workers of one process with a linear state each, and their only client: who moves what where.
@@ -35,7 +35,7 @@ inline proto::AttentionTable Table(DType state, DType wire = DType::kF32, bool v
   delta.vector_decay = vector_decay;  // as Kimi's
   delta.state = state;
   const size_t block_bytes = (kernels::KvBlockLayout{16, 16, wire}.bytes() + 63) / 64 * 64;
-  delta.blocks_per_head = kernels::LinearStateLayout(StateShapeOf(delta)).pieces(block_bytes);
+  delta.blocks_per_head = kernels::LinearStateLayout(linear_attention::ShapeOf(delta)).pieces(block_bytes);
   proto::LinearConstants constants, decays;
   for (int i = 0; i < delta.conv_width * delta.heads * delta.channels(); ++i)
     constants.conv.push_back(0.1f + 0.05f * static_cast<float>(i % 7));
@@ -44,7 +44,7 @@ inline proto::AttentionTable Table(DType state, DType wire = DType::kF32, bool v
   lightning.key_dim = lightning.value_dim = 16;
   lightning.wire = wire;
   lightning.state = state;
-  lightning.blocks_per_head = kernels::LinearStateLayout(StateShapeOf(lightning)).pieces(block_bytes);
+  lightning.blocks_per_head = kernels::LinearStateLayout(linear_attention::ShapeOf(lightning)).pieces(block_bytes);
   decays.log_decay = {-0.01f, -0.2f};
   proto::SoftmaxSpec softmax;
   softmax.query_heads = softmax.kv_heads = 2;

@@ -72,6 +72,7 @@ struct Scenario {
   int prompt_kib = -1;           // the compute worker's scratch for prompts; 0: none; -1: as much as it likes
   int prompt_tokens = 16;        // from which on an entry is attended there
   compute::PrefixExchange prefix = compute::PrefixExchange::kAsk;
+  bool linear_prompts = true;
   int key_values_in_flight = 4;
   bool q_first = true;
   bool hand_over_at_end = false;

@@ -255,6 +255,7 @@ compute::ComputeWorkerTuning ScenarioRunner::TuningOf(const Scenario& scenario) 
   tuning.prompt_tokens = scenario.prompt_tokens;
   tuning.key_values_in_flight = scenario.key_values_in_flight;
   tuning.prefix = scenario.prefix;
+  tuning.linear_prompts = scenario.linear_prompts;
   tuning.q_first = scenario.q_first;
   tuning.hand_over_at_end = scenario.hand_over_at_end;
   return tuning;
@@ -292,6 +293,7 @@ Outcome ScenarioRunner::Run(const Scenario& scenario, engine::Engine& engine) {
   outcome.prefix_hits = stats.scheduler.prefix_hits;
   outcome.prefill_groups = stats.scheduler.prefill_groups;
   outcome.gathered_bytes = stats.scheduler.prefix_gathered_bytes;
+  outcome.state_bytes = stats.scheduler.prefix_state_bytes;
   return outcome;
 }
 

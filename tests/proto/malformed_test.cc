@@ -206,6 +206,19 @@ TEST(StepBeginField, GatheredTokensLieBetweenWhatIsAttendedAndTheStep) {
   EXPECT_THAT(Whole(begin), HasSubstr("entry.gather_begin"));
 }
 
+TEST(StepBeginField, StatesCrossInOneOfThreeWaysAndNotInAMove) {
+  StepBegin begin = FullBegin();
+  for (const auto good : {StateExchange::kTokens, StateExchange::kLeave, StateExchange::kFetch}) {
+    begin.entries[0].states = good;
+    EXPECT_EQ(Whole(begin), "accepted") << static_cast<int>(good);
+  }
+  begin.entries[0].states = static_cast<StateExchange>(3);
+  EXPECT_THAT(Whole(begin), HasSubstr("entry.states is no way for states to cross"));
+  begin = FullBegin();
+  begin.entries[1].states = StateExchange::kLeave;  // which is a part of a move
+  EXPECT_THAT(Whole(begin), HasSubstr("entry.states"));
+}
+
 TEST(PartField, FitsTheStepItIsOf) {
   EXPECT_EQ(Whole(BeginOfRank()), "accepted");
   const auto begin = [](auto change) {

@@ -95,7 +95,7 @@ StepResult FullResult() {
                     WorkerId(2),
                     {entry, EntryResult{}},
                     {1000, 600, 300, 100, 200, 50},
-                    {7000, 900},
+                    {7000, 900, 80},
                     {SequenceId(5), SequenceId(9)}};
 }
 
@@ -103,8 +103,8 @@ OpenSequence FullOpen() { return {SequenceId(5), SomeShards(), SomeHashes(3), tr
 
 StepBegin FullBegin() {
   return {{{SequenceId(1), 128, 1, SomeHashes(1)},
-           {SequenceId(2), 0, 512, {}, 0, kOpenEnd, 512},
-           {SequenceId(3), 192, 64, {}, 128, 130, 0}}};
+           {SequenceId(2), 0, 512, {}, 0, kOpenEnd, StateExchange::kTokens, 512},
+           {SequenceId(3), 192, 64, {}, 128, 130, StateExchange::kFetch, 0}}};
 }
 
 StepBegin BeginOfRank() { return {{{SequenceId(1), 192, 3, SomeHashes(1), 128}}, {StepId(77), 100, 195, 1, 2}}; }

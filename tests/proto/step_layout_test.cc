@@ -50,8 +50,8 @@ TEST(StepLayout, ATokenShardReturnsItsSubtreesInFloatWithMaximaAndDenominators) 
 
 TEST(StepLayout, EarlierTokensComeWithTheAnswerOfTheShardThatHoldsThem) {
   StepLayout layout;
-  layout.Add(0, 0, {0, 3}, {0, 64}, /*ctx_len=*/100, /*q_len=*/9, Spec(), /*attend_end=*/0, /*gather_begin=*/10);
-  layout.Add(0, 1, {0, 3}, {64, kOpenEnd}, 100, 9, Spec(), 0, 10);
+  layout.Add(0, 0, {0, 3}, {0, 64}, /*ctx_len=*/100, /*q_len=*/9, Spec(), {.attend_end = 0, .gather_begin = 10});
+  layout.Add(0, 1, {0, 3}, {64, kOpenEnd}, 100, 9, Spec(), {.attend_end = 0, .gather_begin = 10});
   layout.Finish(Spec());
   ASSERT_EQ(layout.items.size(), 2u);
   EXPECT_EQ(layout.query_bytes, 0);
@@ -69,7 +69,7 @@ TEST(StepLayout, OfEarlierTokensOnlyThoseComeThatAWindowSees) {
   SoftmaxSpec spec = Spec();
   spec.window = 20;  // token 300 sees 281 on
   StepLayout layout;
-  layout.Add(0, 0, {0, 3}, {}, 300, 5, spec, 0, 0);
+  layout.Add(0, 0, {0, 3}, {}, 300, 5, spec, {.attend_end = 0, .gather_begin = 0});
   layout.Finish(spec);
   EXPECT_EQ(layout.items[0].gather_first, 256) << "the segment's first token: kernels read segments";
   EXPECT_EQ(layout.items[0].gather_count, 44);
@@ -101,7 +101,8 @@ TEST(StepLayout, PartsOfAPayloadNeitherOverlapNorLeaveGapsOrBreakAlignment) {
       const auto ctx_len = static_cast<Position>(random() % 300);
       const bool gathers = ctx_len > 0 && random() % 2 == 0;
       layout.Add(entry, 0, {head, 3}, tokens, ctx_len, 1 + static_cast<int>(random() % 20), spec,
-                 gathers ? 0 : kOpenEnd, gathers ? static_cast<Position>(random() % ctx_len) : kOpenEnd);
+                 {.attend_end = gathers ? 0 : kOpenEnd,
+                  .gather_begin = gathers ? static_cast<Position>(random() % ctx_len) : kOpenEnd});
     }
     layout.Finish(spec);
     std::vector<std::pair<int64_t, int64_t>> query, key_value, partial;  // offset, size

@@ -1,0 +1,165 @@
+// What a step attends here: its prompts, and the linear layers of prompts.
+#include <algorithm>
+
+#include "compute_worker/core/compute_worker_core.h"
+
+namespace dovetail::compute {
+
+using proto::StepEntry;
+
+proto::EntryExchange ComputeWorkerCore::ExchangeOf(const MicroBatch& batch, int index) const {
+  proto::EntryExchange exchange;
+  for (const PromptEntry& prompt : batch.prompts) {
+    if (prompt.entry != index) continue;
+    exchange.attend_end = prompt.part->begin;
+    exchange.gather_begin = prompt.gather_begin;
+  }
+  for (const StateEntry& state : batch.states) {
+    if (state.entry != index) continue;
+    const bool asks = !state.held && batch.plan.entries[index].ctx_len > 0;
+    exchange.states = asks ? proto::StateExchange::kFetch : proto::StateExchange::kLeave;
+  }
+  return exchange;
+}
+
+PromptEntry ComputeWorkerCore::BeginPrompt(const StepEntry& entry) {
+  const int q_len = static_cast<int>(entry.tokens.size());
+  const bool more = !entry.sample;
+  PromptEntry prompt;
+  const Position missing = scratch_.FirstMissing(entry.sequence, entry.ctx_len);
+  const bool gathers = options_.prefix == PrefixExchange::kGather && missing < entry.ctx_len;
+  if (gathers && MayGather(table_, missing, entry.ctx_len)) {
+    prompt.part = scratch_.BeginGathering(entry.sequence, entry.ctx_len, q_len, more);
+    if (prompt.part != nullptr) prompt.gather_begin = missing;
+  }
+  if (prompt.part == nullptr) prompt.part = scratch_.Begin(entry.sequence, entry.ctx_len, q_len, more);
+  return prompt;
+}
+
+void ComputeWorkerCore::BeginPrompts(MicroBatch& batch) {
+  batch.prompts.clear();
+  for (size_t e = 0; e < batch.plan.entries.size(); ++e) {
+    const StepEntry& entry = batch.plan.entries[e];
+    const int q_len = static_cast<int>(entry.tokens.size());
+    if (q_len < options_.prompt_tokens) {
+      scratch_.Drop(entry.sequence);
+      continue;
+    }
+    PromptEntry prompt = BeginPrompt(entry);
+    if (prompt.part == nullptr) continue;
+    prompt.entry = static_cast<int>(e);
+    batch.prompts.push_back(prompt);
+    counters_.prompt_tokens_here += static_cast<uint64_t>(q_len);
+  }
+}
+
+// A slot is for the worker that computes the next part, too: not in a group.
+void ComputeWorkerCore::BeginStates(MicroBatch& batch) {
+  batch.states.clear();
+  if (!options_.linear_prompts || !table_.has_linear()) return;
+  const bool in_group = batch.plan.part.in_group();
+  for (size_t e = 0; e < batch.plan.entries.size(); ++e) {
+    const StepEntry& entry = batch.plan.entries[e];
+    const int q_len = static_cast<int>(entry.tokens.size());
+    if (in_group || q_len < options_.prompt_tokens) state_slots_.Drop(entry.sequence);
+    if (!in_group && q_len < options_.prompt_tokens) continue;
+    StateEntry state;
+    state.entry = static_cast<int>(e);
+    if (!in_group) {
+      state.held = state_slots_.Find(entry.sequence, entry.ctx_len) != StateSlots::kNone;
+      if (state.held || !entry.sample) state.slot = state_slots_.Begin(entry.sequence);
+    }
+    batch.states.push_back(state);
+    counters_.state_tokens_here += static_cast<uint64_t>(q_len);
+  }
+}
+
+void ComputeWorkerCore::EndPrompts(MicroBatch& batch, bool went_well) {
+  for (const StateEntry& state : batch.states) {
+    const StepEntry& entry = batch.plan.entries[state.entry];
+    state_slots_.End(entry.sequence, went_well, entry.sample,
+                     entry.ctx_len + static_cast<Position>(entry.tokens.size()));
+  }
+  batch.states.clear();
+  for (const PromptEntry& prompt : batch.prompts) {
+    const StepEntry& entry = batch.plan.entries[prompt.entry];
+    scratch_.End(entry.sequence, went_well, entry.ctx_len + static_cast<Position>(entry.tokens.size()));
+  }
+  batch.prompts.clear();
+}
+
+// No answer is needed before the end of the step.
+bool ComputeWorkerCore::MayHoldKeyValues(const MicroBatch& batch) const {
+  if (!options_.hand_over_at_end || (batch.prompts.empty() && batch.states.empty())) return false;
+  return std::all_of(batch.parts.begin(), batch.parts.end(), [](const WorkerPart& part) {
+    return std::all_of(part.layouts.begin(), part.layouts.end(), [](const proto::StepLayout& layout) {
+      return !layout.asks() && !(layout.with_states && layout.partial_bytes > 0);
+    });
+  });
+}
+
+// The answer to k and v that came without a q is not waited for, but their memory is in use until then. Where states
+// cross, q came with k and v if there is any.
+void ComputeWorkerCore::ExpectAnswers(MicroBatch& batch, int op) {
+  const uint16_t group = table_.op_group[op].value();
+  for (WorkerPart& part : batch.parts) {
+    const proto::StepLayout& layout = part.layouts[group];
+    if (layout.items.empty()) continue;
+    if (layout.with_states && layout.partial_bytes > 0) {
+      part.partial = {};
+      part.awaited = true;
+      ++batch.awaiting;
+    } else if (layout.with_states || !layout.asks()) {
+      part.unanswered.push_back(op);
+    }
+  }
+}
+
+bool ComputeWorkerCore::AttendsHere(const MicroBatch& batch, int op) const {
+  return table_.linear(table_.op_group[op]) != nullptr ? !batch.states.empty() : !batch.prompts.empty();
+}
+
+// Earlier tokens of the prompts that are attended here, or the states before them.
+bool ComputeWorkerCore::AwaitsWhatItAttends(const MicroBatch& batch, int op) const {
+  if (table_.linear(table_.op_group[op]) == nullptr) return Gathers(batch, op) && batch.awaiting > 0;
+  const uint16_t group = table_.op_group[op].value();
+  return std::any_of(batch.parts.begin(), batch.parts.end(),
+                     [&](const WorkerPart& part) { return part.awaited && part.layouts[group].before_bytes > 0; });
+}
+
+// Of the answer that is awaited: the states before the op until they are there, then what attention gave.
+int64_t ComputeWorkerCore::AnswerBytes(const MicroBatch& batch, const WorkerPart& part, int op) const {
+  const proto::StepLayout& layout = part.layouts[table_.op_group[op].value()];
+  const bool before = layout.with_states && program_[batch.stage].kind == StageKind::kAttendPrompts;
+  return before ? layout.before_bytes : layout.partial_bytes;
+}
+
+// Earlier tokens that are attended here come with the op's answers.
+bool ComputeWorkerCore::Gathers(const MicroBatch& batch, int op) const {
+  const uint16_t group = table_.op_group[op].value();
+  return std::any_of(batch.parts.begin(), batch.parts.end(),
+                     [&](const WorkerPart& part) { return part.layouts[group].gather_bytes > 0; });
+}
+
+proto::PrefixTraffic ComputeWorkerCore::PrefixTrafficOf(const MicroBatch& batch) const {
+  proto::PrefixTraffic traffic;
+  if (batch.prompts.empty() && batch.states.empty()) return traffic;
+  for (const LayerGroup group : table_.op_group) {
+    const proto::SoftmaxSpec& spec = table_.softmax(group);
+    const int64_t element = SizeOf(spec.kv);
+    for (const WorkerPart& part : batch.parts) {
+      traffic.state_bytes += part.layouts[group.value()].before_bytes;
+      for (const proto::ShardStep& item : part.layouts[group.value()].items) {
+        if (item.states != proto::StateExchange::kTokens)
+          traffic.state_bytes += item.kv_heads.size() * proto::BytesOf(item.states_left(), spec);
+        if (item.attend_end == proto::kOpenEnd) continue;  // not of a prompt that is attended here
+        traffic.asked_bytes +=
+            item.query_heads * (item.rows.q_count * spec.key_dim * element + item.nodes * 4 * (spec.value_dim + 2));
+        traffic.gathered_bytes += item.gather_count * item.kv_heads.size() * (spec.key_dim + spec.value_dim) * element;
+      }
+    }
+  }
+  return traffic;
+}
+
+}  // namespace dovetail::compute
