@@ -45,11 +45,22 @@ struct DamagedBlocks {
   uint64_t blocks = 0;
 };
 
+// A member of the cluster.
+struct WorkerLoad {
+  std::string worker;  // its name
+  std::string role;    // "attention", "compute"
+  bool serving = false;
+  uint64_t steps = 0;                            // since it joined
+  uint64_t kv_blocks = 0, kv_blocks_in_use = 0;  // of an attention worker
+  uint32_t host_links = 0;                       // to workers with a GPU, over which layers cross through the hosts
+};
+
 struct EngineStats {
   scheduler::SchedulerStats scheduler;
   int max_queued_requests = 0;                                               // requests that may wait; 0: not known
   uint64_t kv_blocks_total = 0, kv_blocks_in_use = 0, kv_blocks_cached = 0;  // over all attention workers
   std::vector<DamagedBlocks> damaged_blocks;                                 // of the attention workers that are here
+  std::vector<WorkerLoad> workers;                                           // none in an embedded cluster
   absl::Time last_progress;  // when a step last finished, or the engine was last idle
   bool healthy = true;       // false: the engine cannot make progress any more; `error` says why
   std::string error;

@@ -292,6 +292,10 @@ void RemoteEngine::Take(const pb::GenerationEvents& events) {
   stats_.damaged_blocks.clear();
   for (const pb::DamagedBlocks& damaged : from.damaged_blocks())
     stats_.damaged_blocks.push_back({damaged.worker(), damaged.node(), damaged.blocks()});
+  stats_.workers.clear();
+  for (const pb::WorkerLoad& load : from.workers())
+    stats_.workers.push_back({load.worker(), load.role(), load.serving(), load.steps(), load.kv_blocks(),
+                              load.kv_blocks_in_use(), load.host_links()});
   stats_.healthy = from.healthy();
   stats_.error = from.error();
   stats_.last_progress = SystemClock().Now() - absl::Microseconds(from.idle_us());
@@ -385,6 +389,7 @@ void RemoteEngine::ServeOneStream() {
     stream_ended_ = true;
     stats_.healthy = false;
     stats_.error = "the scheduler cannot be reached";
+    stats_.workers.clear();
     context_->TryCancel();
   }
   changed_.notify_all();

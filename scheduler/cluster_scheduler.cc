@@ -20,6 +20,18 @@ namespace {
 constexpr absl::Duration kStatsWhileBusy = absl::Milliseconds(50);
 constexpr absl::Duration kStatsWhileIdle = absl::Milliseconds(500);
 
+void DescribeLoad(const Member& member, pb::WorkerLoad& load) {
+  load.set_worker(member.request.name);
+  load.set_role(control::NameOf(member.request.role));
+  load.set_serving(member.state == MemberState::kServing);
+  load.set_steps(member.last.steps);
+  load.set_kv_blocks(member.kv_blocks);
+  load.set_kv_blocks_in_use(member.last.kv_blocks_in_use);
+  const auto& links = member.last.links;
+  load.set_host_links(static_cast<uint32_t>(std::count_if(
+      links.begin(), links.end(), [](const control::Link& link) { return link.exchange.rfind("host", 0) == 0; })));
+}
+
 }  // namespace
 
 ClusterScheduler::ClusterScheduler(ClusterSchedulerOptions options, transport::Connector& connector, Clock& clock)
@@ -436,6 +448,7 @@ pb::Stats ClusterScheduler::Stats() const {
     total += member.last.kv_blocks_total;
     in_use += member.last.kv_blocks_in_use;
     cached += member.last.kv_blocks_cached;
+    DescribeLoad(member, *out.add_workers());
     if (member.request.role != Role::kAttentionWorker) continue;
     pb::DamagedBlocks& damaged = *out.add_damaged_blocks();
     damaged.set_worker(member.request.name);

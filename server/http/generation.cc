@@ -200,6 +200,7 @@ void Generation::Finish() {
     const PromptState& prompt = prompts_[p];
     if (!prompt.submitted) continue;
     RequestRecord record;
+    record.tenant = context_.tenant;
     record.end = EndOf(static_cast<int>(p));
     record.prompt_tokens = static_cast<int64_t>(response_.spec().prompts[p].size());
     record.cached_tokens = prompt.cached_tokens;

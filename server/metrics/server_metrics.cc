@@ -7,6 +7,8 @@
 #include <mutex>
 
 #include "server/metrics/paired_metrics.h"
+#include "server/metrics/tenant_metrics.h"
+#include "server/metrics/worker_metrics.h"
 
 namespace dovetail::server {
 namespace {
@@ -190,6 +192,9 @@ class ServerMetrics::Impl {
                                                        .Help("Responses by route and status.")
                                                        .Register(registry_);
 
+  TenantMetrics tenants_{make_};
+  WorkerMetrics workers_{registry_};
+
   void UpdateDamagedBlocks(const std::vector<engine::DamagedBlocks>& now);
   std::map<std::string, CounterPair> damage_series_;                  // by attention worker
   std::map<std::pair<std::string, uint64_t>, uint64_t> damage_seen_;  // by worker and incarnation
@@ -222,6 +227,7 @@ void ServerMetrics::Tokens(int count, absl::Duration since_last) {
 void ServerMetrics::RequestFinished(const RequestRecord& record) {
   Impl& m = *impl_;
   m.ends_[static_cast<size_t>(record.end)].Add(1);
+  m.tenants_.Finished(record);
   m.cached_tokens_.Add(static_cast<double>(record.cached_tokens));
   m.request_prompt_.Observe(static_cast<double>(record.prompt_tokens));
   m.request_computed_.Observe(static_cast<double>(record.prompt_tokens - record.cached_tokens));
@@ -264,6 +270,7 @@ void ServerMetrics::Update(const engine::EngineStats& stats, const std::vector<e
   Grow(m.late_events_, now.late_events, m.last_.late_events);
   Grow(m.damaged_, now.damaged, m.last_.damaged);
   m.UpdateDamagedBlocks(stats.damaged_blocks);
+  m.workers_.Update(stats.workers);
   Grow(m.replays_same_, now.replays_same, m.last_.replays_same);
   Grow(m.replays_different_, now.replays_different, m.last_.replays_different);
   Grow(m.prefill_groups_, now.prefill_groups, m.last_.prefill_groups);

@@ -14,6 +14,7 @@ enum class RequestEnd { kStop, kLength, kAbort, kError };
 // What is known of a finished generation request (one per prompt), for histograms. Times are durations since it
 // arrived.
 struct RequestRecord {
+  std::string tenant;
   RequestEnd end = RequestEnd::kStop;
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;

@@ -11,6 +11,7 @@ namespace dovetail::server::test {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::string RequestFor(const Route& route, const std::string& headers) {
   const std::string path = absl::StrCat(std::string(route.path), route.path.back() == '/' ? "bytes" : "");
@@ -311,6 +312,55 @@ TEST(Metrics, DamagedBlocksAreCountedByAttentionWorker) {
   EXPECT_EQ(value("a2"), 4);
   for (uint64_t i = 0; i < 2000; ++i) update({{absl::StrCat("w", i), i, 1}, {absl::StrCat("v", i), i, 1}});
   EXPECT_EQ(value("others"), 4000 - 1022) << "of those beyond the limit";
+}
+
+TEST(Metrics, AWorkersSeriesComeAndGoWithIt) {
+  ServerMetrics metrics({.model_name = "m"});
+  const auto update = [&](std::vector<engine::WorkerLoad> workers) {
+    engine::EngineStats stats;
+    stats.workers = std::move(workers);
+    metrics.Update(stats, {});
+  };
+  update({});
+  EXPECT_THAT(metrics.Text(), Not(HasSubstr("dovetail:workers_serving{")));  // a process that is a whole cluster
+  const engine::WorkerLoad compute{"c1", "compute", true, 7, 0, 0, 2};
+  update({compute, {"a1", "attention", true, 5, 100, 40}, {"a2", "attention", false, 0, 100, 0}});
+  for (const char* line :
+       {R"(dovetail:workers_serving{role="attention"} 1)", R"(dovetail:workers_serving{role="compute"} 1)",
+        R"(dovetail:worker_steps{role="compute",worker="c1"} 7)",
+        R"(dovetail:worker_host_links{role="compute",worker="c1"} 2)",
+        R"(dovetail:worker_kv_blocks{role="attention",worker="a1"} 100)",
+        R"(dovetail:worker_kv_blocks_in_use{role="attention",worker="a1"} 40)"})
+    EXPECT_THAT(metrics.Text(), HasSubstr(line));
+  EXPECT_THAT(metrics.Text(), Not(HasSubstr(R"(dovetail:worker_kv_blocks{role="compute")")));
+  update({compute});
+  EXPECT_THAT(metrics.Text(), HasSubstr(R"(dovetail:workers_serving{role="attention"} 0)"));
+  EXPECT_THAT(metrics.Text(), Not(HasSubstr(R"(worker="a1")")));
+  update({});  // the scheduler cannot be reached
+  EXPECT_THAT(metrics.Text(), HasSubstr(R"(dovetail:workers_serving{role="compute"} 0)"));
+}
+
+TEST(Metrics, RequestsAndTokensAreCountedByTenant) {
+  ServerMetrics metrics({.model_name = "m"});
+  RequestRecord record;
+  record.prompt_tokens = 3;
+  record.generation_tokens = 5;
+  for (const char* tenant : {"blue", "green", "blue"}) {
+    record.tenant = tenant;
+    metrics.RequestFinished(record);
+  }
+  const auto value = [&](const std::string& name, const std::string& tenant) {
+    return Value(metrics.Text(),
+                 absl::StrCat("dovetail:tenant_", name, R"(_total{model_name="m",tenant=")", tenant, "\"}"));
+  };
+  EXPECT_EQ(value("requests", "blue"), 2);
+  EXPECT_EQ(value("prompt_tokens", "blue"), 6);
+  EXPECT_EQ(value("generation_tokens", "green"), 5);
+  for (int i = 0; i < 1000; ++i) {
+    record.tenant = absl::StrCat("t", i);
+    metrics.RequestFinished(record);
+  }
+  EXPECT_EQ(value("requests", "others"), 1000 - 253) << "of those beyond the limit";
 }
 
 TEST(Metrics, EveryAnswerIsCountedWithItsStatus) {
