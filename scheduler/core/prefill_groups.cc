@@ -267,6 +267,10 @@ proto::StepResult SchedulerCore::Impl::MergeResults(const PrefillRun& run) const
                                    part.prompt_logprobs.end());
     }
     entry.logits.insert(entry.logits.end(), part.logits.begin(), part.logits.end());
+    const proto::PrefixTraffic& traffic = run.results.at(rank.step).prefix;
+    merged.prefix.asked_bytes += traffic.asked_bytes;
+    merged.prefix.gathered_bytes += traffic.gathered_bytes;
+    merged.prefix.state_bytes += traffic.state_bytes;
   }
   return merged;
 }

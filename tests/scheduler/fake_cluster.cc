@@ -326,6 +326,7 @@ void FakeCluster::Do(const RunStep& asked) {
         worker(shard.worker).Step(entry, plan.part);
     }
   }
+  result.prefix = {tokens, 2 * tokens, 3 * tokens};
   in_flight_[plan.micro_batch.value()] = {action.compute_worker, plan};
   if (in_group && group_.stuck) return;  // it waits for tokens that do not come
   out_of_memory += result.status == proto::StepStatus::kOutOfMemory ? 1 : 0;

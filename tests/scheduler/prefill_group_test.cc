@@ -65,6 +65,11 @@ TEST(PrefillGroup, ALongPromptTakesAllComputeWorkersAndReadsTheSame) {
     const absl::Duration first = cluster.stream(id).first_token - absl::UnixEpoch();
     if (workers == 1) alone = first;
     EXPECT_EQ(cluster.groups > 0, workers > 1);
+    // What the fake's compute workers say crossed for each token of their steps.
+    const SchedulerStats stats = cluster.core().stats();
+    EXPECT_EQ(stats.prefix_asked_bytes, 4000 + 19) << workers;
+    EXPECT_EQ(stats.prefix_gathered_bytes, 2 * (4000 + 19)) << workers;
+    EXPECT_EQ(stats.prefix_state_bytes, 3 * (4000 + 19)) << workers;
     EXPECT_LT(first, alone / workers + absl::Milliseconds(8)) << workers;
   }
 }
