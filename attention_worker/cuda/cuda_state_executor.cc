@@ -20,6 +20,11 @@ constexpr size_t kMostWorkspaceBytes = size_t{128} << 20;  // for chunks, unless
 
 int64_t BlockOf(Position position) { return position / kSegmentTokens; }
 
+bool HoldsBlock(const ShardState& shard, int64_t block) {
+  const int64_t at = block - shard.first_block();
+  return at >= 0 && at < static_cast<int64_t>(shard.sets.size()) && shard.sets[at] != kNoBlockSet;
+}
+
 const float* Floats(const std::unique_ptr<kernels::Buffer>& buffer) {
   return buffer != nullptr ? reinterpret_cast<const float*>(buffer->data()) : nullptr;
 }
@@ -138,7 +143,7 @@ void CudaStateExecutor::FillBlocks(const proto::ShardStep& item, const ShardStat
   const int64_t last = BlockOf(item.ctx_len + item.q_len - 1);
   for (int64_t block = std::max<int64_t>(0, BlockOf(item.ctx_len) - 1); block <= last; ++block) {
     const int64_t at = block - shard.first_block();
-    const bool held = at >= 0 && at < static_cast<int64_t>(shard.sets.size()) && shard.sets[at] != kNoBlockSet;
+    const bool held = HoldsBlock(shard, block);
     const KvBlockId* blocks = held ? core_.BlocksOf(shard.sets[at]).data() : nullptr;
     for (int i = 0; i < (step.launch.even ? 1 : per_op); ++i)
       out.push_back(!held              ? nullptr
@@ -182,6 +187,9 @@ absl::Status CudaStateExecutor::Plan(MicroBatchId id, LayerGroup group, int op_i
           std::max(most_chunks, BlockOf(item.first_position + item.rows - 1) - BlockOf(item.first_position) + 1);
   }
   step.planned_op = op_index;
+  step.incomplete = std::any_of(layout.items.begin(), layout.items.end(), [&](const proto::ShardStep& item) {
+    return item.rows.q_count > 0 && item.ctx_len > 0 && !HoldsBlock(core_.ShardOf(id, item), BlockOf(item.ctx_len - 1));
+  });
   step.chunks = step.launch;
   step.chunks.chunk_end = static_cast<int32_t>(most_chunks);
   step.launch.unit_count = step.chunks.unit_count = 0;
@@ -223,6 +231,7 @@ absl::Status CudaStateExecutor::Run(MicroBatchId id, int op, const std::byte* qu
   const LayerGroup group = core_.table().op_group[op];
   const int op_index = core_.table().op_index_in_group[op];
   GroupStep& step = micro_batches_[id.value()][group.value()];
+  if (step.incomplete) DT_RETURN_IF_ERROR(Prepare(id, group));  // by now the block is there
   if (!step.launch.even && step.planned_op != op_index) DT_RETURN_IF_ERROR(Plan(id, group, op_index));
   const auto complete = [&](StateLaunch launch) {
     launch.op = op_index;

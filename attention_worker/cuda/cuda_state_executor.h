@@ -58,7 +58,8 @@ class CudaStateExecutor {
     std::unique_ptr<kernels::cuda::StagedUpload> tables;
     // Of all but what an op brings: items of few tokens, and those that go in chunks.
     kernels::cuda::StateLaunch launch, chunks;
-    int planned_op = -1;  // whose blocks the tables hold; any, if they lie evenly
+    int planned_op = -1;      // whose blocks the tables hold; any, if they lie evenly
+    bool incomplete = false;  // the tables lack a block that a rank before this one in a prefill group makes room for
   };
 
   CudaStateExecutor(kernels::cuda::CudaDevice& device, kernels::cuda::CudaStream& stream,

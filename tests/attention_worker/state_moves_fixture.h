@@ -63,7 +63,8 @@ class StateMoves : public ::testing::Test, public transport::FrameHandler {
   void AddWorker(kernels::Device& device, uint64_t model = kModel) {
     ports_.push_back(fabric_.CreatePort(nullptr));
     const auto worker = WorkerId(static_cast<uint32_t>(nodes_.size()));
-    auto node = AttentionWorkerNode::Create(table_, {worker, kEpoch, 400, 1, 50, model}, device, *ports_.back());
+    auto node = AttentionWorkerNode::Create(table_, {worker, kEpoch, 400, /*micro_batches=*/2, 50, model}, device,
+                                            *ports_.back());
     ASSERT_TRUE(node.ok()) << node.status();
     nodes_.push_back(*std::move(node));
   }
@@ -73,13 +74,14 @@ class StateMoves : public ::testing::Test, public transport::FrameHandler {
   }
 
   template <typename Message>
-  void Tell(int worker, FrameType type, const Message& message, uint64_t step = 0) {
+  void Tell(int worker, FrameType type, const Message& message, uint64_t step = 0, uint16_t micro_batch = 0) {
     std::vector<std::byte> payload;
     proto::Encode(message, payload);
-    Send(worker, type, step, 0, payload);
+    Send(worker, type, step, 0, payload, micro_batch);
   }
-  void Send(int worker, FrameType type, uint64_t step, int op, const std::vector<std::byte>& payload) {
-    const auto header = proto::MakeHeader(type, kEpoch, StepId(step), MicroBatchId(0), op, payload.size());
+  void Send(int worker, FrameType type, uint64_t step, int op, const std::vector<std::byte>& payload,
+            uint16_t micro_batch = 0) {
+    const auto header = proto::MakeHeader(type, kEpoch, StepId(step), MicroBatchId(micro_batch), op, payload.size());
     const NodeId to = ports_[1 + worker]->id();
     if (type == FrameType::kQuery || type == FrameType::kKeyValue) {
       tensors_.push_back(payload);
@@ -123,28 +125,30 @@ class StateMoves : public ::testing::Test, public transport::FrameHandler {
   std::vector<std::byte> StepOf(int worker, uint64_t step, Position ctx_len, int q_len) {
     answer_.clear();
     Tell(worker, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(1), ctx_len, q_len, {}}}}, step);
-    for (int op = 0; op < table_.op_count(); ++op) {
-      const proto::StepLayout& layout = nodes_[worker]->core().LayoutOf(MicroBatchId(0), table_.op_group[op]);
-      const proto::ShardStep& item = layout.items[0];
-      std::vector<std::byte> query(layout.query_bytes), key_value(layout.key_value_bytes);
-      for (int row = 0; row < q_len; ++row) {
-        const auto put = [&](std::vector<std::byte>& into, int64_t offset, int64_t end, int kind) {
-          const int64_t bytes = (end - offset) / q_len;
-          const int64_t seed = ((ctx_len + row) * 10 + op) * 10 + kind;
-          const auto numbers = Numbers(bytes, seed, kind == 3 ? DType::kF32 : Wire());
-          std::memcpy(into.data() + offset + row * bytes, numbers.data(), bytes);
-        };
-        const int64_t gates = table_.softmax(table_.op_group[op]).gates;
-        const int64_t value_end = gates > 0 ? item.gate_offset : layout.key_value_bytes;
-        put(query, item.query_offset, layout.query_bytes, 0);
-        put(key_value, item.key_offset, item.value_offset, 1);
-        put(key_value, item.value_offset, value_end, 2);
-        if (gates > 0) put(key_value, item.gate_offset, layout.key_value_bytes, 3);
-      }
-      Send(worker, FrameType::kQuery, step, op, query);
-      Send(worker, FrameType::kKeyValue, step, op, key_value);
-    }
+    for (int op = 0; op < table_.op_count(); ++op) SendTokens(worker, step, op, ctx_len, q_len);
     return answer_;
+  }
+  // q, k, v and gates of tokens of an op.
+  void SendTokens(int worker, uint64_t step, int op, Position ctx_len, int q_len, uint16_t micro_batch = 0) {
+    const proto::StepLayout& layout = nodes_[worker]->core().LayoutOf(MicroBatchId(micro_batch), table_.op_group[op]);
+    const proto::ShardStep& item = layout.items[0];
+    std::vector<std::byte> query(layout.query_bytes), key_value(layout.key_value_bytes);
+    for (int row = 0; row < q_len; ++row) {
+      const auto put = [&](std::vector<std::byte>& into, int64_t offset, int64_t end, int kind) {
+        const int64_t bytes = (end - offset) / q_len;
+        const int64_t seed = ((ctx_len + row) * 10 + op) * 10 + kind;
+        const auto numbers = Numbers(bytes, seed, kind == 3 ? DType::kF32 : Wire());
+        std::memcpy(into.data() + offset + row * bytes, numbers.data(), bytes);
+      };
+      const int64_t gates = table_.softmax(table_.op_group[op]).gates;
+      const int64_t value_end = gates > 0 ? item.gate_offset : layout.key_value_bytes;
+      put(query, item.query_offset, layout.query_bytes, 0);
+      put(key_value, item.key_offset, item.value_offset, 1);
+      put(key_value, item.value_offset, value_end, 2);
+      if (gates > 0) put(key_value, item.gate_offset, layout.key_value_bytes, 3);
+    }
+    Send(worker, FrameType::kQuery, step, op, query, micro_batch);
+    Send(worker, FrameType::kKeyValue, step, op, key_value, micro_batch);
   }
   DType Wire() const { return table_.linear(table_.op_group[0])->wire; }
   // All below 0, as decays are.
