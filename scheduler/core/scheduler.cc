@@ -48,11 +48,11 @@ void SchedulerCore::Impl::Handle(const Event& event, absl::Time now, std::vector
 void SchedulerCore::Impl::Pump() {
   for (;;) {
     Admit();
-    const uint64_t releases = releases_;
     StartMoves();
+    const uint64_t releases = releases_;
     Plan();
-    // While a step is in flight its end brings us back. Without one, whatever a drain or planning gave up must find its
-    // next owner now.
+    // While a step is in flight its end brings us back. Without one, whatever planning gave up must find its next owner
+    // now.
     const bool stepping = std::any_of(micro_batches_.begin(), micro_batches_.end(),
                                       [](const MicroBatch& batch) { return batch.in_flight; });
     if (stepping || (!admission_held_ && releases == releases_)) return;
