@@ -76,6 +76,49 @@ TEST_P(MiniClusterHybrid, StreamsGoOnWithTheSameBitsWhileStateWorkersComeAndGo) 
   EXPECT_TRUE(Eventually([&] { return (*cluster)->engine().stats().kv_blocks_in_use == 0; }));
 }
 
+// Three compute workers hand the states of each prompt on; one of them goes, another comes, and an attention worker
+// goes.
+TEST_P(MiniClusterHybrid, LongPromptsGoFromRankToRankWhileWorkersComeAndGo) {
+  MiniClusterOptions options = Options();
+  options.attention_workers = 2;
+  options.compute_workers = 3;
+  options.scheduler.max_num_batched_tokens = 64;
+  options.scheduler.prefill_rank_tokens = 64;
+  const auto cluster = MiniCluster::Start(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  std::vector<requests::GenerationRequest> requests;
+  std::vector<std::shared_ptr<cli::CollectingSink>> sinks;
+  const auto submit = [&](int prompts) {
+    for (int i = 0; i < prompts; ++i) {
+      requests.push_back(Request(380 + 7 * i, 6, static_cast<int>(requests.size()) + 1));
+      sinks.push_back(Submit((*cluster)->engine(), requests.back()));
+    }
+  };
+  submit(1);
+  ASSERT_EQ(sinks[0]->WaitForEnd(), absl::OkStatus());  // alone, it has all three
+  submit(4);
+  sinks[1]->WaitForTokens(1);
+  (*cluster)->Stop("c2");
+  ASSERT_TRUE((*cluster)->AddAttentionWorker("a3").ok());
+  submit(3);
+  ASSERT_TRUE((*cluster)->AddComputeWorker("c4").ok());
+  sinks[5]->WaitForTokens(1);
+  (*cluster)->Stop("a1");
+  submit(3);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    ASSERT_EQ(sinks[i]->WaitForEnd(), absl::OkStatus());
+    SCOPED_TRACE(absl::StrCat("request ", i));
+    alone_->Expect(requests[i], *sinks[i]);
+  }
+  engine::EngineStats stats;
+  EXPECT_TRUE(Eventually([&] {
+    stats = (*cluster)->engine().stats();
+    return stats.kv_blocks_in_use == 0 && stats.scheduler.running_sequences == 0;
+  })) << stats.kv_blocks_in_use;
+  EXPECT_GE(stats.scheduler.prefill_groups, 2u);
+  EXPECT_GT(stats.scheduler.prefix_state_bytes, 0u);
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Models, MiniClusterHybrid,
     testing::Values(Hybrid{"gated_delta_threads", TinyGatedDeltaConfig, Deployment::kThreads, "memory"},
