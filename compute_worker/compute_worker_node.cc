@@ -112,6 +112,8 @@ void ComputeWorkerNode::OnFrame(const transport::Delivery& delivery) {
       if (!plan.ok()) return Refuse(id, step, StepStatus::kWorkerFailed, plan.status());
       if (const absl::Status known = lists_.Complete(*plan); !known.ok())
         return Refuse(id, step, StepStatus::kForgotten, known);
+      if (auto pending = dense_->PendingGrammars(*plan); !pending.empty())
+        return Postpone(id, step, std::move(pending));
       return Feed(PlanArrived{*std::move(plan)});
     }
     case FrameType::kWithdrawStep: return Withdraw(id, step);
@@ -140,6 +142,12 @@ void ComputeWorkerNode::Withdraw(MicroBatchId id, StepId step) {
 void ComputeWorkerNode::Refuse(MicroBatchId id, StepId step, StepStatus status, const absl::Status& why) {
   LogError("compute worker: ", std::string(why.message()));
   FinishStep finish{id, {.step = step, .micro_batch = id, .status = status, .error = std::string(why.message())}};
+  if (absl::Status sent = Perform(finish); !sent.ok()) LogError("compute worker: ", std::string(sent.message()));
+}
+
+void ComputeWorkerNode::Postpone(MicroBatchId id, StepId step, std::vector<SequenceId> pending) {
+  FinishStep finish{id, {.step = step, .micro_batch = id, .status = StepStatus::kGrammarPending}};
+  finish.result.pending = std::move(pending);
   if (absl::Status sent = Perform(finish); !sent.ok()) LogError("compute worker: ", std::string(sent.message()));
 }
 

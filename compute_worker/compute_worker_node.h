@@ -115,6 +115,8 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   absl::Status Perform(FinishStep& finish);
   void Withdraw(MicroBatchId id, StepId step);
   void Refuse(MicroBatchId id, StepId step, proto::StepStatus status, const absl::Status& why);
+  // Grammars of the step are not compiled yet.
+  void Postpone(MicroBatchId id, StepId step, std::vector<SequenceId> pending);
   absl::Status SendResult(const proto::StepResult& result);
   bool Sent(proto::StepResult& result);  // false: the scheduler has no room for it yet
   int SendUnsent();

@@ -32,6 +32,10 @@ class DenseBackend {
     return exchanges.empty() ? absl::OkStatus() : Internal("a CPU exchanges nothing between GPUs");
   }
 
+  // The sequences of the plan whose grammars are not compiled yet: that is under way now, and the plan is not to be run
+  // before. Does not wait.
+  virtual std::vector<SequenceId> PendingGrammars(const proto::StepPlan& plan) = 0;
+
   // Makes the plan that `core` runs in this micro-batch ready: its tokens' embeddings, positions, buffers.
   // kResourceExhausted: no memory; kInvalidArgument: a token outside the vocabulary. May allocate; nothing below does.
   virtual absl::Status PrepareStep(const ComputeWorkerCore& core, MicroBatchId id) = 0;

@@ -57,6 +57,8 @@ void ToProto(const proto::SamplingParams& sampling, v1::Sampling& out) {
   out.mutable_allowed_token_ids()->Add(sampling.allowed_token_ids.begin(), sampling.allowed_token_ids.end());
   out.mutable_banned_token_ids()->Add(sampling.banned_token_ids.begin(), sampling.banned_token_ids.end());
   if (sampling.logprobs >= 0) out.set_logprobs(sampling.logprobs);
+  out.set_grammar(sampling.grammar.source);
+  out.mutable_grammar_ends()->Add(sampling.grammar.ends.begin(), sampling.grammar.ends.end());
 }
 
 absl::StatusOr<proto::SamplingParams> FromProto(const v1::Sampling& in) {
@@ -75,6 +77,8 @@ absl::StatusOr<proto::SamplingParams> FromProto(const v1::Sampling& in) {
   DT_RETURN_IF_ERROR(CheckCount("sampling.bias_tokens", in.bias_tokens_size(), proto::kMaxLogitBias));
   DT_RETURN_IF_ERROR(CheckCount("sampling.allowed_token_ids", in.allowed_token_ids_size(), proto::kMaxTokenList));
   DT_RETURN_IF_ERROR(CheckCount("sampling.banned_token_ids", in.banned_token_ids_size(), proto::kMaxTokenList));
+  DT_RETURN_IF_ERROR(CheckCount("sampling.grammar", in.grammar().size(), proto::kMaxGrammar));
+  DT_RETURN_IF_ERROR(CheckCount("sampling.grammar_ends", in.grammar_ends_size(), proto::kMaxGrammarEnds));
   DT_RETURN_IF_ERROR(CheckCount("sampling.logprobs", in.logprobs(), proto::kMaxTopLogprobs));
   proto::SamplingParams sampling;
   sampling.temperature = in.temperature();
@@ -91,6 +95,8 @@ absl::StatusOr<proto::SamplingParams> FromProto(const v1::Sampling& in) {
   }
   sampling.allowed_token_ids.assign(in.allowed_token_ids().begin(), in.allowed_token_ids().end());
   sampling.banned_token_ids.assign(in.banned_token_ids().begin(), in.banned_token_ids().end());
+  sampling.grammar = {in.grammar(), {in.grammar_ends().begin(), in.grammar_ends().end()}};
+  sampling.follows_grammar = !in.grammar().empty();
   sampling.logprobs = in.has_logprobs() ? static_cast<int32_t>(in.logprobs()) : -1;
   return sampling;
 }

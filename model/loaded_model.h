@@ -7,6 +7,7 @@
 
 #include "base/ids.h"
 #include "base/status.h"
+#include "grammar/grammar_engine.h"
 #include "kernels/device.h"
 #include "model/checkpoint.h"
 #include "model/config.h"
@@ -44,8 +45,9 @@ struct LoadedModel {
   int attention_ops = 0;
   Embedding embedding;
   RmsNorm final_norm;
-  Projection head;          // [vocab, hidden]
-  size_t weight_bytes = 0;  // as packed
+  Projection head;                                   // [vocab, hidden]
+  size_t weight_bytes = 0;                           // as packed
+  std::shared_ptr<grammar::GrammarEngine> grammars;  // with the server in the same process; null: none can be followed
 
   const ModelConfig& config() const { return checkpoint->config(); }
 };

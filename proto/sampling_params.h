@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -11,6 +12,16 @@ namespace dovetail::proto {
 
 inline constexpr int kMaxTokenList = 1 << 20;  // of a request's allowed, banned and stop tokens each
 inline constexpr int kMaxLogitBias = 1024;
+inline constexpr size_t kMaxGrammar = size_t{64} << 10;  // bytes of a grammar
+inline constexpr int kMaxGrammarEnds = 1024;
+
+// What the text of a sequence may be: the source of a grammar (grammar/grammar_engine.h), and the tokens that may
+// follow a whole text.
+struct Grammar {
+  std::string source;  // empty: anything
+  std::vector<TokenId> ends;
+  bool operator==(const Grammar&) const = default;
+};
 
 // How the next token of a sequence is chosen; a plain value that travels in the step plan. The server validates ranges
 // (server/). A draw is argmax(logit / temperature + Gumbel(seed, position, token id)) over the candidates that the
@@ -28,14 +39,18 @@ struct SamplingParams {
   std::vector<TokenId> allowed_token_ids;  // empty: all
   std::vector<TokenId> banned_token_ids;   // bad words of one token
   int32_t logprobs = -1;                   // top alternatives reported a token; 0: the sampled one only, -1: none
+  bool follows_grammar = false;            // `grammar`, or that of SamplingLists, holds
+  Grammar grammar;
 
-  bool needs_history() const {
+  bool has_penalties() const {
     return repetition_penalty != 1.0f || presence_penalty != 0.0f || frequency_penalty != 0.0f;
   }
+  // Choosing needs the tokens so far.
+  bool needs_history() const { return follows_grammar || has_penalties(); }
   bool operator==(const SamplingParams&) const = default;
 };
 
-// The same but for the lists, which are empty.
+// The same but for the lists and the grammar, which are empty.
 inline SamplingParams WithoutLists(const SamplingParams& from) {
   SamplingParams params;
   params.temperature = from.temperature;
@@ -47,6 +62,7 @@ inline SamplingParams WithoutLists(const SamplingParams& from) {
   params.frequency_penalty = from.frequency_penalty;
   params.seed = from.seed;
   params.logprobs = from.logprobs;
+  params.follows_grammar = from.follows_grammar;
   return params;
 }
 
@@ -56,13 +72,17 @@ struct SamplingLists {
   std::vector<TokenId> allowed_token_ids;  // empty: all
   std::vector<TokenId> banned_token_ids;
   std::vector<TokenId> banned_early;  // where an entry says so: stop tokens before min_tokens
+  Grammar grammar;
 
   bool empty() const {
-    return logit_bias.empty() && allowed_token_ids.empty() && banned_token_ids.empty() && banned_early.empty();
+    return logit_bias.empty() && allowed_token_ids.empty() && banned_token_ids.empty() && banned_early.empty() &&
+           grammar.source.empty();
   }
   size_t bytes() const {
     return logit_bias.size() * sizeof(logit_bias[0]) +
-           (allowed_token_ids.size() + banned_token_ids.size() + banned_early.size()) * sizeof(TokenId);
+           (allowed_token_ids.size() + banned_token_ids.size() + banned_early.size() + grammar.ends.size()) *
+               sizeof(TokenId) +
+           grammar.source.size();
   }
   bool operator==(const SamplingLists&) const = default;
 };
@@ -76,7 +96,8 @@ struct SharedLists {
   }
 };
 
-// Log probabilities of one position: over the raw logits (temperature 1, no penalties).
+// Log probabilities of one position: over the raw logits (temperature 1, no penalties), but only over the tokens that
+// the grammar lets follow, if there is one.
 struct TokenLogprob {
   TokenId token = 0;
   float logprob = 0;

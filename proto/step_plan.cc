@@ -22,6 +22,7 @@ void FieldsOf(auto& archive, Is<SamplingParams> auto& p) {
   archive.Number("frequency_penalty", p.frequency_penalty);
   archive.Number("seed", p.seed);
   archive.Number("logprobs", p.logprobs);
+  archive.Bool("follows_grammar", p.follows_grammar);
   if constexpr (std::remove_reference_t<decltype(archive)>::kDecoding) {
     archive.Require(std::isfinite(p.temperature) && p.temperature >= 0, "temperature", "is negative or not finite");
     archive.Require(p.top_p >= 0 && p.top_p <= 1, "top_p", "is outside 0..1");
@@ -46,6 +47,8 @@ void FieldsOf(auto& archive, Is<SamplingLists> auto& l) {
   archive.Array("allowed_token_ids", l.allowed_token_ids, kMaxTokenList);
   archive.Array("banned_token_ids", l.banned_token_ids, kMaxTokenList);
   archive.Array("banned_early", l.banned_early, kMaxTokenList);
+  archive.Text("grammar", l.grammar.source, kMaxGrammar);
+  archive.Array("grammar_ends", l.grammar.ends, kMaxGrammarEnds);
 }
 
 void GivenField(Encoder& encoder, const SharedLists& given) {
@@ -84,6 +87,7 @@ void FieldsOf(auto& a, Is<StepEntry> auto& e) {
   a.Array("block_hashes", e.block_hashes, kMaxSequenceBlocks);
   if constexpr (std::remove_reference_t<decltype(a)>::kDecoding) {
     a.Require(!e.tokens.empty(), "tokens", "is empty");
+    a.Require(!e.sample || !e.sampling.follows_grammar || e.has_lists, "follows_grammar", "without lists");
     a.Require(e.rope_length >= 0, "rope_length", "is negative");
     a.Require(e.prompt_tokens >= 0, "prompt_tokens", "is negative");
     a.Require(e.prompt_logprobs >= -1 && e.prompt_logprobs <= kMaxTopLogprobs, "prompt_logprobs",
@@ -122,7 +126,7 @@ void FieldsOf(auto& archive, Is<PositionLogprobs> auto& p) {
 template <typename Archive, typename Enum>
 void StatusField(Archive& a, Enum& status) {
   a.Number("status", status);
-  if constexpr (Archive::kDecoding) a.Require(status <= StepStatus::kForgotten, "status", "is unknown");
+  if constexpr (Archive::kDecoding) a.Require(status <= StepStatus::kGrammarPending, "status", "is unknown");
 }
 
 void FieldsOf(auto& archive, Is<EntryResult> auto& r) {
@@ -155,6 +159,7 @@ void FieldsOf(auto& archive, Is<StepResult> auto& r) {
   archive.Number("gathered_bytes", r.prefix.gathered_bytes);
   archive.Number("state_bytes", r.prefix.state_bytes);
   archive.Array("damaged", r.damaged, kMaxStepEntries);
+  archive.Array("pending", r.pending, kMaxStepEntries);
 }
 
 template <typename Message>

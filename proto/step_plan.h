@@ -63,6 +63,7 @@ enum class StepStatus : uint8_t {
   kDamaged = 5,  // KV of `damaged` sequences is not what was written: nothing was committed, those begin again
   kForgotten =
       6,  // the compute worker does not have the lists of a sequence: nothing was done, they must be given again
+  kGrammarPending = 7,  // the compute worker compiles the grammars of `pending` sequences: nothing was done
 };
 
 struct EntryResult {
@@ -107,6 +108,7 @@ struct StepResult {
   StepTimings timings;
   PrefixTraffic prefix;
   std::vector<SequenceId> damaged;  // of kDamaged
+  std::vector<SequenceId> pending;  // of kGrammarPending
   bool operator==(const StepResult&) const = default;
 };
 

@@ -12,6 +12,9 @@ class CpuDense final : public DenseBackend {
            int micro_batches)
       : dense_(model, table, device, micro_batches), sampler_(model, device, dense_.stream()) {}
 
+  std::vector<SequenceId> PendingGrammars(const proto::StepPlan& plan) override {
+    return sampler_.PendingGrammars(plan);
+  }
   absl::Status PrepareStep(const ComputeWorkerCore& core, MicroBatchId id) override {
     return dense_.PrepareStep(core, id);
   }

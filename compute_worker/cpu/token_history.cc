@@ -1,5 +1,7 @@
 #include "compute_worker/cpu/token_history.h"
 
+#include <algorithm>
+
 namespace dovetail::compute {
 
 absl::Status TokenHistory::Update(const proto::StepEntry& entry) {
@@ -31,6 +33,12 @@ absl::Status TokenHistory::Update(const proto::StepEntry& entry) {
     sequence.prompt_tokens = static_cast<int32_t>(entry.ctx_len) + entry.prompt_tokens;
   }
   return absl::OkStatus();
+}
+
+std::span<const TokenId> TokenHistory::Output(SequenceId id) const {
+  const Sequence& sequence = sequences_.at(id);
+  const size_t prompt = std::min<size_t>(sequence.prompt_tokens, sequence.tokens.size());
+  return std::span<const TokenId>(sequence.tokens).subspan(prompt);
 }
 
 std::span<const kernels::TokenCount> TokenHistory::Counts(SequenceId id) {

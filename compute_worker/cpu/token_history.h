@@ -11,9 +11,9 @@
 
 namespace dovetail::compute {
 
-// The tokens of sequences whose sampling has penalties: a cache of what the token log knows, fed by step plans, at most
-// kMaxSequences of them, least recently used ones dropped (the scheduler gives the history again after a restart).
-// Thread-compatible.
+// The tokens of sequences whose sampling has penalties or a grammar: a cache of what the token log knows, fed by step
+// plans, at most kMaxSequences of them, least recently used ones dropped (the scheduler gives the history again after a
+// restart). Thread-compatible.
 class TokenHistory {
  public:
   static constexpr size_t kMaxSequences = 8192;
@@ -21,6 +21,9 @@ class TokenHistory {
   // Takes in an entry's history (if given) and its new tokens. kFailedPrecondition: the tokens before ctx_len are not
   // known here.
   absl::Status Update(const proto::StepEntry& entry);
+
+  // The tokens behind the prompt. Valid until the next Update. The sequence was just updated.
+  std::span<const TokenId> Output(SequenceId sequence) const;
 
   // Each token of the sequence once, with how often it was generated. Valid until the next call. The sequence was just
   // updated.

@@ -1,8 +1,11 @@
 #include "compute_worker/cpu/token_sampler.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
+#include "base/log.h"
 #include "kernels/gemm.h"
 #include "kernels/rms_norm.h"
 #include "kernels/sampling.h"
@@ -43,7 +46,8 @@ TokenSampler::TokenSampler(const model::LoadedModel& model, kernels::Device& dev
       stream_(stream),
       context_(kernels::ContextOf(stream)),
       vocab_(model.head.weights.rows()),
-      rows_at_once_(static_cast<size_t>(rows_at_once)) {}
+      rows_at_once_(static_cast<size_t>(rows_at_once)),
+      grammars_(model.grammars.get()) {}
 
 void TokenSampler::CollectRows(const proto::StepPlan& plan) {
   rows_.clear();
@@ -64,6 +68,27 @@ void TokenSampler::CollectRows(const proto::StepPlan& plan) {
   }
 }
 
+std::vector<SequenceId> TokenSampler::PendingGrammars(const proto::StepPlan& plan) {
+  std::vector<SequenceId> pending;
+  for (const StepEntry& entry : plan.entries) {
+    if (!entry.sample || !entry.sampling.follows_grammar) continue;
+    const proto::Grammar& grammar = entry.given.lists->grammar;
+    if (!grammars_.Prepare(entry.sequence, grammar.source, grammar.ends)) pending.push_back(entry.sequence);
+  }
+  return pending;
+}
+
+bool TokenSampler::FillMask(const StepEntry& entry, LogitsRow& row) {
+  const proto::Grammar& grammar = entry.given.lists->grammar;
+  const auto mask = grammars_.Mask(entry.sequence, grammar.source, grammar.ends, history_.Output(entry.sequence));
+  if (!mask.ok()) {
+    LogWarning("structured output: ", mask.status().message());
+    return false;
+  }
+  row.mask.assign(mask->begin(), mask->end());
+  return true;
+}
+
 // Everything that needs the history cache happens here, on one thread; what follows is spread over the pool.
 void TokenSampler::FillSamplingInputs(const proto::StepPlan& plan, proto::StepResult& result) {
   for (size_t e = 0; e < plan.entries.size(); ++e) {
@@ -75,7 +100,7 @@ void TokenSampler::FillSamplingInputs(const proto::StepPlan& plan, proto::StepRe
   for (LogitsRow& row : rows_) {
     const StepEntry& entry = plan.entries[row.entry];
     if (!row.sample || result.entries[row.entry].status != StepStatus::kOk) continue;
-    if (entry.sampling.needs_history()) {
+    if (entry.sampling.has_penalties()) {
       const auto counts = history_.Counts(entry.sequence);
       row.counts.assign(counts.begin(), counts.end());
     }
@@ -83,6 +108,10 @@ void TokenSampler::FillSamplingInputs(const proto::StepPlan& plan, proto::StepRe
     if (lists == nullptr) continue;
     for (const auto& [token, bias] : lists->logit_bias) row.bias.push_back({token, bias});
     row.banned = lists->banned_token_ids;
+    if (entry.sampling.follows_grammar && !FillMask(entry, row)) {
+      result.entries[row.entry].status = StepStatus::kWorkerFailed;
+      continue;
+    }
     if (entry.ban_early) row.banned.insert(row.banned.end(), lists->banned_early.begin(), lists->banned_early.end());
   }
 }
@@ -130,7 +159,14 @@ kernels::SamplingParams TokenSampler::ParamsOf(const StepEntry& entry, const Log
 void TokenSampler::SampleInto(const StepEntry& entry, const LogitsRow& row, std::span<const float> logits,
                               std::span<std::byte> scratch, EntryResult& result) const {
   const kernels::SamplingParams params = ParamsOf(entry, row);
-  Store(kernels::SampleRow(*context_.table, logits, params, result.position, scratch), params.logprobs >= 0, result);
+  if (row.mask.empty())
+    return Store(kernels::SampleRow(*context_.table, logits, params, result.position, scratch), params.logprobs >= 0,
+                 result);
+  std::vector<float> masked(logits.begin(), logits.end());
+  for (size_t i = 0; i < masked.size(); ++i)
+    if ((row.mask[i / 32] >> (i % 32) & 1) == 0) masked[i] = -std::numeric_limits<float>::infinity();
+  Store(kernels::SampleRow(*context_.table, masked, params, result.position, scratch), params.logprobs >= 0, result);
+  std::erase_if(result.logprobs.top, [](const proto::TokenLogprob& l) { return std::isinf(l.logprob); });
 }
 
 void TokenSampler::Store(const absl::StatusOr<kernels::SampleResult>& sampled, bool logprobs, EntryResult& result) {

@@ -5,6 +5,7 @@
 
 #include "base/status.h"
 #include "compute_worker/cpu/token_history.h"
+#include "grammar/grammar_states.h"
 #include "kernels/device.h"
 #include "kernels/op_context.h"
 #include "kernels/sampling.h"
@@ -29,6 +30,9 @@ class TokenSampler {
   // says so in its own status; an error is one of the whole step.
   absl::Status Run(const proto::StepPlan& plan, const float* residual, proto::StepResult& result);
 
+  // DenseBackend::PendingGrammars.
+  std::vector<SequenceId> PendingGrammars(const proto::StepPlan& plan);
+
  protected:
   // One row of logits and what it is for.
   struct LogitsRow {
@@ -41,6 +45,7 @@ class TokenSampler {
     std::vector<kernels::TokenCount> counts;
     std::vector<kernels::TokenBias> bias;
     std::vector<int32_t> banned;
+    std::vector<uint32_t> mask;  // the tokens that a grammar lets follow, a bit each; empty: all
     proto::PositionLogprobs prompt_logprobs;
   };
 
@@ -53,6 +58,8 @@ class TokenSampler {
   virtual void HandleRows(const proto::StepPlan& plan, size_t first, size_t count, proto::StepResult& result);
 
   void CollectRows(const proto::StepPlan& plan);
+  // False: the sequence cannot go on by its grammar.
+  bool FillMask(const proto::StepEntry& entry, LogitsRow& row);
   void FillSamplingInputs(const proto::StepPlan& plan, proto::StepResult& result);
   kernels::SamplingParams ParamsOf(const proto::StepEntry& entry, const LogitsRow& row) const;
   static void Store(const absl::StatusOr<kernels::SampleResult>& sampled, bool logprobs, proto::EntryResult& result);
@@ -68,6 +75,7 @@ class TokenSampler {
   const int64_t vocab_;
   const size_t rows_at_once_;
   TokenHistory history_;
+  grammar::GrammarStates grammars_;
   std::vector<LogitsRow> rows_;
   std::unique_ptr<kernels::Buffer> gathered_, logits_, gemm_scratch_, sampling_scratch_;
 };

@@ -41,6 +41,9 @@ class CudaDense final : public DenseBackend {
                                                               const ComputeWorkerOptions& options, bool stay_on_device);
 
   absl::Status UseExchange(MicroBatchId id, std::span<exchange::GpuExchange* const> exchanges) override;
+  std::vector<SequenceId> PendingGrammars(const proto::StepPlan& plan) override {
+    return shared_.sampler->PendingGrammars(plan);  // what it waits for, all samplers have
+  }
   absl::Status PrepareStep(const ComputeWorkerCore& core, MicroBatchId id) override;
   absl::Status Run(const ComputeWorkerCore& core, MicroBatchId id, int index) override;
   absl::Status AttendPrompts(const ComputeWorkerCore& core, MicroBatchId id, int op) override;

@@ -41,7 +41,8 @@ absl::StatusOr<std::unique_ptr<CudaTokenSampler>> CudaTokenSampler::Create(const
 absl::Status CudaTokenSampler::Reserve(size_t) { return absl::OkStatus(); }
 
 bool CudaTokenSampler::IsForHost(const proto::StepPlan& plan, const LogitsRow& row) const {
-  return row.scored_token >= 0 || row.return_logits || plan.entries[row.entry].sampling.logprobs > 0;
+  return row.scored_token >= 0 || row.return_logits || plan.entries[row.entry].sampling.logprobs > 0 ||
+         plan.entries[row.entry].sampling.follows_grammar;
 }
 
 // Rows that follow each other go together: in decode that is all of them.

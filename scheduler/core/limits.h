@@ -35,6 +35,12 @@ inline constexpr absl::Duration kLateTick = absl::Seconds(1);
 inline constexpr absl::Duration kUnreachablePause = absl::Milliseconds(10);
 inline constexpr absl::Duration kUnreachablePatience = absl::Seconds(5);
 
+// A sequence whose grammar a compute worker still compiles is left out of steps for so long, twice as long each time up
+// to the longer of them; after the patience its request ends.
+inline constexpr absl::Duration kGrammarPause = absl::Milliseconds(10);
+inline constexpr absl::Duration kLongestGrammarPause = absl::Milliseconds(100);
+inline constexpr absl::Duration kGrammarPatience = absl::Seconds(60);
+
 // How often in a row one attention worker may refuse to open a sequence before its request ends.
 inline constexpr int kMostRefusedOpens = 3;
 

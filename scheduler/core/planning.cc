@@ -276,7 +276,7 @@ void SchedulerCore::Impl::ChoosePrefills(MicroBatch& batch, int& budget) {
 
 bool SchedulerCore::Impl::IsRunnable(const Sequence& sequence) const {
   return sequence.phase == Phase::kReady && sequence.in_flight == 0 && !sequence.request->paused &&
-         !sequence.awaits_forks;
+         !sequence.awaits_forks && sequence.not_before <= now_;
 }
 
 bool SchedulerCore::Impl::IsEvictable(const Sequence& sequence) const {

@@ -41,6 +41,7 @@ proto::SharedLists ListsOf(const GenerationRequest& params) {
   lists->allowed_token_ids = params.sampling.allowed_token_ids;
   lists->banned_token_ids = params.sampling.banned_token_ids;
   if (params.min_tokens > 0) lists->banned_early = params.stop_token_ids;
+  if (params.sampling.follows_grammar) lists->grammar = params.sampling.grammar;
   return {lists->empty() ? nullptr : std::move(lists)};
 }
 
@@ -56,6 +57,12 @@ absl::Status SchedulerCore::Impl::CheckLists(const GenerationRequest& request) c
   DT_RETURN_IF_ERROR(CheckList("logit_bias", sampling.logit_bias.size(), proto::kMaxLogitBias));
   DT_RETURN_IF_ERROR(CheckList("allowed_token_ids", sampling.allowed_token_ids.size(), proto::kMaxTokenList));
   DT_RETURN_IF_ERROR(CheckList("bad_words", sampling.banned_token_ids.size(), proto::kMaxTokenList));
+  if (sampling.follows_grammar && (sampling.grammar.source.empty() || sampling.grammar.ends.empty()))
+    return InvalidArgument("grammar: has no source, or no token that ends its text");
+  if (sampling.grammar.source.size() > proto::kMaxGrammar || sampling.grammar.ends.size() > proto::kMaxGrammarEnds)
+    return InvalidArgument("grammar: ", sampling.grammar.source.size(), " bytes and ", sampling.grammar.ends.size(),
+                           " end tokens; at most ", proto::kMaxGrammar, " and ", proto::kMaxGrammarEnds,
+                           " are allowed");
   return CheckList("stop_token_ids", request.stop_token_ids.size(), proto::kMaxTokenList);
 }
 

@@ -95,6 +95,7 @@ void SchedulerCore::Impl::FinishStep(MicroBatch& batch, const proto::StepResult&
   if (result.status == proto::StepStatus::kOutOfMemory) return OutOfMemory(batch, result);
   if (result.status == proto::StepStatus::kWorkerUnreachable) return Unreachable(batch, result);
   if (result.status == proto::StepStatus::kDamaged) return RestartDamaged(batch, result);
+  if (result.status == proto::StepStatus::kGrammarPending) return AwaitGrammars(batch, result);
   const bool forgotten = result.status == proto::StepStatus::kForgotten;  // a repeated step gives everything again
   if (std::exchange(batch.unreadable, false) || forgotten) return TryElsewhere(batch, result.error);
   HomeOf(batch).failed_attempts = 0;
@@ -123,6 +124,37 @@ void SchedulerCore::Impl::FinishStep(MicroBatch& batch, const proto::StepResult&
     Settle(*batch.entries[i].sequence);
   }
   batch.entries.clear();
+}
+
+// Nothing was done: the others go on, and those that the worker names are asked for again after a pause.
+void SchedulerCore::Impl::AwaitGrammars(MicroBatch& batch, const proto::StepResult& result) {
+  std::vector<Sequence*> pending;
+  for (const PlannedEntry& entry : batch.entries)
+    if (std::find(result.pending.begin(), result.pending.end(), entry.id) != result.pending.end())
+      pending.push_back(entry.sequence);
+  if (pending.empty())
+    return Fail(batch, "the compute worker waits for grammars of sequences that are not in the step");
+  RepeatStep(batch);
+  for (Sequence* sequence : pending) {
+    if (sequence->phase == Phase::kEnded) continue;
+    sequence->grammar_asked = std::min(sequence->grammar_asked, now_);
+    if (now_ - sequence->grammar_asked >= kGrammarPatience) {
+      EndRequest(*sequence->request, FinishReason::kError,
+                 absl::UnavailableError("a compute worker did not compile the request's grammar in time"));
+      continue;
+    }
+    sequence->grammar_pause = std::clamp(2 * sequence->grammar_pause, kGrammarPause, kLongestGrammarPause);
+    sequence->not_before = now_ + sequence->grammar_pause;
+    next_grammar_ = std::min(next_grammar_, sequence->not_before);
+  }
+}
+
+// The next time at which one of them may be asked for again.
+void SchedulerCore::Impl::NoteGrammarPauses() {
+  if (next_grammar_ > now_) return;
+  next_grammar_ = absl::InfiniteFuture();
+  for (const Sequence* sequence : active_)
+    if (sequence->not_before > now_) next_grammar_ = std::min(next_grammar_, sequence->not_before);
 }
 
 void SchedulerCore::Impl::Commit(const PlannedEntry& entry, const proto::EntryResult& result) {
@@ -190,6 +222,8 @@ void SchedulerCore::Impl::TakeToken(const PlannedEntry& entry, const proto::Entr
                               " does not continue this sequence of ", sequence.size(), " tokens"));
   }
   ++stats_.generation_tokens;
+  sequence.grammar_asked = absl::InfiniteFuture();
+  sequence.grammar_pause = absl::ZeroDuration();
   sequence.damages_in_a_row = 0;
   update.tokens.push_back(result.token);
   if (result.has_logprobs) update.logprobs.push_back(result.logprobs);

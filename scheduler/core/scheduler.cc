@@ -40,6 +40,7 @@ void SchedulerCore::Impl::Handle(const Event& event, absl::Time now, std::vector
   ExpireProbes();
   ExpireMoves();
   ExpireStranded();
+  NoteGrammarPauses();
   Pump();
   ForgetFinished();
   actions_ = nullptr;
@@ -61,7 +62,7 @@ void SchedulerCore::Impl::Pump() {
 }
 
 absl::Time SchedulerCore::Impl::NextDeadline() const {
-  absl::Time deadline = absl::InfiniteFuture();
+  absl::Time deadline = next_grammar_;
   if (!probing_.empty()) deadline = probing_.front()->probe_deadline;
   if (!moving_.empty()) deadline = std::min(deadline, moving_.front()->move.deadline);
   for (const Sequence* sequence : stranded_) deadline = std::min(deadline, sequence->stranded_until);

@@ -274,6 +274,8 @@ class SchedulerCore::Impl {
   void On(const Tick&);
   MicroBatch* InFlight(MicroBatchId id, StepId step, WorkerId compute_worker);
   void FinishStep(MicroBatch& batch, const proto::StepResult& result);
+  void AwaitGrammars(MicroBatch& batch, const proto::StepResult& result);
+  void NoteGrammarPauses();
   MicroBatch* FollowerOf(const MicroBatch& batch);
   MicroBatch* FollowedBy(const MicroBatch& batch);
   void LoseSequences(const MicroBatch& follower);
@@ -343,6 +345,7 @@ class SchedulerCore::Impl {
   SchedulerStats stats_;
 
   absl::Time now_;
+  absl::Time next_grammar_ = absl::InfiniteFuture();  // the first of active_'s not_before to come
   std::vector<Action>* actions_ = nullptr;
 };
 

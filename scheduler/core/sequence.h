@@ -93,6 +93,11 @@ struct Sequence {
 
   int damages = 0, damages_in_a_row = 0;  // kMostDamages, kMostDamagesInARow
 
+  // While a compute worker compiles its grammar: since when, how long it is left out of steps, and until when.
+  absl::Time grammar_asked = absl::InfiniteFuture();
+  absl::Duration grammar_pause;
+  absl::Time not_before = absl::InfinitePast();
+
   Move move;  // while kMoving
 
   absl::InlinedVector<Refusal, 1> refusals;  // by all workers so far

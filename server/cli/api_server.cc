@@ -153,6 +153,7 @@ absl::Status ApiServer::Serve(const ServedEngine& served) {
                                                            .accept_any_name = flags_.ignore_model_name,
                                                            .chat_template = flags_.chat_template,
                                                            .max_model_len = served.max_model_len,
+                                                           .grammars = served.grammars,
                                                            .model_digest = served.model_digest}));
   name_ = model->names.front();
   if (!flags_.grpc_listen.empty()) {

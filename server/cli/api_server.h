@@ -38,7 +38,8 @@ void AddApiFlags(CLI::App& command, ApiFlags& flags);
 absl::Status CheckApiFlags(const ApiFlags& flags);
 
 struct ServedEngine {
-  const model::Checkpoint* checkpoint = nullptr;  // its text side
+  std::shared_ptr<grammar::GrammarEngine> grammars;  // the workers' of this process, if it has some
+  const model::Checkpoint* checkpoint = nullptr;     // its text side
   engine::Engine* engine = nullptr;
   uint64_t model_digest = 0;
   int64_t max_model_len = 0;

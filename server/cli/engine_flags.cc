@@ -18,6 +18,7 @@
 #include "proto/step_plan.h"
 #include "scheduler/core/limits.h"
 #include "server/cli/command_line.h"
+#include "server/cli/model_text.h"
 
 namespace dovetail::cli {
 
@@ -376,6 +377,7 @@ absl::StatusOr<ModelOnDevice> LoadOpenModel(const EngineFlags& flags, std::uniqu
       loaded.model,
       model::LoadModel(std::move(checkpoint), gpu != nullptr ? model::WeightFormat::kElsewhere : WeightFormatOf(flags),
                        &stream->pool(), gpu != nullptr ? model::LoadProgress{} : progress));
+  loaded.model->grammars = MakeGrammars(*loaded.model->checkpoint);
   if (gpu == nullptr) return loaded;
   DT_ASSIGN_OR_RETURN(loaded.on_gpu, compute::CudaModel::Load(*gpu, *loaded.model, KvDtypeOf(flags), dummy,
                                                               GpuWeightsOf(flags), progress));

@@ -95,6 +95,26 @@ absl::StatusOr<std::shared_ptr<const model::Tokenizer>> LoadTokenizer(const mode
 
 namespace {
 
+std::vector<std::string> TextsOf(const model::Tokenizer& tokenizer) {
+  std::vector<std::string> texts(tokenizer.vocab_size());
+  for (TokenId id = 0; id < tokenizer.vocab_size(); ++id)
+    if (!tokenizer.IsSpecial(id)) texts[id] = tokenizer.TokenText(id);
+  return texts;
+}
+
+}  // namespace
+
+std::shared_ptr<grammar::GrammarEngine> MakeGrammars(const model::Checkpoint& checkpoint) {
+  const auto read = [&checkpoint]() -> absl::StatusOr<std::vector<std::string>> {
+    DT_ASSIGN_OR_RETURN(const auto tokenizer, LoadTokenizer(checkpoint));
+    if (tokenizer == nullptr) return InvalidArgument(checkpoint.name(), ": holds no tokenizer");
+    return TextsOf(*tokenizer);
+  };
+  return std::make_shared<grammar::GrammarEngine>(read, static_cast<int>(checkpoint.config().vocab_size));
+}
+
+namespace {
+
 // The templates that a checkpoint brings, and where from.
 absl::StatusOr<model::TemplateSources> OwnTemplates(const model::Checkpoint& checkpoint, std::string& origin) {
   model::TemplateSources sources;
@@ -190,6 +210,11 @@ absl::StatusOr<std::shared_ptr<const server::ServedModel>> MakeServedModel(const
   served->max_model_len = static_cast<int>(options.max_model_len);
   served->vocab_size = static_cast<int>(config.vocab_size);
   served->end_token_ids = config.stop_ids;
+  served->grammars = options.grammars;
+  if (served->grammars == nullptr && served->tokenizer != nullptr)
+    served->grammars = std::make_shared<grammar::GrammarEngine>(
+        [tokenizer = served->tokenizer]() -> absl::StatusOr<std::vector<std::string>> { return TextsOf(*tokenizer); },
+        served->vocab_size);
   const model::SamplingDefaults& defaults = config.sampling;
   if (defaults.temperature) served->defaults.temperature = static_cast<float>(*defaults.temperature);
   if (defaults.top_p) served->defaults.top_p = static_cast<float>(*defaults.top_p);

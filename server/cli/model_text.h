@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "grammar/grammar_engine.h"
 #include "model/checkpoint.h"
 #include "model/tokenizer/tokenizer.h"
 #include "server/openai/served_model.h"
@@ -15,6 +16,9 @@ namespace dovetail::cli {
 // The tokenizer that came with a checkpoint: in the GGUF file, or tokenizer.json beside the weights. Null when there is
 // none. Errors name the file and the field.
 absl::StatusOr<std::shared_ptr<const model::Tokenizer>> LoadTokenizer(const model::Checkpoint& checkpoint);
+
+// Grammars over the tokens of a checkpoint, which is read at the first use and outlives the engine.
+std::shared_ptr<grammar::GrammarEngine> MakeGrammars(const model::Checkpoint& checkpoint);
 
 struct ChatTemplateChoice {
   std::string source;  // Jinja; empty: none
@@ -33,7 +37,8 @@ struct ServedModelOptions {
   bool accept_any_name = false;
   std::string chat_template;  // --chat-template
   int64_t max_model_len = 0;
-  uint64_t model_digest = 0;  // becomes the fingerprint that responses show
+  std::shared_ptr<grammar::GrammarEngine> grammars;  // null: one of its own
+  uint64_t model_digest = 0;                         // becomes the fingerprint that responses show
 };
 
 // What the API serves.

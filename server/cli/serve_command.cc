@@ -28,7 +28,8 @@ absl::Status RunServe(const ServeFlags& flags) {
   DT_ASSIGN_OR_RETURN(const std::unique_ptr<ApiServer> api, ApiServer::Start(flags.api, flags.engine.seed));
   DT_ASSIGN_OR_RETURN(const RunningEngine engine, StartEngine(flags.engine, TerminalProgress("loading")));
   engine::EmbeddedCluster& cluster = *engine.cluster;
-  DT_RETURN_IF_ERROR(api->Serve({.checkpoint = engine.model->checkpoint.get(),
+  DT_RETURN_IF_ERROR(api->Serve({.grammars = engine.model->grammars,
+                                 .checkpoint = engine.model->checkpoint.get(),
                                  .engine = &cluster,
                                  .model_digest = cluster.model_digest(),
                                  .max_model_len = engine.max_model_len,

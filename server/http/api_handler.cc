@@ -94,7 +94,7 @@ void ApiHandler::CollectMetrics() {
   backend->metrics->Update(backend->engine->stats(), backend->engine->TakeStepSamples());
   if (!http_stats_) return;
   HttpStats stats = http_stats_();
-  stats.requests_to_read = intake_->queue.waiting();
+  stats.requests_to_read = intake_->waiting();
   backend->metrics->UpdateHttp(stats);
 }
 
@@ -235,37 +235,53 @@ std::string ApiHandler::TenantOf(const Route& route, const Exchange& exchange) c
   return keys_.Authorize(exchange.head(), route.scope).value_or(kAnonymousTenant);
 }
 
+WorkTask ApiHandler::TaskOf(const std::string& tenant, const std::shared_ptr<Exchange>& exchange,
+                            const std::shared_ptr<CancelToken>& cancel, Work work) {
+  return {tenant, exchange->body().size(), cancel, [exchange, cancel, work = std::move(work)] {
+            Continuation then = work(cancel);
+            if (!then) return;
+            exchange->Post([exchange, then = std::move(then)] {
+              exchange->DropBody();
+              if (exchange->gone()) return;
+              exchange->on_gone = nullptr;
+              then();
+            });
+          }};
+}
+
 // A client that leaves takes its task along; what has begun ends where it next looks.
 void ApiHandler::OnWorker(const Route& route, const std::string& tenant, const std::shared_ptr<Exchange>& exchange,
-                          std::function<Continuation(const CancelToken&)> work) {
+                          Work work) {
   const auto cancel = std::make_shared<CancelToken>();
-  WorkTask task{tenant, exchange->body().size(), cancel, [exchange, cancel, work = std::move(work)] {
-                  exchange->Post([exchange, then = work(*cancel)] {
-                    exchange->DropBody();
-                    if (exchange->gone()) return;
-                    exchange->on_gone = nullptr;
-                    then();
-                  });
-                }};
-  if (const absl::Status posted = intake_->queue.TryPost(std::move(task)); !posted.ok())
-    return Answer(*exchange, route, Busy(*backend(), posted));
+  const absl::Status posted = intake_->queue.TryPost(TaskOf(tenant, exchange, cancel, std::move(work)));
+  if (!posted.ok()) return Answer(*exchange, route, Busy(*backend(), posted));
   exchange->on_gone = [this, &route, cancel] {
-    intake_->queue.Cancel(*cancel);
+    intake_->Cancel(*cancel);
     CountAnswer(route, 499);
   };
 }
 
-absl::StatusOr<PreparedGeneration> ApiHandler::PrepareGeneration(const Route& route, const std::string& body,
-                                                                 const Backend& backend,
-                                                                 const RequestContext& context) const {
+absl::StatusOr<ParsedGeneration> ApiHandler::ParseGeneration(const Route& route, const std::string& body,
+                                                             const Backend& backend,
+                                                             const RequestContext& context) const {
   DT_ASSIGN_OR_RETURN(const Json json, ParseJson(body, options_.json));
   DT_RETURN_IF_ERROR(context.CheckWanted());
-  if (route.id == RouteId::kChat) {
-    DT_ASSIGN_OR_RETURN(const ChatRequest request, ParseChatRequest(json, *backend.model));
-    return Prepare(request, *backend.model, context);
-  }
-  DT_ASSIGN_OR_RETURN(const CompletionRequest request, ParseCompletionRequest(json, *backend.model));
-  return Prepare(request, *backend.model, context);
+  if (route.id == RouteId::kChat) return ParseChatRequest(json, *backend.model);
+  return ParseCompletionRequest(json, *backend.model);
+}
+
+ApiHandler::Continuation ApiHandler::PrepareAndBegin(const Route& route, const std::shared_ptr<Exchange>& exchange,
+                                                     const std::shared_ptr<const Backend>& backend,
+                                                     const ParsedGeneration& parsed, const RequestContext& context,
+                                                     const GenerationContext& about) {
+  auto prepared = std::make_shared<absl::StatusOr<PreparedGeneration>>(Prepare(parsed, *backend->model, context));
+  return [this, &route, exchange, about, backend, prepared] {
+    if (!prepared->ok())
+      return Answer(*exchange, route, ErrorResponse(ToApiError(prepared->status(), options_.overload_status)));
+    if (draining_) return Answer(*exchange, route, Draining());
+    const auto generation = std::make_shared<Generation>(backend, options_, exchange, **std::move(prepared), about);
+    generation->Start(inboxes_[exchange->io_thread()]);
+  };
 }
 
 void ApiHandler::Generate(const Route& route, std::shared_ptr<Exchange> exchange) {
@@ -275,27 +291,33 @@ void ApiHandler::Generate(const Route& route, std::shared_ptr<Exchange> exchange
   context.created = absl::ToUnixSeconds(absl::Now());
   const GenerationContext about{std::string(route.path), context.tenant, intake_, SystemClock().Now()};
   context.random_seed = options_.seed ? *options_.seed : RandomSeed();
-  auto prepare = [this, &route, exchange, about, context,
-                  backend = backend()](const CancelToken& cancel) mutable -> Continuation {
-    context.cancel = &cancel;
-    auto prepared = std::make_shared<absl::StatusOr<PreparedGeneration>>(
-        PrepareGeneration(route, exchange->body(), *backend, context));
-    return [this, &route, exchange, about, backend, prepared] {
-      if (!prepared->ok())
-        return Answer(*exchange, route, ErrorResponse(ToApiError(prepared->status(), options_.overload_status)));
-      if (draining_) return Answer(*exchange, route, Draining());
-      const auto generation = std::make_shared<Generation>(backend, options_, exchange, **std::move(prepared), about);
-      generation->Start(inboxes_[exchange->io_thread()]);
+  auto read = [this, &route, exchange, about, context,
+               backend = backend()](const std::shared_ptr<CancelToken>& cancel) mutable -> Continuation {
+    context.cancel = cancel.get();
+    auto request = ParseGeneration(route, exchange->body(), *backend, context);
+    if (!request.ok())
+      return [this, &route, exchange, status = request.status()] {
+        Answer(*exchange, route, ErrorResponse(ToApiError(status, options_.overload_status)));
+      };
+    if (!CompilesGrammar(*request, *backend->model))
+      return PrepareAndBegin(route, exchange, backend, *request, context, about);
+    const auto compile = [this, &route, exchange, about, context, backend,
+                          parsed = *std::move(request)](const std::shared_ptr<CancelToken>&) {
+      return PrepareAndBegin(route, exchange, backend, parsed, context, about);
     };
+    const absl::Status posted = intake_->grammars.TryPost(TaskOf(context.tenant, exchange, cancel, compile));
+    if (posted.ok()) return nullptr;
+    return [this, &route, exchange, backend, posted] { Answer(*exchange, route, Busy(*backend, posted)); };
   };
-  OnWorker(route, context.tenant, exchange, std::move(prepare));
+  OnWorker(route, context.tenant, exchange, std::move(read));
 }
 
 void ApiHandler::Tokenize(const Route& route, std::shared_ptr<Exchange> exchange) {
-  const auto tokenize = [this, &route, exchange, backend = backend()](const CancelToken& cancel) -> Continuation {
+  const auto tokenize = [this, &route, exchange,
+                         backend = backend()](const std::shared_ptr<CancelToken>& cancel) -> Continuation {
     const auto body = [&]() -> absl::StatusOr<std::string> {
       DT_ASSIGN_OR_RETURN(const Json json, ParseJson(exchange->body(), options_.json));
-      if (cancel.cancelled()) return absl::CancelledError("the client left");
+      if (cancel->cancelled()) return absl::CancelledError("the client left");
       if (route.id == RouteId::kDetokenize) {
         DT_ASSIGN_OR_RETURN(const DetokenizeRequest request, ParseDetokenizeRequest(json, *backend->model));
         return DetokenizeBody(request, *backend->model);

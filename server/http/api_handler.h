@@ -29,7 +29,7 @@ class ApiHandler : public HttpHandler {
 
   // Takes over the engine's numbers for /metrics; called at least every few seconds.
   void CollectMetrics();
-  void StopWork() { intake_->queue.Stop(); }  // after it no task here runs
+  void StopWork() { intake_->Stop(); }  // after it no task here runs
 
   std::vector<std::pair<std::string, std::string>> CommonHeaders(const RequestHead& head) override {
     return cors_.HeadersFor(head);
@@ -50,11 +50,17 @@ class ApiHandler : public HttpHandler {
   void Answer(Exchange& exchange, const Route& route, HttpResponse response);
   // What is left of a request when the worker is done with it: runs on the I/O thread, if the client is still there.
   using Continuation = std::function<void()>;
-  void OnWorker(const Route& route, const std::string& tenant, const std::shared_ptr<Exchange>& exchange,
-                std::function<Continuation(const CancelToken&)> work);
-  absl::StatusOr<PreparedGeneration> PrepareGeneration(const Route& route, const std::string& body,
-                                                       const Backend& backend, const RequestContext& context) const;
+  // Empty: what is left waits in another queue.
+  using Work = std::function<Continuation(const std::shared_ptr<CancelToken>&)>;
+  static WorkTask TaskOf(const std::string& tenant, const std::shared_ptr<Exchange>& exchange,
+                         const std::shared_ptr<CancelToken>& cancel, Work work);
+  void OnWorker(const Route& route, const std::string& tenant, const std::shared_ptr<Exchange>& exchange, Work work);
+  absl::StatusOr<ParsedGeneration> ParseGeneration(const Route& route, const std::string& body, const Backend& backend,
+                                                   const RequestContext& context) const;
   void Generate(const Route& route, std::shared_ptr<Exchange> exchange);
+  Continuation PrepareAndBegin(const Route& route, const std::shared_ptr<Exchange>& exchange,
+                               const std::shared_ptr<const Backend>& backend, const ParsedGeneration& parsed,
+                               const RequestContext& context, const GenerationContext& about);
   void Tokenize(const Route& route, std::shared_ptr<Exchange> exchange);
   HttpResponse Health(const Backend* backend) const;
   HttpResponse Ready(const Backend* backend) const;

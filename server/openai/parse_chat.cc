@@ -2,6 +2,7 @@
 #include <array>
 
 #include "server/openai/parse_generation.h"
+#include "server/openai/structured_output.h"
 
 namespace dovetail::server {
 namespace {
@@ -106,6 +107,7 @@ absl::StatusOr<ChatRequest> ParseChatRequest(const Json& body, const ServedModel
   ChatRequest request;
   DT_RETURN_IF_ERROR(RefuseUnsupported(body, Endpoint::kChat));
   DT_ASSIGN_OR_RETURN(request.fields, ParseGenerationFields(reader, model, Endpoint::kChat));
+  DT_RETURN_IF_ERROR(ParseStructuredOutput(body, model, request.fields));
   if (request.fields.max_tokens == 0) return BadField("max_tokens", "0 asks for nothing; ask for at least 1");
   DT_RETURN_IF_ERROR(ParseChatLogprobs(reader, request.fields));
   if (model.tokenizer == nullptr)

@@ -1,4 +1,5 @@
 #include "server/openai/parse_generation.h"
+#include "server/openai/structured_output.h"
 
 namespace dovetail::server {
 namespace {
@@ -59,6 +60,7 @@ absl::StatusOr<CompletionRequest> ParseCompletionRequest(const Json& body, const
   CompletionRequest request;
   DT_RETURN_IF_ERROR(RefuseUnsupported(body, Endpoint::kCompletions));
   DT_ASSIGN_OR_RETURN(request.fields, ParseGenerationFields(reader, model, Endpoint::kCompletions));
+  DT_RETURN_IF_ERROR(ParseStructuredOutput(body, model, request.fields));
   DT_ASSIGN_OR_RETURN(const auto logprobs, reader.Int("logprobs"));
   request.fields.logprobs = static_cast<int>(logprobs.value_or(-1));
   DT_ASSIGN_OR_RETURN(request.fields.echo, reader.Bool("echo", false));

@@ -4,12 +4,13 @@
 
 #include "model/tokenizer/tokenizer.h"
 #include "server/openai/api_error.h"
+#include "server/openai/structured_output.h"
 
 namespace dovetail::server {
 namespace {
 
 absl::StatusOr<proto::SamplingParams> MakeSampling(const GenerationFields& fields, const ServedModel& model,
-                                                   uint64_t random_seed) {
+                                                   const RequestContext& context) {
   const SamplingDefaults& defaults = model.defaults;
   proto::SamplingParams sampling;
   sampling.temperature = fields.temperature.value_or(defaults.temperature.value_or(1.0f));
@@ -20,9 +21,10 @@ absl::StatusOr<proto::SamplingParams> MakeSampling(const GenerationFields& field
   sampling.repetition_penalty = fields.repetition_penalty.value_or(defaults.repetition_penalty.value_or(1.0f));
   sampling.presence_penalty = fields.presence_penalty.value_or(0.0f);
   sampling.frequency_penalty = fields.frequency_penalty.value_or(0.0f);
-  sampling.seed = fields.seed ? static_cast<uint64_t>(*fields.seed) : random_seed;
+  sampling.seed = fields.seed ? static_cast<uint64_t>(*fields.seed) : context.random_seed;
   sampling.logit_bias = fields.logit_bias;
   sampling.allowed_token_ids = fields.allowed_token_ids;
+  DT_RETURN_IF_ERROR(ChooseGrammar(fields, model, context.cancel, sampling));
   sampling.logprobs = fields.best_of > fields.n ? std::max(fields.logprobs, 0) : fields.logprobs;
   for (size_t i = 0; i < fields.bad_words.size(); ++i) {
     const std::string param = absl::StrCat("bad_words.", i);
@@ -205,7 +207,7 @@ absl::StatusOr<PreparedGeneration> Prepare(const CompletionRequest& request, con
   const GenerationFields& fields = request.fields;
   PreparedGeneration prepared{MakeSpec(fields, model, context, Endpoint::kCompletions), {}};
   DT_RETURN_IF_ERROR(RefuseLongPrompts(request, model));
-  DT_ASSIGN_OR_RETURN(const auto sampling, MakeSampling(fields, model, context.random_seed));
+  DT_ASSIGN_OR_RETURN(const auto sampling, MakeSampling(fields, model, context));
   for (size_t i = 0; i < request.prompts.size(); ++i) {
     std::vector<TokenId> ids;
     DT_RETURN_IF_ERROR(context.CheckWanted());
@@ -229,12 +231,21 @@ absl::StatusOr<PreparedGeneration> Prepare(const ChatRequest& request, const Ser
                                            const RequestContext& context) {
   const GenerationFields& fields = request.fields;
   PreparedGeneration prepared{MakeSpec(fields, model, context, Endpoint::kChat), {}};
-  DT_ASSIGN_OR_RETURN(const auto sampling, MakeSampling(fields, model, context.random_seed));
+  DT_ASSIGN_OR_RETURN(const auto sampling, MakeSampling(fields, model, context));
   DT_ASSIGN_OR_RETURN(auto ids, EncodeThatFits(request, model, context));
   DT_ASSIGN_OR_RETURN(auto made, MakeRequest(fields, model, context, sampling, std::move(ids), /*chat=*/true));
   prepared.spec.prompts.push_back(made.prompt);
   prepared.requests.push_back(std::move(made));
   return prepared;
+}
+
+absl::StatusOr<PreparedGeneration> Prepare(const ParsedGeneration& request, const ServedModel& model,
+                                           const RequestContext& context) {
+  return std::visit([&](const auto& parsed) { return Prepare(parsed, model, context); }, request);
+}
+
+bool CompilesGrammar(const ParsedGeneration& request, const ServedModel& model) {
+  return std::visit([&](const auto& parsed) { return CompilesGrammar(parsed.fields, model); }, request);
 }
 
 }  // namespace dovetail::server

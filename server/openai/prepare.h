@@ -1,5 +1,6 @@
 #pragma once
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "base/cancel_token.h"
@@ -12,7 +13,8 @@
 namespace dovetail::server {
 
 // From a checked request to what the engine runs: renders the template, tokenises, fills in defaults, and checks what
-// depends on the prompt's length. Costs up to some 100 ms for a large prompt: called on a worker thread.
+// depends on the prompt's length. Costs up to some 100 ms for a large prompt: called on a worker thread. Where
+// CompilesGrammar says so it costs seconds: called on a thread that only such requests wait for.
 
 struct RequestContext {
   std::string id;  // of the HTTP request; becomes part of the completion id
@@ -30,6 +32,10 @@ struct PreparedGeneration {
   std::vector<requests::GenerationRequest> requests;  // one for each prompt
 };
 
+using ParsedGeneration = std::variant<CompletionRequest, ChatRequest>;
+
+bool CompilesGrammar(const ParsedGeneration& request, const ServedModel& model);
+
 // kInvalidArgument, with the context sizes if the prompt does not fit. A prompt that is longer than its tokens could
 // ever cover is refused by its bytes, before it is tokenised, and tokenising ends at twice the model's positions; then
 // the size is a lower bound. A prompt that truncate_prompt_tokens cuts is tokenised whole. kCancelled: context.cancel
@@ -37,6 +43,8 @@ struct PreparedGeneration {
 absl::StatusOr<PreparedGeneration> Prepare(const CompletionRequest& request, const ServedModel& model,
                                            const RequestContext& context);
 absl::StatusOr<PreparedGeneration> Prepare(const ChatRequest& request, const ServedModel& model,
+                                           const RequestContext& context);
+absl::StatusOr<PreparedGeneration> Prepare(const ParsedGeneration& request, const ServedModel& model,
                                            const RequestContext& context);
 
 // The ids of a rendered conversation. The model has a tokenizer and a chat template.

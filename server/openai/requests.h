@@ -33,6 +33,8 @@ struct GenerationFields {
   std::vector<TokenId> allowed_token_ids;
   std::vector<std::string> bad_words;
 
+  std::string grammar, grammar_param;  // what the text may be (grammar_engine.h), and the field that says so
+
   std::vector<std::string> stop;
   std::vector<TokenId> stop_token_ids;
   bool include_stop_str_in_output = false;

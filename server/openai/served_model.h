@@ -9,6 +9,7 @@
 
 #include "base/ids.h"
 #include "base/status.h"
+#include "grammar/grammar_engine.h"
 #include "model/prompt_part.h"
 #include "server/openai/json.h"
 
@@ -42,6 +43,7 @@ struct ServedModel {
   bool accept_any_name = false;    // do not answer 404 for an unknown `model`
 
   std::shared_ptr<const model::Tokenizer> tokenizer;  // null: a model without one takes token ids and returns them
+  std::shared_ptr<grammar::GrammarEngine> grammars;   // null without a tokenizer
   ChatRenderer chat;                                  // empty: no chat template, /v1/chat/completions answers 400
 
   int max_model_len = 0;  // prompt and output tokens of a sequence, by --max-model-len and the model

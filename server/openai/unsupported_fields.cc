@@ -9,7 +9,8 @@ namespace dovetail::server {
 namespace {
 
 constexpr std::string_view kTools = "tools are not supported yet; leave it out";
-constexpr std::string_view kConstraint = "structured output is not supported yet; leave it out";
+constexpr std::string_view kConstraint =
+    "grammars are not supported; use structured_outputs with json, regex or choice";
 constexpr std::string_view kText = "this server reads and writes text only";
 constexpr std::string_view kSampler = "this sampler is not supported; use temperature, top_p, top_k and min_p";
 constexpr std::string_view kTemplate =
@@ -21,14 +22,8 @@ constexpr UnsupportedField kFields[] = {
     {"tool_choice", true, true, "\"none\"", kTools},
     {"functions", true, true, "[]", kTools},
     {"function_call", true, true, "\"none\"", kTools},
-    {"response_format", true, true, R"({"type":"text"})", kConstraint},
-    {"structured_outputs", true, true, "{}", kConstraint},
-    {"guided_json", true, true, "", kConstraint},
-    {"guided_regex", true, true, "", kConstraint},
-    {"guided_choice", true, true, "", kConstraint},
     {"guided_grammar", true, true, "", kConstraint},
     {"grammar", true, true, "\"\"", kConstraint},
-    {"json_schema", true, true, "{}", kConstraint},
     {"logits_processors", true, true, "[]", kNotHere},
     {"modalities", true, true, R"(["text"])", kText},
     {"audio", true, true, "", kText},

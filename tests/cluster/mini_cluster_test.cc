@@ -127,6 +127,37 @@ TEST_P(MiniClusterTest, EveryStreamIsToTheBitTheOneItsRequestHasAlone) {
   EXPECT_GT(stats.scheduler.prefix_hits, 0u);
 }
 
+// A grammar's state is made of the token log: a stream that goes on elsewhere goes on with the same tokens.
+TEST_P(MiniClusterTest, StructuredOutputIsTheSameAfterAWorkersEnd) {
+  MiniClusterOptions options = Options();
+  options.compute_workers = options.attention_workers = 2;
+  const auto cluster = MiniCluster::Start(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  std::vector<requests::GenerationRequest> requests;
+  for (int i = 0; i < 6; ++i) {
+    requests.push_back(Request(20 + 30 * i, 120, i));
+    requests.back().sampling.temperature = 2;
+    requests.back().sampling.seed = 100 + i;
+    requests.back().sampling.repetition_penalty = i % 2 == 0 ? 1.0f : 1.2f;
+    requests.back().choices = i == 3 ? 3 : 1;
+    requests.back().stop_token_ids = {2};
+    requests.back().sampling.follows_grammar = true;
+    requests.back().sampling.grammar = {
+        R"(j{"type":"array","items":{"type":"array","items":{"type":"integer"},"minItems":2},"minItems":9})", {2}};
+  }
+  std::vector<std::shared_ptr<cli::CollectingSink>> sinks;
+  for (const auto& request : requests) sinks.push_back(Submit((*cluster)->engine(), request));
+  sinks[0]->WaitForTokens(5);
+  (*cluster)->Stop("c1");
+  sinks[1]->WaitForTokens(12);
+  (*cluster)->Stop("a1");
+  for (size_t i = 0; i < requests.size(); ++i) {
+    SCOPED_TRACE(absl::StrCat("request ", i));
+    ASSERT_EQ(sinks[i]->WaitForEnd(), absl::OkStatus());
+    alone_->Expect(requests[i], *sinks[i]);
+  }
+}
+
 TEST_P(MiniClusterTest, SaysTheReferencesGreedyTokens) {
   const auto golden = nlohmann::json::parse(ReadFile(folder_ / "golden.json"));
   MiniClusterOptions options = Options();

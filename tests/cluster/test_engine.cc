@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "model/checkpoint.h"
+#include "server/cli/model_text.h"
 
 namespace dovetail::test {
 
@@ -18,6 +19,7 @@ absl::StatusOr<std::unique_ptr<TestModel>> TestModel::Load(const std::filesystem
   DT_ASSIGN_OR_RETURN(std::unique_ptr<model::Checkpoint> checkpoint, model::OpenCheckpoint(path));
   const auto stream = loaded->device->CreateStream();
   DT_ASSIGN_OR_RETURN(loaded->model, model::LoadModel(std::move(checkpoint), format, &stream->pool(), {}));
+  loaded->model->grammars = cli::MakeGrammars(*loaded->model->checkpoint);
   return loaded;
 }
 

@@ -43,6 +43,7 @@ class NotingPort final : public transport::Port {
 
 class NoDense final : public DenseBackend {
  public:
+  std::vector<SequenceId> PendingGrammars(const proto::StepPlan&) override { return {}; }
   absl::Status PrepareStep(const ComputeWorkerCore&, MicroBatchId) override { return absl::OkStatus(); }
   absl::Status Run(const ComputeWorkerCore&, MicroBatchId, int) override { return absl::OkStatus(); }
   absl::Status AttendPrompts(const ComputeWorkerCore&, MicroBatchId, int) override { return absl::OkStatus(); }

@@ -278,7 +278,7 @@ TEST(OtherFields, OfSequenceMessages) {
 
 TEST(StepResultField, IsRefusedByName) {
   EXPECT_EQ(Result([](StepResult&) {}), "accepted");
-  EXPECT_THAT(Result([](StepResult& r) { r.status = static_cast<StepStatus>(7); }),
+  EXPECT_THAT(Result([](StepResult& r) { r.status = static_cast<StepStatus>(8); }),
               HasSubstr("StepResult: status is unknown"));
   EXPECT_THAT(Result([](StepResult& r) { r.entries[0].status = static_cast<StepStatus>(255); }),
               HasSubstr("status is unknown"));

@@ -96,7 +96,8 @@ StepResult FullResult() {
                     {entry, EntryResult{}},
                     {1000, 600, 300, 100, 200, 50},
                     {7000, 900, 80},
-                    {SequenceId(5), SequenceId(9)}};
+                    {SequenceId(5), SequenceId(9)},
+                    {SequenceId(7)}};
 }
 
 OpenSequence FullOpen() { return {SequenceId(5), SomeShards(), SomeHashes(3), true}; }

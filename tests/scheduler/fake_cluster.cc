@@ -301,6 +301,9 @@ void FakeCluster::Do(const RunStep& asked) {
       result.failed_worker = shard.worker;
     }
   }
+  for (const proto::StepEntry& entry : plan.entries)
+    if (compiles_grammar && compiles_grammar(entry)) result.pending.push_back(entry.sequence);
+  if (!result.pending.empty()) result.status = proto::StepStatus::kGrammarPending;
   const bool all_damaged = steps_to_damage_ > 0;
   if (all_damaged) --steps_to_damage_;
   if (result.status == proto::StepStatus::kOk && (all_damaged || Chance(options_.damage))) {

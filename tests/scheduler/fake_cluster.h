@@ -72,6 +72,8 @@ class FakeCluster {
   void RunUntilIdle(int most_events = 2'000'000);
   void RunUntil(absl::Time when);  // all events up to then
   void FailNextStep(proto::StepStatus status) { next_status_ = status; }
+  // Plans with an entry that this is true of are answered with kGrammarPending.
+  std::function<bool(const proto::StepEntry&)> compiles_grammar;
   void LoseNextResults(int results) { results_to_lose_ = results; }
   void SpoilNextEntry() { spoil_next_entry_ = true; }  // kBadLogits in the next step's first entry
   // Compute workers no longer reach it as it is now; the scheduler knows nothing of that.

@@ -139,6 +139,21 @@ TEST(PrefillGroup, WhatTheClientAsksOfThePromptComesFromAllRanks) {
   ExpectClean(cluster);
 }
 
+TEST(PrefillGroup, IsRepeatedOnceTheGrammarOfItsLastRankIsCompiled) {
+  FakeCluster cluster(GroupCluster(3));
+  cluster.compiles_grammar = [&](const proto::StepEntry& entry) {
+    return entry.sampling.follows_grammar && cluster.now() < cluster.at(absl::Milliseconds(300));
+  };
+  GenerationRequest request = Ask(1500, 12);
+  request.sampling.follows_grammar = true;
+  request.sampling.grammar = {"ra", {1}};
+  const RequestId id = cluster.Submit(request);
+  cluster.RunUntilIdle();
+  ExpectUndisturbed(cluster, id);
+  EXPECT_GT(cluster.groups, 0);
+  ExpectClean(cluster);
+}
+
 TEST(PrefillGroup, ChoicesAreForkedFromAPromptThatAGroupPrefilled) {
   FakeCluster cluster(GroupCluster(3));
   GenerationRequest request = Ask(1000, 10);

@@ -276,6 +276,44 @@ TEST(TokenLogged, ResultsThatComeTwiceOrLateAreDroppedAndCounted) {
   ExpectClean(cluster);
 }
 
+TEST(Grammars, OneThatIsBeingCompiledDelaysItsOwnRequestOnly) {
+  FakeCluster cluster(SmallCluster());
+  const absl::Time compiled = cluster.at(absl::Milliseconds(500));
+  int asked = 0;
+  cluster.compiles_grammar = [&](const proto::StepEntry& entry) {
+    const bool pending = entry.sampling.follows_grammar && cluster.now() < compiled;
+    asked += pending ? 1 : 0;
+    return pending;
+  };
+  GenerationRequest constrained = Ask(11, 20, "a", 8);
+  constrained.sampling.follows_grammar = true;
+  constrained.sampling.grammar = {"ra", {1}};
+  const RequestId slow = cluster.Submit(constrained);
+  const RequestId plain = cluster.Submit(Ask(10, 100));
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(plain).tokens, cluster.Undisturbed(cluster.request(plain), 0));
+  EXPECT_EQ(cluster.stream(slow).tokens, cluster.Undisturbed(cluster.request(slow), 0));
+  EXPECT_LT(cluster.stream(plain).end, cluster.at(absl::Milliseconds(200)));
+  EXPECT_GE(cluster.stream(slow).first_token, compiled);
+  EXPECT_LT(cluster.stream(slow).first_token, compiled + absl::Milliseconds(150));
+  EXPECT_LT(asked, 15) << "pauses between questions grow";
+  ExpectClean(cluster);
+}
+
+TEST(Grammars, OneThatIsNeverCompiledEndsItsRequest) {
+  FakeCluster cluster(SmallCluster());
+  cluster.compiles_grammar = [&](const proto::StepEntry& entry) { return entry.sampling.follows_grammar; };
+  GenerationRequest constrained = Ask(11, 20);
+  constrained.sampling.follows_grammar = true;
+  constrained.sampling.grammar = {"ra", {1}};
+  constrained.choices = 2;
+  const RequestId never = cluster.Submit(constrained);
+  cluster.RunUntilIdle();
+  EXPECT_EQ(cluster.stream(never).error_code, absl::StatusCode::kUnavailable);
+  EXPECT_THAT(cluster.stream(never).error, HasSubstr("grammar"));
+  ExpectClean(cluster);
+}
+
 TEST(Failures, ABadEntryEndsItsRequestOnly) {
   FakeCluster cluster(SmallCluster());
   const RequestId spoiled = cluster.Submit(Ask(10, 20));

@@ -200,7 +200,7 @@ TEST_F(Parameters, WhatIsNotSupportedIsRefusedByName) {
   EXPECT_TRUE(Ask(Endpoint::kChat, "tool_choice", "\"none\"").ok());
   EXPECT_TRUE(Ask(Endpoint::kChat, "some_field_of_tomorrow", "1").ok());
   for (const char* bad : {"\"auto\"", "\"required\""}) ExpectRefused(Endpoint::kChat, "tool_choice", bad);
-  ExpectRefused(Endpoint::kChat, "response_format", R"({"type":"json_object"})");
+  ExpectRefused(Endpoint::kChat, "response_format", R"({"type":"grammar"})");
   ExpectRefused(Endpoint::kChat, "chat_template", "\"{{ x }}\"");
   ExpectRefused(Endpoint::kChat, "chat_template_kwargs", R"({"chat_template":"{{ x }}"})");
   EXPECT_TRUE(Ask(Endpoint::kChat, "chat_template_kwargs", R"({"enable_thinking":false})").ok());

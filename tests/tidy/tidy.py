@@ -31,7 +31,8 @@ ALLOWED = {
     'examples': ['base', 'kernels', 'proto', 'sequence_parallel', 'transport', 'transport/ucx'],
     'exchange': ['base', 'kernels', 'proto', 'transport'],
     'sequence_parallel': ['base', 'proto', 'transport'],
-    'model': ['base', 'kernels'],
+    'grammar': ['base'],
+    'model': ['base', 'grammar', 'kernels'],
     'scheduler/core': ['base', 'proto', 'requests'],
     'attention_worker/core': ['base', 'proto'],
     'compute_worker/core': ['base', 'proto'],
@@ -39,21 +40,22 @@ ALLOWED = {
     'scheduler': ['base', 'control', 'proto', 'proto/control', 'requests', 'scheduler/core', 'transport'],
     'attention_worker': ['attention_worker/core', 'base', 'control', 'exchange', 'kernels', 'linear_attention', 'proto',
                          'transport'],
-    'compute_worker': ['base', 'compute_worker/core', 'control', 'exchange', 'kernels', 'linear_attention', 'model',
-                       'proto', 'transport'],
+    'compute_worker': ['base', 'compute_worker/core', 'control', 'exchange', 'grammar', 'kernels', 'linear_attention',
+                       'model', 'proto', 'transport'],
     'engine': ['attention_worker', 'base', 'compute_worker', 'control', 'exchange', 'kernels', 'model', 'proto',
                'proto/control', 'requests', 'scheduler', 'scheduler/core', 'transport'],
     'server/http': ['base', 'engine', 'requests', 'server', 'server/metrics', 'server/openai', 'server/work'],
     'server/metrics': ['engine'],
-    'server/openai': ['base', 'model', 'proto', 'requests'],
+    'server/openai': ['base', 'grammar', 'model', 'proto', 'requests'],
     'server/work': ['base', 'engine'],
-    'server': ['attention_worker', 'base', 'compute_worker', 'control', 'engine', 'kernels', 'model', 'proto',
+    'server': ['attention_worker', 'base', 'compute_worker', 'control', 'engine', 'grammar', 'kernels', 'model', 'proto',
                'proto/control', 'requests', 'scheduler', 'scheduler/core', 'server/http', 'server/openai', 'server/work'],
 }
 
 # Headers of the outside world: which folders may include them.
 OUTSIDE = [
     ('gRPC', re.compile(r'^(grpc|grpcpp|google/protobuf)/|\.pb\.h$'), re.compile(r'^(control|engine|scheduler|server|tests|bench)/')),
+    ('xgrammar', re.compile(r'^(xgrammar|dlpack)/'), re.compile(r'^grammar/')),
     ('UCX', re.compile(r'^(ucp|ucs|uct|ucm)/'), re.compile(r'^((transport/ucx|tests/transport_ucx|bench/transport)/|kernels/cuda/exchange/peer_pointer\.cu$)')),
     ('CUDA', re.compile(r'^(cuda|cublas|cudnn|nccl|nvml)'), re.compile(r'(^|/)cuda/|^tests/emulated_gpu/')),
 ]

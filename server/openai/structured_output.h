@@ -1,0 +1,25 @@
+#pragma once
+#include "base/cancel_token.h"
+#include "base/status.h"
+#include "proto/sampling_params.h"
+#include "server/openai/requests.h"
+
+namespace dovetail::server {
+
+inline constexpr size_t kMaxGuidedChoices = 1000;
+
+// Fills in fields.grammar from the one field of `body` that says what the text may be, if one does: response_format,
+// structured_outputs {json, json_object, regex, choice}, guided_json, guided_regex, guided_choice, json_schema.
+// kInvalidArgument: two of them, one that cannot be enforced (json_schema.h, regex_check.h), or a field that
+// contradicts it (ignore_eos, min_tokens). Compiling is left to ChooseGrammar.
+absl::Status ParseStructuredOutput(const Json& body, const ServedModel& model, GenerationFields& fields);
+
+// Whether ChooseGrammar would compile, which takes seconds at times.
+bool CompilesGrammar(const GenerationFields& fields, const ServedModel& model);
+
+// Compiles the grammar, so that workers are not given one that they could not follow. kInvalidArgument names the field.
+// kCancelled: `cancel`, if there is one, says so.
+absl::Status ChooseGrammar(const GenerationFields& fields, const ServedModel& model, const CancelToken* cancel,
+                           proto::SamplingParams& sampling);
+
+}  // namespace dovetail::server

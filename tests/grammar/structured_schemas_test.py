@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""Texts under schemas drawn at random are valid, says PyPI's jsonschema; what is no text yet is the beginning of one.
+
+Arguments: the binary structured_samples and the number of schemas.
+"""
+import json
+import random
+import subprocess
+import sys
+
+import jsonschema
+
+SEED = 20260101
+
+
+def string(rng):
+    kind = rng.randrange(5)
+    if kind == 0:
+        return {"type": "string"}
+    if kind == 1:
+        least = rng.randrange(4)
+        return {"type": "string", "minLength": least, "maxLength": least + rng.randrange(8)}
+    if kind == 2:
+        return {"type": "string", "minLength": rng.randrange(5)}
+    return {"type": "string", "pattern": rng.choice([
+        "^[a-z]{2,5}$", "^\\d{3}-\\d{4}$", "[A-Z][^a-z]+", "^(foo|ba[rz]){1,3}$", "^\\w+@\\w+\\.com$", "a.b",
+        "\\S+ \\S+",
+        "^[^\\s,]*x$", "^.*$", "^[^\\d]{3}$", "^\\W\\D$", "^[a\\-z\\]^]+$",
+        "^caf\u00e9(\u65e5|\u672c)?$", "^\\$\\{\\}$"])}
+
+
+def integer(rng):
+    low = rng.randrange(-1000, 1000)
+    return rng.choice([{"type": "integer"}, {"type": "integer", "minimum": low, "maximum": low + rng.randrange(3000)},
+                       {"type": "integer", "exclusiveMinimum": low}, {"type": "integer", "maximum": low},
+                       {"minimum": low, "type": "integer", "exclusiveMaximum": low + 1 + rng.randrange(9)}])
+
+
+def value(rng):
+    return rng.choice([None, True, False, 0, -17, 123456789, "", "a b", "quote\"d",
+                       "back\\slash", "tab\t", "\u00e9\u65e5", "{}"])
+
+
+def schema(rng, depth):
+    kinds = [string, integer, lambda r: {"type": rng.choice(["number", "boolean", "null"])},
+             lambda r: {"enum": [value(r) for _ in range(1 + r.randrange(5))]}, lambda r: {"const": value(r)}]
+    if depth > 0:
+        kinds += [record, record, array, array, mapping, union, lambda r, d: {"type": ["string", "null", "integer"]}]
+    kind = rng.choice(kinds)
+    return kind(rng, depth - 1) if kinds.index(kind) >= 5 else kind(rng)
+
+
+def record(rng, depth):
+    names = rng.sample(["name", "id", "a b", "quote\"", "\u00e9", "items", "type", "x-y", "back\\"],
+                       1 + rng.randrange(5))
+    out = {"type": "object", "title": "T", "properties": {name: schema(rng, depth) for name in names},
+           "required": rng.sample(names, rng.randrange(len(names) + 1))}
+    if rng.random() < 0.5:
+        out["additionalProperties"] = False
+    return out
+
+
+def array(rng, depth):
+    out = {"type": "array", "items": schema(rng, depth)}
+    if rng.random() < 0.5:
+        out["minItems"] = rng.randrange(4)
+    if rng.random() < 0.5:
+        out["maxItems"] = out.get("minItems", 0) + rng.randrange(4)
+    return out
+
+
+def mapping(rng, depth):
+    return {"type": "object", "additionalProperties": schema(rng, depth)}
+
+
+def union(rng, depth):
+    return {"anyOf": [schema(rng, depth) for _ in range(1 + rng.randrange(4))]}
+
+
+def with_definitions(rng, depth):
+    tree = {"type": "object", "required": ["value", "next"],
+            "properties": {"value": schema(rng, 0), "next": {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}]},
+                           "all": {"type": "array", "items": {"$ref": "#/$defs/tree"}, "maxItems": 2}}}
+    return {"$defs": {"tree": tree, "leaf": schema(rng, depth)}, "type": "object",
+            "properties": {"tree": {"$ref": "#/$defs/tree"}, "leaf": {"$ref": "#/$defs/leaf"}}, "required": ["tree"]}
+
+
+def text_of(text):
+    """As the API decodes it: what xgrammar lets into strings without bounds and is not UTF-8 becomes U+FFFD."""
+    return bytes.fromhex(text).decode(errors="replace")
+
+
+def main():
+    binary, count = sys.argv[1], int(sys.argv[2])
+    rng = random.Random(SEED)
+    schemas = [rng.choice([schema, schema, with_definitions])(rng, 3) for _ in range(count)]
+    schemas += [{}, True, {"type": "object"}, {"type": "array"}, {"properties": {"a": True}, "required": ["a"]}]
+    lines = "".join(json.dumps({"schema": s, "seed": i}) + "\n" for i, s in enumerate(schemas))
+    ran = subprocess.run([binary], input=lines, capture_output=True, text=True, check=True)
+    problems, complete, cut, slowest = [], 0, 0, 0.0
+    for one, line in zip(schemas, ran.stdout.splitlines(), strict=True):
+        answer = json.loads(line)
+        if "error" in answer:
+            problems.append((one, answer["error"]))
+            continue
+        slowest = max(slowest, answer["ms"])
+        validator = jsonschema.Draft202012Validator(one)
+        for text, whole in zip(answer["texts"], answer["complete"]):
+            if not whole:
+                cut += 1
+                continue
+            complete += 1
+            try:
+                validator.validate(json.loads(text_of(text)))
+            except (ValueError, jsonschema.ValidationError) as error:
+                problems.append((one, bytes.fromhex(text), str(error)[:300]))
+    print(f"seed {SEED}: {len(schemas)} schemas, {complete} whole texts, {cut} cut, "
+          f"slowest to compile {slowest:.0f} ms, {len(problems)} problems")
+    for problem in problems[:10]:
+        print(*problem, sep="\n  ")
+    sys.exit(1 if problems or complete < len(schemas) else 0)
+
+
+if __name__ == "__main__":
+    main()
