@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "proto/drawn_token.h"
+#include "tests/scheduler/action_digest.h"
 
 namespace dovetail::scheduler {
 namespace {
@@ -128,7 +129,7 @@ void FakeCluster::Deliver(Event event) {
   core_.Handle(event, now_, actions);
   for (const Action& action : actions) {
     if (on_action) on_action(action);
-    trace = Mix(trace, action.index());
+    trace = Mix(trace, DigestOf(action));
     std::visit([this](const auto& a) { Do(a); }, action);
   }
   for (FakeAttentionWorker& each : workers_) {
@@ -165,7 +166,6 @@ void FakeCluster::Do(const ForkSequence& action) {
 void FakeCluster::Do(const ReleaseSequence& action) {
   if (action.epoch != worker(action.worker).epoch()) return Violate("a release for a former epoch");
   if (InFlight(action.message.sequence)) Violate("a sequence was released under a step");
-  trace = Mix(trace, action.message.sequence.value());
   last_reads_.erase(action.message.sequence);
   worker(action.worker).Release(action.message);
 }
@@ -321,7 +321,6 @@ void FakeCluster::Do(const RunStep& asked) {
   int64_t tokens = 0;
   for (const proto::StepEntry& entry : plan.entries) {
     tokens += static_cast<int64_t>(entry.tokens.size());
-    trace = Mix(Mix(trace, entry.sequence.value()), static_cast<uint64_t>(entry.ctx_len));
     if (result.status != proto::StepStatus::kOk || (in_group && group_.stuck)) continue;
     std::set<WorkerId> involved;
     for (const proto::Shard& shard : entry.placement) {

@@ -103,7 +103,7 @@ class FakeCluster {
   int steps_in_flight() const { return static_cast<int>(in_flight_.size()); }
   uint64_t steps = 0, out_of_memory = 0;
   std::vector<WorkerId> dismissed;  // compute workers
-  uint64_t trace = 0;               // hash of all actions
+  uint64_t trace = 0;               // hash of all actions, by DigestOf
   int most_sequences_in_step = 0;
 
  private:

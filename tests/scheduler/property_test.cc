@@ -234,6 +234,11 @@ Outcome RunSeed(uint64_t seed, bool run_ahead = false) {
   return outcome;
 }
 
+// The same number before and after a change that is to change no decision.
+void PrintTrace(const Outcome& all) {
+  std::printf("digest of all actions: %016llx\n", static_cast<unsigned long long>(all.trace));
+}
+
 TEST(Streams, DependOnNothingButTheirRequest) {
   const char* only = std::getenv("DOVETAIL_SEED");
   const char* count = std::getenv("DOVETAIL_SEEDS");
@@ -248,6 +253,7 @@ TEST(Streams, DependOnNothingButTheirRequest) {
     if (seed % 20 == 0) {
       EXPECT_EQ(RunSeed(seed).trace, outcome.trace) << "not the same actions twice";
     }
+    all.trace = all.trace * 31 + outcome.trace;
     all.preemptions += outcome.preemptions;
     all.hits += outcome.hits;
     all.moves += outcome.moves;
@@ -259,6 +265,7 @@ TEST(Streams, DependOnNothingButTheirRequest) {
               static_cast<unsigned long long>(first), static_cast<unsigned long long>(last),
               static_cast<unsigned long long>(all.tokens), static_cast<unsigned long long>(all.preemptions),
               static_cast<unsigned long long>(all.hits), static_cast<unsigned long long>(all.errors));
+  PrintTrace(all);
   if (only != nullptr) return;
   EXPECT_GT(all.moves, 100u);
   EXPECT_GT(all.damaged, 100u);
@@ -276,10 +283,12 @@ TEST(Streams, DependOnNothingButTheirRequestWhereStepsRunAhead) {
     SCOPED_TRACE(absl::StrCat("DOVETAIL_SEED=", seed));
     const Outcome outcome = RunSeed(seed, /*run_ahead=*/true);
     if (::testing::Test::HasFailure()) return;
+    all.trace = all.trace * 31 + outcome.trace;
     all.preemptions += outcome.preemptions;
     all.tokens += outcome.tokens;
     all.ahead += outcome.ahead;
   }
+  PrintTrace(all);
   if (only != nullptr) return;
   EXPECT_GT(all.ahead * 10, all.tokens) << "hardly a step ran ahead: many have one with penalties or listed logprobs";
   EXPECT_GT(all.preemptions, 100u);
