@@ -12,7 +12,7 @@
 namespace dovetail::scheduler {
 
 void SchedulerCore::Impl::Admit() {
-  if (!budget_.any_usable() || compute_workers_.empty()) return;
+  if (!budget_.any_usable() || pool_.empty()) return;
   if (admission_held_) return;
   // Nobody overtakes the first of the tenant that was served least: a large request would otherwise wait for ever.
   while (Tenant* tenant = queues_.LeastServed()) {
@@ -262,7 +262,7 @@ bool SchedulerCore::Impl::PreemptPaused(std::optional<int> worker) {
   Sequence* newest = nullptr;
   for (Sequence* sequence : active_) {
     if (!sequence->request->paused || !IsEvictable(*sequence)) continue;
-    if (worker.has_value() && !HoldsOn(*sequence, *worker)) continue;
+    if (worker.has_value() && !KvAccounts::HoldsOn(*sequence, *worker)) continue;
     if (newest == nullptr || newest->age() < sequence->age()) newest = sequence;
   }
   if (newest == nullptr) return false;
@@ -272,27 +272,28 @@ bool SchedulerCore::Impl::PreemptPaused(std::optional<int> worker) {
 
 bool SchedulerCore::Impl::WantsProbe(const Sequence& sequence, PlacementPolicy policy) const {
   return policy == PlacementPolicy::kRequest && budget_.workers().size() > 1 && !sequence.probed &&
-         UsableHashes(sequence) > 0;
+         names_.Usable(sequence) > 0;
 }
 
 void SchedulerCore::Impl::Probe(Sequence& sequence) {
   sequence.phase = Phase::kProbing;
   sequence.pin_id = next_pin_++;
-  sequence.probe_deadline = now_ + kProbeTimeout;
+  sequence.probe_deadline = turn_.now() + kProbeTimeout;
   sequence.probes_awaited.clear();
   sequence.pinned_on.clear();
   sequence.hits.assign(budget_.workers().size(), 0);
   probes_[sequence.pin_id] = &sequence;
   probing_.push_back(&sequence);
   std::vector<proto::BlockHash> hashes;
-  AppendHashes(sequence, 0, UsableHashes(sequence), hashes);
+  names_.Append(sequence, 0, names_.Usable(sequence), hashes);
   for (size_t i = 0; i < budget_.workers().size(); ++i) {
     const KvBudget::Worker& worker = budget_.workers()[i];
     if (!worker.usable()) continue;
     sequence.probes_awaited.push_back(static_cast<int>(i));
     sequence.pinned_on.emplace_back(worker.id, worker.epoch);
     const proto::Placement whole = proto::WholePlacement(options_.attention, worker.id, worker.epoch);
-    Act(ProbePrefix{.worker = worker.id,
+    turn_.Act(
+        ProbePrefix{.worker = worker.id,
                     .epoch = worker.epoch,
                     .message = {.pin_id = sequence.pin_id, .shards = {whole.begin(), whole.end()}, .hashes = hashes}});
   }
@@ -311,7 +312,7 @@ void SchedulerCore::Impl::On(const PrefixProbed& event) {
   Sequence& sequence = *at->second;
   awaited->erase(std::find(awaited->begin(), awaited->end(), *worker));
   for (uint32_t blocks : event.probed.resumable) {
-    if (blocks <= UsableHashes(sequence)) sequence.hits[*worker] = std::max(sequence.hits[*worker], blocks);
+    if (blocks <= names_.Usable(sequence)) sequence.hits[*worker] = std::max(sequence.hits[*worker], blocks);
   }
   if (awaited->empty()) PlaceProbed(sequence);
 }
@@ -335,13 +336,13 @@ void SchedulerCore::Impl::EndProbe(Sequence& sequence) {
   probing_.erase(std::find(probing_.begin(), probing_.end(), &sequence));
   for (const auto& [worker, epoch] : sequence.pinned_on) {
     if (!budget_.IsCurrent(worker, epoch)) continue;
-    Act(Unpin{.worker = worker, .epoch = epoch, .message = {.pin_id = sequence.pin_id}});
+    turn_.Act(Unpin{.worker = worker, .epoch = epoch, .message = {.pin_id = sequence.pin_id}});
   }
   sequence.pinned_on.clear();
 }
 
 void SchedulerCore::Impl::ExpireProbes() {
-  while (!probing_.empty() && probing_.front()->probe_deadline <= now_) PlaceProbed(*probing_.front());
+  while (!probing_.empty() && probing_.front()->probe_deadline <= turn_.now()) PlaceProbed(*probing_.front());
 }
 
 }  // namespace dovetail::scheduler

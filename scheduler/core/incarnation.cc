@@ -1,10 +1,8 @@
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "scheduler/core/block_hasher.h"
 #include "scheduler/core/limits.h"
 #include "scheduler/core/scheduler_impl.h"
 
@@ -33,7 +31,7 @@ void SchedulerCore::Impl::Wait(Sequence& sequence) {
 void SchedulerCore::Impl::TakeSlot(Sequence& sequence) {
   active_.push_back(&sequence);
   RequestState& request = *sequence.request;
-  request.admitted = std::min(request.admitted, now_);
+  request.admitted = std::min(request.admitted, turn_.now());
   ++request.tenant->slots;
   if (!sequence.leads()) return;
   request.reserved_slots = std::min(request.unforked, options_.max_num_seqs - 1);
@@ -55,63 +53,6 @@ void SchedulerCore::Impl::DropPromises(RequestState& request) {
   request.reserved_slots = 0;
 }
 
-void SchedulerCore::Impl::Charge(Sequence& sequence, const Charges& cost) {
-  uint64_t& blocks = sequence.request->tenant->kv_blocks;
-  blocks -= TotalBlocks(sequence.charges);
-  budget_.Exchange(sequence.charges, cost);
-  blocks += TotalBlocks(sequence.charges);
-}
-
-void SchedulerCore::Impl::ChargeShared(RequestState& request, const Charges& cost) {
-  request.tenant->kv_blocks -= TotalBlocks(request.shared.charges);
-  budget_.Exchange(request.shared.charges, cost);
-  request.tenant->kv_blocks += TotalBlocks(request.shared.charges);
-}
-
-bool SchedulerCore::Impl::MayLookUp(const Sequence& sequence) const {
-  const GenerationRequest& params = sequence.params();
-  if (!options_.enable_prefix_caching || !params.use_prefix_cache) return false;
-  const bool needs_prompt_logprobs = params.prompt_logprobs >= 0 && sequence.choice == 0 &&
-                                     sequence.request->prompt_logprobs_next < sequence.prompt_size();
-  return !needs_prompt_logprobs;
-}
-
-uint32_t SchedulerCore::Impl::UsableHashes(const Sequence& sequence) const {
-  if (!MayLookUp(sequence)) return 0;
-  // At least one token is computed: the one whose logits choose the next, or the last before a fork.
-  Position most = sequence.prefill_end() - 1;
-  const GenerationRequest& params = sequence.params();
-  if (params.logits_last > 0 && sequence.choice == 0 && !sequence.request->prompt_logits_done) {
-    most = std::min(most, sequence.prompt_size() - params.logits_last);
-  }
-  return static_cast<uint32_t>(std::max<Position>(0, most) / kSegmentTokens);
-}
-
-const proto::BlockHash& SchedulerCore::Impl::HashOf(Sequence& sequence, int64_t block) {
-  const int64_t prompt_blocks = sequence.prompt_size() / kSegmentTokens;
-  RequestState& request = *sequence.request;
-  std::array<TokenId, kSegmentTokens> tokens;
-  const auto chain = [&](std::vector<proto::BlockHash>& hashes, int64_t first, int64_t at) {
-    while (static_cast<int64_t>(hashes.size()) <= at - first) {
-      const int64_t next = first + static_cast<int64_t>(hashes.size());
-      const proto::BlockHash& previous = next == 0 ? request.chain_seed : HashOf(sequence, next - 1);
-      for (int i = 0; i < kSegmentTokens; ++i) tokens[i] = sequence.token(next * kSegmentTokens + i);
-      hashes.push_back(NextBlockHash(proto::BlockHash(previous), tokens));
-    }
-  };
-  if (block < prompt_blocks) {
-    chain(request.prompt_hashes, 0, block);
-    return request.prompt_hashes[block];
-  }
-  chain(sequence.output_hashes, prompt_blocks, block);
-  return sequence.output_hashes[block - prompt_blocks];
-}
-
-void SchedulerCore::Impl::AppendHashes(Sequence& sequence, int64_t first, int64_t end,
-                                       std::vector<proto::BlockHash>& out) {
-  for (int64_t block = first; block < end; ++block) out.push_back(HashOf(sequence, block));
-}
-
 void SchedulerCore::Impl::Open(Sequence& sequence, proto::Placement placement) {
   const Position size = sequence.size();
   sequence.phase = Phase::kOpening;
@@ -125,15 +66,15 @@ void SchedulerCore::Impl::Open(Sequence& sequence, proto::Placement placement) {
   sequence.shared_blocks = sequence.named_blocks = 0;
   sequence.stepped = sequence.awaits_forks = sequence.history_seen = sequence.group_charged = false;
   sequence.reserved = BlocksOf(size) * kSegmentTokens;
-  Charge(sequence, budget_.CostOf(sequence.placement, {.end = sequence.reserved}));
+  accounts_.Charge(sequence, accounts_.CostOf(sequence, sequence.reserved));
   if (sequence.choice == 0 && !sequence.request->prompt_logits_done) {
     sequence.request->prompt_logits.clear();
     sequence.request->prompt_logits_rows = 0;
   }
 
-  sequence.hashes_sent = UsableHashes(sequence);
+  sequence.hashes_sent = names_.Usable(sequence);
   std::vector<proto::BlockHash> hashes;
-  AppendHashes(sequence, 0, sequence.hashes_sent, hashes);
+  names_.Append(sequence, 0, sequence.hashes_sent, hashes);
   for (const proto::Shard& shard : sequence.placement) {
     auto& awaited = sequence.awaited;
     if (std::find(awaited.begin(), awaited.end(), shard.worker) != awaited.end()) continue;
@@ -145,7 +86,7 @@ void SchedulerCore::Impl::Open(Sequence& sequence, proto::Placement placement) {
     for (const proto::Shard& other : sequence.placement) {
       if (other.worker == shard.worker) open.message.shards.push_back(other);
     }
-    Act(std::move(open));
+    turn_.Act(std::move(open));
   }
 }
 
@@ -209,7 +150,7 @@ void SchedulerCore::Impl::StartOpened(Sequence& sequence) {
   }
   sequence.ctx_len = sequence.told_ctx_len = Position{start} * kSegmentTokens;
   sequence.named_blocks = start;
-  if (MayLookUp(sequence)) {
+  if (names_.MayLookUp(sequence)) {
     stats_.prefix_queries += sequence.size();
     stats_.prefix_hits += sequence.ctx_len;
   }
@@ -223,40 +164,7 @@ void SchedulerCore::Impl::StartOpened(Sequence& sequence) {
 
 void SchedulerCore::Impl::MakeReady(Sequence& sequence) {
   sequence.phase = Phase::kReady;
-  Enlist(sequence, SmallestFor(sequence));
-}
-
-void SchedulerCore::Impl::Leave(Sequence& sequence) {
-  if (sequence.micro_batch < 0) return;
-  MicroBatch& batch = micro_batches_[sequence.micro_batch];
-  std::erase(batch.members, &sequence);
-  if (batch.members.empty()) batch.ForgetMembersTroubles();
-  sequence.micro_batch = -1;
-}
-
-// Of the micro-batches that it may step in.
-int SchedulerCore::Impl::SmallestFor(const Sequence& sequence) const {
-  int least = -1;
-  for (int i = 0; i < micro_batches_in_use(); ++i) {
-    if (!MayStepIn(sequence, i)) continue;
-    if (least < 0 || micro_batches_[i].members.size() < micro_batches_[least].members.size()) least = i;
-  }
-  return std::max(least, 0);
-}
-
-bool SchedulerCore::Impl::MayStepIn(const Sequence& sequence, int micro_batch) const {
-  const std::optional<WorkerId>& only = sequence.params().only_compute_worker;
-  if (!only || compute_workers_.empty()) return true;
-  if (std::find(compute_workers_.begin(), compute_workers_.end(), *only) == compute_workers_.end()) return true;
-  return compute_workers_[micro_batch % compute_workers_.size()] == *only;
-}
-
-void SchedulerCore::Impl::Enlist(Sequence& sequence, int micro_batch) {
-  sequence.micro_batch = micro_batch;
-  auto& members = micro_batches_[micro_batch].members;
-  members.insert(std::upper_bound(members.begin(), members.end(), &sequence,
-                                  [](const Sequence* a, const Sequence* b) { return a->age() < b->age(); }),
-                 &sequence);
+  batches_.Enlist(sequence);
 }
 
 // `parent` holds the prompt but its last token: what all choices have in common.
@@ -264,12 +172,7 @@ void SchedulerCore::Impl::Fork(Sequence& parent) {
   RequestState& request = *parent.request;
   const Position common = parent.prompt_size() - 1;
   parent.shared_blocks = common / kSegmentTokens;
-  const Extent shared{.end = parent.shared_blocks * kSegmentTokens, .ctx_len = parent.told_ctx_len};
-  const Extent own{.first_block = parent.shared_blocks, .end = parent.reserved, .ctx_len = parent.told_ctx_len};
-  Charge(parent, budget_.CostOf(parent.placement, own));
-  ChargeShared(request, budget_.CostOf(parent.placement, shared));
-  request.shared.users = 1;
-  parent.shares_prefix = true;
+  accounts_.Share(parent);
 
   DropPromises(request);
   request.unforked = 0;
@@ -287,10 +190,8 @@ void SchedulerCore::Impl::Fork(Sequence& parent) {
 bool SchedulerCore::Impl::ForkOne(Sequence& parent, Sequence& child) {
   if (slots_used() >= options_.max_num_seqs) return false;
   const Position common = parent.prompt_size() - 1;
-  const Extent own{.first_block = parent.shared_blocks,
-                   .end = BlocksOf(parent.prompt_size()) * kSegmentTokens,
-                   .ctx_len = parent.told_ctx_len};
-  const Charges cost = budget_.CostOf(parent.placement, own);
+  const Position reserved = BlocksOf(parent.prompt_size()) * kSegmentTokens;
+  const Charges cost = accounts_.CostOf(parent, reserved);
   if (budget_.Lacking(cost, {}).has_value()) return false;
 
   child.phase = Phase::kForking;
@@ -304,22 +205,21 @@ bool SchedulerCore::Impl::ForkOne(Sequence& parent, Sequence& child) {
   child.told_ctx_len = parent.told_ctx_len;
   child.named_blocks = parent.named_blocks;
   child.shared_blocks = parent.shared_blocks;
-  child.reserved = own.end;
+  child.reserved = reserved;
   child.stepped = true;
   TakeSlot(child);
-  Charge(child, cost);
-  ++parent.request->shared.users;
-  child.shares_prefix = true;
+  accounts_.Charge(child, cost);
+  accounts_.TakeShare(child);
   for (const proto::Shard& shard : child.placement) {
     if (std::find(child.awaited.begin(), child.awaited.end(), shard.worker) != child.awaited.end()) continue;
     child.awaited.push_back(shard.worker);
     Sequence::RanOn(child.attention_workers, shard.worker);
-    Act(ForkSequence{.worker = shard.worker,
-                     .epoch = shard.epoch,
-                     .message = {.parent = parent.id,
-                                 .child = child.id,
-                                 .ctx_len = common,
-                                 .generation = proto::GenerationAt(parent.placement, shard.worker)}});
+    turn_.Act(ForkSequence{.worker = shard.worker,
+                           .epoch = shard.epoch,
+                           .message = {.parent = parent.id,
+                                       .child = child.id,
+                                       .ctx_len = common,
+                                       .generation = proto::GenerationAt(parent.placement, shard.worker)}});
   }
   return true;
 }
@@ -340,21 +240,19 @@ void SchedulerCore::Impl::Release(Sequence& sequence) {
   }
   proto::ReleaseSequence message{
       .sequence = sequence.id, .ctx_len = sequence.stepped ? sequence.ctx_len : 0, .hashes = {}};
-  if (options_.enable_prefix_caching && sequence.stepped) {
-    AppendHashes(sequence, sequence.named_blocks, sequence.ctx_len / kSegmentTokens, message.hashes);
-  }
+  if (sequence.stepped)
+    names_.Append(sequence, sequence.named_blocks, sequence.ctx_len / kSegmentTokens, message.hashes);
   for (size_t i = 0; i < sequence.placement.size(); ++i) {
     const proto::Shard& shard = sequence.placement[i];
     const auto told = std::find_if(sequence.placement.begin(), sequence.placement.begin() + i,
                                    [&](const proto::Shard& other) { return other.worker == shard.worker; });
     if (told != sequence.placement.begin() + i || !budget_.IsCurrent(shard.worker, shard.epoch)) continue;
     message.generation = shard.generation;
-    Act(ReleaseSequence{.worker = shard.worker, .epoch = shard.epoch, .message = message});
+    turn_.Act(ReleaseSequence{.worker = shard.worker, .epoch = shard.epoch, .message = message});
   }
-  Charge(sequence, {});
-  if (sequence.shares_prefix && --sequence.request->shared.users == 0) ChargeShared(*sequence.request, {});
-  sequence.shares_prefix = sequence.awaits_forks = false;
-  Leave(sequence);
+  accounts_.Return(sequence);
+  sequence.awaits_forks = false;
+  batches_.Leave(sequence);
   sequence.placement.clear();
   sequence.awaited.clear();
   sequence.lost = false;

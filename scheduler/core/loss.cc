@@ -32,7 +32,7 @@ void SchedulerCore::Impl::On(const AttentionWorkerDraining& event) {
 }
 
 void SchedulerCore::Impl::On(const ComputeWorkerLost& event) {
-  if (std::erase(compute_workers_, event.worker) == 0) {
+  if (!pool_.Leave(event.worker)) {
     ++stats_.late_events;
     return;
   }
@@ -40,17 +40,19 @@ void SchedulerCore::Impl::On(const ComputeWorkerLost& event) {
 }
 
 void SchedulerCore::Impl::LoseSteps(WorkerId compute_worker) {
-  patience_.Forget(compute_worker);
   failed_.reset();
-  for (const MicroBatch& batch : micro_batches_)
-    if (batch.in_flight && batch.compute_worker == compute_worker && FollowedBy(batch) != nullptr) LoseSequences(batch);
-  for (MicroBatch& batch : micro_batches_) {
+  for (const MicroBatch& batch : batches_)
+    if (batch.in_flight && batch.compute_worker == compute_worker && batches_.FollowedBy(batch) != nullptr)
+      LoseSequences(batch);
+  for (MicroBatch& batch : batches_) {
     batch.held = false;
     if (!batch.in_flight || batch.compute_worker != compute_worker) continue;
-    const bool failed = Overdue(batch) && batch.follows == StepId();  // one that follows fails with that before it
-    const std::string why = failed ? absl::StrCat("no result for ", absl::FormatDuration(now_ - batch.sent)) : "";
+    const bool failed =
+        batch.Overdue(turn_.now()) && batch.follows == StepId();  // one that follows fails with that before it
+    const std::string why =
+        failed ? absl::StrCat("no result for ", absl::FormatDuration(turn_.now() - batch.sent)) : "";
     if (batch.group != StepId()) {
-      LoseRank(batch, why);
+      EndGroup(groups_.Lose(batch, why));
       continue;
     }
     batch.in_flight = batch.voided = false;
@@ -65,24 +67,24 @@ void SchedulerCore::Impl::LoseSteps(WorkerId compute_worker) {
 // A worker whose step has passed its deadline is not waited for any longer. Only a tick says so, for the shell has read
 // all results that are there when it ticks.
 void SchedulerCore::Impl::On(const Tick&) {
-  for (MicroBatch& batch : micro_batches_) {
-    if (!Overdue(batch)) continue;
-    if (now_ - batch.deadline > kLateTick) {
-      batch.deadline = now_ + kLateTick;
+  for (MicroBatch& batch : batches_) {
+    if (!batch.Overdue(turn_.now())) continue;
+    if (turn_.now() - batch.deadline > kLateTick) {
+      batch.deadline = turn_.now() + kLateTick;
       continue;
     }
     const WorkerId worker = batch.compute_worker;
-    Act(DismissComputeWorker{worker, absl::StrCat("step ", batch.step.value(), " had no result within ",
-                                                  absl::FormatDuration(batch.deadline - batch.sent),
-                                                  " (--step-timeout and what its tokens need)")});
-    std::erase(compute_workers_, worker);
+    turn_.Act(DismissComputeWorker{worker, absl::StrCat("step ", batch.step.value(), " had no result within ",
+                                                        absl::FormatDuration(batch.deadline - batch.sent),
+                                                        " (--step-timeout and what its tokens need)")});
+    pool_.Leave(worker);
     LoseSteps(worker);
   }
 }
 
 // Whatever lay there is gone: those sequences begin again from the token log.
 void SchedulerCore::Impl::RestartSequencesOn(WorkerId worker, std::optional<Epoch> but_not_of) {
-  for (MicroBatch& batch : micro_batches_) batch.EndWait();  // for this news
+  for (MicroBatch& batch : batches_) batch.EndWait();  // for this news
   const std::vector<Sequence*> before = active_;
   for (Sequence* sequence : before) {
     const bool on_it =
@@ -100,18 +102,19 @@ void SchedulerCore::Impl::RestartSequencesOn(WorkerId worker, std::optional<Epoc
 // An attention worker is about to be lost, or to drain.
 void SchedulerCore::Impl::NoteLoss() {
   const Position longest = LongestSequence();
-  longest_before_loss_ = now_ < lost_at_ + kReplacementPatience ? std::max(longest_before_loss_, longest) : longest;
-  lost_at_ = now_;
+  longest_before_loss_ =
+      turn_.now() < lost_at_ + kReplacementPatience ? std::max(longest_before_loss_, longest) : longest;
+  lost_at_ = turn_.now();
 }
 
 bool SchedulerCore::Impl::MayFitAgain(Position tokens) const {
-  return now_ < lost_at_ + kReplacementPatience && tokens <= longest_before_loss_;
+  return turn_.now() < lost_at_ + kReplacementPatience && tokens <= longest_before_loss_;
 }
 
 // It fitted before a worker was lost, and another may come. Others do not wait behind it.
 void SchedulerCore::Impl::Strand(Sequence& sequence) {
   queues_.Remove(sequence);
-  if (sequence.stranded_until == absl::InfiniteFuture()) sequence.stranded_until = now_ + kReplacementPatience;
+  if (sequence.stranded_until == absl::InfiniteFuture()) sequence.stranded_until = turn_.now() + kReplacementPatience;
   if (std::find(stranded_.begin(), stranded_.end(), &sequence) == stranded_.end()) stranded_.push_back(&sequence);
 }
 
@@ -124,7 +127,7 @@ void SchedulerCore::Impl::EndStranding() {
 void SchedulerCore::Impl::ExpireStranded() {
   const std::vector<Sequence*> before = stranded_;
   for (Sequence* sequence : before) {
-    if (sequence->stranded_until > now_) continue;
+    if (sequence->stranded_until > turn_.now()) continue;
     const Position longest = LongestSequence();
     const std::string left =
         sequence->size() <= longest

@@ -100,7 +100,7 @@ bool SchedulerCore::Impl::MoveAway(Sequence& sequence, int from, int to) {
             .to_epoch = taker.epoch,
             .slot = *FreeMoveSlot(),
             .step = StepId(0),
-            .deadline = now_ + kMoveTimeout};
+            .deadline = turn_.now() + kMoveTimeout};
   // A worker's shards are numbered in the order in which it was given them: the new ones come last.
   proto::OpenSequence message{.sequence = sequence.id, .shards = {}, .hashes = {}};
   for (const proto::Shard& shard : sequence.placement) {
@@ -118,21 +118,18 @@ bool SchedulerCore::Impl::MoveAway(Sequence& sequence, int from, int to) {
   const Charges after = budget_.CostOf(move.placement, {.end = sequence.reserved, .ctx_len = sequence.told_ctx_len});
   const Charges both = WhileMoving(sequence, from, after);
   if (budget_.Lacking(both, sequence.charges)) return false;
-  if (sequence.shares_prefix) {  // it gets a copy of its own
-    sequence.shares_prefix = false;
-    sequence.shared_blocks = 0;
-    if (--sequence.request->shared.users == 0) ChargeShared(*sequence.request, {});
-  }
-  Charge(sequence, both);
+  accounts_.LeaveShare(sequence);  // it gets a copy of its own
+  sequence.shared_blocks = 0;
+  accounts_.Charge(sequence, both);
   message.extend = move.extends;
-  if (options_.enable_prefix_caching) AppendHashes(sequence, 0, sequence.ctx_len / kSegmentTokens, message.hashes);
+  names_.Append(sequence, 0, sequence.ctx_len / kSegmentTokens, message.hashes);
   sequence.phase = Phase::kMoving;
   sequence.awaited.assign(1, taker.id);
   sequence.refused.clear();
   sequence.resumable.clear();
   sequence.move = std::move(move);
   moving_.push_back(&sequence);
-  Act(OpenSequence{.worker = taker.id, .epoch = taker.epoch, .message = std::move(message)});
+  turn_.Act(OpenSequence{.worker = taker.id, .epoch = taker.epoch, .message = std::move(message)});
   return true;
 }
 
@@ -143,21 +140,20 @@ void SchedulerCore::Impl::OpenedByTaker(Sequence& sequence) {
   for (const uint32_t start : sequence.resumable) begin = std::max<Position>(begin, start <= held ? start : 0);
   begin *= kSegmentTokens;
   Move& move = sequence.move;
-  move.step = StepId(next_step_);
-  next_step_ += 1 + static_cast<uint64_t>((sequence.ctx_len - begin) / proto::kMoveChunkTokens);
+  move.step = batches_.NextStep(1 + static_cast<uint64_t>((sequence.ctx_len - begin) / proto::kMoveChunkTokens));
   if (begin == sequence.ctx_len) return FinishMove(sequence);  // its cache had everything
-  Act(MoveSequence{.worker = move.from,
-                   .epoch = move.from_epoch,
-                   .to = move.to,
-                   .message = {.sequence = sequence.id,
-                               .begin = begin,
-                               .end = sequence.ctx_len,
-                               .slot = move.slot,
-                               .step = move.step,
-                               .target = NodeId(0),
-                               .target_epoch = move.to_epoch,
-                               .generation = proto::GenerationAt(sequence.placement, move.from),
-                               .target_generation = proto::GenerationAt(move.placement, move.to)}});
+  turn_.Act(MoveSequence{.worker = move.from,
+                         .epoch = move.from_epoch,
+                         .to = move.to,
+                         .message = {.sequence = sequence.id,
+                                     .begin = begin,
+                                     .end = sequence.ctx_len,
+                                     .slot = move.slot,
+                                     .step = move.step,
+                                     .target = NodeId(0),
+                                     .target_epoch = move.to_epoch,
+                                     .generation = proto::GenerationAt(sequence.placement, move.from),
+                                     .target_generation = proto::GenerationAt(move.placement, move.to)}});
 }
 
 void SchedulerCore::Impl::On(const SequenceMoved& event) {
@@ -179,13 +175,11 @@ void SchedulerCore::Impl::FinishMove(Sequence& sequence) {
   Move& move = sequence.move;
   proto::ReleaseSequence message{.sequence = sequence.id, .ctx_len = sequence.ctx_len, .hashes = {}};
   message.generation = proto::GenerationAt(sequence.placement, move.from);
-  if (options_.enable_prefix_caching) {
-    AppendHashes(sequence, sequence.named_blocks, sequence.ctx_len / kSegmentTokens, message.hashes);
-  }
-  Act(ReleaseSequence{.worker = move.from, .epoch = move.from_epoch, .message = std::move(message)});
+  names_.Append(sequence, sequence.named_blocks, sequence.ctx_len / kSegmentTokens, message.hashes);
+  turn_.Act(ReleaseSequence{.worker = move.from, .epoch = move.from_epoch, .message = std::move(message)});
   sequence.placement = std::move(move.placement);
   Sequence::RanOn(sequence.attention_workers, move.to);
-  Charge(sequence, budget_.CostOf(sequence.placement, {.end = sequence.reserved, .ctx_len = sequence.told_ctx_len}));
+  accounts_.Charge(sequence, accounts_.CostOf(sequence, sequence.reserved));
   ++stats_.moves;
   EndMove(sequence);
 }
@@ -200,12 +194,12 @@ void SchedulerCore::Impl::EndMove(Sequence& sequence) {
 void SchedulerCore::Impl::ReleaseAtTaker(const Sequence& sequence) {
   const Move& move = sequence.move;
   if (move.extends || !budget_.IsCurrent(move.to, move.to_epoch)) return;
-  Act(ReleaseSequence{.worker = move.to,
-                      .epoch = move.to_epoch,
-                      .message = {.sequence = sequence.id,
-                                  .ctx_len = sequence.ctx_len,
-                                  .hashes = {},
-                                  .generation = proto::GenerationAt(move.placement, move.to)}});
+  turn_.Act(ReleaseSequence{.worker = move.to,
+                            .epoch = move.to_epoch,
+                            .message = {.sequence = sequence.id,
+                                        .ctx_len = sequence.ctx_len,
+                                        .hashes = {},
+                                        .generation = proto::GenerationAt(move.placement, move.to)}});
 }
 
 // The giver still has everything.
@@ -213,14 +207,13 @@ void SchedulerCore::Impl::ForgetMovesTo(WorkerId worker, std::optional<Epoch> bu
   const std::vector<Sequence*> before = moving_;
   for (Sequence* sequence : before) {
     if (sequence->move.to != worker || sequence->move.to_epoch == but_not_of) continue;
-    Charge(*sequence,
-           budget_.CostOf(sequence->placement, {.end = sequence->reserved, .ctx_len = sequence->told_ctx_len}));
+    accounts_.Charge(*sequence, accounts_.CostOf(*sequence, sequence->reserved));
     EndMove(*sequence);
   }
 }
 
 void SchedulerCore::Impl::ExpireMoves() {
-  while (!moving_.empty() && moving_.front()->move.deadline <= now_) Preempt(*moving_.front());
+  while (!moving_.empty() && moving_.front()->move.deadline <= turn_.now()) Preempt(*moving_.front());
 }
 
 }  // namespace dovetail::scheduler

@@ -1,32 +1,23 @@
+#include "scheduler/core/prefill_groups.h"
+
 #include <algorithm>
 #include <tuple>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "scheduler/core/limits.h"
 #include "scheduler/core/prefill_plan.h"
-#include "scheduler/core/scheduler_impl.h"
-
-// Long prompts that several compute workers prefill together (proto::PrefillPart): one step of one sequence, with a
-// step for each rank. It is committed as a whole, or repeated as a whole.
+#include "scheduler/core/tenant_queues.h"
 
 namespace dovetail::scheduler {
 
 // ---- planning ----
 
-int SchedulerCore::Impl::MostPrefillRanks() const {
-  if (!options_.enable_chunked_prefill) return 1;
-  const int workers = static_cast<int>(compute_workers_.size());
-  const int most = options_.prefill_ranks == 0 ? proto::kMaxPrefillRanks : options_.prefill_ranks;
-  return std::min({most, workers, kMaxMicroBatches - workers});
-}
-
-// Those that are no rank of a group now.
-std::vector<WorkerId> SchedulerCore::Impl::FreeRanks() const {
-  std::vector<WorkerId> free = compute_workers_;
+// Compute workers that are no rank of a group now.
+std::vector<WorkerId> PrefillGroups::FreeRanks() const {
+  std::vector<WorkerId> free = pool_.workers();
   std::erase_if(free, [&](WorkerId worker) {
-    return std::any_of(micro_batches_.begin(), micro_batches_.end(), [&](const MicroBatch& batch) {
+    return std::any_of(batches_.begin(), batches_.end(), [&](const MicroBatch& batch) {
       return batch.group != StepId() && batch.in_flight && batch.compute_worker == worker;
     });
   });
@@ -34,49 +25,49 @@ std::vector<WorkerId> SchedulerCore::Impl::FreeRanks() const {
 }
 
 // Micro-batches that nothing else uses.
-std::vector<int> SchedulerCore::Impl::FreeGroupSlots() const {
+std::vector<int> PrefillGroups::FreeSlots() const {
   std::vector<int> slots;
-  for (int i = kMaxMicroBatches - 1; i >= micro_batches_in_use(); --i)
-    if (!micro_batches_[i].in_flight && micro_batches_[i].group == StepId()) slots.push_back(i);
+  for (int i = kMaxMicroBatches - 1; i >= pool_.micro_batches_in_use(); --i)
+    if (!batches_[i].in_flight && batches_[i].group == StepId()) slots.push_back(i);
   return slots;
 }
 
-bool SchedulerCore::Impl::IsLongPrompt(const Sequence& sequence) const {
-  return IsRunnable(sequence) && sequence.planned == 0 &&
-         sequence.prefill_end() - sequence.ctx_len >= Position{2} * options_.prefill_rank_tokens;
+std::vector<Sequence*> PrefillGroups::LongPrompts() const {
+  std::vector<Sequence*> prompts;
+  for (int i = 0; i < pool_.micro_batches_in_use(); ++i) {
+    const MicroBatch& home = batches_[i];
+    if (home.held || home.not_before > turn_.now() || home.failed_attempts > 0) continue;
+    for (Sequence* sequence : home.members) {
+      const bool is_long = sequence->prefill_end() - sequence->ctx_len >= Position{2} * options_.prefill_rank_tokens;
+      if (is_long && sequence->MayStep(turn_.now()) && sequence->planned == 0) prompts.push_back(sequence);
+    }
+  }
+  return prompts;
 }
 
-// The prompts that wait share the compute workers that are free.
-void SchedulerCore::Impl::PlanPrefillGroups() {
-  const int most = MostPrefillRanks();
+void PrefillGroups::Plan() {
+  const int most = pool_.most_prefill_ranks();
   if (most < 2) return;
-  scratch_.clear();
-  for (int i = 0; i < micro_batches_in_use(); ++i) {
-    const MicroBatch& home = micro_batches_[i];
-    if (home.held || home.not_before > now_ || home.failed_attempts > 0) continue;
-    for (Sequence* sequence : home.members)
-      if (IsLongPrompt(*sequence)) scratch_.push_back(sequence);
-  }
-  if (scratch_.empty()) return;
-  std::sort(scratch_.begin(), scratch_.end(), [](const Sequence* a, const Sequence* b) {
+  std::vector<Sequence*> prompts = LongPrompts();
+  if (prompts.empty()) return;
+  std::sort(prompts.begin(), prompts.end(), [](const Sequence* a, const Sequence* b) {
     const Tenant& x = *a->request->tenant;
     const Tenant& y = *b->request->tenant;
     return std::tuple(x.served, x.name, a->age()) < std::tuple(y.served, y.name, b->age());
   });
   std::vector<WorkerId> free = FreeRanks();
-  for (size_t i = 0; i < scratch_.size(); ++i) {
-    const int share = static_cast<int>(free.size() / (scratch_.size() - i));
-    const std::vector<int> slots = FreeGroupSlots();
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const int share = static_cast<int>(free.size() / (prompts.size() - i));
+    const std::vector<int> slots = FreeSlots();
     const int ranks = std::min({share, most, static_cast<int>(slots.size())});
     if (ranks < 2) continue;
-    const int taken = PlanGroup(*scratch_[i], absl::MakeConstSpan(free).first(ranks), slots);
+    const int taken = PlanGroup(*prompts[i], absl::MakeConstSpan(free).first(ranks), slots);
     free.erase(free.begin(), free.begin() + taken);
   }
 }
 
 // The number of ranks that it has: no more than there is room for on the attention workers. 0: none was planned.
-int SchedulerCore::Impl::PlanGroup(Sequence& sequence, absl::Span<const WorkerId> workers,
-                                   const std::vector<int>& slots) {
+int PrefillGroups::PlanGroup(Sequence& sequence, absl::Span<const WorkerId> workers, const std::vector<int>& slots) {
   const Position base = sequence.ctx_len, whole = sequence.prefill_end();
   const Position tokens = std::min<Position>(whole - base, proto::kMaxStepTokens);
   const int ranks = static_cast<int>(
@@ -88,52 +79,32 @@ int SchedulerCore::Impl::PlanGroup(Sequence& sequence, absl::Span<const WorkerId
   const std::vector<Position> cuts = CutPrefill(base, end, ranks, {.most_tokens = options_.max_num_batched_tokens});
   const int cut_ranks = static_cast<int>(cuts.size()) - 1;
   if (cut_ranks < 2) return 0;
-  if (!ChargeGroup(sequence, static_cast<int>(cuts.back() - base)))
+  if (!accounts_.ReserveForGroup(sequence, static_cast<int>(cuts.back() - base)))
     return PlanGroup(sequence, workers.first(static_cast<size_t>(cut_ranks) - 1), slots);
-  PrefillRun run{.id = StepId(next_step_), .sequence = &sequence};
+  Run run{.id = batches_.step_to_come(), .sequence = &sequence};
   sequence.history_seen = false;  // no rank sees the tokens of the others
   double work = 0;
   for (int r = 0; r < cut_ranks; ++r) work += StepPatience::WorkOf(cuts[r], static_cast<int>(cuts[r + 1] - cuts[r]));
   for (int r = 0; r < cut_ranks; ++r) {
     const proto::PrefillPart part{run.id, base, cuts.back(), r, cut_ranks};
     PlanRank(sequence, part, {cuts[r], cuts[r + 1]}, workers[r], slots[r]);
-    SetDeadline(micro_batches_[slots[r]], work);
-    if (r > 0) micro_batches_[slots[r]].deadline = absl::InfiniteFuture();  // it waits for the rank before it
+    batches_.SetDeadline(batches_[slots[r]], work, turn_.now());
+    if (r > 0) batches_[slots[r]].deadline = absl::InfiniteFuture();  // it waits for the rank before it
     run.slots.push_back(slots[r]);
   }
   runs_.push_back(std::move(run));
-  ++stats_.prefill_groups;
-  stats_.prefill_group_tokens += static_cast<uint64_t>(cuts.back() - base);
+  ++groups_;
+  tokens_ += static_cast<uint64_t>(cuts.back() - base);
   return cut_ranks;
 }
 
-// Layers with windows and linear states take more room while a step has so many tokens of a sequence, and until the
-// next one begins. False: there is not as much.
-bool SchedulerCore::Impl::ChargeGroup(Sequence& sequence, int tokens) {
-  const Charges cost = budget_.CostOf(sequence.placement, {.first_block = sequence.shared_blocks,
-                                                           .end = sequence.reserved,
-                                                           .ctx_len = sequence.told_ctx_len,
-                                                           .chunk = tokens});
-  if (budget_.Lacking(cost, sequence.charges)) return false;
-  Charge(sequence, cost);
-  sequence.group_charged = true;
-  return true;
-}
-
-void SchedulerCore::Impl::EndChargeOfGroup(Sequence& sequence) {
-  if (!std::exchange(sequence.group_charged, false)) return;
-  Charge(sequence, budget_.CostOf(sequence.placement, {.first_block = sequence.shared_blocks,
-                                                       .end = sequence.reserved,
-                                                       .ctx_len = sequence.told_ctx_len}));
-}
-
-void SchedulerCore::Impl::PlanRank(Sequence& sequence, const proto::PrefillPart& part, const proto::TokenRange& tokens,
-                                   WorkerId worker, int slot) {
-  MicroBatch& flight = micro_batches_[slot];
+void PrefillGroups::PlanRank(Sequence& sequence, const proto::PrefillPart& part, const proto::TokenRange& tokens,
+                             WorkerId worker, int slot) {
+  MicroBatch& flight = batches_[slot];
   flight.in_flight = true;
   flight.unreadable = flight.voided = false;
   flight.home = sequence.micro_batch;
-  flight.step = StepId(next_step_++);
+  flight.step = batches_.NextStep();
   flight.follows = StepId();
   flight.group = part.group;
   flight.compute_worker = worker;
@@ -143,40 +114,38 @@ void SchedulerCore::Impl::PlanRank(Sequence& sequence, const proto::PrefillPart&
       .plan = {
           .step = flight.step, .micro_batch = MicroBatchId(static_cast<uint16_t>(slot)), .entries = {}, .part = part}};
   run.plan.entries.resize(1);
-  planned_for_ = worker;
-  given_left_ = kMaxBytesGiven;
+  writer_.Begin(worker);
   sequence.planned = static_cast<int>(tokens.end - tokens.begin);
-  FillEntry(sequence, {.ctx_len = tokens.begin, .named_until = part.base}, worker, run.plan.entries[0],
-            flight.entries[0]);
-  Act(std::move(run));
+  writer_.Write(sequence, {.ctx_len = tokens.begin, .named_until = part.base}, run.plan.entries[0], flight.entries[0]);
+  turn_.Act(std::move(run));
 }
 
 // ---- results ----
 
-SchedulerCore::Impl::PrefillRun& SchedulerCore::Impl::RunOf(const MicroBatch& rank) {
-  const auto run = std::find_if(runs_.begin(), runs_.end(), [&](const PrefillRun& r) { return r.id == rank.group; });
+PrefillGroups::Run& PrefillGroups::RunOf(const MicroBatch& rank) {
+  const auto run = std::find_if(runs_.begin(), runs_.end(), [&](const Run& r) { return r.id == rank.group; });
   DT_CHECK(run != runs_.end(), "a rank's group has ended");
   return *run;
 }
 
-// The other ranks wait for tokens that will not come, or that nobody wants.
-void SchedulerCore::Impl::WithdrawGroup(PrefillRun& run) {
+// The other ranks wait for tokens that will not come, or that are not wanted any more.
+void PrefillGroups::Withdraw(Run& run) {
   if (std::exchange(run.withdrawn, true)) return;
   for (const int slot : run.slots) {
-    MicroBatch& rank = micro_batches_[slot];
+    MicroBatch& rank = batches_[slot];
     if (!rank.in_flight) continue;
-    SetDeadline(rank, rank.work);
-    Act(WithdrawStep{rank.compute_worker, rank.step, MicroBatchId(static_cast<uint16_t>(slot))});
+    batches_.SetDeadline(rank, rank.work, turn_.now());
+    turn_.Act(WithdrawStep{rank.compute_worker, rank.step, MicroBatchId(static_cast<uint16_t>(slot))});
   }
 }
 
-void SchedulerCore::Impl::WithdrawGroupOf(const Sequence& sequence) {
-  for (PrefillRun& run : runs_)
-    if (run.sequence == &sequence) WithdrawGroup(run);
+void PrefillGroups::Withdraw(const Sequence& sequence) {
+  for (Run& run : runs_)
+    if (run.sequence == &sequence) Withdraw(run);
 }
 
-void SchedulerCore::Impl::FinishRank(MicroBatch& rank, const proto::StepResult& result) {
-  PrefillRun& run = RunOf(rank);
+std::optional<PrefillGroups::Ended> PrefillGroups::Finish(MicroBatch& rank, const proto::StepResult& result) {
+  Run& run = RunOf(rank);
   rank.in_flight = false;
   proto::StepResult& kept = run.results[rank.step];
   kept = result;
@@ -188,44 +157,42 @@ void SchedulerCore::Impl::FinishRank(MicroBatch& rank, const proto::StepResult& 
             .error = "the step's result does not list the step's sequences"};
   }
   if (kept.status != proto::StepStatus::kOk && !run.withdrawn) run.failed = rank.step;
-  if (kept.status != proto::StepStatus::kOk) WithdrawGroup(run);
+  if (kept.status != proto::StepStatus::kOk) Withdraw(run);
   if (MicroBatch* const next = FirstInFlight(run); next != nullptr && next->deadline == absl::InfiniteFuture())
-    SetDeadline(*next, next->work);
-  EndGroupIfDone(run);
+    batches_.SetDeadline(*next, next->work, turn_.now());
+  return EndIfDone(run);
 }
 
-// Its compute worker was lost; `overdue` says why if the core itself has given it up.
-void SchedulerCore::Impl::LoseRank(MicroBatch& rank, const std::string& overdue) {
-  PrefillRun& run = RunOf(rank);
+std::optional<PrefillGroups::Ended> PrefillGroups::Lose(MicroBatch& rank, const std::string& overdue) {
+  Run& run = RunOf(rank);
   rank.in_flight = false;
   run.lost = true;
   if (!overdue.empty()) run.overdue = overdue;
-  WithdrawGroup(run);
-  EndGroupIfDone(run);
+  Withdraw(run);
+  return EndIfDone(run);
 }
 
-MicroBatch* SchedulerCore::Impl::FirstInFlight(const PrefillRun& run) {
+MicroBatch* PrefillGroups::FirstInFlight(const Run& run) {
   for (const int slot : run.slots)
-    if (micro_batches_[slot].in_flight) return &micro_batches_[slot];
+    if (batches_[slot].in_flight) return &batches_[slot];
   return nullptr;
 }
 
-void SchedulerCore::Impl::EndGroupIfDone(const PrefillRun& run) {
-  if (FirstInFlight(run) != nullptr) return;
+std::optional<PrefillGroups::Ended> PrefillGroups::EndIfDone(const Run& run) {
+  if (FirstInFlight(run) != nullptr) return std::nullopt;
   const auto at = runs_.begin() + (&run - runs_.data());
-  PrefillRun ended = std::move(*at);
+  Run ended = std::move(*at);
   runs_.erase(at);
-  EndGroup(ended);
+  return End(ended);
 }
 
-// From here on it is one step with all of the group's tokens, in the micro-batch of one of its ranks.
-void SchedulerCore::Impl::EndGroup(PrefillRun& run) {
+PrefillGroups::Ended PrefillGroups::End(Run& run) {
   int kept = run.slots.back();
-  PlannedEntry whole = micro_batches_[run.slots[0]].entries[0];
+  PlannedEntry whole = batches_[run.slots[0]].entries[0];
   whole.group = true;
-  proto::StepResult result = MergeResults(run);
+  proto::StepResult result = Merged(run);
   for (const int slot : run.slots) {
-    MicroBatch& rank = micro_batches_[slot];
+    MicroBatch& rank = batches_[slot];
     if (slot != run.slots[0]) {
       whole.q_len += rank.entries[0].q_len;
       whole.logits_rows += rank.entries[0].logits_rows;
@@ -237,24 +204,25 @@ void SchedulerCore::Impl::EndGroup(PrefillRun& run) {
     rank.work = 0;  // what it took is not what its tokens take
   }
   run.sequence->in_flight -= static_cast<int>(run.slots.size()) - 1;
-  MicroBatch& batch = micro_batches_[kept];
+  MicroBatch& batch = batches_[kept];
   batch.entries = {whole};
-  if (!run.overdue.empty()) return TryElsewhere(batch, run.overdue);
-  if (run.failed != StepId() && !run.lost) return FinishStep(batch, run.results.at(run.failed));
-  if (run.withdrawn) return RepeatStep(batch);
-  FinishStep(batch, result);
+  using Outcome = Ended::Outcome;
+  if (!run.overdue.empty()) return {.outcome = Outcome::kTryElsewhere, .batch = &batch, .error = run.overdue};
+  if (run.failed != StepId() && !run.lost)
+    return {.outcome = Outcome::kFinished, .batch = &batch, .result = run.results.at(run.failed)};
+  if (run.withdrawn) return {.outcome = Outcome::kRepeat, .batch = &batch};
+  return {.outcome = Outcome::kFinished, .batch = &batch, .result = std::move(result)};
 }
 
 // What one step with all the tokens would have given.
-proto::StepResult SchedulerCore::Impl::MergeResults(const PrefillRun& run) const {
+proto::StepResult PrefillGroups::Merged(const Run& run) const {
   proto::StepResult merged;
   if (run.withdrawn) return merged;
   proto::EntryResult& entry = merged.entries.emplace_back();
   for (const int slot : run.slots) {
-    const MicroBatch& rank = micro_batches_[slot];
+    const MicroBatch& rank = batches_[slot];
     const proto::EntryResult& part = run.results.at(rank.step).entries[0];
-    const size_t before =
-        static_cast<size_t>(rank.entries[0].ctx_len - micro_batches_[run.slots[0]].entries[0].ctx_len);
+    const size_t before = static_cast<size_t>(rank.entries[0].ctx_len - batches_[run.slots[0]].entries[0].ctx_len);
     entry.sequence = part.sequence;
     if (entry.status == proto::StepStatus::kOk) entry.status = part.status;
     entry.position = part.position;

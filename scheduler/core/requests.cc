@@ -82,7 +82,7 @@ void SchedulerCore::Impl::On(const RequestArrived& event) {
   request = std::make_unique<RequestState>();
   request->request = event.request;
   request->ordinal = next_ordinal_++;
-  request->arrived = now_;
+  request->arrived = turn_.now();
   request->tenant = &queues_.Enter(params.tenant);
   if (params.call != 0) {
     request->call = &calls_[params.call];
@@ -132,14 +132,14 @@ absl::Status SchedulerCore::Impl::PushedOut() const {
 void SchedulerCore::Impl::Refuse(const GenerationRequest& request, const absl::Status& status) {
   const int choices = std::clamp(request.choices, 1, kMaxChoices);
   for (int i = 0; i < choices; ++i) {
-    Emit({.request = request.id,
-          .choice = i,
-          .choice_finished = true,
-          .reason = FinishReason::kError,
-          .error = std::string(status.message()),
-          .error_code = status.code(),
-          .request_finished = i + 1 == choices,
-          .prompt_tokens = static_cast<int>(request.prompt.size())});
+    turn_.Emit({.request = request.id,
+                .choice = i,
+                .choice_finished = true,
+                .reason = FinishReason::kError,
+                .error = std::string(status.message()),
+                .error_code = status.code(),
+                .request_finished = i + 1 == choices,
+                .prompt_tokens = static_cast<int>(request.prompt.size())});
   }
 }
 
@@ -194,13 +194,13 @@ RequestState* SchedulerCore::Impl::Find(RequestId id) {
 }
 
 GenerationUpdate SchedulerCore::Impl::UpdateFor(const Sequence& sequence) const {
-  return {
-      .request = sequence.params().id,
-      .choice = sequence.choice,
-      .first_index = static_cast<int>(sequence.output.size()),
-      .prompt_tokens = static_cast<int>(sequence.prompt_size()),
-      .cached_tokens = sequence.request->cached_tokens,
-      .queued_us = absl::ToInt64Microseconds(std::min(sequence.request->admitted, now_) - sequence.request->arrived)};
+  return {.request = sequence.params().id,
+          .choice = sequence.choice,
+          .first_index = static_cast<int>(sequence.output.size()),
+          .prompt_tokens = static_cast<int>(sequence.prompt_size()),
+          .cached_tokens = sequence.request->cached_tokens,
+          .queued_us =
+              absl::ToInt64Microseconds(std::min(sequence.request->admitted, turn_.now()) - sequence.request->arrived)};
 }
 
 void SchedulerCore::Impl::EndChoice(Sequence& sequence, FinishReason reason, const absl::Status& status) {
@@ -234,7 +234,7 @@ void SchedulerCore::Impl::EndChoice(Sequence& sequence, GenerationUpdate&& updat
       break;
     default:
       if (sequence.in_flight == 0) Release(sequence);
-      WithdrawGroupOf(sequence);
+      groups_.Withdraw(sequence);
   }
   if (sequence.phase != Phase::kUnforked) DropPromises(request);
   sequence.phase = Phase::kEnded;
@@ -244,7 +244,7 @@ void SchedulerCore::Impl::EndChoice(Sequence& sequence, GenerationUpdate&& updat
   update.attention_workers = sequence.attention_workers;
   update.compute_workers = sequence.compute_workers;
   update.request_finished = --request.open_choices == 0;
-  Emit(std::move(update));
+  turn_.Emit(std::move(update));
   if (request.open_choices == 0) {
     if (request.paused) --paused_;
     request.paused = false;

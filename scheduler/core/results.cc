@@ -10,18 +10,12 @@
 
 namespace dovetail::scheduler {
 
-// The micro-batch whose step is in flight there. Null, and counted: the event is late.
-MicroBatch* SchedulerCore::Impl::InFlight(MicroBatchId id, StepId step, WorkerId compute_worker) {
-  MicroBatch* batch = id.value() < micro_batches_.size() ? &micro_batches_[id.value()] : nullptr;
-  if (batch != nullptr && batch->in_flight && batch->step == step && batch->compute_worker == compute_worker)
-    return batch;
-  ++stats_.late_events;
-  return nullptr;
-}
-
 void SchedulerCore::Impl::On(const StepUnreadable& event) {
-  MicroBatch* const batch = InFlight(event.micro_batch, event.step, event.compute_worker);
-  if (batch == nullptr) return;
+  MicroBatch* const batch = batches_.InFlight(event.micro_batch, event.step, event.compute_worker);
+  if (batch == nullptr) {
+    ++stats_.late_events;
+    return;
+  }
   batch->unreadable = true;
   On(StepFinished{event.compute_worker,
                   {.step = event.step,
@@ -32,26 +26,28 @@ void SchedulerCore::Impl::On(const StepUnreadable& event) {
 
 void SchedulerCore::Impl::On(const StepFinished& event) {
   const proto::StepResult& result = event.result;
-  MicroBatch* const found = InFlight(result.micro_batch, result.step, event.compute_worker);
-  if (found == nullptr) return;
+  MicroBatch* const found = batches_.InFlight(result.micro_batch, result.step, event.compute_worker);
+  if (found == nullptr) {
+    ++stats_.late_events;
+    return;
+  }
   MicroBatch& batch = *found;
-  if (batch.group != StepId()) return FinishRank(batch, result);
-  MicroBatch* const before = batch.voided ? nullptr : FollowedBy(batch);
+  if (batch.group != StepId()) return EndGroup(groups_.Finish(batch, result));
+  MicroBatch* const before = batch.voided ? nullptr : batches_.FollowedBy(batch);
   if (before != nullptr) {  // results come in order: its own is lost
-    before->unreadable = batch.voided = drain_ = true;
+    before->unreadable = batch.voided = true;
+    batches_.Drain();
     failed_ = proto::StepResult{.step = before->step,
-                                .micro_batch = MicroBatchId(static_cast<uint16_t>(before - micro_batches_.data())),
+                                .micro_batch = MicroBatchId(static_cast<uint16_t>(batches_.IndexOf(*before))),
                                 .status = proto::StepStatus::kWorkerFailed,
                                 .error = "its result was lost"};
   }
-  const bool complete =
-      result.status != proto::StepStatus::kOk ||
-      std::equal(result.entries.begin(), result.entries.end(), batch.entries.begin(), batch.entries.end(),
-                 [](const proto::EntryResult& got, const PlannedEntry& asked) { return got.sequence == asked.id; });
-  MicroBatch* const follower = FollowerOf(batch);
+  const bool complete = result.status != proto::StepStatus::kOk || batch.IsAnsweredBy(result);
+  MicroBatch* const follower = batches_.FollowerOf(batch);
   if (follower != nullptr && (result.status != proto::StepStatus::kOk || !complete)) {
     // Nothing of either was committed. What the failure asks for is done when no sequence is in a step any more.
-    follower->voided = drain_ = true;
+    follower->voided = true;
+    batches_.Drain();
     failed_ = result;
     return;
   }
@@ -60,24 +56,10 @@ void SchedulerCore::Impl::On(const StepFinished& event) {
     batch.in_flight = batch.voided = false;
     RepeatStep(batch);
     const std::optional<proto::StepResult> failed = std::exchange(failed_, std::nullopt);
-    if (failed.has_value()) FinishStep(micro_batches_[failed->micro_batch.value()], *failed);
+    if (failed.has_value()) FinishStep(batches_[failed->micro_batch.value()], *failed);
     return;
   }
   FinishStep(batch, result);
-}
-
-// The step in flight that follows this one, if any.
-MicroBatch* SchedulerCore::Impl::FollowerOf(const MicroBatch& batch) {
-  for (MicroBatch& other : micro_batches_)
-    if (other.in_flight && other.follows != StepId() && other.follows == batch.step) return &other;
-  return nullptr;
-}
-
-// The step in flight that this one follows, if any.
-MicroBatch* SchedulerCore::Impl::FollowedBy(const MicroBatch& batch) {
-  for (MicroBatch& other : micro_batches_)
-    if (other.in_flight && batch.follows != StepId() && batch.follows == other.step) return &other;
-  return nullptr;
 }
 
 // The step before is to be repeated, which attention workers that have gone on to this one would refuse: its sequences
@@ -89,34 +71,43 @@ void SchedulerCore::Impl::LoseSequences(const MicroBatch& follower) {
   }
 }
 
+// A prefill group has ended, if one has: it is one step from here on.
+void SchedulerCore::Impl::EndGroup(const std::optional<PrefillGroups::Ended>& group) {
+  if (!group.has_value()) return;
+  switch (group->outcome) {
+    case PrefillGroups::Ended::Outcome::kFinished: return FinishStep(*group->batch, group->result);
+    case PrefillGroups::Ended::Outcome::kRepeat: return RepeatStep(*group->batch);
+    case PrefillGroups::Ended::Outcome::kTryElsewhere: return TryElsewhere(*group->batch, group->error);
+  }
+}
+
 void SchedulerCore::Impl::FinishStep(MicroBatch& batch, const proto::StepResult& result) {
   batch.in_flight = false;
-  for (MicroBatch& other : micro_batches_) other.held = false;
+  for (MicroBatch& other : batches_) other.held = false;
   if (result.status == proto::StepStatus::kOutOfMemory) return OutOfMemory(batch, result);
   if (result.status == proto::StepStatus::kWorkerUnreachable) return Unreachable(batch, result);
   if (result.status == proto::StepStatus::kDamaged) return RestartDamaged(batch, result);
   if (result.status == proto::StepStatus::kGrammarPending) return AwaitGrammars(batch, result);
   const bool forgotten = result.status == proto::StepStatus::kForgotten;  // a repeated step gives everything again
   if (std::exchange(batch.unreadable, false) || forgotten) return TryElsewhere(batch, result.error);
-  HomeOf(batch).failed_attempts = 0;
+  batches_.HomeOf(batch).failed_attempts = 0;
   if (result.status == proto::StepStatus::kWorkerFailed) {
     // The step of a worker that is known to be lost has nothing wrong with it.
     if (NamesLost(batch, result.failed_worker)) return RepeatStep(batch);
     return Fail(batch, absl::StrCat("worker ", result.failed_worker.value(), " failed: ", result.error));
   }
-  const bool complete =
-      std::equal(result.entries.begin(), result.entries.end(), batch.entries.begin(), batch.entries.end(),
-                 [](const proto::EntryResult& got, const PlannedEntry& asked) { return got.sequence == asked.id; });
-  if (!complete) return Fail(batch, "the step's result does not list the step's sequences");
+  if (!batch.IsAnsweredBy(result)) return Fail(batch, "the step's result does not list the step's sequences");
   ++stats_.steps;
-  NoteTimes(batch, result.timings);
+  pool_.NoteTimes(result.timings, batches_.members(),
+                  std::all_of(batch.entries.begin(), batch.entries.end(),
+                              [](const PlannedEntry& entry) { return entry.q_len == 1; }));
   stats_.prefix_asked_bytes += static_cast<uint64_t>(std::max<int64_t>(0, result.prefix.asked_bytes));
   stats_.prefix_gathered_bytes += static_cast<uint64_t>(std::max<int64_t>(0, result.prefix.gathered_bytes));
   stats_.prefix_state_bytes += static_cast<uint64_t>(std::max<int64_t>(0, result.prefix.state_bytes));
-  if (batch.work > 0) patience_.Note(batch.compute_worker, batch.work, now_ - batch.sent);
+  if (batch.work > 0) pool_.patience().Note(batch.compute_worker, batch.work, turn_.now() - batch.sent);
   admission_held_ = false;
-  HomeOf(batch).out_of_memory_in_a_row = 0;
-  HomeOf(batch).unreachable_since = absl::InfiniteFuture();
+  batches_.HomeOf(batch).out_of_memory_in_a_row = 0;
+  batches_.HomeOf(batch).unreachable_since = absl::InfiniteFuture();
   for (size_t i = 0; i < batch.entries.size(); ++i) {
     --batch.entries[i].sequence->in_flight;
     batch.entries[i].sequence->flying -= batch.entries[i].q_len;
@@ -137,24 +128,24 @@ void SchedulerCore::Impl::AwaitGrammars(MicroBatch& batch, const proto::StepResu
   RepeatStep(batch);
   for (Sequence* sequence : pending) {
     if (sequence->phase == Phase::kEnded) continue;
-    sequence->grammar_asked = std::min(sequence->grammar_asked, now_);
-    if (now_ - sequence->grammar_asked >= kGrammarPatience) {
+    sequence->grammar_asked = std::min(sequence->grammar_asked, turn_.now());
+    if (turn_.now() - sequence->grammar_asked >= kGrammarPatience) {
       EndRequest(*sequence->request, FinishReason::kError,
                  absl::UnavailableError("a compute worker did not compile the request's grammar in time"));
       continue;
     }
     sequence->grammar_pause = std::clamp(2 * sequence->grammar_pause, kGrammarPause, kLongestGrammarPause);
-    sequence->not_before = now_ + sequence->grammar_pause;
+    sequence->not_before = turn_.now() + sequence->grammar_pause;
     next_grammar_ = std::min(next_grammar_, sequence->not_before);
   }
 }
 
 // The next time at which one of them may be asked for again.
 void SchedulerCore::Impl::NoteGrammarPauses() {
-  if (next_grammar_ > now_) return;
+  if (next_grammar_ > turn_.now()) return;
   next_grammar_ = absl::InfiniteFuture();
   for (const Sequence* sequence : active_)
-    if (sequence->not_before > now_) next_grammar_ = std::min(next_grammar_, sequence->not_before);
+    if (sequence->not_before > turn_.now()) next_grammar_ = std::min(next_grammar_, sequence->not_before);
 }
 
 void SchedulerCore::Impl::Commit(const PlannedEntry& entry, const proto::EntryResult& result) {
@@ -164,7 +155,7 @@ void SchedulerCore::Impl::Commit(const PlannedEntry& entry, const proto::EntryRe
   // Behind a draw that failed there is a token that is none.
   sequence.ctx_len = std::min<Position>(entry.ctx_len + entry.q_len, sequence.size());
   sequence.named_blocks = entry.ctx_len / kSegmentTokens;
-  if (!entry.group) EndChargeOfGroup(sequence);
+  if (!entry.group) accounts_.EndGroup(sequence);
   if (sequence.phase == Phase::kEnded) return;
   if (result.status != proto::StepStatus::kOk) {
     const char* what = result.status == proto::StepStatus::kBadLogits
@@ -183,7 +174,7 @@ void SchedulerCore::Impl::Commit(const PlannedEntry& entry, const proto::EntryRe
     }
     return EndChoice(sequence, std::move(update));
   }
-  if (!update.prompt_logprobs.empty() || !update.prompt_logits.empty()) Emit(std::move(update));
+  if (!update.prompt_logprobs.empty() || !update.prompt_logits.empty()) turn_.Emit(std::move(update));
   if (sequence.leads() && sequence.ctx_len == sequence.prefill_end() && !sequence.lost) Fork(sequence);
 }
 
@@ -234,7 +225,7 @@ void SchedulerCore::Impl::TakeToken(const PlannedEntry& entry, const proto::Entr
   const auto& stops = params.stop_token_ids;
   const bool stopped = index >= params.min_tokens && std::find(stops.begin(), stops.end(), result.token) != stops.end();
   const bool full = sequence.output.size() >= params.max_tokens || sequence.size() >= options_.max_model_len;
-  if (!stopped && !full) return Emit(std::move(update));
+  if (!stopped && !full) return turn_.Emit(std::move(update));
   update.reason = stopped ? FinishReason::kStop : FinishReason::kLength;
   if (stopped) update.stop_token = result.token;
   EndChoice(sequence, std::move(update));
@@ -253,14 +244,14 @@ void SchedulerCore::Impl::Settle(Sequence& sequence) {
 // attention worker, or on the compute worker, where anybody's end may help.
 void SchedulerCore::Impl::OutOfMemory(MicroBatch& failed, const proto::StepResult& result) {
   RepeatStep(failed);
-  MicroBatch& batch = HomeOf(failed);
+  MicroBatch& batch = batches_.HomeOf(failed);
   admission_held_ = true;
   std::optional<int> full = budget_.IndexOf(result.failed_worker);
-  const auto lies_there = [&](const Sequence* sequence) { return !full || HoldsOn(*sequence, *full); };
+  const auto lies_there = [&](const Sequence* sequence) { return !full || KvAccounts::HoldsOn(*sequence, *full); };
   if (std::none_of(active_.begin(), active_.end(), lies_there)) full.reset();
   if (Sequence* victim = PickVictim(full, [](const Tenant&) { return true; }); victim != nullptr)
     return full ? GoElsewhere(*victim, {&result.failed_worker, 1}) : Preempt(*victim);
-  batch.held = std::any_of(micro_batches_.begin(), micro_batches_.end(), [&](const MicroBatch& other) {
+  batch.held = std::any_of(batches_.begin(), batches_.end(), [&](const MicroBatch& other) {
     return other.in_flight && std::any_of(other.entries.begin(), other.entries.end(),
                                           [&](const PlannedEntry& entry) { return lies_there(entry.sequence); });
   });
@@ -303,10 +294,10 @@ void SchedulerCore::Impl::Unreachable(MicroBatch& batch, const proto::StepResult
   };
   const bool known = std::none_of(batch.entries.begin(), batch.entries.end(), current);
   if (known) return RepeatStep(batch);
-  MicroBatch& home = HomeOf(batch);
-  home.unreachable_since = std::min(home.unreachable_since, now_);
-  if (now_ - home.unreachable_since < kUnreachablePatience) {
-    home.not_before = now_ + kUnreachablePause;
+  MicroBatch& home = batches_.HomeOf(batch);
+  home.unreachable_since = std::min(home.unreachable_since, turn_.now());
+  if (turn_.now() - home.unreachable_since < kUnreachablePatience) {
+    home.not_before = turn_.now() + kUnreachablePause;
     return RepeatStep(batch);
   }
   home.unreachable_since = absl::InfiniteFuture();
@@ -351,8 +342,8 @@ void SchedulerCore::Impl::RestartDamaged(MicroBatch& batch, const proto::StepRes
 
 // The compute worker failed, not the step: nothing is known to be wrong with that. Unless it fails again and again.
 void SchedulerCore::Impl::TryElsewhere(MicroBatch& batch, const std::string& error) {
-  if (++HomeOf(batch).failed_attempts < kStepAttempts) return RepeatStep(batch);
-  HomeOf(batch).failed_attempts = 0;
+  if (++batches_.HomeOf(batch).failed_attempts < kStepAttempts) return RepeatStep(batch);
+  batches_.HomeOf(batch).failed_attempts = 0;
   Fail(batch, absl::StrCat("compute worker ", batch.compute_worker.value(), " failed, the last of ", kStepAttempts,
                            " attempts at this step: ", error));
 }

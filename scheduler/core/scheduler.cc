@@ -24,18 +24,20 @@ bool SchedulerCore::HoldsNothing(WorkerId worker) const { return impl_->HoldsNot
 
 SchedulerCore::Impl::Impl(const SchedulerOptions& options, uint64_t seed)
     : options_(options),
-      budget_(options_.attention, options_.max_num_batched_tokens),
-      micro_batches_(kMaxMicroBatches),
-      patience_(options_.step_timeout),
-      rotation_(options_.micro_batches),
+      pool_(options_),
+      batches_(pool_),
+      accounts_(options_),
+      budget_(accounts_.budget()),
+      names_(options_),
+      writer_(names_),
+      groups_(options_, pool_, batches_, accounts_, writer_, turn_),
       placement_turn_(seed) {
   const absl::Status status = options_.Validate();
   DT_CHECK(status.ok(), std::string(status.message()));
 }
 
 void SchedulerCore::Impl::Handle(const Event& event, absl::Time now, std::vector<Action>& actions) {
-  now_ = now;
-  actions_ = &actions;
+  turn_.Begin(now, actions);
   std::visit([this](const auto& e) { On(e); }, event);
   ExpireProbes();
   ExpireMoves();
@@ -43,7 +45,7 @@ void SchedulerCore::Impl::Handle(const Event& event, absl::Time now, std::vector
   NoteGrammarPauses();
   Pump();
   ForgetFinished();
-  actions_ = nullptr;
+  turn_.End();
 }
 
 void SchedulerCore::Impl::Pump() {
@@ -54,9 +56,7 @@ void SchedulerCore::Impl::Pump() {
     Plan();
     // While a step is in flight its end brings us back. Without one, whatever planning gave up must find its next owner
     // now.
-    const bool stepping = std::any_of(micro_batches_.begin(), micro_batches_.end(),
-                                      [](const MicroBatch& batch) { return batch.in_flight; });
-    if (stepping || (!admission_held_ && releases == releases_)) return;
+    if (batches_.any_in_flight() || (!admission_held_ && releases == releases_)) return;
     admission_held_ = false;
   }
 }
@@ -66,12 +66,7 @@ absl::Time SchedulerCore::Impl::NextDeadline() const {
   if (!probing_.empty()) deadline = probing_.front()->probe_deadline;
   if (!moving_.empty()) deadline = std::min(deadline, moving_.front()->move.deadline);
   for (const Sequence* sequence : stranded_) deadline = std::min(deadline, sequence->stranded_until);
-  for (const MicroBatch& batch : micro_batches_)
-    if (batch.in_flight) deadline = std::min(deadline, batch.deadline);
-  for (const MicroBatch& batch : micro_batches_)
-    if (!batch.in_flight && !batch.members.empty() && batch.not_before > now_)
-      deadline = std::min(deadline, batch.not_before);
-  return deadline;
+  return std::min(deadline, batches_.NextDeadline(turn_.now()));
 }
 
 SchedulerStats SchedulerCore::Impl::stats() const {
@@ -80,8 +75,10 @@ SchedulerStats SchedulerCore::Impl::stats() const {
   stats.waiting_requests = waiting_;
   stats.paused_requests = paused_;
   stats.kv_usage = budget_.fullest_usage();
-  stats.micro_batches = micro_batches_in_use();
-  stats.stage_times = rotation_.times();
+  stats.prefill_groups = groups_.groups();
+  stats.prefill_group_tokens = groups_.tokens();
+  stats.micro_batches = pool_.micro_batches_in_use();
+  stats.stage_times = pool_.stage_times();
   return stats;
 }
 

@@ -121,6 +121,7 @@ struct Sequence {
   bool leads() const;  // prefills the prompt on behalf of unforked siblings
   Position prefill_end() const { return leads() ? prompt_size() - 1 : size(); }
   std::tuple<uint64_t, int> age() const;  // smaller is older
+  bool MayStep(absl::Time now) const;     // it is ready, in no step, and nothing holds it up
   static void RanOn(absl::InlinedVector<WorkerId, 2>& workers, WorkerId worker) {
     if (std::find(workers.begin(), workers.end(), worker) == workers.end()) workers.push_back(worker);
   }
@@ -167,6 +168,9 @@ struct RequestState {
 inline const GenerationRequest& Sequence::params() const { return *request->request; }
 inline bool Sequence::leads() const {
   return request->unforked > 0 && params().max_tokens > 0 && phase != Phase::kUnforked;
+}
+inline bool Sequence::MayStep(absl::Time now) const {
+  return phase == Phase::kReady && in_flight == 0 && !request->paused && !awaits_forks && not_before <= now;
 }
 inline std::tuple<uint64_t, int> Sequence::age() const { return {request->ordinal, choice}; }
 

@@ -1,0 +1,51 @@
+#pragma once
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/ids.h"
+#include "proto/step_plan.h"
+#include "scheduler/core/rotation.h"
+#include "scheduler/core/scheduler.h"
+#include "scheduler/core/sequence.h"
+#include "scheduler/core/step_patience.h"
+
+namespace dovetail::scheduler {
+
+// The compute workers that serve, what is known of their speed, and how the micro-batches are divided between them:
+// each has as many as the others, micro-batch i belongs to worker i modulo their number, and what is left over may be
+// ranks of prefill groups. Threads: thread-compatible; deterministic.
+class ComputePool {
+ public:
+  explicit ComputePool(const SchedulerOptions& options)  // `options` outlives the pool
+      : options_(options), patience_(options.step_timeout), rotation_(options.micro_batches) {}
+
+  // Both return false, and change nothing, if the worker is there already, or is not.
+  bool Join(WorkerId worker);
+  bool Leave(WorkerId worker);
+
+  const std::vector<WorkerId>& workers() const { return workers_; }  // in the order in which they joined
+  bool empty() const { return workers_.empty(); }
+
+  // Micro-batches of ordinary steps: [0, micro_batches_in_use()).
+  int micro_batches_in_use() const;
+  // Compute workers that may prefill one prompt together: 1 if none may.
+  int most_prefill_ranks() const;
+  // The worker of a micro-batch; after failed attempts at a step it is another one, where there is one.
+  // Requires: not empty().
+  WorkerId WorkerOf(int micro_batch, int failed_attempts = 0) const;
+  // False if the request may run on another compute worker only, and that one is there.
+  bool MayStepIn(const Sequence& sequence, int micro_batch) const;
+
+  // A step finished. `sequences`: members of all micro-batches; `decodes`: none of its entries read a prompt.
+  void NoteTimes(const proto::StepTimings& timings, size_t sequences, bool decodes);
+  StageTimes stage_times() const { return rotation_.times(); }
+  StepPatience& patience() { return patience_; }
+
+ private:
+  const SchedulerOptions& options_;
+  std::vector<WorkerId> workers_;
+  StepPatience patience_;
+  Rotation rotation_;  // micro-batches of each compute worker, with adapt_micro_batches
+};
+
+}  // namespace dovetail::scheduler

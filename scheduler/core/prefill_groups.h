@@ -1,0 +1,92 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "base/ids.h"
+#include "proto/prefill_part.h"
+#include "proto/step_plan.h"
+#include "scheduler/core/compute_pool.h"
+#include "scheduler/core/kv_accounts.h"
+#include "scheduler/core/micro_batches.h"
+#include "scheduler/core/scheduler.h"
+#include "scheduler/core/step_writer.h"
+#include "scheduler/core/turn.h"
+
+namespace dovetail::scheduler {
+
+// Long prompts that several compute workers prefill together (proto::PrefillPart): one step of one sequence, with a
+// step for each rank. It is committed as a whole, or repeated as a whole. A rank's step has a micro-batch that is not
+// in use for ordinary steps. Threads: thread-compatible; deterministic.
+class PrefillGroups {
+ public:
+  // All outlive this.
+  PrefillGroups(const SchedulerOptions& options, ComputePool& pool, MicroBatches& batches, KvAccounts& accounts,
+                StepWriter& writer, Turn& turn)
+      : options_(options), pool_(pool), batches_(batches), accounts_(accounts), writer_(writer), turn_(turn) {}
+
+  // Begins groups for long prompts that wait: they share the compute workers that are in no group.
+  void Plan();
+
+  // A group of which no rank is in flight any more. From here on it is one step with all of its tokens, in `batch`.
+  struct Ended {
+    enum class Outcome : uint8_t {
+      kFinished,      // `result` is the step's
+      kRepeat,        // its tokens are planned again
+      kTryElsewhere,  // a compute worker gave no result in time, as `error` says
+    };
+    Outcome outcome = Outcome::kRepeat;
+    MicroBatch* batch = nullptr;
+    proto::StepResult result;
+    std::string error;
+  };
+  // The result of a rank's step came. Returns the group if it has ended with that.
+  std::optional<Ended> Finish(MicroBatch& rank, const proto::StepResult& result);
+  // The rank's compute worker was lost. overdue: why, if that is because it gave no result in time; else empty.
+  std::optional<Ended> Lose(MicroBatch& rank, const std::string& overdue);
+  // The sequence's choice is over: what its group computes is not wanted any more. Its ranks end all the same.
+  void Withdraw(const Sequence& sequence);
+
+  uint64_t groups() const { return groups_; }  // that began
+  uint64_t tokens() const { return tokens_; }  // in them
+
+ private:
+  struct Run {  // a group in flight
+    StepId id;
+    Sequence* sequence = nullptr;
+    std::vector<int> slots;  // micro-batches, by rank
+    std::map<StepId, proto::StepResult> results;
+    StepId failed;           // the rank that failed first
+    bool withdrawn = false;  // nothing will come of it: it ends when all ranks have
+    bool lost = false;       // with a compute worker
+    std::string overdue;     // not empty: a rank gave no result in time
+  };
+
+  std::vector<Sequence*> LongPrompts() const;
+  std::vector<WorkerId> FreeRanks() const;
+  std::vector<int> FreeSlots() const;
+  int PlanGroup(Sequence& sequence, absl::Span<const WorkerId> workers, const std::vector<int>& slots);
+  void PlanRank(Sequence& sequence, const proto::PrefillPart& part, const proto::TokenRange& tokens, WorkerId worker,
+                int slot);
+  Run& RunOf(const MicroBatch& rank);
+  void Withdraw(Run& run);
+  MicroBatch* FirstInFlight(const Run& run);  // the lowest rank; null: all have ended
+  std::optional<Ended> EndIfDone(const Run& run);
+  Ended End(Run& run);
+  proto::StepResult Merged(const Run& run) const;
+
+  const SchedulerOptions& options_;
+  ComputePool& pool_;
+  MicroBatches& batches_;
+  KvAccounts& accounts_;
+  StepWriter& writer_;
+  Turn& turn_;
+  std::vector<Run> runs_;
+  uint64_t groups_ = 0;
+  uint64_t tokens_ = 0;
+};
+
+}  // namespace dovetail::scheduler

@@ -1,0 +1,167 @@
+#include "scheduler/core/prefill_groups.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "tests/scheduler/core_parts.h"
+
+// Prefill groups without a scheduler: which ranks begin, and what a group comes to. prefill_group_test.cc has whole
+// clusters.
+
+namespace dovetail::scheduler {
+namespace {
+
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using Outcome = PrefillGroups::Ended::Outcome;
+
+class PrefillGroupsTest : public ::testing::Test {
+ protected:
+  static SchedulerOptions Options() {
+    SchedulerOptions options = SmallOptions();
+    options.prefill_rank_tokens = 64;
+    options.max_num_batched_tokens = 512;
+    options.step_timeout = absl::Seconds(1);
+    return options;
+  }
+  explicit PrefillGroupsTest(int compute_workers = 2) {
+    parts_.AddAttentionWorker(0, 1000);
+    for (int i = 0; i < compute_workers; ++i) parts_.pool.Join(WorkerId(static_cast<uint32_t>(10 + i)));
+  }
+
+  // Begins one group and returns its ranks' steps.
+  std::vector<RunStep> Begin(Sequence& sequence) {
+    groups_.Plan();
+    std::vector<RunStep> ranks = parts_.Take<RunStep>();
+    EXPECT_THAT(ranks, SizeIs(2));
+    EXPECT_EQ(sequence.in_flight, 2);
+    return ranks;
+  }
+  MicroBatch& BatchOf(const RunStep& rank) { return parts_.batches[rank.plan.micro_batch.value()]; }
+  static proto::StepResult ResultOf(const RunStep& rank, proto::StepStatus status = proto::StepStatus::kOk) {
+    proto::StepResult result{.step = rank.plan.step, .micro_batch = rank.plan.micro_batch};
+    result.status = status;
+    if (status == proto::StepStatus::kOk) result.entries.push_back({.sequence = rank.plan.entries[0].sequence});
+    return result;
+  }
+
+  CoreParts parts_{Options()};
+  PrefillGroups groups_{parts_.options, parts_.pool, parts_.batches, parts_.accounts, parts_.writer, parts_.turn};
+};
+
+TEST_F(PrefillGroupsTest, ALongPromptIsCutBetweenTheWorkersThatAreFree) {
+  Sequence& sequence = parts_.AddReady(400);
+  const std::vector<RunStep> ranks = Begin(sequence);
+  EXPECT_EQ(ranks[0].compute_worker, WorkerId(10));
+  EXPECT_EQ(ranks[1].compute_worker, WorkerId(11));
+  const proto::PrefillPart& first = ranks[0].plan.part;
+  const proto::PrefillPart& second = ranks[1].plan.part;
+  EXPECT_EQ(first.group, second.group);
+  EXPECT_EQ(first.base, 0);
+  EXPECT_EQ(first.end, 400);
+  const auto cut = static_cast<Position>(ranks[0].plan.entries[0].tokens.size());
+  EXPECT_EQ(cut % kSegmentTokens, 0);
+  EXPECT_EQ(ranks[1].plan.entries[0].ctx_len, cut);
+  EXPECT_FALSE(ranks[0].plan.entries[0].sample);
+  EXPECT_TRUE(ranks[1].plan.entries[0].sample) << "the last rank draws the first token";
+  EXPECT_EQ(groups_.groups(), 1u);
+  EXPECT_EQ(groups_.tokens(), 400u);
+  parts_.AddReady(400);
+  groups_.Plan();
+  EXPECT_THAT(parts_.actions, IsEmpty()) << "no worker is free";
+}
+
+TEST_F(PrefillGroupsTest, ShortPromptsAndWhatIsHeldUpBeginNone) {
+  Sequence& brief = parts_.AddReady(127);
+  Sequence& paused = parts_.AddReady(400);
+  paused.request->paused = true;
+  groups_.Plan();
+  EXPECT_THAT(parts_.actions, IsEmpty());
+  EXPECT_EQ(brief.in_flight, 0);
+  paused.request->paused = false;
+  parts_.batches[paused.micro_batch].held = true;
+  groups_.Plan();
+  EXPECT_THAT(parts_.actions, IsEmpty());
+}
+
+TEST_F(PrefillGroupsTest, OnlyTheRankWhoseTurnItIsCanBeOverdue) {
+  const std::vector<RunStep> ranks = Begin(parts_.AddReady(400));
+  EXPECT_LT(BatchOf(ranks[0]).deadline, absl::InfiniteFuture());
+  EXPECT_EQ(BatchOf(ranks[1]).deadline, absl::InfiniteFuture());
+  EXPECT_FALSE(groups_.Finish(BatchOf(ranks[0]), ResultOf(ranks[0])).has_value());
+  EXPECT_LT(BatchOf(ranks[1]).deadline, absl::InfiniteFuture());
+}
+
+TEST_F(PrefillGroupsTest, WhenAllRanksHaveEndedItIsOneStepWithAllTokens) {
+  Sequence& sequence = parts_.AddReady(400);
+  const std::vector<RunStep> ranks = Begin(sequence);
+  proto::StepResult last = ResultOf(ranks[1]);
+  last.entries[0].token = 42;
+  last.prefix.asked_bytes = 7;
+  EXPECT_FALSE(groups_.Finish(BatchOf(ranks[1]), last).has_value());
+  const auto ended = groups_.Finish(BatchOf(ranks[0]), ResultOf(ranks[0]));
+  ASSERT_TRUE(ended.has_value());
+  EXPECT_EQ(ended->outcome, Outcome::kFinished);
+  ASSERT_THAT(ended->batch->entries, SizeIs(1));
+  EXPECT_EQ(ended->batch->entries[0].ctx_len, 0);
+  EXPECT_EQ(ended->batch->entries[0].q_len, 400);
+  EXPECT_TRUE(ended->batch->entries[0].sample);
+  EXPECT_EQ(ended->result.entries[0].token, 42);
+  EXPECT_EQ(ended->result.prefix.asked_bytes, 7);
+  EXPECT_EQ(sequence.in_flight, 1);
+}
+
+TEST_F(PrefillGroupsTest, ARankThatFailsWithdrawsTheOthersAndItsResultIsTheGroups) {
+  const std::vector<RunStep> ranks = Begin(parts_.AddReady(400));
+  EXPECT_FALSE(groups_.Finish(BatchOf(ranks[0]), ResultOf(ranks[0], proto::StepStatus::kOutOfMemory)).has_value());
+  const std::vector<WithdrawStep> withdrawn = parts_.Take<WithdrawStep>();
+  ASSERT_THAT(withdrawn, SizeIs(1));
+  EXPECT_EQ(withdrawn[0].step, ranks[1].plan.step);
+  const auto ended = groups_.Finish(BatchOf(ranks[1]), ResultOf(ranks[1], proto::StepStatus::kWorkerFailed));
+  ASSERT_TRUE(ended.has_value());
+  EXPECT_EQ(ended->outcome, Outcome::kFinished);
+  EXPECT_EQ(ended->result.status, proto::StepStatus::kOutOfMemory) << "the first failure counts";
+}
+
+TEST_F(PrefillGroupsTest, AGroupWhoseSequenceHasEndedIsRepeatedWhichForgetsIt) {
+  Sequence& sequence = parts_.AddReady(400);
+  const std::vector<RunStep> ranks = Begin(sequence);
+  groups_.Withdraw(sequence);
+  groups_.Withdraw(sequence);
+  EXPECT_THAT(parts_.Take<WithdrawStep>(), SizeIs(2)) << "each rank once";
+  groups_.Finish(BatchOf(ranks[0]), ResultOf(ranks[0]));
+  const auto ended = groups_.Finish(BatchOf(ranks[1]), ResultOf(ranks[1]));
+  ASSERT_TRUE(ended.has_value());
+  EXPECT_EQ(ended->outcome, Outcome::kRepeat);
+}
+
+TEST_F(PrefillGroupsTest, ALostWorkerEndsTheGroupByWhyItWasLost) {
+  for (const bool overdue : {false, true}) {
+    Sequence& sequence = parts_.AddReady(400);
+    const std::vector<RunStep> ranks = Begin(sequence);
+    EXPECT_FALSE(groups_.Lose(BatchOf(ranks[0]), overdue ? "no result for 5s" : "").has_value());
+    const auto ended = groups_.Finish(BatchOf(ranks[1]), ResultOf(ranks[1], proto::StepStatus::kWorkerFailed));
+    ASSERT_TRUE(ended.has_value());
+    EXPECT_EQ(ended->outcome, overdue ? Outcome::kTryElsewhere : Outcome::kRepeat);
+    EXPECT_EQ(ended->error, overdue ? "no result for 5s" : "");
+    ended->batch->entries.clear();
+    parts_.batches.Leave(sequence);
+    parts_.actions.clear();
+  }
+}
+
+class ThreeWorkers : public PrefillGroupsTest {
+ protected:
+  ThreeWorkers() : PrefillGroupsTest(/*compute_workers=*/3) {}
+};
+
+TEST_F(ThreeWorkers, APromptHasNoMoreRanksThanPartsOfTheLeastSize) {
+  parts_.AddReady(130);
+  groups_.Plan();
+  EXPECT_THAT(parts_.Take<RunStep>(), SizeIs(2));
+}
+
+}  // namespace
+}  // namespace dovetail::scheduler
