@@ -15,7 +15,7 @@ void SchedulerCore::Impl::On(const AttentionWorkerJoined& event) {
   if (!restarted) ForgetLostWorkers();
   budget_.Join(event.worker, event.epoch, event.kv_blocks, event.rate);
   if (restarted) {
-    ForgetMovesTo(event.worker, event.epoch);
+    moves_.ForgetTo(event.worker, event.epoch);
     RestartSequencesOn(event.worker, event.epoch);
   }
   rebalance_ = true;
@@ -26,31 +26,6 @@ void SchedulerCore::Impl::Wait(Sequence& sequence) {
   sequence.phase = Phase::kWaiting;
   ++waiting_;
   if (!sequence.request->paused) queues_.Push(sequence);
-}
-
-void SchedulerCore::Impl::TakeSlot(Sequence& sequence) {
-  active_.push_back(&sequence);
-  RequestState& request = *sequence.request;
-  request.admitted = std::min(request.admitted, turn_.now());
-  ++request.tenant->slots;
-  if (!sequence.leads()) return;
-  request.reserved_slots = std::min(request.unforked, options_.max_num_seqs - 1);
-  reserved_slots_ += request.reserved_slots;
-  request.tenant->slots += request.reserved_slots;
-}
-
-void SchedulerCore::Impl::GiveBackSlot(Sequence& sequence) {
-  active_.erase(std::find(active_.begin(), active_.end(), &sequence));
-  RequestState& request = *sequence.request;
-  --request.tenant->slots;
-  if (sequence.phase != Phase::kEnded) DropPromises(request);  // else another may lead by now
-}
-
-// Only the leader of unforked choices has any.
-void SchedulerCore::Impl::DropPromises(RequestState& request) {
-  reserved_slots_ -= request.reserved_slots;
-  request.tenant->slots -= request.reserved_slots;
-  request.reserved_slots = 0;
 }
 
 void SchedulerCore::Impl::Open(Sequence& sequence, proto::Placement placement) {
@@ -98,7 +73,7 @@ void SchedulerCore::Impl::On(const SequenceOpened& event) {
       (sequence->phase == Phase::kOpening || sequence->phase == Phase::kForking || sequence->phase == Phase::kMoving);
   auto* awaited = expected ? std::find(sequence->awaited.begin(), sequence->awaited.end(), event.worker) : nullptr;
   if (!expected || awaited == sequence->awaited.end()) {
-    ++stats_.late_events;
+    turn_.CountLate();
     return;
   }
   const bool first = sequence->resumable.empty();
@@ -116,7 +91,8 @@ void SchedulerCore::Impl::On(const SequenceOpened& event) {
   }
   if (!sequence->awaited.empty()) return;
   const bool refused = !sequence->refused.empty();
-  if (sequence->phase == Phase::kMoving) return OpenedByTaker(*sequence);
+  if (sequence->phase == Phase::kMoving)
+    return refused ? GoElsewhere(*sequence, sequence->refused) : moves_.Send(*sequence);
   if (sequence->phase == Phase::kOpening) return refused ? RefusedToOpen(*sequence) : StartOpened(*sequence);
 
   const uint32_t wanted = static_cast<uint32_t>(sequence->ctx_len / kSegmentTokens);
@@ -132,7 +108,7 @@ void SchedulerCore::Impl::On(const SequenceOpened& event) {
 // An attention worker does not know the sequence, so no step may name it.
 void SchedulerCore::Impl::RefusedToOpen(Sequence& sequence) {
   for (const WorkerId worker : sequence.refused) {
-    Refusal* const refusal = RefusalBy(sequence, worker);
+    Refusal* const refusal = sequence.refusals.By(worker, budget_);
     if (refusal == nullptr || ++refusal->opens < kMostRefusedOpens) continue;
     return EndRequest(*sequence.request, FinishReason::kError,
                       absl::UnavailableError(absl::StrCat("attention worker ", worker.value(),
@@ -143,7 +119,7 @@ void SchedulerCore::Impl::RefusedToOpen(Sequence& sequence) {
 }
 
 void SchedulerCore::Impl::StartOpened(Sequence& sequence) {
-  for (Refusal& refusal : sequence.refusals) refusal.opens = 0;
+  sequence.refusals.WasOpened();
   uint32_t start = 0;
   for (uint32_t offered : sequence.resumable) {
     if (offered <= sequence.hashes_sent) start = std::max(start, offered);
@@ -174,7 +150,7 @@ void SchedulerCore::Impl::Fork(Sequence& parent) {
   parent.shared_blocks = common / kSegmentTokens;
   accounts_.Share(parent);
 
-  DropPromises(request);
+  slots_.DropPromises(request);
   request.unforked = 0;
   for (auto& child : request.choices) {
     if (child->phase != Phase::kUnforked) continue;
@@ -188,7 +164,7 @@ void SchedulerCore::Impl::Fork(Sequence& parent) {
 }
 
 bool SchedulerCore::Impl::ForkOne(Sequence& parent, Sequence& child) {
-  if (slots_used() >= options_.max_num_seqs) return false;
+  if (!slots_.Has(1)) return false;
   const Position common = parent.prompt_size() - 1;
   const Position reserved = BlocksOf(parent.prompt_size()) * kSegmentTokens;
   const Charges cost = accounts_.CostOf(parent, reserved);
@@ -207,7 +183,7 @@ bool SchedulerCore::Impl::ForkOne(Sequence& parent, Sequence& child) {
   child.shared_blocks = parent.shared_blocks;
   child.reserved = reserved;
   child.stepped = true;
-  TakeSlot(child);
+  slots_.Take(child, turn_.now());
   accounts_.Charge(child, cost);
   accounts_.TakeShare(child);
   for (const proto::Shard& shard : child.placement) {
@@ -234,10 +210,7 @@ void SchedulerCore::Impl::FinishForks(RequestState& request) {
 void SchedulerCore::Impl::Release(Sequence& sequence) {
   DT_CHECK(sequence.in_flight == 0, "a sequence was released under a step");
   ++releases_;
-  if (sequence.phase == Phase::kMoving) {
-    ReleaseAtTaker(sequence);
-    EndMove(sequence);
-  }
+  if (sequence.phase == Phase::kMoving) moves_.Abandon(sequence);
   proto::ReleaseSequence message{
       .sequence = sequence.id, .ctx_len = sequence.stepped ? sequence.ctx_len : 0, .hashes = {}};
   if (sequence.stepped)
@@ -257,7 +230,7 @@ void SchedulerCore::Impl::Release(Sequence& sequence) {
   sequence.awaited.clear();
   sequence.lost = false;
   incarnations_.erase(sequence.id);
-  GiveBackSlot(sequence);
+  slots_.GiveBack(sequence);
 }
 
 void SchedulerCore::Impl::Preempt(Sequence& sequence) {

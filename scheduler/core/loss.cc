@@ -11,29 +11,29 @@ namespace dovetail::scheduler {
 
 void SchedulerCore::Impl::On(const AttentionWorkerLost& event) {
   if (!budget_.IsCurrent(event.worker, event.epoch)) {
-    ++stats_.late_events;
+    turn_.CountLate();
     return;
   }
   const int index = *budget_.IndexOf(event.worker);
-  NoteLoss();
+  stranded_.NoteLoss(placer_.LongestSequence(), turn_.now());
   budget_.Lose(event.worker);
-  EndProbesOf(index);
-  ForgetMovesTo(event.worker, /*but_not_of=*/std::nullopt);
+  for (Sequence* sequence : probes_.Lose(index)) PlaceProbed(*sequence);
+  moves_.ForgetTo(event.worker, /*but_not_of=*/std::nullopt);
   RestartSequencesOn(event.worker, /*but_not_of=*/std::nullopt);
 }
 
 void SchedulerCore::Impl::On(const AttentionWorkerDraining& event) {
   if (!budget_.IsCurrent(event.worker, event.epoch)) {
-    ++stats_.late_events;
+    turn_.CountLate();
     return;
   }
-  NoteLoss();
+  stranded_.NoteLoss(placer_.LongestSequence(), turn_.now());
   budget_.Drain(event.worker);
 }
 
 void SchedulerCore::Impl::On(const ComputeWorkerLost& event) {
   if (!pool_.Leave(event.worker)) {
-    ++stats_.late_events;
+    turn_.CountLate();
     return;
   }
   LoseSteps(event.worker);
@@ -85,7 +85,7 @@ void SchedulerCore::Impl::On(const Tick&) {
 // Whatever lay there is gone: those sequences begin again from the token log.
 void SchedulerCore::Impl::RestartSequencesOn(WorkerId worker, std::optional<Epoch> but_not_of) {
   for (MicroBatch& batch : batches_) batch.EndWait();  // for this news
-  const std::vector<Sequence*> before = active_;
+  const std::vector<Sequence*> before = slots_.active();
   for (Sequence* sequence : before) {
     const bool on_it =
         std::any_of(sequence->placement.begin(), sequence->placement.end(),
@@ -99,36 +99,15 @@ void SchedulerCore::Impl::RestartSequencesOn(WorkerId worker, std::optional<Epoc
   }
 }
 
-// An attention worker is about to be lost, or to drain.
-void SchedulerCore::Impl::NoteLoss() {
-  const Position longest = LongestSequence();
-  longest_before_loss_ =
-      turn_.now() < lost_at_ + kReplacementPatience ? std::max(longest_before_loss_, longest) : longest;
-  lost_at_ = turn_.now();
-}
-
-bool SchedulerCore::Impl::MayFitAgain(Position tokens) const {
-  return turn_.now() < lost_at_ + kReplacementPatience && tokens <= longest_before_loss_;
-}
-
-// It fitted before a worker was lost, and another may come. Others do not wait behind it.
-void SchedulerCore::Impl::Strand(Sequence& sequence) {
-  queues_.Remove(sequence);
-  if (sequence.stranded_until == absl::InfiniteFuture()) sequence.stranded_until = turn_.now() + kReplacementPatience;
-  if (std::find(stranded_.begin(), stranded_.end(), &sequence) == stranded_.end()) stranded_.push_back(&sequence);
-}
-
 // A worker joined that may be large enough.
 void SchedulerCore::Impl::EndStranding() {
-  for (Sequence* sequence : std::exchange(stranded_, {}))
+  for (Sequence* sequence : stranded_.TakeAll())
     if (!sequence->request->paused) queues_.Push(*sequence);
 }
 
 void SchedulerCore::Impl::ExpireStranded() {
-  const std::vector<Sequence*> before = stranded_;
-  for (Sequence* sequence : before) {
-    if (sequence->stranded_until > turn_.now()) continue;
-    const Position longest = LongestSequence();
+  for (Sequence* sequence : stranded_.Expired(turn_.now())) {
+    const Position longest = placer_.LongestSequence();
     const std::string left =
         sequence->size() <= longest
             ? "have no room for it"
@@ -141,19 +120,8 @@ void SchedulerCore::Impl::ExpireStranded() {
   }
 }
 
-void SchedulerCore::Impl::EndProbesOf(int worker) {
-  const std::deque<Sequence*> before = probing_;
-  for (Sequence* sequence : before) {
-    auto& awaited = sequence->probes_awaited;
-    const auto at = std::find(awaited.begin(), awaited.end(), worker);
-    if (at == awaited.end()) continue;
-    awaited.erase(at);
-    if (awaited.empty()) PlaceProbed(*sequence);
-  }
-}
-
 bool SchedulerCore::Impl::NamedByAnyone(WorkerId worker) const {
-  return std::any_of(active_.begin(), active_.end(), [&](const Sequence* sequence) {
+  return std::any_of(slots_.active().begin(), slots_.active().end(), [&](const Sequence* sequence) {
     return std::any_of(sequence->placement.begin(), sequence->placement.end(),
                        [&](const proto::Shard& shard) { return shard.worker == worker; });
   });

@@ -14,7 +14,7 @@
 namespace dovetail::scheduler {
 
 void SchedulerCore::Impl::On(const ComputeWorkerJoined& event) {
-  if (!pool_.Join(event.worker)) ++stats_.late_events;
+  if (!pool_.Join(event.worker)) turn_.CountLate();
 }
 
 void SchedulerCore::Impl::Plan() {
@@ -187,49 +187,11 @@ void SchedulerCore::Impl::ChoosePrefills(MicroBatch& batch, int& budget) {
   for (Sequence* sequence : scratch_) GivePrefill(*sequence, budget, budget);  // what nobody's part used up
 }
 
-bool SchedulerCore::Impl::IsEvictable(const Sequence& sequence) const {
-  const bool holds = sequence.phase >= Phase::kOpening && sequence.phase <= Phase::kReady;
-  return holds && sequence.in_flight == 0 && sequence.planned == 0;
-}
-
-const Sequence* SchedulerCore::Impl::Oldest() const {
-  const Sequence* oldest = nullptr;
-  for (const Sequence* sequence : active_) {
-    if (sequence->phase < Phase::kOpening || sequence->phase > Phase::kReady || sequence->request->paused) continue;
-    if (oldest == nullptr || sequence->age() < oldest->age()) oldest = sequence;
-  }
-  return oldest;
-}
-
-// Paused ones first, then the newest of the tenant served most; never the oldest of all, which therefore always ends.
-Sequence* SchedulerCore::Impl::PickVictim(std::optional<int> worker,
-                                          absl::FunctionRef<bool(const Tenant&)> allowed) const {
-  const Sequence* oldest = Oldest();
-  Sequence* victim = nullptr;
-  const auto rank = [](const Sequence& s) {
-    return std::make_tuple(s.request->paused, s.request->tenant->served, s.request->tenant, s.age());
-  };
-  const auto comes_before = [&](const Sequence& a, const Sequence& b) {
-    const auto [a_paused, a_served, a_tenant, a_age] = rank(a);
-    const auto [b_paused, b_served, b_tenant, b_age] = rank(b);
-    if (a_paused != b_paused) return a_paused;
-    if (a_served != b_served) return a_served > b_served;
-    if (a_tenant != b_tenant) return a_tenant->name < b_tenant->name;
-    return a_age > b_age;
-  };
-  for (Sequence* sequence : active_) {
-    if (sequence == oldest || !IsEvictable(*sequence) || !allowed(*sequence->request->tenant)) continue;
-    if (worker.has_value() && !KvAccounts::HoldsOn(*sequence, *worker)) continue;
-    if (victim == nullptr || comes_before(*sequence, *victim)) victim = sequence;
-  }
-  return victim;
-}
-
 bool SchedulerCore::Impl::Grow(Sequence& sequence, Position end) {
   while (const std::optional<int> lacking = accounts_.Reserve(sequence, end)) {
-    Sequence* victim = PickVictim(lacking, [](const Tenant&) { return true; });
+    Sequence* victim = slots_.PickVictim(lacking, [](const Tenant&) { return true; });
     if (victim == nullptr) {
-      const bool others = std::any_of(active_.begin(), active_.end(), [&](const Sequence* other) {
+      const bool others = std::any_of(slots_.active().begin(), slots_.active().end(), [&](const Sequence* other) {
         return other != &sequence && KvAccounts::HoldsOn(*other, *lacking);
       });
       if (!others) OutgrewItsWorker(sequence, end);
@@ -243,10 +205,11 @@ bool SchedulerCore::Impl::Grow(Sequence& sequence, Position end) {
 
 // Alone on its worker, and too long for it. Where another can hold it, it begins again there from the token log.
 void SchedulerCore::Impl::OutgrewItsWorker(Sequence& sequence, Position end) {
-  if (OnlyAttentionWorker(sequence))
+  if (placer_.OnlyAttentionWorker(sequence))
     return EndChoice(sequence, FinishReason::kError,
                      absl::UnavailableError("kv cache: the request outgrew the only attention worker that it may use"));
-  if (FitsNowhere(end) && !MayFitAgain(end)) return EndChoice(sequence, FinishReason::kLength);
+  if (placer_.FitsNowhere(end) && !stranded_.MayFitAgain(end, turn_.now()))
+    return EndChoice(sequence, FinishReason::kLength);
   Preempt(sequence);
 }
 

@@ -9,30 +9,6 @@
 
 namespace dovetail::scheduler {
 
-absl::Status SchedulerCore::Impl::CheckRequest(const GenerationRequest& request) const {
-  const int64_t prompt = static_cast<int64_t>(request.prompt.size());
-  if (prompt < 1) return InvalidArgument("prompt: has no token; give at least one");
-  if (request.choices < 1 || request.choices > kMaxChoices) {
-    return InvalidArgument("n: ", request.choices, " is not in 1..", kMaxChoices);
-  }
-  if (request.max_tokens < 0) return InvalidArgument("max_tokens: ", request.max_tokens, " is negative");
-  if (request.min_tokens < 0) return InvalidArgument("min_tokens: ", request.min_tokens, " is negative");
-  if (request.logits_last < 0 || request.logits_last > prompt) {
-    return InvalidArgument("logits_last: ", request.logits_last, " is not in 0..", prompt,
-                           ", the length of the prompt");
-  }
-  if (request.prompt_logprobs > proto::kMaxTopLogprobs) {
-    return InvalidArgument("prompt_logprobs: ", request.prompt_logprobs, " is more than ", proto::kMaxTopLogprobs);
-  }
-  DT_RETURN_IF_ERROR(CheckLists(request));
-  const int64_t longest = options_.max_model_len - (request.max_tokens > 0 ? 1 : 0);
-  if (prompt > longest) {
-    return InvalidArgument("prompt: ", prompt, " tokens, but this server takes ", longest, " (--max-model-len ",
-                           options_.max_model_len, ", output included); shorten the prompt");
-  }
-  return absl::OkStatus();
-}
-
 namespace {
 
 proto::SharedLists ListsOf(const GenerationRequest& params) {
@@ -45,34 +21,15 @@ proto::SharedLists ListsOf(const GenerationRequest& params) {
   return {lists->empty() ? nullptr : std::move(lists)};
 }
 
-absl::Status CheckList(const char* field, size_t size, size_t most) {
-  if (size <= most) return absl::OkStatus();
-  return InvalidArgument(field, ": ", size, " tokens; at most ", most, " are allowed");
-}
-
 }  // namespace
-
-absl::Status SchedulerCore::Impl::CheckLists(const GenerationRequest& request) const {
-  const proto::SamplingParams& sampling = request.sampling;
-  DT_RETURN_IF_ERROR(CheckList("logit_bias", sampling.logit_bias.size(), proto::kMaxLogitBias));
-  DT_RETURN_IF_ERROR(CheckList("allowed_token_ids", sampling.allowed_token_ids.size(), proto::kMaxTokenList));
-  DT_RETURN_IF_ERROR(CheckList("bad_words", sampling.banned_token_ids.size(), proto::kMaxTokenList));
-  if (sampling.follows_grammar && (sampling.grammar.source.empty() || sampling.grammar.ends.empty()))
-    return InvalidArgument("grammar: has no source, or no token that ends its text");
-  if (sampling.grammar.source.size() > proto::kMaxGrammar || sampling.grammar.ends.size() > proto::kMaxGrammarEnds)
-    return InvalidArgument("grammar: ", sampling.grammar.source.size(), " bytes and ", sampling.grammar.ends.size(),
-                           " end tokens; at most ", proto::kMaxGrammar, " and ", proto::kMaxGrammarEnds,
-                           " are allowed");
-  return CheckList("stop_token_ids", request.stop_token_ids.size(), proto::kMaxTokenList);
-}
 
 void SchedulerCore::Impl::On(const RequestArrived& event) {
   if (event.request == nullptr || Find(event.request->id) != nullptr) {
-    ++stats_.late_events;
+    turn_.CountLate();
     return;
   }
   const GenerationRequest& params = *event.request;
-  if (absl::Status status = CheckRequest(params); !status.ok()) return Refuse(params, status);
+  if (absl::Status status = CheckRequest(params, options_); !status.ok()) return Refuse(params, status);
   const auto call = calls_.find(params.call);
   const bool begun = call != calls_.end() && call->second.begun;
   if (waiting_ >= options_.max_queued_requests && !begun && !MakeRoomInQueue(params.tenant)) {
@@ -146,7 +103,7 @@ void SchedulerCore::Impl::Refuse(const GenerationRequest& request, const absl::S
 void SchedulerCore::Impl::On(const RequestCancelled& event) {
   RequestState* request = Find(event.request);
   if (request == nullptr || request->open_choices == 0) {
-    ++stats_.late_events;
+    turn_.CountLate();
     return;
   }
   EndRequest(*request, FinishReason::kCancelled, absl::OkStatus());
@@ -156,7 +113,7 @@ void SchedulerCore::Impl::On(const ChoiceStopped& event) {
   RequestState* request = Find(event.request);
   const bool known = request != nullptr && event.choice >= 0 && event.choice < request->request->choices;
   if (!known || request->choices[event.choice]->phase == Phase::kEnded) {
-    ++stats_.late_events;
+    turn_.CountLate();
     return;
   }
   EndChoice(*request->choices[event.choice], FinishReason::kStop);
@@ -165,7 +122,7 @@ void SchedulerCore::Impl::On(const ChoiceStopped& event) {
 void SchedulerCore::Impl::On(const RequestPaused& event) {
   RequestState* request = Find(event.request);
   if (request == nullptr || request->open_choices == 0 || request->paused) {
-    ++stats_.late_events;
+    turn_.CountLate();
     return;
   }
   request->paused = true;
@@ -178,7 +135,7 @@ void SchedulerCore::Impl::On(const RequestPaused& event) {
 void SchedulerCore::Impl::On(const RequestResumed& event) {
   RequestState* request = Find(event.request);
   if (request == nullptr || !request->paused) {
-    ++stats_.late_events;
+    turn_.CountLate();
     return;
   }
   request->paused = false;
@@ -217,26 +174,22 @@ void SchedulerCore::Impl::EndChoice(Sequence& sequence, GenerationUpdate&& updat
   switch (sequence.phase) {
     case Phase::kUnforked:
       --request.unforked;
-      if (request.reserved_slots > request.unforked) {
-        --request.reserved_slots;
-        --reserved_slots_;
-        --request.tenant->slots;
-      }
+      slots_.DropPromiseOfOne(request);
       break;
     case Phase::kWaiting:
       --waiting_;
       queues_.Remove(sequence);
-      std::erase(stranded_, &sequence);
+      stranded_.Remove(sequence);
       break;
     case Phase::kProbing:
-      EndProbe(sequence);
-      GiveBackSlot(sequence);
+      probes_.End(sequence);
+      slots_.GiveBack(sequence);
       break;
     default:
       if (sequence.in_flight == 0) Release(sequence);
       groups_.Withdraw(sequence);
   }
-  if (sequence.phase != Phase::kUnforked) DropPromises(request);
+  if (sequence.phase != Phase::kUnforked) slots_.DropPromises(request);
   sequence.phase = Phase::kEnded;
   FinishForks(request);
 

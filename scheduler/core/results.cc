@@ -13,7 +13,7 @@ namespace dovetail::scheduler {
 void SchedulerCore::Impl::On(const StepUnreadable& event) {
   MicroBatch* const batch = batches_.InFlight(event.micro_batch, event.step, event.compute_worker);
   if (batch == nullptr) {
-    ++stats_.late_events;
+    turn_.CountLate();
     return;
   }
   batch->unreadable = true;
@@ -28,7 +28,7 @@ void SchedulerCore::Impl::On(const StepFinished& event) {
   const proto::StepResult& result = event.result;
   MicroBatch* const found = batches_.InFlight(result.micro_batch, result.step, event.compute_worker);
   if (found == nullptr) {
-    ++stats_.late_events;
+    turn_.CountLate();
     return;
   }
   MicroBatch& batch = *found;
@@ -128,24 +128,10 @@ void SchedulerCore::Impl::AwaitGrammars(MicroBatch& batch, const proto::StepResu
   RepeatStep(batch);
   for (Sequence* sequence : pending) {
     if (sequence->phase == Phase::kEnded) continue;
-    sequence->grammar_asked = std::min(sequence->grammar_asked, turn_.now());
-    if (turn_.now() - sequence->grammar_asked >= kGrammarPatience) {
+    if (!grammar_pauses_.Pause(*sequence, turn_.now()))
       EndRequest(*sequence->request, FinishReason::kError,
                  absl::UnavailableError("a compute worker did not compile the request's grammar in time"));
-      continue;
-    }
-    sequence->grammar_pause = std::clamp(2 * sequence->grammar_pause, kGrammarPause, kLongestGrammarPause);
-    sequence->not_before = turn_.now() + sequence->grammar_pause;
-    next_grammar_ = std::min(next_grammar_, sequence->not_before);
   }
-}
-
-// The next time at which one of them may be asked for again.
-void SchedulerCore::Impl::NoteGrammarPauses() {
-  if (next_grammar_ > turn_.now()) return;
-  next_grammar_ = absl::InfiniteFuture();
-  for (const Sequence* sequence : active_)
-    if (sequence->not_before > turn_.now()) next_grammar_ = std::min(next_grammar_, sequence->not_before);
 }
 
 void SchedulerCore::Impl::Commit(const PlannedEntry& entry, const proto::EntryResult& result) {
@@ -213,8 +199,7 @@ void SchedulerCore::Impl::TakeToken(const PlannedEntry& entry, const proto::Entr
                               " does not continue this sequence of ", sequence.size(), " tokens"));
   }
   ++stats_.generation_tokens;
-  sequence.grammar_asked = absl::InfiniteFuture();
-  sequence.grammar_pause = absl::ZeroDuration();
+  GrammarPauses::Forget(sequence);
   sequence.damages_in_a_row = 0;
   update.tokens.push_back(result.token);
   if (result.has_logprobs) update.logprobs.push_back(result.logprobs);
@@ -248,17 +233,17 @@ void SchedulerCore::Impl::OutOfMemory(MicroBatch& failed, const proto::StepResul
   admission_held_ = true;
   std::optional<int> full = budget_.IndexOf(result.failed_worker);
   const auto lies_there = [&](const Sequence* sequence) { return !full || KvAccounts::HoldsOn(*sequence, *full); };
-  if (std::none_of(active_.begin(), active_.end(), lies_there)) full.reset();
-  if (Sequence* victim = PickVictim(full, [](const Tenant&) { return true; }); victim != nullptr)
+  if (std::none_of(slots_.active().begin(), slots_.active().end(), lies_there)) full.reset();
+  if (Sequence* victim = slots_.PickVictim(full, [](const Tenant&) { return true; }); victim != nullptr)
     return full ? GoElsewhere(*victim, {&result.failed_worker, 1}) : Preempt(*victim);
   batch.held = std::any_of(batches_.begin(), batches_.end(), [&](const MicroBatch& other) {
     return other.in_flight && std::any_of(other.entries.begin(), other.entries.end(),
                                           [&](const PlannedEntry& entry) { return lies_there(entry.sequence); });
   });
-  if (batch.held || active_.empty()) return;
+  if (batch.held || slots_.active().empty()) return;
   if (++batch.out_of_memory_in_a_row < kOutOfMemoryRetries) return;
   batch.out_of_memory_in_a_row = 0;
-  if (const Sequence* oldest = Oldest(); oldest != nullptr)
+  if (const Sequence* oldest = slots_.Oldest(); oldest != nullptr)
     HasNoRoomAlone(*oldest->request->choices[oldest->choice], full ? &result.failed_worker : nullptr, result.error);
 }
 
@@ -266,9 +251,12 @@ void SchedulerCore::Impl::OutOfMemory(MicroBatch& failed, const proto::StepResul
 void SchedulerCore::Impl::HasNoRoomAlone(Sequence& sequence, const WorkerId* worker, const std::string& error) {
   if (worker != nullptr) {
     GoElsewhere(sequence, {worker, 1});
-    if (Refusal* refusal = RefusalBy(sequence, *worker)) refusal->alone = true;
-    if (PolicyThatFits(sequence, NotRefusing(sequence)) && !OnlyAttentionWorker(sequence)) return;
-    if (MayFitAgain(sequence.size())) return Strand(sequence);
+    if (Refusal* refusal = sequence.refusals.By(*worker, budget_)) refusal->alone = true;
+    if (placer_.FitsElsewhere(sequence)) return;
+    if (stranded_.MayFitAgain(sequence.size(), turn_.now())) {
+      queues_.Remove(sequence);
+      return stranded_.Add(sequence, turn_.now());
+    }
   }
   EndChoice(sequence, FinishReason::kError,
             absl::UnavailableError(absl::StrCat("kv cache: an attention worker has no room for this request alone (",
@@ -324,7 +312,7 @@ void SchedulerCore::Impl::RestartDamaged(MicroBatch& batch, const proto::StepRes
     if (sequence.phase == Phase::kEnded) continue;
     sequence.lost = true;
     if (Names(sequence, result.failed_worker, /*current=*/true))
-      RefusalBy(sequence, result.failed_worker)->damaged = true;
+      sequence.refusals.By(result.failed_worker, budget_)->damaged = true;
     ++stats_.damaged;
     ++sequence.damages;
     ++sequence.damages_in_a_row;

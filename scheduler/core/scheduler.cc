@@ -31,7 +31,10 @@ SchedulerCore::Impl::Impl(const SchedulerOptions& options, uint64_t seed)
       names_(options_),
       writer_(names_),
       groups_(options_, pool_, batches_, accounts_, writer_, turn_),
-      placement_turn_(seed) {
+      placer_(options_, accounts_.budget(), seed),
+      slots_(options_.max_num_seqs),
+      probes_(options_, accounts_.budget(), names_, turn_),
+      moves_(accounts_, names_, batches_, turn_) {
   const absl::Status status = options_.Validate();
   DT_CHECK(status.ok(), std::string(status.message()));
 }
@@ -42,7 +45,7 @@ void SchedulerCore::Impl::Handle(const Event& event, absl::Time now, std::vector
   ExpireProbes();
   ExpireMoves();
   ExpireStranded();
-  NoteGrammarPauses();
+  grammar_pauses_.Renew(slots_.active(), turn_.now());
   Pump();
   ForgetFinished();
   turn_.End();
@@ -62,19 +65,21 @@ void SchedulerCore::Impl::Pump() {
 }
 
 absl::Time SchedulerCore::Impl::NextDeadline() const {
-  absl::Time deadline = next_grammar_;
-  if (!probing_.empty()) deadline = probing_.front()->probe_deadline;
-  if (!moving_.empty()) deadline = std::min(deadline, moving_.front()->move.deadline);
-  for (const Sequence* sequence : stranded_) deadline = std::min(deadline, sequence->stranded_until);
+  absl::Time deadline = grammar_pauses_.NextDeadline();
+  if (!probes_.probing().empty()) deadline = probes_.NextDeadline();
+  deadline = std::min(deadline, moves_.NextDeadline());
+  deadline = std::min(deadline, stranded_.NextDeadline());
   return std::min(deadline, batches_.NextDeadline(turn_.now()));
 }
 
 SchedulerStats SchedulerCore::Impl::stats() const {
   SchedulerStats stats = stats_;
-  stats.running_sequences = static_cast<int>(active_.size());
+  stats.running_sequences = static_cast<int>(slots_.active().size());
   stats.waiting_requests = waiting_;
   stats.paused_requests = paused_;
   stats.kv_usage = budget_.fullest_usage();
+  stats.moves = moves_.finished();
+  stats.late_events = turn_.late();
   stats.prefill_groups = groups_.groups();
   stats.prefill_group_tokens = groups_.tokens();
   stats.micro_batches = pool_.micro_batches_in_use();

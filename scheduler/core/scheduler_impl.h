@@ -1,5 +1,4 @@
 #pragma once
-#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -14,11 +13,18 @@
 #include "absl/types/span.h"
 #include "scheduler/core/block_names.h"
 #include "scheduler/core/compute_pool.h"
+#include "scheduler/core/grammar_pauses.h"
 #include "scheduler/core/kv_accounts.h"
 #include "scheduler/core/micro_batches.h"
+#include "scheduler/core/moves.h"
+#include "scheduler/core/placer.h"
 #include "scheduler/core/prefill_groups.h"
+#include "scheduler/core/probes.h"
+#include "scheduler/core/replacement_wait.h"
+#include "scheduler/core/request_checks.h"
 #include "scheduler/core/scheduler.h"
 #include "scheduler/core/sequence.h"
+#include "scheduler/core/slots.h"
 #include "scheduler/core/step_writer.h"
 #include "scheduler/core/tenant_queues.h"
 #include "scheduler/core/turn.h"
@@ -38,7 +44,7 @@ class SchedulerCore::Impl {
   absl::Time NextDeadline() const;
   SchedulerStats stats() const;
   bool HoldsNothing(WorkerId worker) const;
-  Position LongestSequence() const;
+  Position LongestSequence() const { return placer_.LongestSequence(); }
 
  private:
   // requests.cc
@@ -47,8 +53,6 @@ class SchedulerCore::Impl {
   void On(const ChoiceStopped& event);
   void On(const RequestPaused& event);
   void On(const RequestResumed& event);
-  absl::Status CheckRequest(const GenerationRequest& request) const;
-  absl::Status CheckLists(const GenerationRequest& request) const;
   absl::Status QueueFull(const std::string& tenant) const;
   absl::Status PushedOut() const;
   bool MakeRoomInQueue(const std::string& tenant);
@@ -71,10 +75,6 @@ class SchedulerCore::Impl {
   void On(const ComputeWorkerLost& event);
   void LoseSteps(WorkerId compute_worker);
   void RestartSequencesOn(WorkerId worker, std::optional<Epoch> but_not_of);
-  void EndProbesOf(int worker);
-  void NoteLoss();
-  bool MayFitAgain(Position tokens) const;  // once a lost worker is replaced
-  void Strand(Sequence& sequence);
   void EndStranding();
   void ExpireStranded();
   void ForgetLostWorkers();
@@ -87,21 +87,9 @@ class SchedulerCore::Impl {
   void LeaveDrainingWorkers();
   void Rebalance();
   bool MayMove(const Sequence& sequence) const;
-  bool MoveAway(Sequence& sequence, int from, int to);
-  Charges WhileMoving(const Sequence& sequence, int from, const Charges& after) const;
-  void OpenedByTaker(Sequence& sequence);
-  void FinishMove(Sequence& sequence);
-  void EndMove(Sequence& sequence);
-  void ReleaseAtTaker(const Sequence& sequence);
-  void ForgetMovesTo(WorkerId worker, std::optional<Epoch> but_not_of);
   void ExpireMoves();
-  std::optional<uint16_t> FreeMoveSlot() const;
-  std::vector<int> TakersOf(const Sequence& sequence) const;
 
   // incarnation.cc
-  void TakeSlot(Sequence& sequence);
-  void GiveBackSlot(Sequence& sequence);
-  void DropPromises(RequestState& request);
   void Open(Sequence& sequence, proto::Placement placement);
   void RefusedToOpen(Sequence& sequence);
   void StartOpened(Sequence& sequence);
@@ -122,30 +110,8 @@ class SchedulerCore::Impl {
   bool PreemptPaused(std::optional<int> worker);
   absl::Status TooLarge(const Sequence& sequence) const;
   void GoElsewhere(Sequence& sequence, absl::Span<const WorkerId> refused_by);
-  Refusal* RefusalBy(Sequence& sequence, WorkerId worker) const;
-  const Refusal* FindRefusal(const Sequence& sequence, int worker) const;
-  bool HasNoRoomFor(const Sequence& sequence, int worker) const;
-  bool Refuses(const Sequence& sequence, int worker) const;
-  std::vector<KvBudget::Worker> NotRefusing(const Sequence& sequence) const;
-  std::optional<int> LacksRoomOn(const Sequence& sequence, const proto::Placement& placement) const;
-  std::optional<int> OnlyAttentionWorker(const Sequence& sequence) const;
-  std::vector<proto::Placement> Candidates(const Sequence& sequence, PlacementPolicy policy,
-                                           const std::vector<KvBudget::Worker>& workers) const;
-  std::optional<proto::Placement> Place(const Sequence& sequence, PlacementPolicy policy) const;
-  bool WantsProbe(const Sequence& sequence, PlacementPolicy policy) const;
-  void Probe(Sequence& sequence);
   void PlaceProbed(Sequence& sequence);
-  void EndProbe(Sequence& sequence);
   void ExpireProbes();
-  std::vector<proto::Placement> PlacementsOf(PlacementPolicy policy, Position most_tokens,
-                                             const std::vector<uint32_t>& hits,
-                                             const std::vector<KvBudget::Worker>& workers) const;
-  std::vector<proto::Placement> Possible(const Sequence& sequence, PlacementPolicy policy) const;
-  std::vector<proto::Placement> ThatHold(std::vector<proto::Placement> candidates, Position tokens) const;
-  bool FitsNowhere(Position tokens) const;
-  std::optional<PlacementPolicy> PolicyThatFits(const Sequence& sequence, std::vector<KvBudget::Worker> workers) const;
-  std::optional<PlacementPolicy> NextPolicy(const Sequence& sequence) const;  // nothing: it cannot fit, ever
-  Position MostTokens(const Sequence& sequence) const;
 
   // planning.cc
   void On(const ComputeWorkerJoined& event);
@@ -161,10 +127,7 @@ class SchedulerCore::Impl {
   void GivePrefill(Sequence& sequence, int most, int& budget);
   bool LongestWaitsForRoom(const MicroBatch& batch) const;
   bool Grow(Sequence& sequence, Position end);  // false: not now; the sequence may have been preempted or ended
-  Sequence* PickVictim(std::optional<int> worker, absl::FunctionRef<bool(const Tenant&)> allowed) const;
   void OutgrewItsWorker(Sequence& sequence, Position end);
-  const Sequence* Oldest() const;
-  bool IsEvictable(const Sequence& sequence) const;
 
   // results.cc
   void On(const StepFinished& event);
@@ -173,7 +136,6 @@ class SchedulerCore::Impl {
   void EndGroup(const std::optional<PrefillGroups::Ended>& group);
   void FinishStep(MicroBatch& batch, const proto::StepResult& result);
   void AwaitGrammars(MicroBatch& batch, const proto::StepResult& result);
-  void NoteGrammarPauses();
   void LoseSequences(const MicroBatch& follower);
   void Commit(const PlannedEntry& entry, const proto::EntryResult& result);
   void TakePromptOutputs(const PlannedEntry& entry, const proto::EntryResult& result, GenerationUpdate& update);
@@ -189,7 +151,6 @@ class SchedulerCore::Impl {
   void Settle(Sequence& sequence);  // after its step returned: carries out what had to wait
 
   void Pump();
-  int slots_used() const { return static_cast<int>(active_.size()) + reserved_slots_; }
 
   const SchedulerOptions options_;
   Turn turn_;
@@ -200,35 +161,28 @@ class SchedulerCore::Impl {
   BlockNames names_;
   StepWriter writer_;
   PrefillGroups groups_;
+  Placer placer_;
+  Slots slots_;
+  Probes probes_;
+  Moves moves_;
+  ReplacementWait stranded_;
+  GrammarPauses grammar_pauses_;
   TenantQueues queues_;
   absl::flat_hash_map<RequestId, std::unique_ptr<RequestState>> requests_;  // looked up, never iterated
   absl::flat_hash_map<SequenceId, Sequence*> incarnations_;                 // looked up, never iterated
-  absl::flat_hash_map<uint64_t, Sequence*> probes_;                         // by pin id; looked up, never iterated
-  std::vector<Sequence*> active_;  // all that hold a slot, in the order of admission
-  std::deque<Sequence*> probing_;  // by deadline
-  std::vector<Sequence*> moving_;  // at most proto::kMoveSlots, by deadline
-  std::vector<Sequence*>
-      stranded_;  // kWaiting, but in no queue: no attention worker is large enough since one was lost
-  absl::Time lost_at_ = absl::InfinitePast();  // when an attention worker was last lost, or began to drain
-  Position longest_before_loss_ = 0;           // LongestSequence(), then
-  bool rebalance_ = false;                     // a worker joined: others may have much more to do than it
-  std::map<uint64_t, Call> calls_;             // by GenerationRequest::call
-  std::vector<RequestId> finished_;            // to be forgotten when this event is done
+  bool rebalance_ = false;           // a worker joined: others may have much more to do than it
+  std::map<uint64_t, Call> calls_;   // by GenerationRequest::call
+  std::vector<RequestId> finished_;  // to be forgotten when this event is done
   std::vector<Sequence*> scratch_, chosen_;
   std::vector<int> idle_scratch_;
   std::optional<proto::StepResult> failed_;  // of a step whose follower is still in flight
-  int reserved_slots_ = 0;
-  int waiting_ = 0;  // sequences in Phase::kWaiting
+  int waiting_ = 0;                          // sequences in Phase::kWaiting
   int paused_ = 0;
   bool admission_held_ = false;  // a worker ran out of memory: no newcomers until a step went well
   uint64_t releases_ = 0;        // incarnations that ended
   uint64_t next_ordinal_ = 0;
   uint64_t next_sequence_ = 1;
-  uint64_t next_pin_ = 1;
-  uint64_t placement_turn_;
   SchedulerStats stats_;
-
-  absl::Time next_grammar_ = absl::InfiniteFuture();  // the first of active_'s not_before to come
 };
 
 }  // namespace dovetail::scheduler

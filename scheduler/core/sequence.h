@@ -12,6 +12,7 @@
 #include "proto/placement.h"
 #include "requests/generation.h"
 #include "scheduler/core/kv_budget.h"
+#include "scheduler/core/refusals.h"
 #include "scheduler/core/token_log.h"
 
 // What the scheduler knows of a request and of each of its choices. Plain records; scheduler_impl.h has the rules.
@@ -43,17 +44,6 @@ struct Move {
   bool extends = false;        // the taker held some of it before
   proto::Placement placement;  // once it has moved
   absl::Time deadline;
-};
-
-// An attention worker that had no room for a sequence although the budget said so, or on which its KV was damaged.
-struct Refusal {
-  static constexpr uint64_t kHadRoom = ~uint64_t{0};
-  WorkerId worker;
-  Epoch epoch;
-  uint64_t freed = kHadRoom;  // KvBudget::Worker's, then: nothing has changed there until it grows
-  bool alone = false;         // nothing else lay there: what others give back changes nothing
-  bool damaged = false;       // its KV was: it goes there again only if nothing else holds it
-  int opens = 0;              // that it refused in a row
 };
 
 // One choice of a request: its tokens, and the incarnation that holds KV for them now. Preemption ends an incarnation,
@@ -100,7 +90,7 @@ struct Sequence {
 
   Move move;  // while kMoving
 
-  absl::InlinedVector<Refusal, 1> refusals;  // by all workers so far
+  Refusals refusals;  // by all workers so far
 
   absl::Time stranded_until = absl::InfiniteFuture();  // of SchedulerCore::Impl::stranded_, since it last ran
 

@@ -1,4 +1,5 @@
 #pragma once
+#include <cstdint>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -32,7 +33,12 @@ class Turn {
   // By reference all the way: an update is large, and there is one per sequence and step.
   void Emit(GenerationUpdate&& update) { actions_->emplace_back(std::in_place_type<EmitUpdate>, std::move(update)); }
 
+  // The event is late, or of something unknown: it was dropped.
+  void CountLate() { ++late_; }
+  uint64_t late() const { return late_; }  // since the core began
+
  private:
+  uint64_t late_ = 0;
   absl::Time now_;
   std::vector<Action>* actions_ = nullptr;
 };
