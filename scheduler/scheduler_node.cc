@@ -152,9 +152,14 @@ void SchedulerNode::Keep(Peer& peer, Action action) {
   if (peer.dismissed) return;
   peer.unsent.push_back(std::move(action));
   if (peer.unsent.size() <= kMaxUnsent) return;
-  peer.dismissed = true;
+  Dismiss(peer, absl::StrCat("it has left ", kMaxUnsent, " orders unread"));
   peer.unsent.clear();
-  dismissals_.push_back({peer.worker, absl::StrCat("it has left ", kMaxUnsent, " orders unread")});
+}
+
+// What was to be done there, or was done, is not known on both sides any more: its sequences begin again elsewhere.
+void SchedulerNode::Dismiss(Peer& peer, std::string why) {
+  if (std::exchange(peer.dismissed, true)) return;
+  dismissals_.push_back({peer.worker, std::move(why)});
 }
 
 namespace {
@@ -178,15 +183,18 @@ Event Unsendable(const RunStep& run, const absl::Status& status) {
 bool SchedulerNode::Done(const Action& action, const absl::Status& status) {
   if (absl::IsResourceExhausted(status)) return false;
   if (!status.ok()) LogError("scheduler: ", std::string(status.message()));
-  if (const auto* run = std::get_if<RunStep>(&action); run != nullptr && NeverSent(status))
+  if (!NeverSent(status)) return true;
+  if (const auto* run = std::get_if<RunStep>(&action); run != nullptr)
     failures_.push_back(Unsendable(*run, status));
+  else if (Peer* const peer = PeerOf(action); peer != nullptr)
+    Dismiss(*peer, absl::StrCat("an order to it cannot be sent: ", std::string(status.message())));
   return true;
 }
 
 int SchedulerNode::SendUnsentTo(std::vector<Peer>& peers) {
   int sent = 0;
   for (Peer& peer : peers) {
-    while (!peer.unsent.empty() && Done(peer.unsent.front(), Perform(peer.unsent.front()))) {
+    while (!peer.dismissed && !peer.unsent.empty() && Done(peer.unsent.front(), Perform(peer.unsent.front()))) {
       peer.unsent.pop_front();
       ++sent;
     }
@@ -206,8 +214,8 @@ int SchedulerNode::Poll() {
   return frames;
 }
 
-const SchedulerNode::Peer* SchedulerNode::AttentionPeer(NodeId node) const {
-  for (const Peer& peer : attention_)
+SchedulerNode::Peer* SchedulerNode::AttentionPeer(NodeId node) {
+  for (Peer& peer : attention_)
     if (peer.node == node) return &peer;
   return nullptr;
 }
@@ -254,19 +262,22 @@ void SchedulerNode::OnFrame(const transport::Delivery& delivery) {
     }
     return;
   }
-  const Peer* peer = AttentionPeer(delivery.from);
+  Peer* const peer = AttentionPeer(delivery.from);
   if (peer == nullptr) return;
-  const Epoch epoch(delivery.header.epoch);
-  if (delivery.header.type == FrameType::kSequenceOpened) {
-    if (auto opened = proto::Decode<proto::SequenceOpened>(delivery.payload); opened.ok())
-      Handle(SequenceOpened{peer->worker, epoch, *std::move(opened)});
-  } else if (delivery.header.type == FrameType::kSequenceMoved) {
-    if (auto moved = proto::Decode<proto::SequenceMoved>(delivery.payload); moved.ok())
-      Handle(SequenceMoved{peer->worker, epoch, *std::move(moved)});
-  } else if (delivery.header.type == FrameType::kPrefixProbed) {
-    if (auto probed = proto::Decode<proto::PrefixProbed>(delivery.payload); probed.ok())
-      Handle(PrefixProbed{peer->worker, epoch, *std::move(probed)});
+  switch (delivery.header.type) {
+    case FrameType::kSequenceOpened: return TakeAnswer<proto::SequenceOpened, SequenceOpened>(*peer, delivery);
+    case FrameType::kSequenceMoved: return TakeAnswer<proto::SequenceMoved, SequenceMoved>(*peer, delivery);
+    case FrameType::kPrefixProbed: return TakeAnswer<proto::PrefixProbed, PrefixProbed>(*peer, delivery);
+    default: return;
   }
+}
+
+template <typename Message, typename Answer>
+void SchedulerNode::TakeAnswer(Peer& peer, const transport::Delivery& delivery) {
+  auto message = proto::Decode<Message>(delivery.payload);
+  if (message.ok()) return Handle(Answer{peer.worker, Epoch(delivery.header.epoch), *std::move(message)});
+  LogError("scheduler: attention worker ", peer.worker.value(), ": ", std::string(message.status().message()));
+  Dismiss(peer, absl::StrCat("its answer cannot be read: ", std::string(message.status().message())));
 }
 
 template <typename Message>

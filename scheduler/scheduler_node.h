@@ -67,7 +67,7 @@ class SchedulerNode final : public transport::FrameHandler {
     uint64_t orders = 0;         // sent to an attention worker
     uint64_t damaged_steps = 0;  // of an attention worker
     std::deque<Action> unsent;   // in order, since it had no room for the first
-    bool dismissed = false;      // it had no room for too many
+    bool dismissed = false;      // it had no room for too many, or one of the two did not understand the other
   };
 
   void Apply(const Event& event);
@@ -83,12 +83,15 @@ class SchedulerNode final : public transport::FrameHandler {
   bool Done(const Action& action, const absl::Status& status);  // false: to be tried again
   void SendOrKeep(Action action);
   void Keep(Peer& peer, Action action);
+  void Dismiss(Peer& peer, std::string why);
   int SendUnsent();
   int SendUnsentTo(std::vector<Peer>& peers);
   Peer* PeerOf(const Action& action);  // null: no worker's, or one that has left
   template <typename Message>
   absl::Status SendTo(WorkerId worker, Epoch epoch, proto::FrameType type, const Message& message);
-  const Peer* AttentionPeer(NodeId node) const;
+  Peer* AttentionPeer(NodeId node);
+  template <typename Message, typename Answer>
+  void TakeAnswer(Peer& peer, const transport::Delivery& delivery);
 
   SchedulerCore core_;
   const int max_model_len_;

@@ -26,6 +26,7 @@ class NarrowPort final : public transport::Port {
   NodeId id() const override { return NodeId(0); }
   absl::Status SendMessage(NodeId to, const proto::FrameHeader& header, std::vector<std::byte> payload) override {
     if (to == stuck) return ResourceExhausted("node ", to.value(), " reads nothing");
+    if (to == narrow) return InvalidArgument("a frame is too long for node ", to.value());
     if (room == 0) return ResourceExhausted("node ", to.value(), " reads slowly");
     --room;
     if (header.type == proto::FrameType::kOpenSequence)
@@ -38,7 +39,7 @@ class NarrowPort final : public transport::Port {
   int Poll(transport::FrameHandler&, int) override { return 0; }
 
   int room = 0;
-  NodeId stuck{99};
+  NodeId stuck{99}, narrow{99};
   std::vector<uint64_t> opened;  // sequences, in the order of arrival
 };
 
@@ -152,6 +153,67 @@ TEST(SchedulerNode, APeerThatReadsNothingHoldsUpNoOtherAndMustGoInTheEnd) {
   EXPECT_EQ(dismissals[0].why, "it has left 16384 orders unread");
   node.LoseAttentionWorker(WorkerId(0), Epoch(1));
   EXPECT_THAT(node.TakeDismissals(), IsEmpty());
+}
+
+// Two attention workers and a compute worker; each of the first two is given a sequence to open.
+struct TwoAttentionWorkers {
+  NarrowPort port;
+  std::unique_ptr<SchedulerNode> node;
+
+  explicit TwoAttentionWorkers(NodeId narrow = NodeId(99)) {
+    SchedulerOptions options;
+    options.attention = SmallTable(1, 1);
+    options.enable_prefix_caching = false;
+    port.room = 1 << 30;
+    port.narrow = narrow;
+    node = std::make_unique<SchedulerNode>(
+        options, 0, port, SystemClock(), [](GenerationUpdate) {}, [](const proto::StepResult&, int, int) {});
+    node->AddAttentionWorker(WorkerId(1), Epoch(1), NodeId(1), 1000);
+    node->AddAttentionWorker(WorkerId(2), Epoch(1), NodeId(2), 1000);
+    node->AddComputeWorker(WorkerId(3), NodeId(3));
+    for (uint64_t i = 1; i <= 2; ++i) node->Handle(RequestArrived{Request(i)});
+  }
+  // The one dismissal, once the worker has gone: its sequence is opened elsewhere.
+  std::string WhyOut(WorkerId worker, size_t opened) {
+    const auto dismissals = node->TakeDismissals();
+    if (dismissals.size() != 1 || dismissals[0].worker != worker) return "not dismissed";
+    node->LoseAttentionWorker(worker, Epoch(1));
+    node->Poll();
+    EXPECT_EQ(port.opened.size(), opened);
+    EXPECT_THAT(node->TakeDismissals(), IsEmpty());
+    return dismissals[0].why;
+  }
+};
+
+TEST(SchedulerNode, AnAttentionWorkerWhoseAnswerCannotBeReadMustGoAndItsSequencesBeginAgain) {
+  using proto::FrameType;
+  for (const FrameType type : {FrameType::kSequenceOpened, FrameType::kSequenceMoved, FrameType::kPrefixProbed}) {
+    TwoAttentionWorkers cluster;
+    ASSERT_EQ(cluster.port.opened.size(), 2u);
+    const std::vector<std::byte> cut(1);
+    for (int i = 0; i < 2; ++i)
+      cluster.node->OnFrame(
+          {NodeId(2), proto::MakeHeader(type, Epoch(1), StepId(1), MicroBatchId(0), 0, cut.size()), cut});
+    EXPECT_THAT(cluster.WhyOut(WorkerId(2), 3), testing::StartsWith("its answer cannot be read: "));
+  }
+}
+
+TEST(SchedulerNode, AnAttentionWorkerThatCannotBeSentAnOrderMustGoAndItsSequencesBeginAgain) {
+  TwoAttentionWorkers cluster(NodeId(2));
+  ASSERT_EQ(cluster.port.opened.size(), 1u);
+  EXPECT_EQ(cluster.WhyOut(WorkerId(2), 2), "an order to it cannot be sent: a frame is too long for node 2");
+}
+
+TEST(SchedulerNode, OrdersThatWaitAreDroppedWithTheWorkerThatCannotBeSentOne) {
+  TwoAttentionWorkers cluster;
+  cluster.port.stuck = NodeId(2);
+  for (uint64_t i = 3; i <= 8; ++i) cluster.node->Handle(RequestArrived{Request(i)});
+  const size_t opened = cluster.port.opened.size();
+  cluster.port.stuck = NodeId(99);
+  cluster.port.narrow = NodeId(2);
+  cluster.node->Poll();
+  EXPECT_EQ(cluster.port.opened.size(), opened);
+  EXPECT_THAT(cluster.WhyOut(WorkerId(2), 2 + 6 + 1), testing::HasSubstr("cannot be sent"));
 }
 
 }  // namespace
