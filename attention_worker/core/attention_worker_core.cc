@@ -208,7 +208,12 @@ std::vector<SequenceId> AttentionWorkerCore::IncompleteIn(StepId step, const pro
   std::vector<SequenceId> incomplete;
   for (const proto::StepBeginEntry& entry : message.entries) {
     const SequenceState* const sequence = sequences_.Find(entry.sequence);
-    if (sequence == nullptr || !sequence->started || step <= sequence->last_step) continue;
+    if (sequence == nullptr || step <= sequence->last_step) continue;
+    const Position ctx_len = message.part.in_group() ? message.part.base : entry.ctx_len;
+    if (!sequence->started) {
+      if (!SequenceTable::Offers(*sequence, ctx_len)) incomplete.push_back(entry.sequence);
+      continue;
+    }
     const bool running =
         std::any_of(micro_batches_.begin(), micro_batches_.end(),
                     [&](const MicroBatch& batch) {
@@ -216,7 +221,6 @@ std::vector<SequenceId> AttentionWorkerCore::IncompleteIn(StepId step, const pro
                     }) ||
         (sequence->joint.active() && !sequence->joint.complete(table_.op_count()));
     const Position whole = sequence->ctx_len + (running ? 0 : sequence->q_len);
-    const Position ctx_len = message.part.in_group() ? message.part.base : entry.ctx_len;
     if (ctx_len > whole) incomplete.push_back(entry.sequence);
   }
   return incomplete;

@@ -123,10 +123,8 @@ absl::Status SequenceTable::CheckFill(const SequenceState& sequence, const Part&
   const bool extended = sequence.fill_shard > 0;
   const Position most = extended ? sequence.ctx_len + sequence.q_len : kMaxPositions;
   const bool first = sequence.filled == SequenceState::kNotFilled;
-  const bool offered = part.begin % kSegmentTokens == 0 &&
-                       std::find(sequence.resumable.begin(), sequence.resumable.end(), part.begin / kSegmentTokens) !=
-                           sequence.resumable.end();
-  const bool continues = first ? offered && (extended || !sequence.started) : part.begin == sequence.filled;
+  const bool continues =
+      first ? Offers(sequence, part.begin) && (extended || !sequence.started) : part.begin == sequence.filled;
   if (part.begin >= part.end || part.end > part.move_end || part.move_end > most || !continues)
     return InvalidArgument("sequence ", sequence.id.value(), ": a move of tokens ", part.begin, "..", part.end, " of ",
                            part.move_end, " does not continue what is here");
@@ -323,13 +321,15 @@ void SequenceTable::TakeHashes(SequenceState& sequence, Position ctx_len, const 
   for (size_t i = std::max<int64_t>(0, known_of_these); i < hashes.size(); ++i) sequence.hashes.push_back(hashes[i]);
 }
 
+bool SequenceTable::Offers(const SequenceState& sequence, Position begin) {
+  const auto& blocks = sequence.resumable;
+  return begin % kSegmentTokens == 0 && std::find(blocks.begin(), blocks.end(), begin / kSegmentTokens) != blocks.end();
+}
+
 absl::Status SequenceTable::CheckCommit(const SequenceState& sequence, Position ctx_len,
                                         const std::vector<proto::BlockHash>& hashes) const {
   if (!sequence.started) {
-    const bool offered = ctx_len % kSegmentTokens == 0 &&
-                         std::find(sequence.resumable.begin(), sequence.resumable.end(), ctx_len / kSegmentTokens) !=
-                             sequence.resumable.end();
-    if (!offered)
+    if (!Offers(sequence, ctx_len))
       return InvalidArgument("sequence ", sequence.id.value(), ": ctx_len ", ctx_len,
                              " of its first step is not one that was offered");
   } else if (ctx_len < sequence.ctx_len || ctx_len > sequence.ctx_len + sequence.q_len) {

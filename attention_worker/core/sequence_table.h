@@ -119,6 +119,8 @@ class SequenceTable {
   // harmless. kInvalidArgument if the sequence cannot stand at ctx_len or the hashes do not continue (or contradict)
   // those it has; then nothing changes.
   absl::Status Commit(SequenceState& sequence, Position ctx_len, const std::vector<proto::BlockHash>& hashes);
+  // Whether a sequence that has not begun may begin there.
+  static bool Offers(const SequenceState& sequence, Position begin);
   absl::Status CheckCommit(const SequenceState& sequence, Position ctx_len,
                            const std::vector<proto::BlockHash>& hashes) const;
 

@@ -199,6 +199,17 @@ TEST_F(AttentionWorkerCoreTest, AStepAfterOneThatDidNotComeAsAWholeNamesTheSeque
   EXPECT_TRUE(Prepares(Begin(5, {{SequenceId(2), 0, 3, {}}, {SequenceId(3), 1, 1, {}}}, 1))) << "the same step again";
 }
 
+// A worker of the tokens behind those of the first steps answers nothing in these.
+TEST_F(AttentionWorkerCoreTest, AStepAfterFirstOnesOfWhichNoneCameNamesTheSequencesThatMustBeginAgain) {
+  Open(1), Open(2);
+  for (const Position missed : {64, 5}) {
+    const proto::StepRefused refused = Refused(Begin(1, {{SequenceId(1), missed, 1, {}}, {SequenceId(2), 0, 1, {}}}));
+    EXPECT_THAT(refused.damaged, ElementsAre(SequenceId(1)));
+    EXPECT_EQ(refused.reason, "steps before this one did not reach this worker as a whole");
+  }
+  EXPECT_TRUE(Prepares(Begin(2, {{SequenceId(1), 0, 5, {}}, {SequenceId(2), 0, 1, {}}}))) << "they begin again";
+}
+
 TEST_F(SmallWorkerTest, RefusesForLackOfMemoryAndTakesTheStepWhenThereIsSome) {
   Open(1), Open(2);
   ASSERT_TRUE(Prepares(Begin(1, {{SequenceId(1), 0, 64, {}}, {SequenceId(2), 0, 64, {}}})));

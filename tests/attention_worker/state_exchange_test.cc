@@ -127,7 +127,8 @@ class SmallStateExchangeTest : public StateExchangeTest {
 };
 
 TEST_F(SmallStateExchangeTest, ALongStepFitsThatLeavesFewStates) {
-  EXPECT_THAT(Begin(0, 1, 512, 0 + 1, StateExchange::kTokens), ElementsAre(HasSubstr("is not one that was offered")));
+  EXPECT_THAT(Begin(0, 1, 512, 0 + 1, StateExchange::kTokens),
+              ElementsAre(HasSubstr("steps before this one did not reach")));
   EXPECT_THAT(Begin(0, 2, 0, 192, StateExchange::kLeave), IsEmpty());
   EXPECT_EQ(InUse(), 4u) << "of 128 and 192 tokens";
 }

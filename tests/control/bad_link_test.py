@@ -57,7 +57,7 @@ class BadLinkTest(unittest.TestCase):
             load.wait_for_pieces(20)
         refusals = [line for line in scheduler.lines[seen:] if "cannot reach each other" in line]
         self.assertEqual([line for line in refusals if refused not in line], [])
-        self.assertEqual(load.problems, [])
+        self.assertEqual(load.problems, [], "\n".join(scheduler.lines + cluster.roles["server"].lines))
 
 
 if __name__ == "__main__":
