@@ -34,6 +34,17 @@ absl::Status CheckFinite(const char* field, float value) {
   return std::isfinite(value) ? absl::OkStatus() : InvalidArgument(field, ": is not finite");
 }
 
+void ToProto(const HostProcess& process, pb::HostProcess& out) {
+  out.set_host(process.host);
+  out.set_pid(process.pid);
+  out.set_started(process.started);
+}
+
+absl::StatusOr<HostProcess> FromProto(const char* field, const pb::HostProcess& in) {
+  DT_RETURN_IF_ERROR(CheckName(field, in.host(), kMaxHostBytes));
+  return HostProcess{in.host(), in.pid(), in.started()};
+}
+
 pb::Role RoleToProto(Role role) {
   if (role == Role::kAttentionWorker) return pb::ROLE_ATTENTION_WORKER;
   return role == Role::kComputeWorker ? pb::ROLE_COMPUTE_WORKER : pb::ROLE_UNSPECIFIED;
@@ -280,6 +291,7 @@ void ToProto(const JoinRequest& request, pb::JoinRequest& out) {
   capabilities.set_arithmetic(request.capabilities.arithmetic);
   if (request.model) ToProto(*request.model, *out.mutable_model());
   out.set_process(request.process);
+  if (!request.runs_as.host.empty()) ToProto(request.runs_as, *out.mutable_runs_as());
 }
 
 absl::StatusOr<JoinRequest> FromProto(const pb::JoinRequest& in) {
@@ -312,6 +324,9 @@ absl::StatusOr<JoinRequest> FromProto(const pb::JoinRequest& in) {
     DT_RETURN_IF_ERROR(CheckName("capabilities.arithmetic", capabilities.arithmetic(), kMaxArithmeticBytes));
   request.capabilities.arithmetic = capabilities.arithmetic();
   request.process = in.process();
+  if (in.has_runs_as()) {
+    DT_ASSIGN_OR_RETURN(request.runs_as, FromProto("runs_as.host", in.runs_as()));
+  }
   if (request.role == Role::kComputeWorker) {
     if (!in.has_model()) return InvalidArgument("model: a compute worker must bring one");
     DT_ASSIGN_OR_RETURN(request.model, FromProto(in.model()));
@@ -330,13 +345,18 @@ void ToProto(const JoinReply& reply, pb::JoinReply& out) {
   out.set_heartbeat_ms(reply.heartbeat_ms);
   out.set_wants_model_files(reply.wants_model_files);
   out.set_cluster(reply.cluster);
+  if (!reply.scheduler.host.empty()) ToProto(reply.scheduler, *out.mutable_scheduler());
 }
 
 absl::StatusOr<JoinReply> FromProto(const pb::JoinReply& in) {
   DT_RETURN_IF_ERROR(CheckRange("lease_ms", in.lease_ms(), 1, 3'600'000));
   DT_RETURN_IF_ERROR(CheckRange("heartbeat_ms", in.heartbeat_ms(), 1, in.lease_ms()));
-  return JoinReply{WorkerId(in.worker()), Epoch(in.epoch()),      in.lease_ms(),
-                   in.heartbeat_ms(),     in.wants_model_files(), in.cluster()};
+  HostProcess scheduler;
+  if (in.has_scheduler()) {
+    DT_ASSIGN_OR_RETURN(scheduler, FromProto("scheduler.host", in.scheduler()));
+  }
+  return JoinReply{WorkerId(in.worker()),  Epoch(in.epoch()), in.lease_ms(),       in.heartbeat_ms(),
+                   in.wants_model_files(), in.cluster(),      std::move(scheduler)};
 }
 
 void ToProto(const Heartbeat& heartbeat, pb::Heartbeat& out) {

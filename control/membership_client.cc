@@ -13,6 +13,7 @@ namespace dovetail::control {
 namespace {
 
 constexpr int64_t kTablePatienceUs = 30'000'000;
+constexpr int64_t kStarvationUs = 10'000'000;                // of a scheduler that lives on this host
 constexpr absl::Duration kTableTimeout = absl::Seconds(60);  // for a call that carries one
 
 int64_t NowMicros() { return absl::ToUnixMicros(SystemClock().Now()); }
@@ -103,6 +104,8 @@ void MembershipClient::Beat(const std::function<Heartbeat()>& heartbeat) {
   // The scheduler answers every heartbeat; it is given longer than it gives us, so that its view of a cut comes first.
   // Before it does, a large table may be on its way.
   const int64_t usual_patience_us = 3 * int64_t{reply_.lease_ms} * 1000;
+  const int64_t interval_us = int64_t{reply_.heartbeat_ms} * 1000;
+  int64_t heard_us = heard_us_, looked_us = NowMicros(), silent_us = 0;
   uint64_t number = 0;
   std::unique_lock<std::mutex> lock(mutex_);
   while (!wake_.wait_for(lock, interval, [this] { return ended_; })) {
@@ -113,8 +116,13 @@ void MembershipClient::Beat(const std::function<Heartbeat()>& heartbeat) {
     ToProto(beat, *report.mutable_heartbeat());
     const bool written = Write(std::move(report));
     const int64_t patience_us = configured_ ? usual_patience_us : std::max(usual_patience_us, kTablePatienceUs);
-    if (NowMicros() - heard_us_ > patience_us) {
-      silent_ = true;
+    const int64_t now_us = NowMicros();
+    const int64_t last_us = heard_us_;
+    if (std::exchange(heard_us, last_us) != last_us) silent_us = 0;
+    // Where this thread got no time, the one that reads had none either.
+    silent_us += std::min(now_us - std::exchange(looked_us, now_us), 2 * interval_us);
+    if (silent_us > patience_us && (silent_us > kStarvationUs || !RunsHere(reply_.scheduler))) {
+      silent_ms_ = silent_us / 1000;
       stream_context_.TryCancel();
     }
     lock.lock();
@@ -157,9 +165,9 @@ absl::Status MembershipClient::Run(const Handlers& handlers) {
   }
   if (stopped_) return absl::OkStatus();
   if (!end.ok()) return end;
-  if (silent_)
-    return absl::UnavailableError(absl::StrCat("scheduler ", options_.scheduler, ": silent for ", 3 * reply_.lease_ms,
-                                               " ms; is the network cut?"));
+  if (silent_ms_ > 0)
+    return absl::UnavailableError(
+        absl::StrCat("scheduler ", options_.scheduler, ": silent for ", silent_ms_.load(), " ms; is the network cut?"));
   // A refusal (this worker's lease ran out, say) comes as the stream's status; joining again is the remedy for all of
   // them.
   return absl::UnavailableError(absl::StrCat("scheduler ", options_.scheduler, ": ",

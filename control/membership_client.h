@@ -70,7 +70,7 @@ class MembershipClient {
   std::condition_variable wake_;
   bool ended_ = false;
   std::atomic<bool> stopped_{false};
-  std::atomic<bool> silent_{false};
+  std::atomic<int64_t> silent_ms_{0};  // the scheduler was, and the membership ended for it
   std::atomic<bool> configured_{false};
   std::atomic<int64_t> heard_us_{0};
 };

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "base/host_process.h"
 #include "base/ids.h"
 #include "base/status.h"
 #include "proto/attention_spec.h"
@@ -18,6 +19,7 @@ inline constexpr size_t kMaxVersionBytes = 128;
 inline constexpr size_t kMaxAddressBytes = 64 << 10;
 inline constexpr size_t kMaxLaneBytes = 256;
 inline constexpr size_t kMaxArithmeticBytes = 256;
+inline constexpr size_t kMaxHostBytes = 256;
 inline constexpr size_t kMaxExchangeBytes = 512;
 inline constexpr int kMaxPeers = 1024;
 inline constexpr int kMaxModelFiles = 16;
@@ -86,6 +88,7 @@ struct JoinRequest {
   Capabilities capabilities;
   std::optional<ModelSummary> model;  // of a compute worker
   uint64_t process = 0;               // random, of all incarnations of one worker process; 0: unknown
+  HostProcess runs_as;                // no host: not known
 };
 
 struct JoinReply {
@@ -95,6 +98,7 @@ struct JoinReply {
   uint32_t heartbeat_ms = 0;
   bool wants_model_files = false;
   uint64_t cluster = 0;
+  HostProcess scheduler;  // no host: not known
 };
 
 struct Link {

@@ -12,7 +12,8 @@ namespace {
 constexpr absl::Duration kLongestSleep = absl::Milliseconds(500);
 }
 
-NodeLoop::NodeLoop(transport::Connector& connector) : connector_(connector), thread_([this] { Run(); }) {}
+NodeLoop::NodeLoop(transport::Connector& connector)
+    : connector_(connector), turn_began_us_(absl::ToUnixMicros(SystemClock().Now())), thread_([this] { Run(); }) {}
 
 NodeLoop::~NodeLoop() { Stop(); }
 
@@ -54,7 +55,7 @@ void NodeLoop::Stop() {
 absl::Duration NodeLoop::Busy() const {
   const int64_t began = turn_began_us_.load(std::memory_order_relaxed);
   const absl::Duration busy = SystemClock().Now() - absl::FromUnixMicros(began);
-  return began == 0 ? absl::ZeroDuration() : std::max(busy, absl::ZeroDuration());
+  return std::max(busy, absl::ZeroDuration());
 }
 
 void NodeLoop::Run() {
@@ -74,9 +75,10 @@ void NodeLoop::Run() {
     if (stop) return;
     if (node_.turn && node_.turn() > 0) continue;
     if (worked) continue;
+    const absl::Time now = SystemClock().Now();
     absl::Duration sleep = kLongestSleep;
-    if (node_.next_deadline) sleep = std::min(sleep, node_.next_deadline() - SystemClock().Now());
-    turn_began_us_.store(0, std::memory_order_relaxed);
+    if (node_.next_deadline) sleep = std::min(sleep, node_.next_deadline() - now);
+    turn_began_us_.store(absl::ToUnixMicros(now + sleep), std::memory_order_relaxed);
     if (sleep > absl::ZeroDuration()) connector_.Wait(sleep);
   }
 }

@@ -34,8 +34,8 @@ class NodeLoop {
   // Post and wait until it ran. Not on the loop's thread.
   bool Call(const std::function<void()>& work);
 
-  // Thread-safe. For how long the turn at hand has gone on; 0 while the loop sleeps. A node that is at work for long
-  // neither hears its peers nor is heard by them.
+  // Thread-safe. For how long the turn at hand has gone on, or should have: 0 while the loop sleeps, unless its sleep
+  // should have ended and the machine gives it no time. Such a node neither hears its peers nor is heard by them.
   absl::Duration Busy() const;
 
   // Runs what was posted, then ends the thread. Not on the loop's thread.
@@ -46,7 +46,7 @@ class NodeLoop {
 
   transport::Connector& connector_;
   Node node_;
-  std::atomic<int64_t> turn_began_us_{0};  // 0: asleep
+  std::atomic<int64_t> turn_began_us_;  // or is due to begin
   std::mutex mutex_;
   std::vector<std::function<void()>> posted_;
   bool stopping_ = false;

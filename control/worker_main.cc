@@ -212,6 +212,7 @@ uint64_t RandomProcess() {
 WorkerMain::WorkerMain(WorkerMainOptions options, ConnectorFactory make_connector, NodeFactory make_node)
     : options_(std::move(options)),
       process_(RandomProcess()),
+      runs_as_(ThisProcess()),
       make_connector_(std::move(make_connector)),
       make_node_(std::move(make_node)) {}
 
@@ -239,7 +240,8 @@ absl::StatusOr<std::unique_ptr<MembershipClient>> WorkerMain::JoinOnce(
                              connector->address(),
                              options_.capabilities,
                              options_.model,
-                             process_};
+                             process_,
+                             runs_as_};
   auto client = MembershipClient::Join(join);
   was_member_ = was_member_ || client.ok();
   return client;

@@ -72,6 +72,7 @@ class WorkerMain {
 
   const WorkerMainOptions options_;
   const uint64_t process_;  // tells this process from another of its name, whatever its node and epoch
+  const HostProcess runs_as_;
   const ConnectorFactory make_connector_;
   const NodeFactory make_node_;
   std::mutex mutex_;

@@ -482,6 +482,15 @@ void ClusterScheduler::WatchLoopGap(absl::Time now) {
   if (gap > options_.membership.lease / 4) members_.Forgive(gap, now);
 }
 
+// A member of this host that was not stopped waits for a processor, or for its memory.
+void ClusterScheduler::ExcuseWhoRunsHere(absl::Time now) {
+  for (const WorkerId worker : members_.Overdue(now)) {
+    const control::JoinRequest& request = members_.Find(worker)->request;
+    if (RunsHere(request.runs_as) && members_.Excuse(worker, now))
+      LogWarning(request.name, " is late, and was not stopped: this machine is busy");
+  }
+}
+
 // A member whose frames do not come although it is heard here. If nobody's do, it is this process that is deaf.
 void ClusterScheduler::WatchDataPlane(absl::Time now, std::vector<MemberAction>& actions) {
   if (now < next_look_) return;
@@ -524,6 +533,7 @@ int ClusterScheduler::Turn() {
     for (const SchedulerNode::Dismissal& dismissal : node_->TakeDismissals())
       members_.Refuse(dismissal.worker, dismissal.why, actions);
   WatchDataPlane(now, actions);
+  ExcuseWhoRunsHere(now);
   members_.Expire(now, actions);
   if (!actions.empty()) Perform(std::move(actions));
   FinishDrains();

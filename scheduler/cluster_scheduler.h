@@ -87,6 +87,7 @@ class ClusterScheduler {
   absl::Status BuildNode();
   absl::Status CheckLength(const control::ModelSummary& model) const;
   void WatchLoopGap(absl::Time now);
+  void ExcuseWhoRunsHere(absl::Time now);
   void WatchDataPlane(absl::Time now, std::vector<MemberAction>& actions);
   void WatchServing(absl::Time now);
   void FinishDrains();

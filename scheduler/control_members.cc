@@ -1,6 +1,7 @@
 #include "scheduler/control_members.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <utility>
 #include <variant>
@@ -180,7 +181,8 @@ absl::StatusOr<control::JoinReply> ControlMembers::Join(const control::JoinReque
                                  static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.lease)),
                                  static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.heartbeat)),
                                  wants_files,
-                                 options_.cluster};
+                                 options_.cluster,
+                                 options_.process};
   members_.emplace(member.worker, std::move(member));
   return reply;
 }
@@ -214,7 +216,10 @@ void ControlMembers::Configure(Member& member, std::vector<MemberAction>& action
 void ControlMembers::Heard(WorkerId worker, control::Heartbeat heartbeat, absl::Time now) {
   Member* member = Mutable(worker);
   if (member == nullptr) return;
-  if (now - member->heard > 2 * options_.heartbeat) member->back_since = now;
+  const absl::Duration pause = now - member->heard;
+  if (pause > 2 * options_.heartbeat) member->back_since = now;
+  const double halved = absl::FDivDuration(pause, options_.lateness_half_life);
+  member->lateness = std::max(pause - 2 * options_.heartbeat, member->lateness * std::exp2(-halved));
   member->heard = now;
   member->suspected = false;
   if (heartbeat.links.empty()) heartbeat.links = std::move(member->last.links);
@@ -462,8 +467,10 @@ void ControlMembers::LinkFailed(WorkerId reporter, const control::LinkFailed& fa
   }
   if (failed.kind == Kind::kSilent) {
     if (AtWork(*peer)) return;
-    if (unlike && now - peer->heard > options_.suspect_lease)
-      return Gone(peer->worker, absl::StrCat(from->request.name, " and the scheduler hear nothing from it"), actions);
+    if (unlike && now - peer->heard > options_.suspect_lease) {  // nothing on either plane
+      peer->suspected = true;
+      return;
+    }
   }
   if (failed.kind == Kind::kBroken || !IsCutOff(*peer, now)) peer->suspected = true;
   if (failed.kind == Kind::kBroken || IsCutOff(*peer, now))
@@ -512,16 +519,37 @@ void ControlMembers::Drained(WorkerId worker, std::vector<MemberAction>& actions
   Remove(worker, kDrained, /*dismissed=*/true, actions);
 }
 
+// One whose heartbeats were late lately, though it lives, may be twice as late the next time.
 absl::Duration ControlMembers::PatienceWith(const Member& member) const {
-  if (member.suspected) return std::min(options_.lease, options_.suspect_lease);
-  if (member.state != MemberState::kJoining) return options_.lease;
+  const absl::Duration busy = std::min(2 * member.lateness, options_.longest_starvation);
+  if (member.suspected) return std::min(options_.lease, options_.suspect_lease) + busy;
+  if (member.state != MemberState::kJoining) return options_.lease + busy;
   return member.request.model ? options_.upload_grace : std::max(options_.lease, options_.join_grace);
+}
+
+absl::Time ControlMembers::DeadlineOf(const Member& member) const {
+  return std::max(member.heard + PatienceWith(member), member.excused);
 }
 
 absl::Time ControlMembers::NextDeadline() const {
   absl::Time deadline = absl::InfiniteFuture();
-  for (const auto& [id, member] : members_) deadline = std::min(deadline, member.heard + PatienceWith(member));
+  for (const auto& [id, member] : members_) deadline = std::min(deadline, DeadlineOf(member));
   return deadline;
+}
+
+std::vector<WorkerId> ControlMembers::Overdue(absl::Time now) const {
+  std::vector<WorkerId> overdue;
+  for (const auto& [id, member] : members_)
+    if (now >= DeadlineOf(member)) overdue.push_back(id);
+  return overdue;
+}
+
+bool ControlMembers::Excuse(WorkerId worker, absl::Time now) {
+  Member* member = Mutable(worker);
+  if (member == nullptr) return false;
+  const bool first = member->excused < member->heard;
+  member->excused = std::min(now + options_.heartbeat, member->heard + options_.longest_starvation);
+  return first;
 }
 
 void ControlMembers::Forgive(absl::Duration gap, absl::Time now) {
@@ -533,9 +561,9 @@ void ControlMembers::Forgive(absl::Duration gap, absl::Time now) {
 void ControlMembers::Expire(absl::Time now, std::vector<MemberAction>& actions) {
   std::vector<std::pair<WorkerId, std::string>> expired;
   for (const auto& [id, member] : members_) {
-    if (now >= member.heard + PatienceWith(member))
-      expired.emplace_back(
-          id, absl::StrCat("silent for ", absl::ToInt64Milliseconds(PatienceWith(member)), " ms: stopped, or cut off"));
+    if (now >= DeadlineOf(member))
+      expired.emplace_back(id, absl::StrCat("silent for ", absl::ToInt64Milliseconds(DeadlineOf(member) - member.heard),
+                                            " ms: stopped, or cut off"));
     else if (absl::Milliseconds(member.last.busy_ms) > options_.longest_turn)
       expired.emplace_back(id, absl::StrCat("stuck: its event loop has not turned for ", member.last.busy_ms, " ms"));
   }

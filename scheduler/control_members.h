@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "base/host_process.h"
 #include "base/ids.h"
 #include "base/status.h"
 #include "control/messages.h"
@@ -26,12 +27,16 @@ struct MembershipOptions {
   absl::Duration longest_turn = absl::Seconds(60);     // of a member's event loop
   absl::Duration join_grace = absl::Seconds(2);        // from Join to the first report
   absl::Duration upload_grace = absl::Seconds(60);     // the same of a compute worker: model files travel meanwhile
+  // Leases of members that get no time from a busy machine are longer, by no more than this.
+  absl::Duration longest_starvation = absl::Seconds(10);
+  absl::Duration lateness_half_life = absl::Seconds(10);  // after which late heartbeats count half
   int max_members = 128;
   bool unlike_workers = false;     // take compute workers whose arithmetic is not the cluster's
   std::string data_plane_version;  // the scheduler's own
   std::string data_plane_address;
   Epoch epoch;  // of the scheduler's port
   uint64_t cluster = 0;
+  HostProcess process;  // the scheduler's own
   int micro_batches = 1;
   int max_step_tokens = 512;
 };
@@ -55,6 +60,8 @@ struct Member {
   absl::Time joined, heard;
   absl::Time back_since = absl::InfinitePast();  // when it was last heard after a pause
   bool suspected = false;                        // since it was last heard
+  absl::Duration lateness;                       // of its heartbeats, lately, beyond a heartbeat's time
+  absl::Time excused = absl::InfinitePast();     // until then its silence is no sign of its end
   absl::Time late_since, late_at;                // first and last report of a step that waits for it
   std::vector<absl::Time> lost;  // when attention workers had to go for their links with this compute worker
   control::Heartbeat last;
@@ -141,6 +148,12 @@ class ControlMembers {
   absl::Status MayDrainAlone(WorkerId worker) const;
   void Drained(WorkerId worker, std::vector<MemberAction>& actions);
 
+  // Members whose lease has run out, to be asked about before Expire(). A member whose process runs on the
+  // scheduler's host gets no time there: Excuse() gives it a heartbeat's time more, longest_starvation in all. True:
+  // the first time since it was heard.
+  std::vector<WorkerId> Overdue(absl::Time now) const;
+  bool Excuse(WorkerId worker, absl::Time now);
+
   // Ends members whose lease has run out, and judges bad links. To be called after every event, too.
   void Expire(absl::Time now, std::vector<MemberAction>& actions);
   absl::Time NextDeadline() const;
@@ -185,6 +198,7 @@ class ControlMembers {
   void SendPeersToAll(std::vector<MemberAction>& actions);
   void ServeWhoCan(std::vector<MemberAction>& actions);
   absl::Duration PatienceWith(const Member& member) const;
+  absl::Time DeadlineOf(const Member& member) const;
   bool MayServe(const Member& member) const;
   void Remove(WorkerId worker, const std::string& why, bool dismissed, std::vector<MemberAction>& actions);
 

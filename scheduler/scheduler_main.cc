@@ -24,6 +24,7 @@ absl::StatusOr<std::unique_ptr<SchedulerMain>> SchedulerMain::Start(const Schedu
   cluster.membership.data_plane_address = main->connector_->address();
   cluster.membership.epoch = epoch;
   cluster.membership.cluster = std::random_device{}() | uint64_t{std::random_device{}()} << 32;
+  cluster.membership.process = ThisProcess();
   cluster.membership.micro_batches = options.scheduler.micro_batches;
   main->scheduler_ = std::make_unique<ClusterScheduler>(std::move(cluster), *main->connector_, SystemClock());
   main->loop_ = std::make_unique<control::NodeLoop>(*main->connector_);

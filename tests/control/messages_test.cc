@@ -37,6 +37,7 @@ JoinRequest GoodJoin() {
   request.data_plane_address = std::string("\0binary", 7);
   request.capabilities = {0, 8, 20'000'000'000, "cpu", "CPU avx2"};
   request.process = 0x1234567890abcdef;
+  request.runs_as = {"boot pid:[1] net:[2]", 77, 123456789012};
   ModelSummary& model = request.model.emplace();
   model.name = "tiny";
   model.digest = ~uint64_t{0};
@@ -62,7 +63,30 @@ TEST(ControlMessages, AJoinRequestSurvivesTheWire) {
   EXPECT_EQ(read->model->attention.op_group, GoodJoin().model->attention.op_group);
   EXPECT_EQ(read->data_plane_address.size(), 7u);
   EXPECT_EQ(read->process, 0x1234567890abcdefu);
+  EXPECT_EQ(read->runs_as, GoodJoin().runs_as);
   EXPECT_EQ(read->capabilities.arithmetic, "CPU avx2");
+}
+
+TEST(ControlMessages, AJoinReplySurvivesTheWire) {
+  JoinReply reply{WorkerId(3), Epoch(4), 400, 50, true, 77, {"boot pid:[1] net:[2]", 5, 123456789012}};
+  for (const bool known : {true, false}) {
+    if (!known) reply.scheduler = {};
+    v1::JoinReply wire;
+    ToProto(reply, wire);
+    const auto read = FromProto(wire);
+    ASSERT_TRUE(read.ok()) << read.status();
+    EXPECT_EQ(read->worker, WorkerId(3));
+    EXPECT_EQ(read->epoch, Epoch(4));
+    EXPECT_EQ(read->lease_ms, 400u);
+    EXPECT_EQ(read->heartbeat_ms, 50u);
+    EXPECT_TRUE(read->wants_model_files);
+    EXPECT_EQ(read->cluster, 77u);
+    EXPECT_EQ(read->scheduler, reply.scheduler);
+  }
+  v1::JoinReply bad;
+  ToProto(reply, bad);
+  bad.mutable_scheduler()->set_host("line\nbreak");
+  EXPECT_THAT(std::string(FromProto(bad).status().message()), HasSubstr("scheduler.host"));
 }
 
 TEST(ControlMessages, LinearStatesAndTheirConstantsSurviveTheWire) {
@@ -110,6 +134,8 @@ TEST(ControlMessages, EveryBadFieldOfAJoinRequestIsNamed) {
       {"data_plane_address", [](auto& r) { r.set_data_plane_address(std::string(kMaxAddressBytes + 1, 'a')); }},
       {"capabilities.cores", [](auto& r) { r.mutable_capabilities()->set_cores(0); }},
       {"capabilities.kv_bytes", [](auto& r) { r.mutable_capabilities()->set_kv_bytes(~uint64_t{0}); }},
+      {"runs_as.host", [](auto& r) { r.mutable_runs_as()->set_host("line\nbreak"); }},
+      {"runs_as.host", [](auto& r) { r.mutable_runs_as()->set_host(std::string(kMaxHostBytes + 1, 'a')); }},
       {"capabilities.arithmetic", [](auto& r) { r.mutable_capabilities()->set_arithmetic("line\nbreak"); }},
       {"kv-capacity",
        [](auto& r) {

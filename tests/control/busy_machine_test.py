@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""`dovetail up` on a machine that gives one of its workers no time: it stays a member, for its process lives.
+
+Arguments: the dovetail binary, a model.
+"""
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+import processes
+
+BINARY, MODEL = sys.argv.pop(1), sys.argv.pop(1)
+ROUNDS = 25  # at most, until the worker was late; the system decides who waits for how long
+BUSY_S, IDLE_S = 1.5, 0.5  # the first of them is four leases
+
+
+class Starved:
+    """A process whose threads get time from one processor, and only what others leave there."""
+
+    def __init__(self, pid):
+        self.processor = min(os.sched_getaffinity(0))
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            os.sched_setaffinity(int(thread), {self.processor})
+            os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
+
+    def __enter__(self):
+        self.others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+        for other in self.others:
+            os.sched_setaffinity(other.pid, {self.processor})
+            other.send_signal(signal.SIGSTOP)
+        return self
+
+    def __exit__(self, *_):
+        for other in self.others:
+            other.kill()
+            other.wait()
+
+    def for_a_while(self):
+        """No time for BUSY_S; then some."""
+        for number, seconds in ((signal.SIGCONT, BUSY_S), (signal.SIGSTOP, IDLE_S)):
+            for other in self.others:
+                other.send_signal(number)
+            time.sleep(seconds)
+
+
+class BusyMachineTest(unittest.TestCase):
+    def setUp(self):
+        self.up = self.enterContext(processes.Up(
+            BINARY, MODEL, "--compute-workers", "4", "--threads", "1", "--attention-workers", "2",
+            "--kv-cache-memory-bytes", "16MiB", "--ignore-model-name", "--shutdown-timeout", "1"))
+
+    def lines_with(self, text, seen):
+        return [line for line in self.up.lines[seen:] if text in line]
+
+    def test_a_worker_that_gets_no_time_stays_a_member(self):
+        for name in ("compute-2", "attention-1"):
+            seen = len(self.up.lines)
+            with contextlib.ExitStack() as rest:
+                starved = rest.enter_context(Starved(self.up.pid_of(name)))
+                late, rounds = f"{name} is late, and was not stopped: this machine is busy", 0
+                while not self.lines_with(late, seen) and rounds < ROUNDS:
+                    starved.for_a_while()
+                    self.assertEqual(self.lines_with(" is out: ", seen), [])
+                    rounds += 1
+            self.assertNotEqual(self.lines_with(late, seen), [], f"got its time in {rounds} rounds")
+        self.assertTrue("".join(processes.stream(self.up.url, "Once upon a time", max_tokens=20)))
+
+    def test_a_worker_that_is_stopped_is_taken_out_within_its_lease(self):
+        pid, seen = self.up.pid_of("compute-2"), len(self.up.lines)
+        os.kill(pid, signal.SIGSTOP)
+        self.addCleanup(os.kill, pid, signal.SIGCONT)
+        begun = time.monotonic()
+        self.up.wait_for(r"worker \d+ is out: silent for \d+ ms: stopped, or cut off", after=seen)
+        self.assertLess(time.monotonic() - begun, 5)
+        self.assertEqual(self.lines_with("compute-2 is late, and was not stopped", seen), [])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
