@@ -59,8 +59,8 @@ bool RunsHere(const HostProcess& process) {
   if (process.host.empty() || process.pid == static_cast<uint32_t>(getpid()) || process.host != ThisHost())
     return false;
   const Stat stat = StatOf(process.pid);
-  return stat.state != 0 && stat.started == process.started && std::string_view("TtZXx").find(stat.state) ==
-                                                                   std::string_view::npos;
+  return stat.state != 0 && stat.started == process.started &&
+         std::string_view("TtZXx").find(stat.state) == std::string_view::npos;
 }
 
 }  // namespace dovetail

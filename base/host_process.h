@@ -4,7 +4,7 @@
 
 namespace dovetail {
 
-// A process, as another one on the same host finds it. A process that waits for a processor is as silent as one that was
+// A process, as another one on the same host finds it. One that waits for a processor is as silent as one that was
 // stopped; the kernel knows which of the two it is.
 //
 // Thread rule: a value; the functions are thread-safe. They read /proc and do not wait.

@@ -127,8 +127,8 @@ TEST(BusyMachine, AMemberThatIsExcusedIsNotEndedByPeersThatHearNothingEither) {
   for (cluster.now = kStart + absl::Milliseconds(250); cluster.now < kStart + absl::Seconds(5); cluster.now += kBeat) {
     cluster.members.Heard(cluster.compute, {}, cluster.now);
     cluster.members.LinkFailed(cluster.compute,
-                               {NodeId(2), Epoch(20), "nothing came", control::LinkFailed::Kind::kSilent},
-                               cluster.now, cluster.actions);
+                               {NodeId(2), Epoch(20), "nothing came", control::LinkFailed::Kind::kSilent}, cluster.now,
+                               cluster.actions);
     for (const WorkerId worker : cluster.members.Overdue(cluster.now)) cluster.members.Excuse(worker, cluster.now);
     cluster.members.Expire(cluster.now, cluster.actions);
     ASSERT_TRUE(cluster.Serves(cluster.attention)) << cluster.now - kStart;
