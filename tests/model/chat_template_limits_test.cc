@@ -13,7 +13,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(__SANITIZE_ADDRESS__) || defined(DOVETAIL_TSAN)
 constexpr double kSlowBuild = 20;
 #else
 constexpr double kSlowBuild = 1;

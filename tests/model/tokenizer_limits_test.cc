@@ -18,7 +18,7 @@
 namespace dovetail::model::test {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(__SANITIZE_ADDRESS__) || defined(DOVETAIL_TSAN)
 constexpr bool kInstrumented = true;
 #else
 constexpr bool kInstrumented = false;
