@@ -1,42 +1,29 @@
+#include "scheduler/core/admission.h"
+
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/check.h"
 #include "scheduler/core/limits.h"
-#include "scheduler/core/placement_policy.h"
-#include "scheduler/core/scheduler_impl.h"
-
-// Who may start, and where.
 
 namespace dovetail::scheduler {
 
-void SchedulerCore::Impl::Admit() {
-  if (!budget_.any_usable() || pool_.empty()) return;
-  if (admission_held_) return;
-  // Nobody overtakes the first of the tenant that was served least: a large request would otherwise wait for ever.
+void Admission::Admit() {
+  if (!budget().any_usable() || pool_.empty() || held_) return;
+  // Nothing overtakes the first of the tenant that was served least: a large request would otherwise wait for ever.
   while (Tenant* tenant = queues_.LeastServed()) {
     if (!AdmitOne(*tenant->waiting.begin()->second)) return;
   }
 }
 
-// These workers had no room for it: it begins again, on others if they can hold it.
-void SchedulerCore::Impl::GoElsewhere(Sequence& sequence, absl::Span<const WorkerId> refused_by) {
-  Preempt(sequence);  // before: what it gives back itself changes nothing
-  for (const WorkerId worker : refused_by)
-    if (Refusal* refusal = sequence.refusals.By(worker, budget_))
-      refusal->freed = budget_.workers()[*budget_.IndexOf(worker)].freed;
-}
-
-bool SchedulerCore::Impl::AdmitOne(Sequence& sequence) {
+bool Admission::AdmitOne(Sequence& sequence) {
   const Tenant& tenant = *sequence.request->tenant;
   const std::optional<PlacementPolicy> policy = placer_.NextPolicy(sequence);
   if (!policy.has_value()) {
     if (sequence.restarted || stranded_.MayFitAgain(sequence.size(), turn_.now())) {
-      queues_.Remove(sequence);
-      stranded_.Add(sequence, turn_.now());
+      choices_.Strand(sequence);
     } else {
-      EndChoice(sequence, FinishReason::kError, TooLarge(sequence));
+      choices_.End(sequence, FinishReason::kError, TooLarge(sequence));
     }
     return true;
   }
@@ -46,8 +33,7 @@ bool SchedulerCore::Impl::AdmitOne(Sequence& sequence) {
     if (!FreeBlocksFor(sequence, *policy)) return false;
     placement = placer_.Place(sequence, *policy);
   }
-  queues_.Remove(sequence);
-  --waiting_;
+  choices_.EndWait(sequence);
   sequence.stranded_until = absl::InfiniteFuture();
   if (sequence.request->call != nullptr) sequence.request->call->begun = true;
   slots_.Take(sequence, turn_.now());
@@ -55,12 +41,12 @@ bool SchedulerCore::Impl::AdmitOne(Sequence& sequence) {
   if (probes_.IsWorthwhile(sequence, *policy)) {
     probes_.Begin(sequence);
   } else {
-    Open(sequence, *std::move(placement));
+    incarnations_.Open(sequence, *std::move(placement));
   }
   return true;
 }
 
-absl::Status SchedulerCore::Impl::TooLarge(const Sequence& sequence) const {
+absl::Status Admission::TooLarge(const Sequence& sequence) const {
   return absl::OutOfRangeError(absl::StrCat("kv cache: the attention workers hold ", placer_.LongestSequence(),
                                             " tokens of one sequence, and this one has ", sequence.size(),
                                             "; shorten the prompt or give them more memory"));
@@ -68,7 +54,7 @@ absl::Status SchedulerCore::Impl::TooLarge(const Sequence& sequence) const {
 
 // Makes room for `needed` sequences of `tenant`: at the cost of those whose reader is slow, then of a tenant that has
 // more than its part of the slots while this one has less.
-bool SchedulerCore::Impl::FreeSlots(const Tenant& tenant, int needed) {
+bool Admission::FreeSlots(const Tenant& tenant, int needed) {
   while (!slots_.Has(needed)) {
     if (PreemptPaused(std::nullopt)) continue;
     const int fair = std::max(1, options_.max_num_seqs / queues_.tenant_count());
@@ -77,57 +63,108 @@ bool SchedulerCore::Impl::FreeSlots(const Tenant& tenant, int needed) {
       return &other != &tenant && other.slots > fair && other.served > tenant.served;
     });
     if (victim == nullptr) return false;
-    Preempt(*victim);
+    choices_.Preempt(*victim);
   }
   return true;
 }
 
 // The same for KV blocks, on the worker where they lack.
-bool SchedulerCore::Impl::FreeBlocksFor(const Sequence& sequence, PlacementPolicy policy) {
+bool Admission::FreeBlocksFor(const Sequence& sequence, PlacementPolicy policy) {
   const Tenant& tenant = *sequence.request->tenant;
   const std::vector<proto::Placement> candidates = placer_.Possible(sequence, policy);
-  const Charges cost = budget_.CostOf(candidates.front(), {.end = sequence.size() + kSegmentTokens});
+  const Charges cost = budget().CostOf(candidates.front(), {.end = sequence.size() + kSegmentTokens});
   std::optional<int> lacking = placer_.LacksRoomOn(sequence, candidates.front());
-  if (!lacking.has_value()) lacking = budget_.Lacking(cost, {}, kAdmissionSpare);
+  if (!lacking.has_value()) lacking = budget().Lacking(cost, {}, kAdmissionSpare);
   if (!lacking.has_value()) return false;
   if (PreemptPaused(lacking)) return true;
-  const uint64_t fair = budget_.capacity() / static_cast<uint64_t>(queues_.tenant_count());
+  const uint64_t fair = budget().capacity() / static_cast<uint64_t>(queues_.tenant_count());
   if (tenant.kv_blocks + TotalBlocks(cost) > fair) return false;
   Sequence* victim = slots_.PickVictim(lacking, [&](const Tenant& other) {
     return &other != &tenant && other.kv_blocks > fair && other.served > tenant.served;
   });
   if (victim == nullptr) return false;
-  Preempt(*victim);
+  choices_.Preempt(*victim);
   return true;
 }
 
-bool SchedulerCore::Impl::PreemptPaused(std::optional<int> worker) {
-  Sequence* const newest = paused_ == 0 ? nullptr : slots_.PickPaused(worker);
+bool Admission::PreemptPaused(std::optional<int> worker) {
+  Sequence* const newest = choices_.paused() == 0 ? nullptr : slots_.PickPaused(worker);
   if (newest == nullptr) return false;
-  Preempt(*newest);
+  choices_.Preempt(*newest);
   return true;
 }
 
-void SchedulerCore::Impl::On(const PrefixProbed& event) {
-  if (Sequence* complete = probes_.Take(event)) PlaceProbed(*complete);
+void Admission::On(const PrefixProbed& event) {
+  if (Sequence* const complete = probes_.Take(event)) PlaceProbed(*complete);
 }
 
-void SchedulerCore::Impl::PlaceProbed(Sequence& sequence) {
+void Admission::LoseProbesOf(int worker) {
+  for (Sequence* sequence : probes_.Lose(worker)) PlaceProbed(*sequence);
+}
+
+void Admission::PlaceProbed(Sequence& sequence) {
   sequence.probed = true;
   if (std::optional<proto::Placement> placement = placer_.Place(sequence, PlacementPolicy::kRequest)) {
-    Open(sequence, *std::move(placement));
+    incarnations_.Open(sequence, *std::move(placement));
     probes_.End(sequence);  // after Open: what was opened is kept by the sequence, not by the pin
     sequence.probed = false;
     sequence.hits.clear();
   } else {
     probes_.End(sequence);
     slots_.GiveBack(sequence);
-    Wait(sequence);
+    choices_.Wait(sequence);
   }
 }
 
-void SchedulerCore::Impl::ExpireProbes() {
-  while (Sequence* sequence = probes_.Expired()) PlaceProbed(*sequence);
+void Admission::On(const SequenceOpened& event) {
+  Sequence* const complete = incarnations_.Take(event);
+  if (complete == nullptr) return;
+  Sequence& sequence = *complete;
+  const bool refused = !sequence.refused.empty();
+  if (sequence.phase == Phase::kMoving)
+    return refused ? choices_.GoElsewhere(sequence, sequence.refused) : moves_.Send(sequence);
+  if (sequence.phase == Phase::kOpening) return refused ? RefusedToOpen(sequence) : incarnations_.Start(sequence);
+
+  const auto wanted = static_cast<uint32_t>(sequence.ctx_len / kSegmentTokens);
+  const auto& starts = sequence.resumable;
+  if (!refused && std::find(starts.begin(), starts.end(), wanted) != starts.end()) {
+    incarnations_.MakeReady(sequence);
+  } else {
+    choices_.Preempt(sequence);  // the fork failed somewhere: on its own, then
+  }
+  Choices::FinishForks(*sequence.request);
+}
+
+// An attention worker does not know the sequence, so no step may name it.
+void Admission::RefusedToOpen(Sequence& sequence) {
+  for (const WorkerId worker : sequence.refused) {
+    Refusal* const refusal = sequence.refusals.By(worker, budget());
+    if (refusal == nullptr || ++refusal->opens < kMostRefusedOpens) continue;
+    return choices_.EndAll(*sequence.request, FinishReason::kError,
+                           absl::UnavailableError(absl::StrCat("attention worker ", worker.value(),
+                                                               " refused to open this request's sequence ",
+                                                               kMostRefusedOpens, " times; its log may say why")));
+  }
+  choices_.GoElsewhere(sequence, sequence.refused);
+}
+
+void Admission::ExpireProbes() {
+  while (Sequence* const sequence = probes_.Expired()) PlaceProbed(*sequence);
+}
+
+void Admission::ExpireStranded() {
+  for (Sequence* sequence : stranded_.Expired(turn_.now())) {
+    const Position longest = placer_.LongestSequence();
+    const std::string left =
+        sequence->size() <= longest
+            ? "have no room for it"
+            : absl::StrCat("hold ", longest, " tokens of one sequence, not its ", sequence->size());
+    choices_.End(
+        *sequence, FinishReason::kError,
+        absl::UnavailableError(absl::StrCat("kv cache: an attention worker that could hold this request was lost, "
+                                            "and those that are left ",
+                                            left, "; try again later")));
+  }
 }
 
 }  // namespace dovetail::scheduler

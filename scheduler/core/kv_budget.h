@@ -39,7 +39,7 @@ class KvBudget {
     Epoch epoch;
     uint64_t capacity = 0;
     uint64_t used = 0;
-    uint64_t freed = 0;     // how often somebody gave blocks back
+    uint64_t freed = 0;     // how often blocks were given back
     double rate = 1;        // AttentionWorkerJoined
     bool lost = false;      // sequences that lay on it may still be charged here until their steps return
     bool draining = false;  // keeps what it has
@@ -54,8 +54,8 @@ class KvBudget {
   // A worker that was known keeps its index and what is charged to it.
   void Join(WorkerId id, Epoch epoch, uint64_t capacity, double rate = 1);
   const std::vector<Worker>& workers() const { return workers_; }  // in the order they joined
-  // Nothing new may lie on a lost or draining worker. Once nobody names a lost one any more, Forget() lets a newcomer
-  // take its index.
+  // Nothing new may lie on a lost or draining worker. Once no sequence names a lost one any more, Forget() lets a
+  // newcomer take its index.
   void Lose(WorkerId id);
   void Drain(WorkerId id);
   void Forget(int worker) { workers_[worker].id = kForgotten; }
@@ -71,7 +71,7 @@ class KvBudget {
   // The first worker where `cost` instead of `held` and with `spare` of its capacity left over is too much; nothing if
   // it fits.
   std::optional<int> Lacking(const Charges& cost, const Charges& held, double spare = 0) const;
-  bool FitsEmpty(const Charges& cost) const;  // if nobody else used anything
+  bool FitsEmpty(const Charges& cost) const;  // if nothing else used anything
 
   // Sets what a sequence holds, whether it fits or not.
   void Exchange(Charges& held, const Charges& cost);

@@ -109,7 +109,7 @@ Position Placer::LongestSequence() const {
 std::optional<proto::Placement> Placer::Place(const Sequence& sequence, PlacementPolicy policy) const {
   for (proto::Placement& placement : Possible(sequence, policy)) {
     if (LacksRoomOn(sequence, placement)) continue;
-    // Room to grow by a block, unless nobody else is there.
+    // Room to grow by a block, unless nothing else is there.
     const Charges roomy = budget_.CostOf(placement, {.end = sequence.size() + kSegmentTokens});
     if (!budget_.Lacking(roomy, {}, kAdmissionSpare)) return placement;
     const Charges exact = budget_.CostOf(placement, {.end = sequence.size()});

@@ -3,12 +3,153 @@
 #include <algorithm>
 #include <string>
 #include <utility>
+#include <variant>
 
 #include "base/check.h"
-#include "scheduler/core/limits.h"
-#include "scheduler/core/scheduler_impl.h"
+#include "scheduler/core/admission.h"
+#include "scheduler/core/client_events.h"
+#include "scheduler/core/growth.h"
+#include "scheduler/core/relocation.h"
+#include "scheduler/core/step_failures.h"
+#include "scheduler/core/step_planner.h"
+#include "scheduler/core/step_results.h"
+#include "scheduler/core/worker_events.h"
 
 namespace dovetail::scheduler {
+
+// The parts of the core, and who is asked in which order. A part knows those above it in this list, and none below: it
+// returns what it cannot decide itself.
+class SchedulerCore::Impl {
+ public:
+  Impl(const SchedulerOptions& options, uint64_t seed)
+      : options_(options), placer_(options_, accounts_.budget(), seed) {
+    const absl::Status status = options_.Validate();
+    DT_CHECK(status.ok(), std::string(status.message()));
+  }
+
+  void Handle(const Event& event, absl::Time now, std::vector<Action>& actions) {
+    turn_.Begin(now, actions);
+    std::visit([this](const auto& e) { On(e); }, event);
+    admission_.ExpireProbes();
+    relocation_.Expire();
+    admission_.ExpireStranded();
+    grammar_pauses_.Renew(slots_.active(), now);
+    Pump();
+    requests_.ForgetFinished();
+    turn_.End();
+  }
+
+  absl::Time NextDeadline() const;
+  SchedulerStats stats() const;
+  Position LongestSequence() const { return placer_.LongestSequence(); }
+  bool HoldsNothing(WorkerId worker) const { return worker_events_.HoldsNothing(worker); }
+
+ private:
+  void On(const RequestArrived& event) { client_events_.On(event); }
+  void On(const RequestCancelled& event) { client_events_.On(event); }
+  void On(const ChoiceStopped& event) { client_events_.On(event); }
+  void On(const RequestPaused& event) { client_events_.On(event); }
+  void On(const RequestResumed& event) { client_events_.On(event); }
+  void On(const PrefixProbed& event) { admission_.On(event); }
+  void On(const SequenceOpened& event) { admission_.On(event); }
+  void On(const SequenceMoved& event) { relocation_.On(event); }
+  void On(const StepFinished& event) { results_.On(event); }
+  void On(const StepUnreadable& event) { results_.On(event); }
+  template <typename WorkerEvent>
+  void On(const WorkerEvent& event) {
+    worker_events_.On(event);
+  }
+
+  // What the event made possible: sequences start, move and step.
+  void Pump();
+
+  const SchedulerOptions options_;
+  Turn turn_;
+
+  // Records and accounts.
+  ComputePool pool_{options_};
+  MicroBatches batches_{pool_};
+  KvAccounts accounts_{options_};
+  TenantQueues queues_;
+  RequestTable requests_{options_, queues_};
+  Slots slots_{options_.max_num_seqs};
+  ReplacementWait stranded_;
+  GrammarPauses grammar_pauses_;
+
+  // What is under way.
+  Placer placer_;
+  BlockNames names_{options_};
+  StepWriter writer_{names_};
+  PrefillGroups groups_{options_, pool_, batches_, accounts_, writer_, turn_};
+  Probes probes_{options_, accounts_.budget(), names_, turn_};
+  Moves moves_{accounts_, names_, batches_, turn_};
+  Incarnations incarnations_{accounts_, names_, batches_, moves_, slots_, turn_};
+  Choices choices_{{.accounts = accounts_,
+                    .queues = queues_,
+                    .requests = requests_,
+                    .slots = slots_,
+                    .probes = probes_,
+                    .groups = groups_,
+                    .stranded = stranded_,
+                    .incarnations = incarnations_},
+                   turn_};
+
+  // Decisions.
+  ClientEvents client_events_{options_, queues_, requests_, choices_, turn_};
+  Admission admission_{options_, accounts_, pool_,         placer_,   slots_,   queues_,
+                       probes_,  moves_,    incarnations_, stranded_, choices_, turn_};
+  Relocation relocation_{accounts_, placer_, slots_, moves_, choices_};
+  Growth growth_{accounts_, placer_, slots_, stranded_, choices_, turn_};
+  StepPlanner planner_{options_, pool_, batches_, accounts_, writer_, groups_, growth_, turn_};
+  StepFailures failures_{batches_, accounts_, slots_, placer_, stranded_, grammar_pauses_, choices_, admission_, turn_};
+  StepResults results_{options_, pool_, batches_, accounts_, groups_, choices_, admission_, failures_, turn_};
+  WorkerEvents worker_events_{pool_,     batches_, accounts_,  placer_,     slots_,   moves_,
+                              stranded_, choices_, admission_, relocation_, results_, turn_};
+};
+
+void SchedulerCore::Impl::Pump() {
+  for (;;) {
+    admission_.Admit();
+    relocation_.Start();
+    const uint64_t released = incarnations_.released();
+    planner_.Plan();
+    // While a step is in flight its end brings us back. Without one, whatever planning gave up must find its next owner
+    // now.
+    if (batches_.any_in_flight() || (!admission_.held() && released == incarnations_.released())) return;
+    admission_.EndHold();
+  }
+}
+
+absl::Time SchedulerCore::Impl::NextDeadline() const {
+  const absl::Time first = probes_.probing().empty() ? grammar_pauses_.NextDeadline() : probes_.NextDeadline();
+  return std::min({first, moves_.NextDeadline(), stranded_.NextDeadline(), batches_.NextDeadline(turn_.now())});
+}
+
+SchedulerStats SchedulerCore::Impl::stats() const {
+  SchedulerStats stats;
+  stats.running_sequences = static_cast<int>(slots_.active().size());
+  stats.waiting_requests = choices_.waiting();
+  stats.paused_requests = choices_.paused();
+  stats.kv_usage = accounts_.budget().fullest_usage();
+  stats.preemptions = choices_.preemptions();
+  stats.prompt_tokens = incarnations_.prompt_tokens();
+  stats.prefix_queries = incarnations_.prefix_queries();
+  stats.prefix_hits = incarnations_.prefix_hits();
+  const StepResults::Counts& steps = results_.counts();
+  stats.generation_tokens = steps.generation_tokens;
+  stats.steps = steps.steps;
+  stats.prefix_asked_bytes = steps.prefix_asked_bytes;
+  stats.prefix_gathered_bytes = steps.prefix_gathered_bytes;
+  stats.prefix_state_bytes = steps.prefix_state_bytes;
+  stats.prefill_groups = groups_.groups();
+  stats.prefill_group_tokens = groups_.tokens();
+  stats.moves = moves_.finished();
+  stats.damaged = failures_.damaged();
+  stats.late_events = turn_.late();
+  stats.micro_batches = pool_.micro_batches_in_use();
+  stats.stage_times = pool_.stage_times();
+  return stats;
+}
 
 SchedulerCore::SchedulerCore(const SchedulerOptions& options, uint64_t seed)
     : impl_(std::make_unique<Impl>(options, seed)) {}
@@ -21,70 +162,5 @@ absl::Time SchedulerCore::NextDeadline() const { return impl_->NextDeadline(); }
 SchedulerStats SchedulerCore::stats() const { return impl_->stats(); }
 Position SchedulerCore::LongestSequence() const { return impl_->LongestSequence(); }
 bool SchedulerCore::HoldsNothing(WorkerId worker) const { return impl_->HoldsNothing(worker); }
-
-SchedulerCore::Impl::Impl(const SchedulerOptions& options, uint64_t seed)
-    : options_(options),
-      pool_(options_),
-      batches_(pool_),
-      accounts_(options_),
-      budget_(accounts_.budget()),
-      names_(options_),
-      writer_(names_),
-      groups_(options_, pool_, batches_, accounts_, writer_, turn_),
-      placer_(options_, accounts_.budget(), seed),
-      slots_(options_.max_num_seqs),
-      probes_(options_, accounts_.budget(), names_, turn_),
-      moves_(accounts_, names_, batches_, turn_) {
-  const absl::Status status = options_.Validate();
-  DT_CHECK(status.ok(), std::string(status.message()));
-}
-
-void SchedulerCore::Impl::Handle(const Event& event, absl::Time now, std::vector<Action>& actions) {
-  turn_.Begin(now, actions);
-  std::visit([this](const auto& e) { On(e); }, event);
-  ExpireProbes();
-  ExpireMoves();
-  ExpireStranded();
-  grammar_pauses_.Renew(slots_.active(), turn_.now());
-  Pump();
-  ForgetFinished();
-  turn_.End();
-}
-
-void SchedulerCore::Impl::Pump() {
-  for (;;) {
-    Admit();
-    StartMoves();
-    const uint64_t releases = releases_;
-    Plan();
-    // While a step is in flight its end brings us back. Without one, whatever planning gave up must find its next owner
-    // now.
-    if (batches_.any_in_flight() || (!admission_held_ && releases == releases_)) return;
-    admission_held_ = false;
-  }
-}
-
-absl::Time SchedulerCore::Impl::NextDeadline() const {
-  absl::Time deadline = grammar_pauses_.NextDeadline();
-  if (!probes_.probing().empty()) deadline = probes_.NextDeadline();
-  deadline = std::min(deadline, moves_.NextDeadline());
-  deadline = std::min(deadline, stranded_.NextDeadline());
-  return std::min(deadline, batches_.NextDeadline(turn_.now()));
-}
-
-SchedulerStats SchedulerCore::Impl::stats() const {
-  SchedulerStats stats = stats_;
-  stats.running_sequences = static_cast<int>(slots_.active().size());
-  stats.waiting_requests = waiting_;
-  stats.paused_requests = paused_;
-  stats.kv_usage = budget_.fullest_usage();
-  stats.moves = moves_.finished();
-  stats.late_events = turn_.late();
-  stats.prefill_groups = groups_.groups();
-  stats.prefill_group_tokens = groups_.tokens();
-  stats.micro_batches = pool_.micro_batches_in_use();
-  stats.stage_times = pool_.stage_times();
-  return stats;
-}
 
 }  // namespace dovetail::scheduler

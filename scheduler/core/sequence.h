@@ -15,7 +15,8 @@
 #include "scheduler/core/refusals.h"
 #include "scheduler/core/token_log.h"
 
-// What the scheduler knows of a request and of each of its choices. Plain records; scheduler_impl.h has the rules.
+// What the scheduler knows of a request and of each of its choices. Plain records; the parts of the core (scheduler.cc)
+// have the rules.
 
 namespace dovetail::scheduler {
 
@@ -111,6 +112,7 @@ struct Sequence {
   bool leads() const;  // prefills the prompt on behalf of unforked siblings
   Position prefill_end() const { return leads() ? prompt_size() - 1 : size(); }
   std::tuple<uint64_t, int> age() const;  // smaller is older
+  bool LiesOn(WorkerId worker) const;     // a shard of it does
   bool MayStep(absl::Time now) const;     // it is ready, in no step, and nothing holds it up
   static void RanOn(absl::InlinedVector<WorkerId, 2>& workers, WorkerId worker) {
     if (std::find(workers.begin(), workers.end(), worker) == workers.end()) workers.push_back(worker);
@@ -158,6 +160,9 @@ struct RequestState {
 inline const GenerationRequest& Sequence::params() const { return *request->request; }
 inline bool Sequence::leads() const {
   return request->unforked > 0 && params().max_tokens > 0 && phase != Phase::kUnforked;
+}
+inline bool Sequence::LiesOn(WorkerId worker) const {
+  return std::any_of(placement.begin(), placement.end(), [&](const proto::Shard& s) { return s.worker == worker; });
 }
 inline bool Sequence::MayStep(absl::Time now) const {
   return phase == Phase::kReady && in_flight == 0 && !request->paused && !awaits_forks && not_before <= now;

@@ -32,7 +32,7 @@ class TenantQueues {
 
   void Push(Sequence& sequence);
   void Remove(Sequence& sequence);  // nothing happens if it is not there
-  Tenant* LeastServed();            // of those with a sequence in the queue; null: nobody waits
+  Tenant* LeastServed();            // of those with a sequence in the queue; null: none waits
 
   // The last in line, of a request that never ran, nor any other of its call, of the tenant with the longest queue, if
   // `than` would still have fewer with one more; else null.

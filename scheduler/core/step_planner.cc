@@ -1,44 +1,48 @@
+#include "scheduler/core/step_planner.h"
+
 #include <algorithm>
 #include <tuple>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "base/check.h"
 #include "proto/drawn_token.h"
-#include "scheduler/core/limits.h"
-#include "scheduler/core/scheduler_impl.h"
-
-// What is in a step: a token of every running sequence, then as much of the prompts as the budget leaves, in equal
-// parts for tenants.
 
 namespace dovetail::scheduler {
+namespace {
 
-void SchedulerCore::Impl::On(const ComputeWorkerJoined& event) {
-  if (!pool_.Join(event.worker)) turn_.CountLate();
+bool MayFollow(const MicroBatch& batch) {
+  return std::all_of(batch.entries.begin(), batch.entries.end(), [](const PlannedEntry& e) { return e.may_follow; });
 }
 
-void SchedulerCore::Impl::Plan() {
+// One that is in the step in flight, and is not known to end with it.
+bool MayGoAhead(const Sequence& sequence, int max_model_len) {
+  return sequence.phase == Phase::kReady && sequence.in_flight == 1 && !sequence.lost && !sequence.request->paused &&
+         !sequence.awaits_forks && sequence.ctx_len + sequence.flying == sequence.size() &&
+         sequence.output.size() + 1 < sequence.params().max_tokens && sequence.size() + 1 < max_model_len;
+}
+
+}  // namespace
+
+void StepPlanner::Plan() {
   if (pool_.empty()) return;
   if (RunsAhead()) return PlanAhead();
   // The one that has waited longest first, so that no micro-batch always finds the KV taken.
-  std::vector<int>& idle = idle_scratch_;
-  idle.clear();
+  idle_.clear();
   batches_.EmptyUnused();
   groups_.Plan();
   for (int i = 0; i < pool_.micro_batches_in_use(); ++i)
-    if (batches_[i].MayBePlanned(turn_.now())) idle.push_back(i);
-  std::sort(idle.begin(), idle.end(),
+    if (batches_[i].MayBePlanned(turn_.now())) idle_.push_back(i);
+  std::sort(idle_.begin(), idle_.end(),
             [&](int a, int b) { return std::make_pair(batches_[a].step, a) < std::make_pair(batches_[b].step, b); });
-  for (int index : idle) PlanStep(index, index, nullptr);
+  for (const int index : idle_) PlanStep(index, index, nullptr);
 }
 
-bool SchedulerCore::Impl::RunsAhead() const {
-  return options_.run_ahead && pool_.workers().size() == 1 && budget_.workers().size() == 1;
+bool StepPlanner::RunsAhead() const {
+  return options_.run_ahead && pool_.workers().size() == 1 && accounts_.budget().workers().size() == 1;
 }
 
 // Two steps of one set of sequences are in flight, in two slots that take turns, as long as the one that was planned
 // last may be followed.
-void SchedulerCore::Impl::PlanAhead() {
+void StepPlanner::PlanAhead() {
   batches_.EmptyUnused();
   const MicroBatch& home = batches_[0];
   while (!home.held && home.not_before <= turn_.now()) {
@@ -51,28 +55,9 @@ void SchedulerCore::Impl::PlanAhead() {
   }
 }
 
-bool SchedulerCore::Impl::MayFollow(const MicroBatch& batch) const {
-  return std::all_of(batch.entries.begin(), batch.entries.end(), [](const PlannedEntry& e) { return e.may_follow; });
-}
-
-// One that is in the step in flight, and is not known to end with it.
-bool SchedulerCore::Impl::MayGoAhead(const Sequence& sequence) const {
-  return sequence.phase == Phase::kReady && sequence.in_flight == 1 && !sequence.lost && !sequence.request->paused &&
-         !sequence.awaits_forks && sequence.ctx_len + sequence.flying == sequence.size() &&
-         sequence.output.size() + 1 < sequence.params().max_tokens && sequence.size() + 1 < options_.max_model_len;
-}
-
-// Nobody gives way for a step ahead: without room, the steps in flight end first.
-bool SchedulerCore::Impl::GrowAhead(Sequence& sequence) {
-  const Position end = sequence.ctx_len + sequence.flying + 1;
-  if (!accounts_.Reserve(sequence, end)) return true;
-  batches_.Drain();
-  return false;
-}
-
-// Of the members of `index`, to be in flight as `slot`; `after` is their step in flight, if there is one. False: nobody
-// is to step.
-bool SchedulerCore::Impl::PlanStep(int index, int slot, const MicroBatch* after) {
+// Of the members of `index`, to be in flight as `slot`; `after` is their step in flight, if there is one. Returns
+// false if none of them may step.
+bool StepPlanner::PlanStep(int index, int slot, const MicroBatch* after) {
   batches_.SendHome(index);
   batches_.Balance(index);
   MicroBatch& batch = batches_[index];
@@ -110,7 +95,7 @@ bool SchedulerCore::Impl::PlanStep(int index, int slot, const MicroBatch* after)
 }
 
 // Without chunking: does the oldest prompt need more of the step than the decodes leave?
-bool SchedulerCore::Impl::LongestWaitsForRoom(const MicroBatch& batch) const {
+bool StepPlanner::LongestWaitsForRoom(const MicroBatch& batch) const {
   Position decodes = 0;
   const Sequence* oldest = nullptr;
   for (const Sequence* sequence : batch.members) {
@@ -124,19 +109,23 @@ bool SchedulerCore::Impl::LongestWaitsForRoom(const MicroBatch& batch) const {
   return oldest != nullptr && decodes + oldest->prefill_end() - oldest->ctx_len > options_.max_num_batched_tokens;
 }
 
-void SchedulerCore::Impl::ChooseDecodes(MicroBatch& batch, bool ahead, int& budget) {
+void StepPlanner::ChooseDecodes(MicroBatch& batch, bool ahead, int& budget) {
   scratch_.assign(batch.members.begin(), batch.members.end());  // growing one may preempt another
   const int index = batches_.IndexOf(batch);
   for (Sequence* sequence : scratch_) {
     if (budget == 0) return;
     if (sequence->micro_batch != index) continue;
-    if (ahead && MayGoAhead(*sequence)) {
-      if (!writer_.MayGive(*sequence) || !GrowAhead(*sequence)) continue;
+    if (ahead && MayGoAhead(*sequence, options_.max_model_len)) {
+      if (!writer_.MayGive(*sequence)) continue;
+      if (!growth_.GrowAhead(*sequence)) {
+        batches_.Drain();
+        continue;
+      }
     } else {
       if (!sequence->MayStep(turn_.now()) || sequence->prefill_end() - sequence->ctx_len != 1 ||
           !writer_.MayGive(*sequence))
         continue;
-      if (!Grow(*sequence, sequence->ctx_len + 1)) {
+      if (!growth_.Grow(*sequence, sequence->ctx_len + 1)) {
         batches_.Drain();  // others may have to give way, once they are in no step
         continue;
       }
@@ -147,7 +136,7 @@ void SchedulerCore::Impl::ChooseDecodes(MicroBatch& batch, bool ahead, int& budg
   }
 }
 
-void SchedulerCore::Impl::GivePrefill(Sequence& sequence, int most, int& budget) {
+void StepPlanner::GivePrefill(Sequence& sequence, int most, int& budget) {
   const Position left = sequence.prefill_end() - sequence.ctx_len - sequence.planned;
   Position given = std::min<Position>(left, most);
   if (!options_.enable_chunked_prefill && given < left) return;
@@ -157,7 +146,7 @@ void SchedulerCore::Impl::GivePrefill(Sequence& sequence, int most, int& budget)
   budget -= static_cast<int>(given);
 }
 
-void SchedulerCore::Impl::ChoosePrefills(MicroBatch& batch, int& budget) {
+void StepPlanner::ChoosePrefills(MicroBatch& batch, int& budget) {
   scratch_.clear();
   for (Sequence* sequence : batch.members) {
     if (sequence->planned == 0 && sequence->MayStep(turn_.now()) && sequence->prefill_end() - sequence->ctx_len > 1) {
@@ -184,33 +173,7 @@ void SchedulerCore::Impl::ChoosePrefills(MicroBatch& batch, int& budget) {
     }
     tenants = std::max(tenants, 1);
   }
-  for (Sequence* sequence : scratch_) GivePrefill(*sequence, budget, budget);  // what nobody's part used up
-}
-
-bool SchedulerCore::Impl::Grow(Sequence& sequence, Position end) {
-  while (const std::optional<int> lacking = accounts_.Reserve(sequence, end)) {
-    Sequence* victim = slots_.PickVictim(lacking, [](const Tenant&) { return true; });
-    if (victim == nullptr) {
-      const bool others = std::any_of(slots_.active().begin(), slots_.active().end(), [&](const Sequence* other) {
-        return other != &sequence && KvAccounts::HoldsOn(*other, *lacking);
-      });
-      if (!others) OutgrewItsWorker(sequence, end);
-      return false;  // others are in flight: when they return
-    }
-    Preempt(*victim);
-    if (victim == &sequence) return false;
-  }
-  return true;
-}
-
-// Alone on its worker, and too long for it. Where another can hold it, it begins again there from the token log.
-void SchedulerCore::Impl::OutgrewItsWorker(Sequence& sequence, Position end) {
-  if (placer_.OnlyAttentionWorker(sequence))
-    return EndChoice(sequence, FinishReason::kError,
-                     absl::UnavailableError("kv cache: the request outgrew the only attention worker that it may use"));
-  if (placer_.FitsNowhere(end) && !stranded_.MayFitAgain(end, turn_.now()))
-    return EndChoice(sequence, FinishReason::kLength);
-  Preempt(sequence);
+  for (Sequence* sequence : scratch_) GivePrefill(*sequence, budget, budget);  // what no tenant's part used up
 }
 
 }  // namespace dovetail::scheduler

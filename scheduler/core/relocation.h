@@ -1,0 +1,39 @@
+#pragma once
+#include "scheduler/core/choices.h"
+#include "scheduler/core/events.h"
+#include "scheduler/core/kv_accounts.h"
+#include "scheduler/core/moves.h"
+#include "scheduler/core/placer.h"
+#include "scheduler/core/slots.h"
+
+namespace dovetail::scheduler {
+
+// Which sequences move between attention workers: away from one that drains, and towards one that has just joined.
+// Threads: thread-compatible; deterministic.
+class Relocation {
+ public:
+  // All outlive this.
+  Relocation(KvAccounts& accounts, const Placer& placer, const Slots& slots, Moves& moves, Choices& choices)
+      : accounts_(accounts), placer_(placer), slots_(slots), moves_(moves), choices_(choices) {}
+
+  // Begins what moves can begin now.
+  void Start();
+  void WorkerJoined() { rebalance_ = true; }  // others may have much more to do than it
+  void On(const SequenceMoved& event);
+  // Moves do not last for ever: sequences whose time is over begin again.
+  void Expire();
+
+ private:
+  void LeaveDrainingWorkers();
+  void Rebalance();
+  const KvBudget& budget() const { return accounts_.budget(); }
+
+  KvAccounts& accounts_;
+  const Placer& placer_;
+  const Slots& slots_;
+  Moves& moves_;
+  Choices& choices_;
+  bool rebalance_ = false;
+};
+
+}  // namespace dovetail::scheduler

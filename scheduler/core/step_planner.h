@@ -1,0 +1,55 @@
+#pragma once
+#include <vector>
+
+#include "scheduler/core/compute_pool.h"
+#include "scheduler/core/growth.h"
+#include "scheduler/core/kv_accounts.h"
+#include "scheduler/core/micro_batches.h"
+#include "scheduler/core/prefill_groups.h"
+#include "scheduler/core/scheduler.h"
+#include "scheduler/core/step_writer.h"
+#include "scheduler/core/turn.h"
+
+namespace dovetail::scheduler {
+
+// What is in a step: a token of every running sequence, then as much of the prompts as the budget leaves, in equal
+// parts for tenants. Threads: thread-compatible; deterministic.
+class StepPlanner {
+ public:
+  // All outlive this.
+  StepPlanner(const SchedulerOptions& options, const ComputePool& pool, MicroBatches& batches,
+              const KvAccounts& accounts, StepWriter& writer, PrefillGroups& groups, Growth& growth, Turn& turn)
+      : options_(options),
+        pool_(pool),
+        batches_(batches),
+        accounts_(accounts),
+        writer_(writer),
+        groups_(groups),
+        growth_(growth),
+        turn_(turn) {}
+
+  // Plans a step for every micro-batch that may have one.
+  void Plan();
+
+ private:
+  bool RunsAhead() const;
+  void PlanAhead();
+  bool PlanStep(int index, int slot, const MicroBatch* after);
+  bool LongestWaitsForRoom(const MicroBatch& batch) const;
+  void ChooseDecodes(MicroBatch& batch, bool ahead, int& budget);
+  void ChoosePrefills(MicroBatch& batch, int& budget);
+  void GivePrefill(Sequence& sequence, int most, int& budget);
+
+  const SchedulerOptions& options_;
+  const ComputePool& pool_;
+  MicroBatches& batches_;
+  const KvAccounts& accounts_;
+  StepWriter& writer_;
+  PrefillGroups& groups_;
+  Growth& growth_;
+  Turn& turn_;
+  std::vector<Sequence*> scratch_, chosen_;  // kept for their capacity
+  std::vector<int> idle_;
+};
+
+}  // namespace dovetail::scheduler

@@ -1,0 +1,98 @@
+#include "scheduler/core/worker_events.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "scheduler/core/limits.h"
+
+namespace dovetail::scheduler {
+
+void WorkerEvents::On(const AttentionWorkerJoined& event) {
+  const bool restarted = budget().IndexOf(event.worker).has_value();
+  if (!restarted) ForgetLostWorkers();
+  budget().Join(event.worker, event.epoch, event.kv_blocks, event.rate);
+  if (restarted) {
+    moves_.ForgetTo(event.worker, event.epoch);
+    RestartSequencesOn(event.worker, event.epoch);
+  }
+  relocation_.WorkerJoined();
+  choices_.EndStranding();
+}
+
+void WorkerEvents::On(const AttentionWorkerLost& event) {
+  if (!budget().IsCurrent(event.worker, event.epoch)) return turn_.CountLate();
+  const int index = *budget().IndexOf(event.worker);
+  stranded_.NoteLoss(placer_.LongestSequence(), turn_.now());
+  budget().Lose(event.worker);
+  admission_.LoseProbesOf(index);
+  moves_.ForgetTo(event.worker, /*but_not_of=*/std::nullopt);
+  RestartSequencesOn(event.worker, /*but_not_of=*/std::nullopt);
+}
+
+void WorkerEvents::On(const AttentionWorkerDraining& event) {
+  if (!budget().IsCurrent(event.worker, event.epoch)) return turn_.CountLate();
+  stranded_.NoteLoss(placer_.LongestSequence(), turn_.now());
+  budget().Drain(event.worker);
+}
+
+void WorkerEvents::On(const ComputeWorkerJoined& event) {
+  if (!pool_.Join(event.worker)) turn_.CountLate();
+}
+
+void WorkerEvents::On(const ComputeWorkerLost& event) {
+  if (!pool_.Leave(event.worker)) return turn_.CountLate();
+  results_.LoseSteps(event.worker);
+}
+
+void WorkerEvents::On(const Tick& /*tick*/) {
+  for (MicroBatch& batch : batches_) {
+    if (!batch.Overdue(turn_.now())) continue;
+    if (turn_.now() - batch.deadline > kLateTick) {
+      batch.deadline = turn_.now() + kLateTick;
+      continue;
+    }
+    const WorkerId worker = batch.compute_worker;
+    turn_.Act(DismissComputeWorker{worker, absl::StrCat("step ", batch.step.value(), " had no result within ",
+                                                        absl::FormatDuration(batch.deadline - batch.sent),
+                                                        " (--step-timeout and what its tokens need)")});
+    pool_.Leave(worker);
+    results_.LoseSteps(worker);
+  }
+}
+
+// What lay there is gone: those sequences begin again from the token log.
+void WorkerEvents::RestartSequencesOn(WorkerId worker, std::optional<Epoch> but_not_of) {
+  for (MicroBatch& batch : batches_) batch.EndWait();  // for this news
+  const std::vector<Sequence*> before = slots_.active();
+  for (Sequence* sequence : before) {
+    const bool on_it =
+        std::any_of(sequence->placement.begin(), sequence->placement.end(),
+                    [&](const proto::Shard& shard) { return shard.worker == worker && shard.epoch != but_not_of; });
+    if (!on_it || sequence->phase < Phase::kOpening) continue;
+    if (sequence->in_flight > 0) {
+      sequence->lost = true;
+    } else {
+      choices_.Preempt(*sequence);
+    }
+  }
+}
+
+bool WorkerEvents::IsNamed(WorkerId worker) const {
+  return std::any_of(slots_.active().begin(), slots_.active().end(),
+                     [&](const Sequence* sequence) { return sequence->LiesOn(worker); });
+}
+
+void WorkerEvents::ForgetLostWorkers() {
+  for (size_t i = 0; i < budget().workers().size(); ++i) {
+    const KvBudget::Worker& worker = budget().workers()[i];
+    if (worker.lost && worker.used == 0 && !IsNamed(worker.id)) budget().Forget(static_cast<int>(i));
+  }
+}
+
+bool WorkerEvents::HoldsNothing(WorkerId worker) const {
+  const auto index = budget().IndexOf(worker);
+  return !index || (budget().workers()[*index].used == 0 && !IsNamed(worker));
+}
+
+}  // namespace dovetail::scheduler
