@@ -157,7 +157,9 @@ void ClusterScheduler::CloseIfRefused(WorkerId worker, const absl::Status& statu
 }
 
 void ClusterScheduler::OnHeartbeat(WorkerId worker, control::Heartbeat heartbeat) {
-  members_.Heard(worker, std::move(heartbeat), clock_.Now());
+  const absl::Time now = clock_.Now();
+  WatchLoopGap(now);
+  members_.Heard(worker, std::move(heartbeat), now);
   const auto stream = streams_.find(worker);
   if (stream == streams_.end()) return;
   pb::SchedulerOrder order;
@@ -180,8 +182,10 @@ void ClusterScheduler::OnApplied(WorkerId worker, const control::Applied& applie
 }
 
 void ClusterScheduler::OnLinkFailed(WorkerId worker, const control::LinkFailed& failed) {
+  const absl::Time now = clock_.Now();
+  WatchLoopGap(now);
   std::vector<MemberAction> actions;
-  members_.LinkFailed(worker, failed, clock_.Now(), actions);
+  members_.LinkFailed(worker, failed, now, actions);
   Perform(std::move(actions));
 }
 
@@ -475,11 +479,12 @@ void ClusterScheduler::PublishStats(bool something_happened) {
   generation_.Flush(&stats);
 }
 
-// If this process was stopped, heartbeats could not be read: that is no member's fault.
+// If this process was stopped, or got no time, heartbeats could not be read, nor was it heard: that is no member's
+// fault. What members said meanwhile waits for the loop and is read before its next turn.
 void ClusterScheduler::WatchLoopGap(absl::Time now) {
   const absl::Duration gap = now - last_turn_;
   last_turn_ = now;
-  if (gap > options_.membership.lease / 4) members_.Forgive(gap, now);
+  if (gap > std::min(options_.membership.lease, options_.membership.silence) / 4) members_.Forgive(gap, now);
 }
 
 // A member of this host that was not stopped waits for a processor, or for its memory.

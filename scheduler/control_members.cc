@@ -553,7 +553,7 @@ bool ControlMembers::Excuse(WorkerId worker, absl::Time now) {
 }
 
 void ControlMembers::Forgive(absl::Duration gap, absl::Time now) {
-  away_until_ = now + options_.lease;
+  away_until_ = now + std::min(options_.lease, options_.silence);
   for (auto& [id, member] : members_) member.heard += gap;
   bad_links_.Forgive(gap);
 }
