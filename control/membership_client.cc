@@ -6,14 +6,15 @@
 
 #include "base/clock.h"
 #include "base/thread_name.h"
+#include "control/awake_silence.h"
 #include "control/convert.h"
 #include "control/table_limits.h"
 
 namespace dovetail::control {
 namespace {
 
-constexpr int64_t kTablePatienceUs = 30'000'000;
-constexpr int64_t kStarvationUs = 10'000'000;                // of a scheduler that lives on this host
+constexpr absl::Duration kTablePatience = absl::Seconds(30);
+constexpr absl::Duration kStarvation = absl::Seconds(10);    // of a scheduler that lives on this host
 constexpr absl::Duration kTableTimeout = absl::Seconds(60);  // for a call that carries one
 
 int64_t NowMicros() { return absl::ToUnixMicros(SystemClock().Now()); }
@@ -103,9 +104,8 @@ void MembershipClient::Beat(const std::function<Heartbeat()>& heartbeat) {
   const auto interval = std::chrono::milliseconds(reply_.heartbeat_ms);
   // The scheduler answers every heartbeat; it is given longer than it gives us, so that its view of a cut comes first.
   // Before it does, a large table may be on its way.
-  const int64_t usual_patience_us = 3 * int64_t{reply_.lease_ms} * 1000;
-  const int64_t interval_us = int64_t{reply_.heartbeat_ms} * 1000;
-  int64_t heard_us = heard_us_, looked_us = NowMicros(), silent_us = 0;
+  const absl::Duration usual_patience = 3 * absl::Milliseconds(reply_.lease_ms);
+  AwakeSilence awake(absl::Milliseconds(reply_.heartbeat_ms), absl::FromUnixMicros(heard_us_), SystemClock().Now());
   uint64_t number = 0;
   std::unique_lock<std::mutex> lock(mutex_);
   while (!wake_.wait_for(lock, interval, [this] { return ended_; })) {
@@ -115,14 +115,10 @@ void MembershipClient::Beat(const std::function<Heartbeat()>& heartbeat) {
     v1::WorkerReport report;
     ToProto(beat, *report.mutable_heartbeat());
     const bool written = Write(std::move(report));
-    const int64_t patience_us = configured_ ? usual_patience_us : std::max(usual_patience_us, kTablePatienceUs);
-    const int64_t now_us = NowMicros();
-    const int64_t last_us = heard_us_;
-    if (std::exchange(heard_us, last_us) != last_us) silent_us = 0;
-    // Where this thread got no time, the one that reads had none either.
-    silent_us += std::min(now_us - std::exchange(looked_us, now_us), 2 * interval_us);
-    if (silent_us > patience_us && (silent_us > kStarvationUs || !RunsHere(reply_.scheduler))) {
-      silent_ms_ = silent_us / 1000;
+    const absl::Duration patience = configured_ ? usual_patience : std::max(usual_patience, kTablePatience);
+    const absl::Duration silence = awake.Look(absl::FromUnixMicros(heard_us_), SystemClock().Now());
+    if (silence > patience && (silence > kStarvation || !RunsHere(reply_.scheduler))) {
+      silent_ms_ = absl::ToInt64Milliseconds(silence);
       stream_context_.TryCancel();
     }
     lock.lock();

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/sha256.h"
 #include "base/thread_name.h"
+#include "control/awake_silence.h"
 #include "control/convert.h"
 #include "control/generation_messages.h"
 #include "model/rope.h"
@@ -20,6 +21,7 @@ namespace pb = control::v1;
 namespace {
 
 constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
+constexpr absl::Duration kBetweenLooks = absl::Milliseconds(250);  // at a scheduler that may have stopped
 
 std::chrono::system_clock::time_point DeadlineIn(absl::Duration timeout) {
   return std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout);
@@ -329,13 +331,13 @@ bool RemoteEngine::PauseBeforeRetry() {
 void RemoteEngine::WriteCommands(Stream& stream) {
   NameThread("dt-commands");
   std::unique_lock<std::mutex> lock(mutex_);
+  control::AwakeSilence awake(kBetweenLooks, heard_, SystemClock().Now());
   while (true) {
-    const absl::Duration quiet = SystemClock().Now() - heard_;
-    if (quiet >= kSilence) {
+    if (awake.Look(heard_, SystemClock().Now()) >= kSilence) {
       LogError("scheduler ", options_.scheduler, ": says nothing for ", absl::FormatDuration(kSilence));
       return context_->TryCancel();
     }
-    changed_.wait_for(lock, absl::ToChronoMilliseconds(kSilence - quiet),
+    changed_.wait_for(lock, absl::ToChronoMilliseconds(kBetweenLooks),
                       [this] { return stream_ended_ || stopping_ || !commands_.empty(); });
     if (stream_ended_ || stopping_) return;
     if (commands_.empty()) continue;

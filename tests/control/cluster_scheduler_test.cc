@@ -37,10 +37,10 @@ class LoopGap : public ::testing::TestWithParam<int> {
     const auto reply = scheduler_->Join(request);
     EXPECT_TRUE(reply.ok()) << reply.status();
     worker_ = reply->worker;
-    EXPECT_TRUE(scheduler_
-                    ->Attend(worker_, reply->epoch,
-                             {[](const control::v1::SchedulerOrder&) {}, [](const absl::Status&) {}})
-                    .ok());
+    EXPECT_TRUE(
+        scheduler_
+            ->Attend(worker_, reply->epoch, {[](const control::v1::SchedulerOrder&) {}, [](const absl::Status&) {}})
+            .ok());
     Serve(absl::Seconds(1));
   }
   bool IsMember() const { return scheduler_->RoleOf(worker_).has_value(); }

@@ -156,6 +156,21 @@ class ASchedulerThatStops(unittest.TestCase):
             self.assertEqual(text_of(cluster.url), expected)
 
 
+class AServerThatStops(unittest.TestCase):
+    def test_its_streams_go_on_when_it_goes_on(self):
+        request = {**PROMPT, "max_tokens": 400, "ignore_eos": True}
+        with Cluster() as cluster:
+            text, expected = "", "".join(processes.stream(cluster.url, **request))
+            for number, piece in enumerate(processes.stream(cluster.url, **request)):
+                text += piece
+                if number == 3:
+                    cluster.server.send(signal.SIGSTOP)
+                    time.sleep(6)  # a scheduler that says nothing for 5 s has stopped
+                    cluster.server.send(signal.SIGCONT)
+            self.assertEqual(text, expected)
+            self.assertEqual([line for line in cluster.server.lines if "says nothing" in line], [])
+
+
 class Up(processes.Up):
     def __init__(self, *flags):
         super().__init__(BINARY, MODEL, "--ignore-model-name", "--shutdown-timeout", "1", "--threads", "1", *flags)

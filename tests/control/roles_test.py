@@ -154,8 +154,10 @@ class RolesTest(unittest.TestCase):
                     pass  # its lease has not begun
                 worker.send(signal.SIGSTOP)
                 begun = time.monotonic()
-                scheduler.wait_for(rf"worker {number} is out: silent for [4-9]\d\d ms: stopped")
-                self.assertLess(time.monotonic() - begun, 1.5)
+                lasted = scheduler.wait_for(rf"worker {number} is out: silent for (\d+) ms: stopped").group(1)
+                self.assertGreaterEqual(int(lasted), 400)
+                # Longer only where the machine was so busy before that heartbeats were late.
+                self.assertLess(time.monotonic() - begun, int(lasted) / 1000 + 1.1)
                 worker.send(signal.SIGCONT)
                 scheduler.wait_for(rf"a1 joins as attention worker (?!{number}:)")
 
