@@ -14,6 +14,7 @@
 #include "control/convert.h"
 #include "control/listening.h"
 #include "control/permissions.h"
+#include "control/spare_descriptors.h"
 #include "control/table_limits.h"
 #include "proto/control/dovetail_admin.grpc.pb.h"
 #include "proto/control/dovetail_control.grpc.pb.h"
@@ -354,6 +355,7 @@ class ControlService::Impl {
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
     builder.AddListeningPort(listen, control::MakeServerCredentials(context_.security), &port);
+    control::BoundConnections(builder);
     builder.SetMaxReceiveMessageSize(control::kMaxChannelBytes);
     builder.SetMaxSendMessageSize(control::kMaxChannelBytes);
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // else two schedulers would share a port

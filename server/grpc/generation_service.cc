@@ -18,6 +18,7 @@
 #include "control/listening.h"
 #include "control/messages.h"
 #include "control/security.h"
+#include "control/spare_descriptors.h"
 #include "proto/control/vllm_engine.grpc.pb.h"
 #include "server/grpc/credentials.h"
 #include "server/grpc/engine_calls.h"
@@ -293,6 +294,7 @@ class GrpcServer::Impl {
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
     builder.AddListeningPort(listen, MakeListenerCredentials(options.tls), &port_);
+    control::BoundConnections(builder);
     builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
     grpc::ResourceQuota quota("dovetail-grpc");
     quota.Resize(options.max_unread_bytes);
