@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "engine/measurements/statistics.h"
+#include "base/statistics.h"
 #include "scheduler/core/scheduler.h"
 
 // What a step costs the scheduler: the time of all SchedulerCore::Handle calls between two steps, and of freeing what
@@ -169,8 +169,8 @@ void Run(benchmark::State& state, const Workload& workload) {
   const double measured = static_cast<double>(driver.stats().steps - steps);
   DT_CHECK(measured == static_cast<double>(state.iterations()), "an iteration is a step");
   // The mean contains the times when another process had the core; the percentiles tell them apart.
-  state.counters["p50_us"] = engine::Percentile(us, 50);
-  state.counters["p99_us"] = engine::Percentile(us, 99);
+  state.counters["p50_us"] = Percentile(us, 50);
+  state.counters["p99_us"] = Percentile(us, 99);
   state.counters["ends_per_step"] = static_cast<double>(driver.finished() - finished) / measured;
 }
 

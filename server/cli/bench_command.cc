@@ -6,18 +6,16 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/statistics.h"
 #include "engine/device_choice.h"
 #include "engine/measurements/engine_measurements.h"
 #include "engine/measurements/memory_rate.h"
-#include "engine/measurements/statistics.h"
 #include "engine/remote_engine.h"
 #include "server/cli/command_line.h"
 #include "server/cli/role.h"
 
 namespace dovetail::cli {
 namespace {
-
-using engine::Summary;
 
 constexpr int kMaxTokens = 1 << 20;
 constexpr int kMaxBatch = 4096;
@@ -53,7 +51,7 @@ struct Measurement {
   Parts parts{};                              // of all rounds
 
   // Seconds between two tokens of one sequence.
-  double SecondsPerToken() const { return sequences / engine::Summarize(tokens_per_s).median; }
+  double SecondsPerToken() const { return sequences / Summarize(tokens_per_s).median; }
 };
 
 struct Report {
@@ -80,7 +78,7 @@ void PrintTable(const Report& report) {
   std::printf("\n\n%-34s %10s %19s %10s %16s\n", "", "tok/s", "min .. max", "ms/token",
               limited ? "of memory limit" : "");
   for (const Measurement& row : report.measurements) {
-    const Summary speed = engine::Summarize(row.tokens_per_s);
+    const Summary speed = Summarize(row.tokens_per_s);
     std::printf("%-34s %10.1f %8.1f .. %7.1f", row.name.c_str(), speed.median, speed.min, speed.max);
     if (IsPrefill(row) || !limited)
       std::printf(" %10.3f %16s\n", row.SecondsPerToken() * 1e3, limited ? "-" : "");
@@ -88,7 +86,7 @@ void PrintTable(const Report& report) {
       std::printf(" %10.2f %15.0f%%\n", row.SecondsPerToken() * 1e3, report.ShareOfMemoryLimit(row) * 100);
     if (row.beside_prompt_tokens > 0)
       std::printf("  beside prompts of %-16d %10.1f\n", row.beside_prompt_tokens,
-                  engine::Summarize(row.beside_tokens_per_s).median);
+                  Summarize(row.beside_tokens_per_s).median);
   }
   std::printf("\n%-34s %10s %9s %9s %9s %9s %9s %9s\n", "us per step", "step", "dense", "prompts", "attention", "wire",
               "sample", "bubble");
@@ -103,7 +101,7 @@ void PrintTable(const Report& report) {
 void PrintJson(const Report& report) {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (const Measurement& row : report.measurements) {
-    const Summary speed = engine::Summarize(row.tokens_per_s);
+    const Summary speed = Summarize(row.tokens_per_s);
     nlohmann::ordered_json json = {
         {"name", row.name},
         {"sequences", row.sequences},
@@ -117,7 +115,7 @@ void PrintJson(const Report& report) {
                      {"wire_us", p.wire},   {"sample_us", p.sample},   {"bubble_us", p.bubble()}};
     if (row.beside_prompt_tokens > 0)
       json["beside"] = {{"prompt_tokens", row.beside_prompt_tokens},
-                        {"tokens_per_s", engine::Summarize(row.beside_tokens_per_s).median}};
+                        {"tokens_per_s", Summarize(row.beside_tokens_per_s).median}};
     if (!IsPrefill(row) && report.read_bytes_per_s > 0) json["share_of_memory_limit"] = report.ShareOfMemoryLimit(row);
     rows.push_back(std::move(json));
   }

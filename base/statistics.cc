@@ -1,4 +1,4 @@
-#include "engine/measurements/statistics.h"
+#include "base/statistics.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 
 #include "base/check.h"
 
-namespace dovetail::engine {
+namespace dovetail {
 
 double Percentile(std::vector<double> values, double p) {
   DT_CHECK(p >= 0 && p <= 100);
@@ -29,4 +29,12 @@ double Mean(const std::vector<double>& values) {
   return values.empty() ? 0 : std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-}  // namespace dovetail::engine
+double StandardDeviation(const std::vector<double>& values) {
+  if (values.empty()) return 0;
+  const double mean = Mean(values);
+  double squares = 0;
+  for (const double value : values) squares += (value - mean) * (value - mean);
+  return std::sqrt(squares / static_cast<double>(values.size()));
+}
+
+}  // namespace dovetail

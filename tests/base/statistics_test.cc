@@ -1,8 +1,8 @@
-#include "engine/measurements/statistics.h"
+#include "base/statistics.h"
 
 #include <gtest/gtest.h>
 
-namespace dovetail::engine {
+namespace dovetail {
 namespace {
 
 TEST(Statistics, PercentilesLieBetweenTheNearestRanks) {
@@ -31,5 +31,11 @@ TEST(Statistics, TheMeanOfNothingIsZero) {
   EXPECT_DOUBLE_EQ(Mean({}), 0);
 }
 
+TEST(Statistics, TheStandardDeviationIsThatOfAPopulation) {
+  EXPECT_DOUBLE_EQ(StandardDeviation({2, 4, 4, 4, 5, 5, 7, 9}), 2);
+  EXPECT_DOUBLE_EQ(StandardDeviation({3}), 0);
+  EXPECT_DOUBLE_EQ(StandardDeviation({}), 0);
+}
+
 }  // namespace
-}  // namespace dovetail::engine
+}  // namespace dovetail

@@ -1,7 +1,7 @@
 #pragma once
 #include <vector>
 
-namespace dovetail::engine {
+namespace dovetail {
 
 // What repeated measurements of one thing say. All zero without a value. Pure.
 struct Summary {
@@ -20,4 +20,7 @@ double Percentile(std::vector<double> values, double p);
 
 double Mean(const std::vector<double>& values);  // 0 without a value
 
-}  // namespace dovetail::engine
+// Of these values as the whole population (divided by their number, as NumPy's default). 0 without a value.
+double StandardDeviation(const std::vector<double>& values);
+
+}  // namespace dovetail
