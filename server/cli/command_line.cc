@@ -107,7 +107,9 @@ class TwoColumns : public CLI::Formatter {
   }
   std::string make_usage(const CLI::App* command, std::string name) const override {
     std::string out = absl::StrCat("\nUsage: ", name);
-    if (!command->get_subcommands({}).empty()) return absl::StrCat(out, " COMMAND ...\n");
+    const bool has_positionals =
+        !command->get_options([](const CLI::Option* o) { return o->get_positional(); }).empty();
+    if (!command->get_subcommands({}).empty() && !has_positionals) return absl::StrCat(out, " COMMAND ...\n");
     for (const CLI::Option* positional : command->get_options([](const CLI::Option* o) { return o->get_positional(); }))
       absl::StrAppend(&out, " ", make_option_usage(positional));
     return absl::StrCat(out, " [flags]\n");
@@ -205,17 +207,25 @@ std::string ExplainUsage(const CLI::App& app, int argc, char** argv, const CLI::
         "there is no ", flag ? "flag " : "command ", Quoted(name), flag ? " before the command; " : "; ",
         suggest(flag ? "" : NearestName(name, commands), absl::StrCat("there are ", absl::StrJoin(commands, ", "))));
   }
-  const std::string help = absl::StrCat("`dovetail ", command->get_name(), " --help` lists them");
-  if (const std::string flag = UnknownFlag(*command, argc - 1, argv + 1); !flag.empty())
-    return absl::StrCat(command->get_name(), ": there is no flag ", flag, "; ",
-                        suggest(NearestName(flag, FlagsOf(*command)), help));
+  std::string name = command->get_name();
+  int words = 1;
+  for (const CLI::App* one : command->get_subcommands({})) {
+    if (argc <= 2 || one->get_name() != argv[2]) continue;
+    command = one;
+    absl::StrAppend(&name, " ", one->get_name());
+    words = 2;
+    break;
+  }
+  const std::string help = absl::StrCat("`dovetail ", name, " --help` lists them");
+  if (const std::string flag = UnknownFlag(*command, argc - words, argv + words); !flag.empty())
+    return absl::StrCat(name, ": there is no flag ", flag, "; ", suggest(NearestName(flag, FlagsOf(*command)), help));
   std::string what = error.what();
   what = what.substr(0, what.find('\n'));
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr)
     what = absl::StrCat("there are more arguments than this command takes; ", help);
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr)
     what = absl::StrCat(what.substr(0, what.find(':')), " needs a value");
-  return absl::StrCat(command->get_name(), ": ", what);
+  return absl::StrCat(name, ": ", what);
 }
 
 }  // namespace dovetail::cli

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "server/cli/bench_command.h"
+#include "server/cli/bench_serve_command.h"
 #include "server/cli/cluster_commands.h"
 #include "server/cli/command_line.h"
 #include "server/cli/commands.h"
@@ -99,11 +100,25 @@ void AddLogits(CLI::App& app, LogitsFlags& flags, int& exit_code) {
   command.callback([&] { exit_code = Report(RunLogits(flags)); });
 }
 
-void AddBench(CLI::App& app, BenchFlags& flags, int& exit_code) {
+void AddBench(CLI::App& app, BenchFlags& flags, BenchServeFlags& serve_flags, int& exit_code) {
   CLI::App& command = AddCommand(app, "bench", "Measure a model in this process: one stream, prefill, batches",
-                                 "  dovetail bench smollm2-135m-instruct.gguf --batch 1,16,64 --repeat 3\n");
+                                 "  dovetail bench smollm2-135m-instruct.gguf --batch 1,16,64 --repeat 3\n"
+                                 "  dovetail bench serve --help\n");
   AddBenchFlags(command, flags);
-  command.callback([&] { exit_code = Report(RunBench(flags)); });
+  CLI::App& serve = AddCommand(
+      command, "serve", "Measure a server of the OpenAI API as its clients see it, as `vllm bench serve` does",
+      "  dovetail bench serve --port 8000 --num-prompts 200 --request-rate 4 --goodput ttft:500 tpot:50\n"
+      "  dovetail bench serve --dataset-name timed_trace --dataset-path trace.jsonl.gz \\\n"
+      "    --timed-trace-sec-multiplier 0.001 --time-scale 2 --save-result --result-dir results\n");
+  AddBenchServeFlags(serve, serve_flags);
+  serve.callback([&] { exit_code = Report(RunBenchServe(serve_flags)); });
+  // MODEL is for the command without a further one.
+  CLI::Option* const model = command.get_option("MODEL")->required(false);
+  command.callback([&command, &serve, &flags, &exit_code, model] {
+    if (command.got_subcommand(&serve)) return;
+    if (model->count() == 0) throw CLI::RequiredError("MODEL");
+    exit_code = Report(RunBench(flags));
+  });
 }
 
 int Main(int argc, char** argv) {
@@ -127,7 +142,8 @@ int Main(int argc, char** argv) {
   AddInspect(app, inspected, exit_code);
   AddDevices(app, exit_code);
   BenchFlags bench;
-  AddBench(app, bench, exit_code);
+  BenchServeFlags bench_serve;
+  AddBench(app, bench, bench_serve, exit_code);
   LogitsFlags logits;
   AddLogits(app, logits, exit_code);
   try {

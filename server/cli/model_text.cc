@@ -70,6 +70,19 @@ absl::StatusOr<std::shared_ptr<const model::Tokenizer>> Build(model::TokenizerDa
   return std::shared_ptr<const model::Tokenizer>(*std::move(tokenizer));
 }
 
+// Null where the folder has no tokenizer.json.
+absl::StatusOr<std::shared_ptr<const model::Tokenizer>> LoadFolderTokenizer(const fs::path& folder,
+                                                                            const std::string& name) {
+  DT_ASSIGN_OR_RETURN(const auto json, ReadTextFile(folder / "tokenizer.json"));
+  if (!json.has_value()) return nullptr;
+  DT_ASSIGN_OR_RETURN(const auto config, ReadTextFile(folder / "tokenizer_config.json"));
+  std::optional<std::string_view> config_view;
+  if (config.has_value()) config_view = *config;
+  auto data = model::TokenizerDataFromJson(*json, config_view);
+  if (!data.ok()) return Annotate(data.status(), name);
+  return Build(*std::move(data), name);
+}
+
 std::string TextOf(const model::Tokenizer* tokenizer, std::optional<TokenId> id) {
   return tokenizer != nullptr && id.has_value() ? std::string(tokenizer->TokenText(*id)) : std::string();
 }
@@ -83,14 +96,23 @@ absl::StatusOr<std::shared_ptr<const model::Tokenizer>> LoadTokenizer(const mode
     if (!data.ok()) return Annotate(data.status(), checkpoint.name());
     return Build(*std::move(data), checkpoint.name());
   }
-  DT_ASSIGN_OR_RETURN(const auto json, ReadTextFile(checkpoint.folder() / "tokenizer.json"));
-  if (!json.has_value()) return nullptr;
-  DT_ASSIGN_OR_RETURN(const auto config, ReadTextFile(checkpoint.folder() / "tokenizer_config.json"));
-  std::optional<std::string_view> config_view;
-  if (config.has_value()) config_view = *config;
-  auto data = model::TokenizerDataFromJson(*json, config_view);
-  if (!data.ok()) return Annotate(data.status(), checkpoint.name());
-  return Build(*std::move(data), checkpoint.name());
+  return LoadFolderTokenizer(checkpoint.folder(), checkpoint.name());
+}
+
+absl::StatusOr<std::shared_ptr<const model::Tokenizer>> LoadTokenizerAt(const std::string& path) {
+  std::error_code error;
+  if (fs::is_directory(path, error)) {
+    DT_ASSIGN_OR_RETURN(auto tokenizer, LoadFolderTokenizer(path, path));
+    if (tokenizer == nullptr) return NotFound(path, ": holds no tokenizer.json");
+    return tokenizer;
+  }
+  if (!fs::is_regular_file(path, error))
+    return NotFound(path, ": there is no such file or folder; give a .gguf file, or a folder with tokenizer.json");
+  DT_ASSIGN_OR_RETURN(const auto gguf, model::GgufFile::Open(path));
+  if (gguf->Find("tokenizer.ggml.model") == nullptr) return NotFound(path, ": holds no tokenizer");
+  auto data = DataFromGguf(*gguf);
+  if (!data.ok()) return Annotate(data.status(), path);
+  return Build(*std::move(data), path);
 }
 
 namespace {

@@ -17,6 +17,10 @@ namespace dovetail::cli {
 // none. Errors name the file and the field.
 absl::StatusOr<std::shared_ptr<const model::Tokenizer>> LoadTokenizer(const model::Checkpoint& checkpoint);
 
+// The tokenizer at `path` alone, without a model: a .gguf file, or a folder with tokenizer.json. kNotFound says what is
+// missing.
+absl::StatusOr<std::shared_ptr<const model::Tokenizer>> LoadTokenizerAt(const std::string& path);
+
 // Grammars over the tokens of a checkpoint, which is read at the first use and outlives the engine.
 std::shared_ptr<grammar::GrammarEngine> MakeGrammars(const model::Checkpoint& checkpoint);
 

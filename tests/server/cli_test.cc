@@ -30,10 +30,15 @@ TEST(Cli, HelpIsGroupedAndFitsATerminal) {
     const CommandResult help = RunDovetail({command, "--help"});
     EXPECT_EQ(help.exit_code, 0);
     EXPECT_EQ(help.err, "");
-    EXPECT_THAT(help.out, HasSubstr("Usage: dovetail " + command + " MODEL"));
+    const std::string model = command == "bench" ? " [MODEL]" : " MODEL";  // `bench serve` has none
+    EXPECT_THAT(help.out, HasSubstr("Usage: dovetail " + command + model));
     EXPECT_THAT(help.out, HasSubstr("Examples:\n  dovetail " + command));
     for (const auto line : absl::StrSplit(help.out, '\n')) EXPECT_LE(line.size(), 100u) << line;
   }
+  EXPECT_THAT(RunDovetail({"bench", "serve", "--help"}).out, HasSubstr("Usage: dovetail bench serve [flags]"));
+  EXPECT_THAT(RunDovetail({"bench"}).err, HasSubstr("bench: MODEL is required"));
+  EXPECT_THAT(RunDovetail({"bench", "serve", "--prot", "1"}).err,
+              HasSubstr("bench serve: there is no flag --prot; did you mean --port?"));
   const std::string serve = RunDovetail({"serve", "--help"}).out;
   for (const char* group : {"\nModel:\n", "\nKV cache:\n", "\nScheduling:\n", "\nDisaggregation:\n", "\nAPI:\n"})
     EXPECT_THAT(serve, HasSubstr(group));

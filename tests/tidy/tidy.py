@@ -44,12 +44,14 @@ ALLOWED = {
                        'model', 'proto', 'transport'],
     'engine': ['attention_worker', 'base', 'compute_worker', 'control', 'exchange', 'kernels', 'model', 'proto',
                'proto/control', 'requests', 'scheduler', 'scheduler/core', 'transport'],
+    'loadgen': ['base', 'model'],
     'server/http': ['base', 'engine', 'requests', 'server', 'server/metrics', 'server/openai', 'server/work'],
     'server/metrics': ['engine'],
     'server/openai': ['base', 'grammar', 'model', 'proto', 'requests'],
     'server/work': ['base', 'engine'],
-    'server': ['attention_worker', 'base', 'compute_worker', 'control', 'engine', 'grammar', 'kernels', 'model', 'proto',
-               'proto/control', 'requests', 'scheduler', 'scheduler/core', 'server/http', 'server/openai', 'server/work'],
+    'server': ['attention_worker', 'base', 'compute_worker', 'control', 'engine', 'grammar', 'kernels', 'loadgen', 'model',
+               'proto', 'proto/control', 'requests', 'scheduler', 'scheduler/core', 'server/http', 'server/openai',
+               'server/work'],
 }
 
 # Headers of the outside world: which folders may include them.

@@ -1,0 +1,85 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "loadgen/http/event_stream.h"
+#include "loadgen/http/url.h"
+#include "loadgen/openai.h"
+
+namespace dovetail::loadgen {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+TEST(Urls, AreTakenApart) {
+  const auto plain = ParseUrl("http://localhost:8000/proxy/");
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_FALSE(plain->tls);
+  EXPECT_EQ(plain->host, "localhost");
+  EXPECT_EQ(plain->port, 8000);
+  EXPECT_EQ(plain->path, "/proxy");
+  const auto tls = ParseUrl("https://[::1]");
+  ASSERT_TRUE(tls.ok()) << tls.status();
+  EXPECT_TRUE(tls->tls);
+  EXPECT_EQ(tls->host, "::1");
+  EXPECT_EQ(tls->HostHeader(), "[::1]:443");
+  EXPECT_EQ(ParseUrl("http://10.0.0.1")->port, 80);
+}
+
+TEST(Urls, ThatCannotBeReachedAreRefused) {
+  for (const char* bad : {"", "localhost:8000", "ftp://a", "http://", "http://:80", "http://a:0", "http://a:70000",
+                          "http://a:b", "http://u:p@a", "http://a/?x=1", "http://a b", "http://[::1", "http://[::1]x"})
+    EXPECT_THAT(std::string(ParseUrl(bad).status().message()), HasSubstr("http://127.0.0.1:8000")) << bad;
+}
+
+std::vector<std::string> EventsOf(const std::string& text, size_t piece) {
+  EventStream stream;
+  std::vector<std::string> events;
+  for (size_t at = 0; at < text.size(); at += piece)
+    EXPECT_TRUE(
+        stream.Add(std::string_view(text).substr(at, piece), [&](std::string_view data) { events.emplace_back(data); })
+            .ok());
+  return events;
+}
+
+TEST(EventStreams, AreTheSameHoweverTheyAreCut) {
+  const std::string text =
+      ": ping\n\ndata: {\"a\": 1}\n\nevent: x\r\ndata:two\r\ndata: lines\r\n\r\ndata: [DONE]\n\ndata: cut";
+  for (size_t piece = 1; piece < text.size(); ++piece)
+    EXPECT_THAT(EventsOf(text, piece), ElementsAre("{\"a\": 1}", "two\nlines", "[DONE]")) << piece;
+}
+
+TEST(EventStreams, AnEventWithoutEndIsRefused) {
+  EventStream stream;
+  const std::string piece(size_t{1} << 20, 'x');
+  absl::Status status;
+  for (int i = 0; i < 20 && status.ok(); ++i) status = stream.Add(piece, [](std::string_view) {});
+  EXPECT_THAT(std::string(status.message()), HasSubstr("more than 16 MiB"));
+}
+
+TEST(Answers, TheMessageOfAnErrorIsFoundWhereverItIs) {
+  EXPECT_EQ(ErrorText(R"({"error": {"message": "full"}})"), "full");
+  EXPECT_EQ(ErrorText(R"({"error": "full"})"), "full");
+  EXPECT_EQ(ErrorText(R"({"detail": "Not Found"})"), "Not Found");
+  EXPECT_EQ(ErrorText("<html>\nno</html>"), "<html> no</html>");
+  EXPECT_EQ(ErrorText(std::string(1000, 'x')).size(), 303u);
+}
+
+TEST(Answers, UsageMayComeWithTheLastChunkOfChoices) {
+  AnswerReader reader(Backend::kOpenai, {"p", 1, 8, 0, ""}, nullptr);
+  reader.Begin(0, 1);
+  reader.OnStatus(200, "OK");
+  ASSERT_TRUE(reader
+                  .OnBody("data: {\"choices\": [{\"text\": \"a\", \"finish_reason\": \"length\"}], \"usage\": "
+                          "{\"prompt_tokens\": 5, \"completion_tokens\": 8}}\n\n",
+                          1.5)
+                  .ok());
+  reader.OnEnd(absl::OkStatus());
+  EXPECT_TRUE(reader.record().success) << "a finish_reason ends an answer as well as [DONE]";
+  EXPECT_EQ(reader.record().output_len, 8);
+  EXPECT_EQ(reader.record().input_len, 5);
+  EXPECT_DOUBLE_EQ(reader.record().ttft_s, 0.5);
+}
+
+}  // namespace
+}  // namespace dovetail::loadgen
