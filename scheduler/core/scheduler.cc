@@ -9,6 +9,7 @@
 #include "scheduler/core/admission.h"
 #include "scheduler/core/client_events.h"
 #include "scheduler/core/growth.h"
+#include "scheduler/core/invariants.h"
 #include "scheduler/core/relocation.h"
 #include "scheduler/core/step_failures.h"
 #include "scheduler/core/step_planner.h"
@@ -43,6 +44,18 @@ class SchedulerCore::Impl {
   SchedulerStats stats() const;
   Position LongestSequence() const { return placer_.LongestSequence(); }
   bool HoldsNothing(WorkerId worker) const { return worker_events_.HoldsNothing(worker); }
+  absl::Status CheckInvariants() const {
+    return Invariants({.accounts = accounts_,
+                       .requests = requests_,
+                       .slots = slots_,
+                       .batches = batches_,
+                       .probes = probes_,
+                       .moves = moves_,
+                       .stranded = stranded_,
+                       .incarnations = incarnations_,
+                       .choices = choices_})
+        .Check();
+  }
 
  private:
   void On(const RequestArrived& event) { client_events_.On(event); }
@@ -162,5 +175,6 @@ absl::Time SchedulerCore::NextDeadline() const { return impl_->NextDeadline(); }
 SchedulerStats SchedulerCore::stats() const { return impl_->stats(); }
 Position SchedulerCore::LongestSequence() const { return impl_->LongestSequence(); }
 bool SchedulerCore::HoldsNothing(WorkerId worker) const { return impl_->HoldsNothing(worker); }
+absl::Status SchedulerCore::CheckInvariants() const { return impl_->CheckInvariants(); }
 
 }  // namespace dovetail::scheduler

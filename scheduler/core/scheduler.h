@@ -93,6 +93,10 @@ class SchedulerCore {
   // No sequence lies on this attention worker: one that drains may go.
   bool HoldsNothing(WorkerId worker) const;
 
+  // Whether everything that must be true between two events is (invariants.h). For tests, which ask after every event.
+  // Errors: kInternal says what is not so: a bug.
+  absl::Status CheckInvariants() const;
+
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;

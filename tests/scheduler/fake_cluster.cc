@@ -135,6 +135,9 @@ void FakeCluster::Deliver(Event event) {
   for (FakeAttentionWorker& each : workers_) {
     for (const std::string& complaint : each.TakeComplaints()) Violate(complaint);
   }
+  if (++deliveries_ % options_.reread_every == 0) {
+    if (const absl::Status status = core_.CheckInvariants(); !status.ok()) Violate(std::string(status.message()));
+  }
   const SchedulerStats stats = core_.stats();
   if (stats.running_sequences > options_.scheduler.max_num_seqs) Violate("more sequences than --max-num-seqs");
   if (stats.kv_usage > 1) Violate("the budget is overdrawn");

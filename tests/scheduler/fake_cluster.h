@@ -36,7 +36,8 @@ struct ClusterOptions {
   uint64_t seed = 1;
   int vocabulary = 50;
   // How often a sequence's whole context is read back from the attention workers: in every n-th of its steps. Between,
-  // what is new is read and the rest is remembered, which makes long simulations cheap.
+  // what is new is read and the rest is remembered. The core's invariants are checked after every n-th event. That
+  // makes long simulations cheap.
   int reread_every = 1;
 };
 
@@ -152,6 +153,7 @@ class FakeCluster {
   std::mt19937_64 random_;
   absl::Time now_ = absl::UnixEpoch();
   uint64_t next_event_ = 0;
+  int deliveries_ = 0;
   uint64_t next_request_ = 1;
   std::map<std::pair<absl::Time, uint64_t>, Event> events_;
   std::vector<FakeAttentionWorker> workers_;
