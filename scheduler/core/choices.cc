@@ -46,7 +46,7 @@ bool Choices::Resume(RequestState& request) {
   request.paused = false;
   --paused_;
   for (auto& sequence : request.choices) {
-    if (sequence->phase == Phase::kWaiting) parts_.queues.Push(*sequence);
+    if (sequence->phase == Phase::kWaiting && !parts_.stranded.Holds(*sequence)) parts_.queues.Push(*sequence);
   }
   return true;
 }

@@ -17,7 +17,7 @@ bool ReplacementWait::MayFitAgain(Position tokens, absl::Time now) const {
 
 void ReplacementWait::Add(Sequence& sequence, absl::Time now) {
   if (sequence.stranded_until == absl::InfiniteFuture()) sequence.stranded_until = now + kReplacementPatience;
-  if (std::find(waiting_.begin(), waiting_.end(), &sequence) == waiting_.end()) waiting_.push_back(&sequence);
+  if (!Holds(sequence)) waiting_.push_back(&sequence);
 }
 
 std::vector<Sequence*> ReplacementWait::Expired(absl::Time now) const {

@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,9 @@ class ReplacementWait {
   // It waits here from now on. Its time runs from when it was first added since it last ran.
   void Add(Sequence& sequence, absl::Time now);
   void Remove(Sequence& sequence) { std::erase(waiting_, &sequence); }  // nothing happens if it is not here
+  bool Holds(const Sequence& sequence) const {
+    return std::find(waiting_.begin(), waiting_.end(), &sequence) != waiting_.end();
+  }
   // A worker joined that may be large enough: none waits here any more.
   std::vector<Sequence*> TakeAll() { return std::exchange(waiting_, {}); }
   std::vector<Sequence*> Expired(absl::Time now) const;

@@ -134,8 +134,8 @@ void SchedulerCore::Impl::Pump() {
 }
 
 absl::Time SchedulerCore::Impl::NextDeadline() const {
-  const absl::Time first = probes_.probing().empty() ? grammar_pauses_.NextDeadline() : probes_.NextDeadline();
-  return std::min({first, moves_.NextDeadline(), stranded_.NextDeadline(), batches_.NextDeadline(turn_.now())});
+  return std::min({probes_.NextDeadline(), moves_.NextDeadline(), stranded_.NextDeadline(),
+                   grammar_pauses_.NextDeadline(), batches_.NextDeadline(turn_.now())});
 }
 
 SchedulerStats SchedulerCore::Impl::stats() const {

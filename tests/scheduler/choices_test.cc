@@ -183,5 +183,16 @@ TEST_F(ChoicesTest, APausedRequestIsInNoQueue) {
   EXPECT_THAT(parts_.actions, IsEmpty());
 }
 
+TEST_F(ChoicesTest, AResumedOneThatNoWorkerCanHoldStaysOutOfTheQueueUntilOneJoins) {
+  RequestState& request = Add(Ask(100, 10));
+  choices_.Strand(*request.choices[0]);
+  EXPECT_TRUE(choices_.Pause(request));
+  EXPECT_TRUE(choices_.Resume(request));
+  EXPECT_EQ(queues_.LeastServed(), nullptr);
+  choices_.EndStranding();
+  ASSERT_NE(queues_.LeastServed(), nullptr);
+  EXPECT_EQ(queues_.LeastServed()->waiting.size(), 1u);
+}
+
 }  // namespace
 }  // namespace dovetail::scheduler
