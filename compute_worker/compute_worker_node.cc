@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "compute_worker/cpu/cpu_dense.h"
+#include "compute_worker/prompt_scratch_size.h"
 
 namespace dovetail::compute {
 namespace {
@@ -15,29 +16,13 @@ constexpr absl::Duration kLeastPatience = absl::Milliseconds(100);
 constexpr absl::Duration kFirstPatience = absl::Seconds(1);  // before anything is usual
 constexpr int kUsualWaits = 5;
 
-constexpr uint64_t kMostPromptScratch = uint64_t{256} << 20;
-constexpr uint64_t kStepsOfPromptScratch = 4;
-
 constexpr int64_t kMostStateBytes = int64_t{512} << 20;
 constexpr int64_t kMostStateSlots = 64;
-
-uint32_t PromptBlocks(const ComputeWorkerOptions& options, const ComputeWorkerTuning& tuning,
-                      const proto::AttentionTable& table) {
-  const uint64_t block_bytes = PromptAttention::BlockBytes(table);
-  if (block_bytes == 0) return 0;
-  uint64_t per_segment = 0;
-  for (const LayerGroup group : table.op_group)
-    if (table.linear(group) == nullptr) per_segment += table.softmax(group).kv_heads;
-  const uint64_t segments = kStepsOfPromptScratch * (options.max_step_tokens / kSegmentTokens + 1);
-  const uint64_t otherwise = std::min(kMostPromptScratch, segments * per_segment * block_bytes);
-  return static_cast<uint32_t>(
-      std::min<uint64_t>(tuning.prompt_scratch_bytes.value_or(otherwise) / block_bytes, UINT32_MAX));
-}
 
 ComputeWorkerOptions Tuned(ComputeWorkerOptions options, const ComputeWorkerTuning& tuning,
                            const proto::AttentionTable& table) {
   if (tuning.dense == nullptr) {
-    options.prompt_blocks = PromptBlocks(options, tuning, table);
+    options.prompt_blocks = PromptScratchBlocks(table, options.max_step_tokens, tuning.prompt_scratch_bytes);
     options.linear_prompts = tuning.linear_prompts;
     const int64_t slot_bytes = PromptStates::SlotBytes(table);
     options.state_slots =

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "compute_worker/core/compute_worker_core.h"
+#include "proto/prefix_traffic.h"
 
 namespace dovetail::compute {
 
@@ -28,7 +29,7 @@ PromptEntry ComputeWorkerCore::BeginPrompt(const StepEntry& entry) {
   PromptEntry prompt;
   const Position missing = scratch_.FirstMissing(entry.sequence, entry.ctx_len);
   const bool gathers = options_.prefix == PrefixExchange::kGather && missing < entry.ctx_len;
-  if (gathers && MayGather(table_, missing, entry.ctx_len)) {
+  if (gathers && compute::MayGather(table_, missing, entry.ctx_len)) {
     prompt.part = scratch_.BeginGathering(entry.sequence, entry.ctx_len, q_len, more);
     if (prompt.part != nullptr) prompt.gather_begin = missing;
   }
@@ -144,21 +145,9 @@ bool ComputeWorkerCore::Gathers(const MicroBatch& batch, int op) const {
 proto::PrefixTraffic ComputeWorkerCore::PrefixTrafficOf(const MicroBatch& batch) const {
   proto::PrefixTraffic traffic;
   if (batch.prompts.empty() && batch.states.empty()) return traffic;
-  for (const LayerGroup group : table_.op_group) {
-    const proto::SoftmaxSpec& spec = table_.softmax(group);
-    const int64_t element = SizeOf(spec.kv);
-    for (const WorkerPart& part : batch.parts) {
-      traffic.state_bytes += part.layouts[group.value()].before_bytes;
-      for (const proto::ShardStep& item : part.layouts[group.value()].items) {
-        if (item.states != proto::StateExchange::kTokens)
-          traffic.state_bytes += item.kv_heads.size() * proto::BytesOf(item.states_left(), spec);
-        if (item.attend_end == proto::kOpenEnd) continue;  // not of a prompt that is attended here
-        traffic.asked_bytes +=
-            item.query_heads * (item.rows.q_count * spec.key_dim * element + item.nodes * 4 * (spec.value_dim + 2));
-        traffic.gathered_bytes += item.gather_count * item.kv_heads.size() * (spec.key_dim + spec.value_dim) * element;
-      }
-    }
-  }
+  for (const LayerGroup group : table_.op_group)
+    for (const WorkerPart& part : batch.parts)
+      traffic = Sum(traffic, proto::TrafficOf(part.layouts[group.value()], table_.softmax(group)));
   return traffic;
 }
 

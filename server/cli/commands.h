@@ -17,7 +17,8 @@ struct LogitsFlags {
   int greedy = 0;
   std::string out;
 };
-// Writes the float32 logits [last, vocab] of the last positions as .npy and prints {"greedy_ids": [...]}.
+// Writes the float32 logits [last, vocab] of the last positions as .npy and prints {"greedy_ids": [...]}; with several
+// compute workers also how the prompt was divided: "prefill": {"groups", "group_tokens", "bytes" by exchange}.
 absl::Status RunLogits(const LogitsFlags& flags);
 
 struct ServeFlags {

@@ -1,11 +1,13 @@
 #include <thread>
 
 #include "base/log.h"
+#include "compute_worker/attention_specs.h"
 #include "compute_worker/compute_worker_main.h"
 #include "engine/device_choice.h"
 #include "engine/exchange_choice.h"
 #include "engine/remote_model.h"
 #include "server/cli/cluster_commands.h"
+#include "server/cli/prefill_flags.h"
 #include "server/cli/role.h"
 #include "server/cli/stop_signal.h"
 
@@ -33,6 +35,9 @@ absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
   DT_ASSIGN_OR_RETURN(auto checkpoint, OpenModel(flags.engine));
   DT_ASSIGN_OR_RETURN(const auto device, CreateDevice(flags.engine, *checkpoint));
   LogInfo(kComputesOn, device->name());
+  DT_ASSIGN_OR_RETURN(const auto table, compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(flags.engine),
+                                                                  StateDtypeOf(flags.engine)));
+  DT_RETURN_IF_ERROR(CheckPrefillExchange(flags.engine, table, engine::AsGpu(*device) != nullptr));
   DT_ASSIGN_OR_RETURN(const ModelOnDevice loaded,
                       LoadOpenModel(flags.engine, std::move(checkpoint), *device, TerminalProgress("loading")));
   const std::unique_ptr<model::LoadedModel>& model = loaded.model;

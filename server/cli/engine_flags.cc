@@ -19,6 +19,7 @@
 #include "scheduler/core/limits.h"
 #include "server/cli/command_line.h"
 #include "server/cli/model_text.h"
+#include "server/cli/prefill_flags.h"
 
 namespace dovetail::cli {
 
@@ -325,6 +326,10 @@ absl::StatusOr<compute::ComputeWorkerTuning> TuningOf(const EngineFlags& flags) 
   tuning.linear_prompts = flags.linear_prompts == "compute";
   if (flags.prompt_scratch != "auto") {
     DT_ASSIGN_OR_RETURN(tuning.prompt_scratch_bytes, ParseBytes("--prompt-scratch", flags.prompt_scratch));
+    if (tuning.prompt_scratch_bytes == 0u && flags.prefill_exchange == "gather")
+      return InvalidArgument(
+          "--prefill-exchange gather: K and V that are gathered lie in the prompt scratch, and --prompt-scratch is 0; "
+          "give it memory, or take plane");
   }
   return tuning;
 }
@@ -407,11 +412,14 @@ uint64_t KvRoomOf(kernels::cuda::CudaDevice& gpu) {
 
 absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model::LoadProgress& progress) {
   RunningEngine engine;
+  DT_RETURN_IF_ERROR(CheckPrefillRanks(flags, flags.compute_workers));
   DT_ASSIGN_OR_RETURN(std::unique_ptr<model::Checkpoint> checkpoint, OpenModel(flags));
   DT_ASSIGN_OR_RETURN(engine.device, CreateDevice(flags, *checkpoint));
   if (const auto table = compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(flags), StateDtypeOf(flags));
-      table.ok())
+      table.ok()) {
+    DT_RETURN_IF_ERROR(CheckPrefillExchange(flags, *table, engine::AsGpu(*engine.device) != nullptr));
     attention::ExpectPrompts(*engine.device, *table);  // beside the loading of the weights
+  }
   engine.max_model_len = flags.max_model_len == 0 ? checkpoint->config().max_positions : flags.max_model_len;
 
   engine::EmbeddedClusterOptions options;

@@ -4,12 +4,16 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "server/cli/commands.h"
 #include "server/cli/generation.h"
+#include "server/cli/prefill_flags.h"
 #include "server/cli/role.h"
 
 namespace dovetail::cli {
 namespace {
+
+constexpr absl::Duration kStatisticsFollow = absl::Seconds(5);  // a request's end, at the most
 
 absl::StatusOr<std::vector<TokenId>> ParseIds(const std::string& text) {
   std::vector<TokenId> ids;
@@ -39,6 +43,20 @@ absl::Status WriteNpy(const std::string& path, const std::vector<float>& values,
   return absl::OkStatus();
 }
 
+// How the prompt got over several compute workers: the engine's statistics once the request has ended.
+std::string PrefillJson(engine::EmbeddedCluster& cluster) {
+  scheduler::SchedulerStats stats = cluster.stats().scheduler;
+  const absl::Time give_up = absl::Now() + kStatisticsFollow;
+  while ((stats.steps == 0 || stats.running_sequences > 0) && absl::Now() < give_up) {
+    absl::SleepFor(absl::Milliseconds(1));
+    stats = cluster.stats().scheduler;
+  }
+  return absl::StrCat(", \"prefill\": {\"groups\": ", stats.prefill_groups,
+                      ", \"group_tokens\": ", stats.prefill_group_tokens,
+                      ", \"bytes\": {\"plane\": ", stats.prefix_asked_bytes,
+                      ", \"gather\": ", stats.prefix_gathered_bytes, ", \"state\": ", stats.prefix_state_bytes, "}}");
+}
+
 }  // namespace
 
 absl::Status RunLogits(const LogitsFlags& flags) {
@@ -46,6 +64,8 @@ absl::Status RunLogits(const LogitsFlags& flags) {
   DT_ASSIGN_OR_RETURN(const std::vector<TokenId> ids, ParseIds(flags.ids));
   if (flags.last < 0 || flags.last > static_cast<int>(ids.size()))
     return InvalidArgument("--last: ", flags.last, " is outside 0..", ids.size(), ", the number of ids");
+  DT_RETURN_IF_ERROR(CheckPrefillRanks(flags.engine, flags.engine.compute_workers));
+  DT_RETURN_IF_ERROR(CheckPromptForRanks(flags.engine, static_cast<int64_t>(ids.size())));
   DT_ASSIGN_OR_RETURN(const RunningEngine engine, StartEngine(flags.engine, {}));
   requests::GenerationRequest request;
   request.tenant = "logits";
@@ -63,7 +83,8 @@ absl::Status RunLogits(const LogitsFlags& flags) {
   if (!flags.out.empty()) DT_RETURN_IF_ERROR(WriteNpy(flags.out, sink->prompt_logits(), rows, vocab));
   std::vector<TokenId> greedy = sink->choices()[0].tokens;
   greedy.resize(std::min<size_t>(greedy.size(), flags.greedy));
-  std::printf("{\"greedy_ids\": [%s]}\n", absl::StrJoin(greedy, ", ").c_str());
+  const std::string prefill = flags.engine.compute_workers > 1 ? PrefillJson(*engine.cluster) : "";
+  std::printf("{\"greedy_ids\": [%s]%s}\n", absl::StrJoin(greedy, ", ").c_str(), prefill.c_str());
   return absl::OkStatus();
 }
 

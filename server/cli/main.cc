@@ -9,6 +9,7 @@
 #include "server/cli/cluster_commands.h"
 #include "server/cli/command_line.h"
 #include "server/cli/commands.h"
+#include "server/cli/plan_prefill_command.h"
 #include "server/version.h"
 
 namespace dovetail::cli {
@@ -80,7 +81,8 @@ void AddDevices(CLI::App& app, int& exit_code) {
 void AddLogits(CLI::App& app, LogitsFlags& flags, int& exit_code) {
   CLI::App& command = AddCommand(
       app, "logits", "Write the logits of given token ids: how references are compared",
-      "  dovetail logits model.gguf --ids 1,403,407 --last 1 --greedy 20 --dtype float32 --out logits.npy\n");
+      "  dovetail logits model.gguf --ids 1,403,407 --last 1 --greedy 20 --dtype float32 --out logits.npy\n"
+      "  dovetail logits model.gguf --ids 1,4,... --compute-workers 3 --prefill-rank-tokens 64\n");
   AddEngineFlags(command, flags.engine);
   command.add_option("--ids", flags.ids, "The prompt as token ids, 1,2,3")
       ->required()
@@ -121,6 +123,16 @@ void AddBench(CLI::App& app, BenchFlags& flags, BenchServeFlags& serve_flags, in
   });
 }
 
+void AddPlanPrefill(CLI::App& app, PlanPrefillFlags& flags, int& exit_code) {
+  CLI::App& command = AddCommand(
+      app, "plan-prefill", "Predict one long prompt over several compute workers: bytes, times and what bounds them",
+      "  dovetail plan-prefill ./Llama-3-8B --tokens 1M --ranks 8 --link nvlink\n"
+      "  dovetail plan-prefill model.gguf --tokens 32K --cached-tokens 96K --ranks 2,4 --link 12.5GB/s:10us\n"
+      "  dovetail plan-prefill model.gguf --tokens 32K --ranks 2 --rates rates.json --json\n");
+  AddPlanPrefillFlags(command, flags);
+  command.callback([&] { exit_code = Report(RunPlanPrefill(flags)); });
+}
+
 int Main(int argc, char** argv) {
   CLI::App app(
       "dovetail: an LLM inference server with the dense layers and the attention of every layer on different "
@@ -144,6 +156,8 @@ int Main(int argc, char** argv) {
   BenchFlags bench;
   BenchServeFlags bench_serve;
   AddBench(app, bench, bench_serve, exit_code);
+  PlanPrefillFlags plan_prefill;
+  AddPlanPrefill(app, plan_prefill, exit_code);
   LogitsFlags logits;
   AddLogits(app, logits, exit_code);
   try {

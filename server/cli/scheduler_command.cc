@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "scheduler/scheduler_main.h"
 #include "server/cli/cluster_commands.h"
+#include "server/cli/prefill_flags.h"
 #include "server/cli/role.h"
 #include "server/cli/stop_signal.h"
 
@@ -32,6 +33,7 @@ absl::Status RunScheduler(const SchedulerFlags& flags) {
   DT_RETURN_IF_ERROR(control::CheckAddress("--listen", options.listen, /*may_be_free=*/true));
   options.scheduler = SchedulerOptionsOf(flags.engine);
   options.scheduler.step_timeout = absl::Seconds(flags.step_timeout);
+  DT_RETURN_IF_ERROR(CheckPrefillRanks(flags.engine, /*compute_workers=*/std::nullopt));
   DT_RETURN_IF_ERROR(CheckFlags(options.scheduler));
   if (flags.check_flags) return CheckPlanes(flags.control, flags.data);
   DT_ASSIGN_OR_RETURN(options.security, SecurityOf(flags.control));

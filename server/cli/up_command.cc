@@ -22,6 +22,7 @@
 #include "server/cli/announcement.h"
 #include "server/cli/child_processes.h"
 #include "server/cli/cluster_commands.h"
+#include "server/cli/prefill_flags.h"
 #include "server/cli/restart_pauses.h"
 #include "server/cli/role.h"
 #include "server/cli/stop_signal.h"
@@ -54,6 +55,8 @@ class Up {
     for (const absl::string_view device : absl::StrSplit(flags_.attention_devices, ','))
       if (device != "cpu" && !kernels::cuda::ParseCudaName(std::string(device)).ok())
         return InvalidArgument("--attention-devices: '", device, "' is neither cpu nor cuda:N, as in cuda:1,cpu");
+    DT_RETURN_IF_ERROR(CheckPrefillRanks(flags_.engine, /*compute_workers=*/std::nullopt));
+    DT_RETURN_IF_ERROR(TuningOf(flags_.engine).status());
     DT_RETURN_IF_ERROR(SizeKvCache());
     stop_.OwnerEnds();  // its children end before it
     DT_RETURN_IF_ERROR(StartScheduler());
@@ -79,6 +82,8 @@ class Up {
     DT_ASSIGN_OR_RETURN(const auto checkpoint, OpenModel(flags_.engine));
     DT_ASSIGN_OR_RETURN(const auto table, compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(flags_.engine),
                                                                     StateDtypeOf(flags_.engine)));
+    // Where --device auto chooses a GPU, the compute worker says that it cannot gather.
+    DT_RETURN_IF_ERROR(CheckPrefillExchange(flags_.engine, table, flags_.engine.device.starts_with("cuda")));
     if (flags_.engine.kv_cache_memory != "auto") {
       DT_ASSIGN_OR_RETURN(const uint64_t bytes, ParseBytes("--kv-cache-memory-bytes", flags_.engine.kv_cache_memory));
       kv_bytes_ = bytes / flags_.engine.attention_workers;

@@ -18,7 +18,7 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-const std::vector<std::string> kCommands = {"serve", "run", "inspect", "bench", "logits"};
+const std::vector<std::string> kCommands = {"serve", "run", "inspect", "bench", "plan-prefill", "logits"};
 
 int Lines(const std::string& text) { return static_cast<int>(std::count(text.begin(), text.end(), '\n')); }
 
@@ -58,7 +58,7 @@ struct Mistake {
 
 const std::string kAllCommands =
     "serve, run, up, scheduler, attention-worker, compute-worker, server, status, drain, inspect, devices, bench, "
-    "logits";
+    "plan-prefill, logits";
 
 TEST(Cli, AMistakeIsNamedInOneLineWithTheRemedy) {
   const std::vector<Mistake> mistakes = {

@@ -1,0 +1,13 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+
+#include "proto/attention_spec.h"
+
+namespace dovetail::compute {
+
+// How many blocks of 64 tokens, a KV head and an op a compute worker's prompt scratch has in `bytes`; nothing: as many
+// as a compute worker takes by itself, some steps' and at most 256 MiB. 0: the model has no softmax attention.
+uint32_t PromptScratchBlocks(const proto::AttentionTable& table, int max_step_tokens, std::optional<uint64_t> bytes);
+
+}  // namespace dovetail::compute

@@ -1,0 +1,42 @@
+#pragma once
+#include <cstdint>
+
+#include "base/ids.h"
+#include "proto/step_layout.h"
+#include "proto/step_plan.h"
+
+// What prompts' steps move and compute so that their tokens see earlier ones. Pure functions and plain values: both
+// whoever measures a step and whoever predicts one count with these.
+
+namespace dovetail::proto {
+
+// How a prompt's step sees the earlier tokens that are not in its compute worker's scratch: those of a cached prefix,
+// of earlier steps that other compute workers took, and of the ranks before it in a prefill group.
+enum class PrefixExchange : uint8_t {
+  kAsk = 0,     // pass-Q: attention workers attend to them; queries go there and partials come back
+  kGather = 1,  // attention workers give their K and V, as far as there is room, and they are attended to here
+};
+
+// Of an op's answer, at most.
+inline constexpr int64_t kMostGatheredBytes = int64_t{64} << 20;
+
+// Whether K and V of tokens [gather_begin, ctx_len) may be gathered: no op's answer is larger than it may be.
+//   Units:  tokens; with a window, only those count that token ctx_len sees
+bool MayGather(const AttentionTable& table, Position gather_begin, Position ctx_len);
+
+// `traffic` and `more` together.
+PrefixTraffic Sum(const PrefixTraffic& traffic, const PrefixTraffic& more);
+int64_t BytesOf(const PrefixTraffic& traffic);  // of all kinds
+
+// Of one op. Entries that are attended on attention workers from their beginning on count nothing.
+PrefixTraffic TrafficOf(const StepLayout& layout, const SoftmaxSpec& spec);
+
+// How many tokens t in [begin, end) the rows at positions [ctx_len, ctx_len + q_len) see, all rows together: t <= p,
+// and p - t < window if window > 0.
+int64_t SeenTokens(Position ctx_len, int64_t q_len, int window, Position begin, Position end);
+
+// Floating-point operations of softmax attention for so many (row, token) pairs: a multiplication and an addition for
+// each of key_dim and value_dim, for each of `query_heads`.
+double AttentionFlops(int64_t pairs, int query_heads, const SoftmaxSpec& spec);
+
+}  // namespace dovetail::proto

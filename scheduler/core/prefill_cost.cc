@@ -1,0 +1,192 @@
+#include "scheduler/core/prefill_cost.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "base/segment_tree.h"
+#include "proto/placement.h"
+#include "proto/state_blocks.h"
+
+namespace dovetail::scheduler {
+namespace {
+
+int64_t SegmentsTo(Position begin, Position end) { return (end - begin + kSegmentTokens - 1) / kSegmentTokens; }
+
+// Where a step's own attention begins, and what it gathers before that.
+struct Reach {
+  Position attend_begin = 0;  // tokens from here on are attended on the compute worker
+  Position gather_begin = proto::kOpenEnd;
+  HeldTokens held;
+};
+
+struct BlockCounts {
+  int64_t all_ops = 0, one_op = 0;  // of a segment
+};
+
+BlockCounts BlocksOf(const proto::AttentionTable& table) {
+  BlockCounts blocks;
+  for (const LayerGroup group : table.op_group) {
+    const proto::SoftmaxSpec& spec = table.softmax(group);
+    if (spec.linear()) continue;
+    blocks.all_ops += spec.kv_heads;
+    blocks.one_op = std::max<int64_t>(blocks.one_op, spec.kv_heads);
+  }
+  return blocks;
+}
+
+// Room for K and V of tokens from `begin` on, of which the first `held` segments are there for all ops: for all ops of
+// the others too, so that the next step finds them; else for one op at a time.
+enum class Room { kNone, kForStep, kKept };
+Room RoomFor(const PromptStep& step, const BlockCounts& blocks, Position begin, int64_t held) {
+  const int64_t more = std::max<int64_t>(0, SegmentsTo(begin, step.ctx_len + step.tokens) - held);
+  const int64_t free = int64_t{step.scratch_blocks} - held * blocks.all_ops;
+  if (more == 0) return Room::kKept;
+  if (!step.last && more * blocks.all_ops <= free) return Room::kKept;
+  return more * blocks.one_op <= free ? Room::kForStep : Room::kNone;
+}
+
+HeldTokens KeptFrom(const PromptStep& step, Position begin, Room room) {
+  return room == Room::kKept ? HeldTokens{begin, step.ctx_len + step.tokens} : HeldTokens{};
+}
+
+bool Gathers(const proto::AttentionTable& table, const PromptStep& step, const BlockCounts& blocks, Reach& reach) {
+  if (step.exchange != proto::PrefixExchange::kGather || step.scratch_blocks == 0) return false;
+  const bool goes_on = !step.held.empty() && step.ctx_len >= step.held.begin;
+  const Position begin = goes_on ? step.held.begin : 0;
+  const Position missing = goes_on ? std::min(step.held.end, step.ctx_len) : 0;
+  if (missing >= step.ctx_len || !proto::MayGather(table, missing, step.ctx_len)) return false;
+  const Room room = RoomFor(step, blocks, begin, SegmentsTo(begin, missing));
+  if (room == Room::kNone) return false;
+  reach = {.attend_begin = begin, .gather_begin = missing, .held = KeptFrom(step, begin, room)};
+  return true;
+}
+
+// As PromptScratch::Begin and BeginGathering (compute_worker/core/prompt_scratch.h).
+Reach ReachOf(const proto::AttentionTable& table, const PromptStep& step) {
+  const BlockCounts blocks = BlocksOf(table);
+  const Reach elsewhere{.attend_begin = step.ctx_len + step.tokens};
+  Reach reach;
+  if (Gathers(table, step, blocks, reach)) return reach;
+  if (step.scratch_blocks == 0) return elsewhere;
+  const bool goes_on = !step.held.empty() && step.held.begin <= step.ctx_len && step.ctx_len <= step.held.end;
+  const bool aligned = step.ctx_len % kSegmentTokens == 0;
+  if (!goes_on && !aligned) return elsewhere;  // the open segment is elsewhere
+  Position begin = goes_on ? step.held.begin : step.ctx_len;
+  Room room = RoomFor(step, blocks, begin, SegmentsTo(begin, step.ctx_len));
+  if (room == Room::kNone && aligned) {  // the earlier parts go
+    begin = step.ctx_len;
+    room = SegmentsTo(begin, begin + step.tokens) * blocks.one_op <= step.scratch_blocks ? Room::kForStep : Room::kNone;
+  }
+  if (room == Room::kNone) return elsewhere;
+  return {.attend_begin = begin, .held = KeptFrom(step, begin, room)};
+}
+
+// Maximal aligned subtrees of what the step's rows ask of tokens [0, attend_end).
+int64_t SubtreesAsked(const PromptStep& step, const proto::SoftmaxSpec& spec, int64_t rows, Position attend_end) {
+  if (rows == 0) return 0;
+  if (spec.window == 0)
+    return rows * std::popcount(static_cast<uint64_t>((attend_end + kSegmentTokens - 1) / kSegmentTokens));
+  int64_t nodes = 0;
+  for (int64_t row = 0; row < rows; ++row)
+    nodes += CountSubtrees(VisibleSegments(step.ctx_len + row, spec.window, 0, attend_end));
+  return nodes;
+}
+
+void AddSoftmax(const PromptStep& step, const Reach& reach, const proto::SoftmaxSpec& spec, int ops, StepWork& work) {
+  const int64_t element = SizeOf(spec.kv);
+  const Position end = step.ctx_len + step.tokens;
+  const auto flops = [&](Position from, Position to) {
+    const int64_t pairs = proto::SeenTokens(step.ctx_len, step.tokens, spec.window, from, to);
+    return ops * proto::AttentionFlops(pairs, spec.query_heads, spec);
+  };
+  work.here_flops += flops(reach.attend_begin, end);
+  work.asked_flops += flops(0, reach.attend_begin);
+  // Where nothing is attended here, all of it is a part of the step like those of short prompts.
+  if (reach.attend_begin > 0 && reach.attend_begin < end) {
+    const proto::ShardRows rows =
+        proto::RowsOf({}, spec.window, step.ctx_len, static_cast<int>(step.tokens), reach.attend_begin);
+    const int64_t nodes = SubtreesAsked(step, spec, rows.q_count, reach.attend_begin);
+    work.traffic.asked_bytes +=
+        int64_t{ops} * spec.query_heads * (rows.q_count * spec.key_dim * element + nodes * 4 * (spec.value_dim + 2));
+  }
+  if (reach.gather_begin >= step.ctx_len) return;
+  Position visible = reach.gather_begin;
+  if (spec.window > 0) visible = std::max(visible, (step.ctx_len - spec.window + 1) / kSegmentTokens * kSegmentTokens);
+  work.traffic.gathered_bytes += int64_t{ops} * std::max<Position>(0, step.ctx_len - visible) * spec.kv_heads *
+                                 (spec.key_dim + spec.value_dim) * element;
+}
+
+void AddLinear(const PromptStep& step, const proto::SoftmaxSpec& spec, int ops, StepWork& work) {
+  if (!step.states) return;
+  int64_t bytes = BytesOf(proto::StatesLeft(step.ctx_len, step.ctx_len + step.tokens), spec);
+  if (!step.holds_state && step.ctx_len > 0) bytes += BytesOf(proto::StatesBefore(step.ctx_len), spec);
+  work.traffic.state_bytes += int64_t{ops} * spec.kv_heads * bytes;
+}
+
+struct Parts {  // of a rank's time, seconds
+  double dense = 0, attention = 0, plane = 0, link = 0;
+
+  double sum(proto::PrefixExchange exchange) const {
+    const double asked = plane + link;
+    return dense + (exchange == proto::PrefixExchange::kGather ? attention + asked : std::max(attention, asked));
+  }
+  PrefillBound bound(proto::PrefixExchange exchange) const {
+    const bool hidden = exchange != proto::PrefixExchange::kGather && attention >= plane + link;
+    const bool hides = exchange != proto::PrefixExchange::kGather && !hidden;
+    const double parts[] = {dense, hides ? 0 : attention, hidden ? 0 : plane, hidden ? 0 : link};
+    return static_cast<PrefillBound>(std::max_element(std::begin(parts), std::end(parts)) - std::begin(parts));
+  }
+};
+
+}  // namespace
+
+const char* NameOf(proto::PrefixExchange exchange) {
+  return exchange == proto::PrefixExchange::kGather ? "gather" : "plane";
+}
+
+const char* NameOf(PrefillBound bound) {
+  switch (bound) {
+    case PrefillBound::kDense: return "dense layers";
+    case PrefillBound::kAttention: return "attention on compute workers";
+    case PrefillBound::kPlane: return "attention workers";
+    case PrefillBound::kLink: return "link";
+  }
+  return "";
+}
+
+StepWork WorkOf(const proto::AttentionTable& table, const PromptStep& step) {
+  const Reach reach = ReachOf(table, step);
+  StepWork work;
+  work.tokens = step.tokens;
+  work.held = reach.held;
+  if (reach.gather_begin < step.ctx_len) work.exchange = proto::PrefixExchange::kGather;
+  for (int group = 0; group < table.group_count(); ++group) {
+    const proto::SoftmaxSpec& spec = table.views[group];
+    if (spec.linear())
+      AddLinear(step, spec, table.ops_in_group[group], work);
+    else
+      AddSoftmax(step, reach, spec, table.ops_in_group[group], work);
+  }
+  return work;
+}
+
+Prediction Predict(std::span<const StepWork> ranks, std::span<const ComputeRates> rates, const PlaneRates& plane) {
+  Prediction slowest;
+  double asked = 0;
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    const StepWork& work = ranks[r];
+    const double flop_s = rates[r].flop_s.value_or(0);
+    Parts parts;
+    parts.dense = static_cast<double>(work.tokens) * rates[r].token_s.value_or(0);
+    parts.attention = work.here_flops * flop_s;
+    parts.plane = work.asked_flops * plane.flop_s.value_or(flop_s);
+    parts.link = static_cast<double>(BytesOf(work.traffic)) * plane.byte_s.value_or(0);
+    asked += parts.plane;
+    const double seconds = parts.sum(work.exchange);
+    if (seconds > slowest.seconds) slowest = {seconds, parts.bound(work.exchange)};
+  }
+  if (asked > slowest.seconds) slowest = {asked, PrefillBound::kPlane};
+  return slowest;
+}
+
+}  // namespace dovetail::scheduler

@@ -1,0 +1,73 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "base/ids.h"
+#include "proto/attention_spec.h"
+#include "proto/prefix_traffic.h"
+
+// What a part of a prompt costs: bytes and floating-point operations by the model's table, and seconds by measured
+// rates. Pure functions; deterministic; no allocation.
+
+namespace dovetail::scheduler {
+
+// Tokens [begin, end) of a prompt whose K and V a compute worker has. Empty: none.
+struct HeldTokens {
+  Position begin = 0, end = 0;
+  bool empty() const { return begin >= end; }
+  bool operator==(const HeldTokens&) const = default;
+};
+
+// A step of one prompt: tokens [ctx_len, ctx_len + tokens) on a compute worker.
+struct PromptStep {
+  Position ctx_len = 0;
+  int64_t tokens = 0;
+  proto::PrefixExchange exchange = proto::PrefixExchange::kAsk;
+  HeldTokens held;
+  uint32_t scratch_blocks = UINT32_MAX;  // of the compute worker: 64 tokens x a KV head x an op
+  bool last = false;                     // nothing follows, for which K and V would be kept
+  bool states = true;                    // linear layers run on the compute worker
+  bool holds_state = false;              // and the state before the step is there
+};
+
+// What it makes of it. All layers together.
+struct StepWork {
+  int64_t tokens = 0;
+  double here_flops = 0;   // softmax attention on the compute worker
+  double asked_flops = 0;  // on attention workers
+  proto::PrefixTraffic traffic;
+  proto::PrefixExchange exchange = proto::PrefixExchange::kAsk;  // kPlane where nothing could be gathered
+  HeldTokens held;                                               // after it
+};
+
+// As compute_worker/core does it, for a sequence that lies whole on one attention worker.
+StepWork WorkOf(const proto::AttentionTable& table, const PromptStep& step);
+
+// Seconds for a unit of work; nothing: not known.
+struct ComputeRates {
+  std::optional<double> token_s;  // the dense layers, and linear attention, for one token
+  std::optional<double> flop_s;   // softmax attention
+};
+struct PlaneRates {
+  std::optional<double> flop_s;  // softmax attention of prompts on the attention worker
+  std::optional<double> byte_s;  // between it and a compute worker, as far as nothing hides it
+};
+
+// What most of a predicted time is.
+enum class PrefillBound : uint8_t { kDense, kAttention, kPlane, kLink };
+const char* NameOf(PrefillBound bound);
+const char* NameOf(proto::PrefixExchange exchange);  // as --prefill-exchange spells it
+
+struct Prediction {
+  double seconds = 0;
+  PrefillBound bound = PrefillBound::kDense;  // what most of the slowest rank's time, or of the attention worker's, is
+};
+
+// The time of ranks that run together, or of a step alone. `rates` are by rank, with token_s and flop_s. What `plane`
+// does not say counts as: as fast as the compute workers, and a link that costs nothing.
+//   Model: a rank's own attention and what it asks for run at a time, what it gathers comes before it attends; the
+//          attention worker answers all ranks one after the other.
+Prediction Predict(std::span<const StepWork> ranks, std::span<const ComputeRates> rates, const PlaneRates& plane);
+
+}  // namespace dovetail::scheduler

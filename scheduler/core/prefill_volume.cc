@@ -1,0 +1,60 @@
+#include "scheduler/core/prefill_volume.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "base/dtype.h"
+
+namespace dovetail::scheduler {
+namespace {
+
+int64_t WireBytes(DType type) { return static_cast<int64_t>(SizeOf(type)); }
+
+// f x value.
+int64_t Others(int64_t value, const PromptShape& shape) { return (shape.ranks - 1) * value / shape.ranks; }
+
+int64_t SummaryBytes(const proto::LinearSpec& spec) {
+  const int64_t width = spec.delta ? spec.key_dim + spec.value_dim : spec.value_dim;
+  return int64_t{4} * spec.heads * spec.key_dim * width;
+}
+
+}  // namespace
+
+int64_t RingBytes(const proto::SoftmaxSpec& spec, const PromptShape& shape) {
+  const int64_t row = int64_t{spec.kv_heads} * (spec.key_dim + spec.value_dim) * WireBytes(spec.kv);
+  return Others((shape.new_tokens + shape.earlier_tokens) * row, shape);
+}
+
+int64_t SwitchBytes(const proto::SoftmaxSpec& spec, const PromptShape& shape) {
+  const int64_t heads = spec.query_heads + std::max<int64_t>(spec.kv_heads, shape.ranks);
+  const int64_t row = heads * (spec.key_dim + spec.value_dim) * WireBytes(spec.kv);
+  return Others(shape.new_tokens * row, shape) / shape.ranks;
+}
+
+int64_t PassQBytes(const proto::SoftmaxSpec& spec, const PromptShape& shape) {
+  const int64_t row = spec.query_heads * ((spec.key_dim + spec.value_dim) * WireBytes(spec.kv) + 4);
+  return Others(shape.new_tokens * row, shape);
+}
+
+int64_t ChainBytes(const proto::LinearSpec& spec, const PromptShape& shape) {
+  return shape.ranks < 2 ? 0 : int64_t{4} * spec.heads * spec.key_dim * spec.value_dim;
+}
+
+int64_t StateGatherBytes(const proto::LinearSpec& spec, const PromptShape& shape) {
+  return (shape.ranks - 1) * SummaryBytes(spec);
+}
+
+int64_t StateScanBytes(const proto::LinearSpec& spec, const PromptShape& shape) {
+  return std::bit_width(static_cast<uint64_t>(shape.ranks - 1)) * SummaryBytes(spec);
+}
+
+int64_t LinearSwitchBytes(const proto::LinearSpec& spec, const PromptShape& shape) {
+  const int64_t row = int64_t{spec.heads} * 2 * (spec.key_dim + spec.value_dim) * WireBytes(spec.wire);
+  return Others(shape.new_tokens * row, shape) / shape.ranks;
+}
+
+int64_t TensorParallelBytes(int64_t hidden, int64_t element, const PromptShape& shape) {
+  return 4 * Others(shape.new_tokens * hidden * element, shape);
+}
+
+}  // namespace dovetail::scheduler

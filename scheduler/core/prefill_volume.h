@@ -1,0 +1,38 @@
+#pragma once
+#include <cstdint>
+
+#include "proto/attention_spec.h"
+
+// Bytes that the known ways to divide a prompt over ranks move, by closed formulas. Pure functions.
+// Symbols: N new tokens after C earlier ones, P ranks of N / P tokens, f = (P - 1) / P, Hq and Hk query and KV heads,
+// dk
+//          and dv the dimensions of a head, e the bytes of an element on the wire, D the hidden size.
+// Units:   bytes that one rank receives for one layer; whole numbers if P divides N, else rounded down.
+// Source:  docs/sequence_parallelism.md, "Bytes of each exchange"
+
+namespace dovetail::scheduler {
+
+struct PromptShape {
+  int64_t new_tokens = 0;      // N
+  int64_t earlier_tokens = 0;  // C
+  int64_t ranks = 1;           // P
+};
+
+// Of softmax attention.
+int64_t RingBytes(const proto::SoftmaxSpec& spec, const PromptShape& shape);    // f (N + C) Hk (dk + dv) e
+int64_t SwitchBytes(const proto::SoftmaxSpec& spec, const PromptShape& shape);  // f N/P (Hq + max(Hk, P)) (dk + dv) e
+int64_t PassQBytes(const proto::SoftmaxSpec& spec, const PromptShape& shape);   // f N Hq ((dk + dv) e + 4)
+
+// Of a linear layer with H heads: states in f32.
+int64_t ChainBytes(const proto::LinearSpec& spec, const PromptShape& shape);  // H dk dv 4
+// (P - 1) H dk dv 4; of delta rules, whose parts compose by a matrix, (P - 1) H dk (dk + dv) 4
+int64_t StateGatherBytes(const proto::LinearSpec& spec, const PromptShape& shape);
+// As a gather, with ceil(log2 P) in place of P - 1.
+int64_t StateScanBytes(const proto::LinearSpec& spec, const PromptShape& shape);
+// q, k, v and o between tokens and heads: f N/P H (2 dk + 2 dv) e
+int64_t LinearSwitchBytes(const proto::LinearSpec& spec, const PromptShape& shape);
+
+// Two all-reduces of a layer, for comparison: 4 f N D e.
+int64_t TensorParallelBytes(int64_t hidden, int64_t element, const PromptShape& shape);
+
+}  // namespace dovetail::scheduler

@@ -1,0 +1,51 @@
+#include "server/cli/prefill_flags.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace dovetail::cli {
+namespace {
+
+int RanksAskedFor(const EngineFlags& flags) {
+  return flags.prefill_ranks == "auto" ? 0 : std::atoi(flags.prefill_ranks.c_str());
+}
+
+}  // namespace
+
+absl::Status CheckPrefillRanks(const EngineFlags& flags, std::optional<int> compute_workers) {
+  const int ranks = RanksAskedFor(flags);
+  if (ranks > 1 && !flags.enable_chunked_prefill)
+    return InvalidArgument(
+        "--prefill-ranks: ", ranks,
+        " ranks divide a prompt, which --no-enable-chunked-prefill forbids; take 1 or auto, or leave "
+        "chunked prefill on");
+  if (!compute_workers || ranks <= *compute_workers) return absl::OkStatus();
+  return InvalidArgument("--prefill-ranks: ", ranks, " ranks are more than the ", *compute_workers,
+                         " of --compute-workers; ask for at most as many, for auto, or for more compute workers");
+}
+
+absl::Status CheckPromptForRanks(const EngineFlags& flags, int64_t tokens) {
+  const int ranks = RanksAskedFor(flags);
+  const int64_t needed = int64_t{ranks} * flags.prefill_rank_tokens;
+  if (ranks < 2 || tokens >= needed) return absl::OkStatus();
+  return InvalidArgument("--prefill-ranks: ", ranks, " ranks of at least ", flags.prefill_rank_tokens,
+                         " tokens (--prefill-rank-tokens) need a prompt of ", needed, ", and this one has ", tokens,
+                         "; lower the one or the other");
+}
+
+absl::Status CheckPrefillExchange(const EngineFlags& flags, const proto::AttentionTable& table, bool on_gpu) {
+  if (flags.prefill_exchange != "gather") return absl::OkStatus();
+  if (on_gpu)
+    return InvalidArgument(
+        "--prefill-exchange gather: compute workers on GPUs keep no K and V of prompts, so nothing can be gathered "
+        "there; take plane, or --device cpu");
+  const bool only_linear =
+      std::all_of(table.views.begin(), table.views.end(), [](const proto::SoftmaxSpec& spec) { return spec.linear(); });
+  if (only_linear)
+    return InvalidArgument(
+        "--prefill-exchange gather: all attention layers of this model are linear; their states cross in any case, and "
+        "there is no K and V to gather; take plane");
+  return absl::OkStatus();
+}
+
+}  // namespace dovetail::cli

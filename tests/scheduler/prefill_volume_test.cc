@@ -1,0 +1,134 @@
+#include "scheduler/core/prefill_volume.h"
+
+#include <gtest/gtest.h>
+
+#include "proto/token_layout.h"
+#include "scheduler/core/prefill_table.h"
+
+namespace dovetail::scheduler {
+namespace {
+
+constexpr int64_t kMiB = 1 << 20;
+
+proto::SoftmaxSpec Softmax(int query_heads, int kv_heads, int dim) {
+  return {.query_heads = query_heads, .kv_heads = kv_heads, .key_dim = dim, .value_dim = dim, .scale = 1};
+}
+
+// N = 128K in bf16: MiB that a rank receives for a layer.
+TEST(PrefillVolume, FormulasGiveTheWorkedNumbers) {
+  struct Case {
+    proto::SoftmaxSpec spec;
+    int64_t hidden, ranks, ring, heads, pass_q, tensor_parallel;
+  };
+  const std::vector<Case> cases = {
+      {Softmax(32, 8, 128), 4096, 4, 384, 480, 1548, 3072},     // Llama-3.1-8B
+      {Softmax(32, 8, 128), 4096, 8, 448, 280, 1806, 3584},     //
+      {Softmax(32, 32, 128), 4096, 4, 1536, 768, 1548, 3072},   // Llama-2-7B
+      {Softmax(64, 8, 128), 8192, 4, 384, 864, 3096, 6144},     // Llama-3.1-70B
+      {Softmax(64, 8, 128), 8192, 8, 448, 504, 3612, 7168},     //
+      {Softmax(128, 8, 128), 16384, 8, 448, 952, 7224, 14336},  // Llama-3.1-405B
+      {Softmax(64, 4, 128), 4096, 4, 192, 816, 3096, 3072},     // Qwen3-235B
+      {Softmax(16, 2, 256), 2048, 4, 192, 480, 1542, 1536},     // Qwen3-Next: KV heads replicated
+  };
+  for (const Case& c : cases) {
+    const PromptShape shape{.new_tokens = 131072, .ranks = c.ranks};
+    EXPECT_EQ(RingBytes(c.spec, shape), c.ring * kMiB);
+    EXPECT_EQ(SwitchBytes(c.spec, shape), c.heads * kMiB);
+    EXPECT_EQ(PassQBytes(c.spec, shape), c.pass_q * kMiB);
+    EXPECT_EQ(TensorParallelBytes(c.hidden, 2, shape), c.tensor_parallel * kMiB);
+  }
+  const PromptShape shape{.new_tokens = 131072, .ranks = 4};
+  const proto::LinearSpec lightning{.heads = 64, .key_dim = 128, .value_dim = 128};
+  EXPECT_EQ(ChainBytes(lightning, shape), 4 * kMiB);
+  EXPECT_EQ(StateGatherBytes(lightning, shape), 12 * kMiB);
+  EXPECT_EQ(StateScanBytes(lightning, shape), 8 * kMiB);
+  EXPECT_EQ(LinearSwitchBytes(lightning, shape), 1536 * kMiB);
+  const proto::LinearSpec gated_delta{.heads = 32, .key_dim = 128, .value_dim = 128, .delta = true};
+  EXPECT_EQ(ChainBytes(gated_delta, shape), 2 * kMiB);
+  EXPECT_EQ(StateGatherBytes(gated_delta, shape), 12 * kMiB);
+}
+
+TEST(PrefillVolume, OneRankReceivesNothing) {
+  const PromptShape alone{.new_tokens = 1000, .earlier_tokens = 500, .ranks = 1};
+  const proto::LinearSpec linear{.heads = 2, .key_dim = 8, .value_dim = 8};
+  EXPECT_EQ(RingBytes(Softmax(4, 2, 8), alone), 0);
+  EXPECT_EQ(SwitchBytes(Softmax(4, 2, 8), alone), 0);
+  EXPECT_EQ(PassQBytes(Softmax(4, 2, 8), alone), 0);
+  EXPECT_EQ(ChainBytes(linear, alone), 0);
+  EXPECT_EQ(StateGatherBytes(linear, alone), 0);
+  EXPECT_EQ(StateScanBytes(linear, alone), 0);
+  EXPECT_EQ(LinearSwitchBytes(linear, alone), 0);
+  EXPECT_EQ(TensorParallelBytes(64, 2, alone), 0);
+}
+
+// q, k and v from tokens to heads and o back, by the primitive that would move them.
+TEST(PrefillVolume, AHeadSwitchIsWhatTheLayoutsSay) {
+  constexpr int kTokens = 512, kRanks = 4, kDim = 16;
+  const auto received = [&](int heads) {
+    const proto::TensorShape shape{{{"tokens", kTokens}, {"heads", heads}, {"dim", kDim}}, 2};
+    const auto by_tokens = *proto::Layout::Even(shape, "tokens", kRanks);
+    const auto by_heads = *proto::Layout::Even(shape, "heads", kRanks);
+    return proto::Switch::Between(by_tokens, by_heads)->bytes_received(0);
+  };
+  const int64_t moved = received(16) + 2 * received(8) + received(16);
+  EXPECT_EQ(SwitchBytes(Softmax(16, 8, kDim), {.new_tokens = kTokens, .ranks = kRanks}), moved);
+}
+
+PrefillTableInput Llama(int ranks, double bytes_per_s) {
+  PrefillTableInput input;
+  input.attention = *proto::AttentionTable::Build(std::vector<proto::AttentionSpec>(32, Softmax(32, 8, 128)));
+  input.hidden = 4096;
+  input.new_tokens = 131072;
+  input.ranks = ranks;
+  input.token_s = 16e9 / 600e12;
+  input.flop_s = 1 / 594e12;
+  input.plane_flop_s = 1 / 304e12;
+  input.link_byte_s = 1 / bytes_per_s;
+  input.link_latency_s = 5e-6;
+  return input;
+}
+
+const PrefillTableRow& RowOf(const std::vector<PrefillTableRow>& rows, const std::string& softmax) {
+  for (const PrefillTableRow& row : rows)
+    if (row.softmax == softmax) return row;
+  ADD_FAILURE() << softmax;
+  return rows[0];
+}
+
+TEST(PrefillTable, ASlowLinkSeparatesExchangesByTheirBytes) {
+  const auto fast = MakePrefillTable(Llama(8, 450e9));
+  EXPECT_GT(RowOf(fast, "ring").efficiency, 0.95);
+  EXPECT_GT(RowOf(fast, "switch").efficiency, 0.95);
+  EXPECT_EQ(RowOf(fast, "ring").rank_bytes, 32 * 448 * kMiB);
+  EXPECT_EQ(RowOf(fast, "ring").total_bytes, 8 * 32 * 448 * kMiB);
+  EXPECT_FALSE(RowOf(fast, "ring").built);
+  EXPECT_TRUE(RowOf(fast, "plane").built);
+  EXPECT_EQ(BytesOf(RowOf(fast, "plane").traffic), RowOf(fast, "plane").total_bytes);
+  const auto slow = MakePrefillTable(Llama(8, 3.125e9));
+  EXPECT_EQ(RowOf(slow, "tensor-parallel").bound, PrefillBound::kLink);
+  EXPECT_LT(RowOf(slow, "switch").seconds, RowOf(slow, "gather-direct").seconds) << "280 MiB a layer, not 448";
+  EXPECT_LT(RowOf(slow, "gather-direct").seconds, RowOf(slow, "tensor-parallel").seconds);
+  for (size_t i = 1; i < slow.size(); ++i) EXPECT_GE(slow[i].seconds, slow[i - 1].seconds);
+}
+
+TEST(PrefillTable, MoreRanksThanHeadsCannotSwitch) {
+  const auto rows = MakePrefillTable(Llama(64, 450e9));
+  EXPECT_EQ(rows.back().softmax, "switch");
+  EXPECT_FALSE(rows.back().possible);
+  EXPECT_EQ(rows.back().why_not, "more ranks than the 32 query heads");
+}
+
+TEST(PrefillTable, HybridsCombineBothKindsOfLayer) {
+  PrefillTableInput input = Llama(4, 50e9);
+  const proto::LinearSpec linear{
+      .heads = 32, .key_dim = 128, .value_dim = 128, .delta = true, .token_decay = true, .token_rate = true};
+  input.attention = *proto::AttentionTable::Build({linear, linear, linear, Softmax(16, 2, 256)},
+                                                  std::vector<proto::LinearConstants>(4));
+  const auto rows = MakePrefillTable(input);
+  EXPECT_EQ(rows.size(), 2u + 4 * 4 + 1);
+  for (const PrefillTableRow& row : rows)
+    if (row.softmax == "ring" && row.linear == "chain") EXPECT_EQ(row.rank_bytes, (192 + 3 * 2) * kMiB);
+}
+
+}  // namespace
+}  // namespace dovetail::scheduler

@@ -1,0 +1,174 @@
+// `dovetail logits` with the flags of a cluster: the file is the same for every number of ranks and every exchange, and
+// what crosses is what `dovetail plan-prefill` says.
+#include <gmock/gmock.h>
+
+#include <fstream>
+
+#include "absl/strings/str_join.h"
+#include "tests/cluster/tiny_hybrid.h"
+#include "tests/cluster/tiny_model.h"
+#include "tests/golden/golden.h"
+#include "tests/server/serve_process.h"
+#include "tests/support/test_data.h"
+
+namespace dovetail::server::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string Ids(int count) {
+  std::vector<int> ids;
+  for (int i = 0; i < count; ++i) ids.push_back(5 + (i * i + 7 * i) % 90);
+  return absl::StrJoin(ids, ",");
+}
+
+struct Family {
+  std::string name, model;
+  int tokens = 450, vocabulary = 97;
+  bool hybrid = false;
+};
+
+class LogitsOverRanks : public testing::Test {
+ protected:
+  std::filesystem::path folder_ = dovetail::test::TempFolder();
+  std::vector<Family> families_ = {
+      {"softmax", dovetail::test::WriteTinyModel({}, folder_).string()},
+      {"windows",
+       dovetail::test::WriteTinyModel({.architecture = "gemma3", .window = 90, .seed = 2}, folder_).string()},
+      {"hybrid", dovetail::test::WriteTinyFolder(dovetail::test::TinyGatedDeltaConfig(), 4, folder_ / "h").string(),
+       450, 97, true},
+  };
+
+  // The file that it wrote, and what it printed.
+  std::pair<std::string, Json> Logits(const Family& family, std::vector<std::string> flags) {
+    const std::string path = (folder_ / "logits.npy").string();
+    std::filesystem::remove(path);
+    std::vector<std::string> arguments = {"logits",   family.model, "--ids",     Ids(family.tokens),
+                                          "--last",   "0",          "--greedy",  "3",
+                                          "--device", "cpu",        "--threads", "2",
+                                          "--out",    path,         "--dtype",   "float32"};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    const CommandResult result = RunDovetail(arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return {dovetail::test::ReadFile(path), Json::parse(result.out)};
+  }
+
+  // What `dovetail plan-prefill` says of the same prompt.
+  static Json PlannedBytes(const Family& family, const std::string& exchange, int ranks) {
+    const CommandResult result =
+        RunDovetail({"plan-prefill", family.model, "--tokens", std::to_string(family.tokens), "--ranks",
+                     std::to_string(ranks), "--link", "nvlink", "--prefill-rank-tokens", "64",
+                     "--max-num-batched-tokens", "512", "--kv-cache-dtype", "float32", "--json"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    const Json plan = Json::parse(result.out);
+    const std::string name = family.hybrid ? exchange + " + state" : exchange;
+    for (const Json& row : plan["plans"][0]["exchanges"])
+      if (row["exchange"] == name && row["built"] == true) return row["bytes"];
+    ADD_FAILURE() << "no " << name << " in " << result.out;
+    return {};
+  }
+};
+
+TEST_F(LogitsOverRanks, OneFileForEveryNumberOfRanksAndEveryExchange) {
+  // Windows of 16 tokens in every other layer, sinks, and experts; 256 positions.
+  const std::filesystem::path sinks = dovetail::test::GoldenFolder("moe", "gpt_oss");
+  if (!sinks.empty()) families_.push_back({"sinks", sinks.string(), 250, 320});
+  for (const Family& family : families_) {
+    const auto [alone, said_alone] = Logits(family, {});
+    const size_t values = static_cast<size_t>(family.tokens) * family.vocabulary;
+    ASSERT_EQ(alone.size(), 128u + values * sizeof(float)) << family.name;
+    EXPECT_FALSE(said_alone.contains("prefill"));
+    for (const std::string exchange : {"plane", "gather"}) {
+      for (const int ranks : {1, 2, 3}) {
+        SCOPED_TRACE(absl::StrCat(family.name, ", ", exchange, ", ", ranks, " ranks"));
+        const auto [file, said] = Logits(family, {"--compute-workers", "3", "--prefill-ranks", std::to_string(ranks),
+                                                  "--prefill-rank-tokens", "64", "--prefill-exchange", exchange});
+        EXPECT_TRUE(file == alone);
+        EXPECT_EQ(said["greedy_ids"], said_alone["greedy_ids"]);
+        const Json& prefill = said["prefill"];
+        EXPECT_EQ(prefill["groups"], ranks > 1 ? 1 : 0);
+        EXPECT_EQ(prefill["group_tokens"], ranks > 1 ? family.tokens : 0);
+        EXPECT_EQ(prefill["bytes"]["plane"] > 0, ranks > 1 && exchange == "plane");
+        EXPECT_EQ(prefill["bytes"]["gather"] > 0, ranks > 1 && exchange == "gather");
+        EXPECT_EQ(prefill["bytes"]["state"] > 0, family.hybrid);
+        EXPECT_EQ(prefill["bytes"], PlannedBytes(family, exchange, ranks));
+      }
+    }
+  }
+}
+
+TEST_F(LogitsOverRanks, AFlagThatCannotBeMetSaysWhyAndWhatCan) {
+  const std::string linear =
+      dovetail::test::WriteTinyFolder(dovetail::test::TinyMamba2Config(), 5, folder_ / "linear").string();
+  const std::string& softmax = families_[0].model;
+  struct Case {
+    std::string model;
+    std::vector<std::string> flags;
+    std::string said;
+  };
+  const std::vector<Case> cases = {
+      {softmax,
+       {"--compute-workers", "2", "--prefill-ranks", "3"},
+       "--prefill-ranks: 3 ranks are more than the 2 of --compute-workers; ask for at most as many, for auto, or for "
+       "more compute workers"},
+      {softmax,
+       {"--compute-workers", "2", "--prefill-ranks", "2", "--no-enable-chunked-prefill"},
+       "--prefill-ranks: 2 ranks divide a prompt, which --no-enable-chunked-prefill forbids; take 1 or auto, or leave "
+       "chunked prefill on"},
+      {softmax,
+       {"--compute-workers", "2", "--prefill-ranks", "2"},
+       "--prefill-ranks: 2 ranks of at least 1024 tokens (--prefill-rank-tokens) need a prompt of 2048, and this one "
+       "has 450; lower the one or the other"},
+      {softmax,
+       {"--prefill-exchange", "gather", "--prompt-scratch", "0"},
+       "--prefill-exchange gather: K and V that are gathered lie in the prompt scratch, and --prompt-scratch is 0; "
+       "give "
+       "it memory, or take plane"},
+      {linear,
+       {"--prefill-exchange", "gather"},
+       "--prefill-exchange gather: all attention layers of this model are linear; their states cross in any case, and "
+       "there is no K and V to gather; take plane"},
+  };
+  for (const Case& bad : cases) {
+    std::vector<std::string> arguments = {"logits", bad.model, "--device", "cpu", "--ids", Ids(450)};
+    arguments.insert(arguments.end(), bad.flags.begin(), bad.flags.end());
+    const CommandResult result = RunDovetail(arguments);
+    EXPECT_EQ(result.exit_code, 1) << bad.said;
+    EXPECT_EQ(result.out, "");
+    EXPECT_EQ(result.err, "dovetail: " + bad.said + "\n");
+  }
+}
+
+TEST_F(LogitsOverRanks, PlanPrefillLabelsWhatIsSimulatedAndNamesWhatIsWrong) {
+  const std::string& softmax = families_[0].model;
+  const std::string rates = (folder_ / "rates.json").string();
+  std::ofstream(rates) << R"({"dense_tokens_per_s": 1000, "attention_flops_per_s": 1e9})";
+  const CommandResult table =
+      RunDovetail({"plan-prefill", softmax, "--tokens", "1M", "--ranks", "1,8", "--link", "nvlink", "--rates", rates});
+  EXPECT_EQ(table.exit_code, 0) << table.err;
+  for (const char* said : {"a prompt of 1048576 tokens after 0 cached ones\n", "dense layers 1000 tokens/s (measured)",
+                           "attention 0.001 TFLOP/s (measured)", "attention workers together: 304 TFLOP/s (assumed)",
+                           "\n8 ranks, nvlink: 450 GB/s, 2 us a message\n", "predicted\n", "simulated\n",
+                           "not possible: more ranks than the 4 query heads"})
+    EXPECT_THAT(table.out, HasSubstr(said));
+  const std::vector<std::pair<std::vector<std::string>, std::string>> mistakes = {
+      {{"--tokens", "many"}, "--tokens: 'many' is no number of tokens up to 2^30; write 131072, 128K or 1M"},
+      {{"--tokens", "0"}, "--tokens: 0 tokens are no prompt; write 128K"},
+      {{"--ranks", "0"}, "--ranks: '0' is no number of ranks in 1..4096; write 8, or 4,8,16"},
+      {{"--link", "wet string"},
+       "--link: 'wet string' is none of nvlink, rdma-400g and ethernet-25g; or write bandwidth and latency, as "
+       "12.5GB/s:10us"},
+      {{"--rates", "/none"}, "--rates: cannot read /none"},
+  };
+  for (const auto& [flags, said] : mistakes) {
+    std::vector<std::string> arguments = {"plan-prefill", softmax};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    const CommandResult result = RunDovetail(arguments);
+    EXPECT_EQ(result.exit_code, 1) << said;
+    EXPECT_EQ(result.out, "");
+    EXPECT_EQ(result.err, "dovetail: " + said + "\n");
+  }
+}
+
+}  // namespace
+}  // namespace dovetail::server::test
