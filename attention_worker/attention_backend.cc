@@ -7,14 +7,15 @@ namespace dovetail::attention {
 
 absl::StatusOr<std::unique_ptr<AttentionBackend>> MakeAttentionBackend(kernels::Device& device,
                                                                        AttentionWorkerCore& core, uint32_t kv_blocks,
-                                                                       int micro_batches, bool payloads_on_device,
+                                                                       int micro_batches,
+                                                                       exchange::SharedGpu* shared_gpu,
                                                                        KvStorage storage) {
   if (auto* gpu = dynamic_cast<kernels::cuda::CudaDevice*>(&device); gpu != nullptr)
-    return CudaAttentionExecutor::Create(*gpu, core, kv_blocks, micro_batches, payloads_on_device, storage);
+    return CudaAttentionExecutor::Create(*gpu, core, kv_blocks, micro_batches, shared_gpu, storage);
   if (storage == KvStorage::kE4M3)
     return Unimplemented("--kv-cache-dtype fp8_e4m3: K and V of 8 bits lie on GPUs, and ", device.name(),
                          " is none; take bfloat16");
-  if (payloads_on_device) return Internal("payloads cannot stay on the CPU's device");
+  if (shared_gpu != nullptr) return Internal(device.name(), " is no GPU to be shared");
   return AttentionExecutor::Create(device, core, kv_blocks, micro_batches);
 }
 

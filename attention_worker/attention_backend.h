@@ -6,12 +6,9 @@
 
 #include "attention_worker/core/attention_worker_core.h"
 #include "base/status.h"
+#include "exchange/seam.h"
 #include "kernels/device.h"
 #include "transport/lent_bytes.h"
-
-namespace dovetail::exchange {
-class GpuExchange;
-}
 
 namespace dovetail::attention {
 
@@ -28,14 +25,6 @@ class AttentionBackend {
  public:
   virtual ~AttentionBackend() = default;
 
-  // Before PrepareStep: the step that it prepares takes q, k and v from the exchange's own slot and leaves o in the
-  // peer's, by itself (exchange/cuda/gpu_exchange.h). Null: payloads are given and taken. Only on a GPU.
-  virtual absl::Status UseExchange(MicroBatchId, exchange::GpuExchange* exchange) {
-    return exchange == nullptr ? absl::OkStatus() : Internal("a CPU exchanges nothing between GPUs");
-  }
-  // After the last op of a step that uses one: what was asked for runs.
-  virtual absl::Status LaunchExchanged(MicroBatchId) { return absl::OkStatus(); }
-
   // Copies whole blocks, in order.
   virtual absl::Status Copy(std::span<const BlockCopy> copies) = 0;
   // A digest (block_digest.h) of the bytes of these blocks, in order, once all that was asked for before is done. Equal
@@ -43,9 +32,10 @@ class AttentionBackend {
   virtual absl::StatusOr<uint64_t> DigestOf(std::span<const KvBlockId> blocks) = 0;
   // Fills blocks with bytes that are NaN in every type of K and V.
   virtual absl::Status Poison(std::span<const KvBlockId> blocks) = 0;
-  // Grows the micro-batch's scratch, partials and tables to what core.LayoutOf(micro_batch, ..) needs.
+  // Grows the micro-batch's scratch, partials and tables to what core.LayoutOf(micro_batch, ..) needs. `seam`: how the
+  // step's payloads cross (exchange/seam.h, obligation 3).
   // kResourceExhausted: no memory.
-  virtual absl::Status PrepareStep(MicroBatchId micro_batch) = 0;
+  virtual absl::Status PrepareStep(MicroBatchId micro_batch, const exchange::Seam& seam) = 0;
   // The payload of the kPartial that answers the question for the states before an op, with its owner; unchanged until
   // AppendAndFinish of the op. kInternal: a block of them is not held.
   virtual absl::StatusOr<transport::LentBytes> GiveStates(MicroBatchId micro_batch, int op) = 0;
@@ -56,18 +46,20 @@ class AttentionBackend {
   // it is empty.
   virtual absl::StatusOr<transport::LentBytes> AppendAndFinish(MicroBatchId micro_batch, int op,
                                                                std::span<const std::byte> key_value) = 0;
+  // After the last op of a step without frames for its payloads: what was asked for runs (obligation 8).
+  virtual absl::Status Launch(MicroBatchId) { return absl::OkStatus(); }
   // The payload of kKeyValue of core.OutgoingMoveOf(slot), from the blocks, with its owner; unchanged until the
   // next one of the slot. kResourceExhausted: no memory.
   virtual absl::StatusOr<transport::LentBytes> Gather(int slot, int op) = 0;
 };
 
-// On the CPU, or on the GPU that `device` is. `payloads_on_device`: q, k, v and what answers them are memory of that
-// GPU, ordered by its worker stream (kernels/cuda/runtime/cuda_device.h); else they lie in host memory. `device` and
-// `core` outlive it. kResourceExhausted when the device has no room for kv_blocks blocks; kUnimplemented for a table
-// that a GPU does not attend, and for a storage that the device does not have.
+// On the CPU, or on the GPU that `device` is. `shared_gpu`: null unless steps may cross the seam on that GPU. `device`,
+// `core` and `shared_gpu` outlive it. kResourceExhausted when the device has no room for kv_blocks blocks;
+// kUnimplemented for a table that a GPU does not attend, and for a storage that the device does not have.
 absl::StatusOr<std::unique_ptr<AttentionBackend>> MakeAttentionBackend(kernels::Device& device,
                                                                        AttentionWorkerCore& core, uint32_t kv_blocks,
-                                                                       int micro_batches, bool payloads_on_device,
+                                                                       int micro_batches,
+                                                                       exchange::SharedGpu* shared_gpu = nullptr,
                                                                        KvStorage storage = KvStorage::kAsSent);
 
 // Such a backend will attend prompts: what takes a second to get ready for them on a GPU is begun in the background.

@@ -39,7 +39,7 @@ class ClusterAttentionWorker final : public control::WorkerNode {
     options.model_digest = configuration.model_digest;
     options.digests = options_.digests;
     auto node = AttentionWorkerNode::Create(configuration.attention, options, device_, connector_, SystemClock(),
-                                            /*payloads_on_device=*/false, options_.storage);
+                                            /*shared_gpu=*/nullptr, options_.storage);
     if (!node.ok()) return Annotate(node.status(), absl::StrCat("--kv-capacity of ", options_.kv_bytes, " bytes"));
     node_ = *std::move(node);
     node_->SetTrace(trace_.get());

@@ -7,6 +7,7 @@
 #include "attention_worker/block_digest.h"
 #include "attention_worker/cpu/attention_executor.h"
 #include "base/log.h"
+#include "exchange/cuda/shared_gpu.h"
 
 namespace dovetail::attention {
 
@@ -15,7 +16,7 @@ using proto::MakeHeader;
 
 absl::StatusOr<std::unique_ptr<AttentionWorkerNode>> AttentionWorkerNode::Create(
     const proto::AttentionTable& table, const AttentionWorkerOptions& options, kernels::Device& device,
-    transport::Port& port, Clock& clock, bool payloads_on_device, KvStorage storage) {
+    transport::Port& port, Clock& clock, exchange::SharedGpu* shared_gpu, KvStorage storage) {
   if (options.micro_batches < 1 || options.micro_batches > 16)
     return InvalidArgument("micro_batches: ", options.micro_batches, " is outside 1..16");
   if (options.snapshot_percent < 0 || options.snapshot_percent > 100)
@@ -23,9 +24,9 @@ absl::StatusOr<std::unique_ptr<AttentionWorkerNode>> AttentionWorkerNode::Create
   if (options.kv_blocks < 1) return InvalidArgument("kv_blocks: the KV cache has no block");
   AttentionWorkerOptions own = options;
   own.block_bytes = KvBlockBytes(table, storage);
-  std::unique_ptr<AttentionWorkerNode> node(new AttentionWorkerNode(table, own, device, port, clock));
+  std::unique_ptr<AttentionWorkerNode> node(new AttentionWorkerNode(table, own, device, port, clock, shared_gpu));
   DT_ASSIGN_OR_RETURN(node->executor_, MakeAttentionBackend(device, node->core_, options.kv_blocks,
-                                                            options.micro_batches, payloads_on_device, storage));
+                                                            options.micro_batches, shared_gpu, storage));
   node->actions_.reserve(16);
   if (options.poison_freed) node->core_.sequences().pool().KeepFreed();
   return node;
@@ -57,52 +58,48 @@ void AttentionWorkerNode::OnLinkFrame(const transport::Delivery& delivery) {
   Send(out);
 }
 
-// The step as frames would run it, all ops at once: the core is told that q, k and v of each are there, which is what
-// kernels wait for.
-absl::Status AttentionWorkerNode::RunExchanged(const transport::Delivery& delivery) {
-  const StepId step(delivery.header.step);
-  const MicroBatchId id(delivery.header.micro_batch);
-  exchange::GpuExchange* const exchange = party_->With(delivery.from);
-  const auto feed = [&](FrameType type, int op, std::span<const std::byte> payload) -> absl::StatusOr<bool> {
-    actions_.clear();
-    const auto header = MakeHeader(type, Epoch(delivery.header.epoch), step, id, op, payload.size());
-    core_.Handle(delivery.from, header, payload, actions_);
-    bool goes_on = false;
-    for (Action& action : actions_) {
-      goes_on = goes_on || std::holds_alternative<PrepareStep>(action);
-      if (auto* const finish = std::get_if<AppendAndFinish>(&action)) {
-        DT_RETURN_IF_ERROR(executor_->AppendAndFinish(id, finish->op, finish->key_value).status());
-      } else {
-        DT_RETURN_IF_ERROR(Perform(action));
-      }
-    }
-    return goes_on;
-  };
-  if (exchange == nullptr || id.value() >= std::min<uint32_t>(exchange->room().micro_batches, options_.micro_batches))
+// Whether a step can cross here as the frame that begins it says. kUnavailable: there is no link to its sender.
+absl::Status AttentionWorkerNode::CheckSeam(const transport::Delivery& delivery) const {
+  if (delivery.header.type != proto::kStepBeginOnDevice) return absl::OkStatus();
+  const exchange::GpuExchange* const peer = party_->With(delivery.from);
+  if (peer == nullptr ||
+      delivery.header.micro_batch >= std::min<uint32_t>(peer->room().micro_batches, options_.micro_batches))
     return absl::UnavailableError("no link between this worker's GPU and the compute worker's");
-  using_ = exchange;
-  const absl::StatusOr<bool> begun = feed(FrameType::kStepBegin, 0, delivery.payload);
-  using_ = nullptr;
-  DT_RETURN_IF_ERROR(begun.status());
-  if (!*begun) return absl::OkStatus();  // refused, or dropped
-  const proto::AttentionTable& table = core_.table();
-  for (int op = 0; op < table.op_count(); ++op) {
-    const proto::StepLayout& layout = core_.LayoutOf(id, table.op_group[op]);
-    if (layout.items.empty()) continue;
-    const std::byte* const slot = exchange->own_slot(id);
-    const auto query = static_cast<size_t>(layout.query_bytes), key_value = static_cast<size_t>(layout.key_value_bytes);
-    if (query > exchange->key_value_at() || exchange->key_value_at() + key_value > exchange->room().slot_bytes())
-      return InvalidArgument("a step of more rows than its exchange has room for");
-    DT_RETURN_IF_ERROR(feed(FrameType::kQuery, op, {slot, query}).status());
-    DT_RETURN_IF_ERROR(feed(FrameType::kKeyValue, op, {slot + exchange->key_value_at(), key_value}).status());
-  }
-  return executor_->LaunchExchanged(id);
+  return absl::OkStatus();
 }
 
-// The GPUs of both sides wait for no more of the step.
+exchange::Seam AttentionWorkerNode::SeamOf(const PrepareStep& prepare) const {
+  if (shared_gpu_ != nullptr && shared_gpu_->Carries(prepare.micro_batch, core_.StepOf(prepare.micro_batch)))
+    return exchange::OnOneGpu{shared_gpu_};
+  if (prepare.in_frames) return exchange::ThroughHosts();
+  return exchange::BetweenGpus{{party_->With(prepare.compute)}};
+}
+
+absl::Status AttentionWorkerNode::Perform(const PrepareStep& prepare) {
+  const exchange::Seam seam = SeamOf(prepare);
+  DT_RETURN_IF_ERROR(executor_->PrepareStep(prepare.micro_batch, seam));
+  const auto* const between = std::get_if<exchange::BetweenGpus>(&seam);
+  return between != nullptr ? RunOps(prepare.micro_batch, *between->peers.front()) : absl::OkStatus();
+}
+
+// All ops at once: kernels wait for q, k and v of each in this worker's slot, and store o into the peer's.
+absl::Status AttentionWorkerNode::RunOps(MicroBatchId id, const exchange::GpuExchange& peer) {
+  while (const std::optional<int> op = core_.TakeOp(id)) {
+    const proto::StepLayout& layout = core_.LayoutOf(id, core_.table().op_group[*op]);
+    const std::byte* const slot = peer.own_slot(id);
+    const auto query = static_cast<size_t>(layout.query_bytes), key_value = static_cast<size_t>(layout.key_value_bytes);
+    if (query > peer.key_value_at() || peer.key_value_at() + key_value > peer.room().slot_bytes())
+      return InvalidArgument("a step of more rows than its exchange has room for");
+    DT_RETURN_IF_ERROR(executor_->AttendComplete(id, *op, {slot, query}));
+    DT_RETURN_IF_ERROR(executor_->AppendAndFinish(id, *op, {slot + peer.key_value_at(), key_value}).status());
+  }
+  return executor_->Launch(id);
+}
+
+// A step that this frame began has failed here: the GPUs of both sides wait for no more of it.
 void AttentionWorkerNode::EndFailed(const transport::Delivery& delivery) {
   exchange::GpuExchange* const exchange = party_->With(delivery.from);
-  if (exchange == nullptr) return;
+  if (exchange == nullptr || delivery.header.type != proto::kStepBeginOnDevice) return;
   const absl::Status ended =
       exchange->EndFailed(MicroBatchId(delivery.header.micro_batch), StepId(delivery.header.step));
   if (!ended.ok()) LogError("attention worker ", options_.worker.value(), ": ", std::string(ended.message()));
@@ -112,18 +109,12 @@ void AttentionWorkerNode::OnFrame(const transport::Delivery& delivery) {
   if (!health_.ok() || !proto::Validate(delivery.header).ok()) return;
   const FrameType type = delivery.header.type;
   if (type == proto::kLinkOffer || type == proto::kLinkThere) return OnLinkFrame(delivery);
-  if (type == proto::kStepBeginOnDevice) {
-    if (const absl::Status status = RunExchanged(delivery); !status.ok()) {
-      LogError("attention worker ", options_.worker.value(), ": ", std::string(status.message()));
-      if (IsLost()) return;
-      RefuseStep(delivery, status);
-      EndFailed(delivery);
-    }
-    return;
-  }
-  if (const absl::Status intact = CheckPayload(delivery); !intact.ok()) {
-    LogError("attention worker ", options_.worker.value(), ": ", std::string(intact.message()));
-    return RefuseStep(delivery, intact);
+  absl::Status possible = CheckPayload(delivery);
+  if (possible.ok()) possible = CheckSeam(delivery);
+  if (!possible.ok()) {
+    LogError("attention worker ", options_.worker.value(), ": ", std::string(possible.message()));
+    RefuseStep(delivery, possible);
+    return EndFailed(delivery);
   }
   actions_.clear();
   core_.Handle(delivery.from, delivery.header, delivery.payload, actions_);
@@ -134,7 +125,7 @@ void AttentionWorkerNode::OnFrame(const transport::Delivery& delivery) {
     if (IsLost()) return;
     if (const int slot = MoveSlotOf(action); slot >= 0) return FailMove(slot, status);
     RefuseStep(delivery, status);
-    return;
+    return EndFailed(delivery);
   }
   if (options_.poison_freed) PoisonFreed();
 }
@@ -236,10 +227,7 @@ absl::Status AttentionWorkerNode::Perform(Action& action) {
       node.core_.BeginMove(send.slot, actions);
       return node.PerformAll(std::move(actions));
     }
-    absl::Status operator()(PrepareStep& prepare) {
-      DT_RETURN_IF_ERROR(node.executor_->UseExchange(prepare.micro_batch, node.using_));
-      return node.executor_->PrepareStep(prepare.micro_batch);
-    }
+    absl::Status operator()(PrepareStep& prepare) { return node.Perform(prepare); }
     absl::Status operator()(AttendComplete& attend) {
       const absl::Time begun = node.clock_.Now();
       const absl::Status status = node.executor_->AttendComplete(attend.micro_batch, attend.op, attend.query);

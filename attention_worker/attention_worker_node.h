@@ -1,4 +1,5 @@
 #pragma once
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -18,18 +19,22 @@ namespace dovetail::attention {
 class AttentionWorkerNode final : public transport::FrameHandler {
  public:
   // `device`, `port` and `clock` outlive the node. kInvalidArgument for options out of range, kResourceExhausted if the
-  // KV arena does not fit. `payloads_on_device`, `storage`: as MakeAttentionBackend says.
+  // KV arena does not fit. `shared_gpu`, `storage`: as MakeAttentionBackend says.
   static absl::StatusOr<std::unique_ptr<AttentionWorkerNode>> Create(const proto::AttentionTable& table,
                                                                      const AttentionWorkerOptions& options,
                                                                      kernels::Device& device, transport::Port& port,
                                                                      Clock& clock = SystemClock(),
-                                                                     bool payloads_on_device = false,
+                                                                     exchange::SharedGpu* shared_gpu = nullptr,
                                                                      KvStorage storage = KvStorage::kAsSent);
 
   // From now on compute workers may offer to exchange layers from GPU to GPU (exchange/), or are told why not. Before
   // the first Poll.
   void AllowExchange(const exchange::GpuExchangeMeans& means) {
     party_ = std::make_unique<exchange::ExchangeParty>(means);
+  }
+  // Puts something between the node and its backend, before the first Poll: for what watches or disturbs them.
+  void WrapBackend(const std::function<std::unique_ptr<AttentionBackend>(std::unique_ptr<AttentionBackend>)>& wrap) {
+    executor_ = wrap(std::move(executor_));
   }
   // A compute worker is gone.
   void LosePeer(NodeId node) { party_->Lose(node); }
@@ -55,8 +60,9 @@ class AttentionWorkerNode final : public transport::FrameHandler {
   static constexpr int kFramesPerPoll = 64;
 
   AttentionWorkerNode(const proto::AttentionTable& table, const AttentionWorkerOptions& options,
-                      kernels::Device& device, transport::Port& port, Clock& clock)
+                      kernels::Device& device, transport::Port& port, Clock& clock, exchange::SharedGpu* shared_gpu)
       : options_(options),
+        shared_gpu_(shared_gpu),
         core_(table, options),
         device_(device),
         port_(port),
@@ -66,7 +72,10 @@ class AttentionWorkerNode final : public transport::FrameHandler {
 
   void OnLinkFrame(const transport::Delivery& delivery);
   void Send(std::vector<exchange::ExchangeParty::Frame>& frames);
-  absl::Status RunExchanged(const transport::Delivery& delivery);
+  absl::Status CheckSeam(const transport::Delivery& delivery) const;
+  exchange::Seam SeamOf(const PrepareStep& prepare) const;
+  absl::Status Perform(const PrepareStep& prepare);
+  absl::Status RunOps(MicroBatchId id, const exchange::GpuExchange& peer);
   void EndFailed(const transport::Delivery& delivery);
   absl::Status Perform(Action& action);
   absl::Status PerformAll(std::vector<Action> actions);
@@ -80,6 +89,7 @@ class AttentionWorkerNode final : public transport::FrameHandler {
   void RefuseStep(const transport::Delivery& delivery, const absl::Status& status);
 
   const AttentionWorkerOptions options_;
+  exchange::SharedGpu* const shared_gpu_;  // null: none
   AttentionWorkerCore core_;
   kernels::Device& device_;
   absl::Status health_;
@@ -91,7 +101,6 @@ class AttentionWorkerNode final : public transport::FrameHandler {
   std::unique_ptr<AttentionBackend> executor_;
   std::vector<Action> actions_;
   std::unique_ptr<exchange::ExchangeParty> party_;
-  exchange::GpuExchange* using_ = nullptr;  // by the step that begins
 };
 
 }  // namespace dovetail::attention

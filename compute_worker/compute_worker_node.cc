@@ -51,7 +51,7 @@ absl::StatusOr<std::unique_ptr<ComputeWorkerNode>> ComputeWorkerNode::Create(
     NodeId scheduler, kernels::Device& device, transport::Port& port, Clock& clock, const ComputeWorkerTuning& tuning) {
   std::unique_ptr<DenseBackend> dense;
   if (tuning.dense != nullptr) {
-    DT_ASSIGN_OR_RETURN(dense, tuning.dense->Create(table, options, tuning.stay_on_device));
+    DT_ASSIGN_OR_RETURN(dense, tuning.dense->Create(table, options, tuning.shared_gpu));
   }
   return std::unique_ptr<ComputeWorkerNode>(
       new ComputeWorkerNode(model, table, options, scheduler, device, port, clock, tuning, std::move(dense)));
@@ -69,7 +69,8 @@ ComputeWorkerNode::ComputeWorkerNode(const model::LoadedModel& model, const prot
                               : std::make_unique<CpuDense>(model, core_.table(), device, options.micro_batches)),
       port_(port),
       clock_(clock),
-      exchanges_(core_, *dense_, port, tuning.stay_on_device ? exchange::GpuExchangeMeans{} : tuning.exchange),
+      links_(core_, port, tuning.exchange),
+      seam_(core_, WaysOf(core_, *dense_, links_, port, tuning.shared_gpu, tuning.exchange.required)),
       timers_(options.micro_batches) {
   actions_.reserve(64);
   waits_.reserve(kWaitsKept);
@@ -77,11 +78,11 @@ ComputeWorkerNode::ComputeWorkerNode(const model::LoadedModel& model, const prot
 
 void ComputeWorkerNode::AddAttentionWorker(const AttentionWorkerAddress& address) {
   core_.AddAttentionWorker(address);
-  exchanges_.AddPeer(address);
+  links_.AddPeer(address);
 }
 
 void ComputeWorkerNode::LoseAttentionWorker(WorkerId worker, Epoch epoch) {
-  exchanges_.LosePeer(worker, epoch);
+  links_.LosePeer(worker, epoch);
   Feed(AttentionWorkerLost{worker, epoch});
 }
 
@@ -90,7 +91,7 @@ void ComputeWorkerNode::OnFrame(const transport::Delivery& delivery) {
   if (!proto::Validate(header).ok() || header.payload_bytes != delivery.payload.size()) return;
   const StepId step(header.step);
   const MicroBatchId id(header.micro_batch);
-  if (header.type == proto::kLinkAnswer || header.type == proto::kLinkThere) return exchanges_.OnFrame(delivery);
+  if (header.type == proto::kLinkAnswer || header.type == proto::kLinkThere) return links_.OnFrame(delivery);
   switch (header.type) {
     case FrameType::kStepPlan: {
       auto plan = proto::DecodeStepPlan(delivery.payload);
@@ -109,7 +110,7 @@ void ComputeWorkerNode::OnFrame(const transport::Delivery& delivery) {
     case FrameType::kStepRefused: {
       auto refused = proto::Decode<proto::StepRefused>(delivery.payload);
       if (id.value() < timers_.size() && core_.running(id) && core_.PlanOf(id).step == step)
-        exchanges_.Of(id).EndFailed(id, step);
+        seam_.Of(id).EndFailed(id, step);
       if (!refused.ok()) refused = proto::StepRefused{.reason = "the refusal itself cannot be read"};
       Feed(StepRefused{delivery.from, Epoch(header.epoch), step, id, *std::move(refused)});
       return;
@@ -120,7 +121,7 @@ void ComputeWorkerNode::OnFrame(const transport::Delivery& delivery) {
 
 void ComputeWorkerNode::Withdraw(MicroBatchId id, StepId step) {
   if (id.value() < timers_.size() && core_.running(id) && core_.PlanOf(id).step == step)
-    exchanges_.Of(id).EndFailed(id, step);
+    seam_.Of(id).EndFailed(id, step);
   Feed(StepWithdrawn{step, id});
 }
 
@@ -195,14 +196,13 @@ absl::Status ComputeWorkerNode::Perform(Action& action) {
     ComputeWorkerNode& node;
     absl::Status operator()(SendStepBegin& a) { return node.Perform(a); }
     absl::Status operator()(PrepareStep& a) {
-      DT_RETURN_IF_ERROR(node.dense_->UseExchange(a.micro_batch, node.exchanges_.Of(a.micro_batch).gpus()));
-      return node.dense_->PrepareStep(node.core_, a.micro_batch);
+      return node.dense_->PrepareStep(node.core_, a.micro_batch, node.seam_.Of(a.micro_batch).SeamOf(a.micro_batch));
     }
     absl::Status operator()(RunDense& a) { return node.Perform(a); }
     absl::Status operator()(SendQuery& a) {
       node.timers_[a.micro_batch.value()].sent = node.clock_.Now();
       node.Note("send q", a.micro_batch, a.op);
-      return node.exchanges_.Of(a.micro_batch).SendQuery(a.micro_batch, a.op);
+      return node.seam_.Of(a.micro_batch).SendQuery(a.micro_batch, a.op);
     }
     absl::Status operator()(SendKeyValue& a) { return node.Perform(a); }
     absl::Status operator()(AttendPrompts& a) { return node.Perform(a); }
@@ -213,19 +213,18 @@ absl::Status ComputeWorkerNode::Perform(Action& action) {
 }
 
 absl::Status ComputeWorkerNode::Perform(SendStepBegin& send) {
-  DT_RETURN_IF_ERROR(exchanges_.Choose(send.micro_batch));
-  return exchanges_.Of(send.micro_batch).SendBegin(send);
+  DT_RETURN_IF_ERROR(seam_.Choose(send.micro_batch));
+  return seam_.Of(send.micro_batch).SendBegin(send);
 }
 
 absl::Status ComputeWorkerNode::Perform(SendKeyValue& send) {
-  LayerExchange& exchange = exchanges_.Of(send.micro_batch);
+  Crossing& way = seam_.Of(send.micro_batch);
   BeginWaiting(timers_[send.micro_batch.value()], clock_.Now());
   Note("send k, v", send.micro_batch, send.op);
-  DT_RETURN_IF_ERROR(exchange.SendKeyValue(send.micro_batch, send.op));
+  DT_RETURN_IF_ERROR(way.SendKeyValue(send.micro_batch, send.op));
   const int parts = static_cast<int>(core_.PartsOf(send.micro_batch).size());
   for (int p = 0; p < parts; ++p)
-    if (auto answer = exchange.Answer(send.micro_batch, send.op, p); answer.has_value())
-      core_.Handle(*answer, actions_);
+    if (auto answer = way.Answer(send.micro_batch, send.op, p); answer.has_value()) core_.Handle(*answer, actions_);
   return absl::OkStatus();
 }
 
@@ -293,7 +292,7 @@ absl::Status ComputeWorkerNode::FinishSample(MicroBatchId id) {
 
 int ComputeWorkerNode::Poll() {
   if (!health_.ok()) return 0;
-  const int frames = SendUnsent() + port_.Poll(*this, kFramesPerPoll) + (exchanges_.Progress() ? 1 : 0);
+  const int frames = SendUnsent() + port_.Poll(*this, kFramesPerPoll) + (links_.Progress() ? 1 : 0);
   if (frames > 0 || drawing_.empty() || !core_.only_draws()) return frames;
   const MicroBatchId id = drawing_.front();
   if (core_.running(id) && !dense_->Drawn(id)) return 1;  // its attention worker may be lost meanwhile
@@ -383,8 +382,8 @@ void ComputeWorkerNode::FailStep(MicroBatchId id, const absl::Status& status) {
   int unanswered = -1;
   if (core_.running(id)) {
     const StepId step = core_.PlanOf(id).step;
-    if (absl::IsUnavailable(status)) unanswered = exchanges_.Of(id).Unanswered(id, step);
-    exchanges_.Of(id).EndFailed(id, step);
+    if (absl::IsUnavailable(status)) unanswered = seam_.Of(id).Unanswered(id, step);
+    seam_.Of(id).EndFailed(id, step);
   }
   core_.Handle(StepFailed{id, status, unanswered}, actions_);
 }

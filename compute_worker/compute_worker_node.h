@@ -9,8 +9,9 @@
 #include "base/trace.h"
 #include "compute_worker/core/compute_worker_core.h"
 #include "compute_worker/dense_backend.h"
-#include "compute_worker/layer_exchange.h"
+#include "compute_worker/gpu_links.h"
 #include "compute_worker/sampling_lists_cache.h"
+#include "compute_worker/seam_choice.h"
 #include "kernels/device.h"
 #include "model/loaded_model.h"
 #include "transport/fabric.h"
@@ -30,8 +31,8 @@ struct ComputeWorkerTuning {
   Trace* trace = nullptr;         // what is done when; outlives the worker
   // Where the dense layers run, if not on the CPU; outlives the worker. Prompts are then attended on attention workers.
   const DenseBackendFactory* dense = nullptr;
-  bool stay_on_device = false;  // all attention workers are of that device and this process
-  // Steps whose sequences lie whole on linked attention workers exchange layers from GPU to GPU (layer_exchange.h).
+  exchange::SharedGpu* shared_gpu = nullptr;  // with an attention worker of this process and GPU; outlives the worker
+  // Steps whose sequences lie whole on linked attention workers exchange layers from GPU to GPU (peer_crossing.h).
   exchange::GpuExchangeMeans exchange;
 };
 
@@ -77,7 +78,7 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   void SetTurns(TurnChoice::Policy policy) { dense_->SetTurns(policy); }
 
   // How layers cross to an attention worker: "device", or "host: " and why; empty if the dense layers run on a CPU.
-  std::string ExchangeWith(NodeId node) const { return exchanges_.With(node); }
+  std::string ExchangeWith(NodeId node) const { return links_.Describe(node); }
 
  private:
   static constexpr int kFramesPerPoll = 64;
@@ -131,7 +132,8 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   absl::Status health_;
   transport::Port& port_;
   Clock& clock_;
-  LayerExchanges exchanges_;
+  GpuLinks links_;
+  SeamChoice seam_;
   std::vector<Timer> timers_;
   absl::Duration worked_;              // dense work, prompts and sampling of all steps
   std::vector<absl::Duration> waits_;  // the last ones, from q to a partial, in a ring

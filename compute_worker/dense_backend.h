@@ -2,20 +2,16 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "compute_worker/core/compute_worker_core.h"
 #include "compute_worker/turn_choice.h"
+#include "exchange/seam.h"
 #include "proto/attention_spec.h"
 #include "proto/step_plan.h"
 #include "transport/lent_bytes.h"
-
-namespace dovetail::exchange {
-class GpuExchange;
-}
 
 namespace dovetail::compute {
 
@@ -25,20 +21,14 @@ class DenseBackend {
  public:
   virtual ~DenseBackend() = default;
 
-  // Before PrepareStep: q, k and v of the step that it prepares go into the slots of the exchanges' peers, one for each
-  // part of the step, and o is taken from their own, by themselves (exchange/cuda/step_exchange.h). Empty: payloads are
-  // packed. Only on a GPU.
-  virtual absl::Status UseExchange(MicroBatchId, std::span<exchange::GpuExchange* const> exchanges) {
-    return exchanges.empty() ? absl::OkStatus() : Internal("a CPU exchanges nothing between GPUs");
-  }
-
   // The sequences of the plan whose grammars are not compiled yet: that is under way now, and the plan is not to be run
   // before. Does not wait.
   virtual std::vector<SequenceId> PendingGrammars(const proto::StepPlan& plan) = 0;
 
-  // Makes the plan that `core` runs in this micro-batch ready: its tokens' embeddings, positions, buffers.
+  // Makes the plan that `core` runs in this micro-batch ready: its tokens' embeddings, positions, buffers. `seam`: how
+  // the step's payloads cross (exchange/seam.h, obligation 3).
   // kResourceExhausted: no memory; kInvalidArgument: a token outside the vocabulary. May allocate; nothing below does.
-  virtual absl::Status PrepareStep(const ComputeWorkerCore& core, MicroBatchId id) = 0;
+  virtual absl::Status PrepareStep(const ComputeWorkerCore& core, MicroBatchId id, const exchange::Seam& seam) = 0;
 
   // Runs piece `index` of the model's steps over all rows. It may still be under way on the device: what follows in the
   // same micro-batch is ordered behind it.
@@ -84,11 +74,11 @@ class DenseBackendFactory {
  public:
   virtual ~DenseBackendFactory() = default;
 
-  // `stay_on_device`: payloads are device memory, on their way to attention workers of the same device and process.
+  // `shared_gpu`: null unless steps may cross the seam on it; outlives the backend.
   // kResourceExhausted when what the largest step needs does not fit: it is taken here.
   virtual absl::StatusOr<std::unique_ptr<DenseBackend>> Create(const proto::AttentionTable& table,
                                                                const ComputeWorkerOptions& options,
-                                                               bool stay_on_device) const = 0;
+                                                               exchange::SharedGpu* shared_gpu) const = 0;
 };
 
 }  // namespace dovetail::compute

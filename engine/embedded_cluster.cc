@@ -53,19 +53,21 @@ absl::Status EmbeddedCluster::SizeKvCache(const proto::AttentionTable& table) {
   return absl::OkStatus();
 }
 
+// One attention worker that holds every sequence whole: tensors need not leave the GPU, which then needs not wait for
+// the host between two steps.
+bool EmbeddedCluster::SharesGpu() const {
+  return options_.compute.dense != nullptr && options_.attention_workers == 1 && options_.compute_workers == 1 &&
+         options_.scheduler.placement == scheduler::PlacementPolicy::kRequest;
+}
+
 absl::Status EmbeddedCluster::Build(kernels::Device& device) {
   DT_ASSIGN_OR_RETURN(const proto::AttentionTable table,
                       compute::AttentionTableOf(model_.config(), options_.kv_dtype, options_.state_dtype));
   options_.scheduler.attention = table;
   options_.scheduler.model_digest = ModelDigest(*model_.checkpoint, options_.kv_dtype, options_.state_dtype) ^
                                     static_cast<uint64_t>(options_.kv_storage);
-  // One attention worker that holds every sequence whole: its tensors need not leave the device, which then needs not
-  // wait for the host between two steps.
-  options_.compute.stay_on_device = options_.compute.dense != nullptr && options_.attention_workers == 1 &&
-                                    options_.compute_workers == 1 &&
-                                    options_.scheduler.placement == scheduler::PlacementPolicy::kRequest;
-  if (options_.compute.stay_on_device && options_.scheduler.micro_batches == 1 &&
-      !options_.scheduler.adapt_micro_batches)
+  auto* const gpu = SharesGpu() ? dynamic_cast<kernels::cuda::CudaDevice*>(&device) : nullptr;
+  if (gpu != nullptr && options_.scheduler.micro_batches == 1 && !options_.scheduler.adapt_micro_batches)
     options_.scheduler.run_ahead = true;
   const int micro_batches = options_.compute_workers > 1   ? scheduler::kMaxMicroBatches
                             : options_.scheduler.run_ahead ? 2
@@ -75,6 +77,10 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
   const int nodes = 1 + options_.compute_workers + options_.attention_workers;
   for (int i = 0; i < nodes; ++i) ports_.push_back(fabric_.CreatePort(&doorbell_));
   transport::Port& scheduler_port = *ports_[0];
+  if (gpu != nullptr) {
+    DT_ASSIGN_OR_RETURN(shared_gpu_, exchange::SharedGpu::Create(*gpu, ports_[2]->id(), micro_batches));
+    options_.compute.shared_gpu = shared_gpu_.get();
+  }
 
   scheduler_ = std::make_unique<scheduler::SchedulerNode>(
       options_.scheduler, options_.seed, scheduler_port, clock_,
@@ -99,8 +105,8 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
     options.model_digest = options_.scheduler.model_digest;
     options.poison_freed = options_.poison_freed_kv;
     options.digests = options_.digests;
-    auto node = attention::AttentionWorkerNode::Create(table, options, device, port, SystemClock(),
-                                                       options_.compute.stay_on_device, options_.kv_storage);
+    auto node = attention::AttentionWorkerNode::Create(table, options, device, port, SystemClock(), shared_gpu_.get(),
+                                                       options_.kv_storage);
     if (!node.ok())
       return Annotate(node.status(), absl::StrCat("KV cache of ", kv_bytes_,
                                                   " bytes (--kv-cache-memory-bytes asks for another size)"));

@@ -16,6 +16,7 @@
 #include "base/status.h"
 #include "compute_worker/compute_worker_node.h"
 #include "engine/engine.h"
+#include "exchange/cuda/shared_gpu.h"
 #include "kernels/device.h"
 #include "model/loaded_model.h"
 #include "scheduler/scheduler_node.h"
@@ -78,6 +79,7 @@ class EmbeddedCluster final : public Engine {
   static constexpr size_t kMaxStepSamples = 4096;
 
   EmbeddedCluster(const model::LoadedModel& model, const EmbeddedClusterOptions& options);
+  bool SharesGpu() const;
   absl::Status Build(kernels::Device& device);
   absl::Status BuildComputeWorkers(kernels::Device& device, const proto::AttentionTable& table, int micro_batches);
   absl::Status SizeKvCache(const proto::AttentionTable& table);
@@ -99,6 +101,7 @@ class EmbeddedCluster final : public Engine {
   transport::Doorbell doorbell_;
   transport::InprocFabric fabric_;
   std::vector<std::unique_ptr<transport::Port>> ports_;
+  std::unique_ptr<exchange::SharedGpu> shared_gpu_;  // of the two workers; null unless they have one GPU
   std::unique_ptr<scheduler::SchedulerNode> scheduler_;
   std::vector<std::unique_ptr<compute::ComputeWorkerNode>> compute_;
   std::vector<std::unique_ptr<Trace>> traces_;

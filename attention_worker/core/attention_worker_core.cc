@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
+#include "proto/link_frames.h"
 
 namespace dovetail::attention {
 
@@ -45,7 +46,8 @@ void AttentionWorkerCore::Handle(NodeId from, const FrameHeader& header, std::sp
       if (message.ok()) return sequences_.Unpin(message->pin_id);
       break;
     }
-    case FrameType::kStepBegin: return OnStepBegin(from, header, payload, actions);
+    case FrameType::kStepBegin:
+    case proto::kStepBeginOnDevice: return OnStepBegin(from, header, payload, actions);
     case FrameType::kQuery: return OnQuery(from, header, payload, actions);
     case FrameType::kKeyValue: return OnKeyValue(from, header, payload, actions);
     default: break;
@@ -329,6 +331,8 @@ void AttentionWorkerCore::OnStepBegin(NodeId from, const FrameHeader& header, st
     return Refuse(from, header,
                   {.reason = "KV blocks of these sequences are not what was written", .damaged = std::move(damaged)},
                   actions);
+  if (message->part.in_group() && header.type != FrameType::kStepBegin)
+    return Refuse(from, header, {.reason = "the ranks of a prompt exchange through the hosts"}, actions);
   const bool joins = JoinsGroup(*message);
   if (joins) {
     const SequenceState& sequence = *sequences_.Find(message->entries[0].sequence);
@@ -370,12 +374,13 @@ void AttentionWorkerCore::BeginStep(NodeId from, const FrameHeader& header, cons
   }
   batch.step = StepId(header.step);
   batch.compute = from;
+  batch.in_frames = header.type == FrameType::kStepBegin;
   batch.part = message.part;
   BuildLayouts(message, batch);
   batch.next_op = NextOp(batch, 0);
   batch.phase = PhaseAt(batch);
   ++counters_.steps;
-  actions.push_back(PrepareStep{MicroBatchId(header.micro_batch)});
+  actions.push_back(PrepareStep{MicroBatchId(header.micro_batch), from, batch.in_frames});
   if (!batch.part.in_group()) return;
   Reached(batch);
   LetGroupGoOn(*batch.sequences[0], actions);
@@ -416,11 +421,21 @@ AttentionWorkerCore::MicroBatch* AttentionWorkerCore::Expecting(NodeId from, con
                                                                 int64_t payload_bytes) {
   if (header.micro_batch >= micro_batches_.size()) return nullptr;
   MicroBatch& batch = micro_batches_[header.micro_batch];
-  if (batch.phase != phase || batch.step.value() != header.step || batch.next_op != header.op || batch.compute != from)
+  if (batch.phase != phase || batch.step.value() != header.step || batch.next_op != header.op ||
+      batch.compute != from || !batch.in_frames)
     return nullptr;
   const proto::StepLayout& layout = batch.layouts[table_.op_group[header.op].value()];
   const int64_t expected = phase == Phase::kAwaitQuery ? layout.query_bytes : layout.key_value_bytes;
   return payload_bytes == expected ? &batch : nullptr;
+}
+
+std::optional<int> AttentionWorkerCore::TakeOp(MicroBatchId micro_batch) {
+  MicroBatch& batch = micro_batches_[micro_batch.value()];
+  if (batch.in_frames || batch.phase == Phase::kIdle) return std::nullopt;
+  const int op = batch.next_op;
+  batch.next_op = NextOp(batch, op + 1);
+  batch.phase = PhaseAt(batch);
+  return op;
 }
 
 // A rank that has written its tokens of the ops before next_op lets those after it go on.

@@ -40,6 +40,8 @@ struct CopyBlocks {
 // A step began: size scratch for it. Its layouts are LayoutOf(micro_batch, group) until the next one.
 struct PrepareStep {
   MicroBatchId micro_batch;
+  NodeId compute;         // that it came from; of a part of a move, the attention worker
+  bool in_frames = true;  // false: no frames bring q, k and v, and none takes answers; the ops are those of TakeOp()
 };
 // q of an op is there: attend what was complete before the step.
 struct AttendComplete {
@@ -146,6 +148,10 @@ class AttentionWorkerCore {
     if (moves_[slot].active) EndMove(moves_[slot], false, std::move(why), actions);
   }
 
+  // Of a step whose payloads cross without frames: the op that is to be run next, which counts as run. nullopt: there
+  // is none left.
+  std::optional<int> TakeOp(MicroBatchId micro_batch);
+
   // For the shell, between PrepareStep and the end of the step.
   const proto::StepLayout& LayoutOf(MicroBatchId micro_batch, LayerGroup group) const {
     return micro_batches_[micro_batch.value()].layouts[group.value()];
@@ -172,6 +178,7 @@ class AttentionWorkerCore {
   struct MicroBatch {
     StepId step;
     NodeId compute;
+    bool in_frames = true;  // as PrepareStep has it
     Phase phase = Phase::kIdle;
     int next_op = 0;
     std::vector<SequenceState*> sequences;   // by entry, each knowing this micro-batch

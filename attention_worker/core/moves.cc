@@ -47,7 +47,7 @@ void AttentionWorkerCore::OnFill(NodeId from, const FrameHeader& header, const p
   batch.next_op = NextOp(batch, 0);
   batch.phase = PhaseAt(batch);
   ++counters_.moved_parts;
-  actions.push_back(PrepareStep{MicroBatchId(header.micro_batch)});
+  actions.push_back(PrepareStep{MicroBatchId(header.micro_batch), from});
   if (batch.phase == Phase::kIdle)  // no op will be answered
     actions.push_back(
         SendFrame{from, FrameType::kPartial, batch.step, MicroBatchId(header.micro_batch), {}, options_.epoch});

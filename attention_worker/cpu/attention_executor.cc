@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "attention_worker/block_digest.h"
+#include "base/check.h"
 #include "kernels/op_context.h"
 #include "kernels/thread_pool.h"
 
@@ -74,7 +75,8 @@ absl::Status AttentionExecutor::Poison(std::span<const KvBlockId> blocks) {
   return absl::OkStatus();
 }
 
-absl::Status AttentionExecutor::PrepareStep(MicroBatchId id) {
+absl::Status AttentionExecutor::PrepareStep(MicroBatchId id, const exchange::Seam& seam) {
+  DT_CHECK(std::holds_alternative<exchange::ThroughHosts>(seam), "a CPU's payloads cross through the hosts");
   MicroBatch& batch = micro_batches_[id.value()];
   batch.attention.reset();
   batch.prepared = false;

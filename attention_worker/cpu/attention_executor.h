@@ -29,7 +29,7 @@ class AttentionExecutor final : public AttentionBackend {
   absl::Status Copy(std::span<const BlockCopy> copies) override;
   absl::StatusOr<uint64_t> DigestOf(std::span<const KvBlockId> blocks) override;
   absl::Status Poison(std::span<const KvBlockId> blocks) override;
-  absl::Status PrepareStep(MicroBatchId micro_batch) override;
+  absl::Status PrepareStep(MicroBatchId micro_batch, const exchange::Seam& seam) override;
   absl::StatusOr<transport::LentBytes> GiveStates(MicroBatchId micro_batch, int op) override;
   absl::Status AttendComplete(MicroBatchId micro_batch, int op, std::span<const std::byte> query) override;
   absl::StatusOr<transport::LentBytes> AppendAndFinish(MicroBatchId micro_batch, int op,

@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "attention_worker/cpu/attention_executor.h"
+#include "attention_worker/cuda/cuda_attention_crossings.h"
 #include "attention_worker/cuda/gather_rows.h"
+#include "base/check.h"
 #include "base/log.h"
 #include "kernels/cuda/rows/row_ops.h"
 
@@ -22,7 +24,6 @@ namespace {
 
 constexpr int64_t kElement = 2;  // bytes of the wire types of a GPU
 constexpr int64_t kRowsBeyond = 8;
-constexpr int64_t kMostGraphRows = 256;  // of an exchanged step that is recorded
 
 absl::Status CheckTable(const proto::AttentionTable& table) {
   for (int g = 0; g < table.group_count(); ++g) {
@@ -41,30 +42,41 @@ absl::Status CheckTable(const proto::AttentionTable& table) {
 
 CudaAttentionExecutor::CudaAttentionExecutor(CudaDevice& device, AttentionWorkerCore& core,
                                              kernels::cuda::CudaStream& stream, int micro_batches,
-                                             bool payloads_on_device, KvStorage storage)
+                                             exchange::SharedGpu* shared_gpu, KvStorage storage)
     : device_(device),
       core_(core),
       stream_(stream),
       block_bytes_(BlockBytes(core.table(), storage)),
-      payloads_on_device_(payloads_on_device),
       storage_(storage),
-      micro_batches_(micro_batches + proto::kMoveSlots) {}
+      micro_batches_(micro_batches + proto::kMoveSlots) {
+  crossings_.push_back(std::make_unique<HostCrossing>(*this));
+  crossings_.push_back(shared_gpu != nullptr ? std::make_unique<OneGpuCrossing>(*this, *shared_gpu) : nullptr);
+  crossings_.push_back(std::make_unique<PeerCrossing>(*this, micro_batches));
+}
+
+CudaAttentionExecutor::~CudaAttentionExecutor() = default;
+
+CudaAttentionExecutor::Crossing& CudaAttentionExecutor::CrossingOf(const exchange::Seam& seam) const {
+  Crossing* const crossing = crossings_[seam.index()].get();
+  DT_CHECK(crossing != nullptr, "a step on one GPU, of a worker that shares none");
+  return *crossing;
+}
+
+bool CudaAttentionExecutor::OnDevice(const MicroBatch& batch) { return batch.crossing->on_device(); }
 
 absl::StatusOr<std::unique_ptr<AttentionBackend>> CudaAttentionExecutor::Create(CudaDevice& device,
                                                                                 AttentionWorkerCore& core,
                                                                                 uint32_t kv_blocks, int micro_batches,
-                                                                                bool payloads_on_device,
+                                                                                exchange::SharedGpu* shared_gpu,
                                                                                 KvStorage storage) {
   DT_RETURN_IF_ERROR(CheckTable(core.table()));
   if (storage == KvStorage::kE4M3 && core.table().has_linear())
     return Unimplemented("--kv-cache-dtype fp8_e4m3: not for models with linear states, which share the blocks");
   DT_ASSIGN_OR_RETURN(kernels::cuda::CudaStream* const stream, device.WorkerStream());
   std::unique_ptr<CudaAttentionExecutor> executor(
-      new CudaAttentionExecutor(device, core, *stream, micro_batches, payloads_on_device, storage));
+      new CudaAttentionExecutor(device, core, *stream, micro_batches, shared_gpu, storage));
   DT_ASSIGN_OR_RETURN(executor->arena_, device.Allocate(size_t{kv_blocks} * executor->block_bytes_));
   DT_RETURN_IF_ERROR(stream->Fill(executor->arena_->data(), 0, executor->arena_->size_bytes()));
-  for (int i = 0; payloads_on_device && i < micro_batches; ++i)
-    executor->micro_batches_[i].work = &device.WorkerStep(i);
   DT_RETURN_IF_ERROR(executor->UploadSinks());
   if (auto prompts = kernels::cuda::CudaPrompts::Create(device); prompts.ok()) {
     executor->prompts_ = *std::move(prompts);
@@ -86,7 +98,6 @@ absl::StatusOr<std::unique_ptr<AttentionBackend>> CudaAttentionExecutor::Create(
                                                   static_cast<int>(executor->micro_batches_.size())));
   }
   for (MicroBatch& batch : executor->micro_batches_) {
-    batch.stream = stream;
     batch.groups.resize(core.table().group_count());
     for (GroupStep& group : batch.groups) {
       group.attention = std::make_unique<kernels::cuda::CudaAttention>(device);
@@ -110,8 +121,8 @@ CudaAttentionShape CudaAttentionExecutor::ShapeOf(LayerGroup group) const {
 
 absl::Status CudaAttentionExecutor::Synchronize() {
   DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());
-  for (MicroBatch& batch : micro_batches_)
-    if (batch.own_stream != nullptr) DT_RETURN_IF_ERROR(batch.own_stream->SynchronizeStatus());
+  for (const std::unique_ptr<Crossing>& crossing : crossings_)
+    if (crossing != nullptr) DT_RETURN_IF_ERROR(crossing->Synchronize());
   return absl::OkStatus();
 }
 
@@ -173,18 +184,14 @@ absl::Status CudaAttentionExecutor::GrowBuffers(MicroBatch& batch, MicroBatchId 
   return Grow(batch.partial_host, partial, /*pinned=*/true);
 }
 
-absl::Status CudaAttentionExecutor::PrepareStep(MicroBatchId id) {
+absl::Status CudaAttentionExecutor::PrepareStep(MicroBatchId id, const exchange::Seam& seam) {
   MicroBatch& batch = micro_batches_[id.value()];
   batch.prepared = false;
   batch.payload = {};
+  batch.crossing = &CrossingOf(seam);
+  DT_RETURN_IF_ERROR(batch.crossing->Use(seam, id, batch));
   DT_RETURN_IF_ERROR(GrowBuffers(batch, id));
-  if (batch.exchange != nullptr) {
-    DT_RETURN_IF_ERROR(batch.work->Begin(*batch.stream));
-    int64_t rows = 0;
-    for (const proto::ShardStep& item : core_.LayoutOf(id, LayerGroup(0)).items) rows += item.rows.q_count;
-    if (rows > kMostGraphRows) DT_RETURN_IF_ERROR(batch.work->BeImmediate(*batch.stream));
-    DT_RETURN_IF_ERROR(batch.exchange->BeginStep(*batch.stream, id, core_.StepOf(id)));
-  }
+  DT_RETURN_IF_ERROR(batch.crossing->Begin(id, batch));
   for (int g = 0; g < core_.table().group_count(); ++g) {
     const LayerGroup group(static_cast<uint16_t>(g));
     if (core_.table().linear(group) != nullptr) {
@@ -358,8 +365,12 @@ absl::Status CudaAttentionExecutor::AttendComplete(MicroBatchId id, int op, std:
   MicroBatch& batch = micro_batches_[id.value()];
   if (!batch.prepared) return Internal("attention op ", op, ": its step has no buffers");  // q of a step just refused
   batch.payload = query;
-  if (OnDevice(batch) || query.empty()) return absl::OkStatus();
-  return stream_.Copy(batch.query->data(), query.data(), query.size());
+  return batch.crossing->TakeQuery(batch);
+}
+
+absl::Status CudaAttentionExecutor::Launch(MicroBatchId id) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  return batch.crossing->Launch(batch);
 }
 
 absl::Status CudaAttentionExecutor::Append(MicroBatch& batch, LayerGroup group, int op_index,
@@ -415,54 +426,6 @@ absl::Status CudaAttentionExecutor::Attend(MicroBatch& batch, LayerGroup group, 
   return prompts_->Join(*batch.stream, PromptShapeOf(group), *step.prompts, run.partial_o, run.partial_ml, answer);
 }
 
-absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::Answer(MicroBatch& batch, const GroupStep& step,
-                                                                   int64_t bytes) {
-  if (OnDevice(batch)) {
-    if (!step.partials.empty()) return Internal("the answer of a token shard cannot stay on one GPU");
-    return transport::Lend(batch.partial, bytes);
-  }
-  if (step.finishes) DT_RETURN_IF_ERROR(stream_.Copy(batch.partial_host->data(), batch.partial->data(), bytes));
-  for (const PartialCopy& copy : step.partials) {
-    const auto* floats = reinterpret_cast<const float*>(batch.partial_floats->data());
-    auto* to = reinterpret_cast<float*>(batch.partial_host->data() + copy.to);
-    DT_RETURN_IF_ERROR(stream_.Copy(to, floats + copy.from_o, copy.o_floats * sizeof(float)));
-    DT_RETURN_IF_ERROR(
-        stream_.Copy(to + copy.o_floats, floats + batch.ml_at + copy.from_ml, copy.ml_floats * sizeof(float)));
-  }
-  DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());  // also: payloads may be written anew once they are answered
-  return transport::Lend(batch.partial_host, bytes);
-}
-
-// The same launches in every step of as many sequences, as long as nobody's memory moves.
-absl::Status CudaAttentionExecutor::AddToWork(MicroBatch& batch, int op, const std::byte* key_value) {
-  using kernels::cuda::StepWork;
-  const LayerGroup group = core_.table().op_group[op];
-  const int op_index = core_.table().op_index_in_group[op];
-  const GroupStep& step = batch.groups[group.value()];
-  const auto offset = static_cast<uint64_t>(op_index * step.op_step);
-  const bool whole = step.appends.size() == 1 && step.appends[0].kv_heads == core_.table().softmax(group).kv_heads;
-  if (whole) {
-    batch.work->SetAppendTarget(op, {step.items, step.positions, step.row_items, static_cast<int64_t>(offset),
-                                     LayoutOf(core_.table().softmax(group))});
-  }
-  // For a step whose appends are not one run, everything about them.
-  uint64_t appends = whole ? 1 : 0;
-  for (const AppendRun& run : step.appends) {
-    for (const int64_t value : {int64_t{run.rows}, int64_t{run.kv_heads}, int64_t{run.first_row}, run.key_offset})
-      appends = (appends ^ static_cast<uint64_t>(value)) * 0x9e3779b97f4a7c15ull;
-  }
-  const std::byte* query = batch.payload.data();
-  return batch.work->Add(
-      stream_,
-      {StepWork::Word(this), static_cast<uint64_t>(op), offset, appends, StepWork::Word(query),
-       StepWork::Word(key_value), StepWork::Word(batch.partial->data()), StepWork::Word(step.items),
-       StepWork::Word(step.positions), StepWork::Word(step.row_items), step.attends ? step.attention->Launches() : 0},
-      [this, &batch, &step, group, op_index, whole, query, key_value](CudaStream&) -> absl::Status {
-        if (!whole) DT_RETURN_IF_ERROR(Append(batch, group, op_index, key_value));
-        return Attend(batch, group, op_index, query, key_value);
-      });
-}
-
 absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::GiveStates(MicroBatchId id, int op) {
   MicroBatch& batch = micro_batches_[id.value()];
   if (!batch.prepared) return Internal("attention op ", op, ": its step has no buffers");
@@ -475,7 +438,7 @@ absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::GiveStates(MicroBatc
 absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::RunState(MicroBatch& batch, MicroBatchId id, int op,
                                                                      std::span<const std::byte> key_value) {
   const proto::StepLayout& layout = core_.LayoutOf(id, core_.table().op_group[op]);
-  if (payloads_on_device_ && (layout.with_states || layout.query_bytes == 0))
+  if (OnDevice(batch) && (layout.with_states || layout.query_bytes == 0))
     return Internal("a state that crosses does not come over one GPU");
   if (layout.with_states) {
     DT_RETURN_IF_ERROR(states_->TakeStates(id, op, key_value));
@@ -485,14 +448,14 @@ absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::RunState(MicroBatch&
     return std::span<const std::byte>();
   }
   const std::byte *query = batch.payload.data(), *appended = key_value.data();
-  if (!payloads_on_device_) {
+  if (!OnDevice(batch)) {
     DT_RETURN_IF_ERROR(stream_.Copy(batch.key_value->data(), key_value.data(), key_value.size()));
     appended = batch.key_value->data();
     query = layout.with_states ? appended : batch.query->data();
   }
   DT_RETURN_IF_ERROR(states_->Run(id, op, query, appended, batch.partial->data()));
   batch.payload = {};
-  if (payloads_on_device_) return transport::Lend(batch.partial, layout.partial_bytes);
+  if (OnDevice(batch)) return transport::Lend(batch.partial, layout.partial_bytes);
   DT_RETURN_IF_ERROR(stream_.Copy(batch.partial_host->data(), batch.partial->data(), layout.partial_bytes));
   DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());  // also: payloads may be written anew once they are answered
   return transport::Lend(batch.partial_host, layout.partial_bytes);
@@ -504,31 +467,13 @@ absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::AppendAndFinish(Micr
   const LayerGroup group = core_.table().op_group[op];
   const int op_index = core_.table().op_index_in_group[op];
   const proto::StepLayout& layout = core_.LayoutOf(id, group);
-  GroupStep& step = batch.groups[group.value()];
+  const GroupStep& step = batch.groups[group.value()];
   if (!batch.prepared || batch.payload.size() != static_cast<size_t>(layout.query_bytes))
     return Internal("attention op ", op, ": k and v came without q");
   if (core_.table().linear(group) != nullptr) return RunState(batch, id, op, key_value);
   if (!step.regular && step.planned_op != op_index) DT_RETURN_IF_ERROR(Plan(batch, id, group, op_index));
-  if (batch.exchange != nullptr) {
-    DT_RETURN_IF_ERROR(AddExchanged(batch, id, op, key_value.data()));
-    batch.payload = {};
-    return Answer(batch, step, layout.partial_bytes);
-  }
-  const std::byte *query = batch.payload.data(), *appended = key_value.data();
-  if (!payloads_on_device_) {
-    DT_RETURN_IF_ERROR(stream_.Copy(batch.key_value->data(), key_value.data(), key_value.size()));
-    query = batch.query->data();
-    appended = batch.key_value->data();
-  }
-  if (batch.work != nullptr && !batch.work->immediate()) {
-    DT_RETURN_IF_ERROR(AddToWork(batch, op, appended));
-    batch.payload = {};
-    return Answer(batch, step, layout.partial_bytes);
-  }
-  DT_RETURN_IF_ERROR(Append(batch, group, op_index, appended));
-  DT_RETURN_IF_ERROR(Attend(batch, group, op_index, query, appended));
+  DT_ASSIGN_OR_RETURN(transport::LentBytes answer, batch.crossing->Run(id, op, key_value, batch));
   batch.payload = {};
-  DT_ASSIGN_OR_RETURN(transport::LentBytes answer, Answer(batch, step, layout.partial_bytes));
   if (layout.gather_bytes > 0) DT_RETURN_IF_ERROR(GatherEarlier(batch, id, op));
   return answer;
 }

@@ -1,12 +1,12 @@
 #pragma once
 #include <array>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "attention_worker/attention_backend.h"
 #include "attention_worker/cuda/cuda_state_executor.h"
 #include "exchange/cuda/gpu_exchange.h"
+#include "exchange/cuda/shared_gpu.h"
 #include "kernels/cuda/attention/cuda_attention.h"
 #include "kernels/cuda/prompts/cuda_prompts.h"
 #include "kernels/cuda/runtime/staged_upload.h"
@@ -15,17 +15,16 @@
 namespace dovetail::attention {
 
 // Attention on a GPU, over one arena of KV blocks there (kernels/cuda/attention/kv_layout.h). A step's lengths are
-// planned and its block table is uploaded once; each op then is an append and one pass. All work goes into the device's
-// worker stream. Payloads lie on the device, and nobody waits; or in host memory, and each op is waited for. On the
-// device an op is part of the step's work, launched by whoever ends the step (kernels/cuda/runtime/step_work.h), and
-// its new K and V are written to the blocks by whoever computes them, if they are whole.
+// planned and its block table is uploaded once; each op then is an append and one pass. Where q, k and v come from,
+// where o goes, and when launches run is the affair of the step's Crossing (cuda_attention_crossings.h).
 class CudaAttentionExecutor final : public AttentionBackend {
  public:
   // kUnimplemented for other types than bf16 and f16; kResourceExhausted when the device has no
-  // room for kv_blocks blocks. `device` and `core` outlive it.
+  // room for kv_blocks blocks. `device`, `core` and `shared_gpu`, which may be null, outlive it.
   static absl::StatusOr<std::unique_ptr<AttentionBackend>> Create(kernels::cuda::CudaDevice& device,
                                                                   AttentionWorkerCore& core, uint32_t kv_blocks,
-                                                                  int micro_batches, bool payloads_on_device,
+                                                                  int micro_batches,
+                                                                  exchange::SharedGpu* shared_gpu = nullptr,
                                                                   KvStorage storage = KvStorage::kAsSent);
 
   // As attention::ExpectPrompts.
@@ -33,12 +32,13 @@ class CudaAttentionExecutor final : public AttentionBackend {
 
   static size_t BlockBytes(const proto::AttentionTable& table, KvStorage storage);
 
-  absl::Status UseExchange(MicroBatchId micro_batch, exchange::GpuExchange* exchange) override;
-  absl::Status LaunchExchanged(MicroBatchId micro_batch) override;
+  ~CudaAttentionExecutor() override;
+
+  absl::Status Launch(MicroBatchId micro_batch) override;
   absl::Status Copy(std::span<const BlockCopy> copies) override;
   absl::StatusOr<uint64_t> DigestOf(std::span<const KvBlockId> blocks) override;
   absl::Status Poison(std::span<const KvBlockId> blocks) override;
-  absl::Status PrepareStep(MicroBatchId micro_batch) override;
+  absl::Status PrepareStep(MicroBatchId micro_batch, const exchange::Seam& seam) override;
   absl::StatusOr<transport::LentBytes> GiveStates(MicroBatchId micro_batch, int op) override;
   absl::Status AttendComplete(MicroBatchId micro_batch, int op, std::span<const std::byte> query) override;
   absl::StatusOr<transport::LentBytes> AppendAndFinish(MicroBatchId micro_batch, int op,
@@ -47,6 +47,11 @@ class CudaAttentionExecutor final : public AttentionBackend {
 
  private:
   using BufferPtr = std::shared_ptr<kernels::Buffer>;  // with frames that are being sent
+
+  class Crossing;
+  class HostCrossing;
+  class OneGpuCrossing;
+  class PeerCrossing;
 
   // Tokens to append that lie one after the other, of as many KV heads each.
   struct AppendRun {
@@ -88,14 +93,10 @@ class CudaAttentionExecutor final : public AttentionBackend {
     int64_t ml_at = 0;                   // floats to those
     std::span<const std::byte> payload;  // the query at hand
     bool prepared = false;
-    kernels::cuda::StepWork* work = nullptr;    // of the step, if payloads lie on the device
-    exchange::GpuExchange* exchange = nullptr;  // with the GPU of another process, if the step uses it
-    // Steps that use one run beside each other: each micro-batch's in a stream of its own.
-    kernels::cuda::CudaStream* stream = nullptr;  // of the step
-    std::unique_ptr<kernels::cuda::CudaStream> own_stream;
-    std::unique_ptr<kernels::cuda::StepWork> exchanged_work;
-    kernels::cuda::CudaEvent copied;
-    bool waits_apart = false;
+    // Of the step.
+    Crossing* crossing = nullptr;
+    kernels::cuda::CudaStream* stream = nullptr;
+    kernels::cuda::StepWork* work = nullptr;  // null: launches are enqueued as they come
   };
   // Whether a set's blocks lie evenly spaced, and where.
   struct SetShape {
@@ -105,7 +106,7 @@ class CudaAttentionExecutor final : public AttentionBackend {
   };
 
   CudaAttentionExecutor(kernels::cuda::CudaDevice& device, AttentionWorkerCore& core, kernels::cuda::CudaStream& stream,
-                        int micro_batches, bool payloads_on_device, KvStorage storage);
+                        int micro_batches, exchange::SharedGpu* shared_gpu, KvStorage storage);
   kernels::cuda::CudaKvLayout LayoutOf(const proto::SoftmaxSpec& spec) const;
   kernels::cuda::CudaAttentionShape ShapeOf(LayerGroup group) const;
   absl::Status Synchronize();  // until all that was launched is done
@@ -118,9 +119,8 @@ class CudaAttentionExecutor final : public AttentionBackend {
   // Of the layout's items those with queries; `blocks` are tables on the device, by item.
   std::vector<kernels::cuda::CudaAttentionItem> ItemsOf(MicroBatchId id, LayerGroup group, const float* sinks,
                                                         const std::vector<const std::byte* const*>& blocks);
-  bool OnDevice(const MicroBatch& batch) const { return payloads_on_device_ || batch.exchange != nullptr; }
-  absl::Status AddToWork(MicroBatch& batch, int op, const std::byte* key_value);
-  absl::Status AddExchanged(MicroBatch& batch, MicroBatchId id, int op, const std::byte* key_value);
+  Crossing& CrossingOf(const exchange::Seam& seam) const;
+  static bool OnDevice(const MicroBatch& batch);  // payloads are device memory
   absl::Status UploadSinks();
   const float* SinksOf(LayerGroup group, int op_index) const;  // on the device, or null
   absl::Status Append(MicroBatch& batch, LayerGroup group, int op_index, const std::byte* key_value,
@@ -136,14 +136,12 @@ class CudaAttentionExecutor final : public AttentionBackend {
   // K and V of these tokens of a shard, wire dtype, host memory: [tokens, heads, key_dim], [tokens, heads, value_dim].
   absl::Status GatherRows(int op, int heads, const ShardState& shard, const proto::TokenRange& tokens, std::byte* k,
                           std::byte* v);
-  absl::StatusOr<transport::LentBytes> Answer(MicroBatch& batch, const GroupStep& step, int64_t bytes);
   std::byte* BlockAt(KvBlockId block) const { return arena_->data() + size_t{block} * block_bytes_; }
 
   kernels::cuda::CudaDevice& device_;
   AttentionWorkerCore& core_;  // read only
   kernels::cuda::CudaStream& stream_;
   const size_t block_bytes_;
-  const bool payloads_on_device_;
   const KvStorage storage_;
   BufferPtr arena_;
   std::vector<BufferPtr> sinks_;                         // by op, where it has any
@@ -151,7 +149,7 @@ class CudaAttentionExecutor final : public AttentionBackend {
   std::vector<MicroBatch> micro_batches_;                // and a slot for each move that comes in
   std::unique_ptr<kernels::cuda::CudaPrompts> prompts_;  // null: no cuDNN here
   kernels::cuda::CudaEvent prompts_done_;                // the last of them
-  std::optional<MicroBatchId> last_exchanged_;           // whose step began last
+  std::vector<std::unique_ptr<Crossing>> crossings_;     // by alternative of exchange::Seam; null: not here
   std::vector<SetShape> sets_;                           // by BlockSetId
   std::array<BufferPtr, proto::kMoveSlots> gathered_;
   BufferPtr moved_blocks_;  // pinned: whole blocks on their way to a host's rows

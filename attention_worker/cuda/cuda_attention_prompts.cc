@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "attention_worker/cuda/cuda_attention_executor.h"
+#include "attention_worker/cuda/cuda_attention_crossings.h"
 
 // Prompts, and parts of prompts, whose rows cuDNN attends as they come (kernels/cuda/prompts/cuda_prompts.h). What a
 // part's rows see of earlier tokens is attended where the blocks are, and joined.
@@ -56,7 +56,7 @@ absl::Status CudaAttentionExecutor::PlanPrompts(MicroBatch& batch, MicroBatchId 
   if (prompts_ == nullptr) return absl::OkStatus();
   const proto::StepLayout& layout = core_.LayoutOf(id, group);
   // Partials of token shards would lie among those of parts; answers in another GPU's memory are not read again.
-  step.parts = batch.exchange == nullptr &&
+  step.parts = batch.crossing->answers_are_here() &&
                std::all_of(layout.items.begin(), layout.items.end(),
                            [](const proto::ShardStep& shard) { return shard.finished() || shard.rows.q_count == 0; });
   std::vector<CudaPrompts::Item> items;

@@ -1,4 +1,7 @@
 #pragma once
+#include <variant>
+
+#include "base/check.h"
 #include "compute_worker/cpu/dense_executor.h"
 #include "compute_worker/cpu/token_sampler.h"
 #include "compute_worker/dense_backend.h"
@@ -15,7 +18,8 @@ class CpuDense final : public DenseBackend {
   std::vector<SequenceId> PendingGrammars(const proto::StepPlan& plan) override {
     return sampler_.PendingGrammars(plan);
   }
-  absl::Status PrepareStep(const ComputeWorkerCore& core, MicroBatchId id) override {
+  absl::Status PrepareStep(const ComputeWorkerCore& core, MicroBatchId id, const exchange::Seam& seam) override {
+    DT_CHECK(std::holds_alternative<exchange::ThroughHosts>(seam), "a CPU's payloads cross through the hosts");
     return dense_.PrepareStep(core, id);
   }
   absl::Status Run(const ComputeWorkerCore& core, MicroBatchId id, int index) override {

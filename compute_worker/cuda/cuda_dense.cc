@@ -5,10 +5,9 @@
 #include <utility>
 #include <variant>
 
-#include "kernels/cuda/exchange/cuda_exchange.h"
+#include "base/check.h"
 #include "kernels/cuda/products/cuda_gemm.h"
 #include "kernels/cuda/rows/row_ops.h"
-#include "kernels/op_context.h"
 
 namespace dovetail::compute {
 
@@ -34,14 +33,13 @@ int64_t PaddedRows(int64_t rows) {
 
 }  // namespace
 
-CudaDense::CudaDense(const CudaModel& model, const proto::AttentionTable& table, CudaStream& stream,
-                     bool stay_on_device)
-    : model_(model), table_(table), stream_(stream), stay_on_device_(stay_on_device), pinned_(model.device()) {}
+CudaDense::CudaDense(const CudaModel& model, const proto::AttentionTable& table, CudaStream& stream)
+    : model_(model), table_(table), stream_(stream) {}
 
 absl::StatusOr<std::unique_ptr<DenseBackend>> CudaDense::Create(const CudaModel& model,
                                                                 const proto::AttentionTable& table,
                                                                 const ComputeWorkerOptions& options,
-                                                                bool stay_on_device) {
+                                                                exchange::SharedGpu* shared_gpu) {
   for (int g = 0; g < table.group_count(); ++g) {
     const LayerGroup group(static_cast<uint16_t>(g));
     if (WireTypeOf(table.softmax(group).kv) != model.type()) {
@@ -50,25 +48,22 @@ absl::StatusOr<std::unique_ptr<DenseBackend>> CudaDense::Create(const CudaModel&
     }
   }
   DT_ASSIGN_OR_RETURN(CudaStream* const stream, model.device().WorkerStream());
-  std::unique_ptr<CudaDense> dense(new CudaDense(model, table, *stream, stay_on_device));
-  DT_RETURN_IF_ERROR(dense->Allocate(options));
+  std::unique_ptr<CudaDense> dense(new CudaDense(model, table, *stream));
+  DT_RETURN_IF_ERROR(dense->Allocate(options, shared_gpu));
   return std::unique_ptr<DenseBackend>(std::move(dense));
 }
 
-absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options) {
+absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options, exchange::SharedGpu* shared_gpu) {
   kernels::cuda::CudaDevice& device = model_.device();
   DT_ASSIGN_OR_RETURN(product_, kernels::cuda::CudaProduct::Create(device, model_.keeps()));
-  const kernels::cuda::ExchangeTurn turn;
-  DT_ASSIGN_OR_RETURN(turn_, device.Allocate(sizeof(turn)));
-  DT_RETURN_IF_ERROR(stream_.Copy(turn_->data(), &turn, sizeof(turn)));
-  DT_RETURN_IF_ERROR(stream_.SynchronizeStatus());
   most_rows_ = options.max_step_tokens;
   const int64_t rows = most_rows_ + kRowStep;
   DT_RETURN_IF_ERROR(AllocateLane(shared_, stream_, options.micro_batches));
   micro_batches_.resize(options.micro_batches);
-  for (MicroBatch& batch : micro_batches_) {
-    batch.lane = &shared_;
-    DT_RETURN_IF_ERROR(AllocateMicroBatch(batch, rows));
+  for (size_t i = 0; i < micro_batches_.size(); ++i) {
+    micro_batches_[i].id = MicroBatchId(static_cast<uint16_t>(i));
+    micro_batches_[i].lane = &shared_;
+    DT_RETURN_IF_ERROR(AllocateMicroBatch(micro_batches_[i], rows));
   }
   std::vector<const CudaHybridWeights*> hybrid;
   for (const CudaStep& step : model_.steps()) hybrid.push_back(step.hybrid.get());
@@ -76,12 +71,28 @@ absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options) {
     DT_ASSIGN_OR_RETURN(hybrid_, CudaHybrid::Create(device, model_.model(), table_, std::move(hybrid), stream_,
                                                     *product_, {rows, options.micro_batches, model_.type()}));
   }
-  for (int i = 0; i < options.micro_batches; ++i) {
-    kernels::cuda::StepWork& work = device.WorkerStep(i);
-    work.Forget();  // what this process recorded as a former member names memory that is gone
-    if (stay_on_device_) micro_batches_[i].work = &work;
-  }
+  through_hosts_ = std::make_unique<CudaHostCrossing>(table_, device, shared_, options.micro_batches);
+  if (shared_gpu != nullptr) on_one_gpu_ = std::make_unique<CudaOneGpuCrossing>(table_, *shared_gpu, shared_);
+  // Experts have one scratch, products of weights in few bits another.
+  CudaPeerCrossing::MakeLane make_lane;
+  if (hybrid_ == nullptr && !model_.keeps()) make_lane = [this] { return MakeLane(); };
+  DT_ASSIGN_OR_RETURN(between_gpus_,
+                      CudaPeerCrossing::Create(table_, stream_, shared_, std::move(make_lane), options.micro_batches));
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<CudaLane>> CudaDense::MakeLane() const {
+  auto lane = std::make_unique<Lane>();
+  DT_ASSIGN_OR_RETURN(lane->own_stream, model_.device().CreateCudaStream());
+  DT_RETURN_IF_ERROR(AllocateLane(*lane, *lane->own_stream, /*micro_batches=*/1));
+  return lane;
+}
+
+CudaCrossing& CudaDense::CrossingOf(const exchange::Seam& seam) const {
+  if (std::holds_alternative<exchange::BetweenGpus>(seam)) return *between_gpus_;
+  if (std::holds_alternative<exchange::ThroughHosts>(seam)) return *through_hosts_;
+  DT_CHECK(on_one_gpu_ != nullptr, "a step on one GPU, of a worker that shares none");
+  return *on_one_gpu_;
 }
 
 absl::Status CudaDense::AllocateLane(Lane& lane, CudaStream& stream, int micro_batches) const {
@@ -131,67 +142,43 @@ absl::Status CudaDense::AllocateMicroBatch(MicroBatch& batch, int64_t rows) {
     DT_ASSIGN_OR_RETURN(angles.cos, device.Allocate(rows * angles.pairs * sizeof(float)));
     DT_ASSIGN_OR_RETURN(angles.sin, device.Allocate(rows * angles.pairs * sizeof(float)));
   }
-  DT_ASSIGN_OR_RETURN(batch.begun, device.CreateEvent(/*timed=*/true));
-  DT_ASSIGN_OR_RETURN(batch.ended, device.CreateEvent(/*timed=*/true));
   batch.upload = std::make_unique<kernels::cuda::StagedUpload>(device);
-  DT_RETURN_IF_ERROR(batch.upload->Reserve(2 * (rows * sizeof(int32_t) + 256) + sizeof(kernels::cuda::ExchangeFan) +
-                                           rows * sizeof(kernels::cuda::ExchangeRow) + 512));
-  if (!stay_on_device_) batch.wire = std::make_unique<StepWire>(pinned_, table_);
-  return absl::OkStatus();
+  return batch.upload->Reserve(2 * (rows * sizeof(int32_t) + 256) + CudaPeerCrossing::UploadBytes(rows));
 }
 
-absl::Status CudaDense::PrepareStep(const ComputeWorkerCore& core, MicroBatchId id) {
+absl::Status CudaDense::PrepareStep(const ComputeWorkerCore& core, MicroBatchId id, const exchange::Seam& seam) {
   MicroBatch& batch = micro_batches_[id.value()];
-  const proto::StepPlan& plan = core.PlanOf(id);
+  const Lane* const before = batch.lane;
+  batch.crossing = &CrossingOf(seam);
+  DT_RETURN_IF_ERROR(batch.crossing->Use(seam, batch));
+  // Kernels of a step that failed there may still read what the next step writes here.
+  if (before != batch.lane) DT_RETURN_IF_ERROR(before->stream->SynchronizeStatus());
   batch.rows = 0;
-  for (const proto::StepEntry& entry : plan.entries) batch.rows += static_cast<int64_t>(entry.tokens.size());
+  for (const proto::StepEntry& entry : core.PlanOf(id).entries) batch.rows += static_cast<int64_t>(entry.tokens.size());
   if (batch.rows > most_rows_)
     return ResourceExhausted("a step of ", batch.rows, " tokens; ", most_rows_, " is the most on this GPU");
-  if (OnDevice(batch)) {
-    DT_RETURN_IF_ERROR(FindRows(core, id));
-  } else {
-    DT_RETURN_IF_ERROR(batch.wire->Prepare(core, id));
-  }
-  // Steps whose payloads cross the host wait for it in any case.
-  if (OnDevice(batch)) {
-    DT_RETURN_IF_ERROR(batch.work->Begin(batch.stream()));
-    if (batch.rows > kMostGraphRows) DT_RETURN_IF_ERROR(batch.work->BeImmediate(batch.stream()));
-  }
-  if (!batch.exchanges.empty()) DT_RETURN_IF_ERROR(BeginExchange(batch, plan.step));
+  DT_RETURN_IF_ERROR(batch.crossing->Begin(core, batch));
   return EmbedTokens(core, id);
-}
-
-// Into the step's work; at once where there is none.
-absl::Status CudaDense::Enqueue(MicroBatch& batch, std::array<uint64_t, 2> what, StepWork::Enqueue enqueue) {
-  if (batch.work == nullptr) return enqueue(batch.stream());
-  // Several peers are what `fan` says when the step runs.
-  const auto end = batch.only() != nullptr ? batch.only()->End(IdOf(batch)) : kernels::cuda::ExchangeEnd{};
-  return batch.work->Add(batch.stream(),
-                         {StepWork::Word(batch.lane), static_cast<uint64_t>(batch.rows), what[0], what[1],
-                          StepWork::Word(end.own), StepWork::Word(end.peer), StepWork::Word(batch.fan)},
-                         std::move(enqueue));
 }
 
 absl::Status CudaDense::Run(const ComputeWorkerCore& core, MicroBatchId id, int index) {
   if (std::holds_alternative<model::KeyValueProjection>(model_.model().steps[index]))
     return absl::OkStatus();  // done with the queries
-  // The attention worker's memory grows now and then.
   MicroBatch& batch = micro_batches_[id.value()];
-  const bool reads = OnDevice(batch) && batch.exchanges.size() <= 1 &&
-                     std::holds_alternative<model::OutputProjection>(model_.model().steps[index]);
-  const void* const attended = reads ? core.PartsOf(id)[0].partial.data() : nullptr;
-  return Enqueue(batch, {static_cast<uint64_t>(index), StepWork::Word(attended)},
-                 [this, &core, id, index, attended](CudaStream&) { return RunPiece(core, id, index, attended); });
+  const bool reads = std::holds_alternative<model::OutputProjection>(model_.model().steps[index]);
+  const void* const arriving = reads ? batch.crossing->Arriving(core.PartsOf(id), batch) : nullptr;
+  return batch.Enqueue({static_cast<uint64_t>(index), StepWork::Word(arriving)},
+                       [this, &core, id, index, arriving](CudaStream&) { return RunPiece(core, id, index, arriving); });
 }
 
-absl::Status CudaDense::RunPiece(const ComputeWorkerCore& core, MicroBatchId id, int index, const void* attended) {
+absl::Status CudaDense::RunPiece(const ComputeWorkerCore& core, MicroBatchId id, int index, const void* arriving) {
   MicroBatch& batch = micro_batches_[id.value()];
   const model::LayerStep& step = model_.model().steps[index];
   const CudaStep& weights = model_.steps()[index];
   if (const auto* input = std::get_if<model::InputNorm>(&step)) return RunStep(*input, weights, batch);
   if (const auto* query = std::get_if<model::QueryProjection>(&step)) return RunStep(*query, weights, batch);
   if (const auto* output = std::get_if<model::OutputProjection>(&step))
-    return RunOutput(*output, weights, batch, core.PartsOf(id), attended);
+    return RunOutput(*output, weights, batch, core.PartsOf(id), arriving);
   if (const auto* mlp = std::get_if<model::GatedMlp>(&step)) return RunStep(*mlp, weights, batch);
   if (const auto* experts = std::get_if<model::ExpertMlp>(&step)) return RunStep(*experts, weights, batch);
   return Internal("step ", index, " of the model does not run on a GPU");
@@ -353,7 +340,7 @@ absl::Status CudaDense::RunStep(const model::QueryProjection& step, const CudaSt
   if (table_.linear(table_.op_group[step.op]) != nullptr) {
     DT_RETURN_IF_ERROR(hybrid_->StateHeads(IndexOf(batch), IndexOf(weights), weights.first, batch.rows,
                                            batch.query->data(), batch.key_value->data()));
-    return stay_on_device_ ? absl::OkStatus() : CopyToWire(step.op, batch);
+    return batch.crossing->Leave(step.op, batch);
   }
   DT_RETURN_IF_ERROR(MultiplyHeads(IndexOf(weights), batch));
   DT_RETURN_IF_ERROR(
@@ -366,21 +353,11 @@ absl::Status CudaDense::RunStep(const model::QueryProjection& step, const CudaSt
   out.type = model_.type();
   out.q_out = batch.query->data();
   out.q_out_step = q_width;
-  const kernels::cuda::KvAppendTarget* const target =
-      batch.work != nullptr ? batch.work->AppendTarget(step.op) : nullptr;
-  if (target != nullptr) {
-    out.positions = target->positions;
-    out.row_items = target->row_items;
-    out.items = target->items;
-    out.kv_offset = target->kv_offset;
-    out.layout = target->layout;
-  } else {
-    out.k_out = batch.key_value->data();
-    out.k_out_step = k_width;
-    out.v_out = batch.key_value->data() + batch.rows * k_width * kElement;
-    out.v_out_step = v_width;
-    out.layout = {spec.key_dim, spec.value_dim, kernels::cuda::KvType::kBF16};
-  }
+  out.k_out = batch.key_value->data();
+  out.k_out_step = k_width;
+  out.v_out = batch.key_value->data() + batch.rows * k_width * kElement;
+  out.v_out_step = v_width;
+  out.layout = {spec.key_dim, spec.value_dim, kernels::cuda::KvType::kBF16};
   const auto per_head = [&](const std::optional<model::RmsNorm>& norm, const BufferPtr& weight) -> const float* {
     if (!norm.has_value() || static_cast<int>(norm->weight.size()) != spec.key_dim) return nullptr;
     out.norm_eps = norm->eps;
@@ -397,25 +374,14 @@ absl::Status CudaDense::RunStep(const model::QueryProjection& step, const CudaSt
   out.rows = static_cast<int32_t>(batch.rows);
   out.q_heads = spec.query_heads;
   out.kv_heads = spec.kv_heads;
-  if (!batch.exchanges.empty()) SendToPeers(step.op, k_width, batch, out);
+  batch.crossing->LeaveFrom(step.op, batch, out);
   DT_RETURN_IF_ERROR(kernels::cuda::KvAppend(batch.stream(), out));
-  return OnDevice(batch) ? absl::OkStatus() : CopyToWire(step.op, batch);
+  return batch.crossing->Leave(step.op, batch);
 }
 
 absl::Status CudaDense::RunOutput(const model::OutputProjection& step, const CudaStep& weights, MicroBatch& batch,
-                                  const std::vector<WorkerPart>& parts, const void* attended) {
-  const LayerGroup group = table_.op_group[step.op];
-  const proto::SoftmaxSpec& spec = table_.softmax(group);
-  if (!batch.exchanges.empty()) {
-    DT_RETURN_IF_ERROR(AwaitPeers(step.op, batch));
-    if (batch.fan != nullptr) attended = batch.lane->attended->data();
-  } else if (!stay_on_device_) {
-    DT_ASSIGN_OR_RETURN(const std::byte* const joined,
-                        batch.wire->JoinPartials(parts, step.op, kernels::ContextOf(batch.stream())));
-    const size_t bytes = batch.rows * spec.query_heads * spec.value_dim * kElement;
-    DT_RETURN_IF_ERROR(batch.stream().Copy(batch.lane->attended->data(), joined, bytes));
-    attended = batch.lane->attended->data();
-  }
+                                  const std::vector<WorkerPart>& parts, const void* arriving) {
+  DT_ASSIGN_OR_RETURN(const void* attended, batch.crossing->Arrive(step.op, parts, arriving, batch));
   if (step.gate.has_value()) {
     DT_ASSIGN_OR_RETURN(attended, hybrid_->Gated(IndexOf(batch), IndexOf(weights), attended, batch.rows));
   }
@@ -476,30 +442,21 @@ absl::Status CudaDense::RunStep(const model::ExpertMlp& step, const CudaStep& we
 absl::StatusOr<bool> CudaDense::BeginSample(const proto::StepPlan& plan, MicroBatchId id) {
   MicroBatch& batch = micro_batches_[id.value()];
   if (batch.work == nullptr) return false;
-  DT_RETURN_IF_ERROR(FetchStatus(batch));
+  DT_RETURN_IF_ERROR(batch.crossing->BeforeDraws(batch));
   CudaTokenSampler& sampler = *batch.lane->sampler;
   DT_ASSIGN_OR_RETURN(const bool begun, sampler.Begin(plan, Floats(batch.x), DrawId(batch), *batch.work));
-  if (!batch.exchanges.empty()) DT_RETURN_IF_ERROR(EndTurn(batch));
-  batch.timed = !batch.exchanges.empty() && !batch.work->immediate();
-  if (batch.timed) DT_RETURN_IF_ERROR(batch.stream().Record(batch.begun));
-  DT_RETURN_IF_ERROR(batch.work->Launch(batch.stream()));
-  if (batch.timed) DT_RETURN_IF_ERROR(batch.stream().Record(batch.ended));
+  DT_RETURN_IF_ERROR(batch.crossing->Launch(batch));
   if (begun) DT_RETURN_IF_ERROR(sampler.Launched(DrawId(batch)));
   return begun;
 }
 
 std::optional<DenseBackend::GpuTimes> CudaDense::TimesOf(MicroBatchId id) const {
-  const MicroBatch& batch = micro_batches_[id.value()];
-  if (!batch.timed) return std::nullopt;
-  const absl::StatusOr<float> all = batch.ended.MillisecondsSince(batch.begun);
-  if (!all.ok()) return std::nullopt;
-  const exchange::GpuExchange::Times times = exchange::TimesOf(batch.exchanges, id);
-  return GpuTimes{absl::Milliseconds(*all) - times.waited - times.turn, times.waited, times.peer_busy};
+  return micro_batches_[id.value()].crossing->TimesOf(id);
 }
 
 bool CudaDense::Drawn(MicroBatchId id) {
   const MicroBatch& batch = micro_batches_[id.value()];
-  return batch.exchanges.empty() || batch.lane->sampler->Done(DrawId(batch));
+  return !batch.crossing->WaitsForPeers() || batch.lane->sampler->Done(DrawId(batch));
 }
 
 absl::Status CudaDense::Sample(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result) {
@@ -508,10 +465,19 @@ absl::Status CudaDense::Sample(const proto::StepPlan& plan, MicroBatchId id, pro
   const MicroBatchId draws = DrawId(batch);
   const absl::Status drawn =
       sampler.begun(draws) ? sampler.Finish(plan, draws, result) : sampler.Run(plan, Floats(batch.x), result);
-  // What was drawn of a step whose exchange failed means nothing, nor does why it could not be.
-  DT_RETURN_IF_ERROR(exchange::StatusOf(batch.exchanges, id, plan.step));
-  if (drawn.ok()) NoteTurns(batch);
-  return drawn;
+  return batch.crossing->Ended(id, plan.step, drawn);
+}
+
+absl::StatusOr<transport::LentBytes> CudaDense::PackQuery(const ComputeWorkerCore& core, MicroBatchId id, int p,
+                                                          int op) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  return batch.crossing->PackQuery(core.PartsOf(id), p, op, batch);
+}
+
+absl::StatusOr<transport::LentBytes> CudaDense::PackKeyValue(const ComputeWorkerCore& core, MicroBatchId id, int p,
+                                                             int op) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  return batch.crossing->PackKeyValue(core.PartsOf(id), p, op, batch);
 }
 
 }  // namespace dovetail::compute

@@ -51,17 +51,13 @@ absl::Status CudaDense::EmbedTokens(const ComputeWorkerCore& core, MicroBatchId 
   MicroBatch& batch = micro_batches_[id.value()];
   kernels::cuda::UploadLayout layout;
   const size_t ids_at = layout.Add<int32_t>(batch.rows), positions_at = layout.Add<int32_t>(batch.rows);
-  const bool fans = batch.exchanges.size() > 1;
-  const size_t fan_at = layout.Add<kernels::cuda::ExchangeFan>(fans ? 1 : 0);
-  const size_t fan_rows_at = layout.Add<kernels::cuda::ExchangeRow>(fans ? batch.rows : 0);
+  batch.crossing->AddTo(layout, batch);
   DT_ASSIGN_OR_RETURN(std::byte* const host, batch.upload->Begin(batch.stream(), layout.bytes()));
-  if (fans) FillFan(batch, host + fan_at, host + fan_rows_at);
   DT_RETURN_IF_ERROR(UploadTokens(core, id, reinterpret_cast<int32_t*>(host + ids_at),
                                   reinterpret_cast<int32_t*>(host + positions_at)));
-  DT_RETURN_IF_ERROR(batch.upload->Send(batch.stream()));
   const std::byte* const sent = batch.upload->device();
-  batch.fan = fans ? reinterpret_cast<const kernels::cuda::ExchangeFan*>(sent + fan_at) : nullptr;
-  batch.fan_rows = fans ? reinterpret_cast<const kernels::cuda::ExchangeRow*>(sent + fan_rows_at) : nullptr;
+  batch.crossing->Fill(host, sent, batch);
+  DT_RETURN_IF_ERROR(batch.upload->Send(batch.stream()));
   kernels::cuda::EmbedLaunch embed;
   embed.ids = reinterpret_cast<const int32_t*>(sent + ids_at);
   if (const auto before = core.DrawnBy(id); before.has_value()) {
@@ -75,8 +71,8 @@ absl::Status CudaDense::EmbedTokens(const ComputeWorkerCore& core, MicroBatchId 
   embed.factor = model_.model().config().embedding_scale;
   embed.rows = static_cast<int32_t>(batch.rows);
   embed.size = static_cast<int32_t>(hidden());
-  DT_RETURN_IF_ERROR(Enqueue(
-      batch, {StepWork::Word(embed.ids), StepWork::Word(embed.drawn)},
+  DT_RETURN_IF_ERROR(batch.Enqueue(
+      {StepWork::Word(embed.ids), StepWork::Word(embed.drawn)},
       [this, embed](CudaStream& stream) { return kernels::cuda::EmbedFrom(stream, model_.embedding(), embed); }));
   return ComputeAngles(core.PlanOf(id), reinterpret_cast<const int32_t*>(sent + positions_at), batch);
 }
@@ -121,10 +117,10 @@ absl::Status CudaDense::ComputeAngles(const proto::StepPlan& plan, const int32_t
       table.multiplier = cached->table.multiplier;
       table.rows = static_cast<int32_t>(rows);
       table.count = angles.pairs;
-      DT_RETURN_IF_ERROR(Enqueue(batch,
-                                 {StepWork::Word(table.inv_freq) ^ static_cast<uint64_t>(row) << 48,
-                                  StepWork::Word(table.positions) ^ static_cast<uint64_t>(rows) << 48},
-                                 [table](CudaStream& stream) { return kernels::cuda::RopeTable(stream, table); }));
+      DT_RETURN_IF_ERROR(
+          batch.Enqueue({StepWork::Word(table.inv_freq) ^ static_cast<uint64_t>(row) << 48,
+                         StepWork::Word(table.positions) ^ static_cast<uint64_t>(rows) << 48},
+                        [table](CudaStream& stream) { return kernels::cuda::RopeTable(stream, table); }));
       row += rows;
       begin = end;
     }

@@ -384,8 +384,8 @@ absl::StatusOr<std::unique_ptr<CudaModel>> CudaModel::Load(CudaDevice& device, c
 
 absl::StatusOr<std::unique_ptr<DenseBackend>> CudaModel::Create(const proto::AttentionTable& table,
                                                                 const ComputeWorkerOptions& options,
-                                                                bool stay_on_device) const {
-  return CudaDense::Create(*this, table, options, stay_on_device);
+                                                                exchange::SharedGpu* shared_gpu) const {
+  return CudaDense::Create(*this, table, options, shared_gpu);
 }
 
 }  // namespace dovetail::compute

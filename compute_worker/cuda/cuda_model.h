@@ -56,7 +56,7 @@ class CudaModel final : public DenseBackendFactory {
 
   absl::StatusOr<std::unique_ptr<DenseBackend>> Create(const proto::AttentionTable& table,
                                                        const ComputeWorkerOptions& options,
-                                                       bool stay_on_device) const override;
+                                                       exchange::SharedGpu* shared_gpu) const override;
 
   kernels::cuda::CudaDevice& device() const { return device_; }
   const model::LoadedModel& model() const { return model_; }

@@ -2,6 +2,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/link_frames.h"
 #include "tests/attention_worker/sequence_fixture.h"
 
 namespace dovetail::attention::testing {
@@ -106,6 +107,30 @@ TEST_F(AttentionWorkerCoreTest, RunsAStepOpByOpQueriesBeforeKeysAndValues) {
   EXPECT_THAT(KeyValue(10, 2, 3 * 48, 1), SizeIs(1));
   EXPECT_EQ(core_.counters().steps, 1u);
   EXPECT_EQ(Dropped(), 0u);
+}
+
+TEST_F(AttentionWorkerCoreTest, AStepWithoutFramesForItsPayloadsRunsOpByOpAndTakesNone) {
+  Open(1);
+  std::vector<std::byte> begin;
+  proto::Encode(proto::StepBegin{{{SequenceId(1), 0, 3, {}}}}, begin);
+  const auto begun = Send(kCompute, proto::kStepBeginOnDevice, begin, 10, 1);
+  ASSERT_THAT(begun, SizeIs(1));
+  const auto prepare = std::get<PrepareStep>(begun[0]);
+  EXPECT_EQ(prepare.compute, kCompute);
+  EXPECT_FALSE(prepare.in_frames);
+  EXPECT_EQ(core_.TakeOp(MicroBatchId(0)), std::nullopt) << "another micro-batch";
+  EXPECT_EQ(core_.TakeOp(MicroBatchId(1)), 0);
+  EXPECT_THAT(Query(10, 1, 3 * 32, 1), IsEmpty());
+  EXPECT_EQ(Dropped(), 1u);
+  EXPECT_EQ(core_.TakeOp(MicroBatchId(1)), 1);
+  EXPECT_EQ(core_.TakeOp(MicroBatchId(1)), 2);
+  EXPECT_EQ(core_.TakeOp(MicroBatchId(1)), std::nullopt);
+
+  const auto next = Begin(11, {{SequenceId(1), 3, 1, {}}}, 1);
+  ASSERT_TRUE(Prepares(next));
+  EXPECT_TRUE(std::get<PrepareStep>(next.back()).in_frames);
+  EXPECT_EQ(core_.TakeOp(MicroBatchId(1)), std::nullopt) << "frames bring its payloads";
+  RunStep(11, 1, 1);
 }
 
 TEST_F(AttentionWorkerCoreTest, DropsAndCountsTensorsThatAreNotExpected) {

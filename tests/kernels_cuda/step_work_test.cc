@@ -65,10 +65,7 @@ TEST_F(StepWorkTest, WhatWasNotLaunchedIsVoid) {
   const auto memory = Empty(64);
   ASSERT_TRUE(work_.Begin(stream()).ok());
   ASSERT_TRUE(AddFill(memory->data(), 1, 64).ok());
-  work_.SetAppendTarget(3, {});
-  EXPECT_NE(work_.AppendTarget(3), nullptr);
   ASSERT_TRUE(work_.Begin(stream()).ok());
-  EXPECT_EQ(work_.AppendTarget(3), nullptr);
   ASSERT_TRUE(work_.Launch(stream()).ok());
   EXPECT_EQ(First(*memory), 0xff);
 }

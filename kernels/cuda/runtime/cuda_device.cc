@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "kernels/cuda/prompts/prompt_planner.h"
-#include "kernels/cuda/runtime/step_work.h"
 
 namespace dovetail::kernels::cuda {
 namespace {
@@ -198,13 +197,6 @@ absl::StatusOr<CudaStream*> CudaDevice::WorkerStream() {
     DT_ASSIGN_OR_RETURN(worker_stream_, CreateCudaStream());
   }
   return worker_stream_.get();
-}
-
-StepWork& CudaDevice::WorkerStep(int micro_batch) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  std::unique_ptr<StepWork>& step = worker_steps_[micro_batch];
-  if (step == nullptr) step = std::make_unique<StepWork>();
-  return *step;
 }
 
 PromptPlanner& CudaDevice::prompt_planner() {

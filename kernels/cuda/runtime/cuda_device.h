@@ -1,5 +1,4 @@
 #pragma once
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -12,7 +11,6 @@ namespace dovetail::kernels::cuda {
 
 class CudaDevice;
 class PromptPlanner;
-class StepWork;
 
 // A mark in a stream. Waiting for it from another stream costs the host nothing. Movable; must not outlive its
 // device.
@@ -121,11 +119,9 @@ class CudaDevice : public Device {
   absl::Status Health() override;
 
   absl::StatusOr<std::unique_ptr<CudaStream>> CreateCudaStream();
-  // The stream of all workers of this process that hand each other device memory: what one has enqueued is done before
-  // what another enqueues later. Made on first use; lives as long as the device.
+  // The stream in which the workers of this process enqueue: what one has enqueued is done before what another enqueues
+  // later. Made on first use; lives as long as the device.
   absl::StatusOr<CudaStream*> WorkerStream();
-  // What those workers do in the step of a micro-batch (step_work.h). Made on first use; lives as long as the device.
-  StepWork& WorkerStep(int micro_batch);
   // Plans of prompts (prompt_planner.h) for all workers of this process. Made on first use; lives as long as the
   // device, whose destructor waits for a plan that is being made.
   PromptPlanner& prompt_planner();
@@ -159,7 +155,6 @@ class CudaDevice : public Device {
   MemoryPool pool_;
   std::mutex mutex_;  // of what follows
   std::unique_ptr<CudaStream> worker_stream_;
-  std::map<int, std::unique_ptr<StepWork>> worker_steps_;
   std::unique_ptr<PromptPlanner> prompt_planner_;
 };
 

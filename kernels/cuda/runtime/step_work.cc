@@ -9,7 +9,6 @@ void StepWork::Clear() {
   immediate_ = false;
   what_.clear();
   pieces_.clear();
-  targets_.clear();
 }
 
 void StepWork::ReleaseUploads() {
@@ -32,11 +31,6 @@ absl::Status StepWork::Add(CudaStream& stream, std::initializer_list<uint64_t> w
   what_.insert(what_.end(), what.begin(), what.end());
   pieces_.push_back(std::move(enqueue));
   return absl::OkStatus();
-}
-
-const KvAppendTarget* StepWork::AppendTarget(int op) const {
-  const auto it = targets_.find(op);
-  return it == targets_.end() ? nullptr : &it->second;
 }
 
 absl::Status StepWork::EnqueueAll(CudaStream& stream) {

@@ -3,25 +3,14 @@
 #include <functional>
 #include <initializer_list>
 #include <list>
-#include <map>
 #include <vector>
 
-#include "kernels/cuda/attention/attention_args.h"
 #include "kernels/cuda/runtime/cuda_device.h"
 
 namespace dovetail::kernels::cuda {
 
-// Where a step's new K and V belong, as their owner says: what KvAppendLaunch wants. Device memory.
-struct KvAppendTarget {
-  const DeviceAttentionItem* items = nullptr;
-  const int32_t* positions = nullptr;
-  const int32_t* row_items = nullptr;
-  int64_t kv_offset = 0;
-  CudaKvLayout layout;
-};
-
-// The work of one micro-batch's step on a device, piece by piece from several workers of one process, which need not
-// know each other: they add launches in the order in which these are to run, and whoever ends the step launches all.
+// The work of one micro-batch's step on a device, piece by piece: launches are added in the order in which they are to
+// run, also by several workers of one process, and run when the step is launched.
 // A step whose launches are those of an earlier one runs as its recorded graph: launches then do not bound steps of few
 // rows. The second step of a kind is recorded; the first lets products choose their algorithms.
 //
@@ -31,9 +20,6 @@ class StepWork {
  public:
   using Enqueue = std::function<absl::Status(CudaStream&)>;
   static constexpr size_t kMostRecorded = 128;  // kinds of steps; the longest unused goes
-
-  // Forgets all recordings: memory that they name is gone.
-  void Forget() { recorded_.clear(); }
 
   // A step begins. It shares the memory of its uploads with the last one of this alone, and waits for nobody else's.
   // What that added and nobody launched is void.
@@ -51,12 +37,6 @@ class StepWork {
   // Enqueues the step, once.
   absl::Status Launch(CudaStream& stream);
 
-  // In a step that is not immediate, the owner of the KV blocks may say where K and V of an attention op belong:
-  // whoever computes them then writes them there, and the owner adds no launch of its own for that.
-  void SetAppendTarget(int op, const KvAppendTarget& target) { targets_[op] = target; }
-  // Known when launches are enqueued. Null: K and V go to their payload.
-  const KvAppendTarget* AppendTarget(int op) const;
-
   static uint64_t Word(const void* pointer) { return reinterpret_cast<uint64_t>(pointer); }
 
  private:
@@ -73,7 +53,6 @@ class StepWork {
   bool immediate_ = false;
   std::vector<uint64_t> what_;
   std::vector<Enqueue> pieces_;
-  std::map<int, KvAppendTarget> targets_;
   std::list<Recorded> recorded_;  // front: used last
   CudaEvent done_;                // behind the last step
   bool launched_ = false;         // done_ stands there

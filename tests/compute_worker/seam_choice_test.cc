@@ -1,10 +1,14 @@
-#include "compute_worker/layer_exchange.h"
+#include "compute_worker/seam_choice.h"
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "compute_worker/dense_backend.h"
+#include "compute_worker/gpu_links.h"
+#include "compute_worker/peer_crossing.h"
 #include "gmock/gmock.h"
 #include "proto/link_frames.h"
 #include "tests/compute_worker/small_spec.h"
@@ -44,7 +48,9 @@ class NotingPort final : public transport::Port {
 class NoDense final : public DenseBackend {
  public:
   std::vector<SequenceId> PendingGrammars(const proto::StepPlan&) override { return {}; }
-  absl::Status PrepareStep(const ComputeWorkerCore&, MicroBatchId) override { return absl::OkStatus(); }
+  absl::Status PrepareStep(const ComputeWorkerCore&, MicroBatchId, const exchange::Seam&) override {
+    return absl::OkStatus();
+  }
   absl::Status Run(const ComputeWorkerCore&, MicroBatchId, int) override { return absl::OkStatus(); }
   absl::Status AttendPrompts(const ComputeWorkerCore&, MicroBatchId, int) override { return absl::OkStatus(); }
   absl::StatusOr<transport::LentBytes> PackQuery(const ComputeWorkerCore& core, MicroBatchId id, int p, int) override {
@@ -60,9 +66,9 @@ class NoDense final : public DenseBackend {
   std::vector<std::byte> bytes_ = std::vector<std::byte>(4096);
 };
 
-class LayerExchangesTest : public ::testing::Test {
+class SeamChoiceTest : public ::testing::Test {
  protected:
-  LayerExchangesTest()
+  SeamChoiceTest()
       : core_(OneOp(), {{StageKind::kDense, 0}}, {.micro_batches = 2, .max_step_tokens = 64, .vocab_size = 100}) {
     for (int worker = 0; worker < 2; ++worker) core_.AddAttentionWorker(AddressOf(worker));
   }
@@ -83,11 +89,11 @@ class LayerExchangesTest : public ::testing::Test {
     core_.Handle(PlanArrived{std::move(plan)}, actions);
     return std::get<SendStepBegin>(actions.at(0));
   }
-  LayerExchanges Made(const exchange::GpuExchangeMeans& means) {
-    LayerExchanges exchanges(core_, dense_, port_, means);
-    exchanges.AddPeer(AddressOf(0));
-    exchanges.AddPeer(AddressOf(1));
-    return exchanges;
+  void Make(const exchange::GpuExchangeMeans& means) {
+    links_.emplace(core_, port_, means);
+    links_->AddPeer(AddressOf(0));
+    links_->AddPeer(AddressOf(1));
+    seam_.emplace(core_, WaysOf(core_, dense_, *links_, port_, /*shared_gpu=*/nullptr, means.required));
   }
   // A GPU that cannot be linked with another.
   static exchange::GpuExchangeMeans Unlinked(bool required) {
@@ -101,19 +107,21 @@ class LayerExchangesTest : public ::testing::Test {
   ComputeWorkerCore core_;
   NoDense dense_;
   NotingPort port_;
+  std::optional<GpuLinks> links_;
+  std::optional<SeamChoice> seam_;
 };
 
-TEST_F(LayerExchangesTest, OnACpuAStepGoesInFramesAndNothingIsSaidOfGpus) {
-  LayerExchanges exchanges = Made({});
+TEST_F(SeamChoiceTest, OnACpuAStepGoesInFramesAndNothingIsSaidOfGpus) {
+  Make({});
   SendStepBegin begin = Begin(/*divided=*/true);
-  ASSERT_TRUE(exchanges.Choose(kFirst).ok());
-  LayerExchange& exchange = exchanges.Of(kFirst);
-  EXPECT_TRUE(exchange.gpus().empty());
-  ASSERT_TRUE(exchange.SendBegin(begin).ok());
-  ASSERT_TRUE(exchange.SendQuery(kFirst, 0).ok());
-  ASSERT_TRUE(exchange.SendKeyValue(kFirst, 0).ok());
-  EXPECT_FALSE(exchange.Answer(kFirst, 0, 1).has_value());
-  EXPECT_EQ(exchange.Unanswered(kFirst, StepId(7)), -1);
+  ASSERT_TRUE(seam_->Choose(kFirst).ok());
+  Crossing& way = seam_->Of(kFirst);
+  EXPECT_TRUE(std::holds_alternative<exchange::ThroughHosts>(way.SeamOf(kFirst)));
+  ASSERT_TRUE(way.SendBegin(begin).ok());
+  ASSERT_TRUE(way.SendQuery(kFirst, 0).ok());
+  ASSERT_TRUE(way.SendKeyValue(kFirst, 0).ok());
+  EXPECT_FALSE(way.Answer(kFirst, 0, 1).has_value());
+  EXPECT_EQ(way.Unanswered(kFirst, StepId(7)), -1);
   const int step_begin = static_cast<int>(proto::FrameType::kStepBegin), q = static_cast<int>(proto::FrameType::kQuery),
             kv = static_cast<int>(proto::FrameType::kKeyValue);
   const auto bytes = [&](int p) { return core_.PartsOf(kFirst)[p].layouts[0].query_bytes; };
@@ -123,41 +131,74 @@ TEST_F(LayerExchangesTest, OnACpuAStepGoesInFramesAndNothingIsSaidOfGpus) {
                                       absl::StrCat("tensor ", kv, " of ", bytes(0), " -> 10"),
                                       absl::StrCat("tensor ", kv, " of ", bytes(1), " -> 11")))
       << "4 query heads of 8 are as large as 2 KV heads of 8 and 8";
-  EXPECT_EQ(exchanges.With(NodeId(10)), "");
-  EXPECT_FALSE(exchanges.Progress());
+  EXPECT_EQ(links_->Describe(NodeId(10)), "");
+  EXPECT_FALSE(links_->Progress());
 }
 
-TEST_F(LayerExchangesTest, APeerThatCannotBeReachedEndsNoStepHere) {
-  LayerExchanges exchanges = Made({});
+TEST_F(SeamChoiceTest, APeerThatCannotBeReachedEndsNoStepHere) {
+  Make({});
   SendStepBegin begin = Begin(/*divided=*/false);
   port_.status = absl::UnavailableError("it has left");
-  EXPECT_TRUE(exchanges.Of(kFirst).SendBegin(begin).ok());
-  EXPECT_TRUE(exchanges.Of(kFirst).SendQuery(kFirst, 0).ok());
+  EXPECT_TRUE(seam_->Of(kFirst).SendBegin(begin).ok());
+  EXPECT_TRUE(seam_->Of(kFirst).SendQuery(kFirst, 0).ok());
   port_.status = InvalidArgument("broken");
-  EXPECT_FALSE(exchanges.Of(kFirst).SendKeyValue(kFirst, 0).ok());
+  EXPECT_FALSE(seam_->Of(kFirst).SendKeyValue(kFirst, 0).ok());
 }
 
-TEST_F(LayerExchangesTest, AutoGoesThroughTheHostsAndSaysWhy) {
-  LayerExchanges exchanges = Made(Unlinked(/*required=*/false));
+// Takes what it is told to, and counts how often it was asked.
+class AskedWay final : public Crossing {
+ public:
+  AskedWay(absl::StatusOr<bool> takes, int& asked) : takes_(std::move(takes)), asked_(asked) {}
+  absl::StatusOr<bool> Takes(MicroBatchId) override {
+    ++asked_;
+    return takes_;
+  }
+  exchange::Seam SeamOf(MicroBatchId) const override { return exchange::ThroughHosts(); }
+  absl::Status SendBegin(SendStepBegin&) override { return absl::OkStatus(); }
+  absl::Status SendQuery(MicroBatchId, int) override { return absl::OkStatus(); }
+  absl::Status SendKeyValue(MicroBatchId, int) override { return absl::OkStatus(); }
+
+ private:
+  const absl::StatusOr<bool> takes_;
+  int& asked_;
+};
+
+TEST_F(SeamChoiceTest, TheFirstWayThatTakesAStepCarriesItAndIsAskedOnce) {
+  int asked[3] = {};
+  std::vector<std::unique_ptr<Crossing>> ways;
+  ways.push_back(std::make_unique<AskedWay>(false, asked[0]));
+  ways.push_back(std::make_unique<AskedWay>(true, asked[1]));
+  ways.push_back(std::make_unique<AskedWay>(true, asked[2]));
+  Crossing* const second = ways[1].get();
+  SeamChoice choice(core_, std::move(ways));
+  Begin(/*divided=*/true);
+  ASSERT_TRUE(choice.Choose(kFirst).ok());
+  ASSERT_TRUE(choice.Choose(kFirst).ok()) << "for the second part";
+  EXPECT_EQ(&choice.Of(kFirst), second);
+  EXPECT_THAT(asked, ElementsAre(1, 1, 0));
+}
+
+TEST_F(SeamChoiceTest, AutoGoesThroughTheHostsAndSaysWhy) {
+  Make(Unlinked(/*required=*/false));
   Begin(/*divided=*/false);
-  EXPECT_TRUE(exchanges.Choose(kFirst).ok());
-  EXPECT_TRUE(exchanges.Of(kFirst).gpus().empty());
-  EXPECT_EQ(exchanges.With(NodeId(10)), "host: this build's UCX has no CUDA");
-  EXPECT_EQ(exchanges.With(NodeId(99)), "");
+  EXPECT_TRUE(seam_->Choose(kFirst).ok());
+  EXPECT_TRUE(std::holds_alternative<exchange::ThroughHosts>(seam_->Of(kFirst).SeamOf(kFirst)));
+  EXPECT_EQ(links_->Describe(NodeId(10)), "host: this build's UCX has no CUDA");
+  EXPECT_EQ(links_->Describe(NodeId(99)), "");
   EXPECT_THAT(port_.sent, IsEmpty());
-  exchanges.LosePeer(WorkerId(0), kEpoch);
-  EXPECT_EQ(exchanges.With(NodeId(10)), "");
+  links_->LosePeer(WorkerId(0), kEpoch);
+  EXPECT_EQ(links_->Describe(NodeId(10)), "");
 }
 
-TEST_F(LayerExchangesTest, DeviceRefusesAStepThatWouldGoThroughTheHostsInOneLine) {
-  LayerExchanges exchanges = Made(Unlinked(/*required=*/true));
+TEST_F(SeamChoiceTest, DeviceRefusesAStepThatWouldGoThroughTheHostsInOneLine) {
+  Make(Unlinked(/*required=*/true));
   Begin(/*divided=*/false);
-  const absl::Status refused = exchanges.Choose(kFirst);
+  const absl::Status refused = seam_->Choose(kFirst);
   EXPECT_TRUE(absl::IsFailedPrecondition(refused));
   EXPECT_THAT(refused.message(), HasSubstr("--exchange device: with attention worker 0 it is host: this build's UCX"));
 }
 
-TEST_F(LayerExchangesTest, AStepOfSeveralWorkersIsTheGpusOwnIfAllAreLinkedAndNoneIsShared) {
+TEST_F(SeamChoiceTest, AStepOfSeveralWorkersIsTheGpusOwnIfAllAreLinkedAndNoneIsShared) {
   Begin(/*divided=*/true);
   RowSpread spread;
   const auto may = [&](std::string_view first, std::string_view second) {
@@ -170,7 +211,7 @@ TEST_F(LayerExchangesTest, AStepOfSeveralWorkersIsTheGpusOwnIfAllAreLinkedAndNon
   EXPECT_FALSE(may("0000:01:00.0", "0000:01:00.0")) << "two processes take turns on a GPU";
 }
 
-TEST_F(LayerExchangesTest, AStepOfOneWorkerIsTheGpusOwnIfItIsLinked) {
+TEST_F(SeamChoiceTest, AStepOfOneWorkerIsTheGpusOwnIfItIsLinked) {
   Begin(/*divided=*/false);
   RowSpread spread;
   EXPECT_TRUE(GpusMayExchange(
@@ -179,11 +220,11 @@ TEST_F(LayerExchangesTest, AStepOfOneWorkerIsTheGpusOwnIfItIsLinked) {
       core_, kFirst, [](NodeId) { return ""; }, spread));
 }
 
-TEST(LayerExchanges, LinearStatesAreNotExchangedByGpusThemselves) {
-  EXPECT_TRUE(LayerExchanges::SupportsDevice(OneOp()).ok());
+TEST(GpuLinks, LinearStatesAreNotExchangedByGpusThemselves) {
+  EXPECT_TRUE(GpuLinks::Supports(OneOp()).ok());
   proto::AttentionTable table = OneOp();
   table.groups.push_back(proto::LinearSpec{});
-  EXPECT_THAT(LayerExchanges::SupportsDevice(table).message(), HasSubstr("linear states"));
+  EXPECT_THAT(GpuLinks::Supports(table).message(), HasSubstr("linear states"));
 }
 
 }  // namespace

@@ -1,0 +1,175 @@
+#include "attention_worker/cuda/cuda_attention_crossings.h"
+
+#include <variant>
+
+#include "kernels/cuda/exchange/cuda_exchange.h"
+
+namespace dovetail::attention {
+
+using kernels::cuda::CudaStream;
+using kernels::cuda::StepWork;
+
+absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::Crossing::Lend(int op, const MicroBatch& batch) const {
+  const LayerGroup group = executor_.core_.table().op_group[op];
+  if (!batch.groups[group.value()].partials.empty())
+    return Internal("the answer of a token shard cannot stay on one GPU");
+  const MicroBatchId id(static_cast<uint16_t>(&batch - executor_.micro_batches_.data()));
+  return transport::Lend(batch.partial, executor_.core_.LayoutOf(id, group).partial_bytes);
+}
+
+uint64_t CudaAttentionExecutor::Crossing::WordOf(const std::vector<AppendRun>& appends, uint64_t word) {
+  for (const AppendRun& run : appends) {
+    for (const int64_t value : {int64_t{run.rows}, int64_t{run.kv_heads}, int64_t{run.first_row}, run.key_offset})
+      word = (word ^ static_cast<uint64_t>(value)) * 0x9e3779b97f4a7c15ull;
+  }
+  return word;
+}
+
+absl::Status CudaAttentionExecutor::HostCrossing::Use(const exchange::Seam&, MicroBatchId, MicroBatch& batch) {
+  batch.stream = &executor_.stream_;
+  batch.work = nullptr;
+  return absl::OkStatus();
+}
+
+absl::Status CudaAttentionExecutor::HostCrossing::TakeQuery(MicroBatch& batch) {
+  if (batch.payload.empty()) return absl::OkStatus();
+  return executor_.stream_.Copy(batch.query->data(), batch.payload.data(), batch.payload.size());
+}
+
+absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::HostCrossing::Run(MicroBatchId id, int op,
+                                                                              std::span<const std::byte> key_value,
+                                                                              MicroBatch& batch) {
+  const LayerGroup group = executor_.core_.table().op_group[op];
+  const int op_index = executor_.core_.table().op_index_in_group[op];
+  std::byte* const appended = batch.key_value->data();
+  DT_RETURN_IF_ERROR(executor_.stream_.Copy(appended, key_value.data(), key_value.size()));
+  DT_RETURN_IF_ERROR(executor_.Append(batch, group, op_index, appended));
+  DT_RETURN_IF_ERROR(executor_.Attend(batch, group, op_index, batch.query->data(), appended));
+  return Answer(batch, batch.groups[group.value()], executor_.core_.LayoutOf(id, group).partial_bytes);
+}
+
+absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::HostCrossing::Answer(MicroBatch& batch,
+                                                                                 const GroupStep& step, int64_t bytes) {
+  CudaStream& stream = executor_.stream_;
+  if (step.finishes) DT_RETURN_IF_ERROR(stream.Copy(batch.partial_host->data(), batch.partial->data(), bytes));
+  for (const PartialCopy& copy : step.partials) {
+    const auto* floats = reinterpret_cast<const float*>(batch.partial_floats->data());
+    auto* to = reinterpret_cast<float*>(batch.partial_host->data() + copy.to);
+    DT_RETURN_IF_ERROR(stream.Copy(to, floats + copy.from_o, copy.o_floats * sizeof(float)));
+    DT_RETURN_IF_ERROR(
+        stream.Copy(to + copy.o_floats, floats + batch.ml_at + copy.from_ml, copy.ml_floats * sizeof(float)));
+  }
+  DT_RETURN_IF_ERROR(stream.SynchronizeStatus());  // also: payloads may be written anew once they are answered
+  return transport::Lend(batch.partial_host, bytes);
+}
+
+absl::Status CudaAttentionExecutor::OneGpuCrossing::Use(const exchange::Seam&, MicroBatchId id, MicroBatch& batch) {
+  batch.stream = &executor_.stream_;
+  batch.work = &gpu_.work(id);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::OneGpuCrossing::Run(MicroBatchId id, int op,
+                                                                                std::span<const std::byte> key_value,
+                                                                                MicroBatch& batch) {
+  if (!batch.work->immediate()) {
+    DT_RETURN_IF_ERROR(Add(id, op, key_value.data(), batch));
+    return Lend(op, batch);
+  }
+  const LayerGroup group = executor_.core_.table().op_group[op];
+  const int op_index = executor_.core_.table().op_index_in_group[op];
+  DT_RETURN_IF_ERROR(executor_.Append(batch, group, op_index, key_value.data()));
+  DT_RETURN_IF_ERROR(executor_.Attend(batch, group, op_index, batch.payload.data(), key_value.data()));
+  return Lend(op, batch);
+}
+
+// The same launches in every step of as many sequences, as long as no memory moves.
+absl::Status CudaAttentionExecutor::OneGpuCrossing::Add(MicroBatchId id, int op, const std::byte* key_value,
+                                                        MicroBatch& batch) {
+  const LayerGroup group = executor_.core_.table().op_group[op];
+  const int op_index = executor_.core_.table().op_index_in_group[op];
+  const proto::SoftmaxSpec& spec = executor_.core_.table().softmax(group);
+  const GroupStep& step = batch.groups[group.value()];
+  const auto offset = static_cast<uint64_t>(op_index * step.op_step);
+  const bool whole = step.appends.size() == 1 && step.appends[0].kv_heads == spec.kv_heads;
+  if (whole) {
+    gpu_.SetAppendTarget(
+        id, op, {step.items, step.positions, step.row_items, static_cast<int64_t>(offset), executor_.LayoutOf(spec)});
+  }
+  // For a step whose appends are not one run, everything about them.
+  const uint64_t appends = WordOf(step.appends, whole ? 1 : 0);
+  const std::byte* query = batch.payload.data();
+  CudaAttentionExecutor* const executor = &executor_;
+  return batch.work->Add(
+      *batch.stream,
+      {StepWork::Word(executor), static_cast<uint64_t>(op), offset, appends, StepWork::Word(query),
+       StepWork::Word(key_value), StepWork::Word(batch.partial->data()), StepWork::Word(step.items),
+       StepWork::Word(step.positions), StepWork::Word(step.row_items), step.attends ? step.attention->Launches() : 0},
+      [executor, &batch, group, op_index, whole, query, key_value](CudaStream&) -> absl::Status {
+        if (!whole) DT_RETURN_IF_ERROR(executor->Append(batch, group, op_index, key_value));
+        return executor->Attend(batch, group, op_index, query, key_value);
+      });
+}
+
+absl::Status CudaAttentionExecutor::PeerCrossing::Use(const exchange::Seam& seam, MicroBatchId id, MicroBatch& batch) {
+  Step& step = steps_[id.value()];
+  step.peer = std::get<exchange::BetweenGpus>(seam).peers.front();
+  if (step.stream == nullptr) {
+    DT_ASSIGN_OR_RETURN(step.copied, executor_.device_.CreateEvent());
+    DT_ASSIGN_OR_RETURN(step.stream, executor_.device_.CreateCudaStream());
+  }
+  batch.work = &step.work;
+  batch.stream = step.stream.get();
+  // One micro-batch alone waits with its append; a thread block of that would hold up those of others.
+  step.waits_apart = last_.has_value() && *last_ != id;
+  last_ = id;
+  DT_RETURN_IF_ERROR(executor_.stream_.Record(step.copied));  // blocks that were copied for the step
+  return step.stream->Wait(step.copied);
+}
+
+absl::Status CudaAttentionExecutor::PeerCrossing::Begin(MicroBatchId id, MicroBatch& batch) {
+  DT_RETURN_IF_ERROR(batch.work->Begin(*batch.stream));
+  int64_t rows = 0;
+  for (const proto::ShardStep& item : executor_.core_.LayoutOf(id, LayerGroup(0)).items) rows += item.rows.q_count;
+  if (rows > kMostGraphRows) DT_RETURN_IF_ERROR(batch.work->BeImmediate(*batch.stream));
+  return steps_[id.value()].peer->BeginStep(*batch.stream, id, executor_.core_.StepOf(id));
+}
+
+// Waits for q, k and v with the append; o is stored into the peer's memory as it is computed.
+absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::PeerCrossing::Run(MicroBatchId id, int op,
+                                                                              std::span<const std::byte> payload,
+                                                                              MicroBatch& batch) {
+  const LayerGroup group = executor_.core_.table().op_group[op];
+  const int op_index = executor_.core_.table().op_index_in_group[op];
+  const GroupStep& step = batch.groups[group.value()];
+  if (!step.partials.empty() || step.appends.empty() || (!step.attends && step.prompts->empty()))
+    return Internal("attention op ", op, ": a step of divided sequences cannot stay on GPUs");
+  const auto offset = static_cast<uint64_t>(op_index * step.op_step);
+  const std::byte *const query = batch.payload.data(), *const key_value = payload.data();
+  const bool waits_apart = steps_[id.value()].waits_apart;
+  std::byte* const answer = steps_[id.value()].peer->peer_slot(id);
+  const kernels::cuda::ExchangeEnd end = steps_[id.value()].peer->End(id);
+  CudaAttentionExecutor* const executor = &executor_;
+  DT_RETURN_IF_ERROR(batch.work->Add(
+      *batch.stream,
+      {StepWork::Word(executor), static_cast<uint64_t>(op), waits_apart ? 1u : 0u, offset, WordOf(step.appends, 0),
+       StepWork::Word(query), StepWork::Word(key_value), StepWork::Word(answer), StepWork::Word(end.own),
+       StepWork::Word(end.peer), StepWork::Word(step.items), StepWork::Word(step.positions),
+       StepWork::Word(step.row_items), step.attends ? step.attention->Launches() : 0},
+      [executor, &batch, waits_apart, group, op, op_index, query, key_value, answer,
+       end](CudaStream& stream) -> absl::Status {
+        if (waits_apart) DT_RETURN_IF_ERROR(kernels::cuda::ExchangeAwait(stream, {end, static_cast<uint32_t>(op)}));
+        DT_RETURN_IF_ERROR(executor->Append(batch, group, op_index, key_value, &end, op));
+        DT_RETURN_IF_ERROR(executor->Attend(batch, group, op_index, query, key_value, answer));
+        return kernels::cuda::ExchangeSignal(stream, {end, static_cast<uint32_t>(op)});
+      }));
+  return transport::LentBytes();  // no frame takes it
+}
+
+absl::Status CudaAttentionExecutor::PeerCrossing::Synchronize() {
+  for (Step& step : steps_)
+    if (step.stream != nullptr) DT_RETURN_IF_ERROR(step.stream->SynchronizeStatus());
+  return absl::OkStatus();
+}
+
+}  // namespace dovetail::attention

@@ -1,0 +1,53 @@
+#pragma once
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "base/ids.h"
+#include "compute_worker/cuda/cuda_token_sampler.h"
+#include "kernels/cuda/runtime/staged_upload.h"
+#include "kernels/cuda/runtime/step_work.h"
+
+namespace dovetail::compute {
+
+class CudaCrossing;
+
+// What pieces that run one after the other share on a GPU: a stream and scratch. Thread-compatible.
+struct CudaLane {
+  using BufferPtr = std::unique_ptr<kernels::Buffer>;
+  kernels::cuda::CudaStream* stream = nullptr;
+  std::unique_ptr<kernels::cuda::CudaStream> own_stream;  // unless it is the workers'
+  BufferPtr h, qkv, attended, gate_up, act, aside;        // scratch of a piece
+  std::unique_ptr<CudaTokenSampler> sampler;
+};
+
+// A micro-batch of a compute worker on a GPU, and the step that it runs. Thread-compatible.
+struct CudaBatch {
+  static constexpr int64_t kMostGraphRows = 256;
+  using BufferPtr = std::unique_ptr<kernels::Buffer>;
+  struct RopeAngles {
+    BufferPtr cos, sin;  // [rows, pairs]
+    int pairs = 0;
+  };
+  kernels::cuda::CudaStream& stream() const { return *lane->stream; }
+  // Begins the step's work. A step of many rows is immediate: launches do not bound it.
+  absl::Status BeginWork();
+  // Adds launches to the step's work; enqueues them at once where it has none. `what`: as StepWork::Add wants it, but
+  // for what depends on the lane, the rows and the way across the seam.
+  absl::Status Enqueue(std::array<uint64_t, 2> what, kernels::cuda::StepWork::Enqueue enqueue);
+
+  MicroBatchId id;
+  int64_t rows = 0;
+  BufferPtr x;                     // [rows, hidden] f32
+  BufferPtr parts;                 // of what is added to x next: [CudaProduct::kMostParts, rows, hidden] f32
+  BufferPtr query, key_value;      // [rows, query heads * key_dim]; [rows, KV heads * key_dim], then v likewise
+  std::vector<RopeAngles> angles;  // by rope of the config
+  std::unique_ptr<kernels::cuda::StagedUpload> upload;  // ids, positions, and what the way across adds
+
+  // Of the step.
+  CudaLane* lane = nullptr;
+  CudaCrossing* crossing = nullptr;
+  kernels::cuda::StepWork* work = nullptr;  // null: launches are enqueued as they come
+};
+
+}  // namespace dovetail::compute

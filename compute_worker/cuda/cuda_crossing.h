@@ -1,0 +1,70 @@
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "compute_worker/core/compute_worker_core.h"
+#include "compute_worker/cuda/cuda_batch.h"
+#include "compute_worker/dense_backend.h"
+#include "exchange/seam.h"
+#include "kernels/cuda/rows/append_args.h"
+#include "kernels/cuda/runtime/staged_upload.h"
+#include "transport/lent_bytes.h"
+
+namespace dovetail::compute {
+
+// A way across the seam as CudaDense uses it: where q, k and v of a step go, where o comes from, and how the step's
+// launches are collected. One of these for each alternative of exchange::Seam; numbers in brackets are obligations
+// there.
+//
+// Order: Use and Begin for each step; for each op LeaveFrom, Leave, Pack..., Arriving, Arrive; Launch.
+// Errors: what fails ends the step.
+// Threads: those of CudaDense.
+class CudaCrossing {
+ public:
+  virtual ~CudaCrossing() = default;
+
+  // A step begins that crosses this way: its lane, and its work if launches are collected [3].
+  virtual absl::Status Use(const exchange::Seam& seam, CudaBatch& batch) = 0;
+  // batch.rows are known. May allocate.
+  virtual absl::Status Begin(const ComputeWorkerCore& core, CudaBatch& batch) = 0;
+
+  // What kernels have to know of the seam is a part of the step's upload: room for it, then its contents and where it
+  // will lie on the device.
+  virtual void AddTo(kernels::cuda::UploadLayout&, const CudaBatch&) {}
+  virtual void Fill(std::byte* /*host*/, const std::byte* /*device*/, const CudaBatch&) {}
+  // What launches depend on besides: as StepWork::Add wants it.
+  virtual std::array<uint64_t, 3> Words(const CudaBatch&) const { return {}; }
+
+  // Where the kernel that computes q, k and v of a softmax op stores them: `out` says into the batch's tensors.
+  virtual void LeaveFrom(int /*op*/, const CudaBatch&, kernels::cuda::KvAppendLaunch& /*out*/) {}
+  // Behind it.
+  virtual absl::Status Leave(int op, CudaBatch& batch) = 0;
+  // The payloads of part `p` [5].
+  virtual absl::StatusOr<transport::LentBytes> PackQuery(const std::vector<WorkerPart>& parts, int p, int op,
+                                                         CudaBatch& batch) = 0;
+  virtual absl::StatusOr<transport::LentBytes> PackKeyValue(const std::vector<WorkerPart>& parts, int p, int op,
+                                                            CudaBatch& batch) = 0;
+
+  // What launches that read o depend on: where it lies, as far as that differs from step to step.
+  virtual const void* Arriving(const std::vector<WorkerPart>&, const CudaBatch&) const { return nullptr; }
+  // Before the kernels that read o of the op; returns where it is, [rows, query_heads * value_dim]. `arriving`: what
+  // Arriving said [6].
+  virtual absl::StatusOr<const void*> Arrive(int op, const std::vector<WorkerPart>& parts, const void* arriving,
+                                             CudaBatch& batch) = 0;
+
+  // After the last op, in a step whose launches are collected: what comes before the draws, and behind them [8].
+  virtual absl::Status BeforeDraws(CudaBatch&) { return absl::OkStatus(); }
+  virtual absl::Status Launch(CudaBatch& batch) { return batch.work->Launch(batch.stream()); }
+
+  // The launched step waits for another process.
+  virtual bool WaitsForPeers() const { return false; }
+  // Once the step has run: how it ended. `drawn`: what became of its draws, which mean nothing if a peer did not
+  // answer. kUnavailable: it did not.
+  virtual absl::Status Ended(MicroBatchId, StepId, const absl::Status& drawn) { return drawn; }
+  virtual std::optional<DenseBackend::GpuTimes> TimesOf(MicroBatchId) const { return std::nullopt; }
+};
+
+}  // namespace dovetail::compute

@@ -1,0 +1,39 @@
+#pragma once
+#include <vector>
+
+#include "compute_worker/cuda/cuda_crossing.h"
+#include "exchange/cuda/shared_gpu.h"
+
+namespace dovetail::compute {
+
+// OnOneGpu: payloads are the batch's tensors themselves, and what the attention worker answers is memory of the same
+// GPU. New K and V go where that worker says, if it does.
+class CudaOneGpuCrossing final : public CudaCrossing {
+ public:
+  // All outlive it.
+  CudaOneGpuCrossing(const proto::AttentionTable& table, exchange::SharedGpu& gpu, CudaLane& lane)
+      : table_(table), gpu_(gpu), lane_(lane) {}
+
+  absl::Status Use(const exchange::Seam& seam, CudaBatch& batch) override;
+  absl::Status Begin(const ComputeWorkerCore& core, CudaBatch& batch) override;
+  void LeaveFrom(int op, const CudaBatch& batch, kernels::cuda::KvAppendLaunch& out) override;
+  absl::Status Leave(int, CudaBatch&) override { return absl::OkStatus(); }
+  absl::StatusOr<transport::LentBytes> PackQuery(const std::vector<WorkerPart>& parts, int p, int op,
+                                                 CudaBatch& batch) override;
+  absl::StatusOr<transport::LentBytes> PackKeyValue(const std::vector<WorkerPart>& parts, int p, int op,
+                                                    CudaBatch& batch) override;
+  // The attention worker's memory grows now and then.
+  const void* Arriving(const std::vector<WorkerPart>& parts, const CudaBatch&) const override {
+    return parts[0].partial.data();
+  }
+  absl::StatusOr<const void*> Arrive(int, const std::vector<WorkerPart>&, const void* arriving, CudaBatch&) override {
+    return arriving;
+  }
+
+ private:
+  const proto::AttentionTable& table_;
+  exchange::SharedGpu& gpu_;
+  CudaLane& lane_;
+};
+
+}  // namespace dovetail::compute

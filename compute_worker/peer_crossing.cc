@@ -1,0 +1,73 @@
+#include "compute_worker/peer_crossing.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "base/log.h"
+#include "compute_worker/step_frames.h"
+#include "exchange/cuda/step_exchange.h"
+#include "proto/link_frames.h"
+
+namespace dovetail::compute {
+
+using exchange::GpuExchange;
+
+bool GpusMayExchange(const ComputeWorkerCore& core, MicroBatchId id,
+                     const std::function<std::string_view(NodeId)>& gpu_of, RowSpread& spread) {
+  const std::vector<WorkerPart>& parts = core.PartsOf(id);
+  if (parts.size() > kernels::cuda::kMostExchangePeers) return false;
+  std::array<std::string_view, kernels::cuda::kMostExchangePeers> gpus;
+  for (size_t p = 0; p < parts.size(); ++p) {
+    gpus[p] = gpu_of(parts[p].node);
+    if (gpus[p].empty() || std::find(gpus.begin(), gpus.begin() + p, gpus[p]) != gpus.begin() + p) return false;
+  }
+  return SpreadRows(core, id, spread);
+}
+
+absl::StatusOr<bool> PeerCrossing::Takes(MicroBatchId id) {
+  if (core_.PlanOf(id).part.in_group()) {  // what a rank asks may have to wait for another one's tokens
+    if (!required_) return false;
+    return FailedPrecondition(
+        "--exchange device: the ranks of a prompt exchange through the hosts; use --prefill-ranks 1");
+  }
+  const std::vector<WorkerPart>& parts = core_.PartsOf(id);
+  for (const WorkerPart& part : parts) {
+    if (!required_ || !links_.Refused(part.node)) continue;
+    return FailedPrecondition("--exchange device: with attention worker ", part.worker.value(), " it is ",
+                              links_.Describe(part.node));
+  }
+  const auto gpu_of = [this](NodeId node) -> std::string_view {
+    const GpuExchange* const linked = links_.With(node);
+    return linked != nullptr ? linked->peer_gpu() : std::string_view();
+  };
+  std::vector<GpuExchange*>& peers = peers_[id.value()];
+  peers.clear();
+  if (!GpusMayExchange(core_, id, gpu_of, spread_)) return false;
+  for (const WorkerPart& part : parts) peers.push_back(links_.With(part.node));
+  return !peers.empty();
+}
+
+absl::Status PeerCrossing::SendBegin(SendStepBegin& begin) {
+  return SendBeginFrame(port_, proto::kStepBeginOnDevice, begin);
+}
+
+std::optional<PartialArrived> PeerCrossing::Answer(MicroBatchId id, int op, int p) {
+  const WorkerPart& part = core_.PartsOf(id)[p];
+  const auto bytes = static_cast<size_t>(part.layouts[core_.table().op_group[op].value()].partial_bytes);
+  return PartialArrived{part.node, part.epoch, core_.PlanOf(id).step,
+                        id,        op,         {peers_[id.value()][p]->own_slot(id), bytes}};
+}
+
+int PeerCrossing::Unanswered(MicroBatchId id, StepId step) const {
+  return exchange::Unanswered(peers_[id.value()], id, step);
+}
+
+void PeerCrossing::EndFailed(MicroBatchId id, StepId step) {
+  for (GpuExchange* const peer : peers_[id.value()]) {
+    if (const absl::Status status = peer->EndFailed(id, step); !status.ok())
+      LogError("exchange between GPUs: ", std::string(status.message()));
+  }
+}
+
+}  // namespace dovetail::compute

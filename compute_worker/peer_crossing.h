@@ -1,0 +1,44 @@
+#pragma once
+#include <functional>
+#include <string_view>
+#include <vector>
+
+#include "compute_worker/crossing.h"
+#include "compute_worker/gpu_links.h"
+#include "compute_worker/row_spread.h"
+#include "transport/fabric.h"
+
+namespace dovetail::compute {
+
+// By the GPUs of two processes themselves, with no host between the step's begin and its tokens (ADR 26).
+class PeerCrossing final : public Crossing {
+ public:
+  // All outlive it. `required`: a step whose attention workers have GPUs must cross this way.
+  PeerCrossing(const ComputeWorkerCore& core, const GpuLinks& links, transport::Port& port, bool required)
+      : core_(core), links_(links), port_(port), required_(required), peers_(core.options().micro_batches) {}
+
+  absl::StatusOr<bool> Takes(MicroBatchId id) override;
+  exchange::Seam SeamOf(MicroBatchId id) const override { return exchange::BetweenGpus{peers_[id.value()]}; }
+  absl::Status SendBegin(SendStepBegin& begin) override;
+  absl::Status SendQuery(MicroBatchId, int) override { return absl::OkStatus(); }  // kernels store it where it belongs
+  absl::Status SendKeyValue(MicroBatchId, int) override { return absl::OkStatus(); }
+  std::optional<PartialArrived> Answer(MicroBatchId id, int op, int p) override;
+  int Unanswered(MicroBatchId id, StepId step) const override;
+  void EndFailed(MicroBatchId id, StepId step) override;
+
+ private:
+  const ComputeWorkerCore& core_;
+  const GpuLinks& links_;
+  transport::Port& port_;
+  const bool required_;
+  std::vector<std::vector<exchange::GpuExchange*>> peers_;  // by micro-batch and part
+  RowSpread spread_;                                        // of the step at hand
+};
+
+// Whether a step may cross between GPUs: every sequence lies whole on one attention worker, and `gpu_of` each of them
+// says which GPU it has that this one is linked with, at most kMostExchangePeers and no two the same. Processes that
+// share a GPU take turns on it, so one that waits there holds up the other. Empty: no link. `spread` is scratch.
+bool GpusMayExchange(const ComputeWorkerCore& core, MicroBatchId id,
+                     const std::function<std::string_view(NodeId)>& gpu_of, RowSpread& spread);
+
+}  // namespace dovetail::compute
