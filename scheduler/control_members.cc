@@ -50,6 +50,7 @@ constexpr char kNeverConnected[] =
 constexpr uint32_t kAtWorkMs = 100;                                  // a turn of so long is work
 constexpr absl::Duration kLateIsOneStory = absl::Milliseconds(500);  // between two reports of it
 constexpr absl::Duration kLostLately = absl::Seconds(5);
+constexpr absl::Duration kLooksAgo = absl::Milliseconds(100);  // two of a worker's looks, of which each says it again
 
 // Blocks have the size of the largest group's: 64 tokens of one head. A GPU may keep types of 16 bits in 8.
 uint64_t LeastBlockBytes(const std::optional<control::ModelSummary>& model) {
@@ -426,6 +427,8 @@ bool ControlMembers::CanBeJudged(const BadLinks::Ends& ends, const BadLink& link
   const Member& other = members_.at(ends.second);
   const absl::Time settled = link.since + options_.settling;
   if (now < settled || one.heard < settled || other.heard < settled) return false;
+  // A worker that got no time may have found silent, once, whose frames it had not read yet.
+  if (!link.broken && link.said < settled - kLooksAgo) return false;
   // Between two of one role that serve only a move fails. A link that does not come up keeps the newcomer of the two
   // from serving: it tries again, with a new connection.
   return one.request.role != other.request.role || IsServing(one) != IsServing(other);

@@ -135,5 +135,19 @@ TEST(BusyMachine, AMemberThatIsExcusedIsNotEndedByPeersThatHearNothingEither) {
   }
 }
 
+// One that gets time again may look before it has read what has come meanwhile.
+TEST(BusyMachine, ALinkThatIsSaidToBeSilentOnceCostsNobodyAndIsJudgedWhenItIsSaidAgain) {
+  BusyMachine cluster;
+  cluster.HearsNothing(cluster.compute, cluster.attention, "nothing came");
+  const auto said = std::exchange(cluster.said_again, {});
+  cluster.Settle();
+  cluster.Settle();
+  EXPECT_TRUE(cluster.Serves(cluster.compute) && cluster.Serves(cluster.attention));
+  cluster.said_again = said;
+  cluster.Settle();
+  cluster.Settle();
+  EXPECT_FALSE(cluster.Serves(cluster.attention));
+}
+
 }  // namespace
 }  // namespace dovetail::scheduler

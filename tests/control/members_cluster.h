@@ -79,11 +79,20 @@ struct Cluster {
     ASSERT_NE(version, 0u) << "worker " << worker.value() << " was sent no peers";
     ASSERT_TRUE(members.Applied(worker, {version, {}}, now, actions).ok());
   }
+  // `from` hears nothing from `about`, and says so again while Settle() goes on.
+  void HearsNothing(WorkerId from, WorkerId about, const std::string& why) {
+    const Member* member = members.Find(about);
+    said_again.emplace_back(
+        from, control::LinkFailed{member->request.node, member->epoch, why, control::LinkFailed::Kind::kSilent});
+    members.LinkFailed(from, said_again.back().second, now, actions);
+  }
+  std::vector<std::pair<WorkerId, control::LinkFailed>> said_again;
   // All members are heard for as long as it takes to judge a bad link.
   void Settle() {
     for (const absl::Time end = now + Options().settling; now < end;) {
       now += absl::Milliseconds(50);
       for (const auto& [worker, member] : members.members()) members.Heard(worker, {}, now);
+      for (const auto& [from, silent] : said_again) members.LinkFailed(from, silent, now, actions);
       members.Expire(now, actions);
     }
   }

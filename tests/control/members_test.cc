@@ -337,6 +337,7 @@ struct ServingCluster : Cluster {
     }
   }
   void Report(WorkerId from, WorkerId about, Kind kind) {
+    if (kind == Kind::kSilent) return HearsNothing(from, about, "why");
     const Member* member = members.Find(about);
     const control::LinkFailed failed{member->request.node, member->epoch, "why", kind};
     members.LinkFailed(from, failed, now, actions);

@@ -36,10 +36,7 @@ struct MissingLink : Cluster {
   }
   uint64_t Version(WorkerId worker) const { return members.Find(worker)->sent.back().first; }
   void Silent(WorkerId from, WorkerId about) {
-    const Member* member = members.Find(about);
-    members.LinkFailed(
-        from, {member->request.node, member->epoch, "nothing came for 5000 ms", control::LinkFailed::Kind::kSilent},
-        now, actions);
+    HearsNothing(from, about, "nothing came for 5000 ms");
     Settle();
   }
 };
@@ -94,12 +91,7 @@ struct TwoComputeWorkers : Cluster {
       EXPECT_TRUE(members.Applied(worker, {version, unconnected}, now, actions).ok());
     }
   }
-  void Silent(WorkerId from, WorkerId about) {
-    const Member* member = members.Find(about);
-    members.LinkFailed(
-        from, {member->request.node, member->epoch, "nothing came for 5000 ms", control::LinkFailed::Kind::kSilent},
-        now, actions);
-  }
+  void Silent(WorkerId from, WorkerId about) { HearsNothing(from, about, "nothing came for 5000 ms"); }
 };
 
 // A stopped host, say, or one whose ports cannot be reached: it is silent for 5 s until a link counts as bad.
