@@ -28,7 +28,6 @@ absl::StatusOr<std::unique_ptr<AttentionWorkerNode>> AttentionWorkerNode::Create
   DT_ASSIGN_OR_RETURN(node->executor_, MakeAttentionBackend(device, node->core_, options.kv_blocks,
                                                             options.micro_batches, shared_gpu, storage));
   node->actions_.reserve(16);
-  if (options.poison_freed) node->core_.sequences().pool().KeepFreed();
   return node;
 }
 
@@ -139,7 +138,7 @@ absl::Status AttentionWorkerNode::CheckPayload(const transport::Delivery& delive
 
 absl::Status AttentionWorkerNode::DigestSets(std::span<const BlockSetId> sets) {
   for (const BlockSetId set : sets) {
-    if (!core_.sequences().pool().Holds(set)) continue;  // given back because an earlier one was damaged
+    if (!core_.Holds(set)) continue;  // given back because an earlier one was damaged
     DT_ASSIGN_OR_RETURN(const uint64_t digest, executor_->DigestOf(core_.BlocksOf(set)));
     core_.TakeDigest(set, digest);
   }
@@ -159,7 +158,7 @@ absl::Status AttentionWorkerNode::PerformAll(std::vector<Action> actions) {
 
 // After what the frame asked for is done: it may have copied from blocks that it freed.
 void AttentionWorkerNode::PoisonFreed() {
-  const std::vector<KvBlockId> freed = core_.sequences().pool().TakeFreed();
+  const std::vector<KvBlockId> freed = core_.TakeFreed();
   if (const absl::Status status = executor_->Poison(freed); !status.ok())
     LogError("attention worker ", options_.worker.value(), ": ", std::string(status.message()));
 }

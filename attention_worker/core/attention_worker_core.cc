@@ -20,6 +20,7 @@ AttentionWorkerCore::AttentionWorkerCore(const proto::AttentionTable& table, con
                  static_cast<uint32_t>(uint64_t{options.kv_blocks} * options.snapshot_percent / 100), options.digests),
       micro_batches_(options.micro_batches + proto::kMoveSlots) {
   for (MicroBatch& batch : micro_batches_) batch.layouts.resize(table_.group_count());
+  if (options_.poison_freed) sequences_.pool().KeepFreed();
 }
 
 void AttentionWorkerCore::Handle(NodeId from, const FrameHeader& header, std::span<const std::byte> payload,

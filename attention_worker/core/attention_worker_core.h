@@ -165,13 +165,21 @@ class AttentionWorkerCore {
   }
   // What crosses for an item of a move, where `op` is a linear state.
   StateSnapshot SnapshotOf(const proto::ShardStep& item, int op) const;
+  // False: the set was given back since it was named, because it was damaged.
+  bool Holds(BlockSetId set) const { return sequences_.pool().Holds(set); }
+  // Requires: Holds(set).
   const std::vector<KvBlockId>& BlocksOf(BlockSetId set) const { return sequences_.pool().blocks(set); }
+  // With poison_freed: the blocks that were freed since this was called last and are still free.
+  std::vector<KvBlockId> TakeFreed() { return sequences_.pool().TakeFreed(); }
 
   StepId StepOf(MicroBatchId micro_batch) const { return micro_batches_[micro_batch.value()].step; }
   const proto::AttentionTable& table() const { return table_; }
   WorkerStatus status() const { return sequences_.status(); }
   const AttentionWorkerCounters& counters() const { return counters_; }
-  SequenceTable& sequences() { return sequences_; }  // visible for tests
+  // Whether everything that must be true between two frames is. For tests, which ask after every frame.
+  // Errors: kInternal says what is not so: a bug. Not while a test has damaged what it holds.
+  absl::Status CheckInvariants() const;
+  SequenceTable& sequences() { return sequences_; }  // for tests, which also damage what it holds
 
  private:
   enum class Phase : uint8_t { kIdle, kAwaitQuery, kAwaitKeyValue };

@@ -58,6 +58,9 @@ class BlockPool {
   std::optional<uint64_t> digest(BlockSetId set) const { return At(set).digest; }
   void SetDigest(BlockSetId set, std::optional<uint64_t> digest) { At(set).digest = digest; }
 
+  // Errors: kInternal says what is not so: a bug.
+  absl::Status CheckInvariants() const;
+
  private:
   struct Set {
     std::vector<KvBlockId> blocks;

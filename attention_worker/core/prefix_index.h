@@ -5,6 +5,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "attention_worker/core/block_pool.h"
+#include "base/status.h"
 #include "proto/block_hash.h"
 #include "proto/placement.h"
 
@@ -73,6 +74,9 @@ class PrefixIndex {
   uint32_t evictable_blocks() const { return lists_[kTokens].blocks + evictable_snapshot_blocks(); }
   uint32_t evictable_snapshot_blocks() const { return lists_[kPassed].blocks + lists_[kUseful].blocks; }
   size_t size() const { return by_set_.size(); }
+
+  // Errors: kInternal says what is not so: a bug.
+  absl::Status CheckInvariants() const;
 
  private:
   enum List { kTokens, kPassed, kUseful, kLists };

@@ -169,6 +169,10 @@ class SequenceTable {
   const BlockPool& pool() const { return pool_; }
   BlockPool& pool() { return pool_; }
 
+  // Blocks, references and what can be found add up. Not so while a sequence's blocks are damaged.
+  // Errors: kInternal says what is not so: a bug.
+  absl::Status CheckInvariants() const;
+
  private:
   struct Pin {
     std::vector<BlockSetId> sets;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/ids.h"
+#include "base/status.h"
 #include "compute_worker/core/prefix_choice.h"
 #include "compute_worker/core/prompt_scratch.h"
 #include "compute_worker/core/state_slots.h"
@@ -196,6 +197,10 @@ class ComputeWorkerCore {
   const ComputeWorkerCounters& counters() const { return counters_; }
   bool running(MicroBatchId id) const { return micro_batches_[id.value()].running; }
   bool idle() const;
+  // Whether everything that must be true between two events is: answers that are awaited add up, and no step waits for
+  // nothing. For tests, which ask after every event.
+  // Errors: kInternal says what is not so: a bug.
+  absl::Status CheckInvariants() const;
 
  private:
   struct MicroBatch {

@@ -30,6 +30,7 @@ class AttentionWorkerCoreTest : public ::testing::Test {
                                           op, payload.size());
     std::vector<Action> actions;
     core_.Handle(from, header, payload, actions);
+    EXPECT_EQ(core_.CheckInvariants(), absl::OkStatus());
     return actions;
   }
   template <typename Message>

@@ -31,6 +31,7 @@ class Moves : public ::testing::Test {
   void Send(NodeId from, NodeId to, const proto::FrameHeader& header, const std::vector<std::byte>& payload) {
     std::vector<Action> actions;
     CoreOf(to).Handle(from, header, payload, actions);
+    EXPECT_EQ(CoreOf(to).CheckInvariants(), absl::OkStatus());
     for (Action& action : actions) {
       if (auto* frame = std::get_if<SendFrame>(&action)) {
         const auto made =

@@ -35,6 +35,7 @@ class PrefillGroupTest : public ::testing::Test {
         proto::MakeHeader(type, kEpoch, StepId(step), MicroBatchId(static_cast<uint16_t>(batch)), op, payload.size());
     std::vector<Action> actions;
     core_.Handle(from, header, payload, actions);
+    EXPECT_EQ(core_.CheckInvariants(), absl::OkStatus());
     return actions;
   }
   std::vector<Action> Begin(const proto::StepBegin& begin, uint64_t step, int batch) {

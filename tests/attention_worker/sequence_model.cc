@@ -74,6 +74,7 @@ void ModelledTable::RandomOperation() {
     Probe();
   }
   CheckAccounts();
+  EXPECT_EQ(sequences_.CheckInvariants(), absl::OkStatus());
 }
 
 void ModelledTable::Open() {

@@ -61,6 +61,7 @@ class ComputeWorkerCoreTest : public ::testing::Test {
   std::vector<std::string> Feed(Event event) {
     std::vector<Action> actions;
     core_.Handle(std::move(event), actions);
+    EXPECT_EQ(core_.CheckInvariants(), absl::OkStatus());
     std::vector<std::string> lines;
     for (const Action& action : actions) lines.push_back(std::visit([&](const auto& a) { return Line(a); }, action));
     return lines;

@@ -44,6 +44,7 @@ class LinearPromptsTest : public ComputeWorkerCoreTest {
   std::vector<std::string> FeedHybrid(Event event) {
     std::vector<Action> actions;
     hybrid_->Handle(std::move(event), actions);
+    EXPECT_EQ(hybrid_->CheckInvariants(), absl::OkStatus());
     std::vector<std::string> lines;
     for (const Action& action : actions) {
       if (const auto* begin = std::get_if<SendStepBegin>(&action)) begins_.push_back(begin->message);

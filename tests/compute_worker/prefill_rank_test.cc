@@ -44,6 +44,7 @@ class PrefillRankTest : public ::testing::Test {
   std::vector<Action> Feed(Event event) {
     std::vector<Action> actions;
     core_.Handle(std::move(event), actions);
+    EXPECT_EQ(core_.CheckInvariants(), absl::OkStatus());
     return actions;
   }
   static std::vector<std::string> Results(const std::vector<Action>& actions) {

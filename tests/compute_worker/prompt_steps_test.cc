@@ -34,6 +34,7 @@ class PromptsTest : public ComputeWorkerCoreTest {
   std::vector<std::string> FeedPrompt(Event event) {
     std::vector<Action> actions;
     core_ptr_->Handle(std::move(event), actions);
+    EXPECT_EQ(core_ptr_->CheckInvariants(), absl::OkStatus());
     std::vector<std::string> lines;
     for (const Action& action : actions) {
       if (const auto* begin = std::get_if<SendStepBegin>(&action)) begins_.push_back(begin->message);

@@ -40,6 +40,7 @@ class UnansweredStepTest : public ::testing::Test {
   void Handle(Event event) {
     actions_.clear();
     core_.Handle(std::move(event), actions_);
+    EXPECT_EQ(core_.CheckInvariants(), absl::OkStatus());
   }
   const proto::StepResult& result() const { return std::get<FinishStep>(actions_.at(0)).result; }
 

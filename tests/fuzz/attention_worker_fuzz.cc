@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "attention_worker/core/attention_worker_core.h"
@@ -26,6 +27,8 @@ void FuzzAttentionWorker(const uint8_t* data, size_t size) {
     bytes = bytes.subspan(payload.size());
     actions.clear();
     core.Handle(NodeId(1), header, payload, actions);
+    const absl::Status invariants = core.CheckInvariants();
+    DT_CHECK(invariants.ok(), std::string(invariants.message()));
     for (const attention::Action& action : actions) {
       const auto* prepare = std::get_if<attention::PrepareStep>(&action);
       if (prepare == nullptr) continue;
