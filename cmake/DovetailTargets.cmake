@@ -13,7 +13,7 @@ function(dovetail_library NAME)
   endif()
 endfunction()
 
-# dovetail_isa_sources(TARGET ISA file.cc ...): compiles the files of TARGET with the flags of one ISA level.
+# dovetail_isa_sources(ISA file.cc ...): compiles these files of the calling folder with the flags of one ISA level.
 function(dovetail_isa_sources ISA)
   if(ISA STREQUAL "avx512")
     set(FLAGS "-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx512vnni;-mavx512bf16;-mavx512vbmi")
