@@ -79,10 +79,10 @@ void AddDevices(CLI::App& app, int& exit_code) {
 }
 
 void AddLogits(CLI::App& app, LogitsFlags& flags, int& exit_code) {
-  CLI::App& command = AddCommand(
-      app, "logits", "Write the logits of given token ids: how references are compared",
-      "  dovetail logits model.gguf --ids 1,403,407 --last 1 --greedy 20 --dtype float32 --out logits.npy\n"
-      "  dovetail logits model.gguf --ids 1,4,... --compute-workers 3 --prefill-rank-tokens 64\n");
+  CLI::App& command =
+      AddCommand(app, "logits", "Write the logits of given token ids: how references are compared",
+                 "  dovetail logits model.gguf --ids 1,403,407 --last 1 --greedy 20 --dtype float32 --out logits.npy\n"
+                 "  dovetail logits model.gguf --ids 1,4,... --compute-workers 3 --prefill-rank-tokens 64\n");
   AddEngineFlags(command, flags.engine);
   command.add_option("--ids", flags.ids, "The prompt as token ids, 1,2,3")
       ->required()
