@@ -123,11 +123,11 @@ class SchedulerCore::Impl {
 void SchedulerCore::Impl::Pump() {
   for (;;) {
     admission_.Admit();
-    relocation_.Start();
     const uint64_t released = incarnations_.released();
+    relocation_.Start();
     planner_.Plan();
-    // While a step is in flight its end brings us back. Without one, whatever planning gave up must find its next owner
-    // now.
+    // While a step is in flight its end brings us back. Without one, whatever a drain or planning gave up must find its
+    // next owner now.
     if (batches_.any_in_flight() || (!admission_.held() && released == incarnations_.released())) return;
     admission_.EndHold();
   }

@@ -138,7 +138,7 @@ Scenario SomeScenario(uint64_t seed, const std::vector<TinyModelKind>& models) {
   scenario.compute_workers = groups.OneIn(2) ? groups.Of(2, 4) : 1;
   scenario.prefill_ranks = groups.OneIn(3) ? groups.Of(1, 3) : 0;
   scenario.prefill_rank_tokens = groups.OneIn(2) ? 64 : groups.Of(64, 150);
-  scenario.prefix = groups.OneIn(2) ? compute::PrefixExchange::kGather : compute::PrefixExchange::kAsk;
+  scenario.prefix = groups.OneIn(3) ? compute::PrefixExchange::kAsk : compute::PrefixExchange::kGather;
   scenario.linear_prompts = !groups.OneIn(4);
   for (int i = dice.Of(1, 6); i > 0; --i)
     scenario.requests.push_back(SomeRequest(dice, static_cast<int>(scenario.requests.size())));

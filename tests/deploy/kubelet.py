@@ -214,6 +214,8 @@ class Deployment:
             new = self._new()
             self.pods.append(new)
             new.wait_until_ready(120)
+            time.sleep(self.spec.get("minReadySeconds", 0))  # as long as Kubernetes waits
+            assert new.ready, f"{new.name}: {new.events}"
             self.pods.remove(old)
             self.gone.append(old)
             stopping.append(threading.Thread(target=old.terminate))

@@ -238,6 +238,15 @@ class Wiring(unittest.TestCase):
                 if role_of(template) == "server":
                     self.assertGreaterEqual(grace, 5 + 5 + int(flag(arguments, "shutdown-timeout")))
 
+    def test_a_rollout_stops_no_attention_worker_while_another_moves_its_kv(self):
+        for _, docs in self.each():
+            capacities = {maker: flag(container(template)["args"], "kv-capacity")
+                          for maker, template in pod_templates(docs) if role_of(template) == "attention"}
+            for doc in of_kind(docs, "Deployment"):
+                if kv := capacities.get(doc["metadata"]["name"]):
+                    gib = float(kv.removesuffix("GiB").replace("auto", "80"))
+                    self.assertGreater(doc["spec"]["minReadySeconds"], gib * 8.59 / 10)
+
     def test_a_cpu_pools_kv_fits_its_memory(self):
         for name in ("defaults", "groups"):
             for _, template in pod_templates(ALL[name]):

@@ -88,6 +88,8 @@ class FakeAttentionWorker {
   void AppendTokens(HeldShard& held, const proto::StepEntry& entry);
   void CheckRoom(SequenceId sequence);
   void Name(Held& held, Position ctx_len, const std::vector<proto::BlockHash>& hashes, bool exact);
+  // Whether the cache had all that the release names when the sequence was opened.
+  static bool WasOffered(const Held& held, const proto::ReleaseSequence& message);
   void Complain(SequenceId sequence, const std::string& what);
   // What is said of a sequence names the generation that its opening gave; or none, unless it was `heard`.
   void CheckGeneration(const Held& held, SequenceId sequence, KvGeneration said, bool heard = true);

@@ -125,6 +125,20 @@ TEST_P(Moving, CancelledPausedAndLostWhileTheyMove) {
   }
 }
 
+// Nothing else happens that would have the scheduler look at it again.
+TEST_P(Moving, ALoneRequestThatWasBeingOpenedOnAWorkerThatDrainsBeginsElsewhere) {
+  for (uint32_t draining = 0; draining < 3; ++draining) {
+    ClusterOptions options = Options(GetParam(), 3);
+    options.answer_delay_most = absl::Milliseconds(20);
+    FakeCluster cluster(options);
+    cluster.SubmitAt(At(0), Request(1, 150, 20));
+    cluster.RunUntil(At(0));
+    cluster.Post(At(0), AttentionWorkerDraining{WorkerId(draining), cluster.worker(WorkerId(draining)).epoch()});
+    cluster.RunUntilIdle();
+    ExpectUndisturbed(cluster);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Placements, Moving,
                          testing::Values(PlacementPolicy::kRequest, PlacementPolicy::kHeads, PlacementPolicy::kTokens,
                                          PlacementPolicy::kMixed));

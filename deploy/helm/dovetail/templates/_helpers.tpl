@@ -71,15 +71,19 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- if .Values.joinToken.existingSecret }} --join-token-file /etc/dovetail/join/token{{ end }}
 {{- end -}}
 
-{{/* Seconds that an attention worker has to move what it holds: its capacity over the network, for one pool after the
-other, as only one worker drains at a time. */}}
-{{- define "dovetail.drainSeconds" -}}
+{{/* Seconds that the largest attention worker's KV takes over the network. */}}
+{{- define "dovetail.moveSeconds" -}}
 {{- $most := 1 -}}
 {{- range .Values.attention.pools -}}
 {{- $most = max $most (int (default 80 .kvCapacityGiB)) -}}
 {{- end -}}
-{{- $seconds := add (div (mul $most 859) (mul 100 (int .Values.drain.gbitPerSecond))) (int .Values.drain.longestRequestSeconds) 10 -}}
-{{ mul (len .Values.attention.pools) $seconds }}
+{{ add 10 (div (mul $most 859) (mul 100 (int .Values.drain.gbitPerSecond))) }}
+{{- end -}}
+
+{{/* Seconds that an attention worker has to drain: for one pool after the other, as one worker drains at a time. Within
+a pool minReadySeconds keeps the next from being stopped before. */}}
+{{- define "dovetail.drainSeconds" -}}
+{{ mul (len .Values.attention.pools) (add (int (include "dovetail.moveSeconds" .)) (int .Values.drain.longestRequestSeconds)) }}
 {{- end -}}
 
 {{- define "dovetail.podSecurity" -}}

@@ -215,6 +215,9 @@ spec:
   replicas: {{ $pool.replicas }}
   {{- end }}
   revisionHistoryLimit: 3
+  {{- if eq $component "attention" }}
+  minReadySeconds: {{ include "dovetail.moveSeconds" $root }}
+  {{- end }}
   progressDeadlineSeconds: {{ add (int (default 1800 $pool.startupSeconds)) 600 }}
   strategy:
     type: RollingUpdate
