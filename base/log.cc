@@ -1,25 +1,166 @@
 #include "base/log.h"
 
+#include <poll.h>
+#include <unistd.h>
+
 #include <atomic>
-#include <cstdio>
-#include <ctime>
+#include <cerrno>
+#include <condition_variable>
+#include <csignal>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "base/check.h"
+#include "base/log_entry.h"
+#include "base/thread_name.h"
 
 namespace dovetail {
 namespace {
-std::atomic<LogLevel> min_level{LogLevel::kInfo};
+
+// The one log of the process. It outlives every thread: one that still logs while main() ends finds it.
+struct Log {
+  std::atomic<LogLevel> level{LogLevel::kInfo};
+  std::atomic<uint64_t> dropped{0};
+  std::mutex mutex;  // of what follows
+  std::condition_variable filled, written;
+  LogOptions options;
+  std::vector<LogEntry> waiting;
+  size_t waiting_bytes = 0;
+  bool has_writer = false, ends = false;
+  bool writing = false;  // the writer has lines that are not written yet
+};
+
+Log& TheLog() {
+  static Log* const log = new Log;
+  return *log;
+}
+
+size_t BytesOf(const LogEntry& entry) {
+  size_t bytes = sizeof(LogEntry) + entry.text.size();
+  for (const LogField& field : entry.fields) {
+    const auto* text = std::get_if<std::string>(&field.value);
+    bytes += sizeof(LogField) + (text != nullptr ? text->size() : 0);
+  }
+  return bytes;
+}
+
+std::string LineOf(const LogEntry& entry, const LogOptions& options) {
+  return options.format == LogFormat::kJson ? JsonLine(entry, options.process) : TextLine(entry);
+}
+
+// All of it, however long the file takes; what it refuses is lost.
+void WriteAll(int file, const std::string& text) {
+  size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t bytes = write(file, text.data() + done, text.size() - done);
+    if (bytes >= 0) {
+      done += static_cast<size_t>(bytes);
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      pollfd room = {file, POLLOUT, 0};
+      poll(&room, 1, -1);
+    } else if (errno != EINTR) {
+      return;
+    }
+  }
+}
+
+void RunWriter(Log& log) {
+  NameThread("dt-log");
+  uint64_t told = log.dropped.load();
+  std::unique_lock<std::mutex> lock(log.mutex);
+  while (true) {
+    log.filled.wait(lock, [&] { return log.ends || !log.waiting.empty(); });
+    if (log.waiting.empty()) break;
+    std::vector<LogEntry> entries;
+    entries.swap(log.waiting);
+    log.waiting_bytes = 0;
+    log.writing = true;
+    const LogOptions options = log.options;
+    lock.unlock();
+    std::string text;
+    for (const LogEntry& entry : entries) text += LineOf(entry, options);
+    if (const uint64_t dropped = log.dropped.load(); dropped != told) {
+      const std::string lost = absl::StrCat(dropped - std::exchange(told, dropped),
+                                            " log lines were dropped, as what reads this log is too slow");
+      text += LineOf({LogLevel::kWarning, absl::Now(), lost, {}}, options);
+    }
+    WriteAll(options.file, text);
+    lock.lock();
+    log.writing = false;
+    log.written.notify_all();
+  }
+  log.has_writer = false;
+  log.written.notify_all();
+}
+
 }  // namespace
 
-void SetMinLogLevel(LogLevel level) { min_level.store(level, std::memory_order_relaxed); }
+bool LogsAt(LogLevel level) { return level >= TheLog().level.load(std::memory_order_relaxed); }
 
-void LogLine(LogLevel level, const std::string& text) {
-  if (level < min_level.load(std::memory_order_relaxed)) return;
-  timespec ts;
-  clock_gettime(CLOCK_REALTIME, &ts);
-  tm utc;
-  gmtime_r(&ts.tv_sec, &utc);
-  char stamp[16];
-  std::strftime(stamp, sizeof(stamp), "%H:%M:%S", &utc);
-  std::fprintf(stderr, "%c %s.%03ld %s\n", "DIWE"[static_cast<int>(level)], stamp, ts.tv_nsec / 1000000, text.c_str());
+void LogLine(LogLevel level, std::string text, LogFields fields) {
+  if (!LogsAt(level)) return;
+  Log& log = TheLog();
+  for (LogField& field : fields)
+    if (auto* value = std::get_if<std::string>(&field.value)) *value = CutLogText(std::move(*value));
+  LogEntry entry{level, absl::Now(), CutLogText(std::move(text)), std::move(fields)};
+  const size_t bytes = BytesOf(entry);
+  std::unique_lock<std::mutex> lock(log.mutex);
+  if (!log.has_writer) {
+    const std::string line = LineOf(entry, log.options);
+    lock.unlock();
+    return WriteAll(log.options.file, line);
+  }
+  if (log.waiting.size() >= LogWriter::kMaxQueuedLines || log.waiting_bytes + bytes > LogWriter::kMaxQueuedBytes) {
+    log.dropped.fetch_add(1);
+    return;
+  }
+  log.waiting_bytes += bytes;
+  log.waiting.push_back(std::move(entry));
+  if (log.waiting.size() == 1) log.filled.notify_one();
 }
+
+LogWriter::LogWriter(LogOptions options) {
+  Log& log = TheLog();
+  bool is_second = false;
+  {
+    std::lock_guard<std::mutex> lock(log.mutex);
+    is_second = std::exchange(log.has_writer, true);
+    log.level = options.level;
+    log.options = std::move(options);
+    log.ends = false;
+  }
+  DT_CHECK(!is_second);
+  // Signals are for other threads; the end of what reads the log ends no process.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread([&log] { RunWriter(log); }).detach();  // it may wait in write(2) for ever
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+LogWriter::~LogWriter() {
+  Log& log = TheLog();
+  std::unique_lock<std::mutex> lock(log.mutex);
+  log.ends = true;
+  log.filled.notify_one();
+  log.written.wait_for(lock, absl::ToChronoMilliseconds(kFlushLimit), [&] { return !log.has_writer; });
+}
+
+void FlushLog(absl::Duration limit) {
+  Log& log = TheLog();
+  std::unique_lock<std::mutex> lock(log.mutex);
+  log.written.wait_for(lock, absl::ToChronoMilliseconds(limit),
+                       [&] { return !log.has_writer || (log.waiting.empty() && !log.writing); });
+}
+
+bool LogsAsJson() {
+  Log& log = TheLog();
+  std::lock_guard<std::mutex> lock(log.mutex);
+  return log.options.format == LogFormat::kJson;
+}
+
+uint64_t DroppedLogLines() { return TheLog().dropped.load(); }
 
 }  // namespace dovetail

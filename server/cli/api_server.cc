@@ -1,6 +1,5 @@
 #include "server/cli/api_server.h"
 
-#include <cstdio>
 #include <utility>
 
 #include "absl/strings/str_join.h"
@@ -24,6 +23,7 @@ absl::StatusOr<server::HttpServerOptions> HttpOptionsOf(const ApiFlags& flags, s
   DT_ASSIGN_OR_RETURN(options.cors, CorsOptionsOf(flags.cors));
   DT_RETURN_IF_ERROR(SetLimits(flags.limits, options));
   options.overload_status = flags.overload_status;
+  options.log = RequestLogOptionsOf(flags.request_log);
   options.seed = seed;
   return options;
 }
@@ -115,6 +115,7 @@ void AddApiFlags(CLI::App& command, ApiFlags& flags) {
   AddModelFlags(command, flags);
   AddLoadFlags(command, flags);
   AddLimitFlags(command, flags.limits);
+  AddRequestLogFlags(command, flags.request_log);
 }
 
 absl::Status CheckApiFlags(const ApiFlags& flags) {
@@ -156,6 +157,8 @@ absl::Status ApiServer::Serve(const ServedEngine& served) {
                                                            .grammars = served.grammars,
                                                            .model_digest = served.model_digest}));
   name_ = model->names.front();
+  const auto metrics = std::make_shared<server::ServerMetrics>(
+      server::ServerMetrics::Info{name_, model->max_model_len, kSegmentTokens, served.kv_blocks, kVersion});
   if (!flags_.grpc_listen.empty()) {
     server::GrpcServerOptions options;
     options.listen = flags_.grpc_listen;
@@ -164,9 +167,10 @@ absl::Status ApiServer::Serve(const ServedEngine& served) {
     DT_RETURN_IF_ERROR(SetLimits(flags_.limits, options));
     options.max_num_seqs = served.max_num_seqs;
     options.kv_cache_dtype = std::string(Name(served.kv_dtype));
-    DT_ASSIGN_OR_RETURN(grpc_, server::GrpcServer::Start(options, model, served.engine, intake_));
+    options.log = RequestLogOptionsOf(flags_.request_log);
+    DT_ASSIGN_OR_RETURN(grpc_, server::GrpcServer::Start(options, model, served.engine, intake_, metrics));
   }
-  http_.Serve(model, served.engine, kSegmentTokens, served.kv_blocks);
+  http_.Serve(model, served.engine, metrics);
   const server::ConnectionLimit limit = http_.connection_limit();
   if (limit.connections < flags_.limits.max_connections)
     LogWarning("HTTP: ", limit.why);
@@ -178,10 +182,9 @@ absl::Status ApiServer::Serve(const ServedEngine& served) {
 void ApiServer::PrintAddresses() const {
   if (grpc_ != nullptr) {
     const std::string host = flags_.grpc_listen.substr(0, flags_.grpc_listen.rfind(':'));
-    std::printf("listening on grpc%s://%s:%d\n", flags_.tls.enabled() ? "s" : "", host.c_str(), grpc_->port());
+    Announce(absl::StrCat("listening on grpc", flags_.tls.enabled() ? "s" : "", "://", host, ":", grpc_->port()));
   }
-  std::printf("listening on %s://%s:%d\n", scheme(), flags_.host.c_str(), http_.port());
-  std::fflush(stdout);
+  Announce(absl::StrCat("listening on ", scheme(), "://", flags_.host, ":", http_.port()));
 }
 
 void ApiServer::Drain() {

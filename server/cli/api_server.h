@@ -12,6 +12,7 @@
 #include "server/cli/api_keys.h"
 #include "server/cli/cors_flags.h"
 #include "server/cli/limit_flags.h"
+#include "server/cli/log_flags.h"
 #include "server/cli/tls_flags.h"
 #include "server/grpc/generation_service.h"
 #include "server/http/http_server.h"
@@ -27,6 +28,7 @@ struct ApiFlags {
   server::TlsOptions tls;
   CorsFlags cors;
   LimitFlags limits;
+  RequestLogFlags request_log;
   std::vector<std::string> served_model_names;
   bool ignore_model_name = false;
   std::string chat_template;

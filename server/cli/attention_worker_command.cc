@@ -56,7 +56,9 @@ absl::Status CheckFlags(const AttentionWorkerFlags& flags) {
 
 absl::Status RunAttentionWorker(const AttentionWorkerFlags& flags) {
   if (flags.check_flags) return CheckFlags(flags);
-  BeginRole(flags.name.empty() ? "attention" : flags.name);
+  const std::string process = flags.name.empty() ? "attention" : flags.name;
+  BeginRole(process);
+  const LogWriter log(LogOptionsOf(flags.log, process));
   StopSignal stop;
   attention::AttentionWorkerMainOptions role;
   role.snapshot_percent = flags.state_snapshots;

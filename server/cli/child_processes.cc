@@ -15,13 +15,24 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "base/clock.h"
+#include "base/log_entry.h"
 #include "base/thread_name.h"
+#include "server/cli/log_flags.h"
+#include "server/openai/json.h"
 
 namespace dovetail::cli {
 namespace {
 
 constexpr absl::Duration kReapPause = absl::Milliseconds(10);
+
+// As this process shows it. Where lines are JSON a child's says who it is, and what is none (a library's) becomes one.
+std::string Relayed(const std::string& name, const std::string& line) {
+  if (!LogsAsJson()) return absl::StrCat("[", name, "] ", line, "\n");
+  if (server::Json::accept(line)) return line + "\n";
+  return JsonLine({LogLevel::kInfo, absl::Now(), line, {}}, name);
+}
 
 void ReadLines(int fd, const std::string& name, const std::function<void(const std::string&)>& on_line) {
   NameThread("dt-" + name);
@@ -31,9 +42,9 @@ void ReadLines(int fd, const std::string& name, const std::function<void(const s
   while (getline(&line, &capacity, in) > 0) {
     std::string text(line);
     while (!text.empty() && text.back() == '\n') text.pop_back();
-    std::printf("[%s] %s\n", name.c_str(), text.c_str());
+    std::fputs(Relayed(name, text).c_str(), stdout);
     std::fflush(stdout);
-    if (on_line) on_line(text);
+    if (on_line) on_line(MessageOf(text));
   }
   std::free(line);
   std::fclose(in);

@@ -19,7 +19,8 @@ class ChildProcesses {
  public:
   ~ChildProcesses();  // StopAll
 
-  // `arguments` without the binary's name. Called with each line on the child's reader thread.
+  // `arguments` without the binary's name. `on_line` is called with the text of each line (log_flags.h: MessageOf) on
+  // the child's reader thread.
   absl::Status Start(const std::string& name, const std::vector<std::string>& arguments,
                      std::function<void(const std::string&)> on_line = {});
 

@@ -84,6 +84,7 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
       "  dovetail up smollm2-135m-instruct.gguf --attention-workers 3\n");
   AddEngineFlags(up, up_.engine);
   AddApiFlags(up, up_.server.api);
+  AddLogFlags(up, up_.log);
   AddLeaseFlag(up, up_.lease_ms);
   AddUnservedTimeoutFlag(up, up_.unserved_timeout);
   AddStepTimeoutFlag(up, up_.step_timeout);
@@ -123,6 +124,7 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
   AddStepTimeoutFlag(scheduler, scheduler_.step_timeout);
   AddUnlikeWorkersFlag(scheduler, scheduler_.unlike_workers);
   AddCheckFlagsFlag(scheduler, scheduler_.check_flags);
+  AddLogFlags(scheduler, scheduler_.log);
   scheduler.add_option("--max-workers", scheduler_.max_workers, "Most workers of all roles")
       ->check(WholeNumber(1, 1000))
       ->type_name("N")
@@ -175,6 +177,7 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
       ->group("Device");
   AddSecurityFlags(attention, attention_.control);
   AddCheckFlagsFlag(attention, attention_.check_flags);
+  AddLogFlags(attention, attention_.log);
   AddDataFlags(attention, attention_.data);
   attention.callback([this, report] { report(RunAttentionWorker(attention_)); });
 
@@ -191,6 +194,7 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
   AddJoinTimeoutFlag(compute, compute_.join_timeout);
   AddSecurityFlags(compute, compute_.control);
   AddCheckFlagsFlag(compute, compute_.check_flags);
+  AddLogFlags(compute, compute_.log);
   AddDataFlags(compute, compute_.data);
   AddExchangeFlag(compute, compute_.exchange);
   compute.callback([this, report] { report(RunComputeWorker(compute_)); });
@@ -213,6 +217,7 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
       ->group("Control plane");
   AddSecurityFlags(server, server_.control);
   AddCheckFlagsFlag(server, server_.check_flags);
+  AddLogFlags(server, server_.log);
   server.callback([this, report] { report(RunServer(server_)); });
 
   CLI::App& status = AddCommand(app, "status", "Print a cluster: its model, workers, lanes and load",

@@ -9,6 +9,7 @@
 #include "server/cli/api_server.h"
 #include "server/cli/cluster_flags.h"
 #include "server/cli/engine_flags.h"
+#include "server/cli/log_flags.h"
 
 // The commands of a cluster of processes: one for each role, `up` for all of them on this machine, `status` and `drain`
 // for operators.
@@ -25,6 +26,7 @@ struct SchedulerFlags {
   int max_workers = 128;
   int unserved_timeout = 10;  // seconds
   bool unlike_workers = false;
+  LogFlags log;
   bool check_flags = false;
 };
 absl::Status RunScheduler(const SchedulerFlags& flags);
@@ -45,6 +47,7 @@ struct AttentionWorkerFlags {
   std::string exchange = "auto";
   ControlFlags control;
   control::DataPlane data;
+  LogFlags log;
   bool check_flags = false;
 };
 absl::Status RunAttentionWorker(const AttentionWorkerFlags& flags);
@@ -56,6 +59,7 @@ struct ComputeWorkerFlags {
   std::string exchange = "auto";
   ControlFlags control;
   control::DataPlane data;
+  LogFlags log;
   bool check_flags = false;
 };
 absl::Status RunComputeWorker(const ComputeWorkerFlags& flags);
@@ -67,6 +71,7 @@ struct ServerFlags {
   int connect_timeout = 60;
   std::optional<uint64_t> seed;
   ControlFlags control;
+  LogFlags log;
   bool check_flags = false;
 };
 absl::Status RunServer(const ServerFlags& flags);
@@ -83,6 +88,7 @@ struct UpFlags {
   int unserved_timeout = 10;
   int step_timeout = 60;  // seconds
   bool unlike_workers = false;
+  LogFlags log;
 };
 // Starts every role as a process of its own on this machine, serves, restarts processes that end; SIGTERM or SIGINT
 // stops all.

@@ -5,6 +5,7 @@
 #include "base/status.h"
 #include "server/cli/api_server.h"
 #include "server/cli/engine_flags.h"
+#include "server/cli/log_flags.h"
 
 // The commands of the `dovetail` binary. Each returns when it is done; errors are printed by main().
 
@@ -24,6 +25,7 @@ absl::Status RunLogits(const LogitsFlags& flags);
 struct ServeFlags {
   EngineFlags engine;
   ApiFlags api;
+  LogFlags log;
 };
 // Serves the OpenAI API, and gRPC where asked, until SIGTERM or SIGINT, then drains.
 absl::Status RunServe(const ServeFlags& flags);

@@ -24,7 +24,9 @@ absl::Status CheckFlags(const ComputeWorkerFlags& flags) {
 
 absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
   if (flags.check_flags) return CheckFlags(flags);
-  BeginRole(flags.name.empty() ? "compute" : flags.name);
+  const std::string process = flags.name.empty() ? "compute" : flags.name;
+  BeginRole(process);
+  const LogWriter log(LogOptionsOf(flags.log, process));
   StopSignal stop;
   control::WorkerMainOptions options;
   options.scheduler = flags.control.scheduler;
@@ -39,7 +41,8 @@ absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
                                                                   StateDtypeOf(flags.engine)));
   DT_RETURN_IF_ERROR(CheckPrefillExchange(flags.engine, table, engine::AsGpu(*device) != nullptr));
   DT_ASSIGN_OR_RETURN(const ModelOnDevice loaded,
-                      LoadOpenModel(flags.engine, std::move(checkpoint), *device, TerminalProgress("loading")));
+                      LoadOpenModel(flags.engine, std::move(checkpoint), *device,
+                                    LogsAsJson() ? model::LoadProgress() : TerminalProgress("loading")));
   const std::unique_ptr<model::LoadedModel>& model = loaded.model;
   options.role = control::Role::kComputeWorker;
   options.name = flags.name.empty() ? DefaultName("compute") : flags.name;

@@ -26,7 +26,12 @@ int Fail(const std::string& text, int exit_code) {
   return exit_code;
 }
 
-int Report(const absl::Status& status) { return status.ok() ? 0 : Fail(std::string(status.message()), 1); }
+int Report(const absl::Status& status) {
+  if (status.ok()) return 0;
+  if (!LogsAsJson()) return Fail(std::string(status.message()), 1);
+  LogError(std::string(status.message()));
+  return 1;
+}
 
 CLI::App& AddCommand(CLI::App& app, const std::string& name, const std::string& text, const std::string& examples) {
   CLI::App* command = app.add_subcommand(name, text);
@@ -42,6 +47,7 @@ void AddServe(CLI::App& app, ServeFlags& flags, int& exit_code) {
                  "  dovetail serve model.gguf --attention-workers 3 --placement mixed\n");
   AddEngineFlags(command, flags.engine);
   AddApiFlags(command, flags.api);
+  AddLogFlags(command, flags.log);
   command.callback([&] { exit_code = Report(RunServe(flags)); });
 }
 

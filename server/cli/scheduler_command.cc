@@ -1,4 +1,3 @@
-#include <cstdio>
 #include <random>
 #include <utility>
 
@@ -27,6 +26,7 @@ absl::Status CheckFlags(scheduler::SchedulerOptions options) {
 
 absl::Status RunScheduler(const SchedulerFlags& flags) {
   BeginRole("scheduler");
+  const LogWriter log(LogOptionsOf(flags.log, "scheduler"));
   StopSignal stop;
   scheduler::SchedulerMainOptions options;
   options.listen = flags.listen;
@@ -49,8 +49,7 @@ absl::Status RunScheduler(const SchedulerFlags& flags) {
   LogInfo("data plane: ", connector->version(), ", ", connector->listening());
   DT_ASSIGN_OR_RETURN(const auto main, scheduler::SchedulerMain::Start(options, epoch, std::move(connector)));
   const std::string host = flags.listen.substr(0, flags.listen.rfind(':'));
-  std::printf("listening on %s:%d\n", host.c_str(), main->port());
-  std::fflush(stdout);
+  Announce(absl::StrCat("listening on ", host, ":", main->port()));
   stop.Wait();
   return absl::OkStatus();
 }

@@ -24,9 +24,11 @@ absl::Status WaitForEnd(const StopSignal& stop, engine::Engine& engine) {
 
 absl::Status RunServe(const ServeFlags& flags) {
   BeginRole("serve");
+  const LogWriter log(LogOptionsOf(flags.log, "serve"));
   StopSignal stop;
   DT_ASSIGN_OR_RETURN(const std::unique_ptr<ApiServer> api, ApiServer::Start(flags.api, flags.engine.seed));
-  DT_ASSIGN_OR_RETURN(const RunningEngine engine, StartEngine(flags.engine, TerminalProgress("loading")));
+  DT_ASSIGN_OR_RETURN(const RunningEngine engine,
+                      StartEngine(flags.engine, LogsAsJson() ? model::LoadProgress() : TerminalProgress("loading")));
   engine::EmbeddedCluster& cluster = *engine.cluster;
   DT_RETURN_IF_ERROR(api->Serve({.grammars = engine.model->grammars,
                                  .checkpoint = engine.model->checkpoint.get(),

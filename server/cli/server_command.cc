@@ -59,6 +59,7 @@ absl::Status RunServer(const ServerFlags& flags) {
     return CheckApiFlags(flags.api);
   }
   BeginRole("server");
+  const LogWriter log(LogOptionsOf(flags.log, "server"));
   StopSignal stop;
   engine::RemoteEngineOptions remote;
   remote.scheduler = flags.control.scheduler;

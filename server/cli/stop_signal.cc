@@ -11,10 +11,13 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "base/thread_name.h"
 
 namespace dovetail::cli {
 namespace {
+
+constexpr absl::Duration kLogPatience = absl::Milliseconds(200);
 
 sigset_t StopSignals() {
   sigset_t signals;
@@ -80,6 +83,7 @@ void StopSignal::Watch() {
 // On a thread that has both signals blocked.
 void StopSignal::EndBySignal() {
   const sigset_t signals = StopSignals();
+  FlushLog(kLogPatience);
   std::raise(last_signal_);
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
   std::_Exit(128 + last_signal_);
@@ -87,6 +91,7 @@ void StopSignal::EndBySignal() {
 
 void StopSignal::EndProcess() {
   if (put_away_) put_away_();
+  FlushLog(kLogPatience);
   std::_Exit(0);
 }
 

@@ -259,17 +259,24 @@ class Up {
   absl::Status StartOne(const std::string& name) {
     pauses_.Started(name, SystemClock().Now());
     if (name == kScheduler)
-      return children_.Start(name, SchedulerArguments(), [this](const std::string& line) {
+      return Launch(name, SchedulerArguments(), [this](const std::string& line) {
         scheduler_.OnLine(line);
         if (line.find(" serves as ") != std::string::npos) ++workers_that_serve_;
       });
     if (name == kServer)
-      return children_.Start(name, ServerArguments(), [this](const std::string& line) {
+      return Launch(name, ServerArguments(), [this](const std::string& line) {
         grpc_.OnLine(line);
         http_.OnLine(line);
       });
-    return children_.Start(name, OnChosenDevice(workers_[name]),
-                           [this, name](const std::string& line) { OnWorkersLine(name, line); });
+    return Launch(name, OnChosenDevice(workers_[name]),
+                  [this, name](const std::string& line) { OnWorkersLine(name, line); });
+  }
+
+  // With what all roles share.
+  absl::Status Launch(const std::string& name, Arguments arguments, std::function<void(const std::string&)> on_line) {
+    const Arguments log = ArgumentsOf(flags_.log);
+    arguments.insert(arguments.end(), log.begin(), log.end());
+    return children_.Start(name, arguments, std::move(on_line));
   }
 
   // With --device auto the first compute worker chooses between the CPU and a GPU for all: a cluster refuses unlike
@@ -320,7 +327,8 @@ class Up {
       for (const std::string& key : sources->keys) add(sources->flag, key);
       for (const std::string& file : sources->files) add(sources->file_flag, file);
     }
-    for (const Arguments& more : {ArgumentsOf(api.tls), ArgumentsOf(api.cors), ArgumentsOf(api.limits)})
+    for (const Arguments& more :
+         {ArgumentsOf(api.tls), ArgumentsOf(api.cors), ArgumentsOf(api.limits), ArgumentsOf(api.request_log)})
       arguments.insert(arguments.end(), more.begin(), more.end());
     for (const std::string& name : api.served_model_names) add("--served-model-name", name);
     add("--chat-template", api.chat_template);
@@ -399,10 +407,12 @@ class Up {
   void Announce() {
     ControlFlags control;
     control.scheduler = address_;
-    if (const absl::Status shown = RunStatus({control}); !shown.ok()) LogWarning(std::string(shown.message()));
-    std::printf("\nready: http%s://%s  (scheduler %s; Ctrl-C stops all)\n", s_.c_str(), http_address_.c_str(),
-                address_.c_str());
-    std::fflush(stdout);
+    if (!LogsAsJson()) {
+      if (const absl::Status shown = RunStatus({control}); !shown.ok()) LogWarning(std::string(shown.message()));
+      std::printf("\n");
+    }
+    cli::Announce(
+        absl::StrCat("ready: http", s_, "://", http_address_, "  (scheduler ", address_, "; Ctrl-C stops all)"));
   }
 
   const UpFlags& flags_;
@@ -432,6 +442,7 @@ class Up {
 
 absl::Status RunUp(const UpFlags& flags) {
   BeginRole("up");
+  const LogWriter log(LogOptionsOf(flags.log, "up"));
   StopSignal stop;
   return Up(flags, stop).Run();
 }

@@ -42,8 +42,11 @@ void GenerateCall::Begin(const ServedModel& model, PreparedGeneration prepared) 
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (cancel_->cancelled()) return End(grpc::Status(grpc::StatusCode::CANCELLED, "the request was aborted"));
-    server_.intake.admission.Began(tenant_, 1);
+    server_.intake.admission.Began(account_.call().tenant, 1);
     admitted_ = true;
+    const requests::GenerationRequest& request = prepared.requests.front();
+    account_.AddPrompt(static_cast<int64_t>(request.prompt.size()), request.max_tokens, request.choices);
+    LogRequestBegin(account_.call(), prepared, model, server_.log);
     builder_.emplace(model, std::move(prepared.spec));
   }
   const auto id = server_.engine.Submit(std::move(prepared.requests.front()), shared_from_this());
@@ -56,6 +59,7 @@ void GenerateCall::Begin(const ServedModel& model, PreparedGeneration prepared) 
   }
   std::lock_guard<std::mutex> lock(mutex_);
   id_ = *id;
+  account_.Submitted(0, SystemClock().Now());
   if (engine_done_) return;
   if (cancel_->cancelled()) return CancelInEngine();
   // What updates asked for before the id was known.
@@ -72,6 +76,7 @@ void GenerateCall::Cancel() {
 
 void GenerateCall::OnUpdate(requests::GenerationUpdate update) {
   std::lock_guard<std::mutex> lock(mutex_);
+  account_.Updated(0, update.cached_tokens, update.queued_us, SystemClock().Now());
   if (update.request_finished) {
     engine_done_ = true;
     LeaveAdmission();
@@ -81,9 +86,13 @@ void GenerateCall::OnUpdate(requests::GenerationUpdate update) {
   if (update.reason == requests::FinishReason::kCancelled && update.choice_finished)
     return End(grpc::Status(grpc::StatusCode::CANCELLED, "the request was aborted"));
   GenerateResponseBuilder::Step step = builder_->Add(update);
+  account_.Tokens(0, update.choice, step.tokens, SystemClock().Now());
   for (const int choice : step.stop_choices) StopInEngine(choice);
   for (pb::GenerateResponse& message : step.messages) queue_.push_back(std::move(message));
-  if (engine_done_) last_.emplace(grpc::Status::OK);
+  if (engine_done_) {
+    last_.emplace(grpc::Status::OK);
+    Settle(*last_);
+  }
   PauseIfSlow();
   if (!writing_) Pump();
 }
@@ -107,7 +116,7 @@ void GenerateCall::OnDone() {
 
 // It counts what is in the engine: a client that reads its last messages late holds no place.
 void GenerateCall::LeaveAdmission() {
-  if (std::exchange(admitted_, false)) server_.intake.admission.Ended(tenant_, 1, SystemClock().Now());
+  if (std::exchange(admitted_, false)) server_.intake.admission.Ended(account_.call().tenant, 1, SystemClock().Now());
 }
 
 void GenerateCall::Ask(void (engine::Engine::*call)(RequestId)) {
@@ -133,7 +142,26 @@ void GenerateCall::End(const grpc::Status& status) {
   if (ended_) return;
   queue_.clear();
   last_ = status;
+  Settle(status);
   if (!writing_) Pump();
+}
+
+void GenerateCall::Settle(const grpc::Status& status) {
+  if (std::exchange(settled_, true)) return;
+  const std::string code = absl::StatusCodeToString(static_cast<absl::StatusCode>(status.error_code()));
+  server_.metrics.GrpcResponse("Generate", code);
+  RequestEnd end = RequestEnd::kStop;
+  if (status.error_code() == grpc::StatusCode::CANCELLED)
+    end = RequestEnd::kAbort;
+  else if (!status.ok())
+    end = RequestEnd::kError;
+  else if (builder_->stopped_at_length())
+    end = RequestEnd::kLength;
+  const absl::Time now = SystemClock().Now();
+  if (builder_)
+    account_.Finish(code, {end}, now);
+  else
+    LogCallEnd(LogLevel::kInfo, account_.call(), code, now);
 }
 
 void GenerateCall::Pump() {

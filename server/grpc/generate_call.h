@@ -14,6 +14,8 @@
 #include "proto/control/vllm_engine.grpc.pb.h"
 #include "server/grpc/engine_calls.h"
 #include "server/grpc/generate_response.h"
+#include "server/http/request_log.h"
+#include "server/metrics/request_account.h"
 #include "server/openai/prepare.h"
 #include "server/work/intake.h"
 
@@ -29,10 +31,12 @@ class GenerateCall final : public grpc::ServerWriteReactor<vllm::grpc::engine::G
     engine::Engine& engine;
     EngineCalls& calls;
     Intake& intake;
+    ServerMetrics& metrics;
+    const RequestLogOptions& log;
   };
   // `on_end` is called once, before the client hears of the end; it must not call this object.
-  GenerateCall(const Server& server, std::string tenant, std::function<void()> on_end)
-      : server_(server), tenant_(std::move(tenant)), on_end_(std::move(on_end)) {}
+  GenerateCall(const Server& server, const CallInfo& call, std::function<void()> on_end)
+      : server_(server), account_(server.metrics, call), on_end_(std::move(on_end)) {}
 
   void KeepUntilDone(std::shared_ptr<GenerateCall> self) { self_ = std::move(self); }
   const std::shared_ptr<CancelToken>& cancel() const { return cancel_; }  // of its task
@@ -56,11 +60,12 @@ class GenerateCall final : public grpc::ServerWriteReactor<vllm::grpc::engine::G
   void CancelInEngine();
   void StopInEngine(int choice);
   void PauseIfSlow();
-  void End(const grpc::Status& status);  // what is queued is dropped
-  void Pump();                           // no write is in flight
+  void End(const grpc::Status& status);     // what is queued is dropped
+  void Settle(const grpc::Status& status);  // in the metrics and the log, once
+  void Pump();                              // no write is in flight
 
   const Server server_;
-  const std::string tenant_;
+  RequestAccount account_;
   const std::function<void()> on_end_;
   const std::shared_ptr<CancelToken> cancel_ = std::make_shared<CancelToken>();
   std::mutex mutex_;
@@ -70,7 +75,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<vllm::grpc::engine::G
   std::deque<vllm::grpc::engine::GenerateResponse> queue_;
   vllm::grpc::engine::GenerateResponse current_;
   std::optional<grpc::Status> last_;
-  bool admitted_ = false, writing_ = false, ended_ = false, engine_done_ = false, paused_ = false;
+  bool settled_ = false, admitted_ = false, writing_ = false, ended_ = false, engine_done_ = false, paused_ = false;
   std::shared_ptr<GenerateCall> self_;
 };
 

@@ -1,5 +1,6 @@
 #include "server/grpc/generate_response.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace dovetail::server {
@@ -41,6 +42,11 @@ void GenerateResponseBuilder::FillPromptLogprobs(const requests::GenerationUpdat
   }
 }
 
+bool GenerateResponseBuilder::stopped_at_length() const {
+  return std::any_of(outputs_.begin(), outputs_.end(),
+                     [](const Output& output) { return output.choice.finish_reason() == "length"; });
+}
+
 GenerateResponseBuilder::Step GenerateResponseBuilder::Add(const requests::GenerationUpdate& update) {
   Step step;
   FillPromptLogprobs(update);
@@ -48,6 +54,7 @@ GenerateResponseBuilder::Step GenerateResponseBuilder::Add(const requests::Gener
   Output& output = outputs_[update.choice];
   if (output.complete) return step;
   const Choice::Delta delta = output.choice.Add(update);
+  step.tokens = delta.counted;
   if (delta.stop_in_engine) step.stop_choices.push_back(update.choice);
   output.tokens.insert(output.tokens.end(), delta.tokens.begin(), delta.tokens.end());
   pb::OutputLogProbs logprobs;

@@ -17,8 +17,11 @@ class GenerateResponseBuilder {
   struct Step {
     std::vector<vllm::grpc::engine::GenerateResponse> messages;
     std::vector<int> stop_choices;  // a stop string completed: the engine does not know yet
+    int tokens = 0;                 // that usage counts
   };
   Step Add(const requests::GenerationUpdate& update);
+
+  bool stopped_at_length() const;  // a choice that has ended did
 
  private:
   struct Output {

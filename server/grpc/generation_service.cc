@@ -37,12 +37,13 @@ constexpr const char* kServiceName = "vllm.grpc.engine.VllmEngine";
 class VllmService final : public pb::VllmEngine::CallbackService {
  public:
   VllmService(const GrpcServerOptions& options, std::shared_ptr<const ServedModel> model, engine::Engine& engine,
-              std::shared_ptr<Intake> intake)
+              std::shared_ptr<Intake> intake, std::shared_ptr<ServerMetrics> metrics)
       : options_(options),
         keys_(options.api_keys, {}),
         model_(std::move(model)),
         engine_(engine),
         intake_(std::move(intake)),
+        metrics_(std::move(metrics)),
         started_(SystemClock().Now()) {}
 
   void Drain() {
@@ -65,8 +66,9 @@ class VllmService final : public pb::VllmEngine::CallbackService {
     const auto tenant = Authorize(*context);
     const CallKey key{tenant.ok() ? *tenant : "", request->request_id().empty() ? RandomId() : request->request_id()};
     const uint64_t number = NextNumber();
-    auto call = std::make_shared<GenerateCall>(GenerateCall::Server{engine_, calls_, *intake_}, key.first,
-                                               [this, key, number] { Forget(key, number); });
+    const CallInfo info = {key.second, key.first, std::string("/") + kServiceName + "/Generate", SystemClock().Now()};
+    auto call = std::make_shared<GenerateCall>(GenerateCall::Server{engine_, calls_, *intake_, *metrics_, options_.log},
+                                               info, [this, key, number] { Forget(key, number); });
     call->KeepUntilDone(call);
     const absl::Status admitted = tenant.ok() ? Admit(call, key, number) : tenant.status();
     // gRPC keeps its request, which is not const, until the call has ended: what is in it goes with the reading.
@@ -81,7 +83,7 @@ class VllmService final : public pb::VllmEngine::CallbackService {
 
   grpc::ServerUnaryReactor* Abort(grpc::CallbackServerContext* context, const pb::AbortRequest* request,
                                   pb::AbortResponse*) override {
-    return Answer(context, [&](const std::string& tenant) {
+    return Answer(context, "Abort", [&](const std::string& tenant) {
       for (const std::string& id : request->request_ids())
         if (const auto call = Find({tenant, id}); call != nullptr) call->Cancel();
     });
@@ -92,6 +94,7 @@ class VllmService final : public pb::VllmEngine::CallbackService {
     // Anyone may ask: the engine's own words name what only its operator may see.
     const bool healthy = engine_.stats().healthy;
     reply->set_healthy(healthy);
+    metrics_->GrpcResponse("HealthCheck", "OK");
     reply->set_message(healthy ? "ok" : "the engine does not serve; its log says why");
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     reactor->Finish(grpc::Status::OK);
@@ -100,7 +103,7 @@ class VllmService final : public pb::VllmEngine::CallbackService {
 
   grpc::ServerUnaryReactor* GetModelInfo(grpc::CallbackServerContext* context, const pb::GetModelInfoRequest*,
                                          pb::GetModelInfoResponse* reply) override {
-    return Answer(context, [&](const std::string&) {
+    return Answer(context, "GetModelInfo", [&](const std::string&) {
       reply->set_model_path(model_->names.front());
       reply->set_served_model_name(model_->names.front());
       reply->set_tokenizer_path(model_->names.front());
@@ -115,7 +118,7 @@ class VllmService final : public pb::VllmEngine::CallbackService {
 
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context, const pb::GetServerInfoRequest*,
                                           pb::GetServerInfoResponse* reply) override {
-    return Answer(context, [&](const std::string&) {
+    return Answer(context, "GetServerInfo", [&](const std::string&) {
       reply->set_active_requests(active());
       reply->set_uptime_seconds(absl::ToDoubleSeconds(SystemClock().Now() - started_));
       reply->set_last_receive_timestamp(last_receive());
@@ -129,7 +132,7 @@ class VllmService final : public pb::VllmEngine::CallbackService {
 
   grpc::ServerUnaryReactor* GetLoads(grpc::CallbackServerContext* context, const pb::GetLoadsRequest*,
                                      pb::GetLoadsResponse* reply) override {
-    return Answer(context, [&](const std::string&) {
+    return Answer(context, "GetLoads", [&](const std::string&) {
       const engine::EngineStats stats = engine_.stats();
       reply->set_timestamp(absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", absl::Now(), absl::UTCTimeZone()));
       reply->set_version(control::kBuildVersion);
@@ -198,10 +201,11 @@ class VllmService final : public pb::VllmEngine::CallbackService {
   }
 
   template <typename Fill>
-  grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, Fill fill) {
+  grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const char* method, Fill fill) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     const auto tenant = Authorize(*context);
     if (tenant.ok()) fill(*tenant);
+    metrics_->GrpcResponse(method, absl::StatusCodeToString(tenant.status().code()));
     reactor->Finish(control::ToGrpc(tenant.status()));
     return reactor;
   }
@@ -266,6 +270,7 @@ class VllmService final : public pb::VllmEngine::CallbackService {
   const std::shared_ptr<const ServedModel> model_;
   engine::Engine& engine_;
   const std::shared_ptr<Intake> intake_;
+  const std::shared_ptr<ServerMetrics> metrics_;
   const absl::Time started_;
   EngineCalls calls_;
   std::mutex mutex_;
@@ -283,8 +288,8 @@ class VllmService final : public pb::VllmEngine::CallbackService {
 class GrpcServer::Impl {
  public:
   Impl(const GrpcServerOptions& options, std::shared_ptr<const ServedModel> model, engine::Engine& engine,
-       std::shared_ptr<Intake> intake)
-      : service_(options, std::move(model), engine, std::move(intake)), engine_(engine) {}
+       std::shared_ptr<Intake> intake, std::shared_ptr<ServerMetrics> metrics)
+      : service_(options, std::move(model), engine, std::move(intake), std::move(metrics)), engine_(engine) {}
 
   absl::Status Start(const GrpcServerOptions& options) {
     const std::string& listen = options.listen;
@@ -357,9 +362,10 @@ GrpcServer::~GrpcServer() { Stop(absl::ZeroDuration()); }
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const GrpcServerOptions& options,
                                                               std::shared_ptr<const ServedModel> model,
-                                                              engine::Engine* engine, std::shared_ptr<Intake> intake) {
+                                                              engine::Engine* engine, std::shared_ptr<Intake> intake,
+                                                              std::shared_ptr<ServerMetrics> metrics) {
   std::unique_ptr<GrpcServer> server(new GrpcServer());
-  server->impl_ = std::make_unique<Impl>(options, std::move(model), *engine, std::move(intake));
+  server->impl_ = std::make_unique<Impl>(options, std::move(model), *engine, std::move(intake), std::move(metrics));
   DT_RETURN_IF_ERROR(server->impl_->Start(options));
   return server;
 }

@@ -7,7 +7,9 @@
 #include "base/status.h"
 #include "engine/engine.h"
 #include "server/http/api_key.h"
+#include "server/http/options.h"
 #include "server/http/tls_options.h"
+#include "server/metrics/server_metrics.h"
 #include "server/openai/served_model.h"
 #include "server/work/intake.h"
 
@@ -23,6 +25,7 @@ struct GrpcServerOptions {
   size_t max_unread_bytes = size_t{256} << 20;
   int max_num_seqs = 0;  // shown to routers
   std::string kv_cache_dtype;
+  RequestLogOptions log;
 
   absl::Status Validate() const;  // kInvalidArgument names the flag and what it may be
 };
@@ -34,11 +37,12 @@ struct GrpcServerOptions {
 // Thread-safe.
 class GrpcServer {
  public:
-  // `engine` outlives it; `intake` is shared with the server's other APIs. kAlreadyExists: the port is taken;
-  // kInvalidArgument: the address.
+  // `engine` outlives it; `intake` and `metrics` are shared with the server's other APIs. kAlreadyExists: the port is
+  // taken; kInvalidArgument: the address.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const GrpcServerOptions& options,
                                                            std::shared_ptr<const ServedModel> model,
-                                                           engine::Engine* engine, std::shared_ptr<Intake> intake);
+                                                           engine::Engine* engine, std::shared_ptr<Intake> intake,
+                                                           std::shared_ptr<ServerMetrics> metrics);
   ~GrpcServer();  // Stop(0)
 
   int port() const;

@@ -7,6 +7,8 @@
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "base/clock.h"
+#include "base/log.h"
+#include "server/http/request_log.h"
 #include "server/http/responses.h"
 #include "server/openai/small_responses.h"
 
@@ -91,7 +93,10 @@ std::shared_ptr<const Backend> ApiHandler::backend() const {
 void ApiHandler::CollectMetrics() {
   const auto backend = this->backend();
   if (backend == nullptr) return;
-  backend->metrics->Update(backend->engine->stats(), backend->engine->TakeStepSamples());
+  const engine::EngineStats engine = backend->engine->stats();
+  backend->metrics->Update(engine, backend->engine->TakeStepSamples());
+  backend->metrics->UpdateWaiting(engine.scheduler.waiting_requests, intake_->grammars.waiting());
+  if (options_.log.stats) throughput_.Look(engine.scheduler, SystemClock().Now());
   if (!http_stats_) return;
   HttpStats stats = http_stats_();
   stats.requests_to_read = intake_->waiting();
@@ -100,11 +105,12 @@ void ApiHandler::CollectMetrics() {
 
 // ---- before the body ----
 
-std::optional<HttpResponse> ApiHandler::OnHead(const RequestHead& head) {
+std::optional<HttpResponse> ApiHandler::OnHead(const RequestHead& head, const std::string& request_id) {
   const RouteMatch match = MatchRoute(head.method, head.path);
   std::optional<HttpResponse> refusal = Refusal(head, match);
-  if (const auto backend = this->backend(); backend != nullptr && refusal)
-    backend->metrics->HttpResponse(match.route == nullptr ? "none" : std::string(match.route->path), refusal->status);
+  if (refusal)
+    CountRefusal(match.route == nullptr ? "none" : std::string(match.route->path), head.method, refusal->status,
+                 request_id);
   return refusal;
 }
 
@@ -159,20 +165,34 @@ bool ApiHandler::IsProbe(const RequestHead& head) const {
                               route->id == RouteId::kReady || route->id == RouteId::kMetrics);
 }
 
-HttpResponse ApiHandler::ProtocolError(int status, const std::string& message) {
+HttpResponse ApiHandler::ProtocolError(int status, const std::string& message, const std::string& request_id) {
   HttpResponse response = ErrorResponse(status, status == 503 ? "overloaded_error" : "invalid_request_error", message);
-  if (const auto backend = this->backend()) backend->metrics->HttpResponse("none", status);
+  CountRefusal("none", "", status, request_id);
   return response;
 }
 
 // ---- requests ----
 
-void ApiHandler::CountAnswer(const Route& route, int status) const {
-  if (const auto backend = this->backend()) backend->metrics->HttpResponse(std::string(route.path), status);
+void ApiHandler::CountAnswer(const Exchange& exchange, const Route& route, int status) const {
+  if (const auto backend = this->backend())
+    backend->metrics->HttpResponse(std::string(route.path), exchange.head().method, status);
+  const LogLevel level = IsProbe(exchange.head()) ? LogLevel::kDebug : LogLevel::kInfo;
+  if (!LogsAt(level)) return;
+  LogCallEnd(level, {exchange.id(), TenantOf(route, exchange), std::string(route.path), exchange.arrived()},
+             std::to_string(status), SystemClock().Now());
+}
+
+// Of a request that was not read whole; what browsers ask before their requests are no news.
+void ApiHandler::CountRefusal(const std::string& route, const std::string& method, int status,
+                              const std::string& request_id) const {
+  if (const auto backend = this->backend()) backend->metrics->HttpResponse(route, method, status);
+  const absl::Time now = SystemClock().Now();
+  LogCallEnd(status < 400 ? LogLevel::kDebug : LogLevel::kInfo, {request_id, "", route, now}, std::to_string(status),
+             now);
 }
 
 void ApiHandler::Answer(Exchange& exchange, const Route& route, HttpResponse response) {
-  CountAnswer(route, response.status);
+  CountAnswer(exchange, route, response.status);
   exchange.Respond(std::move(response));
 }
 
@@ -255,9 +275,9 @@ void ApiHandler::OnWorker(const Route& route, const std::string& tenant, const s
   const auto cancel = std::make_shared<CancelToken>();
   const absl::Status posted = intake_->queue.TryPost(TaskOf(tenant, exchange, cancel, std::move(work)));
   if (!posted.ok()) return Answer(*exchange, route, Busy(*backend(), posted));
-  exchange->on_gone = [this, &route, cancel] {
+  exchange->on_gone = [this, &route, cancel, &left = *exchange] {  // it calls this
     intake_->Cancel(*cancel);
-    CountAnswer(route, 499);
+    CountAnswer(left, route, 499);
   };
 }
 
@@ -275,6 +295,7 @@ ApiHandler::Continuation ApiHandler::PrepareAndBegin(const Route& route, const s
                                                      const ParsedGeneration& parsed, const RequestContext& context,
                                                      const GenerationContext& about) {
   auto prepared = std::make_shared<absl::StatusOr<PreparedGeneration>>(Prepare(parsed, *backend->model, context));
+  if (prepared->ok()) LogRequestBegin(about.call, **prepared, *backend->model, options_.log);
   return [this, &route, exchange, about, backend, prepared] {
     if (!prepared->ok())
       return Answer(*exchange, route, ErrorResponse(ToApiError(prepared->status(), options_.overload_status)));
@@ -289,7 +310,7 @@ void ApiHandler::Generate(const Route& route, std::shared_ptr<Exchange> exchange
   context.id = exchange->id();
   context.tenant = TenantOf(route, *exchange);
   context.created = absl::ToUnixSeconds(absl::Now());
-  const GenerationContext about{std::string(route.path), context.tenant, intake_, SystemClock().Now()};
+  const GenerationContext about{{context.id, context.tenant, std::string(route.path), exchange->arrived()}, intake_};
   context.random_seed = options_.seed ? *options_.seed : RandomSeed();
   auto read = [this, &route, exchange, about, context,
                backend = backend()](const std::shared_ptr<CancelToken>& cancel) mutable -> Continuation {

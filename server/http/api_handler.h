@@ -10,6 +10,7 @@
 #include "server/http/key_ring.h"
 #include "server/http/options.h"
 #include "server/http/routes.h"
+#include "server/metrics/throughput_log.h"
 #include "server/work/intake.h"
 
 namespace dovetail::server {
@@ -34,10 +35,10 @@ class ApiHandler : public HttpHandler {
   std::vector<std::pair<std::string, std::string>> CommonHeaders(const RequestHead& head) override {
     return cors_.HeadersFor(head);
   }
-  std::optional<HttpResponse> OnHead(const RequestHead& head) override;
+  std::optional<HttpResponse> OnHead(const RequestHead& head, const std::string& request_id) override;
   void OnRequest(std::shared_ptr<Exchange> exchange) override;
   bool IsProbe(const RequestHead& head) const override;
-  HttpResponse ProtocolError(int status, const std::string& message) override;
+  HttpResponse ProtocolError(int status, const std::string& message, const std::string& request_id) override;
 
  private:
   std::shared_ptr<const Backend> backend() const;
@@ -46,7 +47,9 @@ class ApiHandler : public HttpHandler {
   HttpResponse Busy(const Backend& backend, const absl::Status& why) const;
   void Get(const Route& route, std::string_view rest, Exchange& exchange);
   std::string TenantOf(const Route& route, const Exchange& exchange) const;
-  void CountAnswer(const Route& route, int status) const;
+  void CountAnswer(const Exchange& exchange, const Route& route, int status) const;
+  void CountRefusal(const std::string& route, const std::string& method, int status,
+                    const std::string& request_id) const;
   void Answer(Exchange& exchange, const Route& route, HttpResponse response);
   // What is left of a request when the worker is done with it: runs on the I/O thread, if the client is still there.
   using Continuation = std::function<void()>;
@@ -71,6 +74,7 @@ class ApiHandler : public HttpHandler {
   const std::shared_ptr<Intake> intake_;
   std::vector<std::shared_ptr<UpdateInbox>> inboxes_;
   std::function<HttpStats()> http_stats_;
+  ThroughputLog throughput_;
   std::atomic<bool> draining_{false};
   mutable std::mutex mutex_;
   std::shared_ptr<const Backend> backend_;

@@ -262,7 +262,7 @@ bool Connection::AdvanceHead() {
   if (head_.method == "POST" && !head_.chunked && !head_.content_length)
     return ProtocolFailure({411, "A POST needs a Content-Length, or chunked transfer encoding."}), false;
 
-  refusal_ = handler_.OnHead(head_);
+  refusal_ = handler_.OnHead(head_, request_id_);
   if (refusal_ && (head_.chunked || head_.expect_continue || head_.content_length.value_or(0) > kSmallBody)) {
     Refuse(*std::move(refusal_), /*body_follows=*/true);
     return false;
@@ -311,7 +311,7 @@ void Connection::BeginRequest() {
 // ---- refusing ----
 
 HttpResponse Connection::NoPlace() {
-  return handler_.ProtocolError(503, "Too many connections are open; try again shortly.");
+  return handler_.ProtocolError(503, "Too many connections are open; try again shortly.", request_id_);
 }
 
 void Connection::BodyFailure(const HttpProblem& problem) {
@@ -323,7 +323,7 @@ void Connection::BodyFailure(const HttpProblem& problem) {
 
 void Connection::ProtocolFailure(const HttpProblem& problem) {
   if (request_id_.empty()) request_id_ = owner_.NewRequestId();
-  Refuse(handler_.ProtocolError(problem.status, problem.message), /*body_follows=*/true);
+  Refuse(handler_.ProtocolError(problem.status, problem.message, request_id_), /*body_follows=*/true);
 }
 
 void Connection::Refuse(HttpResponse response, bool body_follows) {

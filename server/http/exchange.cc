@@ -1,11 +1,16 @@
 #include "server/http/exchange.h"
 
+#include "base/clock.h"
 #include "server/http/connection.h"
 
 namespace dovetail::server {
 
 Exchange::Exchange(std::shared_ptr<Connection> connection, RequestHead head, RequestBody body, std::string id)
-    : connection_(std::move(connection)), head_(std::move(head)), body_(std::move(body)), id_(std::move(id)) {}
+    : connection_(std::move(connection)),
+      head_(std::move(head)),
+      body_(std::move(body)),
+      id_(std::move(id)),
+      arrived_(SystemClock().Now()) {}
 
 int Exchange::io_thread() const { return connection_->io_thread(); }
 

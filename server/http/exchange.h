@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "server/http/body_budget.h"
 #include "server/http/request_head.h"
 
@@ -30,8 +31,9 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   const RequestHead& head() const { return head_; }
   // Whoever reads it on another thread does so before anything else of the exchange is used.
   const std::string& body() const { return body_.bytes(); }
-  void DropBody() { body_.Free(); }              // as soon as it is not needed: others may wait for its memory
-  const std::string& id() const { return id_; }  // X-Request-Id, the client's or ours
+  void DropBody() { body_.Free(); }                // as soon as it is not needed: others may wait for its memory
+  const std::string& id() const { return id_; }    // X-Request-Id, the client's or ours
+  absl::Time arrived() const { return arrived_; }  // when its body was there
   int io_thread() const;
 
   void Respond(HttpResponse response);
@@ -68,6 +70,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   const RequestHead head_;
   RequestBody body_;
   const std::string id_;
+  const absl::Time arrived_;
   bool streaming_ = false;
   bool complete_ = false;
   bool gone_ = false;
@@ -80,12 +83,12 @@ class HttpHandler {
   // Of every answer to this request, errors that the protocol layer finds after the head included.
   virtual std::vector<std::pair<std::string, std::string>> CommonHeaders(const RequestHead& head) = 0;
   // After the head, before the body: a response to refuse it, or nothing.
-  virtual std::optional<HttpResponse> OnHead(const RequestHead& head) = 0;
+  virtual std::optional<HttpResponse> OnHead(const RequestHead& head, const std::string& request_id) = 0;
   virtual void OnRequest(std::shared_ptr<Exchange> exchange) = 0;
   // Whether this is answered even when all connections are taken: at once, and to whom asks how the server is.
   virtual bool IsProbe(const RequestHead& head) const = 0;
   // The body of an error that the protocol layer found (malformed, too large, too slow).
-  virtual HttpResponse ProtocolError(int status, const std::string& message) = 0;
+  virtual HttpResponse ProtocolError(int status, const std::string& message, const std::string& request_id) = 0;
 };
 
 }  // namespace dovetail::server

@@ -34,12 +34,10 @@ Generation::Generation(std::shared_ptr<const Backend> backend, const HttpServerO
       requests_(std::move(prepared.requests)),
       response_(backend_->model, std::move(prepared.spec)),
       prompts_(requests_.size()),
-      context_(std::move(context)) {
-  for (size_t p = 0; p < prompts_.size(); ++p) {
-    prompts_[p].max_tokens = requests_[p].max_tokens;
-    prompts_[p].choice_tokens.resize(requests_[p].choices);
-    prompts_[p].last_token.resize(requests_[p].choices, absl::InfiniteFuture());
-  }
+      context_(std::move(context)),
+      account_(*backend_->metrics, context_.call) {
+  for (const requests::GenerationRequest& request : requests_)
+    account_.AddPrompt(static_cast<int64_t>(request.prompt.size()), request.max_tokens, request.choices);
 }
 
 absl::Status Generation::Submit(const std::shared_ptr<UpdateInbox>& inbox) {
@@ -49,14 +47,13 @@ absl::Status Generation::Submit(const std::shared_ptr<UpdateInbox>& inbox) {
     if (prompts_.size() > 1) requests_[p].call = reinterpret_cast<uintptr_t>(this);
     DT_ASSIGN_OR_RETURN(prompts_[p].id, backend_->engine->Submit(std::move(requests_[p]), std::move(sink)));
     prompts_[p].submitted = true;
-    backend_->metrics->PromptAccepted(static_cast<int64_t>(response_.spec().prompts[p].size()));
+    account_.Submitted(static_cast<int>(p), SystemClock().Now());
   }
   return absl::OkStatus();
 }
 
 void Generation::Start(const std::shared_ptr<UpdateInbox>& inbox) {
-  submitted_ = SystemClock().Now();
-  context_.intake->admission.Began(context_.tenant, static_cast<int>(prompts_.size()));
+  context_.intake->admission.Began(context_.call.tenant, static_cast<int>(prompts_.size()));
   const absl::Status status = Submit(inbox);
   requests_.clear();
   if (!status.ok()) {
@@ -83,34 +80,20 @@ void Generation::Answer(HttpResponse response) {
 }
 
 void Generation::CountAnswer(int status) {
-  if (!std::exchange(answer_counted_, true)) backend_->metrics->HttpResponse(context_.route, status);
-}
-
-void Generation::CountTokens(PromptState& prompt, int choice, int count) {
-  if (count == 0) return;
-  const absl::Time now = SystemClock().Now();
-  if (prompt.first_token == absl::InfiniteFuture()) {
-    prompt.first_token = now;
-    backend_->metrics->FirstToken(now - context_.arrived);
-  }
-  absl::Time& last = prompt.last_token[choice];
-  backend_->metrics->Tokens(count, last == absl::InfiniteFuture() ? absl::InfiniteDuration() : now - last);
-  last = now;
-  prompt.choice_tokens[choice] += count;
+  if (std::exchange(answered_, status) == 0) backend_->metrics->HttpResponse(context_.call.route, "POST", status);
 }
 
 void Generation::OnUpdate(int p, const requests::GenerationUpdate& update) {
   PromptState& prompt = prompts_[p];
   if (update.request_finished) prompt.engine_finished = true;
   if (exchange_ == nullptr) return;
-  prompt.cached_tokens = update.cached_tokens;
-  prompt.queued_us = update.queued_us;
+  account_.Updated(p, update.cached_tokens, update.queued_us, SystemClock().Now());
   const bool refused =
       update.error_code == absl::StatusCode::kAborted || update.error_code == absl::StatusCode::kResourceExhausted;
   if (update.reason == requests::FinishReason::kError && update.choice_finished && !refused)
     LogError("request ", exchange_->id(), " failed: ", update.error);
   const GenerationResponse::Effects effects = response_.OnUpdate(p, update);
-  CountTokens(prompt, update.choice, effects.tokens);
+  account_.Tokens(p, update.choice, effects.tokens, SystemClock().Now());
   for (const auto& stop : effects.stops)
     if (!prompts_[stop.prompt].engine_finished) backend_->engine->StopChoice(prompts_[stop.prompt].id, stop.choice);
   Show(effects);
@@ -188,34 +171,17 @@ void Generation::CancelInEngine() {
 RequestEnd Generation::EndOf(int p) const {
   if (gone_) return RequestEnd::kAbort;
   if (!response_.failure().ok()) return RequestEnd::kError;
-  for (size_t c = 0; c < prompts_[p].choice_tokens.size(); ++c)
-    if (response_.FinishReason(p, static_cast<int>(c)) == "length") return RequestEnd::kLength;
+  for (int c = 0; c < response_.spec().best_of; ++c)
+    if (response_.FinishReason(p, c) == "length") return RequestEnd::kLength;
   return RequestEnd::kStop;
 }
 
 void Generation::Finish() {
   const absl::Time now = SystemClock().Now();
-  context_.intake->admission.Ended(context_.tenant, static_cast<int>(prompts_.size()), now);
-  for (size_t p = 0; p < prompts_.size(); ++p) {
-    const PromptState& prompt = prompts_[p];
-    if (!prompt.submitted) continue;
-    RequestRecord record;
-    record.tenant = context_.tenant;
-    record.end = EndOf(static_cast<int>(p));
-    record.prompt_tokens = static_cast<int64_t>(response_.spec().prompts[p].size());
-    record.cached_tokens = prompt.cached_tokens;
-    for (const int64_t tokens : prompt.choice_tokens) {
-      record.generation_tokens += tokens;
-      record.largest_choice = std::max(record.largest_choice, tokens);
-    }
-    record.choices = response_.spec().best_of;
-    record.max_tokens = prompt.max_tokens;
-    record.submitted = submitted_ - context_.arrived;
-    record.queued = absl::Microseconds(prompt.queued_us);
-    if (prompt.first_token != absl::InfiniteFuture()) record.first_token = prompt.first_token - context_.arrived;
-    record.ended = now - context_.arrived;
-    backend_->metrics->RequestFinished(record);
-  }
+  context_.intake->admission.Ended(context_.call.tenant, static_cast<int>(prompts_.size()), now);
+  std::vector<RequestEnd> ends;
+  for (size_t p = 0; p < prompts_.size(); ++p) ends.push_back(EndOf(static_cast<int>(p)));
+  account_.Finish(std::to_string(answered_), ends, now);
   exchange_->on_gone = exchange_->on_drained = exchange_->on_shutdown = nullptr;
   exchange_.reset();
 }

@@ -7,6 +7,7 @@
 #include "server/http/exchange.h"
 #include "server/http/options.h"
 #include "server/http/update_inbox.h"
+#include "server/metrics/request_account.h"
 #include "server/metrics/server_metrics.h"
 #include "server/openai/generation_response.h"
 #include "server/openai/prepare.h"
@@ -18,15 +19,13 @@ namespace dovetail::server {
 struct Backend {
   std::shared_ptr<const ServedModel> model;
   engine::Engine* engine = nullptr;
-  std::unique_ptr<ServerMetrics> metrics;
+  std::shared_ptr<ServerMetrics> metrics;  // of all APIs of this server
 };
 
 // What a Generation is told by the route that made it.
 struct GenerationContext {
-  std::string route;  // for metrics
-  std::string tenant;
+  CallInfo call;
   std::shared_ptr<Intake> intake;
-  absl::Time arrived;
 };
 
 // One generation request between its HTTP exchange and the engine: submits, turns updates into frames, pauses the
@@ -46,16 +45,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
     RequestId id;
     bool submitted = false;
     bool engine_finished = false;
-    int64_t max_tokens = 0;
-    int64_t cached_tokens = 0;
-    int64_t queued_us = 0;
-    absl::Time first_token = absl::InfiniteFuture();
-    std::vector<int64_t> choice_tokens;
-    std::vector<absl::Time> last_token;  // by choice
   };
 
   absl::Status Submit(const std::shared_ptr<UpdateInbox>& inbox);
-  void CountTokens(PromptState& prompt, int choice, int count);
   void Show(const GenerationResponse::Effects& effects);
   void Answer(HttpResponse response);
   void CountAnswer(int status);
@@ -75,8 +67,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   GenerationResponse response_;
   std::vector<PromptState> prompts_;
   const GenerationContext context_;
-  absl::Time submitted_;
-  bool answer_counted_ = false;
+  RequestAccount account_;
+  int answered_ = 0;  // the status; 0: not yet
   bool gone_ = false;
   bool paused_ = false;
   size_t bytes_when_paused_ = 0;

@@ -2,6 +2,7 @@
 
 #include <boost/asio/post.hpp>
 
+#include "base/segment_tree.h"
 #include "server/http/api_handler.h"
 #include "server/http/listener.h"
 #include "server/http/tls_context.h"
@@ -42,10 +43,14 @@ class HttpServer::Impl {
     return absl::OkStatus();
   }
 
-  void Serve(std::shared_ptr<const ServedModel> model, engine::Engine* engine, int kv_block_size, int64_t kv_blocks) {
+  void Serve(std::shared_ptr<const ServedModel> model, engine::Engine* engine, std::shared_ptr<ServerMetrics> metrics) {
     auto backend = std::make_shared<Backend>();
-    backend->metrics = std::make_unique<ServerMetrics>(
-        ServerMetrics::Info{model->names.front(), model->max_model_len, kv_block_size, kv_blocks, options_.version});
+    if (metrics == nullptr)
+      metrics = std::make_shared<ServerMetrics>(ServerMetrics::Info{.model_name = model->names.front(),
+                                                                    .max_model_len = model->max_model_len,
+                                                                    .block_size = kSegmentTokens,
+                                                                    .version = options_.version});
+    backend->metrics = std::move(metrics);
     backend->model = std::move(model);
     backend->engine = engine;
     listener_->RefreshLimit();
@@ -96,9 +101,9 @@ HttpServer::HttpServer(HttpServerOptions options, std::shared_ptr<Intake> intake
 HttpServer::~HttpServer() { Stop(); }
 absl::Status HttpServer::Start() { return impl_->Start(); }
 int HttpServer::port() const { return impl_->listener().port(); }
-void HttpServer::Serve(std::shared_ptr<const ServedModel> model, engine::Engine* engine, int kv_block_size,
-                       int64_t kv_blocks) {
-  impl_->Serve(std::move(model), engine, kv_block_size, kv_blocks);
+void HttpServer::Serve(std::shared_ptr<const ServedModel> model, engine::Engine* engine,
+                       std::shared_ptr<ServerMetrics> metrics) {
+  impl_->Serve(std::move(model), engine, std::move(metrics));
 }
 bool HttpServer::Drain(absl::Duration limit) { return impl_->Drain(limit); }
 void HttpServer::Stop() { impl_->Stop(); }

@@ -6,6 +6,7 @@
 #include "engine/engine.h"
 #include "server/http/open_files.h"
 #include "server/http/options.h"
+#include "server/metrics/server_metrics.h"
 #include "server/openai/served_model.h"
 #include "server/work/intake.h"
 
@@ -30,9 +31,9 @@ class HttpServer {
   int port() const;  // the real one, after Start()
 
   // From now on requests run on `engine`, which outlives the server (Stop() cancels what it still runs).
-  // `kv_block_size` and `kv_blocks` (of that many tokens each, over all layers) are for metrics.
-  void Serve(std::shared_ptr<const ServedModel> model, engine::Engine* engine, int kv_block_size = 64,
-             int64_t kv_blocks = 0);
+  // `metrics` is shared with the server's other APIs; null: of this one alone.
+  void Serve(std::shared_ptr<const ServedModel> model, engine::Engine* engine,
+             std::shared_ptr<ServerMetrics> metrics = nullptr);
 
   // Readiness fails and new requests get 503 with Retry-After at once; running ones go on. Blocks until all ended, at
   // most `limit`: then the rest gets an error frame (or 503) and is cancelled. Returns whether all ended by themselves.

@@ -17,6 +17,13 @@
 
 namespace dovetail::server {
 
+// What the log says of requests besides the line at the end of each.
+struct RequestLogOptions {
+  bool begins = false;  // a line as each begins: its parameters, and its prompt where LogLevel::kDebug is kept
+  size_t max_prompt_length = 2048;  // of it: characters, or token ids
+  bool stats = true;                // a line of throughput (throughput_log.h)
+};
+
 struct HttpServerOptions {
   std::string host = "127.0.0.1";
   int port = 8000;  // 0: a free one, see HttpServer::port()
@@ -31,6 +38,7 @@ struct HttpServerOptions {
 
   CorsOptions cors;
   TlsOptions tls;
+  RequestLogOptions log;
 
   int max_connections = 4096;  // fewer where open files are short
   HeadLimits head;

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <mutex>
+#include <string_view>
 
 #include "server/metrics/paired_metrics.h"
+#include "server/metrics/process_metrics.h"
 #include "server/metrics/tenant_metrics.h"
 #include "server/metrics/worker_metrics.h"
 
@@ -43,6 +45,8 @@ void Grow(const CounterPair& counter, uint64_t current, uint64_t last) {
 double Seconds(absl::Duration duration) { return std::max(0.0, absl::ToDoubleSeconds(duration)); }
 
 constexpr size_t kMostDamageSeries = 1024;
+// Of other methods there could be one series each.
+constexpr std::array<std::string_view, 7> kMethods = {"GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE"};
 constexpr std::array<const char*, 4> kEnds = {"stop", "length", "abort", "error"};
 
 }  // namespace
@@ -191,6 +195,22 @@ class ServerMetrics::Impl {
                                                        .Name("dovetail:http_responses_total")
                                                        .Help("Responses by route and status.")
                                                        .Register(registry_);
+  prometheus::Family<prometheus::Counter>& http_requests_ =
+      prometheus::BuildCounter()
+          .Name("http_requests_total")
+          .Help("HTTP requests by route, method and kind of status, as vLLM's server names them.")
+          .Register(registry_);
+  prometheus::Family<prometheus::Counter>& grpc_ = prometheus::BuildCounter()
+                                                       .Name("dovetail:grpc_responses_total")
+                                                       .Help("Calls of the gRPC API by method and code.")
+                                                       .Register(registry_);
+  GaugePair Waiting(const char* reason) {
+    return make_.Gauge("requests_waiting_by_reason", "num_requests_waiting_by_reason",
+                       "Requests that wait: for a place in the engine (capacity), or for their grammar (deferred).",
+                       {{"reason", reason}});
+  }
+  GaugePair waiting_capacity_ = Waiting("capacity"), waiting_deferred_ = Waiting("deferred");
+  ProcessMetrics process_{registry_};
 
   TenantMetrics tenants_{make_};
   WorkerMetrics workers_{registry_};
@@ -208,8 +228,17 @@ class ServerMetrics::Impl {
 ServerMetrics::ServerMetrics(const Info& info) : impl_(std::make_unique<Impl>(info)) {}
 ServerMetrics::~ServerMetrics() = default;
 
-void ServerMetrics::HttpResponse(const std::string& route, int status) {
+const char* NameOf(RequestEnd end) { return kEnds[static_cast<size_t>(end)]; }
+
+void ServerMetrics::HttpResponse(const std::string& route, const std::string& method, int status) {
   impl_->http_.Add({{"route", route}, {"status", std::to_string(status)}}).Increment();
+  const std::string kind = std::to_string(status / 100) + "xx";
+  const bool known = std::find(kMethods.begin(), kMethods.end(), method) != kMethods.end();
+  impl_->http_requests_.Add({{"handler", route}, {"method", known ? method : "other"}, {"status", kind}}).Increment();
+}
+
+void ServerMetrics::GrpcResponse(const std::string& method, const std::string& code) {
+  impl_->grpc_.Add({{"method", method}, {"code", code}}).Increment();
 }
 
 void ServerMetrics::PromptAccepted(int64_t prompt_tokens) {
@@ -330,6 +359,14 @@ void ServerMetrics::UpdateHttp(const HttpStats& stats) {
   m.last_http_ = stats;
 }
 
-std::string ServerMetrics::Text() const { return prometheus::TextSerializer().Serialize(impl_->registry_.Collect()); }
+void ServerMetrics::UpdateWaiting(int for_a_place, int for_a_grammar) {
+  impl_->waiting_capacity_.Set(for_a_place);
+  impl_->waiting_deferred_.Set(for_a_grammar);
+}
+
+std::string ServerMetrics::Text() const {
+  impl_->process_.Update();
+  return prometheus::TextSerializer().Serialize(impl_->registry_.Collect());
+}
 
 }  // namespace dovetail::server

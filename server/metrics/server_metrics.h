@@ -10,6 +10,7 @@
 namespace dovetail::server {
 
 enum class RequestEnd { kStop, kLength, kAbort, kError };
+const char* NameOf(RequestEnd end);  // "stop", "length", "abort", "error"
 
 // What is known of a finished generation request (one per prompt), for histograms. Times are durations since it
 // arrived.
@@ -46,7 +47,8 @@ class ServerMetrics {
   explicit ServerMetrics(const Info& info);
   ~ServerMetrics();
 
-  void HttpResponse(const std::string& route, int status);
+  void HttpResponse(const std::string& route, const std::string& method, int status);
+  void GrpcResponse(const std::string& method, const std::string& code);
   void PromptAccepted(int64_t prompt_tokens);  // handed to the engine
   void FirstToken(absl::Duration since_arrival);
   void Tokens(int count, absl::Duration since_last);  // since_last: infinite for a choice's first
@@ -56,6 +58,8 @@ class ServerMetrics {
   // Takes over the engine's numbers. `samples` are steps since the last call.
   void Update(const engine::EngineStats& stats, const std::vector<engine::StepSample>& samples);
   void UpdateHttp(const HttpStats& stats);
+  // Requests that wait for an engine's place, and those that wait for their grammar before.
+  void UpdateWaiting(int for_a_place, int for_a_grammar);
 
   std::string Text() const;
 

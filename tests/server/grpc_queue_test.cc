@@ -70,7 +70,8 @@ class GrpcQueue : public testing::Test {
     GrpcServerOptions options;
     options.listen = "127.0.0.1:0";
     options.api_keys = keys;
-    auto started = GrpcServer::Start(options, model, engine_.get(), intake_);
+    auto started = GrpcServer::Start(options, model, engine_.get(), intake_,
+                                     std::make_shared<ServerMetrics>(ServerMetrics::Info{.model_name = "m"}));
     ASSERT_TRUE(started.ok()) << started.status();
     grpc_ = *std::move(started);
     stub_ = pb::VllmEngine::NewStub(

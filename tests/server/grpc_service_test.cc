@@ -63,7 +63,7 @@ struct Client {
   explicit Client(engine::Engine* engine) {
     GrpcServerOptions options;
     options.listen = "127.0.0.1:0";
-    auto started = GrpcServer::Start(options, TestModel(), engine, std::make_shared<Intake>(1, WorkLimits{}));
+    auto started = GrpcServer::Start(options, TestModel(), engine, std::make_shared<Intake>(1, WorkLimits{}), metrics);
     EXPECT_TRUE(started.ok()) << started.status();
     server = *std::move(started);
     stub = pb::VllmEngine::NewStub(
@@ -71,6 +71,7 @@ struct Client {
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
   }
 
+  std::shared_ptr<ServerMetrics> metrics = std::make_shared<ServerMetrics>(ServerMetrics::Info{.model_name = "m"});
   std::unique_ptr<GrpcServer> server;
   std::unique_ptr<pb::VllmEngine::Stub> stub;
   grpc::ClientContext context;

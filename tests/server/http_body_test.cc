@@ -217,13 +217,13 @@ TEST(Bodies, OfRefusedRequestsAreReadAndNotHeld) {
 class KeepingHandler : public HttpHandler {
  public:
   std::vector<std::pair<std::string, std::string>> CommonHeaders(const RequestHead&) override { return {}; }
-  std::optional<HttpResponse> OnHead(const RequestHead&) override { return std::nullopt; }
+  std::optional<HttpResponse> OnHead(const RequestHead&, const std::string&) override { return std::nullopt; }
   void OnRequest(std::shared_ptr<Exchange> exchange) override {
     std::lock_guard lock(mutex_);
     kept_.push_back(std::move(exchange));
   }
   bool IsProbe(const RequestHead&) const override { return false; }
-  HttpResponse ProtocolError(int status, const std::string&) override { return {.status = status}; }
+  HttpResponse ProtocolError(int status, const std::string&, const std::string&) override { return {.status = status}; }
   std::vector<std::shared_ptr<Exchange>> kept() {
     std::lock_guard lock(mutex_);
     return kept_;

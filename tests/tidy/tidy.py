@@ -46,12 +46,12 @@ ALLOWED = {
                'proto/control', 'requests', 'scheduler', 'scheduler/core', 'transport'],
     'loadgen': ['base', 'model'],
     'server/http': ['base', 'engine', 'requests', 'server', 'server/metrics', 'server/openai', 'server/work'],
-    'server/metrics': ['engine'],
+    'server/metrics': ['base', 'engine', 'scheduler/core'],
     'server/openai': ['base', 'grammar', 'model', 'proto', 'requests'],
     'server/work': ['base', 'engine'],
     'server': ['attention_worker', 'base', 'compute_worker', 'control', 'engine', 'grammar', 'kernels', 'loadgen', 'model',
-               'proto', 'proto/control', 'requests', 'scheduler', 'scheduler/core', 'server/http', 'server/openai',
-               'server/work'],
+               'proto', 'proto/control', 'requests', 'scheduler', 'scheduler/core', 'server/http', 'server/metrics',
+               'server/openai', 'server/work'],
 }
 
 # Headers of the outside world: which folders may include them.

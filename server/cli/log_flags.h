@@ -1,0 +1,37 @@
+#pragma once
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "base/log.h"
+#include "server/http/options.h"
+
+namespace dovetail::cli {
+
+// What a role says of itself, on stderr.
+struct LogFlags {
+  std::string level = "info", format = "text";
+};
+void AddLogFlags(CLI::App& command, LogFlags& flags);
+LogOptions LogOptionsOf(const LogFlags& flags, const std::string& process);
+
+// What a server says of requests.
+struct RequestLogFlags {
+  bool begins = false, no_stats = false;
+  int max_length = 2048;
+};
+void AddRequestLogFlags(CLI::App& command, RequestLogFlags& flags);
+server::RequestLogOptions RequestLogOptionsOf(const RequestLogFlags& flags);
+
+// The flags again, for another process.
+std::vector<std::string> ArgumentsOf(const LogFlags& flags);
+std::vector<std::string> ArgumentsOf(const RequestLogFlags& flags);
+
+// A line for those who started this process: on stdout, and with JSON lines in the log in its place, so that all that
+// comes of the process is JSON.
+void Announce(const std::string& line);
+
+// The text of a line that another process wrote: of a JSON line its message, else the line.
+std::string MessageOf(const std::string& line);
+
+}  // namespace dovetail::cli

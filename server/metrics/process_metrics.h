@@ -1,0 +1,28 @@
+#pragma once
+#include <prometheus/counter.h>
+#include <prometheus/gauge.h>
+#include <prometheus/registry.h>
+
+#include <mutex>
+
+namespace dovetail::server {
+
+// What Prometheus' client libraries say of a process, under their names (process_cpu_seconds_total and so on), and the
+// lines that its log has lost. Read from /proc; what cannot be read keeps its last value. Thread-safe.
+class ProcessMetrics {
+ public:
+  explicit ProcessMetrics(prometheus::Registry& registry);  // outlives this
+  void Update();
+
+ private:
+  std::mutex mutex_;
+  prometheus::Counter& cpu_;
+  prometheus::Gauge& resident_;
+  prometheus::Gauge& virtual_;
+  prometheus::Gauge& started_;
+  prometheus::Gauge& open_files_;
+  prometheus::Gauge& most_files_;
+  prometheus::Counter& dropped_lines_;
+};
+
+}  // namespace dovetail::server

@@ -1,0 +1,24 @@
+#pragma once
+#include <mutex>
+
+#include "absl/time/time.h"
+#include "scheduler/core/scheduler.h"
+
+namespace dovetail::server {
+
+// A line of what the engine does, every kEvery while it has work, and a last one when it has none any more. It is of
+// the whole cluster: servers of one scheduler say the same. Thread-safe.
+class ThroughputLog {
+ public:
+  static constexpr absl::Duration kEvery = absl::Seconds(10);
+
+  void Look(const scheduler::SchedulerStats& stats, absl::Time now);  // called more often than that
+
+ private:
+  std::mutex mutex_;
+  bool began_ = false;
+  absl::Time last_time_;
+  scheduler::SchedulerStats last_;
+};
+
+}  // namespace dovetail::server
