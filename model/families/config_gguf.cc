@@ -352,6 +352,14 @@ class Reader {
     DT_ASSIGN_OR_RETURN(sampling.min_p, gguf_.Float("general.sampling.min_p"));
     DT_ASSIGN_OR_RETURN(sampling.repetition_penalty, gguf_.Float("general.sampling.penalty_repeat"));
     DT_ASSIGN_OR_RETURN(sampling.top_k, gguf_.Int("general.sampling.top_k"));
+    // Most such files recommend nothing, and many are small models or have few bits: at temperature 1 without a filter
+    // they wander off. llama.cpp's values.
+    if (!sampling.temperature && !sampling.top_p && !sampling.min_p && !sampling.repetition_penalty &&
+        !sampling.top_k) {
+      sampling.temperature = 0.8;
+      sampling.top_p = 0.95;
+      sampling.min_p = 0.05;
+    }
     return absl::OkStatus();
   }
 

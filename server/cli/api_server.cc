@@ -54,8 +54,10 @@ absl::Status CheckNames(const ApiFlags& flags) {
 }
 
 void AddAddressFlags(CLI::App& command, ApiFlags& flags) {
-  command.add_option("--host", flags.host, "Address to listen on; 127.0.0.1 is this machine only, 0.0.0.0 everybody")
-      ->type_name("ADDRESS")
+  command
+      .add_option("--host", flags.host,
+                  "Address or name to listen on; 127.0.0.1 is this machine only, 0.0.0.0 everybody")
+      ->type_name("HOST")
       ->group("API");
   command.add_option("--port", flags.port, "Port to listen on; 0 takes a free one and prints it")
       ->check(WholeNumber(0, 65535, "0 takes a free one"))

@@ -48,6 +48,28 @@ bool HasWordsOf(const std::string& name, const std::string& text) {
   return wanted.size() >= 2 && found == wanted.size();
 }
 
+// vLLM's flags that mean something here under another name, or nothing.
+std::string HintForVllms(const std::string& flag) {
+  constexpr std::pair<const char*, const char*> kHints[] = {
+      {"--model", "the model is the argument behind the command, as in `dovetail serve MODEL`"},
+      {"--tensor-parallel-size",
+       "layers are not cut over GPUs here; --compute-workers and --attention-devices (of `up`) spread the work"},
+      {"-tp", "layers are not cut over GPUs here; --compute-workers and --attention-devices (of `up`) spread the work"},
+      {"--pipeline-parallel-size",
+       "layers are not divided over GPUs here; --compute-workers and --attention-devices (of `up`) spread the work"},
+      {"--data-parallel-size", "start a server for each copy of the model, behind a gateway"},
+      {"--gpu-memory-utilization",
+       "the KV cache takes what is free; --kv-cache-memory-bytes (of a worker: --kv-capacity) sets its size"},
+      {"--enforce-eager", "recorded steps are used where they help; there is nothing to switch off"},
+      {"--trust-remote-code", "no code of a model is ever run"},
+      {"--quantization", "weights stay as the file has them; --gpu-weights says what a GPU does with 4 and 8 bits"},
+      {"--swap-space", "sequences that give way are computed again; nothing is swapped"},
+      {"--tokenizer", "the tokenizer is the one that lies with the model"}};
+  for (const auto& [name, hint] : kHints)
+    if (flag == name) return hint;
+  return "";
+}
+
 std::string Wrapped(const std::string& text, size_t indent) {
   std::string out;
   size_t column = indent;
@@ -217,8 +239,11 @@ std::string ExplainUsage(const CLI::App& app, int argc, char** argv, const CLI::
     break;
   }
   const std::string help = absl::StrCat("`dovetail ", name, " --help` lists them");
-  if (const std::string flag = UnknownFlag(*command, argc - words, argv + words); !flag.empty())
+  if (const std::string flag = UnknownFlag(*command, argc - words, argv + words); !flag.empty()) {
+    if (const std::string hint = HintForVllms(flag); !hint.empty())
+      return absl::StrCat(name, ": there is no flag ", flag, ": ", hint);
     return absl::StrCat(name, ": there is no flag ", flag, "; ", suggest(NearestName(flag, FlagsOf(*command)), help));
+  }
   std::string what = error.what();
   what = what.substr(0, what.find('\n'));
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr)

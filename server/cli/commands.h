@@ -1,4 +1,5 @@
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,13 +33,13 @@ absl::Status RunServe(const ServeFlags& flags);
 
 struct RunFlags {
   EngineFlags engine;
-  std::string prompt;
+  std::string prompt;  // empty: a conversation in a terminal, else what standard input has
   std::string chat_template;
-  float temperature = 0;
+  std::optional<float> temperature;  // none: 0 for a prompt, what the model recommends in a conversation
   int max_tokens = 256;
   bool raw = false;  // no chat template
 };
-// Answers one prompt on stdout as it is generated.
+// Answers one prompt on stdout as it is generated, or holds a conversation.
 absl::Status RunPrompt(const RunFlags& flags);
 
 // Prints what a model holds and what it would need.

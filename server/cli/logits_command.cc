@@ -17,13 +17,12 @@ constexpr absl::Duration kStatisticsFollow = absl::Seconds(5);  // a request's e
 
 absl::StatusOr<std::vector<TokenId>> ParseIds(const std::string& text) {
   std::vector<TokenId> ids;
-  for (const auto piece : absl::StrSplit(text, ',', absl::SkipWhitespace())) {
+  for (const auto piece : absl::StrSplit(text, ',')) {
     TokenId id;
     if (!absl::SimpleAtoi(piece, &id))
       return InvalidArgument("--ids: '", std::string(piece), "' is no token id; write them as 1,2,3");
     ids.push_back(id);
   }
-  if (ids.empty()) return InvalidArgument("--ids: has no token id; write them as 1,2,3");
   return ids;
 }
 
@@ -81,6 +80,7 @@ absl::Status RunLogits(const LogitsFlags& flags) {
   if (sink->prompt_logits().size() != rows * vocab)
     return Internal("logits: expected ", rows, " x ", vocab, " values, got ", sink->prompt_logits().size());
   if (!flags.out.empty()) DT_RETURN_IF_ERROR(WriteNpy(flags.out, sink->prompt_logits(), rows, vocab));
+  if (flags.out.empty()) std::fprintf(stderr, "the logits were not written: --out FILE.npy does\n");
   std::vector<TokenId> greedy = sink->choices()[0].tokens;
   greedy.resize(std::min<size_t>(greedy.size(), flags.greedy));
   const std::string prefill = flags.engine.compute_workers > 1 ? PrefillJson(*engine.cluster) : "";

@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
@@ -10,6 +12,7 @@
 #include "server/cli/command_line.h"
 #include "server/cli/commands.h"
 #include "server/cli/plan_prefill_command.h"
+#include "server/cli/terminal.h"
 #include "server/version.h"
 
 namespace dovetail::cli {
@@ -22,7 +25,8 @@ constexpr const char* kTemplateHelp =
     "the model's own";
 
 int Fail(const std::string& text, int exit_code) {
-  std::fprintf(stderr, "dovetail: %s\n", text.c_str());
+  const std::string name = Coloured("dovetail:", "1;31", ShowsColours(STDERR_FILENO));
+  std::fprintf(stderr, "%s %s\n", name.c_str(), text.c_str());
   return exit_code;
 }
 
@@ -53,13 +57,19 @@ void AddServe(CLI::App& app, ServeFlags& flags, int& exit_code) {
 
 void AddRun(CLI::App& app, RunFlags& flags, int& exit_code) {
   CLI::App& command =
-      AddCommand(app, "run", "Answer one prompt in the terminal",
+      AddCommand(app, "run", "Answer one prompt in the terminal, or hold a conversation",
+                 "  dovetail run smollm2-135m-instruct.gguf\n"
                  "  dovetail run smollm2-135m-instruct.gguf \"What is the capital of France?\"\n"
                  "  dovetail run stories.gguf \"Once upon a time\" --raw --max-tokens 100 --temperature 0.8\n");
   AddEngineFlags(command, flags.engine);
-  command.add_option("PROMPT", flags.prompt, "What to answer")->required();
-  command.add_option("--temperature", flags.temperature, "0 always takes the likeliest token; more is more varied")
+  command.add_option("PROMPT", flags.prompt,
+                     "What to answer; without it a conversation, or what standard input has if that is no terminal");
+  command
+      .add_option("--temperature", flags.temperature,
+                  "0 always takes the likeliest token; more is more varied. Else 0 for a prompt, and in a conversation "
+                  "what the model recommends")
       ->check(Number(0, 100))
+      ->default_str("")
       ->type_name("T")
       ->group("Answer");
   command.add_option("--max-tokens", flags.max_tokens, "Longest answer; less where the model's positions end")

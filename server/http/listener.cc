@@ -20,6 +20,22 @@ constexpr std::chrono::seconds kLogEvery{10};
 
 std::chrono::nanoseconds Chrono(absl::Duration duration) { return absl::ToChronoNanoseconds(duration); }
 
+// An address, or the first one of a name: of IPv4, if it has such.
+absl::StatusOr<asio::ip::address> AddressOf(const std::string& host) {
+  error_code error;
+  const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  const asio::ip::address address = asio::ip::make_address(bracketed ? host.substr(1, host.size() - 2) : host, error);
+  if (!error) return address;
+  asio::io_context context;
+  const auto found = tcp::resolver(context).resolve(host, "", error);
+  if (error || found.empty())
+    return InvalidArgument("--host: ", host, " is no IP address, and no name that this host can resolve (",
+                           error.message(), ")");
+  for (const auto& entry : found)
+    if (entry.endpoint().address().is_v4()) return entry.endpoint().address();
+  return found.begin()->endpoint().address();
+}
+
 }  // namespace
 
 Listener::Listener(const HttpServerOptions& options, HttpHandler& handler)
@@ -40,8 +56,7 @@ Listener::~Listener() { Stop(); }
 
 absl::Status Listener::Start() {
   error_code error;
-  const auto address = asio::ip::make_address(options_.host == "localhost" ? "127.0.0.1" : options_.host, error);
-  if (error) return InvalidArgument("--host: ", options_.host, " is not an IP address");
+  DT_ASSIGN_OR_RETURN(const auto address, AddressOf(options_.host));
   const tcp::endpoint endpoint(address, static_cast<uint16_t>(options_.port));
   acceptor_ = std::make_unique<tcp::acceptor>(threads_[0]->context);
   accept_retry_ = std::make_unique<asio::steady_timer>(threads_[0]->context);

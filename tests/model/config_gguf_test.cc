@@ -102,6 +102,20 @@ TEST(GgufConfig, EveryFamilyOpensAndUsesAllOfItsTensors) {
   }
 }
 
+TEST(GgufConfig, AFileThatRecommendsNoSamplingGetsOneAndARecommendationCountsWhole) {
+  const SamplingDefaults silent = Open(Model("llama").Weights())->config().sampling;
+  EXPECT_EQ(silent.temperature, 0.8);
+  EXPECT_EQ(silent.top_p, 0.95);
+  EXPECT_EQ(silent.min_p, 0.05);
+  EXPECT_EQ(silent.top_k, std::nullopt);
+  Model said("llama");
+  said.file.F32("general.sampling.temp", 0.25f);
+  const SamplingDefaults recommended = Open(said.Weights())->config().sampling;
+  EXPECT_EQ(recommended.temperature, 0.25);
+  EXPECT_EQ(recommended.top_p, std::nullopt);
+  EXPECT_EQ(recommended.min_p, std::nullopt);
+}
+
 TEST(GgufConfig, UndoesTheInterleavingOfQAndKAndTheirBiasesInLlamaOnly) {
   const std::vector<std::string> biases = {"attn_q", "attn_k", "attn_v"};
   const auto llama = Open(Model("llama").Weights(biases)), qwen = Open(Model("qwen2").Weights(biases));
