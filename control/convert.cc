@@ -368,6 +368,7 @@ void ToProto(const Heartbeat& heartbeat, pb::Heartbeat& out) {
   out.set_steps(heartbeat.steps);
   out.set_busy_ms(heartbeat.busy_ms);
   out.set_damaged_blocks(heartbeat.damaged_blocks);
+  out.set_certificate_end(heartbeat.certificate_end);
   for (const Link& link : heartbeat.links) {
     pb::Link& to = *out.add_links();
     to.set_node(link.node.value());
@@ -381,7 +382,7 @@ void ToProto(const Heartbeat& heartbeat, pb::Heartbeat& out) {
 absl::StatusOr<Heartbeat> FromProto(const pb::Heartbeat& in) {
   Heartbeat heartbeat{in.sequence_number(),  in.kv_blocks_total(), in.kv_blocks_in_use(),
                       in.kv_blocks_cached(), in.steps(),           {},
-                      in.busy_ms(),          in.damaged_blocks()};
+                      in.busy_ms(),          in.damaged_blocks(),  in.certificate_end()};
   DT_RETURN_IF_ERROR(CheckRange("links", in.links_size(), 0, kMaxPeers));
   for (const pb::Link& link : in.links()) {
     DT_RETURN_IF_ERROR(CheckName("links.lanes", link.lanes(), kMaxLaneBytes));

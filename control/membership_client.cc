@@ -112,6 +112,7 @@ void MembershipClient::Beat(const std::function<Heartbeat()>& heartbeat) {
     lock.unlock();
     Heartbeat beat = heartbeat();
     beat.sequence_number = ++number;
+    beat.certificate_end = certificate_.end();
     v1::WorkerReport report;
     ToProto(beat, *report.mutable_heartbeat());
     const bool written = Write(std::move(report));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "base/certificate_watch.h"
 #include "control/messages.h"
 #include "control/security.h"
 #include "proto/control/dovetail_control.grpc.pb.h"
@@ -59,6 +60,7 @@ class MembershipClient {
   void Prepare(grpc::ClientContext& context) const;
 
   const Options options_;
+  const CertificateWatch certificate_{options_.security.cert_file};
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::Membership::Stub> stub_;
   JoinReply reply_;

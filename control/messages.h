@@ -116,6 +116,7 @@ struct Heartbeat {
   std::vector<Link> links;
   uint32_t busy_ms = 0;         // of its loop: meanwhile it neither hears nor is heard on the data plane
   uint64_t damaged_blocks = 0;  // KV blocks that were not what was written, since it joined
+  int64_t certificate_end = 0;  // of its certificate, in seconds since 1970; 0: it has none
 };
 
 struct LinkFailed {

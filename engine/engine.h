@@ -53,6 +53,7 @@ struct WorkerLoad {
   uint64_t steps = 0;                            // since it joined
   uint64_t kv_blocks = 0, kv_blocks_in_use = 0;  // of an attention worker
   uint32_t host_links = 0;                       // to workers with a GPU, over which layers cross through the hosts
+  int64_t certificate_end = 0;  // of its certificate, in seconds since 1970; 0: it has none, or does not say
 };
 
 struct EngineStats {
@@ -61,6 +62,8 @@ struct EngineStats {
   uint64_t kv_blocks_total = 0, kv_blocks_in_use = 0, kv_blocks_cached = 0;  // over all attention workers
   std::vector<DamagedBlocks> damaged_blocks;                                 // of the attention workers that are here
   std::vector<WorkerLoad> workers;                                           // none in an embedded cluster
+  // Of the control plane, in seconds since 1970; 0: there is none.
+  int64_t scheduler_certificate_end = 0, own_certificate_end = 0;
   absl::Time last_progress;  // when a step last finished, or the engine was last idle
   bool healthy = true;       // false: the engine cannot make progress any more; `error` says why
   std::string error;

@@ -220,7 +220,9 @@ void RemoteEngine::Resume(RequestId request) {
 
 EngineStats RemoteEngine::stats() {
   std::lock_guard<std::mutex> lock(mutex_);
-  return stats_;
+  EngineStats stats = stats_;
+  stats.own_certificate_end = certificate_.end();
+  return stats;
 }
 
 std::vector<StepSample> RemoteEngine::TakeStepSamples() {
@@ -297,7 +299,8 @@ void RemoteEngine::Take(const pb::GenerationEvents& events) {
   stats_.workers.clear();
   for (const pb::WorkerLoad& load : from.workers())
     stats_.workers.push_back({load.worker(), load.role(), load.serving(), load.steps(), load.kv_blocks(),
-                              load.kv_blocks_in_use(), load.host_links()});
+                              load.kv_blocks_in_use(), load.host_links(), load.certificate_end()});
+  stats_.scheduler_certificate_end = from.certificate_end();
   stats_.healthy = from.healthy();
   stats_.error = from.error();
   stats_.last_progress = SystemClock().Now() - absl::Microseconds(from.idle_us());

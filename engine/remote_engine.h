@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "base/certificate_watch.h"
 #include "base/status.h"
 #include "control/messages.h"
 #include "control/security.h"
@@ -71,6 +72,7 @@ class RemoteEngine final : public Engine {
   bool PauseBeforeRetry();
 
   const RemoteEngineOptions options_;
+  const CertificateWatch certificate_{options_.security.cert_file};
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<control::v1::Generation::Stub> stub_;
   control::ModelSummary model_;

@@ -28,6 +28,7 @@ void DescribeLoad(const Member& member, pb::WorkerLoad& load) {
   load.set_kv_blocks(member.kv_blocks);
   load.set_kv_blocks_in_use(member.last.kv_blocks_in_use);
   const auto& links = member.last.links;
+  load.set_certificate_end(member.last.certificate_end);
   load.set_host_links(static_cast<uint32_t>(std::count_if(
       links.begin(), links.end(), [](const control::Link& link) { return link.exchange.rfind("host", 0) == 0; })));
 }
@@ -459,6 +460,7 @@ pb::Stats ClusterScheduler::Stats() const {
     damaged.set_node(member.request.node.value());
     damaged.set_blocks(member.last.damaged_blocks);
   }
+  out.set_certificate_end(certificate_.end());
   out.set_kv_blocks_total(total);
   out.set_kv_blocks_in_use(in_use);
   out.set_kv_blocks_cached(cached);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/certificate_watch.h"
 #include "base/clock.h"
 #include "control/messages.h"
 #include "proto/control/dovetail_admin.pb.h"
@@ -25,6 +26,7 @@ struct ClusterSchedulerOptions {
   MembershipOptions membership;
   uint64_t seed = 0;
   absl::Duration unserved_timeout = kUnservedTimeout;  // requests wait so long while nothing can run them
+  std::string certificate_file;                        // of the control plane; empty: none
 };
 
 // A worker's stream, as the loop uses it. Thread-safe functions.
@@ -97,6 +99,7 @@ class ClusterScheduler {
   std::string NameOfNode(NodeId node) const;
 
   ClusterSchedulerOptions options_;
+  const CertificateWatch certificate_{options_.certificate_file};
   transport::Connector& connector_;
   Clock& clock_;
   const absl::Time started_;

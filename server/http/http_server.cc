@@ -27,7 +27,11 @@ class HttpServer::Impl {
           [&context](std::function<void()> task) { boost::asio::post(context, std::move(task)); }));
     }
     handler_.SetInboxes(inboxes_);
-    handler_.SetHttpStats([listener = listener_.get()] { return listener->stats(); });
+    handler_.SetHttpStats([this] {
+      HttpStats stats = listener_->stats();
+      if (tls_ != nullptr) stats.certificate_end = tls_->certificate_end();
+      return stats;
+    });
   }
 
   absl::Status Start() {

@@ -125,6 +125,13 @@ std::shared_ptr<SSL_CTX> TlsContext::current() const {
   return current_;
 }
 
+int64_t TlsContext::certificate_end() const {
+  const std::shared_ptr<SSL_CTX> context = current();
+  std::tm end{};
+  const X509* const certificate = SSL_CTX_get0_certificate(context.get());
+  return certificate != nullptr && ASN1_TIME_to_tm(X509_get0_notAfter(certificate), &end) == 1 ? timegm(&end) : 0;
+}
+
 std::string TlsContext::Fingerprint() const {
   std::string all;
   for (const std::string* path : {&options_.cert_file, &options_.key_file, &options_.ca_file}) {

@@ -20,6 +20,9 @@ class TlsContext {
   // For new connections; sessions keep theirs.
   std::shared_ptr<SSL_CTX> current() const;
 
+  // When the certificate of new connections ends to be valid, in seconds since 1970.
+  int64_t certificate_end() const;
+
   // Takes over files that have changed since they were read and did not change between two calls: certificate and key
   // are replaced one after the other. Files that do not fit are warned of once, and those before stay in use. Reads
   // files; called every second.

@@ -26,6 +26,7 @@ struct HttpStats {
   int max_connections = 0;
   int active_requests = 0;
   int requests_to_read = 0;                                     // wait for a worker that parses and tokenises
+  int64_t certificate_end = 0;                                  // of --ssl-certfile, in seconds since 1970; 0: none
   size_t body_bytes = 0;                                        // held by bodies that are read, or wait to be parsed
   std::array<uint64_t, kBodyRefusals.size()> bodies_refused{};  // by BodyRefusal
   std::array<uint64_t, kForRoom.size()> ended_for_room{};       // by ForRoom

@@ -300,6 +300,8 @@ void ServerMetrics::Update(const engine::EngineStats& stats, const std::vector<e
   Grow(m.damaged_, now.damaged, m.last_.damaged);
   m.UpdateDamagedBlocks(stats.damaged_blocks);
   m.workers_.Update(stats.workers);
+  m.workers_.UpdateCertificate("scheduler", stats.scheduler_certificate_end);
+  m.workers_.UpdateCertificate("server", stats.own_certificate_end);
   Grow(m.replays_same_, now.replays_same, m.last_.replays_same);
   Grow(m.replays_different_, now.replays_different, m.last_.replays_different);
   Grow(m.prefill_groups_, now.prefill_groups, m.last_.prefill_groups);
@@ -356,6 +358,7 @@ void ServerMetrics::UpdateHttp(const HttpStats& stats) {
     Grow(m.ended_for_room_[i], stats.ended_for_room[i], m.last_http_.ended_for_room[i]);
   for (size_t i = 0; i < kTlsFailures.size(); ++i)
     Grow(m.tls_failures_[i], stats.tls_failures[i], m.last_http_.tls_failures[i]);
+  m.workers_.UpdateCertificate("https", stats.certificate_end);
   m.last_http_ = stats;
 }
 

@@ -17,7 +17,14 @@ WorkerMetrics::WorkerMetrics(prometheus::Registry& registry)
       blocks_(MakeFamily(registry, "worker_kv_blocks", "KV blocks of an attention worker.")),
       blocks_in_use_(MakeFamily(registry, "worker_kv_blocks_in_use", "KV blocks of live sequences on it.")),
       host_links_(MakeFamily(registry, "worker_host_links",
-                             "Links of a compute worker with a GPU over which layers cross through the hosts.")) {}
+                             "Links of a compute worker with a GPU over which layers cross through the hosts.")),
+      certificates_(MakeFamily(registry, "certificate_expiration_timestamp_seconds",
+                               "When a certificate ends, in seconds since 1970: of a role on the control plane, and of "
+                               "the HTTPS port (role https).")) {}
+
+void WorkerMetrics::UpdateCertificate(const char* role, int64_t end) {
+  if (end != 0) certificates_.Add({{"role", role}, {"worker", ""}}).Set(static_cast<double>(end));
+}
 
 void WorkerMetrics::Set(Series& series, Family& family, const engine::WorkerLoad& worker, double value) {
   prometheus::Gauge*& gauge = series.gauges[&family];
@@ -39,6 +46,7 @@ void WorkerMetrics::Update(const std::vector<engine::WorkerLoad>& workers) {
     series.here = true;
     Set(series, steps_, worker, static_cast<double>(worker.steps));
     Set(series, host_links_, worker, worker.host_links);
+    if (worker.certificate_end != 0) Set(series, certificates_, worker, static_cast<double>(worker.certificate_end));
     if (worker.role != "attention") continue;
     Set(series, blocks_, worker, static_cast<double>(worker.kv_blocks));
     Set(series, blocks_in_use_, worker, static_cast<double>(worker.kv_blocks_in_use));

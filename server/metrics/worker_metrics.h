@@ -16,6 +16,8 @@ class WorkerMetrics {
  public:
   explicit WorkerMetrics(prometheus::Registry& registry);  // outlives this
   void Update(const std::vector<engine::WorkerLoad>& workers);
+  // Of a role that is no worker: the scheduler, this server's, and of its HTTPS port. 0: it has no certificate.
+  void UpdateCertificate(const char* role, int64_t end);
 
  private:
   using Family = prometheus::Family<prometheus::Gauge>;
@@ -30,6 +32,7 @@ class WorkerMetrics {
   Family& blocks_;
   Family& blocks_in_use_;
   Family& host_links_;
+  Family& certificates_;
   std::map<std::pair<std::string, std::string>, Series> series_;  // by name and role
   bool any_ = false;                                              // were seen
 };

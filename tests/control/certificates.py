@@ -1,6 +1,8 @@
 """A certificate authority for tests, and what it signs."""
+import calendar
 import os
 import subprocess
+import time
 
 
 def openssl(*arguments):
@@ -45,6 +47,12 @@ class Certificates:
         openssl("ca", "-batch", "-config", self.path("ca.cnf"), "-cert", self.path(f"{self.name}.pem"), "-keyfile",
                 self.path(f"{self.name}.key"), "-startdate", "20990101000000Z", "-enddate", "20991231000000Z", "-in",
                 self.path(f"{name}.csr"), "-notext", "-out", self.path(f"{name}.pem"))
+
+    def end(self, name):
+        """When it ends to be valid, in seconds since 1970."""
+        done = subprocess.run(["openssl", "x509", "-in", self.path(f"{name}.pem"), "-noout", "-enddate"], check=True,
+                              capture_output=True, text=True)
+        return calendar.timegm(time.strptime(done.stdout.strip(), "notAfter=%b %d %H:%M:%S %Y %Z"))
 
     def flags(self, name, ca=None):
         return ["--tls-cert", self.path(f"{name}.pem"), "--tls-key", self.path(f"{name}.key"), "--tls-ca",

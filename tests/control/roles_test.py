@@ -98,6 +98,18 @@ class RolesTest(unittest.TestCase):
                 with urllib.request.urlopen(request, timeout=60) as response:
                     text = json.load(response)["choices"][0]["text"]
                 self.assertEqual(text, expected.stdout.rstrip("\n"))
+                series = r'certificate_expiration_timestamp_seconds{role="(\S+)",worker="(\S*)"} (\S+)'
+                told, give_up = [], time.monotonic() + 30
+                while len(told) < 5 and time.monotonic() < give_up:  # with heartbeats
+                    with urllib.request.urlopen(url + "/metrics", timeout=60) as response:
+                        told = re.findall(series, response.read().decode())
+                ends = {role: self.certificates.end(role) for role in ("scheduler", "server", "attention-worker",
+                                                                       "compute-worker")}
+                self.assertEqual({(role, name): int(float(end)) for role, name, end in told},
+                                 {("scheduler", ""): ends["scheduler"], ("server", ""): ends["server"],
+                                  ("attention", "a1"): ends["attention-worker"],
+                                  ("attention", "a2"): ends["attention-worker"],
+                                  ("compute", "c1"): ends["compute-worker"]})
                 for role in (one, two, compute):
                     ports = listening_ports(role.process.pid)
                     self.assertTrue(ports, "a worker listens for tensors")

@@ -58,6 +58,9 @@ def words(line, variables):
 
 
 class Units(unittest.TestCase):
+    def test_one_attention_worker_drains_at_a_time(self):
+        self.assertIn(" --alone ", service("attention-worker")["ExecStop"])
+
     def test_systemd_takes_them(self):
         analyze = shutil.which("systemd-analyze")
         if analyze is None:

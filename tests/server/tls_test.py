@@ -192,10 +192,18 @@ class TlsTest(unittest.TestCase):
             kept.request("GET", "/health")
             return kept.getresponse().read()
 
+        def told_end(ca):
+            metrics = self.ask("/metrics", context=self.context(ca))[1]
+            found = re.search(r'certificate_expiration_timestamp_seconds{role="https",worker=""} (\S+)', metrics)
+            return int(float(found.group(1)))
+
         self.assertIn(b"ok", ask_kept())
-        Certificates(self.folder, "ca2").issue("server")
+        self.assertEqual(told_end("ca"), self.certificates.end("server"))
+        renewed = Certificates(self.folder, "ca2")
+        renewed.issue("server", days="1")
         server.wait_for("server.pem has changed and is used for new connections")
         self.assertEqual(self.ask("/health", context=self.context("ca2"))[0], 200)
+        self.assertEqual(told_end("ca2"), renewed.end("server"))
         with self.assertRaises(ssl.SSLCertVerificationError):
             self.ask("/health")
         self.assertIn(b"ok", ask_kept())

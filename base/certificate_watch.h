@@ -1,0 +1,37 @@
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "absl/time/time.h"
+
+namespace dovetail {
+
+// Seconds since 1970 at which the first certificate of a PEM file ends to be valid; 0: the file cannot be read, or
+// holds none. Reads the file.
+int64_t CertificateEnd(const std::string& pem_file);
+
+// Knows when a file's certificate ends, also once another has replaced it: a thread of its own looks every kEvery, so
+// that nobody who asks waits for a disk. Thread-safe.
+class CertificateWatch {
+ public:
+  static constexpr absl::Duration kEvery = absl::Seconds(10);
+
+  explicit CertificateWatch(const std::string& pem_file);  // empty: there is none, and end() stays 0
+  ~CertificateWatch();
+
+  int64_t end() const { return end_.load(std::memory_order_relaxed); }
+
+ private:
+  const std::string file_;
+  std::atomic<int64_t> end_{0};
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace dovetail
