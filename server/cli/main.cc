@@ -7,6 +7,7 @@
 #include <string>
 
 #include "server/cli/bench_command.h"
+#include "server/cli/bench_cost_command.h"
 #include "server/cli/bench_serve_command.h"
 #include "server/cli/cluster_commands.h"
 #include "server/cli/command_line.h"
@@ -118,24 +119,37 @@ void AddLogits(CLI::App& app, LogitsFlags& flags, int& exit_code) {
   command.callback([&] { exit_code = Report(RunLogits(flags)); });
 }
 
-void AddBench(CLI::App& app, BenchFlags& flags, BenchServeFlags& serve_flags, int& exit_code) {
+struct AllBenchFlags {
+  BenchFlags engine;
+  BenchServeFlags serve;
+  BenchCostFlags cost;
+};
+
+void AddBench(CLI::App& app, AllBenchFlags& flags, int& exit_code) {
   CLI::App& command = AddCommand(app, "bench", "Measure a model in this process: one stream, prefill, batches",
                                  "  dovetail bench smollm2-135m-instruct.gguf --batch 1,16,64 --repeat 3\n"
-                                 "  dovetail bench serve --help\n");
-  AddBenchFlags(command, flags);
+                                 "  dovetail bench serve --help\n"
+                                 "  dovetail bench cost --help\n");
+  AddBenchFlags(command, flags.engine);
   CLI::App& serve = AddCommand(
       command, "serve", "Measure a server of the OpenAI API as its clients see it, as `vllm bench serve` does",
       "  dovetail bench serve --port 8000 --num-prompts 200 --request-rate 4 --goodput ttft:500 tpot:50\n"
       "  dovetail bench serve --dataset-name timed_trace --dataset-path trace.jsonl.gz \\\n"
       "    --timed-trace-sec-multiplier 0.001 --time-scale 2 --save-result --result-dir results\n");
-  AddBenchServeFlags(serve, serve_flags);
-  serve.callback([&] { exit_code = Report(RunBenchServe(serve_flags)); });
+  AddBenchServeFlags(serve, flags.serve);
+  serve.callback([&] { exit_code = Report(RunBenchServe(flags.serve)); });
+  CLI::App& cost = AddCommand(command, "cost", "What tokens cost in layouts that `bench serve` measured",
+                              "  dovetail bench cost --prices prices/2026-11-25.json --utilization 0.65 \\\n"
+                              "    --layout whole=whole.json@compute.h200:2,host.cpu-machine:1 \\\n"
+                              "    --layout split=split.json@compute.h200:1,attention.h20:2,host.cpu-machine:1\n");
+  AddBenchCostFlags(cost, flags.cost);
+  cost.callback([&] { exit_code = Report(RunBenchCost(flags.cost)); });
   // MODEL is for the command without a further one.
   CLI::Option* const model = command.get_option("MODEL")->required(false);
-  command.callback([&command, &serve, &flags, &exit_code, model] {
-    if (command.got_subcommand(&serve)) return;
+  command.callback([&command, &flags, &exit_code, model] {
+    if (!command.get_subcommands().empty()) return;
     if (model->count() == 0) throw CLI::RequiredError("MODEL");
-    exit_code = Report(RunBench(flags));
+    exit_code = Report(RunBench(flags.engine));
   });
 }
 
@@ -169,9 +183,8 @@ int Main(int argc, char** argv) {
   std::string inspected;
   AddInspect(app, inspected, exit_code);
   AddDevices(app, exit_code);
-  BenchFlags bench;
-  BenchServeFlags bench_serve;
-  AddBench(app, bench, bench_serve, exit_code);
+  AllBenchFlags bench;
+  AddBench(app, bench, exit_code);
   PlanPrefillFlags plan_prefill;
   AddPlanPrefill(app, plan_prefill, exit_code);
   LogitsFlags logits;
