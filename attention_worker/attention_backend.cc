@@ -19,11 +19,6 @@ absl::StatusOr<std::unique_ptr<AttentionBackend>> MakeAttentionBackend(kernels::
   return AttentionExecutor::Create(device, core, kv_blocks, micro_batches);
 }
 
-void ExpectPrompts(kernels::Device& device, const proto::AttentionTable& table) {
-  if (auto* gpu = dynamic_cast<kernels::cuda::CudaDevice*>(&device); gpu != nullptr)
-    CudaAttentionExecutor::ExpectPrompts(*gpu, table);
-}
-
 size_t KvBlockBytes(const proto::AttentionTable& table, KvStorage storage) {
   return storage == KvStorage::kE4M3 ? CudaAttentionExecutor::BlockBytes(table, storage)
                                      : AttentionExecutor::BlockBytes(table);

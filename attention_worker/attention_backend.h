@@ -62,10 +62,6 @@ absl::StatusOr<std::unique_ptr<AttentionBackend>> MakeAttentionBackend(kernels::
                                                                        exchange::SharedGpu* shared_gpu = nullptr,
                                                                        KvStorage storage = KvStorage::kAsSent);
 
-// Such a backend will attend prompts: what takes a second to get ready for them on a GPU is begun in the background.
-// Does not wait; any thread.
-void ExpectPrompts(kernels::Device& device, const proto::AttentionTable& table);
-
 inline constexpr uint8_t kPoison = 0xff;
 
 // Of a KvBlock in such a backend.

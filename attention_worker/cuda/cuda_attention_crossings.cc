@@ -44,7 +44,7 @@ absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::HostCrossing::Run(Mi
   std::byte* const appended = batch.key_value->data();
   DT_RETURN_IF_ERROR(executor_.stream_.Copy(appended, key_value.data(), key_value.size()));
   DT_RETURN_IF_ERROR(executor_.Append(batch, group, op_index, appended));
-  DT_RETURN_IF_ERROR(executor_.Attend(batch, group, op_index, batch.query->data(), appended));
+  DT_RETURN_IF_ERROR(executor_.Attend(batch, group, op_index, batch.query->data()));
   return Answer(batch, batch.groups[group.value()], executor_.core_.LayoutOf(id, group).partial_bytes);
 }
 
@@ -79,7 +79,7 @@ absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::OneGpuCrossing::Run(
   const LayerGroup group = executor_.core_.table().op_group[op];
   const int op_index = executor_.core_.table().op_index_in_group[op];
   DT_RETURN_IF_ERROR(executor_.Append(batch, group, op_index, key_value.data()));
-  DT_RETURN_IF_ERROR(executor_.Attend(batch, group, op_index, batch.payload.data(), key_value.data()));
+  DT_RETURN_IF_ERROR(executor_.Attend(batch, group, op_index, batch.payload.data()));
   return Lend(op, batch);
 }
 
@@ -107,7 +107,7 @@ absl::Status CudaAttentionExecutor::OneGpuCrossing::Add(MicroBatchId id, int op,
        StepWork::Word(step.positions), StepWork::Word(step.row_items), step.attends ? step.attention->Launches() : 0},
       [executor, &batch, group, op_index, whole, query, key_value](CudaStream&) -> absl::Status {
         if (!whole) DT_RETURN_IF_ERROR(executor->Append(batch, group, op_index, key_value));
-        return executor->Attend(batch, group, op_index, query, key_value);
+        return executor->Attend(batch, group, op_index, query);
       });
 }
 
@@ -142,7 +142,7 @@ absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::PeerCrossing::Run(Mi
   const LayerGroup group = executor_.core_.table().op_group[op];
   const int op_index = executor_.core_.table().op_index_in_group[op];
   const GroupStep& step = batch.groups[group.value()];
-  if (!step.partials.empty() || step.appends.empty() || (!step.attends && step.prompts->empty()))
+  if (!step.partials.empty() || step.appends.empty() || !step.attends)
     return Internal("attention op ", op, ": a step of divided sequences cannot stay on GPUs");
   const auto offset = static_cast<uint64_t>(op_index * step.op_step);
   const std::byte *const query = batch.payload.data(), *const key_value = payload.data();
@@ -160,7 +160,7 @@ absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::PeerCrossing::Run(Mi
        end](CudaStream& stream) -> absl::Status {
         if (waits_apart) DT_RETURN_IF_ERROR(kernels::cuda::ExchangeAwait(stream, {end, static_cast<uint32_t>(op)}));
         DT_RETURN_IF_ERROR(executor->Append(batch, group, op_index, key_value, &end, op));
-        DT_RETURN_IF_ERROR(executor->Attend(batch, group, op_index, query, key_value, answer));
+        DT_RETURN_IF_ERROR(executor->Attend(batch, group, op_index, query, answer));
         return kernels::cuda::ExchangeSignal(stream, {end, static_cast<uint32_t>(op)});
       }));
   return transport::LentBytes();  // no frame takes it

@@ -8,7 +8,6 @@
 #include "attention_worker/cuda/cuda_attention_crossings.h"
 #include "attention_worker/cuda/gather_rows.h"
 #include "base/check.h"
-#include "base/log.h"
 #include "kernels/cuda/rows/row_ops.h"
 
 namespace dovetail::attention {
@@ -75,17 +74,9 @@ absl::StatusOr<std::unique_ptr<AttentionBackend>> CudaAttentionExecutor::Create(
   DT_ASSIGN_OR_RETURN(kernels::cuda::CudaStream* const stream, device.WorkerStream());
   std::unique_ptr<CudaAttentionExecutor> executor(
       new CudaAttentionExecutor(device, core, *stream, micro_batches, shared_gpu, storage));
-  DT_ASSIGN_OR_RETURN(executor->arena_, device.Allocate(size_t{kv_blocks} * executor->block_bytes_));
+  DT_ASSIGN_OR_RETURN(executor->arena_, device.Allocate(kLead + size_t{kv_blocks} * executor->block_bytes_));
   DT_RETURN_IF_ERROR(stream->Fill(executor->arena_->data(), 0, executor->arena_->size_bytes()));
   DT_RETURN_IF_ERROR(executor->UploadSinks());
-  if (auto prompts = kernels::cuda::CudaPrompts::Create(device); prompts.ok()) {
-    executor->prompts_ = *std::move(prompts);
-    ExpectPrompts(device, core.table());
-    DT_ASSIGN_OR_RETURN(executor->prompts_done_, device.CreateEvent());
-    LogInfo("prompts are attended by ", executor->prompts_->version());
-  } else {
-    LogInfo("prompts take the kernel for decoding: ", std::string(prompts.status().message()));
-  }
   if (core.table().has_linear()) {
     CudaAttentionExecutor* const raw = executor.get();
     CudaStateExecutor::Arena arena{raw->block_bytes_, [raw](KvBlockId block) { return raw->BlockAt(block); },
@@ -102,7 +93,6 @@ absl::StatusOr<std::unique_ptr<AttentionBackend>> CudaAttentionExecutor::Create(
     for (GroupStep& group : batch.groups) {
       group.attention = std::make_unique<kernels::cuda::CudaAttention>(device);
       group.tables = std::make_unique<kernels::cuda::StagedUpload>(device);
-      group.prompts = std::make_unique<kernels::cuda::CudaPrompts::Batch>(device);
     }
   }
   return std::unique_ptr<AttentionBackend>(std::move(executor));
@@ -116,6 +106,8 @@ CudaAttentionShape CudaAttentionExecutor::ShapeOf(LayerGroup group) const {
   shape.layout = LayoutOf(spec);
   shape.q_type = shape.o_type = spec.kv == DType::kBF16 ? WireType::kBF16 : WireType::kF16;
   shape.scale = spec.scale;
+  shape.arena = arena_->data();
+  shape.arena_bytes = arena_->size_bytes();
   return shape;
 }
 
@@ -202,11 +194,9 @@ absl::Status CudaAttentionExecutor::PrepareStep(MicroBatchId id, const exchange:
     GroupStep& step = batch.groups[g];
     // Items name the sinks of one op.
     step.regular = IsRegular(id, group, step.op_step) && SinksOf(group, 0) == nullptr;
-    DT_RETURN_IF_ERROR(PlanPrompts(batch, id, group, step));
     DT_RETURN_IF_ERROR(Plan(batch, id, group, 0));
-    // Tables that are made anew for each op are uploaded between its launches; prompts read k and v where they come.
-    const bool between = !step.regular || !step.prompts->empty();
-    if (batch.work != nullptr && between) DT_RETURN_IF_ERROR(batch.work->BeImmediate(*batch.stream));
+    // Tables that are made anew for each op are uploaded between its launches.
+    if (batch.work != nullptr && !step.regular) DT_RETURN_IF_ERROR(batch.work->BeImmediate(*batch.stream));
   }
   batch.prepared = true;
   return absl::OkStatus();
@@ -260,13 +250,9 @@ std::vector<CudaAttentionItem> CudaAttentionExecutor::ItemsOf(MicroBatchId id, L
   step.partials.clear();
   step.finishes = false;
   int64_t floats = 0;  // of o, over all unfinished items so far
-  int32_t part_rows = 0;
   for (size_t i = 0; i < layout.items.size(); ++i) {
     const proto::ShardStep& shard = layout.items[i];
     if (shard.rows.q_count == 0) continue;
-    const bool prompt = !step.prompts->empty() && IsPrompt(shard, group, step.parts);
-    if (prompt) step.finishes = true;
-    if (prompt && shard.ctx_len == 0) continue;
     CudaAttentionItem& item = items.emplace_back();
     item.q_rows = shard.rows.q_count;
     item.kv_heads = shard.kv_heads.size();
@@ -276,14 +262,6 @@ std::vector<CudaAttentionItem> CudaAttentionExecutor::ItemsOf(MicroBatchId id, L
     item.q_offset = shard.query_offset / kElement;
     item.q_row_step = int64_t{shard.query_heads} * spec.key_dim;
     item.blocks = blocks[i];
-    if (prompt) {  // what its rows see of earlier tokens
-      item.token_end = shard.ctx_len;
-      item.head_step = static_cast<int64_t>(core_.ShardOf(id, shard).sets.size());
-      item.partial = item.one_node = true;
-      item.first_node = part_rows;
-      part_rows += shard.rows.q_count;
-      continue;
-    }
     if (sinks != nullptr && shard.finished()) item.sinks = sinks + int64_t{shard.kv_heads.begin} * spec.group_size();
     item.head_step = static_cast<int64_t>(core_.ShardOf(id, shard).sets.size());
     item.first_segment = static_cast<int32_t>(shard.tokens.begin / kSegmentTokens);
@@ -402,28 +380,18 @@ absl::Status CudaAttentionExecutor::Append(MicroBatch& batch, LayerGroup group, 
 }
 
 absl::Status CudaAttentionExecutor::Attend(MicroBatch& batch, LayerGroup group, int op_index, const std::byte* query,
-                                           const std::byte* key_value, std::byte* elsewhere) {
+                                           std::byte* elsewhere) {
   const GroupStep& step = batch.groups[group.value()];
-  std::byte* const answer = elsewhere != nullptr ? elsewhere : batch.partial->data();
-  if (!step.prompts->empty()) {
-    // cuDNN has one workspace for all.
-    DT_RETURN_IF_ERROR(batch.stream->Wait(prompts_done_));
-    DT_RETURN_IF_ERROR(
-        prompts_->Run(*batch.stream, PromptShapeOf(group), *step.prompts, query, key_value, key_value, answer));
-    DT_RETURN_IF_ERROR(batch.stream->Record(prompts_done_));
-  }
   if (!step.attends) return absl::OkStatus();
   kernels::cuda::CudaAttentionRun run;
   run.q = query;
-  run.o = answer;
-  if (!step.partials.empty() || step.prompts->joins()) {
+  run.o = elsewhere != nullptr ? elsewhere : batch.partial->data();
+  if (!step.partials.empty()) {
     run.partial_o = reinterpret_cast<float*>(batch.partial_floats->data());
-    run.partial_ml = run.partial_o + (step.partials.empty() ? step.part_ml_at : batch.ml_at);
+    run.partial_ml = run.partial_o + batch.ml_at;
   }
   run.kv_offset_bytes = static_cast<size_t>(step.regular ? op_index * step.op_step : 0);
-  DT_RETURN_IF_ERROR(step.attention->Run(*batch.stream, ShapeOf(group), run));
-  if (step.prompts->empty()) return absl::OkStatus();
-  return prompts_->Join(*batch.stream, PromptShapeOf(group), *step.prompts, run.partial_o, run.partial_ml, answer);
+  return step.attention->Run(*batch.stream, ShapeOf(group), run);
 }
 
 absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::GiveStates(MicroBatchId id, int op) {

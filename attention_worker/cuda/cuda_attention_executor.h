@@ -8,7 +8,6 @@
 #include "exchange/cuda/gpu_exchange.h"
 #include "exchange/cuda/shared_gpu.h"
 #include "kernels/cuda/attention/cuda_attention.h"
-#include "kernels/cuda/prompts/cuda_prompts.h"
 #include "kernels/cuda/runtime/staged_upload.h"
 #include "kernels/cuda/runtime/step_work.h"
 
@@ -27,9 +26,6 @@ class CudaAttentionExecutor final : public AttentionBackend {
                                                                   exchange::SharedGpu* shared_gpu = nullptr,
                                                                   KvStorage storage = KvStorage::kAsSent);
 
-  // As attention::ExpectPrompts.
-  static void ExpectPrompts(kernels::cuda::CudaDevice& device, const proto::AttentionTable& table);
-
   static size_t BlockBytes(const proto::AttentionTable& table, KvStorage storage);
 
   ~CudaAttentionExecutor() override;
@@ -47,6 +43,7 @@ class CudaAttentionExecutor final : public AttentionBackend {
 
  private:
   using BufferPtr = std::shared_ptr<kernels::Buffer>;  // with frames that are being sent
+  static constexpr size_t kLead = kernels::cuda::CudaKvLayout::kArenaLead;
 
   class Crossing;
   class HostCrossing;
@@ -71,11 +68,8 @@ class CudaAttentionExecutor final : public AttentionBackend {
     std::unique_ptr<kernels::cuda::StagedUpload> tables;  // block pointers, append items, their positions
     std::vector<AppendRun> appends;
     std::vector<PartialCopy> partials;
-    std::unique_ptr<kernels::cuda::CudaPrompts::Batch> prompts;  // whose rows are attended as they come, if any
-    bool parts = false;                                          // parts of prompts may be among them
-    int64_t part_ml_at = 0;  // floats to m and l of what those see of earlier tokens
-    bool attends = false;    // some rows have queries
-    bool finishes = false;   // some answers are o itself
+    bool attends = false;   // some rows have queries
+    bool finishes = false;  // some answers are o itself
     // The blocks of op i lie op_step bytes times i from those of the group's first op, for all items alike; else tables
     // and plan are made anew for each op.
     bool regular = false;
@@ -125,32 +119,27 @@ class CudaAttentionExecutor final : public AttentionBackend {
   const float* SinksOf(LayerGroup group, int op_index) const;  // on the device, or null
   absl::Status Append(MicroBatch& batch, LayerGroup group, int op_index, const std::byte* key_value,
                       const kernels::cuda::ExchangeEnd* await = nullptr, int op = -1);
-  bool IsPrompt(const proto::ShardStep& shard, LayerGroup group, bool parts) const;
-  kernels::cuda::CudaPrompts::Shape PromptShapeOf(LayerGroup group) const;
-  absl::Status PlanPrompts(MicroBatch& batch, MicroBatchId id, LayerGroup group, GroupStep& step);
   absl::Status Attend(MicroBatch& batch, LayerGroup group, int op_index, const std::byte* query,
-                      const std::byte* key_value, std::byte* elsewhere = nullptr);
+                      std::byte* elsewhere = nullptr);
   absl::StatusOr<transport::LentBytes> RunState(MicroBatch& batch, MicroBatchId id, int op,
                                                 std::span<const std::byte> key_value);
   absl::Status GatherEarlier(MicroBatch& batch, MicroBatchId id, int op);
   // K and V of these tokens of a shard, wire dtype, host memory: [tokens, heads, key_dim], [tokens, heads, value_dim].
   absl::Status GatherRows(int op, int heads, const ShardState& shard, const proto::TokenRange& tokens, std::byte* k,
                           std::byte* v);
-  std::byte* BlockAt(KvBlockId block) const { return arena_->data() + size_t{block} * block_bytes_; }
+  std::byte* BlockAt(KvBlockId block) const { return arena_->data() + kLead + size_t{block} * block_bytes_; }
 
   kernels::cuda::CudaDevice& device_;
   AttentionWorkerCore& core_;  // read only
   kernels::cuda::CudaStream& stream_;
   const size_t block_bytes_;
   const KvStorage storage_;
-  BufferPtr arena_;
-  std::vector<BufferPtr> sinks_;                         // by op, where it has any
-  std::unique_ptr<CudaStateExecutor> states_;            // if the model has linear states
-  std::vector<MicroBatch> micro_batches_;                // and a slot for each move that comes in
-  std::unique_ptr<kernels::cuda::CudaPrompts> prompts_;  // null: no cuDNN here
-  kernels::cuda::CudaEvent prompts_done_;                // the last of them
-  std::vector<std::unique_ptr<Crossing>> crossings_;     // by alternative of exchange::Seam; null: not here
-  std::vector<SetShape> sets_;                           // by BlockSetId
+  BufferPtr arena_;                                   // kLead bytes, then the blocks
+  std::vector<BufferPtr> sinks_;                      // by op, where it has any
+  std::unique_ptr<CudaStateExecutor> states_;         // if the model has linear states
+  std::vector<MicroBatch> micro_batches_;             // and a slot for each move that comes in
+  std::vector<std::unique_ptr<Crossing>> crossings_;  // by alternative of exchange::Seam; null: not here
+  std::vector<SetShape> sets_;                        // by BlockSetId
   std::array<BufferPtr, proto::kMoveSlots> gathered_;
   BufferPtr moved_blocks_;  // pinned: whole blocks on their way to a host's rows
   BufferPtr digested_;      // pinned: a block set, for its digest

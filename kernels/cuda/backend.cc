@@ -5,7 +5,6 @@
 #include "kernels/cuda/products/gated_product.h"
 #include "kernels/cuda/products/gemm_lt.h"
 #include "kernels/cuda/products/quant_launches.h"
-#include "kernels/cuda/prompts/prompt_dnn.h"
 #include "kernels/cuda/rows/append_launches.h"
 #include "kernels/cuda/rows/elementwise_launches.h"
 #include "kernels/cuda/runtime/runtime.h"
@@ -56,9 +55,10 @@ constexpr Backend kBackend = {
     .graph_launch = runtime::GraphLaunch,
     .graph_destroy = runtime::GraphDestroy,
     .attention = Attention,
+    .prefill_takes = PrefillTakes,
+    .prefill = LaunchPrefill,
     .read_all = LaunchReadAll,
     .merge = LaunchMerge,
-    .join_prompts = LaunchJoinPrompts,
     .kv_append = LaunchKvAppend,
     .rope_table = LaunchRopeTable,
     .rms_norm = LaunchRmsNorm,
@@ -88,11 +88,6 @@ constexpr Backend kBackend = {
     .gemm_open = GemmOpen,
     .gemm_close = GemmClose,
     .gemm_run = GemmRun,
-    .dnn_open = DnnOpen,
-    .dnn_close = DnnClose,
-    .dnn_plan = DnnPlan,
-    .dnn_plan_release = DnnPlanRelease,
-    .dnn_prompts = DnnPrompts,
     .exchange_await = LaunchExchangeAwait,
     .exchange_give_turn = LaunchExchangeGiveTurn,
     .exchange_signal = LaunchExchangeSignal,

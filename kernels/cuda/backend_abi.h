@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/attention/attention_args.h"
 #include "kernels/cuda/attention/merge_args.h"
+#include "kernels/cuda/attention/prefill_args.h"
 #include "kernels/cuda/exchange/exchange_args.h"
 #include "kernels/cuda/experts/expert_args.h"
 #include "kernels/cuda/products/quant_args.h"
@@ -21,7 +22,7 @@ namespace dovetail::kernels::cuda {
 // nothing of CUDA. Plain functions and structs, no exceptions, no C++ types of variable layout. `int` results are
 // cudaError_t (0: done) unless said otherwise; error_text explains them. Every function is thread-safe; those with a
 // stream only enqueue and never synchronise.
-inline constexpr uint32_t kBackendAbi = 12;
+inline constexpr uint32_t kBackendAbi = 13;
 
 struct DeviceInfo {
   char name[256];
@@ -66,27 +67,8 @@ struct GatedProductCall {
 // Not a shape, or not a GPU, that the kernel is for: two products and an activation do the same.
 inline constexpr int kProductRefused = -5;
 
-// Causal attention of whole prompts by cuDNN: sequence i has tokens[i] rows, which begin so many elements from the base
-// pointers. Rows of q and o hold q_heads vectors, those of k and v kv_heads; all lie one row after the other.
-struct PromptCall {
-  const void *q, *k, *v;  // dnn_plan reads none of the pointers
-  void* o;
-  const int32_t* tokens;                     // [batch], 0 allowed; device memory, as the offsets
-  const int32_t *q_at, *k_at, *v_at, *o_at;  // [batch + 1]
-  int32_t batch, most_tokens;                // a plan is made for each pair of these
-  int32_t q_heads, kv_heads, key_dim, value_dim;
-  WireType type;  // bf16 or f16
-  float scale;
-  // The log-sum-exp (natural) of each row's scores, [batch][q_heads][most_tokens]; with_sums: the plan gives it.
-  float* sums;
-  int32_t with_sums;
-  // All sequences have most_tokens rows and follow each other from q, k, v and o on: tokens and offsets are not read.
-  int32_t even;
-};
 // Rows of so many columns do not fit into shared memory, and y is not f32, to which ranges of columns could be added.
 inline constexpr int kQuantTooWide = -4;
-inline constexpr int kDnnNotFound = -2;
-inline constexpr int kDnnRefused = -3;
 
 struct Backend {
   uint32_t abi;
@@ -127,10 +109,12 @@ struct Backend {
   int (*graph_destroy)(void* graph);
 
   int (*attention)(const AttentionLaunch* launch, const DeviceLimits* limits, void* stream);
+  // prefill_args.h: the same for many rows, on devices that it runs on.
+  bool (*prefill_takes)(const CudaKvLayout* layout, WireType q_type, size_t arena_bytes, const DeviceLimits* limits);
+  int (*prefill)(const PrefillLaunch* launch, void* stream);
   // Reads memory once, at the best rate a kernel gets: what attention is measured against. `result` is 4 bytes.
   int (*read_all)(const void* memory, size_t bytes, void* result, void* stream);
   int (*merge)(const MergeLaunch* launch, void* stream);
-  int (*join_prompts)(const JoinPromptsLaunch* launch, void* stream);
   int (*kv_append)(const KvAppendLaunch* launch, void* stream);
   int (*rope_table)(const RopeTableLaunch* launch, void* stream);
   int (*rms_norm)(const RmsNormLaunch* launch, void* stream);
@@ -165,18 +149,6 @@ struct Backend {
   // rows by time, which waits for the stream and takes milliseconds, unless it records a graph. Later calls only
   // enqueue.
   int (*gemm_run)(void* gemm, const GemmCall* call, void* stream);
-
-  // cuDNN, opened at run time. dnn_open: 0 with a text of its version, a cudaError_t, or kDnnNotFound with a text of
-  // what is missing. Of one dnn, one call at a time; of two, side by side.
-  int (*dnn_open)(int device, void** dnn, char* text, size_t text_bytes);
-  int (*dnn_close)(void* dnn);
-  // A plan for calls of these sizes, which any dnn of the device may run. Takes some tens of milliseconds, of a new
-  // kind a second, and may allocate. kDnnRefused: cuDNN does not attend this shape.
-  int (*dnn_plan)(void* dnn, const PromptCall* call, void** plan);
-  int (*dnn_plan_release)(void* plan);
-  // cudaError_t, or kDnnRefused. Enqueues, in the dnn's own workspace; for a plan that needs more than those before it,
-  // waits for the stream and allocates: not while a graph is recorded.
-  int (*dnn_prompts)(void* dnn, void* plan, const PromptCall* call, void* stream);
 
   int (*exchange_await)(const ExchangeAwaitLaunch* launch, void* stream);
   int (*exchange_give_turn)(const ExchangeGiveTurnLaunch* launch, void* stream);

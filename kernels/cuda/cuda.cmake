@@ -2,11 +2,11 @@
 # libdovetail_cuda.so: what it opens, where nvcc is found.
 set(KERNELS_CUDA_SRCS
     cuda/attention/attention_plan.cc cuda/attention/cuda_attention.cc cuda/attention/merge_partials.cc
+    cuda/attention/prefill_plan.cc
     cuda/exchange/cuda_exchange.cc
     cuda/experts/expert_ops.cc
     cuda/products/cuda_gemm.cc cuda/products/cuda_product.cc cuda/products/cuda_weights.cc cuda/products/quant_ops.cc
     cuda/products/quant_pack.cc
-    cuda/prompts/cuda_prompts.cc cuda/prompts/prompt_planner.cc cuda/prompts/prompt_sizes.cc
     cuda/rows/row_ops.cc
     cuda/runtime/cuda_device.cc cuda/runtime/cuda_library.cc cuda/runtime/enqueue.cc cuda/runtime/memory_pool.cc
     cuda/runtime/staged_upload.cc cuda/runtime/step_work.cc
@@ -17,7 +17,7 @@ include(DovetailCuda)
 if(DOVETAIL_HAS_CUDA)
   dovetail_cuda_objects(KERNELS_CUDA_OBJECTS
       cuda/attention/attention_bf16.cu cuda/attention/attention_e4m3.cu cuda/attention/attention_f16.cu
-      cuda/attention/merge.cu
+      cuda/attention/merge.cu cuda/attention/prefill.cu
       cuda/exchange/exchange.cu
       cuda/experts/expert_ops.cu cuda/experts/gated_add.cu
       cuda/products/gated_product.cu cuda/products/quant_gemm_bf16.cu cuda/products/quant_gemm_f16.cu
@@ -35,18 +35,9 @@ if(DOVETAIL_HAS_CUDA)
     dovetail_cuda_objects(PEER_POINTER cuda/exchange/peer_pointer.cu)
     list(APPEND KERNELS_CUDA_OBJECTS ${PEER_POINTER})
   endif()
-  include(DovetailCudnn)
-  set(KERNELS_DNN_SRC cuda/prompts/prompt_dnn_absent.cc)
-  if(DOVETAIL_HAS_CUDNN)
-    set(KERNELS_DNN_SRC cuda/prompts/prompt_dnn.cc)
-  endif()
   add_library(dovetail_cuda MODULE cuda/backend.cc cuda/products/gemm_lt.cc cuda/products/product_table.cc
               cuda/runtime/open_library.cc cuda/runtime/runtime.cc
-              ${KERNELS_DNN_SRC} ${PEER_POINTER} ${KERNELS_CUDA_OBJECTS})
-  if(DOVETAIL_HAS_CUDNN)
-    target_include_directories(dovetail_cuda SYSTEM PRIVATE ${DOVETAIL_CUDNN_FRONTEND_INCLUDE}
-                                                            ${DOVETAIL_CUDNN_INCLUDE})
-  endif()
+              ${PEER_POINTER} ${KERNELS_CUDA_OBJECTS})
   set_source_files_properties(${KERNELS_CUDA_OBJECTS} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
   target_include_directories(dovetail_cuda PRIVATE ${PROJECT_SOURCE_DIR})
   target_include_directories(dovetail_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})

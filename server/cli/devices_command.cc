@@ -34,24 +34,17 @@ std::string GpuLine(const CudaDeviceSummary& device) {
                       "\n");
 }
 
-// Of NVIDIA's libraries that are looked up at run time, which are there.
-std::string LibraryLines(const kernels::cuda::CudaLibrary& library, int device) {
+// Whether the library of NVIDIA's is there that is looked up at run time.
+std::string LibraryLine(const kernels::cuda::CudaLibrary& library, int device) {
   char text[2048] = {};
   void* handle = nullptr;
-  std::string lines = "dense layers: cuBLASLt";
+  std::string line = "dense layers: cuBLASLt";
   if (const int error = library->gemm_open(device, size_t{1} << 20, &handle, text, sizeof(text)); error == 0) {
     library->gemm_close(handle);
   } else {
-    absl::StrAppend(&lines, " cannot be used: ", text[0] != '\0' ? text : library->error_text(error));
+    absl::StrAppend(&line, " cannot be used: ", text[0] != '\0' ? text : library->error_text(error));
   }
-  text[0] = '\0';
-  if (const int error = library->dnn_open(device, &handle, text, sizeof(text)); error == 0) {
-    library->dnn_close(handle);
-    return absl::StrCat(lines, "\nattention of prompts: ", text, "\n");
-  } else {
-    return absl::StrCat(lines, "\nattention of prompts: the kernel for decoding, because ",
-                        text[0] != '\0' ? text : library->error_text(error), "\n");
-  }
+  return line + "\n";
 }
 
 std::string GpuLines() {
@@ -64,7 +57,7 @@ std::string GpuLines() {
   if (lines.empty()) return "cuda     not usable: this machine has no NVIDIA GPU\n";
   for (const CudaDeviceSummary& device : survey.devices) {
     if (!device.usable.ok()) continue;
-    lines += LibraryLines(**library, device.index);
+    lines += LibraryLine(**library, device.index);
     break;
   }
   const absl::Status links = control::GpuLinksBuilt();

@@ -418,7 +418,6 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model:
   if (const auto table = compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(flags), StateDtypeOf(flags));
       table.ok()) {
     DT_RETURN_IF_ERROR(CheckPrefillExchange(flags, *table, engine::AsGpu(*engine.device) != nullptr));
-    attention::ExpectPrompts(*engine.device, *table);  // beside the loading of the weights
   }
   engine.max_model_len = flags.max_model_len == 0 ? checkpoint->config().max_positions : flags.max_model_len;
 

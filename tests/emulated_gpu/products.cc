@@ -74,5 +74,7 @@ int GemmRun(void*, const GemmCall* call, void* stream) {
 }
 
 int LaunchGatedProduct(const GatedProductCall*, const DeviceLimits*, void*) { return kProductRefused; }
+bool PrefillTakes(const CudaKvLayout*, WireType, size_t, const DeviceLimits*) { return false; }
+int LaunchPrefill(const PrefillLaunch*, void*) { return 1; }
 
 }  // namespace dovetail::kernels::cuda

@@ -68,8 +68,6 @@ absl::StatusOr<OnGpu> Serve(const fs::path& path, Seam seam, DType type = DType:
       max_model_len > 0 ? max_model_len : static_cast<int>(run.model->config().max_positions);
   options.scheduler.max_num_seqs = 8;
   options.scheduler.max_num_batched_tokens = max_model_len > 0 ? 512 : 48;
-  // K and V of a prompt's own rows are not rounded where cuDNN attends them, which it does from 48 rows on.
-  if (max_model_len == 0 && storage == attention::KvStorage::kE4M3) options.scheduler.max_num_batched_tokens = 40;
   options.scheduler.micro_batches = seam == Seam::kAhead ? 1 : 2;
   if (seam == Seam::kHost) {
     options.attention_workers = 3;

@@ -63,19 +63,14 @@ struct AttentionExtent {
   int32_t parts = 0;  // <= grid
 };
 
-struct AttentionLaunch {
+// What the kernels for few rows and for many (prefill_args.h) have in common.
+struct AttentionCall {
   const void* q = nullptr;
   void* o = nullptr;
   float* partial_o = nullptr;   // [nodes][heads of the item][value_dim]
   float* partial_ml = nullptr;  // [nodes][heads of the item][2]
   const DeviceAttentionItem* items = nullptr;
-  const AttentionSpan* spans = nullptr;
-  const AttentionPart* parts = nullptr;
-  const AttentionExtent* extent = nullptr;
-  float* piece_o = nullptr;    // [grid][2][tiles][16][value_dim]: pieces of rows whose blocks lie in several parts
-  float* piece_ml = nullptr;   // [grid][2][tiles][16][2]
-  int32_t* arrived = nullptr;  // [grid][tiles], zero before and after
-  int64_t kv_offset = 0;       // bytes from a block pointer to this op's block
+  int64_t kv_offset = 0;  // bytes from a block pointer to this op's block
   CudaKvLayout layout;
   WireType q_type = WireType::kBF16;
   WireType o_type = WireType::kBF16;
@@ -84,9 +79,18 @@ struct AttentionLaunch {
   float scale_log2 = 0;  // scale * log2(e) * k_scale
   float value_scale = 1;
   int32_t grid = 0;
-  int32_t tiles = 1;   // row tiles that share a pass over the KV: 1, 2, 4 or 8
-  int32_t stages = 0;  // blocks in flight, a multiple of team; filled by the launcher
-  int32_t team = 1;    // warps that take turns at the blocks, for each of the tiles
+};
+
+struct AttentionLaunch : AttentionCall {
+  const AttentionSpan* spans = nullptr;
+  const AttentionPart* parts = nullptr;
+  const AttentionExtent* extent = nullptr;
+  float* piece_o = nullptr;    // [grid][2][tiles][16][value_dim]: pieces of rows whose blocks lie in several parts
+  float* piece_ml = nullptr;   // [grid][2][tiles][16][2]
+  int32_t* arrived = nullptr;  // [grid][tiles], zero before and after
+  int32_t tiles = 1;           // row tiles that share a pass over the KV: 1, 2, 4 or 8
+  int32_t stages = 0;          // blocks in flight, a multiple of team; filled by the launcher
+  int32_t team = 1;            // warps that take turns at the blocks, for each of the tiles
 };
 
 // What a device offers to a kernel.

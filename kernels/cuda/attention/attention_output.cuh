@@ -17,7 +17,7 @@ struct RowResult {
   float factor = 0;  // times which o is stored
   float m = 0, l = 0;
 
-  __device__ __forceinline__ void StorePair(const AttentionLaunch& p, int dim, float x, float y) const {
+  __device__ __forceinline__ void StorePair(const AttentionCall& p, int dim, float x, float y) const {
     if (nodes < 0) {
       StoreWirePair(p.o_type, p.o, at + dim, x * factor, y * factor);
     } else if (nodes > 0) {
@@ -26,7 +26,7 @@ struct RowResult {
   }
 
   // (m, l) of the first subtree, and the other subtrees. c: 0..3, the thread's place among the four of a row.
-  __device__ __forceinline__ void StoreRest(const AttentionLaunch& p, const DeviceAttentionItem& item, int c) const {
+  __device__ __forceinline__ void StoreRest(const AttentionCall& p, const DeviceAttentionItem& item, int c) const {
     for (int node = 0; node < nodes; ++node) {
       if (node > 0) {
         for (int dim = 2 * c; dim < p.layout.value_dim; dim += 8) {
@@ -42,7 +42,7 @@ struct RowResult {
 };
 
 // m2: the maximum times log2(e).
-__device__ __forceinline__ RowResult ResultOf(const AttentionLaunch& p, const DeviceAttentionItem& item, int head,
+__device__ __forceinline__ RowResult ResultOf(const AttentionCall& p, const DeviceAttentionItem& item, int head,
                                               int row, float m2, float l) {
   constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
   const int q_row = row / p.group, q_head = head * p.group + row % p.group, heads = item.kv_heads * p.group;
@@ -93,7 +93,7 @@ struct PieceRows {
 
   // One warp: writes rows [row, row + rows) of the tile. Lanes hold runs of four dimensions, 128 apart.
   template <int kRuns>
-  __device__ __forceinline__ void Join(const AttentionLaunch& p, const DeviceAttentionItem& item, int head, int row0,
+  __device__ __forceinline__ void Join(const AttentionCall& p, const DeviceAttentionItem& item, int head, int row0,
                                        int row, int rows, int lane) const {
     float top[kRows], l[kRows];
     float4 o[kRows][kRuns];

@@ -3,31 +3,12 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/segment_tree.h"
-
 namespace dovetail::kernels::cuda {
 namespace {
 
 constexpr int64_t kMaxBlocks = int64_t{1} << 30;
 constexpr int kMaxMultiprocessors = 32767;
 constexpr int kMostOfShare = 107;  // percent, of a part that cuts no head
-
-// The segments that rows [row_begin, row_end) of an item see together.
-SegmentRange SegmentsOfRows(const PlannedItem& item, int window, int64_t row_begin, int64_t row_end) {
-  const TokenSpan first = VisibleTokens(item.first_position + row_begin, window, item.token_begin, item.token_end);
-  const TokenSpan last = VisibleTokens(item.first_position + row_end - 1, window, item.token_begin, item.token_end);
-  if (last.empty() && first.empty()) {
-    // A window may slide over a short shard between the two.
-    for (int64_t row = row_begin; row < row_end; ++row) {
-      const TokenSpan span = VisibleTokens(item.first_position + row, window, item.token_begin, item.token_end);
-      if (!span.empty()) return SegmentsOf({item.token_begin, item.token_end});
-    }
-    return {};
-  }
-  if (first.empty()) return SegmentsOf({item.token_begin, last.end});
-  if (last.empty()) return SegmentsOf({first.begin, item.token_end});
-  return SegmentsOf({first.begin, last.end});
-}
 
 // A KV head of a span ends: blocks and tokens up to there, from the plan's beginning.
 struct HeadEnd {
@@ -113,6 +94,22 @@ void NameParts(const std::vector<HeadEnd>& heads, const std::vector<int32_t>& en
 }
 
 }  // namespace
+
+SegmentRange SegmentsOfRows(const PlannedItem& item, int window, int64_t row_begin, int64_t row_end) {
+  const TokenSpan first = VisibleTokens(item.first_position + row_begin, window, item.token_begin, item.token_end);
+  const TokenSpan last = VisibleTokens(item.first_position + row_end - 1, window, item.token_begin, item.token_end);
+  if (last.empty() && first.empty()) {
+    // A window may slide over a short shard between the two.
+    for (int64_t row = row_begin; row < row_end; ++row) {
+      const TokenSpan span = VisibleTokens(item.first_position + row, window, item.token_begin, item.token_end);
+      if (!span.empty()) return SegmentsOf({item.token_begin, item.token_end});
+    }
+    return {};
+  }
+  if (first.empty()) return SegmentsOf({item.token_begin, last.end});
+  if (last.empty()) return SegmentsOf({first.begin, item.token_end});
+  return SegmentsOf({first.begin, last.end});
+}
 
 int32_t RowTiles(std::span<const PlannedItem> items, int group) {
   int64_t rows = 1;

@@ -5,6 +5,7 @@
 
 #include "base/status.h"
 #include "kernels/cuda/attention/attention_args.h"
+#include "kernels/segment_tree.h"
 
 namespace dovetail::kernels::cuda {
 
@@ -28,6 +29,9 @@ struct AttentionPlan {
   int32_t grid = 0;
   int32_t tiles = 1;
 };
+
+// The segments that rows [row_begin, row_end) of an item see together.
+SegmentRange SegmentsOfRows(const PlannedItem& item, int window, int64_t row_begin, int64_t row_end);
 
 // Row tiles that share a pass over the KV: the least power of two that holds the largest item's q_rows * group rows,
 // at most 8.

@@ -24,15 +24,17 @@ struct KvTraits<KvType::kE4M3> {
 };
 
 // Which token of a block stands in column n of score tile i, so that the weights of a thread are of the tokens of V
-// that it loads.
+// that it loads. swaps: rows of keys lie such (CudaKvLayout) that two neighbouring columns read all banks only if their
+// tokens differ by four.
 template <KvType kType>
-__device__ __forceinline__ constexpr int TokenOf(int i, int n) {
-  return kType == KvType::kE4M3 ? 16 * (n / 2) + 4 * (i / 2) + 2 * (i % 2) + n % 2 : 8 * i + n;
+__device__ __forceinline__ constexpr int TokenOf(int i, int n, bool swaps) {
+  if (kType == KvType::kE4M3) return 16 * (n / 2) + 4 * (i / 2) + 2 * (i % 2) + n % 2;
+  return 8 * i + (swaps ? (n & 1) << 2 | (n & 2) | n >> 2 : n);
 }
 
 // Eight elements of a query from `dim` on as the products take them.
 template <typename Math>
-__device__ __forceinline__ uint4 LoadQuery(const AttentionLaunch& p, int64_t row_at, int dim, bool present) {
+__device__ __forceinline__ uint4 LoadQuery(const AttentionCall& p, int64_t row_at, int dim, bool present) {
   if (!present || dim >= p.layout.key_dim) return make_uint4(0, 0, 0, 0);
   const int64_t at = row_at + dim;
   if (p.q_type == WireType::kF32) {
@@ -124,8 +126,11 @@ struct TileState {
   __device__ __forceinline__ void Scores(const AttentionLaunch& p, uint32_t keys, int lane, float (&s)[8][4]) {
     const int g = lane / 4, c = lane % 4;
     const int row_bytes = kFull ? D * kElement : p.layout.key_row_bytes();
-    const uint32_t base = keys + TokenOf<kType>(0, g) * row_bytes;
-    const int swizzle = row_bytes % 128 == 0 ? (g & 1) << 2 : 0;
+    const int token = TokenOf<kType>(0, g, Swaps(p));
+    const uint32_t base = keys + token * row_bytes;
+    const int swizzle = kElement == 2          ? CudaKvLayout::row_swizzle(token, row_bytes)
+                        : row_bytes % 128 == 0 ? (token & 1) << 2
+                                               : 0;
     uint32_t read[kStepsPerChunk][4];
 #pragma unroll
     for (int j = 0; j < kKeyChunks; ++j) {
@@ -140,7 +145,7 @@ struct TileState {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         uint4 k = make_uint4(0, 0, 0, 0);
-        if (there) k = LoadShared16(at + (TokenOf<kType>(i, 0) - TokenOf<kType>(0, 0)) * row_bytes);
+        if (there) k = LoadShared16(at + (TokenOf<kType>(i, 0, false) - TokenOf<kType>(0, 0, false)) * row_bytes);
         if constexpr (kElement == 2) {
           Math::Mma(s[i], query[0], k.x, k.y);
           Math::Mma(s[i], query[1], k.z, k.w);
@@ -154,13 +159,18 @@ struct TileState {
     }
   }
 
-  __device__ __forceinline__ void Mask(int token0, int lane, float (&s)[8][4]) const {
+  __device__ __forceinline__ static bool Swaps(const AttentionLaunch& p) {
+    if (kElement == 1) return false;
+    return kFull ? D * kElement % 128 == 0 : p.layout.key_row_bytes() % 128 == 0;
+  }
+
+  __device__ __forceinline__ void Mask(int token0, bool swaps, int lane, float (&s)[8][4]) const {
     const int c = lane % 4;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int token = token0 + TokenOf<kType>(i, 2 * c + e % 2);
+        const int token = token0 + TokenOf<kType>(i, 2 * c + e % 2, swaps);
         if (token < row_begin[e / 2] || token >= row_end[e / 2]) s[i][e] = -INFINITY;
       }
     }
@@ -199,9 +209,9 @@ struct TileState {
     }
   }
 
-  // Keeps the halves of a pair of tokens (token, token + 1) that lie below end.
-  __device__ __forceinline__ static uint32_t Below(int token, int end) {
-    return token + 1 < end ? ~0u : token < end ? 0xffffu : 0u;
+  // Keeps the halves of a pair of tokens (token, token + step) that lie below end.
+  __device__ __forceinline__ static uint32_t Below(int token, int end, int step = 1) {
+    return token + step < end ? ~0u : token < end ? 0xffffu : 0u;
   }
 
   // kTail: memory from token end_token on was never written, and may hold anything.
@@ -222,9 +232,11 @@ struct TileState {
   __device__ __forceinline__ void AccumulateRows(const AttentionLaunch& p, uint32_t values, const uint32_t (&w)[4][4],
                                                  int end_token, int lane) {
     const int row_bytes = kFull ? D * kElement : p.layout.value_row_bytes();
-    const int swizzle = CudaKvLayout::value_swizzle(lane, row_bytes);
-    const uint32_t row = values + lane * row_bytes + (kFull ? swizzle * 16 : 0);
-    const int pair = 2 * (lane % 4);
+    const bool swaps = Swaps(p);
+    const int token = TokenOf<kType>(lane / 8, lane % 8, swaps);
+    const int swizzle = CudaKvLayout::row_swizzle(token, row_bytes);
+    const uint32_t row = values + token * row_bytes + (kFull ? swizzle * 16 : 0);
+    const int pair = TokenOf<kType>(0, 2 * (lane % 4), swaps), step_in_pair = swaps ? 4 : 1;
 #pragma unroll
     for (int j = 0; j < D / 8; ++j) {
       if (!kFull && 16 * j >= row_bytes) continue;
@@ -237,8 +249,8 @@ struct TileState {
       for (int step = 0; step < 4; ++step) {
         uint32_t b0 = v[step / 2][step % 2 * 2], b1 = v[step / 2][step % 2 * 2 + 1];
         if constexpr (kTail) {
-          b0 &= Below(16 * step + pair, end_token);
-          b1 &= Below(16 * step + 8 + pair, end_token);
+          b0 &= Below(16 * step + pair, end_token, step_in_pair);
+          b1 &= Below(16 * step + 8 + pair, end_token, step_in_pair);
         }
         Math::Mma(o[j], w[step], b0, b1);
       }
@@ -279,7 +291,7 @@ struct TileState {
     Scores(p, block, lane, s);
     between();
     const bool whole = token0 >= last_begin && token0 + CudaKvLayout::kTokens <= first_end;
-    if (!whole) Mask(token0, lane, s);
+    if (!whole) Mask(token0, Swaps(p), lane, s);
     Weigh(p.scale_log2, s, w);
     const uint32_t values = block + (kFull ? CudaKvLayout::kTokens * D * kElement : p.layout.key_bytes());
     if (whole) {

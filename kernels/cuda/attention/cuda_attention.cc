@@ -58,22 +58,39 @@ size_t RoundUp(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 // Where the parts of a plan lie in one piece of memory.
 struct PlanLayout {
-  size_t extent = 0, items = 0, spans = 0, parts = 0, first_node = 0, bytes = 0;
+  size_t extent = 0, items = 0, spans = 0, parts = 0, first_node = 0, first_tile = 0, tiles = 0, bytes = 0;
 };
 
-PlanLayout LayOut(const AttentionPlan& plan, size_t items, size_t nodes) {
+PlanLayout LayOut(const AttentionPlan& plan, const PrefillPlan& prefill, size_t items, size_t nodes) {
   PlanLayout at;
   at.items = RoundUp(sizeof(AttentionExtent));
   at.spans = at.items + RoundUp(items * sizeof(DeviceAttentionItem));
   at.parts = at.spans + RoundUp(plan.spans.size() * sizeof(AttentionSpan));
   at.first_node = at.parts + RoundUp(plan.grid * sizeof(AttentionPart));
-  at.bytes = at.first_node + RoundUp(nodes * sizeof(int32_t));
+  at.first_tile = at.first_node + RoundUp(nodes * sizeof(int32_t));
+  at.tiles = at.first_tile + RoundUp(prefill.first_tile.size() * sizeof(int32_t));
+  at.bytes = at.tiles + RoundUp(prefill.tiles.size() * sizeof(PrefillTile));
   return at;
 }
 
 }  // namespace
 
-CudaAttention::CudaAttention(CudaDevice& device) : device_(device) {}
+CudaAttention::CudaAttention(CudaDevice& device, Kernel kernel) : device_(device), kernel_(kernel) {}
+
+std::vector<bool> CudaAttention::Choose(const CudaAttentionShape& shape, std::span<const CudaAttentionItem> items,
+                                        std::span<const PlannedItem> planned) const {
+  const DeviceLimits limits = device_.limits();
+  const CudaLibrary& library = device_.library();
+  if (kernel_ == Kernel::kForFewRows || shape.arena == nullptr || shape.o_type != shape.q_type ||
+      !library->prefill_takes(&shape.layout, shape.q_type, shape.arena_bytes, &limits))
+    return std::vector<bool>(items.size());
+  std::vector<bool> chosen = kernel_ == Kernel::kForManyRows
+                                 ? std::vector<bool>(items.size(), true)
+                                 : ChoosePrefill(planned, shape.group, shape.window, limits.multiprocessors);
+  for (size_t i = 0; i < items.size(); ++i)
+    chosen[i] = chosen[i] && (items[i].partial || (items[i].o_offset % 8 == 0 && items[i].o_row_step % 8 == 0));
+  return chosen;
+}
 
 absl::Status CudaAttention::Plan(CudaStream& stream, const CudaAttentionShape& shape,
                                  std::span<const CudaAttentionItem> items) {
@@ -85,15 +102,38 @@ absl::Status CudaAttention::Plan(CudaStream& stream, const CudaAttentionShape& s
     planned.push_back(
         {items[i].q_rows, items[i].kv_heads, items[i].first_position, items[i].token_begin, items[i].token_end});
   }
-  DT_ASSIGN_OR_RETURN(plan_, PlanAttention(planned, shape.group, shape.window, device_.info().multiprocessors));
-  DT_RETURN_IF_ERROR(GrowPieces(stream, plan_.tiles, shape.layout.value_dim));
+  const std::vector<bool> many = Choose(shape, items, planned);
+  std::vector<PlannedItem> few;
+  std::vector<int32_t> number;  // of the items in `few`
+  std::vector<PrefillItem> prefill;
+  for (size_t i = 0; i < items.size(); ++i) {
+    const auto me = static_cast<int32_t>(i);
+    if (many[i]) {
+      prefill.push_back({planned[i], items[i].blocks, items[i].head_step, items[i].first_segment, me});
+    } else {
+      few.push_back(planned[i]);
+      number.push_back(me);
+    }
+  }
+  const int multiprocessors = device_.info().multiprocessors;
+  plan_ = {};
+  prefill_plan_ = {};
+  if (!prefill.empty()) {
+    const int token_bytes = shape.layout.bytes() / CudaKvLayout::kTokens;
+    DT_ASSIGN_OR_RETURN(prefill_plan_, PlanPrefill(prefill, shape.group, shape.window, multiprocessors, token_bytes));
+  }
+  if (!few.empty() || items.empty()) {
+    DT_ASSIGN_OR_RETURN(plan_, PlanAttention(few, shape.group, shape.window, multiprocessors));
+    for (AttentionSpan& span : plan_.spans) span.item = number[span.item];
+    DT_RETURN_IF_ERROR(GrowPieces(stream, plan_.tiles, shape.layout.value_dim));
+  }
   return Upload(stream, items, shape.window);
 }
 
 absl::Status CudaAttention::Upload(CudaStream& stream, std::span<const CudaAttentionItem> items, int window) {
   size_t nodes = 0;
   for (const CudaAttentionItem& item : items) nodes += item.partial ? item.q_rows + 1 : 0;
-  const PlanLayout at = LayOut(plan_, items.size(), nodes);
+  const PlanLayout at = LayOut(plan_, prefill_plan_, items.size(), nodes);
   Staging& staging = staging_[next_staging_];
   next_staging_ = (next_staging_ + 1) % staging_.size();
   if (staging.copied.handle() == nullptr) {
@@ -132,10 +172,7 @@ absl::Status CudaAttention::Upload(CudaStream& stream, std::span<const CudaAtten
       int32_t node = item.first_node;
       for (int32_t row = 0; row <= item.q_rows; ++row) {
         first_node[row] = node;
-        node +=
-            item.one_node
-                ? 1
-                : CountSubtrees(VisibleSegments(item.first_position + row, window, item.token_begin, item.token_end));
+        node += CountSubtrees(VisibleSegments(item.first_position + row, window, item.token_begin, item.token_end));
       }
       first_node += item.q_rows + 1;
       first_node_there += item.q_rows + 1;
@@ -145,10 +182,14 @@ absl::Status CudaAttention::Upload(CudaStream& stream, std::span<const CudaAtten
   std::memcpy(host + at.spans, plan_.spans.data(), plan_.spans.size() * sizeof(AttentionSpan));
   std::memcpy(host + at.parts, plan_.parts.data(), plan_.parts.size() * sizeof(AttentionPart));
   std::memcpy(host + at.extent, &plan_.extent, sizeof(plan_.extent));
+  std::memcpy(host + at.first_tile, prefill_plan_.first_tile.data(), prefill_plan_.first_tile.size() * sizeof(int32_t));
+  std::memcpy(host + at.tiles, prefill_plan_.tiles.data(), prefill_plan_.tiles.size() * sizeof(PrefillTile));
   extent_ = reinterpret_cast<AttentionExtent*>(there + at.extent);
   items_ = reinterpret_cast<DeviceAttentionItem*>(there + at.items);
   spans_ = reinterpret_cast<AttentionSpan*>(there + at.spans);
   parts_ = reinterpret_cast<AttentionPart*>(there + at.parts);
+  first_tile_ = reinterpret_cast<int32_t*>(there + at.first_tile);
+  tiles_ = reinterpret_cast<PrefillTile*>(there + at.tiles);
   return stream.Upload(there, host, at.bytes, &staging.copied);
 }
 
@@ -185,6 +226,7 @@ uint64_t CudaAttention::Launches() const {
     hash ^= hash >> 29;
   };
   mix(extent_), mix(items_), mix(spans_), mix(parts_);
+  if (!prefill_plan_.tiles.empty()) mix(first_tile_), mix(tiles_);
   for (Buffer* buffer : {piece_o_.get(), piece_ml_.get(), arrived_.get()})
     mix(buffer != nullptr ? buffer->data() : nullptr);
   return hash;
@@ -194,31 +236,43 @@ absl::Status CudaAttention::Run(CudaStream& stream, const CudaAttentionShape& sh
   DT_RETURN_IF_ERROR(CheckShape(shape));
   if (run.q == nullptr || (run.o == nullptr && run.partial_o == nullptr))
     return InvalidArgument("attention: q or o is null");
-  AttentionLaunch launch;
-  launch.q = run.q;
-  launch.o = run.o;
-  launch.partial_o = run.partial_o;
-  launch.partial_ml = run.partial_ml;
-  launch.items = items_;
+  const DeviceLimits limits = device_.limits();
+  const CudaLibrary& library = device_.library();
+  DT_RETURN_IF_ERROR(stream.UseDevice());
+  AttentionCall call;
+  call.q = run.q;
+  call.o = run.o;
+  call.partial_o = run.partial_o;
+  call.partial_ml = run.partial_ml;
+  call.items = items_;
+  call.kv_offset = static_cast<int64_t>(run.kv_offset_bytes);
+  call.layout = shape.layout;
+  call.q_type = shape.q_type;
+  call.o_type = shape.o_type;
+  call.group = shape.group;
+  call.window = shape.window;
+  call.scale_log2 = shape.scale * shape.key_scale * kLog2E;
+  call.value_scale = shape.value_scale;
+  if (!prefill_plan_.tiles.empty()) {
+    PrefillLaunch launch{call};
+    launch.grid = prefill_plan_.grid;
+    launch.tiles = tiles_;
+    launch.first_tile = first_tile_;
+    launch.arena = shape.arena;
+    launch.arena_bytes = shape.arena_bytes;
+    DT_RETURN_IF_ERROR(
+        library.Check(library->prefill(&launch, stream.handle()), device_.name() + ": paged attention of many rows"));
+  }
+  if (plan_.spans.empty()) return absl::OkStatus();
+  AttentionLaunch launch{call};
+  launch.grid = plan_.grid;
   launch.spans = spans_;
   launch.parts = parts_;
   launch.extent = extent_;
   launch.piece_o = reinterpret_cast<float*>(piece_o_->data());
   launch.piece_ml = reinterpret_cast<float*>(piece_ml_->data());
   launch.arrived = reinterpret_cast<int32_t*>(arrived_->data());
-  launch.kv_offset = static_cast<int64_t>(run.kv_offset_bytes);
-  launch.layout = shape.layout;
-  launch.q_type = shape.q_type;
-  launch.o_type = shape.o_type;
-  launch.group = shape.group;
-  launch.window = shape.window;
-  launch.scale_log2 = shape.scale * shape.key_scale * kLog2E;
-  launch.value_scale = shape.value_scale;
-  launch.grid = plan_.grid;
   launch.tiles = plan_.tiles;
-  const DeviceLimits limits = device_.limits();
-  const CudaLibrary& library = device_.library();
-  DT_RETURN_IF_ERROR(stream.UseDevice());
   return library.Check(library->attention(&launch, &limits, stream.handle()), device_.name() + ": paged attention");
 }
 

@@ -2,15 +2,20 @@
 #include <array>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "kernels/cuda/attention/attention_plan.h"
+#include "kernels/cuda/attention/prefill_plan.h"
 #include "kernels/cuda/runtime/cuda_device.h"
 
 namespace dovetail::kernels::cuda {
 
-// Paged attention on a GPU: what paged_attention.h computes, for q_rows of 1 to thousands, tuned for 1 to 16. Not
-// bit-equal to the CPU (docs/ARCHITECTURE.md, determinism): sums run in another order and weights are rounded to the
-// type of the products. For one plan the bits are always the same.
+// Paged attention on a GPU: what paged_attention.h computes, for q_rows of 1 to thousands. Two kernels share a step's
+// items: one for few rows, which deals out KV blocks (attention_kernel.cuh), and on Hopper one for many, which deals
+// out rows (prefill_kernel.cuh): K and V of 16 bits and one size of head, 64, 80, 96, 128 or 256, q and o of their
+// type, all of whose blocks lie in one arena, and o at multiples of eight elements. What the second does not take is
+// the first's, and so is everything on other GPUs. Not bit-equal to the CPU (docs/ARCHITECTURE.md, determinism): sums
+// run in another order and weights are rounded to the type of the products. For one plan the bits are always the same.
 
 // What is equal for all layers and items of a step.
 struct CudaAttentionShape {
@@ -22,6 +27,10 @@ struct CudaAttentionShape {
   float scale = 0;      // > 0
   float key_scale = 1;  // what stored keys and values are to be multiplied by
   float value_scale = 1;
+  // All blocks of all items lie in this memory, behind its first CudaKvLayout::kArenaLead bytes and on multiples of 256
+  // bytes from its beginning; null: anywhere.
+  const std::byte* arena = nullptr;
+  size_t arena_bytes = 0;
 };
 
 // One shard of one sequence. Pointers are device pointers and must stay valid until the last Run of the plan has
@@ -43,7 +52,6 @@ struct CudaAttentionItem {
   // Writes its rows' subtrees (paged_attention.h) to Run's partial_o and partial_ml instead of o: PartialNodes(...)
   // of them from subtree `first_node` on. The first subtree of a row carries everything, the others nothing.
   bool partial = false;
-  bool one_node = false;  // partial, and each row has one subtree only, with everything in it
   int32_t first_node = 0;
 };
 
@@ -58,7 +66,10 @@ struct CudaAttentionRun {
 // The plan of one step and the device memory that it lies in. Thread-compatible; must not outlive the device.
 class CudaAttention {
  public:
-  explicit CudaAttention(CudaDevice& device);
+  // Which kernel attends items that both could: the faster one, or always the same.
+  enum class Kernel { kFaster, kForFewRows, kForManyRows };
+
+  explicit CudaAttention(CudaDevice& device, Kernel kernel = Kernel::kFaster);
 
   // Plans a step and enqueues its upload. Memory grows to the largest plan so far: kResourceExhausted if it is not
   // there (Reserve takes it in advance). kInvalidArgument, naming the item, for what the contract refuses. Waits, on
@@ -73,7 +84,8 @@ class CudaAttention {
   // What launches of the plan depend on, but for memory: addresses, grid and tiles.
   uint64_t Launches() const;
 
-  const AttentionPlan& plan() const { return plan_; }
+  const AttentionPlan& plan() const { return plan_; }                // of the kernel for few rows
+  const PrefillPlan& prefill_plan() const { return prefill_plan_; }  // of the one for many; no tiles: it has no items
   // The plan's items on the device, in their order: what KvAppendLaunch::items wants. Valid until the next Plan.
   const DeviceAttentionItem* device_items() const { return items_; }
 
@@ -83,19 +95,26 @@ class CudaAttention {
     CudaEvent copied;
   };
 
+  // Which items the kernel for many rows attends.
+  std::vector<bool> Choose(const CudaAttentionShape& shape, std::span<const CudaAttentionItem> items,
+                           std::span<const PlannedItem> planned) const;
   absl::Status Upload(CudaStream& stream, std::span<const CudaAttentionItem> items, int window);
   absl::Status GrowPieces(CudaStream& stream, int tiles, int value_dim);
 
   CudaDevice& device_;
+  const Kernel kernel_;
   AttentionPlan plan_;
+  PrefillPlan prefill_plan_;
   std::array<Staging, 4> staging_;
   int next_staging_ = 0;
-  std::unique_ptr<Buffer> plan_memory_;  // extent, items, spans, parts, first nodes
+  std::unique_ptr<Buffer> plan_memory_;  // extent, items, spans, parts, first nodes, tiles
   std::unique_ptr<Buffer> piece_o_, piece_ml_, arrived_;
   AttentionExtent* extent_ = nullptr;  // these in plan_memory_
   DeviceAttentionItem* items_ = nullptr;
   AttentionSpan* spans_ = nullptr;
   AttentionPart* parts_ = nullptr;
+  int32_t* first_tile_ = nullptr;
+  PrefillTile* tiles_ = nullptr;
 };
 
 }  // namespace dovetail::kernels::cuda

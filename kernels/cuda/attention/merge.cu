@@ -44,39 +44,7 @@ __global__ void __launch_bounds__(128) MergeKernel(const __grid_constant__ Merge
   }
 }
 
-// One warp a (row, head).
-__global__ void __launch_bounds__(128) JoinPromptsKernel(const __grid_constant__ JoinPromptsLaunch p) {
-  const int lane = threadIdx.x % 32, prompt = blockIdx.y;
-  const int64_t unit = blockIdx.x * 4ll + threadIdx.x / 32;
-  const int row = static_cast<int>(unit / p.heads), head = static_cast<int>(unit % p.heads);
-  if (p.node[prompt] < 0 || row >= p.tokens[prompt]) return;
-  const int64_t partial = (static_cast<int64_t>(p.node[prompt]) + row) * p.heads + head;
-  const float mine = p.sums[(static_cast<int64_t>(prompt) * p.heads + head) * p.sums_tokens + row];
-  const float m = p.partial_ml[partial * 2], l = p.partial_ml[partial * 2 + 1];
-  const float top = fmaxf(mine, m);
-  const float of_mine = Exp2((mine - top) * kLog2E), of_partial = Exp2((m - top) * kLog2E);
-  const float inverse = 1 / (of_mine + of_partial * l);
-  const int64_t out = p.o_at[prompt] + (static_cast<int64_t>(row) * p.heads + head) * p.value_dim;
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const int dim = 2 * lane + 64 * j;
-    if (dim >= p.value_dim) continue;
-    const float2 x = LoadWirePair(p.o_type, p.o, out + dim);
-    const float2 y = *reinterpret_cast<const float2*>(p.partial_o + partial * p.value_dim + dim);
-    StoreWirePair(p.o_type, p.o, out + dim, (of_mine * x.x + of_partial * y.x) * inverse,
-                  (of_mine * x.y + of_partial * y.y) * inverse);
-  }
-}
-
 }  // namespace
-
-int LaunchJoinPrompts(const JoinPromptsLaunch* launch, void* stream) {
-  const int64_t units = static_cast<int64_t>(launch->most_tokens) * launch->heads;
-  if (units == 0 || launch->batch == 0) return 0;
-  const dim3 grid(static_cast<unsigned>((units + 3) / 4), launch->batch);
-  JoinPromptsKernel<<<grid, 128, 0, static_cast<cudaStream_t>(stream)>>>(*launch);
-  return static_cast<int>(cudaGetLastError());
-}
 
 int LaunchMerge(const MergeLaunch* launch, void* stream) {
   const int64_t units = static_cast<int64_t>(launch->rows) * launch->heads;

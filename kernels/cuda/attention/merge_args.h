@@ -21,19 +21,4 @@ struct MergeLaunch {
   int32_t rows = 0, heads = 0, value_dim = 0;
 };
 
-// Joins what rows of prompts see among themselves (PromptCall, with sums) with what they see of earlier tokens, one
-// partial a row: prompt i has tokens[i] rows in o, from o_at[i] on, and its partials begin with node[i].
-struct JoinPromptsLaunch {
-  const float* partial_o = nullptr;   // [nodes][heads][value_dim], times l
-  const float* partial_ml = nullptr;  // [nodes][heads][2]
-  const float* sums = nullptr;        // [batch or more][heads][sums_tokens]
-  const int32_t* tokens = nullptr;    // [batch]
-  const int32_t* o_at = nullptr;      // [batch], elements
-  const int32_t* node = nullptr;      // [batch]; negative: the prompt has no earlier tokens
-  void* o = nullptr;                  // in and out: rows of heads * value_dim
-  WireType o_type = WireType::kBF16;
-  int32_t batch = 0, most_tokens = 0, heads = 0, value_dim = 0;
-  int32_t sums_tokens = 0;
-};
-
 }  // namespace dovetail::kernels::cuda

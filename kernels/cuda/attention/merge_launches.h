@@ -6,6 +6,5 @@ namespace dovetail::kernels::cuda {
 // Each enqueues one kernel and returns a cudaError_t. The callers check the arguments (attention/merge_partials.h).
 // Threads: any host thread, one at a time per stream.
 int LaunchMerge(const MergeLaunch* launch, void* stream);
-int LaunchJoinPrompts(const JoinPromptsLaunch* launch, void* stream);
 
 }  // namespace dovetail::kernels::cuda

@@ -11,6 +11,7 @@
 
 #include "kernels/cuda/primitives/dependent_launch.cuh"
 #include "kernels/cuda/primitives/primitives.cuh"
+#include "kernels/cuda/primitives/quads.cuh"
 #include "kernels/cuda/primitives/warpgroup_products.cuh"
 #include "kernels/cuda/primitives/wide_wgmma.cuh"
 #include "kernels/cuda/primitives/wire.cuh"
@@ -175,21 +176,6 @@ __device__ __forceinline__ void Produce(const GatedLaunch& p, const Ring& ring, 
     BarrierWait(ring.empty + 8 * place.stage, place.parity);
     load_w(w, place.stage);
     load_x(w, place.stage);
-  }
-}
-
-// words[i] of lane c of four neighbours becomes words[c] of lane i.
-__device__ __forceinline__ void TransposeQuad(uint32_t (&words)[4]) {
-  const bool high = (threadIdx.x & 2) != 0, odd = (threadIdx.x & 1) != 0;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const uint32_t got = __shfl_xor_sync(~0u, high ? words[i] : words[i + 2], 2);
-    (high ? words[i] : words[i + 2]) = got;
-  }
-#pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    const uint32_t got = __shfl_xor_sync(~0u, odd ? words[i] : words[i + 1], 1);
-    (odd ? words[i] : words[i + 1]) = got;
   }
 }
 

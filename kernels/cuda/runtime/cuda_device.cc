@@ -4,8 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "kernels/cuda/prompts/prompt_planner.h"
-
 namespace dovetail::kernels::cuda {
 namespace {
 
@@ -197,12 +195,6 @@ absl::StatusOr<CudaStream*> CudaDevice::WorkerStream() {
     DT_ASSIGN_OR_RETURN(worker_stream_, CreateCudaStream());
   }
   return worker_stream_.get();
-}
-
-PromptPlanner& CudaDevice::prompt_planner() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (prompt_planner_ == nullptr) prompt_planner_ = std::make_unique<PromptPlanner>(CudnnPlans(library_, index_));
-  return *prompt_planner_;
 }
 
 absl::StatusOr<CudaEvent> CudaDevice::CreateEvent(bool timed) {

@@ -10,7 +10,6 @@
 namespace dovetail::kernels::cuda {
 
 class CudaDevice;
-class PromptPlanner;
 
 // A mark in a stream. Waiting for it from another stream costs the host nothing. Movable; must not outlive its
 // device.
@@ -122,9 +121,6 @@ class CudaDevice : public Device {
   // The stream in which the workers of this process enqueue: what one has enqueued is done before what another enqueues
   // later. Made on first use; lives as long as the device.
   absl::StatusOr<CudaStream*> WorkerStream();
-  // Plans of prompts (prompt_planner.h) for all workers of this process. Made on first use; lives as long as the
-  // device, whose destructor waits for a plan that is being made.
-  PromptPlanner& prompt_planner();
   absl::StatusOr<CudaEvent> CreateEvent(bool timed = false);
   // Host memory that copies reach without staging; zeroed.
   absl::StatusOr<std::unique_ptr<Buffer>> AllocatePinned(size_t size_bytes);
@@ -155,7 +151,6 @@ class CudaDevice : public Device {
   MemoryPool pool_;
   std::mutex mutex_;  // of what follows
   std::unique_ptr<CudaStream> worker_stream_;
-  std::unique_ptr<PromptPlanner> prompt_planner_;
 };
 
 // Host memory that copies to and from a GPU reach without staging, behind Device: for tensors that the host packs or

@@ -1,0 +1,39 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/attention/attention_args.h"
+
+namespace dovetail::kernels::cuda {
+
+// What the host hands to the attention kernel for many rows (prefill_kernel.cuh): plain structs.
+
+inline constexpr int kPrefillRows = 128;  // (token, head) rows of a tile, as many as one thread block attends at once
+
+// Rows [row0, row0 + 128) of an item's q_rows * group for one KV head, and all blocks that any of them sees.
+struct PrefillTile {
+  const std::byte* const* last_block =
+      nullptr;  // where the table names the last of the blocks; those before lie before
+  int32_t item = 0;
+  int32_t head = 0;
+  int32_t row0 = 0;
+  int32_t first_segment = 0;
+  int32_t segments = 0;     // 0: the rows see nothing
+  int32_t last_tokens = 0;  // of the last block, 1..64
+};
+
+struct PrefillLaunch : AttentionCall {
+  const PrefillTile* tiles = nullptr;
+  const int32_t* first_tile = nullptr;  // [grid + 1]: thread block b attends tiles [first_tile[b], first_tile[b + 1])
+  // All blocks lie in this memory, behind its first kArenaLead bytes, on multiples of 256 bytes from its beginning.
+  const std::byte* arena = nullptr;
+  size_t arena_bytes = 0;
+};
+
+// Whether the kernel attends such rows on this device: cuda_attention.h says which. It must be the current one.
+bool PrefillTakes(const CudaKvLayout* layout, WireType q_type, size_t arena_bytes, const DeviceLimits* limits);
+
+// Enqueues one pass. cudaError_t as int; 0: enqueued. What PrefillTakes refuses may not be asked for.
+int LaunchPrefill(const PrefillLaunch* launch, void* stream);
+
+}  // namespace dovetail::kernels::cuda

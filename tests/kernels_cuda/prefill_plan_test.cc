@@ -1,0 +1,128 @@
+#include "kernels/cuda/attention/prefill_plan.h"
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <tuple>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/segment_tree.h"
+
+namespace dovetail::kernels::cuda {
+namespace {
+
+constexpr int kTokenBytes = 512;
+
+// Items whose tables lie one behind the other, from `table` on.
+std::vector<PrefillItem> ItemsOf(const std::vector<PlannedItem>& rows, const std::byte* const* table) {
+  std::vector<PrefillItem> items;
+  for (const PlannedItem& item : rows) {
+    PrefillItem& out = items.emplace_back();
+    out.rows = item;
+    out.blocks = table;
+    out.head_step = (item.token_end + kSegmentTokens - 1) / kSegmentTokens - item.token_begin / kSegmentTokens;
+    out.first_segment = static_cast<int32_t>(item.token_begin / kSegmentTokens);
+    out.item = static_cast<int32_t>(items.size()) - 1;
+    table += out.head_step * item.kv_heads;
+  }
+  return items;
+}
+
+PrefillPlan Plan(const std::vector<PrefillItem>& items, int group, int window, int multiprocessors) {
+  auto plan = PlanPrefill(items, group, window, multiprocessors, kTokenBytes);
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  return *plan;
+}
+
+TEST(PrefillPlan, EveryRowOfEveryHeadHasOneTileWithAllThatItSees) {
+  const uint64_t seed = 3;
+  std::mt19937_64 random(seed);
+  const std::vector<const std::byte*> table(1 << 16);
+  for (int round = 0; round < 200; ++round) {
+    const int group = 1 + static_cast<int>(random() % 9), multiprocessors = 1 + static_cast<int>(random() % 140);
+    const int window = random() % 3 == 0 ? 1 + static_cast<int>(random() % 500) : 0;
+    std::vector<PlannedItem> rows;
+    for (uint64_t count = 1 + random() % 10; count > 0; --count) {
+      PlannedItem& item = rows.emplace_back();
+      item.q_rows = 1 + static_cast<int32_t>(random() % 300);
+      item.kv_heads = 1 + static_cast<int32_t>(random() % 4);
+      item.first_position = static_cast<int64_t>(random() % 3000);
+      item.token_begin = random() % 3 == 0 ? static_cast<int64_t>(random() % 20) * kSegmentTokens : 0;
+      item.token_end = std::max<int64_t>(item.token_begin, item.first_position + item.q_rows);
+    }
+    const std::vector<PrefillItem> items = ItemsOf(rows, table.data());
+    const PrefillPlan plan = Plan(items, group, window, multiprocessors);
+    ASSERT_EQ(plan.grid, multiprocessors);
+    ASSERT_EQ(plan.first_tile.size(), static_cast<size_t>(multiprocessors) + 1);
+    ASSERT_EQ(plan.first_tile.front(), 0);
+    ASSERT_EQ(plan.first_tile.back(), static_cast<int32_t>(plan.tiles.size()));
+    ASSERT_TRUE(std::is_sorted(plan.first_tile.begin(), plan.first_tile.end()));
+    std::map<std::tuple<int, int, int>, int> seen;
+    for (const PrefillTile& tile : plan.tiles) {
+      const PrefillItem& item = items[tile.item];
+      ASSERT_EQ(++seen[std::tuple(tile.item, tile.head, tile.row0)], 1) << "seed " << seed << " round " << round;
+      const int64_t end = std::min<int64_t>(tile.row0 + kPrefillRows, int64_t{item.rows.q_rows} * group);
+      for (int64_t row = tile.row0; row < end; ++row) {
+        const TokenSpan span =
+            VisibleTokens(item.rows.first_position + row / group, window, item.rows.token_begin, item.rows.token_end);
+        if (span.empty()) continue;
+        ASSERT_LE(int64_t{tile.first_segment} * kSegmentTokens, span.begin);
+        ASSERT_GE(int64_t{tile.first_segment + tile.segments - 1} * kSegmentTokens + tile.last_tokens, span.end);
+      }
+      if (tile.segments == 0) continue;
+      const int64_t last = tile.first_segment + tile.segments - 1;
+      ASSERT_EQ(tile.last_block, item.blocks + tile.head * item.head_step + (last - item.first_segment));
+      ASSERT_LE(last * kSegmentTokens + tile.last_tokens, item.rows.token_end);
+    }
+    size_t tiles = 0;
+    for (const PlannedItem& item : rows)
+      tiles += static_cast<size_t>((int64_t{item.q_rows} * group + kPrefillRows - 1) / kPrefillRows * item.kv_heads);
+    ASSERT_EQ(seen.size(), tiles);
+  }
+}
+
+TEST(PrefillPlan, ThreadBlocksEndTogetherAndTheLongestTilesComeFirst) {
+  const std::vector<const std::byte*> table(1 << 12);
+  const std::vector<PrefillItem> items = ItemsOf({{8192, 8, 0, 0, 8192}, {1000, 8, 0, 0, 1000}}, table.data());
+  const PrefillPlan plan = Plan(items, 4, 0, 132);
+  int64_t least = 1 << 30, most = 0;
+  for (int block = 0; block < plan.grid; ++block) {
+    int64_t segments = 0;
+    for (int32_t i = plan.first_tile[block]; i < plan.first_tile[block + 1]; ++i)
+      segments += plan.tiles[i].segments + 2;
+    least = std::min(least, segments);
+    most = std::max(most, segments);
+    ASSERT_LT(plan.first_tile[block], plan.first_tile[block + 1]);
+    ASSERT_GE(plan.tiles[plan.first_tile[block]].segments, 118) << "of 128";
+  }
+  EXPECT_LE(most - least, 8);
+}
+
+TEST(PrefillPlan, HeadsWhoseKeysFillTheL2ComeOneAfterTheOther) {
+  const std::vector<const std::byte*> table(1 << 16);
+  const std::vector<PrefillItem> items = ItemsOf({{1024, 8, 97280, 0, 98304}}, table.data());  // 48 MiB a head
+  const PrefillPlan plan = Plan(items, 4, 0, 16);
+  for (int block = 0; block < plan.grid; ++block) {
+    for (int32_t i = plan.first_tile[block]; i + 1 < plan.first_tile[block + 1]; ++i)
+      ASSERT_LE(plan.tiles[i].head, plan.tiles[i + 1].head);
+  }
+}
+
+TEST(PrefillPlan, AFewRowsOfALongContextAreNotChosen) {
+  const auto choose = [](std::vector<PlannedItem> items) { return ChoosePrefill(items, 4, 0, 132); };
+  EXPECT_EQ(choose({{1, 8, 5000, 0, 5001}}), std::vector<bool>{false}) << "a decode";
+  EXPECT_EQ(choose({{16, 8, 0, 0, 16}}), std::vector<bool>{false}) << "64 rows";
+  EXPECT_EQ(choose({{17, 8, 0, 0, 17}}), std::vector<bool>{true});
+  EXPECT_EQ(choose({{256, 8, 7936, 0, 8192}}), std::vector<bool>{false}) << "64 tiles for 132 multiprocessors";
+  EXPECT_EQ(choose({{2048, 8, 129024, 0, 131072}}), std::vector<bool>{true});
+  EXPECT_EQ(choose({{8192, 8, 0, 0, 8192}, {40, 8, 8000, 0, 8040}}), (std::vector<bool>{true, true}))
+      << "beside much else a long tile does not matter";
+}
+
+TEST(PrefillPlan, WithoutItemsIsRefused) {
+  EXPECT_EQ(PlanPrefill({}, 4, 0, 132, kTokenBytes).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace dovetail::kernels::cuda
