@@ -157,6 +157,7 @@ xgrammar::CompiledGrammar CompileSource(xgrammar::GrammarCompiler& compiler, con
                                         /*strict_mode=*/false, kMaxWhitespace);
     case Kind::kRegex: return compiler.CompileRegex(text);
     case Kind::kEbnf: return compiler.CompileGrammar(text);
+    case Kind::kStructuralTag: return compiler.CompileStructuralTag(text);
   }
   throw std::runtime_error("the kind of the grammar is not known");
 }

@@ -29,7 +29,8 @@ inline constexpr int64_t kMaxMaskMs = 50;        // of one token's mask
 inline constexpr int64_t kMaxMeanMaskUs = 2000;  // of a token's, in the mean over a text
 
 // How a text is constrained: one string, so that it travels as one field. Its first byte is the kind.
-enum class Kind : char { kJsonSchema = 'j', kRegex = 'r', kEbnf = 'e' };
+// kStructuralTag: xgrammar's own composition of such grammars, literal texts and tokens, as JSON.
+enum class Kind : char { kJsonSchema = 'j', kRegex = 'r', kEbnf = 'e', kStructuralTag = 't' };
 inline std::string SourceOf(Kind kind, std::string_view text) {
   std::string source(1, static_cast<char>(kind));
   source += text;

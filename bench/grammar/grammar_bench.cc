@@ -44,7 +44,7 @@ void Measure(const Json& value, const server::ServedModel& model) {
   server::GenerationFields fields;
   proto::SamplingParams sampling;
   absl::Status status = server::ParseStructuredOutput(Json{{"structured_outputs", value}}, model, fields);
-  if (status.ok()) status = server::ChooseGrammar(fields, model, nullptr, sampling);
+  if (status.ok()) status = server::ChooseGrammar(fields.grammar, fields.grammar_param, model, nullptr, sampling);
   const double ready = Since(begin);
   if (!status.ok())
     return (void)std::printf("%-60s refused in %.1f ms: %s\n", name.c_str(), ready,

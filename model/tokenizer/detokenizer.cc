@@ -12,7 +12,9 @@ IncrementalDetokenizer::IncrementalDetokenizer(const Tokenizer& tokenizer, Detok
       strip_space_(options.at_sequence_start && tokenizer.strip_first_space()) {}
 
 std::string IncrementalDetokenizer::Push(TokenId id) {
-  if (options_.skip_special_tokens && tokenizer_->IsSpecial(id)) return {};
+  const auto& shown = options_.shown_special;
+  if (options_.skip_special_tokens && tokenizer_->IsSpecial(id) && !std::binary_search(shown.begin(), shown.end(), id))
+    return {};
   std::string_view bytes = tokenizer_->TokenText(id);
   if (bytes.empty()) return {};
   if (strip_space_ && bytes.front() == ' ') bytes.remove_prefix(1);

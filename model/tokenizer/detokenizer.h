@@ -1,5 +1,6 @@
 #pragma once
 #include <cstddef>
+#include <span>
 #include <string>
 
 #include "base/ids.h"
@@ -11,6 +12,7 @@ namespace dovetail::model {
 // the models' own fast tokenizers, so both of its values mean the same text.
 struct DetokenizeOptions {
   bool skip_special_tokens = true;
+  std::span<const TokenId> shown_special;  // that are not skipped; sorted, and outlive the detokenizer
   // The first token is the first of the whole sequence, where SPM-style tokenizers drop one space; false when the ids
   // continue a prompt.
   bool at_sequence_start = false;

@@ -87,6 +87,19 @@ void AddModelFlags(CLI::App& command, ApiFlags& flags) {
                   "llama2), in place of the model's own")
       ->type_name("FILE|NAME")
       ->group("API");
+  command
+      .add_option("--tool-call-parser", flags.tool_call_parser,
+                  "How answers spell calls of tools: hermes, llama3_json, pythonic, mistral, mistral_array, "
+                  "qwen3_coder, granite, minimax_m2, kimi_k2, openai, deepseek_v3, deepseek_v31, or none; else as the "
+                  "chat template does")
+      ->type_name("NAME")
+      ->group("API");
+  command
+      .add_option("--reasoning-parser", flags.reasoning_parser,
+                  "How answers mark thoughts: think, mistral, seed_oss, openai, or none; else as the chat template "
+                  "does")
+      ->type_name("NAME")
+      ->group("API");
 }
 
 void AddLoadFlags(CLI::App& command, ApiFlags& flags) {
@@ -155,10 +168,14 @@ absl::Status ApiServer::Serve(const ServedEngine& served) {
                       MakeServedModel(*served.checkpoint, {.names = flags_.served_model_names,
                                                            .accept_any_name = flags_.ignore_model_name,
                                                            .chat_template = flags_.chat_template,
+                                                           .tool_call_parser = flags_.tool_call_parser,
+                                                           .reasoning_parser = flags_.reasoning_parser,
                                                            .max_model_len = served.max_model_len,
                                                            .grammars = served.grammars,
                                                            .model_digest = served.model_digest}));
   name_ = model->names.front();
+  LogInfo("answers: --tool-call-parser ", model->calls == nullptr ? "none" : std::string(model->calls->name),
+          ", --reasoning-parser ", model->thoughts == nullptr ? "none" : std::string(model->thoughts->name));
   const auto metrics = std::make_shared<server::ServerMetrics>(
       server::ServerMetrics::Info{name_, model->max_model_len, kSegmentTokens, served.kv_blocks, kVersion});
   if (!flags_.grpc_listen.empty()) {

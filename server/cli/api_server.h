@@ -31,7 +31,7 @@ struct ApiFlags {
   RequestLogFlags request_log;
   std::vector<std::string> served_model_names;
   bool ignore_model_name = false;
-  std::string chat_template;
+  std::string chat_template, tool_call_parser, reasoning_parser;
   int overload_status = 503;
   int shutdown_timeout = 30;  // seconds
 };

@@ -196,6 +196,7 @@ absl::StatusOr<ChatTemplateChoice> ChooseChatTemplate(const model::Checkpoint& c
     auto selected = model::SelectTemplate(own, /*has_tools=*/false);
     if (!selected.ok()) return Annotate(selected.status(), choice.origin);
     choice.source = *std::move(selected);
+    DT_ASSIGN_OR_RETURN(choice.tool_source, model::SelectTemplate(own, /*has_tools=*/true));
     return choice;
   }
   if (tokenizer == nullptr) return choice;
@@ -212,6 +213,28 @@ absl::StatusOr<ChatTemplateChoice> ChooseChatTemplate(const model::Checkpoint& c
   return choice;
 }
 
+namespace {
+
+// How the answers of this model are taken apart: by name, or by its chat template.
+absl::Status ChooseParsers(const server::ChatTemplateText& chat, const ServedModelOptions& options,
+                           server::ServedModel& served) {
+  served.calls = server::CallsUnder(chat);
+  served.thoughts = server::ThoughtsUnder(chat);
+  const std::string& calls = options.tool_call_parser;
+  if (!calls.empty()) served.calls = calls == "none" ? nullptr : server::FindCallFormat(calls);
+  if (!calls.empty() && calls != "none" && served.calls == nullptr)
+    return InvalidArgument("--tool-call-parser: there is no '", calls, "'; use none or one of ",
+                           absl::StrJoin(server::CallFormatNames(), ", "));
+  const std::string& thoughts = options.reasoning_parser;
+  if (!thoughts.empty()) served.thoughts = thoughts == "none" ? nullptr : server::FindThoughtFormat(thoughts);
+  if (!thoughts.empty() && thoughts != "none" && served.thoughts == nullptr)
+    return InvalidArgument("--reasoning-parser: there is no '", thoughts, "'; use none or one of ",
+                           absl::StrJoin(server::ThoughtFormatNames(), ", "));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::StatusOr<std::shared_ptr<const server::ServedModel>> MakeServedModel(const model::Checkpoint& checkpoint,
                                                                            const ServedModelOptions& options) {
   const model::ModelConfig& config = checkpoint.config();
@@ -223,11 +246,13 @@ absl::StatusOr<std::shared_ptr<const server::ServedModel>> MakeServedModel(const
   DT_ASSIGN_OR_RETURN(const ChatTemplateChoice chat,
                       ChooseChatTemplate(checkpoint, served->tokenizer.get(), options.chat_template));
   if (!chat.source.empty()) {
-    auto renderer = server::MakeChatRenderer(chat.source, chat.bos_token, chat.eos_token);
+    const server::ChatTemplateText text{chat.source, chat.tool_source, chat.bos_token, chat.eos_token};
+    auto renderer = server::MakeChatRenderer(text);
     if (!renderer.ok())
       return InvalidArgument(chat.origin, ": ", std::string(renderer.status().message()),
                              "; choose another one with --chat-template");
     served->chat = *std::move(renderer);
+    DT_RETURN_IF_ERROR(ChooseParsers(text, options, *served));
   }
   served->max_model_len = static_cast<int>(options.max_model_len);
   served->vocab_size = static_cast<int>(config.vocab_size);

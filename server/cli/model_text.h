@@ -25,7 +25,8 @@ absl::StatusOr<std::shared_ptr<const model::Tokenizer>> LoadTokenizerAt(const st
 std::shared_ptr<grammar::GrammarEngine> MakeGrammars(const model::Checkpoint& checkpoint);
 
 struct ChatTemplateChoice {
-  std::string source;  // Jinja; empty: none
+  std::string source;       // Jinja; empty: none
+  std::string tool_source;  // for conversations with tools; empty: the same
   std::string origin;  // for error texts and the log: "--chat-template chatml", "model.gguf: tokenizer.chat_template"
   std::string bos_token, eos_token;  // what it may write
 };
@@ -39,7 +40,8 @@ absl::StatusOr<ChatTemplateChoice> ChooseChatTemplate(const model::Checkpoint& c
 struct ServedModelOptions {
   std::vector<std::string> names;  // empty: the file's name
   bool accept_any_name = false;
-  std::string chat_template;  // --chat-template
+  std::string chat_template;                       // --chat-template
+  std::string tool_call_parser, reasoning_parser;  // --tool-call-parser, --reasoning-parser; empty: by the template
   int64_t max_model_len = 0;
   std::shared_ptr<grammar::GrammarEngine> grammars;  // null: one of its own
   uint64_t model_digest = 0;                         // becomes the fingerprint that responses show

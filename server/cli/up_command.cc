@@ -332,6 +332,8 @@ class Up {
       arguments.insert(arguments.end(), more.begin(), more.end());
     for (const std::string& name : api.served_model_names) add("--served-model-name", name);
     add("--chat-template", api.chat_template);
+    add("--tool-call-parser", api.tool_call_parser);
+    add("--reasoning-parser", api.reasoning_parser);
     add("--grpc-listen", grpc_address_.empty() ? api.grpc_listen : grpc_address_);
     if (api.ignore_model_name) arguments.push_back("--ignore-model-name");
     if (flags_.engine.seed) add("--seed", std::to_string(*flags_.engine.seed));

@@ -290,11 +290,10 @@ absl::StatusOr<ParsedGeneration> ApiHandler::ParseGeneration(const Route& route,
   return ParseCompletionRequest(json, *backend.model);
 }
 
-ApiHandler::Continuation ApiHandler::PrepareAndBegin(const Route& route, const std::shared_ptr<Exchange>& exchange,
-                                                     const std::shared_ptr<const Backend>& backend,
-                                                     const ParsedGeneration& parsed, const RequestContext& context,
-                                                     const GenerationContext& about) {
-  auto prepared = std::make_shared<absl::StatusOr<PreparedGeneration>>(Prepare(parsed, *backend->model, context));
+ApiHandler::Continuation ApiHandler::Begin(const Route& route, const std::shared_ptr<Exchange>& exchange,
+                                           const std::shared_ptr<const Backend>& backend,
+                                           absl::StatusOr<PreparedGeneration> request, const GenerationContext& about) {
+  const auto prepared = std::make_shared<absl::StatusOr<PreparedGeneration>>(std::move(request));
   if (prepared->ok()) LogRequestBegin(about.call, **prepared, *backend->model, options_.log);
   return [this, &route, exchange, about, backend, prepared] {
     if (!prepared->ok())
@@ -311,6 +310,7 @@ void ApiHandler::Generate(const Route& route, std::shared_ptr<Exchange> exchange
   context.tenant = TenantOf(route, *exchange);
   context.created = absl::ToUnixSeconds(absl::Now());
   const GenerationContext about{{context.id, context.tenant, std::string(route.path), exchange->arrived()}, intake_};
+  context.id_seed = RandomSeed();
   context.random_seed = options_.seed ? *options_.seed : RandomSeed();
   auto read = [this, &route, exchange, about, context,
                backend = backend()](const std::shared_ptr<CancelToken>& cancel) mutable -> Continuation {
@@ -320,11 +320,13 @@ void ApiHandler::Generate(const Route& route, std::shared_ptr<Exchange> exchange
       return [this, &route, exchange, status = request.status()] {
         Answer(*exchange, route, ErrorResponse(ToApiError(status, options_.overload_status)));
       };
-    if (!CompilesGrammar(*request, *backend->model))
-      return PrepareAndBegin(route, exchange, backend, *request, context, about);
+    context.may_compile = false;
+    auto prepared = Prepare(*request, *backend->model, context);
+    if (!NeedsCompiling(prepared.status())) return Begin(route, exchange, backend, std::move(prepared), about);
+    context.may_compile = true;
     const auto compile = [this, &route, exchange, about, context, backend,
                           parsed = *std::move(request)](const std::shared_ptr<CancelToken>&) {
-      return PrepareAndBegin(route, exchange, backend, parsed, context, about);
+      return Begin(route, exchange, backend, Prepare(parsed, *backend->model, context), about);
     };
     const absl::Status posted = intake_->grammars.TryPost(TaskOf(context.tenant, exchange, cancel, compile));
     if (posted.ok()) return nullptr;

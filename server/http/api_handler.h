@@ -61,9 +61,9 @@ class ApiHandler : public HttpHandler {
   absl::StatusOr<ParsedGeneration> ParseGeneration(const Route& route, const std::string& body, const Backend& backend,
                                                    const RequestContext& context) const;
   void Generate(const Route& route, std::shared_ptr<Exchange> exchange);
-  Continuation PrepareAndBegin(const Route& route, const std::shared_ptr<Exchange>& exchange,
-                               const std::shared_ptr<const Backend>& backend, const ParsedGeneration& parsed,
-                               const RequestContext& context, const GenerationContext& about);
+  Continuation Begin(const Route& route, const std::shared_ptr<Exchange>& exchange,
+                     const std::shared_ptr<const Backend>& backend, absl::StatusOr<PreparedGeneration> request,
+                     const GenerationContext& about);
   void Tokenize(const Route& route, std::shared_ptr<Exchange> exchange);
   HttpResponse Health(const Backend* backend) const;
   HttpResponse Ready(const Backend* backend) const;

@@ -1,27 +1,71 @@
 #include "server/openai/chat_renderer.h"
 
+#include <algorithm>
 #include <memory>
+#include <utility>
 
 #include "absl/time/clock.h"
 #include "model/chat_template/chat_template.h"
+#include "server/openai/tool_traits.h"
 
 namespace dovetail::server {
+namespace {
 
-absl::StatusOr<ChatRenderer> MakeChatRenderer(std::string_view template_source, std::string bos_token,
-                                              std::string eos_token) {
-  DT_ASSIGN_OR_RETURN(auto parsed, model::ChatTemplate::Parse(template_source));
-  return ChatRenderer([chat = std::move(parsed), bos = std::move(bos_token), eos = std::move(eos_token)](
-                          const ChatPrompt& prompt) -> absl::StatusOr<std::vector<model::PromptPart>> {
-    model::RenderInputs inputs;
+struct Rendered {
+  model::ChatTemplate chat;
+  ToolTraits traits;
+};
+
+model::RenderInputs TokensOf(const ChatTemplateText& text) {
+  model::RenderInputs tokens;
+  tokens.bos_token = text.bos_token;
+  tokens.eos_token = text.eos_token;
+  return tokens;
+}
+
+absl::StatusOr<Rendered> Read(const std::string& source, const model::RenderInputs& tokens) {
+  DT_ASSIGN_OR_RETURN(auto chat, model::ChatTemplate::Parse(source));
+  const ToolTraits traits = TraitsOf(chat, tokens, source);
+  return Rendered{std::move(chat), traits};
+}
+
+const std::string& SourceWithTools(const ChatTemplateText& text) {
+  return text.tool_source.empty() ? text.source : text.tool_source;
+}
+
+bool HasTools(const ChatPrompt& prompt) {
+  return prompt.tools.is_array() || std::any_of(prompt.messages.begin(), prompt.messages.end(), [](const Json& one) {
+           return one.contains("tool_calls") || one["role"] == "tool";
+         });
+}
+
+}  // namespace
+
+const CallFormat* CallsUnder(const ChatTemplateText& text) {
+  const auto read = Read(SourceWithTools(text), TokensOf(text));
+  if (read.ok() && !read->traits.shows_tools) return &HermesFormat();
+  return CallFormatOf(SourceWithTools(text));
+}
+
+const ThoughtFormat* ThoughtsUnder(const ChatTemplateText& text) { return ThoughtFormatOf(SourceWithTools(text)); }
+
+absl::StatusOr<ChatRenderer> MakeChatRenderer(const ChatTemplateText& text) {
+  const model::RenderInputs tokens = TokensOf(text);
+  DT_ASSIGN_OR_RETURN(const Rendered plain, Read(text.source, tokens));
+  DT_ASSIGN_OR_RETURN(const Rendered tools, Read(SourceWithTools(text), tokens));
+  using Parts = std::vector<model::PromptPart>;
+  return ChatRenderer([plain, tools, tokens](const ChatPrompt& prompt) -> absl::StatusOr<Parts> {
+    model::RenderInputs inputs = tokens;
     inputs.messages = prompt.messages;
+    inputs.tools = prompt.tools;
     inputs.add_generation_prompt = prompt.add_generation_prompt;
     inputs.continue_final_message = prompt.continue_final_message;
-    inputs.bos_token = bos;
-    inputs.eos_token = eos;
     inputs.extra = prompt.template_kwargs;
     inputs.now = absl::Now();
     inputs.time_zone = absl::LocalTimeZone();
-    DT_ASSIGN_OR_RETURN(auto rendered, chat.Render(inputs));
+    const bool with_tools = HasTools(prompt);
+    if (with_tools) Adapt(tools.traits, inputs);
+    DT_ASSIGN_OR_RETURN(auto rendered, (with_tools ? tools : plain).chat.Render(inputs));
     return std::move(rendered.parts);
   });
 }

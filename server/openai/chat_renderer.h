@@ -7,10 +7,23 @@
 
 namespace dovetail::server {
 
-// A ChatRenderer that runs this chat template, which came with the model or from --chat-template. `bos_token` and
-// `eos_token` are what the template may write. kInvalidArgument or kResourceExhausted if the template itself is bad.
-// The result owns all it needs and is thread-safe.
-absl::StatusOr<ChatRenderer> MakeChatRenderer(std::string_view template_source, std::string bos_token,
-                                              std::string eos_token);
+struct ChatTemplateText {
+  std::string source;                // which came with the model or from --chat-template
+  std::string tool_source;           // for conversations with tools; empty: the same
+  std::string bos_token, eos_token;  // what it may write
+};
+
+// A ChatRenderer that runs a chat template. kInvalidArgument or kResourceExhausted if the template itself is bad. The
+// result owns all it needs and is thread-safe.
+//
+// Templates differ in what they take for a call's arguments and its empty content; a few conversations, rendered
+// beforehand, tell. Where a template shows no tools, the system message describes them, in hermes' format; where it
+// shows no calls and results, they are text of the assistant's and the user's messages.
+absl::StatusOr<ChatRenderer> MakeChatRenderer(const ChatTemplateText& text);
+
+// How the answers of a model with this template spell calls and mark thoughts. Tools that the template does not show
+// are called as they are described: in hermes' format.
+const CallFormat* CallsUnder(const ChatTemplateText& text);
+const ThoughtFormat* ThoughtsUnder(const ChatTemplateText& text);
 
 }  // namespace dovetail::server

@@ -61,13 +61,32 @@ GenerationResponse::Effects GenerationResponse::OnUpdate(int p, const requests::
   if (spec_.stream) {
     Stream(p, update.choice, std::move(delta), effects);
   } else {
-    ChoiceOutput& output = prompt.choices[update.choice];
-    output.text += delta.text;
-    output.tokens.insert(output.tokens.end(), delta.tokens.begin(), delta.tokens.end());
-    std::move(delta.logprobs.begin(), delta.logprobs.end(), std::back_inserter(output.logprobs));
+    Hold(p, update.choice, std::move(delta));
   }
   CheckDone(effects);
   return effects;
+}
+
+void GenerationResponse::Hold(int p, int c, Choice::Delta delta) {
+  ChoiceOutput& output = prompts_[p].choices[c];
+  output.text += delta.text;
+  for (const AnswerPiece& piece : delta.pieces.all()) {
+    switch (piece.kind) {
+      case AnswerPiece::Kind::kContent: output.text += piece.text; break;
+      case AnswerPiece::Kind::kReasoning: output.reasoning += piece.text; break;
+      case AnswerPiece::Kind::kCallBegins: output.held_calls.push_back({IdOf(piece, p, c), piece.text, ""}); break;
+      case AnswerPiece::Kind::kArguments: output.held_calls.back().arguments += piece.text; break;
+      case AnswerPiece::Kind::kCallEnds: break;
+    }
+  }
+  output.tokens.insert(output.tokens.end(), delta.tokens.begin(), delta.tokens.end());
+  std::move(delta.logprobs.begin(), delta.logprobs.end(), std::back_inserter(output.logprobs));
+}
+
+// Of a call that begins.
+std::string GenerationResponse::IdOf(const AnswerPiece& piece, int p, int c) {
+  const int call = prompts_[p].choices[c].calls++;
+  return piece.id.empty() ? CallId(spec_.answer, c, call) : piece.id;
 }
 
 // What ended by itself, here or in the engine, is whole: a failure behind it changes nothing.
@@ -156,28 +175,10 @@ void GenerationResponse::Stream(int p, int c, Choice::Delta delta, Effects& effe
   if (delta.counted == 0 && !delta.finished) return;
   const bool first = !output.began;
   if (first) BeginChoice(p, c, delta, effects);
+  if (spec_.chat()) return StreamChat(p, c, delta, effects);
   const bool details = !delta.tokens.empty() && (spec_.logprobs >= 0 || spec_.return_token_ids);
-  const int index = Index(p, c);
-  if (spec_.chat()) {
-    if (!delta.text.empty() || details) {
-      Json choice = {{"index", index},
-                     {"delta", {{"content", delta.text}}},
-                     {"logprobs", LogprobsOrNull(delta.logprobs)},
-                     {"finish_reason", nullptr}};
-      if (spec_.return_token_ids) choice["token_ids"] = delta.tokens;
-      AppendChunk(std::move(choice), effects.frames);
-    }
-    if (delta.finished)
-      AppendChunk({{"index", index},
-                   {"delta", Json::object()},
-                   {"logprobs", nullptr},
-                   {"finish_reason", output.state.finish_reason()},
-                   {"stop_reason", output.state.stop_reason()}},
-                  effects.frames);
-    return;
-  }
   if (delta.text.empty() && !details && !delta.finished) return;
-  Json choice = {{"index", index},
+  Json choice = {{"index", Index(p, c)},
                  {"text", delta.text},
                  {"logprobs", LogprobsOrNull(delta.logprobs)},
                  {"finish_reason", delta.finished ? Json(output.state.finish_reason()) : Json()}};
@@ -187,6 +188,55 @@ void GenerationResponse::Stream(int p, int c, Choice::Delta delta, Effects& effe
     if (first) choice["prompt_token_ids"] = spec_.prompts[p];
   }
   AppendChunk(std::move(choice), effects.frames);
+}
+
+std::vector<Json> GenerationResponse::ChatDeltas(int p, int c, const Choice::Delta& delta) {
+  std::vector<Json> deltas;
+  if (!delta.text.empty()) deltas.push_back({{"content", delta.text}});
+  const auto call = [&](Json fields) {
+    fields["index"] = prompts_[p].choices[c].calls - 1;
+    deltas.push_back({{"tool_calls", Json::array({std::move(fields)})}});
+  };
+  for (const AnswerPiece& piece : delta.pieces.all()) {
+    switch (piece.kind) {
+      case AnswerPiece::Kind::kContent: deltas.push_back({{"content", piece.text}}); break;
+      case AnswerPiece::Kind::kReasoning:
+        deltas.push_back({{"reasoning_content", piece.text}, {"reasoning", piece.text}});
+        break;
+      case AnswerPiece::Kind::kCallBegins: {
+        const std::string id = IdOf(piece, p, c);
+        call({{"index", 0}, {"id", id}, {"type", "function"}, {"function", {{"name", piece.text}, {"arguments", ""}}}});
+        break;
+      }
+      case AnswerPiece::Kind::kArguments: call({{"index", 0}, {"function", {{"arguments", piece.text}}}}); break;
+      case AnswerPiece::Kind::kCallEnds: break;
+    }
+  }
+  return deltas;
+}
+
+// What belongs to the tokens stands in the first chunk of an update.
+void GenerationResponse::StreamChat(int p, int c, const Choice::Delta& delta, Effects& effects) {
+  const bool details = !delta.tokens.empty() && (spec_.logprobs >= 0 || spec_.return_token_ids);
+  const int index = Index(p, c);
+  std::vector<Json> deltas = ChatDeltas(p, c, delta);
+  if (deltas.empty() && details) deltas.push_back({{"content", ""}});
+  for (size_t i = 0; i < deltas.size(); ++i) {
+    Json choice = {{"index", index},
+                   {"delta", std::move(deltas[i])},
+                   {"logprobs", i == 0 ? LogprobsOrNull(delta.logprobs) : Json()},
+                   {"finish_reason", nullptr}};
+    if (spec_.return_token_ids) choice["token_ids"] = i == 0 ? Json(delta.tokens) : Json::array();
+    AppendChunk(std::move(choice), effects.frames);
+  }
+  if (!delta.finished) return;
+  const Choice& state = prompts_[p].choices[c].state;
+  AppendChunk({{"index", index},
+               {"delta", Json::object()},
+               {"logprobs", nullptr},
+               {"finish_reason", state.finish_reason()},
+               {"stop_reason", state.stop_reason()}},
+              effects.frames);
 }
 
 // ---- bodies ----
@@ -222,17 +272,23 @@ UsageTotals GenerationResponse::usage() const {
   for (const Prompt& prompt : prompts_) {
     totals.prompt_tokens += prompt.prompt_tokens;
     totals.cached_tokens += prompt.cached_tokens;
-    for (const ChoiceOutput& choice : prompt.choices) totals.completion_tokens += choice.state.completion_tokens();
+    for (const ChoiceOutput& choice : prompt.choices) {
+      totals.completion_tokens += choice.state.completion_tokens();
+      totals.reasoning_tokens += choice.state.reasoning_tokens();
+    }
   }
   return totals;
 }
 
 Json GenerationResponse::UsageJson() const {
   const UsageTotals totals = usage();
-  return {{"prompt_tokens", totals.prompt_tokens},
-          {"completion_tokens", totals.completion_tokens},
-          {"total_tokens", totals.prompt_tokens + totals.completion_tokens},
-          {"prompt_tokens_details", {{"cached_tokens", totals.cached_tokens}}}};
+  Json usage = {{"prompt_tokens", totals.prompt_tokens},
+                {"completion_tokens", totals.completion_tokens},
+                {"total_tokens", totals.prompt_tokens + totals.completion_tokens},
+                {"prompt_tokens_details", {{"cached_tokens", totals.cached_tokens}}}};
+  if (spec_.answer.thoughts != nullptr)
+    usage["completion_tokens_details"] = {{"reasoning_tokens", totals.reasoning_tokens}};
+  return usage;
 }
 
 // best_of: the n most probable, by falling cumulative log probability; ties keep their order.
@@ -248,6 +304,23 @@ std::vector<const GenerationResponse::ChoiceOutput*> GenerationResponse::Shown(c
   return shown;
 }
 
+// Content is null where there is none beside calls.
+Json GenerationResponse::MessageJson(const ChoiceOutput& output) {
+  const bool none = output.text.empty() && !output.held_calls.empty();
+  Json message = {{"role", "assistant"}, {"content", none ? Json() : Json(output.text)}, {"refusal", nullptr}};
+  if (!output.reasoning.empty()) {
+    message["reasoning_content"] = output.reasoning;
+    message["reasoning"] = output.reasoning;
+  }
+  if (output.held_calls.empty()) return message;
+  Json calls = Json::array();
+  for (const HeldCall& call : output.held_calls)
+    calls.push_back(
+        {{"id", call.id}, {"type", "function"}, {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
+  message["tool_calls"] = std::move(calls);
+  return message;
+}
+
 Json GenerationResponse::ChoiceJson(int p, const ChoiceOutput& output, int index) const {
   const Prompt& prompt = prompts_[p];
   Json choice = {{"index", index}};
@@ -255,7 +328,7 @@ Json GenerationResponse::ChoiceJson(int p, const ChoiceOutput& output, int index
   if (spec_.echo && spec_.logprobs >= 0) shown = EchoedLogprobs(p);
   shown.insert(shown.end(), output.logprobs.begin(), output.logprobs.end());
   if (spec_.chat()) {
-    choice["message"] = {{"role", "assistant"}, {"content", output.text}, {"refusal", nullptr}};
+    choice["message"] = MessageJson(output);
   } else {
     choice["text"] = prompt.echo_text + output.text;
   }

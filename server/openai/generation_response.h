@@ -15,6 +15,7 @@ struct UsageTotals {
   int64_t prompt_tokens = 0;
   int64_t completion_tokens = 0;  // of every choice generated, shown or not
   int64_t cached_tokens = 0;
+  int64_t reasoning_tokens = 0;  // of completion_tokens, those of thoughts
 };
 
 // The answer to one generation request as it grows: engine updates in, SSE frames or one JSON body out. A state machine
@@ -56,11 +57,16 @@ class GenerationResponse {
   }
 
  private:
+  struct HeldCall {
+    std::string id, name, arguments;
+  };
   struct ChoiceOutput {  // what Body() shows, and whether a stream's choice began
     explicit ChoiceOutput(Choice choice) : state(std::move(choice)) {}
     Choice state;
     bool began = false;
-    std::string text;
+    int calls = 0;  // that began
+    std::string text, reasoning;
+    std::vector<HeldCall> held_calls;
     std::vector<TokenId> tokens;
     std::vector<ShownLogprob> logprobs;
   };
@@ -73,12 +79,18 @@ class GenerationResponse {
   };
 
   int Index(int prompt, int choice) const { return prompt * spec_.n + choice; }
+  void Hold(int prompt, int choice, Choice::Delta delta);
   void Stream(int prompt, int choice, Choice::Delta delta, Effects& effects);
+  void StreamChat(int prompt, int choice, const Choice::Delta& delta, Effects& effects);
+  // The deltas of a chat's chunks.
+  std::vector<Json> ChatDeltas(int prompt, int choice, const Choice::Delta& delta);
+  std::string IdOf(const AnswerPiece& piece, int prompt, int choice);
   void BeginChoice(int prompt, int choice, Choice::Delta& delta, Effects& effects);
   void AppendChunk(Json choice, std::string& frames, const Json* extra = nullptr) const;
   void AppendFrame(const Json& json, std::string& frames) const;
   Json ChunkHead() const;
   Json UsageJson() const;
+  static Json MessageJson(const ChoiceOutput& output);
   Json ChoiceJson(int prompt, const ChoiceOutput& output, int index) const;
   Json LogprobsOrNull(std::span<const ShownLogprob> shown) const;
   std::vector<ShownLogprob> EchoedLogprobs(int prompt) const;

@@ -246,7 +246,10 @@ class SchemaChecker {
     DT_RETURN_IF_ERROR(CopyInt(schema, "minItems", 0, kMaxSchemaItems, path, out));
     DT_RETURN_IF_ERROR(CopyInt(schema, "maxItems", 0, kMaxSchemaItems, path, out));
     DT_RETURN_IF_ERROR(InOrder(out, "minItems", "maxItems", path));
-    if (!schema.contains("items")) return out;
+    if (!schema.contains("items")) {
+      out["items"] = Json::object();  // said, since xgrammar may take what is not said for none
+      return out;
+    }
     DT_ASSIGN_OR_RETURN(out["items"], Walk(schema.at("items"), At(path, "items"), depth + 1));
     return out;
   }

@@ -7,7 +7,8 @@
 namespace dovetail::server {
 namespace {
 
-constexpr std::array<std::string_view, 3> kRoles = {"system", "user", "assistant"};
+constexpr std::array<std::string_view, 4> kRoles = {"system", "user", "assistant", "tool"};
+constexpr size_t kMaxReasoning = size_t{4} << 20;
 
 absl::StatusOr<std::string> ParseContentParts(const Json& parts, const std::string& path) {
   std::string text;
@@ -29,27 +30,14 @@ absl::StatusOr<std::string> ParseContentParts(const Json& parts, const std::stri
   return text;
 }
 
-absl::StatusOr<Json> ParseMessage(const Json& value, const std::string& path) {
-  if (!value.is_object()) return BadField(path, "must be an object with role and content, not ", Describe(value));
-  const FieldReader reader(value, path);
-  DT_ASSIGN_OR_RETURN(auto role, reader.String("role", 64));
-  if (!role) return BadField(reader.Path("role"), "is required");
-  if (*role == "tool" || *role == "function")
-    return BadField(reader.Path("role"), "tools are not supported yet, so neither are their results");
-  if (*role == "developer") role = "system";
-  if (std::find(kRoles.begin(), kRoles.end(), *role) == kRoles.end())
-    return BadField(reader.Path("role"), "must be system, developer, user or assistant, not ",
-                    Describe(*reader.Find("role")));
-  for (const char* name : {"tool_calls", "function_call", "audio", "images"}) {
-    const Json* field = reader.Find(name);
-    if (field != nullptr && !field->empty()) return BadField(reader.Path(name), "not supported yet; leave it out");
-  }
+// Calls of the conversation so far: ids and the functions' names.
+using Calls = std::vector<std::pair<std::string, std::string>>;
 
-  Json message = {{"role", *role}};
+// `required`: by its role; an assistant's may be left out, or be null.
+absl::Status ParseContent(const FieldReader& reader, bool required, Json& message) {
   const Json* content = reader.Find("content");
   if (content == nullptr) {
-    if (*role != "assistant")
-      return BadField(reader.Path("content"), "is required: a string, or an array of text parts");
+    if (required) return BadField(reader.Path("content"), "is required: a string, or an array of text parts");
     message["content"] = "";
   } else if (content->is_string()) {
     message["content"] = *content;
@@ -58,10 +46,56 @@ absl::StatusOr<Json> ParseMessage(const Json& value, const std::string& path) {
   } else {
     return BadField(reader.Path("content"), "must be a string or an array of text parts, not ", Describe(*content));
   }
-  for (const char* name : {"name", "reasoning_content"}) {
-    DT_ASSIGN_OR_RETURN(const auto text, reader.String(name, size_t{4} << 20));
-    if (text) message[name] = *text;
+  return absl::OkStatus();
+}
+
+// A result belongs to a call before it.
+absl::Status ParseResult(const FieldReader& reader, const Calls& calls, Json& message) {
+  DT_ASSIGN_OR_RETURN(const auto id, reader.String("tool_call_id", kMaxReasoning));
+  if (!id) return BadField(reader.Path("tool_call_id"), "is required");
+  const auto call = std::find_if(calls.begin(), calls.end(), [&](const auto& one) { return one.first == *id; });
+  if (call == calls.end())
+    return BadField(reader.Path("tool_call_id"), "is not the id of a call in an earlier message's tool_calls");
+  message["tool_call_id"] = *id;
+  message["name"] = call->second;
+  return absl::OkStatus();
+}
+
+// What the assistant thought and called.
+absl::Status ParseAssistant(const FieldReader& reader, Calls& calls, Json& message) {
+  for (const char* name : {"reasoning", "reasoning_content"}) {
+    DT_ASSIGN_OR_RETURN(const auto text, reader.String(name, kMaxReasoning));
+    if (text) message["reasoning_content"] = *text;
   }
+  const Json* given = reader.Find("tool_calls");
+  if (given == nullptr || given->empty()) return absl::OkStatus();
+  DT_ASSIGN_OR_RETURN(message["tool_calls"], ParseHistoricCalls(*given, reader.Path("tool_calls"), calls));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Json> ParseMessage(const Json& value, const std::string& path, Calls& calls) {
+  if (!value.is_object()) return BadField(path, "must be an object with role and content, not ", Describe(value));
+  const FieldReader reader(value, path);
+  DT_ASSIGN_OR_RETURN(auto role, reader.String("role", 64));
+  if (!role) return BadField(reader.Path("role"), "is required");
+  if (*role == "function") return BadField(reader.Path("role"), "is an old name; use tool, with tool_call_id");
+  if (*role == "developer") role = "system";
+  if (std::find(kRoles.begin(), kRoles.end(), *role) == kRoles.end())
+    return BadField(reader.Path("role"), "must be system, developer, user, assistant or tool, not ",
+                    Describe(*reader.Find("role")));
+  for (const char* name : {"function_call", "audio", "images"}) {
+    const Json* field = reader.Find(name);
+    if (field != nullptr && !field->empty()) return BadField(reader.Path(name), "not supported; leave it out");
+  }
+  if (const Json* field = reader.Find("tool_calls"); *role != "assistant" && field != nullptr && !field->empty())
+    return BadField(reader.Path("tool_calls"), "only an assistant's message has calls");
+
+  Json message = {{"role", *role}};
+  DT_RETURN_IF_ERROR(ParseContent(reader, /*required=*/*role != "assistant", message));
+  DT_ASSIGN_OR_RETURN(const auto name, reader.String("name", kMaxReasoning));
+  if (name) message["name"] = *name;
+  if (*role == "tool") DT_RETURN_IF_ERROR(ParseResult(reader, calls, message));
+  if (*role == "assistant") DT_RETURN_IF_ERROR(ParseAssistant(reader, calls, message));
   return message;
 }
 
@@ -75,6 +109,42 @@ absl::Status ParseTemplateKwargs(const FieldReader& reader, ChatPrompt& prompt) 
                               "continue_final_message", "bos_token", "eos_token", "tokenize"})
       if (key == taken) return BadField(absl::StrCat("chat_template_kwargs.", key), "cannot be set this way");
   prompt.template_kwargs = *kwargs;
+  return absl::OkStatus();
+}
+
+// `value` as a variable of the template, unless chat_template_kwargs says the same.
+absl::Status SetTemplateVariable(const std::string& name, const Json& value, const std::string& field,
+                                 ChatPrompt& prompt) {
+  if (!prompt.template_kwargs.contains(name)) prompt.template_kwargs[name] = value;
+  const Json& set = prompt.template_kwargs[name];
+  if (set == value) return absl::OkStatus();
+  return BadField(field, "contradicts chat_template_kwargs.", name, ", which is ", Describe(set));
+}
+
+// How much the model is to think, under the names that templates have for it.
+absl::Status ParseThinking(const FieldReader& reader, ChatRequest& request) {
+  DT_ASSIGN_OR_RETURN(request.show_reasoning, reader.Bool("include_reasoning", true));
+  DT_ASSIGN_OR_RETURN(const auto effort, reader.String("reasoning_effort", 64));
+  std::optional<bool> thinking;
+  if (reader.Has("enable_thinking")) {
+    DT_ASSIGN_OR_RETURN(thinking, reader.Bool("enable_thinking", true));
+  }
+  if (effort) {
+    constexpr std::array<std::string_view, 6> kEfforts = {"none", "minimal", "low", "medium", "high", "xhigh"};
+    if (std::find(kEfforts.begin(), kEfforts.end(), *effort) == kEfforts.end())
+      return BadField("reasoning_effort", "must be none, minimal, low, medium, high or xhigh, not ",
+                      Describe(Json(*effort)));
+    if (thinking && *thinking == (*effort == "none"))
+      return BadField("enable_thinking", "contradicts reasoning_effort, which is ", *effort);
+    if (*effort == "none")
+      thinking = false;
+    else
+      DT_RETURN_IF_ERROR(SetTemplateVariable("reasoning_effort", *effort, "reasoning_effort", request.prompt));
+  }
+  if (!thinking) return absl::OkStatus();
+  const std::string field = reader.Has("enable_thinking") ? "enable_thinking" : "reasoning_effort";
+  for (const char* name : {"enable_thinking", "thinking"})
+    DT_RETURN_IF_ERROR(SetTemplateVariable(name, *thinking, field, request.prompt));
   return absl::OkStatus();
 }
 
@@ -94,8 +164,9 @@ absl::StatusOr<Json> ParseMessages(const Json& value) {
   if (value.size() > kMaxMessages)
     return BadField("messages", value.size(), " messages; at most ", kMaxMessages, " are allowed");
   Json messages = Json::array();
+  Calls calls;
   for (const Json& one : value) {
-    DT_ASSIGN_OR_RETURN(Json message, ParseMessage(one, absl::StrCat("messages.", messages.size())));
+    DT_ASSIGN_OR_RETURN(Json message, ParseMessage(one, absl::StrCat("messages.", messages.size()), calls));
     messages.push_back(std::move(message));
   }
   return messages;
@@ -124,6 +195,10 @@ absl::StatusOr<ChatRequest> ParseChatRequest(const Json& body, const ServedModel
   if (request.prompt.continue_final_message && request.prompt.add_generation_prompt)
     return BadField("continue_final_message", "cannot be true together with add_generation_prompt");
   DT_RETURN_IF_ERROR(ParseTemplateKwargs(reader, request.prompt));
+  DT_RETURN_IF_ERROR(ParseThinking(reader, request));
+  DT_ASSIGN_OR_RETURN(request.tools, ParseTools(body, model, !request.fields.grammar.empty(), request.prompt.tools));
+  if (!request.tools.grammar.is_null())
+    DT_RETURN_IF_ERROR(CheckGrammarFields(request.fields, request.tools.param, model));
   return request;
 }
 

@@ -145,8 +145,8 @@ absl::Status ParseBookkeeping(const FieldReader& reader, GenerationFields& field
   if (salt && salt->empty()) return BadField("cache_salt", "is empty; leave it out to use your own");
   fields.cache_salt = salt.value_or("");
   DT_ASSIGN_OR_RETURN(fields.use_prefix_cache, reader.Bool("cache_prompt", true));
-  for (const char* name : {"user", "safety_identifier", "prompt_cache_key", "request_id", "session_id", "service_tier",
-                           "reasoning_effort", "verbosity"})
+  for (const char* name :
+       {"user", "safety_identifier", "prompt_cache_key", "request_id", "session_id", "service_tier", "verbosity"})
     DT_RETURN_IF_ERROR(reader.String(name, kMaxNameBytes).status());
   DT_RETURN_IF_ERROR(reader.Bool("store", false).status());
   DT_RETURN_IF_ERROR(reader.Bool("parallel_tool_calls", true).status());

@@ -20,6 +20,7 @@ absl::StatusOr<TokenizeRequest> ParseTokenizeRequest(const Json& body, const Ser
     ChatPrompt chat;
     DT_ASSIGN_OR_RETURN(chat.messages, ParseMessages(*messages));
     DT_ASSIGN_OR_RETURN(chat.add_generation_prompt, reader.Bool("add_generation_prompt", true));
+    DT_RETURN_IF_ERROR(ParseTools(body, model, /*with_format=*/false, chat.tools).status());
     request.input = std::move(chat);
     request.add_special = false;  // the template writes them
   } else {

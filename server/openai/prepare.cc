@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "absl/strings/cord.h"
 #include "model/tokenizer/tokenizer.h"
+#include "server/openai/answers/marks.h"
 #include "server/openai/api_error.h"
 #include "server/openai/structured_output.h"
 
@@ -24,7 +26,6 @@ absl::StatusOr<proto::SamplingParams> MakeSampling(const GenerationFields& field
   sampling.seed = fields.seed ? static_cast<uint64_t>(*fields.seed) : context.random_seed;
   sampling.logit_bias = fields.logit_bias;
   sampling.allowed_token_ids = fields.allowed_token_ids;
-  DT_RETURN_IF_ERROR(ChooseGrammar(fields, model, context.cancel, sampling));
   sampling.logprobs = fields.best_of > fields.n ? std::max(fields.logprobs, 0) : fields.logprobs;
   for (size_t i = 0; i < fields.bad_words.size(); ++i) {
     const std::string param = absl::StrCat("bad_words.", i);
@@ -37,6 +38,17 @@ absl::StatusOr<proto::SamplingParams> MakeSampling(const GenerationFields& field
     if (after_space.size() == 1 && after_space[0] != ids[0]) sampling.banned_token_ids.push_back(after_space[0]);
   }
   return sampling;
+}
+
+constexpr char kNeedsCompiling[] = "dovetail/needs_compiling";
+
+absl::Status Follow(const std::string& grammar, const std::string& param, const ServedModel& model,
+                    const RequestContext& context, proto::SamplingParams& sampling) {
+  if (context.may_compile || !CompilesGrammar(grammar, model))
+    return ChooseGrammar(grammar, param, model, context.cancel, sampling);
+  absl::Status status = FailedPrecondition("its grammar has to be compiled");
+  status.SetPayload(kNeedsCompiling, absl::Cord());
+  return status;
 }
 
 absl::Status Truncate(const GenerationFields& fields, const ServedModel& model, std::vector<TokenId>& prompt) {
@@ -177,18 +189,28 @@ absl::StatusOr<std::vector<model::PromptPart>> Render(const ChatPrompt& prompt, 
   return parts;
 }
 
-absl::StatusOr<std::vector<TokenId>> EncodeThatFits(const ChatRequest& request, const ServedModel& model,
-                                                    const RequestContext& context) {
-  const GenerationFields& fields = request.fields;
-  DT_RETURN_IF_ERROR(context.CheckWanted());
-  DT_ASSIGN_OR_RETURN(const auto parts, Render(request.prompt, model));
-  DT_RETURN_IF_ERROR(context.CheckWanted());
+absl::StatusOr<std::vector<TokenId>> EncodeThatFits(const std::vector<model::PromptPart>& parts,
+                                                    const GenerationFields& fields, const ServedModel& model) {
   if (!fields.truncate_prompt_tokens) {
     std::string text;  // that a token may cover where two parts meet
     for (const model::PromptPart& part : parts) text += part.text;
     DT_RETURN_IF_ERROR(RefuseByBytes(model.tokenizer->LeastTokens(text), "messages", model));
   }
   return EncodeParts(parts, fields.add_special_tokens.value_or(false), MaxTokens(fields, model), model);
+}
+
+AnswerSpec MakeAnswerSpec(const ChatRequest& request, ThoughtState thought, const ServedModel& model,
+                          const RequestContext& context) {
+  AnswerSpec spec;
+  if (request.tools.any()) spec.calls = model.calls;
+  spec.tools = request.tools.tools;
+  spec.parallel_calls = request.tools.parallel;
+  if (thought != ThoughtState::kNone) spec.thoughts = model.thoughts;
+  spec.thought_begun = thought == ThoughtState::kBegun;
+  spec.show_reasoning = request.show_reasoning;
+  spec.marks = MarkTokens(model, spec.calls, spec.thoughts);
+  spec.id_seed = context.id_seed;
+  return spec;
 }
 
 }  // namespace
@@ -207,7 +229,8 @@ absl::StatusOr<PreparedGeneration> Prepare(const CompletionRequest& request, con
   const GenerationFields& fields = request.fields;
   PreparedGeneration prepared{MakeSpec(fields, model, context, Endpoint::kCompletions), {}};
   DT_RETURN_IF_ERROR(RefuseLongPrompts(request, model));
-  DT_ASSIGN_OR_RETURN(const auto sampling, MakeSampling(fields, model, context));
+  DT_ASSIGN_OR_RETURN(auto sampling, MakeSampling(fields, model, context));
+  DT_RETURN_IF_ERROR(Follow(fields.grammar, fields.grammar_param, model, context, sampling));
   for (size_t i = 0; i < request.prompts.size(); ++i) {
     std::vector<TokenId> ids;
     DT_RETURN_IF_ERROR(context.CheckWanted());
@@ -231,9 +254,17 @@ absl::StatusOr<PreparedGeneration> Prepare(const ChatRequest& request, const Ser
                                            const RequestContext& context) {
   const GenerationFields& fields = request.fields;
   PreparedGeneration prepared{MakeSpec(fields, model, context, Endpoint::kChat), {}};
-  DT_ASSIGN_OR_RETURN(const auto sampling, MakeSampling(fields, model, context));
-  DT_ASSIGN_OR_RETURN(auto ids, EncodeThatFits(request, model, context));
+  DT_ASSIGN_OR_RETURN(auto sampling, MakeSampling(fields, model, context));
+  DT_RETURN_IF_ERROR(context.CheckWanted());
+  DT_ASSIGN_OR_RETURN(const auto parts, Render(request.prompt, model));
+  DT_RETURN_IF_ERROR(context.CheckWanted());
+  const ThoughtState thought = ThoughtAfter(parts, model);
+  const std::string grammar = AnswerGrammar(fields.grammar, request.tools, thought, model);
+  const std::string& param = fields.grammar.empty() ? request.tools.param : fields.grammar_param;
+  DT_RETURN_IF_ERROR(Follow(grammar, param, model, context, sampling));
+  DT_ASSIGN_OR_RETURN(auto ids, EncodeThatFits(parts, fields, model));
   DT_ASSIGN_OR_RETURN(auto made, MakeRequest(fields, model, context, sampling, std::move(ids), /*chat=*/true));
+  prepared.spec.answer = MakeAnswerSpec(request, thought, model, context);
   prepared.spec.prompts.push_back(made.prompt);
   prepared.requests.push_back(std::move(made));
   return prepared;
@@ -244,8 +275,6 @@ absl::StatusOr<PreparedGeneration> Prepare(const ParsedGeneration& request, cons
   return std::visit([&](const auto& parsed) { return Prepare(parsed, model, context); }, request);
 }
 
-bool CompilesGrammar(const ParsedGeneration& request, const ServedModel& model) {
-  return std::visit([&](const auto& parsed) { return CompilesGrammar(parsed.fields, model); }, request);
-}
+bool NeedsCompiling(const absl::Status& status) { return status.GetPayload(kNeedsCompiling).has_value(); }
 
 }  // namespace dovetail::server

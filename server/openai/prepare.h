@@ -13,15 +13,17 @@
 namespace dovetail::server {
 
 // From a checked request to what the engine runs: renders the template, tokenises, fills in defaults, and checks what
-// depends on the prompt's length. Costs up to some 100 ms for a large prompt: called on a worker thread. Where
-// CompilesGrammar says so it costs seconds: called on a thread that only such requests wait for.
+// depends on the prompt's length. Costs up to some 100 ms for a large prompt: called on a worker thread. Where a new
+// grammar has to be compiled it costs seconds: called again on a thread that only such requests wait for.
 
 struct RequestContext {
   std::string id;  // of the HTTP request; becomes part of the completion id
   std::string tenant;
   int64_t created = 0;                  // Unix seconds
   uint64_t random_seed = 0;             // used where the request names no seed
+  uint64_t id_seed = 0;                 // of the ids of calls: another one for each request
   const CancelToken* cancel = nullptr;  // outlives the call
+  bool may_compile = true;              // a grammar; else NeedsCompiling says what Prepare says
 
   // kCancelled once the token says so.
   absl::Status CheckWanted() const;
@@ -34,7 +36,8 @@ struct PreparedGeneration {
 
 using ParsedGeneration = std::variant<CompletionRequest, ChatRequest>;
 
-bool CompilesGrammar(const ParsedGeneration& request, const ServedModel& model);
+// Of a status of Prepare: a grammar has to be compiled first, and the context does not allow it.
+bool NeedsCompiling(const absl::Status& status);
 
 // kInvalidArgument, with the context sizes if the prompt does not fit. A prompt that is longer than its tokens could
 // ever cover is refused by its bytes, before it is tokenised, and tokenising ends at twice the model's positions; then

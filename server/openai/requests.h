@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "server/openai/json.h"
 #include "server/openai/served_model.h"
+#include "server/openai/tools.h"
 
 // The bodies of the POST routes as typed values. Parsing checks everything that can be known without tokenising; fields
 // that exist elsewhere but not here are refused by name (unsupported_fields.h), unknown ones are ignored.
@@ -64,6 +65,8 @@ struct CompletionRequest {
 struct ChatRequest {
   GenerationFields fields;
   ChatPrompt prompt;
+  ToolUse tools;
+  bool show_reasoning = true;
 };
 
 struct TokenizeRequest {
@@ -86,7 +89,8 @@ absl::StatusOr<ChatRequest> ParseChatRequest(const Json& body, const ServedModel
 absl::StatusOr<TokenizeRequest> ParseTokenizeRequest(const Json& body, const ServedModel& model);
 absl::StatusOr<DetokenizeRequest> ParseDetokenizeRequest(const Json& body, const ServedModel& model);
 
-// The messages of a chat as the template gets them: text parts joined by newlines, `developer` as `system`.
+// The messages of a chat as the template gets them: text parts joined by newlines, `developer` as `system`, the
+// arguments of calls as objects, results with the name of their function.
 absl::StatusOr<Json> ParseMessages(const Json& value);
 
 }  // namespace dovetail::server

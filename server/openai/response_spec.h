@@ -5,6 +5,7 @@
 
 #include "base/ids.h"
 #include "requests/generation.h"
+#include "server/openai/answer.h"
 #include "server/openai/unsupported_fields.h"
 
 namespace dovetail::server {
@@ -36,6 +37,8 @@ struct ResponseSpec {
   bool tokens_as_ids = false;
 
   std::vector<std::vector<TokenId>> prompts;  // of each engine request, in order
+
+  AnswerSpec answer;  // chat: what is taken out of the text
 
   bool chat() const { return endpoint == Endpoint::kChat; }
 };

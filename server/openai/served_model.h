@@ -11,6 +11,8 @@
 #include "base/status.h"
 #include "grammar/grammar_engine.h"
 #include "model/prompt_part.h"
+#include "server/openai/answers/call_formats.h"
+#include "server/openai/answers/thoughts.h"
 #include "server/openai/json.h"
 
 namespace dovetail::model {
@@ -22,6 +24,7 @@ namespace dovetail::server {
 // A conversation as the chat template sees it.
 struct ChatPrompt {
   Json messages;  // checked: array of {role, content: string or null, ...}
+  Json tools;     // checked: array of functions; null: none
   bool add_generation_prompt = true;
   bool continue_final_message = false;    // end the prompt where the last message's text does; excludes the former
   Json template_kwargs = Json::object();  // values only
@@ -45,6 +48,8 @@ struct ServedModel {
   std::shared_ptr<const model::Tokenizer> tokenizer;  // null: a model without one takes token ids and returns them
   std::shared_ptr<grammar::GrammarEngine> grammars;   // null without a tokenizer
   ChatRenderer chat;                                  // empty: no chat template, /v1/chat/completions answers 400
+  const CallFormat* calls = nullptr;                  // how it writes calls; null: it cannot be offered tools
+  const ThoughtFormat* thoughts = nullptr;            // how it marks thoughts; null: it has none
 
   int max_model_len = 0;  // prompt and output tokens of a sequence, by --max-model-len and the model
   // The same where the KV caches hold `longest_sequence` tokens of one (SchedulerStats); 0: not known.

@@ -142,26 +142,31 @@ absl::Status ParseStructuredOutput(const Json& body, const ServedModel& model, G
     fields.grammar = std::move(constraint->source);
     fields.grammar_param = std::move(constraint->param);
   }
-  if (fields.grammar.empty()) return absl::OkStatus();
-  if (model.grammars == nullptr) return BadField(fields.grammar_param, "this model has no tokenizer, so no text");
-  if (model.end_token_ids.empty()) return BadField(fields.grammar_param, "this model has no token that ends a text");
-  if (fields.min_tokens > 0) return BadField("min_tokens", "cannot stand together with ", fields.grammar_param);
-  if (fields.ignore_eos) return BadField("ignore_eos", "cannot stand together with ", fields.grammar_param);
+  return fields.grammar.empty() ? absl::OkStatus() : CheckGrammarFields(fields, fields.grammar_param, model);
+}
+
+absl::Status CheckGrammarFields(const GenerationFields& fields, const std::string& param, const ServedModel& model) {
+  if (model.grammars == nullptr) return BadField(param, "this model has no tokenizer, so no text");
+  if (model.end_token_ids.empty()) return BadField(param, "this model has no token that ends a text");
+  if (fields.min_tokens > 0) return BadField("min_tokens", "cannot stand together with ", param);
+  if (fields.ignore_eos) return BadField("ignore_eos", "cannot stand together with ", param);
   return absl::OkStatus();
 }
 
-bool CompilesGrammar(const GenerationFields& fields, const ServedModel& model) {
-  return !fields.grammar.empty() && model.grammars->Find(fields.grammar) == nullptr;
+bool CompilesGrammar(const std::string& grammar, const ServedModel& model) {
+  return !grammar.empty() && model.grammars->Find(grammar) == nullptr;
 }
 
-absl::Status ChooseGrammar(const GenerationFields& fields, const ServedModel& model, const CancelToken* cancel,
-                           proto::SamplingParams& sampling) {
-  if (fields.grammar.empty()) return absl::OkStatus();
-  const auto compiled = model.grammars->Compile(fields.grammar, cancel);
+absl::Status ChooseGrammar(const std::string& grammar, const std::string& param, const ServedModel& model,
+                           const CancelToken* cancel, proto::SamplingParams& sampling) {
+  if (grammar.empty()) return absl::OkStatus();
+  if (grammar.size() > proto::kMaxGrammar)
+    return BadField(param, "has ", grammar.size(), " bytes as a grammar; at most ", proto::kMaxGrammar, " are allowed");
+  const auto compiled = model.grammars->Compile(grammar, cancel);
   if (absl::IsCancelled(compiled.status())) return compiled.status();
-  if (!compiled.ok()) return BadField(fields.grammar_param, std::string(compiled.status().message()));
+  if (!compiled.ok()) return BadField(param, std::string(compiled.status().message()));
   sampling.follows_grammar = true;
-  sampling.grammar = {fields.grammar, model.end_token_ids};
+  sampling.grammar = {grammar, model.end_token_ids};
   return absl::OkStatus();
 }
 

@@ -14,12 +14,15 @@ inline constexpr size_t kMaxGuidedChoices = 1000;
 // contradicts it (ignore_eos, min_tokens). Compiling is left to ChooseGrammar.
 absl::Status ParseStructuredOutput(const Json& body, const ServedModel& model, GenerationFields& fields);
 
-// Whether ChooseGrammar would compile, which takes seconds at times.
-bool CompilesGrammar(const GenerationFields& fields, const ServedModel& model);
+// What contradicts a grammar, which the field `param` asks for: min_tokens, ignore_eos, a model without text.
+absl::Status CheckGrammarFields(const GenerationFields& fields, const std::string& param, const ServedModel& model);
 
-// Compiles the grammar, so that workers are not given one that they could not follow. kInvalidArgument names the field.
-// kCancelled: `cancel`, if there is one, says so.
-absl::Status ChooseGrammar(const GenerationFields& fields, const ServedModel& model, const CancelToken* cancel,
-                           proto::SamplingParams& sampling);
+// Whether ChooseGrammar would compile, which takes seconds at times.
+bool CompilesGrammar(const std::string& grammar, const ServedModel& model);
+
+// Compiles the grammar, unless it is empty, so that workers are not given one that they could not follow.
+// kInvalidArgument names `param`. kCancelled: `cancel`, if there is one, says so.
+absl::Status ChooseGrammar(const std::string& grammar, const std::string& param, const ServedModel& model,
+                           const CancelToken* cancel, proto::SamplingParams& sampling);
 
 }  // namespace dovetail::server

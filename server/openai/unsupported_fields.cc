@@ -8,7 +8,8 @@
 namespace dovetail::server {
 namespace {
 
-constexpr std::string_view kTools = "tools are not supported yet; leave it out";
+constexpr std::string_view kTools = "only /v1/chat/completions has tools; leave it out";
+constexpr std::string_view kFunctions = "an old name; use tools and tool_choice";
 constexpr std::string_view kConstraint =
     "grammars are not supported; use structured_outputs with json, regex or choice";
 constexpr std::string_view kText = "this server reads and writes text only";
@@ -18,10 +19,11 @@ constexpr std::string_view kTemplate =
 constexpr std::string_view kNotHere = "not supported; leave it out";
 
 constexpr UnsupportedField kFields[] = {
-    {"tools", true, true, "[]", kTools},
-    {"tool_choice", true, true, "\"none\"", kTools},
-    {"functions", true, true, "[]", kTools},
-    {"function_call", true, true, "\"none\"", kTools},
+    {"tools", true, false, "[]", kTools},
+    {"tool_choice", true, false, "\"none\"", kTools},
+    {"functions", true, true, "[]", kFunctions},
+    {"function_call", true, true, "\"none\"", kFunctions},
+    {"enable_thinking", true, false, "", "only /v1/chat/completions has thoughts; leave it out"},
     {"guided_grammar", true, true, "", kConstraint},
     {"grammar", true, true, "\"\"", kConstraint},
     {"logits_processors", true, true, "[]", kNotHere},

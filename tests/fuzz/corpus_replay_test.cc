@@ -19,6 +19,7 @@ struct Target {
 };
 
 constexpr Target kTargets[] = {
+    {"answer", FuzzAnswer},
     {"api_request", FuzzApiRequest},
     {"attention_worker", FuzzAttentionWorker},
     {"chat_template", FuzzChatTemplate},

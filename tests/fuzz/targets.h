@@ -8,6 +8,7 @@
 
 namespace dovetail::fuzz {
 
+void FuzzAnswer(const uint8_t* data, size_t size);
 void FuzzApiRequest(const uint8_t* data, size_t size);
 void FuzzAttentionWorker(const uint8_t* data, size_t size);
 void FuzzChatTemplate(const uint8_t* data, size_t size);

@@ -172,8 +172,8 @@ TEST_F(Parameters, MessagesAreCheckedFieldByField) {
       {R"([{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}])", "messages.0.content.0.type"},
       {R"([{"role":"user","content":[{"type":"text","text":"x"},{"type":"input_audio"}]}])",
        "messages.0.content.1.type"},
-      {R"([{"role":"user","content":"x"},{"role":"tool","content":"x"}])", "messages.1.role"},
-      {R"([{"role":"assistant","content":null,"tool_calls":[{"id":"1"}]}])", "messages.0.tool_calls"},
+      {R"([{"role":"user","content":"x"},{"role":"tool","content":"x"}])", "messages.1.tool_call_id"},
+      {R"([{"role":"assistant","content":null,"tool_calls":[{"id":"1"}]}])", "messages.0.tool_calls.0.function"},
   };
   for (const auto& [messages, param] : cases) {
     const auto json = ParseJson(absl::StrCat(R"({"model":"bytes","messages":)", messages, "}"));

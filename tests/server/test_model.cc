@@ -33,11 +33,12 @@ std::shared_ptr<ServedModel> TestModel(int max_model_len) {
   served->names = {"bytes", "bytes-alias"};
   served->tokenizer = *std::move(tokenizer);
   auto chat = MakeChatRenderer(
-      "{% for m in messages %}<turn>{{ m['role'] }}:{{ m['content'] }}{% endfor %}{% if add_generation_prompt "
-      "%}<turn>assistant:{% endif %}",
-      "<bos>", "<eos>");
+      {"{% for m in messages %}<turn>{{ m['role'] }}:{{ m['content'] }}{% endfor %}{% if add_generation_prompt "
+       "%}<turn>assistant:{% endif %}",
+       "", "<bos>", "<eos>"});
   DT_CHECK(chat.ok(), std::string(chat.status().message()));
   served->chat = *std::move(chat);
+  served->calls = &HermesFormat();
   served->max_model_len = max_model_len;
   served->vocab_size = served->tokenizer->vocab_size();
   served->end_token_ids = {kEos};
