@@ -145,6 +145,14 @@ std::vector<std::string> FlagsOf(const CLI::App& command) {
   return flags;
 }
 
+// How often "--flag" or "--flag=value" is among the arguments.
+int TimesGiven(const std::string& flag, int argc, char** argv) {
+  const std::string with_value = flag + "=";
+  return static_cast<int>(std::count_if(argv, argv + argc, [&](const std::string_view argument) {
+    return argument == flag || argument.substr(0, with_value.size()) == with_value;
+  }));
+}
+
 // The first argument that looks like a flag and is none.
 std::string UnknownFlag(const CLI::App& command, int argc, char** argv) {
   const std::vector<std::string> known = FlagsOf(command);
@@ -248,8 +256,12 @@ std::string ExplainUsage(const CLI::App& app, int argc, char** argv, const CLI::
   what = what.substr(0, what.find('\n'));
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr)
     what = absl::StrCat("there are more arguments than this command takes; ", help);
-  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr)
-    what = absl::StrCat(what.substr(0, what.find(':')), " needs a value");
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
+    const std::string flag = what.substr(0, what.find(':'));
+    const int times = TimesGiven(flag, argc, argv);
+    what = times > 1 ? absl::StrCat(flag, " is given ", times, " times; give it once")
+                     : absl::StrCat(flag, " needs a value");
+  }
   return absl::StrCat(name, ": ", what);
 }
 

@@ -118,6 +118,8 @@ TEST(Cli, AMistakeIsNamedInOneLineWithTheRemedy) {
       {{"run", "m", "hi", "--max-tokens", "0"}, "run: --max-tokens: 0 is outside 1..67108864"},
       {{"logits", "m", "--ids", "1", "--last", "-2"}, "logits: --last: -2 is outside 0..2147483647"},
       {{"serve", "m", "--port"}, "serve: --port needs a value"},
+      {{"serve", "m", "--port", "1", "--port=2"}, "serve: --port is given 2 times; give it once"},
+      {{"bench", "m", "--repeat", "2", "--repeat", "3"}, "bench: --repeat is given 2 times; give it once"},
   };
   for (const Mistake& mistake : mistakes) {
     const CommandResult result = RunDovetail(mistake.arguments);
