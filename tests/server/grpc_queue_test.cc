@@ -286,9 +286,12 @@ TEST(GenerateCallTest, LeavesTheAdmissionOnceTheEngineHasEndedItThoughItsClientH
   request.mutable_sampling_params()->set_max_tokens(5);
   auto prepared = PrepareGrpcRequest(request, *model, {.tenant = "a"});
   ASSERT_TRUE(prepared.ok()) << prepared.status();
+  ServerMetrics metrics({});
+  const RequestLogOptions log;
   bool ended = false;
   const auto call =
-      std::make_shared<GenerateCall>(GenerateCall::Server{engine, calls, intake}, "a", [&] { ended = true; });
+      std::make_shared<GenerateCall>(GenerateCall::Server{engine, calls, intake, metrics, log},
+                                     CallInfo{"id", "a", "/Generate", absl::Now()}, [&] { ended = true; });
   call->Begin(*model, *std::move(prepared));
   EXPECT_FALSE(intake.admission.Check("a", engine.stats()).ok());
   engine.Step(5);
