@@ -82,7 +82,7 @@ class Up(Process):
         super().__init__(binary, "up", model, "--port", "0", *flags)
         self.binary = binary
         try:
-            ready = self.wait_for(r"^ready: (http://\S+)  \(scheduler (\S+);")
+            ready = self.wait_for(r"^ready: (https?://\S+)  \(scheduler (\S+);")
         except AssertionError:
             self.stop()
             raise
