@@ -13,7 +13,7 @@
 //   I 2026-11-25 12:03:04.123 text name=value             as text
 //   {"time":"2026-11-25T12:03:04.123Z","level":"info","process":"server","message":"text","name":"value"}   as JSON
 //
-// With a LogWriter a line costs its caller a push into a queue: no thread waits for whoever reads the log. Without one
+// With a LogWriter a line costs its caller a push into a queue: no thread waits for the reader of the log. Without one
 // (tests, commands that end soon) the caller writes it.
 
 namespace dovetail {
@@ -21,7 +21,7 @@ namespace dovetail {
 enum class LogLevel { kDebug = 0, kInfo = 1, kWarning = 2, kError = 3 };
 enum class LogFormat { kText, kJson };
 
-// What a line says beside its text, for programs that read it.
+// What a line says in addition to its text, for programs that read it.
 struct LogField {
   const char* name;  // a literal; none of time, level, process, message
   std::variant<std::string, int64_t, double> value;

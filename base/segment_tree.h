@@ -6,7 +6,7 @@
 // 64 absolute positions; a segment is summed in token order; segments merge in the full binary tree over absolute
 // segment numbers whose missing leaves (beyond the end, before a window, or not visible) are the identity. So the bits
 // of a row depend on what it sees and on nothing else: a shard that holds some of the segments returns the maximal
-// aligned subtrees of its range, and whoever joins shards folds them in the same tree.
+// aligned subtrees of its range, and the node that joins shards folds them in the same tree.
 //
 // Pure integer functions: both ends of the wire derive the structure of a row's partials from its position, window and
 // the shard's range.

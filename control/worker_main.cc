@@ -46,8 +46,8 @@ class Session {
     return failure_.ok() ? end : failure_;
   }
 
-  // After Run(): it could not do what it joined for. Whoever reached all he was told of and is fenced all the same,
-  // because he is stopped again and again, say, did not join in vain.
+  // After Run(): the worker could not do what it joined for. A worker that reached all of its peers and was fenced
+  // later, for example because its process was stopped, did not join in vain.
   bool WasInVain() const { return !failure_.ok() || (!listed_.empty() && !reached_all_); }
   bool Served() const { return !listed_.empty() && reached_all_; }
 
@@ -122,7 +122,8 @@ class Session {
   // What the scheduler judges together with what it hears itself. Said again as long as it is so.
   void TellWhoIsSuspect(bool idle) {
     const auto silent = connector_.SilentPeers();
-    // Who hears nobody at all is deaf: then only the link to the scheduler is reported, which ends this incarnation.
+    // A worker that hears no peer at all is itself cut off. It reports only its link to the scheduler, which ends this
+    // incarnation.
     const bool deaf = silent.size() >= 2 && silent.size() == peers_.size();
     for (const transport::Connector::Silence& peer : silent) {
       if (deaf && peers_[peer.node].role != Role::kScheduler) continue;
@@ -310,7 +311,7 @@ absl::Status WorkerMain::Run() {
     std::unique_ptr<transport::Connector> connector;
     auto client = JoinPatiently(connector);
     if (stopping_) return absl::OkStatus();
-    // The scheduler remembers whom it drained, for the dismissal may have been lost with the connection.
+    // The scheduler remembers which workers it drained, since the dismissal may have been lost with the connection.
     if (absl::IsAborted(client.status())) return Drained();
     if (!client.ok()) return client.status();
     const absl::Time begun = SystemClock().Now();

@@ -18,7 +18,7 @@ using kernels::cuda::CudaLibrary;
 namespace {
 
 constexpr const char* kFlag = "--device";
-// Beside the weights: some KV, a step's activations, cuBLASLt and CUDA itself.
+// What a GPU needs in addition to the weights: some KV, a step's activations, cuBLASLt and CUDA itself.
 constexpr uint64_t kRoomBesideWeights = uint64_t{1} << 30;
 
 absl::StatusOr<std::unique_ptr<kernels::Device>> OpenCpu(int threads) {

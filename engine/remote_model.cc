@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kGgufMetadata = "metadata.gguf";
-// What model_text.cc looks for beside the weights.
+// The files that model_text.cc looks for in the folder of the weights.
 constexpr const char* kTextFiles[] = {"tokenizer.json", "tokenizer_config.json", "chat_template.json",
                                       "chat_template.jinja"};
 

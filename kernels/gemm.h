@@ -44,8 +44,8 @@ size_t GemmScratchBytes(int64_t m, int64_t cols);
 // in f32 over groups in ascending order:
 //   y = sum_g s_g scale_g sum_k (code_k - zero) c_k          (symmetric)
 //   y = sum_g s_g scale_g sum_k code_k c_k + offset_g s_g sum_k c_k   (affine)
-// 8 bits lose what stands beside an outlier in its group, and what an outlier itself has beyond 8
-// bits; 16 cost little at m = 1, where memory is the limit, and up to twice the time at large m
+// With 8 bits the small values in the group of an outlier are lost, and the low bits of the outlier
+// itself; 16 cost little at m = 1, where memory is the limit, and up to twice the time at large m
 // (bench/results/). Bits: each output depends on its
 // row of x and on W only, not on m, the other rows, the other outputs or the number of threads
 // (docs/ARCHITECTURE.md, determinism 1). AVX2 and AVX-512 may differ in the last bits. A NaN or

@@ -10,7 +10,7 @@ namespace dovetail::kernels {
 
 // Writes k and v of `rows` new tokens at positions first_position.. into the KV blocks of one
 // sequence shard, for all its KV heads. k, v: [rows][kv_heads][key_dim],
-// [rows][kv_heads][value_dim] in the KV type, rounded by whoever made them. The table must name the
+// [rows][kv_heads][value_dim] in the KV type, already rounded by the sender. The table must name the
 // blocks of every position written; nothing else of a block changes, so repeating an append is
 // harmless.
 struct KvAppendItem {

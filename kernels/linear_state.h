@@ -27,8 +27,8 @@ struct LinearStateShape {
   DecayForm decay = DecayForm::kScalar;
   StateUpdate update = StateUpdate::kAdd;
   DType state = DType::kF32;  // of S at rest: f32, or bf16 (rounded at every boundary)
-  // What a short convolution before the operator must remember: the inputs of so many channels, kept beside S for each
-  // token of a block (in the type they came in). 0: there is none. LinearState neither reads nor writes them.
+  // What a short convolution before the operator must remember: the inputs of this many channels, stored with S for
+  // each token of a block (in the type they came in). 0: there is none. LinearState neither reads nor writes them.
   int history_channels = 0;
   DType history = DType::kF32;
 

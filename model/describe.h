@@ -20,8 +20,8 @@ int64_t Parameters(const Checkpoint& checkpoint);
 // What `dovetail inspect MODEL` prints: what the files hold (architecture, parameters, layers, rope, context,
 // vocabulary, tokenizer, chat template, tensors by type) and what serving them needs (weights, KV cache per token and
 // for 1k and 8k tokens in bfloat16), then the checkpoint's warnings. Ends with a newline. Reads the tokenizer's
-// configuration beside the weights, but never fails: what cannot be read is said to be absent. Thread-safe; blocks on
-// files.
+// configuration from the folder of the weights. It never fails: a file that cannot be read is reported as absent.
+// Thread-safe; blocks on files.
 std::string Describe(const Checkpoint& checkpoint);
 
 }  // namespace dovetail::model

@@ -25,9 +25,10 @@ struct Projection {
   kernels::PackedWeights weights;  // [out, in]
   std::vector<float> bias;         // [out] or empty
   std::string name;                // of the weights: checkpoint.Find(name + ".weight")
-  // How finely x is rounded before it meets quantised or bf16 weights. Eight bits lose what stands beside an outlier:
-  // the logits of SmolLM2-135M (Q4_1) are then up to 9.7e-2 (relative RMS) off, with 16 bits everywhere 1.1e-4 (1.1e-2
-  // with KV in bf16). With its weights in bf16, and KV in f32, it is 1.5e-2 with 8 bits and 4.3e-3 with 16.
+  // How finely x is rounded before it meets quantised or bf16 weights. With eight bits the small values in the group of
+  // an outlier are lost: the logits of SmolLM2-135M (Q4_1) are then up to 9.7e-2 (relative RMS) off, with 16 bits
+  // everywhere 1.1e-4 (1.1e-2 with KV in bf16). With its weights in bf16, and KV in f32, it is 1.5e-2 with 8 bits and
+  // 4.3e-3 with 16.
   kernels::ActivationBits activations = kernels::ActivationBits::k16;
   const float* bias_or_null() const { return bias.empty() ? nullptr : bias.data(); }
 };
@@ -49,7 +50,7 @@ struct QueryProjection {  // q = rope(head_norm(h Wq)); sent as soon as it is th
   int rope = -1;                     // index into ModelConfig::ropes; -1: none
   bool silu = false;                 // q = silu(q)
 };
-// What the tokens of a linear state bring beside k and v, [rows, heads, decays + rates] in f32.
+// What the tokens of a linear state bring in addition to k and v, [rows, heads, decays + rates] in f32.
 struct StateGates {
   LowRankProjection decay;          // log decay = factor clamp(softplus(h W + bias), low, high)
   std::vector<float> bias, factor;  // [heads * width]

@@ -87,7 +87,7 @@ ShardRows RowsOf(const TokenRange& tokens, int window, Position ctx_len, int q_l
   rows.kv_first = static_cast<int>(std::clamp<Position>(tokens.begin - ctx_len, 0, q_len));
   rows.kv_count = static_cast<int>(std::clamp<Position>(tokens.end, ctx_len, end) - ctx_len) - rows.kv_first;
   rows.kv_count = std::max(rows.kv_count, 0);
-  // The first new token sees the furthest back; if the shard ends before even that, nobody looks at it.
+  // The first new token sees the furthest back; if the shard ends before even that, no query sees it.
   const Position last = std::min(tokens.end, attend_end);
   const bool out_of_window = window > 0 && last != kOpenEnd && last + window <= ctx_len + 1;
   if (tokens.begin < std::min(end, attend_end) && !out_of_window) {

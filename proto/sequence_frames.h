@@ -139,7 +139,7 @@ struct StepBeginEntry {
 struct StepBegin {
   std::vector<StepBeginEntry> entries;
   // A rank of a prefill group; there is one entry then, whose hashes end at part.base. The first rank that comes
-  // commits part.base and makes room for all tokens of the group; the others write theirs beside it. What a rank asks
+  // commits part.base and makes room for all tokens of the group; later ranks write into that room. What a rank asks
   // of an op is answered when the ranks before it have written theirs of that op.
   PrefillPart part;
   bool operator==(const StepBegin&) const = default;

@@ -128,8 +128,8 @@ struct Transfer {
   int64_t bytes() const { return from.bytes(); }
 };
 
-// All that must move for a tensor that lies as `from` to lie as `to`. Of parts that several ranks hold, who has one
-// takes its own, and the others take theirs from the replicas in turn.
+// All that must move for a tensor that lies as `from` to lie as `to`. Of a part that several ranks hold, a rank that
+// holds it takes its own copy, and the others take theirs from the replicas in turn.
 //
 // Per rank, for P ranks and M bytes evenly cut, f = (P-1)/P: cut to cut f M / P; cut to replicated (gather) f M
 // received; replicated to cut (split) nothing.

@@ -20,7 +20,7 @@ inline constexpr int kMaxChoices = 8;
 // Immutable once submitted; shared (shared_ptr<const>) between the server that made it and the scheduler that runs it.
 struct GenerationRequest {
   RequestId id;
-  std::string tenant;           // who is billed and kept apart: the unit of fairness, and the salt of the prefix cache
+  std::string tenant;           // the unit of billing and fairness, and the salt of the prefix cache
   std::string cache_salt;       // further keeps prefix blocks apart; empty: the tenant's own
   int priority = 0;             // lower runs first among one tenant's requests
   std::vector<TokenId> prompt;  // >= 1 token

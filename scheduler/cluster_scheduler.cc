@@ -498,7 +498,8 @@ void ClusterScheduler::ExcuseWhoRunsHere(absl::Time now) {
   }
 }
 
-// A member whose frames do not come although it is heard here. If nobody's do, it is this process that is deaf.
+// Finds members that are heard on the control plane but whose frames do not arrive. If no member's frames arrive, this
+// process itself is cut off from the data plane.
 void ClusterScheduler::WatchDataPlane(absl::Time now, std::vector<MemberAction>& actions) {
   if (now < next_look_) return;
   next_look_ = now + options_.membership.heartbeat;

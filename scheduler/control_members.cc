@@ -246,8 +246,8 @@ absl::Status ControlMembers::Ready(WorkerId worker, uint64_t kv_blocks, absl::Ti
   return absl::OkStatus();
 }
 
-// Frames flow between the scheduler and everybody, between workers of unlike roles, and between attention workers when
-// a sequence moves.
+// Frames flow between the scheduler and every worker, between workers of different roles, and between attention workers
+// when a sequence moves.
 bool ControlMembers::NeedsPeer(const Member& member, const Member& other) const {
   const bool may_move = member.request.role == Role::kAttentionWorker && member.worker != other.worker;
   return IsUp(member) && IsUp(other) && (member.request.role != other.request.role || may_move);
@@ -342,7 +342,7 @@ void ControlMembers::Remove(WorkerId worker, const std::string& why, bool dismis
     model_.reset();
   if (IsServing(member)) actions.push_back(EndServing{worker, member.request.role, member.epoch, why});
   if (member.state > MemberState::kJoining) actions.push_back(DisconnectNode{member.request.node});
-  // Whoever was told to go does not come back because it fell silent on its way out.
+  // A worker that was told to leave is not admitted again because it fell silent while it left.
   const bool drained = member.state == MemberState::kDraining || why == kDrained;
   if (drained && member.request.process != 0) {
     drained_.push_back(member.request.process);
@@ -351,7 +351,7 @@ void ControlMembers::Remove(WorkerId worker, const std::string& why, bool dismis
   actions.push_back(EndSession{worker, dismissed || drained, drained ? kDrained : why});
   if (!IsUp(member)) return;
   SendPeersToAll(actions);
-  ServeWhoCan(actions);  // who waited for it need not any more
+  ServeWhoCan(actions);  // members that waited for its connection no longer have to
 }
 
 // Suspicion shortens the lease at once. A member that is heard all the same and has nothing else to do has a limit,
@@ -363,8 +363,8 @@ bool ControlMembers::LateForTooLong(Member& member, absl::Time now) const {
   return now - member.late_since >= options_.longest_lateness;
 }
 
-// Who is silent on the data plane was heard here all the while. Otherwise he may have been stopped, which is for his
-// lease to judge, and has to be heard on both planes again.
+// A member counts as silent on the data plane only if it was heard on the control plane during that time. Otherwise its
+// process may have been stopped: then its lease decides, and it must be heard on both planes again.
 bool ControlMembers::IsCutOff(const Member& member, absl::Time now) const {
   return now - member.heard < options_.silence && now - member.back_since >= options_.silence;
 }

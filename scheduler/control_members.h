@@ -108,9 +108,11 @@ struct EndSession {  // close its stream; `dismissed`: tell it that it is out
 using MemberAction = std::variant<SendConfiguration, SendPeers, ConnectNode, DisconnectNode, BeginServing, DrainMember,
                                   EndServing, EndSession>;
 
-// Who belongs to the cluster, as a value: events in, actions out, `now` is an argument. A member is used only when it
-// and everybody it must exchange frames with have said that they are connected, so no frame is sent to who would drop
-// it. Worker ids, node ids and epochs are never used twice. Single-threaded, deterministic; no clock, socket or gRPC.
+// The members of the cluster, as a value: events in, actions out, `now` is an argument. A member is used only when it
+// and all members with which it must exchange frames have reported that they are connected, so no frame is sent to a
+// member that would drop it. Worker ids, node ids and epochs are never used twice.
+//
+// Threads: single-threaded. Deterministic; no clock, socket or gRPC.
 class ControlMembers {
  public:
   explicit ControlMembers(MembershipOptions options) : options_(std::move(options)) {}
@@ -128,11 +130,11 @@ class ControlMembers {
 
   // What `reporter` says about a peer on the data plane. A link that is broken or silent, or never came up, is judged
   // by Expire() once both ends were heard here some time after the first report: if one has ended, that explains the
-  // link and costs nobody else. One of two ends that live must join anew: of two of a role the one that does not serve
-  // yet; of a compute worker and an attention worker that another compute worker reaches, the one with more bad links,
-  // or else with fewer that work; of others the attention worker, or a compute worker that lost several of them. A
-  // silent peer whose loop is at work is left alone. A peer that is late or whose link broke is suspected: until it is
-  // heard again its lease is short.
+  // link and no other member is affected. One of two ends that live must join anew: of two of a role the one that does
+  // not serve yet; of a compute worker and an attention worker that another compute worker reaches, the one with more
+  // bad links, or else with fewer that work; of others the attention worker, or a compute worker that lost several of
+  // them. A silent peer whose loop is at work is left alone. A peer that is late or whose link broke is suspected:
+  // until it is heard again its lease is short.
   void LinkFailed(WorkerId reporter, const control::LinkFailed& failed, absl::Time now,
                   std::vector<MemberAction>& actions);
 
@@ -157,7 +159,7 @@ class ControlMembers {
   // Ends members whose lease has run out, and judges bad links. To be called after every event, too.
   void Expire(absl::Time now, std::vector<MemberAction>& actions);
   absl::Time NextDeadline() const;
-  // Nobody could be heard for `gap`, nor hear the scheduler: everybody has that much longer.
+  // The scheduler heard no member for `gap`, and no member could hear it: all deadlines move by `gap`.
   void Forgive(absl::Duration gap, absl::Time now);
 
   // The cluster's model: the first compute worker's. Its files may still be missing.
@@ -172,7 +174,7 @@ class ControlMembers {
   const std::map<WorkerId, Member>& members() const { return members_; }
   const Member* Find(WorkerId worker) const;
   const Member* FindNode(NodeId node) const;
-  // Whom a member has no connection with although it should: names, or "scheduler".
+  // The peers that a member should be connected with but is not: their names, or "scheduler".
   std::vector<std::string> Unconnected(const Member& member) const;
   const Member* FindName(const std::string& name) const;
 

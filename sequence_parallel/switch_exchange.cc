@@ -200,7 +200,7 @@ void SwitchExchange::OnFrame(const transport::Delivery& delivery) {
   OnVoid(rank, delivery.payload);
 }
 
-// Whoever sent it gets its memory back, unless that would also give back pieces that are kept.
+// The sender gets its memory back, unless the answer would also give back pieces that are kept.
 void SwitchExchange::DropPart(int rank, const proto::FrameHeader& header) {
   ++counters_.dropped;
   if (!peers_[rank].early.empty()) return;

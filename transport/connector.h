@@ -37,7 +37,7 @@ class Connector : public Port {
   };
   virtual std::vector<Failure> TakeFailures() = 0;
 
-  // Both sides have added each other, and frames pass. False for who is no peer.
+  // True once both sides have added each other and frames pass. False if the node is not a peer.
   virtual bool Connected(NodeId node) const = 0;
 
   // Peers from which nothing came for longer than peers are silent, while this port was polled. Such a peer is stopped,

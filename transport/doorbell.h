@@ -8,7 +8,8 @@
 
 namespace dovetail::transport {
 
-// Wakes the thread of an event loop. Ring() is cheap while nobody sleeps: one atomic exchange, no lock, no syscall.
+// Wakes the thread of an event loop. Ring() is cheap while the loop does not sleep: one atomic exchange, no lock, no
+// syscall.
 // Thread-safe; one thread waits.
 class Doorbell final : public Waiter {
  public:

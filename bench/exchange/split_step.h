@@ -34,7 +34,7 @@ enum class Handing {
   kNone,        // not at all, nor does it wait: its own time
   kStored,      // stored into the peer's memory by the kernel that makes it; waits are in the chain
   kCopied,      // copied by a kernel on a branch of the micro-batch's; waits are in the chain
-  kCopiedApart  // waits are on the branch, too: they hold up nobody, but each takes a multiprocessor meanwhile
+  kCopiedApart  // waits are on the branch, too: they delay no kernel, but each occupies a multiprocessor
 };
 
 // Memory that the peer stores into, by micro-batch: q, k, v rows at the attention side, o rows at the dense side.

@@ -1,4 +1,4 @@
-// Linear states on the CPU. Decode: bytes of states and open blocks per second, beside a copy of the same memory.
+// Linear states on the CPU. Decode: bytes of states and open blocks per second, and those of a copy of the same memory.
 // Prefill: tokens per second of the blocked form, of the same op fed token by token, and of the double reference.
 #include <algorithm>
 #include <cmath>

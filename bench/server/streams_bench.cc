@@ -22,7 +22,7 @@ namespace dovetail::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int kGiveUpMs = 30'000;  // without a byte from anybody
+constexpr int kGiveUpMs = 30'000;  // without a byte from any stream
 constexpr std::string_view kDone = "data: [DONE]";
 
 struct Flags {

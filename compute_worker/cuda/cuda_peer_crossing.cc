@@ -43,7 +43,7 @@ CudaPeerCrossing::~CudaPeerCrossing() {
     if (lane != nullptr) (void)lane->stream->SynchronizeStatus();
 }
 
-// Steps of several micro-batches that exchange layers by themselves run beside each other: what one waits for does not
+// Steps of several micro-batches that exchange layers by themselves run at the same time: what one waits for does not
 // hold up another.
 CudaLane* CudaPeerCrossing::LaneFor(MicroBatchId id) {
   if (id.value() == 0) return &shared_;

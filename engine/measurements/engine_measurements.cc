@@ -19,7 +19,7 @@ namespace {
 using std::chrono::duration;
 using std::chrono::steady_clock;
 
-constexpr uint64_t kOtherPrompts = uint64_t{1} << 32;  // seeds that nobody comes to by counting
+constexpr uint64_t kOtherPrompts = uint64_t{1} << 32;  // seeds that counting from 0 does not reach
 
 double Seconds(TimePoint from, TimePoint to) { return duration<double>(to - from).count(); }
 
@@ -201,7 +201,7 @@ int OutputTokensNeeded(const BatchShape& shape) {
   constexpr int kMargin = 8;
   const int64_t prompt_tokens = int64_t{shape.sequences} * shape.prompt_tokens;
   const int64_t prompt_tokens_per_step =
-      std::max(1, shape.tokens_per_step - shape.sequences);  // beside all that decode already
+      std::max(1, shape.tokens_per_step - shape.sequences);  // what decodes leave of a step
   const auto prompt_steps = static_cast<int>((prompt_tokens + prompt_tokens_per_step - 1) / prompt_tokens_per_step);
   return shape.output_tokens + shape.output_tokens / 4 + prompt_steps + kMargin;
 }

@@ -61,8 +61,8 @@ struct BatchShape {
 // Output tokens of one of its sequences, the measured ones and those that come while other prompts are still read.
 int OutputTokensNeeded(const BatchShape& shape);
 
-// Decoding at a full batch: FullBatchWindow of `shape.sequences` requests submitted at once. What is read beside it is
-// submitted by a thread of its own, behind them.
+// Decoding at a full batch: FullBatchWindow of `shape.sequences` requests submitted at once. Prompts that are read at
+// the same time are submitted after them, by a thread of their own.
 absl::StatusOr<Window> MeasureBatch(Engine& engine, PromptSource& prompts, const BatchShape& shape);
 
 }  // namespace dovetail::engine

@@ -5,7 +5,7 @@
 namespace dovetail::spatio_temporal {
 namespace {
 
-// SplitMix64 (Steele, Lea, Flood 2014): a number for each place, whoever asks for it and in whatever order.
+// SplitMix64 (Steele, Lea, Flood 2014): a number for each place, the same for every caller and order of calls.
 uint64_t Mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;

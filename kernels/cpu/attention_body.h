@@ -1,7 +1,7 @@
 // Attention over one segment of 64 tokens, merging and finishing of partials. Included once per ISA
 // after simd.h.
 //
-// What a row gets does not depend on the rows beside it: each score is one chain of FMAs over the
+// The result of a row does not depend on other rows: each score is one chain of FMAs over the
 // key dimension in ascending order; the maximum and the sum run over 64 lanes in a fixed tree,
 // invisible lanes being -inf and 0; each output element is one chain of FMAs over the visible
 // tokens in ascending order. Tiling only decides how many such chains run side by side.

@@ -88,7 +88,7 @@ __attribute__((always_inline)) inline void SetSums(int32_t first, int32_t second
 template <int kPlanes>
 inline constexpr float kLargestCode = kPlanes == 1 ? 127.0f : 32512.0f;
 
-// The rows of x in the forms the formats need; a form nobody asked for is null.
+// The rows of x in the forms the formats need; a form that no format needs is null.
 struct GemmRows {
   const float* f32 = nullptr;  // [rows], row stride f32_stride
   int64_t f32_stride = 0;

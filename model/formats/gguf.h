@@ -21,7 +21,7 @@ namespace dovetail::model {
 // key of another type. Integers may be stored in any width; a value outside int64 is refused.
 class GgufFile {
  public:
-  // Opens `path`, and for "<name>-00001-of-000NN.gguf" the NN - 1 other parts beside it. Errors: ParseGguf's,
+  // Opens `path`, and for "<name>-00001-of-000NN.gguf" the NN - 1 other parts in its folder. Errors: ParseGguf's,
   // MappedFile's, and kInvalidArgument for a part other than the first, or parts that do not belong together.
   static absl::StatusOr<std::unique_ptr<GgufFile>> Open(const std::filesystem::path& path);
 

@@ -14,7 +14,7 @@ constexpr size_t kMaxShards = 1024;
 constexpr char kSingle[] = "model.safetensors";
 constexpr char kIndex[] = "model.safetensors.index.json";
 
-// An index may name only files that lie beside it.
+// An index may name only files of its own folder.
 bool IsPlainFileName(const std::string& name) {
   return !name.empty() && name.size() <= 255 && name != "." && name != ".." && name.find('/') == std::string::npos &&
          name.find('\\') == std::string::npos && name.find('\0') == std::string::npos;

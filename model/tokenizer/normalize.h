@@ -17,7 +17,7 @@ bool SurelyNfc(std::string_view text);
 // U+0301 becomes U+0390).
 inline constexpr size_t kMostNfcShrinks = 4;
 
-// Letter, mark, digit or connector: what a single_word token may not stand beside.
+// Letter, mark, digit or connector: a single_word token is not matched next to one of these.
 bool IsWordCharacter(char32_t c);
 
 // Unicode's White_Space property.

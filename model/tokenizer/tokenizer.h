@@ -49,9 +49,9 @@ class Tokenizer {
   absl::StatusOr<std::vector<TokenId>> EncodeParts(std::span<const PromptPart> parts,
                                                    const EncodeOptions& options = {}) const;
 
-  // At least so many tokens Encode makes of `text`, at a small part of its cost: none covers more bytes than the
-  // longest spelling in the vocabulary has, as far as normalising shrinks no text and no white space vanishes beside a
-  // token. 0 where nothing can be said: runs of unknown characters become one token.
+  // A lower bound of the number of tokens that Encode makes of `text`, at a small part of its cost. No token covers
+  // more bytes than the longest spelling in the vocabulary, unless normalising shrinks text or white space next to a
+  // token vanishes. 0 where there is no bound: runs of unknown characters become one token.
   int64_t LeastTokens(std::string_view text) const;
 
   // The text of `ids` as the beginning of a sequence. The same as pushing them through an IncrementalDetokenizer.

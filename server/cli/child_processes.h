@@ -28,7 +28,7 @@ class ChildProcesses {
     std::string name;
     std::string how;  // "exited with 1", "was killed by signal 9"
   };
-  // Reaps who has ended, without blocking.
+  // Reaps the children that have ended. Does not block.
   std::vector<Ended> Reap();
 
   // SIGTERM to one child, then to all others in the order of their start reversed; one that has not ended after

@@ -81,7 +81,7 @@ struct ModelOnDevice {
 absl::StatusOr<ModelOnDevice> LoadOpenModel(const EngineFlags& flags, std::unique_ptr<model::Checkpoint> checkpoint,
                                             kernels::Device& device, const model::LoadProgress& progress);
 
-// What its results depend on beside the model and the types on the wire: control::Capabilities::arithmetic.
+// What its results depend on in addition to the model and the types on the wire: control::Capabilities::arithmetic.
 std::string ArithmeticOf(const EngineFlags& flags, const kernels::Device& device, const ModelOnDevice& model);
 
 // A model being served in this process. Members are destroyed in reverse order: the cluster before what it runs on.

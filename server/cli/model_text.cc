@@ -166,7 +166,7 @@ absl::StatusOr<model::TemplateSources> OwnTemplates(const model::Checkpoint& che
   return sources;
 }
 
-// A file wins over a built-in template of the same name: whoever wrote it meant it.
+// A file takes precedence over a built-in template of the same name, since the user made it on purpose.
 absl::StatusOr<std::string> AskedTemplate(const std::string& asked) {
   DT_ASSIGN_OR_RETURN(const auto text, ReadTextFile(asked));
   if (text) return *text;

@@ -13,7 +13,7 @@
 
 namespace dovetail::cli {
 
-// The tokenizer that came with a checkpoint: in the GGUF file, or tokenizer.json beside the weights. Null when there is
+// The tokenizer of a checkpoint: in the GGUF file, or tokenizer.json in the folder of the weights. Null when there is
 // none. Errors name the file and the field.
 absl::StatusOr<std::shared_ptr<const model::Tokenizer>> LoadTokenizer(const model::Checkpoint& checkpoint);
 

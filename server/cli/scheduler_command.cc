@@ -11,7 +11,8 @@
 namespace dovetail::cli {
 namespace {
 
-// What flags say against each other, before anybody joins; what the model says is checked when it comes.
+// Checks flags against each other before any worker joins. What depends on the model is checked when the model is
+// known.
 absl::Status CheckFlags(scheduler::SchedulerOptions options) {
   if (options.max_model_len == 0) options.max_model_len = 1;
   proto::SoftmaxSpec any;

@@ -6,7 +6,7 @@
 
 namespace dovetail::server {
 
-// What a client shows, and whom it then acts for. Immutable; thread-safe.
+// A key that a client presents, and the tenant that it then acts for. Immutable; thread-safe.
 struct ApiKey {
   std::string key;     // 1..1024 visible ASCII characters
   std::string tenant;  // 1..64 of A-Z a-z 0-9 . _ -; empty: a tenant of its own, named after the key's digest

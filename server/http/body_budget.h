@@ -13,7 +13,7 @@ class BodyBudget {
  public:
   explicit BodyBudget(size_t max_bytes) : max_bytes_(max_bytes) {}
 
-  bool HasRoom(size_t bytes) const;  // now; it is not kept for whoever asks
+  bool HasRoom(size_t bytes) const;  // at this moment; nothing is reserved
   size_t held() const { return held_.load(std::memory_order_relaxed); }
 
  private:

@@ -29,7 +29,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   Exchange(std::shared_ptr<Connection> connection, RequestHead head, RequestBody body, std::string id);
 
   const RequestHead& head() const { return head_; }
-  // Whoever reads it on another thread does so before anything else of the exchange is used.
+  // A thread other than the I/O thread may read it only before any other part of the exchange is used.
   const std::string& body() const { return body_.bytes(); }
   void DropBody() { body_.Free(); }                // as soon as it is not needed: others may wait for its memory
   const std::string& id() const { return id_; }    // X-Request-Id, the client's or ours
@@ -85,7 +85,7 @@ class HttpHandler {
   // After the head, before the body: a response to refuse it, or nothing.
   virtual std::optional<HttpResponse> OnHead(const RequestHead& head, const std::string& request_id) = 0;
   virtual void OnRequest(std::shared_ptr<Exchange> exchange) = 0;
-  // Whether this is answered even when all connections are taken: at once, and to whom asks how the server is.
+  // Whether this request asks for the server's state: it is answered at once, also when all connections are taken.
   virtual bool IsProbe(const RequestHead& head) const = 0;
   // The body of an error that the protocol layer found (malformed, too large, too slow).
   virtual HttpResponse ProtocolError(int status, const std::string& message, const std::string& request_id) = 0;

@@ -43,7 +43,7 @@ Generation::Generation(std::shared_ptr<const Backend> backend, const HttpServerO
 absl::Status Generation::Submit(const std::shared_ptr<UpdateInbox>& inbox) {
   for (size_t p = 0; p < prompts_.size(); ++p) {
     auto sink = std::make_shared<Sink>(inbox, shared_from_this(), static_cast<int>(p));
-    // Nobody else's as long as the engine knows of any of them: the sinks keep this alive.
+    // Unique while the engine knows any of the prompts, since the sinks keep this object alive.
     if (prompts_.size() > 1) requests_[p].call = reinterpret_cast<uintptr_t>(this);
     DT_ASSIGN_OR_RETURN(prompts_[p].id, backend_->engine->Submit(std::move(requests_[p]), std::move(sink)));
     prompts_[p].submitted = true;
@@ -119,8 +119,9 @@ void Generation::Show(const GenerationResponse::Effects& effects) {
   }
 }
 
-// At half of what a stream may hold back the engine pauses it; what was under way still comes. Who then takes nothing
-// for a while is cut off by the connection. Should the engine go on all the same, memory has its own bound.
+// At half of the bytes that a stream may hold back, the engine pauses it; tokens that were under way still arrive. The
+// connection cuts off a client that then reads nothing for a while. Memory has a bound of its own, should the engine
+// not pause.
 void Generation::WatchBacklog() {
   if (exchange_ == nullptr) return;
   const Exchange::Backlog backlog = exchange_->backlog();

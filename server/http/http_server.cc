@@ -78,7 +78,8 @@ class HttpServer::Impl {
   Listener& listener() { return *listener_; }
 
  private:
-  // Step samples are kept only for so long: fetch them whether or not anybody asks for /metrics. Certificates change.
+  // Step samples are kept for a limited time, so they are fetched also when no client reads /metrics. Certificates
+  // change.
   void CollectLater() {
     collect_timer_->expires_after(kCollectEvery);
     collect_timer_->async_wait([this](const boost::system::error_code& error) {

@@ -11,7 +11,7 @@
 namespace dovetail::server {
 
 enum class Scope {
-  kOpen,       // anybody
+  kOpen,       // no key
   kInference,  // an API key
   kMetrics,    // a metrics key; if there are none, an API key
 };
@@ -26,7 +26,7 @@ class KeyRing {
   KeyRing(const std::vector<ApiKey>& api_keys, const std::vector<ApiKey>& metrics_keys);
 
   // The tenant that the head's credentials (Authorization: Bearer, or X-Api-Key) belong to, or nullopt: refused.
-  // Without any API keys everybody is "anonymous".
+  // Without any API keys every client is "anonymous".
   std::optional<std::string> Authorize(const RequestHead& head, Scope scope) const;
 
   bool closed() const { return !api_.empty(); }

@@ -4,8 +4,8 @@
 
 namespace dovetail::server {
 
-// Of its requests here at most `running` run and `paused` are set aside: the others wait, maybe more than half of all
-// that do. Then nobody waits with more, and the scheduler would turn away one of this tenant's.
+// Of a tenant's requests here at most `running` run and `paused` are set aside, and the others wait. If these are more
+// than half of all waiting requests, no tenant has more, and the scheduler would refuse one of this tenant's.
 absl::Status Admission::Check(const std::string& tenant, const engine::EngineStats& engine) const {
   const scheduler::SchedulerStats& stats = engine.scheduler;
   if (engine.max_queued_requests == 0 || stats.waiting_requests < engine.max_queued_requests) return absl::OkStatus();

@@ -294,7 +294,7 @@ TEST_F(AttentionWorkerCoreTest, WhatIsSaidAboutSequencesCountsOnce) {
   RunStep(1, 2);
   Send(kScheduler, FrameType::kReleaseSequence, release, 2);
   EXPECT_THAT(Send(kScheduler, FrameType::kOpenSequence, open, 1), IsEmpty());
-  EXPECT_EQ(core_.status().sequences, 0u) << "nobody would release it again";
+  EXPECT_EQ(core_.status().sequences, 0u) << "no later event would release it";
   EXPECT_THAT(Send(kScheduler, FrameType::kOpenSequence, open, 3), SizeIs(1)) << "it comes back from another worker";
   Send(kScheduler, FrameType::kReleaseSequence, release, 2);
   EXPECT_EQ(core_.status().sequences, 1u);

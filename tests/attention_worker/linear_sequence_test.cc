@@ -4,7 +4,7 @@
 
 #include "attention_worker/core/sequence_table.h"
 
-// What a hybrid's sequence holds on an attention worker: a state group of 3 KvBlocks a head beside a softmax group.
+// What a hybrid's sequence holds on an attention worker: a state group of 3 KvBlocks a head, and a softmax group.
 
 namespace dovetail::attention {
 namespace {

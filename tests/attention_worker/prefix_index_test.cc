@@ -11,7 +11,7 @@ PrefixKey Key(uint64_t content) { return PrefixKey{{content, 1}, 0, 0, 2}; }
 
 class PrefixIndexTest : public ::testing::Test {
  protected:
-  // A set of 2 blocks, findable under `content`, that nobody uses any more.
+  // A set of 2 blocks, findable under `content`, that no sequence uses any more.
   BlockSetId Cached(uint64_t content) {
     const BlockSetId set = pool_.Allocate(2);
     EXPECT_TRUE(index_.Insert(Key(content), set));
@@ -92,7 +92,7 @@ TEST_F(PrefixIndexTest, ASetSharedByTwoBecomesEvictableWithTheLastOfThem) {
   EXPECT_EQ(index_.evictable_blocks(), 2u);
 }
 
-// Snapshots of linear states, 2 blocks each, in a pool of 32 of which they may keep 8 when nobody uses them.
+// Snapshots of linear states, 2 blocks each, in a pool of 32 of which they may keep 8 when no sequence uses them.
 class Snapshots : public ::testing::Test {
  protected:
   BlockSetId InUse(uint64_t content, PrefixIndex::Content kind = PrefixIndex::Content::kSnapshot) {

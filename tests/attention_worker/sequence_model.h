@@ -8,7 +8,7 @@
 
 namespace dovetail::attention::testing {
 
-// A sequence table beside a naive model of it: every token of every sequence is remembered as a number that names it
+// A sequence table and a naive model of it: every token of every sequence is remembered as a number that names it
 // and all before it, and every KvBlock as the numbers last written into its 64 slots. Random operations are applied to
 // both; whatever a sequence still sees must read back as its own tokens, and every block must be accounted for.
 class ModelledTable {

@@ -199,7 +199,7 @@ TEST(PrefixCache, FullCommittedBlocksAreFoundAgain) {
   EXPECT_EQ(table.in_use(), 0u);
   EXPECT_EQ(table.cached(), 8u) << "the open third block is not kept";
   EXPECT_THAT(table.Open(2, Hashes(5, 3)), ElementsAre(2, 1, 0));
-  EXPECT_EQ(table.in_use(), 8u) << "taken over at once, so nobody can evict them";
+  EXPECT_EQ(table.in_use(), 8u) << "taken over at once, so they cannot be evicted";
   EXPECT_EQ(table.cached(), 0u);
 }
 

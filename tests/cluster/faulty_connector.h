@@ -17,7 +17,7 @@ struct FaultTotals {
   std::atomic<int64_t> duplicated{0}, delayed{0}, echoed{0}, swapped{0};
 };
 
-// A connector whose frames come twice, late, or again when nobody awaits them any more. Thread rule of a connector.
+// A connector whose frames come twice, late, or again when no node awaits them any more. Thread rule of a connector.
 class FaultyConnector final : public transport::Connector {
  public:
   // `totals` outlives it.

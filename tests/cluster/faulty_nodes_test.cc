@@ -111,7 +111,7 @@ class Cluster {
     compute_->AddAttentionWorker({id, Epoch(1), port.id()});
     scheduler_->AddAttentionWorker(id, Epoch(1), port.id(), kBlocks);
   }
-  // It is given up: nobody listens to it any more, but it may still hear and speak.
+  // It is given up: no node listens to it any more, but it may still receive and send.
   void GiveUp(int worker) {
     scheduler_->LoseAttentionWorker(WorkerId(static_cast<uint32_t>(worker)), Epoch(1));
     compute_->LoseAttentionWorker(WorkerId(static_cast<uint32_t>(worker)), Epoch(1));

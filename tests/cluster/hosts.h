@@ -25,7 +25,7 @@ class Hosts {
   // Async-signal-safe. False: it is none.
   bool Enter(int host) const;
 
-  // What a host other than 0 and the rest send each other is lost from now on, and nobody sees why.
+  // What a host other than 0 and the rest send each other is lost from now on, without an error.
   bool Cut(int host);
   bool Mend(int host);
   // What is sent to it passes at this rate, as tc spells it. False: this kernel cannot do that.

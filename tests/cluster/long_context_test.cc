@@ -86,7 +86,7 @@ TEST(LongContext, AStateIsAsLargeAfterAMillionTokensAsAfterAThousand) {
   const std::vector<Held> held =
       Measure(Mamba2Config(), 320, {1'000, 4'000, 16'000, 64'000, 256'000, 1'000'000}, uint64_t{8} << 20);
   for (const Held& at : held) EXPECT_EQ(at.blocks, held[0].blocks) << at.tokens << " tokens";
-  // Prompts, their tokens and hashes are kept by whoever serves the request: 8 bytes a token and more, but no state.
+  // Prompts, their tokens and hashes are kept by the server and the scheduler: 8 bytes a token and more, but no state.
   EXPECT_LT(held.back().resident - held[0].resident, int64_t{64} * 1'000'000);
 }
 

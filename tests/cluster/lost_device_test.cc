@@ -6,7 +6,7 @@
 #include "tests/support/frail_device.h"
 #include "tests/support/test_data.h"
 
-// A device is lost under a worker that runs on. What it did not finish is nobody's fault: elsewhere it is done again.
+// A device is lost under a worker that runs on. The steps that it did not finish are repeated by another worker.
 
 namespace dovetail::test {
 namespace {

@@ -184,7 +184,7 @@ TEST_P(MiniClusterTest, StreamsGoOnWithTheSameBitsWhileWorkersComeAndGo) {
   ASSERT_EQ(before->WaitForEnd(), absl::OkStatus());
   alone_->Expect(Request(100, 250, 1), *before);
   after->WaitForTokens(5);
-  (*cluster)->Stop("c1");  // nobody is left to compute: the stream waits for the next one
+  (*cluster)->Stop("c1");  // no compute worker is left: the stream waits for the next one
   ASSERT_TRUE((*cluster)->AddComputeWorker("c2").ok());
   ASSERT_EQ(after->WaitForEnd(), absl::OkStatus());
   alone_->Expect(Request(70, 250, 2), *after);

@@ -11,7 +11,7 @@
 #include "tests/support/test_data.h"
 
 // What a trace shows of the order of things: q before k and v, one micro-batch in dense layers while another is in
-// attention, K and V of prompts layer by layer. Times are not judged, only who came before whom.
+// attention, K and V of prompts layer by layer. Times are not judged, only the order.
 
 namespace dovetail::test {
 namespace {

@@ -64,7 +64,7 @@ TEST_F(PromptsTest, NobodyIsAskedAboutAFreshPromptAndTheStepEndsWhenItsKeysAreIn
   EXPECT_THAT(lines, ElementsAre("begin 10 of 1 sequences", "prepare", "dense 0"));
   EXPECT_EQ(begins_[0].entries[0].attend_end, 0);
   DoneHere();
-  EXPECT_THAT(DoneHere(), ElementsAre("q 0", "dense 2")) << "to nobody: there are no query bytes";
+  EXPECT_THAT(DoneHere(), ElementsAre("q 0", "dense 2")) << "to no worker: there are no query bytes";
   EXPECT_EQ(core_ptr_->PartsOf(MicroBatchId(0))[0].layouts[0].query_bytes, 0);
   EXPECT_THAT(DoneHere(), ElementsAre("kv 0", "prompts 0"));
   EXPECT_THAT(DoneHere(), ElementsAre("dense 3")) << "goes on at once";

@@ -84,7 +84,7 @@ TEST(BrokenLinks, OfOneComputeWorkerThatLivesToSeveralAttentionWorkersCostTheCom
   cluster.ExpectOthersServe();
 }
 
-// Between attention workers nobody has to go, so nothing but their own word ends it.
+// A broken link between attention workers removes neither of them, so only their own reports end it.
 TEST(BrokenLinks, BetweenAttentionWorkersThatHaveConnectedAgainCountNoMore) {
   for (const bool again : {false, true}) {
     BrokenLinks cluster;

@@ -83,7 +83,7 @@ class Network:
             ip("-n", self.names[0], "link", "set", f"{device}-{host}", "down")
 
     def isolate(self, host, *devices):
-        """Frames are lost somewhere between; nobody sees why."""
+        """Frames are lost on the way, without an error."""
         for device in devices:
             ip("-n", self.names[0], "link", "set", f"{device}-{host}", "nomaster")
 

@@ -48,7 +48,7 @@ TEST(Members, AnOldListOfPeersDoesNotProveAConnectionToANewcomer) {
   cluster.Apply(attention);
   before.swap(cluster.actions);
   cluster.Apply(compute);  // of the old version
-  EXPECT_TRUE(cluster.Serves(compute)) << "nobody else serves whom it would have to reach";
+  EXPECT_TRUE(cluster.Serves(compute)) << "no other member serves that it would have to reach";
   EXPECT_FALSE(cluster.Serves(attention));
   before.swap(cluster.actions);
   cluster.Apply(compute);

@@ -14,7 +14,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// `newcomer` joins a cluster that serves, and connects to all but one: who is out then, and why.
+// `newcomer` joins a cluster that serves, and connects to all but one: which member is put out then, and why.
 struct MissingLink : Cluster {
   WorkerId compute = Join(Role::kComputeWorker, 1, "compute");
   WorkerId near = Join(Role::kAttentionWorker, 2, "near");

@@ -170,7 +170,7 @@ extern "C" void emu_switch(void** save, void* to);
 
 int Next(const Warp& warp) { return warp.downward ? 31 - __builtin_clz(warp.ready) : __builtin_ctz(warp.ready); }
 
-// The fiber goes on later: another lane of its warp does, or whoever the scheduler takes.
+// The fiber goes on later: another lane of its warp does, or another fiber that the scheduler takes.
 void Away(bool to_scheduler) {
   Fiber* const self = current;
   const Warp& warp = *self->warp;
@@ -431,7 +431,7 @@ bool BarrierTest(uint32_t address, uint32_t parity, Site at) {
 void CheckCopy(uint32_t to, const void* from, uint32_t bytes, uint32_t unit) {
   if (bytes == 0 || bytes % unit != 0 || to % unit != 0 || reinterpret_cast<uintptr_t>(from) % unit != 0)
     Fail("a copy of %u bytes from %p to %u, which are no multiples of %u", bytes, from, to, unit);
-  std::memset(SharedAt(to, bytes, unit), 0xff, bytes);  // nobody may read or write it until it has landed
+  std::memset(SharedAt(to, bytes, unit), 0xff, bytes);  // must not be read or written until it has landed
 }
 void BulkCopy(uint32_t to, const void* from, uint32_t bytes, uint32_t bar) {
   At(bar);

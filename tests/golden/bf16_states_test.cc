@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 struct Stored {
   const char* model;
-  const char* group;  // tests/data/goldens, models/, or goldens_<group>.tar.gz beside the project
+  const char* group;  // tests/data/goldens, models/, or goldens_<group>.tar.gz of the test data
   int tokens;
   double logits;  // relative RMS over the tokens; twice what was measured
 

@@ -20,7 +20,7 @@ struct DenseBudget {
   const char* model;
   Path path;
   double logits, hidden;
-  // Of the checkpoints: goldens/goldens_<group>.tar.gz beside the project, or tests/data/goldens of kOurs.
+  // Of the checkpoints: goldens/goldens_<group>.tar.gz of the test data, or tests/data/goldens of kOurs.
   std::string_view group = "dense";
 
   friend std::ostream& operator<<(std::ostream& out, const DenseBudget& budget) {

@@ -62,7 +62,7 @@ absl::StatusOr<OnGpu> Serve(const fs::path& path, Seam seam, DType type = DType:
   options.kv_dtype = type;
   options.kv_storage = storage;
   options.kv_room = [] { return uint64_t{1} << 30; };
-  options.poison_freed_kv = true;  // what reads memory that nobody holds gives NaN
+  options.poison_freed_kv = true;  // reading memory that no sequence holds gives NaN
   options.compute.dense = run.on_gpu.get();
   options.scheduler.max_model_len =
       max_model_len > 0 ? max_model_len : static_cast<int>(run.model->config().max_positions);
@@ -264,7 +264,7 @@ TEST(CudaEightBits, KAndVInE4M3KeepTheLogitsOfEveryGoldenWithinTheirBudget) {
   }
 }
 
-// The same texts, given to a model whose K and V lie in 8 bits: what that costs beside bfloat16 on the same GPU.
+// The same texts, given to a model whose K and V lie in 8 bits: what that costs against bfloat16 on the same GPU.
 TEST(CudaSmolLm2, KAndVInEightBitsStayWithinTheirBudget) {
   SKIP_WITHOUT_GPU();
   DOVETAIL_DATA_OR_SKIP(const auto folder, "models/smollm2-135m-instruct");

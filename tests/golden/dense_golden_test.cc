@@ -9,7 +9,7 @@
 // Tiny random checkpoints, one for each thing that a family does differently (14 dense ones, and those with linear
 // states and experts), against full float32 passes of transformers: the last logits of a long and of a short prompt,
 // the residual stream after each layer, 32 greedy tokens. Everything runs through the frames, over three attention
-// workers that hold sequences whole, by heads and by tokens in turn. What the checkpoints beside the project leave out
+// workers that hold sequences whole, by heads and by tokens in turn. What the checkpoints of the test data leave out
 // is in tests/data/goldens, made by make_goldens.py.
 
 namespace dovetail::test {

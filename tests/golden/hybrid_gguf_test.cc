@@ -67,7 +67,7 @@ TEST(HybridGguf, GivesTheLogitsOfMamba2) {
 struct Converted {
   const char* arch;
   const char* golden;
-  const char* group;  // "ours", or of goldens_<group>.tar.gz beside the project
+  const char* group;  // "ours", or of goldens_<group>.tar.gz of the test data
   double error;       // 0: the same bits; else what other sums, or multipliers within the weights, may change
 
   friend std::ostream& operator<<(std::ostream& out, const Converted& converted) {

@@ -8,7 +8,7 @@
 #include "base/ids.h"
 #include "base/status.h"
 
-// Reference outputs beside the project (DOVETAIL_TEST_DATA), and how far ours may be from them.
+// Reference outputs of the test data (DOVETAIL_TEST_DATA), and how far ours may be from them.
 
 namespace dovetail::test {
 

@@ -53,7 +53,7 @@ class TestSequence {
 };
 
 // The blocks of one shard: KV heads [head_begin, head_end) and tokens [token_begin, token_end) of a
-// sequence. Blocks start full of NaN, so that a token read before it is written, or beside the
+// sequence. Blocks start full of NaN, so that a token read before it is written, or outside the
 // mask, shows.
 class TestShard {
  public:

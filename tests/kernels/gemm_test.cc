@@ -249,7 +249,7 @@ TEST_P(GemmIsa, SumsTheLargestCodesExactly) {
               testing::ElementsAre(-64.0f * 127 * 32512, 64.0f * 128 * 32512));
 }
 
-// Beside a value of 127 * 256, integers are their own codes: 127 in the low plane, 128 and more
+// In a group with a value of 127 * 256, integers are their own codes: 127 in the low plane, 128 and more
 // carry into the high one.
 TEST_P(GemmIsa, JoinsTheTwoPlanesOfAnActivationExactly) {
   Cpu cpu(GetParam(), 1);

@@ -60,7 +60,7 @@ inline std::vector<Isa> TestableIsas() {
   return isas;
 }
 
-// n elements with 64 bytes of a pattern before and after: Intact() says that nobody wrote past
+// n elements with 64 bytes of a pattern before and after: Intact() says that no kernel wrote past
 // either end.
 template <typename T>
 class Guarded {

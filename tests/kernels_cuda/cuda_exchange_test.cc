@@ -95,7 +95,7 @@ TEST_F(CudaExchangeTest, AWaitEndsAtItsDeadlineAndTheStepSendsNothingMore) {
   ASSERT_TRUE(ExchangeSignal(*streams_[0], {End(0), 5}).ok());
   ASSERT_TRUE(ExchangeAwait(*streams_[0], {End(0, 3'600'000'000'000), 5}).ok());  // returns at once
   EXPECT_EQ(StatusOf(0).message(), "attention op 4: nothing came from the other GPU");
-  EXPECT_EQ(Words(1).arrived, 0u) << "nobody may take for a result what a failed step made";
+  EXPECT_EQ(Words(1).arrived, 0u) << "what a failed step made must not be taken for a result";
   EXPECT_GE(Words(1).given_up, 9 * kExchangeOps + 1) << "the other side is told";
 }
 
@@ -232,7 +232,7 @@ TEST_F(ExchangeTurnTest, WhoComesWhileAnotherHasTheTurnWaitsUntilItIsGivenUp) {
   const ExchangeWords words = Words(1);
   EXPECT_GE(words.turn_ns, 25'000'000u);
   EXPECT_LT(words.waited_ns, 5'000'000u) << "the peer's answer was there";
-  EXPECT_LT(words.busy_ns, 5'000'000u) << "nor was anybody busy";
+  EXPECT_LT(words.busy_ns, 5'000'000u) << "nor was the GPU busy";
 }
 
 // What a step does in its turn: it fills memory that both use and looks at what it has filled.
@@ -280,7 +280,7 @@ TEST_F(ExchangeTurnTest, AHolderThatNeverGivesUpIsTakenOverFromOnce) {
   EXPECT_LT(waited, 2'000'000'000u);
   ASSERT_TRUE(ExchangeGiveTurn(*streams_[0], {EndOf(0).own}).ok());
   Synchronize();
-  EXPECT_EQ(Holder(), Name(1)) << "who gives up what it does not have takes nothing from who has it";
+  EXPECT_EQ(Holder(), Name(1)) << "giving up a turn that is not held takes nothing from its holder";
   ASSERT_TRUE(ExchangeGiveTurn(*streams_[1], {EndOf(1).own}).ok());
   ASSERT_TRUE(ExchangeAwait(*streams_[0], {EndOf(0), 0}).ok());
   Synchronize();
@@ -451,7 +451,7 @@ TEST_F(ExchangeFanTest, WhereOnePeerDoesNotAnswerTheOthersAreToldAndNotBlamed) {
     EXPECT_EQ(DecodeFailure(WordsOf(p, 0).failure).reason, ExchangeReason::kElsewhere);
     EXPECT_GE(WordsOf(p, 1).given_up, 6 * kExchangeOps + 1) << "it need not wait for its own deadline";
   }
-  // Nothing more of the step is sent to anybody.
+  // Nothing more of the step is sent to any peer.
   ASSERT_TRUE(ExchangeSignal(*streams_[0], {EndOf(0, 0), 4}).ok());
   EXPECT_EQ(WordsOf(0, 1).arrived, 0u);
   ASSERT_TRUE(ExchangeAwaitAll(*streams_[0], {fan(), 4}).ok());  // returns at once

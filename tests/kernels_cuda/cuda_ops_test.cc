@@ -250,7 +250,7 @@ TEST_F(CudaOpsTest, KvAppendNormsRotatesAndStores) {
     }
     for (size_t i = 0; i < kv.size(); ++i) {
       if (!written[i]) {
-        ASSERT_EQ(kv[i], std::byte{0xff}) << "wrote beside the tokens";
+        ASSERT_EQ(kv[i], std::byte{0xff}) << "wrote outside the tokens";
       }
     }
   }

@@ -88,7 +88,8 @@ TEST_F(SkinnyGemmTest, RaggedShapes) {
   }
 }
 
-// Not a multiple of 64, or too long for 16 rows to lie in shared memory: whoever computes it, it is the same product.
+// Not a multiple of 64, or too long for 16 rows to lie in shared memory: whichever kernel computes it, it is the same
+// product.
 TEST_F(SkinnyGemmTest, ShapesThatTheKernelLeavesToCublasLt) {
   Check({.m = 3, .n = 48, .k = 200});
   Check({.m = 16, .n = 64, .k = 14336});

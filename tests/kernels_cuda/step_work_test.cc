@@ -92,7 +92,7 @@ TEST_F(StepWorkTest, UploadsGoBesideWhatStillRunsAndBeforeTheLaunch) {
   ASSERT_TRUE(work_.Launch(stream()).ok());
   EXPECT_EQ(First(*seen), 5);
 
-  ASSERT_TRUE(work_.Begin(stream()).ok());  // a step that fails: nobody launches it
+  ASSERT_TRUE(work_.Begin(stream()).ok());  // a step that fails: it is not launched
   BeBusy(*busy);
   ASSERT_TRUE(work_.Begin(stream()).ok());
   upload(std::byte{6});

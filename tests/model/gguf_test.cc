@@ -43,7 +43,7 @@ TEST(Gguf, ReadsMetadataOfEveryKindAndTensorsByName) {
   const GgufFile& gguf = **file;
   EXPECT_EQ(gguf.String("general.architecture").value().value(), "llama");
   EXPECT_EQ(gguf.Int("llama.block_count").value().value(), 2);
-  EXPECT_EQ(gguf.Int("llama.context_length").value().value(), 4096) << "a u64 is as good as a u32";
+  EXPECT_EQ(gguf.Int("llama.context_length").value().value(), 4096) << "a u64 is read as a u32 is";
   EXPECT_EQ(gguf.Float("llama.rope.freq_base").value().value(), 10000.0);
   EXPECT_EQ(gguf.Bool("tokenizer.ggml.add_bos_token").value().value(), true);
   EXPECT_THAT(gguf.Strings("tokenizer.ggml.tokens").value().value(), ElementsAre("a", "", "c"));

@@ -24,7 +24,7 @@ std::unique_ptr<const Tokenizer> Make(TokenizerData data);
 // tests/data/tales_tokenizer, a byte-level tokenizer of 4096 tokens.
 TokenizerData TalesData();
 
-// A tokenizer.json (gunzipped if it ends in .gz), alone or with the tokenizer_config.json beside it.
+// A tokenizer.json (gunzipped if it ends in .gz), alone or with the tokenizer_config.json of its folder.
 std::unique_ptr<const Tokenizer> FromJsonFile(const std::filesystem::path& path, bool with_config);
 
 // The tokenizer in a GGUF file (gunzipped if it ends in .gz).

@@ -157,7 +157,7 @@ TEST(RowsOf, AnswersEveryQueryThatSeesTheShardAndAppendsItsOwnTokensOnly) {
     ASSERT_EQ(rows.kv_count, appended);
     ASSERT_TRUE(appended == 0 || rows.kv_first == first_appended);
     if (first_seeing < 0) {
-      ASSERT_EQ(rows.q_count, 0) << "nobody asks a shard that no row sees";
+      ASSERT_EQ(rows.q_count, 0) << "a shard that no row sees is not asked";
     } else {
       ASSERT_EQ(rows.q_first, first_seeing);
       ASSERT_EQ(rows.q_count, q_len - first_seeing) << "through the last new token";

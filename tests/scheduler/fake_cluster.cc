@@ -108,7 +108,7 @@ void FakeCluster::RunUntil(absl::Time when) {
 
 void FakeCluster::Deliver(Event event) {
   if (auto* joined = std::get_if<AttentionWorkerJoined>(&event)) {
-    // Whoever posted it could not know what would become of the worker until now: no incarnation joins twice.
+    // When it was posted, the worker's fate was not known: no incarnation joins twice.
     if (!joined_.emplace(joined->worker, worker(joined->worker).epoch()).second) worker(joined->worker).Restart();
     joined->epoch = worker(joined->worker).epoch();
     joined_.emplace(joined->worker, joined->epoch);
@@ -267,7 +267,7 @@ void FakeCluster::FillDrawn(proto::StepPlan& plan) {
       for (const proto::EntryResult& result : last_result_.entries)
         if (result.sequence == entry.sequence && result.position == entry.ctx_len) token = result.token;
       if (token == proto::kDrawnBefore && last_result_.status == proto::StepStatus::kOk)
-        Violate("a token that nobody drew");
+        Violate("a token that no worker drew");
     }
   }
 }
@@ -393,7 +393,7 @@ uint64_t FakeCluster::ReadBack(const proto::StepEntry& entry, Position begin, Po
         if (token != -1 && held != token) Violate(absl::StrCat("shards disagree about position ", position));
         token = held;
         if (held == -1)
-          Violate(absl::StrCat("nobody holds position ", position, " of sequence ", entry.sequence.value()));
+          Violate(absl::StrCat("no worker holds position ", position, " of sequence ", entry.sequence.value()));
       }
     }
     hash = Mix(hash, static_cast<uint64_t>(token));

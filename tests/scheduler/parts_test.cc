@@ -74,7 +74,7 @@ TEST_F(Budget, WhatIsHeldLacksElsewhereUntilItIsGivenBack) {
   EXPECT_FALSE(budget_.Lacking(six, held).has_value());
   budget_.Exchange(held, six);
   EXPECT_EQ(budget_.Lacking(five, {}), 0);
-  EXPECT_FALSE(budget_.Lacking(five, held).has_value());  // instead of, not beside
+  EXPECT_FALSE(budget_.Lacking(five, held).has_value());  // instead of, not in addition
   EXPECT_TRUE(budget_.FitsEmpty(five));
   budget_.Exchange(held, {});
   EXPECT_FALSE(budget_.Lacking(five, {}).has_value());

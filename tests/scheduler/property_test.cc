@@ -135,7 +135,7 @@ void CheckStream(FakeCluster& cluster, RequestId id, int choice) {
   }
 }
 
-// Whoever was shown tokens of a call loses no other part of it to a full queue.
+// A client that was sent tokens of a call loses no other part of it to a full queue.
 void CheckCalls(FakeCluster& cluster, const std::vector<RequestId>& submitted) {
   for (const RequestId lost : submitted) {
     const Stream& stream = cluster.stream(lost);

@@ -510,7 +510,7 @@ TEST(Queue, AFullOneLosesTheLastOfTheTenantThatFillsIt) {
   const RequestId modest = cluster.Submit(Ask(10, 5, "modest", 9));
   const RequestId late = cluster.Submit(Ask(10, 5, "greedy", 10));
   cluster.RunUntil(cluster.at(absl::Milliseconds(1)));
-  EXPECT_EQ(cluster.stream(greedy[4]).error_code, absl::StatusCode::kResourceExhausted) << "nobody else was there";
+  EXPECT_EQ(cluster.stream(greedy[4]).error_code, absl::StatusCode::kResourceExhausted) << "no other tenant was there";
   EXPECT_THAT(cluster.stream(greedy[4]).error, HasSubstr("the queue holds 3 requests (--max-num-queued-reqs); try"));
   EXPECT_EQ(cluster.stream(greedy[3]).error_code, absl::StatusCode::kAborted);
   EXPECT_THAT(cluster.stream(greedy[3]).error, HasSubstr("a tenant with fewer needed a place"));

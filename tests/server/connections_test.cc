@@ -1,4 +1,4 @@
-// How many connections there may be, who has to go when all are taken, and that probes are answered even then.
+// How many connections there may be, which is closed when all are taken, and that probes are answered even then.
 #include <gmock/gmock.h>
 
 #include <thread>
@@ -52,7 +52,7 @@ TEST(Places, GoToTheRequestThatNeedsOneFromWhoHasBeenIdleLongest) {
   places.Add(C(5), kBegin + seconds(40));
   places.Busy(C(3));
   EXPECT_EQ(places.Take(C(5), kBegin + seconds(41), seconds(30)).end, C(1));
-  // Who has a request under way stays, whatever comes.
+  // A connection with a request under way stays in every case.
   places.Add(C(6), kBegin + seconds(90));
   EXPECT_FALSE(places.Take(C(6), kBegin + seconds(91), seconds(30)).placed);
   places.Remove(C(3));

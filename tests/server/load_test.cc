@@ -1,4 +1,4 @@
-// Many streams at once through one server: nobody waits, nothing is lost.
+// Many streams at once through one server: no stream starves, and nothing is lost.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -82,7 +82,7 @@ TEST(Load, TwoHundredStreamsFlowWithoutAStall) {
   EXPECT_LT(gaps.back(), 2000);
 }
 
-// 2,000 sockets that send a header byte by byte, and never end it, beside 100 streams.
+// 2,000 sockets that send a header byte by byte, and never end it, while 100 streams run.
 TEST(Load, SlowSendersDoNotSlowStreams) {
   TestServer test({.step_interval = absl::Milliseconds(20)});
   const double alone = P99(GapsOfStreams(test, 100, 60));

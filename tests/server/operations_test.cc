@@ -40,7 +40,7 @@ TEST(Auth, WithKeysEveryRouteButThreeWantsTheRightOne) {
       EXPECT_EQ(status(key), metrics ? 401 : 200) << route.path << " " << key;
     EXPECT_EQ(status("Authorization: Bearer metrics-key\r\n"), open || metrics ? 200 : 401) << route.path;
   }
-  EXPECT_EQ(test.Ask(Get("/no/such/path")).status, 401);  // what exists is nobody's business
+  EXPECT_EQ(test.Ask(Get("/no/such/path")).status, 401);  // without a key not even the routes are told
   EXPECT_EQ(test.Ask(Get("/no/such/path", "X-Api-Key: first-key\r\n")).status, 404);
   const Json error = test.AskJson(Get("/v1/models"), 401);
   EXPECT_EQ(error["error"]["type"], "authentication_error");

@@ -194,7 +194,7 @@ TEST_F(RealEngine, AStreamSaysWhatTheBodySays) {
   }
 }
 
-// Beside requests that are refused and clients that leave, in whatever batches come about: each answer is the one that
+// While requests are refused and clients leave, in whatever batches come about: each answer is the one that
 // the request gets alone.
 TEST_F(RealEngine, SixtyFourMixedStreamsAreEachWhatTheyAreAlone) {
   std::vector<std::string> requests;

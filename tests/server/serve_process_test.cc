@@ -34,7 +34,7 @@ class Serve : public testing::Test {
     flags.insert(flags.begin(), {model_, "--served-model-name", "stories"});
     return flags;
   }
-  // A stream of 8 choices that nobody reads until its client does: 1 MB, more than what a connection holds back.
+  // A stream of 8 choices that is not read at first: 1 MB, more than what a connection holds back.
   static std::string LongStream() {
     return Post("/v1/completions",
                 R"({"model":"stories","prompt":"Once","n":8,"max_tokens":490,"ignore_eos":true,"stream":true})");

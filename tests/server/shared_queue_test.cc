@@ -1,4 +1,5 @@
-// A full queue before the real engine, with several API keys: who gets in, who is told what, and when to come again.
+// A full queue before the real engine, with several API keys: which requests get in, what the others are told, and when
+// to try again.
 #include <gmock/gmock.h>
 
 #include <functional>
@@ -96,7 +97,7 @@ TEST_F(SharedQueue, AKeyThatFillsItLosesItsLastRequestToAKeyWithFewer) {
   RawClient& late = Send(Ask("alpha"));
   running_->LetGo();
 
-  const RawResponse full = alpha[3]->Read();  // nobody else waited then: the server was full
+  const RawResponse full = alpha[3]->Read();  // no other tenant waited then: the server was full
   EXPECT_EQ(full.status, 503);
   EXPECT_EQ(Error(full)["type"], "overloaded_error");
   EXPECT_EQ(Error(full)["code"], "overloaded");
@@ -139,7 +140,7 @@ TEST_F(SharedQueue, TheStatusOfAFullServerCanBe429) {
   for (int i = 0; i < 3; ++i) EXPECT_EQ(alpha[i]->Read().status, 200);
 }
 
-// ---- before anybody reads the request ----
+// ---- before the request is read ----
 
 engine::EngineStats Stats(int waiting, int running) {  // of an engine with a queue of 10
   engine::EngineStats stats;
@@ -154,7 +155,7 @@ TEST(EarlyRefusal, HitsOnlyWhoCertainlyFillsTheQueue) {
   EXPECT_TRUE(admission.Check("a", Stats(10, 4)).ok()) << "it has nothing here; the scheduler decides";
   admission.Began("a", 13);
   EXPECT_TRUE(admission.Check("a", Stats(9, 4)).ok()) << "there is room";
-  EXPECT_TRUE(absl::IsResourceExhausted(admission.Check("a", Stats(10, 4)))) << "nobody else is here";
+  EXPECT_TRUE(absl::IsResourceExhausted(admission.Check("a", Stats(10, 4)))) << "no other tenant is here";
   admission.Began("b", 1);
   EXPECT_TRUE(absl::IsAborted(admission.Check("a", Stats(10, 4))));
   EXPECT_TRUE(admission.Check("b", Stats(10, 4)).ok());

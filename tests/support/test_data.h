@@ -5,7 +5,7 @@
 
 #include "base/status.h"
 
-// Data that lies beside the project, found through the environment variable DOVETAIL_TEST_DATA.
+// Data outside the project, found through the environment variable DOVETAIL_TEST_DATA.
 
 namespace dovetail::test {
 

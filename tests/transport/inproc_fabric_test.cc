@@ -68,7 +68,7 @@ TEST_F(InprocFabricTest, FramesArriveOnceAndInTheOrderTheyWereSent) {
   for (uint64_t step = 0; step < 5; ++step) ASSERT_TRUE(Send(0, 1, step).ok());
   EXPECT_THAT(Poll(1), ElementsAre("0:0", "0:1", "0:2", "0:3", "0:4"));
   EXPECT_THAT(Poll(1), ElementsAre());
-  EXPECT_THAT(Poll(2), ElementsAre()) << "nobody else's";
+  EXPECT_THAT(Poll(2), ElementsAre()) << "no other node's";
 }
 
 TEST_F(InprocFabricTest, MessagesAndTensorsKeepTheirCommonOrder) {

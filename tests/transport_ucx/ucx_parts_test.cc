@@ -118,7 +118,7 @@ TEST(ProcessWatch, AProcessHasEndedOnceItIsKilledThoughNobodyReapedIt) {
     _exit(0);
   }
   ProcessIdentity identity{static_cast<uint32_t>(child), 0};
-  EXPECT_FALSE(ProcessWatch(identity).Ended());  // without its start nobody knows who is meant
+  EXPECT_FALSE(ProcessWatch(identity).Ended());  // without its start time it is not known which process is meant
   std::ifstream stat(absl::StrCat("/proc/", child, "/stat"));
   std::string field;
   for (int i = 0; i < 22; ++i) stat >> field;
@@ -133,7 +133,7 @@ TEST(ProcessWatch, AProcessHasEndedOnceItIsKilledThoughNobodyReapedIt) {
   ProcessWatch moved = std::move(watch);
   EXPECT_TRUE(moved.Ended());
   waitpid(child, nullptr, 0);
-  EXPECT_TRUE(ProcessWatch(identity).Ended());  // nobody has the number
+  EXPECT_TRUE(ProcessWatch(identity).Ended());  // no process has the number
   EXPECT_FALSE(ProcessWatch(ThisProcess()).Ended());
   EXPECT_FALSE(ProcessWatch().Ended());
 }

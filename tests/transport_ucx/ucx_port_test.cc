@@ -380,7 +380,7 @@ TEST(UcxLeftBehind, WhoWaitsForAPortThatIsLeftBehindHearsThatItIsGoneAndSleeps) 
   const absl::Duration used = CpuTimeOfThread();
   EXPECT_FALSE(waiting.port->Wait(absl::Milliseconds(300)));
   EXPECT_LT(CpuTimeOfThread() - used, absl::Milliseconds(60));
-  TestNode another(OptionsFor(4, Lanes::kTcp));  // what was left behind is in nobody's way
+  TestNode another(OptionsFor(4, Lanes::kTcp));  // what was left behind disturbs no other port
   EXPECT_TRUE(Connect(waiting, another));
 }
 

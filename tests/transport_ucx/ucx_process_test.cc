@@ -83,7 +83,7 @@ TEST_P(UcxProcessTest, APeerThatDiesIsReportedOnceByUcxOrOursToRemove) {
   ASSERT_EQ(child.Join(node), "");
   ASSERT_TRUE(RoundTrip(node, child, 1, 1000));
   child.Kill();
-  child.Reap();  // UCX does not see the death of a process that nobody has reaped
+  child.Reap();  // UCX does not see the death of a process that was not reaped
   std::vector<PeerFailure> failures;
   ASSERT_TRUE(PumpUntil({&node}, [&] {
     node.port->Wait(absl::Milliseconds(20));
@@ -159,7 +159,7 @@ TEST(UcxRegions, WhatAStoppedPeerStillPutsLandsWhereNobodyReads) {
   child->Signal(SIGCONT);
   ASSERT_TRUE(PumpUntil({&node}, [&] { return child->Pushed(absl::ZeroDuration()); }));
   while (node.port->Wait(absl::Milliseconds(20))) node.Poll();
-  EXPECT_EQ(node.collector.frames.size(), kHeld);  // nor does anybody look for what it tells of them
+  EXPECT_EQ(node.collector.frames.size(), kHeld);  // nor is what it tells of them looked for
   for (const Received& frame : node.collector.frames)
     for (const std::byte byte : frame.payload) ASSERT_EQ(byte, std::byte{0x11});
   EXPECT_EQ(node.port->retired_bytes(), UcxOptions().receive_region_bytes);  // for it could go on
@@ -242,7 +242,7 @@ TEST(UcxRegions, AProcessThatEndsIsReportedAtOnceThoughNobodyReapsIt) {
   }
   EXPECT_EQ(failures[0].node, child.id());
   EXPECT_EQ(failures[0].status.message(), "its process has ended");
-  EXPECT_FALSE(node.port->Wait(absl::Milliseconds(20)));  // said once, it wakes nobody any more
+  EXPECT_FALSE(node.port->Wait(absl::Milliseconds(20)));  // once reported, it wakes no waiter any more
 }
 
 TEST_P(UcxProcessTest, AStoppedPeerIsSilentAndOneThatOnlyHasNothingToSayIsNot) {

@@ -46,7 +46,7 @@ class FaultyPort final : public Port {
   int64_t echoed() const { return echoed_; }
   int64_t swapped() const { return swapped_; }
 
-  // When Poll has something to send that nobody waits for yet; absl::InfiniteFuture() if nothing.
+  // The earliest time at which Poll has something to send; absl::InfiniteFuture() if nothing is held back.
   absl::Time NextDue() const;
 
   NodeId id() const override { return port_.id(); }

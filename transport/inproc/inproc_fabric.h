@@ -17,9 +17,9 @@ class InprocFabric {
   InprocFabric();
   ~InprocFabric();
 
-  // A port for a new node; ids count from 0. `doorbell` rings when a frame is there for it (null: nobody sleeps);
-  // several nodes of one thread share one. It outlives the fabric. Once the port is destroyed, sends to it fail with
-  // kUnavailable and what it did not read is dropped.
+  // A port for a new node; ids count from 0. `doorbell` rings when a frame is there for it (null: no thread sleeps on
+  // it); several nodes of one thread share one. It outlives the fabric. Once the port is destroyed, sends to it fail
+  // with kUnavailable and what it did not read is dropped.
   std::unique_ptr<Port> CreatePort(Doorbell* doorbell);
 
  private:

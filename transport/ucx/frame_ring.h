@@ -27,7 +27,7 @@ static_assert(sizeof(RingEntry) == 128 && alignof(RingEntry) == 8);
 struct RegionFront {
   uint64_t token;
   std::byte unused[56];
-  uint32_t asleep;  // 1: the owner will not look before something of UCX wakes it; whoever turns it to 0 does so
+  uint32_t asleep;  // 1: the owner sleeps until UCX wakes it; a writer that changes it to 0 must wake the owner
   std::byte rest[4096 - 68];
   RingEntry ring[kRingEntries];
 };
@@ -38,7 +38,7 @@ static_assert(offsetof(RegionFront, asleep) == 64 && offsetof(RegionFront, ring)
 struct CpuMemory {
   void Write(void* to, const void* from, size_t bytes) const { std::memcpy(to, from, bytes); }
   void Read(void* to, const void* from, size_t bytes) const { std::memcpy(to, from, bytes); }
-  // Whoever loads the value sees all that was written before it was stored.
+  // A LoadAcquire that returns `value` sees all that was written before the store.
   void StoreRelease(uint64_t& word, uint64_t value) const {
     std::atomic_ref(word).store(value, std::memory_order_release);
   }
@@ -56,8 +56,8 @@ class BasicRingWriter {
  public:
   explicit BasicRingWriter(RegionFront* front, Memory memory = {}) : front_(front), memory_(memory) {}
 
-  // Everything stored before is seen by who pops the header. True: the owner sleeps and is to be woken, which falls to
-  // this caller alone.
+  // The reader that pops the header sees everything stored before. Returns true if the owner sleeps: then this caller,
+  // and no other, must wake it.
   bool Push(const WireHeader& header) {
     RingEntry& entry = front_->ring[next_ % kRingEntries];
     memory_.Write(&entry.header, &header, sizeof(header));
@@ -81,7 +81,7 @@ class BasicRingReader {
 
   bool Ready() const { return memory_.LoadAcquire(front_->ring[next_ % kRingEntries].stamp) == next_ + 1; }
 
-  // Copies the next header out, so that nobody can change it once it is checked; Ready() holds.
+  // Copies the next header out, so that the peer cannot change it after it is checked. Requires Ready().
   void Pop(WireHeader& header) { memory_.Read(&header, &front_->ring[next_++ % kRingEntries].header, sizeof(header)); }
 
   // From before the last look at Ready() until this node polls again.

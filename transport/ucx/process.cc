@@ -34,7 +34,7 @@ ProcessIdentity ThisProcess() {
   return {pid, StartOf(pid)};
 }
 
-// The descriptor is of whoever has the number now; the start says whether that is the one that was meant.
+// The descriptor refers to the process that has the number now; the start time says whether it is the process meant.
 ProcessWatch::ProcessWatch(const ProcessIdentity& process) {
   if (process.pid == 0 || process.start == 0) return;
   fd_ = static_cast<int>(syscall(SYS_pidfd_open, process.pid, 0));

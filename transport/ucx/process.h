@@ -14,12 +14,12 @@ struct ProcessIdentity {
 
 ProcessIdentity ThisProcess();
 
-// Tells when a process has ended, also while nobody has reaped it. Move-only; one thread at a time.
+// Tells when a process has ended, also before its parent has reaped it. Move-only; one thread at a time.
 class ProcessWatch {
  public:
-  ProcessWatch() = default;  // of nobody: never ends
-  // A process that cannot be watched (unknown, or another namespace's) never ends as far as this is concerned; one that
-  // is not there any more has ended.
+  ProcessWatch() = default;  // watches no process: Ended() stays false
+  // Ended() stays false for a process that cannot be watched (unknown, or of another namespace), and is true for one
+  // that no longer exists.
   explicit ProcessWatch(const ProcessIdentity& process);
   ~ProcessWatch();
   ProcessWatch(ProcessWatch&& other) noexcept { *this = std::move(other); }

@@ -14,9 +14,9 @@ inline constexpr uint64_t kRegionFrontBytes = sizeof(RegionFront);
 static_assert(kRegionFrontBytes % 4096 == 0);
 
 // Shared memory that one incarnation of one peer may PUT into: an object of its own, without a name, which the peer
-// opens by this process and a descriptor of it. The system gives the descriptor's number to something else once the
-// region is gone: a region therefore stays until nobody can open it any more (RetiredRegions), and who opens it
-// compares the token at its front. It takes memory where it is written only.
+// opens by this process and a descriptor of it. The system reuses the descriptor's number once the region is closed. A
+// region therefore stays until no peer can open it (RetiredRegions), and a peer that opens it compares the token at its
+// front. Pages take memory only when they are written.
 class ReceiveRegion {
  public:
   // kResourceExhausted: no memory or descriptors.
@@ -41,8 +41,8 @@ class ReceiveRegion {
   uint64_t token_ = 0;
 };
 
-// A peer's region, mapped here to be written until this is destroyed. That its owner ends, or gives it up, does not
-// take the memory away: what is written then is read by nobody.
+// A peer's region, mapped here for writing until this object is destroyed. The memory stays when its owner ends or
+// gives the region up; what is written after that is not read.
 class RemoteRegion {
  public:
   // kUnavailable: the owner has ended, or what it made is gone. kInvalidArgument: that is no region, or a smaller one.

@@ -9,9 +9,9 @@
 
 namespace dovetail::transport::ucx {
 
-// Regions of peers that were removed. Such a peer may have been stopped in the middle of a PUT and go on whenever it
-// likes, so its region stays mapped, is never used for anybody else, and goes when its writer says that it cannot write
-// any more (a port that ends does) or its process has ended. Reactor-owned.
+// Regions of peers that were removed. Such a peer may have been stopped in the middle of a PUT and may continue at any
+// time. So its region stays mapped and is not used for another peer. It is freed when its writer says that it cannot
+// write any more (as a port does that ends) or when the writer's process has ended. Reactor-owned.
 class RetiredRegions {
  public:
   explicit RetiredRegions(uint64_t max_bytes) : max_bytes_(max_bytes) {}

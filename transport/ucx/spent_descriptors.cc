@@ -50,7 +50,8 @@ void KeepOutOfUse(const std::vector<int>& numbers) {
   if (numbers.empty()) return;
   const int spent = memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (spent < 0) return;
-  fcntl(spent, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL);  // nobody can map it to write
+  fcntl(spent, F_ADD_SEALS,
+        F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL);  // it cannot be mapped for writing
   for (const int number : numbers) {
     if (number == spent) continue;
     const int got = fcntl(spent, F_DUPFD_CLOEXEC, number);

@@ -42,7 +42,7 @@ class UcxPeer {
   const ReceiveRegion* region() const { return region_.get(); }  // where the peer may PUT; null: nowhere
   RingReader* ring() { return ring_ ? &*ring_ : nullptr; }       // of it
 
-  // The peer's port ends and has given up the region: nobody writes there any more.
+  // The peer's port ends and has given up the region: it writes there no more.
   void OnGoodbye() { region_released_ = true; }
 
   // Before the end of this port: gives up the peer's region and says so. False: there is none to give up.
@@ -150,7 +150,7 @@ class UcxPeer {
   std::unique_ptr<SlotAllocator> slots_;  // of it
   SendWindow::Frame control_[4];          // hello, welcome, credit, goodbye
   ProcessIdentity owner_;                 // the peer's process, if it is on this host
-  ProcessWatch process_;                  // of the peer; of nobody if it may be on another host
+  ProcessWatch process_;                  // of the peer; watches nothing if the peer may be on another host
   bool region_released_ = false;
   ucs_status_ptr_t close_request_ = nullptr;
   ucs_status_ptr_t flush_request_ = nullptr;

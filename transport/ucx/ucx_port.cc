@@ -373,8 +373,8 @@ void UcxPort::Progress() {
   const bool listened_lately = deaf < options_.beat;
   if (deliverable_ && listened_lately && ++polls_of_rings_ < kPollsPerProgress) return;
   polls_of_rings_ = 0;
-  // A node that did not listen for a while could hear nobody, which is not its peers' fault. What they wanted to say
-  // may still have to wait for room.
+  // A node that did not poll for a while could not hear its peers, which is not their fault. Their frames may still
+  // have to wait for room.
   if (!listened_lately)
     for (auto& peer : peers_) peer->Hear(std::min(now_, peer->heard() + deaf));
   for (int i = 0; i < kMaxProgressPerPoll; ++i) {

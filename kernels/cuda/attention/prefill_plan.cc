@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kMaxTiles = int64_t{1} << 24;
 constexpr int64_t kL2Bytes = int64_t{24} << 20;  // of keys and values that thread blocks read at a time
-constexpr int64_t kTileCost = 2;                 // in KvBlocks: what a tile takes beside its products
+constexpr int64_t kTileCost = 2;                 // in KvBlocks: what a tile takes in addition to its products
 constexpr int64_t kShortTile = 16;               // KvBlocks that are attended at once, however few the tiles
 
 int64_t RowsOf(const PlannedItem& item, int group) { return int64_t{item.q_rows} * group; }

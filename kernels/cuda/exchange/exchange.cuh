@@ -98,7 +98,7 @@ __device__ __forceinline__ void TakeTurn(ExchangeWords* own) {
   }
   const uint64_t now = GlobalNanoseconds();
   own->turn_ns += now - since;
-  own->begun_ns = now;  // nobody was busy meanwhile
+  own->begun_ns = now;  // the wait does not count as work
 }
 
 __device__ __forceinline__ void GiveTurn(const TurnOf& turn) {

@@ -13,10 +13,10 @@ inline constexpr uint64_t kExchangeOps = 4096;  // attention ops a model may hav
 
 // Steps of several micro-batches that share a GPU may take turns in its dense layers: a step takes the turn when what
 // it waits for is there, and gives it up when what it sends is made. In device memory, one a compute worker. Only speed
-// depends on it: who has waited for `most_ns` for the same holder takes the turn over, and giving up what one does not
-// have does nothing, so that a holder that is never heard of again holds up nobody twice.
+// depends on it: a step that has waited for the same holder for `most_ns` takes the turn over, and giving up a turn
+// that a step does not hold does nothing, so a holder that never returns delays a step once at most.
 struct ExchangeTurn {
-  uint64_t holder = 0;  // 0: nobody; else ExchangeWords::step + 1
+  uint64_t holder = 0;  // 0: none; else ExchangeWords::step + 1
   uint64_t most_ns = 2'000'000;
 };
 
@@ -39,7 +39,7 @@ struct ExchangeWords {
 };
 static_assert(sizeof(ExchangeWords) == 128);
 
-// kElsewhere: with another peer of the same step, so that nobody goes on with it.
+// kElsewhere: the step failed with another peer, so no peer goes on with it.
 enum class ExchangeReason : uint32_t { kNone = 0, kDeadline = 1, kGivenUp = 2, kElsewhere = 3 };
 struct ExchangeFailure {
   ExchangeReason reason = ExchangeReason::kNone;
@@ -87,8 +87,8 @@ struct ExchangePushLaunch {
   int32_t blocks = 1;
 };
 
-// A step whose rows are several peers', each row one's: who they are, and where theirs go and come from. In device
-// memory, written anew before each step, so that a recorded graph does not depend on who has which row.
+// A step whose rows belong to several peers, each row to one: the peers, and where their rows are sent and read. In
+// device memory, written before each step, so that a recorded graph does not depend on which peer has which row.
 inline constexpr int kMostExchangePeers = 8;
 struct ExchangePeer {
   ExchangeEnd end;

@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(kThreads, 1) GatedProductKernel(const __grid_c
     Consume<S, kBF16>(p, ring, role);
   }
   __syncwarp();
-  // Nobody ends while others tell him what they have read.
+  // No block ends while others of the cluster still report to it what they have read.
   asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 #endif
 }

@@ -87,7 +87,7 @@ struct Gemm {
   int device = 0;
   DeviceLimits limits;
   size_t l2_bytes = 0;
-  std::map<void*, void*> workspaces;  // by stream: products of two of them run beside each other
+  std::map<void*, void*> workspaces;  // by stream: products of two streams run at the same time
   size_t workspace_bytes = 0;
   void* unused_workspace = nullptr;  // for the first stream
   std::mutex mutex;                  // guards workspaces and plans

@@ -316,7 +316,7 @@ int LaunchQuantTiles(QuantPart part, const QuantDevice& device, cudaStream_t str
   return 0;
 }
 
-// Rows that do not fit beside each other go eight at a time.
+// Rows that do not fit into one launch are taken eight at a time.
 template <WireType kType, QuantKind kKind>
 int LaunchQuantKind(const QuantPart& part, const QuantDevice& device, cudaStream_t stream) {
   if (part.m > 8) {

@@ -55,8 +55,8 @@ __device__ __forceinline__ uint32_t Widen(uint32_t pair, float scale, float offs
   return CodeMath<kType>::Math::Pack(fmaf(x.x, scale, offset), fmaf(x.y, scale, offset));
 }
 
-// A warp takes a step of a tile: lanes read as in the products (quant_gemm.cuh), and have eight columns of two rows
-// beside each other.
+// A warp takes a step of a tile: lanes read as in the products (quant_gemm.cuh), and have eight columns of two
+// adjacent rows.
 template <WireType kType, QuantKind kKind>
 __global__ void __launch_bounds__(kThreads) UnpackKernel(const __grid_constant__ QuantUnpackLaunch p) {
   constexpr QuantTraits kTraits = TraitsOf(kKind);

@@ -48,7 +48,7 @@ struct Shared {
   float* sums;  // [2][warps][rows of x][kSumStep]
 };
 
-#if __CUDA_ARCH__ >= 900  // elsewhere nobody launches the kernel
+#if __CUDA_ARCH__ >= 900  // not launched on older GPUs
 __device__ __forceinline__ void Produce(const SkinnyGemmLaunch& p, const Shared& shared, int first, int last,
                                         int lane) {
   int stage = 0;

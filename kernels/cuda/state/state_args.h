@@ -29,8 +29,8 @@ struct StateSection {
 //   decays   scalar: one row of 64 f32; vector: [64] rows bf16; logarithms
 //   history  [64] rows of q, k, v as they came, wire type
 //   midway   one row, a word for each 32 value columns: kMidway where `state` has S after the block's first 32 tokens,
-//            which it has from then on until there are 64. Who writes the 32nd or the last token of a block writes the
-//            word; nobody else reads it. Only where state_decode.cu has the dimensions
+//            which it has from then on until there are 64. The kernel that writes the 32nd or the last token of a block
+//            writes the word, and only state_decode.cu reads it. Only for dimensions that state_decode.cu has
 struct StateLayout {
   StateSection state, keys, values, decays, history, midway;
   int32_t pieces = 0;        // of a head and block

@@ -31,7 +31,7 @@ class BlockInverse {
     }
     __syncthreads();
   }
-  // (1 + L)^-1 diag(rate), but for blocks above the diagonal, which nobody reads. kCount: threads.
+  // (1 + L)^-1 diag(rate), except blocks above the diagonal, which are not read. kCount: threads.
   template <int kCount>
   __device__ __forceinline__ void Store(const float* rate, __nv_bfloat16* to) const {
     for (int i = threadIdx.x; i < 64 * 64 / 8; i += kCount) {

@@ -4,7 +4,7 @@
 
 // Roles of the warps that go from chunk to chunk: a thread block has a head and a slice of its value columns. Two
 // warpgroups have S, in their accumulators (f32) and rounded to bf16 in shared memory, where products read it; two have
-// o, of every other chunk each, which waits for S but makes nobody wait; one more loads what the next chunks need.
+// o, of every other chunk each: they wait for S, and no warp waits for them. One more loads what the next chunks need.
 // Where heads are few, several thread blocks (blockIdx.y) share a slice's chunks: each has o of its own, and goes
 // through those before them for S alone, which has the same bits so. Device code only.
 //

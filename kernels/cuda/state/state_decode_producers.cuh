@@ -10,8 +10,8 @@ namespace dovetail::kernels::cuda::decode {
 
 #if __CUDA_ARCH__ >= 900
 
-// By the warp that copies, which waits for nobody. Those that multiply, and those that prepare tokens, await it once
-// each, before they use an mbarrier.
+// Called by the warp that copies, which does not wait. Warps that multiply or prepare tokens wait for it once each,
+// before they use an mbarrier.
 template <int kKeys, int kCols, bool kVector>
 __device__ __forceinline__ void MakeBarriers(Shared<kKeys, kCols, kVector>& s) {
   constexpr int kRing = Shared<kKeys, kCols, kVector>::kRing;
