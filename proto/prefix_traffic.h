@@ -6,7 +6,7 @@
 #include "proto/step_plan.h"
 
 // What prompts' steps move and compute so that their tokens see earlier ones. Pure functions and plain values: both
-// whoever measures a step and whoever predicts one count with these.
+// the code that measures a step and the code that predicts one count with these.
 
 namespace dovetail::proto {
 

@@ -304,7 +304,7 @@ std::vector<const GenerationResponse::ChoiceOutput*> GenerationResponse::Shown(c
   return shown;
 }
 
-// Content is null where there is none beside calls.
+// Content is null where an answer consists of calls only.
 Json GenerationResponse::MessageJson(const ChoiceOutput& output) {
   const bool none = output.text.empty() && !output.held_calls.empty();
   Json message = {{"role", "assistant"}, {"content", none ? Json() : Json(output.text)}, {"refusal", nullptr}};

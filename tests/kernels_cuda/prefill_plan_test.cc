@@ -117,7 +117,7 @@ TEST(PrefillPlan, AFewRowsOfALongContextAreNotChosen) {
   EXPECT_EQ(choose({{256, 8, 7936, 0, 8192}}), std::vector<bool>{false}) << "64 tiles for 132 multiprocessors";
   EXPECT_EQ(choose({{2048, 8, 129024, 0, 131072}}), std::vector<bool>{true});
   EXPECT_EQ(choose({{8192, 8, 0, 0, 8192}, {40, 8, 8000, 0, 8040}}), (std::vector<bool>{true, true}))
-      << "beside much else a long tile does not matter";
+      << "a long tile does not matter among many others";
 }
 
 TEST(PrefillPlan, WithoutItemsIsRefused) {

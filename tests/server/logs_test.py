@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Logs of whole processes: every line of a cluster is JSON where that is asked for, says which request it is about and
-nothing of its prompt; and a log that nobody reads holds up no stream.
+nothing of its prompt; and a log that is not read delays no stream.
 
 Arguments: the dovetail binary, a model.
 """

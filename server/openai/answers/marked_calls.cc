@@ -32,7 +32,7 @@ void MarkedCalls::Run(bool last, AnswerPieces& out) {
   }
 }
 
-// White space before a marker is the call's; that behind the last call, nobody's.
+// White space before a marker belongs to the call; white space behind the last call is dropped.
 bool MarkedCalls::Content(bool last, AnswerPieces& out) {
   size_t at = std::string::npos;
   for (size_t i = 0; i < markers_.size(); ++i) {
