@@ -20,12 +20,12 @@ def base_url():
     assert url, "the server ended without listening"
     yield url
     server.terminate()
-    assert server.wait(timeout=60) == 0
+    assert server.wait(timeout=240) == 0
 
 
 @pytest.fixture(scope="session")
 def client(base_url):
-    return openai.OpenAI(base_url=base_url + "/v1", api_key="none", max_retries=0, timeout=60)
+    return openai.OpenAI(base_url=base_url + "/v1", api_key="none", max_retries=0, timeout=240)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,8 @@ def chat(client, model, **more):
 
 
 def complete(client, model, **more):
-    return client.completions.create(**{**dict(model=model, prompt="Once upon a time", max_tokens=16, temperature=0), **more})
+    options = dict(model=model, prompt="Once upon a time", max_tokens=16, temperature=0)
+    return client.completions.create(**{**options, **more})
 
 
 def metric(base_url, name):
@@ -89,7 +90,8 @@ def test_chat_logprobs(client, model):
 def test_completion_logprobs(client, model):
     result = complete(client, model, logprobs=2)
     logprobs = result.choices[0].logprobs
-    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == len(logprobs.text_offset) > 0
+    per_token = (logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, logprobs.text_offset)
+    assert len(logprobs.tokens) > 0 and len({len(values) for values in per_token}) == 1
     assert logprobs.text_offset == sorted(logprobs.text_offset)
     assert all(2 <= len(top) <= 3 for top in logprobs.top_logprobs)
     assert len(complete(client, model, logprobs=0).choices[0].logprobs.tokens) == len(logprobs.tokens)
@@ -148,8 +150,9 @@ def test_benchmark_clients_minimum_payload(client, model):
 
 
 @pytest.mark.parametrize("field,value", [
-    ("temperature", 3), ("top_p", -1), ("n", 0), ("n", 9), ("max_tokens", -1), ("presence_penalty", 5), ("logit_bias", {"x": 1}),
-    ("stop", ["a"] * 17), ("tools", [{"type": "function", "function": {"name": ""}}]), ("response_format", {"type": "grammar"}),
+    ("temperature", 3), ("top_p", -1), ("n", 0), ("n", 9), ("max_tokens", -1), ("presence_penalty", 5),
+    ("logit_bias", {"x": 1}), ("stop", ["a"] * 17), ("tools", [{"type": "function", "function": {"name": ""}}]),
+    ("response_format", {"type": "grammar"}),
     ("max_tokens", 10**9),
 ])
 def test_bad_fields_are_named(client, model, field, value):
@@ -168,7 +171,8 @@ def test_too_many_logprobs_leave_the_server_usable(client, model):
 
 def test_images_are_refused_by_name(client, model):
     with pytest.raises(openai.BadRequestError) as error:
-        chat(client, model, messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}])
+        chat(client, model, messages=[{"role": "user", "content": [{"type": "image_url",
+                                                                    "image_url": {"url": "data:,"}}]}])
     assert error.value.param == "messages.0.content.0.type"
 
 
