@@ -2,6 +2,7 @@
 
 #include "server/openai/api_error.h"
 #include "server/openai/field_reader.h"
+#include "server/openai/gbnf.h"
 #include "server/openai/json_schema.h"
 #include "server/openai/regex_check.h"
 
@@ -34,6 +35,12 @@ absl::StatusOr<Constraint> FromRegex(const Json& value, const std::string& param
   if (!value.is_string()) return BadField(param, "must be a string, not ", Describe(value));
   DT_ASSIGN_OR_RETURN(const auto regex, EnforceableRegex(value.get<std::string>(), RegexUse::kWholeText, param));
   return Constraint{param, SourceOf(Kind::kRegex, regex)};
+}
+
+absl::StatusOr<Constraint> FromGbnf(const Json& value, const std::string& param) {
+  if (!value.is_string()) return BadField(param, "must be a string, not ", Describe(value));
+  DT_ASSIGN_OR_RETURN(const auto rules, EnforceableGbnf(value.get<std::string>(), param));
+  return Constraint{param, SourceOf(Kind::kEbnf, rules)};
 }
 
 // A text as a terminal of xgrammar's EBNF.
@@ -81,7 +88,11 @@ absl::StatusOr<std::optional<Constraint>> FromResponseFormat(const Json& value) 
     if (reader.Has("schema")) return FromSchema(*reader.Find("schema"), param + ".schema");
     return AnyObject(param);
   }
-  if (type != "json_schema") return BadField(param + ".type", "must be text, json_object or json_schema");
+  if (type == "grammar") {
+    if (!reader.Has("grammar")) return BadField(param + ".grammar", "is required: a string in GBNF");
+    return FromGbnf(*reader.Find("grammar"), param + ".grammar");
+  }
+  if (type != "json_schema") return BadField(param + ".type", "must be text, json_object, json_schema or grammar");
   const std::string inner = param + ".json_schema";
   const Json* spec = reader.Find("json_schema");
   if (spec == nullptr || !spec->is_object()) return BadField(inner, "is required: an object with name and schema");
@@ -107,10 +118,12 @@ absl::StatusOr<std::optional<Constraint>> FromStructuredOutputs(const Json& valu
       DT_ASSIGN_OR_RETURN(chosen, FromRegex(one, path));
     } else if (key == "choice") {
       DT_ASSIGN_OR_RETURN(chosen, FromChoices(one, path));
+    } else if (key == "grammar") {
+      DT_ASSIGN_OR_RETURN(chosen, FromGbnf(one, path));
     } else if (key == "json_object") {
       DT_ASSIGN_OR_RETURN(chosen, AnyObject(path));
     } else {
-      return BadField(path, "is not supported; use json, json_object, regex or choice");
+      return BadField(path, "is not supported; use json, json_object, regex, choice or grammar");
     }
   }
   return chosen;
@@ -121,6 +134,8 @@ absl::StatusOr<std::optional<Constraint>> FromField(const std::string& name, con
   if (name == "structured_outputs") return FromStructuredOutputs(value);
   if (name == "guided_regex") return FromRegex(value, name);
   if (name == "guided_choice") return FromChoices(value, name);
+  if (name == "grammar" && value == "") return std::nullopt;  // llama-server's clients send it always
+  if (name == "grammar" || name == "guided_grammar") return FromGbnf(value, name);
   if (name == "json_schema" && value.is_object() && value.empty()) return std::nullopt;
   return FromSchema(value, name);
 }
@@ -129,8 +144,8 @@ absl::StatusOr<std::optional<Constraint>> FromField(const std::string& name, con
 
 absl::Status ParseStructuredOutput(const Json& body, const ServedModel& model, GenerationFields& fields) {
   const FieldReader reader(body);
-  for (const char* name :
-       {"response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "json_schema"}) {
+  for (const char* name : {"response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
+                           "guided_grammar", "json_schema", "grammar"}) {
     const Json* value = reader.Find(name);
     if (value == nullptr) continue;
     DT_ASSIGN_OR_RETURN(auto constraint, FromField(name, *value));

@@ -10,8 +10,6 @@ namespace {
 
 constexpr std::string_view kTools = "only /v1/chat/completions has tools; leave it out";
 constexpr std::string_view kFunctions = "an old name; use tools and tool_choice";
-constexpr std::string_view kConstraint =
-    "grammars are not supported; use structured_outputs with json, regex or choice";
 constexpr std::string_view kText = "this server reads and writes text only";
 constexpr std::string_view kSampler = "this sampler is not supported; use temperature, top_p, top_k and min_p";
 constexpr std::string_view kTemplate =
@@ -24,8 +22,6 @@ constexpr UnsupportedField kFields[] = {
     {"functions", true, true, "[]", kFunctions},
     {"function_call", true, true, "\"none\"", kFunctions},
     {"enable_thinking", true, false, "", "only /v1/chat/completions has thoughts; leave it out"},
-    {"guided_grammar", true, true, "", kConstraint},
-    {"grammar", true, true, "\"\"", kConstraint},
     {"logits_processors", true, true, "[]", kNotHere},
     {"modalities", true, true, R"(["text"])", kText},
     {"audio", true, true, "", kText},

@@ -25,6 +25,7 @@ constexpr Target kTargets[] = {
     {"chat_template", FuzzChatTemplate},
     {"control", FuzzControl},
     {"frame", FuzzFrame},
+    {"gbnf", FuzzGbnf},
     {"gguf", FuzzGguf},
     {"http_request", FuzzHttpRequest},
     {"safetensors", FuzzSafetensors},

@@ -14,6 +14,7 @@ void FuzzAttentionWorker(const uint8_t* data, size_t size);
 void FuzzChatTemplate(const uint8_t* data, size_t size);
 void FuzzControl(const uint8_t* data, size_t size);
 void FuzzFrame(const uint8_t* data, size_t size);
+void FuzzGbnf(const uint8_t* data, size_t size);
 void FuzzGguf(const uint8_t* data, size_t size);
 void FuzzHttpRequest(const uint8_t* data, size_t size);
 void FuzzSafetensors(const uint8_t* data, size_t size);
