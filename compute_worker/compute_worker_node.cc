@@ -29,7 +29,6 @@ ComputeWorkerOptions Tuned(ComputeWorkerOptions options, const ComputeWorkerTuni
         slot_bytes == 0 ? 0 : static_cast<int>(std::min(kMostStateSlots, kMostStateBytes / slot_bytes));
   }
   options.prompt_tokens = tuning.prompt_tokens;
-  options.prefix = tuning.prefix;
   options.hand_over_at_end = tuning.hand_over_at_end;
   options.key_values_in_flight = tuning.hand_over_at_end ? table.op_count() : tuning.key_values_in_flight;
   return options;
@@ -256,7 +255,9 @@ absl::Status ComputeWorkerNode::Perform(AttendPrompts& attend) {
   DT_RETURN_IF_ERROR(dense_->AttendPrompts(core_, attend.micro_batch, attend.op));
   Note("attend prompts", attend.micro_batch, attend.op, begun);
   Timer& timer = timers_[attend.micro_batch.value()];
+  const absl::Duration before = timer.prompts;
   Worked(timer.prompts, timer, begun);
+  if (core_.table().linear(core_.table().op_group[attend.op]) != nullptr) timer.linear += timer.prompts - before;
   core_.Handle(DenseDone{attend.micro_batch}, actions_);
   return absl::OkStatus();
 }
@@ -315,7 +316,8 @@ absl::Status ComputeWorkerNode::Perform(FinishStep& finish) {
                              absl::ToInt64Microseconds(timer.sampling),
                              absl::ToInt64Microseconds(std::min(timer.attention + timer.op_busy, timer.waiting)),
                              absl::ToInt64Microseconds(timer.prompts),
-                             absl::ToInt64Microseconds(std::min(timer.overlapped, timer.waiting))};
+                             absl::ToInt64Microseconds(std::min(timer.overlapped, timer.waiting)),
+                             absl::ToInt64Microseconds(timer.linear)};
   }
   if (!unsent_.empty() || !Sent(finish.result)) unsent_.push_back(std::move(finish.result));
   return absl::OkStatus();

@@ -22,9 +22,8 @@ namespace dovetail::compute {
 struct ComputeWorkerTuning {
   bool q_first = true;  // q leaves before k and v are computed
   std::optional<uint64_t>
-      prompt_scratch_bytes;  // K and V of prompts attended here; default: a few steps, at most 256 MiB
-  int prompt_tokens = 16;    // new tokens from which on an entry is attended here
-  PrefixExchange prefix = PrefixExchange::kAsk;
+      prompt_scratch_bytes;       // K and V of prompts attended here; default: a few steps, at most 256 MiB
+  int prompt_tokens = 16;         // new tokens from which on an entry is attended here
   bool linear_prompts = true;     // the linear layers of such entries run here, and their states cross; on a CPU
   int key_values_in_flight = 4;   // ops of k and v that an attention worker may owe an answer, 2..64
   bool hand_over_at_end = false;  // all k and v of a prompt's step go when its layers are done
@@ -92,6 +91,7 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   struct Timer {                            // of one micro-batch's step
     absl::Time begun, waiting_since, sent;  // sent: q of the op at hand
     absl::Duration dense, waiting, sampling, prompts;
+    absl::Duration linear;             // of prompts: linear layers
     absl::Duration attention;          // of the waiting: what the slowest worker of each op was busy
     int op = -1;                       // the op at hand
     absl::Duration op_busy;            // of the slowest worker that has answered

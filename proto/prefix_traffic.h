@@ -10,13 +10,6 @@
 
 namespace dovetail::proto {
 
-// How a prompt's step sees the earlier tokens that are not in its compute worker's scratch: those of a cached prefix,
-// of earlier steps that other compute workers took, and of the ranks before it in a prefill group.
-enum class PrefixExchange : uint8_t {
-  kAsk = 0,     // pass-Q: attention workers attend to them; queries go there and partials come back
-  kGather = 1,  // attention workers give their K and V, as far as there is room, and they are attended to here
-};
-
 // Of an op's answer, at most.
 inline constexpr int64_t kMostGatheredBytes = int64_t{64} << 20;
 

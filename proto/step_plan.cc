@@ -83,6 +83,8 @@ void FieldsOf(auto& a, Is<StepEntry> auto& e) {
   a.Number("prompt_tokens", e.prompt_tokens);
   a.Bool("history_given", e.history_given);
   a.Array("history", e.history, kMaxHistory);
+  a.Number("exchange", e.exchange);
+  a.Number("linear_exchange", e.linear_exchange);
   ShardsField(a, e.placement);
   a.Array("block_hashes", e.block_hashes, kMaxSequenceBlocks);
   if constexpr (std::remove_reference_t<decltype(a)>::kDecoding) {
@@ -90,6 +92,8 @@ void FieldsOf(auto& a, Is<StepEntry> auto& e) {
     a.Require(!e.sample || !e.sampling.follows_grammar || e.has_lists, "follows_grammar", "without lists");
     a.Require(e.rope_length >= 0, "rope_length", "is negative");
     a.Require(e.prompt_tokens >= 0, "prompt_tokens", "is negative");
+    a.Require(e.exchange <= kLastPrefixExchange, "exchange", "is unknown");
+    a.Require(e.linear_exchange <= kLastLinearExchange, "linear_exchange", "is unknown");
     a.Require(e.prompt_logprobs >= -1 && e.prompt_logprobs <= kMaxTopLogprobs, "prompt_logprobs",
               "is outside the limit");
     a.Require(e.logits_rows >= 0 && static_cast<size_t>(e.logits_rows) <= e.tokens.size(), "logits_rows",
@@ -106,7 +110,12 @@ void FieldsOf(auto& archive, Is<StepPlan> auto& plan) {
     size_t tokens = 0;
     for (const StepEntry& entry : plan.entries) tokens += entry.tokens.size();
     archive.Require(tokens >= 1 && tokens <= kMaxStepTokens, "entries", "hold no token or more than a step may");
-    if (!plan.part.in_group()) return;
+    if (!plan.part.in_group()) {
+      for (const StepEntry& entry : plan.entries)
+        archive.Require(!IsBetweenRanks(entry.exchange) && !IsBetweenRanks(entry.linear_exchange), "exchange",
+                        "is one between ranks, and the step is not a part of a group");
+      return;
+    }
     archive.Require(plan.entries.size() == 1, "entries", "of a part of a group are not one");
     const Position begin = plan.entries.empty() ? 0 : plan.entries[0].ctx_len;
     RequireTokensOfPart(archive, plan.part, plan.step, begin, begin + static_cast<Position>(tokens));
@@ -155,9 +164,15 @@ void FieldsOf(auto& archive, Is<StepResult> auto& r) {
   archive.Number("attention_us", r.timings.attention_us);
   archive.Number("prompt_us", r.timings.prompt_us);
   archive.Number("overlapped_us", r.timings.overlapped_us);
+  archive.Number("linear_us", r.timings.linear_us);
   archive.Number("asked_bytes", r.prefix.asked_bytes);
   archive.Number("gathered_bytes", r.prefix.gathered_bytes);
   archive.Number("state_bytes", r.prefix.state_bytes);
+  archive.Number("work.tokens", r.work.tokens);
+  archive.Number("work.step_tokens", r.work.step_tokens);
+  archive.Number("work.here_flops", r.work.here_flops);
+  archive.Number("work.asked_flops", r.work.asked_flops);
+  archive.Number("work.scratch_blocks", r.work.scratch_blocks);
   archive.Array("damaged", r.damaged, kMaxStepEntries);
   archive.Array("pending", r.pending, kMaxStepEntries);
 }

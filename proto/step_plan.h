@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "proto/block_hash.h"
 #include "proto/placement.h"
+#include "proto/prefill_exchange.h"
 #include "proto/prefill_part.h"
 #include "proto/sampling_params.h"
 
@@ -40,6 +41,9 @@ struct StepEntry {
   std::vector<TokenId>
       history;  // tokens before ctx_len, given when penalties need them and the worker has not seen them
   bool history_given = false;
+  // Of a prompt that the compute worker attends. Exchanges between ranks are of entries in a group.
+  PrefixExchange exchange = PrefixExchange::kAsk;
+  LinearExchange linear_exchange = LinearExchange::kStates;
   Placement placement;
   std::vector<BlockHash> block_hashes;  // for StepBegin: of the last blocks that end at or before ctx_len
   bool operator==(const StepEntry&) const = default;
@@ -86,6 +90,7 @@ struct StepTimings {  // microseconds, measured by the compute worker's shell
   int64_t attention_us = 0;   // of the wait: what the slowest worker of each op was busy
   int64_t prompt_us = 0;      // attention over prompts, on the compute worker itself
   int64_t overlapped_us = 0;  // of the wait: the compute worker was at work for other steps
+  int64_t linear_us = 0;      // of prompt_us: linear layers
   bool operator==(const StepTimings&) const = default;
 };
 
@@ -98,6 +103,16 @@ struct PrefixTraffic {
   bool operator==(const PrefixTraffic&) const = default;
 };
 
+// What a step did for the prompts that the compute worker attends, so that the scheduler learns rates from the times.
+struct PromptWork {
+  int64_t tokens = 0;           // new ones of those prompts
+  int64_t step_tokens = 0;      // of all entries, if there is such a prompt
+  double here_flops = 0;        // softmax attention on the compute worker (AttentionFlops)
+  double asked_flops = 0;       // and on attention workers: of each op, on the one that had most to do
+  uint32_t scratch_blocks = 0;  // of the compute worker's scratch: 64 tokens x a KV head x an op
+  bool operator==(const PromptWork&) const = default;
+};
+
 struct StepResult {
   StepId step;
   MicroBatchId micro_batch;
@@ -107,6 +122,7 @@ struct StepResult {
   std::vector<EntryResult> entries;  // in the plan's order
   StepTimings timings;
   PrefixTraffic prefix;
+  PromptWork work;
   std::vector<SequenceId> damaged;  // of kDamaged
   std::vector<SequenceId> pending;  // of kGrammarPending
   bool operator==(const StepResult&) const = default;

@@ -51,6 +51,12 @@ absl::Status ComputeWorkerCore::CheckPlan(const StepPlan& plan, std::optional<Mi
     if (!seen.insert(entry.sequence).second)
       return InvalidArgument("sequence ", entry.sequence.value(), " is in the step twice");
     tokens += entry.tokens.size();
+    for (const auto& [between_ranks, name] :
+         {std::pair(IsBetweenRanks(entry.exchange), NameOf(entry.exchange)),
+          std::pair(IsBetweenRanks(entry.linear_exchange), NameOf(entry.linear_exchange))})
+      if (between_ranks)
+        return InvalidArgument("sequence ", entry.sequence.value(), ": this worker has no exchange by ", name,
+                               " with other compute workers");
     DT_RETURN_IF_ERROR(proto::Validate(entry.placement, table_));
     if (drawn_by.has_value() && proto::IsDrawnBefore(entry)) continue;
     for (const TokenId token : entry.tokens)
@@ -477,7 +483,10 @@ void ComputeWorkerCore::On(StepFailed event, std::vector<Action>& actions) {
 void ComputeWorkerCore::Finish(MicroBatch& batch, StepResult result, std::vector<Action>& actions) {
   const MicroBatchId id = batch.plan.micro_batch;
   batch.running = batch.drawing = false;
-  if (result.status == StepStatus::kOk) result.prefix = PrefixTrafficOf(batch);
+  if (result.status == StepStatus::kOk) {
+    result.prefix = PrefixTrafficOf(batch);
+    result.work = PromptWorkOf(batch);
+  }
   EndPrompts(batch, result.status == StepStatus::kOk);
   // Only what a step to come may ask for: who waits or began with these tokens.
   batch.last = StepResult{.step = result.step,

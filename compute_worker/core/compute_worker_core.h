@@ -9,7 +9,6 @@
 
 #include "base/ids.h"
 #include "base/status.h"
-#include "compute_worker/core/prefix_choice.h"
 #include "compute_worker/core/prompt_scratch.h"
 #include "compute_worker/core/state_slots.h"
 #include "compute_worker/core/step_program.h"
@@ -146,8 +145,7 @@ struct ComputeWorkerOptions {
   int32_t vocab_size = 0;
   // Prompts: an entry of so many new tokens is attended here, as far as the scratch goes; others on attention workers.
   int prompt_tokens = 16;
-  uint32_t prompt_blocks = 0;  // of the scratch: 64 tokens x a KV head x an op; 0: all on attention workers
-  PrefixExchange prefix = PrefixExchange::kAsk;
+  uint32_t prompt_blocks = 0;     // of the scratch: 64 tokens x a KV head x an op; 0: all on attention workers
   bool linear_prompts = false;    // linear layers of such entries run here, too
   int state_slots = 0;            // prompts whose states are kept from part to part
   int key_values_in_flight = 4;   // ops whose k and v an attention worker has not answered: paces what prompts send
@@ -251,6 +249,7 @@ class ComputeWorkerCore {
   bool MayHoldKeyValues(const MicroBatch& batch) const;
   int64_t AnswerBytes(const MicroBatch& batch, const WorkerPart& part, int op) const;
   proto::PrefixTraffic PrefixTrafficOf(const MicroBatch& batch) const;
+  proto::PromptWork PromptWorkOf(const MicroBatch& batch) const;
   bool MayGoOn(const MicroBatch& batch) const;
   bool TakeAnswer(MicroBatch& batch, const PartialArrived& event);
   void SendHeldKeyValues(MicroBatchId id, std::vector<Action>& actions);

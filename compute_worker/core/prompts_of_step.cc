@@ -28,8 +28,8 @@ PromptEntry ComputeWorkerCore::BeginPrompt(const StepEntry& entry) {
   const bool more = !entry.sample;
   PromptEntry prompt;
   const Position missing = scratch_.FirstMissing(entry.sequence, entry.ctx_len);
-  const bool gathers = options_.prefix == PrefixExchange::kGather && missing < entry.ctx_len;
-  if (gathers && compute::MayGather(table_, missing, entry.ctx_len)) {
+  const bool gathers = entry.exchange == proto::PrefixExchange::kGather && missing < entry.ctx_len;
+  if (gathers && proto::MayGather(table_, missing, entry.ctx_len)) {
     prompt.part = scratch_.BeginGathering(entry.sequence, entry.ctx_len, q_len, more);
     if (prompt.part != nullptr) prompt.gather_begin = missing;
   }
@@ -149,6 +149,44 @@ proto::PrefixTraffic ComputeWorkerCore::PrefixTrafficOf(const MicroBatch& batch)
     for (const WorkerPart& part : batch.parts)
       traffic = Sum(traffic, proto::TrafficOf(part.layouts[group.value()], table_.softmax(group)));
   return traffic;
+}
+
+proto::PromptWork ComputeWorkerCore::PromptWorkOf(const MicroBatch& batch) const {
+  proto::PromptWork work;
+  std::vector<bool> counted(batch.plan.entries.size());
+  for (const PromptEntry& prompt : batch.prompts) counted[prompt.entry] = true;
+  for (const StateEntry& state : batch.states) counted[state.entry] = true;
+  for (size_t e = 0; e < counted.size(); ++e)
+    if (counted[e]) work.tokens += static_cast<int64_t>(batch.plan.entries[e].tokens.size());
+  if (work.tokens == 0) return work;
+  for (const StepEntry& entry : batch.plan.entries) work.step_tokens += static_cast<int64_t>(entry.tokens.size());
+  work.scratch_blocks = scratch_.capacity();
+  for (int g = 0; g < table_.group_count(); ++g) {
+    const proto::SoftmaxSpec& spec = table_.views[g];
+    if (spec.linear()) continue;
+    double most_asked = 0;
+    for (const WorkerPart& part : batch.parts) {
+      double asked = 0;
+      for (const proto::ShardStep& item : part.layouts[g].items) {
+        if (item.attend_end == proto::kOpenEnd) continue;
+        const Position end = std::min(item.tokens.end, item.attend_end);
+        const int64_t pairs = proto::SeenTokens(item.ctx_len, item.q_len, spec.window, item.tokens.begin, end);
+        asked += proto::AttentionFlops(pairs, item.query_heads, spec);
+      }
+      most_asked = std::max(most_asked, asked);
+    }
+    double here = 0;
+    for (const PromptEntry& prompt : batch.prompts) {
+      const StepEntry& entry = batch.plan.entries[prompt.entry];
+      const auto tokens = static_cast<Position>(entry.tokens.size());
+      const int64_t pairs =
+          proto::SeenTokens(entry.ctx_len, tokens, spec.window, prompt.part->begin, entry.ctx_len + tokens);
+      here += proto::AttentionFlops(pairs, spec.query_heads, spec);
+    }
+    work.here_flops += table_.ops_in_group[g] * here;
+    work.asked_flops += table_.ops_in_group[g] * most_asked;
+  }
+  return work;
 }
 
 }  // namespace dovetail::compute

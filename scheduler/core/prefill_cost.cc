@@ -140,10 +140,6 @@ struct Parts {  // of a rank's time, seconds
 
 }  // namespace
 
-const char* NameOf(proto::PrefixExchange exchange) {
-  return exchange == proto::PrefixExchange::kGather ? "gather" : "plane";
-}
-
 const char* NameOf(PrefillBound bound) {
   switch (bound) {
     case PrefillBound::kDense: return "dense layers";

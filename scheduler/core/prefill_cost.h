@@ -37,7 +37,7 @@ struct StepWork {
   double here_flops = 0;   // softmax attention on the compute worker
   double asked_flops = 0;  // on attention workers
   proto::PrefixTraffic traffic;
-  proto::PrefixExchange exchange = proto::PrefixExchange::kAsk;  // kPlane where nothing could be gathered
+  proto::PrefixExchange exchange = proto::PrefixExchange::kAsk;  // kAsk where nothing could be gathered
   HeldTokens held;                                               // after it
 };
 
@@ -57,7 +57,6 @@ struct PlaneRates {
 // What most of a predicted time is.
 enum class PrefillBound : uint8_t { kDense, kAttention, kPlane, kLink };
 const char* NameOf(PrefillBound bound);
-const char* NameOf(proto::PrefixExchange exchange);  // as --prefill-exchange spells it
 
 struct Prediction {
   double seconds = 0;

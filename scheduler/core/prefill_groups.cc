@@ -116,7 +116,8 @@ void PrefillGroups::PlanRank(Sequence& sequence, const proto::PrefillPart& part,
   run.plan.entries.resize(1);
   writer_.Begin(worker);
   sequence.planned = static_cast<int>(tokens.end - tokens.begin);
-  writer_.Write(sequence, {.ctx_len = tokens.begin, .named_until = part.base}, run.plan.entries[0], flight.entries[0]);
+  writer_.Write(sequence, {.ctx_len = tokens.begin, .named_until = part.base, .exchange = options_.prefill_exchange},
+                run.plan.entries[0], flight.entries[0]);
   turn_.Act(std::move(run));
 }
 

@@ -6,6 +6,7 @@
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "proto/attention_spec.h"
+#include "proto/prefill_exchange.h"
 #include "scheduler/core/events.h"
 #include "scheduler/core/rotation_plan.h"
 
@@ -33,6 +34,8 @@ struct SchedulerOptions {
   // of them gets fewer than prefill_rank_tokens of the prompt; shorter prompts go to one alone.
   int prefill_ranks = 0;
   int prefill_rank_tokens = 1024;
+  // How prompts' steps see earlier tokens that their compute worker does not have: not one between ranks.
+  proto::PrefixExchange prefill_exchange = proto::PrefixExchange::kAsk;
   PlacementPolicy placement = PlacementPolicy::kRequest;
   int token_shard_tokens = 256;  // kTokens: tokens per shard, a multiple of 64; later shards go round the workers
   int replay_one_in = 0;         // SchedulerNode computes one finished request in so many again; 0: none

@@ -83,7 +83,11 @@ bool StepPlanner::PlanStep(int index, int slot, const MicroBatch* after) {
   for (size_t i = 0; i < chosen_.size(); ++i) {
     Sequence& sequence = *chosen_[i];
     const Position ctx_len = sequence.ctx_len + sequence.flying;
-    writer_.Write(sequence, {.ctx_len = ctx_len, .named_until = ctx_len, .ahead = sequence.in_flight > 0},
+    writer_.Write(sequence,
+                  {.ctx_len = ctx_len,
+                   .named_until = ctx_len,
+                   .ahead = sequence.in_flight > 0,
+                   .exchange = options_.prefill_exchange},
                   run.plan.entries[i], flight.entries[i]);
   }
   double work = 0;

@@ -65,6 +65,7 @@ void StepWriter::Write(Sequence& sequence, const Chunk& chunk, proto::StepEntry&
     entry.tokens.push_back(chunk.ahead ? proto::kDrawnBefore : sequence.token(at));
   entry.rope_length = static_cast<int32_t>(sequence.prompt_size());
   entry.sample = chunk.ahead || (end == sequence.size() && sequence.params().max_tokens > 0);
+  entry.exchange = chunk.exchange;
   entry.placement = sequence.placement;
   // The step in flight names blocks up to its own beginning.
   const int64_t named = chunk.ahead ? sequence.ctx_len / kSegmentTokens : sequence.named_blocks;

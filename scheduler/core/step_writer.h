@@ -28,6 +28,7 @@ class StepWriter {
     Position ctx_len = 0;
     Position named_until = 0;
     bool ahead = false;  // the token is being drawn by the step in flight
+    proto::PrefixExchange exchange = proto::PrefixExchange::kAsk;
   };
   // Writes `entry` for the sequence's `planned` tokens, and remembers in `planned` what its result will be about. The
   // sequence then counts as in flight, and its tenant as served.

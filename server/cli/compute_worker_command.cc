@@ -39,7 +39,6 @@ absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
   LogInfo(kComputesOn, device->name());
   DT_ASSIGN_OR_RETURN(const auto table, compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(flags.engine),
                                                                   StateDtypeOf(flags.engine)));
-  DT_RETURN_IF_ERROR(CheckPrefillExchange(flags.engine, table, engine::AsGpu(*device) != nullptr));
   DT_ASSIGN_OR_RETURN(const ModelOnDevice loaded,
                       LoadOpenModel(flags.engine, std::move(checkpoint), *device,
                                     LogsAsJson() ? model::LoadProgress() : TerminalProgress("loading")));

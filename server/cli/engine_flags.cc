@@ -81,13 +81,6 @@ void AddWeightFlags(CLI::App& command, EngineFlags& flags) {
       ->type_name("SIZE")
       ->group("Disaggregation");
   command
-      .add_option("--prefill-exchange", flags.prefill_exchange,
-                  "How a prompt's step gets at earlier tokens that its compute worker does not have: plane (queries go "
-                  "to the attention workers), or gather (K and V come from there, as far as --prompt-scratch has room)")
-      ->check(OneOf({"plane", "gather"}))
-      ->type_name("HOW")
-      ->group("Disaggregation");
-  command
       .add_option("--linear-prompts", flags.linear_prompts,
                   "Where linear-attention layers of prompts run: compute (workers; states cross, of a size that does "
                   "not depend on the length), or attention (workers; tokens cross). Compute workers on GPUs: attention")
@@ -177,6 +170,13 @@ void AddSchedulerFlags(CLI::App& command, EngineFlags& flags) {
                   "The least that each of them gets of a prompt: shorter prompts have fewer ranks")
       ->check(WholeNumber(kSegmentTokens, proto::kMaxStepTokens))
       ->type_name("TOKENS")
+      ->group("Disaggregation");
+  command
+      .add_option("--prefill-exchange", flags.prefill_exchange,
+                  "How a prompt's step gets at earlier tokens that its compute worker does not have: plane (queries go "
+                  "to the attention workers), or gather (K and V come from there, as far as --prompt-scratch has room)")
+      ->check(OneOf({"plane", "gather"}))
+      ->type_name("HOW")
       ->group("Disaggregation");
 }
 
@@ -310,6 +310,7 @@ scheduler::SchedulerOptions SchedulerOptionsOf(const EngineFlags& flags) {
   options.replay_one_in = flags.replay_one_in;
   options.prefill_ranks = flags.prefill_ranks == "auto" ? 0 : std::atoi(flags.prefill_ranks.c_str());
   options.prefill_rank_tokens = flags.prefill_rank_tokens;
+  if (flags.prefill_exchange == "gather") options.prefill_exchange = proto::PrefixExchange::kGather;
   options.adapt_micro_batches = flags.micro_batches == 0;
   options.micro_batches = flags.micro_batches == 0 ? kMostAdaptedMicroBatches : flags.micro_batches;
   options.enable_prefix_caching = flags.enable_prefix_caching;
@@ -322,7 +323,6 @@ absl::StatusOr<compute::ComputeWorkerTuning> TuningOf(const EngineFlags& flags) 
   compute::ComputeWorkerTuning tuning;
   tuning.q_first = flags.q_first;
   tuning.hand_over_at_end = flags.hand_over == "end";
-  if (flags.prefill_exchange == "gather") tuning.prefix = compute::PrefixExchange::kGather;
   tuning.linear_prompts = flags.linear_prompts == "compute";
   if (flags.prompt_scratch != "auto") {
     DT_ASSIGN_OR_RETURN(tuning.prompt_scratch_bytes, ParseBytes("--prompt-scratch", flags.prompt_scratch));

@@ -30,10 +30,6 @@ namespace {
 constexpr absl::Duration kPatience = absl::Seconds(60);
 constexpr int kPatienceMs = 60'000;
 
-const char* FlagOf(compute::PrefixExchange prefix) {
-  return prefix == compute::PrefixExchange::kGather ? "gather" : "plane";
-}
-
 const char* FlagOf(scheduler::PlacementPolicy placement) {
   constexpr const char* kNames[] = {"request", "heads", "tokens", "mixed"};
   return kNames[static_cast<int>(placement)];
@@ -233,6 +229,7 @@ absl::Status MiniCluster::StartScheduler() {
   add("--prefill-rank-tokens", core.prefill_rank_tokens);
   words.insert(words.end(), {"--prefill-ranks", core.prefill_ranks == 0 ? "auto" : absl::StrCat(core.prefill_ranks)});
   words.insert(words.end(), {"--placement", FlagOf(core.placement)});
+  words.insert(words.end(), {"--prefill-exchange", NameOf(core.prefill_exchange)});
   words.push_back(core.enable_prefix_caching ? "--enable-prefix-caching" : "--no-enable-prefix-caching");
   words.push_back(core.enable_chunked_prefill ? "--enable-chunked-prefill" : "--no-enable-chunked-prefill");
   scheduler_process_ = StartProcess(0, std::move(words));
@@ -287,10 +284,9 @@ absl::Status MiniCluster::StartCompute(const std::string& name) {
     const bool f32 = options_.weights == model::WeightFormat::kF32;
     const std::string kv = options_.kv == DType::kF32 ? "float32" : options_.kv == DType::kF16 ? "float16" : "bfloat16";
     processes_[name] = StartProcess(
-        HostOf(name) - 1,
-        {"compute-worker", options_.model.string(), "--name", name, "--scheduler", address_, "--lanes", options_.lanes,
-         "--threads", "1", "--dtype", f32 ? "float32" : "auto", "--kv-cache-dtype", kv, "--state-dtype",
-         std::string(dovetail::Name(options_.state)), "--prefill-exchange", FlagOf(options_.compute.prefix)});
+        HostOf(name) - 1, {"compute-worker", options_.model.string(), "--name", name, "--scheduler", address_,
+                           "--lanes", options_.lanes, "--threads", "1", "--dtype", f32 ? "float32" : "auto",
+                           "--kv-cache-dtype", kv, "--state-dtype", std::string(dovetail::Name(options_.state))});
     return absl::OkStatus();
   }
   auto options = WorkerOptions(control::Role::kComputeWorker, name);

@@ -29,6 +29,7 @@ TEST(MiniClusterProperty, WhateverTheClusterIsLikeEveryStreamIsTheOneItsRequestH
     options.compute_workers = scenario.compute_workers;
     options.scheduler.prefill_ranks = scenario.prefill_ranks;
     options.scheduler.prefill_rank_tokens = scenario.prefill_rank_tokens;
+    options.scheduler.prefill_exchange = scenario.prefix;
     options.compute = ScenarioRunner::TuningOf(scenario);
     options.scheduler.placement = scenario.placement;
     options.scheduler.micro_batches = scenario.micro_batches;

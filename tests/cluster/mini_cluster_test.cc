@@ -46,7 +46,7 @@ class MiniClusterTest : public testing::TestWithParam<Place> {
     alone_ = std::make_unique<Alone>(folder_ / "stories260K-f32.gguf");
   }
 
-  void DivideAmongWorkersThatComeAndGo(compute::PrefixExchange prefix);
+  void DivideAmongWorkersThatComeAndGo(proto::PrefixExchange prefix);
 
   MiniClusterOptions Options() const {
     MiniClusterOptions options;
@@ -191,9 +191,9 @@ TEST_P(MiniClusterTest, StreamsGoOnWithTheSameBitsWhileWorkersComeAndGo) {
 }
 
 // Three compute workers take each prompt together, in three parts of 192 tokens; one of them goes, another comes.
-void MiniClusterTest::DivideAmongWorkersThatComeAndGo(compute::PrefixExchange prefix) {
+void MiniClusterTest::DivideAmongWorkersThatComeAndGo(proto::PrefixExchange prefix) {
   MiniClusterOptions options = Options();
-  options.compute.prefix = prefix;
+  options.scheduler.prefill_exchange = prefix;
   options.attention_workers = 2;
   options.compute_workers = 3;
   options.scheduler.max_num_batched_tokens = 64;
@@ -231,17 +231,17 @@ void MiniClusterTest::DivideAmongWorkersThatComeAndGo(compute::PrefixExchange pr
   })) << stats.kv_blocks_in_use;
   EXPECT_GE(stats.scheduler.prefill_groups, 2u);
   // What does not fit into a scratch is asked about in any case.
-  const bool gathers = prefix == compute::PrefixExchange::kGather;
+  const bool gathers = prefix == proto::PrefixExchange::kGather;
   EXPECT_EQ(stats.scheduler.prefix_gathered_bytes > 0, gathers);
   if (!gathers) EXPECT_GT(stats.scheduler.prefix_asked_bytes, 0u);
 }
 
 TEST_P(MiniClusterTest, LongPromptsOverWorkersThatComeAndGoAskAboutEarlierTokens) {
-  DivideAmongWorkersThatComeAndGo(compute::PrefixExchange::kAsk);
+  DivideAmongWorkersThatComeAndGo(proto::PrefixExchange::kAsk);
 }
 
 TEST_P(MiniClusterTest, LongPromptsOverWorkersThatComeAndGoGatherEarlierTokens) {
-  DivideAmongWorkersThatComeAndGo(compute::PrefixExchange::kGather);
+  DivideAmongWorkersThatComeAndGo(proto::PrefixExchange::kGather);
 }
 
 // The small worker holds 320 tokens, the large one 640. While the first request fills the large one, the second begins

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "compute_worker/core/prefix_choice.h"
+#include "proto/prefill_exchange.h"
 #include "requests/generation.h"
 #include "scheduler/core/scheduler.h"
 
@@ -71,7 +71,7 @@ struct Scenario {
   int prefill_rank_tokens = 64;  // at least, of a prompt
   int prompt_kib = -1;           // the compute worker's scratch for prompts; 0: none; -1: as much as it likes
   int prompt_tokens = 16;        // from which on an entry is attended there
-  compute::PrefixExchange prefix = compute::PrefixExchange::kAsk;
+  proto::PrefixExchange prefix = proto::PrefixExchange::kAsk;
   bool linear_prompts = true;
   int key_values_in_flight = 4;
   bool q_first = true;

@@ -225,6 +225,7 @@ Outcome ScenarioRunner::Run(const Scenario& scenario) {
   options.compute_workers = scenario.compute_workers;
   options.scheduler.prefill_ranks = scenario.prefill_ranks;
   options.scheduler.prefill_rank_tokens = scenario.prefill_rank_tokens;
+  options.scheduler.prefill_exchange = scenario.prefix;
   options.scheduler.placement = scenario.placement;
   options.scheduler.micro_batches = scenario.micro_batches;
   options.scheduler.enable_prefix_caching = scenario.prefix_cache;
@@ -254,7 +255,6 @@ compute::ComputeWorkerTuning ScenarioRunner::TuningOf(const Scenario& scenario) 
   if (scenario.prompt_kib >= 0) tuning.prompt_scratch_bytes = uint64_t(scenario.prompt_kib) << 10;
   tuning.prompt_tokens = scenario.prompt_tokens;
   tuning.key_values_in_flight = scenario.key_values_in_flight;
-  tuning.prefix = scenario.prefix;
   tuning.linear_prompts = scenario.linear_prompts;
   tuning.q_first = scenario.q_first;
   tuning.hand_over_at_end = scenario.hand_over_at_end;

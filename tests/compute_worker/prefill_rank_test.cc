@@ -66,6 +66,19 @@ TEST_F(PrefillRankTest, EveryWorkerOfTheSequenceHearsOfARank) {
   EXPECT_THAT(heard, ElementsAre(part, part));
 }
 
+TEST_F(PrefillRankTest, AnExchangeBetweenRanksThatThisWorkerDoesNotHaveIsRefusedByName) {
+  const proto::PrefillPart part{StepId(1), 0, 100, 0, 2};
+  proto::StepPlan plan = Plan(1, 64, part);
+  plan.entries[0].exchange = proto::PrefixExchange::kRing;
+  EXPECT_THAT(Results(Feed(PlanArrived{plan})),
+              ElementsAre("sequence 1: this worker has no exchange by ring with other compute workers"));
+  plan = Plan(2, 64, {StepId(2), 0, 100, 0, 2});
+  plan.entries[0].linear_exchange = proto::LinearExchange::kChain;
+  EXPECT_THAT(Results(Feed(PlanArrived{plan})),
+              ElementsAre("sequence 1: this worker has no exchange by chain with other compute workers"));
+  EXPECT_TRUE(core_.idle());
+}
+
 TEST_F(PrefillRankTest, AWithdrawnStepEndsAtOnceWhileItWaits) {
   Feed(PlanArrived{Plan(1, 64)});
   Feed(DenseDone{kBatch});

@@ -13,7 +13,8 @@ using ::testing::IsEmpty;
 // Prompts: attended here, k and v handed over layer by layer.
 class PromptsTest : public ComputeWorkerCoreTest {
  protected:
-  explicit PromptsTest(bool hand_over_at_end = false, PrefixExchange prefix = PrefixExchange::kGather) {
+  explicit PromptsTest(bool hand_over_at_end = false, proto::PrefixExchange exchange = proto::PrefixExchange::kGather)
+      : exchange_(exchange) {
     StepProgram program;
     for (const Stage& stage : TwoLayers()) {
       program.push_back(stage);
@@ -25,7 +26,6 @@ class PromptsTest : public ComputeWorkerCoreTest {
                                                                          .vocab_size = 100,
                                                                          .prompt_tokens = 16,
                                                                          .prompt_blocks = 100,
-                                                                         .prefix = prefix,
                                                                          .key_values_in_flight = 2,
                                                                          .hand_over_at_end = hand_over_at_end});
     for (int worker = 0; worker < 3; ++worker)
@@ -43,6 +43,7 @@ class PromptsTest : public ComputeWorkerCoreTest {
     return lines;
   }
   std::vector<std::string> PlanPrompt(uint64_t step, std::vector<proto::StepEntry> entries) {
+    for (proto::StepEntry& entry : entries) entry.exchange = exchange_;
     return FeedPrompt(PlanArrived{{StepId(step), MicroBatchId(0), std::move(entries)}});
   }
   std::vector<std::string> DoneHere() { return FeedPrompt(DenseDone{MicroBatchId(0)}); }
@@ -55,6 +56,7 @@ class PromptsTest : public ComputeWorkerCoreTest {
     result.step = StepId(step);
     return FeedPrompt(SampleDone{MicroBatchId(0), result});
   }
+  const proto::PrefixExchange exchange_;
   std::unique_ptr<ComputeWorkerCore> core_ptr_;
   std::vector<proto::StepBegin> begins_;
 };
@@ -89,7 +91,7 @@ TEST_F(PromptsTest, KeysWaitForTheOpWhoseMemoryTheyTake) {
 
 class AskingTest : public PromptsTest {
  protected:
-  AskingTest() : PromptsTest(false, PrefixExchange::kAsk) {}
+  AskingTest() : PromptsTest(false, proto::PrefixExchange::kAsk) {}
 };
 
 TEST_F(AskingTest, APrefixIsAskedAboutWhereItLives) {
@@ -102,6 +104,26 @@ TEST_F(AskingTest, APrefixIsAskedAboutWhereItLives) {
   EXPECT_EQ(item.attended_end(), 128);
   EXPECT_FALSE(item.finished());
   EXPECT_EQ(item.nodes, 100) << "128 tokens are one subtree";
+}
+
+// A prompt of 100 tokens after 128 others, and a decode: times are of both, so the result says how many tokens each
+// has.
+TEST_F(AskingTest, AStepSaysWhatWasComputedHereAndOnAttentionWorkers) {
+  std::vector<std::string> lines = PlanPrompt(1, {Entry(1, On(0), 100, 128), Entry(2, On(1))});
+  for (int op = 0; op < 2; ++op) {
+    while (!lines.empty()) lines = DoneHere();
+    for (const int worker : {0, 1}) {
+      const proto::StepLayout& layout = core_ptr_->PartsOf(MicroBatchId(0))[worker].layouts[op];
+      lines = Answer(1, op, worker, static_cast<size_t>(layout.partial_bytes));
+    }
+  }
+  EXPECT_THAT(DoneHere(), ElementsAre("sample"));
+  EXPECT_THAT(SampledHere(1), ElementsAre("finish"));
+  EXPECT_EQ(finished_.work.tokens, 100);
+  EXPECT_EQ(finished_.work.step_tokens, 101);
+  // 4 heads of 2 x (8 + 4). Row r of op 1 sees the last 100 - (r + 1) of the tokens before.
+  EXPECT_EQ(finished_.work.asked_flops, 96.0 * (128 * 100 + 99 * 50));
+  EXPECT_EQ(finished_.work.here_flops, 96.0 * (2 * 101 * 50));
 }
 
 TEST_F(PromptsTest, APrefixIsAttendedHereWhenItsKeysHaveCome) {
@@ -125,6 +147,11 @@ TEST_F(PromptsTest, APrefixIsAttendedHereWhenItsKeysHaveCome) {
   EXPECT_THAT(SampledHere(1), ElementsAre("finish"));
   EXPECT_EQ(finished_.prefix.asked_bytes, 0);
   EXPECT_EQ(finished_.prefix.gathered_bytes, 2 * layout.gather_bytes) << "of two ops";
+  EXPECT_EQ(finished_.work.tokens, 100);
+  EXPECT_EQ(finished_.work.scratch_blocks, 100);
+  EXPECT_EQ(finished_.work.asked_flops, 0);
+  // 4 heads of 2 x (8 + 4). Op 0 sees 131 .. 230 tokens; op 1 the last 100, of tokens from 0 on.
+  EXPECT_EQ(finished_.work.here_flops, 96.0 * ((131 + 230) * 50 + 100 * 100));
 }
 
 TEST_F(PromptsTest, OnlyWhatOthersComputedMeanwhileIsGathered) {

@@ -243,6 +243,27 @@ TEST(PartField, FitsTheStepItIsOf) {
   EXPECT_THAT(std::string(DecodeStepPlan(Bytes(plan)).status().message()), HasSubstr("is not the step of rank 0"));
 }
 
+TEST(ExchangeField, IsOneThatThereIsAndBetweenRanksOnlyInAGroup) {
+  const auto said = [](const StepPlan& plan) { return std::string(DecodeStepPlan(Bytes(plan)).status().message()); };
+  StepPlan plan = PlanOfRank();
+  for (int e = 0; e <= static_cast<int>(kLastPrefixExchange); ++e) {
+    plan.entries[0].exchange = static_cast<PrefixExchange>(e);
+    EXPECT_EQ(said(plan), "") << NameOf(plan.entries[0].exchange);
+  }
+  plan.entries[0].exchange = static_cast<PrefixExchange>(static_cast<int>(kLastPrefixExchange) + 1);
+  EXPECT_THAT(said(plan), HasSubstr("exchange is unknown"));
+  plan = PlanOfRank();
+  plan.entries[0].linear_exchange = static_cast<LinearExchange>(static_cast<int>(kLastLinearExchange) + 1);
+  EXPECT_THAT(said(plan), HasSubstr("linear_exchange is unknown"));
+  plan = FullPlan();
+  EXPECT_EQ(said(plan), "");
+  plan.entries[0].exchange = PrefixExchange::kSwitch;
+  EXPECT_THAT(said(plan), HasSubstr("exchange is one between ranks, and the step is not a part of a group"));
+  plan = FullPlan();
+  plan.entries[1].linear_exchange = LinearExchange::kScan;
+  EXPECT_THAT(said(plan), HasSubstr("exchange is one between ranks, and the step is not a part of a group"));
+}
+
 TEST(MoveSequenceField, GoesForwardFromASegmentInASlotThatThereIs) {
   const MoveSequence good{SequenceId(5), 64, 700, 3, StepId(9), NodeId(7), Epoch(8)};
   EXPECT_EQ(Whole(good), "accepted");

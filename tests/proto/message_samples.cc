@@ -61,6 +61,7 @@ StepPlan FullPlan() {
   entry.prompt_tokens = 4;
   entry.history = {9, 8, 7};
   entry.history_given = true;
+  entry.exchange = PrefixExchange::kGather;
   const auto shards = SomeShards();
   entry.placement.assign(shards.begin(), shards.end());
   entry.block_hashes = SomeHashes(2);
@@ -75,6 +76,8 @@ StepPlan PlanOfRank() {
   entry.sequence = SequenceId(5);
   entry.ctx_len = 192;
   entry.tokens = {3, 1, 4};
+  entry.exchange = PrefixExchange::kRing;
+  entry.linear_exchange = LinearExchange::kChain;
   return StepPlan{StepId(78), MicroBatchId(3), {entry}, {StepId(77), 100, 195, 1, 2}};
 }
 
@@ -94,8 +97,9 @@ StepResult FullResult() {
                     "attention worker 2: out of blocks",
                     WorkerId(2),
                     {entry, EntryResult{}},
-                    {1000, 600, 300, 100, 200, 50},
+                    {1000, 600, 300, 100, 200, 50, 10, 40},
                     {7000, 900, 80},
+                    {512, 520, 1.5e9, 2.5e8, 4096},
                     {SequenceId(5), SequenceId(9)},
                     {SequenceId(7)}};
 }

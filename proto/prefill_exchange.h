@@ -1,0 +1,40 @@
+#pragma once
+#include <cstdint>
+
+// How the tokens of a prompt's step see earlier tokens that their compute worker does not have: those of a cached
+// prefix, of earlier steps that other compute workers took, and of the ranks before it in a prefill group. The
+// scheduler says it in each entry of a step (StepEntry in step_plan.h). A compute worker refuses a step whose exchange
+// it does not have. docs/sequence_parallelism.md has the bytes of each.
+
+namespace dovetail::proto {
+
+// In layers of softmax attention.
+enum class PrefixExchange : uint8_t {
+  kAsk = 0,     // pass-Q through the plane: attention workers attend to them; queries go there, partials come back
+  kGather = 1,  // attention workers give their K and V, as far as there is room; they are attended to here
+  kGatherDirect = 2,  // the ranks before give their K and V
+  kSwitch = 3,        // head switch (Ulysses): all tokens of some heads here, and back
+  kRing = 4,          // K and V go round the ranks (BurstAttention)
+  kPassQ = 5,         // queries go to the ranks that have the tokens, and partials come back
+};
+inline constexpr PrefixExchange kLastPrefixExchange = PrefixExchange::kPassQ;
+
+// In layers of linear attention.
+enum class LinearExchange : uint8_t {
+  kStates = 0,       // states through the plane: an attention worker keeps the state after each step
+  kChain = 1,        // each rank gives its state to the next one (LASP)
+  kScan = 2,         // ranks exchange (M, E) of their tokens in ceil(log2 P) rounds
+  kStateGather = 3,  // each rank gets those of all ranks before it (LASP-2)
+  kSwitch = 4,       // all tokens of some heads here, and back
+};
+inline constexpr LinearExchange kLastLinearExchange = LinearExchange::kSwitch;
+
+// Whether compute workers exchange with each other: only the ranks of a group can.
+constexpr bool IsBetweenRanks(PrefixExchange exchange) { return exchange > PrefixExchange::kGather; }
+constexpr bool IsBetweenRanks(LinearExchange exchange) { return exchange != LinearExchange::kStates; }
+
+// As --prefill-exchange and plan-prefill spell them. Static strings; thread-safe.
+const char* NameOf(PrefixExchange exchange);
+const char* NameOf(LinearExchange exchange);
+
+}  // namespace dovetail::proto
