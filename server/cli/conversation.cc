@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_format.h"
 #include "base/clock.h"
 #include "model/tokenizer/detokenizer.h"
@@ -49,12 +50,18 @@ absl::StatusOr<requests::GenerationRequest> Conversation::RequestOf(std::vector<
 
 absl::StatusOr<Answer> Conversation::Ask(const std::string& message,
                                          const std::function<void(const std::string&)>& show) {
+  const absl::Cleanup ended = [this] {
+    std::lock_guard<std::mutex> lock(mutex_);
+    running_.reset();
+    cancelled_ = false;
+  };
   DT_ASSIGN_OR_RETURN(std::vector<TokenId> prompt, PromptOf(message));
   DT_ASSIGN_OR_RETURN(requests::GenerationRequest request, RequestOf(std::move(prompt)));
   const auto sink = std::make_shared<CollectingSink>();
   const absl::Time begun = SystemClock().Now();
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (cancelled_) return Answer{.cancelled = true};
     DT_ASSIGN_OR_RETURN(running_, engine_.Submit(std::move(request), sink));
   }
   Answer answer;
@@ -69,12 +76,7 @@ absl::StatusOr<Answer> Conversation::Ask(const std::string& message,
     if (answer.tokens++ == 0) first = last;
     add(text.Push(token));
   });
-  const absl::Status end = sink->WaitForEnd();
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    running_.reset();
-  }
-  DT_RETURN_IF_ERROR(end);
+  DT_RETURN_IF_ERROR(sink->WaitForEnd());
   add(text.Flush());
   answer.cancelled = sink->choices()[0].reason == requests::FinishReason::kCancelled;
   answer.cut = sink->choices()[0].reason == requests::FinishReason::kLength;
@@ -87,6 +89,7 @@ absl::StatusOr<Answer> Conversation::Ask(const std::string& message,
 
 void Conversation::Cancel() {
   std::lock_guard<std::mutex> lock(mutex_);
+  cancelled_ = true;
   if (running_) engine_.Cancel(*running_);
 }
 

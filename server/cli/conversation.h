@@ -40,10 +40,11 @@ class Conversation {
   void Clear() { messages_ = server::Json::array(); }  // keeps the system message
 
   // Answers a message; calls `show` with text as it comes. Blocks until the end. After an error the message counts as
-  // not said; what was shown of an answer that was cancelled stays in the conversation.
+  // not said, and so it does where Cancel() comes before its answer begins. What was shown of an answer that was
+  // cancelled stays in the conversation.
   absl::StatusOr<Answer> Ask(const std::string& message, const std::function<void(const std::string&)>& show);
 
-  void Cancel();  // ends the answer under way, if there is one; from any thread
+  void Cancel();  // ends the answer under way, or the next one if there is none; from any thread
 
  private:
   absl::StatusOr<std::vector<TokenId>> PromptOf(const std::string& message);
@@ -57,6 +58,7 @@ class Conversation {
   uint64_t turns_ = 0;
   std::mutex mutex_;  // of what follows
   std::optional<RequestId> running_;
+  bool cancelled_ = false;  // the answer under way, or the next one
 };
 
 // "[42 tokens, 31.2 tok/s, the first after 0.12 s]"

@@ -45,8 +45,7 @@ class Repl {
     bool quoted = false;
     while (true) {
       interrupts_.TakeRaised();
-      bool interrupted = true;
-      const std::optional<std::string> read = editor_.Read(message.empty() && !quoted ? ">>> " : "... ", interrupted);
+      const std::optional<std::string> read = editor_.Read(message.empty() && !quoted ? ">>> " : "... ");
       if (interrupts_.TakeRaised()) {
         std::printf("\n");
         return "";
@@ -96,8 +95,8 @@ class Repl {
 
   Conversation& conversation_;
   const bool colours_ = ShowsColours(STDOUT_FILENO);
-  LineEditor editor_;
   Interrupts interrupts_;
+  LineEditor editor_{interrupts_};
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
 #pragma once
-#include <atomic>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -14,30 +14,39 @@ bool ShowsColours(int descriptor);
 // `text` in a colour of the terminal's ("1;31": bold red), or as it is.
 std::string Coloured(const std::string& text, const char* colour, bool colours);
 
-// Lines from the keyboard, with editing and the history of this process (libedit). One in a process, one thread.
-class LineEditor {
- public:
-  LineEditor();
-  // Nothing: the end of input (Ctrl-D). `interrupted` is set where Ctrl-C ended the line.
-  std::optional<std::string> Read(const std::string& prompt, bool& interrupted);
-  void Remember(const std::string& line);  // for the history
-};
-
 // Ctrl-C ends what is under way, and not the process, while this lives. One in a process.
 class Interrupts {
  public:
   Interrupts();
   ~Interrupts();
 
-  // Called on another thread at each Ctrl-C, until the next call; empty: nothing is under way.
+  // Called on another thread at each Ctrl-C, until the next call. If a Ctrl-C was raised and not yet taken, `action` is
+  // called at once. Empty: nothing is under way.
   void SetAction(std::function<void()> action);
-  bool TakeRaised() { return raised_.exchange(false); }  // since it was last asked
+  // Whether one was raised since it was last asked.
+  bool TakeRaised();
+  // A descriptor that is readable while a Ctrl-C was raised and not yet taken.
+  int raised_fd() const { return raised_fd_; }
 
  private:
-  std::atomic<bool> raised_{false};
+  const int raised_fd_;
   std::mutex mutex_;
   std::function<void()> action_;
   std::thread watcher_;
+};
+
+// Lines from the keyboard, with editing and the history of this process (libedit). One in a process, one thread.
+class LineEditor {
+ public:
+  explicit LineEditor(const Interrupts& interrupts);
+  ~LineEditor();
+  // Nothing: the end of input (Ctrl-D), or a Ctrl-C, which the caller then takes.
+  std::optional<std::string> Read(const std::string& prompt);
+  void Remember(const std::string& line);  // for the history
+
+ private:
+  struct Library;  // libedit's
+  const std::unique_ptr<Library> library_;
 };
 
 }  // namespace dovetail::cli
