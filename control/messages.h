@@ -114,7 +114,7 @@ struct Heartbeat {
   uint64_t kv_blocks_total = 0, kv_blocks_in_use = 0, kv_blocks_cached = 0;
   uint64_t steps = 0;
   std::vector<Link> links;
-  uint32_t busy_ms = 0;         // of its loop: meanwhile it neither hears nor is heard on the data plane
+  uint32_t busy_ms = 0;         // the longest turn of its loop since the last heartbeat: it was not heard meanwhile
   uint64_t damaged_blocks = 0;  // KV blocks that were not what was written, since it joined
   int64_t certificate_end = 0;  // of its certificate, in seconds since 1970; 0: it has none
 };

@@ -52,17 +52,25 @@ void NodeLoop::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-absl::Duration NodeLoop::Busy() const {
+absl::Duration NodeLoop::TakeBusiest() {
   const int64_t began = turn_began_us_.load(std::memory_order_relaxed);
-  const absl::Duration busy = SystemClock().Now() - absl::FromUnixMicros(began);
-  return std::max(busy, absl::ZeroDuration());
+  const int64_t at_hand = absl::ToUnixMicros(SystemClock().Now()) - began;
+  return absl::Microseconds(std::max({at_hand, busiest_us_.exchange(0), int64_t{0}}));
+}
+
+void NodeLoop::BeginTurn(absl::Time now) {
+  const int64_t now_us = absl::ToUnixMicros(now);
+  const int64_t took = now_us - turn_began_us_.load(std::memory_order_relaxed);
+  for (int64_t busiest = busiest_us_.load(); took > busiest && !busiest_us_.compare_exchange_weak(busiest, took);) {
+  }
+  turn_began_us_.store(now_us, std::memory_order_relaxed);
 }
 
 void NodeLoop::Run() {
   NameThread("dt-loop");
   std::vector<std::function<void()>> taken;
   while (true) {
-    turn_began_us_.store(absl::ToUnixMicros(SystemClock().Now()), std::memory_order_relaxed);
+    BeginTurn(SystemClock().Now());
     bool stop = false;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -78,7 +86,8 @@ void NodeLoop::Run() {
     const absl::Time now = SystemClock().Now();
     absl::Duration sleep = kLongestSleep;
     if (node_.next_deadline) sleep = std::min(sleep, node_.next_deadline() - now);
-    turn_began_us_.store(absl::ToUnixMicros(now + sleep), std::memory_order_relaxed);
+    BeginTurn(now);  // so that what the last one took counts
+    turn_began_us_.store(absl::ToUnixMicros(now + std::max(sleep, absl::ZeroDuration())), std::memory_order_relaxed);
     if (sleep > absl::ZeroDuration()) connector_.Wait(sleep);
   }
 }

@@ -34,19 +34,22 @@ class NodeLoop {
   // Post and wait until it ran. Not on the loop's thread.
   bool Call(const std::function<void()>& work);
 
-  // Thread-safe. For how long the turn at hand has gone on, or should have: 0 while the loop sleeps, unless its sleep
-  // should have ended and the machine gives it no time. Such a node neither hears its peers nor is heard by them.
-  absl::Duration Busy() const;
+  // Thread-safe. How long the longest turn since the last call has gone on; the turn at hand counts. A sleep that
+  // should have ended counts as a turn: the machine gives the loop no time. Such a node neither hears its peers nor is
+  // heard by them. 0: the loop sleeps, or did.
+  absl::Duration TakeBusiest();
 
   // Runs what was posted, then ends the thread. Not on the loop's thread.
   void Stop();
 
  private:
   void Run();
+  void BeginTurn(absl::Time now);
 
   transport::Connector& connector_;
   Node node_;
-  std::atomic<int64_t> turn_began_us_;  // or is due to begin
+  std::atomic<int64_t> turn_began_us_;   // or is due to begin
+  std::atomic<int64_t> busiest_us_ = 0;  // of the turns that ended since it was last taken
   std::mutex mutex_;
   std::vector<std::function<void()>> posted_;
   bool stopping_ = false;

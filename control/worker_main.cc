@@ -37,7 +37,7 @@ class Session {
     handlers.heartbeat = [this] {
       std::lock_guard<std::mutex> lock(mutex_);
       Heartbeat heartbeat = heartbeat_;
-      heartbeat.busy_ms = static_cast<uint32_t>(absl::ToInt64Milliseconds(loop_.Busy()));
+      heartbeat.busy_ms = static_cast<uint32_t>(absl::ToInt64Milliseconds(loop_.TakeBusiest()));
       return heartbeat;
     };
     const absl::Status end = client_.Run(handlers);

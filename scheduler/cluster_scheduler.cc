@@ -511,7 +511,8 @@ void ClusterScheduler::WatchDataPlane(absl::Time now, std::vector<MemberAction>&
     next_look_ = now + absl::Seconds(10);
     return;
   }
-  for (const transport::Connector::Silence& peer : silent) members_.Unheard(peer.node, peer.epoch, now, actions);
+  for (const transport::Connector::Silence& peer : silent)
+    members_.Unheard(peer.node, peer.epoch, now - peer.length, now, actions);
 }
 
 // Requests wait for workers that are started again, but not without limit: their clients have other servers to ask.

@@ -225,6 +225,7 @@ void ControlMembers::Heard(WorkerId worker, control::Heartbeat heartbeat, absl::
   member->suspected = false;
   if (heartbeat.links.empty()) heartbeat.links = std::move(member->last.links);
   member->last = std::move(heartbeat);
+  if (AtWork(*member)) member->at_work = now;
 }
 
 absl::Status ControlMembers::Ready(WorkerId worker, uint64_t kv_blocks, absl::Time now,
@@ -363,10 +364,11 @@ bool ControlMembers::LateForTooLong(Member& member, absl::Time now) const {
   return now - member.late_since >= options_.longest_lateness;
 }
 
-// A member counts as silent on the data plane only if it was heard on the control plane during that time. Otherwise its
-// process may have been stopped: then its lease decides, and it must be heard on both planes again.
+// A member counts as silent on the data plane only if it was heard on the control plane during that time, and told that
+// its loop turned all the while. Otherwise its process may have been stopped, or its loop got no time: then its lease
+// decides, and it must be heard on both planes again.
 bool ControlMembers::IsCutOff(const Member& member, absl::Time now) const {
-  return now - member.heard < options_.silence && now - member.back_since >= options_.silence;
+  return now - member.heard < options_.silence && now - std::max(member.back_since, member.at_work) >= options_.silence;
 }
 
 // The compute worker is what its bad links have in common.
@@ -480,10 +482,13 @@ void ControlMembers::LinkFailed(WorkerId reporter, const control::LinkFailed& fa
     bad_links_.Note(reporter, peer->worker, failed.kind == Kind::kBroken, failed.why, now);
 }
 
-void ControlMembers::Unheard(NodeId node, Epoch epoch, absl::Time now, std::vector<MemberAction>& actions) {
+// What counts of the silence is what had passed when the member was last heard on the control plane: since then it may
+// have been stopped.
+void ControlMembers::Unheard(NodeId node, Epoch epoch, absl::Time since, absl::Time now,
+                             std::vector<MemberAction>& actions) {
   const Member* member = FindNode(node);
   if (member == nullptr || member->epoch != epoch || !member->known.contains(kSchedulerNode)) return;
-  if (AtWork(*member) || now < away_until_ || !IsCutOff(*member, now)) return;
+  if (now < away_until_ || !IsCutOff(*member, now) || member->heard - since < options_.silence) return;
   Refuse(member->worker, "the scheduler hears nothing from it on the data plane", actions);
 }
 

@@ -59,6 +59,7 @@ struct Member {
   MemberState state = MemberState::kJoining;
   absl::Time joined, heard;
   absl::Time back_since = absl::InfinitePast();  // when it was last heard after a pause
+  absl::Time at_work = absl::InfinitePast();     // when it last told of a long turn of its loop
   bool suspected = false;                        // since it was last heard
   absl::Duration lateness;                       // of its heartbeats, lately, beyond a heartbeat's time
   absl::Time excused = absl::InfinitePast();     // until then its silence is no sign of its end
@@ -138,8 +139,8 @@ class ControlMembers {
   void LinkFailed(WorkerId reporter, const control::LinkFailed& failed, absl::Time now,
                   std::vector<MemberAction>& actions);
 
-  // The scheduler itself hears nothing from there on the data plane.
-  void Unheard(NodeId node, Epoch epoch, absl::Time now, std::vector<MemberAction>& actions);
+  // The scheduler itself has heard nothing from there on the data plane since `since`.
+  void Unheard(NodeId node, Epoch epoch, absl::Time since, absl::Time now, std::vector<MemberAction>& actions);
 
   // The member is gone, by itself (stream ended, left) or because it must (refused).
   void Gone(WorkerId worker, const std::string& why, std::vector<MemberAction>& actions);

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <mutex>
 
+#include "absl/time/clock.h"
 #include "base/clock.h"
 
 namespace dovetail::control {
@@ -58,12 +59,12 @@ class StarvedConnector final : public transport::Connector {
   bool waiting_ = false;
 };
 
-// Whether Busy() is above the limit within 10 s.
-bool BecomesBusierThan(const NodeLoop& loop, absl::Duration limit) {
+// Whether the loop tells of a turn longer than the limit within 10 s.
+bool BecomesBusierThan(NodeLoop& loop, absl::Duration limit) {
   const absl::Time end = SystemClock().Now() + absl::Seconds(10);
-  while (loop.Busy() <= limit && SystemClock().Now() < end) {
-  }
-  return loop.Busy() > limit;
+  while (SystemClock().Now() < end)
+    if (loop.TakeBusiest() > limit) return true;
+  return false;
 }
 
 TEST(NodeLoop, IsBusyWhileItsSleepLastsLongerThanItShould) {
@@ -79,7 +80,7 @@ TEST(NodeLoop, IsBusyWhileItsSleepLastsLongerThanItShould) {
   EXPECT_TRUE(BecomesBusierThan(loop, absl::Milliseconds(100)));
   soon = false;
   connector.GiveTime(1);
-  while (loop.Busy() > absl::Milliseconds(100)) {
+  while (loop.TakeBusiest() > absl::Milliseconds(100)) {
   }
   EXPECT_TRUE(BecomesBusierThan(loop, absl::Milliseconds(100))) << "that sleep is too long as well";
   connector.GiveTime(1 << 20);
@@ -91,7 +92,8 @@ TEST(NodeLoop, IsNotBusyBeforeItsSleepShouldHaveEnded) {
     StarvedConnector connector;
     NodeLoop loop(connector);
     connector.AwaitSleep();  // for half a second
-    const absl::Duration busy = loop.Busy();
+    loop.TakeBusiest();      // the turn before
+    const absl::Duration busy = loop.TakeBusiest();
     took = SystemClock().Now() - begun;
     if (took <= absl::Milliseconds(500)) EXPECT_EQ(busy, absl::ZeroDuration());
     connector.GiveTime(1 << 20);
@@ -112,6 +114,21 @@ TEST(NodeLoop, IsBusyWhileATurnLasts) {
   }
   EXPECT_TRUE(BecomesBusierThan(loop, absl::Milliseconds(20)));
   end = true;
+  connector.GiveTime(1 << 20);
+}
+
+TEST(NodeLoop, TellsOnceOfATurnThatHasEnded) {
+  StarvedConnector connector;
+  std::atomic<bool> ended{false};
+  NodeLoop loop(connector);
+  loop.Post([] { absl::SleepFor(absl::Milliseconds(30)); });
+  loop.Post([&] { ended = true; });
+  connector.GiveTime(1);
+  while (!ended) {
+  }
+  connector.AwaitSleep();
+  EXPECT_GE(loop.TakeBusiest(), absl::Milliseconds(30));
+  EXPECT_LT(loop.TakeBusiest(), absl::Milliseconds(30)) << "it was told already, and the sleep lasts half a second";
   connector.GiveTime(1 << 20);
 }
 
