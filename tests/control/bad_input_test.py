@@ -61,6 +61,7 @@ class BadInputTest(unittest.TestCase):
         cls.url = server.wait_for(r"^listening on (http://\S+)").group(1)
         for name in ("one", "two", "compute"):
             cls.scheduler.wait_for(rf"{name} serves as ")
+        processes.wait_until_ready(cls.url)
         cls.expected = cls.say()
 
     @classmethod

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 import urllib.parse
+import urllib.request
 
 START_LIMIT = 60
 
@@ -83,10 +84,12 @@ class Up(Process):
         self.binary = binary
         try:
             ready = self.wait_for(r"^ready: (https?://\S+)  \(scheduler (\S+);")
+            self.url, self.scheduler = ready.group(1), ready.group(2)
+            if self.url.startswith("http:"):
+                wait_until_ready(self.url)
         except AssertionError:
             self.stop()
             raise
-        self.url, self.scheduler = ready.group(1), ready.group(2)
 
     def status(self):
         """What `dovetail status` prints."""
@@ -124,6 +127,16 @@ def left_in_shared_memory(before, limit=10):
     while left and time.monotonic() < end:
         left &= shared_memory()
     return left
+
+
+def wait_until_ready(url, limit=START_LIMIT):
+    """Until a server says that it takes requests: it hears later than its scheduler's log that all workers serve."""
+    end = time.monotonic() + limit
+    while True:
+        with contextlib.suppress(OSError), urllib.request.urlopen(url + "/ready", timeout=limit):
+            return
+        assert time.monotonic() < end, f"{url}/ready is not 200"
+        time.sleep(0.05)
 
 
 def stream(url, prompt, limit=60, **fields):

@@ -92,6 +92,7 @@ class RolesTest(unittest.TestCase):
                 url = server.wait_for(r"^listening on (http://\S+)").group(1)
                 for name in ("a1", "a2", "c1"):
                     self.assertIn("tcp", scheduler.wait_for(rf"{name} serves as .* over (\S+)").group(1))
+                processes.wait_until_ready(url)
                 body = {"model": "x", "prompt": "Once upon a time", "temperature": 0, "max_tokens": 40}
                 request = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode(),
                                                  {"Content-Type": "application/json"})
