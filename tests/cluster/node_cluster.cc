@@ -79,8 +79,7 @@ void NodeCluster::Add(int worker) {
   options.model_digest = kModelDigest;
   options.digests = options_.digests;
   devices_[worker] = std::make_unique<FrailDevice>(*kernels::CreateCpuDevice({.threads = 1}));
-  attention_[worker] =
-      *attention::AttentionWorkerNode::Create(model_.table, options, *devices_[worker], port, clock_);
+  attention_[worker] = *attention::AttentionWorkerNode::Create(model_.table, options, *devices_[worker], port, clock_);
   compute_->AddAttentionWorker({IdOf(worker), Epoch(1), port.id()});
   scheduler_->AddAttentionWorker(IdOf(worker), Epoch(1), port.id(), kBlocks);
 }
