@@ -7,6 +7,7 @@
 #include "base/dtype.h"
 #include "base/ids.h"
 #include "control/table_limits.h"
+#include "proto/step_plan.h"
 
 namespace dovetail::control {
 namespace {
@@ -433,7 +434,7 @@ absl::StatusOr<Configuration> FromProto(const pb::Configuration& in) {
   configuration.model_digest = in.model_digest();
   DT_RETURN_IF_ERROR(CheckRange("micro_batches", in.micro_batches(), 1, 16));
   configuration.micro_batches = static_cast<int>(in.micro_batches());
-  DT_RETURN_IF_ERROR(CheckRange("max_step_tokens", in.max_step_tokens(), 1, 65536));
+  DT_RETURN_IF_ERROR(CheckRange("max_step_tokens", in.max_step_tokens(), 1, proto::kMaxStepTokens));
   configuration.max_step_tokens = static_cast<int>(in.max_step_tokens());
   return configuration;
 }

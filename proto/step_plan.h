@@ -21,7 +21,8 @@
 namespace dovetail::proto {
 
 inline constexpr int kMaxStepEntries = 4096;
-inline constexpr int kMaxStepTokens = 65536;  // new tokens of all entries together
+// New tokens of all entries together: whole blocks, and rows that one launch on a GPU takes (65,535 at most).
+inline constexpr int kMaxStepTokens = 65'472;
 inline constexpr int kMaxTopLogprobs = 64;
 
 struct StepEntry {

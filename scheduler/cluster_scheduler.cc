@@ -123,6 +123,7 @@ absl::Status ClusterScheduler::BuildNode() {
   options.attention = model.attention;
   options.model_digest = model.digest;
   if (options.max_model_len == 0) options.max_model_len = static_cast<int>(model.max_positions);
+  options.ChooseStepTokens(/*on_gpu=*/members_.device() != "cpu");
   DT_RETURN_IF_ERROR(options.Validate());
   options_.scheduler = options;
   node_ = std::make_unique<SchedulerNode>(

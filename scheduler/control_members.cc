@@ -174,6 +174,7 @@ absl::StatusOr<control::JoinReply> ControlMembers::Join(const control::JoinReque
     model_complete_ = false;
     computed_by_ = request.name;
     arithmetic_ = request.capabilities.arithmetic;
+    device_ = request.capabilities.device;
   }
   used_nodes_.insert(request.node);
   const bool wants_files = request.model && !model_complete_;

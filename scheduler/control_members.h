@@ -165,6 +165,8 @@ class ControlMembers {
 
   // The cluster's model: the first compute worker's. Its files may still be missing.
   const std::optional<control::ModelSummary>& model() const { return model_; }
+  // Where the compute worker that brought the model computes: "cpu", "cuda:0". Empty without a model.
+  const std::string& device() const { return device_; }
   // All files of the model are there: from now on members are configured for it.
   void ModelComplete(std::vector<MemberAction>& actions);
   bool model_complete() const { return model_complete_; }
@@ -211,7 +213,8 @@ class ControlMembers {
   std::set<NodeId> used_nodes_;   // of this and former members
   std::deque<uint64_t> drained_;  // the last processes that were told to go
   std::optional<control::ModelSummary> model_;
-  std::string computed_by_, arithmetic_;  // the name and the arithmetic of the compute worker that brought it
+  // Name, arithmetic and device of the compute worker that brought it.
+  std::string computed_by_, arithmetic_, device_;
   bool model_complete_ = false;
   uint32_t next_worker_ = 1;
   uint64_t version_ = 0;

@@ -5,6 +5,7 @@
 
 #include "compute_worker/cuda/cuda_dense.h"
 #include "kernels/cuda/rows/row_ops.h"
+#include "kernels/cuda/runtime/enqueue.h"
 #include "proto/drawn_token.h"
 
 namespace dovetail::compute {
@@ -16,6 +17,7 @@ using kernels::cuda::WireType;
 namespace {
 
 constexpr size_t kMaxCachedRopes = 256;
+static_assert(proto::kMaxStepTokens <= kernels::cuda::kMaxOpRows, "a step's rows are one launch's");
 
 float* Floats(const std::unique_ptr<kernels::Buffer>& buffer) { return reinterpret_cast<float*>(buffer->data()); }
 

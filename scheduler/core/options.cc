@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <string>
 
 #include "scheduler/core/limits.h"
@@ -12,6 +13,13 @@ absl::Status CheckRange(const char* flag, int64_t value, int64_t least, int64_t 
 }
 
 }  // namespace
+
+void SchedulerOptions::ChooseStepTokens(bool on_gpu) {
+  if (max_num_batched_tokens != 0) return;
+  const int least = enable_chunked_prefill ? max_num_seqs : std::max(max_num_seqs, max_model_len);
+  max_num_batched_tokens =
+      std::min(std::max(on_gpu ? kStepTokensOfGpu : kStepTokensOfCpu, least), proto::kMaxStepTokens);
+}
 
 absl::Status SchedulerOptions::Validate() const {
   DT_RETURN_IF_ERROR(CheckRange("--max-num-seqs", max_num_seqs, 1, proto::kMaxStepEntries));

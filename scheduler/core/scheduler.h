@@ -17,7 +17,7 @@ enum class PlacementPolicy : uint8_t { kRequest = 0, kHeads = 1, kTokens = 2, kM
 
 struct SchedulerOptions {
   int max_num_seqs = 256;             // running sequences
-  int max_num_batched_tokens = 2048;  // new tokens of a step
+  int max_num_batched_tokens = 2048;  // new tokens of a step; 0: ChooseStepTokens must be called
   int max_model_len = 2048;           // prompt + output tokens of a sequence
   int max_queued_requests =
       4096;  // waiting; one more is refused (kResourceExhausted), or kAborted: the last of the tenant with most
@@ -41,6 +41,11 @@ struct SchedulerOptions {
   int replay_one_in = 0;         // SchedulerNode computes one finished request in so many again; 0: none
   uint64_t model_digest = 0;     // part of every block hash: model, KV dtype, attention table
   proto::AttentionTable attention;
+
+  // Sets max_num_batched_tokens by the device of the compute workers, if it is 0: as few as keep the gaps of running
+  // streams short on a CPU, as many as a GPU needs for its full speed (kStepTokensOfCpu, kStepTokensOfGpu in limits.h).
+  // max_model_len must be set.
+  void ChooseStepTokens(bool on_gpu);
 
   absl::Status Validate() const;  // kInvalidArgument names the flag and what it may be
 };

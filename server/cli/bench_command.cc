@@ -128,22 +128,29 @@ void PrintJson(const Report& report) {
   std::printf("%s\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
 }
 
+// As flags say; with auto the least that any device chooses.
+int StepTokensOf(const BenchFlags& flags) {
+  scheduler::SchedulerOptions options = SchedulerOptionsOf(flags.engine);
+  options.ChooseStepTokens(/*on_gpu=*/false);
+  return options.max_num_batched_tokens;
+}
+
 absl::Status CheckFlags(const BenchFlags& flags) {
   for (const int sequences : flags.batch) {
     if (sequences < 0 || sequences > kMaxBatch)
       return InvalidArgument("--batch: ", sequences, " is outside 0..", kMaxBatch);
     if (sequences > flags.engine.max_num_seqs)
       return InvalidArgument("--batch: ", sequences, " sequences exceed --max-num-seqs ", flags.engine.max_num_seqs);
-    if (sequences >= flags.engine.max_num_batched_tokens)
+    const int step_tokens = StepTokensOf(flags);
+    if (sequences >= step_tokens)
       return InvalidArgument("--batch: ", sequences,
-                             " sequences leave no room for prompts within --max-num-batched-tokens ",
-                             flags.engine.max_num_batched_tokens);
+                             " sequences leave no room for prompts within --max-num-batched-tokens ", step_tokens);
   }
   return absl::OkStatus();
 }
 
 engine::BatchShape ShapeOf(const BenchFlags& flags, int sequences) {
-  return {sequences, flags.batch_prompt_tokens, flags.batch_output_tokens, flags.engine.max_num_batched_tokens,
+  return {sequences, flags.batch_prompt_tokens, flags.batch_output_tokens, StepTokensOf(flags),
           flags.beside_prompt_tokens};
 }
 
@@ -308,7 +315,9 @@ absl::Status RunBench(const BenchFlags& flags) {
   } else {
     DT_ASSIGN_OR_RETURN(report.read_bytes_per_s, engine::MeasureReadRate(stream->pool()));
   }
-  return Measure(flags, *engine.cluster, static_cast<int>(engine.model->config().vocab_size), report);
+  BenchFlags chosen = flags;
+  chosen.engine.max_num_batched_tokens = absl::StrCat(engine.max_step_tokens);
+  return Measure(chosen, *engine.cluster, static_cast<int>(engine.model->config().vocab_size), report);
 }
 
 }  // namespace dovetail::cli

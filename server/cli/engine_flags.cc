@@ -22,8 +22,18 @@
 #include "server/cli/prefill_flags.h"
 
 namespace dovetail::cli {
+namespace {
 
 constexpr int kMostAdaptedMicroBatches = 4;
+
+// CLI11's own `|` puts both errors into one.
+CLI::Validator WholeNumberOrAuto(int64_t min, int64_t max, const std::string& remedy) {
+  return CLI::Validator([number = WholeNumber(min, max, remedy)](
+                            const std::string& text) { return text == "auto" ? std::string() : number(text); },
+                        "");
+}
+
+}  // namespace
 
 void AddWeightFlags(CLI::App& command, EngineFlags& flags) {
   command
@@ -123,10 +133,12 @@ void AddSchedulerFlags(CLI::App& command, EngineFlags& flags) {
       ->type_name("N")
       ->group("Scheduling");
   command
-      .add_option("--max-num-batched-tokens", flags.max_num_batched_tokens,
-                  "New tokens of a step, of all sequences; less means smaller gaps while long prompts are read")
-      ->check(WholeNumber(1, proto::kMaxStepTokens))
-      ->type_name("TOKENS")
+      .add_option(
+          "--max-num-batched-tokens", flags.max_num_batched_tokens,
+          "New tokens of a step, of all sequences; less means smaller gaps while long prompts are read; auto: 512 "
+          "where layers run on a CPU, 8192 on a GPU")
+      ->check(WholeNumberOrAuto(1, proto::kMaxStepTokens, "auto chooses by the device"))
+      ->type_name("auto|TOKENS")
       ->group("Scheduling");
   command
       .add_flag("--enable-chunked-prefill,!--no-enable-chunked-prefill", flags.enable_chunked_prefill,
@@ -304,7 +316,8 @@ scheduler::PlacementPolicy PlacementOf(const EngineFlags& flags) {
 scheduler::SchedulerOptions SchedulerOptionsOf(const EngineFlags& flags) {
   scheduler::SchedulerOptions options;
   options.max_num_seqs = flags.max_num_seqs;
-  options.max_num_batched_tokens = flags.max_num_batched_tokens;
+  options.max_num_batched_tokens =
+      flags.max_num_batched_tokens == "auto" ? 0 : std::atoi(flags.max_num_batched_tokens.c_str());
   options.max_model_len = static_cast<int>(flags.max_model_len);
   options.max_queued_requests = flags.max_queued_requests;
   options.replay_one_in = flags.replay_one_in;
@@ -439,6 +452,8 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model:
   DT_ASSIGN_OR_RETURN(options.compute, TuningOf(flags));
   options.trace_file = flags.trace_file;
   options.scheduler.max_model_len = static_cast<int>(engine.max_model_len);
+  options.scheduler.ChooseStepTokens(engine::AsGpu(*engine.device) != nullptr);
+  engine.max_step_tokens = options.scheduler.max_num_batched_tokens;
 
   DT_ASSIGN_OR_RETURN(ModelOnDevice loaded, LoadOpenModel(flags, std::move(checkpoint), *engine.device, progress));
   engine.model = std::move(loaded.model);

@@ -25,7 +25,7 @@ struct EngineFlags {
   std::string placement = "request";
   int64_t max_model_len = 0;
   int max_num_seqs = 256;
-  int max_num_batched_tokens = 512;
+  std::string max_num_batched_tokens = "auto";
   int block_size = 64;
   bool enable_prefix_caching = true;
   bool enable_chunked_prefill = true;
@@ -91,6 +91,7 @@ struct RunningEngine {
   std::unique_ptr<compute::CudaModel> on_gpu;  // null on the CPU
   std::unique_ptr<engine::EmbeddedCluster> cluster;
   int64_t max_model_len = 0;
+  int max_step_tokens = 0;
   DType kv_dtype = DType::kBF16;
 };
 

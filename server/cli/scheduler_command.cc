@@ -15,6 +15,7 @@ namespace {
 // known.
 absl::Status CheckFlags(scheduler::SchedulerOptions options) {
   if (options.max_model_len == 0) options.max_model_len = 1;
+  options.ChooseStepTokens(/*on_gpu=*/false);
   proto::SoftmaxSpec any;
   any.query_heads = any.kv_heads = 1;
   any.key_dim = any.value_dim = 64;

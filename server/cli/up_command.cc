@@ -93,6 +93,7 @@ class Up {
     } else {
       scheduler::SchedulerOptions options = SchedulerOptionsOf(flags_.engine);
       if (options.max_model_len == 0) options.max_model_len = static_cast<int>(checkpoint->config().max_positions);
+      options.ChooseStepTokens(/*on_gpu=*/flags_.engine.device != "cpu");
       const int workers = flags_.engine.attention_workers;
       const attention::KvStorage storage = KvStorageOf(flags_.engine.kv_cache_dtype);
       kv_bytes_ = engine::DefaultKvCacheBytes(table, options, workers, 0, storage) / workers;
@@ -135,7 +136,7 @@ class Up {
                            "--max-num-seqs",
                            std::to_string(engine.max_num_seqs),
                            "--max-num-batched-tokens",
-                           std::to_string(engine.max_num_batched_tokens),
+                           engine.max_num_batched_tokens,
                            "--max-num-queued-reqs",
                            std::to_string(engine.max_queued_requests),
                            "--replay-one-in",

@@ -51,7 +51,7 @@ TEST(BenchCommand, RefusesWhatItCannotMeasureByTheFlagsName) {
   flags.batch = {300};
   EXPECT_THAT(std::string(RunBench(flags).message()), HasSubstr("--batch: 300 sequences exceed --max-num-seqs 256"));
   flags.batch = {100};
-  flags.engine.max_num_batched_tokens = 100;
+  flags.engine.max_num_batched_tokens = "100";
   flags.engine.max_num_seqs = 100;
   EXPECT_THAT(std::string(RunBench(flags).message()),
               HasSubstr("leave no room for prompts within --max-num-batched-tokens 100"));

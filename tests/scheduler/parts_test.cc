@@ -140,6 +140,25 @@ TEST(Queues, TheLongestQueueLosesItsLastForATenantWithFewer) {
   EXPECT_EQ(queues.LastOfLongest("a"), nullptr);
 }
 
+TEST(Options, StepTokensFollowTheDeviceWhereNoneAreGiven) {
+  const auto chosen = [](SchedulerOptions options, bool on_gpu) {
+    options.ChooseStepTokens(on_gpu);
+    return options.max_num_batched_tokens;
+  };
+  SchedulerOptions options;
+  EXPECT_EQ(chosen(options, true), 2048) << "given";
+  options.max_num_batched_tokens = 0;
+  EXPECT_EQ(chosen(options, false), 512);
+  EXPECT_EQ(chosen(options, true), 8192);
+  options.max_num_seqs = 1000;
+  EXPECT_EQ(chosen(options, false), 1000) << "every running sequence must get a token";
+  options.enable_chunked_prefill = false;
+  options.max_model_len = 10'000;
+  EXPECT_EQ(chosen(options, true), 10'000) << "the longest prompt must fit a step";
+  options.max_model_len = 100'000;
+  EXPECT_EQ(chosen(options, true), proto::kMaxStepTokens);
+}
+
 TEST(Options, AreRefusedWithTheFlagsName) {
   SchedulerOptions options;
   options.attention = SmallTable();
@@ -148,6 +167,9 @@ TEST(Options, AreRefusedWithTheFlagsName) {
   SchedulerOptions few = options;
   few.max_num_batched_tokens = options.max_num_seqs - 1;
   EXPECT_THAT(refused(few), HasSubstr("--max-num-batched-tokens: 255 is less than --max-num-seqs 256"));
+  SchedulerOptions unset = options;
+  unset.max_num_batched_tokens = 0;
+  EXPECT_THAT(refused(unset), HasSubstr("--max-num-batched-tokens: 0 is not in 1..65472"));
   SchedulerOptions whole = options;
   whole.enable_chunked_prefill = false;
   whole.max_model_len = 4096;
