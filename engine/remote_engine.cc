@@ -290,6 +290,10 @@ void RemoteEngine::Take(const pb::GenerationEvents& events) {
   to.prefix_asked_bytes = from.prefix_asked_bytes();
   to.prefix_gathered_bytes = from.prefix_gathered_bytes();
   to.prefix_state_bytes = from.prefix_state_bytes();
+  for (const auto& times : from.prefill_times())
+    for (size_t e = 0; e < to.prefill_times.size(); ++e)
+      if (times.exchange() == NameOf(static_cast<proto::PrefixExchange>(e)))
+        to.prefill_times[e] = {times.predicted_s(), times.measured_s(), times.next_best_s(), times.had_other_s()};
   stats_.kv_blocks_total = from.kv_blocks_total();
   stats_.kv_blocks_in_use = from.kv_blocks_in_use();
   stats_.kv_blocks_cached = from.kv_blocks_cached();

@@ -365,6 +365,7 @@ void ClusterScheduler::Describe(admin::v1::ClusterStatus& status) const {
     status.set_steps(stats.steps);
     status.set_max_model_len(static_cast<uint64_t>(options_.scheduler.max_model_len));
     status.set_longest_sequence(static_cast<uint64_t>(stats.longest_sequence));
+    status.set_last_prefill(scheduler::Describe(stats.last_prefill));
   }
   for (const auto& [id, member] : members_.members()) {
     admin::v1::Worker& worker = *status.add_workers();
@@ -449,6 +450,16 @@ pb::Stats ClusterScheduler::Stats() const {
   out.set_prefix_asked_bytes(stats.prefix_asked_bytes);
   out.set_prefix_gathered_bytes(stats.prefix_gathered_bytes);
   out.set_prefix_state_bytes(stats.prefix_state_bytes);
+  for (size_t e = 0; e < stats.prefill_times.size(); ++e) {
+    const PrefillTimes& times = stats.prefill_times[e];
+    if (times.measured_s <= 0) continue;
+    auto& said = *out.add_prefill_times();
+    said.set_exchange(NameOf(static_cast<proto::PrefixExchange>(e)));
+    said.set_predicted_s(times.predicted_s);
+    said.set_measured_s(times.measured_s);
+    said.set_next_best_s(times.next_best_s);
+    said.set_had_other_s(times.had_other_s);
+  }
   uint64_t total = 0, in_use = 0, cached = 0;
   for (const auto& [id, member] : members_.members()) {
     total += member.last.kv_blocks_total;

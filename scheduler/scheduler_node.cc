@@ -19,6 +19,7 @@ namespace {
 constexpr int kFramesPerPoll = 64;
 constexpr size_t kMaxUnsent = 16384;  // orders to one peer
 constexpr uint64_t kRepeatedDamage = 3;
+constexpr absl::Duration kPrefillSaid = absl::Seconds(10);
 constexpr absl::Duration kReplayPause = absl::Seconds(1);  // once one gave way
 }  // namespace
 
@@ -86,6 +87,16 @@ void SchedulerNode::ApplyFailures() {
     failures_.pop_front();
     Apply(failure);
   }
+}
+
+void SchedulerNode::NotePrefill() {
+  const PrefillForecast& last = core_.last_prefill();
+  const bool same = last.ranks == said_prefill_.ranks && last.exchange == said_prefill_.exchange;
+  if (same || last.ranks == 0 || clock_.Now() < say_prefill_after_) return;
+  if (said_prefill_.ranks > 0 || last.ranks > 1 || last.exchange != proto::PrefixExchange::kAsk)
+    LogInfo("prompts: ", Describe(last));
+  said_prefill_ = last;
+  say_prefill_after_ = clock_.Now() + kPrefillSaid;
 }
 
 void SchedulerNode::TendReplay() {
@@ -258,7 +269,8 @@ void SchedulerNode::OnFrame(const transport::Delivery& delivery) {
       }
       NoteDamage(*result);
       on_step_(*result, static_cast<int>(result->entries.size()), TokensOf(*result));
-      return Handle(StepFinished{peer.worker, *std::move(result)});
+      Handle(StepFinished{peer.worker, *std::move(result)});
+      return NotePrefill();
     }
     return;
   }

@@ -76,6 +76,8 @@ class SchedulerNode final : public transport::FrameHandler {
   void NoteWhatFits();
   // KV on an attention worker was damaged again: said after kRepeatedDamage steps, and whenever they have doubled.
   void NoteDamage(const proto::StepResult& result);
+  // Long prompts are taken in another way than before: said, but not more often than every kPrefillSaid.
+  void NotePrefill();
   // Begins or ends a replay: it runs while no client's request waits.
   void TendReplay();
   // kResourceExhausted: the peer reads slower than we write; the action is as before.
@@ -97,6 +99,8 @@ class SchedulerNode final : public transport::FrameHandler {
   const int max_model_len_;
   Position longest_ = 0;       // LongestSequence(), now
   Position said_longest_ = 0;  // of the warning
+  PrefillForecast said_prefill_;
+  absl::Time say_prefill_after_ = absl::InfinitePast();
   const bool replays_;
   Replay replay_;
   absl::Time replay_not_before_ = absl::InfinitePast();

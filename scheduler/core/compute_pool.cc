@@ -7,6 +7,13 @@
 
 namespace dovetail::scheduler {
 
+PrefillPlannerOptions ComputePool::PlannerOptionsOf(const SchedulerOptions& options) {
+  return {.exchange = options.prefill_exchange,
+          .choose_ranks = options.prefill_ranks == 0,
+          .max_step_tokens = options.max_num_batched_tokens,
+          .rank_tokens = options.prefill_rank_tokens};
+}
+
 bool ComputePool::Join(WorkerId worker) {
   if (std::find(workers_.begin(), workers_.end(), worker) != workers_.end()) return false;
   workers_.push_back(worker);
@@ -15,6 +22,7 @@ bool ComputePool::Join(WorkerId worker) {
 
 bool ComputePool::Leave(WorkerId worker) {
   patience_.Forget(worker);
+  planner_.ForgetComputeWorker(worker);
   return std::erase(workers_, worker) > 0;
 }
 

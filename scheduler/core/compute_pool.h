@@ -4,6 +4,7 @@
 #include "absl/time/time.h"
 #include "base/ids.h"
 #include "proto/step_plan.h"
+#include "scheduler/core/prefill_planner.h"
 #include "scheduler/core/rotation.h"
 #include "scheduler/core/scheduler.h"
 #include "scheduler/core/sequence.h"
@@ -17,7 +18,10 @@ namespace dovetail::scheduler {
 class ComputePool {
  public:
   explicit ComputePool(const SchedulerOptions& options)  // `options` outlives the pool
-      : options_(options), patience_(options.step_timeout), rotation_(options.micro_batches) {}
+      : options_(options),
+        patience_(options.step_timeout),
+        rotation_(options.micro_batches),
+        planner_(options.attention, PlannerOptionsOf(options)) {}
 
   // Both return false, and change nothing, if the worker is there already, or is not.
   bool Join(WorkerId worker);
@@ -40,12 +44,17 @@ class ComputePool {
   void NoteTimes(const proto::StepTimings& timings, size_t sequences, bool decodes);
   StageTimes stage_times() const { return rotation_.times(); }
   StepPatience& patience() { return patience_; }
+  PrefillPlanner& planner() { return planner_; }
+  const PrefillPlanner& planner() const { return planner_; }
 
  private:
+  static PrefillPlannerOptions PlannerOptionsOf(const SchedulerOptions& options);
+
   const SchedulerOptions& options_;
   std::vector<WorkerId> workers_;
   StepPatience patience_;
   Rotation rotation_;  // micro-batches of each compute worker, with adapt_micro_batches
+  PrefillPlanner planner_;
 };
 
 }  // namespace dovetail::scheduler

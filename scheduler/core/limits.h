@@ -3,6 +3,9 @@
 
 namespace dovetail::scheduler {
 
+// Entries with fewer new tokens are not planned as prompts: compute workers do not attend them either.
+inline constexpr int kLeastPlannedPrompt = 16;
+
 inline constexpr int kMaxQueuedRequests = 1 << 20;
 inline constexpr int kMaxMicroBatches = 16;
 

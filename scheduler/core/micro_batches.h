@@ -6,6 +6,7 @@
 #include "base/ids.h"
 #include "proto/step_plan.h"
 #include "scheduler/core/compute_pool.h"
+#include "scheduler/core/prefill_forecast.h"
 #include "scheduler/core/sequence.h"
 
 namespace dovetail::scheduler {
@@ -43,6 +44,7 @@ struct MicroBatch {
   WorkerId compute_worker;
   absl::Time sent, deadline;  // of the step in flight
   double work = 0;            // StepPatience::WorkOf
+  PrefillForecast forecast;   // of the one prompt in an ordinary step; no ranks: there is none, or there are several
 
   // A worker that its steps end for is known to be lost, or its members have gone.
   void EndWait() {

@@ -140,16 +140,6 @@ struct Parts {  // of a rank's time, seconds
 
 }  // namespace
 
-const char* NameOf(PrefillBound bound) {
-  switch (bound) {
-    case PrefillBound::kDense: return "dense layers";
-    case PrefillBound::kAttention: return "attention on compute workers";
-    case PrefillBound::kPlane: return "attention workers";
-    case PrefillBound::kLink: return "link";
-  }
-  return "";
-}
-
 StepWork WorkOf(const proto::AttentionTable& table, const PromptStep& step) {
   const Reach reach = ReachOf(table, step);
   StepWork work;

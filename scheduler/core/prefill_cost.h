@@ -5,7 +5,9 @@
 
 #include "base/ids.h"
 #include "proto/attention_spec.h"
+#include "proto/prefill_exchange.h"
 #include "proto/prefix_traffic.h"
+#include "scheduler/core/prefill_forecast.h"
 
 // What a part of a prompt costs: bytes and floating-point operations by the model's table, and seconds by measured
 // rates. Pure functions; deterministic; no allocation.
@@ -53,10 +55,6 @@ struct PlaneRates {
   std::optional<double> flop_s;  // softmax attention of prompts on the attention worker
   std::optional<double> byte_s;  // between it and a compute worker, as far as nothing hides it
 };
-
-// What most of a predicted time is.
-enum class PrefillBound : uint8_t { kDense, kAttention, kPlane, kLink };
-const char* NameOf(PrefillBound bound);
 
 struct Prediction {
   double seconds = 0;

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "base/check.h"
+#include "proto/prefix_traffic.h"
 #include "scheduler/core/limits.h"
-#include "scheduler/core/prefill_plan.h"
 #include "scheduler/core/tenant_queues.h"
 
 namespace dovetail::scheduler {
@@ -45,9 +45,9 @@ std::vector<Sequence*> PrefillGroups::LongPrompts() const {
   return prompts;
 }
 
-void PrefillGroups::Plan() {
+void PrefillGroups::Plan(bool requests_wait) {
   const int most = pool_.most_prefill_ranks();
-  if (most < 2) return;
+  if (most < 2 || (requests_wait && options_.prefill_ranks == 0)) return;
   std::vector<Sequence*> prompts = LongPrompts();
   if (prompts.empty()) return;
   std::sort(prompts.begin(), prompts.end(), [](const Sequence* a, const Sequence* b) {
@@ -61,33 +61,40 @@ void PrefillGroups::Plan() {
     const std::vector<int> slots = FreeSlots();
     const int ranks = std::min({share, most, static_cast<int>(slots.size())});
     if (ranks < 2) continue;
-    const int taken = PlanGroup(*prompts[i], absl::MakeConstSpan(free).first(ranks), slots);
-    free.erase(free.begin(), free.begin() + taken);
+    const std::vector<WorkerId> taken = PlanGroup(*prompts[i], free, ranks, slots);
+    std::erase_if(free, [&](WorkerId worker) { return std::find(taken.begin(), taken.end(), worker) != taken.end(); });
   }
 }
 
-// The number of ranks that it has: no more than there is room for on the attention workers. 0: none was planned.
-int PrefillGroups::PlanGroup(Sequence& sequence, absl::Span<const WorkerId> workers, const std::vector<int>& slots) {
-  const Position base = sequence.ctx_len, whole = sequence.prefill_end();
-  const Position tokens = std::min<Position>(whole - base, proto::kMaxStepTokens);
-  const int ranks = static_cast<int>(
-      std::min<Position>(static_cast<Position>(workers.size()), tokens / options_.prefill_rank_tokens));
-  const Position most = Position{ranks} * options_.max_num_batched_tokens;
-  Position end = std::min(whole, base + most);
-  if (end < whole) end -= end % kSegmentTokens;
-  if (ranks < 2 || end <= base) return 0;
-  const std::vector<Position> cuts = CutPrefill(base, end, ranks, {.most_tokens = options_.max_num_batched_tokens});
-  const int cut_ranks = static_cast<int>(cuts.size()) - 1;
-  if (cut_ranks < 2) return 0;
+// Of `workers`, those that are its ranks: at most `most_ranks`, and no more than there is room for on the attention
+// workers. None: no group was planned.
+std::vector<WorkerId> PrefillGroups::PlanGroup(Sequence& sequence, const std::vector<WorkerId>& workers, int most_ranks,
+                                               const std::vector<int>& slots) {
+  if (most_ranks < 2) return {};
+  const Position base = sequence.ctx_len;
+  const auto attention_workers = AttentionWorkersOf(sequence.placement);
+  const PromptToPlan prompt{base, sequence.prefill_end(), attention_workers};
+  std::vector<FreeRank> free;
+  for (const WorkerId worker : workers) free.push_back({worker, sequence.KeptBy(worker)});
+  PrefillPlanner& planner = pool_.planner();
+  const PrefillChoice choice = planner.Choose(prompt, free, most_ranks);
+  const std::vector<Position>& cuts = choice.cuts;
+  const int cut_ranks = choice.ranks();
+  if (cut_ranks < 2) return {};
   if (!accounts_.ReserveForGroup(sequence, static_cast<int>(cuts.back() - base)))
-    return PlanGroup(sequence, workers.first(static_cast<size_t>(cut_ranks) - 1), slots);
-  Run run{.id = batches_.step_to_come(), .sequence = &sequence};
+    return PlanGroup(sequence, workers, cut_ranks - 1, slots);
+  const proto::PrefixExchange exchange = choice.forecast.exchange;
+  Run run{.id = batches_.step_to_come(), .sequence = &sequence, .forecast = choice.forecast, .begun = turn_.now()};
+  std::vector<WorkerId> ranks;
   sequence.history_seen = false;  // no rank sees the tokens of the others
   double work = 0;
   for (int r = 0; r < cut_ranks; ++r) work += StepPatience::WorkOf(cuts[r], static_cast<int>(cuts[r + 1] - cuts[r]));
   for (int r = 0; r < cut_ranks; ++r) {
     const proto::PrefillPart part{run.id, base, cuts.back(), r, cut_ranks};
-    PlanRank(sequence, part, {cuts[r], cuts[r + 1]}, workers[r], slots[r]);
+    const FreeRank& rank = free[choice.free_rank[r]];
+    PlanRank(sequence, part, {cuts[r], cuts[r + 1]}, rank.worker, slots[r], exchange);
+    sequence.NoteKept(rank.worker, planner.HeldAfter(prompt, rank, cuts[r], cuts[r + 1], exchange));
+    ranks.push_back(rank.worker);
     batches_.SetDeadline(batches_[slots[r]], work, turn_.now());
     if (r > 0) batches_[slots[r]].deadline = absl::InfiniteFuture();  // it waits for the rank before it
     run.slots.push_back(slots[r]);
@@ -95,17 +102,18 @@ int PrefillGroups::PlanGroup(Sequence& sequence, absl::Span<const WorkerId> work
   runs_.push_back(std::move(run));
   ++groups_;
   tokens_ += static_cast<uint64_t>(cuts.back() - base);
-  return cut_ranks;
+  return ranks;
 }
 
 void PrefillGroups::PlanRank(Sequence& sequence, const proto::PrefillPart& part, const proto::TokenRange& tokens,
-                             WorkerId worker, int slot) {
+                             WorkerId worker, int slot, proto::PrefixExchange exchange) {
   MicroBatch& flight = batches_[slot];
   flight.in_flight = true;
   flight.unreadable = flight.voided = false;
   flight.home = sequence.micro_batch;
   flight.step = batches_.NextStep();
   flight.follows = StepId();
+  flight.forecast = {};
   flight.group = part.group;
   flight.compute_worker = worker;
   flight.entries.resize(1);
@@ -116,7 +124,7 @@ void PrefillGroups::PlanRank(Sequence& sequence, const proto::PrefillPart& part,
   run.plan.entries.resize(1);
   writer_.Begin(worker);
   sequence.planned = static_cast<int>(tokens.end - tokens.begin);
-  writer_.Write(sequence, {.ctx_len = tokens.begin, .named_until = part.base, .exchange = options_.prefill_exchange},
+  writer_.Write(sequence, {.ctx_len = tokens.begin, .named_until = part.base, .exchange = exchange},
                 run.plan.entries[0], flight.entries[0]);
   turn_.Act(std::move(run));
 }
@@ -158,10 +166,20 @@ std::optional<PrefillGroups::Ended> PrefillGroups::Finish(MicroBatch& rank, cons
             .error = "the step's result does not list the step's sequences"};
   }
   if (kept.status != proto::StepStatus::kOk && !run.withdrawn) run.failed = rank.step;
-  if (kept.status != proto::StepStatus::kOk) Withdraw(run);
+  if (kept.status == proto::StepStatus::kOk) {
+    LearnFrom(run, rank, kept);
+  } else {
+    Withdraw(run);
+  }
   if (MicroBatch* const next = FirstInFlight(run); next != nullptr && next->deadline == absl::InfiniteFuture())
     batches_.SetDeadline(*next, next->work, turn_.now());
   return EndIfDone(run);
+}
+
+void PrefillGroups::LearnFrom(const Run& run, const MicroBatch& rank, const proto::StepResult& result) {
+  const bool first = batches_.IndexOf(rank) == run.slots[0];
+  pool_.planner().Learn(rank.compute_worker, AttentionWorkersOf(run.sequence->placement), result,
+                        /*follows_a_rank=*/!first);
 }
 
 std::optional<PrefillGroups::Ended> PrefillGroups::Lose(MicroBatch& rank, const std::string& overdue) {
@@ -212,6 +230,8 @@ PrefillGroups::Ended PrefillGroups::End(Run& run) {
   if (run.failed != StepId() && !run.lost)
     return {.outcome = Outcome::kFinished, .batch = &batch, .result = run.results.at(run.failed)};
   if (run.withdrawn) return {.outcome = Outcome::kRepeat, .batch = &batch};
+  run.forecast.measured_s = absl::ToDoubleSeconds(turn_.now() - run.begun);
+  pool_.planner().LearnTime(run.forecast);
   return {.outcome = Outcome::kFinished, .batch = &batch, .result = std::move(result)};
 }
 
@@ -236,10 +256,7 @@ proto::StepResult PrefillGroups::Merged(const Run& run) const {
                                    part.prompt_logprobs.end());
     }
     entry.logits.insert(entry.logits.end(), part.logits.begin(), part.logits.end());
-    const proto::PrefixTraffic& traffic = run.results.at(rank.step).prefix;
-    merged.prefix.asked_bytes += traffic.asked_bytes;
-    merged.prefix.gathered_bytes += traffic.gathered_bytes;
-    merged.prefix.state_bytes += traffic.state_bytes;
+    merged.prefix = Sum(merged.prefix, run.results.at(rank.step).prefix);
   }
   return merged;
 }

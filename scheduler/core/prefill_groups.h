@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "absl/types/span.h"
+#include "absl/time/time.h"
 #include "base/ids.h"
 #include "proto/prefill_part.h"
 #include "proto/step_plan.h"
@@ -28,8 +28,9 @@ class PrefillGroups {
                 StepWriter& writer, Turn& turn)
       : options_(options), pool_(pool), batches_(batches), accounts_(accounts), writer_(writer), turn_(turn) {}
 
-  // Begins groups for long prompts that wait: they share the compute workers that are in no group.
-  void Plan();
+  // Begins groups for long prompts that wait: they share the compute workers that are in no group. Where ranks are the
+  // planner's to choose, none begins while requests wait for a place: those are served sooner by workers of their own.
+  void Plan(bool requests_wait);
 
   // A group of which no rank is in flight any more. From here on it is one step with all of its tokens, in `batch`.
   struct Ended {
@@ -58,6 +59,8 @@ class PrefillGroups {
     StepId id;
     Sequence* sequence = nullptr;
     std::vector<int> slots;  // micro-batches, by rank
+    PrefillForecast forecast;
+    absl::Time begun;
     std::map<StepId, proto::StepResult> results;
     StepId failed;           // the rank that failed first
     bool withdrawn = false;  // nothing will come of it: it ends when all ranks have
@@ -68,9 +71,11 @@ class PrefillGroups {
   std::vector<Sequence*> LongPrompts() const;
   std::vector<WorkerId> FreeRanks() const;
   std::vector<int> FreeSlots() const;
-  int PlanGroup(Sequence& sequence, absl::Span<const WorkerId> workers, const std::vector<int>& slots);
+  std::vector<WorkerId> PlanGroup(Sequence& sequence, const std::vector<WorkerId>& workers, int most_ranks,
+                                  const std::vector<int>& slots);
   void PlanRank(Sequence& sequence, const proto::PrefillPart& part, const proto::TokenRange& tokens, WorkerId worker,
-                int slot);
+                int slot, proto::PrefixExchange exchange);
+  void LearnFrom(const Run& run, const MicroBatch& rank, const proto::StepResult& result);
   Run& RunOf(const MicroBatch& rank);
   void Withdraw(Run& run);
   MicroBatch* FirstInFlight(const Run& run);  // the lowest rank; null: all have ended

@@ -32,9 +32,13 @@ Position RoundToSegment(Position at) { return (at + kSegmentTokens / 2) / kSegme
 
 std::vector<Position> CutPrefill(Position base, Position end, int ranks, const PrefillCutOptions& options) {
   std::vector<Position> cuts = {base};
+  const auto speed = [&](int rank) { return options.speeds.empty() ? 1 : options.speeds[static_cast<size_t>(rank)]; };
+  double speeds_left = 0;
+  for (int rank = 0; rank < ranks; ++rank) speeds_left += speed(rank);
   for (int left = ranks; left > 1 && cuts.back() < end; --left) {
     const Position begin = cuts.back();
-    const double part = CostOf(begin, end, options.par_tokens) / left;
+    const double part = CostOf(begin, end, options.par_tokens) * speed(ranks - left) / speeds_left;
+    speeds_left -= speed(ranks - left);
     const Position next = (begin / kSegmentTokens + 1) * kSegmentTokens;  // the first that is allowed
     const Position most = (begin + options.most_tokens) / kSegmentTokens * kSegmentTokens;
     // Later ranks take no more than they may.

@@ -42,6 +42,7 @@ class SchedulerCore::Impl {
 
   absl::Time NextDeadline() const;
   SchedulerStats stats() const;
+  const PrefillForecast& last_prefill() const { return pool_.planner().last(); }
   Position LongestSequence() const { return placer_.LongestSequence(); }
   bool HoldsNothing(WorkerId worker) const { return worker_events_.HoldsNothing(worker); }
   absl::Status CheckInvariants() const {
@@ -125,7 +126,7 @@ void SchedulerCore::Impl::Pump() {
     admission_.Admit();
     const uint64_t released = incarnations_.released();
     relocation_.Start();
-    planner_.Plan();
+    planner_.Plan(/*requests_wait=*/choices_.waiting() > 0);
     // While a step is in flight its end brings us back. Without one, whatever a drain or planning gave up must find its
     // next owner now.
     if (batches_.any_in_flight() || (!admission_.held() && released == incarnations_.released())) return;
@@ -156,6 +157,8 @@ SchedulerStats SchedulerCore::Impl::stats() const {
   stats.prefix_state_bytes = steps.prefix_state_bytes;
   stats.prefill_groups = groups_.groups();
   stats.prefill_group_tokens = groups_.tokens();
+  stats.last_prefill = pool_.planner().last();
+  stats.prefill_times = pool_.planner().times();
   stats.moves = moves_.finished();
   stats.damaged = failures_.damaged();
   stats.late_events = turn_.late();
@@ -173,6 +176,7 @@ void SchedulerCore::Handle(const Event& event, absl::Time now, std::vector<Actio
 }
 absl::Time SchedulerCore::NextDeadline() const { return impl_->NextDeadline(); }
 SchedulerStats SchedulerCore::stats() const { return impl_->stats(); }
+const PrefillForecast& SchedulerCore::last_prefill() const { return impl_->last_prefill(); }
 Position SchedulerCore::LongestSequence() const { return impl_->LongestSequence(); }
 bool SchedulerCore::HoldsNothing(WorkerId worker) const { return impl_->HoldsNothing(worker); }
 absl::Status SchedulerCore::CheckInvariants() const { return impl_->CheckInvariants(); }

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -8,6 +9,7 @@
 #include "proto/attention_spec.h"
 #include "proto/prefill_exchange.h"
 #include "scheduler/core/events.h"
+#include "scheduler/core/prefill_forecast.h"
 #include "scheduler/core/rotation_plan.h"
 
 namespace dovetail::scheduler {
@@ -30,12 +32,14 @@ struct SchedulerOptions {
   absl::Duration step_timeout = absl::InfiniteDuration();
   bool enable_prefix_caching = true;
   bool enable_chunked_prefill = true;
-  // How many compute workers may prefill one prompt together; 0: as many as there are. Only with chunked prefill. None
+  // How many compute workers may prefill one prompt together; 0: as many as there are, or fewer where that is predicted
+  // to be faster, and one while requests wait for a place (prefill_planner.h). Only with chunked prefill. None
   // of them gets fewer than prefill_rank_tokens of the prompt; shorter prompts go to one alone.
   int prefill_ranks = 0;
   int prefill_rank_tokens = 1024;
-  // How prompts' steps see earlier tokens that their compute worker does not have: not one between ranks.
-  proto::PrefixExchange prefill_exchange = proto::PrefixExchange::kAsk;
+  // How prompts' steps see earlier tokens that their compute worker does not have: not one between ranks. Nothing: as
+  // is predicted to be fastest.
+  std::optional<proto::PrefixExchange> prefill_exchange = proto::PrefixExchange::kAsk;
   PlacementPolicy placement = PlacementPolicy::kRequest;
   int token_shard_tokens = 256;  // kTokens: tokens per shard, a multiple of 64; later shards go round the workers
   int replay_one_in = 0;         // SchedulerNode computes one finished request in so many again; 0: none
@@ -66,6 +70,8 @@ struct SchedulerStats {
   uint64_t prefix_asked_bytes = 0;    // proto::PrefixTraffic of all steps
   uint64_t prefix_gathered_bytes = 0;
   uint64_t prefix_state_bytes = 0;
+  PrefillForecast last_prefill;  // the part of a prompt that ended last, of those that had a step or group alone
+  PrefillTimesByExchange prefill_times{};
   uint64_t moves = 0;             // of sequences between attention workers
   uint64_t damaged = 0;           // sequences that began again because their KV was not what was written
   uint64_t late_events = 0;       // unknown or late, dropped
@@ -93,6 +99,9 @@ class SchedulerCore {
   absl::Time NextDeadline() const;
 
   SchedulerStats stats() const;
+
+  // SchedulerStats::last_prefill.
+  const PrefillForecast& last_prefill() const;
 
   // Tokens of the longest sequence that the attention workers can hold, if it were alone: at most max_model_len; 0
   // where there are none.

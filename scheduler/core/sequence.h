@@ -12,6 +12,7 @@
 #include "proto/placement.h"
 #include "requests/generation.h"
 #include "scheduler/core/kv_budget.h"
+#include "scheduler/core/prefill_cost.h"
 #include "scheduler/core/refusals.h"
 #include "scheduler/core/token_log.h"
 
@@ -65,9 +66,17 @@ struct Sequence {
   absl::InlinedVector<WorkerId, 1> refused;  // workers whose answer was no
   uint32_t hashes_sent = 0;
   Charges charges;
-  Position ctx_len = 0;        // committed tokens
-  Position told_ctx_len = 0;   // what attention workers heard in the last step that finished
-  Position reserved = 0;       // tokens that `charges` cover
+  Position ctx_len = 0;       // committed tokens
+  Position told_ctx_len = 0;  // what attention workers heard in the last step that finished
+  Position reserved = 0;      // tokens that `charges` cover
+  // What compute workers keep of this incarnation's K and V, as far as the core can tell (compute_worker/core/
+  // prompt_scratch.h): only predictions depend on it.
+  struct Kept {
+    SequenceId incarnation;
+    WorkerId worker;
+    HeldTokens tokens;
+  };
+  std::vector<Kept> kept;
   bool group_charged = false;  // and the tokens of a prefill group, where others have windows or states
   int64_t shared_blocks = 0;   // leading blocks that the request's `shared` covers
   int64_t named_blocks = 0;    // blocks whose hashes went out in steps that finished
@@ -112,8 +121,10 @@ struct Sequence {
   bool leads() const;  // prefills the prompt on behalf of unforked siblings
   Position prefill_end() const { return leads() ? prompt_size() - 1 : size(); }
   std::tuple<uint64_t, int> age() const;  // smaller is older
-  bool LiesOn(WorkerId worker) const;     // a shard of it does
-  bool MayStep(absl::Time now) const;     // it is ready, in no step, and nothing holds it up
+  HeldTokens KeptBy(WorkerId worker) const;
+  void NoteKept(WorkerId worker, const HeldTokens& tokens);
+  bool LiesOn(WorkerId worker) const;  // a shard of it does
+  bool MayStep(absl::Time now) const;  // it is ready, in no step, and nothing holds it up
   static void RanOn(absl::InlinedVector<WorkerId, 2>& workers, WorkerId worker) {
     if (std::find(workers.begin(), workers.end(), worker) == workers.end()) workers.push_back(worker);
   }
@@ -166,6 +177,15 @@ inline bool Sequence::LiesOn(WorkerId worker) const {
 }
 inline bool Sequence::MayStep(absl::Time now) const {
   return phase == Phase::kReady && in_flight == 0 && !request->paused && !awaits_forks && not_before <= now;
+}
+inline HeldTokens Sequence::KeptBy(WorkerId worker) const {
+  for (const Kept& part : kept)
+    if (part.worker == worker && part.incarnation == id) return part.tokens;
+  return {};
+}
+inline void Sequence::NoteKept(WorkerId worker, const HeldTokens& tokens) {
+  std::erase_if(kept, [&](const Kept& part) { return part.worker == worker || part.incarnation != id; });
+  if (!tokens.empty()) kept.push_back({id, worker, tokens});
 }
 inline std::tuple<uint64_t, int> Sequence::age() const { return {request->ordinal, choice}; }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "proto/drawn_token.h"
+#include "scheduler/core/limits.h"
 
 namespace dovetail::scheduler {
 namespace {
@@ -22,13 +23,13 @@ bool MayGoAhead(const Sequence& sequence, int max_model_len) {
 
 }  // namespace
 
-void StepPlanner::Plan() {
+void StepPlanner::Plan(bool requests_wait) {
   if (pool_.empty()) return;
   if (RunsAhead()) return PlanAhead();
   // The one that has waited longest first, so that no micro-batch always finds the KV taken.
   idle_.clear();
   batches_.EmptyUnused();
-  groups_.Plan();
+  groups_.Plan(requests_wait);
   for (int i = 0; i < pool_.micro_batches_in_use(); ++i)
     if (batches_[i].MayBePlanned(turn_.now())) idle_.push_back(i);
   std::sort(idle_.begin(), idle_.end(),
@@ -80,22 +81,37 @@ bool StepPlanner::PlanStep(int index, int slot, const MicroBatch* after) {
   RunStep run{.compute_worker = flight.compute_worker,
               .plan = {.step = flight.step, .micro_batch = MicroBatchId(static_cast<uint16_t>(slot)), .entries = {}}};
   run.plan.entries.resize(chosen_.size());
+  flight.forecast = {};
+  int prompts = 0;
   for (size_t i = 0; i < chosen_.size(); ++i) {
     Sequence& sequence = *chosen_[i];
     const Position ctx_len = sequence.ctx_len + sequence.flying;
-    writer_.Write(sequence,
-                  {.ctx_len = ctx_len,
-                   .named_until = ctx_len,
-                   .ahead = sequence.in_flight > 0,
-                   .exchange = options_.prefill_exchange},
-                  run.plan.entries[i], flight.entries[i]);
+    const PrefillForecast forecast = ForecastOf(sequence, ctx_len, flight.compute_worker);
+    if (forecast.ranks > 0 && ++prompts == 1) flight.forecast = forecast;
+    writer_.Write(
+        sequence,
+        {.ctx_len = ctx_len, .named_until = ctx_len, .ahead = sequence.in_flight > 0, .exchange = forecast.exchange},
+        run.plan.entries[i], flight.entries[i]);
   }
+  if (prompts > 1) flight.forecast = {};
   double work = 0;
   for (const PlannedEntry& entry : flight.entries) work += StepPatience::WorkOf(entry.ctx_len, entry.q_len);
   batches_.SetDeadline(flight, work, turn_.now());
   flight.follows = after != nullptr && proto::FollowsAnother(run.plan) ? after->step : StepId();
   turn_.Act(std::move(run));
   return true;
+}
+
+// How a step sees the earlier tokens of a prompt, and how long that takes. No ranks: it is no prompt.
+PrefillForecast StepPlanner::ForecastOf(Sequence& sequence, Position ctx_len, WorkerId compute_worker) const {
+  if (sequence.planned < kLeastPlannedPrompt) return {};
+  const auto attention_workers = AttentionWorkersOf(sequence.placement);
+  const PromptToPlan prompt{ctx_len, sequence.prefill_end(), attention_workers};
+  const FreeRank rank{compute_worker, sequence.KeptBy(compute_worker)};
+  const PrefillForecast forecast = pool_.planner().ChooseExchange(prompt, rank, sequence.planned);
+  sequence.NoteKept(compute_worker,
+                    pool_.planner().HeldAfter(prompt, rank, ctx_len, ctx_len + sequence.planned, forecast.exchange));
+  return forecast;
 }
 
 // Without chunking: does the oldest prompt need more of the step than the decodes leave?

@@ -29,7 +29,8 @@ class StepPlanner {
         turn_(turn) {}
 
   // Plans a step for every micro-batch that may have one.
-  void Plan();
+  // requests_wait: for a place.
+  void Plan(bool requests_wait);
 
  private:
   bool RunsAhead() const;
@@ -39,6 +40,7 @@ class StepPlanner {
   void ChooseDecodes(MicroBatch& batch, bool ahead, int& budget);
   void ChoosePrefills(MicroBatch& batch, int& budget);
   void GivePrefill(Sequence& sequence, int most, int& budget);
+  PrefillForecast ForecastOf(Sequence& sequence, Position ctx_len, WorkerId compute_worker) const;
 
   const SchedulerOptions& options_;
   const ComputePool& pool_;

@@ -87,6 +87,7 @@ void StepResults::FinishStep(MicroBatch& batch, const proto::StepResult& result)
   counts_.prefix_asked_bytes += static_cast<uint64_t>(std::max<int64_t>(0, result.prefix.asked_bytes));
   counts_.prefix_gathered_bytes += static_cast<uint64_t>(std::max<int64_t>(0, result.prefix.gathered_bytes));
   counts_.prefix_state_bytes += static_cast<uint64_t>(std::max<int64_t>(0, result.prefix.state_bytes));
+  LearnRates(batch, result);
   if (batch.work > 0) pool_.patience().Note(batch.compute_worker, batch.work, turn_.now() - batch.sent);
   admission_.EndHold();
   batches_.HomeOf(batch).out_of_memory_in_a_row = 0;
@@ -98,6 +99,20 @@ void StepResults::FinishStep(MicroBatch& batch, const proto::StepResult& result)
     choices_.Settle(*batch.entries[i].sequence);
   }
   batch.entries.clear();
+}
+
+// Of ordinary steps; those of a group's ranks were learnt from as they came.
+void StepResults::LearnRates(MicroBatch& batch, const proto::StepResult& result) {
+  PrefillForecast forecast = std::exchange(batch.forecast, {});
+  PrefillPlanner& planner = pool_.planner();
+  if (forecast.ranks == 0) return planner.Learn(batch.compute_worker, {}, result, /*follows_a_rank=*/false);
+  // The one prompt lies where the entry with most tokens does.
+  const auto prompt = std::max_element(batch.entries.begin(), batch.entries.end(),
+                                       [](const PlannedEntry& a, const PlannedEntry& b) { return a.q_len < b.q_len; });
+  const auto attention_workers = AttentionWorkersOf(prompt->sequence->placement);
+  planner.Learn(batch.compute_worker, attention_workers, result, /*follows_a_rank=*/false);
+  forecast.measured_s = absl::ToDoubleSeconds(turn_.now() - batch.sent);
+  planner.LearnTime(forecast);
 }
 
 void StepResults::Commit(const PlannedEntry& entry, const proto::EntryResult& result) {

@@ -47,6 +47,7 @@ class StepResults {
  private:
   void EndGroup(const std::optional<PrefillGroups::Ended>& group);
   void FinishStep(MicroBatch& batch, const proto::StepResult& result);
+  void LearnRates(MicroBatch& batch, const proto::StepResult& result);
   void Commit(const PlannedEntry& entry, const proto::EntryResult& result);
   void TakePromptOutputs(const PlannedEntry& entry, const proto::EntryResult& result, GenerationUpdate& update);
   void TakeToken(const PlannedEntry& entry, const proto::EntryResult& result, GenerationUpdate&& update);

@@ -24,6 +24,7 @@ void WorkerEvents::On(const AttentionWorkerLost& event) {
   if (!budget().IsCurrent(event.worker, event.epoch)) return turn_.CountLate();
   const int index = *budget().IndexOf(event.worker);
   stranded_.NoteLoss(placer_.LongestSequence(), turn_.now());
+  pool_.planner().ForgetAttentionWorker(event.worker);
   budget().Lose(event.worker);
   admission_.LoseProbesOf(index);
   moves_.ForgetTo(event.worker, /*but_not_of=*/std::nullopt);

@@ -172,9 +172,9 @@ void AddSchedulerFlags(CLI::App& command, EngineFlags& flags) {
       ->group("Disaggregation");
   command
       .add_option("--prefill-ranks", flags.prefill_ranks,
-                  "Compute workers that prefill one long prompt together, each a part of its tokens; auto: as many as "
-                  "are free; 1: each prompt stays on one")
-      ->check(WholeNumber(1, proto::kMaxPrefillRanks, "auto takes as many as are free") | OneOf({"auto"}))
+                  "Compute workers that prefill one long prompt together, each a part of its tokens; auto: of those "
+                  "that are free, as many as are predicted to be fastest; 1: each prompt stays on one")
+      ->check(WholeNumber(1, proto::kMaxPrefillRanks, "auto takes as many as are fastest") | OneOf({"auto"}))
       ->type_name("auto|N")
       ->group("Disaggregation");
   command
@@ -186,8 +186,9 @@ void AddSchedulerFlags(CLI::App& command, EngineFlags& flags) {
   command
       .add_option("--prefill-exchange", flags.prefill_exchange,
                   "How a prompt's step gets at earlier tokens that its compute worker does not have: plane (queries go "
-                  "to the attention workers), or gather (K and V come from there, as far as --prompt-scratch has room)")
-      ->check(OneOf({"plane", "gather"}))
+                  "to the attention workers), gather (K and V come from there, as far as --prompt-scratch has room), "
+                  "or auto: the one that is predicted to be faster, by measured rates")
+      ->check(OneOf({"auto", "plane", "gather"}))
       ->type_name("HOW")
       ->group("Disaggregation");
 }
@@ -324,6 +325,7 @@ scheduler::SchedulerOptions SchedulerOptionsOf(const EngineFlags& flags) {
   options.prefill_ranks = flags.prefill_ranks == "auto" ? 0 : std::atoi(flags.prefill_ranks.c_str());
   options.prefill_rank_tokens = flags.prefill_rank_tokens;
   if (flags.prefill_exchange == "gather") options.prefill_exchange = proto::PrefixExchange::kGather;
+  if (flags.prefill_exchange == "auto") options.prefill_exchange.reset();
   options.adapt_micro_batches = flags.micro_batches == 0;
   options.micro_batches = flags.micro_batches == 0 ? kMostAdaptedMicroBatches : flags.micro_batches;
   options.enable_prefix_caching = flags.enable_prefix_caching;

@@ -44,7 +44,7 @@ struct EngineFlags {
   int replay_one_in = 0;
   bool q_first = true;
   std::string prompt_scratch = "auto";
-  std::string prefill_exchange = "plane";
+  std::string prefill_exchange = "auto";
   std::string linear_prompts = "compute";
   std::string hand_over = "layers";
   std::string trace_file;

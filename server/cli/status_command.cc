@@ -59,6 +59,7 @@ void Print(const pb::ClusterStatus& status) {
   } else if (status.max_model_len() > 0) {
     std::printf("sequences of up to %llu tokens\n\n", static_cast<unsigned long long>(status.max_model_len()));
   }
+  if (!status.last_prefill().empty()) std::printf("last part of a prompt: %s\n\n", status.last_prefill().c_str());
   std::printf("worker  %-24s %-9s %-10s %5s %7s %9s %6s %9s %10s\n", "name", "role", "state", "cores", "GB/s", "KV MiB",
               "used", "steps", "joined ago");
   for (const pb::Worker& worker : status.workers()) Print(worker);

@@ -42,6 +42,10 @@ void Grow(const CounterPair& counter, uint64_t current, uint64_t last) {
   if (current > last) counter.Add(static_cast<double>(current - last));
 }
 
+void GrowSeconds(const CounterPair& counter, double current, double last) {
+  if (current > last) counter.Add(current - last);
+}
+
 double Seconds(absl::Duration duration) { return std::max(0.0, absl::ToDoubleSeconds(duration)); }
 
 constexpr size_t kMostDamageSeries = 1024;
@@ -163,6 +167,20 @@ class ServerMetrics::Impl {
                          "partials (plane), K and V (gather), linear states (state).",
                          {{"exchange", exchange}});
   }
+  struct PrefillSeconds {
+    CounterPair predicted, measured, next_best, had_other;
+  };
+  PrefillSeconds PrefillSecondsOf(const char* exchange) {
+    const auto counter = [&](const char* what) {
+      return make_.Counter("prefill_seconds_total", "",
+                           "Parts of prompts by exchange: as predicted, and as measured; and where there was another "
+                           "way, what was predicted of the best of them (next_best) and measured of the one taken "
+                           "(had_other).",
+                           {{"exchange", exchange}, {"what", what}});
+    };
+    return {counter("predicted"), counter("measured"), counter("next_best"), counter("had_other")};
+  }
+  std::array<PrefillSeconds, 2> prefill_seconds_ = {PrefillSecondsOf("plane"), PrefillSecondsOf("gather")};
   CounterPair replays_unclear_ =
       make_.Counter("replays_unclear_total", "", "Requests that could not be computed again to their end.");
   HistogramPair step_tokens_ =
@@ -312,6 +330,13 @@ void ServerMetrics::Update(const engine::EngineStats& stats, const std::vector<e
   Grow(m.prefix_gathered_bytes_, now.prefix_gathered_bytes, m.last_.prefix_gathered_bytes);
   Grow(m.prefix_state_bytes_, now.prefix_state_bytes, m.last_.prefix_state_bytes);
   Grow(m.replays_unclear_, now.replays_unclear, m.last_.replays_unclear);
+  for (size_t i = 0; i < m.prefill_seconds_.size(); ++i) {
+    const scheduler::PrefillTimes &times = now.prefill_times[i], &last = m.last_.prefill_times[i];
+    GrowSeconds(m.prefill_seconds_[i].predicted, times.predicted_s, last.predicted_s);
+    GrowSeconds(m.prefill_seconds_[i].measured, times.measured_s, last.measured_s);
+    GrowSeconds(m.prefill_seconds_[i].next_best, times.next_best_s, last.next_best_s);
+    GrowSeconds(m.prefill_seconds_[i].had_other, times.had_other_s, last.had_other_s);
+  }
   m.last_ = now;
   for (const engine::StepSample& sample : samples) {
     m.step_tokens_.Observe(sample.new_tokens);

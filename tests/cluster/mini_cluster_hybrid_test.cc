@@ -84,6 +84,7 @@ TEST_P(MiniClusterHybrid, LongPromptsGoFromRankToRankWhileWorkersComeAndGo) {
   options.compute_workers = 3;
   options.scheduler.max_num_batched_tokens = 64;
   options.scheduler.prefill_rank_tokens = 64;
+  options.scheduler.prefill_ranks = 3;  // whatever is predicted
   const auto cluster = MiniCluster::Start(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
   std::vector<requests::GenerationRequest> requests;

@@ -198,6 +198,7 @@ void MiniClusterTest::DivideAmongWorkersThatComeAndGo(proto::PrefixExchange pref
   options.compute_workers = 3;
   options.scheduler.max_num_batched_tokens = 64;
   options.scheduler.prefill_rank_tokens = 64;
+  options.scheduler.prefill_ranks = 3;  // whatever is predicted
   const auto cluster = MiniCluster::Start(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
   const auto chat = Submit((*cluster)->engine(), Request(5, 400));
@@ -230,6 +231,9 @@ void MiniClusterTest::DivideAmongWorkersThatComeAndGo(proto::PrefixExchange pref
     return stats.kv_blocks_in_use == 0 && stats.scheduler.running_sequences == 0;
   })) << stats.kv_blocks_in_use;
   EXPECT_GE(stats.scheduler.prefill_groups, 2u);
+  // Once rates are known, parts of prompts are predicted: what was forced, and nothing else.
+  for (size_t e = 0; e < stats.scheduler.prefill_times.size(); ++e)
+    EXPECT_EQ(stats.scheduler.prefill_times[e].measured_s > 0, e == static_cast<size_t>(prefix)) << e;
   // What does not fit into a scratch is asked about in any case.
   const bool gathers = prefix == proto::PrefixExchange::kGather;
   EXPECT_EQ(stats.scheduler.prefix_gathered_bytes > 0, gathers);

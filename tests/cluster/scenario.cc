@@ -100,9 +100,9 @@ std::string Scenario::ToString() const {
       " token_shard ", token_shard, " micro_batches ", micro_batches, " prefix_cache ", prefix_cache, " spare_blocks ",
       spare_blocks, "\n  prompt_kib ", prompt_kib, " prompt_tokens ", prompt_tokens, " key_values_in_flight ",
       key_values_in_flight, q_first ? "" : " q with k and v", hand_over_at_end ? " hand-over at the end" : "",
-      "\n  prefix exchange ", NameOf(prefix), linear_prompts ? " linear prompts" : "", " compute_workers ",
-      compute_workers, " prefill_ranks ", prefill_ranks, " prefill_rank_tokens ", prefill_rank_tokens,
-      "\n  step_tokens ", step_tokens, " max_seqs ", max_seqs, chunked ? "" : " not chunked");
+      "\n  prefix exchange ", prefix ? NameOf(*prefix) : "auto", linear_prompts ? " linear prompts" : "",
+      " compute_workers ", compute_workers, " prefill_ranks ", prefill_ranks, " prefill_rank_tokens ",
+      prefill_rank_tokens, "\n  step_tokens ", step_tokens, " max_seqs ", max_seqs, chunked ? "" : " not chunked");
   for (size_t i = 0; i < requests.size(); ++i) absl::StrAppend(&text, "\n  request ", i, ": ", requests[i].ToString());
   return text;
 }
@@ -136,9 +136,10 @@ Scenario SomeScenario(uint64_t seed, const std::vector<TinyModelKind>& models) {
   scenario.hand_over_at_end = prompts.OneIn(5);
   Dice groups(seed ^ 0x9a9a);
   scenario.compute_workers = groups.OneIn(2) ? groups.Of(2, 4) : 1;
-  scenario.prefill_ranks = groups.OneIn(3) ? groups.Of(1, 3) : 0;
+  scenario.prefill_ranks = groups.OneIn(3) ? groups.Of(1, 3) : groups.OneIn(3) ? 0 : proto::kMaxPrefillRanks;
   scenario.prefill_rank_tokens = groups.OneIn(2) ? 64 : groups.Of(64, 150);
   scenario.prefix = groups.OneIn(3) ? proto::PrefixExchange::kAsk : proto::PrefixExchange::kGather;
+  if (groups.OneIn(4)) scenario.prefix.reset();
   scenario.linear_prompts = !groups.OneIn(4);
   for (int i = dice.Of(1, 6); i > 0; --i)
     scenario.requests.push_back(SomeRequest(dice, static_cast<int>(scenario.requests.size())));
@@ -169,7 +170,7 @@ std::vector<Scenario> SimplerScenarios(const Scenario& scenario) {
   change(&Scenario::prompt_kib, 0);
   change(&Scenario::prompt_kib, -1);
   change(&Scenario::prompt_tokens, 16);
-  change(&Scenario::prefix, proto::PrefixExchange::kAsk);
+  change(&Scenario::prefix, std::optional(proto::PrefixExchange::kAsk));
   change(&Scenario::linear_prompts, false);
   change(&Scenario::q_first, true);
   change(&Scenario::hand_over_at_end, false);

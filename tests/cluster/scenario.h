@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -67,11 +68,11 @@ struct Scenario {
   int max_seqs = 8;
   int token_shard = 64;
   int compute_workers = 1;
-  int prefill_ranks = 0;         // 0: as many as there are compute workers
+  int prefill_ranks = 0;         // at most as many as there are compute workers; 0: by predictions
   int prefill_rank_tokens = 64;  // at least, of a prompt
   int prompt_kib = -1;           // the compute worker's scratch for prompts; 0: none; -1: as much as it likes
   int prompt_tokens = 16;        // from which on an entry is attended there
-  proto::PrefixExchange prefix = proto::PrefixExchange::kAsk;
+  std::optional<proto::PrefixExchange> prefix = proto::PrefixExchange::kAsk;  // nothing: by predictions
   bool linear_prompts = true;
   int key_values_in_flight = 4;
   bool q_first = true;

@@ -18,6 +18,8 @@ uint64_t Mix(uint64_t hash, uint64_t value) {
   return hash ^ (hash >> 32);
 }
 
+constexpr double kNoWork = 1e12;  // floating-point operations in a microsecond
+
 // The model: the next token is a hash of all tokens so far and of the seed.
 TokenId NextToken(uint64_t tokens_hash, int32_t rope_length, uint64_t seed, Position position, int vocabulary,
                   const std::vector<TokenId>& banned) {
@@ -343,10 +345,20 @@ void FakeCluster::Do(const RunStep& asked) {
   if (std::exchange(spoil_next_entry_, false) && !result.entries.empty()) {
     result.status = result.entries[0].status = proto::StepStatus::kBadLogits;
   }
+  const auto slow = slowness_.find(action.compute_worker);
+  const absl::Duration takes = tokens * options_.step_per_token * (slow == slowness_.end() ? 1 : slow->second);
+  if (options_.reports_work && result.status == proto::StepStatus::kOk) {
+    result.work = {tokens, tokens, kNoWork, kNoWork, UINT32_MAX};
+    result.timings = {.total_us = absl::ToInt64Microseconds(takes),
+                      .dense_us = absl::ToInt64Microseconds(takes),
+                      .attention_wait_us = 1,
+                      .attention_us = 1,
+                      .prompt_us = 1};
+  }
   last_result_ = result;
   absl::Time begins = now_;
   if (options_.scheduler.run_ahead) begins = std::max(begins, last_end_);
-  last_end_ = begins + options_.step_base + tokens * options_.step_per_token;
+  last_end_ = begins + options_.step_base + takes;
   if (results_to_lose_ > 0 || (steps > last_lost_result_ + 40 && Chance(options_.unanswered))) {
     results_to_lose_ = std::max(0, results_to_lose_ - 1);
     last_lost_result_ = steps;

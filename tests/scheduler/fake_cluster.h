@@ -35,6 +35,8 @@ struct ClusterOptions {
   double unanswered = 0;  // probability of a step, but not of several in a row; its worker is dismissed, another joins
   uint64_t seed = 1;
   int vocabulary = 50;
+  bool reports_work =
+      false;  // results say what was done and how long it took, as if nothing but dense layers took time
   // How often a sequence's whole context is read back from the attention workers: in every n-th of its steps. Between,
   // what is new is read and the rest is remembered. The core's invariants are checked after every n-th event. That
   // makes long simulations cheap.
@@ -76,6 +78,7 @@ class FakeCluster {
   // Plans with an entry that this is true of are answered with kGrammarPending.
   std::function<bool(const proto::StepEntry&)> compiles_grammar;
   void LoseNextResults(int results) { results_to_lose_ = results; }
+  void Slow(WorkerId compute_worker, double times) { slowness_[compute_worker] = times; }  // from the next step on
   void SpoilNextEntry() { spoil_next_entry_ = true; }  // kBadLogits in the next step's first entry
   // Compute workers no longer reach it as it is now; the scheduler knows nothing of that.
   void Reconnect(WorkerId id) { disconnected_.erase({id, worker(id).epoch()}); }
@@ -162,6 +165,7 @@ class FakeCluster {
   std::set<std::pair<WorkerId, Epoch>> disconnected_;
   std::set<std::pair<WorkerId, Epoch>> joined_;
   std::map<WorkerId, size_t> room_limits_;
+  std::map<WorkerId, double> slowness_;
   std::map<SequenceId, LastRead> last_reads_;  // only with reread_every > 1
   std::map<uint16_t, Running> in_flight_;
   std::map<SequenceId, int32_t> rope_lengths_;

@@ -33,7 +33,7 @@ class PrefillGroupsTest : public ::testing::Test {
 
   // Begins one group and returns its ranks' steps.
   std::vector<RunStep> Begin(Sequence& sequence) {
-    groups_.Plan();
+    groups_.Plan(/*requests_wait=*/false);
     std::vector<RunStep> ranks = parts_.Take<RunStep>();
     EXPECT_THAT(ranks, SizeIs(2));
     EXPECT_EQ(sequence.in_flight, 2);
@@ -69,7 +69,7 @@ TEST_F(PrefillGroupsTest, ALongPromptIsCutBetweenTheWorkersThatAreFree) {
   EXPECT_EQ(groups_.groups(), 1u);
   EXPECT_EQ(groups_.tokens(), 400u);
   parts_.AddReady(400);
-  groups_.Plan();
+  groups_.Plan(/*requests_wait=*/false);
   EXPECT_THAT(parts_.actions, IsEmpty()) << "no worker is free";
 }
 
@@ -77,12 +77,12 @@ TEST_F(PrefillGroupsTest, ShortPromptsAndWhatIsHeldUpBeginNone) {
   Sequence& brief = parts_.AddReady(127);
   Sequence& paused = parts_.AddReady(400);
   paused.request->paused = true;
-  groups_.Plan();
+  groups_.Plan(/*requests_wait=*/false);
   EXPECT_THAT(parts_.actions, IsEmpty());
   EXPECT_EQ(brief.in_flight, 0);
   paused.request->paused = false;
   parts_.batches[paused.micro_batch].held = true;
-  groups_.Plan();
+  groups_.Plan(/*requests_wait=*/false);
   EXPECT_THAT(parts_.actions, IsEmpty());
 }
 
@@ -159,7 +159,7 @@ class ThreeWorkers : public PrefillGroupsTest {
 
 TEST_F(ThreeWorkers, APromptHasNoMoreRanksThanPartsOfTheLeastSize) {
   parts_.AddReady(130);
-  groups_.Plan();
+  groups_.Plan(/*requests_wait=*/false);
   EXPECT_THAT(parts_.Take<RunStep>(), SizeIs(2));
 }
 

@@ -1,0 +1,304 @@
+#include "scheduler/core/prefill_planner.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "base/check.h"
+#include "scheduler/core/prefill_plan.h"
+
+namespace dovetail::scheduler {
+namespace {
+
+constexpr double kMicrosecond = 1e-6;
+// Steps with fewer tokens say little about prompts.
+constexpr int64_t kLeastTokens = 64;
+// More ranks must be so much faster, for they keep others waiting.
+constexpr double kWorthMoreRanks = 0.97;
+constexpr double kLeastCorrection = 0.25, kMostCorrection = 8;
+// A way that was not taken for so many parts of prompts is corrected half as much, so that it is tried again.
+constexpr double kCorrectionHalves = 16;
+// Rates of a worker that was in none of so many steps are taken for those of the others: it is tried again, too.
+constexpr uint64_t kRatesLast = 64;
+
+double FlopsOfPair(const proto::AttentionTable& table) {
+  double flops = 0;
+  for (int group = 0; group < table.group_count(); ++group) {
+    const proto::SoftmaxSpec& spec = table.views[group];
+    if (!spec.linear() && spec.window == 0)
+      flops += table.ops_in_group[group] * proto::AttentionFlops(1, spec.query_heads, spec);
+  }
+  return flops;
+}
+
+template <typename Workers, typename Get>
+std::optional<double> MedianOf(const Workers& workers, Get get) {
+  std::vector<double> known;
+  for (const auto& [id, worker] : workers)
+    if (const std::optional<double> rate = get(worker).usual()) known.push_back(*rate);
+  if (known.empty()) return std::nullopt;
+  const auto middle = known.begin() + static_cast<std::ptrdiff_t>((known.size() - 1) / 2);
+  std::nth_element(known.begin(), middle, known.end());
+  return *middle;
+}
+
+}  // namespace
+
+absl::InlinedVector<WorkerId, 4> AttentionWorkersOf(const proto::Placement& placement) {
+  absl::InlinedVector<WorkerId, 4> workers;
+  for (const proto::Shard& shard : placement)
+    if (std::find(workers.begin(), workers.end(), shard.worker) == workers.end()) workers.push_back(shard.worker);
+  return workers;
+}
+
+std::vector<proto::PrefixExchange> PrefillPlanner::Exchanges() const {
+  if (options_.exchange) return {*options_.exchange};
+  return {proto::PrefixExchange::kAsk, proto::PrefixExchange::kGather};
+}
+
+std::optional<ComputeRates> PrefillPlanner::RatesOf(WorkerId worker) const {
+  const auto known = compute_.find(worker);
+  ComputeRates rates = compute_rates();  // what is not known of it is as of the others
+  if (known != compute_.end() && learnt_ - known->second.learnt < kRatesLast) {
+    if (const auto token = known->second.token.now()) rates.token_s = token;
+    if (const auto flop = known->second.flop.now()) rates.flop_s = flop;
+  }
+  if (FlopsOfPair(table_) == 0 && !rates.flop_s) rates.flop_s = 0;
+  if (!rates.token_s || !rates.flop_s) return std::nullopt;
+  return rates;
+}
+
+// The slowest of them bounds a step that all of them answer.
+PlaneRates PrefillPlanner::RatesOf(std::span<const WorkerId> attention_workers) const {
+  PlaneRates slowest;
+  const auto slower = [](std::optional<double>& so_far, std::optional<double> rate) {
+    if (rate && (!so_far || *rate > *so_far)) so_far = rate;
+  };
+  for (const WorkerId worker : attention_workers) {
+    const auto known = plane_.find(worker);
+    if (known == plane_.end()) continue;
+    slower(slowest.flop_s, known->second.flop.usual());
+    slower(slowest.byte_s, known->second.byte.usual());
+  }
+  const PlaneRates all = plane_rates();
+  if (!slowest.flop_s) slowest.flop_s = all.flop_s;
+  if (!slowest.byte_s) slowest.byte_s = all.byte_s;
+  return slowest;
+}
+
+ComputeRates PrefillPlanner::compute_rates() const {
+  return {MedianOf(compute_, [](const Compute& worker) -> const RateEstimator& { return worker.token; }),
+          MedianOf(compute_, [](const Compute& worker) -> const RateEstimator& { return worker.flop; })};
+}
+
+PlaneRates PrefillPlanner::plane_rates() const {
+  return {MedianOf(plane_, [](const Plane& worker) -> const RateEstimator& { return worker.flop; }),
+          MedianOf(plane_, [](const Plane& worker) -> const RateEstimator& { return worker.byte; })};
+}
+
+PromptStep PrefillPlanner::StepOf(const PromptToPlan& prompt, const FreeRank& rank, Position begin, Position end,
+                                  proto::PrefixExchange exchange) const {
+  const auto known = compute_.find(rank.worker);
+  return {.ctx_len = begin,
+          .tokens = end - begin,
+          .exchange = exchange,
+          .held = rank.held,
+          .scratch_blocks = known == compute_.end() ? UINT32_MAX : known->second.scratch_blocks,
+          .last = end >= prompt.end};
+}
+
+HeldTokens PrefillPlanner::HeldAfter(const PromptToPlan& prompt, const FreeRank& rank, Position begin, Position end,
+                                     proto::PrefixExchange exchange) const {
+  return WorkOf(table_, StepOf(prompt, rank, begin, end, exchange)).held;
+}
+
+double PrefillPlanner::CorrectionOf(const Way& way) const {
+  const auto known = corrections_.find({way.ranks, way.exchange});
+  if (known == corrections_.end()) return 1;
+  const double ratio = std::clamp(known->second.ratio.usual().value_or(1), kLeastCorrection, kMostCorrection);
+  const auto parts_ago = static_cast<double>(measured_ - known->second.measured);
+  return std::pow(ratio, std::exp2(-parts_ago / kCorrectionHalves));
+}
+
+// Of one that sees so many others.
+double PrefillPlanner::SecondsOfToken(const ComputeRates& rates, const PlaneRates& plane,
+                                      proto::PrefixExchange exchange, double seen) const {
+  const double here = rates.flop_s.value_or(0);
+  const double attends = exchange == proto::PrefixExchange::kAsk ? plane.flop_s.value_or(here) : here;
+  return rates.token_s.value_or(0) + seen * FlopsOfPair(table_) * attends;
+}
+
+// They keep the order of `free`, so that from step to step a worker is the same rank.
+PrefillPlanner::Ranks PrefillPlanner::FastestOf(std::span<const FreeRank> free, int count,
+                                                std::span<const ComputeRates> rates) const {
+  Ranks ranks;
+  for (size_t i = 0; i < rates.size(); ++i) ranks.index.push_back(i);
+  const auto seconds = [&](size_t i) { return SecondsOfToken(rates[i], {}, proto::PrefixExchange::kGather, 1024); };
+  std::stable_sort(ranks.index.begin(), ranks.index.end(), [&](size_t a, size_t b) { return seconds(a) < seconds(b); });
+  ranks.index.resize(static_cast<size_t>(count));
+  std::sort(ranks.index.begin(), ranks.index.end());
+  for (const size_t i : ranks.index) {
+    ranks.free.push_back(free[i]);
+    ranks.rates.push_back(rates[i]);
+  }
+  return ranks;
+}
+
+std::vector<Position> PrefillPlanner::CutsOf(const PromptToPlan& prompt, Position base, const Way& way,
+                                             std::span<const ComputeRates> rates, const PlaneRates& plane) const {
+  const Position tokens = std::min<Position>(prompt.end - base, proto::kMaxStepTokens);
+  const int ranks = way.ranks == 1 ? 1 : static_cast<int>(std::min<Position>(way.ranks, tokens / options_.rank_tokens));
+  if (ranks < 2) return {base, std::min(prompt.end, base + options_.max_step_tokens)};
+  PrefillCutOptions cut{.most_tokens = options_.max_step_tokens};
+  Position most = Position{ranks} * options_.max_step_tokens;
+  std::vector<double> speeds;
+  if (!rates.empty()) {
+    // How many earlier tokens cost as much as the dense layers: by what attends to them.
+    const double dense_s = SecondsOfToken(rates[0], plane, way.exchange, 0);
+    const double pair_s = SecondsOfToken(rates[0], plane, way.exchange, 1) - dense_s;
+    if (dense_s > 0 && pair_s > 0) cut.par_tokens = std::clamp(dense_s / pair_s, double{kSegmentTokens}, 1e9);
+    const auto seen = static_cast<double>(base + std::min(prompt.end, base + most)) / 2;
+    for (int r = 0; r < ranks; ++r) {
+      const double seconds = SecondsOfToken(rates[static_cast<size_t>(r)], plane, way.exchange, seen);
+      speeds.push_back(seconds > 0 ? 1 / seconds : 1);
+    }
+    cut.speeds = speeds;
+    // The fastest has a whole step, and slower ones as much as they do in that time.
+    const double fastest = *std::max_element(speeds.begin(), speeds.end());
+    const double parts = std::accumulate(speeds.begin(), speeds.end(), 0.0) / fastest;
+    most = std::min(most, static_cast<Position>(std::ceil(parts * options_.max_step_tokens)));
+  }
+  Position end = std::min(prompt.end, base + most);
+  if (end < prompt.end) end -= end % kSegmentTokens;
+  if (end <= base) return {base, std::min(prompt.end, base + options_.max_step_tokens)};
+  return CutPrefill(base, end, ranks, cut);
+}
+
+double PrefillPlanner::TimeTo(Position horizon, const PromptToPlan& prompt, Ranks ranks, const Way& way,
+                              PrefillChoice& first) const {
+  const PlaneRates plane = RatesOf(prompt.attention_workers);
+  const double correction = CorrectionOf(way);
+  double seconds = 0;
+  for (Position base = prompt.ctx_len; base < horizon;) {
+    const std::vector<Position> cuts = CutsOf(prompt, base, way, ranks.rates, plane);
+    std::vector<StepWork> work;
+    for (size_t r = 0; r + 1 < cuts.size(); ++r) {
+      work.push_back(WorkOf(table_, StepOf(prompt, ranks.free[r], cuts[r], cuts[r + 1], way.exchange)));
+      ranks.free[r].held = work.back().held;
+    }
+    const Prediction step = Predict(work, ranks.rates, plane);
+    if (base == prompt.ctx_len) {
+      first.cuts = cuts;
+      first.free_rank.assign(ranks.index.begin(), ranks.index.begin() + first.ranks());
+      first.forecast = {.ranks = first.ranks(),
+                        .tokens = cuts.back() - cuts.front(),
+                        .exchange = way.exchange,
+                        .predicted_s = step.seconds * correction,
+                        .bound = step.bound};
+    }
+    // Of the last step, as much as lies before the horizon.
+    const double part = std::min(1.0, static_cast<double>(horizon - base) / static_cast<double>(cuts.back() - base));
+    seconds += step.seconds * correction * part;
+    base = cuts.back();
+  }
+  return seconds;
+}
+
+// All that may be, by the first exchange that may be.
+PrefillChoice PrefillPlanner::WithoutRates(const PromptToPlan& prompt, int most_ranks) const {
+  const Way way{most_ranks, Exchanges()[0]};
+  PrefillChoice choice{.cuts = CutsOf(prompt, prompt.ctx_len, way, {}, {}), .free_rank = {}, .forecast = {}};
+  for (int r = 0; r < choice.ranks(); ++r) choice.free_rank.push_back(static_cast<size_t>(r));
+  choice.forecast = {.ranks = choice.ranks(), .tokens = choice.cuts.back() - prompt.ctx_len, .exchange = way.exchange};
+  return choice;
+}
+
+PrefillChoice PrefillPlanner::Choose(const PromptToPlan& prompt, std::span<const FreeRank> free, int most_ranks) const {
+  DT_CHECK(prompt.ctx_len < prompt.end && most_ranks >= 1 && static_cast<size_t>(most_ranks) <= free.size(),
+           "nothing to plan");
+  std::vector<ComputeRates> rates;
+  for (const FreeRank& rank : free)
+    if (const auto known = RatesOf(rank.worker)) rates.push_back(*known);
+  if (rates.size() < free.size()) return WithoutRates(prompt, most_ranks);
+  const Position horizon = std::min(prompt.end, prompt.ctx_len + Position{most_ranks} * options_.max_step_tokens);
+  PrefillChoice best;
+  double best_s = 0, second_s = 0;
+  for (int ranks = options_.choose_ranks ? 1 : most_ranks; ranks <= most_ranks; ++ranks) {
+    const Ranks fastest = FastestOf(free, ranks, rates);
+    for (const proto::PrefixExchange exchange : Exchanges()) {
+      PrefillChoice choice;
+      const double seconds = TimeTo(horizon, prompt, fastest, {ranks, exchange}, choice);
+      if (options_.choose_ranks && choice.ranks() < ranks) continue;  // the prompt is too short for them
+      const bool more = ranks > best.ranks();
+      const bool better = best.cuts.empty() || seconds < best_s * (more ? kWorthMoreRanks : 1);
+      const double other_s = better ? best_s : seconds;
+      if (other_s > 0 && (second_s == 0 || other_s < second_s)) second_s = other_s;
+      if (!better) continue;
+      best = std::move(choice);
+      best_s = seconds;
+    }
+  }
+  if (best_s > 0 && second_s > 0) best.forecast.next_best_s = best.forecast.predicted_s * second_s / best_s;
+  return best;
+}
+
+PrefillForecast PrefillPlanner::ChooseExchange(const PromptToPlan& prompt, const FreeRank& rank, int tokens) const {
+  const std::vector<proto::PrefixExchange> exchanges = Exchanges();
+  PrefillForecast forecast{.ranks = 1, .tokens = tokens, .exchange = exchanges[0]};
+  const auto rates = RatesOf(rank.worker);
+  if (!rates) return forecast;
+  const PlaneRates plane = RatesOf(prompt.attention_workers);
+  for (const proto::PrefixExchange exchange : exchanges) {
+    const StepWork work = WorkOf(table_, StepOf(prompt, rank, prompt.ctx_len, prompt.ctx_len + tokens, exchange));
+    if (exchange != exchanges[0] && work.exchange != exchange) continue;  // nothing is missing, or there is no room
+    const Prediction step = Predict({&work, 1}, {&*rates, 1}, plane);
+    const double seconds = step.seconds * CorrectionOf({1, exchange});
+    if (forecast.predicted_s > 0 && seconds >= forecast.predicted_s) {
+      forecast.next_best_s = seconds;
+      continue;
+    }
+    forecast.next_best_s = forecast.predicted_s;
+    forecast.predicted_s = seconds;
+    forecast.exchange = exchange;
+    forecast.bound = step.bound;
+  }
+  return forecast;
+}
+
+void PrefillPlanner::Learn(WorkerId compute_worker, std::span<const WorkerId> attention_workers,
+                           const proto::StepResult& result, bool follows_a_rank) {
+  const proto::PromptWork& work = result.work;
+  if (work.tokens < kLeastTokens) return;
+  const proto::StepTimings& times = result.timings;
+  Compute& compute = compute_[compute_worker];
+  compute.scratch_blocks = work.scratch_blocks;
+  compute.learnt = ++learnt_;
+  compute.token.Note(static_cast<double>(work.step_tokens),
+                     static_cast<double>(times.dense_us + times.linear_us) * kMicrosecond);
+  compute.flop.Note(work.here_flops, static_cast<double>(times.prompt_us - times.linear_us) * kMicrosecond);
+  for (const WorkerId worker : attention_workers) {
+    Plane& plane = plane_[worker];
+    plane.flop.Note(work.asked_flops, static_cast<double>(times.attention_us) * kMicrosecond);
+    const int64_t exposed_us = times.attention_wait_us - times.attention_us - times.overlapped_us;
+    if (follows_a_rank) continue;
+    plane.byte.Note(static_cast<double>(BytesOf(result.prefix)), static_cast<double>(exposed_us) * kMicrosecond);
+  }
+}
+
+void PrefillPlanner::LearnTime(const PrefillForecast& measured) {
+  last_ = measured;
+  if (measured.predicted_s <= 0) return;
+  // What was predicted has the correction in it already.
+  const double predicted_s = measured.predicted_s / CorrectionOf({measured.ranks, measured.exchange});
+  Correction& correction = corrections_[{measured.ranks, measured.exchange}];
+  correction.ratio.Note(predicted_s, measured.measured_s);
+  correction.measured = ++measured_;
+  PrefillTimes& times = times_[static_cast<size_t>(measured.exchange)];
+  times.predicted_s += measured.predicted_s;
+  times.measured_s += measured.measured_s;
+  if (measured.next_best_s <= 0) return;
+  times.next_best_s += measured.next_best_s;
+  times.had_other_s += measured.measured_s;
+}
+
+}  // namespace dovetail::scheduler

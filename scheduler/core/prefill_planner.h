@@ -1,0 +1,137 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "base/ids.h"
+#include "proto/placement.h"
+#include "proto/prefill_exchange.h"
+#include "proto/step_plan.h"
+#include "scheduler/core/prefill_cost.h"
+#include "scheduler/core/prefill_forecast.h"
+#include "scheduler/core/rate_estimator.h"
+
+// Chooses how a prompt is prefilled: by which compute workers, with which cuts, and how they see earlier tokens. It
+// predicts times from rates that it has learnt from steps, and learns how far its predictions are off.
+
+namespace dovetail::scheduler {
+
+struct PrefillPlannerOptions {
+  std::optional<proto::PrefixExchange> exchange;  // nothing: the one that is predicted to be fastest
+  bool choose_ranks = true;                       // else as many as there may be
+  int max_step_tokens = 2048;                     // of a rank
+  int rank_tokens = 1024;  // of a prompt's part that is divided: so many for each rank, or there are fewer ranks
+};
+
+// That hold a part of a sequence, each once, in the order of the shards.
+absl::InlinedVector<WorkerId, 4> AttentionWorkersOf(const proto::Placement& placement);
+
+// A prompt whose tokens from ctx_len on are to be computed.
+struct PromptToPlan {
+  Position ctx_len = 0, end = 0;
+  std::span<const WorkerId> attention_workers;  // where it lies
+};
+
+// A compute worker that is free, and what it has of the prompt.
+struct FreeRank {
+  WorkerId worker;
+  HeldTokens held;
+};
+
+struct PrefillChoice {
+  std::vector<Position> cuts;     // where the ranks' parts begin, and the end; two: an ordinary step
+  std::vector<size_t> free_rank;  // by rank: which of the free ones it is; rising
+  PrefillForecast forecast;       // of this step or group
+  int ranks() const { return static_cast<int>(cuts.size()) - 1; }
+};
+
+// Single-threaded; deterministic. What it keeps of a worker goes with Forget...; the rest is of fixed size.
+class PrefillPlanner {
+ public:
+  // `table` outlives it.
+  PrefillPlanner(const proto::AttentionTable& table, const PrefillPlannerOptions& options)
+      : table_(table), options_(options) {}
+
+  // The next step or group of `prompt`, over the fastest of `free`, at most `most_ranks` of them.
+  //   Requires: a token to be computed, free.size() >= most_ranks >= 1
+  PrefillChoice Choose(const PromptToPlan& prompt, std::span<const FreeRank> free, int most_ranks) const;
+
+  // The exchange of a step that is planned already: `tokens` from ctx_len on, on this compute worker.
+  PrefillForecast ChooseExchange(const PromptToPlan& prompt, const FreeRank& rank, int tokens) const;
+
+  // What a compute worker has of a prompt after such a step.
+  HeldTokens HeldAfter(const PromptToPlan& prompt, const FreeRank& rank, Position begin, Position end,
+                       proto::PrefixExchange exchange) const;
+
+  // A step went well: rates of its compute worker, and of the attention workers where its one prompt lies (no prompt,
+  // or several: empty).
+  // follows_a_rank: it has waited for other ranks, so its waiting says nothing about a link.
+  void Learn(WorkerId compute_worker, std::span<const WorkerId> attention_workers, const proto::StepResult& result,
+             bool follows_a_rank);
+  // What was predicted took so long.
+  void LearnTime(const PrefillForecast& measured);
+  void ForgetComputeWorker(WorkerId worker) { compute_.erase(worker); }
+  void ForgetAttentionWorker(WorkerId worker) { plane_.erase(worker); }
+
+  const PrefillForecast& last() const { return last_; }  // of LearnTime
+  const PrefillTimesByExchange& times() const { return times_; }
+
+  // For reports: the medians of all workers.
+  ComputeRates compute_rates() const;
+  PlaneRates plane_rates() const;
+
+ private:
+  struct Compute {
+    RateEstimator token, flop;
+    uint64_t learnt = 0;                   // learnt_ when it was measured last
+    uint32_t scratch_blocks = UINT32_MAX;  // unknown
+  };
+  struct Plane {
+    RateEstimator flop, byte;
+  };
+  struct Correction {
+    RateEstimator ratio;    // measured over predicted
+    uint64_t measured = 0;  // measured_ when it was noted last
+  };
+  struct Way {
+    int ranks = 1;
+    proto::PrefixExchange exchange = proto::PrefixExchange::kAsk;
+  };
+  // What does not change while ways are compared.
+  struct Ranks {
+    std::vector<FreeRank> free;  // in the order in which they become ranks: that of the choice's `free_rank`
+    std::vector<size_t> index;   // of Choose's `free`
+    std::vector<ComputeRates> rates;
+  };
+
+  std::vector<proto::PrefixExchange> Exchanges() const;
+  std::optional<ComputeRates> RatesOf(WorkerId worker) const;
+  PlaneRates RatesOf(std::span<const WorkerId> attention_workers) const;
+  double CorrectionOf(const Way& way) const;
+  double SecondsOfToken(const ComputeRates& rates, const PlaneRates& plane, proto::PrefixExchange exchange,
+                        double seen) const;
+  Ranks FastestOf(std::span<const FreeRank> free, int count, std::span<const ComputeRates> rates) const;
+  std::vector<Position> CutsOf(const PromptToPlan& prompt, Position base, const Way& way,
+                               std::span<const ComputeRates> rates, const PlaneRates& plane) const;
+  PromptStep StepOf(const PromptToPlan& prompt, const FreeRank& rank, Position begin, Position end,
+                    proto::PrefixExchange exchange) const;
+  // Seconds until all tokens before `horizon` are computed; the first step or group in `first`.
+  double TimeTo(Position horizon, const PromptToPlan& prompt, Ranks ranks, const Way& way, PrefillChoice& first) const;
+  PrefillChoice WithoutRates(const PromptToPlan& prompt, int most_ranks) const;
+
+  const proto::AttentionTable& table_;
+  const PrefillPlannerOptions options_;
+  std::map<WorkerId, Compute> compute_;
+  std::map<WorkerId, Plane> plane_;
+  std::map<std::pair<int, proto::PrefixExchange>, Correction> corrections_;  // by Way
+  uint64_t learnt_ = 0;                                                      // steps
+  uint64_t measured_ = 0;                                                    // predictions
+  PrefillForecast last_;
+  PrefillTimesByExchange times_{};
+};
+
+}  // namespace dovetail::scheduler

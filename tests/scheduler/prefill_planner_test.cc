@@ -1,0 +1,291 @@
+#include "scheduler/core/prefill_planner.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "scheduler/core/prefill_groups.h"
+#include "tests/scheduler/core_parts.h"
+
+// How many ranks and which exchange are chosen, from rates that were learnt.
+
+namespace dovetail::scheduler {
+namespace {
+
+using proto::PrefixExchange;
+using ::testing::ElementsAre;
+
+TEST(RateEstimator, OneOddMeasurementChangesNothing) {
+  RateEstimator rate;
+  EXPECT_FALSE(rate.usual().has_value());
+  for (int i = 0; i < 6; ++i) rate.Note(100, 200);
+  rate.Note(100, 90000);
+  EXPECT_EQ(rate.usual(), 2);
+  rate.Note(1, 0);
+  rate.Note(0, 1);
+  rate.Note(1, std::numeric_limits<double>::infinity());
+  EXPECT_EQ(rate.measurements(), 7u);
+}
+
+TEST(RateEstimator, AMeasurementCountsAsMuchAsItsWork) {
+  RateEstimator rate;
+  for (int i = 0; i < 5; ++i) rate.Note(1, 50);
+  rate.Note(100, 200);
+  EXPECT_EQ(rate.usual(), 2);
+}
+
+TEST(RateEstimator, ARateThatHasChangedIsFollowed) {
+  RateEstimator rate;
+  for (int i = 0; i < 100; ++i) rate.Note(10, 10);
+  rate.Note(10, 14);
+  EXPECT_EQ(rate.now(), 1) << "not so different that it is believed at once";
+  rate.Note(10, 30);
+  EXPECT_EQ(rate.now(), 3);
+  EXPECT_EQ(rate.usual(), 1);
+  rate.Note(10, 10);
+  EXPECT_EQ(rate.now(), 1);
+  for (int i = 0; i < 8; ++i) rate.Note(10, 30);
+  EXPECT_EQ(rate.usual(), 3);
+  EXPECT_EQ(rate.measurements(), RateEstimator::kKept);
+}
+
+proto::AttentionTable OneOp() {
+  return *proto::AttentionTable::Build(
+      {proto::SoftmaxSpec{.query_heads = 4, .kv_heads = 2, .key_dim = 16, .value_dim = 16, .scale = 1}});
+}
+
+class PrefillPlannerTest : public testing::Test {
+ protected:
+  static constexpr WorkerId kAttention{1};
+
+  static std::vector<FreeRank> Free(int count) {
+    std::vector<FreeRank> free;
+    for (int i = 0; i < count; ++i) free.push_back({WorkerId(static_cast<uint32_t>(10 + i)), {}});
+    return free;
+  }
+  static PromptToPlan Prompt(Position tokens, Position ctx_len = 0) {
+    static const std::vector<WorkerId> kWhere = {kAttention};
+    return {ctx_len, ctx_len + tokens, kWhere};
+  }
+  // Seconds for 1000 tokens, for 1e6 FLOP here and there, and for 1e6 bytes.
+  void Learn(PrefillPlanner& planner, double tokens_s, double here_s, double asked_s, double byte_s, int workers = 2) {
+    proto::StepResult result;
+    result.work = {.tokens = 1000, .step_tokens = 1000, .here_flops = 1e6, .asked_flops = 1e6, .scratch_blocks = 10000};
+    result.prefix.asked_bytes = 1000000;
+    result.timings = {.dense_us = static_cast<int64_t>(tokens_s * 1e6),
+                      .attention_wait_us = static_cast<int64_t>((asked_s + byte_s) * 1e6),
+                      .attention_us = static_cast<int64_t>(asked_s * 1e6),
+                      .prompt_us = static_cast<int64_t>(here_s * 1e6)};
+    for (int i = 0; i < workers; ++i)
+      planner.Learn(WorkerId(static_cast<uint32_t>(10 + i)), {{kAttention}}, result, /*follows_a_rank=*/false);
+  }
+
+  const proto::AttentionTable table_ = OneOp();
+  const PrefillPlannerOptions options_{.exchange = std::nullopt, .max_step_tokens = 512, .rank_tokens = 128};
+};
+
+TEST_F(PrefillPlannerTest, WithoutRatesAllRanksAreTakenAndAskForWhatTheyMiss) {
+  const PrefillPlanner planner(table_, options_);
+  const PrefillChoice choice = planner.Choose(Prompt(2000), Free(3), 3);
+  EXPECT_EQ(choice.ranks(), 3);
+  EXPECT_EQ(choice.cuts.back(), 1536);
+  EXPECT_EQ(choice.forecast.exchange, PrefixExchange::kAsk);
+  EXPECT_EQ(choice.forecast.predicted_s, 0);
+  EXPECT_EQ(choice.forecast.tokens, 1536);
+}
+
+TEST_F(PrefillPlannerTest, RatesAreLearntFromSteps) {
+  PrefillPlanner planner(table_, options_);
+  Learn(planner, 2, 0.5, 0.25, 0.125);
+  EXPECT_DOUBLE_EQ(*planner.compute_rates().token_s, 2e-3);
+  EXPECT_DOUBLE_EQ(*planner.compute_rates().flop_s, 0.5e-6);
+  EXPECT_DOUBLE_EQ(*planner.plane_rates().flop_s, 0.25e-6);
+  EXPECT_DOUBLE_EQ(*planner.plane_rates().byte_s, 0.125e-6);
+}
+
+TEST_F(PrefillPlannerTest, ARankThatWaitedForOthersSaysNothingAboutTheLink) {
+  PrefillPlanner planner(table_, options_);
+  proto::StepResult result;
+  result.work = {.tokens = 1000, .step_tokens = 1000};
+  result.prefix.asked_bytes = 1000;
+  result.timings = {.dense_us = 100, .attention_wait_us = 5000};
+  planner.Learn(WorkerId(10), {{kAttention}}, result, /*follows_a_rank=*/true);
+  EXPECT_FALSE(planner.plane_rates().byte_s.has_value());
+  planner.Learn(WorkerId(10), {{kAttention}}, result, /*follows_a_rank=*/false);
+  EXPECT_DOUBLE_EQ(*planner.plane_rates().byte_s, 5e-6);
+}
+
+TEST_F(PrefillPlannerTest, RanksGoWhereTheyMakeItFaster) {
+  PrefillPlanner planner(table_, options_);
+  Learn(planner, 1, 0.0001, 0.0001, 0.0001);
+  const PrefillChoice two = planner.Choose(Prompt(1024), Free(2), 2);
+  EXPECT_EQ(two.ranks(), 2);
+  EXPECT_NEAR(two.forecast.predicted_s, 0.512, 0.1) << "dense layers of half of the tokens";
+  EXPECT_NEAR(two.forecast.next_best_s, two.forecast.predicted_s, 0.1) << "the other exchange";
+  EXPECT_EQ(two.forecast.bound, PrefillBound::kDense);
+  EXPECT_EQ(planner.Choose(Prompt(200), Free(2), 2).ranks(), 1) << "less than two ranks must have";
+}
+
+// Workers that share their cores: each is as fast as measured, but not both at a time.
+TEST_F(PrefillPlannerTest, AWayThatTookLongerThanPredictedIsNotTakenAgain) {
+  PrefillPlanner planner(table_, options_);
+  Learn(planner, 1, 0.0001, 0.0001, 0.0001);
+  for (int i = 0; i < 4; ++i) {
+    PrefillChoice choice = planner.Choose(Prompt(1024), Free(2), 2);
+    if (choice.ranks() == 1) break;
+    choice.forecast.measured_s = 1.2;
+    planner.LearnTime(choice.forecast);
+  }
+  const PrefillChoice alone = planner.Choose(Prompt(1024), Free(2), 2);
+  EXPECT_EQ(alone.ranks(), 1);
+  EXPECT_NEAR(alone.forecast.predicted_s, 0.512, 0.1) << "a step of 512 tokens";
+  EXPECT_NEAR(planner.times()[0].measured_s + planner.times()[1].measured_s, 2.4, 1e-9)
+      << "each exchange was tried once";
+}
+
+// As many parts of prompts later as it takes for the correction to fade.
+TEST_F(PrefillPlannerTest, AWayThatWasNotTakenForLongIsTriedAgain) {
+  PrefillPlanner planner(table_, options_);
+  Learn(planner, 1, 0.0001, 0.0001, 0.0001);
+  for (int taken = 0, part = 0; part < 200; ++part) {
+    PrefillChoice choice = planner.Choose(Prompt(1024), Free(2), 2);
+    taken += choice.ranks() - 1;
+    choice.forecast.measured_s = choice.ranks() == 1 ? 0.512 : 1.5;
+    planner.LearnTime(choice.forecast);
+    if (part == 10) EXPECT_EQ(taken, 2) << "by either exchange once";
+    if (part == 199) {
+      EXPECT_GT(taken, 2);
+      EXPECT_LT(taken, 40);
+    }
+  }
+}
+
+TEST_F(PrefillPlannerTest, ASlowWorkerHasFewerTokens) {
+  PrefillPlanner planner(table_, options_);
+  Learn(planner, 1, 0.0001, 0.0001, 0.0001, /*workers=*/3);
+  EXPECT_THAT(planner.Choose(Prompt(4000), Free(2), 2).cuts, ElementsAre(0, 512, 1024));
+  Learn(planner, 2, 0.0001, 0.0001, 0.0001, /*workers=*/1);
+  EXPECT_THAT(planner.Choose(Prompt(4000), Free(2), 2).cuts, ElementsAre(0, 256, 768));
+  EXPECT_THAT(planner.Choose(Prompt(600), Free(2), 2).cuts, ElementsAre(0, 192, 600));
+  const PrefillChoice two_of_three = planner.Choose(Prompt(4000), Free(3), 2);
+  EXPECT_THAT(two_of_three.free_rank, ElementsAre(1, 2)) << "the fast ones";
+}
+
+TEST_F(PrefillPlannerTest, TheFasterOnesAttend) {
+  PrefillPlanner slow_plane(table_, options_);
+  Learn(slow_plane, 0.001, 0.01, 1, 0.0001);
+  const PrefillChoice gathers = slow_plane.Choose(Prompt(1024, 4096), Free(2), 2);
+  EXPECT_EQ(gathers.forecast.exchange, PrefixExchange::kGather);
+  EXPECT_EQ(gathers.forecast.bound, PrefillBound::kAttention);
+  PrefillPlanner fast_plane(table_, options_);
+  Learn(fast_plane, 0.001, 1, 0.01, 0.0001);
+  const PrefillChoice asks = fast_plane.Choose(Prompt(1024, 4096), Free(2), 2);
+  EXPECT_EQ(asks.forecast.exchange, PrefixExchange::kAsk);
+  EXPECT_GT(asks.forecast.next_best_s, asks.forecast.predicted_s);
+}
+
+TEST_F(PrefillPlannerTest, AnOrdinaryStepGathersWhatItLacksWhereThatIsFaster) {
+  PrefillPlanner planner(table_, options_);
+  Learn(planner, 0.001, 0.01, 1, 0.0001);
+  const FreeRank lacks{WorkerId(10), {}}, has{WorkerId(10), {0, 4096}};
+  EXPECT_EQ(planner.ChooseExchange(Prompt(512, 4096), lacks, 512).exchange, PrefixExchange::kGather);
+  const PrefillForecast holds = planner.ChooseExchange(Prompt(512, 4096), has, 512);
+  EXPECT_EQ(holds.exchange, PrefixExchange::kAsk);
+  EXPECT_EQ(holds.next_best_s, 0) << "nothing is missing";
+}
+
+TEST_F(PrefillPlannerTest, WithoutRoomNothingIsGathered) {
+  PrefillPlanner planner(table_, options_);
+  Learn(planner, 0.001, 0.01, 1, 0.0001);
+  proto::StepResult result;
+  result.work = {.tokens = 1000, .step_tokens = 1000, .scratch_blocks = 16};  // 8 segments
+  result.timings = {.dense_us = 1000};
+  planner.Learn(WorkerId(10), {}, result, false);
+  const PrefillForecast forecast = planner.ChooseExchange(Prompt(512, 4096), {WorkerId(10), {}}, 512);
+  EXPECT_EQ(forecast.exchange, PrefixExchange::kAsk);
+}
+
+TEST_F(PrefillPlannerTest, AForcedExchangeAndAForcedNumberStay) {
+  PrefillPlannerOptions forced = options_;
+  forced.exchange = PrefixExchange::kGather;
+  forced.choose_ranks = false;
+  PrefillPlanner planner(table_, forced);
+  Learn(planner, 0.001, 1, 0.01, 1000);
+  const PrefillChoice choice = planner.Choose(Prompt(1024, 4096), Free(2), 2);
+  EXPECT_EQ(choice.ranks(), 2);
+  EXPECT_EQ(choice.forecast.exchange, PrefixExchange::kGather);
+}
+
+TEST_F(PrefillPlannerTest, WhatIsKnownOfAWorkerGoesWithIt) {
+  PrefillPlanner planner(table_, options_);
+  Learn(planner, 1, 1, 1, 1, /*workers=*/1);
+  planner.ForgetComputeWorker(WorkerId(10));
+  planner.ForgetAttentionWorker(kAttention);
+  EXPECT_FALSE(planner.compute_rates().token_s.has_value());
+  EXPECT_FALSE(planner.plane_rates().flop_s.has_value());
+}
+
+// ---- in the scheduler ----
+
+class PlannedGroupsTest : public testing::Test {
+ protected:
+  static SchedulerOptions Options() {
+    SchedulerOptions options = SmallOptions();
+    options.prefill_rank_tokens = 64;
+    options.max_num_batched_tokens = 512;
+    options.prefill_exchange.reset();
+    return options;
+  }
+  PlannedGroupsTest() {
+    parts_.AddAttentionWorker(0, 1000);
+    for (const uint32_t worker : {10, 11}) parts_.pool.Join(WorkerId(worker));
+  }
+  CoreParts parts_{Options()};
+  PrefillGroups groups_{parts_.options, parts_.pool, parts_.batches, parts_.accounts, parts_.writer, parts_.turn};
+};
+
+TEST_F(PlannedGroupsTest, NoPromptIsDividedWhileRequestsWait) {
+  parts_.AddReady(400);
+  groups_.Plan(/*requests_wait=*/true);
+  EXPECT_TRUE(parts_.Take<RunStep>().empty());
+  groups_.Plan(/*requests_wait=*/false);
+  EXPECT_EQ(parts_.Take<RunStep>().size(), 2u);
+}
+
+TEST_F(PlannedGroupsTest, ARanksEntrySaysTheExchangeAndItsResultTeachesThePlanner) {
+  Sequence& sequence = parts_.AddReady(400);
+  groups_.Plan(/*requests_wait=*/false);
+  const std::vector<RunStep> ranks = parts_.Take<RunStep>();
+  ASSERT_EQ(ranks.size(), 2u);
+  EXPECT_EQ(ranks[1].plan.entries[0].exchange, PrefixExchange::kAsk) << "rates are not known";
+  EXPECT_EQ(sequence.KeptBy(WorkerId(10)), (HeldTokens{0, ranks[1].plan.entries[0].ctx_len}));
+  for (const RunStep& rank : ranks) {
+    proto::StepResult result{.step = rank.plan.step, .micro_batch = rank.plan.micro_batch};
+    result.entries.push_back({.sequence = sequence.id});
+    result.work = {.tokens = 200, .step_tokens = 200, .here_flops = 1e6};
+    result.timings = {.dense_us = 1000, .prompt_us = 1000};
+    const auto ended = groups_.Finish(parts_.batches[rank.plan.micro_batch.value()], result);
+    EXPECT_EQ(ended.has_value(), rank.plan.step == ranks[1].plan.step);
+  }
+  EXPECT_DOUBLE_EQ(*parts_.pool.planner().compute_rates().token_s, 1e-3 / 200);
+  EXPECT_EQ(parts_.pool.planner().last().ranks, 2);
+  EXPECT_EQ(parts_.pool.planner().last().tokens, 400);
+}
+
+TEST(Describe, AForecastIsALine) {
+  const PrefillForecast forecast{.ranks = 2,
+                                 .tokens = 4096,
+                                 .exchange = PrefixExchange::kGather,
+                                 .predicted_s = 1.5,
+                                 .measured_s = 1.25,
+                                 .bound = PrefillBound::kLink};
+  EXPECT_EQ(Describe(forecast),
+            "4096 tokens on 2 ranks by gather: predicted 1.500 s, took 1.250 s; most of it is link");
+  EXPECT_EQ(Describe({.ranks = 1, .tokens = 512, .measured_s = 2}),
+            "512 tokens on 1 rank by plane: not predicted, for rates are not known yet, took 2.000 s");
+  EXPECT_EQ(Describe({}), "");
+}
+
+}  // namespace
+}  // namespace dovetail::scheduler
