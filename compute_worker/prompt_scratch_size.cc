@@ -23,4 +23,11 @@ uint32_t PromptScratchBlocks(const proto::AttentionTable& table, int max_step_to
   return static_cast<uint32_t>(std::min<uint64_t>(bytes.value_or(otherwise) / block_bytes, UINT32_MAX));
 }
 
+uint64_t PromptScratchBytesOfAStep(const proto::AttentionTable& table, int step_tokens) {
+  uint64_t most_heads = 0;
+  for (const LayerGroup group : table.op_group)
+    if (table.linear(group) == nullptr) most_heads = std::max<uint64_t>(most_heads, table.softmax(group).kv_heads);
+  return (step_tokens / kSegmentTokens + 1) * most_heads * PromptAttention::BlockBytes(table);
+}
+
 }  // namespace dovetail::compute

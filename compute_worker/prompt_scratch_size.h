@@ -10,4 +10,8 @@ namespace dovetail::compute {
 // as a compute worker takes by itself, some steps' and at most 256 MiB. 0: the model has no softmax attention.
 uint32_t PromptScratchBlocks(const proto::AttentionTable& table, int max_step_tokens, std::optional<uint64_t> bytes);
 
+// The least with which steps of so many tokens are attended on the compute worker: room for one op at a time. Bytes; 0:
+// the model has no softmax attention.
+uint64_t PromptScratchBytesOfAStep(const proto::AttentionTable& table, int step_tokens);
+
 }  // namespace dovetail::compute

@@ -158,6 +158,7 @@ void AddPlanPrefill(CLI::App& app, PlanPrefillFlags& flags, int& exit_code) {
       app, "plan-prefill", "Predict one long prompt over several compute workers: bytes, times and what bounds them",
       "  dovetail plan-prefill ./Llama-3-8B --tokens 1M --ranks 8 --link nvlink\n"
       "  dovetail plan-prefill model.gguf --tokens 32K --cached-tokens 96K --ranks 2,4 --link 12.5GB/s:10us\n"
+      "  dovetail plan-prefill model.gguf --tokens 8K --ranks 2,4 --link 5GB/s:20us --measure --threads 2\n"
       "  dovetail plan-prefill model.gguf --tokens 32K --ranks 2 --rates rates.json --json\n");
   AddPlanPrefillFlags(command, flags);
   command.callback([&] { exit_code = Report(RunPlanPrefill(flags)); });

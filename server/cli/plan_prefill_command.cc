@@ -1,10 +1,12 @@
 #include "server/cli/plan_prefill_command.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -12,6 +14,8 @@
 #include "absl/strings/str_split.h"
 #include "compute_worker/attention_specs.h"
 #include "compute_worker/prompt_scratch_size.h"
+#include "engine/measurements/prefill_rates.h"
+#include "kernels/thread_pool.h"
 #include "model/checkpoint.h"
 #include "model/dense_work.h"
 #include "model/dummy_checkpoint.h"
@@ -124,10 +128,61 @@ absl::Status ReadRates(const std::string& path, Rates& rates) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Rates> RatesOf(const PlanPrefillFlags& flags, double dense_flops_per_token) {
+// An engine that takes a prompt in steps of so many tokens.
+EngineFlags EngineOf(const PlanPrefillFlags& flags, int step_tokens) {
+  EngineFlags engine;
+  engine.model = flags.model;
+  engine.kv_cache_dtype = flags.kv_cache_dtype;
+  engine.device = "cpu";
+  engine.threads = flags.threads;
+  engine.max_num_seqs = 1;
+  engine.max_num_batched_tokens = std::to_string(step_tokens);
+  engine.max_model_len = engine::kPromptSteps * step_tokens + 8;
+  engine.enable_prefix_caching = false;
+  engine.prefill_exchange = "plane";  // with little scratch, attention workers are asked
+  return engine;
+}
+
+absl::StatusOr<engine::PrefillRates> MeasureWith(const EngineFlags& flags, int step,
+                                                 const proto::AttentionTable& attention,
+                                                 std::optional<uint64_t> scratch_bytes) {
+  DT_ASSIGN_OR_RETURN(const RunningEngine engine, StartEngine(flags, {}));
+  engine::PromptSource prompts{static_cast<int>(engine.model->config().vocab_size)};
+  DT_ASSIGN_OR_RETURN(const auto steps,
+                      engine::MeasurePromptSteps(*engine.cluster, prompts, attention, step,
+                                                 compute::PromptScratchBlocks(attention, step, scratch_bytes)));
+  return engine::FitRates(steps);
+}
+
+// On this machine's CPU: once with all of a prompt in the scratch, and once with as little there as a step needs, so
+// that the rest is asked about.
+absl::Status Measure(const PlanPrefillFlags& flags, const model::Checkpoint& checkpoint,
+                     const proto::AttentionTable& attention, Rates& rates) {
+  const int64_t positions = checkpoint.config().max_positions;
+  const int64_t longest = std::min<int64_t>(flags.max_num_batched_tokens, (positions - 8) / engine::kPromptSteps);
+  const int step = static_cast<int>(longest / kSegmentTokens * kSegmentTokens);
+  if (step < kSegmentTokens)
+    return InvalidArgument("--measure: the model has ", positions, " positions, too few for ", engine::kPromptSteps,
+                           " steps of ", kSegmentTokens, " tokens");
+  EngineFlags engine = EngineOf(flags, step);
+  DT_ASSIGN_OR_RETURN(const engine::PrefillRates here, MeasureWith(engine, step, attention, std::nullopt));
+  rates.dense_tokens = {here.dense_tokens_per_s, "measured"};
+  if (here.attention_flops_per_s > 0) rates.attention_flops = {here.attention_flops_per_s, "measured"};
+  const uint64_t one_op = compute::PromptScratchBytesOfAStep(attention, step);
+  if (one_op == 0) return absl::OkStatus();  // no softmax attention
+  engine.prompt_scratch = std::to_string(one_op);
+  DT_ASSIGN_OR_RETURN(const engine::PrefillRates asked, MeasureWith(engine, step, attention, one_op));
+  if (asked.attention_worker_flops_per_s > 0) rates.plane_flops = {asked.attention_worker_flops_per_s, "measured"};
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Rates> RatesOf(const PlanPrefillFlags& flags, const model::Checkpoint& checkpoint,
+                              const proto::AttentionTable& attention) {
+  const double dense_flops_per_token = model::DenseFlopsPerToken(checkpoint.config());
   Rates rates{{kAssumedDenseFlops / dense_flops_per_token, "assumed"},
               {kAssumedAttentionFlops, "assumed"},
               {kAssumedPlaneFlops, "assumed"}};
+  if (flags.measure) DT_RETURN_IF_ERROR(Measure(flags, checkpoint, attention, rates));
   if (!flags.rates.empty()) DT_RETURN_IF_ERROR(ReadRates(flags.rates, rates));
   if (flags.dense_tokens_per_s > 0) rates.dense_tokens = {flags.dense_tokens_per_s, "given"};
   if (flags.attention_tflops > 0) rates.attention_flops = {flags.attention_tflops * 1e12, "given"};
@@ -233,8 +288,9 @@ absl::StatusOr<uint32_t> ScratchBlocks(const PlanPrefillFlags& flags, const prot
 
 void AddPlanPrefillFlags(CLI::App& command, PlanPrefillFlags& flags) {
   command
-      .add_option("MODEL", flags.model,
-                  "A .gguf file, or a Hugging Face folder, of which config.json is enough; no weights are read")
+      .add_option(
+          "MODEL", flags.model,
+          "A .gguf file, or a Hugging Face folder, of which config.json is enough; weights are read by --measure alone")
       ->required();
   command.add_option("--tokens", flags.tokens, "New tokens of the prompt: 131072, 128K or 1M")
       ->type_name("TOKENS")
@@ -276,6 +332,16 @@ void AddPlanPrefillFlags(CLI::App& command, PlanPrefillFlags& flags) {
       ->type_name("FILE")
       ->group("Rates");
   command
+      .add_flag(
+          "--measure", flags.measure,
+          "Load the model and measure rates on this machine's CPU, with --threads for a rank and for the attention "
+          "worker")
+      ->group("Rates");
+  command.add_option("--threads", flags.threads, "Threads to measure with; 0: one per core")
+      ->check(WholeNumber(0, kernels::ThreadPool::kMaxThreads, "0 takes one per core"))
+      ->type_name("N")
+      ->group("Rates");
+  command
       .add_option("--dense-rate", flags.dense_tokens_per_s,
                   "Tokens/s of a rank's dense and linear layers; 0: 600 TFLOP/s, assumed")
       ->check(Number(0, 1e12))
@@ -308,7 +374,7 @@ absl::Status RunPlanPrefill(const PlanPrefillFlags& flags) {
   types.kv_cache_dtype = flags.kv_cache_dtype;
   DT_ASSIGN_OR_RETURN(input.attention, compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(types), DType::kF32));
   DT_ASSIGN_OR_RETURN(input.scratch_blocks, ScratchBlocks(flags, input.attention));
-  DT_ASSIGN_OR_RETURN(const Rates rates, RatesOf(flags, model::DenseFlopsPerToken(checkpoint->config())));
+  DT_ASSIGN_OR_RETURN(const Rates rates, RatesOf(flags, *checkpoint, input.attention));
   input.hidden = checkpoint->config().hidden_size;
   input.max_step_tokens = flags.max_num_batched_tokens;
   input.rank_tokens = flags.prefill_rank_tokens;

@@ -18,7 +18,9 @@ struct PlanPrefillFlags {
   int max_num_batched_tokens = 2048;
   int prefill_rank_tokens = 1024;
   std::string prompt_scratch = "auto";
-  std::string rates;              // a file
+  std::string rates;  // a file
+  bool measure = false;
+  int threads = 0;                // with measure; 0: one per core
   double dense_tokens_per_s = 0;  // 0: not given
   double attention_tflops = 0;    // of a compute worker
   double attention_worker_tflops = 0;
@@ -27,7 +29,7 @@ struct PlanPrefillFlags {
 
 void AddPlanPrefillFlags(CLI::App& command, PlanPrefillFlags& flags);
 
-// Prints a table for each number of ranks and each link. Loads no weights, needs no cluster.
+// Prints a table for each number of ranks and each link. Needs no cluster, and loads no weights unless it measures.
 absl::Status RunPlanPrefill(const PlanPrefillFlags& flags);
 
 }  // namespace dovetail::cli

@@ -139,6 +139,26 @@ TEST_F(LogitsOverRanks, AFlagThatCannotBeMetSaysWhyAndWhatCan) {
   }
 }
 
+// Softmax layers alone, linear ones between them, and linear ones alone. The models are so small that attention may
+// take no time; what cannot be measured stays assumed.
+TEST_F(LogitsOverRanks, PlanPrefillMeasuresTheRatesOfThisMachine) {
+  const std::string linear =
+      dovetail::test::WriteTinyFolder(dovetail::test::TinyMamba2Config(), 5, folder_ / "linear").string();
+  for (const std::string& model : {families_[0].model, families_[2].model, linear}) {
+    SCOPED_TRACE(model);
+    const CommandResult result =
+        RunDovetail({"plan-prefill", model, "--tokens", "1K", "--ranks", "2", "--measure", "--threads", "1", "--json"});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    const Json rates = Json::parse(result.out)["rates"];
+    EXPECT_EQ(rates["dense"]["source"], "measured");
+    for (const char* rate : {"dense", "attention", "attention_workers"}) EXPECT_GT(rates[rate]["value"], 0) << rate;
+    if (model == linear) {
+      EXPECT_EQ(rates["attention"]["source"], "assumed");
+      EXPECT_EQ(rates["attention_workers"]["source"], "assumed");
+    }
+  }
+}
+
 TEST_F(LogitsOverRanks, PlanPrefillLabelsWhatIsSimulatedAndNamesWhatIsWrong) {
   const std::string& softmax = families_[0].model;
   const std::string rates = (folder_ / "rates.json").string();
