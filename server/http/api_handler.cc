@@ -42,7 +42,16 @@ std::optional<HttpResponse> RefuseCoding(const RequestHead& head) {
   return response;
 }
 
-bool Generates(RouteId route) { return route == RouteId::kCompletions || route == RouteId::kChat; }
+bool Generates(RouteId route) {
+  return route == RouteId::kCompletions || route == RouteId::kChat || route == RouteId::kResponses ||
+         route == RouteId::kMessages;
+}
+
+// Of its errors.
+AnswerShape ShapeOf(const Route& route) {
+  const bool messages = route.id == RouteId::kMessages || route.id == RouteId::kCountTokens;
+  return messages ? AnswerShape::kMessages : AnswerShape::kChat;
+}
 
 uint64_t RandomSeed() {
   std::random_device device;
@@ -108,6 +117,7 @@ void ApiHandler::CollectMetrics() {
 std::optional<HttpResponse> ApiHandler::OnHead(const RequestHead& head, const std::string& request_id) {
   const RouteMatch match = MatchRoute(head.method, head.path);
   std::optional<HttpResponse> refusal = Refusal(head, match);
+  if (refusal && match.route != nullptr) ShapeError(ShapeOf(*match.route), *refusal);
   if (refusal)
     CountRefusal(match.route == nullptr ? "none" : std::string(match.route->path), head.method, refusal->status,
                  request_id);
@@ -193,6 +203,7 @@ void ApiHandler::CountRefusal(const std::string& route, const std::string& metho
 
 void ApiHandler::Answer(Exchange& exchange, const Route& route, HttpResponse response) {
   CountAnswer(exchange, route, response.status);
+  ShapeError(ShapeOf(route), response);
   exchange.Respond(std::move(response));
 }
 
@@ -200,7 +211,10 @@ void ApiHandler::OnRequest(std::shared_ptr<Exchange> exchange) {
   const RouteMatch match = MatchRoute(exchange->head().method, exchange->head().path);
   switch (match.route->id) {
     case RouteId::kCompletions:
-    case RouteId::kChat: return Generate(*match.route, std::move(exchange));
+    case RouteId::kChat:
+    case RouteId::kResponses:
+    case RouteId::kMessages: return Generate(*match.route, std::move(exchange));
+    case RouteId::kCountTokens:
     case RouteId::kTokenize:
     case RouteId::kDetokenize: return Tokenize(*match.route, std::move(exchange));
     default: return Get(*match.route, match.rest, *exchange);
@@ -287,6 +301,8 @@ absl::StatusOr<ParsedGeneration> ApiHandler::ParseGeneration(const Route& route,
   DT_ASSIGN_OR_RETURN(const Json json, ParseJson(body, options_.json));
   DT_RETURN_IF_ERROR(context.CheckWanted());
   if (route.id == RouteId::kChat) return ParseChatRequest(json, *backend.model);
+  if (route.id == RouteId::kResponses) return ParseResponsesRequest(json, *backend.model);
+  if (route.id == RouteId::kMessages) return ParseMessagesRequest(json, *backend.model);
   return ParseCompletionRequest(json, *backend.model);
 }
 
@@ -344,6 +360,10 @@ void ApiHandler::Tokenize(const Route& route, std::shared_ptr<Exchange> exchange
       if (route.id == RouteId::kDetokenize) {
         DT_ASSIGN_OR_RETURN(const DetokenizeRequest request, ParseDetokenizeRequest(json, *backend->model));
         return DetokenizeBody(request, *backend->model);
+      }
+      if (route.id == RouteId::kCountTokens) {
+        DT_ASSIGN_OR_RETURN(const ChatRequest request, ParseCountTokensRequest(json, *backend->model));
+        return CountTokensBody(request, *backend->model);
       }
       DT_ASSIGN_OR_RETURN(const TokenizeRequest request, ParseTokenizeRequest(json, *backend->model));
       return TokenizeBody(request, *backend->model, UsableLength(*backend));

@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 #include "server/http/body_budget.h"
 #include "server/http/request_head.h"
+#include "server/openai/api_error.h"
 
 namespace dovetail::server {
 
@@ -17,7 +18,8 @@ struct HttpResponse {
   std::string content_type = "application/json";
   std::string body;
   std::vector<std::pair<std::string, std::string>> headers;
-  bool close = false;  // end the connection afterwards
+  bool close = false;             // end the connection afterwards
+  std::optional<ApiError> error;  // what the body says, for APIs that say it in a way of their own
 };
 
 class Connection;

@@ -1,11 +1,14 @@
 #include "server/http/responses.h"
 
+#include "server/openai/messages_answer.h"
+
 namespace dovetail::server {
 
 HttpResponse ErrorResponse(const ApiError& error) {
   HttpResponse response;
   response.status = error.http_status;
   response.body = ErrorBody(error);
+  response.error = error;
   if (error.http_status == 429 || error.http_status == 503)
     response.headers.emplace_back("Retry-After", std::to_string(error.retry_after_s > 0 ? error.retry_after_s : 1));
   if (error.http_status == 401) response.headers.emplace_back("WWW-Authenticate", "Bearer");
@@ -26,6 +29,10 @@ HttpResponse ErrorResponse(const absl::Status& status, int overload_status, int 
   ApiError error = ToApiError(status, overload_status);
   if (absl::IsResourceExhausted(status) || absl::IsAborted(status)) error.retry_after_s = retry_after_s;
   return ErrorResponse(error);
+}
+
+void ShapeError(AnswerShape shape, HttpResponse& response) {
+  if (shape == AnswerShape::kMessages && response.error) response.body = MessagesErrorBody(*response.error);
 }
 
 HttpResponse JsonResponse(std::string body) {

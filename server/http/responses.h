@@ -3,6 +3,7 @@
 
 #include "base/status.h"
 #include "server/http/exchange.h"
+#include "server/openai/answer.h"
 #include "server/openai/api_error.h"
 
 namespace dovetail::server {
@@ -13,6 +14,8 @@ HttpResponse ErrorResponse(const ApiError& error);
 HttpResponse ErrorResponse(int status, const std::string& type, const std::string& message,
                            const std::string& code = "");
 HttpResponse JsonResponse(std::string body);
+// An error as the API of `shape` says it; anything else stays as it is.
+void ShapeError(AnswerShape shape, HttpResponse& response);
 // The answer to a request that ends with `status`; of an overload it says when to come again.
 HttpResponse ErrorResponse(const absl::Status& status, int overload_status, int retry_after_s);
 

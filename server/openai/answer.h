@@ -13,6 +13,8 @@
 
 namespace dovetail::server {
 
+enum class AnswerShape { kChat, kResponses, kMessages };  // of which API the answer is
+
 struct AnswerSpec {
   const CallFormat* calls = nullptr;  // null: calls are not looked for
   std::vector<Tool> tools;

@@ -5,6 +5,8 @@
 #include "base/check.h"
 #include "model/tokenizer/tokenizer.h"
 #include "server/openai/api_error.h"
+#include "server/openai/messages_answer.h"
+#include "server/openai/responses_answer.h"
 
 namespace dovetail::server {
 namespace {
@@ -28,10 +30,22 @@ absl::Status EngineFailure(const requests::GenerationUpdate& update) {
   }
 }
 
+std::unique_ptr<BlockAnswer> MakeBlockAnswer(const ResponseSpec& spec) {
+  switch (spec.shape) {
+    case AnswerShape::kChat: return nullptr;
+    case AnswerShape::kResponses: return MakeResponsesAnswer(spec);
+    case AnswerShape::kMessages: break;
+  }
+  return MakeMessagesAnswer(spec);
+}
+
 }  // namespace
 
 GenerationResponse::GenerationResponse(std::shared_ptr<const ServedModel> model, ResponseSpec spec)
-    : model_(std::move(model)), spec_(std::move(spec)), logprobs_json_(*model_, spec_.tokens_as_ids) {
+    : model_(std::move(model)),
+      spec_(std::move(spec)),
+      logprobs_json_(*model_, spec_.tokens_as_ids),
+      blocks_(MakeBlockAnswer(spec_)) {
   prompts_.resize(spec_.prompts.size());
   for (size_t p = 0; p < prompts_.size(); ++p) {
     Prompt& prompt = prompts_[p];
@@ -58,7 +72,9 @@ GenerationResponse::Effects GenerationResponse::OnUpdate(int p, const requests::
   Choice::Delta delta = prompt.choices[update.choice].state.Add(update);
   effects.tokens = delta.counted;
   if (delta.stop_in_engine) effects.stops.push_back({p, update.choice});
-  if (spec_.stream) {
+  if (blocks_ != nullptr) {
+    effects.frames = blocks_->Add(delta);
+  } else if (spec_.stream) {
     Stream(p, update.choice, std::move(delta), effects);
   } else {
     Hold(p, update.choice, std::move(delta));
@@ -105,6 +121,11 @@ bool GenerationResponse::Finished(const Prompt& prompt) {
 void GenerationResponse::CheckDone(Effects& effects) {
   if (!std::all_of(prompts_.begin(), prompts_.end(), Finished)) return;
   done_ = effects.done = true;
+  if (blocks_ != nullptr) {
+    const Choice& choice = prompts_[0].choices[0].state;
+    effects.frames += blocks_->Finish({choice.finish_reason(), choice.stop_reason(), usage()});
+    return;
+  }
   if (!spec_.stream) return;
   if (spec_.include_usage) {
     Json chunk = ChunkHead();
@@ -119,6 +140,7 @@ std::string GenerationResponse::Fail(absl::Status why) {
   if (done_) return "";
   done_ = true;
   failure_ = std::move(why);
+  if (blocks_ != nullptr) return blocks_->Fail(failure_);
   if (!spec_.stream) return "";
   return absl::StrCat("data: ", ErrorBody(ToApiError(failure_)), "\n\n");
 }
@@ -346,6 +368,7 @@ Json GenerationResponse::ChoiceJson(int p, const ChoiceOutput& output, int index
 
 std::string GenerationResponse::Body() const {
   DT_CHECK(done_ && failure_.ok() && !spec_.stream);
+  if (blocks_ != nullptr) return Dump(blocks_->Body());
   Json choices = Json::array();
   for (size_t p = 0; p < prompts_.size(); ++p) {
     int c = 0;

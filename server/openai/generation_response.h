@@ -4,26 +4,22 @@
 #include <vector>
 
 #include "requests/generation.h"
+#include "server/openai/block_answer.h"
 #include "server/openai/choice.h"
 #include "server/openai/logprobs_json.h"
 #include "server/openai/response_spec.h"
 #include "server/openai/served_model.h"
+#include "server/openai/usage_totals.h"
 
 namespace dovetail::server {
-
-struct UsageTotals {
-  int64_t prompt_tokens = 0;
-  int64_t completion_tokens = 0;  // of every choice generated, shown or not
-  int64_t cached_tokens = 0;
-  int64_t reasoning_tokens = 0;  // of completion_tokens, those of thoughts
-};
 
 // The answer to one generation request as it grows: engine updates in, SSE frames or one JSON body out. A state machine
 // without I/O, of one thread.
 //
 // Choice c of prompt p has the index p * n + c. Frames follow the OpenAI API: in chat first the role, last a
 // finish_reason without content; the same id everywhere; usage null until an extra chunk at the end when asked for;
-// "data: [DONE]" after a success only. After a failure the last frame is {"error": ...}.
+// "data: [DONE]" after a success only. After a failure the last frame is {"error": ...}. Other APIs' frames and bodies
+// are those of a BlockAnswer.
 class GenerationResponse {
  public:
   GenerationResponse(std::shared_ptr<const ServedModel> model, ResponseSpec spec);
@@ -102,6 +98,7 @@ class GenerationResponse {
   const std::shared_ptr<const ServedModel> model_;
   const ResponseSpec spec_;
   const LogprobsJson logprobs_json_;
+  const std::unique_ptr<BlockAnswer> blocks_;  // null: the answer has the shape of OpenAI's completions
   std::vector<Prompt> prompts_;
   bool done_ = false;
   absl::Status failure_;

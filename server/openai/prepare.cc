@@ -250,10 +250,16 @@ absl::StatusOr<PreparedGeneration> Prepare(const CompletionRequest& request, con
   return prepared;
 }
 
-absl::StatusOr<PreparedGeneration> Prepare(const ChatRequest& request, const ServedModel& model,
-                                           const RequestContext& context) {
+namespace {
+
+absl::StatusOr<PreparedGeneration> PrepareChat(const ChatRequest& request, const ServedModel& model,
+                                               const RequestContext& context) {
   const GenerationFields& fields = request.fields;
   PreparedGeneration prepared{MakeSpec(fields, model, context, Endpoint::kChat), {}};
+  prepared.spec.shape = request.shape;
+  prepared.spec.repeated = request.repeated;
+  if (request.shape == AnswerShape::kResponses) prepared.spec.id = absl::StrCat("resp_", context.id);
+  if (request.shape == AnswerShape::kMessages) prepared.spec.id = absl::StrCat("msg_", context.id);
   DT_ASSIGN_OR_RETURN(auto sampling, MakeSampling(fields, model, context));
   DT_RETURN_IF_ERROR(context.CheckWanted());
   DT_ASSIGN_OR_RETURN(const auto parts, Render(request.prompt, model));
@@ -267,6 +273,15 @@ absl::StatusOr<PreparedGeneration> Prepare(const ChatRequest& request, const Ser
   prepared.spec.answer = MakeAnswerSpec(request, thought, model, context);
   prepared.spec.prompts.push_back(made.prompt);
   prepared.requests.push_back(std::move(made));
+  return prepared;
+}
+
+}  // namespace
+
+absl::StatusOr<PreparedGeneration> Prepare(const ChatRequest& request, const ServedModel& model,
+                                           const RequestContext& context) {
+  auto prepared = PrepareChat(request, model, context);
+  if (!prepared.ok()) return request.names.Rename(prepared.status());
   return prepared;
 }
 

@@ -7,6 +7,8 @@
 
 #include "base/ids.h"
 #include "base/status.h"
+#include "server/openai/answer.h"
+#include "server/openai/chat_body.h"
 #include "server/openai/json.h"
 #include "server/openai/served_model.h"
 #include "server/openai/tools.h"
@@ -67,6 +69,10 @@ struct ChatRequest {
   ChatPrompt prompt;
   ToolUse tools;
   bool show_reasoning = true;
+
+  AnswerShape shape = AnswerShape::kChat;
+  FieldNames names;  // where its fields came from, if they are another API's
+  Json repeated;     // kResponses: fields of the request that the answer has, too
 };
 
 struct TokenizeRequest {
@@ -86,6 +92,12 @@ struct DetokenizeRequest {
 // kInvalidArgument with the field (api_error.h), or kNotFound for a model that is not served.
 absl::StatusOr<CompletionRequest> ParseCompletionRequest(const Json& body, const ServedModel& model);
 absl::StatusOr<ChatRequest> ParseChatRequest(const Json& body, const ServedModel& model);
+// /v1/responses, as a chat. Fields that it shares with /v1/chat/completions mean what they mean there, those for
+// sampling that other servers know, too.
+absl::StatusOr<ChatRequest> ParseResponsesRequest(const Json& body, const ServedModel& model);
+// /v1/messages and /v1/messages/count_tokens, Anthropic's API, likewise. To count tokens, max_tokens may be left out.
+absl::StatusOr<ChatRequest> ParseMessagesRequest(const Json& body, const ServedModel& model);
+absl::StatusOr<ChatRequest> ParseCountTokensRequest(const Json& body, const ServedModel& model);
 absl::StatusOr<TokenizeRequest> ParseTokenizeRequest(const Json& body, const ServedModel& model);
 absl::StatusOr<DetokenizeRequest> ParseDetokenizeRequest(const Json& body, const ServedModel& model);
 

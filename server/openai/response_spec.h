@@ -13,7 +13,7 @@ namespace dovetail::server {
 // How the tokens of one HTTP request become its answer. A value; everything about text, nothing about sockets.
 struct ResponseSpec {
   Endpoint endpoint = Endpoint::kCompletions;
-  std::string id;       // "cmpl-..." or "chatcmpl-..."
+  std::string id;       // "cmpl-...", "chatcmpl-...", "resp_..." or "msg_..."
   std::string model;    // as the client called it
   int64_t created = 0;  // Unix seconds
 
@@ -39,6 +39,8 @@ struct ResponseSpec {
   std::vector<std::vector<TokenId>> prompts;  // of each engine request, in order
 
   AnswerSpec answer;  // chat: what is taken out of the text
+  AnswerShape shape = AnswerShape::kChat;
+  Json repeated;  // kResponses: fields of the request that the answer has, too
 
   bool chat() const { return endpoint == Endpoint::kChat; }
 };

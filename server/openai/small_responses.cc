@@ -99,6 +99,12 @@ absl::StatusOr<std::string> TokenizeBody(const TokenizeRequest& request, const S
   return Dump(body);
 }
 
+absl::StatusOr<std::string> CountTokensBody(const ChatRequest& request, const ServedModel& model) {
+  const auto ids = EncodeChat(request.prompt, request.fields.add_special_tokens.value_or(false), model);
+  if (!ids.ok()) return request.names.Rename(ids.status());
+  return Dump({{"input_tokens", ids->size()}});
+}
+
 std::string DetokenizeBody(const DetokenizeRequest& request, const ServedModel& model) {
   const std::string text = model.tokenizer->Decode(request.tokens, /*skip_special=*/false);
   return Dump({{"prompt", text}, {"content", text}});

@@ -20,6 +20,8 @@ absl::StatusOr<std::string> TokenizerInfoBody(const ServedModel& model);  // GET
 // The union of what vLLM and llama.cpp answer: {count, max_model_len, tokens, token_strs} and tokens as pieces if asked
 // for.
 absl::StatusOr<std::string> TokenizeBody(const TokenizeRequest& request, const ServedModel& model, int64_t usable_len);
+// {"input_tokens": the length of the conversation as the model gets it}
+absl::StatusOr<std::string> CountTokensBody(const ChatRequest& request, const ServedModel& model);
 // {"prompt": text, "content": text}
 std::string DetokenizeBody(const DetokenizeRequest& request, const ServedModel& model);
 

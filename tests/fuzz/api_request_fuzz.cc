@@ -48,11 +48,13 @@ void FuzzApiRequest(const uint8_t* data, size_t size) {
     CheckGeneration(server::Prepare(*completion, *model, {}), *model);
   else
     CheckRefusal(completion.status());
-  const auto chat = server::ParseChatRequest(*json, *model);
-  if (chat.ok())
-    CheckGeneration(server::Prepare(*chat, *model, {}), *model);
-  else
-    CheckRefusal(chat.status());
+  for (const auto parse : {server::ParseChatRequest, server::ParseResponsesRequest, server::ParseMessagesRequest}) {
+    const auto chat = parse(*json, *model);
+    if (chat.ok())
+      CheckGeneration(server::Prepare(*chat, *model, {}), *model);
+    else
+      CheckRefusal(chat.status());
+  }
   const auto tokenize = server::ParseTokenizeRequest(*json, *model);
   if (!tokenize.ok())
     CheckRefusal(tokenize.status());

@@ -299,5 +299,25 @@ TEST(Completions, AFailureInTheMiddleIsAnErrorFrameAndTheStreamEnds) {
   EXPECT_EQ((*ParseJson(data.back()))["error"]["type"], "server_error");
 }
 
+// Before the body, in it, and by the engine.
+TEST(Messages, ErrorsHaveTheShapeOfTheApiWhereverTheyAreFound) {
+  TestServer test;
+  const std::string good = R"({"model":"bytes","max_tokens":5,"messages":[{"role":"user","content":"hi"}]})";
+  const auto expect = [&](const std::string& request, int status, const std::string& type) {
+    const RawResponse response = test.Ask(request);
+    EXPECT_EQ(response.status, status);
+    const Json body = *ParseJson(response.body);
+    EXPECT_EQ(body["type"], "error");
+    EXPECT_EQ(body["error"]["type"], type);
+    EXPECT_FALSE(body["error"]["message"].get<std::string>().empty());
+  };
+  EXPECT_EQ(test.AskJson(Post("/v1/messages", good))["type"], "message");
+  expect(Post("/v1/messages", good, "Content-Encoding: gzip\r\n"), 415, "invalid_request_error");
+  expect(Post("/v1/messages", "{"), 400, "invalid_request_error");
+  expect(Post("/v1/messages/count_tokens", "{}"), 400, "invalid_request_error");
+  test.engine.SetRefusal(absl::ResourceExhaustedError("full"));
+  expect(Post("/v1/messages", good), 503, "overloaded_error");
+}
+
 }  // namespace
 }  // namespace dovetail::server::test

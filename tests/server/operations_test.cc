@@ -16,8 +16,9 @@ using ::testing::Not;
 std::string RequestFor(const Route& route, const std::string& headers) {
   const std::string path = absl::StrCat(std::string(route.path), route.path.back() == '/' ? "bytes" : "");
   if (route.method == "GET") return Get(path, headers);
-  if (route.id == RouteId::kChat)
+  if (route.id == RouteId::kChat || route.id == RouteId::kMessages || route.id == RouteId::kCountTokens)
     return Post(path, R"({"model":"bytes","messages":[{"role":"user","content":"x"}],"max_tokens":1})", headers);
+  if (route.id == RouteId::kResponses) return Post(path, R"({"model":"bytes","input":"x"})", headers);
   if (route.id == RouteId::kDetokenize) return Post(path, R"({"tokens":[97]})", headers);
   return Post(path, R"({"model":"bytes","prompt":"x"})", headers);
 }

@@ -1,0 +1,265 @@
+// Anthropic's Messages API, from the fields of a request to the frames of its answer. No sockets.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "model/tokenizer/tokenizer.h"
+#include "server/openai/api_error.h"
+#include "server/openai/generation_response.h"
+#include "server/openai/messages_answer.h"
+#include "server/openai/prepare.h"
+#include "server/openai/small_responses.h"
+#include "tests/server/test_model.h"
+
+namespace dovetail::server::test {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+absl::StatusOr<ChatRequest> Parse(const ServedModel& model, const std::string& fields) {
+  DT_ASSIGN_OR_RETURN(const Json json, ParseJson(absl::StrCat(R"({"model":"bytes","max_tokens":500,)", fields, "}")));
+  return ParseMessagesRequest(json, model);
+}
+
+absl::StatusOr<PreparedGeneration> Ask(const ServedModel& model, const std::string& fields) {
+  DT_ASSIGN_OR_RETURN(const ChatRequest request, Parse(model, fields));
+  return Prepare(request, model, {.id = "1", .id_seed = 7});
+}
+
+std::string PromptOf(const ServedModel& model, const std::string& fields) {
+  const auto prepared = Ask(model, fields);
+  if (!prepared.ok()) return prepared.status().ToString();
+  return model.tokenizer->Decode(prepared->requests[0].prompt, /*skip_special=*/false);
+}
+
+constexpr char kUser[] = R"("messages":[{"role":"user","content":"hi"}])";
+
+TEST(Messages, BecomeAConversation) {
+  const auto model = TestModel();
+  EXPECT_EQ(PromptOf(*model, absl::StrCat(R"("system":[{"type":"text","text":"a","cache_control":{"type":"ephemeral"}},
+                                             {"type":"text","text":"b"}],)",
+                                          kUser)),
+            "<turn>system:a\nb<turn>user:hi<turn>assistant:");
+  EXPECT_EQ(PromptOf(*model, R"("messages":[{"role":"user","content":[{"type":"text","text":"a"}]},
+                                {"role":"assistant","content":"The"}])"),
+            "<turn>user:a<turn>assistant:The");
+}
+
+TEST(Messages, BlocksOfATurnAreOneMessageAndResultsAreTheirOwn) {
+  const auto model = TestModel();
+  const auto request = Parse(*model, R"("messages":[{"role":"user","content":"Rome?"},
+      {"role":"assistant","content":[{"type":"thinking","thinking":"Hm.","signature":""},
+         {"type":"text","text":"Looking."},{"type":"tool_use","id":"c1","name":"f","input":{"a":1}},
+         {"type":"tool_use","id":"c2","name":"g","input":{}}]},
+      {"role":"user","content":[{"type":"tool_result","tool_use_id":"c2","content":"two"},
+         {"type":"tool_result","tool_use_id":"c1","is_error":true,"content":[{"type":"text","text":"one"}]},
+         {"type":"text","text":"And?"}]}])");
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_EQ(Dump(request->prompt.messages),
+            R"([{"role":"user","content":"Rome?"},{"role":"assistant","content":"Looking.",)"
+            R"("reasoning_content":"Hm.","tool_calls":[)"
+            R"({"id":"c1","type":"function","function":{"name":"f","arguments":{"a":1}}},)"
+            R"({"id":"c2","type":"function","function":{"name":"g","arguments":{}}}]},)"
+            R"({"role":"tool","content":"two","tool_call_id":"c2","name":"g"},)"
+            R"({"role":"tool","content":"one","tool_call_id":"c1","name":"f"},{"role":"user","content":"And?"}])");
+  EXPECT_FALSE(request->prompt.continue_final_message);
+}
+
+TEST(Messages, FieldsMeanWhatTheyMeanInChats) {
+  const auto model = TestModel();
+  const auto request = Parse(*model, absl::StrCat(kUser, R"(,"stop_sequences":["x"],"top_k":3,
+      "tools":[{"name":"f","description":"d","input_schema":{"type":"object"}}],
+      "tool_choice":{"type":"auto","disable_parallel_tool_use":true},
+      "thinking":{"type":"enabled","budget_tokens":1024})"));
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_THAT(request->fields.stop, ElementsAre("x"));
+  EXPECT_EQ(request->fields.max_tokens, 500);
+  EXPECT_EQ(request->fields.top_k, 3);
+  EXPECT_FALSE(request->tools.parallel);
+  EXPECT_EQ(Dump(request->prompt.tools[0]["function"]),
+            R"({"name":"f","description":"d","parameters":{"type":"object"}})");
+  EXPECT_EQ(request->prompt.template_kwargs["enable_thinking"], true);
+}
+
+TEST(Messages, ErrorsNameTheFieldsOfThisApi) {
+  const auto model = TestModel();
+  const std::string user = std::string(kUser) + ",";
+  const auto block = [](const std::string& role, const std::string& one) {
+    return absl::StrCat(R"("messages":[{"role":")", role, R"(","content":[)", one, "]}]");
+  };
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {R"("x":1)", "messages"},
+      {R"("messages":[])", "messages"},
+      {R"("messages":[1])", "messages.0"},
+      {R"("messages":[{"role":"system","content":"a"}])", "messages.0.role"},
+      {R"("messages":[{"role":"user"}])", "messages.0.content"},
+      {block("user", "1"), "messages.0.content.0"},
+      {block("user", R"({"type":"image"})"), "messages.0.content.0.type"},
+      {block("user", R"({"type":"tool_use"})"), "messages.0.content.0.type"},
+      {block("user", R"({"type":"text"})"), "messages.0.content.0.text"},
+      {block("user", R"({"type":"tool_result","tool_use_id":"c"})"), "messages.0.content.0.tool_use_id"},
+      {block("user", R"({"type":"tool_result","tool_use_id":"c","content":[{"type":"image"}]})"),
+       "messages.0.content.0.content.0.type"},
+      {block("assistant", R"({"type":"redacted_thinking"})"), "messages.0.content.0.type"},
+      {block("assistant", R"({"type":"tool_use","name":"f","input":{}})"), "messages.0.content.0.id"},
+      {block("assistant", R"({"type":"tool_use","id":"c","name":"a b","input":{}})"), "messages.0.content.0.name"},
+      {block("assistant", R"({"type":"tool_use","id":"c","name":"f","input":1})"), "messages.0.content.0.input"},
+      {user + R"("system":1)", "system"},
+      {user + R"("stop_sequences":[1])", "stop_sequences.0"},
+      {user + R"("stop":"x")", "stop"},
+      {user + R"("n":2)", "n"},
+      {user + R"("temperature":3)", "temperature"},
+      {user + R"("mcp_servers":[{}])", "mcp_servers"},
+      {user + R"("container":"c")", "container"},
+      {user + R"("thinking":{"type":"maybe"})", "thinking.type"},
+      {user + R"("tools":[{"type":"bash_20250124","name":"bash"}])", "tools.0.type"},
+      {user + R"("tools":[{"name":"","input_schema":{}}])", "tools.0.name"},
+      {user + R"("tools":[{"name":"f","input_schema":[]}])", "tools.0.input_schema"},
+      {user + R"("tools":[{"name":"f"}],"tool_choice":{"type":"tool","name":"g"})", "tool_choice.name"},
+      {user + R"("tools":[{"name":"f"}],"tool_choice":{"type":"required"})", "tool_choice.type"},
+      {user + R"("output_config":{"format":{"type":"json_schema","schema":{"not":{}}}})",
+       "output_config.format.schema.not"},
+      {user + R"("output_config":{"effort":"enormous"})", "output_config.effort"},
+  };
+  for (const auto& [fields, param] : cases) {
+    const absl::Status status = Ask(*model, fields).status();
+    ASSERT_FALSE(status.ok()) << fields;
+    EXPECT_EQ(ToApiError(status).param.value_or("none"), param) << fields << "\n" << status;
+    EXPECT_EQ(std::string(status.message()).substr(0, param.size()), param) << fields;
+  }
+  const Json unlimited = Json::parse(absl::StrCat("{", kUser, "}"));
+  EXPECT_EQ(ToApiError(ParseMessagesRequest(unlimited, *model).status()).param.value_or("none"), "max_tokens");
+}
+
+TEST(Messages, TokensAreCountedAsTheyAreUsed) {
+  const auto model = TestModel();
+  const auto json = ParseJson(absl::StrCat(R"({"model":"bytes",)", kUser, "}"));
+  const auto request = ParseCountTokensRequest(*json, *model);
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_EQ(*CountTokensBody(*request, *model),
+            absl::StrCat(R"({"input_tokens":)", Ask(*model, kUser)->requests[0].prompt.size(), "}"));
+}
+
+TEST(Messages, ErrorsHaveTheEnvelopeOfTheApi) {
+  const auto body = [](const absl::Status& status) { return MessagesErrorBody(ToApiError(status)); };
+  EXPECT_EQ(body(BadField("system", "x")),
+            R"({"type":"error","error":{"type":"invalid_request_error","message":"system: x"}})");
+  EXPECT_THAT(body(UnknownModel("m")), HasSubstr("not_found_error"));
+  EXPECT_THAT(body(absl::AbortedError("")), HasSubstr("rate_limit_error"));
+  EXPECT_THAT(body(absl::ResourceExhaustedError("")), HasSubstr("overloaded_error"));
+  EXPECT_THAT(body(absl::InternalError("/secret")), HasSubstr("api_error"));
+  const auto model = TestModel();
+  const std::string large = absl::StrCat(R"("messages":[{"role":"user","content":")", std::string(9000, 'x'), "\"}]");
+  EXPECT_THAT(body(Ask(*model, large).status()), HasSubstr(R"("message":"prompt is too long: )"));
+}
+
+// ---- answers ----
+
+requests::GenerationUpdate Update(std::string_view text, std::optional<requests::FinishReason> reason = std::nullopt) {
+  requests::GenerationUpdate update;
+  for (const char c : text) update.tokens.push_back(static_cast<uint8_t>(c));
+  update.choice_finished = update.request_finished = reason.has_value();
+  if (reason) update.reason = *reason;
+  if (reason == requests::FinishReason::kStop) update.tokens.push_back(update.stop_token = kEos);
+  update.prompt_tokens = 3;
+  update.cached_tokens = 2;
+  return update;
+}
+
+ResponseSpec Spec(bool stream, const std::string& fields = "") {
+  ResponseSpec spec = Ask(*TestModel(), absl::StrCat(kUser, fields))->spec;
+  spec.stream = stream;
+  spec.prompts = {{kBos, 'h', 'i'}};
+  spec.answer.calls = FindCallFormat("hermes");
+  spec.answer.thoughts = FindThoughtFormat("think");
+  return spec;
+}
+
+std::vector<Json> Stream(std::string_view text, size_t piece, requests::FinishReason reason) {
+  GenerationResponse response(TestModel(), Spec(/*stream=*/true));
+  std::string frames;
+  for (size_t i = 0; i < text.size(); i += piece) frames += response.OnUpdate(0, Update(text.substr(i, piece))).frames;
+  frames += response.OnUpdate(0, Update("", reason)).frames;
+  std::vector<Json> events;
+  for (size_t at = 0; (at = frames.find("event: ", at)) != std::string::npos; ++at) {
+    const size_t data = frames.find("\ndata: ", at);
+    events.push_back(Json::parse(frames.substr(data + 7, frames.find("\n\n", data) - data - 7)));
+    EXPECT_EQ(frames.substr(at + 7, data - at - 7), events.back()["type"]);
+  }
+  return events;
+}
+
+Json Whole(std::string_view text, requests::FinishReason reason = requests::FinishReason::kStop,
+           const std::string& fields = "") {
+  GenerationResponse response(TestModel(), Spec(/*stream=*/false, fields));
+  EXPECT_EQ(response.OnUpdate(0, Update(text)).frames, "");
+  EXPECT_EQ(response.OnUpdate(0, Update("", reason)).frames, "");
+  return Json::parse(response.Body());
+}
+
+constexpr char kText[] =
+    "<think>\nHm.</think>\nLooking.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
+
+TEST(Messages, AnAnswerIsBlocksInTheirOrder) {
+  const Json body = Whole(kText);
+  EXPECT_EQ(body["id"], "msg_1");
+  EXPECT_EQ(body["stop_reason"], "tool_use");
+  EXPECT_EQ(Dump(body["content"]),
+            absl::StrCat(R"([{"type":"thinking","thinking":"Hm.","signature":""},{"type":"text","text":"Looking."},)",
+                         R"({"type":"tool_use","id":")", CallId(Spec(false).answer, 0, 0),
+                         R"(","name":"f","input":{"a":1}}])"));
+  EXPECT_EQ(Dump(body["usage"]), absl::StrCat(R"({"input_tokens":1,"cache_creation_input_tokens":0,)",
+                                              R"("cache_read_input_tokens":2,"output_tokens":)", sizeof(kText), "}"));
+}
+
+TEST(Messages, TheReasonOfTheEndIsTold) {
+  EXPECT_EQ(Whole("Once")["stop_reason"], "end_turn");
+  EXPECT_EQ(Whole("Once", requests::FinishReason::kLength)["stop_reason"], "max_tokens");
+  const Json stopped = Whole("Once upon", requests::FinishReason::kStop, R"(,"stop_sequences":["up"])");
+  EXPECT_EQ(stopped["stop_reason"], "stop_sequence");
+  EXPECT_EQ(stopped["stop_sequence"], "up");
+  EXPECT_EQ(stopped["content"][0]["text"], "Once ");
+}
+
+TEST(Messages, AStreamHasTheEventsOfTheApi) {
+  std::vector<std::string> types;
+  for (const Json& event : Stream(kText, 1000, requests::FinishReason::kStop)) types.push_back(event["type"]);
+  const std::string begin = "content_block_start", delta = "content_block_delta", end = "content_block_stop";
+  EXPECT_THAT(types, ElementsAre("message_start", begin, delta, end, begin, delta, end, begin, delta, end,
+                                 "message_delta", "message_stop"));
+}
+
+TEST(Messages, AStreamAddsUpToTheBodyHoweverItIsCut) {
+  for (const auto reason : {requests::FinishReason::kStop, requests::FinishReason::kLength}) {
+    const Json body = Whole(kText, reason);
+    for (size_t piece = 1; piece < 20; ++piece) {
+      const std::vector<Json> events = Stream(kText, piece, reason);
+      Json content = Json::array();
+      std::string input;
+      for (const Json& event : events) {
+        if (event["type"] == "content_block_start") content.push_back(event["content_block"]);
+        if (event["type"] != "content_block_delta") continue;
+        EXPECT_EQ(event["index"], content.size() - 1);
+        const Json& delta = event["delta"];
+        for (const char* field : {"text", "thinking"})
+          if (delta.contains(field))
+            content.back()[field] = content.back()[field].get<std::string>() + delta[field].get<std::string>();
+        if (delta["type"] == "input_json_delta") input += delta["partial_json"];
+      }
+      content.back()["input"] = Json::parse(input);
+      EXPECT_EQ(Dump(content), Dump(body["content"])) << piece;
+      const Json& last = events[events.size() - 2];
+      EXPECT_EQ(last["delta"]["stop_reason"], body["stop_reason"]);
+      EXPECT_EQ(Dump(last["usage"]), Dump(body["usage"]));
+    }
+  }
+}
+
+TEST(Messages, AStreamThatFailsEndsWithAnError) {
+  const Json last = Stream("Once upon", 3, requests::FinishReason::kError).back();
+  EXPECT_EQ(last["type"], "error");
+  EXPECT_EQ(last["error"]["type"], "api_error");
+}
+
+}  // namespace
+}  // namespace dovetail::server::test

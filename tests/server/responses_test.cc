@@ -1,0 +1,239 @@
+// The Responses API, from the fields of a request to the frames of its answer. No sockets.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "model/tokenizer/tokenizer.h"
+#include "server/openai/api_error.h"
+#include "server/openai/generation_response.h"
+#include "server/openai/prepare.h"
+#include "tests/server/test_model.h"
+
+namespace dovetail::server::test {
+namespace {
+
+using ::testing::ElementsAre;
+
+absl::StatusOr<PreparedGeneration> Ask(const ServedModel& model, const std::string& fields) {
+  DT_ASSIGN_OR_RETURN(const Json json, ParseJson(absl::StrCat(R"({"model":"bytes",)", fields, "}")));
+  DT_ASSIGN_OR_RETURN(const ChatRequest request, ParseResponsesRequest(json, model));
+  return Prepare(request, model, {.id = "1", .id_seed = 7});
+}
+
+std::string PromptOf(const ServedModel& model, const std::string& fields) {
+  const auto prepared = Ask(model, fields);
+  if (!prepared.ok()) return prepared.status().ToString();
+  return model.tokenizer->Decode(prepared->requests[0].prompt, /*skip_special=*/false);
+}
+
+TEST(Responses, InputBecomesAConversation) {
+  const auto model = TestModel();
+  EXPECT_EQ(PromptOf(*model, R"("input":"hi")"), "<turn>user:hi<turn>assistant:");
+  EXPECT_EQ(PromptOf(*model, R"("instructions":"Be brief.","input":[{"role":"user","content":[{"type":"input_text",
+                                "text":"a"},{"type":"input_text","text":"b"}]},
+                                {"type":"message","role":"assistant","content":[{"type":"output_text","text":"c"}]},
+                                {"type":"message","role":"developer","content":"d"}])"),
+            "<turn>system:Be brief.<turn>user:a\nb<turn>assistant:c<turn>system:d<turn>assistant:");
+}
+
+TEST(Responses, ThoughtsTextAndCallsOfATurnAreOneMessage) {
+  const auto model = TestModel();
+  const auto json = ParseJson(R"({"model":"bytes","input":[{"role":"user","content":"Rome?"},
+      {"type":"reasoning","summary":[],"content":[{"type":"reasoning_text","text":"Hm."}]},
+      {"role":"assistant","content":"Looking."},
+      {"type":"function_call","call_id":"c1","name":"f","arguments":"{\"a\":1}"},
+      {"type":"function_call","call_id":"c2","name":"g","arguments":""},
+      {"type":"function_call_output","call_id":"c2","output":"two"},
+      {"type":"function_call_output","call_id":"c1","output":[{"type":"input_text","text":"one"}]}]})");
+  const auto request = ParseResponsesRequest(*json, *model);
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_EQ(Dump(request->prompt.messages),
+            R"([{"role":"user","content":"Rome?"},{"role":"assistant","content":"Looking.",)"
+            R"("reasoning_content":"Hm.","tool_calls":[)"
+            R"({"id":"c1","type":"function","function":{"name":"f","arguments":{"a":1}}},)"
+            R"({"id":"c2","type":"function","function":{"name":"g","arguments":{}}}]},)"
+            R"({"role":"tool","content":"two","tool_call_id":"c2","name":"g"},)"
+            R"({"role":"tool","content":"one","tool_call_id":"c1","name":"f"}])");
+}
+
+TEST(Responses, ErrorsNameTheFieldsOfThisApi) {
+  const auto model = TestModel();
+  const std::string user = R"("input":"hi",)";
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {R"("x":1)", "input"},
+      {R"("input":[])", "input"},
+      {R"("input":1)", "input"},
+      {R"("input":[1])", "input.0"},
+      {R"("input":[{"content":"a"}])", "input.0.role"},
+      {R"("input":[{"role":"tool","content":"a"}])", "input.0.role"},
+      {R"("input":[{"role":"user"}])", "input.0.content"},
+      {R"("input":[{"role":"user","content":[{"type":"input_image"}]}])", "input.0.content.0.type"},
+      {R"("input":[{"type":"web_search_call"}])", "input.0.type"},
+      {R"("input":[{"type":"reasoning","encrypted_content":"x"}])", "input.0.encrypted_content"},
+      {R"("input":[{"role":"user","content":"a"},{"type":"function_call","name":"f"}])", "input.1.call_id"},
+      {R"("input":[{"type":"function_call","call_id":"c","name":"a b"}])", "input.0.name"},
+      {R"("input":[{"type":"function_call","call_id":"c","name":"f","arguments":{}}])", "input.0.arguments"},
+      {R"("input":[{"type":"function_call_output","call_id":"c","output":"x"}])", "input.0.call_id"},
+      {R"("input":[{"type":"function_call_output","call_id":"c"}])", "input.0.output"},
+      {user + R"("max_output_tokens":0)", "max_output_tokens"},
+      {user + R"("max_output_tokens":100000)", "max_output_tokens"},
+      {user + R"("max_tokens":5)", "max_tokens"},
+      {user + R"("messages":[])", "messages"},
+      {user + R"("n":2)", "n"},
+      {user + R"("instructions":1)", "instructions"},
+      {user + R"("temperature":3)", "temperature"},
+      {user + R"("previous_response_id":"resp_1")", "previous_response_id"},
+      {user + R"("conversation":"c")", "conversation"},
+      {user + R"("background":true)", "background"},
+      {user + R"("truncation":"auto")", "truncation"},
+      {user + R"("include":["message.output_text.logprobs"])", "include.0"},
+      {user + R"("tools":[{"type":"custom","name":"x"}])", "tools.0.type"},
+      {user + R"("tools":[{"type":"function","name":""}])", "tools.0.name"},
+      {user + R"("tools":[{"type":"function","name":"f","parameters":[]}])", "tools.0.parameters"},
+      {user + R"("tools":[{"type":"function","name":"f"}],"tool_choice":{"type":"function","name":"g"})",
+       "tool_choice.name"},
+      {user + R"("text":{"format":{"type":"json_schema","schema":{"not":{}}}})", "text.format.schema.not"},
+      {user + R"("text":{"format":{"type":"yaml"}})", "text.format.type"},
+      {user + R"("text":{"verbosity":1})", "text.verbosity"},
+      {user + R"("reasoning":{"effort":"enormous"})", "reasoning.effort"},
+      {user + R"("reasoning":{"summary":"long"})", "reasoning.summary"},
+      {absl::StrCat(R"("input":")", std::string(9000, 'x'), "\""), "input"},
+  };
+  for (const auto& [fields, param] : cases) {
+    const absl::Status status = Ask(*model, fields).status();
+    ASSERT_FALSE(status.ok()) << fields;
+    EXPECT_EQ(ToApiError(status).param.value_or("none"), param) << fields << "\n" << status;
+    EXPECT_EQ(std::string(status.message()).substr(0, param.size()), param) << fields;
+  }
+  for (const char* harmless : {R"("store":true)", R"("truncation":"disabled")", R"("previous_response_id":null)",
+                               R"("include":["reasoning.encrypted_content"])", R"("top_k":5,"stop":["x"])"})
+    EXPECT_TRUE(Ask(*model, user + harmless).ok()) << harmless << Ask(*model, user + harmless).status();
+}
+
+// ---- answers ----
+
+requests::GenerationUpdate Update(std::string_view text, std::optional<requests::FinishReason> reason = std::nullopt) {
+  requests::GenerationUpdate update;
+  for (const char c : text) update.tokens.push_back(static_cast<uint8_t>(c));
+  update.choice_finished = update.request_finished = reason.has_value();
+  if (reason) update.reason = *reason;
+  if (reason == requests::FinishReason::kStop) update.tokens.push_back(update.stop_token = kEos);
+  update.prompt_tokens = 3;
+  update.cached_tokens = 2;
+  return update;
+}
+
+ResponseSpec Spec(bool stream) {
+  const auto model = TestModel();
+  auto prepared = Ask(*model, R"("input":"hi","temperature":0.5)");
+  ResponseSpec spec = prepared->spec;
+  spec.stream = stream;
+  spec.prompts = {{kBos, 'h', 'i'}};
+  spec.answer.calls = FindCallFormat("hermes");
+  spec.answer.thoughts = FindThoughtFormat("think");
+  return spec;
+}
+
+std::vector<Json> EventsOf(const std::string& frames) {
+  std::vector<Json> events;
+  for (size_t at = 0; (at = frames.find("event: ", at)) != std::string::npos; ++at) {
+    const size_t data = frames.find("\ndata: ", at);
+    events.push_back(Json::parse(frames.substr(data + 7, frames.find("\n\n", data) - data - 7)));
+    EXPECT_EQ(frames.substr(at + 7, data - at - 7), events.back()["type"]);
+    EXPECT_EQ(events.back()["sequence_number"], events.size() - 1);
+  }
+  return events;
+}
+
+std::vector<Json> Stream(std::string_view text, size_t piece, requests::FinishReason reason) {
+  GenerationResponse response(TestModel(), Spec(/*stream=*/true));
+  std::string frames;
+  for (size_t i = 0; i < text.size(); i += piece) frames += response.OnUpdate(0, Update(text.substr(i, piece))).frames;
+  frames += response.OnUpdate(0, Update("", reason)).frames;
+  return EventsOf(frames);
+}
+
+Json Whole(std::string_view text, requests::FinishReason reason = requests::FinishReason::kStop) {
+  GenerationResponse response(TestModel(), Spec(/*stream=*/false));
+  EXPECT_EQ(response.OnUpdate(0, Update(text)).frames, "");
+  EXPECT_EQ(response.OnUpdate(0, Update("", reason)).frames, "");
+  return Json::parse(response.Body());
+}
+
+constexpr char kText[] =
+    "<think>\nHm.</think>\nLooking.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
+
+TEST(Responses, AnAnswerIsItemsInTheirOrder) {
+  const Json body = Whole(kText);
+  EXPECT_EQ(body["id"], "resp_1");
+  EXPECT_EQ(body["status"], "completed");
+  EXPECT_EQ(body["temperature"], 0.5);
+  EXPECT_EQ(body["store"], false);
+  const std::string id = CallId(Spec(false).answer, 0, 0);
+  EXPECT_EQ(Dump(body["output"]),
+            absl::StrCat(R"([{"id":"rs_1_0","status":"completed","type":"reasoning","summary":[],)"
+                         R"("content":[{"type":"reasoning_text","text":"Hm."}]},)"
+                         R"({"id":"msg_1_1","status":"completed","type":"message","role":"assistant",)"
+                         R"("content":[{"type":"output_text","text":"Looking.","annotations":[],"logprobs":[]}]},)"
+                         R"({"id":"fc_1_2","status":"completed","type":"function_call","call_id":")",
+                         id, R"(","name":"f","arguments":"{\"a\": 1}"}])"));
+  const int tokens = static_cast<int>(std::string_view(kText).size()) + 1;
+  EXPECT_EQ(body["usage"]["input_tokens"], 3);
+  EXPECT_EQ(body["usage"]["input_tokens_details"]["cached_tokens"], 2);
+  EXPECT_EQ(body["usage"]["output_tokens"], tokens);
+  EXPECT_GT(body["usage"]["output_tokens_details"]["reasoning_tokens"], 3);
+  EXPECT_EQ(body["usage"]["total_tokens"], tokens + 3);
+}
+
+TEST(Responses, AStreamHasTheEventsOfTheApi) {
+  std::vector<std::string> types;
+  for (const Json& event : Stream(kText, 1000, requests::FinishReason::kStop))
+    types.push_back(event["type"].get<std::string>().substr(std::string("response.").size()));
+  EXPECT_THAT(types,
+              ElementsAre("created", "in_progress", "output_item.added", "content_part.added", "reasoning_text.delta",
+                          "reasoning_text.done", "content_part.done", "output_item.done", "output_item.added",
+                          "content_part.added", "output_text.delta", "output_text.done", "content_part.done",
+                          "output_item.done", "output_item.added", "function_call_arguments.delta",
+                          "function_call_arguments.done", "output_item.done", "completed"));
+}
+
+TEST(Responses, AStreamAddsUpToTheBodyHoweverItIsCut) {
+  for (const auto reason : {requests::FinishReason::kStop, requests::FinishReason::kLength}) {
+    const Json body = Whole(kText, reason);
+    for (size_t piece = 1; piece < 20; ++piece) {
+      std::string text, thought, arguments;
+      Json items = Json::array();
+      const std::vector<Json> events = Stream(kText, piece, reason);
+      for (const Json& event : events) {
+        if (event["type"] == "response.output_text.delta") text += event["delta"];
+        if (event["type"] == "response.reasoning_text.delta") thought += event["delta"];
+        if (event["type"] == "response.function_call_arguments.delta") arguments += event["delta"];
+        if (event["type"] == "response.output_item.done") items.push_back(event["item"]);
+      }
+      EXPECT_EQ(text, "Looking.");
+      EXPECT_EQ(thought, "Hm.");
+      EXPECT_EQ(arguments, "{\"a\": 1}");
+      EXPECT_EQ(Dump(items), Dump(body["output"])) << piece;
+      EXPECT_EQ(Dump(events.back()["response"]["output"]), Dump(body["output"]));
+      EXPECT_EQ(Dump(events.back()["response"]["usage"]), Dump(body["usage"]));
+    }
+  }
+}
+
+TEST(Responses, WhatTheLengthEndsIsIncomplete) {
+  const Json body = Whole("Once upon", requests::FinishReason::kLength);
+  EXPECT_EQ(body["status"], "incomplete");
+  EXPECT_EQ(body["incomplete_details"]["reason"], "max_output_tokens");
+  EXPECT_EQ(body["output"][0]["status"], "incomplete");
+  EXPECT_EQ(Stream("Once upon", 3, requests::FinishReason::kLength).back()["type"], "response.incomplete");
+}
+
+TEST(Responses, AStreamThatFailsSaysSo) {
+  const Json last = Stream("Once upon", 3, requests::FinishReason::kError).back();
+  EXPECT_EQ(last["type"], "response.failed");
+  EXPECT_EQ(last["response"]["status"], "failed");
+  EXPECT_EQ(last["response"]["error"]["code"], "server_error");
+  EXPECT_EQ(last["response"]["output"][0]["content"][0]["text"], "Once upon");
+}
+
+}  // namespace
+}  // namespace dovetail::server::test
