@@ -45,9 +45,11 @@ class ClusterComputeWorker final : public control::WorkerNode {
 
   void AddPeer(const control::Peer& peer) override {
     if (peer.role == control::Role::kAttentionWorker) node_->AddAttentionWorker({peer.worker, peer.epoch, peer.node});
+    if (peer.role == control::Role::kComputeWorker) node_->AddComputeWorker({peer.worker, peer.epoch, peer.node});
   }
   void RemovePeer(const control::Peer& peer) override {
     if (peer.role == control::Role::kAttentionWorker) node_->LoseAttentionWorker(peer.worker, peer.epoch);
+    if (peer.role == control::Role::kComputeWorker) node_->LoseComputeWorker(peer.worker, peer.epoch);
   }
   int Poll() override { return node_->Poll(); }
   absl::Status Health() const override { return node_ == nullptr ? absl::OkStatus() : node_->Health(); }

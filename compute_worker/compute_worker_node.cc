@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "compute_worker/cpu/cpu_dense.h"
 #include "compute_worker/prompt_scratch_size.h"
+#include "proto/rank_frames.h"
 
 namespace dovetail::compute {
 namespace {
@@ -69,6 +70,7 @@ ComputeWorkerNode::ComputeWorkerNode(const model::LoadedModel& model, const prot
       port_(port),
       clock_(clock),
       links_(core_, port, tuning.exchange),
+      rank_links_(port),
       seam_(core_, WaysOf(core_, *dense_, links_, port, tuning.shared_gpu, tuning.exchange.required)),
       timers_(options.micro_batches) {
   actions_.reserve(64);
@@ -91,6 +93,8 @@ void ComputeWorkerNode::OnFrame(const transport::Delivery& delivery) {
   const StepId step(header.step);
   const MicroBatchId id(header.micro_batch);
   if (header.type == proto::kLinkAnswer || header.type == proto::kLinkThere) return links_.OnFrame(delivery);
+  if (header.type == proto::kRankState) return TakeRankState(delivery);
+  if (header.type == proto::kRankTaken) return rank_links_.OnTaken(delivery.from, header);
   switch (header.type) {
     case FrameType::kStepPlan: {
       auto plan = proto::DecodeStepPlan(delivery.payload);
@@ -126,11 +130,13 @@ void ComputeWorkerNode::Withdraw(MicroBatchId id, StepId step) {
 
 void ComputeWorkerNode::Refuse(MicroBatchId id, StepId step, StepStatus status, const absl::Status& why) {
   LogError("compute worker: ", std::string(why.message()));
+  core_.DropBefore(id, step);
   FinishStep finish{id, {.step = step, .micro_batch = id, .status = status, .error = std::string(why.message())}};
   if (absl::Status sent = Perform(finish); !sent.ok()) LogError("compute worker: ", std::string(sent.message()));
 }
 
 void ComputeWorkerNode::Postpone(MicroBatchId id, StepId step, std::vector<SequenceId> pending) {
+  core_.DropBefore(id, step);
   FinishStep finish{id, {.step = step, .micro_batch = id, .status = StepStatus::kGrammarPending}};
   finish.result.pending = std::move(pending);
   if (absl::Status sent = Perform(finish); !sent.ok()) LogError("compute worker: ", std::string(sent.message()));
@@ -165,12 +171,13 @@ void ComputeWorkerNode::Feed(Event event) {
   if (const auto* partial = std::get_if<PartialArrived>(&event); partial != nullptr) {
     Timer& timer = timers_[partial->micro_batch.value() < timers_.size() ? partial->micro_batch.value() : 0];
     const absl::Time now = clock_.Now();
-    timer.waiting += now - timer.waiting_since;
-    timer.overlapped += worked_ - timer.worked_at_waiting;
-    BeginWaiting(timer, now);
+    Waited(timer, now);
     if (waits_.size() < kWaitsKept) waits_.resize(waits_.size() + 1);
     waits_[next_wait_++ % kWaitsKept] = now - timer.sent;
   }
+  if (const auto* state = std::get_if<RankStateArrived>(&event); state != nullptr)
+    if (const MicroBatchId id = state->micro_batch; id.value() < timers_.size() && core_.running(id))
+      Waited(timers_[id.value()], clock_.Now());
   core_.Handle(std::move(event), actions_);
   if (outermost) PerformAll();
 }
@@ -205,6 +212,7 @@ absl::Status ComputeWorkerNode::Perform(Action& action) {
     }
     absl::Status operator()(SendKeyValue& a) { return node.Perform(a); }
     absl::Status operator()(AttendPrompts& a) { return node.Perform(a); }
+    absl::Status operator()(SendRankState& a) { return node.Perform(a); }
     absl::Status operator()(Sample& a) { return node.Perform(a); }
     absl::Status operator()(FinishStep& a) { return node.Perform(a); }
   };
@@ -230,6 +238,13 @@ absl::Status ComputeWorkerNode::Perform(SendKeyValue& send) {
 void ComputeWorkerNode::BeginWaiting(Timer& timer, absl::Time now) {
   timer.waiting_since = now;
   timer.worked_at_waiting = worked_;
+}
+
+// Something that it may have waited for has come.
+void ComputeWorkerNode::Waited(Timer& timer, absl::Time now) {
+  timer.waiting += now - timer.waiting_since;
+  timer.overlapped += worked_ - timer.worked_at_waiting;
+  BeginWaiting(timer, now);
 }
 
 // A step's own work has ended, to which `part` adds; it may wait from now on.
@@ -260,6 +275,22 @@ absl::Status ComputeWorkerNode::Perform(AttendPrompts& attend) {
   if (core_.table().linear(core_.table().op_group[attend.op]) != nullptr) timer.linear += timer.prompts - before;
   core_.Handle(DenseDone{attend.micro_batch}, actions_);
   return absl::OkStatus();
+}
+
+absl::Status ComputeWorkerNode::Perform(SendRankState& send) {
+  Note("send state", send.micro_batch, send.op);
+  return rank_links_.SendState(send.to, send.op, dense_->TakeRankState(send.micro_batch));
+}
+
+// Copied before it is answered: from then on its sender may use that memory again.
+void ComputeWorkerNode::TakeRankState(const transport::Delivery& delivery) {
+  RankStateArrived arrived{StepId(delivery.header.step),
+                           MicroBatchId(delivery.header.micro_batch),
+                           delivery.header.op,
+                           {delivery.payload.begin(), delivery.payload.end()}};
+  if (!rank_links_.AnswerState(delivery.from, delivery.header)) return;
+  if (arrived.micro_batch.value() < timers_.size()) Note("state arrives", arrived.micro_batch, arrived.op);
+  Feed(std::move(arrived));
 }
 
 absl::Status ComputeWorkerNode::Perform(Sample& sample) {
@@ -293,7 +324,8 @@ absl::Status ComputeWorkerNode::FinishSample(MicroBatchId id) {
 
 int ComputeWorkerNode::Poll() {
   if (!health_.ok()) return 0;
-  const int frames = SendUnsent() + port_.Poll(*this, kFramesPerPoll) + (links_.Progress() ? 1 : 0);
+  const int frames =
+      SendUnsent() + rank_links_.SendWaiting() + port_.Poll(*this, kFramesPerPoll) + (links_.Progress() ? 1 : 0);
   if (frames > 0 || drawing_.empty() || !core_.only_draws()) return frames;
   const MicroBatchId id = drawing_.front();
   if (core_.running(id) && !dense_->Drawn(id)) return 1;  // its attention worker may be lost meanwhile

@@ -10,6 +10,7 @@
 #include "compute_worker/core/compute_worker_core.h"
 #include "compute_worker/dense_backend.h"
 #include "compute_worker/gpu_links.h"
+#include "compute_worker/rank_links.h"
 #include "compute_worker/sampling_lists_cache.h"
 #include "compute_worker/seam_choice.h"
 #include "kernels/device.h"
@@ -57,6 +58,11 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   // Its steps end as failed by it; what else it sends is dropped. Not from inside Poll().
   void LoseAttentionWorker(WorkerId worker, Epoch epoch);
 
+  // Another compute worker, with which this one may prefill a prompt. It is told apart by its worker id.
+  void AddComputeWorker(const ComputeWorkerAddress& address) { rank_links_.Add(address); }
+  // Nothing is sent to it any more. Steps that wait for it wait until the scheduler withdraws them.
+  void LoseComputeWorker(WorkerId worker, Epoch epoch) { rank_links_.Lose(worker, epoch); }
+
   // Handles what has arrived; returns how many frames. When nothing has, and all steps under way are being drawn on the
   // device, waits for the oldest of them: 1.
   int Poll();
@@ -72,6 +78,7 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   const absl::Status& Health() const { return health_; }
 
   const ComputeWorkerCore& core() const { return core_; }
+  const RankLinks& rank_links() const { return rank_links_; }
 
   // See DenseBackend.
   void SetTurns(TurnChoice::Policy policy) { dense_->SetTurns(policy); }
@@ -100,6 +107,7 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   };
 
   void BeginWaiting(Timer& timer, absl::Time now);
+  void Waited(Timer& timer, absl::Time now);
   void Worked(absl::Duration& part, Timer& timer, absl::Time begun);
   void NoteBusy(const proto::FrameHeader& partial);
   void Note(const char* what, MicroBatchId id, int op, absl::Time begin = absl::InfinitePast());
@@ -110,6 +118,8 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   absl::Status Perform(SendKeyValue& send);
   absl::Status Perform(RunDense& run);
   absl::Status Perform(AttendPrompts& attend);
+  absl::Status Perform(SendRankState& send);
+  void TakeRankState(const transport::Delivery& delivery);
   absl::Status Perform(Sample& sample);
   absl::Status FinishSample(MicroBatchId id);
   void PerformAll();
@@ -133,6 +143,7 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   transport::Port& port_;
   Clock& clock_;
   GpuLinks links_;
+  RankLinks rank_links_;
   SeamChoice seam_;
   std::vector<Timer> timers_;
   absl::Duration worked_;              // dense work, prompts and sampling of all steps

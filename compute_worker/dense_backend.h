@@ -44,6 +44,10 @@ class DenseBackend {
   virtual absl::StatusOr<transport::LentBytes> PackKeyValue(const ComputeWorkerCore& core, MicroBatchId id, int p,
                                                             int op) = 0;
 
+  // After AttendPrompts of a linear op whose state goes to the next rank of a group (StateEntry::passed_on): that state
+  // (proto/rank_frames.h), once.
+  virtual std::vector<std::byte> TakeRankState(MicroBatchId) { return {}; }
+
   // Final norm, head, choice of tokens, as far as that needs no waiting. True: Sample then only takes what was drawn,
   // and PrepareStep already takes plans whose tokens are what this step draws (proto/drawn_token.h). False: nothing was
   // done.

@@ -115,8 +115,12 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
     for (const auto& compute : compute_) compute->AddAttentionWorker({worker, epoch, port.id()});
     scheduler_->AddAttentionWorker(worker, epoch, port.id(), worker_blocks);
   }
-  for (int i = 0; i < options_.compute_workers; ++i)
-    scheduler_->AddComputeWorker(WorkerId(static_cast<uint32_t>(i)), ports_[1 + i]->id());
+  for (int i = 0; i < options_.compute_workers; ++i) {
+    const WorkerId worker(static_cast<uint32_t>(i));
+    scheduler_->AddComputeWorker(worker, ports_[1 + i]->id());
+    for (int other = 0; other < options_.compute_workers; ++other)
+      if (other != i) compute_[other]->AddComputeWorker({worker, Epoch(1), ports_[1 + i]->id()});
+  }
   PublishStats();
   return absl::OkStatus();
 }

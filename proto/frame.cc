@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "proto/header_checksum.h"
+#include "proto/rank_frames.h"
 #include "proto/switch_frames.h"
 
 namespace dovetail::proto {
@@ -13,7 +14,7 @@ namespace {
 bool Known(FrameType type) {
   const auto value = static_cast<uint16_t>(type);
   return (value >= 1 && value <= 3) || (value >= 16 && value <= 22) || value == 24 || value == 25 ||
-         (value >= 32 && value <= 40) || IsSwitchFrame(type);
+         (value >= 32 && value <= 40) || IsRankFrame(type) || IsSwitchFrame(type);
 }
 
 }  // namespace

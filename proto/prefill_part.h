@@ -24,4 +24,12 @@ struct PrefillPart {
   bool operator==(const PrefillPart&) const = default;
 };
 
+// A rank of a group, as the others address what they send it (rank_frames.h).
+struct RankAddress {
+  WorkerId worker;  // its compute worker
+  StepId step;
+  MicroBatchId micro_batch;
+  bool operator==(const RankAddress&) const = default;
+};
+
 }  // namespace dovetail::proto

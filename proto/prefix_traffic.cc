@@ -29,11 +29,11 @@ bool MayGather(const AttentionTable& table, Position gather_begin, Position ctx_
 
 PrefixTraffic Sum(const PrefixTraffic& traffic, const PrefixTraffic& more) {
   return {traffic.asked_bytes + more.asked_bytes, traffic.gathered_bytes + more.gathered_bytes,
-          traffic.state_bytes + more.state_bytes};
+          traffic.state_bytes + more.state_bytes, traffic.chain_bytes + more.chain_bytes};
 }
 
 int64_t BytesOf(const PrefixTraffic& traffic) {
-  return traffic.asked_bytes + traffic.gathered_bytes + traffic.state_bytes;
+  return traffic.asked_bytes + traffic.gathered_bytes + traffic.state_bytes + traffic.chain_bytes;
 }
 
 PrefixTraffic TrafficOf(const StepLayout& layout, const SoftmaxSpec& spec) {

@@ -1,5 +1,7 @@
 #include "proto/step_plan.h"
 
+#include <algorithm>
+
 #include "proto/codec.h"
 #include "proto/fields.h"
 
@@ -106,6 +108,12 @@ void FieldsOf(auto& archive, Is<StepPlan> auto& plan) {
   archive.Id("micro_batch", plan.micro_batch);
   archive.Each("entries", plan.entries, kMaxStepEntries, [](auto& a, auto& entry) { FieldsOf(a, entry); });
   PartField(archive, plan.part);
+  if (plan.part.in_group())
+    archive.Each("ranks", plan.ranks, kMaxPrefillRanks, [](auto& a, auto& rank) {
+      a.Id("rank.worker", rank.worker);
+      a.Id("rank.step", rank.step);
+      a.Id("rank.micro_batch", rank.micro_batch);
+    });
   if constexpr (std::remove_reference_t<decltype(archive)>::kDecoding) {
     size_t tokens = 0;
     for (const StepEntry& entry : plan.entries) tokens += entry.tokens.size();
@@ -119,6 +127,13 @@ void FieldsOf(auto& archive, Is<StepPlan> auto& plan) {
     archive.Require(plan.entries.size() == 1, "entries", "of a part of a group are not one");
     const Position begin = plan.entries.empty() ? 0 : plan.entries[0].ctx_len;
     RequireTokensOfPart(archive, plan.part, plan.step, begin, begin + static_cast<Position>(tokens));
+    if (plan.entries.empty()) return;
+    const bool direct = IsBetweenRanks(plan.entries[0].exchange) || IsBetweenRanks(plan.entries[0].linear_exchange);
+    archive.Require(plan.ranks.size() == (direct ? static_cast<size_t>(plan.part.ranks) : 0), "ranks",
+                    "are not those of the group, or there is no exchange between them");
+    if (plan.ranks.empty()) return;
+    const RankAddress& own = plan.ranks[std::min<size_t>(plan.part.rank, plan.ranks.size() - 1)];
+    archive.Require(own.step == plan.step && own.micro_batch == plan.micro_batch, "ranks", "have another step here");
   }
 }
 
@@ -168,6 +183,7 @@ void FieldsOf(auto& archive, Is<StepResult> auto& r) {
   archive.Number("asked_bytes", r.prefix.asked_bytes);
   archive.Number("gathered_bytes", r.prefix.gathered_bytes);
   archive.Number("state_bytes", r.prefix.state_bytes);
+  archive.Number("chain_bytes", r.prefix.chain_bytes);
   archive.Number("work.tokens", r.work.tokens);
   archive.Number("work.step_tokens", r.work.step_tokens);
   archive.Number("work.here_flops", r.work.here_flops);

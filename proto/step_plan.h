@@ -54,7 +54,8 @@ struct StepPlan {
   StepId step;
   MicroBatchId micro_batch;
   std::vector<StepEntry> entries;
-  PrefillPart part;  // in a group there is one entry, and its block_hashes end at part.base
+  PrefillPart part;                // in a group there is one entry, and its block_hashes end at part.base
+  std::vector<RankAddress> ranks;  // in a group with an exchange between ranks: all of them, in order; else empty
   bool operator==(const StepPlan&) const = default;
 };
 
@@ -101,6 +102,7 @@ struct PrefixTraffic {
   int64_t asked_bytes = 0;     // queries to attention workers, and the partials that came back
   int64_t gathered_bytes = 0;  // K and V that came from there
   int64_t state_bytes = 0;     // linear states that went in place of tokens, both ways
+  int64_t chain_bytes = 0;     // linear states that came from the rank before
   bool operator==(const PrefixTraffic&) const = default;
 };
 

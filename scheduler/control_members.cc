@@ -251,8 +251,9 @@ absl::Status ControlMembers::Ready(WorkerId worker, uint64_t kv_blocks, absl::Ti
 // Frames flow between the scheduler and every worker, between workers of different roles, and between attention workers
 // when a sequence moves.
 bool ControlMembers::NeedsPeer(const Member& member, const Member& other) const {
-  const bool may_move = member.request.role == Role::kAttentionWorker && member.worker != other.worker;
-  return IsUp(member) && IsUp(other) && (member.request.role != other.request.role || may_move);
+  const bool linked = member.request.role == Role::kAttentionWorker || options_.compute_links;
+  return IsUp(member) && IsUp(other) &&
+         (member.request.role != other.request.role || (linked && member.worker != other.worker));
 }
 
 bool ControlMembers::Connected(const Member& a, const Member& b) const {
@@ -432,9 +433,11 @@ bool ControlMembers::CanBeJudged(const BadLinks::Ends& ends, const BadLink& link
   if (now < settled || one.heard < settled || other.heard < settled) return false;
   // A worker that got no time may have found silent, once, whose frames it had not read yet.
   if (!link.broken && link.said < settled - kLooksAgo) return false;
-  // Between two of one role that serve only a move fails. A link that does not come up keeps the newcomer of the two
-  // from serving: it tries again, with a new connection.
-  return one.request.role != other.request.role || IsServing(one) != IsServing(other);
+  // Between two attention workers that serve only a move fails, but the ranks of a prefill group would wait for each
+  // other. A link that does not come up keeps the newcomer of the two from serving: it tries again, with a new
+  // connection.
+  return one.request.role != other.request.role || one.request.role == Role::kComputeWorker ||
+         IsServing(one) != IsServing(other);
 }
 
 void ControlMembers::JudgeLinks(absl::Time now, std::vector<MemberAction>& actions) {

@@ -32,6 +32,7 @@ struct MembershipOptions {
   absl::Duration lateness_half_life = absl::Seconds(10);  // after which late heartbeats count half
   int max_members = 128;
   bool unlike_workers = false;     // take compute workers whose arithmetic is not the cluster's
+  bool compute_links = false;      // compute workers are linked with each other: prefill groups exchange directly
   std::string data_plane_version;  // the scheduler's own
   std::string data_plane_address;
   Epoch epoch;  // of the scheduler's port

@@ -21,6 +21,8 @@ absl::StatusOr<std::unique_ptr<SchedulerMain>> SchedulerMain::Start(const Schedu
   cluster.membership.heartbeat = options.lease / 8;
   cluster.membership.max_members = options.max_workers;
   cluster.membership.unlike_workers = options.unlike_workers;
+  cluster.membership.compute_links =
+      options.scheduler.prefill_ranks != 1 && options.scheduler.linear_exchange == proto::LinearExchange::kChain;
   cluster.membership.data_plane_version = main->connector_->version();
   cluster.membership.data_plane_address = main->connector_->address();
   cluster.membership.epoch = epoch;

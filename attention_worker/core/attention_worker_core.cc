@@ -498,7 +498,10 @@ void AttentionWorkerCore::OnKeyValue(NodeId from, const FrameHeader& header, std
     ++counters_.dropped_frames;
     return;
   }
-  const bool waits = batch->held_query.has_value() || table_.linear(table_.op_group[header.op]) != nullptr;
+  const LayerGroup group = table_.op_group[header.op];
+  // States that a rank leaves need nothing of the ranks before it, from which it may have come by another way.
+  const bool computes = table_.linear(group) != nullptr && !batch->layouts[group.value()].with_states;
+  const bool waits = batch->held_query.has_value() || computes;
   if (waits && !MayUse(*batch, header.op)) {
     batch->held_key_value = payload;
     return;

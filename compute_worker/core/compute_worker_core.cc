@@ -20,7 +20,8 @@ ComputeWorkerCore::ComputeWorkerCore(const proto::AttentionTable& table, StepPro
       options_(options),
       micro_batches_(options.micro_batches),
       scratch_(table_, options.prompt_blocks),
-      state_slots_(options.state_slots) {}
+      state_slots_(options.state_slots),
+      chain_(options.micro_batches) {}
 
 void ComputeWorkerCore::AddAttentionWorker(const AttentionWorkerAddress& address) {
   for (AttentionWorkerAddress& known : workers_)
@@ -51,12 +52,7 @@ absl::Status ComputeWorkerCore::CheckPlan(const StepPlan& plan, std::optional<Mi
     if (!seen.insert(entry.sequence).second)
       return InvalidArgument("sequence ", entry.sequence.value(), " is in the step twice");
     tokens += entry.tokens.size();
-    for (const auto& [between_ranks, name] :
-         {std::pair(IsBetweenRanks(entry.exchange), NameOf(entry.exchange)),
-          std::pair(IsBetweenRanks(entry.linear_exchange), NameOf(entry.linear_exchange))})
-      if (between_ranks)
-        return InvalidArgument("sequence ", entry.sequence.value(), ": this worker has no exchange by ", name,
-                               " with other compute workers");
+    DT_RETURN_IF_ERROR(CheckExchange(entry));
     DT_RETURN_IF_ERROR(proto::Validate(entry.placement, table_));
     if (drawn_by.has_value() && proto::IsDrawnBefore(entry)) continue;
     for (const TokenId token : entry.tokens)
@@ -232,11 +228,13 @@ void ComputeWorkerCore::Begin(StepPlan plan, std::optional<MicroBatchId> drawn_b
   }
   if (!status.ok()) {
     EndPrompts(batch, /*went_well=*/false);
+    chain_.End(id, batch.plan.step);
     failure.error = std::string(status.message());
     ++counters_.refused_plans;
     actions.push_back(FinishStep{id, std::move(failure)});
     return;
   }
+  if (!batch.plan.ranks.empty()) chain_.Begin(id, batch.plan.step);
   batch.running = true;
   batch.aborted = false;
   batch.dense_in_flight = false;
@@ -337,6 +335,12 @@ void ComputeWorkerCore::On(DenseDone event, std::vector<Action>& actions) {
   if (!batch.running) return;
   batch.dense_in_flight = false;
   if (batch.aborted) return Finish(batch, std::move(batch.failure), actions);
+  const Stage& stage = program_[batch.stage];
+  if (stage.kind == StageKind::kAttendPrompts && table_.linear(table_.op_group[stage.index]) != nullptr)
+    for (const StateEntry& state : batch.states)
+      if (state.passed_on)
+        actions.push_back(
+            SendRankState{event.micro_batch, stage.index, batch.plan.ranks[batch.plan.part.rank + size_t{1}]});
   ++batch.stage;
   Advance(event.micro_batch, actions);
 }
@@ -382,6 +386,22 @@ void ComputeWorkerCore::On(PartialArrived event, std::vector<Action>& actions) {
   ++counters_.dropped_frames;
 }
 
+// It may come before the plan of its step, which then begins with it.
+void ComputeWorkerCore::On(RankStateArrived event, std::vector<Action>& actions) {
+  const MicroBatchId id = event.micro_batch;
+  const bool fits = id.value() < micro_batches_.size() && event.op < table_.op_count() && !event.state.empty() &&
+                    static_cast<int64_t>(event.state.size()) == RankStateBytes(event.op);
+  if (!fits || !chain_.Put(id, event.step, event.op, std::move(event.state))) {
+    ++counters_.dropped_frames;
+    return;
+  }
+  MicroBatch* const batch = Running(id, event.step);
+  if (batch == nullptr || batch->aborted || batch->dense_in_flight || batch->stage >= program_.size()) return;
+  const Stage& stage = program_[batch->stage];
+  const bool waits_here = stage.kind == StageKind::kAttendPrompts && stage.index == event.op;
+  if (waits_here && !AwaitsWhatItAttends(*batch, event.op)) Advance(id, actions);
+}
+
 void ComputeWorkerCore::On(StepRefused event, std::vector<Action>& actions) {
   MicroBatch* batch = Running(event.micro_batch, event.step);
   const WorkerPart* from = nullptr;
@@ -416,8 +436,13 @@ void ComputeWorkerCore::Abort(MicroBatch& batch, StepResult failure, std::vector
   if (!batch.dense_in_flight) Finish(batch, std::move(batch.failure), actions);
 }
 
+void ComputeWorkerCore::DropBefore(MicroBatchId id, StepId step) {
+  if (id.value() < micro_batches_.size() && Running(id, step) == nullptr) chain_.End(id, step);
+}
+
 void ComputeWorkerCore::On(StepWithdrawn event, std::vector<Action>& actions) {
   MicroBatch* const batch = Running(event.micro_batch, event.step);
+  if (batch == nullptr) DropBefore(event.micro_batch, event.step);
   if (batch == nullptr || batch->aborted) return;  // it has ended, or is about to
   Abort(*batch,
         {.step = event.step,
@@ -488,6 +513,7 @@ void ComputeWorkerCore::Finish(MicroBatch& batch, StepResult result, std::vector
     result.work = PromptWorkOf(batch);
   }
   EndPrompts(batch, result.status == StepStatus::kOk);
+  if (!batch.plan.ranks.empty()) chain_.End(id, batch.plan.step);
   // Only what a step to come may ask for: who waits or began with these tokens.
   batch.last = StepResult{.step = result.step,
                           .micro_batch = id,

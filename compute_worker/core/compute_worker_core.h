@@ -9,6 +9,7 @@
 
 #include "base/ids.h"
 #include "base/status.h"
+#include "compute_worker/core/chain_inbox.h"
 #include "compute_worker/core/prompt_scratch.h"
 #include "compute_worker/core/state_slots.h"
 #include "compute_worker/core/step_program.h"
@@ -38,6 +39,12 @@ struct PartialArrived {
   int op = 0;
   std::span<const std::byte> payload;  // stays valid until the next op's query is sent
 };
+struct RankStateArrived {  // the state that the rank before this one in its prefill group left
+  StepId step;
+  MicroBatchId micro_batch;
+  int op = 0;
+  std::vector<std::byte> state;
+};
 struct StepRefused {
   NodeId from;
   Epoch epoch;
@@ -62,8 +69,8 @@ struct StepWithdrawn {  // the scheduler wants its result no more: it ends as kW
   StepId step;
   MicroBatchId micro_batch;
 };
-using Event = std::variant<PlanArrived, DenseDone, SampleBegun, PartialArrived, StepRefused, SampleDone, StepFailed,
-                           AttentionWorkerLost, StepWithdrawn>;
+using Event = std::variant<PlanArrived, DenseDone, SampleBegun, PartialArrived, RankStateArrived, StepRefused,
+                           SampleDone, StepFailed, AttentionWorkerLost, StepWithdrawn>;
 
 // ---- actions ----
 
@@ -95,6 +102,11 @@ struct AttendPrompts {
   MicroBatchId micro_batch;
   int op = 0;
 };
+struct SendRankState {  // the linear op's state after the step's last token, to the next rank of the group
+  MicroBatchId micro_batch;
+  int op = 0;
+  proto::RankAddress to;
+};
 struct Sample {  // final norm, head, choice of tokens; ends with SampleDone
   MicroBatchId micro_batch;
 };
@@ -102,8 +114,8 @@ struct FinishStep {
   MicroBatchId micro_batch;
   proto::StepResult result;
 };
-using Action =
-    std::variant<SendStepBegin, PrepareStep, RunDense, SendQuery, SendKeyValue, AttendPrompts, Sample, FinishStep>;
+using Action = std::variant<SendStepBegin, PrepareStep, RunDense, SendQuery, SendKeyValue, AttendPrompts, SendRankState,
+                            Sample, FinishStep>;
 
 // One attention worker's part in a micro-batch's step.
 struct WorkerPart {
@@ -130,6 +142,8 @@ struct PromptEntry {
 struct StateEntry {
   int entry = 0;
   bool held = false;             // the state before the step is in the slot; else it comes with the op's first answer
+  bool chained = false;          // or from the rank before (RankState)
+  bool passed_on = false;        // the state after the step goes to the next rank
   int slot = StateSlots::kNone;  // where the state after the step is kept for the next part of the prompt
 };
 
@@ -185,6 +199,9 @@ class ComputeWorkerCore {
   const std::vector<WorkerPart>& PartsOf(MicroBatchId id) const { return micro_batches_[id.value()].parts; }
   const std::vector<PromptEntry>& PromptsOf(MicroBatchId id) const { return micro_batches_[id.value()].prompts; }
   const std::vector<StateEntry>& StatesOf(MicroBatchId id) const { return micro_batches_[id.value()].states; }
+  // What the rank before left of a linear op; empty: it has not come. Valid until the step ends.
+  std::span<const std::byte> RankState(MicroBatchId id, int op) const { return chain_.Find(id, op); }
+  size_t rank_state_bytes() const { return chain_.bytes(); }
   // The step whose draws are tokens of this one: its plan is PlanOf it. Nothing: all tokens are known.
   std::optional<MicroBatchId> DrawnBy(MicroBatchId id) const { return micro_batches_[id.value()].drawn_by; }
   // Nothing is to be done until a step's tokens have been drawn.
@@ -195,6 +212,8 @@ class ComputeWorkerCore {
   const ComputeWorkerCounters& counters() const { return counters_; }
   bool running(MicroBatchId id) const { return micro_batches_[id.value()].running; }
   bool idle() const;
+  // The step's plan was answered without the core: drops what the rank before has sent for it.
+  void DropBefore(MicroBatchId id, StepId step);
   // Whether everything that must be true between two events is: answers that are awaited add up, and no step waits for
   // nothing. For tests, which ask after every event.
   // Errors: kInternal says what is not so: a bug.
@@ -223,6 +242,7 @@ class ComputeWorkerCore {
   void On(DenseDone event, std::vector<Action>& actions);
   void On(SampleBegun event, std::vector<Action>& actions);
   void On(PartialArrived event, std::vector<Action>& actions);
+  void On(RankStateArrived event, std::vector<Action>& actions);
   void On(StepRefused event, std::vector<Action>& actions);
   void On(SampleDone event, std::vector<Action>& actions);
   void On(StepFailed event, std::vector<Action>& actions);
@@ -246,6 +266,9 @@ class ComputeWorkerCore {
   bool Gathers(const MicroBatch& batch, int op) const;
   bool AttendsHere(const MicroBatch& batch, int op) const;
   bool AwaitsWhatItAttends(const MicroBatch& batch, int op) const;
+  bool AwaitsRank(const MicroBatch& batch, int op) const;
+  absl::Status CheckExchange(const proto::StepEntry& entry) const;
+  int64_t RankStateBytes(int op) const;
   bool MayHoldKeyValues(const MicroBatch& batch) const;
   int64_t AnswerBytes(const MicroBatch& batch, const WorkerPart& part, int op) const;
   proto::PrefixTraffic PrefixTrafficOf(const MicroBatch& batch) const;
@@ -266,6 +289,7 @@ class ComputeWorkerCore {
   std::vector<MicroBatch> micro_batches_;
   PromptScratch scratch_;
   StateSlots state_slots_;
+  ChainInbox chain_;
   std::optional<proto::StepPlan> waiting_;  // for what the step before it draws
   MicroBatchId last_begun_;
   ComputeWorkerCounters counters_;

@@ -21,7 +21,9 @@ absl::Status ComputeWorkerCore::CheckInvariants() const {
       if (!std::is_sorted(part.unanswered.begin(), part.unanswered.end())) return broken("answers are not in order");
     }
     if (batch.aborted && !batch.dense_in_flight) return broken("has failed and does not end");
-    if (!batch.dense_in_flight && batch.awaiting == 0 && !unanswered) return broken("waits for nothing");
+    const bool for_rank = batch.stage < program_.size() && program_[batch.stage].kind == StageKind::kAttendPrompts &&
+                          AwaitsRank(batch, program_[batch.stage].index);
+    if (!batch.dense_in_flight && batch.awaiting == 0 && !unanswered && !for_rank) return broken("waits for nothing");
     if (batch.done.has_value() && !unanswered) return broken("is done and does not end");
     for (const proto::StepEntry& entry : batch.plan.entries) {
       const auto [other, is_first] = steps.emplace(entry.sequence, &batch);

@@ -1,5 +1,6 @@
 // What a step attends here: its prompts, and the linear layers of prompts.
 #include <algorithm>
+#include <utility>
 
 #include "compute_worker/core/compute_worker_core.h"
 #include "proto/prefix_traffic.h"
@@ -17,7 +18,7 @@ proto::EntryExchange ComputeWorkerCore::ExchangeOf(const MicroBatch& batch, int 
   }
   for (const StateEntry& state : batch.states) {
     if (state.entry != index) continue;
-    const bool asks = !state.held && batch.plan.entries[index].ctx_len > 0;
+    const bool asks = !state.held && !state.chained && batch.plan.entries[index].ctx_len > 0;
     exchange.states = asks ? proto::StateExchange::kFetch : proto::StateExchange::kLeave;
   }
   return exchange;
@@ -64,8 +65,11 @@ void ComputeWorkerCore::BeginStates(MicroBatch& batch) {
     const int q_len = static_cast<int>(entry.tokens.size());
     if (in_group || q_len < options_.prompt_tokens) state_slots_.Drop(entry.sequence);
     if (!in_group && q_len < options_.prompt_tokens) continue;
+    const bool chained = entry.linear_exchange == proto::LinearExchange::kChain;
     StateEntry state;
     state.entry = static_cast<int>(e);
+    state.chained = chained && batch.plan.part.rank > 0;
+    state.passed_on = chained && batch.plan.part.rank + 1 < batch.plan.part.ranks;
     if (!in_group) {
       state.held = state_slots_.Find(entry.sequence, entry.ctx_len) != StateSlots::kNone;
       if (state.held || !entry.sample) state.slot = state_slots_.Begin(entry.sequence);
@@ -123,9 +127,38 @@ bool ComputeWorkerCore::AttendsHere(const MicroBatch& batch, int op) const {
 // Earlier tokens of the prompts that are attended here, or the states before them.
 bool ComputeWorkerCore::AwaitsWhatItAttends(const MicroBatch& batch, int op) const {
   if (table_.linear(table_.op_group[op]) == nullptr) return Gathers(batch, op) && batch.awaiting > 0;
+  if (AwaitsRank(batch, op)) return true;
   const uint16_t group = table_.op_group[op].value();
   return std::any_of(batch.parts.begin(), batch.parts.end(),
                      [&](const WorkerPart& part) { return part.awaited && part.layouts[group].before_bytes > 0; });
+}
+
+bool ComputeWorkerCore::AwaitsRank(const MicroBatch& batch, int op) const {
+  const bool chained =
+      std::any_of(batch.states.begin(), batch.states.end(), [](const StateEntry& state) { return state.chained; });
+  return chained && chain_.Find(batch.plan.micro_batch, op).empty();
+}
+
+// A rank begins where a block does, so the state before it is that of a full block. 0: the op has no state.
+int64_t ComputeWorkerCore::RankStateBytes(int op) const {
+  const LayerGroup group = table_.op_group[op];
+  if (table_.linear(group) == nullptr) return 0;
+  const proto::SoftmaxSpec& spec = table_.softmax(group);
+  return spec.kv_heads * spec.state_bytes;
+}
+
+absl::Status ComputeWorkerCore::CheckExchange(const StepEntry& entry) const {
+  const bool chained = entry.linear_exchange == proto::LinearExchange::kChain;
+  if (chained && !(options_.linear_prompts && table_.has_linear()))
+    return InvalidArgument("sequence ", entry.sequence.value(),
+                           ": this worker runs no linear layers of prompts, whose states ranks would hand on (chain)");
+  for (const auto& [missing, name] :
+       {std::pair(IsBetweenRanks(entry.exchange), NameOf(entry.exchange)),
+        std::pair(IsBetweenRanks(entry.linear_exchange) && !chained, NameOf(entry.linear_exchange))})
+    if (missing)
+      return InvalidArgument("sequence ", entry.sequence.value(), ": this worker has no exchange by ", name,
+                             " with other compute workers");
+  return absl::OkStatus();
 }
 
 // Of the answer that is awaited: the states before the op until they are there, then what attention gave.
@@ -148,6 +181,8 @@ proto::PrefixTraffic ComputeWorkerCore::PrefixTrafficOf(const MicroBatch& batch)
   for (const LayerGroup group : table_.op_group)
     for (const WorkerPart& part : batch.parts)
       traffic = Sum(traffic, proto::TrafficOf(part.layouts[group.value()], table_.softmax(group)));
+  for (const StateEntry& state : batch.states)
+    for (int op = 0; state.chained && op < table_.op_count(); ++op) traffic.chain_bytes += RankStateBytes(op);
   return traffic;
 }
 

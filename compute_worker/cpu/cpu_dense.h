@@ -1,5 +1,6 @@
 #pragma once
 #include <variant>
+#include <vector>
 
 #include "base/check.h"
 #include "compute_worker/cpu/dense_executor.h"
@@ -36,6 +37,7 @@ class CpuDense final : public DenseBackend {
                                                     int op) override {
     return dense_.wire(id).PackKeyValue(core.PartsOf(id), p, op);
   }
+  std::vector<std::byte> TakeRankState(MicroBatchId id) override { return dense_.TakeRankState(id); }
   absl::Status Sample(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result) override {
     return sampler_.Run(plan, dense_.residual(id), result);
   }

@@ -45,7 +45,7 @@ DenseExecutor::DenseExecutor(const model::LoadedModel& model, const proto::Atten
       stream_(device.CreateStream()),
       context_(kernels::ContextOf(*stream_)),
       prompts_(device, table, micro_batches),
-      states_(device, table),
+      states_(device, table, micro_batches),
       micro_batches_(micro_batches),
       widths_(WidthsOf(model)) {
   for (MicroBatch& batch : micro_batches_) {

@@ -46,6 +46,9 @@ class DenseExecutor {
     return prompts_.Run(core, id, op, wire(id), *stream_);
   }
 
+  // DenseBackend::TakeRankState.
+  std::vector<std::byte> TakeRankState(MicroBatchId id) { return states_.TakeRankState(id); }
+
   // Owned here; valid as long as the executor.
   StepWire& wire(MicroBatchId id) { return *micro_batches_[id.value()].wire; }
   // The residual stream after the last piece: [rows, hidden], f32; valid until the micro-batch's next PrepareStep.

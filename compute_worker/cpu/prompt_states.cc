@@ -66,8 +66,8 @@ int64_t PromptStates::SlotBytes(const proto::AttentionTable& table) {
   return bytes;
 }
 
-PromptStates::PromptStates(kernels::Device& device, const proto::AttentionTable& table)
-    : device_(device), table_(table), heads_of_op_(device) {
+PromptStates::PromptStates(kernels::Device& device, const proto::AttentionTable& table, int micro_batches)
+    : device_(device), table_(table), heads_of_op_(device), for_next_rank_(micro_batches) {
   for (int g = 0; g < table.group_count(); ++g) {
     const proto::LinearSpec* spec = table.linear(LayerGroup(static_cast<uint16_t>(g)));
     specs_.push_back(spec != nullptr ? *spec : proto::LinearSpec());
@@ -193,9 +193,14 @@ std::byte* PromptStates::Pack(const OpView& view, const EntryRun& run, int head,
   return to;
 }
 
-// From the slot, or as the attention workers gave it.
+// From the rank before, from the slot, or as the attention workers gave it.
 void PromptStates::LoadBefore(const OpView& view, const EntryRun& run) {
   if (run.before.empty()) return;
+  if (run.state->chained) {
+    const std::byte* from = view.core.RankState(view.id, view.op).data();
+    for (int head = 0; head < view.spec.heads; ++head) from = Unpack(view, run, head, from);
+    return;
+  }
   if (run.state->held) {
     const int64_t head_bytes = proto::BytesOf(run.before, view.wire_spec);
     for (int head = 0; head < view.spec.heads; ++head)
@@ -210,7 +215,7 @@ void PromptStates::LoadBefore(const OpView& view, const EntryRun& run) {
     }
 }
 
-// For the attention workers, and for the next part of the prompt.
+// For the attention workers, for the next rank, and for the next part of the prompt.
 void PromptStates::LeaveStates(const OpView& view, const EntryRun& run) {
   const std::vector<WorkerPart>& parts = view.core.PartsOf(view.id);
   for (size_t p = 0; p < parts.size(); ++p)
@@ -219,10 +224,20 @@ void PromptStates::LeaveStates(const OpView& view, const EntryRun& run) {
       std::byte* to = view.wire.part_key_value(static_cast<int>(p), view.op) + item.state_offset;
       for (int head = item.kv_heads.begin; head < item.kv_heads.end; ++head) to = Pack(view, run, head, run.left, to);
     }
+  if (run.state->passed_on) {
+    std::vector<std::byte>& state = for_next_rank_[view.id.value()];
+    state.resize(static_cast<size_t>(view.spec.heads * proto::BytesOf(run.after, view.wire_spec)));
+    std::byte* to = state.data();
+    for (int head = 0; head < view.spec.heads; ++head) to = Pack(view, run, head, run.after, to);
+  }
   if (run.state->slot == StateSlots::kNone) return;
   const int64_t head_bytes = proto::BytesOf(run.after, view.wire_spec);
   for (int head = 0; head < view.spec.heads; ++head)
     Pack(view, run, head, run.after, SlotAt(run.state->slot, view.op, head_bytes, head));
+}
+
+std::vector<std::byte> PromptStates::TakeRankState(MicroBatchId id) {
+  return std::exchange(for_next_rank_[id.value()], {});
 }
 
 absl::Status PromptStates::Run(const ComputeWorkerCore& core, MicroBatchId id, int op, StepWire& wire,

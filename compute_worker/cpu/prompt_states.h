@@ -15,9 +15,9 @@
 namespace dovetail::compute {
 
 // Runs the linear layers of prompts on the compute worker: the same code as on attention workers, so the same bits. The
-// state before a step comes from a slot or with the op's answer; those that the step leaves go with k and v
-// (proto/state_blocks.h). Entries run one after the other in as many at a time as their blocks fit into a bounded
-// memory. Owned by the node's event loop.
+// state before a step comes from a slot, with the op's answer, or from the rank before; those that the step leaves go
+// with k and v (proto/state_blocks.h). Entries run one after the other in as many at a time as their blocks fit into a
+// bounded memory. Owned by the node's event loop.
 //   Errors: kResourceExhausted from Prepare: no memory
 //   Source: Sun et al. 2024 (LASP)
 class PromptStates {
@@ -25,7 +25,7 @@ class PromptStates {
   // Bytes of a slot (StateSlots), at most: the state of all linear ops before any position.
   static int64_t SlotBytes(const proto::AttentionTable& table);
 
-  PromptStates(kernels::Device& device, const proto::AttentionTable& table);
+  PromptStates(kernels::Device& device, const proto::AttentionTable& table, int micro_batches);
 
   // For the plan that `core` runs in this micro-batch.
   absl::Status Prepare(const ComputeWorkerCore& core, MicroBatchId id);
@@ -33,6 +33,9 @@ class PromptStates {
   // Leaves the results of a linear op and the states for attention workers in the wire.
   absl::Status Run(const ComputeWorkerCore& core, MicroBatchId id, int op, StepWire& wire,
                    const kernels::OpContext& context);
+
+  // What Run left for the next rank of a group; given once.
+  std::vector<std::byte> TakeRankState(MicroBatchId id);
 
  private:
   // One entry of the step at one op.
@@ -71,6 +74,7 @@ class PromptStates {
   std::vector<EntryRun> runs_;
   std::vector<linear_attention::LinearHead> heads_;
   std::vector<std::byte*> pieces_;
+  std::vector<std::vector<std::byte>> for_next_rank_;  // by micro-batch
 };
 
 }  // namespace dovetail::compute

@@ -119,8 +119,10 @@ void AddSoftmax(const PromptStep& step, const Reach& reach, const proto::Softmax
 void AddLinear(const PromptStep& step, const proto::SoftmaxSpec& spec, int ops, StepWork& work) {
   if (!step.states) return;
   int64_t bytes = BytesOf(proto::StatesLeft(step.ctx_len, step.ctx_len + step.tokens), spec);
-  if (!step.holds_state && step.ctx_len > 0) bytes += BytesOf(proto::StatesBefore(step.ctx_len), spec);
+  const int64_t before = step.holds_state ? 0 : BytesOf(proto::StatesBefore(step.ctx_len), spec);
+  if (!step.chained) bytes += before;
   work.traffic.state_bytes += int64_t{ops} * spec.kv_heads * bytes;
+  if (step.chained) work.traffic.chain_bytes += int64_t{ops} * spec.kv_heads * before;
 }
 
 struct Parts {  // of a rank's time, seconds

@@ -31,6 +31,7 @@ struct PromptStep {
   bool last = false;                     // nothing follows, for which K and V would be kept
   bool states = true;                    // linear layers run on the compute worker
   bool holds_state = false;              // and the state before the step is there
+  bool chained = false;                  // or comes from the rank before
 };
 
 // What it makes of it. All layers together.

@@ -89,10 +89,14 @@ std::vector<WorkerId> PrefillGroups::PlanGroup(Sequence& sequence, const std::ve
   sequence.history_seen = false;  // no rank sees the tokens of the others
   double work = 0;
   for (int r = 0; r < cut_ranks; ++r) work += StepPatience::WorkOf(cuts[r], static_cast<int>(cuts[r + 1] - cuts[r]));
+  std::vector<proto::RankAddress> addresses;
+  for (int r = 0; r < cut_ranks; ++r)
+    addresses.push_back({free[choice.free_rank[r]].worker, StepId(run.id.value() + static_cast<uint64_t>(r)),
+                         MicroBatchId(static_cast<uint16_t>(slots[r]))});
   for (int r = 0; r < cut_ranks; ++r) {
     const proto::PrefillPart part{run.id, base, cuts.back(), r, cut_ranks};
     const FreeRank& rank = free[choice.free_rank[r]];
-    PlanRank(sequence, part, {cuts[r], cuts[r + 1]}, rank.worker, slots[r], exchange);
+    PlanRank(sequence, part, {cuts[r], cuts[r + 1]}, addresses[r], addresses, exchange);
     sequence.NoteKept(rank.worker, planner.HeldAfter(prompt, rank, cuts[r], cuts[r + 1], exchange));
     ranks.push_back(rank.worker);
     batches_.SetDeadline(batches_[slots[r]], work, turn_.now());
@@ -106,26 +110,29 @@ std::vector<WorkerId> PrefillGroups::PlanGroup(Sequence& sequence, const std::ve
 }
 
 void PrefillGroups::PlanRank(Sequence& sequence, const proto::PrefillPart& part, const proto::TokenRange& tokens,
-                             WorkerId worker, int slot, proto::PrefixExchange exchange) {
-  MicroBatch& flight = batches_[slot];
+                             const proto::RankAddress& address, const std::vector<proto::RankAddress>& ranks,
+                             proto::PrefixExchange exchange) {
+  MicroBatch& flight = batches_[address.micro_batch.value()];
   flight.in_flight = true;
   flight.unreadable = flight.voided = false;
   flight.home = sequence.micro_batch;
   flight.step = batches_.NextStep();
+  DT_CHECK(flight.step == address.step, "a rank's step has another number than the other ranks were told");
   flight.follows = StepId();
   flight.forecast = {};
   flight.group = part.group;
-  flight.compute_worker = worker;
+  flight.compute_worker = address.worker;
   flight.entries.resize(1);
   RunStep run{
-      .compute_worker = worker,
-      .plan = {
-          .step = flight.step, .micro_batch = MicroBatchId(static_cast<uint16_t>(slot)), .entries = {}, .part = part}};
+      .compute_worker = address.worker,
+      .plan = {.step = address.step, .micro_batch = address.micro_batch, .entries = {}, .part = part, .ranks = {}}};
   run.plan.entries.resize(1);
-  writer_.Begin(worker);
+  writer_.Begin(address.worker);
   sequence.planned = static_cast<int>(tokens.end - tokens.begin);
   writer_.Write(sequence, {.ctx_len = tokens.begin, .named_until = part.base, .exchange = exchange},
                 run.plan.entries[0], flight.entries[0]);
+  if (options_.attention.has_linear()) run.plan.entries[0].linear_exchange = options_.linear_exchange;
+  if (IsBetweenRanks(run.plan.entries[0].linear_exchange)) run.plan.ranks = ranks;
   turn_.Act(std::move(run));
 }
 

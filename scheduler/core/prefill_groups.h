@@ -73,8 +73,9 @@ class PrefillGroups {
   std::vector<int> FreeSlots() const;
   std::vector<WorkerId> PlanGroup(Sequence& sequence, const std::vector<WorkerId>& workers, int most_ranks,
                                   const std::vector<int>& slots);
-  void PlanRank(Sequence& sequence, const proto::PrefillPart& part, const proto::TokenRange& tokens, WorkerId worker,
-                int slot, proto::PrefixExchange exchange);
+  void PlanRank(Sequence& sequence, const proto::PrefillPart& part, const proto::TokenRange& tokens,
+                const proto::RankAddress& address, const std::vector<proto::RankAddress>& ranks,
+                proto::PrefixExchange exchange);
   void LearnFrom(const Run& run, const MicroBatch& rank, const proto::StepResult& result);
   Run& RunOf(const MicroBatch& rank);
   void Withdraw(Run& run);

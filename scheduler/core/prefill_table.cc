@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "absl/strings/str_cat.h"
+#include "proto/prefill_exchange.h"
 #include "scheduler/core/prefill_plan.h"
 
 namespace dovetail::scheduler {
@@ -33,7 +34,7 @@ double AttentionOf(const PrefillTableInput& input, const proto::SoftmaxSpec& spe
 using SoftmaxLayer = std::function<LayerCost(const proto::SoftmaxSpec& spec)>;
 using LinearLayer = std::function<LayerCost(const proto::LinearSpec& spec)>;
 
-// Of exchanges between the ranks themselves, which are not built.
+// Of exchanges between the ranks themselves. But for the chain they are not built.
 struct Direct {
   std::string name;
   SoftmaxLayer softmax;
@@ -138,11 +139,12 @@ PrefillTableRow DirectRow(const PrefillTableInput& in, const Direct* softmax, co
 }
 
 // Step by step, as the scheduler does it.
-PrefillTableRow BuiltRow(const PrefillTableInput& in, proto::PrefixExchange exchange) {
+PrefillTableRow BuiltRow(const PrefillTableInput& in, proto::PrefixExchange exchange,
+                         proto::LinearExchange linear = proto::LinearExchange::kStates) {
   PrefillTableRow row;
   row.built = true;
   if (HasSoftmax(in.attention)) row.softmax = NameOf(exchange);
-  if (in.attention.has_linear()) row.linear = "state";
+  if (in.attention.has_linear()) row.linear = NameOf(linear);
   const Position end = in.earlier_tokens + in.new_tokens;
   const ComputeRates rate{in.token_s, in.flop_s};
   const PlaneRates plane{in.plane_flop_s, in.link_byte_s};
@@ -166,7 +168,8 @@ PrefillTableRow BuiltRow(const PrefillTableInput& in, proto::PrefixExchange exch
                                            .held = held[r],
                                            .scratch_blocks = in.scratch_blocks,
                                            .last = cuts[r + 1] >= end,
-                                           .holds_state = holds_state && ranks == 1}));
+                                           .holds_state = holds_state && ranks == 1,
+                                           .chained = r > 0 && linear == proto::LinearExchange::kChain}));
       held[r] = work.back().held;
       bytes[r] += BytesOf(work.back().traffic);
       row.traffic = Sum(row.traffic, work.back().traffic);
@@ -214,11 +217,13 @@ std::vector<PrefillTableRow> MakePrefillTable(const PrefillTableInput& input) {
   std::vector<PrefillTableRow> rows = {BuiltRow(input, proto::PrefixExchange::kAsk)};
   const bool softmax = HasSoftmax(input.attention), linear = input.attention.has_linear();
   if (softmax) rows.push_back(BuiltRow(input, proto::PrefixExchange::kGather));
+  if (linear) rows.push_back(BuiltRow(input, proto::PrefixExchange::kAsk, proto::LinearExchange::kChain));
   const std::vector<Direct> directs = DirectExchanges(input);
   const std::vector<DirectLinear> linears = DirectLinearExchanges(input);
   for (size_t s = 0; s < (softmax ? directs.size() : 1); ++s)
     for (size_t l = 0; l < (linear ? linears.size() : 1); ++l)
-      rows.push_back(DirectRow(input, softmax ? &directs[s] : nullptr, linear ? &linears[l] : nullptr));
+      if (softmax || !linear || linears[l].name != NameOf(proto::LinearExchange::kChain))  // it is there, built
+        rows.push_back(DirectRow(input, softmax ? &directs[s] : nullptr, linear ? &linears[l] : nullptr));
   rows.push_back(TensorParallelRow(input));
   double alone_s = static_cast<double>(input.new_tokens) * input.token_s;
   for (int g = 0; g < input.attention.group_count(); ++g)

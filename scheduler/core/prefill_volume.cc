@@ -37,7 +37,7 @@ int64_t PassQBytes(const proto::SoftmaxSpec& spec, const PromptShape& shape) {
 }
 
 int64_t ChainBytes(const proto::LinearSpec& spec, const PromptShape& shape) {
-  return shape.ranks < 2 ? 0 : int64_t{4} * spec.heads * spec.key_dim * spec.value_dim;
+  return shape.ranks < 2 ? 0 : spec.heads * spec.state_bytes();
 }
 
 int64_t StateGatherBytes(const proto::LinearSpec& spec, const PromptShape& shape) {

@@ -187,8 +187,9 @@ void AddSchedulerFlags(CLI::App& command, EngineFlags& flags) {
       .add_option("--prefill-exchange", flags.prefill_exchange,
                   "How a prompt's step gets at earlier tokens that its compute worker does not have: plane (queries go "
                   "to the attention workers), gather (K and V come from there, as far as --prompt-scratch has room), "
-                  "or auto: the one that is predicted to be faster, by measured rates")
-      ->check(OneOf({"auto", "plane", "gather"}))
+                  "chain (as plane, and the ranks of a divided prompt hand the states of linear layers to each other), "
+                  "or auto: the one of plane and gather that is predicted to be faster, by measured rates")
+      ->check(OneOf({"auto", "plane", "gather", "chain"}))
       ->type_name("HOW")
       ->group("Disaggregation");
 }
@@ -326,6 +327,7 @@ scheduler::SchedulerOptions SchedulerOptionsOf(const EngineFlags& flags) {
   options.prefill_rank_tokens = flags.prefill_rank_tokens;
   if (flags.prefill_exchange == "gather") options.prefill_exchange = proto::PrefixExchange::kGather;
   if (flags.prefill_exchange == "auto") options.prefill_exchange.reset();
+  if (flags.prefill_exchange == "chain") options.linear_exchange = proto::LinearExchange::kChain;
   options.adapt_micro_batches = flags.micro_batches == 0;
   options.micro_batches = flags.micro_batches == 0 ? kMostAdaptedMicroBatches : flags.micro_batches;
   options.enable_prefix_caching = flags.enable_prefix_caching;

@@ -33,7 +33,28 @@ absl::Status CheckPromptForRanks(const EngineFlags& flags, int64_t tokens) {
                          "; lower the one or the other");
 }
 
+namespace {
+
+absl::Status CheckChain(const EngineFlags& flags, const proto::AttentionTable& table, bool on_gpu) {
+  if (!table.has_linear())
+    return InvalidArgument(
+        "--prefill-exchange chain: ranks hand on the states of linear layers, and this model has none; take plane or "
+        "gather");
+  if (on_gpu)
+    return InvalidArgument(
+        "--prefill-exchange chain: compute workers on GPUs run no linear layers of prompts; take plane, or --device "
+        "cpu");
+  if (flags.linear_prompts != "compute")
+    return InvalidArgument(
+        "--prefill-exchange chain: the states are those of compute workers, and --linear-prompts attention runs linear "
+        "layers elsewhere; take plane, or --linear-prompts compute");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::Status CheckPrefillExchange(const EngineFlags& flags, const proto::AttentionTable& table, bool on_gpu) {
+  if (flags.prefill_exchange == "chain") return CheckChain(flags, table, on_gpu);
   if (flags.prefill_exchange != "gather") return absl::OkStatus();
   if (on_gpu)
     return InvalidArgument(

@@ -160,12 +160,14 @@ class ServerMetrics::Impl {
       make_.Counter("prefill_groups_total", "", "Parts of long prompts that several compute workers took together.");
   CounterPair prefill_group_tokens_ = make_.Counter("prefill_group_tokens_total", "", "Tokens in those parts.");
   CounterPair prefix_asked_bytes_ = PrefillExchange("plane"), prefix_gathered_bytes_ = PrefillExchange("gather"),
-              prefix_state_bytes_ = PrefillExchange("state");
+              prefix_state_bytes_ = PrefillExchange("state"), prefix_chain_bytes_ = PrefillExchange("chain");
   CounterPair PrefillExchange(const char* exchange) {
-    return make_.Counter("prefill_exchange_bytes_total", "",
-                         "Bytes that crossed so that prompts' steps see earlier tokens, by exchange: queries and "
-                         "partials (plane), K and V (gather), linear states (state).",
-                         {{"exchange", exchange}});
+    return make_.Counter(
+        "prefill_exchange_bytes_total", "",
+        "Bytes that crossed so that prompts' steps see earlier tokens, by exchange: queries and "
+        "partials (plane), K and V (gather), linear states by way of attention workers (state) and from "
+        "rank to rank (chain).",
+        {{"exchange", exchange}});
   }
   struct PrefillSeconds {
     CounterPair predicted, measured, next_best, had_other;
@@ -329,6 +331,7 @@ void ServerMetrics::Update(const engine::EngineStats& stats, const std::vector<e
   Grow(m.prefix_asked_bytes_, now.prefix_asked_bytes, m.last_.prefix_asked_bytes);
   Grow(m.prefix_gathered_bytes_, now.prefix_gathered_bytes, m.last_.prefix_gathered_bytes);
   Grow(m.prefix_state_bytes_, now.prefix_state_bytes, m.last_.prefix_state_bytes);
+  Grow(m.prefix_chain_bytes_, now.prefix_chain_bytes, m.last_.prefix_chain_bytes);
   Grow(m.replays_unclear_, now.replays_unclear, m.last_.replays_unclear);
   for (size_t i = 0; i < m.prefill_seconds_.size(); ++i) {
     const scheduler::PrefillTimes &times = now.prefill_times[i], &last = m.last_.prefill_times[i];

@@ -110,6 +110,19 @@ TEST_F(StateExchangeTest, ARankGetsTheStateWhenTheRankBeforeHasLeftIt) {
   EXPECT_THAT(Begin(0, 10, 300, 1, StateExchange::kTokens), IsEmpty()) << "the sequence is whole";
 }
 
+// Ranks that hand states on to each other ask for none here, and what they leave may come in any order.
+TEST_F(StateExchangeTest, WhatARankLeavesWaitsForNoRankBeforeUnlessItAsked) {
+  const auto part = [](int rank) { return proto::PrefillPart{StepId(5), 0, 300, rank, 3}; };
+  Begin(2, 7, 256, 44, StateExchange::kLeave, part(2));
+  EXPECT_THAT(Leave(2, 7), ElementsAre("take from 12"));
+  Begin(1, 6, 128, 128, StateExchange::kLeave, part(1));
+  Begin(0, 5, 0, 128, StateExchange::kLeave, part(0));
+  EXPECT_THAT(Leave(1, 6), ElementsAre("take from 11"));
+  EXPECT_THAT(Leave(0, 5), ElementsAre("take from 10"));
+  EXPECT_THAT(Begin(0, 10, 300, 1, StateExchange::kTokens), IsEmpty()) << "the sequence is whole";
+  EXPECT_EQ(core_.counters().dropped_frames, 0u);
+}
+
 TEST_F(StateExchangeTest, RanksMayDifferInHowTheyCross) {
   const auto part = [](int rank) { return proto::PrefillPart{StepId(5), 0, 300, rank, 2}; };
   Begin(0, 5, 0, 256, StateExchange::kTokens, part(0));

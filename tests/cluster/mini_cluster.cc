@@ -229,7 +229,9 @@ absl::Status MiniCluster::StartScheduler() {
   add("--prefill-rank-tokens", core.prefill_rank_tokens);
   words.insert(words.end(), {"--prefill-ranks", core.prefill_ranks == 0 ? "auto" : absl::StrCat(core.prefill_ranks)});
   words.insert(words.end(), {"--placement", FlagOf(core.placement)});
-  words.insert(words.end(), {"--prefill-exchange", core.prefill_exchange ? NameOf(*core.prefill_exchange) : "auto"});
+  std::string exchange = core.prefill_exchange ? NameOf(*core.prefill_exchange) : "auto";
+  if (core.linear_exchange == proto::LinearExchange::kChain) exchange = "chain";
+  words.insert(words.end(), {"--prefill-exchange", exchange});
   words.push_back(core.enable_prefix_caching ? "--enable-prefix-caching" : "--no-enable-prefix-caching");
   words.push_back(core.enable_chunked_prefill ? "--enable-chunked-prefill" : "--no-enable-chunked-prefill");
   scheduler_process_ = StartProcess(0, std::move(words));

@@ -41,6 +41,8 @@ class MiniClusterHybrid : public testing::TestWithParam<Hybrid> {
     return options;
   }
 
+  void DivideAmongWorkersThatComeAndGo(proto::LinearExchange exchange);
+
   static requests::GenerationRequest Request(int prompt, int max_tokens, int salt) {
     requests::GenerationRequest request = GreedyRequest({1}, max_tokens);
     for (int i = 1; i < prompt; ++i) request.prompt.push_back(3 + (17 * i * i + 31 * i + 5 * salt) % 90);
@@ -76,10 +78,10 @@ TEST_P(MiniClusterHybrid, StreamsGoOnWithTheSameBitsWhileStateWorkersComeAndGo) 
   EXPECT_TRUE(Eventually([&] { return (*cluster)->engine().stats().kv_blocks_in_use == 0; }));
 }
 
-// Three compute workers hand the states of each prompt on; one of them goes, another comes, and an attention worker
-// goes.
-TEST_P(MiniClusterHybrid, LongPromptsGoFromRankToRankWhileWorkersComeAndGo) {
+// Three compute workers divide each prompt; one of them goes, another comes, and an attention worker goes.
+void MiniClusterHybrid::DivideAmongWorkersThatComeAndGo(proto::LinearExchange exchange) {
   MiniClusterOptions options = Options();
+  options.scheduler.linear_exchange = exchange;
   options.attention_workers = 2;
   options.compute_workers = 3;
   options.scheduler.max_num_batched_tokens = 64;
@@ -118,6 +120,15 @@ TEST_P(MiniClusterHybrid, LongPromptsGoFromRankToRankWhileWorkersComeAndGo) {
   })) << stats.kv_blocks_in_use;
   EXPECT_GE(stats.scheduler.prefill_groups, 2u);
   EXPECT_GT(stats.scheduler.prefix_state_bytes, 0u);
+  EXPECT_EQ(stats.scheduler.prefix_chain_bytes > 0, exchange == proto::LinearExchange::kChain);
+}
+
+TEST_P(MiniClusterHybrid, StatesGoFromRankToRankByWayOfAttentionWorkersWhileWorkersComeAndGo) {
+  DivideAmongWorkersThatComeAndGo(proto::LinearExchange::kStates);
+}
+
+TEST_P(MiniClusterHybrid, StatesGoFromRankToRankItselfWhileWorkersComeAndGo) {
+  DivideAmongWorkersThatComeAndGo(proto::LinearExchange::kChain);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -126,6 +137,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Hybrid{"lightning_threads", TinyLightningConfig, Deployment::kThreads, "memory"},
                     Hybrid{"mamba2_threads", TinyMamba2Config, Deployment::kThreads, "memory"},
                     Hybrid{"gated_delta_processes", TinyGatedDeltaConfig, Deployment::kProcesses, "shm"},
+                    Hybrid{"lightning_tcp", TinyLightningConfig, Deployment::kProcesses, "tcp"},
                     Hybrid{"gated_delta_bf16_threads", TinyGatedDeltaConfig, Deployment::kThreads, "memory",
                            DType::kBF16},
                     Hybrid{"mamba2_bf16_processes", TinyMamba2Config, Deployment::kProcesses, "shm", DType::kBF16}),

@@ -30,6 +30,7 @@ TEST(MiniClusterProperty, WhateverTheClusterIsLikeEveryStreamIsTheOneItsRequestH
     options.scheduler.prefill_ranks = scenario.prefill_ranks;
     options.scheduler.prefill_rank_tokens = scenario.prefill_rank_tokens;
     options.scheduler.prefill_exchange = scenario.prefix;
+    if (scenario.chain) options.scheduler.linear_exchange = proto::LinearExchange::kChain;
     options.compute = ScenarioRunner::TuningOf(scenario);
     options.scheduler.placement = scenario.placement;
     options.scheduler.micro_batches = scenario.micro_batches;

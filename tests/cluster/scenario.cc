@@ -101,8 +101,9 @@ std::string Scenario::ToString() const {
       spare_blocks, "\n  prompt_kib ", prompt_kib, " prompt_tokens ", prompt_tokens, " key_values_in_flight ",
       key_values_in_flight, q_first ? "" : " q with k and v", hand_over_at_end ? " hand-over at the end" : "",
       "\n  prefix exchange ", prefix ? NameOf(*prefix) : "auto", linear_prompts ? " linear prompts" : "",
-      " compute_workers ", compute_workers, " prefill_ranks ", prefill_ranks, " prefill_rank_tokens ",
-      prefill_rank_tokens, "\n  step_tokens ", step_tokens, " max_seqs ", max_seqs, chunked ? "" : " not chunked");
+      chain ? " chain" : "", " compute_workers ", compute_workers, " prefill_ranks ", prefill_ranks,
+      " prefill_rank_tokens ", prefill_rank_tokens, "\n  step_tokens ", step_tokens, " max_seqs ", max_seqs,
+      chunked ? "" : " not chunked");
   for (size_t i = 0; i < requests.size(); ++i) absl::StrAppend(&text, "\n  request ", i, ": ", requests[i].ToString());
   return text;
 }
@@ -141,6 +142,7 @@ Scenario SomeScenario(uint64_t seed, const std::vector<TinyModelKind>& models) {
   scenario.prefix = groups.OneIn(3) ? proto::PrefixExchange::kAsk : proto::PrefixExchange::kGather;
   if (groups.OneIn(4)) scenario.prefix.reset();
   scenario.linear_prompts = !groups.OneIn(4);
+  scenario.chain = scenario.linear_prompts && !groups.OneIn(4);
   for (int i = dice.Of(1, 6); i > 0; --i)
     scenario.requests.push_back(SomeRequest(dice, static_cast<int>(scenario.requests.size())));
   return scenario;
@@ -171,7 +173,8 @@ std::vector<Scenario> SimplerScenarios(const Scenario& scenario) {
   change(&Scenario::prompt_kib, -1);
   change(&Scenario::prompt_tokens, 16);
   change(&Scenario::prefix, std::optional(proto::PrefixExchange::kAsk));
-  change(&Scenario::linear_prompts, false);
+  change(&Scenario::chain, false);
+  if (!scenario.chain) change(&Scenario::linear_prompts, false);
   change(&Scenario::q_first, true);
   change(&Scenario::hand_over_at_end, false);
   change(&Scenario::prefix_cache, false);

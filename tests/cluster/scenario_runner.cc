@@ -226,6 +226,7 @@ Outcome ScenarioRunner::Run(const Scenario& scenario) {
   options.scheduler.prefill_ranks = scenario.prefill_ranks;
   options.scheduler.prefill_rank_tokens = scenario.prefill_rank_tokens;
   options.scheduler.prefill_exchange = scenario.prefix;
+  if (scenario.chain) options.scheduler.linear_exchange = proto::LinearExchange::kChain;
   options.scheduler.placement = scenario.placement;
   options.scheduler.micro_batches = scenario.micro_batches;
   options.scheduler.enable_prefix_caching = scenario.prefix_cache;
@@ -294,6 +295,7 @@ Outcome ScenarioRunner::Run(const Scenario& scenario, engine::Engine& engine) {
   outcome.prefill_groups = stats.scheduler.prefill_groups;
   outcome.gathered_bytes = stats.scheduler.prefix_gathered_bytes;
   outcome.state_bytes = stats.scheduler.prefix_state_bytes;
+  outcome.chain_bytes = stats.scheduler.prefix_chain_bytes;
   return outcome;
 }
 

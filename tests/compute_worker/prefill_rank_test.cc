@@ -73,9 +73,9 @@ TEST_F(PrefillRankTest, AnExchangeBetweenRanksThatThisWorkerDoesNotHaveIsRefused
   EXPECT_THAT(Results(Feed(PlanArrived{plan})),
               ElementsAre("sequence 1: this worker has no exchange by ring with other compute workers"));
   plan = Plan(2, 64, {StepId(2), 0, 100, 0, 2});
-  plan.entries[0].linear_exchange = proto::LinearExchange::kChain;
+  plan.entries[0].linear_exchange = proto::LinearExchange::kScan;
   EXPECT_THAT(Results(Feed(PlanArrived{plan})),
-              ElementsAre("sequence 1: this worker has no exchange by chain with other compute workers"));
+              ElementsAre("sequence 1: this worker has no exchange by scan with other compute workers"));
   EXPECT_TRUE(core_.idle());
 }
 

@@ -110,6 +110,45 @@ TEST(BrokenLinks, BetweenAttentionWorkersThatHaveConnectedAgainCountNoMore) {
   }
 }
 
+// Ranks of a prefill group wait for each other, so two compute workers that cannot reach each other must not both
+// serve.
+TEST(BrokenLinks, BetweenComputeWorkersCostTheOneThatJoinedLater) {
+  MembershipOptions options = Options();
+  options.compute_links = true;
+  Cluster cluster(options);
+  const WorkerId one = cluster.Join(Role::kComputeWorker, 1, "c1"), two = cluster.Join(Role::kComputeWorker, 2, "c2");
+  for (const WorkerId worker : {one, two}) cluster.Ready(worker, 0);
+  cluster.Apply(one);
+  EXPECT_TRUE(cluster.Serves(one)) << "the other does not serve yet";
+  EXPECT_FALSE(cluster.Serves(two)) << "it has not said that it reaches c1";
+  cluster.Apply(two);
+  EXPECT_TRUE(cluster.Serves(two));
+  for (const auto& [from, about] : {std::pair(one, two), std::pair(two, one)}) {
+    const Member* member = cluster.members.Find(about);
+    cluster.members.LinkFailed(from, {member->request.node, member->epoch, "Connection reset by remote peer"},
+                               cluster.now, cluster.actions);
+  }
+  cluster.members.Expire(cluster.now, cluster.actions);
+  EXPECT_TRUE(cluster.Serves(one) && cluster.Serves(two)) << "one of them may have ended";
+  cluster.Settle();
+  EXPECT_TRUE(cluster.Serves(one));
+  EXPECT_EQ(cluster.members.Find(two), nullptr);
+  EXPECT_THAT(cluster.WhyOut(two), HasSubstr("c2 and c1 cannot reach each other: Connection reset"));
+}
+
+TEST(BrokenLinks, ComputeWorkersAreLinkedOnlyWhereTheirGroupsExchangeDirectly) {
+  for (const bool linked : {false, true}) {
+    MembershipOptions options = Options();
+    options.compute_links = linked;
+    Cluster cluster(options);
+    const WorkerId one = cluster.Join(Role::kComputeWorker, 1, "c1"), two = cluster.Join(Role::kComputeWorker, 2, "c2");
+    for (const WorkerId worker : {one, two}) cluster.Ready(worker, 0);
+    const std::vector<control::Peer>& peers = cluster.members.Find(two)->last_sent;
+    EXPECT_EQ(peers.size(), linked ? 2u : 1u) << "the scheduler is always one";
+    if (linked) EXPECT_EQ(peers[1].worker, one);
+  }
+}
+
 TEST(BrokenLinks, AreJudgedByWhatWasHeardAndNotByTheTimeInWhichTheSchedulerWasStopped) {
   BrokenLinks cluster;
   cluster.Broken(cluster.attention[0], cluster.killed);

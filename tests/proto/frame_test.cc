@@ -6,6 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/link_frames.h"
+#include "proto/rank_frames.h"
 #include "proto/switch_frames.h"
 
 namespace dovetail::proto {
@@ -36,7 +37,9 @@ constexpr FrameType kAllTypes[] = {FrameType::kStepPlan,
                                    kLinkThere,
                                    kSwitchPart,
                                    kSwitchVoid,
-                                   kSwitchTaken};
+                                   kSwitchTaken,
+                                   kRankState,
+                                   kRankTaken};
 
 FrameHeader Good() { return MakeHeader(FrameType::kQuery, Epoch(3), StepId(99), MicroBatchId(1), 17, 4096); }
 

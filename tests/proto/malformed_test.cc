@@ -262,6 +262,19 @@ TEST(ExchangeField, IsOneThatThereIsAndBetweenRanksOnlyInAGroup) {
   plan = FullPlan();
   plan.entries[1].linear_exchange = LinearExchange::kScan;
   EXPECT_THAT(said(plan), HasSubstr("exchange is one between ranks, and the step is not a part of a group"));
+  plan = PlanOfRank();
+  plan.ranks.pop_back();
+  EXPECT_THAT(said(plan), HasSubstr("ranks are not those of the group"));
+  plan = PlanOfRank();
+  plan.entries[0].exchange = PrefixExchange::kAsk;
+  plan.entries[0].linear_exchange = LinearExchange::kStates;
+  EXPECT_THAT(said(plan), HasSubstr("there is no exchange between them"));
+  for (const bool step : {false, true}) {
+    plan = PlanOfRank();
+    (step ? plan.ranks[1].step : plan.ranks[0].step) = StepId(79);
+    if (!step) plan.ranks[1].micro_batch = MicroBatchId(4);
+    EXPECT_THAT(said(plan), HasSubstr("ranks have another step here"));
+  }
 }
 
 TEST(MoveSequenceField, GoesForwardFromASegmentInASlotThatThereIs) {

@@ -78,7 +78,11 @@ StepPlan PlanOfRank() {
   entry.tokens = {3, 1, 4};
   entry.exchange = PrefixExchange::kRing;
   entry.linear_exchange = LinearExchange::kChain;
-  return StepPlan{StepId(78), MicroBatchId(3), {entry}, {StepId(77), 100, 195, 1, 2}};
+  return StepPlan{StepId(78),
+                  MicroBatchId(3),
+                  {entry},
+                  {StepId(77), 100, 195, 1, 2},
+                  {{WorkerId(4), StepId(77), MicroBatchId(9)}, {WorkerId(5), StepId(78), MicroBatchId(3)}}};
 }
 
 StepResult FullResult() {

@@ -73,6 +73,40 @@ TEST_F(PrefillGroupsTest, ALongPromptIsCutBetweenTheWorkersThatAreFree) {
   EXPECT_THAT(parts_.actions, IsEmpty()) << "no worker is free";
 }
 
+// Where they hand on states, each knows the step and the micro-batch of all.
+TEST(PrefillGroupsChain, RanksAreToldOfEachOtherWhereThereAreStatesToHandOn) {
+  for (const bool hybrid : {false, true}) {
+    SchedulerOptions options = SmallOptions();
+    options.prefill_rank_tokens = 64;
+    options.max_num_batched_tokens = 512;
+    options.linear_exchange = proto::LinearExchange::kChain;
+    if (hybrid) {
+      proto::LinearSpec state;
+      state.heads = 2;
+      state.key_dim = state.value_dim = 16;
+      proto::LinearConstants decays;
+      decays.log_decay.assign(2, -0.1f);
+      options.attention = *proto::AttentionTable::Build({state}, {decays});
+    }
+    CoreParts parts(options);
+    PrefillGroups groups(parts.options, parts.pool, parts.batches, parts.accounts, parts.writer, parts.turn);
+    parts.AddAttentionWorker(0, 1000);
+    for (const uint32_t worker : {10, 11, 12}) parts.pool.Join(WorkerId(worker));
+    parts.AddReady(400);
+    groups.Plan();
+    const std::vector<RunStep> ranks = parts.Take<RunStep>();
+    ASSERT_THAT(ranks, SizeIs(3));
+    for (const RunStep& rank : ranks) {
+      EXPECT_EQ(rank.plan.entries[0].linear_exchange,
+                hybrid ? proto::LinearExchange::kChain : proto::LinearExchange::kStates);
+      ASSERT_THAT(rank.plan.ranks, SizeIs(hybrid ? 3 : 0));
+      for (size_t r = 0; r < rank.plan.ranks.size(); ++r)
+        EXPECT_EQ(rank.plan.ranks[r],
+                  (proto::RankAddress{ranks[r].compute_worker, ranks[r].plan.step, ranks[r].plan.micro_batch}));
+    }
+  }
+}
+
 TEST_F(PrefillGroupsTest, ShortPromptsAndWhatIsHeldUpBeginNone) {
   Sequence& brief = parts_.AddReady(127);
   Sequence& paused = parts_.AddReady(400);

@@ -45,6 +45,11 @@ TEST(PrefillVolume, FormulasGiveTheWorkedNumbers) {
   EXPECT_EQ(LinearSwitchBytes(lightning, shape), 1536 * kMiB);
   const proto::LinearSpec gated_delta{.heads = 32, .key_dim = 128, .value_dim = 128, .delta = true};
   EXPECT_EQ(ChainBytes(gated_delta, shape), 2 * kMiB);
+  proto::LinearSpec convolved = gated_delta;  // the inputs of three tokens go with the state, in bf16
+  convolved.conv_width = 4;
+  EXPECT_EQ(ChainBytes(convolved, shape), 2 * kMiB + 32 * 3 * (2 * 128 + 128) * 2);
+  convolved.state = DType::kBF16;
+  EXPECT_EQ(ChainBytes(convolved, shape), kMiB + 32 * 3 * (2 * 128 + 128) * 2);
   EXPECT_EQ(StateGatherBytes(gated_delta, shape), 12 * kMiB);
 }
 
@@ -125,9 +130,26 @@ TEST(PrefillTable, HybridsCombineBothKindsOfLayer) {
   input.attention = *proto::AttentionTable::Build({linear, linear, linear, Softmax(16, 2, 256)},
                                                   std::vector<proto::LinearConstants>(4));
   const auto rows = MakePrefillTable(input);
-  EXPECT_EQ(rows.size(), 2u + 4 * 4 + 1);
+  EXPECT_EQ(rows.size(), 3u + 4 * 4 + 1);
   for (const PrefillTableRow& row : rows)
     if (row.softmax == "ring" && row.linear == "chain") EXPECT_EQ(row.rank_bytes, (192 + 3 * 2) * kMiB);
+}
+
+// Each group hands the state on between its ranks, three times where there are four.
+TEST(PrefillTable, AChainThatIsBuiltCountsWhatTheFormulaSaysForEachGroup) {
+  PrefillTableInput input = Llama(4, 50e9);
+  input.new_tokens = 3 * 4 * input.max_step_tokens;
+  const proto::LinearSpec linear{.heads = 32, .key_dim = 128, .value_dim = 128, .token_decay = true};
+  input.attention = *proto::AttentionTable::Build({linear, linear}, std::vector<proto::LinearConstants>(2));
+  const PromptShape shape{.new_tokens = input.new_tokens, .ranks = 4};
+  int chains = 0;
+  for (const PrefillTableRow& row : MakePrefillTable(input)) {
+    if (row.linear != "chain") continue;
+    ++chains;
+    EXPECT_TRUE(row.built);
+    EXPECT_EQ(row.traffic.chain_bytes, 2 * 3 * 3 * ChainBytes(linear, shape));
+  }
+  EXPECT_EQ(chains, 1);
 }
 
 }  // namespace

@@ -61,7 +61,7 @@ class LogitsOverRanks : public testing::Test {
                      "--max-num-batched-tokens", "512", "--kv-cache-dtype", "float32", "--json"});
     EXPECT_EQ(result.exit_code, 0) << result.err;
     const Json plan = Json::parse(result.out);
-    const std::string name = family.hybrid ? exchange + " + state" : exchange;
+    const std::string name = exchange == "chain" ? "plane + chain" : family.hybrid ? exchange + " + state" : exchange;
     for (const Json& row : plan["plans"][0]["exchanges"])
       if (row["exchange"] == name && row["built"] == true) return row["bytes"];
     ADD_FAILURE() << "no " << name << " in " << result.out;
@@ -78,7 +78,8 @@ TEST_F(LogitsOverRanks, OneFileForEveryNumberOfRanksAndEveryExchange) {
     const size_t values = static_cast<size_t>(family.tokens) * family.vocabulary;
     ASSERT_EQ(alone.size(), 128u + values * sizeof(float)) << family.name;
     EXPECT_FALSE(said_alone.contains("prefill"));
-    for (const std::string exchange : {"plane", "gather"}) {
+    for (const std::string exchange : {"plane", "gather", "chain"}) {
+      if (exchange == "chain" && !family.hybrid) continue;  // there are no states
       for (const int ranks : {1, 2, 3}) {
         SCOPED_TRACE(absl::StrCat(family.name, ", ", exchange, ", ", ranks, " ranks"));
         const auto [file, said] = Logits(family, {"--compute-workers", "3", "--prefill-ranks", std::to_string(ranks),
@@ -88,9 +89,10 @@ TEST_F(LogitsOverRanks, OneFileForEveryNumberOfRanksAndEveryExchange) {
         const Json& prefill = said["prefill"];
         EXPECT_EQ(prefill["groups"], ranks > 1 ? 1 : 0);
         EXPECT_EQ(prefill["group_tokens"], ranks > 1 ? family.tokens : 0);
-        EXPECT_EQ(prefill["bytes"]["plane"] > 0, ranks > 1 && exchange == "plane");
+        EXPECT_EQ(prefill["bytes"]["plane"] > 0, ranks > 1 && exchange != "gather");
         EXPECT_EQ(prefill["bytes"]["gather"] > 0, ranks > 1 && exchange == "gather");
         EXPECT_EQ(prefill["bytes"]["state"] > 0, family.hybrid);
+        EXPECT_EQ(prefill["bytes"]["chain"] > 0, ranks > 1 && exchange == "chain");
         EXPECT_EQ(prefill["bytes"], PlannedBytes(family, exchange, ranks));
       }
     }
@@ -128,6 +130,14 @@ TEST_F(LogitsOverRanks, AFlagThatCannotBeMetSaysWhyAndWhatCan) {
        {"--prefill-exchange", "gather"},
        "--prefill-exchange gather: all attention layers of this model are linear; their states cross in any case, and "
        "there is no K and V to gather; take plane"},
+      {softmax,
+       {"--prefill-exchange", "chain"},
+       "--prefill-exchange chain: ranks hand on the states of linear layers, and this model has none; take plane or "
+       "gather"},
+      {linear,
+       {"--prefill-exchange", "chain", "--linear-prompts", "attention"},
+       "--prefill-exchange chain: the states are those of compute workers, and --linear-prompts attention runs linear "
+       "layers elsewhere; take plane, or --linear-prompts compute"},
   };
   for (const Case& bad : cases) {
     std::vector<std::string> arguments = {"logits", bad.model, "--device", "cpu", "--ids", Ids(450)};

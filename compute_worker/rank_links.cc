@@ -1,0 +1,92 @@
+#include "compute_worker/rank_links.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/log.h"
+#include "proto/rank_frames.h"
+
+namespace dovetail::compute {
+
+using proto::FrameHeader;
+using proto::MakeHeader;
+
+void RankLinks::Add(const ComputeWorkerAddress& address) { peers_[address.worker] = {address, {}}; }
+
+void RankLinks::Lose(WorkerId worker, Epoch epoch) {
+  const auto found = peers_.find(worker);
+  if (found != peers_.end() && found->second.address.epoch == epoch) peers_.erase(found);
+}
+
+RankLinks::Peer* RankLinks::Find(NodeId node) {
+  const auto found =
+      std::find_if(peers_.begin(), peers_.end(), [&](const auto& peer) { return peer.second.address.node == node; });
+  return found == peers_.end() ? nullptr : &found->second;
+}
+
+absl::Status RankLinks::SendState(const proto::RankAddress& to, int op, std::vector<std::byte> state) {
+  const auto found = peers_.find(to.worker);
+  if (found == peers_.end()) return absl::OkStatus();
+  Peer& peer = found->second;
+  const FrameHeader header =
+      MakeHeader(proto::kRankState, peer.address.epoch, to.step, to.micro_batch, op, state.size());
+  peer.frames.push_back({header, std::make_shared<const std::vector<std::byte>>(std::move(state)), false});
+  int sent = 0;
+  return SendWaiting(peer, sent);
+}
+
+bool RankLinks::AnswerState(NodeId from, const FrameHeader& state) {
+  Peer* const peer = Find(from);
+  if (peer == nullptr) return false;
+  peer->frames.push_back({MakeHeader(proto::kRankTaken, Epoch(state.epoch), StepId(state.step),
+                                     MicroBatchId(state.micro_batch), state.op, 0),
+                          nullptr, false});
+  int sent = 0;
+  if (const absl::Status status = SendWaiting(*peer, sent); !status.ok()) LogError(std::string(status.message()));
+  return true;
+}
+
+void RankLinks::OnTaken(NodeId from, const FrameHeader& taken) {
+  Peer* const peer = Find(from);
+  if (peer == nullptr) return;
+  const auto frame = std::find_if(peer->frames.begin(), peer->frames.end(), [&](const Frame& one) {
+    return one.sent && one.header.step == taken.step && one.header.op == taken.op;
+  });
+  if (frame != peer->frames.end()) peer->frames.erase(frame);
+}
+
+absl::Status RankLinks::SendWaiting(Peer& peer, int& sent) {
+  for (auto frame = peer.frames.begin(); frame != peer.frames.end();) {
+    if (frame->sent) {
+      ++frame;
+      continue;
+    }
+    const absl::Status status =
+        frame->state == nullptr
+            ? port_.SendMessage(peer.address.node, frame->header, {})
+            : port_.SendTensor(peer.address.node, frame->header, transport::Lend(frame->state, frame->state->size()));
+    if (absl::IsResourceExhausted(status)) return absl::OkStatus();
+    const bool gone = absl::IsUnavailable(status) || absl::IsNotFound(status);  // and so its group will be
+    frame->sent = status.ok();
+    sent += status.ok() ? 1 : 0;
+    frame = status.ok() && frame->state != nullptr ? frame + 1 : peer.frames.erase(frame);
+    if (!status.ok() && !gone) return status;
+  }
+  return absl::OkStatus();
+}
+
+int RankLinks::SendWaiting() {
+  int sent = 0;
+  for (auto& [worker, peer] : peers_)
+    if (const absl::Status status = SendWaiting(peer, sent); !status.ok())
+      LogError("compute worker: to another: ", std::string(status.message()));
+  return sent;
+}
+
+size_t RankLinks::held() const {
+  size_t held = 0;
+  for (const auto& [worker, peer] : peers_) held += peer.frames.size();
+  return held;
+}
+
+}  // namespace dovetail::compute

@@ -1,0 +1,68 @@
+#pragma once
+#include <cstddef>
+#include <deque>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/status.h"
+#include "proto/frame.h"
+#include "proto/prefill_part.h"
+#include "transport/fabric.h"
+
+namespace dovetail::compute {
+
+// Another compute worker of the cluster, which may be a rank of the same prefill group.
+struct ComputeWorkerAddress {
+  WorkerId worker;
+  Epoch epoch;
+  NodeId node;
+};
+
+// The links of a compute worker with the others: the frames of proto/rank_frames.h. What a peer has no room for waits
+// here, in order: of each step it is what its layers send once.
+//   Ownership: of what was sent until it is answered or its peer is lost, since a port may read it until then
+//   Threads:   reactor-owned; nothing blocks
+class RankLinks {
+ public:
+  explicit RankLinks(transport::Port& port) : port_(port) {}  // `port` outlives this
+
+  // A later call with the same worker replaces its epoch and node.
+  void Add(const ComputeWorkerAddress& address);
+  // What it was to get is dropped.
+  void Lose(WorkerId worker, Epoch epoch);
+
+  // The state of a linear op for a rank. For a worker that is no peer it is dropped without an error: the scheduler
+  // voids that rank's group.
+  //   Errors: those of the port, if it will never take the frame
+  absl::Status SendState(const proto::RankAddress& to, int op, std::vector<std::byte> state);
+
+  // A kRankState came, and its payload has been copied: answers it. False: from a node that is no peer.
+  bool AnswerState(NodeId from, const proto::FrameHeader& state);
+  // A kRankTaken came.
+  void OnTaken(NodeId from, const proto::FrameHeader& taken);
+
+  // Sends what there is room for now; returns how many frames.
+  int SendWaiting();
+
+  size_t held() const;  // frames that wait, or were not answered; for tests
+
+ private:
+  struct Frame {
+    proto::FrameHeader header;
+    std::shared_ptr<const std::vector<std::byte>> state;  // null: an answer
+    bool sent = false;
+  };
+  struct Peer {
+    ComputeWorkerAddress address;
+    std::deque<Frame> frames;  // in order; of those that were sent only states
+  };
+  absl::Status SendWaiting(Peer& peer, int& sent);
+  Peer* Find(NodeId node);
+
+  transport::Port& port_;
+  std::map<WorkerId, Peer> peers_;
+};
+
+}  // namespace dovetail::compute

@@ -1,0 +1,104 @@
+#include "compute_worker/rank_links.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "proto/rank_frames.h"
+#include "transport/inproc/inproc_fabric.h"
+
+// What a compute worker sends to another one, for which there may be no room yet, and what it must keep meanwhile.
+
+namespace dovetail::compute {
+namespace {
+
+struct Received : transport::FrameHandler {
+  void OnFrame(const transport::Delivery& delivery) override {
+    headers.push_back(delivery.header);
+    payloads.emplace_back(delivery.payload.begin(), delivery.payload.end());
+  }
+  std::vector<proto::FrameHeader> headers;
+  std::vector<std::vector<std::byte>> payloads;
+};
+
+class RankLinksTest : public ::testing::Test {
+ protected:
+  RankLinksTest() { links_.Add({WorkerId(7), Epoch(3), there_->id()}); }
+  static proto::RankAddress Rank(uint64_t step) { return {WorkerId(7), StepId(step), MicroBatchId(2)}; }
+  static std::vector<std::byte> State(int value) { return std::vector<std::byte>(100, static_cast<std::byte>(value)); }
+  proto::FrameHeader Taken(const proto::FrameHeader& state) {
+    return proto::MakeHeader(proto::kRankTaken, Epoch(state.epoch), StepId(state.step), MicroBatchId(state.micro_batch),
+                             state.op, 0);
+  }
+
+  transport::InprocFabric fabric_;
+  std::unique_ptr<transport::Port> here_ = fabric_.CreatePort(nullptr), there_ = fabric_.CreatePort(nullptr);
+  RankLinks links_{*here_};
+  Received received_;
+};
+
+TEST_F(RankLinksTest, AStateIsKeptUntilItsAnswerComes) {
+  ASSERT_EQ(links_.SendState(Rank(5), 1, State(1)), absl::OkStatus());
+  ASSERT_EQ(links_.SendState(Rank(5), 4, State(4)), absl::OkStatus());
+  there_->Poll(received_, 10);
+  ASSERT_EQ(received_.headers.size(), 2u);
+  EXPECT_EQ(received_.headers[1].type, proto::kRankState);
+  EXPECT_EQ(received_.headers[1].epoch, 3u);
+  EXPECT_EQ(received_.headers[1].step, 5u);
+  EXPECT_EQ(received_.headers[1].micro_batch, 2u);
+  EXPECT_EQ(received_.headers[1].op, 4u);
+  EXPECT_EQ(received_.payloads[1], State(4));
+  EXPECT_EQ(links_.held(), 2u);
+  links_.OnTaken(there_->id(), Taken(received_.headers[1]));
+  EXPECT_EQ(links_.held(), 1u);
+  links_.OnTaken(there_->id(), Taken(received_.headers[1]));
+  EXPECT_EQ(links_.held(), 1u) << "it came before";
+  links_.OnTaken(here_->id(), Taken(received_.headers[0]));
+  EXPECT_EQ(links_.held(), 1u) << "from a node that is no peer";
+  links_.OnTaken(there_->id(), Taken(received_.headers[0]));
+  EXPECT_EQ(links_.held(), 0u);
+}
+
+TEST_F(RankLinksTest, WhatAPeerHasNoRoomForGoesLaterAndInOrder) {
+  constexpr int kFrames = transport::kMaxFramesInFlight + 20;
+  for (int i = 0; i < kFrames; ++i) ASSERT_EQ(links_.SendState(Rank(5), i, State(i)), absl::OkStatus());
+  EXPECT_EQ(links_.SendWaiting(), 0);
+  there_->Poll(received_, 10);
+  EXPECT_EQ(links_.SendWaiting(), 10);
+  while (there_->Poll(received_, 1000) > 0) links_.SendWaiting();
+  ASSERT_EQ(received_.headers.size(), static_cast<size_t>(kFrames));
+  for (int i = 0; i < kFrames; ++i) {
+    ASSERT_EQ(received_.headers[i].op, i);
+    ASSERT_EQ(received_.payloads[i], State(i));
+  }
+}
+
+TEST_F(RankLinksTest, AStateIsAnsweredToItsSenderOnly) {
+  const auto state = proto::MakeHeader(proto::kRankState, Epoch(9), StepId(11), MicroBatchId(1), 6, 100);
+  EXPECT_FALSE(links_.AnswerState(here_->id(), state)) << "no peer";
+  EXPECT_TRUE(links_.AnswerState(there_->id(), state));
+  there_->Poll(received_, 10);
+  ASSERT_EQ(received_.headers.size(), 1u);
+  EXPECT_EQ(received_.headers[0].type, proto::kRankTaken);
+  EXPECT_EQ(received_.headers[0].step, 11u);
+  EXPECT_EQ(received_.headers[0].op, 6u);
+  EXPECT_EQ(links_.held(), 0u) << "an answer is not answered";
+}
+
+TEST_F(RankLinksTest, NothingIsKeptForAPeerThatIsLost) {
+  ASSERT_EQ(links_.SendState(Rank(5), 1, State(1)), absl::OkStatus());
+  links_.Lose(WorkerId(7), Epoch(2));
+  EXPECT_EQ(links_.held(), 1u) << "an earlier incarnation";
+  links_.Lose(WorkerId(7), Epoch(3));
+  EXPECT_EQ(links_.held(), 0u);
+  EXPECT_EQ(links_.SendState(Rank(6), 1, State(1)), absl::OkStatus()) << "the scheduler voids that group";
+  EXPECT_EQ(links_.held(), 0u);
+}
+
+TEST_F(RankLinksTest, AFrameForAPeerWhosePortIsGoneIsDropped) {
+  there_.reset();
+  EXPECT_EQ(links_.SendState(Rank(5), 1, State(1)), absl::OkStatus());
+  EXPECT_EQ(links_.held(), 0u);
+}
+
+}  // namespace
+}  // namespace dovetail::compute
