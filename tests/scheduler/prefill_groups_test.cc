@@ -93,7 +93,7 @@ TEST(PrefillGroupsChain, RanksAreToldOfEachOtherWhereThereAreStatesToHandOn) {
     parts.AddAttentionWorker(0, 1000);
     for (const uint32_t worker : {10, 11, 12}) parts.pool.Join(WorkerId(worker));
     parts.AddReady(400);
-    groups.Plan();
+    groups.Plan(/*requests_wait=*/false);
     const std::vector<RunStep> ranks = parts.Take<RunStep>();
     ASSERT_THAT(ranks, SizeIs(3));
     for (const RunStep& rank : ranks) {
