@@ -70,7 +70,7 @@ TEST(StepPlanField, PositionsLieWithinTheLimit) {
 TEST(StepPlanField, AnEntryHasTokensAndAStepNotTooMany) {
   EXPECT_THAT(Plan([](StepEntry& e) { e.tokens.clear(), e.logits_rows = 0; }), HasSubstr("tokens is empty"));
   EXPECT_THAT(Plan([](StepEntry& e) { e.tokens.resize(kMaxStepTokens + 1); }),
-              HasSubstr("tokens counts 65537 elements; at most 65536"));
+              HasSubstr("tokens counts 65473 elements; at most 65472"));
   EXPECT_THAT(Plan([](StepEntry& e) { e.tokens.resize(kMaxStepTokens); }),
               HasSubstr("entries hold no token or more than a step may"))
       << "the other entry has one too";
