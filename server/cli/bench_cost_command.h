@@ -19,6 +19,7 @@ void AddBenchCostFlags(CLI::App& command, BenchCostFlags& flags);
 
 // `dovetail bench cost`: what tokens cost in layouts that `dovetail bench serve --save-result` (or vLLM's) measured,
 // and below which price ratio a split one pays. kInvalidArgument and kNotFound name flag, file and field.
+// Prints to standard output; one thread.
 absl::Status RunBenchCost(const BenchCostFlags& flags);
 
 }  // namespace dovetail::cli

@@ -5,45 +5,31 @@
 #include <optional>
 #include <random>
 
-#include "grammar/grammar_engine.h"
 #include "server/openai/answer.h"
+#include "tests/server/byte_grammars.h"
 #include "tests/server/test_model.h"
 
 namespace dovetail::server::test {
 namespace {
 
-constexpr TokenId kEnd = 256;
-
-grammar::GrammarEngine& Bytes() {
-  static grammar::GrammarEngine engine(
-      []() -> absl::StatusOr<std::vector<std::string>> {
-        std::vector<std::string> tokens;
-        for (int byte = 0; byte < 256; ++byte) tokens.emplace_back(1, static_cast<char>(byte));
-        tokens.emplace_back();
-        return tokens;
-      },
-      257);
-  return engine;
-}
-
 // A text under the grammar that begins with `prefix`; nullopt: it did not end within the limit.
 std::optional<std::string> Draw(const std::shared_ptr<const grammar::Compiled>& grammar, const std::string& prefix,
                                 std::mt19937& random) {
-  grammar::Matcher matcher(grammar, std::vector<TokenId>{kEnd});
+  grammar::Matcher matcher(grammar, std::vector<TokenId>{kByteEnd});
   std::vector<uint32_t> mask(9);
   std::string text;
   while (text.size() < 3000) {
     if (!matcher.FillMask(mask).ok()) return std::nullopt;
     std::vector<TokenId> allowed;
-    for (TokenId id = 0; id <= kEnd; ++id)
+    for (TokenId id = 0; id <= kByteEnd; ++id)
       if ((mask[id / 32] >> (id % 32) & 1) != 0) allowed.push_back(id);
     if (allowed.empty()) return std::nullopt;
-    const bool ends = allowed.back() == kEnd && random() % 4 == 0;
+    const bool ends = allowed.back() == kByteEnd && random() % 4 == 0;
     const TokenId token = text.size() < prefix.size() ? static_cast<uint8_t>(prefix[text.size()])
-                          : ends                      ? kEnd
+                          : ends                      ? kByteEnd
                                                       : allowed[random() % allowed.size()];
     if (!matcher.Accept(token)) return std::nullopt;
-    if (token == kEnd) return text;
+    if (token == kByteEnd) return text;
     text += static_cast<char>(token);
   }
   return std::nullopt;
@@ -108,7 +94,7 @@ class CallGrammars : public ::testing::TestWithParam<std::string> {
     });
     if (GetParam() == "openai") served_->thoughts = FindThoughtFormat("openai");
     const std::string source = AnswerGrammar(content, use, thought, *served_);
-    const auto compiled = Bytes().Compile(source);
+    const auto compiled = ByteGrammars()->Compile(source);
     ASSERT_TRUE(compiled.ok()) << compiled.status() << "\n" << source;
     spec_.calls = served_->calls;
     spec_.thoughts = thought == ThoughtState::kNone ? nullptr : served_->thoughts;

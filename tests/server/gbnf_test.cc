@@ -5,10 +5,10 @@
 #include <ctime>
 
 #include "absl/strings/str_replace.h"
-#include "grammar/grammar_engine.h"
 #include "server/openai/api_error.h"
 #include "server/openai/gbnf.h"
 #include "server/openai/structured_output.h"
+#include "tests/server/byte_grammars.h"
 #include "tests/server/test_model.h"
 
 namespace dovetail::server::test {
@@ -16,32 +16,18 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr TokenId kEnd = 256;
-
-std::shared_ptr<grammar::GrammarEngine> Bytes() {
-  static const auto engine = std::make_shared<grammar::GrammarEngine>(
-      []() -> absl::StatusOr<std::vector<std::string>> {
-        std::vector<std::string> tokens;
-        for (int byte = 0; byte < 256; ++byte) tokens.emplace_back(1, static_cast<char>(byte));
-        tokens.emplace_back();
-        return tokens;
-      },
-      257);
-  return engine;
-}
-
 // Whether `text` is one of the grammar's.
 bool Takes(const std::string& gbnf, const std::string& text) {
   const auto written = EnforceableGbnf(gbnf, "grammar");
   EXPECT_TRUE(written.ok()) << written.status();
   if (!written.ok()) return false;
-  const auto compiled = Bytes()->Compile(grammar::SourceOf(grammar::Kind::kEbnf, *written));
+  const auto compiled = ByteGrammars()->Compile(grammar::SourceOf(grammar::Kind::kEbnf, *written));
   EXPECT_TRUE(compiled.ok()) << compiled.status() << "\n" << *written;
   if (!compiled.ok()) return false;
-  grammar::Matcher matcher(*compiled, std::vector<TokenId>{kEnd});
+  grammar::Matcher matcher(*compiled, std::vector<TokenId>{kByteEnd});
   for (const char c : text)
     if (!matcher.Accept(static_cast<uint8_t>(c))) return false;
-  return matcher.Accept(kEnd);
+  return matcher.Accept(kByteEnd);
 }
 
 std::string Error(const std::string& gbnf) {
@@ -179,7 +165,7 @@ TEST(Gbnf, ReadingIsBounded) {
 // Each field that takes GBNF, with the path that its errors name.
 TEST(Gbnf, EveryFieldForItIsTakenAndNamed) {
   const auto model = TestModel();
-  model->grammars = Bytes();
+  model->grammars = ByteGrammars();
   const auto parse = [&](const std::string& body, const std::string& value, GenerationFields& fields) {
     return ParseStructuredOutput(*ParseJson(absl::StrReplaceAll(body, {{"%", value}})), *model, fields);
   };
