@@ -31,6 +31,13 @@ NodeModel::NodeModel(const std::filesystem::path& path) : device(*kernels::Creat
   table = *compute::AttentionTableOf(loaded->config(), DType::kF32);
 }
 
+void Stream::Take(requests::GenerationUpdate update) {
+  tokens.insert(tokens.end(), update.tokens.begin(), update.tokens.end());
+  for (auto& row : update.logits) logits.push_back(std::move(row));
+  finished = update.request_finished;
+  error += update.error;
+}
+
 requests::GenerationRequest NodeRequest(int prompt, int max_tokens, int salt) {
   requests::GenerationRequest request;
   request.tenant = "test";
@@ -149,10 +156,7 @@ void NodeCluster::Take(requests::GenerationUpdate update) {
   if (!update.tokens.empty()) {
     EXPECT_EQ(static_cast<size_t>(update.first_index), stream.tokens.size());
   }
-  stream.tokens.insert(stream.tokens.end(), update.tokens.begin(), update.tokens.end());
-  for (auto& logits : update.logits) stream.logits.push_back(std::move(logits));
-  stream.finished = update.request_finished;
-  stream.error += update.error;
+  stream.Take(std::move(update));
 }
 
 }  // namespace dovetail::test

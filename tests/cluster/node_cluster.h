@@ -39,6 +39,8 @@ struct Stream {
   std::vector<std::vector<float>> logits;
   bool finished = false;
   std::string error;
+
+  void Take(requests::GenerationUpdate update);  // of any choice
   bool operator==(const Stream&) const = default;
 };
 

@@ -73,7 +73,8 @@ class Cluster {
     options.attention = model.table;
     options.model_digest = 7;
     scheduler_ = std::make_unique<scheduler::SchedulerNode>(
-        options, 0, *mortal_[0], clock_, [this](requests::GenerationUpdate update) { Take(std::move(update)); },
+        options, 0, *mortal_[0], clock_,
+        [this](requests::GenerationUpdate update) { streams_[update.request.value() - 1].Take(std::move(update)); },
         [](const proto::StepResult&, int, int) {});
     attention::AttentionWorkerOptions attention{WorkerId(0), Epoch(1), kBlocks, kMicroBatches};
     attention.model_digest = 7;
@@ -139,13 +140,6 @@ class Cluster {
                                                                     *model_.device, *mortal_[2 + rank], clock_));
     compute_.back()->AddAttentionWorker({WorkerId(0), Epoch(1), NodeId(1)});
     scheduler_->AddComputeWorker(IdOf(rank), NodeOf(rank));
-  }
-  void Take(requests::GenerationUpdate update) {
-    Stream& stream = streams_[update.request.value() - 1];
-    stream.tokens.insert(stream.tokens.end(), update.tokens.begin(), update.tokens.end());
-    for (auto& logits : update.logits) stream.logits.push_back(std::move(logits));
-    stream.finished = update.request_finished;
-    stream.error += update.error;
   }
 
   NodeModel& model_;

@@ -12,13 +12,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention_worker/attention_worker_node.h"
-#include "base/check.h"
-#include "compute_worker/attention_specs.h"
 #include "compute_worker/compute_worker_node.h"
-#include "model/checkpoint.h"
-#include "model/loaded_model.h"
 #include "scheduler/core/limits.h"
 #include "scheduler/scheduler_node.h"
+#include "tests/cluster/node_cluster.h"
 #include "tests/cluster/tiny_model.h"
 #include "tests/support/test_data.h"
 #include "transport/inproc/inproc_fabric.h"
@@ -34,12 +31,6 @@ using ::testing::HasSubstr;
 
 constexpr uint32_t kBlocks = 20000;
 constexpr absl::Duration kStepTimeout = absl::Seconds(30);
-
-class HandClock final : public Clock {
- public:
-  absl::Time Now() override { return now; }
-  absl::Time now = absl::UnixEpoch();
-};
 
 // What becomes of a message that is sent: true if it goes on its way as it is then.
 using OnSend = std::function<absl::StatusOr<bool>(const proto::FrameHeader& header, std::vector<std::byte>& payload)>;
@@ -68,33 +59,10 @@ class MeddlingPort final : public transport::Port {
   const std::unique_ptr<transport::Port> port_;
 };
 
-struct Model {
-  std::unique_ptr<kernels::Device> device;
-  std::unique_ptr<model::LoadedModel> loaded;
-  proto::AttentionTable table;
-
-  Model() : device(*kernels::CreateCpuDevice({.threads = 1})) {
-    auto checkpoint = model::OpenCheckpoint(WriteTinyModel({}, TempFolder()));
-    DT_CHECK(checkpoint.ok(), std::string(checkpoint.status().message()));
-    const auto stream = device->CreateStream();
-    auto made = model::LoadModel(*std::move(checkpoint), model::WeightFormat::kF32, &stream->pool(), {});
-    DT_CHECK(made.ok(), std::string(made.status().message()));
-    loaded = *std::move(made);
-    table = *compute::AttentionTableOf(loaded->config(), DType::kF32);
-  }
-};
-
-struct Stream {
-  std::vector<TokenId> tokens;
-  std::vector<std::vector<float>> logits;
-  bool finished = false;
-  std::string error;
-};
-
 // Node 0 is the scheduler, node 1 the attention worker, those from 2 on are compute workers: worker 2 is on node 2.
 class Cluster {
  public:
-  Cluster(Model& model, int compute_workers) : model_(model) {
+  Cluster(NodeModel& model, int compute_workers) : model_(model) {
     for (int i = 0; i < 2 + kMostCompute; ++i)
       ports_.push_back(std::make_unique<MeddlingPort>(fabric_.CreatePort(nullptr)));
     scheduler::SchedulerOptions options;
@@ -105,7 +73,8 @@ class Cluster {
     options.model_digest = 7;
     options.step_timeout = kStepTimeout;
     scheduler_ = std::make_unique<scheduler::SchedulerNode>(
-        options, 0, *ports_[0], clock_, [this](requests::GenerationUpdate update) { Take(std::move(update)); },
+        options, 0, *ports_[0], clock_,
+        [this](requests::GenerationUpdate update) { streams_[update.request.value()].Take(std::move(update)); },
         [](const proto::StepResult&, int, int) {});
     attention::AttentionWorkerOptions attention;
     attention.worker = WorkerId(1);
@@ -174,15 +143,7 @@ class Cluster {
  private:
   static constexpr int kMostCompute = 3;
 
-  void Take(requests::GenerationUpdate update) {
-    Stream& stream = streams_[update.request.value()];
-    stream.tokens.insert(stream.tokens.end(), update.tokens.begin(), update.tokens.end());
-    for (auto& logits : update.logits) stream.logits.push_back(std::move(logits));
-    stream.finished = update.request_finished;
-    stream.error += update.error;
-  }
-
-  Model& model_;
+  NodeModel& model_;
   HandClock clock_;
   transport::InprocFabric fabric_;
   std::vector<std::unique_ptr<MeddlingPort>> ports_;
@@ -202,7 +163,7 @@ class StepFailures : public testing::Test {
     EXPECT_EQ(cluster.stream(id).tokens.size(), static_cast<size_t>(max_tokens));
     return cluster.stream(id).tokens;
   }
-  Model model_;
+  NodeModel model_{WriteTinyModel({}, TempFolder())};
 };
 
 // The type's messages number `first`, ... `first + count - 1` of this port, from 0, are treated so; others pass.
