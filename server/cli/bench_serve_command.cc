@@ -34,12 +34,14 @@ void Note(const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str());
 // One command: a server, a way to make prompts for it, and loads that are run one after the other.
 class BenchServe {
  public:
-  BenchServe(const BenchServeFlags& flags, BenchServeOptions options, const std::atomic<bool>& stop)
-      : flags_(flags), options_(std::move(options)), stop_(stop) {}
+  BenchServe(const BenchServeFlags& flags, BenchServeOptions options, const StopSignal& signal)
+      : flags_(flags), options_(std::move(options)), signal_(signal) {}
 
   // What the server and the files say. Nothing is sent that counts.
   absl::Status Prepare();
   absl::Status Run();
+  void Stop() { stop_ = true; }  // on any thread: Run gives up what is under way
+  bool has_measured() const { return has_measured_; }
 
  private:
   absl::Status FindModel();
@@ -58,7 +60,9 @@ class BenchServe {
 
   const BenchServeFlags& flags_;
   BenchServeOptions options_;
-  const std::atomic<bool>& stop_;
+  const StopSignal& signal_;
+  std::atomic<bool> stop_ = false;
+  bool has_measured_ = false;  // a request that counts has succeeded
   std::unique_ptr<loadgen::HttpClient> client_;
   std::string model_id_, tokenizer_id_;
   std::unique_ptr<loadgen::LocalTokenCounter> local_tokens_;  // null: no tokenizer in this process
@@ -154,7 +158,7 @@ absl::Status BenchServe::WaitUntilReady() {
       return absl::UnavailableError(absl::StrCat("--ready-check-timeout-sec: no request succeeded in ",
                                                  flags_.ready_check_timeout_s,
                                                  " s: ", result.records.empty() ? "" : result.records.front().error));
-    absl::SleepFor(kBetweenReadyChecks);
+    signal_.WaitFor(kBetweenReadyChecks);
   }
   return absl::OkStatus();
 }
@@ -226,6 +230,8 @@ absl::StatusOr<RunReport> BenchServe::RunAt(const loadgen::ArrivalOptions& arriv
 absl::Status BenchServe::PrintAndSave(const RunReport& report, bool append) {
   std::fputs(loadgen::TextOf(report).c_str(), stdout);
   std::fflush(stdout);
+  has_measured_ = has_measured_ || report.measured.completed > 0;
+  if (report.result.stopped && report.measured.completed == 0) return absl::OkStatus();  // there is nothing to save
   if (!flags_.save_result && !flags_.append_result) return absl::OkStatus();
   const std::string name =
       flags_.result_filename.empty() ? loadgen::ResultFileName(report.asked) : flags_.result_filename;
@@ -256,6 +262,7 @@ absl::Status BenchServe::Sweep() {
     absl::StrAppendFormat(&table, "%12.3f %11.1f%% %14.3f %14.1f\n", *rate, attained * 100, m.request_goodput,
                           m.output_throughput);
   }
+  if (points.empty()) return absl::OkStatus();  // stopped at the first rate: nothing is known of the knee
   const loadgen::Knee knee = loadgen::FindKnee(sweep, points);
   std::printf("\n%s", table.c_str());
   if (knee.holds.has_value())
@@ -271,6 +278,7 @@ absl::Status BenchServe::Sweep() {
 absl::Status BenchServe::Run() {
   DT_RETURN_IF_ERROR(WaitUntilReady());
   DT_RETURN_IF_ERROR(WarmUp());
+  if (stop_) return absl::OkStatus();
   if (options_.sweep.has_value()) return Sweep();
   DT_ASSIGN_OR_RETURN(const RunReport report, RunAt(options_.arrivals));
   DT_RETURN_IF_ERROR(PrintAndSave(report, flags_.append_result));
@@ -283,15 +291,21 @@ absl::Status BenchServe::Run() {
 }  // namespace
 
 absl::Status RunBenchServe(const BenchServeFlags& flags) {
-  StopSignal signal;
+  StopSignal signal(StopSignal::Process::kFinishes);
+  const auto say_nothing_was_measured = [] { Note("stopped before anything was measured"); };
+  signal.AtEnd(say_nothing_was_measured);
   BeginRole("bench");
   DT_ASSIGN_OR_RETURN(BenchServeOptions options, ReadBenchServeFlags(flags));
-  std::atomic<bool> stop = false;
-  BenchServe bench(flags, std::move(options), stop);
+  BenchServe bench(flags, std::move(options), signal);
   DT_RETURN_IF_ERROR(bench.Prepare());
   signal.OwnerEnds();
   signal.EndsAtOnce();
-  return signal.RunUntil([&] { return bench.Run(); }, [&] { stop = true; });
+  absl::Status status = signal.RunUntil([&] { return bench.Run(); }, [&] { bench.Stop(); });
+  if (signal.Raised() && !bench.has_measured()) {
+    say_nothing_was_measured();
+    signal.EndNow();
+  }
+  return status;
 }
 
 }  // namespace dovetail::cli

@@ -35,7 +35,8 @@ int OpenSignals() {
 
 }  // namespace
 
-StopSignal::StopSignal() : signal_fd_(OpenSignals()), wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+StopSignal::StopSignal(Process process)
+    : process_(process), signal_fd_(OpenSignals()), wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   DT_CHECK(signal_fd_ >= 0 && wake_fd_ >= 0);
   watcher_ = std::thread([this] { Watch(); });
 }
@@ -91,8 +92,15 @@ void StopSignal::EndBySignal() {
 
 void StopSignal::EndProcess() {
   if (put_away_) put_away_();
+  if (process_ == Process::kFinishes) EndBySignal();
   FlushLog(kLogPatience);
   std::_Exit(0);
+}
+
+void StopSignal::EndNow() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  DT_CHECK(signals_ > 0);
+  EndBySignal();
 }
 
 bool StopSignal::Raised() const {

@@ -12,14 +12,16 @@ namespace dovetail::cli {
 // SIGTERM and SIGINT of this process. Constructed before any thread begins: they inherit that both are blocked. One in
 // a process. Thread-safe.
 //
-// Until OwnerEnds(), the process ends kPatience after the signal at the latest, with status 0, whatever it is at: it
-// reads a model from a slow disk, waits for a peer that does not answer, builds a tokenizer. What it holds until then
-// goes with it; AtEnd() is for what does not.
+// Until OwnerEnds(), the process ends kPatience after the signal at the latest, whatever it is at: it reads a model
+// from a slow disk, waits for a peer that does not answer, builds a tokenizer. What it holds until then goes with it;
+// AtEnd() is for what does not. It ends with status 0 if it was to serve until the signal, and by that signal if it was
+// to finish something.
 class StopSignal {
  public:
   static constexpr absl::Duration kPatience = absl::Milliseconds(500);
+  enum class Process : bool { kServes, kFinishes };
 
-  StopSignal();
+  explicit StopSignal(Process process = Process::kServes);
   ~StopSignal();
 
   bool Raised() const;
@@ -40,11 +42,15 @@ class StopSignal {
   // no signal ends, with status 128 and its number).
   void EndsAtOnce();
 
+  // Ends the process by the signal that came, as a second one would. Requires: Raised().
+  [[noreturn]] void EndNow();
+
  private:
   void Watch();
-  void EndProcess();
-  void EndBySignal();
+  [[noreturn]] void EndProcess();
+  [[noreturn]] void EndBySignal();
 
+  const Process process_;
   mutable std::mutex mutex_;  // of what follows
   mutable std::condition_variable changed_;
   int signals_ = 0;
