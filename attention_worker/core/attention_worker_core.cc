@@ -141,7 +141,10 @@ void AttentionWorkerCore::OnFork(NodeId from, const FrameHeader& header, std::sp
     return;
   }
   proto::SequenceOpened reply{message->child, {}};
-  if (message->child != message->parent) EndStepOf(message->child);
+  if (message->child != message->parent) {  // a sequence that the child replaces
+    EndStepOf(message->child);
+    ForgetMoveOf(message->child);
+  }
   if (const auto forked = sequences_.Fork(*message); forked.ok()) {
     reply.resumable.push_back(static_cast<uint32_t>(message->ctx_len / kSegmentTokens));
     reply.generation = (*forked)->generation;
@@ -214,7 +217,8 @@ std::vector<SequenceId> AttentionWorkerCore::IncompleteIn(StepId step, const pro
     if (sequence == nullptr || step <= sequence->last_step) continue;
     const Position ctx_len = message.part.in_group() ? message.part.base : entry.ctx_len;
     if (!sequence->started) {
-      if (!SequenceTable::Offers(*sequence, ctx_len)) incomplete.push_back(entry.sequence);
+      if (!SequenceTable::Offers(*sequence, ctx_len) || !sequences_.HoldsVisible(*sequence, ctx_len))
+        incomplete.push_back(entry.sequence);
       continue;
     }
     const bool running =
@@ -224,7 +228,7 @@ std::vector<SequenceId> AttentionWorkerCore::IncompleteIn(StepId step, const pro
                     }) ||
         (sequence->joint.active() && !sequence->joint.complete(table_.op_count()));
     const Position whole = sequence->ctx_len + (running ? 0 : sequence->q_len);
-    if (ctx_len > whole) incomplete.push_back(entry.sequence);
+    if (ctx_len > whole || !sequences_.HoldsVisible(*sequence, ctx_len)) incomplete.push_back(entry.sequence);
   }
   return incomplete;
 }

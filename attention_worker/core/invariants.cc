@@ -63,6 +63,9 @@ absl::Status SequenceTable::CheckInvariants() const {
     for (const ShardState& shard : sequence->shards) {
       if (shard.left_by_window > static_cast<int64_t>(shard.sets.size()))
         return Internal("sequence ", id.value(), " left more blocks behind than it had");
+      const bool gaps = std::find(shard.sets.begin(), shard.sets.end(), kNoBlockSet) != shard.sets.end();
+      if (gaps && table_.softmax(shard.shard.group).window == 0)
+        return Internal("sequence ", id.value(), " has gaps in a shard without a window");
       for (const BlockSetId set : shard.sets)
         if (set != kNoBlockSet) ++references[set];
     }

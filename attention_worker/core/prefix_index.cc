@@ -18,22 +18,26 @@ void PrefixIndex::MarkUseful(BlockSetId set) {
   it->second.list = kUseful;
 }
 
-BlockSetId PrefixIndex::Find(const PrefixKey& key) const {
+BlockSetId PrefixIndex::Find(const PrefixKey& key) {
   const auto it = by_key_.find(key);
-  return it == by_key_.end() ? kNoBlockSet : it->second;
+  if (it == by_key_.end()) return kNoBlockSet;
+  const BlockSetId set = it->second;
+  if (pool_.Holds(set)) return set;
+  Discard(set);
+  return kNoBlockSet;
 }
 
 void PrefixIndex::Acquire(BlockSetId set) {
   pool_.AddReference(set);
   const auto it = by_set_.find(set);
   if (it == by_set_.end() || !it->second.evictable) return;
-  TakeFromEvictable(it->second, set);
+  TakeFromEvictable(it->second);
 }
 
-void PrefixIndex::TakeFromEvictable(Entry& entry, BlockSetId set) {
+void PrefixIndex::TakeFromEvictable(Entry& entry) {
   Lru& list = lists_[entry.list];
+  list.blocks -= (*entry.evictable)->blocks;
   list.sets.erase(*entry.evictable);
-  list.blocks -= static_cast<uint32_t>(pool_.blocks(set).size());
   entry.evictable.reset();
 }
 
@@ -45,8 +49,9 @@ void PrefixIndex::Release(BlockSetId set) {
     return;
   }
   Lru& list = lists_[it->second.list];
-  it->second.evictable = list.sets.insert(list.sets.end(), Evictable{set, releases_++});
-  list.blocks += static_cast<uint32_t>(pool_.blocks(set).size());
+  const auto blocks = static_cast<uint32_t>(pool_.blocks(set).size());
+  it->second.evictable = list.sets.insert(list.sets.end(), Evictable{set, releases_++, blocks});
+  list.blocks += blocks;
   while (evictable_snapshot_blocks() > snapshot_blocks_) EvictOldest(NextSnapshotList());
 }
 
@@ -55,16 +60,7 @@ PrefixIndex::List PrefixIndex::NextSnapshotList() const {
   return lists_[kPassed].blocks > evictable_snapshot_blocks() / 4 ? kPassed : kUseful;
 }
 
-void PrefixIndex::EvictOldest(List list) {
-  const BlockSetId oldest = lists_[list].sets.front().set;
-  lists_[list].sets.pop_front();
-  lists_[list].blocks -= static_cast<uint32_t>(pool_.blocks(oldest).size());
-  const auto it = by_set_.find(oldest);
-  DT_CHECK(it != by_set_.end());
-  by_key_.erase(it->second.key);
-  by_set_.erase(it);
-  pool_.Free(oldest);
-}
+void PrefixIndex::EvictOldest(List list) { Discard(lists_[list].sets.front().set); }
 
 void PrefixIndex::Forget(BlockSetId set) {
   const auto it = by_set_.find(set);
@@ -78,10 +74,10 @@ void PrefixIndex::Discard(BlockSetId set) {
   const auto it = by_set_.find(set);
   if (it == by_set_.end()) return;
   const bool unused = it->second.evictable.has_value();
-  if (unused) TakeFromEvictable(it->second, set);
+  if (unused) TakeFromEvictable(it->second);
   by_key_.erase(it->second.key);
   by_set_.erase(it);
-  if (unused) pool_.Free(set);
+  if (unused && pool_.Holds(set)) pool_.Free(set);
 }
 
 std::optional<PrefixKey> PrefixIndex::KeyOf(BlockSetId set) const {
@@ -92,6 +88,7 @@ std::optional<PrefixKey> PrefixIndex::KeyOf(BlockSetId set) const {
 bool PrefixIndex::MakeRoom(uint32_t blocks) {
   if (pool_.free_blocks() + evictable_blocks() < blocks) return false;
   while (pool_.free_blocks() < blocks) {
+    if (evictable_blocks() == 0) return false;  // sets were freed although they had names
     List next = kTokens;
     if (evictable_snapshot_blocks() > 0) {
       const List snapshots = NextSnapshotList();

@@ -47,8 +47,8 @@ class PrefixIndex {
   // A snapshot in use has proved useful. Nothing happens to other sets.
   void MarkUseful(BlockSetId set);
 
-  // The set of this content, or kNoBlockSet. Takes no reference.
-  BlockSetId Find(const PrefixKey& key) const;
+  // The set of this content, or kNoBlockSet. Takes no reference. A set that was freed although it has a name loses it.
+  BlockSetId Find(const PrefixKey& key);
 
   // Takes a reference to a set found here; an evictable one is evictable no longer.
   void Acquire(BlockSetId set);
@@ -82,7 +82,8 @@ class PrefixIndex {
   enum List { kTokens, kPassed, kUseful, kLists };
   struct Evictable {
     BlockSetId set = kNoBlockSet;
-    uint64_t since = 0;  // counts releases
+    uint64_t since = 0;   // counts releases
+    uint32_t blocks = 0;  // of the set
   };
   struct Lru {
     std::list<Evictable> sets;  // front: evicted next
@@ -96,7 +97,7 @@ class PrefixIndex {
 
   List NextSnapshotList() const;
   void EvictOldest(List list);
-  void TakeFromEvictable(Entry& entry, BlockSetId set);
+  void TakeFromEvictable(Entry& entry);
 
   BlockPool& pool_;
   const uint32_t snapshot_blocks_;

@@ -34,13 +34,15 @@ absl::Status SequenceTable::ValidateShards(const std::vector<proto::Shard>& shar
       return InvalidArgument(DebugString(shard), ": the model has ", table_.group_count(), " layer groups");
     if (shard.kv_heads.end > table_.softmax(shard.group).kv_heads)
       return InvalidArgument(DebugString(shard), ": the group has ", table_.softmax(shard.group).kv_heads, " KV heads");
+    if (table_.linear(shard.group) != nullptr && !shard.tokens.whole())
+      return InvalidArgument(DebugString(shard), ": a linear state is of all tokens");
   }
   return absl::OkStatus();
 }
 
 // A full-attention shard stops at the first block that is missing; a windowed one can do without early blocks.
 std::vector<BlockSetId> SequenceTable::FindCached(const proto::Shard& shard,
-                                                  const std::vector<proto::BlockHash>& hashes) const {
+                                                  const std::vector<proto::BlockHash>& hashes) {
   std::vector<BlockSetId> sets;
   const int64_t first = shard.tokens.begin / kSegmentTokens;
   const int64_t last = std::min<int64_t>(hashes.size(), shard.tokens.end / kSegmentTokens);
@@ -125,7 +127,14 @@ absl::Status SequenceTable::CheckFill(const SequenceState& sequence, const Part&
   const bool first = sequence.filled == SequenceState::kNotFilled;
   const bool continues =
       first ? Offers(sequence, part.begin) && (extended || !sequence.started) : part.begin == sequence.filled;
-  if (part.begin >= part.end || part.end > part.move_end || part.move_end > most || !continues)
+  // A part that follows another goes to blocks of its own, behind all that came before it.
+  const bool fits = part.begin % kSegmentTokens == 0 &&
+                    std::all_of(sequence.shards.begin() + static_cast<ptrdiff_t>(sequence.fill_shard),
+                                sequence.shards.end(), [&](const ShardState& shard) {
+                                  const int64_t before = BlocksHolding(shard, 0, part.begin).last;
+                                  return before <= static_cast<int64_t>(shard.sets.size());
+                                });
+  if (part.begin >= part.end || part.end > part.move_end || part.move_end > most || !continues || !fits)
     return InvalidArgument("sequence ", sequence.id.value(), ": a move of tokens ", part.begin, "..", part.end, " of ",
                            part.move_end, " does not continue what is here");
   return absl::OkStatus();
@@ -150,7 +159,7 @@ void SequenceTable::Fill(SequenceState& sequence, const Part& part) {
     ShardState& shard = sequence.shards[s];
     // Cached sets beyond the agreed start go back: what comes is written to sets of its own.
     const size_t keep = BlocksHolding(shard, 0, part.begin).last;
-    for (; shard.sets.size() > keep; shard.sets.pop_back()) Drop(shard.sets.back());
+    Truncate(shard, keep);
     const BlockRange range = BlocksHolding(shard, FillBegin(shard.shard, part), part.end);
     if (static_cast<int64_t>(shard.sets.size()) < range.last) shard.sets.resize(range.last, kNoBlockSet);
     for (int64_t i = range.first; i < range.last; ++i) {
@@ -168,12 +177,12 @@ void SequenceTable::Fill(SequenceState& sequence, const Part& part) {
 }
 
 absl::StatusOr<const SequenceState*> SequenceTable::Fork(const proto::ForkSequence& message) {
-  const SequenceState* parent = Find(message.parent);
+  SequenceState* parent = Find(message.parent);
   if (parent == nullptr) return NotFound("fork: sequence ", message.parent.value(), " is not open here");
   if (!Speaks(*parent, message.generation))
     return FailedPrecondition("fork: sequence ", message.parent.value(), " is of generation ",
                               parent->generation.value(), " here, not of ", message.generation.value());
-  if (parent->damaged) return DataLoss("fork: sequence ", message.parent.value(), " is damaged");
+  if (!CheckHeld(*parent)) return DataLoss("fork: sequence ", message.parent.value(), " is damaged");
   if (message.ctx_len < parent->ctx_len || message.ctx_len > parent->ctx_len + parent->q_len || !parent->started)
     return InvalidArgument("fork: ctx_len ", message.ctx_len, ": sequence ", message.parent.value(), " holds ",
                            parent->ctx_len, " to ", parent->ctx_len + parent->q_len, " tokens");
@@ -189,6 +198,7 @@ absl::StatusOr<const SequenceState*> SequenceTable::Fork(const proto::ForkSequen
   child->micro_batches = 0;
   child->joint = JointAppend();
   child->fill_shard = 0;
+  child->filled = SequenceState::kNotFilled;
   child->ctx_len = message.ctx_len;
   // What the parent was going to hold beyond the fork names nothing here.
   child->hashes.resize(std::min<size_t>(child->hashes.size(), message.ctx_len / kSegmentTokens));
@@ -252,7 +262,7 @@ std::vector<uint32_t> SequenceTable::Probe(const proto::PrefixProbe& message) {
 void SequenceTable::Unpin(uint64_t pin_id) {
   const auto it = pins_.find(pin_id);
   if (it == pins_.end()) return;
-  for (auto set = it->second.sets.rbegin(); set != it->second.sets.rend(); ++set) index_.Release(*set);
+  for (auto set = it->second.sets.rbegin(); set != it->second.sets.rend(); ++set) Drop(*set);
   pins_.erase(it);
 }
 
@@ -336,7 +346,25 @@ absl::Status SequenceTable::CheckCommit(const SequenceState& sequence, Position 
     return InvalidArgument("sequence ", sequence.id.value(), ": ctx_len ", ctx_len, " is outside ", sequence.ctx_len,
                            "..", sequence.ctx_len + sequence.q_len);
   }
+  if (!HoldsVisible(sequence, ctx_len))
+    return InvalidArgument("sequence ", sequence.id.value(), ": tokens before ctx_len ", ctx_len, " are not here");
   return CheckHashes(sequence, ctx_len, hashes);
+}
+
+// A shard without a window has no gaps, so only its end is looked at.
+bool SequenceTable::HoldsVisible(const SequenceState& sequence, Position ctx_len) const {
+  return std::all_of(sequence.shards.begin(), sequence.shards.end(), [&](const ShardState& shard) {
+    const BlockRange visible = BlocksHolding(shard, FirstVisibleBlock(shard.shard, ctx_len) * kSegmentTokens, ctx_len);
+    if (visible.last > static_cast<int64_t>(shard.sets.size())) return false;
+    if (table_.softmax(shard.shard.group).window == 0) return true;
+    const auto end = shard.sets.begin() + visible.last;
+    return std::find(shard.sets.begin() + visible.first, end, kNoBlockSet) == end;
+  });
+}
+
+void SequenceTable::Truncate(ShardState& shard, size_t blocks) {
+  for (; shard.sets.size() > blocks; shard.sets.pop_back()) Drop(shard.sets.back());
+  shard.left_by_window = std::min(shard.left_by_window, static_cast<int64_t>(shard.sets.size()));
 }
 
 void SequenceTable::DropLeftByWindow(ShardState& shard, Position ctx_len) {
@@ -357,16 +385,15 @@ absl::Status SequenceTable::Commit(SequenceState& sequence, Position ctx_len,
   }
   sequence.started = true;
   sequence.filling = false;
+  sequence.fill_shard = 0;  // a move has ended
+  sequence.filled = SequenceState::kNotFilled;
   sequence.ctx_len = ctx_len;
   sequence.q_len = 0;
   TakeHashes(sequence, ctx_len, hashes);
   IndexCommitted(sequence);
   for (ShardState& shard : sequence.shards) {
     const size_t keep = BlocksHolding(shard, 0, ctx_len).last;
-    while (shard.sets.size() > keep) {
-      Drop(shard.sets.back());
-      shard.sets.pop_back();
-    }
+    Truncate(shard, keep);
     DropLeftByWindow(shard, ctx_len);
   }
   return absl::OkStatus();

@@ -123,6 +123,8 @@ class SequenceTable {
   static bool Offers(const SequenceState& sequence, Position begin);
   absl::Status CheckCommit(const SequenceState& sequence, Position ctx_len,
                            const std::vector<proto::BlockHash>& hashes) const;
+  // Whether all blocks are here that a query at ctx_len sees. Not so where a move or a step did not bring them.
+  bool HoldsVisible(const SequenceState& sequence, Position ctx_len) const;
 
   // What a step appends to a sequence.
   struct Growth {
@@ -182,7 +184,7 @@ class SequenceTable {
   PrefixKey KeyOf(const proto::Shard& shard, const proto::BlockHash& hash) const;
   uint32_t BlocksPerSet(const proto::Shard& shard) const;
   absl::Status ValidateShards(const std::vector<proto::Shard>& shards) const;
-  std::vector<BlockSetId> FindCached(const proto::Shard& shard, const std::vector<proto::BlockHash>& hashes) const;
+  std::vector<BlockSetId> FindCached(const proto::Shard& shard, const std::vector<proto::BlockHash>& hashes);
   std::vector<uint32_t> Resumable(const std::vector<ShardState>& shards, size_t blocks) const;
   // The first block that a query at `position` still sees.
   int64_t FirstVisibleBlock(const proto::Shard& shard, Position position) const;
@@ -196,12 +198,13 @@ class SequenceTable {
   bool Keeps(const Growth& growth, const ShardState& shard, int64_t index) const;
   bool MustCopy(BlockSetId set) const;
   void ReleaseSets(SequenceState& sequence);
-  void Drop(BlockSetId set);  // a reference of a sequence; nothing if the set is not its any more
+  void Drop(BlockSetId set);  // a reference of a sequence or a pin; nothing if the set is not its any more
   static absl::Status CheckHashes(const SequenceState& sequence, Position ctx_len,
                                   const std::vector<proto::BlockHash>& hashes);
   static void TakeHashes(SequenceState& sequence, Position ctx_len, const std::vector<proto::BlockHash>& hashes);
   void IndexCommitted(SequenceState& sequence);
   void MarkSnapshotsAt(const SequenceState& sequence, Position ctx_len);
+  void Truncate(ShardState& shard, size_t blocks);  // keeps the first ones
   void DropLeftByWindow(ShardState& shard, Position ctx_len);
   void GiveBackDamaged(SequenceState& sequence, BlockSetId set);
   bool IsInPlace(const SequenceState& sequence, const ShardState& shard, size_t index) const;

@@ -22,6 +22,7 @@ namespace {
 using proto::FrameType;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 constexpr Epoch kEpoch{3};
 constexpr int kPrompt = 256;  // tokens, 4 block sets
@@ -221,6 +222,28 @@ TEST_F(Damage, ASequenceWhoseBlocksWereGivenToAnotherUseIsRefusedAndTheOtherGoes
   EXPECT_THAT(refused_.reason, HasSubstr("not what was written"));
   Release(worker, 1, kPrompt + 1, 0);
   EXPECT_FALSE(Step(worker, 2, kPrompt, 1, 4).empty());
+}
+
+// As a fault in the bookkeeping would: a set is freed under the sequence, and the prefix cache still names it.
+TEST_F(Damage, ABlockThatWasFreedThoughItHasANameIsGivenToNoOther) {
+  const int worker = AddWorker(Digests::kNone);
+  Prefill(worker, 1);
+  Tell(worker, FrameType::kPrefixProbe,
+       proto::PrefixProbe{7, {proto::WholePlacement(table_, WorkerId(worker), kEpoch)[0]}, Hashes(4)});
+  const BlockSetId stale = SetsOf(worker, 1)[1];
+  BlockPool& pool = Sequences(worker).pool();
+  while (pool.references(stale) > 0) pool.DropReference(stale);
+  pool.Free(stale);
+  EXPECT_THAT(Open(worker, 2, 4), ElementsAre(1, 0)) << "the block before it is sound";
+  Tell(worker, FrameType::kForkSequence, proto::ForkSequence{SequenceId(1), SequenceId(3), kPrompt + 1});
+  EXPECT_THAT(opened_.resumable, IsEmpty());
+  Tell(worker, FrameType::kUnpin, proto::Unpin{7});
+  EXPECT_TRUE(Step(worker, 1, kPrompt + 1, 1).empty());
+  EXPECT_THAT(refused_.damaged, ElementsAre(SequenceId(1)));
+  EXPECT_FALSE(Step(worker, 2, 64, 10, 1).empty());
+  Release(worker, 1, kPrompt + 1, 0);
+  Release(worker, 2, 0, 0);
+  EXPECT_EQ(Sequences(worker).status().blocks_in_use, 0u);
 }
 
 TEST_F(Damage, ASequenceWithTwoBlocksExchangedIsNeitherMovedNorNamed) {

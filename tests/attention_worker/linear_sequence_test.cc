@@ -64,6 +64,12 @@ TEST_P(LinearSequence, HoldsTheSameStateAtAMillionTokensAsAtAThousand) {
   EXPECT_EQ(InUse() - KvBlocks(1'000'449), 2 * kState);  // the block before, and the one in progress
 }
 
+TEST_P(LinearSequence, HasNoStateOfSomeTokens) {
+  proto::Shard part = proto::WholePlacement(table_, WorkerId(0), Epoch(1))[0];
+  part.tokens.end = 128;
+  EXPECT_EQ(sequences_.Open({SequenceId(2), {part}, {}}).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST_P(LinearSequence, KeepsTheFormerStateUntilTheNextStepCommits) {
   Step(0, 63);
   Step(63, 2);  // crosses a boundary

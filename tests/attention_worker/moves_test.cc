@@ -251,6 +251,53 @@ TEST_F(Moves, AReleasedSequenceStopsMoving) {
   EXPECT_EQ(giver_.status().blocks_in_use + taker_.status().blocks_in_use, 0u);
 }
 
+// Otherwise its queries would be answered from blocks that are not there.
+TEST_F(Moves, WithoutAllThatItLacksASequenceTakesNoStepAndMustBeginAgain) {
+  const auto first = ShardOf(0, {0, 1}), second = ShardOf(0, {1, 2});
+  Tell(kTakerNode, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(1), Taken({second}), {}});
+  Tell(kTakerNode, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(1), 0, 200, {}}}}, ++step_);
+  Tell(kTakerNode, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(1), Taken({first}), {}, /*extend=*/true});
+  Tell(kTakerNode, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(1), 200, 1, {}}}}, ++step_);
+  ASSERT_TRUE(answers_.contains(FrameType::kStepRefused));
+  EXPECT_THAT(proto::Decode<proto::StepRefused>(answers_[FrameType::kStepRefused])->damaged,
+              ElementsAre(SequenceId(1)));
+  EXPECT_EQ(taker_.status().blocks_in_use, 2u * 4) << "of 2 ops, 200 tokens: nothing was appended";
+}
+
+TEST_F(Moves, APartBehindOneThatEndsInABlockIsRefused) {
+  Tell(kTakerNode, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(1), Taken(WholeShards(MixedTable())), {}});
+  const auto part = [&](Position begin, Position end) {
+    answers_.erase(FrameType::kStepRefused);
+    std::vector<std::byte> payload;
+    proto::Encode(
+        proto::StepBegin{
+            {{.sequence = SequenceId(1), .ctx_len = begin, .q_len = static_cast<int>(end - begin), .fill_end = 300}}},
+        payload);
+    Send(kCompute, kTakerNode,
+         proto::MakeHeader(FrameType::kStepBegin, kTakerEpoch, StepId(++step_), MicroBatchId(2), 0, payload.size()),
+         payload);
+    return !answers_.contains(FrameType::kStepRefused);
+  };
+  EXPECT_TRUE(part(0, 128));
+  EXPECT_TRUE(part(128, 150));
+  EXPECT_FALSE(part(150, 300));
+  Tell(kTakerNode, FrameType::kReleaseSequence, proto::ReleaseSequence{SequenceId(1), 0, {}});
+  EXPECT_EQ(taker_.status().blocks_in_use, 0u);
+}
+
+TEST_F(Moves, AForkInThePlaceOfASequenceEndsItsMove) {
+  Hold(100);
+  Tell(kGiverNode, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(2), {ShardOf(0, {0, 1})}, {}});
+  Tell(kGiverNode, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(2), 0, 100, {}}}}, ++step_);
+  Tell(kTakerNode, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(1), Taken(WholeShards(MixedTable())), {}});
+  Tell(kGiverNode, FrameType::kMoveSequence,
+       proto::MoveSequence{SequenceId(1), 0, 100, 1, StepId(50), kTakerNode, kTakerEpoch});
+  Tell(kGiverNode, FrameType::kForkSequence, proto::ForkSequence{SequenceId(2), SequenceId(1), 100});
+  Deliver();
+  EXPECT_EQ(key_value_bytes_, 48 * 100) << "of the first op, which had gone; the child has no second shard";
+  EXPECT_FALSE(answers_.contains(FrameType::kSequenceMoved));
+}
+
 class FullTaker : public Moves {
  protected:
   FullTaker() : Moves(10) {}

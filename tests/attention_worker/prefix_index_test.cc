@@ -67,6 +67,22 @@ TEST_F(PrefixIndexTest, EvictsTheLeastRecentlyUsedFirstAndNoMoreThanNeeded) {
   EXPECT_NE(index_.Find(Key(1)), kNoBlockSet);
 }
 
+// As a fault in the bookkeeping would leave them.
+TEST_F(PrefixIndexTest, SetsThatWereFreedThoughTheyHaveNamesAreNeitherFoundNorEvicted) {
+  pool_.Free(Cached(1));
+  pool_.Free(Cached(2));
+  const BlockSetId other = pool_.Allocate(2);  // in the place of one of them
+  EXPECT_EQ(index_.Find(Key(1)), kNoBlockSet);
+  EXPECT_EQ(index_.evictable_blocks(), 2u) << "of content 2, as far as is known";
+  EXPECT_FALSE(index_.MakeRoom(8));
+  EXPECT_TRUE(pool_.Holds(other));
+  EXPECT_EQ(index_.size(), 0u);
+  EXPECT_EQ(index_.Find(Key(2)), kNoBlockSet);
+  EXPECT_EQ(index_.Find(Key(1)), kNoBlockSet);
+  Cached(1);
+  EXPECT_NE(index_.Find(Key(1)), kNoBlockSet) << "the name is free again";
+}
+
 TEST_F(PrefixIndexTest, FreesNothingWhenEvenAllWouldNotDo) {
   Cached(1);
   EXPECT_FALSE(index_.MakeRoom(9));
@@ -106,7 +122,7 @@ class Snapshots : public ::testing::Test {
     index_.MarkUseful(set);
     index_.Release(set);
   }
-  bool Kept(uint64_t content) const { return index_.Find(Key(content)) != kNoBlockSet; }
+  bool Kept(uint64_t content) { return index_.Find(Key(content)) != kNoBlockSet; }
 
   BlockPool pool_{32};
   PrefixIndex index_{pool_, 8};
