@@ -76,7 +76,7 @@ PeerRoles RolesOf(const Security& security, const grpc::ServerContextBase& conte
   std::vector<std::string> uris;
   const auto peer = context.auth_context();
   if (peer != nullptr && peer->IsPeerAuthenticated())
-    for (const grpc::string_ref uri : peer->FindPropertyValues(GRPC_PEER_URI_PROPERTY_NAME))
+    for (const grpc::string_ref& uri : peer->FindPropertyValues(GRPC_PEER_URI_PROPERTY_NAME))
       uris.emplace_back(uri.data(), uri.size());
   return PeerRoles::OfUris(uris);
 }

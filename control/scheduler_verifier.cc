@@ -18,7 +18,7 @@ class SchedulerVerifier final : public grpc::experimental::ExternalCertificateVe
     names_.Verify(request, std::move(callback), status);
     if (!status->ok()) return true;
     std::vector<std::string> uris;
-    for (const grpc::string_ref uri : request->uri_names()) uris.emplace_back(uri.data(), uri.size());
+    for (const grpc::string_ref& uri : request->uri_names()) uris.emplace_back(uri.data(), uri.size());
     if (!PeerRoles::OfUris(uris).Has(PeerRole::kScheduler))
       *status = grpc::Status(grpc::StatusCode::PERMISSION_DENIED,
                              absl::StrCat("certificate without ", kRoleUriPrefix, NameOf(PeerRole::kScheduler)));

@@ -36,6 +36,7 @@ void AttentionWorkerCore::Handle(NodeId from, const FrameHeader& header, std::sp
     ++counters_.dropped_frames;
     return;
   }
+  if (header.type == proto::kStepBeginOnDevice) return OnStepBegin(from, header, payload, actions);
   switch (header.type) {
     case FrameType::kOpenSequence: return OnOpen(from, header, payload, actions);
     case FrameType::kForkSequence: return OnFork(from, header, payload, actions);
@@ -47,8 +48,7 @@ void AttentionWorkerCore::Handle(NodeId from, const FrameHeader& header, std::sp
       if (message.ok()) return sequences_.Unpin(message->pin_id);
       break;
     }
-    case FrameType::kStepBegin:
-    case proto::kStepBeginOnDevice: return OnStepBegin(from, header, payload, actions);
+    case FrameType::kStepBegin: return OnStepBegin(from, header, payload, actions);
     case FrameType::kQuery: return OnQuery(from, header, payload, actions);
     case FrameType::kKeyValue: return OnKeyValue(from, header, payload, actions);
     default: break;
