@@ -20,9 +20,9 @@
 #include "linear_attention/packed_state.h"
 #include "transport/inproc/inproc_fabric.h"
 
-// Attention workers whose scheduler and compute workers say things in a wrong order: every frame can be decoded, and most
-// fit what the worker holds, so that the others meet every state. No order may end a worker, and after each one every
-// block is accounted for.
+// Attention workers whose scheduler and compute workers say things in a wrong order: every frame can be decoded, and
+// most fit what the worker holds, so that the others meet every state. No order may end a worker, and after each one
+// every block is accounted for.
 
 namespace dovetail::attention {
 namespace {
@@ -226,7 +226,8 @@ class WrongOrders : public transport::FrameHandler {
     entry.ctx_len = AnyContext(Find(worker, id));
     entry.q_len = 1 + static_cast<int32_t>(Below(Chance(50) ? 3 : 150));
     entry.hashes = LastHashes(id, entry.ctx_len);
-    if (Chance(30)) entry.attend_end = kSegmentTokens * static_cast<Position>(Below(entry.ctx_len / kSegmentTokens + 1));
+    if (Chance(30))
+      entry.attend_end = kSegmentTokens * static_cast<Position>(Below(entry.ctx_len / kSegmentTokens + 1));
     if (entry.attend_end < entry.ctx_len && Chance(50))
       entry.gather_begin = entry.attend_end + static_cast<Position>(Below(entry.ctx_len - entry.attend_end));
     if (Chance(30)) entry.states = Chance(50) ? proto::StateExchange::kLeave : proto::StateExchange::kFetch;
@@ -242,7 +243,8 @@ class WrongOrders : public transport::FrameHandler {
   void Group() {
     const int worker = AnyWorker();
     proto::StepBeginEntry entry = AnyEntry(worker);
-    const Position base = entry.ctx_len, cut = (base / kSegmentTokens + 1 + static_cast<Position>(Below(2))) * kSegmentTokens;
+    const Position base = entry.ctx_len,
+                   cut = (base / kSegmentTokens + 1 + static_cast<Position>(Below(2))) * kSegmentTokens;
     const proto::PrefillPart part{StepId(steps_ + 1), base, cut + 1 + static_cast<Position>(Below(100)), 0, 2};
     std::vector<int> ranks = {0, 1};
     if (Chance(50)) std::swap(ranks[0], ranks[1]);
@@ -274,7 +276,8 @@ class WrongOrders : public transport::FrameHandler {
     const proto::StepLayout& layout =
         nodes_[step.worker]->core().LayoutOf(MicroBatchId(step.micro_batch), table_.op_group[step.op]);
     const bool query = layout.asks() && !step.asked;
-    const int64_t bytes = Chance(97) ? (query ? layout.query_bytes : layout.key_value_bytes) : static_cast<int64_t>(Below(999));
+    const int64_t bytes =
+        Chance(97) ? (query ? layout.query_bytes : layout.key_value_bytes) : static_cast<int64_t>(Below(999));
     const Running sent = step;
     if (query) {
       step.asked = true;
@@ -283,7 +286,8 @@ class WrongOrders : public transport::FrameHandler {
       ++step.op;
     }
     if (Chance(3)) return;  // it is lost
-    Send(sent.worker, query ? FrameType::kQuery : FrameType::kKeyValue, sent.step, sent.op, Numbers(bytes), sent.micro_batch);
+    Send(sent.worker, query ? FrameType::kQuery : FrameType::kKeyValue, sent.step, sent.op, Numbers(bytes),
+         sent.micro_batch);
     if (Chance(3)) step.op = static_cast<int>(Below(table_.op_count()));
   }
   // As if to parts of a move.
@@ -316,7 +320,8 @@ class WrongOrders : public transport::FrameHandler {
     tensors_.push_back(payload);  // lent until it is answered
     const bool tensor = type == FrameType::kQuery || type == FrameType::kKeyValue || type == FrameType::kPartial;
     const NodeId to = ports_[worker]->id();
-    ASSERT_TRUE((tensor ? client_->SendTensor(to, header, tensors_.back()) : client_->SendMessage(to, header, payload)).ok());
+    ASSERT_TRUE(
+        (tensor ? client_->SendTensor(to, header, tensors_.back()) : client_->SendMessage(to, header, payload)).ok());
     for (int quiet = 0; quiet < 2;) {
       int work = 0;
       for (const auto& node : nodes_) work += node->Poll();
