@@ -23,13 +23,13 @@ constexpr int kLooksPerProgress = 20;
 class Load;
 
 // One request under way.
-class Exchange final : public HttpObserver {
+class Exchange final : public http_client::HttpObserver {
  public:
   Exchange(Load& load, size_t index, bool probe, AnswerReader reader)
       : load_(load), index_(index), probe_(probe), reader_(std::move(reader)) {}
 
   void Begin(double planned_s, double now_s) { reader_.Begin(planned_s, now_s); }
-  void SetCall(std::shared_ptr<HttpCall> call) { call_ = std::move(call); }
+  void SetCall(std::shared_ptr<http_client::HttpCall> call) { call_ = std::move(call); }
   void GiveUp(const absl::Status& why);
 
   void OnStatus(int status, const std::string& reason) override { reader_.OnStatus(status, reason); }
@@ -41,13 +41,13 @@ class Exchange final : public HttpObserver {
   const size_t index_;
   const bool probe_;
   AnswerReader reader_;
-  std::shared_ptr<HttpCall> call_;
+  std::shared_ptr<http_client::HttpCall> call_;
   std::optional<absl::Status> gave_up_;
 };
 
 class Load {
  public:
-  Load(HttpClient& client, const ApiOptions& api, const std::vector<PlannedRequest>& requests,
+  Load(http_client::HttpClient& client, const ApiOptions& api, const std::vector<PlannedRequest>& requests,
        const std::vector<double>& times_s, const LoadOptions& options, Clock& clock)
       : io_(client.io()),
         client_(client),
@@ -135,7 +135,7 @@ class Load {
   std::shared_ptr<Exchange> Send(const PlannedRequest& planned, size_t index, bool probe, double due_s) {
     auto exchange =
         std::make_shared<Exchange>(*this, index, probe, AnswerReader(api_.backend, planned, options_.tokenizer));
-    const HttpRequest request = MakeRequest(api_, planned);
+    const http_client::HttpRequest request = MakeRequest(api_, planned);
     const double now = Now();
     exchange->Begin(std::min(now, due_s), now);
     exchange->SetCall(client_.Start(request, exchange));
@@ -184,7 +184,7 @@ class Load {
   }
 
   asio::io_context& io_;
-  HttpClient& client_;
+  http_client::HttpClient& client_;
   const ApiOptions& api_;
   const std::vector<PlannedRequest>& requests_;
   const std::vector<double>& times_s_;
@@ -225,7 +225,7 @@ void Exchange::OnEnd(const absl::Status& status) {
 
 }  // namespace
 
-LoadResult RunLoad(HttpClient& client, const ApiOptions& api, const std::vector<PlannedRequest>& requests,
+LoadResult RunLoad(http_client::HttpClient& client, const ApiOptions& api, const std::vector<PlannedRequest>& requests,
                    const std::vector<double>& times_s, const LoadOptions& options, Clock& clock) {
   Load load(client, api, requests, times_s, options, clock);
   return load.Run();

@@ -8,7 +8,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/status.h"
-#include "loadgen/http/http_client.h"
+#include "http_client/http_client.h"
 #include "loadgen/openai.h"
 #include "loadgen/request.h"
 
@@ -39,7 +39,7 @@ struct LoadResult {
 // loop on this thread, which is the only one: what its processor does late, it records as lateness. Requests end in any
 // way that a server may choose; none of that ends the run. `clock` gives the times of records, real timers the moments
 // of sending.
-LoadResult RunLoad(HttpClient& client, const ApiOptions& api, const std::vector<PlannedRequest>& requests,
+LoadResult RunLoad(http_client::HttpClient& client, const ApiOptions& api, const std::vector<PlannedRequest>& requests,
                    const std::vector<double>& times_s, const LoadOptions& options, Clock& clock);
 
 }  // namespace dovetail::loadgen

@@ -52,7 +52,7 @@ std::string ErrorText(const std::string& body) {
   return OneLine(body);
 }
 
-HttpRequest MakeRequest(const ApiOptions& options, const PlannedRequest& planned) {
+http_client::HttpRequest MakeRequest(const ApiOptions& options, const PlannedRequest& planned) {
   json body = {{"model", options.model}, {"stream", true}, {"stream_options", {{"include_usage", true}}}};
   if (options.backend == Backend::kOpenai) {
     body["prompt"] = planned.prompt;
@@ -69,7 +69,7 @@ HttpRequest MakeRequest(const ApiOptions& options, const PlannedRequest& planned
   }
   if (options.ignore_eos) body["ignore_eos"] = true;
   body.update(options.extra_body);
-  HttpRequest request;
+  http_client::HttpRequest request;
   request.target = options.endpoint;
   request.headers = options.headers;
   request.headers.emplace_back("Content-Type", "application/json");

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/status.h"
-#include "loadgen/http/event_stream.h"
-#include "loadgen/http/http_client.h"
+#include "http_client/http_client.h"
+#include "loadgen/event_stream.h"
 #include "loadgen/prompt_writer.h"
 #include "loadgen/request.h"
 
@@ -30,7 +30,7 @@ struct ApiOptions {
 };
 
 // The streamed request, with usage asked for. Pure.
-HttpRequest MakeRequest(const ApiOptions& options, const PlannedRequest& planned);
+http_client::HttpRequest MakeRequest(const ApiOptions& options, const PlannedRequest& planned);
 
 // Reads one streamed answer into a RequestRecord. Times are seconds on the caller's clock, given with each piece.
 // TTFT ends at the first chunk that has choices, each later one of them is an inter-token latency; tokens are those of

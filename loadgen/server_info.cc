@@ -12,18 +12,19 @@ using nlohmann::json;
 
 constexpr size_t kWordsAsked = 200;
 
-absl::Status NotUsable(const HttpRequest& request, const HttpClient::Answer& answer) {
+absl::Status NotUsable(const http_client::HttpRequest& request, const http_client::HttpClient::Answer& answer) {
   return absl::UnavailableError(absl::StrCat(request.target, ": HTTP ", answer.status, ": ", ErrorText(answer.body)));
 }
 
 }  // namespace
 
-absl::StatusOr<ServedModel> AskForModel(HttpClient& client, const Headers& headers, const std::string& wanted) {
-  HttpRequest request;
+absl::StatusOr<ServedModel> AskForModel(http_client::HttpClient& client, const Headers& headers,
+                                        const std::string& wanted) {
+  http_client::HttpRequest request;
   request.method = "GET";
   request.target = "/v1/models";
   request.headers = headers;
-  DT_ASSIGN_OR_RETURN(const HttpClient::Answer answer, client.Fetch(request));
+  DT_ASSIGN_OR_RETURN(const http_client::HttpClient::Answer answer, client.Fetch(request));
   if (answer.status != 200) return NotUsable(request, answer);
   const json parsed = json::parse(answer.body, nullptr, /*allow_exceptions=*/false);
   const auto data = parsed.is_object() ? parsed.find("data") : parsed.end();
@@ -43,13 +44,13 @@ absl::StatusOr<ServedModel> AskForModel(HttpClient& client, const Headers& heade
 }
 
 absl::StatusOr<int64_t> ServerTokenCounter::Count(std::string_view text) {
-  HttpRequest request;
+  http_client::HttpRequest request;
   request.target = "/tokenize";
   request.headers = headers_;
   request.headers.emplace_back("Content-Type", "application/json");
   request.body = json{{"model", model_}, {"prompt", text}, {"add_special_tokens", true}}.dump(
       -1, ' ', false, json::error_handler_t::replace);
-  DT_ASSIGN_OR_RETURN(const HttpClient::Answer answer, client_.Fetch(request));
+  DT_ASSIGN_OR_RETURN(const http_client::HttpClient::Answer answer, client_.Fetch(request));
   if (answer.status != 200) return NotUsable(request, answer);
   const json parsed = json::parse(answer.body, nullptr, /*allow_exceptions=*/false);
   if (parsed.is_object() && parsed.contains("count") && parsed["count"].is_number_integer())
@@ -59,18 +60,18 @@ absl::StatusOr<int64_t> ServerTokenCounter::Count(std::string_view text) {
   return absl::UnavailableError("/tokenize: the answer has neither count nor tokens");
 }
 
-absl::StatusOr<double> TokensPerWordByUsage(HttpClient& client, const ApiOptions& api) {
+absl::StatusOr<double> TokensPerWordByUsage(http_client::HttpClient& client, const ApiOptions& api) {
   const auto& words = CommonWords();
   const auto some = [&](size_t count) {
     return absl::StrJoin(words.begin(), words.begin() + static_cast<ptrdiff_t>(count), " ");
   };
   const auto tokens_of = [&](const std::string& text) -> absl::StatusOr<int64_t> {
-    HttpRequest request = MakeRequest(api, {.prompt = text, .output_len = 1});
+    http_client::HttpRequest request = MakeRequest(api, {.prompt = text, .output_len = 1});
     json body = json::parse(request.body);
     body["stream"] = false;
     body.erase("stream_options");
     request.body = body.dump();
-    DT_ASSIGN_OR_RETURN(const HttpClient::Answer answer, client.Fetch(request));
+    DT_ASSIGN_OR_RETURN(const http_client::HttpClient::Answer answer, client.Fetch(request));
     if (answer.status != 200) return NotUsable(request, answer);
     const json parsed = json::parse(answer.body, nullptr, /*allow_exceptions=*/false);
     const json::json_pointer place("/usage/prompt_tokens");

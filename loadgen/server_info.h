@@ -3,7 +3,7 @@
 #include <string>
 
 #include "base/status.h"
-#include "loadgen/http/http_client.h"
+#include "http_client/http_client.h"
 #include "loadgen/openai.h"
 #include "loadgen/prompt_writer.h"
 
@@ -20,22 +20,23 @@ struct ServedModel {
 
 // The model called `wanted`, or the first one where that is empty, by /v1/models. kNotFound lists what there is where
 // `wanted` is not served; kUnavailable where the server cannot be asked.
-absl::StatusOr<ServedModel> AskForModel(HttpClient& client, const Headers& headers, const std::string& wanted);
+absl::StatusOr<ServedModel> AskForModel(http_client::HttpClient& client, const Headers& headers,
+                                        const std::string& wanted);
 
 // Counts by the server's /tokenize, as vLLM and Dovetail have it. Thread-compatible.
 class ServerTokenCounter final : public TokenCounter {
  public:
-  ServerTokenCounter(HttpClient& client, Headers headers, std::string model)
+  ServerTokenCounter(http_client::HttpClient& client, Headers headers, std::string model)
       : client_(client), headers_(std::move(headers)), model_(std::move(model)) {}
   absl::StatusOr<int64_t> Count(std::string_view text) override;
 
  private:
-  HttpClient& client_;
+  http_client::HttpClient& client_;
   const Headers headers_;
   const std::string model_;
 };
 
 // Tokens per common word, from the usage of one request of such words. kUnavailable where it has none.
-absl::StatusOr<double> TokensPerWordByUsage(HttpClient& client, const ApiOptions& api);
+absl::StatusOr<double> TokensPerWordByUsage(http_client::HttpClient& client, const ApiOptions& api);
 
 }  // namespace dovetail::loadgen

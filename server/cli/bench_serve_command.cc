@@ -63,7 +63,7 @@ class BenchServe {
   const StopSignal& signal_;
   std::atomic<bool> stop_ = false;
   bool has_measured_ = false;  // a request that counts has succeeded
-  std::unique_ptr<loadgen::HttpClient> client_;
+  std::unique_ptr<http_client::HttpClient> client_;
   std::string model_id_, tokenizer_id_;
   std::unique_ptr<loadgen::LocalTokenCounter> local_tokens_;  // null: no tokenizer in this process
   std::unique_ptr<loadgen::TokenCounter> server_tokens_;
@@ -73,7 +73,7 @@ class BenchServe {
 };
 
 absl::Status BenchServe::Prepare() {
-  DT_ASSIGN_OR_RETURN(client_, loadgen::HttpClient::Create(options_.url, options_.http));
+  DT_ASSIGN_OR_RETURN(client_, http_client::HttpClient::Create(options_.url, options_.http));
   DT_RETURN_IF_ERROR(FindModel());
   DT_RETURN_IF_ERROR(MakeWriter());
   Note(absl::StrCat("prompts by ", writer_->vocabulary().source));

@@ -264,7 +264,7 @@ absl::Status ReadApi(const BenchServeFlags& flags, BenchServeOptions& out) {
                                ? absl::StrCat("http://", absl::StrContains(flags.host, ":") ? "[" : "", flags.host,
                                               absl::StrContains(flags.host, ":") ? "]" : "", ":", flags.port)
                                : flags.base_url;
-  auto url = loadgen::ParseUrl(base);
+  auto url = http_client::ParseUrl(base);
   if (!url.ok()) return Annotate(url.status(), flags.base_url.empty() ? "--host" : "--base-url");
   out.url = *std::move(url);
   out.http.verify_certificates = !flags.insecure;

@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "base/status.h"
+#include "http_client/http_client.h"
 #include "loadgen/arrivals.h"
 #include "loadgen/datasets/dataset.h"
-#include "loadgen/http/http_client.h"
 #include "loadgen/openai.h"
 #include "loadgen/report.h"
 #include "loadgen/sweep.h"
@@ -52,8 +52,8 @@ void AddBenchServeFlags(CLI::App& command, BenchServeFlags& flags);
 
 // The same, read and checked.
 struct BenchServeOptions {
-  loadgen::Url url;
-  loadgen::HttpClientOptions http;
+  http_client::Url url;
+  http_client::HttpClientOptions http{.user_agent = "dovetail-bench"};
   loadgen::ApiOptions api;  // without the model
   loadgen::DatasetOptions dataset;
   bool self_timed = false;

@@ -27,7 +27,7 @@ constexpr absl::Duration kMs = absl::Milliseconds(1);
 
 struct Bench {
   ApiOptions api;
-  HttpClientOptions http;
+  http_client::HttpClientOptions http;
   LoadOptions load;
   ManualClock clock;
 
@@ -37,8 +37,8 @@ struct Bench {
     load.max_concurrency = 1;
   }
   LoadResult Run(int port, int requests, int64_t output_len = 4) {
-    const Url url{.host = "127.0.0.1", .port = static_cast<uint16_t>(port)};
-    auto client = HttpClient::Create(url, http);
+    const http_client::Url url{.host = "127.0.0.1", .port = static_cast<uint16_t>(port)};
+    auto client = http_client::HttpClient::Create(url, http);
     EXPECT_TRUE(client.ok()) << client.status();
     const std::vector<PlannedRequest> planned(static_cast<size_t>(requests), {"Once upon", 2, output_len, 0, "id"});
     return RunLoad(**client, api, planned, std::vector<double>(planned.size(), 0), load, clock);
@@ -393,8 +393,8 @@ TEST(LoadRun, ALateClientSaysSo) {
     visit.Event("[DONE]");
     visit.EndStream();
   });
-  const Url url{.host = "127.0.0.1", .port = static_cast<uint16_t>(server.port())};
-  const auto client = HttpClient::Create(url, {});
+  const http_client::Url url{.host = "127.0.0.1", .port = static_cast<uint16_t>(server.port())};
+  const auto client = http_client::HttpClient::Create(url, {});
   ASSERT_TRUE(client.ok());
   const std::vector<PlannedRequest> requests(2, {"a", 1, 1, 0, ""});
   const LoadResult result = RunLoad(**client, bench.api, requests, {0, 0}, bench.load, late);

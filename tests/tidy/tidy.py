@@ -44,14 +44,15 @@ ALLOWED = {
                        'model', 'proto', 'transport'],
     'engine': ['attention_worker', 'base', 'compute_worker', 'control', 'exchange', 'kernels', 'model', 'proto',
                'proto/control', 'requests', 'scheduler', 'scheduler/core', 'transport'],
-    'loadgen': ['base', 'model'],
+    'http_client': ['base'],
+    'loadgen': ['base', 'http_client', 'model'],
     'plan': ['base'],
     'server/http': ['base', 'engine', 'requests', 'server', 'server/metrics', 'server/openai', 'server/work'],
     'server/metrics': ['base', 'engine', 'scheduler/core'],
     'server/openai': ['base', 'grammar', 'model', 'proto', 'requests'],
     'server/work': ['base', 'engine'],
-    'server': ['attention_worker', 'base', 'compute_worker', 'control', 'engine', 'grammar', 'kernels', 'loadgen',
-               'model', 'plan', 'proto', 'proto/control', 'requests', 'scheduler', 'scheduler/core', 'server/http',
+    'server': ['attention_worker', 'base', 'compute_worker', 'control', 'engine', 'grammar', 'http_client',
+               'kernels', 'loadgen', 'model', 'plan', 'proto', 'proto/control', 'requests', 'scheduler', 'scheduler/core', 'server/http',
                'server/metrics', 'server/openai', 'server/work'],
 }
 

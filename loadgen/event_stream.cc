@@ -1,4 +1,4 @@
-#include "loadgen/http/event_stream.h"
+#include "loadgen/event_stream.h"
 
 namespace dovetail::loadgen {
 

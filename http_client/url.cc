@@ -1,9 +1,9 @@
-#include "loadgen/http/url.h"
+#include "http_client/url.h"
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 
-namespace dovetail::loadgen {
+namespace dovetail::http_client {
 namespace {
 
 absl::Status Bad(const std::string& text, const std::string& what) {
@@ -39,8 +39,7 @@ absl::StatusOr<Url> ParseUrl(const std::string& text) {
   if (url.path.find_first_of("?#") != std::string::npos || authority.find_first_of("?#") != std::string::npos)
     return Bad(text, "has a query or a fragment");
   while (!url.path.empty() && url.path.back() == '/') url.path.pop_back();
-  if (authority.find('@') != std::string::npos)
-    return Bad(text, "has a user name; --header Authorization=... or OPENAI_API_KEY carry keys");
+  if (authority.find('@') != std::string::npos) return Bad(text, "has a user name");
   size_t colon = authority.rfind(':');
   if (!authority.empty() && authority[0] == '[') {
     const size_t end = authority.find(']');
@@ -61,4 +60,4 @@ absl::StatusOr<Url> ParseUrl(const std::string& text) {
   return url;
 }
 
-}  // namespace dovetail::loadgen
+}  // namespace dovetail::http_client

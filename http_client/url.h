@@ -4,9 +4,9 @@
 
 #include "base/status.h"
 
-namespace dovetail::loadgen {
+namespace dovetail::http_client {
 
-// Where a server is: http or https, a host, a port, and what every path begins with.
+// Where a server is: http or https, a host, a port, and what every path begins with. A plain value.
 struct Url {
   bool tls = false;
   std::string host;  // without the brackets of an IPv6 address
@@ -21,4 +21,4 @@ struct Url {
 // name, a query.
 absl::StatusOr<Url> ParseUrl(const std::string& text);
 
-}  // namespace dovetail::loadgen
+}  // namespace dovetail::http_client

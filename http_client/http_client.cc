@@ -1,8 +1,9 @@
-#include "loadgen/http/http_client.h"
+#include "http_client/http_client.h"
 
 #include <sys/socket.h>
 
 #include <array>
+#include <chrono>
 #include <limits>
 #include <optional>
 #include <type_traits>
@@ -16,7 +17,7 @@
 #include <boost/beast/http.hpp>
 #include <boost/beast/ssl.hpp>
 
-namespace dovetail::loadgen {
+namespace dovetail::http_client {
 namespace {
 
 namespace asio = boost::asio;
@@ -87,7 +88,7 @@ class Call final : public HttpCall, public std::enable_shared_from_this<Call<Str
     message_.method_string(request.method);
     message_.target(absl::StrCat(pool_->url.path, request.target));
     message_.set(http::field::host, pool_->url.HostHeader());
-    message_.set(http::field::user_agent, "dovetail-bench");
+    message_.set(http::field::user_agent, pool_->options.user_agent);
     for (const auto& [name, value] : request.headers) message_.set(name, value);
     message_.body() = request.body;
     message_.prepare_payload();
@@ -278,17 +279,27 @@ absl::StatusOr<std::unique_ptr<HttpClient>> HttpClient::Create(const Url& url, c
   return url.tls ? Make<TlsStream>(url, options) : Make<PlainStream>(url, options);
 }
 
-absl::StatusOr<HttpClient::Answer> HttpClient::Fetch(const HttpRequest& request) {
+absl::StatusOr<HttpClient::Answer> HttpClient::Fetch(const HttpRequest& request, absl::Duration limit) {
   const auto collector = std::make_shared<Collector>();
   const auto call = Start(request, collector);
+  const auto end = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(limit);
+  bool late = false;
   while (!collector->ended.has_value()) {
     io().restart();
-    io().run_one();
+    if (late) {
+      io().run_one();
+    } else if (io().run_one_until(end) == 0) {
+      late = true;
+      call->Cancel();
+    }
   }
+  if (late && absl::IsCancelled(*collector->ended))
+    return absl::DeadlineExceededError(
+        absl::StrCat(url().Text(), request.target, ": no whole answer within ", absl::FormatDuration(limit)));
   DT_RETURN_IF_ERROR(Annotate(*collector->ended, absl::StrCat(request.method, " ", url().Text(), request.target)));
   if (collector->too_long)
     return ResourceExhausted(request.target, ": the answer has more than ", kMaxAnswerBytes >> 20, " MiB");
   return std::move(collector->answer);
 }
 
-}  // namespace dovetail::loadgen
+}  // namespace dovetail::http_client

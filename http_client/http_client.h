@@ -9,13 +9,13 @@
 
 #include "absl/time/time.h"
 #include "base/status.h"
-#include "loadgen/http/url.h"
+#include "http_client/url.h"
 
 namespace boost::asio {
 class io_context;
 }
 
-namespace dovetail::loadgen {
+namespace dovetail::http_client {
 
 struct HttpRequest {
   std::string method = "POST";
@@ -38,6 +38,7 @@ class HttpObserver {
 struct HttpClientOptions {
   bool verify_certificates = true;
   absl::Duration stall_timeout = absl::Minutes(10);  // without a byte in either direction
+  std::string user_agent = "dovetail";
 };
 
 // A request under way. Dropping it does not end it.
@@ -59,15 +60,16 @@ class HttpClient {
   // `observer` is kept until OnEnd.
   virtual std::shared_ptr<HttpCall> Start(const HttpRequest& request, std::shared_ptr<HttpObserver> observer) = 0;
 
-  // A whole answer, waited for. The status may be any; kResourceExhausted for a body of more than 64 MiB.
+  // A whole answer, waited for. The status may be any; kResourceExhausted for a body of more than 64 MiB;
+  // kDeadlineExceeded if it is not there after `limit`.
   struct Answer {
     int status = 0;
     std::string body;
   };
-  absl::StatusOr<Answer> Fetch(const HttpRequest& request);
+  absl::StatusOr<Answer> Fetch(const HttpRequest& request, absl::Duration limit = absl::Hours(24));
 
   virtual const Url& url() const = 0;
   virtual boost::asio::io_context& io() = 0;  // its loop; calls make progress only while it runs
 };
 
-}  // namespace dovetail::loadgen
+}  // namespace dovetail::http_client
