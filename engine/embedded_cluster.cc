@@ -94,7 +94,19 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
       });
   DT_RETURN_IF_ERROR(BuildComputeWorkers(device, table, micro_batches));
   DT_RETURN_IF_ERROR(SizeKvCache(table));
+  DT_RETURN_IF_ERROR(BuildAttentionWorkers(device, table, micro_batches));
+  for (int i = 0; i < options_.compute_workers; ++i) {
+    const WorkerId worker(static_cast<uint32_t>(i));
+    scheduler_->AddComputeWorker(worker, ports_[1 + i]->id());
+    for (int other = 0; other < options_.compute_workers; ++other)
+      if (other != i) compute_[other]->AddComputeWorker({worker, Epoch(1), ports_[1 + i]->id()});
+  }
+  PublishStats();
+  return absl::OkStatus();
+}
 
+absl::Status EmbeddedCluster::BuildAttentionWorkers(kernels::Device& device, const proto::AttentionTable& table,
+                                                    int micro_batches) {
   const uint32_t worker_blocks = static_cast<uint32_t>(kv_blocks_ / options_.attention_workers);
   for (int i = 0; i < options_.attention_workers; ++i) {
     const WorkerId worker(static_cast<uint32_t>(i));
@@ -115,13 +127,6 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
     for (const auto& compute : compute_) compute->AddAttentionWorker({worker, epoch, port.id()});
     scheduler_->AddAttentionWorker(worker, epoch, port.id(), worker_blocks);
   }
-  for (int i = 0; i < options_.compute_workers; ++i) {
-    const WorkerId worker(static_cast<uint32_t>(i));
-    scheduler_->AddComputeWorker(worker, ports_[1 + i]->id());
-    for (int other = 0; other < options_.compute_workers; ++other)
-      if (other != i) compute_[other]->AddComputeWorker({worker, Epoch(1), ports_[1 + i]->id()});
-  }
-  PublishStats();
   return absl::OkStatus();
 }
 

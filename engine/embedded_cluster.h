@@ -82,6 +82,7 @@ class EmbeddedCluster final : public Engine {
   bool SharesGpu() const;
   absl::Status Build(kernels::Device& device);
   absl::Status BuildComputeWorkers(kernels::Device& device, const proto::AttentionTable& table, int micro_batches);
+  absl::Status BuildAttentionWorkers(kernels::Device& device, const proto::AttentionTable& table, int micro_batches);
   absl::Status SizeKvCache(const proto::AttentionTable& table);
   absl::Status CheckRequest(const requests::GenerationRequest& request) const;
   void Push(scheduler::Event event);

@@ -266,8 +266,10 @@ void RemoteEngine::Take(const pb::GenerationEvents& events) {
                              sample.total_us(), sample.dense_us(), sample.attention_wait_us(), sample.sample_us(),
                              sample.attention_us(), sample.prompt_us(), sample.overlapped_us()});
   }
-  if (!events.has_stats()) return;
-  const pb::Stats& from = events.stats();
+  if (events.has_stats()) TakeStats(events.stats());
+}
+
+void RemoteEngine::TakeStats(const pb::Stats& from) {
   scheduler::SchedulerStats& to = stats_.scheduler;
   to.running_sequences = static_cast<int>(from.running_sequences());
   to.waiting_requests = static_cast<int>(from.waiting_requests());

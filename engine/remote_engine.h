@@ -67,6 +67,7 @@ class RemoteEngine final : public Engine {
   void ServeOneStream();
   void WriteCommands(Stream& stream);
   void Take(const control::v1::GenerationEvents& events);
+  void TakeStats(const control::v1::Stats& from);  // mutex_ is held
   void Deliver(requests::GenerationUpdate update);
   void EndEverything(requests::FinishReason reason, const absl::Status& status);
   bool PauseBeforeRetry();

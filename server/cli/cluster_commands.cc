@@ -77,7 +77,7 @@ void AddUnlikeWorkersFlag(CLI::App& command, bool& unlike_workers) {
 
 }  // namespace
 
-void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::Status&)>& report) {
+void ClusterCommands::AddUp(CLI::App& app, const Report& report) {
   CLI::App& up = AddCommand(
       app, "up",
       "Start a cluster on this machine: scheduler, server, compute worker and attention workers as processes",
@@ -109,7 +109,9 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
                                     engine::kMaxAttentionWorkers, " attention workers are the most on one machine"));
     report(RunUp(up_));
   });
+}
 
+void ClusterCommands::AddScheduler(CLI::App& app, const Report& report) {
   CLI::App& scheduler =
       AddCommand(app, "scheduler", "Run the scheduler of a cluster; workers and servers connect to it",
                  "  dovetail scheduler --listen 10.0.0.5:7100 --join-token-file token --lanes tcp\n");
@@ -132,7 +134,9 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
   AddDataFlags(scheduler, scheduler_.data);
   AddSchedulerFlags(scheduler, scheduler_.engine);
   scheduler.callback([this, report] { report(RunScheduler(scheduler_)); });
+}
 
+void ClusterCommands::AddAttentionWorker(CLI::App& app, const Report& report) {
   CLI::App& attention =
       AddCommand(app, "attention-worker", "Run an attention worker: it holds KV cache, no weights, and knows no model",
                  "  dovetail attention-worker --scheduler 10.0.0.5:7100 --kv-capacity 8GiB\n");
@@ -180,7 +184,9 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
   AddLogFlags(attention, attention_.log);
   AddDataFlags(attention, attention_.data);
   attention.callback([this, report] { report(RunAttentionWorker(attention_)); });
+}
 
+void ClusterCommands::AddComputeWorker(CLI::App& app, const Report& report) {
   CLI::App& compute =
       AddCommand(app, "compute-worker", "Run a compute worker: it holds the weights and runs the dense layers",
                  "  dovetail compute-worker smollm2-135m-instruct.gguf --scheduler 10.0.0.5:7100\n");
@@ -198,7 +204,9 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
   AddDataFlags(compute, compute_.data);
   AddExchangeFlag(compute, compute_.exchange);
   compute.callback([this, report] { report(RunComputeWorker(compute_)); });
+}
 
+void ClusterCommands::AddServer(CLI::App& app, const Report& report) {
   CLI::App& server =
       AddCommand(app, "server", "Serve the OpenAI HTTP API (and gRPC) of a cluster; needs no model files",
                  "  dovetail server --scheduler 10.0.0.5:7100 --host 0.0.0.0 --api-key-file keys\n");
@@ -219,7 +227,9 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
   AddCheckFlagsFlag(server, server_.check_flags);
   AddLogFlags(server, server_.log);
   server.callback([this, report] { report(RunServer(server_)); });
+}
 
+void ClusterCommands::AddStatus(CLI::App& app, const Report& report) {
   CLI::App& status = AddCommand(app, "status", "Print a cluster: its model, workers, lanes and load",
                                 "  dovetail status --scheduler 10.0.0.5:7100\n");
   AddSchedulerAddressFlag(status, status_.control);
@@ -234,7 +244,9 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
       ->excludes("--ready")
       ->group("Probes");
   status.callback([this, report] { report(RunStatus(status_)); });
+}
 
+void ClusterCommands::AddDrain(CLI::App& app, const Report& report) {
   CLI::App& drain =
       AddCommand(app, "drain", "Let a worker leave a cluster: what it holds moves to others, then it ends",
                  "  dovetail drain attention-2 --scheduler 10.0.0.5:7100\n");
@@ -244,6 +256,16 @@ void ClusterCommands::AddTo(CLI::App& app, const std::function<void(const absl::
   drain.add_flag("--alone", drain_.alone, "Wait first until no other worker of its role drains [off]")
       ->group("Control plane");
   drain.callback([this, report] { report(RunDrain(drain_)); });
+}
+
+void ClusterCommands::AddTo(CLI::App& app, const Report& report) {
+  AddUp(app, report);
+  AddScheduler(app, report);
+  AddAttentionWorker(app, report);
+  AddComputeWorker(app, report);
+  AddServer(app, report);
+  AddStatus(app, report);
+  AddDrain(app, report);
 }
 
 }  // namespace dovetail::cli

@@ -112,9 +112,19 @@ absl::Status RunDrain(const DrainFlags& flags);
 // Adds all of them to the binary. `report` prints a status and gives the exit code.
 class ClusterCommands {
  public:
-  void AddTo(CLI::App& app, const std::function<void(const absl::Status&)>& report);
+  using Report = std::function<void(const absl::Status&)>;
+
+  void AddTo(CLI::App& app, const Report& report);
 
  private:
+  void AddUp(CLI::App& app, const Report& report);
+  void AddScheduler(CLI::App& app, const Report& report);
+  void AddAttentionWorker(CLI::App& app, const Report& report);
+  void AddComputeWorker(CLI::App& app, const Report& report);
+  void AddServer(CLI::App& app, const Report& report);
+  void AddStatus(CLI::App& app, const Report& report);
+  void AddDrain(CLI::App& app, const Report& report);
+
   SchedulerFlags scheduler_;
   AttentionWorkerFlags attention_;
   ComputeWorkerFlags compute_;

@@ -33,9 +33,7 @@ CLI::Validator WholeNumberOrAuto(int64_t min, int64_t max, const std::string& re
                         "");
 }
 
-}  // namespace
-
-void AddWeightFlags(CLI::App& command, EngineFlags& flags) {
+void AddWeightFormatFlags(CLI::App& command, EngineFlags& flags) {
   command
       .add_option("--dtype", flags.dtype,
                   "Weights: auto keeps quantised blocks and otherwise the file's type; or float32, bfloat16")
@@ -70,6 +68,9 @@ void AddWeightFlags(CLI::App& command, EngineFlags& flags) {
       ->check(OneOf({"float32", "bfloat16", "f32", "bf16"}))
       ->type_name("TYPE")
       ->group("KV cache");
+}
+
+void AddLayerFlags(CLI::App& command, EngineFlags& flags) {
   command
       .add_option(
           "--device,--compute-device", flags.device,
@@ -110,7 +111,7 @@ void AddWeightFlags(CLI::App& command, EngineFlags& flags) {
       ->group("Device");
 }
 
-void AddSchedulerFlags(CLI::App& command, EngineFlags& flags) {
+void AddSequenceFlags(CLI::App& command, EngineFlags& flags) {
   command
       .add_option("--max-model-len", flags.max_model_len,
                   "Longest sequence, prompt and output together; 0: what the model was made for")
@@ -157,6 +158,9 @@ void AddSchedulerFlags(CLI::App& command, EngineFlags& flags) {
       ->check(WholeNumber(0, 1 << 30))
       ->type_name("N")
       ->group("Scheduling");
+}
+
+void AddDisaggregationFlags(CLI::App& command, EngineFlags& flags) {
   command
       .add_option("--placement", flags.placement,
                   "How sequences lie over them: request (whole), heads, tokens, or mixed (in turn)")
@@ -192,6 +196,18 @@ void AddSchedulerFlags(CLI::App& command, EngineFlags& flags) {
       ->check(OneOf({"auto", "plane", "gather", "chain"}))
       ->type_name("HOW")
       ->group("Disaggregation");
+}
+
+}  // namespace
+
+void AddWeightFlags(CLI::App& command, EngineFlags& flags) {
+  AddWeightFormatFlags(command, flags);
+  AddLayerFlags(command, flags);
+}
+
+void AddSchedulerFlags(CLI::App& command, EngineFlags& flags) {
+  AddSequenceFlags(command, flags);
+  AddDisaggregationFlags(command, flags);
 }
 
 void AddStateSnapshotsFlag(CLI::App& command, int& percent) {
