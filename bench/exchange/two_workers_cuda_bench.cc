@@ -1,14 +1,15 @@
 // A compute worker on one GPU and an attention worker on another, two processes, driven by step plans with no scheduler
 // between: tokens and times of decode with layers exchanged by the GPUs themselves, with one to three micro-batches
 // under way, side by side and in turns, and through the hosts; and what becomes of the steps of a worker that is
-// killed.
-//   two_workers_cuda_bench MODEL [dummy] [--rows 1,16,64] [--no-hosts]
+// killed. With --logits nothing is timed: the logits of both ways after the same tokens are compared.
+//   two_workers_cuda_bench MODEL [dummy] [--rows 1,16,64] [--no-hosts | --logits]
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -187,6 +188,28 @@ class Driver {
     return Times{all / steps, sum.dense / ended, sum.waited / ended, sum.attention / ended};
   }
 
+  // `tokens.size()` steps of the first micro-batch, each of which is given the tokens of `tokens`, one for each
+  // sequence, and not those that it drew. The logits of each step: [sequences][vocab].
+  std::vector<std::vector<std::vector<float>>> LogitsAfter(const std::vector<std::vector<TokenId>>& tokens) {
+    std::vector<std::vector<std::vector<float>>> logits;
+    for (const std::vector<TokenId>& given : tokens) {
+      for (size_t i = 0; i < batches_[0].size(); ++i) {
+        batches_[0][i].tokens = {given[i]};
+        batches_[0][i].logits_rows = 1;
+      }
+      Begin(0, batches_[0]);
+      proto::StepResult result = Must(Await());
+      logits.emplace_back();
+      for (size_t i = 0; i < batches_[0].size(); ++i) {
+        Take(batches_[0][i], result.entries[i]);
+        if (result.entries[i].logits.size() != static_cast<size_t>(process_.loaded->config().vocab_size))
+          Must(Internal("a step brought no logits"));
+        logits.back().push_back(std::move(result.entries[i].logits));
+      }
+    }
+    return logits;
+  }
+
   // After a few steps that choose products and record, or measure turns.
   Times Measure(int steps, std::vector<std::vector<TokenId>>& tokens) {
     Must(Decode(kStepsBefore, tokens));
@@ -270,7 +293,7 @@ using Tokens = std::vector<std::vector<TokenId>>;
 using Turns = compute::TurnChoice::Policy;
 
 struct Options {
-  bool dummy = false, hosts = true;
+  bool dummy = false, hosts = true, logits = false;
   std::vector<int> rows = {1, 16, 64};  // of a micro-batch
   int prompt() const { return dummy ? 1000 : 37; }
   int steps() const { return dummy ? 48 : 100; }
@@ -326,8 +349,49 @@ void Compare(const char* what, const Tokens& a, const Tokens& b) {
   std::printf("%s: %zu of %zu tokens are the same\n", what, same, all);
 }
 
+// What parts the two ways is rounding: the error of a step's logits over their RMS is small and does not grow.
+void CompareLogits(Process& process, int batch, const Options& options) {
+  std::vector<std::vector<TokenId>> tokens(options.steps(), std::vector<TokenId>(batch));
+  const auto vocab = static_cast<int>(process.loaded->config().vocab_size);
+  for (int t = 0; t < options.steps(); ++t)
+    for (int i = 0; i < batch; ++i) tokens[t][i] = 3 + (i * 41 + t * 13 + 5) % (vocab - 3);
+  std::vector<std::vector<std::vector<float>>> ways[3];  // through the hosts, by the GPUs, by the GPUs again
+  for (int way = 0; way < 3; ++way) {
+    Driver driver(process, /*by_themselves=*/way > 0);
+    driver.Open(1, batch, options.prompt());
+    ways[way] = driver.LogitsAfter(tokens);
+  }
+  double worst = 0, first = 0, last = 0;
+  int other_best = 0, unlike = 0;
+  for (int t = 0; t < options.steps(); ++t) {
+    double step = 0;
+    for (int i = 0; i < batch; ++i) {
+      const std::vector<float>&a = ways[0][t][i], &b = ways[1][t][i];
+      double square = 0, error = 0;
+      for (size_t j = 0; j < a.size(); ++j) {
+        square += static_cast<double>(a[j]) * a[j];
+        error += (static_cast<double>(a[j]) - b[j]) * (static_cast<double>(a[j]) - b[j]);
+      }
+      step = std::max(step, std::sqrt(error / square));
+      other_best +=
+          std::max_element(a.begin(), a.end()) - a.begin() != std::max_element(b.begin(), b.end()) - b.begin();
+      unlike += b != ways[2][t][i];
+    }
+    (t == 0 ? first : last) = step;
+    worst = std::max(worst, step);
+  }
+  std::printf(
+      "%3d rows, %d steps of given tokens: RMS of the logits' difference over their RMS %.2e in the first step, "
+      "%.2e in the last, %.2e at most; another token is best %d times; GPUs unlike themselves %d times\n",
+      batch, options.steps(), first, last, worst, other_best, unlike);
+}
+
 void Drive(Process& process, const Options& options) {
   process.two.Barrier();
+  if (options.logits) {
+    for (const int batch : options.rows) CompareLogits(process, batch, options);
+    return;
+  }
   for (const int batch : options.rows) {
     double alone = 0;
     const Tokens hosts = options.hosts ? MeasureHosts(process, batch, options) : Tokens();
@@ -364,6 +428,8 @@ absl::StatusOr<Options> Read(int argc, char** argv) {
       options.dummy = true;
     } else if (word == "--no-hosts") {
       options.hosts = false;
+    } else if (word == "--logits") {
+      options.logits = true;
     } else if (word == "--rows" && i + 1 < argc) {
       options.rows.clear();
       const std::vector<std::string> texts = absl::StrSplit(argv[++i], ',');
@@ -385,7 +451,7 @@ absl::StatusOr<Options> Read(int argc, char** argv) {
 int main(int argc, char** argv) {
   const auto options = dovetail::bench::Read(argc, argv);
   if (!options.ok()) {
-    std::fprintf(stderr, "%s\ntwo_workers_cuda_bench MODEL [dummy] [--rows 1,16,64] [--no-hosts]\n",
+    std::fprintf(stderr, "%s\ntwo_workers_cuda_bench MODEL [dummy] [--rows 1,16,64] [--no-hosts | --logits]\n",
                  std::string(options.status().message()).c_str());
     return 2;
   }
