@@ -78,7 +78,7 @@ void AddModelFlags(CLI::App& command, ApiFlags& flags) {
       ->type_name("NAME")
       ->group("API");
   command
-      .add_flag("--ignore-model-name", flags.ignore_model_name,
+      .add_flag("--any-model-name,--ignore-model-name", flags.ignore_model_name,
                 "Serve requests for other models too, in place of answering 404 [off]")
       ->group("API");
   command

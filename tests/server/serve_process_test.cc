@@ -438,7 +438,7 @@ TEST_F(Serve, AnEndlessTemplateIsRefusedAndOthersGoOn) {
 }
 
 TEST_F(Serve, OtherModelNamesAreRefusedUnlessToldOtherwise) {
-  ServeProcess server(With({"--served-model-name", "second", "--ignore-model-name"}));
+  ServeProcess server(With({"--served-model-name", "second", "--any-model-name"}));
   const Json models = server.AskJson(Get("/v1/models"))["data"];
   ASSERT_EQ(models.size(), 2u);
   EXPECT_EQ(models[0]["id"], "stories");
