@@ -32,8 +32,9 @@ struct FloatRule {
 };
 
 inline constexpr IntRule kIntRules[] = {
-    {"max_tokens", 0, kInt32Max},
-    {"max_completion_tokens", 0, kInt32Max},
+    {"max_tokens", -1, kInt32Max},  // -1: as many as fit
+    {"max_completion_tokens", -1, kInt32Max},
+    {"n_predict", -1, kInt32Max},
     {"min_tokens", 0, kInt32Max},
     {"n", 1, 8},
     {"best_of", 1, 8},
@@ -47,10 +48,11 @@ inline constexpr IntRule kIntRules[] = {
 };
 
 inline constexpr FloatRule kFloatRules[] = {
-    {"temperature", 0.0, 2.0},
+    {"temperature", 0.0, 100.0},
     {"top_p", 0.0, 1.0},
     {"min_p", 0.0, 1.0},
     {"repetition_penalty", 0.01, 10.0},
+    {"repeat_penalty", 0.01, 10.0},
     {"presence_penalty", -2.0, 2.0},
     {"frequency_penalty", -2.0, 2.0},
     {"logit_bias", -100.0, 100.0},  // each value

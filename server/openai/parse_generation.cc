@@ -24,11 +24,23 @@ absl::Status ParseStream(const FieldReader& reader, GenerationFields& fields) {
   return absl::OkStatus();
 }
 
+// `value`, or what llama-server's name for the same field says; both may be there if they agree.
+template <typename Number>
+absl::StatusOr<std::optional<Number>> OrAlias(const std::optional<Number>& value, const std::string& alias,
+                                              const std::optional<Number>& of_alias, const std::string& name) {
+  if (value && of_alias && *value != *of_alias) return BadField(alias, "contradicts ", name, ", which is ", *value);
+  return value ? value : of_alias;
+}
+
 absl::Status ParseLengths(const FieldReader& reader, Endpoint endpoint, GenerationFields& fields) {
   DT_ASSIGN_OR_RETURN(const auto old_name, reader.Int("max_tokens"));
   DT_ASSIGN_OR_RETURN(const auto new_name, reader.Int("max_completion_tokens"));
-  fields.max_tokens = new_name ? new_name : old_name;  // benchmark clients send both
+  DT_ASSIGN_OR_RETURN(const auto n_predict, reader.Int("n_predict"));
+  const auto limit = new_name ? new_name : old_name;  // benchmark clients send both
+  DT_ASSIGN_OR_RETURN(fields.max_tokens,
+                      OrAlias(limit, "n_predict", n_predict, new_name ? "max_completion_tokens" : "max_tokens"));
   if (!fields.max_tokens && endpoint == Endpoint::kCompletions) fields.max_tokens = 16;
+  if (fields.max_tokens == -1) fields.max_tokens.reset();
   DT_ASSIGN_OR_RETURN(const auto min_tokens, reader.Int("min_tokens"));
   fields.min_tokens = static_cast<int>(min_tokens.value_or(0));
   if (fields.max_tokens && fields.min_tokens > *fields.max_tokens)
@@ -40,12 +52,15 @@ absl::Status ParseSampling(const FieldReader& reader, const ServedModel& model, 
   DT_ASSIGN_OR_RETURN(fields.temperature, reader.Float("temperature"));
   DT_ASSIGN_OR_RETURN(fields.top_p, reader.Float("top_p"));
   DT_ASSIGN_OR_RETURN(fields.min_p, reader.Float("min_p"));
-  DT_ASSIGN_OR_RETURN(fields.repetition_penalty, reader.Float("repetition_penalty"));
+  DT_ASSIGN_OR_RETURN(const auto repetition, reader.Float("repetition_penalty"));
+  DT_ASSIGN_OR_RETURN(const auto repeat, reader.Float("repeat_penalty"));
+  DT_ASSIGN_OR_RETURN(fields.repetition_penalty, OrAlias(repetition, "repeat_penalty", repeat, "repetition_penalty"));
   DT_ASSIGN_OR_RETURN(fields.presence_penalty, reader.Float("presence_penalty"));
   DT_ASSIGN_OR_RETURN(fields.frequency_penalty, reader.Float("frequency_penalty"));
   DT_ASSIGN_OR_RETURN(const auto top_k, reader.Int("top_k"));
   if (top_k) fields.top_k = static_cast<int>(std::clamp<int64_t>(*top_k, 0, model.vocab_size));  // -1, as 0: all
   DT_ASSIGN_OR_RETURN(fields.seed, reader.Int("seed"));
+  if (fields.seed == -1) fields.seed.reset();  // as vLLM and llama-server have it: a random one
   return absl::OkStatus();
 }
 
@@ -162,13 +177,9 @@ absl::Status RequireObject(const Json& body) {
   return InvalidArgument("the request body must be a JSON object, not ", Describe(body));
 }
 
-absl::StatusOr<std::string> ParseModelName(const FieldReader& reader, const ServedModel& model, bool required) {
+absl::StatusOr<std::string> ParseModelName(const FieldReader& reader, const ServedModel& model) {
   DT_ASSIGN_OR_RETURN(const auto name, reader.String("model", kMaxNameBytes));
-  if (!name) {
-    if (required && !model.accept_any_name)
-      return BadField("model", "is required; this server has \"", model.names.front(), "\"");
-    return model.names.front();
-  }
+  if (!name) return model.names.front();
   const bool known = std::find(model.names.begin(), model.names.end(), *name) != model.names.end();
   if (!known && !model.accept_any_name) return UnknownModel(*name);
   return *name;
@@ -177,7 +188,7 @@ absl::StatusOr<std::string> ParseModelName(const FieldReader& reader, const Serv
 absl::StatusOr<GenerationFields> ParseGenerationFields(const FieldReader& reader, const ServedModel& model,
                                                        Endpoint endpoint) {
   GenerationFields fields;
-  DT_ASSIGN_OR_RETURN(fields.model, ParseModelName(reader, model, /*required=*/true));
+  DT_ASSIGN_OR_RETURN(fields.model, ParseModelName(reader, model));
   DT_RETURN_IF_ERROR(ParseStream(reader, fields));
   DT_ASSIGN_OR_RETURN(const auto n, reader.Int("n"));
   fields.n = fields.best_of = static_cast<int>(n.value_or(1));

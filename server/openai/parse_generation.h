@@ -10,8 +10,8 @@ namespace dovetail::server {
 absl::StatusOr<GenerationFields> ParseGenerationFields(const FieldReader& reader, const ServedModel& model,
                                                        Endpoint endpoint);
 
-// The name in `model`, or NotFound. An absent name is refused if `required`.
-absl::StatusOr<std::string> ParseModelName(const FieldReader& reader, const ServedModel& model, bool required);
+// The name in `model`, or NotFound. Where there is none, the first of the one model that is served.
+absl::StatusOr<std::string> ParseModelName(const FieldReader& reader, const ServedModel& model);
 
 absl::Status RequireObject(const Json& body);
 

@@ -8,7 +8,7 @@ absl::StatusOr<TokenizeRequest> ParseTokenizeRequest(const Json& body, const Ser
   DT_RETURN_IF_ERROR(RequireObject(body));
   const FieldReader reader(body);
   TokenizeRequest request;
-  DT_ASSIGN_OR_RETURN(request.model, ParseModelName(reader, model, /*required=*/false));
+  DT_ASSIGN_OR_RETURN(request.model, ParseModelName(reader, model));
   if (model.tokenizer == nullptr) return BadField("prompt", "this model has no tokenizer");
   if (reader.Has("chat_template"))
     return BadField("chat_template", "the chat template belongs to the server; a request cannot bring one");
@@ -42,7 +42,7 @@ absl::StatusOr<DetokenizeRequest> ParseDetokenizeRequest(const Json& body, const
   DT_RETURN_IF_ERROR(RequireObject(body));
   const FieldReader reader(body);
   DetokenizeRequest request;
-  DT_ASSIGN_OR_RETURN(request.model, ParseModelName(reader, model, /*required=*/false));
+  DT_ASSIGN_OR_RETURN(request.model, ParseModelName(reader, model));
   if (model.tokenizer == nullptr) return BadField("tokens", "this model has no tokenizer");
   DT_ASSIGN_OR_RETURN(auto tokens, reader.TokenIds("tokens", 1'000'000, model.vocab_size));
   if (!tokens) return BadField("tokens", "is required: an array of token ids");

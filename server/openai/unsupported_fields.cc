@@ -44,7 +44,7 @@ constexpr UnsupportedField kFields[] = {
     {"tfs_z", true, true, "1|1.0", kSampler},
     {"dynatemp_range", true, true, "0|0.0", kSampler},
     {"samplers", true, true, "", kSampler},
-    {"n_predict", true, true, "", "use max_tokens"},
+    {"repeat_last_n", true, true, "-1", "penalties look at the whole text; use -1"},
     {"n_probs", true, true, "0", "use logprobs"},
     {"logprob_token_ids", true, true, "[]", kNotHere},
     {"return_token_offsets", true, true, "false", "logprobs has text_offset"},

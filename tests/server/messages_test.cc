@@ -108,7 +108,7 @@ TEST(Messages, ErrorsNameTheFieldsOfThisApi) {
       {user + R"("stop_sequences":[1])", "stop_sequences.0"},
       {user + R"("stop":"x")", "stop"},
       {user + R"("n":2)", "n"},
-      {user + R"("temperature":3)", "temperature"},
+      {user + R"("temperature":101)", "temperature"},
       {user + R"("mcp_servers":[{}])", "mcp_servers"},
       {user + R"("container":"c")", "container"},
       {user + R"("thinking":{"type":"maybe"})", "thinking.type"},

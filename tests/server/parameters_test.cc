@@ -229,6 +229,29 @@ TEST_F(Parameters, BothNamesOfTheTokenLimitMayCome) {
   EXPECT_TRUE(Ask(Endpoint::kChat, "max_tokens", "8", R"(,"max_completion_tokens":8)").ok());
 }
 
+TEST_F(Parameters, SpellingsOfOtherServersMeanTheSame) {
+  const auto ask = [&](const std::string& fields) {
+    const auto request = ParseCompletionRequest(*ParseJson(absl::StrCat(R"({"prompt":"hi",)", fields, "}")), *model_);
+    EXPECT_TRUE(request.ok()) << fields << ": " << request.status();
+    return Prepare(*request, *model_, {.random_seed = 77})->requests[0];
+  };
+  const int fits = 4096 - 3;  // <bos>, h, i
+  for (const char* name : {"max_tokens", "max_completion_tokens", "n_predict"}) {
+    EXPECT_EQ(ask(absl::StrCat("\"", name, "\":-1")).max_tokens, fits) << name;
+    EXPECT_EQ(ask(absl::StrCat("\"", name, "\":7")).max_tokens, 7) << name;
+  }
+  EXPECT_EQ(ask(R"("n_predict":7,"max_tokens":7)").max_tokens, 7);
+  EXPECT_EQ(ask(R"("seed":-1)").sampling.seed, 77u);
+  EXPECT_EQ(ask(R"("seed":-2)").sampling.seed, static_cast<uint64_t>(-2));
+  EXPECT_FLOAT_EQ(ask(R"("repeat_penalty":1.5)").sampling.repetition_penalty, 1.5f);
+  EXPECT_FLOAT_EQ(ask(R"("temperature":3.5)").sampling.temperature, 3.5f);
+  EXPECT_TRUE(Ask(Endpoint::kChat, "repeat_last_n", "-1").ok());
+  EXPECT_EQ(Ask(Endpoint::kChat, "n_predict", "7", R"(,"max_tokens":8)").message(),
+            "n_predict: contradicts max_tokens, which is 8");
+  EXPECT_EQ(Ask(Endpoint::kCompletions, "repeat_penalty", "1.5", R"(,"repetition_penalty":1.25)").message(),
+            "repeat_penalty: contradicts repetition_penalty, which is 1.25");
+}
+
 // "<turn>" is the longest token: 6 bytes.
 TEST_F(Parameters, ATextThatCannotFitIsRefusedByItsBytesAndOneThatCanIsNot) {
   const auto small = TestModel(/*max_model_len=*/32);

@@ -80,7 +80,7 @@ TEST(Responses, ErrorsNameTheFieldsOfThisApi) {
       {user + R"("messages":[])", "messages"},
       {user + R"("n":2)", "n"},
       {user + R"("instructions":1)", "instructions"},
-      {user + R"("temperature":3)", "temperature"},
+      {user + R"("temperature":101)", "temperature"},
       {user + R"("previous_response_id":"resp_1")", "previous_response_id"},
       {user + R"("conversation":"c")", "conversation"},
       {user + R"("background":true)", "background"},

@@ -150,7 +150,7 @@ def test_benchmark_clients_minimum_payload(client, model):
 
 
 @pytest.mark.parametrize("field,value", [
-    ("temperature", 3), ("top_p", -1), ("n", 0), ("n", 9), ("max_tokens", -1), ("presence_penalty", 5),
+    ("temperature", 101), ("top_p", -1), ("n", 0), ("n", 9), ("max_tokens", -2), ("presence_penalty", 5),
     ("logit_bias", {"x": 1}), ("stop", ["a"] * 17), ("tools", [{"type": "function", "function": {"name": ""}}]),
     ("response_format", {"type": "grammar"}),
     ("max_tokens", 10**9),
