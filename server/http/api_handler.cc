@@ -47,9 +47,11 @@ bool Generates(RouteId route) {
          route == RouteId::kMessages;
 }
 
-// Of its errors.
-AnswerShape ShapeOf(const Route& route) {
-  const bool messages = route.id == RouteId::kMessages || route.id == RouteId::kCountTokens;
+// Of errors there. Clients of an API ask for paths below its own, also for those that are not here.
+AnswerShape ShapeOf(std::string_view path) {
+  constexpr std::string_view kMessagesApi = "/v1/messages";
+  const bool messages = path.substr(0, kMessagesApi.size()) == kMessagesApi &&
+                        (path.size() == kMessagesApi.size() || path[kMessagesApi.size()] == '/');
   return messages ? AnswerShape::kMessages : AnswerShape::kChat;
 }
 
@@ -117,10 +119,10 @@ void ApiHandler::CollectMetrics() {
 std::optional<HttpResponse> ApiHandler::OnHead(const RequestHead& head, const std::string& request_id) {
   const RouteMatch match = MatchRoute(head.method, head.path);
   std::optional<HttpResponse> refusal = Refusal(head, match);
-  if (refusal && match.route != nullptr) ShapeError(ShapeOf(*match.route), *refusal);
-  if (refusal)
-    CountRefusal(match.route == nullptr ? "none" : std::string(match.route->path), head.method, refusal->status,
-                 request_id);
+  if (!refusal) return refusal;
+  ShapeError(ShapeOf(head.path), *refusal);
+  CountRefusal(match.route == nullptr ? "none" : std::string(match.route->path), head.method, refusal->status,
+               request_id);
   return refusal;
 }
 
@@ -175,8 +177,10 @@ bool ApiHandler::IsProbe(const RequestHead& head) const {
                               route->id == RouteId::kReady || route->id == RouteId::kMetrics);
 }
 
-HttpResponse ApiHandler::ProtocolError(int status, const std::string& message, const std::string& request_id) {
+HttpResponse ApiHandler::ProtocolError(int status, const std::string& message, std::string_view path,
+                                       const std::string& request_id) {
   HttpResponse response = ErrorResponse(status, status == 503 ? "overloaded_error" : "invalid_request_error", message);
+  ShapeError(ShapeOf(path), response);
   CountRefusal("none", "", status, request_id);
   return response;
 }
@@ -203,7 +207,7 @@ void ApiHandler::CountRefusal(const std::string& route, const std::string& metho
 
 void ApiHandler::Answer(Exchange& exchange, const Route& route, HttpResponse response) {
   CountAnswer(exchange, route, response.status);
-  ShapeError(ShapeOf(route), response);
+  ShapeError(ShapeOf(route.path), response);
   exchange.Respond(std::move(response));
 }
 

@@ -38,7 +38,8 @@ class ApiHandler : public HttpHandler {
   std::optional<HttpResponse> OnHead(const RequestHead& head, const std::string& request_id) override;
   void OnRequest(std::shared_ptr<Exchange> exchange) override;
   bool IsProbe(const RequestHead& head) const override;
-  HttpResponse ProtocolError(int status, const std::string& message, const std::string& request_id) override;
+  HttpResponse ProtocolError(int status, const std::string& message, std::string_view path,
+                             const std::string& request_id) override;
 
  private:
   std::shared_ptr<const Backend> backend() const;

@@ -311,7 +311,7 @@ void Connection::BeginRequest() {
 // ---- refusing ----
 
 HttpResponse Connection::NoPlace() {
-  return handler_.ProtocolError(503, "Too many connections are open; try again shortly.", request_id_);
+  return handler_.ProtocolError(503, "Too many connections are open; try again shortly.", head_.path, request_id_);
 }
 
 void Connection::BodyFailure(const HttpProblem& problem) {
@@ -323,7 +323,8 @@ void Connection::BodyFailure(const HttpProblem& problem) {
 
 void Connection::ProtocolFailure(const HttpProblem& problem) {
   if (request_id_.empty()) request_id_ = owner_.NewRequestId();
-  Refuse(handler_.ProtocolError(problem.status, problem.message, request_id_), /*body_follows=*/true);
+  const std::string_view path = head_.path.empty() ? PathOf(input_) : std::string_view(head_.path);
+  Refuse(handler_.ProtocolError(problem.status, problem.message, path, request_id_), /*body_follows=*/true);
 }
 
 void Connection::Refuse(HttpResponse response, bool body_follows) {
@@ -491,6 +492,7 @@ void Connection::EndExchange(bool keep_alive) {
   if (!keep_alive) return EnterLinger();
   state_ = State::kHead;
   scan_ = HeadScan();
+  head_ = RequestHead();
   head_began_ = false;
   request_id_.clear();
   common_headers_.clear();

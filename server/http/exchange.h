@@ -89,8 +89,9 @@ class HttpHandler {
   virtual void OnRequest(std::shared_ptr<Exchange> exchange) = 0;
   // Whether this request asks for the server's state: it is answered at once, also when all connections are taken.
   virtual bool IsProbe(const RequestHead& head) const = 0;
-  // The body of an error that the protocol layer found (malformed, too large, too slow).
-  virtual HttpResponse ProtocolError(int status, const std::string& message, const std::string& request_id) = 0;
+  // The answer to what the protocol layer refuses (malformed, too large, too slow). `path`: as far as it was read.
+  virtual HttpResponse ProtocolError(int status, const std::string& message, std::string_view path,
+                                     const std::string& request_id) = 0;
 };
 
 }  // namespace dovetail::server

@@ -152,7 +152,8 @@ void Listener::RefuseConnection(tcp::socket socket) {
   if (tls_ != nullptr) return;  // a handshake costs more than the answer is worth
   counters_.Ended(ForRoom::kRefused);
   const std::string id = NewRequestId();
-  const HttpResponse response = handler_.ProtocolError(503, "Too many connections are open; try again shortly.", id);
+  const HttpResponse response =
+      handler_.ProtocolError(503, "Too many connections are open; try again shortly.", "", id);
   const std::string text = absl::StrCat(
       "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: ", response.body.size(),
       "\r\nRetry-After: 1\r\nX-Request-Id: ", id, "\r\nConnection: close\r\n\r\n", response.body);

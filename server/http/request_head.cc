@@ -205,6 +205,14 @@ void ScanHead(std::string_view bytes, const HeadLimits& limits, HeadScan& scan) 
   }
 }
 
+std::string_view PathOf(std::string_view bytes) {
+  const std::string_view line = bytes.substr(0, bytes.find_first_of("\r\n"));
+  const size_t method = line.find(' ');
+  if (method == std::string_view::npos) return {};
+  const std::string_view rest = line.substr(method + 1);
+  return rest.substr(0, rest.find_first_of(" ?"));
+}
+
 HttpProblem ParseHead(std::string_view head, RequestHead& out) {
   size_t begin = head.substr(0, 2) == "\r\n" ? 2 : 0;
   bool first = true;

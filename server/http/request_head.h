@@ -50,6 +50,9 @@ struct HeadScan {
 };
 void ScanHead(std::string_view bytes, const HeadLimits& limits, HeadScan& scan);
 
+// The path of the request line that `bytes` begin with, as sent and as far as it is there; "" before it begins.
+std::string_view PathOf(std::string_view bytes);
+
 // Parses a head that ScanHead found complete.
 HttpProblem ParseHead(std::string_view head, RequestHead& out);
 

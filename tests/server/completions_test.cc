@@ -301,7 +301,10 @@ TEST(Completions, AFailureInTheMiddleIsAnErrorFrameAndTheStreamEnds) {
 
 // Before the body, in it, and by the engine.
 TEST(Messages, ErrorsHaveTheShapeOfTheApiWhereverTheyAreFound) {
-  TestServer test;
+  HttpServerOptions options;
+  options.body_grace = std::chrono::milliseconds(200);
+  options.max_body_bytes = 100'000;
+  TestServer test({}, options);
   const std::string good = R"({"model":"bytes","max_tokens":5,"messages":[{"role":"user","content":"hi"}]})";
   const auto expect = [&](const std::string& request, int status, const std::string& type) {
     const RawResponse response = test.Ask(request);
@@ -315,6 +318,17 @@ TEST(Messages, ErrorsHaveTheShapeOfTheApiWhereverTheyAreFound) {
   expect(Post("/v1/messages", good, "Content-Encoding: gzip\r\n"), 415, "invalid_request_error");
   expect(Post("/v1/messages", "{"), 400, "invalid_request_error");
   expect(Post("/v1/messages/count_tokens", "{}"), 400, "invalid_request_error");
+  expect(Get("/v1/messages/batches"), 404, "not_found_error");
+  expect(Get("/v1/messages?beta=true"), 405, "invalid_request_error");
+  const std::string head = "POST /v1/messages?beta=true HTTP/1.1\r\nHost: t\r\n";
+  expect(head + "Content-Length: 10\r\n\r\n{", 408, "invalid_request_error");
+  expect(head + "\r\n", 411, "invalid_request_error");
+  expect(head + "Content-Length: 100001\r\n\r\n", 413, "request_too_large");
+  expect(head + "X: " + std::string(8200, 'a') + "\r\n\r\n", 431, "invalid_request_error");
+  for (const char* other : {"/v1/messages_of", "/v1/message", "/v1/chat/completions"}) {
+    const std::string long_header = absl::StrCat("X: ", std::string(8200, 'a'), "\r\n");
+    EXPECT_TRUE(ParseJson(test.Ask(Post(other, good, long_header)).body)->at("error").contains("param")) << other;
+  }
   test.engine.SetRefusal(absl::ResourceExhaustedError("full"));
   expect(Post("/v1/messages", good), 503, "overloaded_error");
 }

@@ -223,7 +223,9 @@ class KeepingHandler : public HttpHandler {
     kept_.push_back(std::move(exchange));
   }
   bool IsProbe(const RequestHead&) const override { return false; }
-  HttpResponse ProtocolError(int status, const std::string&, const std::string&) override { return {.status = status}; }
+  HttpResponse ProtocolError(int status, const std::string&, std::string_view, const std::string&) override {
+    return {.status = status};
+  }
   std::vector<std::shared_ptr<Exchange>> kept() {
     std::lock_guard lock(mutex_);
     return kept_;
