@@ -42,11 +42,20 @@ void AddLimitFlags(CLI::App& command, LimitFlags& flags) {
                   "Bytes a second at which a body must arrive, or it gets 408; it may stall for 10 s")
       ->type_name("SIZE")
       ->group("API");
+  command
+      .add_option(
+          "--stream-keep-alive", flags.stream_keep_alive,
+          "Seconds after which a stream that brings nothing brings a comment, so that proxies keep it; a stream "
+          "that waits for its first token begins with it. 0: never")
+      ->check(WholeNumber(0, 86400, "0 is never"))
+      ->type_name("SECONDS")
+      ->group("API");
 }
 
 absl::Status SetLimits(const LimitFlags& flags, server::HttpServerOptions& options) {
   options.max_connections = flags.max_connections;
   options.max_queued_work = flags.max_queued_work;
+  options.stream_keep_alive = std::chrono::seconds(flags.stream_keep_alive);
   DT_ASSIGN_OR_RETURN(options.max_body_bytes, ParseBytes("--max-body-bytes", flags.max_body));
   DT_ASSIGN_OR_RETURN(options.max_unfinished_body_bytes,
                       ParseBytes("--max-unfinished-body-bytes", flags.max_unfinished_bodies));
@@ -72,7 +81,9 @@ std::vector<std::string> ArgumentsOf(const LimitFlags& flags) {
           "--max-queued-work",
           std::to_string(flags.max_queued_work),
           "--min-body-rate",
-          flags.min_body_rate};
+          flags.min_body_rate,
+          "--stream-keep-alive",
+          std::to_string(flags.stream_keep_alive)};
 }
 
 }  // namespace dovetail::cli

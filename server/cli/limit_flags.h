@@ -12,6 +12,7 @@ namespace dovetail::cli {
 // What clients may take of this server's memory and descriptors.
 struct LimitFlags {
   int max_connections = 4096, max_queued_work = 256;
+  int stream_keep_alive = 10;  // seconds
   std::string max_body = "4MiB", max_unfinished_bodies = "256MiB", max_unread_grpc = "256MiB", min_body_rate = "8KiB";
 };
 void AddLimitFlags(CLI::App& command, LimitFlags& flags);

@@ -58,6 +58,7 @@ Connection::Connection(asio::ip::tcp::socket socket, int io_thread, const HttpSe
     : socket_(std::move(socket)),
       tls_(tls == nullptr ? nullptr : std::make_unique<TlsSession>(tls, socket_.native_handle())),
       deadline_(socket_.get_executor()),
+      quiet_(socket_.get_executor()),
       io_thread_(io_thread),
       options_(options),
       handler_(handler),
@@ -118,6 +119,7 @@ void Connection::Close() {
   state_ = State::kClosed;
   body_ = BodyDecoder();
   Disarm();
+  quiet_.Stop();
   if (tls_) tls_->SendEnd();
   error_code ignored;
   socket_.close(ignored);
@@ -411,6 +413,7 @@ Exchange::Backlog Connection::backlog() const {
 
 void Connection::Send(std::string bytes, int tokens) {
   if (state_ == State::kClosed) return;
+  quiet_.Sent();
   queued_total_ += bytes.size();
   if (output_.empty())
     output_ = std::move(bytes);
@@ -489,6 +492,7 @@ void Connection::EndExchange(bool keep_alive) {
     exchange->on_gone = exchange->on_drained = exchange->on_shutdown = nullptr;
     owner_.OnExchangeEnded();
   }
+  quiet_.Stop();
   if (!keep_alive) return EnterLinger();
   state_ = State::kHead;
   scan_ = HeadScan();
@@ -550,6 +554,16 @@ void Connection::OnDeadline() {
                                             " bytes a second.")});
     default: return Close();  // the client did not read, or did not leave
   }
+}
+
+void Connection::KeepAlive(Exchange* exchange, std::chrono::milliseconds quiet, std::string frame) {
+  if (exchange != exchange_.get()) return;
+  quiet_.Watch(quiet, [self = shared_from_this(), frame = std::move(frame)] {
+    if (self->exchange_ == nullptr || self->finishing_ || self->backlog().bytes > 0) return;
+    const auto exchange = self->exchange_;
+    exchange->StartStream();
+    exchange->Write(frame, 0);
+  });
 }
 
 }  // namespace dovetail::server

@@ -11,6 +11,7 @@
 #include "server/http/exchange.h"
 #include "server/http/http_counters.h"
 #include "server/http/options.h"
+#include "server/http/quiet_timer.h"
 #include "server/http/tls_session.h"
 
 namespace dovetail::server {
@@ -57,6 +58,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void BeginStream(Exchange* exchange);
   void WriteStream(Exchange* exchange, const std::string& frames, int tokens);
   void EndStream(Exchange* exchange);
+  void KeepAlive(Exchange* exchange, std::chrono::milliseconds quiet, std::string frame);
   Exchange::Backlog backlog() const;
   int io_thread() const { return io_thread_; }
   void Post(std::function<void()> task);
@@ -101,6 +103,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   boost::asio::ip::tcp::socket socket_;
   std::unique_ptr<TlsSession> tls_;
   boost::asio::steady_timer deadline_;
+  QuietTimer quiet_;
   uint64_t deadline_serial_ = 0;
   const int io_thread_;
   const HttpServerOptions& options_;

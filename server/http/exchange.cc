@@ -37,6 +37,10 @@ void Exchange::EndStream() {
   connection_->EndStream(this);
 }
 
+void Exchange::KeepAlive(std::chrono::milliseconds quiet, std::string frame) {
+  if (!gone_ && !complete_) connection_->KeepAlive(this, quiet, std::move(frame));
+}
+
 Exchange::Backlog Exchange::backlog() const { return connection_->backlog(); }
 
 void Exchange::Abort() {

@@ -44,6 +44,9 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   void StartStream();
   void Write(const std::string& frames, int tokens);
   void EndStream();
+  // From now on `frame` goes out whenever nothing did for `quiet`, until the response is complete; the first one starts
+  // the stream. Where the client has not read what went out before, nothing is added.
+  void KeepAlive(std::chrono::milliseconds quiet, std::string frame);
   bool streaming() const { return streaming_; }
 
   struct Backlog {

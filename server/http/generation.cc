@@ -12,6 +12,8 @@ namespace {
 constexpr size_t kHardBacklogFactor =
     16;  // times max_stream_backlog_bytes: a stall of our own must not look like a slow reader
 
+constexpr char kKeepAliveFrame[] = ": keep-alive\n\n";  // a comment, which every reader of such streams skips
+
 class Sink : public engine::GenerationSink {
  public:
   Sink(std::shared_ptr<UpdateInbox> inbox, std::shared_ptr<Generation> generation, int prompt)
@@ -66,6 +68,8 @@ void Generation::Start(const std::shared_ptr<UpdateInbox>& inbox) {
   exchange_->on_gone = [self] { self->OnGone(); };
   exchange_->on_drained = [self] { self->OnDrained(); };
   exchange_->on_shutdown = [self] { self->OnShutdown(); };
+  if (response_.spec().stream && options_.stream_keep_alive.count() > 0)
+    exchange_->KeepAlive(options_.stream_keep_alive, kKeepAliveFrame);
 }
 
 HttpResponse Generation::ErrorFor(const absl::Status& status) const {

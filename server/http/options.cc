@@ -53,6 +53,7 @@ absl::Status HttpServerOptions::Validate() const {
   DT_RETURN_IF_ERROR(
       InRange("max_stream_backlog_bytes", static_cast<int64_t>(max_stream_backlog_bytes), 1024, 64 << 20));
   DT_RETURN_IF_ERROR(InRange("max_stream_backlog_tokens", max_stream_backlog_tokens, 2, 1 << 20));
+  DT_RETURN_IF_ERROR(InRange("--stream-keep-alive in milliseconds", stream_keep_alive.count(), 0, 86'400'000));
   for (const auto timeout : {tls_handshake_timeout, header_timeout, body_grace, idle_timeout, min_idle,
                              write_stall_timeout, linger_timeout, health_stall_limit})
     DT_RETURN_IF_ERROR(InRange("a timeout in milliseconds", timeout.count(), 1, 86'400'000));

@@ -60,6 +60,9 @@ struct HttpServerOptions {
   // all.
   size_t max_stream_backlog_bytes = 64 * 1024;
   int max_stream_backlog_tokens = 256;
+  // A stream that has brought nothing for so long, or has not begun, brings a comment; 0: never. Until the first one a
+  // request that fails gets its own status.
+  std::chrono::milliseconds stream_keep_alive{10'000};
   int socket_send_buffer_bytes = 64 * 1024;  // the kernel's share; 0: its default
 
   std::string version = kVersion;

@@ -299,6 +299,48 @@ TEST(Completions, AFailureInTheMiddleIsAnErrorFrameAndTheStreamEnds) {
   EXPECT_EQ((*ParseJson(data.back()))["error"]["type"], "server_error");
 }
 
+TEST(Streams, ThatWaitForTheirFirstTokenBeginAndBringComments) {
+  HttpServerOptions options;
+  options.stream_keep_alive = std::chrono::milliseconds(50);
+  TestServer test({.manual = true}, options);
+  const std::string chat = R"("messages":[{"role":"user","content":"x"}],"max_tokens":2)";
+  const std::vector<std::pair<std::string, std::string>> requests = {
+      {"/v1/completions", R"("prompt":"x","max_tokens":2)"},
+      {"/v1/chat/completions", chat},
+      {"/v1/responses", R"("input":"x","max_output_tokens":2)"},
+      {"/v1/messages", chat}};
+  for (const auto& [path, fields] : requests) {
+    RawClient client(test.port());
+    client.Send(Post(path, absl::StrCat(R"({"model":"bytes","temperature":0,"stream":true,)", fields, "}")));
+    ASSERT_TRUE(client.ReadUntil("HTTP/1.1 200 OK")) << path;
+    ASSERT_TRUE(client.ReadUntil(": keep-alive\n\n")) << path;
+    test.engine.Step(2);
+    const RawResponse response = client.Read();
+    EXPECT_TRUE(response.complete) << path;
+    EXPECT_EQ(response.body.rfind(": keep-alive\n\n", 0), 0u) << response.body;
+    EXPECT_GE(SseData(response.body).size(), 3u) << response.body;
+  }
+}
+
+TEST(Streams, ThatFailBehindACommentEndWithAnErrorAndOthersHaveTheirStatus) {
+  const std::string request = Post("/v1/completions", R"({"model":"bytes","prompt":"x","stream":true})");
+  HttpServerOptions options;
+  options.stream_keep_alive = std::chrono::milliseconds(50);
+  TestServer begun({.manual = true, .fail_after = 0}, options);
+  RawClient client(begun.port());
+  client.Send(request);
+  ASSERT_TRUE(client.ReadUntil(": keep-alive\n\n"));
+  begun.engine.Step();
+  const RawResponse response = client.Read();
+  EXPECT_EQ(response.status, 200);
+  ASSERT_EQ(SseData(response.body).size(), 1u) << response.body;
+  EXPECT_EQ((*ParseJson(SseData(response.body)[0]))["error"]["type"], "server_error");
+
+  options.stream_keep_alive = std::chrono::hours(1);
+  TestServer silent({.fail_after = 0}, options);
+  EXPECT_EQ(silent.Ask(request).status, 500);
+}
+
 // Before the body, in it, and by the engine.
 TEST(Messages, ErrorsHaveTheShapeOfTheApiWhereverTheyAreFound) {
   HttpServerOptions options;

@@ -9,7 +9,9 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/check.h"
 
 namespace dovetail::server::test {
@@ -148,12 +150,12 @@ std::string Post(std::string_view path, std::string_view body, std::string_view 
 
 std::vector<std::string> SseData(const std::string& body) {
   std::vector<std::string> data;
-  size_t at = 0;
-  while (at < body.size()) {
-    const size_t end = body.find("\n\n", at);
-    if (end == std::string::npos || body.compare(at, 6, "data: ") != 0) return data;
-    data.push_back(body.substr(at + 6, end - at - 6));
-    at = end + 2;
+  for (const auto line : absl::StrSplit(body, '\n')) {
+    if (absl::StartsWith(line, "data: ")) {
+      data.emplace_back(line.substr(6));
+    } else if (!line.empty() && !absl::StartsWith(line, "event: ") && !absl::StartsWith(line, ":")) {
+      return data;
+    }
   }
   return data;
 }

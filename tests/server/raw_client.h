@@ -44,7 +44,7 @@ class RawClient {
 std::string Get(std::string_view path, std::string_view headers = "");
 std::string Post(std::string_view path, std::string_view body, std::string_view headers = "");
 
-// The payloads of the "data: " lines of a stream.
+// The payloads of the "data: " lines of a stream, up to a line that belongs to no stream.
 std::vector<std::string> SseData(const std::string& body);
 
 }  // namespace dovetail::server::test
