@@ -14,11 +14,10 @@ class Granite : public CallSyntax {
   void Head(Cursor& cursor, Place place, size_t, CallHead& head) override {
     cursor.Spaces();
     if (place == Place::kMarked) in_array_ = cursor.Try("[");
-    ReadJsonCallHead(cursor, head);
-    closed_ = head.arguments.has_value();
+    call_.Head(cursor, head);
   }
   bool Tail(Cursor& cursor) override {
-    if (!closed_) ReadJsonCallTail(cursor);
+    call_.Tail(cursor);
     cursor.Commit();
     cursor.Spaces();
     if (in_array_) {
@@ -32,7 +31,8 @@ class Granite : public CallSyntax {
   }
 
  private:
-  bool in_array_ = false, closed_ = false;
+  JsonCallReader call_;
+  bool in_array_ = false;
 };
 
 std::unique_ptr<AnswerParser> Parser(const std::vector<Tool>&) {

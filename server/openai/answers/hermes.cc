@@ -13,12 +13,9 @@ namespace {
 class Hermes : public CallSyntax {
  public:
   std::vector<std::string> markers() const override { return {"<tool_call>"}; }
-  void Head(Cursor& cursor, Place, size_t, CallHead& head) override {
-    ReadJsonCallHead(cursor, head);
-    closed_ = head.arguments.has_value();
-  }
+  void Head(Cursor& cursor, Place, size_t, CallHead& head) override { call_.Head(cursor, head); }
   bool Tail(Cursor& cursor) override {
-    if (!closed_) ReadJsonCallTail(cursor);
+    call_.Tail(cursor);
     cursor.Commit();
     cursor.Spaces();
     cursor.Literal("</tool_call>");
@@ -26,7 +23,7 @@ class Hermes : public CallSyntax {
   }
 
  private:
-  bool closed_ = false;
+  JsonCallReader call_;
 };
 
 std::unique_ptr<AnswerParser> Parser(const std::vector<Tool>&) {

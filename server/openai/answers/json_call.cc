@@ -1,8 +1,9 @@
 #include "server/openai/answers/json_call.h"
 
 namespace dovetail::server {
+namespace {
 
-void ReadJsonCallHead(Cursor& cursor, CallHead& head) {
+void ReadHead(Cursor& cursor, CallHead& head) {
   std::optional<std::string> early;  // arguments before the name
   cursor.Spaces();
   cursor.Literal("{");
@@ -33,7 +34,7 @@ void ReadJsonCallHead(Cursor& cursor, CallHead& head) {
   head.arguments = early.value_or("{}");
 }
 
-void ReadJsonCallTail(Cursor& cursor) {
+void ReadTail(Cursor& cursor) {
   cursor.Spaces();
   while (cursor.Try(",")) {
     cursor.Spaces();
@@ -45,6 +46,17 @@ void ReadJsonCallTail(Cursor& cursor) {
     cursor.Spaces();
   }
   cursor.Literal("}");
+}
+
+}  // namespace
+
+void JsonCallReader::Head(Cursor& cursor, CallHead& head) {
+  ReadHead(cursor, head);
+  closed_ = head.arguments.has_value();
+}
+
+void JsonCallReader::Tail(Cursor& cursor) const {
+  if (!closed_) ReadTail(cursor);
 }
 
 }  // namespace dovetail::server

@@ -5,9 +5,16 @@ namespace dovetail::server {
 
 // A call as a JSON object: {"name": ..., "arguments": {...}}, or "parameters"; other keys are passed over.
 
-// From before its opening brace to before the arguments' or, where they do not come last, behind its closing one.
-void ReadJsonCallHead(Cursor& cursor, CallHead& head);
-// What follows the arguments in it, the closing brace included.
-void ReadJsonCallTail(Cursor& cursor);
+// Reads one after the other, each in two parts. A plain value of one thread.
+class JsonCallReader {
+ public:
+  // From before its opening brace to before the arguments' or, where they do not come last, behind its closing one.
+  void Head(Cursor& cursor, CallHead& head);
+  // What is left of it behind the arguments, the closing brace included.
+  void Tail(Cursor& cursor) const;
+
+ private:
+  bool closed_ = false;  // by its head
+};
 
 }  // namespace dovetail::server

@@ -18,12 +18,11 @@ class Llama3Json : public CallSyntax {
   std::vector<std::string> markers() const override { return {"<|python_tag|>"}; }
   bool begins_bare() const override { return true; }
   void Head(Cursor& cursor, Place place, size_t, CallHead& head) override {
-    ReadJsonCallHead(cursor, head);
-    closed_ = head.arguments.has_value();
+    call_.Head(cursor, head);
     if (place == Place::kBare && std::find(known_.begin(), known_.end(), head.name) == known_.end()) cursor.Refuse();
   }
   bool Tail(Cursor& cursor) override {
-    if (!closed_) ReadJsonCallTail(cursor);
+    call_.Tail(cursor);
     cursor.Commit();
     cursor.Spaces();
     if (cursor.Try("<|python_tag|>")) return cursor.ok();
@@ -34,7 +33,7 @@ class Llama3Json : public CallSyntax {
 
  private:
   std::vector<std::string> known_;
-  bool closed_ = false;
+  JsonCallReader call_;
 };
 
 std::unique_ptr<AnswerParser> Parser(const std::vector<Tool>& tools) {

@@ -15,8 +15,7 @@ class Mistral : public CallSyntax {
     cursor.Spaces();
     if (place == Place::kMarked) in_array_ = cursor.Try("[");
     if (in_array_ || cursor.Sees("{")) {
-      ReadJsonCallHead(cursor, head);
-      closed_ = head.arguments.has_value();
+      call_.Head(cursor, head);
       object_ = true;
       return;
     }
@@ -28,7 +27,7 @@ class Mistral : public CallSyntax {
     if (!cursor.Sees("{")) cursor.Refuse();
   }
   bool Tail(Cursor& cursor) override {
-    if (object_ && !closed_) ReadJsonCallTail(cursor);
+    if (object_) call_.Tail(cursor);
     cursor.Commit();
     if (!in_array_) return false;
     cursor.Spaces();
@@ -38,7 +37,8 @@ class Mistral : public CallSyntax {
   }
 
  private:
-  bool in_array_ = false, object_ = false, closed_ = false;
+  JsonCallReader call_;
+  bool in_array_ = false, object_ = false;
 };
 
 std::unique_ptr<AnswerParser> Parser(const std::vector<Tool>&) {
