@@ -2,12 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "model/tokenizer/tokenizer.h"
 #include "server/openai/api_error.h"
-#include "server/openai/generation_response.h"
 #include "server/openai/messages_answer.h"
 #include "server/openai/prepare.h"
 #include "server/openai/small_responses.h"
+#include "tests/server/block_answers.h"
 #include "tests/server/test_model.h"
 
 namespace dovetail::server::test {
@@ -27,9 +26,7 @@ absl::StatusOr<PreparedGeneration> Ask(const ServedModel& model, const std::stri
 }
 
 std::string PromptOf(const ServedModel& model, const std::string& fields) {
-  const auto prepared = Ask(model, fields);
-  if (!prepared.ok()) return prepared.status().ToString();
-  return model.tokenizer->Decode(prepared->requests[0].prompt, /*skip_special=*/false);
+  return test::PromptOf(model, Ask(model, fields));
 }
 
 constexpr char kUser[] = R"("messages":[{"role":"user","content":"hi"}])";
@@ -122,10 +119,8 @@ TEST(Messages, ErrorsNameTheFieldsOfThisApi) {
       {user + R"("output_config":{"effort":"enormous"})", "output_config.effort"},
   };
   for (const auto& [fields, param] : cases) {
-    const absl::Status status = Ask(*model, fields).status();
-    ASSERT_FALSE(status.ok()) << fields;
-    EXPECT_EQ(ToApiError(status).param.value_or("none"), param) << fields << "\n" << status;
-    EXPECT_EQ(std::string(status.message()).substr(0, param.size()), param) << fields;
+    SCOPED_TRACE(fields);
+    ExpectAbout(param, Ask(*model, fields).status());
   }
   const Json unlimited = Json::parse(absl::StrCat("{", kUser, "}"));
   EXPECT_EQ(ToApiError(ParseMessagesRequest(unlimited, *model).status()).param.value_or("none"), "max_tokens");
@@ -155,61 +150,30 @@ TEST(Messages, ErrorsHaveTheEnvelopeOfTheApi) {
 
 // ---- answers ----
 
-requests::GenerationUpdate Update(std::string_view text, std::optional<requests::FinishReason> reason = std::nullopt) {
-  requests::GenerationUpdate update;
-  for (const char c : text) update.tokens.push_back(static_cast<uint8_t>(c));
-  update.choice_finished = update.request_finished = reason.has_value();
-  if (reason) update.reason = *reason;
-  if (reason == requests::FinishReason::kStop) update.tokens.push_back(update.stop_token = kEos);
-  update.prompt_tokens = 3;
-  update.cached_tokens = 2;
-  return update;
-}
-
 ResponseSpec Spec(bool stream, const std::string& fields = "") {
-  ResponseSpec spec = Ask(*TestModel(), absl::StrCat(kUser, fields))->spec;
-  spec.stream = stream;
-  spec.prompts = {{kBos, 'h', 'i'}};
-  spec.answer.calls = FindCallFormat("hermes");
-  spec.answer.thoughts = FindThoughtFormat("think");
-  return spec;
+  return WithBlocks(Ask(*TestModel(), absl::StrCat(kUser, fields))->spec, stream);
 }
 
 std::vector<Json> Stream(std::string_view text, size_t piece, requests::FinishReason reason) {
-  GenerationResponse response(TestModel(), Spec(/*stream=*/true));
-  std::string frames;
-  for (size_t i = 0; i < text.size(); i += piece) frames += response.OnUpdate(0, Update(text.substr(i, piece))).frames;
-  frames += response.OnUpdate(0, Update("", reason)).frames;
-  std::vector<Json> events;
-  for (size_t at = 0; (at = frames.find("event: ", at)) != std::string::npos; ++at) {
-    const size_t data = frames.find("\ndata: ", at);
-    events.push_back(Json::parse(frames.substr(data + 7, frames.find("\n\n", data) - data - 7)));
-    EXPECT_EQ(frames.substr(at + 7, data - at - 7), events.back()["type"]);
-  }
-  return events;
+  return EventsOf(Spec(/*stream=*/true), text, piece, reason);
 }
 
 Json Whole(std::string_view text, requests::FinishReason reason = requests::FinishReason::kStop,
            const std::string& fields = "") {
-  GenerationResponse response(TestModel(), Spec(/*stream=*/false, fields));
-  EXPECT_EQ(response.OnUpdate(0, Update(text)).frames, "");
-  EXPECT_EQ(response.OnUpdate(0, Update("", reason)).frames, "");
-  return Json::parse(response.Body());
+  return BodyOf(Spec(/*stream=*/false, fields), text, reason);
 }
 
-constexpr char kText[] =
-    "<think>\nHm.</think>\nLooking.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
-
 TEST(Messages, AnAnswerIsBlocksInTheirOrder) {
-  const Json body = Whole(kText);
+  const Json body = Whole(kThoughtTextAndCall);
   EXPECT_EQ(body["id"], "msg_1");
   EXPECT_EQ(body["stop_reason"], "tool_use");
   EXPECT_EQ(Dump(body["content"]),
             absl::StrCat(R"([{"type":"thinking","thinking":"Hm.","signature":""},{"type":"text","text":"Looking."},)",
                          R"({"type":"tool_use","id":")", CallId(Spec(false).answer, 0, 0),
                          R"(","name":"f","input":{"a":1}}])"));
-  EXPECT_EQ(Dump(body["usage"]), absl::StrCat(R"({"input_tokens":1,"cache_creation_input_tokens":0,)",
-                                              R"("cache_read_input_tokens":2,"output_tokens":)", sizeof(kText), "}"));
+  EXPECT_EQ(Dump(body["usage"]),
+            absl::StrCat(R"({"input_tokens":1,"cache_creation_input_tokens":0,)",
+                         R"("cache_read_input_tokens":2,"output_tokens":)", sizeof(kThoughtTextAndCall), "}"));
 }
 
 TEST(Messages, TheReasonOfTheEndIsTold) {
@@ -223,7 +187,8 @@ TEST(Messages, TheReasonOfTheEndIsTold) {
 
 TEST(Messages, AStreamHasTheEventsOfTheApi) {
   std::vector<std::string> types;
-  for (const Json& event : Stream(kText, 1000, requests::FinishReason::kStop)) types.push_back(event["type"]);
+  for (const Json& event : Stream(kThoughtTextAndCall, 1000, requests::FinishReason::kStop))
+    types.push_back(event["type"]);
   const std::string begin = "content_block_start", delta = "content_block_delta", end = "content_block_stop";
   EXPECT_THAT(types, ElementsAre("message_start", begin, delta, end, begin, delta, end, begin, delta, end,
                                  "message_delta", "message_stop"));
@@ -231,9 +196,9 @@ TEST(Messages, AStreamHasTheEventsOfTheApi) {
 
 TEST(Messages, AStreamAddsUpToTheBodyHoweverItIsCut) {
   for (const auto reason : {requests::FinishReason::kStop, requests::FinishReason::kLength}) {
-    const Json body = Whole(kText, reason);
+    const Json body = Whole(kThoughtTextAndCall, reason);
     for (size_t piece = 1; piece < 20; ++piece) {
-      const std::vector<Json> events = Stream(kText, piece, reason);
+      const std::vector<Json> events = Stream(kThoughtTextAndCall, piece, reason);
       Json content = Json::array();
       std::string input;
       for (const Json& event : events) {

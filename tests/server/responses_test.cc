@@ -2,10 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "model/tokenizer/tokenizer.h"
-#include "server/openai/api_error.h"
-#include "server/openai/generation_response.h"
 #include "server/openai/prepare.h"
+#include "tests/server/block_answers.h"
 #include "tests/server/test_model.h"
 
 namespace dovetail::server::test {
@@ -20,9 +18,7 @@ absl::StatusOr<PreparedGeneration> Ask(const ServedModel& model, const std::stri
 }
 
 std::string PromptOf(const ServedModel& model, const std::string& fields) {
-  const auto prepared = Ask(model, fields);
-  if (!prepared.ok()) return prepared.status().ToString();
-  return model.tokenizer->Decode(prepared->requests[0].prompt, /*skip_special=*/false);
+  return test::PromptOf(model, Ask(model, fields));
 }
 
 TEST(Responses, InputBecomesAConversation) {
@@ -99,10 +95,8 @@ TEST(Responses, ErrorsNameTheFieldsOfThisApi) {
       {absl::StrCat(R"("input":")", std::string(9000, 'x'), "\""), "input"},
   };
   for (const auto& [fields, param] : cases) {
-    const absl::Status status = Ask(*model, fields).status();
-    ASSERT_FALSE(status.ok()) << fields;
-    EXPECT_EQ(ToApiError(status).param.value_or("none"), param) << fields << "\n" << status;
-    EXPECT_EQ(std::string(status.message()).substr(0, param.size()), param) << fields;
+    SCOPED_TRACE(fields);
+    ExpectAbout(param, Ask(*model, fields).status());
   }
   for (const char* harmless : {R"("store":true)", R"("truncation":"disabled")", R"("previous_response_id":null)",
                                R"("include":["reasoning.encrypted_content"])", R"("top_k":5,"stop":["x"])"})
@@ -111,59 +105,22 @@ TEST(Responses, ErrorsNameTheFieldsOfThisApi) {
 
 // ---- answers ----
 
-requests::GenerationUpdate Update(std::string_view text, std::optional<requests::FinishReason> reason = std::nullopt) {
-  requests::GenerationUpdate update;
-  for (const char c : text) update.tokens.push_back(static_cast<uint8_t>(c));
-  update.choice_finished = update.request_finished = reason.has_value();
-  if (reason) update.reason = *reason;
-  if (reason == requests::FinishReason::kStop) update.tokens.push_back(update.stop_token = kEos);
-  update.prompt_tokens = 3;
-  update.cached_tokens = 2;
-  return update;
-}
-
 ResponseSpec Spec(bool stream) {
-  const auto model = TestModel();
-  auto prepared = Ask(*model, R"("input":"hi","temperature":0.5)");
-  ResponseSpec spec = prepared->spec;
-  spec.stream = stream;
-  spec.prompts = {{kBos, 'h', 'i'}};
-  spec.answer.calls = FindCallFormat("hermes");
-  spec.answer.thoughts = FindThoughtFormat("think");
-  return spec;
-}
-
-std::vector<Json> EventsOf(const std::string& frames) {
-  std::vector<Json> events;
-  for (size_t at = 0; (at = frames.find("event: ", at)) != std::string::npos; ++at) {
-    const size_t data = frames.find("\ndata: ", at);
-    events.push_back(Json::parse(frames.substr(data + 7, frames.find("\n\n", data) - data - 7)));
-    EXPECT_EQ(frames.substr(at + 7, data - at - 7), events.back()["type"]);
-    EXPECT_EQ(events.back()["sequence_number"], events.size() - 1);
-  }
-  return events;
+  return WithBlocks(Ask(*TestModel(), R"("input":"hi","temperature":0.5)")->spec, stream);
 }
 
 std::vector<Json> Stream(std::string_view text, size_t piece, requests::FinishReason reason) {
-  GenerationResponse response(TestModel(), Spec(/*stream=*/true));
-  std::string frames;
-  for (size_t i = 0; i < text.size(); i += piece) frames += response.OnUpdate(0, Update(text.substr(i, piece))).frames;
-  frames += response.OnUpdate(0, Update("", reason)).frames;
-  return EventsOf(frames);
+  const std::vector<Json> events = EventsOf(Spec(/*stream=*/true), text, piece, reason);
+  for (size_t i = 0; i < events.size(); ++i) EXPECT_EQ(events[i]["sequence_number"], i);
+  return events;
 }
 
 Json Whole(std::string_view text, requests::FinishReason reason = requests::FinishReason::kStop) {
-  GenerationResponse response(TestModel(), Spec(/*stream=*/false));
-  EXPECT_EQ(response.OnUpdate(0, Update(text)).frames, "");
-  EXPECT_EQ(response.OnUpdate(0, Update("", reason)).frames, "");
-  return Json::parse(response.Body());
+  return BodyOf(Spec(/*stream=*/false), text, reason);
 }
 
-constexpr char kText[] =
-    "<think>\nHm.</think>\nLooking.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
-
 TEST(Responses, AnAnswerIsItemsInTheirOrder) {
-  const Json body = Whole(kText);
+  const Json body = Whole(kThoughtTextAndCall);
   EXPECT_EQ(body["id"], "resp_1");
   EXPECT_EQ(body["status"], "completed");
   EXPECT_EQ(body["temperature"], 0.5);
@@ -176,7 +133,7 @@ TEST(Responses, AnAnswerIsItemsInTheirOrder) {
                          R"("content":[{"type":"output_text","text":"Looking.","annotations":[],"logprobs":[]}]},)"
                          R"({"id":"fc_1_2","status":"completed","type":"function_call","call_id":")",
                          id, R"(","name":"f","arguments":"{\"a\": 1}"}])"));
-  const int tokens = static_cast<int>(std::string_view(kText).size()) + 1;
+  const int tokens = static_cast<int>(std::string_view(kThoughtTextAndCall).size()) + 1;
   EXPECT_EQ(body["usage"]["input_tokens"], 3);
   EXPECT_EQ(body["usage"]["input_tokens_details"]["cached_tokens"], 2);
   EXPECT_EQ(body["usage"]["output_tokens"], tokens);
@@ -186,7 +143,7 @@ TEST(Responses, AnAnswerIsItemsInTheirOrder) {
 
 TEST(Responses, AStreamHasTheEventsOfTheApi) {
   std::vector<std::string> types;
-  for (const Json& event : Stream(kText, 1000, requests::FinishReason::kStop))
+  for (const Json& event : Stream(kThoughtTextAndCall, 1000, requests::FinishReason::kStop))
     types.push_back(event["type"].get<std::string>().substr(std::string("response.").size()));
   EXPECT_THAT(types,
               ElementsAre("created", "in_progress", "output_item.added", "content_part.added", "reasoning_text.delta",
@@ -198,11 +155,11 @@ TEST(Responses, AStreamHasTheEventsOfTheApi) {
 
 TEST(Responses, AStreamAddsUpToTheBodyHoweverItIsCut) {
   for (const auto reason : {requests::FinishReason::kStop, requests::FinishReason::kLength}) {
-    const Json body = Whole(kText, reason);
+    const Json body = Whole(kThoughtTextAndCall, reason);
     for (size_t piece = 1; piece < 20; ++piece) {
       std::string text, thought, arguments;
       Json items = Json::array();
-      const std::vector<Json> events = Stream(kText, piece, reason);
+      const std::vector<Json> events = Stream(kThoughtTextAndCall, piece, reason);
       for (const Json& event : events) {
         if (event["type"] == "response.output_text.delta") text += event["delta"];
         if (event["type"] == "response.reasoning_text.delta") thought += event["delta"];
