@@ -22,7 +22,8 @@ constexpr int kWarning = 2;  // XGRAMMAR_LOG_LEVEL_WARNING
 
 // When compiling ends on this thread, whatever is done by then.
 struct Limit {
-  int64_t ends_ns = 0;  // of the thread's own time; 0: nothing is compiled
+  int64_t ends_ns = 0;       // of the thread's own time; 0: nothing is compiled
+  int64_t wall_ends_ns = 0;  // 0: no limit
   const dovetail::CancelToken* cancel = nullptr;
   uint32_t ticks = 0;
 };
@@ -30,20 +31,23 @@ thread_local Limit limit;
 
 constexpr uint32_t kTicksPerLook = 256;
 
-int64_t ThreadTimeNs() {
+int64_t TimeNs(clockid_t clock) {
   timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  clock_gettime(clock, &now);
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
+int64_t ThreadTimeNs() { return TimeNs(CLOCK_THREAD_CPUTIME_ID); }
 
 struct TookTooLong : std::exception {};
+struct MachineTooBusy : std::exception {};
 struct Stopped : std::exception {};
 
 class Limited {
  public:
-  Limited(int64_t max_ms, const dovetail::CancelToken* cancel) {
+  explicit Limited(int64_t max_ms, const dovetail::CancelToken* cancel = nullptr, int64_t max_wall_ms = 0) {
     begun_ = ThreadTimeNs();
-    limit = {.ends_ns = begun_ + max_ms * 1'000'000, .cancel = cancel};
+    const int64_t wall_ends = max_wall_ms == 0 ? 0 : TimeNs(CLOCK_MONOTONIC) + max_wall_ms * 1'000'000;
+    limit = {.ends_ns = begun_ + max_ms * 1'000'000, .wall_ends_ns = wall_ends, .cancel = cancel};
   }
   ~Limited() { limit = {}; }
   int64_t spent_ns() const { return ThreadTimeNs() - begun_; }
@@ -61,6 +65,7 @@ void DovetailXgrammarTick() {
   if (limit.ends_ns == 0 || ++limit.ticks % kTicksPerLook != 0) return;
   if (limit.cancel != nullptr && limit.cancel->cancelled()) throw Stopped();
   if (ThreadTimeNs() >= limit.ends_ns) throw TookTooLong();
+  if (limit.wall_ends_ns != 0 && TimeNs(CLOCK_MONOTONIC) >= limit.wall_ends_ns) throw MachineTooBusy();
 }
 
 namespace xgrammar {
@@ -165,9 +170,9 @@ xgrammar::CompiledGrammar CompileSource(xgrammar::GrammarCompiler& compiler, con
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const Compiled>> GrammarEngine::Compile(const std::string& source,
-                                                                       const CancelToken* cancel) {
+                                                                       const CancelToken* cancel, int64_t max_wall_ms) {
   if (auto known = Find(source)) return known;
-  DT_ASSIGN_OR_RETURN(auto made, Make(source, kMaxCompileMs, cancel));
+  DT_ASSIGN_OR_RETURN(auto made, Make(source, kMaxCompileMs, max_wall_ms, cancel));
   DT_RETURN_IF_ERROR(Try(made));
   kept_->Add(source, made);
   return made;
@@ -176,20 +181,20 @@ absl::StatusOr<std::shared_ptr<const Compiled>> GrammarEngine::Compile(const std
 absl::StatusOr<std::shared_ptr<const Compiled>> GrammarEngine::CompileAgain(const std::string& source,
                                                                             const CancelToken& cancel) {
   if (auto known = Find(source)) return known;
-  DT_ASSIGN_OR_RETURN(auto made, Make(source, kMaxWorkerCompileMs, &cancel));
+  DT_ASSIGN_OR_RETURN(auto made, Make(source, kMaxWorkerCompileMs, /*max_wall_ms=*/0, &cancel));
   kept_->Add(source, made);
   return made;
 }
 
 absl::StatusOr<std::shared_ptr<const Compiled>> GrammarEngine::Make(const std::string& source, int64_t max_ms,
-                                                                    const CancelToken* cancel) {
+                                                                    int64_t max_wall_ms, const CancelToken* cancel) {
   if (source.empty()) return InvalidArgument("the grammar is empty");
   if (source.size() > kMaxSourceBytes)
     return ResourceExhausted("the grammar has ", source.size(), " bytes; at most ", kMaxSourceBytes, " are allowed");
   DT_ASSIGN_OR_RETURN(Compiler* const compiler, Ready());
   try {
     ignored.clear();
-    const Limited limited(max_ms, cancel);
+    const Limited limited(max_ms, cancel, max_wall_ms);
     auto made = std::make_shared<const Compiled>(CompileSource(compiler->xgrammar, source));
     if (!ignored.empty()) return InvalidArgument("a part of it would not be enforced: ", ignored);
     if (made->bytes() > kMaxCompiledBytes)
@@ -198,6 +203,9 @@ absl::StatusOr<std::shared_ptr<const Compiled>> GrammarEngine::Make(const std::s
     return made;
   } catch (const TookTooLong&) {
     return ResourceExhausted("it takes more than ", max_ms, " ms to compile; make it simpler");
+  } catch (const MachineTooBusy&) {
+    return absl::UnavailableError(
+        absl::StrCat("this machine is busy: compiling it was not done after ", max_wall_ms, " ms; try again"));
   } catch (const Stopped&) {
     return absl::CancelledError("it is not wanted any more");
   } catch (const std::exception& error) {
@@ -262,7 +270,7 @@ void Matcher::Reset() {
 
 bool Matcher::Accept(TokenId token) {
   ++impl_->tokens;
-  const Limited limited(kMaxMaskMs, nullptr);
+  const Limited limited(kMaxMaskMs);
   try {
     const bool accepted = impl_->matcher.AcceptToken(token);
     impl_->spent_ns += limited.spent_ns();
@@ -282,7 +290,7 @@ absl::Status Matcher::FillMask(std::span<uint32_t> mask) {
   tensor.dtype = xgrammar::GetBitmaskDLType();
   tensor.shape = &words;
   std::fill(mask.begin(), mask.end(), ~uint32_t{0});
-  const Limited limited(kMaxMaskMs, nullptr);
+  const Limited limited(kMaxMaskMs);
   try {
     impl_->matcher.FillNextTokenBitmask(&tensor);
   } catch (const TookTooLong&) {

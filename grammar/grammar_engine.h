@@ -25,8 +25,9 @@ inline constexpr size_t kMaxCacheBytes = size_t{512} << 20;    // of all that ar
 // Of a thread's own time. What a server compiled in kMaxCompileMs a worker compiles, too, though its machine be slower.
 inline constexpr int64_t kMaxCompileMs = 2000;
 inline constexpr int64_t kMaxWorkerCompileMs = 20'000;
-inline constexpr int64_t kMaxMaskMs = 50;        // of one token's mask
-inline constexpr int64_t kMaxMeanMaskUs = 2000;  // of a token's, in the mean over a text
+inline constexpr int64_t kMaxCompileWallMs = 10'000;  // of a server's clock, for a client that waits
+inline constexpr int64_t kMaxMaskMs = 50;             // of one token's mask
+inline constexpr int64_t kMaxMeanMaskUs = 2000;       // of a token's, in the mean over a text
 
 // How a text is constrained: one string, so that it travels as one field. Its first byte is the kind.
 // kStructuralTag: xgrammar's own composition of such grammars, literal texts and tokens, as JSON.
@@ -49,13 +50,15 @@ class GrammarEngine {
   GrammarEngine(Tokens tokens, int vocab_size);  // vocab_size: rows of the output layer
   ~GrammarEngine();
 
-  // For a request: blocks for about kMaxCompileMs at most, and longer for the first, which reads the vocabulary. Never
-  // on a thread that others wait for. kInvalidArgument: the source is no grammar, or a part of it would not be
-  // enforced; the message says which. kResourceExhausted: it is longer than kMaxSourceBytes, or takes more than
-  // kMaxCompiledBytes or kMaxCompileMs, or the masks of a few texts under it take more than is allowed. kCancelled:
-  // `cancel`, if there is one, says so.
+  // For a request: blocks for about kMaxCompileMs of the thread's time and `max_wall_ms` (0: no limit) at most, and
+  // longer for the first, which reads the vocabulary. Never on a thread that others wait for.
+  // Errors: kInvalidArgument: the source is no grammar, or a part of it would not be enforced; the message says which.
+  // kResourceExhausted: it is longer than kMaxSourceBytes, or takes more than kMaxCompiledBytes or kMaxCompileMs, or
+  // the masks of a few texts under it take more than is allowed. kUnavailable: other work of this machine left it so
+  // little time that max_wall_ms came first. kCancelled: `cancel`, if there is one, says so.
   absl::StatusOr<std::shared_ptr<const Compiled>> Compile(const std::string& source,
-                                                          const CancelToken* cancel = nullptr);
+                                                          const CancelToken* cancel = nullptr,
+                                                          int64_t max_wall_ms = kMaxCompileWallMs);
 
   // For a worker, of what a server compiled: kMaxWorkerCompileMs, and no text is tried.
   absl::StatusOr<std::shared_ptr<const Compiled>> CompileAgain(const std::string& source, const CancelToken& cancel);
@@ -69,7 +72,8 @@ class GrammarEngine {
   struct Compiler;
   struct Kept;
   absl::StatusOr<Compiler*> Ready();
-  absl::StatusOr<std::shared_ptr<const Compiled>> Make(const std::string& source, int64_t max_ms,
+  // max_wall_ms 0: no limit.
+  absl::StatusOr<std::shared_ptr<const Compiled>> Make(const std::string& source, int64_t max_ms, int64_t max_wall_ms,
                                                        const CancelToken* cancel);
   absl::Status Try(const std::shared_ptr<const Compiled>& grammar) const;
 

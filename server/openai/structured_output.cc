@@ -178,7 +178,7 @@ absl::Status ChooseGrammar(const std::string& grammar, const std::string& param,
   if (grammar.size() > proto::kMaxGrammar)
     return BadField(param, "has ", grammar.size(), " bytes as a grammar; at most ", proto::kMaxGrammar, " are allowed");
   const auto compiled = model.grammars->Compile(grammar, cancel);
-  if (absl::IsCancelled(compiled.status())) return compiled.status();
+  if (absl::IsCancelled(compiled.status()) || absl::IsUnavailable(compiled.status())) return compiled.status();
   if (!compiled.ok()) return BadField(param, std::string(compiled.status().message()));
   sampling.follows_grammar = true;
   sampling.grammar = {grammar, model.end_token_ids};

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Texts under schemas drawn at random are valid, says PyPI's jsonschema; what is no text yet is the beginning of one.
+"""Texts under schemas drawn at random are valid, says PyPI's jsonschema; and whatever they are cut off at is the
+beginning of a text that is valid.
 
 Arguments: the binary structured_samples and the number of schemas.
 """
@@ -90,6 +91,14 @@ def text_of(text):
     return bytes.fromhex(text).decode(errors="replace")
 
 
+def problem_of(text, validator):
+    try:
+        validator.validate(json.loads(text_of(text)))
+    except (ValueError, jsonschema.ValidationError) as error:
+        return str(error)[:300]
+    return None
+
+
 def main():
     binary, count = sys.argv[1], int(sys.argv[2])
     rng = random.Random(SEED)
@@ -97,7 +106,7 @@ def main():
     schemas += [{}, True, {"type": "object"}, {"type": "array"}, {"properties": {"a": True}, "required": ["a"]}]
     lines = "".join(json.dumps({"schema": s, "seed": i}) + "\n" for i, s in enumerate(schemas))
     ran = subprocess.run([binary], input=lines, capture_output=True, text=True, check=True)
-    problems, complete, cut, slowest = [], 0, 0, 0.0
+    problems, complete, cut, ended, slowest = [], 0, 0, 0, 0.0
     for one, line in zip(schemas, ran.stdout.splitlines(), strict=True):
         answer = json.loads(line)
         if "error" in answer:
@@ -110,15 +119,21 @@ def main():
                 cut += 1
                 continue
             complete += 1
-            try:
-                validator.validate(json.loads(text_of(text)))
-            except (ValueError, jsonschema.ValidationError) as error:
-                problems.append((one, bytes.fromhex(text), str(error)[:300]))
-    print(f"seed {SEED}: {len(schemas)} schemas, {complete} whole texts, {cut} cut, "
-          f"slowest to compile {slowest:.0f} ms, {len(problems)} problems")
+            if problem := problem_of(text, validator):
+                problems.append((one, bytes.fromhex(text), problem))
+        for beginning, text in zip(answer["cut"], answer["ended"]):
+            if text is None:
+                continue
+            ended += 1
+            if not text.startswith(beginning):
+                problems.append((one, bytes.fromhex(text), "does not begin with what was cut"))
+            elif problem := problem_of(text, validator):
+                problems.append((one, bytes.fromhex(text), f"from {bytes.fromhex(beginning)!r}: {problem}"))
+    print(f"seed {SEED}: {len(schemas)} schemas, {complete} whole texts, {cut} that did not end, {ended} cut and ended "
+          f"from there, slowest to compile {slowest:.0f} ms, {len(problems)} problems")
     for problem in problems[:10]:
         print(*problem, sep="\n  ")
-    sys.exit(1 if problems or complete < len(schemas) else 0)
+    sys.exit(1 if problems or min(complete, ended) < len(schemas) else 0)
 
 
 if __name__ == "__main__":
