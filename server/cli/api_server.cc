@@ -171,6 +171,7 @@ absl::Status ApiServer::Serve(const ServedEngine& served) {
                                                            .tool_call_parser = flags_.tool_call_parser,
                                                            .reasoning_parser = flags_.reasoning_parser,
                                                            .max_model_len = served.max_model_len,
+                                                           .max_num_seqs = served.max_num_seqs,
                                                            .grammars = served.grammars,
                                                            .model_digest = served.model_digest}));
   name_ = model->names.front();

@@ -254,6 +254,8 @@ absl::StatusOr<std::shared_ptr<const server::ServedModel>> MakeServedModel(const
     served->chat = *std::move(renderer);
     DT_RETURN_IF_ERROR(ChooseParsers(text, options, *served));
   }
+  served->chat_template = chat.source;
+  served->max_num_seqs = options.max_num_seqs;
   served->max_model_len = static_cast<int>(options.max_model_len);
   served->vocab_size = static_cast<int>(config.vocab_size);
   served->end_token_ids = config.stop_ids;

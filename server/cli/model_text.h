@@ -43,6 +43,7 @@ struct ServedModelOptions {
   std::string chat_template;                       // --chat-template
   std::string tool_call_parser, reasoning_parser;  // --tool-call-parser, --reasoning-parser; empty: by the template
   int64_t max_model_len = 0;
+  int max_num_seqs = 0;
   std::shared_ptr<grammar::GrammarEngine> grammars;  // null: one of its own
   uint64_t model_digest = 0;                         // becomes the fingerprint that responses show
 };

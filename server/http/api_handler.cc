@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "server/http/request_log.h"
 #include "server/http/responses.h"
+#include "server/openai/llama_server.h"
 #include "server/openai/small_responses.h"
 
 namespace dovetail::server {
@@ -43,8 +44,15 @@ std::optional<HttpResponse> RefuseCoding(const RequestHead& head) {
 }
 
 bool Generates(RouteId route) {
-  return route == RouteId::kCompletions || route == RouteId::kChat || route == RouteId::kResponses ||
-         route == RouteId::kMessages;
+  switch (route) {
+    case RouteId::kCompletions:
+    case RouteId::kChat:
+    case RouteId::kResponses:
+    case RouteId::kMessages:
+    case RouteId::kLlama:
+    case RouteId::kInfill: return true;
+    default: return false;
+  }
 }
 
 // Of errors there. Clients of an API ask for paths below its own, also for those that are not here.
@@ -213,11 +221,9 @@ void ApiHandler::Answer(Exchange& exchange, const Route& route, HttpResponse res
 
 void ApiHandler::OnRequest(std::shared_ptr<Exchange> exchange) {
   const RouteMatch match = MatchRoute(exchange->head().method, exchange->head().path);
+  if (Generates(match.route->id)) return Generate(*match.route, std::move(exchange));
   switch (match.route->id) {
-    case RouteId::kCompletions:
-    case RouteId::kChat:
-    case RouteId::kResponses:
-    case RouteId::kMessages: return Generate(*match.route, std::move(exchange));
+    case RouteId::kApplyTemplate:
     case RouteId::kCountTokens:
     case RouteId::kTokenize:
     case RouteId::kDetokenize: return Tokenize(*match.route, std::move(exchange));
@@ -243,6 +249,14 @@ HttpResponse ApiHandler::Ready(const Backend* backend) const {
   return JsonResponse(R"({"status":"ready"})");
 }
 
+HttpResponse ApiHandler::Slots(const Backend& backend, const std::string& query) {
+  const int running = backend.engine->stats().scheduler.running_sequences;
+  const bool must_be_free = absl::StrContains(query, "fail_on_no_slot=1");
+  if (must_be_free && running >= backend.model->max_num_seqs)
+    return ErrorResponse(503, "unavailable_error", "No slot is free.", "no_slot");
+  return JsonResponse(SlotsBody(*backend.model, UsableLength(backend), running));
+}
+
 void ApiHandler::Get(const Route& route, std::string_view rest, Exchange& exchange) {
   const auto backend = this->backend();
   const auto respond = [&](absl::StatusOr<std::string> body) {
@@ -259,6 +273,8 @@ void ApiHandler::Get(const Route& route, std::string_view rest, Exchange& exchan
   switch (route.id) {
     case RouteId::kModels: return respond(ModelsBody(*backend->model, UsableLength(*backend)));
     case RouteId::kModel: return respond(ModelBody(*backend->model, std::string(rest), UsableLength(*backend)));
+    case RouteId::kProps: return respond(PropsBody(*backend->model, UsableLength(*backend), options_.version));
+    case RouteId::kSlots: return Answer(exchange, route, Slots(*backend, exchange.head().query));
     case RouteId::kTokenizerInfo: return respond(TokenizerInfoBody(*backend->model));
     default: break;
   }
@@ -307,6 +323,8 @@ absl::StatusOr<ParsedGeneration> ApiHandler::ParseGeneration(const Route& route,
   if (route.id == RouteId::kChat) return ParseChatRequest(json, *backend.model);
   if (route.id == RouteId::kResponses) return ParseResponsesRequest(json, *backend.model);
   if (route.id == RouteId::kMessages) return ParseMessagesRequest(json, *backend.model);
+  if (route.id == RouteId::kLlama) return ParseLlamaRequest(json, *backend.model);
+  if (route.id == RouteId::kInfill) return ParseInfillRequest(json, *backend.model);
   return ParseCompletionRequest(json, *backend.model);
 }
 
@@ -370,6 +388,7 @@ void ApiHandler::Tokenize(const Route& route, std::shared_ptr<Exchange> exchange
         return CountTokensBody(request, *backend->model);
       }
       DT_ASSIGN_OR_RETURN(const TokenizeRequest request, ParseTokenizeRequest(json, *backend->model));
+      if (route.id == RouteId::kApplyTemplate) return ApplyTemplateBody(request, *backend->model);
       return TokenizeBody(request, *backend->model, UsableLength(*backend));
     }();
     auto response = std::make_shared<HttpResponse>(

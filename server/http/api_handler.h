@@ -68,6 +68,7 @@ class ApiHandler : public HttpHandler {
   void Tokenize(const Route& route, std::shared_ptr<Exchange> exchange);
   HttpResponse Health(const Backend* backend) const;
   HttpResponse Ready(const Backend* backend) const;
+  static HttpResponse Slots(const Backend& backend, const std::string& query);
 
   const HttpServerOptions& options_;
   const KeyRing keys_;

@@ -13,7 +13,8 @@
 
 namespace dovetail::server {
 
-enum class AnswerShape { kChat, kResponses, kMessages };  // of which API the answer is
+// Of which API the answer is. kChat: OpenAI's completions, too; kLlama: llama-server's own.
+enum class AnswerShape { kChat, kResponses, kMessages, kLlama };
 
 struct AnswerSpec {
   const CallFormat* calls = nullptr;  // null: calls are not looked for

@@ -5,7 +5,7 @@
 
 #include "server/openai/choice.h"
 #include "server/openai/response_spec.h"
-#include "server/openai/usage_totals.h"
+#include "server/openai/shaped_answer.h"
 
 namespace dovetail::server {
 
@@ -19,26 +19,15 @@ struct AnswerBlock {
   bool cut_off = false;       // the answer's length ended it
 };
 
-// How an answer ended.
-struct AnswerEnd {
-  std::string finish_reason;  // of its choice (choice.h)
-  Json stop_reason;           // of its choice
-  UsageTotals usage;
-};
-
-// The one answer to a request as blocks, in the order in which the model wrote them: deltas of a choice in, SSE frames
-// or a JSON body out. What both look like is said by the API's own class. A state machine without I/O, of one thread.
-class BlockAnswer {
+// An answer as blocks, in the order in which the model wrote them. What its frames and its body look like is said by
+// the API's own class. Without I/O.
+class BlockAnswer : public ShapedAnswer {
  public:
   explicit BlockAnswer(const ResponseSpec& spec) : spec_(spec) {}  // which outlives it
-  virtual ~BlockAnswer() = default;
 
-  // These return the frames to send now; nothing where the answer is not streamed.
-  std::string Add(const Choice::Delta& delta);
-  std::string Finish(const AnswerEnd& end);
-  std::string Fail(const absl::Status& why);
-
-  virtual Json Body() const = 0;  // after Finish
+  std::string Add(const Choice::Delta& delta) final;
+  std::string Finish(const AnswerEnd& end) final;
+  std::string Fail(const absl::Status& why) final;
 
  protected:
   virtual std::string OnBegin() = 0;

@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "model/tokenizer/tokenizer.h"
 #include "server/openai/api_error.h"
+#include "server/openai/llama_server.h"
 #include "server/openai/messages_answer.h"
 #include "server/openai/responses_answer.h"
 
@@ -30,13 +31,14 @@ absl::Status EngineFailure(const requests::GenerationUpdate& update) {
   }
 }
 
-std::unique_ptr<BlockAnswer> MakeBlockAnswer(const ResponseSpec& spec) {
+std::unique_ptr<ShapedAnswer> MakeShapedAnswer(const ResponseSpec& spec, const ServedModel& model) {
   switch (spec.shape) {
     case AnswerShape::kChat: return nullptr;
     case AnswerShape::kResponses: return MakeResponsesAnswer(spec);
-    case AnswerShape::kMessages: break;
+    case AnswerShape::kMessages: return MakeMessagesAnswer(spec);
+    case AnswerShape::kLlama: break;
   }
-  return MakeMessagesAnswer(spec);
+  return MakeLlamaAnswer(spec, model);
 }
 
 }  // namespace
@@ -45,7 +47,7 @@ GenerationResponse::GenerationResponse(std::shared_ptr<const ServedModel> model,
     : model_(std::move(model)),
       spec_(std::move(spec)),
       logprobs_json_(*model_, spec_.tokens_as_ids),
-      blocks_(MakeBlockAnswer(spec_)) {
+      shaped_(MakeShapedAnswer(spec_, *model_)) {
   prompts_.resize(spec_.prompts.size());
   for (size_t p = 0; p < prompts_.size(); ++p) {
     Prompt& prompt = prompts_[p];
@@ -72,8 +74,8 @@ GenerationResponse::Effects GenerationResponse::OnUpdate(int p, const requests::
   Choice::Delta delta = prompt.choices[update.choice].state.Add(update);
   effects.tokens = delta.counted;
   if (delta.stop_in_engine) effects.stops.push_back({p, update.choice});
-  if (blocks_ != nullptr) {
-    effects.frames = blocks_->Add(delta);
+  if (shaped_ != nullptr) {
+    effects.frames = shaped_->Add(delta);
   } else if (spec_.stream) {
     Stream(p, update.choice, std::move(delta), effects);
   } else {
@@ -121,9 +123,9 @@ bool GenerationResponse::Finished(const Prompt& prompt) {
 void GenerationResponse::CheckDone(Effects& effects) {
   if (!std::all_of(prompts_.begin(), prompts_.end(), Finished)) return;
   done_ = effects.done = true;
-  if (blocks_ != nullptr) {
+  if (shaped_ != nullptr) {
     const Choice& choice = prompts_[0].choices[0].state;
-    effects.frames += blocks_->Finish({choice.finish_reason(), choice.stop_reason(), usage()});
+    effects.frames += shaped_->Finish({choice.finish_reason(), choice.stop_reason(), usage()});
     return;
   }
   if (!spec_.stream) return;
@@ -140,7 +142,7 @@ std::string GenerationResponse::Fail(absl::Status why) {
   if (done_) return "";
   done_ = true;
   failure_ = std::move(why);
-  if (blocks_ != nullptr) return blocks_->Fail(failure_);
+  if (shaped_ != nullptr) return shaped_->Fail(failure_);
   if (!spec_.stream) return "";
   return absl::StrCat("data: ", ErrorBody(ToApiError(failure_)), "\n\n");
 }
@@ -368,7 +370,7 @@ Json GenerationResponse::ChoiceJson(int p, const ChoiceOutput& output, int index
 
 std::string GenerationResponse::Body() const {
   DT_CHECK(done_ && failure_.ok() && !spec_.stream);
-  if (blocks_ != nullptr) return Dump(blocks_->Body());
+  if (shaped_ != nullptr) return Dump(shaped_->Body());
   Json choices = Json::array();
   for (size_t p = 0; p < prompts_.size(); ++p) {
     int c = 0;

@@ -4,11 +4,11 @@
 #include <vector>
 
 #include "requests/generation.h"
-#include "server/openai/block_answer.h"
 #include "server/openai/choice.h"
 #include "server/openai/logprobs_json.h"
 #include "server/openai/response_spec.h"
 #include "server/openai/served_model.h"
+#include "server/openai/shaped_answer.h"
 #include "server/openai/usage_totals.h"
 
 namespace dovetail::server {
@@ -19,7 +19,7 @@ namespace dovetail::server {
 // Choice c of prompt p has the index p * n + c. Frames follow the OpenAI API: in chat first the role, last a
 // finish_reason without content; the same id everywhere; usage null until an extra chunk at the end when asked for;
 // "data: [DONE]" after a success only. After a failure the last frame is {"error": ...}. Other APIs' frames and bodies
-// are those of a BlockAnswer.
+// are those of a ShapedAnswer.
 class GenerationResponse {
  public:
   GenerationResponse(std::shared_ptr<const ServedModel> model, ResponseSpec spec);
@@ -98,7 +98,7 @@ class GenerationResponse {
   const std::shared_ptr<const ServedModel> model_;
   const ResponseSpec spec_;
   const LogprobsJson logprobs_json_;
-  const std::unique_ptr<BlockAnswer> blocks_;  // null: the answer has the shape of OpenAI's completions
+  const std::unique_ptr<ShapedAnswer> shaped_;  // null: the answer has the shape of OpenAI's completions
   std::vector<Prompt> prompts_;
   bool done_ = false;
   absl::Status failure_;

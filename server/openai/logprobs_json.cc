@@ -69,6 +69,21 @@ Json LogprobsJson::Chat(std::span<const ShownLogprob> shown) const {
   return {{"content", std::move(content)}, {"refusal", nullptr}};
 }
 
+Json LogprobsJson::Llama(std::span<const ShownLogprob> shown) const {
+  const auto entry = [&](const proto::TokenLogprob& token) {
+    Json json = {{"id", token.token}};
+    json.update(ChatEntry(token));
+    return json;
+  };
+  Json positions = Json::array();
+  for (const ShownLogprob& one : shown) {
+    positions.push_back(entry(one.position.chosen));
+    Json& top = positions.back()["top_logprobs"] = Json::array();
+    for (const auto& other : one.position.top) top.push_back(entry(other));
+  }
+  return positions;
+}
+
 Json LogprobsJson::Prompt(std::span<const proto::PositionLogprobs> positions, int alternatives) const {
   Json list = Json::array();
   list.push_back(nullptr);

@@ -18,6 +18,8 @@ class LogprobsJson {
   Json Completion(std::span<const ShownLogprob> shown) const;
   // {content: [{token, logprob, bytes, top_logprobs}], refusal: null}
   Json Chat(std::span<const ShownLogprob> shown) const;
+  // llama-server's: [{id, token, logprob, bytes, top_logprobs}]
+  Json Llama(std::span<const ShownLogprob> shown) const;
   // [null, {id: {logprob, rank, decoded_token}}, ...]
   Json Prompt(std::span<const proto::PositionLogprobs> positions, int alternatives) const;
 

@@ -6,6 +6,7 @@
 #include "model/tokenizer/tokenizer.h"
 #include "server/openai/answers/marks.h"
 #include "server/openai/api_error.h"
+#include "server/openai/llama_server.h"
 #include "server/openai/structured_output.h"
 
 namespace dovetail::server {
@@ -247,6 +248,10 @@ absl::StatusOr<PreparedGeneration> Prepare(const CompletionRequest& request, con
     prepared.spec.prompts.push_back(made.prompt);
     prepared.requests.push_back(std::move(made));
   }
+  prepared.spec.shape = request.shape;
+  prepared.spec.repeated = request.repeated;
+  if (request.shape == AnswerShape::kLlama)
+    prepared.spec.repeated["settings"] = LlamaSettings(fields, prepared.requests.front());
   return prepared;
 }
 

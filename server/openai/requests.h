@@ -62,6 +62,9 @@ using PromptInput = std::variant<std::string, std::vector<TokenId>>;
 struct CompletionRequest {
   GenerationFields fields;
   std::vector<PromptInput> prompts;  // >= 1, none empty
+
+  AnswerShape shape = AnswerShape::kChat;
+  Json repeated;  // kLlama: what else the answer is to have (llama_server.h)
 };
 
 struct ChatRequest {

@@ -40,7 +40,7 @@ struct ResponseSpec {
 
   AnswerSpec answer;  // chat: what is taken out of the text
   AnswerShape shape = AnswerShape::kChat;
-  Json repeated;  // kResponses: fields of the request that the answer has, too
+  Json repeated;  // kResponses, kLlama: what of the request the answer has, too
 
   bool chat() const { return endpoint == Endpoint::kChat; }
 };

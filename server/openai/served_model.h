@@ -51,6 +51,9 @@ struct ServedModel {
   const CallFormat* calls = nullptr;                  // how it writes calls; null: it cannot be offered tools
   const ThoughtFormat* thoughts = nullptr;            // how it marks thoughts; null: it has none
 
+  std::string chat_template;  // its text, to be shown; empty: none
+  int max_num_seqs = 0;       // sequences that run at once; 0: not known
+
   int max_model_len = 0;  // prompt and output tokens of a sequence, by --max-model-len and the model
   // The same where the KV caches hold `longest_sequence` tokens of one (SchedulerStats); 0: not known.
   int64_t UsableLength(int64_t longest_sequence) const {

@@ -4,6 +4,7 @@
 #include "base/check.h"
 #include "server/openai/api_error.h"
 #include "server/openai/json.h"
+#include "server/openai/llama_server.h"
 #include "server/openai/prepare.h"
 #include "server/openai/requests.h"
 #include "server/openai/small_responses.h"
@@ -40,14 +41,17 @@ void CheckGeneration(const absl::StatusOr<server::PreparedGeneration>& prepared,
 // Any bytes as the body of each POST route: JSON that is refused, a request that is refused by name, or one that the
 // engine can run.
 void FuzzApiRequest(const uint8_t* data, size_t size) {
-  static const std::shared_ptr<const server::ServedModel> model = server::test::TestModel(/*max_model_len=*/256);
+  static const std::shared_ptr<const server::ServedModel> model =
+      server::test::TestModel(/*max_model_len=*/256, {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"});
   const auto json = server::ParseJson({reinterpret_cast<const char*>(data), size});
   if (!json.ok()) return CheckRefusal(json.status());
-  const auto completion = server::ParseCompletionRequest(*json, *model);
-  if (completion.ok())
-    CheckGeneration(server::Prepare(*completion, *model, {}), *model);
-  else
-    CheckRefusal(completion.status());
+  for (const auto parse : {server::ParseCompletionRequest, server::ParseLlamaRequest, server::ParseInfillRequest}) {
+    const auto completion = parse(*json, *model);
+    if (completion.ok())
+      CheckGeneration(server::Prepare(*completion, *model, {}), *model);
+    else
+      CheckRefusal(completion.status());
+  }
   for (const auto parse : {server::ParseChatRequest, server::ParseResponsesRequest, server::ParseMessagesRequest}) {
     const auto chat = parse(*json, *model);
     if (chat.ok())

@@ -16,9 +16,11 @@ using ::testing::Not;
 std::string RequestFor(const Route& route, const std::string& headers) {
   const std::string path = absl::StrCat(std::string(route.path), route.path.back() == '/' ? "bytes" : "");
   if (route.method == "GET") return Get(path, headers);
-  if (route.id == RouteId::kChat || route.id == RouteId::kMessages || route.id == RouteId::kCountTokens)
+  if (route.id == RouteId::kChat || route.id == RouteId::kMessages || route.id == RouteId::kCountTokens ||
+      route.id == RouteId::kApplyTemplate)
     return Post(path, R"({"model":"bytes","messages":[{"role":"user","content":"x"}],"max_tokens":1})", headers);
   if (route.id == RouteId::kResponses) return Post(path, R"({"model":"bytes","input":"x"})", headers);
+  if (route.id == RouteId::kInfill) return Post(path, R"({"input_prefix":"x","n_predict":1})", headers);
   if (route.id == RouteId::kDetokenize) return Post(path, R"({"tokens":[97]})", headers);
   return Post(path, R"({"model":"bytes","prompt":"x"})", headers);
 }
@@ -27,7 +29,7 @@ TEST(Auth, WithKeysEveryRouteButThreeWantsTheRightOne) {
   HttpServerOptions options;
   options.api_keys = {"first-key", "second-key"};
   options.metrics_api_keys = {"metrics-key"};
-  TestServer test({}, options);
+  TestServer test({.eos_after = 1}, options, FillInModel());
   for (const Route& route : Routes()) {
     const auto status = [&](const std::string& headers) { return test.Ask(RequestFor(route, headers)).status; };
     const bool open = route.id == RouteId::kHealth || route.id == RouteId::kLive || route.id == RouteId::kReady;

@@ -7,7 +7,7 @@
 
 namespace dovetail::server::test {
 
-std::shared_ptr<ServedModel> TestModel(int max_model_len) {
+std::shared_ptr<ServedModel> TestModel(int max_model_len, const std::vector<std::string>& more_control_tokens) {
   model::TokenizerData data;
   for (int byte = 0; byte < 256; ++byte) {
     data.tokens.push_back(model::SpellingOfBytes(std::string(1, static_cast<char>(byte))));
@@ -20,6 +20,10 @@ std::shared_ptr<ServedModel> TestModel(int max_model_len) {
   for (const char* merged : {"the", "th"}) {
     data.tokens.push_back(merged);
     data.types.push_back(model::TokenType::kNormal);
+  }
+  for (const std::string& control : more_control_tokens) {
+    data.tokens.push_back(control);
+    data.types.push_back(model::TokenType::kControl);
   }
   data.merges = {{'t', 'h'}, {kThe + 1, 'e'}};
   data.pre_tokenizer = model::PreTokenizer::kGpt2;
@@ -44,6 +48,10 @@ std::shared_ptr<ServedModel> TestModel(int max_model_len) {
   served->end_token_ids = {kEos};
   served->created = 1700000000;
   return served;
+}
+
+std::shared_ptr<ServedModel> FillInModel() {
+  return TestModel(4096, {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>", "<|endoftext|>"});
 }
 
 }  // namespace dovetail::server::test
