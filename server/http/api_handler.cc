@@ -8,6 +8,8 @@
 #include "absl/time/clock.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "server/http/openapi.h"
+#include "server/http/page.h"
 #include "server/http/request_log.h"
 #include "server/http/responses.h"
 #include "server/openai/llama_server.h"
@@ -263,6 +265,9 @@ void ApiHandler::Get(const Route& route, std::string_view rest, Exchange& exchan
     Answer(exchange, route, body.ok() ? JsonResponse(*std::move(body)) : ErrorResponse(ToApiError(body.status())));
   };
   switch (route.id) {
+    case RouteId::kPage:
+    case RouteId::kDocs: return Answer(exchange, route, PageResponse());
+    case RouteId::kOpenApi: return Answer(exchange, route, JsonResponse(OpenApiText(options_.version)));
     case RouteId::kLive: return Answer(exchange, route, JsonResponse(R"({"status":"alive"})"));
     case RouteId::kReady: return Answer(exchange, route, Ready(backend.get()));
     case RouteId::kHealth: return Answer(exchange, route, Health(backend.get()));

@@ -4,6 +4,9 @@ namespace dovetail::server {
 namespace {
 
 constexpr Route kRoutes[] = {
+    {RouteId::kPage, "GET", "/", Scope::kOpen},
+    {RouteId::kDocs, "GET", "/docs", Scope::kOpen},
+    {RouteId::kOpenApi, "GET", "/openapi.json", Scope::kInference},
     {RouteId::kModels, "GET", "/v1/models", Scope::kInference},
     {RouteId::kModel, "GET", "/v1/models/", Scope::kInference},
     {RouteId::kCompletions, "POST", "/v1/completions", Scope::kInference},
@@ -35,7 +38,7 @@ std::span<const Route> Routes() { return kRoutes; }
 RouteMatch MatchRoute(std::string_view method, std::string_view path) {
   RouteMatch match;
   for (const Route& route : kRoutes) {
-    const bool prefix = route.path.back() == '/';
+    const bool prefix = route.takes_rest();
     if (prefix ? !(path.size() > route.path.size() && path.substr(0, route.path.size()) == route.path)
                : path != route.path)
       continue;

@@ -8,6 +8,9 @@
 namespace dovetail::server {
 
 enum class RouteId {
+  kPage,
+  kDocs,
+  kOpenApi,
   kModels,
   kModel,
   kCompletions,
@@ -33,8 +36,10 @@ enum class RouteId {
 struct Route {
   RouteId id;
   std::string_view method;  // GET answers HEAD too
-  std::string_view path;    // ending in '/': any non-empty rest follows
+  std::string_view path;    // ending in '/', but for the root: any non-empty rest follows
   Scope scope;
+
+  bool takes_rest() const { return path.size() > 1 && path.back() == '/'; }
 };
 
 // Everything this server answers; what is not here is 404, or 401 first. Immutable; pure functions.

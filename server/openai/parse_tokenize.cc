@@ -15,11 +15,12 @@ absl::StatusOr<TokenizeRequest> ParseTokenizeRequest(const Json& body, const Ser
   const int inputs = reader.Has("prompt") + reader.Has("messages") + reader.Has("content");
   if (inputs != 1) return BadField("prompt", "exactly one of prompt, messages and content is required");
 
+  DT_ASSIGN_OR_RETURN(const bool add_generation_prompt, reader.Bool("add_generation_prompt", true));
   if (const Json* messages = reader.Find("messages")) {
     if (!model.chat) return BadField("messages", "this model has no chat template; send a prompt");
     ChatPrompt chat;
     DT_ASSIGN_OR_RETURN(chat.messages, ParseMessages(*messages));
-    DT_ASSIGN_OR_RETURN(chat.add_generation_prompt, reader.Bool("add_generation_prompt", true));
+    chat.add_generation_prompt = add_generation_prompt;
     DT_RETURN_IF_ERROR(ParseTools(body, model, /*with_format=*/false, chat.tools).status());
     request.input = std::move(chat);
     request.add_special = false;  // the template writes them

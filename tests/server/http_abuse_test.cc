@@ -260,8 +260,10 @@ TEST(Http, TargetsInAbsoluteFormAreServed) {
   TestServer test;
   for (const std::string target : {"http://t/live", "HTTPS://T/live?x=1"})
     EXPECT_EQ(test.Ask("GET " + target + " HTTP/1.1\r\nHost: t\r\n\r\n").status, 200) << target;
+  const std::string page = test.Ask(Get("/")).body;
   for (const std::string target : {"http://t", "http://t?x=/live"})
-    EXPECT_EQ(test.Ask("GET " + target + " HTTP/1.1\r\nHost: t\r\n\r\n").status, 404) << target;
+    EXPECT_EQ(test.Ask("GET " + target + " HTTP/1.1\r\nHost: t\r\n\r\n").body, page) << target;
+  EXPECT_EQ(test.Ask("GET http://t/dead HTTP/1.1\r\nHost: t\r\n\r\n").status, 404);
 }
 
 TEST(Http, CodedBodiesAreRefusedByName) {

@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 std::string RequestFor(const Route& route, const std::string& headers) {
-  const std::string path = absl::StrCat(std::string(route.path), route.path.back() == '/' ? "bytes" : "");
+  const std::string path = absl::StrCat(std::string(route.path), route.takes_rest() ? "bytes" : "");
   if (route.method == "GET") return Get(path, headers);
   if (route.id == RouteId::kChat || route.id == RouteId::kMessages || route.id == RouteId::kCountTokens ||
       route.id == RouteId::kApplyTemplate)
@@ -25,14 +25,15 @@ std::string RequestFor(const Route& route, const std::string& headers) {
   return Post(path, R"({"model":"bytes","prompt":"x"})", headers);
 }
 
-TEST(Auth, WithKeysEveryRouteButThreeWantsTheRightOne) {
+TEST(Auth, WithKeysEveryRouteButProbesAndPagesWantsTheRightOne) {
   HttpServerOptions options;
   options.api_keys = {"first-key", "second-key"};
   options.metrics_api_keys = {"metrics-key"};
   TestServer test({.eos_after = 1}, options, FillInModel());
   for (const Route& route : Routes()) {
     const auto status = [&](const std::string& headers) { return test.Ask(RequestFor(route, headers)).status; };
-    const bool open = route.id == RouteId::kHealth || route.id == RouteId::kLive || route.id == RouteId::kReady;
+    const bool probe = route.id == RouteId::kHealth || route.id == RouteId::kLive || route.id == RouteId::kReady;
+    const bool open = probe || route.id == RouteId::kPage || route.id == RouteId::kDocs;
     const bool metrics = route.id == RouteId::kMetrics;
     for (const char* none :
          {"", "Authorization: Bearer \r\n", "Authorization: Bearer wrong\r\n", "Authorization: first-key\r\n",
