@@ -66,11 +66,13 @@ absl::Status Truncate(const GenerationFields& fields, const ServedModel& model, 
 // number; what is longer is told a lower bound.
 constexpr int64_t kCountedTimes = 2;
 
+// The words by which LiteLLM knows such an error: "this model's maximum context length is".
 absl::Status TooLong(const std::string& param, int64_t tokens, bool at_least, const ServedModel& model) {
   const int64_t positions = model.max_model_len;
-  return ContextExceeded(param, tokens, positions,
-                         absl::StrCat(at_least ? "at least " : "", tokens, " tokens, but this model has ", positions,
-                                      " positions for prompt and output; shorten it to at most ", positions - 1));
+  return ContextExceeded(
+      param, tokens, positions,
+      absl::StrCat(at_least ? "at least " : "", tokens, " tokens, but this model's maximum context length is ",
+                   positions, " tokens for prompt and output; shorten it to at most ", positions - 1));
 }
 
 // Reading text that cannot fit, whatever its tokens, costs time that others need.
@@ -91,9 +93,10 @@ absl::StatusOr<int> OutputTokens(const GenerationFields& fields, const ServedMod
   if (fields.max_tokens == 16 && fits < 16)
     return static_cast<int>(fits);  // completions' default asks for no more than there is
   if (*fields.max_tokens > fits)
-    return ContextExceeded("max_tokens", used, positions,
-                           absl::StrCat(*fields.max_tokens, " exceeds what fits: this model has ", positions,
-                                        " positions and the prompt uses ", used, "; ask for at most ", fits));
+    return ContextExceeded(
+        "max_tokens", used, positions,
+        absl::StrCat(*fields.max_tokens, " exceeds what fits: this model's maximum context length is ", positions,
+                     " tokens and the prompt uses ", used, "; ask for at most ", fits));
   return static_cast<int>(std::max<int64_t>(*fields.max_tokens, 1));
 }
 

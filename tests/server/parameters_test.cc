@@ -271,7 +271,8 @@ TEST_F(Parameters, ATextThatCannotFitIsRefusedByItsBytesAndOneThatCanIsNot) {
         *ParseJson(absl::StrCat(R"({"model":"bytes","messages":[{"role":"user","content":")", text, "\"}]}")), *small);
     return error(Prepare(*request, *small, {}).status());
   };
-  const std::string shorten = ", but this model has 32 positions for prompt and output; shorten it to at most 31";
+  const std::string shorten =
+      ", but this model's maximum context length is 32 tokens for prompt and output; shorten it to at most 31";
   EXPECT_EQ(completion(times(30, "<turn>"), R"(,"max_tokens":1)").message, "") << "30 and <bos> fit";
   EXPECT_EQ(completion(times(31, "<turn>")).message, "prompt: 32 tokens" + shorten) << "counted, as it might have fit";
   EXPECT_EQ(completion(times(40, "<turn>")).message, "prompt: at least 40 tokens" + shorten);
@@ -296,8 +297,10 @@ TEST_F(Parameters, APromptThatDoesNotFitSaysByHowMuch) {
   EXPECT_EQ(long_prompt.n_prompt_tokens, 41);
   EXPECT_EQ(long_prompt.n_ctx, 32);
   const ApiError long_output = ToApiError(ask(R"("prompt":"abcdefghi","max_tokens":23)"));
-  EXPECT_EQ(long_output.message,
-            "max_tokens: 23 exceeds what fits: this model has 32 positions and the prompt uses 10; ask for at most 22");
+  EXPECT_EQ(
+      long_output.message,
+      "max_tokens: 23 exceeds what fits: this model's maximum context length is 32 tokens and the prompt uses 10; ask "
+      "for at most 22");
   EXPECT_TRUE(ask(R"("prompt":"abcdefghi","max_tokens":22)").ok());
   EXPECT_TRUE(ask(absl::StrCat(R"("prompt":")", std::string(40, 'x'), R"(","truncate_prompt_tokens":-1)")).ok());
   EXPECT_TRUE(ask(absl::StrCat(R"("prompt":")", std::string(25, 'x'), "\"")).ok());  // the default of 16 is no demand

@@ -355,7 +355,7 @@ TEST_F(HttpWork, AShortPromptIsAnsweredWhileEightOfFourMegabytesThatCannotFitAre
   for (RawClient& client : large) {
     const RawResponse refused = client.Read();
     EXPECT_EQ(refused.status, 400);
-    EXPECT_THAT(refused.body, HasSubstr("at least 699034 tokens, but this model has 4096 positions"));
+    EXPECT_THAT(refused.body, HasSubstr("at least 699034 tokens, but this model's maximum context length is 4096"));
     EXPECT_THAT(refused.body, HasSubstr("context_length_exceeded"));
   }
 }

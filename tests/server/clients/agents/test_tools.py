@@ -103,6 +103,13 @@ def test_two_tools_in_turn_with_their_results(client, model):
     assert answer.message.content and not answer.message.tool_calls
 
 
+def test_litellm_knows_a_prompt_that_is_too_long(base_url, model):
+    server = dict(model="openai/" + model, api_base=base_url + "/v1", api_key="none", num_retries=0)
+    for more in (dict(messages=[{"role": "user", "content": "x " * 9000}]), dict(messages=ASK, max_tokens=100_000)):
+        with pytest.raises(litellm.ContextWindowExceededError):
+            litellm.completion(**server, **more)
+
+
 def test_litellm_understands_calls(base_url, model):
     options = dict(model="openai/" + model, api_base=base_url + "/v1", api_key="none", messages=ASK,
                    tools=[WEATHER, CLOCK], tool_choice="required", temperature=0, max_tokens=150)
