@@ -150,6 +150,8 @@ std::optional<HttpResponse> ApiHandler::Refusal(const RequestHead& head, const R
     response.headers.emplace_back("Allow", match.allow);
     return response;
   }
+  if (const std::string_view why = WhyNotServed(head.path); match.route == nullptr && !why.empty())
+    return ErrorResponse(501, "not_supported_error", std::string(why), "not_supported");
   if (match.route == nullptr)
     return ErrorResponse(404, "not_found_error", "There is nothing at this path.", "unknown_url");
   if (match.route->method == "POST") {

@@ -12,7 +12,7 @@ HttpResponse ErrorResponse(const ApiError& error) {
   if (error.http_status == 429 || error.http_status == 503)
     response.headers.emplace_back("Retry-After", std::to_string(error.retry_after_s > 0 ? error.retry_after_s : 1));
   if (error.http_status == 401) response.headers.emplace_back("WWW-Authenticate", "Bearer");
-  if (error.http_status == 500) response.headers.emplace_back("x-should-retry", "false");
+  if (error.http_status == 500 || error.http_status == 501) response.headers.emplace_back("x-should-retry", "false");
   return response;
 }
 

@@ -31,6 +31,39 @@ constexpr Route kRoutes[] = {
     {RouteId::kMetrics, "GET", "/metrics", Scope::kMetrics},
 };
 
+struct NotServed {
+  std::string_view path;  // and what lies below it
+  std::string_view why;
+};
+
+constexpr std::string_view kNoEmbeddings = "Embeddings are not made here: this server generates text.";
+constexpr std::string_view kNoRanking = "Documents are not ranked here: this server generates text.";
+constexpr std::string_view kTextOnly = "This server reads and writes text only.";
+constexpr std::string_view kKeepsNothing = "This server keeps nothing between requests: send the whole conversation.";
+constexpr std::string_view kNoBatches =
+    "Batches are not kept here: send their requests one by one; as many run together as there is room.";
+constexpr NotServed kNotServed[] = {
+    {"/v1/embeddings", kNoEmbeddings},
+    {"/embeddings", kNoEmbeddings},
+    {"/embedding", kNoEmbeddings},
+    {"/pooling", kNoEmbeddings},
+    {"/score", kNoRanking},
+    {"/v1/score", kNoRanking},
+    {"/v1/rerank", kNoRanking},
+    {"/v2/rerank", kNoRanking},
+    {"/rerank", kNoRanking},
+    {"/v1/reranking", kNoRanking},
+    {"/reranking", kNoRanking},
+    {"/v1/audio", kTextOnly},
+    {"/v1/images", kTextOnly},
+    {"/v1/responses", kKeepsNothing},
+    {"/v1/conversations", kKeepsNothing},
+    {"/v1/files", kKeepsNothing},
+    {"/v1/batches", kNoBatches},
+    {"/v1/messages/batches", kNoBatches},
+    {"/lora-adapters", "Adapters are not loaded here: merge one into the model."},
+};
+
 }  // namespace
 
 std::span<const Route> Routes() { return kRoutes; }
@@ -50,6 +83,13 @@ RouteMatch MatchRoute(std::string_view method, std::string_view path) {
     match.allow = route.method == "GET" ? "GET, HEAD" : std::string(route.method);
   }
   return match;
+}
+
+std::string_view WhyNotServed(std::string_view path) {
+  for (const NotServed& one : kNotServed)
+    if (path.substr(0, one.path.size()) == one.path && (path.size() == one.path.size() || path[one.path.size()] == '/'))
+      return one.why;
+  return {};
 }
 
 }  // namespace dovetail::server

@@ -52,4 +52,7 @@ struct RouteMatch {
 };
 RouteMatch MatchRoute(std::string_view method, std::string_view path);
 
+// Of a path that other servers have and this one does not: why, and what to use. Empty: of any other.
+std::string_view WhyNotServed(std::string_view path);
+
 }  // namespace dovetail::server

@@ -360,7 +360,8 @@ TEST(Messages, ErrorsHaveTheShapeOfTheApiWhereverTheyAreFound) {
   expect(Post("/v1/messages", good, "Content-Encoding: gzip\r\n"), 415, "invalid_request_error");
   expect(Post("/v1/messages", "{"), 400, "invalid_request_error");
   expect(Post("/v1/messages/count_tokens", "{}"), 400, "invalid_request_error");
-  expect(Get("/v1/messages/batches"), 404, "not_found_error");
+  expect(Get("/v1/messages/of"), 404, "not_found_error");
+  expect(Get("/v1/messages/batches"), 501, "api_error");
   expect(Get("/v1/messages?beta=true"), 405, "invalid_request_error");
   const std::string head = "POST /v1/messages?beta=true HTTP/1.1\r\nHost: t\r\n";
   expect(head + "Content-Length: 10\r\n\r\n{", 408, "invalid_request_error");

@@ -82,6 +82,23 @@ TEST(Routes, GiveTheLengthThatTheKvCachesHoldNow) {
   }
 }
 
+TEST(Routes, OfOtherServersAreRefusedByName) {
+  TestServer test;
+  for (const auto& [request, words] :
+       std::vector<std::pair<std::string, std::string>>{{Post("/v1/embeddings", R"({"input":"x"})"), "Embeddings"},
+                                                        {Post("/v1/rerank", "{}"), "ranked"},
+                                                        {Post("/v1/audio/speech", "{}"), "text only"},
+                                                        {Get("/v1/responses/resp_1"), "keeps nothing"},
+                                                        {Get("/v1/messages/batches"), "one by one"}}) {
+    const RawResponse response = test.Ask(request);
+    EXPECT_EQ(response.status, 501) << request;
+    EXPECT_THAT(response.body, HasSubstr(words));
+    EXPECT_EQ(response.headers.at("x-should-retry"), "false") << "clients repeat what is above 499";
+  }
+  EXPECT_EQ(test.Ask(Get("/v1/responses")).status, 405);
+  EXPECT_EQ(test.Ask(Post("/v1/embeddingsx", "{}")).status, 404);
+}
+
 TEST(Routes, AnswerWhatClientsExpect) {
   TestServer test;
   EXPECT_EQ(test.AskJson(Get("/v1/models"))["data"][0]["id"], "bytes");
