@@ -29,7 +29,6 @@ class DeviceLink {
   virtual absl::StatusOr<bool> Progress() = 0;
 
   virtual std::byte* peer_memory() const = 0;  // as kernels here see it
-  virtual size_t peer_bytes() const = 0;       // without those touched
 };
 
 // What links are made with: one a process and GPU. Outlives its links. Reactor-owned, as above.

@@ -114,6 +114,5 @@ bool HttpServer::Drain(absl::Duration limit) { return impl_->Drain(limit); }
 void HttpServer::Stop() { impl_->Stop(); }
 ConnectionLimit HttpServer::connection_limit() const { return impl_->listener().limit(); }
 int HttpServer::connections() const { return impl_->listener().connections(); }
-int HttpServer::active_requests() const { return impl_->listener().active_exchanges(); }
 
 }  // namespace dovetail::server

@@ -45,7 +45,6 @@ class HttpServer {
   // How many connections there may be, and why; after Serve() also for what the engine keeps open.
   ConnectionLimit connection_limit() const;
   int connections() const;
-  int active_requests() const;
 
  private:
   class Impl;

@@ -241,11 +241,6 @@ int Listener::connections() const {
   return static_cast<int>(connections_.size());
 }
 
-int Listener::active_exchanges() const {
-  std::lock_guard lock(mutex_);
-  return active_exchanges_;
-}
-
 HttpStats Listener::stats() const {
   HttpStats stats;
   {

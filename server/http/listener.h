@@ -46,7 +46,6 @@ class Listener : private ConnectionOwner {
   void Stop();  // closes everything and joins the threads
 
   int connections() const;
-  int active_exchanges() const;
   HttpStats stats() const;
 
   // Sets the maximum of connections by the descriptors that are left now: the rest of the process opens some, too.

@@ -12,33 +12,28 @@ namespace dovetail::test {
 // Links between two workers of one process, whose GPUs see each other's memory as it is. Keeps what memory was linked.
 class LoopLinks final : public transport::DeviceLinks {
  public:
-  absl::StatusOr<std::unique_ptr<transport::DeviceLink>> Link(void* memory, size_t bytes) override {
+  absl::StatusOr<std::unique_ptr<transport::DeviceLink>> Link(void* memory, size_t) override {
     linked.push_back(static_cast<std::byte*>(memory));
-    return std::unique_ptr<transport::DeviceLink>(new LoopLink({static_cast<std::byte*>(memory), bytes}));
+    return std::unique_ptr<transport::DeviceLink>(new LoopLink(linked.back()));
   }
   std::vector<std::byte*> linked;
 
  private:
-  struct Memory {
-    std::byte* at = nullptr;
-    size_t bytes = 0;
-  };
   class LoopLink final : public transport::DeviceLink {
    public:
-    explicit LoopLink(const Memory& own) : offer_(reinterpret_cast<const char*>(&own), sizeof(own)) {}
+    explicit LoopLink(std::byte* own) : offer_(reinterpret_cast<const char*>(&own), sizeof(own)) {}
     const std::string& offer() const override { return offer_; }
     absl::Status Accept(std::string_view offer) override {
       if (offer.size() != sizeof(peer_)) return InvalidArgument("that is no offer");
       std::memcpy(&peer_, offer.data(), sizeof(peer_));
       return absl::OkStatus();
     }
-    absl::StatusOr<bool> Progress() override { return peer_.at != nullptr; }
-    std::byte* peer_memory() const override { return peer_.at; }
-    size_t peer_bytes() const override { return peer_.bytes - kTouched; }
+    absl::StatusOr<bool> Progress() override { return peer_ != nullptr; }
+    std::byte* peer_memory() const override { return peer_; }
 
    private:
     const std::string offer_;
-    Memory peer_;
+    std::byte* peer_ = nullptr;
   };
 };
 

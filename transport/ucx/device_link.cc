@@ -102,7 +102,6 @@ class UcxDeviceLink final : public DeviceLink {
   absl::Status Accept(std::string_view offer) override;
   absl::StatusOr<bool> Progress() override;
   std::byte* peer_memory() const override { return peer_memory_; }
-  size_t peer_bytes() const override { return peer_bytes_ - kTouched; }
 
  private:
   enum class Stage { kOffering, kGreeting, kTouching, kListing, kThere };
