@@ -188,6 +188,7 @@ class WrongOrders : public transport::FrameHandler {
     const SequenceId id = OpenSequence(worker);
     const SequenceState* sequence = Find(worker, id);
     const int target = Chance(90) ? 1 - worker : worker;
+    const Position end = AnyContext(sequence);
     if (sequence != nullptr && Chance(80)) {
       proto::OpenSequence order{id, {}, Hashes(id, 0, static_cast<int64_t>(Below(3)))};
       for (const ShardState& shard : sequence->shards) {
@@ -197,7 +198,7 @@ class WrongOrders : public transport::FrameHandler {
       order.extend = Chance(20);
       Tell(target, FrameType::kOpenSequence, order);
     }
-    proto::MoveSequence order{id, 0, AnyContext(sequence), static_cast<uint16_t>(Below(proto::kMoveSlots))};
+    proto::MoveSequence order{id, 0, end, static_cast<uint16_t>(Below(proto::kMoveSlots))};
     if (Chance(20)) order.begin = kSegmentTokens * static_cast<Position>(Below(3));
     order.step = StepId(++steps_);
     steps_ += 10;  // of its parts
