@@ -43,10 +43,14 @@ function(dovetail_sanitize)
           "TSAN_OPTIONS=${REPORTS}:halt_on_error=1:ignore_noninstrumented_modules=1:${SUPPRESSIONS}"
           "UCX_MEM_MMAP_HOOK_MODE=none")
     else()
+      set(LEAKS "${CMAKE_CURRENT_SOURCE_DIR}/leaks_of_libraries.txt")
+      if(NOT EXISTS "${LEAKS}")
+        set(LEAKS "${PROJECT_SOURCE_DIR}/tests/leaks_of_libraries.txt")
+      endif()
       set(ENVIRONMENT
           "ASAN_OPTIONS=${REPORTS}"
           "UBSAN_OPTIONS=${REPORTS}:print_stacktrace=1"
-          "LSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/leaks_of_libraries.txt:print_suppressions=0")
+          "LSAN_OPTIONS=suppressions=${LEAKS}:print_suppressions=0")
     endif()
     set_tests_properties(${TEST} PROPERTIES TIMEOUT ${TIMEOUT} ENVIRONMENT "${ENVIRONMENT}")
   endforeach()
