@@ -57,7 +57,7 @@ absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::HostCrossing::Answer
     auto* to = reinterpret_cast<float*>(batch.partial_host->data() + copy.to);
     DT_RETURN_IF_ERROR(stream.Copy(to, floats + copy.from_o, copy.o_floats * sizeof(float)));
     DT_RETURN_IF_ERROR(
-        stream.Copy(to + copy.o_floats, floats + batch.ml_at + copy.from_ml, copy.ml_floats * sizeof(float)));
+        stream.Copy(to + copy.o_floats, floats + step.ml_at + copy.from_ml, copy.ml_floats * sizeof(float)));
   }
   DT_RETURN_IF_ERROR(stream.SynchronizeStatus());  // also: payloads may be written anew once they are answered
   return transport::Lend(batch.partial_host, bytes);

@@ -334,7 +334,7 @@ absl::Status CudaAttentionExecutor::Plan(MicroBatch& batch, MicroBatchId id, Lay
     const PartialCopy& last = step.partials.back();
     const int64_t o_floats = last.from_o + last.o_floats;
     DT_RETURN_IF_ERROR(Grow(batch.partial_floats, (o_floats + last.from_ml + last.ml_floats + 4) * sizeof(float)));
-    batch.ml_at = o_floats + (o_floats & 1);
+    step.ml_at = o_floats + (o_floats & 1);
   }
   return step.attention->Plan(*batch.stream, ShapeOf(group), attended);
 }
@@ -388,7 +388,7 @@ absl::Status CudaAttentionExecutor::Attend(MicroBatch& batch, LayerGroup group, 
   run.o = elsewhere != nullptr ? elsewhere : batch.partial->data();
   if (!step.partials.empty()) {
     run.partial_o = reinterpret_cast<float*>(batch.partial_floats->data());
-    run.partial_ml = run.partial_o + batch.ml_at;
+    run.partial_ml = run.partial_o + step.ml_at;
   }
   run.kv_offset_bytes = static_cast<size_t>(step.regular ? op_index * step.op_step : 0);
   return step.attention->Run(*batch.stream, ShapeOf(group), run);

@@ -68,6 +68,7 @@ class CudaAttentionExecutor final : public AttentionBackend {
     std::unique_ptr<kernels::cuda::StagedUpload> tables;  // block pointers, append items, their positions
     std::vector<AppendRun> appends;
     std::vector<PartialCopy> partials;
+    int64_t ml_at = 0;      // floats from the first o of the partials to their first m and l
     bool attends = false;   // some rows have queries
     bool finishes = false;  // some answers are o itself
     // The blocks of op i lie op_step bytes times i from those of the group's first op, for all items alike; else tables
@@ -83,8 +84,7 @@ class CudaAttentionExecutor final : public AttentionBackend {
     std::vector<GroupStep> groups;
     BufferPtr query, key_value;          // payloads from the host
     BufferPtr partial, partial_host;     // what answers; pinned
-    BufferPtr partial_floats;            // subtrees: all o, then all m and l
-    int64_t ml_at = 0;                   // floats to those
+    BufferPtr partial_floats;            // subtrees of the op at hand: all o, then all m and l
     std::span<const std::byte> payload;  // the query at hand
     bool prepared = false;
     // Of the step.
