@@ -20,18 +20,24 @@ constexpr int kUsualWaits = 5;
 constexpr int64_t kMostStateBytes = int64_t{512} << 20;
 constexpr int64_t kMostStateSlots = 64;
 
+// Those that a worker asks its device for: `options`, with what is said of prompts.
 ComputeWorkerOptions Tuned(ComputeWorkerOptions options, const ComputeWorkerTuning& tuning,
                            const proto::AttentionTable& table) {
-  if (tuning.dense == nullptr) {
-    options.prompt_blocks = PromptScratchBlocks(table, options.max_step_tokens, tuning.prompt_scratch_bytes);
-    options.linear_prompts = tuning.linear_prompts;
-    const int64_t slot_bytes = PromptStates::SlotBytes(table);
-    options.state_slots =
-        slot_bytes == 0 ? 0 : static_cast<int>(std::min(kMostStateSlots, kMostStateBytes / slot_bytes));
-  }
   options.prompt_tokens = tuning.prompt_tokens;
   options.hand_over_at_end = tuning.hand_over_at_end;
   options.key_values_in_flight = tuning.hand_over_at_end ? table.op_count() : tuning.key_values_in_flight;
+  if (tuning.dense != nullptr) {
+    // Steps that GPUs exchange themselves have prompts attended where the blocks are.
+    const bool linked = tuning.exchange.links != nullptr && !tuning.prompt_scratch_bytes;
+    const bool elsewhere = tuning.shared_gpu != nullptr || linked;
+    options.prompt_blocks =
+        elsewhere ? 0 : tuning.dense->PromptBlocks(table, options.max_step_tokens, tuning.prompt_scratch_bytes);
+    return options;
+  }
+  options.prompt_blocks = PromptScratchBlocks(table, options.max_step_tokens, tuning.prompt_scratch_bytes);
+  options.linear_prompts = tuning.linear_prompts;
+  const int64_t slot_bytes = PromptStates::SlotBytes(table);
+  options.state_slots = slot_bytes == 0 ? 0 : static_cast<int>(std::min(kMostStateSlots, kMostStateBytes / slot_bytes));
   return options;
 }
 
@@ -44,17 +50,18 @@ using proto::StepStatus;
 ComputeWorkerNode::ComputeWorkerNode(const model::LoadedModel& model, const proto::AttentionTable& table,
                                      const ComputeWorkerOptions& options, NodeId scheduler, kernels::Device& device,
                                      transport::Port& port, Clock& clock, const ComputeWorkerTuning& tuning)
-    : ComputeWorkerNode(model, table, options, scheduler, device, port, clock, tuning, nullptr) {}
+    : ComputeWorkerNode(model, table, Tuned(options, tuning, table), scheduler, device, port, clock, tuning, nullptr) {}
 
 absl::StatusOr<std::unique_ptr<ComputeWorkerNode>> ComputeWorkerNode::Create(
     const model::LoadedModel& model, const proto::AttentionTable& table, const ComputeWorkerOptions& options,
     NodeId scheduler, kernels::Device& device, transport::Port& port, Clock& clock, const ComputeWorkerTuning& tuning) {
+  const ComputeWorkerOptions tuned = Tuned(options, tuning, table);
   std::unique_ptr<DenseBackend> dense;
   if (tuning.dense != nullptr) {
-    DT_ASSIGN_OR_RETURN(dense, tuning.dense->Create(table, options, tuning.shared_gpu));
+    DT_ASSIGN_OR_RETURN(dense, tuning.dense->Create(table, tuned, tuning.shared_gpu));
   }
   return std::unique_ptr<ComputeWorkerNode>(
-      new ComputeWorkerNode(model, table, options, scheduler, device, port, clock, tuning, std::move(dense)));
+      new ComputeWorkerNode(model, table, tuned, scheduler, device, port, clock, tuning, std::move(dense)));
 }
 
 ComputeWorkerNode::ComputeWorkerNode(const model::LoadedModel& model, const proto::AttentionTable& table,
@@ -63,7 +70,7 @@ ComputeWorkerNode::ComputeWorkerNode(const model::LoadedModel& model, const prot
                                      std::unique_ptr<DenseBackend> dense)
     : scheduler_(scheduler),
       trace_(tuning.trace),
-      core_(table, ProgramOf(model, tuning.q_first), Tuned(options, tuning, table)),
+      core_(table, ProgramOf(model, tuning.q_first), options),
       device_(device),
       dense_(dense != nullptr ? std::move(dense)
                               : std::make_unique<CpuDense>(model, core_.table(), device, options.micro_batches)),
@@ -208,7 +215,9 @@ absl::Status ComputeWorkerNode::Perform(Action& action) {
     absl::Status operator()(SendQuery& a) {
       node.timers_[a.micro_batch.value()].sent = node.clock_.Now();
       node.Note("send q", a.micro_batch, a.op);
-      return node.seam_.Of(a.micro_batch).SendQuery(a.micro_batch, a.op);
+      DT_RETURN_IF_ERROR(node.seam_.Of(a.micro_batch).SendQuery(a.micro_batch, a.op));
+      node.NoteLate(a.micro_batch);
+      return absl::OkStatus();
     }
     absl::Status operator()(SendKeyValue& a) { return node.Perform(a); }
     absl::Status operator()(AttendPrompts& a) { return node.Perform(a); }
@@ -229,6 +238,7 @@ absl::Status ComputeWorkerNode::Perform(SendKeyValue& send) {
   BeginWaiting(timers_[send.micro_batch.value()], clock_.Now());
   Note("send k, v", send.micro_batch, send.op);
   DT_RETURN_IF_ERROR(way.SendKeyValue(send.micro_batch, send.op));
+  NoteLate(send.micro_batch);
   const int parts = static_cast<int>(core_.PartsOf(send.micro_batch).size());
   for (int p = 0; p < parts; ++p)
     if (auto answer = way.Answer(send.micro_batch, send.op, p); answer.has_value()) core_.Handle(*answer, actions_);
@@ -293,8 +303,13 @@ void ComputeWorkerNode::TakeRankState(const transport::Delivery& delivery) {
   Feed(std::move(arrived));
 }
 
+// Drawing waits for the device, and what is late would wait with it.
 absl::Status ComputeWorkerNode::Perform(Sample& sample) {
   const MicroBatchId id = sample.micro_batch;
+  if (IsLate(id)) {
+    undrawn_.push_back(id);
+    return absl::OkStatus();
+  }
   DT_ASSIGN_OR_RETURN(const bool begun, dense_->BeginSample(core_.PlanOf(id), id));
   if (!begun) return FinishSample(id);
   drawing_.push_back(id);
@@ -313,9 +328,13 @@ absl::Status ComputeWorkerNode::FinishSample(MicroBatchId id) {
   Worked(timer.sampling, timer, begun);
   if (const auto times = dense_->TimesOf(id); times.has_value()) {
     timer.dense = times->busy;
+    timer.prompts = times->prompts;
     timer.waiting = times->waited;
-    timer.attention = times->attention;
-    timer.sampling = timer.op_busy = timer.overlapped = absl::ZeroDuration();
+    if (times->attention) {
+      timer.attention = *times->attention;
+      timer.op_busy = absl::ZeroDuration();
+    }
+    timer.sampling = timer.overlapped = absl::ZeroDuration();
   }
   Note("sample", id, -1, begun);
   core_.Handle(SampleDone{id, std::move(result)}, actions_);
@@ -324,8 +343,8 @@ absl::Status ComputeWorkerNode::FinishSample(MicroBatchId id) {
 
 int ComputeWorkerNode::Poll() {
   if (!health_.ok()) return 0;
-  const int frames =
-      SendUnsent() + rank_links_.SendWaiting() + port_.Poll(*this, kFramesPerPoll) + (links_.Progress() ? 1 : 0);
+  const int frames = SendUnsent() + SendLate() + rank_links_.SendWaiting() + port_.Poll(*this, kFramesPerPoll) +
+                     (links_.Progress() ? 1 : 0);
   if (frames > 0 || drawing_.empty() || !core_.only_draws()) return frames;
   const MicroBatchId id = drawing_.front();
   if (core_.running(id) && !dense_->Drawn(id)) return 1;  // its attention worker may be lost meanwhile
@@ -379,6 +398,40 @@ bool ComputeWorkerNode::Sent(proto::StepResult& result) {
   return !absl::IsResourceExhausted(sent);
 }
 
+bool ComputeWorkerNode::IsLate(MicroBatchId id) const {
+  return std::find(late_.begin(), late_.end(), id) != late_.end();
+}
+
+void ComputeWorkerNode::NoteLate(MicroBatchId id) {
+  if (seam_.Of(id).HasLate(id) && !IsLate(id)) late_.push_back(id);
+}
+
+// Not 0 while anything is late: nobody says when the device has it.
+int ComputeWorkerNode::SendLate() {
+  const int late = static_cast<int>(late_.size());
+  for (size_t i = 0; i < late_.size();) {
+    const MicroBatchId id = late_[i];
+    absl::StatusOr<Crossing::Late> sent = Crossing::Late();
+    if (core_.running(id)) sent = seam_.Of(id).SendLate(id);
+    if (sent.ok() && sent->sent > 0) timers_[id.value()].sent = clock_.Now();
+    if (sent.ok() && sent->waiting > 0) {
+      ++i;
+      continue;
+    }
+    late_.erase(late_.begin() + static_cast<std::ptrdiff_t>(i));
+    const bool draws = std::erase(undrawn_, id) > 0 && core_.running(id);
+    Sample sample{id};
+    absl::Status status = sent.status();
+    if (status.ok() && draws) status = Perform(sample);
+    if (status.ok()) continue;
+    LogError("compute worker: ", std::string(status.message()));
+    FailStep(id, status);
+    if (!health_.ok()) return late;
+  }
+  if (late > 0) PerformAll();
+  return late;
+}
+
 int ComputeWorkerNode::SendUnsent() {
   int sent = 0;
   for (; !unsent_.empty() && Sent(unsent_.front()); ++sent) unsent_.pop_front();
@@ -393,6 +446,7 @@ std::vector<NodeId> ComputeWorkerNode::Overdue() const {
     const MicroBatchId micro_batch(static_cast<uint16_t>(id));
     if (!core_.running(micro_batch) || now - timers_[id].sent < kLeastPatience) continue;
     if (core_.PlanOf(micro_batch).part.rank > 0) continue;  // it also waits for the ranks before it
+    if (IsLate(micro_batch)) continue;                      // for its own device
     if (patience == absl::ZeroDuration()) {
       std::vector<absl::Duration> waits = waits_;
       const auto median = waits.begin() + static_cast<int64_t>(waits.size() / 2);

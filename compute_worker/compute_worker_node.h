@@ -22,16 +22,17 @@ namespace dovetail::compute {
 // How a compute worker works; none of it changes a bit of what comes out.
 struct ComputeWorkerTuning {
   bool q_first = true;  // q leaves before k and v are computed
-  std::optional<uint64_t>
-      prompt_scratch_bytes;       // K and V of prompts attended here; default: a few steps, at most 256 MiB
+  // K and V of prompts attended here; default: a few steps, at most 256 MiB; on a GPU an eighth of its free memory.
+  std::optional<uint64_t> prompt_scratch_bytes;
   int prompt_tokens = 16;         // new tokens from which on an entry is attended here
   bool linear_prompts = true;     // the linear layers of such entries run here, and their states cross; on a CPU
   int key_values_in_flight = 4;   // ops of k and v that an attention worker may owe an answer, 2..64
   bool hand_over_at_end = false;  // all k and v of a prompt's step go when its layers are done
   Trace* trace = nullptr;         // what is done when; outlives the worker
-  // Where the dense layers run, if not on the CPU; outlives the worker. Prompts are then attended on attention workers.
+  // Where the dense layers run, if not on the CPU; outlives the worker.
   const DenseBackendFactory* dense = nullptr;
-  exchange::SharedGpu* shared_gpu = nullptr;  // with an attention worker of this process and GPU; outlives the worker
+  // With an attention worker of this process and GPU, which then attends prompts, too; outlives the worker.
+  exchange::SharedGpu* shared_gpu = nullptr;
   // Steps whose sequences lie whole on linked attention workers exchange layers from GPU to GPU (peer_crossing.h).
   exchange::GpuExchangeMeans exchange;
 };
@@ -131,6 +132,9 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   absl::Status SendResult(const proto::StepResult& result);
   bool Sent(proto::StepResult& result);  // false: the scheduler has no room for it yet
   int SendUnsent();
+  bool IsLate(MicroBatchId id) const;
+  void NoteLate(MicroBatchId id);  // if payloads that were to be sent were not there
+  int SendLate();                  // those, as far as they are there by now; draws behind the last
   void FailStep(MicroBatchId id, const absl::Status& status);
 
   const NodeId scheduler_;
@@ -152,6 +156,8 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   std::vector<Action> actions_;           // still to be performed
   std::deque<proto::StepResult> unsent_;  // in order: the scheduler has no room yet; one for each micro-batch at most
   std::vector<MicroBatchId> drawing_;     // whose Sample has begun, oldest first
+  std::vector<MicroBatchId> late_;        // some of whose payloads wait for the device; Sample waits behind them
+  std::vector<MicroBatchId> undrawn_;     // whose Sample does
 };
 
 }  // namespace dovetail::compute

@@ -26,6 +26,14 @@ class Crossing {
   // Payloads for all parts that have rows in the op [4].
   virtual absl::Status SendQuery(MicroBatchId id, int op) = 0;
   virtual absl::Status SendKeyValue(MicroBatchId id, int op) = 0;
+  // Payloads that the device had not computed when they were to be sent, and that are sent since: in the order in which
+  // they were to be [4].
+  struct Late {
+    int sent = 0;     // now
+    int waiting = 0;  // still
+  };
+  virtual absl::StatusOr<Late> SendLate(MicroBatchId) { return Late(); }
+  virtual bool HasLate(MicroBatchId) const { return false; }
   // The answer of part `p`, asked for after the op's k and v; nullopt: a frame brings it [6].
   virtual std::optional<PartialArrived> Answer(MicroBatchId, int /*op*/, int /*p*/) { return std::nullopt; }
   // The part whose worker a step failed by that its tokens were waited for; -1: none, or that is not known.

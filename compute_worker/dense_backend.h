@@ -34,8 +34,12 @@ class DenseBackend {
   // same micro-batch is ordered behind it.
   virtual absl::Status Run(const ComputeWorkerCore& core, MicroBatchId id, int index) = 0;
 
-  // Attends the micro-batch's prompts, as far as they are attended here.
+  // Attends the micro-batch's prompts, as far as they are attended here. As Run, it may still be under way.
   virtual absl::Status AttendPrompts(const ComputeWorkerCore& core, MicroBatchId id, int op) = 0;
+
+  // Whether the payloads of an op can be packed without waiting for the device. If not, the caller does other things
+  // and packs them later, in the order in which it would have. kInternal: the device is lost.
+  virtual absl::StatusOr<bool> PayloadsReady(MicroBatchId, int /*op*/) { return true; }
 
   // The payloads for part `p` of the micro-batch, unchanged until the next op's, k and v until they were answered. In
   // host memory, with its owner, unless all workers of this process hand each other device memory.
@@ -57,11 +61,13 @@ class DenseBackend {
   // steps that begin from here on. For measurements.
   virtual void SetTurns(TurnChoice::Policy) {}
 
-  // Of a step that exchanged layers from GPU to GPU, after Sample: how long the GPU was busy with it and waited for
-  // the attention worker's, and how long that one was busy. What it waited for its turn on the GPU is in neither.
+  // Of a step that exchanged layers from GPU to GPU, or attended prompts on the GPU, after Sample: how long the GPU was
+  // busy with it, but for attention to prompts, how long with that, and how long it waited for attention workers. Where
+  // their GPUs said so, how long those were busy. What it waited for its turn on the GPU is in none of them.
   // Nothing where times were not measured.
   struct GpuTimes {
-    absl::Duration busy, waited, attention;
+    absl::Duration busy, prompts, waited;
+    std::optional<absl::Duration> attention;
   };
   virtual std::optional<GpuTimes> TimesOf(MicroBatchId) const { return std::nullopt; }
 
@@ -78,6 +84,12 @@ class DenseBackendFactory {
  public:
   virtual ~DenseBackendFactory() = default;
 
+  // How many blocks of 64 tokens, a KV head and an op a scratch of prompts has there (ComputeWorkerOptions::
+  // prompt_blocks) in so many bytes; nothing: in as many as it takes by itself. 0: prompts are not attended there.
+  virtual uint32_t PromptBlocks(const proto::AttentionTable&, int /*max_step_tokens*/,
+                                std::optional<uint64_t> /*bytes*/) const {
+    return 0;
+  }
   // `shared_gpu`: null unless steps may cross the seam on it; outlives the backend.
   // kResourceExhausted when what the largest step needs does not fit: it is taken here.
   virtual absl::StatusOr<std::unique_ptr<DenseBackend>> Create(const proto::AttentionTable& table,

@@ -82,7 +82,7 @@ absl::Status StepWire::Prepare(const ComputeWorkerCore& core, MicroBatchId id) {
     joined = std::max(joined, row_elements * spec.query_heads * spec.value_dim);
     groups_[g].whole_key_value = IsWhole(parts, group);
     groups_[g].whole = groups_[g].whole_key_value && (spec.linear() || !local);
-    PlanLocals(core, id, group);
+    FindLocals(core, id, group, groups_[g].locals);
     PlanSplits(parts, group);
   }
   DT_RETURN_IF_ERROR(Grow(query_, query));
@@ -115,11 +115,10 @@ bool StepWire::IsWhole(const std::vector<WorkerPart>& parts, LayerGroup group) c
   });
 }
 
-// One for each head range of the entry that has its earlier tokens elsewhere.
-void StepWire::PlanLocals(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group) {
-  std::vector<LocalPartial>& locals = groups_[group.value()].locals;
+void StepWire::FindLocals(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group,
+                          std::vector<LocalPartial>& locals) {
   locals.clear();
-  if (table_.linear(group) != nullptr) return;
+  if (core.table().linear(group) != nullptr) return;
   for (const PromptEntry& prompt : core.PromptsOf(id)) {
     const proto::StepEntry& entry = core.PlanOf(id).entries[prompt.entry];
     LocalPartial local;
@@ -127,7 +126,7 @@ void StepWire::PlanLocals(const ComputeWorkerCore& core, MicroBatchId id, LayerG
     local.ctx_len = entry.ctx_len;
     local.q_len = static_cast<int>(entry.tokens.size());
     local.begin = prompt.part->begin;
-    local.kv_heads = {0, table_.softmax(group).kv_heads};
+    local.kv_heads = {0, core.table().softmax(group).kv_heads};
     if (local.begin == 0) {
       locals.push_back(local);
       continue;
@@ -154,6 +153,10 @@ StepWire::TokenSplit& StepWire::SplitOf(Group& plan, int entry, const proto::Hea
   return split;
 }
 
+bool StepWire::IsLocal(const Group& plan, int entry) {
+  return std::any_of(plan.locals.begin(), plan.locals.end(), [&](const LocalPartial& l) { return l.entry == entry; });
+}
+
 void StepWire::PlanSplits(const std::vector<WorkerPart>& parts, LayerGroup group) {
   Group& plan = groups_[group.value()];
   plan.splits.clear();
@@ -162,6 +165,7 @@ void StepWire::PlanSplits(const std::vector<WorkerPart>& parts, LayerGroup group
     const auto& items = parts[p].layouts[group.value()].items;
     for (size_t i = 0; i < items.size(); ++i) {
       if (items[i].finished() || items[i].rows.q_count == 0) continue;
+      if (join_ == Join::kElsewhere && IsLocal(plan, items[i].entry)) continue;
       TokenSplit& split = SplitOf(plan, items[i].entry, items[i].kv_heads, group);
       split.ctx_len = items[i].ctx_len;
       split.q_len = items[i].q_len;
@@ -170,7 +174,7 @@ void StepWire::PlanSplits(const std::vector<WorkerPart>& parts, LayerGroup group
   }
   for (size_t i = 0; i < plan.locals.size(); ++i) {
     const LocalPartial& local = plan.locals[i];
-    if (local.begin == 0) continue;
+    if (local.begin == 0 || join_ == Join::kElsewhere) continue;
     TokenSplit& split = SplitOf(plan, local.entry, local.kv_heads, group);
     split.ctx_len = local.ctx_len;
     split.q_len = local.q_len;

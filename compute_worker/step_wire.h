@@ -19,7 +19,11 @@ namespace dovetail::compute {
 // Thread-compatible; nothing allocates between Prepare calls.
 class StepWire {
  public:
-  StepWire(kernels::Device& device, const proto::AttentionTable& table) : device_(device), table_(table) {}
+  // Where what the compute worker attends itself is joined with what comes back.
+  enum class Join { kHere, kElsewhere };
+
+  StepWire(kernels::Device& device, const proto::AttentionTable& table, Join join = Join::kHere)
+      : device_(device), table_(table), join_(join) {}
 
   // For the plan that `core` runs in this micro-batch: computes row offsets, sizes buffers. kResourceExhausted: no
   // memory.
@@ -57,11 +61,15 @@ class StepWire {
     const float* ml = nullptr;
   };
   std::span<LocalPartial> locals(LayerGroup group) { return groups_[group.value()].locals; }
+  // What the plan that `core` runs in this micro-batch attends itself of a group, in the order of entries: one for each
+  // head range of an entry that has its earlier tokens elsewhere.
+  static void FindLocals(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group,
+                         std::vector<LocalPartial>& locals);
   std::byte* joined(int entry, LayerGroup group);
 
   // Rows of entries whose linear layers run here (StateEntry) are written to joined() as well, before JoinPartials.
   // All partials of an op as a [rows, query_heads * value_dim] tensor in the wire type: the one worker's payload
-  // itself, or joined here.
+  // itself, or joined here. With Join::kElsewhere the rows of locals() mean nothing.
   absl::StatusOr<const std::byte*> JoinPartials(const std::vector<WorkerPart>& parts, int op,
                                                 const kernels::OpContext& context);
 
@@ -97,14 +105,15 @@ class StepWire {
   int SlotOf(int op) const { return op % slots_; }
   void CopyQuery(const proto::StepLayout& layout, LayerGroup group, std::byte* out) const;
   bool IsWhole(const std::vector<WorkerPart>& parts, LayerGroup group) const;
-  void PlanLocals(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group);
   TokenSplit& SplitOf(Group& plan, int entry, const proto::HeadRange& heads, LayerGroup group);
+  static bool IsLocal(const Group& plan, int entry);
   void PlanSplits(const std::vector<WorkerPart>& parts, LayerGroup group);
   absl::Status GrowSlots(std::vector<SharedBuffer>& buffers, size_t bytes);
   void CopyWholeItems(const std::vector<WorkerPart>& parts, LayerGroup group);
 
   kernels::Device& device_;
   const proto::AttentionTable& table_;
+  const Join join_;
   int64_t rows_ = 0;
   std::vector<int64_t> row_begin_;
   std::vector<Group> groups_;

@@ -56,8 +56,8 @@ absl::Status EmbeddedCluster::SizeKvCache(const proto::AttentionTable& table) {
 // One attention worker that holds every sequence whole: tensors need not leave the GPU, which then needs not wait for
 // the host between two steps.
 bool EmbeddedCluster::SharesGpu() const {
-  return options_.compute.dense != nullptr && options_.attention_workers == 1 && options_.compute_workers == 1 &&
-         options_.scheduler.placement == scheduler::PlacementPolicy::kRequest;
+  return options_.compute.dense != nullptr && options_.attention_device == nullptr && options_.attention_workers == 1 &&
+         options_.compute_workers == 1 && options_.scheduler.placement == scheduler::PlacementPolicy::kRequest;
 }
 
 absl::Status EmbeddedCluster::Build(kernels::Device& device) {
@@ -94,7 +94,8 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
       });
   DT_RETURN_IF_ERROR(BuildComputeWorkers(device, table, micro_batches));
   DT_RETURN_IF_ERROR(SizeKvCache(table));
-  DT_RETURN_IF_ERROR(BuildAttentionWorkers(device, table, micro_batches));
+  kernels::Device* const elsewhere = options_.attention_device;
+  DT_RETURN_IF_ERROR(BuildAttentionWorkers(elsewhere != nullptr ? *elsewhere : device, table, micro_batches));
   for (int i = 0; i < options_.compute_workers; ++i) {
     const WorkerId worker(static_cast<uint32_t>(i));
     scheduler_->AddComputeWorker(worker, ports_[1 + i]->id());

@@ -31,9 +31,11 @@ struct EmbeddedClusterOptions {
   int attention_workers = 1;  // 1..kMaxAttentionWorkers
   // 1..kMaxComputeWorkers, of one device: they divide requests, and long prompts (SchedulerOptions::prefill_ranks).
   int compute_workers = 1;
+  // Where the attention workers are, if not on the device of the compute workers; outlives the cluster.
+  kernels::Device* attention_device = nullptr;
   uint64_t kv_cache_bytes =
       0;  // over all attention workers; 0: what the options need at most, within a quarter of memory
-  // Asked once the compute worker has its memory: what the KV cache may take of the device's. Empty: of this machine's.
+  // Asked once the compute worker has its memory: what the KV cache may take of its device's. Empty: of this machine's.
   std::function<uint64_t()> kv_room;
   DType kv_dtype = DType::kBF16;
   attention::KvStorage kv_storage = attention::KvStorage::kAsSent;

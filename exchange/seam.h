@@ -31,7 +31,8 @@ class SharedGpu;
 //     gives the backend q (AttendComplete), then k and v (AppendAndFinish). A part that is not asked gets no q, and one
 //     without rows in an op gets nothing of it.
 //  5. Payloads are lent. The sender leaves a payload as it is, where it is, until it was answered.
-//     ThroughHosts: bytes in host memory, which are there when the frame is sent.
+//     ThroughHosts: bytes in host memory, which are there when the frame is sent. If the device has not computed them
+//     when the frame is due, it is sent late; what a step draws waits behind its last frame.
 //     OnOneGpu: device memory. What was enqueued before writes its bytes.
 //  6. One answer. Each part that is asked gives one answer to an op. The compute node has the answers of all parts
 //     before it runs the piece that reads o. Where no frame brings them it makes them itself, at once: they say where o

@@ -19,7 +19,8 @@ namespace dovetail::compute {
 // launches are collected. One of these for each alternative of exchange::Seam; numbers in brackets are obligations
 // there.
 //
-// Order: Use and Begin for each step; for each op LeaveFrom, Leave, Pack..., Arriving, Arrive; Launch.
+// Order: Use and Begin for each step; for each op BeforeHeads, LeaveFrom, Leave, AttendPrompts if the step has any that
+// are attended here, Arriving, Arrive; BeforeDraws, Launch. Pack... of an op come behind its Leave, in ascending order.
 // Errors: what fails ends the step.
 // Threads: those of CudaDense.
 class CudaCrossing {
@@ -38,10 +39,18 @@ class CudaCrossing {
   // What launches depend on besides: as StepWork::Add wants it.
   virtual std::array<uint64_t, 3> Words(const CudaBatch&) const { return {}; }
 
+  // Before the kernel that computes q, k and v of an op.
+  virtual absl::Status BeforeHeads(CudaBatch&) { return absl::OkStatus(); }
   // Where the kernel that computes q, k and v of a softmax op stores them: `out` says into the batch's tensors.
   virtual void LeaveFrom(int /*op*/, const CudaBatch&, kernels::cuda::KvAppendLaunch& /*out*/) {}
   // Behind it.
   virtual absl::Status Leave(int op, CudaBatch& batch) = 0;
+  // Attends the prompts of the step, as far as they are attended here.
+  virtual absl::Status AttendPrompts(const ComputeWorkerCore&, int op, CudaBatch&) {
+    return Internal("attention op ", op, ": prompts are attended on attention workers");
+  }
+  // The payloads of the op are where they can be packed without waiting. kInternal: the device is lost.
+  virtual absl::StatusOr<bool> Ready(int /*op*/, const CudaBatch&) const { return true; }
   // The payloads of part `p` [5].
   virtual absl::StatusOr<transport::LentBytes> PackQuery(const std::vector<WorkerPart>& parts, int p, int op,
                                                          CudaBatch& batch) = 0;
@@ -55,7 +64,7 @@ class CudaCrossing {
   virtual absl::StatusOr<const void*> Arrive(int op, const std::vector<WorkerPart>& parts, const void* arriving,
                                              CudaBatch& batch) = 0;
 
-  // After the last op, in a step whose launches are collected: what comes before the draws, and behind them [8].
+  // After the last op: what comes before the draws; in a step whose launches are collected, behind them [8].
   virtual absl::Status BeforeDraws(CudaBatch&) { return absl::OkStatus(); }
   virtual absl::Status Launch(CudaBatch& batch) { return batch.work->Launch(batch.stream()); }
 

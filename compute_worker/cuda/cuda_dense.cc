@@ -71,7 +71,11 @@ absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options, exchange::
     DT_ASSIGN_OR_RETURN(hybrid_, CudaHybrid::Create(device, model_.model(), table_, std::move(hybrid), stream_,
                                                     *product_, {rows, options.micro_batches, model_.type()}));
   }
-  through_hosts_ = std::make_unique<CudaHostCrossing>(table_, device, shared_, options.micro_batches);
+  if (options.prompt_blocks > 0) {
+    DT_ASSIGN_OR_RETURN(prompts_, CudaPromptAttention::Create(device, stream_, table_, options));
+  }
+  DT_ASSIGN_OR_RETURN(through_hosts_,
+                      CudaHostCrossing::Create(table_, device, shared_, options.micro_batches, prompts_.get()));
   if (shared_gpu != nullptr) on_one_gpu_ = std::make_unique<CudaOneGpuCrossing>(table_, *shared_gpu, shared_);
   // Experts have one scratch, products of weights in few bits another.
   CudaPeerCrossing::MakeLane make_lane;
@@ -184,9 +188,9 @@ absl::Status CudaDense::RunPiece(const ComputeWorkerCore& core, MicroBatchId id,
   return Internal("step ", index, " of the model does not run on a GPU");
 }
 
-absl::Status CudaDense::AttendPrompts(const ComputeWorkerCore& core, MicroBatchId id, int) {
-  if (core.PromptsOf(id).empty()) return absl::OkStatus();
-  return Internal("prompts are attended on attention workers");
+absl::Status CudaDense::AttendPrompts(const ComputeWorkerCore& core, MicroBatchId id, int op) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  return batch.crossing->AttendPrompts(core, op, batch);
 }
 
 absl::Status CudaDense::Norm(const BufferPtr& weight, float eps, const float* x, void* out, WireType out_type,
@@ -338,6 +342,7 @@ absl::Status CudaDense::RunStep(const model::QueryProjection& step, const CudaSt
   const int64_t q_width = int64_t{spec.query_heads} * spec.key_dim, k_width = int64_t{spec.kv_heads} * spec.key_dim;
   const int64_t v_width = int64_t{spec.kv_heads} * spec.value_dim, width = q_width + k_width + v_width;
   if (table_.linear(table_.op_group[step.op]) != nullptr) {
+    DT_RETURN_IF_ERROR(batch.crossing->BeforeHeads(batch));
     DT_RETURN_IF_ERROR(hybrid_->StateHeads(IndexOf(batch), IndexOf(weights), weights.first, batch.rows,
                                            batch.query->data(), batch.key_value->data()));
     return batch.crossing->Leave(step.op, batch);
@@ -374,6 +379,7 @@ absl::Status CudaDense::RunStep(const model::QueryProjection& step, const CudaSt
   out.rows = static_cast<int32_t>(batch.rows);
   out.q_heads = spec.query_heads;
   out.kv_heads = spec.kv_heads;
+  DT_RETURN_IF_ERROR(batch.crossing->BeforeHeads(batch));
   batch.crossing->LeaveFrom(step.op, batch, out);
   DT_RETURN_IF_ERROR(kernels::cuda::KvAppend(batch.stream(), out));
   return batch.crossing->Leave(step.op, batch);
@@ -441,8 +447,8 @@ absl::Status CudaDense::RunStep(const model::ExpertMlp& step, const CudaStep& we
 
 absl::StatusOr<bool> CudaDense::BeginSample(const proto::StepPlan& plan, MicroBatchId id) {
   MicroBatch& batch = micro_batches_[id.value()];
-  if (batch.work == nullptr) return false;
   DT_RETURN_IF_ERROR(batch.crossing->BeforeDraws(batch));
+  if (batch.work == nullptr) return false;
   CudaTokenSampler& sampler = *batch.lane->sampler;
   DT_ASSIGN_OR_RETURN(const bool begun, sampler.Begin(plan, Floats(batch.x), DrawId(batch), *batch.work));
   DT_RETURN_IF_ERROR(batch.crossing->Launch(batch));
@@ -466,6 +472,11 @@ absl::Status CudaDense::Sample(const proto::StepPlan& plan, MicroBatchId id, pro
   const absl::Status drawn =
       sampler.begun(draws) ? sampler.Finish(plan, draws, result) : sampler.Run(plan, Floats(batch.x), result);
   return batch.crossing->Ended(id, plan.step, drawn);
+}
+
+absl::StatusOr<bool> CudaDense::PayloadsReady(MicroBatchId id, int op) {
+  const MicroBatch& batch = micro_batches_[id.value()];
+  return batch.crossing->Ready(op, batch);
 }
 
 absl::StatusOr<transport::LentBytes> CudaDense::PackQuery(const ComputeWorkerCore& core, MicroBatchId id, int p,

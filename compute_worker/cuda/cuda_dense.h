@@ -9,6 +9,7 @@
 #include "compute_worker/cuda/cuda_model.h"
 #include "compute_worker/cuda/cuda_one_gpu_crossing.h"
 #include "compute_worker/cuda/cuda_peer_crossing.h"
+#include "compute_worker/cuda/cuda_prompt_attention.h"
 #include "kernels/cuda/products/cuda_product.h"
 #include "kernels/cuda/rows/row_ops.h"
 
@@ -36,6 +37,7 @@ class CudaDense final : public DenseBackend {
   absl::Status PrepareStep(const ComputeWorkerCore& core, MicroBatchId id, const exchange::Seam& seam) override;
   absl::Status Run(const ComputeWorkerCore& core, MicroBatchId id, int index) override;
   absl::Status AttendPrompts(const ComputeWorkerCore& core, MicroBatchId id, int op) override;
+  absl::StatusOr<bool> PayloadsReady(MicroBatchId id, int op) override;
   absl::StatusOr<transport::LentBytes> PackQuery(const ComputeWorkerCore& core, MicroBatchId id, int p,
                                                  int op) override;
   absl::StatusOr<transport::LentBytes> PackKeyValue(const ComputeWorkerCore& core, MicroBatchId id, int p,
@@ -110,6 +112,7 @@ class CudaDense final : public DenseBackend {
   std::unique_ptr<CudaHybrid> hybrid_;  // null for a dense model
   int64_t most_rows_ = 0;
   Lane shared_;
+  std::unique_ptr<CudaPromptAttention> prompts_;  // null: attention workers attend them
   // The ways across the seam.
   std::unique_ptr<CudaHostCrossing> through_hosts_;
   std::unique_ptr<CudaOneGpuCrossing> on_one_gpu_;  // null: no attention worker of this process has this GPU

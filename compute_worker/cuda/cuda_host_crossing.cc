@@ -1,19 +1,42 @@
 #include "compute_worker/cuda/cuda_host_crossing.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "compute_worker/cuda/cuda_hybrid.h"
 #include "kernels/op_context.h"
 
 namespace dovetail::compute {
+
+using kernels::cuda::CudaEvent;
+using kernels::cuda::CudaStream;
+
 namespace {
 
-constexpr size_t kElement = 2;  // bytes of the wire types of a GPU
+constexpr int64_t kElement = 2;  // bytes of the wire types of a GPU
 
 }  // namespace
 
 CudaHostCrossing::CudaHostCrossing(const proto::AttentionTable& table, kernels::cuda::CudaDevice& device,
-                                   CudaLane& lane, int micro_batches)
-    : table_(table), pinned_(device), lane_(lane), steps_(micro_batches) {
-  for (Step& step : steps_) step.wire = std::make_unique<StepWire>(pinned_, table_);
+                                   CudaLane& lane, int micro_batches, CudaPromptAttention* prompts)
+    : table_(table), device_(device), pinned_(device), lane_(lane), prompts_(prompts), steps_(micro_batches) {
+  for (Step& step : steps_) step.wire = std::make_unique<StepWire>(pinned_, table_, StepWire::Join::kElsewhere);
+}
+
+absl::StatusOr<std::unique_ptr<CudaHostCrossing>> CudaHostCrossing::Create(const proto::AttentionTable& table,
+                                                                           kernels::cuda::CudaDevice& device,
+                                                                           CudaLane& lane, int micro_batches,
+                                                                           CudaPromptAttention* prompts) {
+  std::unique_ptr<CudaHostCrossing> made(new CudaHostCrossing(table, device, lane, micro_batches, prompts));
+  if (prompts != nullptr) {
+    DT_ASSIGN_OR_RETURN(made->copies_, device.CreateCudaStream());
+  }
+  return made;
+}
+
+// Copies write memory that is about to go.
+CudaHostCrossing::~CudaHostCrossing() {
+  if (copies_ != nullptr) (void)copies_->SynchronizeStatus();
 }
 
 absl::Status CudaHostCrossing::Use(const exchange::Seam&, CudaBatch& batch) {
@@ -23,28 +46,114 @@ absl::Status CudaHostCrossing::Use(const exchange::Seam&, CudaBatch& batch) {
 }
 
 absl::Status CudaHostCrossing::Begin(const ComputeWorkerCore& core, CudaBatch& batch) {
-  return steps_[batch.id.value()].wire->Prepare(core, batch.id);
+  Step& step = steps_[batch.id.value()];
+  if (step.under_way) {  // and failed: what it has enqueued uses memory that Prepare may give back
+    DT_RETURN_IF_ERROR(batch.stream().SynchronizeStatus());
+    DT_RETURN_IF_ERROR(copies_->SynchronizeStatus());
+    step.under_way = false;
+  }
+  step.streams = prompts_ != nullptr && !core.PromptsOf(batch.id).empty();
+  DT_RETURN_IF_ERROR(step.wire->Prepare(core, batch.id));
+  return step.streams ? BeginStreaming(core, batch, step) : absl::OkStatus();
+}
+
+absl::Status CudaHostCrossing::BeginStreaming(const ComputeWorkerCore& core, CudaBatch& batch, Step& step) {
+  if (step.made.handle() == nullptr) {
+    DT_ASSIGN_OR_RETURN(step.made, device_.CreateEvent());
+    for (int slot = 0; slot < core.options().key_values_in_flight; ++slot) {
+      DT_ASSIGN_OR_RETURN(CudaEvent copied, device_.CreateEvent());
+      step.copied_of_slot.push_back(std::move(copied));
+    }
+    DT_ASSIGN_OR_RETURN(step.times, PromptStepTimes::Create(device_, table_.op_count()));
+  }
+  step.under_way = true;
+  step.last_op.reset();
+  FindRows(core, batch.id, step);
+  DT_RETURN_IF_ERROR(prompts_->Prepare(core, batch));
+  return step.times->Begin(batch.stream());
+}
+
+void CudaHostCrossing::FindRows(const ComputeWorkerCore& core, MicroBatchId id, Step& step) const {
+  const std::vector<proto::StepEntry>& entries = core.PlanOf(id).entries;
+  const auto add = [&](std::vector<Rows>& to, size_t entry) {
+    const int64_t first = step.wire->row_begin(static_cast<int>(entry));
+    if (to.empty() || to.back().first + to.back().count != first) to.push_back({first, 0});
+    to.back().count += static_cast<int64_t>(entries[entry].tokens.size());
+  };
+  step.asked.assign(table_.group_count(), {});
+  for (int g = 0; g < table_.group_count(); ++g) {
+    std::vector<bool> asked(entries.size());
+    for (const WorkerPart& part : core.PartsOf(id))
+      for (const proto::ShardStep& item : part.layouts[g].items)
+        asked[item.entry] = asked[item.entry] || item.rows.q_count > 0;
+    for (size_t e = 0; e < entries.size(); ++e)
+      if (asked[e]) add(step.asked[g], e);
+  }
+  step.elsewhere.clear();
+  size_t p = 0;  // both lists are by entry
+  const std::vector<PromptEntry>& prompts = core.PromptsOf(id);
+  for (size_t e = 0; e < entries.size(); ++e) {
+    if (p < prompts.size() && prompts[p].entry == static_cast<int>(e)) {
+      ++p;
+    } else {
+      add(step.elsewhere, e);
+    }
+  }
+}
+
+// The copies of the last op read what is about to be written.
+absl::Status CudaHostCrossing::BeforeHeads(CudaBatch& batch) {
+  Step& step = steps_[batch.id.value()];
+  if (!step.streams || !step.last_op) return absl::OkStatus();
+  return batch.stream().Wait(CopiedOf(step, *step.last_op));
+}
+
+absl::Status CudaHostCrossing::CopyOut(int op, CudaBatch& batch, CudaStream& stream) {
+  Step& step = steps_[batch.id.value()];
+  const LayerGroup group = table_.op_group[op];
+  const proto::SoftmaxSpec& spec = table_.softmax(group);
+  const int64_t query = int64_t{spec.query_heads} * spec.key_dim * kElement;
+  const size_t key = batch.rows * spec.kv_heads * spec.key_dim * kElement;
+  const size_t value = batch.rows * spec.kv_heads * spec.value_dim * kElement;
+  std::vector<Rows> whole = {{0, batch.rows}};
+  for (const Rows& rows : step.streams ? step.asked[group.value()] : whole)
+    DT_RETURN_IF_ERROR(stream.Copy(step.wire->query() + rows.first * query, batch.query->data() + rows.first * query,
+                                   rows.count * query));
+  DT_RETURN_IF_ERROR(stream.Copy(step.wire->key(op), batch.key_value->data(), key));
+  DT_RETURN_IF_ERROR(stream.Copy(step.wire->value(op), batch.key_value->data() + key, value));
+  if (spec.gates > 0)
+    DT_RETURN_IF_ERROR(stream.Copy(step.wire->gates(op),
+                                   batch.key_value->data() + CudaHybrid::GatesAt(spec, batch.rows),
+                                   CudaHybrid::GateBytes(spec, batch.rows)));
+  return absl::OkStatus();
 }
 
 absl::Status CudaHostCrossing::Leave(int op, CudaBatch& batch) {
   Step& step = steps_[batch.id.value()];
-  const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[op]);
-  const size_t query = batch.rows * spec.query_heads * spec.key_dim * kElement;
-  const size_t key = batch.rows * spec.kv_heads * spec.key_dim * kElement;
-  const size_t value = batch.rows * spec.kv_heads * spec.value_dim * kElement;
-  DT_RETURN_IF_ERROR(batch.stream().Copy(step.wire->query(), batch.query->data(), query));
-  DT_RETURN_IF_ERROR(batch.stream().Copy(step.wire->key(op), batch.key_value->data(), key));
-  DT_RETURN_IF_ERROR(batch.stream().Copy(step.wire->value(op), batch.key_value->data() + key, value));
-  if (spec.gates > 0)
-    DT_RETURN_IF_ERROR(batch.stream().Copy(step.wire->gates(op),
-                                           batch.key_value->data() + CudaHybrid::GatesAt(spec, batch.rows),
-                                           CudaHybrid::GateBytes(spec, batch.rows)));
   step.copied = false;
-  return absl::OkStatus();
+  if (!step.streams) return CopyOut(op, batch, batch.stream());
+  DT_RETURN_IF_ERROR(batch.stream().Record(step.made));
+  DT_RETURN_IF_ERROR(copies_->Wait(step.made));
+  DT_RETURN_IF_ERROR(CopyOut(op, batch, *copies_));
+  step.last_op = op;
+  return copies_->Record(step.copied_of_slot[op % step.copied_of_slot.size()]);
 }
 
-absl::Status CudaHostCrossing::Await(CudaBatch& batch) {
+absl::Status CudaHostCrossing::AttendPrompts(const ComputeWorkerCore& core, int op, CudaBatch& batch) {
   Step& step = steps_[batch.id.value()];
+  DT_RETURN_IF_ERROR(step.times->Attends(op, batch.stream()));
+  DT_RETURN_IF_ERROR(prompts_->Attend(core, op, batch));
+  return step.times->Attended(op, batch.stream());
+}
+
+absl::StatusOr<bool> CudaHostCrossing::Ready(int op, const CudaBatch& batch) const {
+  const Step& step = steps_[batch.id.value()];
+  return step.streams ? CopiedOf(step, op).Done() : true;
+}
+
+absl::Status CudaHostCrossing::Await(int op, CudaBatch& batch) {
+  Step& step = steps_[batch.id.value()];
+  if (step.streams) return CopiedOf(step, op).Synchronize();
   if (step.copied) return absl::OkStatus();
   DT_RETURN_IF_ERROR(batch.stream().SynchronizeStatus());
   step.copied = true;
@@ -53,24 +162,54 @@ absl::Status CudaHostCrossing::Await(CudaBatch& batch) {
 
 absl::StatusOr<transport::LentBytes> CudaHostCrossing::PackQuery(const std::vector<WorkerPart>& parts, int p, int op,
                                                                  CudaBatch& batch) {
-  DT_RETURN_IF_ERROR(Await(batch));
+  DT_RETURN_IF_ERROR(Await(op, batch));
   return steps_[batch.id.value()].wire->PackQuery(parts, p, table_.op_group[op]);
 }
 
 absl::StatusOr<transport::LentBytes> CudaHostCrossing::PackKeyValue(const std::vector<WorkerPart>& parts, int p, int op,
                                                                     CudaBatch& batch) {
-  DT_RETURN_IF_ERROR(Await(batch));
+  DT_RETURN_IF_ERROR(Await(op, batch));
   return steps_[batch.id.value()].wire->PackKeyValue(parts, p, op);
 }
 
 absl::StatusOr<const void*> CudaHostCrossing::Arrive(int op, const std::vector<WorkerPart>& parts, const void*,
                                                      CudaBatch& batch) {
-  const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[op]);
-  DT_ASSIGN_OR_RETURN(const std::byte* const joined,
-                      steps_[batch.id.value()].wire->JoinPartials(parts, op, kernels::ContextOf(batch.stream())));
-  const size_t bytes = batch.rows * spec.query_heads * spec.value_dim * kElement;
-  DT_RETURN_IF_ERROR(batch.stream().Copy(batch.lane->attended->data(), joined, bytes));
-  return batch.lane->attended->data();
+  Step& step = steps_[batch.id.value()];
+  const LayerGroup group = table_.op_group[op];
+  const proto::SoftmaxSpec& spec = table_.softmax(group);
+  const bool attended_here = step.streams && table_.linear(group) == nullptr;
+  std::byte* const o = attended_here ? prompts_->attended(batch) : batch.lane->attended->data();
+  const int64_t row_bytes = int64_t{spec.query_heads} * spec.value_dim * kElement;
+  if (attended_here) DT_RETURN_IF_ERROR(step.times->GoesOn(op, batch.stream()));
+  if (!attended_here || !step.elsewhere.empty()) {
+    DT_ASSIGN_OR_RETURN(const std::byte* const joined,
+                        step.wire->JoinPartials(parts, op, kernels::ContextOf(batch.stream())));
+    const std::vector<Rows> whole = {{0, batch.rows}};
+    for (const Rows& rows : attended_here ? step.elsewhere : whole)
+      DT_RETURN_IF_ERROR(
+          batch.stream().Copy(o + rows.first * row_bytes, joined + rows.first * row_bytes, rows.count * row_bytes));
+  }
+  if (attended_here) DT_RETURN_IF_ERROR(prompts_->Join(parts, op, batch));
+  return o;
+}
+
+absl::Status CudaHostCrossing::BeforeDraws(CudaBatch& batch) {
+  Step& step = steps_[batch.id.value()];
+  return step.streams ? step.times->End(batch.stream()) : absl::OkStatus();
+}
+
+// A step that draws nothing has not waited for the GPU, which still reads what the next step may give back.
+absl::Status CudaHostCrossing::Ended(MicroBatchId id, StepId, const absl::Status& drawn) {
+  Step& step = steps_[id.value()];
+  if (!drawn.ok() || !step.streams) return drawn;
+  DT_RETURN_IF_ERROR(step.times->Await());
+  step.under_way = false;
+  return absl::OkStatus();
+}
+
+std::optional<DenseBackend::GpuTimes> CudaHostCrossing::TimesOf(MicroBatchId id) const {
+  const Step& step = steps_[id.value()];
+  return step.streams ? step.times->Sum() : std::nullopt;
 }
 
 }  // namespace dovetail::compute

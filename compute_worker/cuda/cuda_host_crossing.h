@@ -1,41 +1,80 @@
 #pragma once
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "compute_worker/cuda/cuda_crossing.h"
+#include "compute_worker/cuda/cuda_prompt_attention.h"
+#include "compute_worker/cuda/prompt_step_times.h"
 #include "compute_worker/step_wire.h"
 
 namespace dovetail::compute {
 
 // ThroughHosts: q, k and v are copied to pinned memory, where StepWire packs them for any placement, and what comes
-// back is joined there. Each op waits for its copies.
+// back is joined there.
+//
+// A step of decodes waits for the copies of each op. In a step with prompts that are attended here they are made by the
+// copy engine, in a stream of its own, while the layers go on: Ready says when they are there. What attention workers
+// give for a prompt's rows is joined on the GPU.
 class CudaHostCrossing final : public CudaCrossing {
  public:
-  // All outlive it.
-  CudaHostCrossing(const proto::AttentionTable& table, kernels::cuda::CudaDevice& device, CudaLane& lane,
-                   int micro_batches);
+  // All outlive it; `prompts` may be null.
+  static absl::StatusOr<std::unique_ptr<CudaHostCrossing>> Create(const proto::AttentionTable& table,
+                                                                  kernels::cuda::CudaDevice& device, CudaLane& lane,
+                                                                  int micro_batches, CudaPromptAttention* prompts);
+  ~CudaHostCrossing() override;
 
   absl::Status Use(const exchange::Seam& seam, CudaBatch& batch) override;
   absl::Status Begin(const ComputeWorkerCore& core, CudaBatch& batch) override;
+  absl::Status BeforeHeads(CudaBatch& batch) override;
   absl::Status Leave(int op, CudaBatch& batch) override;
+  absl::Status AttendPrompts(const ComputeWorkerCore& core, int op, CudaBatch& batch) override;
+  absl::StatusOr<bool> Ready(int op, const CudaBatch& batch) const override;
   absl::StatusOr<transport::LentBytes> PackQuery(const std::vector<WorkerPart>& parts, int p, int op,
                                                  CudaBatch& batch) override;
   absl::StatusOr<transport::LentBytes> PackKeyValue(const std::vector<WorkerPart>& parts, int p, int op,
                                                     CudaBatch& batch) override;
   absl::StatusOr<const void*> Arrive(int op, const std::vector<WorkerPart>& parts, const void* arriving,
                                      CudaBatch& batch) override;
+  absl::Status BeforeDraws(CudaBatch& batch) override;
+  absl::Status Ended(MicroBatchId id, StepId step, const absl::Status& drawn) override;
+  std::optional<DenseBackend::GpuTimes> TimesOf(MicroBatchId id) const override;
 
  private:
+  struct Rows {
+    int64_t first = 0, count = 0;  // of the step
+  };
   struct Step {
     std::unique_ptr<StepWire> wire;
     bool copied = false;  // q, k and v have reached it
+    // Of steps with prompts.
+    bool streams = false;
+    bool under_way = false;                                // it was begun, and has not ended well
+    kernels::cuda::CudaEvent made;                         // q, k and v of the op at hand are there
+    std::vector<kernels::cuda::CudaEvent> copied_of_slot;  // their copies are: by op, modulo the ops that are in flight
+    std::optional<int> last_op;                            // that left
+    std::vector<std::vector<Rows>> asked;                  // by layer group: whose q leaves
+    std::vector<Rows> elsewhere;                           // that are no prompt's
+    std::unique_ptr<PromptStepTimes> times;
   };
-  absl::Status Await(CudaBatch& batch);
+
+  CudaHostCrossing(const proto::AttentionTable& table, kernels::cuda::CudaDevice& device, CudaLane& lane,
+                   int micro_batches, CudaPromptAttention* prompts);
+  absl::Status BeginStreaming(const ComputeWorkerCore& core, CudaBatch& batch, Step& step);
+  void FindRows(const ComputeWorkerCore& core, MicroBatchId id, Step& step) const;
+  absl::Status CopyOut(int op, CudaBatch& batch, kernels::cuda::CudaStream& stream);
+  absl::Status Await(int op, CudaBatch& batch);
+  const kernels::cuda::CudaEvent& CopiedOf(const Step& step, int op) const {
+    return step.copied_of_slot[op % step.copied_of_slot.size()];
+  }
 
   const proto::AttentionTable& table_;
+  kernels::cuda::CudaDevice& device_;
   kernels::cuda::PinnedHost pinned_;
   CudaLane& lane_;
-  std::vector<Step> steps_;  // by micro-batch
+  CudaPromptAttention* const prompts_;
+  std::unique_ptr<kernels::cuda::CudaStream> copies_;  // null without prompts
+  std::vector<Step> steps_;                            // by micro-batch
 };
 
 }  // namespace dovetail::compute

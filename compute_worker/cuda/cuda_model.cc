@@ -9,6 +9,8 @@
 #include <variant>
 
 #include "compute_worker/cuda/cuda_dense.h"
+#include "compute_worker/cuda/cuda_prompt_attention.h"
+#include "compute_worker/prompt_scratch_size.h"
 #include "kernels/cuda/rows/row_ops.h"
 #include "model/formats/dequantize.h"
 
@@ -24,6 +26,7 @@ using kernels::cuda::QuantBytesOf;
 using kernels::cuda::QuantKind;
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
+constexpr uint64_t kFreeBytesOfPrompts = 8;  // one of so many is for a scratch of prompts
 constexpr int64_t kMostHeadDim = 256;
 
 uint64_t Elements(const model::ModelConfig& config) {
@@ -380,6 +383,16 @@ absl::StatusOr<std::unique_ptr<CudaModel>> CudaModel::Load(CudaDevice& device, c
   DT_ASSIGN_OR_RETURN(out->final_norm_, reader.Norm(model.final_norm));
   if (progress) progress(1.0);
   return out;
+}
+
+uint32_t CudaModel::PromptBlocks(const proto::AttentionTable& table, int max_step_tokens,
+                                 std::optional<uint64_t> bytes) const {
+  if (!CudaPromptAttention::Takes(table)) return 0;
+  if (!bytes) {
+    const auto memory = device_.memory();
+    bytes = memory.ok() ? memory->free_bytes / kFreeBytesOfPrompts : 0;
+  }
+  return PromptScratchBlocks(table, max_step_tokens, bytes);
 }
 
 absl::StatusOr<std::unique_ptr<DenseBackend>> CudaModel::Create(const proto::AttentionTable& table,

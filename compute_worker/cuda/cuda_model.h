@@ -54,6 +54,8 @@ class CudaModel final : public DenseBackendFactory {
                                                          const model::LoadedModel& model, DType type, bool random,
                                                          GpuWeights how, const model::LoadProgress& progress);
 
+  uint32_t PromptBlocks(const proto::AttentionTable& table, int max_step_tokens,
+                        std::optional<uint64_t> bytes) const override;
   absl::StatusOr<std::unique_ptr<DenseBackend>> Create(const proto::AttentionTable& table,
                                                        const ComputeWorkerOptions& options,
                                                        exchange::SharedGpu* shared_gpu) const override;

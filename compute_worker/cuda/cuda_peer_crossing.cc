@@ -210,7 +210,9 @@ std::optional<DenseBackend::GpuTimes> CudaPeerCrossing::TimesOf(MicroBatchId id)
   const absl::StatusOr<float> all = step.ended.MillisecondsSince(step.begun);
   if (!all.ok()) return std::nullopt;
   const GpuExchange::Times times = exchange::TimesOf(step.peers, id);
-  return DenseBackend::GpuTimes{absl::Milliseconds(*all) - times.waited - times.turn, times.waited, times.peer_busy};
+  return DenseBackend::GpuTimes{.busy = absl::Milliseconds(*all) - times.waited - times.turn,
+                                .waited = times.waited,
+                                .attention = times.peer_busy};
 }
 
 }  // namespace dovetail::compute

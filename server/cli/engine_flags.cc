@@ -88,7 +88,7 @@ void AddLayerFlags(CLI::App& command, EngineFlags& flags) {
   command
       .add_option("--prompt-scratch", flags.prompt_scratch,
                   "Memory for K and V of prompts that the compute worker attends itself, as 512MiB; 0: prompts are "
-                  "attended on attention workers; auto: a few steps")
+                  "attended on attention workers; auto: a few steps, on a GPU an eighth of its free memory")
       ->type_name("SIZE")
       ->group("Disaggregation");
   command
@@ -265,6 +265,14 @@ void AddEngineFlags(CLI::App& command, EngineFlags& flags) {
   AddWeightFlags(command, flags);
   AddCacheFlags(command, flags);
   AddSchedulerFlags(command, flags);
+}
+
+void AddAttentionDeviceFlag(CLI::App& command, EngineFlags& flags) {
+  command
+      .add_option("--attention-device", flags.attention_device,
+                  "Where the KV cache lies and attention to it runs: cpu, cuda:N, or same (where the layers run)")
+      ->type_name("DEVICE")
+      ->group("Device");
 }
 
 absl::StatusOr<uint64_t> ParseBytes(const std::string& flag, const std::string& text) {
@@ -448,9 +456,14 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model:
   DT_RETURN_IF_ERROR(CheckPrefillRanks(flags, flags.compute_workers));
   DT_ASSIGN_OR_RETURN(std::unique_ptr<model::Checkpoint> checkpoint, OpenModel(flags));
   DT_ASSIGN_OR_RETURN(engine.device, CreateDevice(flags, *checkpoint));
+  if (flags.attention_device != "same" && flags.attention_device != engine.device->name()) {
+    DT_ASSIGN_OR_RETURN(engine.attention_device,
+                        engine::OpenDevice("--attention-device", flags.attention_device, flags.threads));
+  }
   if (const auto table = compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(flags), StateDtypeOf(flags));
       table.ok()) {
-    DT_RETURN_IF_ERROR(CheckPrefillExchange(flags, *table, engine::AsGpu(*engine.device) != nullptr));
+    const bool on_gpu = engine::AsGpu(*engine.device) != nullptr;
+    DT_RETURN_IF_ERROR(CheckPrefillExchange(flags, *table, on_gpu, on_gpu && engine.attention_device == nullptr));
   }
   engine.max_model_len = flags.max_model_len == 0 ? checkpoint->config().max_positions : flags.max_model_len;
 
@@ -479,7 +492,9 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model:
   engine.model = std::move(loaded.model);
   engine.on_gpu = std::move(loaded.on_gpu);
   options.compute.dense = engine.on_gpu.get();
-  if (kernels::cuda::CudaDevice* const gpu = engine::AsGpu(*engine.device); gpu != nullptr)
+  options.attention_device = engine.attention_device.get();
+  kernels::Device& cache = engine.attention_device != nullptr ? *engine.attention_device : *engine.device;
+  if (kernels::cuda::CudaDevice* const gpu = engine::AsGpu(cache); gpu != nullptr)
     options.kv_room = [gpu] { return KvRoomOf(*gpu); };
   DT_ASSIGN_OR_RETURN(engine.cluster, engine::EmbeddedCluster::Create(*engine.model, *engine.device, options));
   return engine;

@@ -39,6 +39,7 @@ struct EngineFlags {
   bool kv_checksums = false;
   int micro_batches = 1;
   std::string device = "auto";
+  std::string attention_device = "same";
   int threads = 0;
   int max_queued_requests = 4096;
   int replay_one_in = 0;
@@ -52,6 +53,9 @@ struct EngineFlags {
 
 // Adds MODEL and the flags to a command.
 void AddEngineFlags(CLI::App& command, EngineFlags& flags);
+
+// --attention-device, of commands that run all of it in their process.
+void AddAttentionDeviceFlag(CLI::App& command, EngineFlags& flags);
 
 // Parts of it, for commands that run a part of the system: weights and their device; what the scheduler decides by.
 void AddWeightFlags(CLI::App& command, EngineFlags& flags);
@@ -86,7 +90,7 @@ std::string ArithmeticOf(const EngineFlags& flags, const kernels::Device& device
 
 // A model being served in this process. Members are destroyed in reverse order: the cluster before what it runs on.
 struct RunningEngine {
-  std::unique_ptr<kernels::Device> device;
+  std::unique_ptr<kernels::Device> device, attention_device;  // the second is null where it is the first
   std::unique_ptr<model::LoadedModel> model;
   std::unique_ptr<compute::CudaModel> on_gpu;  // null on the CPU
   std::unique_ptr<engine::EmbeddedCluster> cluster;

@@ -53,13 +53,14 @@ absl::Status CheckChain(const EngineFlags& flags, const proto::AttentionTable& t
 
 }  // namespace
 
-absl::Status CheckPrefillExchange(const EngineFlags& flags, const proto::AttentionTable& table, bool on_gpu) {
+absl::Status CheckPrefillExchange(const EngineFlags& flags, const proto::AttentionTable& table, bool on_gpu,
+                                  bool cache_on_its_gpu) {
   if (flags.prefill_exchange == "chain") return CheckChain(flags, table, on_gpu);
   if (flags.prefill_exchange != "gather") return absl::OkStatus();
-  if (on_gpu)
+  if (cache_on_its_gpu)
     return InvalidArgument(
-        "--prefill-exchange gather: compute workers on GPUs keep no K and V of prompts, so nothing can be gathered "
-        "there; take plane, or --device cpu");
+        "--prefill-exchange gather: the KV cache lies on the GPU of the compute worker, where prompts are attended "
+        "without a copy; take plane, or another --attention-device");
   const bool only_linear =
       std::all_of(table.views.begin(), table.views.end(), [](const proto::SoftmaxSpec& spec) { return spec.linear(); });
   if (only_linear)

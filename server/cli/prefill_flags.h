@@ -18,7 +18,8 @@ absl::Status CheckPrefillRanks(const EngineFlags& flags, std::optional<int> comp
 // Of a prompt that must have as many ranks as the flags say: it is long enough for them.
 absl::Status CheckPromptForRanks(const EngineFlags& flags, int64_t tokens);
 
-// Of a model, and of whether its compute workers run on GPUs.
-absl::Status CheckPrefillExchange(const EngineFlags& flags, const proto::AttentionTable& table, bool on_gpu);
+// Of a model, and of whether its compute workers run on GPUs, and on one that holds the KV cache, too.
+absl::Status CheckPrefillExchange(const EngineFlags& flags, const proto::AttentionTable& table, bool on_gpu,
+                                  bool cache_on_its_gpu);
 
 }  // namespace dovetail::cli

@@ -82,8 +82,8 @@ class Up {
     DT_ASSIGN_OR_RETURN(const auto checkpoint, OpenModel(flags_.engine));
     DT_ASSIGN_OR_RETURN(const auto table, compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(flags_.engine),
                                                                     StateDtypeOf(flags_.engine)));
-    // Where --device auto chooses a GPU, the compute worker says that it cannot gather.
-    DT_RETURN_IF_ERROR(CheckPrefillExchange(flags_.engine, table, flags_.engine.device.starts_with("cuda")));
+    DT_RETURN_IF_ERROR(CheckPrefillExchange(flags_.engine, table, flags_.engine.device.starts_with("cuda"),
+                                            /*cache_on_its_gpu=*/false));
     if (flags_.engine.kv_cache_memory != "auto") {
       DT_ASSIGN_OR_RETURN(const uint64_t bytes, ParseBytes("--kv-cache-memory-bytes", flags_.engine.kv_cache_memory));
       kv_bytes_ = bytes / flags_.engine.attention_workers;

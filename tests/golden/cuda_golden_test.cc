@@ -5,7 +5,9 @@
 #include <set>
 #include <string>
 
+#include "compute_worker/attention_specs.h"
 #include "compute_worker/cuda/cuda_model.h"
+#include "compute_worker/prompt_scratch_size.h"
 #include "model/checkpoint.h"
 #include "tests/cluster/test_engine.h"
 #include "tests/golden/golden.h"
@@ -22,10 +24,19 @@ namespace fs = std::filesystem;
 using kernels::cuda::CudaDevice;
 
 // How a step's tensors cross: all in device memory, each step planned when the one before is known or (kAhead) before
-// that; or through pinned host memory to workers that hold sequences whole, by heads and by tokens in turn.
-enum class Seam { kDevice, kAhead, kHost };
+// that; or through pinned host memory to workers that hold sequences whole, by heads and by tokens in turn. Prompts are
+// then attended by the compute worker, and (kJoined) all that is earlier than a step by the others.
+enum class Seam { kDevice, kAhead, kHost, kJoined };
 
-const char* Name(Seam seam) { return seam == Seam::kDevice ? "device" : seam == Seam::kAhead ? "ahead" : "host"; }
+const char* Name(Seam seam) {
+  switch (seam) {
+    case Seam::kDevice: return "device";
+    case Seam::kAhead: return "ahead";
+    case Seam::kHost: return "host";
+    case Seam::kJoined: return "joined";
+  }
+  return "";
+}
 
 // A model served on a GPU. Members are destroyed in reverse order.
 struct OnGpu {
@@ -64,14 +75,21 @@ absl::StatusOr<OnGpu> Serve(const fs::path& path, Seam seam, DType type = DType:
   options.kv_room = [] { return uint64_t{1} << 30; };
   options.poison_freed_kv = true;  // reading memory that no sequence holds gives NaN
   options.compute.dense = run.on_gpu.get();
+  options.compute.prompt_scratch_bytes = 16 << 20;
   options.scheduler.max_model_len =
       max_model_len > 0 ? max_model_len : static_cast<int>(run.model->config().max_positions);
   options.scheduler.max_num_seqs = 8;
   options.scheduler.max_num_batched_tokens = max_model_len > 0 ? 512 : 48;
   options.scheduler.micro_batches = seam == Seam::kAhead ? 1 : 2;
-  if (seam == Seam::kHost) {
+  if (seam == Seam::kHost || seam == Seam::kJoined) {
     options.attention_workers = 3;
     options.scheduler.placement = scheduler::PlacementPolicy::kMixed;
+  }
+  if (seam == Seam::kJoined) {
+    constexpr int kStep = 64;  // so that each begins on a segment
+    options.scheduler.max_num_batched_tokens = kStep;
+    DT_ASSIGN_OR_RETURN(const auto table, compute::AttentionTableOf(run.model->config(), type));
+    options.compute.prompt_scratch_bytes = compute::PromptScratchBytesOfAStep(table, kStep);
   }
   DT_ASSIGN_OR_RETURN(run.cluster, engine::EmbeddedCluster::Create(*run.model, *run.device, options));
   return run;
@@ -183,17 +201,16 @@ TEST_P(CudaGolden, GreedyDecodingGivesTheReferencesTokensUpToTheFirstUncertainOn
 
 INSTANTIATE_TEST_SUITE_P(All, CudaGolden,
                          ::testing::Combine(::testing::ValuesIn(kCudaBudgets),
-                                            ::testing::Values(Seam::kDevice, Seam::kAhead, Seam::kHost)),
+                                            ::testing::Values(Seam::kDevice, Seam::kAhead, Seam::kHost, Seam::kJoined)),
                          [](const auto& info) {
                            return absl::StrCat(std::get<0>(info.param).model, "_", Name(std::get<1>(info.param)));
                          });
 
 INSTANTIATE_TEST_SUITE_P(Hybrids, CudaGolden,
                          ::testing::Combine(::testing::ValuesIn(kCudaHybridBudgets),
-                                            ::testing::Values(Seam::kDevice, Seam::kHost)),
+                                            ::testing::Values(Seam::kDevice, Seam::kHost, Seam::kJoined)),
                          [](const auto& info) {
-                           return absl::StrCat(std::get<0>(info.param).model,
-                                               std::get<1>(info.param) == Seam::kDevice ? "_device" : "_host");
+                           return absl::StrCat(std::get<0>(info.param).model, "_", Name(std::get<1>(info.param)));
                          });
 
 // Every token of what the CPU says after each chat is given; at each position both say what comes next.

@@ -96,6 +96,7 @@ struct Case {
   Way way;
   bool on_gpu;
   int attention_workers = 1;
+  bool late = false;  // the device is slower than the host
 };
 
 // Node 0 is the scheduler, node 1 the compute worker, those from 2 on are attention workers.
@@ -207,6 +208,7 @@ class Cluster final : public compute::DenseBackendFactory {
     tuning.dense = this;
     tuning.shared_gpu = shared_gpu_.get();
     tuning.exchange = means_;
+    tuning.prompt_scratch_bytes = 4 << 20;
     DT_ASSIGN_OR_RETURN(compute_, compute::ComputeWorkerNode::Create(*model_, table_, options, NodeId(0), *device_,
                                                                      *ports_[0], clock_, tuning));
     return absl::OkStatus();
@@ -227,6 +229,10 @@ class Cluster final : public compute::DenseBackendFactory {
     scheduler_->AddAttentionWorker(worker, kEpoch, node, kBlocks);
     return absl::OkStatus();
   }
+  uint32_t PromptBlocks(const proto::AttentionTable& table, int max_step_tokens,
+                        std::optional<uint64_t> bytes) const override {
+    return how_.on_gpu && kernels_run() ? weights_->PromptBlocks(table, max_step_tokens, bytes) : 0;
+  }
   absl::StatusOr<std::unique_ptr<compute::DenseBackend>> Create(const proto::AttentionTable& table,
                                                                 const compute::ComputeWorkerOptions& options,
                                                                 exchange::SharedGpu* shared_gpu) const override {
@@ -238,7 +244,8 @@ class Cluster final : public compute::DenseBackendFactory {
     } else {
       dense = std::make_unique<compute::CpuDense>(*model_, table_, *device_, options.micro_batches);
     }
-    return std::unique_ptr<compute::DenseBackend>(std::make_unique<WatchedDense>(std::move(dense), *model_, monitor));
+    return std::unique_ptr<compute::DenseBackend>(
+        std::make_unique<WatchedDense>(std::move(dense), *model_, monitor, how_.late));
   }
   // A host that ends a step's waits writes so into the memory of both sides.
   void SeeWhichWaitsEnded() {
@@ -343,8 +350,11 @@ TEST_P(SeamConformance, AStepThatFailsOnAnAttentionWorkerEndsItsWaitsAndTheNextO
 INSTANTIATE_TEST_SUITE_P(
     Ways, SeamConformance,
     ::testing::Values(Case{"HostsOfCpus", Way::kHosts, false}, Case{"HostsOfCpusDivided", Way::kHosts, false, 3},
+                      Case{"HostsOfCpusLate", Way::kHosts, false, 1, true},
+                      Case{"HostsOfCpusDividedLate", Way::kHosts, false, 3, true},
                       Case{"HostsOfAGpu", Way::kHosts, true}, Case{"HostsOfAGpuDivided", Way::kHosts, true, 3},
-                      Case{"OneGpu", Way::kOneGpu, true}, Case{"BetweenGpus", Way::kBetweenGpus, true}),
+                      Case{"HostsOfAGpuLate", Way::kHosts, true, 1, true}, Case{"OneGpu", Way::kOneGpu, true},
+                      Case{"BetweenGpus", Way::kBetweenGpus, true}),
     [](const auto& info) { return std::string(info.param.name); });
 
 // The tokens of one way are those of another, where kernels run.

@@ -1,5 +1,6 @@
 #pragma once
 #include <functional>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -64,8 +65,9 @@ class WatchedPort final : public transport::Port, private transport::FrameHandle
 
 class WatchedDense final : public compute::DenseBackend {
  public:
-  WatchedDense(std::unique_ptr<DenseBackend> dense, const model::LoadedModel& model, SeamMonitor& monitor)
-      : dense_(std::move(dense)), model_(model), monitor_(monitor) {}
+  // `late`: payloads are ready when they have been asked for four times.
+  WatchedDense(std::unique_ptr<DenseBackend> dense, const model::LoadedModel& model, SeamMonitor& monitor, bool late)
+      : dense_(std::move(dense)), model_(model), monitor_(monitor), late_(late) {}
   std::vector<SequenceId> PendingGrammars(const proto::StepPlan& plan) override {
     return dense_->PendingGrammars(plan);
   }
@@ -81,6 +83,10 @@ class WatchedDense final : public compute::DenseBackend {
   }
   absl::Status AttendPrompts(const compute::ComputeWorkerCore& core, MicroBatchId id, int op) override {
     return dense_->AttendPrompts(core, id, op);
+  }
+  absl::StatusOr<bool> PayloadsReady(MicroBatchId id, int op) override {
+    if (late_ && ++asked_[{id, op}] % 4 != 0) return false;
+    return dense_->PayloadsReady(id, op);
   }
   absl::StatusOr<transport::LentBytes> PackQuery(const compute::ComputeWorkerCore& core, MicroBatchId id, int p,
                                                  int op) override {
@@ -109,6 +115,8 @@ class WatchedDense final : public compute::DenseBackend {
   const std::unique_ptr<DenseBackend> dense_;
   const model::LoadedModel& model_;
   SeamMonitor& monitor_;
+  const bool late_;
+  std::map<std::pair<MicroBatchId, int>, int> asked_;
 };
 
 class WatchedAttention final : public attention::AttentionBackend {

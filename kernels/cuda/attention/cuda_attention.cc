@@ -172,7 +172,10 @@ absl::Status CudaAttention::Upload(CudaStream& stream, std::span<const CudaAtten
       int32_t node = item.first_node;
       for (int32_t row = 0; row <= item.q_rows; ++row) {
         first_node[row] = node;
-        node += CountSubtrees(VisibleSegments(item.first_position + row, window, item.token_begin, item.token_end));
+        node +=
+            item.node_a_row
+                ? 1
+                : CountSubtrees(VisibleSegments(item.first_position + row, window, item.token_begin, item.token_end));
       }
       first_node += item.q_rows + 1;
       first_node_there += item.q_rows + 1;

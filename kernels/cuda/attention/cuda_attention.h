@@ -53,6 +53,8 @@ struct CudaAttentionItem {
   // of them from subtree `first_node` on. The first subtree of a row carries everything, the others nothing.
   bool partial = false;
   int32_t first_node = 0;
+  // Each row has one subtree, which carries everything: q_rows of them. For results that stay on the GPU.
+  bool node_a_row = false;
 };
 
 struct CudaAttentionRun {

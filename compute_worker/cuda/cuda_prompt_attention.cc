@@ -1,0 +1,423 @@
+#include "compute_worker/cuda/cuda_prompt_attention.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "compute_worker/cpu/prompt_attention.h"
+#include "kernels/cuda/rows/row_ops.h"
+#include "kernels/cuda/runtime/enqueue.h"
+
+namespace dovetail::compute {
+
+using kernels::cuda::CudaAttentionItem;
+using kernels::cuda::CudaAttentionShape;
+using kernels::cuda::CudaKvLayout;
+using kernels::cuda::CudaStream;
+using kernels::cuda::DeviceAttentionItem;
+using kernels::cuda::KvAppendLaunch;
+using kernels::cuda::KvType;
+using kernels::cuda::WireType;
+
+namespace {
+
+constexpr int64_t kElement = 2;     // bytes of the wire types of a GPU
+constexpr int64_t kRowsBeyond = 8;  // that what reads o may take
+constexpr int kMostHeadDim = 256;
+
+WireType WireTypeOf(const proto::SoftmaxSpec& spec) {
+  return spec.kv == DType::kBF16 ? WireType::kBF16 : WireType::kF16;
+}
+
+CudaKvLayout LayoutOf(const proto::SoftmaxSpec& spec) {
+  return {spec.key_dim, spec.value_dim, spec.kv == DType::kBF16 ? KvType::kBF16 : KvType::kF16};
+}
+
+int64_t KeyBytes(const proto::SoftmaxSpec& spec, int64_t rows, int heads) {
+  return rows * heads * spec.key_dim * kElement;
+}
+
+int64_t ValueBytes(const proto::SoftmaxSpec& spec, int64_t rows, int heads) {
+  return rows * heads * spec.value_dim * kElement;
+}
+
+// Uploads in the order of launches: what they overwrite may be read by launches of the step before them.
+class UploadsInOrder {
+ public:
+  explicit UploadsInOrder(CudaStream& stream) : stream_(stream) { stream_.HoldUploads(); }
+  ~UploadsInOrder() { stream_.ReleaseUploads(); }
+  UploadsInOrder(const UploadsInOrder&) = delete;
+  UploadsInOrder& operator=(const UploadsInOrder&) = delete;
+
+ private:
+  CudaStream& stream_;
+};
+
+}  // namespace
+
+bool CudaPromptAttention::Takes(const proto::AttentionTable& table) {
+  bool softmax = false;
+  for (const proto::SoftmaxSpec& spec : table.views) {
+    if (spec.linear()) continue;
+    softmax = true;
+    for (const int dim : {spec.key_dim, spec.value_dim})
+      if (dim % 8 != 0 || dim > kMostHeadDim) return false;
+  }
+  return softmax;
+}
+
+CudaPromptAttention::CudaPromptAttention(kernels::cuda::CudaDevice& device, const proto::AttentionTable& table,
+                                         int micro_batches)
+    : device_(device), table_(table), block_bytes_(PromptAttention::BlockBytes(table)), steps_(micro_batches) {
+  for (Step& step : steps_) {
+    step.groups.resize(table.group_count());
+    for (GroupStep& group : step.groups) {
+      group.attention = std::make_unique<kernels::cuda::CudaAttention>(device);
+      group.tables = std::make_unique<kernels::cuda::StagedUpload>(device);
+      group.join = std::make_unique<CudaPartialJoin>(device);
+    }
+  }
+}
+
+absl::StatusOr<std::unique_ptr<CudaPromptAttention>> CudaPromptAttention::Create(kernels::cuda::CudaDevice& device,
+                                                                                 CudaStream& stream,
+                                                                                 const proto::AttentionTable& table,
+                                                                                 const ComputeWorkerOptions& options) {
+  std::unique_ptr<CudaPromptAttention> made(new CudaPromptAttention(device, table, options.micro_batches));
+  made->most_rows_ = options.max_step_tokens;
+  const size_t bytes = CudaKvLayout::kArenaLead + size_t{options.prompt_blocks} * made->block_bytes_;
+  auto arena = device.Allocate(bytes);
+  if (!arena.ok())
+    return Annotate(arena.status(), absl::StrCat("a prompt scratch of ", bytes >> 20, " MiB (--prompt-scratch)"));
+  made->arena_ = *std::move(arena);
+  // A block may be read beside its tokens; what lies there counts for nothing, but it must be a number.
+  DT_RETURN_IF_ERROR(stream.Fill(made->arena_->data(), 0, bytes));
+  made->sinks_.resize(table.op_count());
+  for (int op = 0; op < table.op_count(); ++op) {
+    if (table.sinks(op) == nullptr) continue;
+    const size_t sink_bytes = table.constants[op].sinks.size() * sizeof(float);
+    DT_ASSIGN_OR_RETURN(made->sinks_[op], device.Allocate(sink_bytes));
+    DT_RETURN_IF_ERROR(stream.Copy(made->sinks_[op]->data(), table.sinks(op), sink_bytes));
+  }
+  DT_RETURN_IF_ERROR(stream.SynchronizeStatus());
+  return made;
+}
+
+CudaAttentionShape CudaPromptAttention::ShapeOf(LayerGroup group) const {
+  const proto::SoftmaxSpec& spec = table_.softmax(group);
+  CudaAttentionShape shape;
+  shape.group = spec.group_size();
+  shape.window = spec.window;
+  shape.layout = LayoutOf(spec);
+  shape.q_type = shape.o_type = WireTypeOf(spec);
+  shape.scale = spec.scale;
+  shape.arena = arena_->data();
+  shape.arena_bytes = arena_->size_bytes();
+  return shape;
+}
+
+// What still runs uses the old memory.
+absl::Status CudaPromptAttention::Grow(BufferPtr& buffer, size_t bytes, CudaBatch& batch) {
+  if (bytes == 0 || (buffer != nullptr && buffer->size_bytes() >= bytes)) return absl::OkStatus();
+  DT_RETURN_IF_ERROR(batch.stream().SynchronizeStatus());
+  buffer.reset();
+  DT_ASSIGN_OR_RETURN(buffer, device_.Allocate(bytes));
+  return absl::OkStatus();
+}
+
+std::vector<int> CudaPromptAttention::OpsOf(LayerGroup group) const {
+  std::vector<int> ops;
+  for (int op = 0; op < table_.op_count(); ++op)
+    if (table_.op_group[op] == group) ops.push_back(op);
+  return ops;
+}
+
+std::byte* CudaPromptAttention::BlockAt(uint32_t block) const {
+  return arena_->data() + CudaKvLayout::kArenaLead + size_t{block} * block_bytes_;
+}
+
+void CudaPromptAttention::FindOffsets(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group,
+                                      GroupStep& step) const {
+  const std::vector<int> ops = OpsOf(group);
+  const PromptScratch& scratch = core.scratch();
+  const int heads = table_.softmax(group).kv_heads;
+  step.base_op = ops.front();
+  step.op_offset.assign(ops.size(), 0);
+  step.regular = std::none_of(ops.begin(), ops.end(), [&](int op) { return sinks_[op] != nullptr; });
+  bool first = true;
+  for (const PromptEntry& prompt : core.PromptsOf(id))
+    for (const PromptScratch::Segment& segment : prompt.part->segments)
+      for (int head = 0; step.regular && head < heads; ++head) {
+        const int64_t base = scratch.BlockOf(segment, step.base_op, head);
+        for (size_t i = 0; i < ops.size(); ++i) {
+          const int64_t offset =
+              (int64_t{scratch.BlockOf(segment, ops[i], head)} - base) * static_cast<int64_t>(block_bytes_);
+          if (first) step.op_offset[i] = offset;
+          if (step.op_offset[i] != offset) step.regular = false;
+        }
+        first = false;
+      }
+  if (!step.regular) return;
+  // Offsets are counted from the lowest of them.
+  const auto lowest = std::min_element(step.op_offset.begin(), step.op_offset.end());
+  step.base_op = ops[lowest - step.op_offset.begin()];
+  const int64_t least = *lowest;
+  for (int64_t& offset : step.op_offset) offset -= least;
+}
+
+// Bytes of staging memory.
+int64_t CudaPromptAttention::FindGathers(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group,
+                                         GroupStep& step) const {
+  const proto::SoftmaxSpec& spec = table_.softmax(group);
+  const std::vector<WorkerPart>& parts = core.PartsOf(id);
+  int64_t bytes = 0, table_row = 0;
+  for (const PromptEntry& prompt : core.PromptsOf(id))
+    table_row += static_cast<int64_t>(core.PlanOf(id).entries[prompt.entry].tokens.size());
+  step.gathers.clear();
+  for (size_t p = 0; p < parts.size(); ++p) {
+    const auto& items = parts[p].layouts[group.value()].items;
+    for (size_t i = 0; i < items.size(); ++i) {
+      if (items[i].gather_count == 0) continue;
+      const int64_t rows = items[i].gather_count;
+      step.gathers.push_back({static_cast<int>(p), static_cast<int>(i), rows, table_row, bytes});
+      table_row += rows;
+      bytes += KeyBytes(spec, rows, items[i].kv_heads.size()) + ValueBytes(spec, rows, items[i].kv_heads.size());
+    }
+  }
+  return bytes;
+}
+
+absl::Status CudaPromptAttention::Prepare(const ComputeWorkerCore& core, CudaBatch& batch) {
+  const UploadsInOrder in_order(batch.stream());
+  Step& step = steps_[batch.id.value()];
+  step.row_begin.clear();
+  int64_t rows = 0, width = 0, gathered = 0;
+  size_t partials = 0;
+  for (const proto::StepEntry& entry : core.PlanOf(batch.id).entries) {
+    step.row_begin.push_back(rows);
+    rows += static_cast<int64_t>(entry.tokens.size());
+  }
+  for (int g = 0; g < table_.group_count(); ++g) {
+    const LayerGroup group(static_cast<uint16_t>(g));
+    const proto::SoftmaxSpec& spec = table_.softmax(group);
+    if (spec.linear()) continue;
+    GroupStep& own = step.groups[g];
+    StepWire::FindLocals(core, batch.id, group, own.locals);
+    FindOffsets(core, batch.id, group, own);
+    gathered = std::max(gathered, FindGathers(core, batch.id, group, own));
+    DT_RETURN_IF_ERROR(own.join->Plan(core, batch.id, group, own.locals, step.row_begin, batch.stream()));
+    DT_RETURN_IF_ERROR(PlanGroup(core, batch, group, own.base_op));
+    if (!own.join->empty()) partials = std::max(partials, own.join->bytes());
+    width = std::max(width, int64_t{spec.query_heads} * spec.value_dim);
+  }
+  DT_RETURN_IF_ERROR(Grow(step.attended, (most_rows_ + kRowsBeyond) * width * kElement, batch));
+  DT_RETURN_IF_ERROR(Grow(step.gathered, gathered, batch));
+  return Grow(step.partials, partials, batch);
+}
+
+// Rows of prompts that follow each other in the step go in one launch.
+void CudaPromptAttention::FillRows(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group, GroupStep& step,
+                                   int32_t* positions, int32_t* row_items) const {
+  const std::vector<PromptEntry>& prompts = core.PromptsOf(id);
+  step.appends.clear();
+  int64_t at = 0;
+  for (size_t p = 0; p < prompts.size(); ++p) {
+    const proto::StepEntry& entry = core.PlanOf(id).entries[prompts[p].entry];
+    const int64_t row = steps_[id.value()].row_begin[prompts[p].entry];
+    if (step.appends.empty() || step.appends.back().first_row + step.appends.back().rows != row)
+      step.appends.push_back({0, row, at});
+    for (size_t i = 0; i < entry.tokens.size(); ++i, ++at) {
+      positions[at] = static_cast<int32_t>(entry.ctx_len + static_cast<Position>(i));
+      row_items[at] = static_cast<int32_t>(p);
+    }
+    step.appends.back().rows += static_cast<int64_t>(entry.tokens.size());
+  }
+  for (size_t i = 0; i < step.gathers.size(); ++i) {
+    const GatherRun& run = step.gathers[i];
+    const proto::ShardStep& item = core.PartsOf(id)[run.part].layouts[group.value()].items[run.item];
+    for (int64_t r = 0; r < run.rows; ++r, ++at) {
+      positions[at] = static_cast<int32_t>(item.gather_first + r);
+      row_items[at] = static_cast<int32_t>(prompts.size() + i);
+    }
+  }
+}
+
+std::vector<CudaAttentionItem> CudaPromptAttention::ItemsOf(const ComputeWorkerCore& core, MicroBatchId id,
+                                                            LayerGroup group, int op,
+                                                            const std::vector<const std::byte* const*>& blocks) const {
+  const proto::SoftmaxSpec& spec = table_.softmax(group);
+  const Step& step = steps_[id.value()];
+  const GroupStep& own = step.groups[group.value()];
+  const std::vector<PromptEntry>& prompts = core.PromptsOf(id);
+  std::vector<CudaAttentionItem> items;
+  size_t p = 0;  // both lists are by entry
+  for (size_t l = 0; l < own.locals.size(); ++l) {
+    const StepWire::LocalPartial& local = own.locals[l];
+    while (prompts[p].entry != local.entry) ++p;
+    const int64_t row = step.row_begin[local.entry], head = int64_t{local.kv_heads.begin} * spec.group_size();
+    CudaAttentionItem& item = items.emplace_back();
+    item.q_rows = local.q_len;
+    item.kv_heads = local.kv_heads.size();
+    item.first_position = local.ctx_len;
+    item.token_begin = local.begin;
+    item.token_end = local.ctx_len + local.q_len;
+    item.q_row_step = int64_t{spec.query_heads} * spec.key_dim;
+    item.q_offset = row * item.q_row_step + head * spec.key_dim;
+    item.head_step = static_cast<int64_t>(prompts[p].part->segments.size());
+    item.blocks = blocks[p] + local.kv_heads.begin * item.head_step;
+    item.first_segment = static_cast<int32_t>(local.begin / kSegmentTokens);
+    if (local.begin == 0) {
+      item.o_row_step = int64_t{spec.query_heads} * spec.value_dim;
+      item.o_offset = row * item.o_row_step + head * spec.value_dim;
+      if (sinks_[op] != nullptr) item.sinks = reinterpret_cast<const float*>(sinks_[op]->data()) + head;
+      continue;
+    }
+    item.partial = item.node_a_row = true;
+    item.first_node = static_cast<int32_t>(own.join->first_node(l));
+  }
+  return items;
+}
+
+absl::Status CudaPromptAttention::PlanGroup(const ComputeWorkerCore& core, CudaBatch& batch, LayerGroup group, int op) {
+  GroupStep& step = steps_[batch.id.value()].groups[group.value()];
+  const std::vector<PromptEntry>& prompts = core.PromptsOf(batch.id);
+  const int heads = table_.softmax(group).kv_heads;
+  size_t pointers = 0, rows = 0;
+  for (const PromptEntry& prompt : prompts) {
+    pointers += prompt.part->segments.size() * heads;
+    rows += core.PlanOf(batch.id).entries[prompt.entry].tokens.size();
+  }
+  for (const GatherRun& run : step.gathers) rows += run.rows;
+  kernels::cuda::UploadLayout at;
+  const size_t items_at = at.Add<DeviceAttentionItem>(prompts.size() + step.gathers.size());
+  const size_t positions_at = at.Add<int32_t>(rows), row_items_at = at.Add<int32_t>(rows);
+  const size_t pointers_at = at.Add<const std::byte*>(pointers);
+  DT_ASSIGN_OR_RETURN(std::byte* const host, step.tables->Begin(batch.stream(), at.bytes()));
+  std::byte* const there = step.tables->device();
+  auto* pointer = reinterpret_cast<const std::byte**>(host + pointers_at);
+  auto* pointer_there = reinterpret_cast<const std::byte* const*>(there + pointers_at);
+  auto* items = reinterpret_cast<DeviceAttentionItem*>(host + items_at);
+  std::vector<const std::byte* const*> blocks;
+  for (size_t p = 0; p < prompts.size(); ++p) {
+    const PromptScratch::Part& part = *prompts[p].part;
+    for (int head = 0; head < heads; ++head)
+      for (const PromptScratch::Segment& segment : part.segments)
+        *pointer++ = BlockAt(core.scratch().BlockOf(segment, op, head));
+    items[p] = DeviceAttentionItem{};
+    items[p].blocks = pointer_there;
+    items[p].head_step = static_cast<int64_t>(part.segments.size());
+    items[p].first_segment = static_cast<int32_t>(part.begin / kSegmentTokens);
+    items[p].kv_heads = heads;
+    blocks.push_back(pointer_there);
+    pointer_there += part.segments.size() * heads;
+  }
+  for (size_t i = 0; i < step.gathers.size(); ++i) {
+    const GatherRun& run = step.gathers[i];
+    const proto::ShardStep& item = core.PartsOf(batch.id)[run.part].layouts[group.value()].items[run.item];
+    const auto of = std::find_if(prompts.begin(), prompts.end(),
+                                 [&](const PromptEntry& prompt) { return prompt.entry == item.entry; });
+    DeviceAttentionItem& to = items[prompts.size() + i];
+    to = items[of - prompts.begin()];
+    to.blocks += item.kv_heads.begin * to.head_step;
+    to.kv_heads = item.kv_heads.size();
+  }
+  FillRows(core, batch.id, group, step, reinterpret_cast<int32_t*>(host + positions_at),
+           reinterpret_cast<int32_t*>(host + row_items_at));
+  step.items = reinterpret_cast<const DeviceAttentionItem*>(there + items_at);
+  step.positions = reinterpret_cast<const int32_t*>(there + positions_at);
+  step.row_items = reinterpret_cast<const int32_t*>(there + row_items_at);
+  step.base_op = op;
+  DT_RETURN_IF_ERROR(step.tables->Send(batch.stream()));
+  return step.attention->Plan(batch.stream(), ShapeOf(group), ItemsOf(core, batch.id, group, op, blocks));
+}
+
+absl::Status CudaPromptAttention::AppendGathered(const ComputeWorkerCore& core, int op, int64_t kv_offset,
+                                                 CudaBatch& batch) {
+  const LayerGroup group = table_.op_group[op];
+  const proto::SoftmaxSpec& spec = table_.softmax(group);
+  const Step& step = steps_[batch.id.value()];
+  const GroupStep& own = step.groups[group.value()];
+  for (const GatherRun& run : own.gathers) {
+    const WorkerPart& part = core.PartsOf(batch.id)[run.part];
+    const proto::ShardStep& item = part.layouts[group.value()].items[run.item];
+    const int heads = item.kv_heads.size();
+    const int64_t keys = KeyBytes(spec, run.rows, heads), values = ValueBytes(spec, run.rows, heads);
+    std::byte* const k = step.gathered->data() + run.at;
+    DT_RETURN_IF_ERROR(batch.stream().Copy(k, part.partial.data() + item.gather_key_offset, keys));
+    DT_RETURN_IF_ERROR(batch.stream().Copy(k + keys, part.partial.data() + item.gather_value_offset, values));
+    KvAppendLaunch append;
+    append.type = WireTypeOf(spec);
+    append.kv_heads = heads;
+    append.qkv_step = int64_t{heads} * spec.key_dim;
+    append.v_step = int64_t{heads} * spec.value_dim;
+    append.items = own.items;
+    append.kv_offset = kv_offset;
+    append.layout = LayoutOf(spec);
+    for (int64_t row = 0; row < run.rows; row += append.rows) {
+      append.rows = static_cast<int32_t>(std::min<int64_t>(run.rows - row, kernels::cuda::kMaxOpRows));
+      append.qkv = k + KeyBytes(spec, row, heads);
+      append.v = k + keys + ValueBytes(spec, row, heads);
+      append.positions = own.positions + run.table_row + row;
+      append.row_items = own.row_items + run.table_row + row;
+      DT_RETURN_IF_ERROR(kernels::cuda::KvAppend(batch.stream(), append));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaPromptAttention::Append(LayerGroup group, int64_t kv_offset, CudaBatch& batch) {
+  const proto::SoftmaxSpec& spec = table_.softmax(group);
+  const GroupStep& own = steps_[batch.id.value()].groups[group.value()];
+  const std::byte* const keys = batch.key_value->data();
+  const std::byte* const values = keys + KeyBytes(spec, batch.rows, spec.kv_heads);
+  for (const AppendRun& run : own.appends) {
+    KvAppendLaunch append;
+    append.qkv = keys + KeyBytes(spec, run.first_row, spec.kv_heads);
+    append.qkv_step = int64_t{spec.kv_heads} * spec.key_dim;
+    append.v = values + ValueBytes(spec, run.first_row, spec.kv_heads);
+    append.v_step = int64_t{spec.kv_heads} * spec.value_dim;
+    append.type = WireTypeOf(spec);
+    append.rows = static_cast<int32_t>(run.rows);
+    append.kv_heads = spec.kv_heads;
+    append.positions = own.positions + run.table_row;
+    append.row_items = own.row_items + run.table_row;
+    append.items = own.items;
+    append.kv_offset = kv_offset;
+    append.layout = LayoutOf(spec);
+    DT_RETURN_IF_ERROR(kernels::cuda::KvAppend(batch.stream(), append));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaPromptAttention::Attend(const ComputeWorkerCore& core, int op, CudaBatch& batch) {
+  const LayerGroup group = table_.op_group[op];
+  Step& step = steps_[batch.id.value()];
+  GroupStep& own = step.groups[group.value()];
+  if (!own.regular && own.base_op != op) {
+    const UploadsInOrder in_order(batch.stream());
+    DT_RETURN_IF_ERROR(PlanGroup(core, batch, group, op));
+  }
+  const int64_t kv_offset = own.regular ? own.op_offset[table_.op_index_in_group[op]] : 0;
+  DT_RETURN_IF_ERROR(AppendGathered(core, op, kv_offset, batch));
+  DT_RETURN_IF_ERROR(Append(group, kv_offset, batch));
+  kernels::cuda::CudaAttentionRun run;
+  run.q = batch.query->data();
+  run.o = step.attended->data();
+  if (!own.join->empty()) {
+    run.partial_o = reinterpret_cast<float*>(step.partials->data());
+    run.partial_ml = run.partial_o + own.join->ml_at();
+  }
+  run.kv_offset_bytes = static_cast<size_t>(kv_offset);
+  return own.attention->Run(batch.stream(), ShapeOf(group), run);
+}
+
+absl::Status CudaPromptAttention::Join(const std::vector<WorkerPart>& parts, int op, CudaBatch& batch) {
+  const LayerGroup group = table_.op_group[op];
+  const Step& step = steps_[batch.id.value()];
+  const GroupStep& own = step.groups[group.value()];
+  if (own.join->empty()) return absl::OkStatus();
+  const float* const sinks = sinks_[op] != nullptr ? reinterpret_cast<const float*>(sinks_[op]->data()) : nullptr;
+  return own.join->Run(parts, table_.softmax(group), group, reinterpret_cast<float*>(step.partials->data()),
+                       step.attended->data(), sinks, batch.stream());
+}
+
+}  // namespace dovetail::compute

@@ -1,0 +1,39 @@
+#pragma once
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "compute_worker/dense_backend.h"
+#include "kernels/cuda/runtime/cuda_device.h"
+
+namespace dovetail::compute {
+
+// How long a GPU took for the parts of a step whose prompts it attended: marks in the stream of the step. What lies
+// between them, op by op, is dense layers, attention, and waiting for answers. Thread-compatible; must not outlive the
+// device.
+class PromptStepTimes {
+ public:
+  // For so many ops.
+  static absl::StatusOr<std::unique_ptr<PromptStepTimes>> Create(kernels::cuda::CudaDevice& device, int ops);
+
+  absl::Status Begin(kernels::cuda::CudaStream& stream);
+  absl::Status Attends(int op, kernels::cuda::CudaStream& stream);   // from here on
+  absl::Status Attended(int op, kernels::cuda::CudaStream& stream);  // up to here
+  absl::Status GoesOn(int op, kernels::cuda::CudaStream& stream);    // the answers are there
+  absl::Status End(kernels::cuda::CudaStream& stream);
+
+  absl::Status Await() const;  // until the step has run; blocks the host
+
+  // Once the step has run. Nothing: it did not attend in any op, or the device is lost.
+  std::optional<DenseBackend::GpuTimes> Sum() const;
+
+ private:
+  struct Op {
+    kernels::cuda::CudaEvent attends, attended, goes_on;
+    bool marked = false;
+  };
+  kernels::cuda::CudaEvent begun_, ended_;
+  std::vector<Op> ops_;
+};
+
+}  // namespace dovetail::compute

@@ -1,0 +1,204 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "compute_worker/attention_specs.h"
+#include "compute_worker/cuda/cuda_model.h"
+#include "compute_worker/prompt_scratch_size.h"
+#include "model/checkpoint.h"
+#include "tests/cluster/test_engine.h"
+#include "tests/cluster/tiny_model.h"
+#include "tests/golden/reference.h"
+#include "tests/support/test_data.h"
+
+// Prompts that a compute worker on a GPU attends itself, with K and V on attention workers on a CPU or on a GPU. The
+// logits are those of the same model on a CPU within a budget. Runs on a GPU, and on the emulated one (emulated_gpu).
+
+namespace dovetail::test {
+namespace {
+
+using kernels::cuda::CudaDevice;
+
+// Both have weights, K, V and wire in bf16; on a CPU activations are f32 between products, on a GPU bf16. The largest
+// error that was measured is 1.1e-2.
+constexpr double kBudget = 2.5e-2;
+
+enum class Scratch { kAmple, kStep, kNone };
+
+struct Case {
+  const char* name;
+  const char* architecture = "llama";
+  bool attention_on_cpu = true;
+  int attention_workers = 1;
+  scheduler::PlacementPolicy placement = scheduler::PlacementPolicy::kRequest;
+  Scratch scratch = Scratch::kAmple;
+  proto::PrefixExchange exchange = proto::PrefixExchange::kAsk;
+  int step_tokens = 64;
+  int micro_batches = 1;
+  int window = 70;  // of gemma3
+
+  friend std::ostream& operator<<(std::ostream& out, const Case& how) { return out << how.name; }
+};
+
+absl::StatusOr<std::unique_ptr<CudaDevice>> OpenGpu() {
+  DT_ASSIGN_OR_RETURN(auto library, kernels::cuda::CudaLibrary::Open());
+  return CudaDevice::Create(std::move(library), {.index = 0, .host_threads = 2});
+}
+
+std::vector<TokenId> Tokens(int count, int seed) {
+  std::vector<TokenId> tokens;
+  for (int64_t i = 0; i < count; ++i) tokens.push_back(static_cast<TokenId>(1 + (17 * i * i + (31 + seed) * i) % 90));
+  return tokens;
+}
+
+class GpuPrompts : public ::testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    auto gpu = OpenGpu();
+    if (!gpu.ok()) GTEST_SKIP() << "needs a GPU: " << gpu.status().message();
+    gpu_ = *std::move(gpu);
+    const Case& how = GetParam();
+    TinyModelSpec spec;
+    spec.architecture = how.architecture;
+    spec.layers = 4;
+    if (spec.architecture == "gemma3") spec.window = how.window;
+    const auto path = WriteTinyModel(spec, TempFolder());
+    auto cpu = TestModel::Load(path, model::WeightFormat::kBF16);
+    ASSERT_TRUE(cpu.ok()) << cpu.status();
+    cpu_ = *std::move(cpu);
+    auto reference = StartCluster(*cpu_, ClusterOptionsFor(*cpu_, DType::kBF16));
+    ASSERT_TRUE(reference.ok()) << reference.status();
+    reference_ = *std::move(reference);
+    auto checkpoint = model::OpenCheckpoint(path);
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    auto loaded = model::LoadModel(*std::move(checkpoint), model::WeightFormat::kElsewhere, nullptr, {});
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    model_ = *std::move(loaded);
+    auto weights = compute::CudaModel::Load(*gpu_, *model_, DType::kBF16, false, compute::GpuWeights::kDequantise, {});
+    ASSERT_TRUE(weights.ok()) << weights.status();
+    weights_ = *std::move(weights);
+    auto cluster = engine::EmbeddedCluster::Create(*model_, *gpu_, Options());
+    ASSERT_TRUE(cluster.ok()) << cluster.status();
+    cluster_ = *std::move(cluster);
+  }
+
+  engine::EmbeddedClusterOptions Options() {
+    const Case& how = GetParam();
+    engine::EmbeddedClusterOptions options;
+    options.kv_dtype = DType::kBF16;
+    options.kv_cache_bytes = 64 << 20;
+    options.poison_freed_kv = true;
+    options.attention_workers = how.attention_workers;
+    if (how.attention_on_cpu) options.attention_device = cpu_->device.get();
+    options.compute.dense = weights_.get();
+    const auto table = compute::AttentionTableOf(model_->config(), DType::kBF16);
+    EXPECT_TRUE(table.ok());
+    options.compute.prompt_scratch_bytes = how.scratch == Scratch::kAmple ? 64 << 20
+                                           : how.scratch == Scratch::kStep
+                                               ? compute::PromptScratchBytesOfAStep(*table, how.step_tokens)
+                                               : 0;
+    options.scheduler.max_model_len = 1024;
+    options.scheduler.max_num_seqs = 8;
+    options.scheduler.max_num_batched_tokens = how.step_tokens;
+    options.scheduler.micro_batches = how.micro_batches;
+    options.scheduler.placement = how.placement;
+    options.scheduler.prefill_exchange = how.exchange;
+    return options;
+  }
+
+  // How far the logits of the last `rows` tokens of a prompt are from those on the CPU.
+  double ErrorOf(const std::vector<TokenId>& prompt, int rows) {
+    requests::GenerationRequest request = GreedyRequest(prompt, 1);
+    request.logits_last = rows;
+    const auto ours = Generate(*cluster_, request), theirs = Generate(*reference_, request);
+    EXPECT_TRUE(ours.ok() && theirs.ok()) << ours.status() << theirs.status();
+    if (!ours.ok() || !theirs.ok()) return 1;
+    EXPECT_EQ((*ours)->protocol_errors(), 0);
+    return RelativeRms((*ours)->prompt_logits(), (*theirs)->prompt_logits());
+  }
+  // Of attention over prompts on the compute worker, since the last call.
+  bool AttendedHere() {
+    const auto samples = cluster_->TakeStepSamples();
+    return std::any_of(samples.begin(), samples.end(), [](const auto& step) { return step.prompt_us > 0; });
+  }
+  void Measured(const char* what, double error) {
+    std::printf("measured %s %s %.3g\n", GetParam().name, what, error);
+    EXPECT_LE(error, kBudget) << what;
+  }
+
+  std::unique_ptr<CudaDevice> gpu_;
+  std::unique_ptr<TestModel> cpu_;
+  std::unique_ptr<model::LoadedModel> model_;
+  std::unique_ptr<compute::CudaModel> weights_;
+  std::unique_ptr<engine::EmbeddedCluster> reference_, cluster_;
+};
+
+TEST_P(GpuPrompts, OfManyPartsHaveTheLogitsOfACpu) {
+  Measured("one part", ErrorOf(Tokens(45, 1), 45));
+  Measured("five parts", ErrorOf(Tokens(300, 2), 300));
+  EXPECT_EQ(AttendedHere(), GetParam().scratch != Scratch::kNone);
+  const scheduler::SchedulerStats stats = cluster_->stats().scheduler;
+  if (GetParam().scratch == Scratch::kAmple) {
+    EXPECT_EQ(stats.prefix_asked_bytes + stats.prefix_gathered_bytes, 0u) << "earlier parts stay in the scratch";
+  } else if (GetParam().scratch == Scratch::kStep) {
+    EXPECT_GT(stats.prefix_asked_bytes, 0u) << "earlier parts are on attention workers only";
+    EXPECT_EQ(stats.prefix_gathered_bytes, 0u);
+  }
+}
+
+TEST_P(GpuPrompts, AfterACachedPrefixHaveTheLogitsOfACpu) {
+  std::vector<TokenId> prompt = Tokens(200, 3);
+  ASSERT_TRUE(Generate(*cluster_, GreedyRequest(prompt, 1)).ok());
+  const std::vector<TokenId> more = Tokens(150, 4);
+  prompt.insert(prompt.end(), more.begin(), more.end());
+  Measured("after a prefix", ErrorOf(prompt, 150));
+  const scheduler::SchedulerStats stats = cluster_->stats().scheduler;
+  EXPECT_GE(stats.prefix_hits, 128u);  // 192, unless the last of them would divide its shard
+  if (GetParam().scratch != Scratch::kAmple) return;
+  const bool gathers = GetParam().exchange == proto::PrefixExchange::kGather;
+  EXPECT_EQ(stats.prefix_gathered_bytes > 0, gathers);
+  EXPECT_EQ(stats.prefix_asked_bytes > 0, !gathers);
+}
+
+// Steps then have rows of prompts, and of sequences that attention workers attend.
+TEST_P(GpuPrompts, BesideDecodesHaveTheLogitsOfACpu) {
+  std::vector<std::shared_ptr<cli::CollectingSink>> decodes;
+  for (int i = 0; i < 3; ++i) decodes.push_back(Submit(*cluster_, GreedyRequest(Tokens(20 + i, 5 + i), 90)));
+  for (const auto& sink : decodes) sink->WaitForTokens(1);
+  Measured("beside decodes", ErrorOf(Tokens(333, 9), 333));
+  Measured("a short one beside decodes", ErrorOf(Tokens(17, 10), 17));
+  for (size_t i = 0; i < decodes.size(); ++i) {
+    ASSERT_TRUE(decodes[i]->WaitForEnd().ok());
+    EXPECT_EQ(decodes[i]->choices()[0].tokens.size(), 90u);
+    EXPECT_EQ(decodes[i]->protocol_errors(), 0);
+  }
+}
+
+using scheduler::PlacementPolicy;
+constexpr auto kGather = proto::PrefixExchange::kGather;
+constexpr auto kAsk = proto::PrefixExchange::kAsk;
+
+INSTANTIATE_TEST_SUITE_P(
+    All, GpuPrompts,
+    ::testing::Values(
+        Case{"KvOnACpu"},
+        Case{"KvOnACpuGathered", "llama", true, 1, PlacementPolicy::kRequest, Scratch::kAmple, kGather},
+        Case{"KvOnACpuAsked", "llama", true, 1, PlacementPolicy::kRequest, Scratch::kStep, kAsk},
+        Case{"WindowsKvOnCpus", "gemma3", true, 2, PlacementPolicy::kRequest, Scratch::kAmple, kGather, 64, 2},
+        Case{"WindowsAsked", "gemma3", true, 2, PlacementPolicy::kTokens, Scratch::kStep, kAsk, 64, 2},
+        Case{"NarrowWindowsAsked", "gemma3", true, 1, PlacementPolicy::kRequest, Scratch::kStep, kAsk, 64, 1, 16},
+        Case{"NarrowWindowsOnTheGpuAsked", "gemma3", false, 2, PlacementPolicy::kRequest, Scratch::kStep, kAsk, 64, 1,
+             16},
+        Case{"DividedKvOnCpus", "llama", true, 3, PlacementPolicy::kHeads, Scratch::kAmple, kGather, 50, 2},
+        Case{"DividedKvOnCpusAsked", "llama", true, 3, PlacementPolicy::kTokens, Scratch::kStep, kAsk, 64, 2},
+        Case{"KvOnTheGpuThroughHosts", "llama", false, 2, PlacementPolicy::kTokens, Scratch::kAmple, kGather, 64, 2},
+        Case{"KvOnTheGpuAsked", "llama", false, 2, PlacementPolicy::kHeads, Scratch::kStep, kAsk, 64, 2},
+        Case{"NoScratch", "llama", true, 1, PlacementPolicy::kRequest, Scratch::kNone}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace dovetail::test
