@@ -36,9 +36,18 @@ ComputeWorkerOptions Tuned(ComputeWorkerOptions options, const ComputeWorkerTuni
   }
   options.prompt_blocks = PromptScratchBlocks(table, options.max_step_tokens, tuning.prompt_scratch_bytes);
   options.linear_prompts = tuning.linear_prompts;
+  options.rank_rows = true;
   const int64_t slot_bytes = PromptStates::SlotBytes(table);
   options.state_slots = slot_bytes == 0 ? 0 : static_cast<int>(std::min(kMostStateSlots, kMostStateBytes / slot_bytes));
   return options;
+}
+
+// The micro-batch of what another rank sent.
+std::optional<MicroBatchId> ForRank(const Event& event) {
+  if (const auto* state = std::get_if<RankStateArrived>(&event)) return state->micro_batch;
+  if (const auto* rows = std::get_if<RankRowsArrived>(&event)) return rows->micro_batch;
+  if (const auto* attended = std::get_if<RankAttended>(&event)) return attended->micro_batch;
+  return std::nullopt;
 }
 
 }  // namespace
@@ -100,8 +109,7 @@ void ComputeWorkerNode::OnFrame(const transport::Delivery& delivery) {
   const StepId step(header.step);
   const MicroBatchId id(header.micro_batch);
   if (header.type == proto::kLinkAnswer || header.type == proto::kLinkThere) return links_.OnFrame(delivery);
-  if (header.type == proto::kRankState) return TakeRankState(delivery);
-  if (header.type == proto::kRankTaken) return rank_links_.OnTaken(delivery.from, header);
+  if (proto::IsRankFrame(header.type)) return OnRankFrame(delivery);
   switch (header.type) {
     case FrameType::kStepPlan: {
       auto plan = proto::DecodeStepPlan(delivery.payload);
@@ -182,9 +190,8 @@ void ComputeWorkerNode::Feed(Event event) {
     if (waits_.size() < kWaitsKept) waits_.resize(waits_.size() + 1);
     waits_[next_wait_++ % kWaitsKept] = now - timer.sent;
   }
-  if (const auto* state = std::get_if<RankStateArrived>(&event); state != nullptr)
-    if (const MicroBatchId id = state->micro_batch; id.value() < timers_.size() && core_.running(id))
-      Waited(timers_[id.value()], clock_.Now());
+  if (const std::optional<MicroBatchId> id = ForRank(event); id && id->value() < timers_.size() && core_.running(*id))
+    Waited(timers_[id->value()], clock_.Now());
   core_.Handle(std::move(event), actions_);
   if (outermost) PerformAll();
 }
@@ -222,6 +229,8 @@ absl::Status ComputeWorkerNode::Perform(Action& action) {
     absl::Status operator()(SendKeyValue& a) { return node.Perform(a); }
     absl::Status operator()(AttendPrompts& a) { return node.Perform(a); }
     absl::Status operator()(SendRankState& a) { return node.Perform(a); }
+    absl::Status operator()(SendRankRows& a) { return node.Perform(a); }
+    absl::Status operator()(SendRankAttended& a) { return node.rank_links_.SendAttended(a.to, a.op, a.rank); }
     absl::Status operator()(Sample& a) { return node.Perform(a); }
     absl::Status operator()(FinishStep& a) { return node.Perform(a); }
   };
@@ -292,15 +301,34 @@ absl::Status ComputeWorkerNode::Perform(SendRankState& send) {
   return rank_links_.SendState(send.to, send.op, dense_->TakeRankState(send.micro_batch));
 }
 
-// Copied before it is answered: from then on its sender may use that memory again.
-void ComputeWorkerNode::TakeRankState(const transport::Delivery& delivery) {
-  RankStateArrived arrived{StepId(delivery.header.step),
-                           MicroBatchId(delivery.header.micro_batch),
-                           delivery.header.op,
-                           {delivery.payload.begin(), delivery.payload.end()}};
-  if (!rank_links_.AnswerState(delivery.from, delivery.header)) return;
-  if (arrived.micro_batch.value() < timers_.size()) Note("state arrives", arrived.micro_batch, arrived.op);
-  Feed(std::move(arrived));
+// Ranks that need the same rows share one copy of them.
+absl::Status ComputeWorkerNode::Perform(SendRankRows& send) {
+  Note("send rows", send.micro_batch, send.op);
+  RankLinks::Bytes rows;
+  for (size_t i = 0; i < send.receivers.size(); ++i) {
+    const SendRankRows::Receiver& receiver = send.receivers[i];
+    if (i == 0 || receiver.first_row != send.receivers[i - 1].first_row)
+      rows = std::make_shared<const std::vector<std::byte>>(
+          dense_->RankRows(send.micro_batch, send.op, receiver.first_row));
+    DT_RETURN_IF_ERROR(rank_links_.SendRows(receiver.to, send.op, send.rank, rows));
+  }
+  return absl::OkStatus();
+}
+
+// Tensors are copied before they are answered: from then on their sender may use that memory again.
+void ComputeWorkerNode::OnRankFrame(const transport::Delivery& delivery) {
+  const proto::FrameHeader& header = delivery.header;
+  const StepId step(header.step);
+  const MicroBatchId id(header.micro_batch);
+  const int rank = static_cast<int>(std::min<uint64_t>(header.digest, proto::kMaxPrefillRanks));
+  if (header.type == proto::kRankTaken) return rank_links_.OnTaken(delivery.from, header);
+  if (header.type == proto::kRankAttended) return Feed(RankAttended{step, id, header.op, rank});
+  std::vector<std::byte> tensor(delivery.payload.begin(), delivery.payload.end());
+  if (!rank_links_.AnswerTensor(delivery.from, header)) return;
+  const bool rows = header.type == proto::kRankRows;
+  if (id.value() < timers_.size()) Note(rows ? "rows arrive" : "state arrives", id, header.op);
+  if (rows) return Feed(RankRowsArrived{step, id, header.op, rank, std::move(tensor)});
+  Feed(RankStateArrived{step, id, header.op, std::move(tensor)});
 }
 
 // Drawing waits for the device, and what is late would wait with it.

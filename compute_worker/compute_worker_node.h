@@ -120,7 +120,8 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   absl::Status Perform(RunDense& run);
   absl::Status Perform(AttendPrompts& attend);
   absl::Status Perform(SendRankState& send);
-  void TakeRankState(const transport::Delivery& delivery);
+  absl::Status Perform(SendRankRows& send);
+  void OnRankFrame(const transport::Delivery& delivery);
   absl::Status Perform(Sample& sample);
   absl::Status FinishSample(MicroBatchId id);
   void PerformAll();

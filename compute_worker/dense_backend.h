@@ -52,6 +52,10 @@ class DenseBackend {
   // (proto/rank_frames.h), once.
   virtual std::vector<std::byte> TakeRankState(MicroBatchId) { return {}; }
 
+  // After the op's k and v: those of the step's rows from first_row on, for a later rank of a group, as kRankRows has
+  // them (proto/rank_frames.h).
+  virtual std::vector<std::byte> RankRows(MicroBatchId, int /*op*/, int64_t /*first_row*/) { return {}; }
+
   // Final norm, head, choice of tokens, as far as that needs no waiting. True: Sample then only takes what was drawn,
   // and PrepareStep already takes plans whose tokens are what this step draws (proto/drawn_token.h). False: nothing was
   // done.

@@ -24,22 +24,34 @@ RankLinks::Peer* RankLinks::Find(NodeId node) {
   return found == peers_.end() ? nullptr : &found->second;
 }
 
-absl::Status RankLinks::SendState(const proto::RankAddress& to, int op, std::vector<std::byte> state) {
+absl::Status RankLinks::Send(proto::FrameType type, const proto::RankAddress& to, int op, int rank, Bytes tensor) {
   const auto found = peers_.find(to.worker);
   if (found == peers_.end()) return absl::OkStatus();
   Peer& peer = found->second;
-  const FrameHeader header =
-      MakeHeader(proto::kRankState, peer.address.epoch, to.step, to.micro_batch, op, state.size());
-  peer.frames.push_back({header, std::make_shared<const std::vector<std::byte>>(std::move(state)), false});
+  const FrameHeader header = MakeHeader(type, peer.address.epoch, to.step, to.micro_batch, op,
+                                        tensor == nullptr ? 0 : tensor->size(), 0, static_cast<uint64_t>(rank));
+  peer.frames.push_back({header, std::move(tensor), false});
   int sent = 0;
   return SendWaiting(peer, sent);
 }
 
-bool RankLinks::AnswerState(NodeId from, const FrameHeader& state) {
+absl::Status RankLinks::SendState(const proto::RankAddress& to, int op, std::vector<std::byte> state) {
+  return Send(proto::kRankState, to, op, 0, std::make_shared<const std::vector<std::byte>>(std::move(state)));
+}
+
+absl::Status RankLinks::SendRows(const proto::RankAddress& to, int op, int rank, Bytes rows) {
+  return Send(proto::kRankRows, to, op, rank, std::move(rows));
+}
+
+absl::Status RankLinks::SendAttended(const proto::RankAddress& to, int op, int rank) {
+  return Send(proto::kRankAttended, to, op, rank, nullptr);
+}
+
+bool RankLinks::AnswerTensor(NodeId from, const FrameHeader& tensor) {
   Peer* const peer = Find(from);
   if (peer == nullptr) return false;
-  peer->frames.push_back({MakeHeader(proto::kRankTaken, Epoch(state.epoch), StepId(state.step),
-                                     MicroBatchId(state.micro_batch), state.op, 0),
+  peer->frames.push_back({MakeHeader(proto::kRankTaken, Epoch(tensor.epoch), StepId(tensor.step),
+                                     MicroBatchId(tensor.micro_batch), tensor.op, 0),
                           nullptr, false});
   int sent = 0;
   if (const absl::Status status = SendWaiting(*peer, sent); !status.ok()) LogError(std::string(status.message()));
@@ -62,14 +74,14 @@ absl::Status RankLinks::SendWaiting(Peer& peer, int& sent) {
       continue;
     }
     const absl::Status status =
-        frame->state == nullptr
+        frame->tensor == nullptr
             ? port_.SendMessage(peer.address.node, frame->header, {})
-            : port_.SendTensor(peer.address.node, frame->header, transport::Lend(frame->state, frame->state->size()));
+            : port_.SendTensor(peer.address.node, frame->header, transport::Lend(frame->tensor, frame->tensor->size()));
     if (absl::IsResourceExhausted(status)) return absl::OkStatus();
     const bool gone = absl::IsUnavailable(status) || absl::IsNotFound(status);  // and so its group will be
     frame->sent = status.ok();
     sent += status.ok() ? 1 : 0;
-    frame = status.ok() && frame->state != nullptr ? frame + 1 : peer.frames.erase(frame);
+    frame = status.ok() && frame->tensor != nullptr ? frame + 1 : peer.frames.erase(frame);
     if (!status.ok() && !gone) return status;
   }
   return absl::OkStatus();

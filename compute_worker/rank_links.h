@@ -28,18 +28,23 @@ class RankLinks {
  public:
   explicit RankLinks(transport::Port& port) : port_(port) {}  // `port` outlives this
 
+  using Bytes = std::shared_ptr<const std::vector<std::byte>>;
+
   // A later call with the same worker replaces its epoch and node.
   void Add(const ComputeWorkerAddress& address);
   // What it was to get is dropped.
   void Lose(WorkerId worker, Epoch epoch);
 
-  // The state of a linear op for a rank. For a worker that is no peer it is dropped without an error: the scheduler
-  // voids that rank's group.
+  // The state of a linear op, or K and V of a softmax op, for a rank; `rank` is this one's. For a worker that is no
+  // peer it is dropped without an error: the scheduler voids that rank's group.
   //   Errors: those of the port, if it will never take the frame
   absl::Status SendState(const proto::RankAddress& to, int op, std::vector<std::byte> state);
+  absl::Status SendRows(const proto::RankAddress& to, int op, int rank, Bytes rows);
+  // The op's rows that `to` had sent have been attended to. Likewise.
+  absl::Status SendAttended(const proto::RankAddress& to, int op, int rank);
 
-  // A kRankState came, and its payload has been copied: answers it. False: from a node that is no peer.
-  bool AnswerState(NodeId from, const proto::FrameHeader& state);
+  // A kRankState or kRankRows came, and its payload has been copied: answers it. False: from a node that is no peer.
+  bool AnswerTensor(NodeId from, const proto::FrameHeader& tensor);
   // A kRankTaken came.
   void OnTaken(NodeId from, const proto::FrameHeader& taken);
 
@@ -51,13 +56,14 @@ class RankLinks {
  private:
   struct Frame {
     proto::FrameHeader header;
-    std::shared_ptr<const std::vector<std::byte>> state;  // null: an answer
+    Bytes tensor;  // null: a message
     bool sent = false;
   };
   struct Peer {
     ComputeWorkerAddress address;
-    std::deque<Frame> frames;  // in order; of those that were sent only states
+    std::deque<Frame> frames;  // in order; of those that were sent only tensors
   };
+  absl::Status Send(proto::FrameType type, const proto::RankAddress& to, int op, int rank, Bytes tensor);
   absl::Status SendWaiting(Peer& peer, int& sent);
   Peer* Find(NodeId node);
 

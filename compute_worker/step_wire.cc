@@ -232,6 +232,18 @@ transport::LentBytes StepWire::PackKeyValue(const std::vector<WorkerPart>& parts
   return transport::Lend(part_key_value_[p][SlotOf(op)], layout.key_value_bytes);
 }
 
+std::vector<std::byte> StepWire::RankRows(int op, int64_t first_row) {
+  const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[op]);
+  const int64_t head_bytes = spec.kv_heads * static_cast<int64_t>(SizeOf(spec.kv));
+  const int64_t key_bytes = (rows_ - first_row) * head_bytes * spec.key_dim;
+  const int64_t value_bytes = (rows_ - first_row) * head_bytes * spec.value_dim;
+  std::vector<std::byte> rows(static_cast<size_t>(key_bytes + value_bytes));
+  std::memcpy(rows.data(), key(op) + first_row * head_bytes * spec.key_dim, static_cast<size_t>(key_bytes));
+  std::memcpy(rows.data() + key_bytes, value(op) + first_row * head_bytes * spec.value_dim,
+              static_cast<size_t>(value_bytes));
+  return rows;
+}
+
 void StepWire::CopyWholeItems(const std::vector<WorkerPart>& parts, LayerGroup group) {
   const proto::SoftmaxSpec& spec = table_.softmax(group);
   const int64_t head_bytes = spec.value_dim * static_cast<int64_t>(SizeOf(spec.kv));

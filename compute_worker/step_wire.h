@@ -49,6 +49,10 @@ class StepWire {
   transport::LentBytes PackQuery(const std::vector<WorkerPart>& parts, int p, LayerGroup group);
   transport::LentBytes PackKeyValue(const std::vector<WorkerPart>& parts, int p, int op);
 
+  // k and v of the rows from first_row on, for a later rank of a prefill group (kRankRows in proto/rank_frames.h). Of
+  // an op of softmax attention.
+  std::vector<std::byte> RankRows(int op, int64_t first_row);
+
   // Attention over an entry's tokens from `begin` on, made here. Of all that its rows see (begin is 0) it is written to
   // the entry's rows of joined(); else it is one more token shard for these heads, to be set before JoinPartials.
   struct LocalPartial {

@@ -37,7 +37,7 @@ enum class FrameType : uint16_t {
 };
 
 inline constexpr uint32_t kFrameMagic = 0x4c545644;  // "DVTL"
-inline constexpr uint16_t kFrameVersion = 9;
+inline constexpr uint16_t kFrameVersion = 10;
 inline constexpr uint64_t kMaxPayloadBytes = uint64_t{1} << 32;
 
 // Little-endian, fixed size. `epoch` is that of the attention worker concerned (the receiver's on the way there, the
@@ -53,7 +53,8 @@ struct FrameHeader {
   uint16_t op = 0;  // attention op, for tensors
   uint64_t step = 0;
   uint64_t payload_bytes = 0;
-  uint64_t digest = 0;  // of kKeyValue in a move: CRC-64 of the payload; 0: none was taken; switch_frames.h: the piece
+  uint64_t digest = 0;  // of kKeyValue in a move: CRC-64 of the payload; 0: none was taken; switch_frames.h: the piece;
+                        // rank_frames.h: the rank
   uint64_t reserved[2] = {0, 0};
   uint32_t busy_us = 0;   // of kPartial: how long this op kept the attention worker busy
   uint32_t checksum = 0;  // CRC-32C of the 60 bytes before it

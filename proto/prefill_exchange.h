@@ -33,6 +33,12 @@ inline constexpr LinearExchange kLastLinearExchange = LinearExchange::kSwitch;
 constexpr bool IsBetweenRanks(PrefixExchange exchange) { return exchange > PrefixExchange::kGather; }
 constexpr bool IsBetweenRanks(LinearExchange exchange) { return exchange != LinearExchange::kStates; }
 
+// That of a step of so many ranks where this one is asked for: a step alone gathers from the attention workers what it
+// would gather from ranks. Thread-safe.
+constexpr PrefixExchange ExchangeOf(PrefixExchange exchange, int ranks) {
+  return ranks < 2 && IsBetweenRanks(exchange) ? PrefixExchange::kGather : exchange;
+}
+
 // As --prefill-exchange and plan-prefill spell them. Static strings; thread-safe.
 const char* NameOf(PrefixExchange exchange);
 const char* NameOf(LinearExchange exchange);

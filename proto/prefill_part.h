@@ -29,6 +29,7 @@ struct RankAddress {
   WorkerId worker;  // its compute worker
   StepId step;
   MicroBatchId micro_batch;
+  Position begin = 0;  // its first token; it ends where the next rank begins, the last one at PrefillPart::end
   bool operator==(const RankAddress&) const = default;
 };
 

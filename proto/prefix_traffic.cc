@@ -27,13 +27,21 @@ bool MayGather(const AttentionTable& table, Position gather_begin, Position ctx_
   });
 }
 
+TokenRange RowsForLaterRank(const TokenRange& of_rank, Position begin, int window) {
+  Position first = of_rank.begin;
+  if (window > 0) first = std::max(first, (begin - window + 1) / kSegmentTokens * kSegmentTokens);
+  return {std::min(first, of_rank.end), of_rank.end};
+}
+
 PrefixTraffic Sum(const PrefixTraffic& traffic, const PrefixTraffic& more) {
   return {traffic.asked_bytes + more.asked_bytes, traffic.gathered_bytes + more.gathered_bytes,
-          traffic.state_bytes + more.state_bytes, traffic.chain_bytes + more.chain_bytes};
+          traffic.state_bytes + more.state_bytes, traffic.chain_bytes + more.chain_bytes,
+          traffic.direct_bytes + more.direct_bytes};
 }
 
 int64_t BytesOf(const PrefixTraffic& traffic) {
-  return traffic.asked_bytes + traffic.gathered_bytes + traffic.state_bytes + traffic.chain_bytes;
+  return traffic.asked_bytes + traffic.gathered_bytes + traffic.state_bytes + traffic.chain_bytes +
+         traffic.direct_bytes;
 }
 
 PrefixTraffic TrafficOf(const StepLayout& layout, const SoftmaxSpec& spec) {

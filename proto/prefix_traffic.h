@@ -17,6 +17,12 @@ inline constexpr int64_t kMostGatheredBytes = int64_t{64} << 20;
 //   Units:  tokens; with a window, only those count that token ctx_len sees
 bool MayGather(const AttentionTable& table, Position gather_begin, Position ctx_len);
 
+// Of the tokens of a rank, those whose K and V a later rank needs in an op with this window (0: none), because its
+// first token sees them or one of their segment.
+//   Units:  tokens; `begin` is where the later rank begins, at or after of_rank.end
+//   Result: empty (begin == end) if it needs none
+TokenRange RowsForLaterRank(const TokenRange& of_rank, Position begin, int window);
+
 // `traffic` and `more` together.
 PrefixTraffic Sum(const PrefixTraffic& traffic, const PrefixTraffic& more);
 int64_t BytesOf(const PrefixTraffic& traffic);  // of all kinds

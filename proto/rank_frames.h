@@ -1,8 +1,9 @@
 #pragma once
 #include "proto/frame.h"
 
-// Frames between the compute workers that are ranks of one prefill group (prefill_part.h). In both, `epoch`, `step` and
-// `micro_batch` are those of the rank that the state goes to, and `op` is the attention op. A step's number is used
+// Frames between the compute workers that are ranks of one prefill group (prefill_part.h). `epoch`, `step` and
+// `micro_batch` are those of the rank that the frame goes to, but in kRankTaken those of the frame that it answers, and
+// `op` is the attention op. `digest` is the sender's rank, but of kRankTaken and kRankState. A step's number is used
 // once, so it tells what came late or twice.
 
 namespace dovetail::proto {
@@ -10,14 +11,22 @@ namespace dovetail::proto {
 // Tensor: the state of a linear op after the sender's last token, for the next rank. Each head's, in order, as
 // state_blocks.h has a full block. Its size does not depend on how many tokens the sender has.
 inline constexpr FrameType kRankState{28};
-inline constexpr FrameType kRankTaken{42};  // message without payload: the state has been copied
+// Tensor: K and V of a softmax op that a later rank needs of the sender's tokens (RowsForLaterRank in
+// prefix_traffic.h), n of them: [n, kv_heads, key_dim], then [n, kv_heads, value_dim], wire dtype.
+inline constexpr FrameType kRankRows{29};
+// Message without payload, to the rank that sent kRankRows of that op: they have been attended to and are kept no more.
+inline constexpr FrameType kRankAttended{30};
+inline constexpr FrameType kRankTaken{42};  // message without payload: the tensor has been copied
 
-// Two compute workers may be ranks of two groups, in either order: a state must not answer those of the other way
-// (numbers from 32 on do, transport/ucx/send_window.h). Only kRankTaken does, and its sender has copied all states of
+// Two compute workers may be ranks of two groups, in either order: a tensor must not answer those of the other way
+// (numbers from 32 on do, transport/ucx/send_window.h). Only kRankTaken does, and its sender has copied all tensors of
 // that micro-batch which it was handed before.
-static_assert(kRankState < FrameType::kStepBegin);
+static_assert(kRankState < FrameType::kStepBegin && kRankRows < FrameType::kStepBegin);
+static_assert(kRankAttended < FrameType::kStepBegin);
 static_assert(kRankTaken >= FrameType::kStepBegin);
 
-inline bool IsRankFrame(FrameType type) { return type == kRankState || type == kRankTaken; }
+inline bool IsRankFrame(FrameType type) {
+  return type == kRankState || type == kRankRows || type == kRankAttended || type == kRankTaken;
+}
 
 }  // namespace dovetail::proto

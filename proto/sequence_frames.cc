@@ -82,6 +82,7 @@ void FieldsOf(auto& archive, Is<StepBegin> auto& m) {
     a.Array("entry.hashes", entry.hashes, kMaxSequenceBlocks);
     a.Number("entry.attend_end", entry.attend_end);
     a.Number("entry.gather_begin", entry.gather_begin);
+    a.Number("entry.gather_end", entry.gather_end);
     a.Number("entry.states", entry.states);
     PositionField(a, "entry.fill_end", entry.fill_end);
     a.Id("entry.generation", entry.generation);
@@ -93,6 +94,11 @@ void FieldsOf(auto& archive, Is<StepBegin> auto& m) {
       a.Require(entry.gather_begin == kOpenEnd || (entry.gather_begin >= entry.attend_end &&
                                                    entry.gather_begin < entry.ctx_len && entry.fill_end == 0),
                 "entry.gather_begin", "is not between attend_end and ctx_len");
+    if constexpr (std::remove_reference_t<decltype(a)>::kDecoding)
+      a.Require(
+          entry.gather_end == kOpenEnd || (entry.gather_begin != kOpenEnd && entry.gather_end > entry.gather_begin &&
+                                           entry.gather_end <= entry.ctx_len),
+          "entry.gather_end", "is not between gather_begin and ctx_len");
     if constexpr (std::remove_reference_t<decltype(a)>::kDecoding)
       a.Require(
           entry.states == StateExchange::kTokens || (entry.states <= StateExchange::kFetch && entry.fill_end == 0),

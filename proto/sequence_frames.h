@@ -124,16 +124,17 @@ struct StepBeginEntry {
   // Queries attend the tokens before this position here, the others where the asker is: a multiple of 64, at most
   // ctx_len. 0: no query comes for this entry. kOpenEnd: all tokens, new ones included.
   Position attend_end = kOpenEnd;
-  // K and V of tokens [gather_begin, ctx_len), which are not attended here, come with the answers: at least attend_end.
-  // kOpenEnd: of none.
+  // K and V of tokens [gather_begin, gather_end), which are not attended here, come with the answers: at least
+  // attend_end, and at most ctx_len. kOpenEnd as gather_begin: of none; as gather_end: up to ctx_len.
   Position gather_begin = kOpenEnd;
+  Position gather_end = kOpenEnd;
   // How linear layers cross; with states, the asker computes them.
   StateExchange states = StateExchange::kTokens;
   // > 0: a part of a move, for the shards that the sequence was given last; ctx_len commits nothing. Where the move
   // ends.
   Position fill_end = 0;
   KvGeneration generation{};
-  EntryExchange exchange() const { return {attend_end, gather_begin, states, fill_end > 0}; }
+  EntryExchange exchange() const { return {attend_end, gather_begin, gather_end, states, fill_end > 0}; }
   bool operator==(const StepBeginEntry&) const = default;
 };
 struct StepBegin {

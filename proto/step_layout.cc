@@ -24,7 +24,7 @@ void StepLayout::Add(int entry, int shard, const HeadRange& heads, const TokenRa
   Position visible = std::max(own.gather_begin, tokens.begin);
   if (spec.window > 0) visible = std::max(visible, (ctx_len - spec.window + 1) / kSegmentTokens * kSegmentTokens);
   item.gather_first = visible;
-  item.gather_count = std::max<Position>(0, std::min(tokens.end, ctx_len) - visible);
+  item.gather_count = std::max<Position>(0, std::min({tokens.end, ctx_len, own.gather_end}) - visible);
   if (item.rows.q_count > 0 || item.rows.kv_count > 0 || item.gather_count > 0) items.push_back(item);
 }
 

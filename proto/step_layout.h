@@ -47,6 +47,7 @@ struct ShardStep {
 struct EntryExchange {
   Position attend_end = kOpenEnd;
   Position gather_begin = kOpenEnd;
+  Position gather_end = kOpenEnd;
   StateExchange states = StateExchange::kTokens;
   bool moved = false;  // a part of a move, of linear layers too; the rest speaks of softmax attention and of states
 };

@@ -103,6 +103,14 @@ void FieldsOf(auto& a, Is<StepEntry> auto& e) {
   }
 }
 
+// Each begins after the one before it, the first at the group's base and the others on a segment.
+bool Tile(const std::vector<RankAddress>& ranks, const PrefillPart& part) {
+  if (ranks[0].begin != part.base || ranks.back().begin >= part.end) return false;
+  for (size_t r = 1; r < ranks.size(); ++r)
+    if (ranks[r].begin <= ranks[r - 1].begin || ranks[r].begin % kSegmentTokens != 0) return false;
+  return true;
+}
+
 void FieldsOf(auto& archive, Is<StepPlan> auto& plan) {
   archive.Id("step", plan.step);
   archive.Id("micro_batch", plan.micro_batch);
@@ -113,6 +121,7 @@ void FieldsOf(auto& archive, Is<StepPlan> auto& plan) {
       a.Id("rank.worker", rank.worker);
       a.Id("rank.step", rank.step);
       a.Id("rank.micro_batch", rank.micro_batch);
+      PositionField(a, "rank.begin", rank.begin);
     });
   if constexpr (std::remove_reference_t<decltype(archive)>::kDecoding) {
     size_t tokens = 0;
@@ -134,6 +143,7 @@ void FieldsOf(auto& archive, Is<StepPlan> auto& plan) {
     if (plan.ranks.empty()) return;
     const RankAddress& own = plan.ranks[std::min<size_t>(plan.part.rank, plan.ranks.size() - 1)];
     archive.Require(own.step == plan.step && own.micro_batch == plan.micro_batch, "ranks", "have another step here");
+    archive.Require(own.begin == begin && Tile(plan.ranks, plan.part), "ranks", "do not tile the group's tokens");
   }
 }
 
@@ -184,6 +194,7 @@ void FieldsOf(auto& archive, Is<StepResult> auto& r) {
   archive.Number("gathered_bytes", r.prefix.gathered_bytes);
   archive.Number("state_bytes", r.prefix.state_bytes);
   archive.Number("chain_bytes", r.prefix.chain_bytes);
+  archive.Number("direct_bytes", r.prefix.direct_bytes);
   archive.Number("work.tokens", r.work.tokens);
   archive.Number("work.step_tokens", r.work.step_tokens);
   archive.Number("work.here_flops", r.work.here_flops);

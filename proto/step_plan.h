@@ -103,6 +103,7 @@ struct PrefixTraffic {
   int64_t gathered_bytes = 0;  // K and V that came from there
   int64_t state_bytes = 0;     // linear states that went in place of tokens, both ways
   int64_t chain_bytes = 0;     // linear states that came from the rank before
+  int64_t direct_bytes = 0;    // K and V that came from the ranks before
   bool operator==(const PrefixTraffic&) const = default;
 };
 

@@ -21,8 +21,9 @@ absl::StatusOr<std::unique_ptr<SchedulerMain>> SchedulerMain::Start(const Schedu
   cluster.membership.heartbeat = options.lease / 8;
   cluster.membership.max_members = options.max_workers;
   cluster.membership.unlike_workers = options.unlike_workers;
-  cluster.membership.compute_links =
-      options.scheduler.prefill_ranks != 1 && options.scheduler.linear_exchange == proto::LinearExchange::kChain;
+  const scheduler::SchedulerOptions& core = options.scheduler;
+  const bool direct = core.prefill_exchange && IsBetweenRanks(*core.prefill_exchange);
+  cluster.membership.compute_links = core.prefill_ranks != 1 && (direct || IsBetweenRanks(core.linear_exchange));
   cluster.membership.data_plane_version = main->connector_->version();
   cluster.membership.data_plane_address = main->connector_->address();
   cluster.membership.epoch = epoch;

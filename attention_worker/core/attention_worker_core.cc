@@ -449,7 +449,19 @@ void AttentionWorkerCore::Reached(MicroBatch& batch) {
 }
 
 bool AttentionWorkerCore::MayUse(const MicroBatch& batch, int op) const {
-  return !batch.part.in_group() || batch.sequences[0]->joint.MayUse(batch.part.rank, op);
+  return !batch.part.in_group() || AsksBeforeGroup(batch, op) || batch.sequences[0]->joint.MayUse(batch.part.rank, op);
+}
+
+// What a rank asks of the op here is of tokens before the group: it has those of the ranks before it by another way.
+bool AttentionWorkerCore::AsksBeforeGroup(const MicroBatch& batch, int op) const {
+  if (op >= table_.op_count()) return false;  // it has ended
+  const LayerGroup group = table_.op_group[op];
+  if (table_.linear(group) != nullptr) return false;
+  const auto& items = batch.layouts[group.value()].items;
+  return std::all_of(items.begin(), items.end(), [base = batch.part.base](const proto::ShardStep& item) {
+    return (item.rows.q_count == 0 || item.attended_end() <= base) &&
+           (item.gather_count == 0 || item.gather_first + item.gather_count <= base);
+  });
 }
 
 // By rank, since one that goes on may let the next one go on.

@@ -243,6 +243,7 @@ class AttentionWorkerCore {
   absl::Status AppendEntries(const proto::StepBegin& message, bool joins, std::vector<Action>& actions);
   bool JoinsGroup(const proto::StepBegin& message) const;
   bool MayUse(const MicroBatch& batch, int op) const;
+  bool AsksBeforeGroup(const MicroBatch& batch, int op) const;
   void Reached(MicroBatch& batch);
   void LetGroupGoOn(const SequenceState& sequence, std::vector<Action>& actions);
   void TakeQuery(MicroBatch& batch, std::span<const std::byte> query, std::vector<Action>& actions);

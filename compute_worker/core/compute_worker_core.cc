@@ -21,7 +21,7 @@ ComputeWorkerCore::ComputeWorkerCore(const proto::AttentionTable& table, StepPro
       micro_batches_(options.micro_batches),
       scratch_(table_, options.prompt_blocks),
       state_slots_(options.state_slots),
-      chain_(options.micro_batches) {}
+      inbox_(options.micro_batches) {}
 
 void ComputeWorkerCore::AddAttentionWorker(const AttentionWorkerAddress& address) {
   for (AttentionWorkerAddress& known : workers_)
@@ -108,6 +108,7 @@ absl::Status ComputeWorkerCore::AddEntry(MicroBatch& batch, int index, StepResul
                        .hashes = entry.block_hashes,
                        .attend_end = exchange.attend_end,
                        .gather_begin = exchange.gather_begin,
+                       .gather_end = exchange.gather_end,
                        .states = exchange.states,
                        .generation = shard.generation});
     // Layout entries index the step's entries of this worker on its side and of the plan on ours; offsets agree.
@@ -228,13 +229,12 @@ void ComputeWorkerCore::Begin(StepPlan plan, std::optional<MicroBatchId> drawn_b
   }
   if (!status.ok()) {
     EndPrompts(batch, /*went_well=*/false);
-    chain_.End(id, batch.plan.step);
+    inbox_.End(id, batch.plan.step);
     failure.error = std::string(status.message());
     ++counters_.refused_plans;
     actions.push_back(FinishStep{id, std::move(failure)});
     return;
   }
-  if (!batch.plan.ranks.empty()) chain_.Begin(id, batch.plan.step);
   batch.running = true;
   batch.aborted = false;
   batch.dense_in_flight = false;
@@ -249,6 +249,7 @@ void ComputeWorkerCore::Begin(StepPlan plan, std::optional<MicroBatchId> drawn_b
   for (const WorkerPart& part : batch.parts)
     actions.push_back(SendStepBegin{part.node, part.epoch, batch.plan.step, id, part.begin});
   actions.push_back(PrepareStep{id});
+  BeginRanks(batch, actions);
   Advance(id, actions);
 }
 
@@ -267,6 +268,7 @@ void ComputeWorkerCore::Advance(MicroBatchId id, std::vector<Action>& actions) {
         actions.push_back(SendQuery{id, stage.index});
         break;
       case StageKind::kSendKeyValue:
+        SendToRanks(batch, stage.index, actions);
         if (batch.hold_key_values) break;
         actions.push_back(SendKeyValue{id, stage.index});
         ExpectAnswers(batch, stage.index);
@@ -301,7 +303,7 @@ void ComputeWorkerCore::SendHeldKeyValues(MicroBatchId id, std::vector<Action>& 
 // All partials of the op are there, and the k and v of the next op have somewhere to go: the memory of those that were
 // sent key_values_in_flight ops before. A part that has no tokens in the ops between has not been asked since.
 bool ComputeWorkerCore::MayGoOn(const MicroBatch& batch) const {
-  if (batch.awaiting > 0) return false;
+  if (batch.awaiting > 0 || IsAhead(batch)) return false;
   const int before = program_[batch.stage].index + 1 - options_.key_values_in_flight;
   return batch.hold_key_values || std::all_of(batch.parts.begin(), batch.parts.end(), [&](const WorkerPart& part) {
            return part.unanswered.empty() || part.unanswered.front() > before;
@@ -336,11 +338,7 @@ void ComputeWorkerCore::On(DenseDone event, std::vector<Action>& actions) {
   batch.dense_in_flight = false;
   if (batch.aborted) return Finish(batch, std::move(batch.failure), actions);
   const Stage& stage = program_[batch.stage];
-  if (stage.kind == StageKind::kAttendPrompts && table_.linear(table_.op_group[stage.index]) != nullptr)
-    for (const StateEntry& state : batch.states)
-      if (state.passed_on)
-        actions.push_back(
-            SendRankState{event.micro_batch, stage.index, batch.plan.ranks[batch.plan.part.rank + size_t{1}]});
+  if (stage.kind == StageKind::kAttendPrompts) AttendedToRanks(batch, stage.index, actions);
   ++batch.stage;
   Advance(event.micro_batch, actions);
 }
@@ -354,10 +352,8 @@ ComputeWorkerCore::MicroBatch* ComputeWorkerCore::Running(MicroBatchId id, StepI
 void ComputeWorkerCore::On(PartialArrived event, std::vector<Action>& actions) {
   MicroBatch* batch = Running(event.micro_batch, event.step);
   if (batch != nullptr && TakeAnswer(*batch, event)) {
-    const bool all = std::all_of(batch->parts.begin(), batch->parts.end(),
-                                 [](const WorkerPart& part) { return part.unanswered.empty(); });
     if (batch->done.has_value()) {
-      if (all) Finish(*batch, *std::move(batch->done), actions);
+      if (MayFinish(*batch)) Finish(*batch, *std::move(batch->done), actions);
       return;
     }
     const bool waits = batch->stage < program_.size() && program_[batch->stage].kind == StageKind::kAwaitPartials;
@@ -384,22 +380,6 @@ void ComputeWorkerCore::On(PartialArrived event, std::vector<Action>& actions) {
     }
   }
   ++counters_.dropped_frames;
-}
-
-// It may come before the plan of its step, which then begins with it.
-void ComputeWorkerCore::On(RankStateArrived event, std::vector<Action>& actions) {
-  const MicroBatchId id = event.micro_batch;
-  const bool fits = id.value() < micro_batches_.size() && event.op < table_.op_count() && !event.state.empty() &&
-                    static_cast<int64_t>(event.state.size()) == RankStateBytes(event.op);
-  if (!fits || !chain_.Put(id, event.step, event.op, std::move(event.state))) {
-    ++counters_.dropped_frames;
-    return;
-  }
-  MicroBatch* const batch = Running(id, event.step);
-  if (batch == nullptr || batch->aborted || batch->dense_in_flight || batch->stage >= program_.size()) return;
-  const Stage& stage = program_[batch->stage];
-  const bool waits_here = stage.kind == StageKind::kAttendPrompts && stage.index == event.op;
-  if (waits_here && !AwaitsWhatItAttends(*batch, event.op)) Advance(id, actions);
 }
 
 void ComputeWorkerCore::On(StepRefused event, std::vector<Action>& actions) {
@@ -437,7 +417,7 @@ void ComputeWorkerCore::Abort(MicroBatch& batch, StepResult failure, std::vector
 }
 
 void ComputeWorkerCore::DropBefore(MicroBatchId id, StepId step) {
-  if (id.value() < micro_batches_.size() && Running(id, step) == nullptr) chain_.End(id, step);
+  if (id.value() < micro_batches_.size() && Running(id, step) == nullptr) inbox_.End(id, step);
 }
 
 void ComputeWorkerCore::On(StepWithdrawn event, std::vector<Action>& actions) {
@@ -477,10 +457,7 @@ void ComputeWorkerCore::On(SampleDone event, std::vector<Action>& actions) {
   if (!batch.running) return;
   batch.dense_in_flight = false;
   if (batch.aborted) return Finish(batch, std::move(batch.failure), actions);
-  // Whoever runs the next step relies on what this one appended.
-  const bool all = std::all_of(batch.parts.begin(), batch.parts.end(),
-                               [](const WorkerPart& part) { return part.unanswered.empty(); });
-  if (all) return Finish(batch, std::move(event.result), actions);
+  if (MayFinish(batch)) return Finish(batch, std::move(event.result), actions);
   batch.done = std::move(event.result);
 }
 
@@ -513,7 +490,7 @@ void ComputeWorkerCore::Finish(MicroBatch& batch, StepResult result, std::vector
     result.work = PromptWorkOf(batch);
   }
   EndPrompts(batch, result.status == StepStatus::kOk);
-  if (!batch.plan.ranks.empty()) chain_.End(id, batch.plan.step);
+  if (!batch.plan.ranks.empty()) inbox_.End(id, batch.plan.step);
   // Only what a step to come may ask for: who waits or began with these tokens.
   batch.last = StepResult{.step = result.step,
                           .micro_batch = id,

@@ -9,8 +9,8 @@
 
 #include "base/ids.h"
 #include "base/status.h"
-#include "compute_worker/core/chain_inbox.h"
 #include "compute_worker/core/prompt_scratch.h"
+#include "compute_worker/core/rank_inbox.h"
 #include "compute_worker/core/state_slots.h"
 #include "compute_worker/core/step_program.h"
 #include "proto/attention_spec.h"
@@ -45,6 +45,19 @@ struct RankStateArrived {  // the state that the rank before this one in its pre
   int op = 0;
   std::vector<std::byte> state;
 };
+struct RankRowsArrived {  // K and V of a softmax op that a rank before this one has sent
+  StepId step;
+  MicroBatchId micro_batch;
+  int op = 0;
+  int rank = 0;
+  std::vector<std::byte> rows;
+};
+struct RankAttended {  // a later rank keeps the op's K and V, which this one sent it, no more
+  StepId step;
+  MicroBatchId micro_batch;
+  int op = 0;
+  int rank = 0;
+};
 struct StepRefused {
   NodeId from;
   Epoch epoch;
@@ -69,8 +82,8 @@ struct StepWithdrawn {  // the scheduler wants its result no more: it ends as kW
   StepId step;
   MicroBatchId micro_batch;
 };
-using Event = std::variant<PlanArrived, DenseDone, SampleBegun, PartialArrived, RankStateArrived, StepRefused,
-                           SampleDone, StepFailed, AttentionWorkerLost, StepWithdrawn>;
+using Event = std::variant<PlanArrived, DenseDone, SampleBegun, PartialArrived, RankStateArrived, RankRowsArrived,
+                           RankAttended, StepRefused, SampleDone, StepFailed, AttentionWorkerLost, StepWithdrawn>;
 
 // ---- actions ----
 
@@ -107,6 +120,23 @@ struct SendRankState {  // the linear op's state after the step's last token, to
   int op = 0;
   proto::RankAddress to;
 };
+// k and v of the op to later ranks of the group: to each of those of the step's new tokens from `first_row` on.
+struct SendRankRows {
+  struct Receiver {
+    proto::RankAddress to;
+    int64_t first_row = 0;
+  };
+  MicroBatchId micro_batch;
+  int op = 0;
+  int rank = 0;  // this one's
+  std::vector<Receiver> receivers;
+};
+struct SendRankAttended {  // RankAttended, to the rank whose K and V they were
+  MicroBatchId micro_batch;
+  int op = 0;
+  int rank = 0;  // this one's
+  proto::RankAddress to;
+};
 struct Sample {  // final norm, head, choice of tokens; ends with SampleDone
   MicroBatchId micro_batch;
 };
@@ -115,7 +145,7 @@ struct FinishStep {
   proto::StepResult result;
 };
 using Action = std::variant<SendStepBegin, PrepareStep, RunDense, SendQuery, SendKeyValue, AttendPrompts, SendRankState,
-                            Sample, FinishStep>;
+                            SendRankRows, SendRankAttended, Sample, FinishStep>;
 
 // One attention worker's part in a micro-batch's step.
 struct WorkerPart {
@@ -131,11 +161,14 @@ struct WorkerPart {
 };
 
 // An entry of a step whose prompt is attended here from `part->begin` on; what comes before is attended on attention
-// workers. Of that part, K and V from `gather_begin` to where the step begins come from there with each op's answer.
+// workers. Of that part, K and V from `gather_begin` to `gather_end`, or to where the step begins, come from there with
+// each op's answer.
 struct PromptEntry {
   int entry = 0;
   const PromptScratch::Part* part = nullptr;
-  Position gather_begin = proto::kOpenEnd;  // kOpenEnd: all of them are here
+  Position gather_begin = proto::kOpenEnd;  // kOpenEnd: none
+  Position gather_end = proto::kOpenEnd;
+  bool from_ranks = false;  // those from the group's first token on come from the ranks before (RankRows)
 };
 
 // An entry of a step whose linear layers run here: states cross for it, and no tokens (proto/state_blocks.h).
@@ -153,6 +186,10 @@ struct AttentionWorkerAddress {
   NodeId node;
 };
 
+// A rank of a group does not go on while a later one has so many ops of its K and V and has not attended to them: what
+// a rank that is behind keeps is bounded by that.
+inline constexpr int kRankOpsAhead = 4;
+
 struct ComputeWorkerOptions {
   int micro_batches = 1;  // in flight, 1..16
   int max_step_tokens = 2048;
@@ -161,6 +198,7 @@ struct ComputeWorkerOptions {
   int prompt_tokens = 16;
   uint32_t prompt_blocks = 0;     // of the scratch: 64 tokens x a KV head x an op; 0: all on attention workers
   bool linear_prompts = false;    // linear layers of such entries run here, too
+  bool rank_rows = false;         // ranks of a group may give each other K and V of such entries
   int state_slots = 0;            // prompts whose states are kept from part to part
   int key_values_in_flight = 4;   // ops whose k and v an attention worker has not answered: paces what prompts send
   bool hand_over_at_end = false;  // k and v of steps that ask nothing go when all layers are done; then the above is
@@ -200,8 +238,13 @@ class ComputeWorkerCore {
   const std::vector<PromptEntry>& PromptsOf(MicroBatchId id) const { return micro_batches_[id.value()].prompts; }
   const std::vector<StateEntry>& StatesOf(MicroBatchId id) const { return micro_batches_[id.value()].states; }
   // What the rank before left of a linear op; empty: it has not come. Valid until the step ends.
-  std::span<const std::byte> RankState(MicroBatchId id, int op) const { return chain_.Find(id, op); }
-  size_t rank_state_bytes() const { return chain_.bytes(); }
+  std::span<const std::byte> RankState(MicroBatchId id, int op) const { return inbox_.Find(id, op, kChainRank); }
+  // Of a step with PromptEntry::from_ranks: the tokens of a rank before it whose K and V it needs in a softmax op,
+  // maybe none (begin == end); and these, as kRankRows has them (proto/rank_frames.h), while the op is attended.
+  proto::TokenRange RowsFrom(MicroBatchId id, int op, int rank) const;
+  std::span<const std::byte> RankRows(MicroBatchId id, int op, int rank) const { return inbox_.Find(id, op, rank); }
+  // What other ranks sent and is kept. For tests.
+  size_t rank_bytes() const { return inbox_.bytes(); }
   // The step whose draws are tokens of this one: its plan is PlanOf it. Nothing: all tokens are known.
   std::optional<MicroBatchId> DrawnBy(MicroBatchId id) const { return micro_batches_[id.value()].drawn_by; }
   // Nothing is to be done until a step's tokens have been drawn.
@@ -236,13 +279,17 @@ class ComputeWorkerCore {
     size_t stage = 0;
     int awaiting = 0;  // partials still to come
     proto::StepResult failure;
+    std::vector<std::vector<int>> unattended;  // by rank: ops whose K and V went there and were not attended to
   };
+  static constexpr int kChainRank = 0;  // in the inbox: states come from one rank only
 
   void On(PlanArrived event, std::vector<Action>& actions);
   void On(DenseDone event, std::vector<Action>& actions);
   void On(SampleBegun event, std::vector<Action>& actions);
   void On(PartialArrived event, std::vector<Action>& actions);
   void On(RankStateArrived event, std::vector<Action>& actions);
+  void On(RankRowsArrived event, std::vector<Action>& actions);
+  void On(RankAttended event, std::vector<Action>& actions);
   void On(StepRefused event, std::vector<Action>& actions);
   void On(SampleDone event, std::vector<Action>& actions);
   void On(StepFailed event, std::vector<Action>& actions);
@@ -261,6 +308,7 @@ class ComputeWorkerCore {
   proto::EntryExchange ExchangeOf(const MicroBatch& batch, int entry) const;
   void BeginStates(MicroBatch& batch);
   PromptEntry BeginPrompt(const proto::StepEntry& entry);
+  PromptEntry BeginPromptFromRanks(const proto::StepPlan& plan);
   void EndPrompts(MicroBatch& batch, bool went_well);
   void ExpectAnswers(MicroBatch& batch, int op);
   bool Gathers(const MicroBatch& batch, int op) const;
@@ -269,6 +317,16 @@ class ComputeWorkerCore {
   bool AwaitsRank(const MicroBatch& batch, int op) const;
   absl::Status CheckExchange(const proto::StepEntry& entry) const;
   int64_t RankStateBytes(int op) const;
+  int64_t RankRowsBytes(const proto::StepPlan& plan, int op, int rank) const;
+  proto::TokenRange RowsBetween(const proto::StepPlan& plan, int op, int from, int to) const;
+  static bool FromRanks(const MicroBatch& batch);
+  bool IsAhead(const MicroBatch& batch) const;
+  bool MayFinish(const MicroBatch& batch) const;
+  void BeginRanks(MicroBatch& batch, std::vector<Action>& actions);
+  void SendToRanks(MicroBatch& batch, int op, std::vector<Action>& actions);
+  void AttendedToRanks(MicroBatch& batch, int op, std::vector<Action>& actions);
+  void PassOver(const MicroBatch& batch, int op, int rank, std::vector<Action>& actions);
+  void GoOnWithRanks(MicroBatch& batch, int op, std::vector<Action>& actions);
   bool MayHoldKeyValues(const MicroBatch& batch) const;
   int64_t AnswerBytes(const MicroBatch& batch, const WorkerPart& part, int op) const;
   proto::PrefixTraffic PrefixTrafficOf(const MicroBatch& batch) const;
@@ -289,7 +347,7 @@ class ComputeWorkerCore {
   std::vector<MicroBatch> micro_batches_;
   PromptScratch scratch_;
   StateSlots state_slots_;
-  ChainInbox chain_;
+  RankInbox inbox_;
   std::optional<proto::StepPlan> waiting_;  // for what the step before it draws
   MicroBatchId last_begun_;
   ComputeWorkerCounters counters_;

@@ -21,10 +21,14 @@ absl::Status ComputeWorkerCore::CheckInvariants() const {
       if (!std::is_sorted(part.unanswered.begin(), part.unanswered.end())) return broken("answers are not in order");
     }
     if (batch.aborted && !batch.dense_in_flight) return broken("has failed and does not end");
-    const bool for_rank = batch.stage < program_.size() && program_[batch.stage].kind == StageKind::kAttendPrompts &&
-                          AwaitsRank(batch, program_[batch.stage].index);
-    if (!batch.dense_in_flight && batch.awaiting == 0 && !unanswered && !for_rank) return broken("waits for nothing");
-    if (batch.done.has_value() && !unanswered) return broken("is done and does not end");
+    const bool for_rank =
+        batch.stage < program_.size() &&
+        ((program_[batch.stage].kind == StageKind::kAttendPrompts && AwaitsRank(batch, program_[batch.stage].index)) ||
+         IsAhead(batch));
+    const bool for_end = batch.done.has_value() && !MayFinish(batch);
+    if (!batch.dense_in_flight && batch.awaiting == 0 && !unanswered && !for_rank && !for_end)
+      return broken("waits for nothing");
+    if (batch.done.has_value() && MayFinish(batch)) return broken("is done and does not end");
     for (const proto::StepEntry& entry : batch.plan.entries) {
       const auto [other, is_first] = steps.emplace(entry.sequence, &batch);
       const bool follows = !is_first && (batch.drawn_by == other->second->plan.micro_batch ||

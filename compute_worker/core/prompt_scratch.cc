@@ -73,20 +73,23 @@ const PromptScratch::Part* PromptScratch::Use(Part& part) {
   return &part;
 }
 
-Position PromptScratch::FirstMissing(SequenceId sequence, Position ctx_len) const {
+Position PromptScratch::FirstMissing(SequenceId sequence, Position from, Position ctx_len) const {
   const auto known = parts_.find(sequence);
-  if (known == parts_.end() || ctx_len < known->second.begin) return 0;
-  return std::min(known->second.end, ctx_len);
+  if (known == parts_.end() || from < known->second.begin || ctx_len < known->second.seen_from) return 0;
+  return std::min(known->second.end, from);
 }
 
-const PromptScratch::Part* PromptScratch::BeginGathering(SequenceId sequence, Position ctx_len, int q_len, bool more) {
+const PromptScratch::Part* PromptScratch::BeginGathering(SequenceId sequence, const GatherStep& step) {
   if (capacity_ == 0) return nullptr;
   const auto known = parts_.find(sequence);
-  if (known != parts_.end() && ctx_len < known->second.begin) Drop(sequence);
-  Part& part = parts_[sequence];
-  part.end = std::min(part.end, ctx_len);
-  Resize(part, SegmentsTo(part.begin, part.end));
-  if (GrowForStep(sequence, part, ctx_len + q_len, more)) return Use(part);
+  if (known != parts_.end() && (step.from < known->second.begin || step.ctx_len < known->second.seen_from))
+    Drop(sequence);
+  const auto [part, fresh] = parts_.try_emplace(sequence);
+  if (fresh) part->second.begin = part->second.end = step.begin;
+  if (FirstMissing(sequence, step.from, step.ctx_len) < step.ctx_len) part->second.seen_from = step.ctx_len;
+  part->second.end = std::min(part->second.end, step.from);
+  Resize(part->second, SegmentsTo(part->second.begin, part->second.end));
+  if (GrowForStep(sequence, part->second, step.ctx_len + step.q_len, step.more)) return Use(part->second);
   Drop(sequence);
   return nullptr;
 }
@@ -94,7 +97,9 @@ const PromptScratch::Part* PromptScratch::BeginGathering(SequenceId sequence, Po
 const PromptScratch::Part* PromptScratch::Begin(SequenceId sequence, Position ctx_len, int q_len, bool more) {
   if (capacity_ == 0) return nullptr;
   const auto known = parts_.find(sequence);
-  if (known != parts_.end() && (ctx_len < known->second.begin || ctx_len > known->second.end)) Drop(sequence);
+  if (known != parts_.end() &&
+      (ctx_len < std::max(known->second.begin, known->second.seen_from) || ctx_len > known->second.end))
+    Drop(sequence);
   const bool fresh = !parts_.contains(sequence);
   const bool aligned = ctx_len % kSegmentTokens == 0;
   if (fresh && !aligned) return nullptr;  // the open segment is elsewhere

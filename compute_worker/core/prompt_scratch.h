@@ -10,6 +10,15 @@
 
 namespace dovetail::compute {
 
+// A step whose earlier tokens are put in before they are read.
+struct GatherStep {
+  Position begin = 0;  // a multiple of 64, at most `from`: where what is held begins if nothing is held yet
+  Position from = 0;   // tokens [from, ctx_len) are put in whatever is held
+  Position ctx_len = 0;
+  int q_len = 0;
+  bool more = false;  // another part of the prompt will follow
+};
+
 // Which blocks hold K and V of prompts that the compute worker attends itself. A cache: what does not fit or was
 // dropped is attended on attention workers, where everything is. A block is 64 tokens x one KV head x one attention op;
 // the last part of a prompt, and whatever does not fit for all ops, uses its blocks anew from op to op.
@@ -25,6 +34,9 @@ class PromptScratch {
   struct Part {
     Position begin = 0;  // a multiple of 64: tokens from here on are attended here
     Position end = 0;    // tokens of steps that went well
+    // Of ops with a window, what a step at this position sees is here, and maybe nothing before it: earlier steps,
+    // which come where a prefill group is repeated, find nothing here.
+    Position seen_from = 0;
     bool in_step = false;
     uint64_t used = 0;  // when, for who goes first
     std::vector<Segment> segments;
@@ -36,10 +48,11 @@ class PromptScratch {
   // valid until End. `more`: another part of the prompt will follow.
   const Part* Begin(SequenceId sequence, Position ctx_len, int q_len, bool more);
   // Likewise, where tokens before ctx_len that are not here will be put in before they are read: those from
-  // FirstMissing on. What is held then begins at a multiple of 64; if nothing is held yet, at 0.
-  const Part* BeginGathering(SequenceId sequence, Position ctx_len, int q_len, bool more);
-  // The first token before ctx_len that is neither held nor before what is held; ctx_len: there is none.
-  Position FirstMissing(SequenceId sequence, Position ctx_len) const;
+  // FirstMissing on. What begins after step.from is dropped.
+  const Part* BeginGathering(SequenceId sequence, const GatherStep& step);
+  // The first token before `from` that is neither held nor before what is held, for a step at ctx_len; `from`: there is
+  // none.
+  Position FirstMissing(SequenceId sequence, Position from, Position ctx_len) const;
   void End(SequenceId sequence, bool went_well, Position end);
   void Drop(SequenceId sequence);
 

@@ -15,6 +15,7 @@ proto::EntryExchange ComputeWorkerCore::ExchangeOf(const MicroBatch& batch, int 
     if (prompt.entry != index) continue;
     exchange.attend_end = prompt.part->begin;
     exchange.gather_begin = prompt.gather_begin;
+    exchange.gather_end = prompt.gather_end;
   }
   for (const StateEntry& state : batch.states) {
     if (state.entry != index) continue;
@@ -28,13 +29,38 @@ PromptEntry ComputeWorkerCore::BeginPrompt(const StepEntry& entry) {
   const int q_len = static_cast<int>(entry.tokens.size());
   const bool more = !entry.sample;
   PromptEntry prompt;
-  const Position missing = scratch_.FirstMissing(entry.sequence, entry.ctx_len);
+  const Position missing = scratch_.FirstMissing(entry.sequence, entry.ctx_len, entry.ctx_len);
   const bool gathers = entry.exchange == proto::PrefixExchange::kGather && missing < entry.ctx_len;
   if (gathers && proto::MayGather(table_, missing, entry.ctx_len)) {
-    prompt.part = scratch_.BeginGathering(entry.sequence, entry.ctx_len, q_len, more);
+    prompt.part = scratch_.BeginGathering(
+        entry.sequence, {.from = entry.ctx_len, .ctx_len = entry.ctx_len, .q_len = q_len, .more = more});
     if (prompt.part != nullptr) prompt.gather_begin = missing;
   }
   if (prompt.part == nullptr) prompt.part = scratch_.Begin(entry.sequence, entry.ctx_len, q_len, more);
+  return prompt;
+}
+
+// What is missing of the tokens before the group is gathered from the attention workers, if there is room; else asked
+// about, and gathered no further back than the group's first segment. Without room for that either, all is asked.
+PromptEntry ComputeWorkerCore::BeginPromptFromRanks(const proto::StepPlan& plan) {
+  const StepEntry& entry = plan.entries[0];
+  const Position base = plan.part.base, segment = base / kSegmentTokens * kSegmentTokens;
+  GatherStep step{
+      .from = base, .ctx_len = entry.ctx_len, .q_len = static_cast<int>(entry.tokens.size()), .more = !entry.sample};
+  PromptEntry prompt;
+  Position missing = scratch_.FirstMissing(entry.sequence, base, entry.ctx_len);
+  if (proto::MayGather(table_, missing, base)) prompt.part = scratch_.BeginGathering(entry.sequence, step);
+  if (prompt.part == nullptr && segment > 0) {
+    scratch_.Drop(entry.sequence);
+    missing = step.begin = segment;
+    prompt.part = scratch_.BeginGathering(entry.sequence, step);
+  }
+  if (prompt.part == nullptr) return BeginPrompt(entry);
+  prompt.from_ranks = true;
+  if (missing < base) {
+    prompt.gather_begin = missing;
+    prompt.gather_end = base;
+  }
   return prompt;
 }
 
@@ -43,11 +69,12 @@ void ComputeWorkerCore::BeginPrompts(MicroBatch& batch) {
   for (size_t e = 0; e < batch.plan.entries.size(); ++e) {
     const StepEntry& entry = batch.plan.entries[e];
     const int q_len = static_cast<int>(entry.tokens.size());
-    if (q_len < options_.prompt_tokens) {
+    const bool direct = entry.exchange == proto::PrefixExchange::kGatherDirect;
+    if (!direct && q_len < options_.prompt_tokens) {
       scratch_.Drop(entry.sequence);
       continue;
     }
-    PromptEntry prompt = BeginPrompt(entry);
+    PromptEntry prompt = direct ? BeginPromptFromRanks(batch.plan) : BeginPrompt(entry);
     if (prompt.part == nullptr) continue;
     prompt.entry = static_cast<int>(e);
     batch.prompts.push_back(prompt);
@@ -126,39 +153,11 @@ bool ComputeWorkerCore::AttendsHere(const MicroBatch& batch, int op) const {
 
 // Earlier tokens of the prompts that are attended here, or the states before them.
 bool ComputeWorkerCore::AwaitsWhatItAttends(const MicroBatch& batch, int op) const {
-  if (table_.linear(table_.op_group[op]) == nullptr) return Gathers(batch, op) && batch.awaiting > 0;
   if (AwaitsRank(batch, op)) return true;
+  if (table_.linear(table_.op_group[op]) == nullptr) return Gathers(batch, op) && batch.awaiting > 0;
   const uint16_t group = table_.op_group[op].value();
   return std::any_of(batch.parts.begin(), batch.parts.end(),
                      [&](const WorkerPart& part) { return part.awaited && part.layouts[group].before_bytes > 0; });
-}
-
-bool ComputeWorkerCore::AwaitsRank(const MicroBatch& batch, int op) const {
-  const bool chained =
-      std::any_of(batch.states.begin(), batch.states.end(), [](const StateEntry& state) { return state.chained; });
-  return chained && chain_.Find(batch.plan.micro_batch, op).empty();
-}
-
-// A rank begins where a block does, so the state before it is that of a full block. 0: the op has no state.
-int64_t ComputeWorkerCore::RankStateBytes(int op) const {
-  const LayerGroup group = table_.op_group[op];
-  if (table_.linear(group) == nullptr) return 0;
-  const proto::SoftmaxSpec& spec = table_.softmax(group);
-  return spec.kv_heads * spec.state_bytes;
-}
-
-absl::Status ComputeWorkerCore::CheckExchange(const StepEntry& entry) const {
-  const bool chained = entry.linear_exchange == proto::LinearExchange::kChain;
-  if (chained && !(options_.linear_prompts && table_.has_linear()))
-    return InvalidArgument("sequence ", entry.sequence.value(),
-                           ": this worker runs no linear layers of prompts, whose states ranks would hand on (chain)");
-  for (const auto& [missing, name] :
-       {std::pair(IsBetweenRanks(entry.exchange), NameOf(entry.exchange)),
-        std::pair(IsBetweenRanks(entry.linear_exchange) && !chained, NameOf(entry.linear_exchange))})
-    if (missing)
-      return InvalidArgument("sequence ", entry.sequence.value(), ": this worker has no exchange by ", name,
-                             " with other compute workers");
-  return absl::OkStatus();
 }
 
 // Of the answer that is awaited: the states before the op until they are there, then what attention gave.
@@ -181,8 +180,12 @@ proto::PrefixTraffic ComputeWorkerCore::PrefixTrafficOf(const MicroBatch& batch)
   for (const LayerGroup group : table_.op_group)
     for (const WorkerPart& part : batch.parts)
       traffic = Sum(traffic, proto::TrafficOf(part.layouts[group.value()], table_.softmax(group)));
-  for (const StateEntry& state : batch.states)
-    for (int op = 0; state.chained && op < table_.op_count(); ++op) traffic.chain_bytes += RankStateBytes(op);
+  for (int op = 0; op < table_.op_count(); ++op) {
+    for (const StateEntry& state : batch.states)
+      if (state.chained) traffic.chain_bytes += RankStateBytes(op);
+    for (int rank = 0; FromRanks(batch) && rank < batch.plan.part.rank; ++rank)
+      traffic.direct_bytes += RankRowsBytes(batch.plan, op, rank);
+  }
   return traffic;
 }
 

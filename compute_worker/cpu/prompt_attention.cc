@@ -67,7 +67,7 @@ absl::Status PromptAttention::Prepare(const ComputeWorkerCore& core, MicroBatchI
   }
   batch.blocks.reserve(blocks);
   batch.first.reserve(prompts.size());
-  batch.appends.reserve(prompts.size() + gathered);
+  batch.appends.reserve(prompts.size() + gathered + proto::kMaxPrefillRanks);
   batch.items.reserve(items);
   DT_RETURN_IF_ERROR(Grow(batch.scratch, scratch));
   return Grow(batch.partial, partial);
@@ -139,6 +139,25 @@ void PromptAttention::FillGathered(const ComputeWorkerCore& core, MicroBatchId i
   }
 }
 
+// Tokens of the ranks before this one, as they sent them. A rank's step has one prompt.
+void PromptAttention::FillFromRanks(const ComputeWorkerCore& core, MicroBatchId id, int op) {
+  if (!core.PromptsOf(id)[0].from_ranks) return;
+  const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[op]);
+  const int64_t key_bytes = int64_t{spec.kv_heads} * spec.key_dim * static_cast<int64_t>(SizeOf(spec.kv));
+  for (int rank = 0; rank < core.PlanOf(id).part.rank; ++rank) {
+    const proto::TokenRange tokens = core.RowsFrom(id, op, rank);
+    if (tokens.begin >= tokens.end) continue;
+    kernels::KvAppendItem append;
+    append.k = core.RankRows(id, op, rank).data();
+    append.v = append.k + (tokens.end - tokens.begin) * key_bytes;
+    append.rows = static_cast<int>(tokens.end - tokens.begin);
+    append.kv_heads = spec.kv_heads;
+    append.first_position = tokens.begin;
+    append.blocks = TableOf(core, id, 0, 0);
+    micro_batches_[id.value()].appends.push_back(append);
+  }
+}
+
 void PromptAttention::FillItems(const ComputeWorkerCore& core, MicroBatchId id, int op, StepWire& wire) {
   MicroBatch& batch = micro_batches_[id.value()];
   const LayerGroup group = table_.op_group[op];
@@ -181,6 +200,7 @@ absl::Status PromptAttention::Run(const ComputeWorkerCore& core, MicroBatchId id
   FillBlocks(core, id, op);
   FillAppends(core, id, op, wire);
   FillGathered(core, id, op);
+  FillFromRanks(core, id, op);
   FillItems(core, id, op, wire);
   const kernels::OpContext context = kernels::ContextOf(stream);
   const kernels::AttentionShape shape = ShapeOf(table_.op_group[op]);

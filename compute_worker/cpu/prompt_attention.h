@@ -41,6 +41,7 @@ class PromptAttention {
   absl::Status Grow(std::unique_ptr<kernels::Buffer>& buffer, size_t bytes);
   void FillBlocks(const ComputeWorkerCore& core, MicroBatchId id, int op);
   kernels::KvBlockTable TableOf(const ComputeWorkerCore& core, MicroBatchId id, size_t prompt, int first_head) const;
+  void FillFromRanks(const ComputeWorkerCore& core, MicroBatchId id, int op);
   void FillGathered(const ComputeWorkerCore& core, MicroBatchId id, int op);
   void FillAppends(const ComputeWorkerCore& core, MicroBatchId id, int op, StepWire& wire);
   void FillItems(const ComputeWorkerCore& core, MicroBatchId id, int op, StepWire& wire);

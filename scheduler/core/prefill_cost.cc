@@ -16,6 +16,8 @@ int64_t SegmentsTo(Position begin, Position end) { return (end - begin + kSegmen
 struct Reach {
   Position attend_begin = 0;  // tokens from here on are attended on the compute worker
   Position gather_begin = proto::kOpenEnd;
+  Position gather_end = proto::kOpenEnd;  // what follows comes from the ranks before
+  bool gathers = false;
   HeldTokens held;
 };
 
@@ -49,6 +51,26 @@ HeldTokens KeptFrom(const PromptStep& step, Position begin, Room room) {
   return room == Room::kKept ? HeldTokens{begin, step.ctx_len + step.tokens} : HeldTokens{};
 }
 
+// As ComputeWorkerCore::BeginPromptFromRanks.
+bool GathersFromRanks(const proto::AttentionTable& table, const PromptStep& step, const BlockCounts& blocks,
+                      Reach& reach) {
+  if (step.exchange != proto::PrefixExchange::kGatherDirect || step.scratch_blocks == 0) return false;
+  const bool goes_on = !step.held.empty() && step.base >= step.held.begin;
+  const Position segment = step.base / kSegmentTokens * kSegmentTokens;
+  Position begin = goes_on ? step.held.begin : 0;
+  Position missing = goes_on ? std::min(step.held.end, step.base) : 0;
+  Room room = Room::kNone;
+  if (proto::MayGather(table, missing, step.base)) room = RoomFor(step, blocks, begin, SegmentsTo(begin, missing));
+  if (room == Room::kNone && segment > 0) {
+    begin = missing = segment;
+    room = RoomFor(step, blocks, begin, 0);
+  }
+  if (room == Room::kNone) return false;
+  reach = {.attend_begin = begin, .gather_end = step.base, .gathers = true, .held = KeptFrom(step, begin, room)};
+  reach.gather_begin = std::min(missing, step.base);
+  return true;
+}
+
 bool Gathers(const proto::AttentionTable& table, const PromptStep& step, const BlockCounts& blocks, Reach& reach) {
   if (step.exchange != proto::PrefixExchange::kGather || step.scratch_blocks == 0) return false;
   const bool goes_on = !step.held.empty() && step.ctx_len >= step.held.begin;
@@ -57,7 +79,7 @@ bool Gathers(const proto::AttentionTable& table, const PromptStep& step, const B
   if (missing >= step.ctx_len || !proto::MayGather(table, missing, step.ctx_len)) return false;
   const Room room = RoomFor(step, blocks, begin, SegmentsTo(begin, missing));
   if (room == Room::kNone) return false;
-  reach = {.attend_begin = begin, .gather_begin = missing, .held = KeptFrom(step, begin, room)};
+  reach = {.attend_begin = begin, .gather_begin = missing, .gathers = true, .held = KeptFrom(step, begin, room)};
   return true;
 }
 
@@ -66,9 +88,11 @@ Reach ReachOf(const proto::AttentionTable& table, const PromptStep& step) {
   const BlockCounts blocks = BlocksOf(table);
   const Reach elsewhere{.attend_begin = step.ctx_len + step.tokens};
   Reach reach;
-  if (Gathers(table, step, blocks, reach)) return reach;
+  if (Gathers(table, step, blocks, reach) || GathersFromRanks(table, step, blocks, reach)) return reach;
   if (step.scratch_blocks == 0) return elsewhere;
-  const bool goes_on = !step.held.empty() && step.held.begin <= step.ctx_len && step.ctx_len <= step.held.end;
+  const bool dropped = step.exchange == proto::PrefixExchange::kGatherDirect;
+  const bool goes_on =
+      !dropped && !step.held.empty() && step.held.begin <= step.ctx_len && step.ctx_len <= step.held.end;
   const bool aligned = step.ctx_len % kSegmentTokens == 0;
   if (!goes_on && !aligned) return elsewhere;  // the open segment is elsewhere
   Position begin = goes_on ? step.held.begin : step.ctx_len;
@@ -94,26 +118,28 @@ int64_t SubtreesAsked(const PromptStep& step, const proto::SoftmaxSpec& spec, in
 
 void AddSoftmax(const PromptStep& step, const Reach& reach, const proto::SoftmaxSpec& spec, int ops, StepWork& work) {
   const int64_t element = SizeOf(spec.kv);
-  const Position end = step.ctx_len + step.tokens;
+  const Position step_end = step.ctx_len + step.tokens;
   const auto flops = [&](Position from, Position to) {
     const int64_t pairs = proto::SeenTokens(step.ctx_len, step.tokens, spec.window, from, to);
     return ops * proto::AttentionFlops(pairs, spec.query_heads, spec);
   };
-  work.here_flops += flops(reach.attend_begin, end);
+  work.here_flops += flops(reach.attend_begin, step_end);
   work.asked_flops += flops(0, reach.attend_begin);
   // Where nothing is attended here, all of it is a part of the step like those of short prompts.
-  if (reach.attend_begin > 0 && reach.attend_begin < end) {
+  if (reach.attend_begin > 0 && reach.attend_begin < step_end) {
     const proto::ShardRows rows =
         proto::RowsOf({}, spec.window, step.ctx_len, static_cast<int>(step.tokens), reach.attend_begin);
     const int64_t nodes = SubtreesAsked(step, spec, rows.q_count, reach.attend_begin);
     work.traffic.asked_bytes +=
         int64_t{ops} * spec.query_heads * (rows.q_count * spec.key_dim * element + nodes * 4 * (spec.value_dim + 2));
   }
-  if (reach.gather_begin >= step.ctx_len) return;
-  Position visible = reach.gather_begin;
-  if (spec.window > 0) visible = std::max(visible, (step.ctx_len - spec.window + 1) / kSegmentTokens * kSegmentTokens);
-  work.traffic.gathered_bytes += int64_t{ops} * std::max<Position>(0, step.ctx_len - visible) * spec.kv_heads *
-                                 (spec.key_dim + spec.value_dim) * element;
+  if (!reach.gathers) return;
+  const Position seen =
+      spec.window > 0 ? (step.ctx_len - spec.window + 1) / kSegmentTokens * kSegmentTokens : Position{0};
+  const int64_t row = int64_t{ops} * spec.kv_heads * (spec.key_dim + spec.value_dim) * element;
+  const Position end = std::min(reach.gather_end, step.ctx_len);
+  work.traffic.gathered_bytes += std::max<Position>(0, end - std::max(reach.gather_begin, seen)) * row;
+  work.traffic.direct_bytes += std::max<Position>(0, step.ctx_len - std::max(end, seen)) * row;
 }
 
 void AddLinear(const PromptStep& step, const proto::SoftmaxSpec& spec, int ops, StepWork& work) {
@@ -130,11 +156,11 @@ struct Parts {  // of a rank's time, seconds
 
   double sum(proto::PrefixExchange exchange) const {
     const double asked = plane + link;
-    return dense + (exchange == proto::PrefixExchange::kGather ? attention + asked : std::max(attention, asked));
+    return dense + (exchange == proto::PrefixExchange::kAsk ? std::max(attention, asked) : attention + asked);
   }
   PrefillBound bound(proto::PrefixExchange exchange) const {
-    const bool hidden = exchange != proto::PrefixExchange::kGather && attention >= plane + link;
-    const bool hides = exchange != proto::PrefixExchange::kGather && !hidden;
+    const bool hidden = exchange == proto::PrefixExchange::kAsk && attention >= plane + link;
+    const bool hides = exchange == proto::PrefixExchange::kAsk && !hidden;
     const double parts[] = {dense, hides ? 0 : attention, hidden ? 0 : plane, hidden ? 0 : link};
     return static_cast<PrefillBound>(std::max_element(std::begin(parts), std::end(parts)) - std::begin(parts));
   }
@@ -142,12 +168,17 @@ struct Parts {  // of a rank's time, seconds
 
 }  // namespace
 
+bool HasSoftmax(const proto::AttentionTable& table) {
+  return std::any_of(table.views.begin(), table.views.end(),
+                     [](const proto::SoftmaxSpec& spec) { return !spec.linear(); });
+}
+
 StepWork WorkOf(const proto::AttentionTable& table, const PromptStep& step) {
   const Reach reach = ReachOf(table, step);
   StepWork work;
   work.tokens = step.tokens;
   work.held = reach.held;
-  if (reach.gather_begin < step.ctx_len) work.exchange = proto::PrefixExchange::kGather;
+  if (reach.gathers) work.exchange = step.exchange;
   for (int group = 0; group < table.group_count(); ++group) {
     const proto::SoftmaxSpec& spec = table.views[group];
     if (spec.linear())

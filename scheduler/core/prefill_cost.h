@@ -24,6 +24,7 @@ struct HeldTokens {
 // A step of one prompt: tokens [ctx_len, ctx_len + tokens) on a compute worker.
 struct PromptStep {
   Position ctx_len = 0;
+  Position base = 0;  // where its group begins, with an exchange between ranks
   int64_t tokens = 0;
   proto::PrefixExchange exchange = proto::PrefixExchange::kAsk;
   HeldTokens held;
@@ -43,6 +44,9 @@ struct StepWork {
   proto::PrefixExchange exchange = proto::PrefixExchange::kAsk;  // kAsk where nothing could be gathered
   HeldTokens held;                                               // after it
 };
+
+// Whether the model has layers whose K and V could be gathered.
+bool HasSoftmax(const proto::AttentionTable& table);
 
 // As compute_worker/core does it, for a sequence that lies whole on one attention worker.
 StepWork WorkOf(const proto::AttentionTable& table, const PromptStep& step);

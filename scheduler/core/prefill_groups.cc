@@ -92,21 +92,26 @@ std::vector<WorkerId> PrefillGroups::PlanGroup(Sequence& sequence, const std::ve
   std::vector<proto::RankAddress> addresses;
   for (int r = 0; r < cut_ranks; ++r)
     addresses.push_back({free[choice.free_rank[r]].worker, StepId(run.id.value() + static_cast<uint64_t>(r)),
-                         MicroBatchId(static_cast<uint16_t>(slots[r]))});
+                         MicroBatchId(static_cast<uint16_t>(slots[r])), cuts[r]});
   for (int r = 0; r < cut_ranks; ++r) {
     const proto::PrefillPart part{run.id, base, cuts.back(), r, cut_ranks};
     const FreeRank& rank = free[choice.free_rank[r]];
     PlanRank(sequence, part, {cuts[r], cuts[r + 1]}, addresses[r], addresses, exchange);
-    sequence.NoteKept(rank.worker, planner.HeldAfter(prompt, rank, cuts[r], cuts[r + 1], exchange));
+    sequence.NoteKept(rank.worker, planner.HeldAfter(prompt, rank, {base, cuts[r], cuts[r + 1]}, exchange));
     ranks.push_back(rank.worker);
     batches_.SetDeadline(batches_[slots[r]], work, turn_.now());
     if (r > 0) batches_[slots[r]].deadline = absl::InfiniteFuture();  // it waits for the rank before it
     run.slots.push_back(slots[r]);
   }
+  run.direct = IsBetweenRanks(exchange) || IsBetweenRanks(LinearExchangeOf());
   runs_.push_back(std::move(run));
   ++groups_;
   tokens_ += static_cast<uint64_t>(cuts.back() - base);
   return ranks;
+}
+
+proto::LinearExchange PrefillGroups::LinearExchangeOf() const {
+  return options_.attention.has_linear() ? options_.linear_exchange : proto::LinearExchange::kStates;
 }
 
 void PrefillGroups::PlanRank(Sequence& sequence, const proto::PrefillPart& part, const proto::TokenRange& tokens,
@@ -131,8 +136,8 @@ void PrefillGroups::PlanRank(Sequence& sequence, const proto::PrefillPart& part,
   sequence.planned = static_cast<int>(tokens.end - tokens.begin);
   writer_.Write(sequence, {.ctx_len = tokens.begin, .named_until = part.base, .exchange = exchange},
                 run.plan.entries[0], flight.entries[0]);
-  if (options_.attention.has_linear()) run.plan.entries[0].linear_exchange = options_.linear_exchange;
-  if (IsBetweenRanks(run.plan.entries[0].linear_exchange)) run.plan.ranks = ranks;
+  run.plan.entries[0].linear_exchange = LinearExchangeOf();
+  if (IsBetweenRanks(exchange) || IsBetweenRanks(LinearExchangeOf())) run.plan.ranks = ranks;
   turn_.Act(std::move(run));
 }
 
@@ -196,6 +201,17 @@ std::optional<PrefillGroups::Ended> PrefillGroups::Lose(MicroBatch& rank, const 
   if (!overdue.empty()) run.overdue = overdue;
   Withdraw(run);
   return EndIfDone(run);
+}
+
+void PrefillGroups::LoseEndedRanks(WorkerId worker) {
+  for (Run& run : runs_) {
+    const bool ended = std::any_of(run.slots.begin(), run.slots.end(), [&](int slot) {
+      return !batches_[slot].in_flight && batches_[slot].compute_worker == worker;
+    });
+    if (!run.direct || !ended) continue;
+    run.lost = true;
+    Withdraw(run);
+  }
 }
 
 MicroBatch* PrefillGroups::FirstInFlight(const Run& run) {

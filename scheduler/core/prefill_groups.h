@@ -48,6 +48,9 @@ class PrefillGroups {
   std::optional<Ended> Finish(MicroBatch& rank, const proto::StepResult& result);
   // The rank's compute worker was lost. overdue: why, if that is because it gave no result in time; else empty.
   std::optional<Ended> Lose(MicroBatch& rank, const std::string& overdue);
+  // The compute worker was lost. Groups in flight of which it had ended a rank end too, if ranks give each other what
+  // they need: it may not have sent all of that.
+  void LoseEndedRanks(WorkerId worker);
   // The sequence's choice is over: what its group computes is not wanted any more. Its ranks end all the same.
   void Withdraw(const Sequence& sequence);
 
@@ -63,6 +66,7 @@ class PrefillGroups {
     absl::Time begun;
     std::map<StepId, proto::StepResult> results;
     StepId failed;           // the rank that failed first
+    bool direct = false;     // ranks exchange with each other
     bool withdrawn = false;  // nothing will come of it: it ends when all ranks have
     bool lost = false;       // with a compute worker
     std::string overdue;     // not empty: a rank gave no result in time
@@ -73,6 +77,7 @@ class PrefillGroups {
   std::vector<int> FreeSlots() const;
   std::vector<WorkerId> PlanGroup(Sequence& sequence, const std::vector<WorkerId>& workers, int most_ranks,
                                   const std::vector<int>& slots);
+  proto::LinearExchange LinearExchangeOf() const;
   void PlanRank(Sequence& sequence, const proto::PrefillPart& part, const proto::TokenRange& tokens,
                 const proto::RankAddress& address, const std::vector<proto::RankAddress>& ranks,
                 proto::PrefixExchange exchange);

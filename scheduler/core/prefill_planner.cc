@@ -51,8 +51,8 @@ absl::InlinedVector<WorkerId, 4> AttentionWorkersOf(const proto::Placement& plac
   return workers;
 }
 
-std::vector<proto::PrefixExchange> PrefillPlanner::Exchanges() const {
-  if (options_.exchange) return {*options_.exchange};
+std::vector<proto::PrefixExchange> PrefillPlanner::Exchanges(int ranks) const {
+  if (options_.exchange) return {proto::ExchangeOf(*options_.exchange, HasSoftmax(table_) ? ranks : 1)};
   return {proto::PrefixExchange::kAsk, proto::PrefixExchange::kGather};
 }
 
@@ -96,20 +96,21 @@ PlaneRates PrefillPlanner::plane_rates() const {
           MedianOf(plane_, [](const Plane& worker) -> const RateEstimator& { return worker.byte; })};
 }
 
-PromptStep PrefillPlanner::StepOf(const PromptToPlan& prompt, const FreeRank& rank, Position begin, Position end,
+PromptStep PrefillPlanner::StepOf(const PromptToPlan& prompt, const FreeRank& rank, const RankTokens& tokens,
                                   proto::PrefixExchange exchange) const {
   const auto known = compute_.find(rank.worker);
-  return {.ctx_len = begin,
-          .tokens = end - begin,
+  return {.ctx_len = tokens.begin,
+          .base = tokens.base,
+          .tokens = tokens.end - tokens.begin,
           .exchange = exchange,
           .held = rank.held,
           .scratch_blocks = known == compute_.end() ? UINT32_MAX : known->second.scratch_blocks,
-          .last = end >= prompt.end};
+          .last = tokens.end >= prompt.end};
 }
 
-HeldTokens PrefillPlanner::HeldAfter(const PromptToPlan& prompt, const FreeRank& rank, Position begin, Position end,
+HeldTokens PrefillPlanner::HeldAfter(const PromptToPlan& prompt, const FreeRank& rank, const RankTokens& tokens,
                                      proto::PrefixExchange exchange) const {
-  return WorkOf(table_, StepOf(prompt, rank, begin, end, exchange)).held;
+  return WorkOf(table_, StepOf(prompt, rank, tokens, exchange)).held;
 }
 
 double PrefillPlanner::CorrectionOf(const Way& way) const {
@@ -183,7 +184,8 @@ double PrefillPlanner::TimeTo(Position horizon, const PromptToPlan& prompt, Rank
     const std::vector<Position> cuts = CutsOf(prompt, base, way, ranks.rates, plane);
     std::vector<StepWork> work;
     for (size_t r = 0; r + 1 < cuts.size(); ++r) {
-      work.push_back(WorkOf(table_, StepOf(prompt, ranks.free[r], cuts[r], cuts[r + 1], way.exchange)));
+      const proto::PrefixExchange exchange = proto::ExchangeOf(way.exchange, static_cast<int>(cuts.size()) - 1);
+      work.push_back(WorkOf(table_, StepOf(prompt, ranks.free[r], {base, cuts[r], cuts[r + 1]}, exchange)));
       ranks.free[r].held = work.back().held;
     }
     const Prediction step = Predict(work, ranks.rates, plane);
@@ -192,7 +194,7 @@ double PrefillPlanner::TimeTo(Position horizon, const PromptToPlan& prompt, Rank
       first.free_rank.assign(ranks.index.begin(), ranks.index.begin() + first.ranks());
       first.forecast = {.ranks = first.ranks(),
                         .tokens = cuts.back() - cuts.front(),
-                        .exchange = way.exchange,
+                        .exchange = proto::ExchangeOf(way.exchange, first.ranks()),
                         .predicted_s = step.seconds * correction,
                         .bound = step.bound};
     }
@@ -206,10 +208,12 @@ double PrefillPlanner::TimeTo(Position horizon, const PromptToPlan& prompt, Rank
 
 // All that may be, by the first exchange that may be.
 PrefillChoice PrefillPlanner::WithoutRates(const PromptToPlan& prompt, int most_ranks) const {
-  const Way way{most_ranks, Exchanges()[0]};
+  const Way way{most_ranks, Exchanges(most_ranks)[0]};
   PrefillChoice choice{.cuts = CutsOf(prompt, prompt.ctx_len, way, {}, {}), .free_rank = {}, .forecast = {}};
   for (int r = 0; r < choice.ranks(); ++r) choice.free_rank.push_back(static_cast<size_t>(r));
-  choice.forecast = {.ranks = choice.ranks(), .tokens = choice.cuts.back() - prompt.ctx_len, .exchange = way.exchange};
+  choice.forecast = {.ranks = choice.ranks(),
+                     .tokens = choice.cuts.back() - prompt.ctx_len,
+                     .exchange = proto::ExchangeOf(way.exchange, choice.ranks())};
   return choice;
 }
 
@@ -225,7 +229,7 @@ PrefillChoice PrefillPlanner::Choose(const PromptToPlan& prompt, std::span<const
   double best_s = 0, second_s = 0;
   for (int ranks = options_.choose_ranks ? 1 : most_ranks; ranks <= most_ranks; ++ranks) {
     const Ranks fastest = FastestOf(free, ranks, rates);
-    for (const proto::PrefixExchange exchange : Exchanges()) {
+    for (const proto::PrefixExchange exchange : Exchanges(ranks)) {
       PrefillChoice choice;
       const double seconds = TimeTo(horizon, prompt, fastest, {ranks, exchange}, choice);
       if (options_.choose_ranks && choice.ranks() < ranks) continue;  // the prompt is too short for them
@@ -243,13 +247,14 @@ PrefillChoice PrefillPlanner::Choose(const PromptToPlan& prompt, std::span<const
 }
 
 PrefillForecast PrefillPlanner::ChooseExchange(const PromptToPlan& prompt, const FreeRank& rank, int tokens) const {
-  const std::vector<proto::PrefixExchange> exchanges = Exchanges();
+  const std::vector<proto::PrefixExchange> exchanges = Exchanges(/*ranks=*/1);
   PrefillForecast forecast{.ranks = 1, .tokens = tokens, .exchange = exchanges[0]};
   const auto rates = RatesOf(rank.worker);
   if (!rates) return forecast;
   const PlaneRates plane = RatesOf(prompt.attention_workers);
   for (const proto::PrefixExchange exchange : exchanges) {
-    const StepWork work = WorkOf(table_, StepOf(prompt, rank, prompt.ctx_len, prompt.ctx_len + tokens, exchange));
+    const StepWork work =
+        WorkOf(table_, StepOf(prompt, rank, {prompt.ctx_len, prompt.ctx_len, prompt.ctx_len + tokens}, exchange));
     if (exchange != exchanges[0] && work.exchange != exchange) continue;  // nothing is missing, or there is no room
     const Prediction step = Predict({&work, 1}, {&*rates, 1}, plane);
     const double seconds = step.seconds * CorrectionOf({1, exchange});

@@ -21,10 +21,11 @@
 namespace dovetail::scheduler {
 
 struct PrefillPlannerOptions {
-  std::optional<proto::PrefixExchange> exchange;  // nothing: the one that is predicted to be fastest
-  bool choose_ranks = true;                       // else as many as there may be
-  int max_step_tokens = 2048;                     // of a rank
-  int rank_tokens = 1024;  // of a prompt's part that is divided: so many for each rank, or there are fewer ranks
+  // Nothing: the one that is predicted to be fastest. See proto::ExchangeOf.
+  std::optional<proto::PrefixExchange> exchange;
+  bool choose_ranks = true;    // else as many as there may be
+  int max_step_tokens = 2048;  // of a rank
+  int rank_tokens = 1024;      // of a prompt's part that is divided: so many for each rank, or there are fewer ranks
 };
 
 // That hold a part of a sequence, each once, in the order of the shards.
@@ -40,6 +41,11 @@ struct PromptToPlan {
 struct FreeRank {
   WorkerId worker;
   HeldTokens held;
+};
+
+// Of a step: the tokens, and where its group begins; where the tokens do if it is no rank's.
+struct RankTokens {
+  Position base = 0, begin = 0, end = 0;
 };
 
 struct PrefillChoice {
@@ -64,7 +70,7 @@ class PrefillPlanner {
   PrefillForecast ChooseExchange(const PromptToPlan& prompt, const FreeRank& rank, int tokens) const;
 
   // What a compute worker has of a prompt after such a step.
-  HeldTokens HeldAfter(const PromptToPlan& prompt, const FreeRank& rank, Position begin, Position end,
+  HeldTokens HeldAfter(const PromptToPlan& prompt, const FreeRank& rank, const RankTokens& tokens,
                        proto::PrefixExchange exchange) const;
 
   // A step went well: rates of its compute worker, and of the attention workers where its one prompt lies (no prompt,
@@ -108,7 +114,7 @@ class PrefillPlanner {
     std::vector<ComputeRates> rates;
   };
 
-  std::vector<proto::PrefixExchange> Exchanges() const;
+  std::vector<proto::PrefixExchange> Exchanges(int ranks) const;
   std::optional<ComputeRates> RatesOf(WorkerId worker) const;
   PlaneRates RatesOf(std::span<const WorkerId> attention_workers) const;
   double CorrectionOf(const Way& way) const;
@@ -117,7 +123,7 @@ class PrefillPlanner {
   Ranks FastestOf(std::span<const FreeRank> free, int count, std::span<const ComputeRates> rates) const;
   std::vector<Position> CutsOf(const PromptToPlan& prompt, Position base, const Way& way,
                                std::span<const ComputeRates> rates, const PlaneRates& plane) const;
-  PromptStep StepOf(const PromptToPlan& prompt, const FreeRank& rank, Position begin, Position end,
+  PromptStep StepOf(const PromptToPlan& prompt, const FreeRank& rank, const RankTokens& tokens,
                     proto::PrefixExchange exchange) const;
   // Seconds until all tokens before `horizon` are computed; the first step or group in `first`.
   double TimeTo(Position horizon, const PromptToPlan& prompt, Ranks ranks, const Way& way, PrefillChoice& first) const;

@@ -17,11 +17,6 @@ struct LayerCost {  // of all layers of one kind, a rank
   double exposed_s = 0;  // transfers that nothing hides
 };
 
-bool HasSoftmax(const proto::AttentionTable& table) {
-  return std::any_of(table.views.begin(), table.views.end(),
-                     [](const proto::SoftmaxSpec& spec) { return !spec.linear(); });
-}
-
 PromptShape ShapeOf(const PrefillTableInput& input) { return {input.new_tokens, input.earlier_tokens, input.ranks}; }
 
 // Seconds of a rank's attention in one layer, where all ranks have equal parts of it.
@@ -34,7 +29,7 @@ double AttentionOf(const PrefillTableInput& input, const proto::SoftmaxSpec& spe
 using SoftmaxLayer = std::function<LayerCost(const proto::SoftmaxSpec& spec)>;
 using LinearLayer = std::function<LayerCost(const proto::LinearSpec& spec)>;
 
-// Of exchanges between the ranks themselves. But for the chain they are not built.
+// Of exchanges between the ranks themselves. But for gather-direct and the chain they are not built.
 struct Direct {
   std::string name;
   SoftmaxLayer softmax;
@@ -163,8 +158,9 @@ PrefillTableRow BuiltRow(const PrefillTableInput& in, proto::PrefixExchange exch
     std::vector<StepWork> work;
     for (size_t r = 0; r + 1 < cuts.size(); ++r) {
       work.push_back(WorkOf(in.attention, {.ctx_len = cuts[r],
+                                           .base = base,
                                            .tokens = cuts[r + 1] - cuts[r],
-                                           .exchange = exchange,
+                                           .exchange = proto::ExchangeOf(exchange, ranks),
                                            .held = held[r],
                                            .scratch_blocks = in.scratch_blocks,
                                            .last = cuts[r + 1] >= end,
@@ -217,13 +213,19 @@ std::vector<PrefillTableRow> MakePrefillTable(const PrefillTableInput& input) {
   std::vector<PrefillTableRow> rows = {BuiltRow(input, proto::PrefixExchange::kAsk)};
   const bool softmax = HasSoftmax(input.attention), linear = input.attention.has_linear();
   if (softmax) rows.push_back(BuiltRow(input, proto::PrefixExchange::kGather));
+  if (softmax)
+    rows.push_back(BuiltRow(input, proto::PrefixExchange::kGatherDirect,
+                            linear ? proto::LinearExchange::kChain : proto::LinearExchange::kStates));
   if (linear) rows.push_back(BuiltRow(input, proto::PrefixExchange::kAsk, proto::LinearExchange::kChain));
   const std::vector<Direct> directs = DirectExchanges(input);
   const std::vector<DirectLinear> linears = DirectLinearExchanges(input);
   for (size_t s = 0; s < (softmax ? directs.size() : 1); ++s)
-    for (size_t l = 0; l < (linear ? linears.size() : 1); ++l)
-      if (softmax || !linear || linears[l].name != NameOf(proto::LinearExchange::kChain))  // it is there, built
-        rows.push_back(DirectRow(input, softmax ? &directs[s] : nullptr, linear ? &linears[l] : nullptr));
+    for (size_t l = 0; l < (linear ? linears.size() : 1); ++l) {
+      const bool gathers = !softmax || directs[s].name == NameOf(proto::PrefixExchange::kGatherDirect);
+      const bool chained = !linear || linears[l].name == NameOf(proto::LinearExchange::kChain);
+      if (gathers && chained) continue;  // it is there, built
+      rows.push_back(DirectRow(input, softmax ? &directs[s] : nullptr, linear ? &linears[l] : nullptr));
+    }
   rows.push_back(TensorParallelRow(input));
   double alone_s = static_cast<double>(input.new_tokens) * input.token_s;
   for (int g = 0; g < input.attention.group_count(); ++g)

@@ -156,6 +156,7 @@ SchedulerStats SchedulerCore::Impl::stats() const {
   stats.prefix_gathered_bytes = steps.prefix_gathered_bytes;
   stats.prefix_state_bytes = steps.prefix_state_bytes;
   stats.prefix_chain_bytes = steps.prefix_chain_bytes;
+  stats.prefix_direct_bytes = steps.prefix_direct_bytes;
   stats.prefill_groups = groups_.groups();
   stats.prefill_group_tokens = groups_.tokens();
   stats.last_prefill = pool_.planner().last();

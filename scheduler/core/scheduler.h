@@ -37,8 +37,8 @@ struct SchedulerOptions {
   // of them gets fewer than prefill_rank_tokens of the prompt; shorter prompts go to one alone.
   int prefill_ranks = 0;
   int prefill_rank_tokens = 1024;
-  // How prompts' steps see earlier tokens that their compute worker does not have: not one between ranks. Nothing: as
-  // is predicted to be fastest.
+  // How prompts' steps see earlier tokens that their compute worker does not have: kAsk, kGather or kGatherDirect.
+  // Nothing: as is predicted to be fastest.
   std::optional<proto::PrefixExchange> prefill_exchange = proto::PrefixExchange::kAsk;
   // How the states of linear layers get from rank to rank of a prefill group: kStates or kChain.
   proto::LinearExchange linear_exchange = proto::LinearExchange::kStates;
@@ -73,6 +73,7 @@ struct SchedulerStats {
   uint64_t prefix_gathered_bytes = 0;
   uint64_t prefix_state_bytes = 0;
   uint64_t prefix_chain_bytes = 0;
+  uint64_t prefix_direct_bytes = 0;
   PrefillForecast last_prefill;  // the part of a prompt that ended last, of those that had a step or group alone
   PrefillTimesByExchange prefill_times{};
   uint64_t moves = 0;             // of sequences between attention workers

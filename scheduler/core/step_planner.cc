@@ -109,8 +109,9 @@ PrefillForecast StepPlanner::ForecastOf(Sequence& sequence, Position ctx_len, Wo
   const PromptToPlan prompt{ctx_len, sequence.prefill_end(), attention_workers};
   const FreeRank rank{compute_worker, sequence.KeptBy(compute_worker)};
   const PrefillForecast forecast = pool_.planner().ChooseExchange(prompt, rank, sequence.planned);
-  sequence.NoteKept(compute_worker,
-                    pool_.planner().HeldAfter(prompt, rank, ctx_len, ctx_len + sequence.planned, forecast.exchange));
+  sequence.NoteKept(
+      compute_worker,
+      pool_.planner().HeldAfter(prompt, rank, {ctx_len, ctx_len, ctx_len + sequence.planned}, forecast.exchange));
   return forecast;
 }
 

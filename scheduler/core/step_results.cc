@@ -88,6 +88,7 @@ void StepResults::FinishStep(MicroBatch& batch, const proto::StepResult& result)
   counts_.prefix_gathered_bytes += static_cast<uint64_t>(std::max<int64_t>(0, result.prefix.gathered_bytes));
   counts_.prefix_state_bytes += static_cast<uint64_t>(std::max<int64_t>(0, result.prefix.state_bytes));
   counts_.prefix_chain_bytes += static_cast<uint64_t>(std::max<int64_t>(0, result.prefix.chain_bytes));
+  counts_.prefix_direct_bytes += static_cast<uint64_t>(std::max<int64_t>(0, result.prefix.direct_bytes));
   LearnRates(batch, result);
   if (batch.work > 0) pool_.patience().Note(batch.compute_worker, batch.work, turn_.now() - batch.sent);
   admission_.EndHold();
@@ -199,6 +200,7 @@ void StepResults::TakeToken(const PlannedEntry& entry, const proto::EntryResult&
 
 void StepResults::LoseSteps(WorkerId compute_worker) {
   failed_.reset();
+  groups_.LoseEndedRanks(compute_worker);
   for (const MicroBatch& batch : batches_)
     if (batch.in_flight && batch.compute_worker == compute_worker && batches_.FollowedBy(batch) != nullptr)
       failures_.LoseSequences(batch);

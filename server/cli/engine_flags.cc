@@ -191,9 +191,10 @@ void AddDisaggregationFlags(CLI::App& command, EngineFlags& flags) {
       .add_option("--prefill-exchange", flags.prefill_exchange,
                   "How a prompt's step gets at earlier tokens that its compute worker does not have: plane (queries go "
                   "to the attention workers), gather (K and V come from there, as far as --prompt-scratch has room), "
-                  "chain (as plane, and the ranks of a divided prompt hand the states of linear layers to each other), "
-                  "or auto: the one of plane and gather that is predicted to be faster, by measured rates")
-      ->check(OneOf({"auto", "plane", "gather", "chain"}))
+                  "gather-direct (as gather, but the compute workers that divide a prompt give each other its K and V, "
+                  "and the states of linear layers), chain (as plane, and they give each other those states), or auto: "
+                  "the one of plane and gather that is predicted to be faster, by measured rates")
+      ->check(OneOf({"auto", "plane", "gather", "gather-direct", "chain"}))
       ->type_name("HOW")
       ->group("Disaggregation");
 }
@@ -351,7 +352,10 @@ scheduler::SchedulerOptions SchedulerOptionsOf(const EngineFlags& flags) {
   options.prefill_rank_tokens = flags.prefill_rank_tokens;
   if (flags.prefill_exchange == "gather") options.prefill_exchange = proto::PrefixExchange::kGather;
   if (flags.prefill_exchange == "auto") options.prefill_exchange.reset();
-  if (flags.prefill_exchange == "chain") options.linear_exchange = proto::LinearExchange::kChain;
+  if (flags.prefill_exchange == "gather-direct") options.prefill_exchange = proto::PrefixExchange::kGatherDirect;
+  // Where linear layers run on attention workers, there are no states to hand on.
+  const bool direct = flags.prefill_exchange == "chain" || flags.prefill_exchange == "gather-direct";
+  if (direct && flags.linear_prompts == "compute") options.linear_exchange = proto::LinearExchange::kChain;
   options.adapt_micro_batches = flags.micro_batches == 0;
   options.micro_batches = flags.micro_batches == 0 ? kMostAdaptedMicroBatches : flags.micro_batches;
   options.enable_prefix_caching = flags.enable_prefix_caching;
@@ -367,10 +371,11 @@ absl::StatusOr<compute::ComputeWorkerTuning> TuningOf(const EngineFlags& flags) 
   tuning.linear_prompts = flags.linear_prompts == "compute";
   if (flags.prompt_scratch != "auto") {
     DT_ASSIGN_OR_RETURN(tuning.prompt_scratch_bytes, ParseBytes("--prompt-scratch", flags.prompt_scratch));
-    if (tuning.prompt_scratch_bytes == 0u && flags.prefill_exchange == "gather")
-      return InvalidArgument(
-          "--prefill-exchange gather: K and V that are gathered lie in the prompt scratch, and --prompt-scratch is 0; "
-          "give it memory, or take plane");
+    const bool gathers = flags.prefill_exchange == "gather" || flags.prefill_exchange == "gather-direct";
+    if (tuning.prompt_scratch_bytes == 0u && gathers)
+      return InvalidArgument("--prefill-exchange ", flags.prefill_exchange,
+                             ": K and V that are gathered lie in the prompt scratch, and --prompt-scratch is 0; "
+                             "give it memory, or take plane");
   }
   return tuning;
 }

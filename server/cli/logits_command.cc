@@ -53,7 +53,8 @@ std::string PrefillJson(engine::EmbeddedCluster& cluster) {
   return absl::StrCat(
       ", \"prefill\": {\"groups\": ", stats.prefill_groups, ", \"group_tokens\": ", stats.prefill_group_tokens,
       ", \"bytes\": {\"plane\": ", stats.prefix_asked_bytes, ", \"gather\": ", stats.prefix_gathered_bytes,
-      ", \"state\": ", stats.prefix_state_bytes, ", \"chain\": ", stats.prefix_chain_bytes, "}}");
+      ", \"state\": ", stats.prefix_state_bytes, ", \"chain\": ", stats.prefix_chain_bytes,
+      ", \"gather-direct\": ", stats.prefix_direct_bytes, "}}");
 }
 
 }  // namespace

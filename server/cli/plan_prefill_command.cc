@@ -249,7 +249,8 @@ Json JsonOf(const Table& table, const Rates& rates) {
       one["bytes"] = {{"plane", row.traffic.asked_bytes},
                       {"gather", row.traffic.gathered_bytes},
                       {"state", row.traffic.state_bytes},
-                      {"chain", row.traffic.chain_bytes}};
+                      {"chain", row.traffic.chain_bytes},
+                      {"gather-direct", row.traffic.direct_bytes}};
     one["seconds"] = row.seconds;
     one["time_is"] = LabelOf(rates, row, table.ranks);
     one["most_of_it_is"] = scheduler::NameOf(row.bound);

@@ -56,7 +56,13 @@ absl::Status CheckChain(const EngineFlags& flags, const proto::AttentionTable& t
 absl::Status CheckPrefillExchange(const EngineFlags& flags, const proto::AttentionTable& table, bool on_gpu,
                                   bool cache_on_its_gpu) {
   if (flags.prefill_exchange == "chain") return CheckChain(flags, table, on_gpu);
-  if (flags.prefill_exchange != "gather") return absl::OkStatus();
+  const bool direct = flags.prefill_exchange == "gather-direct";
+  if (!direct && flags.prefill_exchange != "gather") return absl::OkStatus();
+  if (direct && on_gpu)
+    return InvalidArgument(
+        "--prefill-exchange gather-direct: compute workers on GPUs give each other no K and V; take plane or gather, "
+        "or "
+        "--device cpu");
   if (cache_on_its_gpu)
     return InvalidArgument(
         "--prefill-exchange gather: the KV cache lies on the GPU of the compute worker, where prompts are attended "
@@ -64,9 +70,10 @@ absl::Status CheckPrefillExchange(const EngineFlags& flags, const proto::Attenti
   const bool only_linear =
       std::all_of(table.views.begin(), table.views.end(), [](const proto::SoftmaxSpec& spec) { return spec.linear(); });
   if (only_linear)
-    return InvalidArgument(
-        "--prefill-exchange gather: all attention layers of this model are linear; their states cross in any case, and "
-        "there is no K and V to gather; take plane");
+    return InvalidArgument("--prefill-exchange ", flags.prefill_exchange,
+                           ": all attention layers of this model are linear; their states cross in any case, and there "
+                           "is no K and V to gather; take ",
+                           direct ? "chain" : "plane");
   return absl::OkStatus();
 }
 

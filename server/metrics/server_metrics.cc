@@ -160,14 +160,15 @@ class ServerMetrics::Impl {
       make_.Counter("prefill_groups_total", "", "Parts of long prompts that several compute workers took together.");
   CounterPair prefill_group_tokens_ = make_.Counter("prefill_group_tokens_total", "", "Tokens in those parts.");
   CounterPair prefix_asked_bytes_ = PrefillExchange("plane"), prefix_gathered_bytes_ = PrefillExchange("gather"),
-              prefix_state_bytes_ = PrefillExchange("state"), prefix_chain_bytes_ = PrefillExchange("chain");
+              prefix_state_bytes_ = PrefillExchange("state"), prefix_chain_bytes_ = PrefillExchange("chain"),
+              prefix_direct_bytes_ = PrefillExchange("gather-direct");
   CounterPair PrefillExchange(const char* exchange) {
-    return make_.Counter(
-        "prefill_exchange_bytes_total", "",
-        "Bytes that crossed so that prompts' steps see earlier tokens, by exchange: queries and "
-        "partials (plane), K and V (gather), linear states by way of attention workers (state) and from "
-        "rank to rank (chain).",
-        {{"exchange", exchange}});
+    return make_.Counter("prefill_exchange_bytes_total", "",
+                         "Bytes that crossed so that prompts' steps see earlier tokens, by exchange: queries and "
+                         "partials (plane), K and V from attention workers (gather) and from rank to rank "
+                         "(gather-direct), linear states "
+                         "by way of attention workers (state) and from rank to rank (chain).",
+                         {{"exchange", exchange}});
   }
   struct PrefillSeconds {
     CounterPair predicted, measured, next_best, had_other;
@@ -182,7 +183,9 @@ class ServerMetrics::Impl {
     };
     return {counter("predicted"), counter("measured"), counter("next_best"), counter("had_other")};
   }
-  std::array<PrefillSeconds, 2> prefill_seconds_ = {PrefillSecondsOf("plane"), PrefillSecondsOf("gather")};
+  // By proto::PrefixExchange.
+  std::array<PrefillSeconds, 3> prefill_seconds_ = {PrefillSecondsOf("plane"), PrefillSecondsOf("gather"),
+                                                    PrefillSecondsOf("gather-direct")};
   CounterPair replays_unclear_ =
       make_.Counter("replays_unclear_total", "", "Requests that could not be computed again to their end.");
   HistogramPair step_tokens_ =
@@ -332,6 +335,7 @@ void ServerMetrics::Update(const engine::EngineStats& stats, const std::vector<e
   Grow(m.prefix_gathered_bytes_, now.prefix_gathered_bytes, m.last_.prefix_gathered_bytes);
   Grow(m.prefix_state_bytes_, now.prefix_state_bytes, m.last_.prefix_state_bytes);
   Grow(m.prefix_chain_bytes_, now.prefix_chain_bytes, m.last_.prefix_chain_bytes);
+  Grow(m.prefix_direct_bytes_, now.prefix_direct_bytes, m.last_.prefix_direct_bytes);
   Grow(m.replays_unclear_, now.replays_unclear, m.last_.replays_unclear);
   for (size_t i = 0; i < m.prefill_seconds_.size(); ++i) {
     const scheduler::PrefillTimes &times = now.prefill_times[i], &last = m.last_.prefill_times[i];

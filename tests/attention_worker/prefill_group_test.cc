@@ -185,6 +185,24 @@ TEST_P(PrefillGroupOrder, ARankReadsWhatAllRanksBeforeItHaveWritten) {
   EXPECT_EQ(core_.counters().refused_steps, 0u);
 }
 
+// Where a rank gets what the ranks before it have from themselves, it asks here about tokens before the group only.
+TEST_F(PrefillGroupTest, WhatIsAskedOfTokensBeforeTheGroupWaitsForNoRank) {
+  BeginPlain(5, 0, 37);
+  for (int op = 0; op < kOps; ++op) {
+    Send(NodeOf(5), FrameType::kQuery, std::vector<std::byte>((op == 1 ? 32 : 64) * 37), 5, 5, op);
+    Send(NodeOf(5), FrameType::kKeyValue, std::vector<std::byte>((op == 1 ? 24 : 48) * 37), 5, 5, op);
+  }
+  for (const Position gather_end : {Position{37}, Position{38}}) {
+    const uint64_t group = gather_end == 37 ? 10 : 20;
+    proto::StepBegin begin{{{kSequence, 64, 30, {}}}, {StepId(group), 37, 94, 1, 2}};
+    begin.entries[0].attend_end = begin.entries[0].gather_begin = 0;
+    begin.entries[0].gather_end = gather_end;
+    ASSERT_EQ(Refusal(Begin(begin, group + 1, 1)), "accepted");
+    const std::vector<Action> actions = Send(NodeOf(1), FrameType::kQuery, {}, group + 1, 1, 0);
+    EXPECT_EQ(actions.size(), gather_end == 37 ? 1u : 0u) << "up to token " << gather_end;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Seeds, PrefillGroupOrder, ::testing::Range(0, 200));
 
 TEST_F(PrefillGroupTest, AStepThatRefersToAGroupWithoutAllItsTokensIsRefused) {

@@ -230,7 +230,7 @@ absl::Status MiniCluster::StartScheduler() {
   words.insert(words.end(), {"--prefill-ranks", core.prefill_ranks == 0 ? "auto" : absl::StrCat(core.prefill_ranks)});
   words.insert(words.end(), {"--placement", FlagOf(core.placement)});
   std::string exchange = core.prefill_exchange ? NameOf(*core.prefill_exchange) : "auto";
-  if (core.linear_exchange == proto::LinearExchange::kChain) exchange = "chain";
+  if (exchange == "plane" && core.linear_exchange == proto::LinearExchange::kChain) exchange = "chain";
   words.insert(words.end(), {"--prefill-exchange", exchange});
   words.push_back(core.enable_prefix_caching ? "--enable-prefix-caching" : "--no-enable-prefix-caching");
   words.push_back(core.enable_chunked_prefill ? "--enable-chunked-prefill" : "--no-enable-chunked-prefill");

@@ -41,7 +41,8 @@ class MiniClusterHybrid : public testing::TestWithParam<Hybrid> {
     return options;
   }
 
-  void DivideAmongWorkersThatComeAndGo(proto::LinearExchange exchange);
+  void DivideAmongWorkersThatComeAndGo(proto::LinearExchange exchange,
+                                       proto::PrefixExchange softmax = proto::PrefixExchange::kAsk);
 
   static requests::GenerationRequest Request(int prompt, int max_tokens, int salt) {
     requests::GenerationRequest request = GreedyRequest({1}, max_tokens);
@@ -79,8 +80,9 @@ TEST_P(MiniClusterHybrid, StreamsGoOnWithTheSameBitsWhileStateWorkersComeAndGo) 
 }
 
 // Three compute workers divide each prompt; one of them goes, another comes, and an attention worker goes.
-void MiniClusterHybrid::DivideAmongWorkersThatComeAndGo(proto::LinearExchange exchange) {
+void MiniClusterHybrid::DivideAmongWorkersThatComeAndGo(proto::LinearExchange exchange, proto::PrefixExchange softmax) {
   MiniClusterOptions options = Options();
+  options.scheduler.prefill_exchange = softmax;
   options.scheduler.linear_exchange = exchange;
   options.attention_workers = 2;
   options.compute_workers = 3;
@@ -129,6 +131,10 @@ TEST_P(MiniClusterHybrid, StatesGoFromRankToRankByWayOfAttentionWorkersWhileWork
 
 TEST_P(MiniClusterHybrid, StatesGoFromRankToRankItselfWhileWorkersComeAndGo) {
   DivideAmongWorkersThatComeAndGo(proto::LinearExchange::kChain);
+}
+
+TEST_P(MiniClusterHybrid, KeysAndValuesAndStatesGoFromRankToRankWhileWorkersComeAndGo) {
+  DivideAmongWorkersThatComeAndGo(proto::LinearExchange::kChain, proto::PrefixExchange::kGatherDirect);
 }
 
 INSTANTIATE_TEST_SUITE_P(

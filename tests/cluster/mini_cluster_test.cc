@@ -232,11 +232,15 @@ void MiniClusterTest::DivideAmongWorkersThatComeAndGo(proto::PrefixExchange pref
   })) << stats.kv_blocks_in_use;
   EXPECT_GE(stats.scheduler.prefill_groups, 2u);
   // Once rates are known, parts of prompts are predicted: what was forced, and nothing else.
-  for (size_t e = 0; e < stats.scheduler.prefill_times.size(); ++e)
+  const bool direct = prefix == proto::PrefixExchange::kGatherDirect;
+  for (size_t e = 0; e < stats.scheduler.prefill_times.size(); ++e) {
+    if (direct && e == static_cast<size_t>(proto::PrefixExchange::kGather)) continue;  // of parts that one worker took
     EXPECT_EQ(stats.scheduler.prefill_times[e].measured_s > 0, e == static_cast<size_t>(prefix)) << e;
+  }
   // What does not fit into a scratch is asked about in any case.
-  const bool gathers = prefix == proto::PrefixExchange::kGather;
+  const bool gathers = direct || prefix == proto::PrefixExchange::kGather;
   EXPECT_EQ(stats.scheduler.prefix_gathered_bytes > 0, gathers);
+  EXPECT_EQ(stats.scheduler.prefix_direct_bytes > 0, direct);
   EXPECT_TRUE(gathers || stats.scheduler.prefix_asked_bytes > 0) << stats.scheduler.prefix_asked_bytes;
 }
 
@@ -246,6 +250,10 @@ TEST_P(MiniClusterTest, LongPromptsOverWorkersThatComeAndGoAskAboutEarlierTokens
 
 TEST_P(MiniClusterTest, LongPromptsOverWorkersThatComeAndGoGatherEarlierTokens) {
   DivideAmongWorkersThatComeAndGo(proto::PrefixExchange::kGather);
+}
+
+TEST_P(MiniClusterTest, LongPromptsOverWorkersThatComeAndGoGiveEachOtherKeysAndValues) {
+  DivideAmongWorkersThatComeAndGo(proto::PrefixExchange::kGatherDirect);
 }
 
 // The small worker holds 320 tokens, the large one 640. While the first request fills the large one, the second begins

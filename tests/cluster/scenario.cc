@@ -143,6 +143,8 @@ Scenario SomeScenario(uint64_t seed, const std::vector<TinyModelKind>& models) {
   if (groups.OneIn(4)) scenario.prefix.reset();
   scenario.linear_prompts = !groups.OneIn(4);
   scenario.chain = scenario.linear_prompts && !groups.OneIn(4);
+  if (scenario.prefix != proto::PrefixExchange::kGather && !groups.OneIn(3))
+    scenario.prefix = proto::PrefixExchange::kGatherDirect;
   for (int i = dice.Of(1, 6); i > 0; --i)
     scenario.requests.push_back(SomeRequest(dice, static_cast<int>(scenario.requests.size())));
   return scenario;

@@ -296,6 +296,7 @@ Outcome ScenarioRunner::Run(const Scenario& scenario, engine::Engine& engine) {
   outcome.gathered_bytes = stats.scheduler.prefix_gathered_bytes;
   outcome.state_bytes = stats.scheduler.prefix_state_bytes;
   outcome.chain_bytes = stats.scheduler.prefix_chain_bytes;
+  outcome.direct_bytes = stats.scheduler.prefix_direct_bytes;
   return outcome;
 }
 

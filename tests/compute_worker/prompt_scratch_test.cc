@@ -54,19 +54,59 @@ TEST(PromptScratch, APrefixThatLiesElsewhereStaysThere) {
 
 TEST(PromptScratch, WhatIsGatheredFillsTheGapBeforeTheStep) {
   PromptScratch scratch(Table(), 100);
-  EXPECT_EQ(scratch.FirstMissing(kOne, 200), 0);
-  const PromptScratch::Part* part = scratch.BeginGathering(kOne, 200, 30, /*more=*/true);
+  EXPECT_EQ(scratch.FirstMissing(kOne, 200, 200), 0);
+  const PromptScratch::Part* part =
+      scratch.BeginGathering(kOne, {.from = 200, .ctx_len = 200, .q_len = 30, .more = true});
   ASSERT_NE(part, nullptr) << "inside a segment";
   EXPECT_EQ(part->begin, 0);
   EXPECT_EQ(part->segments.size(), 4u);
   scratch.End(kOne, true, 230);
-  EXPECT_EQ(scratch.FirstMissing(kOne, 230), 230) << "the next step has all";
-  EXPECT_EQ(scratch.FirstMissing(kOne, 400), 230);
-  part = scratch.BeginGathering(kOne, 400, 10, true);
+  EXPECT_EQ(scratch.FirstMissing(kOne, 230, 230), 230) << "the next step has all";
+  EXPECT_EQ(scratch.FirstMissing(kOne, 400, 400), 230);
+  part = scratch.BeginGathering(kOne, {.from = 400, .ctx_len = 400, .q_len = 10, .more = true});
   ASSERT_NE(part, nullptr);
   EXPECT_EQ(part->segments.size(), 7u);
   scratch.End(kOne, false, 410);
-  EXPECT_EQ(scratch.FirstMissing(kOne, 400), 230) << "what came for a step that failed may not be whole";
+  EXPECT_EQ(scratch.FirstMissing(kOne, 400, 400), 230) << "what came for a step that failed may not be whole";
+}
+
+// Of ops with a window no more is gathered than the step at hand sees.
+TEST(PromptScratch, AStepBeforeTheOneForWhichTokensWereGatheredFindsNothing) {
+  PromptScratch scratch(Table(), 100);
+  const auto gather = [&](Position at) {
+    return scratch.BeginGathering(kOne, {.from = at, .ctx_len = at, .q_len = 64, .more = true});
+  };
+  ASSERT_NE(gather(256), nullptr);
+  scratch.End(kOne, true, 320);
+  EXPECT_EQ(scratch.FirstMissing(kOne, 320, 320), 320);
+  EXPECT_EQ(scratch.FirstMissing(kOne, 128, 128), 0) << "tokens that its windows see may not be here";
+  ASSERT_NE(gather(128), nullptr);
+  scratch.End(kOne, true, 192);
+  EXPECT_EQ(scratch.FirstMissing(kOne, 192, 192), 192) << "it was gathered anew";
+  const PromptScratch::Part* part = scratch.Begin(kOne, 64, 64, true);
+  ASSERT_NE(part, nullptr);
+  EXPECT_EQ(part->begin, 64) << "what comes before is asked about";
+}
+
+TEST(PromptScratch, TokensOfOtherRanksArePutInBehindWhatIsHeld) {
+  PromptScratch scratch(Table(), 100);
+  scratch.Begin(kOne, 0, 128, true);
+  scratch.End(kOne, true, 128);
+  EXPECT_EQ(scratch.FirstMissing(kOne, 200, 320), 128);
+  const PromptScratch::Part* part =
+      scratch.BeginGathering(kOne, {.from = 200, .ctx_len = 320, .q_len = 64, .more = true});
+  ASSERT_NE(part, nullptr);
+  EXPECT_EQ(part->begin, 0);
+  EXPECT_EQ(part->segments.size(), 6u);
+  scratch.End(kOne, true, 384);
+  part = scratch.BeginGathering(kOne, {.begin = 64, .from = 384, .ctx_len = 384, .q_len = 64, .more = true});
+  EXPECT_EQ(part->begin, 0) << "something is held";
+  scratch.Drop(kOne);
+  part = scratch.BeginGathering(kOne, {.begin = 64, .from = 100, .ctx_len = 192, .q_len = 64, .more = true});
+  ASSERT_NE(part, nullptr);
+  EXPECT_EQ(part->begin, 64);
+  EXPECT_EQ(part->segments.size(), 3u);
+  EXPECT_EQ(scratch.FirstMissing(kOne, 100, 192), 64);
 }
 
 TEST(PromptScratch, WhatAStepThatFailedWroteAnewIsNotTakenForWhatWasThereBefore) {
@@ -75,7 +115,7 @@ TEST(PromptScratch, WhatAStepThatFailedWroteAnewIsNotTakenForWhatWasThereBefore)
   scratch.End(kOne, true, 192);
   scratch.Begin(kOne, 64, 64, true);  // begins again from an earlier token
   scratch.End(kOne, false, 128);
-  EXPECT_EQ(scratch.FirstMissing(kOne, 192), 64);
+  EXPECT_EQ(scratch.FirstMissing(kOne, 192, 192), 64);
   const PromptScratch::Part* part = scratch.Begin(kOne, 192, 64, true);
   ASSERT_NE(part, nullptr);
   EXPECT_EQ(part->begin, 192) << "tokens 64 to 191 are not here any more";
@@ -83,10 +123,11 @@ TEST(PromptScratch, WhatAStepThatFailedWroteAnewIsNotTakenForWhatWasThereBefore)
 
 TEST(PromptScratch, APrefixThatDoesNotFitIsNotGathered) {
   PromptScratch scratch(Table(), 20);  // 4 segments, or 10 of one op
-  EXPECT_NE(scratch.BeginGathering(kOne, 512, 100, true), nullptr) << "its blocks serve one op after the other";
+  EXPECT_NE(scratch.BeginGathering(kOne, {.from = 512, .ctx_len = 512, .q_len = 100, .more = true}), nullptr)
+      << "its blocks serve one op after the other";
   scratch.End(kOne, true, 612);
-  EXPECT_EQ(scratch.FirstMissing(kOne, 612), 0);
-  EXPECT_EQ(scratch.BeginGathering(kOne, 640, 100, true), nullptr);
+  EXPECT_EQ(scratch.FirstMissing(kOne, 612, 612), 0);
+  EXPECT_EQ(scratch.BeginGathering(kOne, {.from = 640, .ctx_len = 640, .q_len = 100, .more = true}), nullptr);
   EXPECT_EQ(scratch.free_blocks(), 20u);
 }
 

@@ -58,6 +58,27 @@ TEST_F(RankLinksTest, AStateIsKeptUntilItsAnswerComes) {
   EXPECT_EQ(links_.held(), 0u);
 }
 
+TEST_F(RankLinksTest, RowsGoToSeveralRanksFromOneCopyAndSayWhoseTheyAre) {
+  const auto rows = std::make_shared<const std::vector<std::byte>>(State(7));
+  ASSERT_EQ(links_.SendRows(Rank(5), 3, /*rank=*/2, rows), absl::OkStatus());
+  ASSERT_EQ(links_.SendRows(Rank(6), 3, 2, rows), absl::OkStatus());
+  EXPECT_EQ(rows.use_count(), 3);
+  ASSERT_EQ(links_.SendAttended(Rank(8), 1, 2), absl::OkStatus());
+  EXPECT_EQ(links_.held(), 2u) << "a message needs no answer";
+  there_->Poll(received_, 10);
+  ASSERT_EQ(received_.headers.size(), 3u);
+  for (const proto::FrameHeader& header : received_.headers) EXPECT_EQ(proto::Validate(header), absl::OkStatus());
+  EXPECT_EQ(received_.headers[1].type, proto::kRankRows);
+  EXPECT_EQ(received_.headers[1].digest, 2u);
+  EXPECT_EQ(received_.headers[1].step, 6u);
+  EXPECT_EQ(received_.payloads[1], State(7));
+  EXPECT_EQ(received_.headers[2].type, proto::kRankAttended);
+  EXPECT_EQ(received_.headers[2].digest, 2u);
+  EXPECT_EQ(received_.headers[2].op, 1u);
+  for (int i : {0, 1}) links_.OnTaken(there_->id(), Taken(received_.headers[i]));
+  EXPECT_EQ(rows.use_count(), 1);
+}
+
 TEST_F(RankLinksTest, WhatAPeerHasNoRoomForGoesLaterAndInOrder) {
   constexpr int kFrames = transport::kMaxFramesInFlight + 20;
   for (int i = 0; i < kFrames; ++i) ASSERT_EQ(links_.SendState(Rank(5), i, State(i)), absl::OkStatus());
@@ -74,8 +95,8 @@ TEST_F(RankLinksTest, WhatAPeerHasNoRoomForGoesLaterAndInOrder) {
 
 TEST_F(RankLinksTest, AStateIsAnsweredToItsSenderOnly) {
   const auto state = proto::MakeHeader(proto::kRankState, Epoch(9), StepId(11), MicroBatchId(1), 6, 100);
-  EXPECT_FALSE(links_.AnswerState(here_->id(), state)) << "no peer";
-  EXPECT_TRUE(links_.AnswerState(there_->id(), state));
+  EXPECT_FALSE(links_.AnswerTensor(here_->id(), state)) << "no peer";
+  EXPECT_TRUE(links_.AnswerTensor(there_->id(), state));
   there_->Poll(received_, 10);
   ASSERT_EQ(received_.headers.size(), 1u);
   EXPECT_EQ(received_.headers[0].type, proto::kRankTaken);

@@ -39,6 +39,8 @@ constexpr FrameType kAllTypes[] = {FrameType::kStepPlan,
                                    kSwitchVoid,
                                    kSwitchTaken,
                                    kRankState,
+                                   kRankRows,
+                                   kRankAttended,
                                    kRankTaken};
 
 FrameHeader Good() { return MakeHeader(FrameType::kQuery, Epoch(3), StepId(99), MicroBatchId(1), 17, 4096); }
@@ -70,7 +72,7 @@ TEST(FrameHeader, LiesInMemoryAsItCrossesTheWire) {
   uint8_t bytes[64];
   std::memcpy(bytes, &header, 64);
   EXPECT_EQ(std::memcmp(bytes, "DVTL", 4), 0);
-  EXPECT_EQ(bytes[4], 9) << "version";
+  EXPECT_EQ(bytes[4], 10) << "version";
   EXPECT_EQ(bytes[6], 34) << "type";
   EXPECT_EQ(bytes[8], 3) << "epoch";
   EXPECT_EQ(bytes[12], 1) << "micro-batch";
@@ -100,7 +102,7 @@ TEST(FrameHeader, WrongMagicVersionSizeOrReservedBytesAreNamed) {
   EXPECT_THAT(Verdict(Sealed(header)), HasSubstr("frame: magic 1195857222 is not"));
   header = Good();
   header.version = 1;
-  EXPECT_THAT(Verdict(Sealed(header)), HasSubstr("frame: version 1; this node speaks 9"));
+  EXPECT_THAT(Verdict(Sealed(header)), HasSubstr("frame: version 1; this node speaks 10"));
   header = Good();
   header.payload_bytes = kMaxPayloadBytes;
   EXPECT_EQ(Verdict(Sealed(header)), "accepted");

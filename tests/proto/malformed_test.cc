@@ -206,6 +206,22 @@ TEST(StepBeginField, GatheredTokensLieBetweenWhatIsAttendedAndTheStep) {
   EXPECT_THAT(Whole(begin), HasSubstr("entry.gather_begin"));
 }
 
+TEST(StepBeginField, WhatIsGatheredEndsBetweenItsBeginAndTheStep) {
+  StepBegin begin = FullBegin();
+  begin.entries[0].attend_end = begin.entries[0].gather_begin = 64;
+  for (const Position bad : {Position{64}, Position{129}, Position{-1}, kOpenEnd - 1}) {
+    begin.entries[0].gather_end = bad;
+    EXPECT_THAT(Whole(begin), HasSubstr("entry.gather_end is not between gather_begin and ctx_len")) << bad;
+  }
+  for (const Position good : {Position{65}, Position{128}, kOpenEnd}) {
+    begin.entries[0].gather_end = good;
+    EXPECT_EQ(Whole(begin), "accepted") << good;
+  }
+  begin.entries[0].gather_begin = kOpenEnd;
+  begin.entries[0].gather_end = 100;
+  EXPECT_THAT(Whole(begin), HasSubstr("entry.gather_end"));
+}
+
 TEST(StepBeginField, StatesCrossInOneOfThreeWaysAndNotInAMove) {
   StepBegin begin = FullBegin();
   for (const auto good : {StateExchange::kTokens, StateExchange::kLeave, StateExchange::kFetch}) {
@@ -269,6 +285,11 @@ TEST(ExchangeField, IsOneThatThereIsAndBetweenRanksOnlyInAGroup) {
   plan.entries[0].exchange = PrefixExchange::kAsk;
   plan.entries[0].linear_exchange = LinearExchange::kStates;
   EXPECT_THAT(said(plan), HasSubstr("there is no exchange between them"));
+  for (const auto& [rank, begin] : {std::pair(0, 64), {0, 192}, {1, 100}, {1, 191}, {1, 256}}) {
+    plan = PlanOfRank();
+    plan.ranks[static_cast<size_t>(rank)].begin = begin;
+    EXPECT_THAT(said(plan), HasSubstr("ranks do not tile the group's tokens")) << rank << " at " << begin;
+  }
   for (const bool step : {false, true}) {
     plan = PlanOfRank();
     (step ? plan.ranks[1].step : plan.ranks[0].step) = StepId(79);

@@ -82,7 +82,7 @@ StepPlan PlanOfRank() {
                   MicroBatchId(3),
                   {entry},
                   {StepId(77), 100, 195, 1, 2},
-                  {{WorkerId(4), StepId(77), MicroBatchId(9)}, {WorkerId(5), StepId(78), MicroBatchId(3)}}};
+                  {{WorkerId(4), StepId(77), MicroBatchId(9), 100}, {WorkerId(5), StepId(78), MicroBatchId(3), 192}}};
 }
 
 StepResult FullResult() {
@@ -102,7 +102,7 @@ StepResult FullResult() {
                     WorkerId(2),
                     {entry, EntryResult{}},
                     {1000, 600, 300, 100, 200, 50, 10, 40},
-                    {7000, 900, 80},
+                    {7000, 900, 80, 70, 60},
                     {512, 520, 1.5e9, 2.5e8, 4096},
                     {SequenceId(5), SequenceId(9)},
                     {SequenceId(7)}};
@@ -112,8 +112,8 @@ OpenSequence FullOpen() { return {SequenceId(5), SomeShards(), SomeHashes(3), tr
 
 StepBegin FullBegin() {
   return {{{SequenceId(1), 128, 1, SomeHashes(1)},
-           {SequenceId(2), 0, 512, {}, 0, kOpenEnd, StateExchange::kTokens, 512},
-           {SequenceId(3), 192, 64, {}, 128, 130, StateExchange::kFetch, 0}}};
+           {SequenceId(2), 0, 512, {}, 0, kOpenEnd, kOpenEnd, StateExchange::kTokens, 512},
+           {SequenceId(3), 192, 64, {}, 128, 130, 150, StateExchange::kFetch, 0}}};
 }
 
 StepBegin BeginOfRank() { return {{{SequenceId(1), 192, 3, SomeHashes(1), 128}}, {StepId(77), 100, 195, 1, 2}}; }

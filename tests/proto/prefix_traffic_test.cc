@@ -43,5 +43,15 @@ TEST(PrefixTraffic, GatheredBytesAreKeysAndValuesOfEarlierTokens) {
   EXPECT_EQ(TrafficOf(layout, spec), (PrefixTraffic{.gathered_bytes = 128 * 2 * (16 + 32) * 2}));
 }
 
+TEST(PrefixTraffic, ALaterRankNeedsWhatItsFirstTokenSeesInWholeSegments) {
+  EXPECT_EQ(RowsForLaterRank({100, 192}, 192, /*window=*/0), (TokenRange{100, 192}));
+  EXPECT_EQ(RowsForLaterRank({100, 192}, 320, 0), (TokenRange{100, 192}));
+  EXPECT_EQ(RowsForLaterRank({0, 192}, 192, 20), (TokenRange{128, 192})) << "token 192 sees 173 on";
+  EXPECT_EQ(RowsForLaterRank({0, 192}, 320, 129), (TokenRange{192, 192})) << "token 320 sees 192 on";
+  EXPECT_EQ(RowsForLaterRank({0, 192}, 320, 130), (TokenRange{128, 192}));
+  EXPECT_EQ(RowsForLaterRank({100, 192}, 192, 500), (TokenRange{100, 192})) << "a window that reaches further back";
+  EXPECT_EQ(RowsForLaterRank({0, 64}, 640, 20), (TokenRange{64, 64}));
+}
+
 }  // namespace
 }  // namespace dovetail::proto

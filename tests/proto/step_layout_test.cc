@@ -65,6 +65,18 @@ TEST(StepLayout, EarlierTokensComeWithTheAnswerOfTheShardThatHoldsThem) {
   EXPECT_EQ(layout.partial_bytes, layout.gather_bytes);
 }
 
+TEST(StepLayout, EarlierTokensThatOtherRanksGiveDoNotCome) {
+  StepLayout layout;
+  layout.Add(0, 0, {0, 3}, {0, 64}, 200, 9, Spec(), {.attend_end = 0, .gather_begin = 10, .gather_end = 100});
+  layout.Add(0, 1, {0, 3}, {64, kOpenEnd}, 200, 9, Spec(), {.attend_end = 0, .gather_begin = 10, .gather_end = 100});
+  layout.Finish(Spec());
+  ASSERT_EQ(layout.items.size(), 2u);
+  EXPECT_EQ(layout.items[0].gather_count, 54);
+  EXPECT_EQ(layout.items[1].gather_first, 64);
+  EXPECT_EQ(layout.items[1].gather_count, 36);
+  EXPECT_EQ(layout.items[1].rows.kv_count, 9);
+}
+
 TEST(StepLayout, OfEarlierTokensOnlyThoseComeThatAWindowSees) {
   SoftmaxSpec spec = Spec();
   spec.window = 20;  // token 300 sees 281 on

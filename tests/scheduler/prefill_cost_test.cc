@@ -40,11 +40,12 @@ struct Worker {
   proto::PrefixTraffic Step(const PromptStep& step, const compute::PromptScratch::Part*& part) {
     const int tokens = static_cast<int>(step.tokens);
     Position gather_begin = proto::kOpenEnd;
-    const Position missing = scratch.FirstMissing(sequence, step.ctx_len);
+    const Position missing = scratch.FirstMissing(sequence, step.ctx_len, step.ctx_len);
     part = nullptr;
     if (step.exchange == PrefixExchange::kGather && missing < step.ctx_len &&
         proto::MayGather(table, missing, step.ctx_len)) {
-      part = scratch.BeginGathering(sequence, step.ctx_len, tokens, !step.last);
+      part = scratch.BeginGathering(
+          sequence, {.from = step.ctx_len, .ctx_len = step.ctx_len, .q_len = tokens, .more = !step.last});
       if (part != nullptr) gather_begin = missing;
     }
     if (part == nullptr) part = scratch.Begin(sequence, step.ctx_len, tokens, !step.last);

@@ -102,8 +102,63 @@ TEST(PrefillGroupsChain, RanksAreToldOfEachOtherWhereThereAreStatesToHandOn) {
       ASSERT_THAT(rank.plan.ranks, SizeIs(hybrid ? 3 : 0));
       for (size_t r = 0; r < rank.plan.ranks.size(); ++r)
         EXPECT_EQ(rank.plan.ranks[r],
-                  (proto::RankAddress{ranks[r].compute_worker, ranks[r].plan.step, ranks[r].plan.micro_batch}));
+                  (proto::RankAddress{ranks[r].compute_worker, ranks[r].plan.step, ranks[r].plan.micro_batch,
+                                      ranks[r].plan.entries[0].ctx_len}));
     }
+  }
+}
+
+TEST(PrefillGroupsDirect, RanksThatGiveEachOtherRowsKnowWhereEachBegins) {
+  SchedulerOptions options = SmallOptions();
+  options.prefill_rank_tokens = 64;
+  options.max_num_batched_tokens = 512;
+  options.prefill_exchange = proto::PrefixExchange::kGatherDirect;
+  CoreParts parts(options);
+  PrefillGroups groups(parts.options, parts.pool, parts.batches, parts.accounts, parts.writer, parts.turn);
+  parts.AddAttentionWorker(0, 1000);
+  for (const uint32_t worker : {10, 11, 12}) parts.pool.Join(WorkerId(worker));
+  parts.AddReady(400);
+  groups.Plan(/*requests_wait=*/false);
+  const std::vector<RunStep> ranks = parts.Take<RunStep>();
+  ASSERT_THAT(ranks, SizeIs(3));
+  for (const RunStep& rank : ranks) {
+    EXPECT_EQ(rank.plan.entries[0].exchange, proto::PrefixExchange::kGatherDirect);
+    ASSERT_THAT(rank.plan.ranks, SizeIs(3));
+    for (size_t r = 0; r < 3; ++r) EXPECT_EQ(rank.plan.ranks[r].begin, ranks[r].plan.entries[0].ctx_len);
+  }
+}
+
+// What it gave the others may not have got there.
+TEST(PrefillGroupsDirect, AWorkerThatIsLostAfterItsRankHasEndedEndsTheGroup) {
+  for (const bool direct : {false, true}) {
+    SchedulerOptions options = SmallOptions();
+    options.prefill_rank_tokens = 64;
+    options.max_num_batched_tokens = 512;
+    options.prefill_exchange = direct ? proto::PrefixExchange::kGatherDirect : proto::PrefixExchange::kGather;
+    CoreParts parts(options);
+    PrefillGroups groups(parts.options, parts.pool, parts.batches, parts.accounts, parts.writer, parts.turn);
+    parts.AddAttentionWorker(0, 1000);
+    for (const uint32_t worker : {10, 11, 12}) parts.pool.Join(WorkerId(worker));
+    parts.AddReady(400);
+    groups.Plan(/*requests_wait=*/false);
+    const std::vector<RunStep> ranks = parts.Take<RunStep>();
+    ASSERT_THAT(ranks, SizeIs(3));
+    const auto finish = [&](const RunStep& rank, proto::StepStatus status) {
+      proto::StepResult result{.step = rank.plan.step, .micro_batch = rank.plan.micro_batch, .status = status};
+      result.entries.resize(1);
+      result.entries[0].sequence = rank.plan.entries[0].sequence;
+      return groups.Finish(parts.batches[rank.plan.micro_batch.value()], result);
+    };
+    EXPECT_FALSE(finish(ranks[0], proto::StepStatus::kOk).has_value());
+    groups.LoseEndedRanks(ranks[1].compute_worker);
+    EXPECT_THAT(parts.Take<WithdrawStep>(), IsEmpty()) << "its rank is in flight, which ends as others do";
+    groups.LoseEndedRanks(ranks[0].compute_worker);
+    EXPECT_THAT(parts.Take<WithdrawStep>(), SizeIs(direct ? 2 : 0)) << "attention workers have what it computed";
+    if (!direct) continue;
+    EXPECT_FALSE(finish(ranks[1], proto::StepStatus::kOk).has_value());
+    const auto ended = finish(ranks[2], proto::StepStatus::kWorkerFailed);
+    ASSERT_TRUE(ended.has_value());
+    EXPECT_EQ(ended->outcome, PrefillGroups::Ended::Outcome::kRepeat);
   }
 }
 

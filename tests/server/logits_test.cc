@@ -61,7 +61,9 @@ class LogitsOverRanks : public testing::Test {
                      "--max-num-batched-tokens", "512", "--kv-cache-dtype", "float32", "--json"});
     EXPECT_EQ(result.exit_code, 0) << result.err;
     const Json plan = Json::parse(result.out);
-    const std::string name = exchange == "chain" ? "plane + chain" : family.hybrid ? exchange + " + state" : exchange;
+    const bool hands_on = exchange == "chain" || exchange == "gather-direct";
+    const std::string softmax = exchange == "chain" ? "plane" : exchange;
+    const std::string name = family.hybrid ? softmax + (hands_on ? " + chain" : " + state") : softmax;
     for (const Json& row : plan["plans"][0]["exchanges"])
       if (row["exchange"] == name && row["built"] == true) return row["bytes"];
     ADD_FAILURE() << "no " << name << " in " << result.out;
@@ -78,7 +80,7 @@ TEST_F(LogitsOverRanks, OneFileForEveryNumberOfRanksAndEveryExchange) {
     const size_t values = static_cast<size_t>(family.tokens) * family.vocabulary;
     ASSERT_EQ(alone.size(), 128u + values * sizeof(float)) << family.name;
     EXPECT_FALSE(said_alone.contains("prefill"));
-    for (const std::string exchange : {"plane", "gather", "chain"}) {
+    for (const std::string exchange : {"plane", "gather", "gather-direct", "chain"}) {
       if (exchange == "chain" && !family.hybrid) continue;  // there are no states
       for (const int ranks : {1, 2, 3}) {
         SCOPED_TRACE(absl::StrCat(family.name, ", ", exchange, ", ", ranks, " ranks"));
@@ -89,10 +91,12 @@ TEST_F(LogitsOverRanks, OneFileForEveryNumberOfRanksAndEveryExchange) {
         const Json& prefill = said["prefill"];
         EXPECT_EQ(prefill["groups"], ranks > 1 ? 1 : 0);
         EXPECT_EQ(prefill["group_tokens"], ranks > 1 ? family.tokens : 0);
-        EXPECT_EQ(prefill["bytes"]["plane"] > 0, ranks > 1 && exchange != "gather");
+        const bool direct = exchange == "gather-direct";
+        EXPECT_EQ(prefill["bytes"]["plane"] > 0, ranks > 1 && (exchange == "plane" || exchange == "chain"));
         EXPECT_EQ(prefill["bytes"]["gather"] > 0, ranks > 1 && exchange == "gather");
+        EXPECT_EQ(prefill["bytes"]["gather-direct"] > 0, ranks > 1 && direct);
         EXPECT_EQ(prefill["bytes"]["state"] > 0, family.hybrid);
-        EXPECT_EQ(prefill["bytes"]["chain"] > 0, ranks > 1 && exchange == "chain");
+        EXPECT_EQ(prefill["bytes"]["chain"] > 0, ranks > 1 && family.hybrid && (direct || exchange == "chain"));
         EXPECT_EQ(prefill["bytes"], PlannedBytes(family, exchange, ranks));
       }
     }
@@ -130,6 +134,14 @@ TEST_F(LogitsOverRanks, AFlagThatCannotBeMetSaysWhyAndWhatCan) {
        {"--prefill-exchange", "gather"},
        "--prefill-exchange gather: all attention layers of this model are linear; their states cross in any case, and "
        "there is no K and V to gather; take plane"},
+      {linear,
+       {"--prefill-exchange", "gather-direct"},
+       "--prefill-exchange gather-direct: all attention layers of this model are linear; their states cross in any "
+       "case, and there is no K and V to gather; take chain"},
+      {softmax,
+       {"--prefill-exchange", "gather-direct", "--prompt-scratch", "0"},
+       "--prefill-exchange gather-direct: K and V that are gathered lie in the prompt scratch, and --prompt-scratch is "
+       "0; give it memory, or take plane"},
       {softmax,
        {"--prefill-exchange", "chain"},
        "--prefill-exchange chain: ranks hand on the states of linear layers, and this model has none; take plane or "

@@ -11,11 +11,12 @@
 #include "proto/rank_frames.h"
 #include "tests/cluster/node_cluster.h"
 #include "tests/cluster/tiny_hybrid.h"
+#include "tests/cluster/tiny_model.h"
 #include "tests/support/test_data.h"
 
-// Compute workers that hand linear states on to each other, a scheduler and an attention worker, all real nodes, in one
-// thread and with time by hand. A rank dies at every frame that it sends to another rank, while frames come late and
-// twice: the survivors repeat the group, no bit of any logit differs, and nothing is held at the end.
+// Compute workers that give each other linear states, or K and V, a scheduler and an attention worker, all real nodes,
+// in one thread and with time by hand. A rank dies at every frame that it sends to another rank, while frames come late
+// and twice: the survivors repeat the group, no bit of any logit differs, and nothing is held at the end.
 
 namespace dovetail::test {
 namespace {
@@ -56,7 +57,7 @@ class MortalPort final : public transport::Port {
 // Node 0 is the scheduler, node 1 the attention worker, node 2 + r compute worker r.
 class Cluster {
  public:
-  Cluster(NodeModel& model, int compute_workers, uint64_t seed = 0) : model_(model) {
+  Cluster(NodeModel& model, proto::PrefixExchange exchange, int compute_workers, uint64_t seed = 0) : model_(model) {
     for (int i = 0; i < 2 + compute_workers; ++i) {
       ports_.push_back(fabric_.CreatePort(nullptr));
       faulty_.push_back(std::make_unique<transport::FaultyPort>(*ports_.back(), clock_, seed * 100 + i));
@@ -69,6 +70,8 @@ class Cluster {
     options.max_num_batched_tokens = kStepTokens;
     options.max_model_len = 512;
     options.prefill_rank_tokens = 64;
+    options.prefill_ranks = proto::kMaxPrefillRanks;  // whatever is predicted
+    options.prefill_exchange = exchange;
     options.linear_exchange = proto::LinearExchange::kChain;
     options.attention = model.table;
     options.model_digest = 7;
@@ -123,7 +126,7 @@ class Cluster {
   uint64_t Held() const {
     uint64_t held = attention_->core().status().blocks_in_use;
     for (int r = 0; r < static_cast<int>(compute_.size()); ++r)
-      if (!lost_.contains(r)) held += compute_[r]->core().rank_state_bytes() + compute_[r]->rank_links().held();
+      if (!lost_.contains(r)) held += compute_[r]->core().rank_bytes() + compute_[r]->rank_links().held();
     return held;
   }
 
@@ -157,16 +160,35 @@ class Cluster {
 
 struct Kind {
   const char* name;
-  std::string (*config)();
+  std::filesystem::path (*write)(const std::filesystem::path& folder);
+  proto::PrefixExchange exchange = proto::PrefixExchange::kAsk;
+  bool states = true;  // it has linear layers
 };
 
-class RankChainNodes : public testing::TestWithParam<Kind> {
+template <std::string (*config)()>
+std::filesystem::path Hybrid(const std::filesystem::path& folder) {
+  return WriteTinyFolder(config(), 7, folder);
+}
+std::filesystem::path Softmax(const std::filesystem::path& folder) {
+  return WriteTinyModel({.layers = 6}, folder.parent_path());
+}
+std::filesystem::path Windows(const std::filesystem::path& folder) {
+  return WriteTinyModel({.architecture = "gemma3", .window = 40}, folder.parent_path());
+}
+
+class RankExchangeNodes : public testing::TestWithParam<Kind> {
  protected:
-  RankChainNodes() : model_(WriteTinyFolder(GetParam().config(), 7, TempFolder() / GetParam().name)) {}
+  RankExchangeNodes() : model_(GetParam().write(TempFolder() / GetParam().name)) {}
+
+  static bool direct() { return GetParam().exchange == proto::PrefixExchange::kGatherDirect; }
+  static void ExpectBytes(const scheduler::SchedulerStats& stats) {
+    EXPECT_EQ(stats.prefix_chain_bytes > 0, GetParam().states);
+    EXPECT_EQ(stats.prefix_direct_bytes > 0, direct());
+  }
 
   // As one compute worker alone gives it.
   Stream Alone(const requests::GenerationRequest& request) {
-    Cluster cluster(model_, 1);
+    Cluster cluster(model_, proto::PrefixExchange::kAsk, 1);
     const uint64_t id = cluster.Submit(request);
     EXPECT_TRUE(cluster.UntilFinished(id));
     EXPECT_EQ(cluster.stats().prefill_groups, 0u);
@@ -176,7 +198,7 @@ class RankChainNodes : public testing::TestWithParam<Kind> {
   NodeModel model_;
 };
 
-TEST_P(RankChainNodes, ARankDiesAtEveryFrameAndNoBitDiffers) {
+TEST_P(RankExchangeNodes, ARankDiesAtEveryFrameAndNoBitDiffers) {
   const requests::GenerationRequest request = NodeRequest(300, 3, 1);
   const Stream alone = Alone(request);
   ASSERT_EQ(alone.tokens.size(), 3u);
@@ -185,7 +207,7 @@ TEST_P(RankChainNodes, ARankDiesAtEveryFrameAndNoBitDiffers) {
     int deaths = 0, repeated = 0;
     for (int frames = 0; died; ++frames) {
       SCOPED_TRACE(absl::StrCat("rank ", rank, " dies after ", frames, " frames to other ranks"));
-      Cluster cluster(model_, kRanks, /*seed=*/1 + static_cast<uint64_t>(frames));
+      Cluster cluster(model_, GetParam().exchange, kRanks, /*seed=*/1 + static_cast<uint64_t>(frames));
       cluster.port(rank).lives_for = frames;
       const uint64_t id = cluster.Submit(request);
       ASSERT_TRUE(cluster.Until([&] { return cluster.port(rank).dead() || cluster.stream(id).finished; }));
@@ -196,21 +218,22 @@ TEST_P(RankChainNodes, ARankDiesAtEveryFrameAndNoBitDiffers) {
       }
       ASSERT_TRUE(cluster.UntilFinished(id));
       ASSERT_TRUE(cluster.stream(id) == alone) << cluster.stream(id).error;
-      EXPECT_GT(cluster.stats().prefix_chain_bytes, 0u);
+      ExpectBytes(cluster.stats());
       EXPECT_TRUE(cluster.Until([&] { return cluster.Held() == 0; })) << cluster.Held();
       repeated += cluster.stats().prefill_groups > 1 ? 1 : 0;
     }
-    EXPECT_GE(deaths, 2) << "it sends or answers the states of two linear ops";
+    EXPECT_GE(deaths, 2) << "it sends or answers at least two tensors";
     EXPECT_GE(repeated, 2);
   }
 }
 
 // Prompts that begin alike: the later ones begin in the middle, and several groups are in flight at a time, in which a
 // compute worker is one rank here and another there.
-TEST_P(RankChainNodes, SeveralPromptsAndCachedPrefixesWithFramesThatComeLateAndTwice) {
+TEST_P(RankExchangeNodes, SeveralPromptsAndCachedPrefixesWithFramesThatComeLateAndTwice) {
+  uint64_t groups = 0;
   for (uint64_t seed = 1; seed <= 4; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
-    Cluster cluster(model_, 4, seed);
+    Cluster cluster(model_, GetParam().exchange, 4, seed);
     std::vector<requests::GenerationRequest> requests;
     for (int i = 0; i < 6; ++i) {
       requests.push_back(NodeRequest(250 + 31 * i, 2, /*salt=*/i % 2));
@@ -221,16 +244,24 @@ TEST_P(RankChainNodes, SeveralPromptsAndCachedPrefixesWithFramesThatComeLateAndT
       ASSERT_TRUE(cluster.UntilFinished(i + 1));
       EXPECT_TRUE(cluster.stream(i + 1) == Alone(requests[i])) << "request " << i << cluster.stream(i + 1).error;
     }
-    EXPECT_GE(cluster.stats().prefill_groups, 2u);
+    groups += cluster.stats().prefill_groups;
     EXPECT_GT(cluster.stats().prefix_hits, 0u);
-    EXPECT_GT(cluster.stats().prefix_chain_bytes, 0u);
+    ExpectBytes(cluster.stats());
     EXPECT_TRUE(cluster.Until([&] { return cluster.Held() == 0; })) << cluster.Held();
   }
+  EXPECT_GE(groups, 8u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, RankChainNodes,
-                         testing::Values(Kind{"gated_delta", TinyGatedDeltaConfig},
-                                         Kind{"lightning", TinyLightningConfig}, Kind{"mamba2", TinyMamba2Config}),
+constexpr auto kDirect = proto::PrefixExchange::kGatherDirect;
+
+INSTANTIATE_TEST_SUITE_P(Models, RankExchangeNodes,
+                         testing::Values(Kind{"gated_delta", Hybrid<TinyGatedDeltaConfig>},
+                                         Kind{"lightning", Hybrid<TinyLightningConfig>},
+                                         Kind{"mamba2", Hybrid<TinyMamba2Config>},
+                                         Kind{"softmax_direct", Softmax, kDirect, false},
+                                         Kind{"windows_direct", Windows, kDirect, false},
+                                         Kind{"gated_delta_direct", Hybrid<TinyGatedDeltaConfig>, kDirect},
+                                         Kind{"lightning_direct", Hybrid<TinyLightningConfig>, kDirect}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

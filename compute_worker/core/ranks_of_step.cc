@@ -1,0 +1,211 @@
+// What a step exchanges with the other ranks of its prefill group: the states of linear layers, each with the next
+// rank, and K and V of softmax layers, with all later ranks. Dependencies go to later ranks only, but for
+// kRankOpsAhead: a rank that waits there has sent what those before it need, so no two ranks wait for each other.
+#include <algorithm>
+#include <utility>
+
+#include "compute_worker/core/compute_worker_core.h"
+#include "proto/prefix_traffic.h"
+
+namespace dovetail::compute {
+
+using proto::StepEntry;
+using proto::StepPlan;
+
+namespace {
+
+bool GathersFromRanks(const StepPlan& plan) {
+  return !plan.ranks.empty() && plan.entries[0].exchange == proto::PrefixExchange::kGatherDirect;
+}
+
+}  // namespace
+
+absl::Status ComputeWorkerCore::CheckExchange(const StepEntry& entry) const {
+  const bool chained = entry.linear_exchange == proto::LinearExchange::kChain;
+  const bool gathers = entry.exchange == proto::PrefixExchange::kGatherDirect;
+  if (chained && !(options_.linear_prompts && table_.has_linear()))
+    return InvalidArgument("sequence ", entry.sequence.value(),
+                           ": this worker runs no linear layers of prompts, whose states ranks would hand on (chain)");
+  if (gathers && !options_.rank_rows)
+    return InvalidArgument("sequence ", entry.sequence.value(),
+                           ": this worker exchanges no K and V of prompts with other compute workers (gather-direct)");
+  for (const auto& [missing, name] :
+       {std::pair(IsBetweenRanks(entry.exchange) && !gathers, NameOf(entry.exchange)),
+        std::pair(IsBetweenRanks(entry.linear_exchange) && !chained, NameOf(entry.linear_exchange))})
+    if (missing)
+      return InvalidArgument("sequence ", entry.sequence.value(), ": this worker has no exchange by ", name,
+                             " with other compute workers");
+  return absl::OkStatus();
+}
+
+// A rank begins where a block does, so the state before it is that of a full block. 0: the op has no state.
+int64_t ComputeWorkerCore::RankStateBytes(int op) const {
+  const LayerGroup group = table_.op_group[op];
+  if (table_.linear(group) == nullptr) return 0;
+  const proto::SoftmaxSpec& spec = table_.softmax(group);
+  return spec.kv_heads * spec.state_bytes;
+}
+
+proto::TokenRange ComputeWorkerCore::RowsBetween(const StepPlan& plan, int op, int from, int to) const {
+  const bool last = from + 1 == plan.part.ranks;
+  const proto::TokenRange tokens{plan.ranks[from].begin, last ? plan.part.end : plan.ranks[from + 1].begin};
+  return proto::RowsForLaterRank(tokens, plan.ranks[to].begin, table_.softmax(table_.op_group[op]).window);
+}
+
+proto::TokenRange ComputeWorkerCore::RowsFrom(MicroBatchId id, int op, int rank) const {
+  const StepPlan& plan = PlanOf(id);
+  return RowsBetween(plan, op, rank, plan.part.rank);
+}
+
+// That the step's own rank gets from that one.
+int64_t ComputeWorkerCore::RankRowsBytes(const StepPlan& plan, int op, int rank) const {
+  const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[op]);
+  if (spec.linear()) return 0;
+  const proto::TokenRange rows = RowsBetween(plan, op, rank, plan.part.rank);
+  return (rows.end - rows.begin) * spec.kv_heads * (spec.key_dim + spec.value_dim) *
+         static_cast<int64_t>(SizeOf(spec.kv));
+}
+
+bool ComputeWorkerCore::FromRanks(const MicroBatch& batch) {
+  return std::any_of(batch.prompts.begin(), batch.prompts.end(),
+                     [](const PromptEntry& prompt) { return prompt.from_ranks; });
+}
+
+bool ComputeWorkerCore::AwaitsRank(const MicroBatch& batch, int op) const {
+  const MicroBatchId id = batch.plan.micro_batch;
+  if (table_.linear(table_.op_group[op]) != nullptr) {
+    const bool chained =
+        std::any_of(batch.states.begin(), batch.states.end(), [](const StateEntry& state) { return state.chained; });
+    return chained && inbox_.Find(id, op, kChainRank).empty();
+  }
+  if (!FromRanks(batch)) return false;
+  for (int rank = 0; rank < batch.plan.part.rank; ++rank)
+    if (RankRowsBytes(batch.plan, op, rank) > 0 && inbox_.Find(id, op, rank).empty()) return true;
+  return false;
+}
+
+bool ComputeWorkerCore::IsAhead(const MicroBatch& batch) const {
+  return std::any_of(batch.unattended.begin(), batch.unattended.end(),
+                     [](const std::vector<int>& ops) { return ops.size() >= size_t{kRankOpsAhead}; });
+}
+
+// All attention workers have answered, for the next step relies on what this one appended. And a rank without room has
+// had all rows that come to it: their senders wait to hear that they are not kept.
+bool ComputeWorkerCore::MayFinish(const MicroBatch& batch) const {
+  const bool answered = std::all_of(batch.parts.begin(), batch.parts.end(),
+                                    [](const WorkerPart& part) { return part.unanswered.empty(); });
+  if (!answered || !GathersFromRanks(batch.plan)) return answered;
+  for (int op = 0; op < table_.op_count(); ++op)
+    for (int rank = 0; rank < batch.plan.part.rank; ++rank)
+      if (RankRowsBytes(batch.plan, op, rank) > 0 && !inbox_.Came(batch.plan.micro_batch, op, rank)) return false;
+  return true;
+}
+
+// What has come before the plan is looked at now.
+void ComputeWorkerCore::BeginRanks(MicroBatch& batch, std::vector<Action>& actions) {
+  const StepPlan& plan = batch.plan;
+  batch.unattended.clear();
+  if (plan.ranks.empty()) return;
+  batch.unattended.resize(static_cast<size_t>(plan.part.ranks));
+  inbox_.Begin(plan.micro_batch, plan.step);
+  for (const auto& [op, rank] : inbox_.kept(plan.micro_batch)) {
+    if (table_.linear(table_.op_group[op]) != nullptr) continue;
+    const bool fits =
+        GathersFromRanks(plan) && rank < plan.part.rank &&
+        RankRowsBytes(plan, op, rank) == static_cast<int64_t>(inbox_.Find(plan.micro_batch, op, rank).size());
+    if (!fits) {
+      inbox_.Forget(plan.micro_batch, op, rank);
+      ++counters_.dropped_frames;
+    } else if (!FromRanks(batch)) {
+      PassOver(batch, op, rank, actions);
+    }
+  }
+}
+
+// The prompt is attended elsewhere, for which there was no room here.
+void ComputeWorkerCore::PassOver(const MicroBatch& batch, int op, int rank, std::vector<Action>& actions) {
+  inbox_.Drop(batch.plan.micro_batch, op, rank);
+  actions.push_back(
+      SendRankAttended{batch.plan.micro_batch, op, batch.plan.part.rank, batch.plan.ranks[static_cast<size_t>(rank)]});
+}
+
+void ComputeWorkerCore::SendToRanks(MicroBatch& batch, int op, std::vector<Action>& actions) {
+  const StepPlan& plan = batch.plan;
+  if (!GathersFromRanks(plan) || table_.linear(table_.op_group[op]) != nullptr) return;
+  SendRankRows send{plan.micro_batch, op, plan.part.rank, {}};
+  for (int to = plan.part.rank + 1; to < plan.part.ranks; ++to) {
+    const proto::TokenRange rows = RowsBetween(plan, op, plan.part.rank, to);
+    if (rows.begin >= rows.end) continue;
+    send.receivers.push_back({plan.ranks[static_cast<size_t>(to)], rows.begin - plan.entries[0].ctx_len});
+    batch.unattended[static_cast<size_t>(to)].push_back(op);
+  }
+  if (!send.receivers.empty()) actions.push_back(std::move(send));
+}
+
+// The op's prompts have been attended to, or its linear layers run.
+void ComputeWorkerCore::AttendedToRanks(MicroBatch& batch, int op, std::vector<Action>& actions) {
+  const StepPlan& plan = batch.plan;
+  if (table_.linear(table_.op_group[op]) != nullptr) {
+    for (const StateEntry& state : batch.states)
+      if (state.passed_on)
+        actions.push_back(SendRankState{plan.micro_batch, op, plan.ranks[plan.part.rank + size_t{1}]});
+    return;
+  }
+  for (int rank = 0; FromRanks(batch) && rank < plan.part.rank; ++rank)
+    if (RankRowsBytes(plan, op, rank) > 0) PassOver(batch, op, rank, actions);
+}
+
+// Something has come that the op may wait for.
+void ComputeWorkerCore::GoOnWithRanks(MicroBatch& batch, int op, std::vector<Action>& actions) {
+  if (batch.aborted || batch.dense_in_flight || batch.stage >= program_.size()) return;
+  const Stage& stage = program_[batch.stage];
+  const bool attends = stage.kind == StageKind::kAttendPrompts && stage.index == op && !AwaitsWhatItAttends(batch, op);
+  const bool goes_on = stage.kind == StageKind::kAwaitPartials && MayGoOn(batch);
+  if (attends || goes_on) Advance(batch.plan.micro_batch, actions);
+}
+
+// It may come before the plan of its step, which then begins with it.
+void ComputeWorkerCore::On(RankStateArrived event, std::vector<Action>& actions) {
+  const MicroBatchId id = event.micro_batch;
+  const bool fits = id.value() < micro_batches_.size() && event.op < table_.op_count() && !event.state.empty() &&
+                    static_cast<int64_t>(event.state.size()) == RankStateBytes(event.op);
+  if (!fits || !inbox_.Put(id, event.step, event.op, kChainRank, std::move(event.state))) {
+    ++counters_.dropped_frames;
+    return;
+  }
+  if (MicroBatch* const batch = Running(id, event.step)) GoOnWithRanks(*batch, event.op, actions);
+}
+
+void ComputeWorkerCore::On(RankRowsArrived event, std::vector<Action>& actions) {
+  const MicroBatchId id = event.micro_batch;
+  MicroBatch* const batch = Running(id, event.step);
+  bool fits = id.value() < micro_batches_.size() && event.op < table_.op_count() && !event.rows.empty() &&
+              table_.linear(table_.op_group[event.op]) == nullptr && event.rank < proto::kMaxPrefillRanks;
+  if (fits && batch != nullptr)
+    fits = GathersFromRanks(batch->plan) && event.rank < batch->plan.part.rank &&
+           RankRowsBytes(batch->plan, event.op, event.rank) == static_cast<int64_t>(event.rows.size());
+  if (!fits || !inbox_.Put(id, event.step, event.op, event.rank, std::move(event.rows))) {
+    ++counters_.dropped_frames;
+    return;
+  }
+  if (batch == nullptr) return;
+  if (!FromRanks(*batch)) {
+    PassOver(*batch, event.op, event.rank, actions);
+    if (batch->done.has_value() && MayFinish(*batch)) Finish(*batch, *std::move(batch->done), actions);
+    return;
+  }
+  GoOnWithRanks(*batch, event.op, actions);
+}
+
+void ComputeWorkerCore::On(RankAttended event, std::vector<Action>& actions) {
+  MicroBatch* const batch = Running(event.micro_batch, event.step);
+  const bool known = batch != nullptr && static_cast<size_t>(event.rank) < batch->unattended.size() &&
+                     std::erase(batch->unattended[static_cast<size_t>(event.rank)], event.op) > 0;
+  if (!known) {
+    ++counters_.dropped_frames;
+    return;
+  }
+  GoOnWithRanks(*batch, event.op, actions);
+}
+
+}  // namespace dovetail::compute

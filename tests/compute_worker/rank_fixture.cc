@@ -1,0 +1,157 @@
+#include "tests/compute_worker/rank_fixture.h"
+
+#include <algorithm>
+
+#include "gtest/gtest.h"
+
+namespace dovetail::compute {
+namespace {
+
+constexpr Epoch kEpoch{1};
+
+StepProgram ProgramFor(const proto::AttentionTable& table) {
+  StepProgram program;
+  for (int op = 0; op < table.op_count(); ++op) {
+    const bool state = table.linear(table.op_group[op]) != nullptr;
+    program.push_back({StageKind::kDense, 2 * op});
+    program.push_back({StageKind::kSendQuery, op});
+    program.push_back({StageKind::kDense, 2 * op + 1});
+    if (state) program.push_back({StageKind::kAttendPrompts, op});
+    program.push_back({StageKind::kSendKeyValue, op});
+    if (!state) program.push_back({StageKind::kAttendPrompts, op});
+    program.push_back({StageKind::kAwaitPartials, op});
+  }
+  program.push_back({StageKind::kDense, 2 * table.op_count()});
+  return program;
+}
+
+}  // namespace
+
+std::vector<std::byte> StateOf(const proto::AttentionTable& table, int rank, int op) {
+  const proto::SoftmaxSpec& spec = table.softmax(table.op_group[op]);
+  return std::vector<std::byte>(static_cast<size_t>(spec.kv_heads * spec.state_bytes),
+                                static_cast<std::byte>(16 * rank + op + 1));
+}
+
+std::vector<std::byte> RowsOf(const proto::AttentionTable& table, int rank, int op, Position begin, Position end) {
+  const proto::SoftmaxSpec& spec = table.softmax(table.op_group[op]);
+  const size_t row = static_cast<size_t>(spec.kv_heads) * (spec.key_dim + spec.value_dim) * SizeOf(spec.kv);
+  return std::vector<std::byte>(static_cast<size_t>(end - begin) * row, static_cast<std::byte>(16 * rank + op + 1));
+}
+
+proto::StepPlan RankPlan(const proto::AttentionTable& table, int rank, const std::vector<Position>& cuts,
+                         uint64_t group, proto::PrefixExchange exchange, proto::LinearExchange linear) {
+  const int ranks = static_cast<int>(cuts.size()) - 1;
+  proto::StepEntry entry;
+  entry.sequence = SequenceId(1);
+  entry.ctx_len = cuts[rank];
+  entry.tokens.assign(static_cast<size_t>(cuts[rank + 1] - cuts[rank]), 7);
+  entry.exchange = exchange;
+  entry.linear_exchange = linear;
+  entry.placement = proto::WholePlacement(table, WorkerId(0), kEpoch);
+  proto::StepPlan plan{StepId(group + rank), MicroBatchId(static_cast<uint16_t>(rank)), {entry}};
+  plan.part = {StepId(group), cuts.front(), cuts.back(), rank, ranks};
+  for (int r = 0; r < ranks; ++r)
+    plan.ranks.push_back({WorkerId(r), StepId(group + r), MicroBatchId(static_cast<uint16_t>(r)), cuts[r]});
+  return plan;
+}
+
+FakeRank::FakeRank(int rank, const proto::AttentionTable& table, uint32_t prompt_blocks)
+    : id_(static_cast<uint16_t>(rank)),
+      core_(table, ProgramFor(table),
+            {.micro_batches = 4,
+             .max_step_tokens = 512,
+             .vocab_size = 100,
+             .prompt_blocks = prompt_blocks,
+             .linear_prompts = true,
+             .rank_rows = true}) {
+  core_.AddAttentionWorker({WorkerId(0), kEpoch, NodeId(10)});
+}
+
+std::vector<std::string> FakeRank::errors() const {
+  std::vector<std::string> errors;
+  for (const proto::StepResult& result : results_) errors.push_back(result.error);
+  return errors;
+}
+
+std::vector<FakeRank::ToRank> FakeRank::Feed(Event event) {
+  std::vector<ToRank> sent;
+  std::deque<Event> events, frames;  // the worker looks at frames when it has nothing else to do
+  events.push_back(std::move(event));
+  while (!events.empty() || !frames.empty()) {
+    if (events.empty()) {
+      events.push_back(std::move(frames.front()));
+      frames.pop_front();
+    }
+    std::vector<Action> actions;
+    core_.Handle(std::move(events.front()), actions);
+    EXPECT_EQ(core_.CheckInvariants(), absl::OkStatus());
+    events.pop_front();
+    for (const Action& action : actions) Perform(action, events, frames, sent);
+  }
+  return sent;
+}
+
+void FakeRank::Perform(const Action& action, std::deque<Event>& events, std::deque<Event>& frames,
+                       std::vector<ToRank>& sent) {
+  const auto to = [&](const proto::RankAddress& address, Event event) {
+    sent.push_back({static_cast<int>(address.worker.value()), std::move(event)});
+  };
+  if (std::holds_alternative<RunDense>(action)) events.push_back(DenseDone{id_});
+  if (const auto* attend = std::get_if<AttendPrompts>(&action)) {
+    Note(attend->op);
+    events.push_back(DenseDone{id_});
+  }
+  if (const auto* send = std::get_if<SendRankState>(&action))
+    to(send->to, RankStateArrived{send->to.step, send->to.micro_batch, send->op,
+                                  StateOf(core_.table(), core_.PlanOf(id_).part.rank, send->op)});
+  if (const auto* send = std::get_if<SendRankRows>(&action))
+    for (const SendRankRows::Receiver& receiver : send->receivers) {
+      const proto::StepEntry& entry = core_.PlanOf(id_).entries[0];
+      const Position end = entry.ctx_len + static_cast<Position>(entry.tokens.size());
+      to(receiver.to,
+         RankRowsArrived{receiver.to.step, receiver.to.micro_batch, send->op, send->rank,
+                         RowsOf(core_.table(), send->rank, send->op, entry.ctx_len + receiver.first_row, end)});
+    }
+  if (const auto* send = std::get_if<SendRankAttended>(&action))
+    to(send->to, RankAttended{send->to.step, send->to.micro_batch, send->op, send->rank});
+  if (const auto* send = std::get_if<SendQuery>(&action)) AnswerStates(send->op, frames);
+  if (const auto* send = std::get_if<SendKeyValue>(&action))
+    AnswerWith(send->op, LayoutOf(send->op).partial_bytes, frames);
+  if (std::holds_alternative<Sample>(action)) events.push_back(SampleDone{id_, {core_.PlanOf(id_).step, id_}});
+  if (const auto* finish = std::get_if<FinishStep>(&action)) results_.push_back(finish->result);
+}
+
+void FakeRank::Note(int op) {
+  ran_.push_back(op);
+  std::vector<std::byte>& from = from_.emplace_back();
+  if (core_.table().linear(core_.table().op_group[op]) != nullptr) {
+    const auto state = core_.RankState(id_, op);
+    from.assign(state.begin(), state.end());
+    return;
+  }
+  for (int rank = 0; rank < core_.PlanOf(id_).part.rank; ++rank) {
+    const auto rows = core_.RankRows(id_, op, rank);
+    from.insert(from.end(), rows.begin(), rows.end());
+  }
+}
+
+// The attention worker has the state before rank 0 only.
+void FakeRank::AnswerStates(int op, std::deque<Event>& frames) {
+  const int64_t bytes = LayoutOf(op).before_bytes;
+  const bool linear = core_.table().linear(core_.table().op_group[op]) != nullptr;
+  EXPECT_EQ(bytes > 0, linear && core_.PlanOf(id_).part.rank == 0 && core_.PlanOf(id_).part.base > 0);
+  if (bytes > 0) AnswerWith(op, bytes, frames);
+}
+
+void FakeRank::AnswerWith(int op, int64_t bytes, std::deque<Event>& frames) {
+  answer_.resize(std::max(answer_.size(), static_cast<size_t>(bytes)));
+  frames.push_back(PartialArrived{NodeId(10), kEpoch, core_.PlanOf(id_).step, id_, op,
+                                  std::span(answer_).first(static_cast<size_t>(bytes))});
+}
+
+const proto::StepLayout& FakeRank::LayoutOf(int op) const {
+  return core_.PartsOf(id_)[0].layouts[core_.table().op_group[op].value()];
+}
+
+}  // namespace dovetail::compute

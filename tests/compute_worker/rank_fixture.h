@@ -1,0 +1,60 @@
+#pragma once
+#include <deque>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "compute_worker/core/compute_worker_core.h"
+
+namespace dovetail::compute {
+
+// The core of a compute worker that is a rank of prefill groups, with a dense backend and an attention worker that
+// answer at once. Worker, micro-batch and rank have the same number; plans are those of RankPlan().
+class FakeRank {
+ public:
+  // For another rank: what it gets, as its node would make it of a frame.
+  struct ToRank {
+    int rank = 0;
+    Event event;
+  };
+
+  FakeRank(int rank, const proto::AttentionTable& table, uint32_t prompt_blocks);
+
+  // Everything that it can do without another rank's frame; returns what it sends to ranks.
+  std::vector<ToRank> Feed(Event event);
+
+  // Ops that were attended here, in order, and what each began with: the state of the rank before it, or K and V of all
+  // ranks before it.
+  const std::vector<int>& ran() const { return ran_; }
+  const std::vector<std::vector<std::byte>>& from() const { return from_; }
+  const std::vector<proto::StepResult>& results() const { return results_; }
+  std::vector<std::string> errors() const;
+  void Clear() { ran_.clear(), from_.clear(), results_.clear(); }
+  ComputeWorkerCore& core() { return core_; }
+
+ private:
+  void Perform(const Action& action, std::deque<Event>& events, std::deque<Event>& frames, std::vector<ToRank>& sent);
+  void Note(int op);
+  void AnswerStates(int op, std::deque<Event>& frames);
+  void AnswerWith(int op, int64_t bytes, std::deque<Event>& frames);
+  const proto::StepLayout& LayoutOf(int op) const;
+
+  const MicroBatchId id_;
+  ComputeWorkerCore core_;
+  std::vector<std::byte> answer_ = std::vector<std::byte>(1 << 20);  // does not move
+  std::vector<int> ran_;
+  std::vector<std::vector<std::byte>> from_;
+  std::vector<proto::StepResult> results_;
+};
+
+// What rank `rank` leaves of a linear op, and gives of a softmax op, of tokens [begin, end): each byte says whose it
+// is.
+std::vector<std::byte> StateOf(const proto::AttentionTable& table, int rank, int op);
+std::vector<std::byte> RowsOf(const proto::AttentionTable& table, int rank, int op, Position begin, Position end);
+
+// The plan of a rank: `cuts` say where the ranks begin, and the end; the group's step is `group`, and rank r has the
+// one r later.
+proto::StepPlan RankPlan(const proto::AttentionTable& table, int rank, const std::vector<Position>& cuts,
+                         uint64_t group, proto::PrefixExchange exchange, proto::LinearExchange linear);
+
+}  // namespace dovetail::compute
