@@ -43,6 +43,7 @@ class ClusterAttentionWorker final : public control::WorkerNode {
     if (!node.ok()) return Annotate(node.status(), absl::StrCat("--kv-capacity of ", options_.kv_bytes, " bytes"));
     node_ = *std::move(node);
     node_->SetTrace(trace_.get());
+    node_->SetSpans(options_.spans);
     node_->AllowExchange(options_.exchange);
     return blocks;
   }

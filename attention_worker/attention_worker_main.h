@@ -3,6 +3,7 @@
 #include <string>
 
 #include "attention_worker/attention_backend.h"
+#include "base/span_sink.h"
 #include "control/worker_main.h"
 #include "exchange/cuda/gpu_exchange.h"
 #include "kernels/device.h"
@@ -18,6 +19,7 @@ struct AttentionWorkerMainOptions {
   exchange::GpuExchangeMeans exchange;  // of layers, from GPU to GPU
   KvStorage storage = KvStorage::kAsSent;
   Digests digests = Digests::kNone;
+  SpanSink* spans = nullptr;  // of traces; outlives the node
 };
 
 // For WorkerMain. `device` outlives the node.

@@ -8,6 +8,7 @@
 #include "attention_worker/cpu/attention_executor.h"
 #include "base/log.h"
 #include "exchange/cuda/shared_gpu.h"
+#include "proto/trace_frame.h"
 
 namespace dovetail::attention {
 
@@ -92,6 +93,7 @@ absl::Status AttentionWorkerNode::RunOps(MicroBatchId id, const exchange::GpuExc
     DT_RETURN_IF_ERROR(executor_->AttendComplete(id, *op, {slot, query}));
     DT_RETURN_IF_ERROR(executor_->AppendAndFinish(id, *op, {slot + peer.key_value_at(), key_value}).status());
   }
+  spans_.Worked(id, core_.table().op_count() - 1, core_.table().op_count(), clock_.Now());
   return executor_->Launch(id);
 }
 
@@ -108,6 +110,8 @@ void AttentionWorkerNode::OnFrame(const transport::Delivery& delivery) {
   if (!health_.ok() || !proto::Validate(delivery.header).ok()) return;
   const FrameType type = delivery.header.type;
   if (type == proto::kLinkOffer || type == proto::kLinkThere) return OnLinkFrame(delivery);
+  spans_.OnFrame(delivery.header, delivery.payload, clock_);
+  if (type == proto::kTraceSequence) return;
   absl::Status possible = CheckPayload(delivery);
   if (possible.ok()) possible = CheckSeam(delivery);
   if (!possible.ok()) {
@@ -251,6 +255,7 @@ absl::Status AttentionWorkerNode::Perform(Action& action) {
       absl::Duration& query_busy = node.query_busy_[finish.micro_batch.value()];
       const absl::Duration busy = query_busy + (node.clock_.Now() - begun);
       query_busy = absl::ZeroDuration();
+      node.spans_.Worked(finish.micro_batch, finish.op, node.core_.table().op_count(), node.clock_.Now());
       const auto header = MakeHeader(FrameType::kPartial, node.options_.epoch, finish.step, finish.micro_batch,
                                      finish.op, partial.size(), static_cast<uint32_t>(absl::ToInt64Microseconds(busy)));
       return node.port_.SendTensor(finish.reply_to, header, std::move(partial));

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention_worker/attention_backend.h"
+#include "attention_worker/attention_spans.h"
 #include "attention_worker/core/attention_worker_core.h"
 #include "base/clock.h"
 #include "base/status.h"
@@ -48,6 +49,8 @@ class AttentionWorkerNode final : public transport::FrameHandler {
 
   // From now on what is done when goes there, too; outlives the node.
   void SetTrace(Trace* trace) { trace_ = trace; }
+  // The same for sequences of sampled traces.
+  void SetSpans(SpanSink* sink) { spans_.SetSink(sink); }
 
   // Not kOk once its device is lost (Device::Health()). Then frames are not handled: the process must go, and what it
   // held is rebuilt elsewhere.
@@ -96,6 +99,7 @@ class AttentionWorkerNode final : public transport::FrameHandler {
   transport::Port& port_;
   Clock& clock_;
   Trace* trace_ = nullptr;
+  AttentionSpans spans_;
   uint64_t damaged_told_ = 0;               // damaged sets that were logged
   std::vector<absl::Duration> query_busy_;  // of the op at hand, by micro-batch
   std::unique_ptr<AttentionBackend> executor_;

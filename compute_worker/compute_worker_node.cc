@@ -8,6 +8,7 @@
 #include "compute_worker/cpu/cpu_dense.h"
 #include "compute_worker/prompt_scratch_size.h"
 #include "proto/rank_frames.h"
+#include "proto/trace_frame.h"
 
 namespace dovetail::compute {
 namespace {
@@ -79,6 +80,7 @@ ComputeWorkerNode::ComputeWorkerNode(const model::LoadedModel& model, const prot
                                      std::unique_ptr<DenseBackend> dense)
     : scheduler_(scheduler),
       trace_(tuning.trace),
+      spans_(tuning.spans),
       core_(table, ProgramOf(model, tuning.q_first), options),
       device_(device),
       dense_(dense != nullptr ? std::move(dense)
@@ -107,6 +109,7 @@ void ComputeWorkerNode::OnFrame(const transport::Delivery& delivery) {
   const proto::FrameHeader& header = delivery.header;
   if (!proto::Validate(header).ok() || header.payload_bytes != delivery.payload.size()) return;
   const StepId step(header.step);
+  if (header.type == proto::kTraceSequence) return spans_.Trace(delivery.payload);
   const MicroBatchId id(header.micro_batch);
   if (header.type == proto::kLinkAnswer || header.type == proto::kLinkThere) return links_.OnFrame(delivery);
   if (proto::IsRankFrame(header.type)) return OnRankFrame(delivery);
@@ -181,7 +184,10 @@ void ComputeWorkerNode::Feed(Event event) {
   const bool outermost = actions_.empty();
   if (const auto* arrived = std::get_if<PlanArrived>(&event); arrived != nullptr) {
     const size_t id = arrived->plan.micro_batch.value();
-    if (id < timers_.size() && !core_.CameBefore(arrived->plan)) timers_[id] = Timer{.begun = clock_.Now()};
+    if (id < timers_.size() && !core_.CameBefore(arrived->plan)) {
+      timers_[id] = Timer{.begun = clock_.Now()};
+      spans_.Begin(arrived->plan, timers_[id].begun);
+    }
   }
   if (const auto* partial = std::get_if<PartialArrived>(&event); partial != nullptr) {
     Timer& timer = timers_[partial->micro_batch.value() < timers_.size() ? partial->micro_batch.value() : 0];
@@ -398,6 +404,7 @@ absl::Status ComputeWorkerNode::Perform(FinishStep& finish) {
                              absl::ToInt64Microseconds(std::min(timer.overlapped, timer.waiting)),
                              absl::ToInt64Microseconds(timer.linear)};
   }
+  spans_.End(finish.result, clock_.Now());
   if (!unsent_.empty() || !Sent(finish.result)) unsent_.push_back(std::move(finish.result));
   return absl::OkStatus();
 }

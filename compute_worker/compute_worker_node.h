@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "base/trace.h"
+#include "compute_worker/compute_spans.h"
 #include "compute_worker/core/compute_worker_core.h"
 #include "compute_worker/dense_backend.h"
 #include "compute_worker/gpu_links.h"
@@ -29,6 +30,7 @@ struct ComputeWorkerTuning {
   int key_values_in_flight = 4;   // ops of k and v that an attention worker may owe an answer, 2..64
   bool hand_over_at_end = false;  // all k and v of a prompt's step go when its layers are done
   Trace* trace = nullptr;         // what is done when; outlives the worker
+  SpanSink* spans = nullptr;      // the same for sequences of sampled traces; outlives the worker
   // Where the dense layers run, if not on the CPU; outlives the worker.
   const DenseBackendFactory* dense = nullptr;
   // With an attention worker of this process and GPU, which then attends prompts, too; outlives the worker.
@@ -140,6 +142,7 @@ class ComputeWorkerNode final : public transport::FrameHandler {
 
   const NodeId scheduler_;
   Trace* const trace_;
+  ComputeSpans spans_;
   SamplingListsCache lists_;
   ComputeWorkerCore core_;
   kernels::Device& device_;

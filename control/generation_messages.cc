@@ -119,6 +119,10 @@ void ToProto(const GenerationRequest& request, v1::GenerationRequest& out) {
   out.set_logits_of_output(request.logits_of_output);
   out.set_use_prefix_cache(request.use_prefix_cache);
   out.set_call(request.call);
+  if (!request.trace.sampled) return;
+  out.mutable_trace()->set_trace_high(request.trace.trace_high);
+  out.mutable_trace()->set_trace_low(request.trace.trace_low);
+  out.mutable_trace()->set_span(request.trace.span);
 }
 
 absl::StatusOr<GenerationRequest> FromProto(const v1::GenerationRequest& in) {
@@ -148,6 +152,8 @@ absl::StatusOr<GenerationRequest> FromProto(const v1::GenerationRequest& in) {
   request.logits_of_output = in.logits_of_output();
   request.use_prefix_cache = in.use_prefix_cache();
   request.call = in.call();
+  if (in.has_trace())
+    request.trace = {in.trace().trace_high(), in.trace().trace_low(), in.trace().span(), /*sampled=*/true};
   return request;
 }
 

@@ -92,6 +92,7 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
                                  result.timings.attention_wait_us, result.timings.sample_us,
                                  result.timings.attention_us, result.timings.prompt_us, result.timings.overlapped_us});
       });
+  scheduler_->SetSpans(options_.spans);
   DT_RETURN_IF_ERROR(BuildComputeWorkers(device, table, micro_batches));
   DT_RETURN_IF_ERROR(SizeKvCache(table));
   kernels::Device* const elsewhere = options_.attention_device;
@@ -125,6 +126,7 @@ absl::Status EmbeddedCluster::BuildAttentionWorkers(kernels::Device& device, con
                                                   " bytes (--kv-cache-memory-bytes asks for another size)"));
     attention_.push_back(*std::move(node));
     attention_.back()->SetTrace(NewTrace(absl::StrCat("attention worker ", i)));
+    attention_.back()->SetSpans(options_.spans);
     for (const auto& compute : compute_) compute->AddAttentionWorker({worker, epoch, port.id()});
     scheduler_->AddAttentionWorker(worker, epoch, port.id(), worker_blocks);
   }
@@ -139,6 +141,7 @@ absl::Status EmbeddedCluster::BuildComputeWorkers(kernels::Device& device, const
   options.vocab_size = static_cast<int32_t>(model_.config().vocab_size);
   for (int i = 0; i < options_.compute_workers; ++i) {
     compute::ComputeWorkerTuning tuning = options_.compute;
+    tuning.spans = options_.spans;
     tuning.trace = NewTrace(options_.compute_workers == 1 ? "compute worker" : absl::StrCat("compute worker ", i));
     DT_ASSIGN_OR_RETURN(auto node, compute::ComputeWorkerNode::Create(model_, table, options, ports_[0]->id(), device,
                                                                       *ports_[1 + i], clock_, tuning));

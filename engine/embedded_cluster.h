@@ -48,6 +48,7 @@ struct EmbeddedClusterOptions {
   std::string trace_file;                              // a Chrome trace of all workers, written at the end; empty: none
   int snapshot_percent = attention::kSnapshotPercent;  // see attention::AttentionWorkerOptions
   attention::Digests digests = attention::Digests::kNone;
+  SpanSink* spans = nullptr;  // of sampled traces, from all nodes; outlives the cluster
 };
 
 // The disaggregated system in one process: a scheduler, compute workers and attention workers, each a node with its

@@ -8,6 +8,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "base/ids.h"
+#include "base/trace_context.h"
 #include "proto/sampling_params.h"
 
 // A generation request and its updates, as the server, the control plane and the scheduler share them. Plain values:
@@ -38,6 +39,8 @@ struct GenerationRequest {
   // Requests of one client's call have the same number, not 0: once one of them ran, a full queue neither refuses nor
   // pushes out another, since the client may have been shown tokens already.
   uint64_t call = 0;
+  // Under which span of a trace it runs. Not sampled: nothing is recorded of it.
+  TraceContext trace;
   // It runs there alone, while that worker is connected and may take it. Not set: anywhere.
   std::optional<WorkerId> only_attention_worker, only_compute_worker;
 };

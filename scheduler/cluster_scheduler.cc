@@ -133,6 +133,7 @@ absl::Status ClusterScheduler::BuildNode() {
         last_progress_ = clock_.Now();
         generation_.OnStep(result, sequences, new_tokens);
       });
+  node_->SetSpans(options_.spans);
   LogInfo("serving ", model.name, ": sequences of ", options.max_model_len, " tokens, ", options.max_num_seqs,
           " at a time");
   return absl::OkStatus();

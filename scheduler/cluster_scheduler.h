@@ -26,6 +26,7 @@ struct ClusterSchedulerOptions {
   MembershipOptions membership;
   uint64_t seed = 0;
   absl::Duration unserved_timeout = kUnservedTimeout;  // requests wait so long while nothing can run them
+  SpanSink* spans = nullptr;                           // of sampled traces; outlives the scheduler
   std::string certificate_file;                        // of the control plane; empty: none
 };
 

@@ -15,6 +15,7 @@ absl::StatusOr<std::unique_ptr<SchedulerMain>> SchedulerMain::Start(const Schedu
   cluster.scheduler = options.scheduler;
   cluster.seed = options.seed;
   cluster.unserved_timeout = options.unserved_timeout;
+  cluster.spans = options.spans;
   cluster.certificate_file = options.security.cert_file;
   cluster.membership.lease = options.lease;
   cluster.membership.suspect_lease = options.lease / 2;

@@ -20,6 +20,7 @@ struct SchedulerMainOptions {
   bool unlike_workers = false;  // MembershipOptions
   uint64_t seed = 0;
   absl::Duration unserved_timeout = kUnservedTimeout;
+  SpanSink* spans = nullptr;  // of traces; outlives it
 };
 
 // A scheduler process: connector, loop, ClusterScheduler and its gRPC service. Runs until destroyed.

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "proto/sequence_frames.h"
+#include "proto/trace_frame.h"
 #include "scheduler/core/limits.h"
 
 namespace dovetail::scheduler {
@@ -128,7 +129,25 @@ SchedulerStats SchedulerNode::stats() const {
   return stats;
 }
 
+void SchedulerNode::NoteEvent(const Event& event) {
+  const absl::Time now = clock_.Now();
+  if (const auto* arrived = std::get_if<RequestArrived>(&event)) spans_.Arrived(*arrived->request, now);
+  if (const auto* lost = std::get_if<AttentionWorkerLost>(&event)) spans_.AttentionWorkerLost(lost->worker, now);
+  if (const auto* lost = std::get_if<ComputeWorkerLost>(&event)) spans_.ComputeWorkerLost(lost->worker, now);
+  if (const auto* done = std::get_if<StepFinished>(&event)) spans_.StepEnded(done->result.step, &done->result, "", now);
+  if (const auto* bad = std::get_if<StepUnreadable>(&event)) spans_.StepEnded(bad->step, nullptr, bad->error, now);
+  if (const auto* moved = std::get_if<SequenceMoved>(&event)) spans_.MoveEnded(moved->moved, now);
+}
+
+void SchedulerNode::TellTrace(NodeId node, Epoch epoch, SequenceId sequence, const TraceContext& trace) {
+  std::vector<std::byte> bytes;
+  proto::Encode(proto::TraceSequence{sequence, trace}, bytes);
+  const auto header = MakeHeader(proto::kTraceSequence, epoch, StepId(), MicroBatchId(0), 0, bytes.size());
+  port_.SendMessage(node, header, std::move(bytes)).IgnoreError();
+}
+
 void SchedulerNode::Apply(const Event& event) {
+  NoteEvent(event);
   actions_.clear();
   core_.Handle(event, clock_.Now(), actions_);
   for (Action& action : actions_) SendOrKeep(std::move(action));
@@ -307,13 +326,22 @@ absl::Status SchedulerNode::SendTo(WorkerId worker, Epoch epoch, FrameType type,
 absl::Status SchedulerNode::Perform(Action& action) {
   struct Visitor {
     SchedulerNode& node;
+    void Trace(WorkerId worker, Epoch epoch, SequenceId sequence, const TraceContext& trace) {
+      if (!trace.sampled) return;
+      node.spans_.Opened(trace, sequence, worker, node.clock_.Now());
+      for (const Peer& peer : node.attention_)
+        if (peer.worker == worker && peer.epoch == epoch) node.TellTrace(peer.node, epoch, sequence, trace);
+    }
     absl::Status operator()(OpenSequence& a) {
+      Trace(a.worker, a.epoch, a.message.sequence, a.trace);
       return node.SendTo(a.worker, a.epoch, FrameType::kOpenSequence, a.message);
     }
     absl::Status operator()(ForkSequence& a) {
+      Trace(a.worker, a.epoch, a.message.child, a.trace);
       return node.SendTo(a.worker, a.epoch, FrameType::kForkSequence, a.message);
     }
     absl::Status operator()(ReleaseSequence& a) {
+      node.spans_.Released(a.message.sequence);
       return node.SendTo(a.worker, a.epoch, FrameType::kReleaseSequence, a.message);
     }
     absl::Status operator()(ProbePrefix& a) {
@@ -322,6 +350,7 @@ absl::Status SchedulerNode::Perform(Action& action) {
     absl::Status operator()(MoveSequence& a) {
       for (const Peer& peer : node.attention_)
         if (peer.worker == a.to && peer.epoch == a.message.target_epoch) a.message.target = peer.node;
+      node.spans_.MoveBegan(a, node.clock_.Now());
       return node.SendTo(a.worker, a.epoch, FrameType::kMoveSequence, a.message);
     }
     absl::Status operator()(Unpin& a) { return node.SendTo(a.worker, a.epoch, FrameType::kUnpin, a.message); }
@@ -333,6 +362,9 @@ absl::Status SchedulerNode::Perform(Action& action) {
         StepTokens& tokens = node.step_tokens_[a.plan.micro_batch.value()];
         tokens = {a.plan.step, 0};
         for (const proto::StepEntry& entry : a.plan.entries) tokens.new_tokens += static_cast<int>(entry.tokens.size());
+        for (const RequestSpans::Told& told : node.spans_.ToTell(a))
+          node.TellTrace(peer.node, Epoch(0), told.sequence, told.trace);
+        node.spans_.StepSent(a, node.clock_.Now());
         const auto header =
             MakeHeader(FrameType::kStepPlan, Epoch(0), a.plan.step, a.plan.micro_batch, 0, bytes.size());
         return node.port_.SendMessage(peer.node, header, std::move(bytes));
@@ -353,6 +385,7 @@ absl::Status SchedulerNode::Perform(Action& action) {
       return absl::OkStatus();
     }
     absl::Status operator()(EmitUpdate& a) {
+      node.spans_.Updated(a.update, node.clock_.Now());
       if (node.replays_) node.replay_.Take(a.update);
       if (!Replay::Is(a.update.request)) node.emit_(std::move(a.update));
       return absl::OkStatus();

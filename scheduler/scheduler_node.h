@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "scheduler/core/scheduler.h"
 #include "scheduler/replay.h"
+#include "scheduler/request_spans.h"
 #include "transport/fabric.h"
 
 namespace dovetail::scheduler {
@@ -25,6 +26,9 @@ class SchedulerNode final : public transport::FrameHandler {
   // `port` and `clock` outlive the node.
   SchedulerNode(const SchedulerOptions& options, uint64_t seed, transport::Port& port, Clock& clock, EmitFn emit,
                 StepFn on_step);
+
+  // From now on what is done for requests of sampled traces goes there, and workers hear of them; outlives the node.
+  void SetSpans(SpanSink* sink) { spans_.SetSink(sink); }
 
   // Peers, at any time. kv_blocks: capacity in KvBlocks; rate: as AttentionWorkerJoined.
   void AddAttentionWorker(WorkerId worker, Epoch epoch, NodeId node, uint64_t kv_blocks, double rate = 1);
@@ -95,7 +99,12 @@ class SchedulerNode final : public transport::FrameHandler {
   template <typename Message, typename Answer>
   void TakeAnswer(Peer& peer, const transport::Delivery& delivery);
 
+  // That these sequences belong to sampled traces: before what is ordered of them, and lost where there is no room.
+  void TellTrace(NodeId node, Epoch epoch, SequenceId sequence, const TraceContext& trace);
+  void NoteEvent(const Event& event);  // for spans
+
   SchedulerCore core_;
+  RequestSpans spans_;
   const int max_model_len_;
   Position longest_ = 0;       // LongestSequence(), now
   Position said_longest_ = 0;  // of the warning

@@ -99,11 +99,13 @@ struct OpenSequence {
   WorkerId worker;
   Epoch epoch;
   proto::OpenSequence message;
+  TraceContext trace;  // of the request
 };
 struct ForkSequence {
   WorkerId worker;
   Epoch epoch;
   proto::ForkSequence message;
+  TraceContext trace;
 };
 struct ReleaseSequence {
   WorkerId worker;

@@ -57,7 +57,8 @@ void Incarnations::Open(Sequence& sequence, proto::Placement placement) {
   for (const WorkerId worker : sequence.awaited) {
     OpenSequence open{.worker = worker,
                       .epoch = EpochOf(sequence.placement, worker),
-                      .message = {.sequence = sequence.id, .shards = {}, .hashes = hashes}};
+                      .message = {.sequence = sequence.id, .shards = {}, .hashes = hashes},
+                      .trace = sequence.params().trace};
     for (const proto::Shard& shard : sequence.placement)
       if (shard.worker == worker) open.message.shards.push_back(shard);
     turn_.Act(std::move(open));
@@ -90,7 +91,8 @@ bool Incarnations::Fork(const Sequence& parent, Sequence& child) {
                            .message = {.parent = parent.id,
                                        .child = child.id,
                                        .ctx_len = common,
-                                       .generation = proto::GenerationAt(parent.placement, worker)}});
+                                       .generation = proto::GenerationAt(parent.placement, worker)},
+                           .trace = child.params().trace});
   }
   return true;
 }

@@ -66,7 +66,8 @@ bool Moves::Begin(Sequence& sequence, int from, int to) {
   sequence.resumable.clear();
   sequence.move = std::move(move);
   moving_.push_back(&sequence);
-  turn_.Act(OpenSequence{.worker = taker.id, .epoch = taker.epoch, .message = std::move(message)});
+  turn_.Act(OpenSequence{
+      .worker = taker.id, .epoch = taker.epoch, .message = std::move(message), .trace = sequence.params().trace});
   return true;
 }
 

@@ -131,6 +131,7 @@ void AddApiFlags(CLI::App& command, ApiFlags& flags) {
   AddLoadFlags(command, flags);
   AddLimitFlags(command, flags.limits);
   AddRequestLogFlags(command, flags.request_log);
+  AddSampleRateFlag(command, flags.trace_sample_rate);
 }
 
 absl::Status CheckApiFlags(const ApiFlags& flags) {
@@ -147,12 +148,15 @@ absl::Status CheckApiFlags(const ApiFlags& flags) {
 ApiServer::ApiServer(const ApiFlags& flags, server::HttpServerOptions options)
     : flags_(flags),
       keys_(options.api_keys),
+      traces_(options.traces),
       intake_(std::make_shared<server::Intake>(options.worker_threads, options.work_limits())),
       http_(std::move(options), intake_) {}
 
-absl::StatusOr<std::unique_ptr<ApiServer>> ApiServer::Start(const ApiFlags& flags, std::optional<uint64_t> seed) {
+absl::StatusOr<std::unique_ptr<ApiServer>> ApiServer::Start(const ApiFlags& flags, std::optional<uint64_t> seed,
+                                                            std::shared_ptr<SpanSink> spans) {
   DT_RETURN_IF_ERROR(CheckNames(flags));
   DT_ASSIGN_OR_RETURN(server::HttpServerOptions options, HttpOptionsOf(flags, seed));
+  options.traces = {std::move(spans), flags.trace_sample_rate};
   server::GrpcServerOptions grpc_limits;
   DT_RETURN_IF_ERROR(SetLimits(flags.limits, grpc_limits));  // now, and not once the model has loaded
   std::unique_ptr<ApiServer> api(new ApiServer(flags, std::move(options)));
@@ -188,6 +192,7 @@ absl::Status ApiServer::Serve(const ServedEngine& served) {
     options.max_num_seqs = served.max_num_seqs;
     options.kv_cache_dtype = std::string(Name(served.kv_dtype));
     options.log = RequestLogOptionsOf(flags_.request_log);
+    options.traces = traces_;
     DT_ASSIGN_OR_RETURN(grpc_, server::GrpcServer::Start(options, model, served.engine, intake_, metrics));
   }
   http_.Serve(model, served.engine, metrics);

@@ -14,6 +14,7 @@
 #include "server/cli/limit_flags.h"
 #include "server/cli/log_flags.h"
 #include "server/cli/tls_flags.h"
+#include "server/cli/trace_flags.h"
 #include "server/grpc/generation_service.h"
 #include "server/http/http_server.h"
 
@@ -29,6 +30,7 @@ struct ApiFlags {
   CorsFlags cors;
   LimitFlags limits;
   RequestLogFlags request_log;
+  double trace_sample_rate = 1;
   std::vector<std::string> served_model_names;
   bool ignore_model_name = false;
   std::string chat_template, tool_call_parser, reasoning_parser;
@@ -53,9 +55,10 @@ struct ServedEngine {
 // The HTTP API, and the gRPC one where asked for. Used by one thread.
 class ApiServer {
  public:
-  // Listens; says that it is loading until Serve(). `seed`: of requests that bring none. kInvalidArgument names the
-  // flag.
-  static absl::StatusOr<std::unique_ptr<ApiServer>> Start(const ApiFlags& flags, std::optional<uint64_t> seed);
+  // Listens; says that it is loading until Serve(). `seed`: of requests that bring none. `spans`: where those of
+  // sampled requests go; null: nowhere. kInvalidArgument names the flag.
+  static absl::StatusOr<std::unique_ptr<ApiServer>> Start(const ApiFlags& flags, std::optional<uint64_t> seed,
+                                                          std::shared_ptr<SpanSink> spans);
 
   // Answers requests from now on. The engine outlives this object; the checkpoint need not.
   absl::Status Serve(const ServedEngine& served);
@@ -75,6 +78,7 @@ class ApiServer {
 
   const ApiFlags flags_;
   const std::vector<server::ApiKey> keys_;
+  const server::TraceOptions traces_;
   const std::shared_ptr<server::Intake> intake_;  // both APIs'
   server::HttpServer http_;
   std::unique_ptr<server::GrpcServer> grpc_;

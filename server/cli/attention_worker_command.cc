@@ -46,6 +46,7 @@ absl::StatusOr<uint64_t> KvBytesOf(const AttentionWorkerFlags& flags, kernels::D
 
 absl::Status CheckFlags(const AttentionWorkerFlags& flags) {
   DT_RETURN_IF_ERROR(CheckPlanes(flags.control, flags.data));
+  DT_RETURN_IF_ERROR(CheckTraceFlags(flags.traces));
   DT_RETURN_IF_ERROR(engine::CheckWorkerDeviceName("--device", flags.device));
   if (flags.kv_capacity != "auto") DT_RETURN_IF_ERROR(ParseBytes("--kv-capacity", flags.kv_capacity).status());
   DT_RETURN_IF_ERROR(ParseBytes("--kv-leave", flags.kv_leave).status());
@@ -78,6 +79,8 @@ absl::Status RunAttentionWorker(const AttentionWorkerFlags& flags) {
                       control::ConnectorsOf(flags.data, options.security, {.address = options.scheduler}));
   options.role = control::Role::kAttentionWorker;
   options.name = flags.name.empty() ? DefaultName("attention") : flags.name;
+  DT_ASSIGN_OR_RETURN(const auto spans, MakeExporter(flags.traces, "dovetail-attention-worker", options.name));
+  role.spans = spans.get();
   options.capabilities = {role.kv_bytes,
                           flags.threads > 0 ? flags.threads : static_cast<int>(std::thread::hardware_concurrency()),
                           control::MeasureMemoryBandwidth(), device->name()};

@@ -85,6 +85,7 @@ void ClusterCommands::AddUp(CLI::App& app, const Report& report) {
   AddEngineFlags(up, up_.engine);
   AddApiFlags(up, up_.server.api);
   AddLogFlags(up, up_.log);
+  AddTraceFlags(up, up_.traces);
   AddLeaseFlag(up, up_.lease_ms);
   AddUnservedTimeoutFlag(up, up_.unserved_timeout);
   AddStepTimeoutFlag(up, up_.step_timeout);
@@ -127,6 +128,7 @@ void ClusterCommands::AddScheduler(CLI::App& app, const Report& report) {
   AddUnlikeWorkersFlag(scheduler, scheduler_.unlike_workers);
   AddCheckFlagsFlag(scheduler, scheduler_.check_flags);
   AddLogFlags(scheduler, scheduler_.log);
+  AddTraceFlags(scheduler, scheduler_.traces);
   scheduler.add_option("--max-workers", scheduler_.max_workers, "Most workers of all roles")
       ->check(WholeNumber(1, 1000))
       ->type_name("N")
@@ -182,6 +184,7 @@ void ClusterCommands::AddAttentionWorker(CLI::App& app, const Report& report) {
   AddSecurityFlags(attention, attention_.control);
   AddCheckFlagsFlag(attention, attention_.check_flags);
   AddLogFlags(attention, attention_.log);
+  AddTraceFlags(attention, attention_.traces);
   AddDataFlags(attention, attention_.data);
   attention.callback([this, report] { report(RunAttentionWorker(attention_)); });
 }
@@ -201,6 +204,7 @@ void ClusterCommands::AddComputeWorker(CLI::App& app, const Report& report) {
   AddSecurityFlags(compute, compute_.control);
   AddCheckFlagsFlag(compute, compute_.check_flags);
   AddLogFlags(compute, compute_.log);
+  AddTraceFlags(compute, compute_.traces);
   AddDataFlags(compute, compute_.data);
   AddExchangeFlag(compute, compute_.exchange);
   compute.callback([this, report] { report(RunComputeWorker(compute_)); });
@@ -226,6 +230,7 @@ void ClusterCommands::AddServer(CLI::App& app, const Report& report) {
   AddSecurityFlags(server, server_.control);
   AddCheckFlagsFlag(server, server_.check_flags);
   AddLogFlags(server, server_.log);
+  AddTraceFlags(server, server_.traces);
   server.callback([this, report] { report(RunServer(server_)); });
 }
 

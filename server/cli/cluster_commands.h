@@ -10,6 +10,7 @@
 #include "server/cli/cluster_flags.h"
 #include "server/cli/engine_flags.h"
 #include "server/cli/log_flags.h"
+#include "server/cli/trace_flags.h"
 
 // The commands of a cluster of processes: one for each role, `up` for all of them on this machine, `status` and `drain`
 // for operators.
@@ -27,6 +28,7 @@ struct SchedulerFlags {
   int unserved_timeout = 10;  // seconds
   bool unlike_workers = false;
   LogFlags log;
+  TraceFlags traces;
   bool check_flags = false;
 };
 absl::Status RunScheduler(const SchedulerFlags& flags);
@@ -48,6 +50,7 @@ struct AttentionWorkerFlags {
   ControlFlags control;
   control::DataPlane data;
   LogFlags log;
+  TraceFlags traces;
   bool check_flags = false;
 };
 absl::Status RunAttentionWorker(const AttentionWorkerFlags& flags);
@@ -60,6 +63,7 @@ struct ComputeWorkerFlags {
   ControlFlags control;
   control::DataPlane data;
   LogFlags log;
+  TraceFlags traces;
   bool check_flags = false;
 };
 absl::Status RunComputeWorker(const ComputeWorkerFlags& flags);
@@ -72,6 +76,7 @@ struct ServerFlags {
   std::optional<uint64_t> seed;
   ControlFlags control;
   LogFlags log;
+  TraceFlags traces;
   bool check_flags = false;
 };
 absl::Status RunServer(const ServerFlags& flags);
@@ -89,6 +94,7 @@ struct UpFlags {
   int step_timeout = 60;  // seconds
   bool unlike_workers = false;
   LogFlags log;
+  TraceFlags traces;
 };
 // Starts every role as a process of its own on this machine, serves, restarts processes that end; SIGTERM or SIGINT
 // stops all.

@@ -7,6 +7,7 @@
 #include "server/cli/api_server.h"
 #include "server/cli/engine_flags.h"
 #include "server/cli/log_flags.h"
+#include "server/cli/trace_flags.h"
 
 // The commands of the `dovetail` binary. Each returns when it is done; errors are printed by main().
 
@@ -27,6 +28,7 @@ struct ServeFlags {
   EngineFlags engine;
   ApiFlags api;
   LogFlags log;
+  TraceFlags traces;
 };
 // Serves the OpenAI API, and gRPC where asked, until SIGTERM or SIGINT, then drains.
 absl::Status RunServe(const ServeFlags& flags);

@@ -16,6 +16,7 @@ namespace {
 
 absl::Status CheckFlags(const ComputeWorkerFlags& flags) {
   DT_RETURN_IF_ERROR(CheckPlanes(flags.control, flags.data));
+  DT_RETURN_IF_ERROR(CheckTraceFlags(flags.traces));
   DT_RETURN_IF_ERROR(engine::CheckDeviceName("--device", flags.engine.device));
   return TuningOf(flags.engine).status();
 }
@@ -59,6 +60,8 @@ absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
   DT_ASSIGN_OR_RETURN(const engine::ExchangeChoice exchange,
                       engine::ChooseExchange(flags.exchange, "the compute worker", *device));
   tuning.exchange = exchange.means;
+  DT_ASSIGN_OR_RETURN(const auto spans, MakeExporter(flags.traces, "dovetail-compute-worker", options.name));
+  tuning.spans = spans.get();
   control::WorkerMain worker(
       options, std::move(connectors), [&](transport::Connector& connector, const control::JoinReply&) {
         return compute::MakeComputeWorker(*model, digest, *device, connector, tuning, flags.engine.trace_file);

@@ -456,7 +456,8 @@ uint64_t KvRoomOf(kernels::cuda::CudaDevice& gpu) {
 
 }  // namespace
 
-absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model::LoadProgress& progress) {
+absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model::LoadProgress& progress,
+                                          SpanSink* spans) {
   RunningEngine engine;
   DT_RETURN_IF_ERROR(CheckPrefillRanks(flags, flags.compute_workers));
   DT_ASSIGN_OR_RETURN(std::unique_ptr<model::Checkpoint> checkpoint, OpenModel(flags));
@@ -489,6 +490,7 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model:
   options.scheduler = SchedulerOptionsOf(flags);
   DT_ASSIGN_OR_RETURN(options.compute, TuningOf(flags));
   options.trace_file = flags.trace_file;
+  options.spans = spans;
   options.scheduler.max_model_len = static_cast<int>(engine.max_model_len);
   options.scheduler.ChooseStepTokens(engine::AsGpu(*engine.device) != nullptr);
   engine.max_step_tokens = options.scheduler.max_num_batched_tokens;

@@ -100,7 +100,9 @@ struct RunningEngine {
 };
 
 // Opens, loads and starts. Errors name the flag or the file. `progress` may be empty.
-absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model::LoadProgress& progress);
+// `spans` gets the spans of sampled traces and outlives the engine; null: none are recorded.
+absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model::LoadProgress& progress,
+                                          SpanSink* spans = nullptr);
 
 // A progress bar on stderr if that is a terminal, else nothing.
 model::LoadProgress TerminalProgress(const std::string& what);

@@ -54,6 +54,7 @@ void AddServe(CLI::App& app, ServeFlags& flags, int& exit_code) {
   AddAttentionDeviceFlag(command, flags.engine);
   AddApiFlags(command, flags.api);
   AddLogFlags(command, flags.log);
+  AddTraceFlags(command, flags.traces);
   command.callback([&] { exit_code = Report(RunServe(flags)); });
 }
 

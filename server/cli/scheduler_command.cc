@@ -37,6 +37,7 @@ absl::Status RunScheduler(const SchedulerFlags& flags) {
   options.scheduler.step_timeout = absl::Seconds(flags.step_timeout);
   DT_RETURN_IF_ERROR(CheckPrefillRanks(flags.engine, /*compute_workers=*/std::nullopt));
   DT_RETURN_IF_ERROR(CheckFlags(options.scheduler));
+  DT_RETURN_IF_ERROR(CheckTraceFlags(flags.traces));
   if (flags.check_flags) return CheckPlanes(flags.control, flags.data);
   DT_ASSIGN_OR_RETURN(options.security, SecurityOf(flags.control));
   options.lease = absl::Milliseconds(flags.lease_ms);
@@ -44,6 +45,8 @@ absl::Status RunScheduler(const SchedulerFlags& flags) {
   options.unlike_workers = flags.unlike_workers;
   options.unserved_timeout = absl::Seconds(flags.unserved_timeout);
   options.seed = flags.engine.seed.value_or(0);
+  DT_ASSIGN_OR_RETURN(const auto spans, MakeExporter(flags.traces, "dovetail-scheduler", DefaultName("scheduler")));
+  options.spans = spans.get();
   const Epoch epoch(std::random_device{}() | 1u);
   DT_ASSIGN_OR_RETURN(const auto connectors,
                       control::ConnectorsOf(flags.data, options.security, {.address = flags.listen, .listens = true}));

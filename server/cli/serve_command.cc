@@ -2,6 +2,7 @@
 
 #include "base/log.h"
 #include "engine/embedded_cluster.h"
+#include "server/cli/cluster_flags.h"
 #include "server/cli/commands.h"
 #include "server/cli/role.h"
 #include "server/cli/stop_signal.h"
@@ -26,9 +27,11 @@ absl::Status RunServe(const ServeFlags& flags) {
   BeginRole("serve");
   const LogWriter log(LogOptionsOf(flags.log, "serve"));
   StopSignal stop;
-  DT_ASSIGN_OR_RETURN(const std::unique_ptr<ApiServer> api, ApiServer::Start(flags.api, flags.engine.seed));
-  DT_ASSIGN_OR_RETURN(const RunningEngine engine,
-                      StartEngine(flags.engine, LogsAsJson() ? model::LoadProgress() : TerminalProgress("loading")));
+  DT_ASSIGN_OR_RETURN(const auto spans, MakeExporter(flags.traces, "dovetail", DefaultName("serve")));
+  DT_ASSIGN_OR_RETURN(const std::unique_ptr<ApiServer> api, ApiServer::Start(flags.api, flags.engine.seed, spans));
+  DT_ASSIGN_OR_RETURN(
+      const RunningEngine engine,
+      StartEngine(flags.engine, LogsAsJson() ? model::LoadProgress() : TerminalProgress("loading"), spans.get()));
   engine::EmbeddedCluster& cluster = *engine.cluster;
   DT_RETURN_IF_ERROR(api->Serve({.grammars = engine.model->grammars,
                                  .checkpoint = engine.model->checkpoint.get(),

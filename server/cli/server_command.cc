@@ -56,18 +56,20 @@ absl::Status Serve(engine::RemoteEngine& engine, ApiServer& api, StopSignal& sto
 absl::Status RunServer(const ServerFlags& flags) {
   if (flags.check_flags) {
     DT_RETURN_IF_ERROR(CheckControlFlags(flags.control));
+    DT_RETURN_IF_ERROR(CheckTraceFlags(flags.traces));
     return CheckApiFlags(flags.api);
   }
   BeginRole("server");
   const LogWriter log(LogOptionsOf(flags.log, "server"));
   StopSignal stop;
+  DT_ASSIGN_OR_RETURN(const auto spans, MakeExporter(flags.traces, "dovetail-server", DefaultName("server")));
   engine::RemoteEngineOptions remote;
   remote.scheduler = flags.control.scheduler;
   DT_ASSIGN_OR_RETURN(remote.security, SecurityOf(flags.control));
   DT_RETURN_IF_ERROR(control::CheckAddress("--scheduler", remote.scheduler, /*may_be_free=*/false));
   remote.connect_timeout = absl::Seconds(flags.connect_timeout);
   remote.cancelled = [&stop] { return stop.Raised(); };
-  DT_ASSIGN_OR_RETURN(const std::unique_ptr<ApiServer> api, ApiServer::Start(flags.api, flags.seed));
+  DT_ASSIGN_OR_RETURN(const std::unique_ptr<ApiServer> api, ApiServer::Start(flags.api, flags.seed, spans));
   auto connected = engine::RemoteEngine::Connect(remote);
   if (stop.Raised()) return absl::OkStatus();
   if (!connected.ok()) return connected.status();

@@ -57,6 +57,7 @@ class Up {
         return InvalidArgument("--attention-devices: '", device, "' is neither cpu nor cuda:N, as in cuda:1,cpu");
     DT_RETURN_IF_ERROR(CheckPrefillRanks(flags_.engine, /*compute_workers=*/std::nullopt));
     DT_RETURN_IF_ERROR(TuningOf(flags_.engine).status());
+    DT_RETURN_IF_ERROR(CheckTraceFlags(flags_.traces));
     DT_RETURN_IF_ERROR(SizeKvCache());
     stop_.OwnerEnds();  // its children end before it
     DT_RETURN_IF_ERROR(StartScheduler());
@@ -275,8 +276,8 @@ class Up {
 
   // With what all roles share.
   absl::Status Launch(const std::string& name, Arguments arguments, std::function<void(const std::string&)> on_line) {
-    const Arguments log = ArgumentsOf(flags_.log);
-    arguments.insert(arguments.end(), log.begin(), log.end());
+    for (const Arguments& more : {ArgumentsOf(flags_.log), ArgumentsOf(flags_.traces)})
+      arguments.insert(arguments.end(), more.begin(), more.end());
     return children_.Start(name, arguments, std::move(on_line));
   }
 
@@ -336,6 +337,7 @@ class Up {
     add("--tool-call-parser", api.tool_call_parser);
     add("--reasoning-parser", api.reasoning_parser);
     add("--grpc-listen", grpc_address_.empty() ? api.grpc_listen : grpc_address_);
+    add("--otlp-traces-sample-rate", absl::StrCat(api.trace_sample_rate));
     if (api.ignore_model_name) arguments.push_back("--ignore-model-name");
     if (flags_.engine.seed) add("--seed", std::to_string(*flags_.engine.seed));
     return arguments;

@@ -44,8 +44,9 @@ void GenerateCall::Begin(const ServedModel& model, PreparedGeneration prepared) 
     if (cancel_->cancelled()) return End(grpc::Status(grpc::StatusCode::CANCELLED, "the request was aborted"));
     server_.intake.admission.Began(account_.call().tenant, 1);
     admitted_ = true;
-    const requests::GenerationRequest& request = prepared.requests.front();
-    account_.AddPrompt(static_cast<int64_t>(request.prompt.size()), request.max_tokens, request.choices);
+    requests::GenerationRequest& request = prepared.requests.front();
+    account_.AddPrompt(request);
+    request.trace = account_.call().trace.context;
     LogRequestBegin(account_.call(), prepared, model, server_.log);
     builder_.emplace(model, std::move(prepared.spec));
   }

@@ -66,7 +66,8 @@ class VllmService final : public pb::VllmEngine::CallbackService {
     const auto tenant = Authorize(*context);
     const CallKey key{tenant.ok() ? *tenant : "", request->request_id().empty() ? RandomId() : request->request_id()};
     const uint64_t number = NextNumber();
-    const CallInfo info = {key.second, key.first, std::string("/") + kServiceName + "/Generate", SystemClock().Now()};
+    const CallInfo info = {key.second, key.first, std::string("/") + kServiceName + "/Generate", SystemClock().Now(),
+                           BeginTrace(options_.traces, TraceparentOf(*context))};
     auto call = std::make_shared<GenerateCall>(GenerateCall::Server{engine_, calls_, *intake_, *metrics_, options_.log},
                                                info, [this, key, number] { Forget(key, number); });
     call->KeepUntilDone(call);
@@ -188,6 +189,12 @@ class VllmService final : public pb::VllmEngine::CallbackService {
     std::shared_ptr<GenerateCall> call_;
     const pb::GenerateRequest request_;
   };
+
+  static std::optional<std::string_view> TraceparentOf(const grpc::CallbackServerContext& context) {
+    const auto found = context.client_metadata().find("traceparent");
+    if (found == context.client_metadata().end()) return std::nullopt;
+    return std::string_view(found->second.data(), found->second.size());
+  }
 
   absl::StatusOr<std::string> Authorize(const grpc::CallbackServerContext& context) const {
     RequestHead head;

@@ -26,6 +26,7 @@ struct GrpcServerOptions {
   int max_num_seqs = 0;  // shown to routers
   std::string kv_cache_dtype;
   RequestLogOptions log;
+  TraceOptions traces;
 
   absl::Status Validate() const;  // kInvalidArgument names the flag and what it may be
 };

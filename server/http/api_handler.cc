@@ -18,6 +18,11 @@
 namespace dovetail::server {
 namespace {
 
+std::optional<std::string_view> TraceparentOf(const RequestHead& head) {
+  const std::string* const value = head.Find("traceparent");
+  return value == nullptr ? std::nullopt : std::optional<std::string_view>(*value);
+}
+
 bool IsJson(const std::string& content_type) {
   const size_t end = std::min(content_type.find(';'), content_type.size());
   std::string type = content_type.substr(0, end);
@@ -354,7 +359,9 @@ void ApiHandler::Generate(const Route& route, std::shared_ptr<Exchange> exchange
   context.id = exchange->id();
   context.tenant = TenantOf(route, *exchange);
   context.created = absl::ToUnixSeconds(absl::Now());
-  const GenerationContext about{{context.id, context.tenant, std::string(route.path), exchange->arrived()}, intake_};
+  const GenerationContext about{{context.id, context.tenant, std::string(route.path), exchange->arrived(),
+                                 BeginTrace(options_.traces, TraceparentOf(exchange->head()))},
+                                intake_};
   context.id_seed = RandomSeed();
   context.random_seed = options_.seed ? *options_.seed : RandomSeed();
   auto read = [this, &route, exchange, about, context,

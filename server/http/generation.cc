@@ -38,8 +38,10 @@ Generation::Generation(std::shared_ptr<const Backend> backend, const HttpServerO
       prompts_(requests_.size()),
       context_(std::move(context)),
       account_(*backend_->metrics, context_.call) {
-  for (const requests::GenerationRequest& request : requests_)
-    account_.AddPrompt(static_cast<int64_t>(request.prompt.size()), request.max_tokens, request.choices);
+  for (requests::GenerationRequest& request : requests_) {
+    account_.AddPrompt(request);
+    request.trace = context_.call.trace.context;
+  }
 }
 
 absl::Status Generation::Submit(const std::shared_ptr<UpdateInbox>& inbox) {

@@ -11,6 +11,7 @@
 #include "server/http/cors.h"
 #include "server/http/request_head.h"
 #include "server/http/tls_options.h"
+#include "server/metrics/request_trace.h"
 #include "server/openai/json.h"
 #include "server/version.h"
 #include "server/work/fair_queue.h"
@@ -39,6 +40,7 @@ struct HttpServerOptions {
   CorsOptions cors;
   TlsOptions tls;
   RequestLogOptions log;
+  TraceOptions traces;
 
   int max_connections = 4096;  // fewer where open files are short
   HeadLimits head;

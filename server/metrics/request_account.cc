@@ -24,12 +24,18 @@ void LogCallEnd(LogLevel level, const CallInfo& call, const std::string& status,
   LogLine(level, "request ended", std::move(fields));
 }
 
-void RequestAccount::AddPrompt(int64_t tokens, int64_t max_tokens, int choices) {
+void RequestAccount::AddPrompt(const requests::GenerationRequest& request) {
+  if (prompts_.empty()) {
+    max_tokens_ = request.max_tokens;
+    choices_ = request.choices;
+    temperature_ = request.sampling.temperature;
+    top_p_ = request.sampling.top_p;
+  }
   Prompt prompt;
-  prompt.tokens = tokens;
-  prompt.max_tokens = max_tokens;
-  prompt.choice_tokens.resize(choices);
-  prompt.last_token.resize(choices, absl::InfiniteFuture());
+  prompt.tokens = static_cast<int64_t>(request.prompt.size());
+  prompt.max_tokens = request.max_tokens;
+  prompt.choice_tokens.resize(request.choices);
+  prompt.last_token.resize(request.choices, absl::InfiniteFuture());
   prompts_.push_back(std::move(prompt));
 }
 
@@ -77,42 +83,81 @@ RequestRecord RequestAccount::RecordOf(const Prompt& prompt, RequestEnd end, abs
   return record;
 }
 
-// Of several prompts: their tokens together, the longest wait, the first token of all; the time between tokens is that
-// of the choice with most.
-LogFields RequestAccount::FieldsOf(const std::vector<RequestEnd>& ends) const {
-  std::string finish;
-  int64_t prompt_tokens = 0, cached = 0, output = 0, queued_us = 0, most = 1;
-  absl::Time first = absl::InfiniteFuture();
-  absl::Duration between = absl::ZeroDuration();
+RequestAccount::Sums RequestAccount::SumsOf(const std::vector<RequestEnd>& ends) const {
+  Sums sums;
   for (size_t p = 0; p < prompts_.size(); ++p) {
     const std::string end = NameOf(ends[p]);
-    if (finish.find(end) == std::string::npos) absl::StrAppend(&finish, finish.empty() ? "" : ",", end);
+    if (sums.finish.find(end) == std::string::npos) absl::StrAppend(&sums.finish, sums.finish.empty() ? "" : ",", end);
     const Prompt& prompt = prompts_[p];
-    prompt_tokens += prompt.tokens;
-    cached += prompt.cached_tokens;
-    queued_us = std::max(queued_us, prompt.queued_us);
-    first = std::min(first, prompt.first_token);
+    sums.prompt_tokens += prompt.tokens;
+    sums.cached_tokens += prompt.cached_tokens;
+    sums.queued_us = std::max(sums.queued_us, prompt.queued_us);
+    sums.submitted = std::min(sums.submitted, prompt.submitted);
+    sums.first_token = std::min(sums.first_token, prompt.first_token);
     for (size_t c = 0; c < prompt.choice_tokens.size(); ++c) {
-      output += prompt.choice_tokens[c];
-      if (prompt.choice_tokens[c] <= most) continue;
-      most = prompt.choice_tokens[c];
-      between = (prompt.last_token[c] - prompt.first_token) / static_cast<double>(most - 1);
+      sums.output_tokens += prompt.choice_tokens[c];
+      if (prompt.choice_tokens[c] <= sums.largest_choice) continue;
+      sums.largest_choice = prompt.choice_tokens[c];
+      sums.between_tokens = (prompt.last_token[c] - prompt.first_token) / static_cast<double>(sums.largest_choice - 1);
     }
   }
-  LogFields fields = {{"finish", finish},
-                      {"prompt_tokens", prompt_tokens},
-                      {"cached_tokens", cached},
-                      {"output_tokens", output},
-                      {"queue_ms", Milliseconds(absl::Microseconds(queued_us))}};
-  if (first != absl::InfiniteFuture()) fields.push_back({"ttft_ms", Milliseconds(first - call_.arrived)});
-  if (most > 1) fields.push_back({"itl_ms", Milliseconds(between)});
+  return sums;
+}
+
+LogFields RequestAccount::FieldsOf(const Sums& sums) const {
+  LogFields fields = {{"finish", sums.finish},
+                      {"prompt_tokens", sums.prompt_tokens},
+                      {"cached_tokens", sums.cached_tokens},
+                      {"output_tokens", sums.output_tokens},
+                      {"queue_ms", Milliseconds(absl::Microseconds(sums.queued_us))}};
+  if (sums.first_token != absl::InfiniteFuture())
+    fields.push_back({"ttft_ms", Milliseconds(sums.first_token - call_.arrived)});
+  if (sums.largest_choice > 1) fields.push_back({"itl_ms", Milliseconds(sums.between_tokens)});
+  if (call_.trace.sink != nullptr) fields.push_back({"trace_id", TraceIdText(call_.trace.context)});
   return fields;
+}
+
+// The name and the attributes that vLLM gives its span of a request.
+void RequestAccount::RecordSpan(const Sums& sums, const std::string& status, const std::vector<RequestEnd>& ends,
+                                absl::Time now) const {
+  if (call_.trace.sink == nullptr) return;
+  Span span{.parent = call_.trace.context, .id = call_.trace.context.span, .name = "llm_request", .of_server = true};
+  span.parent.span = call_.trace.parent;
+  span.begin = call_.arrived;
+  span.end = now;
+  span.attributes = {{"gen_ai.request.id", call_.id},
+                     {"gen_ai.request.max_tokens", max_tokens_},
+                     {"gen_ai.request.n", int64_t{choices_}},
+                     {"gen_ai.request.temperature", double{temperature_}},
+                     {"gen_ai.request.top_p", double{top_p_}},
+                     {"gen_ai.usage.prompt_tokens", sums.prompt_tokens},
+                     {"gen_ai.usage.completion_tokens", sums.output_tokens},
+                     {"gen_ai.latency.time_in_queue", static_cast<double>(sums.queued_us) * 1e-6},
+                     {"gen_ai.latency.e2e", absl::ToDoubleSeconds(now - call_.arrived)},
+                     {"dovetail.cached_tokens", sums.cached_tokens},
+                     {"dovetail.finish", sums.finish},
+                     {"dovetail.tenant", call_.tenant},
+                     {"dovetail.status", status},
+                     {"url.path", call_.route}};
+  if (sums.first_token != absl::InfiniteFuture()) {
+    const absl::Time admitted = sums.submitted + absl::Microseconds(sums.queued_us);
+    span.attributes.push_back(
+        {"gen_ai.latency.time_to_first_token", absl::ToDoubleSeconds(sums.first_token - call_.arrived)});
+    span.attributes.push_back(
+        {"gen_ai.latency.time_in_model_prefill", absl::ToDoubleSeconds(sums.first_token - admitted)});
+    span.attributes.push_back({"gen_ai.latency.time_in_model_decode", absl::ToDoubleSeconds(now - sums.first_token)});
+  }
+  if (std::find(ends.begin(), ends.end(), RequestEnd::kError) != ends.end())
+    span.error = absl::StrCat("the request ended with an error; status ", status);
+  call_.trace.sink->Add(std::move(span));
 }
 
 void RequestAccount::Finish(const std::string& status, const std::vector<RequestEnd>& ends, absl::Time now) {
   for (size_t p = 0; p < prompts_.size(); ++p)
     if (prompts_[p].submitted != absl::InfiniteFuture()) metrics_.RequestFinished(RecordOf(prompts_[p], ends[p], now));
-  LogCallEnd(LogLevel::kInfo, call_, status, now, FieldsOf(ends));
+  const Sums sums = SumsOf(ends);
+  LogCallEnd(LogLevel::kInfo, call_, status, now, FieldsOf(sums));
+  RecordSpan(sums, status, ends, now);
 }
 
 }  // namespace dovetail::server

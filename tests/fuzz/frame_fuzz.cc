@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "proto/frame.h"
 #include "proto/sequence_frames.h"
+#include "proto/trace_frame.h"
 #include "tests/fuzz/targets.h"
 
 namespace dovetail::fuzz {
@@ -34,6 +35,7 @@ void CheckPayload(proto::FrameType type, std::span<const std::byte> payload) {
     case proto::FrameType::kUnpin: return CheckMessage<proto::Unpin>(payload);
     case proto::FrameType::kStepBegin: return CheckMessage<proto::StepBegin>(payload);
     case proto::FrameType::kStepRefused: return CheckMessage<proto::StepRefused>(payload);
+    case proto::kTraceSequence: return CheckMessage<proto::TraceSequence>(payload);
     default: return;
   }
 }

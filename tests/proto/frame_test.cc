@@ -8,6 +8,7 @@
 #include "proto/link_frames.h"
 #include "proto/rank_frames.h"
 #include "proto/switch_frames.h"
+#include "proto/trace_frame.h"
 
 namespace dovetail::proto {
 namespace {
@@ -24,6 +25,7 @@ constexpr FrameType kAllTypes[] = {FrameType::kStepPlan,
                                    FrameType::kPrefixProbe,
                                    FrameType::kPrefixProbed,
                                    FrameType::kUnpin,
+                                   kTraceSequence,
                                    FrameType::kMoveSequence,
                                    FrameType::kSequenceMoved,
                                    FrameType::kStepBegin,
@@ -92,8 +94,8 @@ TEST(FrameHeader, EveryTypeIsKnownAndNoOther) {
   for (const FrameType type : kAllTypes)
     EXPECT_EQ(Verdict(MakeHeader(type, Epoch(0), StepId(0), MicroBatchId(0), 0, 0)), "accepted")
         << static_cast<int>(type);
-  EXPECT_THAT(Verdict(MakeHeader(FrameType(4), Epoch(0), StepId(0), MicroBatchId(0), 0, 0)),
-              HasSubstr("type 4 is unknown"));
+  EXPECT_THAT(Verdict(MakeHeader(FrameType(5), Epoch(0), StepId(0), MicroBatchId(0), 0, 0)),
+              HasSubstr("type 5 is unknown"));
 }
 
 TEST(FrameHeader, WrongMagicVersionSizeOrReservedBytesAreNamed) {

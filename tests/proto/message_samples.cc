@@ -1,5 +1,7 @@
 #include "tests/proto/message_samples.h"
 
+#include "proto/trace_frame.h"
+
 namespace dovetail::proto::testing {
 namespace {
 
@@ -142,6 +144,7 @@ std::vector<MessageKind> AllMessages() {
   all.push_back(SequenceMessage<PrefixProbe>("PrefixProbe", {{99, SomeShards(), SomeHashes(4)}, {}}));
   all.push_back(SequenceMessage<PrefixProbed>("PrefixProbed", {{99, {4, 0}}, {}}));
   all.push_back(SequenceMessage<Unpin>("Unpin", {{99}, {}}));
+  all.push_back(SequenceMessage<TraceSequence>("TraceSequence", {{SequenceId(7), {1, 2, 3, true}}, {}}));
   all.push_back(SequenceMessage<MoveSequence>(
       "MoveSequence", {{SequenceId(5), 64, 700, 3, StepId(9), NodeId(7), Epoch(8), KvGeneration(1), KvGeneration(2)}}));
   all.push_back(SequenceMessage<SequenceMoved>("SequenceMoved", {{SequenceId(5), StepId(9), false, "cut"}, {}}));
