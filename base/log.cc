@@ -66,9 +66,9 @@ void WriteAll(int file, const std::string& text) {
   }
 }
 
-void RunWriter(Log& log) {
+// `told`: lines that were dropped before this log began.
+void RunWriter(Log& log, uint64_t told) {
   NameThread("dt-log");
-  uint64_t told = log.dropped.load();
   std::unique_lock<std::mutex> lock(log.mutex);
   while (true) {
     log.filled.wait(lock, [&] { return log.ends || !log.waiting.empty(); });
@@ -136,7 +136,8 @@ LogWriter::LogWriter(LogOptions options) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread([&log] { RunWriter(log); }).detach();  // it may wait in write(2) for ever
+  // Counted here, since lines may be dropped before the thread runs. It may wait in write(2) for ever.
+  std::thread([&log, told = log.dropped.load()] { RunWriter(log, told); }).detach();
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
