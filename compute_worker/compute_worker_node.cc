@@ -441,7 +441,7 @@ void ComputeWorkerNode::NoteLate(MicroBatchId id) {
   if (seam_.Of(id).HasLate(id) && !IsLate(id)) late_.push_back(id);
 }
 
-// Not 0 while anything is late: nobody says when the device has it.
+// Not 0 while a payload is late: the device does not announce when it has it.
 int ComputeWorkerNode::SendLate() {
   const int late = static_cast<int>(late_.size());
   for (size_t i = 0; i < late_.size();) {

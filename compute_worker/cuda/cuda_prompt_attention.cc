@@ -89,7 +89,7 @@ absl::StatusOr<std::unique_ptr<CudaPromptAttention>> CudaPromptAttention::Create
   if (!arena.ok())
     return Annotate(arena.status(), absl::StrCat("a prompt scratch of ", bytes >> 20, " MiB (--prompt-scratch)"));
   made->arena_ = *std::move(arena);
-  // A block may be read beside its tokens; what lies there counts for nothing, but it must be a number.
+  // Rows of a block that hold no token may be read. They have no weight, but they must be numbers.
   DT_RETURN_IF_ERROR(stream.Fill(made->arena_->data(), 0, bytes));
   made->sinks_.resize(table.op_count());
   for (int op = 0; op < table.op_count(); ++op) {

@@ -169,8 +169,8 @@ TEST_P(GpuPrompts, BesideDecodesHaveTheLogitsOfACpu) {
   std::vector<std::shared_ptr<cli::CollectingSink>> decodes;
   for (int i = 0; i < 3; ++i) decodes.push_back(Submit(*cluster_, GreedyRequest(Tokens(20 + i, 5 + i), 90)));
   for (const auto& sink : decodes) sink->WaitForTokens(1);
-  Measured("beside decodes", ErrorOf(Tokens(333, 9), 333));
-  Measured("a short one beside decodes", ErrorOf(Tokens(17, 10), 17));
+  Measured("with decodes", ErrorOf(Tokens(333, 9), 333));
+  Measured("a short one with decodes", ErrorOf(Tokens(17, 10), 17));
   for (size_t i = 0; i < decodes.size(); ++i) {
     ASSERT_TRUE(decodes[i]->WaitForEnd().ok());
     EXPECT_EQ(decodes[i]->choices()[0].tokens.size(), 90u);
