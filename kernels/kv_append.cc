@@ -6,6 +6,8 @@
 namespace dovetail::kernels {
 namespace {
 
+constexpr int64_t kTokensPerLine = 16;  // of a key's elements (kv_block.h)
+
 absl::Status CheckItem(const KvAppendItem& item, size_t index) {
   if (item.rows < 0 || item.kv_heads < 1 || (item.rows > 0 && (item.k == nullptr || item.v == nullptr))) {
     return InvalidArgument("KV append item ", index, ": ", item.rows, " rows of ", item.kv_heads,
@@ -54,27 +56,45 @@ void AppendRow(const KvBlockLayout& layout, const KvAppendItem& item, int64_t ro
   std::memcpy(block + layout.value_offset(t, 0), v, layout.value_dim * element);
 }
 
+// Blocks of all heads that get rows of the item.
+int64_t BlocksOf(const KvAppendItem& item) {
+  if (item.rows == 0) return 0;
+  const int64_t last = (item.first_position + item.rows - 1) / kSegmentTokens;
+  return (last - item.first_position / kSegmentTokens + 1) * item.kv_heads;
+}
+
+// `index` counts the item's blocks, those of a head together.
+void AppendToBlock(const KvBlockLayout& layout, const KvAppendItem& item, int64_t index) {
+  const int64_t segments = BlocksOf(item) / item.kv_heads;
+  const int64_t segment = item.first_position / kSegmentTokens + index % segments;
+  const int64_t first = segment * kSegmentTokens - item.first_position;  // row
+  const int64_t end = std::min<int64_t>(first + kSegmentTokens, item.rows);
+  for (int64_t row = std::max<int64_t>(first, 0); row < end; ++row)
+    AppendRow(layout, item, row, static_cast<int>(index / segments));
+}
+
 }  // namespace
 
 absl::Status KvAppend(const OpContext& context, const KvBlockLayout& layout, std::span<const KvAppendItem> items) {
   DT_RETURN_IF_ERROR(layout.Validate());
   for (size_t i = 0; i < items.size(); ++i) DT_RETURN_IF_ERROR(CheckItem(items[i], i));
+  int64_t blocks = 0, most_rows = 0;
   for (const KvAppendItem& item : items) {
-    if (item.rows == 0) continue;
-    // A unit of work is one block: its lines are written by one thread.
-    const int64_t first_segment = item.first_position / kSegmentTokens;
-    const int64_t segments = (item.first_position + item.rows - 1) / kSegmentTokens - first_segment + 1;
-    const int64_t elements = int64_t{std::min(item.rows, kSegmentTokens)} * (layout.key_dim + layout.value_dim);
-    ForRows(context, segments * item.kv_heads, elements, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t first = (first_segment + i % segments) * kSegmentTokens - item.first_position;
-        for (int64_t row = std::max<int64_t>(first, 0); row < std::min<int64_t>(first + kSegmentTokens, item.rows);
-             ++row) {
-          AppendRow(layout, item, row, static_cast<int>(i / segments));
-        }
-      }
-    });
+    blocks += BlocksOf(item);
+    most_rows = std::max<int64_t>(most_rows, std::min<int64_t>(item.rows, kSegmentTokens));
   }
+  // A block is written by one thread. However few rows there are, each element of a key lies in a line of its own.
+  const int64_t elements = std::max(most_rows, kTokensPerLine) * layout.key_dim + most_rows * layout.value_dim;
+  ForRows(context, blocks, elements, [&](int64_t begin, int64_t end) {
+    int64_t first = 0;  // of the item's blocks
+    for (const KvAppendItem& item : items) {
+      const int64_t count = BlocksOf(item);
+      for (int64_t i = std::max(begin, first); i < std::min(end, first + count); ++i)
+        AppendToBlock(layout, item, i - first);
+      first += count;
+      if (first >= end) break;
+    }
+  });
   return absl::OkStatus();
 }
 

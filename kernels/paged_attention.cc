@@ -14,6 +14,7 @@ constexpr size_t kAlign = 64;
 constexpr size_t kChunkBytesPerThread = size_t{1} << 20;
 constexpr int kTasksPerThread = 8;
 constexpr int32_t kMinChunkSegments = 4;
+constexpr int64_t kElementsPerFinished = 8;  // work for an element of o: it is merged from a few partials
 
 size_t RoundUp(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
@@ -348,15 +349,16 @@ void PagedAttention::Attend(bool complete_only) {
 void PagedAttention::AttendComplete() { Attend(true); }
 void PagedAttention::AttendRest() { Attend(false); }
 
-void PagedAttention::FinishRow(int index, int64_t row, int64_t node) {
+// The heads of one KV head in a row.
+void PagedAttention::FinishHeads(int index, int64_t row, int kv_head, int64_t node) {
   const AttentionItem& item = items_[index];
   const OpsTable& table = *context_.table;
   const int stride = PartialStride(shape_.value_dim), value_dim = shape_.value_dim, group = shape_.group;
   const int heads = item.kv_heads * group;
   alignas(64) float nothing[PartialFloats(256)] = {};
   nothing[stride] = -__builtin_inff();
-  for (int head = 0; head < heads; ++head) {
-    const Stack stack = RowStack(index, head / group, static_cast<int>(row * group + head % group));
+  for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+    const Stack stack = RowStack(index, kv_head, static_cast<int>(row * group + head % group));
     if (item.o == nullptr) {
       for (int i = 0; i < *stack.count; ++i) {
         const float* partial = stack.partials + static_cast<int64_t>(i) * stack.floats;
@@ -379,25 +381,39 @@ void PagedAttention::FinishRow(int index, int64_t row, int64_t node) {
   }
 }
 
-void PagedAttention::Finish() {
-  for (size_t i = 0; i < items_.size(); ++i) {
-    const AttentionItem& item = items_[i];
-    const int64_t elements = int64_t{item.kv_heads} * shape_.group * shape_.value_dim * 4;
-    ForRows(context_, item.q_rows, elements, [&](int64_t begin, int64_t end) {
-      int64_t node = 0;
-      if (item.o == nullptr) {
-        node =
-            PartialNodes(item.first_position, static_cast<int>(begin), shape_.window, item.token_begin, item.token_end);
-      }
-      for (int64_t row = begin; row < end; ++row) {
-        FinishRow(static_cast<int>(i), row, node);
-        if (item.o == nullptr) {
-          node += CountSubtrees(
-              VisibleSegments(item.first_position + row, shape_.window, item.token_begin, item.token_end));
-        }
-      }
-    });
+// Units [begin, end) of an item: a KV head of a row each, those of a row together.
+void PagedAttention::FinishUnits(int index, int64_t begin, int64_t end) {
+  const AttentionItem& item = items_[index];
+  int64_t row = begin / item.kv_heads, node = 0;
+  if (item.o == nullptr) {
+    node = PartialNodes(item.first_position, static_cast<int>(row), shape_.window, item.token_begin, item.token_end);
   }
+  for (int64_t unit = begin; unit < end; ++unit) {
+    if (unit / item.kv_heads != row) {
+      if (item.o == nullptr)
+        node +=
+            CountSubtrees(VisibleSegments(item.first_position + row, shape_.window, item.token_begin, item.token_end));
+      ++row;
+    }
+    FinishHeads(index, row, static_cast<int>(unit % item.kv_heads), node);
+  }
+}
+
+// Rows of decodes have an item each: the units of all items are shared out together.
+void PagedAttention::Finish() {
+  const auto units_of = [](const AttentionItem& item) { return int64_t{item.q_rows} * item.kv_heads; };
+  int64_t units = 0;
+  for (const AttentionItem& item : items_) units += units_of(item);
+  const int64_t elements = int64_t{shape_.group} * shape_.value_dim * kElementsPerFinished;
+  ForRows(context_, units, elements, [&](int64_t begin, int64_t end) {
+    int64_t first = 0;  // of the item
+    for (size_t i = 0; i < items_.size() && first < end; ++i) {
+      const int64_t count = units_of(items_[i]);
+      const int64_t from = std::max(begin, first), to = std::min(end, first + count);
+      if (from < to) FinishUnits(static_cast<int>(i), from - first, to - first);
+      first += count;
+    }
+  });
 }
 
 }  // namespace dovetail::kernels

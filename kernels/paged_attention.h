@@ -121,7 +121,8 @@ class PagedAttention {
   void JoinChunks(int item, int kv_head);
   Stack RowStack(int item, int kv_head, int row) const;
   Stack ChunkStack(int item, int kv_head, int chunk, int row) const;
-  void FinishRow(int item, int64_t row, int64_t node);
+  void FinishHeads(int item, int64_t row, int kv_head, int64_t node);
+  void FinishUnits(int item, int64_t begin, int64_t end);
 
   OpContext context_;
   AttentionShape shape_;

@@ -46,6 +46,16 @@ class Workload {
                                    .segments = segments},
                         .o = o_.data() + o_.size() / batch * b});
     }
+    const size_t kv_row = static_cast<size_t>(kv_heads) * shape.key_dim * SizeOf(shape.dtype);
+    kv_.resize(kv_row * batch);
+    Fill(kv_);
+    for (int b = 0; b < batch; ++b)
+      appends_.push_back({.k = kv_.data() + b * kv_row,
+                          .v = kv_.data() + b * kv_row,
+                          .rows = 1,
+                          .kv_heads = kv_heads,
+                          .first_position = context - 1,
+                          .blocks = items_[b].blocks});
     const AttentionLimits limits{
         .items = batch, .rows = int64_t{batch} * rows, .kv_heads = kv_heads, .tokens = context, .threads = threads};
     scratch_ = AlignedBuffer::Create(PagedAttentionScratchBytes(shape, limits)).value();
@@ -54,6 +64,14 @@ class Workload {
 
   void Step() {
     auto op = PagedAttention::Begin(context_, shape_, items_, scratch_.bytes()).value();
+    op.AttendRest();
+    op.Finish();
+  }
+  // As an attention worker does it: q comes before k and v, which are appended.
+  void StepOfWorker() {
+    auto op = PagedAttention::Begin(context_, shape_, items_, scratch_.bytes()).value();
+    op.AttendComplete();
+    (void)KvAppend(context_, shape_.layout(), appends_);
     op.AttendRest();
     op.Finish();
   }
@@ -73,8 +91,9 @@ class Workload {
   OpContext context_;
   AlignedBuffer arena_, scratch_;
   std::vector<std::byte*> blocks_;
-  std::vector<std::byte> q_, o_;
+  std::vector<std::byte> q_, o_, kv_;
   std::vector<AttentionItem> items_;
+  std::vector<KvAppendItem> appends_;
   double kv_bytes_ = 0;
 };
 
@@ -111,6 +130,22 @@ BENCHMARK(BM_Decode)
     ->Args({3, 3, 64, 1, 8192, 1, 2})
     ->Args({3, 3, 64, 1, 8192, 2, 2})
     ->Args({3, 3, 64, 64, 192, 2, 2})
+    ->UseRealTime();
+
+// One op of a step of decodes, bf16, head dim 128, all cores. Arguments: group, KV heads, batch, context.
+void BM_DecodeStep(benchmark::State& state) {
+  Workload work(Shape(state.range(0), 128, DType::kBF16), state.range(1), state.range(2), state.range(3), 1,
+                UsableCores(), BestIsa());
+  work.StepOfWorker();  // touches the scratch
+  for (auto _ : state) work.StepOfWorker();
+  state.counters["kv_B/s"] = benchmark::Counter(work.kv_bytes() * state.iterations(), benchmark::Counter::kIsRate);
+}
+BENCHMARK(BM_DecodeStep)
+    ->Args({4, 8, 8, 256})
+    ->Args({4, 8, 32, 512})
+    ->Args({4, 8, 32, 4096})
+    ->Args({4, 8, 1, 65536})
+    ->Args({8, 4, 32, 4096})
     ->UseRealTime();
 
 // Arguments: group, KV heads, head dim, rows of the chunk, context after it, threads, element type,

@@ -80,22 +80,29 @@ class TestShard {
   int64_t token_begin() const { return begin_; }
   int64_t token_end() const { return end_; }
 
+  // The append of the sequence's tokens [from, to), which belong to this shard; there may be none.
+  KvAppendItem AppendItem(int64_t from, int64_t to) const {
+    const AttentionShape& shape = sequence_.shape();
+    return {.k = sequence_.k(from, head_begin_),
+            .v = sequence_.v(from, head_begin_),
+            .k_row_step = int64_t{sequence_.kv_heads()} * shape.key_dim,
+            .v_row_step = int64_t{sequence_.kv_heads()} * shape.value_dim,
+            .rows = static_cast<int>(to - from),
+            .kv_heads = heads_,
+            .first_position = from,
+            .blocks = table()};
+  }
+
   // Appends the sequence's tokens [from, to) as far as they belong to this shard.
   void Append(const OpContext& context, int64_t from, int64_t to) {
     from = std::max(from, begin_);
     to = std::min(to, end_);
     if (from >= to) return;
-    const AttentionShape& shape = sequence_.shape();
-    KvAppendItem item{.k = sequence_.k(from, head_begin_),
-                      .v = sequence_.v(from, head_begin_),
-                      .k_row_step = int64_t{sequence_.kv_heads()} * shape.key_dim,
-                      .v_row_step = int64_t{sequence_.kv_heads()} * shape.value_dim,
-                      .rows = static_cast<int>(to - from),
-                      .kv_heads = heads_,
-                      .first_position = from,
-                      .blocks = table()};
-    ASSERT_TRUE(KvAppend(context, shape.layout(), {&item, 1}).ok());
+    const KvAppendItem item = AppendItem(from, to);
+    ASSERT_TRUE(KvAppend(context, sequence_.shape().layout(), {&item, 1}).ok());
   }
+
+  std::span<const std::byte> memory() const { return memory_->span(); }
 
   // The item for rows [position, position + rows) once tokens up to the last row's are there.
   AttentionItem Item(int64_t position, int rows) const {

@@ -78,6 +78,46 @@ TEST(PagedAttention, AgreesWithTheReferenceOverRaggedShapesTypesAndIsas) {
   }
 }
 
+// Items of decodes, of a prompt, and of token shards, whose partials lie below each other row by row.
+TEST(PagedAttention, GivesRowsOfManyItemsTheBitsOfEachAlone) {
+  constexpr int kItems = 24, kHeads = 2;
+  const AttentionShape shape{
+      .group = 3, .key_dim = 64, .value_dim = 48, .scale = 0.125f, .window = 0, .dtype = DType::kBF16};
+  for (const Isa isa : TestableIsas()) {
+    ThreadPool many({.threads = 3}), one({.threads = 1});
+    const OpContext context{&many, &SelectOps(isa)}, single{&one, &SelectOps(isa)};
+    std::vector<std::unique_ptr<TestSequence>> sequences;
+    std::vector<std::unique_ptr<TestShard>> shards;
+    std::vector<AttentionItem> items;
+    std::vector<std::vector<float>> o(kItems), ml(kItems), o_alone(kItems), ml_alone(kItems);
+    for (int i = 0; i < kItems; ++i) {
+      const int rows = i % 5 == 3 ? 20 : 1;
+      const int64_t position = 50 + i * 41;
+      sequences.push_back(std::make_unique<TestSequence>(shape, kHeads, position + rows, i));
+      const int64_t begin = i % 2 == 0 ? 0 : 64;
+      shards.push_back(std::make_unique<TestShard>(*sequences.back(), 0, kHeads, begin, position + rows));
+      shards.back()->Append(context, begin, position + rows);
+      items.push_back(shards.back()->Item(position, rows));
+      const int64_t nodes = PartialNodes(position, rows, 0, begin, position + rows) * kHeads * shape.group;
+      o[i].resize(nodes * shape.value_dim);
+      ml[i].resize(nodes * 2);
+      o_alone[i] = o[i];
+      ml_alone[i] = ml[i];
+      AttentionItem alone = items.back();
+      alone.partial_o = o_alone[i].data();
+      alone.partial_ml = ml_alone[i].data();
+      RunAttention(single, shape, {&alone, 1});
+      items.back().partial_o = o[i].data();
+      items.back().partial_ml = ml[i].data();
+    }
+    RunAttention(context, shape, items);
+    for (int i = 0; i < kItems; ++i) {
+      EXPECT_EQ(o[i], o_alone[i]) << Name(isa) << " item " << i;
+      EXPECT_EQ(ml[i], ml_alone[i]) << Name(isa) << " item " << i;
+    }
+  }
+}
+
 TEST(PagedAttention, CountsASinkOnceInTheDenominator) {
   ThreadPool pool({.threads = 1});
   const float sinks[] = {0.5f, -3.0f, 20.0f, 1.0f};

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "gtest/gtest.h"
@@ -363,6 +364,29 @@ TEST(KvAppend, PutsEveryElementWhereTheLayoutSaysAndNothingElse) {
         }
       }
     }
+  });
+}
+
+// Of as many rows as a step of decodes has, with a prompt between and one that appends nothing.
+TEST(KvAppend, WritesForManySequencesWhatItWritesForEachAlone) {
+  constexpr int kSequences = 40;
+  OnEveryContext([](const OpContext& context) {
+    const AttentionShape shape{.group = 1, .key_dim = 64, .value_dim = 32, .scale = 1, .dtype = DType::kBF16};
+    std::vector<std::unique_ptr<TestSequence>> sequences;
+    std::vector<std::unique_ptr<TestShard>> together, alone;
+    std::vector<KvAppendItem> items;
+    for (int s = 0; s < kSequences; ++s) {
+      const int64_t from = (s * 37) % 130, rows = s == 11 ? 150 : s == 12 ? 0 : 1;
+      sequences.push_back(std::make_unique<TestSequence>(shape, 3, from + rows + 1, s));
+      const auto shard = [&] { return std::make_unique<TestShard>(*sequences.back(), 0, 3, 0, from + rows + 1); };
+      together.push_back(shard());
+      alone.push_back(shard());
+      items.push_back(together.back()->AppendItem(from, from + rows));
+      alone.back()->Append(context, from, from + rows);
+    }
+    ASSERT_TRUE(KvAppend(context, shape.layout(), items).ok());
+    for (int s = 0; s < kSequences; ++s)
+      EXPECT_TRUE(std::ranges::equal(together[s]->memory(), alone[s]->memory())) << "sequence " << s;
   });
 }
 
