@@ -13,6 +13,7 @@ struct DataPlane {
   std::string devices;        // network devices, comma-separated; empty: those of the way to the scheduler
   std::string ports;          // of TCP, FIRST-LAST; empty: any
   bool trust_network = false;
+  int spin_us = 0;  // how long the event loop watches for frames before it sleeps; 0: transport::ucx::UcxOptions::spin
 };
 
 // Where this role meets the others, from which devices are chosen that no option names.

@@ -21,9 +21,10 @@ constexpr const char* kFlag = "--device";
 // What a GPU needs in addition to the weights: some KV, a step's activations, cuBLASLt and CUDA itself.
 constexpr uint64_t kRoomBesideWeights = uint64_t{1} << 30;
 
-absl::StatusOr<std::unique_ptr<kernels::Device>> OpenCpu(int threads) {
+absl::StatusOr<std::unique_ptr<kernels::Device>> OpenCpu(int threads, int spin_us = kSpinUs) {
   kernels::CpuDeviceOptions options;
   options.threads = threads;
+  options.spin_us = spin_us;
   auto device = kernels::CreateCpuDevice(options);
   if (!device.ok()) return Annotate(device.status(), "--threads");
   return device;
@@ -104,9 +105,9 @@ absl::Status CheckWorkerDeviceName(const std::string& flag, const std::string& n
 }
 
 absl::StatusOr<std::unique_ptr<kernels::Device>> OpenDevice(const std::string& flag, const std::string& name,
-                                                            int threads) {
+                                                            int threads, int spin_us) {
   DT_RETURN_IF_ERROR(CheckWorkerDeviceName(flag, name));
-  if (name == "cpu") return OpenCpu(threads);
+  if (name == "cpu") return OpenCpu(threads, spin_us);
   return OpenGpu(flag, name, threads);
 }
 

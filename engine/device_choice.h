@@ -21,9 +21,14 @@ absl::Status CheckWorkerDeviceName(const std::string& flag, const std::string& n
 absl::StatusOr<std::unique_ptr<kernels::cuda::CudaDevice>> OpenGpu(const std::string& flag, const std::string& name,
                                                                    int threads);
 
-// "cpu" or "cuda:N"; errors name the flag.
+// For how long idle threads watch for work before they sleep: on cores that layers and attention share, and of workers
+// that wait for a GPU's part of each layer, or for the CPU's part, where the cores have nothing else to do.
+inline constexpr int kSpinUs = kernels::CpuDeviceOptions().spin_us;
+inline constexpr int kSpinBesideGpuUs = 1000;
+
+// "cpu" or "cuda:N"; errors name the flag. `spin_us`: of a CPU's threads.
 absl::StatusOr<std::unique_ptr<kernels::Device>> OpenDevice(const std::string& flag, const std::string& name,
-                                                            int threads);
+                                                            int threads, int spin_us = kSpinUs);
 
 struct DeviceRequest {
   std::string name = "auto";

@@ -66,7 +66,9 @@ absl::Status RunAttentionWorker(const AttentionWorkerFlags& flags) {
   role.storage = KvStorageOf(flags.kv_cache_dtype);
   role.digests = DigestsOf(flags.kv_checksums);
   role.trace_file = flags.trace_file;
-  DT_ASSIGN_OR_RETURN(const auto device, engine::OpenDevice("--device", flags.device, flags.threads));
+  DT_ASSIGN_OR_RETURN(const auto device,
+                      engine::OpenDevice("--device", flags.device, flags.threads,
+                                         flags.data.spin_us > 0 ? flags.data.spin_us : engine::kSpinUs));
   DT_ASSIGN_OR_RETURN(const engine::ExchangeChoice exchange,
                       engine::ChooseExchange(flags.exchange, "the attention worker", *device));
   role.exchange = exchange.means;

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include "kernels/device.h"
 #include "server/cli/command_line.h"
 
 namespace dovetail::cli {
@@ -83,6 +84,14 @@ void AddDataFlags(CLI::App& command, control::DataPlane& plane) {
       ->type_name("FIRST-LAST")
       ->group("Data plane");
   AddTrustNetworkFlag(command, plane.trust_network);
+  command
+      .add_option(
+          "--spin-us", plane.spin_us,
+          "Microseconds for which threads without work watch for it before they sleep. A wake-up takes 20 to 50, "
+          "in every layer; 0: few on a CPU that others share, a millisecond beside a GPU")
+      ->check(WholeNumber(0, kernels::kMaxSpinUs))
+      ->type_name("N")
+      ->group("Data plane");
 }
 
 void AddTrustNetworkFlag(CLI::App& command, bool& trust) {

@@ -33,11 +33,13 @@ absl::Status RunComputeWorker(const ComputeWorkerFlags& flags) {
   options.scheduler = flags.control.scheduler;
   DT_RETURN_IF_ERROR(control::CheckAddress("--scheduler", options.scheduler, /*may_be_free=*/false));
   DT_ASSIGN_OR_RETURN(options.security, SecurityOf(flags.control));
-  DT_ASSIGN_OR_RETURN(auto connectors,
-                      control::ConnectorsOf(flags.data, options.security, {.address = options.scheduler}));
+  DT_RETURN_IF_ERROR(CheckPlanes(flags.control, flags.data));
   DT_ASSIGN_OR_RETURN(auto checkpoint, OpenModel(flags.engine));
   DT_ASSIGN_OR_RETURN(const auto device, CreateDevice(flags.engine, *checkpoint));
   LogInfo(kComputesOn, device->name());
+  control::DataPlane data = flags.data;
+  if (data.spin_us == 0 && engine::AsGpu(*device) != nullptr) data.spin_us = engine::kSpinBesideGpuUs;
+  DT_ASSIGN_OR_RETURN(auto connectors, control::ConnectorsOf(data, options.security, {.address = options.scheduler}));
   DT_ASSIGN_OR_RETURN(const auto table, compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(flags.engine),
                                                                   StateDtypeOf(flags.engine)));
   DT_ASSIGN_OR_RETURN(const ModelOnDevice loaded,

@@ -463,8 +463,9 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model:
   DT_ASSIGN_OR_RETURN(std::unique_ptr<model::Checkpoint> checkpoint, OpenModel(flags));
   DT_ASSIGN_OR_RETURN(engine.device, CreateDevice(flags, *checkpoint));
   if (flags.attention_device != "same" && flags.attention_device != engine.device->name()) {
+    const int spin_us = engine::AsGpu(*engine.device) != nullptr ? engine::kSpinBesideGpuUs : engine::kSpinUs;
     DT_ASSIGN_OR_RETURN(engine.attention_device,
-                        engine::OpenDevice("--attention-device", flags.attention_device, flags.threads));
+                        engine::OpenDevice("--attention-device", flags.attention_device, flags.threads, spin_us));
   }
   if (const auto table = compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(flags), StateDtypeOf(flags));
       table.ok()) {

@@ -18,10 +18,12 @@
 #include "engine/device_choice.h"
 #include "engine/embedded_cluster.h"
 #include "engine/kv_room.h"
+#include "kernels/cpu/isa.h"
 #include "kernels/cuda/runtime/cuda_device.h"
 #include "server/cli/announcement.h"
 #include "server/cli/child_processes.h"
 #include "server/cli/cluster_commands.h"
+#include "server/cli/core_shares.h"
 #include "server/cli/prefill_flags.h"
 #include "server/cli/restart_pauses.h"
 #include "server/cli/role.h"
@@ -42,6 +44,7 @@ constexpr const char* kScheduler = "scheduler";
 constexpr const char* kServer = "server";
 constexpr const char* kComputePrefix = "compute-";
 constexpr const char* kFirstCompute = "compute-1";
+constexpr const char* kThreadsOfShare = "share";  // in place of a number, until it is known where the layers run
 
 using Arguments = std::vector<std::string>;
 
@@ -226,9 +229,6 @@ class Up {
       workers_[name].insert(workers_[name].end(), {"--trace-file", absl::StrCat(engine.trace_file, ".", name)});
     };
     for (int i = 1; i <= engine.compute_workers; ++i) trace(absl::StrCat("compute-", i));
-    // Attention shares the cores with the dense layers here: one thread a worker unless there are many cores.
-    const int cores = static_cast<int>(std::thread::hardware_concurrency());
-    const int threads = std::max(1, cores / (2 * engine.attention_workers));
     const std::vector<std::string> devices = absl::StrSplit(flags_.attention_devices, ',');
     for (int i = 1; i <= engine.attention_workers; ++i) {
       const std::string name = absl::StrCat("attention-", i);
@@ -246,7 +246,7 @@ class Up {
                         "--device",
                         devices[(i - 1) % devices.size()],
                         "--threads",
-                        std::to_string(threads)};
+                        kThreadsOfShare};
       const Arguments kv = KvArguments(devices[(i - 1) % devices.size()]);
       workers_[name].insert(workers_[name].end(), kv.begin(), kv.end());
       if (engine.kv_checksums) workers_[name].push_back("--kv-checksums");
@@ -270,7 +270,7 @@ class Up {
         grpc_.OnLine(line);
         http_.OnLine(line);
       });
-    return Launch(name, OnChosenDevice(workers_[name]),
+    return Launch(name, WithThreads(OnChosenDevice(workers_[name])),
                   [this, name](const std::string& line) { OnWorkersLine(name, line); });
   }
 
@@ -282,10 +282,8 @@ class Up {
   }
 
   // With --device auto the first compute worker chooses between the CPU and a GPU for all: a cluster refuses unlike
-  // ones.
-  bool WaitsForDevice(const std::string& name) const {
-    return flags_.engine.device == "auto" && name != kFirstCompute && name.rfind(kComputePrefix, 0) == 0;
-  }
+  // ones. How many threads attention on the CPU has depends on it as well.
+  bool WaitsForDevice(const std::string& name) const { return flags_.engine.device == "auto" && name != kFirstCompute; }
 
   void OnWorkersLine(const std::string& name, const std::string& line) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -304,6 +302,36 @@ class Up {
     const std::string chosen = ChosenDevice();
     const auto flag = std::find(arguments.begin(), arguments.end(), "--device");
     if (flag != arguments.end() && *(flag + 1) == "auto" && !chosen.empty()) *(flag + 1) = chosen;
+    return arguments;
+  }
+
+  // Once it is known where the layers run.
+  WorkersOfMachine Workers() {
+    const std::string& asked = flags_.engine.device;
+    WorkersOfMachine workers{.compute = flags_.engine.compute_workers};
+    workers.layers_on_gpu = (asked == "auto" ? ChosenDevice() : asked).starts_with("cuda");
+    const std::vector<std::string> devices = absl::StrSplit(flags_.attention_devices, ',');
+    for (int i = 0; i < flags_.engine.attention_workers; ++i)
+      ++(devices[i % devices.size()] == "cpu" ? workers.attention_on_cpu : workers.attention_on_gpu);
+    return workers;
+  }
+
+  Arguments WithThreads(Arguments arguments) {
+    const auto share = std::find(arguments.begin(), arguments.end(), kThreadsOfShare);
+    if (share == arguments.end()) return arguments;
+    const WorkersOfMachine workers = Workers();
+    const int cores = kernels::UsableCores();
+    const int threads = AttentionThreads(cores, workers);
+    *share = std::to_string(threads);
+    if (workers.layers_on_gpu)
+      arguments.insert(arguments.end(), {"--spin-us", std::to_string(engine::kSpinBesideGpuUs)});
+    if (std::exchange(shares_told_, true) || !workers.layers_on_gpu || workers.attention_on_cpu == 0) return arguments;
+    LogInfo("of ", cores, " cores, attention on the CPU computes with ", threads,
+            " a worker, and each worker on a GPU has ", kCoresOfGpuWorker);
+    if (CoresAreShort(cores, workers))
+      LogWarning(workers.attention_on_cpu, " attention workers on the CPU, and workers on GPUs, share ", cores,
+                 " cores: each step waits for what the system runs last. Start fewer attention workers "
+                 "(--attention-workers), or take a machine with more cores");
     return arguments;
   }
 
@@ -434,6 +462,7 @@ class Up {
   std::atomic<int> workers_that_serve_{0};  // so far, of all incarnations
   absl::Time server_ready_ = absl::InfiniteFuture(), all_serve_ = absl::InfiniteFuture();
   RestartPauses pauses_;
+  bool shares_told_ = false;                      // how the cores are shared out
   std::set<std::string> held_;                    // not started yet
   std::map<std::string, absl::Time> to_restart_;  // when; absl::InfiniteFuture(): it runs
   bool announced_ = false;
