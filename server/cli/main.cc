@@ -8,6 +8,7 @@
 
 #include "server/cli/bench_command.h"
 #include "server/cli/bench_cost_command.h"
+#include "server/cli/bench_device_command.h"
 #include "server/cli/bench_serve_command.h"
 #include "server/cli/cluster_commands.h"
 #include "server/cli/command_line.h"
@@ -127,13 +128,15 @@ struct AllBenchFlags {
   BenchFlags engine;
   BenchServeFlags serve;
   BenchCostFlags cost;
+  BenchDeviceFlags device;
 };
 
 void AddBench(CLI::App& app, AllBenchFlags& flags, int& exit_code) {
   CLI::App& command = AddCommand(app, "bench", "Measure a model in this process: one stream, prefill, batches",
                                  "  dovetail bench smollm2-135m-instruct.gguf --batch 1,16,64 --repeat 3\n"
                                  "  dovetail bench serve --help\n"
-                                 "  dovetail bench cost --help\n");
+                                 "  dovetail bench cost --help\n"
+                                 "  dovetail bench device --help\n");
   AddBenchFlags(command, flags.engine);
   CLI::App& serve = AddCommand(
       command, "serve", "Measure a server of the OpenAI API as its clients see it, as `vllm bench serve` does",
@@ -148,6 +151,11 @@ void AddBench(CLI::App& app, AllBenchFlags& flags, int& exit_code) {
                               "    --layout split=split.json@compute.h200:1,attention.h20:2,host.cpu-machine:1\n");
   AddBenchCostFlags(cost, flags.cost);
   cost.callback([&] { exit_code = Report(RunBenchCost(flags.cost)); });
+  CLI::App& device = AddCommand(command, "device", "Measure this machine's CPU in a minute, and write its profile",
+                                "  dovetail bench device --name epyc-zen4 --out epyc-zen4.json\n"
+                                "  dovetail bench device --name one-core --threads 1 --out one-core.json\n");
+  AddBenchDeviceFlags(device, flags.device);
+  device.callback([&] { exit_code = Report(RunBenchDevice(flags.device)); });
   // MODEL is for the command without a further one.
   CLI::Option* const model = command.get_option("MODEL")->required(false);
   command.callback([&command, &flags, &exit_code, model] {

@@ -42,7 +42,7 @@ ALLOWED = {
                          'transport'],
     'compute_worker': ['base', 'compute_worker/core', 'control', 'exchange', 'grammar', 'kernels', 'linear_attention',
                        'model', 'proto', 'transport'],
-    'engine': ['attention_worker', 'base', 'compute_worker', 'control', 'exchange', 'kernels', 'model', 'proto',
+    'engine': ['attention_worker', 'base', 'compute_worker', 'control', 'exchange', 'kernels', 'model', 'plan', 'proto',
                'proto/control', 'requests', 'scheduler', 'scheduler/core', 'transport'],
     'http_client': ['base'],
     'loadgen': ['base', 'http_client', 'model'],
@@ -54,7 +54,7 @@ ALLOWED = {
     'server/work': ['base', 'engine'],
     'server': ['attention_worker', 'base', 'compute_worker', 'control', 'engine', 'grammar', 'http_client',
                'kernels', 'loadgen', 'model', 'plan', 'proto', 'proto/control', 'requests', 'scheduler', 'scheduler/core', 'server/http',
-               'server/metrics', 'server/openai', 'server/work', 'tracing'],
+               'server/metrics', 'server/openai', 'server/work', 'tracing', 'transport/ucx'],
 }
 
 # Headers of the outside world: which folders may include them.
