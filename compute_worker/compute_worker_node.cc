@@ -33,6 +33,8 @@ ComputeWorkerOptions Tuned(ComputeWorkerOptions options, const ComputeWorkerTuni
     const bool elsewhere = tuning.shared_gpu != nullptr || linked;
     options.prompt_blocks =
         elsewhere ? 0 : tuning.dense->PromptBlocks(table, options.max_step_tokens, tuning.prompt_scratch_bytes);
+    options.rank_rows = options.prompt_blocks > 0;
+    options.rank_rows_on_device = tuning.rank_rows_on_device;
     return options;
   }
   options.prompt_blocks = PromptScratchBlocks(table, options.max_step_tokens, tuning.prompt_scratch_bytes);
@@ -89,6 +91,7 @@ ComputeWorkerNode::ComputeWorkerNode(const model::LoadedModel& model, const prot
       clock_(clock),
       links_(core_, port, tuning.exchange),
       rank_links_(port),
+      rank_exchange_(core_, *dense_, rank_links_),
       seam_(core_, WaysOf(core_, *dense_, links_, port, tuning.shared_gpu, tuning.exchange.required)),
       timers_(options.micro_batches) {
   actions_.reserve(64);
@@ -307,34 +310,49 @@ absl::Status ComputeWorkerNode::Perform(SendRankState& send) {
   return rank_links_.SendState(send.to, send.op, dense_->TakeRankState(send.micro_batch));
 }
 
-// Ranks that need the same rows share one copy of them.
 absl::Status ComputeWorkerNode::Perform(SendRankRows& send) {
   Note("send rows", send.micro_batch, send.op);
-  RankLinks::Bytes rows;
-  for (size_t i = 0; i < send.receivers.size(); ++i) {
-    const SendRankRows::Receiver& receiver = send.receivers[i];
-    if (i == 0 || receiver.first_row != send.receivers[i - 1].first_row)
-      rows = std::make_shared<const std::vector<std::byte>>(
-          dense_->RankRows(send.micro_batch, send.op, receiver.first_row));
-    DT_RETURN_IF_ERROR(rank_links_.SendRows(receiver.to, send.op, send.rank, rows));
-  }
+  DT_RETURN_IF_ERROR(rank_exchange_.SendRows(send));
+  NoteLate(send.micro_batch);
   return absl::OkStatus();
 }
 
 // Tensors are copied before they are answered: from then on their sender may use that memory again.
 void ComputeWorkerNode::OnRankFrame(const transport::Delivery& delivery) {
   const proto::FrameHeader& header = delivery.header;
-  const StepId step(header.step);
   const MicroBatchId id(header.micro_batch);
   const int rank = static_cast<int>(std::min<uint64_t>(header.digest, proto::kMaxPrefillRanks));
   if (header.type == proto::kRankTaken) return rank_links_.OnTaken(delivery.from, header);
-  if (header.type == proto::kRankAttended) return Feed(RankAttended{step, id, header.op, rank});
-  std::vector<std::byte> tensor(delivery.payload.begin(), delivery.payload.end());
-  if (!rank_links_.AnswerTensor(delivery.from, header)) return;
-  const bool rows = header.type == proto::kRankRows;
-  if (id.value() < timers_.size()) Note(rows ? "rows arrive" : "state arrives", id, header.op);
-  if (rows) return Feed(RankRowsArrived{step, id, header.op, rank, std::move(tensor)});
-  Feed(RankStateArrived{step, id, header.op, std::move(tensor)});
+  if (header.type == proto::kRankAttended) return Feed(RankAttended{StepId(header.step), id, header.op, rank});
+  if (const absl::Status taken = rank_exchange_.Take(delivery); !taken.ok()) {
+    LogError("compute worker: from another rank: ", std::string(taken.message()));
+    if (id.value() < timers_.size() && core_.running(id)) FailStep(id, taken);
+    return PerformAll();
+  }
+  TakeFromRanks();
+}
+
+int ComputeWorkerNode::TakeFromRanks() {
+  for (auto next = rank_exchange_.Next(); health_.ok(); next = rank_exchange_.Next()) {
+    if (!next.ok()) {
+      LogError("compute worker: from another rank: ", std::string(next.status().message()));
+      health_ = device_.Health();
+      break;
+    }
+    if (!next->has_value()) break;
+    const proto::FrameHeader& header = (*next)->header;
+    const StepId step(header.step);
+    const MicroBatchId id(header.micro_batch);
+    const bool rows = header.type == proto::kRankRows;
+    if (id.value() < timers_.size()) Note(rows ? "rows arrive" : "state arrives", id, header.op);
+    if (rows) {
+      const int rank = static_cast<int>(std::min<uint64_t>(header.digest, proto::kMaxPrefillRanks));
+      Feed(RankRowsArrived{step, id, header.op, rank, std::move((*next)->tensor)});
+    } else {
+      Feed(RankStateArrived{step, id, header.op, std::move((*next)->tensor)});
+    }
+  }
+  return rank_exchange_.copies() ? 1 : 0;
 }
 
 // Drawing waits for the device, and what is late would wait with it.
@@ -378,7 +396,7 @@ absl::Status ComputeWorkerNode::FinishSample(MicroBatchId id) {
 int ComputeWorkerNode::Poll() {
   if (!health_.ok()) return 0;
   const int frames = SendUnsent() + SendLate() + rank_links_.SendWaiting() + port_.Poll(*this, kFramesPerPoll) +
-                     (links_.Progress() ? 1 : 0);
+                     TakeFromRanks() + (links_.Progress() ? 1 : 0);
   if (frames > 0 || drawing_.empty() || !core_.only_draws()) return frames;
   const MicroBatchId id = drawing_.front();
   if (core_.running(id) && !dense_->Drawn(id)) return 1;  // its attention worker may be lost meanwhile
@@ -438,7 +456,7 @@ bool ComputeWorkerNode::IsLate(MicroBatchId id) const {
 }
 
 void ComputeWorkerNode::NoteLate(MicroBatchId id) {
-  if (seam_.Of(id).HasLate(id) && !IsLate(id)) late_.push_back(id);
+  if ((seam_.Of(id).HasLate(id) || rank_exchange_.HasLate(id)) && !IsLate(id)) late_.push_back(id);
 }
 
 // Not 0 while a payload is late: the device does not announce when it has it.
@@ -447,7 +465,10 @@ int ComputeWorkerNode::SendLate() {
   for (size_t i = 0; i < late_.size();) {
     const MicroBatchId id = late_[i];
     absl::StatusOr<Crossing::Late> sent = Crossing::Late();
-    if (core_.running(id)) sent = seam_.Of(id).SendLate(id);
+    const absl::StatusOr<int> rows = rank_exchange_.SendLate(id);
+    if (!rows.ok()) sent = rows.status();
+    if (sent.ok() && core_.running(id)) sent = seam_.Of(id).SendLate(id);
+    if (sent.ok()) sent->waiting += *rows;
     if (sent.ok() && sent->sent > 0) timers_[id.value()].sent = clock_.Now();
     if (sent.ok() && sent->waiting > 0) {
       ++i;

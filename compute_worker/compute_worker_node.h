@@ -11,6 +11,7 @@
 #include "compute_worker/core/compute_worker_core.h"
 #include "compute_worker/dense_backend.h"
 #include "compute_worker/gpu_links.h"
+#include "compute_worker/rank_exchange.h"
 #include "compute_worker/rank_links.h"
 #include "compute_worker/sampling_lists_cache.h"
 #include "compute_worker/seam_choice.h"
@@ -35,6 +36,8 @@ struct ComputeWorkerTuning {
   const DenseBackendFactory* dense = nullptr;
   // With an attention worker of this process and GPU, which then attends prompts, too; outlives the worker.
   exchange::SharedGpu* shared_gpu = nullptr;
+  // All compute workers are of this process and on GPUs: K and V that they give each other go from GPU to GPU.
+  bool rank_rows_on_device = false;
   // Steps whose sequences lie whole on linked attention workers exchange layers from GPU to GPU (peer_crossing.h).
   exchange::GpuExchangeMeans exchange;
 };
@@ -124,6 +127,7 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   absl::Status Perform(SendRankState& send);
   absl::Status Perform(SendRankRows& send);
   void OnRankFrame(const transport::Delivery& delivery);
+  int TakeFromRanks();  // what they sent, as far as it has been copied; not 0 while some of it has not
   absl::Status Perform(Sample& sample);
   absl::Status FinishSample(MicroBatchId id);
   void PerformAll();
@@ -152,6 +156,7 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   Clock& clock_;
   GpuLinks links_;
   RankLinks rank_links_;
+  RankExchange rank_exchange_;
   SeamChoice seam_;
   std::vector<Timer> timers_;
   absl::Duration worked_;              // dense work, prompts and sampling of all steps

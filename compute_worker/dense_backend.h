@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -53,8 +54,16 @@ class DenseBackend {
   virtual std::vector<std::byte> TakeRankState(MicroBatchId) { return {}; }
 
   // After the op's k and v: those of the step's rows from first_row on, for a later rank of a group, as kRankRows has
-  // them (proto/rank_frames.h).
-  virtual std::vector<std::byte> RankRows(MicroBatchId, int /*op*/, int64_t /*first_row*/) { return {}; }
+  // them (proto/rank_frames.h). They are there once PayloadsReady says so of the op, and stay until their owner goes.
+  virtual absl::StatusOr<transport::LentBytes> RankRows(MicroBatchId, int op, int64_t /*first_row*/) {
+    return Unimplemented("attention op ", op, ": this device gives no rows to other ranks");
+  }
+  // Rows that another rank sent: a copy where this device attends to them. Until RankRowsTaken, `rows` are read and
+  // must stay as they are.
+  virtual absl::StatusOr<RankTensor> TakeRankRows(std::span<const std::byte> rows) {
+    return RankTensor(std::vector<std::byte>(rows.begin(), rows.end()));
+  }
+  virtual absl::StatusOr<bool> RankRowsTaken(const RankTensor&) { return true; }
 
   // Final norm, head, choice of tokens, as far as that needs no waiting. True: Sample then only takes what was drawn,
   // and PrepareStep already takes plans whose tokens are what this step draws (proto/drawn_token.h). False: nothing was

@@ -24,27 +24,29 @@ RankLinks::Peer* RankLinks::Find(NodeId node) {
   return found == peers_.end() ? nullptr : &found->second;
 }
 
-absl::Status RankLinks::Send(proto::FrameType type, const proto::RankAddress& to, int op, int rank, Bytes tensor) {
+absl::Status RankLinks::Send(proto::FrameType type, const proto::RankAddress& to, int op, int rank,
+                             std::optional<transport::LentBytes> tensor) {
   const auto found = peers_.find(to.worker);
   if (found == peers_.end()) return absl::OkStatus();
   Peer& peer = found->second;
   const FrameHeader header = MakeHeader(type, peer.address.epoch, to.step, to.micro_batch, op,
-                                        tensor == nullptr ? 0 : tensor->size(), 0, static_cast<uint64_t>(rank));
+                                        tensor ? tensor->size() : 0, 0, static_cast<uint64_t>(rank));
   peer.frames.push_back({header, std::move(tensor), false});
   int sent = 0;
   return SendWaiting(peer, sent);
 }
 
 absl::Status RankLinks::SendState(const proto::RankAddress& to, int op, std::vector<std::byte> state) {
-  return Send(proto::kRankState, to, op, 0, std::make_shared<const std::vector<std::byte>>(std::move(state)));
+  const auto kept = std::make_shared<const std::vector<std::byte>>(std::move(state));
+  return Send(proto::kRankState, to, op, 0, transport::Lend(kept, kept->size()));
 }
 
-absl::Status RankLinks::SendRows(const proto::RankAddress& to, int op, int rank, Bytes rows) {
+absl::Status RankLinks::SendRows(const proto::RankAddress& to, int op, int rank, transport::LentBytes rows) {
   return Send(proto::kRankRows, to, op, rank, std::move(rows));
 }
 
 absl::Status RankLinks::SendAttended(const proto::RankAddress& to, int op, int rank) {
-  return Send(proto::kRankAttended, to, op, rank, nullptr);
+  return Send(proto::kRankAttended, to, op, rank, std::nullopt);
 }
 
 bool RankLinks::AnswerTensor(NodeId from, const FrameHeader& tensor) {
@@ -52,7 +54,7 @@ bool RankLinks::AnswerTensor(NodeId from, const FrameHeader& tensor) {
   if (peer == nullptr) return false;
   peer->frames.push_back({MakeHeader(proto::kRankTaken, Epoch(tensor.epoch), StepId(tensor.step),
                                      MicroBatchId(tensor.micro_batch), tensor.op, 0),
-                          nullptr, false});
+                          std::nullopt, false});
   int sent = 0;
   if (const absl::Status status = SendWaiting(*peer, sent); !status.ok()) LogError(std::string(status.message()));
   return true;
@@ -73,15 +75,13 @@ absl::Status RankLinks::SendWaiting(Peer& peer, int& sent) {
       ++frame;
       continue;
     }
-    const absl::Status status =
-        frame->tensor == nullptr
-            ? port_.SendMessage(peer.address.node, frame->header, {})
-            : port_.SendTensor(peer.address.node, frame->header, transport::Lend(frame->tensor, frame->tensor->size()));
+    const absl::Status status = frame->tensor ? port_.SendTensor(peer.address.node, frame->header, *frame->tensor)
+                                              : port_.SendMessage(peer.address.node, frame->header, {});
     if (absl::IsResourceExhausted(status)) return absl::OkStatus();
     const bool gone = absl::IsUnavailable(status) || absl::IsNotFound(status);  // and so its group will be
     frame->sent = status.ok();
     sent += status.ok() ? 1 : 0;
-    frame = status.ok() && frame->tensor != nullptr ? frame + 1 : peer.frames.erase(frame);
+    frame = status.ok() && frame->tensor ? frame + 1 : peer.frames.erase(frame);
     if (!status.ok() && !gone) return status;
   }
   return absl::OkStatus();

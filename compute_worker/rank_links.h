@@ -2,7 +2,7 @@
 #include <cstddef>
 #include <deque>
 #include <map>
-#include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/ids.h"
@@ -28,8 +28,6 @@ class RankLinks {
  public:
   explicit RankLinks(transport::Port& port) : port_(port) {}  // `port` outlives this
 
-  using Bytes = std::shared_ptr<const std::vector<std::byte>>;
-
   // A later call with the same worker replaces its epoch and node.
   void Add(const ComputeWorkerAddress& address);
   // What it was to get is dropped.
@@ -39,7 +37,7 @@ class RankLinks {
   // peer it is dropped without an error: the scheduler voids that rank's group.
   //   Errors: those of the port, if it will never take the frame
   absl::Status SendState(const proto::RankAddress& to, int op, std::vector<std::byte> state);
-  absl::Status SendRows(const proto::RankAddress& to, int op, int rank, Bytes rows);
+  absl::Status SendRows(const proto::RankAddress& to, int op, int rank, transport::LentBytes rows);
   // The op's rows that `to` had sent have been attended to. Likewise.
   absl::Status SendAttended(const proto::RankAddress& to, int op, int rank);
 
@@ -56,14 +54,15 @@ class RankLinks {
  private:
   struct Frame {
     proto::FrameHeader header;
-    Bytes tensor;  // null: a message
+    std::optional<transport::LentBytes> tensor;  // nothing: a message
     bool sent = false;
   };
   struct Peer {
     ComputeWorkerAddress address;
     std::deque<Frame> frames;  // in order; of those that were sent only tensors
   };
-  absl::Status Send(proto::FrameType type, const proto::RankAddress& to, int op, int rank, Bytes tensor);
+  absl::Status Send(proto::FrameType type, const proto::RankAddress& to, int op, int rank,
+                    std::optional<transport::LentBytes> tensor);
   absl::Status SendWaiting(Peer& peer, int& sent);
   Peer* Find(NodeId node);
 

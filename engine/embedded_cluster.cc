@@ -139,12 +139,17 @@ absl::Status EmbeddedCluster::BuildComputeWorkers(kernels::Device& device, const
   options.micro_batches = micro_batches;
   options.max_step_tokens = std::max(options_.scheduler.max_num_batched_tokens, options_.scheduler.max_num_seqs);
   options.vocab_size = static_cast<int32_t>(model_.config().vocab_size);
+  std::vector<EmbeddedClusterOptions::ComputeDevice> devices = {{&device, options_.compute.dense}};
+  devices.insert(devices.end(), options_.more_compute_devices.begin(), options_.more_compute_devices.end());
   for (int i = 0; i < options_.compute_workers; ++i) {
+    const EmbeddedClusterOptions::ComputeDevice& on = devices[i % devices.size()];
     compute::ComputeWorkerTuning tuning = options_.compute;
+    tuning.dense = on.dense;
+    tuning.rank_rows_on_device = on.dense != nullptr;
     tuning.spans = options_.spans;
     tuning.trace = NewTrace(options_.compute_workers == 1 ? "compute worker" : absl::StrCat("compute worker ", i));
-    DT_ASSIGN_OR_RETURN(auto node, compute::ComputeWorkerNode::Create(model_, table, options, ports_[0]->id(), device,
-                                                                      *ports_[1 + i], clock_, tuning));
+    DT_ASSIGN_OR_RETURN(auto node, compute::ComputeWorkerNode::Create(model_, table, options, ports_[0]->id(),
+                                                                      *on.device, *ports_[1 + i], clock_, tuning));
     compute_.push_back(std::move(node));
   }
   return absl::OkStatus();

@@ -29,8 +29,15 @@ inline constexpr int kMaxComputeWorkers = 8;     // in one process
 
 struct EmbeddedClusterOptions {
   int attention_workers = 1;  // 1..kMaxAttentionWorkers
-  // 1..kMaxComputeWorkers, of one device: they divide requests, and long prompts (SchedulerOptions::prefill_ranks).
+  // 1..kMaxComputeWorkers: they divide requests, and long prompts (SchedulerOptions::prefill_ranks).
   int compute_workers = 1;
+  // The devices of the second compute worker, the third and so on, which then come round to the first's again; empty:
+  // all are on that one. All are GPUs, or none. They and the weights outlive the cluster.
+  struct ComputeDevice {
+    kernels::Device* device = nullptr;
+    const compute::DenseBackendFactory* dense = nullptr;
+  };
+  std::vector<ComputeDevice> more_compute_devices;
   // Where the attention workers are, if not on the device of the compute workers; outlives the cluster.
   kernels::Device* attention_device = nullptr;
   uint64_t kv_cache_bytes =

@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "compute_worker/core/prompt_scratch.h"
 #include "compute_worker/core/rank_inbox.h"
+#include "compute_worker/core/rank_tensor.h"
 #include "compute_worker/core/state_slots.h"
 #include "compute_worker/core/step_program.h"
 #include "proto/attention_spec.h"
@@ -43,14 +44,14 @@ struct RankStateArrived {  // the state that the rank before this one in its pre
   StepId step;
   MicroBatchId micro_batch;
   int op = 0;
-  std::vector<std::byte> state;
+  RankTensor state;
 };
 struct RankRowsArrived {  // K and V of a softmax op that a rank before this one has sent
   StepId step;
   MicroBatchId micro_batch;
   int op = 0;
   int rank = 0;
-  std::vector<std::byte> rows;
+  RankTensor rows;
 };
 struct RankAttended {  // a later rank keeps the op's K and V, which this one sent it, no more
   StepId step;
@@ -196,13 +197,14 @@ struct ComputeWorkerOptions {
   int32_t vocab_size = 0;
   // Prompts: an entry of so many new tokens is attended here, as far as the scratch goes; others on attention workers.
   int prompt_tokens = 16;
-  uint32_t prompt_blocks = 0;     // of the scratch: 64 tokens x a KV head x an op; 0: all on attention workers
-  bool linear_prompts = false;    // linear layers of such entries run here, too
-  bool rank_rows = false;         // ranks of a group may give each other K and V of such entries
-  int state_slots = 0;            // prompts whose states are kept from part to part
-  int key_values_in_flight = 4;   // ops whose k and v an attention worker has not answered: paces what prompts send
-  bool hand_over_at_end = false;  // k and v of steps that ask nothing go when all layers are done; then the above is
-                                  // the number of ops
+  uint32_t prompt_blocks = 0;        // of the scratch: 64 tokens x a KV head x an op; 0: all on attention workers
+  bool linear_prompts = false;       // linear layers of such entries run here, too
+  bool rank_rows = false;            // ranks of a group may give each other K and V of such entries
+  bool rank_rows_on_device = false;  // these lie on the sender's device, where the other ranks' devices reach them
+  int state_slots = 0;               // prompts whose states are kept from part to part
+  int key_values_in_flight = 4;      // ops whose k and v an attention worker has not answered: paces what prompts send
+  bool hand_over_at_end = false;     // k and v of steps that ask nothing go when all layers are done; then the above is
+                                     // the number of ops
 };
 
 struct ComputeWorkerCounters {
@@ -240,7 +242,8 @@ class ComputeWorkerCore {
   // What the rank before left of a linear op; empty: it has not come. Valid until the step ends.
   std::span<const std::byte> RankState(MicroBatchId id, int op) const { return inbox_.Find(id, op, kChainRank); }
   // Of a step with PromptEntry::from_ranks: the tokens of a rank before it whose K and V it needs in a softmax op,
-  // maybe none (begin == end); and these, as kRankRows has them (proto/rank_frames.h), while the op is attended.
+  // maybe none (begin == end); and these, as kRankRows has them (proto/rank_frames.h), while the op is attended: in
+  // host memory, or where the backend took them to.
   proto::TokenRange RowsFrom(MicroBatchId id, int op, int rank) const;
   std::span<const std::byte> RankRows(MicroBatchId id, int op, int rank) const { return inbox_.Find(id, op, rank); }
   // What other ranks sent and is kept. For tests.

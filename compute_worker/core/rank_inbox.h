@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/ids.h"
+#include "compute_worker/core/rank_tensor.h"
 
 namespace dovetail::compute {
 
@@ -13,7 +14,7 @@ namespace dovetail::compute {
 // the step's plan does, and twice. It holds that of one step a micro-batch: of every op and rank at most one tensor.
 //   Bytes:     states until the step has ended; K and V until they were attended to, and since their senders wait for
 //              that, of at most kRankOpsAhead ops
-//   Ownership: of the bytes
+//   Ownership: of the tensors
 //   Threads:   thread-compatible
 class RankInbox {
  public:
@@ -21,11 +22,11 @@ class RankInbox {
 
   // False, and nothing is kept: one came before from this rank for this op, or the step has ended, or a later one has
   // begun to come.
-  bool Put(MicroBatchId id, StepId step, int op, int rank, std::vector<std::byte> bytes) {
+  bool Put(MicroBatchId id, StepId step, int op, int rank, RankTensor tensor) {
     Batch& batch = of_batches_[id.value()];
     if (step < batch.step || (step == batch.step && batch.ended)) return false;
     if (step > batch.step) batch = {step, false, {}};
-    return batch.tensors.emplace(std::pair(op, rank), std::move(bytes)).second;
+    return batch.tensors.emplace(std::pair(op, rank), std::move(tensor)).second;
   }
 
   // A step begins: what came for earlier ones is dropped.
@@ -39,7 +40,7 @@ class RankInbox {
   std::span<const std::byte> Find(MicroBatchId id, int op, int rank) const {
     const Batch& batch = of_batches_[id.value()];
     const auto found = batch.tensors.find({op, rank});
-    return found == batch.tensors.end() ? std::span<const std::byte>() : found->second;
+    return found == batch.tensors.end() ? std::span<const std::byte>() : found->second.bytes;
   }
 
   // Whether it came, whatever became of it since.
@@ -57,8 +58,8 @@ class RankInbox {
   // (op, rank) of all that came for the step that began last and was not dropped, in order.
   std::vector<std::pair<int, int>> kept(MicroBatchId id) const {
     std::vector<std::pair<int, int>> kept;
-    for (const auto& [from, bytes] : of_batches_[id.value()].tensors)
-      if (!bytes.empty()) kept.push_back(from);
+    for (const auto& [from, tensor] : of_batches_[id.value()].tensors)
+      if (!tensor.empty()) kept.push_back(from);
     return kept;
   }
 
@@ -80,7 +81,7 @@ class RankInbox {
   struct Batch {
     StepId step;
     bool ended = false;
-    std::map<std::pair<int, int>, std::vector<std::byte>> tensors;  // by (op, rank)
+    std::map<std::pair<int, int>, RankTensor> tensors;  // by (op, rank)
   };
 
   std::vector<Batch> of_batches_;

@@ -27,8 +27,10 @@ absl::Status ComputeWorkerCore::CheckExchange(const StepEntry& entry) const {
     return InvalidArgument("sequence ", entry.sequence.value(),
                            ": this worker runs no linear layers of prompts, whose states ranks would hand on (chain)");
   if (gathers && !options_.rank_rows)
-    return InvalidArgument("sequence ", entry.sequence.value(),
-                           ": this worker exchanges no K and V of prompts with other compute workers (gather-direct)");
+    return InvalidArgument(
+        "sequence ", entry.sequence.value(),
+        ": this worker exchanges no K and V of prompts with other compute workers (gather-direct); on a GPU "
+        "that needs --prompt-scratch SIZE");
   for (const auto& [missing, name] :
        {std::pair(IsBetweenRanks(entry.exchange) && !gathers, NameOf(entry.exchange)),
         std::pair(IsBetweenRanks(entry.linear_exchange) && !chained, NameOf(entry.linear_exchange))})

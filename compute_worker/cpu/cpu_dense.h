@@ -38,8 +38,9 @@ class CpuDense final : public DenseBackend {
     return dense_.wire(id).PackKeyValue(core.PartsOf(id), p, op);
   }
   std::vector<std::byte> TakeRankState(MicroBatchId id) override { return dense_.TakeRankState(id); }
-  std::vector<std::byte> RankRows(MicroBatchId id, int op, int64_t first_row) override {
-    return dense_.wire(id).RankRows(op, first_row);
+  absl::StatusOr<transport::LentBytes> RankRows(MicroBatchId id, int op, int64_t first_row) override {
+    const auto rows = std::make_shared<const std::vector<std::byte>>(dense_.wire(id).RankRows(op, first_row));
+    return transport::Lend(rows, rows->size());
   }
   absl::Status Sample(const proto::StepPlan& plan, MicroBatchId id, proto::StepResult& result) override {
     return sampler_.Run(plan, dense_.residual(id), result);

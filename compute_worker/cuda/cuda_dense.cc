@@ -72,10 +72,13 @@ absl::Status CudaDense::Allocate(const ComputeWorkerOptions& options, exchange::
                                                     *product_, {rows, options.micro_batches, model_.type()}));
   }
   if (options.prompt_blocks > 0) {
-    DT_ASSIGN_OR_RETURN(prompts_, CudaPromptAttention::Create(device, stream_, table_, options));
+    if (options.rank_rows) {
+      DT_ASSIGN_OR_RETURN(rank_rows_, CudaRankRows::Create(device, options.rank_rows_on_device));
+    }
+    DT_ASSIGN_OR_RETURN(prompts_, CudaPromptAttention::Create(device, stream_, table_, options, rank_rows_.get()));
   }
-  DT_ASSIGN_OR_RETURN(through_hosts_,
-                      CudaHostCrossing::Create(table_, device, shared_, options.micro_batches, prompts_.get()));
+  DT_ASSIGN_OR_RETURN(through_hosts_, CudaHostCrossing::Create(table_, device, shared_, options.micro_batches,
+                                                               prompts_.get(), rank_rows_.get()));
   if (shared_gpu != nullptr) on_one_gpu_ = std::make_unique<CudaOneGpuCrossing>(table_, *shared_gpu, shared_);
   // Experts have one scratch, products of weights in few bits another.
   CudaPeerCrossing::MakeLane make_lane;
@@ -477,6 +480,19 @@ absl::Status CudaDense::Sample(const proto::StepPlan& plan, MicroBatchId id, pro
 absl::StatusOr<bool> CudaDense::PayloadsReady(MicroBatchId id, int op) {
   const MicroBatch& batch = micro_batches_[id.value()];
   return batch.crossing->Ready(op, batch);
+}
+
+absl::StatusOr<transport::LentBytes> CudaDense::RankRows(MicroBatchId id, int op, int64_t first_row) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  return batch.crossing->RankRows(op, first_row, batch);
+}
+
+absl::StatusOr<RankTensor> CudaDense::TakeRankRows(std::span<const std::byte> rows) {
+  return rank_rows_ != nullptr ? rank_rows_->Take(rows) : DenseBackend::TakeRankRows(rows);
+}
+
+absl::StatusOr<bool> CudaDense::RankRowsTaken(const RankTensor& rows) {
+  return rank_rows_ != nullptr ? rank_rows_->Taken(rows) : DenseBackend::RankRowsTaken(rows);
 }
 
 absl::StatusOr<transport::LentBytes> CudaDense::PackQuery(const ComputeWorkerCore& core, MicroBatchId id, int p,

@@ -10,6 +10,7 @@
 #include "compute_worker/cuda/cuda_one_gpu_crossing.h"
 #include "compute_worker/cuda/cuda_peer_crossing.h"
 #include "compute_worker/cuda/cuda_prompt_attention.h"
+#include "compute_worker/cuda/cuda_rank_rows.h"
 #include "kernels/cuda/products/cuda_product.h"
 #include "kernels/cuda/rows/row_ops.h"
 
@@ -42,6 +43,9 @@ class CudaDense final : public DenseBackend {
                                                  int op) override;
   absl::StatusOr<transport::LentBytes> PackKeyValue(const ComputeWorkerCore& core, MicroBatchId id, int p,
                                                     int op) override;
+  absl::StatusOr<transport::LentBytes> RankRows(MicroBatchId id, int op, int64_t first_row) override;
+  absl::StatusOr<RankTensor> TakeRankRows(std::span<const std::byte> rows) override;
+  absl::StatusOr<bool> RankRowsTaken(const RankTensor& rows) override;
   absl::StatusOr<bool> BeginSample(const proto::StepPlan& plan, MicroBatchId id) override;
   bool Drawn(MicroBatchId id) override;
   void SetTurns(TurnChoice::Policy policy) override { between_gpus_->SetTurns(policy); }
@@ -112,6 +116,7 @@ class CudaDense final : public DenseBackend {
   std::unique_ptr<CudaHybrid> hybrid_;  // null for a dense model
   int64_t most_rows_ = 0;
   Lane shared_;
+  std::unique_ptr<CudaRankRows> rank_rows_;       // null: prompts are not divided among ranks that give each other rows
   std::unique_ptr<CudaPromptAttention> prompts_;  // null: attention workers attend them
   // The ways across the seam.
   std::unique_ptr<CudaHostCrossing> through_hosts_;

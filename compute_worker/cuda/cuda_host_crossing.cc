@@ -18,16 +18,24 @@ constexpr int64_t kElement = 2;  // bytes of the wire types of a GPU
 }  // namespace
 
 CudaHostCrossing::CudaHostCrossing(const proto::AttentionTable& table, kernels::cuda::CudaDevice& device,
-                                   CudaLane& lane, int micro_batches, CudaPromptAttention* prompts)
-    : table_(table), device_(device), pinned_(device), lane_(lane), prompts_(prompts), steps_(micro_batches) {
+                                   CudaLane& lane, int micro_batches, CudaPromptAttention* prompts,
+                                   CudaRankRows* rank_rows)
+    : table_(table),
+      device_(device),
+      pinned_(device),
+      lane_(lane),
+      prompts_(prompts),
+      rank_rows_(rank_rows),
+      steps_(micro_batches) {
   for (Step& step : steps_) step.wire = std::make_unique<StepWire>(pinned_, table_, StepWire::Join::kElsewhere);
 }
 
 absl::StatusOr<std::unique_ptr<CudaHostCrossing>> CudaHostCrossing::Create(const proto::AttentionTable& table,
                                                                            kernels::cuda::CudaDevice& device,
                                                                            CudaLane& lane, int micro_batches,
-                                                                           CudaPromptAttention* prompts) {
-  std::unique_ptr<CudaHostCrossing> made(new CudaHostCrossing(table, device, lane, micro_batches, prompts));
+                                                                           CudaPromptAttention* prompts,
+                                                                           CudaRankRows* rank_rows) {
+  std::unique_ptr<CudaHostCrossing> made(new CudaHostCrossing(table, device, lane, micro_batches, prompts, rank_rows));
   if (prompts != nullptr) {
     DT_ASSIGN_OR_RETURN(made->copies_, device.CreateCudaStream());
   }
@@ -137,6 +145,31 @@ absl::Status CudaHostCrossing::Leave(int op, CudaBatch& batch) {
   DT_RETURN_IF_ERROR(CopyOut(op, batch, *copies_));
   step.last_op = op;
   return copies_->Record(step.copied_of_slot[op % step.copied_of_slot.size()]);
+}
+
+// In the stream of the op's other copies, so what tells that those are done tells it of these.
+absl::StatusOr<transport::LentBytes> CudaHostCrossing::RankRows(int op, int64_t first_row, CudaBatch& batch) {
+  Step& step = steps_[batch.id.value()];
+  if (rank_rows_ == nullptr || copies_ == nullptr)
+    return FailedPrecondition("attention op ", op, ": without a prompt scratch nothing goes to other ranks");
+  const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[op]);
+  const int64_t key = int64_t{spec.kv_heads} * spec.key_dim * kElement;
+  const int64_t value = int64_t{spec.kv_heads} * spec.value_dim * kElement;
+  const int64_t rows = batch.rows - first_row;
+  DT_ASSIGN_OR_RETURN(CudaRankRows::Given given, rank_rows_->Give(rows * (key + value), *copies_));
+  if (!step.streams) {
+    DT_RETURN_IF_ERROR(Await(op, batch));
+  }
+  const std::byte* const keys = batch.key_value->data();
+  DT_RETURN_IF_ERROR(copies_->Copy(given.memory, keys + first_row * key, rows * key));
+  DT_RETURN_IF_ERROR(
+      copies_->Copy(given.memory + rows * key, keys + batch.rows * key + first_row * value, rows * value));
+  if (!step.streams) {
+    DT_RETURN_IF_ERROR(copies_->SynchronizeStatus());
+  } else {
+    DT_RETURN_IF_ERROR(copies_->Record(step.copied_of_slot[op % step.copied_of_slot.size()]));
+  }
+  return std::move(given.rows);
 }
 
 absl::Status CudaHostCrossing::AttendPrompts(const ComputeWorkerCore& core, int op, CudaBatch& batch) {

@@ -5,6 +5,7 @@
 
 #include "compute_worker/cuda/cuda_crossing.h"
 #include "compute_worker/cuda/cuda_prompt_attention.h"
+#include "compute_worker/cuda/cuda_rank_rows.h"
 #include "compute_worker/cuda/prompt_step_times.h"
 #include "compute_worker/step_wire.h"
 
@@ -18,10 +19,11 @@ namespace dovetail::compute {
 // give for a prompt's rows is joined on the GPU.
 class CudaHostCrossing final : public CudaCrossing {
  public:
-  // All outlive it; `prompts` may be null.
+  // All outlive it; `prompts` and `rank_rows` may be null.
   static absl::StatusOr<std::unique_ptr<CudaHostCrossing>> Create(const proto::AttentionTable& table,
                                                                   kernels::cuda::CudaDevice& device, CudaLane& lane,
-                                                                  int micro_batches, CudaPromptAttention* prompts);
+                                                                  int micro_batches, CudaPromptAttention* prompts,
+                                                                  CudaRankRows* rank_rows);
   ~CudaHostCrossing() override;
 
   absl::Status Use(const exchange::Seam& seam, CudaBatch& batch) override;
@@ -29,6 +31,7 @@ class CudaHostCrossing final : public CudaCrossing {
   absl::Status BeforeHeads(CudaBatch& batch) override;
   absl::Status Leave(int op, CudaBatch& batch) override;
   absl::Status AttendPrompts(const ComputeWorkerCore& core, int op, CudaBatch& batch) override;
+  absl::StatusOr<transport::LentBytes> RankRows(int op, int64_t first_row, CudaBatch& batch) override;
   absl::StatusOr<bool> Ready(int op, const CudaBatch& batch) const override;
   absl::StatusOr<transport::LentBytes> PackQuery(const std::vector<WorkerPart>& parts, int p, int op,
                                                  CudaBatch& batch) override;
@@ -59,7 +62,7 @@ class CudaHostCrossing final : public CudaCrossing {
   };
 
   CudaHostCrossing(const proto::AttentionTable& table, kernels::cuda::CudaDevice& device, CudaLane& lane,
-                   int micro_batches, CudaPromptAttention* prompts);
+                   int micro_batches, CudaPromptAttention* prompts, CudaRankRows* rank_rows);
   absl::Status BeginStreaming(const ComputeWorkerCore& core, CudaBatch& batch, Step& step);
   void FindRows(const ComputeWorkerCore& core, MicroBatchId id, Step& step) const;
   absl::Status CopyOut(int op, CudaBatch& batch, kernels::cuda::CudaStream& stream);
@@ -73,6 +76,7 @@ class CudaHostCrossing final : public CudaCrossing {
   kernels::cuda::PinnedHost pinned_;
   CudaLane& lane_;
   CudaPromptAttention* const prompts_;
+  CudaRankRows* const rank_rows_;
   std::unique_ptr<kernels::cuda::CudaStream> copies_;  // null without prompts
   std::vector<Step> steps_;                            // by micro-batch
 };

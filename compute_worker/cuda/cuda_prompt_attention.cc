@@ -66,8 +66,12 @@ bool CudaPromptAttention::Takes(const proto::AttentionTable& table) {
 }
 
 CudaPromptAttention::CudaPromptAttention(kernels::cuda::CudaDevice& device, const proto::AttentionTable& table,
-                                         int micro_batches)
-    : device_(device), table_(table), block_bytes_(PromptAttention::BlockBytes(table)), steps_(micro_batches) {
+                                         int micro_batches, CudaRankRows* rank_rows)
+    : device_(device),
+      table_(table),
+      block_bytes_(PromptAttention::BlockBytes(table)),
+      rank_rows_(rank_rows),
+      steps_(micro_batches) {
   for (Step& step : steps_) {
     step.groups.resize(table.group_count());
     for (GroupStep& group : step.groups) {
@@ -81,8 +85,9 @@ CudaPromptAttention::CudaPromptAttention(kernels::cuda::CudaDevice& device, cons
 absl::StatusOr<std::unique_ptr<CudaPromptAttention>> CudaPromptAttention::Create(kernels::cuda::CudaDevice& device,
                                                                                  CudaStream& stream,
                                                                                  const proto::AttentionTable& table,
-                                                                                 const ComputeWorkerOptions& options) {
-  std::unique_ptr<CudaPromptAttention> made(new CudaPromptAttention(device, table, options.micro_batches));
+                                                                                 const ComputeWorkerOptions& options,
+                                                                                 CudaRankRows* rank_rows) {
+  std::unique_ptr<CudaPromptAttention> made(new CudaPromptAttention(device, table, options.micro_batches, rank_rows));
   made->most_rows_ = options.max_step_tokens;
   const size_t bytes = CudaKvLayout::kArenaLead + size_t{options.prompt_blocks} * made->block_bytes_;
   auto arena = device.Allocate(bytes);
@@ -186,6 +191,21 @@ int64_t CudaPromptAttention::FindGathers(const ComputeWorkerCore& core, MicroBat
   return bytes;
 }
 
+// Behind the prompts' and the gathered rows. A rank's step has one prompt.
+void CudaPromptAttention::FindRankRows(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group,
+                                       GroupStep& step) const {
+  step.from_ranks.clear();
+  if (!core.PromptsOf(id)[0].from_ranks) return;
+  int64_t table_row = static_cast<int64_t>(core.PlanOf(id).entries[0].tokens.size());
+  for (const GatherRun& run : step.gathers) table_row += run.rows;
+  for (int rank = 0; rank < core.PlanOf(id).part.rank; ++rank) {
+    const proto::TokenRange tokens = core.RowsFrom(id, OpsOf(group).front(), rank);
+    if (tokens.begin >= tokens.end) continue;
+    step.from_ranks.push_back({rank, tokens, table_row});
+    table_row += tokens.end - tokens.begin;
+  }
+}
+
 absl::Status CudaPromptAttention::Prepare(const ComputeWorkerCore& core, CudaBatch& batch) {
   const UploadsInOrder in_order(batch.stream());
   Step& step = steps_[batch.id.value()];
@@ -204,6 +224,7 @@ absl::Status CudaPromptAttention::Prepare(const ComputeWorkerCore& core, CudaBat
     StepWire::FindLocals(core, batch.id, group, own.locals);
     FindOffsets(core, batch.id, group, own);
     gathered = std::max(gathered, FindGathers(core, batch.id, group, own));
+    FindRankRows(core, batch.id, group, own);
     DT_RETURN_IF_ERROR(own.join->Plan(core, batch.id, group, own.locals, step.row_begin, batch.stream()));
     DT_RETURN_IF_ERROR(PlanGroup(core, batch, group, own.base_op));
     if (!own.join->empty()) partials = std::max(partials, own.join->bytes());
@@ -239,6 +260,11 @@ void CudaPromptAttention::FillRows(const ComputeWorkerCore& core, MicroBatchId i
       row_items[at] = static_cast<int32_t>(prompts.size() + i);
     }
   }
+  for (const RankRun& run : step.from_ranks)
+    for (Position position = run.tokens.begin; position < run.tokens.end; ++position, ++at) {
+      positions[at] = static_cast<int32_t>(position);
+      row_items[at] = 0;
+    }
 }
 
 std::vector<CudaAttentionItem> CudaPromptAttention::ItemsOf(const ComputeWorkerCore& core, MicroBatchId id,
@@ -287,6 +313,7 @@ absl::Status CudaPromptAttention::PlanGroup(const ComputeWorkerCore& core, CudaB
     rows += core.PlanOf(batch.id).entries[prompt.entry].tokens.size();
   }
   for (const GatherRun& run : step.gathers) rows += run.rows;
+  for (const RankRun& run : step.from_ranks) rows += run.tokens.end - run.tokens.begin;
   kernels::cuda::UploadLayout at;
   const size_t items_at = at.Add<DeviceAttentionItem>(prompts.size() + step.gathers.size());
   const size_t positions_at = at.Add<int32_t>(rows), row_items_at = at.Add<int32_t>(rows);
@@ -344,22 +371,46 @@ absl::Status CudaPromptAttention::AppendGathered(const ComputeWorkerCore& core, 
     std::byte* const k = step.gathered->data() + run.at;
     DT_RETURN_IF_ERROR(batch.stream().Copy(k, part.partial.data() + item.gather_key_offset, keys));
     DT_RETURN_IF_ERROR(batch.stream().Copy(k + keys, part.partial.data() + item.gather_value_offset, values));
-    KvAppendLaunch append;
-    append.type = WireTypeOf(spec);
-    append.kv_heads = heads;
-    append.qkv_step = int64_t{heads} * spec.key_dim;
-    append.v_step = int64_t{heads} * spec.value_dim;
-    append.items = own.items;
-    append.kv_offset = kv_offset;
-    append.layout = LayoutOf(spec);
-    for (int64_t row = 0; row < run.rows; row += append.rows) {
-      append.rows = static_cast<int32_t>(std::min<int64_t>(run.rows - row, kernels::cuda::kMaxOpRows));
-      append.qkv = k + KeyBytes(spec, row, heads);
-      append.v = k + keys + ValueBytes(spec, row, heads);
-      append.positions = own.positions + run.table_row + row;
-      append.row_items = own.row_items + run.table_row + row;
-      DT_RETURN_IF_ERROR(kernels::cuda::KvAppend(batch.stream(), append));
-    }
+    DT_RETURN_IF_ERROR(AppendRows(spec, own, k, k + keys, heads, run.rows, run.table_row, kv_offset, batch));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaPromptAttention::AppendFromRanks(const ComputeWorkerCore& core, int op, int64_t kv_offset,
+                                                  CudaBatch& batch) {
+  const LayerGroup group = table_.op_group[op];
+  const proto::SoftmaxSpec& spec = table_.softmax(group);
+  const GroupStep& own = steps_[batch.id.value()].groups[group.value()];
+  for (const RankRun& run : own.from_ranks) {
+    const std::span<const std::byte> sent = core.RankRows(batch.id, op, run.rank);
+    const int64_t rows = run.tokens.end - run.tokens.begin, keys = KeyBytes(spec, rows, spec.kv_heads);
+    if (static_cast<int64_t>(sent.size()) != keys + ValueBytes(spec, rows, spec.kv_heads))
+      return Internal("attention op ", op, ": rank ", run.rank, " sent ", sent.size(), " bytes of ", rows, " tokens");
+    DT_RETURN_IF_ERROR(
+        AppendRows(spec, own, sent.data(), sent.data() + keys, spec.kv_heads, rows, run.table_row, kv_offset, batch));
+    DT_RETURN_IF_ERROR(rank_rows_->Reads(sent, batch.stream()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaPromptAttention::AppendRows(const proto::SoftmaxSpec& spec, const GroupStep& own, const std::byte* k,
+                                             const std::byte* v, int heads, int64_t rows, int64_t table_row,
+                                             int64_t kv_offset, CudaBatch& batch) const {
+  KvAppendLaunch append;
+  append.type = WireTypeOf(spec);
+  append.kv_heads = heads;
+  append.qkv_step = int64_t{heads} * spec.key_dim;
+  append.v_step = int64_t{heads} * spec.value_dim;
+  append.items = own.items;
+  append.kv_offset = kv_offset;
+  append.layout = LayoutOf(spec);
+  for (int64_t row = 0; row < rows; row += append.rows) {
+    append.rows = static_cast<int32_t>(std::min<int64_t>(rows - row, kernels::cuda::kMaxOpRows));
+    append.qkv = k + KeyBytes(spec, row, heads);
+    append.v = v + ValueBytes(spec, row, heads);
+    append.positions = own.positions + table_row + row;
+    append.row_items = own.row_items + table_row + row;
+    DT_RETURN_IF_ERROR(kernels::cuda::KvAppend(batch.stream(), append));
   }
   return absl::OkStatus();
 }
@@ -398,6 +449,7 @@ absl::Status CudaPromptAttention::Attend(const ComputeWorkerCore& core, int op, 
   }
   const int64_t kv_offset = own.regular ? own.op_offset[table_.op_index_in_group[op]] : 0;
   DT_RETURN_IF_ERROR(AppendGathered(core, op, kv_offset, batch));
+  DT_RETURN_IF_ERROR(AppendFromRanks(core, op, kv_offset, batch));
   DT_RETURN_IF_ERROR(Append(group, kv_offset, batch));
   kernels::cuda::CudaAttentionRun run;
   run.q = batch.query->data();

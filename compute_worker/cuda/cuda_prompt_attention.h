@@ -7,6 +7,7 @@
 #include "compute_worker/core/compute_worker_core.h"
 #include "compute_worker/cuda/cuda_batch.h"
 #include "compute_worker/cuda/cuda_partial_join.h"
+#include "compute_worker/cuda/cuda_rank_rows.h"
 #include "compute_worker/step_wire.h"
 #include "kernels/cuda/attention/cuda_attention.h"
 #include "kernels/cuda/runtime/staged_upload.h"
@@ -28,18 +29,19 @@ class CudaPromptAttention {
   static bool Takes(const proto::AttentionTable& table);
 
   // For options.prompt_blocks > 0 blocks of a table that it takes. kResourceExhausted: the GPU has no room for them.
-  // `device` and `table` outlive it.
+  // `device`, `table` and `rank_rows`, which may be null, outlive it.
   static absl::StatusOr<std::unique_ptr<CudaPromptAttention>> Create(kernels::cuda::CudaDevice& device,
                                                                      kernels::cuda::CudaStream& stream,
                                                                      const proto::AttentionTable& table,
-                                                                     const ComputeWorkerOptions& options);
+                                                                     const ComputeWorkerOptions& options,
+                                                                     CudaRankRows* rank_rows);
 
   // For the plan that `core` runs in this micro-batch: block tables, what is attended, what is joined. `batch.rows` are
   // known. kResourceExhausted: no memory.
   absl::Status Prepare(const ComputeWorkerCore& core, CudaBatch& batch);
 
-  // Appends the op's gathered rows, which its answers have brought, and k and v of batch.key_value to the blocks, and
-  // attends batch.query over them.
+  // Appends the op's gathered rows, which its answers have brought, those that other ranks sent, and k and v of
+  // batch.key_value to the blocks, and attends batch.query over them.
   absl::Status Attend(const ComputeWorkerCore& core, int op, CudaBatch& batch);
 
   // Joins the rows of prompts that began elsewhere with what attention workers have answered.
@@ -65,6 +67,12 @@ class CudaPromptAttention {
     int64_t table_row = 0;
     int64_t at = 0;  // bytes into the staging memory: keys, then values
   };
+  // Rows that a rank before this one sends.
+  struct RankRun {
+    int rank = 0;
+    proto::TokenRange tokens;
+    int64_t table_row = 0;
+  };
   // One layer group of a micro-batch's step.
   struct GroupStep {
     std::unique_ptr<kernels::cuda::CudaAttention> attention;
@@ -72,6 +80,7 @@ class CudaPromptAttention {
     std::vector<StepWire::LocalPartial> locals;
     std::vector<AppendRun> appends;
     std::vector<GatherRun> gathers;
+    std::vector<RankRun> from_ranks;
     std::unique_ptr<CudaPartialJoin> join;
     // The blocks of every op lie equally far from those of the group's first; else tables and plan are made anew for
     // each op. Sinks are of one op.
@@ -88,13 +97,15 @@ class CudaPromptAttention {
     BufferPtr attended, gathered, partials;
   };
 
-  CudaPromptAttention(kernels::cuda::CudaDevice& device, const proto::AttentionTable& table, int micro_batches);
+  CudaPromptAttention(kernels::cuda::CudaDevice& device, const proto::AttentionTable& table, int micro_batches,
+                      CudaRankRows* rank_rows);
   kernels::cuda::CudaAttentionShape ShapeOf(LayerGroup group) const;
   absl::Status Grow(BufferPtr& buffer, size_t bytes, CudaBatch& batch);
   std::vector<int> OpsOf(LayerGroup group) const;
   std::byte* BlockAt(uint32_t block) const;
   void FindOffsets(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group, GroupStep& step) const;
   int64_t FindGathers(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group, GroupStep& step) const;
+  void FindRankRows(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group, GroupStep& step) const;
   absl::Status PlanGroup(const ComputeWorkerCore& core, CudaBatch& batch, LayerGroup group, int op);
   void FillRows(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group, GroupStep& step, int32_t* positions,
                 int32_t* row_items) const;
@@ -102,11 +113,17 @@ class CudaPromptAttention {
                                                         LayerGroup group, int op,
                                                         const std::vector<const std::byte* const*>& blocks) const;
   absl::Status AppendGathered(const ComputeWorkerCore& core, int op, int64_t kv_offset, CudaBatch& batch);
+  absl::Status AppendFromRanks(const ComputeWorkerCore& core, int op, int64_t kv_offset, CudaBatch& batch);
   absl::Status Append(LayerGroup group, int64_t kv_offset, CudaBatch& batch);
+  // Rows of `heads` KV heads, k and v one below the other, to the blocks that the group's tables name from table_row
+  // on.
+  absl::Status AppendRows(const proto::SoftmaxSpec& spec, const GroupStep& own, const std::byte* k, const std::byte* v,
+                          int heads, int64_t rows, int64_t table_row, int64_t kv_offset, CudaBatch& batch) const;
 
   kernels::cuda::CudaDevice& device_;
   const proto::AttentionTable& table_;
   const size_t block_bytes_;
+  CudaRankRows* const rank_rows_;
   int64_t most_rows_ = 0;
   BufferPtr arena_;               // CudaKvLayout::kArenaLead bytes, then the blocks
   std::vector<BufferPtr> sinks_;  // by op, where it has any

@@ -34,6 +34,7 @@ constexpr Backend kBackend = {
     .has_code = runtime::HasCode,
     .memory_info = runtime::MemoryInfo,
     .use_device = runtime::UseDevice,
+    .reach_peer = runtime::ReachPeer,
     .allocate = runtime::Allocate,
     .release = runtime::Release,
     .allocate_pinned = runtime::AllocatePinned,

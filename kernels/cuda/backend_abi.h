@@ -22,7 +22,7 @@ namespace dovetail::kernels::cuda {
 // nothing of CUDA. Plain functions and structs, no exceptions, no C++ types of variable layout. `int` results are
 // cudaError_t (0: done) unless said otherwise; error_text explains them. Every function is thread-safe; those with a
 // stream only enqueue and never synchronise.
-inline constexpr uint32_t kBackendAbi = 13;
+inline constexpr uint32_t kBackendAbi = 14;
 
 struct DeviceInfo {
   char name[256];
@@ -84,6 +84,8 @@ struct Backend {
   int (*memory_info)(int device, size_t* free_bytes, size_t* total_bytes);
 
   int (*use_device)(int device);  // of this thread's following launches
+  // From here on copies and kernels of `device` reach the memory of `peer`, if the two are connected so.
+  int (*reach_peer)(int device, int peer, bool* reaches);
   int (*allocate)(int device, size_t bytes, void** memory);
   int (*release)(int device, void* memory);
   int (*allocate_pinned)(int device, size_t bytes, void** memory);

@@ -197,7 +197,7 @@ std::vector<Measurement> Plan(const BenchFlags& flags, engine::Engine& engine, e
 
 void AddBenchFlags(CLI::App& command, BenchFlags& flags) {
   AddEngineFlags(command, flags.engine);
-  AddAttentionDeviceFlag(command, flags.engine);
+  AddWorkerDeviceFlags(command, flags.engine);
   command.add_option("--prompt-tokens", flags.prompt_tokens, "Prefill: tokens of the prompt; 0: do not measure it")
       ->check(WholeNumber(0, kMaxTokens))
       ->type_name("N")

@@ -18,6 +18,7 @@
 #include "proto/step_plan.h"
 #include "scheduler/core/limits.h"
 #include "server/cli/command_line.h"
+#include "server/cli/compute_devices.h"
 #include "server/cli/model_text.h"
 #include "server/cli/prefill_flags.h"
 
@@ -252,7 +253,8 @@ void AddCacheFlags(CLI::App& command, EngineFlags& flags) {
       ->group("Disaggregation");
   command
       .add_option("--compute-workers", flags.compute_workers,
-                  "Compute workers in this process, on the one --device: they divide requests and long prompts")
+                  "Compute workers in this process, on the one --device or in turn on those of --compute-devices: they "
+                  "divide requests and long prompts")
       ->check(WholeNumber(1, engine::kMaxComputeWorkers))
       ->type_name("N")
       ->group("Disaggregation");
@@ -268,7 +270,13 @@ void AddEngineFlags(CLI::App& command, EngineFlags& flags) {
   AddSchedulerFlags(command, flags);
 }
 
-void AddAttentionDeviceFlag(CLI::App& command, EngineFlags& flags) {
+void AddWorkerDeviceFlags(CLI::App& command, EngineFlags& flags) {
+  command
+      .add_option("--compute-devices", flags.compute_devices,
+                  "GPUs of the compute workers, taken in turn, as cuda:0,cuda:1: one compute worker for each, unless "
+                  "--compute-workers asks for more; they divide requests and long prompts")
+      ->type_name("LIST")
+      ->group("Device");
   command
       .add_option("--attention-device", flags.attention_device,
                   "Where the KV cache lies and attention to it runs: cpu, cuda:N, or same (where the layers run)")
@@ -405,14 +413,10 @@ absl::StatusOr<std::unique_ptr<model::Checkpoint>> OpenModel(const EngineFlags& 
   return checkpoint;
 }
 
-namespace {
-
 compute::GpuWeights GpuWeightsOf(const EngineFlags& flags) {
   if (flags.gpu_weights == "keep") return compute::GpuWeights::kKeep;
   return flags.gpu_weights == "dequantise" ? compute::GpuWeights::kDequantise : compute::GpuWeights::kAuto;
 }
-
-}  // namespace
 
 absl::StatusOr<ModelOnDevice> LoadOpenModel(const EngineFlags& flags, std::unique_ptr<model::Checkpoint> checkpoint,
                                             kernels::Device& device, const model::LoadProgress& progress) {
@@ -456,12 +460,17 @@ uint64_t KvRoomOf(kernels::cuda::CudaDevice& gpu) {
 
 }  // namespace
 
-absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model::LoadProgress& progress,
+absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& asked, const model::LoadProgress& progress,
                                           SpanSink* spans) {
   RunningEngine engine;
-  DT_RETURN_IF_ERROR(CheckPrefillRanks(flags, flags.compute_workers));
+  DT_ASSIGN_OR_RETURN(const int compute_workers, ComputeWorkersOf(asked));
+  DT_RETURN_IF_ERROR(CheckPrefillRanks(asked, compute_workers));
+  EngineFlags flags = asked;
+  const std::vector<std::string> gpus = ComputeDevicesOf(asked);
+  if (!gpus.empty()) flags.device = gpus.front();
   DT_ASSIGN_OR_RETURN(std::unique_ptr<model::Checkpoint> checkpoint, OpenModel(flags));
   DT_ASSIGN_OR_RETURN(engine.device, CreateDevice(flags, *checkpoint));
+  DT_RETURN_IF_ERROR(OpenComputeDevices(flags, gpus, *checkpoint, engine));
   if (flags.attention_device != "same" && flags.attention_device != engine.device->name()) {
     const int spin_us = engine::AsGpu(*engine.device) != nullptr ? engine::kSpinBesideGpuUs : engine::kSpinUs;
     DT_ASSIGN_OR_RETURN(engine.attention_device,
@@ -469,14 +478,16 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model:
   }
   if (const auto table = compute::AttentionTableOf(checkpoint->config(), KvDtypeOf(flags), StateDtypeOf(flags));
       table.ok()) {
+    ChooseExchangeOfGpus(*table, engine, flags);
     const bool on_gpu = engine::AsGpu(*engine.device) != nullptr;
-    DT_RETURN_IF_ERROR(CheckPrefillExchange(flags, *table, on_gpu, on_gpu && engine.attention_device == nullptr));
+    const bool cache_on_its_gpu = on_gpu && engine.attention_device == nullptr && compute_workers == 1;
+    DT_RETURN_IF_ERROR(CheckPrefillExchange(flags, *table, on_gpu, cache_on_its_gpu));
   }
   engine.max_model_len = flags.max_model_len == 0 ? checkpoint->config().max_positions : flags.max_model_len;
 
   engine::EmbeddedClusterOptions options;
   options.attention_workers = flags.attention_workers;
-  options.compute_workers = flags.compute_workers;
+  options.compute_workers = compute_workers;
   if (flags.kv_cache_memory != "auto") {
     DT_ASSIGN_OR_RETURN(options.kv_cache_bytes, ParseBytes("--kv-cache-memory-bytes", flags.kv_cache_memory));
     if (options.kv_cache_bytes == 0)
@@ -499,7 +510,10 @@ absl::StatusOr<RunningEngine> StartEngine(const EngineFlags& flags, const model:
   DT_ASSIGN_OR_RETURN(ModelOnDevice loaded, LoadOpenModel(flags, std::move(checkpoint), *engine.device, progress));
   engine.model = std::move(loaded.model);
   engine.on_gpu = std::move(loaded.on_gpu);
+  DT_RETURN_IF_ERROR(LoadOnComputeDevices(flags, progress, engine));
   options.compute.dense = engine.on_gpu.get();
+  for (const RunningEngine::ComputeDevice& more : engine.more_compute_devices)
+    options.more_compute_devices.push_back({more.gpu.get(), more.weights.get()});
   options.attention_device = engine.attention_device.get();
   kernels::Device& cache = engine.attention_device != nullptr ? *engine.attention_device : *engine.device;
   if (kernels::cuda::CudaDevice* const gpu = engine::AsGpu(cache); gpu != nullptr)

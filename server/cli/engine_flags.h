@@ -39,6 +39,7 @@ struct EngineFlags {
   bool kv_checksums = false;
   int micro_batches = 1;
   std::string device = "auto";
+  std::string compute_devices;  // empty: --device
   std::string attention_device = "same";
   int threads = 0;
   int max_queued_requests = 4096;
@@ -54,8 +55,8 @@ struct EngineFlags {
 // Adds MODEL and the flags to a command.
 void AddEngineFlags(CLI::App& command, EngineFlags& flags);
 
-// --attention-device, of commands that run all of it in their process.
-void AddAttentionDeviceFlag(CLI::App& command, EngineFlags& flags);
+// --compute-devices and --attention-device, of commands that run all of it in their process.
+void AddWorkerDeviceFlags(CLI::App& command, EngineFlags& flags);
 
 // Parts of it, for commands that run a part of the system: weights and their device; what the scheduler decides by.
 void AddWeightFlags(CLI::App& command, EngineFlags& flags);
@@ -85,6 +86,8 @@ struct ModelOnDevice {
 absl::StatusOr<ModelOnDevice> LoadOpenModel(const EngineFlags& flags, std::unique_ptr<model::Checkpoint> checkpoint,
                                             kernels::Device& device, const model::LoadProgress& progress);
 
+compute::GpuWeights GpuWeightsOf(const EngineFlags& flags);
+
 // What its results depend on in addition to the model and the types on the wire: control::Capabilities::arithmetic.
 std::string ArithmeticOf(const EngineFlags& flags, const kernels::Device& device, const ModelOnDevice& model);
 
@@ -93,6 +96,12 @@ struct RunningEngine {
   std::unique_ptr<kernels::Device> device, attention_device;  // the second is null where it is the first
   std::unique_ptr<model::LoadedModel> model;
   std::unique_ptr<compute::CudaModel> on_gpu;  // null on the CPU
+  // Of --compute-devices those after the first.
+  struct ComputeDevice {
+    std::unique_ptr<kernels::cuda::CudaDevice> gpu;
+    std::unique_ptr<compute::CudaModel> weights;
+  };
+  std::vector<ComputeDevice> more_compute_devices;
   std::unique_ptr<engine::EmbeddedCluster> cluster;
   int64_t max_model_len = 0;
   int max_step_tokens = 0;

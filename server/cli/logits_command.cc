@@ -6,6 +6,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "server/cli/commands.h"
+#include "server/cli/compute_devices.h"
 #include "server/cli/generation.h"
 #include "server/cli/prefill_flags.h"
 #include "server/cli/role.h"
@@ -64,7 +65,8 @@ absl::Status RunLogits(const LogitsFlags& flags) {
   DT_ASSIGN_OR_RETURN(const std::vector<TokenId> ids, ParseIds(flags.ids));
   if (flags.last < 0 || flags.last > static_cast<int>(ids.size()))
     return InvalidArgument("--last: ", flags.last, " is outside 0..", ids.size(), ", the number of ids");
-  DT_RETURN_IF_ERROR(CheckPrefillRanks(flags.engine, flags.engine.compute_workers));
+  DT_ASSIGN_OR_RETURN(const int compute_workers, ComputeWorkersOf(flags.engine));
+  DT_RETURN_IF_ERROR(CheckPrefillRanks(flags.engine, compute_workers));
   DT_RETURN_IF_ERROR(CheckPromptForRanks(flags.engine, static_cast<int64_t>(ids.size())));
   DT_ASSIGN_OR_RETURN(const RunningEngine engine, StartEngine(flags.engine, {}));
   requests::GenerationRequest request;
@@ -84,7 +86,7 @@ absl::Status RunLogits(const LogitsFlags& flags) {
   if (flags.out.empty()) std::fprintf(stderr, "the logits were not written: --out FILE.npy does\n");
   std::vector<TokenId> greedy = sink->choices()[0].tokens;
   greedy.resize(std::min<size_t>(greedy.size(), flags.greedy));
-  const std::string prefill = flags.engine.compute_workers > 1 ? PrefillJson(*engine.cluster) : "";
+  const std::string prefill = compute_workers > 1 ? PrefillJson(*engine.cluster) : "";
   std::printf("{\"greedy_ids\": [%s]%s}\n", absl::StrJoin(greedy, ", ").c_str(), prefill.c_str());
   return absl::OkStatus();
 }

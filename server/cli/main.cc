@@ -52,7 +52,7 @@ void AddServe(CLI::App& app, ServeFlags& flags, int& exit_code) {
                  "  dovetail serve ./Qwen2.5-0.5B-Instruct --host 0.0.0.0 --api-key-file keys --max-model-len 8192\n"
                  "  dovetail serve model.gguf --attention-workers 3 --placement mixed\n");
   AddEngineFlags(command, flags.engine);
-  AddAttentionDeviceFlag(command, flags.engine);
+  AddWorkerDeviceFlags(command, flags.engine);
   AddApiFlags(command, flags.api);
   AddLogFlags(command, flags.log);
   AddTraceFlags(command, flags.traces);
@@ -66,7 +66,7 @@ void AddRun(CLI::App& app, RunFlags& flags, int& exit_code) {
                  "  dovetail run smollm2-135m-instruct.gguf \"What is the capital of France?\"\n"
                  "  dovetail run stories.gguf \"Once upon a time\" --raw --max-tokens 100 --temperature 0.8\n");
   AddEngineFlags(command, flags.engine);
-  AddAttentionDeviceFlag(command, flags.engine);
+  AddWorkerDeviceFlags(command, flags.engine);
   command.add_option("PROMPT", flags.prompt,
                      "What to answer; without it a conversation, or what standard input has if that is no terminal");
   command
@@ -105,7 +105,7 @@ void AddLogits(CLI::App& app, LogitsFlags& flags, int& exit_code) {
                  "  dovetail logits model.gguf --ids 1,403,407 --last 1 --greedy 20 --dtype float32 --out logits.npy\n"
                  "  dovetail logits model.gguf --ids 1,4,... --compute-workers 3 --prefill-rank-tokens 64\n");
   AddEngineFlags(command, flags.engine);
-  AddAttentionDeviceFlag(command, flags.engine);
+  AddWorkerDeviceFlags(command, flags.engine);
   command.add_option("--ids", flags.ids, "The prompt as token ids, 1,2,3")
       ->required()
       ->type_name("IDS")

@@ -58,15 +58,14 @@ absl::Status CheckPrefillExchange(const EngineFlags& flags, const proto::Attenti
   if (flags.prefill_exchange == "chain") return CheckChain(flags, table, on_gpu);
   const bool direct = flags.prefill_exchange == "gather-direct";
   if (!direct && flags.prefill_exchange != "gather") return absl::OkStatus();
-  if (direct && on_gpu)
+  if (direct && on_gpu && table.has_linear() && flags.linear_prompts == "compute")
     return InvalidArgument(
-        "--prefill-exchange gather-direct: compute workers on GPUs give each other no K and V; take plane or gather, "
-        "or "
-        "--device cpu");
+        "--prefill-exchange gather-direct: compute workers on GPUs run no linear layers of prompts, whose states they "
+        "would hand on; take plane or gather, or --linear-prompts attention");
   if (cache_on_its_gpu)
-    return InvalidArgument(
-        "--prefill-exchange gather: the KV cache lies on the GPU of the compute worker, where prompts are attended "
-        "without a copy; take plane, or another --attention-device");
+    return InvalidArgument("--prefill-exchange ", flags.prefill_exchange,
+                           ": the KV cache lies on the GPU of the compute worker, where prompts are attended "
+                           "without a copy; take plane, or another --attention-device");
   const bool only_linear =
       std::all_of(table.views.begin(), table.views.end(), [](const proto::SoftmaxSpec& spec) { return spec.linear(); });
   if (only_linear)

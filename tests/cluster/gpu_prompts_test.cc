@@ -40,13 +40,14 @@ struct Case {
   int step_tokens = 64;
   int micro_batches = 1;
   int window = 70;  // of gemma3
+  int ranks = 1;    // compute workers that divide each prompt, the second on another GPU if there is one
 
   friend std::ostream& operator<<(std::ostream& out, const Case& how) { return out << how.name; }
 };
 
-absl::StatusOr<std::unique_ptr<CudaDevice>> OpenGpu() {
+absl::StatusOr<std::unique_ptr<CudaDevice>> OpenGpu(int index = 0) {
   DT_ASSIGN_OR_RETURN(auto library, kernels::cuda::CudaLibrary::Open());
-  return CudaDevice::Create(std::move(library), {.index = 0, .host_threads = 2});
+  return CudaDevice::Create(std::move(library), {.index = index, .host_threads = 2});
 }
 
 std::vector<TokenId> Tokens(int count, int seed) {
@@ -81,6 +82,18 @@ class GpuPrompts : public ::testing::TestWithParam<Case> {
     auto weights = compute::CudaModel::Load(*gpu_, *model_, DType::kBF16, false, compute::GpuWeights::kDequantise, {});
     ASSERT_TRUE(weights.ok()) << weights.status();
     weights_ = *std::move(weights);
+    if (how.ranks > 1) {
+      auto other = OpenGpu(1);
+      if (!other.ok()) other = OpenGpu(0);
+      ASSERT_TRUE(other.ok()) << other.status();
+      other_gpu_ = *std::move(other);
+      for (const auto& [from, to] : {std::pair(gpu_.get(), other_gpu_.get()), std::pair(other_gpu_.get(), gpu_.get())})
+        ASSERT_TRUE(from->ReachPeer(*to).ok());
+      auto there =
+          compute::CudaModel::Load(*other_gpu_, *model_, DType::kBF16, false, compute::GpuWeights::kDequantise, {});
+      ASSERT_TRUE(there.ok()) << there.status();
+      other_weights_ = *std::move(there);
+    }
     auto cluster = engine::EmbeddedCluster::Create(*model_, *gpu_, Options());
     ASSERT_TRUE(cluster.ok()) << cluster.status();
     cluster_ = *std::move(cluster);
@@ -107,6 +120,9 @@ class GpuPrompts : public ::testing::TestWithParam<Case> {
     options.scheduler.micro_batches = how.micro_batches;
     options.scheduler.placement = how.placement;
     options.scheduler.prefill_exchange = how.exchange;
+    options.scheduler.prefill_ranks = options.compute_workers = how.ranks;
+    options.scheduler.prefill_rank_tokens = how.ranks > 1 ? 64 : options.scheduler.prefill_rank_tokens;
+    if (how.ranks > 1) options.more_compute_devices = {{other_gpu_.get(), other_weights_.get()}};
     return options;
   }
 
@@ -130,10 +146,10 @@ class GpuPrompts : public ::testing::TestWithParam<Case> {
     EXPECT_LE(error, kBudget) << what;
   }
 
-  std::unique_ptr<CudaDevice> gpu_;
+  std::unique_ptr<CudaDevice> gpu_, other_gpu_;
   std::unique_ptr<TestModel> cpu_;
   std::unique_ptr<model::LoadedModel> model_;
-  std::unique_ptr<compute::CudaModel> weights_;
+  std::unique_ptr<compute::CudaModel> weights_, other_weights_;
   std::unique_ptr<engine::EmbeddedCluster> reference_, cluster_;
 };
 
@@ -178,6 +194,39 @@ TEST_P(GpuPrompts, BesideDecodesHaveTheLogitsOfACpu) {
   }
 }
 
+class GpuRanks : public GpuPrompts {};
+
+TEST_P(GpuRanks, DivideAPromptThatHasTheLogitsOfACpu) {
+  Measured("divided", ErrorOf(Tokens(300, 2), 300));
+  EXPECT_TRUE(AttendedHere());
+  const scheduler::SchedulerStats stats = cluster_->stats().scheduler;
+  const bool direct = GetParam().exchange == proto::PrefixExchange::kGatherDirect;
+  EXPECT_GE(stats.prefill_groups, 1u);
+  EXPECT_EQ(stats.prefix_direct_bytes > 0, direct);
+  if (!direct) return;
+  // A prefix that is cached is on attention workers, and in the scratch of the worker that computed it.
+  std::vector<TokenId> prompt = Tokens(200, 3);
+  ASSERT_TRUE(Generate(*cluster_, GreedyRequest(prompt, 1)).ok());
+  const std::vector<TokenId> more = Tokens(250, 4);
+  prompt.insert(prompt.end(), more.begin(), more.end());
+  Measured("divided behind a prefix", ErrorOf(prompt, 250));
+  EXPECT_GE(cluster_->stats().scheduler.prefix_hits, 128u);
+}
+
+// Several groups at a time, each in micro-batches of its own, and steps of decodes between them.
+TEST_P(GpuRanks, DivideSeveralPromptsBesideDecodes) {
+  std::vector<std::shared_ptr<cli::CollectingSink>> decodes;
+  for (int i = 0; i < 2; ++i) decodes.push_back(Submit(*cluster_, GreedyRequest(Tokens(20 + i, 5 + i), 60)));
+  for (const auto& sink : decodes) sink->WaitForTokens(1);
+  const auto other = Submit(*cluster_, GreedyRequest(Tokens(400, 8), 2));
+  Measured("divided beside others", ErrorOf(Tokens(333, 9), 333));
+  ASSERT_TRUE(other->WaitForEnd().ok());
+  for (const auto& sink : decodes) {
+    ASSERT_TRUE(sink->WaitForEnd().ok());
+    EXPECT_EQ(sink->choices()[0].tokens.size(), 60u);
+  }
+}
+
 using scheduler::PlacementPolicy;
 constexpr auto kGather = proto::PrefixExchange::kGather;
 constexpr auto kAsk = proto::PrefixExchange::kAsk;
@@ -198,6 +247,22 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"KvOnTheGpuThroughHosts", "llama", false, 2, PlacementPolicy::kTokens, Scratch::kAmple, kGather, 64, 2},
         Case{"KvOnTheGpuAsked", "llama", false, 2, PlacementPolicy::kHeads, Scratch::kStep, kAsk, 64, 2},
         Case{"NoScratch", "llama", true, 1, PlacementPolicy::kRequest, Scratch::kNone}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+constexpr auto kDirect = proto::PrefixExchange::kGatherDirect;
+
+INSTANTIATE_TEST_SUITE_P(
+    All, GpuRanks,
+    ::testing::Values(
+        Case{"TwoAsk", "llama", true, 1, PlacementPolicy::kRequest, Scratch::kAmple, kAsk, 64, 1, 0, 2},
+        Case{"TwoGather", "llama", true, 1, PlacementPolicy::kRequest, Scratch::kAmple, kGather, 64, 1, 0, 2},
+        Case{"TwoGatherDirectly", "llama", true, 1, PlacementPolicy::kRequest, Scratch::kAmple, kDirect, 64, 1, 0, 2},
+        Case{"ThreeGatherDirectly", "llama", true, 2, PlacementPolicy::kHeads, Scratch::kAmple, kDirect, 64, 2, 0, 3},
+        Case{"ThreeWithWindows", "gemma3", true, 1, PlacementPolicy::kRequest, Scratch::kAmple, kDirect, 64, 1, 70, 3},
+        Case{"TwoWithNarrowWindows", "gemma3", true, 2, PlacementPolicy::kTokens, Scratch::kAmple, kDirect, 64, 1, 16,
+             2},
+        Case{"TwoWithRoomForAStep", "llama", true, 1, PlacementPolicy::kRequest, Scratch::kStep, kDirect, 64, 1, 0, 2},
+        Case{"TwoKvOnTheGpu", "llama", false, 1, PlacementPolicy::kRequest, Scratch::kAmple, kDirect, 64, 1, 0, 2}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -154,7 +154,8 @@ TEST(RankGather, AWorkerThatExchangesNoRowsRefuses) {
   core.Handle(PlanArrived{PlanOf(1, {0, 64, 128}, 10)}, actions);
   ASSERT_EQ(actions.size(), 1u);
   EXPECT_EQ(std::get<FinishStep>(actions[0]).result.error,
-            "sequence 1: this worker exchanges no K and V of prompts with other compute workers (gather-direct)");
+            "sequence 1: this worker exchanges no K and V of prompts with other compute workers (gather-direct); "
+            "on a GPU that needs --prompt-scratch SIZE");
 }
 
 // Some of them with scratches that hold little, over several groups: what the planner counts is what they move.

@@ -60,8 +60,8 @@ TEST_F(RankLinksTest, AStateIsKeptUntilItsAnswerComes) {
 
 TEST_F(RankLinksTest, RowsGoToSeveralRanksFromOneCopyAndSayWhoseTheyAre) {
   const auto rows = std::make_shared<const std::vector<std::byte>>(State(7));
-  ASSERT_EQ(links_.SendRows(Rank(5), 3, /*rank=*/2, rows), absl::OkStatus());
-  ASSERT_EQ(links_.SendRows(Rank(6), 3, 2, rows), absl::OkStatus());
+  ASSERT_EQ(links_.SendRows(Rank(5), 3, /*rank=*/2, transport::Lend(rows, rows->size())), absl::OkStatus());
+  ASSERT_EQ(links_.SendRows(Rank(6), 3, 2, transport::Lend(rows, rows->size())), absl::OkStatus());
   EXPECT_EQ(rows.use_count(), 3);
   ASSERT_EQ(links_.SendAttended(Rank(8), 1, 2), absl::OkStatus());
   EXPECT_EQ(links_.held(), 2u) << "a message needs no answer";

@@ -2,6 +2,7 @@
 // what crosses is what `dovetail plan-prefill` says.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <fstream>
 
 #include "absl/strings/str_join.h"
@@ -126,6 +127,23 @@ TEST_F(LogitsOverRanks, AFlagThatCannotBeMetSaysWhyAndWhatCan) {
        "--prefill-ranks: 2 ranks of at least 1024 tokens (--prefill-rank-tokens) need a prompt of 2048, and this one "
        "has 450; lower the one or the other"},
       {softmax,
+       {"--compute-devices", "cuda:0,cuda:1"},
+       "--compute-devices cuda:0,cuda:1: it says where the layers run, and so does --device cpu; leave that out"},
+      {softmax,
+       {"--device", "auto", "--compute-devices", "cuda:0,cpu"},
+       "--compute-devices: 'cpu' is not cuda:N, as in cuda:0,cuda:1; `dovetail devices` lists what is here"},
+      {softmax,
+       {"--device", "auto", "--compute-devices", "cuda:0,cuda:1,cuda:2", "--compute-workers", "2"},
+       "--compute-devices: 3 devices are more than the 2 of --compute-workers; leave --compute-workers out, or take "
+       "fewer devices"},
+      {softmax,
+       {"--device", "auto", "--compute-devices", "cuda:0,cuda:1", "--prefill-ranks", "3"},
+       "--prefill-ranks: 3 ranks are more than the 2 of --compute-workers; ask for at most as many, for auto, or for "
+       "more compute workers"},
+      {softmax,
+       {"--device", "auto", "--compute-devices", "cuda:0,cuda:1,cuda:2,cuda:3,cuda:4,cuda:5,cuda:6,cuda:7,cuda:8"},
+       "--compute-devices: 9 devices; 8 are the most"},
+      {softmax,
        {"--prefill-exchange", "gather", "--prompt-scratch", "0"},
        "--prefill-exchange gather: K and V that are gathered lie in the prompt scratch, and --prompt-scratch is 0; "
        "give "
@@ -152,7 +170,9 @@ TEST_F(LogitsOverRanks, AFlagThatCannotBeMetSaysWhyAndWhatCan) {
        "layers elsewhere; take plane, or --linear-prompts compute"},
   };
   for (const Case& bad : cases) {
-    std::vector<std::string> arguments = {"logits", bad.model, "--device", "cpu", "--ids", Ids(450)};
+    std::vector<std::string> arguments = {"logits", bad.model, "--ids", Ids(450)};
+    if (std::find(bad.flags.begin(), bad.flags.end(), "--device") == bad.flags.end())
+      arguments.insert(arguments.end(), {"--device", "cpu"});
     arguments.insert(arguments.end(), bad.flags.begin(), bad.flags.end());
     const CommandResult result = RunDovetail(arguments);
     EXPECT_EQ(result.exit_code, 1) << bad.said;

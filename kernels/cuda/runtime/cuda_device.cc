@@ -226,6 +226,14 @@ absl::StatusOr<std::unique_ptr<Buffer>> CudaDevice::AllocatePinned(size_t size_b
   return std::make_unique<PinnedBuffer>(*library_, memory, size_bytes);
 }
 
+absl::StatusOr<bool> CudaDevice::ReachPeer(const CudaDevice& peer) {
+  bool reaches = peer.index_ == index_;
+  if (reaches) return reaches;
+  DT_RETURN_IF_ERROR(library_->Check((*library_)->reach_peer(index_, peer.index_, &reaches),
+                                     absl::StrCat(name(), ": reaching ", peer.name())));
+  return reaches;
+}
+
 absl::StatusOr<CudaDevice::Memory> CudaDevice::memory() const {
   Memory memory;
   DT_RETURN_IF_ERROR(library_->Check((*library_)->memory_info(index_, &memory.free_bytes, &memory.total_bytes),

@@ -133,6 +133,9 @@ class CudaDevice : public Device {
   };
   absl::StatusOr<Memory> memory() const;
 
+  // Copies between the two GPUs go directly from here on, if they are connected so; false: through the host, slower.
+  absl::StatusOr<bool> ReachPeer(const CudaDevice& peer);
+
   int index() const { return index_; }
   const DeviceInfo& info() const { return info_; }
   DeviceLimits limits() const;

@@ -59,6 +59,21 @@ int MemoryInfo(int device, size_t* free_bytes, size_t* total_bytes) {
 
 int UseDevice(int device) { return Code(cudaSetDevice(device)); }
 
+int ReachPeer(int device, int peer, bool* reaches) {
+  int can = 0;
+  cudaError_t error = cudaDeviceCanAccessPeer(&can, device, peer);
+  *reaches = error == cudaSuccess && can != 0;
+  if (!*reaches) return Code(error);
+  error = cudaSetDevice(device);
+  if (error == cudaSuccess) error = cudaDeviceEnablePeerAccess(peer, 0);
+  if (error == cudaErrorPeerAccessAlreadyEnabled) {
+    cudaGetLastError();
+    error = cudaSuccess;
+  }
+  *reaches = error == cudaSuccess;
+  return Code(error);
+}
+
 int Allocate(int device, size_t bytes, void** memory) {
   const cudaError_t error = cudaSetDevice(device);
   return Code(error != cudaSuccess ? error : cudaMalloc(memory, bytes));

@@ -16,6 +16,7 @@ int GetDeviceInfo(int device, DeviceInfo* info);
 int HasCode(int device, bool* has);
 int MemoryInfo(int device, size_t* free_bytes, size_t* total_bytes);
 int UseDevice(int device);
+int ReachPeer(int device, int peer, bool* reaches);
 int Allocate(int device, size_t bytes, void** memory);
 int Release(int device, void* memory);
 int AllocatePinned(int device, size_t bytes, void** memory);

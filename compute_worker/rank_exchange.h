@@ -1,0 +1,62 @@
+#pragma once
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "base/status.h"
+#include "compute_worker/core/compute_worker_core.h"
+#include "compute_worker/core/rank_tensor.h"
+#include "compute_worker/dense_backend.h"
+#include "compute_worker/rank_links.h"
+#include "transport/fabric.h"
+
+namespace dovetail::compute {
+
+// What ranks of a prefill group send each other, on its way between the links and the device: rows that the device has
+// not computed yet are sent late, and what has come is handed on, and answered, once the device has copied it. A CPU
+// has both at once.
+//
+// Errors: what fails ends the step.
+// Threads: reactor-owned; nothing blocks.
+class RankExchange {
+ public:
+  // All outlive it.
+  RankExchange(const ComputeWorkerCore& core, DenseBackend& dense, RankLinks& links)
+      : core_(core), dense_(dense), links_(links), late_(core.options().micro_batches) {}
+
+  // To all receivers, now or late.
+  absl::Status SendRows(const SendRankRows& send);
+  // Those of the micro-batch's step that are there by now; how many still wait.
+  absl::StatusOr<int> SendLate(MicroBatchId id);
+  bool HasLate(MicroBatchId id) const { return !late_[id.value()].empty(); }
+
+  // A kRankState or kRankRows came.
+  absl::Status Take(const transport::Delivery& delivery);
+  // The oldest of those that came, if it has been copied: answered, unless its sender is no peer any more, which drops
+  // it. Nothing: none, or it still is being copied.
+  struct Arrived {
+    proto::FrameHeader header;
+    RankTensor tensor;
+  };
+  absl::StatusOr<std::optional<Arrived>> Next();
+  bool copies() const { return !arriving_.empty(); }
+
+ private:
+  struct Late {
+    StepId step;
+    int op = 0, rank = 0;
+    proto::RankAddress to;
+    transport::LentBytes rows;
+  };
+  struct Arriving {
+    NodeId from;
+    Arrived arrived;
+  };
+  const ComputeWorkerCore& core_;
+  DenseBackend& dense_;
+  RankLinks& links_;
+  std::vector<std::deque<Late>> late_;  // by micro-batch, in order
+  std::deque<Arriving> arriving_;       // in order
+};
+
+}  // namespace dovetail::compute

@@ -1,0 +1,32 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "proto/attention_spec.h"
+#include "server/cli/engine_flags.h"
+
+namespace dovetail::cli {
+
+// --compute-devices: the GPUs of the compute workers of one process.
+//   Errors:  name the flag
+//   Threads: the main thread's
+
+// Their names; none: the flag was not given.
+std::vector<std::string> ComputeDevicesOf(const EngineFlags& flags);
+
+// --compute-workers, or one for each of them.
+absl::StatusOr<int> ComputeWorkersOf(const EngineFlags& flags);
+
+// Opens all but the first, which is engine.device, and lets them reach each other's memory. kInvalidArgument: one would
+// compute other results than the first.
+absl::Status OpenComputeDevices(const EngineFlags& flags, const std::vector<std::string>& gpus,
+                                const model::Checkpoint& checkpoint, RunningEngine& engine);
+
+// The weights on all but the first, as they are on that one.
+absl::Status LoadOnComputeDevices(const EngineFlags& flags, const model::LoadProgress& progress, RunningEngine& engine);
+
+// --prefill-exchange auto is gather-direct on several GPUs, where the model can: from GPU to GPU is faster than by way
+// of attention workers.
+void ChooseExchangeOfGpus(const proto::AttentionTable& table, const RunningEngine& engine, EngineFlags& flags);
+
+}  // namespace dovetail::cli

@@ -1,0 +1,168 @@
+#include "compute_worker/rank_exchange.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "proto/rank_frames.h"
+#include "tests/compute_worker/rank_fixture.h"
+#include "tests/compute_worker/small_spec.h"
+#include "transport/inproc/inproc_fabric.h"
+
+// What ranks send each other where a device computes and copies in its own time: nothing is sent before it is there,
+// and nothing is answered, or handed on, before it has been copied.
+
+namespace dovetail::compute {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+// Rows of op o are bytes of the value 10 o + first row; the device has computed and copied what the test says.
+class SlowDevice final : public DenseBackend {
+ public:
+  std::vector<SequenceId> PendingGrammars(const proto::StepPlan&) override { return {}; }
+  absl::Status PrepareStep(const ComputeWorkerCore&, MicroBatchId, const exchange::Seam&) override { return {}; }
+  absl::Status Run(const ComputeWorkerCore&, MicroBatchId, int) override { return {}; }
+  absl::Status AttendPrompts(const ComputeWorkerCore&, MicroBatchId, int) override { return {}; }
+  absl::StatusOr<bool> PayloadsReady(MicroBatchId, int op) override { return op < computed; }
+  absl::StatusOr<transport::LentBytes> PackQuery(const ComputeWorkerCore&, MicroBatchId, int, int) override {
+    return transport::LentBytes();
+  }
+  absl::StatusOr<transport::LentBytes> PackKeyValue(const ComputeWorkerCore&, MicroBatchId, int, int) override {
+    return transport::LentBytes();
+  }
+  absl::StatusOr<transport::LentBytes> RankRows(MicroBatchId, int op, int64_t first_row) override {
+    const auto rows = std::make_shared<std::vector<std::byte>>(8, static_cast<std::byte>(10 * op + first_row));
+    given.push_back(rows);
+    return transport::Lend(rows, rows->size());
+  }
+  absl::StatusOr<RankTensor> TakeRankRows(std::span<const std::byte> rows) override {
+    if (!room) return ResourceExhausted("no memory for rows");
+    return DenseBackend::TakeRankRows(rows);
+  }
+  absl::StatusOr<bool> RankRowsTaken(const RankTensor& rows) override {
+    return copied.contains(static_cast<int>(rows.bytes[0]));
+  }
+  absl::Status Sample(const proto::StepPlan&, MicroBatchId, proto::StepResult&) override { return {}; }
+
+  int computed = 0;
+  bool room = true;
+  std::set<int> copied;  // by the first byte
+  std::vector<std::weak_ptr<std::vector<std::byte>>> given;
+};
+
+struct Received : transport::FrameHandler {
+  void OnFrame(const transport::Delivery& delivery) override {
+    ops.push_back(delivery.header.op);
+    types.push_back(delivery.header.type);
+    firsts.push_back(delivery.payload.empty() ? -1 : static_cast<int>(delivery.payload[0]));
+  }
+  std::vector<int> ops, firsts;
+  std::vector<proto::FrameType> types;
+};
+
+// Rank 0 of three, whose step runs until rank 1 has attended; ranks 1 and 2 are one node.
+class RankExchangeTest : public ::testing::Test {
+ protected:
+  RankExchangeTest() {
+    for (const uint32_t worker : {1, 2}) links_.Add({WorkerId(worker), Epoch(3), there_->id()});
+    rank_.Feed(PlanArrived{RankPlan(table_, 0, {0, 64, 128, 192}, 10, proto::PrefixExchange::kGatherDirect,
+                                    proto::LinearExchange::kStates)});
+  }
+  static proto::AttentionTable Table() {
+    return *proto::AttentionTable::Build(std::vector<proto::AttentionSpec>(8, SmallSpec()));
+  }
+  SendRankRows Rows(int op, std::vector<int64_t> first_rows) const {
+    SendRankRows send{MicroBatchId(0), op, 0, {}};
+    const std::vector<proto::RankAddress>& ranks = rank_.core().PlanOf(MicroBatchId(0)).ranks;
+    for (size_t i = 0; i < first_rows.size(); ++i) send.receivers.push_back({ranks[i + 1], first_rows[i]});
+    return send;
+  }
+  transport::Delivery Came(proto::FrameType type, int op, const std::vector<std::byte>& bytes) const {
+    return {there_->id(), proto::MakeHeader(type, Epoch(3), StepId(10), MicroBatchId(0), op, bytes.size(), 0, 1),
+            bytes};
+  }
+  Received& Arrived() {
+    received_ = {};
+    there_->Poll(received_, 100);
+    return received_;
+  }
+
+  const proto::AttentionTable table_ = Table();
+  mutable FakeRank rank_{0, table_, 100};
+  transport::InprocFabric fabric_;
+  std::unique_ptr<transport::Port> here_ = fabric_.CreatePort(nullptr), there_ = fabric_.CreatePort(nullptr);
+  RankLinks links_{*here_};
+  SlowDevice device_;
+  RankExchange exchange_{rank_.core(), device_, links_};
+  Received received_;
+};
+
+TEST_F(RankExchangeTest, RowsAreSentInOrderOnceTheDeviceHasThem) {
+  ASSERT_TRUE(rank_.core().running(MicroBatchId(0)));
+  ASSERT_EQ(exchange_.SendRows(Rows(0, {0, 0})), absl::OkStatus());
+  ASSERT_EQ(exchange_.SendRows(Rows(1, {0, 5})), absl::OkStatus());
+  EXPECT_EQ(device_.given.size(), 3u) << "ranks that need the same rows share them";
+  EXPECT_THAT(Arrived().ops, IsEmpty());
+  EXPECT_TRUE(exchange_.HasLate(MicroBatchId(0)));
+  device_.computed = 1;
+  EXPECT_EQ(exchange_.SendLate(MicroBatchId(0)).value(), 2);
+  EXPECT_THAT(Arrived().firsts, ElementsAre(0, 0));
+  device_.computed = 2;
+  EXPECT_EQ(exchange_.SendLate(MicroBatchId(0)).value(), 0);
+  EXPECT_THAT(Arrived().firsts, ElementsAre(10, 15));
+  EXPECT_FALSE(exchange_.HasLate(MicroBatchId(0)));
+  EXPECT_FALSE(device_.given[2].expired()) << "lent until it is answered";
+}
+
+TEST_F(RankExchangeTest, RowsOfAStepThatFailedAreNotSent) {
+  ASSERT_EQ(exchange_.SendRows(Rows(0, {0, 0})), absl::OkStatus());
+  rank_.Feed(StepFailed{MicroBatchId(0), Internal("a kernel")});
+  device_.computed = 8;
+  EXPECT_EQ(exchange_.SendLate(MicroBatchId(0)).value(), 0);
+  EXPECT_THAT(Arrived().ops, IsEmpty());
+  EXPECT_TRUE(device_.given[0].expired());
+}
+
+TEST_F(RankExchangeTest, WhatCameIsAnsweredAndHandedOnInOrderOnceItHasBeenCopied) {
+  const std::vector<std::byte> first(8, std::byte{1}), second(8, std::byte{2}), state(8, std::byte{3});
+  ASSERT_EQ(exchange_.Take(Came(proto::kRankRows, 0, first)), absl::OkStatus());
+  ASSERT_EQ(exchange_.Take(Came(proto::kRankState, 1, state)), absl::OkStatus());
+  ASSERT_EQ(exchange_.Take(Came(proto::kRankRows, 2, second)), absl::OkStatus());
+  device_.copied = {2};
+  EXPECT_FALSE(exchange_.Next().value().has_value());
+  EXPECT_TRUE(exchange_.copies());
+  EXPECT_THAT(Arrived().ops, IsEmpty());
+  device_.copied = {1, 2};
+  for (const int op : {0, 1, 2}) {
+    const auto next = exchange_.Next();
+    ASSERT_TRUE(next.ok() && next->has_value());
+    EXPECT_EQ((*next)->header.op, op);
+    EXPECT_EQ((*next)->tensor.size(), 8u);
+  }
+  EXPECT_FALSE(exchange_.Next().value().has_value());
+  EXPECT_FALSE(exchange_.copies());
+  EXPECT_THAT(Arrived().types, ElementsAre(proto::kRankTaken, proto::kRankTaken, proto::kRankTaken));
+}
+
+TEST_F(RankExchangeTest, WhatCameFromAWorkerThatIsLostMeanwhileIsDropped) {
+  const std::vector<std::byte> rows(8, std::byte{1});
+  ASSERT_EQ(exchange_.Take(Came(proto::kRankRows, 0, rows)), absl::OkStatus());
+  for (const uint32_t worker : {1, 2}) links_.Lose(WorkerId(worker), Epoch(3));
+  device_.copied = {1};
+  EXPECT_FALSE(exchange_.Next().value().has_value());
+  EXPECT_FALSE(exchange_.copies());
+}
+
+TEST_F(RankExchangeTest, WithoutMemoryForRowsTheirStepFails) {
+  device_.room = false;
+  const std::vector<std::byte> rows(8, std::byte{1});
+  EXPECT_TRUE(absl::IsResourceExhausted(exchange_.Take(Came(proto::kRankRows, 0, rows))));
+  EXPECT_FALSE(exchange_.copies());
+}
+
+}  // namespace
+}  // namespace dovetail::compute
