@@ -208,17 +208,21 @@ std::vector<SequenceId> AttentionWorkerCore::DamagedIn(const proto::StepBegin& m
   return damaged;
 }
 
-// A compute worker waits for no answer where only k and v go to a worker, or nothing but the begin of a step. If it or
-// its link is lost then, the next step comes from another one although this worker lacks tokens before it.
+// A compute worker waits for no answer where nothing but the begin of a step goes to a worker: the next step may come
+// from another one before that begin, or without it. Only tokens and names that belong here must not be missing then.
+// They are where a compute worker, or its link, was lost after it went on without an answer.
 std::vector<SequenceId> AttentionWorkerCore::IncompleteIn(StepId step, const proto::StepBegin& message) const {
   std::vector<SequenceId> incomplete;
   for (const proto::StepBeginEntry& entry : message.entries) {
     const SequenceState* const sequence = sequences_.Find(entry.sequence);
     if (sequence == nullptr || step <= sequence->last_step) continue;
     const Position ctx_len = message.part.in_group() ? message.part.base : entry.ctx_len;
+    const auto misses = [&](Position end) {
+      return !sequences_.HoldsVisible(*sequence, ctx_len) || SequenceTable::LacksTokens(*sequence, end, ctx_len) ||
+             !SequenceTable::NamesContinue(*sequence, ctx_len, entry.hashes);
+    };
     if (!sequence->started) {
-      if (!SequenceTable::Offers(*sequence, ctx_len) || !sequences_.HoldsVisible(*sequence, ctx_len))
-        incomplete.push_back(entry.sequence);
+      if (misses(SequenceTable::Offers(*sequence, ctx_len) ? ctx_len : 0)) incomplete.push_back(entry.sequence);
       continue;
     }
     const bool running =
@@ -227,8 +231,7 @@ std::vector<SequenceId> AttentionWorkerCore::IncompleteIn(StepId step, const pro
                       return (sequence->micro_batches & BitOf(batch)) != 0 && batch.phase != Phase::kIdle;
                     }) ||
         (sequence->joint.active() && !sequence->joint.complete(table_.op_count()));
-    const Position whole = sequence->ctx_len + (running ? 0 : sequence->q_len);
-    if (ctx_len > whole || !sequences_.HoldsVisible(*sequence, ctx_len)) incomplete.push_back(entry.sequence);
+    if (misses(running ? sequence->ctx_len : sequence->end())) incomplete.push_back(entry.sequence);
   }
   return incomplete;
 }

@@ -103,8 +103,8 @@ void AttentionWorkerCore::OnMove(NodeId from, std::span<const std::byte> payload
   if (table_.has_linear() && options_.block_bytes == 0)
     return EndMove(move, false, "linear states do not travel from this worker", actions);
   const SequenceState* sequence = sequences_.Find(move.order.sequence);
-  if (sequence == nullptr || !SequenceTable::Speaks(*sequence, move.order.generation) || !sequence->started ||
-      move.order.end < sequence->ctx_len || move.order.end > sequence->ctx_len + sequence->q_len)
+  if (sequence == nullptr || !SequenceTable::Speaks(*sequence, move.order.generation) ||
+      move.order.end < sequence->ctx_len || SequenceTable::LacksTokens(*sequence, sequence->end(), move.order.end))
     return EndMove(move, false, "the sequence does not stand there", actions);
   if (!WithDigests()) return BeginMove(move.order.slot, actions);
   actions.push_back(DigestBlocks{sequences_.Digested(*sequence)});

@@ -123,7 +123,7 @@ absl::StatusOr<const SequenceState*> SequenceTable::Extend(const proto::OpenSequ
 
 absl::Status SequenceTable::CheckFill(const SequenceState& sequence, const Part& part) const {
   const bool extended = sequence.fill_shard > 0;
-  const Position most = extended ? sequence.ctx_len + sequence.q_len : kMaxPositions;
+  const bool ends_here = !extended || !LacksTokens(sequence, sequence.end(), part.move_end);
   const bool first = sequence.filled == SequenceState::kNotFilled;
   const bool continues =
       first ? Offers(sequence, part.begin) && (extended || !sequence.started) : part.begin == sequence.filled;
@@ -134,7 +134,8 @@ absl::Status SequenceTable::CheckFill(const SequenceState& sequence, const Part&
                                   const int64_t before = BlocksHolding(shard, 0, part.begin).last;
                                   return before <= static_cast<int64_t>(shard.sets.size());
                                 });
-  if (part.begin >= part.end || part.end > part.move_end || part.move_end > most || !continues || !fits)
+  if (part.begin >= part.end || part.end > part.move_end || !ends_here || part.move_end > kMaxPositions || !continues ||
+      !fits)
     return InvalidArgument("sequence ", sequence.id.value(), ": a move of tokens ", part.begin, "..", part.end, " of ",
                            part.move_end, " does not continue what is here");
   return absl::OkStatus();
@@ -183,9 +184,10 @@ absl::StatusOr<const SequenceState*> SequenceTable::Fork(const proto::ForkSequen
     return FailedPrecondition("fork: sequence ", message.parent.value(), " is of generation ",
                               parent->generation.value(), " here, not of ", message.generation.value());
   if (!CheckHeld(*parent)) return DataLoss("fork: sequence ", message.parent.value(), " is damaged");
-  if (message.ctx_len < parent->ctx_len || message.ctx_len > parent->ctx_len + parent->q_len || !parent->started)
+  const bool begun = parent->started || message.ctx_len > 0;
+  if (!begun || message.ctx_len < parent->ctx_len || LacksTokens(*parent, parent->end(), message.ctx_len))
     return InvalidArgument("fork: ctx_len ", message.ctx_len, ": sequence ", message.parent.value(), " holds ",
-                           parent->ctx_len, " to ", parent->ctx_len + parent->q_len, " tokens");
+                           parent->ctx_len, " to ", parent->end(), " tokens");
   if (message.child == message.parent)
     return InvalidArgument("fork: sequence ", message.child.value(), " is its own child");
   if (sequences_.size() >= kMaxSequences)
@@ -194,6 +196,7 @@ absl::StatusOr<const SequenceState*> SequenceTable::Fork(const proto::ForkSequen
   auto child = std::make_unique<SequenceState>(*parent);
   child->id = message.child;
   child->generation = KvGeneration(++openings_);
+  child->started = true;
   child->q_len = 0;
   child->micro_batches = 0;
   child->joint = JointAppend();
@@ -309,13 +312,18 @@ void SequenceTable::MarkSnapshotsAt(const SequenceState& sequence, Position ctx_
   }
 }
 
+bool SequenceTable::NamesContinue(const SequenceState& sequence, Position ctx_len,
+                                  const std::vector<proto::BlockHash>& hashes) {
+  return hashes.empty() || ctx_len / kSegmentTokens <= static_cast<int64_t>(sequence.hashes.size() + hashes.size());
+}
+
 absl::Status SequenceTable::CheckHashes(const SequenceState& sequence, Position ctx_len,
                                         const std::vector<proto::BlockHash>& hashes) {
   if (hashes.empty()) return absl::OkStatus();
   const int64_t end = ctx_len / kSegmentTokens;
   const int64_t first = end - static_cast<int64_t>(hashes.size());
   const int64_t known = static_cast<int64_t>(sequence.hashes.size());
-  if (first < 0 || first > known)
+  if (first < 0 || !NamesContinue(sequence, ctx_len, hashes))
     return InvalidArgument("sequence ", sequence.id.value(), ": ", hashes.size(), " hashes end at block ", end,
                            " of ctx_len ", ctx_len, "; the first ", known, " are known");
   for (int64_t block = first; block < std::min(end, known); ++block)
@@ -331,6 +339,12 @@ void SequenceTable::TakeHashes(SequenceState& sequence, Position ctx_len, const 
   for (size_t i = std::max<int64_t>(0, known_of_these); i < hashes.size(); ++i) sequence.hashes.push_back(hashes[i]);
 }
 
+bool SequenceTable::LacksTokens(const SequenceState& sequence, Position begin, Position end) {
+  return std::any_of(sequence.shards.begin(), sequence.shards.end(), [&](const ShardState& shard) {
+    return std::max(begin, shard.shard.tokens.begin) < std::min(end, shard.shard.tokens.end);
+  });
+}
+
 bool SequenceTable::Offers(const SequenceState& sequence, Position begin) {
   const auto& blocks = sequence.resumable;
   return begin % kSegmentTokens == 0 && std::find(blocks.begin(), blocks.end(), begin / kSegmentTokens) != blocks.end();
@@ -339,12 +353,12 @@ bool SequenceTable::Offers(const SequenceState& sequence, Position begin) {
 absl::Status SequenceTable::CheckCommit(const SequenceState& sequence, Position ctx_len,
                                         const std::vector<proto::BlockHash>& hashes) const {
   if (!sequence.started) {
-    if (!Offers(sequence, ctx_len))
+    if (!Offers(sequence, ctx_len) && LacksTokens(sequence, 0, ctx_len))
       return InvalidArgument("sequence ", sequence.id.value(), ": ctx_len ", ctx_len,
                              " of its first step is not one that was offered");
-  } else if (ctx_len < sequence.ctx_len || ctx_len > sequence.ctx_len + sequence.q_len) {
+  } else if (ctx_len < sequence.ctx_len || LacksTokens(sequence, sequence.end(), ctx_len)) {
     return InvalidArgument("sequence ", sequence.id.value(), ": ctx_len ", ctx_len, " is outside ", sequence.ctx_len,
-                           "..", sequence.ctx_len + sequence.q_len);
+                           "..", sequence.end());
   }
   if (!HoldsVisible(sequence, ctx_len))
     return InvalidArgument("sequence ", sequence.id.value(), ": tokens before ctx_len ", ctx_len, " are not here");

@@ -47,6 +47,8 @@ struct SequenceState {
   StepId last_step;      // the newest step that has begun with it, or part of a move; of a group: its first rank's
   JointAppend joint;     // of the group that appends its q_len tokens, if one does
   bool damaged = false;  // a block under it does not hold what was written: it must begin again
+
+  Position end() const { return started ? ctx_len + q_len : 0; }  // of what steps that came here brought
 };
 
 // What a worker's memory is used for.
@@ -95,7 +97,8 @@ class SequenceTable {
   // Where the part begins in this shard: a windowed one needs only what will be visible. part.end: nowhere.
   Position FillBegin(const proto::Shard& shard, const Part& part) const;
 
-  // See proto::ForkSequence. kNotFound: no such parent; kInvalidArgument: it does not hold ctx_len tokens.
+  // See proto::ForkSequence. kNotFound: no such parent; kInvalidArgument: it does not hold ctx_len tokens. The fork may
+  // arrive before steps of the parent that bring nothing to this worker: see LacksTokens.
   absl::StatusOr<const SequenceState*> Fork(const proto::ForkSequence& message);
 
   // Of another generation than the sequence's: nothing happens.
@@ -123,6 +126,12 @@ class SequenceTable {
   static bool Offers(const SequenceState& sequence, Position begin);
   absl::Status CheckCommit(const SequenceState& sequence, Position ctx_len,
                            const std::vector<proto::BlockHash>& hashes) const;
+  // Whether tokens of [begin, end) belong on this worker. If none does, a step of these tokens is not awaited by its
+  // compute worker, and what follows the step may arrive here before it does, or without it.
+  static bool LacksTokens(const SequenceState& sequence, Position begin, Position end);
+  // Whether no block before those that `hashes` name as the last before ctx_len is without a name.
+  static bool NamesContinue(const SequenceState& sequence, Position ctx_len,
+                            const std::vector<proto::BlockHash>& hashes);
   // Whether all blocks are here that a query at ctx_len sees. Not so where a move or a step did not bring them.
   bool HoldsVisible(const SequenceState& sequence, Position ctx_len) const;
 

@@ -225,6 +225,25 @@ TEST_F(AttentionWorkerCoreTest, AStepAfterOneThatDidNotComeAsAWholeNamesTheSeque
   EXPECT_TRUE(Prepares(Begin(5, {{SequenceId(2), 0, 3, {}}, {SequenceId(3), 1, 1, {}}}, 1))) << "the same step again";
 }
 
+// A worker that holds none of a step's tokens is not waited for: the next step may come first, from another compute
+// worker.
+TEST_F(AttentionWorkerCoreTest, AStepThatOvertakesOneWhoseTokensLieElsewhereGoesOn) {
+  Open(1, {ShardOf(0, {0, 2}, {128, 256})});
+  EXPECT_TRUE(Prepares(Begin(2, {{SequenceId(1), 128, 1, {}}}, 1))) << "steps of the first 128 tokens come later";
+  EXPECT_THAT(Refused(Begin(1, {{SequenceId(1), 0, 128, {}}})).damaged, IsEmpty()) << "it is over elsewhere";
+  EXPECT_EQ(State(1).ctx_len, 128);
+  const proto::StepRefused missed = Refused(Begin(4, {{SequenceId(1), 130, 1, {}}}));
+  EXPECT_THAT(missed.damaged, ElementsAre(SequenceId(1))) << "token 129 belongs here";
+}
+
+// A name that the begin of a step brought is missing where that begin did not arrive.
+TEST_F(AttentionWorkerCoreTest, AStepThatOvertakesTheNamesOfBlocksBeginsAgain) {
+  Open(1, {ShardOf(0, {0, 2}, {128, 256})});
+  const std::vector<proto::BlockHash> names = Hashes(5, 2);
+  EXPECT_THAT(Refused(Begin(2, {{SequenceId(1), 128, 1, {names[1]}}}, 1)).damaged, ElementsAre(SequenceId(1)));
+  EXPECT_TRUE(Prepares(Begin(3, {{SequenceId(1), 128, 1, names}}, 1)));
+}
+
 // A worker of the tokens behind those of the first steps answers nothing in these.
 TEST_F(AttentionWorkerCoreTest, AStepAfterFirstOnesOfWhichNoneCameNamesTheSequencesThatMustBeginAgain) {
   Open(1), Open(2);

@@ -143,6 +143,20 @@ TEST(Fork, AtAnEarlierPositionOfTheRunningStepLeavesTheRestBehind) {
   EXPECT_TRUE(table.Step(2, 64, 1).ok());
 }
 
+// A compute worker sends such a worker nothing but the begin of the step, and waits for no answer.
+TEST(Fork, WhereNoneOfTheTokensBelongsItDoesNotWaitForTheStepThatMadeThem) {
+  Driver table(FullTable(), 32);
+  ASSERT_TRUE(table->Open({SequenceId(1), {ShardOf(0, {0, 2}, {128, 256})}, Hashes(1, 1)}).ok());
+  ASSERT_TRUE(table->Fork({SequenceId(1), SequenceId(2), 109}).ok()) << "the first step has not come";
+  EXPECT_FALSE(table->Fork({SequenceId(1), SequenceId(3), 129}).ok()) << "token 128 belongs here";
+  EXPECT_TRUE(table.Step(2, 109, 30).ok());
+  EXPECT_THAT(table.Sets(2), SizeIs(1));
+  EXPECT_TRUE(table.Step(1, 0, 109).ok()) << "late";
+  EXPECT_TRUE(table.Step(1, 109, 1).ok());
+  ASSERT_TRUE(table->Fork({SequenceId(1), SequenceId(4), 128}).ok()) << "nor for a step of decode";
+  EXPECT_EQ(table->CheckInvariants(), absl::OkStatus());
+}
+
 TEST(Fork, NamesWhatItRefuses) {
   Driver table(FullTable(), 32);
   table.Open(1);
