@@ -39,7 +39,7 @@ std::optional<double> PerMillion(double usd_per_hour, double tokens_s, double ut
 
 int64_t Layout::Count(Role role) const {
   int64_t count = 0;
-  for (const Machines& machines : this->machines) count += machines.role == role ? machines.count : 0;
+  for (const Machines& of_role : machines) count += of_role.role == role ? of_role.count : 0;
   return count;
 }
 

@@ -14,11 +14,10 @@ namespace dovetail::transport {
 class LentBytes : public std::span<const std::byte> {
  public:
   LentBytes() = default;
-  LentBytes(std::span<const std::byte> bytes, std::shared_ptr<const void> owner)
-      : std::span<const std::byte>(bytes), owner(std::move(owner)) {}
+  LentBytes(std::span<const std::byte> bytes, std::shared_ptr<const void> owner_of_bytes)
+      : std::span<const std::byte>(bytes), owner(std::move(owner_of_bytes)) {}
   template <typename Bytes>
-  requires std::is_constructible_v < std::span<const std::byte>,
-  const Bytes& > LentBytes(const Bytes& bytes)
+  requires(std::is_constructible_v<std::span<const std::byte>, const Bytes&>) LentBytes(const Bytes& bytes)
       : std::span<const std::byte>(bytes) {}  // NOLINT: as a span, owned by the caller
 
   std::shared_ptr<const void> owner;

@@ -150,19 +150,20 @@ absl::StatusOr<transport::LentBytes> CudaAttentionExecutor::PeerCrossing::Run(Mi
   std::byte* const answer = steps_[id.value()].peer->peer_slot(id);
   const kernels::cuda::ExchangeEnd end = steps_[id.value()].peer->End(id);
   CudaAttentionExecutor* const executor = &executor_;
+  const auto attend = [executor, &batch, waits_apart, group, op, op_index, query, key_value, answer,
+                       end](CudaStream& stream) -> absl::Status {
+    if (waits_apart) DT_RETURN_IF_ERROR(kernels::cuda::ExchangeAwait(stream, {end, static_cast<uint32_t>(op)}));
+    DT_RETURN_IF_ERROR(executor->Append(batch, group, op_index, key_value, &end, op));
+    DT_RETURN_IF_ERROR(executor->Attend(batch, group, op_index, query, answer));
+    return kernels::cuda::ExchangeSignal(stream, {end, static_cast<uint32_t>(op)});
+  };
   DT_RETURN_IF_ERROR(batch.work->Add(
       *batch.stream,
       {StepWork::Word(executor), static_cast<uint64_t>(op), waits_apart ? 1u : 0u, offset, WordOf(step.appends, 0),
        StepWork::Word(query), StepWork::Word(key_value), StepWork::Word(answer), StepWork::Word(end.own),
        StepWork::Word(end.peer), StepWork::Word(step.items), StepWork::Word(step.positions),
        StepWork::Word(step.row_items), step.attends ? step.attention->Launches() : 0},
-      [executor, &batch, waits_apart, group, op, op_index, query, key_value, answer,
-       end](CudaStream& stream) -> absl::Status {
-        if (waits_apart) DT_RETURN_IF_ERROR(kernels::cuda::ExchangeAwait(stream, {end, static_cast<uint32_t>(op)}));
-        DT_RETURN_IF_ERROR(executor->Append(batch, group, op_index, key_value, &end, op));
-        DT_RETURN_IF_ERROR(executor->Attend(batch, group, op_index, query, answer));
-        return kernels::cuda::ExchangeSignal(stream, {end, static_cast<uint32_t>(op)});
-      }));
+      attend));
   return transport::LentBytes();  // no frame takes it
 }
 

@@ -148,8 +148,9 @@ void PromptAttention::FillFromRanks(const ComputeWorkerCore& core, MicroBatchId 
     const proto::TokenRange tokens = core.RowsFrom(id, op, rank);
     if (tokens.begin >= tokens.end) continue;
     kernels::KvAppendItem append;
-    append.k = core.RankRows(id, op, rank).data();
-    append.v = append.k + (tokens.end - tokens.begin) * key_bytes;
+    const std::byte* const rows = core.RankRows(id, op, rank).data();
+    append.k = rows;
+    append.v = rows + (tokens.end - tokens.begin) * key_bytes;
     append.rows = static_cast<int>(tokens.end - tokens.begin);
     append.kv_heads = spec.kv_heads;
     append.first_position = tokens.begin;

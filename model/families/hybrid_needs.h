@@ -17,12 +17,12 @@ std::string GgufName(const std::string& stored);
 // Views the config and the list, which outlive it; one thread at a time.
 class HybridNeeds {
  public:
-  HybridNeeds(const ModelConfig& config, size_t layer, std::vector<TensorNeed>& out)
-      : config(config),
-        layer(config.layers[layer]),
-        layer_(layer),
-        canonical_(absl::StrCat("layers.", layer, ".")),
-        stored_(absl::StrCat(config.tensor_prefix, "layers.", layer, ".")),
+  HybridNeeds(const ModelConfig& model, size_t index, std::vector<TensorNeed>& out)
+      : config(model),
+        layer(model.layers[index]),
+        layer_(index),
+        canonical_(absl::StrCat("layers.", index, ".")),
+        stored_(absl::StrCat(model.tensor_prefix, "layers.", index, ".")),
         out_(out) {}
 
   const ModelConfig& config;

@@ -14,7 +14,7 @@ namespace dovetail::model {
 namespace {
 
 struct FileDescriptor {
-  explicit FileDescriptor(int value) : value(value) {}
+  explicit FileDescriptor(int opened) : value(opened) {}
   ~FileDescriptor() {
     if (value >= 0) close(value);
   }

@@ -47,7 +47,7 @@ std::string Coloured(const std::string& text, const char* colour, bool colours) 
 
 // What libedit needs; it calls back with itself, whose client data this is.
 struct LineEditor::Library {
-  explicit Library(int raised_fd) : raised_fd(raised_fd) {
+  explicit Library(int when_raised) : raised_fd(when_raised) {
     DT_CHECK(editor != nullptr && history != nullptr);
     HistEvent event;
     ::history(history, &event, H_SETSIZE, kMostHistory);

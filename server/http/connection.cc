@@ -561,9 +561,9 @@ void Connection::KeepAlive(Exchange* exchange, std::chrono::milliseconds quiet, 
   if (exchange != exchange_.get()) return;
   quiet_.Watch(quiet, [self = shared_from_this(), frame = std::move(frame)] {
     if (self->exchange_ == nullptr || self->finishing_ || self->backlog().bytes > 0) return;
-    const auto exchange = self->exchange_;
-    exchange->StartStream();
-    exchange->Write(frame, 0);
+    const auto current = self->exchange_;
+    current->StartStream();
+    current->Write(frame, 0);
   });
 }
 
