@@ -63,6 +63,15 @@ absl::StatusOr<TokenCost> CostOf(const Layout& layout, const Throughput& through
 absl::StatusOr<double> BreakEvenRatio(const Layout& whole, const Throughput& of_whole, const Layout& split,
                                       const Throughput& of_split, const Catalogue& catalogue, PriceOf price);
 
+// Price ratios that papers on split layouts had, to compare with.
+struct KnownRatio {
+  const char* whose;
+  double ratio;
+  const char* prices;
+};
+inline constexpr KnownRatio kKnownRatios[] = {{"Lamina", 0.42, "H20 at 4.63, H100 at 11.06 $/h"},
+                                              {"Step-3", 0.40, "its own devices"}};
+
 // The ratio that the catalogue has: the mean price of attention devices over that of compute devices. 0 without both.
 absl::StatusOr<double> PriceRatio(const Layout& split, const Catalogue& catalogue, PriceOf price);
 

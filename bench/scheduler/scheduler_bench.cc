@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/statistics.h"
 #include "scheduler/core/scheduler.h"
+#include "scheduler/simulation/willing_workers.h"
 
 // What a step costs the scheduler: the time of all SchedulerCore::Handle calls between two steps, and of freeing what
 // they asked for. The workers answer at once and outside of the time. The limit is 50 us a step at 256 sequences.
@@ -110,32 +111,19 @@ class Driver {
     return {static_cast<uint32_t>(hashes.size()), 0};
   }
 
-  void Do(const OpenSequence& a) {
-    events_.push_back(
-        SequenceOpened{a.worker, a.epoch, {.sequence = a.message.sequence, .resumable = Offer(a.message.hashes)}});
-  }
+  void Do(const OpenSequence& a) { events_.push_back(AnswerTo(a, Offer(a.message.hashes))); }
   void Do(const ForkSequence&) { DT_CHECK(false, "nothing is forked here"); }
   void Do(const ReleaseSequence&) {}
-  void Do(const ProbePrefix& a) {
-    events_.push_back(
-        PrefixProbed{a.worker, a.epoch, {.pin_id = a.message.pin_id, .resumable = Offer(a.message.hashes)}});
-  }
+  void Do(const ProbePrefix& a) { events_.push_back(AnswerTo(a, Offer(a.message.hashes))); }
   void Do(const WithdrawStep&) {}
   void Do(const DismissComputeWorker&) {}
   void Do(const Unpin&) {}
   void Do(const MoveSequence&) { DT_CHECK(false, "nothing is moved here"); }
   void Do(const RunStep& a) {
     now_ += absl::Milliseconds(10);
-    StepFinished finished{a.compute_worker, {.step = a.plan.step, .micro_batch = a.plan.micro_batch}};
+    step_ = AnswerTo(a, [this] { return static_cast<TokenId>(random_() % 49152); });
     all_decode_ = static_cast<int>(a.plan.entries.size()) == workload_.sequences;
-    for (const proto::StepEntry& entry : a.plan.entries) {
-      proto::EntryResult& result = finished.result.entries.emplace_back();
-      result.sequence = entry.sequence;
-      result.position = entry.ctx_len + static_cast<Position>(entry.tokens.size());
-      if (entry.sample) result.token = static_cast<TokenId>(random_() % 49152);
-      all_decode_ = all_decode_ && entry.tokens.size() == 1;
-    }
-    step_ = std::move(finished);
+    for (const proto::StepEntry& entry : a.plan.entries) all_decode_ = all_decode_ && entry.tokens.size() == 1;
   }
   void Do(const EmitUpdate& a) {
     if (!a.update.request_finished) return;

@@ -1,16 +1,13 @@
 #include "server/cli/bench_cost_command.h"
 
-#include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "plan/catalogue.h"
 #include "plan/cost.h"
 #include "server/cli/command_line.h"
+#include "server/cli/text_file.h"
 
 namespace dovetail::cli {
 namespace {
@@ -20,13 +17,6 @@ using plan::Catalogue;
 using plan::PriceOf;
 using plan::Role;
 using plan::TokenCost;
-
-// Price ratios P_attention / P_compute that papers on split layouts had.
-constexpr struct {
-  const char* whose;
-  double ratio;
-  const char* prices;
-} kRatios[] = {{"Lamina", 0.42, "H20 at 4.63, H100 at 11.06 $/h"}, {"Step-3", 0.40, "its own devices"}};
 
 struct Measured {
   plan::Layout layout;
@@ -41,14 +31,6 @@ struct Comparison {
   double break_even_low, break_even_high;  // with low and with high prices of compute devices and hosts
   double ratio_low, ratio_high;            // that the prices have
 };
-
-absl::StatusOr<std::string> ReadText(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) return NotFound(path, ": cannot be read");
-  return std::move(text).str();
-}
 
 absl::StatusOr<double> NumberOf(const json& result, const char* field, const std::string& path) {
   const auto found = result.find(field);
@@ -73,25 +55,6 @@ absl::StatusOr<plan::Throughput> ReadResult(const std::string& path) {
   if (result.contains("good_output_tokens") && result["good_output_tokens"].is_number())
     throughput.good_output_tokens_s = result["good_output_tokens"].get<double>() / seconds;
   return throughput;
-}
-
-absl::StatusOr<Catalogue> ReadPrices(const BenchCostFlags& flags) {
-  Catalogue catalogue{"--price", "now", {}};
-  if (!flags.prices.empty()) {
-    DT_ASSIGN_OR_RETURN(const std::string text, ReadText(flags.prices));
-    DT_ASSIGN_OR_RETURN(catalogue, plan::ParseCatalogue(text, flags.prices));
-  } else if (flags.price.empty()) {
-    return InvalidArgument("--prices: names no table of prices; the project has prices/2026-11-25.json");
-  }
-  for (const std::string& text : flags.price) {
-    const size_t equals = text.find('=');
-    double usd = 0;
-    if (equals == std::string::npos || equals == 0 || !absl::SimpleAtod(text.substr(equals + 1), &usd) ||
-        !std::isfinite(usd) || usd < 0)
-      return InvalidArgument("--price: '", text, "' is not DEVICE=USD, as h100=2.10");
-    catalogue.Override(text.substr(0, equals), usd);
-  }
-  return catalogue;
 }
 
 absl::StatusOr<Measured> ReadLayout(const std::string& text, const Catalogue& catalogue, double utilization) {
@@ -168,7 +131,8 @@ void PrintTable(const std::vector<Measured>& all, const std::vector<Comparison>&
                   c.ratio_low < c.break_even_low && c.ratio_high < c.break_even_high     ? "pays"
                   : c.ratio_low >= c.break_even_low && c.ratio_high >= c.break_even_high ? "does not pay"
                                                                                          : "depends on the prices");
-    for (const auto& known : kRatios) std::printf("  %s's ratio: %.2f (%s)\n", known.whose, known.ratio, known.prices);
+    for (const plan::KnownRatio& known : plan::kKnownRatios)
+      std::printf("  %s's ratio: %.2f (%s)\n", known.whose, known.ratio, known.prices);
   }
 }
 
@@ -216,8 +180,7 @@ void AddBenchCostFlags(CLI::App& command, BenchCostFlags& flags) {
       "host. Give one for each layout",
       "NAME=RESULT.json@ROLE.DEVICE:COUNT,...")
       ->required();
-  add("--prices", flags.prices, "Table of prices (prices/ of the project has one)", "FILE");
-  add("--price", flags.price, "In place of the table's", "DEVICE=USD");
+  AddPriceFlags(command, flags.prices, "Cost");
   add("--utilization", flags.utilization,
       "Share of the hours paid for in which the layout is under the measured load; 0.6 to 0.7 is usual", "SHARE")
       ->required();
@@ -225,7 +188,7 @@ void AddBenchCostFlags(CLI::App& command, BenchCostFlags& flags) {
 }
 
 absl::Status RunBenchCost(const BenchCostFlags& flags) {
-  DT_ASSIGN_OR_RETURN(const Catalogue catalogue, ReadPrices(flags));
+  DT_ASSIGN_OR_RETURN(const Catalogue catalogue, ReadPrices(flags.prices));
   std::vector<Measured> all;
   for (const std::string& text : flags.layout) {
     DT_ASSIGN_OR_RETURN(Measured measured, ReadLayout(text, catalogue, flags.utilization));

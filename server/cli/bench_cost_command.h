@@ -4,12 +4,12 @@
 #include <vector>
 
 #include "base/status.h"
+#include "server/cli/price_flags.h"
 
 namespace dovetail::cli {
 
 struct BenchCostFlags {
-  std::string prices;               // a catalogue; empty: only --price
-  std::vector<std::string> price;   // DEVICE=USD
+  PriceFlags prices;
   std::vector<std::string> layout;  // NAME=RESULT.json@ROLE.DEVICE:COUNT,...
   double utilization = 0;
   bool json = false;

@@ -93,7 +93,8 @@ void AddBenchDeviceFlags(CLI::App& command, BenchDeviceFlags& flags) {
   const auto add = [&](const char* flag, auto& value, const std::string& text, const char* type) {
     return command.add_option(flag, value, text)->type_name(type)->group("Measurement");
   };
-  add("--name", flags.name, "What price tables call this machine, as epyc-zen4", "NAME")->required();
+  add("--name", flags.name, "What price tables and `plan --devices` call this machine, as epyc-zen4", "NAME")
+      ->required();
   add("--out", flags.out, "The profile to write; empty: standard output", "FILE");
   add("--threads", flags.threads, "Of the worker that the profile stands for; 0: one per core", "N")
       ->check(WholeNumber(0, kernels::ThreadPool::kMaxThreads, "0 takes one per core"));

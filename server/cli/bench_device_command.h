@@ -4,7 +4,7 @@
 
 #include "base/status.h"
 
-// `dovetail bench device`: measures this machine's CPU and writes its profile.
+// `dovetail bench device`: measures this machine's CPU and writes the profile that `dovetail plan` predicts from.
 
 namespace dovetail::cli {
 

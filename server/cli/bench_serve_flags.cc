@@ -194,25 +194,6 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ReadPairs(const
   return pairs;
 }
 
-absl::StatusOr<loadgen::Goodput> ReadGoodput(const std::vector<std::string>& texts) {
-  loadgen::Goodput goodput;
-  for (const std::string& text : texts) {
-    const std::vector<std::string> parts = absl::StrSplit(text, ':');
-    double limit = 0;
-    if (parts.size() != 2 || !absl::SimpleAtod(parts[1], &limit) || !std::isfinite(limit) || limit < 0)
-      return InvalidArgument("--goodput: '", text, "' is not NAME:MILLISECONDS, as ttft:200");
-    if (parts[0] == "ttft")
-      goodput.ttft_ms = limit;
-    else if (parts[0] == "tpot")
-      goodput.tpot_ms = limit;
-    else if (parts[0] == "e2el")
-      goodput.e2el_ms = limit;
-    else
-      return InvalidArgument("--goodput: there is no limit '", parts[0], "'; there are ttft, tpot and e2el");
-  }
-  return goodput;
-}
-
 absl::StatusOr<std::vector<loadgen::Metric>> ReadMetrics(const std::string& text) {
   std::vector<loadgen::Metric> metrics;
   for (const std::string& name : std::vector<std::string>(absl::StrSplit(text, ','))) {
@@ -347,6 +328,25 @@ absl::Status ReadSweep(const BenchServeFlags& flags, BenchServeOptions& out) {
 
 }  // namespace
 
+absl::StatusOr<loadgen::Goodput> ReadLimits(const std::string& flag, const std::vector<std::string>& texts) {
+  loadgen::Goodput goodput;
+  for (const std::string& text : texts) {
+    const std::vector<std::string> parts = absl::StrSplit(text, ':');
+    double limit = 0;
+    if (parts.size() != 2 || !absl::SimpleAtod(parts[1], &limit) || !std::isfinite(limit) || limit < 0)
+      return InvalidArgument(flag, ": '", text, "' is not NAME:MILLISECONDS, as ttft:200");
+    if (parts[0] == "ttft")
+      goodput.ttft_ms = limit;
+    else if (parts[0] == "tpot")
+      goodput.tpot_ms = limit;
+    else if (parts[0] == "e2el")
+      goodput.e2el_ms = limit;
+    else
+      return InvalidArgument(flag, ": there is no limit '", parts[0], "'; there are ttft, tpot and e2el");
+  }
+  return goodput;
+}
+
 void AddBenchServeFlags(CLI::App& command, BenchServeFlags& flags) {
   AddServerFlags(command, flags);
   AddDatasetFlags(command, flags.dataset, flags);
@@ -360,7 +360,7 @@ absl::StatusOr<BenchServeOptions> ReadBenchServeFlags(const BenchServeFlags& fla
   DT_RETURN_IF_ERROR(ReadApi(flags, out));
   DT_RETURN_IF_ERROR(ReadDataset(flags, out));
   DT_RETURN_IF_ERROR(ReadArrivals(flags, out.arrivals));
-  DT_ASSIGN_OR_RETURN(out.goodput, ReadGoodput(flags.goodput));
+  DT_ASSIGN_OR_RETURN(out.goodput, ReadLimits("--goodput", flags.goodput));
   DT_ASSIGN_OR_RETURN(out.metrics, ReadMetrics(flags.percentile_metrics));
   DT_ASSIGN_OR_RETURN(out.percentiles, ReadPercentiles(flags.metric_percentiles));
   DT_ASSIGN_OR_RETURN(out.metadata, ReadPairs("--metadata", flags.metadata));

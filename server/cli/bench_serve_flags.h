@@ -65,6 +65,9 @@ struct BenchServeOptions {
   std::optional<loadgen::SweepOptions> sweep;
 };
 
+// "ttft:200", "tpot:50", "e2el:5000": limits in milliseconds. kInvalidArgument names `flag`.
+absl::StatusOr<loadgen::Goodput> ReadLimits(const std::string& flag, const std::vector<std::string>& texts);
+
 // kInvalidArgument names the flag. OPENAI_API_KEY of the environment becomes a bearer token, unless --header has one.
 absl::StatusOr<BenchServeOptions> ReadBenchServeFlags(const BenchServeFlags& flags);
 

@@ -16,7 +16,8 @@ struct WorkersOfMachine {
 inline constexpr int kCoresOfGpuWorker = 2;
 
 // How many threads each of the CPU's attention workers computes with, at least 1. Dense layers on the CPU share the
-// cores with attention, one half each. Where layers run on GPUs, attention has every core that no worker on a GPU takes.
+// cores with attention, one half each. Where layers run on GPUs, attention has every core that no worker on a GPU
+// takes.
 inline int AttentionThreads(int cores, const WorkersOfMachine& workers) {
   if (!workers.layers_on_gpu) return std::max(1, cores / (2 * (workers.attention_on_cpu + workers.attention_on_gpu)));
   const int left = cores - kCoresOfGpuWorker * (workers.compute + workers.attention_on_gpu);

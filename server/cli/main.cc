@@ -13,6 +13,7 @@
 #include "server/cli/cluster_commands.h"
 #include "server/cli/command_line.h"
 #include "server/cli/commands.h"
+#include "server/cli/plan_command.h"
 #include "server/cli/plan_prefill_command.h"
 #include "server/cli/terminal.h"
 #include "server/version.h"
@@ -176,6 +177,21 @@ void AddPlanPrefill(CLI::App& app, PlanPrefillFlags& flags, int& exit_code) {
   command.callback([&] { exit_code = Report(RunPlanPrefill(flags)); });
 }
 
+void AddPlan(CLI::App& app, PlanFlags& flags, int& exit_code) {
+  CLI::App& command = AddCommand(
+      app, "plan", "Predict which machines serve a load cheapest: whole or split, how many of which, and what binds",
+      "  dovetail plan model.gguf --profile epyc.json --devices epyc:4 --price epyc=0.12 \\\n"
+      "    --workload 512/128 --request-rate 2 --slo ttft:1000 tpot:100\n"
+      "  dovetail plan ./Llama-3-8B --profile a.json --profile b.json --devices a:2,b:4 --prices "
+      "prices/2026-11-25.json "
+      "\\\n"
+      "    --workload trace.csv.gz --slo ttft:2000 tpot:100 --budget 10 --link rdma-400g\n"
+      "  dovetail plan model.gguf --profile core.json --price core=0.03 --workload 128/64 \\\n"
+      "    --layout compute.core:1,attention.core:1 --json\n");
+  AddPlanFlags(command, flags);
+  command.callback([&] { exit_code = Report(RunPlan(flags)); });
+}
+
 int Main(int argc, char** argv) {
   CLI::App app(
       "dovetail: an LLM inference server with the dense layers and the attention of every layer on different "
@@ -198,6 +214,8 @@ int Main(int argc, char** argv) {
   AddDevices(app, exit_code);
   AllBenchFlags bench;
   AddBench(app, bench, exit_code);
+  PlanFlags plan;
+  AddPlan(app, plan, exit_code);
   PlanPrefillFlags plan_prefill;
   AddPlanPrefill(app, plan_prefill, exit_code);
   LogitsFlags logits;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <optional>
@@ -18,11 +17,12 @@
 #include "kernels/thread_pool.h"
 #include "model/checkpoint.h"
 #include "model/dense_work.h"
-#include "model/dummy_checkpoint.h"
 #include "nlohmann/json.hpp"
 #include "scheduler/core/prefill_table.h"
 #include "server/cli/command_line.h"
 #include "server/cli/engine_flags.h"
+#include "server/cli/link_flag.h"
+#include "server/cli/model_shape.h"
 
 namespace dovetail::cli {
 namespace {
@@ -46,17 +46,6 @@ struct Rate {
 struct Rates {
   Rate dense_tokens, attention_flops, plane_flops;
 };
-
-struct LinkRate {
-  std::string name;
-  double bytes_per_s = 0, latency_s = 0;
-};
-
-const std::vector<LinkRate>& KnownLinks() {
-  static const std::vector<LinkRate> links = {
-      {"nvlink", 450e9, 2e-6}, {"rdma-400g", 50e9, 5e-6}, {"ethernet-25g", 3.125e9, 30e-6}};
-  return links;
-}
 
 absl::StatusOr<int64_t> ParseTokens(const std::string& flag, const std::string& text) {
   int64_t number = 0;
@@ -83,24 +72,10 @@ absl::StatusOr<std::vector<int>> ParseRanks(const std::string& text) {
   return ranks;
 }
 
-absl::StatusOr<LinkRate> ParseLink(const std::string& text) {
-  for (const LinkRate& link : KnownLinks())
-    if (link.name == text) return link;
-  double gigabytes = 0, microseconds = 0;
-  int used = 0;
-  if (std::sscanf(text.c_str(), "%lfGB/s:%lfus%n", &gigabytes, &microseconds, &used) != 2 ||
-      static_cast<size_t>(used) != text.size() || !std::isfinite(gigabytes) || gigabytes <= 0 ||
-      !std::isfinite(microseconds) || microseconds < 0)
-    return InvalidArgument("--link: '", text,
-                           "' is none of nvlink, rdma-400g and ethernet-25g; or write bandwidth and latency, as "
-                           "12.5GB/s:10us");
-  return LinkRate{text, gigabytes * 1e9, microseconds * 1e-6};
-}
-
 absl::StatusOr<std::vector<LinkRate>> ParseLinks(const std::string& text) {
   std::vector<LinkRate> links;
   for (const auto piece : absl::StrSplit(text, ',', absl::SkipWhitespace())) {
-    DT_ASSIGN_OR_RETURN(LinkRate link, ParseLink(std::string(piece)));
+    DT_ASSIGN_OR_RETURN(LinkRate link, ParseLink("--link", std::string(piece)));
     links.push_back(std::move(link));
   }
   if (links.empty()) return InvalidArgument("--link: is empty; write nvlink, rdma-400g, ethernet-25g or 12.5GB/s:10us");
@@ -200,15 +175,6 @@ const char* LabelOf(const Rates& rates, const scheduler::PrefillTableRow& row, i
 std::string NameOf(const scheduler::PrefillTableRow& row) {
   if (row.softmax.empty()) return row.linear;
   return row.linear.empty() || row.linear == row.softmax ? row.softmax : absl::StrCat(row.softmax, " + ", row.linear);
-}
-
-// A Hugging Face folder of which only config.json is there is the shape of a model; that is all that is needed.
-absl::StatusOr<std::unique_ptr<model::Checkpoint>> OpenShape(const std::string& model) {
-  std::error_code error;
-  for (const auto& file : std::filesystem::directory_iterator(model, error))
-    if (file.path().extension() == ".safetensors" || file.path().extension() == ".gguf")
-      return model::OpenCheckpoint(model);
-  return error ? model::OpenCheckpoint(model) : model::OpenDummyCheckpoint(model);
 }
 
 struct Table {

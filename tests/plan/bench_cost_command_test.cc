@@ -32,7 +32,7 @@ class BenchCost : public ::testing::Test {
   }
   BenchCostFlags Flags() {
     BenchCostFlags flags;
-    flags.price = {"h100=11.06", "h20=4.63"};
+    flags.prices.overrides = {"h100=11.06", "h20=4.63"};
     flags.utilization = 0.5;
     flags.layout = {"whole=" + Result("w.json", 10, 20000, 10000) + "@compute.h100:4",
                     "split=" + Result("s.json", 10, 20000, 12000, 6000) + "@compute.h100:2,attention.h20:4"};
@@ -73,7 +73,7 @@ TEST_F(BenchCost, SaysWhetherTheSplitPaysWithOthersRatiosNextToIt) {
               AllOf(HasSubstr("split against whole: pays below P_attention / P_compute = 0.700"),
                     HasSubstr("these prices have 0.419: it pays"), HasSubstr("Lamina's ratio: 0.42"),
                     HasSubstr("Step-3's ratio: 0.40")));
-  flags.price.push_back("h20=9");
+  flags.prices.overrides.push_back("h20=9");
   ::testing::internal::CaptureStdout();
   ASSERT_TRUE(RunBenchCost(flags).ok());
   EXPECT_THAT(::testing::internal::GetCapturedStdout(), HasSubstr("it does not pay"));
@@ -81,14 +81,14 @@ TEST_F(BenchCost, SaysWhetherTheSplitPaysWithOthersRatiosNextToIt) {
 
 TEST_F(BenchCost, NamesWhatIsWrong) {
   BenchCostFlags flags = Flags();
-  flags.price = {};
+  flags.prices.overrides = {};
   EXPECT_THAT(ErrorOf(flags), HasSubstr("--prices: names no table"));
-  flags.price = {"h100=1"};
+  flags.prices.overrides = {"h100=1"};
   EXPECT_THAT(ErrorOf(flags), HasSubstr("has no device 'h20'; it has h100"));
-  flags.price = {"h100=nan"};
+  flags.prices.overrides = {"h100=nan"};
   EXPECT_THAT(ErrorOf(flags), HasSubstr("--price: 'h100=nan'"));
   flags = Flags();
-  flags.prices = (folder / "none.json").string();
+  flags.prices.file = (folder / "none.json").string();
   EXPECT_THAT(ErrorOf(flags), HasSubstr("none.json: cannot be read"));
   flags = Flags();
   flags.utilization = 0;

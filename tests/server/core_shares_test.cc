@@ -16,8 +16,8 @@ TEST(CoreShares, AttentionHasWhatWorkersOnGpusLeave) {
   EXPECT_EQ(AttentionThreads(16, {.compute = 1, .layers_on_gpu = true, .attention_on_cpu = 1}), 14);
   EXPECT_EQ(AttentionThreads(16, {.compute = 1, .layers_on_gpu = true, .attention_on_cpu = 2}), 7);
   EXPECT_EQ(AttentionThreads(16, {.compute = 2, .layers_on_gpu = true, .attention_on_cpu = 1}), 12);
-  EXPECT_EQ(
-      AttentionThreads(16, {.compute = 1, .layers_on_gpu = true, .attention_on_cpu = 1, .attention_on_gpu = 1}), 12);
+  EXPECT_EQ(AttentionThreads(16, {.compute = 1, .layers_on_gpu = true, .attention_on_cpu = 1, .attention_on_gpu = 1}),
+            12);
 }
 
 TEST(CoreShares, EveryWorkerHasAThreadAndTooFewCoresAreSeen) {

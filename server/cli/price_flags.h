@@ -1,0 +1,23 @@
+#pragma once
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "plan/catalogue.h"
+
+// Prices of devices, of the commands that charge for machines.
+
+namespace dovetail::cli {
+
+struct PriceFlags {
+  std::string file;                    // a catalogue; empty: only the overrides
+  std::vector<std::string> overrides;  // DEVICE=USD
+};
+
+void AddPriceFlags(CLI::App& command, PriceFlags& flags, const std::string& group);
+
+// kInvalidArgument names the flag, or file and field; kNotFound: the file cannot be read.
+absl::StatusOr<plan::Catalogue> ReadPrices(const PriceFlags& flags);
+
+}  // namespace dovetail::cli

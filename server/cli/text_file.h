@@ -1,0 +1,11 @@
+#pragma once
+#include <string>
+
+#include "base/status.h"
+
+namespace dovetail::cli {
+
+// All of a file. kNotFound names it.
+absl::StatusOr<std::string> ReadText(const std::string& path);
+
+}  // namespace dovetail::cli
