@@ -90,7 +90,7 @@ ComputeWorkerNode::ComputeWorkerNode(const model::LoadedModel& model, const prot
       port_(port),
       clock_(clock),
       links_(core_, port, tuning.exchange),
-      rank_links_(port),
+      rank_links_(port, clock),
       rank_exchange_(core_, *dense_, rank_links_),
       seam_(core_, WaysOf(core_, *dense_, links_, port, tuning.shared_gpu, tuning.exchange.required)),
       timers_(options.micro_batches) {
@@ -422,6 +422,7 @@ absl::Status ComputeWorkerNode::Perform(FinishStep& finish) {
                              absl::ToInt64Microseconds(std::min(timer.overlapped, timer.waiting)),
                              absl::ToInt64Microseconds(timer.linear)};
   }
+  if (finish.result.status == StepStatus::kOk) finish.result.transfers = rank_links_.TakeTransfers();
   spans_.End(finish.result, clock_.Now());
   if (!unsent_.empty() || !Sent(finish.result)) unsent_.push_back(std::move(finish.result));
   return absl::OkStatus();

@@ -11,7 +11,7 @@ namespace dovetail::compute {
 using proto::FrameHeader;
 using proto::MakeHeader;
 
-void RankLinks::Add(const ComputeWorkerAddress& address) { peers_[address.worker] = {address, {}}; }
+void RankLinks::Add(const ComputeWorkerAddress& address) { peers_[address.worker] = Peer{.address = address}; }
 
 void RankLinks::Lose(WorkerId worker, Epoch epoch) {
   const auto found = peers_.find(worker);
@@ -66,7 +66,23 @@ void RankLinks::OnTaken(NodeId from, const FrameHeader& taken) {
   const auto frame = std::find_if(peer->frames.begin(), peer->frames.end(), [&](const Frame& one) {
     return one.sent && one.header.step == taken.step && one.header.op == taken.op;
   });
-  if (frame != peer->frames.end()) peer->frames.erase(frame);
+  if (frame == peer->frames.end()) return;
+  const absl::Time now = clock_.Now();
+  peer->busy += now - peer->busy_since;
+  peer->busy_since = now;
+  --peer->on_their_way;
+  peer->answered_bytes += static_cast<int64_t>(frame->tensor->size());
+  peer->frames.erase(frame);
+}
+
+std::vector<proto::RankTransfer> RankLinks::TakeTransfers() {
+  std::vector<proto::RankTransfer> transfers;
+  for (auto& [worker, peer] : peers_) {
+    if (peer.answered_bytes == 0 || transfers.size() == size_t{proto::kMaxPrefillRanks}) continue;
+    transfers.push_back({worker, std::exchange(peer.answered_bytes, 0),
+                         absl::ToInt64Microseconds(std::exchange(peer.busy, absl::ZeroDuration()))});
+  }
+  return transfers;
 }
 
 absl::Status RankLinks::SendWaiting(Peer& peer, int& sent) {
@@ -80,6 +96,7 @@ absl::Status RankLinks::SendWaiting(Peer& peer, int& sent) {
     if (absl::IsResourceExhausted(status)) return absl::OkStatus();
     const bool gone = absl::IsUnavailable(status) || absl::IsNotFound(status);  // and so its group will be
     frame->sent = status.ok();
+    if (status.ok() && frame->tensor && peer.on_their_way++ == 0) peer.busy_since = clock_.Now();
     sent += status.ok() ? 1 : 0;
     frame = status.ok() && frame->tensor ? frame + 1 : peer.frames.erase(frame);
     if (!status.ok() && !gone) return status;

@@ -5,10 +5,13 @@
 #include <optional>
 #include <vector>
 
+#include "absl/time/time.h"
+#include "base/clock.h"
 #include "base/ids.h"
 #include "base/status.h"
 #include "proto/frame.h"
 #include "proto/prefill_part.h"
+#include "proto/step_plan.h"
 #include "transport/fabric.h"
 
 namespace dovetail::compute {
@@ -26,7 +29,7 @@ struct ComputeWorkerAddress {
 //   Threads:   reactor-owned; nothing blocks
 class RankLinks {
  public:
-  explicit RankLinks(transport::Port& port) : port_(port) {}  // `port` outlives this
+  RankLinks(transport::Port& port, Clock& clock) : port_(port), clock_(clock) {}  // both outlive this
 
   // A later call with the same worker replaces its epoch and node.
   void Add(const ComputeWorkerAddress& address);
@@ -49,6 +52,9 @@ class RankLinks {
   // Sends what there is room for now; returns how many frames.
   int SendWaiting();
 
+  // What was answered since the last call, by peer: at most kMaxPrefillRanks of them.
+  std::vector<proto::RankTransfer> TakeTransfers();
+
   size_t held() const;  // frames that wait, or were not answered; for tests
 
  private:
@@ -60,6 +66,10 @@ class RankLinks {
   struct Peer {
     ComputeWorkerAddress address;
     std::deque<Frame> frames;  // in order; of those that were sent only tensors
+    int on_their_way = 0;      // tensors
+    absl::Time busy_since;     // there has been one of those
+    absl::Duration busy;       // before that
+    int64_t answered_bytes = 0;
   };
   absl::Status Send(proto::FrameType type, const proto::RankAddress& to, int op, int rank,
                     std::optional<transport::LentBytes> tensor);
@@ -67,6 +77,7 @@ class RankLinks {
   Peer* Find(NodeId node);
 
   transport::Port& port_;
+  Clock& clock_;
   std::map<WorkerId, Peer> peers_;
 };
 

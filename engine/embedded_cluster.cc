@@ -102,6 +102,8 @@ absl::Status EmbeddedCluster::Build(kernels::Device& device) {
     scheduler_->AddComputeWorker(worker, ports_[1 + i]->id());
     for (int other = 0; other < options_.compute_workers; ++other)
       if (other != i) compute_[other]->AddComputeWorker({worker, Epoch(1), ports_[1 + i]->id()});
+    for (int earlier = 0; earlier < i; ++earlier)
+      scheduler_->LinkComputeWorkers(WorkerId(static_cast<uint32_t>(earlier)), worker, true);
   }
   PublishStats();
   return absl::OkStatus();

@@ -296,7 +296,7 @@ void RemoteEngine::TakeStats(const pb::Stats& from) {
   to.prefix_direct_bytes = from.prefix_direct_bytes();
   for (const auto& times : from.prefill_times())
     for (size_t e = 0; e < to.prefill_times.size(); ++e)
-      if (times.exchange() == NameOf(static_cast<proto::PrefixExchange>(e)))
+      if (times.exchange() == NameOf(proto::WayAt(e)))
         to.prefill_times[e] = {times.predicted_s(), times.measured_s(), times.next_best_s(), times.had_other_s()};
   stats_.kv_blocks_total = from.kv_blocks_total();
   stats_.kv_blocks_in_use = from.kv_blocks_in_use();

@@ -25,4 +25,9 @@ const char* NameOf(LinearExchange exchange) {
   return "";
 }
 
+std::string NameOf(const PrefillWay& way) {
+  const std::string softmax = NameOf(way.softmax);
+  return IsBetweenRanks(way.linear) ? softmax + "+" + NameOf(way.linear) : softmax;
+}
+
 }  // namespace dovetail::proto

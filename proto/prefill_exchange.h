@@ -1,5 +1,8 @@
 #pragma once
+#include <compare>
+#include <cstddef>
 #include <cstdint>
+#include <string>
 
 // How the tokens of a prompt's step see earlier tokens that their compute worker does not have: those of a cached
 // prefix, of earlier steps that other compute workers took, and of the ranks before it in a prefill group. The
@@ -29,9 +32,29 @@ enum class LinearExchange : uint8_t {
 };
 inline constexpr LinearExchange kLastLinearExchange = LinearExchange::kSwitch;
 
+// Both: a way in which a prompt's step sees earlier tokens.
+struct PrefillWay {
+  PrefixExchange softmax = PrefixExchange::kAsk;
+  LinearExchange linear = LinearExchange::kStates;
+  auto operator<=>(const PrefillWay&) const = default;
+};
+inline constexpr size_t kLinearExchanges = static_cast<size_t>(kLastLinearExchange) + 1;
+inline constexpr size_t kPrefillWays = (static_cast<size_t>(kLastPrefixExchange) + 1) * kLinearExchanges;
+
+// A number in [0, kPrefillWays) for each way, and back. Thread-safe.
+constexpr size_t IndexOf(const PrefillWay& way) {
+  return static_cast<size_t>(way.softmax) * kLinearExchanges + static_cast<size_t>(way.linear);
+}
+constexpr PrefillWay WayAt(size_t index) {
+  return {static_cast<PrefixExchange>(index / kLinearExchanges), static_cast<LinearExchange>(index % kLinearExchanges)};
+}
+
 // Whether compute workers exchange with each other: only the ranks of a group can.
 constexpr bool IsBetweenRanks(PrefixExchange exchange) { return exchange > PrefixExchange::kGather; }
 constexpr bool IsBetweenRanks(LinearExchange exchange) { return exchange != LinearExchange::kStates; }
+constexpr bool IsBetweenRanks(const PrefillWay& way) {
+  return IsBetweenRanks(way.softmax) || IsBetweenRanks(way.linear);
+}
 
 // That of a step of so many ranks where this one is asked for: a step alone gathers from the attention workers what it
 // would gather from ranks. Thread-safe.
@@ -42,5 +65,8 @@ constexpr PrefixExchange ExchangeOf(PrefixExchange exchange, int ranks) {
 // As --prefill-exchange and plan-prefill spell them. Static strings; thread-safe.
 const char* NameOf(PrefixExchange exchange);
 const char* NameOf(LinearExchange exchange);
+
+// "gather"; "gather-direct+chain" where the linear layers' exchange is one between ranks.
+std::string NameOf(const PrefillWay& way);
 
 }  // namespace dovetail::proto

@@ -39,10 +39,13 @@ PrefixTraffic Sum(const PrefixTraffic& traffic, const PrefixTraffic& more) {
           traffic.direct_bytes + more.direct_bytes};
 }
 
-int64_t BytesOf(const PrefixTraffic& traffic) {
-  return traffic.asked_bytes + traffic.gathered_bytes + traffic.state_bytes + traffic.chain_bytes +
-         traffic.direct_bytes;
+int64_t BytesOf(const PrefixTraffic& traffic) { return PlaneBytesOf(traffic) + RankBytesOf(traffic); }
+
+int64_t PlaneBytesOf(const PrefixTraffic& traffic) {
+  return traffic.asked_bytes + traffic.gathered_bytes + traffic.state_bytes;
 }
+
+int64_t RankBytesOf(const PrefixTraffic& traffic) { return traffic.chain_bytes + traffic.direct_bytes; }
 
 PrefixTraffic TrafficOf(const StepLayout& layout, const SoftmaxSpec& spec) {
   const int64_t element = SizeOf(spec.kv);

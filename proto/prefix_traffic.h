@@ -25,7 +25,9 @@ TokenRange RowsForLaterRank(const TokenRange& of_rank, Position begin, int windo
 
 // `traffic` and `more` together.
 PrefixTraffic Sum(const PrefixTraffic& traffic, const PrefixTraffic& more);
-int64_t BytesOf(const PrefixTraffic& traffic);  // of all kinds
+int64_t BytesOf(const PrefixTraffic& traffic);       // of all kinds
+int64_t PlaneBytesOf(const PrefixTraffic& traffic);  // between compute and attention workers
+int64_t RankBytesOf(const PrefixTraffic& traffic);   // between compute workers
 
 // Of one op. Entries that are attended on attention workers from their beginning on count nothing.
 PrefixTraffic TrafficOf(const StepLayout& layout, const SoftmaxSpec& spec);

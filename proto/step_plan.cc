@@ -200,6 +200,13 @@ void FieldsOf(auto& archive, Is<StepResult> auto& r) {
   archive.Number("work.here_flops", r.work.here_flops);
   archive.Number("work.asked_flops", r.work.asked_flops);
   archive.Number("work.scratch_blocks", r.work.scratch_blocks);
+  archive.Bool("work.gives_rows", r.work.gives_rows);
+  archive.Bool("work.gives_states", r.work.gives_states);
+  archive.Each("transfers", r.transfers, kMaxPrefillRanks, [](auto& a, auto& transfer) {
+    a.Id("transfer.to", transfer.to);
+    a.Number("transfer.bytes", transfer.bytes);
+    a.Number("transfer.busy_us", transfer.busy_us);
+  });
   archive.Array("damaged", r.damaged, kMaxStepEntries);
   archive.Array("pending", r.pending, kMaxStepEntries);
 }

@@ -114,7 +114,17 @@ struct PromptWork {
   double here_flops = 0;        // softmax attention on the compute worker (AttentionFlops)
   double asked_flops = 0;       // and on attention workers: of each op, on the one that had most to do
   uint32_t scratch_blocks = 0;  // of the compute worker's scratch: 64 tokens x a KV head x an op
+  bool gives_rows = false;      // it may exchange K and V of softmax layers with other ranks
+  bool gives_states = false;    // and states of linear layers
   bool operator==(const PromptWork&) const = default;
+};
+
+// Tensors that a compute worker has sent to another rank: those that were answered since it said so last.
+struct RankTransfer {
+  WorkerId to;
+  int64_t bytes = 0;
+  int64_t busy_us = 0;  // while at least one of them was on its way
+  bool operator==(const RankTransfer&) const = default;
 };
 
 struct StepResult {
@@ -127,8 +137,9 @@ struct StepResult {
   StepTimings timings;
   PrefixTraffic prefix;
   PromptWork work;
-  std::vector<SequenceId> damaged;  // of kDamaged
-  std::vector<SequenceId> pending;  // of kGrammarPending
+  std::vector<RankTransfer> transfers;  // to each other rank once
+  std::vector<SequenceId> damaged;      // of kDamaged
+  std::vector<SequenceId> pending;      // of kGrammarPending
   bool operator==(const StepResult&) const = default;
 };
 

@@ -290,6 +290,19 @@ void ClusterScheduler::On(const EndServing& action) {
   next_stats_ = absl::InfinitePast();
 }
 
+void ClusterScheduler::On(const LinkComputeWorkers& action) {
+  const Member* one = members_.Find(action.one);
+  const Member* other = members_.Find(action.other);
+  if (one == nullptr || other == nullptr) return;
+  const std::string names = absl::StrCat(one->request.name, " and ", other->request.name);
+  if (action.linked)
+    LogInfo(names, " are linked: prompts that both prefill may exchange directly");
+  else
+    LogWarning(names, " cannot reach each other: ", action.why,
+               "; until they do, prompts that both prefill go by way of the attention workers");
+  node_->LinkComputeWorkers(action.one, action.other, action.linked);
+}
+
 void ClusterScheduler::On(const EndSession& action) {
   LogInfo("worker ", action.worker.value(), " is out: ", action.why);
   const auto stream = streams_.find(action.worker);
@@ -457,7 +470,7 @@ pb::Stats ClusterScheduler::Stats() const {
     const PrefillTimes& times = stats.prefill_times[e];
     if (times.measured_s <= 0) continue;
     auto& said = *out.add_prefill_times();
-    said.set_exchange(NameOf(static_cast<proto::PrefixExchange>(e)));
+    said.set_exchange(NameOf(proto::WayAt(e)));
     said.set_predicted_s(times.predicted_s);
     said.set_measured_s(times.measured_s);
     said.set_next_best_s(times.next_best_s);

@@ -85,6 +85,7 @@ class ClusterScheduler {
   void On(const BeginServing& action);
   void On(const DrainMember& action);
   void On(const EndServing& action);
+  void On(const LinkComputeWorkers& action);
   void On(const EndSession& action);
   void CloseIfRefused(WorkerId worker, const absl::Status& status);
   absl::Status BuildNode();

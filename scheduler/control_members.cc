@@ -16,12 +16,8 @@ using control::Role;
 
 namespace {
 
-constexpr NodeId kSchedulerNode(0);
 constexpr char kDrained[] = "drained";      // the one end after which a worker does not join again
 constexpr size_t kDrainedProcesses = 1024;  // remembered
-
-bool IsUp(const Member& member) { return member.state >= MemberState::kConnecting; }
-bool IsServing(const Member& member) { return member.state >= MemberState::kServing; }
 
 // Of two tables that are equal but for the type in which linear states are kept: theirs, and ours.
 std::optional<std::pair<DType, DType>> StateTypesThatDiffer(const proto::AttentionTable& theirs,
@@ -89,15 +85,6 @@ const Member* ControlMembers::FindNode(NodeId node) const {
   for (const auto& [id, member] : members_)
     if (member.request.node == node) return &member;
   return nullptr;
-}
-
-std::vector<std::string> ControlMembers::Unconnected(const Member& member) const {
-  std::vector<std::string> names;
-  if (!IsUp(member)) return names;
-  if (!member.known.contains(kSchedulerNode)) names.push_back("scheduler");
-  for (const auto& [id, other] : members_)
-    if (NeedsPeer(member, other) && !Connected(member, other)) names.push_back(other.request.name);
-  return names;
 }
 
 const Member* ControlMembers::FindName(const std::string& name) const {
@@ -248,18 +235,6 @@ absl::Status ControlMembers::Ready(WorkerId worker, uint64_t kv_blocks, absl::Ti
   return absl::OkStatus();
 }
 
-// Frames flow between the scheduler and every worker, between workers of different roles, and between attention workers
-// when a sequence moves.
-bool ControlMembers::NeedsPeer(const Member& member, const Member& other) const {
-  const bool linked = member.request.role == Role::kAttentionWorker || options_.compute_links;
-  return IsUp(member) && IsUp(other) &&
-         (member.request.role != other.request.role || (linked && member.worker != other.worker));
-}
-
-bool ControlMembers::Connected(const Member& a, const Member& b) const {
-  return a.known.contains(b.request.node) && b.known.contains(a.request.node);
-}
-
 void ControlMembers::SendPeersTo(Member& member, std::vector<MemberAction>& actions) {
   control::Peers peers;
   peers.peers.push_back({kSchedulerNode, options_.epoch, WorkerId(0), Role::kScheduler, options_.data_plane_address});
@@ -319,7 +294,7 @@ bool ControlMembers::MayServe(const Member& member) const {
     const Member& other = entry.second;
     const bool unlike = member.request.role != other.request.role;
     const bool must = IsServing(other) || (first && unlike && member.request.role == Role::kAttentionWorker);
-    return !must || !NeedsPeer(member, other) || Connected(member, other);
+    return !must || !MustReach(member, other) || Connected(member, other);
   });
 }
 
@@ -329,6 +304,7 @@ void ControlMembers::ServeWhoCan(std::vector<MemberAction>& actions) {
     member.state = MemberState::kServing;
     actions.push_back(BeginServing{member.worker});
   }
+  TellLinks(actions);
 }
 
 void ControlMembers::Remove(WorkerId worker, const std::string& why, bool dismissed,
@@ -338,6 +314,8 @@ void ControlMembers::Remove(WorkerId worker, const std::string& why, bool dismis
   const Member member = std::move(it->second);
   members_.erase(it);
   bad_links_.Forget(worker);
+  std::erase_if(told_links_,
+                [&](const auto& told) { return told.first.first == worker || told.first.second == worker; });
   // A compute worker that died before its files came leaves no model behind.
   if (member.request.role == Role::kComputeWorker && model_ && !model_complete_ &&
       std::none_of(members_.begin(), members_.end(),
@@ -434,10 +412,11 @@ bool ControlMembers::CanBeJudged(const BadLinks::Ends& ends, const BadLink& link
   // A worker that got no time may have found silent, once, whose frames it had not read yet.
   if (!link.broken && link.said < settled - kLooksAgo) return false;
   // Between two attention workers that serve only a move fails, but the ranks of a prefill group would wait for each
-  // other. A link that does not come up keeps the newcomer of the two from serving: it tries again, with a new
-  // connection.
-  return one.request.role != other.request.role || one.request.role == Role::kComputeWorker ||
-         IsServing(one) != IsServing(other);
+  // other, unless they can do without the link. A link that does not come up keeps the newcomer of the two from
+  // serving: it tries again, with a new connection.
+  if (one.request.role == Role::kComputeWorker && other.request.role == Role::kComputeWorker)
+    return options_.compute_links == ComputeLinks::kRequired;
+  return one.request.role != other.request.role || IsServing(one) != IsServing(other);
 }
 
 void ControlMembers::JudgeLinks(absl::Time now, std::vector<MemberAction>& actions) {
@@ -484,6 +463,7 @@ void ControlMembers::LinkFailed(WorkerId reporter, const control::LinkFailed& fa
   if (failed.kind == Kind::kBroken || !IsCutOff(*peer, now)) peer->suspected = true;
   if (failed.kind == Kind::kBroken || IsCutOff(*peer, now))
     bad_links_.Note(reporter, peer->worker, failed.kind == Kind::kBroken, failed.why, now);
+  TellLinks(actions);
 }
 
 // What counts of the silence is what had passed when the member was last heard on the control plane: since then it may
@@ -581,6 +561,7 @@ void ControlMembers::Expire(absl::Time now, std::vector<MemberAction>& actions) 
   }
   for (const auto& [worker, why] : expired) Remove(worker, why, /*dismissed=*/false, actions);
   JudgeLinks(now, actions);
+  TellLinks(actions);
 }
 
 }  // namespace dovetail::scheduler

@@ -17,6 +17,13 @@
 
 namespace dovetail::scheduler {
 
+// Whether compute workers are linked with each other, so that prefill groups can exchange directly.
+enum class ComputeLinks : uint8_t {
+  kNone,
+  kWherePossible,  // groups of those that do not reach each other exchange by way of the attention workers
+  kRequired,       // of two that do not reach each other only one serves
+};
+
 struct MembershipOptions {
   absl::Duration lease = absl::Milliseconds(400);
   absl::Duration suspect_lease = absl::Milliseconds(200);  // of a member whose part of a step is overdue
@@ -31,8 +38,8 @@ struct MembershipOptions {
   absl::Duration longest_starvation = absl::Seconds(10);
   absl::Duration lateness_half_life = absl::Seconds(10);  // after which late heartbeats count half
   int max_members = 128;
-  bool unlike_workers = false;     // take compute workers whose arithmetic is not the cluster's
-  bool compute_links = false;      // compute workers are linked with each other: prefill groups exchange directly
+  bool unlike_workers = false;  // take compute workers whose arithmetic is not the cluster's
+  ComputeLinks compute_links = ComputeLinks::kNone;
   std::string data_plane_version;  // the scheduler's own
   std::string data_plane_address;
   Epoch epoch;  // of the scheduler's port
@@ -73,6 +80,11 @@ struct Member {
   std::vector<control::Peer> last_sent;
 };
 
+inline bool IsUp(const Member& member) { return member.state >= MemberState::kConnecting; }
+inline bool IsServing(const Member& member) { return member.state >= MemberState::kServing; }
+
+inline constexpr NodeId kSchedulerNode(0);
+
 // What the shell must do, in order.
 struct SendConfiguration {
   WorkerId worker;
@@ -102,13 +114,18 @@ struct EndServing {  // the core must not use it any more; sent only after Begin
   Epoch epoch;
   std::string why;
 };
+struct LinkComputeWorkers {  // two that serve reach each other, or do no longer
+  WorkerId one, other;
+  bool linked = true;
+  std::string why;  // not
+};
 struct EndSession {  // close its stream; `dismissed`: tell it that it is out
   WorkerId worker;
   bool dismissed = false;
   std::string why;
 };
 using MemberAction = std::variant<SendConfiguration, SendPeers, ConnectNode, DisconnectNode, BeginServing, DrainMember,
-                                  EndServing, EndSession>;
+                                  EndServing, LinkComputeWorkers, EndSession>;
 
 // The members of the cluster, as a value: events in, actions out, `now` is an argument. A member is used only when it
 // and all members with which it must exchange frames have reported that they are connected, so no frame is sent to a
@@ -203,6 +220,8 @@ class ControlMembers {
   void SendPeersTo(Member& member, std::vector<MemberAction>& actions);
   void SendPeersToAll(std::vector<MemberAction>& actions);
   void ServeWhoCan(std::vector<MemberAction>& actions);
+  bool MustReach(const Member& member, const Member& other) const;
+  void TellLinks(std::vector<MemberAction>& actions);
   absl::Duration PatienceWith(const Member& member) const;
   absl::Time DeadlineOf(const Member& member) const;
   bool MayServe(const Member& member) const;
@@ -211,8 +230,9 @@ class ControlMembers {
   const MembershipOptions options_;
   std::map<WorkerId, Member> members_;  // iterated in a fixed order
   BadLinks bad_links_;
-  std::set<NodeId> used_nodes_;   // of this and former members
-  std::deque<uint64_t> drained_;  // the last processes that were told to go
+  std::map<BadLinks::Ends, bool> told_links_;  // of compute workers that serve, as LinkComputeWorkers said last
+  std::set<NodeId> used_nodes_;                // of this and former members
+  std::deque<uint64_t> drained_;               // the last processes that were told to go
   std::optional<control::ModelSummary> model_;
   // Name, arithmetic and device of the compute worker that brought it.
   std::string computed_by_, arithmetic_, device_;

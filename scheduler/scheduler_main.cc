@@ -23,8 +23,14 @@ absl::StatusOr<std::unique_ptr<SchedulerMain>> SchedulerMain::Start(const Schedu
   cluster.membership.max_members = options.max_workers;
   cluster.membership.unlike_workers = options.unlike_workers;
   const scheduler::SchedulerOptions& core = options.scheduler;
-  const bool direct = core.prefill_exchange && IsBetweenRanks(*core.prefill_exchange);
-  cluster.membership.compute_links = core.prefill_ranks != 1 && (direct || IsBetweenRanks(core.linear_exchange));
+  if (core.prefill_ranks != 1) {
+    const bool forced = (core.prefill_exchange && IsBetweenRanks(*core.prefill_exchange)) ||
+                        (core.linear_exchange && IsBetweenRanks(*core.linear_exchange));
+    const bool chosen = !core.prefill_exchange || !core.linear_exchange;
+    cluster.membership.compute_links = forced   ? ComputeLinks::kRequired
+                                       : chosen ? ComputeLinks::kWherePossible
+                                                : ComputeLinks::kNone;
+  }
   cluster.membership.data_plane_version = main->connector_->version();
   cluster.membership.data_plane_address = main->connector_->address();
   cluster.membership.epoch = epoch;

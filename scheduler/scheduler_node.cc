@@ -92,9 +92,9 @@ void SchedulerNode::ApplyFailures() {
 
 void SchedulerNode::NotePrefill() {
   const PrefillForecast& last = core_.last_prefill();
-  const bool same = last.ranks == said_prefill_.ranks && last.exchange == said_prefill_.exchange;
+  const bool same = last.ranks == said_prefill_.ranks && last.way() == said_prefill_.way();
   if (same || last.ranks == 0 || clock_.Now() < say_prefill_after_) return;
-  if (said_prefill_.ranks > 0 || last.ranks > 1 || last.exchange != proto::PrefixExchange::kAsk)
+  if (said_prefill_.ranks > 0 || last.ranks > 1 || last.way() != proto::PrefillWay())
     LogInfo("prompts: ", Describe(last));
   said_prefill_ = last;
   say_prefill_after_ = clock_.Now() + kPrefillSaid;

@@ -37,6 +37,10 @@ class SchedulerNode final : public transport::FrameHandler {
   // Gone workers: what they still send is dropped, what they had is done elsewhere. Not from inside Poll().
   void LoseAttentionWorker(WorkerId worker, Epoch epoch);
   void LoseComputeWorker(WorkerId worker);
+  // The two reach each other, or do no longer: only then do groups of them exchange directly, unless that is forced.
+  void LinkComputeWorkers(WorkerId one, WorkerId other, bool linked) {
+    Handle(ComputeWorkersLinked{one, other, linked});
+  }
   // Nothing new is placed on it; HoldsNothing() says when it may be lost without harm.
   void DrainAttentionWorker(WorkerId worker, Epoch epoch);
   bool HoldsNothing(WorkerId worker) const { return core_.HoldsNothing(worker); }

@@ -199,6 +199,8 @@ proto::PromptWork ComputeWorkerCore::PromptWorkOf(const MicroBatch& batch) const
   if (work.tokens == 0) return work;
   for (const StepEntry& entry : batch.plan.entries) work.step_tokens += static_cast<int64_t>(entry.tokens.size());
   work.scratch_blocks = scratch_.capacity();
+  work.gives_rows = options_.rank_rows && scratch_.capacity() > 0;
+  work.gives_states = options_.linear_prompts && table_.has_linear();
   for (int g = 0; g < table_.group_count(); ++g) {
     const proto::SoftmaxSpec& spec = table_.views[g];
     if (spec.linear()) continue;

@@ -9,6 +9,7 @@ namespace dovetail::scheduler {
 
 PrefillPlannerOptions ComputePool::PlannerOptionsOf(const SchedulerOptions& options) {
   return {.exchange = options.prefill_exchange,
+          .linear = options.linear_exchange,
           .choose_ranks = options.prefill_ranks == 0,
           .max_step_tokens = options.max_num_batched_tokens,
           .rank_tokens = options.prefill_rank_tokens};

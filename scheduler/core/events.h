@@ -61,6 +61,10 @@ struct ComputeWorkerJoined {
 struct ComputeWorkerLost {  // its steps are repeated by another
   WorkerId worker;
 };
+struct ComputeWorkersLinked {  // two of them that have joined reach each other, or do no longer
+  WorkerId one, other;
+  bool linked = true;
+};
 struct SequenceOpened {  // answer to OpenSequence and ForkSequence
   WorkerId worker;
   Epoch epoch;
@@ -90,8 +94,8 @@ struct Tick {};
 
 using Event =
     std::variant<RequestArrived, RequestCancelled, ChoiceStopped, RequestPaused, RequestResumed, AttentionWorkerJoined,
-                 AttentionWorkerLost, AttentionWorkerDraining, ComputeWorkerJoined, ComputeWorkerLost, SequenceOpened,
-                 PrefixProbed, SequenceMoved, StepFinished, StepUnreadable, Tick>;
+                 AttentionWorkerLost, AttentionWorkerDraining, ComputeWorkerJoined, ComputeWorkerLost,
+                 ComputeWorkersLinked, SequenceOpened, PrefixProbed, SequenceMoved, StepFinished, StepUnreadable, Tick>;
 
 // ---- actions ----
 

@@ -191,7 +191,7 @@ StepWork WorkOf(const proto::AttentionTable& table, const PromptStep& step) {
 
 Prediction Predict(std::span<const StepWork> ranks, std::span<const ComputeRates> rates, const PlaneRates& plane) {
   Prediction slowest;
-  double asked = 0;
+  double asked = 0, crossed = 0;
   for (size_t r = 0; r < ranks.size(); ++r) {
     const StepWork& work = ranks[r];
     const double flop_s = rates[r].flop_s.value_or(0);
@@ -199,12 +199,16 @@ Prediction Predict(std::span<const StepWork> ranks, std::span<const ComputeRates
     parts.dense = static_cast<double>(work.tokens) * rates[r].token_s.value_or(0);
     parts.attention = work.here_flops * flop_s;
     parts.plane = work.asked_flops * plane.flop_s.value_or(flop_s);
-    parts.link = static_cast<double>(BytesOf(work.traffic)) * plane.byte_s.value_or(0);
+    parts.link = static_cast<double>(PlaneBytesOf(work.traffic)) * plane.byte_s.value_or(0);
     asked += parts.plane;
+    crossed += parts.link;
     const double seconds = parts.sum(work.exchange);
     if (seconds > slowest.seconds) slowest = {seconds, parts.bound(work.exchange)};
+    const double given = static_cast<double>(RankBytesOf(work.traffic)) * rates[r].link_byte_s.value_or(0);
+    if (given > slowest.seconds) slowest = {given, PrefillBound::kLink};
   }
   if (asked > slowest.seconds) slowest = {asked, PrefillBound::kPlane};
+  if (crossed > slowest.seconds) slowest = {crossed, PrefillBound::kLink};
   return slowest;
 }
 

@@ -53,8 +53,9 @@ StepWork WorkOf(const proto::AttentionTable& table, const PromptStep& step);
 
 // Seconds for a unit of work; nothing: not known.
 struct ComputeRates {
-  std::optional<double> token_s;  // the dense layers, and linear attention, for one token
-  std::optional<double> flop_s;   // softmax attention
+  std::optional<double> token_s;                     // the dense layers, and linear attention, for one token
+  std::optional<double> flop_s;                      // softmax attention
+  std::optional<double> link_byte_s = std::nullopt;  // of what comes to it from other ranks
 };
 struct PlaneRates {
   std::optional<double> flop_s;  // softmax attention of prompts on the attention worker
@@ -66,10 +67,11 @@ struct Prediction {
   PrefillBound bound = PrefillBound::kDense;  // what most of the slowest rank's time, or of the attention worker's, is
 };
 
-// The time of ranks that run together, or of a step alone. `rates` are by rank, with token_s and flop_s. What `plane`
-// does not say counts as: as fast as the compute workers, and a link that costs nothing.
+// The time of ranks that run together, or of a step alone. `rates` are by rank, with token_s and flop_s. What else they
+// do not say counts as: attention workers as fast as the compute workers, and links that cost nothing.
 //   Model: a rank's own attention and what it asks for run at a time, what it gathers comes before it attends; the
-//          attention worker answers all ranks one after the other.
+//          attention worker answers all ranks one after the other, and so does its link. What ranks give each other
+//          crosses while they compute, for those before are an op ahead, and over a link of its own for each pair.
 Prediction Predict(std::span<const StepWork> ranks, std::span<const ComputeRates> rates, const PlaneRates& plane);
 
 }  // namespace dovetail::scheduler

@@ -21,8 +21,8 @@ std::string Describe(const PrefillForecast& forecast) {
                                                          : "not predicted, for rates are not known yet, ";
   const std::string bound = forecast.predicted_s > 0 ? absl::StrCat("; most of it is ", NameOf(forecast.bound)) : "";
   return absl::StrCat(forecast.tokens, " tokens on ", forecast.ranks, forecast.ranks == 1 ? " rank" : " ranks", " by ",
-                      NameOf(forecast.exchange), ": ", predicted, absl::StrFormat("took %.3f s", forecast.measured_s),
-                      bound);
+                      proto::NameOf(forecast.way()), ": ", predicted,
+                      absl::StrFormat("took %.3f s", forecast.measured_s), bound);
 }
 
 }  // namespace dovetail::scheduler

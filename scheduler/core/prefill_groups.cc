@@ -83,7 +83,7 @@ std::vector<WorkerId> PrefillGroups::PlanGroup(Sequence& sequence, const std::ve
   if (cut_ranks < 2) return {};
   if (!accounts_.ReserveForGroup(sequence, static_cast<int>(cuts.back() - base)))
     return PlanGroup(sequence, workers, cut_ranks - 1, slots);
-  const proto::PrefixExchange exchange = choice.forecast.exchange;
+  const proto::PrefillWay way = choice.forecast.way();
   Run run{.id = batches_.step_to_come(), .sequence = &sequence, .forecast = choice.forecast, .begun = turn_.now()};
   std::vector<WorkerId> ranks;
   sequence.history_seen = false;  // no rank sees the tokens of the others
@@ -96,27 +96,23 @@ std::vector<WorkerId> PrefillGroups::PlanGroup(Sequence& sequence, const std::ve
   for (int r = 0; r < cut_ranks; ++r) {
     const proto::PrefillPart part{run.id, base, cuts.back(), r, cut_ranks};
     const FreeRank& rank = free[choice.free_rank[r]];
-    PlanRank(sequence, part, {cuts[r], cuts[r + 1]}, addresses[r], addresses, exchange);
-    sequence.NoteKept(rank.worker, planner.HeldAfter(prompt, rank, {base, cuts[r], cuts[r + 1]}, exchange));
+    PlanRank(sequence, part, {cuts[r], cuts[r + 1]}, addresses[r], addresses, way);
+    sequence.NoteKept(rank.worker, planner.HeldAfter(prompt, rank, {base, cuts[r], cuts[r + 1]}, way.softmax));
     ranks.push_back(rank.worker);
     batches_.SetDeadline(batches_[slots[r]], work, turn_.now());
     if (r > 0) batches_[slots[r]].deadline = absl::InfiniteFuture();  // it waits for the rank before it
     run.slots.push_back(slots[r]);
   }
-  run.direct = IsBetweenRanks(exchange) || IsBetweenRanks(LinearExchangeOf());
+  run.direct = IsBetweenRanks(way);
   runs_.push_back(std::move(run));
   ++groups_;
   tokens_ += static_cast<uint64_t>(cuts.back() - base);
   return ranks;
 }
 
-proto::LinearExchange PrefillGroups::LinearExchangeOf() const {
-  return options_.attention.has_linear() ? options_.linear_exchange : proto::LinearExchange::kStates;
-}
-
 void PrefillGroups::PlanRank(Sequence& sequence, const proto::PrefillPart& part, const proto::TokenRange& tokens,
                              const proto::RankAddress& address, const std::vector<proto::RankAddress>& ranks,
-                             proto::PrefixExchange exchange) {
+                             const proto::PrefillWay& way) {
   MicroBatch& flight = batches_[address.micro_batch.value()];
   flight.in_flight = true;
   flight.unreadable = flight.voided = false;
@@ -134,10 +130,10 @@ void PrefillGroups::PlanRank(Sequence& sequence, const proto::PrefillPart& part,
   run.plan.entries.resize(1);
   writer_.Begin(address.worker);
   sequence.planned = static_cast<int>(tokens.end - tokens.begin);
-  writer_.Write(sequence, {.ctx_len = tokens.begin, .named_until = part.base, .exchange = exchange},
+  writer_.Write(sequence, {.ctx_len = tokens.begin, .named_until = part.base, .exchange = way.softmax},
                 run.plan.entries[0], flight.entries[0]);
-  run.plan.entries[0].linear_exchange = LinearExchangeOf();
-  if (IsBetweenRanks(exchange) || IsBetweenRanks(LinearExchangeOf())) run.plan.ranks = ranks;
+  run.plan.entries[0].linear_exchange = way.linear;
+  if (IsBetweenRanks(way)) run.plan.ranks = ranks;
   turn_.Act(std::move(run));
 }
 
@@ -209,6 +205,18 @@ void PrefillGroups::LoseEndedRanks(WorkerId worker) {
       return !batches_[slot].in_flight && batches_[slot].compute_worker == worker;
     });
     if (!run.direct || !ended) continue;
+    run.lost = true;
+    Withdraw(run);
+  }
+}
+
+void PrefillGroups::LoseLink(WorkerId one, WorkerId other) {
+  for (Run& run : runs_) {
+    const auto is_rank = [&](WorkerId worker) {
+      return std::any_of(run.slots.begin(), run.slots.end(),
+                         [&](int slot) { return batches_[slot].compute_worker == worker; });
+    };
+    if (!run.direct || !is_rank(one) || !is_rank(other)) continue;
     run.lost = true;
     Withdraw(run);
   }

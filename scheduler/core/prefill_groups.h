@@ -51,6 +51,8 @@ class PrefillGroups {
   // The compute worker was lost. Groups in flight of which it had ended a rank end too, if ranks give each other what
   // they need: it may not have sent all of that.
   void LoseEndedRanks(WorkerId worker);
+  // The two reach each other no more. Groups of which both are ranks end, if ranks give each other what they need.
+  void LoseLink(WorkerId one, WorkerId other);
   // The sequence's choice is over: what its group computes is not wanted any more. Its ranks end all the same.
   void Withdraw(const Sequence& sequence);
 
@@ -77,10 +79,9 @@ class PrefillGroups {
   std::vector<int> FreeSlots() const;
   std::vector<WorkerId> PlanGroup(Sequence& sequence, const std::vector<WorkerId>& workers, int most_ranks,
                                   const std::vector<int>& slots);
-  proto::LinearExchange LinearExchangeOf() const;
   void PlanRank(Sequence& sequence, const proto::PrefillPart& part, const proto::TokenRange& tokens,
                 const proto::RankAddress& address, const std::vector<proto::RankAddress>& ranks,
-                proto::PrefixExchange exchange);
+                const proto::PrefillWay& way);
   void LearnFrom(const Run& run, const MicroBatch& rank, const proto::StepResult& result);
   Run& RunOf(const MicroBatch& rank);
   void Withdraw(Run& run);

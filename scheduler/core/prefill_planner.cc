@@ -51,9 +51,39 @@ absl::InlinedVector<WorkerId, 4> AttentionWorkersOf(const proto::Placement& plac
   return workers;
 }
 
-std::vector<proto::PrefixExchange> PrefillPlanner::Exchanges(int ranks) const {
-  if (options_.exchange) return {proto::ExchangeOf(*options_.exchange, HasSoftmax(table_) ? ranks : 1)};
-  return {proto::PrefixExchange::kAsk, proto::PrefixExchange::kGather};
+// All of them have said that they have it, and reach each other.
+bool PrefillPlanner::MayGive(std::span<const FreeRank> ranks, bool Compute::*what) const {
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    const auto known = compute_.find(ranks[r].worker);
+    if (known == compute_.end() || !(known->second.*what)) return false;
+    for (size_t other = 0; other < r; ++other)
+      if (!linked_.contains(std::minmax(ranks[other].worker, ranks[r].worker))) return false;
+  }
+  return ranks.size() > 1;
+}
+
+// Those through the attention workers first: of ways that are predicted alike the first is taken.
+std::vector<proto::PrefillWay> PrefillPlanner::Ways(std::span<const FreeRank> ranks) const {
+  using proto::LinearExchange, proto::PrefixExchange;
+  const bool group = ranks.size() > 1, softmax = HasSoftmax(table_);
+  std::vector<PrefixExchange> exchanges = {PrefixExchange::kAsk};
+  if (options_.exchange) {
+    exchanges = {proto::ExchangeOf(*options_.exchange, group && softmax ? 2 : 1)};
+  } else if (softmax) {
+    exchanges.push_back(PrefixExchange::kGather);
+    if (MayGive(ranks, &Compute::gives_rows)) exchanges.push_back(PrefixExchange::kGatherDirect);
+  }
+  const bool linear = group && table_.has_linear();
+  const bool chains =
+      linear && (options_.linear ? IsBetweenRanks(*options_.linear) : MayGive(ranks, &Compute::gives_states));
+  std::vector<proto::PrefillWay> ways;
+  for (const PrefixExchange exchange : exchanges) {
+    // Where ranks give each other one thing, they give each other all they can.
+    const bool all = chains && (options_.linear || IsBetweenRanks(exchange));
+    if (!all) ways.push_back({exchange, LinearExchange::kStates});
+    if (chains) ways.push_back({exchange, LinearExchange::kChain});
+  }
+  return ways;
 }
 
 std::optional<ComputeRates> PrefillPlanner::RatesOf(WorkerId worker) const {
@@ -86,6 +116,35 @@ PlaneRates PrefillPlanner::RatesOf(std::span<const WorkerId> attention_workers) 
   return slowest;
 }
 
+// The slowest of the links by which the ranks before it give it something.
+std::optional<double> PrefillPlanner::LinkRateOf(std::span<const FreeRank> before, WorkerId rank) const {
+  std::optional<double> slowest;
+  for (const FreeRank& from : before) {
+    const auto known = link_bytes_.find({from.worker, rank});
+    const auto rate = known == link_bytes_.end() ? std::nullopt : known->second.usual();
+    if (rate && (!slowest || *rate > *slowest)) slowest = rate;
+  }
+  return slowest ? slowest : link_byte_s();
+}
+
+std::optional<double> PrefillPlanner::link_byte_s() const {
+  return MedianOf(link_bytes_, [](const RateEstimator& link) -> const RateEstimator& { return link; });
+}
+
+void PrefillPlanner::Link(WorkerId one, WorkerId other, bool linked) {
+  if (linked)
+    linked_.insert(std::minmax(one, other));
+  else
+    linked_.erase(std::minmax(one, other));
+}
+
+void PrefillPlanner::ForgetComputeWorker(WorkerId worker) {
+  const auto has = [&](const auto& ends) { return ends.first == worker || ends.second == worker; };
+  compute_.erase(worker);
+  std::erase_if(linked_, has);
+  std::erase_if(link_bytes_, [&](const auto& link) { return has(link.first); });
+}
+
 ComputeRates PrefillPlanner::compute_rates() const {
   return {MedianOf(compute_, [](const Compute& worker) -> const RateEstimator& { return worker.token; }),
           MedianOf(compute_, [](const Compute& worker) -> const RateEstimator& { return worker.flop; })};
@@ -113,8 +172,13 @@ HeldTokens PrefillPlanner::HeldAfter(const PromptToPlan& prompt, const FreeRank&
   return WorkOf(table_, StepOf(prompt, rank, tokens, exchange)).held;
 }
 
+// What a way for more ranks is for as many as a part of a prompt has.
+proto::PrefillWay PrefillPlanner::WayOf(const Way& way, int ranks) {
+  return {proto::ExchangeOf(way.by.softmax, ranks), ranks < 2 ? proto::LinearExchange::kStates : way.by.linear};
+}
+
 double PrefillPlanner::CorrectionOf(const Way& way) const {
-  const auto known = corrections_.find({way.ranks, way.exchange});
+  const auto known = corrections_.find(way);
   if (known == corrections_.end()) return 1;
   const double ratio = std::clamp(known->second.ratio.usual().value_or(1), kLeastCorrection, kMostCorrection);
   const auto parts_ago = static_cast<double>(measured_ - known->second.measured);
@@ -141,6 +205,8 @@ PrefillPlanner::Ranks PrefillPlanner::FastestOf(std::span<const FreeRank> free, 
   for (const size_t i : ranks.index) {
     ranks.free.push_back(free[i]);
     ranks.rates.push_back(rates[i]);
+    const std::span<const FreeRank> all = ranks.free;
+    ranks.rates.back().link_byte_s = LinkRateOf(all.first(all.size() - 1), free[i].worker);
   }
   return ranks;
 }
@@ -155,12 +221,12 @@ std::vector<Position> PrefillPlanner::CutsOf(const PromptToPlan& prompt, Positio
   std::vector<double> speeds;
   if (!rates.empty()) {
     // How many earlier tokens cost as much as the dense layers: by what attends to them.
-    const double dense_s = SecondsOfToken(rates[0], plane, way.exchange, 0);
-    const double pair_s = SecondsOfToken(rates[0], plane, way.exchange, 1) - dense_s;
+    const double dense_s = SecondsOfToken(rates[0], plane, way.by.softmax, 0);
+    const double pair_s = SecondsOfToken(rates[0], plane, way.by.softmax, 1) - dense_s;
     if (dense_s > 0 && pair_s > 0) cut.par_tokens = std::clamp(dense_s / pair_s, double{kSegmentTokens}, 1e9);
     const auto seen = static_cast<double>(base + std::min(prompt.end, base + most)) / 2;
     for (int r = 0; r < ranks; ++r) {
-      const double seconds = SecondsOfToken(rates[static_cast<size_t>(r)], plane, way.exchange, seen);
+      const double seconds = SecondsOfToken(rates[static_cast<size_t>(r)], plane, way.by.softmax, seen);
       speeds.push_back(seconds > 0 ? 1 / seconds : 1);
     }
     cut.speeds = speeds;
@@ -182,10 +248,12 @@ double PrefillPlanner::TimeTo(Position horizon, const PromptToPlan& prompt, Rank
   double seconds = 0;
   for (Position base = prompt.ctx_len; base < horizon;) {
     const std::vector<Position> cuts = CutsOf(prompt, base, way, ranks.rates, plane);
+    const proto::PrefillWay by = WayOf(way, static_cast<int>(cuts.size()) - 1);
     std::vector<StepWork> work;
     for (size_t r = 0; r + 1 < cuts.size(); ++r) {
-      const proto::PrefixExchange exchange = proto::ExchangeOf(way.exchange, static_cast<int>(cuts.size()) - 1);
-      work.push_back(WorkOf(table_, StepOf(prompt, ranks.free[r], {base, cuts[r], cuts[r + 1]}, exchange)));
+      PromptStep one = StepOf(prompt, ranks.free[r], {base, cuts[r], cuts[r + 1]}, by.softmax);
+      one.chained = r > 0 && IsBetweenRanks(by.linear);
+      work.push_back(WorkOf(table_, one));
       ranks.free[r].held = work.back().held;
     }
     const Prediction step = Predict(work, ranks.rates, plane);
@@ -194,7 +262,8 @@ double PrefillPlanner::TimeTo(Position horizon, const PromptToPlan& prompt, Rank
       first.free_rank.assign(ranks.index.begin(), ranks.index.begin() + first.ranks());
       first.forecast = {.ranks = first.ranks(),
                         .tokens = cuts.back() - cuts.front(),
-                        .exchange = proto::ExchangeOf(way.exchange, first.ranks()),
+                        .exchange = by.softmax,
+                        .linear = by.linear,
                         .predicted_s = step.seconds * correction,
                         .bound = step.bound};
     }
@@ -206,14 +275,16 @@ double PrefillPlanner::TimeTo(Position horizon, const PromptToPlan& prompt, Rank
   return seconds;
 }
 
-// All that may be, by the first exchange that may be.
-PrefillChoice PrefillPlanner::WithoutRates(const PromptToPlan& prompt, int most_ranks) const {
-  const Way way{most_ranks, Exchanges(most_ranks)[0]};
+// All that may be, by the first way that may be.
+PrefillChoice PrefillPlanner::WithoutRates(const PromptToPlan& prompt, std::span<const FreeRank> free) const {
+  const Way way{static_cast<int>(free.size()), Ways(free)[0]};
   PrefillChoice choice{.cuts = CutsOf(prompt, prompt.ctx_len, way, {}, {}), .free_rank = {}, .forecast = {}};
   for (int r = 0; r < choice.ranks(); ++r) choice.free_rank.push_back(static_cast<size_t>(r));
+  const proto::PrefillWay by = WayOf(way, choice.ranks());
   choice.forecast = {.ranks = choice.ranks(),
                      .tokens = choice.cuts.back() - prompt.ctx_len,
-                     .exchange = proto::ExchangeOf(way.exchange, choice.ranks())};
+                     .exchange = by.softmax,
+                     .linear = by.linear};
   return choice;
 }
 
@@ -223,15 +294,15 @@ PrefillChoice PrefillPlanner::Choose(const PromptToPlan& prompt, std::span<const
   std::vector<ComputeRates> rates;
   for (const FreeRank& rank : free)
     if (const auto known = RatesOf(rank.worker)) rates.push_back(*known);
-  if (rates.size() < free.size()) return WithoutRates(prompt, most_ranks);
+  if (rates.size() < free.size()) return WithoutRates(prompt, free.first(static_cast<size_t>(most_ranks)));
   const Position horizon = std::min(prompt.end, prompt.ctx_len + Position{most_ranks} * options_.max_step_tokens);
   PrefillChoice best;
   double best_s = 0, second_s = 0;
   for (int ranks = options_.choose_ranks ? 1 : most_ranks; ranks <= most_ranks; ++ranks) {
     const Ranks fastest = FastestOf(free, ranks, rates);
-    for (const proto::PrefixExchange exchange : Exchanges(ranks)) {
+    for (const proto::PrefillWay& by : Ways(fastest.free)) {
       PrefillChoice choice;
-      const double seconds = TimeTo(horizon, prompt, fastest, {ranks, exchange}, choice);
+      const double seconds = TimeTo(horizon, prompt, fastest, {ranks, by}, choice);
       if (options_.choose_ranks && choice.ranks() < ranks) continue;  // the prompt is too short for them
       const bool more = ranks > best.ranks();
       const bool better = best.cuts.empty() || seconds < best_s * (more ? kWorthMoreRanks : 1);
@@ -247,17 +318,18 @@ PrefillChoice PrefillPlanner::Choose(const PromptToPlan& prompt, std::span<const
 }
 
 PrefillForecast PrefillPlanner::ChooseExchange(const PromptToPlan& prompt, const FreeRank& rank, int tokens) const {
-  const std::vector<proto::PrefixExchange> exchanges = Exchanges(/*ranks=*/1);
-  PrefillForecast forecast{.ranks = 1, .tokens = tokens, .exchange = exchanges[0]};
+  const std::vector<proto::PrefillWay> ways = Ways({&rank, 1});
+  PrefillForecast forecast{.ranks = 1, .tokens = tokens, .exchange = ways[0].softmax};
   const auto rates = RatesOf(rank.worker);
   if (!rates) return forecast;
   const PlaneRates plane = RatesOf(prompt.attention_workers);
-  for (const proto::PrefixExchange exchange : exchanges) {
+  for (const proto::PrefillWay& by : ways) {
+    const proto::PrefixExchange exchange = by.softmax;
     const StepWork work =
         WorkOf(table_, StepOf(prompt, rank, {prompt.ctx_len, prompt.ctx_len, prompt.ctx_len + tokens}, exchange));
-    if (exchange != exchanges[0] && work.exchange != exchange) continue;  // nothing is missing, or there is no room
+    if (exchange != ways[0].softmax && work.exchange != exchange) continue;  // nothing is missing, or there is no room
     const Prediction step = Predict({&work, 1}, {&*rates, 1}, plane);
-    const double seconds = step.seconds * CorrectionOf({1, exchange});
+    const double seconds = step.seconds * CorrectionOf({1, by});
     if (forecast.predicted_s > 0 && seconds >= forecast.predicted_s) {
       forecast.next_best_s = seconds;
       continue;
@@ -277,16 +349,22 @@ void PrefillPlanner::Learn(WorkerId compute_worker, std::span<const WorkerId> at
   const proto::StepTimings& times = result.timings;
   Compute& compute = compute_[compute_worker];
   compute.scratch_blocks = work.scratch_blocks;
+  compute.gives_rows = work.gives_rows;
+  compute.gives_states = work.gives_states;
   compute.learnt = ++learnt_;
   compute.token.Note(static_cast<double>(work.step_tokens),
                      static_cast<double>(times.dense_us + times.linear_us) * kMicrosecond);
   compute.flop.Note(work.here_flops, static_cast<double>(times.prompt_us - times.linear_us) * kMicrosecond);
+  for (const proto::RankTransfer& transfer : result.transfers)
+    if (compute_.contains(transfer.to))
+      link_bytes_[{compute_worker, transfer.to}].Note(static_cast<double>(transfer.bytes),
+                                                      static_cast<double>(transfer.busy_us) * kMicrosecond);
   for (const WorkerId worker : attention_workers) {
     Plane& plane = plane_[worker];
     plane.flop.Note(work.asked_flops, static_cast<double>(times.attention_us) * kMicrosecond);
     const int64_t exposed_us = times.attention_wait_us - times.attention_us - times.overlapped_us;
     if (follows_a_rank) continue;
-    plane.byte.Note(static_cast<double>(BytesOf(result.prefix)), static_cast<double>(exposed_us) * kMicrosecond);
+    plane.byte.Note(static_cast<double>(PlaneBytesOf(result.prefix)), static_cast<double>(exposed_us) * kMicrosecond);
   }
 }
 
@@ -294,11 +372,12 @@ void PrefillPlanner::LearnTime(const PrefillForecast& measured) {
   last_ = measured;
   if (measured.predicted_s <= 0) return;
   // What was predicted has the correction in it already.
-  const double predicted_s = measured.predicted_s / CorrectionOf({measured.ranks, measured.exchange});
-  Correction& correction = corrections_[{measured.ranks, measured.exchange}];
+  const Way way{measured.ranks, measured.way()};
+  const double predicted_s = measured.predicted_s / CorrectionOf(way);
+  Correction& correction = corrections_[way];
   correction.ratio.Note(predicted_s, measured.measured_s);
   correction.measured = ++measured_;
-  PrefillTimes& times = times_[static_cast<size_t>(measured.exchange)];
+  PrefillTimes& times = times_[IndexOf(measured.way())];
   times.predicted_s += measured.predicted_s;
   times.measured_s += measured.measured_s;
   if (measured.next_best_s <= 0) return;

@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <utility>
 #include <vector>
@@ -23,9 +24,10 @@ namespace dovetail::scheduler {
 struct PrefillPlannerOptions {
   // Nothing: the one that is predicted to be fastest. See proto::ExchangeOf.
   std::optional<proto::PrefixExchange> exchange;
-  bool choose_ranks = true;    // else as many as there may be
-  int max_step_tokens = 2048;  // of a rank
-  int rank_tokens = 1024;      // of a prompt's part that is divided: so many for each rank, or there are fewer ranks
+  std::optional<proto::LinearExchange> linear;  // of a group in a model with linear layers
+  bool choose_ranks = true;                     // else as many as there may be
+  int max_step_tokens = 2048;                   // of a rank
+  int rank_tokens = 1024;  // of a prompt's part that is divided: so many for each rank, or there are fewer ranks
 };
 
 // That hold a part of a sequence, each once, in the order of the shards.
@@ -80,21 +82,27 @@ class PrefillPlanner {
              bool follows_a_rank);
   // What was predicted took so long.
   void LearnTime(const PrefillForecast& measured);
-  void ForgetComputeWorker(WorkerId worker) { compute_.erase(worker); }
+  void ForgetComputeWorker(WorkerId worker);
   void ForgetAttentionWorker(WorkerId worker) { plane_.erase(worker); }
 
+  // Whether the two reach each other: only then may they be ranks of a group that exchanges directly, unless that is
+  // forced. At first no two do.
+  void Link(WorkerId one, WorkerId other, bool linked);
+
   const PrefillForecast& last() const { return last_; }  // of LearnTime
-  const PrefillTimesByExchange& times() const { return times_; }
+  const PrefillTimesByWay& times() const { return times_; }
 
   // For reports: the medians of all workers.
   ComputeRates compute_rates() const;
   PlaneRates plane_rates() const;
+  std::optional<double> link_byte_s() const;  // between compute workers
 
  private:
   struct Compute {
     RateEstimator token, flop;
     uint64_t learnt = 0;                   // learnt_ when it was measured last
     uint32_t scratch_blocks = UINT32_MAX;  // unknown
+    bool gives_rows = false, gives_states = false;
   };
   struct Plane {
     RateEstimator flop, byte;
@@ -105,7 +113,8 @@ class PrefillPlanner {
   };
   struct Way {
     int ranks = 1;
-    proto::PrefixExchange exchange = proto::PrefixExchange::kAsk;
+    proto::PrefillWay by;
+    auto operator<=>(const Way&) const = default;
   };
   // What does not change while ways are compared.
   struct Ranks {
@@ -114,9 +123,11 @@ class PrefillPlanner {
     std::vector<ComputeRates> rates;
   };
 
-  std::vector<proto::PrefixExchange> Exchanges(int ranks) const;
+  std::vector<proto::PrefillWay> Ways(std::span<const FreeRank> ranks) const;
+  bool MayGive(std::span<const FreeRank> ranks, bool Compute::*what) const;
   std::optional<ComputeRates> RatesOf(WorkerId worker) const;
   PlaneRates RatesOf(std::span<const WorkerId> attention_workers) const;
+  std::optional<double> LinkRateOf(std::span<const FreeRank> before, WorkerId rank) const;
   double CorrectionOf(const Way& way) const;
   double SecondsOfToken(const ComputeRates& rates, const PlaneRates& plane, proto::PrefixExchange exchange,
                         double seen) const;
@@ -127,17 +138,20 @@ class PrefillPlanner {
                     proto::PrefixExchange exchange) const;
   // Seconds until all tokens before `horizon` are computed; the first step or group in `first`.
   double TimeTo(Position horizon, const PromptToPlan& prompt, Ranks ranks, const Way& way, PrefillChoice& first) const;
-  PrefillChoice WithoutRates(const PromptToPlan& prompt, int most_ranks) const;
+  PrefillChoice WithoutRates(const PromptToPlan& prompt, std::span<const FreeRank> free) const;
+  static proto::PrefillWay WayOf(const Way& way, int ranks);
 
   const proto::AttentionTable& table_;
   const PrefillPlannerOptions options_;
   std::map<WorkerId, Compute> compute_;
   std::map<WorkerId, Plane> plane_;
-  std::map<std::pair<int, proto::PrefixExchange>, Correction> corrections_;  // by Way
-  uint64_t learnt_ = 0;                                                      // steps
-  uint64_t measured_ = 0;                                                    // predictions
+  std::set<std::pair<WorkerId, WorkerId>> linked_;                     // the lower one first
+  std::map<std::pair<WorkerId, WorkerId>, RateEstimator> link_bytes_;  // of each byte from one to the other
+  std::map<Way, Correction> corrections_;
+  uint64_t learnt_ = 0;    // steps
+  uint64_t measured_ = 0;  // predictions
   PrefillForecast last_;
-  PrefillTimesByExchange times_{};
+  PrefillTimesByWay times_{};
 };
 
 }  // namespace dovetail::scheduler

@@ -141,7 +141,7 @@ PrefillTableRow BuiltRow(const PrefillTableInput& in, proto::PrefixExchange exch
   if (HasSoftmax(in.attention)) row.softmax = NameOf(exchange);
   if (in.attention.has_linear()) row.linear = NameOf(linear);
   const Position end = in.earlier_tokens + in.new_tokens;
-  const ComputeRates rate{in.token_s, in.flop_s};
+  const ComputeRates rate{in.token_s, in.flop_s, in.link_byte_s};
   const PlaneRates plane{in.plane_flop_s, in.link_byte_s};
   std::vector<HeldTokens> held(in.ranks);
   std::vector<int64_t> bytes(in.ranks);
@@ -172,8 +172,15 @@ PrefillTableRow BuiltRow(const PrefillTableInput& in, proto::PrefixExchange exch
     }
     const std::vector<ComputeRates> rates(work.size(), rate);
     const Prediction step = Predict(work, rates, plane);
-    // A message there and back for each attention layer, and once more for each rank that waits for the one before.
-    const double latency = 2 * in.link_latency_s * (in.attention.op_count() + static_cast<double>(work.size()) - 1);
+    // A message there and back for each attention layer, and once more for each rank that waits for the one before. One
+    // way where what that layer needs comes from a rank.
+    double messages = 2 * (static_cast<double>(work.size()) - 1);
+    for (int g = 0; g < in.attention.group_count(); ++g) {
+      const bool is_linear = in.attention.views[g].linear();
+      const bool direct = work.size() > 1 && (is_linear ? IsBetweenRanks(linear) : IsBetweenRanks(exchange));
+      messages += (direct ? 1 : 2) * in.attention.ops_in_group[g];
+    }
+    const double latency = in.link_latency_s * messages;
     row.seconds += step.seconds + latency;
     by_bound[static_cast<size_t>(step.bound)] += step.seconds;
     by_bound[static_cast<size_t>(PrefillBound::kLink)] += latency;
@@ -210,13 +217,14 @@ PrefillTableRow TensorParallelRow(const PrefillTableInput& in) {
 }  // namespace
 
 std::vector<PrefillTableRow> MakePrefillTable(const PrefillTableInput& input) {
-  std::vector<PrefillTableRow> rows = {BuiltRow(input, proto::PrefixExchange::kAsk)};
+  using proto::LinearExchange, proto::PrefixExchange;
+  std::vector<PrefillTableRow> rows;
   const bool softmax = HasSoftmax(input.attention), linear = input.attention.has_linear();
-  if (softmax) rows.push_back(BuiltRow(input, proto::PrefixExchange::kGather));
-  if (softmax)
-    rows.push_back(BuiltRow(input, proto::PrefixExchange::kGatherDirect,
-                            linear ? proto::LinearExchange::kChain : proto::LinearExchange::kStates));
-  if (linear) rows.push_back(BuiltRow(input, proto::PrefixExchange::kAsk, proto::LinearExchange::kChain));
+  for (const PrefixExchange exchange : {PrefixExchange::kAsk, PrefixExchange::kGather, PrefixExchange::kGatherDirect}) {
+    if (!softmax && exchange != PrefixExchange::kAsk) continue;
+    if (!linear || !IsBetweenRanks(exchange)) rows.push_back(BuiltRow(input, exchange));
+    if (linear) rows.push_back(BuiltRow(input, exchange, LinearExchange::kChain));
+  }
   const std::vector<Direct> directs = DirectExchanges(input);
   const std::vector<DirectLinear> linears = DirectLinearExchanges(input);
   for (size_t s = 0; s < (softmax ? directs.size() : 1); ++s)

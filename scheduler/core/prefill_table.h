@@ -29,7 +29,7 @@ struct PrefillTableInput {
 
 struct PrefillTableRow {
   std::string softmax, linear;  // exchanges of both kinds of layer; empty: the model has none of that kind
-  bool built = false;           // --prefill-exchange can ask for it
+  bool built = false;           // --prefill-exchange can ask for it, or auto choose it
   bool possible = true;
   std::string why_not;           // if not possible
   int64_t rank_bytes = 0;        // received by the rank that receives most, all layers

@@ -117,8 +117,8 @@ class SchedulerCore::Impl {
   StepPlanner planner_{options_, pool_, batches_, accounts_, writer_, groups_, growth_, turn_};
   StepFailures failures_{batches_, accounts_, slots_, placer_, stranded_, grammar_pauses_, choices_, admission_, turn_};
   StepResults results_{options_, pool_, batches_, accounts_, groups_, choices_, admission_, failures_, turn_};
-  WorkerEvents worker_events_{pool_,     batches_, accounts_,  placer_,     slots_,   moves_,
-                              stranded_, choices_, admission_, relocation_, results_, turn_};
+  WorkerEvents worker_events_{pool_,    batches_,   accounts_,   placer_,  slots_,  moves_, stranded_,
+                              choices_, admission_, relocation_, results_, groups_, turn_};
 };
 
 void SchedulerCore::Impl::Pump() {

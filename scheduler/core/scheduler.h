@@ -40,8 +40,8 @@ struct SchedulerOptions {
   // How prompts' steps see earlier tokens that their compute worker does not have: kAsk, kGather or kGatherDirect.
   // Nothing: as is predicted to be fastest.
   std::optional<proto::PrefixExchange> prefill_exchange = proto::PrefixExchange::kAsk;
-  // How the states of linear layers get from rank to rank of a prefill group: kStates or kChain.
-  proto::LinearExchange linear_exchange = proto::LinearExchange::kStates;
+  // How the states of linear layers get from rank to rank of a prefill group: kStates or kChain. Nothing: likewise.
+  std::optional<proto::LinearExchange> linear_exchange = proto::LinearExchange::kStates;
   PlacementPolicy placement = PlacementPolicy::kRequest;
   int token_shard_tokens = 256;  // kTokens: tokens per shard, a multiple of 64; later shards go round the workers
   int replay_one_in = 0;         // SchedulerNode computes one finished request in so many again; 0: none
@@ -75,7 +75,7 @@ struct SchedulerStats {
   uint64_t prefix_chain_bytes = 0;
   uint64_t prefix_direct_bytes = 0;
   PrefillForecast last_prefill;  // the part of a prompt that ended last, of those that had a step or group alone
-  PrefillTimesByExchange prefill_times{};
+  PrefillTimesByWay prefill_times{};
   uint64_t moves = 0;             // of sequences between attention workers
   uint64_t damaged = 0;           // sequences that began again because their KV was not what was written
   uint64_t late_events = 0;       // unknown or late, dropped

@@ -46,6 +46,14 @@ void WorkerEvents::On(const ComputeWorkerLost& event) {
   results_.LoseSteps(event.worker);
 }
 
+void WorkerEvents::On(const ComputeWorkersLinked& event) {
+  const std::vector<WorkerId>& workers = pool_.workers();
+  for (const WorkerId worker : {event.one, event.other})
+    if (std::find(workers.begin(), workers.end(), worker) == workers.end()) return turn_.CountLate();
+  pool_.planner().Link(event.one, event.other, event.linked);
+  if (!event.linked) groups_.LoseLink(event.one, event.other);
+}
+
 void WorkerEvents::On(const Tick& /*tick*/) {
   for (MicroBatch& batch : batches_) {
     if (!batch.Overdue(turn_.now())) continue;

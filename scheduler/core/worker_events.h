@@ -24,7 +24,7 @@ class WorkerEvents {
   // All outlive this.
   WorkerEvents(ComputePool& pool, MicroBatches& batches, KvAccounts& accounts, const Placer& placer, const Slots& slots,
                Moves& moves, ReplacementWait& stranded, Choices& choices, Admission& admission, Relocation& relocation,
-               StepResults& results, Turn& turn)
+               StepResults& results, PrefillGroups& groups, Turn& turn)
       : pool_(pool),
         batches_(batches),
         accounts_(accounts),
@@ -36,6 +36,7 @@ class WorkerEvents {
         admission_(admission),
         relocation_(relocation),
         results_(results),
+        groups_(groups),
         turn_(turn) {}
 
   void On(const AttentionWorkerJoined& event);
@@ -43,6 +44,7 @@ class WorkerEvents {
   void On(const AttentionWorkerDraining& event);
   void On(const ComputeWorkerJoined& event);
   void On(const ComputeWorkerLost& event);
+  void On(const ComputeWorkersLinked& event);
   // A worker whose step has passed its deadline is dismissed. Only a tick says so, for the shell has read all results
   // that are there when it ticks.
   void On(const Tick& tick);
@@ -67,6 +69,7 @@ class WorkerEvents {
   Admission& admission_;
   Relocation& relocation_;
   StepResults& results_;
+  PrefillGroups& groups_;
   Turn& turn_;
 };
 

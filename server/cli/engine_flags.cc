@@ -194,7 +194,7 @@ void AddDisaggregationFlags(CLI::App& command, EngineFlags& flags) {
                   "to the attention workers), gather (K and V come from there, as far as --prompt-scratch has room), "
                   "gather-direct (as gather, but the compute workers that divide a prompt give each other its K and V, "
                   "and the states of linear layers), chain (as plane, and they give each other those states), or auto: "
-                  "the one of plane and gather that is predicted to be faster, by measured rates")
+                  "what is predicted to be fastest, by measured rates")
       ->check(OneOf({"auto", "plane", "gather", "gather-direct", "chain"}))
       ->type_name("HOW")
       ->group("Disaggregation");
@@ -359,7 +359,10 @@ scheduler::SchedulerOptions SchedulerOptionsOf(const EngineFlags& flags) {
   options.prefill_ranks = flags.prefill_ranks == "auto" ? 0 : std::atoi(flags.prefill_ranks.c_str());
   options.prefill_rank_tokens = flags.prefill_rank_tokens;
   if (flags.prefill_exchange == "gather") options.prefill_exchange = proto::PrefixExchange::kGather;
-  if (flags.prefill_exchange == "auto") options.prefill_exchange.reset();
+  if (flags.prefill_exchange == "auto") {
+    options.prefill_exchange.reset();
+    options.linear_exchange.reset();
+  }
   if (flags.prefill_exchange == "gather-direct") options.prefill_exchange = proto::PrefixExchange::kGatherDirect;
   // Where linear layers run on attention workers, there are no states to hand on.
   const bool direct = flags.prefill_exchange == "chain" || flags.prefill_exchange == "gather-direct";

@@ -173,7 +173,7 @@ class ServerMetrics::Impl {
   struct PrefillSeconds {
     CounterPair predicted, measured, next_best, had_other;
   };
-  PrefillSeconds PrefillSecondsOf(const char* exchange) {
+  PrefillSeconds PrefillSecondsOf(const std::string& exchange) {
     const auto counter = [&](const char* what) {
       return make_.Counter("prefill_seconds_total", "",
                            "Parts of prompts by exchange: as predicted, and as measured; and where there was another "
@@ -183,9 +183,19 @@ class ServerMetrics::Impl {
     };
     return {counter("predicted"), counter("measured"), counter("next_best"), counter("had_other")};
   }
-  // By proto::PrefixExchange.
-  std::array<PrefillSeconds, 3> prefill_seconds_ = {PrefillSecondsOf("plane"), PrefillSecondsOf("gather"),
-                                                    PrefillSecondsOf("gather-direct")};
+  // By proto::IndexOf the way, of those that are there.
+  std::vector<std::pair<size_t, PrefillSeconds>> PrefillSecondsOfWays() {
+    using proto::LinearExchange, proto::PrefixExchange;
+    std::vector<std::pair<size_t, PrefillSeconds>> all;
+    for (const LinearExchange linear : {LinearExchange::kStates, LinearExchange::kChain})
+      for (const PrefixExchange softmax :
+           {PrefixExchange::kAsk, PrefixExchange::kGather, PrefixExchange::kGatherDirect}) {
+        const proto::PrefillWay way{softmax, linear};
+        all.emplace_back(IndexOf(way), PrefillSecondsOf(NameOf(way)));
+      }
+    return all;
+  }
+  std::vector<std::pair<size_t, PrefillSeconds>> prefill_seconds_ = PrefillSecondsOfWays();
   CounterPair replays_unclear_ =
       make_.Counter("replays_unclear_total", "", "Requests that could not be computed again to their end.");
   HistogramPair step_tokens_ =
@@ -337,12 +347,12 @@ void ServerMetrics::Update(const engine::EngineStats& stats, const std::vector<e
   Grow(m.prefix_chain_bytes_, now.prefix_chain_bytes, m.last_.prefix_chain_bytes);
   Grow(m.prefix_direct_bytes_, now.prefix_direct_bytes, m.last_.prefix_direct_bytes);
   Grow(m.replays_unclear_, now.replays_unclear, m.last_.replays_unclear);
-  for (size_t i = 0; i < m.prefill_seconds_.size(); ++i) {
-    const scheduler::PrefillTimes &times = now.prefill_times[i], &last = m.last_.prefill_times[i];
-    GrowSeconds(m.prefill_seconds_[i].predicted, times.predicted_s, last.predicted_s);
-    GrowSeconds(m.prefill_seconds_[i].measured, times.measured_s, last.measured_s);
-    GrowSeconds(m.prefill_seconds_[i].next_best, times.next_best_s, last.next_best_s);
-    GrowSeconds(m.prefill_seconds_[i].had_other, times.had_other_s, last.had_other_s);
+  for (const auto& [way, seconds] : m.prefill_seconds_) {
+    const scheduler::PrefillTimes &times = now.prefill_times[way], &last = m.last_.prefill_times[way];
+    GrowSeconds(seconds.predicted, times.predicted_s, last.predicted_s);
+    GrowSeconds(seconds.measured, times.measured_s, last.measured_s);
+    GrowSeconds(seconds.next_best, times.next_best_s, last.next_best_s);
+    GrowSeconds(seconds.had_other, times.had_other_s, last.had_other_s);
   }
   m.last_ = now;
   for (const engine::StepSample& sample : samples) {

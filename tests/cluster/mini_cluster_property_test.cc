@@ -31,6 +31,7 @@ TEST(MiniClusterProperty, WhateverTheClusterIsLikeEveryStreamIsTheOneItsRequestH
     options.scheduler.prefill_rank_tokens = scenario.prefill_rank_tokens;
     options.scheduler.prefill_exchange = scenario.prefix;
     if (scenario.chain) options.scheduler.linear_exchange = proto::LinearExchange::kChain;
+    if (!scenario.prefix) options.scheduler.linear_exchange.reset();
     options.compute = ScenarioRunner::TuningOf(scenario);
     options.scheduler.placement = scenario.placement;
     options.scheduler.micro_batches = scenario.micro_batches;
@@ -49,8 +50,12 @@ TEST(MiniClusterProperty, WhateverTheClusterIsLikeEveryStreamIsTheOneItsRequestH
     all.preemptions += outcome.preemptions;
     all.prefix_hits += outcome.prefix_hits;
     all.prefill_groups += outcome.prefill_groups;
+    all.chain_bytes += outcome.chain_bytes;
+    all.direct_bytes += outcome.direct_bytes;
   }
   EXPECT_GT(all.prefill_groups, 0u);
+  if (DOVETAIL_SEED_COUNT >= 100) EXPECT_GT(all.chain_bytes, 0u) << "no ranks handed on states";
+  EXPECT_GT(all.direct_bytes, 0u) << "none gave each other K and V";
   EXPECT_GT(all.preemptions + all.prefix_hits, 0u) << "the seeds are too tame to say anything";
 }
 

@@ -234,8 +234,9 @@ void MiniClusterTest::DivideAmongWorkersThatComeAndGo(proto::PrefixExchange pref
   // Once rates are known, parts of prompts are predicted: what was forced, and nothing else.
   const bool direct = prefix == proto::PrefixExchange::kGatherDirect;
   for (size_t e = 0; e < stats.scheduler.prefill_times.size(); ++e) {
-    if (direct && e == static_cast<size_t>(proto::PrefixExchange::kGather)) continue;  // of parts that one worker took
-    EXPECT_EQ(stats.scheduler.prefill_times[e].measured_s > 0, e == static_cast<size_t>(prefix)) << e;
+    const proto::PrefillWay way = proto::WayAt(e);
+    if (direct && way == proto::PrefillWay{proto::PrefixExchange::kGather}) continue;  // of parts that one worker took
+    EXPECT_EQ(stats.scheduler.prefill_times[e].measured_s > 0, way == proto::PrefillWay{prefix}) << NameOf(way);
   }
   // What does not fit into a scratch is asked about in any case.
   const bool gathers = direct || prefix == proto::PrefixExchange::kGather;

@@ -136,14 +136,14 @@ Scenario SomeScenario(uint64_t seed, const std::vector<TinyModelKind>& models) {
   scenario.q_first = !prompts.OneIn(5);
   scenario.hand_over_at_end = prompts.OneIn(5);
   Dice groups(seed ^ 0x9a9a);
-  scenario.compute_workers = groups.OneIn(2) ? groups.Of(2, 4) : 1;
+  scenario.compute_workers = groups.OneIn(3) ? 1 : groups.Of(2, 4);
   scenario.prefill_ranks = groups.OneIn(3) ? groups.Of(1, 3) : groups.OneIn(3) ? 0 : proto::kMaxPrefillRanks;
   scenario.prefill_rank_tokens = groups.OneIn(2) ? 64 : groups.Of(64, 150);
   scenario.prefix = groups.OneIn(3) ? proto::PrefixExchange::kAsk : proto::PrefixExchange::kGather;
-  if (groups.OneIn(4)) scenario.prefix.reset();
+  if (groups.OneIn(5)) scenario.prefix.reset();
   scenario.linear_prompts = !groups.OneIn(4);
   scenario.chain = scenario.linear_prompts && !groups.OneIn(4);
-  if (scenario.prefix != proto::PrefixExchange::kGather && !groups.OneIn(3))
+  if (scenario.prefix && scenario.compute_workers > 1 && !groups.OneIn(3))
     scenario.prefix = proto::PrefixExchange::kGatherDirect;
   for (int i = dice.Of(1, 6); i > 0; --i)
     scenario.requests.push_back(SomeRequest(dice, static_cast<int>(scenario.requests.size())));

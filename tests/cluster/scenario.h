@@ -74,7 +74,7 @@ struct Scenario {
   int prompt_tokens = 16;        // from which on an entry is attended there
   std::optional<proto::PrefixExchange> prefix = proto::PrefixExchange::kAsk;  // nothing: by predictions
   bool linear_prompts = true;
-  bool chain = false;  // with linear_prompts: ranks hand on linear states to each other
+  bool chain = false;  // with linear_prompts: ranks hand on linear states to each other; nothing in `prefix`: maybe
   int key_values_in_flight = 4;
   bool q_first = true;
   bool hand_over_at_end = false;

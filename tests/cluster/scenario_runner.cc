@@ -227,6 +227,7 @@ Outcome ScenarioRunner::Run(const Scenario& scenario) {
   options.scheduler.prefill_rank_tokens = scenario.prefill_rank_tokens;
   options.scheduler.prefill_exchange = scenario.prefix;
   if (scenario.chain) options.scheduler.linear_exchange = proto::LinearExchange::kChain;
+  if (!scenario.prefix) options.scheduler.linear_exchange.reset();
   options.scheduler.placement = scenario.placement;
   options.scheduler.micro_batches = scenario.micro_batches;
   options.scheduler.enable_prefix_caching = scenario.prefix_cache;

@@ -95,7 +95,7 @@ class RankExchangeTest : public ::testing::Test {
   mutable FakeRank rank_{0, table_, 100};
   transport::InprocFabric fabric_;
   std::unique_ptr<transport::Port> here_ = fabric_.CreatePort(nullptr), there_ = fabric_.CreatePort(nullptr);
-  RankLinks links_{*here_};
+  RankLinks links_{*here_, SystemClock()};
   SlowDevice device_;
   RankExchange exchange_{rank_.core(), device_, links_};
   Received received_;

@@ -20,6 +20,11 @@ struct Received : transport::FrameHandler {
   std::vector<std::vector<std::byte>> payloads;
 };
 
+struct HandClock final : Clock {
+  absl::Time Now() override { return now; }
+  absl::Time now = absl::UnixEpoch();
+};
+
 class RankLinksTest : public ::testing::Test {
  protected:
   RankLinksTest() { links_.Add({WorkerId(7), Epoch(3), there_->id()}); }
@@ -32,7 +37,8 @@ class RankLinksTest : public ::testing::Test {
 
   transport::InprocFabric fabric_;
   std::unique_ptr<transport::Port> here_ = fabric_.CreatePort(nullptr), there_ = fabric_.CreatePort(nullptr);
-  RankLinks links_{*here_};
+  HandClock clock_;
+  RankLinks links_{*here_, clock_};
   Received received_;
 };
 
@@ -119,6 +125,27 @@ TEST_F(RankLinksTest, AFrameForAPeerWhosePortIsGoneIsDropped) {
   there_.reset();
   EXPECT_EQ(links_.SendState(Rank(5), 1, State(1)), absl::OkStatus());
   EXPECT_EQ(links_.held(), 0u);
+}
+
+TEST_F(RankLinksTest, ATransferTakesFromTheFirstTensorsSendingToTheLastOnesAnswer) {
+  EXPECT_TRUE(links_.TakeTransfers().empty());
+  ASSERT_EQ(links_.SendState(Rank(5), 1, State(1)), absl::OkStatus());
+  clock_.now += absl::Microseconds(30);
+  ASSERT_EQ(links_.SendState(Rank(5), 4, State(4)), absl::OkStatus());
+  there_->Poll(received_, 10);
+  EXPECT_TRUE(links_.TakeTransfers().empty()) << "none was answered";
+  clock_.now += absl::Microseconds(20);
+  links_.OnTaken(there_->id(), Taken(received_.headers[0]));
+  using Transfers = std::vector<proto::RankTransfer>;
+  EXPECT_EQ(links_.TakeTransfers(), (Transfers{{WorkerId(7), 100, 50}}));
+  clock_.now += absl::Microseconds(5);
+  links_.OnTaken(there_->id(), Taken(received_.headers[1]));
+  clock_.now += absl::Seconds(1);  // nothing is on its way
+  ASSERT_EQ(links_.SendState(Rank(6), 1, State(1)), absl::OkStatus());
+  clock_.now += absl::Microseconds(7);
+  there_->Poll(received_, 10);
+  links_.OnTaken(there_->id(), Taken(received_.headers[2]));
+  EXPECT_EQ(links_.TakeTransfers(), (Transfers{{WorkerId(7), 200, 12}}));
 }
 
 }  // namespace

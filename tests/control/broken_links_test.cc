@@ -114,7 +114,7 @@ TEST(BrokenLinks, BetweenAttentionWorkersThatHaveConnectedAgainCountNoMore) {
 // serve.
 TEST(BrokenLinks, BetweenComputeWorkersCostTheOneThatJoinedLater) {
   MembershipOptions options = Options();
-  options.compute_links = true;
+  options.compute_links = ComputeLinks::kRequired;
   Cluster cluster(options);
   const WorkerId one = cluster.Join(Role::kComputeWorker, 1, "c1"), two = cluster.Join(Role::kComputeWorker, 2, "c2");
   for (const WorkerId worker : {one, two}) cluster.Ready(worker, 0);
@@ -136,10 +136,102 @@ TEST(BrokenLinks, BetweenComputeWorkersCostTheOneThatJoinedLater) {
   EXPECT_THAT(cluster.WhyOut(two), HasSubstr("c2 and c1 cannot reach each other: Connection reset"));
 }
 
+class OptionalLinks : public ::testing::Test {
+ protected:
+  static MembershipOptions LinkedWherePossible() {
+    MembershipOptions options = Options();
+    options.compute_links = ComputeLinks::kWherePossible;
+    return options;
+  }
+  OptionalLinks() {
+    for (const WorkerId worker : {one_, two_}) cluster_.Ready(worker, 0);
+  }
+  void Fail(WorkerId from, WorkerId about, control::LinkFailed::Kind kind = control::LinkFailed::Kind::kBroken) {
+    const Member* member = cluster_.members.Find(about);
+    cluster_.members.LinkFailed(from, {member->request.node, member->epoch, "Connection reset", kind}, cluster_.now,
+                                cluster_.actions);
+  }
+  // What was said of the two since it was asked last: "+" or "-" and why not.
+  std::string Told() {
+    std::string told;
+    for (; seen_ < cluster_.actions.size(); ++seen_)
+      if (const auto* link = std::get_if<LinkComputeWorkers>(&cluster_.actions[seen_])) {
+        EXPECT_EQ(link->one, one_);
+        EXPECT_EQ(link->other, two_);
+        told += link->linked ? "+" : "-" + link->why;
+      }
+    return told;
+  }
+
+  Cluster cluster_{LinkedWherePossible()};
+  WorkerId one_ = cluster_.Join(Role::kComputeWorker, 1, "c1"), two_ = cluster_.Join(Role::kComputeWorker, 2, "c2");
+  size_t seen_ = 0;
+};
+
+TEST_F(OptionalLinks, ComputeWorkersServeBeforeTheyReachEachOther) {
+  cluster_.Apply(one_);
+  EXPECT_EQ(cluster_.members.Find(two_)->last_sent.size(), 2u) << "it is told of the other";
+  ASSERT_TRUE(
+      cluster_.members
+          .Applied(two_, {cluster_.members.Find(two_)->sent.back().first, {cluster_.members.Find(one_)->request.node}},
+                   cluster_.now, cluster_.actions)
+          .ok());
+  EXPECT_TRUE(cluster_.Serves(one_) && cluster_.Serves(two_));
+  EXPECT_EQ(Told(), "");
+  EXPECT_THAT(cluster_.members.Unconnected(*cluster_.members.Find(two_)), testing::ElementsAre("c1"));
+}
+
+TEST_F(OptionalLinks, AreToldWhenBothServeAndOnce) {
+  cluster_.Apply(one_);
+  EXPECT_EQ(Told(), "");
+  cluster_.Apply(two_);
+  EXPECT_EQ(Told(), "+");
+  cluster_.Settle();
+  EXPECT_EQ(Told(), "");
+}
+
+TEST_F(OptionalLinks, OneThatBreaksCostsNoMemberAndIsToldOnce) {
+  for (const WorkerId worker : {one_, two_}) cluster_.Apply(worker);
+  EXPECT_EQ(Told(), "+");
+  Fail(one_, two_);
+  EXPECT_EQ(Told(), "-Connection reset") << "at once, for ranks may wait for each other";
+  Fail(two_, one_);
+  cluster_.Settle();
+  EXPECT_TRUE(cluster_.Serves(one_) && cluster_.Serves(two_));
+  EXPECT_EQ(Told(), "");
+  EXPECT_THAT(cluster_.members.Unconnected(*cluster_.members.Find(one_)), testing::ElementsAre("c2"));
+  EXPECT_THAT(cluster_.members.Unconnected(*cluster_.members.Find(two_)), testing::ElementsAre("c1"));
+}
+
+TEST_F(OptionalLinks, OneThatWasSilentIsThereAgain) {
+  for (const WorkerId worker : {one_, two_}) cluster_.Apply(worker);
+  EXPECT_EQ(Told(), "+");
+  for (const absl::Time end = cluster_.now + absl::Milliseconds(600); cluster_.now < end;) {
+    cluster_.now += absl::Milliseconds(50);
+    for (const WorkerId worker : {one_, two_}) cluster_.members.Heard(worker, {}, cluster_.now);
+  }
+  Fail(one_, two_, control::LinkFailed::Kind::kSilent);
+  EXPECT_EQ(Told(), "-Connection reset");
+  for (int i = 0; i < 40; ++i) cluster_.Settle();
+  EXPECT_EQ(Told(), "+");
+}
+
+TEST_F(OptionalLinks, OfOneThatJoinsAnewAreToldAnew) {
+  for (const WorkerId worker : {one_, two_}) cluster_.Apply(worker);
+  Fail(one_, two_);
+  EXPECT_EQ(Told(), "+-Connection reset");
+  cluster_.members.Gone(two_, "it ended", cluster_.actions);
+  two_ = cluster_.Join(Role::kComputeWorker, 3, "c2");
+  cluster_.Ready(two_, 0);
+  for (const WorkerId worker : {one_, two_}) cluster_.Apply(worker);
+  EXPECT_EQ(Told(), "+");
+  EXPECT_TRUE(cluster_.members.Unconnected(*cluster_.members.Find(one_)).empty());
+}
+
 TEST(BrokenLinks, ComputeWorkersAreLinkedOnlyWhereTheirGroupsExchangeDirectly) {
   for (const bool linked : {false, true}) {
     MembershipOptions options = Options();
-    options.compute_links = linked;
+    options.compute_links = linked ? ComputeLinks::kRequired : ComputeLinks::kNone;
     Cluster cluster(options);
     const WorkerId one = cluster.Join(Role::kComputeWorker, 1, "c1"), two = cluster.Join(Role::kComputeWorker, 2, "c2");
     for (const WorkerId worker : {one, two}) cluster.Ready(worker, 0);

@@ -136,10 +136,11 @@ class OneHost:
 
 
 class Cluster:
-    """Scheduler, server, compute worker and attention worker "near" on host 0; "far1", "far2" on hosts 1 and 2."""
+    """Scheduler and server on host 0, and workers: the host of each, by name."""
 
-    def __init__(self, network, binary, model, *scheduler_flags):
-        self.network, self.binary, self.model = network, binary, model
+    def __init__(self, network, binary, model, *scheduler_flags, attention={"near": 0, "far1": 1, "far2": 2},
+                 compute={"compute": 0}):
+        self.network, self.binary, self.model, self.attention = network, binary, model, attention
         self.roles, self.hosts = {}, {}
         data = network.data
         try:
@@ -147,13 +148,14 @@ class Cluster:
             self.scheduler = self.start(0, "scheduler", "--listen", listen, *data, *scheduler_flags)
             self.address = self.scheduler.wait_for(r"^listening on (\S+)").group(1)
             worker = ["--scheduler", self.address, "--threads", "1", *data]
-            for host, name in enumerate(("near", "far1", "far2")):
+            for name, host in attention.items():
                 self.start(host, "attention-worker", "--kv-capacity", "8MiB", "--name", name, *worker)
-            self.start(0, "compute-worker", model, "--name", "compute", *worker)
+            for name, host in compute.items():
+                self.start(host, "compute-worker", model, "--name", name, *worker)
             server = self.start(0, "server", "--scheduler", self.address, "--host", network.address(0), "--port", "0",
                                 "--ignore-model-name", "--shutdown-timeout", "1")
             self.url = server.wait_for(r"^listening on (http://\S+)").group(1)
-            for name in ("near", "far1", "far2", "compute"):
+            for name in (*attention, *compute):
                 self.serves(name)
         except BaseException:
             self.stop()
@@ -191,7 +193,8 @@ class Cluster:
         while True:
             status = self.status()
             used = re.findall(r" attention +serving .* ([0-9.]+)% ", status)
-            if len(used) == 3 and all(float(share) == 0 for share in used) and " 0 sequences running" in status:
+            idle = " 0 sequences running" in status and all(float(share) == 0 for share in used)
+            if idle and len(used) == len(self.attention):
                 return
             assert time.monotonic() < end, status
 

@@ -105,7 +105,8 @@ StepResult FullResult() {
                     {entry, EntryResult{}},
                     {1000, 600, 300, 100, 200, 50, 10, 40},
                     {7000, 900, 80, 70, 60},
-                    {512, 520, 1.5e9, 2.5e8, 4096},
+                    {512, 520, 1.5e9, 2.5e8, 4096, true, true},
+                    {{WorkerId(4), 70000, 90}, {WorkerId(6), 60, 5}},
                     {SequenceId(5), SequenceId(9)},
                     {SequenceId(7)}};
 }

@@ -140,5 +140,29 @@ TEST(PrefillCost, TheAttentionWorkerAnswersAllRanks) {
   EXPECT_DOUBLE_EQ(Predict({ranks.data(), 1}, {rates.data(), 1}, {1.0, std::nullopt}).seconds, 1 + 6);
 }
 
+TEST(PrefillCost, TheAttentionWorkersLinkServesOneRankAfterTheOther) {
+  std::vector<StepWork> ranks(3, StepWork{.tokens = 10, .traffic = {.gathered_bytes = 6}});
+  const std::vector<ComputeRates> rates(3, Rates(0.1, 1));
+  const Prediction group = Predict(ranks, rates, {1.0, 2.0});
+  EXPECT_DOUBLE_EQ(group.seconds, 3 * 12);
+  EXPECT_EQ(group.bound, PrefillBound::kLink);
+  EXPECT_DOUBLE_EQ(Predict({ranks.data(), 1}, {rates.data(), 1}, {1.0, 2.0}).seconds, 1 + 12);
+}
+
+TEST(PrefillCost, RanksGiveEachOtherThingsWhileTheyComputeAndEachPairOverItsOwnLink) {
+  const std::vector<StepWork> ranks(3, StepWork{.tokens = 10,
+                                                .here_flops = 4,
+                                                .traffic = {.chain_bytes = 1, .direct_bytes = 5},
+                                                .exchange = PrefixExchange::kGatherDirect});
+  std::vector<ComputeRates> rates(3, Rates(0.1, 1));
+  EXPECT_DOUBLE_EQ(Predict(ranks, rates, {1.0, 100.0}).seconds, 1 + 4) << "no rate of the link is known";
+  for (ComputeRates& rate : rates) rate.link_byte_s = 0.5;
+  EXPECT_DOUBLE_EQ(Predict(ranks, rates, {1.0, 100.0}).seconds, 1 + 4) << "3 seconds are hidden";
+  rates[2].link_byte_s = 2;
+  const Prediction slow_link = Predict(ranks, rates, {1.0, 100.0});
+  EXPECT_DOUBLE_EQ(slow_link.seconds, 12);
+  EXPECT_EQ(slow_link.bound, PrefillBound::kLink);
+}
+
 }  // namespace
 }  // namespace dovetail::scheduler

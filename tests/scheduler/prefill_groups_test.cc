@@ -162,6 +162,35 @@ TEST(PrefillGroupsDirect, AWorkerThatIsLostAfterItsRankHasEndedEndsTheGroup) {
   }
 }
 
+TEST(PrefillGroupsDirect, AGroupEndsWhenTwoOfItsRanksReachEachOtherNoMore) {
+  for (const bool direct : {false, true}) {
+    SchedulerOptions options = SmallOptions();
+    options.prefill_rank_tokens = 64;
+    options.max_num_batched_tokens = 512;
+    options.prefill_exchange = direct ? proto::PrefixExchange::kGatherDirect : proto::PrefixExchange::kGather;
+    CoreParts parts(options);
+    PrefillGroups groups(parts.options, parts.pool, parts.batches, parts.accounts, parts.writer, parts.turn);
+    parts.AddAttentionWorker(0, 1000);
+    for (const uint32_t worker : {10, 11}) parts.pool.Join(WorkerId(worker));
+    parts.AddReady(400);
+    groups.Plan(/*requests_wait=*/false);
+    const std::vector<RunStep> ranks = parts.Take<RunStep>();
+    ASSERT_THAT(ranks, SizeIs(2));
+    groups.LoseLink(WorkerId(10), WorkerId(12));
+    EXPECT_THAT(parts.Take<WithdrawStep>(), IsEmpty()) << "one of them is no rank";
+    groups.LoseLink(WorkerId(10), WorkerId(11));
+    EXPECT_THAT(parts.Take<WithdrawStep>(), SizeIs(direct ? 2 : 0));
+    if (!direct) continue;
+    for (const RunStep& rank : ranks) {
+      const proto::StepResult result{
+          .step = rank.plan.step, .micro_batch = rank.plan.micro_batch, .status = proto::StepStatus::kWorkerFailed};
+      const auto ended = groups.Finish(parts.batches[rank.plan.micro_batch.value()], result);
+      ASSERT_EQ(ended.has_value(), &rank == &ranks[1]);
+      if (ended) EXPECT_EQ(ended->outcome, PrefillGroups::Ended::Outcome::kRepeat);
+    }
+  }
+}
+
 TEST_F(PrefillGroupsTest, ShortPromptsAndWhatIsHeldUpBeginNone) {
   Sequence& brief = parts_.AddReady(127);
   Sequence& paused = parts_.AddReady(400);

@@ -140,7 +140,8 @@ TEST_F(PrefillPlannerTest, AWayThatTookLongerThanPredictedIsNotTakenAgain) {
   const PrefillChoice alone = planner.Choose(Prompt(1024), Free(2), 2);
   EXPECT_EQ(alone.ranks(), 1);
   EXPECT_NEAR(alone.forecast.predicted_s, 0.512, 0.1) << "a step of 512 tokens";
-  EXPECT_NEAR(planner.times()[0].measured_s + planner.times()[1].measured_s, 2.4, 1e-9)
+  const auto measured = [&](PrefixExchange exchange) { return planner.times()[proto::IndexOf({exchange})].measured_s; };
+  EXPECT_NEAR(measured(PrefixExchange::kAsk) + measured(PrefixExchange::kGather), 2.4, 1e-9)
       << "each exchange was tried once";
 }
 
@@ -183,6 +184,100 @@ TEST_F(PrefillPlannerTest, TheFasterOnesAttend) {
   const PrefillChoice asks = fast_plane.Choose(Prompt(1024, 4096), Free(2), 2);
   EXPECT_EQ(asks.forecast.exchange, PrefixExchange::kAsk);
   EXPECT_GT(asks.forecast.next_best_s, asks.forecast.predicted_s);
+}
+
+// Of workers 10, 11, ..., which are linked, and may give each other K and V of softmax layers.
+class DirectPlannerTest : public PrefillPlannerTest {
+ protected:
+  void LearnGiving(PrefillPlanner& planner, int workers, bool rows, bool states = false) {
+    Learn(planner, 0.001, 0.01, 1, 0.001, workers);
+    proto::StepResult result;
+    result.work = {.tokens = 1000, .step_tokens = 1000, .scratch_blocks = 10000};
+    result.work.gives_rows = rows;
+    result.work.gives_states = states;
+    result.timings.dense_us = 1000;
+    for (int i = 0; i < workers; ++i) {
+      planner.Learn(WorkerId(static_cast<uint32_t>(10 + i)), {}, result, false);
+      for (int other = 0; other < i; ++other)
+        planner.Link(WorkerId(static_cast<uint32_t>(10 + i)), WorkerId(static_cast<uint32_t>(10 + other)), true);
+    }
+  }
+  PrefixExchange Chosen(const PrefillPlanner& planner, int ranks = 2) {
+    const PrefillChoice choice = planner.Choose(Prompt(1024, 512), Free(ranks), ranks);
+    EXPECT_EQ(choice.ranks(), ranks);
+    return choice.forecast.exchange;
+  }
+  static constexpr int kMebi = 1 << 20;
+};
+
+TEST_F(DirectPlannerTest, RanksGatherFromEachOtherWhereTheAttentionWorkersLinkIsSlower) {
+  PrefillPlanner planner(table_, options_);
+  LearnGiving(planner, 2, /*rows=*/true);
+  EXPECT_EQ(Chosen(planner), PrefixExchange::kGatherDirect);
+  const PrefillForecast alone = planner.ChooseExchange(Prompt(512, 4096), {WorkerId(10), {}}, 512);
+  EXPECT_EQ(alone.exchange, PrefixExchange::kGather) << "there is no other rank";
+}
+
+TEST_F(DirectPlannerTest, OnlyRanksThatReachEachOtherDo) {
+  PrefillPlanner planner(table_, options_);
+  LearnGiving(planner, 3, /*rows=*/true);
+  EXPECT_EQ(Chosen(planner, 3), PrefixExchange::kGatherDirect);
+  planner.Link(WorkerId(12), WorkerId(10), false);
+  EXPECT_EQ(Chosen(planner, 3), PrefixExchange::kGather);
+  planner.Link(WorkerId(10), WorkerId(12), true);
+  EXPECT_EQ(Chosen(planner, 3), PrefixExchange::kGatherDirect);
+  planner.ForgetComputeWorker(WorkerId(12));
+  LearnGiving(planner, 2, /*rows=*/true);
+  EXPECT_EQ(Chosen(planner, 2), PrefixExchange::kGatherDirect);
+  EXPECT_EQ(Chosen(planner, 3), PrefixExchange::kGather) << "a worker of this number that joins is linked anew";
+}
+
+TEST_F(DirectPlannerTest, OnlyRanksThatHaveSaidThatTheyGiveRowsDo) {
+  PrefillPlanner planner(table_, options_);
+  LearnGiving(planner, 2, /*rows=*/false);
+  EXPECT_EQ(Chosen(planner), PrefixExchange::kGather);
+  LearnGiving(planner, 1, /*rows=*/true);
+  EXPECT_EQ(Chosen(planner), PrefixExchange::kGather) << "one of two";
+}
+
+TEST_F(DirectPlannerTest, TheRateOfALinkIsLearntFromItsSenderAndASlowOneIsNotTaken) {
+  PrefillPlanner planner(table_, options_);
+  LearnGiving(planner, 2, /*rows=*/true);
+  proto::StepResult result;
+  result.work = {.tokens = 1000, .step_tokens = 1000, .scratch_blocks = 10000, .gives_rows = true};
+  result.timings.dense_us = 1000;
+  result.transfers = {{WorkerId(11), kMebi, 40 * kMebi}, {WorkerId(99), kMebi, 1}};
+  planner.Learn(WorkerId(10), {}, result, false);
+  EXPECT_DOUBLE_EQ(*planner.link_byte_s(), 40e-6) << "worker 99 is not known";
+  EXPECT_EQ(Chosen(planner), PrefixExchange::kGather);
+  planner.ForgetComputeWorker(WorkerId(11));
+  EXPECT_FALSE(planner.link_byte_s().has_value());
+}
+
+proto::AttentionTable Hybrid() {
+  proto::LinearSpec state;
+  state.heads = 2;
+  state.key_dim = state.value_dim = 16;
+  proto::LinearConstants decays;
+  decays.log_decay.assign(2, -0.1f);
+  const proto::SoftmaxSpec full{.query_heads = 4, .kv_heads = 2, .key_dim = 16, .value_dim = 16, .scale = 1};
+  return *proto::AttentionTable::Build({state, full}, {decays, {}});
+}
+
+TEST_F(DirectPlannerTest, LinearLayersHandOnTheirStatesWhereBothKindsMay) {
+  const proto::AttentionTable hybrid = Hybrid();
+  PrefillPlanner planner(hybrid, options_);
+  LearnGiving(planner, 2, /*rows=*/true, /*states=*/true);
+  const proto::PrefillWay direct{PrefixExchange::kGatherDirect, proto::LinearExchange::kChain};
+  EXPECT_EQ(planner.Choose(Prompt(1024, 512), Free(2), 2).forecast.way(), direct);
+  PrefillPlanner states_only(hybrid, options_);
+  LearnGiving(states_only, 2, /*rows=*/false, /*states=*/true);
+  const proto::PrefillWay chain{PrefixExchange::kGather, proto::LinearExchange::kChain};
+  EXPECT_EQ(states_only.Choose(Prompt(1024, 512), Free(2), 2).forecast.way(), chain);
+  PrefillPlanner rows_only(hybrid, options_);
+  LearnGiving(rows_only, 2, /*rows=*/true);
+  const proto::PrefillWay rows{PrefixExchange::kGatherDirect, proto::LinearExchange::kStates};
+  EXPECT_EQ(rows_only.Choose(Prompt(1024, 512), Free(2), 2).forecast.way(), rows);
 }
 
 TEST_F(PrefillPlannerTest, AnOrdinaryStepGathersWhatItLacksWhereThatIsFaster) {
@@ -284,6 +379,14 @@ TEST(Describe, AForecastIsALine) {
             "4096 tokens on 2 ranks by gather: predicted 1.500 s, took 1.250 s; most of it is link");
   EXPECT_EQ(Describe({.ranks = 1, .tokens = 512, .measured_s = 2}),
             "512 tokens on 1 rank by plane: not predicted, for rates are not known yet, took 2.000 s");
+  EXPECT_EQ(Describe({.ranks = 2,
+                      .tokens = 640,
+                      .exchange = PrefixExchange::kGatherDirect,
+                      .linear = proto::LinearExchange::kChain,
+                      .predicted_s = 1,
+                      .measured_s = 1}),
+            "640 tokens on 2 ranks by gather-direct+chain: predicted 1.000 s, took 1.000 s; most of it is dense "
+            "layers");
   EXPECT_EQ(Describe({}), "");
 }
 

@@ -130,7 +130,7 @@ TEST(PrefillTable, HybridsCombineBothKindsOfLayer) {
   input.attention = *proto::AttentionTable::Build({linear, linear, linear, Softmax(16, 2, 256)},
                                                   std::vector<proto::LinearConstants>(4));
   const auto rows = MakePrefillTable(input);
-  EXPECT_EQ(rows.size(), 4u + (4 * 4 - 1) + 1) << "four are built, one of which is of two direct exchanges";
+  EXPECT_EQ(rows.size(), 5u + (4 * 4 - 1) + 1) << "five are built, one of which is of two direct exchanges";
   for (const PrefillTableRow& row : rows)
     if (row.softmax == "ring" && row.linear == "chain") EXPECT_EQ(row.rank_bytes, (192 + 3 * 2) * kMiB);
 }

@@ -242,7 +242,7 @@ void UcxPort::ReapClosing() {
 
 bool UcxPort::Connected(NodeId node) const {
   const UcxPeer* peer = Find(node);
-  return peer != nullptr && peer->connected();
+  return peer != nullptr && peer->connected() && peer->failure().ok();
 }
 
 absl::StatusOr<std::string> UcxPort::LaneOf(NodeId node) const {
