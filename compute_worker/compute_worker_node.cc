@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "compute_worker/cpu/cpu_dense.h"
+#include "compute_worker/last_rows.h"
 #include "compute_worker/prompt_scratch_size.h"
 #include "proto/rank_frames.h"
 #include "proto/trace_frame.h"
@@ -39,7 +40,7 @@ ComputeWorkerOptions Tuned(ComputeWorkerOptions options, const ComputeWorkerTuni
   }
   options.prompt_blocks = PromptScratchBlocks(table, options.max_step_tokens, tuning.prompt_scratch_bytes);
   options.linear_prompts = tuning.linear_prompts;
-  options.rank_rows = true;
+  options.rank_rows = options.rank_ring = true;
   const int64_t slot_bytes = PromptStates::SlotBytes(table);
   options.state_slots = slot_bytes == 0 ? 0 : static_cast<int>(std::min(kMostStateSlots, kMostStateBytes / slot_bytes));
   return options;
@@ -238,7 +239,9 @@ absl::Status ComputeWorkerNode::Perform(Action& action) {
     absl::Status operator()(SendKeyValue& a) { return node.Perform(a); }
     absl::Status operator()(AttendPrompts& a) { return node.Perform(a); }
     absl::Status operator()(SendRankState& a) { return node.Perform(a); }
+    absl::Status operator()(AttendShard& a) { return node.Perform(a); }
     absl::Status operator()(SendRankRows& a) { return node.Perform(a); }
+    absl::Status operator()(ForwardRankRows& a) { return node.Perform(a); }
     absl::Status operator()(SendRankAttended& a) { return node.rank_links_.SendAttended(a.to, a.op, a.rank); }
     absl::Status operator()(Sample& a) { return node.Perform(a); }
     absl::Status operator()(FinishStep& a) { return node.Perform(a); }
@@ -305,6 +308,16 @@ absl::Status ComputeWorkerNode::Perform(AttendPrompts& attend) {
   return absl::OkStatus();
 }
 
+absl::Status ComputeWorkerNode::Perform(AttendShard& attend) {
+  const absl::Time begun = clock_.Now();
+  DT_RETURN_IF_ERROR(dense_->AttendRankShard(core_, attend));
+  Note("attend shard", attend.micro_batch, attend.op, begun);
+  Timer& timer = timers_[attend.micro_batch.value()];
+  Worked(timer.prompts, timer, begun);
+  core_.Handle(DenseDone{attend.micro_batch}, actions_);
+  return absl::OkStatus();
+}
+
 absl::Status ComputeWorkerNode::Perform(SendRankState& send) {
   Note("send state", send.micro_batch, send.op);
   return rank_links_.SendState(send.to, send.op, dense_->TakeRankState(send.micro_batch));
@@ -315,6 +328,14 @@ absl::Status ComputeWorkerNode::Perform(SendRankRows& send) {
   DT_RETURN_IF_ERROR(rank_exchange_.SendRows(send));
   NoteLate(send.micro_batch);
   return absl::OkStatus();
+}
+
+absl::Status ComputeWorkerNode::Perform(ForwardRankRows& forward) {
+  Note("hand on rows", forward.micro_batch, forward.op);
+  RankTensor rows = std::move(forward.rows);
+  const proto::SoftmaxSpec& spec = core_.table().softmax(core_.table().op_group[forward.op]);
+  if (forward.first_row > 0) rows = LastRows(rows.bytes, spec, forward.first_row);
+  return rank_links_.SendRows(forward.to, forward.op, forward.rank, {rows.bytes, rows.owner});
 }
 
 // Tensors are copied before they are answered: from then on their sender may use that memory again.

@@ -125,7 +125,9 @@ class ComputeWorkerNode final : public transport::FrameHandler {
   absl::Status Perform(RunDense& run);
   absl::Status Perform(AttendPrompts& attend);
   absl::Status Perform(SendRankState& send);
+  absl::Status Perform(AttendShard& attend);
   absl::Status Perform(SendRankRows& send);
+  absl::Status Perform(ForwardRankRows& forward);
   void OnRankFrame(const transport::Delivery& delivery);
   int TakeFromRanks();  // what they sent, as far as it has been copied; not 0 while some of it has not
   absl::Status Perform(Sample& sample);

@@ -38,6 +38,11 @@ class DenseBackend {
   // Attends the micro-batch's prompts, as far as they are attended here. As Run, it may still be under way.
   virtual absl::Status AttendPrompts(const ComputeWorkerCore& core, MicroBatchId id, int op) = 0;
 
+  // The next part of that in a ring of ranks (AttendShard). Of backends whose workers exchange K and V of prompts.
+  virtual absl::Status AttendRankShard(const ComputeWorkerCore&, const AttendShard&) {
+    return absl::UnimplementedError("this device has no ring of ranks");
+  }
+
   // Whether the payloads of an op can be packed without waiting for the device. If not, the caller does other things
   // and packs them later, in the order in which it would have. kInternal: the device is lost.
   virtual absl::StatusOr<bool> PayloadsReady(MicroBatchId, int /*op*/) { return true; }

@@ -53,7 +53,7 @@ bool RankLinks::AnswerTensor(NodeId from, const FrameHeader& tensor) {
   Peer* const peer = Find(from);
   if (peer == nullptr) return false;
   peer->frames.push_back({MakeHeader(proto::kRankTaken, Epoch(tensor.epoch), StepId(tensor.step),
-                                     MicroBatchId(tensor.micro_batch), tensor.op, 0),
+                                     MicroBatchId(tensor.micro_batch), tensor.op, 0, 0, tensor.digest),
                           std::nullopt, false});
   int sent = 0;
   if (const absl::Status status = SendWaiting(*peer, sent); !status.ok()) LogError(std::string(status.message()));
@@ -64,7 +64,7 @@ void RankLinks::OnTaken(NodeId from, const FrameHeader& taken) {
   Peer* const peer = Find(from);
   if (peer == nullptr) return;
   const auto frame = std::find_if(peer->frames.begin(), peer->frames.end(), [&](const Frame& one) {
-    return one.sent && one.header.step == taken.step && one.header.op == taken.op;
+    return one.sent && one.header.step == taken.step && one.header.op == taken.op && one.header.digest == taken.digest;
   });
   if (frame == peer->frames.end()) return;
   const absl::Time now = clock_.Now();

@@ -125,10 +125,22 @@ void StepWire::FindLocals(const ComputeWorkerCore& core, MicroBatchId id, LayerG
     local.entry = prompt.entry;
     local.ctx_len = entry.ctx_len;
     local.q_len = static_cast<int>(entry.tokens.size());
-    local.begin = prompt.part->begin;
-    local.kv_heads = {0, core.table().softmax(group).kv_heads};
-    if (local.begin == 0) {
+    const auto add = [&](const proto::HeadRange& heads) {
+      local.kv_heads = heads;
+      for (int rank = 0; prompt.ring && rank < core.PlanOf(id).part.rank; ++rank) {
+        const proto::TokenRange shard = core.ShardOf(id, rank);
+        local.begin = shard.begin;
+        local.end = shard.end;
+        local.rank = rank;
+        locals.push_back(local);
+      }
+      local.begin = prompt.part->begin;
+      local.end = local.ctx_len + local.q_len;
+      local.rank = LocalPartial::kOwn;
       locals.push_back(local);
+    };
+    if (prompt.begin == 0) {
+      add({0, core.table().softmax(group).kv_heads});
       continue;
     }
     const size_t first = locals.size();
@@ -136,9 +148,7 @@ void StepWire::FindLocals(const ComputeWorkerCore& core, MicroBatchId id, LayerG
       if (shard.group != group) continue;
       const bool known = std::any_of(locals.begin() + static_cast<std::ptrdiff_t>(first), locals.end(),
                                      [&](const LocalPartial& l) { return l.kv_heads == shard.kv_heads; });
-      if (known) continue;
-      local.kv_heads = shard.kv_heads;
-      locals.push_back(local);
+      if (!known) add(shard.kv_heads);
     }
   }
 }
@@ -174,18 +184,18 @@ void StepWire::PlanSplits(const std::vector<WorkerPart>& parts, LayerGroup group
   }
   for (size_t i = 0; i < plan.locals.size(); ++i) {
     const LocalPartial& local = plan.locals[i];
-    if (local.begin == 0 || join_ == Join::kElsewhere) continue;
+    if (local.whole() || join_ == Join::kElsewhere) continue;
     TokenSplit& split = SplitOf(plan, local.entry, local.kv_heads, group);
     split.ctx_len = local.ctx_len;
     split.q_len = local.q_len;
-    split.local = static_cast<int>(i);
+    split.locals.push_back(static_cast<int>(i));
   }
   for (TokenSplit& split : plan.splits) {
     std::sort(split.shards.begin(), split.shards.end(), [&](const ItemRef& a, const ItemRef& b) {
       return parts[a.part].layouts[group.value()].items[a.item].tokens.begin <
              parts[b.part].layouts[group.value()].items[b.item].tokens.begin;
     });
-    split.partials.resize(split.shards.size() + (split.local >= 0 ? 1 : 0));
+    split.partials.resize(split.shards.size() + split.locals.size());
   }
   plan.merges.resize(plan.splits.size());
 }
@@ -276,9 +286,9 @@ absl::StatusOr<const std::byte*> StepWire::JoinPartials(const std::vector<Worker
       partial.o = reinterpret_cast<const float*>(part.partial.data() + item.partial_offset);
       partial.ml = partial.o + item.nodes * item.query_heads * spec.value_dim;
     }
-    if (split.local >= 0) {
-      const LocalPartial& local = plan.locals[split.local];
-      split.partials.back() = {local.begin, local.ctx_len + local.q_len, local.o, local.ml};
+    for (size_t i = 0; i < split.locals.size(); ++i) {
+      const LocalPartial& local = plan.locals[split.locals[i]];
+      split.partials[split.shards.size() + i] = {local.begin, local.end, local.o, local.ml};
     }
     const int64_t head_bytes = spec.value_dim * static_cast<int64_t>(SizeOf(spec.kv));
     kernels::MergeItem& merge = plan.merges[s];

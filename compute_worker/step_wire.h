@@ -53,20 +53,24 @@ class StepWire {
   // an op of softmax attention.
   std::vector<std::byte> RankRows(int op, int64_t first_row);
 
-  // Attention over an entry's tokens from `begin` on, made here. Of all that its rows see (begin is 0) it is written to
-  // the entry's rows of joined(); else it is one more token shard for these heads, to be set before JoinPartials.
+  // Attention over an entry's tokens in [begin, end), made here. Of all that its rows see it is written to the entry's
+  // rows of joined(); else it is one more token shard for these heads, to be set before JoinPartials.
   struct LocalPartial {
+    static constexpr int kOwn = -1;
+
     int entry = 0;
     proto::HeadRange kv_heads;
     Position ctx_len = 0;
     int q_len = 0;
-    Position begin = 0;
+    Position begin = 0, end = 0;
+    int rank = kOwn;  // in a ring: whose tokens they are (AttendShard); else from `begin` to the step's last one
     const float* o = nullptr;
     const float* ml = nullptr;
+    bool whole() const { return begin == 0 && rank == kOwn; }
   };
   std::span<LocalPartial> locals(LayerGroup group) { return groups_[group.value()].locals; }
   // What the plan that `core` runs in this micro-batch attends itself of a group, in the order of entries: one for each
-  // head range of an entry that has its earlier tokens elsewhere.
+  // head range of an entry that has its earlier tokens elsewhere, in a ring one more for each rank before, in order.
   static void FindLocals(const ComputeWorkerCore& core, MicroBatchId id, LayerGroup group,
                          std::vector<LocalPartial>& locals);
   std::byte* joined(int entry, LayerGroup group);
@@ -92,7 +96,7 @@ class StepWire {
     int q_len = 0;
     int query_heads = 0;
     std::vector<ItemRef> shards;
-    int local = -1;  // index among the group's locals, after all shards
+    std::vector<int> locals;  // indices among the group's, after all shards
     std::vector<kernels::ShardPartials> partials;
   };
   struct Group {

@@ -55,7 +55,7 @@ absl::Status Validate(const FrameHeader& header) {
   if (header.payload_bytes > kMaxPayloadBytes)
     return InvalidArgument("frame: payload of ", header.payload_bytes, " bytes; at most ", kMaxPayloadBytes);
   if (header.reserved[0] != 0 || header.reserved[1] != 0) return InvalidArgument("frame: reserved fields are not 0");
-  const bool of_rank = header.type == kRankRows || header.type == kRankAttended;
+  const bool of_rank = header.type != kRankState && IsRankFrame(header.type);
   if (header.digest != 0 && header.type != FrameType::kKeyValue && !of_rank && !IsSwitchFrame(header.type))
     return InvalidArgument("frame: type ", static_cast<int>(header.type), " has no digest, but brings one");
   return absl::OkStatus();

@@ -3,16 +3,16 @@
 
 // Frames between the compute workers that are ranks of one prefill group (prefill_part.h). `epoch`, `step` and
 // `micro_batch` are those of the rank that the frame goes to, but in kRankTaken those of the frame that it answers, and
-// `op` is the attention op. `digest` is the sender's rank, but of kRankTaken and kRankState. A step's number is used
-// once, so it tells what came late or twice.
+// `op` is the attention op. `digest` is the sender's rank; but in a ring that whose K and V they are, in kRankTaken
+// that of the frame, and in kRankState 0. A step's number is used once, so it tells what came late or twice.
 
 namespace dovetail::proto {
 
 // Tensor: the state of a linear op after the sender's last token, for the next rank. Each head's, in order, as
 // state_blocks.h has a full block. Its size does not depend on how many tokens the sender has.
 inline constexpr FrameType kRankState{28};
-// Tensor: K and V of a softmax op that a later rank needs of the sender's tokens (RowsForLaterRank in
-// prefix_traffic.h), n of them: [n, kv_heads, key_dim], then [n, kv_heads, value_dim], wire dtype.
+// Tensor: K and V of a softmax op that a later rank needs of the sender's tokens, or in a ring of an earlier rank's
+// (RowsForLaterRank in prefix_traffic.h), n of them: [n, kv_heads, key_dim], then [n, kv_heads, value_dim], wire dtype.
 inline constexpr FrameType kRankRows{29};
 // Message without payload, to the rank that sent kRankRows of that op: they have been attended to and are kept no more.
 inline constexpr FrameType kRankAttended{30};

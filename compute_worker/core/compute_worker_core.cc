@@ -244,6 +244,7 @@ void ComputeWorkerCore::Begin(StepPlan plan, std::optional<MicroBatchId> drawn_b
   batch.stage = 0;
   batch.awaiting = 0;
   batch.done.reset();
+  batch.ring = {};
   batch.hold_key_values = MayHoldKeyValues(batch);
   ++counters_.steps;
   for (const WorkerPart& part : batch.parts)
@@ -280,6 +281,12 @@ void ComputeWorkerCore::Advance(MicroBatchId id, std::vector<Action>& actions) {
         actions.push_back(AttendPrompts{id, stage.index});
         return;
       case StageKind::kAwaitPartials:
+        if (const int shard = ShardToAttend(batch); shard >= 0) {
+          batch.ring.attending = shard;
+          batch.dense_in_flight = true;
+          actions.push_back(AttendShard{id, stage.index, shard});
+          return;
+        }
         if (!MayGoOn(batch)) return;
         break;
     }
@@ -303,7 +310,7 @@ void ComputeWorkerCore::SendHeldKeyValues(MicroBatchId id, std::vector<Action>& 
 // All partials of the op are there, and the k and v of the next op have somewhere to go: the memory of those that were
 // sent key_values_in_flight ops before. A part that has no tokens in the ops between has not been asked since.
 bool ComputeWorkerCore::MayGoOn(const MicroBatch& batch) const {
-  if (batch.awaiting > 0 || IsAhead(batch)) return false;
+  if (batch.awaiting > 0 || IsAhead(batch) || !RingIsDone(batch)) return false;
   const int before = program_[batch.stage].index + 1 - options_.key_values_in_flight;
   return batch.hold_key_values || std::all_of(batch.parts.begin(), batch.parts.end(), [&](const WorkerPart& part) {
            return part.unanswered.empty() || part.unanswered.front() > before;
@@ -337,6 +344,11 @@ void ComputeWorkerCore::On(DenseDone event, std::vector<Action>& actions) {
   if (!batch.running) return;
   batch.dense_in_flight = false;
   if (batch.aborted) return Finish(batch, std::move(batch.failure), actions);
+  if (const int shard = std::exchange(batch.ring.attending, -1); shard >= 0) {
+    batch.ring.attended |= uint32_t{1} << shard;
+    TendRing(batch, actions);
+    return Advance(event.micro_batch, actions);
+  }
   const Stage& stage = program_[batch.stage];
   if (stage.kind == StageKind::kAttendPrompts) AttendedToRanks(batch, stage.index, actions);
   ++batch.stage;
@@ -374,8 +386,8 @@ void ComputeWorkerCore::On(PartialArrived event, std::vector<Action>& actions) {
       --batch->awaiting;
       const bool may_go_on = program_[batch->stage].kind == StageKind::kAttendPrompts
                                  ? !AwaitsWhatItAttends(*batch, event.op)
-                                 : MayGoOn(*batch);
-      if (may_go_on && !batch->aborted) Advance(event.micro_batch, actions);
+                                 : MayGoOn(*batch) || ShardToAttend(*batch) >= 0;
+      if (may_go_on && !batch->aborted && !batch->dense_in_flight) Advance(event.micro_batch, actions);
       return;
     }
   }

@@ -57,7 +57,7 @@ struct RankAttended {  // a later rank keeps the op's K and V, which this one se
   StepId step;
   MicroBatchId micro_batch;
   int op = 0;
-  int rank = 0;
+  int rank = 0;  // that rank; in a ring, where it is the next one, the rank whose K and V they are
 };
 struct StepRefused {
   NodeId from;
@@ -132,10 +132,24 @@ struct SendRankRows {
   int rank = 0;  // this one's
   std::vector<Receiver> receivers;
 };
+// The next part of AttendPrompts in a ring: over K and V of an earlier rank, RankRows of it. Ends with DenseDone.
+struct AttendShard {
+  MicroBatchId micro_batch;
+  int op = 0;
+  int rank = 0;  // whose they are
+};
+struct ForwardRankRows {  // K and V of an earlier rank to the next one, from a row of them on
+  MicroBatchId micro_batch;
+  int op = 0;
+  int rank = 0;     // whose they are
+  RankTensor rows;  // as kRankRows has them
+  int64_t first_row = 0;
+  proto::RankAddress to;
+};
 struct SendRankAttended {  // RankAttended, to the rank whose K and V they were
   MicroBatchId micro_batch;
   int op = 0;
-  int rank = 0;  // this one's
+  int rank = 0;  // RankAttended::rank
   proto::RankAddress to;
 };
 struct Sample {  // final norm, head, choice of tokens; ends with SampleDone
@@ -145,8 +159,8 @@ struct FinishStep {
   MicroBatchId micro_batch;
   proto::StepResult result;
 };
-using Action = std::variant<SendStepBegin, PrepareStep, RunDense, SendQuery, SendKeyValue, AttendPrompts, SendRankState,
-                            SendRankRows, SendRankAttended, Sample, FinishStep>;
+using Action = std::variant<SendStepBegin, PrepareStep, RunDense, SendQuery, SendKeyValue, AttendPrompts, AttendShard,
+                            SendRankState, SendRankRows, ForwardRankRows, SendRankAttended, Sample, FinishStep>;
 
 // One attention worker's part in a micro-batch's step.
 struct WorkerPart {
@@ -161,15 +175,17 @@ struct WorkerPart {
   std::vector<int> unanswered;
 };
 
-// An entry of a step whose prompt is attended here from `part->begin` on; what comes before is attended on attention
+// An entry of a step whose prompt is attended here from `begin` on; what comes before is attended on attention
 // workers. Of that part, K and V from `gather_begin` to `gather_end`, or to where the step begins, come from there with
 // each op's answer.
 struct PromptEntry {
   int entry = 0;
+  Position begin = 0;  // a multiple of 64: where `part` begins, but in a ring where the group does
   const PromptScratch::Part* part = nullptr;
   Position gather_begin = proto::kOpenEnd;  // kOpenEnd: none
   Position gather_end = proto::kOpenEnd;
   bool from_ranks = false;  // those from the group's first token on come from the ranks before (RankRows)
+  bool ring = false;        // with from_ranks: one after the other (AttendShard), and `part` has the step's own tokens
 };
 
 // An entry of a step whose linear layers run here: states cross for it, and no tokens (proto/state_blocks.h).
@@ -190,6 +206,9 @@ struct AttentionWorkerAddress {
 // A rank of a group does not go on while a later one has so many ops of its K and V and has not attended to them: what
 // a rank that is behind keeps is bounded by that.
 inline constexpr int kRankOpsAhead = 4;
+// In a ring it gives the next rank no more while that has so many tensors which it has not attended to and handed on:
+// the one that it attends to, and the next.
+inline constexpr int kRingShards = 2;
 
 struct ComputeWorkerOptions {
   int micro_batches = 1;  // in flight, 1..16
@@ -200,6 +219,7 @@ struct ComputeWorkerOptions {
   uint32_t prompt_blocks = 0;        // of the scratch: 64 tokens x a KV head x an op; 0: all on attention workers
   bool linear_prompts = false;       // linear layers of such entries run here, too
   bool rank_rows = false;            // ranks of a group may give each other K and V of such entries
+  bool rank_ring = false;            // and these may go round
   bool rank_rows_on_device = false;  // these lie on the sender's device, where the other ranks' devices reach them
   int state_slots = 0;               // prompts whose states are kept from part to part
   int key_values_in_flight = 4;      // ops whose k and v an attention worker has not answered: paces what prompts send
@@ -246,6 +266,8 @@ class ComputeWorkerCore {
   // host memory, or where the backend took them to.
   proto::TokenRange RowsFrom(MicroBatchId id, int op, int rank) const;
   std::span<const std::byte> RankRows(MicroBatchId id, int op, int rank) const { return inbox_.Find(id, op, rank); }
+  // In a ring: the tokens of which that rank, not the last one, has K and V; from a multiple of 64 on.
+  proto::TokenRange ShardOf(MicroBatchId id, int rank) const;
   // What other ranks sent and is kept. For tests.
   size_t rank_bytes() const { return inbox_.bytes(); }
   // The step whose draws are tokens of this one: its plan is PlanOf it. Nothing: all tokens are known.
@@ -266,6 +288,12 @@ class ComputeWorkerCore {
   absl::Status CheckInvariants() const;
 
  private:
+  // Of the softmax op at hand. Bit r of a mask is K and V of rank r.
+  struct Ring {
+    int op = -1;         // -1: there was none yet
+    int attending = -1;  // AttendShard is under way
+    uint32_t attended = 0, sent = 0;
+  };
   struct MicroBatch {
     bool running = false;
     bool aborted = false;  // a worker refused: finish as soon as the dense piece at hand is done
@@ -283,6 +311,7 @@ class ComputeWorkerCore {
     int awaiting = 0;  // partials still to come
     proto::StepResult failure;
     std::vector<std::vector<int>> unattended;  // by rank: ops whose K and V went there and were not attended to
+    Ring ring;
   };
   static constexpr int kChainRank = 0;  // in the inbox: states come from one rank only
 
@@ -329,6 +358,15 @@ class ComputeWorkerCore {
   void SendToRanks(MicroBatch& batch, int op, std::vector<Action>& actions);
   void AttendedToRanks(MicroBatch& batch, int op, std::vector<Action>& actions);
   void PassOver(const MicroBatch& batch, int op, int rank, std::vector<Action>& actions);
+  static bool Rings(const proto::StepPlan& plan);
+  PromptEntry BeginPromptOfRing(const proto::StepPlan& plan);
+  uint32_t ShardsTo(const proto::StepPlan& plan, int op, int rank) const;
+  void BeginRing(MicroBatch& batch, int op, std::vector<Action>& actions);
+  void SendShards(MicroBatch& batch, std::vector<Action>& actions);
+  void TendRing(MicroBatch& batch, std::vector<Action>& actions);
+  int ShardToAttend(const MicroBatch& batch) const;
+  bool RingIsDone(const MicroBatch& batch) const;
+  static bool TakeFromRing(MicroBatch& batch, const RankAttended& event);
   void GoOnWithRanks(MicroBatch& batch, int op, std::vector<Action>& actions);
   bool MayHoldKeyValues(const MicroBatch& batch) const;
   int64_t AnswerBytes(const MicroBatch& batch, const WorkerPart& part, int op) const;

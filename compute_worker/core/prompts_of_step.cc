@@ -13,7 +13,7 @@ proto::EntryExchange ComputeWorkerCore::ExchangeOf(const MicroBatch& batch, int 
   proto::EntryExchange exchange;
   for (const PromptEntry& prompt : batch.prompts) {
     if (prompt.entry != index) continue;
-    exchange.attend_end = prompt.part->begin;
+    exchange.attend_end = prompt.begin;
     exchange.gather_begin = prompt.gather_begin;
     exchange.gather_end = prompt.gather_end;
   }
@@ -69,14 +69,18 @@ void ComputeWorkerCore::BeginPrompts(MicroBatch& batch) {
   for (size_t e = 0; e < batch.plan.entries.size(); ++e) {
     const StepEntry& entry = batch.plan.entries[e];
     const int q_len = static_cast<int>(entry.tokens.size());
-    const bool direct = entry.exchange == proto::PrefixExchange::kGatherDirect;
+    const bool direct = IsBetweenRanks(entry.exchange);
     if (!direct && q_len < options_.prompt_tokens) {
       scratch_.Drop(entry.sequence);
       continue;
     }
-    PromptEntry prompt = direct ? BeginPromptFromRanks(batch.plan) : BeginPrompt(entry);
+    const bool later = batch.plan.part.rank > 0;
+    PromptEntry prompt = Rings(batch.plan) && later ? BeginPromptOfRing(batch.plan)
+                         : direct                   ? BeginPromptFromRanks(batch.plan)
+                                                    : BeginPrompt(entry);
     if (prompt.part == nullptr) continue;
     prompt.entry = static_cast<int>(e);
+    if (!prompt.ring) prompt.begin = prompt.part->begin;
     batch.prompts.push_back(prompt);
     counters_.prompt_tokens_here += static_cast<uint64_t>(q_len);
   }
@@ -154,7 +158,8 @@ bool ComputeWorkerCore::AttendsHere(const MicroBatch& batch, int op) const {
 // Earlier tokens of the prompts that are attended here, or the states before them.
 bool ComputeWorkerCore::AwaitsWhatItAttends(const MicroBatch& batch, int op) const {
   if (AwaitsRank(batch, op)) return true;
-  if (table_.linear(table_.op_group[op]) == nullptr) return Gathers(batch, op) && batch.awaiting > 0;
+  const bool ring = Rings(batch.plan) && batch.plan.part.rank > 0;  // what is gathered goes with rank 0's
+  if (table_.linear(table_.op_group[op]) == nullptr) return !ring && Gathers(batch, op) && batch.awaiting > 0;
   const uint16_t group = table_.op_group[op].value();
   return std::any_of(batch.parts.begin(), batch.parts.end(),
                      [&](const WorkerPart& part) { return part.awaited && part.layouts[group].before_bytes > 0; });
@@ -219,8 +224,7 @@ proto::PromptWork ComputeWorkerCore::PromptWorkOf(const MicroBatch& batch) const
     for (const PromptEntry& prompt : batch.prompts) {
       const StepEntry& entry = batch.plan.entries[prompt.entry];
       const auto tokens = static_cast<Position>(entry.tokens.size());
-      const int64_t pairs =
-          proto::SeenTokens(entry.ctx_len, tokens, spec.window, prompt.part->begin, entry.ctx_len + tokens);
+      const int64_t pairs = proto::SeenTokens(entry.ctx_len, tokens, spec.window, prompt.begin, entry.ctx_len + tokens);
       here += proto::AttentionFlops(pairs, spec.query_heads, spec);
     }
     work.here_flops += table_.ops_in_group[g] * here;

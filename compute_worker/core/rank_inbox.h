@@ -12,9 +12,9 @@ namespace dovetail::compute {
 
 // What other ranks have sent for the ops of a step: states of linear ops, K and V of softmax ops. It may come before
 // the step's plan does, and twice. It holds that of one step a micro-batch: of every op and rank at most one tensor.
-//   Bytes:     states until the step has ended; K and V until they were attended to, and since their senders wait for
-//              that, of at most kRankOpsAhead ops
-//   Ownership: of the tensors
+//   Bytes:     states until the step has ended; K and V until they were attended to (and handed on), and since their
+//              senders wait for that, of at most kRankOpsAhead ops, or kRingShards tensors
+//   Ownership: of the tensors, with what hands them on
 //   Threads:   thread-compatible
 class RankInbox {
  public:
@@ -41,6 +41,13 @@ class RankInbox {
     const Batch& batch = of_batches_[id.value()];
     const auto found = batch.tensors.find({op, rank});
     return found == batch.tensors.end() ? std::span<const std::byte>() : found->second.bytes;
+  }
+
+  // The same, with what keeps it.
+  RankTensor Share(MicroBatchId id, int op, int rank) const {
+    const auto& tensors = of_batches_[id.value()].tensors;
+    const auto found = tensors.find({op, rank});
+    return found == tensors.end() ? RankTensor() : found->second;
   }
 
   // Whether it came, whatever became of it since.

@@ -22,15 +22,18 @@ bool GathersFromRanks(const StepPlan& plan) {
 
 absl::Status ComputeWorkerCore::CheckExchange(const StepEntry& entry) const {
   const bool chained = entry.linear_exchange == proto::LinearExchange::kChain;
-  const bool gathers = entry.exchange == proto::PrefixExchange::kGatherDirect;
+  const bool gathers =
+      entry.exchange == proto::PrefixExchange::kGatherDirect || entry.exchange == proto::PrefixExchange::kRing;
   if (chained && !(options_.linear_prompts && table_.has_linear()))
     return InvalidArgument("sequence ", entry.sequence.value(),
                            ": this worker runs no linear layers of prompts, whose states ranks would hand on (chain)");
   if (gathers && !options_.rank_rows)
-    return InvalidArgument(
-        "sequence ", entry.sequence.value(),
-        ": this worker exchanges no K and V of prompts with other compute workers (gather-direct); on a GPU "
-        "that needs --prompt-scratch SIZE");
+    return InvalidArgument("sequence ", entry.sequence.value(),
+                           ": this worker exchanges no K and V of prompts with other compute workers (",
+                           NameOf(entry.exchange), "); on a GPU that needs --prompt-scratch SIZE");
+  if (entry.exchange == proto::PrefixExchange::kRing && !options_.rank_ring)
+    return InvalidArgument("sequence ", entry.sequence.value(),
+                           ": K and V go round among compute workers on CPUs only (ring); take gather-direct");
   for (const auto& [missing, name] :
        {std::pair(IsBetweenRanks(entry.exchange) && !gathers, NameOf(entry.exchange)),
         std::pair(IsBetweenRanks(entry.linear_exchange) && !chained, NameOf(entry.linear_exchange))})
@@ -80,7 +83,7 @@ bool ComputeWorkerCore::AwaitsRank(const MicroBatch& batch, int op) const {
         std::any_of(batch.states.begin(), batch.states.end(), [](const StateEntry& state) { return state.chained; });
     return chained && inbox_.Find(id, op, kChainRank).empty();
   }
-  if (!FromRanks(batch)) return false;
+  if (!FromRanks(batch) || Rings(batch.plan)) return false;
   for (int rank = 0; rank < batch.plan.part.rank; ++rank)
     if (RankRowsBytes(batch.plan, op, rank) > 0 && inbox_.Find(id, op, rank).empty()) return true;
   return false;
@@ -113,12 +116,12 @@ void ComputeWorkerCore::BeginRanks(MicroBatch& batch, std::vector<Action>& actio
   for (const auto& [op, rank] : inbox_.kept(plan.micro_batch)) {
     if (table_.linear(table_.op_group[op]) != nullptr) continue;
     const bool fits =
-        GathersFromRanks(plan) && rank < plan.part.rank &&
+        (GathersFromRanks(plan) || Rings(plan)) && rank < plan.part.rank &&
         RankRowsBytes(plan, op, rank) == static_cast<int64_t>(inbox_.Find(plan.micro_batch, op, rank).size());
     if (!fits) {
       inbox_.Forget(plan.micro_batch, op, rank);
       ++counters_.dropped_frames;
-    } else if (!FromRanks(batch)) {
+    } else if (!FromRanks(batch) && !Rings(plan)) {
       PassOver(batch, op, rank, actions);
     }
   }
@@ -133,6 +136,7 @@ void ComputeWorkerCore::PassOver(const MicroBatch& batch, int op, int rank, std:
 
 void ComputeWorkerCore::SendToRanks(MicroBatch& batch, int op, std::vector<Action>& actions) {
   const StepPlan& plan = batch.plan;
+  if (Rings(plan)) return BeginRing(batch, op, actions);
   if (!GathersFromRanks(plan) || table_.linear(table_.op_group[op]) != nullptr) return;
   SendRankRows send{plan.micro_batch, op, plan.part.rank, {}};
   for (int to = plan.part.rank + 1; to < plan.part.ranks; ++to) {
@@ -153,7 +157,7 @@ void ComputeWorkerCore::AttendedToRanks(MicroBatch& batch, int op, std::vector<A
         actions.push_back(SendRankState{plan.micro_batch, op, plan.ranks[plan.part.rank + size_t{1}]});
     return;
   }
-  for (int rank = 0; FromRanks(batch) && rank < plan.part.rank; ++rank)
+  for (int rank = 0; FromRanks(batch) && !Rings(plan) && rank < plan.part.rank; ++rank)
     if (RankRowsBytes(plan, op, rank) > 0) PassOver(batch, op, rank, actions);
 }
 
@@ -162,7 +166,7 @@ void ComputeWorkerCore::GoOnWithRanks(MicroBatch& batch, int op, std::vector<Act
   if (batch.aborted || batch.dense_in_flight || batch.stage >= program_.size()) return;
   const Stage& stage = program_[batch.stage];
   const bool attends = stage.kind == StageKind::kAttendPrompts && stage.index == op && !AwaitsWhatItAttends(batch, op);
-  const bool goes_on = stage.kind == StageKind::kAwaitPartials && MayGoOn(batch);
+  const bool goes_on = stage.kind == StageKind::kAwaitPartials && (MayGoOn(batch) || ShardToAttend(batch) >= 0);
   if (attends || goes_on) Advance(batch.plan.micro_batch, actions);
 }
 
@@ -184,13 +188,17 @@ void ComputeWorkerCore::On(RankRowsArrived event, std::vector<Action>& actions) 
   bool fits = id.value() < micro_batches_.size() && event.op < table_.op_count() && !event.rows.empty() &&
               table_.linear(table_.op_group[event.op]) == nullptr && event.rank < proto::kMaxPrefillRanks;
   if (fits && batch != nullptr)
-    fits = GathersFromRanks(batch->plan) && event.rank < batch->plan.part.rank &&
+    fits = (GathersFromRanks(batch->plan) || Rings(batch->plan)) && event.rank < batch->plan.part.rank &&
            RankRowsBytes(batch->plan, event.op, event.rank) == static_cast<int64_t>(event.rows.size());
   if (!fits || !inbox_.Put(id, event.step, event.op, event.rank, std::move(event.rows))) {
     ++counters_.dropped_frames;
     return;
   }
   if (batch == nullptr) return;
+  if (Rings(batch->plan)) {
+    TendRing(*batch, actions);
+    return GoOnWithRanks(*batch, event.op, actions);
+  }
   if (!FromRanks(*batch)) {
     PassOver(*batch, event.op, event.rank, actions);
     if (batch->done.has_value() && MayFinish(*batch)) Finish(*batch, *std::move(batch->done), actions);
@@ -201,12 +209,15 @@ void ComputeWorkerCore::On(RankRowsArrived event, std::vector<Action>& actions) 
 
 void ComputeWorkerCore::On(RankAttended event, std::vector<Action>& actions) {
   MicroBatch* const batch = Running(event.micro_batch, event.step);
-  const bool known = batch != nullptr && static_cast<size_t>(event.rank) < batch->unattended.size() &&
-                     std::erase(batch->unattended[static_cast<size_t>(event.rank)], event.op) > 0;
+  const bool ring = batch != nullptr && Rings(batch->plan);
+  const bool known = ring ? TakeFromRing(*batch, event)
+                          : batch != nullptr && static_cast<size_t>(event.rank) < batch->unattended.size() &&
+                                std::erase(batch->unattended[static_cast<size_t>(event.rank)], event.op) > 0;
   if (!known) {
     ++counters_.dropped_frames;
     return;
   }
+  if (ring) TendRing(*batch, actions);
   GoOnWithRanks(*batch, event.op, actions);
 }
 

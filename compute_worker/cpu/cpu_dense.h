@@ -29,6 +29,9 @@ class CpuDense final : public DenseBackend {
   absl::Status AttendPrompts(const ComputeWorkerCore& core, MicroBatchId id, int op) override {
     return dense_.AttendPrompts(core, id, op);
   }
+  absl::Status AttendRankShard(const ComputeWorkerCore& core, const AttendShard& shard) override {
+    return dense_.AttendRankShard(core, shard);
+  }
   absl::StatusOr<transport::LentBytes> PackQuery(const ComputeWorkerCore& core, MicroBatchId id, int p,
                                                  int op) override {
     return dense_.wire(id).PackQuery(core.PartsOf(id), p, core.table().op_group[op]);

@@ -46,6 +46,10 @@ class DenseExecutor {
     return prompts_.Run(core, id, op, wire(id), *stream_);
   }
 
+  absl::Status AttendRankShard(const ComputeWorkerCore& core, const AttendShard& shard) {
+    return prompts_.RunShard(core, shard, wire(shard.micro_batch), *stream_);
+  }
+
   // DenseBackend::TakeRankState.
   std::vector<std::byte> TakeRankState(MicroBatchId id) { return states_.TakeRankState(id); }
 

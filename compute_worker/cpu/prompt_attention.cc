@@ -32,43 +32,57 @@ absl::Status PromptAttention::Grow(std::unique_ptr<kernels::Buffer>& buffer, siz
   return absl::OkStatus();
 }
 
+// Of one call, over the step's own tokens or those of an earlier rank.
+size_t PromptAttention::ScratchOf(LayerGroup group, int rank, int threads, StepWire& wire) const {
+  kernels::AttentionLimits limits;
+  limits.threads = threads;
+  for (const StepWire::LocalPartial& local : wire.locals(group)) {
+    if (local.rank != rank) continue;
+    ++limits.items;
+    limits.rows += local.q_len;
+    limits.kv_heads = std::max(limits.kv_heads, local.kv_heads.size());
+    limits.tokens = std::max<int64_t>(limits.tokens, local.end - local.begin);
+  }
+  return limits.items == 0 ? 0 : kernels::PagedAttentionScratchBytes(ShapeOf(group), limits);
+}
+
 absl::Status PromptAttention::Prepare(const ComputeWorkerCore& core, MicroBatchId id, int threads, StepWire& wire) {
   const std::vector<PromptEntry>& prompts = core.PromptsOf(id);
   if (prompts.empty()) return absl::OkStatus();
   DT_RETURN_IF_ERROR(Grow(arena_, size_t{core.scratch().capacity()} * block_bytes_));
   MicroBatch& batch = micro_batches_[id.value()];
-  size_t scratch = 0, partial = 0, items = 0, blocks = 0, gathered = 0;
+  size_t scratch = 0, partial = 0, items = 0, blocks = 0, gathered = 0, shard = 0;
+  const int shards = prompts[0].ring ? core.PlanOf(id).part.rank : 0;
   for (int g = 0; g < table_.group_count(); ++g) {
     const LayerGroup group(static_cast<uint16_t>(g));
     const proto::SoftmaxSpec& spec = table_.softmax(group);
     if (spec.linear()) continue;
-    kernels::AttentionLimits limits;
-    limits.threads = threads;
+    for (int rank = StepWire::LocalPartial::kOwn; rank < shards; ++rank)
+      scratch = std::max(scratch, ScratchOf(group, rank, threads, wire));
     size_t floats = 0;
     for (const StepWire::LocalPartial& local : wire.locals(group)) {
-      const Position end = local.ctx_len + local.q_len;
-      ++limits.items;
-      limits.rows += local.q_len;
-      limits.kv_heads = std::max(limits.kv_heads, local.kv_heads.size());
-      limits.tokens = std::max<int64_t>(limits.tokens, end - local.begin);
-      if (local.begin == 0) continue;
-      const int64_t nodes = kernels::PartialNodes(local.ctx_len, local.q_len, spec.window, local.begin, end);
+      if (local.whole()) continue;
+      const int64_t nodes = kernels::PartialNodes(local.ctx_len, local.q_len, spec.window, local.begin, local.end);
       floats += nodes * local.kv_heads.size() * spec.group_size() * (spec.value_dim + 2);
     }
-    scratch = std::max(scratch, kernels::PagedAttentionScratchBytes(ShapeOf(group), limits));
     partial = std::max(partial, floats * sizeof(float));
     items = std::max(items, wire.locals(group).size());
-    size_t shards = 0;
-    for (const WorkerPart& part : core.PartsOf(id)) shards += part.layouts[g].items.size();
-    gathered = std::max(gathered, shards);
+    size_t answers = 0;
+    for (const WorkerPart& part : core.PartsOf(id)) answers += part.layouts[g].items.size();
+    gathered = std::max(gathered, answers);
     size_t group_blocks = 0;
     for (const PromptEntry& prompt : prompts) group_blocks += prompt.part->segments.size() * spec.kv_heads;
     blocks = std::max(blocks, group_blocks);
+    for (int rank = 0; rank < shards; ++rank) {
+      const proto::TokenRange tokens = core.ShardOf(id, rank);
+      shard = std::max<size_t>(shard, (tokens.end - tokens.begin) / kSegmentTokens * spec.kv_heads);
+    }
   }
-  batch.blocks.reserve(blocks);
-  batch.first.reserve(prompts.size());
+  batch.blocks.reserve(std::max(blocks, shard));
+  batch.extents.reserve(prompts.size());
   batch.appends.reserve(prompts.size() + gathered + proto::kMaxPrefillRanks);
   batch.items.reserve(items);
+  DT_RETURN_IF_ERROR(Grow(batch.shard, shard * block_bytes_));
   DT_RETURN_IF_ERROR(Grow(batch.scratch, scratch));
   return Grow(batch.partial, partial);
 }
@@ -77,24 +91,30 @@ void PromptAttention::FillBlocks(const ComputeWorkerCore& core, MicroBatchId id,
   MicroBatch& batch = micro_batches_[id.value()];
   const int heads = table_.softmax(table_.op_group[op]).kv_heads;
   batch.blocks.clear();
-  batch.first.clear();
+  batch.extents.clear();
   for (const PromptEntry& prompt : core.PromptsOf(id)) {
-    batch.first.push_back(batch.blocks.size());
+    batch.extents.push_back({batch.blocks.size(), prompt.part->begin, prompt.part->segments.size()});
     for (int head = 0; head < heads; ++head)
       for (const PromptScratch::Segment& segment : prompt.part->segments)
         batch.blocks.push_back(arena_->data() + size_t{core.scratch().BlockOf(segment, op, head)} * block_bytes_);
   }
 }
 
-kernels::KvBlockTable PromptAttention::TableOf(const ComputeWorkerCore& core, MicroBatchId id, size_t prompt,
-                                               int first_head) const {
-  const MicroBatch& batch = micro_batches_[id.value()];
-  const PromptScratch::Part& part = *core.PromptsOf(id)[prompt].part;
+void PromptAttention::FillShardBlocks(MicroBatch& batch, int kv_heads, const proto::TokenRange& tokens) const {
+  const auto segments = static_cast<size_t>((tokens.end - tokens.begin) / kSegmentTokens);
+  batch.blocks.clear();
+  batch.extents.assign(1, {0, tokens.begin, segments});
+  for (size_t block = 0; block < segments * static_cast<size_t>(kv_heads); ++block)
+    batch.blocks.push_back(batch.shard->data() + block * block_bytes_);
+}
+
+kernels::KvBlockTable PromptAttention::TableOf(const MicroBatch& batch, size_t prompt, int first_head) {
+  const Extent& extent = batch.extents[prompt];
   kernels::KvBlockTable table;
-  table.head_step = static_cast<int64_t>(part.segments.size());
-  table.blocks = batch.blocks.data() + batch.first[prompt] + first_head * table.head_step;
-  table.first_segment = static_cast<int32_t>(part.begin / kSegmentTokens);
-  table.segments = static_cast<int32_t>(part.segments.size());
+  table.head_step = static_cast<int64_t>(extent.segments);
+  table.blocks = batch.blocks.data() + extent.first + first_head * table.head_step;
+  table.first_segment = static_cast<int32_t>(extent.begin / kSegmentTokens);
+  table.segments = static_cast<int32_t>(extent.segments);
   return table;
 }
 
@@ -113,7 +133,7 @@ void PromptAttention::FillAppends(const ComputeWorkerCore& core, MicroBatchId id
     append.rows = static_cast<int>(entry.tokens.size());
     append.kv_heads = spec.kv_heads;
     append.first_position = entry.ctx_len;
-    append.blocks = TableOf(core, id, p, 0);
+    append.blocks = TableOf(batch, p, 0);
     batch.appends.push_back(append);
   }
 }
@@ -121,6 +141,7 @@ void PromptAttention::FillAppends(const ComputeWorkerCore& core, MicroBatchId id
 // Earlier tokens, as they came with the op's answers.
 void PromptAttention::FillGathered(const ComputeWorkerCore& core, MicroBatchId id, int op) {
   const LayerGroup group = table_.op_group[op];
+  MicroBatch& batch = micro_batches_[id.value()];
   const std::vector<PromptEntry>& prompts = core.PromptsOf(id);
   for (const WorkerPart& part : core.PartsOf(id)) {
     size_t p = 0;  // both lists are by entry
@@ -133,33 +154,39 @@ void PromptAttention::FillGathered(const ComputeWorkerCore& core, MicroBatchId i
       append.rows = static_cast<int>(item.gather_count);
       append.kv_heads = item.kv_heads.size();
       append.first_position = item.gather_first;
-      append.blocks = TableOf(core, id, p, item.kv_heads.begin);
-      micro_batches_[id.value()].appends.push_back(append);
+      append.blocks = TableOf(batch, p, item.kv_heads.begin);
+      batch.appends.push_back(append);
     }
   }
 }
 
-// Tokens of the ranks before this one, as they sent them. A rank's step has one prompt.
-void PromptAttention::FillFromRanks(const ComputeWorkerCore& core, MicroBatchId id, int op) {
-  if (!core.PromptsOf(id)[0].from_ranks) return;
+// Tokens of a rank before this one, as it sent them. A rank's step has one prompt.
+void PromptAttention::FillRows(const ComputeWorkerCore& core, MicroBatchId id, int op, int rank) {
+  MicroBatch& batch = micro_batches_[id.value()];
   const proto::SoftmaxSpec& spec = table_.softmax(table_.op_group[op]);
   const int64_t key_bytes = int64_t{spec.kv_heads} * spec.key_dim * static_cast<int64_t>(SizeOf(spec.kv));
-  for (int rank = 0; rank < core.PlanOf(id).part.rank; ++rank) {
-    const proto::TokenRange tokens = core.RowsFrom(id, op, rank);
-    if (tokens.begin >= tokens.end) continue;
-    kernels::KvAppendItem append;
-    const std::byte* const rows = core.RankRows(id, op, rank).data();
-    append.k = rows;
-    append.v = rows + (tokens.end - tokens.begin) * key_bytes;
-    append.rows = static_cast<int>(tokens.end - tokens.begin);
-    append.kv_heads = spec.kv_heads;
-    append.first_position = tokens.begin;
-    append.blocks = TableOf(core, id, 0, 0);
-    micro_batches_[id.value()].appends.push_back(append);
-  }
+  const proto::TokenRange tokens = core.RowsFrom(id, op, rank);
+  if (tokens.begin >= tokens.end) return;
+  kernels::KvAppendItem append;
+  const std::byte* const rows = core.RankRows(id, op, rank).data();
+  append.k = rows;
+  append.v = rows + (tokens.end - tokens.begin) * key_bytes;
+  append.rows = static_cast<int>(tokens.end - tokens.begin);
+  append.kv_heads = spec.kv_heads;
+  append.first_position = tokens.begin;
+  append.blocks = TableOf(batch, 0, 0);
+  batch.appends.push_back(append);
 }
 
-void PromptAttention::FillItems(const ComputeWorkerCore& core, MicroBatchId id, int op, StepWire& wire) {
+// Of all ranks before this one.
+void PromptAttention::FillFromRanks(const ComputeWorkerCore& core, MicroBatchId id, int op) {
+  if (!core.PromptsOf(id)[0].from_ranks) return;
+  for (int rank = 0; rank < core.PlanOf(id).part.rank; ++rank) FillRows(core, id, op, rank);
+}
+
+// Those of the step's own tokens, or of an earlier rank's. What is a token shard has the same place in `partial` in
+// every call.
+void PromptAttention::FillItems(const ComputeWorkerCore& core, MicroBatchId id, int op, int rank, StepWire& wire) {
   MicroBatch& batch = micro_batches_[id.value()];
   const LayerGroup group = table_.op_group[op];
   const proto::SoftmaxSpec& spec = table_.softmax(group);
@@ -180,9 +207,9 @@ void PromptAttention::FillItems(const ComputeWorkerCore& core, MicroBatchId id, 
     item.kv_heads = local.kv_heads.size();
     item.first_position = local.ctx_len;
     item.token_begin = local.begin;
-    item.token_end = local.ctx_len + local.q_len;
-    item.blocks = TableOf(core, id, p, local.kv_heads.begin);
-    if (local.begin == 0) {
+    item.token_end = local.end;
+    item.blocks = TableOf(batch, p, local.kv_heads.begin);
+    if (local.whole()) {
       item.o = wire.joined(local.entry, group);
       if (const float* sinks = table_.sinks(op)) item.sinks = sinks + local.kv_heads.begin * spec.group_size();
     } else {
@@ -191,20 +218,13 @@ void PromptAttention::FillItems(const ComputeWorkerCore& core, MicroBatchId id, 
       local.ml = item.partial_ml = partial + nodes * query_heads * spec.value_dim;
       partial += nodes * query_heads * (spec.value_dim + 2);
     }
-    batch.items.push_back(item);
+    if (local.rank == rank) batch.items.push_back(item);
   }
 }
 
-absl::Status PromptAttention::Run(const ComputeWorkerCore& core, MicroBatchId id, int op, StepWire& wire,
-                                  kernels::Stream& stream) {
-  MicroBatch& batch = micro_batches_[id.value()];
-  FillBlocks(core, id, op);
-  FillAppends(core, id, op, wire);
-  FillGathered(core, id, op);
-  FillFromRanks(core, id, op);
-  FillItems(core, id, op, wire);
+absl::Status PromptAttention::Attend(MicroBatch& batch, LayerGroup group, kernels::Stream& stream) {
   const kernels::OpContext context = kernels::ContextOf(stream);
-  const kernels::AttentionShape shape = ShapeOf(table_.op_group[op]);
+  const kernels::AttentionShape shape = ShapeOf(group);
   DT_RETURN_IF_ERROR(kernels::KvAppend(context, shape.layout(), batch.appends));
   DT_ASSIGN_OR_RETURN(kernels::PagedAttention attention,
                       kernels::PagedAttention::Begin(context, shape, batch.items,
@@ -213,6 +233,30 @@ absl::Status PromptAttention::Run(const ComputeWorkerCore& core, MicroBatchId id
   attention.Finish();
   stream.Synchronize();
   return absl::OkStatus();
+}
+
+absl::Status PromptAttention::Run(const ComputeWorkerCore& core, MicroBatchId id, int op, StepWire& wire,
+                                  kernels::Stream& stream) {
+  const bool ring = core.PromptsOf(id)[0].ring;
+  FillBlocks(core, id, op);
+  FillAppends(core, id, op, wire);
+  if (!ring) FillGathered(core, id, op);
+  if (!ring) FillFromRanks(core, id, op);
+  FillItems(core, id, op, StepWire::LocalPartial::kOwn, wire);
+  return Attend(micro_batches_[id.value()], table_.op_group[op], stream);
+}
+
+absl::Status PromptAttention::RunShard(const ComputeWorkerCore& core, const AttendShard& shard, StepWire& wire,
+                                       kernels::Stream& stream) {
+  const MicroBatchId id = shard.micro_batch;
+  const LayerGroup group = table_.op_group[shard.op];
+  MicroBatch& batch = micro_batches_[id.value()];
+  FillShardBlocks(batch, table_.softmax(group).kv_heads, core.ShardOf(id, shard.rank));
+  batch.appends.clear();
+  FillRows(core, id, shard.op, shard.rank);
+  if (shard.rank == 0) FillGathered(core, id, shard.op);
+  FillItems(core, id, shard.op, shard.rank, wire);
+  return Attend(batch, group, stream);
 }
 
 }  // namespace dovetail::compute

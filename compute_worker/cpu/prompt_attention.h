@@ -28,23 +28,37 @@ class PromptAttention {
   // Appends the op's k and v to the blocks, attends, and leaves the results in the wire.
   absl::Status Run(const ComputeWorkerCore& core, MicroBatchId id, int op, StepWire& wire, kernels::Stream& stream);
 
+  // Likewise over K and V that came round from an earlier rank (AttendShard): one more token shard in the wire.
+  absl::Status RunShard(const ComputeWorkerCore& core, const AttendShard& shard, StepWire& wire,
+                        kernels::Stream& stream);
+
  private:
+  struct Extent {  // blocks of one prompt
+    size_t first = 0;
+    Position begin = 0;
+    size_t segments = 0;
+  };
   struct MicroBatch {
     std::vector<std::byte*> blocks;  // of all prompts of the op at hand: [prompt][KV head][segment]
-    std::vector<size_t> first;       // of a prompt, by index in PromptsOf
+    std::vector<Extent> extents;     // by index in PromptsOf
     std::vector<kernels::KvAppendItem> appends;
     std::vector<kernels::AttentionItem> items;
     std::unique_ptr<kernels::Buffer> scratch, partial;
+    std::unique_ptr<kernels::Buffer> shard;  // blocks of an earlier rank's tokens
   };
 
   kernels::AttentionShape ShapeOf(LayerGroup group) const;
   absl::Status Grow(std::unique_ptr<kernels::Buffer>& buffer, size_t bytes);
+  size_t ScratchOf(LayerGroup group, int rank, int threads, StepWire& wire) const;
   void FillBlocks(const ComputeWorkerCore& core, MicroBatchId id, int op);
-  kernels::KvBlockTable TableOf(const ComputeWorkerCore& core, MicroBatchId id, size_t prompt, int first_head) const;
+  void FillShardBlocks(MicroBatch& batch, int kv_heads, const proto::TokenRange& tokens) const;
+  static kernels::KvBlockTable TableOf(const MicroBatch& batch, size_t prompt, int first_head);
   void FillFromRanks(const ComputeWorkerCore& core, MicroBatchId id, int op);
   void FillGathered(const ComputeWorkerCore& core, MicroBatchId id, int op);
   void FillAppends(const ComputeWorkerCore& core, MicroBatchId id, int op, StepWire& wire);
-  void FillItems(const ComputeWorkerCore& core, MicroBatchId id, int op, StepWire& wire);
+  void FillRows(const ComputeWorkerCore& core, MicroBatchId id, int op, int rank);
+  void FillItems(const ComputeWorkerCore& core, MicroBatchId id, int op, int rank, StepWire& wire);
+  absl::Status Attend(MicroBatch& batch, LayerGroup group, kernels::Stream& stream);
 
   kernels::Device& device_;
   const proto::AttentionTable& table_;

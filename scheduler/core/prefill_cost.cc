@@ -54,7 +54,9 @@ HeldTokens KeptFrom(const PromptStep& step, Position begin, Room room) {
 // As ComputeWorkerCore::BeginPromptFromRanks.
 bool GathersFromRanks(const proto::AttentionTable& table, const PromptStep& step, const BlockCounts& blocks,
                       Reach& reach) {
-  if (step.exchange != proto::PrefixExchange::kGatherDirect || step.scratch_blocks == 0) return false;
+  const bool first_of_ring = step.exchange == proto::PrefixExchange::kRing && step.ctx_len == step.base;
+  if ((step.exchange != proto::PrefixExchange::kGatherDirect && !first_of_ring) || step.scratch_blocks == 0)
+    return false;
   const bool goes_on = !step.held.empty() && step.base >= step.held.begin;
   const Position segment = step.base / kSegmentTokens * kSegmentTokens;
   Position begin = goes_on ? step.held.begin : 0;
@@ -68,6 +70,16 @@ bool GathersFromRanks(const proto::AttentionTable& table, const PromptStep& step
   if (room == Room::kNone) return false;
   reach = {.attend_begin = begin, .gather_end = step.base, .gathers = true, .held = KeptFrom(step, begin, room)};
   reach.gather_begin = std::min(missing, step.base);
+  return true;
+}
+
+// As ComputeWorkerCore::BeginPromptOfRing, of a rank after the first.
+bool Rings(const PromptStep& step, const BlockCounts& blocks, Reach& reach) {
+  if (step.exchange != proto::PrefixExchange::kRing || step.ctx_len == step.base) return false;
+  const int64_t segments = SegmentsTo(step.ctx_len, step.ctx_len + step.tokens);
+  if (step.scratch_blocks == 0 || segments * blocks.one_op > step.scratch_blocks) return false;
+  const Position begin = step.base / kSegmentTokens * kSegmentTokens;
+  reach = {.attend_begin = begin, .gather_begin = begin, .gather_end = step.base, .gathers = true};
   return true;
 }
 
@@ -88,9 +100,11 @@ Reach ReachOf(const proto::AttentionTable& table, const PromptStep& step) {
   const BlockCounts blocks = BlocksOf(table);
   const Reach elsewhere{.attend_begin = step.ctx_len + step.tokens};
   Reach reach;
-  if (Gathers(table, step, blocks, reach) || GathersFromRanks(table, step, blocks, reach)) return reach;
+  if (Gathers(table, step, blocks, reach) || GathersFromRanks(table, step, blocks, reach) || Rings(step, blocks, reach))
+    return reach;
   if (step.scratch_blocks == 0) return elsewhere;
-  const bool dropped = step.exchange == proto::PrefixExchange::kGatherDirect;
+  if (step.exchange == proto::PrefixExchange::kRing && step.ctx_len > step.base) return elsewhere;
+  const bool dropped = IsBetweenRanks(step.exchange);
   const bool goes_on =
       !dropped && !step.held.empty() && step.held.begin <= step.ctx_len && step.ctx_len <= step.held.end;
   const bool aligned = step.ctx_len % kSegmentTokens == 0;

@@ -29,7 +29,7 @@ double AttentionOf(const PrefillTableInput& input, const proto::SoftmaxSpec& spe
 using SoftmaxLayer = std::function<LayerCost(const proto::SoftmaxSpec& spec)>;
 using LinearLayer = std::function<LayerCost(const proto::LinearSpec& spec)>;
 
-// Of exchanges between the ranks themselves. But for gather-direct and the chain they are not built.
+// Of exchanges between the ranks themselves. But for gather-direct, the ring and the chain they are not built.
 struct Direct {
   std::string name;
   SoftmaxLayer softmax;
@@ -220,7 +220,8 @@ std::vector<PrefillTableRow> MakePrefillTable(const PrefillTableInput& input) {
   using proto::LinearExchange, proto::PrefixExchange;
   std::vector<PrefillTableRow> rows;
   const bool softmax = HasSoftmax(input.attention), linear = input.attention.has_linear();
-  for (const PrefixExchange exchange : {PrefixExchange::kAsk, PrefixExchange::kGather, PrefixExchange::kGatherDirect}) {
+  for (const PrefixExchange exchange :
+       {PrefixExchange::kAsk, PrefixExchange::kGather, PrefixExchange::kGatherDirect, PrefixExchange::kRing}) {
     if (!softmax && exchange != PrefixExchange::kAsk) continue;
     if (!linear || !IsBetweenRanks(exchange)) rows.push_back(BuiltRow(input, exchange));
     if (linear) rows.push_back(BuiltRow(input, exchange, LinearExchange::kChain));
@@ -229,9 +230,10 @@ std::vector<PrefillTableRow> MakePrefillTable(const PrefillTableInput& input) {
   const std::vector<DirectLinear> linears = DirectLinearExchanges(input);
   for (size_t s = 0; s < (softmax ? directs.size() : 1); ++s)
     for (size_t l = 0; l < (linear ? linears.size() : 1); ++l) {
-      const bool gathers = !softmax || directs[s].name == NameOf(proto::PrefixExchange::kGatherDirect);
-      const bool chained = !linear || linears[l].name == NameOf(proto::LinearExchange::kChain);
-      if (gathers && chained) continue;  // it is there, built
+      const bool direct = !softmax || directs[s].name == NameOf(PrefixExchange::kGatherDirect) ||
+                          directs[s].name == NameOf(PrefixExchange::kRing);
+      const bool chained = !linear || linears[l].name == NameOf(LinearExchange::kChain);
+      if (direct && chained) continue;  // it is there, built
       rows.push_back(DirectRow(input, softmax ? &directs[s] : nullptr, linear ? &linears[l] : nullptr));
     }
   rows.push_back(TensorParallelRow(input));

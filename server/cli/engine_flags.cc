@@ -189,13 +189,15 @@ void AddDisaggregationFlags(CLI::App& command, EngineFlags& flags) {
       ->type_name("TOKENS")
       ->group("Disaggregation");
   command
-      .add_option("--prefill-exchange", flags.prefill_exchange,
-                  "How a prompt's step gets at earlier tokens that its compute worker does not have: plane (queries go "
-                  "to the attention workers), gather (K and V come from there, as far as --prompt-scratch has room), "
-                  "gather-direct (as gather, but the compute workers that divide a prompt give each other its K and V, "
-                  "and the states of linear layers), chain (as plane, and they give each other those states), or auto: "
-                  "what is predicted to be fastest, by measured rates")
-      ->check(OneOf({"auto", "plane", "gather", "gather-direct", "chain"}))
+      .add_option(
+          "--prefill-exchange", flags.prefill_exchange,
+          "How a prompt's step gets at earlier tokens that its compute worker does not have: plane (queries go "
+          "to the attention workers), gather (K and V come from there, as far as --prompt-scratch has room), "
+          "gather-direct (as gather, but the compute workers that divide a prompt give each other its K and V, "
+          "and the states of linear layers), ring (likewise, but K and V go from each to the next one, and little of "
+          "them is held at a time), chain (as plane, and they give each other those states), or auto: "
+          "what is predicted to be fastest, by measured rates")
+      ->check(OneOf({"auto", "plane", "gather", "gather-direct", "ring", "chain"}))
       ->type_name("HOW")
       ->group("Disaggregation");
 }
@@ -364,8 +366,10 @@ scheduler::SchedulerOptions SchedulerOptionsOf(const EngineFlags& flags) {
     options.linear_exchange.reset();
   }
   if (flags.prefill_exchange == "gather-direct") options.prefill_exchange = proto::PrefixExchange::kGatherDirect;
+  if (flags.prefill_exchange == "ring") options.prefill_exchange = proto::PrefixExchange::kRing;
   // Where linear layers run on attention workers, there are no states to hand on.
-  const bool direct = flags.prefill_exchange == "chain" || flags.prefill_exchange == "gather-direct";
+  const bool direct = flags.prefill_exchange == "chain" || flags.prefill_exchange == "gather-direct" ||
+                      flags.prefill_exchange == "ring";
   if (direct && flags.linear_prompts == "compute") options.linear_exchange = proto::LinearExchange::kChain;
   options.adapt_micro_batches = flags.micro_batches == 0;
   options.micro_batches = flags.micro_batches == 0 ? kMostAdaptedMicroBatches : flags.micro_batches;
@@ -382,7 +386,8 @@ absl::StatusOr<compute::ComputeWorkerTuning> TuningOf(const EngineFlags& flags) 
   tuning.linear_prompts = flags.linear_prompts == "compute";
   if (flags.prompt_scratch != "auto") {
     DT_ASSIGN_OR_RETURN(tuning.prompt_scratch_bytes, ParseBytes("--prompt-scratch", flags.prompt_scratch));
-    const bool gathers = flags.prefill_exchange == "gather" || flags.prefill_exchange == "gather-direct";
+    const bool gathers = flags.prefill_exchange == "gather" || flags.prefill_exchange == "gather-direct" ||
+                         flags.prefill_exchange == "ring";
     if (tuning.prompt_scratch_bytes == 0u && gathers)
       return InvalidArgument("--prefill-exchange ", flags.prefill_exchange,
                              ": K and V that are gathered lie in the prompt scratch, and --prompt-scratch is 0; "

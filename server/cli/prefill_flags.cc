@@ -56,12 +56,16 @@ absl::Status CheckChain(const EngineFlags& flags, const proto::AttentionTable& t
 absl::Status CheckPrefillExchange(const EngineFlags& flags, const proto::AttentionTable& table, bool on_gpu,
                                   bool cache_on_its_gpu) {
   if (flags.prefill_exchange == "chain") return CheckChain(flags, table, on_gpu);
-  const bool direct = flags.prefill_exchange == "gather-direct";
+  const bool direct = flags.prefill_exchange == "gather-direct" || flags.prefill_exchange == "ring";
   if (!direct && flags.prefill_exchange != "gather") return absl::OkStatus();
   if (direct && on_gpu && table.has_linear() && flags.linear_prompts == "compute")
+    return InvalidArgument("--prefill-exchange ", flags.prefill_exchange,
+                           ": compute workers on GPUs run no linear layers of prompts, whose states they would "
+                           "hand on; take plane or gather, or --linear-prompts attention");
+  if (on_gpu && flags.prefill_exchange == "ring")
     return InvalidArgument(
-        "--prefill-exchange gather-direct: compute workers on GPUs run no linear layers of prompts, whose states they "
-        "would hand on; take plane or gather, or --linear-prompts attention");
+        "--prefill-exchange ring: K and V go round among compute workers on CPUs only; take gather-direct, or --device "
+        "cpu");
   if (cache_on_its_gpu)
     return InvalidArgument("--prefill-exchange ", flags.prefill_exchange,
                            ": the KV cache lies on the GPU of the compute worker, where prompts are attended "

@@ -166,7 +166,7 @@ class ServerMetrics::Impl {
     return make_.Counter("prefill_exchange_bytes_total", "",
                          "Bytes that crossed so that prompts' steps see earlier tokens, by exchange: queries and "
                          "partials (plane), K and V from attention workers (gather) and from rank to rank "
-                         "(gather-direct), linear states "
+                         "(gather-direct, which counts those of a ring, too), linear states "
                          "by way of attention workers (state) and from rank to rank (chain).",
                          {{"exchange", exchange}});
   }
@@ -189,7 +189,7 @@ class ServerMetrics::Impl {
     std::vector<std::pair<size_t, PrefillSeconds>> all;
     for (const LinearExchange linear : {LinearExchange::kStates, LinearExchange::kChain})
       for (const PrefixExchange softmax :
-           {PrefixExchange::kAsk, PrefixExchange::kGather, PrefixExchange::kGatherDirect}) {
+           {PrefixExchange::kAsk, PrefixExchange::kGather, PrefixExchange::kGatherDirect, PrefixExchange::kRing}) {
         const proto::PrefillWay way{softmax, linear};
         all.emplace_back(IndexOf(way), PrefillSecondsOf(NameOf(way)));
       }

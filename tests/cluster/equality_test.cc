@@ -32,6 +32,7 @@ TEST(Cluster, EveryStreamIsBitForBitTheOneItsRequestHasAlone) {
   uint64_t stateful = 0;  // in which states crossed in place of tokens
   uint64_t chained = 0;   // in which ranks handed them to each other
   uint64_t direct = 0;    // in which ranks gave each other K and V
+  uint64_t ring = 0;      // in which these went round
   for (uint64_t seed = first; seed <= last; ++seed) {
     const Scenario scenario = SomeScenario(seed, runner.models());
     const Outcome outcome = runner.Run(scenario);
@@ -51,15 +52,18 @@ TEST(Cluster, EveryStreamIsBitForBitTheOneItsRequestHasAlone) {
     stateful += outcome.state_bytes > 0 ? 1 : 0;
     chained += outcome.chain_bytes > 0 ? 1 : 0;
     direct += outcome.direct_bytes > 0 ? 1 : 0;
+    ring += outcome.direct_bytes > 0 && scenario.prefix == proto::PrefixExchange::kRing ? 1 : 0;
   }
   std::printf(
       "seeds %llu..%llu: %llu tokens, %llu preemptions, %llu prefix tokens found, %llu prefill groups, K and V "
-      "gathered in %llu, states crossed in %llu, from rank to rank in %llu, K and V in %llu\n",
+      "gathered in %llu, states crossed in %llu, from rank to rank in %llu, K and V in %llu, round "
+      "in %llu\n",
       static_cast<unsigned long long>(first), static_cast<unsigned long long>(last),
       static_cast<unsigned long long>(all.tokens), static_cast<unsigned long long>(all.preemptions),
       static_cast<unsigned long long>(all.prefix_hits), static_cast<unsigned long long>(all.prefill_groups),
       static_cast<unsigned long long>(gathered), static_cast<unsigned long long>(stateful),
-      static_cast<unsigned long long>(chained), static_cast<unsigned long long>(direct));
+      static_cast<unsigned long long>(chained), static_cast<unsigned long long>(direct),
+      static_cast<unsigned long long>(ring));
   if (only > 0) return;
   EXPECT_GT(all.preemptions, (last - first) / 10) << "the seeds are too tame to say anything";
   EXPECT_GT(all.prefix_hits, 10 * (last - first));
@@ -68,6 +72,7 @@ TEST(Cluster, EveryStreamIsBitForBitTheOneItsRequestHasAlone) {
   EXPECT_GT(stateful, (last - first) / 10);
   EXPECT_GT(chained, (last - first) / 40);
   EXPECT_GT(direct, (last - first) / 20);
+  EXPECT_GT(ring, (last - first) / 20);
 }
 
 }  // namespace

@@ -180,10 +180,9 @@ class RankExchangeNodes : public testing::TestWithParam<Kind> {
  protected:
   RankExchangeNodes() : model_(GetParam().write(TempFolder() / GetParam().name)) {}
 
-  static bool direct() { return GetParam().exchange == proto::PrefixExchange::kGatherDirect; }
   static void ExpectBytes(const scheduler::SchedulerStats& stats) {
     EXPECT_EQ(stats.prefix_chain_bytes > 0, GetParam().states);
-    EXPECT_EQ(stats.prefix_direct_bytes > 0, direct());
+    EXPECT_EQ(stats.prefix_direct_bytes > 0, IsBetweenRanks(GetParam().exchange));
   }
 
   // As one compute worker alone gives it.
@@ -249,20 +248,21 @@ TEST_P(RankExchangeNodes, SeveralPromptsAndCachedPrefixesWithFramesThatComeLateA
     ExpectBytes(cluster.stats());
     EXPECT_TRUE(cluster.Until([&] { return cluster.Held() == 0; })) << cluster.Held();
   }
-  EXPECT_GE(groups, 8u);
+  EXPECT_GE(groups, 6u);
 }
 
-constexpr auto kDirect = proto::PrefixExchange::kGatherDirect;
+constexpr auto kDirect = proto::PrefixExchange::kGatherDirect, kRing = proto::PrefixExchange::kRing;
 
-INSTANTIATE_TEST_SUITE_P(Models, RankExchangeNodes,
-                         testing::Values(Kind{"gated_delta", Hybrid<TinyGatedDeltaConfig>},
-                                         Kind{"lightning", Hybrid<TinyLightningConfig>},
-                                         Kind{"mamba2", Hybrid<TinyMamba2Config>},
-                                         Kind{"softmax_direct", Softmax, kDirect, false},
-                                         Kind{"windows_direct", Windows, kDirect, false},
-                                         Kind{"gated_delta_direct", Hybrid<TinyGatedDeltaConfig>, kDirect},
-                                         Kind{"lightning_direct", Hybrid<TinyLightningConfig>, kDirect}),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Models, RankExchangeNodes,
+    testing::Values(Kind{"gated_delta", Hybrid<TinyGatedDeltaConfig>}, Kind{"lightning", Hybrid<TinyLightningConfig>},
+                    Kind{"mamba2", Hybrid<TinyMamba2Config>}, Kind{"softmax_direct", Softmax, kDirect, false},
+                    Kind{"windows_direct", Windows, kDirect, false}, Kind{"softmax_ring", Softmax, kRing, false},
+                    Kind{"windows_ring", Windows, kRing, false},
+                    Kind{"gated_delta_ring", Hybrid<TinyGatedDeltaConfig>, kRing},
+                    Kind{"gated_delta_direct", Hybrid<TinyGatedDeltaConfig>, kDirect},
+                    Kind{"lightning_direct", Hybrid<TinyLightningConfig>, kDirect}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace dovetail::test

@@ -144,7 +144,7 @@ Scenario SomeScenario(uint64_t seed, const std::vector<TinyModelKind>& models) {
   scenario.linear_prompts = !groups.OneIn(4);
   scenario.chain = scenario.linear_prompts && !groups.OneIn(4);
   if (scenario.prefix && scenario.compute_workers > 1 && !groups.OneIn(3))
-    scenario.prefix = proto::PrefixExchange::kGatherDirect;
+    scenario.prefix = groups.OneIn(2) ? proto::PrefixExchange::kGatherDirect : proto::PrefixExchange::kRing;
   for (int i = dice.Of(1, 6); i > 0; --i)
     scenario.requests.push_back(SomeRequest(dice, static_cast<int>(scenario.requests.size())));
   return scenario;
@@ -175,6 +175,8 @@ std::vector<Scenario> SimplerScenarios(const Scenario& scenario) {
   change(&Scenario::prompt_kib, -1);
   change(&Scenario::prompt_tokens, 16);
   change(&Scenario::prefix, std::optional(proto::PrefixExchange::kAsk));
+  if (scenario.prefix == proto::PrefixExchange::kRing)
+    change(&Scenario::prefix, std::optional(proto::PrefixExchange::kGatherDirect));
   change(&Scenario::chain, false);
   if (!scenario.chain) change(&Scenario::linear_prompts, false);
   change(&Scenario::q_first, true);

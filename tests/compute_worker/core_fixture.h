@@ -110,6 +110,8 @@ class ComputeWorkerCoreTest : public ::testing::Test {
   static std::string Line(const AttendPrompts& a) { return absl::StrCat("prompts ", a.op); }
   static std::string Line(const SendRankState& a) { return absl::StrCat("state ", a.op, " to ", a.to.worker.value()); }
   static std::string Line(const SendRankRows& a) { return absl::StrCat("rows ", a.op); }
+  static std::string Line(const AttendShard& a) { return absl::StrCat("shard ", a.op, " of ", a.rank); }
+  static std::string Line(const ForwardRankRows& a) { return absl::StrCat("hand on ", a.op, " of ", a.rank); }
   static std::string Line(const SendRankAttended& a) { return absl::StrCat("attended ", a.op); }
   static std::string Line(const Sample&) { return "sample"; }
   std::string Line(const FinishStep& a) {

@@ -69,9 +69,9 @@ TEST_F(PrefillRankTest, EveryWorkerOfTheSequenceHearsOfARank) {
 TEST_F(PrefillRankTest, AnExchangeBetweenRanksThatThisWorkerDoesNotHaveIsRefusedByName) {
   const proto::PrefillPart part{StepId(1), 0, 100, 0, 2};
   proto::StepPlan plan = Plan(1, 64, part);
-  plan.entries[0].exchange = proto::PrefixExchange::kRing;
+  plan.entries[0].exchange = proto::PrefixExchange::kSwitch;
   EXPECT_THAT(Results(Feed(PlanArrived{plan})),
-              ElementsAre("sequence 1: this worker has no exchange by ring with other compute workers"));
+              ElementsAre("sequence 1: this worker has no exchange by switch with other compute workers"));
   plan = Plan(2, 64, {StepId(2), 0, 100, 0, 2});
   plan.entries[0].linear_exchange = proto::LinearExchange::kScan;
   EXPECT_THAT(Results(Feed(PlanArrived{plan})),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "compute_worker/last_rows.h"
 #include "gtest/gtest.h"
 
 namespace dovetail::compute {
@@ -64,7 +65,8 @@ FakeRank::FakeRank(int rank, const proto::AttentionTable& table, uint32_t prompt
              .vocab_size = 100,
              .prompt_blocks = prompt_blocks,
              .linear_prompts = true,
-             .rank_rows = true}) {
+             .rank_rows = true,
+             .rank_ring = true}) {
   core_.AddAttentionWorker({WorkerId(0), kEpoch, NodeId(10)});
 }
 
@@ -102,6 +104,16 @@ void FakeRank::Perform(const Action& action, std::deque<Event>& events, std::deq
     Note(attend->op);
     events.push_back(DenseDone{id_});
   }
+  if (const auto* attend = std::get_if<AttendShard>(&action)) {
+    const auto rows = core_.RankRows(id_, attend->op, attend->rank);
+    shards_.push_back({attend->op, attend->rank, {rows.begin(), rows.end()}});
+    events.push_back(DenseDone{id_});
+  }
+  if (const auto* forward = std::get_if<ForwardRankRows>(&action))
+    to(forward->to,
+       RankRowsArrived{forward->to.step, forward->to.micro_batch, forward->op, forward->rank,
+                       LastRows(forward->rows.bytes, core_.table().softmax(core_.table().op_group[forward->op]),
+                                forward->first_row)});
   if (const auto* send = std::get_if<SendRankState>(&action))
     to(send->to, RankStateArrived{send->to.step, send->to.micro_batch, send->op,
                                   StateOf(core_.table(), core_.PlanOf(id_).part.rank, send->op)});

@@ -28,8 +28,15 @@ class FakeRank {
   const std::vector<int>& ran() const { return ran_; }
   const std::vector<std::vector<std::byte>>& from() const { return from_; }
   const std::vector<proto::StepResult>& results() const { return results_; }
+  // In a ring: K and V of the ranks before it, as they were attended to.
+  struct Shard {
+    int op = 0;
+    int rank = 0;
+    std::vector<std::byte> rows;
+  };
+  const std::vector<Shard>& shards() const { return shards_; }
   std::vector<std::string> errors() const;
-  void Clear() { ran_.clear(), from_.clear(), results_.clear(); }
+  void Clear() { ran_.clear(), from_.clear(), results_.clear(), shards_.clear(); }
   ComputeWorkerCore& core() { return core_; }
 
  private:
@@ -45,6 +52,7 @@ class FakeRank {
   std::vector<int> ran_;
   std::vector<std::vector<std::byte>> from_;
   std::vector<proto::StepResult> results_;
+  std::vector<Shard> shards_;
 };
 
 // What rank `rank` leaves of a linear op, and gives of a softmax op, of tokens [begin, end): each byte says whose it

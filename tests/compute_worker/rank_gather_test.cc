@@ -43,8 +43,9 @@ struct Rank : FakeRank {
   explicit Rank(int rank, uint32_t prompt_blocks = 2000) : FakeRank(rank, Table(), prompt_blocks) {}
 };
 
-proto::StepPlan PlanOf(int rank, const std::vector<Position>& cuts, uint64_t group) {
-  return RankPlan(Table(), rank, cuts, group, proto::PrefixExchange::kGatherDirect, proto::LinearExchange::kChain);
+proto::StepPlan PlanOf(int rank, const std::vector<Position>& cuts, uint64_t group,
+                       proto::PrefixExchange exchange = proto::PrefixExchange::kGatherDirect) {
+  return RankPlan(Table(), rank, cuts, group, exchange, proto::LinearExchange::kChain);
 }
 
 template <typename Kind>
@@ -159,9 +160,12 @@ TEST(RankGather, AWorkerThatExchangesNoRowsRefuses) {
 }
 
 // Some of them with scratches that hold little, over several groups: what the planner counts is what they move.
-TEST(RankGather, RanksMoveAndKeepWhatThePlannerCounts) {
+struct Moved {
+  int direct = 0, gathered = 0, asked = 0, none = 0;  // steps
+};
+Moved CompareWithThePlanner(proto::PrefixExchange exchange) {
   const proto::AttentionTable table = Table();
-  int direct = 0, gathered = 0, asked = 0, none = 0;
+  Moved moved;
   for (uint32_t seed = 1; seed <= 60; ++seed) {
     std::mt19937 random(seed);
     const int ranks = 2 + static_cast<int>(random() % 3);
@@ -178,37 +182,51 @@ TEST(RankGather, RanksMoveAndKeepWhatThePlannerCounts) {
       for (int r = 1; r < ranks; ++r) cuts.push_back((cuts.back() / 64 + 1 + static_cast<Position>(random() % 3)) * 64);
       cuts.push_back(cuts.back() + 1 + static_cast<Position>(random() % 130));
       std::deque<FakeRank::ToRank> ready;
-      for (int r = 0; r < ranks; ++r) ready.push_back({r, PlanArrived{PlanOf(r, cuts, group)}});
+      for (int r = 0; r < ranks; ++r) ready.push_back({r, PlanArrived{PlanOf(r, cuts, group, exchange)}});
       for (Rank& worker : workers) worker.Clear();
       for (; !ready.empty(); ready.pop_front())
         for (FakeRank::ToRank& sent : workers[ready[0].rank].Feed(std::move(ready[0].event)))
           ready.push_back(std::move(sent));
       for (int r = 0; r < ranks; ++r) {
         SCOPED_TRACE(absl::StrCat("seed ", seed, ", group ", group, ", rank ", r));
-        ASSERT_THAT(workers[r].errors(), ElementsAre(""));
+        EXPECT_THAT(workers[r].errors(), ElementsAre(""));
+        if (testing::Test::HasFailure()) return moved;
         const scheduler::StepWork work = scheduler::WorkOf(table, {.ctx_len = cuts[r],
                                                                    .base = base,
                                                                    .tokens = cuts[r + 1] - cuts[r],
-                                                                   .exchange = proto::PrefixExchange::kGatherDirect,
+                                                                   .exchange = exchange,
                                                                    .held = held[r],
                                                                    .scratch_blocks = blocks[r],
                                                                    .chained = r > 0});
         const proto::StepResult& result = workers[r].results()[0];
-        ASSERT_EQ(work.traffic, result.prefix);
-        ASSERT_EQ(work.here_flops, result.work.here_flops);
+        EXPECT_EQ(work.traffic, result.prefix);
+        EXPECT_EQ(work.here_flops, result.work.here_flops);
         held[r] = work.held;
-        direct += result.prefix.direct_bytes > 0 ? 1 : 0;
-        gathered += result.prefix.gathered_bytes > 0 ? 1 : 0;
-        asked += result.prefix.asked_bytes > 0 ? 1 : 0;
-        none += r > 0 && result.prefix.direct_bytes == 0 ? 1 : 0;
+        moved.direct += result.prefix.direct_bytes > 0 ? 1 : 0;
+        moved.gathered += result.prefix.gathered_bytes > 0 ? 1 : 0;
+        moved.asked += result.prefix.asked_bytes > 0 ? 1 : 0;
+        moved.none += r > 0 && result.prefix.direct_bytes == 0 ? 1 : 0;
       }
       base = cuts.back();
     }
   }
-  EXPECT_GT(direct, 100);
-  EXPECT_GT(gathered, 50);
-  EXPECT_GT(asked, 20);
-  EXPECT_GT(none, 5);
+  return moved;
+}
+
+TEST(RankGather, RanksMoveAndKeepWhatThePlannerCounts) {
+  const Moved moved = CompareWithThePlanner(proto::PrefixExchange::kGatherDirect);
+  EXPECT_GT(moved.direct, 100);
+  EXPECT_GT(moved.gathered, 50);
+  EXPECT_GT(moved.asked, 20);
+  EXPECT_GT(moved.none, 5);
+}
+
+TEST(RankRing, RanksMoveAndKeepWhatThePlannerCounts) {
+  const Moved moved = CompareWithThePlanner(proto::PrefixExchange::kRing);
+  EXPECT_GT(moved.direct, 100);
+  EXPECT_GT(moved.gathered, 50);
+  EXPECT_GT(moved.asked, 100) << "what lies before the group";
+  EXPECT_GT(moved.none, 5) << "without room";
 }
 
 class RankGatherOrder : public ::testing::TestWithParam<int> {};

@@ -32,7 +32,7 @@ class RankLinksTest : public ::testing::Test {
   static std::vector<std::byte> State(int value) { return std::vector<std::byte>(100, static_cast<std::byte>(value)); }
   proto::FrameHeader Taken(const proto::FrameHeader& state) {
     return proto::MakeHeader(proto::kRankTaken, Epoch(state.epoch), StepId(state.step), MicroBatchId(state.micro_batch),
-                             state.op, 0);
+                             state.op, 0, 0, state.digest);
   }
 
   transport::InprocFabric fabric_;

@@ -57,7 +57,13 @@ class PartedRanksTest(unittest.TestCase):
         self.cluster.wait_until_nothing_is_held()
 
     def test_one_of_the_two_serves_on_where_the_link_is_needed_and_the_other_one_comes_back(self):
-        scheduler = self.start("gather-direct")
+        self.one_serves_on("gather-direct")
+
+    def test_so_it_is_where_k_and_v_go_round(self):
+        self.one_serves_on("ring")
+
+    def one_serves_on(self, exchange):
+        scheduler = self.start(exchange)
         with processes.Load(self.cluster.url, REQUESTS) as load:
             load.wait_for_pieces(30)
             seen = len(scheduler.lines)

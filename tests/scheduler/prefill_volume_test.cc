@@ -102,11 +102,8 @@ const PrefillTableRow& RowOf(const std::vector<PrefillTableRow>& rows, const std
 
 TEST(PrefillTable, ASlowLinkSeparatesExchangesByTheirBytes) {
   const auto fast = MakePrefillTable(Llama(8, 450e9));
-  EXPECT_GT(RowOf(fast, "ring").efficiency, 0.95);
   EXPECT_GT(RowOf(fast, "switch").efficiency, 0.95);
-  EXPECT_EQ(RowOf(fast, "ring").rank_bytes, 32 * 448 * kMiB);
-  EXPECT_EQ(RowOf(fast, "ring").total_bytes, 8 * 32 * 448 * kMiB);
-  EXPECT_FALSE(RowOf(fast, "ring").built);
+  EXPECT_FALSE(RowOf(fast, "switch").built);
   EXPECT_TRUE(RowOf(fast, "plane").built);
   EXPECT_EQ(BytesOf(RowOf(fast, "plane").traffic), RowOf(fast, "plane").total_bytes);
   const auto slow = MakePrefillTable(Llama(8, 3.125e9));
@@ -114,6 +111,19 @@ TEST(PrefillTable, ASlowLinkSeparatesExchangesByTheirBytes) {
   EXPECT_LT(RowOf(slow, "switch").seconds, RowOf(slow, "gather-direct").seconds) << "280 MiB a layer, not 448";
   EXPECT_LT(RowOf(slow, "gather-direct").seconds, RowOf(slow, "tensor-parallel").seconds);
   for (size_t i = 1; i < slow.size(); ++i) EXPECT_GE(slow[i].seconds, slow[i - 1].seconds);
+}
+
+// Each rank gets the same K and V of the others; what lies before the group is asked of the attention workers.
+TEST(PrefillTable, ARingMovesWhatAGatherDoesAmongTheRanksOfAGroup) {
+  PrefillTableInput input = Llama(8, 450e9);
+  const auto several = MakePrefillTable(input);
+  EXPECT_GT(RowOf(several, "ring").traffic.asked_bytes, 0);
+  input.max_step_tokens = static_cast<int>(input.new_tokens);
+  const auto one_group = MakePrefillTable(input);
+  EXPECT_TRUE(RowOf(one_group, "ring").built);
+  EXPECT_EQ(RowOf(one_group, "ring").traffic, RowOf(one_group, "gather-direct").traffic);
+  EXPECT_EQ(RowOf(one_group, "ring").traffic.asked_bytes, 0);
+  EXPECT_GT(RowOf(one_group, "ring").traffic.direct_bytes, 0);
 }
 
 TEST(PrefillTable, MoreRanksThanHeadsCannotSwitch) {
@@ -130,9 +140,9 @@ TEST(PrefillTable, HybridsCombineBothKindsOfLayer) {
   input.attention = *proto::AttentionTable::Build({linear, linear, linear, Softmax(16, 2, 256)},
                                                   std::vector<proto::LinearConstants>(4));
   const auto rows = MakePrefillTable(input);
-  EXPECT_EQ(rows.size(), 5u + (4 * 4 - 1) + 1) << "five are built, one of which is of two direct exchanges";
+  EXPECT_EQ(rows.size(), 6u + (4 * 4 - 2) + 1) << "six are built, two of which are of two direct exchanges";
   for (const PrefillTableRow& row : rows)
-    if (row.softmax == "ring" && row.linear == "chain") EXPECT_EQ(row.rank_bytes, (192 + 3 * 2) * kMiB);
+    if (row.softmax == "ring" && row.linear == "state-gather") EXPECT_EQ(row.rank_bytes, (192 + 3 * 12) * kMiB);
 }
 
 // Each group hands the state on between its ranks, three times where there are four.

@@ -62,7 +62,7 @@ class LogitsOverRanks : public testing::Test {
                      "--max-num-batched-tokens", "512", "--kv-cache-dtype", "float32", "--json"});
     EXPECT_EQ(result.exit_code, 0) << result.err;
     const Json plan = Json::parse(result.out);
-    const bool hands_on = exchange == "chain" || exchange == "gather-direct";
+    const bool hands_on = exchange == "chain" || exchange == "gather-direct" || exchange == "ring";
     const std::string softmax = exchange == "chain" ? "plane" : exchange;
     const std::string name = family.hybrid ? softmax + (hands_on ? " + chain" : " + state") : softmax;
     for (const Json& row : plan["plans"][0]["exchanges"])
@@ -81,7 +81,7 @@ TEST_F(LogitsOverRanks, OneFileForEveryNumberOfRanksAndEveryExchange) {
     const size_t values = static_cast<size_t>(family.tokens) * family.vocabulary;
     ASSERT_EQ(alone.size(), 128u + values * sizeof(float)) << family.name;
     EXPECT_FALSE(said_alone.contains("prefill"));
-    for (const std::string exchange : {"plane", "gather", "gather-direct", "chain"}) {
+    for (const std::string exchange : {"plane", "gather", "gather-direct", "ring", "chain"}) {
       if (exchange == "chain" && !family.hybrid) continue;  // there are no states
       for (const int ranks : {1, 2, 3}) {
         SCOPED_TRACE(absl::StrCat(family.name, ", ", exchange, ", ", ranks, " ranks"));
@@ -92,7 +92,7 @@ TEST_F(LogitsOverRanks, OneFileForEveryNumberOfRanksAndEveryExchange) {
         const Json& prefill = said["prefill"];
         EXPECT_EQ(prefill["groups"], ranks > 1 ? 1 : 0);
         EXPECT_EQ(prefill["group_tokens"], ranks > 1 ? family.tokens : 0);
-        const bool direct = exchange == "gather-direct";
+        const bool direct = exchange == "gather-direct" || exchange == "ring";
         EXPECT_EQ(prefill["bytes"]["plane"] > 0, ranks > 1 && (exchange == "plane" || exchange == "chain"));
         EXPECT_EQ(prefill["bytes"]["gather"] > 0, ranks > 1 && exchange == "gather");
         EXPECT_EQ(prefill["bytes"]["gather-direct"] > 0, ranks > 1 && direct);
