@@ -58,7 +58,7 @@ struct Mistake {
 
 const std::string kAllCommands =
     "serve, run, up, scheduler, attention-worker, compute-worker, server, status, drain, inspect, devices, bench, "
-    "plan-prefill, logits";
+    "plan, plan-prefill, logits";
 
 TEST(Cli, AMistakeIsNamedInOneLineWithTheRemedy) {
   const std::vector<Mistake> mistakes = {
