@@ -491,7 +491,12 @@ int ComputeWorkerNode::SendLate() {
     if (!rows.ok()) sent = rows.status();
     if (sent.ok() && core_.running(id)) sent = seam_.Of(id).SendLate(id);
     if (sent.ok()) sent->waiting += *rows;
-    if (sent.ok() && sent->sent > 0) timers_[id.value()].sent = clock_.Now();
+    if (sent.ok() && sent->sent > 0) {  // until now its device has computed them
+      Timer& timer = timers_[id.value()];
+      timer.sent = clock_.Now();
+      timer.dense += timer.sent - timer.waiting_since;
+      BeginWaiting(timer, timer.sent);
+    }
     if (sent.ok() && sent->waiting > 0) {
       ++i;
       continue;

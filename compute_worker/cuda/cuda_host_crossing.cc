@@ -13,7 +13,8 @@ using kernels::cuda::CudaStream;
 
 namespace {
 
-constexpr int64_t kElement = 2;  // bytes of the wire types of a GPU
+constexpr int64_t kElement = 2;       // bytes of the wire types of a GPU
+constexpr int kLooksPerCheck = 1024;  // about a millisecond between two looks at whether the GPU is lost
 
 }  // namespace
 
@@ -39,11 +40,16 @@ absl::StatusOr<std::unique_ptr<CudaHostCrossing>> CudaHostCrossing::Create(const
   if (prompts != nullptr) {
     DT_ASSIGN_OR_RETURN(made->copies_, device.CreateCudaStream());
   }
+  for (Step& step : made->steps_) {
+    DT_ASSIGN_OR_RETURN(step.made, device.CreateEvent());
+    DT_ASSIGN_OR_RETURN(step.host, HostStores::Create(table, device));
+  }
   return made;
 }
 
-// Copies write memory that is about to go.
+// Copies and kernels write memory that is about to go.
 CudaHostCrossing::~CudaHostCrossing() {
+  (void)lane_.stream->SynchronizeStatus();
   if (copies_ != nullptr) (void)copies_->SynchronizeStatus();
 }
 
@@ -57,24 +63,25 @@ absl::Status CudaHostCrossing::Begin(const ComputeWorkerCore& core, CudaBatch& b
   Step& step = steps_[batch.id.value()];
   if (step.under_way) {  // and failed: what it has enqueued uses memory that Prepare may give back
     DT_RETURN_IF_ERROR(batch.stream().SynchronizeStatus());
-    DT_RETURN_IF_ERROR(copies_->SynchronizeStatus());
-    step.under_way = false;
+    if (copies_ != nullptr) DT_RETURN_IF_ERROR(copies_->SynchronizeStatus());
   }
+  step.under_way = true;
   step.streams = prompts_ != nullptr && !core.PromptsOf(batch.id).empty();
+  step.stores = step.host != nullptr && !step.streams && batch.rows <= HostStores::kMostRows;
+  step.looks = 0;
   DT_RETURN_IF_ERROR(step.wire->Prepare(core, batch.id));
+  if (step.stores) return step.host->Begin(batch.stream(), core.PlanOf(batch.id).step);
   return step.streams ? BeginStreaming(core, batch, step) : absl::OkStatus();
 }
 
 absl::Status CudaHostCrossing::BeginStreaming(const ComputeWorkerCore& core, CudaBatch& batch, Step& step) {
-  if (step.made.handle() == nullptr) {
-    DT_ASSIGN_OR_RETURN(step.made, device_.CreateEvent());
+  if (step.times == nullptr) {
     for (int slot = 0; slot < core.options().key_values_in_flight; ++slot) {
       DT_ASSIGN_OR_RETURN(CudaEvent copied, device_.CreateEvent());
       step.copied_of_slot.push_back(std::move(copied));
     }
     DT_ASSIGN_OR_RETURN(step.times, PromptStepTimes::Create(device_, table_.op_count()));
   }
-  step.under_way = true;
   step.last_op.reset();
   FindRows(core, batch.id, step);
   DT_RETURN_IF_ERROR(prompts_->Prepare(core, batch));
@@ -116,6 +123,16 @@ absl::Status CudaHostCrossing::BeforeHeads(CudaBatch& batch) {
   return batch.stream().Wait(CopiedOf(step, *step.last_op));
 }
 
+void CudaHostCrossing::LeaveFrom(int op, const CudaBatch& batch, kernels::cuda::KvAppendLaunch& out) {
+  const Step& step = steps_[batch.id.value()];
+  if (!Stores(step, op)) return;
+  out.q_out = step.wire->query();
+  out.k_out = step.wire->key(op);
+  out.v_out = step.wire->value(op);
+  out.exchange = step.host->end();
+  out.signal_op = op;
+}
+
 absl::Status CudaHostCrossing::CopyOut(int op, CudaBatch& batch, CudaStream& stream) {
   Step& step = steps_[batch.id.value()];
   const LayerGroup group = table_.op_group[op];
@@ -139,6 +156,7 @@ absl::Status CudaHostCrossing::CopyOut(int op, CudaBatch& batch, CudaStream& str
 absl::Status CudaHostCrossing::Leave(int op, CudaBatch& batch) {
   Step& step = steps_[batch.id.value()];
   step.copied = false;
+  if (Stores(step, op)) return batch.stream().Record(step.made);
   if (!step.streams) return CopyOut(op, batch, batch.stream());
   DT_RETURN_IF_ERROR(batch.stream().Record(step.made));
   DT_RETURN_IF_ERROR(copies_->Wait(step.made));
@@ -181,12 +199,21 @@ absl::Status CudaHostCrossing::AttendPrompts(const ComputeWorkerCore& core, int 
 
 absl::StatusOr<bool> CudaHostCrossing::Ready(int op, const CudaBatch& batch) const {
   const Step& step = steps_[batch.id.value()];
-  return step.streams ? CopiedOf(step, op).Done() : true;
+  if (step.streams) return CopiedOf(step, op).Done();
+  if (!Stores(step, op) || step.host->Arrived(op)) return true;
+  if (++step.looks % kLooksPerCheck == 0) DT_RETURN_IF_ERROR(step.made.Done().status());
+  return false;
 }
 
 absl::Status CudaHostCrossing::Await(int op, CudaBatch& batch) {
   Step& step = steps_[batch.id.value()];
   if (step.streams) return CopiedOf(step, op).Synchronize();
+  if (Stores(step, op)) {
+    if (step.host->Arrived(op)) return absl::OkStatus();
+    DT_RETURN_IF_ERROR(step.made.Synchronize());
+    return step.host->Arrived(op) ? absl::OkStatus()
+                                  : Internal("attention op ", op, ": q, k and v came without a word");
+  }
   if (step.copied) return absl::OkStatus();
   DT_RETURN_IF_ERROR(batch.stream().SynchronizeStatus());
   step.copied = true;
@@ -217,6 +244,10 @@ absl::StatusOr<const void*> CudaHostCrossing::Arrive(int op, const std::vector<W
   if (!attended_here || !step.elsewhere.empty()) {
     DT_ASSIGN_OR_RETURN(const std::byte* const joined,
                         step.wire->JoinPartials(parts, op, kernels::ContextOf(batch.stream())));
+    if (Stores(step, op)) {
+      DT_RETURN_IF_ERROR(step.host->Fetch(batch.stream(), joined, batch.rows, row_bytes, o));
+      return o;
+    }
     const std::vector<Rows> whole = {{0, batch.rows}};
     for (const Rows& rows : attended_here ? step.elsewhere : whole)
       DT_RETURN_IF_ERROR(
@@ -234,8 +265,8 @@ absl::Status CudaHostCrossing::BeforeDraws(CudaBatch& batch) {
 // A step that draws nothing has not waited for the GPU, which still reads what the next step may give back.
 absl::Status CudaHostCrossing::Ended(MicroBatchId id, StepId, const absl::Status& drawn) {
   Step& step = steps_[id.value()];
-  if (!drawn.ok() || !step.streams) return drawn;
-  DT_RETURN_IF_ERROR(step.times->Await());
+  DT_RETURN_IF_ERROR(drawn);
+  if (step.streams) DT_RETURN_IF_ERROR(step.times->Await());
   step.under_way = false;
   return absl::OkStatus();
 }

@@ -6,17 +6,19 @@
 #include "compute_worker/cuda/cuda_crossing.h"
 #include "compute_worker/cuda/cuda_prompt_attention.h"
 #include "compute_worker/cuda/cuda_rank_rows.h"
+#include "compute_worker/cuda/host_stores.h"
 #include "compute_worker/cuda/prompt_step_times.h"
 #include "compute_worker/step_wire.h"
 
 namespace dovetail::compute {
 
-// ThroughHosts: q, k and v are copied to pinned memory, where StepWire packs them for any placement, and what comes
-// back is joined there.
+// ThroughHosts: q, k and v come to pinned memory, where StepWire packs them for any placement, and what comes back is
+// joined there. Ready says when they are there.
 //
-// A step of decodes waits for the copies of each op. In a step with prompts that are attended here they are made by the
-// copy engine, in a stream of its own, while the layers go on: Ready says when they are there. What attention workers
-// give for a prompt's rows is joined on the GPU.
+// In a step of decodes, kernels store them there themselves, and fetch what comes back (HostStores); the host waits for
+// no step but its own micro-batch's. In a step with prompts that are attended here they are copied by the copy engine,
+// in a stream of its own, while the layers go on. What attention workers give for a prompt's rows is joined on the GPU.
+// A linear op, and one of a step that has more rows than HostStores takes, waits for its copies.
 class CudaHostCrossing final : public CudaCrossing {
  public:
   // All outlive it; `prompts` and `rank_rows` may be null.
@@ -29,6 +31,7 @@ class CudaHostCrossing final : public CudaCrossing {
   absl::Status Use(const exchange::Seam& seam, CudaBatch& batch) override;
   absl::Status Begin(const ComputeWorkerCore& core, CudaBatch& batch) override;
   absl::Status BeforeHeads(CudaBatch& batch) override;
+  void LeaveFrom(int op, const CudaBatch& batch, kernels::cuda::KvAppendLaunch& out) override;
   absl::Status Leave(int op, CudaBatch& batch) override;
   absl::Status AttendPrompts(const ComputeWorkerCore& core, int op, CudaBatch& batch) override;
   absl::StatusOr<transport::LentBytes> RankRows(int op, int64_t first_row, CudaBatch& batch) override;
@@ -49,11 +52,15 @@ class CudaHostCrossing final : public CudaCrossing {
   };
   struct Step {
     std::unique_ptr<StepWire> wire;
-    bool copied = false;  // q, k and v have reached it
+    bool copied = false;            // q, k and v have reached it
+    bool under_way = false;         // it was begun, and has not ended well
+    kernels::cuda::CudaEvent made;  // q, k and v of the op at hand are there
+    // Of steps without prompts.
+    bool stores = false;  // kernels store q, k and v
+    std::unique_ptr<HostStores> host;
+    mutable int looks = 0;  // at what they have stored
     // Of steps with prompts.
     bool streams = false;
-    bool under_way = false;                                // it was begun, and has not ended well
-    kernels::cuda::CudaEvent made;                         // q, k and v of the op at hand are there
     std::vector<kernels::cuda::CudaEvent> copied_of_slot;  // their copies are: by op, modulo the ops that are in flight
     std::optional<int> last_op;                            // that left
     std::vector<std::vector<Rows>> asked;                  // by layer group: whose q leaves
@@ -65,6 +72,8 @@ class CudaHostCrossing final : public CudaCrossing {
                    int micro_batches, CudaPromptAttention* prompts, CudaRankRows* rank_rows);
   absl::Status BeginStreaming(const ComputeWorkerCore& core, CudaBatch& batch, Step& step);
   void FindRows(const ComputeWorkerCore& core, MicroBatchId id, Step& step) const;
+  // Kernels store the op's q, k and v into host memory.
+  bool Stores(const Step& step, int op) const { return step.stores && table_.linear(table_.op_group[op]) == nullptr; }
   absl::Status CopyOut(int op, CudaBatch& batch, kernels::cuda::CudaStream& stream);
   absl::Status Await(int op, CudaBatch& batch);
   const kernels::cuda::CudaEvent& CopiedOf(const Step& step, int op) const {

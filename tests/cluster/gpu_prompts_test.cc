@@ -156,6 +156,7 @@ class GpuPrompts : public ::testing::TestWithParam<Case> {
 TEST_P(GpuPrompts, OfManyPartsHaveTheLogitsOfACpu) {
   Measured("one part", ErrorOf(Tokens(45, 1), 45));
   Measured("five parts", ErrorOf(Tokens(300, 2), 300));
+  Measured("too few tokens to be attended here", ErrorOf(Tokens(12, 8), 12));
   EXPECT_EQ(AttendedHere(), GetParam().scratch != Scratch::kNone);
   const scheduler::SchedulerStats stats = cluster_->stats().scheduler;
   if (GetParam().scratch == Scratch::kAmple) {
