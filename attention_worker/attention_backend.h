@@ -41,7 +41,10 @@ class AttentionBackend {
   virtual absl::StatusOr<transport::LentBytes> GiveStates(MicroBatchId micro_batch, int op) = 0;
   // `query` and `key_value` are the payloads of kQuery and kKeyValue, laid out as core.LayoutOf says. `query` must stay
   // as it is until AppendAndFinish has returned. Errors: those of the kernels; kInternal for k and v without q.
-  virtual absl::Status AttendComplete(MicroBatchId micro_batch, int op, std::span<const std::byte> query) = 0;
+  virtual absl::Status TakeQuery(MicroBatchId micro_batch, int op, std::span<const std::byte> query) = 0;
+  // After TakeQuery, if k and v are still to come: attends to what needs none of them. Never needed; results have the
+  // same bits. An op that is not at hand any more is left alone.
+  virtual void AttendEarlier(MicroBatchId /*micro_batch*/, int /*op*/) {}
   // Returns the payload of kPartial, with its owner; unchanged until the next op of the micro-batch. Where no q was due
   // it is empty.
   virtual absl::StatusOr<transport::LentBytes> AppendAndFinish(MicroBatchId micro_batch, int op,

@@ -29,15 +29,31 @@ absl::StatusOr<std::unique_ptr<AttentionWorkerNode>> AttentionWorkerNode::Create
   DT_ASSIGN_OR_RETURN(node->executor_, MakeAttentionBackend(device, node->core_, options.kv_blocks,
                                                             options.micro_batches, shared_gpu, storage));
   node->actions_.reserve(16);
+  node->queries_.reserve(options.micro_batches);
   return node;
 }
 
 int AttentionWorkerNode::Poll() {
-  const int frames = port_.Poll(*this, kFramesPerPoll);
+  int frames = port_.Poll(*this, kFramesPerPoll);
+  for (int look = 0; look < kLooksForKeyValues && !queries_.empty(); ++look)
+    frames += port_.Poll(*this, kFramesPerPoll);
+  AttendEarlier();
   std::vector<exchange::ExchangeParty::Frame> out;
   const bool making = party_->Progress(out);
   Send(out);
   return frames + (making ? 1 : 0);
+}
+
+// A GPU sends k and v right behind q, and all of an op is attended at once. Elsewhere they take a while.
+void AttentionWorkerNode::AttendEarlier() {
+  for (const Query& query : queries_) {
+    if (core_.StepOf(query.micro_batch) != query.step) continue;
+    const absl::Time begun = clock_.Now();
+    executor_->AttendEarlier(query.micro_batch, query.op);
+    query_busy_[query.micro_batch.value()] += clock_.Now() - begun;
+    Note("attend before k, v", query.step, query.micro_batch, query.op, begun);
+  }
+  queries_.clear();
 }
 
 void AttentionWorkerNode::Send(std::vector<exchange::ExchangeParty::Frame>& frames) {
@@ -90,7 +106,7 @@ absl::Status AttentionWorkerNode::RunOps(MicroBatchId id, const exchange::GpuExc
     const auto query = static_cast<size_t>(layout.query_bytes), key_value = static_cast<size_t>(layout.key_value_bytes);
     if (query > peer.key_value_at() || peer.key_value_at() + key_value > peer.room().slot_bytes())
       return InvalidArgument("a step of more rows than its exchange has room for");
-    DT_RETURN_IF_ERROR(executor_->AttendComplete(id, *op, {slot, query}));
+    DT_RETURN_IF_ERROR(executor_->TakeQuery(id, *op, {slot, query}));
     DT_RETURN_IF_ERROR(executor_->AppendAndFinish(id, *op, {slot + peer.key_value_at(), key_value}).status());
   }
   spans_.Worked(id, core_.table().op_count() - 1, core_.table().op_count(), clock_.Now());
@@ -233,9 +249,9 @@ absl::Status AttentionWorkerNode::Perform(Action& action) {
     absl::Status operator()(PrepareStep& prepare) { return node.Perform(prepare); }
     absl::Status operator()(AttendComplete& attend) {
       const absl::Time begun = node.clock_.Now();
-      const absl::Status status = node.executor_->AttendComplete(attend.micro_batch, attend.op, attend.query);
+      const absl::Status status = node.executor_->TakeQuery(attend.micro_batch, attend.op, attend.query);
       node.query_busy_[attend.micro_batch.value()] = node.clock_.Now() - begun;
-      node.Note("attend before k, v", node.core_.StepOf(attend.micro_batch), attend.micro_batch, attend.op, begun);
+      node.queries_.push_back({attend.micro_batch, attend.op, node.core_.StepOf(attend.micro_batch)});
       return status;
     }
     absl::Status operator()(AnswerStates& answer) {
@@ -249,6 +265,7 @@ absl::Status AttentionWorkerNode::Perform(Action& action) {
     }
     absl::Status operator()(AppendAndFinish& finish) {
       const absl::Time begun = node.clock_.Now();
+      std::erase_if(node.queries_, [&](const Query& query) { return query.micro_batch == finish.micro_batch; });
       DT_ASSIGN_OR_RETURN(auto partial,
                           node.executor_->AppendAndFinish(finish.micro_batch, finish.op, finish.key_value));
       node.Note("append, attend", finish.step, finish.micro_batch, finish.op, begun);

@@ -61,6 +61,13 @@ class AttentionWorkerNode final : public transport::FrameHandler {
 
  private:
   static constexpr int kFramesPerPoll = 64;
+  static constexpr int kLooksForKeyValues = 8;  // a few microseconds, while there is a q without k and v
+
+  struct Query {  // of an op whose k and v are still to come
+    MicroBatchId micro_batch;
+    int op = 0;
+    StepId step;
+  };
 
   AttentionWorkerNode(const proto::AttentionTable& table, const AttentionWorkerOptions& options,
                       kernels::Device& device, transport::Port& port, Clock& clock, exchange::SharedGpu* shared_gpu)
@@ -73,6 +80,7 @@ class AttentionWorkerNode final : public transport::FrameHandler {
         query_busy_(options.micro_batches + proto::kMoveSlots),
         party_(std::make_unique<exchange::ExchangeParty>(exchange::GpuExchangeMeans{})) {}
 
+  void AttendEarlier();
   void OnLinkFrame(const transport::Delivery& delivery);
   void Send(std::vector<exchange::ExchangeParty::Frame>& frames);
   absl::Status CheckSeam(const transport::Delivery& delivery) const;
@@ -102,6 +110,7 @@ class AttentionWorkerNode final : public transport::FrameHandler {
   AttentionSpans spans_;
   uint64_t damaged_told_ = 0;               // damaged sets that were logged
   std::vector<absl::Duration> query_busy_;  // of the op at hand, by micro-batch
+  std::vector<Query> queries_;              // taken, and not attended to yet
   std::unique_ptr<AttentionBackend> executor_;
   std::vector<Action> actions_;
   std::unique_ptr<exchange::ExchangeParty> party_;

@@ -28,7 +28,7 @@ class SharedGpu;
 //  3. The backends are told. Each node gives the seam to its backend's PrepareStep, before it asks the backend for
 //     anything else of the step. A backend is given no way that it was not made for: a CPU's only ThroughHosts.
 //  4. Ops in order. Ops come in ascending order. Of each, the compute node sends q, then k and v; the attention node
-//     gives the backend q (AttendComplete), then k and v (AppendAndFinish). A part that is not asked gets no q, and one
+//     gives the backend q (TakeQuery), then k and v (AppendAndFinish). A part that is not asked gets no q, and one
 //     without rows in an op gets nothing of it.
 //  5. Payloads are lent. The sender leaves a payload as it is, where it is, until it was answered.
 //     ThroughHosts: bytes in host memory, which are there when the frame is sent. If the device has not computed them
@@ -46,7 +46,7 @@ class SharedGpu;
 //  9. Failures end waits. When a step fails on either side, its node says so to the way (EndFailed) with the number of
 //     the step, before the next step of the micro-batch begins. After that nothing waits for the other side any longer.
 //
-// A step of one op through the hosts, in short: begin; PrepareStep on both sides; q, AttendComplete; k and v,
+// A step of one op through the hosts, in short: begin; PrepareStep on both sides; q, TakeQuery; k and v,
 // AppendAndFinish; the answer; the piece that reads o; the draws.
 //
 // Threads: each side belongs to one event loop. Nothing here waits for the other side on a host.

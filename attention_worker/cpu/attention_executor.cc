@@ -144,7 +144,7 @@ void AttentionExecutor::FillTables(MicroBatch& batch, MicroBatchId id, int op) {
   }
 }
 
-absl::Status AttentionExecutor::AttendComplete(MicroBatchId id, int op, std::span<const std::byte> query) {
+absl::Status AttentionExecutor::TakeQuery(MicroBatchId id, int op, std::span<const std::byte> query) {
   MicroBatch& batch = micro_batches_[id.value()];
   if (!batch.prepared) return Internal("attention op ", op, ": its step has no buffers");  // q of a step just refused
   const LayerGroup group = core_.table().op_group[op];
@@ -174,8 +174,13 @@ absl::Status AttentionExecutor::AttendComplete(MicroBatchId id, int op, std::spa
                                                   {batch.scratch->data(), batch.scratch->size_bytes()});
   DT_RETURN_IF_ERROR(attention.status());
   batch.attention.emplace(*std::move(attention));
-  batch.attention->AttendComplete();
+  batch.attended_op = op;
   return absl::OkStatus();
+}
+
+void AttentionExecutor::AttendEarlier(MicroBatchId id, int op) {
+  MicroBatch& batch = micro_batches_[id.value()];
+  if (batch.attention.has_value() && batch.attended_op == op) batch.attention->AttendComplete();
 }
 
 absl::StatusOr<transport::LentBytes> AttentionExecutor::GiveStates(MicroBatchId id, int op) {

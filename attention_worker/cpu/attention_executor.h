@@ -31,7 +31,8 @@ class AttentionExecutor final : public AttentionBackend {
   absl::Status Poison(std::span<const KvBlockId> blocks) override;
   absl::Status PrepareStep(MicroBatchId micro_batch, const exchange::Seam& seam) override;
   absl::StatusOr<transport::LentBytes> GiveStates(MicroBatchId micro_batch, int op) override;
-  absl::Status AttendComplete(MicroBatchId micro_batch, int op, std::span<const std::byte> query) override;
+  absl::Status TakeQuery(MicroBatchId micro_batch, int op, std::span<const std::byte> query) override;
+  void AttendEarlier(MicroBatchId micro_batch, int op) override;
   absl::StatusOr<transport::LentBytes> AppendAndFinish(MicroBatchId micro_batch, int op,
                                                        std::span<const std::byte> key_value) override;
   absl::StatusOr<transport::LentBytes> Gather(int slot, int op) override;
@@ -48,6 +49,7 @@ class AttentionExecutor final : public AttentionBackend {
     SharedBuffer partial;
     bool prepared = false;                             // the buffers are large enough for the step
     std::optional<kernels::PagedAttention> attention;  // between q and k, v
+    int attended_op = 0;                               // its op
     std::span<const std::byte> linear_query;           // likewise, of a linear state
   };
 

@@ -339,7 +339,7 @@ absl::Status CudaAttentionExecutor::Plan(MicroBatch& batch, MicroBatchId id, Lay
   return step.attention->Plan(*batch.stream, ShapeOf(group), attended);
 }
 
-absl::Status CudaAttentionExecutor::AttendComplete(MicroBatchId id, int op, std::span<const std::byte> query) {
+absl::Status CudaAttentionExecutor::TakeQuery(MicroBatchId id, int op, std::span<const std::byte> query) {
   MicroBatch& batch = micro_batches_[id.value()];
   if (!batch.prepared) return Internal("attention op ", op, ": its step has no buffers");  // q of a step just refused
   batch.payload = query;

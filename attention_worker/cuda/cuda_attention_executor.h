@@ -36,7 +36,7 @@ class CudaAttentionExecutor final : public AttentionBackend {
   absl::Status Poison(std::span<const KvBlockId> blocks) override;
   absl::Status PrepareStep(MicroBatchId micro_batch, const exchange::Seam& seam) override;
   absl::StatusOr<transport::LentBytes> GiveStates(MicroBatchId micro_batch, int op) override;
-  absl::Status AttendComplete(MicroBatchId micro_batch, int op, std::span<const std::byte> query) override;
+  absl::Status TakeQuery(MicroBatchId micro_batch, int op, std::span<const std::byte> query) override;
   absl::StatusOr<transport::LentBytes> AppendAndFinish(MicroBatchId micro_batch, int op,
                                                        std::span<const std::byte> key_value) override;
   absl::StatusOr<transport::LentBytes> Gather(int slot, int op) override;

@@ -55,9 +55,7 @@ absl::Status HostStores::WriteTables(kernels::cuda::CudaDevice& device) {
   return stream->SynchronizeStatus();
 }
 
-ExchangeEnd HostStores::end() const {
-  return {reinterpret_cast<ExchangeWords*>(own_->data()), told(), kDeadlineNs};
-}
+ExchangeEnd HostStores::end() const { return {reinterpret_cast<ExchangeWords*>(own_->data()), told(), kDeadlineNs}; }
 
 absl::Status HostStores::Begin(CudaStream& stream, StepId step) {
   step_ = step.value() * kernels::cuda::kExchangeOps;

@@ -78,7 +78,7 @@ class IdleAttention final : public attention::AttentionBackend {
   absl::Status Poison(std::span<const attention::KvBlockId>) override { return absl::OkStatus(); }
   absl::Status PrepareStep(MicroBatchId, const exchange::Seam&) override { return absl::OkStatus(); }
   absl::StatusOr<transport::LentBytes> GiveStates(MicroBatchId, int) override { return transport::LentBytes(); }
-  absl::Status AttendComplete(MicroBatchId, int, std::span<const std::byte>) override { return absl::OkStatus(); }
+  absl::Status TakeQuery(MicroBatchId, int, std::span<const std::byte>) override { return absl::OkStatus(); }
   absl::StatusOr<transport::LentBytes> AppendAndFinish(MicroBatchId, int, std::span<const std::byte>) override {
     return transport::LentBytes();
   }

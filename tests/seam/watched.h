@@ -137,10 +137,11 @@ class WatchedAttention final : public attention::AttentionBackend {
   absl::StatusOr<transport::LentBytes> GiveStates(MicroBatchId id, int op) override {
     return backend_->GiveStates(id, op);
   }
-  absl::Status AttendComplete(MicroBatchId id, int op, std::span<const std::byte> query) override {
+  absl::Status TakeQuery(MicroBatchId id, int op, std::span<const std::byte> query) override {
     monitor_.Attends(KeyOf(id), node_, op);
-    return backend_->AttendComplete(id, op, query);
+    return backend_->TakeQuery(id, op, query);
   }
+  void AttendEarlier(MicroBatchId id, int op) override { backend_->AttendEarlier(id, op); }
   absl::StatusOr<transport::LentBytes> AppendAndFinish(MicroBatchId id, int op,
                                                        std::span<const std::byte> key_value) override {
     monitor_.Appends(KeyOf(id), node_, op);
