@@ -59,6 +59,8 @@ ExchangeEnd HostStores::end() const { return {reinterpret_cast<ExchangeWords*>(o
 
 absl::Status HostStores::Begin(CudaStream& stream, StepId step) {
   step_ = step.value() * kernels::cuda::kExchangeOps;
+  // Steps may be counted anew, and pinned memory may have served before.
+  std::atomic_ref<uint64_t>(told()->arrived).store(0, std::memory_order_relaxed);
   ExchangeWords& begin = *(told() + 1);
   begin = ExchangeWords();
   begin.step = step_;
