@@ -25,6 +25,7 @@ void CheckMessage(std::span<const std::byte> payload) {
 }
 
 void CheckPayload(proto::FrameType type, std::span<const std::byte> payload) {
+  if (type == proto::kTraceSequence) return CheckMessage<proto::TraceSequence>(payload);
   switch (type) {
     case proto::FrameType::kOpenSequence: return CheckMessage<proto::OpenSequence>(payload);
     case proto::FrameType::kSequenceOpened: return CheckMessage<proto::SequenceOpened>(payload);
@@ -35,7 +36,6 @@ void CheckPayload(proto::FrameType type, std::span<const std::byte> payload) {
     case proto::FrameType::kUnpin: return CheckMessage<proto::Unpin>(payload);
     case proto::FrameType::kStepBegin: return CheckMessage<proto::StepBegin>(payload);
     case proto::FrameType::kStepRefused: return CheckMessage<proto::StepRefused>(payload);
-    case proto::kTraceSequence: return CheckMessage<proto::TraceSequence>(payload);
     default: return;
   }
 }
