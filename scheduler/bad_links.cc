@@ -41,10 +41,4 @@ void BadLinks::Forgive(absl::Duration gap) {
   }
 }
 
-int BadLinks::CountOf(WorkerId worker) const {
-  return static_cast<int>(std::count_if(links_.begin(), links_.end(), [&](const auto& entry) {
-    return entry.first.first == worker || entry.first.second == worker;
-  }));
-}
-
 }  // namespace dovetail::scheduler

@@ -38,7 +38,6 @@ class BadLinks {
   void Forgive(absl::Duration gap);
 
   bool Contains(WorkerId one, WorkerId other) const { return links_.contains(EndsOf(one, other)); }
-  int CountOf(WorkerId worker) const;                              // how many end at this member
   const std::map<Ends, BadLink>& links() const { return links_; }  // iterated in a fixed order
 
  private:

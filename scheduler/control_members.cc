@@ -355,14 +355,21 @@ bool ControlMembers::IsCutOff(const Member& member, absl::Time now) const {
 bool ControlMembers::LacksSeveral(const Member& compute, const Member& attention, absl::Time now) const {
   const auto lately = std::count_if(compute.lost.begin(), compute.lost.end(),
                                     [&](absl::Time lost) { return now - lost <= kLostLately; });
-  const int lacks = bad_links_.CountOf(compute.worker) + static_cast<int>(lately);
-  return lacks >= 2 && lacks > bad_links_.CountOf(attention.worker);
+  const int lacks = BadLinksOf(compute) + static_cast<int>(lately);
+  return lacks >= 2 && lacks > BadLinksOf(attention);
 }
 
+// Links that members can do without say nothing about which of two is of less use.
 int ControlMembers::WorkingLinks(const Member& member) const {
   return static_cast<int>(std::count_if(members_.begin(), members_.end(), [&](const auto& entry) {
     const Member& other = entry.second;
-    return NeedsPeer(member, other) && Connected(member, other) && !bad_links_.Contains(member.worker, other.worker);
+    return MustReach(member, other) && Connected(member, other) && !bad_links_.Contains(member.worker, other.worker);
+  }));
+}
+
+int ControlMembers::BadLinksOf(const Member& member) const {
+  return static_cast<int>(std::count_if(members_.begin(), members_.end(), [&](const auto& entry) {
+    return MustReach(member, entry.second) && bad_links_.Contains(member.worker, entry.second.worker);
   }));
 }
 
@@ -383,7 +390,7 @@ const Member& ControlMembers::WhoMustGo(const Member& one, const Member& other, 
   if (!ServedByAnother(attention, compute)) {
     return Connected(one, other) && LacksSeveral(compute, attention, now) ? compute : attention;
   }
-  const int compute_lacks = bad_links_.CountOf(compute.worker), attention_lacks = bad_links_.CountOf(attention.worker);
+  const int compute_lacks = BadLinksOf(compute), attention_lacks = BadLinksOf(attention);
   if (compute_lacks != attention_lacks) return compute_lacks > attention_lacks ? compute : attention;
   return WorkingLinks(compute) < WorkingLinks(attention) ? compute : attention;
 }

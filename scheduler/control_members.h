@@ -207,6 +207,7 @@ class ControlMembers {
   bool CanBeJudged(const BadLinks::Ends& ends, const BadLink& link, absl::Time now) const;
   bool LacksSeveral(const Member& compute, const Member& attention, absl::Time now) const;
   int WorkingLinks(const Member& member) const;
+  int BadLinksOf(const Member& member) const;
   bool ServedByAnother(const Member& attention, const Member& compute) const;
   const Member& WhoMustGo(const Member& one, const Member& other, absl::Time now) const;
   void Part(const Member& one, const Member& other, const std::string& why, absl::Time now,

@@ -72,13 +72,18 @@ struct TwoComputeWorkers : Cluster {
   WorkerId near = Join(Role::kAttentionWorker, 3, "near");
   WorkerId far;
 
-  TwoComputeWorkers() {
+  explicit TwoComputeWorkers(ComputeLinks links = ComputeLinks::kNone) : Cluster(With(links)) {
     Ready(c1, 0);
     Ready(c2, 0);
     Ready(near);
     for (const WorkerId worker : {c1, c2, near}) Apply(worker);
     far = Join(Role::kAttentionWorker, 4, "far");
     Ready(far);
+  }
+  static MembershipOptions With(ComputeLinks links) {
+    MembershipOptions options = Options();
+    options.compute_links = links;
+    return options;
   }
   // Each member connects to all but those it is told to lack.
   void Connect(const std::map<WorkerId, std::vector<NodeId>>& lacks) {
@@ -143,14 +148,30 @@ TEST(BadLink, CostsTheComputeWorkerWhereAnotherOneReachesTheAttentionWorker) {
   }
 }
 
+// A link between compute workers that both can do without makes neither of more use.
 TEST(BadLink, ThatWorkedBeforeCostsTheSame) {
-  TwoComputeWorkers cluster;
+  for (const ComputeLinks links : {ComputeLinks::kNone, ComputeLinks::kWherePossible}) {
+    TwoComputeWorkers cluster(links);
+    cluster.Connect({});
+    EXPECT_TRUE(cluster.Serves(cluster.c1) && cluster.Serves(cluster.far));
+    cluster.Silent(cluster.c1, cluster.far);
+    cluster.Settle();
+    EXPECT_EQ(cluster.members.Find(cluster.c1), nullptr);
+    EXPECT_TRUE(cluster.Serves(cluster.c2) && cluster.Serves(cluster.near) && cluster.Serves(cluster.far));
+  }
+}
+
+TEST(BadLink, ThatBothCanDoWithoutIsNotCountedAgainstAComputeWorker) {
+  TwoComputeWorkers cluster(ComputeLinks::kWherePossible);
+  const WorkerId c3 = cluster.Join(Role::kComputeWorker, 5, "c3");
+  cluster.Ready(c3, 0);
   cluster.Connect({});
-  EXPECT_TRUE(cluster.Serves(cluster.c1) && cluster.Serves(cluster.far));
-  cluster.Silent(cluster.c1, cluster.far);
+  for (const WorkerId lacked : {cluster.c2, c3, cluster.far}) cluster.Silent(cluster.c1, lacked);
+  cluster.Silent(cluster.c2, cluster.far);
   cluster.Settle();
-  EXPECT_EQ(cluster.members.Find(cluster.c1), nullptr);
-  EXPECT_TRUE(cluster.Serves(cluster.c2) && cluster.Serves(cluster.near) && cluster.Serves(cluster.far));
+  EXPECT_EQ(cluster.members.Find(cluster.far), nullptr) << "it lacks two that it needs, and c1 only it";
+  EXPECT_TRUE(cluster.Serves(cluster.c1) && cluster.Serves(cluster.c2) && cluster.Serves(c3));
+  EXPECT_TRUE(cluster.Serves(cluster.near));
 }
 
 TEST(BadLink, OfSeveralCostsTheMemberThatTheyHaveInCommon) {
