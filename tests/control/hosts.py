@@ -6,7 +6,9 @@ import ctypes
 import os
 import re
 import subprocess
+import sys
 import time
+import unittest
 
 import processes
 
@@ -35,6 +37,17 @@ def why_not():
         return "the program ip (iproute2) is not installed"
     finally:
         ip("netns", "del", name, check=False)
+
+
+def run_tests(model):
+    """The main function of a test file: skips it where hosts cannot be made or `model`, a path or None, is missing."""
+    if model is None or not os.path.exists(model):
+        print("missing test data: models/stories260K/stories260K-f32.gguf")
+        sys.exit(77)
+    if reason := why_not():
+        print(f"skipped, hosts cannot be made here: {reason}")
+        sys.exit(77)
+    unittest.main(verbosity=2)
 
 
 class Network:

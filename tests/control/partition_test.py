@@ -150,10 +150,4 @@ class PartitionTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if MODEL is None or not os.path.exists(MODEL):
-        print("missing test data: models/stories260K/stories260K-f32.gguf")
-        sys.exit(77)
-    if reason := hosts.why_not():
-        print(f"skipped, hosts cannot be made here: {reason}")
-        sys.exit(77)
-    unittest.main(verbosity=2)
+    hosts.run_tests(MODEL)
