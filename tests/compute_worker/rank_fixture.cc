@@ -4,6 +4,7 @@
 
 #include "compute_worker/last_rows.h"
 #include "gtest/gtest.h"
+#include "tests/compute_worker/small_spec.h"
 
 namespace dovetail::compute {
 namespace {
@@ -27,6 +28,20 @@ StepProgram ProgramFor(const proto::AttentionTable& table) {
 }
 
 }  // namespace
+
+proto::AttentionTable HybridTable(int ops, int linear_op, int windowed_op, int window) {
+  proto::LinearSpec state;
+  state.heads = 2;
+  state.key_dim = state.value_dim = 16;
+  proto::LinearConstants decays;
+  decays.log_decay.assign(2, -0.1f);
+  std::vector<proto::AttentionSpec> specs(ops, SmallSpec());
+  std::vector<proto::LinearConstants> constants(ops);
+  specs[linear_op] = state;
+  constants[linear_op] = decays;
+  std::get<proto::SoftmaxSpec>(specs[windowed_op]).window = window;
+  return *proto::AttentionTable::Build(specs, constants);
+}
 
 std::vector<std::byte> StateOf(const proto::AttentionTable& table, int rank, int op) {
   const proto::SoftmaxSpec& spec = table.softmax(table.op_group[op]);

@@ -55,6 +55,9 @@ class FakeRank {
   std::vector<Shard> shards_;
 };
 
+// `ops` softmax ops, but one that is linear and one with a window of `window` tokens.
+proto::AttentionTable HybridTable(int ops, int linear_op, int windowed_op, int window);
+
 // What rank `rank` leaves of a linear op, and gives of a softmax op, of tokens [begin, end): each byte says whose it
 // is.
 std::vector<std::byte> StateOf(const proto::AttentionTable& table, int rank, int op);

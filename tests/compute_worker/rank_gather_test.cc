@@ -9,7 +9,6 @@
 #include "gtest/gtest.h"
 #include "scheduler/core/prefill_cost.h"
 #include "tests/compute_worker/rank_fixture.h"
-#include "tests/compute_worker/small_spec.h"
 
 // Ranks of a prefill group that give each other K and V of softmax layers: whatever the order in which frames and plans
 // come, and however often, each rank attends each op once, over what every rank before it has of that op, and none is
@@ -25,19 +24,7 @@ constexpr int kOps = 8;  // one linear and one windowed
 constexpr int kLinearOp = 2, kWindowedOp = 4, kWindow = 60;
 constexpr int64_t kRowBytes = 2 * (8 + 8) * 2;
 
-proto::AttentionTable Table() {
-  proto::LinearSpec state;
-  state.heads = 2;
-  state.key_dim = state.value_dim = 16;
-  proto::LinearConstants decays;
-  decays.log_decay.assign(2, -0.1f);
-  std::vector<proto::AttentionSpec> ops(kOps, SmallSpec());
-  std::vector<proto::LinearConstants> constants(kOps);
-  ops[kLinearOp] = state;
-  constants[kLinearOp] = decays;
-  std::get<proto::SoftmaxSpec>(ops[kWindowedOp]).window = kWindow;
-  return *proto::AttentionTable::Build(ops, constants);
-}
+proto::AttentionTable Table() { return HybridTable(kOps, kLinearOp, kWindowedOp, kWindow); }
 
 struct Rank : FakeRank {
   explicit Rank(int rank, uint32_t prompt_blocks = 2000) : FakeRank(rank, Table(), prompt_blocks) {}
