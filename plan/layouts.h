@@ -6,7 +6,7 @@
 #include "plan/planner.h"
 #include "plan/step_model.h"
 
-// The layouts that a planner tries, and what they are to a simulation. Pure.
+// The layouts that a planner tries, and what they are to a simulation. Pure functions: any thread.
 
 namespace dovetail::plan {
 

@@ -16,7 +16,7 @@ struct ModelProduct {
   bool head = false;                // of rows that draw a token only
 };
 
-// What a step of a model has to do, whatever does it.
+// What a step of a model has to do, on any device. A value: thread-compatible.
 struct ModelWork {
   std::string name;
   std::vector<ModelProduct> products;

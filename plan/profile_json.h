@@ -13,6 +13,8 @@
 // Values to and from JSON by one list of their fields, so that what is written can be read: a function
 //   template <typename Io> void FieldsOf(Io& io, Value& value)
 // calls io.Number, io.Whole, io.Text and io.List for each field.
+//
+// Threads: one at a time for each object.
 
 namespace dovetail::plan {
 

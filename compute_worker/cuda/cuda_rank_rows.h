@@ -13,7 +13,7 @@
 namespace dovetail::compute {
 
 // Memory for the K and V that ranks of a prefill group give each other, on a GPU: what this rank sends, and what it
-// got. Pieces are used again once nobody has them any more. A rank has those of kRankOpsAhead ops for each other rank.
+// got. Pieces are used again when nothing holds them. A rank has those of kRankOpsAhead ops for each other rank.
 //
 // What is sent lies in device memory where all ranks are in this process: the receiver's copy engine takes it from
 // there, over NVLink where the GPUs have it. Else it lies in pinned host memory, and travels in frames.

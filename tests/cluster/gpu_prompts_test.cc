@@ -220,7 +220,7 @@ TEST_P(GpuRanks, DivideSeveralPromptsBesideDecodes) {
   for (int i = 0; i < 2; ++i) decodes.push_back(Submit(*cluster_, GreedyRequest(Tokens(20 + i, 5 + i), 60)));
   for (const auto& sink : decodes) sink->WaitForTokens(1);
   const auto other = Submit(*cluster_, GreedyRequest(Tokens(400, 8), 2));
-  Measured("divided beside others", ErrorOf(Tokens(333, 9), 333));
+  Measured("divided among others", ErrorOf(Tokens(333, 9), 333));
   ASSERT_TRUE(other->WaitForEnd().ok());
   for (const auto& sink : decodes) {
     ASSERT_TRUE(sink->WaitForEnd().ok());
