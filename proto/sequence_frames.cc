@@ -14,6 +14,8 @@ void FieldsOf(auto& a, Is<OpenSequence> auto& m) {
   ShardsField(a, m.shards);
   a.Array("hashes", m.hashes, kMaxSequenceBlocks);
   a.Bool("extend", m.extend);
+  PositionField(a, "ctx_len", m.ctx_len);
+  a.Id("steps_from", m.steps_from);
 }
 
 void FieldsOf(auto& a, Is<SequenceOpened> auto& m) {

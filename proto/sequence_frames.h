@@ -30,6 +30,10 @@ struct OpenSequence {
   std::vector<BlockHash> hashes;  // of the prompt's full blocks, in order; empty: no prefix reuse
   // The sequence is open here: it gets these shards in addition, and what they lack of its tokens comes by a move.
   bool extend = false;
+  // With extend: committed tokens, and `hashes` name all their full blocks. It commits them as StepBegin does.
+  Position ctx_len = 0;
+  // With extend: all steps of the sequence with smaller numbers are over. Their begins are refused if they come later.
+  StepId steps_from;
   bool operator==(const OpenSequence&) const = default;
 };
 

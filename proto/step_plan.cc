@@ -195,12 +195,16 @@ void FieldsOf(auto& archive, Is<StepResult> auto& r) {
   archive.Number("state_bytes", r.prefix.state_bytes);
   archive.Number("chain_bytes", r.prefix.chain_bytes);
   archive.Number("direct_bytes", r.prefix.direct_bytes);
+  archive.Number("ring_bytes", r.prefix.ring_bytes);
+  archive.Number("switch_bytes", r.prefix.switch_bytes);
   archive.Number("work.tokens", r.work.tokens);
   archive.Number("work.step_tokens", r.work.step_tokens);
   archive.Number("work.here_flops", r.work.here_flops);
   archive.Number("work.asked_flops", r.work.asked_flops);
   archive.Number("work.scratch_blocks", r.work.scratch_blocks);
   archive.Bool("work.gives_rows", r.work.gives_rows);
+  archive.Bool("work.passes_on_rows", r.work.passes_on_rows);
+  archive.Bool("work.switches_heads", r.work.switches_heads);
   archive.Bool("work.gives_states", r.work.gives_states);
   archive.Each("transfers", r.transfers, kMaxPrefillRanks, [](auto& a, auto& transfer) {
     a.Id("transfer.to", transfer.to);

@@ -103,7 +103,9 @@ struct PrefixTraffic {
   int64_t gathered_bytes = 0;  // K and V that came from there
   int64_t state_bytes = 0;     // linear states that went in place of tokens, both ways
   int64_t chain_bytes = 0;     // linear states that came from the rank before
-  int64_t direct_bytes = 0;    // K and V that came from the ranks before
+  int64_t direct_bytes = 0;    // K and V that came from the ranks before, from each its own
+  int64_t ring_bytes = 0;      // K and V that came round a ring
+  int64_t switch_bytes = 0;    // of a head switch: q, k and v that came from other ranks, and o
   bool operator==(const PrefixTraffic&) const = default;
 };
 
@@ -114,7 +116,9 @@ struct PromptWork {
   double here_flops = 0;        // softmax attention on the compute worker (AttentionFlops)
   double asked_flops = 0;       // and on attention workers: of each op, on the one that had most to do
   uint32_t scratch_blocks = 0;  // of the compute worker's scratch: 64 tokens x a KV head x an op
-  bool gives_rows = false;      // it may exchange K and V of softmax layers with other ranks
+  bool gives_rows = false;      // it may give other ranks K and V of softmax layers
+  bool passes_on_rows = false;  // and pass on those of others in a ring
+  bool switches_heads = false;  // and exchange tokens for heads
   bool gives_states = false;    // and states of linear layers
   bool operator==(const PromptWork&) const = default;
 };

@@ -112,6 +112,7 @@ void AttentionWorkerCore::OnOpen(NodeId from, const FrameHeader& header, std::sp
   EndStepOf(message->sequence);  // of a sequence that this one replaces
   ForgetMoveOf(message->sequence);
   const auto opened = sequences_.Open(*message);
+  if (message->extend && opened.ok()) EndStepsBefore(*message);
   const AnswerOpened answer{from, header, message->sequence};
   // An empty list says no: not even a fresh start is possible here.
   if (!opened.ok())
@@ -120,6 +121,14 @@ void AttentionWorkerCore::OnOpen(NodeId from, const FrameHeader& header, std::sp
   if (cached.empty()) return AnswerOpen(answer, actions);
   actions.push_back(DigestBlocks{std::move(cached)});
   actions.push_back(answer);
+}
+
+// Another connection brings the begins of steps, so those of steps that are over may come yet. Where nothing of a step
+// belongs here, its compute worker went on without an answer.
+void AttentionWorkerCore::EndStepsBefore(const proto::OpenSequence& message) {
+  SequenceState& sequence = *sequences_.Find(message.sequence);
+  sequence.joint = JointAppend();
+  sequence.last_step = std::max(sequence.last_step, message.steps_from);
 }
 
 void AttentionWorkerCore::AnswerOpen(const AnswerOpened& answer, std::vector<Action>& actions) {

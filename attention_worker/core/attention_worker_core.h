@@ -207,6 +207,7 @@ class AttentionWorkerCore {
   uint32_t BitOf(const MicroBatch& batch) const { return uint32_t{1} << (&batch - micro_batches_.data()); }
   void EndStep(MicroBatch& batch);
   void EndStepOf(SequenceId id);
+  void EndStepsBefore(const proto::OpenSequence& extension);
   void OnProbe(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,
                std::vector<Action>& actions);
   void OnStepBegin(NodeId from, const proto::FrameHeader& header, std::span<const std::byte> payload,

@@ -102,11 +102,12 @@ absl::StatusOr<const SequenceState*> SequenceTable::Open(const proto::OpenSequen
 
 absl::StatusOr<const SequenceState*> SequenceTable::Extend(const proto::OpenSequence& message) {
   SequenceState* sequence = Find(message.sequence);
-  if (sequence == nullptr || !sequence->started)
-    return NotFound("extend: sequence ", message.sequence.value(), " is not open here, or holds nothing yet");
+  if (sequence == nullptr)
+    return NotFound("extend: sequence ", message.sequence.value(), " is not open here");
   for (const proto::Shard& shard : message.shards)
     for (const ShardState& held : sequence->shards)
       if (held.shard == shard) return InvalidArgument(DebugString(shard), ": the sequence has it already");
+  DT_RETURN_IF_ERROR(Commit(*sequence, message.ctx_len, message.hashes));
   std::vector<ShardState> added;
   for (const proto::Shard& shard : message.shards) {
     added.push_back(ShardState{shard, FindCached(shard, message.hashes)});
@@ -123,7 +124,7 @@ absl::StatusOr<const SequenceState*> SequenceTable::Extend(const proto::OpenSequ
 
 absl::Status SequenceTable::CheckFill(const SequenceState& sequence, const Part& part) const {
   const bool extended = sequence.fill_shard > 0;
-  const bool ends_here = !extended || !LacksTokens(sequence, sequence.end(), part.move_end);
+  const bool ends_here = !extended || part.move_end == sequence.end();
   const bool first = sequence.filled == SequenceState::kNotFilled;
   const bool continues =
       first ? Offers(sequence, part.begin) && (extended || !sequence.started) : part.begin == sequence.filled;

@@ -81,7 +81,8 @@ class SequenceTable {
 
   // See proto::OpenSequence. kInvalidArgument: a shard that this model does not have; kResourceExhausted: too many
   // sequences. On error nothing changes. The pointer stays valid until the sequence is released.
-  // With `extend`: kNotFound if the sequence is not open, kInvalidArgument for a shard that it has.
+  // With `extend`: commits message.ctx_len. kNotFound if the sequence is not open, kInvalidArgument for a shard that it
+  // has and as Commit.
   absl::StatusOr<const SequenceState*> Open(const proto::OpenSequence& message);
 
   // A part of a move: positions [begin, end) of [.., move_end) for the shards that Open gave the sequence last. The

@@ -189,7 +189,7 @@ proto::PrefixTraffic ComputeWorkerCore::PrefixTrafficOf(const MicroBatch& batch)
     for (const StateEntry& state : batch.states)
       if (state.chained) traffic.chain_bytes += RankStateBytes(op);
     for (int rank = 0; FromRanks(batch) && rank < batch.plan.part.rank; ++rank)
-      traffic.direct_bytes += RankRowsBytes(batch.plan, op, rank);
+      (Rings(batch.plan) ? traffic.ring_bytes : traffic.direct_bytes) += RankRowsBytes(batch.plan, op, rank);
   }
   return traffic;
 }
@@ -205,6 +205,7 @@ proto::PromptWork ComputeWorkerCore::PromptWorkOf(const MicroBatch& batch) const
   for (const StepEntry& entry : batch.plan.entries) work.step_tokens += static_cast<int64_t>(entry.tokens.size());
   work.scratch_blocks = scratch_.capacity();
   work.gives_rows = options_.rank_rows && scratch_.capacity() > 0;
+  work.passes_on_rows = work.gives_rows && options_.rank_ring;
   work.gives_states = options_.linear_prompts && table_.has_linear();
   for (int g = 0; g < table_.group_count(); ++g) {
     const proto::SoftmaxSpec& spec = table_.views[g];

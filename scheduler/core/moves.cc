@@ -58,7 +58,11 @@ bool Moves::Begin(Sequence& sequence, int from, int to) {
   accounts_.LeaveShare(sequence);  // it gets a copy of its own
   sequence.shared_blocks = 0;
   accounts_.Charge(sequence, both);
-  message.extend = move.extends;
+  if (move.extends) {
+    message.extend = true;
+    message.ctx_len = sequence.ctx_len;
+    message.steps_from = batches_.step_to_come();
+  }
   names_.Append(sequence, 0, sequence.ctx_len / kSegmentTokens, message.hashes);
   sequence.phase = Phase::kMoving;
   sequence.awaited.assign(1, taker.id);

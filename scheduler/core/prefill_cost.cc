@@ -153,7 +153,9 @@ void AddSoftmax(const PromptStep& step, const Reach& reach, const proto::Softmax
   const int64_t row = int64_t{ops} * spec.kv_heads * (spec.key_dim + spec.value_dim) * element;
   const Position end = std::min(reach.gather_end, step.ctx_len);
   work.traffic.gathered_bytes += std::max<Position>(0, end - std::max(reach.gather_begin, seen)) * row;
-  work.traffic.direct_bytes += std::max<Position>(0, step.ctx_len - std::max(end, seen)) * row;
+  int64_t& from_ranks =
+      step.exchange == proto::PrefixExchange::kRing ? work.traffic.ring_bytes : work.traffic.direct_bytes;
+  from_ranks += std::max<Position>(0, step.ctx_len - std::max(end, seen)) * row;
 }
 
 void AddLinear(const PromptStep& step, const proto::SoftmaxSpec& spec, int ops, StepWork& work) {

@@ -72,6 +72,7 @@ std::vector<proto::PrefillWay> PrefillPlanner::Ways(std::span<const FreeRank> ra
   } else if (softmax) {
     exchanges.push_back(PrefixExchange::kGather);
     if (MayGive(ranks, &Compute::gives_rows)) exchanges.push_back(PrefixExchange::kGatherDirect);
+    if (MayGive(ranks, &Compute::passes_on_rows)) exchanges.push_back(PrefixExchange::kRing);
   }
   const bool linear = group && table_.has_linear();
   const bool chains =
@@ -350,6 +351,7 @@ void PrefillPlanner::Learn(WorkerId compute_worker, std::span<const WorkerId> at
   Compute& compute = compute_[compute_worker];
   compute.scratch_blocks = work.scratch_blocks;
   compute.gives_rows = work.gives_rows;
+  compute.passes_on_rows = work.passes_on_rows;
   compute.gives_states = work.gives_states;
   compute.learnt = ++learnt_;
   compute.token.Note(static_cast<double>(work.step_tokens),

@@ -102,7 +102,7 @@ class PrefillPlanner {
     RateEstimator token, flop;
     uint64_t learnt = 0;                   // learnt_ when it was measured last
     uint32_t scratch_blocks = UINT32_MAX;  // unknown
-    bool gives_rows = false, gives_states = false;
+    bool gives_rows = false, passes_on_rows = false, gives_states = false;
   };
   struct Plane {
     RateEstimator flop, byte;

@@ -55,7 +55,7 @@ std::string PrefillJson(engine::EmbeddedCluster& cluster) {
       ", \"prefill\": {\"groups\": ", stats.prefill_groups, ", \"group_tokens\": ", stats.prefill_group_tokens,
       ", \"bytes\": {\"plane\": ", stats.prefix_asked_bytes, ", \"gather\": ", stats.prefix_gathered_bytes,
       ", \"state\": ", stats.prefix_state_bytes, ", \"chain\": ", stats.prefix_chain_bytes,
-      ", \"gather-direct\": ", stats.prefix_direct_bytes, "}}");
+      ", \"gather-direct\": ", stats.prefix_direct_bytes, ", \"ring\": ", stats.prefix_ring_bytes, "}}");
 }
 
 }  // namespace

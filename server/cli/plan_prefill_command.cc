@@ -216,7 +216,8 @@ Json JsonOf(const Table& table, const Rates& rates) {
                       {"gather", row.traffic.gathered_bytes},
                       {"state", row.traffic.state_bytes},
                       {"chain", row.traffic.chain_bytes},
-                      {"gather-direct", row.traffic.direct_bytes}};
+                      {"gather-direct", row.traffic.direct_bytes},
+                      {"ring", row.traffic.ring_bytes}};
     one["seconds"] = row.seconds;
     one["time_is"] = LabelOf(rates, row, table.ranks);
     one["most_of_it_is"] = scheduler::NameOf(row.bound);

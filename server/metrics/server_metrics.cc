@@ -161,13 +161,13 @@ class ServerMetrics::Impl {
   CounterPair prefill_group_tokens_ = make_.Counter("prefill_group_tokens_total", "", "Tokens in those parts.");
   CounterPair prefix_asked_bytes_ = PrefillExchange("plane"), prefix_gathered_bytes_ = PrefillExchange("gather"),
               prefix_state_bytes_ = PrefillExchange("state"), prefix_chain_bytes_ = PrefillExchange("chain"),
-              prefix_direct_bytes_ = PrefillExchange("gather-direct");
+              prefix_direct_bytes_ = PrefillExchange("gather-direct"), prefix_ring_bytes_ = PrefillExchange("ring");
   CounterPair PrefillExchange(const char* exchange) {
     return make_.Counter("prefill_exchange_bytes_total", "",
                          "Bytes that crossed so that prompts' steps see earlier tokens, by exchange: queries and "
-                         "partials (plane), K and V from attention workers (gather) and from rank to rank "
-                         "(gather-direct, which counts those of a ring, too), linear states "
-                         "by way of attention workers (state) and from rank to rank (chain).",
+                         "partials (plane), K and V from attention workers (gather), from rank to rank "
+                         "(gather-direct) and round the ranks (ring), linear states by way of attention workers "
+                         "(state) and from rank to rank (chain).",
                          {{"exchange", exchange}});
   }
   struct PrefillSeconds {
@@ -346,6 +346,7 @@ void ServerMetrics::Update(const engine::EngineStats& stats, const std::vector<e
   Grow(m.prefix_state_bytes_, now.prefix_state_bytes, m.last_.prefix_state_bytes);
   Grow(m.prefix_chain_bytes_, now.prefix_chain_bytes, m.last_.prefix_chain_bytes);
   Grow(m.prefix_direct_bytes_, now.prefix_direct_bytes, m.last_.prefix_direct_bytes);
+  Grow(m.prefix_ring_bytes_, now.prefix_ring_bytes, m.last_.prefix_ring_bytes);
   Grow(m.replays_unclear_, now.replays_unclear, m.last_.replays_unclear);
   for (const auto& [way, seconds] : m.prefill_seconds_) {
     const scheduler::PrefillTimes &times = now.prefill_times[way], &last = m.last_.prefill_times[way];

@@ -166,13 +166,54 @@ TEST_F(Moves, AWorkerThatHoldsHeadsOfASequenceGetsTheOthersToo) {
   Tell(kTakerNode, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(1), Taken({second}), {}});
   Tell(kTakerNode, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(1), 0, 200, {}}}}, step_);
   Tell(kTakerNode, FrameType::kOpenSequence,
-       proto::OpenSequence{SequenceId(1), Taken({first, windowed}), {}, /*extend=*/true});
+       proto::OpenSequence{SequenceId(1), Taken({first, windowed}), {}, /*extend=*/true, 200, StepId(step_ + 1)});
   EXPECT_TRUE(Move(0, 200).moved);
   ASSERT_EQ(taker_.sequences().Find(SequenceId(1))->shards.size(), 3u);
   EXPECT_EQ(SetsAt(0), 4u);
   EXPECT_EQ(SetsAt(1), 4u);
   Tell(kTakerNode, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(1), 200, 1, {}}}}, ++step_);
   EXPECT_FALSE(answers_.contains(FrameType::kStepRefused));
+}
+
+// The taker holds tokens of which a step brings none, so its compute worker went on without an answer. The step's begin
+// comes when the scheduler has already moved the sequence.
+TEST_F(Moves, TheBeginOfAStepThatIsOverChangesNothing) {
+  proto::Shard first = ShardOf(0, {0, 1}), second = first;
+  first.tokens = {0, 64};
+  second.tokens = {64, 1024};
+  Hold(150, {second});
+  for (const bool between_parts : {false, true}) {
+    SCOPED_TRACE(between_parts);
+    Tell(kTakerNode, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(1), Taken({first}), {}});
+    Tell(kTakerNode, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(1), 0, 149, {}}}}, ++step_);
+    const uint64_t over = ++step_;
+    Tell(kTakerNode, FrameType::kOpenSequence,
+         proto::OpenSequence{SequenceId(1), Taken({second}), Hashes(1, 2), /*extend=*/true, 150, StepId(step_ + 1)});
+    const auto late_begin = [&] {
+      answers_.erase(FrameType::kStepRefused);
+      Tell(kTakerNode, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(1), 149, 1, {}}}}, over);
+      EXPECT_TRUE(answers_.contains(FrameType::kStepRefused));
+    };
+    if (!between_parts) late_begin();
+    EXPECT_TRUE(Move(64, 150).moved);
+    if (between_parts) late_begin();
+    EXPECT_EQ(SetsAt(1), 2u);
+    answers_.erase(FrameType::kStepRefused);
+    Tell(kTakerNode, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(1), 150, 1, {}}}}, ++step_);
+    EXPECT_FALSE(answers_.contains(FrameType::kStepRefused));
+  }
+}
+
+TEST_F(Moves, AWorkerThatNoStepHasReachedYetGetsMoreOfTheSequence) {
+  proto::Shard first = ShardOf(0, {0, 1}), last = first;
+  first.tokens = {0, 192};
+  last.tokens = {192, 1024};
+  Hold(100, {first});
+  Tell(kTakerNode, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(1), Taken({last}), {}});
+  Tell(kTakerNode, FrameType::kOpenSequence,
+       proto::OpenSequence{SequenceId(1), Taken({first}), {}, /*extend=*/true, 100, StepId(step_ + 1)});
+  EXPECT_TRUE(Move(0, 100).moved);
+  EXPECT_EQ(SetsAt(1), 2u);
 }
 
 // The tokens after the first 64 lie on a third worker, and those 64 are in the taker's cache: no byte of K and V goes,
@@ -256,7 +297,8 @@ TEST_F(Moves, WithoutAllThatItLacksASequenceTakesNoStepAndMustBeginAgain) {
   const auto first = ShardOf(0, {0, 1}), second = ShardOf(0, {1, 2});
   Tell(kTakerNode, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(1), Taken({second}), {}});
   Tell(kTakerNode, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(1), 0, 200, {}}}}, ++step_);
-  Tell(kTakerNode, FrameType::kOpenSequence, proto::OpenSequence{SequenceId(1), Taken({first}), {}, /*extend=*/true});
+  Tell(kTakerNode, FrameType::kOpenSequence,
+       proto::OpenSequence{SequenceId(1), Taken({first}), {}, /*extend=*/true, 200, StepId(step_ + 1)});
   Tell(kTakerNode, FrameType::kStepBegin, proto::StepBegin{{{SequenceId(1), 200, 1, {}}}}, ++step_);
   ASSERT_TRUE(answers_.contains(FrameType::kStepRefused));
   EXPECT_THAT(proto::Decode<proto::StepRefused>(answers_[FrameType::kStepRefused])->damaged,

@@ -154,11 +154,18 @@ class WrongOrders : public transport::FrameHandler {
     return shards;
   }
 
+  void Extend(int worker, proto::OpenSequence& order) {
+    order.extend = true;
+    order.ctx_len = AnyContext(Find(worker, order.sequence));
+    if (Chance(80)) order.hashes = Hashes(order.sequence, 0, order.ctx_len / kSegmentTokens);
+    order.steps_from = StepId(Chance(80) ? steps_ + 1 : Below(steps_ + 1));
+  }
+
   void Open() {
     const int worker = AnyWorker();
     proto::OpenSequence order{Chance(70) ? AnySequence() : OpenSequence(worker), AnyShards(worker), {}};
     order.hashes = Hashes(order.sequence, 0, static_cast<int64_t>(Below(6)));
-    order.extend = Chance(20);
+    if (Chance(20)) Extend(worker, order);
     Tell(worker, FrameType::kOpenSequence, order);
   }
   void Fork() {
@@ -195,7 +202,7 @@ class WrongOrders : public transport::FrameHandler {
         order.shards.push_back(shard.shard);
         order.shards.back().worker = WorkerId(target);
       }
-      order.extend = Chance(20);
+      if (Chance(20)) Extend(target, order);
       Tell(target, FrameType::kOpenSequence, order);
     }
     proto::MoveSequence order{id, 0, end, static_cast<uint16_t>(Below(proto::kMoveSlots))};

@@ -52,7 +52,7 @@ TEST(Cluster, EveryStreamIsBitForBitTheOneItsRequestHasAlone) {
     stateful += outcome.state_bytes > 0 ? 1 : 0;
     chained += outcome.chain_bytes > 0 ? 1 : 0;
     direct += outcome.direct_bytes > 0 ? 1 : 0;
-    ring += outcome.direct_bytes > 0 && scenario.prefix == proto::PrefixExchange::kRing ? 1 : 0;
+    ring += outcome.ring_bytes > 0 ? 1 : 0;
   }
   std::printf(
       "seeds %llu..%llu: %llu tokens, %llu preemptions, %llu prefix tokens found, %llu prefill groups, K and V "

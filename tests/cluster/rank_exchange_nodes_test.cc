@@ -182,7 +182,8 @@ class RankExchangeNodes : public testing::TestWithParam<Kind> {
 
   static void ExpectBytes(const scheduler::SchedulerStats& stats) {
     EXPECT_EQ(stats.prefix_chain_bytes > 0, GetParam().states);
-    EXPECT_EQ(stats.prefix_direct_bytes > 0, IsBetweenRanks(GetParam().exchange));
+    EXPECT_EQ(stats.prefix_direct_bytes > 0, GetParam().exchange == proto::PrefixExchange::kGatherDirect);
+    EXPECT_EQ(stats.prefix_ring_bytes > 0, GetParam().exchange == proto::PrefixExchange::kRing);
   }
 
   // As one compute worker alone gives it.

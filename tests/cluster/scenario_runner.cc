@@ -298,6 +298,7 @@ Outcome ScenarioRunner::Run(const Scenario& scenario, engine::Engine& engine) {
   outcome.state_bytes = stats.scheduler.prefix_state_bytes;
   outcome.chain_bytes = stats.scheduler.prefix_chain_bytes;
   outcome.direct_bytes = stats.scheduler.prefix_direct_bytes;
+  outcome.ring_bytes = stats.scheduler.prefix_ring_bytes;
   return outcome;
 }
 

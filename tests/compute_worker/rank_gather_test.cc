@@ -189,10 +189,11 @@ Moved CompareWithThePlanner(proto::PrefixExchange exchange) {
         EXPECT_EQ(work.traffic, result.prefix);
         EXPECT_EQ(work.here_flops, result.work.here_flops);
         held[r] = work.held;
-        moved.direct += result.prefix.direct_bytes > 0 ? 1 : 0;
+        const int64_t from_ranks = result.prefix.direct_bytes + result.prefix.ring_bytes;
+        moved.direct += from_ranks > 0 ? 1 : 0;
         moved.gathered += result.prefix.gathered_bytes > 0 ? 1 : 0;
         moved.asked += result.prefix.asked_bytes > 0 ? 1 : 0;
-        moved.none += r > 0 && result.prefix.direct_bytes == 0 ? 1 : 0;
+        moved.none += r > 0 && from_ranks == 0 ? 1 : 0;
       }
       base = cuts.back();
     }

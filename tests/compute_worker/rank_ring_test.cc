@@ -158,7 +158,7 @@ TEST_P(RankRingOrder, EachRankAttendsOnceToWhatEachRankBeforeItHasAndHoldsNoMore
         bytes += static_cast<int64_t>(shard.rows.size());
       }
       EXPECT_TRUE(attended == (has_room[r] ? ExpectedShards(cuts, r) : Shards()));
-      EXPECT_EQ(workers[r].results()[0].prefix.direct_bytes, bytes);
+      EXPECT_EQ(workers[r].results()[0].prefix.ring_bytes, bytes);
     }
     if (!given_up) base = cuts.back();
   }

@@ -104,14 +104,14 @@ StepResult FullResult() {
                     WorkerId(2),
                     {entry, EntryResult{}},
                     {1000, 600, 300, 100, 200, 50, 10, 40},
-                    {7000, 900, 80, 70, 60},
-                    {512, 520, 1.5e9, 2.5e8, 4096, true, true},
+                    {7000, 900, 80, 70, 60, 50, 40},
+                    {512, 520, 1.5e9, 2.5e8, 4096, true, true, true, true},
                     {{WorkerId(4), 70000, 90}, {WorkerId(6), 60, 5}},
                     {SequenceId(5), SequenceId(9)},
                     {SequenceId(7)}};
 }
 
-OpenSequence FullOpen() { return {SequenceId(5), SomeShards(), SomeHashes(3), true}; }
+OpenSequence FullOpen() { return {SequenceId(5), SomeShards(), SomeHashes(3), true, 200, StepId(71)}; }
 
 StepBegin FullBegin() {
   return {{{SequenceId(1), 128, 1, SomeHashes(1)},

@@ -240,6 +240,24 @@ TEST_F(DirectPlannerTest, OnlyRanksThatHaveSaidThatTheyGiveRowsDo) {
   EXPECT_EQ(Chosen(planner), PrefixExchange::kGather) << "one of two";
 }
 
+// Of 512 tokens a rank, whose 8 segments need 16 blocks of an op. With all earlier tokens of the group they do not fit.
+TEST_F(DirectPlannerTest, KAndVGoRoundWhereARankHasRoomForItsOwnOnly) {
+  PrefillPlanner planner(table_, options_);
+  LearnGiving(planner, 2, /*rows=*/true);
+  proto::StepResult result;
+  result.work = {.tokens = 1000, .step_tokens = 1000, .scratch_blocks = 20, .gives_rows = true};
+  result.timings.dense_us = 1000;
+  const auto learn = [&] {
+    for (const uint32_t worker : {10, 11}) planner.Learn(WorkerId(worker), {}, result, false);
+    return Chosen(planner);
+  };
+  EXPECT_NE(learn(), PrefixExchange::kRing) << "they have not said that they may";
+  result.work.passes_on_rows = true;
+  EXPECT_EQ(learn(), PrefixExchange::kRing);
+  result.work.scratch_blocks = 10000;
+  EXPECT_EQ(learn(), PrefixExchange::kGatherDirect);
+}
+
 TEST_F(DirectPlannerTest, TheRateOfALinkIsLearntFromItsSenderAndASlowOneIsNotTaken) {
   PrefillPlanner planner(table_, options_);
   LearnGiving(planner, 2, /*rows=*/true);

@@ -121,9 +121,9 @@ TEST(PrefillTable, ARingMovesWhatAGatherDoesAmongTheRanksOfAGroup) {
   input.max_step_tokens = static_cast<int>(input.new_tokens);
   const auto one_group = MakePrefillTable(input);
   EXPECT_TRUE(RowOf(one_group, "ring").built);
-  EXPECT_EQ(RowOf(one_group, "ring").traffic, RowOf(one_group, "gather-direct").traffic);
+  EXPECT_EQ(RowOf(one_group, "ring").traffic.ring_bytes, RowOf(one_group, "gather-direct").traffic.direct_bytes);
   EXPECT_EQ(RowOf(one_group, "ring").traffic.asked_bytes, 0);
-  EXPECT_GT(RowOf(one_group, "ring").traffic.direct_bytes, 0);
+  EXPECT_GT(RowOf(one_group, "ring").traffic.ring_bytes, 0);
 }
 
 TEST(PrefillTable, MoreRanksThanHeadsCannotSwitch) {
