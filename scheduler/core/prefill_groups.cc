@@ -38,7 +38,8 @@ std::vector<Sequence*> PrefillGroups::LongPrompts() const {
     const MicroBatch& home = batches_[i];
     if (home.held || home.not_before > turn_.now() || home.failed_attempts > 0) continue;
     for (Sequence* sequence : home.members) {
-      const bool is_long = sequence->prefill_end() - sequence->ctx_len >= Position{2} * options_.prefill_rank_tokens;
+      const PromptToPlan prompt{sequence->ctx_len, sequence->prefill_end(), {}, sequence->divided};
+      const bool is_long = pool_.planner().RanksFor(prompt, 2) == 2;
       if (is_long && sequence->MayStep(turn_.now()) && sequence->planned == 0) prompts.push_back(sequence);
     }
   }
@@ -73,7 +74,7 @@ std::vector<WorkerId> PrefillGroups::PlanGroup(Sequence& sequence, const std::ve
   if (most_ranks < 2) return {};
   const Position base = sequence.ctx_len;
   const auto attention_workers = AttentionWorkersOf(sequence.placement);
-  const PromptToPlan prompt{base, sequence.prefill_end(), attention_workers};
+  const PromptToPlan prompt{base, sequence.prefill_end(), attention_workers, sequence.divided};
   std::vector<FreeRank> free;
   for (const WorkerId worker : workers) free.push_back({worker, sequence.KeptBy(worker)});
   PrefillPlanner& planner = pool_.planner();
@@ -83,6 +84,7 @@ std::vector<WorkerId> PrefillGroups::PlanGroup(Sequence& sequence, const std::ve
   if (cut_ranks < 2) return {};
   if (!accounts_.ReserveForGroup(sequence, static_cast<int>(cuts.back() - base)))
     return PlanGroup(sequence, workers, cut_ranks - 1, slots);
+  sequence.divided = std::max(sequence.divided, prompt.end - base);
   const proto::PrefillWay way = choice.forecast.way();
   Run run{.id = batches_.step_to_come(), .sequence = &sequence, .forecast = choice.forecast, .begun = turn_.now()};
   std::vector<WorkerId> ranks;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "base/check.h"
 #include "scheduler/core/prefill_plan.h"
@@ -212,34 +211,32 @@ PrefillPlanner::Ranks PrefillPlanner::FastestOf(std::span<const FreeRank> free, 
   return ranks;
 }
 
+// Of what is left from `base` on.
+int PrefillPlanner::RanksFrom(const PromptToPlan& prompt, Position base, int most_ranks) const {
+  const Position whole = std::max(prompt.end - prompt.ctx_len, prompt.divided);
+  return scheduler::RanksFor(prompt.end - base, whole, options_.rank_tokens, options_.max_step_tokens, most_ranks);
+}
+
 std::vector<Position> PrefillPlanner::CutsOf(const PromptToPlan& prompt, Position base, const Way& way,
                                              std::span<const ComputeRates> rates, const PlaneRates& plane) const {
-  const Position tokens = std::min<Position>(prompt.end - base, proto::kMaxStepTokens);
-  const int ranks = way.ranks == 1 ? 1 : static_cast<int>(std::min<Position>(way.ranks, tokens / options_.rank_tokens));
+  const int ranks = options_.max_step_tokens < kSegmentTokens ? 1 : RanksFrom(prompt, base, way.ranks);
   if (ranks < 2) return {base, std::min(prompt.end, base + options_.max_step_tokens)};
   PrefillCutOptions cut{.most_tokens = options_.max_step_tokens};
-  Position most = Position{ranks} * options_.max_step_tokens;
   std::vector<double> speeds;
   if (!rates.empty()) {
     // How many earlier tokens cost as much as the dense layers: by what attends to them.
     const double dense_s = SecondsOfToken(rates[0], plane, way.by.softmax, 0);
     const double pair_s = SecondsOfToken(rates[0], plane, way.by.softmax, 1) - dense_s;
     if (dense_s > 0 && pair_s > 0) cut.par_tokens = std::clamp(dense_s / pair_s, double{kSegmentTokens}, 1e9);
+    const Position most = Position{ranks} * options_.max_step_tokens;
     const auto seen = static_cast<double>(base + std::min(prompt.end, base + most)) / 2;
     for (int r = 0; r < ranks; ++r) {
       const double seconds = SecondsOfToken(rates[static_cast<size_t>(r)], plane, way.by.softmax, seen);
       speeds.push_back(seconds > 0 ? 1 / seconds : 1);
     }
     cut.speeds = speeds;
-    // The fastest has a whole step, and slower ones as much as they do in that time.
-    const double fastest = *std::max_element(speeds.begin(), speeds.end());
-    const double parts = std::accumulate(speeds.begin(), speeds.end(), 0.0) / fastest;
-    most = std::min(most, static_cast<Position>(std::ceil(parts * options_.max_step_tokens)));
   }
-  Position end = std::min(prompt.end, base + most);
-  if (end < prompt.end) end -= end % kSegmentTokens;
-  if (end <= base) return {base, std::min(prompt.end, base + options_.max_step_tokens)};
-  return CutPrefill(base, end, ranks, cut);
+  return CutPrefill(base, EndOfGroup(base, prompt.end, ranks, cut), ranks, cut);
 }
 
 double PrefillPlanner::TimeTo(Position horizon, const PromptToPlan& prompt, Ranks ranks, const Way& way,

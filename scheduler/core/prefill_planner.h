@@ -27,7 +27,7 @@ struct PrefillPlannerOptions {
   std::optional<proto::LinearExchange> linear;  // of a group in a model with linear layers
   bool choose_ranks = true;                     // else as many as there may be
   int max_step_tokens = 2048;                   // of a rank
-  int rank_tokens = 1024;  // of a prompt's part that is divided: so many for each rank, or there are fewer ranks
+  int rank_tokens = 1024;  // of a prompt that is divided: so many for each rank, or there are fewer ranks (RanksFor)
 };
 
 // That hold a part of a sequence, each once, in the order of the shards.
@@ -37,6 +37,7 @@ absl::InlinedVector<WorkerId, 4> AttentionWorkersOf(const proto::Placement& plac
 struct PromptToPlan {
   Position ctx_len = 0, end = 0;
   std::span<const WorkerId> attention_workers;  // where it lies
+  Position divided = 0;  // tokens that were to be computed when its first group began; 0: it had none
 };
 
 // A compute worker that is free, and what it has of the prompt.
@@ -66,7 +67,13 @@ class PrefillPlanner {
 
   // The next step or group of `prompt`, over the fastest of `free`, at most `most_ranks` of them.
   //   Requires: a token to be computed, free.size() >= most_ranks >= 1
+  //   Sizes:    a prompt has as few groups as can take it, of about equal sizes (EndOfGroup)
   PrefillChoice Choose(const PromptToPlan& prompt, std::span<const FreeRank> free, int most_ranks) const;
+
+  // How many of `most_ranks` may take the next part of it: 1 if it is not to be divided.
+  int RanksFor(const PromptToPlan& prompt, int most_ranks) const {
+    return RanksFrom(prompt, prompt.ctx_len, most_ranks);
+  }
 
   // The exchange of a step that is planned already: `tokens` from ctx_len on, on this compute worker.
   PrefillForecast ChooseExchange(const PromptToPlan& prompt, const FreeRank& rank, int tokens) const;
@@ -132,6 +139,7 @@ class PrefillPlanner {
   double SecondsOfToken(const ComputeRates& rates, const PlaneRates& plane, proto::PrefixExchange exchange,
                         double seen) const;
   Ranks FastestOf(std::span<const FreeRank> free, int count, std::span<const ComputeRates> rates) const;
+  int RanksFrom(const PromptToPlan& prompt, Position base, int most_ranks) const;
   std::vector<Position> CutsOf(const PromptToPlan& prompt, Position base, const Way& way,
                                std::span<const ComputeRates> rates, const PlaneRates& plane) const;
   PromptStep StepOf(const PromptToPlan& prompt, const FreeRank& rank, const RankTokens& tokens,

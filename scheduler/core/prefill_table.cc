@@ -148,13 +148,11 @@ PrefillTableRow BuiltRow(const PrefillTableInput& in, proto::PrefixExchange exch
   std::vector<double> by_bound(4);
   bool holds_state = false;
   for (Position base = in.earlier_tokens; base < end;) {
-    const int ranks =
-        static_cast<int>(std::clamp<Position>((end - base) / in.rank_tokens, 1, static_cast<Position>(in.ranks)));
-    Position step_end = std::min(end, base + Position{ranks} * in.max_step_tokens);
-    if (ranks > 1 && step_end < end) step_end -= step_end % kSegmentTokens;
-    const std::vector<Position> cuts = ranks == 1
-                                           ? std::vector<Position>{base, step_end}
-                                           : CutPrefill(base, step_end, ranks, {.most_tokens = in.max_step_tokens});
+    const int ranks = RanksFor(end - base, in.new_tokens, in.rank_tokens, in.max_step_tokens, in.ranks);
+    const PrefillCutOptions cut{.most_tokens = in.max_step_tokens};
+    const std::vector<Position> cuts =
+        ranks == 1 ? std::vector<Position>{base, std::min<Position>(end, base + in.max_step_tokens)}
+                   : CutPrefill(base, EndOfGroup(base, end, ranks, cut), ranks, cut);
     std::vector<StepWork> work;
     for (size_t r = 0; r + 1 < cuts.size(); ++r) {
       work.push_back(WorkOf(in.attention, {.ctx_len = cuts[r],

@@ -77,6 +77,7 @@ struct Sequence {
     HeldTokens tokens;
   };
   std::vector<Kept> kept;
+  Position divided = 0;        // PromptToPlan::divided
   bool group_charged = false;  // and the tokens of a prefill group, where others have windows or states
   int64_t shared_blocks = 0;   // leading blocks that the request's `shared` covers
   int64_t named_blocks = 0;    // blocks whose hashes went out in steps that finished

@@ -57,7 +57,7 @@ class PrefillAdaptsTest : public testing::Test {
 TEST_F(PrefillAdaptsTest, ASlowRanksCutShrinksAtTheNextSuperChunkAndGrowsAgain) {
   FakeCluster cluster(Options(2));
   Watch(cluster);
-  const RequestId id = cluster.Submit(Ask(20000, 3));
+  const RequestId id = cluster.Submit(Ask(20400, 3));
   RunUntilGroups(cluster, 3);
   EXPECT_THAT(groups_.back().tokens, testing::ElementsAre(512, 512));
   cluster.Slow(kSecond, 4);

@@ -87,7 +87,7 @@ class PrefillPlannerTest : public testing::Test {
 
 TEST_F(PrefillPlannerTest, WithoutRatesAllRanksAreTakenAndAskForWhatTheyMiss) {
   const PrefillPlanner planner(table_, options_);
-  const PrefillChoice choice = planner.Choose(Prompt(2000), Free(3), 3);
+  const PrefillChoice choice = planner.Choose(Prompt(3072), Free(3), 3);
   EXPECT_EQ(choice.ranks(), 3);
   EXPECT_EQ(choice.cuts.back(), 1536);
   EXPECT_EQ(choice.forecast.exchange, PrefixExchange::kAsk);
@@ -167,7 +167,7 @@ TEST_F(PrefillPlannerTest, ASlowWorkerHasFewerTokens) {
   Learn(planner, 1, 0.0001, 0.0001, 0.0001, /*workers=*/3);
   EXPECT_THAT(planner.Choose(Prompt(4000), Free(2), 2).cuts, ElementsAre(0, 512, 1024));
   Learn(planner, 2, 0.0001, 0.0001, 0.0001, /*workers=*/1);
-  EXPECT_THAT(planner.Choose(Prompt(4000), Free(2), 2).cuts, ElementsAre(0, 256, 768));
+  EXPECT_THAT(planner.Choose(Prompt(4600), Free(2), 2).cuts, ElementsAre(0, 256, 768));
   EXPECT_THAT(planner.Choose(Prompt(600), Free(2), 2).cuts, ElementsAre(0, 192, 600));
   const PrefillChoice two_of_three = planner.Choose(Prompt(4000), Free(3), 2);
   EXPECT_THAT(two_of_three.free_rank, ElementsAre(1, 2)) << "the fast ones";
@@ -242,7 +242,9 @@ TEST_F(DirectPlannerTest, OnlyRanksThatHaveSaidThatTheyGiveRowsDo) {
 
 // Of 512 tokens a rank, whose 8 segments need 16 blocks of an op. With all earlier tokens of the group they do not fit.
 TEST_F(DirectPlannerTest, KAndVGoRoundWhereARankHasRoomForItsOwnOnly) {
-  PrefillPlanner planner(table_, options_);
+  PrefillPlannerOptions two_ranks = options_;
+  two_ranks.choose_ranks = false;
+  PrefillPlanner planner(table_, two_ranks);
   LearnGiving(planner, 2, /*rows=*/true);
   proto::StepResult result;
   result.work = {.tokens = 1000, .step_tokens = 1000, .scratch_blocks = 20, .gives_rows = true};
