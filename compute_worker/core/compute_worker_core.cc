@@ -372,10 +372,11 @@ void ComputeWorkerCore::On(PartialArrived event, std::vector<Action>& actions) {
     if (waits && !batch->dense_in_flight && !batch->aborted && MayGoOn(*batch)) Advance(event.micro_batch, actions);
     return;
   }
+  // Decode rows may be answered while the op's prompts are attended here.
   const bool in_program = batch != nullptr && event.op < table_.op_count() && batch->stage < program_.size() &&
                           program_[batch->stage].index == event.op &&
                           (program_[batch->stage].kind == StageKind::kAwaitPartials ||
-                           (program_[batch->stage].kind == StageKind::kAttendPrompts && !batch->dense_in_flight));
+                           program_[batch->stage].kind == StageKind::kAttendPrompts);
   if (in_program) {
     for (WorkerPart& part : batch->parts) {
       if (part.node != event.from || part.epoch != event.epoch || !part.awaited ||

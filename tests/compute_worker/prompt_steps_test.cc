@@ -126,6 +126,29 @@ TEST_F(AskingTest, AStepSaysWhatWasComputedHereAndOnAttentionWorkers) {
   EXPECT_EQ(finished_.work.here_flops, 96.0 * (2 * 101 * 50));
 }
 
+// Between GPUs an answer is there as soon as k and v were given: before the prompts of the op have been attended.
+TEST_F(PromptsTest, DecodesAreAnsweredWhileThePromptsOfTheirStepAreAttended) {
+  PlanPrompt(1, {Entry(1, On(0), 100), Entry(2, On(1)), Entry(3, On(2))});
+  const auto answer = [&](int op, int worker) {
+    const proto::StepLayout& layout = core_ptr_->PartsOf(MicroBatchId(0))[worker].layouts[op];
+    return Answer(1, op, worker, static_cast<size_t>(layout.partial_bytes));
+  };
+  DoneHere(), DoneHere();
+  ASSERT_THAT(DoneHere(), ElementsAre("kv 0", "prompts 0"));
+  EXPECT_THAT(answer(0, 1), IsEmpty());
+  EXPECT_THAT(answer(0, 2), IsEmpty()) << "the prompts are not attended yet";
+  EXPECT_THAT(DoneHere(), ElementsAre("dense 3")) << "all answers have come";
+  DoneHere(), DoneHere();
+  ASSERT_THAT(DoneHere(), ElementsAre("kv 1", "prompts 1"));
+  EXPECT_THAT(answer(1, 2), IsEmpty());
+  EXPECT_EQ(core_ptr_->counters().dropped_frames, 0u);
+  EXPECT_THAT(answer(1, 2), IsEmpty());
+  EXPECT_EQ(core_ptr_->counters().dropped_frames, 1u) << "it came before";
+  EXPECT_THAT(DoneHere(), IsEmpty()) << "one worker has not answered";
+  EXPECT_THAT(Answer(1, 0, 0), IsEmpty()) << "k and v of the prompt, of the op before";
+  EXPECT_THAT(answer(1, 1), ElementsAre("dense 6"));
+}
+
 TEST_F(PromptsTest, APrefixIsAttendedHereWhenItsKeysHaveCome) {
   PlanPrompt(1, {Entry(1, On(0), 100, 130)});
   EXPECT_EQ(begins_[0].entries[0].attend_end, 0);
