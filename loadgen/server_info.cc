@@ -25,11 +25,12 @@ absl::StatusOr<ServedModel> AskForModel(http_client::HttpClient& client, const H
   request.target = "/v1/models";
   request.headers = headers;
   DT_ASSIGN_OR_RETURN(const http_client::HttpClient::Answer answer, client.Fetch(request));
-  if (answer.status != 200) return NotUsable(request, answer);
+  if (answer.status != 200)
+    return FailedPrecondition(request.target, ": HTTP ", answer.status, ": ", ErrorText(answer.body));
   const json parsed = json::parse(answer.body, nullptr, /*allow_exceptions=*/false);
   const auto data = parsed.is_object() ? parsed.find("data") : parsed.end();
   if (!parsed.is_object() || data == parsed.end() || !data->is_array() || data->empty())
-    return absl::UnavailableError("/v1/models: lists no model");
+    return FailedPrecondition("/v1/models: lists no model");
   std::vector<std::string> names;
   for (const json& model : *data) {
     if (!model.is_object() || !model.contains("id") || !model["id"].is_string()) continue;

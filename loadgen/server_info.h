@@ -19,7 +19,8 @@ struct ServedModel {
 };
 
 // The model called `wanted`, or the first one where that is empty, by /v1/models. kNotFound lists what there is where
-// `wanted` is not served; kUnavailable where the server cannot be asked.
+// `wanted` is not served; kUnavailable where there is no server; kFailedPrecondition where it answers and lists no
+// model.
 absl::StatusOr<ServedModel> AskForModel(http_client::HttpClient& client, const Headers& headers,
                                         const std::string& wanted);
 

@@ -10,7 +10,6 @@
 #include <memory>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "loadgen/load_run.h"
@@ -45,6 +44,7 @@ class BenchServe {
 
  private:
   absl::Status FindModel();
+  absl::Status NoServer(const absl::Status& why) const;
   absl::Status MakeWriter();
   absl::Status LoadLocalTokenizer(const std::string& path);
   absl::Status WaitUntilReady();
@@ -83,11 +83,18 @@ absl::Status BenchServe::Prepare() {
   return absl::OkStatus();
 }
 
+absl::Status BenchServe::NoServer(const absl::Status& why) const {
+  const bool checks = options_.url.tls && options_.http.verify_certificates;
+  return absl::UnavailableError(absl::StrCat(
+      std::string(why.message()), "; --base-url, or --host and --port, say where the server is",
+      checks ? "; SSL_CERT_FILE names authorities whose certificates count, and with --insecure all do" : ""));
+}
+
 absl::Status BenchServe::FindModel() {
   const std::string wanted = !flags_.served_model_name.empty() ? flags_.served_model_name : flags_.model;
   auto served = loadgen::AskForModel(*client_, options_.api.headers, wanted);
   const absl::Time give_up = absl::Now() + absl::Seconds(flags_.ready_check_timeout_s);
-  while (absl::IsUnavailable(served.status()) && absl::Now() < give_up) {
+  while (!served.ok() && !absl::IsNotFound(served.status()) && absl::Now() < give_up) {
     absl::SleepFor(kBetweenReadyChecks);
     served = loadgen::AskForModel(*client_, options_.api.headers, wanted);
   }
@@ -95,12 +102,14 @@ absl::Status BenchServe::FindModel() {
     options_.api.model = served->name;
     options_.dataset.max_model_len = served->max_model_len;
     if (served->max_model_len == 0) Note("the server does not say how long sequences may be: lengths are not checked");
-  } else if (wanted.empty() || !absl::StrContains(served.status().message(), "/v1/models: ")) {
-    // No name to ask for, a name that is not served, or no server.
-    return wanted.empty() ? Annotate(served.status(), "--model is not given, and the server does not say one")
-                          : served.status();
+  } else if (absl::IsUnavailable(served.status())) {
+    return NoServer(served.status());
+  } else if (absl::IsNotFound(served.status())) {
+    return served.status();
+  } else if (wanted.empty()) {
+    return Annotate(served.status(), "--model is not given, and the server names none");
   } else {
-    Note(absl::StrCat(served.status().message(), "; lengths are not checked"));
+    Note(absl::StrCat(std::string(served.status().message()), "; lengths are not checked"));
     options_.api.model = wanted;
   }
   model_id_ = flags_.model.empty() ? options_.api.model : flags_.model;

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
@@ -26,6 +27,7 @@ using loadgen::test::Visit;
 using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::string Parse(std::vector<std::string> arguments, BenchServeFlags& flags) {
   CLI::App app;
@@ -138,6 +140,7 @@ class Server {
  public:
   bool tokenizes = true;
   int max_model_len = 4096;
+  std::optional<std::string> models;  // what /v1/models says; empty: 404
   int fails = 0;
   std::vector<json> bodies;
   std::mutex mutex;
@@ -155,6 +158,8 @@ class Server {
 
  private:
   void Serve(Visit& visit) {
+    if (absl::StartsWith(visit.head(), "GET /v1/models") && models.has_value())
+      return visit.Answer(models->empty() ? 404 : 200, models->empty() ? R"({"detail": "Not Found"})" : *models);
     if (absl::StartsWith(visit.head(), "GET /v1/models"))
       return visit.Answer(200, json{{"data", {{{"id", "org/m"}, {"max_model_len", max_model_len}}}}}.dump());
     const json body = json::parse(visit.body());
@@ -283,6 +288,26 @@ TEST(BenchServe, NoServerIsAnErrorThatNamesIt) {
   flags.port = port;
   EXPECT_THAT(std::string(RunCommand(flags).status.message()),
               HasSubstr(absl::StrCat("127.0.0.1:", port, ": cannot connect")));
+  for (const char* model : {"", "org/m"}) {
+    flags.model = model;
+    const std::string said(RunCommand(flags).status.message());
+    EXPECT_THAT(said, HasSubstr("; --base-url, or --host and --port, say where the server is")) << model;
+    EXPECT_THAT(said, Not(HasSubstr("--model"))) << "it is not the model that is missing";
+  }
+}
+
+TEST(BenchServe, AServerThatDoesNotListItsModelsIsAskedForTheOneThatIsGiven) {
+  Server server;
+  for (const std::string& models : {std::string(), std::string(R"({"data": []})")}) {
+    server.models = models;
+    BenchServeFlags flags = server.Flags(1);
+    const std::string said(RunCommand(flags).status.message());
+    EXPECT_EQ(said, absl::StrCat("--model is not given, and the server names none: /v1/models: ",
+                                 models.empty() ? "HTTP 404: Not Found" : "lists no model"));
+    flags.model = "org/m";
+    EXPECT_TRUE(RunCommand(flags).status.ok());
+    EXPECT_EQ(server.bodies.back()["model"], "org/m");
+  }
 }
 
 TEST(BenchServe, ASweepStopsWhereTheObjectiveNoLongerHolds) {
