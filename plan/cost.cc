@@ -99,6 +99,21 @@ absl::StatusOr<double> BreakEvenRatio(const Layout& whole, const Throughput& of_
   return attention_price / (usd_of_compute / static_cast<double>(compute));
 }
 
+absl::StatusOr<RelativeCost> RelativeCostOf(const Layout& whole, const Throughput& of_whole, const Layout& split,
+                                            const Throughput& of_split, const Catalogue& catalogue, PriceOf price) {
+  // Checks the layouts as well.
+  DT_ASSIGN_OR_RETURN(const double break_even, BreakEvenRatio(whole, of_whole, split, of_split, catalogue, price));
+  DT_ASSIGN_OR_RETURN(const double usd_of_whole, UsdPerHour(whole, catalogue, price));
+  if (!(usd_of_whole > 0)) return InvalidArgument(whole.name, ": its machines cost nothing");
+  DT_ASSIGN_OR_RETURN(const double usd_of_compute, UsdOf(split, catalogue, price, Role::kCompute));
+  const double of_attention = usd_of_compute / static_cast<double>(split.Count(Role::kCompute)) *
+                              static_cast<double>(split.Count(Role::kAttention));
+  RelativeCost cost;
+  cost.slope = of_attention / of_split.output_tokens_s / (usd_of_whole / of_whole.output_tokens_s);
+  cost.at_zero = 1 - cost.slope * break_even;
+  return cost;
+}
+
 absl::StatusOr<double> PriceRatio(const Layout& split, const Catalogue& catalogue, PriceOf price) {
   const int64_t attention = split.Count(Role::kAttention), compute = split.Count(Role::kCompute);
   DT_ASSIGN_OR_RETURN(const double usd_of_attention, UsdOf(split, catalogue, price, Role::kAttention));

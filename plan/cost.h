@@ -63,6 +63,20 @@ absl::StatusOr<TokenCost> CostOf(const Layout& layout, const Throughput& through
 absl::StatusOr<double> BreakEvenRatio(const Layout& whole, const Throughput& of_whole, const Layout& split,
                                       const Throughput& of_split, const Catalogue& catalogue, PriceOf price);
 
+// What an output token of a split layout costs over one of a whole layout: a straight line in the price ratio
+// P_attention / P_compute, all other prices as they are.
+struct RelativeCost {
+  double at_zero = 0;  // where attention devices cost nothing
+  double slope = 0;    // above 0
+
+  double At(double ratio) const { return at_zero + slope * ratio; }
+  double BreakEven() const { return (1 - at_zero) / slope; }  // as BreakEvenRatio
+};
+
+// Errors as BreakEvenRatio; also kInvalidArgument where `whole` costs nothing.
+absl::StatusOr<RelativeCost> RelativeCostOf(const Layout& whole, const Throughput& of_whole, const Layout& split,
+                                            const Throughput& of_split, const Catalogue& catalogue, PriceOf price);
+
 // Price ratios that papers on split layouts had, to compare with.
 struct KnownRatio {
   const char* whose;

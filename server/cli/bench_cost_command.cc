@@ -7,6 +7,8 @@
 #include "plan/catalogue.h"
 #include "plan/cost.h"
 #include "server/cli/command_line.h"
+#include "server/cli/cost_report.h"
+#include "server/cli/report_file.h"
 #include "server/cli/text_file.h"
 
 namespace dovetail::cli {
@@ -18,16 +20,9 @@ using plan::PriceOf;
 using plan::Role;
 using plan::TokenCost;
 
-struct Measured {
-  plan::Layout layout;
-  plan::Throughput throughput;
-  std::string file, machines;
-  TokenCost low, high;
-};
-
 struct Comparison {
-  const Measured* whole;
-  const Measured* split;
+  const MeasuredLayout* whole;
+  const MeasuredLayout* split;
   double break_even_low, break_even_high;  // with low and with high prices of compute devices and hosts
   double ratio_low, ratio_high;            // that the prices have
 };
@@ -40,8 +35,7 @@ absl::StatusOr<double> NumberOf(const json& result, const char* field, const std
 }
 
 // The last result of a file: --append-result writes one a line.
-absl::StatusOr<plan::Throughput> ReadResult(const std::string& path) {
-  DT_ASSIGN_OR_RETURN(std::string text, ReadText(path));
+absl::StatusOr<plan::Throughput> ThroughputIn(std::string text, const std::string& path) {
   while (!text.empty() && text.back() == '\n') text.pop_back();
   const size_t line = text.rfind("\n{");
   const json result = json::parse(line == std::string::npos ? text : text.substr(line + 1), nullptr, false);
@@ -57,18 +51,20 @@ absl::StatusOr<plan::Throughput> ReadResult(const std::string& path) {
   return throughput;
 }
 
-absl::StatusOr<Measured> ReadLayout(const std::string& text, const Catalogue& catalogue, double utilization) {
+absl::StatusOr<MeasuredLayout> ReadLayout(const std::string& text, const Catalogue& catalogue, double utilization) {
   const size_t equals = text.find('='), at = text.rfind('@');
   if (equals == std::string::npos || at == std::string::npos || at < equals || equals == 0)
     return InvalidArgument("--layout: '", text, "' is not NAME=RESULT.json@ROLE.DEVICE:COUNT,...");
-  Measured measured;
+  MeasuredLayout measured;
   measured.layout.name = text.substr(0, equals);
   measured.file = text.substr(equals + 1, at - equals - 1);
   measured.machines = text.substr(at + 1);
   auto machines = plan::ParseMachines(measured.machines);
   if (!machines.ok()) return Annotate(machines.status(), "--layout");
   measured.layout.machines = *std::move(machines);
-  DT_ASSIGN_OR_RETURN(measured.throughput, ReadResult(measured.file));
+  DT_ASSIGN_OR_RETURN(const std::string result, ReadText(measured.file));
+  DT_ASSIGN_OR_RETURN(measured.throughput, ThroughputIn(result, measured.file));
+  measured.details = ReadDetails(result);
   DT_ASSIGN_OR_RETURN(measured.low,
                       plan::CostOf(measured.layout, measured.throughput, catalogue, PriceOf::kLow, utilization));
   DT_ASSIGN_OR_RETURN(measured.high,
@@ -77,10 +73,10 @@ absl::StatusOr<Measured> ReadLayout(const std::string& text, const Catalogue& ca
 }
 
 // Each layout that is not split against each that is.
-absl::StatusOr<std::vector<Comparison>> Compare(const std::vector<Measured>& all, const Catalogue& catalogue) {
+absl::StatusOr<std::vector<Comparison>> Compare(const std::vector<MeasuredLayout>& all, const Catalogue& catalogue) {
   std::vector<Comparison> comparisons;
-  for (const Measured& split : all)
-    for (const Measured& whole : all) {
+  for (const MeasuredLayout& split : all)
+    for (const MeasuredLayout& whole : all) {
       if (split.layout.Count(Role::kAttention) == 0 || split.layout.Count(Role::kCompute) == 0 ||
           whole.layout.Count(Role::kAttention) > 0)
         continue;
@@ -97,16 +93,32 @@ absl::StatusOr<std::vector<Comparison>> Compare(const std::vector<Measured>& all
   return comparisons;
 }
 
+absl::StatusOr<std::vector<SplitAgainstWhole>> LinesOf(const std::vector<Comparison>& comparisons,
+                                                       const Catalogue& catalogue) {
+  std::vector<SplitAgainstWhole> lines;
+  for (const Comparison& c : comparisons) {
+    SplitAgainstWhole line{c.split->layout.name, c.whole->layout.name, {}, {}, c.ratio_low, c.ratio_high};
+    const auto cost = [&](PriceOf price) {
+      return plan::RelativeCostOf(c.whole->layout, c.whole->throughput, c.split->layout, c.split->throughput, catalogue,
+                                  price);
+    };
+    DT_ASSIGN_OR_RETURN(line.low, cost(PriceOf::kLow));
+    DT_ASSIGN_OR_RETURN(line.high, cost(PriceOf::kHigh));
+    lines.push_back(std::move(line));
+  }
+  return lines;
+}
+
 std::string Range(const std::optional<double>& low, const std::optional<double>& high) {
   if (!low.has_value() || !high.has_value()) return "-";
   return *low == *high ? absl::StrFormat("%.3f", *low) : absl::StrFormat("%.3f .. %.3f", *low, *high);
 }
 
-void PrintTable(const std::vector<Measured>& all, const std::vector<Comparison>& comparisons,
+void PrintTable(const std::vector<MeasuredLayout>& all, const std::vector<Comparison>& comparisons,
                 const Catalogue& catalogue, double utilization) {
   std::printf("prices of %s (%s), low .. high; under load for %.0f %% of the hours that are paid for\n\n",
               catalogue.name.c_str(), catalogue.dated.c_str(), utilization * 100);
-  for (const Measured& m : all) {
+  for (const MeasuredLayout& m : all) {
     std::printf("%s: %s, measured in %s\n", m.layout.name.c_str(), m.machines.c_str(), m.file.c_str());
     const auto line = [](const char* what, const std::string& value) {
       std::printf("  %-42s %s\n", what, value.c_str());
@@ -146,11 +158,11 @@ json CostJson(const TokenCost& cost) {
           {"output_tokens_per_s_per_usd_h", cost.output_tokens_s_per_usd_h}};
 }
 
-void PrintJson(const std::vector<Measured>& all, const std::vector<Comparison>& comparisons, const Catalogue& catalogue,
-               double utilization) {
+void PrintJson(const std::vector<MeasuredLayout>& all, const std::vector<Comparison>& comparisons,
+               const Catalogue& catalogue, double utilization) {
   json out = {{"prices", catalogue.name}, {"dated", catalogue.dated}, {"utilization", utilization}};
   out["layouts"] = json::array();
-  for (const Measured& m : all)
+  for (const MeasuredLayout& m : all)
     out["layouts"].push_back({{"name", m.layout.name},
                               {"machines", m.machines},
                               {"result", m.file},
@@ -185,18 +197,23 @@ void AddBenchCostFlags(CLI::App& command, BenchCostFlags& flags) {
       "Share of the hours paid for in which the layout is under the measured load; 0.6 to 0.7 is usual", "SHARE")
       ->required();
   command.add_flag("--json", flags.json, "Print JSON")->group("Cost");
+  add("--report", flags.report, kReportHelp, "FILE.html");
 }
 
 absl::Status RunBenchCost(const BenchCostFlags& flags) {
+  DT_RETURN_IF_ERROR(CheckReportPath(flags.report));
   DT_ASSIGN_OR_RETURN(const Catalogue catalogue, ReadPrices(flags.prices));
-  std::vector<Measured> all;
+  std::vector<MeasuredLayout> all;
   for (const std::string& text : flags.layout) {
-    DT_ASSIGN_OR_RETURN(Measured measured, ReadLayout(text, catalogue, flags.utilization));
+    DT_ASSIGN_OR_RETURN(MeasuredLayout measured, ReadLayout(text, catalogue, flags.utilization));
     all.push_back(std::move(measured));
   }
   DT_ASSIGN_OR_RETURN(const auto comparisons, Compare(all, catalogue));
   (flags.json ? PrintJson : PrintTable)(all, comparisons, catalogue, flags.utilization);
-  return absl::OkStatus();
+  if (flags.report.empty()) return absl::OkStatus();
+  DT_ASSIGN_OR_RETURN(const auto lines, LinesOf(comparisons, catalogue));
+  return WriteReport(CostReport({catalogue.name, catalogue.dated, flags.utilization, std::move(all), lines}),
+                     flags.report);
 }
 
 }  // namespace dovetail::cli

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdio>
@@ -16,7 +17,9 @@
 #include "loadgen/prompt_writer.h"
 #include "loadgen/server_info.h"
 #include "server/cli/model_text.h"
+#include "server/cli/report_file.h"
 #include "server/cli/role.h"
+#include "server/cli/serve_report.h"
 #include "server/cli/stop_signal.h"
 
 namespace dovetail::cli {
@@ -49,7 +52,9 @@ class BenchServe {
   absl::Status LoadLocalTokenizer(const std::string& path);
   absl::Status WaitUntilReady();
   absl::Status WarmUp();
+  absl::Status Measure();
   absl::StatusOr<RunReport> RunAt(const loadgen::ArrivalOptions& arrivals);
+  absl::StatusOr<loadgen::ServerTimes> TimesOfServer();
   absl::Status Sweep();
   loadgen::LoadResult Send(const std::vector<PlannedRequest>& requests, const std::vector<double>& times,
                            const loadgen::LoadOptions& options);
@@ -57,6 +62,7 @@ class BenchServe {
   PlannedRequest MakeProbe(int64_t index);
   loadgen::RunDescription Describe(const loadgen::ArrivalOptions& arrivals) const;
   absl::Status PrintAndSave(const RunReport& report, bool append);
+  absl::Status WriteHtml();
 
   const BenchServeFlags& flags_;
   BenchServeOptions options_;
@@ -70,6 +76,8 @@ class BenchServe {
   std::unique_ptr<loadgen::PromptWriter> writer_;
   loadgen::Random probe_random_{0};
   Dataset dataset_;
+  std::vector<ServeRun> runs_;  // for --report
+  std::optional<loadgen::Knee> knee_;
 };
 
 absl::Status BenchServe::Prepare() {
@@ -232,8 +240,39 @@ absl::StatusOr<RunReport> BenchServe::RunAt(const loadgen::ArrivalOptions& arriv
     for (const PlannedRequest& request : dataset_.requests) times.push_back(request.at_s);
   else
     times = loadgen::ArrivalTimes(arrivals, std::ssize(dataset_.requests), options_.dataset.seed);
+  const auto before = TimesOfServer();
   loadgen::LoadResult result = Send(dataset_.requests, times, MeasuredLoad());
-  return loadgen::MakeReport(Describe(arrivals), std::move(result));
+  RunReport report = loadgen::MakeReport(Describe(arrivals), std::move(result));
+  if (!flags_.report.empty() && !(stop_ && report.measured.completed == 0)) {
+    const auto after = TimesOfServer();
+    runs_.push_back(RunOf(report, !before.ok() ? before.status() : !after.ok() ? after : after->Since(*before)));
+  }
+  return report;
+}
+
+absl::StatusOr<loadgen::ServerTimes> BenchServe::TimesOfServer() {
+  if (flags_.report.empty()) return absl::UnavailableError("was not asked");
+  if (stop_) return absl::UnavailableError("the run was stopped");
+  return loadgen::AskForServerTimes(*client_, options_.api.headers);
+}
+
+// Whatever was measured until the run ended or failed.
+absl::Status BenchServe::WriteHtml() {
+  if (runs_.empty()) return absl::OkStatus();
+  ServeReportInput input;
+  input.model = model_id_;
+  input.server = options_.url.Text();
+  input.load = absl::StrCat(options_.dataset.name, ", ", dataset_.requests.size(), " requests");
+  if (flags_.max_concurrency > 0) absl::StrAppend(&input.load, ", at most ", flags_.max_concurrency, " at a time");
+  input.swept = options_.sweep.has_value();
+  input.goodput = options_.goodput;
+  input.percentiles = options_.percentiles;
+  input.knee = knee_;
+  input.attainment = flags_.slo_attainment;
+  input.runs = std::move(runs_);
+  const auto by_rate = [](const ServeRun& a, const ServeRun& b) { return a.Rate() < b.Rate(); };
+  std::stable_sort(input.runs.begin(), input.runs.end(), by_rate);
+  return WriteReport(ServeReport(input), flags_.report);
 }
 
 absl::Status BenchServe::PrintAndSave(const RunReport& report, bool append) {
@@ -273,6 +312,7 @@ absl::Status BenchServe::Sweep() {
   }
   if (points.empty()) return absl::OkStatus();  // stopped at the first rate: nothing is known of the knee
   const loadgen::Knee knee = loadgen::FindKnee(sweep, points);
+  knee_ = knee;
   std::printf("\n%s", table.c_str());
   if (knee.holds.has_value())
     std::printf("The SLO holds for %.0f %% of requests up to %.3f requests/s%s\n", sweep.attainment * 100, *knee.holds,
@@ -285,6 +325,12 @@ absl::Status BenchServe::Sweep() {
 }
 
 absl::Status BenchServe::Run() {
+  const absl::Status measured = Measure();
+  const absl::Status written = WriteHtml();
+  return measured.ok() ? written : measured;
+}
+
+absl::Status BenchServe::Measure() {
   DT_RETURN_IF_ERROR(WaitUntilReady());
   DT_RETURN_IF_ERROR(WarmUp());
   if (stop_) return absl::OkStatus();
@@ -305,6 +351,7 @@ absl::Status RunBenchServe(const BenchServeFlags& flags) {
   signal.AtEnd(say_nothing_was_measured);
   BeginRole("bench");
   DT_ASSIGN_OR_RETURN(BenchServeOptions options, ReadBenchServeFlags(flags));
+  DT_RETURN_IF_ERROR(CheckReportPath(flags.report));
   BenchServe bench(flags, std::move(options), signal);
   DT_RETURN_IF_ERROR(bench.Prepare());
   signal.OwnerEnds();

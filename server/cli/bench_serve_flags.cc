@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "server/cli/command_line.h"
+#include "server/cli/report_file.h"
 
 namespace dovetail::cli {
 namespace {
@@ -170,6 +171,7 @@ void AddReportFlags(CLI::App& command, BenchServeFlags& f) {
   flag("--append-result", f.append_result, "Write it behind what the file has");
   add("--result-dir", f.result_dir, "Folder of the file", "FOLDER");
   add("--result-filename", f.result_filename, "Empty: LABEL-RATEqps[-concurrencyN]-MODEL-DATE.json", "NAME");
+  add("--report", f.report, kReportHelp, "FILE.html");
   add("--label", f.label, "Begins the file's name; empty: --backend", "TEXT");
   add("--metadata", f.metadata, "Fields of the JSON", "KEY=VALUE")->expected(1, -1);
   flag("--disable-tqdm", f.disable_tqdm, "No progress on the terminal");

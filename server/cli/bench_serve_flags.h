@@ -46,6 +46,7 @@ struct BenchServeFlags {
   std::string percentile_metrics = "ttft,tpot,itl,e2el", metric_percentiles = "99";
   std::string label, result_dir, result_filename, request_id_prefix;
   bool save_result = false, save_detailed = false, append_result = false;
+  std::string report;  // a file; empty: none
 };
 
 void AddBenchServeFlags(CLI::App& command, BenchServeFlags& flags);

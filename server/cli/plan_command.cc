@@ -4,8 +4,12 @@
 
 #include "plan/planner.h"
 #include "server/cli/command_line.h"
+#include "server/cli/plan_curves.h"
+#include "server/cli/plan_html_report.h"
 #include "server/cli/plan_inputs.h"
+#include "server/cli/plan_measured.h"
 #include "server/cli/plan_report.h"
+#include "server/cli/report_file.h"
 
 namespace dovetail::cli {
 namespace {
@@ -88,6 +92,14 @@ void AddEngineLimits(CLI::App& command, PlanFlags& f) {
       ->check(WholeNumber(1, proto::kMaxStepTokens));
 }
 
+absl::Status WritePlanReport(const PlanFlags& flags, const plan::PlanInput& input, const plan::Plan& plan,
+                             const std::vector<MeasuredLoad>& measured) {
+  if (flags.report.empty()) return absl::OkStatus();
+  DT_ASSIGN_OR_RETURN(const PlanCurves curves, CurvesOf(input, plan));
+  DT_ASSIGN_OR_RETURN(const auto break_even, BreakEvenOf(input, plan));
+  return WriteReport(PlanReport(input, plan, curves, measured, break_even), flags.report);
+}
+
 }  // namespace
 
 void AddPlanFlags(CLI::App& command, PlanFlags& flags) {
@@ -100,12 +112,26 @@ void AddPlanFlags(CLI::App& command, PlanFlags& flags) {
   AddGoalFlags(command, flags);
   AddEngineLimits(command, flags);
   command.add_flag("--json", flags.json, "Print JSON")->group("Output");
+  Add(command, "Output", "--measured", flags.measured,
+      "What `dovetail bench serve` measured on a layout of the plan under this load, to be set against its prediction. "
+      "Can be given several times",
+      "LAYOUT=RESULT.json");
+  Add(command, "Output", "--report", flags.report,
+      std::string(kReportHelp) + ". Takes about ten times as long, as other loads and limits are tried for it",
+      "FILE.html");
 }
 
 absl::Status RunPlan(const PlanFlags& flags) {
+  DT_RETURN_IF_ERROR(CheckReportPath(flags.report));
   DT_ASSIGN_OR_RETURN(const plan::PlanInput input, ReadPlanInput(flags));
   DT_ASSIGN_OR_RETURN(const plan::Plan plan, plan::MakePlan(input));
-  std::fputs((flags.json ? PlanJson(input, plan) : PlanTable(input, plan)).c_str(), stdout);
+  std::vector<MeasuredLoad> measured;
+  for (const std::string& text : flags.measured) {
+    DT_ASSIGN_OR_RETURN(MeasuredLoad load, ReadMeasured(text, plan));
+    measured.push_back(std::move(load));
+  }
+  std::fputs((flags.json ? PlanJson : PlanTable)(input, plan, measured).c_str(), stdout);
+  DT_RETURN_IF_ERROR(WritePlanReport(flags, input, plan, measured));
   if (!plan.best.has_value() && flags.layouts.empty()) return FailedPrecondition(NoLayoutText(input, plan));
   return absl::OkStatus();
 }

@@ -40,6 +40,8 @@ struct PlanFlags {
   int max_num_batched_tokens = 512;
   double memory_share = 0.9;
   bool json = false;
+  std::vector<std::string> measured;  // LAYOUT=RESULT.json
+  std::string report;                 // a file; empty: none
 };
 
 void AddPlanFlags(CLI::App& command, PlanFlags& flags);

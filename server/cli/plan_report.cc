@@ -20,20 +20,9 @@ using plan::Plan;
 using plan::PlanInput;
 using scheduler::PlacementPolicy;
 
-constexpr const char* kLimits[] = {"devices of one kind are alike, and their profiles hold under this load",
-                                   "prefixes that prompts share, HTTP and tokenising take nothing and save nothing",
-                                   "a whole layout of several devices is as many servers, to which requests go in turn",
-                                   "links are as fast for all workers at a time as for one"};
-
 const char* NameOf(PlacementPolicy placement) {
   static constexpr const char* kNames[] = {"request", "heads", "tokens", "mixed"};
   return kNames[static_cast<size_t>(placement)];
-}
-
-std::vector<std::pair<const char*, double>> PartsOf(const plan::StepParts& parts) {
-  return {{"weights", parts.weights_s}, {"arithmetic", parts.arithmetic_s},
-          {"prompts", parts.prompts_s}, {"kv_reads", parts.attention_s},
-          {"link", parts.link_s},       {"overhead", parts.overhead_s}};
 }
 
 std::string Range(const std::optional<double>& low, const std::optional<double>& high) {
@@ -103,15 +92,6 @@ double TokensOf(const PlanInput& input, int64_t plan::SimulatedRequest::*field) 
   return sum;
 }
 
-std::string LoadText(const PlanInput& input) {
-  const double count = static_cast<double>(input.requests.size());
-  const double span = input.requests.back().at_s;
-  return absl::StrFormat("%d requests of %.0f and %.0f tokens on average, %s", input.requests.size(),
-                         TokensOf(input, &plan::SimulatedRequest::input) / count,
-                         TokensOf(input, &plan::SimulatedRequest::output) / count,
-                         span > 0 ? absl::StrFormat("%.3g a second", count / span) : "all at once");
-}
-
 Json PercentilesJson(const Outcome::Percentiles& p) {
   return {{"mean", 1e3 * p.mean}, {"p50", 1e3 * p.p50}, {"p90", 1e3 * p.p90}, {"p99", 1e3 * p.p99}};
 }
@@ -159,7 +139,33 @@ Json LayoutJson(const LayoutPlan& one) {
   return json;
 }
 
+Json MeasuredJson(const std::vector<MeasuredLoad>& loads) {
+  Json all = Json::array();
+  for (const MeasuredLoad& load : loads) {
+    Json values = Json::object();
+    for (const MeasuredLoad::Value& value : load.values)
+      values[value.name] = {{"measured_ms", value.measured_ms}, {"predicted_ms", value.predicted_ms}};
+    all.push_back({{"layout", load.layout}, {"result", load.file}, {"values", std::move(values)}});
+  }
+  return all;
+}
+
 }  // namespace
+
+std::vector<std::pair<const char*, double>> PartsOf(const plan::StepParts& parts) {
+  return {{"weights", parts.weights_s}, {"arithmetic", parts.arithmetic_s},
+          {"prompts", parts.prompts_s}, {"kv_reads", parts.attention_s},
+          {"link", parts.link_s},       {"overhead", parts.overhead_s}};
+}
+
+std::string LoadText(const PlanInput& input) {
+  const double count = static_cast<double>(input.requests.size());
+  const double span = input.requests.back().at_s;
+  return absl::StrFormat("%d requests of %.0f and %.0f tokens on average, %s", input.requests.size(),
+                         TokensOf(input, &plan::SimulatedRequest::input) / count,
+                         TokensOf(input, &plan::SimulatedRequest::output) / count,
+                         span > 0 ? absl::StrFormat("%.3g a second", count / span) : "all at once");
+}
 
 std::string SloText(const plan::Slo& slo) {
   std::vector<std::string> limits;
@@ -173,7 +179,7 @@ std::string SloText(const plan::Slo& slo) {
   return absl::StrFormat("%g %% of requests with %s", 100 * slo.share, absl::StrJoin(limits, ", "));
 }
 
-std::string PlanTable(const PlanInput& input, const Plan& plan) {
+std::string PlanTable(const PlanInput& input, const Plan& plan, const std::vector<MeasuredLoad>& measured) {
   std::string text = absl::StrCat(input.work.name, ": ", LoadText(input), "\nSLO: ", SloText(input.slo), "\n");
   for (const plan::PlanDevice& device : input.devices)
     absl::StrAppendFormat(&text, "%s: profile of %s, %d threads, taken under a load of %.1f\n", device.profile.name,
@@ -191,12 +197,13 @@ std::string PlanTable(const PlanInput& input, const Plan& plan) {
   for (const auto& best : {plan.best_whole, plan.best_split})
     if (best.has_value()) text += Details(input, plan.tried[*best]);
   text += BreakEvenText(input, plan);
+  text += MeasuredText(measured);
   text += "not in these predictions:\n";
-  for (const char* limit : kLimits) absl::StrAppend(&text, "  ", limit, "\n");
+  for (const char* limit : kNotPredicted) absl::StrAppend(&text, "  ", limit, "\n");
   return text;
 }
 
-std::string PlanJson(const PlanInput& input, const Plan& plan) {
+std::string PlanJson(const PlanInput& input, const Plan& plan, const std::vector<MeasuredLoad>& measured) {
   Json json = {{"model", input.work.name},       {"requests", input.requests.size()},
                {"slo", SloText(input.slo)},      {"prices", input.catalogue.name},
                {"dated", input.catalogue.dated}, {"utilization", input.utilization}};
@@ -222,7 +229,8 @@ std::string PlanJson(const PlanInput& input, const Plan& plan) {
                           {"price_ratio_high", plan.break_even->ratio_high},
                           {"ratio_of_prices_low", plan.break_even->prices_low},
                           {"ratio_of_prices_high", plan.break_even->prices_high}};
-  json["not_predicted"] = kLimits;
+  if (!measured.empty()) json["measured"] = MeasuredJson(measured);
+  json["not_predicted"] = kNotPredicted;
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

@@ -3,6 +3,7 @@
 
 #include "loadgen/event_stream.h"
 #include "loadgen/openai.h"
+#include "loadgen/server_times.h"
 
 namespace dovetail::loadgen {
 namespace {
@@ -57,6 +58,38 @@ TEST(Answers, UsageMayComeWithTheLastChunkOfChoices) {
   EXPECT_EQ(reader.record().output_len, 8);
   EXPECT_EQ(reader.record().input_len, 5);
   EXPECT_DOUBLE_EQ(reader.record().ttft_s, 0.5);
+}
+
+TEST(ServersTimes, AreSummedOverEnginesAndTakenSinceTheLastLook) {
+  const auto page = [](double queue, int count) {
+    return absl::StrCat("# TYPE vllm:request_queue_time_seconds histogram\n",
+                        "vllm:request_queue_time_seconds_bucket{engine=\"0\",le=\"1\"} 99\n",
+                        "vllm:request_queue_time_seconds_sum{engine=\"0\",model_name=\"a } 7\"} ", queue, "\n",
+                        "vllm:request_queue_time_seconds_sum{engine=\"1\"} 0.5 1700000000\n",
+                        "vllm:request_queue_time_seconds_sum_of_another{engine=\"1\"} 50\n",
+                        "vllm:request_prefill_time_seconds_sum 2\nvllm:request_decode_time_seconds_sum 3e0\n",
+                        "vllm:request_decode_time_seconds_count ", count, "\n");
+  };
+  const auto before = ParseServerTimes(page(1, 4)), after = ParseServerTimes(page(1.25, 9));
+  ASSERT_TRUE(before.ok()) << before.status();
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_DOUBLE_EQ(before->queue_s, 1.5);
+  EXPECT_EQ(before->requests, 4);
+  const auto between = after->Since(*before);
+  ASSERT_TRUE(between.ok()) << between.status();
+  EXPECT_DOUBLE_EQ(between->queue_s, 0.25);
+  EXPECT_DOUBLE_EQ(between->decode_s, 0);
+  EXPECT_EQ(between->requests, 5);
+  EXPECT_THAT(std::string(before->Since(*after).status().message()), HasSubstr("counted from 0 again"));
+}
+
+TEST(ServersTimes, OfAServerWithoutThemAreAnErrorThatNamesTheHistogram) {
+  for (const char* text :
+       {"", "<html>", "vllm:request_queue_time_seconds_sum", "vllm:request_queue_time_seconds_sum NaN",
+        "vllm:request_queue_time_seconds_sum{engine=\"0\" 1"})
+    EXPECT_THAT(std::string(ParseServerTimes(text).status().message()),
+                HasSubstr("/metrics: has no vllm:request_queue_time_seconds_sum"))
+        << text;
 }
 
 }  // namespace

@@ -79,6 +79,29 @@ TEST(BreakEven, IsNotPositiveWhereTheSplitMakesTooFewTokens) {
               -0.2625, 1e-4);
 }
 
+TEST(RelativeCosts, AreWhatTheSplitCostsAtEachRatioAndOneAtTheBreakEven) {
+  const Layout whole = Of("whole", "compute.h100:4"), split = Of("split", "compute.h100:2,attention.h20:4,host.host:1");
+  const Throughput of_whole{0, 1000, {}}, of_split{0, 900, {}};
+  const auto line = RelativeCostOf(whole, of_whole, split, of_split, Prices(), PriceOf::kLow);
+  ASSERT_TRUE(line.ok()) << line.status();
+  for (const double ratio : {0.0, 0.42, 1.5}) {
+    Catalogue at = Prices();
+    at.Override("h20", ratio * 11.06);
+    EXPECT_NEAR(line->At(ratio),
+                *CostOf(split, of_split, at, PriceOf::kLow, 1)->output_usd /
+                    *CostOf(whole, of_whole, at, PriceOf::kLow, 1)->output_usd,
+                1e-9)
+        << ratio;
+  }
+  EXPECT_NEAR(line->BreakEven(), *BreakEvenRatio(whole, of_whole, split, of_split, Prices(), PriceOf::kLow), 1e-12);
+  Catalogue free = Prices();
+  free.Override("h20", 0);
+  EXPECT_THAT(std::string(RelativeCostOf(Of("gift", "compute.h20:1"), of_whole, split, of_split, free, PriceOf::kLow)
+                              .status()
+                              .message()),
+              HasSubstr("gift: its machines cost nothing"));
+}
+
 TEST(BreakEven, ComparesAWholeLayoutWithASplitOne) {
   const Layout whole = Of("whole", "compute.h100:1"), split = Of("split", "compute.h100:1,attention.h20:1");
   EXPECT_THAT(

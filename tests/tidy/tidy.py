@@ -48,13 +48,14 @@ ALLOWED = {
     'http_client': ['base'],
     'loadgen': ['base', 'http_client', 'model'],
     'plan': ['base', 'proto', 'requests', 'scheduler/core', 'scheduler/simulation'],
+    'report': ['base'],
     'tracing': ['base', 'http_client'],
     'server/http': ['base', 'engine', 'requests', 'server', 'server/metrics', 'server/openai', 'server/work'],
     'server/metrics': ['base', 'engine', 'requests', 'scheduler/core'],
     'server/openai': ['base', 'grammar', 'model', 'proto', 'requests'],
     'server/work': ['base', 'engine'],
     'server': ['attention_worker', 'base', 'compute_worker', 'control', 'engine', 'grammar', 'http_client',
-               'kernels', 'loadgen', 'model', 'plan', 'proto', 'proto/control', 'requests', 'scheduler', 'scheduler/core', 'server/http',
+               'kernels', 'loadgen', 'model', 'plan', 'proto', 'proto/control', 'report', 'requests', 'scheduler', 'scheduler/core', 'server/http',
                'server/metrics', 'server/openai', 'server/work', 'tracing', 'transport/ucx'],
 }
 

@@ -1,0 +1,22 @@
+#pragma once
+#include <string>
+
+#include "base/status.h"
+#include "report/figure.h"
+
+// --report of the commands that measure and predict.
+
+namespace dovetail::cli {
+
+inline constexpr const char* kReportHelp =
+    "Also write a report to look at: one HTML file with pictures and their numbers, which loads nothing from elsewhere";
+
+// Before the work begins, so that it is not done in vain: whether `path` can be written. What is there stays as it is.
+// kInvalidArgument names --report and the path. An empty path is no report, and fine.
+absl::Status CheckReportPath(const std::string& path);
+
+// Writes the report, if `path` is not empty, with the day at its end, and says so on
+// standard error. kUnavailable names the path.
+absl::Status WriteReport(report::Report report, const std::string& path);
+
+}  // namespace dovetail::cli
